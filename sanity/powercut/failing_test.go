@@ -140,11 +140,18 @@ func (p *placement) unstageTwice(ctx context.Context) error {
 }
 
 func TestAFlushThatFailsWhenAVolumeIsUnstagedIsHeard(t *testing.T) {
-	p := proof.New(t, "failing-flush")
-	for i, access := range append([]string{raw}, filesystems...) {
+	isHeard(t, "failing-flush", 300, append([]string{raw}, filesystems...), flushFails)
+}
+
+// isHeard lets something fail on disks of several access types, and demands that a caller hears it.
+func isHeard(t *testing.T, name string, stream uint64, accesses []string,
+	fails func(context.Context, *bench, string, *rand.Rand) (wrong, err error)) {
+	t.Helper()
+	p := proof.New(t, name)
+	for i, access := range accesses {
 		t.Run(access, func(t *testing.T) {
-			r := rand.New(rand.NewPCG(p.Seed, uint64(300+i)))
-			wrong, err := flushFails(t.Context(), startBench(t), access, r)
+			r := rand.New(rand.NewPCG(p.Seed, stream+uint64(i)))
+			wrong, err := fails(t.Context(), startBench(t), access, r)
 			if err := errors.Join(wrong, err); err != nil {
 				t.Error(err)
 			}
@@ -187,16 +194,7 @@ func flushFails(ctx context.Context, b *bench, access string, r *rand.Rand) (wro
 }
 
 func TestAJournalThatFailsBeforeAVolumeIsUnstagedIsHeardOf(t *testing.T) {
-	p := proof.New(t, "failing-journal")
-	for i, access := range []string{ext3, ext4} {
-		t.Run(access, func(t *testing.T) {
-			r := rand.New(rand.NewPCG(p.Seed, uint64(400+i)))
-			wrong, err := journalFails(t.Context(), startBench(t), access, r)
-			if err := errors.Join(wrong, err); err != nil {
-				t.Error(err)
-			}
-		})
-	}
+	isHeard(t, "failing-journal", 400, []string{ext3, ext4}, journalFails)
 }
 
 // failJournal is journalFails for an ext4.

@@ -258,6 +258,7 @@ func repair(ctx context.Context, b *bench, life *recording, r *rand.Rand) (*reco
 }
 
 // cutAt is an image of a recording that fits, and that the driver takes: some are refused rightly.
+// One of which something is wrong is kept.
 func cutAt(ctx context.Context, b *bench, of *recording, r *rand.Rand,
 	fits func(image) bool) (image, error) {
 	s, err := newSampler(of, r)
@@ -269,8 +270,14 @@ func cutAt(ctx context.Context, b *bench, of *recording, r *rand.Rand,
 			if !fits(m) {
 				continue
 			}
-			if v, err := b.checkOnce(ctx, m); err != nil || v.converged {
-				return m, err
+			v, err := b.check(ctx, m)
+			if err := errors.Join(err, v.wrong); err != nil {
+				path := filepath.Join(filepath.Dir(b.dir), "image-of-"+filepath.Base(b.dir))
+				return m, errors.Join(fmt.Errorf("%s: %w; the image is %s", m.name, err, path),
+					m.content().Save(path))
+			}
+			if v.converged {
+				return m, nil
 			}
 		}
 	}
