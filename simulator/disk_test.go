@@ -1,6 +1,7 @@
 package simulator
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -270,4 +271,30 @@ func TestAnImportedDiskWaitsForItsBlocks(t *testing.T) {
 	if got := r.state("d"); d.State.State() != "creating" || got != "import_ready" {
 		t.Errorf("got %q and then %q", d.State.State(), got)
 	}
+}
+
+func TestA70ADescriptionFitsIntoTheRacksDatabase(t *testing.T) {
+	r := newRack(t, engine.Config{})
+	create := func(name string, characters int) error {
+		_, err := r.DiskCreate(t.Context(), oxide.DiskCreateParams{Project: "default",
+			Body: &oxide.DiskCreate{Name: oxide.Name(name), Size: 1 << 30,
+				Description: strings.Repeat("é", characters), DiskBackend: oxide.DiskBackend{
+					Value: &oxide.DiskBackendDistributed{DiskSource: oxide.DiskSource{
+						Value: &oxide.DiskSourceBlank{BlockSize: 512}}}}}})
+		return err
+	}
+	if err := create("long", 512); err != nil {
+		t.Error(err)
+	}
+	refusedAs(500, "Internal", "Internal Server Error").check(t, create("longer", 513))
+	take := func(name string, characters int) error {
+		_, err := r.SnapshotCreate(t.Context(), oxide.SnapshotCreateParams{Project: "default",
+			Body: &oxide.SnapshotCreate{Name: oxide.Name(name), Disk: "long",
+				Description: strings.Repeat("é", characters)}})
+		return err
+	}
+	if err := take("long", 512); err != nil {
+		t.Error(err)
+	}
+	refusedAs(500, "Internal", "Internal Server Error").check(t, take("longer", 513))
 }

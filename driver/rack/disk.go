@@ -86,13 +86,26 @@ func ProjectError(ctx context.Context, err error) error {
 	return Error(ctx, "read project", err)
 }
 
+// DiskTag returns a disk's ownership tag. ok is false if the disk has none, or has another name
+// than the one that the tag stands for. What the tag says of the disk holds whoever's cluster it
+// is.
+func DiskTag(d *oxide.Disk) (tag volume.Tag, ok bool) {
+	tag, ok = volume.ParseTag(d.Description)
+	// A delete that the rack gave up leaves the disk faulted, with the name "deleted-<id>".
+	return tag, ok && (tag.Names(string(d.Name)) || HalfDeleted(d))
+}
+
+// SnapshotTag is like DiskTag, for a snapshot.
+func SnapshotTag(s *oxide.Snapshot) (tag volume.Tag, ok bool) {
+	tag, ok = volume.ParseTag(s.Description)
+	return tag, ok && tag.Names(string(s.Name))
+}
+
 // ForeignDisk returns why a disk is not one that this driver made for this cluster, or "" if it is.
 // The text continues "the disk …".
 func ForeignDisk(d *oxide.Disk, cluster string) string {
-	return foreign(d.Description, cluster, func(m volume.Tag) bool {
-		// A delete that the rack gave up leaves the disk faulted, with the name "deleted-<id>".
-		return string(d.Name) == volume.DiskName(m.Cluster, m.Name) || HalfDeleted(d)
-	})
+	tag, ok := DiskTag(d)
+	return foreign(tag, ok, cluster)
 }
 
 // HalfDeleted reports whether the rack began to delete the disk and gave up.
@@ -103,23 +116,21 @@ func HalfDeleted(d *oxide.Disk) bool {
 
 // ForeignSnapshot is like ForeignDisk, for a snapshot.
 func ForeignSnapshot(s *oxide.Snapshot, cluster string) string {
-	return foreign(s.Description, cluster, func(m volume.Tag) bool {
-		return string(s.Name) == volume.SnapshotName(m.Cluster, m.Name)
-	})
+	tag, ok := SnapshotTag(s)
+	return foreign(tag, ok, cluster)
 }
 
-// foreign compares an object with its ownership tag. The name has to be the one that the tag stands
-// for, because somebody may copy a description to a disk of their own.
-func foreign(description, cluster string, named func(volume.Tag) bool) string {
-	m, marked := volume.ParseTag(description)
+// foreign compares the tag of an object with the cluster. valid reports whether the tag stands for
+// the object's name.
+func foreign(tag volume.Tag, valid bool, cluster string) string {
 	switch {
-	case !marked:
+	case tag.Name == "":
 		return "has no ownership tag of this driver"
-	case m.Cluster != cluster:
+	case tag.Cluster != cluster:
 		return fmt.Sprintf("has the ownership tag of the cluster %.80q, and OXIDE_CLUSTER_ID is %q "+
-			"here: if it was changed, set it back", m.Cluster, cluster)
-	case !named(m):
-		return fmt.Sprintf("has the ownership tag of %.80q, but another name", m.Name)
+			"here: if it was changed, set it back", tag.Cluster, cluster)
+	case !valid:
+		return fmt.Sprintf("has the ownership tag of %.80q, but another name", tag.Name)
 	}
 	return ""
 }
@@ -171,7 +182,7 @@ func (c *Client) InstanceDisks(ctx context.Context, instance oxide.NameOrId) ([]
 		case err != nil:
 			return nil, "", Error(ctx, doing, err)
 		}
-		return page.Items, page.NextPage, nil
+		return page.Items, wholeInOne(len(page.Items), page.NextPage), nil
 	}, func(disk *oxide.Disk) (enough bool) {
 		disks = append(disks, *disk)
 		inside = ValidateDisk(doing, disk)

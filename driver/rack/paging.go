@@ -153,6 +153,22 @@ func eachObject[T any](fetch func(token string) (items []T, next string, err err
 	}
 }
 
+// leastPageSize is less than or equal to every limit that a rack puts on its pages: it allows 10000
+// objects, and sends 100 if the request names no limit (dropshot, server.rs: page_max_nitems,
+// page_default_nitems).
+const leastPageSize = 100
+
+// wholeInOne returns the token of the next page, or "" if the page is the last one because it is
+// shorter than its limit. That is so for a list that the rack reads with one query and does not
+// filter afterwards, as the disks of an instance (omicron, datastore/disk.rs: instance_list_disks).
+// It names a next page after every object nevertheless (dropshot, pagination.rs: ResultsPage::new).
+func wholeInOne(objects int, next string) string {
+	if 0 < objects && objects < leastPageSize {
+		return ""
+	}
+	return next
+}
+
 // maxEmptyPages is how many pages in a row may be empty without being the last.
 const maxEmptyPages = 10
 

@@ -3,12 +3,17 @@ package volume
 import (
 	"encoding/json"
 	"strings"
+	"unicode/utf8"
 )
 
 // Tag is the ownership tag, which the driver writes into the description of every disk and snapshot
 // that it makes: the CO's name, of which the rack's name is only a hash, and what later calls need.
 type Tag struct {
-	Name        string `json:"name"`
+	// Name is the CO's name. If the description would be too long, Name is only its beginning.
+	Name string `json:"name"`
+	// RackName is the name of the object on the rack, which is the hash of the whole name. It is set
+	// if Name is only a beginning.
+	RackName    string `json:"rackName,omitempty"`
 	Cluster     string `json:"cluster,omitempty"`
 	MkfsOptions string `json:"mkfsOptions,omitempty"`
 	// BlockSize is the requested block size of a disk that inherits it. A disk that inherited another
@@ -29,13 +34,38 @@ type Tag struct {
 	FilesystemUUID string `json:"filesystemUUID,omitempty"`
 }
 
-// Description returns the description of an object with the tag.
+// MaxDescriptionBytes is the longest description of an object. The rack stores 512 characters
+// (omicron, schema/crdb/dbinit.sql: description STRING(512)), and answers 500 to a longer one every
+// time it is asked.
+const MaxDescriptionBytes = 512
+
+// Description returns the description of an object with the tag. It has at most MaxDescriptionBytes
+// for every legal request: the end of the name is left out first, and nothing else has to be,
+// because all other fields are limited to 403 bytes together.
 func (t Tag) Description() string {
-	text, err := json.Marshal(t)
-	if err != nil {
+	text := t.encode()
+	if len(text) > MaxDescriptionBytes && t.RackName == "" {
+		t.RackName = t.objectName()
+		for text = t.encode(); len(text) > MaxDescriptionBytes; text = t.encode() {
+			_, last := utf8.DecodeLastRuneInString(t.Name)
+			if last == len(t.Name) {
+				break // of no legal request
+			}
+			t.Name = t.Name[:len(t.Name)-last]
+		}
+	}
+	return text
+}
+
+func (t Tag) encode() string {
+	var text strings.Builder
+	text.WriteString(DriverName + " ")
+	encoder := json.NewEncoder(&text)
+	encoder.SetEscapeHTML(false) // which makes six bytes of each of <>&
+	if err := encoder.Encode(t); err != nil {
 		panic(err) // cannot fail: strings and numbers
 	}
-	return DriverName + " " + string(text)
+	return strings.TrimSuffix(text.String(), "\n")
 }
 
 // ParseTag parses a description; ok is false for an object that the driver did not make.
@@ -45,4 +75,23 @@ func ParseTag(description string) (t Tag, ok bool) {
 		return Tag{}, false
 	}
 	return t, true
+}
+
+// IsOf reports whether the tag is that of the object that the CO of a cluster calls csiName.
+func (t Tag) IsOf(cluster, csiName string) bool {
+	return t.Cluster == cluster && t.objectName() == ownName(cluster, csiName)
+}
+
+// Names reports whether the tag stands for an object of that name. The name is compared because
+// somebody may copy a description to an object of their own. The first versions of the driver did
+// not hash the cluster's id, so the objects that they made have another name.
+func (t Tag) Names(rackName string) bool {
+	return rackName == t.objectName() || t.RackName == "" && rackName == hashedName(t.Name)
+}
+
+func (t Tag) objectName() string {
+	if t.RackName != "" {
+		return t.RackName
+	}
+	return ownName(t.Cluster, t.Name)
 }

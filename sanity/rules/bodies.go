@@ -3,6 +3,7 @@ package rules
 import (
 	"fmt"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 )
@@ -46,6 +47,17 @@ var bodyRules = []Rule{
 		Source: "read: dropshot/src/extractor/body.rs",
 		Calls:  []string{"disk_create"},
 		Check:  checkBodyLimits,
+	},
+	{
+		ID: "A70",
+		Says: "A description of a disk or snapshot has at most 512 characters; a longer one is 500, " +
+			"every time",
+		Why: "The driver's ownership tag is a description. It would take the error for the rack's, and " +
+			"repeat the call for ever.",
+		Source: "read: schema/crdb/dbinit.sql (description STRING(512)), " +
+			"nexus/db-errors/src/transaction_error.rs",
+		Calls: []string{"disk_create", "snapshot_create"},
+		Check: checkDescriptions,
 	},
 	{
 		ID: "A14",
@@ -154,6 +166,23 @@ func checkBodyLimits(c *Check) {
 		c.Errorf("a body that says it is a form: expected a refusal of its content type; found %q",
 			a.Refused().Message)
 	}
+}
+
+func checkDescriptions(c *Check) {
+	usual := c.Description
+	defer func() { c.Description = usual }()
+	longest := usual + strings.Repeat("é", 512-utf8.RuneCountInString(usual))
+	c.Description = longest
+	disk := c.Disk()
+	Equal(c, "the description of a disk, of 512 characters", disk.Description, longest)
+	snapshot := Must[*oxide.Snapshot](c, "take a snapshot with a description of 512 characters")(
+		c.Snapshot(disk.Id))
+	Equal(c, "the description of a snapshot, of 512 characters", snapshot.Description, longest)
+	c.Description = longest + "é"
+	_, err := c.CreateDisk(c.Blank())
+	c.Refuses("create a disk with a description of 513 characters", err, internalError)
+	_, err = c.Snapshot(disk.Id)
+	c.Refuses("take a snapshot with a description of 513 characters", err, internalError)
 }
 
 func checkOrderOfReading(c *Check) {

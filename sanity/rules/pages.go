@@ -29,12 +29,14 @@ var pageRules = []Rule{
 	{
 		ID: "A10",
 		Says: "`next_page` is set on every page that is not empty, the last one too; the empty " +
-			"page has null",
+			"page has null; an instance's disks fill a page up to its limit",
 		Why: "The driver and Oxide's client read on until there is no next page, and end there; a " +
-			"list that seemed to end early would be of volumes that are lost.",
-		Source: "read: dropshot ResultsPage::new",
-		Calls:  []string{"instance_disk_list", "instance_disk_attach"},
-		Check:  checkLastPage,
+			"list that seemed to end early would be of volumes that are lost. Of an instance's disks " +
+			"the driver reads no page after one with less than 100, the smallest limit of a rack.",
+		Source: "read: dropshot ResultsPage::new, server.rs (page_max_nitems 10000); omicron " +
+			"nexus/db-queries/src/db/datastore/disk.rs (instance_list_disks: one query with the limit)",
+		Calls: []string{"instance_disk_list", "instance_disk_attach"},
+		Check: checkLastPage,
 	},
 	{
 		ID: "A62",
@@ -166,6 +168,10 @@ func checkLastPage(c *Check) {
 	}
 	c.checkEmptyPage("the page after the last object",
 		path+"?page_token="+url.QueryEscape(*last.NextPage))
+	_, err = c.Attach(c.Disk().Id, instance.Id)
+	c.must("attach a second disk", err)
+	Equal(c, "the disks on a page for more than there are",
+		len(c.page("a list of two disks", path+"?limit=100").Items), 2)
 }
 
 func (c *Check) checkEmptyPage(what, path string) {

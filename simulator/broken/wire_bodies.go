@@ -62,6 +62,26 @@ var wireBodies = []Mutation{
 		Before: func(x *Exchange) { x.Request.Header.Set("Content-Type", "application/json") },
 	},
 	{
+		Name: "A70-cuts", Rule: "A70", Says: "a description is cut after 512 characters",
+		Before: func(x *Exchange) {
+			body := x.Sent()
+			text, _ := body["description"].(string)
+			if letters := []rune(text); x.Is("disk_create", "snapshot_create") && len(letters) > 512 {
+				body["description"] = string(letters[:512])
+				x.Send(body)
+			}
+		},
+	},
+	{
+		Name: "A70-bytes", Rule: "A70", Says: "a description has at most 512 bytes",
+		Before: func(x *Exchange) {
+			text, _ := x.Sent()["description"].(string)
+			if x.Is("disk_create", "snapshot_create") && len(text) > 512 {
+				x.Refuse(500, "Internal", "Internal Server Error")
+			}
+		},
+	},
+	{
 		Name: "A14-token-first", Rule: "A14", Says: "the token is checked before anything is read",
 		Before: func(x *Exchange) {
 			if x.Operation != "ping" && x.Request.Header.Get("Authorization") == "" {

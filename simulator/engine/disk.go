@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"unicode/utf8"
 
 	"github.com/google/uuid"
 
@@ -235,6 +236,9 @@ func checkDiskSize(d *store.Disk) error {
 // insert charges the quota before it looks at the name, so the error of an exhausted quota hides
 // that of a taken name (A28).
 func (s Disks) insert(tx *store.Tx, d store.Disk) error {
+	if err := checkDescription(d.Description); err != nil {
+		return err
+	}
 	if err := s.chargeStorage(tx, d.Size); err != nil {
 		return err
 	}
@@ -242,6 +246,14 @@ func (s Disks) insert(tx *store.Tx, d store.Disk) error {
 		return alreadyExists("disk", d.Name)
 	}
 	return tx.PutDisk(d)
+}
+
+// checkDescription fails for a description that does not fit into the rack's database (A70).
+func checkDescription(description string) error {
+	if utf8.RuneCountInString(description) > 512 {
+		return errInternal
+	}
+	return nil
 }
 
 // chargeStorage charges the silo's quota (A29).

@@ -94,6 +94,9 @@ func (s Snapshots) insert(record store.SnapshotRecord) error {
 		if err != nil {
 			return err
 		}
+		if err := checkDescription(record.Description); err != nil {
+			return err
+		}
 		if store.Snapshots.Taken(tx, record.ProjectID, record.Name) {
 			return alreadyExists("snapshot", record.Name)
 		}

@@ -62,7 +62,8 @@ func leaveMountsOfOthers() error {
 		return fmt.Errorf("leave the mounts of other tests: %w", err)
 	}
 	for _, m := range mounts {
-		if strings.HasPrefix(m.Source, "/dev/loop") || strings.Contains(m.Source, "/dev/nvme") {
+		if strings.HasPrefix(m.Source, "/dev/loop") || strings.Contains(m.Source, "/dev/nvme") ||
+			strings.HasPrefix(m.Source, "/proc/self/fd/") {
 			// Another one may have covered it, or taken it along.
 			_ = unix.Unmount(m.Mountpoint, unix.MNT_DETACH)
 		}
