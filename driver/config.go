@@ -54,6 +54,7 @@ type Config struct {
 	InstanceMetadataFile string
 	MaxDisks             int
 	DeviceTimeout        time.Duration
+	LateLimit            time.Duration
 
 	// Topology lists the locations from which the rack's disks can be reached, best first; a node is
 	// in one.
@@ -111,6 +112,8 @@ var settings = []setting{
 		"boot disk", setMaxDisks},
 	{"device-timeout", "OXIDE_DEVICE_TIMEOUT", "30s", "how long to wait for an attached disk's " +
 		"device (node)", setDeviceTimeout},
+	{"late-limit", "OXIDE_LATE_LIMIT", "1m", "how long the rack may take to attach or detach a disk " +
+		"although it did not answer (controller)", setLateLimit},
 	{"sysfs-root", "OXIDE_SYSFS_ROOT", node.DefaultSysfsRoot, "where sysfs is mounted (node)",
 		text(func(c *Config) *string { return &c.SysfsRoot })},
 	{"dev-root", "OXIDE_DEV_ROOT", node.DefaultDevRoot, "the directory of the device nodes (node)",
@@ -311,9 +314,12 @@ func setMaxDisks(c *Config, value string) (err error) {
 	return nil
 }
 
-func setDeviceTimeout(c *Config, value string) (err error) {
-	c.DeviceTimeout, err = time.ParseDuration(value)
-	if err != nil || c.DeviceTimeout <= 0 || c.DeviceTimeout > time.Hour {
+func setDeviceTimeout(c *Config, value string) error { return setDuration(&c.DeviceTimeout, value) }
+
+func setLateLimit(c *Config, value string) error { return setDuration(&c.LateLimit, value) }
+
+func setDuration(to *time.Duration, value string) (err error) {
+	if *to, err = time.ParseDuration(value); err != nil || *to <= 0 || *to > time.Hour {
 		return errors.New("has to be a duration such as 30s, at most 1h")
 	}
 	return nil

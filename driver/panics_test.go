@@ -99,7 +99,9 @@ func TestEveryGoroutineIsStartedWhereItsPanicIsRecovered(t *testing.T) {
 			case *ast.GoStmt:
 				starts = "a go statement"
 			case *ast.SelectorExpr:
-				if n.Sel.Name == "WaitGroup" || n.Sel.Name == "AfterFunc" {
+				from, _ := n.X.(*ast.Ident)
+				if n.Sel.Name == "WaitGroup" ||
+					n.Sel.Name == "AfterFunc" && (from == nil || from.Name != "async") {
 					starts = n.Sel.Name
 				}
 			case *ast.ImportSpec:

@@ -212,7 +212,8 @@ func (p *plugin) controller() (*controller.Service, error) {
 	p.closes = append(p.closes, closeIdle)
 	return &controller.Service{
 		Rack: client, ClusterID: c.ClusterID, Topology: c.Topology,
-		TopologyInstance: c.TopologyInstance, MaxDisks: c.MaxDisks, Log: p.log,
+		TopologyInstance: c.TopologyInstance, MaxDisks: c.MaxDisks, LateLimit: c.LateLimit,
+		Log: p.log,
 	}, nil
 }
 

@@ -115,3 +115,6 @@ func Linger(ctx context.Context, while time.Duration) (longer context.Context, e
 
 // Detach runs f in a goroutine that nobody waits for. f has to recover its own panics.
 func Detach(f func()) { go f() }
+
+// AfterFunc is like Detach after a while, unless the timer is stopped before.
+func AfterFunc(wait time.Duration, f func()) *time.Timer { return time.AfterFunc(wait, f) }

@@ -77,19 +77,22 @@ func volumeContext(d *oxide.Disk) map[string]string {
 }
 
 // publishContext passes to the node what the rack shows of the disk, and the disk's history from
-// the ownership tag. The tag counts only on a disk that this driver made for this cluster.
-func (c *Service) publishContext(d *oxide.Disk) map[string]string {
+// the ownership tag, whichever cluster's it is. It always has a use: the node shows no disk raw
+// without one. A disk of which no tag tells the use may be used both ways, and as its origin is
+// unknown, no sample of it proves anything.
+func publishContext(d *oxide.Disk) map[string]string {
 	values := map[string]string{
 		volume.CtxDiskName:  string(d.Name),
 		volume.CtxDiskID:    d.Id,
 		volume.CtxBlockSize: strconv.Itoa(int(d.BlockSize)),
 		volume.CtxSizeBytes: strconv.FormatInt(int64(d.Size), 10),
 		volume.CtxReadOnly:  strconv.FormatBool(rack.ReadOnly(d)),
+		volume.CtxUse:       volume.UseBoth,
 	}
-	if rack.ForeignDisk(d, c.ClusterID) != "" {
+	m, ok := rack.DiskTag(d)
+	if !ok {
 		return values
 	}
-	m, _ := volume.ParseTag(d.Description)
 	for key, value := range map[string]string{
 		volume.CtxOrigin: m.Origin, volume.CtxUse: m.Use, volume.CtxFilesystemUUID: expectedUUID(d, m),
 	} {
@@ -103,7 +106,7 @@ func (c *Service) publishContext(d *oxide.Disk) map[string]string {
 	return values
 }
 
-// expectedUUID returns the UUID of the filesystem on a disk that this driver made. It is empty if
+// expectedUUID returns the UUID of the filesystem on a disk with that tag. It is empty if
 // it is unknown: for a disk from an image or a foreign snapshot, or one that workloads write as a
 // device.
 func expectedUUID(d *oxide.Disk, m volume.Tag) string {

@@ -11,15 +11,12 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// useProblem returns why a disk that this driver made does not fit these capabilities, or "". A
-// disk that workloads write as a raw device could later look blank, or like one of the driver's
-// filesystems.
-func (c *Service) useProblem(d *oxide.Disk, wanted ...*csi.VolumeCapability) string {
-	if rack.ForeignDisk(d, c.ClusterID) != "" {
-		return ""
-	}
-	m, _ := volume.ParseTag(d.Description)
-	if use := useOf(wanted); m.Use == "" || m.Use == volume.UseBoth || m.Use == use {
+// useProblem returns why a disk does not fit these capabilities, or "". A disk that workloads write
+// as a raw device could later look blank, or like one of the driver's filesystems. So the use of a
+// disk holds in every cluster: the one that made it formats it by a sample.
+func useProblem(d *oxide.Disk, wanted ...*csi.VolumeCapability) string {
+	m, ok := rack.DiskTag(d)
+	if use := useOf(wanted); !ok || m.Use == "" || m.Use == volume.UseBoth || m.Use == use {
 		return ""
 	}
 	words := map[string]string{volume.UseFilesystem: "filesystems (mount)", volume.UseBlock: "raw " +

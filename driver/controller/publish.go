@@ -26,7 +26,7 @@ func (c *Service) ControllerPublishVolume(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	return &csi.ControllerPublishVolumeResponse{PublishContext: c.publishContext(disk)}, nil
+	return &csi.ControllerPublishVolumeResponse{PublishContext: publishContext(disk)}, nil
 }
 
 // attachment is a parsed ControllerPublishVolume request.
@@ -36,6 +36,9 @@ type attachment struct {
 	ContextID      string // the disk's id in volume_context
 	Capability     *csi.VolumeCapability
 }
+
+// change is the attach that is requested, or the detach that undoes it.
+func (a attachment) change(attach bool) change { return change{a.Disk, a.Instance, attach} }
 
 func attachmentOf(req *csi.ControllerPublishVolumeRequest) (attachment, error) {
 	a := attachment{
@@ -76,11 +79,15 @@ func attachmentOf(req *csi.ControllerPublishVolumeRequest) (attachment, error) {
 // has. A rack refuses that by its rules (A34); one that breaks them would take the disk away from a
 // running workload. What is attached elsewhere between the read and the attach is left to the rack.
 func (c *Service) attachDisk(ctx context.Context, a attachment) (*oxide.Disk, error) {
+	if _, err := c.awaitLate(ctx, a.change(false)); err != nil {
+		return nil, err
+	}
 	before, err := c.neighbours(ctx, a)
 	if own := before.Own; err == nil && own != nil && rack.InstanceOf(own) == string(a.Instance) &&
 		own.State.State() == oxide.DiskStateStateAttached {
 		confirmAttach(ctx, own)
-		return own, c.checkAttached(a, own, before)
+		c.late.seen(a.change(true))
+		return own, a.checkAttached(own, before)
 	}
 	if err != nil && !csierr.IsNotFound(err) {
 		return nil, err
@@ -93,10 +100,10 @@ func (c *Service) attachDisk(ctx context.Context, a attachment) (*oxide.Disk, er
 	case err != nil:
 		return nil, err
 	}
-	if err := c.checkBeforeAttach(a, found, before); err != nil {
+	if err := a.checkBeforeAttach(found, before); err != nil {
 		return nil, err
 	}
-	disk, mine, err := c.requestAttach(ctx, a, before)
+	disk, mine, err := c.requestAttach(ctx, a, before, rack.InstanceOf(found) != "")
 	if err != nil {
 		return nil, err
 	}
@@ -105,7 +112,7 @@ func (c *Service) attachDisk(ctx context.Context, a attachment) (*oxide.Disk, er
 	if err != nil {
 		return nil, err
 	}
-	why := c.checkAttached(a, disk, after)
+	why := a.checkAttached(disk, after)
 	if why != nil && mine && before.Own == nil && rack.InstanceOf(found) == "" {
 		why = c.undoAttach(ctx, a, disk, why)
 	}
@@ -118,11 +125,12 @@ func confirmAttach(ctx context.Context, disk *oxide.Disk) {
 }
 
 // requestAttach attaches the disk and returns it. mine reports whether this request may have
-// attached it.
-func (c *Service) requestAttach(ctx context.Context, a attachment, before neighbours) (
-	disk *oxide.Disk, mine bool, err error) {
+// attached it, and repeated is set if an earlier one has, or is about to.
+func (c *Service) requestAttach(ctx context.Context, a attachment, before neighbours,
+	repeated bool) (disk *oxide.Disk, mine bool, err error) {
 	const doing = "attach disk"
 	change := flight.Begin(ctx, flight.DiskAttached, flight.Fields{})
+	c.late.sent(a.change(true))
 	disk, err = c.Rack.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
 		Instance: a.Instance,
 		Body:     &oxide.DiskPath{Disk: a.Disk},
@@ -132,6 +140,9 @@ func (c *Service) requestAttach(ctx context.Context, a attachment, before neighb
 		settle(change, err, flight.Fields{})
 	} else {
 		err = a.checkAnswer(doing, disk)
+	}
+	if err != nil && !rack.Definite(err) {
+		c.late.lost(a.change(true), c.lateLimit(), repeated)
 	}
 	answered := err == nil
 	switch {
@@ -215,6 +226,8 @@ func (c *Service) resolveAttach(ctx context.Context, a attachment, why error) (*
 		return nil, retryLater(err)
 	case disk.State.State() == oxide.DiskStateStateDetached:
 		return nil, retryLater(why)
+	case rack.InstanceOf(disk) == string(a.Instance):
+		c.late.seen(a.change(true))
 	}
 	return disk, a.stateProblem(disk)
 }

@@ -2,11 +2,13 @@ package controller
 
 import (
 	"fmt"
+	"maps"
 	"net/http"
 	"strings"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
@@ -235,6 +237,38 @@ func TestPublishing(t *testing.T) {
 	}
 }
 
+func TestPublishContextHasTheUseAndTheBirthOfEveryDisk(t *testing.T) {
+	const another, plain = "csi-1234567890abcdef", "db"
+	tagged := func(name string, tag volume.Tag) *oxide.Disk {
+		return &oxide.Disk{Id: racktest.Disk, Name: oxide.Name(name), Size: 10 * volume.GiB,
+			BlockSize: 4096, Description: tag.Description()}
+	}
+	made := volume.Tag{Name: "db", Cluster: "red", Origin: volume.OriginSnapshot,
+		Use: volume.UseFilesystem, SourceBytes: volume.GiB, FilesystemUUID: racktest.Snapshot}
+	for name, c := range map[string]struct {
+		disk *oxide.Disk
+		want map[string]string // beyond what the rack shows
+	}{
+		"another cluster's": {tagged(volume.DiskName("red", "db"), made), map[string]string{
+			"use": "filesystem", "origin": "snapshot", "sourceBytes": "1073741824",
+			"filesystemUUID": racktest.Snapshot}},
+		"one with another disk's tag": {tagged(another, made), map[string]string{"use": "both"}},
+		"one with a tag that tells no use": {tagged(volume.DiskName("red", "db"),
+			volume.Tag{Name: "db", Cluster: "red"}), map[string]string{"use": "both"}},
+		"one without a tag": {&oxide.Disk{Id: racktest.Disk, Name: plain, Size: 10 * volume.GiB,
+			BlockSize: 4096, Description: "mine"}, map[string]string{"use": "both"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			want := map[string]string{"diskName": string(c.disk.Name), "diskId": racktest.Disk,
+				"blockSize": "4096", "sizeBytes": "10737418240", "readOnly": "false"}
+			maps.Copy(want, c.want)
+			if got := publishContext(c.disk); !maps.Equal(got, want) {
+				t.Errorf("got %v, want %v", got, want)
+			}
+		})
+	}
+}
+
 func TestCP12TwoDisksWithOneSerialAreNeverAttachedTogether(t *testing.T) {
 	mine := accepted(attach, racktest.DiskOf(racktest.AttachedHere))
 	for _, s := range []scriptedCall{
@@ -283,12 +317,15 @@ func TestCP12TwoDisksWithOneSerialAreNeverAttachedTogether(t *testing.T) {
 		{"so is a second list without the disk", []racktest.Exchange{
 			alone, free, mine, alone}, codes.Aborted,
 			csierr.DiskBusy, "is not among its disks"},
-		{"the second page of the list counts", []racktest.Exchange{alone, free, mine,
-			racktest.OK(beside, racktest.PageOf("x", racktest.DiskOf(racktest.AttachedHere))),
-			racktest.OK(beside,
-				racktest.PageOf("y",
-					serialTwin)),
-			racktest.OK(beside, racktest.PageOf("")), accepted(detach, racktest.DiskOf("detached"))},
+		{"the second page of the list counts, behind an empty one", []racktest.Exchange{alone, free, mine,
+			racktest.OK(beside, racktest.PageOf("x")),
+			racktest.OK(beside, racktest.PageOf("y", racktest.DiskOf(racktest.AttachedHere), serialTwin)),
+			accepted(detach, racktest.DiskOf("detached"))},
+			codes.FailedPrecondition, csierr.SerialTaken, "-backup"},
+		{"the second page of the list counts, behind a full one", []racktest.Exchange{alone, free, mine,
+			racktest.OK(beside, racktest.PageOf("x", hundred()...)),
+			racktest.OK(beside, racktest.PageOf("y", racktest.DiskOf(racktest.AttachedHere), serialTwin)),
+			accepted(detach, racktest.DiskOf("detached"))},
 			codes.FailedPrecondition, csierr.SerialTaken, "-backup"},
 		{"a context that names another disk", []racktest.Exchange{alone, racktest.OK(racktest.ViewDisk,
 			racktest.DiskOf("detached", racktest.With("name", "csi-0000000000000000")))},
@@ -309,6 +346,15 @@ func TestUseDiffersAVolumeIsPublishedOnlyForItsUse(t *testing.T) {
 			return racktest.DiskOf(state, append(edit, racktest.With("description", m.Description()))...)
 		}
 	}
+	// The same disk after the cluster's id was changed.
+	foreign := func(use string) func(state string) string {
+		m := racktest.OwnTag
+		m.Use, m.Cluster = use, "red"
+		return func(state string) string {
+			return racktest.DiskOf(state, racktest.With("description", m.Description()),
+				racktest.With("name", volume.DiskName("red", m.Name)))
+		}
+	}
 	raw := &csi.VolumeCapability{AccessMode: csitest.Filesystem("").GetAccessMode(),
 		AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}}
 	for _, test := range []struct {
@@ -325,6 +371,12 @@ func TestUseDiffersAVolumeIsPublishedOnlyForItsUse(t *testing.T) {
 		{"one for both as a device", madeFor(volume.UseBoth), raw, true},
 		{"one for both as a filesystem", madeFor(volume.UseBoth), csitest.Filesystem("ext4"), true},
 		{"one whose tag has no use", madeFor(""), raw, true},
+		{"another cluster's filesystem as a device", foreign(volume.UseFilesystem), raw, false},
+		{"another cluster's filesystem as a filesystem", foreign(volume.UseFilesystem),
+			csitest.Filesystem("ext4"), true},
+		{"another cluster's device as a filesystem", foreign(volume.UseBlock),
+			csitest.Filesystem("ext4"), false},
+		{"another cluster's device as a device", foreign(volume.UseBlock), raw, true},
 		{"one whose tag is another disk's", madeFor(volume.UseFilesystem, racktest.With("name",
 			"csi-0000000000000000")), raw, true},
 	} {
@@ -339,8 +391,10 @@ func TestUseDiffersAVolumeIsPublishedOnlyForItsUse(t *testing.T) {
 				}
 				r := publishRequest()
 				r.VolumeCapability = test.capability
-				if strings.Contains(test.disk(racktest.AttachedHere), "csi-0000000000000000") {
-					r.VolumeContext[volume.CtxDiskName] = "csi-0000000000000000"
+				for _, name := range []string{"csi-0000000000000000", volume.DiskName("red", "pvc-1")} {
+					if strings.Contains(test.disk(racktest.AttachedHere), name) {
+						r.VolumeContext[volume.CtxDiskName] = name
+					}
 				}
 				_, err := rackThat(t, lines...).ControllerPublishVolume(t.Context(), r)
 				if test.fits != (err == nil) {
@@ -368,8 +422,8 @@ func TestD2PublishingAStaticVolume(t *testing.T) {
 	}
 	for _, s := range []scriptedCall{
 		{"lists the neighbours first", []racktest.Exchange{
-			racktest.OK(beside, racktest.PageOf("x", besideDisk("boot"))), racktest.OK(beside,
-				racktest.PageOf("")), racktest.OK(racktest.ViewDisk, static("detached")),
+			racktest.OK(beside, racktest.PageOf("x", besideDisk("boot"))),
+			racktest.OK(racktest.ViewDisk, static("detached")),
 			accepted(attach, static(racktest.AttachedHere)), racktest.OK(beside, racktest.PageOf("",
 				static(racktest.AttachedHere)))}, codes.OK, "",
 			""},
@@ -529,4 +583,14 @@ func TestValidating(t *testing.T) {
 		&csi.ValidateVolumeCapabilitiesRequest{VolumeId: racktest.Disk,
 			VolumeCapabilities: []*csi.VolumeCapability{csitest.Filesystem("ext4")}})
 	csitest.Want(t, err, codes.NotFound, csierr.VolumeNotFound)
+}
+
+// hundred returns as many disks of the instance as the shortest page that need not be the last has.
+func hundred() []string {
+	var disks []string
+	for n := range 100 {
+		disks = append(disks, racktest.DiskOf(racktest.AttachedHere,
+			racktest.With("id", racktest.Numbered(n)), racktest.With("name", racktest.Numbered(n))))
+	}
+	return disks
 }

@@ -3,6 +3,7 @@ package controller
 import (
 	"context"
 	"log/slog"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -12,8 +13,8 @@ import (
 )
 
 // Service is CSI's controller service: it creates, attaches, detaches and deletes disks through the
-// rack's API. It keeps no state: several controllers may serve one cluster, and each may be killed
-// at any time. The rack has the only state.
+// rack's API. Several controllers may serve one cluster, and each may be killed at any time: the
+// rack has the state. Only which changes the rack has not answered is kept, see DefaultLateLimit.
 type Service struct {
 	csi.UnimplementedControllerServer
 
@@ -23,7 +24,12 @@ type Service struct {
 	// TopologyInstance is whether nodes report their instance, as volumes that stay there need.
 	TopologyInstance bool
 	MaxDisks         int // the rack's limit per instance; 0 means 12
-	Log              *slog.Logger
+	// LateLimit is how long the rack may take to carry out a change that it did not answer; 0 means
+	// DefaultLateLimit.
+	LateLimit time.Duration
+	Log       *slog.Logger
+
+	late lateChanges
 }
 
 func (c *Service) maxDisks() int {

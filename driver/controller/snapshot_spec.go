@@ -47,11 +47,10 @@ func (c *Service) snapshotSpec(req *csi.CreateSnapshotRequest) (snapshotSpec, er
 func (s snapshotSpec) rackName() string { return volume.SnapshotName(s.Cluster, s.Name) }
 
 // tag returns the snapshot's ownership tag. The UUID of the filesystem is known for a disk that
-// this driver made for this cluster, and with it that of a volume restored from the snapshot.
+// this driver made, and with it that of a volume restored from the snapshot.
 func (s snapshotSpec) tag(source *oxide.Disk) volume.Tag {
 	m := volume.Tag{Name: s.Name, Cluster: s.Cluster}
-	if rack.ForeignDisk(source, s.Cluster) == "" {
-		tag, _ := volume.ParseTag(source.Description)
+	if tag, ok := rack.DiskTag(source); ok {
 		m.FilesystemUUID = expectedUUID(source, tag)
 	}
 	return m
@@ -83,7 +82,7 @@ func (s snapshotSpec) checkAnswer(doing string, got *oxide.Snapshot) error {
 func (s snapshotSpec) difference(got *oxide.Snapshot) string {
 	m, tagged := volume.ParseTag(got.Description)
 	switch {
-	case !tagged || m.Name != s.Name || m.Cluster != s.Cluster:
+	case !tagged || !m.IsOf(s.Cluster, s.Name):
 		return "which was not made for this cluster and name"
 	case got.DiskId != string(s.Disk):
 		return fmt.Sprintf("of the volume %.80s", got.DiskId)

@@ -57,8 +57,8 @@ func (n neighbours) twin(name string) *oxide.Disk {
 
 // checkBeforeAttach refuses an attach that would have to be undone, or of a disk that another
 // instance has.
-func (c *Service) checkBeforeAttach(a attachment, disk *oxide.Disk, before neighbours) error {
-	if err := c.checkAttached(a, disk, before); err != nil {
+func (a attachment) checkBeforeAttach(disk *oxide.Disk, before neighbours) error {
+	if err := a.checkAttached(disk, before); err != nil {
 		return err
 	}
 	if at := rack.InstanceOf(disk); at != "" && at != string(a.Instance) {
@@ -83,11 +83,11 @@ func (c *Service) listAfterAttach(ctx context.Context, a attachment, disk *oxide
 }
 
 // checkDisk compares the request with the disk.
-func (c *Service) checkDisk(a attachment, disk *oxide.Disk) error {
+func (a attachment) checkDisk(disk *oxide.Disk) error {
 	if err := a.checkContext(disk); err != nil {
 		return err
 	}
-	if problem := c.useProblem(disk, a.Capability); problem != "" {
+	if problem := useProblem(disk, a.Capability); problem != "" {
 		return csierr.New(csierr.UseDiffers, "%s", problem)
 	}
 	return nil
@@ -95,8 +95,8 @@ func (c *Service) checkDisk(a attachment, disk *oxide.Disk) error {
 
 // checkAttached returns why a disk must not be attached, or not be used: it is not the one that the
 // request describes, or the guest cannot distinguish it from another one.
-func (c *Service) checkAttached(a attachment, disk *oxide.Disk, n neighbours) error {
-	if err := c.checkDisk(a, disk); err != nil {
+func (a attachment) checkAttached(disk *oxide.Disk, n neighbours) error {
+	if err := a.checkDisk(disk); err != nil {
 		return err
 	}
 	return a.checkTwin(string(disk.Name), n)
@@ -116,7 +116,7 @@ func (a attachment) checkTwin(name string, n neighbours) error {
 // verified to be detached.
 func (c *Service) undoAttach(ctx context.Context, a attachment, disk *oxide.Disk,
 	why error) error {
-	if _, err := c.detachDisk(ctx, a.Disk, a.Instance); err != nil {
+	if _, err := c.detachDisk(ctx, a.Disk, a.Instance, false); err != nil {
 		return csierr.New(csierr.EffectUnknown, "the disk %s, which this call attached to the instance "+
 			"%s, has to be detached again (%s), but may still be attached: %s; repeat the "+
 			"call", disk.Name, a.Instance, csierr.Message(why), csierr.Message(err))

@@ -27,10 +27,18 @@ func (c *Service) ControllerUnpublishVolume(ctx context.Context,
 	if !isDisk || (req.GetNodeId() != "" && !isInstance) {
 		return &csi.ControllerUnpublishVolumeResponse{}, nil
 	}
-	if err := c.lookAndDetach(ctx, disk, instance); err != nil {
-		return nil, err
+	for {
+		if err := c.lookAndDetach(ctx, disk, instance); err != nil {
+			return nil, err
+		}
+		late, err := c.awaitLate(ctx, change{disk, instance, true})
+		if err != nil {
+			return nil, err
+		}
+		if !late {
+			return &csi.ControllerUnpublishVolumeResponse{}, nil
+		}
 	}
-	return &csi.ControllerUnpublishVolumeResponse{}, nil
 }
 
 // lookAndDetach reads the disk and detaches it if the instance has it, or any instance if the id is
@@ -41,15 +49,25 @@ func (c *Service) lookAndDetach(ctx context.Context, id, instance oxide.NameOrId
 	disk, err := c.Rack.Disk(ctx, id)
 	switch {
 	case csierr.IsNotFound(err):
-		return c.Rack.CheckProject(ctx)
+		if err = c.Rack.CheckProject(ctx); err == nil {
+			c.late.gone(id)
+		}
+		return err
 	case err != nil:
 		return err
+	}
+	at := oxide.NameOrId(rack.InstanceOf(disk))
+	c.late.seen(change{id, at, true})
+	if disk.State.State() == oxide.DiskStateStateDetached {
+		c.late.seen(change{id, instance, false})
+	}
+	switch {
 	case instance == "":
 		return c.detachEverywhere(ctx, disk)
-	case rack.InstanceOf(disk) != string(instance):
+	case at != instance:
 		return c.confirmDetached(ctx, disk, instance)
 	}
-	_, err = c.detachDisk(ctx, id, instance)
+	_, err = c.detachDisk(ctx, id, instance, disk.State.State() != oxide.DiskStateStateAttached)
 	return err
 }
 
@@ -57,7 +75,8 @@ func (c *Service) lookAndDetach(ctx context.Context, id, instance oxide.NameOrId
 func (c *Service) detachEverywhere(ctx context.Context, disk *oxide.Disk) error {
 	var err error
 	if at := rack.InstanceOf(disk); at != "" {
-		disk, err = c.detachDisk(ctx, oxide.NameOrId(disk.Id), oxide.NameOrId(at))
+		disk, err = c.detachDisk(ctx, oxide.NameOrId(disk.Id), oxide.NameOrId(at),
+			disk.State.State() != oxide.DiskStateStateAttached)
 	}
 	switch {
 	case disk == nil || err != nil:
@@ -75,16 +94,21 @@ func (c *Service) detachEverywhere(ctx context.Context, disk *oxide.Disk) error 
 
 // detachDisk detaches the disk and verifies that the instance does not have it any more. It returns
 // the disk as it was read last, nil if it is gone.
-func (c *Service) detachDisk(ctx context.Context, id, instance oxide.NameOrId) (*oxide.Disk,
-	error) {
+func (c *Service) detachDisk(ctx context.Context, id, instance oxide.NameOrId, repeated bool) (
+	*oxide.Disk, error) {
 	const doing = "detach disk"
-	change := flight.Begin(ctx, flight.DiskDetached, flight.Fields{Instance: string(instance)})
+	detach := change{id, instance, false}
+	c.late.sent(detach)
+	record := flight.Begin(ctx, flight.DiskDetached, flight.Fields{Instance: string(instance)})
 	disk, err := c.Rack.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
 		Instance: instance,
 		Body:     &oxide.DiskPath{Disk: id},
 	})
 	if err != nil {
-		settle(change, err, flight.Fields{})
+		settle(record, err, flight.Fields{})
+		if !rack.Definite(err) {
+			c.late.lost(detach, c.lateLimit(), repeated)
+		}
 	}
 	switch {
 	case err != nil && (rack.NotFound(err) || rack.Refused(err)):
@@ -111,7 +135,7 @@ func (c *Service) detachDisk(ctx context.Context, id, instance oxide.NameOrId) (
 		return nil, rack.InvalidResponse(doing, "the disk %s is still %s", disk.Name, disk.State.State())
 	}
 	if err = c.checkDetached(ctx, disk, instance); err == nil {
-		change.End(nil, flight.Fields{Disk: string(disk.Name)})
+		record.End(nil, flight.Fields{Disk: string(disk.Name)})
 	}
 	return disk, err
 }

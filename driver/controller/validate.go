@@ -26,7 +26,7 @@ func (c *Service) ValidateVolumeCapabilities(ctx context.Context,
 		return nil, err
 	}
 	if mismatch == "" {
-		mismatch = c.useProblem(disk, req.GetVolumeCapabilities()...)
+		mismatch = useProblem(disk, req.GetVolumeCapabilities()...)
 	}
 	if mismatch == "" {
 		mismatch = diskMismatch(disk, req.GetVolumeContext(), req.GetParameters())

@@ -133,7 +133,7 @@ func useOf(capabilities []*csi.VolumeCapability) string {
 // size other than the requested one. Such a create always fails, so no CO has the disk.
 func (v volumeSpec) neverReturned(d *oxide.Disk) bool {
 	m, tagged := volume.ParseTag(d.Description)
-	return tagged && m.Name == v.Name && m.Cluster == v.Cluster &&
+	return tagged && m.IsOf(v.Cluster, v.Name) &&
 		m.BlockSize != 0 && m.BlockSize != int(d.BlockSize)
 }
 
@@ -187,10 +187,10 @@ func (v volumeSpec) difference(d *oxide.Disk) string {
 	switch {
 	case !tagged:
 		return "was not made by this driver"
-	case m.Name != v.Name:
-		return "belongs to a volume of another name"
 	case m.Cluster != v.Cluster:
 		return "belongs to another cluster"
+	case !m.IsOf(v.Cluster, v.Name):
+		return "belongs to a volume of another name"
 	case m.Use != "" && m.Use != v.Use:
 		return fmt.Sprintf("is for the use %q, not %q", m.Use, v.Use)
 	case !v.Range.Contains(int64(d.Size)):
@@ -216,7 +216,7 @@ type volumeSource struct {
 	floorBytes int64  // 0 for a blank disk
 	projectID  string // empty for an image of the whole silo
 	gone       bool   // the rack does not know it (any more); set with an error
-	// filesystemUUID is the UUID of the filesystem in a snapshot of this cluster, if it is known.
+	// filesystemUUID is the UUID of the filesystem in a snapshot, if it is known.
 	filesystemUUID string
 }
 
@@ -247,8 +247,7 @@ func (c *Service) snapshotSource(ctx context.Context, spec volumeSpec) (volumeSo
 			"call when it is ready", snapshot.Id, snapshot.State)
 	}
 	source := volumeSource{floorBytes: int64(snapshot.Size), projectID: snapshot.ProjectId}
-	if rack.ForeignSnapshot(snapshot, c.ClusterID) == "" {
-		m, _ := volume.ParseTag(snapshot.Description)
+	if m, ok := rack.SnapshotTag(snapshot); ok {
 		source.filesystemUUID = m.FilesystemUUID
 	}
 	want := spec.Parameters.BlockSize
