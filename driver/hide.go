@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"io"
 	"log/slog"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -65,29 +66,43 @@ func (h *hidden) text(text string) string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, word := range h.words {
-		text = without(text, word)
+		text = strings.ReplaceAll(text, word, "***")
+	}
+	for _, word := range h.words {
+		text = without(text, word[:min(len(word), minPrefix)], h.words)
 	}
 	return csierr.WithoutTokens(text)
 }
 
-// without replaces a word, and truncated forms of it.
-func without(text, word string) string {
-	start := word[:min(len(word), minPrefix)]
+// without replaces truncated forms of those words that begin with start: as much as is equal to any
+// of them, a token in one of its encodings, and then what may be the rest in another encoding.
+func without(text, start string, words []string) string {
 	var clean strings.Builder
 	for {
-		before, after, found := strings.Cut(text, start)
+		before, _, found := strings.Cut(text, start)
 		clean.WriteString(before)
 		if !found {
 			return clean.String()
 		}
 		clean.WriteString("***")
-		rest := word[len(start):]
-		for rest != "" && after != "" && rest[0] == after[0] {
-			rest, after = rest[1:], after[1:]
+		after, equal, whole := text[len(before):], 0, false
+		for _, word := range words {
+			n := 0
+			for n < min(len(word), len(after)) && word[n] == after[n] {
+				n++
+			}
+			if n > equal {
+				equal, whole = n, n == len(word)
+			}
 		}
-		text = after
+		if text = after[equal:]; !whole {
+			text = text[len(restOfWord.FindString(text)):]
+		}
 	}
 }
+
+// restOfWord matches up to a space, or a quote that is not escaped.
+var restOfWord = regexp.MustCompile(`^(\\+[!-~]|[!#-\[\]-~])*`)
 
 // attribute redacts the tokens in a log attribute.
 func (h *hidden) attribute(_ []string, a slog.Attr) slog.Attr {

@@ -20,7 +20,8 @@ import (
 func TestB15ATokenOfAnyFormIsRedacted(t *testing.T) {
 	for _, token := range []string{"x", "hunter2", "tweetytweety", "tweetytweety-without-a-prefix",
 		`tweety"tweety\tweety`, "tweety<tweety>&tweety", "tweety***tweety", "a.b+c(d)e[f]$tweety",
-		strings.Repeat("tweety", 600)} {
+		strings.Repeat("tweety", 600), "oxide-token-a/b+tweetytweety==", `oxide-token-a"tweetytweety`,
+		"oxide-token-a<tweetytweety>&x", `oxide-token-\tweetytweety`, "oxide-token-,{tweetytweety}"} {
 		h := &hidden{}
 		h.add(token)
 		asJSON, err := json.Marshal(token)
@@ -29,6 +30,7 @@ func TestB15ATokenOfAnyFormIsRedacted(t *testing.T) {
 		}
 		for _, shown := range []string{token, "Bearer " + token, token + token,
 			fmt.Sprintf("%q", token), string(asJSON), fmt.Sprintf("%.80q", token),
+			fmt.Sprintf("%q", string(asJSON)), fmt.Sprintf("%q", fmt.Sprintf("%q", token)),
 			csierr.Plain("no such project " + token)} {
 			clean := h.text("1: " + shown + " :2")
 			if strings.Contains(clean, token) || strings.Contains(clean, "tweetytweety") ||

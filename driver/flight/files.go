@@ -64,7 +64,7 @@ func (s *files) add(e Entry, always bool) (added bool, err error) {
 	if !e.Seen && e.Outcome != Begun && !always {
 		last = maxBytes
 	}
-	entries, size, err := readLast(f, last)
+	entries, size, err := readLast(f, last, e.Event)
 	if err != nil {
 		return false, err
 	}
@@ -77,7 +77,7 @@ func (s *files) add(e Entry, always bool) (added bool, err error) {
 	}
 	line = append(line, '\n')
 	if size+int64(len(line)) > maxBytes {
-		if entries, _, err = readLast(f, maxBytes); err != nil {
+		if entries, _, err = readLast(f, maxBytes, ""); err != nil {
 			return false, err
 		}
 		return true, replace(path, append(entries[max(0, len(entries)-keepEntries+1):], e))
@@ -198,8 +198,8 @@ func endsLine(f *os.File, size int64) bool {
 }
 
 // readLast reads the entries in the last bytes of a file, without lines that are none, and the
-// file's size.
-func readLast(f *os.File, last int64) (entries []Entry, size int64, err error) {
+// file's size. With an event it may leave out entries of others.
+func readLast(f *os.File, last int64, event Event) (entries []Entry, size int64, err error) {
 	info, err := f.Stat()
 	if err != nil {
 		return nil, 0, err
@@ -207,15 +207,19 @@ func readLast(f *os.File, last int64) (entries []Entry, size int64, err error) {
 	if !info.Mode().IsRegular() {
 		return nil, 0, errors.New("it is not a regular file")
 	}
-	return parse(io.NewSectionReader(f, max(0, info.Size()-last), last)), info.Size(), nil
+	r := io.NewSectionReader(f, max(0, info.Size()-last), last)
+	return parse(r, []byte(event)), info.Size(), nil
 }
 
-func parse(r io.Reader) (entries []Entry) {
+// parse returns the entries whose lines contain the text. Most lines of a long history are of other
+// events, and decoding takes much longer than reading.
+func parse(r io.Reader, text []byte) (entries []Entry) {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, maxBytes)
 	for lines.Scan() {
 		var e Entry
-		if json.Unmarshal(lines.Bytes(), &e) == nil && e.Event != "" && !e.Time.IsZero() {
+		if bytes.Contains(lines.Bytes(), text) && json.Unmarshal(lines.Bytes(), &e) == nil &&
+			e.Event != "" && !e.Time.IsZero() {
 			entries = append(entries, e)
 		}
 	}
@@ -233,6 +237,6 @@ func Read(dir, volumeID string) ([]Entry, error) {
 		return nil, err
 	}
 	defer func() { _ = f.Close() }()
-	entries, _, err := readLast(f, maxBytes)
+	entries, _, err := readLast(f, maxBytes, "")
 	return entries, err
 }
