@@ -47,6 +47,7 @@ func (d Device) Number() string { return fmt.Sprintf("%d:%d", d.Major, d.Minor) 
 // Host finds disks in a sysfs and a device directory, which need not be the kernel's own.
 type Host struct {
 	Sysfs, Dev string
+	Locks      string // the file for the locks of Lock; may be empty
 }
 
 // Find waits, at most for the given time, until exactly one device has the serial and a device

@@ -5,6 +5,8 @@ package blockdev
 import (
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
 	"testing"
@@ -12,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 )
@@ -70,4 +73,38 @@ func openExclusive(path string) error {
 		return err
 	}
 	return f.Close()
+}
+
+func TestADeviceWhoseOpenHangsHoldsUpNoProgramOfOtherCalls(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "fifo")
+	csitest.Must(t, unix.Mkfifo(path, 0o600)) // an open for reading waits for a writer
+	fifo, err := os.OpenFile(path, unix.O_PATH, 0)
+	csitest.Must(t, err)
+	device := &OpenDevice{Device: Device{Path: path}, File: fifo}
+	defer func() { _ = device.Close() }()
+	tried := async.Start(func() (struct{}, error) { return struct{}{}, device.TryExclusive() })
+	release := sync.OnceFunc(func() { // a writer, for as long as the test runs
+		w, err := os.OpenFile(path, os.O_RDWR, 0)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		t.Cleanup(func() { csitest.Must(t, w.Close()) })
+	})
+	defer release()
+	csitest.Await(t, "the open hangs", func() bool {
+		waits, err := filepath.Glob("/proc/self/task/*/wchan")
+		csitest.Must(t, err)
+		return slices.ContainsFunc(waits, func(path string) bool {
+			at, _ := os.ReadFile(path)
+			return string(at) == "wait_for_partner"
+		})
+	})
+	ran := make(chan error, 1)
+	go func() { ran <- exec.Command("true").Run() }()
+	csitest.Await(t, "another call's program has run", func() bool { return len(ran) > 0 })
+	csitest.Must(t, <-ran)
+	release()
+	_, err = tried()
+	csitest.Must(t, err)
 }

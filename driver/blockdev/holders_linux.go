@@ -19,11 +19,17 @@ import (
 type opener struct {
 	PID     int
 	Writing bool
-	Locking bool // it holds, or shares, the flock(2) lock
+	Locking bool // it holds, or shares, a lock of the file
 }
 
-// openers lists the visible processes, other than this one, that have the device's node open.
-func openers(d Device) []opener {
+// isNode reports whether a file is a node of the device.
+func (d *OpenDevice) isNode(st *unix.Statx_t) bool {
+	return st.Mode&unix.S_IFMT == unix.S_IFBLK && st.Rdev_major == d.Major && st.Rdev_minor == d.Minor
+}
+
+// openers lists the visible processes, other than this one, that have the file open. The mark is
+// how the list of their locks shows one of it.
+func openers(isFile func(*unix.Statx_t) bool, mark string) []opener {
 	pids, err := Processes()
 	if err != nil {
 		return nil
@@ -35,9 +41,9 @@ func openers(d Device) []opener {
 			continue
 		}
 		o := opener{PID: pid}
-		descriptors := o.descriptors(d, buf)
+		descriptors := o.descriptors(isFile, buf)
 		for _, fd := range descriptors {
-			writing, locking := readDescriptor(filepath.Join("/proc", strconv.Itoa(pid), "fdinfo", fd))
+			writing, locking := readDescriptor(filepath.Join("/proc", strconv.Itoa(pid), "fdinfo", fd), mark)
 			o.Writing, o.Locking = o.Writing || writing, o.Locking || locking
 		}
 		if len(descriptors) > 0 {
@@ -47,11 +53,11 @@ func openers(d Device) []opener {
 	return found
 }
 
-// descriptors lists the process's descriptors of the device's node, under whatever name it was
-// opened. A busy node has tens of thousands of descriptors, and all are read before a filesystem is
-// made or mounted, so each costs one system call. Some may be files on a dead server, so the call
-// must not wait for a server.
-func (o opener) descriptors(d Device, buf []byte) (found []string) {
+// descriptors lists the process's descriptors of the file, under whatever name it was opened. A
+// busy node has tens of thousands of descriptors, and all are read before a filesystem is made or
+// mounted, so each costs one system call. Some may be files on a dead server, so the call must not
+// wait for a server.
+func (o opener) descriptors(isFile func(*unix.Statx_t) bool, buf []byte) (found []string) {
 	dir, err := unix.Open("/proc/"+strconv.Itoa(o.PID)+"/fd",
 		unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -66,18 +72,17 @@ func (o opener) descriptors(d Device, buf []byte) (found []string) {
 		_, _, names := unix.ParseDirent(buf[:n], -1, nil)
 		for _, fd := range names {
 			var st unix.Statx_t
-			err := unix.Statx(dir, fd, unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &st)
-			if err == nil && st.Mode&unix.S_IFMT == unix.S_IFBLK && st.Rdev_major == d.Major &&
-				st.Rdev_minor == d.Minor {
+			err := unix.Statx(dir, fd, unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE|unix.STATX_INO, &st)
+			if err == nil && isFile(&st) {
 				found = append(found, fd)
 			}
 		}
 	}
 }
 
-// readDescriptor reports whether a descriptor was opened for writing, and whether its file is
-// locked with flock. Both are false if the file cannot be read.
-func readDescriptor(fdinfo string) (writing, locking bool) {
+// readDescriptor reports whether a descriptor was opened for writing, and whether it has a lock
+// with that mark. Both are false if the file cannot be read.
+func readDescriptor(fdinfo, mark string) (writing, locking bool) {
 	b, err := os.ReadFile(fdinfo)
 	if err != nil {
 		return false, false
@@ -88,7 +93,7 @@ func readDescriptor(fdinfo string) (writing, locking bool) {
 			writing = err == nil && flags&unix.O_ACCMODE != unix.O_RDONLY
 		}
 		locking = locking || bytes.HasPrefix(line, []byte("lock:")) &&
-			bytes.Contains(line, []byte("FLOCK"))
+			bytes.Contains(line, []byte(mark))
 	}
 	return writing, locking
 }
@@ -96,7 +101,7 @@ func readDescriptor(fdinfo string) (writing, locking bool) {
 // CheckWriters fails if a process has the device's node open for writing. The kernel lets many
 // processes write to a raw device at once, so the exclusive open does not exclude them.
 func (d *OpenDevice) CheckWriters() error {
-	writing := slices.DeleteFunc(openers(d.Device), func(o opener) bool { return !o.Writing })
+	writing := slices.DeleteFunc(openers(d.isNode, "FLOCK"), func(o opener) bool { return !o.Writing })
 	if len(writing) > 0 {
 		return csierr.New(csierr.DeviceHeld, "%s is open for writing in %s", d.Path, nameOpeners(writing))
 	}
@@ -123,7 +128,7 @@ func (d *OpenDevice) DescribeHolders() string {
 		slices.Sort(names)
 		words = append(words, "by "+csierr.Plain(strings.Join(names, ", ")))
 	}
-	if found := openers(d.Device); len(found) > 0 {
+	if found := openers(d.isNode, "FLOCK"); len(found) > 0 {
 		words = append(words, "open in "+nameOpeners(found))
 	}
 	if len(words) == 0 {

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
@@ -19,6 +20,10 @@ type OpenDevice struct {
 	Device
 	host Host
 	File *os.File
+	lock *os.File // against other processes of the driver; nil unless OpenLocked opened it
+	// Inherited is what a program that works on the device has to inherit: File, and the locks that it
+	// keeps if this process dies.
+	Inherited []*os.File
 }
 
 // Open opens the device and verifies that the descriptor is what sysfs described: a block device of
@@ -30,7 +35,7 @@ func (h Host) Open(device Device) (*OpenDevice, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the device with serial %q: %w", device.Serial, err)
 	}
-	d := &OpenDevice{Device: device, host: h, File: f}
+	d := &OpenDevice{Device: device, host: h, File: f, Inherited: []*os.File{f}}
 	if err := d.verify(); err != nil {
 		_ = f.Close()
 		return nil, err
@@ -41,8 +46,11 @@ func (h Host) Open(device Device) (*OpenDevice, error) {
 // Reopen opens the same device once more, with a descriptor that outlives this one.
 func (d *OpenDevice) Reopen() (*OpenDevice, error) { return d.host.Open(d.Device) }
 
-// Close closes the device.
-func (d *OpenDevice) Close() error { return d.File.Close() }
+// Close closes the device and ends its lock.
+func (d *OpenDevice) Close() error {
+	_ = d.lock.Close()
+	return d.File.Close()
+}
 
 func (d *OpenDevice) descriptor() int { return int(d.File.Fd()) }
 
@@ -93,16 +101,28 @@ func (d *OpenDevice) Reverify() error {
 // exclusively themselves. It fails while the device is mounted in any mount namespace or in use by
 // another driver of the kernel (device mapper, md, swap).
 func (d *OpenDevice) TryExclusive() error {
-	// Hold ForkLock so that no child forked meanwhile inherits the descriptor and keeps the device
-	// in use until its exec.
-	syscall.ForkLock.RLock()
-	defer syscall.ForkLock.RUnlock()
-	f, err := d.openExclusive(os.O_RDONLY)
-	if err != nil {
-		return err
+	for {
+		// Hold ForkLock so that no child forked meanwhile inherits the descriptor and keeps the device
+		// in use until its exec. An open that hangs must not hold up what others fork, so the lock is
+		// given up after a while; then a child may have the descriptor, and the device is tried again.
+		syscall.ForkLock.RLock()
+		hangs := async.AfterFunc(forkWait, syscall.ForkLock.RUnlock)
+		f, err := d.openExclusive(os.O_RDONLY)
+		if err == nil {
+			err = f.Close()
+		}
+		held := hangs.Stop()
+		if held {
+			syscall.ForkLock.RUnlock()
+		}
+		if held || err != nil {
+			return err
+		}
 	}
-	return f.Close()
 }
+
+// forkWait is how long TryExclusive lets other calls of the process wait that start a program.
+const forkWait = 100 * time.Millisecond
 
 // WithExclusive calls act with the device open exclusively for writing. What act writes has reached
 // the device when it returns, but may still be in the device's cache.
@@ -127,24 +147,15 @@ func (d *OpenDevice) awaitCopies() {
 	}
 }
 
-// openExclusive opens the device's path once more, exclusively, and verifies that it is the same
-// device.
+// openExclusive opens the device once more, exclusively.
 func (d *OpenDevice) openExclusive(flags int) (*os.File, error) {
-	f, err := os.OpenFile(d.Path, flags|os.O_EXCL|unix.O_CLOEXEC, 0)
+	f, err := os.OpenFile(d.descriptorPath(), flags|os.O_EXCL|unix.O_CLOEXEC, 0)
+	err = csierr.WithoutPath(err)
 	if errors.Is(err, unix.EBUSY) {
 		return nil, csierr.New(csierr.DeviceHeld, "%s is in use on this node: %w", d.Path, err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open %s exclusively: %w", d.Path, err)
-	}
-	major, minor, err := openNumber(int(f.Fd()))
-	if err == nil && (major != d.Major || minor != d.Minor) {
-		err = csierr.New(csierr.DeviceChanged, "%s became device %d:%d, it was %s", d.Path, major, minor,
-			d.Number())
-	}
-	if err != nil {
-		_ = f.Close()
-		return nil, fmt.Errorf("verify %s: %w", d.Path, err)
 	}
 	return f, nil
 }

@@ -9,14 +9,18 @@ import (
 	"unicode"
 )
 
-// rackToken matches a token of the rack.
-var rackToken = regexp.MustCompile(`oxide-token-[A-Za-z0-9_.-]*`)
+// rackToken matches a token of the rack, which is any one word of ASCII characters. In a text that
+// a program has formatted, a quote that is not escaped ends the token.
+var (
+	rackToken       = regexp.MustCompile(`oxide-token-(\\+[!-~]|[!#-\[\]-~])*`)
+	rackTokenAsSent = regexp.MustCompile(`oxide-token-[!-~]*`)
+)
 
 // Plain converts untrusted text to one line of at most about 1000 bytes, valid UTF-8, without
 // tokens. The text may come from any server that answered in the rack's place.
 func Plain(text string) string {
 	const most = 1000
-	text = WithoutTokens(strings.ToValidUTF8(text, "�"))
+	text = rackTokenAsSent.ReplaceAllString(strings.ToValidUTF8(text, "�"), "***")
 	text = strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) {
 			return ' '

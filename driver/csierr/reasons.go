@@ -78,6 +78,9 @@ const (
 	// UseDiffers: the volume was created for filesystems, or for raw block access, and the
 	// request wants the other. Create a volume with the access type that the workload needs.
 	UseDiffers Reason = "UseDiffers"
+	// UseUnknown: the request is for a raw device, and publish_context does not say that the disk may
+	// be used so. Let a controller publish the volume; a static volume, too.
+	UseUnknown Reason = "UseUnknown"
 	// BootDisk: the disk is the instance's boot disk, which cannot be detached.
 	BootDisk Reason = "BootDisk"
 	// DiskNotOurs: the disk or snapshot has no ownership tag of this driver, or another cluster's, and
@@ -180,14 +183,17 @@ const (
 	// WrongFilesystem: the disk holds a filesystem with a UUID other than the volume's. It may be
 	// another disk; the message names both UUIDs.
 	WrongFilesystem Reason = "WrongFilesystem"
-	// DeviceLocked: another process of the driver, or a program it started, works on the device.
-	// Repeat the call later.
+	// DeviceLocked: another process of the driver, or a program it started, works on the volume or its
+	// device, or is about to mount at the same path. Repeat the call later.
 	DeviceLocked Reason = "DeviceLocked"
 	// DiskProofPending: the node is reading the whole disk before it formats it. Repeat the call.
 	DiskProofPending Reason = "DiskProofPending"
 	// FilesystemDamaged: the filesystem check, or the kernel at the mount, found damage that the
 	// driver must not repair by itself.
 	FilesystemDamaged Reason = "FilesystemDamaged"
+	// FilesystemFeature: the filesystem uses a feature that the driver does not know or this node's
+	// kernel does not support, or keeps a part of itself on another device.
+	FilesystemFeature Reason = "FilesystemFeature"
 	// FilesystemTooLarge: the filesystem claims more bytes than its device has.
 	FilesystemTooLarge Reason = "FilesystemTooLarge"
 	// FilesystemNotGrown: the filesystem is smaller than its disk and is not grown, because other data

@@ -62,7 +62,9 @@ var nodeAdvices = map[csierr.Reason]advice{
 		Link: LinkFilesystem,
 		ByItself: "The orchestrator repeats the call, which fails as long as the disk holds that. " +
 			"The driver never overwrites it.",
-		Do: "Mount the disk by hand and inspect it. If its content is not needed, delete " +
+		Do: "If the message says that the node mounted the volume's filesystem before, it was " +
+			"destroyed: take a snapshot, do not delete the volume, and recover what is left by hand. " +
+			"Otherwise mount the disk by hand and inspect it; if its content is not needed, delete " +
 			"the volume and create a new one. A superblock whose checksum is wrong may have been torn " +
 			"by a power failure: take a snapshot first, and repair it by hand (e2fsck -f; the copies " +
 			"that btrfs rescue super-recover uses may lack what was synced last).",
@@ -101,6 +103,14 @@ var nodeAdvices = map[csierr.Reason]advice{
 		ByItself: repeated,
 		Do:       "Take a snapshot of the volume, then repair the filesystem by hand.",
 		Next:     nodeLog,
+	},
+	csierr.FilesystemFeature: {
+		Link:     LinkFilesystem,
+		ByItself: repeated,
+		Do: "Take the feature away on a machine that has all devices of the filesystem and knows " +
+			"the feature (tune2fs, xfs_repair, btrfs device remove), or copy the files into a new " +
+			"volume. If only this node's kernel refuses the feature, use a node with a newer one.",
+		Next: kernelLog,
 	},
 	csierr.FilesystemTooLarge: {
 		Link:     LinkFilesystem,

@@ -95,6 +95,14 @@ var stateAdvices = map[csierr.Reason]advice{
 			"copy the data.",
 		Next: showClaim,
 	},
+	csierr.UseUnknown: {
+		Link:     LinkClaim,
+		ByItself: never,
+		Do: "Let a controller of this release publish the volume. If an older one has attached it, " +
+			"delete the pods that use the volume on this node, wait until it is detached, and start " +
+			"them again.",
+		Next: showClaim,
+	},
 	csierr.BootDisk: {
 		Link:     LinkDisk,
 		ByItself: never,

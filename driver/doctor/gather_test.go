@@ -60,8 +60,7 @@ func healthyRack(t *testing.T) *rack.Client {
 	return clientOf(t, racktest.Serve(t, racktest.OK(racktest.ViewProject, racktest.ProjectOf()),
 		racktest.OK(racktest.ViewDisk, disk),
 		racktest.OK("GET /v1/instances/"+racktest.Instance, racktest.InstanceOf("running")),
-		racktest.OK("GET /v1/instances/"+racktest.Instance+"/disks", racktest.PageOf("next", disk)),
-		racktest.OK("GET /v1/instances/"+racktest.Instance+"/disks", racktest.PageOf(""))))
+		racktest.OK("GET /v1/instances/"+racktest.Instance+"/disks", racktest.PageOf("next", disk))))
 }
 
 func clientOf(t *testing.T, url string) *rack.Client {

@@ -31,7 +31,7 @@ func BenchmarkBlankProof(b *testing.B) {
 			var times []time.Duration
 			for b.Loop() {
 				start := time.Now()
-				s, err := disk{d}.read(markerRegions(d.SizeBytes), nil)
+				s, err := disk{d}.read(Volume{}, markerRegions(d.SizeBytes), nil)
 				if err != nil || s.checkBlank() != nil {
 					b.Fatalf("the disk is not blank: %v, %v", err, s.checkBlank())
 				}
@@ -69,7 +69,7 @@ func BenchmarkBlankProofWhole(b *testing.B) {
 			var ours, dds []time.Duration
 			for b.Loop() {
 				start := time.Now()
-				found, err := findUnexpected(b.Context(), d, 0, d.SizeBytes, onlyZeroes, func(int64) {})
+				found, err := findUnexpected(b.Context(), d, 0, d.SizeBytes, traces{}.check, func(int64) {})
 				if err != nil || found >= 0 {
 					b.Fatalf("the disk is not zero at %d, %v", found, err)
 				}

@@ -13,22 +13,22 @@ import (
 
 // growExt checks the filesystem, which resize2fs requires, and grows it. resize2fs cannot be killed
 // without damage, and e2fsck does not write the superblock atomically. So growth records stand on
-// the disk meanwhile, behind the filesystem's old end, and show which step was reached.
+// the disk meanwhile and show which step was reached.
 func (d disk) growExt(ctx context.Context, v Volume, found state) (err error) {
 	change := flight.Begin(ctx, flight.FilesystemGrown, flight.Fields{Filesystem: v.FSType})
 	defer func() { change.End(err, flight.Fields{}) }()
-	record := d.growthRecord(v, found.Filesystem)
-	if !found.Growing {
-		if err := d.writeGrowthRecords(record); err != nil {
-			return err
-		}
+	sb := found.Filesystem
+	record := Record{Volume: v.ID, Disk: v.DiskName, SizeBytes: d.SizeBytes, Filesystem: sb.Type,
+		UUID: sb.UUID.String(), GrowFrom: sb.SizeBytes, Mounted: sb.Mounted, Checked: found.Checked}
+	if err := d.writeGrowthRecords(record); err != nil {
+		return err
 	}
-	if found.Checked {
+	if found.Checked && v.neverRaw() {
 		if err := d.tryRead(); err != nil {
 			return err
 		}
 	}
-	if err := d.checkExt(ctx, growCheck(found)...); err != nil {
+	if err := d.checkExt(ctx, growCheck(found, v)...); err != nil {
 		return err
 	}
 	// The check may have replaced a truncated superblock with a copy.
@@ -36,12 +36,17 @@ func (d disk) growExt(ctx context.Context, v Volume, found state) (err error) {
 	if err != nil {
 		return err
 	}
-	if len(sbs) == 1 && sbs[0].canGrow(d.SizeBytes) {
-		record.GrowFrom, record.Checked = sbs[0].SizeBytes, true
+	if len(sbs) != 1 {
+		return csierr.New(csierr.FilesystemDamaged, "%s holds %d filesystems after a check", d.Path,
+			len(sbs))
+	}
+	if sb = sbs[0]; sb.canGrow(d.SizeBytes) {
+		record.GrowFrom, record.Checked = sb.SizeBytes, true
 		if err := d.writeGrowthRecords(record); err != nil {
 			return err
 		}
-		result, err := runRepair([]*os.File{d.File}, "resize2fs", inherited)
+		result, err := runRepair(d.Inherited, "resize2fs", inherited,
+			fmt.Sprintf("%dK", sb.largest(d.SizeBytes)>>10))
 		if err != nil {
 			return err
 		}
@@ -49,16 +54,17 @@ func (d disk) growExt(ctx context.Context, v Volume, found state) (err error) {
 			return result.failure("resize2fs", d.Path)
 		}
 	}
-	return d.WithExclusive(d.eraseGrowthRecords)
+	return d.WithExclusive(func(w *os.File) error { return d.eraseGrowthRecords(w, sb) })
 }
 
 // growCheck returns the arguments of the e2fsck before a growth.
-func growCheck(found state) []string {
+func growCheck(found state, v Volume) []string {
 	sb := found.Filesystem
 	switch {
-	case found.Checked:
+	case found.Checked && v.neverRaw():
 		// Any error was left by a resize2fs that was killed: the filesystem had been checked right
-		// before, and it has not been mounted since.
+		// before, and it has not been mounted since. No workload can have written the record that says
+		// so, for it lies behind the filesystem, on a disk that no workload ever had as a raw device.
 		return []string{"-f", "-y"}
 	case found.Growing && sb.Damaged:
 		// An e2fsck was killed while it wrote the superblock. The copy in the first group is whole.
@@ -84,7 +90,7 @@ func (d disk) checkExt(ctx context.Context, args ...string) (err error) {
 	change := flight.Begin(ctx, flight.FilesystemChecked,
 		flight.Fields{Detail: "e2fsck " + strings.Join(args, " ")})
 	defer func() { change.End(err, flight.Fields{}) }()
-	result, err := runRepair([]*os.File{d.File}, "e2fsck", append(args, inherited)...)
+	result, err := runRepair(d.Inherited, "e2fsck", append(args, inherited)...)
 	switch {
 	case err != nil:
 		return err
@@ -106,7 +112,7 @@ func (d disk) checkExt(ctx context.Context, args ...string) (err error) {
 // tryRead lets e2fsck read what a repair reads, and returns an error if it cannot read some of it.
 // With -y it would overwrite that with zeroes and go on (e2fsck_handle_read_error).
 func (d disk) tryRead() error {
-	result, err := runTool([]*os.File{d.File}, "e2fsck", "-f", "-n", inherited)
+	result, err := runTool(d.Inherited, "e2fsck", "-f", "-n", inherited)
 	if err == nil && diskFailed(result) {
 		return result.failure("e2fsck", d.Path)
 	}
@@ -118,7 +124,8 @@ func (d disk) tryRead() error {
 // corrected; only its messages differ (e2fsck/ehandler.c and problem.c).
 func diskFailed(e2fsck toolResult) bool {
 	return slices.ContainsFunc([]string{"Error reading block ", "Error writing block ",
-		"Error writing file system info", "Error flushing writes "}, func(message string) bool {
+		"Error writing file system info", "Error flushing writes ",
+		"Input/output error"}, func(message string) bool {
 		return strings.Contains(e2fsck.Stdout+e2fsck.Stderr, message)
 	})
 }
@@ -128,7 +135,7 @@ func (d disk) btrfsBroken() (bool, error) {
 	if err := d.TryExclusive(); err != nil {
 		return false, err
 	}
-	result, err := runTool([]*os.File{d.File}, "btrfs", "check", "--readonly", inherited)
+	result, err := runTool(d.Inherited, "btrfs", "check", "--readonly", inherited)
 	switch {
 	case err != nil:
 		return false, err

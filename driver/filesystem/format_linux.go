@@ -48,16 +48,16 @@ func mkfsCommand(v Volume) (name string, args []string, err error) {
 	return name, slices.Concat(args, v.Mkfs.Args(v.FSType)), nil
 }
 
-// format makes a filesystem on a device that inspect found blank, or with an unfinished format of
-// this volume, and verifies the result. The caller keeps the device open from inspect to the mount,
-// so its number stays its own.
+// format makes a filesystem on a device that is proven blank, or to hold nothing but an unfinished
+// format of this volume, in the chunks that are left, and verifies the result. The caller keeps the
+// device open from inspect to the mount, so its number stays its own.
 //
 // A format that is cut off at any instant is repeated by the next call. Until the first record is
 // durable nothing else has been written. From then on a record of this volume stands on the disk
 // until the work of mkfs is durable. If a repeated call is cut off while it wipes, the next one
 // wipes again. A btrfs that mkfs had finished before the records were erased is used as it is if a
 // check finds it whole (see finishFormat): nothing shows that it has not been written to.
-func (d disk) format(v Volume, unfinished bool) (Superblock, error) {
+func (d disk) format(v Volume, left []int64) (Superblock, error) {
 	if v.SizeBytes == 0 {
 		return Superblock{}, csierr.New(csierr.DiskSizeUnknown, "%s with serial %q is to be formatted, "+
 			"but publish_context does not hold %s, so it cannot be compared with the disk; make the "+
@@ -79,8 +79,8 @@ func (d disk) format(v Volume, unfinished bool) (Superblock, error) {
 	}); err != nil {
 		return Superblock{}, err
 	}
-	if unfinished {
-		if err := d.wipe(); err != nil {
+	if len(left) > 0 {
+		if err := d.wipe(v, left); err != nil {
 			return Superblock{}, err
 		}
 	}
@@ -88,7 +88,7 @@ func (d disk) format(v Volume, unfinished bool) (Superblock, error) {
 	if err != nil {
 		return Superblock{}, err
 	}
-	return made, d.WithExclusive(func(w *os.File) error { return d.eraseRecords(w, record) })
+	return made, d.WithExclusive(func(w *os.File) error { return d.eraseRecords(w, v) })
 }
 
 // mkfs runs the program and verifies that the new filesystem is on this device.
@@ -97,7 +97,7 @@ func (d disk) mkfs(v Volume) (Superblock, error) {
 	if err != nil {
 		return Superblock{}, err
 	}
-	result, err := runTool([]*os.File{d.File}, name, append(args, inherited)...)
+	result, err := runTool(d.Inherited, name, append(args, inherited)...)
 	if err != nil {
 		return Superblock{}, err
 	}
@@ -135,64 +135,57 @@ func (d disk) finishFormat(v Volume, sb Superblock) error {
 		if err := w.Sync(); err != nil {
 			return d.unwritable(err)
 		}
-		return d.eraseSectors(w, RecordOffsets(d.SizeBytes), func(b []byte) bool {
-			r, err := ParseRecord(b)
-			return err == nil && r.GrowFrom == 0 && r.of(v, d.SizeBytes)
-		})
+		return d.eraseRecords(w, v)
 	})
 }
 
-// wipe erases what an unfinished format has left in the regions, and proves that the disk is blank
-// again except for the records.
-func (d disk) wipe() error {
+// wipe erases what an unfinished format has left, in the chunks of the disk that are not zero, and
+// proves that the disk is blank again except for the records. The heads of the superblocks and of
+// the tree blocks of a btrfs are last, because the rest of a block is recognized by its head: if
+// wipe is cut off, or the disk fails, the next call still knows what is left.
+func (d disk) wipe(v Volume, chunks []int64) error {
 	// The kernel may remember a btrfs that mkfs registered.
 	ForgetBtrfs(d.Path)
-	s, err := d.read(markerRegions(d.SizeBytes), nil)
-	if err != nil {
-		return err
-	}
-	if err := d.WithExclusive(func(w *os.File) error { return d.clear(w, s) }); err != nil {
+	if err := d.WithExclusive(func(w *os.File) error {
+		if err := d.clearSectors(w, chunks, false); err != nil {
+			return err
+		}
+		return d.clearSectors(w, chunks, true)
+	}); err != nil {
 		return err
 	}
 	found, err := Find(d.OpenDevice)
 	if err != nil {
 		return err
 	}
-	if s, err = d.scan(found); err != nil {
+	s, err := d.scan(v, found)
+	if err != nil {
 		return err
 	}
 	return s.checkBlank()
 }
 
-// clear overwrites with zeroes the sectors of the scan that are not zero. The heads of the
-// superblocks and of the tree blocks of a btrfs are last, because the rest of a block is recognized
-// by its head: if clear is cut off, or the disk fails, the next call still knows what is left.
-func (d disk) clear(w *os.File, s scan) error {
-	for _, heads := range []bool{false, true} {
-		if err := d.clearSectors(w, s, heads); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// clearSectors durably clears what is no head of a block, or then also the heads. A power cut may
-// tear a sector as well, at what any disk writes whole.
-func (d disk) clearSectors(w *os.File, s scan, heads bool) error {
+// clearSectors durably overwrites with zeroes what is no head of a block, or then also the heads. A
+// power cut may tear a sector as well, at what any disk writes whole.
+func (d disk) clearSectors(w *os.File, chunks []int64, heads bool) error {
 	const wholeBytes = 512
 	slots := RecordOffsets(d.SizeBytes)
-	for _, r := range s.Regions {
-		for at := int64(0); at < r.Bytes; at += sectorBytes {
-			sector := r.Data[at:min(at+sectorBytes, r.Bytes)]
+	for _, chunk := range chunks {
+		b, err := d.Read(chunk, min(chunkBytes, d.SizeBytes-chunk))
+		if err != nil {
+			return unreadable(err)
+		}
+		for at := int64(0); at < int64(len(b)); at += sectorBytes {
+			sector := b[at:min(at+sectorBytes, int64(len(b)))]
 			rest := sector
-			if !heads && (btrfsHeader(sector) || btrfsSuper(sector, r.Offset+at)) {
+			if !heads && (btrfsFirstHeader(sector) || btrfsSuper(sector, chunk+at)) {
 				rest = sector[min(wholeBytes, len(sector)):]
 			}
-			if nonZero(rest) < 0 || slices.Contains(slots, r.Offset+at) {
+			if nonZero(rest) < 0 || slices.Contains(slots, chunk+at) {
 				continue
 			}
 			clear(rest)
-			if err := blockdev.WriteAt(w, sector, r.Offset+at); err != nil {
+			if err := blockdev.WriteAt(w, sector, chunk+at); err != nil {
 				return d.unwritable(err)
 			}
 		}

@@ -79,7 +79,6 @@ func withChecksum(kind int, body []byte) (head []byte, from, to int) {
 		copy(b, body)
 		clear(b[0x18:0x1C]) // blocks of 1 KiB
 		binary.LittleEndian.PutUint16(b[0x38:], 0xEF53)
-		b[0x60] &^= extIncompatJournalDev
 		b[0x65] |= extROMetadataChecksum >> 8
 		b[0x175] = 1
 		binary.LittleEndian.PutUint32(b[0x3FC:], ^crc32.Checksum(b[:0x3FC], castagnoli))

@@ -8,7 +8,6 @@ import (
 	"os"
 	"unsafe"
 
-	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
@@ -71,6 +70,21 @@ func xfsGeometryOf(root *os.File) (xfsGeometry, error) {
 func (g xfsGeometry) size() Superblock {
 	return Superblock{Type: volume.XFS, SizeBytes: g.blocks * g.blockBytes,
 		UnitBytes: xfsMinimumAGBlocks * g.blockBytes}
+}
+
+// Uncovered returns the size of a mounted xfs that leaves a part of its device unused, and
+// otherwise 0. Its superblock may show less until its log is replayed.
+func Uncovered(m *mount.Mount, d blockdev.Device) (sizeBytes int64, err error) {
+	root, err := m.Root()
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = root.Close() }()
+	geometry, err := xfsGeometryOf(root)
+	if sb := geometry.size(); err == nil && sb.leavesRoom(d.SizeBytes) {
+		return sb.SizeBytes, nil
+	}
+	return 0, err
 }
 
 func growXFS(root *os.File, deviceBytes int64) error {
@@ -136,59 +150,4 @@ func ForgetBtrfs(path string) {
 	}
 	copy(arg.text[:], path)
 	_ = blockdev.Ioctl(int(control.Fd()), btrfsForget, unsafe.Pointer(&arg))
-}
-
-// Ungrown reports whether a mounted filesystem leaves a part of its device unused, and its size. It
-// returns false if the size cannot be read, and for a read-only filesystem, which is not expected
-// to grow.
-func Ungrown(host blockdev.Host, m *mountinfo.Info, d blockdev.Device) (sizeBytes int64,
-	found bool) {
-	if mount.IsNode(m) || mount.FilesystemReadOnly(m) {
-		return 0, false
-	}
-	sb, err := mountedSize(host, m, d)
-	return sb.SizeBytes, err == nil && sb.leavesRoom(d.SizeBytes)
-}
-
-// mountedSize returns the size of a mounted filesystem and the unit in which it grows.
-func mountedSize(host blockdev.Host, m *mountinfo.Info, d blockdev.Device) (Superblock, error) {
-	if m.FSType == volume.Ext3 || m.FSType == volume.Ext4 {
-		return mountedExt(host, d)
-	}
-	mnt, err := mount.Open(m.Mountpoint, m.FSType)
-	if err != nil {
-		return Superblock{}, err
-	}
-	defer func() { _ = mnt.Close() }()
-	if err := mnt.Verify(d); err != nil {
-		return Superblock{}, err
-	}
-	root, err := mnt.Root()
-	if err != nil {
-		return Superblock{}, err
-	}
-	defer func() { _ = root.Close() }()
-	if m.FSType == volume.Btrfs {
-		member, err := mount.BtrfsDevice(root)
-		return btrfsSize(member), err
-	}
-	geometry, err := xfsGeometryOf(root)
-	return geometry.size(), err
-}
-
-// mountedExt reads the superblock of a mounted ext, which holds the size that it was mounted with.
-func mountedExt(host blockdev.Host, device blockdev.Device) (Superblock, error) {
-	d, err := host.Open(device)
-	if err != nil {
-		return Superblock{}, err
-	}
-	defer func() { _ = d.Close() }()
-	found, err := Find(d)
-	if err == nil && len(found) != 1 {
-		err = fmt.Errorf("%s has the superblocks of %d filesystems", device.Path, len(found))
-	}
-	if err != nil {
-		return Superblock{}, err
-	}
-	return found[0], nil
 }

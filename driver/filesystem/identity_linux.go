@@ -24,8 +24,12 @@ func (d disk) wrongFilesystem(sb Superblock, want string) error {
 		d.Path, d.Serial, sb.Type, sb.UUID, want)
 }
 
-// identify makes sure that the new filesystem has the volume's UUID. An empty one matches any.
+// identify makes sure that the new filesystem can be mounted and has the volume's UUID. An empty
+// one matches any.
 func (d disk) identify(made Superblock, want string) (Superblock, error) {
+	if err := d.allow(made); err != nil {
+		return Superblock{}, err
+	}
 	if made.Type == volume.Btrfs && want != "" {
 		return d.setBtrfsUUID(made, want)
 	}
@@ -34,14 +38,6 @@ func (d disk) identify(made Superblock, want string) (Superblock, error) {
 	}
 	return made, nil
 }
-
-// The parts of a btrfs superblock that identify the filesystem.
-const (
-	btrfsIncompat     = 0xBC
-	btrfsMetadataUUID = 0x23B
-
-	btrfsIncompatMetadataUUID = 0x400
-)
 
 // setBtrfsUUID gives an unmounted btrfs the volume's UUID, as btrfstune -M does: the tree blocks
 // keep the UUID that mkfs gave them, and the superblock then names both. The first superblock is

@@ -20,10 +20,10 @@ import (
 //   - no other process of the driver works on it: blockdev.OpenDevice.lock
 //   - where the regions are: markerRegions, one line for each kind of owner
 //   - a record is valid: ParseRecord; it is of this volume, its disk and size, and nothing else has
-//     been written since: scan.checkUnfinished, mkfsTraces
+//     been written since: scan.checkUnfinished, traces
 //   - a filesystem that has been used is not formatted: scan.judge, scan.checkUnfinished
-//   - a filesystem is whole, and no other signatures are around it: scan.soleFilesystem,
-//     scan.filesystem
+//   - a filesystem is undamaged, and no other signatures are around it: scan.filesystem
+//   - it is whole on this device, and every feature is known: disk.allow
 //   - it is the volume's own, of the requested type: Preparation.Run; and not larger than its disk:
 //     disk.prepare
 //   - nothing is behind it where it is about to grow: Preparation.mayGrow
@@ -34,12 +34,9 @@ type state struct {
 	Blank      bool
 	Unfinished bool
 	Filesystem Superblock
-	// Growing reports that the driver died while it grew the filesystem, and Checked that the check
-	// before the growth had succeeded.
-	Growing, Checked bool
-	// GrowthBegun reports that a growth of the filesystem, of any type, had begun: nothing was behind
-	// it then. Grow reports that it may grow now.
-	GrowthBegun, Grow bool
+	// Growing reports that a growth of the ext was cut off, and Checked that the check before it had
+	// succeeded. Grow reports that the filesystem may grow now.
+	Growing, Checked, Grow bool
 	// NeedsCheck reports that a power failure may have cut off mkfs after it had written the
 	// superblock and before the rest was durable. Only a check of the filesystem can tell.
 	NeedsCheck bool
@@ -48,21 +45,19 @@ type state struct {
 // judge decides what the disk holds from the scan. Only judge calls a disk blank.
 func (s scan) judge(v Volume) (state, error) {
 	sb, whole := s.filesystem(v)
-	switch {
-	case s.growing(v):
-		return state{Filesystem: s.Found[0], Growing: true, GrowthBegun: true,
-			Checked: s.growthChecked(v)}, nil
+	switch growth := s.growth(v); {
+	case len(growth) > 0:
+		return state{Filesystem: s.Found[0], Growing: true,
+			Checked: slices.ContainsFunc(growth, func(r foundRecord) bool { return r.Checked })}, nil
 	case whole && !sb.Fresh:
-		// It has been in use. What looks like a record now is part of a file, and never a reason to
-		// format.
-		return state{Filesystem: sb, GrowthBegun: len(s.growth(v)) > 0, NeedsCheck: s.needsCheck(v)}, nil
+		return state{Filesystem: sb, NeedsCheck: s.needsCheck(v)}, nil
 	case len(s.validRecords()) > 0:
 		if err := s.checkUnfinished(v); err != nil {
 			return state{}, err
 		}
 		return state{Unfinished: true}, nil
 	case whole:
-		return state{Filesystem: sb, GrowthBegun: len(s.growth(v)) > 0}, nil
+		return state{Filesystem: sb}, nil
 	}
 	if err := s.checkBlank(); err != nil {
 		return state{}, err
@@ -82,57 +77,32 @@ func (s scan) needsCheck(v Volume) bool {
 	return s.checkUnfinished(v) == nil
 }
 
-// soleFilesystem reports whether the disk's one filesystem is whole by its own account and has no
-// signatures of others around it. If boot code precedes the superblock, blkid decides instead.
+// filesystem returns the disk's one filesystem, and whether the disk holds it and nothing else.
 //
 // A signature among the filesystem's data may be a file's or another owner's: a RAID that was
 // created around a filesystem has its signature at the disk's end, and so has a file that holds an
 // image of a RAID member. A filesystem with the UUID that the driver gave it is the volume's, and a
-// workload must not lose its volume by writing such bytes. For any other filesystem blkid decides.
-func (s scan) soleFilesystem(v Volume) bool {
-	if len(s.Found) != 1 || s.SizeBytes < headBytes+tailBytes {
-		return false
-	}
-	sb := s.Found[0]
-	own := v.FilesystemUUID != "" && sb.isOf(v)
-	return (sb.ChecksumOK || (own && !sb.Damaged)) && !sb.Unfinished &&
-		nonZero(s.at(0, sb.Offset)) < 0 && len(s.foreign(sb)) == 0 &&
-		(own || len(s.foreign(Superblock{})) == 0)
-}
-
-// filesystem returns the disk's one filesystem, and whether the disk holds it and nothing else.
+// workload must not lose its volume by writing such bytes. For any other filesystem, and if boot
+// code precedes the superblock, blkid decides.
 func (s scan) filesystem(v Volume) (sb Superblock, whole bool) {
 	if len(s.Found) != 1 {
 		return Superblock{}, false
 	}
 	sb = s.Found[0]
-	known := s.Blkid.Type == sb.Type && s.Blkid.Table == "" && !s.Blkid.Ambiguous
-	return sb,
-		s.soleFilesystem(v) || (known && !sb.Unfinished && !sb.Damaged && len(s.foreign(sb)) == 0)
+	own := v.FilesystemUUID != "" && sb.isOf(v) && nonZero(s.at(0, sb.Offset)) < 0
+	return sb, (own || s.Blkid == blkidResult{Type: sb.Type}) && !sb.Unfinished && !sb.Damaged &&
+		len(s.foreign(sb)) == 0
 }
 
-// growing reports whether the driver died while it grew the disk's ext3 or ext4 for this volume and
-// it has not been mounted since. Then signatures behind the filesystem are part of the growth.
-func (s scan) growing(v Volume) bool { return len(s.growth(v)) > 0 && s.Found[0].isExt() }
-
-// growthChecked reports whether the check before the growth had succeeded.
-func (s scan) growthChecked(v Volume) bool {
-	return slices.ContainsFunc(s.growth(v), func(r Record) bool { return r.Checked })
-}
-
-// growth returns the records of an unfinished growth of this volume's filesystem. An ext grows
-// before it is mounted; the others grow when mounted, and have another size at once.
-func (s scan) growth(v Volume) []Record {
-	if len(s.Growth) == 0 || len(s.Found) != 1 {
+// growth returns the records of a growth of the disk's ext3 or ext4 for this volume that was cut
+// off. Then signatures behind the filesystem are part of the growth. Once the filesystem has been
+// mounted, the records say nothing.
+func (s scan) growth(v Volume) []foundRecord {
+	if len(s.Found) != 1 || !s.Found[0].isExt() {
 		return nil
 	}
-	sb := s.Found[0]
-	return slices.DeleteFunc(slices.Clone(s.Growth), func(r Record) bool {
-		begun := r.GrowFrom == sb.SizeBytes
-		if sb.isExt() {
-			begun = r.Mounted == sb.Mounted
-		}
-		return !begun || !r.of(v, s.SizeBytes)
+	return slices.DeleteFunc(slices.Clone(s.Growth), func(r foundRecord) bool {
+		return !r.of(v, s.SizeBytes) || r.Mounted != s.Found[0].Mounted
 	})
 }
 
@@ -147,10 +117,12 @@ func (s scan) checkBlank() error {
 }
 
 // checkUnfinished returns an error unless all that was found on the disk is of an unfinished format
-// of this volume, so that the format may be repeated.
+// of this volume. Then the format may be repeated if the whole disk holds nothing else, which
+// Preparation.proveBlank proves.
 func (s scan) checkUnfinished(v Volume) error {
 	for _, r := range s.validRecords() {
 		switch {
+		case r.inherited(v):
 		case r.Volume != v.ID:
 			return s.notOurs(r, "of volume %q, not of %q", r.Volume, v.ID)
 		case r.Disk != v.DiskName:
@@ -173,10 +145,6 @@ func (s scan) checkUnfinished(v Volume) error {
 	if s.Blkid.Table != "" || s.Blkid.Ambiguous ||
 		(s.Blkid.Type != "" && !slices.Contains(ours, s.Blkid.Type)) {
 		return s.notOurs(r, "but blkid finds %s", s.Blkid)
-	}
-	if s.Unexplained >= 0 {
-		return s.notOurs(r, "but the data at offset %d was not written by a mkfs of the driver",
-			s.Unexplained)
 	}
 	return nil
 }

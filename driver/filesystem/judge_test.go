@@ -77,14 +77,14 @@ func FuzzJudge(f *testing.F) {
 	f.Add([]byte{0, 1}, []byte{0}, "ext4", "")
 	f.Add(make([]byte, 512), []byte("EFI PART"), "", "gpt")
 	f.Fuzz(func(t *testing.T, head, sector []byte, kind, table string) {
-		s := scan{Path: "/dev/x", Unexplained: -1, SizeBytes: 16 * guesttest.MiB,
+		s := scan{Path: "/dev/x", SizeBytes: 16 * guesttest.MiB,
 			Found: findSuperblocks(head),
 			Blkid: blkidResult{Type: kind, Table: table}, Regions: []regionData{
 				{region{0, int64(len(head)), "the head"}, head},
 				{region{RecordOffsets(16 * guesttest.MiB)[0], int64(len(sector)), "a sector"}, sector},
 			}}
 		clean := len(bytes.Trim(head, "\x00")) == 0 && len(bytes.Trim(sector, "\x00")) == 0
-		s.takeRecords()
+		s.takeRecords(Volume{})
 		got, err := s.judge(Volume{ID: "v", DiskName: "d", SizeBytes: s.SizeBytes})
 		if err == nil && got.Blank && (!clean || kind != "" || table != "") {
 			t.Fatalf("called blank: head %q, sector %q, %q, %q", head, sector, kind, table)

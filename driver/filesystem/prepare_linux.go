@@ -20,8 +20,9 @@ type Preparation struct {
 	Volume Volume
 	Scans  *ZeroScans
 	Log    *slog.Logger
-	// Begin is called after every check, right before the first write to the disk or the mount.
-	Begin func() error
+	// Begin is called after every check, right before the first write to the disk or the mount, with
+	// the size of a filesystem that will leave a part of its disk unused, and otherwise with 0.
+	Begin func(coversBytes int64) error
 }
 
 // Run formats the device if it is blank, and otherwise checks and grows its filesystem. It reports
@@ -30,6 +31,9 @@ type Preparation struct {
 func (p *Preparation) Run(ctx context.Context) (grow bool, err error) {
 	d, v := disk{p.Device}, p.Volume
 	found, err := d.inspect(v)
+	if err == nil {
+		err = d.allow(found.Filesystem)
+	}
 	if err != nil {
 		return false, err
 	}
@@ -44,13 +48,14 @@ func (p *Preparation) Run(ctx context.Context) (grow bool, err error) {
 		return false, csierr.New(csierr.DeviceReadOnly, "%s holds no filesystem yet and is read-only, "+
 			"so it cannot be formatted", d.Path)
 	case found.Blank, found.Unfinished:
-		if err := p.proveBlank(ctx, found.Unfinished); err != nil {
+		left, err := p.proveBlank(ctx, found.Unfinished)
+		if err != nil {
 			return false, err
 		}
-		if err := p.Begin(); err != nil {
+		if err := p.Begin(0); err != nil {
 			return false, err
 		}
-		if found.Filesystem, err = p.format(ctx, found.Unfinished); err != nil {
+		if found.Filesystem, err = p.format(ctx, found.Unfinished, left); err != nil {
 			return false, err
 		}
 		p.Scans.Drop(v.ID) // the disk is no longer blank
@@ -74,9 +79,10 @@ func (p *Preparation) Run(ctx context.Context) (grow bool, err error) {
 }
 
 // format formats the device, which is proven blank or an unfinished format of this volume.
-func (p *Preparation) format(ctx context.Context, unfinished bool) (Superblock, error) {
+func (p *Preparation) format(ctx context.Context, unfinished bool, left []int64) (Superblock,
+	error) {
 	d, v := disk{p.Device}, p.Volume
-	flight.Note(ctx, flight.ProvenBlank, flight.Fields{Detail: p.proof()})
+	flight.Note(ctx, flight.ProvenBlank, flight.Fields{Detail: p.proof(unfinished)})
 	if unfinished {
 		flight.Note(ctx, flight.FormatResumed, flight.Fields{Filesystem: v.FSType})
 	}
@@ -86,15 +92,15 @@ func (p *Preparation) format(ctx context.Context, unfinished bool) (Superblock, 
 	}
 	change := flight.Begin(ctx, flight.Formatted, flight.Fields{Filesystem: v.FSType,
 		Detail: strings.Join(append([]string{name}, args...), " ")})
-	made, err := d.format(v, unfinished)
+	made, err := d.format(v, left)
 	change.End(err, flight.Fields{})
 	return made, err
 }
 
 // proof says what was read to prove that the disk is blank.
-func (p *Preparation) proof() string {
+func (p *Preparation) proof(unfinished bool) string {
 	size := p.Device.SizeBytes
-	if !p.Volume.madeBlank() {
+	if !p.Volume.madeBlank() || unfinished {
 		return fmt.Sprintf("all %d bytes read", size)
 	}
 	regions, bytes := markerRegions(size), int64(0)
@@ -119,9 +125,7 @@ func (p *Preparation) confirm(ctx context.Context, found state) {
 // device is not in use, and it is still the same one. It also decides whether the filesystem may
 // grow.
 func (p *Preparation) proveMountable(ctx context.Context, found *state) error {
-	if err := TryExclusive(p.Device); err != nil {
-		return err
-	}
+	covers := int64(0)
 	if err := p.Device.AwaitNoWriters(); err != nil {
 		return err
 	}
@@ -133,22 +137,30 @@ func (p *Preparation) proveMountable(ctx context.Context, found *state) error {
 		if found.Grow, err = p.mayGrow(ctx, *found); err != nil {
 			return err
 		}
+		if sb := found.Filesystem; !found.Grow && sb.leavesRoom(p.Device.SizeBytes) {
+			covers = sb.SizeBytes
+		}
 	}
-	return p.Begin()
+	// The last check, because it thaws a frozen filesystem, which a call that is refused must not do.
+	if err := TryExclusive(ctx, p.Log, p.Device); err != nil {
+		return err
+	}
+	return p.Begin(covers)
 }
 
 // mayGrow decides whether the filesystem grows to its device. It does so only if the rest of the
-// device is proven to hold nothing. Otherwise the filesystem is used as it is, because the rest may
-// hold data.
+// device is proven to hold nothing, or nothing but what a growth that was cut off has written.
+// Otherwise the filesystem is used as it is, because the rest may hold data. If a growth was cut
+// off and the rest cannot be read, the call fails: after a mount the records of the growth would
+// say nothing any more.
 func (p *Preparation) mayGrow(ctx context.Context, found state) (bool, error) {
-	if found.GrowthBegun {
-		return true, nil // the rest was proven before the growth records were written
-	}
-	if !found.Filesystem.canGrow(p.Device.SizeBytes) {
+	if !found.Filesystem.canGrow(p.Device.SizeBytes) && !found.Growing {
 		return false, nil
 	}
-	err := p.proveTail(ctx, found.Filesystem.SizeBytes)
-	if csierr.Has(err, csierr.DiskNotBlank) || csierr.Has(err, csierr.DeviceUnreadable) {
+	err := p.proveTail(ctx, found.Filesystem.SizeBytes, found.behind())
+	notProven := csierr.Has(err, csierr.DiskNotBlank) ||
+		csierr.Has(err, csierr.DeviceUnreadable) && !found.Growing
+	if notProven && !found.Filesystem.Damaged {
 		p.Log.WarnContext(ctx, "the filesystem is smaller than its disk and is not grown",
 			"volume", p.Volume.ID, "device", p.Device.Path,
 			"filesystem_bytes", found.Filesystem.SizeBytes, "disk_bytes", p.Device.SizeBytes, "error", err)
@@ -157,32 +169,32 @@ func (p *Preparation) mayGrow(ctx context.Context, found state) (bool, error) {
 	return err == nil, err
 }
 
-// proveTail proves that the device holds only zeroes from an offset on. It reads this range whole,
-// except for the part that the rack created blank when the driver restored the disk: a sample is
-// enough there.
-func (p *Preparation) proveTail(ctx context.Context, from int64) error {
-	blank := max(from, p.Volume.blankFrom(p.Device.SizeBytes))
+// proveTail proves that the device holds only zeroes, and what is expected, from an offset on. It
+// reads this range whole, except for the part that the rack created blank when the driver restored
+// the disk: a sample is enough there.
+func (p *Preparation) proveTail(ctx context.Context, from int64, e expected) error {
+	d := disk{p.Device}
+	blank := max(from, p.Volume.blankFrom(d.SizeBytes))
 	if from < blank {
-		if err := p.proveZero(ctx, from, blank); err != nil {
+		if _, err := p.proveRange(ctx, from, blank, e); err != nil {
 			return err
 		}
 	}
-	s, err := disk{p.Device}.read(tailRegions(p.Device.SizeBytes, blank), nil)
+	data, err := d.readRegions(tailRegions(d.SizeBytes, blank))
 	if err != nil {
-		return err
+		return unreadable(err)
 	}
-	if offset, owner, dirty := s.firstNonZero(); dirty {
-		return csierr.New(csierr.DiskNotBlank, "%s is not blank behind its filesystem: the first byte "+
-			"that is not zero is at offset %d (%s)", p.Device.Path, offset, owner)
+	offset, err := d.traces(p.Volume, e).unexplained(data)
+	if err == nil && offset >= 0 {
+		err = csierr.New(csierr.DiskNotBlank, "%s is not blank behind its filesystem: the first byte "+
+			"that is not zero, nor of a growth that was cut off, is at offset %d", d.Path, offset)
 	}
-	return nil
+	return err
 }
 
 // prepare makes a filesystem fit to be mounted. ext3 and ext4 are checked if they ask for it and
 // grown to the device before the mount, which needs no privilege beyond the device; xfs and btrfs
-// can only grow when mounted (see GrowMounted). A growth record is written for these too: if the
-// node dies while they grow, the next call could not distinguish what they had begun to write
-// behind their old end from foreign data.
+// can only grow when mounted (see GrowMounted).
 func (d disk) prepare(ctx context.Context, v Volume, found state) error {
 	sb := found.Filesystem
 	if found.NeedsCheck {
@@ -191,15 +203,11 @@ func (d disk) prepare(ctx context.Context, v Volume, found state) error {
 		}
 	}
 	switch {
-	case found.Growing:
-		return d.growExt(ctx, v, found)
 	case sb.SizeBytes > d.SizeBytes:
 		return csierr.New(csierr.FilesystemTooLarge, "%s has %d bytes, but its %s filesystem has %d; "+
 			"was the disk truncated, or is it another disk?", d.Path, d.SizeBytes, sb.Type, sb.SizeBytes)
-	case found.Grow && sb.isExt():
+	case sb.isExt() && found.Grow:
 		return d.growExt(ctx, v, found)
-	case found.Grow:
-		return d.writeGrowthRecords(d.growthRecord(v, sb))
 	case sb.isExt() && sb.Unclean != "":
 		return d.checkExt(ctx, "-p")
 	}

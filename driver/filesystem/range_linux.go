@@ -21,9 +21,6 @@ const (
 // -1.
 type byteCheck func(b []byte, at int64) (int, error)
 
-// onlyZeroes is the byteCheck that expects nothing but zeroes.
-func onlyZeroes(b []byte, _ int64) (int, error) { return nonZero(b), nil }
-
 // findUnexpected reads the range [from, to) of the device whole and returns the offset of the first
 // byte that check does not expect, or -1. It stops there. It calls progress, from several
 // goroutines, with the number of bytes that passed.

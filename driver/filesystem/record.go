@@ -2,26 +2,36 @@ package filesystem
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/crc32"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// Record is what the driver writes on the disk itself while a format or a growth is in progress:
-// the volume, and the step. The record of a format is durable before mkfs starts and is erased,
-// durably, after mkfs. So a disk that has one was proven blank by this driver, and has not been
-// published since.
+// Record is what the driver writes on the disk itself while a format, or a growth of an ext, is in
+// progress: the volume, and the step. It is durable before the first other write and is erased,
+// durably, after the last one, and before a workload gets the disk as a raw device.
 //
-// It is written where no mkfs writes (see RecordOffsets), three times, each in one sector, so that
-// a power failure leaves each copy whole or absent.
+// A record is no proof, for a workload could have written it. It only says which bytes may be there
+// besides zero: those of the mkfs or the growth that it announces (see traces). It is ignored where
+// a filesystem keeps file data.
+//
+// It is written three times, each in one sector, so that a power failure leaves each copy whole or
+// absent: that of a format where no mkfs writes (see RecordOffsets), and that of a growth behind
+// the end that the filesystem will have (see GrowthOffsets).
 type Record struct {
 	Volume     string `json:"volume"`
 	Disk       string `json:"disk"`
 	SizeBytes  int64  `json:"sizeBytes"`
 	Filesystem string `json:"filesystem"`
 	Options    string `json:"mkfsOptions,omitempty"`
+	// UUID is the filesystem's, if it is not the volume's id. A volume that is restored from a
+	// snapshot of the disk expects the same one.
+	UUID string `json:"uuid,omitempty"`
 	// GrowFrom is the filesystem's old size; 0 in the record of a format. Mounted is when it was last
 	// mounted: the next mount makes the record invalid. Checked reports that the check before the
 	// growth succeeded.
@@ -92,13 +102,24 @@ func ParseRecord(b []byte) (Record, error) {
 	return r, nil
 }
 
-// of reports whether the record is of that volume, on a disk of that size.
+// of reports whether the record is of that volume, on a disk of that size, or of the volume from
+// whose snapshot the disk was restored.
 func (r Record) of(v Volume, sizeBytes int64) bool {
-	return r.Volume == v.ID && r.Disk == v.DiskName && r.SizeBytes == sizeBytes
+	return r.Volume == v.ID && r.Disk == v.DiskName && r.SizeBytes == sizeBytes || r.inherited(v)
+}
+
+// inherited reports whether the record is of the volume from whose snapshot the disk was restored.
+func (r Record) inherited(v Volume) bool {
+	return v.Origin == volume.OriginSnapshot && v.FilesystemUUID != "" &&
+		cmp.Or(r.UUID, r.Volume) == v.FilesystemUUID && r.SizeBytes == v.SourceBytes
 }
 
 // RecordOf returns the record of a format of the volume.
 func RecordOf(v Volume) Record {
-	return Record{Volume: v.ID, Disk: v.DiskName, SizeBytes: v.SizeBytes, Filesystem: v.FSType,
+	r := Record{Volume: v.ID, Disk: v.DiskName, SizeBytes: v.SizeBytes, Filesystem: v.FSType,
 		Options: v.Mkfs.String()}
+	if id := v.makeUUID(); id != v.ID {
+		r.UUID = id
+	}
+	return r
 }

@@ -1,7 +1,6 @@
 package filesystem
 
 import (
-	"bytes"
 	"context"
 	"os"
 	"slices"
@@ -23,34 +22,34 @@ func (d disk) writeRecords(w *os.File, record []byte) error {
 
 // eraseRecords erases the format-in-progress records. What mkfs wrote is durable: each mkfs syncs
 // before it ends. A record that mkfs has overwritten is the filesystem's now.
-func (d disk) eraseRecords(w *os.File, record []byte) error {
-	return d.eraseSectors(w, RecordOffsets(d.SizeBytes), func(b []byte) bool {
-		return bytes.Equal(b, record)
+func (d disk) eraseRecords(w *os.File, v Volume) error {
+	return d.eraseSectors(w, v.slots(RecordOffsets, d.SizeBytes), func(b []byte) bool {
+		r, err := ParseRecord(b)
+		return err == nil && r.GrowFrom == 0 && r.of(v, d.SizeBytes)
 	})
 }
 
-func (d disk) growthRecord(v Volume, sb Superblock) Record {
-	return Record{Volume: v.ID, Disk: v.DiskName, SizeBytes: d.SizeBytes, Filesystem: sb.Type,
-		GrowFrom: sb.SizeBytes, Mounted: sb.Mounted}
-}
-
-// writeGrowthRecords writes the records of a growth durably, behind the filesystem's old end.
+// writeGrowthRecords writes the records of a growth durably.
 func (d disk) writeGrowthRecords(r Record) error {
 	record, err := r.Encode()
 	if err != nil {
 		return err
 	}
-	slots := slices.DeleteFunc(GrowthOffsets(d.SizeBytes), func(slot int64) bool {
-		return slot < r.GrowFrom
+	return d.WithExclusive(func(w *os.File) error {
+		return d.writeSectors(w, record, growthSlots(d.SizeBytes, r.GrowFrom))
 	})
-	return d.WithExclusive(func(w *os.File) error { return d.writeSectors(w, record, slots) })
+}
+
+// growthSlots returns the offsets of growth records behind the end of a filesystem.
+func growthSlots(sizeBytes, end int64) []int64 {
+	return slices.DeleteFunc(GrowthOffsets(sizeBytes), func(slot int64) bool { return slot < end })
 }
 
 // eraseGrowthRecords erases what is left of the records of a growth. The growth is durable: e2fsck
 // -f and resize2fs flush the disk before and after the superblock, their last write, and fail if
 // that fails (ext2fs_flush2, unix_flush). So does an e2fsck -f after a resize2fs that was killed.
-func (d disk) eraseGrowthRecords(w *os.File) error {
-	return d.eraseSectors(w, GrowthOffsets(d.SizeBytes), func(b []byte) bool {
+func (d disk) eraseGrowthRecords(w *os.File, sb Superblock) error {
+	return d.eraseSectors(w, growthSlots(d.SizeBytes, sb.SizeBytes), func(b []byte) bool {
 		r, err := ParseRecord(b)
 		return err == nil && r.GrowFrom != 0
 	})
@@ -66,7 +65,7 @@ func (d disk) writeSectors(w *os.File, sector []byte, offsets []int64) error {
 	return d.unwritable(w.Sync())
 }
 
-// eraseSectors durably erases the sectors at the offsets that match selects.
+// eraseSectors durably erases the records at the offsets that match selects.
 func (d disk) eraseSectors(w *os.File, offsets []int64, match func(b []byte) bool) error {
 	for _, offset := range offsets {
 		b, err := d.Read(offset, sectorBytes)
@@ -76,7 +75,7 @@ func (d disk) eraseSectors(w *os.File, offsets []int64, match func(b []byte) boo
 		if !match(b) {
 			continue
 		}
-		clear(b)
+		clear(b[:recordBytes])
 		if err := blockdev.WriteAt(w, b, offset); err != nil {
 			return d.unwritable(err)
 		}
@@ -84,37 +83,35 @@ func (d disk) eraseSectors(w *os.File, offsets []int64, match func(b []byte) boo
 	return d.unwritable(w.Sync())
 }
 
-// DropRecord durably erases the records of an unfinished format of this volume before the device is
-// published as a raw device. From then on its content is the workload's, and a record would claim
-// that it is not. A device that is mounted is already in use. A filesystem that has been in use
-// keeps its bytes, because a record is ignored there.
+// DropRecord durably erases records of the disk, of a format and of a growth, before the device is
+// published as a raw device, whichever volume they name. From then on its content is the
+// workload's, and a record would claim that it is not. What was written to a raw device, and only
+// looks like a record, stays: it is not beside traces of mkfs alone, nor behind an ext that it
+// fits. A device that is mounted is already in use.
 func DropRecord(ctx context.Context, device *blockdev.OpenDevice, v Volume, mounted bool) error {
 	d := disk{device}
 	if v.ReadOnly || mounted {
 		return nil
 	}
-	var slots []region
-	for _, slot := range RecordOffsets(d.SizeBytes) {
-		slots = append(slots, region{slot, sectorBytes, "the driver's own record"})
-	}
-	s, err := d.read(slots, nil)
+	s, err := d.read(v, recordRegions(d.SizeBytes), nil)
 	if err != nil {
 		return err
 	}
-	own := slices.DeleteFunc(s.validRecords(), func(r foundRecord) bool {
-		return !r.of(v, d.SizeBytes)
-	})
+	if len(s.validRecords())+len(s.Growth) > 0 { // where they lie decides whether they count
+		found, err := Find(d.OpenDevice)
+		if err != nil {
+			return err
+		}
+		if s, err = d.read(v, edgeRegions(d.SizeBytes), found); err != nil {
+			return err
+		}
+	}
+	own, err := d.ownRecords(v, s)
+	if err != nil {
+		return err
+	}
 	if len(own) == 0 {
 		flight.Confirm(ctx, flight.RecordErased, flight.Fields{}, flight.Fields{})
-		return nil
-	}
-	found, err := Find(d.OpenDevice)
-	if err != nil {
-		return err
-	}
-	if slices.ContainsFunc(found, func(sb Superblock) bool {
-		return !sb.Fresh && !sb.MaybeFresh && !sb.Unfinished
-	}) {
 		return nil
 	}
 	if err := d.MakeWritable(true); err != nil {
@@ -122,16 +119,35 @@ func DropRecord(ctx context.Context, device *blockdev.OpenDevice, v Volume, moun
 	}
 	change := flight.Begin(ctx, flight.RecordErased, flight.Fields{})
 	err = d.WithExclusive(func(w *os.File) error {
-		for _, r := range own {
-			// read has cleared the record in what it returned.
-			if err := blockdev.WriteAt(w, s.at(r.Offset, sectorBytes), r.Offset); err != nil {
-				return d.unwritable(err)
-			}
-		}
-		return d.unwritable(w.Sync())
+		return d.eraseSectors(w, own, isRecord)
 	})
 	change.End(err, flight.Fields{})
 	return err
+}
+
+// ownRecords returns the offsets of those records in a scan of the disk's ends that were written on
+// this disk, or on the one that it was restored from.
+func (d disk) ownRecords(v Volume, s scan) (own []int64, err error) {
+	formats, growths := s.validRecords(), s.Growth
+	if len(formats) > 0 {
+		offset, err := d.traces(v, expected{Mkfs: true}).unexplained(s.Regions)
+		if err != nil || offset >= 0 {
+			formats = nil
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	if len(s.Found) != 1 || !s.Found[0].isExt() {
+		growths = nil
+	}
+	for _, r := range slices.Concat(formats, growths) {
+		fits := r.GrowFrom == 0 || r.Mounted == s.Found[0].Mounted
+		if fits && (r.SizeBytes == d.SizeBytes || r.inherited(v)) {
+			own = append(own, r.Offset)
+		}
+	}
+	return own, nil
 }
 
 // unwritable wraps an error of a write; nil stays nil.

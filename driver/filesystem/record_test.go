@@ -23,8 +23,8 @@ func TestRecordsAreDroppedOnlyFromADiskThatIsFree(t *testing.T) {
 		"of a disk that is free":      {func(*Volume) {}, false, 0},
 		"of a disk that is mounted":   {func(*Volume) {}, true, 3},
 		"of a disk that is read-only": {func(v *Volume) { v.ReadOnly = true }, false, 3},
-		"of another volume's format":  {func(v *Volume) { v.ID = "w" }, false, 3},
-		"of another disk's format":    {func(v *Volume) { v.DiskName = "e" }, false, 3},
+		"of another volume's format":  {func(v *Volume) { v.ID = "w" }, false, 0},
+		"of another disk's format":    {func(v *Volume) { v.DiskName = "e" }, false, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			device := openDisk(t, own.SizeBytes)

@@ -95,6 +95,15 @@ func listEdges(sizeBytes int64) *regionList {
 	return l
 }
 
+// recordRegions returns where the driver's own records can be on a disk of that size.
+func recordRegions(sizeBytes int64) []region {
+	l := &regionList{sizeBytes: sizeBytes, seen: map[int64]bool{}}
+	for _, slot := range append(RecordOffsets(sizeBytes), GrowthOffsets(sizeBytes)...) {
+		l.sector(slot, "the driver's own record")
+	}
+	return l.regions
+}
+
 // tailRegions returns the regions that are read behind an offset: its first MiB, the disk's last
 // 2 MiB, and samples.
 func tailRegions(sizeBytes, from int64) []region {
@@ -196,8 +205,11 @@ func RecordOffsets(sizeBytes int64) []int64 {
 	return slots
 }
 
-// GrowthOffsets returns the offsets of the growth record: near the end of the disk, behind the old
-// end of the filesystem. resize2fs writes at the start of what it adds.
+// growthReserveBytes at the end of a disk stay free when an ext grows, for the growth records.
+const growthReserveBytes = 1 << 20
+
+// GrowthOffsets returns the offsets of the growth record: behind the end that an ext has after a
+// growth, so that neither the growth nor file data ever reach them.
 func GrowthOffsets(sizeBytes int64) []int64 {
 	end := sizeBytes &^ (sectorBytes - 1)
 	if end < headBytes+tailBytes {

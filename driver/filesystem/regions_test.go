@@ -138,7 +138,7 @@ func TestAnyByteInAnyRegionMakesADiskNotBlank(t *testing.T) {
 			for _, at := range []int64{0, r.Bytes / 2, r.Bytes - 1} {
 				data := make([]byte, r.Bytes)
 				data[at] = 1
-				s := scan{Path: "/dev/x", Unexplained: -1, SizeBytes: size, Regions: []regionData{{r, data}}}
+				s := scan{Path: "/dev/x", SizeBytes: size, Regions: []regionData{{r, data}}}
 				err := s.checkBlank()
 				where := fmt.Sprintf("offset %d (%s)", r.Offset+at, r.Owner)
 				if !csierr.Has(err, csierr.DiskNotBlank) || !strings.Contains(err.Error(), where) {

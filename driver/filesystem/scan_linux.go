@@ -23,10 +23,7 @@ type scan struct {
 	Found     []Superblock // of the filesystems that the driver makes
 	Blkid     blkidResult
 	Records   []foundRecord
-	Growth    []Record // the valid growth records
-	// Unexplained is the offset of the first byte that no mkfs of the driver writes, or -1. It is
-	// looked for only beside valid records of a format.
-	Unexplained int64
+	Growth    []foundRecord // the valid growth records
 }
 
 // regionData is a region with its bytes, in which valid format-in-progress records are cleared.
@@ -35,7 +32,7 @@ type regionData struct {
 	Data []byte
 }
 
-// foundRecord is a format-in-progress record, or what begins like one.
+// foundRecord is a record, or what begins like one.
 type foundRecord struct {
 	Offset int64
 	Record
@@ -51,23 +48,24 @@ const superblockBytes = 128 << 10
 // on a filesystem whose device was truncated. So a disk is blank only if blkid finds nothing and
 // all regions (see markerRegions) were read and are zero.
 //
-// A single filesystem with a valid checksum and no other signatures around it needs no blkid: it is
-// not going to be overwritten, only mounted.
+// The filesystem that the driver made for the volume needs no blkid: it is not going to be
+// overwritten, only mounted.
 func (d disk) inspect(v Volume) (state, error) {
 	found, err := Find(d.OpenDevice)
 	if err != nil {
 		return state{}, err
 	}
-	if len(found) > 0 {
-		s, err := d.read(edgeRegions(d.SizeBytes), found)
+	if len(found) == 1 && v.FilesystemUUID != "" {
+		s, err := d.read(v, edgeRegions(d.SizeBytes), found)
 		if err != nil {
 			return state{}, err
 		}
-		if s.soleFilesystem(v) && !found[0].Fresh && !s.growing(v) && !s.needsCheck(v) {
-			return state{Filesystem: found[0], GrowthBegun: len(s.growth(v)) > 0}, nil
+		sb, whole := s.filesystem(v)
+		if whole && !sb.Fresh && len(s.growth(v)) == 0 && !s.needsCheck(v) {
+			return state{Filesystem: sb}, nil
 		}
 	}
-	s, err := d.scan(found)
+	s, err := d.scan(v, found)
 	if err != nil {
 		return state{}, err
 	}
@@ -119,9 +117,9 @@ func unreadable(err error) error {
 }
 
 // scan reads every region and asks blkid meanwhile, which takes about as long.
-func (d disk) scan(found []Superblock) (scan, error) {
+func (d disk) scan(v Volume, found []Superblock) (scan, error) {
 	probe := async.Start(func() (blkidResult, error) { return blkid(d.File) })
-	s, err := d.read(markerRegions(d.SizeBytes), found)
+	s, err := d.read(v, markerRegions(d.SizeBytes), found)
 	result, probeErr := probe()
 	if err != nil {
 		return scan{}, err
@@ -130,20 +128,22 @@ func (d disk) scan(found []Superblock) (scan, error) {
 		return scan{}, fmt.Errorf("probe %s: %w", d.Path, probeErr)
 	}
 	s.Blkid = result
-	if len(s.validRecords()) > 0 {
-		s.Unexplained, err = d.traces().unexplained(s.Regions)
-	}
-	return s, err
+	return s, nil
 }
 
-// read reads the regions and takes the driver's own records out of them.
-func (d disk) read(regions []region, found []Superblock) (scan, error) {
+// read reads the regions and where records may be, and takes the driver's own records out of them.
+func (d disk) read(v Volume, regions []region, found []Superblock) (scan, error) {
+	for _, offsets := range []func(int64) []int64{RecordOffsets, GrowthOffsets} {
+		for _, slot := range v.slots(offsets, d.SizeBytes)[len(offsets(d.SizeBytes)):] {
+			regions = append(regions, region{slot, sectorBytes, "the record of the snapshot's origin"})
+		}
+	}
 	data, err := d.readRegions(regions)
 	if err != nil {
 		return scan{}, unreadable(err)
 	}
-	s := scan{Path: d.Path, SizeBytes: d.SizeBytes, Regions: data, Found: found, Unexplained: -1}
-	s.takeRecords()
+	s := scan{Path: d.Path, SizeBytes: d.SizeBytes, Regions: data, Found: found}
+	s.takeRecords(v)
 	return s, nil
 }
 
@@ -209,12 +209,14 @@ func (s scan) at(offset, n int64) []byte {
 	return nil
 }
 
-// takeRecords gathers the format-in-progress records and clears the valid ones in what was read, so
-// that the rest can be judged without them.
-func (s *scan) takeRecords() {
-	for _, slot := range RecordOffsets(s.SizeBytes) {
+// takeRecords gathers the driver's records where no file's data can be, and clears those of a
+// format in what was read, so that the rest can be judged without them. Those of a growth stay:
+// nothing has grown on a disk without a filesystem.
+func (s *scan) takeRecords(v Volume) {
+	for _, slot := range v.slots(RecordOffsets, s.SizeBytes) {
 		b := s.at(slot, recordBytes)
-		if !isRecord(b) {
+		used := slices.ContainsFunc(s.Found, func(sb Superblock) bool { return sb.holds(slot) })
+		if !isRecord(b) || used {
 			continue
 		}
 		r, err := ParseRecord(b)
@@ -226,11 +228,11 @@ func (s *scan) takeRecords() {
 			clear(b)
 		}
 	}
-	// Growth records are not cleared: nothing has grown on a disk without a filesystem.
-	for _, slot := range GrowthOffsets(s.SizeBytes) {
+	for _, slot := range v.slots(GrowthOffsets, s.SizeBytes) {
+		inside := slices.ContainsFunc(s.Found, func(sb Superblock) bool { return slot < sb.SizeBytes })
 		r, err := ParseRecord(s.at(slot, recordBytes))
-		if err == nil && r.GrowFrom > 0 && r.GrowFrom <= slot {
-			s.Growth = append(s.Growth, r)
+		if err == nil && r.GrowFrom > 0 && !inside {
+			s.Growth = append(s.Growth, foundRecord{Offset: slot, Record: r})
 		}
 	}
 }
@@ -273,6 +275,9 @@ func (s scan) evidence() string {
 			kind = "an unfinished " + sb.Type + " filesystem"
 		case sb.Damaged:
 			kind += " whose checksum is wrong"
+		}
+		if sb.Refused != "" {
+			kind += " with " + sb.Refused
 		}
 		words = append(words, kind)
 	}

@@ -29,7 +29,7 @@ func TestEverySignatureIsReadAndFound(t *testing.T) {
 			}
 			data := make([]byte, regions[i].Bytes)
 			copy(data[offset-regions[i].Offset:], s.Magic)
-			v := scan{Path: "/dev/x", Unexplained: -1, SizeBytes: size,
+			v := scan{Path: "/dev/x", SizeBytes: size,
 				Regions: []regionData{{regions[i], data}}}
 			found := findSignatures(size, v.at)
 			if !slices.ContainsFunc(found, func(f finding) bool {

@@ -16,19 +16,23 @@ const fsExt2 = "ext2"
 // Superblock is what the first 128 KiB of a disk show about a filesystem on it.
 type Superblock struct {
 	Type string
-	// UUID is the one that tools show and can change.
-	UUID      uuid.UUID
-	SizeBytes int64 // of the filesystem, which may differ from its device's
+	// UUID is the one that tools show and can change, MetadataUUID the one in the blocks of metadata.
+	UUID         uuid.UUID
+	MetadataUUID uuid.UUID
+	SizeBytes    int64 // of the filesystem, which may differ from its device's
 	// UnitBytes is the least that growing adds. A smaller rest at the end of the device stays unused.
 	UnitBytes int64
 	// Fixed reports that its tools cannot grow it.
 	Fixed bool
-	// BlockBytes is the block size of an ext.
-	BlockBytes int64
+	// BlockBytes is the block size of an ext, NodeBytes the size of the tree blocks of a btrfs.
+	BlockBytes, NodeBytes int64
 	// ChecksumOK reports that the superblock has a checksum and that it is right.
 	ChecksumOK bool
 	// Damaged reports that the superblock has a checksum that is wrong.
 	Damaged bool
+	// Features are the features that the driver knows, and Refused is why it must not be mounted:
+	// features that the driver does not know, or that need another device. See features.go.
+	Features, Refused string
 	// Unclean is the reason why the filesystem needs a check before it is mounted; empty if it needs
 	// none.
 	Unclean string
@@ -66,9 +70,23 @@ func findSuperblocks(head []byte) []Superblock {
 // isExt reports whether it is an ext3 or ext4. These grow before they are mounted.
 func (sb Superblock) isExt() bool { return sb.Type == volume.Ext3 || sb.Type == volume.Ext4 }
 
+// largest returns the size to which the driver grows the filesystem on a disk of that size.
+func (sb Superblock) largest(sizeBytes int64) int64 {
+	if sb.isExt() {
+		return sizeBytes&^(sectorBytes-1) - growthReserveBytes
+	}
+	return sizeBytes
+}
+
 // leavesRoom reports whether a disk of that size has room for more of the filesystem.
 func (sb Superblock) leavesRoom(sizeBytes int64) bool {
-	return sizeBytes-sb.SizeBytes >= sb.UnitBytes
+	return sb.largest(sizeBytes)-sb.SizeBytes >= sb.UnitBytes
+}
+
+// holds reports whether the filesystem has been in use and an offset is inside it, so that a file
+// may have it.
+func (sb Superblock) holds(offset int64) bool {
+	return !sb.Fresh && !sb.MaybeFresh && !sb.Unfinished && offset < sb.SizeBytes
 }
 
 // canGrow reports whether the filesystem can be grown on a disk of that size.
@@ -85,7 +103,6 @@ const (
 	extCompatResizeInode  = 0x10
 	extCompatOrphanFile   = 0x1000
 	extIncompatRecover    = 0x4
-	extIncompatJournalDev = 0x8
 	extIncompatMetaBG     = 0x10
 	extIncompat64Bit      = 0x80
 	extROBigalloc         = 0x200
@@ -105,9 +122,6 @@ func extSuperblock(head []byte) (Superblock, bool) {
 		return Superblock{}, false
 	}
 	compat, incompat, roCompat := le32(b[0x5C:]), le32(b[0x60:]), le32(b[0x64:])
-	if incompat&extIncompatJournalDev != 0 {
-		return Superblock{}, false
-	}
 	blockBytes := uint64(1024) << le32(b[0x18:])
 	blocks := uint64(le32(b[0x4:]))
 	if incompat&extIncompat64Bit != 0 {
@@ -126,6 +140,11 @@ func extSuperblock(head []byte) (Superblock, bool) {
 		Offset:     extOffset,
 		DataOffset: extDataOffset(b, blocks, blockBytes),
 	}
+	sb.MetadataUUID = sb.UUID // in the copies of the superblock; nothing else has one
+	sb.addFeatures(b, binary.LittleEndian, extFeatures)
+	journal := le32(b[0xE0:]) // an inode of this filesystem
+	sb.refuse(journal != 8 && compat&extCompatJournal != 0 ||
+		journal != 0 && compat&extCompatJournal == 0, "s_journal_inum", journal)
 	if roCompat&extROMetadataChecksum != 0 && b[0x175] == 1 {
 		// The kernel starts from ~0 and does not invert at the end, as Go's crc32 does.
 		sb.ChecksumOK = le32(b[0x3FC:]) == ^crc32.Checksum(b[:0x3FC], castagnoli)
@@ -214,7 +233,10 @@ func extMounted(b []byte) int64 {
 }
 
 // The layout of XFS: fs/xfs/libxfs/xfs_format.h. Everything but the checksum is big-endian.
-const xfsMinimumAGBlocks = 64
+const (
+	xfsMinimumAGBlocks  = 64
+	xfsIncompatMetaUUID = 0x4
+)
 
 func xfsSuperblock(head []byte) (Superblock, bool) {
 	if len(head) < 512 || !bytes.HasPrefix(head, []byte("XFSB")) {
@@ -231,9 +253,19 @@ func xfsSuperblock(head []byte) (Superblock, bool) {
 		// The log sequence number of the last change to the superblock.
 		Fresh: binary.BigEndian.Uint64(head[240:]) == 0,
 	}
+	if sb.MetadataUUID = sb.UUID; binary.BigEndian.Uint32(head[216:])&xfsIncompatMetaUUID != 0 {
+		sb.MetadataUUID = uuid.UUID(head[248:264])
+	}
+	sb.addFeatures(head, binary.BigEndian, xfsFeatures)
+	version := binary.BigEndian.Uint16(head[100:]) & 0xF
+	sb.refuse(version < 4, "sb_versionnum", version)
+	sb.refuse(binary.BigEndian.Uint64(head[48:]) == 0, "sb_logstart", "an external log")
+	if version == 5 {
+		sb.addFeatures(head, binary.BigEndian, xfsV5Features)
+	}
 	sector := int(binary.BigEndian.Uint16(head[102:]))
 	sb.DataOffset = 4 * int64(sector) // after the four headers of the first group
-	if binary.BigEndian.Uint16(head[100:])&0xF == 5 && sector >= 512 && sector <= len(head) {
+	if version == 5 && sector >= 512 && sector <= len(head) {
 		b := bytes.Clone(head[:sector])
 		clear(b[224:228])
 		sb.ChecksumOK = binary.LittleEndian.Uint32(head[224:]) == crc32.Checksum(b, castagnoli)
@@ -274,7 +306,11 @@ const (
 	btrfsOffset = 64 << 10
 	btrfsBytes  = 4096
 
-	btrfsFSID = 0x20
+	btrfsFSID         = 0x20
+	btrfsIncompat     = 0xBC
+	btrfsMetadataUUID = 0x23B
+
+	btrfsIncompatMetadataUUID = 0x400
 	// The kernel and mkfs allocate nothing before it.
 	btrfsDataOffset = 1 << 20
 )
@@ -303,6 +339,16 @@ func btrfsSuperblock(head []byte) (Superblock, bool) {
 		Offset:     btrfsOffset,
 		DataOffset: btrfsDataOffset,
 	}
+	if sb.MetadataUUID = sb.UUID; binary.LittleEndian.Uint64(b[btrfsIncompat:])&
+		btrfsIncompatMetadataUUID != 0 {
+		sb.MetadataUUID = uuid.UUID(b[btrfsMetadataUUID : btrfsMetadataUUID+16])
+	}
+	sb.addFeatures(b, binary.LittleEndian, btrfsFeatures)
+	devices := binary.LittleEndian.Uint64(b[0x88:])
+	sb.refuse(devices != 1, "num_devices", devices)
+	devid := binary.LittleEndian.Uint64(b[0xC9:]) // 0 is the target of a replacement
+	sb.refuse(devid == 0, "dev_item.devid", devid)
+	sb.NodeBytes = int64(binary.LittleEndian.Uint32(b[0x94:]))
 	if binary.LittleEndian.Uint16(b[0xC4:]) == 0 {
 		sb.ChecksumOK = binary.LittleEndian.Uint32(b) == crc32.Checksum(b[0x20:], castagnoli)
 		sb.Damaged = !sb.ChecksumOK

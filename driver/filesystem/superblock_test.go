@@ -78,12 +78,13 @@ func TestFindSuperblocks(t *testing.T) {
 					t.Errorf("it is fresh or maybe fresh: %+v", found[i])
 				}
 				found[i].Fresh, found[i].MaybeFresh = false, false
-				found[i].LogOffset, found[i].BlockBytes = 0, 0
+				found[i].LogOffset, found[i].BlockBytes, found[i].Features = 0, 0, ""
+				found[i].NodeBytes = 0
 				found[i].Offset, found[i].DataOffset = 0, 0
-				if found[i].UUID.String() != someUUID {
-					t.Errorf("the UUID is %s, want %s", found[i].UUID, someUUID)
+				if id := found[i].UUID; id.String() != someUUID || found[i].MetadataUUID != id {
+					t.Errorf("the UUIDs are %s and %s, want %s", id, found[i].MetadataUUID, someUUID)
 				}
-				found[i].UUID = uuid.Nil
+				found[i].UUID, found[i].MetadataUUID = uuid.Nil, uuid.Nil
 			}
 			if len(found) != 1 || found[0] != c.want {
 				t.Fatalf("found %+v, want %+v", found, c.want)

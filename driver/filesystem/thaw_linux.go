@@ -1,7 +1,10 @@
 package filesystem
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"log/slog"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
@@ -11,23 +14,30 @@ import (
 
 // TryExclusive is OpenDevice.TryExclusive for a device that is mounted nowhere. A frozen filesystem
 // that was unmounted keeps the device in use; TryExclusive thaws it, which releases the device.
-func TryExclusive(d *blockdev.OpenDevice) error {
+func TryExclusive(ctx context.Context, log *slog.Logger, d *blockdev.OpenDevice) error {
 	err := d.TryExclusive()
 	if !csierr.Has(err, csierr.DeviceHeld) {
 		return err
 	}
-	if failed := thawUnmounted(d); failed != nil {
-		return csierr.New(csierr.DeviceHeld, "%w; the filesystem that holds it could not be thawed: %v",
-			err, failed)
+	if failed := thawUnmounted(ctx, log, d); failed != nil {
+		return csierr.New(csierr.DeviceHeld, "%w; %w", err, failed)
 	}
 	return d.TryExclusive()
 }
 
-// thawUnmounted thaws the filesystem that keeps the device in use. It reaches the filesystem
-// through a detached mount. If it cannot be mounted, the device is in use by something else.
-func thawUnmounted(d *blockdev.OpenDevice) error {
+// thawUnmounted thaws the filesystem that keeps the device in use, unless a mount is seen, for
+// whose sake it may be frozen. It reaches the filesystem through a detached mount. If it cannot be
+// mounted, the device is in use by something else.
+func thawUnmounted(ctx context.Context, log *slog.Logger, d *blockdev.OpenDevice) error {
+	views, err := mount.ReadViews(ctx, log)
+	if err != nil {
+		return err
+	}
+	if mounts := views.Of(d.Device, nil); len(mounts) > 0 {
+		return fmt.Errorf("it is mounted at %s", mount.Describe(mounts))
+	}
 	found, err := Find(d)
-	if err != nil || len(found) != 1 {
+	if err != nil || len(found) != 1 || found[0].Refused != "" {
 		return err
 	}
 	// A filesystem that was mounted read-only accepts only another read-only mount, and most that
@@ -46,5 +56,8 @@ func thawUnmounted(d *blockdev.OpenDevice) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(mount.Thaw(root), root.Close())
+	if err := errors.Join(mount.Thaw(root), root.Close()); err != nil {
+		return fmt.Errorf("the filesystem that holds it could not be thawed: %w", err)
+	}
+	return nil
 }

@@ -3,24 +3,49 @@ package filesystem
 import (
 	"bytes"
 	"encoding/binary"
+	"math/bits"
 	"slices"
+
+	"github.com/google/uuid"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// mkfsTraces distinguishes what a mkfs of the driver may have written from other data. It goes by
-// content, one sector at a time, so that it accepts any part of what mkfs writes: a format may be
-// cut off anywhere, and a power failure may keep any of its blocks. Traces of several filesystems
-// may be on one disk, because the repeated call may ask for another one.
-type mkfsTraces struct {
+// behind returns what may be behind a filesystem: what a growth that was cut off has written. The
+// blocks of xfs and btrfs carry the filesystem's UUID. Most of ext's carry nothing, so that they
+// are expected only if a record announces them.
+func (found state) behind() expected {
+	sb := found.Filesystem
+	if sb.isExt() && !found.Growing {
+		return expected{}
+	}
+	return expected{Growth: sb.Type, UUID: sb.MetadataUUID, NodeBytes: sb.NodeBytes}
+}
+
+// traces distinguishes what the driver's tools may have written from other data. It goes by
+// content, one sector at a time, so that it accepts any part of what they write: a format or a
+// growth may be cut off anywhere, and a power failure may keep any of its blocks. Traces of several
+// filesystems may be on one disk, because the repeated call may ask for another one.
+type traces struct {
+	expected
 	sizeBytes int64
+	slots     []int64 // of the driver's own records
 	// read reads from the disk. Later sectors of a btrfs block are recognized by its first.
 	read func(offset, n int64) ([]byte, error)
 }
 
-func (d disk) traces() mkfsTraces { return mkfsTraces{d.SizeBytes, d.Read} }
+func (d disk) traces(v Volume, e expected) traces {
+	t := traces{expected: e, sizeBytes: d.SizeBytes, read: d.Read}
+	if e.Mkfs {
+		t.slots = v.slots(RecordOffsets, d.SizeBytes)
+	} else if e.Growth != "" {
+		t.slots = v.slots(GrowthOffsets, d.SizeBytes)
+	}
+	return t
+}
 
-// unexplained returns the offset of the first byte in the regions that no mkfs of the driver
-// writes, or -1.
-func (m mkfsTraces) unexplained(regions []regionData) (int64, error) {
+// unexplained returns the offset of the first unexpected byte in the regions, or -1.
+func (m traces) unexplained(regions []regionData) (int64, error) {
 	first := int64(-1)
 	for _, r := range regions {
 		i, err := m.check(r.Data, r.Offset)
@@ -34,9 +59,9 @@ func (m mkfsTraces) unexplained(regions []regionData) (int64, error) {
 	return first, nil
 }
 
-// check returns the index of the first byte in b, read at that offset, that no mkfs of the driver
-// writes, or -1. It is a byteCheck.
-func (m mkfsTraces) check(b []byte, at int64) (int, error) {
+// check returns the index of the first unexpected byte in b, read at that offset, or -1. It is a
+// byteCheck.
+func (m traces) check(b []byte, at int64) (int, error) {
 	for done := 0; ; {
 		i := nonZero(b[done:])
 		if i < 0 {
@@ -54,15 +79,21 @@ func (m mkfsTraces) check(b []byte, at int64) (int, error) {
 	}
 }
 
-// explains reports whether a mkfs of the driver, or the driver itself, may have written the sector.
-func (m mkfsTraces) explains(sector []byte, at int64) (bool, error) {
-	if slices.Contains(RecordOffsets(m.sizeBytes), at) && recordTrace(sector) {
+// explains reports whether the driver, or one of its tools, may have written the sector.
+func (m traces) explains(sector []byte, at int64) (bool, error) {
+	switch {
+	case slices.Contains(m.slots, at) && recordTrace(sector):
 		return true, nil
-	}
-	if at == 0 && nonZero(sector[:min(len(sector), extOffset)]) >= 0 {
-		return xfsTrace(sector), nil // no ext or btrfs writes there
-	}
-	if m.extTrace(sector) || xfsTrace(sector) {
+	case m.Growth == volume.XFS,
+		m.Mkfs && at == 0 && nonZero(sector[:min(len(sector), extOffset)]) >= 0:
+		return m.xfsTrace(sector), nil // no ext or btrfs writes to the first sector
+	case m.Growth == volume.Btrfs:
+		return m.btrfsTrace(sector, at)
+	case m.Growth != "":
+		return m.extTrace(sector), nil
+	case !m.Mkfs:
+		return false, nil
+	case m.extTrace(sector), m.xfsTrace(sector):
 		return true, nil
 	}
 	return m.btrfsTrace(sector, at)
@@ -78,35 +109,45 @@ func recordTrace(sector []byte) bool {
 
 // extTrace checks units of the smallest block size of an ext. Blocks are larger by default, and
 // each part of a larger block looks like such a unit.
-func (m mkfsTraces) extTrace(sector []byte) bool {
+func (m traces) extTrace(sector []byte) bool {
 	for unit := range slices.Chunk(sector, extBytes) {
-		if nonZero(unit) >= 0 && !extUnit(unit, uint64(m.sizeBytes)/extBytes) {
+		if nonZero(unit) >= 0 && !m.extUnit(unit, uint64(m.sizeBytes)/extBytes) {
 			return false
 		}
 	}
 	return true
 }
 
-func extUnit(b []byte, blocks uint64) bool {
+func (m traces) extUnit(b []byte, blocks uint64) bool {
 	if len(b) < extBytes {
 		return false
 	}
-	sb := binary.LittleEndian.Uint16(b[0x38:]) == 0xEF53 && extMounted(b) == 0
+	sb := binary.LittleEndian.Uint16(b[0x38:]) == 0xEF53
+	if m.Growth != "" {
+		// A growth copies the descriptors of groups in use, and makes no inodes.
+		return sb && uuid.UUID(b[0x68:0x78]) == m.UUID || extBitmap(b) || extNumbers(b, blocks) ||
+			extDescriptors(b, 32, blocks, 1<<16) || extDescriptors(b, 64, blocks, 1<<16)
+	}
+	sb = sb && extMounted(b) == 0
 	journal := binary.BigEndian.Uint32(b) == 0xC03B3998
 	return sb || journal || extBitmap(b) || extNumbers(b, blocks) || extDirectory(b) ||
-		extDescriptors(b, 32, blocks) || extDescriptors(b, 64, blocks) ||
+		extDescriptors(b, 32, blocks, 2) || extDescriptors(b, 64, blocks, 2) ||
 		slices.ContainsFunc([]int{128, 256, 512, 1024, 2048}, func(n int) bool { return extInodes(b, n) })
 }
 
 // extBitmap reports whether it may be part of a bitmap, in which all but a few bytes are full or
-// empty, because mkfs allocates in long runs.
+// empty, because mkfs allocates in long runs. The others are where runs begin or end.
 func extBitmap(b []byte) bool {
 	const maxMixed = 16
 	mixed := 0
 	for _, c := range b {
-		if c != 0 && c != 0xFF {
-			mixed++
+		if c == 0 || c == 0xFF {
+			continue
 		}
+		if changes := bits.OnesCount8(c ^ bits.RotateLeft8(c, 1)); changes > 2 {
+			return false
+		}
+		mixed++
 	}
 	return mixed <= maxMixed
 }
@@ -150,8 +191,9 @@ func extDirectory(b []byte) bool {
 	return empty || names
 }
 
-// extDescriptors reports whether it may be part of the group descriptor table.
-func extDescriptors(b []byte, size int, blocks uint64) bool {
+// extDescriptors reports whether it may be part of the group descriptor table, of groups that have
+// at most so many directories.
+func extDescriptors(b []byte, size int, blocks uint64, most int) bool {
 	le16, le32 := binary.LittleEndian.Uint16, binary.LittleEndian.Uint32
 	for d := range slices.Chunk(b, size) {
 		for i := 0; i < 12; i += 4 {
@@ -160,7 +202,7 @@ func extDescriptors(b []byte, size int, blocks uint64) bool {
 			}
 		}
 		directories, flags, exclude := le16(d[0x10:]), le16(d[0x12:]), le32(d[0x14:])
-		if directories > 2 || flags > 7 || exclude != 0 {
+		if int(directories) > most || flags > 7 || exclude != 0 {
 			return false
 		}
 		// On a disk of the rack's sizes the upper halves are zero, except those of checksums.
@@ -202,13 +244,14 @@ var xfsMagics = [][]byte{
 	{0xFE, 0xED, 0xBA, 0xBE}, {0, 0, 0, 1},
 }
 
-// xfsTrace reports whether mkfs.xfs may have written b, a sector of the disk.
-func xfsTrace(b []byte) bool {
+// xfsTrace reports whether mkfs.xfs, or the growth of an xfs, may have written b, a sector of the
+// disk.
+func (m traces) xfsTrace(b []byte) bool {
 	list := false
 	for sector := range slices.Chunk(b, 512) {
 		known := slices.ContainsFunc(xfsMagics, func(magic []byte) bool {
 			return bytes.HasPrefix(sector, magic)
-		})
+		}) && (m.Mkfs && xfsUnlogged(sector) || !m.Mkfs && bytes.Contains(sector, m.UUID[:]))
 		// A list of free blocks is padded to the end of the device's block.
 		list = list || bytes.HasPrefix(sector, []byte("XAFL"))
 		filled := list && !slices.ContainsFunc(sector, func(c byte) bool { return c != 0xFF })
@@ -219,15 +262,34 @@ func xfsTrace(b []byte) bool {
 	return true
 }
 
+// xfsLSN is where a structure of XFS has the log sequence number of its last change by the kernel.
+var xfsLSN = map[string]int{"XFSB": 240, "XAGF": 208, "XAGI": 320, "XAFL": 24, "AB3B": 24,
+	"AB3C": 24, "IAB3": 24, "FIB3": 24, "R3FC": 24, "RMB3": 24}
+
+// xfsUnlogged reports whether no kernel has changed the structure that a sector begins with.
+func xfsUnlogged(sector []byte) bool {
+	at, ok := xfsLSN[string(sector[:4])]
+	if bytes.HasPrefix(sector, []byte("IN")) {
+		at, ok = 112, true
+	}
+	return !ok || nonZero(sector[at:at+8]) < 0
+}
+
 // btrfsTrace reports whether the sector is a superblock or part of a tree block.
-func (m mkfsTraces) btrfsTrace(sector []byte, at int64) (bool, error) {
-	if btrfsSuper(sector, at) || btrfsHeader(sector) {
+func (m traces) btrfsTrace(sector []byte, at int64) (bool, error) {
+	if m.btrfsHeader(sector) ||
+		btrfsSuper(sector, at) && (m.Mkfs && btrfsMaybeFresh(sector) ||
+			!m.Mkfs && bytes.Contains(sector, m.UUID[:])) {
 		return true, nil
 	}
-	for size := int64(8 << 10); size <= 64<<10; size *= 2 {
+	largest := int64(64 << 10)
+	if !m.Mkfs {
+		largest = m.NodeBytes
+	}
+	for size := int64(8 << 10); size <= largest; size *= 2 {
 		if start := at &^ (size - 1); start != at {
 			b, err := m.read(start, sectorBytes)
-			if err != nil || btrfsHeader(b) {
+			if err != nil || m.btrfsHeader(b) {
 				return err == nil, err
 			}
 		}
@@ -245,9 +307,18 @@ func btrfsSuper(b []byte, at int64) bool {
 			bytes.HasPrefix(b[chunks:], []byte{0, 1, 0, 0, 0, 0, 0, 0, 0xE4}))
 }
 
-// btrfsHeader reports whether b begins with the header of a tree block of one of the first
+// btrfsHeader reports whether b begins with the header of a tree block: of one of the first
+// generations, or of the filesystem that grows.
+func (m traces) btrfsHeader(b []byte) bool {
+	if m.Growth != "" {
+		return len(b) >= btrfsFSID+16 && uuid.UUID(b[btrfsFSID:btrfsFSID+16]) == m.UUID
+	}
+	return btrfsFirstHeader(b)
+}
+
+// btrfsFirstHeader reports whether b begins with the header of a tree block of one of the first
 // generations.
-func btrfsHeader(b []byte) bool {
+func btrfsFirstHeader(b []byte) bool {
 	const checksum, csumBytes, address, flags, revision, generation, items, level = 4, 32, 48, 56, 63,
 		80, 96, 100
 	le32, le64 := binary.LittleEndian.Uint32, binary.LittleEndian.Uint64

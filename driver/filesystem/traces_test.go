@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
@@ -20,20 +21,20 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// firstUnexplained returns the offset of the first byte in a disk's file that no mkfs writes, or
-// -1.
-func firstUnexplained(t *testing.T, d *guesttest.Disk) int64 {
+// firstUnexplained returns the offset of the first byte in a disk's file, from an offset on, that
+// is not expected, or -1.
+func firstUnexplained(t *testing.T, d *guesttest.Disk, from int64, e expected) int64 {
 	t.Helper()
 	guesttest.Run(t, "blockdev", "--flushbufs", d.Loop)
 	f, err := os.Open(d.File)
 	csitest.Must(t, err)
 	defer func() { _ = f.Close() }()
-	m := mkfsTraces{d.SizeBytes, func(offset, n int64) ([]byte, error) {
+	m := traces{expected: e, sizeBytes: d.SizeBytes, read: func(offset, n int64) ([]byte, error) {
 		b := make([]byte, n)
 		_, err := f.ReadAt(b, offset)
 		return b, err
 	}}
-	for at := int64(0); ; {
+	for at := from; ; {
 		from, err := unix.Seek(int(f.Fd()), at, unix.SEEK_DATA)
 		if errors.Is(err, unix.ENXIO) {
 			return -1
@@ -96,10 +97,12 @@ func mkfsIsExplained(t *testing.T, fsType, options string, size int64, block int
 	if csitest.Must(t, err); result.Exit != 0 {
 		return false
 	}
-	if at := firstUnexplained(t, d); at >= 0 {
+	mkfs := expected{Mkfs: true}
+	if at := firstUnexplained(t, d, 0, mkfs); at >= 0 {
 		sector := d.ReadAt(t, at&^(sectorBytes-1), sectorBytes)
 		for unit := range slices.Chunk(sector, extBytes) {
-			if nonZero(unit) >= 0 && !extUnit(unit, uint64(size)/extBytes) {
+			if nonZero(unit) >= 0 && !(traces{expected: mkfs}).extUnit(unit,
+				uint64(size)/extBytes) {
 				t.Fatalf("at %d: %x", at, unit)
 			}
 		}
@@ -134,7 +137,8 @@ func TestMkfsTracesDoNotExplainOtherData(t *testing.T) {
 			make([]byte, sectorBytes-extOffset)), 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			m := mkfsTraces{guesttest.GiB, func(_, n int64) ([]byte, error) { return make([]byte, n), nil }}
+			m := traces{expected: expected{Mkfs: true}, sizeBytes: guesttest.GiB,
+				read: func(_, n int64) ([]byte, error) { return make([]byte, n), nil }}
 			i, err := m.check(slices.Concat(make([]byte, sectorBytes), c.sector), c.at-sectorBytes)
 			if c.at == 0 {
 				i, err = m.check(c.sector, 0)
@@ -144,5 +148,47 @@ func TestMkfsTracesDoNotExplainOtherData(t *testing.T) {
 				t.Fatalf("it is recognized as written by mkfs: %d", i)
 			}
 		})
+	}
+}
+
+// TestTracesExplainTheGrowthOfExt checks what a growth that was cut off relies on: that all that
+// resize2fs writes behind the old end of the filesystem is recognized, and nothing else is.
+func TestTracesExplainTheGrowthOfExt(t *testing.T) {
+	for _, fsType := range []string{volume.Ext3, volume.Ext4} {
+		for _, sizes := range [][2]int64{{64 * guesttest.MiB, 300 * guesttest.MiB},
+			{guesttest.GiB, 10 * guesttest.GiB}} {
+			for _, options := range slotOptions(fsType, sizes[0]) {
+				t.Run(fmt.Sprintf("%s with %q from %d to %d MiB", fsType, options,
+					sizes[0]/guesttest.MiB, sizes[1]/guesttest.MiB), func(t *testing.T) {
+					d := guesttest.New(t).Attach(guesttest.Serial, sizes[1])
+					v := Volume{ID: zeroVolume, FSType: fsType}
+					var err error
+					v.Mkfs, err = volume.ParseMkfsOptions(options)
+					csitest.Must(t, err)
+					name, args, err := mkfsCommand(v)
+					csitest.Must(t, err)
+					guesttest.Run(t, name, append(args, d.Loop, fmt.Sprint(sizes[0]>>10, "k"))...)
+					guesttest.Run(t, "e2fsck", "-f", "-p", d.Loop)
+					end := Superblock{Type: fsType}.largest(d.SizeBytes)
+					guesttest.Run(t, "resize2fs", d.Loop, fmt.Sprint(end>>10, "K"))
+					own := expected{Growth: fsType, UUID: uuid.MustParse(zeroVolume)}
+					if at := firstUnexplained(t, d, sizes[0], own); at >= 0 {
+						t.Errorf("the byte at %d is not recognized: %x", at,
+							d.ReadAt(t, at&^(extBytes-1), extBytes))
+					}
+					if at := firstUnexplained(t, d, end, expected{}); at >= 0 {
+						t.Errorf("resize2fs wrote at %d, where the records are", at)
+					}
+					if at := firstUnexplained(t, d, sizes[0], expected{}); at < 0 {
+						t.Error("resize2fs wrote nothing behind the old end")
+					}
+					other := own
+					other.UUID[0]++
+					if at := firstUnexplained(t, d, sizes[0], other); at < 0 {
+						t.Error("the copies of another filesystem's superblock are recognized, too")
+					}
+				})
+			}
+		}
 	}
 }

@@ -16,10 +16,22 @@ type Volume struct {
 	FilesystemUUID string // the only filesystem to mount; empty for any
 }
 
+// neverRaw reports whether the controller vouches that no workload ever had the disk as a raw
+// device.
+func (v Volume) neverRaw() bool { return v.Use == volume.UseFilesystem }
+
 // madeBlank reports whether the disk was created blank and never published as a raw device. Then a
 // sample of its bytes can prove that it is still blank. Any other disk is read whole.
-func (v Volume) madeBlank() bool {
-	return v.Origin == volume.OriginBlank && v.Use == volume.UseFilesystem
+func (v Volume) madeBlank() bool { return v.Origin == volume.OriginBlank && v.neverRaw() }
+
+// slots returns the offsets of the volume's records: those on a disk of that size and, if the disk
+// was restored from the snapshot of a smaller one, those on the smaller one.
+func (v Volume) slots(offsets func(int64) []int64, sizeBytes int64) []int64 {
+	slots := offsets(sizeBytes)
+	if v.Origin == volume.OriginSnapshot && v.SourceBytes > 0 && v.SourceBytes < sizeBytes {
+		slots = append(slots, offsets(v.SourceBytes)...)
+	}
+	return slots
 }
 
 // makeUUID returns the UUID for a new filesystem of the volume: the expected one, else the volume's
@@ -38,7 +50,7 @@ func (v Volume) makeUUID() string {
 // smaller snapshot, if it was never published as a raw device. It is the disk's end if there is no
 // such part.
 func (v Volume) blankFrom(sizeBytes int64) int64 {
-	if v.Origin != volume.OriginSnapshot || v.Use != volume.UseFilesystem || v.SourceBytes <= 0 ||
+	if v.Origin != volume.OriginSnapshot || !v.neverRaw() || v.SourceBytes <= 0 ||
 		v.SourceBytes%sectorBytes != 0 {
 		return sizeBytes
 	}

@@ -25,60 +25,53 @@ const (
 	maxReads = 3
 )
 
-// proveZero proves that the range [from, to) of the device holds only zeroes, by reading it whole.
-// The read goes on when the caller gives up. A repeated call joins it, and accepts its result as
-// long as the device cannot have been written to since: it has the same number and diskseq, the
-// kernel's counters of writes and discards are unchanged since before the read, and no process has
-// the device open for writing.
-func (p *Preparation) proveZero(ctx context.Context, from, to int64) error {
-	return p.proveRange(ctx, p.rangeOf(from, to))
-}
-
-// proveBlank proves in the same way that the whole disk is blank or, if it holds records of an
-// unfinished format, that it holds nothing but what a mkfs of the driver has left. A disk that was
-// created blank, for filesystems only, needs no such proof: the regions, which were read before,
-// are where mkfs and the driver write first.
-func (p *Preparation) proveBlank(ctx context.Context, unfinished bool) error {
-	if p.Volume.madeBlank() {
-		return nil
+// proveBlank proves that the whole disk is blank or, if it holds records of an unfinished format,
+// that it holds nothing but what a mkfs of the driver has left. A disk that was created blank, for
+// filesystems only, and has no record needs no such proof: the regions, which were read before, are
+// where mkfs and the driver write first. A record takes the place of no proof. It returns the
+// chunks of the disk where mkfs has left something.
+func (p *Preparation) proveBlank(ctx context.Context, unfinished bool) (left []int64, err error) {
+	if p.Volume.madeBlank() && !unfinished {
+		return nil, nil
 	}
-	r := p.rangeOf(0, p.Device.SizeBytes)
-	r.Unfinished = unfinished
-	return p.proveRange(ctx, r)
+	return p.proveRange(ctx, 0, p.Device.SizeBytes, expected{Mkfs: unfinished})
 }
 
-func (p *Preparation) rangeOf(from, to int64) zeroRange {
-	d := p.Device
-	return zeroRange{Volume: p.Volume.ID, Serial: d.Serial, Major: d.Major, Minor: d.Minor,
-		DiskSeq: d.DiskSeq, From: from, To: to}
-}
-
-func (p *Preparation) proveRange(ctx context.Context, r zeroRange) error {
+// proveRange proves that the range [from, to) of the device holds only zeroes and what is expected,
+// by reading it whole. The read goes on when the caller gives up. A repeated call joins it, and
+// accepts its result as long as the device cannot have been written to since: it has the same
+// number and diskseq, the kernel's counters of writes and discards are unchanged since before the
+// read, and no process has the device open for writing.
+//
+// It returns the offsets of the chunks of chunkBytes in which something is that is expected.
+func (p *Preparation) proveRange(ctx context.Context, from, to int64, e expected) ([]int64, error) {
 	d := disk{p.Device}
+	r := zeroRange{Volume: p.Volume.ID, Serial: d.Serial, Major: d.Major, Minor: d.Minor,
+		DiskSeq: d.DiskSeq, From: from, To: to, expected: e}
 	for range maxReads {
 		if err := d.AwaitNoWriters(); err != nil {
-			return err
+			return nil, err
 		}
 		job, joined := p.Scans.join(r, func(ctx context.Context, j *zeroScan) {
-			runScan(ctx, p.Log, d, j)
+			runScan(ctx, p.Log, d, p.Volume, j)
 		})
 		if job == nil {
-			return scanPending(d, "the driver is shutting down")
+			return nil, scanPending(d, "the driver is shutting down")
 		}
 		old := joined && job.ended()
 		if err := awaitScan(ctx, d, job); err != nil {
-			return err
+			return nil, err
 		}
 		again, err := d.judgeScan(job, joined, old)
 		if again || err != nil && !csierr.Has(err, csierr.DiskNotBlank) {
 			p.Scans.dropIf(func(j *zeroScan) bool { return j == job })
 		}
 		if !again {
-			return err
+			return job.left, err
 		}
 	}
-	return csierr.New(csierr.DeviceHeld, "%s was written to each time while it was read whole; stop "+
-		"the process that writes to it", d.Path)
+	return nil, csierr.New(csierr.DeviceHeld, "%s was written to each time while it was read whole; "+
+		"stop the process that writes to it", d.Path)
 }
 
 // awaitScan waits until the job has ended or the caller's deadline is near.
@@ -145,8 +138,8 @@ func (d disk) judgeFound(job *zeroScan, old bool) (again bool, err error) {
 		}
 	}
 	what := "is not zero"
-	if job.Unfinished {
-		what = "no mkfs of the driver writes"
+	if job.expected != (expected{}) {
+		what = "no tool of the driver writes"
 	}
 	return false, csierr.New(csierr.DiskNotBlank, "%s is not blank: read whole, its first byte from "+
 		"%d to %d that %s is at offset %d; %w", d.Path, job.From, job.To, what, job.found, errNotBlank)
@@ -154,7 +147,7 @@ func (d disk) judgeFound(job *zeroScan, old bool) (again bool, err error) {
 
 // runScan is the job. It opens the device once more, because the call closes its descriptor when it
 // returns, and without the lock, so that the job does not block other calls.
-func runScan(ctx context.Context, log *slog.Logger, d disk, j *zeroScan) {
+func runScan(ctx context.Context, log *slog.Logger, d disk, v Volume, j *zeroScan) {
 	log = log.With("device", d.Path, "serial", d.Serial, "from", j.From, "to", j.To)
 	log.Info("reading a whole disk to prove that it is blank")
 	j.found = -1
@@ -171,7 +164,7 @@ func runScan(ctx context.Context, log *slog.Logger, d disk, j *zeroScan) {
 			defer stop()
 			return struct{}{}, own.watchScan(ctx, j, log)
 		})
-		err = own.readCounted(ctx, j)
+		err = own.readCounted(ctx, v, j)
 		stop()
 		if _, gone := watch(); gone != nil {
 			return gone
@@ -191,15 +184,12 @@ func runScan(ctx context.Context, log *slog.Logger, d disk, j *zeroScan) {
 
 // readCounted reads the range and the kernel's counters before it. The counters are valid only if
 // they include the read itself.
-func (d disk) readCounted(ctx context.Context, j *zeroScan) error {
+func (d disk) readCounted(ctx context.Context, v Volume, j *zeroScan) error {
 	before, err := d.Counters()
 	if err != nil {
 		return err
 	}
-	check := byteCheck(onlyZeroes)
-	if j.Unfinished {
-		check = d.traces().check
-	}
+	check := j.note(d.traces(v, j.expected).check)
 	j.found, err = findUnexpected(ctx, d.OpenDevice, j.From, j.To, check,
 		func(n int64) { j.read.Add(n) })
 	if err != nil {
@@ -210,6 +200,18 @@ func (d disk) readCounted(ctx context.Context, j *zeroScan) error {
 	j.counted = before.Known() && after.Known() &&
 		after.ReadSectors-before.ReadSectors >= uint64(j.read.Load())/blockdev.SysfsSectorBytes
 	return err
+}
+
+// note returns a byteCheck that also notes the chunks that are not zero.
+func (j *zeroScan) note(check byteCheck) byteCheck {
+	return func(b []byte, at int64) (int, error) {
+		if nonZero(b) >= 0 {
+			j.leftMu.Lock()
+			j.left = append(j.left, at&^(chunkBytes-1))
+			j.leftMu.Unlock()
+		}
+		return check(b, at)
+	}
 }
 
 // watchScan logs the progress of the read, and returns an error if the device is detached or

@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/google/uuid"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 )
@@ -30,7 +32,16 @@ type zeroRange struct {
 	Major, Minor   uint32
 	DiskSeq        uint64
 	From, To       int64
-	Unfinished     bool // traces of the driver's mkfs are allowed
+	expected
+}
+
+// expected says which bytes may be on a range of a disk besides zeroes; the zero value is none.
+type expected struct {
+	Mkfs bool // what a mkfs of the driver writes, of any filesystem
+	// Growth is what the growth of a filesystem of this type and UUID writes behind its old end.
+	Growth    string
+	UUID      uuid.UUID
+	NodeBytes int64 // of a btrfs
 }
 
 // zeroScan is the job of one read.
@@ -42,6 +53,9 @@ type zeroScan struct {
 	done   chan struct{}
 
 	// written before done is closed
+
+	leftMu sync.Mutex
+	left   []int64 // the chunks with something that is expected; guarded by leftMu until then
 
 	found   int64 // the offset of the first unexpected byte; -1 if there is none
 	err     error

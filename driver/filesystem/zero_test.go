@@ -54,7 +54,7 @@ func TestFindUnexpected(t *testing.T) {
 				(&guesttest.Disk{Loop: d.Path}).WriteAt(t, offset, []byte{1})
 			}
 			var read atomic.Int64
-			got, err := findUnexpected(t.Context(), d, c.from, c.to, onlyZeroes,
+			got, err := findUnexpected(t.Context(), d, c.from, c.to, traces{}.check,
 				func(n int64) { read.Add(n) })
 			if csitest.Must(t, err); got != c.want {
 				t.Fatalf("found %d, want %d", got, c.want)
@@ -66,13 +66,13 @@ func TestFindUnexpected(t *testing.T) {
 	}
 	t.Run("a range beyond the disk is an error", func(t *testing.T) {
 		if _, err := findUnexpected(t.Context(), openDisk(t, guesttest.MiB), 0, 2*guesttest.MiB,
-			onlyZeroes, nil); err == nil {
+			traces{}.check, nil); err == nil {
 			t.Fatal("no error")
 		}
 	})
 	t.Run("a canceled context ends it", func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		_, err := findUnexpected(ctx, openDisk(t, guesttest.GiB), 0, guesttest.GiB, onlyZeroes,
+		_, err := findUnexpected(ctx, openDisk(t, guesttest.GiB), 0, guesttest.GiB, traces{}.check,
 			func(int64) { cancel() })
 		if !errors.Is(err, context.Canceled) {
 			t.Fatalf("got %v", err)
@@ -87,7 +87,8 @@ func TestFindUnexpected(t *testing.T) {
 			}
 			goleak.VerifyNone(t, before)
 		}()
-		_, err := findUnexpected(t.Context(), openDisk(t, guesttest.GiB), 0, guesttest.GiB, onlyZeroes,
+		_, err := findUnexpected(t.Context(), openDisk(t, guesttest.GiB), 0, guesttest.GiB,
+			traces{}.check,
 			func(int64) { panic("a bug") })
 		t.Errorf("got %v", err)
 	})
@@ -126,7 +127,8 @@ func (z zeroDisk) prove(ctx context.Context, t *testing.T) error {
 	defer func() { csitest.Must(t, h.Close()) }()
 	p := Preparation{Device: h, Volume: Volume{ID: zeroVolume}, Scans: z.scans,
 		Log: slog.New(slog.NewTextHandler(z.log, nil))}
-	return csierr.Convert(p.proveZero(ctx, 0, h.SizeBytes), csierr.NodeToolFailed)
+	_, err = p.proveRange(ctx, 0, h.SizeBytes, expected{})
+	return csierr.Convert(err, csierr.NodeToolFailed)
 }
 
 // sectorsRead returns how many sectors of 512 bytes were read since the disk was attached.

@@ -28,42 +28,43 @@ const (
 // errNoBtrfsDevice reports that a mounted btrfs has lost its device.
 var errNoBtrfsDevice = errors.New("the filesystem's device is gone")
 
+// ErrBtrfsTwins reports that the kernel names two devices of one mounted btrfs. After a device scan
+// it may give to a copy, such as a restored snapshot, the UUID of its origin that is mounted, too.
+var ErrBtrfsTwins = errors.New("the kernel names two devices of this btrfs: another filesystem " +
+	"with its UUID is mounted; unmount that first")
+
+// ErrBtrfsDevices reports a btrfs of several devices, which is no volume's.
+var ErrBtrfsDevices = errors.New("a volume's btrfs has one device, this one has another number")
+
 // BtrfsMember is the one device of a mounted btrfs.
 type BtrfsMember struct {
 	ID        uint64 // the number that the filesystem gives to the device
 	SizeBytes int64
-	path      string // of the device when it was mounted
+	fsid      uuid.UUID // the filesystem's UUID, as the kernel says it
+	path      string    // of the device when it was mounted or scanned last
 }
 
-// BtrfsDevice returns the device of the btrfs that the open directory is in.
+// BtrfsDevice returns the device of the btrfs that the open directory is in. A filesystem with
+// several devices is an error, because a volume has one device.
 func BtrfsDevice(root *os.File) (BtrfsMember, error) {
-	id, _, err := btrfsInfo(root)
-	if err != nil {
+	var info [1024]byte // max_id, num_devices, fsid[16], …
+	if err := blockdev.Ioctl(int(root.Fd()), btrfsFSInfo, unsafe.Pointer(&info)); err != nil {
 		return BtrfsMember{}, err
 	}
-	var info [4096]byte // devid, uuid[16], bytes_used, total_bytes, …, path at 3072
-	binary.NativeEndian.PutUint64(info[:], id)
-	if err := blockdev.Ioctl(int(root.Fd()), btrfsDevInfo, unsafe.Pointer(&info)); err != nil {
+	if n := binary.NativeEndian.Uint64(info[8:]); n != 1 {
+		return BtrfsMember{}, fmt.Errorf("%w: %d", ErrBtrfsDevices, n)
+	}
+	var device [4096]byte // devid, uuid[16], bytes_used, total_bytes, …, path at 3072
+	copy(device[:8], info[:8])
+	if err := blockdev.Ioctl(int(root.Fd()), btrfsDevInfo, unsafe.Pointer(&device)); err != nil {
 		return BtrfsMember{}, err
 	}
 	return BtrfsMember{
-		ID:        id,
-		SizeBytes: int64(binary.NativeEndian.Uint64(info[32:])),
-		path:      unix.ByteSliceToString(info[3072:]),
+		ID:        binary.NativeEndian.Uint64(info[:]),
+		SizeBytes: int64(binary.NativeEndian.Uint64(device[32:])),
+		fsid:      uuid.UUID(info[16:32]),
+		path:      unix.ByteSliceToString(device[3072:]),
 	}, nil
-}
-
-// btrfsInfo returns the UUID of a btrfs and the id of its device. A filesystem with several devices
-// is an error, because a volume has one device.
-func btrfsInfo(root *os.File) (id uint64, fsid uuid.UUID, err error) {
-	var info [1024]byte // max_id, num_devices, fsid[16], …
-	if err := blockdev.Ioctl(int(root.Fd()), btrfsFSInfo, unsafe.Pointer(&info)); err != nil {
-		return 0, uuid.Nil, err
-	}
-	if n := binary.NativeEndian.Uint64(info[8:]); n != 1 {
-		return 0, uuid.Nil, fmt.Errorf("the filesystem has %d devices, a volume has one", n)
-	}
-	return binary.NativeEndian.Uint64(info[0:]), uuid.UUID(info[16:32]), nil
 }
 
 // btrfsMountNumber returns the number of the device of a btrfs mount. btrfs mounts have device
@@ -79,20 +80,18 @@ func btrfsMountNumber(m *mountinfo.Info) (major, minor uint32, err error) {
 	return btrfsNumber(root)
 }
 
-// btrfsNumber returns the number of the one device of the btrfs that an open directory is in.
+// btrfsNumber returns the number of the one device of the btrfs that an open directory is in. The
+// kernel tells it by the filesystem's UUID and by the device's path, of which each may be wrong.
 func btrfsNumber(root *os.File) (major, minor uint32, err error) {
-	_, fsid, err := btrfsInfo(root)
+	member, err := BtrfsDevice(root)
 	if err != nil {
 		return 0, 0, err
 	}
-	dir := filepath.Join(btrfsDir, fsid.String(), "devices")
+	pathMajor, pathMinor, pathErr := blockdev.NumberAt(member.path)
+	dir := filepath.Join(btrfsDir, member.fsid.String(), "devices")
 	names, err := blockdev.ReadNames(dir)
 	if errors.Is(err, fs.ErrNotExist) { // sysfs does not list the filesystem
-		member, err := BtrfsDevice(root)
-		if err != nil {
-			return 0, 0, err
-		}
-		return blockdev.NumberAt(member.path)
+		return pathMajor, pathMinor, pathErr
 	}
 	if err != nil {
 		return 0, 0, err
@@ -107,5 +106,9 @@ func btrfsNumber(root *os.File) (major, minor uint32, err error) {
 	if err != nil {
 		return 0, 0, err
 	}
-	return blockdev.ParseNumber(b)
+	major, minor, err = blockdev.ParseNumber(b)
+	if err == nil && pathErr == nil && (major != pathMajor || minor != pathMinor) {
+		err = ErrBtrfsTwins
+	}
+	return major, minor, err
 }

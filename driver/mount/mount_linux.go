@@ -4,8 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
@@ -28,10 +31,21 @@ func New(d *blockdev.OpenDevice, fsType string, o volume.MountOptions) (*Mount, 
 			fsType, err)
 	}
 	defer func() { _ = unix.Close(fs) }()
-	if err := configure(fs, d.Path, o); err != nil {
+	source, err := d.Link()
+	if err != nil {
+		return nil, csierr.New(csierr.NodeToolFailed, "make a link to %s: %w", d.Path, err)
+	}
+	defer func() { _ = source.Close() }()
+	if err := configure(fs, source.Name(), o); err != nil {
 		reason := csierr.NodeToolFailed
-		if errors.Is(err, unix.EUCLEAN) || errors.Is(err, unix.EBADMSG) {
-			reason = csierr.FilesystemDamaged // so the kernel's filesystems say it
+		switch { // so the kernel's filesystems say it
+		case errors.Is(err, unix.EUCLEAN), errors.Is(err, unix.EBADMSG):
+			reason = csierr.FilesystemDamaged
+		case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENOSYS):
+			reason = csierr.FilesystemFeature
+			if slices.ContainsFunc(o.Data, func(d volume.MountOption) bool { return d.Flag > 0 }) {
+				reason = csierr.MountFlags // a flag, or two that exclude each other, may be the cause
+			}
 		}
 		return nil, csierr.Convert(fmt.Errorf("mount %s as %s: %w%s", d.Path, fsType, err,
 			kernelMessages(fs, o)), reason)
@@ -47,6 +61,17 @@ func New(d *blockdev.OpenDevice, fsType string, o volume.MountOptions) (*Mount, 
 		return nil, err
 	}
 	return m, nil
+}
+
+// MadeOf returns the serial number of the disk that the driver made a mount of, or "" if its source
+// does not show that the driver made it. A btrfs may show another source, as may a mount of an
+// earlier version of the driver.
+func MadeOf(m *mountinfo.Info) string {
+	dir, serial := filepath.Split(m.Source)
+	if made, _ := filepath.Match(blockdev.Descriptors+"/*/", dir); made {
+		return serial
+	}
+	return ""
 }
 
 // configure sets the source and the options of a filesystem context and opens the filesystem.

@@ -14,10 +14,12 @@ import (
 	"time"
 
 	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
 // view is the mount table of one mount namespace, as seen from one root directory.
@@ -108,7 +110,8 @@ func (m Found) Process() string {
 	return fmt.Sprintf("%d (%s)", m.view.pid, blockdev.ProcessName(m.view.pid))
 }
 
-func describe(mounts []Found) string {
+// Describe lists mounts for an error.
+func Describe(mounts []Found) string {
 	var words []string
 	for i, m := range mounts {
 		if i == 8 {
@@ -157,24 +160,83 @@ func (vs Views) CopiesAt(path string) []Found {
 	return found
 }
 
-// SameFilesystem reports whether two mounts, of any namespaces, are of one filesystem. The number
-// alone is not enough: another filesystem may have it once the first is no longer mounted.
+// SameFilesystem reports whether two mounts, of any namespaces, are of one filesystem. A number
+// that is no device's is not enough: another filesystem may have it once the first is no longer
+// mounted.
 func SameFilesystem(a, b *mountinfo.Info) bool {
-	return a.Major == b.Major && a.Minor == b.Minor && a.FSType == b.FSType && a.Source == b.Source
+	return a.Major == b.Major && a.Minor == b.Minor && a.FSType == b.FSType &&
+		(a.Major != 0 || a.Source == b.Source)
 }
 
-// shows reports whether a mount is of the device, or of its node in the directory home.
+// shows reports whether a mount is of the device, or of its node in this instance's device
+// directory home.
 func (v view) shows(m *mountinfo.Info, d blockdev.Device, home location, known bool) bool {
-	if v.pid == 0 || !diskNode.MatchString(m.Root) {
-		return showsDevice(m, d, home, known)
+	switch {
+	case m.Major != 0 && uint32(m.Major) == d.Major && uint32(m.Minor) == d.Minor:
+		return true // a filesystem, whatever the name of the directory that is mounted
+	case diskNode.MatchString(m.Root):
+		// What is not in the device directory is no node, and may not answer.
+		if known && locationOf(m) != home {
+			return false
+		}
+	case m.FSType != volume.Btrfs:
+		return false
+	case MadeOf(m) != "":
+		if MadeOf(m) != d.Serial {
+			return false // do not open another volume's mount, which may be on a disk that hangs
+		}
 	}
-	major, minor, err := blockdev.NumberAt(filepath.Join("/proc", strconv.Itoa(v.pid), "root",
-		m.Mountpoint))
+	if v.pid != 0 && diskNode.MatchString(m.Root) {
+		major, minor, err := blockdev.NumberAt(filepath.Join("/proc", strconv.Itoa(v.pid), "root",
+			m.Mountpoint))
+		if err != nil {
+			// The process has ended or its root may not be read. Compare the path of the node instead.
+			return known && filepath.Base(nodePath(m)) == d.Name
+		}
+		return major == d.Major && minor == d.Minor
+	}
+	if m.FSType == volume.Btrfs && !IsNode(m) {
+		// Do not open another volume's mount: that would keep it busy for a moment.
+		major, minor, err := blockdev.NumberAt(m.Source)
+		if err == nil && (major != d.Major || minor != d.Minor) {
+			return false
+		}
+	}
+	major, minor, err := v.device(m)
 	if err != nil {
-		// The process has ended or its root may not be read. Compare the path of the node instead.
-		return known && locationOf(m) == home && filepath.Base(nodePath(m)) == d.Name
+		return errors.Is(err, ErrBtrfsTwins) || m.FSType == volume.Btrfs && MadeOf(m) == d.Serial
 	}
-	return major == d.Major && minor == d.Minor && (!known || locationOf(m) == home)
+	return major == d.Major && minor == d.Minor
+}
+
+// resolveCached is RESOLVE_CACHED of linux/openat2.h, which x/sys lacks.
+const resolveCached = 0x20
+
+// device is Device for a mount of the view. A btrfs is asked, also in another namespace: its source
+// would name the disk long after the disk is gone. Only what the kernel has cached is opened, so
+// that no path of that namespace is waited for.
+func (v view) device(m *mountinfo.Info) (major, minor uint32, err error) {
+	if v.pid == 0 || m.FSType != volume.Btrfs {
+		return Device(m)
+	}
+	top, err := os.OpenFile(filepath.Join("/proc", strconv.Itoa(v.pid), "root"), unix.O_PATH, 0)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer func() { _ = top.Close() }()
+	fd, err := unix.Openat2(int(top.Fd()), "."+m.Mountpoint, &unix.OpenHow{
+		Flags:   unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NONBLOCK | unix.O_CLOEXEC,
+		Resolve: resolveCached | unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_SYMLINKS,
+	})
+	if err != nil {
+		return 0, 0, err
+	}
+	root, err := checkMount(os.NewFile(uintptr(fd), m.Mountpoint), m)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer func() { _ = root.Close() }()
+	return btrfsNumber(root)
 }
 
 // locationIn returns where in its parent's filesystem a mount is attached. Its copies in the
@@ -276,12 +338,12 @@ func AwaitNone(ctx context.Context, log *slog.Logger, wait time.Duration,
 		again := !slices.ContainsFunc(left, func(m Found) bool { return m.view.pid == 0 })
 		if again {
 			if again, err = backoff.Wait(ctx); err != nil {
-				return fmt.Errorf("wait until the volume is not mounted at %s: %w", describe(left), err)
+				return fmt.Errorf("wait until the volume is not mounted at %s: %w", Describe(left), err)
 			}
 		}
 		if !again {
 			return csierr.New(csierr.StillMounted, "the volume is still mounted at %s; unpublish it there "+
-				"first", describe(left))
+				"first", Describe(left))
 		}
 	}
 }

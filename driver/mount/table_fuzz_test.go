@@ -69,7 +69,7 @@ func FuzzAddedMountHidesNone(f *testing.F) {
 			if after.Top(m.Mountpoint) == nil {
 				t.Fatalf("with %q nothing is mounted at %q", line, m.Mountpoint)
 			}
-			if before.OnlyAt(m.Mountpoint, m, d) != nil && after.OnlyAt(m.Mountpoint, m, d) == nil {
+			if before.OnlyAt(m.Mountpoint, m) != nil && after.OnlyAt(m.Mountpoint, m) == nil {
 				t.Fatalf("with %q the mount at %q is the only one", line, m.Mountpoint)
 			}
 		}

@@ -88,31 +88,11 @@ func (t Table) Top(path string) *mountinfo.Info {
 // device directory, even if it is deleted there; a node of another instance (the instances of a
 // simulated rack share a kernel) does not count.
 func (t Table) Of(d blockdev.Device) Table {
-	home, known := t.locate(filepath.Dir(d.Path))
 	var found Table
-	for _, m := range t {
-		if showsDevice(m, d, home, known) {
-			found = append(found, m)
-		}
+	for _, m := range (Views{{table: t}}).Of(d, nil) {
+		found = append(found, m.Info)
 	}
 	return found
-}
-
-// showsDevice reports whether a mount is of the device, or of its node in this instance's device
-// directory home.
-func showsDevice(m *mountinfo.Info, d blockdev.Device, home location, known bool) bool {
-	if m.FSType == volume.Btrfs && !IsNode(m) {
-		// Do not open another volume's mount: that would keep it busy for a moment.
-		if major, minor, err := blockdev.NumberAt(m.Source); err != nil || major != d.Major ||
-			minor != d.Minor {
-			return false
-		}
-	}
-	major, minor, ok := Device(m)
-	if !ok || major != d.Major || minor != d.Minor {
-		return false
-	}
-	return !IsNode(m) || !known || locationOf(m) == home
 }
 
 // location is a directory: its filesystem and the path in it.
@@ -185,27 +165,17 @@ func IsNode(m *mountinfo.Info) bool {
 }
 
 // Device returns the number of the device that a mount is of.
-func Device(m *mountinfo.Info) (major, minor uint32, ok bool) {
+func Device(m *mountinfo.Info) (major, minor uint32, err error) {
 	if major, minor, ok := shownNode(m); ok {
-		return major, minor, true
+		return major, minor, nil
 	}
 	if m.FSType == volume.Btrfs {
-		major, minor, err := btrfsMountNumber(m)
-		return major, minor, err == nil
+		return btrfsMountNumber(m)
 	}
-	return uint32(m.Major), uint32(m.Minor), m.Major != 0
-}
-
-// sameFilesystem lists the other mounts of m's filesystem by the number that the kernel gives to
-// it, whether or not the device is still there.
-func (t Table) sameFilesystem(m *mountinfo.Info) Table {
-	var found Table
-	for _, other := range t {
-		if other.ID != m.ID && other.Major == m.Major && other.Minor == m.Minor {
-			found = append(found, other)
-		}
+	if m.Major == 0 {
+		return 0, 0, fmt.Errorf("a mount of type %s has no device", m.FSType)
 	}
-	return found
+	return uint32(m.Major), uint32(m.Minor), nil
 }
 
 // Flags returns the flags of a mount by which it is compared with another mount.
@@ -272,6 +242,6 @@ func IsMissing(err error) bool {
 
 // Shows reports whether a mount is of the device or of its node.
 func Shows(m *mountinfo.Info, d blockdev.Device) bool {
-	major, minor, ok := Device(m)
-	return ok && major == d.Major && minor == d.Minor
+	major, minor, err := Device(m)
+	return err == nil && major == d.Major && minor == d.Minor
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
@@ -27,11 +28,12 @@ func TestTable(t *testing.T) {
 	if got := Flags(layers[0]); !slices.Equal(got, []string{"noatime", "sync"}) {
 		t.Fatalf("flags: %q", got)
 	}
-	if got := table.Of(blockdev.Device{Major: 259, Minor: 3}); len(got) != 2 {
+	if got := table.Of(blockdev.Device{Path: "/dev/nvme3n1", Major: 259, Minor: 3}); len(got) != 2 {
 		t.Fatalf("mounts of the device: %q", got.Paths())
 	}
-	if got := table.sameFilesystem(layers[0]); len(got) != 1 || got[0].Mountpoint != "/other" {
-		t.Fatalf("other mounts of the filesystem: %q", got.Paths())
+	if err := table.OnlyAt(path, layers[0]); !csierr.Has(err, csierr.StillMounted) ||
+		!strings.Contains(err.Error(), `"/other"`) {
+		t.Fatalf("other mounts of the filesystem: %v", err)
 	}
 	for line, want := range map[string]Condition{
 		"rw - ext4 /dev/nvme4n1 rw":               Healthy,

@@ -5,13 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
@@ -44,39 +44,34 @@ func unmount(path string) error {
 
 // UnmountAll unmounts at most the given number of mounts at path, and fails if one is left.
 func UnmountAll(path string, layers int) error {
+	var err error
 	for range layers {
-		if err := unmount(path); errors.Is(err, errNotMounted) {
+		if err = unmount(path); err != nil {
 			break
-		} else if err != nil {
-			return err
 		}
 	}
-	table, err := ReadTable()
-	if err != nil {
+	if err != nil && !errors.Is(err, errNotMounted) {
 		return err
 	}
-	if left := table.At(path); len(left) > 0 {
-		return csierr.New(csierr.StillMounted, "%q is mounted again after it was unmounted; find the "+
-			"process that mounts it", path)
+	table, failed := ReadTable()
+	switch {
+	case failed != nil:
+		return failed
+	case table.Top(path) == nil:
+		return nil
+	case err != nil:
+		return csierr.New(csierr.StillMounted, "the mount at %q is hidden by one at a directory above "+
+			"it; unmount that first", path)
 	}
-	return nil
+	return csierr.New(csierr.StillMounted, "%q is mounted again after it was unmounted; find the "+
+		"process that mounts it", path)
 }
 
-// OnlyAt returns an error if the filesystem of layer, or its device, is mounted anywhere but at
-// path.
-func (t Table) OnlyAt(path string, layer *mountinfo.Info, d blockdev.Device) error {
-	var others Table
-	mounts := t.sameFilesystem(layer)
-	if d.Path != "" {
-		mounts = append(mounts, t.Of(d)...)
-	}
-	listed := map[int]bool{}
-	for _, m := range mounts {
-		if m.Mountpoint != path && !listed[m.ID] {
-			listed[m.ID] = true
-			others = append(others, m)
-		}
-	}
+// OnlyAt returns an error if the filesystem of layer is mounted anywhere but at path.
+func (t Table) OnlyAt(path string, layer *mountinfo.Info) error {
+	others := slices.DeleteFunc(slices.Clone(t), func(m *mountinfo.Info) bool {
+		return m.Mountpoint == path || !SameFilesystem(m, layer)
+	})
 	if len(others) > 0 {
 		return csierr.New(csierr.StillMounted, "the volume is still mounted at %s; unpublish it there "+
 			"first", others.Paths())
@@ -134,8 +129,13 @@ func openMount(m *mountinfo.Info) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
+	return checkMount(root, m)
+}
+
+// checkMount returns the open directory, or closes it if it is not the mount's.
+func checkMount(root *os.File, m *mountinfo.Info) (*os.File, error) {
 	var st unix.Statx_t
-	err = unix.Statx(int(root.Fd()), "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC,
+	err := unix.Statx(int(root.Fd()), "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC,
 		unix.STATX_MNT_ID, &st)
 	if err == nil && (st.Mask&unix.STATX_MNT_ID == 0 || st.Mnt_id != uint64(m.ID)) {
 		err = fmt.Errorf("%q leads to another mount", m.Mountpoint)

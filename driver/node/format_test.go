@@ -70,6 +70,16 @@ func (v testVolume) device(t *testing.T) blockdev.Device {
 	return d
 }
 
+// filesystems lists the filesystems on the volume's disk that the driver could have made.
+func (v testVolume) filesystems(t *testing.T) []filesystem.Superblock {
+	t.Helper()
+	device, err := v.guest.node().host().Open(v.device(t))
+	must(t, err)
+	found, err := filesystem.Find(device)
+	must(t, errors.Join(err, device.Close()))
+	return found
+}
+
 // recordsOn counts the format records on the disk.
 func recordsOn(t *testing.T, d *guesttest.Disk) int {
 	t.Helper()
@@ -209,8 +219,7 @@ func TestABtrfsOfWhichOnlyTheRecordsAreLeftIsKeptWhateverALaterCheckFinds(t *tes
 	if n := recordsOn(t, v.disk); n != 0 {
 		t.Fatalf("%d marks are left on the disk", n)
 	}
-	found, err := v.guest.node().filesystems(v.device(t))
-	must(t, err)
+	found := v.filesystems(t)
 	if len(found) != 1 || !found[0].MaybeFresh {
 		t.Fatalf("the disk has %+v, want a btrfs that was never mounted", found)
 	}

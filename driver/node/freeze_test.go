@@ -5,9 +5,11 @@ package node
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -144,6 +146,25 @@ func TestNU4AFrozenFilesystemIsThawedAndReleased(t *testing.T) {
 			t.Error("the refused call has ended the freeze")
 		}
 		must(t, v.unstage())
+	})
+	t.Run("NS-7 but not by a stage that another mount namespace's mount refuses", func(t *testing.T) {
+		for _, fsType := range volume.Filesystems {
+			v := setUp(t, fsType)
+			must(t, v.unpublish("pod"))
+			n := inNamespace(t, "private", "")
+			must(t, unix.Unmount(v.staging(), 0))
+			err := inTime(t, v.stage)
+			csitest.Want(t, err, codes.FailedPrecondition, csierr.DeviceHeld)
+			if process := fmt.Sprintf("process %d", n.pid); !strings.Contains(err.Error(), process) {
+				t.Errorf("it does not name %s: %v", process, err)
+			}
+			if !frozen(t, fmt.Sprintf("/proc/%d/root/%s", n.pid, v.staging())) {
+				t.Errorf("the refused call has ended the freeze of %s", fsType)
+			}
+			n.leave()
+			must(t, inTime(t, v.stage))
+			must(t, v.unstage())
+		}
 	})
 	t.Run("NU-4 of a disk that is read-only", func(t *testing.T) {
 		g := statefulGuest(t)

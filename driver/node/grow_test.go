@@ -48,8 +48,7 @@ func (v testVolume) hasGrown(t *testing.T) {
 		}
 	}
 	guesttest.Run(t, "e2fsck", "-fn", v.disk.Loop)
-	found, err := v.guest.node().filesystems(v.device(t))
-	must(t, err)
+	found := v.filesystems(t)
 	if len(found) != 1 || found[0].SizeBytes+found[0].UnitBytes <= v.disk.SizeBytes {
 		t.Fatalf("it has not grown: %+v", found)
 	}

@@ -88,6 +88,9 @@ func (v testVolume) capability() *csi.VolumeCapability {
 
 func (v testVolume) published() map[string]string {
 	m := map[string]string{volume.CtxDiskName: v.Name}
+	if v.FSType == "block" {
+		m[volume.CtxUse] = volume.UseBoth
+	}
 	if !v.Static {
 		m[volume.CtxSizeBytes] = fmt.Sprint(v.disk.SizeBytes)
 		if !v.Whole && v.FSType != "block" {

@@ -7,9 +7,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/moby/sys/mountinfo"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
@@ -17,7 +15,7 @@ import (
 type healthEntries = []*csi.VolumeHealth_VolumeHealthEntry
 
 // NodeGetVolumeHealth reports what this node can see of a volume: whether its device is there, and
-// whether errors made its filesystem read-only. It only reads.
+// whether errors made its filesystem read-only. It reads neither the device nor what is on it.
 func (n *Service) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthRequest) (
 	*csi.NodeGetVolumeHealthResponse, error) {
 	if req.GetVolumeId() == "" {
@@ -58,17 +56,19 @@ func (n *Service) volumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealth
 	if err != nil {
 		return nil, err
 	}
-	for _, m := range table.Of(d) {
+	mounts := table.Of(d)
+	for _, m := range mounts {
 		if entries := healthOf(m); entries != nil {
 			return entries, nil
 		}
 	}
-	for _, m := range table.Of(d) {
-		if entries := n.notGrown(m, d); entries != nil {
-			return entries, nil
-		}
+	if len(mounts) == 0 || known.Covers == 0 {
+		return nil, nil
 	}
-	return nil, nil
+	return unhealthy(csi.VolumeHealthErrorType_DEGRADED, csierr.FilesystemNotGrown, fmt.Errorf(
+		"the filesystem at %q covers %d of its disk's %d bytes; it was not grown because something lies "+
+			"behind it, or because nothing grows it; see the log of the node's driver",
+		mounts[0].Mountpoint, known.Covers, d.SizeBytes)), nil
 }
 
 // checkPaths refuses a path of the request that shows another volume. A path that shows nothing
@@ -103,11 +103,7 @@ func (n *Service) healthAt(ctx context.Context, req *csi.NodeGetVolumeHealthRequ
 		case err != nil:
 			return nil, err
 		}
-		entries := conditionHealth(shown.Condition, path)
-		if entries == nil && !shown.Block {
-			entries = n.notGrown(shown.Mount, shown.Device)
-		}
-		return entries, nil
+		return conditionHealth(shown.Condition, path), nil
 	}
 	return nil, csierr.New(csierr.VolumeUnknownToNode, "this node knows nothing of the volume, "+
 		"and the request names no path where it is")
@@ -130,18 +126,6 @@ func conditionHealth(c mount.Condition, path string) healthEntries {
 		return unhealthy(csi.VolumeHealthErrorType_INACCESSIBLE, csierr.FilesystemFailed, err)
 	}
 	return nil
-}
-
-// notGrown reports a filesystem that leaves a part of its disk unused.
-func (n *Service) notGrown(m *mountinfo.Info, d blockdev.Device) healthEntries {
-	size, found := filesystem.Ungrown(n.host(), m, d)
-	if !found {
-		return nil
-	}
-	return unhealthy(csi.VolumeHealthErrorType_DEGRADED, csierr.FilesystemNotGrown, fmt.Errorf(
-		"the filesystem at %q covers %d of its disk's %d bytes; it was not grown because something lies "+
-			"behind it, or because nothing grows it; see the log of the node's driver", m.Mountpoint, size,
-		d.SizeBytes))
 }
 
 func unhealthy(status csi.VolumeHealthErrorType, reason csierr.Reason, err error) healthEntries {

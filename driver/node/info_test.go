@@ -77,7 +77,7 @@ func TestNodeGetInfo(t *testing.T) {
 				}
 			}
 			room(10)
-			must(t, n.records().save(t.Context(), racktest.Disk, disk, false))
+			must(t, n.records().save(t.Context(), racktest.Disk, disk, false, asKnown))
 			room(11)
 			n = &Service{InstanceID: n.InstanceID, StateDir: n.StateDir, SysfsRoot: n.SysfsRoot}
 			must(t, n.OpenState())

@@ -194,7 +194,8 @@ func (n *Service) inspectContent(v *inspection.Volume, d blockdev.Device,
 			SizeBytes: sb.SizeBytes, Damaged: sb.Damaged})
 	}
 	if len(found) == 1 && len(own) > 0 {
-		_, v.Filesystems[0].NotGrown = filesystem.Ungrown(n.host(), own[0].Info, d)
+		known, err := n.records().read(v.ID)
+		v.Filesystems[0].NotGrown = err == nil && known.Covers > 0
 	}
 	return nil
 }

@@ -7,8 +7,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
@@ -38,6 +40,12 @@ func TestTwoDriversOfOneNodeDoNotWorkOnOneDevice(t *testing.T) {
 			t.Errorf("the message does not name who has the device: %v", err)
 		}
 		csitest.Want(t, v.unstage(), codes.Aborted, csierr.DeviceLocked)
+		alias := v // another volume of the same disk
+		alias.ID, alias.Static = "by-hand", true
+		csitest.Want(t, alias.stage(), codes.Aborted, csierr.DeviceLocked)
+		if got := g.records(); !slices.Equal(got, []string{recordFile(v.ID)}) {
+			t.Errorf("the refused calls left the records %q", got)
+		}
 		must(t, os.WriteFile(goOn, nil, 0o600))
 		_, err = first()
 		must(t, err)
@@ -46,7 +54,7 @@ func TestTwoDriversOfOneNodeDoNotWorkOnOneDevice(t *testing.T) {
 	})
 	t.Run("what a driver has started keeps the next one out after the driver's death",
 		func(t *testing.T) {
-			g := newGuest(t)
+			g := statefulGuest(t)
 			v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
 			outlives := lockedProgram(t, v)
 			for name, call := range map[string]func() error{
@@ -64,7 +72,7 @@ func TestTwoDriversOfOneNodeDoNotWorkOnOneDevice(t *testing.T) {
 			must(t, v.stage())
 			v.checkStaged(t)
 		})
-	t.Run("a moment's lock, like udev's, is waited for", func(t *testing.T) {
+	t.Run("without a state directory the device's own lock is waited for", func(t *testing.T) {
 		g := newGuest(t)
 		v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
 		node := filepath.Join(g.Dir, "dev", v.disk.Name)
@@ -77,6 +85,66 @@ func TestTwoDriversOfOneNodeDoNotWorkOnOneDevice(t *testing.T) {
 		_, err = staged()
 		must(t, err)
 	})
+}
+
+func TestAWorkloadsLockOfItsDeviceHoldsUpNoCall(t *testing.T) {
+	g := statefulGuest(t)
+	v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), "block")
+	f, err := os.Open(v.disk.Loop)
+	must(t, err)
+	t.Cleanup(func() { _ = f.Close() })
+	node, err := os.Open(filepath.Join(g.Dir, "dev", v.disk.Name))
+	must(t, err)
+	t.Cleanup(func() { _ = node.Close() })
+	for _, locked := range []*os.File{f, node} {
+		must(t, unix.Flock(int(locked.Fd()), unix.LOCK_EX))
+	}
+	must(t, v.stage())
+	must(t, v.publish("pod"))
+	must(t, v.unpublish("pod"))
+	must(t, v.unstage())
+}
+
+func TestNothingIsUnstagedWhileAnotherDriverOfTheNodeIsInTheMiddleOfAStage(t *testing.T) {
+	g := statefulGuest(t)
+	v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
+	g.Unplug(v.disk)
+	other := g.node()
+	other.DeviceTimeout = time.Minute
+	staged := async.Start(func() (struct{}, error) {
+		_, err := other.NodeStageVolume(t.Context(), v.stageRequest())
+		return struct{}{}, err
+	})
+	locks := filepath.Join(g.state, lockName)
+	csitest.Await(t, "the stage has begun", func() bool { return ownDescriptors(t, locks) > 0 })
+	csitest.Want(t, v.unstage(), codes.Aborted, csierr.DeviceLocked)
+	csitest.Want(t, v.unpublish("pod"), codes.Aborted, csierr.DeviceLocked)
+	g.Plug(v.disk)
+	_, err := staged()
+	must(t, err)
+	must(t, v.unstage())
+	if left := guesttest.Mounts(t, g.Dir); len(left) > 0 {
+		t.Errorf("mounted after the unstage: %q", left)
+	}
+}
+
+func TestLocksWorkAgainWhenTheirFileWasRemoved(t *testing.T) {
+	g := statefulGuest(t)
+	held, err := g.node().lock(t.Context(), "a volume")
+	must(t, err)
+	waiting := async.Start(func() (*os.File, error) { return g.node().lock(t.Context(), "a volume") })
+	locks := filepath.Join(g.state, lockName)
+	csitest.Await(t, "the second waits", func() bool { return ownDescriptors(t, locks) > 1 })
+	must(t, os.RemoveAll(g.state))
+	must(t, held.Close())
+	second, err := waiting()
+	must(t, err)
+	_, err = g.node().lock(t.Context(), "a volume")
+	csitest.Want(t, err, codes.Aborted, csierr.DeviceLocked)
+	must(t, second.Close())
+	third, err := g.node().lock(t.Context(), "a volume")
+	must(t, err)
+	must(t, third.Close())
 }
 
 // ownDescriptors counts the descriptors of this process that are of the file.
@@ -101,7 +169,7 @@ func lockedProgram(t *testing.T, v testVolume) *exec.Cmd {
 	h, err := ds.OpenLocked(t.Context(), found)
 	must(t, err)
 	cmd := exec.Command("sleep", "infinity")
-	cmd.ExtraFiles = []*os.File{h.File}
+	cmd.ExtraFiles = h.Inherited
 	must(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	must(t, h.Close())

@@ -1,13 +1,16 @@
 package node
 
 import (
+	"cmp"
 	"context"
+	"errors"
+	"os"
 
 	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
@@ -15,7 +18,8 @@ import (
 // NodeUnpublishVolume and NodeUnstageVolume get an id and a path, and the path may show something
 // other than the volume. Another volume is left alone, and the call succeeds: CSI wants OK for a
 // volume that is not at the path, and an orchestrator has to be able to go on. A mount that no
-// volume has is an error: nobody knows what it hides, and no orchestrator puts one there.
+// volume has is an error: nobody knows what it hides, and no orchestrator puts one there. So is a
+// mount that a record contradicts, and one for which neither a record nor its own look speaks.
 
 // ownMounts returns those of the mounts at an orchestrator's path that are the volume's. It returns
 // none when the path shows another volume.
@@ -28,15 +32,16 @@ func (n *Service) ownMounts(ctx context.Context, volumeID string, layers []*moun
 		if err != nil {
 			return nil, err
 		}
-		why := ""
-		if d.Path != "" {
-			why = n.records().otherVolume(ctx, volumeID, d.Serial)
-		}
-		if why != "" {
+		why, certain := n.records().otherVolume(ctx, volumeID, cmp.Or(d.Serial, mount.MadeOf(m)))
+		switch {
+		case why != "" && certain:
 			others = why
-			continue
+		case why == "" && ofVolume(m, d, certain):
+			own = append(own, stagedDisk{Device: d, layer: m})
+		default:
+			return nil, csierr.New(reason, "%q has %s mounted, %s; it is left alone", m.Mountpoint,
+				m.Source, cmp.Or(why, "and nothing shows that it is the volume's"))
 		}
-		own = append(own, stagedDisk{Device: d, layer: m})
 	}
 	if others == "" {
 		return own, nil
@@ -51,9 +56,43 @@ func (n *Service) ownMounts(ctx context.Context, volumeID string, layers []*moun
 	return nil, nil
 }
 
+// claimPath locks a path for one call, of any process of the driver, that mounts something there:
+// two volumes at one path could not be told apart later. The lock is on what the mount will hide,
+// and it ends with the descriptor. Where the kernel cannot lock it, nothing is locked.
+func claimPath(path string, reason csierr.Reason) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, csierr.New(csierr.PathInvalid, "open the path of the mount: %w", err)
+	}
+	var table mount.Table
+	if err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); errors.Is(err, unix.EWOULDBLOCK) {
+		err = csierr.New(csierr.DeviceLocked, "another call is about to mount at %q; repeat this one "+
+			"later", path)
+	} else if table, err = mount.ReadTable(); err == nil && table.Top(path) != nil {
+		err = csierr.New(reason, "%q has %s mounted by now", path, table.Top(path).Source)
+	}
+	if err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// ofVolume reports whether a mount of the disk, the zero device if it is gone, may be taken for the
+// volume's: a record says so, or it looks like one that the driver has made. People do not mount a
+// disk's node, nor by a link to a descriptor. A btrfs loses its source when its device is scanned.
+func ofVolume(m *mountinfo.Info, d blockdev.Device, recorded bool) bool {
+	if node, _ := mount.NodeRoot(m); node || mount.MadeOf(m) != "" {
+		return true
+	}
+	if d.Path == "" && !mount.IsDiskPath(m.Source) {
+		return false // it is of no disk of this instance
+	}
+	return recorded || m.FSType == volume.Btrfs && (d.Path == "" || volume.IsOwnName(d.Serial))
+}
+
 // mountedDisk returns the disk of this instance that a mount shows, or the zero device if it is no
-// longer there. Nobody knows which volume that was, so its mount is taken for the one that the path
-// should have.
+// longer there.
 func (n *Service) mountedDisk(m *mountinfo.Info, reason csierr.Reason) (blockdev.Device, error) {
 	node, deleted := mount.NodeRoot(m)
 	if !node && !volume.IsFilesystem(m.FSType) {
@@ -63,55 +102,16 @@ func (n *Service) mountedDisk(m *mountinfo.Info, reason csierr.Reason) (blockdev
 	if deleted {
 		return blockdev.Device{}, nil // the number of a node that is gone may be another disk's by now
 	}
-	if major, minor, ok := mount.Device(m); ok {
-		d, err := n.host().WithNumber(major, minor)
-		if !csierr.Has(err, csierr.DeviceNotFound) {
-			return d, err
-		}
+	major, minor, err := mount.Device(m)
+	if errors.Is(err, mount.ErrBtrfsTwins) || errors.Is(err, mount.ErrBtrfsDevices) {
+		return blockdev.Device{}, csierr.New(reason, "%q: %w", m.Mountpoint, err)
 	}
-	if !node && !mount.IsDiskPath(m.Source) {
-		return blockdev.Device{}, csierr.New(reason, "%q has %s mounted, which is no disk of this "+
-			"instance; it is left alone", m.Mountpoint, m.Source)
-	}
-	return blockdev.Device{}, nil
-}
-
-// namedDisks returns the disks whose filesystem has the volume's id as its UUID, which the driver
-// gives to every filesystem that it makes. It finds the disk of a volume whose record is lost,
-// unless the volume is raw, static, restored or was formatted by others. A disk that was restored
-// from this one has the same UUID, but a record of its own while it is in use.
-func (n *Service) namedDisks(ctx context.Context, volumeID string) ([]stagedDisk, error) {
-	id, ok := volume.ParseID(volumeID)
-	if !ok {
-		return nil, nil
-	}
-	all, err := n.host().List()
 	if err != nil {
-		return nil, err
+		return blockdev.Device{}, nil //nolint:nilerr // such a mount has lost its device
 	}
-	var named []stagedDisk
-	for _, d := range all {
-		if n.records().otherVolume(ctx, volumeID, d.Serial) != "" {
-			continue
-		}
-		found, err := n.filesystems(d)
-		if err != nil {
-			n.log().WarnContext(ctx, "a disk cannot be asked whether it is the volume's",
-				"volume", volumeID, "serial", d.Serial, "error", err)
-		}
-		if len(found) == 1 && found[0].UUID.String() == id {
-			named = append(named, stagedDisk{Device: d})
-		}
+	d, err := n.host().WithNumber(major, minor)
+	if csierr.Has(err, csierr.DeviceNotFound) {
+		return blockdev.Device{}, nil
 	}
-	return named, nil
-}
-
-// filesystems lists the filesystems on a disk that the driver could have made.
-func (n *Service) filesystems(d blockdev.Device) ([]filesystem.Superblock, error) {
-	device, err := n.host().Open(d)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = device.Close() }()
-	return filesystem.Find(device)
+	return d, err
 }

@@ -4,7 +4,9 @@ package node
 
 import (
 	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -143,42 +145,97 @@ func TestVS5AVolumeThatTheNodeDoesNotKnowIsNotAtAnotherOnesPath(t *testing.T) {
 	})
 }
 
-func TestNU5AVolumeIsKnownByItsFilesystemWhereItsRecordAndStagingMountAreLost(t *testing.T) {
-	setUp := func(t *testing.T, fsType string) (v, other testVolume) {
-		v, other = twoVolumes(t, fsType, true)
-		must(t, os.RemoveAll(v.guest.state))
-		if fsType != "block" {
-			must(t, unix.Unmount(v.staging(), 0))
-		}
-		return v, other
+func TestNU5AFilesystemsUUIDAloneDoesNotHoldUpAnUnstage(t *testing.T) {
+	// A volume that was restored from another one has the filesystem's UUID of its origin.
+	for _, fsType := range []string{volume.Ext4, volume.XFS} {
+		t.Run(fsType, func(t *testing.T) {
+			origin, _ := twoVolumes(t, fsType, false)
+			must(t, origin.unpublish("pod"))
+			must(t, origin.unstage())
+			g := origin.guest
+			copied := g.Attach("csi-restored00000000", 512*guesttest.MiB)
+			guesttest.Run(t, "dd", "if="+origin.disk.File, "of="+copied.File, "bs=1M", "conv=notrunc,sparse")
+			g.Unplug(origin.disk)
+			restored := g.volume(copied, fsType)
+			restored.Tag = map[string]string{volume.CtxFilesystemUUID: origin.ID}
+			must(t, restored.stage())
+			must(t, os.RemoveAll(g.state))
+			must(t, origin.unstage()) // repeated
+			must(t, restored.unstage())
+		})
 	}
+}
+
+func TestNU5AVolumeWithoutRecordAndStagingMountIsNotLookedForOnOtherDisks(t *testing.T) {
+	g := statefulGuest(t)
+	v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
+	other := g.Attach(guesttest.OtherSerial, 16*guesttest.MiB) // which may hang
+	watch, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	must(t, err)
+	defer func() { _ = unix.Close(watch) }()
+	_, err = unix.InotifyAddWatch(watch, g.Dev(other.Name), unix.IN_OPEN)
+	must(t, err)
+	must(t, v.unstage())
+	must(t, v.unpublish("pod"))
+	if n, _ := unix.Read(watch, make([]byte, 4096)); n > 0 {
+		t.Error("the other disk's device was opened")
+	}
+}
+
+func TestAnAdministratorsMountOfADiskIsLeftAlone(t *testing.T) {
 	for _, fsType := range volume.Filesystems {
 		t.Run(fsType, func(t *testing.T) {
-			v, other := setUp(t, fsType)
-			csitest.Want(t, v.unstage(), codes.Internal, csierr.StillMounted)
-			must(t, other.unstage())
+			g := statefulGuest(t)
+			d := g.Attach("backup", 512*guesttest.MiB)
+			guesttest.Run(t, "mkfs."+fsType, "-q", d.Loop)
+			v := g.volume(d, volume.Ext4)
+			must(t, os.Mkdir(v.staging(), 0o755))
+			must(t, unix.Mount(g.Dev(d.Name), v.staging(), fsType, 0, ""))
+			csitest.Want(t, v.unpublish("staging "+d.Serial), codes.AlreadyExists,
+				csierr.PublishedDifferently)
+			csitest.Want(t, v.unstage(), codes.AlreadyExists, csierr.StagedDifferently)
+			if left := guesttest.Mounts(t, g.Dir); len(left) != 1 {
+				t.Fatalf("mounts: %q", left)
+			}
+		})
+	}
+}
+
+func TestNU5WhatTheDriverMountedIsTakenDownWithoutARecordWhoeversFilesystemItIs(t *testing.T) {
+	for _, fsType := range volume.Filesystems {
+		t.Run(fsType, func(t *testing.T) {
+			g := statefulGuest(t)
+			d := g.Attach("static", 512*guesttest.MiB)
+			guesttest.Run(t, "mkfs."+fsType, "-q", d.Loop)
+			v := g.volume(d, fsType)
+			v.Static = true
+			must(t, v.stage())
+			must(t, v.publish("pod"))
+			must(t, os.RemoveAll(g.state))
 			must(t, v.unpublish("pod"))
 			must(t, v.unstage())
-		})
-		t.Run(fsType+" that was unmounted while frozen", func(t *testing.T) {
-			v, _ := setUp(t, fsType)
-			v.freeze("pod")
-			must(t, v.unpublish("pod"))
-			must(t, inTime(t, v.unstage))
 			must(t, v.exclusive())
 		})
 	}
-	t.Run("and a volume that was restored from it, and is known, does not count", func(t *testing.T) {
-		v, _ := setUp(t, volume.Ext4)
-		must(t, v.unpublish("pod"))
-		g := v.guest
-		guesttest.Run(t, "sync")
-		copied := g.Attach("csi-restored00000000", 512*guesttest.MiB)
-		guesttest.Run(t, "dd", "if="+v.disk.File, "of="+copied.File, "bs=1M", "conv=notrunc")
-		g.Unplug(v.disk)
-		restored := g.volume(copied, volume.Ext4)
-		must(t, restored.stage())
-		must(t, v.unstage())
-		must(t, restored.unstage())
-	})
+}
+
+func TestAMountThatTheVolumesRecordContradictsIsAnError(t *testing.T) {
+	g := statefulGuest(t)
+	v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
+	must(t, v.stage())
+	must(t, v.publish("pod"))
+	record := filepath.Join(g.state, v.ID+".json")
+	right, err := os.ReadFile(record)
+	must(t, err)
+	wrong := strings.ReplaceAll(string(right), guesttest.Serial, guesttest.OtherSerial)
+	must(t, os.WriteFile(record, []byte(wrong), 0o600))
+	before := guesttest.Mounts(t, g.Dir)
+	csitest.Want(t, v.unpublish("pod"), codes.AlreadyExists, csierr.PublishedDifferently)
+	csitest.Want(t, v.unstage(), codes.AlreadyExists, csierr.StagedDifferently)
+	if after := guesttest.Mounts(t, g.Dir); !slices.Equal(after, before) {
+		t.Fatalf("mounts: %q, were %q", after, before)
+	}
+	must(t, os.WriteFile(record, right, 0o600))
+	must(t, v.unpublish("pod"))
+	must(t, v.unstage())
 }

@@ -26,6 +26,10 @@ func (n *Service) NodePublishVolume(ctx context.Context, req *csi.NodePublishVol
 	v, err := parsePublish(req)
 	if err == nil {
 		n.told.Delete(v.ID)
+		v.lock, err = n.lock(ctx, v.ID)
+	}
+	if err == nil {
+		defer func() { _ = v.lock.Close() }()
 		err = n.publish(ctx, v)
 	}
 	if err != nil {
@@ -70,7 +74,7 @@ func (n *Service) publish(ctx context.Context, v request) error {
 	if err := checkTarget(device.Device, v, staged, top, table); err != nil {
 		return err
 	}
-	if err := n.records().save(ctx, v.ID, v.DiskName, v.Block); err != nil {
+	if err := n.records().save(ctx, v.ID, v.DiskName, v.Block, asKnown); err != nil {
 		return err
 	}
 	switch {
@@ -239,6 +243,11 @@ func attachCopy(ctx context.Context, device *blockdev.OpenDevice, source, fsType
 	if err != nil {
 		return err
 	}
+	claim, err := claimPath(target, csierr.PublishedDifferently)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = claim.Close() }()
 	change := flight.Begin(ctx, flight.Published, flight.Fields{Filesystem: fsType})
 	err = m.Attach(target)
 	change.End(err, flight.Fields{})

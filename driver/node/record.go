@@ -44,7 +44,13 @@ type record struct {
 	Instance string `json:"instance"`
 	Disk     string `json:"disk"`
 	Block    bool   `json:"block,omitempty"` // published as a raw device
+	// Covers is the size of a filesystem that leaves a part of its disk unused. Only the stage reads
+	// it from the disk, because a disk that hangs must not hold up who asks for the volume's health.
+	Covers int64 `json:"covers,omitempty"`
 }
+
+// asKnown stands for what the record says that there is, if any, where a call does not read it.
+const asKnown = -1
 
 // recordStore has one record for each volume that this node has staged or published and not
 // unstaged. Records only make answers stricter: without one, a call relies on what the kernel
@@ -122,15 +128,19 @@ func recordFile(volumeID string) string {
 //
 // Until it is unstaged, a volume keeps its disk. If workloads had it as a raw device, the record
 // keeps saying so, because they may still have the device open.
-func (s *recordStore) save(ctx context.Context, volumeID, disk string, block bool) error {
+func (s *recordStore) save(ctx context.Context, volumeID, disk string, block bool,
+	covers int64) error {
 	r := record{Version: recordVersion, Volume: recordKey(volumeID), Instance: s.instance,
-		Disk: disk, Block: block}
+		Disk: disk, Block: block, Covers: max(covers, 0)}
 	if known, ok := s.load(ctx, volumeID); ok {
 		if volume.Serial(known.Disk) != volume.Serial(disk) {
 			return csierr.New(csierr.StagedDifferently, "the volume is disk %s on this node, but the "+
 				"request names disk %s; unstage the volume first", known.Disk, disk)
 		}
 		r.Block = r.Block || known.Block
+		if covers == asKnown {
+			r.Covers = known.Covers
+		}
 	}
 	s.keep(r)
 	if s.dir == "" {
@@ -152,7 +162,7 @@ func (s *recordStore) saveDisk(ctx context.Context, volumeID, serial string) {
 	if _, known := s.load(ctx, volumeID); known {
 		return
 	}
-	if err := s.save(ctx, volumeID, serial, false); err != nil {
+	if err := s.save(ctx, volumeID, serial, false, asKnown); err != nil {
 		s.log.WarnContext(ctx, "a volume is unstaged without a record of its disk",
 			"volume", volumeID, "error", err)
 	}
@@ -179,22 +189,26 @@ func (s *recordStore) load(ctx context.Context, volumeID string) (record, bool) 
 	return r, true
 }
 
-// otherVolume returns why the disk with that serial cannot be the volume's: the volume's record
-// names another disk, or another volume's record names this one. It returns "" when no record
-// contradicts.
-func (s *recordStore) otherVolume(ctx context.Context, volumeID, serial string) string {
-	if known, ok := s.load(ctx, volumeID); ok {
-		if want := volume.Serial(known.Disk); want != serial {
-			return fmt.Sprintf("the disk with serial %q, but the volume's is %q", serial, want)
-		}
-		return ""
+// otherVolume returns why the disk with that serial cannot be the volume's, or "" when no record
+// contradicts, and whether a record says whose it is: this volume's or another's. The volume's own
+// record does not say that of a disk that it does not name.
+func (s *recordStore) otherVolume(ctx context.Context, volumeID, serial string) (why string,
+	certain bool) {
+	known, ok := s.load(ctx, volumeID)
+	want := volume.Serial(known.Disk)
+	if ok && (serial == "" || want == serial) {
+		return "", true
 	}
 	for _, r := range s.all() {
 		if r.Volume != recordKey(volumeID) && volume.Serial(r.Disk) == serial {
-			return fmt.Sprintf("the disk with serial %q, which is volume %s", serial, csierr.Plain(r.Volume))
+			return fmt.Sprintf("the disk with serial %q, which is volume %s", serial,
+				csierr.Plain(r.Volume)), true
 		}
 	}
-	return ""
+	if ok {
+		return fmt.Sprintf("the disk with serial %q, but the volume's is %q", serial, want), false
+	}
+	return "", false
 }
 
 // all lists every valid record. open has logged the others.
@@ -250,7 +264,7 @@ func (s *recordStore) read(volumeID string) (record, error) {
 
 func readRecordFile(path string) (record, error) {
 	// O_NONBLOCK: what is no regular file after all must not block the call.
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
 	if err != nil {
 		return record{}, err
 	}
@@ -281,8 +295,16 @@ func (s *recordStore) write(r record) error {
 	return replaceFile(path, b)
 }
 
+// replaceFile writes to a new file: what has the name already, left by a driver that died, may be a
+// link by now.
 func replaceFile(path string, b []byte) error {
-	if err := os.WriteFile(path+newSuffix, b, 0o600); err != nil {
+	_ = os.Remove(path + newSuffix)
+	f, err := os.OpenFile(path+newSuffix, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	if err := errors.Join(err, f.Close()); err != nil {
 		return err
 	}
 	return os.Rename(path+newSuffix, path)
@@ -292,7 +314,8 @@ func replaceFile(path string, b []byte) error {
 func (n *Service) OpenState() error { return n.records().open() }
 
 // LockState tells an operator when another process of the driver has the state directory, too, as
-// in an update with surge. That is safe, because every call locks its disk, and meant to be short.
+// in an update with surge. That is safe, because every call locks its volume and its disk there,
+// and meant to be short.
 func (n *Service) LockState() { n.records().alone() }
 
 // open creates the state directory, checks that it can be written, and removes what a driver

@@ -392,3 +392,28 @@ func (v testVolume) unstageSoon() error {
 		&csi.NodeUnstageVolumeRequest{VolumeId: v.ID, StagingTargetPath: v.staging()})
 	return err
 }
+
+func TestALinkInTheStateDirectoryIsNeitherWrittenThroughNorRead(t *testing.T) {
+	g := statefulGuest(t)
+	v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), "block")
+	must(t, v.stage())
+	file := filepath.Join(g.state, v.ID+".json")
+	elsewhere := filepath.Join(g.Dir, "elsewhere")
+	must(t, os.Rename(file, elsewhere))
+	before, err := os.ReadFile(elsewhere)
+	must(t, err)
+	must(t, os.Symlink(elsewhere, file))
+	if _, known := g.node().records().load(t.Context(), v.ID); known {
+		t.Error("a link is read")
+	}
+	must(t, os.WriteFile(elsewhere, append(before, "precious"...), 0o600))
+	must(t, os.Symlink(elsewhere, file+newSuffix))
+	must(t, v.stage())
+	if b, err := os.ReadFile(elsewhere); err != nil || string(b) != string(before)+"precious" {
+		t.Errorf("the file that the link leads to is %q, %v", b, err)
+	}
+	if _, known := g.node().records().load(t.Context(), v.ID); !known {
+		t.Error("the record was not written")
+	}
+	must(t, v.unstage())
+}

@@ -3,6 +3,7 @@ package node
 import (
 	"cmp"
 	"context"
+	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -25,6 +26,7 @@ type request struct {
 	Mode       csi.VolumeCapability_AccessMode_Mode
 	MountFlags volume.MountOptions
 	Staging    string
+	lock       *os.File // of the volume, while a call works on it
 
 	// NodePublishVolume has these, too.
 	Target          string
@@ -209,13 +211,20 @@ func (v request) checkUse() error {
 	case v.Use == volume.UseBlock && !v.Block:
 		return csierr.New(csierr.UseDiffers, "the volume was created as a raw block device, but the "+
 			"request is for a filesystem; create a volume for that")
+	case v.Block && v.Use != volume.UseBlock && v.Use != volume.UseBoth:
+		return csierr.New(csierr.UseUnknown, "publish_context does not allow raw use (%s), so the disk "+
+			"may be one for filesystems; let a controller of this release publish the volume", volume.CtxUse)
 	}
 	return nil
 }
 
 func (n *Service) host() blockdev.Host {
-	return blockdev.Host{Sysfs: cmp.Or(n.SysfsRoot, DefaultSysfsRoot),
+	h := blockdev.Host{Sysfs: cmp.Or(n.SysfsRoot, DefaultSysfsRoot),
 		Dev: cmp.Or(n.DevRoot, DefaultDevRoot)}
+	if n.StateDir != "" {
+		h.Locks = filepath.Join(n.StateDir, lockName)
+	}
+	return h
 }
 
 // openVolume opens and locks the device that was found for the volume, and compares it with what

@@ -6,12 +6,15 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
@@ -129,4 +132,43 @@ func copyDisk(t *testing.T, file string) string {
 	to := filepath.Join(t.TempDir(), fmt.Sprintf("copy of %s", filepath.Base(file)))
 	guesttest.Run(t, "cp", "--sparse=always", file, to)
 	return to
+}
+
+func TestABtrfsThatTheKernelTakesForItsTwinIsAnError(t *testing.T) {
+	g := statefulGuest(t)
+	origin := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), volume.Btrfs)
+	must(t, origin.stage())
+	must(t, origin.unstage())
+	restored := g.volume(g.AttachFile("csi-restored00000000", copyDisk(t, origin.disk.File)),
+		volume.Btrfs)
+	must(t, origin.stage())
+	must(t, restored.stage())
+	must(t, restored.publish("pod"))
+	// After a commit, a scan of the copy by another path makes the kernel give it the twin's UUID.
+	must(t, os.WriteFile(filepath.Join(restored.staging(), "who"), []byte("copy"), 0o600))
+	guesttest.Run(t, "sync", "--file-system", restored.staging())
+	scanBtrfs(t, restored.disk.Loop)
+
+	before := guesttest.Mounts(t, g.Dir)
+	csitest.Want(t, restored.unpublish("pod"), codes.AlreadyExists, csierr.PublishedDifferently)
+	csitest.Want(t, restored.stage(), codes.AlreadyExists, csierr.StagedDifferently)
+	csitest.Want(t, restored.unstage(), codes.AlreadyExists, csierr.StagedDifferently)
+	if after := guesttest.Mounts(t, g.Dir); !slices.Equal(after, before) {
+		t.Fatalf("mounts: %q, were %q", after, before)
+	}
+	must(t, origin.unstage())
+	must(t, restored.unpublish("pod"))
+	must(t, restored.unstage())
+}
+
+// scanBtrfs is btrfs device scan.
+func scanBtrfs(t *testing.T, path string) {
+	t.Helper()
+	control, err := os.OpenFile("/dev/btrfs-control", os.O_RDWR, 0)
+	must(t, err)
+	defer func() { _ = control.Close() }()
+	const scanDevice = 0x50009404 // BTRFS_IOC_SCAN_DEV of include/uapi/linux/btrfs.h
+	var arg [4096]byte            // fd, name
+	copy(arg[8:], path)
+	must(t, blockdev.Ioctl(int(control.Fd()), scanDevice, unsafe.Pointer(&arg)))
 }

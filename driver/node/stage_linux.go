@@ -2,8 +2,10 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -26,6 +28,10 @@ func (n *Service) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeR
 		return nil, err
 	}
 	n.told.Delete(v.ID)
+	if v.lock, err = n.lock(ctx, v.ID); err != nil {
+		return nil, csierr.Convert(err, csierr.NodeToolFailed)
+	}
+	defer func() { _ = v.lock.Close() }()
 	_, known := n.records().load(ctx, v.ID)
 	if err := n.stage(ctx, v); err != nil {
 		if !known {
@@ -49,8 +55,9 @@ func (n *Service) stage(ctx context.Context, v request) error {
 		return err
 	}
 	defer func() { _ = device.Close() }()
+	device.Keep(v.lock)
 	ctx = flight.About(ctx, about(device, v))
-	top, table, err := n.stagedAt(ctx, v.Staging)
+	top, table, err := n.stagedAt(ctx, v.ID, v.Staging)
 	if err != nil {
 		return err
 	}
@@ -59,11 +66,11 @@ func (n *Service) stage(ctx context.Context, v request) error {
 			return err
 		}
 		flight.Confirm(ctx, flight.Mounted, flight.Fields{}, flight.Fields{Filesystem: v.FSType})
-		return n.records().save(ctx, v.ID, v.DiskName, v.Block)
+		return n.records().save(ctx, v.ID, v.DiskName, v.Block, asKnown)
 	}
 	mounts := table.Of(device.Device)
 	if v.Block {
-		if err := n.records().save(ctx, v.ID, v.DiskName, v.Block); err != nil {
+		if err := n.records().save(ctx, v.ID, v.DiskName, v.Block, 0); err != nil {
 			return err
 		}
 		return filesystem.DropRecord(ctx, device, v.Volume, len(mounts) > 0)
@@ -80,13 +87,37 @@ func (n *Service) stage(ctx context.Context, v request) error {
 	if err != nil {
 		return fmt.Errorf("resolve staging_target_path: %w", err)
 	}
-	p := filesystem.Preparation{Device: device, Volume: v.Volume, Scans: &n.scans, Log: n.log(),
-		Begin: func() error { return n.begin(ctx, device, v) }}
-	grow, err := p.Run(ctx)
+	// Before the disk is formatted for a path that cannot have the mount.
+	claim, err := claimPath(path, csierr.StagedDifferently)
 	if err != nil {
 		return err
 	}
-	return mountAt(ctx, path, device, v, grow)
+	defer func() { _ = claim.Close() }()
+	p := filesystem.Preparation{Device: device, Volume: v.Volume, Scans: &n.scans, Log: n.log(),
+		Begin: func(covers int64) error { return n.begin(ctx, device, v, covers) }}
+	grow, err := p.Run(ctx)
+	if err != nil {
+		return n.recall(v, err)
+	}
+	return n.mountAt(ctx, path, device, v, grow)
+}
+
+// recall adds to the error of a disk that is not blank that this node has mounted the volume's
+// filesystem from it. It only says so: nothing is decided by what the flight recorder keeps.
+func (n *Service) recall(v request, err error) error {
+	if n.StateDir == "" || !csierr.Has(err, csierr.DiskNotBlank) {
+		return err
+	}
+	entries, _ := flight.Read(filepath.Join(n.StateDir, flight.DirName), v.ID)
+	if !slices.ContainsFunc(entries, func(e flight.Entry) bool {
+		return e.Event == flight.Mounted && e.Outcome == flight.Done && e.Disk == v.DiskName &&
+			e.Filesystem == v.FSType
+	}) {
+		return err
+	}
+	return fmt.Errorf("%w; this node has mounted the volume's %s filesystem from that disk before, "+
+		"and something has destroyed it since: take a snapshot, and do not delete the volume", err,
+		v.FSType)
 }
 
 // about is what the flight recorder says of a volume's device.
@@ -97,7 +128,8 @@ func about(device *blockdev.OpenDevice, v request) flight.Fields {
 // stagedAt returns what is mounted at the staging path, nil if nothing is, and the mount table. A
 // filesystem that failed or lost its disk, and that no workload uses any more, is unmounted, so
 // that the volume can be staged again without anybody's help.
-func (n *Service) stagedAt(ctx context.Context, path string) (*mountinfo.Info, mount.Table, error) {
+func (n *Service) stagedAt(ctx context.Context, volumeID, path string) (*mountinfo.Info,
+	mount.Table, error) {
 	table, err := mount.ReadTable()
 	if err != nil {
 		return nil, nil, err
@@ -114,7 +146,9 @@ func (n *Service) stagedAt(ctx context.Context, path string) (*mountinfo.Info, m
 		return top, table, nil
 	}
 	state := mount.ConditionOf(top)
-	if major, minor, ok := mount.Device(top); !ok {
+	if major, minor, err := mount.Device(top); errors.Is(err, mount.ErrBtrfsTwins) {
+		return nil, nil, csierr.New(csierr.StagedDifferently, "%q: %w", path, err)
+	} else if err != nil {
 		state = mount.Dead // a btrfs whose device has no node any more
 	} else if _, err := n.host().WithNumber(major, minor); csierr.Has(err, csierr.DeviceNotFound) {
 		state = mount.Dead
@@ -124,7 +158,12 @@ func (n *Service) stagedAt(ctx context.Context, path string) (*mountinfo.Info, m
 	if state == mount.Healthy {
 		return top, table, nil
 	}
-	if err := table.OnlyAt(path, top, blockdev.Device{}); err != nil {
+	if own, err := n.ownMounts(ctx, volumeID, table.At(path), csierr.StagedDifferently); err != nil {
+		return nil, nil, err
+	} else if len(own) == 0 {
+		return top, table, nil // another volume's
+	}
+	if err := table.OnlyAt(path, top); err != nil {
 		return nil, nil, csierr.New(csierr.FilesystemFailed, "the filesystem at the staging path is %s; "+
 			"look at the kernel's log; %w", state, err)
 	}
@@ -167,9 +206,10 @@ func checkStaged(top *mountinfo.Info, d blockdev.Device, v request) error {
 // begin is called after every proof, right before the first write to the volume's disk. The driver
 // makes a device read-only only to publish it as a raw device, so it takes back a read-only switch
 // only on a disk that may have been published so.
-func (n *Service) begin(ctx context.Context, device *blockdev.OpenDevice, v request) error {
+func (n *Service) begin(ctx context.Context, device *blockdev.OpenDevice, v request,
+	covers int64) error {
 	known, _ := n.records().load(ctx, v.ID)
-	if err := n.records().save(ctx, v.ID, v.DiskName, v.Block); err != nil || v.ReadOnly {
+	if err := n.records().save(ctx, v.ID, v.DiskName, v.Block, covers); err != nil || v.ReadOnly {
 		return err
 	}
 	return device.MakeWritable(known.Block || v.Use != volume.UseFilesystem)
@@ -177,16 +217,25 @@ func (n *Service) begin(ctx context.Context, device *blockdev.OpenDevice, v requ
 
 // mountAt mounts the filesystem detached, grows it if it may and does that mounted, and attaches it
 // at path.
-func mountAt(ctx context.Context, path string, device *blockdev.OpenDevice, v request,
+func (n *Service) mountAt(ctx context.Context, path string, device *blockdev.OpenDevice, v request,
 	grow bool) error {
 	options := mountOptions(v)
-	m, err := mount.New(device, v.FSType, options)
+	m, err := filesystem.Mount(device, v.FSType, options)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = m.Close() }()
 	if grow && !options.ReadOnly() {
 		if err := filesystem.GrowMounted(ctx, m, device.Device); err != nil {
+			return err
+		}
+	}
+	if known, ok := n.records().load(ctx, v.ID); ok && known.Covers > 0 && v.FSType == volume.XFS {
+		covers, err := filesystem.Uncovered(m, device.Device)
+		if err == nil {
+			err = n.records().save(ctx, v.ID, v.DiskName, v.Block, covers)
+		}
+		if err != nil {
 			return err
 		}
 	}

@@ -85,6 +85,13 @@ func TestNodeStageVolumeRefusesIncompleteRequests(t *testing.T) {
 			r.VolumeCapability.AccessType = &csi.VolumeCapability_Block{
 				Block: &csi.VolumeCapability_BlockVolume{}}
 		}, codes.FailedPrecondition, csierr.UseDiffers},
+		{"as a raw device that no controller published", func(r *csi.NodeStageVolumeRequest) {
+			r.PublishContext = nil
+			r.VolumeContext = map[string]string{volume.CtxDiskName: guesttest.Serial,
+				volume.CtxUse: volume.UseBlock}
+			r.VolumeCapability.AccessType = &csi.VolumeCapability_Block{
+				Block: &csi.VolumeCapability_BlockVolume{}}
+		}, codes.FailedPrecondition, csierr.UseUnknown},
 		{"with mkfs options that are not allowed", func(r *csi.NodeStageVolumeRequest) {
 			r.VolumeContext = map[string]string{volume.CtxMkfsOptions: "journalDevice=/dev/sda"}
 		}, codes.InvalidArgument, csierr.MkfsOptions},
@@ -485,4 +492,15 @@ func TestNS10AReadOnlySwitchIsLeftAsItIsUntilTheDiskIsProven(t *testing.T) {
 			t.Error("it is still read-only")
 		}
 	})
+}
+
+func TestADiskIsNotFormattedForAStagingPathThatIsALink(t *testing.T) {
+	g := newGuest(t)
+	v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
+	must(t, os.Symlink(t.TempDir(), v.staging()))
+	before := v.disk.Digest(t)
+	csitest.Want(t, v.stage(), codes.InvalidArgument, csierr.PathInvalid)
+	if v.disk.Digest(t) != before {
+		t.Error("the disk has changed")
+	}
 }

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
@@ -90,7 +89,6 @@ type shownVolume struct {
 	Block     bool
 	FSType    string
 	Condition mount.Condition // of the filesystem
-	Mount     *mountinfo.Info
 }
 
 // statfs asks the filesystem through a descriptor that is verified to be on the volume's device. If
@@ -123,7 +121,7 @@ func (n *Service) volumeAt(ctx context.Context, volumeID, path string) (shownVol
 	if err != nil {
 		return shownVolume{}, err
 	}
-	if why := n.records().otherVolume(ctx, volumeID, shown.Device.Serial); why != "" {
+	if why, _ := n.records().otherVolume(ctx, volumeID, shown.Device.Serial); why != "" {
 		return shownVolume{}, csierr.New(csierr.VolumeNotAtPath, "%q shows %s", path, why)
 	}
 	return shown, nil
@@ -159,14 +157,13 @@ func (n *Service) shownAt(path string) (shownVolume, error) {
 	if top == nil {
 		return shownVolume{}, csierr.New(csierr.VolumeNotAtPath, "nothing is mounted at %q", path)
 	}
-	major, minor, ok := mount.Device(top)
-	if !ok {
+	major, minor, err := mount.Device(top)
+	if err != nil {
 		return shownVolume{}, csierr.New(csierr.VolumeNotAtPath, "%q shows a %s filesystem that is on "+
-			"no disk",
-			path, top.FSType)
+			"no disk: %w", path, top.FSType, err)
 	}
 	d, err := n.host().WithNumber(major, minor)
-	shown := shownVolume{Device: d, FSType: top.FSType, Condition: mount.ConditionOf(top), Mount: top}
+	shown := shownVolume{Device: d, FSType: top.FSType, Condition: mount.ConditionOf(top)}
 	return shown, notAtPath(path, err)
 }
 

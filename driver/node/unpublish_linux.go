@@ -8,7 +8,6 @@ import (
 	"os"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
@@ -34,7 +33,12 @@ func (n *Service) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublis
 }
 
 func (n *Service) unpublish(ctx context.Context, volumeID, target string) error {
-	target, err := mount.Canonical(target)
+	lock, err := n.lock(ctx, volumeID)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = lock.Close() }()
+	target, err = mount.Canonical(target)
 	if mount.IsMissing(err) {
 		return n.undoReadOnly(ctx, volumeID)
 	}
@@ -62,7 +66,7 @@ func (n *Service) unpublish(ctx context.Context, volumeID, target string) error 
 	if len(layers) == 0 {
 		err = n.undoReadOnly(ctx, volumeID)
 	} else {
-		err = n.unmountTarget(ctx, volumeID, target, layers)
+		err = n.unmountTarget(ctx, volumeID, target, own)
 	}
 	if err != nil {
 		return err
@@ -73,19 +77,11 @@ func (n *Service) unpublish(ctx context.Context, volumeID, target string) error 
 // unmountTarget unmounts what is at the target. A raw device is written out first, because its
 // workload may have written through the cache and ended.
 func (n *Service) unmountTarget(ctx context.Context, volumeID, target string,
-	layers []*mountinfo.Info) error {
+	layers []stagedDisk) (err error) {
 	top := layers[len(layers)-1]
 	var raw *blockdev.OpenDevice // nil for a filesystem and for a device that is gone
-	if mount.IsNode(top) {
-		major, minor, err := blockdev.NumberAt(top.Mountpoint)
-		if err != nil {
-			return err
-		}
-		d, err := n.host().WithNumber(major, minor)
-		if err == nil {
-			raw, err = n.openFlushed(ctx, volumeID, d)
-		}
-		if err != nil && !csierr.Has(err, csierr.DeviceNotFound) {
+	if top.Path != "" && mount.IsNode(top.layer) {
+		if raw, err = n.openFlushed(ctx, volumeID, top.Device); err != nil {
 			return err
 		}
 	}
@@ -93,12 +89,12 @@ func (n *Service) unmountTarget(ctx context.Context, volumeID, target string,
 		defer func() { _ = raw.Close() }()
 	}
 	change := flight.Begin(ctx, flight.Unpublished, flight.Fields{})
-	err := mount.UnmountAll(target, len(layers))
+	err = mount.UnmountAll(target, len(layers))
 	change.End(err, flight.Fields{})
 	if err != nil {
 		return err
 	}
-	if raw == nil || !mount.ReadOnly(top) {
+	if raw == nil || !mount.ReadOnly(top.layer) {
 		return nil
 	}
 	return endReadOnly(raw)

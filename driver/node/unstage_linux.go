@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"time"
 
@@ -26,7 +27,12 @@ import (
 func (n *Service) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolumeRequest) (
 	*csi.NodeUnstageVolumeResponse, error) {
 	err := checkIDAndPath(req.GetVolumeId(), "staging_target_path", req.GetStagingTargetPath())
+	var lock *os.File
 	if err == nil {
+		lock, err = n.lock(ctx, req.GetVolumeId())
+	}
+	if err == nil {
+		defer func() { _ = lock.Close() }()
 		err = n.unstage(ctx, req.GetVolumeId(), req.GetStagingTargetPath())
 	}
 	if err != nil {
@@ -119,9 +125,6 @@ func (n *Service) stagedDisks(ctx context.Context, volumeID string, own []staged
 		}
 	}
 	known, ok := n.records().load(ctx, volumeID)
-	if !ok && len(disks) == 0 {
-		return n.namedDisks(ctx, volumeID)
-	}
 	if !ok {
 		return disks, nil
 	}
@@ -212,7 +215,7 @@ func (n *Service) release(ctx context.Context, volumeID string, d stagedDisk) (g
 	if d.layer == nil || d.layer.FSType == volume.Btrfs {
 		filesystem.ForgetBtrfs(d.Path)
 	}
-	err = awaitFree(ctx, device, d.raw, n.releaseTimeout())
+	err = n.awaitFree(ctx, device, d.raw)
 	switch {
 	case err != nil:
 	case d.raw:
@@ -266,11 +269,11 @@ func (n *Service) openFlushed(ctx context.Context, volumeID string, d blockdev.D
 
 // awaitFree waits until nobody holds the device any more, or until it is gone. A device that cannot
 // be asked is not taken for free.
-func awaitFree(ctx context.Context, device *blockdev.OpenDevice, raw bool,
-	wait time.Duration) error {
+func (n *Service) awaitFree(ctx context.Context, device *blockdev.OpenDevice, raw bool) error {
 	backoff := async.Backoff{Pause: 20 * time.Millisecond, Max: 20 * time.Millisecond,
-		End: time.Now().Add(wait)}
-	for try := func() error { return filesystem.TryExclusive(device) }; ; try = device.TryExclusive {
+		End: time.Now().Add(n.releaseTimeout())}
+	thaw := func() error { return filesystem.TryExclusive(ctx, n.log(), device) }
+	for try := thaw; ; try = device.TryExclusive {
 		err := try()
 		if err == nil && raw {
 			err = device.CheckWriters()

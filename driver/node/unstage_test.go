@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
@@ -121,6 +122,17 @@ func TestNodeUnstageVolume(t *testing.T) {
 		guesttest.Run(t, "mount", "-t", "tmpfs", "none", v.staging())
 		csitest.Want(t, v.unstage(), codes.AlreadyExists, csierr.StagedDifferently)
 	})
+	t.Run("a staging mount that another mount hides is told as that", func(t *testing.T) {
+		v := setUp(t, volume.Ext4)
+		guesttest.Run(t, "mount", "-t", "tmpfs", "none", v.guest.path(""))
+		err := v.unstage()
+		csitest.Want(t, err, codes.Internal, csierr.StillMounted)
+		if !strings.Contains(err.Error(), "hides") {
+			t.Error(err)
+		}
+		must(t, unix.Unmount(v.guest.path(""), 0))
+		must(t, v.unstage())
+	})
 	t.Run("a volume whose disk was yanked away is unstaged", func(t *testing.T) {
 		for _, fsType := range volume.Filesystems {
 			v := setUp(t, fsType)
@@ -139,11 +151,11 @@ func TestNU5ADeviceThatCannotBeAskedIsNotTakenForFree(t *testing.T) {
 	held, err := ds.Open(d)
 	must(t, err)
 	defer func() { _ = held.Close() }()
-	must(t, awaitFree(t.Context(), held, false, time.Second))
-	must(t, os.Rename(d.Path, d.Path+".moved"))
-	must(t, os.Mkdir(d.Path, 0o755))
-	err = csierr.Convert(awaitFree(t.Context(), held, false, time.Second), csierr.NodeToolFailed)
-	must(t, os.Remove(d.Path))
-	must(t, os.Rename(d.Path+".moved", d.Path))
+	must(t, g.node().awaitFree(t.Context(), held, false))
+	var files unix.Rlimit
+	must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &files))
+	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Max: files.Max}))
+	err = csierr.Convert(g.node().awaitFree(t.Context(), held, false), csierr.NodeToolFailed)
+	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &files))
 	csitest.Want(t, err, codes.Internal, csierr.NodeToolFailed)
 }

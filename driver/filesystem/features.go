@@ -1,0 +1,115 @@
+package filesystem
+
+import (
+	"encoding/binary"
+	"fmt"
+	"strings"
+)
+
+// A filesystem is mounted only if it is whole on its device and every feature that it uses is in
+// these lists: what a kernel or a tool does with another feature, and to which disks, is unknown.
+
+// featureWord is a field of a superblock whose bits are features.
+type featureWord struct {
+	Field     string
+	At, Bytes int
+	// Bits names the bits, from the lowest on. The driver refuses a bit whose name begins with "!" or
+	// is "-", and every bit after the last name. A "." is part of a number.
+	Bits string
+}
+
+// extFeatures refuses, besides an external journal, what no kernel supports, and read-only and
+// shared_blocks: with these the kernel mounts the filesystem only for reading.
+var extFeatures = []featureWord{
+	{"s_rev_level", 0x4C, 4, "."},
+	{"s_feature_compat", 0x5C, 4, "dir_prealloc imagic_inodes has_journal ext_attr resize_inode " +
+		"dir_index !lazy_bg !exclude_inode !exclude_bitmap sparse_super2 fast_commit stable_inodes " +
+		"orphan_file"},
+	{"s_feature_incompat", 0x60, 4, "!compression filetype needs_recovery !journal_dev meta_bg - " +
+		"extents 64bit mmp flex_bg ea_inode - !dirdata metadata_csum_seed large_dir inline_data " +
+		"encrypt casefold"},
+	{"s_feature_ro_compat", 0x64, 4, "sparse_super large_file btree_dir huge_file uninit_bg " +
+		"dir_nlink extra_isize !snapshot quota bigalloc metadata_csum !replica !read-only project " +
+		"!shared_blocks verity orphan_present"},
+	{"s_journal_uuid", 0xD0, 8, ""}, {"s_journal_uuid", 0xD8, 8, ""}, {"s_journal_dev", 0xE4, 4, ""},
+}
+
+// xfsFeatures and xfsV5Features refuse a realtime part, also an internal one, which zones need: the
+// driver would grow the filesystem into it. needsrepair is for xfs_repair to clear.
+var (
+	xfsFeatures = []featureWord{
+		{"sb_rblocks", 16, 8, ""}, {"sb_rextents", 24, 8, ""}, {"sb_inprogress", 126, 1, ""},
+		{"sb_versionnum", 100, 2, ". - . - attr nlink quota align dalign !shared logv2 sector " +
+			"extflg dirv2 asciici morebits"},
+		{"sb_features2", 200, 4, "- lazysbcount - attr2 !parent - - projid32bit crc ftype"},
+	}
+	xfsV5Features = []featureWord{
+		{"sb_features_compat", 208, 4, ""},
+		{"sb_features_ro_compat", 212, 4, "finobt rmapbt reflink inobtcount"},
+		{"sb_features_incompat", 216, 4, "ftype sparse meta_uuid bigtime !needsrepair nrext64 " +
+			"exchange parent metadir !zoned !zone_gaps"},
+		{"sb_features_log_incompat", 220, 4, "xattrs"},
+	}
+)
+
+// btrfsFeatures refuses a seed, which others build upon, what a tool or the kernel has left half
+// changed, and experiments. A zoned btrfs may have its superblocks where the driver does not look.
+var btrfsFeatures = []featureWord{
+	{"flags", 0x38, 4, "written reloc !error"},
+	{"flags>>32", 0x3C, 4, "!seeding !metadump !metadump_v2 !changing_fsid !changing_fsid_v2 - " +
+		"!changing_bg_tree !changing_data_csum !changing_meta_csum"},
+	{"compat_flags", 0xAC, 8, ""},
+	{"compat_ro_flags", 0xB4, 8, "free_space_tree free_space_tree_valid verity block_group_tree"},
+	{"incompat_flags", btrfsIncompat, 8, "mixed_backref default_subvol mixed_groups compress_lzo " +
+		"compress_zstd big_metadata extended_iref raid56 skinny_metadata no_holes metadata_uuid " +
+		"raid1c34 !zoned !extent_tree_v2 !raid_stripe_tree - simple_quota"},
+	{"csum_type", 0xC4, 2, ". ."},
+}
+
+// addFeatures adds the features that the words of a superblock have.
+func (sb *Superblock) addFeatures(b []byte, order binary.ByteOrder, words []featureWord) {
+	for _, w := range words {
+		bits, known := w.value(b, order), []string(nil)
+		for i, name := range strings.Fields(w.Bits) {
+			bit := uint64(1) << i
+			switch {
+			case bits&bit == 0 || name == "-":
+				continue
+			case name[0] == '!':
+				sb.refuse(true, w.Field, name[1:])
+			case name != ".":
+				known = append(known, name)
+			}
+			bits &^= bit
+		}
+		sb.refuse(bits != 0, w.Field, fmt.Sprintf("%#x", bits))
+		if len(known) > 0 {
+			sb.Features = listed(sb.Features, w.Field, strings.Join(known, " "))
+		}
+	}
+}
+
+// refuse adds a feature to those that keep the filesystem from being mounted.
+func (sb *Superblock) refuse(refused bool, field string, feature any) {
+	if refused {
+		sb.Refused = listed(sb.Refused, field, feature)
+	}
+}
+
+// listed appends "field: feature" to a list.
+func listed(list, field string, feature any) string {
+	return strings.TrimPrefix(fmt.Sprintf("%s, %s: %v", list, field, feature), ", ")
+}
+
+func (w featureWord) value(b []byte, order binary.ByteOrder) uint64 {
+	b = b[w.At : w.At+w.Bytes]
+	switch w.Bytes {
+	case 1:
+		return uint64(b[0])
+	case 2:
+		return uint64(order.Uint16(b))
+	case 4:
+		return uint64(order.Uint32(b))
+	}
+	return order.Uint64(b)
+}

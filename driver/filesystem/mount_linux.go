@@ -1,0 +1,32 @@
+package filesystem
+
+import (
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+)
+
+// allow returns an error if the filesystem must not be mounted. It precedes everything that mounts,
+// checks, grows or writes to a filesystem, for each of these can write to the other devices, too.
+func (d disk) allow(sb Superblock) error {
+	if sb.Refused == "" {
+		return nil
+	}
+	return csierr.New(csierr.FilesystemFeature, "the %s filesystem on %s with serial %q has %s; the "+
+		"driver mounts only a filesystem that is whole on its disk and whose features it knows",
+		sb.Type, d.Path, d.Serial, sb.Refused)
+}
+
+// Mount is mount.New. It names the filesystem's features if the kernel refuses them.
+func Mount(d *blockdev.OpenDevice, fsType string, o volume.MountOptions) (*mount.Mount, error) {
+	m, err := mount.New(d, fsType, o)
+	if csierr.Has(err, csierr.FilesystemFeature) {
+		if found, failed := Find(d); failed == nil && len(found) == 1 {
+			err = csierr.New(csierr.FilesystemFeature, "%w; the filesystem is damaged, or this node's "+
+				"kernel does not support a feature of it: the kernel's log says which; it has %s", err,
+				found[0].Features)
+		}
+	}
+	return m, err
+}

@@ -1,0 +1,139 @@
+//go:build linux
+
+package node
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+)
+
+// adminPair is an administrator's btrfs of two disks, mounted at the path.
+func adminPair(t *testing.T, g *guest, path string) {
+	t.Helper()
+	a, b := g.Attach("backup-a", 512*guesttest.MiB), g.Attach("backup-b", 512*guesttest.MiB)
+	guesttest.Run(t, "mkfs.btrfs", "-q", "-d", "raid0", a.Loop, b.Loop)
+	must(t, os.Mkdir(path, 0o755))
+	scanBtrfs(t, g.Dev(b.Name))
+	must(t, unix.Mount(g.Dev(a.Name), path, "btrfs", 0, ""))
+}
+
+func TestAnAdministratorsMountAtAVolumesPathIsLeftAlone(t *testing.T) {
+	for name, call := range map[string]func(v testVolume) error{
+		"NodeStageVolume": testVolume.stage, "NodeUnstageVolume": testVolume.unstage,
+		"NodeUnpublishVolume": func(v testVolume) error {
+			return v.unpublish("staging " + v.disk.Serial)
+		},
+	} {
+		t.Run(name+" of a btrfs of two disks", func(t *testing.T) {
+			g := statefulGuest(t)
+			v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
+			adminPair(t, g, v.staging())
+			if err := call(v); err == nil {
+				t.Error("the call says OK")
+			}
+			if left := guesttest.Mounts(t, g.Dir); len(left) != 1 {
+				t.Errorf("mounts: %q", left)
+			}
+		})
+	}
+	t.Run("NodeStageVolume of what is no disk of the instance", func(t *testing.T) {
+		g := statefulGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
+		d := g.Attach(guesttest.OtherSerial, 16*guesttest.MiB)
+		g.Unplug(d)
+		guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", d.Loop)
+		must(t, os.Mkdir(v.staging(), 0o755))
+		guesttest.Run(t, "mount", d.Loop, v.staging())
+		if err := v.stage(); err == nil {
+			t.Error("the call says OK")
+		}
+		if left := guesttest.Mounts(t, g.Dir); len(left) != 1 {
+			t.Errorf("mounts: %q", left)
+		}
+	})
+}
+
+// TestAWorkloadsFUSEHoldsUpNoUnstage has a mount namespace in which a file named like a disk's node
+// is mounted below a FUSE that does not answer.
+func TestAWorkloadsFUSEHoldsUpNoUnstage(t *testing.T) {
+	g := statefulGuest(t)
+	v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
+	must(t, v.stage())
+	x := filepath.Join(t.TempDir(), "x")
+	tm, over := filepath.Join(x, "t"), filepath.Join(x, "over")
+	must(t, os.MkdirAll(tm, 0o755))
+	must(t, os.MkdirAll(over, 0o755))
+	must(t, unix.Mount("tmpfs", tm, "tmpfs", 0, ""))
+	must(t, os.WriteFile(filepath.Join(tm, "nvme0n1"), nil, 0o600))
+	must(t, os.WriteFile(filepath.Join(over, "f"), nil, 0o600))
+	must(t, unix.Mount(filepath.Join(tm, "nvme0n1"), filepath.Join(over, "f"), "", unix.MS_BIND, ""))
+	fuse, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
+	must(t, err)
+	defer func() { _ = fuse.Close() }()
+	must(t, unix.Mount("hung", over, "fuse", 0, fmt.Sprintf(
+		"fd=%d,rootmode=40000,user_id=0,group_id=0", fuse.Fd())))
+	inNamespace(t, "private", "true")
+	must(t, unix.Unmount(over, unix.MNT_DETACH))
+	must(t, unix.Unmount(filepath.Join(over, "f"), unix.MNT_DETACH))
+	must(t, unix.Unmount(tm, unix.MNT_DETACH))
+	done := make(chan struct{})
+	wait := async.Start(func() (struct{}, error) {
+		defer close(done)
+		_ = v.unstage() // the other namespace has a copy of the staging mount, so it is refused
+		return struct{}{}, nil
+	})
+	csitest.Await(t, "the unstage of the volume has ended", func() bool {
+		select {
+		case <-done:
+			return true
+		default:
+			return false
+		}
+	})
+	_, err = wait()
+	must(t, err)
+}
+
+func TestARefusedStageThawsNothingThatADirectoryNamedLikeADiskShows(t *testing.T) {
+	g := statefulGuest(t)
+	v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
+	must(t, v.stage())
+	sub := filepath.Join(v.staging(), "nvme0n1")
+	must(t, os.Mkdir(sub, 0o755))
+	mnt := filepath.Join(t.TempDir(), "m")
+	must(t, os.Mkdir(mnt, 0o755))
+	must(t, unix.Mount(sub, mnt, "", unix.MS_BIND, ""))
+	// the neighbour keeps only that mount
+	inNamespace(t, "private", `umount "$1"`, v.staging())
+	must(t, unix.Unmount(mnt, 0))
+	guesttest.Run(t, "fsfreeze", "--freeze", v.staging())
+	defer func() {
+		// thaw by a fresh mount
+		_ = unix.Mount(v.disk.Loop, mnt, "ext4", 0, "")
+		if f, err := os.Open(mnt); err == nil {
+			const ioctlThaw = 0xC0045878
+			_ = unix.IoctlSetInt(int(f.Fd()), ioctlThaw, 0)
+			_ = f.Close()
+		}
+		_ = unix.Unmount(mnt, 0)
+	}()
+	// as after an unmount by hand
+	must(t, unix.Unmount(v.staging(), 0))
+	if err := v.stage(); err == nil {
+		t.Error("the call says OK")
+	}
+	must(t, unix.Mount(v.disk.Loop, mnt, "ext4", 0, ""))
+	if !frozen(t, mnt) {
+		t.Error("a refused NodeStage has thawed the filesystem")
+	}
+	_ = unix.Unmount(mnt, 0)
+}

@@ -1,0 +1,185 @@
+//go:build linux
+
+package node
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+)
+
+func TestRecordsOfEveryVolumeAreErasedBeforeRawUse(t *testing.T) {
+	g := newGuest(t)
+	v := g.volume(g.Attach(guesttest.Serial, 256*guesttest.MiB), volume.Ext4)
+	v.Whole = true
+	v.Tag = map[string]string{volume.CtxUse: volume.UseBoth}
+	interruptFormat(t, "exit 1", v.stage)
+	raw := v
+	raw.FSType, raw.ID = "block", "the-handle-of-another-cluster"
+	must(t, raw.stage())
+	must(t, raw.publish("dev"))
+	v.disk.WriteAt(t, 0, append(make([]byte, 2048), []byte("counter=4711\n")...))
+	v.disk.WriteAt(t, 100*guesttest.MiB, []byte("counter=4711\n"))
+	must(t, raw.unpublish("dev"))
+	must(t, raw.unstage())
+	before := v.disk.Digest(t)
+	err := v.stage()
+	if err == nil {
+		t.Error("a disk with raw data was formatted")
+		must(t, v.unstage())
+	} else if v.disk.Digest(t) != before {
+		t.Error("written")
+	}
+}
+
+func TestWhatAWorkloadWroteToARawDeviceIsNotErasedAsARecord(t *testing.T) {
+	for _, grow := range []int64{0, 1 << 20} {
+		g := newGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 256*guesttest.MiB), "block")
+		must(t, v.stage())
+		must(t, v.publish("dev"))
+		nv, err := parseVolume(v.ID, v.capability(), v.published(), v.Context)
+		must(t, err)
+		r := filesystem.RecordOf(nv.Volume)
+		r.GrowFrom = grow
+		b, err := r.Encode()
+		must(t, err)
+		// a partition table and, in it, a filesystem with a file that has these bytes
+		v.disk.WriteAt(t, 446, []byte{0, 0, 0, 0, 0x83, 0, 0, 0, 0, 8, 0, 0, 0, 0xF0, 7, 0})
+		v.disk.WriteAt(t, 510, []byte{0x55, 0xAA})
+		v.disk.WriteAt(t, 50*guesttest.MiB, bytes.Repeat([]byte("a guest's filesystem "), 5000))
+		slots := filesystem.RecordOffsets(v.disk.SizeBytes)
+		if grow > 0 {
+			slots = filesystem.GrowthOffsets(v.disk.SizeBytes)
+		}
+		for _, slot := range slots {
+			v.disk.WriteAt(t, slot, b)
+		}
+		must(t, v.unpublish("dev"))
+		must(t, v.unstage())
+		before := v.disk.Digest(t)
+		must(t, v.stage())
+		must(t, v.publish("dev"))
+		if v.disk.Digest(t) != before {
+			t.Error("the workload's bytes have changed, grow:", grow)
+		}
+		must(t, v.unpublish("dev"))
+		must(t, v.unstage())
+	}
+}
+
+func TestAWipedDiskIsNotFormattedBecauseOfAFile(t *testing.T) {
+	for _, fsType := range volume.Filesystems {
+		t.Run(fsType, func(t *testing.T) {
+			g := newGuest(t)
+			v := g.volume(g.Attach(guesttest.Serial, smallest(fsType)), fsType)
+			must(t, v.stage())
+			must(t, os.WriteFile(filepath.Join(v.staging(), "hello"), []byte("rack"), 0o600))
+			path := filepath.Join(v.staging(), "records")
+			var st unix.Statfs_t
+			must(t, unix.Statfs(v.staging(), &st))
+			must(t, os.WriteFile(path, make([]byte, int(st.Bavail)*int(st.Bsize)*9/10), 0o600))
+			must(t, v.unstage())
+			for _, slot := range filesystem.RecordOffsets(v.disk.SizeBytes) {
+				// as if the workload had written it to its file
+				if !bytes.Equal(v.disk.ReadAt(t, slot, 4096), make([]byte, 4096)) {
+					continue
+				}
+				v.disk.WriteAt(t, slot, v.formatRecord(t))
+			}
+			v.disk.WriteAt(t, 0, make([]byte, guesttest.MiB))
+			before := v.disk.Digest(t)
+			err := v.stage()
+			if err == nil {
+				t.Error("it was formatted")
+				must(t, v.unstage())
+			} else if v.disk.Digest(t) != before {
+				t.Error("it was written")
+			}
+		})
+	}
+}
+
+func TestGrowthRecordsOfEveryVolumeAreErasedBeforeRawUse(t *testing.T) {
+	v := behind(t, volume.Ext4)
+	v.Tag = map[string]string{volume.CtxUse: volume.UseBoth}
+	v.Whole = true
+	path := os.Getenv("PATH")
+	tools(t, map[string]string{"resize2fs": "exit 1"})
+	csitest.Want(t, v.stage(), codes.Internal, csierr.NodeToolFailed)
+	must(t, os.Setenv("PATH", path))
+	slot := filesystem.GrowthOffsets(v.disk.SizeBytes)[0]
+	if !hasRecord(t, v.disk, slot) {
+		t.Fatal("no record of the growth is on the disk")
+	}
+	raw := v
+	raw.FSType, raw.ID = "block", "the-handle-of-another-cluster"
+	must(t, raw.stage())
+	must(t, raw.publish("dev"))
+	if hasRecord(t, v.disk, slot) {
+		t.Error("a record is left")
+	}
+	v.disk.WriteAt(t, 2*guesttest.GiB+64<<10, []byte("counter=4711\n"))
+	v.disk.WriteAt(t, 1*guesttest.GiB, []byte("counter=4711\n"))
+	must(t, raw.unpublish("dev"))
+	must(t, raw.unstage())
+	before := v.tail(t)
+	must(t, v.stage())
+	if v.isGrown(t) {
+		t.Error("grown over raw data")
+	}
+	must(t, v.unstage())
+	if v.tail(t) != before {
+		t.Error("raw data changed")
+	}
+}
+
+func TestABtrfsIsNotGrownOverWhatFollowsACopyOfItsBlock(t *testing.T) {
+	v := behind(t, volume.Btrfs)
+	v.Tag = map[string]string{volume.CtxUse: volume.UseBoth}
+	v.Whole = true
+	uuid := v.filesystems(t)[0].MetadataUUID
+	head := make([]byte, 64<<10)
+	copy(head[32:], uuid[:])
+	copy(head[20<<10:], bytes.Repeat([]byte("what a raw workload has written. "), 1300))
+	v.disk.WriteAt(t, 2*guesttest.GiB, head)
+	must(t, v.stage())
+	if v.isGrown(t) {
+		t.Error("it has grown over data")
+	}
+	must(t, v.unstage())
+}
+
+func TestARecordThatARawWorkloadWroteGrowsNothingOverItsData(t *testing.T) {
+	v := behind(t, volume.Ext4)
+	v.Tag = map[string]string{volume.CtxUse: volume.UseBoth}
+	v.Whole = true
+	nv, err := parseVolume(v.ID, v.capability(), v.published(), v.Context)
+	must(t, err)
+	r := filesystem.RecordOf(nv.Volume)
+	r.GrowFrom, r.Mounted, r.Checked = guesttest.GiB, v.filesystems(t)[0].Mounted, true
+	b, err := r.Encode()
+	must(t, err)
+	v.disk.WriteAt(t, filesystem.GrowthOffsets(v.disk.SizeBytes)[0], b)
+	v.disk.WriteAt(t, 2*guesttest.GiB+4096, []byte("counter=4711\n"))
+	v.disk.WriteAt(t, guesttest.GiB, []byte("counter=4711\n"))
+	before := v.tail(t)
+	must(t, v.stage())
+	if v.isGrown(t) {
+		t.Error("it has grown over data")
+	}
+	must(t, v.unstage())
+	if v.tail(t) != before {
+		t.Error("written")
+	}
+}
