@@ -29,8 +29,11 @@ const controllerRounds = 4
 // way to the driver and back.
 func BenchmarkController(b *testing.B) {
 	c := controllerBench{bench: openBench(b)}
-	for _, name := range []string{"create", "attach", "detach", "delete"} {
-		c.duels = append(c.duels, &duel{name: name, aim: aimController, theirs: "sdk"})
+	c.duels = []*duel{
+		{name: "create", aim: aimController, theirs: "sdk"},
+		{name: "attach", aim: aimAttach, theirs: "sdk"},
+		{name: "detach", aim: aimAttach, theirs: "sdk"},
+		{name: "delete", aim: aimController, theirs: "sdk"},
 	}
 	round := 0
 	for b.Loop() {

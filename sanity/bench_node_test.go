@@ -24,8 +24,8 @@ const benchDisk = 10 * harness.GiB
 // The ratios that the driver should not exceed: against mkfs and mount typed by hand, and against
 // what the drivers of other clouds do.
 const (
-	aimBlank          = 1.2
-	aimFormatted      = 1.5
+	aimBlank          = 1.35
+	aimFormatted      = 1.15
 	aimPeersBlank     = 1.0
 	aimPeersFormatted = 0.8
 )
@@ -113,7 +113,7 @@ func (c *contest) report() {
 		peers := median(part.times[byPeers])
 		ratio, toPeers := float64(driver)/float64(hand), float64(driver)/float64(peers)
 		fmt.Printf("FIGURE %s-%s-%s driver_ms=%.2f by_hand_ms=%.2f peers_path_ms=%.2f ratio=%.2f "+
-			"aim=%.1f %s ratio_to_peers=%.2f aim_to_peers=%.1f %s rounds=%d\n", part.name, c.state,
+			"aim=%.2f %s ratio_to_peers=%.2f aim_to_peers=%.1f %s rounds=%d\n", part.name, c.state,
 			c.fsType, ms(driver), ms(hand), ms(peers), ratio, c.aim, reached(ratio, c.aim), toPeers,
 			c.aimPeers, reached(toPeers, c.aimPeers), len(part.times[byDriver]))
 	}

@@ -28,6 +28,7 @@ import (
 // read, and another machine has another one.
 const (
 	aimController = 1.3
+	aimAttach     = 1.4 // and detach
 	aimListMS     = 1000
 )
 
@@ -52,11 +53,11 @@ func openBench(b *testing.B) *bench {
 	b.Cleanup(func() { must(b, rack.Stop()) })
 	driver, err := rack.StartPlugin(b.Context(), harness.PluginOptions{})
 	must(b, err)
-	b.Cleanup(func() { must(b, driver.Stop()) })
-	sdk, err := oxide.NewClient(oxide.WithHost(rack.URL), oxide.WithToken(rack.Token))
+	bn := &bench{run: run, rack: rack, driver: driver, dir: filepath.Join(rack.Dir, "bench")}
+	b.Cleanup(func() { must(b, bn.driver.Stop()) })
+	bn.sdk, err = oxide.NewClient(oxide.WithHost(rack.URL), oxide.WithToken(rack.Token))
 	must(b, err)
-	return &bench{run: run, rack: rack, driver: driver, sdk: sdk,
-		dir: filepath.Join(rack.Dir, "bench")}
+	return bn
 }
 
 func must(b *testing.B, err error) {

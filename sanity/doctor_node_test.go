@@ -46,11 +46,13 @@ var reasonsAt = map[string][]string{
 	"device": {"DeviceChanged", "DeviceDiffers", "DeviceHeld", "DeviceLocked", "DeviceNotFound",
 		"DeviceNotUnique", "DeviceReadOnly", "DeviceUnreadable", "DeviceWrongSize"},
 	"filesystem": {"DiskNotBlank", "DiskProofPending", "DiskSizeUnknown", "FilesystemDamaged",
-		"FilesystemFailed", "FilesystemTooLarge", "NodeToolFailed", "WrongFilesystem"},
+		"FilesystemFailed", "FilesystemFeature", "FilesystemTooLarge", "NodeToolFailed",
+		"WrongFilesystem"},
 	// What is wrong with the mount that was asked for shows where it is missing.
 	"mounts": {"CapabilityInvalid", "CapabilityUnsupported", "MkfsOptionsInvalid", "NotStaged",
 		"PathInvalid", "PublishedDifferently", "PublishedElsewhere", "StagedDifferently",
-		"StillMounted", "TargetNotEmpty", "UseDiffers"},
+		"StillMounted", "TargetNotEmpty", "UseDiffers",
+		"UseUnknown"},
 }
 
 // notOfMounts are the reasons of a node that no stage, publish, unpublish or unstage of Kubernetes

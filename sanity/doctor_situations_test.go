@@ -28,6 +28,10 @@ var nodeSituations = []nodeSituation{
 		p.Capability = harness.Mounted("ntfs")
 	}), nil},
 	{stageCall, "UseDiffers", staging(func(p *placement) { p.Capability = harness.Raw() }), nil},
+	{stageCall, "UseUnknown", staging(func(p *placement) {
+		p.Capability = harness.Raw()
+		delete(p.PublishContext, "use")
+	}), nil},
 	{stageCall, "MountFlagsUnsupported", staging(func(p *placement) {
 		p.Capability = harness.Mounted("ext4", "bind")
 	}), nil},
@@ -55,10 +59,9 @@ var nodeSituations = []nodeSituation{
 		tool("mkfs.ext4", "-q", "-U", someUUID, p.device())
 	}), nil},
 	{stageCall, "DeviceLocked", staging(func(p *placement) {
-		device, err := os.Open(p.device())
+		lock, err := p.LockVolumes()
 		Expect(err).NotTo(HaveOccurred())
-		DeferCleanup(device.Close)
-		Expect(unix.Flock(int(device.Fd()), unix.LOCK_EX)).To(Succeed())
+		DeferCleanup(lock.Close)
 	}), nil},
 	{stageCall, "DeviceNotUnique", staging(func(p *placement) {
 		p.showTwin(p.device(), "nvme99n1")
@@ -89,6 +92,7 @@ var nodeSituations = []nodeSituation{
 		return p, p.stage(brief)
 	}, nil},
 	{stageCall, "FilesystemDamaged", damaged("clri <2>", "ssv state 2"), nil},
+	{stageCall, "FilesystemFeature", damaged("ssv feature_compat 0x2000"), nil},
 	{stageCall, "FilesystemTooLarge", damaged("ssv blocks_count 524288"), nil},
 	{stageCall, "NodeToolFailed", func(ctx context.Context, f *nodeFixture) (*placement, error) {
 		n := f.node(ctx, "a", harness.PluginOptions{Env: map[string]string{

@@ -195,6 +195,8 @@ var _ = Describe("a misconfigured driver", func() {
 			misconfiguration{nodeEnv, "OXIDE_DEVICE_TIMEOUT", harness.Canary, nil}),
 		wrong("B-26 a negative time to wait for devices",
 			misconfiguration{nodeEnv, "OXIDE_DEVICE_TIMEOUT", "-1s", nil}),
+		wrong("B-26 a limit for late changes that is no duration",
+			misconfiguration{nodeEnv, "OXIDE_LATE_LIMIT", harness.Canary, nil}),
 		wrong("B-26 no sysfs where it is said to be",
 			misconfiguration{nodeEnv, "OXIDE_SYSFS_ROOT", "DIR/none", nil}),
 		wrong("B-26 no devices where they are said to be",
@@ -391,7 +393,7 @@ var _ = Describe("the driver's process", func() {
 			"instance-metadata-file": "OXIDE_INSTANCE_METADATA_FILE",
 			"log-level":              "OXIDE_LOG_LEVEL", "log-format": "OXIDE_LOG_FORMAT",
 			"topology": "OXIDE_TOPOLOGY", "topology-instance": "OXIDE_TOPOLOGY_INSTANCE",
-			"device-timeout":  "OXIDE_DEVICE_TIMEOUT",
+			"late-limit": "OXIDE_LATE_LIMIT", "device-timeout": "OXIDE_DEVICE_TIMEOUT",
 			"metrics-address": "OXIDE_METRICS_ADDRESS",
 		} {
 			Expect(string(help)).To(ContainSubstring("-"+flag), "--help knows --%s", flag)

@@ -108,12 +108,11 @@ var _ = describeNodes("a reason that the node's devices cause", func(f *nodeFixt
 	It("NS-8 DeviceLocked: another process of the driver works on the device",
 		func(ctx SpecContext) {
 			p := f.attachedTo(ctx, f.volume(ctx), f.a, harness.Mounted(""))
-			device, err := os.Open(p.device())
+			lock, err := f.a.LockVolumes()
 			Expect(err).NotTo(HaveOccurred())
-			defer device.Close()
-			Expect(unix.Flock(int(device.Fd()), unix.LOCK_EX)).To(Succeed())
+			defer lock.Close()
 			expectReason(p.stage(ctx), codes.Aborted, "DeviceLocked")
-			Expect(device.Close()).To(Succeed())
+			Expect(lock.Close()).To(Succeed())
 			Expect(p.stage(ctx)).To(Succeed())
 		})
 
@@ -127,6 +126,13 @@ var _ = describeNodes("a reason that the node's devices cause", func(f *nodeFixt
 		},
 		Entry("UseDiffers for filesystems", harness.Mounted(""), harness.Raw()),
 		Entry("UseDiffers for raw use", harness.Raw(), harness.Mounted("")))
+
+	It("NS-8 UseUnknown: no controller allows raw use of a static disk", func(ctx SpecContext) {
+		p := f.attachedTo(ctx, f.volume(ctx), f.a, harness.Mounted(""))
+		p.PublishContext, p.Capability = nil, harness.Raw()
+		expectReason(p.stage(ctx), codes.FailedPrecondition, "UseUnknown")
+		expectReason(p.publish(ctx), codes.FailedPrecondition, "UseUnknown")
+	})
 
 	It("NS-10 DiskProofPending: reading the disk whole takes longer than the call waits",
 		func(ctx SpecContext) {
@@ -177,6 +183,20 @@ var _ = describeNodes("a reason that the node's devices cause", func(f *nodeFixt
 			expectReason(err, codes.FailedPrecondition, "WrongFilesystem")
 			Expect(err.Error()).To(And(ContainSubstring(someUUID),
 				ContainSubstring(p.Volume.GetVolumeId())))
+			Expect(edges(p.device()) == before).To(BeTrue(), "the disk was written")
+		})
+
+	It("NS-13 FilesystemFeature: the filesystem has a feature that nobody knows",
+		func(ctx SpecContext) {
+			p := f.inUse(ctx, f.volume(ctx), f.a, harness.Mounted(""))
+			p.remove(ctx)
+			out, err := exec.CommandContext(ctx, "debugfs", "-w", "-R", "ssv feature_compat 0x2000",
+				p.device()).CombinedOutput()
+			Expect(err).NotTo(HaveOccurred(), string(out))
+			before := edges(p.device())
+			err = p.stage(ctx)
+			expectReason(err, codes.FailedPrecondition, "FilesystemFeature")
+			Expect(err.Error()).To(ContainSubstring("s_feature_compat: 0x2000"))
 			Expect(edges(p.device()) == before).To(BeTrue(), "the disk was written")
 		})
 

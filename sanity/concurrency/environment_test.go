@@ -1,8 +1,12 @@
+//go:build linux
+
 package concurrency
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -29,6 +33,10 @@ type environment struct {
 
 	controllers []*harness.Plugin
 	nodes       []*node
+	// bystanders are other disks of the first node's instance, which no call may change; nil on a rack
+	// whose disks can hang.
+	bystanders *proof.RackBystanders
+	looked     *proof.Invariant
 	// formats is the file in which every mkfs leaves a line.
 	formats string
 	tally   tally
@@ -42,14 +50,22 @@ type node struct {
 	dir string
 }
 
-// newEnvironment starts everything and takes the baseline when it idles.
-func newEnvironment(t *testing.T, p *proof.Proof) *environment {
+// newEnvironment starts everything and takes the baseline when it idles. The node options are what
+// the nodes have besides, and the arguments are the rack's.
+func newEnvironment(t *testing.T, p *proof.Proof, nodes harness.PluginOptions,
+	args ...string) *environment {
 	t.Helper()
 	run := harness.RunFor(t)
-	env := &environment{t: t, proof: p, run: run, formats: filepath.Join(run.Dir, "formats")}
+	env := &environment{t: t, proof: p, run: run, formats: filepath.Join(run.Dir, "formats"),
+		looked: &proof.Invariant{Name: "bystanders"}}
 	var err error
-	env.Environment, err = run.StartEnvironment(t.Context(), harness.RackOptions{})
+	env.Environment, err = run.StartEnvironment(t.Context(), harness.RackOptions{Args: args})
 	must(t, err)
+	if len(args) == 0 { // on a rack's ordinary disks, which are files
+		env.bystanders, err = proof.NewRackBystanders(t.Context(), env.Rack,
+			env.Rack.Instances[0].Name, proof.BtrfsMember, env.looked)
+		must(t, err)
+	}
 	path := env.watchedTools()
 	for range 2 {
 		p, err := env.StartPlugin(t.Context(), harness.PluginOptions{Mode: harness.ModeController})
@@ -57,8 +73,11 @@ func newEnvironment(t *testing.T, p *proof.Proof) *environment {
 		env.controllers = append(env.controllers, p)
 	}
 	for _, instance := range env.Rack.Instances {
-		p, err := env.StartPlugin(t.Context(), harness.PluginOptions{Mode: harness.ModeNode,
-			Instance: instance.Name, Env: map[string]string{"PATH": path}})
+		options := nodes
+		options.Mode, options.Instance = harness.ModeNode, instance.Name
+		options.Env = map[string]string{"PATH": path}
+		maps.Copy(options.Env, nodes.Env)
+		p, err := env.StartPlugin(t.Context(), options)
 		must(t, err)
 		env.nodes = append(env.nodes, &node{p, instance, filepath.Join(p.Dir, "kubelet")})
 	}
@@ -98,7 +117,11 @@ func (env *environment) close() {
 		env.t.Errorf("the ledger does not balance: %v", err)
 		env.tally.leaked.Add(int64(strings.Count(err.Error(), "goroutine of")))
 	}
-	if err := env.Close(); err != nil {
+	var err error
+	if env.bystanders != nil {
+		err = env.bystanders.Close()
+	}
+	if err := errors.Join(err, env.Close()); err != nil {
 		env.t.Error(err)
 	}
 	for _, p := range env.Plugins {

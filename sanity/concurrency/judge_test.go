@@ -1,3 +1,5 @@
+//go:build linux
+
 package concurrency
 
 import (
@@ -57,6 +59,11 @@ func (env *environment) fail(format string, args ...any) {
 // judge counts an answer and holds it to those that are allowed. It reports whether it is OK.
 func (env *environment) judge(what string, err error, allowed answers) bool {
 	env.tally.calls.Add(1)
+	if env.bystanders != nil {
+		if harm := env.bystanders.Check(); harm != nil {
+			env.fail("by the end of %s: %v", what, harm)
+		}
+	}
 	code := codeOf(err)
 	switch code {
 	case codes.OK:

@@ -1,3 +1,5 @@
+//go:build linux
+
 package concurrency
 
 import (
@@ -5,6 +7,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
 )
 
@@ -14,7 +17,7 @@ import (
 func TestConcurrency(t *testing.T) {
 	before := goleak.IgnoreCurrent()
 	p := proof.New(t, "concurrency")
-	env := newEnvironment(t, p)
+	env := newEnvironment(t, p, harness.PluginOptions{})
 	for round := 0; round == 0 || p.Long() && !p.Over(); round++ {
 		env.oneName(round)
 		env.oneVolume(round)
@@ -28,6 +31,7 @@ func TestConcurrency(t *testing.T) {
 	env.close()
 	goleak.VerifyNone(t, before)
 	env.figures()
+	env.looked.Report(t, p.Name)
 }
 
 func (env *environment) figures() {

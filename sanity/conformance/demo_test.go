@@ -34,8 +34,8 @@ func TestTheDemoShowsAVolumeThatMovesAndLeavesNothing(t *testing.T) {
 			t.Errorf("the demo does not show %q", want)
 		}
 	}
-	if requests := strings.Count(shown, "      rack  "); requests != 17 {
-		t.Errorf("the demo shows %d requests to the rack, want 17", requests)
+	if requests := strings.Count(shown, "      rack  "); requests != 15 {
+		t.Errorf("the demo shows %d requests to the rack, want 15", requests)
 	}
 	if t.Failed() {
 		t.Log(shown)

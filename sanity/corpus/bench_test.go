@@ -20,6 +20,10 @@ type bench struct {
 	guest  proof.Guest
 	plugin *harness.Plugin
 	bases  *bases
+	// bystanders are other disks of the guest, which no call may change.
+	bystanders *proof.GuestBystanders
+	// forged counts comparisons of forged files.
+	forged *proof.Invariant
 	// bin comes first in the driver's PATH. A trial may put a program there.
 	bin string
 	// evidence keeps the disks of which something is wrong; kept is set when there are some.
@@ -34,7 +38,8 @@ func newBench(
 	if err != nil {
 		return nil, err
 	}
-	b := &bench{run: run, dir: dir, bases: bases, bin: filepath.Join(dir, "bin")}
+	b := &bench{run: run, dir: dir, bases: bases, bin: filepath.Join(dir, "bin"),
+		bystanders: &proof.GuestBystanders{}, forged: &proof.Invariant{}}
 	if err := os.Mkdir(b.bin, 0o755); err != nil {
 		return nil, err
 	}
@@ -60,10 +65,19 @@ func newBench(
 	return b, err
 }
 
-// close ends the driver, which must end well.
+// addBystanders gives the guest bystanders.
+func (b *bench) addBystanders(ctx context.Context, member proof.Member, count *proof.Invariant) (
+	err error) {
+	b.bystanders, err = proof.NewGuestBystanders(ctx, b.guest, filepath.Join(b.dir, "bystanders"),
+		member, count)
+	return err
+}
+
+// close ends the driver, which must end well, and compares the bystanders.
 func (b *bench) close() error {
-	if b.kept {
-		return b.plugin.Stop()
+	err := errors.Join(b.plugin.Stop(), b.bystanders.Close())
+	if b.kept || err != nil {
+		return err
 	}
-	return errors.Join(b.plugin.Stop(), os.RemoveAll(b.dir))
+	return os.RemoveAll(b.dir)
 }

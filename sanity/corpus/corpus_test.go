@@ -31,9 +31,12 @@ func TestNoDiskThatIsNotBlankIsFormatted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &tally{p: p, t: t, outcomes: map[outcome]int{}}
+	c := &tally{p: p, t: t, outcomes: map[outcome]int{},
+		bystanders: &proof.Invariant{Name: "bystanders"},
+		forged:     &proof.Invariant{Name: "forged-contents"}}
 	m := &mutation{p: p, t: t, run: run, bases: bases, program: program, all: corpus(),
 		unnoticed: map[string]bool{}}
+	noticesHarm(t.Context(), t, run, bases)
 	for round := uint64(0); ; round++ {
 		c.round(t.Context(), run, bases, chosen(t, m.all), p.Seed+round)
 		p.Say("%d disks; now without each of %d guards in turn", c.disks, len(guards()))
@@ -46,6 +49,8 @@ func TestNoDiskThatIsNotBlankIsFormatted(t *testing.T) {
 		"mounted", c.outcomes[mounted], "refused", c.outcomes[refused],
 		"formatted_nonblank", c.overwritten, "guards", len(guards()),
 		"noticed", len(guards())-len(m.unnoticed))
+	c.bystanders.Report(t, p.Name)
+	c.forged.Report(t, p.Name)
 }
 
 // chosen are the generators whose name PROOF_ONLY matches, all without it.
@@ -68,6 +73,8 @@ func chosen(t *testing.T, all []generator) []generator {
 type tally struct {
 	p *proof.Proof
 	t *testing.T
+	// bystanders and forged are what must not change.
+	bystanders, forged *proof.Invariant
 
 	// mu guards the rest.
 	mu          sync.Mutex
@@ -80,15 +87,22 @@ type tally struct {
 // benches is how many drivers work at once.
 const benches = 2
 
+// members are those of the benches' bystanders.
+var members = []proof.Member{proof.Journal, proof.BtrfsMember}
+
 // round tries each generator once.
 func (c *tally) round(
 	ctx context.Context, run *harness.Run, bases *bases, all []generator, seed uint64,
 ) {
 	work := make(chan generator)
 	var workers sync.WaitGroup
-	for range benches {
+	for i := range benches {
 		workers.Go(func() {
 			b, err := newBench(ctx, run, bases, "", nil)
+			if err == nil {
+				b.forged = c.forged
+				err = b.addBystanders(ctx, members[i%len(members)], c.bystanders)
+			}
 			if err != nil {
 				c.t.Errorf("start a driver: %v", err)
 			}

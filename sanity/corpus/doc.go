@@ -21,8 +21,24 @@
 // the disk is indeed not zero; and not one byte of the disk has changed. Beside each disk lies a
 // blank decoy, its serial different in one letter, that must stay blank.
 //
+// The guest has bystanders besides (package proof): a mounted disk, one that is the journal of an
+// ext4 or a device of a btrfs, and a blank one. They are looked at after every call and compared
+// byte for byte at the end. Workloads write forged records of their very volume into files, where
+// the driver looks for its own; the files are equal after every stage, and no disk is formatted or
+// repaired because of them.
+//
 // Chance is seeded for every disk by itself, so that each can be made again alone. The short form
 // tries every generator once, the long one goes through all of them with one seed after another.
+//
+// # Features
+//
+// A second proof makes filesystems with features: each option of the installed mkfs programs and
+// each pair of them, each bit of each word of features, each pair of what ties a filesystem to
+// another disk, and filesystems that have a part on a second disk. Each is mounted, and its file
+// has the bytes it had; or it is refused by the name of a feature, never as INTERNAL, and neither
+// it nor the second disk is written. The short form takes what is special and a part of the rest by
+// its seed, the long form all. A bit whose structures only mkfs can make is not set by itself:
+// without them the filesystem is damaged.
 //
 // # The mutation check
 //

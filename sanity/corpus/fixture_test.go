@@ -13,7 +13,6 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/moby/sys/mountinfo"
-	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
@@ -74,8 +73,7 @@ func (b *bench) newFixture(ctx context.Context, t *trial) (f *fixture, err error
 	}
 	name := fmt.Sprintf("csi-%016x", t.Rand.Uint64())
 	f.DiskName, f.VolumeID = name, randomUUID(t)
-	f.Publish = map[string]string{"diskName": f.DiskName, "sizeBytes": fmt.Sprint(f.image.Size)}
-	maps.Copy(f.Publish, t.History)
+	f.Publish = f.publishContext()
 	if f.loop, err = f.attach(ctx, f.image, false); err != nil {
 		return f, err
 	}
@@ -87,11 +85,18 @@ func (b *bench) newFixture(ctx context.Context, t *trial) (f *fixture, err error
 	other := name[:proof.SerialBytes-1] + "z"
 	f.atEnd(b.guest.Unplug)
 	err = errors.Join(b.guest.Plug(decoyDevice, other, decoy),
-		b.guest.Plug(f.Device, f.DiskName, f.loop))
+		b.guest.Plug(f.Device, f.DiskName, f.loop), b.bystanders.Show())
 	if err == nil && t.Set != nil {
 		err = t.Set(f)
 	}
 	return f, err
+}
+
+// publishContext is what the controller tells of the disk.
+func (f *fixture) publishContext() map[string]string {
+	all := map[string]string{"diskName": f.DiskName, "sizeBytes": fmt.Sprint(f.image.Size)}
+	maps.Copy(all, f.History)
+	return all
 }
 
 // attach gives an image a loop device until the end of the fixture.
@@ -133,11 +138,11 @@ func (f *fixture) placement() *harness.Placement {
 
 // stage makes the call under test.
 func (f *fixture) stage(ctx context.Context) error {
-	return f.placement().Stage(ctx, f.bench.plugin.Node())
+	return f.bench.bystanders.Called(f.placement().Stage(ctx, f.bench.plugin.Node()))
 }
 
 func (f *fixture) unstage(ctx context.Context) error {
-	return f.placement().Unstage(ctx, f.bench.plugin.Node())
+	return f.bench.bystanders.Called(f.placement().Unstage(ctx, f.bench.plugin.Node()))
 }
 
 // staged is what is mounted at the staging path; nil if nothing is.
@@ -147,16 +152,6 @@ func (f *fixture) staged() (*mountinfo.Info, error) {
 		return nil, err
 	}
 	return mounts[len(mounts)-1], nil
-}
-
-// shows reports whether the mount is one of the device. Each btrfs has a number of its own, so its
-// source tells.
-func shows(m *mountinfo.Info, loop loopdev.Device) bool {
-	if m.FSType != btrfs {
-		return m.Major == int(loop.Major) && m.Minor == int(loop.Minor)
-	}
-	var st unix.Stat_t
-	return unix.Stat(m.Source, &st) == nil && st.Rdev == unix.Mkdev(loop.Major, loop.Minor)
 }
 
 func randomUUID(t *trial) string {

@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"os"
 	"slices"
-
-	"golang.org/x/sys/unix"
 )
 
 // made is what the controller tells of a disk that the driver made blank, for filesystems alone:
@@ -122,10 +120,9 @@ func uses() []generator {
 
 // lock locks the disk as a driver does that is at work on it.
 func (f *fixture) lock() error {
-	device, err := os.Open(f.bench.guest.Node(f.Device))
-	if err != nil {
-		return err
+	lock, err := f.bench.plugin.LockVolumes()
+	if err == nil {
+		f.atEnd(lock.Close)
 	}
-	f.atEnd(device.Close)
-	return unix.Flock(int(device.Fd()), unix.LOCK_EX)
+	return err
 }

@@ -31,6 +31,15 @@ func (f *fixture) expectFound() error {
 	return errors.Join(err, f.expect(uuid))
 }
 
+// expectAt makes the filesystem the volume's own by the UUID at an offset, where blkid finds none.
+func expectAt(offset int64) func(*fixture) error {
+	return func(f *fixture) error {
+		b := f.image.read(offset, 16)
+		return errors.Join(f.image.err, f.expect(fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6],
+			b[6:8], b[8:10], b[10:])))
+	}
+}
+
 // expectOther makes it somebody else's.
 func (f *fixture) expectOther() error { return f.expect(randomUUID(f.trial)) }
 
@@ -101,12 +110,15 @@ func unclean() []generator {
 				im.filesystem(kindOf(ext4))
 				im.write(1024+0x88, []byte("/not what was summed up")...)
 			}
-			t.Set = func(f *fixture) error {
-				b := f.image.read(1024+0x68, 16)
-				return errors.Join(f.image.err, f.expect(fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6],
-					b[6:8], b[8:10], b[10:])))
+			t.Set, t.Want = expectAt(1024+0x68), foreign("ext4")
+		}},
+		{"btrfs of this volume whose mkfs did not end", func(t *trial) {
+			kindOf(btrfs).of(t)
+			t.Fill = func(im *image) {
+				im.filesystem(kindOf(btrfs))
+				im.patch(64*kib, 4096, 0x40, []byte("!BHRfS_M"), sumBtrfs)
 			}
-			t.Want = foreign("ext4")
+			t.Set, t.Want = expectAt(64*kib+0x20), foreign("btrfs")
 		}},
 	}
 }
@@ -151,6 +163,13 @@ func disputed() []generator {
 			with(fs+" with the magic of UFS2", fs, ufs2, false, foreign("ufs")),
 			with(fs+" of this volume with the magic of UFS2", fs, ufs2, true, foreign("ufs")))
 	}
+	for _, fs := range []string{ext4, xfs} {
+		all = append(all, with(fs+" with the magic of an UFS2 of big-endian machines", fs,
+			func(im *image) { im.write(64*kib+1372, []byte("\x19\x54\x01\x19")...) }, false,
+			foreign("several")))
+	}
+	all = append(all, with("ext4 of this volume under the partition table of old", ext4,
+		func(im *image) { im.write(0, mbr(0x83, 2048, 1<<20)...) }, true, foreign("dos", "ext4")))
 	return append(all, generator{"ext4 of this volume before the backup of a GPT", func(t *trial) {
 		kindOf(ext4).of(t)
 		t.Size += mib

@@ -8,12 +8,13 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
 )
 
 const (
@@ -127,45 +128,11 @@ func (im *image) read(offset, n int64) []byte {
 // pageBytes is the unit in which images are compared.
 const pageBytes = 4096
 
-// eachData calls do for the pieces of a file that are not holes, in order.
-func eachData(path string, do func(at int64, b []byte) error) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	room := make([]byte, mib)
-	var end int64
-	for at := int64(0); ; {
-		if at >= end {
-			start, err := unix.Seek(int(f.Fd()), at, unix.SEEK_DATA)
-			if errors.Is(err, unix.ENXIO) {
-				return nil
-			}
-			if err != nil {
-				return fmt.Errorf("look for data in %s: %w", path, err)
-			}
-			if end, err = unix.Seek(int(f.Fd()), start, unix.SEEK_HOLE); err != nil {
-				return fmt.Errorf("look for a hole in %s: %w", path, err)
-			}
-			at = start
-		}
-		n, err := f.ReadAt(room[:min(int64(len(room)), end-at)], at)
-		if err != nil && !errors.Is(err, io.EOF) {
-			return err
-		}
-		if err := do(at, room[:n]); err != nil {
-			return err
-		}
-		at += int64(n)
-	}
-}
-
 var zeroPage [pageBytes]byte
 
 // eachPage calls do for the pages of a file that are not zero.
 func eachPage(path string, do func(at int64, page []byte) error) error {
-	return eachData(path, func(at int64, b []byte) error {
+	return proof.EachData(path, func(at int64, b []byte) error {
 		for i := 0; i < len(b); i += pageBytes {
 			page := b[i:min(i+pageBytes, len(b))]
 			if bytes.Equal(page, zeroPage[:len(page)]) {

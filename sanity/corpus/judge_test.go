@@ -16,6 +16,9 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
 )
 
 // verdict is what came out of a trial.
@@ -84,6 +87,10 @@ func (b *bench) try(ctx context.Context, t *trial) (v verdict, err error) {
 			v.Wrong = errors.Join(v.Wrong, fmt.Errorf("the volume cannot be unstaged: %w", err))
 		}
 	}
+	if harm := b.bystanders.Harm(); harm != nil {
+		v.Wrong = errors.Join(v.Wrong, harm)
+		v.Overwritten = true
+	}
 	return v, nil
 }
 
@@ -121,7 +128,7 @@ func (f *fixture) judgeMount() (outcome, error) {
 		return "", err
 	case m == nil:
 		return "", errors.New("the answer was OK, and nothing is mounted")
-	case !shows(m, f.loop):
+	case harness.MountedNumber(m) != fmt.Sprintf("%d:%d", f.loop.Major, f.loop.Minor):
 		return mounted, fmt.Errorf("%s (%d:%d) is mounted, another disk than %s", m.Source, m.Major,
 			m.Minor, f.loop.Path)
 	case m.FSType != f.FS:
@@ -216,7 +223,7 @@ func (f *fixture) judgePlaces(sentence string) (named bool, err error) {
 
 // untouchedDecoy demands that the other disk is as it was: blank.
 func (f *fixture) untouchedDecoy() error {
-	return eachData(f.decoy.Path, func(at int64, b []byte) error {
+	return proof.EachData(f.decoy.Path, func(at int64, b []byte) error {
 		if i := slices.IndexFunc(b, func(c byte) bool { return c != 0 }); i >= 0 {
 			return fmt.Errorf("another disk was written, at offset %d", at+int64(i))
 		}

@@ -41,17 +41,28 @@ func owners() []generator {
 			}
 			t.Want = foreign("ext4")
 		}},
-		twice("ext4 and btrfs at once", ext4, func(im *image) {
-			path, err := im.bases.get("btrfs", fsBytes, func(base *image) { base.mkfs(kindOf(btrfs)) })
-			im.err = err
-			from := &image{Path: path, Size: fsBytes}
-			im.write(64*kib, from.read(64*kib, 4*kib)...)
-		}, "ext4", "btrfs"),
+		twice("ext4 and btrfs at once", ext4, btrfsSuperblock, "ext4", "btrfs"),
+		{"ext4 of this volume and btrfs at once", func(t *trial) {
+			kindOf(ext4).of(t)
+			t.Fill = func(im *image) {
+				im.filesystem(kindOf(ext4))
+				btrfsSuperblock(im)
+			}
+			t.Set, t.Want = (*fixture).expectFound, foreign("ext4", "btrfs")
+		}},
 		{"a disk that the kernel remembers as blank", func(t *trial) {
 			t.Set = (*fixture).remembered
 			t.Want = foreign("luks")
 		}},
 	}
+}
+
+// btrfsSuperblock adds the superblock of a btrfs.
+func btrfsSuperblock(im *image) {
+	path, err := im.bases.get("btrfs", fsBytes, func(base *image) { base.mkfs(kindOf(btrfs)) })
+	im.err = err
+	from := &image{Path: path, Size: fsBytes}
+	im.write(64*kib, from.read(64*kib, 4*kib)...)
 }
 
 // oddities are disks whose tools or surroundings are odd.

@@ -8,6 +8,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+
+	"golang.org/x/sys/unix"
 )
 
 // tails are filesystems on larger disks with something behind them: they are mounted and not grown,
@@ -79,7 +81,11 @@ func tail(name, fs string, fill func(*trial, *image), set func(*fixture) error) 
 			if now := f.image.behind(fsBytes); now != before {
 				return fmt.Errorf("what lies behind the filesystem was %s and is %s", before, now)
 			}
-			return f.image.err
+			size, err := f.mountedBytes()
+			if size > fsBytes {
+				err = fmt.Errorf("the filesystem has grown from %d to %d bytes", fsBytes, size)
+			}
+			return errors.Join(err, f.image.err)
 		}
 	}}
 }
@@ -89,14 +95,21 @@ func nothingBehind(name, fs string, set func(*fixture) error) generator {
 	g := tail(name, fs, func(*trial, *image) {}, set)
 	return generator{name, func(t *trial) {
 		g.make(t)
-		same := t.Check
 		t.Check = func(f *fixture) error {
-			if same(f) == nil {
-				return errors.New("nothing has grown over what lies behind the filesystem")
+			size, err := f.mountedBytes()
+			if err == nil && size <= fsBytes {
+				err = fmt.Errorf("the filesystem has %d bytes and has not grown", size)
 			}
-			return nil
+			return err
 		}
 	}}
+}
+
+// mountedBytes returns the size of the staged filesystem, without what it keeps for itself.
+func (f *fixture) mountedBytes() (int64, error) {
+	var st unix.Statfs_t
+	err := unix.Statfs(f.Staging, &st)
+	return int64(st.Blocks) * st.Bsize, err
 }
 
 // growthOfAnother lets the driver begin to grow the filesystem for another volume, and then writes

@@ -74,6 +74,7 @@ const (
 	toolFailed  = "NodeToolFailed"
 
 	wrongFilesystem = "WrongFilesystem"
+	feature         = "FilesystemFeature"
 )
 
 // refuse wants a refusal for one of the reasons.
@@ -94,7 +95,7 @@ type generator struct {
 func corpus() []generator {
 	return slices.Concat(blanks(), filesystems(), tables(), headers(), noise(),
 		situations(), races(), formats(), regions(),
-		owners(), oddities(), identities(), grown(), tails())
+		owners(), oddities(), identities(), grown(), tails(), foreignParts(), forged(), forgedRecords())
 }
 
 // defaults are what most trials have. The rack's disks are whole GiB.

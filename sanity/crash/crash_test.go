@@ -32,13 +32,16 @@ func TestWhateverIsKilledAtAnyPointConverges(t *testing.T) {
 	putGates(t, run)
 	t.Run("the driver", func(t *testing.T) {
 		t.Parallel()
-		newCampaign(t, run, "crash-points", driverLifecycles, shortTrials).runProof()
+		newCampaign(t, run, driverProof, driverLifecycles, shortTrials).runProof()
 	})
 	t.Run("the rack", func(t *testing.T) {
 		t.Parallel()
 		newCampaign(t, run, "crash-points-rack", rackLifecycles, shortRackTrials).runProof()
 	})
 }
+
+// driverProof is the proof in which the driver is killed.
+const driverProof = "crash-points"
 
 // campaign is a proof's run.
 type campaign struct {
@@ -49,6 +52,8 @@ type campaign struct {
 	kinds []string
 	// short is how many trials its short form has.
 	short int
+	// bystanders and forged are what must not change.
+	bystanders, forged *proof.Invariant
 
 	points []point
 	tried  map[string]bool
@@ -65,7 +70,9 @@ type campaign struct {
 func newCampaign(t *testing.T, run *harness.Run, name string, kinds []string, short int) *campaign {
 	t.Helper()
 	return &campaign{Proof: proof.New(t, name), t: t, run: run, kinds: kinds, short: short,
-		tried: map[string]bool{}, rpcs: map[string]bool{}, starts: map[string]int{}}
+		bystanders: &proof.Invariant{Name: "bystanders"},
+		forged:     &proof.Invariant{Name: "forged-contents"},
+		tried:      map[string]bool{}, rpcs: map[string]bool{}, starts: map[string]int{}}
 }
 
 // runProof counts the points, tries them, and prints the figure.
@@ -93,6 +100,8 @@ func (c *campaign) runProof() {
 	c.Figure("points", len(c.points), "tried", len(c.tried), "trials", c.trials,
 		"converged", c.converged, "kills", c.kills, "overlaps", c.overlaps,
 		"rpcs", len(c.rpcs))
+	c.bystanders.Report(c.t, c.Name)
+	c.forged.Report(c.t, c.Name)
 }
 
 // count finds the points: those that two dry runs have in common. What only one has is due to
@@ -130,7 +139,7 @@ func (c *campaign) countStarts(ctx context.Context) {
 
 func (c *campaign) openEnvironment(ctx context.Context) {
 	var err error
-	if c.env, err = newEnvironment(ctx, c.run, c.Name); err != nil {
+	if c.env, err = newEnvironment(ctx, c.run, c.Name, c.bystanders, c.forged); err != nil {
 		c.t.Fatal(err)
 	}
 }

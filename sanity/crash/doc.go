@@ -8,6 +8,9 @@
 // converge: the same end, what a workload has written still there, and nothing left over. The
 // simulator is treated in the same way at everything that it makes durable.
 //
+// Three other disks of an instance are looked at after every call, and may not change; nor may
+// files in which the workload has forged records of the driver (package proof).
+//
 // A point is an effect's program, call, target and how many of that name came before it, so a run
 // need not have as many effects as the dry run had.
 //

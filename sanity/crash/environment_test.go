@@ -19,6 +19,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/crash/trace"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
 )
 
 // The processes of an environment: the driver with its controller in instance a, its node service
@@ -46,18 +47,32 @@ type environment struct {
 	lifecycles int
 	// killed are the processes that were killed in this lifecycle, each the leader of a group.
 	killed map[int]bool
+	// bystanders are other disks of an instance, which no call may change, and forged counts
+	// comparisons of files with forged records.
+	bystanders *proof.RackBystanders
+	forged     *proof.Invariant
 	// kills is how often one was, and overlaps how often a second driver was called beside the first.
 	kills, overlaps int
 }
 
-// newEnvironment starts everything and takes the baseline.
-func newEnvironment(ctx context.Context, run *harness.Run, name string) (*environment, error) {
+// newEnvironment starts everything and takes the baseline. The bystanders are disks of an instance
+// that is never stopped.
+func newEnvironment(ctx context.Context, run *harness.Run, name string,
+	bystanders, forged *proof.Invariant) (*environment, error) {
 	started, err := run.StartEnvironment(ctx, harness.RackOptions{})
 	if err != nil {
 		return nil, err
 	}
 	env := &environment{Environment: started, name: name, run: run,
-		plugins: map[string]*harness.Plugin{}, killed: map[int]bool{}}
+		plugins: map[string]*harness.Plugin{}, killed: map[int]bool{}, forged: forged}
+	instance := driverB
+	if name == driverProof {
+		instance = driverA
+	}
+	env.bystanders, err = proof.NewRackBystanders(ctx, env.Rack, instance, proof.Journal, bystanders)
+	if err != nil {
+		return env, err
+	}
 	for _, name := range []string{driverA, driverB, beside} {
 		options := harness.PluginOptions{Mode: harness.ModeNode, Instance: name}
 		switch name {
@@ -92,13 +107,14 @@ func (env *environment) close() error {
 	if env.watcher != nil {
 		err = env.watcher.Close()
 	}
-	return errors.Join(err, env.Close())
+	return errors.Join(err, env.bystanders.Close(), env.Close())
 }
 
 // abandon ends an environment where something went wrong. Its files stay as evidence; its devices
 // go, at the latest with the mounts of these tests.
 func (env *environment) abandon(ctx context.Context) {
 	env.run.Failed()
+	_ = env.bystanders.Suspend() // the trial's failure is reported already
 	for _, p := range env.plugins {
 		p.Kill()
 	}

@@ -72,7 +72,15 @@ func (l *lifecycle) volume(access string, size int64, seed uint64) (*volume, err
 	return v, err
 }
 
-func (l *lifecycle) add(steps ...step) { l.steps = append(l.steps, steps...) }
+func (l *lifecycle) add(steps ...step) { l.steps = append(l.steps, l.watching(steps)...) }
+
+// watching are the same steps with a look at the bystanders after each call.
+func (l *lifecycle) watching(steps []step) []step {
+	for i, st := range steps {
+		steps[i].call = func(ctx context.Context) error { return l.bystanders.Called(st.call(ctx)) }
+	}
+	return steps
+}
 
 // plain is a volume on one node, then on the other.
 func (l *lifecycle) plain(v *volume) {
@@ -201,7 +209,7 @@ func (l *lifecycle) undo() []step {
 				call: func(ctx context.Context) error { return l.deleteSnapshot(ctx, sn) }})
 		}
 	}
-	return steps
+	return l.watching(steps)
 }
 
 // undo takes the volume away from a node, as far as it had come.

@@ -90,7 +90,7 @@ func (l *lifecycle) finish(ctx context.Context) error {
 	for _, v := range l.volumes {
 		errs = append(errs, v.removeDirs(), l.checkChanges(v))
 	}
-	return errors.Join(append(errs, l.checkClean(ctx))...)
+	return errors.Join(append(errs, l.bystanders.Harm(), l.checkClean(ctx))...)
 }
 
 // checkChanges holds what the flight recorders of the nodes say of a volume against what can have

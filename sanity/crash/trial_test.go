@@ -194,5 +194,5 @@ func (l *lifecycle) moveVolume(ctx context.Context) (replies []string, err error
 		steps = append(steps, v.up(node)...)
 		steps = append(steps, v.down(node)...)
 	}
-	return runSteps(ctx, append(steps, step{rpc: "DeleteVolume", call: v.delete}))
+	return runSteps(ctx, l.watching(append(steps, step{rpc: "DeleteVolume", call: v.delete})))
 }

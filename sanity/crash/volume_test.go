@@ -4,6 +4,7 @@ package crash_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -12,6 +13,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
 )
 
 const gib = harness.GiB
@@ -28,8 +30,10 @@ type volume struct {
 	requested bool // the driver was asked to create it
 	created   *csi.Volume
 	at        map[string]*placement
-	// pieces is how many pieces of data a workload has on the disk, acknowledged.
+	// pieces is how many pieces of data a workload has on the disk, acknowledged, and files are those
+	// with forged records.
 	pieces int
+	files  proof.ForgedFiles
 }
 
 // placement is a volume on a node.
@@ -45,8 +49,9 @@ type snapshot struct {
 	name      string
 	requested bool
 	id        string
-	// pieces is what its volume held when it was taken.
+	// pieces and files are what its volume held when it was taken.
 	pieces int
+	files  proof.ForgedFiles
 }
 
 // newVolume prepares the orchestrator's side of a volume.
@@ -95,7 +100,7 @@ func (v *volume) create(ctx context.Context) error {
 		p.Volume = v.created
 	}
 	if v.source != nil {
-		v.pieces = v.source.pieces
+		v.pieces, v.files = v.source.pieces, v.source.files
 	}
 	return nil
 }
@@ -164,7 +169,7 @@ func (v *volume) snapshot(ctx context.Context, sn *snapshot) error {
 	resp, err := v.plugins[driverA].Controller().CreateSnapshot(ctx,
 		harness.SnapshotRequest(sn.name, v.created.GetVolumeId()))
 	if err == nil {
-		sn.id, sn.pieces = resp.GetSnapshot().GetSnapshotId(), v.pieces
+		sn.id, sn.pieces, sn.files = resp.GetSnapshot().GetSnapshotId(), v.pieces, v.files
 	}
 	return err
 }
@@ -192,6 +197,11 @@ func (v *volume) writeAndVerify(node string) error {
 			return fmt.Errorf("acknowledged data of volume %s are lost: %w", v.name, err)
 		}
 	}
+	if v.files != nil {
+		if err := v.forged.Checked(v.files.Check(v.at[node].Target)); err != nil {
+			return fmt.Errorf("acknowledged data of volume %s are lost: %w", v.name, err)
+		}
+	}
 	if v.at[node].ReadOnly {
 		return v.verifyReadOnly(node)
 	}
@@ -199,6 +209,18 @@ func (v *volume) writeAndVerify(node string) error {
 	if err == nil {
 		v.pieces++
 	}
+	if v.files == nil && v.access != "block" {
+		err = errors.Join(err, v.forge(node))
+	}
+	return err
+}
+
+// forge writes files with forged records of the volume.
+func (v *volume) forge(node string) (err error) {
+	v.files, err = proof.Forgery{Volume: v.created.GetVolumeId(),
+		Disk: v.created.GetVolumeContext()["diskName"], Filesystem: v.access,
+		SizeBytes: v.created.GetCapacityBytes(), NextBytes: 2 * gib,
+		Device: proof.DiskFile(v.Rack, v.created.GetVolumeId())}.Write(v.at[node].Target)
 	return err
 }
 

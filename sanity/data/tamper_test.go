@@ -19,7 +19,8 @@ import (
 type noticed struct{ check, access, says string }
 
 // unmountable is what the driver says of a filesystem that lacks some of its blocks.
-const unmountable = "FilesystemDamaged: mount |NodeToolFailed: mount "
+const unmountable = "FilesystemDamaged: mount |NodeToolFailed: mount |" +
+	"the filesystem is damaged, or "
 
 // tampers are those of the simulator, by name.
 var tampers = map[string][]noticed{

@@ -167,10 +167,10 @@ var answers = []answer{
 	{name: "other-release", code: codes.Internal, natural: true, success: true,
 		set: setOtherRelease},
 	endless("pages-in-a-circle", func(env *environment, operation string, n int) string {
-		return pageOf([]string{"A", "B"}[n%2], numbered(env.other(operation), n))
+		return pageOf([]string{"A", "B"}[n%2], filled(env, operation, n)...)
 	}),
 	endless("objects-in-a-circle", func(env *environment, operation string, n int) string {
-		return pageOf(fmt.Sprint("page-", n), numbered(env.other(operation), n%3))
+		return pageOf(fmt.Sprint("page-", n), filled(env, operation, n%3)...)
 	}),
 	endless("empty-pages", func(_ *environment, _ string, n int) string {
 		return pageOf(fmt.Sprint("page-", n))
@@ -247,6 +247,19 @@ func nulls(object string) string {
 		fields[name] = json.RawMessage("null")
 	}
 	return text(fields)
+}
+
+// filled returns the objects of the nth page: so many that the driver asks for the next one.
+func filled(env *environment, operation string, n int) []string {
+	count := 1
+	if operation == "instance_disk_list" {
+		count = 100 // after a shorter page there are no more disks of an instance (A10)
+	}
+	var objects []string
+	for i := range count {
+		objects = append(objects, numbered(env.other(operation), count*n+i))
+	}
+	return objects
 }
 
 // numbered is the object as another one of its kind.

@@ -114,6 +114,11 @@ func (r *Run) newPlugin(
 	if options.Mode != ModeController {
 		env["OXIDE_STATE_DIR"] = filepath.Join(dir, "volumes")
 	}
+	if options.Mode != ModeNode {
+		// A simulated rack is late by less. With the limit for racks, every proof that loses the answer
+		// to an attach would wait for it at its detach.
+		env["OXIDE_LATE_LIMIT"] = "100ms"
+	}
 	maps.Copy(env, options.Env)
 	options.Env = env
 	return &Plugin{

@@ -1,6 +1,7 @@
 package harness
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -65,4 +66,18 @@ func BackingFile(number uint64) (string, error) {
 	name, err := os.ReadFile(fmt.Sprintf("/sys/dev/block/%d:%d/loop/backing_file",
 		unix.Major(number), unix.Minor(number)))
 	return strings.TrimSuffix(string(name), "\n"), err
+}
+
+// LockVolumes keeps the node service from every volume and disk until the file is closed, as
+// another process of the driver does that works on them: it locks the file of the locks whole.
+func (p *Plugin) LockVolumes() (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(p.Dir, "volumes", "lock"), os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	err = unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK})
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
 }

@@ -26,3 +26,6 @@ func StopLazyInit(string) error { return errNotLinux }
 
 // BackingFile needs Linux.
 func BackingFile(uint64) (string, error) { return "", errNotLinux }
+
+// LockVolumes needs Linux.
+func (p *Plugin) LockVolumes() (*os.File, error) { return nil, errNotLinux }

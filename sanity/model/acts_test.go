@@ -6,6 +6,8 @@ import (
 	"context"
 	"fmt"
 	"strings"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
 )
 
 // impossible is what act says of a step that makes no sense now.
@@ -43,6 +45,9 @@ func (h *history) write(s step) (string, error) {
 		h.world.lost[at(s.vol, s.node)] || h.world.frozen[at(s.vol, s.node)] {
 		return impossible, nil
 	}
+	if err := h.forge(s, content); err != nil {
+		return "", fmt.Errorf("a pod cannot forge records: %w", err)
+	}
 	h.value++
 	synced := s.op == writeSynced
 	if err := put(h.env.target(s.vol, s.node, s.pod), s.vol, s.block, h.value, synced); err != nil {
@@ -53,6 +58,18 @@ func (h *history) write(s step) (string, error) {
 		h.count.bytes += blockSize
 	}
 	return fmt.Sprintf(" = value %d", h.value), nil
+}
+
+// forge writes files with forged records, before the first block of a filesystem.
+func (h *history) forge(s step, content *content) (err error) {
+	if kinds[s.vol].block() || content.forged != nil {
+		return nil
+	}
+	id, size := h.world.seen[diskField(s.vol)], gib
+	content.forged, err = proof.Forgery{Volume: id, Disk: h.serials[s.vol],
+		Filesystem: kinds[s.vol].fsType, SizeBytes: size, NextBytes: 2 * size,
+		Device: h.env.backing(id)}.Write(h.env.target(s.vol, s.node, s.pod))
+	return err
 }
 
 // wait lets everything that was given up come to its end, after which nothing is in doubt.
@@ -144,6 +161,9 @@ func (h *history) actOnRack(ctx context.Context, o op) (string, error) {
 		h.world.rackDown = true
 		return "", nil
 	case restartRack:
+		if err := h.env.bystanders.Suspend(); err != nil {
+			return "", err
+		}
 		err := h.env.Rack.Terminate()
 		if err != nil && !strings.Contains(err.Error(), "still held") {
 			return "", err
@@ -160,5 +180,8 @@ func (h *history) actOnRack(ctx context.Context, o op) (string, error) {
 	h.count.restarts++
 	h.world.rackDown = false
 	h.world.faults = nil // they live in its memory
-	return "", h.env.Rack.Start(ctx)
+	if err := h.env.Rack.Start(ctx); err != nil {
+		return "", err
+	}
+	return "", h.env.resumeBystanders(ctx)
 }

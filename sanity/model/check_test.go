@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"github.com/moby/sys/mountinfo"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 )
 
 // check holds what is seen against what the calls may have made of it, and against what must hold
@@ -218,7 +220,7 @@ func (h *history) checkMount(j *joint, v int, n string, infos []*mountinfo.Info)
 		return nil
 	}
 	device, ok := j.device(v, n)
-	if number := mountedNumber(infos[0]); !ok || number != device.number {
+	if number := harness.MountedNumber(infos[0]); !ok || number != device.number {
 		return fmt.Errorf("at %s device %s is mounted, not that of v%d (%v)",
 			infos[0].Mountpoint, number, v, device)
 	}
@@ -248,8 +250,11 @@ func (h *history) lostBy(j *joint, v int, n string) bool {
 		j.facts.mounted(v, n) && j.facts[holderField(v)] != n
 }
 
-// checkForeign demands that the disks of others are as they were.
+// checkForeign demands that the disks of others are as they were, and the bystanders.
 func (h *history) checkForeign(j *joint, _ []ended) error {
+	if err := h.env.bystanders.Check(); err != nil {
+		return err
+	}
 	for _, d := range h.env.foreign {
 		if err := d.untouched(false); err != nil {
 			return err
@@ -316,6 +321,9 @@ func (h *history) checkData(j *joint, calls []ended) error {
 				data, err := contents(h.env.target(v, n, p), v)
 				if err == nil {
 					err = c.read(v, data)
+				}
+				if err == nil && c.forged != nil {
+					err = h.env.forged.Checked(c.forged.Check(h.env.target(v, n, p)))
 				}
 				if err != nil {
 					h.count.lost += blockSize

@@ -8,6 +8,8 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
 )
 
 const (
@@ -26,6 +28,8 @@ type content struct {
 	partial bool
 	// formatted reports whether the volume holds a filesystem, or what a pod wrote to its edges.
 	formatted bool
+	// forged are the files with forged records; nil if there are none.
+	forged proof.ForgedFiles
 }
 
 func newContent() *content {
@@ -35,7 +39,7 @@ func newContent() *content {
 // clone is the content of a copy that somebody took while the volume was perhaps in use.
 func (c *content) clone() *content {
 	copied := &content{acked: maps.Clone(c.acked), later: map[int][]uint64{}, partial: true,
-		formatted: c.formatted}
+		formatted: c.formatted, forged: c.forged}
 	for b, values := range c.later {
 		copied.later[b] = slices.Clone(values)
 	}

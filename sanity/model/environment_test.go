@@ -5,6 +5,7 @@ package model
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
 )
 
 const (
@@ -30,19 +32,32 @@ type environment struct {
 	controllers []*harness.Plugin
 	nodes       map[string]*harness.Plugin
 	foreign     []*foreignDisk
+	// bystanders are other disks of node c, which no call may change, and forged counts comparisons of
+	// files with forged records.
+	bystanders *proof.RackBystanders
+	forged     *proof.Invariant
 	// stopped are the nodes whose instance is stopped.
 	stopped map[string]bool
 }
 
+// bystandersAt is the node that has the bystanders.
+const bystandersAt = "c"
+
 // newEnvironment starts a rack and its drivers.
-func newEnvironment(ctx context.Context, run *harness.Run) (*environment, error) {
+func newEnvironment(ctx context.Context, run *harness.Run, bystanders, forged *proof.Invariant) (
+	*environment, error) {
 	started, err := run.StartEnvironment(ctx, harness.RackOptions{Instances: nodes})
 	if err != nil {
 		return nil, err
 	}
 	env := &environment{Environment: started, run: run, nodes: map[string]*harness.Plugin{},
-		stopped: map[string]bool{}}
+		stopped: map[string]bool{}, forged: forged}
 	if err := env.makeForeign(ctx); err != nil {
+		return nil, err
+	}
+	env.bystanders, err = proof.NewRackBystanders(ctx, env.Rack, bystandersAt, proof.BtrfsMember,
+		bystanders)
+	if err != nil {
 		return nil, err
 	}
 	for range 2 {
@@ -90,6 +105,7 @@ func (env *environment) target(v int, n string, p int) string {
 // abandon gives up an environment on which a history failed: the evidence stays, the processes go.
 func (env *environment) abandon() {
 	env.run.Failed()
+	_ = env.bystanders.Suspend() // the history's failure is reported already
 	for _, p := range env.Plugins {
 		p.Kill()
 	}
@@ -139,7 +155,8 @@ func (env *environment) cleanUp(ctx context.Context) error {
 		return err
 	}
 	freeLoops(filepath.Join(env.Rack.Dir, "sim"), func(path string) bool {
-		return !slices.ContainsFunc(env.foreign, func(d *foreignDisk) bool { return d.path == path })
+		return !env.bystanders.HasFile(path) &&
+			!slices.ContainsFunc(env.foreign, func(d *foreignDisk) bool { return d.path == path })
 	})
 	return newHistory(env).look(ctx, nil)
 }
@@ -212,6 +229,11 @@ func (env *environment) activeFaults(ctx context.Context, names map[string]strin
 
 // stopNode is what the end of an instance means for its guest: the driver and all mounts are gone.
 func (env *environment) stopNode(ctx context.Context, n string) error {
+	if n == bystandersAt {
+		if err := env.bystanders.Suspend(); err != nil {
+			return err
+		}
+	}
 	if err := env.Rack.StopInstance(ctx, env.Rack.Instance(n).ID); err != nil {
 		return err
 	}
@@ -226,7 +248,15 @@ func (env *environment) startNode(ctx context.Context, n string) error {
 		return err
 	}
 	env.stopped[n] = false
-	return env.nodes[n].Start(ctx)
+	return errors.Join(env.resumeBystanders(ctx), env.nodes[n].Start(ctx))
+}
+
+// resumeBystanders brings the bystanders back when their instance has its devices again.
+func (env *environment) resumeBystanders(ctx context.Context) error {
+	if env.stopped[bystandersAt] {
+		return nil
+	}
+	return env.bystanders.Resume(ctx)
 }
 
 // name is what the orchestrator calls a volume or a snapshot.

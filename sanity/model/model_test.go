@@ -4,6 +4,7 @@ package model
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -29,14 +30,17 @@ type runner struct {
 	t   testing.TB
 	run *harness.Run
 	env *environment
+	// bystanders and forged are what must not change.
+	bystanders, forged *proof.Invariant
 }
 
 func newRunner(t testing.TB) *runner {
 	t.Helper()
-	r := &runner{t: t, run: harness.RunFor(t)}
+	r := &runner{t: t, run: harness.RunFor(t), bystanders: &proof.Invariant{Name: "bystanders"},
+		forged: &proof.Invariant{Name: "forged-contents"}}
 	t.Cleanup(func() {
 		if r.env != nil {
-			if err := r.env.Close(); err != nil {
+			if err := errors.Join(r.env.bystanders.Close(), r.env.Close()); err != nil {
 				t.Errorf("end the environment: %v", err)
 			}
 		}
@@ -48,7 +52,7 @@ func newRunner(t testing.TB) *runner {
 func (r *runner) runHistory(ctx context.Context, l tampers, steps func(*history) error) (*history,
 	error) {
 	if r.env == nil {
-		env, err := newEnvironment(ctx, r.run)
+		env, err := newEnvironment(ctx, r.run, r.bystanders, r.forged)
 		if err != nil {
 			return nil, fmt.Errorf("make an environment: %w", err)
 		}
@@ -115,6 +119,13 @@ func TestNothingThatTheModelForbidsHappens(t *testing.T) {
 	}
 	p.Figure("histories", histories, "steps", sum.steps, "faults", sum.faults,
 		"restarts", sum.restarts, "bytes_acknowledged", sum.bytes, "bytes_lost", sum.lost)
+	if r.env != nil {
+		if err := r.env.bystanders.Compare(); err != nil {
+			t.Error(err)
+		}
+	}
+	r.bystanders.Report(t, p.Name)
+	r.forged.Report(t, p.Name)
 }
 
 func (c *counts) add(other counts) {

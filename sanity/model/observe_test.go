@@ -84,6 +84,8 @@ func (env *environment) observeRack(ctx context.Context, j *joint) error {
 			return named(d.Description, name)
 		})
 		switch {
+		case v < 0 && env.bystanders.Has(d.ID):
+			continue
 		case v < 0 && !slices.ContainsFunc(env.foreign, func(f *foreignDisk) bool {
 			return f.id == d.ID
 		}):
@@ -244,19 +246,6 @@ func (j *joint) device(v int, n string) (guestDevice, bool) {
 		return guestDevice{}, false
 	}
 	return j.devices[n][i], true
-}
-
-// mountedNumber is the number of the device whose filesystem, or node, is mounted at a path.
-func mountedNumber(info *mountinfo.Info) string {
-	path := info.Mountpoint
-	if info.FSType == "btrfs" {
-		path = info.Source // it has a number of its own
-	}
-	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err == nil && st.Mode&unix.S_IFMT == unix.S_IFBLK {
-		return fmt.Sprintf("%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev))
-	}
-	return fmt.Sprintf("%d:%d", info.Major, info.Minor)
 }
 
 // unmountBelow takes down every mount below a directory, as the end of its guest does.

@@ -243,6 +243,14 @@ var tamperCases = []struct {
 		mountAction("node a: NodeUnpublish v1", func(h *history) error {
 			return os.Mkdir(h.env.target(1, "a", 1), 0o750)
 		}), "is still there"},
+	{"a file of forged records is written to", inUse,
+		tamper{when: "pod 1 on a: write and fsync v1", action: func(_ context.Context, h *history) error {
+			return overwrite(filepath.Join(h.env.target(1, "a", 1), "forged-odd"), 5000, []byte{1})
+		}}, "forged-odd, which holds forged records, has other bytes"},
+	{"a bystander is written to", inUse,
+		tamper{when: "node a: NodeStage", action: func(_ context.Context, h *history) error {
+			return overwrite(h.env.bystanders.File(proof.BlankDisk), gib/2, []byte{1})
+		}}, "a bystander was written to"},
 	{"a foreign disk is written to", inUse,
 		tamper{when: "node a: NodeStage", action: func(_ context.Context, h *history) error {
 			return overwrite(h.env.foreign[0].path, gib/2, []byte{1})

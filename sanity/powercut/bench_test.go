@@ -34,6 +34,10 @@ type bench struct {
 	// formats has a line for each mkfs that the driver ran.
 	formats string
 	shown   int
+	// bystanders are other disks of the guest, which no call may change.
+	bystanders *proof.GuestBystanders
+	// forged counts comparisons of files with forged records.
+	forged *proof.Invariant
 }
 
 // newBench starts a driver: the run's own, or the program.
@@ -43,7 +47,8 @@ func newBench(ctx context.Context, run *harness.Run, program string, env ...stri
 	if err != nil {
 		return nil, err
 	}
-	b := &bench{dir: dir, formats: filepath.Join(dir, "formats")}
+	b := &bench{dir: dir, formats: filepath.Join(dir, "formats"),
+		bystanders: &proof.GuestBystanders{}, forged: &proof.Invariant{}}
 	bin, disks := filepath.Join(dir, "bin"), filepath.Join(dir, "disks")
 	err = errors.Join(os.Mkdir(bin, 0o755), os.Mkdir(disks, 0o755),
 		os.WriteFile(b.formats, nil, 0o600))
@@ -82,7 +87,15 @@ func newBench(ctx context.Context, run *harness.Run, program string, env ...stri
 
 // close ends the driver, which must end well.
 func (b *bench) close() error {
-	return errors.Join(b.plugin.Stop(), b.disks.Close())
+	return errors.Join(b.plugin.Stop(), b.disks.Close(), b.bystanders.Close())
+}
+
+// addBystanders gives the guest bystanders.
+func (b *bench) addBystanders(ctx context.Context, member proof.Member, count *proof.Invariant) (
+	err error) {
+	b.bystanders, err = proof.NewGuestBystanders(ctx, b.guest, filepath.Join(b.dir, "bystanders"),
+		member, count)
+	return err
 }
 
 // formatted returns how many times the driver has run a mkfs.
@@ -158,7 +171,7 @@ func (b *bench) show(ctx context.Context, v volume, disk *flakydisk.Disk) (*plac
 	if err != nil {
 		return p, err
 	}
-	return p, b.guest.Plug("nvme1n1", v.disk, p.loop)
+	return p, errors.Join(b.guest.Plug("nvme1n1", v.disk, p.loop), b.bystanders.Show())
 }
 
 // hide takes the disk away, after everything that a failed call has left of it.
@@ -173,18 +186,20 @@ func (p *placement) hide() error {
 	return errors.Join(append(errs, os.RemoveAll(p.dir))...)
 }
 
-func (p *placement) stage(ctx context.Context) error { return p.Stage(ctx, p.bench.plugin.Node()) }
+func (p *placement) stage(ctx context.Context) error {
+	return p.bench.bystanders.Called(p.Stage(ctx, p.bench.plugin.Node()))
+}
 
 func (p *placement) publish(ctx context.Context) error {
-	return p.Publish(ctx, p.bench.plugin.Node())
+	return p.bench.bystanders.Called(p.Publish(ctx, p.bench.plugin.Node()))
 }
 
 func (p *placement) unpublish(ctx context.Context) error {
-	return p.Unpublish(ctx, p.bench.plugin.Node())
+	return p.bench.bystanders.Called(p.Unpublish(ctx, p.bench.plugin.Node()))
 }
 
 func (p *placement) unstage(ctx context.Context) error {
-	return p.Unstage(ctx, p.bench.plugin.Node())
+	return p.bench.bystanders.Called(p.Unstage(ctx, p.bench.plugin.Node()))
 }
 
 // staged demands that the volume's filesystem is mounted at the staging path, or nothing for a raw

@@ -14,7 +14,10 @@
 // order, and torn at 512 bytes. Images that are equal to one before are left out. A driver on an
 // instance that does not know the volume stages each. It must say OK; then all that was
 // acknowledged is there, byte for byte; a filesystem that was ever to be used was not formatted; it
-// can be used, on its whole disk; and no record of the driver is left. There are three refusals
+// can be used, on its whole disk; and no record of the driver is left. Other disks of the instance
+// do not change (package proof). Among the files are some in which the workload has forged records
+// of its volume, where the driver has its own: they are equal, and nothing is done because of them.
+// There are three refusals
 // that are right: an ext4 or a btrfs whose superblock, of several sectors, was torn while the
 // kernel wrote it; an xfs of which a block of metadata was torn so that its first sector is new,
 // which the kernel's recovery takes for written; and a format for btrfs of which mkfs wrote a tree

@@ -4,6 +4,7 @@ package powercut_test
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -12,12 +13,15 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
 )
 
 // promise is what a file, or a range of a raw volume, may hold: one of some contents, of which nil
-// is that there is no such file; or anything, while it is being written.
+// is that there is no such file; or anything, while it is being written; or forged records.
 type promise struct {
 	anything bool
+	forged   *[sha256.Size]byte
 	contents [][]byte
 }
 
@@ -53,11 +57,16 @@ func (l *ledger) at(events int) (promises map[string]promise, staged bool) {
 // note is an event's text in a log.
 func note(number int) string { return strconv.Itoa(number) }
 
-// checkFiles demands that the files of a directory are as promised.
-func checkFiles(dir string, promises map[string]promise) error {
+// checkFiles demands that the files of a directory are as promised, and counts those with forged
+// records.
+func checkFiles(dir string, promises map[string]promise, forged *proof.Invariant) error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(promises)) {
 		want := promises[name]
+		if want.forged != nil {
+			errs = append(errs, forged.Checked(proof.CheckForged(filepath.Join(dir, name), *want.forged)))
+			continue
+		}
 		got, err := os.ReadFile(filepath.Join(dir, name))
 		if errors.Is(err, fs.ErrNotExist) {
 			got, err = nil, nil

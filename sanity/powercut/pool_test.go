@@ -27,6 +27,8 @@ type trials struct {
 	p   *proof.Proof
 	t   *testing.T
 	run *harness.Run
+	// bystanders counts looks at other disks of the guests, and forged at files with forged records.
+	bystanders, forged *proof.Invariant
 
 	// mu guards the rest, and what is counted.
 	mu    sync.Mutex
@@ -35,7 +37,16 @@ type trials struct {
 }
 
 func newTrials(t *testing.T, name string) *trials {
-	return &trials{p: proof.New(t, name), t: t, run: harness.RunFor(t)}
+	return &trials{p: proof.New(t, name), t: t, run: harness.RunFor(t),
+		bystanders: &proof.Invariant{Name: "bystanders"},
+		forged:     &proof.Invariant{Name: "forged-contents"}}
+}
+
+// noteHarm fails the test if a trial has changed a bystander.
+func (c *trials) noteHarm(b *bench) {
+	if err := b.bystanders.Harm(); err != nil {
+		c.t.Errorf("after volume %d of %s: %v", b.shown, b.dir, err)
+	}
 }
 
 // rounds does a round with one seed after the other until it is over; the short form has one. It
@@ -70,9 +81,15 @@ func (c *trials) work(ctx context.Context, jobs []job) {
 	for i := range workers {
 		all.Go(func() {
 			b, err := newBench(ctx, c.run, "")
+			if err == nil {
+				b.forged = c.forged
+				member := []proof.Member{proof.Journal, proof.BtrfsMember}[i%2]
+				err = b.addBystanders(ctx, member, c.bystanders)
+			}
 			for j := range queues[i == 0] {
 				if err == nil && !c.over() {
 					j.do(b)
+					c.noteHarm(b)
 				}
 			}
 			if err == nil {

@@ -34,6 +34,8 @@ func TestEveryStateAfterAPowerCutConverges(t *testing.T) {
 	c.p.Figure("records", c.records, "writes", c.writes, "flushes", c.flushes, "images", c.images,
 		"equal", c.equal, "converged", c.converged, "refused_rightly", c.refused, "lost", c.lost,
 		"formatted_used", c.formatted, "peak_mib", peak)
+	c.bystanders.Report(t, c.p.Name)
+	c.forged.Report(t, c.p.Name)
 	if !c.p.Long() && c.images < shortImages {
 		t.Errorf("%d images were checked, want at least %d", c.images, shortImages)
 	}

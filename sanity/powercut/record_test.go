@@ -14,6 +14,7 @@ import (
 	"slices"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
 )
 
 // recording is the log of a disk while a volume was used, from which images are made.
@@ -198,6 +199,23 @@ func (r *recorder) syncDir() error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
+// forge writes files with forged records of the volume, which is one more promise.
+func (r *recorder) forge() error {
+	size := r.base.Size()
+	files, err := proof.Forgery{Volume: r.volume.id, Disk: r.volume.disk,
+		Filesystem: r.volume.access, SizeBytes: size, NextBytes: grownTo, Device: r.place.loop.Path,
+		Traced: true}.Write(r.place.Target)
+	if err != nil {
+		return err
+	}
+	promises := map[string]promise{}
+	for name, sum := range files {
+		promises[name] = promise{forged: &sum}
+	}
+	r.happened(event{promises: promises})
+	return nil
+}
+
 // current returns what a name holds now.
 func (r *recorder) current(name string) []byte {
 	now, _ := r.ledger.at(len(r.ledger.events))
@@ -286,10 +304,17 @@ func (r *recorder) workRaw(rounds int) error {
 // mark is how each record of the driver on a disk begins.
 var mark = []byte("oxide-csi format")
 
+// marked reports whether bytes begin with a record of the driver, and not with one that a workload
+// has forged.
+func marked(data []byte) bool {
+	return bytes.HasPrefix(data, mark) &&
+		!bytes.Contains(data[:min(len(data), flakydisk.SectorBytes)], []byte(proof.Trace))
+}
+
 // marks returns the offsets of the driver's records in an image.
 func marks(m *flakydisk.Image) (offsets []int64) {
 	m.EachPage(func(offset int64, data []byte) bool {
-		if bytes.HasPrefix(data, mark) {
+		if marked(data) {
 			offsets = append(offsets, offset)
 		}
 		return true
@@ -300,12 +325,11 @@ func marks(m *flakydisk.Image) (offsets []int64) {
 // usedFrom returns the index in a log from which on the disk must not be formatted: after the flush
 // that makes the erasure of the last record of its format durable.
 func usedFrom(base *flakydisk.Image, log []flakydisk.Record) int {
-	now := base.Fork()
-	marked := map[int64]bool{}
+	now, places := base.Fork(), map[int64]bool{}
 	for _, at := range marks(base) {
-		marked[at] = true
+		places[at] = true
 	}
-	begun, erased := len(marked) > 0, false
+	begun, erased := len(places) > 0, false
 	for i, r := range log {
 		switch {
 		case r.Kind == flakydisk.Flush && erased:
@@ -316,15 +340,15 @@ func usedFrom(base *flakydisk.Image, log []flakydisk.Record) int {
 		if flakydisk.Apply(now, flakydisk.Whole(r)) != nil {
 			return 0
 		}
-		if r.Kind == flakydisk.Write && bytes.HasPrefix(r.Data, mark) {
-			marked[r.Offset], begun = true, true
+		if r.Kind == flakydisk.Write && marked(r.Data) {
+			places[r.Offset], begun = true, true
 		}
-		maps.DeleteFunc(marked, func(at int64, _ bool) bool {
+		maps.DeleteFunc(places, func(at int64, _ bool) bool {
 			b := make([]byte, len(mark))
 			_, err := now.ReadAt(b, at)
 			return err == nil && !bytes.Equal(b, mark)
 		})
-		erased = begun && len(marked) == 0
+		erased = begun && len(places) == 0
 	}
 	return len(log)
 }

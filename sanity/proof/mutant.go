@@ -71,17 +71,31 @@ var _, _, _ = removed, unless, zeroIf[int]
 // and as many drivers as there are guards. A guard whose text is not in the source exactly once is
 // an error, so that the list follows the code.
 func BuildMutant(ctx context.Context, dir string, guards []Guard) (program string, err error) {
+	driver, err := driverSource(ctx)
+	if err != nil {
+		return "", err
+	}
+	changed, err := mutate(driver, guards)
+	if err != nil {
+		return "", err
+	}
+	return build(ctx, filepath.Join(dir, "mutant"), changed)
+}
+
+// driverSource returns the directory of the driver's source.
+func driverSource(ctx context.Context) (string, error) {
 	out, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}").Output()
 	if err != nil {
 		return "", fmt.Errorf("find this module: %w", err)
 	}
-	changed, err := mutate(filepath.Join(strings.TrimSpace(string(out)), "driver"), guards)
-	if err != nil {
-		return "", err
-	}
+	return filepath.Join(strings.TrimSpace(string(out)), "driver"), nil
+}
+
+// build builds the driver with changed or further source files, by path.
+func build(ctx context.Context, program string, changed map[string]string) (string, error) {
 	overlay := struct{ Replace map[string]string }{map[string]string{}}
 	for path, text := range changed {
-		aside := filepath.Join(dir, fmt.Sprintf("%d.go", len(overlay.Replace)))
+		aside := fmt.Sprintf("%s-%d.go", program, len(overlay.Replace))
 		if err := os.WriteFile(aside, []byte(text), 0o600); err != nil {
 			return "", err
 		}
@@ -91,15 +105,15 @@ func BuildMutant(ctx context.Context, dir string, guards []Guard) (program strin
 	if err != nil {
 		return "", err
 	}
-	list := filepath.Join(dir, "overlay.json")
+	list := program + "-overlay.json"
 	if err := os.WriteFile(list, b, 0o600); err != nil {
 		return "", err
 	}
-	program = filepath.Join(dir, "mutant")
-	cmd := exec.CommandContext(ctx, "go", "build", "-overlay", list, "-o", program,
-		"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi-plugin")
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-overlay", list, "-o", program,
+		module+"/cmd/oxide-csi-plugin")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build the driver with switches for its guards: %w\n%s", err, out)
+		return "", fmt.Errorf("build the driver with changes to its source: %w\n%s", err, out)
 	}
 	return program, nil
 }

@@ -1,5 +1,7 @@
 // Package proof is what the proofs of data safety share: a seed that repeats a run, a short and a
-// long form, progress, and the figure at the end.
+// long form, progress, the figure at the end, and two invariants of every trial: other disks of the
+// instance do not change (Bystanders), and neither do files in which a workload has forged whatever
+// the driver believes (Forgery).
 //
 // PROOF_SEED chooses the seed and PROOF_DURATION the long form, of whose time a proof takes one of
 // PROOF_SHARES; PROOF_FIGURES names a file that collects the figures, for the go command hides what
