@@ -116,7 +116,7 @@ under-test:
 	@tools/prerequisites
 	@$(GO) build $(RACE) -o $(PROGRAMS)/ ./cmd/...
 
-bench: ## measure: driver against the same work by hand, memory (OXIDE_CSI_PLUGIN_BEFORE=FILE: against an earlier one), start-up, sizes
+bench: ## measure: driver against the same work by hand, where the time of a stage and of a publish goes, memory (OXIDE_CSI_PLUGIN_BEFORE=FILE: against an earlier one), start-up, sizes
 	@tools/prerequisites
 	$(GO) test -count=1 -timeout=$(TIMEOUT) -p=1 -run '^$$' -bench . -benchtime=15x -v ./driver/filesystem ./sanity
 
