@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
@@ -31,12 +33,15 @@ func New(d *blockdev.OpenDevice, fsType string, o volume.MountOptions) (*Mount, 
 			fsType, err)
 	}
 	defer func() { _ = unix.Close(fs) }()
-	source, err := d.Link()
+	root, err := d.Root()
 	if err != nil {
-		return nil, csierr.New(csierr.NodeToolFailed, "make a link to %s: %w", d.Path, err)
+		return nil, csierr.New(csierr.NodeToolFailed, "make a node of %s: %w", d.Path, err)
 	}
-	defer func() { _ = source.Close() }()
-	if err := configure(fs, source.Name(), o); err != nil {
+	defer func() { _ = root.Close() }()
+	if err = configure(fs, madeOf(d.Path), o); err == nil {
+		err = createIn(root, fs)
+	}
+	if err != nil {
 		reason := csierr.NodeToolFailed
 		switch { // so the kernel's filesystems say it
 		case errors.Is(err, unix.EUCLEAN), errors.Is(err, unix.EBADMSG):
@@ -63,18 +68,18 @@ func New(d *blockdev.OpenDevice, fsType string, o volume.MountOptions) (*Mount, 
 	return m, nil
 }
 
-// MadeOf returns the serial number of the disk that the driver made a mount of, or "" if its source
-// does not show that the driver made it. A btrfs may show another source, as may a mount of an
-// earlier version of the driver.
-func MadeOf(m *mountinfo.Info) string {
-	dir, serial := filepath.Split(m.Source)
-	if made, _ := filepath.Match(blockdev.Descriptors+"/*/", dir); made {
-		return serial
-	}
-	return ""
+// madeOf returns the source of a mount that the driver makes of the device at path. It leads there
+// for every program, and no person writes a path so.
+func madeOf(path string) string {
+	dir, name := filepath.Split(path)
+	return dir + "./" + name
 }
 
-// configure sets the source and the options of a filesystem context and opens the filesystem.
+// Made reports whether the mount's source shows that the driver made it. A btrfs loses that source
+// when its device is scanned, and earlier versions of the driver had another one.
+func Made(m *mountinfo.Info) bool { return m.Source == madeOf(filepath.Clean(m.Source)) }
+
+// configure sets the source and the options of a filesystem context.
 func configure(fs int, source string, o volume.MountOptions) error {
 	if err := unix.FsconfigSetString(fs, "source", source); err != nil {
 		return err
@@ -100,7 +105,26 @@ func configure(fs int, source string, o volume.MountOptions) error {
 			return err
 		}
 	}
-	return unix.FsconfigCreate(fs)
+	return nil
+}
+
+// createIn opens the filesystem of a context whose source is a path in the root directory.
+func createIn(root *os.File, fs int) error {
+	_, err := async.Start(func() (struct{}, error) {
+		runtime.LockOSThread() // for good: the thread and its root end with the goroutine
+		for _, step := range []func() error{
+			func() error { return unix.Unshare(unix.CLONE_FS) },
+			func() error { return unix.Fchdir(int(root.Fd())) },
+			func() error { return unix.Chroot(".") },
+			func() error { return unix.FsconfigCreate(fs) },
+		} {
+			if err := step(); err != nil {
+				return struct{}{}, err
+			}
+		}
+		return struct{}{}, nil
+	})()
+	return err
 }
 
 // kernelMessages returns the kernel's messages about a failed mount. They may quote mount flags, so

@@ -181,10 +181,6 @@ func (v view) shows(m *mountinfo.Info, d blockdev.Device, home location, known b
 		}
 	case m.FSType != volume.Btrfs:
 		return false
-	case MadeOf(m) != "":
-		if MadeOf(m) != d.Serial {
-			return false // do not open another volume's mount, which may be on a disk that hangs
-		}
 	}
 	if v.pid != 0 && diskNode.MatchString(m.Root) {
 		major, minor, err := blockdev.NumberAt(filepath.Join("/proc", strconv.Itoa(v.pid), "root",
@@ -195,16 +191,19 @@ func (v view) shows(m *mountinfo.Info, d blockdev.Device, home location, known b
 		}
 		return major == d.Major && minor == d.Minor
 	}
+	named := false
 	if m.FSType == volume.Btrfs && !IsNode(m) {
-		// Do not open another volume's mount: that would keep it busy for a moment.
+		// Do not open another volume's mount: that would keep it busy for a moment, and its disk may
+		// hang.
 		major, minor, err := blockdev.NumberAt(m.Source)
-		if err == nil && (major != d.Major || minor != d.Minor) {
+		named = err == nil
+		if named && (major != d.Major || minor != d.Minor) {
 			return false
 		}
 	}
 	major, minor, err := v.device(m)
 	if err != nil {
-		return errors.Is(err, ErrBtrfsTwins) || m.FSType == volume.Btrfs && MadeOf(m) == d.Serial
+		return errors.Is(err, ErrBtrfsTwins) || named && !errors.Is(err, errNoBtrfsDevice)
 	}
 	return major == d.Major && minor == d.Minor
 }

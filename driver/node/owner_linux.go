@@ -32,7 +32,7 @@ func (n *Service) ownMounts(ctx context.Context, volumeID string, layers []*moun
 		if err != nil {
 			return nil, err
 		}
-		why, certain := n.records().otherVolume(ctx, volumeID, cmp.Or(d.Serial, mount.MadeOf(m)))
+		why, certain := n.records().otherVolume(ctx, volumeID, d.Serial)
 		switch {
 		case why != "" && certain:
 			others = why
@@ -79,16 +79,13 @@ func claimPath(path string, reason csierr.Reason) (*os.File, error) {
 }
 
 // ofVolume reports whether a mount of the disk, the zero device if it is gone, may be taken for the
-// volume's: a record says so, or it looks like one that the driver has made. People do not mount a
-// disk's node, nor by a link to a descriptor. A btrfs loses its source when its device is scanned.
+// volume's: a record says so, the driver made the mount, or it made the disk. People do not mount a
+// disk's node.
 func ofVolume(m *mountinfo.Info, d blockdev.Device, recorded bool) bool {
-	if node, _ := mount.NodeRoot(m); node || mount.MadeOf(m) != "" {
-		return true
-	}
-	if d.Path == "" && !mount.IsDiskPath(m.Source) {
-		return false // it is of no disk of this instance
-	}
-	return recorded || m.FSType == volume.Btrfs && (d.Path == "" || volume.IsOwnName(d.Serial))
+	node, _ := mount.NodeRoot(m)
+	isDisk := d.Path != "" || mount.IsDiskPath(m.Source)
+	return node || isDisk &&
+		(recorded || d.Path == "" || mount.Made(m) || volume.IsOwnName(d.Serial))
 }
 
 // mountedDisk returns the disk of this instance that a mount shows, or the zero device if it is no

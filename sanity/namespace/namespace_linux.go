@@ -55,7 +55,6 @@ func LeaveVolumes() error {
 			return strings.HasPrefix(m.Mountpoint, strings.TrimSuffix(dir, "/")+"/")
 		})
 		onDevice := strings.HasPrefix(m.Source, "/dev/loop") ||
-			strings.HasPrefix(m.Source, "/proc/self/fd/") || // so the driver mounts
 			strings.Contains(m.Source, "/dev/nvme") || strings.Contains(m.Root, "/dev/nvme") ||
 			strings.HasPrefix(m.Root, "/nvme")
 		if ofTests && onDevice {

@@ -1,0 +1,49 @@
+package blockdev
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// descriptorPath returns a path that leads this process to the open device, wherever the device's
+// own path leads to by now.
+func (d *OpenDevice) descriptorPath() string {
+	return filepath.Join("/proc/self/fd", strconv.Itoa(d.descriptor()))
+}
+
+// Root opens a directory in which there is nothing but the device's path, which leads to the open
+// device, wherever the path leads to outside by now.
+//
+// It is for the kernel's mounts, which take a path and no descriptor, and show it afterwards: other
+// programs find out by it that the device is mounted. The directory is a detached tmpfs, of which
+// nothing is left when it is closed.
+func (d *OpenDevice) Root() (*os.File, error) {
+	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = unix.Close(fs) }()
+	if err := unix.FsconfigCreate(fs); err != nil {
+		return nil, err
+	}
+	top, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	for i, c := range d.Path[1:] {
+		if c == filepath.Separator && err == nil {
+			err = unix.Mkdirat(top, d.Path[1:i+1], 0o700)
+		}
+	}
+	if err == nil {
+		err = unix.Mknodat(top, d.Path[1:], unix.S_IFBLK|0o600, int(unix.Mkdev(d.Major, d.Minor)))
+	}
+	if err != nil {
+		return nil, errors.Join(err, unix.Close(top))
+	}
+	return os.NewFile(uintptr(top), "/"), nil
+}
