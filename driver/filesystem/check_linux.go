@@ -20,7 +20,7 @@ func (d disk) growExt(ctx context.Context, v Volume, found state) (err error) {
 	sb := found.Filesystem
 	record := Record{Volume: v.ID, Disk: v.DiskName, SizeBytes: d.SizeBytes, Filesystem: sb.Type,
 		UUID: sb.UUID.String(), GrowFrom: sb.SizeBytes, Mounted: sb.Mounted, Checked: found.Checked}
-	if err := d.writeGrowthRecords(record); err != nil {
+	if err := d.writeRecords(record, growthSlots(d.SizeBytes, record.GrowFrom)); err != nil {
 		return err
 	}
 	if found.Checked && v.neverRaw() {
@@ -42,7 +42,7 @@ func (d disk) growExt(ctx context.Context, v Volume, found state) (err error) {
 	}
 	if sb = sbs[0]; sb.canGrow(d.SizeBytes) {
 		record.GrowFrom, record.Checked = sb.SizeBytes, true
-		if err := d.writeGrowthRecords(record); err != nil {
+		if err := d.writeRecords(record, growthSlots(d.SizeBytes, record.GrowFrom)); err != nil {
 			return err
 		}
 		result, err := runRepair(d.Inherited, "resize2fs", inherited,
@@ -54,7 +54,10 @@ func (d disk) growExt(ctx context.Context, v Volume, found state) (err error) {
 			return result.failure("resize2fs", d.Path)
 		}
 	}
-	return d.WithExclusive(func(w *os.File) error { return d.eraseGrowthRecords(w, sb) })
+	return d.WithExclusive(func(w *os.File) error {
+		return d.eraseRecords(w, growthSlots(d.SizeBytes, sb.SizeBytes),
+			func(r Record) bool { return r.GrowFrom != 0 })
+	})
 }
 
 // growCheck returns the arguments of the e2fsck before a growth.

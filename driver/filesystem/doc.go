@@ -15,5 +15,5 @@
 //
 // The package attaches no mount to a path: it uses detached mounts only to thaw. It imports no CSI
 // types, so the proof that only blank disks are formatted can be reviewed alone. Reading and
-// judging a disk needs Linux; the layouts (regions, signatures, superblocks, records) do not.
+// judging a disk needs Linux; the layouts (regions, superblocks, records) do not.
 package filesystem

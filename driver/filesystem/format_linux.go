@@ -64,9 +64,10 @@ func (d disk) format(v Volume, left []int64) (Superblock, error) {
 			"filesystem by hand, or let a controller publish the volume", d.Path, d.Serial,
 			volume.CtxSizeBytes)
 	}
-	record, err := RecordOf(v).Encode()
-	if err != nil {
-		return Superblock{}, err
+	slots := RecordOffsets(d.SizeBytes)
+	if len(slots) == 0 {
+		return Superblock{}, csierr.New(csierr.DeviceWrongSize, "%s has %d bytes, which is too small for "+
+			"a filesystem", d.Path, d.SizeBytes)
 	}
 	if err := d.AwaitNoWriters(); err != nil {
 		return Superblock{}, err
@@ -74,9 +75,7 @@ func (d disk) format(v Volume, left []int64) (Superblock, error) {
 	if err := d.Reverify(); err != nil {
 		return Superblock{}, err
 	}
-	if err := d.WithExclusive(func(w *os.File) error {
-		return d.writeRecords(w, record)
-	}); err != nil {
+	if err := d.writeRecords(RecordOf(v), slots); err != nil {
 		return Superblock{}, err
 	}
 	if len(left) > 0 {
@@ -88,7 +87,7 @@ func (d disk) format(v Volume, left []int64) (Superblock, error) {
 	if err != nil {
 		return Superblock{}, err
 	}
-	return made, d.WithExclusive(func(w *os.File) error { return d.eraseRecords(w, v) })
+	return made, d.WithExclusive(func(w *os.File) error { return d.eraseFormat(w, v) })
 }
 
 // mkfs runs the program and verifies that the new filesystem is on this device.
@@ -135,7 +134,7 @@ func (d disk) finishFormat(v Volume, sb Superblock) error {
 		if err := w.Sync(); err != nil {
 			return d.unwritable(err)
 		}
-		return d.eraseRecords(w, v)
+		return d.eraseFormat(w, v)
 	})
 }
 

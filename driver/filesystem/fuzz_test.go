@@ -102,39 +102,6 @@ func withChecksum(kind int, body []byte) (head []byte, from, to int) {
 	return head, from, to
 }
 
-// FuzzSignatures checks that every known signature is found where it is written, on a disk of any
-// size, and that none is found on a blank disk.
-func FuzzSignatures(f *testing.F) {
-	f.Fuzz(func(t *testing.T, which uint16, size uint64) {
-		sizeBytes := int64(size % (1 << 50))
-		if found := findSignatures(sizeBytes, func(_, n int64) []byte {
-			return make([]byte, n)
-		}); len(found) > 0 {
-			t.Fatalf("a blank disk of %d bytes has %v", sizeBytes, found)
-		}
-		s := signatures()[int(which)%len(signatures())]
-		want := s.offset(sizeBytes)
-		if want < 0 || want+int64(len(s.Magic)) > sizeBytes {
-			return
-		}
-		found := findSignatures(sizeBytes, func(offset, n int64) []byte {
-			b := make([]byte, n)
-			for i := range b {
-				if at := offset + int64(i) - want; at >= 0 && at < int64(len(s.Magic)) {
-					b[i] = s.Magic[at]
-				}
-			}
-			return b
-		})
-		for _, one := range found {
-			if one.Name == s.Name && one.Offset == want {
-				return
-			}
-		}
-		t.Fatalf("%s at %d of %d bytes is not found; found: %v", s.Name, want, sizeBytes, found)
-	})
-}
-
 // FuzzBlkid checks that what is parsed stands in the output of blkid, and that output without a
 // type and a table is an error.
 func FuzzBlkid(f *testing.F) {

@@ -6,28 +6,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
-// The checks before mkfs or a mount, each in one place:
-//
-//   - exactly one device has the serial: blockdev.Host.Lookup; it has the disk's size and is not
-//     mounted: package node, before Preparation.Run; the size is known: disk.format
-//   - the device stays open and is the same one before and after: Host.Open, Reverify and
-//     openExclusive of blockdev; mkfs opens it by the inherited descriptor: inherited
-//   - it is not in use: TryExclusive, blockdev.OpenDevice.WithExclusive
-//   - every region was read: disk.readRegions; all are zero, and blkid finds nothing:
-//     scan.checkBlank
-//   - a disk that was not created blank is read whole: Preparation.proveBlank
-//   - no process writes to it: blockdev.OpenDevice.AwaitNoWriters
-//   - no other process of the driver works on it: blockdev.OpenDevice.lock
-//   - where the regions are: markerRegions, one line for each kind of owner
-//   - a record is valid: ParseRecord; it is of this volume, its disk and size, and nothing else has
-//     been written since: scan.checkUnfinished, traces
-//   - a filesystem that has been used is not formatted: scan.judge, scan.checkUnfinished
-//   - a filesystem is undamaged, and no other signatures are around it: scan.filesystem
-//   - it is whole on this device, and every feature is known: disk.allow
-//   - it is the volume's own, of the requested type: Preparation.Run; and not larger than its disk:
-//     disk.prepare
-//   - nothing is behind it where it is about to grow: Preparation.mayGrow
-
 // state is what a disk holds: nothing, a filesystem that can be mounted, or an unfinished format of
 // this volume. Anything else is an error.
 type state struct {
@@ -79,19 +57,18 @@ func (s scan) needsCheck(v Volume) bool {
 
 // filesystem returns the disk's one filesystem, and whether the disk holds it and nothing else.
 //
-// A signature among the filesystem's data may be a file's or another owner's: a RAID that was
-// created around a filesystem has its signature at the disk's end, and so has a file that holds an
-// image of a RAID member. A filesystem with the UUID that the driver gave it is the volume's, and a
-// workload must not lose its volume by writing such bytes. For any other filesystem, and if boot
-// code precedes the superblock, blkid decides.
+// A signature of another owner may be a file's data: a RAID that was created around a filesystem
+// has its signature at the disk's end, and so has a file that holds an image of a RAID member. A
+// filesystem with the UUID that the driver gave it is the volume's, and a workload must not lose its
+// volume by writing such bytes. For any other filesystem, and if something precedes the superblock,
+// blkid decides.
 func (s scan) filesystem(v Volume) (sb Superblock, whole bool) {
 	if len(s.Found) != 1 {
 		return Superblock{}, false
 	}
 	sb = s.Found[0]
 	own := v.FilesystemUUID != "" && sb.isOf(v) && nonZero(s.at(0, sb.Offset)) < 0
-	return sb, (own || s.Blkid == blkidResult{Type: sb.Type}) && !sb.Unfinished && !sb.Damaged &&
-		len(s.foreign(sb)) == 0
+	return sb, (own || s.Blkid == blkidResult{Type: sb.Type}) && !sb.Unfinished && !sb.Damaged
 }
 
 // growth returns the records of a growth of the disk's ext3 or ext4 for this volume that was cut
@@ -121,14 +98,9 @@ func (s scan) checkBlank() error {
 // Preparation.proveBlank proves.
 func (s scan) checkUnfinished(v Volume) error {
 	for _, r := range s.validRecords() {
-		switch {
-		case r.inherited(v):
-		case r.Volume != v.ID:
-			return s.notOurs(r, "of volume %q, not of %q", r.Volume, v.ID)
-		case r.Disk != v.DiskName:
-			return s.notOurs(r, "of disk %q, not of %q", r.Disk, v.DiskName)
-		case r.SizeBytes != s.SizeBytes:
-			return s.notOurs(r, "of a disk of %d bytes, this one has %d", r.SizeBytes, s.SizeBytes)
+		if !r.of(v, s.SizeBytes) {
+			return s.notOurs(r, "of volume %q on disk %q of %d bytes, not of %q on %q of %d", r.Volume,
+				r.Disk, r.SizeBytes, v.ID, v.DiskName, s.SizeBytes)
 		}
 	}
 	r := s.validRecords()[0]
@@ -138,13 +110,6 @@ func (s scan) checkUnfinished(v Volume) error {
 		if !sb.Unfinished && !sb.Fresh && !torn {
 			return s.notOurs(r, "but the %s filesystem there has been used since", sb.Type)
 		}
-	}
-	if others := s.foreign(Superblock{}); len(others) > 0 {
-		return s.notOurs(r, "but there is also %s", others[0])
-	}
-	if s.Blkid.Table != "" || s.Blkid.Ambiguous ||
-		(s.Blkid.Type != "" && !slices.Contains(ours, s.Blkid.Type)) {
-		return s.notOurs(r, "but blkid finds %s", s.Blkid)
 	}
 	return nil
 }

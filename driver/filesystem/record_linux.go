@@ -10,33 +10,19 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/flight"
 )
 
-// writeRecords writes the format-in-progress records durably.
-func (d disk) writeRecords(w *os.File, record []byte) error {
-	slots := RecordOffsets(d.SizeBytes)
-	if len(slots) == 0 {
-		return csierr.New(csierr.DeviceWrongSize, "%s has %d bytes, which is too small for a filesystem",
-			d.Path, d.SizeBytes)
-	}
-	return d.writeSectors(w, record, slots)
-}
-
-// eraseRecords erases the format-in-progress records. What mkfs wrote is durable: each mkfs syncs
-// before it ends. A record that mkfs has overwritten is the filesystem's now.
-func (d disk) eraseRecords(w *os.File, v Volume) error {
-	return d.eraseSectors(w, v.slots(RecordOffsets, d.SizeBytes), func(b []byte) bool {
-		r, err := ParseRecord(b)
-		return err == nil && r.GrowFrom == 0 && r.of(v, d.SizeBytes)
-	})
-}
-
-// writeGrowthRecords writes the records of a growth durably.
-func (d disk) writeGrowthRecords(r Record) error {
+// writeRecords durably writes a record to all of the slots.
+func (d disk) writeRecords(r Record, slots []int64) error {
 	record, err := r.Encode()
 	if err != nil {
 		return err
 	}
 	return d.WithExclusive(func(w *os.File) error {
-		return d.writeSectors(w, record, growthSlots(d.SizeBytes, r.GrowFrom))
+		for _, slot := range slots {
+			if err := blockdev.WriteAt(w, record, slot); err != nil {
+				return d.unwritable(err)
+			}
+		}
+		return d.unwritable(w.Sync())
 	})
 }
 
@@ -45,42 +31,32 @@ func growthSlots(sizeBytes, end int64) []int64 {
 	return slices.DeleteFunc(GrowthOffsets(sizeBytes), func(slot int64) bool { return slot < end })
 }
 
-// eraseGrowthRecords erases what is left of the records of a growth. The growth is durable: e2fsck
-// -f and resize2fs flush the disk before and after the superblock, their last write, and fail if
-// that fails (ext2fs_flush2, unix_flush). So does an e2fsck -f after a resize2fs that was killed.
-func (d disk) eraseGrowthRecords(w *os.File, sb Superblock) error {
-	return d.eraseSectors(w, growthSlots(d.SizeBytes, sb.SizeBytes), func(b []byte) bool {
-		r, err := ParseRecord(b)
-		return err == nil && r.GrowFrom != 0
-	})
-}
-
-// writeSectors durably writes one sector to all of the offsets.
-func (d disk) writeSectors(w *os.File, sector []byte, offsets []int64) error {
-	for _, offset := range offsets {
-		if err := blockdev.WriteAt(w, sector, offset); err != nil {
-			return d.unwritable(err)
-		}
-	}
-	return d.unwritable(w.Sync())
-}
-
-// eraseSectors durably erases the records at the offsets that match selects.
-func (d disk) eraseSectors(w *os.File, offsets []int64, match func(b []byte) bool) error {
-	for _, offset := range offsets {
-		b, err := d.Read(offset, sectorBytes)
+// eraseRecords durably erases the records in the slots that match selects. What mkfs wrote is
+// durable: each mkfs syncs before it ends. So is a growth: e2fsck -f and resize2fs flush the disk
+// before and after the superblock, their last write, and fail if that fails (ext2fs_flush2,
+// unix_flush). A record that mkfs has overwritten is the filesystem's now.
+func (d disk) eraseRecords(w *os.File, slots []int64, match func(Record) bool) error {
+	for _, slot := range slots {
+		b, err := d.Read(slot, sectorBytes)
 		if err != nil {
 			return unreadable(err)
 		}
-		if !match(b) {
+		if r, err := ParseRecord(b); err != nil || !match(r) {
 			continue
 		}
 		clear(b[:recordBytes])
-		if err := blockdev.WriteAt(w, b, offset); err != nil {
+		if err := blockdev.WriteAt(w, b, slot); err != nil {
 			return d.unwritable(err)
 		}
 	}
 	return d.unwritable(w.Sync())
+}
+
+// eraseFormat erases the records of a format of the volume.
+func (d disk) eraseFormat(w *os.File, v Volume) error {
+	return d.eraseRecords(w, v.slots(RecordOffsets, d.SizeBytes), func(r Record) bool {
+		return r.GrowFrom == 0 && r.of(v, d.SizeBytes)
+	})
 }
 
 // DropRecord durably erases records of the disk, of a format and of a growth, before the device is
@@ -119,7 +95,7 @@ func DropRecord(ctx context.Context, device *blockdev.OpenDevice, v Volume, moun
 	}
 	change := flight.Begin(ctx, flight.RecordErased, flight.Fields{})
 	err = d.WithExclusive(func(w *os.File) error {
-		return d.eraseSectors(w, own, isRecord)
+		return d.eraseRecords(w, own, func(Record) bool { return true })
 	})
 	change.End(err, flight.Fields{})
 	return err

@@ -102,7 +102,7 @@ func recordsAfterMkfs(t *testing.T, size int64, sector, fsType, options, config 
 	v := Volume{ID: "v", DiskName: "d", SizeBytes: size, FSType: fsType, Mkfs: parsed}
 	record, err := RecordOf(v).Encode()
 	csitest.Must(t, err)
-	csitest.Must(t, d.WithExclusive(func(w *os.File) error { return d.writeRecords(w, record) }))
+	csitest.Must(t, d.writeRecords(RecordOf(v), RecordOffsets(size)))
 	name, args, err := mkfsCommand(v)
 	csitest.Must(t, err)
 	mkfs := exec.Command(name, append(args, d.Path)...)

@@ -3,7 +3,6 @@
 package filesystem
 
 import (
-	"os"
 	"testing"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
@@ -28,11 +27,7 @@ func TestRecordsAreDroppedOnlyFromADiskThatIsFree(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			device := openDisk(t, own.SizeBytes)
-			record, err := RecordOf(own).Encode()
-			csitest.Must(t, err)
-			csitest.Must(t, device.WithExclusive(func(w *os.File) error {
-				return disk{device}.writeRecords(w, record)
-			}))
+			csitest.Must(t, disk{device}.writeRecords(RecordOf(own), RecordOffsets(own.SizeBytes)))
 			v := own
 			c.change(&v)
 			csitest.Must(t, DropRecord(t.Context(), device, v, c.mounted))

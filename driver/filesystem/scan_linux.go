@@ -254,14 +254,6 @@ func (s scan) firstNonZero() (offset int64, owner string, dirty bool) {
 	return offset, owner, dirty
 }
 
-// foreign returns the signatures of others that are too long to occur by chance. Those where the
-// filesystem sb keeps file data are data and do not count.
-func (s scan) foreign(sb Superblock) []finding {
-	return slices.DeleteFunc(findSignatures(s.SizeBytes, s.at), func(f finding) bool {
-		return !f.Sure || (f.Offset >= sb.DataOffset && f.Offset < sb.SizeBytes)
-	})
-}
-
 // evidence describes what was found, so that a person can find out what the disk is.
 func (s scan) evidence() string {
 	var words []string
@@ -285,13 +277,6 @@ func (s scan) evidence() string {
 		if r.Problem != nil {
 			words = append(words, fmt.Sprintf("an invalid record of an unfinished format at offset %d: %v",
 				r.Offset, r.Problem))
-		}
-	}
-	names := map[string]bool{}
-	for _, f := range findSignatures(s.SizeBytes, s.at) {
-		if !names[f.Name] && len(names) < 4 {
-			names[f.Name] = true
-			words = append(words, f.String())
 		}
 	}
 	if offset, owner, dirty := s.firstNonZero(); dirty {

@@ -48,9 +48,6 @@ type Superblock struct {
 	LogOffset  int64
 	// Offset is where the superblock is. Data before it are not the filesystem's.
 	Offset int64
-	// DataOffset is where file data can begin. Before it the filesystem writes only its own
-	// structures, so a signature there belongs to something else.
-	DataOffset int64
 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -138,7 +135,6 @@ func extSuperblock(head []byte) (Superblock, bool) {
 		Unclean:    extUnclean(b, incompat, roCompat),
 		Fresh:      incompat&extIncompatRecover == 0 && extFresh(b),
 		Offset:     extOffset,
-		DataOffset: extDataOffset(b, blocks, blockBytes),
 	}
 	sb.MetadataUUID = sb.UUID // in the copies of the superblock; nothing else has one
 	sb.addFeatures(b, binary.LittleEndian, extFeatures)
@@ -151,28 +147,6 @@ func extSuperblock(head []byte) (Superblock, bool) {
 		sb.Damaged = !sb.ChecksumOK
 	}
 	return sb, true
-}
-
-// extDataOffset returns the end of the group descriptors and of the blocks reserved for more of
-// them. What follows in the first group counts as data: where its structures are depends on more
-// than the superblock.
-func extDataOffset(b []byte, blocks, blockBytes uint64) int64 {
-	le16, le32 := binary.LittleEndian.Uint16, binary.LittleEndian.Uint32
-	descriptorBytes := uint64(32)
-	if n := le16(b[0xFE:]); le32(b[0x60:])&extIncompat64Bit != 0 && n > 0 {
-		descriptorBytes = uint64(n)
-	}
-	groupBlocks := max(uint64(le32(b[0x20:])), 1)
-	groups := (blocks + groupBlocks - 1) / groupBlocks
-	descriptors := (uint64(product(groups, descriptorBytes)) + blockBytes - 1) / blockBytes
-	if le32(b[0x60:])&extIncompatMetaBG != 0 {
-		descriptors = min(descriptors, uint64(le32(b[0x104:]))+1) // the others are in their groups
-	}
-	if le32(b[0x5C:])&extCompatResizeInode != 0 {
-		descriptors += uint64(le16(b[0xCE:]))
-	}
-	firstBlock := uint64(le32(b[0x14:]))
-	return product(firstBlock+1+descriptors, blockBytes)
 }
 
 // extType distinguishes ext2, ext3 and ext4 as blkid does: by the features that the kernel's ext2
@@ -264,7 +238,6 @@ func xfsSuperblock(head []byte) (Superblock, bool) {
 		sb.addFeatures(head, binary.BigEndian, xfsV5Features)
 	}
 	sector := int(binary.BigEndian.Uint16(head[102:]))
-	sb.DataOffset = 4 * int64(sector) // after the four headers of the first group
 	if version == 5 && sector >= 512 && sector <= len(head) {
 		b := bytes.Clone(head[:sector])
 		clear(b[224:228])
@@ -311,8 +284,6 @@ const (
 	btrfsMetadataUUID = 0x23B
 
 	btrfsIncompatMetadataUUID = 0x400
-	// The kernel and mkfs allocate nothing before it.
-	btrfsDataOffset = 1 << 20
 )
 
 func btrfsSuperblock(head []byte) (Superblock, bool) {
@@ -337,7 +308,6 @@ func btrfsSuperblock(head []byte) (Superblock, bool) {
 		Fresh:      false,
 		MaybeFresh: btrfsMaybeFresh(b),
 		Offset:     btrfsOffset,
-		DataOffset: btrfsDataOffset,
 	}
 	if sb.MetadataUUID = sb.UUID; binary.LittleEndian.Uint64(b[btrfsIncompat:])&
 		btrfsIncompatMetadataUUID != 0 {

@@ -80,7 +80,7 @@ func TestFindSuperblocks(t *testing.T) {
 				found[i].Fresh, found[i].MaybeFresh = false, false
 				found[i].LogOffset, found[i].BlockBytes, found[i].Features = 0, 0, ""
 				found[i].NodeBytes = 0
-				found[i].Offset, found[i].DataOffset = 0, 0
+				found[i].Offset = 0
 				if id := found[i].UUID; id.String() != someUUID || found[i].MetadataUUID != id {
 					t.Errorf("the UUIDs are %s and %s, want %s", id, found[i].MetadataUUID, someUUID)
 				}

@@ -38,10 +38,9 @@ var ErrBtrfsDevices = errors.New("a volume's btrfs has one device, this one has 
 
 // BtrfsMember is the one device of a mounted btrfs.
 type BtrfsMember struct {
-	ID        uint64 // the number that the filesystem gives to the device
-	SizeBytes int64
-	fsid      uuid.UUID // the filesystem's UUID, as the kernel says it
-	path      string    // of the device when it was mounted or scanned last
+	ID   uint64    // the number that the filesystem gives to the device
+	fsid uuid.UUID // the filesystem's UUID, as the kernel says it
+	path string    // of the device when it was mounted or scanned last
 }
 
 // BtrfsDevice returns the device of the btrfs that the open directory is in. A filesystem with
@@ -60,10 +59,9 @@ func BtrfsDevice(root *os.File) (BtrfsMember, error) {
 		return BtrfsMember{}, err
 	}
 	return BtrfsMember{
-		ID:        binary.NativeEndian.Uint64(info[:]),
-		SizeBytes: int64(binary.NativeEndian.Uint64(device[32:])),
-		fsid:      uuid.UUID(info[16:32]),
-		path:      unix.ByteSliceToString(device[3072:]),
+		ID:   binary.NativeEndian.Uint64(info[:]),
+		fsid: uuid.UUID(info[16:32]),
+		path: unix.ByteSliceToString(device[3072:]),
 	}, nil
 }
 

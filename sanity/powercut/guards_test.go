@@ -39,15 +39,15 @@ func flushes() []flush {
 	}
 	const last, skip = "return d.unwritable(w.Sync())", "if REMOVED {\nreturn nil\n}\nTEXT"
 	return []flush{
-		one("the record of a format is durable before mkfs", "filesystem.disk.writeSectors", last,
-			"if REMOVED && slices.Equal(offsets, RecordOffsets(d.SizeBytes)) {\nreturn nil\n}\nTEXT",
+		one("the record of a format is durable before mkfs", "filesystem.disk.writeRecords", last,
+			"if REMOVED && slices.Equal(slots, RecordOffsets(d.SizeBytes)) {\nreturn nil\n}\nTEXT",
 			of(xfs, aLife)),
-		one("records are erased before the disk is used", "filesystem.disk.eraseSectors", last, skip,
+		one("records are erased before the disk is used", "filesystem.disk.eraseRecords", last, skip,
 			of(ext4, aLife)),
 		one("the UUID of a btrfs is durable before its records are erased",
 			"filesystem.disk.setBtrfsUUID", "errors.Join(blockdev.WriteAt(w, b, at), w.Sync())",
 			"errors.Join(blockdev.WriteAt(w, b, at), unless(REMOVED, w.Sync))", of(btrfs, aLife)),
-		one("a record is erased before a workload gets the raw disk", "filesystem.disk.eraseSectors",
+		one("a record is erased before a workload gets the raw disk", "filesystem.disk.eraseRecords",
 			last, skip, of(ext4, aRelease)),
 		one("what was written is durable when the volume is unstaged", "node.Service.openFlushed",
 			"device.Flush()", proof.NotCalled, of(raw, aLife)),
