@@ -30,7 +30,8 @@ func (h Host) Lock(ctx context.Context, key string) (*os.File, error) {
 	hash := fnv.New64a()
 	_, _ = hash.Write([]byte(key))
 	at := int64(hash.Sum64() >> 2)
-	for {
+	const maxOpens = 5
+	for range maxOpens {
 		f := h.openLocks()
 		if f == nil {
 			return nil, nil
@@ -58,6 +59,8 @@ func (h Host) Lock(ctx context.Context, key string) (*os.File, error) {
 			return nil, err
 		} // else somebody removed the file meanwhile
 	}
+	return nil, csierr.New(csierr.DeviceLocked, "the file of the locks, %s, was removed %d times "+
+		"while %s was locked; find the process that removes it", h.Locks, maxOpens, csierr.Plain(key))
 }
 
 // openLocks opens the file of the locks, and makes it if somebody has removed it.

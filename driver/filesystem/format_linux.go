@@ -66,8 +66,8 @@ func (d disk) format(v Volume, left []int64) (Superblock, error) {
 	}
 	slots := RecordOffsets(d.SizeBytes)
 	if len(slots) == 0 {
-		return Superblock{}, csierr.New(csierr.DeviceWrongSize, "%s has %d bytes, which is too small for "+
-			"a filesystem", d.Path, d.SizeBytes)
+		return Superblock{}, csierr.New(csierr.DeviceWrongSize, "%s has %d bytes, which is too small "+
+			"for a filesystem", d.Path, d.SizeBytes)
 	}
 	if err := d.AwaitNoWriters(); err != nil {
 		return Superblock{}, err

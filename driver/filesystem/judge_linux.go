@@ -59,9 +59,9 @@ func (s scan) needsCheck(v Volume) bool {
 //
 // A signature of another owner may be a file's data: a RAID that was created around a filesystem
 // has its signature at the disk's end, and so has a file that holds an image of a RAID member. A
-// filesystem with the UUID that the driver gave it is the volume's, and a workload must not lose its
-// volume by writing such bytes. For any other filesystem, and if something precedes the superblock,
-// blkid decides.
+// filesystem with the UUID that the driver gave it is the volume's, and a workload must not lose
+// its volume by writing such bytes. For any other filesystem, and if something precedes the
+// superblock, blkid decides.
 func (s scan) filesystem(v Volume) (sb Superblock, whole bool) {
 	if len(s.Found) != 1 {
 		return Superblock{}, false
