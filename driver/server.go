@@ -124,7 +124,6 @@ func Run(ctx context.Context, c Config, logTo io.Writer) error {
 		}
 	}
 	if c.Mode.node() {
-		p.alone()
 		// Continue: mounted volumes can be unmounted without these programs. Probe reports the same.
 		if err := toolsHealth(); err != nil {
 			log.Error("this node cannot stage volumes", "error", csierr.Message(err))
@@ -142,7 +141,6 @@ type plugin struct {
 
 	health *rackHealth // nil without a controller
 	stop   func()      // ends calls that wait for long reads; nil without a node
-	alone  func()      // warns of another process that has the node's state; nil without a node
 	closes []func()
 	// background runs until the last calls have finished.
 	background []func(context.Context) error
@@ -184,7 +182,6 @@ func (p *plugin) assemble() (*csiServer, error) {
 		server.flight.instance = node.InstanceID
 		p.metrics.watchNode(node)
 		p.stop = node.Close
-		p.alone = node.LockState
 		p.closes = append(p.closes, node.Close)
 	}
 	return server, nil

@@ -69,7 +69,7 @@ func DropRecord(ctx context.Context, device *blockdev.OpenDevice, v Volume, moun
 	if v.ReadOnly || mounted {
 		return nil
 	}
-	s, err := d.read(v, recordRegions(d.SizeBytes), nil)
+	s, err := d.read(v, ownRegions(d.SizeBytes), nil)
 	if err != nil {
 		return err
 	}
@@ -78,7 +78,7 @@ func DropRecord(ctx context.Context, device *blockdev.OpenDevice, v Volume, moun
 		if err != nil {
 			return err
 		}
-		if s, err = d.read(v, edgeRegions(d.SizeBytes), found); err != nil {
+		if s, err = d.read(v, markerRegions(d.SizeBytes), found); err != nil {
 			return err
 		}
 	}
@@ -101,7 +101,7 @@ func DropRecord(ctx context.Context, device *blockdev.OpenDevice, v Volume, moun
 	return err
 }
 
-// ownRecords returns the offsets of those records in a scan of the disk's ends that were written on
+// ownRecords returns the offsets of those records in a scan that were written on
 // this disk, or on the one that it was restored from.
 func (d disk) ownRecords(v Volume, s scan) (own []int64, err error) {
 	formats, growths := s.validRecords(), s.Growth

@@ -45,7 +45,18 @@ var fixedRegions = []region{
 // encryption and swap keep their signatures on a disk of that size. The regions do not depend on
 // what is found, so that one signature cannot hide another.
 func markerRegions(sizeBytes int64) []region {
-	l := listEdges(sizeBytes)
+	l := &regionList{sizeBytes: sizeBytes, seen: map[int64]bool{}}
+	if sizeBytes <= headBytes+tailBytes {
+		l.span(0, sizeBytes, "the whole disk, which is small")
+		return l.regions
+	}
+	tail := (sizeBytes - tailBytes) &^ (sectorBytes - 1)
+	l.span(0, headBytes, "the first MiB")
+	l.span(tail, sizeBytes, "the last 2 MiB")
+	l.edges = [2]int64{headBytes, tail}
+	for i, slot := range RecordOffsets(sizeBytes) {
+		l.sector(slot, fmt.Sprintf("slot %d of the driver's own record", i+1))
+	}
 	for _, r := range fixedRegions {
 		l.span(r.Offset, r.end(), r.Owner)
 	}
@@ -74,30 +85,11 @@ func markerRegions(sizeBytes int64) []region {
 	return l.regions
 }
 
-// edgeRegions returns those that are read before a filesystem is mounted: the ends of the disk and
-// the driver's own records.
-func edgeRegions(sizeBytes int64) []region { return listEdges(sizeBytes).regions }
-
-func listEdges(sizeBytes int64) *regionList {
+// ownRegions returns those that are read before a filesystem of the driver is mounted: where its
+// superblock is, and the driver's own records.
+func ownRegions(sizeBytes int64) []region {
 	l := &regionList{sizeBytes: sizeBytes, seen: map[int64]bool{}}
-	if sizeBytes <= headBytes+tailBytes {
-		l.span(0, sizeBytes, "the whole disk, which is small")
-		l.edges = [2]int64{sizeBytes, sizeBytes}
-		return l
-	}
-	tail := (sizeBytes - tailBytes) &^ (sectorBytes - 1)
-	l.span(0, headBytes, "the first MiB")
-	l.span(tail, sizeBytes, "the last 2 MiB")
-	l.edges = [2]int64{headBytes, tail}
-	for i, slot := range RecordOffsets(sizeBytes) {
-		l.sector(slot, fmt.Sprintf("slot %d of the driver's own record", i+1))
-	}
-	return l
-}
-
-// recordRegions returns where the driver's own records can be on a disk of that size.
-func recordRegions(sizeBytes int64) []region {
-	l := &regionList{sizeBytes: sizeBytes, seen: map[int64]bool{}}
+	l.span(0, superblockBytes, "the superblocks")
 	for _, slot := range append(RecordOffsets(sizeBytes), GrowthOffsets(sizeBytes)...) {
 		l.sector(slot, "the driver's own record")
 	}

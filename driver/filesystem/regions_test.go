@@ -58,7 +58,7 @@ func TestMarkerRegions(t *testing.T) {
 		}
 		for _, slot := range RecordOffsets(size) {
 			if slot < 0 || slot%sectorBytes != 0 || slot+sectorBytes > size ||
-				!covered(edgeRegions(size), slot) {
+				!covered(ownRegions(size), slot) {
 				t.Errorf("size %d: a record at %d", size, slot)
 			}
 		}

@@ -56,7 +56,7 @@ func (d disk) inspect(v Volume) (state, error) {
 		return state{}, err
 	}
 	if len(found) == 1 && v.FilesystemUUID != "" {
-		s, err := d.read(v, edgeRegions(d.SizeBytes), found)
+		s, err := d.read(v, ownRegions(d.SizeBytes), found)
 		if err != nil {
 			return state{}, err
 		}

@@ -63,8 +63,6 @@ type recordStore struct {
 	mu sync.Mutex
 	// guarded by mu
 	kept map[string]record
-	// lock is held by this process while it lives, if no other process had it.
-	lock *os.File
 }
 
 func (n *Service) records() *recordStore {
@@ -312,11 +310,6 @@ func replaceFile(path string, b []byte) error {
 
 // OpenState prepares the state directory, when a driver starts.
 func (n *Service) OpenState() error { return n.records().open() }
-
-// LockState tells an operator when another process of the driver has the state directory, too, as
-// in an update with surge. That is safe, because every call locks its volume and its disk there,
-// and meant to be short.
-func (n *Service) LockState() { n.records().alone() }
 
 // open creates the state directory, checks that it can be written, and removes what a driver
 // left that died while it wrote. Its error does not name the directory, which is the operator's

@@ -233,33 +233,6 @@ func TestNothingButTheDriversOwnFilesIsClearedFromTheStateDirectory(t *testing.T
 	}
 }
 
-func TestTwoProcessesThatShareAStateDirectoryAreToldSo(t *testing.T) {
-	g := statefulGuest(t)
-	const warning = "another process of the driver uses this state directory"
-	first := g.node()
-	must(t, first.OpenState())
-	first.LockState()
-	if strings.Contains(g.log.String(), warning) {
-		t.Errorf("the only process is told of another: %s", g.log.String())
-	}
-	second := g.node()
-	must(t, second.OpenState())
-	second.LockState()
-	if !strings.Contains(g.log.String(), warning) {
-		t.Errorf("the second one is not told: %s", g.log.String())
-	}
-	second.Close()
-	first.Close()
-	g.log.Reset()
-	third := g.node()
-	must(t, third.OpenState())
-	third.LockState()
-	defer third.Close()
-	if strings.Contains(g.log.String(), warning) {
-		t.Errorf("it is told of processes that have ended: %s", g.log.String())
-	}
-}
-
 func TestAVolumeIsNotTouchedWhenItsDiskCannotBeWrittenDown(t *testing.T) {
 	g := statefulGuest(t)
 	must(t, os.WriteFile(filepath.Dir(g.state), nil, 0o600))

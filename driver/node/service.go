@@ -50,9 +50,6 @@ type Service struct {
 // Close stops the reads of whole disks, which go on without a call, and waits for their end.
 func (n *Service) Close() {
 	n.scans.Close()
-	if f := n.records().lock; f != nil {
-		_ = f.Close()
-	}
 }
 
 func (n *Service) deviceTimeout() time.Duration {

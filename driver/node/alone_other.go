@@ -1,5 +1,0 @@
-//go:build !linux
-
-package node
-
-func (s *recordStore) alone() {}
