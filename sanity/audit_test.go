@@ -148,6 +148,23 @@ func describeAuditDeletions(f *fixture) {
 		Expect(list.GetEntries()[0].GetSnapshot().GetSnapshotId()).To(Equal(kept.GetSnapshotId()))
 	})
 
+	It("D-69 deletes nothing that it first saw a moment ago, in a list that was old by then",
+		func(ctx SpecContext) {
+			wanted, lost := f.volume(ctx), f.orphan(ctx)
+			dir := auditFiles()
+			args := []string{"--delete", "--state-file=" + dir + "/state",
+				"--volumes=" + kubernetes(dir+"/wanted", []*csi.Volume{wanted})}
+			f.showAged(ctx)
+			for _, age := range []time.Duration{2 * time.Hour, 0} {
+				made := time.Now().Add(-age)
+				Expect(os.Chtimes(dir+"/wanted", made, made)).To(Succeed())
+				report := f.audit(ctx, nil, args...)
+				Expect(report.orphans()).To(ConsistOf(lost), report.log)
+				Expect(report.Deleted).To(BeZero(), "%+v", report)
+			}
+			f.clearFaults(ctx)
+		})
+
 	It("B-10 goes on where it was when it is killed between two deletions", func(ctx SpecContext) {
 		wanted := f.volume(ctx)
 		lost := []string{f.orphan(ctx), f.orphan(ctx), f.orphan(ctx)}

@@ -91,7 +91,7 @@ func (a *audit) compare(ctx context.Context) error {
 	a.trust = a.wanted.trust(now, a.options.AssumeNone)
 	orphans, tooYoung := orphansOf(before, now, &a.wanted, a.options.MinAge)
 	a.report.TooYoung = tooYoung
-	a.state = earlier.next(orphans, a.wanted.listedAt, a.trust)
+	a.state = earlier.next(orphans, a.wanted.readAt, a.trust)
 	for _, o := range orphans {
 		a.report.Orphans = append(a.report.Orphans, &orphan{object: o})
 	}
@@ -148,7 +148,7 @@ func (a *audit) deletable() []*orphan {
 	var free []*orphan
 	for _, o := range a.report.Orphans {
 		if o.SkipReason = a.trust[o.Kind]; o.SkipReason == "" {
-			o.SkipReason = policy.skipReason(o.object, a.state.Objects[o.ID].FirstSeen, a.wanted.listedAt)
+			o.SkipReason = policy.skipReason(o.object, a.state.Objects[o.ID].FirstSeen, a.wanted.at())
 		}
 		if o.SkipReason == "" {
 			free = append(free, o)

@@ -59,6 +59,14 @@ func (t *wanted) merge(again wanted) {
 	t.readAt = again.readAt
 }
 
+// at is the time of which the list tells: a list of the future tells no more than one of now.
+func (t *wanted) at() time.Time {
+	if t.readAt.Before(t.listedAt) {
+		return t.readAt
+	}
+	return t.listedAt
+}
+
 // inName matches the UIDs in a name such as pvc-6a3e0f2c-7e5c-4b7a-9a52-0a4c9a1f0b01.
 // Every process has this package, and only an audit compiles it.
 var inName = sync.OnceValue(func() *regexp.Regexp {

@@ -55,8 +55,9 @@ func readState(path, cluster, project string) (state, error) {
 	return s, nil
 }
 
-// next returns the state after an audit whose list was made at a time. It drops objects that are no
-// longer orphans or are in use, and adds none from a list that is not trusted.
+// next returns the state after an audit at a time, by the audit's own clock: a list that is hours
+// old shows that an object was not wanted then, and nobody looked since. It drops objects that are
+// no longer orphans or are in use, and adds none from a list that is not trusted.
 func (s state) next(orphans []object, at time.Time, t trust) state {
 	n := s
 	n.Objects = map[string]firstSeen{}
