@@ -65,8 +65,11 @@ func (c Config) check() error {
 		return errors.New("a serial is needed: without one the device cannot be found again")
 	case len(c.Serial) > serialMax:
 		return fmt.Errorf("the serial has %d bytes, the kernel keeps %d", len(c.Serial), serialMax)
-	case strings.ContainsRune(c.Serial, 0):
-		return errors.New("the serial contains a NUL, at which the kernel's copy would end")
+	case strings.ContainsRune(c.Serial+c.Owner, 0):
+		return errors.New("the serial or the owner contains a NUL, at which the kernel's copy would end")
+	case c.Owner != "" && len(c.Serial)+len(c.Owner) >= serialMax:
+		return fmt.Errorf("serial and owner have %d bytes, the kernel keeps %d",
+			len(c.Serial)+len(c.Owner), serialMax-1)
 	case c.BlockSize < 512 || c.BlockSize > os.Getpagesize() || c.BlockSize&(c.BlockSize-1) != 0:
 		return fmt.Errorf("block size %d is no power of two between 512 and the page size %d",
 			c.BlockSize, os.Getpagesize())
@@ -115,6 +118,9 @@ func (c Config) tryNext(control, file *os.File, from *int) (Device, error) {
 	config := unix.LoopConfig{Fd: uint32(file.Fd()), Size: uint32(c.BlockSize)}
 	config.Info.Sizelimit = uint64(c.SizeLimit)
 	copy(config.Info.File_name[:], c.Serial)
+	if c.Owner != "" {
+		copy(config.Info.File_name[len(c.Serial)+1:], c.Owner)
+	}
 	if c.ReadOnly {
 		config.Info.Flags |= unix.LO_FLAGS_READ_ONLY
 	}

@@ -98,6 +98,7 @@ func (d Device) fill(f *os.File) (Device, error) {
 		return d, fmt.Errorf("get status: %w", err)
 	default:
 		d.Serial = unix.ByteSliceToString(info.File_name[:])
+		d.Owner = unix.ByteSliceToString(info.File_name[min(len(d.Serial)+1, serialMax):])
 		d.BackingDevice, d.BackingInode = info.Device, info.Inode
 		d.ReadOnly = info.Flags&unix.LO_FLAGS_READ_ONLY != 0
 		d.Releasing = info.Flags&unix.LO_FLAGS_AUTOCLEAR != 0

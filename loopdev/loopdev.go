@@ -1,9 +1,9 @@
 // Package loopdev gives a file a Linux block device that carries a serial number, finds the device
 // by that serial, lists all devices, and releases them.
 //
-// The serial is kept in lo_file_name, the field in which losetup keeps a path. The kernel holds it
-// for as long as the device is attached, so a program that was killed finds its devices again
-// without a record of them. Several processes may use the package at once: each change is made on
+// The serial is kept in lo_file_name, the field in which losetup keeps a path, and the owner behind
+// it, where nobody else looks. The kernel holds them for as long as the device is attached, so a
+// program that was killed finds its devices again without a record of them. Several processes may use the package at once: each change is made on
 // an open descriptor after a check of the kernel's sequence number of the attachment, so that a
 // device which was released and given to another process meanwhile is never touched.
 //
@@ -19,6 +19,9 @@ type Config struct {
 	Path string
 	// Serial is what the device is found by: 1 to 63 bytes without NUL. A longer one is refused.
 	Serial string
+	// Owner is who made the device, for whoever has to know it from others; it may be empty. Together
+	// with Serial it has at most 62 bytes.
+	Owner string
 	// BlockSize is the logical block size in bytes, a power of two from 512 to the page size. 0 is
 	// 512.
 	BlockSize int
@@ -42,6 +45,8 @@ type Device struct {
 	Major, Minor uint32
 	// Serial is what Attach was given. A device that losetup made has the file's path there.
 	Serial string
+	// Owner is what Attach was given.
+	Owner string
 	// BackingFile is the file's path as the kernel reports it, with " (deleted)" after it when it was
 	// unlinked.
 	BackingFile string
@@ -60,7 +65,7 @@ type Device struct {
 	// Releasing reports whether the kernel was told to release it and waits for the last user.
 	Releasing bool
 	// Orphaned reports whether the file was served by a program that is gone (FUSE), so that every
-	// read and write fails. Serial, BackingDevice, BackingInode, ReadOnly and Releasing are unknown
+	// read and write fails. Serial, Owner, BackingDevice, BackingInode, ReadOnly and Releasing are unknown
 	// then.
 	Orphaned bool
 	// Sequence is the kernel's number of this attachment (diskseq). No two have the same between

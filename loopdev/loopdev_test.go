@@ -104,14 +104,14 @@ func TestAnAttachedFileIsFoundBySerialAsItWasAskedFor(t *testing.T) {
 		for _, readOnly := range []bool{false, true} {
 			name := fmt.Sprintf("block size %d, read-only %t", block, readOnly)
 			t.Run(name, func(t *testing.T) {
-				c := loopdev.Config{Path: newFile(t, 8*mib), Serial: serial(t),
+				c := loopdev.Config{Path: newFile(t, 8*mib), Serial: serial(t), Owner: "who made it",
 					BlockSize: block, ReadOnly: readOnly}
 				file, sn := c.Path, c.Serial
 				d := attach(t, c)
 				if block == 0 {
 					block = 512
 				}
-				if d.Serial != sn || d.BackingFile != file || d.BlockSize != block ||
+				if d.Serial != sn || d.Owner != c.Owner || d.BackingFile != file || d.BlockSize != block ||
 					d.ReadOnly != readOnly || d.SizeBytes != 8*mib {
 					t.Errorf("Attach = %+v", d)
 				}
@@ -245,6 +245,8 @@ func TestWhatTheKernelWouldMisreadIsRefused(t *testing.T) {
 	for name, c := range map[string]loopdev.Config{
 		"no serial":                   {Path: file},
 		"a serial with a NUL":         {Path: file, Serial: "a\x00b"},
+		"an owner with a NUL":         {Path: file, Serial: "x", Owner: "a\x00b"},
+		"an owner that does not fit":  {Path: file, Serial: "x", Owner: strings.Repeat("o", 62)},
 		"a block size of 1000":        {Path: file, Serial: "x", BlockSize: 1000},
 		"a block size of 256":         {Path: file, Serial: "x", BlockSize: 256},
 		"a block size above the page": {Path: file, Serial: "x", BlockSize: 2 * page},

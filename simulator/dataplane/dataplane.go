@@ -7,6 +7,7 @@
 // a simulator left that was killed. Its directory, which one process uses at a time, has
 //
 //	disks/<uuid>.img      the bytes of a disk; likewise snapshots/ and images/
+//	identity              of the rack, which its devices carry
 //	guests/<uuid>/sys     what the guest of that instance sees as /sys
 //	guests/<uuid>/dev     and as /dev
 //	guests/<uuid>/hidden  its disks that an equal serial hides until the guest restarts
@@ -45,6 +46,9 @@ type Plane struct {
 	seed    uint64
 	// firstLoop is the lowest number of a loop device that may be taken.
 	firstLoop int
+	// owner is the rack's identity. Its devices carry it, for another rack may have the same paths in
+	// a container of its own.
+	owner string
 	// device is the st_dev of the files in dir, which on an overlay need not be that of dir.
 	device uint64
 
@@ -118,6 +122,9 @@ func Open(c Config) (*Plane, error) {
 		}
 	}
 	if err := errors.Join(FlushDir(dir), loopdev.Available()); err != nil {
+		return nil, fmt.Errorf("open the data plane: %w", err)
+	}
+	if p.owner, err = identify(dir); err != nil {
 		return nil, fmt.Errorf("open the data plane: %w", err)
 	}
 	if p.device, err = checkNodes(dir); err != nil {

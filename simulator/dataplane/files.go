@@ -2,6 +2,7 @@ package dataplane
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -17,6 +18,23 @@ import (
 type files struct {
 	dir string
 	log *slog.Logger
+}
+
+// identify returns the identity of the rack in a directory, which the first simulator there makes.
+func identify(dir string) (string, error) {
+	path := filepath.Join(dir, "identity")
+	err := makeBacking(path, func(f *os.File) error {
+		_, err := f.WriteString(rand.Text())
+		return err
+	})
+	if err != nil {
+		return "", err
+	}
+	id, err := os.ReadFile(path)
+	if err == nil && len(id) == 0 {
+		err = fmt.Errorf("%s is empty; remove it, with no simulator running there", path)
+	}
+	return string(id), err
 }
 
 // DiskPath is the file of a disk's bytes.

@@ -77,6 +77,7 @@ func (p *Plane) attachLoop(spec Device, wrongSize int64) (loopdev.Device, error)
 	loop, err := loopdev.Attach(ctx, loopdev.Config{
 		Path:      path,
 		Serial:    spec.serial(),
+		Owner:     p.owner,
 		BlockSize: spec.BlockSize,
 		ReadOnly:  spec.ReadOnly,
 		SizeLimit: size,

@@ -57,9 +57,9 @@ func (p *Plane) Reconcile(
 	return nil
 }
 
-// OwnDevices lists the loop devices whose file is a disk's, or was below the directory until it was
-// removed. A file of that path on another filesystem belongs to another container, say. Of a device
-// that a killed simulator has served, only the name of its file is known, which has the disk's ID.
+// OwnDevices lists the loop devices whose file is a disk's, and those of this rack whose file was
+// removed. A path says nothing: another container may have the same. Of a device that a killed
+// simulator has served, only the name of its file is known, which has the disk's ID.
 func (p *Plane) OwnDevices() ([]loopdev.Device, error) {
 	devices, err := loopdev.List()
 	if err != nil {
@@ -78,8 +78,8 @@ func (p *Plane) OwnDevices() ([]loopdev.Device, error) {
 		case p.flaky.server != nil && d.BackingDevice == p.flaky.device:
 			return false
 		}
-		return d.BackingDevice != p.device ||
-			!slices.Contains(inodes, d.BackingInode) && !strings.HasPrefix(d.BackingFile, p.dir+"/")
+		ofDisk := d.BackingDevice == p.device && slices.Contains(inodes, d.BackingInode)
+		return !ofDisk && (d.Owner != p.owner || !strings.HasSuffix(d.BackingFile, " (deleted)"))
 	}), nil
 }
 

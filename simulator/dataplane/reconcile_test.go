@@ -99,6 +99,32 @@ func TestReconcileLeavesADeviceOfAnotherFilesystemAlone(t *testing.T) {
 	}
 }
 
+func TestReconcileLeavesTheDevicesOfAnotherRackWithTheSamePathAlone(t *testing.T) {
+	for name, remove := range map[string]bool{"in use": false, "whose file was removed": true} {
+		t.Run(name, func(t *testing.T) {
+			theirs := newPlane(t)
+			spec := newDisk(t, theirs, newGuest(t, theirs), "theirs")
+			simtest.NoError(t, theirs.Plug(spec, Fault{}))
+			// In containers the two directories have one path, and one filesystem below them.
+			kept := t.TempDir()
+			simtest.Command(t, "mount", "--bind", theirs.dir, kept)
+			simtest.Command(t, "mount", "--bind", t.TempDir(), theirs.dir)
+			if remove {
+				simtest.NoError(t, os.Remove(filepath.Join(kept, "disks", spec.DiskID+".img")))
+			}
+			p, err := Open(Config{Dir: theirs.dir, Log: theirs.log})
+			simtest.NoError(t, err)
+			simtest.NoError(t, p.Reconcile(t.Context(), nil, nil, nil))
+			simtest.NoError(t, p.Close())
+			simtest.Command(t, "umount", theirs.dir)
+			simtest.Command(t, "umount", kept)
+			if got := devicesOf(t, theirs); len(got) != 1 || got[0].Releasing {
+				t.Errorf("devices = %+v, want the one of the other rack", got)
+			}
+		})
+	}
+}
+
 func TestReconcileReleasesDevicesWithoutARecord(t *testing.T) {
 	before := newPlane(t)
 	spec := mountedDisk(t, before, "ext4")
