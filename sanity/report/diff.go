@@ -32,8 +32,8 @@ type Difference struct {
 	Worsened, Improved, Other []ResultChange
 	// New are results of B alone, Gone of A alone.
 	New, Gone []Result
-	// NewGroups and GoneGroups count results, too: of groups of which the other report has none. In
-	// New is of these only what failed.
+	// NewGroups and GoneGroups count results, too: of groups of which the other report has none, and
+	// was not to have any. In New is of these only what failed.
 	NewGroups, GoneGroups map[string]int
 	// Latencies are the operations whose median changed much.
 	Latencies []LatencyChange
@@ -72,12 +72,13 @@ func Diff(a, b *Report) *Difference {
 }
 
 // Worse reports whether anything got worse: the verdict, a result, what was left or what the
-// witness found; a new result that failed counts, too. A result that is gone and a latency do not:
-// what is gone was not asked for, and a latency depends on who else uses the rack.
+// witness found. A new result that failed counts, too, and one that had passed and is gone although
+// its group was to run. A latency does not: it depends on who else uses the rack.
 func (d *Difference) Worse() bool {
 	return badness(d.VerdictB) > badness(d.VerdictA) || len(d.Worsened) > 0 ||
 		d.LeftB > d.LeftA || d.FindingsB > d.FindingsA ||
-		slices.ContainsFunc(d.New, func(r Result) bool { return r.Status == Failed })
+		slices.ContainsFunc(d.New, func(r Result) bool { return r.Status == Failed }) ||
+		slices.ContainsFunc(d.Gone, func(r Result) bool { return r.Status == Passed })
 }
 
 // badness orders the verdicts.
@@ -153,7 +154,7 @@ func (d *Difference) diffResults(a, b *Report) {
 	}
 	for _, result := range a.Results {
 		switch _, gone := before[result.key()]; {
-		case gone && !groupsNow[result.Group]:
+		case gone && !groupsNow[result.Group] && !slices.Contains(b.Run.Selected, result.Group):
 			d.GoneGroups[result.Group]++
 		case gone:
 			d.Gone = append(d.Gone, result)

@@ -116,7 +116,19 @@ func TestWorseIsWhatShowsLess(t *testing.T) {
 		{"a result that failed", func(_, b *Report) { verdict(DoesNotConform, Failed)(b) }, true},
 		{"a result that is blocked", func(_, b *Report) { verdict(BlockedByRack, Blocked)(b) }, true},
 		{"a result that was not tested", func(_, b *Report) { status(NotTested)(b) }, true},
-		{"a result that is gone", func(_, b *Report) { b.Results = b.Results[1:] }, false},
+		{"a result that is gone", func(_, b *Report) { b.Results = b.Results[1:] }, true},
+		{"a group that is gone", func(_, b *Report) { b.Results = nil }, true},
+		{"a group that was not to run", func(_, b *Report) {
+			b.Results, b.Run.Selected = nil, nil
+		}, false},
+		{"a result that is gone and had not passed", func(a, b *Report) {
+			status(NotTested)(a)
+			b.Results = slices.DeleteFunc(slices.Clone(b.Results), func(r Result) bool {
+				return slices.ContainsFunc(a.Results, func(then Result) bool {
+					return then.key() == r.key() && then.Status == NotTested
+				})
+			})
+		}, false},
 		{"a new result that passed", func(a, _ *Report) { a.Results = a.Results[1:] }, false},
 		{"a new result that failed", func(a, b *Report) {
 			verdict(DoesNotConform, Failed)(a)
