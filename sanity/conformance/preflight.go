@@ -15,6 +15,7 @@ import (
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/guest"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/report"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/rules"
@@ -341,12 +342,11 @@ func askShell(ctx context.Context, flag, shell string, instance *oxide.Instance)
 		return fail("Give a command that runs a script in it as root, such as "+flag+" 'ssh root@"+
 			string(instance.Name)+"'.", "%s (%s) cannot be reached", instance.Name, instance.Id)
 	}
-	words := append(strings.Fields(shell),
-		`id -u; cat "${OXIDE_SYSFS_ROOT:-/sys}/class/dmi/id/product_serial"`)
 	var stderr strings.Builder
 	ctx, cancel := context.WithTimeout(ctx, shellTimeout)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, words[0], words[1:]...)
+	cmd := guest.Shell(ctx, strings.Fields(shell),
+		`id -u; cat "${OXIDE_SYSFS_ROOT:-/sys}/class/dmi/id/product_serial"`)
 	// What it has started may hold its output open.
 	cmd.Stderr, cmd.WaitDelay = &stderr, time.Second
 	out, err := cmd.Output()

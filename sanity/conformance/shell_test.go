@@ -38,6 +38,15 @@ func TestAShellThatHangsDoesNotHoldUpAnInterrupt(t *testing.T) {
 	}
 }
 
+func TestAShellDoesNotGetTheToken(t *testing.T) {
+	t.Setenv("OXIDE_TOKEN", "oxide-token-of-the-rack")
+	shell := shellOf(t, `echo 0; echo "$OXIDE_TOKEN"`)
+	got := askShell(t.Context(), "--second-shell", shell, &oxide.Instance{Name: "b", Id: "b"})
+	if got.status != report.Fail || !strings.Contains(got.found, `found ["0"]`) {
+		t.Errorf("the shell says %s: %s", got.status, got.found)
+	}
+}
+
 func TestAShellThatReachesAnotherInstanceLaterChecksNoData(t *testing.T) {
 	run := harness.RunFor(t)
 	rack := rackOf(t, run, harness.RackOptions{})

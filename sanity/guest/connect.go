@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -77,7 +78,7 @@ func start(ctx context.Context, command []string) (*link, error) {
 		return nil, fmt.Errorf("read this program: %w", err)
 	}
 	defer self.Close()
-	cmd := shell(ctx, command, copyScript)
+	cmd := Shell(ctx, command, copyScript)
 	cmd.Stdin = self
 	var said, problem bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &said, &problem
@@ -90,7 +91,7 @@ func start(ctx context.Context, command []string) (*link, error) {
 		// It was copied, and then the connection failed.
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
 		defer cancel()
-		err = errors.Join(err, shell(clean, command, "rm -rf "+match[1]).Run())
+		err = errors.Join(err, Shell(clean, command, "rm -rf "+match[1]).Run())
 		return nil, fmt.Errorf("copy this program: %w", err)
 	case err != nil:
 		return nil, fmt.Errorf("copy this program: %w: %s", err, strings.TrimSpace(problem.String()))
@@ -101,10 +102,15 @@ func start(ctx context.Context, command []string) (*link, error) {
 	return startCopy(ctx, command, match[1])
 }
 
-// shell is the command with a script as its last argument.
-func shell(ctx context.Context, command []string, script string) *exec.Cmd {
-	return exec.CommandContext(ctx, command[0], append(command[1:len(command):len(command)],
+// Shell is the command with a script as its last argument. It does not get the rack's token, which
+// is in the environment of the program that is run by hand.
+func Shell(ctx context.Context, command []string, script string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, command[0], append(command[1:len(command):len(command)],
 		script)...)
+	cmd.Env = slices.DeleteFunc(os.Environ(), func(variable string) bool {
+		return strings.HasPrefix(variable, "OXIDE_TOKEN=")
+	})
+	return cmd
 }
 
 // startCopy starts the program that was copied into a directory. One that starts removes the copy
@@ -112,7 +118,7 @@ func shell(ctx context.Context, command []string, script string) *exec.Cmd {
 func startCopy(ctx context.Context, command []string, dir string) (*link, error) {
 	script := fmt.Sprintf("%[1]s/agent %[2]s; code=$?; rm -rf %[1]s; exit $code", dir, Verb)
 	// It ends with its standard input, not with ctx.
-	cmd := shell(context.WithoutCancel(ctx), command, script)
+	cmd := Shell(context.WithoutCancel(ctx), command, script)
 	problem := &tail{}
 	cmd.Stderr = problem
 	// An interrupt at the terminal is not for it. What goes on printing must not hold up its end.

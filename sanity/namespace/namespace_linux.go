@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -55,8 +56,8 @@ func LeaveVolumes() error {
 			return strings.HasPrefix(m.Mountpoint, strings.TrimSuffix(dir, "/")+"/")
 		})
 		onDevice := strings.HasPrefix(m.Source, "/dev/loop") ||
-			strings.Contains(m.Source, "/dev/nvme") || strings.Contains(m.Root, "/dev/nvme") ||
-			strings.HasPrefix(m.Root, "/nvme")
+			strings.Contains(filepath.Clean(m.Source), "/dev/nvme") ||
+			strings.Contains(m.Root, "/dev/nvme") || strings.HasPrefix(m.Root, "/nvme")
 		if ofTests && onDevice {
 			// Another one may have covered it, or taken it along.
 			_ = unix.Unmount(m.Mountpoint, unix.MNT_DETACH)

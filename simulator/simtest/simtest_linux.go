@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -62,8 +63,8 @@ func leaveMountsOfOthers() error {
 		return fmt.Errorf("leave the mounts of other tests: %w", err)
 	}
 	for _, m := range mounts {
-		if strings.HasPrefix(m.Source, "/dev/loop") || strings.Contains(m.Source, "/dev/nvme") ||
-			strings.HasPrefix(m.Source, "/proc/self/fd/") {
+		if strings.HasPrefix(m.Source, "/dev/loop") ||
+			strings.Contains(filepath.Clean(m.Source), "/dev/nvme") {
 			// Another one may have covered it, or taken it along.
 			_ = unix.Unmount(m.Mountpoint, unix.MNT_DETACH)
 		}
