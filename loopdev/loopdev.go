@@ -3,9 +3,10 @@
 //
 // The serial is kept in lo_file_name, the field in which losetup keeps a path, and the owner behind
 // it, where nobody else looks. The kernel holds them for as long as the device is attached, so a
-// program that was killed finds its devices again without a record of them. Several processes may use the package at once: each change is made on
-// an open descriptor after a check of the kernel's sequence number of the attachment, so that a
-// device which was released and given to another process meanwhile is never touched.
+// program that was killed finds its devices again without a record of them. Several processes may
+// use the package at once: each change is made on an open descriptor after a check of the kernel's
+// sequence number of the attachment, so that a device which was released and given to another
+// process meanwhile is never touched.
 //
 // Attaching and detaching need root and Linux 5.15 or later. On other systems the package builds,
 // and [Available] and all others return an error.
@@ -65,8 +66,8 @@ type Device struct {
 	// Releasing reports whether the kernel was told to release it and waits for the last user.
 	Releasing bool
 	// Orphaned reports whether the file was served by a program that is gone (FUSE), so that every
-	// read and write fails. Serial, Owner, BackingDevice, BackingInode, ReadOnly and Releasing are unknown
-	// then.
+	// read and write fails. Serial, Owner, BackingDevice, BackingInode, ReadOnly and Releasing are
+	// unknown then.
 	Orphaned bool
 	// Sequence is the kernel's number of this attachment (diskseq). No two have the same between
 	// two boots.

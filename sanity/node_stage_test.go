@@ -291,7 +291,8 @@ func describeStageOptions(f *nodeFixture) {
 		p := f.attachedTo(ctx, &csi.Volume{VolumeId: disk.Id}, f.a, harness.Mounted(""))
 		p.stageAndPublish(ctx)
 		Expect(p.write(0)).To(Succeed())
-		Expect(mountsAt(p.Staging)[0].Source).To(HaveSuffix(string(disk.Name)[:20]))
+		Expect(mountsAt(p.Staging)[0].Source).To(HaveSuffix(
+			filepath.Base(f.a.device(string(disk.Name)[:20]))))
 	})
 }
 

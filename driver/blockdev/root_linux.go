@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -34,13 +35,14 @@ func (d *OpenDevice) Root() (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	for i, c := range d.Path[1:] {
+	path := strings.TrimPrefix(d.Path, "/")
+	for i, c := range path {
 		if c == filepath.Separator && err == nil {
-			err = unix.Mkdirat(top, d.Path[1:i+1], 0o700)
+			err = unix.Mkdirat(top, path[:i], 0o700)
 		}
 	}
 	if err == nil {
-		err = unix.Mknodat(top, d.Path[1:], unix.S_IFBLK|0o600, int(unix.Mkdev(d.Major, d.Minor)))
+		err = unix.Mknodat(top, path, unix.S_IFBLK|0o600, int(unix.Mkdev(d.Major, d.Minor)))
 	}
 	if err != nil {
 		return nil, errors.Join(err, unix.Close(top))

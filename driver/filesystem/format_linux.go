@@ -57,7 +57,7 @@ func mkfsCommand(v Volume) (name string, args []string, err error) {
 // until the work of mkfs is durable. If a repeated call is cut off while it wipes, the next one
 // wipes again. A btrfs that mkfs had finished before the records were erased is used as it is if a
 // check finds it whole (see finishFormat): nothing shows that it has not been written to.
-func (d disk) format(v Volume, left []int64) (Superblock, error) {
+func (d disk) format(v Volume, left []int64, name string, args []string) (Superblock, error) {
 	if v.SizeBytes == 0 {
 		return Superblock{}, csierr.New(csierr.DiskSizeUnknown, "%s with serial %q is to be formatted, "+
 			"but publish_context does not hold %s, so it cannot be compared with the disk; make the "+
@@ -83,7 +83,7 @@ func (d disk) format(v Volume, left []int64) (Superblock, error) {
 			return Superblock{}, err
 		}
 	}
-	made, err := d.mkfs(v)
+	made, err := d.mkfs(v, name, args)
 	if err != nil {
 		return Superblock{}, err
 	}
@@ -91,11 +91,7 @@ func (d disk) format(v Volume, left []int64) (Superblock, error) {
 }
 
 // mkfs runs the program and verifies that the new filesystem is on this device.
-func (d disk) mkfs(v Volume) (Superblock, error) {
-	name, args, err := mkfsCommand(v)
-	if err != nil {
-		return Superblock{}, err
-	}
+func (d disk) mkfs(v Volume, name string, args []string) (Superblock, error) {
 	result, err := runTool(d.Inherited, name, append(args, inherited)...)
 	if err != nil {
 		return Superblock{}, err

@@ -28,16 +28,17 @@ const (
 // GrowMounted grows a mounted xfs or btrfs to the whole device. It does nothing if the filesystem
 // already covers it, or is of a type that grows before it is mounted.
 func GrowMounted(ctx context.Context, m *mount.Mount, d blockdev.Device) error {
-	grow := map[string]func(*os.File, int64) error{
-		volume.XFS: growXFS, volume.Btrfs: growBtrfs,
-	}[m.FSType]
-	if grow == nil {
+	if m.FSType != volume.XFS && m.FSType != volume.Btrfs {
 		return nil
 	}
 	change := flight.Begin(ctx, flight.FilesystemGrown, flight.Fields{Filesystem: m.FSType})
 	root, err := m.Root()
 	if err == nil {
-		err = grow(root, d.SizeBytes)
+		if m.FSType == volume.Btrfs {
+			err = growBtrfs(root)
+		} else {
+			err = growXFS(root, d.SizeBytes)
+		}
 		_ = root.Close()
 	}
 	change.End(err, flight.Fields{})
@@ -106,7 +107,7 @@ type btrfsPathArg struct {
 	text [4088]byte
 }
 
-func growBtrfs(root *os.File, _ int64) error {
+func growBtrfs(root *os.File) error {
 	member, err := mount.BtrfsDevice(root)
 	if err != nil {
 		return err
@@ -140,9 +141,6 @@ func ForgetBtrfs(path string) {
 	}
 	defer func() { _ = control.Close() }()
 	var arg btrfsPathArg
-	if len(path) >= len(arg.text) {
-		return
-	}
 	copy(arg.text[:], path)
 	_ = blockdev.Ioctl(int(control.Fd()), btrfsForget, unsafe.Pointer(&arg))
 }

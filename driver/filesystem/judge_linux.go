@@ -29,7 +29,7 @@ func (s scan) judge(v Volume) (state, error) {
 			Checked: slices.ContainsFunc(growth, func(r foundRecord) bool { return r.Checked })}, nil
 	case whole && !sb.Fresh:
 		return state{Filesystem: sb, NeedsCheck: s.needsCheck(v)}, nil
-	case len(s.validRecords()) > 0:
+	case len(s.Records) > 0:
 		if err := s.checkUnfinished(v); err != nil {
 			return state{}, err
 		}
@@ -46,13 +46,8 @@ func (s scan) judge(v Volume) (state, error) {
 // needsCheck reports whether the disk's btrfs may be one that mkfs had written but not made
 // durable: it has no trace of a mount, and records of its format by this volume are on the disk.
 func (s scan) needsCheck(v Volume) bool {
-	if len(s.Found) != 1 || !s.Found[0].MaybeFresh || len(s.validRecords()) == 0 {
-		return false
-	}
-	sb := s.Found[0]
-	sb.Fresh = true
-	s.Found = []Superblock{sb}
-	return s.checkUnfinished(v) == nil
+	return len(s.Found) == 1 && s.Found[0].MaybeFresh && len(s.Records) > 0 &&
+		!slices.ContainsFunc(s.Records, func(r foundRecord) bool { return !r.of(v, s.SizeBytes) })
 }
 
 // filesystem returns the disk's one filesystem, and whether the disk holds it and nothing else.
@@ -68,7 +63,7 @@ func (s scan) filesystem(v Volume) (sb Superblock, whole bool) {
 	}
 	sb = s.Found[0]
 	own := v.FilesystemUUID != "" && sb.isOf(v) && nonZero(s.at(0, sb.Offset)) < 0
-	return sb, (own || s.Blkid == blkidResult{Type: sb.Type}) && !sb.Unfinished && !sb.Damaged
+	return sb, (own || s.Blkid == sb.Type) && !sb.Unfinished && !sb.Damaged
 }
 
 // growth returns the records of a growth of the disk's ext3 or ext4 for this volume that was cut
@@ -86,7 +81,7 @@ func (s scan) growth(v Volume) []foundRecord {
 // checkBlank returns an error unless all that was read is zero and blkid found nothing.
 func (s scan) checkBlank() error {
 	_, _, dirty := s.firstNonZero()
-	if dirty || s.Blkid.found() {
+	if dirty || s.Blkid != "" {
 		return csierr.New(csierr.DiskNotBlank, "%s is not blank: %s; %w", s.Path, s.evidence(),
 			errNotBlank)
 	}
@@ -97,25 +92,23 @@ func (s scan) checkBlank() error {
 // of this volume. Then the format may be repeated if the whole disk holds nothing else, which
 // Preparation.proveBlank proves.
 func (s scan) checkUnfinished(v Volume) error {
-	for _, r := range s.validRecords() {
+	for _, r := range s.Records {
 		if !r.of(v, s.SizeBytes) {
-			return s.notOurs(r, "of volume %q on disk %q of %d bytes, not of %q on %q of %d", r.Volume,
-				r.Disk, r.SizeBytes, v.ID, v.DiskName, s.SizeBytes)
+			return s.notOurs(r, "not of this one")
 		}
 	}
-	r := s.validRecords()[0]
 	for _, sb := range s.Found {
 		// A power failure may have torn the superblock that mkfs.btrfs wrote last.
 		torn := sb.Damaged && sb.MaybeFresh
 		if !sb.Unfinished && !sb.Fresh && !torn {
-			return s.notOurs(r, "but the %s filesystem there has been used since", sb.Type)
+			return s.notOurs(s.Records[0], "but the "+sb.Type+" filesystem there has been used since")
 		}
 	}
 	return nil
 }
 
-func (s scan) notOurs(r foundRecord, format string, args ...any) error {
-	return csierr.New(csierr.DiskNotBlank,
-		"%s has at offset %d the record of an unfinished format "+format+"; %w",
-		slices.Concat([]any{s.Path, r.Offset}, args, []any{errNotBlank})...)
+func (s scan) notOurs(r foundRecord, why string) error {
+	return csierr.New(csierr.DiskNotBlank, "%s has at offset %d the record of an unfinished format "+
+		"of volume %q on disk %q of %d bytes, %s; %w", s.Path, r.Offset, r.Volume, r.Disk, r.SizeBytes,
+		why, errNotBlank)
 }

@@ -15,14 +15,14 @@ import (
 func TestParseBlkid(t *testing.T) {
 	for _, c := range []struct {
 		output string
-		want   blkidResult
+		want   string
 		fails  bool
 	}{
-		{output: "DEVNAME=/proc/self/fd/3\nTYPE=ext4\nUSAGE=filesystem\n",
-			want: blkidResult{Type: "ext4"}},
-		{output: "DEVNAME=x\nPTTYPE=gpt\n", want: blkidResult{Table: "gpt"}},
+		{output: "DEVNAME=/proc/self/fd/3\nTYPE=ext4\nUSAGE=filesystem\n", want: "ext4"},
+		{output: "DEVNAME=x\nPTTYPE=gpt\n", want: "a partition table (gpt)"},
 		{output: "LABEL=TYPE=xfs\nTYPE=swap\nPTTYPE=dos\n",
-			want: blkidResult{Type: "swap", Table: "dos"}},
+			want: "swap and a partition table (dos)"},
+		{output: "TYPE=\n", fails: true},
 		{output: "", fails: true},
 		{output: "DEVNAME=x\n", fails: true},
 	} {
@@ -39,7 +39,7 @@ func TestBlkidDistinguishesNothingFoundFromAnError(t *testing.T) {
 	f, err := os.Open(blank)
 	csitest.Must(t, err)
 	defer func() { _ = f.Close() }()
-	if got, err := blkid(f); err != nil || got.found() {
+	if got, err := blkid(f); err != nil || got != "" {
 		t.Errorf("a blank file: %+v, %v", got, err)
 	}
 	tools := t.TempDir()
@@ -73,21 +73,21 @@ func TestNonZero(t *testing.T) {
 // FuzzJudge checks that no disk with a byte that is not zero, or on which blkid finds something, is
 // called blank.
 func FuzzJudge(f *testing.F) {
-	f.Add([]byte{}, []byte{}, "", "")
-	f.Add([]byte{0, 1}, []byte{0}, "ext4", "")
-	f.Add(make([]byte, 512), []byte("EFI PART"), "", "gpt")
-	f.Fuzz(func(t *testing.T, head, sector []byte, kind, table string) {
+	f.Add([]byte{}, []byte{}, "")
+	f.Add([]byte{0, 1}, []byte{0}, "ext4")
+	f.Add(make([]byte, 512), []byte("EFI PART"), "a partition table (gpt)")
+	f.Fuzz(func(t *testing.T, head, sector []byte, found string) {
 		s := scan{Path: "/dev/x", SizeBytes: 16 * guesttest.MiB,
 			Found: findSuperblocks(head),
-			Blkid: blkidResult{Type: kind, Table: table}, Regions: []regionData{
+			Blkid: found, Regions: []regionData{
 				{region{0, int64(len(head)), "the head"}, head},
 				{region{RecordOffsets(16 * guesttest.MiB)[0], int64(len(sector)), "a sector"}, sector},
 			}}
 		clean := len(bytes.Trim(head, "\x00")) == 0 && len(bytes.Trim(sector, "\x00")) == 0
 		s.takeRecords(Volume{})
 		got, err := s.judge(Volume{ID: "v", DiskName: "d", SizeBytes: s.SizeBytes})
-		if err == nil && got.Blank && (!clean || kind != "" || table != "") {
-			t.Fatalf("called blank: head %q, sector %q, %q, %q", head, sector, kind, table)
+		if err == nil && got.Blank && (!clean || found != "") {
+			t.Fatalf("called blank: head %q, sector %q, %q", head, sector, found)
 		}
 	})
 }

@@ -95,7 +95,7 @@ func (p *Preparation) format(ctx context.Context, unfinished bool, left []int64)
 	}
 	change := flight.Begin(ctx, flight.Formatted, flight.Fields{Filesystem: v.FSType,
 		Detail: strings.Join(append([]string{name}, args...), " ")})
-	made, err := d.format(v, left)
+	made, err := d.format(v, left, name, args)
 	change.End(err, flight.Fields{})
 	return made, err
 }
@@ -197,7 +197,7 @@ func (d disk) prepare(ctx context.Context, v Volume, found state) error {
 			"was the disk truncated, or is it another disk?", d.Path, d.SizeBytes, sb.Type, sb.SizeBytes)
 	case sb.isExt() && found.Grow:
 		return d.growExt(ctx, v, found)
-	case sb.isExt() && sb.Unclean != "":
+	case sb.isExt() && sb.Unclean:
 		return d.checkExt(ctx, "-p")
 	}
 	return nil

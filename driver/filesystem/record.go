@@ -75,14 +75,9 @@ func recordChecksum(b []byte) uint32 {
 	return crc32.Checksum(b[recordLengthAt:recordBytes], castagnoli)
 }
 
-// isRecord reports whether the bytes begin like a record.
-func isRecord(b []byte) bool {
-	return len(b) >= recordBytes && bytes.HasPrefix(b, []byte(recordMagic))
-}
-
 // ParseRecord parses and validates a record.
 func ParseRecord(b []byte) (Record, error) {
-	if !isRecord(b) {
+	if len(b) < recordBytes || !bytes.HasPrefix(b, []byte(recordMagic)) {
 		return Record{}, errors.New("not a record")
 	}
 	if got, want := recordChecksum(b), binary.LittleEndian.Uint32(b[recordChecksumAt:]); got != want {

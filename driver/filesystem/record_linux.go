@@ -73,7 +73,7 @@ func DropRecord(ctx context.Context, device *blockdev.OpenDevice, v Volume, moun
 	if err != nil {
 		return err
 	}
-	if len(s.validRecords())+len(s.Growth) > 0 { // where they lie decides whether they count
+	if len(s.Records)+len(s.Growth) > 0 { // where they lie decides whether they count
 		found, err := Find(d.OpenDevice)
 		if err != nil {
 			return err
@@ -104,7 +104,7 @@ func DropRecord(ctx context.Context, device *blockdev.OpenDevice, v Volume, moun
 // ownRecords returns the offsets of those records in a scan that were written on
 // this disk, or on the one that it was restored from.
 func (d disk) ownRecords(v Volume, s scan) (own []int64, err error) {
-	formats, growths := s.validRecords(), s.Growth
+	formats, growths := s.Records, s.Growth
 	if len(formats) > 0 {
 		offset, err := d.traces(v, expected{Mkfs: true}).unexplained(s.Regions)
 		if err != nil || offset >= 0 {

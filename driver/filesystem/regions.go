@@ -22,6 +22,8 @@ const (
 	sectorBytes = 4096
 	// sampleCount sectors are read evenly across the disk, for data without a known offset.
 	sampleCount = 32
+	// superblockBytes is how much of a disk holds the superblocks of the filesystems the driver makes.
+	superblockBytes = 128 << 10
 )
 
 // fixedRegions are the regions after the first MiB that do not depend on the disk's size.
@@ -53,7 +55,6 @@ func markerRegions(sizeBytes int64) []region {
 	tail := (sizeBytes - tailBytes) &^ (sectorBytes - 1)
 	l.span(0, headBytes, "the first MiB")
 	l.span(tail, sizeBytes, "the last 2 MiB")
-	l.edges = [2]int64{headBytes, tail}
 	for i, slot := range RecordOffsets(sizeBytes) {
 		l.sector(slot, fmt.Sprintf("slot %d of the driver's own record", i+1))
 	}
@@ -111,7 +112,6 @@ func tailRegions(sizeBytes, from int64) []region {
 // regionList collects regions and leaves out those that are already in it.
 type regionList struct {
 	sizeBytes int64
-	edges     [2]int64 // everything before the first and from the second on is read
 	seen      map[int64]bool
 	regions   []region
 }
@@ -132,8 +132,7 @@ func (l *regionList) sector(offset int64, owner string) { l.add(offset, 1, owner
 func (l *regionList) add(offset, n int64, owner string) {
 	from := offset &^ (sectorBytes - 1)
 	to := min((offset+n+sectorBytes-1)&^(sectorBytes-1), l.sizeBytes)
-	inEdge := l.edges[1] > 0 && (to <= l.edges[0] || from >= l.edges[1])
-	if offset < 0 || from >= to || inEdge || (to-from <= sectorBytes && l.seen[from]) {
+	if offset < 0 || from >= to || (to-from <= sectorBytes && l.seen[from]) {
 		return
 	}
 	for at := from; at < to; at += sectorBytes {

@@ -1,13 +1,11 @@
 package filesystem
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
@@ -20,10 +18,10 @@ type scan struct {
 	Path      string
 	SizeBytes int64
 	Regions   []regionData
-	Found     []Superblock // of the filesystems that the driver makes
-	Blkid     blkidResult
-	Records   []foundRecord
-	Growth    []foundRecord // the valid growth records
+	Found     []Superblock  // of the filesystems that the driver makes
+	Blkid     string        // what blkid found
+	Records   []foundRecord // of a format
+	Growth    []foundRecord
 }
 
 // regionData is a region with its bytes, in which valid format-in-progress records are cleared.
@@ -32,15 +30,11 @@ type regionData struct {
 	Data []byte
 }
 
-// foundRecord is a record, or what begins like one.
+// foundRecord is a valid record.
 type foundRecord struct {
 	Offset int64
 	Record
-	Problem error // why it is invalid
 }
-
-// superblockBytes is how much of a disk holds the superblocks of the filesystems the driver makes.
-const superblockBytes = 128 << 10
 
 // inspect decides what the open device holds. It only reads.
 //
@@ -118,7 +112,7 @@ func unreadable(err error) error {
 
 // scan reads every region and asks blkid meanwhile, which takes about as long.
 func (d disk) scan(v Volume, found []Superblock) (scan, error) {
-	probe := async.Start(func() (blkidResult, error) { return blkid(d.File) })
+	probe := async.Start(func() (string, error) { return blkid(d.File) })
 	s, err := d.read(v, markerRegions(d.SizeBytes), found)
 	result, probeErr := probe()
 	if err != nil {
@@ -157,10 +151,8 @@ func (d disk) readRegions(regions []region) ([]regionData, error) {
 	var group async.Group
 	for first := range min(readers, len(regions)) {
 		group.Go(func() {
-			buf := buffers.Get().(*[]byte)
-			defer buffers.Put(buf)
 			for i := first; i < len(regions); i += readers {
-				b, err := d.readRegion(regions[i], *buf)
+				b, err := d.Read(regions[i].Offset, regions[i].Bytes)
 				if err != nil {
 					errs[i] = fmt.Errorf("%w (where %s would be)", err, regions[i].Owner)
 				}
@@ -175,28 +167,6 @@ func (d disk) readRegions(regions []region) ([]regionData, error) {
 		}
 	}
 	return data, nil
-}
-
-// Regions are read into buffers, one for each reader. Nearly all of them are zero, and a scan
-// refers to zeroes for these instead of a copy. Nothing writes to zeroes.
-var (
-	buffers = sync.Pool{New: func() any {
-		buf := blockdev.Aligned(spanBytes)
-		return &buf
-	}}
-	zeroes [spanBytes]byte
-)
-
-// readRegion reads a region by way of buf.
-func (d disk) readRegion(r region, buf []byte) ([]byte, error) {
-	b := buf[:r.Bytes]
-	if err := d.ReadInto(b, r.Offset); err != nil {
-		return nil, err
-	}
-	if nonZero(b) < 0 {
-		return zeroes[:r.Bytes], nil
-	}
-	return bytes.Clone(b), nil
 }
 
 // at returns what was read at an offset, or nil if it was not read.
@@ -216,15 +186,8 @@ func (s *scan) takeRecords(v Volume) {
 	for _, slot := range v.slots(RecordOffsets, s.SizeBytes) {
 		b := s.at(slot, recordBytes)
 		used := slices.ContainsFunc(s.Found, func(sb Superblock) bool { return sb.holds(slot) })
-		if !isRecord(b) || used {
-			continue
-		}
-		r, err := ParseRecord(b)
-		if err == nil && r.GrowFrom != 0 {
-			err = errors.New("it is a growth record")
-		}
-		s.Records = append(s.Records, foundRecord{Offset: slot, Record: r, Problem: err})
-		if err == nil {
+		if r, err := ParseRecord(b); err == nil && r.GrowFrom == 0 && !used {
+			s.Records = append(s.Records, foundRecord{slot, r})
 			clear(b)
 		}
 	}
@@ -232,15 +195,9 @@ func (s *scan) takeRecords(v Volume) {
 		inside := slices.ContainsFunc(s.Found, func(sb Superblock) bool { return slot < sb.SizeBytes })
 		r, err := ParseRecord(s.at(slot, recordBytes))
 		if err == nil && r.GrowFrom > 0 && !inside {
-			s.Growth = append(s.Growth, foundRecord{Offset: slot, Record: r})
+			s.Growth = append(s.Growth, foundRecord{slot, r})
 		}
 	}
-}
-
-// validRecords returns the valid format-in-progress records.
-func (s scan) validRecords() []foundRecord {
-	return slices.DeleteFunc(slices.Clone(s.Records),
-		func(r foundRecord) bool { return r.Problem != nil })
 }
 
 // firstNonZero returns the offset of the first byte that is not zero in what was read, and the
@@ -257,8 +214,8 @@ func (s scan) firstNonZero() (offset int64, owner string, dirty bool) {
 // evidence describes what was found, so that a person can find out what the disk is.
 func (s scan) evidence() string {
 	var words []string
-	if s.Blkid.found() {
-		words = append(words, "blkid finds "+s.Blkid.String())
+	if s.Blkid != "" {
+		words = append(words, "blkid finds "+s.Blkid)
 	}
 	for _, sb := range s.Found {
 		kind := "an " + sb.Type + " superblock"
@@ -272,12 +229,6 @@ func (s scan) evidence() string {
 			kind += " with " + sb.Refused
 		}
 		words = append(words, kind)
-	}
-	for _, r := range s.Records {
-		if r.Problem != nil {
-			words = append(words, fmt.Sprintf("an invalid record of an unfinished format at offset %d: %v",
-				r.Offset, r.Problem))
-		}
 	}
 	if offset, owner, dirty := s.firstNonZero(); dirty {
 		words = append(words, fmt.Sprintf("the first byte that is not zero is at offset %d (%s)",

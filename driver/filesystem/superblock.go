@@ -33,9 +33,8 @@ type Superblock struct {
 	// Features are the features that the driver knows, and Refused is why it must not be mounted:
 	// features that the driver does not know, or that need another device. See features.go.
 	Features, Refused string
-	// Unclean is the reason why the filesystem needs a check before it is mounted; empty if it needs
-	// none.
-	Unclean string
+	// Unclean reports that the filesystem needs a check before it is mounted.
+	Unclean bool
 	// Unfinished reports that its mkfs did not finish.
 	Unfinished bool
 	// Mounted is when an ext was last mounted, in Unix seconds; 0 is never.
@@ -161,23 +160,14 @@ func extType(compat, incompat, roCompat uint32) string {
 	return fsExt2
 }
 
-// extUnclean returns the reason why e2fsck must run; empty if it need not. e2fsck -p would do
-// nothing for a superblock that is valid and has no recorded error and no orphans. A journal, with
-// the orphans that come with it, is left to the kernel, which can be killed during a replay without
-// damage; e2fsck cannot.
-func extUnclean(b []byte, incompat, roCompat uint32) string {
-	state := binary.LittleEndian.Uint16(b[0x3A:])
-	switch {
-	case state&extStateError != 0, binary.LittleEndian.Uint32(b[0x194:]) != 0:
-		return "the kernel has recorded errors"
-	case state&extStateValid == 0:
-		return "it was not unmounted cleanly"
-	case incompat&extIncompatRecover != 0:
-		return ""
-	case binary.LittleEndian.Uint32(b[0xE8:]) != 0, roCompat&extROOrphanPresent != 0:
-		return "it has orphaned inodes"
-	}
-	return ""
+// extUnclean reports whether e2fsck must run: the kernel has recorded errors, or it was not
+// unmounted cleanly, or it has orphaned inodes. Otherwise e2fsck -p would do nothing. A journal,
+// with the orphans that come with it, is left to the kernel, which can be killed during a replay
+// without damage; e2fsck cannot.
+func extUnclean(b []byte, incompat, roCompat uint32) bool {
+	state, le32 := binary.LittleEndian.Uint16(b[0x3A:]), binary.LittleEndian.Uint32
+	return state&extStateError != 0 || le32(b[0x194:]) != 0 || state&extStateValid == 0 ||
+		incompat&extIncompatRecover == 0 && (le32(b[0xE8:]) != 0 || roCompat&extROOrphanPresent != 0)
 }
 
 // extFresh reports whether the kernel has never mounted it for writing and it holds no files that

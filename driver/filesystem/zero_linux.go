@@ -137,12 +137,9 @@ func (d disk) judgeFound(job *zeroScan, old bool) (again bool, err error) {
 			return true, nil
 		}
 	}
-	what := "is not zero"
-	if job.expected != (expected{}) {
-		what = "no tool of the driver writes"
-	}
 	return false, csierr.New(csierr.DiskNotBlank, "%s is not blank: read whole, its first byte from "+
-		"%d to %d that %s is at offset %d; %w", d.Path, job.From, job.To, what, job.found, errNotBlank)
+		"%d to %d that is not expected is at offset %d; %w", d.Path, job.From, job.To, job.found,
+		errNotBlank)
 }
 
 // runScan is the job. It opens the device once more, because the call closes its descriptor when it

@@ -1,6 +1,7 @@
 package mount
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -63,7 +64,7 @@ func New(d *blockdev.OpenDevice, fsType string, o volume.MountOptions) (*Mount, 
 	m := &Mount{fd: fd, FSType: fsType}
 	if err := m.Verify(d.Device); err != nil {
 		_ = m.Close()
-		return nil, err
+		return nil, cmp.Or(d.Reverify(), err)
 	}
 	return m, nil
 }
@@ -82,7 +83,8 @@ func Made(m *mountinfo.Info) bool { return m.Source == madeOf(filepath.Clean(m.S
 // configure sets the source and the options of a filesystem context.
 func configure(fs int, source string, o volume.MountOptions) error {
 	if err := unix.FsconfigSetString(fs, "source", source); err != nil {
-		return err
+		return csierr.New(csierr.NodeToolFailed, "name the source %q, which may have 255 bytes: %w",
+			source, err)
 	}
 	for _, f := range o.Super {
 		if err := unix.FsconfigSetFlag(fs, f); err != nil {
@@ -112,6 +114,12 @@ func configure(fs int, source string, o volume.MountOptions) error {
 func createIn(root *os.File, fs int) error {
 	_, err := async.Start(func() (struct{}, error) {
 		runtime.LockOSThread() // for good: the thread and its root end with the goroutine
+		if unix.Gettid() == unix.Getpid() {
+			// Go does not end the first thread, and its root is what /proc shows as the process's. While
+			// it is taken, the next one is another thread.
+			defer runtime.UnlockOSThread()
+			return struct{}{}, createIn(root, fs)
+		}
 		for _, step := range []func() error{
 			func() error { return unix.Unshare(unix.CLONE_FS) },
 			func() error { return unix.Fchdir(int(root.Fd())) },

@@ -3,11 +3,15 @@
 package mount
 
 import (
-	"errors"
+	"context"
+	"os"
 	"path/filepath"
 	"testing"
+	"unsafe"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
@@ -49,7 +53,7 @@ func TestTheOpenDeviceIsMountedWhateverItsPathLeadsToByNow(t *testing.T) {
 			before := other.Digest(t)
 			m, err := New(device, fsType, volume.MountOptions{})
 			if fsType == volume.Btrfs { // is known by its path as well
-				if !errors.Is(err, ErrBtrfsTwins) {
+				if !csierr.Has(err, csierr.DeviceNotFound) {
 					t.Errorf("got %v", err)
 				}
 			} else {
@@ -81,5 +85,59 @@ func TestAMountShowsItsDeviceAndThatTheDriverMadeIt(t *testing.T) {
 				t.Errorf("its source is %q, not the device's path %q", source, device.Path)
 			}
 		})
+	}
+}
+
+func TestABtrfsIsMountedWhileTheKernelIsToldAnotherPathOfIt(t *testing.T) {
+	g := guesttest.New(t)
+	disk := formatted(t, g, guesttest.Serial, volume.Btrfs)
+	device := opened(t, g, guesttest.Serial)
+	ctx, stop := context.WithCancel(t.Context())
+	scans := async.Start(func() (struct{}, error) {
+		control, err := os.OpenFile("/dev/btrfs-control", os.O_RDWR, 0)
+		if err != nil {
+			return struct{}{}, err
+		}
+		defer func() { _ = control.Close() }()
+		const scan = 0x50009404 // _IOW(0x94, 4, struct btrfs_ioctl_vol_args)
+		var arg [4096]byte
+		copy(arg[8:], disk.Loop)
+		for ctx.Err() == nil {
+			if err := blockdev.Ioctl(int(control.Fd()), scan, unsafe.Pointer(&arg)); err != nil {
+				return struct{}{}, err
+			}
+		}
+		return struct{}{}, nil
+	})
+	for range 50 {
+		m, err := New(device, volume.Btrfs, volume.MountOptions{})
+		if err != nil {
+			t.Error(err)
+			break
+		}
+		must(t, m.Close())
+	}
+	stop()
+	_, err := scans()
+	must(t, err)
+}
+
+func TestNoMountLeavesTheProcessWithAnotherRoot(t *testing.T) {
+	g := guesttest.New(t)
+	formatted(t, g, guesttest.Serial, volume.Ext4)
+	device := opened(t, g, guesttest.Serial)
+	for range 20 {
+		m, err := New(device, volume.Ext4, volume.MountOptions{})
+		must(t, err)
+		must(t, m.Close())
+	}
+	// The first thread's root is what others see as the process's.
+	for _, of := range []string{"self", "thread-self"} {
+		if root, err := os.Readlink("/proc/" + of + "/root"); err != nil || root != "/" {
+			t.Errorf("the root is %q: %v", root, err)
+		}
+		if entries, err := os.ReadDir("/proc/" + of + "/root/proc"); err != nil || len(entries) == 0 {
+			t.Errorf("%s: the root has no /proc: %v", of, err)
+		}
 	}
 }

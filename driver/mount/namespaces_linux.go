@@ -197,13 +197,17 @@ func (v view) shows(m *mountinfo.Info, d blockdev.Device, home location, known b
 		// hang.
 		major, minor, err := blockdev.NumberAt(m.Source)
 		named = err == nil
-		if named && (major != d.Major || minor != d.Minor) {
+		if named && (major != d.Major || minor != d.Minor) ||
+			!named && Made(m) && filepath.Clean(m.Source) != d.Path {
 			return false
 		}
 	}
 	major, minor, err := v.device(m)
-	if err != nil {
-		return errors.Is(err, ErrBtrfsTwins) || named && !errors.Is(err, errNoBtrfsDevice)
+	switch {
+	case errors.Is(err, ErrBtrfsTwins): // or its path leads to another disk since its own is gone
+		return blockdev.HasNode(filepath.Dir(d.Path), major, minor)
+	case err != nil: // the path may be of a disk that is gone, unless nobody could ask
+		return named && v.pid != 0 && !errors.Is(err, errNoBtrfsDevice) && !IsMissing(err)
 	}
 	return major == d.Major && minor == d.Minor
 }

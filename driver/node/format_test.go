@@ -272,13 +272,15 @@ func TestOnlyTheOwnMarkMakesAFormatBeDoneAgain(t *testing.T) {
 		change func(m *filesystem.Record, b []byte)
 		says   string
 	}{
-		{"of another volume", func(m *filesystem.Record, _ []byte) { m.Volume = "another" }, "of volume"},
-		{"of another disk", func(m *filesystem.Record, _ []byte) { m.Disk = "another" }, "of disk"},
-		{"for another size", func(m *filesystem.Record, _ []byte) { m.SizeBytes++ }, "of a disk of"},
-		{"with a wrong checksum", func(_ *filesystem.Record, b []byte) { b[511] ^= 1 }, "checksum"},
+		{"of another volume", func(m *filesystem.Record, _ []byte) { m.Volume = "another" },
+			`of volume "another"`},
+		{"of another disk", func(m *filesystem.Record, _ []byte) { m.Disk = "another" },
+			`on disk "another"`},
+		{"for another size", func(m *filesystem.Record, _ []byte) { m.SizeBytes++ }, "of 67108865 bytes"},
+		{"with a wrong checksum", func(_ *filesystem.Record, b []byte) { b[511] ^= 1 }, "not blank"},
 		{"of another version", func(_ *filesystem.Record, b []byte) {
 			b[16] = 9
-		}, "version 9"},
+		}, "not blank"},
 	} {
 		t.Run("a mark "+c.name+" is refused, the bytes untouched", func(t *testing.T) {
 			g := newGuest(t)

@@ -5,7 +5,6 @@ import (
 	"fmt"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"github.com/moby/sys/mountinfo"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
@@ -58,7 +57,8 @@ func (n *Service) volumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealth
 	}
 	mounts := table.Of(d)
 	for _, m := range mounts {
-		if entries := healthOf(m); entries != nil {
+		if entries := conditionHealth(mount.ConditionOf(m), m.Mountpoint); entries != nil &&
+			!mount.IsNode(m) {
 			return entries, nil
 		}
 	}
@@ -107,14 +107,6 @@ func (n *Service) healthAt(ctx context.Context, req *csi.NodeGetVolumeHealthRequ
 	}
 	return nil, csierr.New(csierr.VolumeUnknownToNode, "this node knows nothing of the volume, "+
 		"and the request names no path where it is")
-}
-
-// healthOf returns the health of a volume's mount; nil when it is healthy.
-func healthOf(m *mountinfo.Info) healthEntries {
-	if mount.IsNode(m) {
-		return nil
-	}
-	return conditionHealth(mount.ConditionOf(m), m.Mountpoint)
 }
 
 func conditionHealth(c mount.Condition, path string) healthEntries {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 
 	"github.com/moby/sys/mountinfo"
@@ -33,6 +34,9 @@ func (n *Service) ownMounts(ctx context.Context, volumeID string, layers []*moun
 			return nil, err
 		}
 		why, certain := n.records().otherVolume(ctx, volumeID, d.Serial)
+		if d.Path == "" && !certain {
+			why = n.goneToo()
+		}
 		switch {
 		case why != "" && certain:
 			others = why
@@ -79,13 +83,24 @@ func claimPath(path string, reason csierr.Reason) (*os.File, error) {
 }
 
 // ofVolume reports whether a mount of the disk, the zero device if it is gone, may be taken for the
-// volume's: a record says so, the driver made the mount, or it made the disk. People do not mount a
-// disk's node.
+// volume's: a record says so, or the driver made the mount. People do not mount a disk's node. A
+// btrfs may lose its source when its device is scanned.
 func ofVolume(m *mountinfo.Info, d blockdev.Device, recorded bool) bool {
 	node, _ := mount.NodeRoot(m)
 	isDisk := d.Path != "" || mount.IsDiskPath(m.Source)
-	return node || isDisk &&
-		(recorded || d.Path == "" || mount.Made(m) || volume.IsOwnName(d.Serial))
+	return node || isDisk && (recorded || mount.Made(m) ||
+		m.FSType == volume.Btrfs && (d.Path == "" || volume.IsOwnName(d.Serial)))
+}
+
+// goneToo returns a volume whose record names a disk that is no longer there, as text for an error.
+// What the mount of such a disk was, nobody can tell.
+func (n *Service) goneToo() string {
+	for _, r := range n.records().all() {
+		if _, err := n.host().Lookup(volume.Serial(r.Disk)); csierr.Has(err, csierr.DeviceNotFound) {
+			return fmt.Sprintf("whose disk is gone, as is that of volume %s", csierr.Plain(r.Volume))
+		}
+	}
+	return ""
 }
 
 // mountedDisk returns the disk of this instance that a mount shows, or the zero device if it is no
@@ -100,15 +115,13 @@ func (n *Service) mountedDisk(m *mountinfo.Info, reason csierr.Reason) (blockdev
 		return blockdev.Device{}, nil // the number of a node that is gone may be another disk's by now
 	}
 	major, minor, err := mount.Device(m)
-	if errors.Is(err, mount.ErrBtrfsTwins) || errors.Is(err, mount.ErrBtrfsDevices) {
+	d, missing := n.host().WithNumber(major, minor)
+	gone := csierr.Has(missing, csierr.DeviceNotFound)
+	switch {
+	case errors.Is(err, mount.ErrBtrfsDevices), errors.Is(err, mount.ErrBtrfsTwins) && !gone:
 		return blockdev.Device{}, csierr.New(reason, "%q: %w", m.Mountpoint, err)
-	}
-	if err != nil {
+	case err != nil, gone: // of two devices, the path leads to another disk that has its name now
 		return blockdev.Device{}, nil //nolint:nilerr // such a mount has lost its device
 	}
-	d, err := n.host().WithNumber(major, minor)
-	if csierr.Has(err, csierr.DeviceNotFound) {
-		return blockdev.Device{}, nil
-	}
-	return d, err
+	return d, missing
 }

@@ -9,10 +9,7 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc/codes"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
@@ -107,40 +104,6 @@ func TestAWipedDiskIsNotFormattedBecauseOfAFile(t *testing.T) {
 				t.Error("it was written")
 			}
 		})
-	}
-}
-
-func TestGrowthRecordsOfEveryVolumeAreErasedBeforeRawUse(t *testing.T) {
-	v := behind(t, volume.Ext4)
-	v.Tag = map[string]string{volume.CtxUse: volume.UseBoth}
-	v.Whole = true
-	path := os.Getenv("PATH")
-	tools(t, map[string]string{"resize2fs": "exit 1"})
-	csitest.Want(t, v.stage(), codes.Internal, csierr.NodeToolFailed)
-	must(t, os.Setenv("PATH", path))
-	slot := filesystem.GrowthOffsets(v.disk.SizeBytes)[0]
-	if !hasRecord(t, v.disk, slot) {
-		t.Fatal("no record of the growth is on the disk")
-	}
-	raw := v
-	raw.FSType, raw.ID = "block", "the-handle-of-another-cluster"
-	must(t, raw.stage())
-	must(t, raw.publish("dev"))
-	if hasRecord(t, v.disk, slot) {
-		t.Error("a record is left")
-	}
-	v.disk.WriteAt(t, 2*guesttest.GiB+64<<10, []byte("counter=4711\n"))
-	v.disk.WriteAt(t, 1*guesttest.GiB, []byte("counter=4711\n"))
-	must(t, raw.unpublish("dev"))
-	must(t, raw.unstage())
-	before := v.tail(t)
-	must(t, v.stage())
-	if v.isGrown(t) {
-		t.Error("grown over raw data")
-	}
-	must(t, v.unstage())
-	if v.tail(t) != before {
-		t.Error("raw data changed")
 	}
 }
 

@@ -18,27 +18,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-func TestWhatToolsWriteIsNamed(t *testing.T) {
-	for _, c := range []struct {
-		tool []string
-		want string
-	}{
-		{[]string{"mkswap"}, "swap at offset 4086"},
-		{[]string{"mkswap", "-p", "65536"}, "swap at offset 65526"},
-		{[]string{"mkfs.cramfs", "/etc/apt"}, "cramfs at offset 0"},
-	} {
-		t.Run(strings.Join(c.tool, " "), func(t *testing.T) {
-			g := newGuest(t)
-			v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
-			guesttest.Run(t, c.tool[0], append(c.tool[1:], v.disk.Loop)...)
-			err := v.stage()
-			if !strings.Contains(err.Error(), c.want) {
-				t.Fatalf("%q is not said: %v", c.want, err)
-			}
-		})
-	}
-}
-
 func TestAFilesystemWithAnotherOwnerAroundItIsNotMounted(t *testing.T) {
 	at := func(offset int64, b string) func(*testing.T, *guesttest.Disk) {
 		return func(t *testing.T, d *guesttest.Disk) {
@@ -49,18 +28,18 @@ func TestAFilesystemWithAnotherOwnerAroundItIsNotMounted(t *testing.T) {
 			d.WriteAt(t, offset, []byte(b))
 		}
 	}
+	mkswap := func(t *testing.T, d *guesttest.Disk) {
+		t.Helper()
+		guesttest.Run(t, "mkswap", "-q", d.Loop)
+	}
 	for _, c := range []struct {
 		name   string
 		fsType string
 		write  func(*testing.T, *guesttest.Disk)
 		whole  bool
 	}{
-		{"md at the end, behind an ext4", volume.Ext4, at(-8192, mdBytes), false},
-		{"md at the end, behind an ext3", volume.Ext3, at(-8192, mdBytes), false},
-		{"a GPT at the end, behind an ext4", volume.Ext4, at(-512, "EFI PART"),
-			false},
 		{"LUKS before an ext4", volume.Ext4, at(0, "LUKS\xba\xbe\x00\x02"), false},
-		{"LVM before a btrfs", volume.Btrfs, at(512, "LABELONE"), false},
+		{"swap before a btrfs", volume.Btrfs, mkswap, false},
 		{"what is a file of an ext4", volume.Ext4, at(-8192, mdBytes), true},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -146,14 +145,10 @@ func (n *Service) stagedAt(ctx context.Context, volumeID, path string) (*mountin
 		return top, table, nil
 	}
 	state := mount.ConditionOf(top)
-	if major, minor, err := mount.Device(top); errors.Is(err, mount.ErrBtrfsTwins) {
-		return nil, nil, csierr.New(csierr.StagedDifferently, "%q: %w", path, err)
-	} else if err != nil {
-		state = mount.Dead // a btrfs whose device has no node any more
-	} else if _, err := n.host().WithNumber(major, minor); csierr.Has(err, csierr.DeviceNotFound) {
-		state = mount.Dead
-	} else if err != nil {
+	if d, err := n.mountedDisk(top, csierr.StagedDifferently); err != nil {
 		return nil, nil, err
+	} else if d.Path == "" {
+		state = mount.Dead
 	}
 	if state == mount.Healthy {
 		return top, table, nil

@@ -252,6 +252,9 @@ func TestARawVolumeIsNotGrownOverBecauseAGrowthHadBegun(t *testing.T) {
 				must(t, os.Setenv("PATH", path))
 				raw := v
 				raw.FSType = "block"
+				if static {
+					raw.ID = "the-handle-of-another-cluster"
+				}
 				must(t, raw.stage())
 				must(t, raw.publish("dev"))
 				for _, slot := range filesystem.GrowthOffsets(v.disk.SizeBytes) {

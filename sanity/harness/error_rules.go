@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -23,9 +24,10 @@ func ErrorRules(
 	err := invoke(ctx, method, req, reply, conn, append(options, grpc.Trailer(&trailer))...)
 	// A server's error is a trailer and nothing before it. An error without one was made on this
 	// side: a lost connection, or a deadline, which may pass in the middle of a good response.
-	// The deadline may pass between the server's error and its reading, too.
-	if err == nil || len(trailer) == 0 ||
-		ctx.Err() != nil && status.Convert(err).Message() == ctx.Err().Error() {
+	// The deadline may pass between the server's error and its reading, too, or while the server's
+	// gRPC still reads the request: then it answers itself, maybe before the timer of this side ran.
+	if err == nil || len(trailer) == 0 || ended(ctx) != nil &&
+		status.Convert(err).Message() == ended(ctx).Error() {
 		return err
 	}
 	if err := noteReason(status.Convert(err)); err != nil {
@@ -35,6 +37,14 @@ func ErrorRules(
 		return status.Errorf(codes.DataLoss, "%s answered an error that %s: %v", method, fault, err)
 	}
 	return err
+}
+
+// ended is ctx.Err, also if the timer of its deadline has not run yet.
+func ended(ctx context.Context) error {
+	if deadline, ok := ctx.Deadline(); ok && ctx.Err() == nil && time.Until(deadline) <= 0 {
+		return context.DeadlineExceeded
+	}
+	return ctx.Err()
 }
 
 // reasonAndSentence is how a message begins: a reason for programs and dashboards, then a sentence
