@@ -30,7 +30,7 @@ func TestImages(t *testing.T) {
 	for range 2 {
 		out := filepath.Join(t.TempDir(), "dist")
 		r := release{Version: testVersion, Root: root, Out: out, Arch: []string{imageArch},
-			Base: base, Images: true, Log: io.Discard}
+			Base: base, Images: true, Dirty: true, Log: io.Discard}
 		if err := r.run(t.Context()); err != nil {
 			t.Fatal(err)
 		}

@@ -35,6 +35,7 @@ func main() {
 	flag.StringVar(&r.Base, "base", "", "a `tar` of Debian's root file system, as the base of images "+
 		"where no registry is reached; for one architecture")
 	flag.BoolVar(&r.Images, "images", true, "build the images, too")
+	flag.BoolVar(&r.Dirty, "dirty", false, "build the tree with its changes, for a look at them")
 	arch := flag.String("arch", "amd64 arm64", "the architectures")
 	flag.Parse()
 	r.Arch = strings.Fields(*arch)
@@ -53,6 +54,7 @@ type release struct {
 	Arch      []string
 	Base      string
 	Images    bool
+	Dirty     bool // of the tree as it is; else only of a commit
 	Log       io.Writer
 
 	revision string    // the commit
@@ -140,6 +142,14 @@ func (r *release) commit(ctx context.Context) error {
 		return fmt.Errorf("a release is made of a commit: %w", err)
 	}
 	r.revision = strings.TrimSpace(revision)
+	changes, err := r.output(ctx, "git", "status", "--porcelain")
+	if err != nil {
+		return err
+	}
+	if list := strings.Split(strings.TrimSpace(changes), "\n"); changes != "" && !r.Dirty {
+		return fmt.Errorf("a release is made of a commit, and the tree differs from it in %d files, "+
+			"such as %q: commit or remove them, or make a clone", len(list), list[0])
+	}
 	seconds := os.Getenv("SOURCE_DATE_EPOCH")
 	if seconds == "" {
 		if seconds, err = r.output(ctx, "git", "log", "-1", "--format=%ct"); err != nil {

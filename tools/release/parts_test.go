@@ -40,7 +40,7 @@ func TestAWrongRequestIsExplainedBeforeAnythingIsMade(t *testing.T) {
 		t.Fatal(err)
 	}
 	good := release{Version: "v1.2.3", Root: "../..", Out: filepath.Join(t.TempDir(), "dist"),
-		Arch: []string{"amd64"}, Log: io.Discard}
+		Arch: []string{"amd64"}, Dirty: true, Log: io.Discard}
 	for _, c := range []struct {
 		name   string
 		change func(*release)

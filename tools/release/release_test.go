@@ -73,7 +73,7 @@ func TestARelease(t *testing.T) {
 			t.Fatal(err)
 		}
 		r := release{Version: testVersion, Root: root, Out: first, Arch: []string{runtime.GOARCH},
-			Log: io.Discard}
+			Dirty: true, Log: io.Discard}
 		if err := r.run(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -81,6 +81,21 @@ func TestARelease(t *testing.T) {
 			t.Error("a file of the old release is left")
 		}
 	})
+}
+
+func TestAFileThatIsInNoCommitIsNotReleased(t *testing.T) {
+	root := filepath.Join(t.TempDir(), "clone")
+	output(t, projectDir(t), "git", "clone", "--quiet", "--shared", ".", root)
+	const token = "deploy/chart/values-with-a-token.yaml"
+	err := os.WriteFile(filepath.Join(root, token), []byte("token: oxide-token-x\n"), 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := release{Version: testVersion, Root: root, Out: filepath.Join(t.TempDir(), "dist"),
+		Arch: []string{runtime.GOARCH}, Log: io.Discard}
+	if err := r.run(t.Context()); err == nil || !strings.Contains(err.Error(), token) {
+		t.Errorf("got %v, want an error that names the file", err)
+	}
 }
 
 // projectDir is the project's directory.
@@ -120,7 +135,7 @@ func makeRelease(t *testing.T, root string) string {
 	t.Helper()
 	out := filepath.Join(t.TempDir(), "dist")
 	r := release{Version: testVersion, Root: root, Out: out, Arch: []string{runtime.GOARCH},
-		Log: io.Discard}
+		Dirty: true, Log: io.Discard}
 	if err := r.run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
