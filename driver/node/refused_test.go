@@ -123,10 +123,6 @@ func TestOnlyABlankDiskIsFormatted(t *testing.T) {
 			tool("mke2fs", "-q", "-t", "ext4")(t, d)
 			writeAt(0, mbr(0x83))(t, d)
 		}, ""},
-		{"ext4 whose disk became a RAID's", func(t *testing.T, d *guesttest.Disk) {
-			tool("mke2fs", "-q", "-t", "ext4")(t, d)
-			writeAt(4096, []byte(mdBytes))(t, d)
-		}, "md 1.2"},
 	} {
 		t.Run("NS-10 "+c.name+" is refused, the bytes untouched", func(t *testing.T) {
 			g := newGuest(t)
