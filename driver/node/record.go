@@ -32,6 +32,7 @@ const (
 	recordVersion = 1
 	recordSuffix  = ".json"
 	newSuffix     = ".new" // a record that is being written
+	lockName      = "lock" // the file of the locks (blockdev.Host.Lock)
 	// maxRecordBytes is far more than a record takes.
 	maxRecordBytes = 4096
 )
@@ -351,9 +352,14 @@ var unfinishedFile = sync.OnceValue(func() *regexp.Regexp {
 		`[0-9a-f]{64})\.json|trial-[0-9]+)\.new$`)
 })
 
-// tryState creates the directory and a file in it, and removes the file again.
+// tryState creates the directory, the file of the locks, and a file that it removes again.
 func tryState(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	locks, err := os.OpenFile(filepath.Join(dir, lockName),
+		os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
+	if err = errors.Join(err, locks.Close()); err != nil {
 		return err
 	}
 	trial, err := os.CreateTemp(dir, "trial-*"+newSuffix)

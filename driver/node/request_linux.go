@@ -248,10 +248,6 @@ func (n *Service) openVolume(ctx context.Context, d blockdev.Device, v request) 
 	return device, nil
 }
 
-// lockName is the file in the state directory by which the processes of a node exclude each other
-// from a volume and from a disk (blockdev.Host.Lock).
-const lockName = "lock"
-
 // lock keeps the other processes of the driver from the volume until the file is closed. Every call
 // that changes a volume on this node holds it from its begin to its end, so that none of them says
 // OK while another process is in the middle of one.

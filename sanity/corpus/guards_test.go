@@ -206,9 +206,9 @@ func areaGuards() []guard {
 			"zeroIf(REMOVED, regionTEXT)"), trials}
 	}
 	return []guard{
-		call("the first MiB is read", "listEdges", `l.span(0, headBytes, "the first MiB")`,
+		call("the first MiB is read", "markerRegions", `l.span(0, headBytes, "the first MiB")`,
 			"one byte: the last byte of the first MiB", "one byte somewhere in the first MiB 1"),
-		call("the last MiB is read", "listEdges", `l.span(tail, sizeBytes, "the last 2 MiB")`,
+		call("the last MiB is read", "markerRegions", `l.span(tail, sizeBytes, "the last 2 MiB")`,
 			"one byte: the first byte of the last MiB", "one byte somewhere in the last MiB 1"),
 		call("the places of copies of ext are read", "markerRegions", "l.extBackups(blockBytes)",
 			"one byte where ext4 has its first copy"),
@@ -224,7 +224,7 @@ func areaGuards() []guard {
 			`l.sector(sizeBytes/(2*sampleCount)*(2*i+1), "a sample")`,
 			"data in a hundredth of the disk, where no mark would be"),
 		call("the places of the driver's own mark are read",
-			"listEdges", `l.sector(slot, fmt.Sprintf("slot %d of the driver's own record", i+1))`,
+			"markerRegions", `l.sector(slot, fmt.Sprintf("slot %d of the driver's own record", i+1))`,
 			"an unfinished format of another volume"),
 		spot(`{1 << 20, 64 << 10, "the second header of LUKS 2, VMFS, bcachefs, or the first data `+
 			`of LVM"}`, "one byte where LUKS2, VMFS and bcachefs have headers"),
