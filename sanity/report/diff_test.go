@@ -81,6 +81,8 @@ func TestGroupsThatOneRunLeftOutAreCounted(t *testing.T) {
 	a, b := example(), example()
 	a.Results = slices.DeleteFunc(a.Results, func(r Result) bool { return r.Group == "data" })
 	b.Results = slices.DeleteFunc(b.Results, func(r Result) bool { return r.Group == "rules" })
+	a.Run.Selected = []string{"rules", "ext4", "block"}
+	b.Run.Selected = []string{"ext4", "block", "data"}
 	const want = `
 Results: 50 in A, 37 in B
   26 in both: 26 the same, 0 worse, 0 better, 0 otherwise changed
