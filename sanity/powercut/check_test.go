@@ -147,7 +147,7 @@ func (m image) refusedRightly(found *flakydisk.Image, answer error) bool {
 // tree block that mkfs had written, and of which the head is missing: only that shows what it is.
 func (m image) headless(found *flakydisk.Image, answer error) bool {
 	const treeBlock = 16 << 10
-	_, offset, ok := strings.Cut(answer.Error(), "that no tool of the driver writes is at offset ")
+	_, offset, ok := strings.Cut(answer.Error(), "that is not expected is at offset ")
 	var at int64
 	if _, err := fmt.Sscanf(offset, "%d", &at); !ok || err != nil {
 		return false
