@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
 // btrfsDir is where the kernel lists the mounted btrfs filesystems.
@@ -23,7 +24,12 @@ const btrfsDir = "/sys/fs/btrfs"
 const (
 	btrfsDevInfo = 0xd000941e // _IOWR(0x94, 30, struct btrfs_ioctl_dev_info_args)
 	btrfsFSInfo  = 0x8400941f // _IOR(0x94, 31, struct btrfs_ioctl_fs_info_args)
+	btrfsForget  = 0x50009405 // _IOW(0x94, 5, struct btrfs_ioctl_vol_args)
 )
+
+// btrfsControl is the number of the kernel's device for what no mounted btrfs is needed for, which
+// is BTRFS_MINOR of include/linux/miscdevice.h.
+var btrfsControl = int(unix.Mkdev(10, 234))
 
 // errNoBtrfsDevice reports that a mounted btrfs has lost its device.
 var errNoBtrfsDevice = errors.New("the filesystem's device is gone")
@@ -109,4 +115,29 @@ func btrfsNumber(root *os.File) (major, minor uint32, err error) {
 		err = ErrBtrfsTwins
 	}
 	return major, minor, err
+}
+
+// forgetBtrfs lets the kernel forget what a mount that failed has left: it lists the btrfs that it
+// found at a device's number. Once that number is another disk's, Linux 6.18 takes the one on it
+// for the listed one, and refuses to mount it. A mounted btrfs stays.
+//
+// The root directory is a private one, in which the control device may be made.
+func forgetBtrfs(path, fsType string) error {
+	const control = "/btrfs-control"
+	if fsType != volume.Btrfs {
+		return nil
+	}
+	if err := unix.Mknod(control, unix.S_IFCHR|0o600, btrfsControl); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(control, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	var args [4096]byte // fd, name
+	copy(args[8:len(args)-1], path)
+	// It fails if there is nothing to forget, or what is there is mounted.
+	_ = blockdev.Ioctl(int(f.Fd()), btrfsForget, unsafe.Pointer(&args))
+	return nil
 }

@@ -40,7 +40,7 @@ func New(d *blockdev.OpenDevice, fsType string, o volume.MountOptions) (*Mount, 
 	}
 	defer func() { _ = root.Close() }()
 	if err = configure(fs, madeOf(d.Path), o); err == nil {
-		err = createIn(root, fs)
+		err = createIn(root, fs, d.Path, fsType)
 	}
 	if err != nil {
 		reason := csierr.NodeToolFailed
@@ -110,20 +110,22 @@ func configure(fs int, source string, o volume.MountOptions) error {
 	return nil
 }
 
-// createIn opens the filesystem of a context whose source is a path in the root directory.
-func createIn(root *os.File, fs int) error {
+// createIn opens the filesystem of a context whose source leads to the device's path in the root
+// directory.
+func createIn(root *os.File, fs int, path, fsType string) error {
 	_, err := async.Start(func() (struct{}, error) {
 		runtime.LockOSThread() // for good: the thread and its root end with the goroutine
 		if unix.Gettid() == unix.Getpid() {
 			// Go does not end the first thread, and its root is what /proc shows as the process's. While
 			// it is taken, the next one is another thread.
 			defer runtime.UnlockOSThread()
-			return struct{}{}, createIn(root, fs)
+			return struct{}{}, createIn(root, fs, path, fsType)
 		}
 		for _, step := range []func() error{
 			func() error { return unix.Unshare(unix.CLONE_FS) },
 			func() error { return unix.Fchdir(int(root.Fd())) },
 			func() error { return unix.Chroot(".") },
+			func() error { return forgetBtrfs(path, fsType) },
 			func() error { return unix.FsconfigCreate(fs) },
 		} {
 			if err := step(); err != nil {

@@ -4,10 +4,13 @@ package mount
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
 	"unsafe"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
@@ -120,6 +123,39 @@ func TestABtrfsIsMountedWhileTheKernelIsToldAnotherPathOfIt(t *testing.T) {
 	stop()
 	_, err := scans()
 	must(t, err)
+}
+
+func TestABtrfsIsMountedWhateverAFailedMountLeftAtItsNumber(t *testing.T) {
+	for _, origin := range []string{"failed", "mounted"} {
+		t.Run("its origin has "+origin, func(t *testing.T) {
+			g := guesttest.New(t)
+			disk := formatted(t, g, guesttest.Serial, volume.Btrfs)
+			other := formatted(t, g, guesttest.OtherSerial, volume.Btrfs)
+			device, otherDevice := opened(t, g, disk.Serial), opened(t, g, other.Serial)
+			busy := func(loop string, device *blockdev.OpenDevice) {
+				f, err := os.OpenFile(loop, os.O_RDWR|os.O_EXCL, 0)
+				must(t, err)
+				defer func() { _ = f.Close() }()
+				_, err = New(device, volume.Btrfs, volume.MountOptions{})
+				if !errors.Is(err, unix.EBUSY) {
+					t.Fatalf("somebody else has the device alone: got %v, want EBUSY", err)
+				}
+			}
+			if origin == "mounted" {
+				m, err := New(device, volume.Btrfs, volume.MountOptions{})
+				must(t, err)
+				defer func() { _ = m.Close() }()
+			} else {
+				busy(disk.Loop, device)
+			}
+			busy(other.Loop, otherDevice)
+			// The other disk goes, and a copy of the first one comes that gets its number.
+			guesttest.Run(t, "dd", "if="+disk.Loop, "of="+other.Loop, "bs=1M", "conv=fsync")
+			m, err := New(otherDevice, volume.Btrfs, volume.MountOptions{})
+			must(t, err)
+			must(t, m.Close())
+		})
+	}
 }
 
 func TestNoMountLeavesTheProcessWithAnotherRoot(t *testing.T) {
