@@ -25,6 +25,8 @@ type hidden struct {
 	tokens []string
 	// guarded by mu; the tokens in every encoding in which they may appear
 	words []string
+	// guarded by mu; matches the beginning of any of the words
+	starts *regexp.Regexp
 }
 
 const (
@@ -47,9 +49,23 @@ func (h *hidden) add(token string) {
 	for _, t := range h.tokens {
 		h.words = append(h.words, t, inQuotes(strconv.Quote(t)), inJSON(t))
 	}
-	// Replace the longer of two words with the same beginning first.
-	slices.SortFunc(h.words, func(a, b string) int { return len(b) - len(a) })
+	slices.Sort(h.words)
 	h.words = slices.Compact(h.words)
+	var starts []string
+	for _, word := range h.words {
+		starts = append(starts, regexp.QuoteMeta(beginning(word)))
+	}
+	h.starts = regexp.MustCompile(strings.Join(starts, "|"))
+}
+
+// beginning returns as much of a word as is enough to recognize it.
+func beginning(word string) string {
+	for n := range word {
+		if n >= minPrefix {
+			return word[:n]
+		}
+	}
+	return word
 }
 
 func inQuotes(quoted string) string { return quoted[1 : len(quoted)-1] }
@@ -65,40 +81,56 @@ func inJSON(text string) string {
 func (h *hidden) text(text string) string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for _, word := range h.words {
-		text = strings.ReplaceAll(text, word, "***")
-	}
-	for _, word := range h.words {
-		text = without(text, word[:min(len(word), minPrefix)], h.words)
-	}
-	return csierr.WithoutTokens(text)
+	return csierr.WithoutTokens(h.withoutWords(text))
 }
 
-// without replaces truncated forms of those words that begin with start: as much as is equal to any
-// of them, a token in one of its encodings, and then what may be the rest in another encoding.
-func without(text, start string, words []string) string {
+// withoutWords redacts whatever begins like one of the words. It looks at every position, because
+// two tokens may overlap: the end of one may be the beginning of the next.
+//
+// The caller holds h.mu.
+func (h *hidden) withoutWords(text string) string {
+	if h.starts == nil {
+		return text
+	}
 	var clean strings.Builder
-	for {
-		before, _, found := strings.Cut(text, start)
-		clean.WriteString(before)
-		if !found {
+	done := 0 // how much of the text is copied or redacted
+	for from := 0; ; {
+		next := h.starts.FindStringIndex(text[from:])
+		if next == nil {
+			clean.WriteString(text[done:])
 			return clean.String()
 		}
-		clean.WriteString("***")
-		after, equal, whole := text[len(before):], 0, false
-		for _, word := range words {
-			n := 0
-			for n < min(len(word), len(after)) && word[n] == after[n] {
-				n++
-			}
-			if n > equal {
-				equal, whole = n, n == len(word)
-			}
+		at := from + next[0]
+		if at >= done {
+			clean.WriteString(text[done:at] + "***")
 		}
-		if text = after[equal:]; !whole {
-			text = text[len(restOfWord.FindString(text)):]
+		done = max(done, at+h.length(text[at:]))
+		from = at + 1
+	}
+}
+
+// length returns how much of a text, which begins like one of the words, is redacted: as much as is
+// equal to any of them, and after a truncated word what may be its rest in another encoding.
+//
+// The caller holds h.mu.
+func (h *hidden) length(text string) int {
+	equal, whole := 0, false
+	for _, word := range h.words {
+		if !strings.HasPrefix(text, beginning(word)) {
+			continue
+		}
+		n := 0
+		for n < min(len(word), len(text)) && word[n] == text[n] {
+			n++
+		}
+		if n > equal {
+			equal, whole = n, n == len(word)
 		}
 	}
+	if whole {
+		return equal
+	}
+	return equal + len(restOfWord.FindString(text[equal:]))
 }
 
 // restOfWord matches up to a space, or a quote that is not escaped.

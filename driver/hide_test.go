@@ -79,6 +79,27 @@ func TestB15NoTokenIsLeftInAnyText(t *testing.T) {
 	})
 }
 
+// A server may repeat a token, and another that begins like it, and every text is cut somewhere.
+func TestB15NoPartOfATokenIsLeftWhereverATextIsCut(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		h := &hidden{}
+		token := rapid.StringOfN(rapid.RuneFrom([]rune(`ab"\<-0`)), minPrefix, 30, -1).Draw(t, "token")
+		h.add(token)
+		var text strings.Builder
+		for range rapid.IntRange(1, 5).Draw(t, "pieces") {
+			text.WriteString(token[:rapid.IntRange(minPrefix, len(token)).Draw(t, "length")])
+			text.WriteString(rapid.SampledFrom([]string{"", " ", "-", `"`}).Draw(t, "between"))
+		}
+		cut := text.String()[:rapid.IntRange(0, text.Len()).Draw(t, "cut")]
+		clean := h.text(cut)
+		for n := range len(token) - minPrefix + 1 {
+			if part := token[n:][:minPrefix]; strings.Contains(clean, part) {
+				t.Fatalf("%q of %q, which %q has, is left in %q", part, token, cut, clean)
+			}
+		}
+	})
+}
+
 func TestB16AnEchoedTokenIsInNoStatus(t *testing.T) {
 	h := &hidden{}
 	h.add("Internal")
