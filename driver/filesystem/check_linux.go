@@ -41,7 +41,7 @@ func (d disk) growExt(ctx context.Context, v Volume, found state) (err error) {
 			len(sbs))
 	}
 	if sb = sbs[0]; sb.canGrow(d.SizeBytes) {
-		record.GrowFrom, record.Checked = sb.SizeBytes, true
+		record.GrowFrom, record.Mounted, record.Checked = sb.SizeBytes, sb.Mounted, true
 		if err := d.writeRecords(record, growthSlots(d.SizeBytes, record.GrowFrom)); err != nil {
 			return err
 		}
@@ -70,14 +70,36 @@ func growCheck(found state, v Volume) []string {
 		// so, for it lies behind the filesystem, on a disk that no workload ever had as a raw device.
 		return []string{"-f", "-y"}
 	case found.Growing && sb.Damaged:
-		// An e2fsck was killed while it wrote the superblock. The copy in the first group is whole.
-		copyAt := sb.UnitBytes / sb.BlockBytes
-		if sb.BlockBytes == 1<<10 {
-			copyAt++ // the boot block comes first
-		}
-		return []string{"-f", "-p", "-b", fmt.Sprint(copyAt), "-B", fmt.Sprint(sb.BlockBytes)}
+		// An e2fsck was killed while it wrote the superblock. The copy is whole (see allowCopy).
+		return []string{"-f", "-p", "-b", fmt.Sprint(sb.copyBlock()), "-B", fmt.Sprint(sb.BlockBytes)}
 	}
 	return []string{"-f", "-p"}
+}
+
+// copyBlock returns the block of the first copy of an ext's superblock.
+func (sb Superblock) copyBlock() int64 {
+	block := sb.UnitBytes / sb.BlockBytes
+	if sb.BlockBytes == 1<<10 {
+		block++ // the boot block comes first
+	}
+	return block
+}
+
+// allowCopy is allow for the copy that a check takes in place of a damaged superblock. The copy may
+// have the larger size, because a growth writes it first.
+func (d disk) allowCopy(sb Superblock) error {
+	at := sb.copyBlock() * sb.BlockBytes
+	b, err := d.Read(at&^(sectorBytes-1), sectorBytes)
+	if err != nil {
+		return unreadable(err)
+	}
+	whole, ok := extSuperblock(slices.Concat(make([]byte, extOffset), b[at%sectorBytes:]))
+	if !ok || whole.Damaged || whole.UUID != sb.UUID || whole.SizeBytes < sb.SizeBytes {
+		return csierr.New(csierr.FilesystemDamaged, "the superblock of the %s filesystem on %s is "+
+			"damaged, and so is its first copy, at offset %d; run e2fsck on a snapshot first", sb.Type,
+			d.Path, at)
+	}
+	return d.allow(whole)
 }
 
 // The bits of e2fsck's exit code (e2fsck(8)).

@@ -22,9 +22,9 @@ type state struct {
 
 // judge decides what the disk holds from the scan. Only judge calls a disk blank.
 func (s scan) judge(v Volume) (state, error) {
-	sb, whole := s.filesystem(v)
+	sb, alone, whole := s.filesystem(v)
 	switch growth := s.growth(v); {
-	case len(growth) > 0:
+	case alone && len(growth) > 0:
 		return state{Filesystem: s.Found[0], Growing: true,
 			Checked: slices.ContainsFunc(growth, func(r foundRecord) bool { return r.Checked })}, nil
 	case whole && !sb.Fresh:
@@ -50,20 +50,22 @@ func (s scan) needsCheck(v Volume) bool {
 		!slices.ContainsFunc(s.Records, func(r foundRecord) bool { return !r.of(v, s.SizeBytes) })
 }
 
-// filesystem returns the disk's one filesystem, and whether the disk holds it and nothing else.
+// filesystem returns the disk's one filesystem, whether the disk holds it and nothing else, and
+// whether it is whole besides.
 //
 // A signature of another owner may be a file's data: a RAID that was created around a filesystem
 // has its signature at the disk's end, and so has a file that holds an image of a RAID member. A
 // filesystem with the UUID that the driver gave it is the volume's, and a workload must not lose
 // its volume by writing such bytes. For any other filesystem, and if something precedes the
 // superblock, blkid decides.
-func (s scan) filesystem(v Volume) (sb Superblock, whole bool) {
+func (s scan) filesystem(v Volume) (sb Superblock, alone, whole bool) {
 	if len(s.Found) != 1 {
-		return Superblock{}, false
+		return Superblock{}, false, false
 	}
 	sb = s.Found[0]
 	own := v.FilesystemUUID != "" && sb.isOf(v) && nonZero(s.at(0, sb.Offset)) < 0
-	return sb, (own || s.Blkid == sb.Type) && !sb.Unfinished && !sb.Damaged
+	alone = own || s.Blkid == sb.Type || sb.Damaged && s.Blkid == ""
+	return sb, alone, alone && !sb.Unfinished && !sb.Damaged
 }
 
 // growth returns the records of a growth of the disk's ext3 or ext4 for this volume that was cut

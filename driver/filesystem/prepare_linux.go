@@ -33,6 +33,9 @@ func (p *Preparation) Run(ctx context.Context) (grow bool, err error) {
 	if err == nil {
 		err = d.allow(found.Filesystem)
 	}
+	if err == nil && found.Filesystem.Damaged { // of a growth that was cut off
+		err = d.allowCopy(found.Filesystem)
+	}
 	if err != nil {
 		return false, err
 	}

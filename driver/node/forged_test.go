@@ -92,6 +92,41 @@ func TestAFileFullOfRecordsIsAFile(t *testing.T) {
 	}
 }
 
+// With small blocks, an xfs may have a file where the superblock of a btrfs is.
+func TestASuperblockInAFileIsAFile(t *testing.T) {
+	for _, options := range []string{"", "fsBlockSize=1024", "fsBlockSize=2048"} {
+		for _, fsType := range []string{volume.Ext3, volume.Ext4, volume.XFS} {
+			t.Run(fsType+" "+options, func(t *testing.T) {
+				g := newGuest(t)
+				v := g.volume(g.Attach(guesttest.Serial, smallest(fsType)), fsType)
+				v.Context = map[string]string{volume.CtxMkfsOptions: options}
+				v = v.expecting(v.ID)
+				must(t, v.stage())
+				block := make([]byte, 1024)
+				copy(block[0x38:], "\x53\xEF\x00\x00\x00\x00\x00\x00_BHRfS_M")
+				var st unix.Statfs_t
+				must(t, unix.Statfs(v.staging(), &st))
+				content := bytes.Repeat(block, int(st.Bavail)*int(st.Bsize)/len(block)*9/10)
+				path := filepath.Join(v.staging(), "superblocks")
+				must(t, os.WriteFile(path, content, 0o600))
+				must(t, v.unstage())
+				must(t, v.stage())
+				if b, err := os.ReadFile(path); !bytes.Equal(b, content) {
+					t.Errorf("the file has changed (%v)", err)
+				}
+				must(t, v.unstage())
+				before := v.disk.Digest(t)
+				v.Tag = nil // then blkid decides
+				if err := v.stage(); err == nil {
+					must(t, v.unstage())
+				} else if v.disk.Digest(t) != before {
+					t.Error("the disk was written")
+				}
+			})
+		}
+	}
+}
+
 // snapshotOf is the volume that is restored from a snapshot of a disk, on a disk of that size.
 func (v testVolume) snapshotOf(t *testing.T, sizeBytes int64) testVolume {
 	t.Helper()

@@ -180,6 +180,9 @@ func blankGuards() []guard {
 			[]string{"xfs over the whole disk, and a member of an md RAID 1.0 at its end"}},
 		{"a filesystem is whole on its disk, and its features are known", in("filesystem.disk.allow",
 			`sb.Refused == ""`, proof.Taken), featureTrials()},
+		{"a check takes only a copy that is whole, too", in("filesystem.Preparation.Run",
+			"found.Filesystem.Damaged", proof.NotAsked), []string{
+			"ext4 with its journal on another disk, as only a copy of its superblock says"}},
 		{"a superblock that does not add up is not mounted", in("filesystem.scan.filesystem",
 			"!sb.Damaged", proof.Taken), []string{"ext4 whose superblock is damaged",
 			"ext4 of this volume whose superblock is damaged"}},

@@ -10,6 +10,8 @@ import (
 	"hash/crc32"
 	"os/exec"
 	"path/filepath"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -44,6 +46,9 @@ func foreignParts() []generator {
 		across("ext4 with its journal on another disk", ext4, "s_journal_uuid: 0x",
 			"mke2fs -q -F -O journal_dev -b 4096 $2",
 			"mke2fs -q -F -t ext4 -b 4096 -J device=$2 $1"),
+		across("ext4 with its journal on another disk, as only a copy of its superblock says", ext4,
+			"s_journal_uuid: 0x", "mke2fs -q -F -O journal_dev -b 4096 $2",
+			"mke2fs -q -F -t ext4 -b 4096 -J device=$2 $1 100000").then(hideJournal),
 		across("the journal of an ext4", ext4, "s_feature_incompat: journal_dev",
 			"mke2fs -q -F -O journal_dev -b 4096 $1"),
 		across("xfs with its log on another disk", xfs, "sb_logstart: an external log",
@@ -63,6 +68,32 @@ func foreignParts() []generator {
 			t.Want.Says = []string{"s_feature_compat: 0x40000000"}
 		}},
 	}
+}
+
+// hideJournal damages the superblock of an ext4 so that the driver takes a copy of it for a check, and
+// so that it does not tell of its journal. Who has the disk as a raw device can forge it all.
+func hideJournal(f *fixture) error {
+	f.image.patch(kib, kib, 0xD0, make([]byte, 0x18), sumExt)
+	f.image.patch(kib, kib, 0xE0, []byte{8}, func(b []byte) {})
+	if f.image.err != nil {
+		return f.image.err
+	}
+	return f.poke(proof.GrowthSlots(f.image.Size)[0],
+		f.forgery().GrowthRecord(f.image.Size, 0, true)...)
+}
+
+// then is the generator with more to be done to the disk.
+func (g generator) then(do func(*fixture) error) generator {
+	return generator{g.name, func(t *trial) {
+		g.make(t)
+		set := t.Set
+		t.Set = func(f *fixture) error {
+			if err := errors.Join(set(f), f.loop.Sync()); err != nil {
+				return err
+			}
+			return do(f)
+		}
+	}}
 }
 
 // featureTrials are the names of the trials that the check of features alone decides. The journal

@@ -72,9 +72,9 @@ func (f Forgery) FormatRecord(size int64) []byte {
 	return f.page(record{Volume: f.Volume, Disk: f.Disk, SizeBytes: size, Filesystem: f.Filesystem})
 }
 
-// growthRecord is the record of a growth to a size. A growth to the size that the disk has began at
+// GrowthRecord is the record of a growth to a size. A growth to the size that the disk has began at
 // less: the driver's record lies behind the filesystem's old end.
-func (f Forgery) growthRecord(size, mounted int64, checked bool) []byte {
+func (f Forgery) GrowthRecord(size, mounted int64, checked bool) []byte {
 	from := f.SizeBytes
 	if size == from {
 		from /= 2
@@ -130,8 +130,8 @@ func (f Forgery) pages() (all, records [][]byte, err error) {
 	}
 	at := mounted(head)
 	for _, size := range []int64{f.SizeBytes, f.NextBytes} {
-		records = append(records, f.growthRecord(size, at, true), f.FormatRecord(size),
-			f.growthRecord(size, at, false))
+		records = append(records, f.GrowthRecord(size, at, true), f.FormatRecord(size),
+			f.GrowthRecord(size, at, false))
 	}
 	tag := fmt.Appendf(nil, `{"cluster":"another","volume":%q,"use":"block","birth":"blank"}`,
 		f.Volume)
