@@ -101,15 +101,13 @@ func listed(list, field string, feature any) string {
 	return strings.TrimPrefix(fmt.Sprintf("%s, %s: %v", list, field, feature), ", ")
 }
 
-func (w featureWord) value(b []byte, order binary.ByteOrder) uint64 {
-	b = b[w.At : w.At+w.Bytes]
-	switch w.Bytes {
-	case 1:
-		return uint64(b[0])
-	case 2:
-		return uint64(order.Uint16(b))
-	case 4:
-		return uint64(order.Uint32(b))
+func (w featureWord) value(b []byte, order binary.ByteOrder) (n uint64) {
+	for i, c := range b[w.At : w.At+w.Bytes] {
+		if order == binary.BigEndian {
+			n = n<<8 | uint64(c)
+		} else {
+			n |= uint64(c) << (8 * i)
+		}
 	}
-	return order.Uint64(b)
+	return n
 }

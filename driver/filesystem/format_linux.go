@@ -139,8 +139,6 @@ func (d disk) finishFormat(v Volume, sb Superblock) error {
 // the tree blocks of a btrfs are last, because the rest of a block is recognized by its head: if
 // wipe is cut off, or the disk fails, the next call still knows what is left.
 func (d disk) wipe(v Volume, chunks []int64) error {
-	// The kernel may remember a btrfs that mkfs registered.
-	ForgetBtrfs(d.Path)
 	if err := d.WithExclusive(func(w *os.File) error {
 		if err := d.clearSectors(w, chunks, false); err != nil {
 			return err

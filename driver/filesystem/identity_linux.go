@@ -68,8 +68,6 @@ func (d disk) setBtrfsUUID(sb Superblock, want string) (Superblock, error) {
 	if err != nil {
 		return sb, err
 	}
-	// The kernel remembers it by the UUID with which mkfs registered it.
-	ForgetBtrfs(d.Path)
 	found, err := Find(d.OpenDevice)
 	switch {
 	case err != nil:

@@ -18,6 +18,20 @@ func (d disk) allow(sb Superblock) error {
 		sb.Type, d.Path, d.Serial, sb.Refused)
 }
 
+// Untouched makes the options those of a mount that writes nothing to the disk, not even what is in
+// a journal.
+func Untouched(fsType string, o *volume.MountOptions) {
+	o.SetReadOnly()
+	switch fsType {
+	case volume.Ext3, volume.Ext4:
+		o.AddData("noload")
+	case volume.XFS:
+		o.AddData("norecovery")
+	case volume.Btrfs:
+		o.Data = append(o.Data, volume.MountOption{Key: "rescue", Value: "nologreplay", HasValue: true})
+	}
+}
+
 // Mount is mount.New. It names the filesystem's features if the kernel refuses them.
 func Mount(d *blockdev.OpenDevice, fsType string, o volume.MountOptions) (*mount.Mount, error) {
 	m, err := mount.New(d, fsType, o)

@@ -27,7 +27,7 @@ func TryExclusive(ctx context.Context, log *slog.Logger, d *blockdev.OpenDevice)
 
 // thawUnmounted thaws the filesystem that keeps the device in use, unless a mount is seen, for
 // whose sake it may be frozen. It reaches the filesystem through a detached mount. If it cannot be
-// mounted, the device is in use by something else.
+// mounted, the device is in use by something else. If that has gone by now, nothing is replayed.
 func thawUnmounted(ctx context.Context, log *slog.Logger, d *blockdev.OpenDevice) error {
 	views, err := mount.ReadViews(ctx, log)
 	if err != nil {
@@ -42,8 +42,8 @@ func thawUnmounted(ctx context.Context, log *slog.Logger, d *blockdev.OpenDevice
 	}
 	// A filesystem that was mounted read-only accepts only another read-only mount, and most that
 	// were mounted for writing accept only another such mount.
-	readOnly := volume.MountOptions{}
-	readOnly.SetReadOnly()
+	var readOnly volume.MountOptions
+	Untouched(found[0].Type, &readOnly)
 	m, err := mount.New(d, found[0].Type, readOnly)
 	if err != nil {
 		m, err = mount.New(d, found[0].Type, volume.MountOptions{})

@@ -117,27 +117,31 @@ func btrfsNumber(root *os.File) (major, minor uint32, err error) {
 	return major, minor, err
 }
 
-// forgetBtrfs lets the kernel forget what a mount that failed has left: it lists the btrfs that it
-// found at a device's number. Once that number is another disk's, Linux 6.18 takes the one on it
-// for the listed one, and refuses to mount it. A mounted btrfs stays.
-//
-// The root directory is a private one, in which the control device may be made.
-func forgetBtrfs(path, fsType string) error {
+// forgetMount lets the kernel forget what a mount that failed, or mkfs, has left: it lists the btrfs
+// that it found at a device's number. Once that number is another disk's, Linux 6.18 takes the one
+// on it for the listed one, and refuses to mount it. The root directory is a private one, in which
+// the control device may be made.
+func forgetMount(path, fsType string) error {
 	const control = "/btrfs-control"
 	if fsType != volume.Btrfs {
 		return nil
 	}
-	if err := unix.Mknod(control, unix.S_IFCHR|0o600, btrfsControl); err != nil {
-		return err
-	}
+	err := unix.Mknod(control, unix.S_IFCHR|0o600, btrfsControl)
+	ForgetBtrfs(control, path)
+	return err
+}
+
+// ForgetBtrfs makes the kernel drop what it remembers of a btrfs device, unless it is mounted.
+// Otherwise a copy of the volume (a restored snapshot has the same filesystem id) could not be
+// mounted while the remembered device is newer. Errors are ignored: without btrfs in the kernel, or
+// without a remembered device, there is nothing to drop.
+func ForgetBtrfs(control, path string) {
 	f, err := os.OpenFile(control, os.O_RDWR, 0)
 	if err != nil {
-		return err
+		return
 	}
 	defer func() { _ = f.Close() }()
 	var args [4096]byte // fd, name
 	copy(args[8:len(args)-1], path)
-	// It fails if there is nothing to forget, or what is there is mounted.
 	_ = blockdev.Ioctl(int(f.Fd()), btrfsForget, unsafe.Pointer(&args))
-	return nil
 }

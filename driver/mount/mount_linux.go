@@ -47,7 +47,8 @@ func New(d *blockdev.OpenDevice, fsType string, o volume.MountOptions) (*Mount, 
 		switch { // so the kernel's filesystems say it
 		case errors.Is(err, unix.EUCLEAN), errors.Is(err, unix.EBADMSG):
 			reason = csierr.FilesystemDamaged
-		case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENOSYS):
+		case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENOSYS),
+			errors.Is(err, unix.ENOENT): // a disk of a btrfs is missing
 			reason = csierr.FilesystemFeature
 			if slices.ContainsFunc(o.Data, func(d volume.MountOption) bool { return d.Flag > 0 }) {
 				reason = csierr.MountFlags // a flag, or two that exclude each other, may be the cause
@@ -125,7 +126,7 @@ func createIn(root *os.File, fs int, path, fsType string) error {
 			func() error { return unix.Unshare(unix.CLONE_FS) },
 			func() error { return unix.Fchdir(int(root.Fd())) },
 			func() error { return unix.Chroot(".") },
-			func() error { return forgetBtrfs(path, fsType) },
+			func() error { return forgetMount(path, fsType) },
 			func() error { return unix.FsconfigCreate(fs) },
 		} {
 			if err := step(); err != nil {

@@ -83,9 +83,6 @@ func ReadViews(ctx context.Context, log *slog.Logger) (Views, error) {
 	return views, nil
 }
 
-// own returns the driver's own mount table.
-func (vs Views) own() Table { return vs[0].table }
-
 // Found is a mount in a namespace.
 type Found struct {
 	*mountinfo.Info
@@ -129,7 +126,7 @@ func Describe(mounts []Found) string {
 func (vs Views) Of(d blockdev.Device, layer *mountinfo.Info) []Found {
 	home, known := location{}, false
 	if d.Path != "" {
-		home, known = vs.own().locate(filepath.Dir(d.Path))
+		home, known = vs[0].table.locate(filepath.Dir(d.Path))
 	}
 	var found []Found
 	for _, view := range vs {
@@ -144,7 +141,7 @@ func (vs Views) Of(d blockdev.Device, layer *mountinfo.Info) []Found {
 
 // CopiesAt lists what other namespaces have mounted on the path that is path in the driver's own.
 func (vs Views) CopiesAt(path string) []Found {
-	dir, ok := vs.own().locate(filepath.Dir(path))
+	dir, ok := vs[0].table.locate(filepath.Dir(path))
 	if !ok {
 		return nil
 	}
@@ -298,7 +295,7 @@ func (vs Views) unmountsWith(m Found, own *mountinfo.Info, groups map[string]boo
 	if m.view.pid == 0 && m.ID == own.ID {
 		return true
 	}
-	_, at, ok := vs.own().locationIn(own)
+	_, at, ok := vs[0].table.locationIn(own)
 	copyParent, copyAt, copyOK := m.view.table.locationIn(m.Info)
 	if !ok || !copyOK || at != copyAt {
 		return false
@@ -311,7 +308,7 @@ func (vs Views) unmountsWith(m Found, own *mountinfo.Info, groups map[string]boo
 func (vs Views) Elsewhere(mounts []Found, own []*mountinfo.Info) []Found {
 	for _, layer := range own {
 		var group string
-		if parent, _, ok := vs.own().locationIn(layer); ok {
+		if parent, _, ok := vs[0].table.locationIn(layer); ok {
 			group, _ = peers(parent)
 		}
 		groups := vs.receivers(group)

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -48,12 +49,7 @@ func (n *Service) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.No
 	return info, nil
 }
 
-func (n *Service) maxDisks() int {
-	if n.MaxDisks == 0 {
-		return volume.DefaultMaxDisks
-	}
-	return n.MaxDisks
-}
+func (n *Service) maxDisks() int { return cmp.Or(n.MaxDisks, volume.DefaultMaxDisks) }
 
 // Use returns what is in use on this node.
 func (n *Service) Use() (Use, error) {

@@ -169,11 +169,11 @@ func (s *recordStore) saveDisk(ctx context.Context, volumeID, serial string) {
 
 // load returns the record of a volume. It ignores an invalid one, with a line in the log.
 func (s *recordStore) load(ctx context.Context, volumeID string) (record, bool) {
-	if r, ok := s.find(recordKey(volumeID)); ok {
-		return r, true
-	}
-	if s.dir == "" {
-		return record{}, false
+	s.mu.Lock()
+	r, ok := s.kept[recordKey(volumeID)]
+	s.mu.Unlock()
+	if ok || s.dir == "" {
+		return r, ok
 	}
 	r, err := s.read(volumeID)
 	switch {
@@ -383,11 +383,4 @@ func (s *recordStore) keep(r record) {
 		s.kept = map[string]record{}
 	}
 	s.kept[r.Volume] = r
-}
-
-func (s *recordStore) find(key string) (record, bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	r, ok := s.kept[key]
-	return r, ok
 }

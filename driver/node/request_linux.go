@@ -63,17 +63,14 @@ func parsePublish(req *csi.NodePublishVolumeRequest) (request, error) {
 	if err != nil {
 		return request{}, err
 	}
-	if problem := volume.CapabilityProblem(req.GetVolumeCapability()); problem.Malformed {
-		return request{}, csierr.New(csierr.CapabilityInvalid, "%s", problem.Message)
+	if err := checkCapability(req.GetVolumeCapability()); err != nil {
+		return request{}, err
 	}
 	if req.GetStagingTargetPath() == "" {
 		return request{}, csierr.New(csierr.NotStaged, "staging_target_path is missing: the volume "+
 			"has to be staged first")
 	}
 	if err := checkPath("staging_target_path", req.GetStagingTargetPath()); err != nil {
-		return request{}, err
-	}
-	if err := checkCapability(req.GetVolumeCapability()); err != nil {
 		return request{}, err
 	}
 	v, err := parseVolume(req.GetVolumeId(), req.GetVolumeCapability(), req.GetPublishContext(),

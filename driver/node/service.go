@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"log/slog"
 	"sync"
 	"time"
@@ -52,26 +53,7 @@ func (n *Service) Close() {
 	n.scans.Close()
 }
 
-func (n *Service) deviceTimeout() time.Duration {
-	if n.DeviceTimeout == 0 {
-		return defaultDeviceTimeout
-	}
-	return n.DeviceTimeout
-}
-
-func (n *Service) releaseTimeout() time.Duration {
-	if n.ReleaseTimeout == 0 {
-		return defaultReleaseTimeout
-	}
-	return n.ReleaseTimeout
-}
-
-func (n *Service) log() *slog.Logger {
-	if n.Log == nil {
-		return slog.Default()
-	}
-	return n.Log
-}
+func (n *Service) log() *slog.Logger { return cmp.Or(n.Log, slog.Default()) }
 
 // Use is how much of a node is in use.
 type Use struct {

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -45,7 +46,8 @@ func (n *Service) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeR
 // stage keeps the device open from the first look to the mount, so that its number cannot become
 // another disk's.
 func (n *Service) stage(ctx context.Context, v request) error {
-	found, err := n.host().Find(ctx, v.serial(), n.deviceTimeout())
+	found, err := n.host().Find(ctx, v.serial(),
+		cmp.Or(n.DeviceTimeout, defaultDeviceTimeout))
 	if err != nil {
 		return err
 	}
@@ -248,18 +250,8 @@ func mountOptions(v request) volume.MountOptions {
 		// A restored snapshot carries its origin's UUID, and both may be on one node.
 		o.AddData("nouuid")
 	}
-	if !v.ReadOnly {
-		return o
-	}
-	// The disk cannot be written, so nothing may try to replay a journal.
-	o.SetReadOnly()
-	switch v.FSType {
-	case volume.Ext3, volume.Ext4:
-		o.AddData("noload")
-	case volume.XFS:
-		o.AddData("norecovery")
-	case volume.Btrfs:
-		o.Data = append(o.Data, volume.MountOption{Key: "rescue", Value: "nologreplay", HasValue: true})
+	if v.ReadOnly {
+		filesystem.Untouched(v.FSType, &o)
 	}
 	return o
 }

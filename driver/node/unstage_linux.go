@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -154,7 +155,7 @@ func mountsOf(vs mount.Views, disks []stagedDisk) []mount.Found {
 
 // awaitNone waits until look finds no mounts, for at most the release timeout.
 func (n *Service) awaitNone(ctx context.Context, look func(mount.Views) []mount.Found) error {
-	return mount.AwaitNone(ctx, n.log(), n.releaseTimeout(), look)
+	return mount.AwaitNone(ctx, n.log(), cmp.Or(n.ReleaseTimeout, defaultReleaseTimeout), look)
 }
 
 // unmount writes out and unmounts what is at the staging path, and waits until no namespace has the
@@ -213,7 +214,7 @@ func (n *Service) release(ctx context.Context, volumeID string, d stagedDisk) (g
 	defer func() { _ = device.Close() }()
 	// A driver that died after the unmount may not have done this, and no mount is left to ask.
 	if d.layer == nil || d.layer.FSType == volume.Btrfs {
-		filesystem.ForgetBtrfs(d.Path)
+		mount.ForgetBtrfs("/dev/btrfs-control", d.Path)
 	}
 	err = n.awaitFree(ctx, device, d.raw)
 	switch {
@@ -271,7 +272,7 @@ func (n *Service) openFlushed(ctx context.Context, volumeID string, d blockdev.D
 // be asked is not taken for free.
 func (n *Service) awaitFree(ctx context.Context, device *blockdev.OpenDevice, raw bool) error {
 	backoff := async.Backoff{Pause: 20 * time.Millisecond, Max: 20 * time.Millisecond,
-		End: time.Now().Add(n.releaseTimeout())}
+		End: time.Now().Add(cmp.Or(n.ReleaseTimeout, defaultReleaseTimeout))}
 	thaw := func() error { return filesystem.TryExclusive(ctx, n.log(), device) }
 	for try := thaw; ; try = device.TryExclusive {
 		err := try()
