@@ -1,6 +1,10 @@
 package filesystem
 
 import (
+	"slices"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
@@ -43,4 +47,39 @@ func Mount(d *blockdev.OpenDevice, fsType string, o volume.MountOptions) (*mount
 		}
 	}
 	return m, err
+}
+
+// forgetWait is how long ForgetBtrfs waits for the kernel.
+const forgetWait = time.Second
+
+// forgetting is full while the kernel is asked to forget a btrfs.
+var forgetting = make(chan struct{}, 1)
+
+// ForgetBtrfs is mount.ForgetBtrfs for an unmounted device that holds a btrfs.
+//
+// The kernel looks at every btrfs of the node for this, and waits for one whose disk hangs in a
+// commit. So a device without a btrfs is left out, and the call does not wait for long. Then one
+// thread of the process goes on waiting, and no second one begins.
+func ForgetBtrfs(d *blockdev.OpenDevice) {
+	found, _ := Find(d)
+	if !slices.ContainsFunc(found, func(sb Superblock) bool { return sb.Type == volume.Btrfs }) {
+		return
+	}
+	limit := time.NewTimer(forgetWait)
+	defer limit.Stop()
+	select {
+	case forgetting <- struct{}{}:
+	case <-limit.C:
+		return
+	}
+	forgotten := make(chan struct{})
+	async.Detach(func() {
+		mount.ForgetBtrfs("/dev/btrfs-control", d.Path)
+		<-forgetting
+		close(forgotten)
+	})
+	select {
+	case <-forgotten:
+	case <-limit.C:
+	}
 }

@@ -214,7 +214,7 @@ func (n *Service) release(ctx context.Context, volumeID string, d stagedDisk) (g
 	defer func() { _ = device.Close() }()
 	// A driver that died after the unmount may not have done this, and no mount is left to ask.
 	if d.layer == nil || d.layer.FSType == volume.Btrfs {
-		mount.ForgetBtrfs("/dev/btrfs-control", d.Path)
+		filesystem.ForgetBtrfs(device)
 	}
 	err = n.awaitFree(ctx, device, d.raw)
 	switch {

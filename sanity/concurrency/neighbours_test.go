@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"testing"
 	"time"
 
@@ -33,16 +34,33 @@ const (
 // and the node's process keeps no thread for those who ask for the volume.
 func TestNeighbours(t *testing.T) {
 	n := newNeighbours(t, harness.PluginOptions{}, time.Minute)
-	n.live("first") // what follows finds everything in the caches
-	before := n.live("before")
+	n.live("first", kinds...) // what follows finds everything in the caches
+	before := n.live("before", kinds...)
 	n.inTrouble()
-	during := n.live("during")
+	during := n.live("during", kinds...)
 	n.close()
 	if err := proof.Print(proof.Line("hung-neighbour", "lives", n.lives, "stuck", n.stuck,
 		"threads_grown", n.threads, "ratio", fmt.Sprintf("%.2f", during.Seconds()/before.Seconds()),
 	)); err != nil {
 		t.Error(err)
 	}
+	if n.stuck > 0 || n.threads > 0 {
+		t.Errorf("%d calls got stuck, and %d threads", n.stuck, n.threads)
+	}
+}
+
+// TestABtrfsThatHangsInACommitHoldsUpNoOtherFilesystem is the same proof for a btrfs that holds the
+// kernel's locks when its disk hangs. The kernel mounts and unmounts no other btrfs then, but nothing
+// else of the node waits.
+func TestABtrfsThatHangsInACommitHoldsUpNoOtherFilesystem(t *testing.T) {
+	n := newNeighbours(t, harness.PluginOptions{}, 20*time.Second)
+	hangs := n.trouble("hangs-in-commit", "btrfs", true,
+		adminapi.DiskFault{On: []string{"flush"}, Hang: true})
+	n.commit(hangs)
+	n.threadsBefore = n.waiting()
+	n.ask(hangs)
+	n.live("during", "ext4", "xfs", "block")
+	n.close()
 	if n.stuck > 0 || n.threads > 0 {
 		t.Errorf("%d calls got stuck, and %d threads", n.stuck, n.threads)
 	}
@@ -81,7 +99,7 @@ func TestTheNeighboursNoticeWhatADriverWaitsFor(t *testing.T) {
 			n := newNeighbours(t, harness.PluginOptions{Command: []string{program},
 				Env: map[string]string{proof.RemovedGuard: guard.Name}}, 5*time.Second)
 			n.inTrouble()
-			n.live("during")
+			n.live("during", kinds...)
 			n.close()
 			if n.stuck == 0 && n.threads == 0 {
 				t.Error("nothing got stuck")
@@ -136,12 +154,15 @@ func (n *neighbours) call(what string, call func(context.Context) error) bool {
 	return true
 }
 
-// live runs the whole life of a volume of each kind, one after the other, and returns how long the
+// kinds are all kinds of volumes.
+var kinds = []string{"ext4", "xfs", "btrfs", "block"}
+
+// live runs the whole life of a volume of each of the kinds, one after the other, and returns how long the
 // node's calls took. A life goes on with an unstage of a volume of which the node knows nothing any
 // more.
-func (n *neighbours) live(name string) (took time.Duration) {
+func (n *neighbours) live(name string, kinds ...string) (took time.Duration) {
 	ctx := n.t.Context()
-	for _, fsType := range []string{"ext4", "xfs", "btrfs", "block"} {
+	for _, fsType := range kinds {
 		p := n.attach(name+"-"+fsType, fsType)
 		n.lives++
 		begun := time.Now()
@@ -166,46 +187,80 @@ func (n *neighbours) live(name string) (took time.Duration) {
 // inTrouble brings volumes into trouble: a blank disk hangs whose stage has begun, disks hang or
 // fail that are in use, and a raw device's workload has it locked.
 func (n *neighbours) inTrouble() {
-	ctx := n.t.Context()
 	all := []string{"read", "write", "flush"}
-	trouble := func(name, fsType string, used bool, fault adminapi.DiskFault) *placement {
-		p := n.attach(name, fsType)
-		n.troubled = append(n.troubled, p)
-		if used {
-			p.stageAndPublish(ctx)
-			p.write(name)
-		}
-		if len(fault.On) > 0 {
-			must(n.t, n.Rack.Admin.FailDisk(ctx, p.Volume.GetVolumeId(), fault))
-			n.end = append(n.end, func() {
-				must(n.t, n.Rack.Admin.HealDisk(ctx, p.Volume.GetVolumeId()))
-			})
-		}
-		return p
-	}
 	var asked []*placement
 	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
-		asked = append(asked, trouble("hangs-"+fsType, fsType, true,
+		asked = append(asked, n.trouble("hangs-"+fsType, fsType, true,
 			adminapi.DiskFault{On: all, Hang: true}))
 	}
-	trouble("fails", "ext4", true, adminapi.DiskFault{On: []string{"write", "flush"}})
-	raw := trouble("locked", "block", true, adminapi.DiskFault{})
+	n.trouble("fails", "ext4", true, adminapi.DiskFault{On: []string{"write", "flush"}})
+	raw := n.trouble("locked", "block", true, adminapi.DiskFault{})
 	device := n.nodeOf(raw)
 	must(n.t, unix.Flock(int(device.Fd()), unix.LOCK_EX))
 	n.end = append(n.end, func() { must(n.t, device.Close()) })
-	blank := trouble("hangs-blank", "ext4", false, adminapi.DiskFault{On: all, Hang: true})
+	blank := n.trouble("hangs-blank", "ext4", false, adminapi.DiskFault{On: all, Hang: true})
 	if code := codeOf(n.impatient(blank.stage)); code != codes.DeadlineExceeded {
 		n.fail("the stage of a blank disk that hangs ended with %s", code)
 	}
 	n.threadsBefore = n.waiting()
-	for range asksPerVolume {
-		for _, p := range asked {
-			_, _ = n.impatient(p.health), n.impatient(p.usage)
-		}
-	}
+	n.ask(asked...)
 	// Its own volume may be published once more, and taken down, whatever its workload has locked.
 	n.call("publish what its workload has locked", raw.publishFirst)
 	n.call("unpublish what its workload has locked", raw.unpublishFirst)
+}
+
+// trouble makes a volume, in use or not, and then lets its disk fail.
+func (n *neighbours) trouble(name, fsType string, used bool, fault adminapi.DiskFault) *placement {
+	ctx := n.t.Context()
+	p := n.attach(name, fsType)
+	n.troubled = append(n.troubled, p)
+	if used {
+		p.stageAndPublish(ctx)
+		p.write(name)
+	}
+	if len(fault.On) > 0 {
+		must(n.t, n.Rack.Admin.FailDisk(ctx, p.Volume.GetVolumeId(), fault))
+		n.end = append(n.end, func() {
+			must(n.t, n.Rack.Admin.HealDisk(ctx, p.Volume.GetVolumeId()))
+		})
+	}
+	return p
+}
+
+// ask asks for the health and the usage of volumes again and again.
+func (n *neighbours) ask(of ...*placement) {
+	for range asksPerVolume {
+		for _, p := range of {
+			_, _ = n.impatient(p.health), n.impatient(p.usage)
+		}
+	}
+}
+
+// commit lets a workload write and sync, and waits until its sync waits for the disk, which hangs.
+func (n *neighbours) commit(p *placement) {
+	f, err := os.Create(filepath.Join(p.target(0), "synced"))
+	must(n.t, err)
+	_, err = f.WriteString("the workload's last words")
+	must(n.t, err)
+	thread, synced := make(chan int, 1), make(chan struct{})
+	go func() {
+		defer close(synced)
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		thread <- unix.Gettid()
+		_ = unix.Syncfs(int(f.Fd()))
+		_ = f.Close()
+	}()
+	n.end = append(n.end, func() { <-synced })
+	stack := fmt.Sprintf("/proc/self/task/%d/stack", <-thread)
+	must(n.t, harness.Await(n.t.Context(), 10*time.Second, func() error {
+		b, err := os.ReadFile(stack)
+		if err == nil && !bytes.Contains(b, []byte("barrier_all_devices")) &&
+			!bytes.Contains(b, []byte("write_all_supers")) {
+			err = fmt.Errorf("the sync is not at the flush: %s", b)
+		}
+		return err
+	}))
 }
 
 // nodeOf opens the node of a published raw device where the unpublish does not find it in use, as a
