@@ -31,8 +31,10 @@ const (
 	// first.
 	maxVolumes = 256
 	suffix     = ".jsonl"
-	newSuffix  = ".new"
 )
+
+// NewSuffix ends the name of a file that is being written to replace another one.
+const NewSuffix = ".new"
 
 // files keeps a file for each volume, with a line for each entry. A line is written at once, so it
 // is whole whenever the process dies; one that a power failure has torn is left out by whoever
@@ -185,10 +187,22 @@ func replace(path string, entries []Entry) error {
 			return err
 		}
 	}
-	if err := os.WriteFile(path+newSuffix, text.Bytes(), 0o600); err != nil {
+	return ReplaceFile(path, text.Bytes())
+}
+
+// ReplaceFile replaces a file of the state directory atomically. It does not sync the file. It
+// writes to a new one: what has the name already, left by a process that died, may be a link by now.
+func ReplaceFile(path string, b []byte) error {
+	_ = os.Remove(path + NewSuffix)
+	f, err := os.OpenFile(path+NewSuffix, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
 		return err
 	}
-	return os.Rename(path+newSuffix, path)
+	_, err = f.Write(b)
+	if err := errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(path+NewSuffix, path)
 }
 
 func endsLine(f *os.File, size int64) bool {

@@ -165,11 +165,18 @@ func TestAChangeIsSaidAlsoWhenItsBeginIsLost(t *testing.T) {
 
 func TestAVolumesFileIsBoundedAndPrivate(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "flight")
+	path, elsewhere := filepath.Join(dir, FileName(someVolume)), filepath.Join(t.TempDir(), "elsewhere")
+	csitest.Must(t, os.WriteFile(elsewhere, nil, 0o600))
 	r := record(dir)
-	for range 500 {
+	for i := range 500 {
+		if i == 1 {
+			csitest.Must(t, os.Symlink(elsewhere, path+NewSuffix))
+		}
 		Begin(r.call(t.Context()), Published, Fields{Detail: strings.Repeat("x", 200)}).End(nil, Fields{})
 	}
-	path := filepath.Join(dir, FileName(someVolume))
+	if b, err := os.ReadFile(elsewhere); err != nil || len(b) > 0 {
+		t.Errorf("%d bytes were written through a link, %v", len(b), err)
+	}
 	info, err := os.Stat(path)
 	csitest.Must(t, err)
 	if info.Size() > maxBytes || info.Mode().Perm() != 0o600 {

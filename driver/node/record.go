@@ -21,6 +21,7 @@ import (
 	"syscall"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/flight"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
@@ -31,8 +32,8 @@ const (
 	// recordVersion is the version of the records; those of another version are ignored.
 	recordVersion = 1
 	recordSuffix  = ".json"
-	newSuffix     = ".new" // a record that is being written
-	lockName      = "lock" // the file of the locks (blockdev.Host.Lock)
+	newSuffix     = flight.NewSuffix // of a record that is being written
+	lockName      = "lock"           // the file of the locks (blockdev.Host.Lock)
 	// maxRecordBytes is far more than a record takes.
 	maxRecordBytes = 4096
 )
@@ -275,15 +276,15 @@ func readRecordFile(path string) (record, error) {
 	return parseRecord(b)
 }
 
-// write replaces the record's file atomically. It does not sync the file, because nothing is
-// mounted after a power failure.
+// write replaces the record's file. It need not be synced, because nothing is mounted after a power
+// failure.
 func (s *recordStore) write(r record) error {
 	b, err := r.encode()
 	if err != nil {
 		return err
 	}
 	path := filepath.Join(s.dir, recordFile(r.Volume))
-	err = replaceFile(path, b)
+	err = flight.ReplaceFile(path, b)
 	if !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -291,22 +292,7 @@ func (s *recordStore) write(r record) error {
 	if err := os.MkdirAll(s.dir, 0o700); err != nil {
 		return err
 	}
-	return replaceFile(path, b)
-}
-
-// replaceFile writes to a new file: what has the name already, left by a driver that died, may be a
-// link by now.
-func replaceFile(path string, b []byte) error {
-	_ = os.Remove(path + newSuffix)
-	f, err := os.OpenFile(path+newSuffix, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(b)
-	if err := errors.Join(err, f.Close()); err != nil {
-		return err
-	}
-	return os.Rename(path+newSuffix, path)
+	return flight.ReplaceFile(path, b)
 }
 
 // OpenState prepares the state directory, when a driver starts.
