@@ -82,15 +82,18 @@ func (h Host) openLocks() *os.File {
 // programs that get Inherited keep the lock, so the next driver waits for a mkfs or an e2fsck that
 // outlived this one.
 //
+// unshared says that no workload ever gets the raw device. Then the lock of its node is the driver's,
+// too, and also excludes a driver with another file for the locks.
+//
 // It does not exclude other programs: the exclusive open (TryExclusive) and the search for writers
 // (AwaitNoWriters) find those.
-func (h Host) OpenLocked(ctx context.Context, device Device) (*OpenDevice, error) {
+func (h Host) OpenLocked(ctx context.Context, device Device, unshared bool) (*OpenDevice, error) {
 	d, err := h.Open(device)
 	if err != nil {
 		return nil, err
 	}
 	if d.lock, err = h.Lock(ctx, "the disk with serial "+device.Serial); err == nil {
-		err = d.flock(ctx, d.lock == nil)
+		err = d.flock(ctx, unshared || d.lock == nil)
 	}
 	if err == nil {
 		err = d.verify() // the lock may have waited
@@ -111,8 +114,8 @@ func (d *OpenDevice) Keep(lock *os.File) {
 }
 
 // flock takes the flock(2) of the device's node, by which udev is asked not to probe it. A workload
-// that has the raw device may hold that lock for ever. So it is waited for only where it is the
-// only lock.
+// that has the raw device may hold that lock for ever. So it is waited for only where no workload
+// has the device, or it is the only lock.
 func (d *OpenDevice) flock(ctx context.Context, wait bool) error {
 	take := func() error { return unix.Flock(d.descriptor(), unix.LOCK_EX|unix.LOCK_NB) }
 	if !wait {

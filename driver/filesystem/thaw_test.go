@@ -34,7 +34,7 @@ func TestNoJournalIsReplayedToFindAFrozenFilesystem(t *testing.T) {
 			host := blockdev.Host{Sysfs: g.Sys(""), Dev: g.Dev("")}
 			found, err := host.Lookup(d.Serial)
 			csitest.Must(t, err)
-			device, err := host.OpenLocked(t.Context(), found)
+			device, err := host.OpenLocked(t.Context(), found, false)
 			csitest.Must(t, err)
 			csitest.Must(t, thawUnmounted(t.Context(), slog.Default(), device))
 			csitest.Must(t, device.Close())

@@ -122,7 +122,7 @@ func (z zeroDisk) prove(ctx context.Context, t *testing.T) error {
 	host := blockdev.Host{Sysfs: z.guest.Sys(""), Dev: z.guest.Dev("")}
 	found, err := host.Lookup(z.Serial)
 	csitest.Must(t, err)
-	h, err := host.OpenLocked(ctx, found)
+	h, err := host.OpenLocked(ctx, found, false)
 	csitest.Must(t, err)
 	defer func() { csitest.Must(t, h.Close()) }()
 	p := Preparation{Device: h, Volume: Volume{ID: zeroVolume}, Scans: z.scans,

@@ -35,7 +35,7 @@ func opened(t *testing.T, g *guesttest.Guest, serial string) *blockdev.OpenDevic
 	host := blockdev.Host{Sysfs: g.Sys(""), Dev: g.Dev("")}
 	found, err := host.Lookup(serial)
 	must(t, err)
-	d, err := host.OpenLocked(t.Context(), found)
+	d, err := host.OpenLocked(t.Context(), found, false)
 	must(t, err)
 	t.Cleanup(func() { _ = d.Close() })
 	return d

@@ -72,6 +72,28 @@ func TestTwoDriversOfOneNodeDoNotWorkOnOneDevice(t *testing.T) {
 			must(t, v.stage())
 			v.checkStaged(t)
 		})
+	t.Run("with another state directory it is refused, too, for a disk that no workload gets raw",
+		func(t *testing.T) {
+			g := statefulGuest(t)
+			v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
+			begun, goOn := filepath.Join(t.TempDir(), "begun"), filepath.Join(t.TempDir(), "go on")
+			tools(t, map[string]string{"mke2fs": fmt.Sprintf(
+				`if mkdir '%s'; then while [ ! -e '%s' ]; do sleep 0.01; done; fi; "$real" "$@"`, begun,
+				goOn)})
+			first := async.Start(func() (struct{}, error) { return struct{}{}, v.stage() })
+			csitest.Await(t, "mke2fs has begun", func() bool {
+				_, err := os.Stat(begun)
+				return err == nil
+			})
+			other, req := g.node(), v.stageRequest()
+			other.StateDir, req.StagingTargetPath = t.TempDir(), g.path("another staging path")
+			_, err := other.NodeStageVolume(t.Context(), req)
+			must(t, os.WriteFile(goOn, nil, 0o600))
+			_, failed := first()
+			csitest.Want(t, err, codes.Aborted, csierr.DeviceLocked)
+			must(t, failed)
+			v.checkStaged(t)
+		})
 	t.Run("without a state directory the device's own lock is waited for", func(t *testing.T) {
 		g := newGuest(t)
 		v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
@@ -166,7 +188,7 @@ func lockedProgram(t *testing.T, v testVolume) *exec.Cmd {
 	ds := v.guest.node().host()
 	found, err := ds.Lookup(v.Name)
 	must(t, err)
-	h, err := ds.OpenLocked(t.Context(), found)
+	h, err := ds.OpenLocked(t.Context(), found, false)
 	must(t, err)
 	cmd := exec.Command("sleep", "infinity")
 	cmd.ExtraFiles = h.Inherited

@@ -234,7 +234,7 @@ func (n *Service) openVolume(ctx context.Context, d blockdev.Device, v request) 
 		return nil, csierr.New(csierr.DeviceWrongSize, "%s with serial %q has %d bytes, but the disk "+
 			"has %d", d.Path, d.Serial, d.SizeBytes, v.SizeBytes)
 	}
-	device, err := n.host().OpenLocked(ctx, d)
+	device, err := n.host().OpenLocked(ctx, d, v.Use == volume.UseFilesystem)
 	if err != nil {
 		return nil, err
 	}

@@ -112,7 +112,7 @@ func (n *Service) undoReadOnly(ctx context.Context, volumeID string) error {
 	if err != nil {
 		return nil
 	}
-	device, err := n.host().OpenLocked(ctx, d)
+	device, err := n.host().OpenLocked(ctx, d, false)
 	switch {
 	case csierr.Has(err, csierr.DeviceLocked):
 		return err

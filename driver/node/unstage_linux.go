@@ -248,7 +248,7 @@ func (n *Service) checkJournal(ctx context.Context, device *blockdev.OpenDevice)
 // taken from a disk that has failed.
 func (n *Service) openFlushed(ctx context.Context, volumeID string, d blockdev.Device) (
 	*blockdev.OpenDevice, error) {
-	device, err := n.host().OpenLocked(ctx, d)
+	device, err := n.host().OpenLocked(ctx, d, false)
 	if mount.IsMissing(err) || blockdev.Vanished(err) || csierr.Has(err, csierr.DeviceChanged) {
 		return nil, nil
 	}

@@ -88,7 +88,7 @@ var waits = []proof.Guard{
 		_, _ = device.Read(0, 4096)
 	}`}}},
 	{Name: "a workload's lock of its device is not waited for", Edits: []proof.Edit{{
-		Place: "blockdev.Host.OpenLocked", Text: "d.lock == nil", With: "(REMOVED || (TEXT))"}}},
+		Place: "blockdev.Host.OpenLocked", Text: "unshared || d.lock == nil", With: "(REMOVED || (TEXT))"}}},
 }
 
 func TestTheNeighboursNoticeWhatADriverWaitsFor(t *testing.T) {
