@@ -2,6 +2,8 @@ package deploy_test
 
 import (
 	"flag"
+	"fmt"
+	"iter"
 	"maps"
 	"os"
 	"path/filepath"
@@ -116,32 +118,125 @@ func TestKustomizeAndHelmInstallTheSameObjects(t *testing.T) {
 	}
 }
 
-func TestEveryComponentDoesWhatAValueOfTheChartDoes(t *testing.T) {
-	plain := build(t, "kustomize/base").byKey(t)
-	for component, values := range map[string][]string{
-		"own-ca":                 {"ownCA=true"},
-		"node-keeper":            {"nodeKeeper.enabled=true"},
-		"node-keeper, ../own-ca": {"nodeKeeper.enabled=true", "ownCA=true"},
-		"instance-metadata/file, ../node-keeper": {"instanceMetadata.enabled=true",
-			"nodeKeeper.enabled=true"},
-		"instance-metadata/file": {"instanceMetadata.enabled=true"},
-		"instance-metadata/env":  {"instanceMetadata.enabled=true", "instanceMetadata.via=env"},
-	} {
-		t.Run(component, func(t *testing.T) {
-			got := buildWith(t, "kustomize/mine", map[string]string{
-				"kustomize/mine/kustomization.yaml": "kind: Kustomization\nresources: [../base]\n" +
-					"components: [../" + component + "]\n",
-			}).byKey(t)
-			if cmp.Equal(got, plain) {
-				t.Error("the component changes nothing")
+// components are the components of a kustomization, with the values of the chart that do the same. Of
+// those with the same option a kustomization has one.
+var components = []struct {
+	name, option string
+	values       []string
+}{
+	{"own-ca", "own-ca", []string{"ownCA=true"}},
+	{"node-keeper", "node-keeper", []string{"nodeKeeper.enabled=true"}},
+	{"instance-metadata/file", "instance-metadata", []string{"instanceMetadata.enabled=true"}},
+	{"instance-metadata/env", "instance-metadata", []string{"instanceMetadata.enabled=true",
+		"instanceMetadata.via=env"}},
+}
+
+func TestComponentsInAnyOrderDoWhatTheChartsValuesDo(t *testing.T) {
+	var subsets [][]int
+	for bits := range 1 << len(components) {
+		var subset []int
+		options := map[string]bool{}
+		for i, c := range components {
+			if bits&(1<<i) != 0 && !options[c.option] {
+				subset, options[c.option] = append(subset, i), true
 			}
-			delete(got, "Namespace//oxide-csi")
-			want := objects(t, with(append(values, "snapshots.enabled=false")...)...).byKey(t)
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("kustomize and helm differ (-helm +kustomize):\n%s", diff)
-			}
-		})
+		}
+		if !slices.ContainsFunc(subsets, func(s []int) bool { return slices.Equal(s, subset) }) {
+			subsets = append(subsets, subset)
+		}
 	}
+	built := 0
+	for base, snapshots := range map[string]string{"base": "false", "snapshots": "true"} {
+		without := unordered(build(t, "kustomize/"+base).byKey(t))
+		for _, subset := range subsets {
+			values := []string{"snapshots.enabled=" + snapshots}
+			for _, i := range subset {
+				values = append(values, components[i].values...)
+			}
+			want := unordered(objects(t, with(values...)...).byKey(t))
+			for order := range permutations(subset) {
+				var names []string
+				for _, i := range order {
+					names = append(names, "../"+components[i].name)
+				}
+				t.Run(base+" "+strings.Join(names, " "), func(t *testing.T) {
+					got := unordered(buildWith(t, "kustomize/mine", map[string]string{
+						"kustomize/mine/kustomization.yaml": "kind: Kustomization\nresources: [../" +
+							base + "]\ncomponents: [" + strings.Join(names, ", ") + "]\n",
+					}).byKey(t))
+					if len(names) > 0 && cmp.Equal(got, without) {
+						t.Error("the components change nothing")
+					}
+					delete(got, "Namespace//oxide-csi")
+					if diff := cmp.Diff(want, got); diff != "" {
+						t.Errorf("kustomize and helm differ (-helm +kustomize):\n%s", diff)
+					}
+				})
+				built++
+			}
+		}
+	}
+	if len(subsets) != 12 || built != 2*27 {
+		t.Errorf("%d subsets in %d kustomizations, want 12 in 54: the generator is wrong, or a component "+
+			"is new", len(subsets), built)
+	}
+	entries, err := os.ReadDir("kustomize")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, entry := range entries {
+		text, err := os.ReadFile(filepath.Join("kustomize", entry.Name(), "kustomization.yaml"))
+		if err == nil && strings.Contains(string(text), "\nkind: Component\n") &&
+			!strings.Contains(fmt.Sprint(components), "{"+entry.Name()+" ") {
+			t.Errorf("the component %s is not in the test's list", entry.Name())
+		}
+	}
+}
+
+// permutations returns every order of the items.
+func permutations(items []int) iter.Seq[[]int] {
+	return func(yield func([]int) bool) {
+		if len(items) == 0 {
+			yield(nil)
+			return
+		}
+		for i, first := range items {
+			rest := slices.Delete(slices.Clone(items), i, i+1)
+			for tail := range permutations(rest) {
+				if !yield(append([]int{first}, tail...)) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// unordered sorts the lists in the objects whose items have names, such as containers and volumes: a
+// patch by name does not promise a place. The init containers may run in any order, too: the registrar
+// goes on running beside the others, and waits for nobody.
+func unordered(objects map[string]map[string]any) map[string]map[string]any {
+	var sorted func(part any)
+	sorted = func(part any) {
+		switch part := part.(type) {
+		case map[string]any:
+			for _, v := range part {
+				sorted(v)
+			}
+		case []any:
+			for _, v := range part {
+				sorted(v)
+			}
+			if named(part) != nil {
+				slices.SortFunc(part, func(a, b any) int {
+					return strings.Compare(fmt.Sprint(a), fmt.Sprint(b))
+				})
+			}
+		}
+	}
+	for _, object := range objects {
+		sorted(object)
+	}
+	return objects
 }
 
 func TestSnapshotsAreInstalledWhereTheClusterHasTheirKinds(t *testing.T) {

@@ -95,11 +95,10 @@ lets them take pods has to run there. */ -}}
   value: /etc/oxide/token
 {{- end -}}
 
+{{- /* Empty means the public authorities. It is always there, for kustomize/node-keeper to copy. */ -}}
 {{- define "oxide.rackCA" -}}
-{{- if .Values.ownCA -}}
 - name: OXIDE_CA_FILE
-  value: /etc/oxide/ca.crt
-{{- end -}}
+  value: {{ ternary "/etc/oxide/ca.crt" "" .Values.ownCA | quote }}
 {{- end -}}
 
 {{- /* The variables that name the rack and the cluster's part of it: of controller and audit. */ -}}
@@ -127,9 +126,7 @@ lets them take pods has to run there. */ -}}
       optional: true
       {{- end }}
   {{- end }}
-{{- with include "oxide.rackCA" . }}
-{{ . }}
-{{- end }}
+{{ include "oxide.rackCA" . }}
 {{- end -}}
 
 {{- define "oxide.rackAccess" -}}

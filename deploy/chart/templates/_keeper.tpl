@@ -40,9 +40,7 @@
     fieldRef:
       fieldPath: metadata.namespace
 {{ include "oxide.rackLogin" . }}
-{{- with include "oxide.rackCA" . }}
-{{ . }}
-{{- end }}
+{{ include "oxide.rackCA" . }}
 {{- end -}}
 
 {{- define "oxide.keeperMounts" -}}
