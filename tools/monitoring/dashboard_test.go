@@ -2,8 +2,12 @@ package monitoring
 
 import (
 	"encoding/json"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/prometheus/prometheus/model/labels"
+	"github.com/prometheus/prometheus/promql/parser"
 )
 
 // dashboard is what is checked of Grafana's format.
@@ -11,7 +15,7 @@ type dashboard struct {
 	UID, Title    string
 	SchemaVersion int
 	Templating    struct {
-		List []struct{ Name, Type string }
+		List []struct{ Name, Type, AllValue string }
 	}
 	Panels []struct {
 		ID                       int
@@ -38,8 +42,14 @@ func TestTheDashboardIsValidAndShowsWhatExists(t *testing.T) {
 		t.Errorf("the dashboard has the uid %q, the title %q, the schema %d and %d panels", d.UID,
 			d.Title, d.SchemaVersion, len(d.Panels))
 	}
-	if len(d.Templating.List) != 1 || d.Templating.List[0].Name != "datasource" {
-		t.Errorf("the variables are %v, want the data source alone", d.Templating.List)
+	var variables []string
+	for _, v := range d.Templating.List {
+		variables = append(variables, v.Name)
+	}
+	if !slices.Equal(variables, []string{"datasource", "cluster"}) ||
+		d.Templating.List[1].AllValue != ".*" {
+		t.Errorf("the variables are %v, want the data source, and the cluster with all of them as .*, so "+
+			"that series without the label are shown, too", d.Templating.List)
 	}
 	ids, cells, shown := map[int]bool{}, map[[2]int]string{}, ""
 	for _, p := range d.Panels {
@@ -59,17 +69,36 @@ func TestTheDashboardIsValidAndShowsWhatExists(t *testing.T) {
 			if p.Datasource.UID != "${datasource}" || query.Datasource.UID != "${datasource}" {
 				t.Errorf("%s does not ask the chosen data source", p.Title)
 			}
-			for _, problem := range problems(t, strings.ReplaceAll(query.Expr, "$__rate_interval", "5m")) {
+			for _, part := range unselected(t, query.Expr) {
+				t.Errorf("%s: %s is of every cluster, want it with cluster=~\"$cluster\"", p.Title, part)
+			}
+			for _, problem := range problems(t, strings.NewReplacer("$__rate_interval", "5m",
+				`cluster=~"$cluster"`, `cluster=~""`).Replace(query.Expr)) {
 				t.Errorf("%s: %s", p.Title, problem)
 			}
 			shown += query.Expr + "\n"
 		}
 	}
 	for _, metric := range metricRows(t) {
-		// The dashboard is the driver's; most clusters have no node keeper.
-		if name := metric[1]; strings.HasPrefix(name, "oxide_csi_") &&
-			name != "oxide_csi_rack_api_info" && !strings.Contains(shown, name) {
+		if name := metric[1]; name != "oxide_csi_rack_api_info" && !strings.Contains(shown, name) {
 			t.Errorf("no panel shows %s", name)
 		}
 	}
+}
+
+// unselected returns the series in a query that are not those of the chosen cluster.
+func unselected(t *testing.T, query string) (found []string) {
+	t.Helper()
+	expression, err := parser.ParseExpr(strings.ReplaceAll(query, "$__rate_interval", "5m"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	parser.Inspect(expression, func(node parser.Node, _ []parser.Node) error {
+		if n, ok := node.(*parser.VectorSelector); ok && !slices.ContainsFunc(n.LabelMatchers,
+			func(m *labels.Matcher) bool { return m.Name == "cluster" && m.Value == "$cluster" }) {
+			found = append(found, n.String())
+		}
+		return nil
+	})
+	return found
 }

@@ -3,6 +3,7 @@ package monitoring
 import (
 	"fmt"
 	"strings"
+	"time"
 )
 
 // quiet is what must wake nobody.
@@ -67,6 +68,17 @@ var quiet = []fault{
 		keeper.operations("problem"): once,
 		keeper.operations("done"):    counts(12),
 	}},
+	{name: "a volume waits half an hour for a stop", differ: series{
+		leader.failed("ControllerPublishVolume", "InstanceMustBeStopped"): fmt.Sprintf("0+1x30 30x%d",
+			samples-32),
+	}},
+	{name: "the node keeper waits for its window", differ: series{
+		leader.failed("ControllerPublishVolume", "InstanceMustBeStopped"): eachMinute,
+		keeper.of("oxide_node_keeper_waiting_attachments"):                always1,
+	}},
+	{name: "the node keeper's daily window", interval: 20 * time.Minute, differ: series{
+		keeper.of("oxide_node_keeper_waiting_attachments"): fmt.Sprintf("1x71 0 1x%d", samples-74),
+	}},
 	{name: "another program that is down", differ: series{
 		`up{job="another",instance="another:80"}`: always0,
 	}},
@@ -125,8 +137,16 @@ var volumeFaults = []fault{
 		differ: series{nodeA.failed("NodeStageVolume", "FilesystemDamaged"): slowly}},
 	{name: "a filesystem in use has failed", want: []string{"OxideCSIFilesystemDamaged"},
 		differ: series{nodeA.failed("NodeGetVolumeStats", "FilesystemFailed"): eachMinute}},
-	{name: "the rack attaches only to stopped instances", want: []string{"OxideCSICallsFailing"},
+	{name: "a volume waits for a stop, and no keeper is there",
+		want:   []string{"OxideCSIVolumeWaitsForStop"},
 		differ: series{leader.failed("ControllerPublishVolume", "InstanceMustBeStopped"): eachMinute}},
+	{name: "a volume waits for a stop, and another controller leads",
+		want: []string{"OxideCSIVolumeWaitsForStop"}, differ: series{
+			leader.failed("ControllerPublishVolume", "InstanceMustBeStopped"): fmt.Sprintf("0+1x44 45x%d",
+				samples-46),
+			standby.failed("ControllerPublishVolume", "InstanceMustBeStopped"): fmt.Sprintf("0x40 0+1x%d",
+				samples-42),
+		}},
 	{name: "an instance takes fewer disks than OXIDE_MAX_DISKS",
 		want:   []string{"OxideCSICallsFailing"},
 		differ: series{leader.failed("ControllerPublishVolume", "InstanceFull"): eachMinute}},
@@ -168,6 +188,13 @@ var processFaults = []fault{
 var keeperFaults = []fault{
 	{name: "an instance does not start", want: []string{"OxideCSIInstanceNotStarted"},
 		differ: series{keeper.problems("Starting"): "_x39 " + fiveMinutely}},
+	{name: "an attachment waits for longer than a day", interval: 20 * time.Minute,
+		want: []string{"OxideCSIColdAttachOverdue"}, differ: series{
+			keeper.of("oxide_node_keeper_waiting_attachments"): fmt.Sprintf("1x50 stale _x%d",
+				samples-53),
+			target("next").of("oxide_node_keeper_waiting_attachments"): fmt.Sprintf("0x49 1x%d",
+				samples-51),
+		}},
 	{name: "no drain succeeds", want: []string{"OxideCSIColdAttachFailing"},
 		differ: series{keeper.operations("problem"): counts(20)}},
 }

@@ -1,16 +1,18 @@
 package monitoring
 
 import (
+	stdcmp "cmp"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
 
-// samples is how many samples a series has: 90 minutes of them.
+// samples is how many samples a series has: 90 minutes of them, if a fault has no interval of its own.
 const samples = 90
 
 // target is a pod of the driver.
@@ -124,10 +126,11 @@ func healthy() series {
 
 // fault is what differs from a healthy cluster, and the alerts that fire.
 type fault struct {
-	name    string
-	differ  series
-	missing []target // pods that are not there
-	want    []string
+	name     string
+	differ   series
+	missing  []target // pods that are not there
+	want     []string
+	interval time.Duration // the distance of the samples, if it is not a minute
 }
 
 func TestEachAlertFiresInItsFaultAndInNoOther(t *testing.T) {
@@ -142,7 +145,7 @@ func TestEachAlertFiresInItsFaultAndInNoOther(t *testing.T) {
 				})
 			}
 			maps.Copy(all, f.differ)
-			found, ever := firing(t, all)
+			found, ever := firingAt(t, stdcmp.Or(f.interval, interval), all)
 			if diff := cmp.Diff(append([]string{}, f.want...), names(found)); diff != "" {
 				t.Errorf("expected alerts (-) and those that fire at the end (+):\n%s", diff)
 			}

@@ -15,8 +15,9 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// targetLabels are what Prometheus adds to every series; the last two are the operator's.
-var targetLabels = []string{"job", "instance", "namespace", "pod"}
+// targetLabels are what Prometheus adds to every series; namespace and pod are the operator's, and cluster
+// is of those who collect several.
+var targetLabels = []string{"job", "instance", "namespace", "pod", "cluster"}
 
 // metricRows are name, type and labels of our metrics in docs/metrics.md.
 func metricRows(t *testing.T) [][]string {

@@ -23,12 +23,15 @@ const interval = time.Minute
 // series are time series in the notation of promtool, by metric and labels.
 type series map[string]string
 
-// duration is how long the rules are evaluated.
-const duration = samples * interval
-
 // firing evaluates the rules from the first sample to the last, as Prometheus does. It returns the
 // alerts that fire at the end, and the names of those that have ever fired.
 func firing(t *testing.T, all series) (atEnd []*rules.Alert, ever []string) {
+	t.Helper()
+	return firingAt(t, interval, all)
+}
+
+// firingAt does so with samples and evaluations at another distance.
+func firingAt(t *testing.T, interval time.Duration, all series) (atEnd []*rules.Alert, ever []string) {
 	t.Helper()
 	load := "load " + interval.String() + "\n"
 	for _, name := range slices.Sorted(maps.Keys(all)) {
@@ -51,7 +54,7 @@ func firing(t *testing.T, all series) (atEnd []*rules.Alert, ever []string) {
 	if len(errs) > 0 {
 		t.Fatalf("load %s: %v", alertsFile, errs)
 	}
-	for at := time.Unix(0, 0).UTC(); at.Before(time.Unix(0, 0).Add(duration)); at = at.Add(interval) {
+	for at := time.Unix(0, 0).UTC(); at.Before(time.Unix(0, 0).Add(samples * interval)); at = at.Add(interval) {
 		loader.WithSamplesTill(at, func(err error) {
 			if err != nil {
 				t.Fatal(err)
