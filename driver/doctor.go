@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
 
@@ -102,13 +103,22 @@ func diagnose(ctx context.Context, c DoctorConfig, tokens *rack.TokenSource, out
 	return diagnosis.Status(), diagnosis.Write(out, c.JSON)
 }
 
-// writeBundle writes the bundle to a file that only its owner reads.
+// writeBundle writes the bundle to a new file that only its owner reads. A file that exists, or a link, keeps
+// its mode and its readers, so it is refused.
 func writeBundle(path string, d doctor.Diagnosis, e doctor.Evidence, secrets *hidden) error {
 	var text bytes.Buffer
 	if err := doctor.WriteBundle(hiddenWriter{&text, secrets}, d, e); err != nil {
 		return err
 	}
-	if err := os.WriteFile(path, text.Bytes(), 0o600); err != nil {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600) // O_EXCL follows no link
+	if errors.Is(err, fs.ErrExist) {
+		return errors.New("--bundle: has to name a new file, and the name exists; choose another one")
+	}
+	if err == nil {
+		_, err = f.Write(text.Bytes())
+		err = errors.Join(err, f.Close())
+	}
+	if err != nil {
 		return fmt.Errorf("--bundle: %w", csierr.WithoutPath(err))
 	}
 	return nil

@@ -140,6 +140,29 @@ func TestB26NoSecretIsInWhatADoctorWrites(t *testing.T) {
 	}
 }
 
+func TestABundleIsWrittenToANewFileOnly(t *testing.T) {
+	dir := t.TempDir()
+	file, target := filepath.Join(dir, "file"), filepath.Join(dir, "target")
+	must(t, os.WriteFile(file, []byte("mine"), 0o644))
+	for name, to := range map[string]string{"link": file, "dangling": target} {
+		must(t, os.Symlink(to, filepath.Join(dir, name)))
+	}
+	for _, name := range []string{"file", "link", "dangling"} {
+		var out, errs bytes.Buffer
+		status := Main(t.Context(), []string{"doctor", "rack", "--bundle=" + filepath.Join(dir, name)},
+			func(string) string { return "" }, &out, &errs)
+		if status != 1 || !strings.Contains(errs.String(), "--bundle: has to name a new file") {
+			t.Errorf("%s: status %d: %s", name, status, errs.String())
+		}
+	}
+	if text, err := os.ReadFile(file); string(text) != "mine" || err != nil {
+		t.Errorf("the file holds %q, %v", text, err)
+	}
+	if _, err := os.Lstat(target); err == nil {
+		t.Error("the link's target was made")
+	}
+}
+
 // checkBundle checks that a bundle holds what a support case needs.
 func checkBundle(t *testing.T, kind string, text []byte) {
 	t.Helper()
