@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"maps"
+	"strings"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
@@ -25,7 +26,8 @@ const (
 	never    = "Nothing: repeating the call does not help."
 )
 
-// The commands. All of them only read, so that nothing is done that was not understood first.
+// The commands. All of them but kernelLog only read, so that nothing is done that was not understood
+// first.
 const (
 	showClaim    = "kubectl get pvc -n {namespace} {claim} -o yaml"
 	showClass    = "kubectl get storageclass {class} -o yaml"
@@ -38,11 +40,20 @@ const (
 	inspectNode  = "kubectl exec -n {driverNamespace} {driverPod} -c oxide-plugin -- " +
 		"/oxide-csi-plugin inspect --volume {volume}={disk}"
 	nodeLog       = "kubectl logs -n {driverNamespace} {driverPod} -c oxide-plugin --since=1h"
-	controllerLog = "kubectl logs -n {driverNamespace} deployment/oxide-csi-controller " +
-		"-c oxide-plugin --since=1h"
+	controllerLog = "kubectl logs -n {driverNamespace} " + controllerLogs + " -c oxide-plugin --since=1h"
+	// The one command that is more than a read: it makes a privileged pod on the node; docs/doctor.md
+	// says so.
 	kernelLog = "kubectl debug node/{node} -it --profile=sysadmin --image=busybox -- dmesg"
 	checkRack = "oxide-csi-plugin doctor rack"
 )
+
+// controllerLogs names the pods of the controller for kubectl logs.
+const controllerLogs = "deployment/oxide-csi-controller"
+
+// controllerLogOf is the command that shows the log of a container of the controller.
+func controllerLogOf(container string) string {
+	return strings.Replace(controllerLog, driverContainer, container, 1)
+}
 
 // advices has an entry for every reason. Its parts are in the order of driver/REASONS.md.
 var advices = join(requestAdvices, stateAdvices, rackAdvices, nodeAdvices)

@@ -298,11 +298,21 @@ func (c *chain) diskName() string {
 	return ""
 }
 
+// driverPods returns the pods of the driver with a label app.
+func (c *chain) driverPods(app string) (pods []kube.Object) {
+	for _, pod := range c.Nodes.DriverPods {
+		if pod.Kind == kindPod && pod.Metadata.Labels.App == app {
+			pods = append(pods, pod)
+		}
+	}
+	return pods
+}
+
 // driverPod returns the pod of the driver on the chain's node.
 func (c *chain) driverPod() *kube.Object {
-	for i, pod := range c.Nodes.DriverPods {
+	for _, pod := range c.driverPods(driverPodApp) {
 		if pod.Spec.NodeName == c.nodeName {
-			return &c.Nodes.DriverPods[i]
+			return &pod
 		}
 	}
 	return nil

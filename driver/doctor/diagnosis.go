@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"regexp"
 	"slices"
 	"strings"
@@ -132,10 +133,25 @@ func (c *chain) apply(step Step, s said) Step {
 	if step.Finding == nil || step.Finding.Reason == s.Reason {
 		step.Finding = &Finding{Reason: s.Reason, Wrong: s.Sentence, Source: s.Source, Since: s.First,
 			Last: s.Last, Next: c.commandAt(s.node, advices[s.Reason].Next)}
+		if says := c.keeperSays(cmp.Or(s.node, c.nodeName)); says != "" &&
+			s.Reason == csierr.InstanceMustBeStopped {
+			step.Finding.ByItself = says
+			step.Finding.Do = "Nothing, if that is soon enough; otherwise see to what the node keeper waits for."
+			step.Finding.Next = c.commandAt(s.node, "kubectl describe node {node}")
+		}
 		return step
 	}
 	step.Notes = append(step.Notes, s.Source+" says "+string(s.Reason)+": "+s.Sentence)
 	return step
+}
+
+// keeperSays returns what the node keeper has written on a node about the stop that it plans, or "".
+func (c *chain) keeperSays(node string) string {
+	o, _ := c.Cluster.one(kindNode, named("", node))
+	if o == nil || o.Metadata.Annotations.KeeperPlan == "" {
+		return ""
+	}
+	return "The node keeper says: " + csierr.Plain(o.Metadata.Annotations.KeeperPlan) + "."
 }
 
 // broken returns a step with a finding.

@@ -32,6 +32,15 @@ func TestAVolumeThatWorksHasNoFinding(t *testing.T) {
 			o.Status.ContainerStatuses = make([]kube.ContainerStatus, 1)
 			o.Status.ContainerStatuses[0].State.Waiting.Reason = "ImagePullBackOff"
 		})},
+		"of a pod whose init container takes long": {pending, object(kindPod, func(o *kube.Object) {
+			o.Status.InitContainerStatuses = []kube.ContainerStatus{{Name: "restore"}}
+			o.Status.InitContainerStatuses[0].State.Running = &struct{}{}
+			o.Status.ContainerStatuses = []kube.ContainerStatus{{Name: "db"}}
+			o.Status.ContainerStatuses[0].State.Waiting.Reason = "PodInitializing"
+		})},
+		"with a read-only device, and mounted read-only": {onNode(func(v *inspection.Volume) {
+			v.Devices[0].ReadOnly = true
+		})},
 		"with events of another pod of that name": {pending, object(kindPod, youngPod),
 			event(kindPod, "db-0", "FailedMount", `failed for volume "`+pvName+`" : `+rpc("DiskNotBlank")),
 			lastEvent(func(o *kube.Object) { o.InvolvedObject.UID = racktest.Image })},
@@ -105,10 +114,14 @@ func secondPod(t testing.TB, e *Evidence) {
 	second := strings.NewReplacer("db-0", "db-1", "worker-1", "worker-2", podUID, racktest.Image,
 		`"phase":"Running"`, `"phase":"Pending"`, racktest.Instance, racktest.OtherInstance,
 		before(time.Hour), before(time.Second))
-	for _, text := range []string{podJSON, csiNodeJSON} {
+	for _, text := range []string{podJSON, csiNodeJSON, nodeJSON, driverPodJSON} {
 		objects, err := kube.Parse([]byte(second.Replace(text)))
 		if err != nil {
 			t.Fatal(err)
+		}
+		if text == driverPodJSON {
+			e.Nodes.DriverPods = append(e.Nodes.DriverPods, objects...)
+			continue
 		}
 		e.Cluster.Objects = append(e.Cluster.Objects, objects...)
 	}
@@ -154,6 +167,21 @@ var situations = []situation{
 	{"a claim that nobody provisions", []edit{unbound}, LinkClaim, ""},
 	{"a claim without its volume", []edit{without(kindVolume), without(kindAttachment)}, LinkVolume,
 		""},
+	{"a claim that a pod keeps from going", []edit{object(kindClaim, stuck("kubernetes.io/pvc-protection"))},
+		LinkClaim, ""},
+	{"a volume that does not go", []edit{without(kindPod), without(kindClaim), object(kindVolume,
+		stuck("external-provisioner.volume.kubernetes.io/finalizer")), func(_ testing.TB, e *Evidence) {
+		e.Question = Question{Kind: AskVolume, Name: racktest.Disk}
+	}}, LinkVolume, ""},
+	{"a volume that does not go and has no claim", []edit{without(kindPod), without(kindClaim),
+		object(kindVolume, stuck("external-provisioner.volume.kubernetes.io/finalizer")),
+		object(kindVolume, func(o *kube.Object) { o.Spec.ClaimRef = kube.Reference{} }),
+		func(_ testing.TB, e *Evidence) {
+			e.Question = Question{Kind: AskVolume, Name: racktest.Disk}
+		}}, LinkVolume, ""},
+	{"a volume of another claim", []edit{object(kindVolume, func(o *kube.Object) {
+		o.Spec.ClaimRef.Name = "other"
+	})}, LinkVolume, ""},
 	{"a lost claim", []edit{without(kindVolume), without(kindAttachment),
 		object(kindClaim, func(o *kube.Object) { o.Status.Phase = phaseLost })}, LinkClaim, ""},
 	{"a class that Kubernetes does not know", []edit{unbound, event(kindClaim, "data",
@@ -267,6 +295,17 @@ var situations = []situation{
 		v.Problems = []inspection.Problem{{Reason: csierr.DeviceNotFound, Says: "no device node"}}
 		v.Unseen = []inspection.Unseen{{Part: inspection.PartFilesystem, Why: "no device node"}}
 	})}, LinkDevice, csierr.DeviceNotFound},
+	{"a device that became read-only under a mount for writing", []edit{onNode(
+		func(v *inspection.Volume) { v.Devices[0].ReadOnly, v.Mounts[1].Writable = true, true })},
+		LinkDevice, csierr.DeviceReadOnly},
+	{"a filesystem that was overwritten under its mount", []edit{onNode(func(v *inspection.Volume) {
+		v.Filesystems = nil
+	})}, LinkFilesystem, csierr.FilesystemDamaged},
+	{"a filesystem that was overwritten after its use", []edit{pending, onNode(
+		func(v *inspection.Volume) {
+			v.Filesystems, v.Mounts = nil, nil
+			v.Flight = []flight.Entry{over(flight.Formatted, time.Hour, "")}
+		})}, LinkFilesystem, csierr.FilesystemDamaged},
 	{"a device that cannot be read", []edit{onNode(func(v *inspection.Volume) {
 		v.Problems = []inspection.Problem{{Reason: csierr.DeviceUnreadable, Says: "I/O error"},
 			{Reason: "NoReason", Says: "x"}}
@@ -328,6 +367,14 @@ var situations = []situation{
 	{"a pod that waits for no visible cause", []edit{pending}, LinkPod, ""},
 }
 
+// stuck is an object that was deleted 40 minutes ago, and has a finalizer.
+func stuck(finalizer string) func(*kube.Object) {
+	return func(o *kube.Object) {
+		o.Metadata.DeletionTimestamp = testNow.Add(-40 * time.Minute)
+		o.Metadata.Finalizers = []string{finalizer}
+	}
+}
+
 func young(o *kube.Object) { o.Metadata.CreationTimestamp = testNow.Add(-time.Second) }
 
 func TestTheFirstBrokenLinkIsFound(t *testing.T) {
@@ -381,6 +428,44 @@ func TestEveryReasonOfACreateIsFoundAtItsLink(t *testing.T) {
 				t.Errorf("got %+v", f)
 			}
 		})
+	}
+}
+
+func TestWhatADeletedObjectWaitsForIsNamed(t *testing.T) {
+	e := healthy(t)
+	object(kindClaim, stuck("kubernetes.io/pvc-protection"))(t, e)
+	f := Diagnose(*e).Chains[0].Finding
+	for _, want := range []string{"40m0s ago", "kubernetes.io/pvc-protection", "the pod db-0"} {
+		if !strings.Contains(f.Wrong, want) {
+			t.Errorf("%q does not say %q", f.Wrong, want)
+		}
+	}
+}
+
+func TestTheNodeKeepersPlanTakesThePlaceOfAStopByHand(t *testing.T) {
+	e := healthy(t)
+	notAttached(rpc("InstanceMustBeStopped"))(t, e)
+	object(kindNode, func(o *kube.Object) {
+		o.Metadata.Annotations.KeeperPlan = "waits for the maintenance window, 0 2 * * *"
+	})(t, e)
+	d := Diagnose(*e)
+	checkFinding(t, d, LinkInstance, csierr.InstanceMustBeStopped)
+	f := d.Chains[0].Finding
+	if !strings.Contains(f.ByItself, "waits for the maintenance window, 0 2 * * *") ||
+		strings.Contains(f.Do, "Stop the instance") || f.Next != "kubectl describe node worker-1" {
+		t.Errorf("got %+v", f)
+	}
+}
+
+func TestTheKubeletsOwnMessageIsQuoted(t *testing.T) {
+	const message = `MountVolume.SetUp failed for volume "config" : configmap "db" not found`
+	e := healthy(t)
+	pending(t, e)
+	event(kindPod, "db-0", "FailedMount", message)(t, e)
+	d := Diagnose(*e)
+	checkFinding(t, d, LinkPod, "")
+	if f := d.Chains[0].Finding; !strings.Contains(f.Wrong, message) || f.Source != "event FailedMount" {
+		t.Errorf("got %+v", f)
 	}
 }
 

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"encoding/json"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -58,9 +59,23 @@ var (
 		`"persistentVolumeClaim":{"claimName":"data"}}]},"status":{"phase":"Running",` +
 		`"containerStatuses":[{"name":"db","ready":true,"state":{"running":{}}}]}}`
 	driverPodJSON = `{"kind":"Pod","metadata":{"name":"oxide-csi-node-x","namespace":"oxide-csi",` +
-		`"labels":{"app":"oxide-csi-node"},"uid":"d-uid"},"spec":{"nodeName":"worker-1"},` +
-		`"status":{"phase":"Running"}}`
+		`"labels":{"app":"oxide-csi-node"},"uid":"d-uid","creationTimestamp":"` + before(time.Hour) +
+		`"},"spec":{"nodeName":"worker-1"},"status":{"phase":"Running","containerStatuses":[` +
+		runningJSON("oxide-plugin", "node-driver-registrar", "liveness-probe") + `]}}`
+	controllerPodJSON = `{"kind":"Pod","metadata":{"name":"oxide-csi-controller-x","namespace":` +
+		`"oxide-csi","labels":{"app":"oxide-csi-controller"},"creationTimestamp":"` + before(time.Hour) +
+		`"},"spec":{"nodeName":"worker-2"},"status":{"phase":"Running","containerStatuses":[` +
+		runningJSON("oxide-plugin", "csi-provisioner", "csi-attacher") + `]}}`
 )
+
+// runningJSON are the states of containers that run.
+func runningJSON(names ...string) string {
+	var all []string
+	for _, name := range names {
+		all = append(all, `{"name":"`+name+`","ready":true,"state":{"running":{}}}`)
+	}
+	return strings.Join(all, ",")
+}
 
 // listJSON is a list as kubectl prints it.
 func listJSON(items ...string) string {
@@ -68,7 +83,8 @@ func listJSON(items ...string) string {
 }
 
 func allObjects() string {
-	return listJSON(claimJSON, pvJSON, attachmentJSON, csiNodeJSON, nodeJSON, podJSON, driverPodJSON)
+	return listJSON(claimJSON, pvJSON, attachmentJSON, csiNodeJSON, nodeJSON, podJSON, driverPodJSON,
+		controllerPodJSON)
 }
 
 // eventJSON is an event about an object, which was first seen 20 minutes ago.
@@ -111,10 +127,10 @@ func healthy(t testing.TB) *Evidence {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e.Cluster.Objects, e.Cluster.Unseen = objects, map[string]string{}
+	e.Cluster.Objects, e.Cluster.Unseen = slices.Clip(objects[:6]), map[string]string{}
 	e.Nodes.Reports = map[string]inspection.Report{racktest.Instance: theNode()}
 	e.Nodes.Unseen = map[string]string{}
-	e.Nodes.DriverPods = objects[6:7]
+	e.Nodes.DriverPods = slices.Clip(objects[6:8])
 	disk := Disk{ID: racktest.Disk, Name: diskName, State: diskAttached, Instance: racktest.Instance,
 		SizeBytes: diskBytes, BlockBytes: 4096, Type: "distributed", FilesystemUUID: racktest.Disk}
 	neighbours := []Disk{disk}

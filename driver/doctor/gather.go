@@ -21,9 +21,11 @@ import (
 // lookTimeout is how long a look at the rack, at a node, or at the objects of one kind may take.
 const lookTimeout = 30 * time.Second
 
-// driverPodLabel is the label of the driver's pods on nodes, and driverContainer their container.
+// driverPodApp and controllerApp are the labels app of the driver's pods on nodes and of its controller's,
+// and driverContainer is the driver's container in them.
 const (
 	driverPodApp    = "oxide-csi-node"
+	controllerApp   = "oxide-csi-controller"
 	driverContainer = "oxide-plugin"
 )
 
@@ -90,7 +92,8 @@ func (g *gatherer) cluster(ctx context.Context) error {
 	g.look(ctx, kindAttachment, "")
 	g.look(ctx, kindCSINode, "")
 	g.look(ctx, kindNode, "")
-	g.look(ctx, kindDriverPod, allNamespaces, "--selector=app="+driverPodApp)
+	g.look(ctx, kindDriverPod, allNamespaces, "--selector=app in ("+driverPodApp+","+
+		controllerApp+")")
 	switch q.Kind {
 	case AskClaim, AskPod:
 		namespaces = []string{q.Namespace}
@@ -200,7 +203,7 @@ func (g *gatherer) objectsFromFile() error {
 	}
 	for _, o := range objects {
 		delete(g.e.Cluster.Unseen, o.Kind)
-		if o.Kind == kindPod && o.Metadata.Labels.App == driverPodApp {
+		if app := o.Metadata.Labels.App; o.Kind == kindPod && (app == driverPodApp || app == controllerApp) {
 			delete(g.e.Cluster.Unseen, kindDriverPod)
 			g.add(true, []kube.Object{o})
 		}
@@ -227,6 +230,7 @@ func (g *gatherer) prune() {
 			use(&o)
 			nodes[o.Spec.NodeName] = true
 			used[key{kindCSINode, "", o.Spec.NodeName}] = true
+			used[key{kindNode, "", o.Spec.NodeName}] = true
 		}
 		nodes[c.nodeName] = true
 		used[key{kindNode, "", c.nodeName}] = true
@@ -241,7 +245,9 @@ func (g *gatherer) prune() {
 	// One pod of the driver stays in any case: it tells the namespace.
 	some := g.e.Nodes.DriverPods[:min(1, len(g.e.Nodes.DriverPods))]
 	g.e.Nodes.DriverPods = slices.DeleteFunc(slices.Clone(g.e.Nodes.DriverPods),
-		func(o kube.Object) bool { return !nodes[o.Spec.NodeName] })
+		func(o kube.Object) bool {
+			return o.Metadata.Labels.App != controllerApp && !nodes[o.Spec.NodeName]
+		})
 	if len(g.e.Nodes.DriverPods) == 0 {
 		g.e.Nodes.DriverPods = some
 	}
@@ -282,6 +288,7 @@ func (g *gatherer) redact() {
 		o := &g.e.Cluster.Objects[i]
 		clean(&o.Message)
 		clean(&o.Status.Message)
+		clean(&o.Metadata.Annotations.KeeperPlan)
 		for _, failure := range []*kube.Failure{o.Status.AttachError, o.Status.DetachError} {
 			if failure != nil {
 				clean(&failure.Message)

@@ -45,11 +45,11 @@ func (k *cluster) kubectl(_ context.Context, args ...string) ([]byte, error) {
 			return []byte(listJSON(items...)), nil
 		}
 	}
-	if slices.Contains(args, "--selector=app=oxide-csi-node") {
+	if slices.Contains(args, "--selector=app in (oxide-csi-node,oxide-csi-controller)") {
 		if k.noDriver {
 			return []byte(listJSON()), nil
 		}
-		return []byte(listJSON(driverPodJSON)), nil
+		return []byte(listJSON(driverPodJSON, controllerPodJSON)), nil
 	}
 	return []byte(listJSON(podJSON)), nil
 }
@@ -268,7 +268,7 @@ func TestFilesReplaceTheClusterAndTheNode(t *testing.T) {
 	if e.Cluster.Unseen[kindEvent] == "" || e.Cluster.Unseen[kindPod] != "" {
 		t.Errorf("unseen: %v", e.Cluster.Unseen)
 	}
-	if pods := e.Nodes.DriverPods; len(pods) != 1 || pods[0].Metadata.Name != "oxide-csi-node-x" {
+	if pods := e.Nodes.DriverPods; len(pods) != 2 || pods[0].Metadata.Name != "oxide-csi-node-x" {
 		t.Errorf("the driver's pods: %+v", pods)
 	}
 	for _, o := range e.Cluster.Objects {

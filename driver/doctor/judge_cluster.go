@@ -3,6 +3,7 @@ package doctor
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -43,6 +44,10 @@ func (c *chain) judgeClaim() Step {
 		return unseenStep("the claim", c.claimWhy)
 	case c.claimName.Name == "":
 		return Step{State: Idle, What: "no claim is bound to it"}
+	case c.claim == nil && c.volume != nil && (c.volume.Status.Phase != phaseBound ||
+		!c.volume.Metadata.DeletionTimestamp.IsZero()):
+		return Step{State: Idle, What: "its claim " + c.claimName.Namespace + "/" + c.claimName.Name +
+			" is gone"}
 	case c.claim == nil:
 		return broken(name, Finding{Wrong: name + " does not exist", Source: "Kubernetes",
 			ByItself: "Nothing, unless something makes the claim, such as a StatefulSet.",
@@ -51,13 +56,23 @@ func (c *chain) judgeClaim() Step {
 	o := c.claim
 	what := fmt.Sprintf("%s: %s, class %s", name, cmp.Or(o.Status.Phase, "no phase"),
 		cmp.Or(o.Spec.StorageClassName, "none"))
+	if !o.Metadata.DeletionTimestamp.IsZero() {
+		what += ", being deleted"
+	}
 	if p := o.Metadata.Annotations.Provisioner; p != "" && p != volume.DriverName {
 		return unseenStep(what+", and its volume", "it is of the driver "+p)
 	}
-	switch o.Status.Phase {
-	case phaseBound:
+	switch {
+	case c.overdue(o):
+		return broken(what, c.stuckDeletion(o, name, "Kubernetes keeps a claim until no pod uses it",
+			showClaim))
+	case o.Status.Phase == phaseBound && o.Spec.VolumeName == "":
+		return broken(what, Finding{Wrong: "it is bound, and names no PersistentVolume", Source: name,
+			ByItself: "Nothing: Kubernetes binds a claim once.",
+			Do:       "Make a new claim; give it the PersistentVolume by spec.volumeName.", Next: showClaim})
+	case o.Status.Phase == phaseBound:
 		return Step{State: OK, What: what}
-	case phaseLost:
+	case o.Status.Phase == phaseLost:
 		return broken(what, Finding{Wrong: "its PersistentVolume " + o.Spec.VolumeName + " is gone",
 			Source: name, ByItself: "Nothing: the claim stays lost.",
 			Do:   "Make a PersistentVolume for the disk if it still exists on the rack, and a new claim.",
@@ -66,14 +81,35 @@ func (c *chain) judgeClaim() Step {
 	return c.judgePendingClaim(what)
 }
 
-func (c *chain) judgePendingClaim(what string) Step {
-	var last kube.Object
-	for _, e := range c.events(c.claim, "ProvisioningFailed", "Provisioning", "ExternalProvisioning",
-		"WaitForFirstConsumer", "WaitForPodScheduled", "FailedBinding") {
-		if last.Kind == "" || e.Last().After(last.Last()) {
-			last = e
+// stuckDeletion is the finding for a claim or a PersistentVolume that was deleted and is still there.
+func (c *chain) stuckDeletion(o *kube.Object, name, rule, next string) Finding {
+	f := Finding{Source: name, Since: o.Metadata.DeletionTimestamp, Next: next,
+		Wrong: "it was deleted " + c.At.Sub(o.Metadata.DeletionTimestamp).Round(time.Second).String() +
+			" ago, and is still there",
+		ByItself: "It goes when nothing holds it any more: " + rule + "."}
+	if len(o.Metadata.Finalizers) > 0 {
+		f.Wrong += "; its finalizers are " + firstOf(o.Metadata.Finalizers)
+	}
+	var holders []string
+	for _, pod := range c.pods {
+		holders = append(holders, "the pod "+pod.Metadata.Name+" ("+podWords(pod)+")")
+	}
+	if o.Kind == kindVolume {
+		for _, a := range c.attachments {
+			holders = append(holders, "the VolumeAttachment "+a.Metadata.Name)
 		}
 	}
+	f.Do = "Find out who set the finalizers, and why the owner does not remove them."
+	if len(holders) > 0 {
+		f.Wrong += "; it is held by " + firstOf(holders)
+		f.Do = "End what holds it, if nobody needs the volume."
+	}
+	return f
+}
+
+func (c *chain) judgePendingClaim(what string) Step {
+	last := latestOf(c.events(c.claim, "ProvisioningFailed", "Provisioning", "ExternalProvisioning",
+		"WaitForFirstConsumer", "WaitForPodScheduled", "FailedBinding"))
 	switch {
 	case c.heardAt(LinkClaim):
 		return Step{State: Waiting, What: what}
@@ -94,10 +130,51 @@ func (c *chain) judgePendingClaim(what string) Step {
 	if why := c.Cluster.Unseen[kindEvent]; why != "" {
 		note = "the events, which tell why, could not be seen: " + why
 	}
-	return broken(what, Finding{Wrong: "it has been pending for " + c.age(c.claim) + ", and " + note,
+	silent := Finding{Wrong: "it has been pending for " + c.age(c.claim) + ", and " + note,
 		Source: "Kubernetes", Since: c.claim.Metadata.CreationTimestamp,
-		ByItself: "The provisioner tries again as long as it runs.",
-		Do:       "Check that the controller of the driver runs, and its log.", Next: controllerLog})
+		ByItself: "The provisioner tries again as long as it runs."}
+	return broken(what, c.silence(silent, "csi-provisioner"))
+}
+
+// silence completes the finding for something that the controller has not done and reported no error
+// of. The driver's errors are reported by the sidecar that called it, so silence is the sidecar's, unless
+// another container of the pod does not work.
+func (c *chain) silence(f Finding, sidecar string) Finding {
+	f.Do = "Check that the controller of the driver runs, and the log of its " + sidecar + "."
+	f.Next = controllerLogOf(sidecar)
+	if c.Cluster.Unseen[kindDriverPod] != "" {
+		return f
+	}
+	pods := c.driverPods(controllerApp)
+	if len(pods) == 0 {
+		f.Wrong += "; no pod of the driver's controller (" + controllerApp + ") is there"
+		f.Do, f.Next = "Let the driver's controller run.", "kubectl get deployments --all-namespaces"
+	}
+	for _, pod := range pods {
+		s := deadContainer(pod, driverContainer, sidecar)
+		if s == nil {
+			continue
+		}
+		f.Wrong += "; " + s.Name + " of the pod " + pod.Metadata.Name + " does not work: " + podWords(pod)
+		f.Next = controllerLogOf(s.Name)
+		if name := pod.Metadata.Name; commandWord.MatchString(name) {
+			f.Next = strings.Replace(f.Next, controllerLogs, name, 1)
+		}
+		return f
+	}
+	return f
+}
+
+// deadContainer returns the first container of a pod that is not ready, of those with the names or, without
+// names, of all.
+func deadContainer(pod kube.Object, names ...string) *kube.ContainerStatus {
+	all := slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses)
+	for i, s := range all {
+		if !s.Ready && s.State.Terminated == nil && (len(names) == 0 || slices.Contains(names, s.Name)) {
+			return &all[i]
+		}
+	}
+	return nil
 }
 
 // overdue reports whether an object should be gone by now.
@@ -138,8 +215,36 @@ func (c *chain) judgeVolume() Step {
 		return broken(what, Finding{Wrong: cmp.Or(o.Status.Message, "its deletion failed"),
 			Source: "PersistentVolume " + o.Metadata.Name, ByItself: "The provisioner tries again.",
 			Do: "Follow the message.", Next: showVolume})
+	case c.handle == "":
+		return broken(what, Finding{Wrong: "it names no disk (spec.csi.volumeHandle)",
+			Source: "PersistentVolume " + o.Metadata.Name, ByItself: "Nothing: the field cannot be changed.",
+			Do: "Make the PersistentVolume again, with the disk's id.", Next: showVolume})
+	case c.overdue(o):
+		return broken(what, c.stuckDeletion(o, "PersistentVolume "+o.Metadata.Name, "Kubernetes keeps a "+
+			"PersistentVolume until it has no claim and is detached, and the provisioner until its disk is "+
+			"deleted", showVolume))
+	case c.boundToAnother() != "":
+		return broken(what, Finding{Wrong: c.boundToAnother(), Source: "PersistentVolume " +
+			o.Metadata.Name, ByItself: "Kubernetes reports such a claim as lost.",
+			Do:   "Compare spec.volumeName of the claim and spec.claimRef of the PersistentVolume.",
+			Next: showVolume})
 	}
 	return Step{State: OK, What: what}
+}
+
+// boundToAnother returns in which way the volume of a bound claim is not the claim's, or "".
+func (c *chain) boundToAnother() string {
+	ref, claim := c.volume.Spec.ClaimRef, c.claim
+	switch {
+	case claim == nil || claim.Status.Phase != phaseBound:
+		return ""
+	case ref.Namespace != claim.Metadata.Namespace || ref.Name != claim.Metadata.Name:
+		return fmt.Sprintf("it belongs to the claim %q, and the claim that names it is %s/%s",
+			strings.Trim(ref.Namespace+"/"+ref.Name, "/"), claim.Metadata.Namespace, claim.Metadata.Name)
+	case c.volume.Status.Phase != phaseBound:
+		return "its claim is bound to it, and its own phase is " + cmp.Or(c.volume.Status.Phase, "missing")
+	}
+	return ""
 }
 
 func (c *chain) judgeAttachment() Step {
@@ -183,16 +288,16 @@ func (c *chain) judgeAttachment() Step {
 	case c.overdue(a):
 		step.Finding = &Finding{Wrong: "it has been deleted, and the disk is not yet detached",
 			Source: "VolumeAttachment " + a.Metadata.Name, Since: deleted,
-			ByItself: "The attacher tries again as long as it runs.",
-			Do:       "Check that the controller of the driver runs, and its log.", Next: controllerLog}
+			ByItself: "The attacher tries again as long as it runs."}
+		*step.Finding = c.silence(*step.Finding, "csi-attacher")
 	case !deleted.IsZero():
 		step.State, step.What = Waiting, what+", being detached"
 	case !a.Status.Attached && c.old(a):
 		step.Finding = &Finding{Wrong: "it has not been attached for " + c.age(a) +
 			", and holds no error",
 			Source: "VolumeAttachment " + a.Metadata.Name, Since: a.Metadata.CreationTimestamp,
-			ByItself: "The attacher tries again as long as it runs.",
-			Do:       "Check that the controller of the driver runs, and its log.", Next: controllerLog}
+			ByItself: "The attacher tries again as long as it runs."}
+		*step.Finding = c.silence(*step.Finding, "csi-attacher")
 	case !a.Status.Attached:
 		step.State = Waiting
 	}

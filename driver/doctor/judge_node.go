@@ -65,6 +65,7 @@ func (c *chain) judgeDevice() Step {
 	}
 	d := v.Devices[0]
 	result := Step{State: OK, What: fmt.Sprintf("%s (%s), %d bytes", d.Name, d.Number, d.SizeBytes)}
+	writable := slices.IndexFunc(v.Mounts, func(m inspection.Mount) bool { return m.Writable })
 	if d.ReadOnly {
 		result.Notes = append(result.Notes, "the device is read-only")
 	}
@@ -73,11 +74,15 @@ func (c *chain) judgeDevice() Step {
 	}
 	disk := c.Rack.Disks[c.handle].Object
 	switch {
-	case disk == nil:
+	case d.ReadOnly && writable >= 0:
+		result.Finding = &Finding{Reason: csierr.DeviceReadOnly, Source: theReport,
+			Wrong: fmt.Sprintf("%s is read-only, and is mounted for writing at %q: writes fail", d.Name,
+				v.Mounts[writable].Path)}
+	case disk == nil, disk.SizeBytes == 0:
 	case d.SizeBytes != disk.SizeBytes:
 		result.Finding = &Finding{Reason: csierr.DeviceWrongSize, Source: theReport,
 			Wrong: fmt.Sprintf("%s has %d bytes, and the disk has %d", d.Name, d.SizeBytes, disk.SizeBytes)}
-	case d.BlockBytes != 0 && d.BlockBytes != disk.BlockBytes:
+	case d.BlockBytes != 0 && disk.BlockBytes != 0 && d.BlockBytes != disk.BlockBytes:
 		result.Finding = &Finding{Reason: csierr.DeviceDiffers, Source: theReport,
 			Wrong: fmt.Sprintf("%s has blocks of %d bytes, and the disk has blocks of %d", d.Name,
 				d.BlockBytes, disk.BlockBytes)}
@@ -151,7 +156,32 @@ func (c *chain) judgeFilesystem() Step {
 	if result.State == Waiting {
 		result.Finding = c.interrupted(v, LinkFilesystem)
 	}
+	if result.Finding == nil && result.State == Waiting && len(openAt(v, LinkFilesystem)) == 0 {
+		result.Finding = vanished(v)
+	}
 	return result
+}
+
+// vanished returns a finding for a disk that has no filesystem and had one: it is mounted still, or the
+// recorder tells of it.
+func vanished(v *inspection.Volume) *Finding {
+	f := Finding{Reason: csierr.FilesystemDamaged, Source: theReport}
+	for _, m := range v.Mounts {
+		if m.FSType != "" {
+			f.Wrong = fmt.Sprintf("the disk shows no filesystem that the driver makes, and one is mounted "+
+				"from it at %q: its superblock was overwritten", m.Path)
+			return &f
+		}
+	}
+	for _, e := range slices.Backward(v.Flight) {
+		if e.Outcome == flight.Done && (e.Event == flight.Formatted || e.Event == flight.Mounted) {
+			f.Source, f.Since = theRecorder, e.Time
+			f.Wrong = fmt.Sprintf("the disk shows no filesystem that the driver makes, and %s was recorded "+
+				"at %s: its superblock was overwritten since", e.Event, e.Time.Format(timeFormat))
+			return &f
+		}
+	}
+	return nil
 }
 
 func filesystemsText(all []inspection.Filesystem) string {

@@ -24,6 +24,9 @@ func (c *chain) judgeRack() Step {
 	if c.Rack.Unseen != "" {
 		return unseenStep("the rack", c.Rack.Unseen)
 	}
+	if c.Rack.Project == "" {
+		return unseenStep("the rack", "it did not tell its project")
+	}
 	return Step{State: OK, What: "the rack answers, project " + c.Rack.Project}
 }
 
@@ -107,6 +110,9 @@ func (c *chain) judgeInstance() Step {
 				cmp.Or(c.nodeName, "of the disk")})
 	}
 	i := found.Object
+	if i.State == "" {
+		return unseenStep("the instance "+c.instance, "the rack's answer has no state")
+	}
 	what := fmt.Sprintf("instance %s (%s): %s", i.Name, i.ID, i.State)
 	switch i.State {
 	case instanceFailed:
@@ -115,7 +121,7 @@ func (c *chain) judgeInstance() Step {
 	case instanceStopped:
 		return broken(what, Finding{Source: "the rack", Wrong: "the instance " + i.Name + " is " +
 			"stopped, so nothing runs on the node",
-			ByItself: "Nothing: the driver never starts an instance.",
+			ByItself: orElse(c.keeperSays(c.nodeName), "Nothing: the driver never starts an instance."),
 			Do:       "Start it, when every disk is attached that has to be attached while it is stopped.",
 			Next:     showInstance})
 	case instanceRunning:
@@ -152,6 +158,11 @@ func (c *chain) judgeDisk() Step {
 			Wrong: "the rack has no disk " + c.handle + ", or the token may not see it"})
 	}
 	d := found.Object
+	if d.Name == "" || d.State == "" || d.SizeBytes == 0 || d.BlockBytes == 0 ||
+		d.State == diskAttached && d.Instance == "" {
+		return unseenStep("the disk "+c.handle, "the rack's answer lacks its name, its state, its instance, "+
+			"its size or the size of its blocks")
+	}
 	what := fmt.Sprintf("disk %s (%s): %s", d.Name, d.ID, d.State)
 	if d.Instance != "" {
 		what += " at the instance " + d.Instance
@@ -235,6 +246,10 @@ func (c *chain) judgeSerial() Step {
 					"20 bytes", (*others)[i].Name, (*others)[i].ID)}
 			return step
 		}
+	}
+	if others := c.Rack.Neighbours[c.instance]; others.Object == nil && c.asked() && c.attachedHere() {
+		step = unseenStep("the serial numbers of the instance's other disks", cmp.Or(others.Unseen,
+			"the rack did not list them"))
 	}
 	if _, v, _ := c.report(); v != nil && v.Record != nil && volume.Serial(v.Record.Disk) != serial {
 		step.Finding = &Finding{Reason: csierr.StagedDifferently, Source: "the node's report",

@@ -32,7 +32,17 @@ func (c *chain) judgeNode() Step {
 		what += fmt.Sprintf(", room for %d volumes", *n)
 	}
 	step := Step{State: OK, What: what}
-	c.judgeReadiness(&step)
+	if d.NodeID == "" {
+		step.Finding = &Finding{Wrong: "the driver is registered without the id of an instance",
+			Source: "CSINode " + c.nodeName, ByItself: "Nothing until the driver registers again.",
+			Do:   "Delete the driver's pod on the node, so that it registers again.",
+			Next: "kubectl get csinode {node} -o yaml"}
+	} else {
+		c.judgeReadiness(&step)
+	}
+	if step.Finding == nil && len(step.Notes) == 0 {
+		step.Finding = c.driverPodFinding()
+	}
 	if r, ok := c.Nodes.Reports[c.instance]; ok && r.Instance != "" && r.Instance != c.instance {
 		step.Finding = &Finding{Wrong: fmt.Sprintf("the node is registered as the instance %s, and its "+
 			"driver runs on %s", c.instance, r.Instance), Source: "the node's report",
@@ -46,17 +56,22 @@ func (c *chain) judgeNode() Step {
 // judgeReadiness notes that the node does not report to Kubernetes. That is what is broken unless
 // its instance does not run, which comes later in the chain and explains it.
 func (c *chain) judgeReadiness(step *Step) {
-	node, _ := c.Cluster.one(kindNode, named("", c.nodeName))
-	if node == nil {
+	node, why := c.Cluster.one(kindNode, named("", c.nodeName))
+	if node == nil && why != "" {
 		return
 	}
-	i := slices.IndexFunc(node.Status.Conditions, func(o kube.Condition) bool {
-		return o.Type == "Ready" && o.Status != "True"
-	})
-	if i < 0 {
-		return
+	wrong, since := "there is no Node "+c.nodeName, time.Time{}
+	if node != nil {
+		wrong = "the node is not ready"
+		for _, o := range node.Status.Conditions {
+			if o.Type == "Ready" && o.Status == "True" {
+				return
+			}
+			if o.Type == "Ready" {
+				since = o.LastTransitionTime
+			}
+		}
 	}
-	wrong := "the node is not ready"
 	machine, asked := c.Rack.Instances[c.instance]
 	if asked && machine.Unseen == "" &&
 		(machine.Missing() || machine.Object.State != instanceRunning) {
@@ -64,11 +79,39 @@ func (c *chain) judgeReadiness(step *Step) {
 		return
 	}
 	step.Finding = &Finding{Wrong: wrong, Source: "Node " + c.nodeName,
-		Since: node.Status.Conditions[i].LastTransitionTime,
+		Since: since,
 		ByItself: "Kubernetes deletes the node's pods after some minutes, and waits until the node " +
 			"confirms that they have ended.",
 		Do:   "Bring the node back. Its volumes move to another node only when their pods have ended.",
 		Next: "kubectl describe node {node}"}
+}
+
+// driverPodFinding returns what is wrong with the driver's pod on a node where the driver is registered,
+// or nil. A young pod is about to start.
+func (c *chain) driverPodFinding() *Finding {
+	if c.Cluster.Unseen[kindDriverPod] != "" {
+		return nil
+	}
+	f := Finding{Source: "Kubernetes", ByItself: "Volumes that are mounted stay so. None is mounted or " +
+		"unmounted on the node until the driver's pod runs.",
+		Do:   "Let the driver's DaemonSet run on the node: check its pod, taints and tolerations.",
+		Next: "kubectl get pods --all-namespaces -l app=oxide-csi-node -o wide"}
+	pod := c.driverPod()
+	if pod == nil {
+		f.Wrong = "no pod of the driver (" + driverPodApp + ") is on the node " + c.nodeName
+		return &f
+	}
+	s := deadContainer(*pod)
+	if pod.Status.Phase == phaseRunning && len(pod.Status.ContainerStatuses) > 0 && s == nil ||
+		!c.old(pod) {
+		return nil
+	}
+	f.Wrong = "the driver's pod there, " + pod.Metadata.Name + ", is " + podWords(*pod)
+	f.Next = "kubectl describe pod -n {driverNamespace} {driverPod}"
+	if s != nil && commandWord.MatchString(s.Name) {
+		f.Do, f.Next = "Follow the log of "+s.Name+".", strings.Replace(nodeLog, driverContainer, s.Name, 1)
+	}
+	return &f
 }
 
 // nodeWithoutDriver is the step for a node on which the driver is not registered.
@@ -77,10 +120,14 @@ func (c *chain) nodeWithoutDriver() Step {
 	if c.csiNode == nil {
 		wrong = "there is no CSINode " + c.nodeName + ", so the node may be gone"
 	}
-	pod := c.driverPod()
+	pod, next := c.driverPod(), "kubectl get pods --all-namespaces -l app=oxide-csi-node -o wide"
 	switch {
 	case pod != nil:
 		wrong += "; its pod there, " + pod.Metadata.Name + ", is " + podWords(*pod)
+		next = strings.Replace(nodeLog, driverContainer, "node-driver-registrar", 1)
+		if s := deadContainer(*pod); s != nil && commandWord.MatchString(s.Name) {
+			next = strings.Replace(nodeLog, driverContainer, s.Name, 1)
+		}
 	case c.Cluster.Unseen[kindDriverPod] != "":
 		wrong += "; whether its pod runs there could not be seen: " + c.Cluster.Unseen[kindDriverPod]
 	default:
@@ -89,7 +136,7 @@ func (c *chain) nodeWithoutDriver() Step {
 	return broken("node "+c.nodeName, Finding{Wrong: wrong, Source: "CSINode " + c.nodeName,
 		ByItself: "The driver registers as soon as its pod runs on the node.",
 		Do:       "Let the driver's DaemonSet run on the node: check its pod, taints and tolerations.",
-		Next:     "kubectl get pods --all-namespaces -l app=oxide-csi-node -o wide"})
+		Next:     next})
 }
 
 // podWords describes the state of a pod in words.
@@ -98,8 +145,9 @@ func podWords(pod kube.Object) string {
 	if !pod.Metadata.DeletionTimestamp.IsZero() {
 		words += ", being deleted"
 	}
-	for _, s := range pod.Status.ContainerStatuses {
+	for _, s := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
 		switch {
+		case s.State.Terminated != nil:
 		case s.State.Waiting.Reason != "":
 			words += fmt.Sprintf(", %s waits (%s)", s.Name, s.State.Waiting.Reason)
 		case !s.Ready:
@@ -142,25 +190,42 @@ func (c *chain) judgePod() Step {
 	case !c.old(o):
 		return Step{State: Waiting, What: what}
 	}
-	for _, s := range o.Status.ContainerStatuses {
-		if r := s.State.Waiting.Reason; r != "" && r != "ContainerCreating" && r != "PodInitializing" {
-			return Step{State: OK, What: what,
-				Notes: []string{"it does not run, but not for its volumes: its containers were made"}}
-		}
+	if containersMade(o) {
+		return Step{State: OK, What: what,
+			Notes: []string{"it does not run, but not for its volumes: its containers were made"}}
 	}
-	return broken(what, Finding{Wrong: "its containers have not been made for " + c.age(o),
-		Source: "Kubernetes", Since: o.Metadata.CreationTimestamp,
+	wrong, source := "its containers have not been made for "+c.age(o), "Kubernetes"
+	if e := latestOf(c.events(o, "FailedMount", "FailedMapVolume", "FailedAttachVolume")); e.Kind != "" {
+		wrong, source = wrong+": "+e.Message, "event "+e.Reason
+	}
+	return broken(what, Finding{Wrong: wrong, Source: source, Since: o.Metadata.CreationTimestamp,
 		ByItself: "The kubelet tries again.", Do: "Follow the events of the pod.",
 		Next: "kubectl describe pod -n {namespace} {pod}"})
 }
 
-func (c *chain) judgeUnscheduled(what string) Step {
-	var last kube.Object
-	for _, e := range c.events(c.pod, "FailedScheduling") {
+// containersMade reports whether a container of the pod was made, which the kubelet does when every volume
+// of the pod is mounted: also that of an init container.
+func containersMade(o *kube.Object) bool {
+	return slices.ContainsFunc(slices.Concat(o.Status.InitContainerStatuses, o.Status.ContainerStatuses),
+		func(s kube.ContainerStatus) bool {
+			r := s.State.Waiting.Reason
+			return s.State.Running != nil || s.State.Terminated != nil || s.RestartCount > 0 ||
+				r != "" && r != "ContainerCreating" && r != "PodInitializing"
+		})
+}
+
+// latestOf returns the event that was seen last.
+func latestOf(events []kube.Object) (last kube.Object) {
+	for _, e := range events {
 		if last.Kind == "" || e.Last().After(last.Last()) {
 			last = e
 		}
 	}
+	return last
+}
+
+func (c *chain) judgeUnscheduled(what string) Step {
+	last := latestOf(c.events(c.pod, "FailedScheduling"))
 	switch {
 	case last.Kind != "":
 		return broken(what, Finding{Wrong: "it is on no node: " + last.Message,

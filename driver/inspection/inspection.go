@@ -108,6 +108,8 @@ type Mount struct {
 	FSType string `json:"fsType,omitempty"` // empty for a node
 	// Failed is what errors have done to the filesystem; empty if it is in order.
 	Failed string `json:"failed,omitempty"`
+	// Writable reports that the kernel takes writes to the filesystem here.
+	Writable bool `json:"writable,omitempty"`
 	// Process names the process in whose mount namespace it is; empty for the driver's own.
 	Process string `json:"process,omitempty"`
 }

@@ -22,6 +22,7 @@ type Metadata struct {
 	UID               string      `json:"uid,omitempty"`
 	CreationTimestamp time.Time   `json:"creationTimestamp,omitzero"`
 	DeletionTimestamp time.Time   `json:"deletionTimestamp,omitzero"`
+	Finalizers        []string    `json:"finalizers,omitempty"`
 	Annotations       Annotations `json:"annotations,omitzero"`
 	Labels            Labels      `json:"labels,omitzero"`
 }
@@ -31,9 +32,10 @@ type Labels struct {
 	App string `json:"app,omitempty"`
 }
 
-// Annotations are those of a claim.
+// Annotations are those of a claim, and of a node what the node keeper says there.
 type Annotations struct {
 	Provisioner string `json:"volume.kubernetes.io/storage-provisioner,omitempty"`
+	KeeperPlan  string `json:"csi.oxide.computer/cold-attach-plan,omitempty"`
 }
 
 // Spec holds what the known kinds specify.
@@ -109,14 +111,15 @@ type PodVolume struct {
 
 // Status holds what is known of an object.
 type Status struct {
-	Phase             string            `json:"phase,omitempty"`
-	Message           string            `json:"message,omitempty"`
-	SnapshotHandle    string            `json:"snapshotHandle,omitempty"`
-	Attached          bool              `json:"attached,omitempty"`
-	AttachError       *Failure          `json:"attachError,omitempty"`
-	DetachError       *Failure          `json:"detachError,omitempty"`
-	Conditions        []Condition       `json:"conditions,omitempty"`
-	ContainerStatuses []ContainerStatus `json:"containerStatuses,omitempty"`
+	Phase                 string            `json:"phase,omitempty"`
+	Message               string            `json:"message,omitempty"`
+	SnapshotHandle        string            `json:"snapshotHandle,omitempty"`
+	Attached              bool              `json:"attached,omitempty"`
+	AttachError           *Failure          `json:"attachError,omitempty"`
+	DetachError           *Failure          `json:"detachError,omitempty"`
+	Conditions            []Condition       `json:"conditions,omitempty"`
+	ContainerStatuses     []ContainerStatus `json:"containerStatuses,omitempty"`
+	InitContainerStatuses []ContainerStatus `json:"initContainerStatuses,omitempty"`
 }
 
 // Failure is the last failure of an attach or a detach.
@@ -141,6 +144,8 @@ type ContainerStatus struct {
 		Waiting struct {
 			Reason string `json:"reason,omitempty"`
 		} `json:"waiting,omitzero"`
+		Running    *struct{} `json:"running,omitempty"`
+		Terminated *struct{} `json:"terminated,omitempty"`
 	} `json:"state,omitzero"`
 }
 

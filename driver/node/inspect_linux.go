@@ -160,6 +160,7 @@ func inspectMounts(v *inspection.Volume, d blockdev.Device, views mount.Views) (
 			if c := mount.ConditionOf(m.Info); c != mount.Healthy {
 				shown.Failed = c.String()
 			}
+			shown.Writable = !mount.ReadOnly(m.Info) && !mount.FilesystemReadOnly(m.Info)
 		}
 		if len(v.Mounts) < maxShownMounts {
 			v.Mounts = append(v.Mounts, shown)

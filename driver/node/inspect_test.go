@@ -131,6 +131,20 @@ func TestAnInspectionFindsWhatIsMissingOrWrong(t *testing.T) {
 			t.Errorf("got %+v", got)
 		}
 	})
+	t.Run("a device that became read-only under its mount", func(t *testing.T) {
+		g := statefulGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
+		must(t, v.stage())
+		device, err := os.Open(filepath.Join(g.Dir, "dev", v.disk.Name))
+		must(t, err)
+		defer func() { _ = device.Close() }()
+		must(t, unix.IoctlSetPointerInt(int(device.Fd()), unix.BLKROSET, 1))
+		defer func() { _ = unix.IoctlSetPointerInt(int(device.Fd()), unix.BLKROSET, 0) }()
+		got := g.inspect(inspection.Asked{ID: v.ID}).Volumes[0]
+		if !got.Devices[0].ReadOnly || len(got.Mounts) == 0 || !got.Mounts[0].Writable {
+			t.Errorf("got %+v", got)
+		}
+	})
 	t.Run("a disk that the request names", func(t *testing.T) {
 		g := statefulGuest(t)
 		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
