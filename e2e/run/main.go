@@ -97,6 +97,13 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout 
 	}
 	s := session{options: o, root: root, before: before, install: install, engine: docker,
 		stdout: stdout}
+	if !o.buildOnly {
+		release, err := s.claim(ctx)
+		if err != nil {
+			return err
+		}
+		defer release()
+	}
 	err = s.buildAndTest(ctx)
 	if o.keep && docker.Own() {
 		fmt.Fprintf(stdout, "e2e: kept the engine: export DOCKER_HOST=%s; remove everything with "+

@@ -12,8 +12,6 @@ import (
 	"strings"
 	"time"
 
-	"sigs.k8s.io/kind/pkg/cluster"
-
 	"github.com/oxidecomputer/oxide-csi-plugin/e2e/engine"
 	"github.com/oxidecomputer/oxide-csi-plugin/e2e/images"
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
@@ -203,13 +201,11 @@ func (s *session) removeCluster() error {
 	if s.engine == nil {
 		return nil
 	}
-	// kind has docker look for its engine in our own environment.
-	if s.engine.Host != "" {
-		if err := os.Setenv("DOCKER_HOST", s.engine.Host); err != nil {
-			return err
-		}
+	provider, err := s.provider()
+	if err != nil {
+		return err
 	}
-	if err := cluster.NewProvider(cluster.ProviderWithDocker()).Delete(clusterName, ""); err != nil {
+	if err := provider.Delete(clusterName, ""); err != nil {
 		return fmt.Errorf("remove the cluster %s: %w", clusterName, err)
 	}
 	return nil
