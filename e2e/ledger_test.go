@@ -63,16 +63,19 @@ func takeLedger(ctx context.Context) (harness.Ledger, error) {
 	for _, a := range state.Attachments {
 		ledger["attachment of "+a.DiskID+" to "+a.InstanceID]++
 	}
-	for _, l := range state.LoopDevices {
-		ledger["the rack's loop device of "+l.Serial]++
-	}
 	loops, err := loopdev.List()
 	if err != nil {
 		return nil, err
 	}
-	for _, l := range loops {
-		if strings.Contains(l.BackingFile, "/var/lib/kubelet/") {
-			ledger["a kubelet's loop device of "+l.BackingFile]++
+	for _, own := range state.LoopDevices {
+		ledger["the rack's loop device of "+own.Serial]++
+		for _, disk := range loops {
+			// Another cluster on this machine has kubelets, too; those of this one have its rack's disks.
+			for _, l := range loops {
+				if disk.Path == own.Path && l.On(disk) {
+					ledger["a kubelet's loop device of "+l.BackingFile]++
+				}
+			}
 		}
 	}
 	for _, kind := range clusterKinds {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -86,6 +87,32 @@ func TestDetachBelowReleasesADeviceOnTheNodeOfAnother(t *testing.T) {
 	}
 	if left := mustFind(t, lower.Serial); len(left) != 0 {
 		t.Errorf("after DetachBelow there is %+v", left)
+	}
+}
+
+func TestADeviceKnowsTheDeviceThatItIsOn(t *testing.T) {
+	own, foreign, dir := attachIn(t, t.TempDir()), attachIn(t, t.TempDir()), t.TempDir()
+	t.Cleanup(func() { releaseBelow(t, dir) })
+	// As in a pod, the node has another path.
+	node := filepath.Join(dir, "volume")
+	if err := unix.Mknod(node, unix.S_IFBLK|0o600, int(unix.Mkdev(own.Major, own.Minor))); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command("losetup", "--find", "--show", node).CombinedOutput()
+	if err != nil {
+		t.Fatalf("losetup --find %s: %v: %s", node, err, out)
+	}
+	all, err := loopdev.List()
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(all, func(d loopdev.Device) bool {
+		return d.Path == strings.TrimSpace(string(out))
+	})
+	upper := all[i]
+	if !upper.On(own) || upper.On(foreign) || own.On(foreign) || own.On(own) {
+		t.Errorf("%s with the number %x: on its own %t, on another %t; that on another %t", upper.Path,
+			upper.BackingNumber, upper.On(own), upper.On(foreign), own.On(foreign))
 	}
 }
 

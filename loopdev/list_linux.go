@@ -100,6 +100,9 @@ func (d Device) fill(f *os.File) (Device, error) {
 		d.Serial = unix.ByteSliceToString(info.File_name[:])
 		d.Owner = unix.ByteSliceToString(info.File_name[min(len(d.Serial)+1, serialMax):])
 		d.BackingDevice, d.BackingInode = info.Device, info.Inode
+		if info.Rdevice != info.Device { // of a regular file, both are its filesystem's
+			d.BackingNumber = info.Rdevice
+		}
 		d.ReadOnly = info.Flags&unix.LO_FLAGS_READ_ONLY != 0
 		d.Releasing = info.Flags&unix.LO_FLAGS_AUTOCLEAR != 0
 	}

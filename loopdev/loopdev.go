@@ -12,7 +12,11 @@
 // and [Available] and all others return an error.
 package loopdev
 
-import "errors"
+import (
+	"errors"
+
+	"golang.org/x/sys/unix"
+)
 
 // Config says what to attach.
 type Config struct {
@@ -57,6 +61,8 @@ type Device struct {
 	// BackingInode is the st_ino of the file: with BackingDevice it identifies the file, in
 	// whichever mount namespace it was opened.
 	BackingInode uint64
+	// BackingNumber is the st_rdev of the file, if that is the node of a block device.
+	BackingNumber uint64
 	// BlockSize is the logical block size in bytes.
 	BlockSize int
 	// ReadOnly reports whether the device refuses writes.
@@ -66,12 +72,18 @@ type Device struct {
 	// Releasing reports whether the kernel was told to release it and waits for the last user.
 	Releasing bool
 	// Orphaned reports whether the file was served by a program that is gone (FUSE), so that every
-	// read and write fails. Serial, Owner, BackingDevice, BackingInode, ReadOnly and Releasing are
-	// unknown then.
+	// read and write fails. Serial, Owner, BackingDevice, BackingInode, BackingNumber, ReadOnly and
+	// Releasing are unknown then.
 	Orphaned bool
 	// Sequence is the kernel's number of this attachment (diskseq). No two have the same between
 	// two boots.
 	Sequence uint64
+}
+
+// On reports whether the device's file is the node of another loop device, under whatever path: a kubelet
+// puts a device on the node of each raw block volume.
+func (d Device) On(other Device) bool {
+	return d.BackingNumber != 0 && d.BackingNumber == unix.Mkdev(other.Major, other.Minor)
 }
 
 // ErrBusy means that the device is still in use: by a mount, an open file or another block device.
