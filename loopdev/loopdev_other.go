@@ -38,3 +38,9 @@ func (Device) Sync() error { return errNotLinux }
 
 // Cut fails.
 func (Device) Cut() error { return errNotLinux }
+
+// Process returns nothing: no device goes with this process.
+func Process() string { return "" }
+
+// DetachLeft finds nothing.
+func DetachLeft(context.Context) ([]Device, error) { return nil, nil }

@@ -96,11 +96,14 @@ func BenchmarkBlankProofWhole(b *testing.B) {
 	}
 }
 
-// openDisk returns an open blank disk of that size. The flags are losetup's.
-func openDisk(tb testing.TB, sizeBytes int64, flags ...string) *blockdev.OpenDevice {
+// openDisk returns an open blank disk of that size, whose loop device has the settings of losetup.
+func openDisk(tb testing.TB, sizeBytes int64, settings ...string) *blockdev.OpenDevice {
 	tb.Helper()
 	g := guesttest.New(tb)
-	attached := g.Attach(guesttest.Serial, sizeBytes, flags...)
+	attached := g.Attach(guesttest.Serial, sizeBytes)
+	for _, setting := range settings {
+		guesttest.Run(tb, "losetup", setting, attached.Loop)
+	}
 	host := blockdev.Host{Sysfs: g.Sys(""), Dev: g.Dev("")}
 	found, err := host.Lookup(attached.Serial)
 	csitest.Must(tb, err)

@@ -9,7 +9,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -86,7 +85,7 @@ func TestMkfsTracesExplainEveryMkfs(t *testing.T) {
 func mkfsIsExplained(t *testing.T, fsType, options string, size int64, block int) (made bool) {
 	t.Helper()
 	g := guesttest.New(t)
-	d := g.Attach(guesttest.Serial, size, "--sector-size", strconv.Itoa(block))
+	d := g.Attach(guesttest.Serial, size, guesttest.BlockSize(block))
 	var err error
 	v := Volume{ID: zeroVolume, FSType: fsType}
 	v.Mkfs, err = volume.ParseMkfsOptions(options)

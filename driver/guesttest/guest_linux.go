@@ -3,6 +3,7 @@
 package guesttest
 
 import (
+	"crypto/rand"
 	"fmt"
 	"hash/crc32"
 	"io"
@@ -11,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/moby/sys/mountinfo"
@@ -18,6 +20,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
 // Sizes of disks in bytes.
@@ -45,6 +48,9 @@ type Disk struct {
 	SizeBytes                int64
 }
 
+// left releases once what earlier tests have left.
+var left sync.Once
+
 // New makes a guest without disks. When the test ends, everything below its directory is unmounted.
 func New(t testing.TB) *Guest {
 	t.Helper()
@@ -52,6 +58,11 @@ func New(t testing.TB) *Guest {
 		t.Fatal("this test makes loop devices and mounts; run it as root")
 	}
 	// A path with every character that a mount table escapes.
+	left.Do(func() {
+		if all, err := loopdev.DetachLeft(t.Context()); err != nil {
+			t.Logf("release %d loop devices that tests which were killed have left: %v", len(all), err)
+		}
+	})
 	g := &Guest{t: t, Dir: filepath.Join(t.TempDir(), "a guest\twith \\ and\nlines")}
 	for _, dir := range []string{g.Sys("block"), g.Dev("")} {
 		csitest.Must(t, os.MkdirAll(dir, 0o755))
@@ -69,25 +80,39 @@ func (g *Guest) Dev(name string) string { return filepath.Join(g.Dir, "dev", nam
 // Disks returns how many disks were attached so far.
 func (g *Guest) Disks() int { return g.disks }
 
-// Attach adds a disk of that size, backed by a sparse file. The flags are losetup's.
-func (g *Guest) Attach(serial string, sizeBytes int64, flags ...string) *Disk {
+// Attach adds a disk of that size, backed by a sparse file.
+func (g *Guest) Attach(serial string, sizeBytes int64, options ...Option) *Disk {
 	g.t.Helper()
 	file := filepath.Join(g.t.TempDir(), "disk.img")
 	csitest.Must(g.t, os.WriteFile(file, nil, 0o600))
 	csitest.Must(g.t, os.Truncate(file, sizeBytes))
-	return g.AttachFile(serial, file, flags...)
+	return g.AttachFile(serial, file, options...)
 }
 
+// Option changes how a disk's loop device is made.
+type Option func(*loopdev.Config)
+
+// ReadOnly makes a device that refuses writes.
+func ReadOnly(c *loopdev.Config) { c.ReadOnly = true }
+
+// BlockSize makes a device with blocks of that many bytes.
+func BlockSize(bytes int) Option { return func(c *loopdev.Config) { c.BlockSize = bytes } }
+
 // AttachFile adds a disk that is backed by the file.
-func (g *Guest) AttachFile(serial, file string, flags ...string) *Disk {
+func (g *Guest) AttachFile(serial, file string, options ...Option) *Disk {
 	g.t.Helper()
 	// As on an instance, the order of names is not the order of attachment.
 	g.disks++
 	d := &Disk{Name: fmt.Sprintf("nvme%dn1", 7-g.disks%7), Serial: serial, File: file}
-	d.Loop = strings.TrimSpace(Run(g.t, "losetup",
-		append(append([]string{"--find", "--show"}, flags...), file)...))
-	loop := d.Loop                        // the test may assign another disk to *d
-	Run(g.t, "blockdev", "--setrw", loop) // an earlier user may have left the loop device read-only
+	// btrfs takes two loop devices with one serial for one file.
+	config := loopdev.Config{Path: file, Serial: "guest-" + rand.Text()[:16], Owner: loopdev.Process()}
+	for _, option := range options {
+		option(&config)
+	}
+	attached, err := loopdev.Attach(g.t.Context(), config)
+	csitest.Must(g.t, err)
+	d.Loop = attached.Path
+	loop := d.Loop // the test may assign another disk to *d
 	g.t.Cleanup(func() {
 		unmountBelow(g.t, g.Dir)
 		Run(g.t, "losetup", "--detach", loop)

@@ -229,14 +229,14 @@ func TestADeviceIsComparedWithWhatTheControllerSaysOfTheDisk(t *testing.T) {
 	for _, c := range []struct {
 		name     string
 		blocks   string
-		attached []string
+		attached []guesttest.Option
 		refused  bool
 	}{
 		{"blocks of 4096 bytes where the disk's have 512", "512",
-			[]string{"--sector-size", "4096"}, true},
+			[]guesttest.Option{guesttest.BlockSize(4096)}, true},
 		{"blocks of 512 bytes where the disk's have 4096", "4096", nil, true},
-		{"the disk's blocks", "4096", []string{"--sector-size", "4096"}, false},
-		{"blocks of which nobody says anything", "", []string{"--sector-size", "4096"}, false},
+		{"the disk's blocks", "4096", []guesttest.Option{guesttest.BlockSize(4096)}, false},
+		{"blocks of which nobody says anything", "", []guesttest.Option{guesttest.BlockSize(4096)}, false},
 	} {
 		t.Run("NS-6 "+c.name, func(t *testing.T) {
 			g := newGuest(t)

@@ -401,7 +401,7 @@ func TestNodeStageVolumeMountsAsAsked(t *testing.T) {
 			must(t, writable.unstage())
 			g.Unplug(writable.disk)
 
-			v := g.volume(g.AttachFile(guesttest.Serial, writable.disk.File, "--read-only"), fsType)
+			v := g.volume(g.AttachFile(guesttest.Serial, writable.disk.File, guesttest.ReadOnly), fsType)
 			csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceReadOnly)
 			req := v.stageRequest()
 			req.PublishContext[volume.CtxReadOnly] = "true"

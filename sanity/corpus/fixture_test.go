@@ -4,6 +4,7 @@ package corpus_test
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"maps"
@@ -106,7 +107,7 @@ func (f *fixture) attach(ctx context.Context, im *image, readOnly bool) (loopdev
 	}
 	loop, err := loopdev.Attach(ctx, loopdev.Config{
 		// btrfs takes two loop devices with one serial for one file.
-		Path: im.Path, Serial: "corpus-" + filepath.Base(f.dir) + "-" + filepath.Base(im.Path),
+		Path: im.Path, Serial: "corpus-" + rand.Text()[:16], Owner: loopdev.Process(),
 		BlockSize: f.BlockSize, ReadOnly: readOnly,
 	})
 	if err == nil {

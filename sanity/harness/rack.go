@@ -2,6 +2,7 @@ package harness
 
 import (
 	"context"
+	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
@@ -19,6 +20,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/oxidecomputer/oxide.go/oxide"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
@@ -77,12 +79,26 @@ func (r *Run) StartRack(ctx context.Context, options RackOptions) (*Rack, error)
 	if err != nil {
 		return nil, err
 	}
+	if err := identify(filepath.Join(dir, "sim")); err != nil {
+		return nil, err
+	}
 	rack := &Rack{
 		Dir: dir, Project: "sanity", Token: "oxide-token-" + uuid.NewString(),
 		run: r, options: options,
 		listen: []string{"--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"},
 	}
 	return rack, rack.Start(ctx)
+}
+
+// identify gives the rack in a directory an identity that names this process. So its loop devices are known
+// as leftovers when a killed run has not stopped its rack.
+func identify(dir string) error {
+	process := loopdev.Process()
+	if process == "" {
+		return nil // the simulator makes an identity
+	}
+	return errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, "identity"),
+		[]byte(process+"."+rand.Text()[:8]), 0o600))
 }
 
 // Start starts the simulator again after Stop or Kill: same records, same address.

@@ -1,6 +1,7 @@
 package harness
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -8,6 +9,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"sync/atomic"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
 // Run is one run of the suite: a directory of its own, in which everything lives that the run
@@ -51,6 +54,11 @@ func newRun(progress io.Writer, makeDir func(parent string) (string, error)) (*R
 	if os.Geteuid() != 0 {
 		return nil, errors.New("the suite makes loop devices and mounts them, which takes root: " +
 			"run it as root")
+	}
+	// What is still in use goes with its last user.
+	if _, err := loopdev.DetachLeft(context.Background()); err != nil &&
+		!errors.Is(err, loopdev.ErrBusy) {
+		return nil, fmt.Errorf("release what a run that was killed has left: %w", err)
 	}
 	parent, err := runParent()
 	if err != nil {

@@ -5,6 +5,7 @@ package powercut_test
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"os"
@@ -167,7 +168,7 @@ func (b *bench) show(ctx context.Context, v volume, disk *flakydisk.Disk) (*plac
 		return p, err
 	}
 	p.loop, err = loopdev.Attach(ctx, loopdev.Config{Path: b.disks.Put(p.file, disk),
-		Serial: fmt.Sprint(filepath.Base(b.dir), "-", b.shown)})
+		Serial: "powercut-" + rand.Text()[:16], Owner: loopdev.Process()})
 	if err != nil {
 		return p, err
 	}

@@ -2,6 +2,7 @@ package proof
 
 import (
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -92,7 +93,7 @@ func NewGuestBystanders(ctx context.Context, g Guest, dir string, member Member,
 	}()
 	for i, file := range files {
 		loop, err := loopdev.Attach(ctx, loopdev.Config{Path: file,
-			Serial: fmt.Sprintf("bystander-%d-%s", i, filepath.Base(filepath.Dir(dir)))})
+			Serial: fmt.Sprintf("bystander-%d-%.16s", i, rand.Text()), Owner: loopdev.Process()})
 		if err != nil {
 			return b, err
 		}

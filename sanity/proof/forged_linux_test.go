@@ -29,7 +29,7 @@ func mountNew(t *testing.T, fs string, size int64) (f proof.Forgery, dir string)
 		t.Fatalf("%v\n%s", err, out)
 	}
 	loop, err := loopdev.Attach(t.Context(), loopdev.Config{Path: path,
-		Serial: fmt.Sprint("forged-", os.Getpid(), fs)})
+		Serial: fmt.Sprint("forged-", os.Getpid(), fs), Owner: loopdev.Process()})
 	must(t, err)
 	t.Cleanup(func() { must(t, loop.Detach(t.Context())) })
 	f.Device, dir = loop.Path, t.TempDir()

@@ -1,11 +1,13 @@
 package proof
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
@@ -23,8 +25,20 @@ const SerialBytes = 20
 // proofs that need no rack.
 type Guest struct{ dir string }
 
+// detachLeft releases once what proofs that were killed have left. One that is still in use goes with its
+// last user.
+var detachLeft = sync.OnceValue(func() error {
+	if _, err := loopdev.DetachLeft(context.Background()); err != nil && !errors.Is(err, loopdev.ErrBusy) {
+		return err
+	}
+	return nil
+})
+
 // NewGuest makes a guest without disks in a directory.
 func NewGuest(dir string) (Guest, error) {
+	if err := detachLeft(); err != nil {
+		return Guest{}, err
+	}
 	g := Guest{dir}
 	dmi := g.Sys("class/dmi/id")
 	for _, d := range []string{dmi, g.Sys("block"), g.Node("")} {

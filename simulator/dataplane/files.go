@@ -20,9 +20,13 @@ type files struct {
 	log *slog.Logger
 }
 
-// identify returns the identity of the rack in a directory, which the first simulator there makes.
+// IdentityFile is the file with the identity of the rack in a directory.
+const IdentityFile = "identity"
+
+// identify returns the identity of the rack in a directory, which the first simulator there makes if whoever
+// started it has not.
 func identify(dir string) (string, error) {
-	path := filepath.Join(dir, "identity")
+	path := filepath.Join(dir, IdentityFile)
 	err := makeBacking(path, func(f *os.File) error {
 		_, err := f.WriteString(rand.Text())
 		return err

@@ -16,6 +16,7 @@ func TestADirectoryIsTakenOnlyWhenItHoldsNothingOfAnybody(t *testing.T) {
 	}{
 		{"an empty one", "", ""},
 		{"the root of a filesystem", "lost+found/", ""},
+		{"an identity that was chosen for the rack", "identity", ""},
 		{"views of guests that wait for their rack", "guests/0a1de000/", ""},
 		{"a guest's view with something in it", "guests/0a1de000/dev/", `it holds "guests"`},
 		{"a file among the guests", "guests/note", `it holds "guests"`},

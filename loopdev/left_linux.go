@@ -1,0 +1,148 @@
+package loopdev
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+)
+
+// processMark begins the owner of a device that goes with its process.
+const processMark = "p"
+
+// process identifies a process until the next boot: its PID namespace, its number there, and when it
+// started.
+type process struct{ namespace, pid, started uint64 }
+
+// Process returns an [Config.Owner] that names this process: the device is to go with it, see [DetachLeft].
+// Something without "." may follow behind a further ".". It is empty where /proc does not show this
+// process.
+func Process() string {
+	p, err := self()
+	if err != nil {
+		return ""
+	}
+	return strings.Join([]string{processMark, strconv.FormatUint(p.namespace, 36),
+		strconv.FormatUint(p.pid, 36), strconv.FormatUint(p.started, 36)}, ".")
+}
+
+// self returns this process.
+func self() (process, error) {
+	shown, err := os.Readlink("/proc/self")
+	if err == nil && shown != strconv.Itoa(os.Getpid()) {
+		err = errors.New("/proc is of another PID namespace")
+	}
+	if err != nil {
+		return process{}, err
+	}
+	var st unix.Stat_t
+	if err := unix.Stat("/proc/self/ns/pid", &st); err != nil {
+		return process{}, err
+	}
+	p := process{namespace: st.Ino, pid: uint64(os.Getpid())}
+	p.started, err = startOf(p.pid)
+	return p, err
+}
+
+// startOf returns when a process of this PID namespace has started, in ticks since the boot. Of one that
+// does not live any more the error is fs.ErrNotExist.
+func startOf(pid uint64) (uint64, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if errors.Is(err, unix.ESRCH) {
+		err = fs.ErrNotExist
+	}
+	if err != nil {
+		return 0, err
+	}
+	// The program's name, in parentheses, may hold anything. State is the first field behind it, and the
+	// start the 20th.
+	fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
+	if len(fields) < 20 {
+		return 0, fmt.Errorf("parse the state of the process %d: %q", pid, text)
+	}
+	if fields[0] == "Z" || fields[0] == "X" {
+		return 0, fs.ErrNotExist
+	}
+	return strconv.ParseUint(fields[19], 10, 64)
+}
+
+// processOf returns the process that an owner names.
+func processOf(owner string) (p process, ok bool) {
+	parts := strings.Split(owner, ".")
+	if len(parts) < 4 || parts[0] != processMark {
+		return p, false
+	}
+	for i, number := range []*uint64{&p.namespace, &p.pid, &p.started} {
+		var err error
+		if *number, err = strconv.ParseUint(parts[1+i], 36, 64); err != nil {
+			return p, false
+		}
+	}
+	return p, true
+}
+
+// DetachLeft releases every device whose [Config.Owner] is the [Process] of one that has ended, after what
+// this mount namespace has mounted of it, and returns those that it found. It touches no other: neither
+// those of living processes, nor those of a PID namespace whose processes cannot be seen from here. As in
+// [Device.Detach], the error is [ErrBusy] when a device is still in use, such as by a mount of another
+// namespace; the kernel releases it then with its last user.
+func DetachLeft(ctx context.Context) ([]Device, error) {
+	us, err := self()
+	if err != nil {
+		return nil, nil // nobody can be told from the dead
+	}
+	all, err := List()
+	if err != nil {
+		return nil, fmt.Errorf("find the loop devices of processes that have ended: %w", err)
+	}
+	var left []Device
+	var errs []error
+	for _, d := range all {
+		p, ok := processOf(d.Owner)
+		if !ok || p.namespace != us.namespace {
+			continue
+		}
+		started, err := startOf(p.pid)
+		switch {
+		case err == nil && started == p.started:
+		case err == nil, errors.Is(err, fs.ErrNotExist):
+			left = append(left, d)
+		default:
+			errs = append(errs, err)
+		}
+	}
+	for _, d := range left {
+		errs = append(errs, errors.Join(d.unmount(), d.Detach(ctx)))
+	}
+	return left, errors.Join(errs...)
+}
+
+// unmount unmounts what this mount namespace has mounted of the device.
+func (d Device) unmount() error {
+	mounts, err := mountinfo.GetMounts(nil)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, m := range slices.Backward(mounts) {
+		if m.Major == int(d.Major) && m.Minor == int(d.Minor) || d.sourceOf(m) {
+			errs = append(errs, unix.Unmount(m.Mountpoint, unix.UMOUNT_NOFOLLOW))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// sourceOf reports whether a mount's source is a node of the device. The numbers of a btrfs' mounts are its
+// own.
+func (d Device) sourceOf(m *mountinfo.Info) bool {
+	var st unix.Stat_t
+	return strings.HasPrefix(m.Source, "/") && unix.Stat(m.Source, &st) == nil &&
+		st.Mode&unix.S_IFMT == unix.S_IFBLK && st.Rdev == unix.Mkdev(d.Major, d.Minor)
+}

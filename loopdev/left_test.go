@@ -1,0 +1,114 @@
+//go:build linux
+
+package loopdev_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
+)
+
+// leaver is set for the process that TestWhatADeadProcessLeftIsReleasedAndNothingElse kills; it names a file.
+const leaver = "LOOPDEV_TEST_LEAVES"
+
+func TestWhatADeadProcessLeftIsReleasedAndNothingElse(t *testing.T) {
+	if file := os.Getenv(leaver); file != "" {
+		leave(t, file)
+	}
+	dir := t.TempDir()
+	t.Cleanup(func() { releaseBelow(t, dir) })
+	file, mountpoint := filepath.Join(dir, "disk"), filepath.Join(dir, "mounted")
+	for _, err := range []error{os.WriteFile(file, nil, 0o600), os.Truncate(file, 8*mib),
+		os.Mkdir(mountpoint, 0o755)} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if out, err := exec.Command("mkfs.ext4", "-q", file).CombinedOutput(); err != nil {
+		t.Fatalf("mkfs: %v: %s", err, out)
+	}
+	process := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
+	process.Env = append(os.Environ(), leaver+"="+file)
+	process.Stderr = os.Stderr
+	in, inErr := process.StdinPipe()
+	out, outErr := process.StdoutPipe()
+	if err := errors.Join(inErr, outErr); err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	if err := process.Start(); err != nil {
+		t.Fatal(err)
+	}
+	line, err := bufio.NewReader(out).ReadString('\n')
+	dead := strings.Fields(line)
+	if err != nil || len(dead) != 2 {
+		_ = process.Process.Kill()
+		t.Fatalf("the process says %q, %v; want its serial and its device", line, err)
+	}
+	if err := unix.Mount(dead[1], mountpoint, "ext4", 0, ""); err != nil {
+		t.Error(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(mountpoint, unix.MNT_DETACH) })
+
+	own := attachIn(t, filepath.Join(dir, "own"))
+	living := attach(t, loopdev.Config{Path: newFile(t, mib), Serial: serial(t),
+		Owner: loopdev.Process() + ".1"})
+	foreign := attach(t, loopdev.Config{Path: newFile(t, mib), Serial: serial(t),
+		Owner: "p.1.1.1"}) // of another PID namespace
+	rack := attach(t, loopdev.Config{Path: newFile(t, mib), Serial: serial(t), Owner: "RACK"})
+	// While it lives, the process keeps its device.
+	if left := detachLeft(t); slices.Contains(left, dead[0]) {
+		t.Errorf("released %s of a process that lives", dead[0])
+	}
+	if err := process.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = process.Wait() // It was killed.
+	if left := detachLeft(t); !slices.Contains(left, dead[0]) {
+		t.Errorf("released %q, want %s of the process that was killed", left, dead[0])
+	}
+	if found := mustFind(t, dead[0]); len(found) > 0 {
+		t.Errorf("the device of the process that was killed is there: %+v", found)
+	}
+	for _, d := range []loopdev.Device{own, living, foreign, rack} {
+		if found := mustFind(t, d.Serial); len(found) != 1 || found[0].Sequence != d.Sequence ||
+			found[0].Releasing {
+			t.Errorf("the device %s of %q is not what it was: %+v", d.Path, d.Owner, found)
+		}
+	}
+}
+
+// leave attaches the file for this process, says so, and waits to be killed.
+func leave(t *testing.T, file string) {
+	d := attach(t, loopdev.Config{Path: file, Serial: serial(t), Owner: loopdev.Process()})
+	if _, err := os.Stdout.WriteString(d.Serial + " " + d.Path + "\n"); err != nil {
+		t.Fatal(err)
+	}
+	_, err := io.ReadAll(os.Stdin)
+	t.Fatalf("the process was to be killed, and its input has ended: %v", err)
+}
+
+// detachLeft returns the serials of what dead processes left, of whichever test. Another one's device may
+// be busy.
+func detachLeft(t *testing.T) (serials []string) {
+	t.Helper()
+	left, err := loopdev.DetachLeft(context.Background())
+	if err != nil {
+		t.Logf("DetachLeft: %v", err)
+	}
+	for _, d := range left {
+		serials = append(serials, d.Serial)
+	}
+	return serials
+}
