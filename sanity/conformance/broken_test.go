@@ -31,7 +31,10 @@ func TestARunNoticesEveryWayInWhichARackIsBroken(t *testing.T) {
 		mutations[i], mutations[j] = mutations[j], mutations[i]
 	})
 	if !p.Long() {
-		mutations = mutations[:sampled]
+		// The part data takes longest, so that only one of them is tried.
+		one := slices.IndexFunc(mutations, ofData)
+		data := mutations[one]
+		mutations = append(slices.DeleteFunc(mutations, ofData)[:sampled-1], data)
 	}
 	tried, noticed, preflight := 0, 0, 0
 	for _, m := range mutations {
@@ -54,6 +57,8 @@ func TestARunNoticesEveryWayInWhichARackIsBroken(t *testing.T) {
 	p.Figure("of", all, "mutations", tried, "noticed", noticed, "by_preflight", preflight)
 }
 
+func ofData(m adminapi.Mutation) bool { return m.Rule == "data" }
+
 // runBroken runs the part that a mutation is about against a rack that is broken from the start,
 // and returns the exit status.
 func runBroken(t *testing.T, run *harness.Run, m adminapi.Mutation) int {
@@ -63,7 +68,7 @@ func runBroken(t *testing.T, run *harness.Run, m adminapi.Mutation) int {
 		t.Fatal(err)
 	}
 	part := partRules
-	if m.Rule == "data" {
+	if ofData(m) {
 		part = partData
 	}
 	p := prepare(t, run, rack, nil, "run", "--yes", "--only", part)

@@ -28,7 +28,7 @@ const (
 var need = map[string]amount{
 	partRules: {8, 10},
 	"ext4":    {14, 14}, "xfs": {14, 14}, "btrfs": {14, 14}, "block": {14, 14},
-	partData: {8, 10},
+	partData: {8, 17},
 }
 
 // needOf is what the parts need at one time. The disk that marks the run is added.

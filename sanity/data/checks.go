@@ -25,8 +25,9 @@ func Checks() []Check {
 			Source: "CSI 1.13, NodeUnstageVolume and ControllerUnpublishVolume",
 			Needs:  hotplug, Calls: ofUse, Run: eachAccess(checkReturn),
 		}, {
-			ID:     "D02",
-			Says:   "a volume that moves to another instance and back has what both wrote",
+			ID: "D02",
+			Says: "a volume that moves to another instance and back has what both wrote, and only one " +
+				"instance at a time has its device",
 			Why:    "a workload that is rescheduled would lose data",
 			Source: "CSI 1.13, SINGLE_NODE_WRITER; RFD 595",
 			Needs:  two, Calls: ofUse, Run: eachAccess(checkMove),
@@ -92,6 +93,26 @@ func Checks() []Check {
 			Calls: slices.Concat(ofUse, ofRestart,
 				[]string{"instance_disk_list"}),
 			Run: checkHelper,
+		}, {
+			ID: "D12",
+			Says: "a volume, its snapshots and what is restored from them keep their own blocks when " +
+				"another one of them is written or deleted; behind a smaller snapshot all is zero",
+			Why:    "a backup would go with its origin, or a clone's workload would spoil it",
+			Source: "CSI 1.13, DeleteVolume and DeleteSnapshot; Oxide API, DiskSource snapshot",
+			Needs:  hotplug, Calls: ofSnapshot, Run: rawOnly(checkLineage),
+		}, {
+			ID: "D13",
+			Says: "a volume with the name of a deleted one is zero, and a snapshot of the deleted one " +
+				"keeps its blocks",
+			Why:    "a claim that is made anew would have its predecessor's data",
+			Source: "CSI 1.13, CreateVolume and DeleteVolume",
+			Needs:  hotplug, Calls: ofSnapshot, Run: rawOnly(checkRecreated),
+		}, {
+			ID:     "D14",
+			Says:   "a volume of 17 GiB is zero, and keeps blocks from its first to its last byte",
+			Why:    "offsets that are cut off at 32 or 34 bits would let blocks overwrite each other",
+			Source: "CSI 1.13, BlockVolume; Oxide API, DiskSource blank",
+			Needs:  hotplug, Calls: ofUse, Run: rawOnly(checkLarge),
 		},
 	}
 }

@@ -25,7 +25,7 @@ func checkNeighbours(ctx context.Context, s *session, access string) error {
 	}
 	var together errgroup.Group
 	for _, u := range uses {
-		together.Go(func() error { return u.write(ctx, u.pattern(1), false) })
+		together.Go(func() error { return u.writeAll(ctx, 1, false) })
 	}
 	if err := together.Wait(); err != nil {
 		return err
@@ -42,7 +42,7 @@ func checkNeighbours(ctx context.Context, s *session, access string) error {
 		return err
 	}
 	for _, u := range uses {
-		if err := u.verify(ctx, u.pattern(1)); err != nil {
+		if err := u.verifyAll(ctx, 1); err != nil {
 			return fmt.Errorf("after two volumes were written at once, and a third deleted: %w", err)
 		}
 	}
@@ -67,30 +67,37 @@ func (s *session) allInUse(ctx context.Context, volumes []*volume) ([]*use, erro
 	return uses, nil
 }
 
-// checkBlank reads all of a new volume, after another was written and deleted.
-func checkBlank(ctx context.Context, s *session) error {
-	old, err := s.create(ctx, "block", 1, nil)
+// writtenAndDeleted makes a raw volume, writes it and deletes it.
+func (s *session) writtenAndDeleted(ctx context.Context) (*volume, error) {
+	v, err := s.create(ctx, "block", 1, nil)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	u, err := s.inUse(ctx, old, s.A)
+	u, err := s.inUse(ctx, v, s.A)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if err := u.write(ctx, u.pattern(1), true); err != nil {
-		return err
+	if err := u.writeAll(ctx, 1, true); err != nil {
+		return nil, err
 	}
 	if err := u.leave(ctx); err != nil {
-		return err
+		return nil, err
 	}
-	if err := s.delete(ctx, old); err != nil {
+	return v, s.delete(ctx, v)
+}
+
+// checkBlank reads all of a new volume, after another was written and deleted.
+func checkBlank(ctx context.Context, s *session) error {
+	old, err := s.writtenAndDeleted(ctx)
+	if err != nil {
 		return err
 	}
 	v, err := s.create(ctx, "block", 1, nil)
 	if err != nil {
 		return err
 	}
-	if u, err = s.inUse(ctx, v, s.A); err != nil {
+	u, err := s.inUse(ctx, v, s.A)
+	if err != nil {
 		return err
 	}
 	scan, err := u.scan(ctx)
@@ -112,11 +119,8 @@ func checkWhole(ctx context.Context, s *session) error {
 	if err != nil {
 		return err
 	}
-	written := []guest.Pattern{u.pattern(1), next(u.pattern(1)), u.lastBlock(1)}
-	for _, p := range written {
-		if err := u.write(ctx, p, true); err != nil {
-			return err
-		}
+	if err := u.writeAll(ctx, 1, true); err != nil {
+		return err
 	}
 	before, err := u.scan(ctx)
 	if err != nil {
@@ -134,10 +138,8 @@ func checkWhole(ctx context.Context, s *session) error {
 			"%d blocks were not zero; it has %s and %d", v.name, before.SHA256, before.NonZero,
 			after.SHA256, after.NonZero)
 	}
-	for _, p := range written {
-		if err == nil {
-			err = u.verify(ctx, p)
-		}
+	if err == nil {
+		err = u.verifyAll(ctx, 1)
 	}
 	return err
 }

@@ -95,28 +95,78 @@ var tampers = map[string][]noticed{
 		{"D05", "block", "of generation 2 instead of 1"},
 		{"D05", "ext4", "of generation 2 instead of 1"},
 	},
+	"device-elsewhere": {{"D02", "ext4", "the volume is in another instance, too"}},
+}
+
+// noticedBy are the checks that notice what happens to blocks in the life of a disk. Of a new disk
+// it depends on what happens: one is not zero, another loses what is written, a third shares it.
+func noticedBy(wrong, moment string) string {
+	switch moment {
+	case "new":
+		switch wrong {
+		case "stale", "foreign":
+			return "D08"
+		case "shared":
+			return "D07"
+		}
+		return "D01"
+	case "large":
+		return "D14"
+	case "recreated":
+		return "D13"
+	}
+	return "D12"
+}
+
+// product adds the simulator's product of tampers, WRONG:MOMENT:PLACE, to those above: all of it in
+// the long form, and in the short one a place of each pair that the seed chooses.
+func product(p *proof.Proof, known []string) map[string][]noticed {
+	all, pairs := maps.Clone(tampers), map[string][]string{}
+	for _, name := range known {
+		if words := strings.Split(name, ":"); len(words) == 3 {
+			pair := words[0] + ":" + words[1]
+			pairs[pair] = append(pairs[pair], name)
+		}
+	}
+	for _, pair := range slices.Sorted(maps.Keys(pairs)) {
+		wrong, moment, _ := strings.Cut(pair, ":")
+		names := pairs[pair]
+		if i := p.Rand().IntN(len(names)); !p.Long() {
+			names = names[i : i+1]
+		}
+		for _, name := range names {
+			all[name] = []noticed{{noticedBy(wrong, moment), "block",
+				"blocks are not what was written|blocks hold something"}}
+		}
+	}
+	return all
 }
 
 func TestEveryTamperIsNoticed(t *testing.T) {
+	p := proof.New(t, "broken-data")
 	b := newBench(t, harness.RackOptions{})
 	mutations, err := b.env.Rack.Admin.Mutations(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	var known []string
+	var known, written []string
 	for _, m := range mutations {
-		if m.Rule == "data" {
-			known = append(known, m.Name)
+		if m.Rule != "data" {
+			continue
+		}
+		if known = append(known, m.Name); !strings.Contains(m.Name, ":") {
+			written = append(written, m.Name)
 		}
 	}
-	if slices.Sort(known); !slices.Equal(known, slices.Sorted(maps.Keys(tampers))) {
-		t.Errorf("the rack has the mutations %q of data; the ones here are %q", known,
+	if slices.Sort(written); !slices.Equal(written, slices.Sorted(maps.Keys(tampers))) {
+		t.Errorf("the rack has the mutations %q of data; the ones here are %q", written,
 			slices.Sorted(maps.Keys(tampers)))
 	}
+	all := product(p, known)
 	caught := 0
-	for name, all := range tampers {
+	for _, name := range slices.Sorted(maps.Keys(all)) {
 		every := true
-		for _, want := range all {
+		for _, want := range all[name] {
 			every = t.Run(name+" by "+want.check+" with "+want.access, func(t *testing.T) {
 				b.notices(t, name, want)
 			}) && every
@@ -125,10 +175,7 @@ func TestEveryTamperIsNoticed(t *testing.T) {
 			caught++
 		}
 	}
-	err = proof.Print(proof.Line("broken-data", "mutations", len(known), "noticed", caught))
-	if err != nil {
-		t.Error(err)
-	}
+	p.Figure("of", len(known), "tampers", len(all), "noticed", caught)
 }
 
 // notices runs a check on a rack that tampers, and demands that it fails for that.
@@ -143,6 +190,9 @@ func (b *bench) notices(t *testing.T, tamper string, want noticed) {
 		t.Fatal(err)
 	}
 	b.Accesses = []string{want.access}
+	if b.Blocks = 0; strings.Contains(tamper, ":") {
+		b.Blocks = 16 // it spoils the first, the middle or the last of them
+	}
 	err := checks[i].Run(ctx, b.Bench)
 	if err := b.env.Rack.Admin.Mend(ctx); err != nil {
 		t.Fatal(err)

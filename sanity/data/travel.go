@@ -21,7 +21,7 @@ func checkReturn(ctx context.Context, s *session, access string) error {
 	}
 	for generation := uint64(1); generation <= 2; generation++ {
 		// Nothing asks for it to be on the disk: that is what unstaging is for.
-		if err := u.write(ctx, u.pattern(generation), false); err != nil {
+		if err := u.writeAll(ctx, generation, false); err != nil {
 			return err
 		}
 		if err := u.unmount(ctx); err != nil {
@@ -30,7 +30,7 @@ func checkReturn(ctx context.Context, s *session, access string) error {
 		if err := u.mount(ctx); err != nil {
 			return err
 		}
-		if err := u.verify(ctx, u.pattern(generation)); err != nil {
+		if err := u.verifyAll(ctx, generation); err != nil {
 			return fmt.Errorf("after unstaging and staging: %w", err)
 		}
 		if err := u.leave(ctx); err != nil {
@@ -39,7 +39,7 @@ func checkReturn(ctx context.Context, s *session, access string) error {
 		if u, err = s.inUse(ctx, v, s.A); err != nil {
 			return err
 		}
-		if err := u.verify(ctx, u.pattern(generation)); err != nil {
+		if err := u.verifyAll(ctx, generation); err != nil {
 			return fmt.Errorf("after detaching and attaching: %w", err)
 		}
 	}
@@ -68,10 +68,16 @@ func checkMove(ctx context.Context, s *session, access string) error {
 		if u, err = s.inUse(ctx, v, g); err != nil {
 			return err
 		}
-		for _, p := range written {
-			if err := u.verify(ctx, p); err != nil {
-				return fmt.Errorf("moved to %s: %w", g.Name, err)
-			}
+		if err := u.verify(ctx, written...); err != nil {
+			return fmt.Errorf("moved to %s: %w", g.Name, err)
+		}
+		// Its own instance shows the device by now, and the other one never may.
+		away := *u
+		if away.guest, away.instance = s.A, "of this machine"; g == s.A {
+			away.guest, away.instance = s.B, "the second"
+		}
+		if err := away.awaitDevices(ctx, 0); err != nil {
+			return fmt.Errorf("moved to %s, the volume is in another instance, too: %w", g.Name, err)
 		}
 		written = append(written, next(written[len(written)-1]))
 	}

@@ -168,6 +168,30 @@ func (u *use) lastBlock(generation uint64) guest.Pattern {
 		First: u.volumeBytes()/guest.BlockBytes - 1, Count: 1}
 }
 
+// patterns are all blocks that a check writes of a generation: on a device to its end.
+func (u *use) patterns(generation uint64) []guest.Pattern {
+	p := u.pattern(generation)
+	if u.volume.access != "block" {
+		return []guest.Pattern{p}
+	}
+	return []guest.Pattern{p, next(p), u.lastBlock(generation)}
+}
+
+// writeAll writes all patterns of a generation.
+func (u *use) writeAll(ctx context.Context, generation uint64, sync bool) error {
+	for _, p := range u.patterns(generation) {
+		if err := u.write(ctx, p, sync); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// verifyAll demands all patterns of a generation.
+func (u *use) verifyAll(ctx context.Context, generation uint64) error {
+	return u.verify(ctx, u.patterns(generation)...)
+}
+
 // next is as many blocks again, behind those of a pattern.
 func next(p guest.Pattern) guest.Pattern {
 	p.First += p.Count
@@ -180,11 +204,16 @@ func (u *use) write(ctx context.Context, p guest.Pattern, sync bool) error {
 		"write volume %s", u.volume.name)
 }
 
-// verify demands every block of a pattern.
-func (u *use) verify(ctx context.Context, p guest.Pattern) error {
-	report, err := u.guest.Verify(ctx, u.place(), p)
-	if err == nil && report.Read != p.Count {
-		err = fmt.Errorf("%d blocks were read, not %d", report.Read, p.Count)
+// verify demands every block of the patterns.
+func (u *use) verify(ctx context.Context, patterns ...guest.Pattern) error {
+	for _, p := range patterns {
+		report, err := u.guest.Verify(ctx, u.place(), p)
+		if err == nil && report.Read != p.Count {
+			err = fmt.Errorf("%d blocks were read, not %d", report.Read, p.Count)
+		}
+		if err = errors.Join(err, report.Err()); err != nil {
+			return wrap(err, "verify volume %s", u.volume.name)
+		}
 	}
-	return wrap(errors.Join(err, report.Err()), "verify volume %s", u.volume.name)
+	return nil
 }

@@ -37,7 +37,7 @@ func (p Place) Raw() bool { return p.Serial != "" }
 type Pattern struct {
 	// Seed makes the blocks of one volume differ from those of another.
 	Seed uint64
-	// Generation counts how often the blocks were written.
+	// Generation counts how often the blocks were written. A block of generation 0 is zero.
 	Generation uint64
 	// First is the number of the first block, and Count how many there are.
 	First, Count int64
@@ -65,6 +65,10 @@ func (p Pattern) check() error {
 
 // fill writes block n of the pattern.
 func (p Pattern) fill(block []byte, n int64) {
+	if p.Generation == 0 {
+		clear(block)
+		return
+	}
 	copy(block, blockMark)
 	binary.LittleEndian.PutUint64(block[8:], p.Seed)
 	binary.LittleEndian.PutUint64(block[16:], uint64(n))

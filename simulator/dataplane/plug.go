@@ -166,7 +166,7 @@ func (p *Plane) appear(d *plugged) error {
 		return errors.Join(fmt.Errorf("show %s: %w", name, err), view.remove(name))
 	}
 	d.node = name
-	return nil
+	return p.tamperElsewhere(d)
 }
 
 // Unplug removes a disk from its guest, even if the guest uses it. When it returns, nothing that
@@ -225,7 +225,8 @@ func (p *Plane) RemoveDisk(id string) error {
 	if d := p.guests.disk(id); d != nil {
 		return fmt.Errorf("remove disk %s: instance %s still has it", id, d.spec.InstanceID)
 	}
-	if err := errors.Join(removeBacking(p.DiskPath(id)), p.tamperRemoved(id)); err != nil {
+	err := p.tamperLife(event{what: diskRemoving, disk: id}, nil)
+	if err = errors.Join(err, removeBacking(p.DiskPath(id)), p.tamperRemoved(id)); err != nil {
 		return fmt.Errorf("remove disk %s: %w", id, err)
 	}
 	p.flaky.forget(id)
@@ -237,7 +238,8 @@ func (p *Plane) hide(d *plugged) error {
 	d.guest.mu.Lock()
 	defer d.guest.mu.Unlock()
 	view := p.view(d.spec.InstanceID)
-	if err := os.RemoveAll(view.hiddenPath(d.spec.DiskID)); err != nil || d.node == "" {
+	err := errors.Join(p.tamperHidden(d.spec.DiskID), os.RemoveAll(view.hiddenPath(d.spec.DiskID)))
+	if err != nil || d.node == "" {
 		return err
 	}
 	if err := view.remove(d.node); err != nil {

@@ -51,6 +51,8 @@ func (p *Plane) SnapshotDisk(ctx context.Context, snapshotID, diskID string) err
 		}
 		return f.Truncate(d.spec.SizeBytes)
 	})
+	err = errors.Join(err, p.tamperLife(
+		event{what: snapshotTaken, disk: diskID, snapshot: p.SnapshotPath(snapshotID)}, err))
 	if err != nil {
 		return fmt.Errorf("snapshot %s of disk %s: %w", snapshotID, diskID, err)
 	}

@@ -26,8 +26,11 @@ type Tamper struct {
 	shown func(d Device, others []*plugged) Device
 	// copied is called when the disk was copied to a snapshot.
 	copied func(ctx context.Context, p *Plane, snapshot *os.File, d *plugged) error
-	// keeps leaves the device in its guest when the disk is detached.
-	keeps bool
+	// keeps leaves the device in its guest when the disk is detached, and elsewhere shows it in every
+	// other guest, too.
+	keeps, elsewhere bool
+	// life is called for everything that happens to a disk or to a snapshot.
+	life func(p *Plane, e event) error
 }
 
 // tampering is the tamper in force.
@@ -37,16 +40,27 @@ type tampering struct {
 	now Tamper
 	// left are the devices that stay in their guests although their disks are detached.
 	left []*plugged
+	// elsewhere are devices in the views of other guests, by the IDs of their disks.
+	elsewhere map[string][]shownElsewhere
+}
+
+// shownElsewhere is a device in the view of a guest that has no such disk.
+type shownElsewhere struct {
+	view view
+	name string
 }
 
 // Tamper makes the plane do one thing wrongly, or with the zero value nothing any more. What an
 // earlier tamper left in guests is taken away.
 func (p *Plane) Tamper(t Tamper) error {
 	p.tampering.mu.Lock()
-	left := p.tampering.left
-	p.tampering.now, p.tampering.left = t, nil
+	left, elsewhere := p.tampering.left, p.tampering.elsewhere
+	p.tampering.now, p.tampering.left, p.tampering.elsewhere = t, nil, nil
 	p.tampering.mu.Unlock()
 	var errs []error
+	for _, all := range elsewhere {
+		errs = append(errs, removeElsewhere(all))
+	}
 	for _, d := range left {
 		errs = append(errs, p.hide(d), p.forceDetach(*d.loop, ""))
 	}
@@ -68,7 +82,7 @@ func (p *Plane) CreateDisk(id string, size int64) error {
 	if t := p.tamper(); err == nil && t.created != nil {
 		err = t.created(p, id)
 	}
-	return err
+	return errors.Join(err, p.tamperLife(event{what: diskMade, disk: id, bytes: size}, err))
 }
 
 // CloneDisk makes a disk with the bytes of source, a snapshot's or an image's file, and blank space
@@ -79,28 +93,49 @@ func (p *Plane) CloneDisk(ctx context.Context, id, source string, size int64) (e
 			return err
 		}
 	}
-	return p.files.CloneDisk(ctx, id, source, size)
+	err = p.files.CloneDisk(ctx, id, source, size)
+	return errors.Join(err, p.tamperLife(
+		event{what: diskCloned, disk: id, snapshot: source, bytes: size}, err))
+}
+
+// RemoveSnapshot removes a snapshot's bytes, if they exist.
+func (p *Plane) RemoveSnapshot(id string) error {
+	path := p.SnapshotPath(id)
+	err := p.tamperLife(event{what: snapshotRemoving, snapshot: path}, nil)
+	if err == nil {
+		err = p.files.RemoveSnapshot(id)
+	}
+	return errors.Join(err, p.tamperLife(event{what: snapshotRemoved, snapshot: path}, err))
+}
+
+// tamperLife tells the tamper what happens, unless it failed.
+func (p *Plane) tamperLife(e event, failed error) error {
+	if t := p.tamper(); failed == nil && t.life != nil {
+		return t.life(p, e)
+	}
+	return nil
 }
 
 func (p *Plane) tamperPlug(spec Device, f *Fault) error {
 	if t := p.tamper(); t.plug != nil {
 		return t.plug(p, spec, f)
 	}
-	return nil
+	return p.tamperLife(event{what: diskPlugging, disk: spec.DiskID, name: spec.DiskName,
+		bytes: spec.SizeBytes}, nil)
 }
 
 func (p *Plane) tamperUnplugged(spec Device) error {
 	if t := p.tamper(); t.unplugged != nil {
 		return t.unplugged(p, spec)
 	}
-	return nil
+	return p.tamperLife(event{what: diskUnplugged, disk: spec.DiskID}, nil)
 }
 
 func (p *Plane) tamperRemoved(diskID string) error {
 	if t := p.tamper(); t.removed != nil {
 		return t.removed(p, diskID)
 	}
-	return nil
+	return p.tamperLife(event{what: diskRemoved, disk: diskID}, nil)
 }
 
 func (p *Plane) tamperShown(d *plugged) Device {
@@ -115,6 +150,52 @@ func (p *Plane) tamperCopied(ctx context.Context, snapshot *os.File, d *plugged)
 		return t.copied(ctx, p, snapshot, d)
 	}
 	return nil
+}
+
+// tamperElsewhere shows a device that has appeared to every other guest, too.
+func (p *Plane) tamperElsewhere(d *plugged) error {
+	if !p.tamper().elsewhere {
+		return nil
+	}
+	var errs []error
+	for id := range p.guests.all() {
+		if id == d.spec.InstanceID {
+			continue
+		}
+		other := p.view(id)
+		name, err := other.freeName(d.guest.random)
+		if err == nil {
+			err = other.show(d.spec, *d.loop, name)
+		}
+		if errs = append(errs, err); err != nil {
+			continue
+		}
+		p.tampering.mu.Lock()
+		if p.tampering.elsewhere == nil {
+			p.tampering.elsewhere = map[string][]shownElsewhere{}
+		}
+		p.tampering.elsewhere[d.spec.DiskID] = append(p.tampering.elsewhere[d.spec.DiskID],
+			shownElsewhere{other, name})
+		p.tampering.mu.Unlock()
+	}
+	return errors.Join(errs...)
+}
+
+// tamperHidden takes a device away from the guests to which a tamper has shown it.
+func (p *Plane) tamperHidden(diskID string) error {
+	p.tampering.mu.Lock()
+	all := p.tampering.elsewhere[diskID]
+	delete(p.tampering.elsewhere, diskID)
+	p.tampering.mu.Unlock()
+	return removeElsewhere(all)
+}
+
+func removeElsewhere(all []shownElsewhere) error {
+	var errs []error
+	for _, d := range all {
+		errs = append(errs, d.view.remove(d.name))
+	}
+	return errors.Join(errs...)
 }
 
 // tamperKeeps reports whether the device stays in its guest, and then notes it.

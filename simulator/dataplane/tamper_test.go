@@ -53,3 +53,24 @@ func TestATamperThatIsSwitchedOffLeavesNoFiles(t *testing.T) {
 		t.Error("the tamper's directory is left")
 	}
 }
+
+func TestADeviceIsShownElsewhereUntilItsDiskIsUnplugged(t *testing.T) {
+	p := newPlane(t)
+	spec, other := newDisk(t, p, newGuest(t, p), "shown"), newGuest(t, p)
+	simtest.NoError(t, p.Tamper(tamper(t, "device-elsewhere")))
+	for range 2 {
+		simtest.NoError(t, p.Plug(spec, Fault{}))
+		if got := seen(t, p, other); len(got) != 1 {
+			t.Errorf("the other guest sees %q, not the device", got)
+		}
+		simtest.NoError(t, p.Unplug(spec.InstanceID, spec.DiskID))
+		if got := seen(t, p, other); len(got) != 0 {
+			t.Errorf("the other guest still sees %q", got)
+		}
+	}
+	simtest.NoError(t, p.Plug(spec, Fault{}))
+	simtest.NoError(t, p.Tamper(Tamper{}))
+	if got := seen(t, p, other); len(got) != 0 {
+		t.Errorf("the other guest sees %q without the tamper", got)
+	}
+}

@@ -22,9 +22,9 @@ const (
 	tornWait   = 5 * time.Second
 )
 
-// Tampers are all of them.
+// Tampers are all of them: those that are written here, and the product of spoils.
 func Tampers() []Tamper {
-	return []Tamper{
+	return append([]Tamper{
 		{Name: "lost-write", Says: "some of the blocks that were written since a disk was attached " +
 			"are as before when it is detached", plug: keepBefore, unplugged: loseBlocks},
 		{Name: "lost-end", Says: "the last block of a disk is zero when it is detached",
@@ -52,7 +52,9 @@ func Tampers() []Tamper {
 			removed: func(p *Plane, _ string) error { return p.another("", 0, true, blank) }},
 		{Name: "not-zero", Says: "a new disk holds something", created: soil},
 		{Name: "other-snapshot", Says: "a disk is restored from another snapshot", source: otherSource},
-	}
+		{Name: "device-elsewhere", Says: "an attached disk is a device of every other guest, too",
+			elsewhere: true},
+	}, spoils()...)
 }
 
 // another calls do for the first file of a disk that no guest has, is not this one, and has the
@@ -265,14 +267,16 @@ func soil(p *Plane, diskID string) (err error) {
 	if err != nil {
 		return err
 	}
-	dirt := bytes.Repeat([]byte("somebody else's "), tamperBlock/16)
 	for _, at := range []int64{64 << 10, st.Size() / 2, st.Size() - tamperBlock} {
-		if _, err := f.WriteAt(dirt, at); err != nil {
+		if _, err := f.WriteAt(dirt(), at); err != nil {
 			return fmt.Errorf("soil disk %s: %w", diskID, err)
 		}
 	}
 	return nil
 }
+
+// dirt is a block that no workload of the rack has written.
+func dirt() []byte { return bytes.Repeat([]byte("somebody else's "), tamperBlock/16) }
 
 // otherSource is another snapshot that is not larger, if there is one.
 func otherSource(p *Plane, path string) (string, error) {

@@ -1,0 +1,409 @@
+package dataplane
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+)
+
+// The tampers of this file are a product: what happens to a block, in the life of which disk, and
+// where the block is.
+
+// wrong is what happens to a block of a victim. It is called at the moment at which the victim
+// begins to be one, and whenever it is unplugged later.
+type wrong struct {
+	name, says string
+	do         func(v *victim) error
+}
+
+var wrongs = []wrong{
+	{"lost", "is zero, whatever is written", func(v *victim) error { return v.write(v.at, blankBlock) }},
+	{"stale", "has what it had earlier", func(v *victim) error {
+		return v.once(v.old != nil, func() error { return v.write(v.at, v.old) })
+	}},
+	{"foreign", "holds something of nobody's", func(v *victim) error {
+		return v.once(true, func() error { return v.write(v.at, dirt()) })
+	}},
+	{"shared", "is also one of another disk or snapshot", (*victim).share},
+	{"torn", "has only its first half", func(v *victim) error {
+		return v.write(v.at+tamperBlock/2, blankBlock[:tamperBlock/2])
+	}},
+	{"late", "has its bytes only after one more detach", func(v *victim) error {
+		now, err := readBlock(v.path, v.at)
+		if err != nil {
+			return err
+		}
+		late := v.late
+		if late == nil {
+			late = blankBlock
+		}
+		v.late = now
+		return v.write(v.at, late)
+	}},
+	{"swapped", "has exchanged its bytes with another block", (*victim).swap},
+}
+
+// moment is when a disk or a snapshot becomes a victim.
+type moment struct {
+	name, says string
+	// find returns the victims that an event makes.
+	find func(s *spoiler, p *Plane, e event) []*victim
+}
+
+var moments = []moment{
+	{"new", "a new disk", (*spoiler).newDisk},
+	{"large", "a new disk of more than 1 GiB, behind the first", (*spoiler).largeDisk},
+	{"recreated", "a new disk with the name of a deleted one", (*spoiler).recreated},
+	{"restored", "a disk restored from a snapshot", (*spoiler).restored},
+	{"larger", "a disk restored from a smaller snapshot, behind its bytes", (*spoiler).larger},
+	{"orphaned", "a restored disk, when its snapshot's disk is deleted", (*spoiler).orphaned},
+	{"orphan", "a snapshot, when its disk is deleted", (*spoiler).orphan},
+	{"unbacked", "a restored disk, when its snapshot is deleted", (*spoiler).unbacked},
+}
+
+// place is a block of a range.
+type place struct {
+	name string
+	in   func(from, to int64) int64
+}
+
+var places = []place{
+	{"first", func(from, _ int64) int64 { return from }},
+	{"middle", func(from, to int64) int64 { return (from + to) / 2 / tamperBlock * tamperBlock }},
+	{"last", func(_, to int64) int64 { return to - tamperBlock }},
+}
+
+// spoils returns the product. A snapshot is never unplugged, so nothing of it is late; and two large
+// disks are more than a check may ask of a rack, so none shares its end with another one.
+func spoils() (all []Tamper) {
+	for _, w := range wrongs {
+		for _, m := range moments {
+			for i, at := range places {
+				if w.name == "late" && m.name == "orphan" || w.name == "shared" && m.name == "large" {
+					continue
+				}
+				s := &spoiler{wrong: w, moment: m, at: at, other: places[(i+1)%len(places)],
+					names: map[string]string{}, remains: map[string][]byte{}, originOf: map[string]string{},
+					sourceOf: map[string]string{}}
+				all = append(all, Tamper{Name: w.name + ":" + m.name + ":" + at.name,
+					Says: fmt.Sprintf("the %s block of %s %s", at.name, m.says, w.says), life: s.life})
+			}
+		}
+	}
+	return all
+}
+
+// happening is a kind of event.
+type happening int
+
+const (
+	diskMade happening = iota
+	diskCloned
+	diskPlugging
+	diskUnplugged
+	diskRemoving
+	diskRemoved
+	snapshotTaken
+	snapshotRemoving
+	snapshotRemoved
+)
+
+// event is what happens to a disk or to a snapshot.
+type event struct {
+	what happening
+	// disk is an ID, name the disk's when it is plugged, and bytes its size when it is made.
+	disk, name string
+	bytes      int64
+	// snapshot is the file of the snapshot, or of the image, that it is about.
+	snapshot string
+}
+
+// spoiler is one tamper of the product at work.
+type spoiler struct {
+	wrong     wrong
+	moment    moment
+	at, other place
+
+	mu sync.Mutex
+	// mu guards what follows.
+	//
+	// names are those of the disks that were plugged, by ID; remains is the block that a deleted disk
+	// had, by name, and last that of the last of them.
+	names   map[string]string
+	remains map[string][]byte
+	last    []byte
+	// originOf is the disk of each snapshot's file, and sourceOf the file of each restored disk.
+	originOf, sourceOf map[string]string
+	// held is what a snapshot's file had when it was removed.
+	held    []byte
+	victims []*victim
+}
+
+// life notes what happens, and spoils the block of whom it makes a victim.
+func (s *spoiler) life(p *Plane, e event) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	path := p.DiskPath(e.disk)
+	switch e.what {
+	case diskCloned:
+		s.sourceOf[e.disk] = e.snapshot
+	case snapshotTaken:
+		s.originOf[e.snapshot] = e.disk
+	case diskRemoving:
+		if size, err := fileSize(path); err == nil {
+			s.last, _ = readBlock(path, s.at.in(0, size))
+			s.remains[s.names[e.disk]] = s.last
+		}
+	case snapshotRemoving:
+		if size, err := fileSize(e.snapshot); err == nil {
+			s.held, _ = readBlock(e.snapshot, s.at.in(0, size))
+		}
+	}
+	fresh := s.moment.find(s, p, e)
+	if e.what == diskPlugging {
+		s.names[e.disk] = e.name
+	}
+	var errs []error
+	for _, v := range s.victims {
+		if e.what == diskUnplugged && (v.path == path || slices.Contains(v.peers, path)) {
+			errs = append(errs, s.wrong.do(v))
+		}
+	}
+	for _, v := range fresh {
+		errs = append(errs, s.wrong.do(v))
+	}
+	s.victims = append(s.victims, fresh...)
+	return errors.Join(errs...)
+}
+
+// victim makes a victim of a file; the block is in a range of it.
+func (s *spoiler) victim(path string, from, to int64, old []byte, peers ...string) []*victim {
+	v := &victim{path: path, at: s.at.in(from, to), old: old, other: s.other.in(0, to)}
+	if v.other == v.at {
+		v.other = 0
+	}
+	for _, peer := range peers {
+		if exists(peer) {
+			v.peers = append(v.peers, peer)
+		}
+	}
+	v.shared, _ = readBlock(path, v.at) // a file that cannot be read fails at the next step
+	return []*victim{v}
+}
+
+func (s *spoiler) newDisk(p *Plane, e event) []*victim {
+	if e.what != diskMade {
+		return nil
+	}
+	return s.victim(p.DiskPath(e.disk), 0, e.bytes, s.last, p.anotherFile(e.disk, s.at.in(0, e.bytes)))
+}
+
+func (s *spoiler) largeDisk(p *Plane, e event) []*victim {
+	if e.what != diskMade || e.bytes <= 1<<30 {
+		return nil
+	}
+	return s.victim(p.DiskPath(e.disk), 1<<30, e.bytes, s.last, p.anotherFile(e.disk, 0))
+}
+
+func (s *spoiler) recreated(p *Plane, e event) []*victim {
+	old, known := s.remains[e.name]
+	if e.what != diskPlugging || !known || s.names[e.disk] != "" {
+		return nil
+	}
+	peer := ""
+	for snapshot, origin := range s.originOf {
+		if s.names[origin] == e.name {
+			peer = snapshot
+		}
+	}
+	return s.victim(p.DiskPath(e.disk), 0, e.bytes, old, peer)
+}
+
+func (s *spoiler) restored(p *Plane, e event) []*victim {
+	if size, err := fileSize(e.snapshot); e.what != diskCloned || err != nil || size != e.bytes {
+		return nil
+	}
+	return s.victim(p.DiskPath(e.disk), 0, e.bytes, s.otherMoment(e.snapshot), e.snapshot)
+}
+
+func (s *spoiler) larger(p *Plane, e event) []*victim {
+	size, err := fileSize(e.snapshot)
+	if e.what != diskCloned || err != nil || size >= e.bytes {
+		return nil
+	}
+	return s.victim(p.DiskPath(e.disk), size, e.bytes, s.last,
+		p.anotherFile(e.disk, s.at.in(size, e.bytes)))
+}
+
+func (s *spoiler) orphaned(p *Plane, e event) (all []*victim) {
+	for disk, snapshot := range s.sourceOf {
+		size, err := fileSize(snapshot)
+		if e.what == diskRemoved && err == nil && s.originOf[snapshot] == e.disk &&
+			exists(p.DiskPath(disk)) {
+			old, _ := readBlock(snapshot, s.at.in(0, size))
+			all = append(all, s.victim(p.DiskPath(disk), 0, size, old, snapshot)...)
+		}
+	}
+	return all
+}
+
+func (s *spoiler) orphan(p *Plane, e event) (all []*victim) {
+	for snapshot, origin := range s.originOf {
+		size, err := fileSize(snapshot)
+		if e.what != diskRemoved || err != nil || origin != e.disk {
+			continue
+		}
+		all = append(all, s.victim(snapshot, 0, size, s.otherMoment(snapshot),
+			s.madeFrom(p, snapshot, "")...)...)
+	}
+	return all
+}
+
+func (s *spoiler) unbacked(p *Plane, e event) (all []*victim) {
+	for disk, snapshot := range s.sourceOf {
+		path := p.DiskPath(disk)
+		size, err := fileSize(path)
+		if e.what == snapshotRemoved && err == nil && snapshot == e.snapshot {
+			all = append(all, s.victim(path, 0, size, s.held, s.madeFrom(p, snapshot, disk)...)...)
+		}
+	}
+	return all
+}
+
+// otherMoment is the block as it is in another snapshot of the same disk, or nil.
+func (s *spoiler) otherMoment(snapshot string) []byte {
+	for other, origin := range s.originOf {
+		size, err := fileSize(other)
+		if err == nil && other != snapshot && origin == s.originOf[snapshot] {
+			block, _ := readBlock(other, s.at.in(0, size))
+			return block
+		}
+	}
+	return nil
+}
+
+// madeFrom returns the files of the disks that were restored from a snapshot, but not this one's.
+func (s *spoiler) madeFrom(p *Plane, snapshot, not string) (paths []string) {
+	for disk, source := range s.sourceOf {
+		if source == snapshot && disk != not {
+			paths = append(paths, p.DiskPath(disk))
+		}
+	}
+	return paths
+}
+
+// anotherFile is the file of another disk that has a block at the offset, or "".
+func (p *Plane) anotherFile(disk string, at int64) string {
+	paths, _ := filepath.Glob(p.DiskPath("*")) // it fails only for a bad pattern
+	for _, path := range paths {
+		size, err := fileSize(path)
+		if err == nil && size >= at+tamperBlock && path != p.DiskPath(disk) {
+			return path
+		}
+	}
+	return ""
+}
+
+// victim is a file one of whose blocks is spoiled.
+type victim struct {
+	path      string
+	at, other int64
+	// old is what the block had earlier, if that is known, and late what it is to have later.
+	old, late []byte
+	// peers are the files that share the block, and shared is what all of them had last.
+	peers  []string
+	shared []byte
+	done   bool
+}
+
+// once does something the first time that it is possible.
+func (v *victim) once(possible bool, do func() error) error {
+	if v.done || !possible {
+		return nil
+	}
+	v.done = true
+	return do()
+}
+
+// share gives the block of the file that has written it to the others.
+func (v *victim) share() error {
+	files := append([]string{v.path}, v.peers...)
+	for _, path := range files {
+		block, err := readBlock(path, v.at)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		if err != nil || bytes.Equal(block, v.shared) || bytes.Equal(block, blankBlock) {
+			continue
+		}
+		v.shared = block
+		var errs []error
+		for _, other := range files {
+			if other != path {
+				errs = append(errs, writeBlock(other, v.at, block))
+			}
+		}
+		return errors.Join(errs...)
+	}
+	return nil
+}
+
+// swap exchanges two blocks that differ.
+func (v *victim) swap() error {
+	one, err := readBlock(v.path, v.at)
+	if err != nil {
+		return err
+	}
+	two, err := readBlock(v.path, v.other)
+	if err != nil {
+		return err
+	}
+	return v.once(!bytes.Equal(one, two), func() error {
+		return errors.Join(v.write(v.at, two), v.write(v.other, one))
+	})
+}
+
+func (v *victim) write(at int64, data []byte) error { return writeBlock(v.path, at, data) }
+
+var blankBlock = make([]byte, tamperBlock)
+
+func fileSize(path string) (int64, error) {
+	st, err := os.Stat(path)
+	if err != nil {
+		return 0, err
+	}
+	return st.Size(), nil
+}
+
+// readBlock reads a block of a file. What is behind its end is zero.
+func readBlock(path string, at int64) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	block := make([]byte, tamperBlock)
+	if _, err = f.ReadAt(block, at); errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return block, err
+}
+
+// writeBlock writes to a file, if it still exists.
+func writeBlock(path string, at int64, data []byte) error {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteAt(data, at)
+	return errors.Join(err, f.Close())
+}
