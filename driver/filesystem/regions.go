@@ -97,18 +97,6 @@ func ownRegions(sizeBytes int64) []region {
 	return l.regions
 }
 
-// tailRegions returns the regions that are read behind an offset: its first MiB, the disk's last
-// 2 MiB, and samples.
-func tailRegions(sizeBytes, from int64) []region {
-	l := &regionList{sizeBytes: sizeBytes, seen: map[int64]bool{}}
-	l.span(from, min(from+headBytes, sizeBytes), "the first MiB behind the filesystem")
-	for i := range int64(sampleCount) {
-		l.sector(from+(sizeBytes-from)/(2*sampleCount)*(2*i+1), "a sample")
-	}
-	l.span(max(from, (sizeBytes-tailBytes)&^(sectorBytes-1)), sizeBytes, "the last 2 MiB")
-	return l.regions
-}
-
 // regionList collects regions and leaves out those that are already in it.
 type regionList struct {
 	sizeBytes int64

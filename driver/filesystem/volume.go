@@ -45,14 +45,3 @@ func (v Volume) makeUUID() string {
 	}
 	return ""
 }
-
-// blankFrom returns the offset from which the rack created the volume's disk blank, behind a
-// smaller snapshot, if it was never published as a raw device. It is the disk's end if there is no
-// such part.
-func (v Volume) blankFrom(sizeBytes int64) int64 {
-	if v.Origin != volume.OriginSnapshot || !v.neverRaw() || v.SourceBytes <= 0 ||
-		v.SourceBytes%sectorBytes != 0 {
-		return sizeBytes
-	}
-	return min(v.SourceBytes, sizeBytes)
-}

@@ -9,38 +9,6 @@ import (
 
 const mib, gib = 1 << 20, 1 << 30
 
-func TestWhatTheRackCreatedBlankBehindASnapshot(t *testing.T) {
-	restored := Volume{Origin: volume.OriginSnapshot, Use: volume.UseFilesystem, SourceBytes: gib}
-	with := func(change func(*Volume)) Volume {
-		v := restored
-		change(&v)
-		return v
-	}
-	for name, c := range map[string]struct {
-		v    Volume
-		want int64
-	}{
-		"a volume from a snapshot": {restored, gib},
-		"one from an image": {with(func(v *Volume) { v.Origin = volume.OriginImage }),
-			4 * gib},
-		"one without an ownership tag":    {with(func(v *Volume) { v.Origin = "" }), 4 * gib},
-		"one that may be a raw device":    {with(func(v *Volume) { v.Use = "" }), 4 * gib},
-		"one whose snapshot has no size":  {with(func(v *Volume) { v.SourceBytes = 0 }), 4 * gib},
-		"one of a negative size":          {with(func(v *Volume) { v.SourceBytes = -4096 }), 4 * gib},
-		"one of half a sector":            {with(func(v *Volume) { v.SourceBytes += 512 }), 4 * gib},
-		"a snapshot larger than the disk": {with(func(v *Volume) { v.SourceBytes = 8 * gib }), 4 * gib},
-		"a snapshot as large as the disk": {with(func(v *Volume) { v.SourceBytes = 4 * gib }), 4 * gib},
-		"a snapshot of a single sector": {with(func(v *Volume) { v.SourceBytes = sectorBytes }),
-			sectorBytes},
-		"a snapshot of one sector more": {with(func(v *Volume) { v.SourceBytes += sectorBytes }),
-			gib + sectorBytes},
-	} {
-		if got := c.v.blankFrom(4 * gib); got != c.want {
-			t.Errorf("%s: blank from %d, want %d", name, got, c.want)
-		}
-	}
-}
-
 func TestOnlyADiskThatWasMadeBlankForFilesystemsIsSampled(t *testing.T) {
 	for _, origin := range []string{"", volume.OriginBlank, volume.OriginImage,
 		volume.OriginSnapshot} {

@@ -134,8 +134,9 @@ func TestNothingBehindAFilesystemIsOverwritten(t *testing.T) {
 			{"one byte behind it that the snapshot had",
 				func(v testVolume) testVolume { return v.restored(2 * guesttest.GiB) },
 				guesttest.GiB + 12345678, false},
-			{"one byte where a sample is, which the snapshot had not",
-				func(v testVolume) testVolume { return v.restored(guesttest.GiB) }, 3*guesttest.GiB - 1, false},
+			{"one byte behind it that the snapshot had not",
+				func(v testVolume) testVolume { return v.restored(guesttest.GiB) },
+				2*guesttest.GiB + 12345678, false},
 			{"one byte on a disk that was restored for raw use, too", func(v testVolume) testVolume {
 				v = v.restored(guesttest.GiB)
 				v.Tag[volume.CtxUse] = volume.UseBoth

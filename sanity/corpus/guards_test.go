@@ -343,23 +343,15 @@ func historyGuards() []guard {
 
 // tailGuards see that a filesystem does not grow over anything.
 func tailGuards() []guard {
-	const tail, restored = "filesystem.Preparation.proveTail", "filesystem.Volume.blankFrom"
 	return []guard{
-		{"a filesystem grows over what is proven alone", in(tail, "if from < blank {",
-			"if !REMOVED && from < blank {"),
+		{"a filesystem grows over what is proven alone", in("filesystem.Preparation.mayGrow",
+			"p.proveTail(ctx, found.Filesystem.SizeBytes, found.behind())", proof.NotCalled),
 			[]string{"ext3 with a byte somewhere behind it", "ext4 with a byte somewhere behind it",
 				"xfs with data behind it", "btrfs with a byte somewhere behind it",
-				"ext4 with a byte behind it that its snapshot had"}},
-		{"what the rack made blank is sampled", in(tail, "offset >= 0", proof.NotAsked),
-			[]string{"ext4 with a byte at the end of a disk that was restored"}},
-		{"only what was restored is sampled", in(restored, "v.Origin != volume.OriginSnapshot ||",
-			"!REMOVED && v.Origin != volume.OriginSnapshot ||"),
-			[]string{"ext4 with a byte behind it on a disk from an image"}},
-		{"what raw use may have written is not sampled", in(restored, "!v.neverRaw()", proof.NotAsked),
-			[]string{"xfs with a byte behind it on a disk that was restored for raw use, too"}},
-		{"what the snapshot had is not sampled", in(restored, "min(v.SourceBytes, sizeBytes)",
-			"zeroIf(REMOVED, TEXT)"),
-			[]string{"xfs with a byte behind it that its snapshot had"}},
+				"ext4 with a byte behind it that its snapshot had",
+				"xfs with a byte behind it that its snapshot had not",
+				"ext4 with a byte behind it on a disk from an image",
+				"xfs with a byte behind it on a disk that was restored for raw use, too"}},
 		{"a growth that had begun is this volume's", in("filesystem.scan.growth",
 			"!r.of(v, s.SizeBytes)", proof.NotAsked),
 			[]string{"ext4 whose growth another volume had begun"}},

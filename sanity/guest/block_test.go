@@ -14,6 +14,11 @@ func TestAFindingSaysWhatIsInThePlaceOfABlock(t *testing.T) {
 	}
 	torn := made(p, 3)
 	copy(torn[BlockBytes/2:], make([]byte, BlockBytes/2))
+	for _, blank := range [][]byte{made(p.At(0), 3), torn} {
+		if f := p.At(0).compare(blank, 3); (f == nil) != allZero(blank) {
+			t.Errorf("in the place of a block that was never written, compare = %+v", f)
+		}
+	}
 	for _, c := range []struct {
 		name  string
 		block []byte
@@ -24,7 +29,7 @@ func TestAFindingSaysWhatIsInThePlaceOfABlock(t *testing.T) {
 		{"zeros", make([]byte, BlockBytes), Zero, "zero"},
 		{"the generation before", made(p.At(1), 3), OtherGeneration, "generation 1 instead of 2"},
 		{"the next block", made(p, 4), OtherBlock, "block 4 of the same volume"},
-		{"another volume's", made(Pattern{Seed: 8}, 3), OtherVolume, "its seed is 8, this one's 7"},
+		{"another volume's", made(Pattern{Seed: 8, Generation: 2}, 3), OtherVolume, "its seed is 8, this one's 7"},
 		{"half of it", torn, Garbage, "torn block that begins as block 3 of generation 2"},
 		{"text", []byte(strings.Repeat("ab", BlockBytes/2)), Garbage, "begins with 61 62"},
 	} {
