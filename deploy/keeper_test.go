@@ -110,8 +110,8 @@ func TestTheKeeperKnowsItsArguments(t *testing.T) {
 		"nodeKeeper.leavingNodes.fence=true"), "--set-string",
 		"nodeKeeper.coldAttach.window=CRON_TZ=Europe/Zurich 0 2 * * 6")...))
 	want := []string{"--cold-attach", "--dry-run", "--settle=30s", "--min-interval=10m",
-		"--stateful-set-interval=30m", "--window=CRON_TZ=Europe/Zurich 0 2 * * 6", "--window-length=1h",
-		"--drain-timeout=5m", "--startup-taint", "--leaving-nodes", "--fence", "--http-endpoint=:9815",
+		"--stateful-set-interval=30m", "--max-stops-per-volume=4", "--max-stops-per-node=12",
+		"--window=CRON_TZ=Europe/Zurich 0 2 * * 6", "--window-length=1h", "--drain-timeout=5m", "--startup-taint", "--leaving-nodes", "--fence", "--http-endpoint=:9815",
 		"--log-level=info", "--log-format=text"}
 	if diff := cmp.Diff(want, c.Args); diff != "" {
 		t.Errorf("the arguments (-want +got):\n%s", diff)
@@ -127,6 +127,30 @@ func TestTheKeeperKnowsItsArguments(t *testing.T) {
 		cmd := exec.CommandContext(t.Context(), program, args...)
 		if out, complaints, err := finish(t, cmd, nil); err != nil || strings.TrimSpace(out) == "" {
 			t.Errorf("the program refuses the arguments %q (%v): %s%s", args, err, out, complaints)
+		}
+	}
+}
+
+// The program's own tests have such windows, too.
+func TestAWindowThatTheKeeperWouldRefuseIsRefused(t *testing.T) {
+	rendered := func(window string) error {
+		_, complaints, err := helm(t, append(kept(), values(t, fmt.Sprintf(
+			"nodeKeeper: {coldAttach: {window: %q}}", window))...)...)
+		if err != nil && !strings.Contains(complaints, "nodeKeeper.coldAttach.window is ") {
+			t.Fatalf("%v: %s", err, complaints)
+		}
+		return err
+	}
+	for _, window := range []string{"bogus", "0 2 * *", "0 2 * * 6 2030", "60 2 * * 6", "0 24 * * *",
+		"0 2 0 * *", "0 2 * 13 *", "0 2 * * 7", "@daily", "0 2 * * sat-", "0 2 * * 6;"} {
+		if rendered(window) == nil {
+			t.Errorf("the window %q is rendered", window)
+		}
+	}
+	for _, window := range []string{"0 2 * * 6", "CRON_TZ=Europe/Zurich 0 2 * * 6",
+		"TZ=UTC */5 0-6/2,22 1,15 jan-MAR mon-fri", "0  2 ? * SAT"} {
+		if err := rendered(window); err != nil {
+			t.Errorf("the window %q is refused", window)
 		}
 	}
 }

@@ -41,15 +41,25 @@ func (k *Keeper) observe(ctx context.Context) (*view, error) {
 
 // sorted reads and sorts the pods of a node, and returns all of them.
 func (k *Keeper) sorted(ctx context.Context, v *view, n *node) (sorted, []corev1.Pod, error) {
-	if v.claims == nil {
-		volumes, err := k.Kubernetes.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
-		if err != nil {
-			return sorted{}, nil, fmt.Errorf("list PersistentVolumes: %w", err)
-		}
-		v.claims = claimsOf(volumes.Items)
+	if err := k.readVolumes(ctx, v); err != nil {
+		return sorted{}, nil, err
 	}
 	own, err := k.podsOn(ctx, n)
 	return sortPods(own, v.claims), own, err
+}
+
+// readVolumes reads the driver's volumes, once a round.
+func (k *Keeper) readVolumes(ctx context.Context, v *view) error {
+	if v.claims != nil {
+		return nil
+	}
+	volumes, err := k.Kubernetes.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("list PersistentVolumes: %w", err)
+	}
+	v.volumes = volumes.Items
+	v.claims = claimsOf(v.volumes)
+	return nil
 }
 
 // pods reads and sorts the pods of a node, and looks what budgets say of a stop.
@@ -166,11 +176,15 @@ func (k *Keeper) plan(ctx context.Context, n *node, text string) error {
 
 // wake makes the attacher try an attachment now, instead of at the end of its pause.
 func (k *Keeper) wake(ctx context.Context, a *attachment, r *record) error {
-	value := a.wakeup(r)
-	if a.Annotations[WokenAnnotation] == value {
-		return nil
+	if value := a.wakeup(r); a.Annotations[WokenAnnotation] != value {
+		return k.annotate(ctx, a, WokenAnnotation, value)
 	}
-	patch, err := annotationPatch(WokenAnnotation, value)
+	return nil
+}
+
+// annotate sets an annotation of an attachment; nil removes it.
+func (k *Keeper) annotate(ctx context.Context, a *attachment, key string, value any) error {
+	patch, err := annotationPatch(key, value)
 	if err != nil {
 		return err
 	}

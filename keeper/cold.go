@@ -33,7 +33,7 @@ func (k *Keeper) coldAttach(ctx context.Context, v *view) (time.Duration, error)
 	}
 	busy := slices.DeleteFunc(slices.Clone(v.Nodes), func(n *node) bool { return n.Record == nil })
 	// There is one at most, unless somebody copied annotations. Each has to come to its end.
-	errs := []error{k.tidy(ctx, v)}
+	errs := []error{k.tidy(ctx, v), k.holdBack(ctx, v)}
 	for _, n := range busy {
 		if err := k.advance(ctx, v, n); err != nil {
 			errs = append(errs, fmt.Errorf("node %s, %s: %w", n.Name, n.Record.Step, err))
@@ -112,7 +112,7 @@ func (k *Keeper) restartLateStopped(ctx context.Context, v *view) (bool, error) 
 // consider begins an operation on the node that waits longest and may be stopped.
 func (k *Keeper) consider(ctx context.Context, v *view) (time.Duration, error) {
 	candidates := slices.DeleteFunc(slices.Clone(v.Nodes), func(n *node) bool {
-		return len(v.waiting(n)) == 0
+		return len(v.due(n)) == 0
 	})
 	slices.SortFunc(candidates, func(a, b *node) int {
 		return cmp.Or(v.oldest(a).Compare(v.oldest(b)), strings.Compare(a.Name, b.Name))
@@ -120,8 +120,11 @@ func (k *Keeper) consider(ctx context.Context, v *view) (time.Duration, error) {
 	aside := false
 	var errs []error // what is wrong with one node hides no other
 	for _, n := range v.Nodes {
-		if planned := slices.Contains(candidates, n) && n.allowed(); !planned {
+		switch {
+		case !n.allowed():
 			errs = append(errs, k.plan(ctx, n, ""))
+		case !slices.Contains(candidates, n):
+			errs = append(errs, k.plan(ctx, n, v.held(n)))
 		}
 	}
 	for _, n := range candidates {
@@ -151,7 +154,7 @@ func (k *Keeper) consider(ctx context.Context, v *view) (time.Duration, error) {
 
 // oldest returns since when the first attachment of a node waits.
 func (v *view) oldest(n *node) time.Time {
-	return slices.MinFunc(v.waiting(n), func(a, b *attachment) int {
+	return slices.MinFunc(v.due(n), func(a, b *attachment) int {
 		return a.since().Compare(b.since())
 	}).since()
 }
@@ -206,7 +209,7 @@ func (k *Keeper) hindrance(ctx context.Context, v *view, n *node) (string, sorte
 func (k *Keeper) hindranceOfNode(v *view, n *node) string {
 	ready, _ := n.ready()
 	settle := k.Config.Settle
-	fresh := slices.ContainsFunc(v.waiting(n), func(a *attachment) bool {
+	fresh := slices.ContainsFunc(v.due(n), func(a *attachment) bool {
 		return v.Now.Sub(a.failure().Time.Time) < staleAfter
 	})
 	switch {
@@ -286,7 +289,7 @@ func (k *Keeper) begin(ctx context.Context, v *view, n *node, pods sorted) error
 	}
 	n.Record = &record{Step: draining, Since: v.Now, Started: v.Now, Instance: n.Instance,
 		Cordoned: true, StatefulSets: statefulSets(pods.stay)}
-	for _, a := range v.waiting(n) {
+	for _, a := range v.due(n) {
 		n.Record.Waiting = append(n.Record.Waiting, a.Name)
 	}
 	n.Spec.Unschedulable = true
@@ -298,7 +301,7 @@ func (k *Keeper) begin(ctx context.Context, v *view, n *node, pods sorted) error
 
 // announce says on the node, the claims and the pods what is going to happen, and why.
 func (k *Keeper) announce(ctx context.Context, v *view, n *node, pods sorted, verb string) error {
-	waiting := v.waiting(n)
+	waiting := v.due(n)
 	text := planText(n, waiting, waiting, pods, verb)
 	if n.Annotations[PlanAnnotation] == text {
 		return nil

@@ -31,6 +31,9 @@ type Config struct {
 	// StatefulSetInterval is the least time between operations on two nodes with pods of the same
 	// StatefulSet.
 	StatefulSetInterval time.Duration
+	// MaxStopsPerVolume and MaxStopsPerNode are how often in 24 hours instances are stopped for one
+	// volume, and how often one node is stopped.
+	MaxStopsPerVolume, MaxStopsPerNode int
 	// Window is when operations may begin; nil means always.
 	Window *Window
 
@@ -45,6 +48,7 @@ type Config struct {
 func Defaults() Config {
 	return Config{
 		Settle: 30 * time.Second, MinInterval: 10 * time.Minute, StatefulSetInterval: 30 * time.Minute,
+		MaxStopsPerVolume: 4, MaxStopsPerNode: 12,
 		DrainTimeout: 5 * time.Minute, StopTimeout: 2 * time.Minute, AttachTimeout: 3 * time.Minute,
 		StartTimeout: 5 * time.Minute, ReturnTimeout: 5 * time.Minute,
 		Interval: 10 * time.Second,
@@ -66,6 +70,12 @@ func (c *Config) Check() error {
 		"min-interval": c.MinInterval, "stateful-set-interval": c.StatefulSetInterval} {
 		if value < 0 {
 			return fmt.Errorf("--%s is %s; it must not be negative", name, value)
+		}
+	}
+	for name, value := range map[string]int{"max-stops-per-volume": c.MaxStopsPerVolume,
+		"max-stops-per-node": c.MaxStopsPerNode} {
+		if value < 1 {
+			return fmt.Errorf("--%s is %d; it has to be at least 1", name, value)
 		}
 	}
 	if c.Fence && !c.LeavingNodes {

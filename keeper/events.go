@@ -9,7 +9,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 )
 
 // component is the source of the keeper's events, and its name elsewhere.
@@ -22,16 +21,20 @@ func (k *Keeper) say(ctx context.Context, n *corev1.Node, r *record, reason, sai
 	if r != nil {
 		of = r.id() + r.Since.String() // a step that begins anew is said again
 	}
-	// The kubelet's events name a Node as its UID, too, and kubectl describe looks for that.
-	k.event(ctx, corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: n.Name,
-		UID: types.UID(n.Name)}, of, reason, said)
+	k.event(ctx, nodeReference(n), corev1.EventTypeNormal, of, reason, said)
+}
+
+// warn makes an event of something that a person has to look after.
+func (k *Keeper) warn(ctx context.Context, about corev1.ObjectReference, reason, said string) {
+	k.Log.WarnContext(ctx, said, "kind", about.Kind, "name", about.Name, "event", reason)
+	k.event(ctx, about, corev1.EventTypeWarning, "", reason, said)
 }
 
 // sayToUsers makes events of what is going to happen, on the pods that stop with the node and on
 // the claims whose volumes wait. Who reads the events of a namespace is told the names of its own
 // volumes only.
 func (k *Keeper) sayToUsers(ctx context.Context, v *view, n *node, pods sorted, verb string) {
-	waiting := v.waiting(n)
+	waiting := v.due(n)
 	claims := map[string]*corev1.ObjectReference{} // by volume
 	for _, volume := range pods.claims {
 		claims[volume.Name] = volume.Spec.ClaimRef
@@ -41,7 +44,7 @@ func (k *Keeper) sayToUsers(ctx context.Context, v *view, n *node, pods sorted, 
 			claim := claims[a.volume()]
 			return claim == nil || claim.Namespace != about.Namespace
 		})
-		k.event(ctx, about, "", "ColdAttachPlanned", fmt.Sprintf("the node keeper %s (node %s)",
+		k.event(ctx, about, corev1.EventTypeNormal, "", "ColdAttachPlanned", fmt.Sprintf("the node keeper %s (node %s)",
 			planText(n, waiting, own, pods, verb), n.Name))
 	}
 	for _, p := range pods.stay {
@@ -57,14 +60,14 @@ func (k *Keeper) sayToUsers(ctx context.Context, v *view, n *node, pods sorted, 
 
 // event makes an event, once: its name is made of what it says. An event that cannot be made is no
 // reason to leave an instance stopped, so it is only logged.
-func (k *Keeper) event(ctx context.Context, about corev1.ObjectReference, of, reason, said string) {
+func (k *Keeper) event(ctx context.Context, about corev1.ObjectReference, kind, of, reason,
+	said string) {
 	h := fnv.New64a()
 	_, _ = fmt.Fprint(h, about.UID, of, reason, said)
 	namespace := about.Namespace
 	if namespace == "" {
 		namespace = metav1.NamespaceDefault
 	}
-	kind := corev1.EventTypeNormal
 	now := metav1.NewTime(k.now())
 	_, err := k.Kubernetes.CoreV1().Events(namespace).Create(ctx, &corev1.Event{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace,

@@ -11,6 +11,7 @@ type Metrics struct {
 	Registry   *prometheus.Registry
 	waits      prometheus.Gauge
 	working    prometheus.Gauge
+	holds      prometheus.Gauge
 	operations *prometheus.CounterVec
 	problems   *prometheus.CounterVec
 	steps      *prometheus.HistogramVec
@@ -27,6 +28,8 @@ func NewMetrics() *Metrics {
 			Help: "VolumeAttachments that wait until an instance is stopped."}),
 		working: prometheus.NewGauge(prometheus.GaugeOpts{Name: "oxide_node_keeper_nodes_in_progress",
 			Help: "Nodes with an operation in progress: 0 or 1."}),
+		holds: prometheus.NewGauge(prometheus.GaugeOpts{Name: "oxide_node_keeper_held_attachments",
+			Help: "VolumeAttachments that wait, and for which the keeper stops no instance."}),
 		operations: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "oxide_node_keeper_operations_total",
 			Help: "Operations on nodes that have ended, by result: done or problem."}, []string{"result"}),
@@ -47,7 +50,7 @@ func NewMetrics() *Metrics {
 		rounds: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "oxide_node_keeper_rounds_total",
 			Help: "Rounds of the leader, by result: ok or error."}, []string{"result"}),
 	}
-	m.Registry.MustRegister(m.waits, m.working, m.operations, m.problems, m.steps, m.evictions,
+	m.Registry.MustRegister(m.waits, m.working, m.holds, m.operations, m.problems, m.steps, m.evictions,
 		m.fences, m.rounds)
 	// From zero on, so that the first of a kind is an increase.
 	for _, s := range []step{draining, stopping, attaching, starting, returning} {
@@ -68,6 +71,15 @@ func (m *Metrics) observe(v *view) {
 	}
 	m.waits.Set(float64(waits))
 	m.working.Set(float64(working))
+}
+
+func (m *Metrics) held(n int) { m.holds.Set(float64(n)) }
+
+// rest sets what only a leader knows to zero, when another replica leads.
+func (m *Metrics) rest() {
+	for _, g := range []prometheus.Gauge{m.waits, m.working, m.holds} {
+		g.Set(0)
+	}
 }
 
 func (m *Metrics) step(s step, took time.Duration) {

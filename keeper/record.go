@@ -3,6 +3,7 @@ package keeper
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -59,6 +60,8 @@ type record struct {
 	Cordoned bool `json:"cordoned"`
 	// Waiting are the VolumeAttachments for which the operation was begun.
 	Waiting []string `json:"waiting,omitempty"`
+	// Volumes are the PersistentVolumes for which the instance is stopped, by their names.
+	Volumes map[string]cause `json:"volumes,omitempty"`
 	// StatefulSets are those that have pods on the node that stop with it.
 	StatefulSets []string `json:"statefulSets,omitempty"`
 	// Heartbeat is the node's last heartbeat before its instance was started again.
@@ -89,6 +92,9 @@ type outcome struct {
 	// Unlabeled reports whether the label was already gone when the operation ended.
 	Unlabeled bool   `json:"unlabeled,omitempty"`
 	Problem   string `json:"problem,omitempty"`
+	// Node and Volumes are the stops of the node and those for PersistentVolumes, by their names.
+	Node    history            `json:"node,omitzero"`
+	Volumes map[string]history `json:"volumes,omitempty"`
 }
 
 // correct dates as of now what a clock that is ahead has noted, and reports whether there was any.
@@ -96,6 +102,13 @@ func (o *outcome) correct(now time.Time) bool {
 	wrong := ahead(now, o.Ended)
 	if wrong {
 		o.Ended = now
+	}
+	for _, h := range append(slices.Collect(maps.Values(o.Volumes)), o.Node) {
+		for i, at := range h.Stops {
+			if ahead(now, at) {
+				h.Stops[i], wrong = now, true
+			}
+		}
 	}
 	for set, at := range o.StoppedWith {
 		if ahead(now, at) {

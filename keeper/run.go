@@ -134,6 +134,7 @@ func (p *process) candidacy(ctx context.Context) error {
 func (p *process) lead(ctx context.Context) (aside bool) {
 	var watching async.Group
 	defer watching.Wait()
+	defer p.Metrics.rest()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	changed := make(chan struct{}, 1)
@@ -200,7 +201,7 @@ func matters(event watch.Event, waited map[string]bool) bool {
 		return false
 	}
 	waits := event.Type != watch.Deleted && object.Spec.Attacher == DriverName &&
-		(&attachment{object}).waits()
+		(&attachment{VolumeAttachment: object}).waits()
 	before := waited[object.Name]
 	if delete(waited, object.Name); waits {
 		waited[object.Name] = true

@@ -116,6 +116,10 @@ func (s *Settings) flags(f *flag.FlagSet) {
 	} {
 		f.DurationVar(d.value, name, *d.value, d.usage)
 	}
+	f.IntVar(&c.MaxStopsPerVolume, "max-stops-per-volume", c.MaxStopsPerVolume, "how often in 24 "+
+		"hours instances are stopped for one volume")
+	f.IntVar(&c.MaxStopsPerNode, "max-stops-per-node", c.MaxStopsPerNode, "how often in 24 hours a "+
+		"node is stopped")
 	f.StringVar(&s.LeaseNamespace, "leader-election-namespace", "", "the `namespace` of the lease "+
 		"[$K8S_NAMESPACE]")
 	f.StringVar(&s.Kubeconfig, "kubeconfig", "", "a kubeconfig `file`, for a keeper outside a cluster")

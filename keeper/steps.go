@@ -102,9 +102,9 @@ func (k *Keeper) failed(s step, err error) error {
 func (k *Keeper) finish(ctx context.Context, v *view, n *node, problem string) error {
 	r := n.Record
 	r.Problem = cmp.Or(r.Problem, problem)
-	said := "done: the instance runs, and the node takes pods again"
+	said := "done: the instance runs, and the node takes pods again" + r.failures()
 	if r.Problem != "" {
-		said = "ended without having done everything: " + r.Problem
+		said = "ended without having done everything: " + r.Problem + r.failures()
 	}
 	if r.Cordoned {
 		n.Spec.Unschedulable = false
@@ -126,6 +126,7 @@ func (k *Keeper) finish(ctx context.Context, v *view, n *node, problem string) e
 			last.StoppedWith[set] = v.Now
 		}
 	}
+	last.remember(n.Last, r, v.Now, n.Annotations[AgainAnnotation])
 	if r.Problem != "" && r.Problem != nothingWaits {
 		last.Failures = 1
 		if n.Last != nil {
@@ -196,14 +197,18 @@ func (k *Keeper) drain(ctx context.Context, v *view, n *node) error {
 	if still, err := k.stillWaits(ctx, v, n); err != nil || !still {
 		return err
 	}
-	n.Record.StatefulSets = statefulSets(pods.stay)
+	n.Record.StatefulSets, n.Record.Volumes = statefulSets(pods.stay), v.causes(n)
+	if n.Last != nil {
+		n.Last.forget(v.volumes)
+		setAnnotation(n.Node, LastAnnotation, n.Last)
+	}
 	return k.to(ctx, v, n, stopping, "drained; the instance "+n.Record.Instance+" is stopped")
 }
 
 // stillWaits lets the attacher try again what waits, and reports whether it has and something does.
 func (k *Keeper) stillWaits(ctx context.Context, v *view, n *node) (bool, error) {
 	waits := false
-	for _, a := range v.waiting(n) {
+	for _, a := range v.due(n) {
 		if a.triedAgain(n.Record) {
 			waits = true
 		} else if err := k.wake(ctx, a, n.Record); err != nil {
@@ -282,6 +287,7 @@ func (k *Keeper) attach(ctx context.Context, v *view, n *node) error {
 
 // restart goes on to the instance's start.
 func (k *Keeper) restart(ctx context.Context, v *view, n *node, problem string) error {
+	v.noteFailures(n)
 	if problem != "" {
 		return k.giveUp(ctx, v, n, problem)
 	}

@@ -23,6 +23,7 @@ type view struct {
 	Attachments []*attachment
 
 	// What is read only if it is needed, once a round; nil so far.
+	volumes []corev1.PersistentVolume
 	claims  map[claim]*corev1.PersistentVolume
 	budgets []policyv1.PodDisruptionBudget
 }
@@ -39,7 +40,11 @@ type node struct {
 }
 
 // attachment is a VolumeAttachment of the driver.
-type attachment struct{ *storagev1.VolumeAttachment }
+type attachment struct {
+	*storagev1.VolumeAttachment
+	// held is why no instance is stopped for it although it waits for that; "" if one may be.
+	held string
+}
 
 // newView joins what the cluster has.
 func newView(now time.Time, nodes []corev1.Node, csiNodes []storagev1.CSINode,
@@ -55,7 +60,7 @@ func newView(now time.Time, nodes []corev1.Node, csiNodes []storagev1.CSINode,
 	}
 	for i := range attachments {
 		if attachments[i].Spec.Attacher == DriverName {
-			v.Attachments = append(v.Attachments, &attachment{&attachments[i]})
+			v.Attachments = append(v.Attachments, &attachment{VolumeAttachment: &attachments[i]})
 		}
 	}
 	return v
@@ -105,6 +110,21 @@ func (v *view) waiting(n *node) []*attachment {
 	return slices.DeleteFunc(v.of(n), func(a *attachment) bool { return !a.waits() })
 }
 
+// due returns the attachments of a node for which its instance may be stopped.
+func (v *view) due(n *node) []*attachment {
+	return slices.DeleteFunc(v.waiting(n), func(a *attachment) bool { return a.held != "" })
+}
+
+// held returns why the first of a node's attachments that are held back is, or "".
+func (v *view) held(n *node) string {
+	for _, a := range v.waiting(n) {
+		if a.held != "" {
+			return "waits: " + a.held
+		}
+	}
+	return ""
+}
+
 // unasked returns the volumes of pods on a node that no VolumeAttachment asks for. A pod that was
 // made again on its node has none while the one of the pod before it is being deleted, and then
 // another.
@@ -127,7 +147,7 @@ func (v *view) unasked(pods sorted) []string {
 // attacher's last attempt failed for another reason does not matter.
 func (v *view) wanted(n *node) bool {
 	return slices.ContainsFunc(v.of(n), func(a *attachment) bool {
-		return a.waits() || a.open() && slices.Contains(n.Record.Waiting, a.Name)
+		return a.waits() && a.held == "" || a.open() && slices.Contains(n.Record.Waiting, a.Name)
 	})
 }
 

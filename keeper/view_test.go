@@ -20,7 +20,7 @@ func va(change ...func(*storagev1.VolumeAttachment)) *attachment {
 	for _, c := range change {
 		c(a)
 	}
-	return &attachment{a}
+	return &attachment{VolumeAttachment: a}
 }
 
 // failure is an attempt that failed so many seconds after the beginning.

@@ -3,6 +3,7 @@
 package model
 
 import (
+	"cmp"
 	"errors"
 	"net/http"
 	"slices"
@@ -24,14 +25,21 @@ import (
 
 // attacher tries every attachment once, as external-attacher does with the driver behind it.
 func (w *world) attacher() {
+	states := w.states()
 	for _, a := range keepertest.List[*storagev1.VolumeAttachment](w.api, "") {
 		if a.DeletionTimestamp == nil && a.Status.Attached {
 			continue
 		}
+		refused := w.refused[*a.Spec.Source.PersistentVolumeName]
+		if states[a.Spec.NodeName] == oxide.InstanceStateRunning && w.hotplug.IsZero() {
+			refused = ""
+		}
 		path := oxide.DiskPath{Disk: oxide.NameOrId(w.disks[*a.Spec.Source.PersistentVolumeName])}
 		instance := oxide.NameOrId(w.rack.Instance(a.Spec.NodeName).ID)
 		var err error
-		if a.DeletionTimestamp == nil {
+		if refused != "" {
+			err = errors.New(refused)
+		} else if a.DeletionTimestamp == nil {
 			_, err = w.rack.Client.InstanceDiskAttach(w.ctx,
 				oxide.InstanceDiskAttachParams{Instance: instance, Body: &path})
 		} else {
@@ -40,7 +48,7 @@ func (w *world) attacher() {
 		}
 		var failed *storagev1.VolumeError
 		if err != nil {
-			failed = &storagev1.VolumeError{Time: metav1.NewTime(w.clock), Message: explain(err)}
+			failed = &storagev1.VolumeError{Time: metav1.NewTime(w.clock), Message: cmp.Or(refused, explain(err))}
 		}
 		keepertest.Edit(w.api, "", a.Name, func(a *storagev1.VolumeAttachment) {
 			switch {

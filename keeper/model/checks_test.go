@@ -26,6 +26,8 @@ type recorded struct {
 	Step     string `json:"step"`
 	Instance string `json:"instance"`
 	Late     bool   `json:"late"`
+	// Volumes are those for which the instance is stopped.
+	Volumes map[string]any `json:"volumes"`
 }
 
 // recordOf returns the record of a node; nil if it has none that can be read.
@@ -94,8 +96,11 @@ func (w *world) checkStop(k *replica, name string) {
 	if w.stale || w.raced {
 		return // of what changes between a look and the request, or of two leaders, one of whom froze
 	}
-	o.asked = true
 	r := recordOf(n)
+	if !o.asked {
+		w.countStop(k, name, r)
+	}
+	o.asked = true
 	if r == nil || r.Step != "Stopping" || !n.Spec.Unschedulable {
 		w.breaks("the instance of %s is stopped without a record of it: %v, unschedulable %v", name,
 			n.Annotations, n.Spec.Unschedulable)
@@ -124,6 +129,27 @@ func (w *world) checkStop(k *replica, name string) {
 			node.Labels[keeper.ColdAttachLabel] == keeper.Allowed {
 			w.breaks("the instance of %s is stopped while the node %s is not ready", name, other)
 		}
+	}
+}
+
+// countStop counts a stop for each of the volumes for which it is.
+func (w *world) countStop(k *replica, name string, r *recorded) {
+	if r == nil || w.edited {
+		return
+	}
+	for volume := range r.Volumes {
+		stops := slices.DeleteFunc(w.causes[volume], func(s stop) bool {
+			return w.clock.Sub(s.at) >= 24*time.Hour
+		})
+		w.causes[volume] = append(stops, stop{w.clock, name})
+		w.mostStops = max(w.mostStops, len(w.causes[volume]))
+		if len(w.causes[volume]) > k.Config.MaxStopsPerVolume {
+			w.breaks("instances were stopped for %s at %v", volume, w.causes[volume])
+		}
+	}
+	if len(r.Volumes) == 0 {
+		w.breaks("the instance of %s is stopped for no volume: %s", name,
+			w.node(name).Annotations[keeper.RecordAnnotation])
 	}
 }
 

@@ -314,7 +314,7 @@ func TestWhateverHappensToTheKeeperEveryInstanceRunsInTheEnd(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = rack.Stop() })
 	proof.SetFlags(t, "rapid.checks", "1", "rapid.nofailfile", "true", "rapid.shrinktime", "0s")
-	histories, kills, stops, attached := 0, 0, 0, 0
+	histories, kills, stops, attached, most := 0, 0, 0, 0, 0
 	counts := map[string]int{}
 	for ; histories < shortHistories && !p.Long() || p.Long() && !p.Over(); histories++ {
 		seed := p.Seed + uint64(histories)
@@ -329,6 +329,7 @@ func TestWhateverHappensToTheKeeperEveryInstanceRunsInTheEnd(t *testing.T) {
 				rt.Fatal(failure)
 			}
 			kills, stops, attached = kills+w.kills, stops+w.stops, attached+w.volumes
+			most = max(most, w.mostStops)
 			for what, n := range w.counts {
 				counts[what] += n
 			}
@@ -350,7 +351,7 @@ func TestWhateverHappensToTheKeeperEveryInstanceRunsInTheEnd(t *testing.T) {
 	p.Figure("histories", histories, "kills", kills, "stops", stops, "volumes", attached,
 		"kinds", len(counts), "in-rounds", counts["within a round"], "late", counts["late request"],
 		"restarted", counts["started, stopped late"],
-		"fenced", counts["fenced"], "violations", 0)
+		"fenced", counts["fenced"], "max_stops_per_volume_day", most, "violations", 0)
 }
 
 // effects are what the disturbances do in many histories.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -50,7 +51,8 @@ var disturbances = map[string]func(w *world, name string, a act){
 		w.say("the budgets allow nothing: %v", w.noEviction)
 		w.budgets()
 	},
-	"stuck pods": func(w *world, _ string, _ act) { w.stuck = !w.stuck },
+	"stuck pods":      func(w *world, _ string, _ act) { w.stuck = !w.stuck },
+	"refused volumes": (*world).refuse,
 	"hidden": func(w *world, _ string, _ act) {
 		w.hidden = !w.hidden
 		w.say("the token has no rights: %v", w.hidden)
@@ -138,6 +140,35 @@ func (w *world) label(name string, _ act) {
 		w.say("somebody takes the label from %s", name)
 		n.Labels = nil
 	})
+}
+
+// refusals are errors of the driver for a volume whose instance is stopped.
+var refusals = []string{
+	"rpc error: code = ResourceExhausted desc = InstanceFull: 8 of 8 disks",
+	"rpc error: code = Unavailable desc = RackUnavailable: the rack does not answer",
+	"rpc error: code = FailedPrecondition desc = UseDiffers: made for other use",
+	"rpc error: code = Aborted desc = OperationPending: another one",
+	"rpc error: code = DeadlineExceeded desc = context deadline exceeded",
+	"rpc error: code = FailedPrecondition desc = InstanceMustBeStopped: it must be stopped",
+	"rpc error: code = Internal desc = RackError: 500",
+}
+
+// refuse lets each volume that waits on a node be refused, and hours pass.
+func (w *world) refuse(name string, a act) {
+	w.addPod(name, 0)
+	w.controllers()
+	for _, v := range keepertest.List[*storagev1.VolumeAttachment](w.api, "") {
+		if v.Spec.NodeName == name && (!v.Status.Attached || v.DeletionTimestamp != nil) {
+			w.refused[*v.Spec.Source.PersistentVolumeName] = refusals[(a.a+a.b+len(w.lines))%len(refusals)]
+			w.say("%s is refused: %s", v.Name, w.refused[*v.Spec.Source.PersistentVolumeName])
+		}
+	}
+	for range 60 * a.b {
+		w.turn()
+		if len(w.busy()) == 0 {
+			w.pass(10 * time.Minute)
+		}
+	}
 }
 
 // copyRecord copies the record of a node to another. Who does that has to look after the other's
@@ -311,6 +342,25 @@ func (w *world) configure(_ string, a act) {
 	}
 }
 
+// ask lets the keepers forget what they know of earlier stops, as a person does who has mended
+// something.
+func (w *world) ask() {
+	for _, v := range keepertest.List[*corev1.PersistentVolume](w.api, "") {
+		keepertest.Edit(w.api, "", v.Name, func(v *corev1.PersistentVolume) {
+			v.Annotations = map[string]string{keeper.AgainAnnotation: "mended"}
+		})
+	}
+	for _, name := range names {
+		w.edit(name, func(n *corev1.Node) {
+			if n.Annotations == nil {
+				n.Annotations = map[string]string{}
+			}
+			n.Annotations[keeper.AgainAnnotation] = "mended"
+		})
+	}
+	w.causes = map[string][]stop{}
+}
+
 func (w *world) must(err error) {
 	if err != nil {
 		panic(err)
@@ -345,6 +395,7 @@ func (w *world) mend() {
 			}
 		})
 	}
+	w.ask()
 	for _, name := range slices.Sorted(maps.Keys(w.byPeople)) {
 		w.must(w.rack.StartInstance(w.ctx, w.rack.Instance(name).ID))
 	}

@@ -65,6 +65,8 @@ type world struct {
 	hotplug time.Time
 	// failing are how many of the requests to a resource or an operation of the rack fail.
 	failing map[string]failure
+	// refused are the errors with which volumes are refused that would be attached or detached.
+	refused map[string]string
 	// delays are how late the next request for an operation of the rack arrives.
 	delays map[string]time.Duration
 	onWay  []onWay
@@ -76,7 +78,11 @@ type world struct {
 	// made is called when a change is made that a keeper has asked for.
 	made       func()
 	operations map[string]*operation
-	counts     map[string]int
+	// causes are the stops for each volume since a person has asked for more; mostStops is the highest
+	// number of them within a day.
+	causes    map[string][]stop
+	mostStops int
+	counts    map[string]int
 
 	lines  []string
 	broken []string
@@ -109,6 +115,12 @@ type failure struct {
 	err   error
 }
 
+// stop is a stop of a node's instance.
+type stop struct {
+	at   time.Time
+	node string
+}
+
 // onWay is a request that reaches the rack late, whatever became of its sender.
 type onWay struct {
 	due  time.Time
@@ -133,7 +145,8 @@ func (g *gate) pass(read, after bool) error {
 func newWorld(ctx context.Context, t keepertest.T, r *harness.Rack) *world {
 	w := &world{t: t, ctx: ctx, rack: r, clock: time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC),
 		disks: map[string]string{}, byHand: map[string]bool{}, byPeople: map[string]time.Time{},
-		changes: map[string]time.Time{}, operations: map[string]*operation{}, counts: map[string]int{}}
+		changes: map[string]time.Time{}, operations: map[string]*operation{},
+		causes: map[string][]stop{}, counts: map[string]int{}}
 	w.calm()
 	if err := r.Admin.Switch(ctx, map[string]any{"hotplug": false}); err != nil {
 		panic(err)
@@ -157,12 +170,16 @@ func (w *world) calm() {
 	w.noEviction, w.stuck, w.lagging, w.hidden = false, false, false, false
 	w.dead, w.lying, w.destroyed = map[string]bool{}, map[string]bool{}, map[string]bool{}
 	w.failing, w.delays = map[string]failure{}, map[string]time.Duration{}
+	w.refused = map[string]string{}
 }
 
 // join makes a Node, and registers its driver. What an earlier Node said of its last operation is
 // gone with it: a stop that is still on its way is then for people to make up for.
 func (w *world) join(name string) {
 	w.operations[name] = &operation{}
+	for volume, stops := range w.causes {
+		w.causes[volume] = slices.DeleteFunc(stops, func(s stop) bool { return s.node == name })
+	}
 	if len(w.onWay) > 0 || w.stale {
 		w.mayStop(name)
 	}

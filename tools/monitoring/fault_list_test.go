@@ -63,10 +63,11 @@ var quiet = []fault{
 			samples-40),
 	}},
 	{name: "single problems of the node keeper", differ: series{
-		keeper.problems("Starting"):  fmt.Sprintf("_x39 1x%d", samples-41),
-		keeper.problems("Draining"):  eachMinute,
-		keeper.operations("problem"): once,
-		keeper.operations("done"):    counts(12),
+		keeper.problems("Starting"):                     fmt.Sprintf("_x39 1x%d", samples-41),
+		keeper.problems("Draining"):                     eachMinute,
+		keeper.operations("problem"):                    once,
+		keeper.operations("done"):                       counts(12),
+		keeper.of("oxide_node_keeper_held_attachments"): fmt.Sprintf("0x39 1x4 0x%d", samples-45),
 	}},
 	{name: "a volume waits half an hour for a stop", differ: series{
 		leader.failed("ControllerPublishVolume", "InstanceMustBeStopped"): fmt.Sprintf("0+1x30 30x%d",
@@ -195,6 +196,8 @@ var keeperFaults = []fault{
 			target("next").of("oxide_node_keeper_waiting_attachments"): fmt.Sprintf("0x49 1x%d",
 				samples-51),
 		}},
+	{name: "a volume is refused while its instance is stopped", want: []string{"OxideCSIColdAttachHeld"},
+		differ: series{keeper.of("oxide_node_keeper_held_attachments"): change(0, 2, 40)}},
 	{name: "no drain succeeds", want: []string{"OxideCSIColdAttachFailing"},
 		differ: series{keeper.operations("problem"): counts(20)}},
 }

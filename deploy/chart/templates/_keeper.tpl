@@ -9,6 +9,8 @@
 - --settle={{ .settle }}
 - --min-interval={{ .minInterval }}
 - --stateful-set-interval={{ .statefulSetInterval }}
+- --max-stops-per-volume={{ int .maxStopsPerVolume }}
+- --max-stops-per-node={{ int .maxStopsPerNode }}
 {{- if .window }}
 - {{ printf "--window=%s" .window | quote }}
 - --window-length={{ .windowLength }}
@@ -93,6 +95,17 @@ nodeKeeper.affinity has a podAntiAffinity: the keeper has its own, one for each 
 {{- $value := index $k.coldAttach $name }}
 {{- if not (regexMatch "^([0-9]+(\\.[0-9]+)?(ms|s|m|h))+$" $value) }}
 nodeKeeper.coldAttach.{{ $name }} is {{ $value | quote }}: it has to be a duration such as 30s or 2m.
+{{- end }}
+{{- end }}
+{{- with $k.coldAttach.window }}
+{{- $names := "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec" }}
+{{- $item := list }}
+{{- range $value := list "[0-5]?[0-9]" "([01]?[0-9]|2[0-3])" "(0?[1-9]|[12][0-9]|3[01])" (printf "(0?[1-9]|1[0-2]|%s)" $names) "(0?[0-6]|sun|mon|tue|wed|thu|fri|sat)" }}
+{{- $one := printf "([*?]|%s(-%s)?)(/[1-9][0-9]*)?" $value $value }}
+{{- $item = append $item (printf "%s(,%s)*" $one $one) }}
+{{- end }}
+{{- if not (regexMatch (printf "(?i)^ *((CRON_)?TZ=[A-Za-z0-9/_+-]+ +)?%s *$" (join " +" $item)) .) }}
+nodeKeeper.coldAttach.window is {{ . | quote }}: it has to be a cron expression of five fields, such as 0 2 * * 6 for Saturdays at two, with CRON_TZ=Europe/Zurich before it for another zone than UTC.
 {{- end }}
 {{- end }}
 {{- $port := int .Values.metrics.nodeKeeperPort }}

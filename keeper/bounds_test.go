@@ -1,0 +1,256 @@
+package keeper
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
+)
+
+// Errors of the driver on a stopped instance.
+const (
+	full = "rpc error: code = ResourceExhausted desc = InstanceFull: 8 of 8 disks"
+	away = "rpc error: code = Unavailable desc = RackUnavailable: it does not answer"
+)
+
+// live lets the cluster live for a time: kubelets report, the attacher tries each attachment all the
+// time, and the keeper does its rounds. The attacher finds the error that refused names for a volume
+// on a stopped instance; "" lets it attach or detach the volume.
+func (w *world) live(d time.Duration, refused func(volume string) string) {
+	w.t.Helper()
+	for end := w.clock.Add(d); w.clock.Before(end); {
+		for _, n := range keepertest.List[*corev1.Node](w.api, "") {
+			if w.rack.state(n.Name) == "running" {
+				w.heartbeat(n.Name)
+			} else {
+				w.lose(n.Name)
+			}
+		}
+		for _, a := range keepertest.List[*storagev1.VolumeAttachment](w.api, "") {
+			volume := *a.Spec.Source.PersistentVolumeName
+			said := mustStop
+			if w.rack.state(a.Spec.NodeName) == "stopped" {
+				said = refused(volume)
+			}
+			switch {
+			case a.DeletionTimestamp != nil && said == "":
+				keepertest.Remove[*storagev1.VolumeAttachment](w.api, "", a.Name)
+			case a.DeletionTimestamp != nil:
+				keepertest.Edit(w.api, "", a.Name, func(a *storagev1.VolumeAttachment) {
+					a.Status.DetachError = &storagev1.VolumeError{Time: metav1.Time{Time: w.clock}, Message: said}
+				})
+			case !a.Status.Attached:
+				w.attach(volume, said)
+			}
+		}
+		again, err := w.Round(w.t.Context())
+		if err != nil && !errors.Is(err, ErrStepAside) {
+			w.t.Fatalf("round: %v", err)
+		}
+		if again > pace && w.step("a") == "" {
+			again = 4 * time.Minute
+		}
+		w.mu.Lock()
+		w.clock = w.clock.Add(max(again, 3*time.Second))
+		w.mu.Unlock()
+	}
+}
+
+// stops returns how often the instance of each node was stopped since the last call.
+func (w *world) stops() map[string]int {
+	stops := map[string]int{}
+	for _, effect := range w.seen() {
+		if _, node, found := strings.Cut(effect, "Stopping: stop "); found {
+			stops[node]++
+		} else if node, found := strings.CutPrefix(effect, "stop "); found {
+			stops[node]++
+		}
+	}
+	return stops
+}
+
+func TestD61AnAttachmentThatFailsWhileTheInstanceIsStoppedCausesNoStopsWithoutEnd(t *testing.T) {
+	for _, c := range []struct {
+		name, refused string
+		most          int
+	}{
+		{"the instance is full", full, 1},
+		{"a failure of another kind",
+			"rpc error: code = FailedPrecondition desc = UseDiffers: it was made for other use", 1},
+		{"a failure without a code", "timed out", 1},
+		{"the rack does not answer", away, Defaults().MaxStopsPerVolume},
+		{"another operation never ends",
+			"rpc error: code = Aborted desc = OperationPending: another one", Defaults().MaxStopsPerVolume},
+		{"the rack refuses a stopped instance as it does a running one", mustStop,
+			Defaults().MaxStopsPerVolume},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t, "a", "b")
+			w.wait("a", "data")
+			w.live(day-time.Hour, func(string) string { return c.refused })
+			if got := w.stops(); got["a"] != c.most || got["b"] != 0 {
+				t.Errorf("in a day the instances were stopped %v times, want %d of a", got, c.most)
+			}
+			said := strings.Join(w.events(), "\n")
+			for _, want := range []string{"Node a: ColdAttachHeld: waits, and the keeper does not stop",
+				"PersistentVolumeClaim data: ColdAttachHeld: waits, and the keeper does not stop",
+				"run kubectl annotate --overwrite pv data csi.oxide.computer/cold-attach-again="} {
+				if !strings.Contains(said, want) {
+					t.Errorf("no event says %q:\n%s", want, said)
+				}
+			}
+			a, _ := keepertest.Get[*storagev1.VolumeAttachment](w.api, "", "va-data")
+			if a.Annotations[HeldAnnotation] == "" || !strings.Contains(w.plan("a"),
+				a.Annotations[HeldAnnotation]) || w.metric("held_attachments", "") != 1 {
+				t.Errorf("the attachment has %v, the plan is %q", a.Annotations, w.plan("a"))
+			}
+			w.live(2*day, func(string) string { return c.refused })
+			if got := w.stops()["a"]; c.most == 1 && got > 0 || got > 3*c.most {
+				t.Errorf("in the next 2 days the instance was stopped %d times", got)
+			}
+		})
+	}
+}
+
+// What may have changed about an attachment that has failed while the instance was stopped.
+func TestD61AnAttachmentThatFailedIsTriedAgainWhenSomethingAboutItHasChanged(t *testing.T) {
+	volume := func(change func(*corev1.PersistentVolume)) func(*world) {
+		return func(w *world) { keepertest.Edit(w.api, "", "data", change) }
+	}
+	for _, c := range []struct {
+		name   string
+		change func(*world)
+		again  bool
+	}{
+		{"nothing", func(*world) {}, false},
+		{"another attachment of the same volume", func(w *world) {
+			keepertest.Remove[*storagev1.VolumeAttachment](w.api, "", "va-data")
+			w.wait("a", "data")
+		}, false},
+		{"its pod", func(w *world) {
+			keepertest.Remove[*corev1.Pod](w.api, "shop", "db-data")
+			w.pod("a", "db-data", "StatefulSet", "data")
+		}, false},
+		{"a label of the volume", volume(func(v *corev1.PersistentVolume) {
+			v.Labels = map[string]string{"a": "b"}
+		}), false},
+		{"a person asks", volume(func(v *corev1.PersistentVolume) {
+			v.Annotations = map[string]string{AgainAnnotation: "now"}
+		}), true},
+		{"its disk", volume(func(v *corev1.PersistentVolume) {
+			v.Spec.CSI.VolumeHandle = instanceOf("x")
+		}), true},
+		{"the node's instance", func(w *world) {
+			c, _ := keepertest.Get[*storagev1.CSINode](w.api, "", "a")
+			c.Spec.Drivers[1].NodeID = instanceOf("n")
+			keepertest.Put(w.api, c)
+			w.rack.set("n", "running")
+		}, true},
+		{"it is to be detached", func(w *world) {
+			keepertest.Edit(w.api, "", "va-data", func(a *storagev1.VolumeAttachment) {
+				a.Finalizers = []string{"external-attacher"}
+			})
+			keepertest.Delete[*storagev1.VolumeAttachment](w.api, "", "va-data")
+		}, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t, "a", "b")
+			w.wait("a", "data")
+			refused := func(string) string { return full }
+			w.live(2*time.Hour, refused)
+			w.stops()
+			c.change(w)
+			w.live(2*time.Hour, refused)
+			stops := w.stops()
+			if again := stops["a"]+stops["n"] > 0; again != c.again {
+				t.Errorf("the instances were stopped %v times: %v", stops, w.node("a").Annotations)
+			}
+		})
+	}
+}
+
+func TestD61AVolumeOnAnotherNodeIsTriedThere(t *testing.T) {
+	w := newWorld(t, "a", "b")
+	w.wait("a", "data")
+	refused := func(string) string { return full }
+	w.live(2*time.Hour, refused)
+	keepertest.Remove[*storagev1.VolumeAttachment](w.api, "", "va-data")
+	keepertest.Remove[*corev1.Pod](w.api, "shop", "db-data")
+	w.wait("b", "data")
+	w.live(2*time.Hour, refused)
+	if got := w.stops(); got["a"] != 1 || got["b"] != 1 {
+		t.Errorf("the instances were stopped %v times", got)
+	}
+}
+
+func TestD61ANodeIsStoppedOnlySoOftenADay(t *testing.T) {
+	w := newWorld(t, "a")
+	w.Config.MaxStopsPerNode = 3
+	attach := func(string) string { return "" }
+	for i := range 10 {
+		w.wait("a", fmt.Sprintf("v%d", i))
+		w.live(time.Hour, attach)
+	}
+	if got := w.stops()["a"]; got != 3 {
+		t.Errorf("the instance was stopped %d times", got)
+	}
+	if !strings.Contains(w.plan("a"), "3 times in 24 hours (--max-stops-per-node)") {
+		t.Errorf("the plan is %q", w.plan("a"))
+	}
+	w.edit("a", func(n *corev1.Node) { n.Annotations[AgainAnnotation] = "now" })
+	w.live(time.Hour, attach)
+	if got := w.stops()["a"]; got != 1 || w.plan("a") != "" || w.metric("held_attachments", "") != 0 {
+		t.Errorf("a person has asked, and the instance was stopped %d times; the plan is %q", got,
+			w.plan("a"))
+	}
+	for _, a := range keepertest.List[*storagev1.VolumeAttachment](w.api, "") {
+		if !a.Status.Attached || a.Annotations[HeldAnnotation] != "" {
+			t.Errorf("%s is left as %v, %v", a.Name, a.Annotations, a.Status)
+		}
+	}
+}
+
+// What fails on a node does not keep the others from being attached.
+func TestD61AnAttachmentThatFailsHoldsUpNoOther(t *testing.T) {
+	w := newWorld(t, "a")
+	w.wait("a", "bad")
+	w.wait("a", "good")
+	refused := func(volume string) string {
+		if volume == "bad" {
+			return full
+		}
+		return ""
+	}
+	w.live(time.Hour, refused)
+	if last := w.last("a"); last.Problem != "" || last.Failures != 0 || last.Volumes["bad"].Last.Failed !=
+		full || last.Volumes["good"].Last.Failed != "" {
+		t.Errorf("the operation ended with %+v", last)
+	}
+	if said := strings.Join(w.events(), "\n"); !strings.Contains(said, "ColdAttachEnded: done: the "+
+		"instance runs, and the node takes pods again; the volume bad failed while the instance was "+
+		"stopped: "+full) {
+		t.Errorf("the events are\n%s", said)
+	}
+	w.wait("a", "later")
+	w.live(time.Hour, refused)
+	if got := w.stops()["a"]; got != 2 {
+		t.Errorf("the instance was stopped %d times, want once for each that can be attached", got)
+	}
+	keepertest.Remove[*corev1.PersistentVolume](w.api, "", "bad")
+	keepertest.Remove[*storagev1.VolumeAttachment](w.api, "", "va-bad")
+	keepertest.Remove[*corev1.Pod](w.api, "shop", "db-bad")
+	w.wait("a", "last")
+	w.live(time.Hour, refused)
+	if got := slices.Collect(maps.Keys(w.last("a").Volumes)); slices.Contains(got, "bad") {
+		t.Errorf("a volume that is gone is remembered: %v", got)
+	}
+}
