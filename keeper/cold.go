@@ -127,20 +127,17 @@ func (k *Keeper) consider(ctx context.Context, v *view) (time.Duration, error) {
 			errs = append(errs, k.plan(ctx, n, v.held(n)))
 		}
 	}
-	for _, n := range candidates {
-		if !n.allowed() {
-			continue
-		}
-		why, pods, err := k.hindrance(ctx, v, n)
+	for _, c := range k.candidates(ctx, v, candidates) {
+		why, err := c.why, c.err
 		aside = aside || why == runsHere
 		switch {
 		case err != nil:
 		case why != "":
-			err = k.plan(ctx, n, why)
+			err = k.plan(ctx, c.node, why)
 		case k.Config.DryRun:
-			err = k.announce(ctx, v, n, pods, "would stop")
+			err = k.announce(ctx, v, c.node, c.pods, "would stop")
 		default:
-			if err = k.begin(ctx, v, n, pods); err == nil {
+			if err = k.begin(ctx, v, c.node, c.pods); err == nil {
 				return pace, errors.Join(errs...)
 			}
 		}
@@ -150,6 +147,80 @@ func (k *Keeper) consider(ctx context.Context, v *view) (time.Duration, error) {
 		return k.Config.Interval, err
 	}
 	return pace, ErrStepAside
+}
+
+// candidate is a node with volumes that wait, and what stands in the way of an operation.
+type candidate struct {
+	*node
+	pods sorted
+	why  string
+	err  error
+	// next reports whether only a recent stop of another node with pods of the same StatefulSet is in
+	// the way.
+	next bool
+}
+
+// candidates looks at what stands in the way of an operation on each of the nodes that allow one.
+func (k *Keeper) candidates(ctx context.Context, v *view, nodes []*node) []*candidate {
+	var all []*candidate
+	for _, n := range nodes {
+		if !n.allowed() {
+			continue
+		}
+		c := &candidate{node: n}
+		if c.why, c.pods, c.err = k.hindrance(ctx, v, n); c.why == "" && c.err == nil {
+			c.why = k.stoppedElsewhere(v, n, c.pods)
+			c.next = c.why != ""
+		}
+		all = append(all, c)
+	}
+	for _, c := range all {
+		if c.why == "" && c.err == nil {
+			c.why = c.turnOfAnother(v, all)
+		}
+		// Last: where anything else is in the way, another replica cannot do more. And anyone may say
+		// what would be done.
+		if c.why == "" && c.err == nil && c.Name == k.Config.NodeName && !k.Config.DryRun {
+			c.why = runsHere
+		}
+	}
+	return all
+}
+
+// stoppedElsewhere returns which StatefulSet of the pods on a node was stopped on another node
+// recently, or "".
+func (k *Keeper) stoppedElsewhere(v *view, n *node, pods sorted) string {
+	for _, other := range v.Nodes {
+		if other == n || other.Last == nil {
+			continue
+		}
+		for _, set := range statefulSets(pods.stay) {
+			if v.Now.Sub(other.Last.StoppedWith[set]) < k.Config.StatefulSetInterval {
+				return fmt.Sprintf("waits: the StatefulSet %s has pods here, and had some on the node %s, "+
+					"which was stopped less than %s ago", set, other.Name, k.Config.StatefulSetInterval)
+			}
+		}
+	}
+	return ""
+}
+
+// turnOfAnother returns which node has to be stopped before this one, or "": it waits since before
+// this node's last stop, and another stop of this node would let their StatefulSet's interval begin
+// anew.
+func (c *candidate) turnOfAnother(v *view, all []*candidate) string {
+	sets := statefulSets(c.pods.stay)
+	for _, other := range all {
+		if !other.next || c.Last == nil || !v.oldest(other.node).Before(c.Last.Ended) {
+			continue
+		}
+		for _, set := range statefulSets(other.pods.stay) {
+			if slices.Contains(sets, set) {
+				return fmt.Sprintf("waits: the node %s, which has pods of the StatefulSet %s as well, waits "+
+					"since before this node's last stop, and is next", other.Name, set)
+			}
+		}
+	}
+	return ""
 }
 
 // oldest returns since when the first attachment of a node waits.
@@ -169,7 +240,8 @@ func (v *view) newest(n *node) time.Time {
 // runsHere is why a keeper does not stop its own node.
 const runsHere = "waits: the keeper runs here, and another replica has to take over"
 
-// hindrance returns why an operation on a node may not begin now, or "" with the node's pods.
+// hindrance returns why an operation on a node may not begin now, whatever happened to other nodes,
+// or "" with the node's pods.
 func (k *Keeper) hindrance(ctx context.Context, v *view, n *node) (string, sorted, error) {
 	if why := k.hindranceOfNode(v, n); why != "" {
 		return why, sorted{}, nil
@@ -183,24 +255,6 @@ func (k *Keeper) hindrance(ctx context.Context, v *view, n *node) (string, sorte
 		return "waits: " + pods.lost + "; move it away, or remove the label " + ColdAttachLabel, pods, nil
 	case pods.budget != "":
 		return "waits: " + pods.budget, pods, nil
-	}
-	sets := statefulSets(pods.stay)
-	for _, other := range v.Nodes {
-		if other == n || other.Last == nil {
-			continue
-		}
-		for _, set := range sets {
-			if v.Now.Sub(other.Last.StoppedWith[set]) < k.Config.StatefulSetInterval {
-				return fmt.Sprintf("waits: the StatefulSet %s has pods here, and had some on the node %s, "+
-					"which was stopped less than %s ago", set, other.Name,
-					k.Config.StatefulSetInterval), pods, nil
-			}
-		}
-	}
-	// Last: where anything else is in the way, another replica cannot do more. And anyone may say
-	// what would be done.
-	if n.Name == k.Config.NodeName && !k.Config.DryRun {
-		return runsHere, pods, nil
 	}
 	return "", pods, nil
 }

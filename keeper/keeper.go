@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
@@ -18,6 +19,10 @@ type Keeper struct {
 	Metrics    *Metrics
 	// Now is the clock; nil means time.Now.
 	Now func() time.Time
+
+	mu sync.Mutex
+	// debts are the starts of instances that this process has stopped, by instance; guarded by mu.
+	debts map[string]debt
 }
 
 // ErrStepAside reports that only nodes wait that this keeper runs on, so that another replica has

@@ -56,18 +56,33 @@ func sortPods(pods []corev1.Pod, claims map[claim]*corev1.PersistentVolume) sort
 			// The kubelet starts them again with the node.
 		case volumes:
 			s.stay = append(s.stay, p)
-			if p.Spec.RestartPolicy == corev1.RestartPolicyNever && p.Status.Phase == corev1.PodRunning {
+			if p.Spec.RestartPolicy == corev1.RestartPolicyNever && hasRun(p) {
 				s.lost = fmt.Sprintf("the pod %s/%s would not come back: it has restartPolicy Never",
 					p.Namespace, p.Name)
 			}
 		case owner == nil:
 			s.lost = fmt.Sprintf("the pod %s/%s would not come back: it has no controller that makes "+
 				"another", p.Namespace, p.Name)
+		case p.Spec.RestartPolicy == corev1.RestartPolicyNever,
+			p.Spec.RestartPolicy == corev1.RestartPolicyOnFailure:
+			// An eviction counts as a failure of its Job, also before it runs.
+			s.lost = fmt.Sprintf("the pod %s/%s has not ended: it has restartPolicy %s, and an eviction "+
+				"may end its work for good", p.Namespace, p.Name, p.Spec.RestartPolicy)
 		default:
 			s.evict = append(s.evict, p)
 		}
 	}
 	return s
+}
+
+// hasRun reports whether a container of a pod runs or has run. Phase Pending lasts until the init
+// containers have ended.
+func hasRun(p *corev1.Pod) bool {
+	return p.Status.Phase != corev1.PodPending && p.Status.Phase != "" || slices.ContainsFunc(
+		slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses),
+		func(c corev1.ContainerStatus) bool {
+			return c.State.Running != nil || c.State.Terminated != nil || c.RestartCount > 0
+		})
 }
 
 // ofControlPlane reports whether a static pod is one without which there may be no Kubernetes. The

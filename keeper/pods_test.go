@@ -16,13 +16,22 @@ import (
 )
 
 // changed is a pod with something changed.
-func changed(p *corev1.Pod, change func(*corev1.Pod)) *corev1.Pod {
-	change(p)
+func changed(p *corev1.Pod, changes ...func(*corev1.Pod)) *corev1.Pod {
+	for _, change := range changes {
+		change(p)
+	}
 	return p
 }
 
 func phase(phase corev1.PodPhase) func(*corev1.Pod) {
 	return func(p *corev1.Pod) { p.Status.Phase = phase }
+}
+
+// initializing lets the pod's init container run.
+func initializing(p *corev1.Pod) {
+	p.Status.Phase = corev1.PodPending
+	p.Status.InitContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{
+		Running: &corev1.ContainerStateRunning{}}}}
 }
 
 func never(p *corev1.Pod) { p.Spec.RestartPolicy = corev1.RestartPolicyNever }
@@ -80,6 +89,29 @@ func TestPodsAreSortedByWhatAStopDoesToThem(t *testing.T) {
 			"restartPolicy Never"},
 		{"of a Job, with a volume, never restarted", changed(podOf("a", "job-1", "Job", "data"), never),
 			"restartPolicy Never"},
+		{"never restarted, in its init container",
+			changed(podOf("a", "job-1", "Job", "data"), never, initializing), "restartPolicy Never"},
+		{"never restarted, after its init container has failed",
+			changed(podOf("a", "job-1", "Job", "data"), never, initializing, func(p *corev1.Pod) {
+				p.Status.InitContainerStatuses[0] = corev1.ContainerStatus{RestartCount: 1}
+			}), "restartPolicy Never"},
+		{"never restarted, and waits for its volume", changed(podOf("a", "job-1", "Job", "data"), never,
+			initializing, func(p *corev1.Pod) {
+				p.Status.InitContainerStatuses[0].State = corev1.ContainerState{
+					Waiting: &corev1.ContainerStateWaiting{Reason: "PodInitializing"}}
+			}), "stay"},
+		{"restarted, in its init container", changed(podOf("a", "db-0", "StatefulSet", "data"),
+			initializing), "stay"},
+		{"of a Job, without a volume", changed(podOf("a", "job-1", "Job"), never),
+			"shop/job-1 has not ended: it has restartPolicy Never"},
+		{"of a Job, without a volume, that has not begun", changed(podOf("a", "job-1", "Job"), never,
+			phase(corev1.PodPending)), "has not ended"},
+		{"of a Job that restarts on failure, without a volume",
+			changed(podOf("a", "job-1", "Job"), func(p *corev1.Pod) {
+				p.Spec.RestartPolicy = corev1.RestartPolicyOnFailure
+			}), "has not ended: it has restartPolicy OnFailure"},
+		{"of a Job, without a volume, that has ended", changed(podOf("a", "job-1", "Job"), never,
+			phase(corev1.PodSucceeded)), ""},
 		{"owned by what controls it not", changed(podOf("a", "one", "ConfigMap"), func(p *corev1.Pod) {
 			p.OwnerReferences[0].Controller = nil
 		}), "no controller that makes another"},

@@ -16,6 +16,7 @@ type testRack struct {
 	states map[string]string // of an instance, by its ID
 	fail   map[string]int    // by "view a", "stop a", "start a": the status to answer with
 	lame   bool
+	disk   string // the state of every disk, at the instance of the node "a"; empty: there is none
 }
 
 func (r *testRack) set(node, state string) {
@@ -37,8 +38,28 @@ func (r *testRack) state(node string) string {
 	return r.states[instanceOf(node)]
 }
 
-// ServeHTTP answers instance_view, instance_stop and instance_start.
+func (r *testRack) serveDisk(w http.ResponseWriter) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	w.Header().Set("Content-Type", "application/json")
+	if r.disk == "" {
+		w.WriteHeader(http.StatusNotFound)
+		_, _ = w.Write([]byte(racktest.NotFound.Body))
+		return
+	}
+	state := r.disk
+	if state == "attached" {
+		state += " " + instanceOf("a")
+	}
+	_, _ = w.Write([]byte(racktest.DiskOf(state)))
+}
+
+// ServeHTTP answers instance_view, instance_stop, instance_start and disk_view.
 func (r *testRack) ServeHTTP(w http.ResponseWriter, request *http.Request) {
+	if strings.HasPrefix(request.URL.Path, "/v1/disks/") {
+		r.serveDisk(w)
+		return
+	}
 	id, verb, changes := strings.Cut(strings.TrimPrefix(request.URL.Path, "/v1/instances/"), "/")
 	if !changes {
 		verb = "view"

@@ -56,6 +56,11 @@ func Run(ctx context.Context, s Settings, log *slog.Logger) error {
 		return err
 	}
 	defer stop()
+	ctx, cancel := context.WithCancel(ctx)
+	var repaying async.Group
+	defer repaying.Wait()
+	defer cancel()
+	repaying.Go(func() { p.repay(ctx) })
 	for ctx.Err() == nil {
 		if err := p.candidacy(ctx); err != nil {
 			return err
@@ -167,6 +172,17 @@ func (p *process) round(ctx context.Context) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.settings.LeaseDuration*2/3)
 	defer cancel()
 	return p.Round(ctx)
+}
+
+// repay starts instances for which nobody else can any more, until ctx ends. Without the API server
+// no replica leads.
+func (p *process) repay(ctx context.Context) {
+	for ctx.Err() == nil {
+		if err := p.Repay(ctx); err != nil && ctx.Err() == nil {
+			p.Log.ErrorContext(ctx, "an instance is still stopped; the next look tries again", "error", err)
+		}
+		pause(ctx, pace)
+	}
 }
 
 // watch reports changes of the VolumeAttachments that a round is about, until ctx ends. A round

@@ -25,10 +25,10 @@ import (
 // named for.
 func (w *world) replica(node string) (cut func()) {
 	w.t.Helper()
-	k := *w.Keeper
-	k.Config.NodeName, k.Config.Interval, k.Metrics = node, 50*time.Millisecond, NewMetrics()
+	k := &Keeper{Config: w.Config, Rack: w.Rack, Log: w.Log, Now: w.Now, Metrics: NewMetrics()}
+	k.Config.NodeName, k.Config.Interval = node, 50*time.Millisecond
 	k.Kubernetes, cut = w.client(node)
-	p := &process{Keeper: &k, name: node,
+	p := &process{Keeper: k, name: node,
 		settings: Settings{LeaseNamespace: "oxide", LeaseDuration: time.Second}}
 	ctx, cancel := context.WithCancel(w.t.Context())
 	var running sync.WaitGroup
@@ -109,8 +109,7 @@ func TestD61AReplicaStepsAsideForTheOneThatMayStopItsNode(t *testing.T) {
 func TestAChangeIsLookedAtBeforeTheNextRoundIsDue(t *testing.T) {
 	w := newWorld(t)
 	w.Config.Interval = time.Hour
-	k := *w.Keeper
-	p := &process{Keeper: &k, settings: Settings{LeaseDuration: time.Minute}}
+	p := &process{Keeper: w.Keeper, settings: Settings{LeaseDuration: time.Minute}}
 	ctx, cancel := context.WithCancel(t.Context())
 	led := make(chan bool)
 	go func() { led <- p.lead(ctx) }()

@@ -137,6 +137,7 @@ func (k *Keeper) finish(ctx context.Context, v *view, n *node, problem string) e
 	if err := k.update(ctx, n); err != nil {
 		return err
 	}
+	k.owesNothing(r.Instance)
 	k.Metrics.step(r.Step, v.Now.Sub(r.Since))
 	k.Metrics.operation(r.Problem)
 	k.say(ctx, n.Node, r, "ColdAttachEnded", said)
@@ -155,6 +156,9 @@ func (k *Keeper) forbidden(v *view, n *node) string {
 		return "somebody removed the label " + ColdAttachLabel
 	case !k.Config.ColdAttach, k.Config.DryRun:
 		return "the keeper was told to stop no instances any more"
+	case !k.Config.Window.open(k.now()):
+		return fmt.Sprintf("the maintenance window, %s, was over before the instance could be stopped",
+			k.Config.Window)
 	case n.Record.Instance != n.Instance:
 		return fmt.Sprintf("the record names the instance %s, and the node's driver is registered "+
 			"with %q", n.Record.Instance, n.Instance)
@@ -249,6 +253,7 @@ func (k *Keeper) stop(ctx context.Context, v *view, n *node) error {
 	if why := cmp.Or(pods.lost, pods.budget); why != "" {
 		return k.giveUp(ctx, v, n, why)
 	}
+	k.owe(n.Record)
 	return k.stopInstance(ctx, n.Record.Instance)
 }
 
@@ -304,6 +309,7 @@ func (k *Keeper) start(ctx context.Context, v *view, n *node) error {
 	}
 	switch {
 	case err == nil && state == oxide.InstanceStateRunning:
+		k.owesNothing(n.Record.Instance)
 		return k.to(ctx, v, n, returning, "the instance runs; the node is expected back")
 	case csierr.IsNotFound(err) && (n.Record.Unseen.IsZero() || ahead(v.Now, n.Record.Unseen)):
 		n.Record.Unseen = v.Now

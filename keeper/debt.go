@@ -1,0 +1,119 @@
+package keeper
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"time"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
+)
+
+// debt is the start of an instance whose stop this process has asked for. The record on the Node
+// says the same to every keeper, as long as there is an API server to read it from.
+type debt struct {
+	asked   time.Time
+	volumes map[string]cause
+}
+
+// patience is how long the API server may take to answer before a keeper goes on without it.
+const patience = 2 * time.Second
+
+func (k *Keeper) owe(r *record) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if _, has := k.debts[r.Instance]; has {
+		return
+	}
+	if k.debts == nil {
+		k.debts = map[string]debt{}
+	}
+	k.debts[r.Instance] = debt{k.now(), maps.Clone(r.Volumes)}
+}
+
+func (k *Keeper) owesNothing(instance string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	delete(k.debts, instance)
+}
+
+// Repay starts the instances that this process has stopped, if the API server does not answer and
+// the attach is done or hopeless: without the API server no attacher works either. If it answers,
+// the keeper that leads continues the operation.
+func (k *Keeper) Repay(ctx context.Context) error {
+	k.mu.Lock()
+	debts := maps.Clone(k.debts)
+	k.mu.Unlock()
+	if len(debts) == 0 || k.clusterAnswers(ctx, debts) {
+		return nil
+	}
+	var errs []error
+	for instance, d := range debts {
+		errs = append(errs, k.repay(ctx, instance, d))
+	}
+	return errors.Join(errs...)
+}
+
+// clusterAnswers reports whether the API server answers, and if so drops the debts that are not on
+// record any more: another keeper has started the instance.
+func (k *Keeper) clusterAnswers(ctx context.Context, debts map[string]debt) bool {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	nodes, err := k.Kubernetes.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return false
+	}
+	recorded := map[string]bool{}
+	for i := range nodes.Items {
+		n := &node{Node: &nodes.Items[i]}
+		if n.readAnnotations(); n.Unreadable != nil {
+			return true
+		}
+		if n.Record != nil {
+			recorded[n.Record.Instance] = true
+		}
+	}
+	for instance := range debts {
+		if !recorded[instance] {
+			k.owesNothing(instance)
+		}
+	}
+	return true
+}
+
+func (k *Keeper) repay(ctx context.Context, instance string, d debt) error {
+	state, err := k.instanceState(ctx, instance)
+	overdue := passed(k.now(), d.asked, k.Config.AttachTimeout)
+	switch {
+	case err != nil:
+		return err
+	case state == oxide.InstanceStateRunning && overdue:
+		k.owesNothing(instance) // not before: the stop may still be on its way
+		return nil
+	case state != oxide.InstanceStateStopped && state != oxide.InstanceStateFailed,
+		!overdue && !k.attached(ctx, instance, d.volumes):
+		return nil
+	}
+	k.Log.WarnContext(ctx, "the API server does not answer; the instance is started without it",
+		"instance", instance)
+	return k.startInstance(ctx, instance)
+}
+
+// attached reports whether the disks of volumes are attached to an instance, or detached from it,
+// as they are to be.
+func (k *Keeper) attached(ctx context.Context, instance string, volumes map[string]cause) bool {
+	for _, c := range volumes {
+		disk, err := k.Rack.Disk(ctx, oxide.NameOrId(c.Disk))
+		switch {
+		case c.Detach && csierr.IsNotFound(err):
+		case err != nil, c.Detach == (rack.InstanceOf(disk) == instance),
+			!c.Detach && disk.State.State() != oxide.DiskStateStateAttached:
+			return false
+		}
+	}
+	return len(volumes) > 0
+}

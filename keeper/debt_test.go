@@ -1,0 +1,124 @@
+package keeper
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
+)
+
+// outage lets the API server answer nobody.
+func (w *world) outage() {
+	gone := func(keepertest.Request) error { return keepertest.ErrBreak }
+	w.api.Intercept(gone)
+	w.api.InterceptReads(gone)
+}
+
+func TestD61AnInstanceIsStartedWithoutTheAPIServer(t *testing.T) {
+	for _, c := range []struct {
+		name         string
+		disk         string // the state of the volume's disk
+		early, after bool   // whether it is started before --attach-timeout, and after it
+		given        func(*world)
+	}{
+		{"when the disk is attached", "attached", true, true, func(*world) {}},
+		{"when the attach is hopeless", "detached", false, true, func(*world) {}},
+		{"when the rack does not show the disk", "", false, true, func(*world) {}},
+		{"when it was refused the start once", "attached", false, true, func(w *world) {
+			w.rack.fail["start a"] = 503
+		}},
+		{"unless it never stopped it", "attached", false, false, func(w *world) {
+			w.Keeper.debts = nil
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t, "a", "b")
+			w.stopped()
+			w.rack.disk = c.disk
+			if err := w.Repay(t.Context()); err != nil || w.rack.state("a") != "stopped" {
+				t.Fatalf("with an API server, the instance is %s: %v", w.rack.state("a"), err)
+			}
+			w.outage()
+			c.given(w)
+			if _, err := w.Round(t.Context()); err == nil {
+				t.Fatal("a round succeeds without an API server")
+			}
+			_ = w.Repay(t.Context())
+			if early := w.rack.state("a") == "running"; early != c.early {
+				t.Errorf("at once, the instance is %s", w.rack.state("a"))
+			}
+			w.rack.mend()
+			w.mu.Lock()
+			w.clock = w.clock.Add(w.Config.AttachTimeout + time.Second)
+			w.mu.Unlock()
+			if err := w.Repay(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if after := w.rack.state("a") == "running"; after != c.after {
+				t.Errorf("after %s, the instance is %s", w.Config.AttachTimeout, w.rack.state("a"))
+			}
+		})
+	}
+}
+
+func TestD61AnInstanceThatAnotherKeeperStartedIsNotStartedAgain(t *testing.T) {
+	w := newWorld(t, "a", "b")
+	w.stopped()
+	w.edit("a", func(n *corev1.Node) { delete(n.Annotations, RecordAnnotation) })
+	if err := w.Repay(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.outage()
+	w.rack.disk = "attached"
+	if err := w.Repay(t.Context()); err != nil || w.rack.state("a") != "stopped" {
+		t.Errorf("the instance is %s: %v", w.rack.state("a"), err)
+	}
+}
+
+func TestD61NoStopComesAfterTheWindow(t *testing.T) {
+	for _, during := range []step{draining, stopping} {
+		t.Run(string(during), func(t *testing.T) {
+			w := newWorld(t, "a")
+			w.Config.Window = try(ParseWindow("0 12 * * *", 5*time.Minute))(t)
+			w.wait("a", "data")
+			w.pass(time.Minute)
+			w.steps(draining, draining)
+			if during == stopping {
+				w.steps(stopping)
+			}
+			w.pass(4 * time.Minute)
+			w.round()
+			for w.step("a") != "" {
+				w.round()
+				w.heartbeatLater("a")
+			}
+			if got := w.stops(); got["a"] != 0 {
+				t.Errorf("the instance was stopped %v times after the window", got)
+			}
+			if last := w.last("a"); last.Problem == "" {
+				t.Errorf("it ended with %+v", last)
+			}
+		})
+	}
+}
+
+// New volumes wait on one node again and again; another node with pods of their StatefulSet waits.
+func TestD61NoNodeIsStarvedByAnotherOneOfItsStatefulSet(t *testing.T) {
+	w := newWorld(t, "a", "b")
+	w.Config.MaxStopsPerNode = 1000
+	attach := func(string) string { return "" }
+	for i := range 12 {
+		w.wait("a", fmt.Sprintf("v%d", i))
+		if i == 1 {
+			w.wait("b", "data")
+		}
+		w.live(10*time.Minute, attach)
+	}
+	stops := w.stops()
+	if stops["a"] == 0 || stops["b"] != 1 {
+		t.Errorf("in 2 hours the instances were stopped %v times", stops)
+	}
+}
