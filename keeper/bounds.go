@@ -31,6 +31,8 @@ type cause struct {
 	Again string `json:"again,omitempty"`
 	// Detach reports whether the disk is to be detached; otherwise it is to be attached.
 	Detach bool `json:"detach,omitempty"`
+	// Refused reports whether the driver was refused it in this operation because the instance ran.
+	Refused bool `json:"refused,omitempty"`
 	// Failed is the attacher's error while the instance was stopped, if another stop would not mend
 	// it; otherwise it is empty.
 	Failed string `json:"failed,omitempty"`
@@ -145,7 +147,7 @@ func (k *Keeper) bound(v *view, n *node, a *attachment, volume *corev1.Persisten
 		Detach: a.DeletionTimestamp != nil}
 	then := last.Volumes[a.volume()].Last
 	failed := then.Failed
-	if then.Failed = ""; failed != "" && then == now && last.Instance == n.Instance {
+	if then.Failed, then.Refused = "", false; failed != "" && then == now && last.Instance == n.Instance {
 		return fmt.Sprintf("the volume %s failed while the instance was stopped, and nothing about it has "+
 			"changed since: %s; mend that, then %s", a.volume(), failed, again("pv", a.volume()))
 	}
@@ -200,7 +202,7 @@ func (v *view) causes(n *node) map[string]cause {
 	for _, a := range v.due(n) {
 		volume := v.persistentVolume(a.volume())
 		causes[a.volume()] = cause{Disk: diskOf(volume), Again: volume.Annotations[AgainAnnotation],
-			Detach: a.DeletionTimestamp != nil}
+			Detach: a.DeletionTimestamp != nil, Refused: a.triedAgain(n.Record)}
 	}
 	return causes
 }

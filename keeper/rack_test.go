@@ -54,7 +54,8 @@ func (r *testRack) serveDisk(w http.ResponseWriter) {
 	_, _ = w.Write([]byte(racktest.DiskOf(state)))
 }
 
-// ServeHTTP answers instance_view, instance_stop, instance_start and disk_view.
+// ServeHTTP answers instance_view, instance_stop, instance_start, disk_view and
+// instance_disk_attach.
 func (r *testRack) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 	if strings.HasPrefix(request.URL.Path, "/v1/disks/") {
 		r.serveDisk(w)
@@ -74,6 +75,12 @@ func (r *testRack) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 		r.w.note(operation)
 	}
 	r.mu.Lock()
+	if verb == "disks/attach" {
+		r.disk = "attached"
+		r.mu.Unlock()
+		r.serveDisk(w)
+		return
+	}
 	defer r.mu.Unlock()
 	answer := r.fail[operation]
 	switch {

@@ -224,7 +224,7 @@ func (k *Keeper) stillWaits(ctx context.Context, v *view, n *node) (bool, error)
 
 // stop stops the instance.
 func (k *Keeper) stop(ctx context.Context, v *view, n *node) error {
-	state, err := k.instanceState(ctx, n.Record.Instance)
+	state, err := k.awaitStopped(ctx, n.Record.Instance)
 	switch {
 	case n.Name == k.Config.NodeName:
 		return k.giveUp(ctx, v, n, "the keeper that continues runs on this node itself")
@@ -236,6 +236,7 @@ func (k *Keeper) stop(ctx context.Context, v *view, n *node) error {
 	}
 	switch state {
 	case oxide.InstanceStateStopped:
+		k.attachDisks(ctx, n.Record)
 		return k.to(ctx, v, n, attaching, "the instance is stopped; the attacher works")
 	case oxide.InstanceStateStopping:
 		return nil
@@ -254,13 +255,25 @@ func (k *Keeper) stop(ctx context.Context, v *view, n *node) error {
 		return k.giveUp(ctx, v, n, why)
 	}
 	k.owe(n.Record)
-	return k.stopInstance(ctx, n.Record.Instance)
+	if err := k.stopInstance(ctx, n.Record.Instance); err != nil {
+		return err
+	}
+	// At once: the next round comes late for a program that starts stopped instances.
+	if state, err = k.awaitStopped(ctx, n.Record.Instance); err == nil &&
+		state == oxide.InstanceStateStopped {
+		k.attachDisks(ctx, n.Record)
+	}
+	return err
 }
 
 // attach wakes the attacher until it has nothing more to do on the node.
 func (k *Keeper) attach(ctx context.Context, v *view, n *node) error {
 	state, err := k.instanceState(ctx, n.Record.Instance)
-	if err == nil && state != oxide.InstanceStateStopped {
+	switch {
+	case err != nil, state == oxide.InstanceStateStopped:
+	case k.attached(ctx, n.Record.Instance, n.Record.Volumes):
+		return k.restart(ctx, v, n, "") // whoever started it came late enough
+	default:
 		return k.restart(ctx, v, n, fmt.Sprintf("somebody started the instance; it is %s", state))
 	}
 	left := slices.DeleteFunc(v.of(n), func(a *attachment) bool { return a.settled(n.Record) })

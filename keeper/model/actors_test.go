@@ -223,6 +223,7 @@ func (w *world) kubelets() {
 				return !attached[v.PersistentVolumeClaim.ClaimName+"@"+name]
 			})
 			keepertest.Edit(w.api, "default", p.Name, func(p *corev1.Pod) {
+				w.runJob(p, ready)
 				p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady,
 					Status: corev1.ConditionFalse}}
 				if ready {
@@ -232,6 +233,37 @@ func (w *world) kubelets() {
 		}
 	}
 	w.budgets()
+}
+
+// runJob lets the pod of a Job begin with its init container, run, and end.
+func (w *world) runJob(p *corev1.Pod, ready bool) {
+	if p.Spec.RestartPolicy != corev1.RestartPolicyNever || !ready {
+		return
+	}
+	left := w.ends[p.Name].Sub(w.clock)
+	switch {
+	case left <= 0:
+		p.Status.Phase = corev1.PodSucceeded
+	case left < 4*time.Minute:
+		p.Status.Phase = corev1.PodRunning
+	}
+	p.Status.InitContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{
+		Running: &corev1.ContainerStateRunning{}}}}
+}
+
+// starts lets the program that starts stopped instances look, each ten seconds.
+func (w *world) starts() {
+	if !w.starter || w.clock.Sub(w.looked) < 10*time.Second {
+		return
+	}
+	w.looked = w.clock
+	for name, state := range w.states() {
+		if state == oxide.InstanceStateStopped && w.byPeople[name].IsZero() && !w.destroyed[name] {
+			w.say("the program starts the instance of %s", name)
+			w.count("started by a program")
+			w.must(w.rack.StartInstance(w.ctx, w.rack.Instance(name).ID))
+		}
+	}
 }
 
 func heartbeat(n *corev1.Node) metav1.Time {
@@ -255,4 +287,5 @@ func (w *world) pass(d time.Duration) {
 		return true
 	})
 	w.clock = end
+	w.starts()
 }

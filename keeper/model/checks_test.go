@@ -45,6 +45,8 @@ type operation struct {
 	// asked reports whether the instance's stop was asked for; sets are the StatefulSets that stop.
 	asked bool
 	sets  []string
+	// stopper is the keeper that asked for it.
+	stopper *replica
 	// stopped is the end of the last operation in which it was, and with which StatefulSets.
 	stopped     time.Time
 	stoppedSets []string
@@ -80,6 +82,8 @@ func (w *world) checkRackRequest(k *replica, r *http.Request) {
 	case "stop":
 		w.stops++
 		w.checkStop(k, names[i])
+	case "attach":
+		w.checkAttach(names[i], r)
 	default:
 		w.breaks("a keeper asks the rack for %s %s", r.Method, r.URL.Path)
 	}
@@ -92,6 +96,11 @@ func (w *world) checkStop(k *replica, name string) {
 		w.breaks("the keeper on %s stops its own instance", name)
 	case !k.Config.ColdAttach || k.Config.DryRun:
 		w.breaks("the instance of %s is stopped by a keeper that is to stop none", name)
+	}
+	o.stopper = k
+	w.checkJobs(name)
+	if k.Config.Window != nil && w.clock.Minute() >= int(windowLength.Minutes()) {
+		w.breaks("the instance of %s is stopped outside the window", name)
 	}
 	if w.stale || w.raced {
 		return // of what changes between a look and the request, or of two leaders, one of whom froze
@@ -130,6 +139,50 @@ func (w *world) checkStop(k *replica, name string) {
 			w.breaks("the instance of %s is stopped while the node %s is not ready", name, other)
 		}
 	}
+}
+
+// checkAttach checks that a disk is attached only where Kubernetes asks for it, and while the
+// instance is stopped by the operation.
+func (w *world) checkAttach(name string, r *http.Request) {
+	w.count("attached by a keeper")
+	body, err := r.GetBody()
+	w.must(err)
+	var path struct{ Disk string }
+	w.must(json.NewDecoder(body).Decode(&path))
+	asked := slices.ContainsFunc(keepertest.List[*storagev1.VolumeAttachment](w.api, ""),
+		func(a *storagev1.VolumeAttachment) bool {
+			return a.Spec.NodeName == name && a.DeletionTimestamp == nil &&
+				w.disks[*a.Spec.Source.PersistentVolumeName] == path.Disk
+		})
+	if record := recordOf(w.node(name)); !w.stale && !w.raced && !w.edited &&
+		(!asked || record == nil || record.Step != "Stopping") {
+		w.breaks("a keeper attaches %s to %s, asked for: %v, with %v", path.Disk, name, asked, record)
+	}
+}
+
+// sinceStop notes how long after the instance's stop a disk was attached.
+func (w *world) sinceStop(name string) {
+	instance, err := w.rack.Client.InstanceView(w.ctx,
+		oxide.InstanceViewParams{Instance: oxide.NameOrId(w.rack.Instance(name).ID)})
+	w.must(err)
+	if instance.RunState == oxide.InstanceStateStopped && instance.TimeRunStateUpdated != nil {
+		w.windows = append(w.windows, time.Since(*instance.TimeRunStateUpdated))
+	}
+}
+
+// checkJobs checks that no pod is stopped that does not come back.
+func (w *world) checkJobs(name string) {
+	for _, p := range keepertest.List[*corev1.Pod](w.api, "default") {
+		if p.Spec.NodeName == name && running(p) && !w.stale && !w.raced {
+			w.breaks("%s is stopped with the instance of %s, and does not come back", p.Name, name)
+		}
+	}
+}
+
+// running reports whether the pod of a Job runs.
+func running(p *corev1.Pod) bool {
+	return p.Spec.RestartPolicy == corev1.RestartPolicyNever && len(p.Status.InitContainerStatuses) > 0 &&
+		p.Status.Phase != corev1.PodSucceeded
 }
 
 // countStop counts a stop for each of the volumes for which it is.
@@ -173,6 +226,12 @@ func readiness(n *corev1.Node) corev1.ConditionStatus {
 // checkClusterRequest holds what a keeper changes in the cluster against the promises. What it
 // returns is to be called if the change is made.
 func (w *world) checkClusterRequest(k *replica, r keepertest.Request) (made func()) {
+	if r.Subresource == "eviction" {
+		p, ok := keepertest.Get[*corev1.Pod](w.api, r.Namespace, r.Name)
+		if ok && p.Spec.RestartPolicy == corev1.RestartPolicyNever {
+			w.breaks("the pod %s of a Job is evicted", r.Name)
+		}
+	}
 	allowed := []string{"update nodes", "patch nodes", "patch volumeattachments",
 		"create pods/eviction"}
 	resource := strings.TrimSuffix(r.Resource+"/"+r.Subresource, "/")
@@ -235,7 +294,7 @@ func (w *world) checkBegin(k *replica, n *corev1.Node, r *recorded) (made func()
 			}
 		}
 	}
-	return func() { o.began, o.asked, o.sets = w.clock, false, nil }
+	return func() { o.began, o.asked, o.sets, o.stopper = w.clock, false, nil, nil }
 }
 
 // checkEnd checks the end of an operation: the instance runs, unless somebody else stopped it.

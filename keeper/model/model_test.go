@@ -137,6 +137,7 @@ func (w *world) round() {
 	i := w.leader
 	w.raced = false
 	_, err := w.keepers[i].Round(w.ctx)
+	w.repay()
 	switch {
 	case errors.Is(err, keeper.ErrStepAside):
 		w.elect(1 - i)
@@ -149,6 +150,15 @@ func (w *world) round() {
 		w.elect(w.kills % 2)
 	}
 	w.look()
+}
+
+// repay is what both replicas do all the time.
+func (w *world) repay() {
+	for _, k := range w.keepers {
+		if err := k.Repay(w.ctx); err != nil {
+			w.say("%s: %.200s", k.node, err)
+		}
+	}
 }
 
 // elect lets a keeper lead. What another one has decided on earlier is done, unless a request of it
@@ -316,6 +326,7 @@ func TestWhateverHappensToTheKeeperEveryInstanceRunsInTheEnd(t *testing.T) {
 	proof.SetFlags(t, "rapid.checks", "1", "rapid.nofailfile", "true", "rapid.shrinktime", "0s")
 	histories, kills, stops, attached, most := 0, 0, 0, 0, 0
 	counts := map[string]int{}
+	var windows []time.Duration
 	for ; histories < shortHistories && !p.Long() || p.Long() && !p.Over(); histories++ {
 		seed := p.Seed + uint64(histories)
 		proof.SetFlags(t, "rapid.seed", strconv.FormatUint(max(seed, 1), 10))
@@ -329,7 +340,7 @@ func TestWhateverHappensToTheKeeperEveryInstanceRunsInTheEnd(t *testing.T) {
 				rt.Fatal(failure)
 			}
 			kills, stops, attached = kills+w.kills, stops+w.stops, attached+w.volumes
-			most = max(most, w.mostStops)
+			most, windows = max(most, w.mostStops), append(windows, w.windows...)
 			for what, n := range w.counts {
 				counts[what] += n
 			}
@@ -348,6 +359,15 @@ func TestWhateverHappensToTheKeeperEveryInstanceRunsInTheEnd(t *testing.T) {
 		}
 	}
 	p.Say("%v", counts)
+	slices.Sort(windows)
+	if len(windows) == 0 {
+		t.Fatal("no keeper has attached a disk")
+	}
+	w := proof.Line("cold-attach-window", "ms_p50", windows[len(windows)/2].Milliseconds(),
+		"ms_p99", windows[len(windows)*99/100].Milliseconds(), "attached", len(windows))
+	if err := proof.Print(w); err != nil {
+		t.Fatal(err)
+	}
 	p.Figure("histories", histories, "kills", kills, "stops", stops, "volumes", attached,
 		"kinds", len(counts), "in-rounds", counts["within a round"], "late", counts["late request"],
 		"restarted", counts["started, stopped late"],
@@ -359,4 +379,5 @@ var effects = []string{"failed nodes", "failed pods", "failed poddisruptionbudge
 	"failed persistentvolumes", "failed volumeattachments", "failed csinodes", "failed stop",
 	"failed start", "failed view", "late request", "started, stopped late", "within a round",
 	"record copied", "record redirected", "node deleted in an operation",
-	"hidden instance asked for", "destroyed instance asked for", "fenced", "unfenced", "freed"}
+	"hidden instance asked for", "destroyed instance asked for", "fenced", "unfenced", "freed",
+	"started by a program", "attached by a keeper", "failed attach"}

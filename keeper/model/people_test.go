@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/oxidecomputer/oxide.go/oxide"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -53,6 +54,14 @@ var disturbances = map[string]func(w *world, name string, a act){
 	},
 	"stuck pods":      func(w *world, _ string, _ act) { w.stuck = !w.stuck },
 	"refused volumes": (*world).refuse,
+	"no API server":   (*world).cutOff,
+	"job": func(w *world, name string, a act) {
+		w.addPod(name, 5+a.b)
+	},
+	"starter": func(w *world, _ string, _ act) {
+		w.starter = !w.starter
+		w.say("a program starts stopped instances: %v", w.starter)
+	},
 	"hidden": func(w *world, _ string, _ act) {
 		w.hidden = !w.hidden
 		w.say("the token has no rights: %v", w.hidden)
@@ -76,7 +85,7 @@ func init() {
 			w.say("reads of %s fail", resource)
 		}
 	}
-	for _, operation := range []string{"stop", "start", "view"} {
+	for _, operation := range []string{"stop", "start", "view", "attach"} {
 		disturbances["failing "+operation] = func(w *world, _ string, a act) {
 			w.failing[operation] = failure{a.b, errors.New("503")}
 			w.say("the rack refuses: %s", operation)
@@ -170,6 +179,36 @@ func (w *world) refuse(name string, a act) {
 		}
 	}
 }
+
+// cutOff lets the API server be away for hours. The keepers and the rack go on.
+func (w *world) cutOff(_ string, a act) {
+	w.outage = w.clock.Add(time.Duration(a.b) * time.Hour)
+	w.say("the API server is away until %s", w.outage.Format("15:04:05"))
+	owes := map[string]bool{}
+	for _, name := range w.busy() {
+		owes[name] = w.stoppedBy(name) == w.keepers[w.leader]
+	}
+	kills := w.kills
+	for w.away() {
+		w.repay()
+		w.pass(5 * time.Second)
+		if passed := w.outage.Sub(w.clock); passed < time.Duration(a.b)*time.Hour-10*time.Minute {
+			w.pass(passed)
+		}
+	}
+	for name, state := range w.states() {
+		if owes[name] && kills == w.kills && state != oxide.InstanceStateRunning &&
+			w.byPeople[name].IsZero() && len(w.onWay) == 0 && !w.hidden && !w.edited &&
+			!w.destroyed[name] {
+			w.breaks("without an API server, the instance of %s is %s for %d hours", name, state, a.b)
+		}
+	}
+	w.say("the API server is back")
+}
+
+// stoppedBy returns the keeper that has asked for the stop of an instance in the operation that is
+// in progress.
+func (w *world) stoppedBy(name string) *replica { return w.operations[name].stopper }
 
 // copyRecord copies the record of a node to another. Who does that has to look after the other's
 // cordon, of which its own record may have known.

@@ -59,6 +59,11 @@ type world struct {
 	// noEviction lets the budget allow nothing; stuck lets no pod end; lagging notices no dead
 	// kubelet.
 	noEviction, stuck, lagging bool
+	// outage is when the API server comes back that is away; starter lets a program start every stopped
+	// instance, ten seconds after it has looked last.
+	outage  time.Time
+	starter bool
+	looked  time.Time
 	// mended reports that all that hindered is over.
 	mended bool
 	// hotplug is since when the rack has hot-plug.
@@ -80,9 +85,13 @@ type world struct {
 	operations map[string]*operation
 	// causes are the stops for each volume since a person has asked for more; mostStops is the highest
 	// number of them within a day.
-	causes    map[string][]stop
+	causes map[string][]stop
+	// ends is when the pods of Jobs end that have begun.
+	ends      map[string]time.Time
 	mostStops int
-	counts    map[string]int
+	// windows are the times from an instance's stop until a keeper has attached a disk.
+	windows []time.Duration
+	counts  map[string]int
 
 	lines  []string
 	broken []string
@@ -146,7 +155,7 @@ func newWorld(ctx context.Context, t keepertest.T, r *harness.Rack) *world {
 	w := &world{t: t, ctx: ctx, rack: r, clock: time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC),
 		disks: map[string]string{}, byHand: map[string]bool{}, byPeople: map[string]time.Time{},
 		changes: map[string]time.Time{}, operations: map[string]*operation{},
-		causes: map[string][]stop{}, counts: map[string]int{}}
+		causes: map[string][]stop{}, ends: map[string]time.Time{}, counts: map[string]int{}}
 	w.calm()
 	if err := r.Admin.Switch(ctx, map[string]any{"hotplug": false}); err != nil {
 		panic(err)
@@ -167,7 +176,8 @@ func newWorld(ctx context.Context, t keepertest.T, r *harness.Rack) *world {
 
 // calm ends everything that hinders for a while.
 func (w *world) calm() {
-	w.noEviction, w.stuck, w.lagging, w.hidden = false, false, false, false
+	w.noEviction, w.stuck, w.lagging, w.hidden, w.starter = false, false, false, false, false
+	w.outage = time.Time{}
 	w.dead, w.lying, w.destroyed = map[string]bool{}, map[string]bool{}, map[string]bool{}
 	w.failing, w.delays = map[string]failure{}, map[string]time.Duration{}
 	w.refused = map[string]string{}
@@ -263,11 +273,22 @@ func (g *gatedTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 		return w.inTime(response)
 	}
 	w.states()
+	if strings.HasSuffix(r.URL.Path, "/attach") && response.StatusCode < http.StatusMultipleChoices {
+		w.sinceStop(w.nameOf(r))
+	}
 	if err := g.k.gate.pass(false, true); err != nil {
 		_ = response.Body.Close()
 		return nil, err
 	}
 	return response, nil
+}
+
+// nameOf returns the instance that a request is about.
+func (w *world) nameOf(r *http.Request) string {
+	i := slices.IndexFunc(names, func(name string) bool {
+		return strings.Contains(r.URL.Path, w.rack.Instance(name).ID)
+	})
+	return names[i]
 }
 
 // hinder returns what becomes of a request that does not reach the rack in time, or nothing.
@@ -367,6 +388,9 @@ func (w *world) intercept(r keepertest.Request) error {
 	if k == nil || r.Resource == "events" {
 		return nil
 	}
+	if w.away() {
+		return keepertest.ErrBreak
+	}
 	if !r.Applied {
 		w.made = func() {}
 		if err := k.gate.pass(false, false); err != nil {
@@ -390,8 +414,14 @@ func (w *world) interceptRead(r keepertest.Request) error {
 	if err := k.gate.pass(true, false); err != nil {
 		return err
 	}
+	if w.away() {
+		return keepertest.ErrBreak
+	}
 	return w.fails(r.Resource)
 }
+
+// away reports whether the API server is away.
+func (w *world) away() bool { return w.clock.Before(w.outage) }
 
 // sender returns the keeper that has sent a request.
 func (w *world) sender(r keepertest.Request) *replica {
@@ -471,6 +501,13 @@ func (w *world) addPod(name string, kind int) {
 	}
 	if kind == 3 {
 		pod.Labels = nil
+	}
+	if kind >= 6 {
+		owner.Kind, owner.Name, owner.UID = "Job", "job", "job"
+		pod.OwnerReferences[0] = owner
+		pod.Labels, pod.Spec.RestartPolicy = nil, corev1.RestartPolicyNever
+		pod.Status.Phase = corev1.PodPending
+		w.ends[pod.Name] = w.clock.Add(time.Duration(5+kind) * time.Minute)
 	}
 	keepertest.Put(w.api, pod)
 	w.budgets()

@@ -1,0 +1,68 @@
+package keeper
+
+import (
+	"context"
+	"time"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
+)
+
+// A stopped instance may be started by anybody at any time; the controller of Cluster API's provider
+// does it within ten seconds. The attacher hears of the stop only when it is woken, and may be busy.
+// So the keeper attaches the disks itself, the moment the instance is stopped.
+
+// glance is how often the keeper looks at an instance that is stopping, and glances is for how long
+// in one round.
+const (
+	glance  = 100 * time.Millisecond
+	glances = 4 * time.Second
+)
+
+// awaitStopped waits while an instance is stopping, and returns its state.
+func (k *Keeper) awaitStopped(ctx context.Context, instance string) (oxide.InstanceState, error) {
+	for end := time.Now().Add(glances); ; {
+		state, err := k.instanceState(ctx, instance)
+		if err != nil || state != oxide.InstanceStateStopping || time.Now().After(end) {
+			return state, err
+		}
+		pause(ctx, glance)
+	}
+}
+
+// attachDisks attaches the disks for which an instance was stopped. The driver has checked each in
+// this operation and was refused by the rack only because the instance ran; when the attacher asks
+// it again, the driver finds the disk attached, checks it once more, and answers OK. What fails here
+// the attacher does, and explains.
+//
+// It detaches nothing: a detach that arrives late could undo an attach that was answered in between.
+func (k *Keeper) attachDisks(ctx context.Context, r *record) {
+	var all async.Group
+	for name, c := range r.Volumes {
+		if c.Refused && !c.Detach {
+			all.Go(func() {
+				if err := k.attachDisk(ctx, r.Instance, c.Disk); err != nil {
+					k.Log.WarnContext(ctx, "a disk is left to the attacher", "volume", name, "error", err)
+				}
+			})
+		}
+	}
+	all.Wait()
+}
+
+// attachDisk attaches a disk that no instance has.
+func (k *Keeper) attachDisk(ctx context.Context, instance, id string) error {
+	disk, err := k.Rack.Disk(ctx, oxide.NameOrId(id))
+	if err != nil || disk.State.State() != oxide.DiskStateStateDetached {
+		return err
+	}
+	k.Log.InfoContext(ctx, "attaching the disk", "disk", id, "instance", instance)
+	_, err = k.Rack.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
+		Instance: oxide.NameOrId(instance), Body: &oxide.DiskPath{Disk: oxide.NameOrId(id)}})
+	if err != nil {
+		return rack.Error(ctx, "attach disk", err)
+	}
+	return nil
+}
