@@ -59,9 +59,7 @@ func (w *world) live(d time.Duration, refused func(volume string) string) {
 		if again > pace && w.step("a") == "" {
 			again = 4 * time.Minute
 		}
-		w.mu.Lock()
-		w.clock = w.clock.Add(max(again, 3*time.Second))
-		w.mu.Unlock()
+		w.advance(max(again, 3*time.Second))
 	}
 }
 

@@ -20,8 +20,12 @@ type debt struct {
 	volumes map[string]cause
 }
 
-// patience is how long the API server may take to answer before a keeper goes on without it.
-const patience = 2 * time.Second
+// patience is how long the API server may take to answer, and outage how long it answers nothing
+// before a keeper goes on without it.
+const (
+	patience = 2 * time.Second
+	outage   = 10 * time.Second
+)
 
 func (k *Keeper) owe(r *record) {
 	k.mu.Lock()
@@ -48,7 +52,7 @@ func (k *Keeper) Repay(ctx context.Context) error {
 	k.mu.Lock()
 	debts := maps.Clone(k.debts)
 	k.mu.Unlock()
-	if len(debts) == 0 || k.clusterAnswers(ctx, debts) {
+	if len(debts) == 0 || !k.gone(k.clusterAnswers(ctx, debts)) {
 		return nil
 	}
 	var errs []error
@@ -56,6 +60,20 @@ func (k *Keeper) Repay(ctx context.Context) error {
 		errs = append(errs, k.repay(ctx, instance, d))
 	}
 	return errors.Join(errs...)
+}
+
+// gone reports whether the API server has not answered for long, with whether it has now.
+func (k *Keeper) gone(answers bool) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	switch {
+	case answers:
+		k.silent = time.Time{}
+		return false
+	case k.silent.IsZero():
+		k.silent = k.now()
+	}
+	return passed(k.now(), k.silent, outage)
 }
 
 // clusterAnswers reports whether the API server answers, and if so drops the debts that are not on

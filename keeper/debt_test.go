@@ -1,6 +1,7 @@
 package keeper
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"time"
@@ -15,6 +16,13 @@ func (w *world) outage() {
 	gone := func(keepertest.Request) error { return keepertest.ErrBreak }
 	w.api.Intercept(gone)
 	w.api.InterceptReads(gone)
+}
+
+// advance lets time go by.
+func (w *world) advance(d time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.clock = w.clock.Add(d)
 }
 
 func TestD61AnInstanceIsStartedWithoutTheAPIServer(t *testing.T) {
@@ -43,17 +51,22 @@ func TestD61AnInstanceIsStartedWithoutTheAPIServer(t *testing.T) {
 			}
 			w.outage()
 			c.given(w)
-			if _, err := w.Round(t.Context()); err == nil {
+			round, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			if _, err := w.Round(round); err == nil {
 				t.Fatal("a round succeeds without an API server")
 			}
+			_ = w.Repay(t.Context())
+			if w.rack.state("a") != "stopped" {
+				t.Error("the instance is started when one request has failed")
+			}
+			w.advance(outage + time.Second)
 			_ = w.Repay(t.Context())
 			if early := w.rack.state("a") == "running"; early != c.early {
 				t.Errorf("at once, the instance is %s", w.rack.state("a"))
 			}
 			w.rack.mend()
-			w.mu.Lock()
-			w.clock = w.clock.Add(w.Config.AttachTimeout + time.Second)
-			w.mu.Unlock()
+			w.advance(w.Config.AttachTimeout)
 			if err := w.Repay(t.Context()); err != nil {
 				t.Fatal(err)
 			}
@@ -73,6 +86,8 @@ func TestD61AnInstanceThatAnotherKeeperStartedIsNotStartedAgain(t *testing.T) {
 	}
 	w.outage()
 	w.rack.disk = "attached"
+	_ = w.Repay(t.Context())
+	w.advance(2 * outage)
 	if err := w.Repay(t.Context()); err != nil || w.rack.state("a") != "stopped" {
 		t.Errorf("the instance is %s: %v", w.rack.state("a"), err)
 	}

@@ -21,8 +21,10 @@ type Keeper struct {
 	Now func() time.Time
 
 	mu sync.Mutex
-	// debts are the starts of instances that this process has stopped, by instance; guarded by mu.
-	debts map[string]debt
+	// guarded by mu: the starts of instances that this process has stopped, by instance; and since when
+	// the API server does not answer Repay, zero if it does
+	debts  map[string]debt
+	silent time.Time
 }
 
 // ErrStepAside reports that only nodes wait that this keeper runs on, so that another replica has

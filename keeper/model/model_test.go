@@ -380,4 +380,5 @@ var effects = []string{"failed nodes", "failed pods", "failed poddisruptionbudge
 	"failed start", "failed view", "late request", "started, stopped late", "within a round",
 	"record copied", "record redirected", "node deleted in an operation",
 	"hidden instance asked for", "destroyed instance asked for", "fenced", "unfenced", "freed",
-	"started by a program", "attached by a keeper", "failed attach"}
+	"started by a program", "attached by a keeper", "failed attach",
+	"no API server after a stop"}

@@ -197,6 +197,9 @@ func (w *world) cutOff(_ string, a act) {
 		}
 	}
 	for name, state := range w.states() {
+		if owes[name] {
+			w.count("no API server after a stop")
+		}
 		if owes[name] && kills == w.kills && state != oxide.InstanceStateRunning &&
 			w.byPeople[name].IsZero() && len(w.onWay) == 0 && !w.hidden && !w.edited &&
 			!w.destroyed[name] {
