@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -89,7 +90,8 @@ func processOf(owner string) (p process, ok bool) {
 }
 
 // DetachLeft releases every device whose [Config.Owner] is the [Process] of one that has ended, after what
-// this mount namespace has mounted of it, and returns those that it found. It touches no other: neither
+// this mount namespace has mounted of it, and returns those that it found. An orphaned device counts by the
+// name of its file: give a file that this process serves a name that begins with [Process] and a ".". It touches no other: neither
 // those of living processes, nor those of a PID namespace whose processes cannot be seen from here. As in
 // [Device.Detach], the error is [ErrBusy] when a device is still in use, such as by a mount of another
 // namespace; the kernel releases it then with its last user.
@@ -105,7 +107,11 @@ func DetachLeft(ctx context.Context) ([]Device, error) {
 	var left []Device
 	var errs []error
 	for _, d := range all {
-		p, ok := processOf(d.Owner)
+		owner := d.Owner
+		if d.Orphaned {
+			owner = filepath.Base(d.BackingFile) // all that is known of it
+		}
+		p, ok := processOf(owner)
 		if !ok || p.namespace != us.namespace {
 			continue
 		}

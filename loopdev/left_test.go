@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
 // leaver is set for the process that TestWhatADeadProcessLeftIsReleasedAndNothingElse kills; it names a file.
@@ -111,4 +112,30 @@ func detachLeft(t *testing.T) (serials []string) {
 		serials = append(serials, d.Serial)
 	}
 	return serials
+}
+
+func TestAnOrphanedDeviceIsReleasedByTheNameOfItsFile(t *testing.T) {
+	for name, released := range map[string]bool{
+		"p." + strings.Split(loopdev.Process(), ".")[1] + ".1.zzzzz.disk-1": true, // of nobody that lives
+		loopdev.Process() + ".disk-1":                                       false,
+		"disk-1":                                                            false,
+	} {
+		t.Run(name, func(t *testing.T) {
+			served, end := serveAs(t, name, flakydisk.NewImage(8*mib))
+			if err := end(); err != nil {
+				t.Fatal(err)
+			}
+			detachLeft(t)
+			all, err := loopdev.List()
+			if err != nil {
+				t.Fatal(err)
+			}
+			left := slices.ContainsFunc(all, func(d loopdev.Device) bool {
+				return d.Sequence == served.Sequence
+			})
+			if left == released {
+				t.Errorf("the device of the file %q is there: %t, want %t", name, left, !released)
+			}
+		})
+	}
 }

@@ -457,6 +457,13 @@ func churn(t *testing.T, file string) {
 // serve attaches a device to a file that this process serves, until end is called.
 func serve(t *testing.T, content flakydisk.Store) (served loopdev.Device, end func() error) {
 	t.Helper()
+	return serveAs(t, "disk", content)
+}
+
+// serveAs does so under a name of the file.
+func serveAs(t *testing.T, name string, content flakydisk.Store) (served loopdev.Device,
+	end func() error) {
+	t.Helper()
 	needRoot(t)
 	server, err := flakydisk.Mount(t.TempDir())
 	if err != nil {
@@ -464,7 +471,7 @@ func serve(t *testing.T, content flakydisk.Store) (served loopdev.Device, end fu
 	}
 	end = sync.OnceValue(server.Close)
 	t.Cleanup(func() { _ = end() })
-	served = attach(t, loopdev.Config{Path: server.Put("disk", flakydisk.NewDisk(content)),
+	served = attach(t, loopdev.Config{Path: server.Put(name, flakydisk.NewDisk(content)),
 		Serial: serial(t)})
 	t.Cleanup(func() { _ = served.Detach(context.Background()) })
 	return served, end
