@@ -118,8 +118,8 @@ func TestKustomizeAndHelmInstallTheSameObjects(t *testing.T) {
 	}
 }
 
-// components are the components of a kustomization, with the values of the chart that do the same. Of
-// those with the same option a kustomization has one.
+// components are the components of a kustomization, with the values of the chart that do the same.
+// Of those with the same option a kustomization has one.
 var components = []struct {
 	name, option string
 	values       []string
@@ -177,8 +177,8 @@ func TestComponentsInAnyOrderDoWhatTheChartsValuesDo(t *testing.T) {
 		}
 	}
 	if len(subsets) != 12 || built != 2*27 {
-		t.Errorf("%d subsets in %d kustomizations, want 12 in 54: the generator is wrong, or a component "+
-			"is new", len(subsets), built)
+		t.Errorf("%d subsets in %d kustomizations, want 12 in 54: the generator is wrong, or a "+
+			"component is new", len(subsets), built)
 	}
 	entries, err := os.ReadDir("kustomize")
 	if err != nil {
@@ -211,9 +211,9 @@ func permutations(items []int) iter.Seq[[]int] {
 	}
 }
 
-// unordered sorts the lists in the objects whose items have names, such as containers and volumes: a
-// patch by name does not promise a place. The init containers may run in any order, too: the registrar
-// goes on running beside the others, and waits for nobody.
+// unordered sorts the lists in the objects whose items have names, such as containers and volumes:
+// a patch by name does not promise a place. The init containers may run in any order, too: the
+// registrar goes on running beside the others, and waits for nobody.
 func unordered(objects map[string]map[string]any) map[string]map[string]any {
 	var sorted func(part any)
 	sorted = func(part any) {

@@ -103,8 +103,8 @@ func diagnose(ctx context.Context, c DoctorConfig, tokens *rack.TokenSource, out
 	return diagnosis.Status(), diagnosis.Write(out, c.JSON)
 }
 
-// writeBundle writes the bundle to a new file that only its owner reads. A file that exists, or a link, keeps
-// its mode and its readers, so it is refused.
+// writeBundle writes the bundle to a new file that only its owner reads. A file that exists, or a
+// link, keeps its mode and its readers, so it is refused.
 func writeBundle(path string, d doctor.Diagnosis, e doctor.Evidence, secrets *hidden) error {
 	var text bytes.Buffer
 	if err := doctor.WriteBundle(hiddenWriter{&text, secrets}, d, e); err != nil {

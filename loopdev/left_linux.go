@@ -18,13 +18,13 @@ import (
 // processMark begins the owner of a device that goes with its process.
 const processMark = "p"
 
-// process identifies a process until the next boot: its PID namespace, its number there, and when it
-// started.
+// process identifies a process until the next boot: its PID namespace, its number there, and when
+// it started.
 type process struct{ namespace, pid, started uint64 }
 
-// Process returns an [Config.Owner] that names this process: the device is to go with it, see [DetachLeft].
-// Something without "." may follow behind a further ".". It is empty where /proc does not show this
-// process.
+// Process returns an [Config.Owner] that names this process: the device is to go with it, see
+// [DetachLeft]. Something without "." may follow behind a further ".". It is empty where /proc does
+// not show this process.
 func Process() string {
 	p, err := self()
 	if err != nil {
@@ -52,8 +52,8 @@ func self() (process, error) {
 	return p, err
 }
 
-// startOf returns when a process of this PID namespace has started, in ticks since the boot. Of one that
-// does not live any more the error is fs.ErrNotExist.
+// startOf returns when a process of this PID namespace has started, in ticks since the boot. Of one
+// that does not live any more the error is fs.ErrNotExist.
 func startOf(pid uint64) (uint64, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if errors.Is(err, unix.ESRCH) {
@@ -62,8 +62,8 @@ func startOf(pid uint64) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	// The program's name, in parentheses, may hold anything. State is the first field behind it, and the
-	// start the 20th.
+	// The program's name, in parentheses, may hold anything. State is the first field behind it, and
+	// the start the 20th.
 	fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
 	if len(fields) < 20 {
 		return 0, fmt.Errorf("parse the state of the process %d: %q", pid, text)
@@ -89,16 +89,17 @@ func processOf(owner string) (p process, ok bool) {
 	return p, true
 }
 
-// DetachLeft releases every device whose [Config.Owner] is the [Process] of one that has ended, after what
-// this mount namespace has mounted of it, and returns those that it found. An orphaned device counts by the
-// name of its file: give a file that this process serves a name that begins with [Process] and a ".". It touches no other: neither
-// those of living processes, nor those of a PID namespace whose processes cannot be seen from here. As in
-// [Device.Detach], the error is [ErrBusy] when a device is still in use, such as by a mount of another
-// namespace; the kernel releases it then with its last user.
+// DetachLeft releases every device whose [Config.Owner] is the [Process] of one that has ended,
+// after what this mount namespace has mounted of it, and returns those that it found. An orphaned
+// device counts by the name of its file: give a file that this process serves a name that begins
+// with [Process] and a ".". It touches no other: neither those of living processes, nor those of a
+// PID namespace whose processes cannot be seen from here. As in [Device.Detach], the error is
+// [ErrBusy] when a device is still in use, such as by a mount of another namespace; the kernel
+// releases it then with its last user.
 func DetachLeft(ctx context.Context) ([]Device, error) {
-	us, err := self()
-	if err != nil {
-		return nil, nil // nobody can be told from the dead
+	us, unknown := self()
+	if unknown != nil {
+		return nil, nil // the living cannot be told from the dead
 	}
 	all, err := List()
 	if err != nil {
@@ -145,8 +146,8 @@ func (d Device) unmount() error {
 	return errors.Join(errs...)
 }
 
-// sourceOf reports whether a mount's source is a node of the device. The numbers of a btrfs' mounts are its
-// own.
+// sourceOf reports whether a mount's source is a node of the device. The numbers of a btrfs' mounts
+// are its own.
 func (d Device) sourceOf(m *mountinfo.Info) bool {
 	var st unix.Stat_t
 	return strings.HasPrefix(m.Source, "/") && unix.Stat(m.Source, &st) == nil &&

@@ -20,7 +20,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
-// leaver is set for the process that TestWhatADeadProcessLeftIsReleasedAndNothingElse kills; it names a file.
+// leaver is set for the process that TestWhatADeadProcessLeftIsReleasedAndNothingElse kills; it
+// names a file.
 const leaver = "LOOPDEV_TEST_LEAVES"
 
 func TestWhatADeadProcessLeftIsReleasedAndNothingElse(t *testing.T) {
@@ -100,8 +101,8 @@ func leave(t *testing.T, file string) {
 	t.Fatalf("the process was to be killed, and its input has ended: %v", err)
 }
 
-// detachLeft returns the serials of what dead processes left, of whichever test. Another one's device may
-// be busy.
+// detachLeft returns the serials of what dead processes left, of whichever test. Another one's
+// device may be busy.
 func detachLeft(t *testing.T) (serials []string) {
 	t.Helper()
 	left, err := loopdev.DetachLeft(context.Background())

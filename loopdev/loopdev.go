@@ -80,8 +80,8 @@ type Device struct {
 	Sequence uint64
 }
 
-// On reports whether the device's file is the node of another loop device, under whatever path: a kubelet
-// puts a device on the node of each raw block volume.
+// On reports whether the device's file is the node of another loop device, under whatever path: a
+// kubelet puts a device on the node of each raw block volume.
 func (d Device) On(other Device) bool {
 	return d.BackingNumber != 0 && d.BackingNumber == unix.Mkdev(other.Major, other.Minor)
 }

@@ -26,8 +26,8 @@ const (
 	never    = "Nothing: repeating the call does not help."
 )
 
-// The commands. All of them but kernelLog only read, so that nothing is done that was not understood
-// first.
+// The commands. All of them but kernelLog only read, so that nothing is done that was not
+// understood first.
 const (
 	showClaim    = "kubectl get pvc -n {namespace} {claim} -o yaml"
 	showClass    = "kubectl get storageclass {class} -o yaml"
@@ -40,7 +40,8 @@ const (
 	inspectNode  = "kubectl exec -n {driverNamespace} {driverPod} -c oxide-plugin -- " +
 		"/oxide-csi-plugin inspect --volume {volume}={disk}"
 	nodeLog       = "kubectl logs -n {driverNamespace} {driverPod} -c oxide-plugin --since=1h"
-	controllerLog = "kubectl logs -n {driverNamespace} " + controllerLogs + " -c oxide-plugin --since=1h"
+	controllerLog = "kubectl logs -n {driverNamespace} " + controllerLogs +
+		" -c oxide-plugin --since=1h"
 	// The one command that is more than a read: it makes a privileged pod on the node; docs/doctor.md
 	// says so.
 	kernelLog = "kubectl debug node/{node} -it --profile=sysadmin --image=busybox -- dmesg"

@@ -136,7 +136,8 @@ func (c *chain) apply(step Step, s said) Step {
 		if says := c.keeperSays(cmp.Or(s.node, c.nodeName)); says != "" &&
 			s.Reason == csierr.InstanceMustBeStopped {
 			step.Finding.ByItself = says
-			step.Finding.Do = "Nothing, if that is soon enough; otherwise see to what the node keeper waits for."
+			step.Finding.Do = "Nothing, if that is soon enough; otherwise see to what the " +
+				"node keeper waits for."
 			step.Finding.Next = c.commandAt(s.node, "kubectl describe node {node}")
 		}
 		return step
@@ -145,7 +146,8 @@ func (c *chain) apply(step Step, s said) Step {
 	return step
 }
 
-// keeperSays returns what the node keeper has written on a node about the stop that it plans, or "".
+// keeperSays returns what the node keeper has written on a node about the stop that it plans, or
+// "".
 func (c *chain) keeperSays(node string) string {
 	o, _ := c.Cluster.one(kindNode, named("", node))
 	if o == nil || o.Metadata.Annotations.KeeperPlan == "" {

@@ -167,8 +167,8 @@ var situations = []situation{
 	{"a claim that nobody provisions", []edit{unbound}, LinkClaim, ""},
 	{"a claim without its volume", []edit{without(kindVolume), without(kindAttachment)}, LinkVolume,
 		""},
-	{"a claim that a pod keeps from going", []edit{object(kindClaim, stuck("kubernetes.io/pvc-protection"))},
-		LinkClaim, ""},
+	{"a claim that a pod keeps from going", []edit{object(kindClaim,
+		stuck("kubernetes.io/pvc-protection"))}, LinkClaim, ""},
 	{"a volume that does not go", []edit{without(kindPod), without(kindClaim), object(kindVolume,
 		stuck("external-provisioner.volume.kubernetes.io/finalizer")), func(_ testing.TB, e *Evidence) {
 		e.Question = Question{Kind: AskVolume, Name: racktest.Disk}
@@ -464,7 +464,8 @@ func TestTheKubeletsOwnMessageIsQuoted(t *testing.T) {
 	event(kindPod, "db-0", "FailedMount", message)(t, e)
 	d := Diagnose(*e)
 	checkFinding(t, d, LinkPod, "")
-	if f := d.Chains[0].Finding; !strings.Contains(f.Wrong, message) || f.Source != "event FailedMount" {
+	f := d.Chains[0].Finding
+	if !strings.Contains(f.Wrong, message) || f.Source != "event FailedMount" {
 		t.Errorf("got %+v", f)
 	}
 }

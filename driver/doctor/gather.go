@@ -21,8 +21,8 @@ import (
 // lookTimeout is how long a look at the rack, at a node, or at the objects of one kind may take.
 const lookTimeout = 30 * time.Second
 
-// driverPodApp and controllerApp are the labels app of the driver's pods on nodes and of its controller's,
-// and driverContainer is the driver's container in them.
+// driverPodApp and controllerApp are the labels app of the driver's pods on nodes and of its
+// controller's, and driverContainer is the driver's container in them.
 const (
 	driverPodApp    = "oxide-csi-node"
 	controllerApp   = "oxide-csi-controller"
@@ -203,7 +203,8 @@ func (g *gatherer) objectsFromFile() error {
 	}
 	for _, o := range objects {
 		delete(g.e.Cluster.Unseen, o.Kind)
-		if app := o.Metadata.Labels.App; o.Kind == kindPod && (app == driverPodApp || app == controllerApp) {
+		app := o.Metadata.Labels.App
+		if o.Kind == kindPod && (app == driverPodApp || app == controllerApp) {
 			delete(g.e.Cluster.Unseen, kindDriverPod)
 			g.add(true, []kube.Object{o})
 		}

@@ -81,7 +81,8 @@ func (c *chain) judgeClaim() Step {
 	return c.judgePendingClaim(what)
 }
 
-// stuckDeletion is the finding for a claim or a PersistentVolume that was deleted and is still there.
+// stuckDeletion is the finding for a claim or a PersistentVolume that was deleted and is still
+// there.
 func (c *chain) stuckDeletion(o *kube.Object, name, rule, next string) Finding {
 	f := Finding{Source: name, Since: o.Metadata.DeletionTimestamp, Next: next,
 		Wrong: "it was deleted " + c.At.Sub(o.Metadata.DeletionTimestamp).Round(time.Second).String() +
@@ -136,9 +137,9 @@ func (c *chain) judgePendingClaim(what string) Step {
 	return broken(what, c.silence(silent, "csi-provisioner"))
 }
 
-// silence completes the finding for something that the controller has not done and reported no error
-// of. The driver's errors are reported by the sidecar that called it, so silence is the sidecar's, unless
-// another container of the pod does not work.
+// silence completes the finding for something that the controller has not done and reported no
+// error of. The driver's errors are reported by the sidecar that called it, so silence is the
+// sidecar's, unless another container of the pod does not work.
 func (c *chain) silence(f Finding, sidecar string) Finding {
 	f.Do = "Check that the controller of the driver runs, and the log of its " + sidecar + "."
 	f.Next = controllerLogOf(sidecar)
@@ -165,8 +166,8 @@ func (c *chain) silence(f Finding, sidecar string) Finding {
 	return f
 }
 
-// deadContainer returns the first container of a pod that is not ready, of those with the names or, without
-// names, of all.
+// deadContainer returns the first container of a pod that is not ready, of those with the names or,
+// without names, of all.
 func deadContainer(pod kube.Object, names ...string) *kube.ContainerStatus {
 	all := slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses)
 	for i, s := range all {
@@ -242,7 +243,8 @@ func (c *chain) boundToAnother() string {
 		return fmt.Sprintf("it belongs to the claim %q, and the claim that names it is %s/%s",
 			strings.Trim(ref.Namespace+"/"+ref.Name, "/"), claim.Metadata.Namespace, claim.Metadata.Name)
 	case c.volume.Status.Phase != phaseBound:
-		return "its claim is bound to it, and its own phase is " + cmp.Or(c.volume.Status.Phase, "missing")
+		return "its claim is bound to it, and its own phase is " + cmp.Or(c.volume.Status.Phase,
+			"missing")
 	}
 	return ""
 }

@@ -162,8 +162,8 @@ func (c *chain) judgeFilesystem() Step {
 	return result
 }
 
-// vanished returns a finding for a disk that has no filesystem and had one: it is mounted still, or the
-// recorder tells of it.
+// vanished returns a finding for a disk that has no filesystem and had one: it is mounted still, or
+// the recorder tells of it.
 func vanished(v *inspection.Volume) *Finding {
 	f := Finding{Reason: csierr.FilesystemDamaged, Source: theReport}
 	for _, m := range v.Mounts {

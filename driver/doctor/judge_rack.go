@@ -160,8 +160,8 @@ func (c *chain) judgeDisk() Step {
 	d := found.Object
 	if d.Name == "" || d.State == "" || d.SizeBytes == 0 || d.BlockBytes == 0 ||
 		d.State == diskAttached && d.Instance == "" {
-		return unseenStep("the disk "+c.handle, "the rack's answer lacks its name, its state, its instance, "+
-			"its size or the size of its blocks")
+		return unseenStep("the disk "+c.handle, "the rack's answer lacks its name, its state, its "+
+			"instance, its size or the size of its blocks")
 	}
 	what := fmt.Sprintf("disk %s (%s): %s", d.Name, d.ID, d.State)
 	if d.Instance != "" {

@@ -86,14 +86,14 @@ func (c *chain) judgeReadiness(step *Step) {
 		Next: "kubectl describe node {node}"}
 }
 
-// driverPodFinding returns what is wrong with the driver's pod on a node where the driver is registered,
-// or nil. A young pod is about to start.
+// driverPodFinding returns what is wrong with the driver's pod on a node where the driver is
+// registered, or nil. A young pod is about to start.
 func (c *chain) driverPodFinding() *Finding {
 	if c.Cluster.Unseen[kindDriverPod] != "" {
 		return nil
 	}
-	f := Finding{Source: "Kubernetes", ByItself: "Volumes that are mounted stay so. None is mounted or " +
-		"unmounted on the node until the driver's pod runs.",
+	f := Finding{Source: "Kubernetes", ByItself: "Volumes that are mounted stay so. None is mounted " +
+		"or unmounted on the node until the driver's pod runs.",
 		Do:   "Let the driver's DaemonSet run on the node: check its pod, taints and tolerations.",
 		Next: "kubectl get pods --all-namespaces -l app=oxide-csi-node -o wide"}
 	pod := c.driverPod()
@@ -109,7 +109,8 @@ func (c *chain) driverPodFinding() *Finding {
 	f.Wrong = "the driver's pod there, " + pod.Metadata.Name + ", is " + podWords(*pod)
 	f.Next = "kubectl describe pod -n {driverNamespace} {driverPod}"
 	if s != nil && commandWord.MatchString(s.Name) {
-		f.Do, f.Next = "Follow the log of "+s.Name+".", strings.Replace(nodeLog, driverContainer, s.Name, 1)
+		f.Do = "Follow the log of " + s.Name + "."
+		f.Next = strings.Replace(nodeLog, driverContainer, s.Name, 1)
 	}
 	return &f
 }
@@ -195,7 +196,8 @@ func (c *chain) judgePod() Step {
 			Notes: []string{"it does not run, but not for its volumes: its containers were made"}}
 	}
 	wrong, source := "its containers have not been made for "+c.age(o), "Kubernetes"
-	if e := latestOf(c.events(o, "FailedMount", "FailedMapVolume", "FailedAttachVolume")); e.Kind != "" {
+	e := latestOf(c.events(o, "FailedMount", "FailedMapVolume", "FailedAttachVolume"))
+	if e.Kind != "" {
 		wrong, source = wrong+": "+e.Message, "event "+e.Reason
 	}
 	return broken(what, Finding{Wrong: wrong, Source: source, Since: o.Metadata.CreationTimestamp,
@@ -203,15 +205,15 @@ func (c *chain) judgePod() Step {
 		Next: "kubectl describe pod -n {namespace} {pod}"})
 }
 
-// containersMade reports whether a container of the pod was made, which the kubelet does when every volume
-// of the pod is mounted: also that of an init container.
+// containersMade reports whether a container of the pod was made, which the kubelet does when every
+// volume of the pod is mounted: also that of an init container.
 func containersMade(o *kube.Object) bool {
-	return slices.ContainsFunc(slices.Concat(o.Status.InitContainerStatuses, o.Status.ContainerStatuses),
-		func(s kube.ContainerStatus) bool {
-			r := s.State.Waiting.Reason
-			return s.State.Running != nil || s.State.Terminated != nil || s.RestartCount > 0 ||
-				r != "" && r != "ContainerCreating" && r != "PodInitializing"
-		})
+	all := slices.Concat(o.Status.InitContainerStatuses, o.Status.ContainerStatuses)
+	return slices.ContainsFunc(all, func(s kube.ContainerStatus) bool {
+		r := s.State.Waiting.Reason
+		return s.State.Running != nil || s.State.Terminated != nil || s.RestartCount > 0 ||
+			r != "" && r != "ContainerCreating" && r != "PodInitializing"
+	})
 }
 
 // latestOf returns the event that was seen last.

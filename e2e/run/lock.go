@@ -29,8 +29,8 @@ func (h holder) String() string {
 		h.Since.Format(time.RFC3339), h.Cache)
 }
 
-// hold locks a file for as long as this process lives, and writes itself into it. what says what the lock
-// protects, and allowed whether the holder before us lets us have it.
+// hold locks a file for as long as this process lives, and writes itself into it. what says what
+// the lock protects, and allowed whether the holder before us lets us have it.
 func hold(path, what, cache string, allowed func(before holder) error) (unlock func(), err error) {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
@@ -49,8 +49,8 @@ func hold(path, what, cache string, allowed func(before holder) error) (unlock f
 	var before holder
 	_ = json.Unmarshal(text, &before) // without it, the holder is not known
 	if lockErr != nil {
-		return nil, fmt.Errorf("expected to be the only run with %s, and another one has it (%s): wait for "+
-			"it to end", what, before)
+		return nil, fmt.Errorf("expected to be the only run with %s, and another one has it (%s): wait "+
+			"for it to end", what, before)
 	}
 	if err := allowed(before); err != nil {
 		return nil, err
@@ -79,12 +79,12 @@ func lock(cache string) (unlock func(), err error) {
 		func(holder) error { return nil })
 }
 
-// lockDir has the locks of clusters. It is the same for every run on the machine, whatever its cache and
-// its TMPDIR are.
+// lockDir has the locks of clusters. It is the same for every run on the machine, whatever its
+// cache and its TMPDIR are.
 const lockDir = "/tmp"
 
-// claim makes the cluster's name on the engine this run's own: no other run makes or removes the cluster
-// until release, and a cluster that is there already was left by a run with this cache.
+// claim makes the cluster's name on the engine this run's own: no other run makes or removes the
+// cluster until release, and a cluster that is there already was left by a run with this cache.
 func (s *session) claim(ctx context.Context) (release func(), err error) {
 	if s.engine == nil {
 		return func() {}, nil
@@ -96,8 +96,8 @@ func (s *session) claim(ctx context.Context) (release func(), err error) {
 	return claimCluster(lockDir, id, s.cache, s.clusterExists, s.note())
 }
 
-// claimCluster takes the lock of the cluster on the engine with the id. Without a record, as after an
-// update of this program, the note in the cache tells whether the cluster is ours.
+// claimCluster takes the lock of the cluster on the engine with the id. Without a record, as after
+// an update of this program, the note in the cache tells whether the cluster is ours.
 func claimCluster(
 	dir, engine, cache string, exists func() (bool, error), note string,
 ) (release func(), err error) {

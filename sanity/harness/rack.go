@@ -90,8 +90,8 @@ func (r *Run) StartRack(ctx context.Context, options RackOptions) (*Rack, error)
 	return rack, rack.Start(ctx)
 }
 
-// identify gives the rack in a directory an identity that names this process. So its loop devices are known
-// as leftovers when a killed run has not stopped its rack.
+// identify gives the rack in a directory an identity that names this process. So its loop devices
+// are known as leftovers when a killed run has not stopped its rack.
 func identify(dir string) error {
 	process := loopdev.Process()
 	if process == "" {

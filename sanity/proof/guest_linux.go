@@ -25,10 +25,11 @@ const SerialBytes = 20
 // proofs that need no rack.
 type Guest struct{ dir string }
 
-// detachLeft releases once what proofs that were killed have left. One that is still in use goes with its
-// last user.
+// detachLeft releases once what proofs that were killed have left. One that is still in use goes
+// with its last user.
 var detachLeft = sync.OnceValue(func() error {
-	if _, err := loopdev.DetachLeft(context.Background()); err != nil && !errors.Is(err, loopdev.ErrBusy) {
+	_, err := loopdev.DetachLeft(context.Background())
+	if err != nil && !errors.Is(err, loopdev.ErrBusy) {
 		return err
 	}
 	return nil

@@ -40,8 +40,8 @@ func TestTheDevicesOfAKilledProofsRackAreReleased(t *testing.T) {
 	must(t, err)
 	harness.RunFor(t)
 	if found, err := loopdev.Find(serial); err != nil || len(found) != 1 || found[0].Releasing {
-		t.Fatalf("while its proof lives, the rack that was killed has %+v, %v; want its one device %q", found,
-			err, line)
+		t.Fatalf("while its proof lives, the rack that was killed has %+v, %v; want its one device %q",
+			found, err, line)
 	}
 	must(t, process.Process.Kill())
 	_ = process.Wait() // It was killed.
@@ -51,7 +51,8 @@ func TestTheDevicesOfAKilledProofsRackAreReleased(t *testing.T) {
 	}
 }
 
-// leaveRack kills a rack with an attached disk, names the disk's device, and waits to be killed itself.
+// leaveRack kills a rack with an attached disk, names the disk's device, and waits to be killed
+// itself.
 func leaveRack(t *testing.T) {
 	run, err := harness.NewRun(os.Stderr)
 	must(t, err)
