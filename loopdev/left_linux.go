@@ -97,8 +97,8 @@ func processOf(owner string) (p process, ok bool) {
 // [ErrBusy] when a device is still in use, such as by a mount of another namespace; the kernel
 // releases it then with its last user.
 func DetachLeft(ctx context.Context) ([]Device, error) {
-	us, unknown := self()
-	if unknown != nil {
+	us, ok := processOf(Process())
+	if !ok {
 		return nil, nil // the living cannot be told from the dead
 	}
 	all, err := List()

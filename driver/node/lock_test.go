@@ -236,7 +236,8 @@ func TestADeviceIsComparedWithWhatTheControllerSaysOfTheDisk(t *testing.T) {
 			[]guesttest.Option{guesttest.BlockSize(4096)}, true},
 		{"blocks of 512 bytes where the disk's have 4096", "4096", nil, true},
 		{"the disk's blocks", "4096", []guesttest.Option{guesttest.BlockSize(4096)}, false},
-		{"blocks of which nobody says anything", "", []guesttest.Option{guesttest.BlockSize(4096)}, false},
+		{"blocks of which nobody says anything", "",
+			[]guesttest.Option{guesttest.BlockSize(4096)}, false},
 	} {
 		t.Run("NS-6 "+c.name, func(t *testing.T) {
 			g := newGuest(t)

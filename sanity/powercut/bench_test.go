@@ -155,8 +155,9 @@ func (b *bench) show(ctx context.Context, v volume, disk *flakydisk.Disk) (*plac
 	collect()
 	inUse.RLock()
 	b.shown++
-	p := &placement{volume: v, bench: b, disk: disk, file: fmt.Sprint(loopdev.Process(), ".disk-", b.shown),
-		dir: filepath.Join(b.dir, fmt.Sprint("volume-", b.shown))}
+	p := &placement{volume: v, bench: b, disk: disk,
+		file: fmt.Sprint(loopdev.Process(), ".disk-", b.shown),
+		dir:  filepath.Join(b.dir, fmt.Sprint("volume-", b.shown))}
 	p.Placement = harness.Placement{Volume: &csi.Volume{VolumeId: v.id},
 		Capability: harness.Access(v.access), PublishContext: v.context(disk.Size()),
 		Staging: filepath.Join(p.dir, "staging"), Target: filepath.Join(p.dir, "pod", "target")}

@@ -23,8 +23,8 @@ type files struct {
 // IdentityFile is the file with the identity of the rack in a directory.
 const IdentityFile = "identity"
 
-// identify returns the identity of the rack in a directory, which the first simulator there makes if whoever
-// started it has not.
+// identify returns the identity of the rack in a directory, which the first simulator there makes
+// if whoever started it has not.
 func identify(dir string) (string, error) {
 	path := filepath.Join(dir, IdentityFile)
 	err := makeBacking(path, func(f *os.File) error {

@@ -40,15 +40,16 @@ func prepareDir(dir string) error {
 }
 
 // claimDir marks an empty directory as a simulator's. It refuses one that is not empty, except for
-// empty guest views, which may be mounted before the rack starts, and for an identity, which whoever starts
-// the rack may choose.
+// empty guest views, which may be mounted before the rack starts, and for an identity, which whoever
+// starts the rack may choose.
 func claimDir(dir, versionPath string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return fmt.Errorf("read the directory: %w", err)
 	}
 	for _, e := range entries {
-		if e.Name() == "lost+found" || e.Name() == dataplane.IdentityFile || strings.HasPrefix(e.Name(), versionFile) {
+		if e.Name() == "lost+found" || e.Name() == dataplane.IdentityFile ||
+			strings.HasPrefix(e.Name(), versionFile) {
 			continue
 		}
 		if awaits, err := awaitsGuests(dir, e); err != nil {

@@ -48,8 +48,8 @@ func TestTheDashboardIsValidAndShowsWhatExists(t *testing.T) {
 	}
 	if !slices.Equal(variables, []string{"datasource", "cluster"}) ||
 		d.Templating.List[1].AllValue != ".*" {
-		t.Errorf("the variables are %v, want the data source, and the cluster with all of them as .*, so "+
-			"that series without the label are shown, too", d.Templating.List)
+		t.Errorf("the variables are %v, want the data source, and the cluster with all of them as .*, "+
+			"so that series without the label are shown, too", d.Templating.List)
 	}
 	ids, cells, shown := map[int]bool{}, map[[2]int]string{}, ""
 	for _, p := range d.Panels {

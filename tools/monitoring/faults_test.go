@@ -12,7 +12,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// samples is how many samples a series has: 90 minutes of them, if a fault has no interval of its own.
+// samples is how many samples a series has: 90 minutes of them, if a fault has no interval of its
+// own.
 const samples = 90
 
 // target is a pod of the driver.

@@ -15,8 +15,8 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// targetLabels are what Prometheus adds to every series; namespace and pod are the operator's, and cluster
-// is of those who collect several.
+// targetLabels are what Prometheus adds to every series; namespace and pod are the operator's, and
+// cluster is of those who collect several.
 var targetLabels = []string{"job", "instance", "namespace", "pod", "cluster"}
 
 // metricRows are name, type and labels of our metrics in docs/metrics.md.

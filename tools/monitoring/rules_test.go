@@ -31,7 +31,8 @@ func firing(t *testing.T, all series) (atEnd []*rules.Alert, ever []string) {
 }
 
 // firingAt does so with samples and evaluations at another distance.
-func firingAt(t *testing.T, interval time.Duration, all series) (atEnd []*rules.Alert, ever []string) {
+func firingAt(t *testing.T, interval time.Duration, all series) (atEnd []*rules.Alert,
+	ever []string) {
 	t.Helper()
 	load := "load " + interval.String() + "\n"
 	for _, name := range slices.Sorted(maps.Keys(all)) {
@@ -54,7 +55,8 @@ func firingAt(t *testing.T, interval time.Duration, all series) (atEnd []*rules.
 	if len(errs) > 0 {
 		t.Fatalf("load %s: %v", alertsFile, errs)
 	}
-	for at := time.Unix(0, 0).UTC(); at.Before(time.Unix(0, 0).Add(samples * interval)); at = at.Add(interval) {
+	end := time.Unix(0, 0).Add(samples * interval)
+	for at := time.Unix(0, 0).UTC(); at.Before(end); at = at.Add(interval) {
 		loader.WithSamplesTill(at, func(err error) {
 			if err != nil {
 				t.Fatal(err)
