@@ -40,8 +40,8 @@ func prepareDir(dir string) error {
 }
 
 // claimDir marks an empty directory as a simulator's. It refuses one that is not empty, except for
-// empty guest views, which may be mounted before the rack starts, and for an identity, which whoever
-// starts the rack may choose.
+// empty guest views, which may be mounted before the rack starts, and for an identity, which
+// whoever starts the rack may choose.
 func claimDir(dir, versionPath string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
