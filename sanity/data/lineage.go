@@ -227,7 +227,7 @@ func checkLarge(ctx context.Context, s *session) error {
 		{Seed: v.seed, First: size/guest.BlockBytes - 1, Count: 1},
 	}
 	l := &lineage{session: s}
-	for generation := uint64(0); generation < 2; generation++ {
+	for generation := range uint64(2) {
 		err := l.visit(ctx, v, at(generation, blocks), at(generation+1, blocks))
 		if err != nil {
 			return fmt.Errorf("a volume of %d GiB: %w", size/harness.GiB, err)

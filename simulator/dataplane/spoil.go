@@ -23,7 +23,8 @@ type wrong struct {
 }
 
 var wrongs = []wrong{
-	{"lost", "is zero, whatever is written", func(v *victim) error { return v.write(v.at, blankBlock) }},
+	{"lost", "is zero, whatever is written",
+		func(v *victim) error { return v.write(v.at, blankBlock) }},
 	{"stale", "has what it had earlier", func(v *victim) error {
 		return v.once(v.old != nil, func() error { return v.write(v.at, v.old) })
 	}},
@@ -79,7 +80,7 @@ var places = []place{
 	{"last", func(_, to int64) int64 { return to - tamperBlock }},
 }
 
-// spoils returns the product. A snapshot is never unplugged, so nothing of it is late; and two large
+// spoils returns the product. A snapshot is never unplugged, so nothing of it is late. Two large
 // disks are more than a check may ask of a rack, so none shares its end with another one.
 func spoils() (all []Tamper) {
 	for _, w := range wrongs {
