@@ -58,9 +58,12 @@ var disturbances = map[string]func(w *world, name string, a act){
 	"job": func(w *world, name string, a act) {
 		w.addPod(name, 5+a.b)
 	},
-	"starter": func(w *world, _ string, _ act) {
+	"starter": func(w *world, name string, a act) {
 		w.starter = !w.starter
 		w.say("a program starts stopped instances: %v", w.starter)
+		if !w.raced {
+			w.untilBusy(name, a.b+2)
+		}
 	},
 	"hidden": func(w *world, _ string, _ act) {
 		w.hidden = !w.hidden
@@ -181,7 +184,10 @@ func (w *world) refuse(name string, a act) {
 }
 
 // cutOff lets the API server be away for hours. The keepers and the rack go on.
-func (w *world) cutOff(_ string, a act) {
+func (w *world) cutOff(name string, a act) {
+	if !w.raced {
+		w.untilStopped(name, a)
+	}
 	w.outage = w.clock.Add(time.Duration(a.b) * time.Hour)
 	w.say("the API server is away until %s", w.outage.Format("15:04:05"))
 	owes := map[string]bool{}
@@ -207,6 +213,21 @@ func (w *world) cutOff(_ string, a act) {
 		}
 	}
 	w.say("the API server is back")
+}
+
+// untilStopped lets the world go on until a keeper has asked for an instance's stop, and for some
+// rounds more.
+func (w *world) untilStopped(name string, a act) {
+	w.untilBusy(name, 1)
+	for range 20 {
+		if slices.ContainsFunc(w.busy(), func(name string) bool { return w.stoppedBy(name) != nil }) {
+			break
+		}
+		w.turn()
+	}
+	for range a.a {
+		w.round()
+	}
 }
 
 // stoppedBy returns the keeper that has asked for the stop of an instance in the operation that is

@@ -18,6 +18,7 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -137,6 +138,8 @@ type onWay struct {
 }
 
 var errKilled = errors.New("the keeper is dead")
+
+var errNoServer = apierrors.NewInternalError(errors.New("etcdserver: no leader"))
 
 // pass is called before and after each change, and before each read.
 func (g *gate) pass(read, after bool) error {
@@ -389,7 +392,7 @@ func (w *world) intercept(r keepertest.Request) error {
 		return nil
 	}
 	if w.away() {
-		return keepertest.ErrBreak
+		return errNoServer // at once: a broken connection makes the client try again for seconds
 	}
 	if !r.Applied {
 		w.made = func() {}
@@ -415,7 +418,7 @@ func (w *world) interceptRead(r keepertest.Request) error {
 		return err
 	}
 	if w.away() {
-		return keepertest.ErrBreak
+		return errNoServer
 	}
 	return w.fails(r.Resource)
 }
