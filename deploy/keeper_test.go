@@ -111,7 +111,8 @@ func TestTheKeeperKnowsItsArguments(t *testing.T) {
 		"nodeKeeper.coldAttach.window=CRON_TZ=Europe/Zurich 0 2 * * 6")...))
 	want := []string{"--cold-attach", "--dry-run", "--settle=30s", "--min-interval=10m",
 		"--stateful-set-interval=30m", "--max-stops-per-volume=4", "--max-stops-per-node=12",
-		"--window=CRON_TZ=Europe/Zurich 0 2 * * 6", "--window-length=1h", "--drain-timeout=5m", "--startup-taint", "--leaving-nodes", "--fence", "--http-endpoint=:9815",
+		"--window=CRON_TZ=Europe/Zurich 0 2 * * 6", "--window-length=1h",
+		"--drain-timeout=5m", "--startup-taint", "--leaving-nodes", "--fence", "--http-endpoint=:9815",
 		"--log-level=info", "--log-format=text"}
 	if diff := cmp.Diff(want, c.Args); diff != "" {
 		t.Errorf("the arguments (-want +got):\n%s", diff)

@@ -10,9 +10,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
 )
 
-// A stopped instance may be started by anybody at any time; the controller of Cluster API's provider
-// does it within ten seconds. The attacher hears of the stop only when it is woken, and may be busy.
-// So the keeper attaches the disks itself, the moment the instance is stopped.
+// A stopped instance may be started by anybody at any time; the controller of Cluster API's
+// provider does it within ten seconds. The attacher hears of the stop only when it is woken, and
+// may be busy. So the keeper attaches the disks itself, the moment the instance is stopped.
 
 // glance is how often the keeper looks at an instance that is stopping, and glances is for how long
 // in one round.
@@ -34,10 +34,11 @@ func (k *Keeper) awaitStopped(ctx context.Context, instance string) (oxide.Insta
 
 // attachDisks attaches the disks for which an instance was stopped. The driver has checked each in
 // this operation and was refused by the rack only because the instance ran; when the attacher asks
-// it again, the driver finds the disk attached, checks it once more, and answers OK. What fails here
-// the attacher does, and explains.
+// it again, the driver finds the disk attached, checks it once more, and answers OK. What fails
+// here the attacher does, and explains.
 //
-// It detaches nothing: a detach that arrives late could undo an attach that was answered in between.
+// It detaches nothing: a detach that arrives late could undo an attach that was answered in
+// between.
 func (k *Keeper) attachDisks(ctx context.Context, r *record) {
 	var all async.Group
 	for name, c := range r.Volumes {

@@ -51,7 +51,8 @@ func TestD61OnlyDisksThatTheDriverHasCheckedInTheOperationAreAttachedByTheKeeper
 	}
 	r := &record{Started: begin}
 	first := va(attachFailed(mustStop, 0)).wakeup(r)
-	v := &view{Now: begin.Add(time.Minute), volumes: []corev1.PersistentVolume{*pv("tried"), *pv("new")},
+	v := &view{Now: begin.Add(time.Minute),
+		volumes: []corev1.PersistentVolume{*pv("tried"), *pv("new")},
 		Attachments: []*attachment{named("tried", attachFailed(mustStop, 1), woken(first)),
 			named("new", attachFailed(mustStop, 0), woken(first))}}
 	n := &node{Node: &corev1.Node{}, Record: r}

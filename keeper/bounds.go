@@ -147,9 +147,10 @@ func (k *Keeper) bound(v *view, n *node, a *attachment, volume *corev1.Persisten
 		Detach: a.DeletionTimestamp != nil}
 	then := last.Volumes[a.volume()].Last
 	failed := then.Failed
-	if then.Failed, then.Refused = "", false; failed != "" && then == now && last.Instance == n.Instance {
-		return fmt.Sprintf("the volume %s failed while the instance was stopped, and nothing about it has "+
-			"changed since: %s; mend that, then %s", a.volume(), failed, again("pv", a.volume()))
+	then.Failed, then.Refused = "", false
+	if failed != "" && then == now && last.Instance == n.Instance {
+		return fmt.Sprintf("the volume %s failed while the instance was stopped, and nothing about it "+
+			"has changed since: %s; mend that, then %s", a.volume(), failed, again("pv", a.volume()))
 	}
 	stops := 0
 	for _, o := range v.Nodes {

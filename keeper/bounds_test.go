@@ -22,9 +22,9 @@ const (
 	away = "rpc error: code = Unavailable desc = RackUnavailable: it does not answer"
 )
 
-// live lets the cluster live for a time: kubelets report, the attacher tries each attachment all the
-// time, and the keeper does its rounds. The attacher finds the error that refused names for a volume
-// on a stopped instance; "" lets it attach or detach the volume.
+// live lets the cluster live for a time: kubelets report, the attacher tries each attachment all
+// the time, and the keeper does its rounds. The attacher finds the error that refused names for a
+// volume on a stopped instance; "" lets it attach or detach the volume.
 func (w *world) live(d time.Duration, refused func(volume string) string) {
 	w.t.Helper()
 	for end := w.clock.Add(d); w.clock.Before(end); {
@@ -229,8 +229,8 @@ func TestD61AnAttachmentThatFailsHoldsUpNoOther(t *testing.T) {
 		return ""
 	}
 	w.live(time.Hour, refused)
-	if last := w.last("a"); last.Problem != "" || last.Failures != 0 || last.Volumes["bad"].Last.Failed !=
-		full || last.Volumes["good"].Last.Failed != "" {
+	if last := w.last("a"); last.Problem != "" || last.Failures != 0 ||
+		last.Volumes["bad"].Last.Failed != full || last.Volumes["good"].Last.Failed != "" {
 		t.Errorf("the operation ended with %+v", last)
 	}
 	if said := strings.Join(w.events(), "\n"); !strings.Contains(said, "ColdAttachEnded: done: the "+

@@ -39,7 +39,7 @@ func TestD61AnInstanceIsStartedWithoutTheAPIServer(t *testing.T) {
 			w.rack.fail["start a"] = 503
 		}},
 		{"unless it never stopped it", "attached", false, false, func(w *world) {
-			w.Keeper.debts = nil
+			w.debts = nil
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

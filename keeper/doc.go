@@ -15,7 +15,7 @@
 // For people there is a Mover, which moves a volume that stays with its node. See move.go.
 //
 // The keeper has no memory, but for the instances that it has stopped itself: those it starts also
-// if the API server is gone meanwhile (debt.go). Each Round reads the cluster and the rack, decides, and does at most
-// one thing for a node; what it is about to do to a node is recorded on the Node first (record.go),
-// so that any keeper can continue what another one began.
+// if the API server is gone meanwhile (debt.go). Each Round reads the cluster and the rack,
+// decides, and does at most one thing for a node; what it is about to do to a node is recorded on
+// the Node first (record.go), so that any keeper can continue what another one began.
 package keeper

@@ -44,8 +44,8 @@ func (k *Keeper) sayToUsers(ctx context.Context, v *view, n *node, pods sorted, 
 			claim := claims[a.volume()]
 			return claim == nil || claim.Namespace != about.Namespace
 		})
-		k.event(ctx, about, corev1.EventTypeNormal, "", "ColdAttachPlanned", fmt.Sprintf("the node keeper %s (node %s)",
-			planText(n, waiting, own, pods, verb), n.Name))
+		k.event(ctx, about, corev1.EventTypeNormal, "", "ColdAttachPlanned",
+			fmt.Sprintf("the node keeper %s (node %s)", planText(n, waiting, own, pods, verb), n.Name))
 	}
 	for _, p := range pods.stay {
 		say(corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: p.Namespace, Name: p.Name,

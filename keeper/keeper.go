@@ -21,8 +21,8 @@ type Keeper struct {
 	Now func() time.Time
 
 	mu sync.Mutex
-	// guarded by mu: the starts of instances that this process has stopped, by instance; and since when
-	// the API server does not answer Repay, zero if it does
+	// guarded by mu: the starts of instances that this process has stopped, by instance; and since
+	// when the API server does not answer Repay, zero if it does
 	debts  map[string]debt
 	silent time.Time
 }

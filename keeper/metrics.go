@@ -50,8 +50,8 @@ func NewMetrics() *Metrics {
 		rounds: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "oxide_node_keeper_rounds_total",
 			Help: "Rounds of the leader, by result: ok or error."}, []string{"result"}),
 	}
-	m.Registry.MustRegister(m.waits, m.working, m.holds, m.operations, m.problems, m.steps, m.evictions,
-		m.fences, m.rounds)
+	m.Registry.MustRegister(m.waits, m.working, m.holds, m.operations, m.problems, m.steps,
+		m.evictions, m.fences, m.rounds)
 	// From zero on, so that the first of a kind is an increase.
 	for _, s := range []step{draining, stopping, attaching, starting, returning} {
 		m.problems.WithLabelValues(string(s))

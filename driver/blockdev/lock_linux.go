@@ -82,8 +82,8 @@ func (h Host) openLocks() *os.File {
 // programs that get Inherited keep the lock, so the next driver waits for a mkfs or an e2fsck that
 // outlived this one.
 //
-// unshared says that no workload ever gets the raw device. Then the lock of its node is the driver's,
-// too, and also excludes a driver with another file for the locks.
+// unshared says that no workload ever gets the raw device. Then the lock of its node is the
+// driver's, too, and also excludes a driver with another file for the locks.
 //
 // It does not exclude other programs: the exclusive open (TryExclusive) and the search for writers
 // (AwaitNoWriters) find those.

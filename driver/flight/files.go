@@ -191,7 +191,8 @@ func replace(path string, entries []Entry) error {
 }
 
 // ReplaceFile replaces a file of the state directory atomically. It does not sync the file. It
-// writes to a new one: what has the name already, left by a process that died, may be a link by now.
+// writes to a new one: what has the name already, left by a process that died, may be a link by
+// now.
 func ReplaceFile(path string, b []byte) error {
 	_ = os.Remove(path + NewSuffix)
 	f, err := os.OpenFile(path+NewSuffix, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)

@@ -165,7 +165,8 @@ func TestAChangeIsSaidAlsoWhenItsBeginIsLost(t *testing.T) {
 
 func TestAVolumesFileIsBoundedAndPrivate(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "flight")
-	path, elsewhere := filepath.Join(dir, FileName(someVolume)), filepath.Join(t.TempDir(), "elsewhere")
+	path := filepath.Join(dir, FileName(someVolume))
+	elsewhere := filepath.Join(t.TempDir(), "elsewhere")
 	csitest.Must(t, os.WriteFile(elsewhere, nil, 0o600))
 	r := record(dir)
 	for i := range 500 {

@@ -117,10 +117,10 @@ func btrfsNumber(root *os.File) (major, minor uint32, err error) {
 	return major, minor, err
 }
 
-// forgetMount lets the kernel forget what a mount that failed, or mkfs, has left: it lists the btrfs
-// that it found at a device's number. Once that number is another disk's, Linux 6.18 takes the one
-// on it for the listed one, and refuses to mount it. The root directory is a private one, in which
-// the control device may be made.
+// forgetMount lets the kernel forget what a mount that failed, or mkfs, has left: it lists the
+// btrfs that it found at a device's number. Once that number is another disk's, Linux 6.18 takes
+// the one on it for the listed one, and refuses to mount it. The root directory is a private one,
+// in which the control device may be made.
 func forgetMount(path, fsType string) error {
 	const control = "/btrfs-control"
 	if fsType != volume.Btrfs {

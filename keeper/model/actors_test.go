@@ -37,18 +37,20 @@ func (w *world) attacher() {
 		path := oxide.DiskPath{Disk: oxide.NameOrId(w.disks[*a.Spec.Source.PersistentVolumeName])}
 		instance := oxide.NameOrId(w.rack.Instance(a.Spec.NodeName).ID)
 		var err error
-		if refused != "" {
+		switch {
+		case refused != "":
 			err = errors.New(refused)
-		} else if a.DeletionTimestamp == nil {
+		case a.DeletionTimestamp == nil:
 			_, err = w.rack.Client.InstanceDiskAttach(w.ctx,
 				oxide.InstanceDiskAttachParams{Instance: instance, Body: &path})
-		} else {
+		default:
 			_, err = w.rack.Client.InstanceDiskDetach(w.ctx,
 				oxide.InstanceDiskDetachParams{Instance: instance, Body: &path})
 		}
 		var failed *storagev1.VolumeError
 		if err != nil {
-			failed = &storagev1.VolumeError{Time: metav1.NewTime(w.clock), Message: cmp.Or(refused, explain(err))}
+			failed = &storagev1.VolumeError{Time: metav1.NewTime(w.clock),
+				Message: cmp.Or(refused, explain(err))}
 		}
 		keepertest.Edit(w.api, "", a.Name, func(a *storagev1.VolumeAttachment) {
 			switch {

@@ -181,8 +181,8 @@ func (w *world) checkJobs(name string) {
 
 // running reports whether the pod of a Job runs.
 func running(p *corev1.Pod) bool {
-	return p.Spec.RestartPolicy == corev1.RestartPolicyNever && len(p.Status.InitContainerStatuses) > 0 &&
-		p.Status.Phase != corev1.PodSucceeded
+	return p.Spec.RestartPolicy == corev1.RestartPolicyNever &&
+		len(p.Status.InitContainerStatuses) > 0 && p.Status.Phase != corev1.PodSucceeded
 }
 
 // countStop counts a stop for each of the volumes for which it is.

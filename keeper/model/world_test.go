@@ -60,8 +60,8 @@ type world struct {
 	// noEviction lets the budget allow nothing; stuck lets no pod end; lagging notices no dead
 	// kubelet.
 	noEviction, stuck, lagging bool
-	// outage is when the API server comes back that is away; starter lets a program start every stopped
-	// instance, ten seconds after it has looked last.
+	// outage is when the API server comes back that is away; starter lets a program start every
+	// stopped instance, ten seconds after it has looked last.
 	outage  time.Time
 	starter bool
 	looked  time.Time

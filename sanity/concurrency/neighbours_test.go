@@ -50,8 +50,8 @@ func TestNeighbours(t *testing.T) {
 }
 
 // TestABtrfsThatHangsInACommitHoldsUpNoOtherFilesystem is the same proof for a btrfs that holds the
-// kernel's locks when its disk hangs. The kernel mounts and unmounts no other btrfs then, but nothing
-// else of the node waits.
+// kernel's locks when its disk hangs. The kernel mounts and unmounts no other btrfs then, but
+// nothing else of the node waits.
 func TestABtrfsThatHangsInACommitHoldsUpNoOtherFilesystem(t *testing.T) {
 	n := newNeighbours(t, harness.PluginOptions{}, 20*time.Second)
 	hangs := n.trouble("hangs-in-commit", "btrfs", true,
@@ -88,7 +88,8 @@ var waits = []proof.Guard{
 		_, _ = device.Read(0, 4096)
 	}`}}},
 	{Name: "a workload's lock of its device is not waited for", Edits: []proof.Edit{{
-		Place: "blockdev.Host.OpenLocked", Text: "unshared || d.lock == nil", With: "(REMOVED || (TEXT))"}}},
+		Place: "blockdev.Host.OpenLocked", Text: "unshared || d.lock == nil",
+		With: "(REMOVED || (TEXT))"}}},
 }
 
 func TestTheNeighboursNoticeWhatADriverWaitsFor(t *testing.T) {
@@ -157,9 +158,9 @@ func (n *neighbours) call(what string, call func(context.Context) error) bool {
 // kinds are all kinds of volumes.
 var kinds = []string{"ext4", "xfs", "btrfs", "block"}
 
-// live runs the whole life of a volume of each of the kinds, one after the other, and returns how long the
-// node's calls took. A life goes on with an unstage of a volume of which the node knows nothing any
-// more.
+// live runs the whole life of a volume of each of the kinds, one after the other, and returns how
+// long the node's calls took. A life goes on with an unstage of a volume of which the node knows
+// nothing any more.
 func (n *neighbours) live(name string, kinds ...string) (took time.Duration) {
 	ctx := n.t.Context()
 	for _, fsType := range kinds {

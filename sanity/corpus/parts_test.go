@@ -72,8 +72,8 @@ func foreignParts() []generator {
 	}
 }
 
-// hideJournal damages the superblock of an ext4 so that the driver takes a copy of it for a check, and
-// so that it does not tell of its journal. Who has the disk as a raw device can forge it all.
+// hideJournal damages the superblock of an ext4 so that the driver takes a copy of it for a check,
+// and so that it does not tell of its journal. Who has the disk as a raw device can forge it all.
 func hideJournal(f *fixture) error {
 	f.image.patch(kib, kib, 0xD0, make([]byte, 0x18), sumExt)
 	f.image.patch(kib, kib, 0xE0, []byte{8}, func(b []byte) {})
