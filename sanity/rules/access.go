@@ -2,10 +2,16 @@ package rules
 
 import (
 	"context"
+	"errors"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/oxidecomputer/oxide.go/oxide"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
@@ -157,4 +163,42 @@ func (c *Check) storageUsed(ctx context.Context) int64 {
 	use, err := c.Client.UtilizationView(ctx)
 	c.must("read the silo's utilization", err)
 	return int64(use.Provisioned.Storage)
+}
+
+// looks is how often a check looks at what the silo has provisioned, which others may change in
+// between.
+const looks = 3
+
+// steadily makes a look at what the silo has provisioned. On a real rack it repeats one that finds
+// a problem: what a rack does wrong is the same each time, and happens while others change nothing.
+func (c *Check) steadily(look func()) {
+	before := len(c.problems)
+	var found []string
+	began := time.Now()
+	for range looks {
+		c.problems = c.problems[:before]
+		look()
+		if len(c.problems) == before || c.Simulated() {
+			return
+		}
+		found = append(found, strings.Join(c.problems[before:], "\n"))
+	}
+	if len(slices.Compact(found)) > 1 || c.othersProvision(time.Since(began)) {
+		c.problems = c.problems[:before]
+		c.NotTested("others change what the silo has provisioned: %d looks found something else than "+
+			"the check had caused, such as: %s", looks, found[0])
+	}
+}
+
+// othersProvision reports whether what the silo has provisioned changes within a time in which the
+// check does nothing.
+func (c *Check) othersProvision(within time.Duration) bool {
+	first := Must[*oxide.Utilization](c, "read the utilization")(c.Client.UtilizationView(c.ctx))
+	return harness.Await(c.ctx, within, func() error {
+		now, err := c.Client.UtilizationView(c.ctx)
+		if err == nil && reflect.DeepEqual(now.Provisioned, first.Provisioned) {
+			err = errors.New("nothing has changed")
+		}
+		return err
+	}) == nil
 }

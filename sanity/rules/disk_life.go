@@ -179,8 +179,14 @@ func (c *Check) takeSnapshot(ctx context.Context, name oxide.Name, disk string) 
 	snapshot, err := c.Client.SnapshotCreate(ctx, oxide.SnapshotCreateParams{Project: c.project(),
 		Body: &oxide.SnapshotCreate{Name: name, Description: c.Description,
 			Disk: oxide.NameOrId(disk)}})
-	if err == nil {
+	switch {
+	case err == nil:
 		c.Cleanup(func(ctx context.Context) error { return c.removeSnapshot(ctx, snapshot) })
+	case mayBeDone(err):
+		c.Cleanup(func(ctx context.Context) error {
+			return gone(c.Client.SnapshotDelete(ctx, oxide.SnapshotDeleteParams{Project: c.project(),
+				Snapshot: oxide.NameOrId(name)}))
+		})
 	}
 	return snapshot, err
 }

@@ -22,15 +22,9 @@ func (c *Check) provisioned() computing {
 	return computing{int64(*seen.Provisioned.Cpus), int64(seen.Provisioned.Memory)}
 }
 
-// checkProvisioned looks up to three times on a rack that has other users: their instances start
-// and stop in between, but do not do so every time.
 func checkProvisioned(c *Check) {
 	instance := c.Instance()
-	looks := 3
-	if c.Simulated() {
-		looks = 1
-	}
-	for look := range looks {
+	c.steadily(func() {
 		before := c.provisioned()
 		Must[*oxide.Instance](c, "start an instance")(c.Start(instance.Id))
 		started := c.provisioned()
@@ -38,14 +32,14 @@ func checkProvisioned(c *Check) {
 		Must[*oxide.Instance](c, "stop it")(c.Stop(instance.Id))
 		c.Await(instance.Id, oxide.InstanceStateStopped)
 		stopped := c.provisioned()
-		want := computing{before.cpus + int64(instance.Ncpus), before.memory + int64(instance.Memory)}
-		if look == looks-1 {
-			Equal(c, "CPUs and memory with one more started instance", started, want)
-			Equal(c, "CPUs and memory when it is stopped again", stopped, before)
-		} else if started == want && stopped == before {
-			return
-		}
-	}
+		own := computing{int64(instance.Ncpus), int64(instance.Memory)}
+		Equal(c, "what one more started instance adds to CPUs and memory", started.less(before), own)
+		Equal(c, "what is left of it when it is stopped again", stopped.less(before), computing{})
+	})
+}
+
+func (a computing) less(b computing) computing {
+	return computing{a.cpus - b.cpus, a.memory - b.memory}
 }
 
 func checkStart(c *Check) {

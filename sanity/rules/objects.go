@@ -46,11 +46,17 @@ func From(source any) oxide.DiskBackend {
 // CreateDisk asks for a disk, and removes it at the end if it was made.
 func (c *Check) CreateDisk(params oxide.DiskCreateParams) (*oxide.Disk, error) {
 	disk, err := c.Client.DiskCreate(c.ctx, params)
-	if err == nil {
+	switch {
+	case err == nil:
 		c.Cleanup(func(ctx context.Context) error { return c.removeDisk(ctx, disk.Id) })
+	case mayBeDone(err):
+		c.Cleanup(func(ctx context.Context) error { return c.removeByName(ctx, params.Body.Name) })
 	}
 	return disk, err
 }
+
+// mayBeDone reports whether a change may have had its effect although it was not answered so.
+func mayBeDone(err error) bool { return IsUnanswered(err) || IsBusy(err) }
 
 // Disk makes a blank disk, as it is once it is detached.
 func (c *Check) Disk() *oxide.Disk {
@@ -74,7 +80,7 @@ func (r *Rack) removeDisk(ctx context.Context, id string) error {
 	remove := func() error {
 		return gone(r.Client.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(id)}))
 	}
-	if err := remove(); err == nil || IsBusy(err) {
+	if err := remove(); err == nil || mayBeDone(err) {
 		return err
 	}
 	disk, err := r.Client.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(id)})
@@ -93,16 +99,7 @@ func (r *Rack) removeDisk(ctx context.Context, id string) error {
 
 // Snapshot makes a snapshot of a disk.
 func (c *Check) Snapshot(disk string) (*oxide.Snapshot, error) {
-	snapshot, err := c.Client.SnapshotCreate(c.ctx, oxide.SnapshotCreateParams{Project: c.project(),
-		Body: &oxide.SnapshotCreate{Name: c.Name(), Description: c.Description,
-			Disk: oxide.NameOrId(disk)}})
-	if err == nil {
-		c.Cleanup(func(ctx context.Context) error {
-			return gone(c.Client.SnapshotDelete(ctx,
-				oxide.SnapshotDeleteParams{Snapshot: oxide.NameOrId(snapshot.Id)}))
-		})
-	}
-	return snapshot, err
+	return c.takeSnapshot(c.ctx, c.Name(), disk)
 }
 
 // DeleteSnapshot asks to delete a snapshot.
@@ -123,8 +120,18 @@ func (r *Rack) NewInstance() oxide.InstanceCreateParams {
 // CreateInstance asks for an instance, and removes it at the end if it was made.
 func (c *Check) CreateInstance(params oxide.InstanceCreateParams) (*oxide.Instance, error) {
 	instance, err := c.Client.InstanceCreate(c.ctx, params)
-	if err == nil {
+	switch {
+	case err == nil:
 		c.Cleanup(func(ctx context.Context) error { return c.RemoveInstance(ctx, instance.Id) })
+	case mayBeDone(err):
+		c.Cleanup(func(ctx context.Context) error {
+			made, err := c.Client.InstanceView(ctx, oxide.InstanceViewParams{Project: params.Project,
+				Instance: oxide.NameOrId(params.Body.Name)})
+			if err != nil {
+				return gone(err)
+			}
+			return c.RemoveInstance(ctx, made.Id)
+		})
 	}
 	return instance, err
 }
@@ -135,7 +142,7 @@ func (r *Rack) RemoveInstance(ctx context.Context, id string) error {
 	remove := func() error {
 		return gone(r.Client.InstanceDelete(ctx, oxide.InstanceDeleteParams{Instance: instance}))
 	}
-	if err := remove(); err == nil || IsBusy(err) {
+	if err := remove(); err == nil || mayBeDone(err) {
 		return err
 	}
 	if _, err := r.Client.InstanceStop(ctx, oxide.InstanceStopParams{Instance: instance}); err != nil {

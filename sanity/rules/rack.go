@@ -76,11 +76,14 @@ func Open(c Config) (*Rack, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &Rack{Config: c, recorder: &recorder{next: transport, token: c.Token}}
+	r := &Rack{Config: c, recorder: &recorder{next: transport, token: c.Token,
+		patience: requestPatience}}
 	if c.Through != nil {
 		r.recorder.next = c.Through(transport)
 	}
-	r.http = &http.Client{Transport: r.recorder, Timeout: requestTimeout}
+	r.http = &http.Client{Transport: r.recorder, Timeout: requestTimeout,
+		// A rack does not redirect, and a request to another host would carry the token.
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	r.Client, err = oxide.NewClient(oxide.WithHost(c.Host), oxide.WithToken(c.Token),
 		oxide.WithHTTPClient(r.http))
 	if err != nil {
@@ -158,8 +161,12 @@ func Brief(err error) string {
 func IsBusy(err error) bool {
 	refused := refusal(err)
 	return refused != nil && refused.HTTPResponse != nil &&
-		busy([]Exchange{{Status: refused.HTTPResponse.StatusCode}})
+		MeansBusy(refused.HTTPResponse.StatusCode)
 }
+
+// IsUnanswered reports whether a call of the client ended without an answer that could be read. The
+// client's error does not say more.
+func IsUnanswered(err error) bool { return err != nil && refusal(err) == nil }
 
 // IsGone reports whether the rack does not have the object.
 func IsGone(err error) bool { return err != nil && gone(err) == nil }

@@ -3,13 +3,18 @@ package rules
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"net/http"
 	"path"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 )
 
 // Exchange is one request to the rack and its answer.
@@ -24,16 +29,33 @@ type Exchange struct {
 	Took      time.Duration
 	// Answer is the beginning of the answer's body.
 	Answer string
+
+	// repeated means that the same request was sent again, whose answer counts.
+	repeated bool
+	// failure is why there is no answer.
+	failure error
+	// location is where a redirect leads.
+	location string
 }
 
 // answerExcerpt is how much of an answer is kept, in bytes.
 const answerExcerpt = 1 << 10
 
-// recorder is a transport that keeps every exchange until somebody takes them.
+// ErrNotSent is wrapped by a transport's error if the request was not sent on purpose.
+var ErrNotSent = errors.New("the request was not sent")
+
+// requestPatience is how long one request is repeated.
+const requestPatience = 15 * time.Second
+
+// recorder is a transport that keeps every exchange until somebody takes them. It repeats a request
+// that may be repeated: what the rack had no time for (429), whatever it is, and a read without an
+// answer, or with one that says that the rack is busy.
 type recorder struct {
 	next http.RoundTripper
 	// token is left out of the answers that are kept.
 	token string
+	// patience is how long a request is repeated.
+	patience time.Duration
 
 	mu sync.Mutex
 	// mu guards exchanges.
@@ -42,6 +64,65 @@ type recorder struct {
 
 // RoundTrip sends the request and reads the whole answer.
 func (r *recorder) RoundTrip(req *http.Request) (*http.Response, error) {
+	end := time.Now().Add(r.patience)
+	for backoff := (harness.Backoff{Next: 100 * time.Millisecond, Max: 2 * time.Second}); ; {
+		exchange, resp, err := r.once(req)
+		if mayRepeat(exchange) && rewind(req) {
+			backoff.Next = max(backoff.Next, retryAfter(resp))
+			exchange.repeated = time.Now().Add(backoff.Next).Before(end) &&
+				backoff.Wait(req.Context()) == nil
+		}
+		r.mu.Lock()
+		r.exchanges = append(r.exchanges, exchange)
+		r.mu.Unlock()
+		if !exchange.repeated {
+			return resp, err
+		}
+	}
+}
+
+// mayRepeat reports whether a request may be sent again without another effect than one has.
+func mayRepeat(e Exchange) bool {
+	return e.Status == http.StatusTooManyRequests ||
+		e.Method == http.MethodGet && (e.unanswered() || MeansBusy(e.Status))
+}
+
+// unanswered reports whether no answer came, although the request was sent and not given up.
+func (e Exchange) unanswered() bool {
+	return e.failure != nil && !errors.Is(e.failure, ErrNotSent) &&
+		!errors.Is(e.failure, context.Canceled)
+}
+
+// rewind prepares a request to be sent again, if it can be.
+func rewind(req *http.Request) bool {
+	if req.Body == nil || req.Body == http.NoBody {
+		return true
+	}
+	if req.GetBody == nil {
+		return false
+	}
+	body, err := req.GetBody()
+	if err != nil {
+		return false
+	}
+	req.Body = body
+	return true
+}
+
+// retryAfter is how long the rack asks to wait; 0 is as long as the caller likes.
+func retryAfter(resp *http.Response) time.Duration {
+	if resp == nil {
+		return 0
+	}
+	seconds, err := strconv.Atoi(resp.Header.Get("Retry-After"))
+	if err != nil || seconds < 0 {
+		return 0
+	}
+	return time.Duration(seconds) * time.Second
+}
+
+// once sends the request once.
+func (r *recorder) once(req *http.Request) (Exchange, *http.Response, error) {
 	began := time.Now()
 	operation := OperationOf(req.Method, cmp.Or(req.URL.Opaque, req.URL.Path))
 	exchange := Exchange{Operation: operation, Method: req.Method, Path: req.URL.RequestURI()}
@@ -55,9 +136,10 @@ func (r *recorder) RoundTrip(req *http.Request) (*http.Response, error) {
 			resp = nil // what was cut off is no answer
 		}
 	}
-	exchange.Took = time.Since(began)
+	exchange.Took, exchange.failure = time.Since(began), err
 	if err == nil {
 		exchange.Status, exchange.RequestID = resp.StatusCode, resp.Header.Get("X-Request-Id")
+		exchange.location = resp.Header.Get("Location")
 		// Half a token would not be recognized by those who hide it.
 		answer := strings.ReplaceAll(string(body), r.token, "[redacted]")
 		exchange.Answer = answer[:min(len(answer), answerExcerpt)]
@@ -68,10 +150,7 @@ func (r *recorder) RoundTrip(req *http.Request) (*http.Response, error) {
 			exchange.ErrorCode = refusal.ErrorCode
 		}
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.exchanges = append(r.exchanges, exchange)
-	return resp, err
+	return exchange, resp, err
 }
 
 // take returns the exchanges since the last take.

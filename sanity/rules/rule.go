@@ -2,7 +2,9 @@ package rules
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net/http"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -56,22 +58,26 @@ type Result struct {
 	Status Status
 	// Reason is what was expected and what was found, or why the rule was not tested.
 	Reason string
-	// Tries is how often the check was made. It is made again when it failed and the rack had
-	// answered that it was busy (429, 502, 503, 504).
+	// Undecided means that the rule was not tested because something came between the check and the
+	// rack, such as a limit of requests; another run may decide it.
+	Undecided bool
+	// Tries is how often the check was made. It is made again when it failed and an answer was
+	// missing, or said that the rack was busy (429, 502, 503, 504).
 	Tries int
 	// Exchanges are all that the check asked of the rack, with the answers.
 	Exchanges []Exchange
 	Took      time.Duration
 }
 
-// tries is how often a check is made on a rack that says it is busy.
-const tries = 5
+// tries is how often a check is made whose answers are missing, or say that the rack is busy.
+const tries = 8
 
 // Run checks a rule.
 func (r *Rack) Run(ctx context.Context, rule Rule) Result {
 	began := time.Now()
 	var result Result
-	for result.Tries < tries {
+	pause := harness.Backoff{Next: 200 * time.Millisecond, Max: 2 * time.Second}
+	for {
 		r.recorder.take()
 		c := &Check{Rack: r, ctx: ctx, rule: rule}
 		c.run()
@@ -79,12 +85,73 @@ func (r *Rack) Run(ctx context.Context, rule Rule) Result {
 		result.Tries++
 		result.Exchanges = append(result.Exchanges, now...)
 		result.Status, result.Reason = c.verdict(now)
-		if result.Status != Failed || !busy(now) || ctx.Err() != nil {
+		if result.Status != Failed || ctx.Err() != nil {
 			break
 		}
+		if slices.ContainsFunc(now, Exchange.disturbed) && result.Tries < tries &&
+			pause.Wait(ctx) == nil && r.answers(ctx) {
+			continue
+		}
+		if why := c.undecided(now); why != "" && ctx.Err() == nil {
+			result.Status, result.Undecided = NotTested, true
+			result.Reason = fmt.Sprintf("%s; what the check found in try %d therefore says nothing: %s",
+				why, result.Tries, result.Reason)
+		}
+		break
 	}
+	result.Exchanges = append(result.Exchanges, r.recorder.take()...)
 	result.Took = time.Since(began)
 	return result
+}
+
+// answers reports whether the rack answers, as soon as it does, and has time to.
+func (r *Rack) answers(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, r.recorder.patience)
+	defer cancel()
+	_, err := r.Client.Ping(ctx)
+	return !IsUnanswered(err) && !IsBusy(err)
+}
+
+// disturbed reports whether the answer that counts is missing, or says that the rack is busy.
+func (e Exchange) disturbed() bool {
+	return !e.repeated && (e.unanswered() || MeansBusy(e.Status))
+}
+
+// undecided returns what came between a check that failed and the rack, or "".
+func (c *Check) undecided(exchanges []Exchange) string {
+	for _, e := range exchanges {
+		what := e.Method + " " + e.Path
+		switch {
+		case errors.Is(e.failure, ErrNotSent):
+			return fmt.Sprintf("%s: %s", what, e.failure)
+		case e.location != "" && e.Status >= 300 && e.Status < 400:
+			return fmt.Sprintf("%s was redirected to %s: set OXIDE_HOST to where the rack is", what,
+				e.location)
+		case e.disturbed() && e.unanswered():
+			return fmt.Sprintf("%s had no answer: %s", what, e.failure)
+		// A rack's own 503 is its word, if it repeats it.
+		case e.disturbed() && (e.Status != http.StatusServiceUnavailable || e.ErrorCode == ""):
+			return fmt.Sprintf("%s was answered HTTP %d: the rack is busy", what, e.Status)
+		case e.Status == http.StatusInsufficientStorage && !c.Simulated():
+			if left := c.storageLeft(); left < quotaNeeded {
+				return fmt.Sprintf("%s was answered HTTP 507: the silo's quota has %d GiB left, and a check "+
+					"needs up to %d", what, left/GiB, quotaNeeded/GiB)
+			}
+		}
+	}
+	return ""
+}
+
+// quotaNeeded is how much of the silo's quota the checks have at one time, at most.
+const quotaNeeded = 16 * GiB
+
+// storageLeft is how much of the silo's quota is left; 0 if the rack does not tell.
+func (c *Check) storageLeft() int64 {
+	use, err := c.Client.UtilizationView(c.ctx)
+	if err != nil {
+		return 0
+	}
+	return int64(use.Capacity.Storage) - int64(use.Provisioned.Storage)
 }
 
 // verdict is how the check ended, and why.
@@ -97,17 +164,13 @@ func (c *Check) verdict(exchanges []Exchange) (Status, string) {
 	}
 	for _, operation := range c.rule.Calls {
 		if !slices.ContainsFunc(exchanges, func(e Exchange) bool {
-			return e.Operation == operation && e.RequestID != ""
+			return e.Operation == operation && e.Status != 0
 		}) {
 			return Failed, fmt.Sprintf("the check of %s has had no answer to %s, which it is about",
 				c.rule.ID, operation)
 		}
 	}
 	return Passed, ""
-}
-
-func busy(exchanges []Exchange) bool {
-	return slices.ContainsFunc(exchanges, func(e Exchange) bool { return MeansBusy(e.Status) })
 }
 
 // MeansBusy reports whether an HTTP status says that the rack, or a proxy in front of it, is busy.
@@ -125,6 +188,8 @@ type Check struct {
 	// status and reason are set when the check cannot be made.
 	status Status
 	reason string
+	// withoutID means that an answer had no x-request-id.
+	withoutID bool
 	// undo are the steps that remove what the check made, the last first.
 	undo []func(context.Context) error
 }
@@ -149,8 +214,12 @@ func (c *Check) clean() {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), cleanTimeout)
 	defer cancel()
 	for _, step := range slices.Backward(c.undo) {
-		if err := Patiently(ctx, step); err != nil {
+		err := Patiently(ctx, step)
+		if err != nil {
 			c.problems = append(c.problems, "remove what the check made: "+Brief(err))
+		}
+		if IsUnanswered(err) {
+			return // the rack is away
 		}
 	}
 }
@@ -201,12 +270,15 @@ func (c *Check) must(step string, err error) {
 	}
 }
 
-// Patiently repeats a step while the rack says that it is busy.
+// Patiently repeats a step that may be repeated while the rack says that it is busy, and for a while
+// when it does not answer.
 func Patiently(ctx context.Context, step func(context.Context) error) error {
+	away := time.Now().Add(requestPatience)
 	backoff := harness.Backoff{Next: 200 * time.Millisecond, Max: 2 * time.Second}
 	for {
 		err := step(ctx)
-		if !IsBusy(err) || backoff.Wait(ctx) != nil {
+		again := IsBusy(err) || IsUnanswered(err) && time.Now().Before(away)
+		if !again || backoff.Wait(ctx) != nil {
 			return err
 		}
 	}

@@ -6,8 +6,11 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
+	"github.com/google/uuid"
 	"github.com/oxidecomputer/oxide.go/oxide"
 )
 
@@ -55,38 +58,78 @@ func TestACheckThatDidNotReachTheRackIsNotPassed(t *testing.T) {
 			}
 		})
 	}
-	// Somebody else answers, who gives no request an ID.
-	r := answering(t, 200, `{"status":"ok"}`)
-	r.recorder.next = anonymous{r.recorder.next}
-	rule := Rule{ID: "A00", Calls: []string{"ping"}, Check: ping}
-	if got := r.Run(t.Context(), rule); got.Status != Failed {
-		t.Errorf("an answer without the rack's request ID: %s", got.Status)
-	}
 }
 
-// anonymous takes the IDs from answers.
-type anonymous struct{ next http.RoundTripper }
-
-func (a anonymous) RoundTrip(req *http.Request) (*http.Response, error) {
-	resp, err := a.next.RoundTrip(req)
-	if err == nil {
-		resp.Header.Del("X-Request-Id")
+// scripted opens the checks of a rack that answers each request as the script says, in turn, and the
+// rest like the last one; 0 is no answer.
+func scripted(t *testing.T, script ...int) *Rack {
+	t.Helper()
+	var asked atomic.Int64
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		status := script[min(int(asked.Add(1)), len(script))-1]
+		if status == 0 {
+			panic(http.ErrAbortHandler)
+		}
+		w.Header().Set("Location", "https://elsewhere"+r.URL.Path)
+		w.WriteHeader(status)
+		_, _ = w.Write([]byte(`{"status":"ok","id":"1","request_id":"1"}`))
+	}))
+	t.Cleanup(server.Close)
+	r, err := Open(Config{Host: server.URL, Token: "oxide-token-secret", Project: "p", Mark: "m"})
+	if err != nil {
+		t.Fatal(err)
 	}
-	return resp, err
+	r.recorder.patience = time.Second
+	return r
 }
 
-func TestACheckIsMadeAgainOnlyIfItFailedWhileTheRackWasBusy(t *testing.T) {
-	ask := func(c *Check) {
+func TestACheckWhoseAnswersAreMissingIsMadeAgainOrNotTested(t *testing.T) {
+	read := Rule{ID: "A00", Calls: []string{"ping"}, Check: func(c *Check) {
 		_, err := c.Client.Ping(c.ctx)
 		c.must("ping", err)
+	}}
+	change := Rule{ID: "A00", Calls: []string{"instance_start"}, Check: func(c *Check) {
+		_, err := c.Start(uuid.NewString())
+		c.must("start an instance", err)
+	}}
+	for name, test := range map[string]struct {
+		rule   Rule
+		script []int
+		want   Status
+		tries  int
+	}{
+		"a read that is refused":                        {read, []int{404}, Failed, 1},
+		"a read that fails":                             {read, []int{500}, Failed, 1},
+		"a read that was limited is sent again":         {read, []int{429, 429, 200}, Passed, 1},
+		"a read without an answer is sent again":        {read, []int{0, 502, 503, 200}, Passed, 1},
+		"a change that was limited is sent again":       {change, []int{429, 202}, Passed, 1},
+		"a change without an answer is not sent again":  {change, []int{0, 200, 202}, Passed, 2},
+		"a change that a proxy refused is not, either":  {change, []int{502, 200, 202}, Passed, 2},
+		"a rack that limits everything is not tested":   {read, []int{429}, NotTested, 1},
+		"a rack that never answers is not tested":       {read, []int{0}, NotTested, 1},
+		"a rack that redirects is not tested":           {read, []int{308}, NotTested, 1},
+		"what is wrong between answers of a busy rack":  {read, []int{429, 404}, Failed, 1},
+		"what is wrong after an answer that is missing": {change, []int{0, 200, 404}, Failed, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := scripted(t, test.script...).Run(t.Context(), test.rule)
+			if got.Status != test.want || got.Tries != test.tries ||
+				got.Undecided != (test.want == NotTested) {
+				t.Errorf("got %s after %d tries (undecided: %v), want %s after %d: %s", got.Status, got.Tries,
+					got.Undecided, test.want, test.tries, got.Reason)
+			}
+		})
 	}
-	rule := Rule{ID: "A00", Calls: []string{"ping"}, Check: ask}
-	for status, want := range map[int]int{500: 1, 404: 1, 429: tries, 502: tries, 503: tries,
-		504: tries} {
-		got := answering(t, status, `{"message":"no","request_id":"1"}`).Run(t.Context(), rule)
-		if got.Tries != want || got.Status != Failed || len(got.Exchanges) != want {
-			t.Errorf("HTTP %d: %s after %d tries with %d exchanges, want %d", status, got.Status,
-				got.Tries, len(got.Exchanges), want)
+}
+
+func TestARackThatAsksToWaitIsWaitedFor(t *testing.T) {
+	if wait := retryAfter(&http.Response{Header: http.Header{"Retry-After": {"3"}}}); wait !=
+		3*time.Second {
+		t.Errorf("waits %s, want 3s", wait)
+	}
+	for _, text := range []string{"", "-1", "soon"} {
+		if wait := retryAfter(&http.Response{Header: http.Header{"Retry-After": {text}}}); wait != 0 {
+			t.Errorf("Retry-After %q: waits %s, want what the caller likes", text, wait)
 		}
 	}
 }

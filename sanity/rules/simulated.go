@@ -63,13 +63,17 @@ type underway[T any] struct {
 	done   chan struct{}
 	answer T
 	err    error
+	// problems is how many the check had found before.
+	problems int
+	// carriedOut, if it is not nil, reports whether the rack has done it, answered or not.
+	carriedOut func() bool
 }
 
 // begin sends a request that makes something, and waits until others see it being made. A simulated
 // rack goes on making it until end. The step remove is for the end of the check, if it was made.
 func begin[T any](c *Check, what, hold string, send func() (T, error), seen func() error,
 	remove func(context.Context, T) error) *underway[T] {
-	u := &underway[T]{what: what, hold: hold, done: make(chan struct{})}
+	u := &underway[T]{what: what, hold: hold, done: make(chan struct{}), problems: len(c.problems)}
 	started := false
 	c.Cleanup(func(ctx context.Context) error {
 		if !started {
@@ -113,11 +117,12 @@ func (u *underway[T]) over() bool {
 	}
 }
 
-// meanwhile ends the check if a real rack has ended the request by now: what was seen since begin
-// may be of before or after.
+// meanwhile ends the check if something was found on a real rack since begin: the request may have
+// been carried out by then, which its answer need not tell yet.
 func (u *underway[T]) meanwhile(c *Check) {
-	if u.over() && len(c.problems) > 0 && !c.Simulated() {
-		c.problems = nil
+	if len(c.problems) > u.problems && !c.Simulated() &&
+		(u.over() || u.carriedOut != nil && u.carriedOut()) {
+		c.problems = c.problems[:u.problems]
 		c.NotTested("the rack ended it before everything could be looked at: %s", u.what)
 	}
 }

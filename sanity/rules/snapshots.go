@@ -87,15 +87,22 @@ type snapshotUnderway struct {
 func (c *Check) beginSnapshot(disk string) snapshotUnderway {
 	name := c.Name()
 	u := snapshotUnderway{}
+	view := func() (*oxide.Snapshot, error) {
+		return c.Client.SnapshotView(c.ctx, oxide.SnapshotViewParams{
+			Snapshot: oxide.NameOrId(name), Project: c.project()})
+	}
 	u.underway = begin(c, "take a snapshot", "snapshot_hold", func() (*oxide.Snapshot, error) {
 		return c.Client.SnapshotCreate(c.ctx, oxide.SnapshotCreateParams{Project: c.project(),
 			Body: &oxide.SnapshotCreate{Name: name, Description: c.Description,
 				Disk: oxide.NameOrId(disk)}})
 	}, func() (err error) {
-		u.seen, err = c.Client.SnapshotView(c.ctx, oxide.SnapshotViewParams{
-			Snapshot: oxide.NameOrId(name), Project: c.project()})
+		u.seen, err = view()
 		return err
 	}, c.removeSnapshot)
+	u.carriedOut = func() bool {
+		now, err := view()
+		return IsGone(err) || err == nil && now.State != oxide.SnapshotStateCreating
+	}
 	if u.seen == nil {
 		c.Fatalf("while a snapshot is taken: expected that others see it; found it taken before")
 	}
