@@ -6,6 +6,8 @@ import (
 	"io"
 	"slices"
 	"strings"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/report"
 )
 
 // The exit statuses of the program.
@@ -42,6 +44,7 @@ var verbs = map[string]func(context.Context, *Program, []string) (int, error){
 
 // Main does what the command line says and returns the exit status.
 func (p *Program) Main(ctx context.Context) int {
+	p.Stdout, p.Stderr = report.PlainWriter{To: p.Stdout}, report.PlainWriter{To: p.Stderr}
 	if len(p.Args) == 0 {
 		printHelp(p.Stderr)
 		return ExitUsage

@@ -95,7 +95,7 @@ func renderPage(r *Report) ([]byte, error) {
 		return nil, err
 	}
 	p := pageView{
-		Report: r, Style: template.CSS(style), Headline: r.Verdict.headline(),
+		Report: r, Style: template.CSS(style), Headline: r.Headline(),
 		Tone:   verdictStatus(r.Verdict),
 		Shares: shares(r.Results), Plots: plots(r.Calls), Counted: count(r.Ledger),
 	}

@@ -79,11 +79,11 @@ func base64Forms(secret string) (all []string) {
 	return all
 }
 
-// scrub returns a copy of the report whose strings have no secret and are valid UTF-8, and whose
-// slices and maps are not nil.
+// scrub returns a copy of the report whose strings are plain and have no secret, and whose slices
+// and maps are not nil.
 func (r *Report) scrub(secrets []string) *Report {
 	replacer := Redactor(secrets...)
-	clean := func(s string) string { return strings.ToValidUTF8(replacer.Replace(s), "\uFFFD") }
+	clean := func(s string) string { return Plain(replacer.Replace(s)) }
 	scrubbed := copyOf(reflect.ValueOf(*r), clean).Interface().(Report)
 	return &scrubbed
 }

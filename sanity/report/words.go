@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -28,6 +29,20 @@ func (v Verdict) headline() string {
 		return "Does not conform"
 	}
 	return string(v)
+}
+
+// groups are all that a run consists of, unless it was told otherwise.
+var groups = []string{"rules", "ext4", "xfs", "btrfs", "block", "data"}
+
+// Headline is the verdict as a heading. It names the groups that were to run if those are not all.
+func (r *Report) Headline() string {
+	selected := r.Run.Selected
+	if len(selected) == 0 || !slices.ContainsFunc(groups, func(group string) bool {
+		return !slices.Contains(selected, group)
+	}) {
+		return r.Verdict.headline()
+	}
+	return fmt.Sprintf("%s (only %s)", r.Verdict.headline(), strings.Join(selected, ", "))
 }
 
 // request is what was asked: "disk_create POST /v1/disks", or the RPC.
