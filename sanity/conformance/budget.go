@@ -26,7 +26,7 @@ const (
 // need is what the parts have at one time on the simulator, where a test compares it with what they
 // took. What the checks of rules share is there until the end of the run.
 var need = map[string]amount{
-	partRules: {8, 10},
+	partRules: {14, 14},
 	"ext4":    {14, 14}, "xfs": {14, 14}, "btrfs": {14, 14}, "block": {14, 14},
 	partData: {9, 18},
 }
@@ -46,7 +46,7 @@ type budget struct {
 	limit amount
 
 	mu sync.Mutex
-	// mu guards the rest: what exists by ID, what is being created, and the most there was.
+	// mu guards the rest: what exists by ID or name, what is being created, and the most there was.
 	sizes   map[string]int64
 	pending amount
 	most    amount
@@ -54,26 +54,33 @@ type budget struct {
 
 func newBudget(limit amount) *budget { return &budget{limit: limit, sizes: map[string]int64{}} }
 
-// begin asks for room for an object. The caller ends the creation with the object's ID, or with ""
-// if nothing was made.
-func (b *budget) begin(gib int64) (end func(id string), err error) {
+// begin asks for room for objects of these sizes in GiB. The caller ends the creation with an ID or
+// a name for each, in their order; without any, or with "", nothing was made.
+func (b *budget) begin(gib ...int64) (end func(ids ...string), err error) {
+	asked := amount{objects: len(gib)}
+	for _, g := range gib {
+		asked.gib += g
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	now := b.now()
-	if now.objects+1 > b.limit.objects || now.gib+gib > b.limit.gib {
-		return nil, fmt.Errorf("the budget is %s, and the run has %s: not made; raise --budget, or "+
-			"leave parts out with --only", b.limit, now)
+	if asked.objects > 0 && (now.objects+asked.objects > b.limit.objects ||
+		now.gib+asked.gib > b.limit.gib) {
+		return nil, fmt.Errorf("the budget is %s, and the run has %s: %s more are not made; raise "+
+			"--budget, or leave parts out with --only", b.limit, now, asked)
 	}
-	b.pending.objects++
-	b.pending.gib += gib
+	b.pending.objects += asked.objects
+	b.pending.gib += asked.gib
 	b.note()
-	return func(id string) {
+	return func(ids ...string) {
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		b.pending.objects--
-		b.pending.gib -= gib
-		if id != "" {
-			b.sizes[id] = gib
+		b.pending.objects -= asked.objects
+		b.pending.gib -= asked.gib
+		for i, id := range ids {
+			if id != "" {
+				b.sizes[id] = gib[i]
+			}
 		}
 	}, nil
 }

@@ -5,9 +5,11 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"path"
 	"slices"
 	"strings"
 	"sync"
@@ -196,7 +198,8 @@ func answers(exchanges []rules.Exchange) []report.Exchange {
 func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
 // patient is a transport for what may be repeated: an administrator's requests. It repeats one
-// while the rack says that it is busy, and then returns its last answer.
+// while the rack says that it is busy, or does not answer, and then returns what it has. The
+// transport below repeats reads by itself.
 type patient struct{ next http.RoundTripper }
 
 // busyTimeout is how long a rack may be busy before that is its answer.
@@ -208,10 +211,14 @@ func (p patient) RoundTrip(req *http.Request) (*http.Response, error) {
 	defer cancel()
 	for backoff := (harness.Backoff{Next: 100 * time.Millisecond, Max: 2 * time.Second}); ; {
 		resp, err := p.next.RoundTrip(req)
-		if err != nil || !rules.MeansBusy(resp.StatusCode) || backoff.Wait(ctx) != nil {
+		again := err == nil && rules.MeansBusy(resp.StatusCode) ||
+			err != nil && req.Method != http.MethodGet && !errors.Is(err, rules.ErrNotSent)
+		if !again || req.Body != nil && req.GetBody == nil || backoff.Wait(ctx) != nil {
 			return resp, err
 		}
-		_ = resp.Body.Close()
+		if err == nil {
+			_ = resp.Body.Close()
+		}
 		if req.GetBody != nil {
 			if req.Body, err = req.GetBody(); err != nil {
 				return nil, err
@@ -228,56 +235,80 @@ type budgeted struct {
 
 // RoundTrip refuses to create what the budget does not allow.
 func (b budgeted) RoundTrip(req *http.Request) (*http.Response, error) {
-	operation := rules.OperationOf(req.Method, req.URL.Path)
-	var end func(string)
-	if operation == "disk_create" || operation == "snapshot_create" {
-		gib, err := sizeAsked(req)
-		if err != nil {
-			return nil, err
-		}
-		if end, err = b.budget.begin(gib); err != nil {
-			return nil, err
-		}
+	sizes, names, err := created(req)
+	if err != nil {
+		return nil, err
+	}
+	end, err := b.budget.begin(sizes...)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", rules.ErrNotSent, err)
 	}
 	resp, err := b.next.RoundTrip(req)
+	made := err == nil && resp.StatusCode == http.StatusCreated
 	switch {
-	case end != nil:
-		end(idOf(resp, err))
-	case err == nil && resp.StatusCode == http.StatusNoContent:
-		b.budget.gone(req.URL.Path[strings.LastIndex(req.URL.Path, "/")+1:])
+	case !made || len(sizes) == 0:
+		end()
+	case names != nil:
+		end(names...)
+	default:
+		end(idOf(resp))
+	}
+	if err == nil && resp.StatusCode == http.StatusNoContent {
+		b.budget.gone(path.Base(rules.PathOf(req)))
 	}
 	return resp, err
 }
 
-// sizeAsked is the size of what a request asks for, in GiB. What is absurd is 1: it is refused.
-func sizeAsked(req *http.Request) (int64, error) {
-	if req.Body == nil {
-		return 1, nil
+// created are the sizes in GiB of the disks and snapshots that a request creates. Those that are
+// created with an instance are known by their names, which are the run's own.
+func created(req *http.Request) (sizes []int64, names []string, err error) {
+	operation := rules.OperationOf(req.Method, rules.PathOf(req))
+	if req.Body == nil ||
+		!slices.Contains([]string{"disk_create", "snapshot_create", "instance_create"}, operation) {
+		return nil, nil, nil
 	}
 	body, err := io.ReadAll(req.Body)
 	if err != nil {
-		return 0, fmt.Errorf("read the request's body: %w", err)
+		return nil, nil, fmt.Errorf("read the request's body: %w", err)
 	}
 	req.Body = io.NopCloser(bytes.NewReader(body))
+	type disk struct {
+		Type string `json:"type"`
+		Name string `json:"name"`
+		Size int64  `json:"size"`
+	}
 	var asked struct {
-		Size int64 `json:"size"`
+		disk
+		BootDisk disk   `json:"boot_disk"`
+		Disks    []disk `json:"disks"`
 	}
 	_ = json.Unmarshal(body, &asked) // the rack refuses what is malformed
-	gib := asked.Size / harness.GiB
+	if operation != "instance_create" {
+		return []int64{gibOf(asked.Size)}, nil, nil
+	}
+	names = []string{}
+	for _, d := range append(asked.Disks, asked.BootDisk) {
+		if d.Type == "create" {
+			sizes, names = append(sizes, gibOf(d.Size)), append(names, d.Name)
+		}
+	}
+	return sizes, names, nil
+}
+
+// gibOf is a size in GiB. What is absurd is 1: it is refused.
+func gibOf(bytes int64) int64 {
+	gib := bytes / harness.GiB
 	if gib < 1 || gib > absurdGiB {
 		gib = 1
 	}
-	return gib, nil
+	return gib
 }
 
 // absurdGiB is what no rule may create, but may ask for to see it refused.
 const absurdGiB = 64
 
 // idOf reads the ID of what was created.
-func idOf(resp *http.Response, err error) string {
-	if err != nil || resp.StatusCode != http.StatusCreated {
-		return ""
-	}
+func idOf(resp *http.Response) string {
 	body, err := io.ReadAll(resp.Body)
 	_ = resp.Body.Close()
 	resp.Body = io.NopCloser(bytes.NewReader(body))

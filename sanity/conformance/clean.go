@@ -240,7 +240,11 @@ func (w *session) removeDisk(ctx context.Context, run deadRun, disk oxide.Disk) 
 			return err
 		}
 	}
-	return w.client.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(disk.Id)})
+	err := w.client.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(disk.Id)})
+	if rules.IsGone(err) {
+		return nil // by a request that was not answered
+	}
+	return err
 }
 
 // removeDirs removes the directories of a dead run on this machine; "" is none.

@@ -151,6 +151,11 @@ func (w *session) createDisk(ctx context.Context, what string, m mark) (*oxide.D
 		Body: &oxide.DiskCreate{Name: oxide.Name("conf-" + w.id + "-" + what),
 			Description: m.description(), Size: oxide.ByteCount(harness.GiB),
 			DiskBackend: rules.From(&oxide.DiskSourceBlank{BlockSize: 512})}})
+	if errors.Is(err, oxide.ErrObjectAlreadyExists) {
+		// By a request that was not answered: the name is the run's own.
+		disk, err = w.client.DiskView(ctx, oxide.DiskViewParams{Project: w.projectName(),
+			Disk: oxide.NameOrId("conf-" + w.id + "-" + what)})
+	}
 	return disk, briefly("create a disk", err)
 }
 

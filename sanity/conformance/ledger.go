@@ -80,6 +80,22 @@ func (i inventory) of(is func(run string) bool) inventory {
 	}
 }
 
+// ofDriver lists what a run's driver has made, and not the run itself.
+func (i inventory) ofDriver() inventory {
+	own := func(description string) bool {
+		_, is := parseMark(description)
+		return is
+	}
+	return inventory{
+		disks: slices.DeleteFunc(slices.Clone(i.disks), func(d oxide.Disk) bool {
+			return own(d.Description)
+		}),
+		snapshots: slices.DeleteFunc(slices.Clone(i.snapshots), func(s oxide.Snapshot) bool {
+			return own(s.Description)
+		}),
+	}
+}
+
 func (i inventory) empty() bool {
 	return len(i.disks) == 0 && len(i.snapshots) == 0 && len(i.instances) == 0
 }

@@ -3,7 +3,9 @@
 package conformance
 
 import (
+	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -212,6 +214,65 @@ func TestARunWhoseTokenExpiresSaysSoAndBlamesNothing(t *testing.T) {
 	}
 	prepare(t, run, rack, nil, "clean", "--yes").exit(t, ExitConforms)
 	check()
+}
+
+func TestTheDisksOfAnInstanceCountForTheBudget(t *testing.T) {
+	for name, test := range map[string]struct {
+		limit amount
+		sent  bool
+	}{"enough": {amount{3, 4}, true}, "too few": {amount{2, 4}, false}, "too small": {amount{3, 3},
+		false}} {
+		answered := false
+		b := budgeted{budget: newBudget(test.limit), next: roundTrip(
+			func(*http.Request) (*http.Response, error) {
+				answered = true
+				return &http.Response{StatusCode: http.StatusCreated, Body: http.NoBody}, nil
+			})}
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost,
+			"https://rack/v1/instances?project=p", strings.NewReader(`{"name":"i","size":1,
+			"boot_disk":{"type":"create","name":"b","size":2147483648},"disks":[
+			{"type":"create","name":"c","size":1073741824},{"type":"attach","name":"d"},
+			{"type":"create","name":"e","size":1073741824}]}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = b.RoundTrip(req)
+		if answered != test.sent || errors.Is(err, rules.ErrNotSent) == test.sent {
+			t.Errorf("%s: sent: %v, error %v", name, answered, err)
+		}
+		if !test.sent {
+			continue
+		}
+		if now := b.budget.now(); now != (amount{3, 4}) {
+			t.Errorf("%s: the budget has %s", name, now)
+		}
+		b.budget.gone("b")
+		if now := b.budget.now(); now != (amount{2, 2}) {
+			t.Errorf("%s: without the boot disk the budget has %s", name, now)
+		}
+	}
+}
+
+// roundTrip is a transport.
+type roundTrip func(*http.Request) (*http.Response, error)
+
+// RoundTrip answers.
+func (f roundTrip) RoundTrip(req *http.Request) (*http.Response, error) { return f(req) }
+
+func TestAPreflightRefusesASiloWithoutRoomForTheRules(t *testing.T) {
+	run := harness.RunFor(t)
+	for gib, want := range map[int64]int{14: ExitUsage, 15: ExitConforms} {
+		rack := rackOf(t, run, harness.RackOptions{QuotaBytes: gib*harness.GiB + 1<<20})
+		p := prepare(t, run, rack, nil, "preflight", "--only", partRules)
+		p.exit(t, want)
+		if !strings.Contains(p.out.String(), "the run has at most 15 GiB at one time") {
+			t.Errorf("with %d GiB: %s", gib, p.out.String())
+		}
+	}
+	rack := rackOf(t, run, harness.RackOptions{})
+	p := prepare(t, run, rack, nil, "run", "--yes", "--only", partRules, "--budget", "15,15")
+	p.exit(t, ExitConforms)
+	staysWithinItsNeed(t, p)
 }
 
 func TestABudgetThatIsUsedUpEndsWhatWouldExceedIt(t *testing.T) {

@@ -34,16 +34,20 @@ func (w *session) askRack(ctx context.Context) error {
 	if w.lost() != nil || ctx.Err() != nil {
 		return w.lost()
 	}
-	var loss error
-	err := harness.Await(ctx, lostAfter, func() error {
-		_, err := w.client.CurrentUserView(ctx)
+	loss := errAway
+	asking, cancel := context.WithTimeout(ctx, lostAfter)
+	defer cancel()
+	err := harness.Await(asking, lostAfter, func() error {
+		_, err := w.client.CurrentUserView(asking)
 		var answered *oxide.HTTPError
 		switch {
 		case errors.Is(err, oxide.ErrHTTP401):
 			loss = errToken
 			return err
 		case !errors.As(err, &answered):
-			loss = errAway
+			if asking.Err() == nil { // or it had no time to answer
+				loss = errAway
+			}
 			return err
 		}
 		return nil

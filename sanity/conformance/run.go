@@ -192,6 +192,13 @@ func (w *session) runRules(ctx context.Context) {
 			result.Status, result.Reason = report.Interrupted, "the run was interrupted"
 		}
 		w.note(ruled.Exchanges)
+		if ruled.Undecided && ctx.Err() == nil {
+			if err := w.askRack(ctx); err != nil {
+				result.Status, result.Reason = report.Interrupted, err.Error()
+			} else {
+				w.incomplete(fmt.Errorf("%s is not tested: %s", rule.ID, ruled.Reason))
+			}
+		}
 		w.result(w.unlessLost(ctx, result))
 		if w.lost() != nil {
 			break
@@ -211,6 +218,8 @@ func (w *session) result(r report.Result) {
 }
 
 // sweep removes all that carries the run's mark. What the driver should have deleted is a failure.
+// What the program has made itself is not: its checks say so if they could not remove it, and a
+// creation that was not answered is found only now.
 func (w *session) sweep(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
 	defer cancel()
@@ -224,9 +233,7 @@ func (w *session) sweep(ctx context.Context) {
 	}
 	mine := deadRun{id: w.id, mark: w.manifest(),
 		left: all.of(func(run string) bool { return run == w.id })}
-	unexpected := mine.left
-	unexpected.disks = slices.DeleteFunc(slices.Clone(mine.left.disks), describesRun)
-	w.report.Ledger.Left = unexpected.names()
+	w.report.Ledger.Left = mine.left.ofDriver().names()
 	if err := w.remove(ctx, mine); err != nil {
 		w.incomplete(fmt.Errorf("sweep: %w; clean up with %s", err, w.cleanCommand()))
 	}
@@ -255,7 +262,7 @@ func (w *session) finish(ctx context.Context) (int, error) {
 // summarize prints the end of the run.
 func (w *session) summarize(folder string) {
 	r := w.report
-	w.say("\n%s: %s\n", strings.ToUpper(string(r.Verdict)), r.Why)
+	w.say("\n%s: %s\n", strings.ToUpper(r.Headline()), r.Why)
 	for _, result := range r.Results {
 		if result.Status == report.Passed || result.Status == report.NotApplicable ||
 			result.Status == report.Interrupted {

@@ -64,8 +64,10 @@ func openSession(p *Program, s *settings) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
+	client := *w.rack.HTTP()
+	client.Transport, client.Timeout = patient{client.Transport}, 0
 	w.client, err = oxide.NewClient(oxide.WithHost(s.host), oxide.WithToken(s.token),
-		oxide.WithHTTPClient(&http.Client{Transport: patient{w.rack.HTTP().Transport}}))
+		oxide.WithHTTPClient(&client))
 	if err != nil {
 		return nil, fmt.Errorf("make a client of the rack: %w", err)
 	}

@@ -62,8 +62,8 @@ func unknownTo(log []adminapi.Request, exchanges []rules.Exchange) (findings []s
 		known[entry.RequestID] = entry
 	}
 	for _, e := range exchanges {
-		if e.Status == 0 {
-			continue // no answer came
+		if e.Status == 0 || e.RequestID == "" {
+			continue // no answer came, or one of a proxy, or one from which a proxy removed the ID
 		}
 		entry, is := known[e.RequestID]
 		switch {

@@ -36,7 +36,7 @@ type Kind struct {
 // Kinds lists every alteration.
 func Kinds() []Kind {
 	return []Kind{
-		{Name: "late", Says: "a change is answered 250 ms after its effect", alter: late},
+		{Name: "late", Says: "a change is answered 100 ms after its effect", alter: late},
 		{Name: "ready-early", Says: "a snapshot is ready when it is first seen, and answered later",
 			alter: readyEarly},
 		{Name: "slow", Says: "each answer takes 20 ms more, and comes in pieces", alter: slow},
@@ -157,7 +157,7 @@ func late(p *proxy, w http.ResponseWriter, r *http.Request) {
 }
 
 // lateness is how long an answer comes after its effect.
-const lateness = 250 * time.Millisecond
+const lateness = 100 * time.Millisecond
 
 func readyEarly(p *proxy, w http.ResponseWriter, r *http.Request) {
 	if !strings.HasPrefix(r.URL.Path, "/v1/snapshots") {

@@ -110,7 +110,7 @@ func runLegal(ctx context.Context, rack *harness.Rack, kind legal.Kind, seed uin
 			here := rack.Instance("a")
 			r, err := Open(Config{Host: front.URL, Token: rack.Token, Project: rack.Project, Mark: mark,
 				Description: "made by a test", Hotplug: true,
-				Here: &Guest{ID: here.ID, Sys: cached{Dir(filepath.Join(here.Guest, "sys"))},
+				Here: &Guest{ID: here.ID, Sys: Dir(filepath.Join(here.Guest, "sys")),
 					Dev: Dir(filepath.Join(here.Guest, "dev"))}})
 			if err != nil {
 				return err
@@ -138,16 +138,4 @@ func runLegal(ctx context.Context, rack *harness.Rack, kind legal.Kind, seed uin
 		err = errStrangers
 	}
 	return alarms, count, err
-}
-
-// cached is the /sys of a guest whose devices have a write cache, which a simulated guest's view
-// does not show (A69).
-type cached struct{ Files }
-
-// ReadFile reads a file.
-func (c cached) ReadFile(name string) ([]byte, error) {
-	if strings.HasSuffix(name, "/queue/write_cache") {
-		return []byte("write back\n"), nil
-	}
-	return c.Files.ReadFile(name)
 }

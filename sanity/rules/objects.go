@@ -50,13 +50,25 @@ func (c *Check) CreateDisk(params oxide.DiskCreateParams) (*oxide.Disk, error) {
 	case err == nil:
 		c.Cleanup(func(ctx context.Context) error { return c.removeDisk(ctx, disk.Id) })
 	case mayBeDone(err):
-		c.Cleanup(func(ctx context.Context) error { return c.removeByName(ctx, params.Body.Name) })
+		c.Cleanup(func(ctx context.Context) error {
+			made, err := c.diskByName(ctx, params.Body.Name)
+			if err != nil || c.shares(made.Id) {
+				return gone(err)
+			}
+			return c.removeDisk(ctx, made.Id)
+		})
 	}
 	return disk, err
 }
 
 // mayBeDone reports whether a change may have had its effect although it was not answered so.
 func mayBeDone(err error) bool { return IsUnanswered(err) || IsBusy(err) }
+
+// shares reports whether the checks share an object, whose name may have been asked for again.
+func (r *Rack) shares(id string) bool {
+	return r.stopped != nil && r.stopped.Id == id || r.running != nil && r.running.Id == id ||
+		r.runningDisk != nil && r.runningDisk.Id == id
+}
 
 // Disk makes a blank disk, as it is once it is detached.
 func (c *Check) Disk() *oxide.Disk {
@@ -127,7 +139,7 @@ func (c *Check) CreateInstance(params oxide.InstanceCreateParams) (*oxide.Instan
 		c.Cleanup(func(ctx context.Context) error {
 			made, err := c.Client.InstanceView(ctx, oxide.InstanceViewParams{Project: params.Project,
 				Instance: oxide.NameOrId(params.Body.Name)})
-			if err != nil {
+			if err != nil || c.shares(made.Id) {
 				return gone(err)
 			}
 			return c.RemoveInstance(ctx, made.Id)

@@ -149,6 +149,10 @@ func Brief(err error) string {
 	if refused.HTTPResponse != nil {
 		status = refused.HTTPResponse.StatusCode
 	}
+	if redirects(status) && refused.HTTPResponse.Header.Get("Location") != "" {
+		return fmt.Sprintf("HTTP %d: the rack is at %s, which OXIDE_HOST has to name", status,
+			refused.HTTPResponse.Header.Get("Location"))
+	}
 	if refused.ErrorResponse == nil {
 		return fmt.Sprintf("HTTP %d with a body that is no error of a rack", status)
 	}
@@ -156,6 +160,8 @@ func Brief(err error) string {
 		cmp.Or(refused.ErrorResponse.ErrorCode, "without a code"), refused.ErrorResponse.Message,
 		refused.ErrorResponse.RequestId)
 }
+
+func redirects(status int) bool { return status >= 300 && status < 400 }
 
 // IsBusy reports whether the rack has refused because it is busy (429, 502, 503, 504).
 func IsBusy(err error) bool {

@@ -124,7 +124,7 @@ func retryAfter(resp *http.Response) time.Duration {
 // once sends the request once.
 func (r *recorder) once(req *http.Request) (Exchange, *http.Response, error) {
 	began := time.Now()
-	operation := OperationOf(req.Method, cmp.Or(req.URL.Opaque, req.URL.Path))
+	operation := OperationOf(req.Method, PathOf(req))
 	exchange := Exchange{Operation: operation, Method: req.Method, Path: req.URL.RequestURI()}
 	resp, err := r.next.RoundTrip(req)
 	var body []byte
@@ -209,6 +209,9 @@ func parseOperations(text string) []operation {
 	}
 	return all
 }
+
+// PathOf is the path that a request asks for.
+func PathOf(req *http.Request) string { return cmp.Or(req.URL.Opaque, req.URL.Path) }
 
 // OperationOf names the operation of a request, or "" for one that is not known here.
 func OperationOf(method, urlPath string) string {

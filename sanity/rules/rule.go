@@ -124,7 +124,7 @@ func (c *Check) undecided(exchanges []Exchange) string {
 		switch {
 		case errors.Is(e.failure, ErrNotSent):
 			return fmt.Sprintf("%s: %s", what, e.failure)
-		case e.location != "" && e.Status >= 300 && e.Status < 400:
+		case e.location != "" && redirects(e.Status):
 			return fmt.Sprintf("%s was redirected to %s: set OXIDE_HOST to where the rack is", what,
 				e.location)
 		case e.disturbed() && e.unanswered():

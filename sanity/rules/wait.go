@@ -27,6 +27,9 @@ func (r *Rack) Await(ctx context.Context, instance string, want oxide.InstanceSt
 		if err == nil && seen.RunState == want {
 			return nil
 		}
+		if IsGone(err) {
+			return err
+		}
 		if backoff.Wait(ctx) == nil {
 			continue
 		}
