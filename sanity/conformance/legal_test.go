@@ -76,7 +76,8 @@ func judged(p *program) report.Verdict {
 	if err == nil {
 		return r.Verdict
 	}
-	if p.ProcessState.ExitCode() == ExitUsage && strings.Contains(p.errs.String(), "nothing was made") {
+	if p.ProcessState.ExitCode() == ExitUsage &&
+		strings.Contains(p.errs.String(), "nothing was made") {
 		return nothingMade
 	}
 	return report.DoesNotConform // a run without a report is a mistake, whatever the rack does

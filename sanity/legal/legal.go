@@ -151,9 +151,15 @@ func send(w http.ResponseWriter, a answer) {
 func late(p *proxy, w http.ResponseWriter, r *http.Request) {
 	a := p.forward(r)
 	if r.Method != http.MethodGet {
-		time.Sleep(lateness)
+		linger(r, lateness)
 	}
 	send(w, a)
+}
+
+// linger keeps a caller waiting.
+func linger(r *http.Request, pause time.Duration) {
+	backoff := harness.Backoff{Next: pause}
+	_ = backoff.Wait(r.Context()) // a caller that has gone waits no longer
 }
 
 // lateness is how long an answer comes after its effect.
@@ -175,7 +181,7 @@ func readyEarly(p *proxy, w http.ResponseWriter, r *http.Request) {
 		defer p.taking.Unlock()
 		return p.forward(r)
 	}()
-	time.Sleep(lateness)
+	linger(r, lateness)
 	send(w, a)
 }
 
@@ -188,7 +194,7 @@ func slow(p *proxy, w http.ResponseWriter, r *http.Request) {
 	}
 	w.WriteHeader(a.status)
 	for i := range pieces {
-		time.Sleep(pause)
+		linger(r, pause)
 		n := len(rest) / (pieces - i)
 		_, _ = w.Write(rest[:n]) // the caller may be gone
 		rest = rest[n:]

@@ -187,6 +187,7 @@ func drawCalls(t *rapid.T) []Calls {
 	return rapid.SliceOfNDistinct(rapid.Custom(func(t *rapid.T) Calls {
 		samples := rapid.SliceOfN(rapid.Float64Range(0, 1e300), 0, 50).Draw(t, "samples")
 		return NewCalls(rapid.SampledFrom([]Kind{API, RPC}).Draw(t, "kind"),
-			rapid.Map(rapid.String(), Plain).Draw(t, "operation"), rapid.IntRange(0, len(samples)).Draw(t, "failed"), samples)
+			rapid.Map(rapid.String(), Plain).Draw(t, "operation"),
+			rapid.IntRange(0, len(samples)).Draw(t, "failed"), samples)
 	}), 0, 4, func(c Calls) string { return string(c.Kind) + " " + c.Operation }).Draw(t, "calls")
 }

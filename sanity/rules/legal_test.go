@@ -64,8 +64,8 @@ func TestNoRuleBlamesARackForWhatALegalRackMayDo(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	p.Figure("kinds", len(kinds), "runs", runs, "results", count[Passed]+count[NotTested], "not_tested",
-		count[NotTested], "false_alarms", alarms)
+	p.Figure("kinds", len(kinds), "runs", runs, "results", count[Passed]+count[NotTested],
+		"not_tested", count[NotTested], "false_alarms", alarms)
 }
 
 // sampleOf chooses some rules, in their order.

@@ -270,8 +270,8 @@ func (c *Check) must(step string, err error) {
 	}
 }
 
-// Patiently repeats a step that may be repeated while the rack says that it is busy, and for a while
-// when it does not answer.
+// Patiently repeats a step that may be repeated while the rack says that it is busy, and for a
+// while when it does not answer.
 func Patiently(ctx context.Context, step func(context.Context) error) error {
 	away := time.Now().Add(requestPatience)
 	backoff := harness.Backoff{Next: 200 * time.Millisecond, Max: 2 * time.Second}

@@ -60,8 +60,8 @@ func TestACheckThatDidNotReachTheRackIsNotPassed(t *testing.T) {
 	}
 }
 
-// scripted opens the checks of a rack that answers each request as the script says, in turn, and the
-// rest like the last one; 0 is no answer.
+// scripted opens the checks of a rack that answers each request as the script says, in turn, and
+// the rest like the last one; 0 is no answer.
 func scripted(t *testing.T, script ...int) *Rack {
 	t.Helper()
 	var asked atomic.Int64
