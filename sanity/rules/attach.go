@@ -35,7 +35,8 @@ var attachRules = []Rule{
 	{
 		ID: "A31",
 		Says: "Attach and detach take effect at once: the answer and every later read say " +
-			"`attached` or `detached`; `attaching` and `detaching` are never seen",
+			"`attached` or `detached`, and are equal in all else; `attaching` and `detaching` are never " +
+			"seen",
 		Why: "The driver takes the answer of a detach for its effect, and reads the instance's disks " +
 			"right after an attach.",
 		Source: "read: datastore/disk.rs",

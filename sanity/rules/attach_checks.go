@@ -148,12 +148,16 @@ func checkAttachAtOnce(c *Check) {
 		name, instance string
 		call           func(string, string) (*oxide.Disk, error)
 	}{{"attach a disk", instance.Id, c.Attach}, {"detach it", "", c.Detach}} {
-		c.AttachedTo(step.name, Must[*oxide.Disk](c, step.name)(step.call(disk.Id, instance.Id)),
-			step.instance)
-		c.AttachedTo(step.name+", and read it", c.Look(disk.Id), step.instance)
-		listed := slices.ContainsFunc(c.DisksOf(instance.Id),
-			func(d oxide.Disk) bool { return d.Id == disk.Id })
-		Equal(c, step.name+": whether it is among the instance's disks", listed, step.instance != "")
+		answer := Must[*oxide.Disk](c, step.name)(step.call(disk.Id, instance.Id))
+		c.AttachedTo(step.name, answer, step.instance)
+		c.Same(step.name+", and read it", c.Look(disk.Id), answer)
+		listed := c.DisksOf(instance.Id)
+		if step.instance != "" {
+			c.Listed(step.name+": the list of the instance's disks", listed, answer)
+		} else {
+			Equal(c, step.name+": whether it is among the instance's disks", slices.ContainsFunc(listed,
+				func(d oxide.Disk) bool { return d.Id == disk.Id }), false)
+		}
 	}
 }
 

@@ -53,6 +53,16 @@ var diskLifeRules = []Rule{
 		Calls: []string{"disk_create", "disk_delete", "snapshot_create", "snapshot_delete"},
 		Check: checkSoftDelete,
 	},
+	{
+		ID: "A71",
+		Says: "A disk is deleted only while `detached` or `faulted`: an attached one is refused with 400 " +
+			"and stays attached, whether its instance runs or not",
+		Why: "Of what somebody attaches between the driver's look at a disk and its request to delete " +
+			"it, only the rack's refusal saves the data.",
+		Source: "read: datastore/disk.rs",
+		Calls:  []string{"disk_delete", "disk_view"},
+		Check:  checkDeleteAttached,
+	},
 }
 
 // fromSnapshot is a request for a disk from a snapshot.
@@ -160,6 +170,19 @@ func checkSoftDelete(c *Check) {
 	c.must("let the rack free what was deleted", c.Admin.RunDeferred(c.ctx))
 	Equal(c, "what is provisioned then", c.storageUsed(c.ctx), before+2*GiB)
 	c.Look(again.Id)
+}
+
+func checkDeleteAttached(c *Check) {
+	disk := c.Disk()
+	instance := c.Instance(disk)
+	for _, state := range []string{"stopped", "running"} {
+		if state == "running" {
+			c.StartAndAwait(instance.Id)
+		}
+		c.Refuses("delete a disk of a "+state+" instance", c.DeleteDisk(disk.Id),
+			invalidRequest("disk cannot be deleted in state %q", "attached"))
+		c.AttachedTo("after that", c.Look(disk.Id), instance.Id)
+	}
 }
 
 // awaitProvisioned waits until the silo's disks and snapshots take so much of its quota: a rack may

@@ -10,20 +10,21 @@ import (
 	"strings"
 
 	"github.com/google/uuid"
+	"github.com/oxidecomputer/oxide.go/oxide"
 )
 
 // pageRules are about the pages of lists, and their queries.
 var pageRules = []Rule{
 	{
 		ID: "A09",
-		Says: "A page has at most `limit` objects, 100 when it is absent; more than 10000 may be " +
-			"asked for, 0 may not; they come in the order of `sort_by`; with `page_token` the other " +
-			"parameters are ignored: they are in the token, URL-safe base64 of " +
+		Says: "A page has at most `limit` objects, 100 when it is absent, and as many if there are; " +
+			"more than 10000 may be asked for, 0 may not; they come in the order of `sort_by`; with " +
+			"`page_token` the other parameters are ignored: they are in the token, URL-safe base64 of " +
 			"`{\"v\":\"v1\",\"page_start\":{…}}`, at most 512 bytes",
 		Why: "The driver asks for 1000 objects in the order of their IDs, and continues a listing " +
 			"with the rack's token in its own, which must not grow beyond CSI's limit.",
 		Source: "read: dropshot/src/pagination.rs; recording in oxide.go",
-		Calls:  []string{"disk_create", "disk_list"},
+		Calls:  []string{"disk_create", "disk_list", "snapshot_list", "instance_list"},
 		Check:  checkPages,
 	},
 	{
@@ -128,6 +129,7 @@ func checkPages(c *Check) {
 	if n := len(c.page("disks", "/v1/disks?"+c.inProject()).Items); n > 100 {
 		c.Errorf("a page without a limit: expected 100 disks at most; found %d", n)
 	}
+	c.checkLists(disks)
 	const token = "failed to parse pagination token: "
 	c.Expect(
 		expected{"a limit beyond the greatest", get("/v1/disks?limit=99999&" + c.inProject()), ok},
@@ -137,6 +139,44 @@ func checkPages(c *Check) {
 			badQuery(token + "too large")},
 		expected{"a token of nothing", get("/v1/disks?page_token=e30="),
 			badQuery(token + "corrupted token")})
+}
+
+// checkLists demands of each list that its pages, up to their limits, lack none of its objects.
+func (c *Check) checkLists(disks []string) {
+	c.checkFullPages("disks", "/v1/disks?", c.after("name_ascending", disks[0]), disks[1:])
+	disk, before := c.Disk(), c.after("name_ascending", string(c.Name()))
+	var snapshots, instances []string
+	for range 2 {
+		snapshot := Must[*oxide.Snapshot](c, "take a snapshot")(c.Snapshot(disk.Id))
+		snapshots = append(snapshots, string(snapshot.Name))
+		instance := Must[*oxide.Instance](c, "create an instance")(c.CreateInstance(c.NewInstance()))
+		instances = append(instances, string(instance.Name))
+	}
+	c.checkFullPages("snapshots", "/v1/snapshots?", before, snapshots)
+	c.checkFullPages("instances", "/v1/instances?", before, instances)
+}
+
+// checkFullPages demands that a list, from a query on, begins with these objects, whatever limit up
+// to their number its pages have.
+func (c *Check) checkFullPages(what, path, first string, names []string) {
+	for limit := 1; limit <= len(names); limit++ {
+		var got []string
+		on := fmt.Sprintf("%s on pages of %d", what, limit)
+		for query := first; query != "" && len(got) < len(names); {
+			page := c.page(on, fmt.Sprintf("%s%s&limit=%d", path, query, limit))
+			if len(page.Items) == 0 {
+				break
+			}
+			for _, item := range page.Items {
+				got = append(got, item.Name)
+			}
+			query = ""
+			if page.NextPage != nil {
+				query = "page_token=" + url.QueryEscape(*page.NextPage)
+			}
+		}
+		Equal(c, on, strings.Join(got[:min(len(got), len(names))], " "), strings.Join(names, " "))
+	}
 }
 
 // checkToken demands that the token of a list's first page is of that list.
@@ -168,8 +208,11 @@ func checkLastPage(c *Check) {
 	}
 	c.checkEmptyPage("the page after the last object",
 		path+"?page_token="+url.QueryEscape(*last.NextPage))
-	_, err = c.Attach(c.Disk().Id, instance.Id)
+	second := c.Disk()
+	_, err = c.Attach(second.Id, instance.Id)
 	c.must("attach a second disk", err)
+	c.checkFullPages("the disks of an instance", path+"?", "sort_by=name_ascending",
+		[]string{string(disk.Name), string(second.Name)})
 	Equal(c, "the disks on a page for more than there are",
 		len(c.page("a list of two disks", path+"?limit=100").Items), 2)
 }

@@ -21,7 +21,7 @@ var sourceRules = []Rule{
 	{
 		ID: "A44",
 		Says: "Listing images without a project lists the silo's, with one the project's; a name that " +
-			"is not there is one of a silo-image or a project-image",
+			"is not there is one of a silo-image or a project-image; a list and a view of one are equal",
 		Why: "The StorageClass names an image by ID; the driver takes one without a project for the " +
 			"silo's, from which every project may make disks.",
 		Source: "read: nexus/src/app/image.rs",
@@ -67,9 +67,8 @@ func checkImages(c *Check) {
 				oxide.ImageViewParams{Image: oxide.NameOrId(first.Name), Project: list.project}))
 			byID := Must[*oxide.Image](c, "read one of "+list.what+" by ID")(c.Client.ImageView(c.ctx,
 				oxide.ImageViewParams{Image: oxide.NameOrId(first.Id)}))
-			Equal(c, "the one of "+list.what+" that was read by name", byName.Id, first.Id)
-			Equal(c, "the one of "+list.what+" that was read by ID", byID.Id, first.Id)
-			Equal(c, "its size", byID.Size, first.Size)
+			c.Same("the one of "+list.what+" that was read by name", byName, first)
+			c.Same("the one of "+list.what+" that was read by ID", byID, first)
 		} else {
 			none = append(none, list.what)
 		}

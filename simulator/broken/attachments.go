@@ -80,6 +80,16 @@ var attachments = []Mutation{
 		},
 	},
 	{
+		Name: "A31-attach-answers-otherwise", Rule: "A31",
+		Says:  "the answer to an attach shows another size than every read",
+		After: on(func(disk map[string]any) { disk["size"] = 2 << 30 }, "instance_disk_attach"),
+	},
+	{
+		Name: "A31-detach-answers-otherwise", Rule: "A31",
+		Says:  "the answer to a detach shows another project than every read",
+		After: on(func(disk map[string]any) { disk["project_id"] = disk["id"] }, "instance_disk_detach"),
+	},
+	{
 		Name: "A32-refuses-creating", Rule: "A32", Says: "a disk in creating is not attached",
 		Before: func(x *Exchange) {
 			if disk := x.disk(); x.Is("instance_disk_attach") && disk.State.State == "creating" {

@@ -125,6 +125,31 @@ var diskLife = []Mutation{
 			}
 		},
 	},
+	{
+		Name: "A71-attached", Rule: "A71", Says: "an attached disk is taken away and deleted",
+		Before: func(x *Exchange) { x.takeAway() },
+	},
+	{
+		Name: "A71-detached", Rule: "A71", Says: "an attached disk is detached in place of its deletion",
+		Before: func(x *Exchange) {
+			if state := x.disk().State.State; x.takeAway() {
+				x.Refuse(400, "InvalidRequest", "disk cannot be deleted in state %q", state)
+			}
+		},
+	},
+}
+
+// takeAway detaches the disk that is to be deleted, whatever the rules say, and reports whether it
+// was attached.
+func (x *Exchange) takeAway() bool {
+	d := x.disk()
+	if !x.Is("disk_delete") || d.State.Instance == "" {
+		return false
+	}
+	_ = x.Rack.Plane().Unplug(d.State.Instance, d.ID)
+	d.State = store.DiskState{State: store.StateDetached}
+	x.putDisk(d)
+	return true
 }
 
 // usedNames are the names of the disks that were deleted while names stay taken.

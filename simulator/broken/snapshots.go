@@ -146,6 +146,10 @@ var snapshots = []Mutation{
 		},
 	},
 	{
+		Name: "A44-list", Rule: "A44", Says: "the list of images shows other blocks than a view",
+		After: on(func(image map[string]any) { image["block_size"] = 4096 }, "image_list"),
+	},
+	{
 		Name: "A44-kind", Rule: "A44", Says: "an image that is not there is an image, whosever it is",
 		After: func(x *Exchange) {
 			if name := x.Path.Get("image"); x.Refused(404, "-image with name") {

@@ -57,6 +57,24 @@ var wirePages = []Mutation{
 		},
 	},
 	{
+		Name: "A09-full-page-of-disks", Rule: "A09", Says: "a full page of disks lacks its last one",
+		After: dropsTheLast("disk_list"),
+	},
+	{
+		Name: "A09-full-page-of-snapshots", Rule: "A09",
+		Says:  "a full page of snapshots lacks its last one",
+		After: dropsTheLast("snapshot_list"),
+	},
+	{
+		Name: "A09-full-page-of-instances", Rule: "A09",
+		Says:  "a full page of instances lacks its last one",
+		After: dropsTheLast("instance_list"),
+	},
+	{
+		Name: "A10-full-page", Rule: "A10", Says: "a full page of an instance's disks lacks its last one",
+		After: dropsTheLast("instance_disk_list"),
+	},
+	{
 		Name: "A10-no-token-at-the-end", Rule: "A10",
 		Says: "the last page that is not empty has no token",
 		After: func(x *Exchange) {

@@ -270,7 +270,7 @@ func (r *Rack) chargeStorage(tx *store.Tx, size int64) error {
 	return tx.AddStorage(size)
 }
 
-// Delete deletes a disk that is detached or faulted.
+// Delete deletes a disk that is detached or faulted (A71).
 func (s Disks) Delete(call *Call, ref Ref) error {
 	d, err := s.View(call, ref)
 	if err != nil {

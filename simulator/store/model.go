@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// Identity is what every named object of the rack begins with, in the rack's order of fields.
+// Identity is what every named object of the rack begins with, in the rack's order of fields. The
+// record of an object is what every answer shows of it (A72).
 type Identity struct {
 	ID           string    `json:"id"`
 	Name         string    `json:"name"`

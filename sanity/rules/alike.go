@@ -1,0 +1,95 @@
+package rules
+
+import (
+	"encoding/json"
+	"maps"
+	"slices"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+)
+
+// alikeRules are about what answers say of one object.
+var alikeRules = []Rule{
+	{
+		ID: "A72",
+		Says: "A disk, a snapshot or an instance is shown alike in every field wherever it is read: " +
+			"by ID, by name, in the list of its kind, and a disk in that of its instance. Its state " +
+			"changes, and nothing else of it but `time_modified`",
+		Why: "The driver reads a volume by name or by ID, its snapshots and disks from lists, and takes " +
+			"the one for the other: the size, the source and the state decide what it does.",
+		Source: "inferred: one model of the rack's database and one conversion are behind all of them",
+		Calls: []string{"disk_create", "disk_view", "disk_list", "instance_disk_list",
+			"snapshot_view", "snapshot_list", "instance_view", "instance_list"},
+		Check: checkAlike,
+	},
+}
+
+// fields are those of an object that the client knows, by their JSON names.
+type fields map[string]json.RawMessage
+
+// fieldsOf takes an object apart as [fields], or a list as []fields.
+func fieldsOf[T any](c *Check, object any) (parts T) {
+	text, err := json.Marshal(object)
+	if err == nil {
+		err = json.Unmarshal(text, &parts)
+	}
+	c.must("take an answer of the rack apart", err)
+	return parts
+}
+
+// Same demands that an object is shown as it is elsewhere, in every field but these.
+func (c *Check) Same(what string, got, want any, but ...string) {
+	g, w := fieldsOf[fields](c, got), fieldsOf[fields](c, want)
+	all := maps.Clone(w)
+	maps.Copy(all, g)
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		if !slices.Contains(but, name) {
+			Equal(c, what+": its "+name, string(g[name]), string(w[name]))
+		}
+	}
+}
+
+// Listed demands that a list has an object once, as it is shown elsewhere.
+func (c *Check) Listed(what string, list, want any) {
+	id := string(fieldsOf[fields](c, want)["id"])
+	items := fieldsOf[[]fields](c, list)
+	items = slices.DeleteFunc(items, func(f fields) bool { return string(f["id"]) != id })
+	Equal(c, what+": how often it has "+id, len(items), 1)
+	for _, item := range items {
+		c.Same(what, item, want)
+	}
+}
+
+func checkAlike(c *Check) {
+	made := Must[*oxide.Disk](c, "create a disk")(c.CreateDisk(c.Blank()))
+	c.Same("the answer to the creation of a disk", made, c.Look(made.Id), "state", "time_modified")
+	instance := c.StoppedInstance()
+	Must[*oxide.Disk](c, "attach it")(c.Attach(made.Id, instance.Id))
+	disk := c.Look(made.Id)
+	c.Same("the disk when it is attached", disk, made, "state", "time_modified")
+	c.Same("the disk that is read by name", Must[*oxide.Disk](c, "read the disk by name")(
+		c.diskByName(c.ctx, disk.Name)), disk)
+	c.Listed("the list of disks", Must[[]oxide.Disk](c, "list the disks")(
+		c.Client.DiskListAllPages(c.ctx, oxide.DiskListParams{Project: c.project()})), disk)
+	c.Listed("the list of the instance's disks", c.DisksOf(instance.Id), disk)
+
+	seen := c.See(instance.Id)
+	c.Same("the answer to the creation of an instance", instance, seen, "run_state", "time_modified",
+		"time_run_state_updated")
+	c.Same("the instance that is read by name", Must[*oxide.Instance](c, "read it by name")(
+		c.Client.InstanceView(c.ctx, oxide.InstanceViewParams{Project: c.project(),
+			Instance: oxide.NameOrId(seen.Name)})), seen)
+	c.Listed("the list of instances", Must[[]oxide.Instance](c, "list the instances")(
+		c.Client.InstanceListAllPages(c.ctx, oxide.InstanceListParams{Project: c.project()})), seen)
+
+	taken := Must[*oxide.Snapshot](c, "take a snapshot")(c.Snapshot(disk.Id))
+	view := func(params oxide.SnapshotViewParams) *oxide.Snapshot {
+		return Must[*oxide.Snapshot](c, "read a snapshot")(c.Client.SnapshotView(c.ctx, params))
+	}
+	snapshot := view(oxide.SnapshotViewParams{Snapshot: oxide.NameOrId(taken.Id)})
+	c.Same("the answer to the creation of a snapshot", taken, snapshot, "time_modified")
+	c.Same("the snapshot that is read by name", view(oxide.SnapshotViewParams{
+		Snapshot: oxide.NameOrId(taken.Name), Project: c.project()}), snapshot)
+	c.Listed("the list of snapshots", Must[[]oxide.Snapshot](c, "list the snapshots")(
+		c.Client.SnapshotListAllPages(c.ctx, oxide.SnapshotListParams{Project: c.project()})), snapshot)
+}
