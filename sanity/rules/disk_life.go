@@ -55,8 +55,8 @@ var diskLifeRules = []Rule{
 	},
 	{
 		ID: "A71",
-		Says: "A disk is deleted only while `detached` or `faulted`: an attached one is refused with 400 " +
-			"and stays attached, whether its instance runs or not",
+		Says: "A disk is deleted only while `detached` or `faulted`: an attached one is refused with " +
+			"400 and stays attached, whether its instance runs or not",
 		Why: "Of what somebody attaches between the driver's look at a disk and its request to delete " +
 			"it, only the rack's refusal saves the data.",
 		Source: "read: datastore/disk.rs",
