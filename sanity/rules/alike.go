@@ -15,11 +15,12 @@ var alikeRules = []Rule{
 		Says: "A disk, a snapshot or an instance is shown alike in every field wherever it is read: " +
 			"by ID, by name, in the list of its kind, and a disk in that of its instance. Its state " +
 			"changes, and nothing else of it but `time_modified`",
-		Why: "The driver reads a volume by name or by ID, its snapshots and disks from lists, and takes " +
-			"the one for the other: the size, the source and the state decide what it does.",
+		Why: "The driver reads a volume by name or by ID, its snapshots and disks from lists, and " +
+			"takes the one for the other: the size, the source and the state decide what it does.",
 		Source: "inferred: one model of the rack's database and one conversion are behind all of them",
 		Calls: []string{"disk_create", "disk_view", "disk_list", "instance_disk_list",
-			"snapshot_view", "snapshot_list", "instance_view", "instance_list"},
+			"snapshot_create", "snapshot_view", "snapshot_list", "instance_create", "instance_view",
+			"instance_list"},
 		Check: checkAlike,
 	},
 }
@@ -61,28 +62,7 @@ func (c *Check) Listed(what string, list, want any) {
 }
 
 func checkAlike(c *Check) {
-	made := Must[*oxide.Disk](c, "create a disk")(c.CreateDisk(c.Blank()))
-	c.Same("the answer to the creation of a disk", made, c.Look(made.Id), "state", "time_modified")
-	instance := c.StoppedInstance()
-	Must[*oxide.Disk](c, "attach it")(c.Attach(made.Id, instance.Id))
-	disk := c.Look(made.Id)
-	c.Same("the disk when it is attached", disk, made, "state", "time_modified")
-	c.Same("the disk that is read by name", Must[*oxide.Disk](c, "read the disk by name")(
-		c.diskByName(c.ctx, disk.Name)), disk)
-	c.Listed("the list of disks", Must[[]oxide.Disk](c, "list the disks")(
-		c.Client.DiskListAllPages(c.ctx, oxide.DiskListParams{Project: c.project()})), disk)
-	c.Listed("the list of the instance's disks", c.DisksOf(instance.Id), disk)
-
-	seen := c.See(instance.Id)
-	c.Same("the answer to the creation of an instance", instance, seen, "run_state", "time_modified",
-		"time_run_state_updated")
-	c.Same("the instance that is read by name", Must[*oxide.Instance](c, "read it by name")(
-		c.Client.InstanceView(c.ctx, oxide.InstanceViewParams{Project: c.project(),
-			Instance: oxide.NameOrId(seen.Name)})), seen)
-	c.Listed("the list of instances", Must[[]oxide.Instance](c, "list the instances")(
-		c.Client.InstanceListAllPages(c.ctx, oxide.InstanceListParams{Project: c.project()})), seen)
-
-	taken := Must[*oxide.Snapshot](c, "take a snapshot")(c.Snapshot(disk.Id))
+	taken := Must[*oxide.Snapshot](c, "take a snapshot")(c.Snapshot(c.Disk().Id))
 	view := func(params oxide.SnapshotViewParams) *oxide.Snapshot {
 		return Must[*oxide.Snapshot](c, "read a snapshot")(c.Client.SnapshotView(c.ctx, params))
 	}
@@ -92,4 +72,27 @@ func checkAlike(c *Check) {
 		Snapshot: oxide.NameOrId(taken.Name), Project: c.project()}), snapshot)
 	c.Listed("the list of snapshots", Must[[]oxide.Snapshot](c, "list the snapshots")(
 		c.Client.SnapshotListAllPages(c.ctx, oxide.SnapshotListParams{Project: c.project()})), snapshot)
+
+	made := Must[*oxide.Instance](c, "create an instance")(c.CreateInstance(c.NewInstance()))
+	c.Await(made.Id, oxide.InstanceStateStopped)
+	instance := c.See(made.Id)
+	c.Same("the answer to the creation of an instance", made, instance, "run_state", "time_modified",
+		"time_run_state_updated")
+	c.Same("the instance that is read by name", Must[*oxide.Instance](c, "read it by name")(
+		c.Client.InstanceView(c.ctx, oxide.InstanceViewParams{Project: c.project(),
+			Instance: oxide.NameOrId(made.Name)})), instance)
+	c.Listed("the list of instances", Must[[]oxide.Instance](c, "list the instances")(
+		c.Client.InstanceListAllPages(c.ctx, oxide.InstanceListParams{Project: c.project()})), instance)
+
+	restored := Must[*oxide.Disk](c, "create a disk")(c.CreateDisk(c.fromSnapshot(taken.Id, false)))
+	c.Same("the answer to the creation of a disk", restored, c.Look(restored.Id), "state",
+		"time_modified")
+	Must[*oxide.Disk](c, "attach it")(c.Attach(restored.Id, instance.Id))
+	disk := c.Look(restored.Id)
+	c.Same("the disk when it is attached", disk, restored, "state", "time_modified")
+	c.Same("the disk that is read by name", Must[*oxide.Disk](c, "read the disk by name")(
+		c.diskByName(c.ctx, disk.Name)), disk)
+	c.Listed("the list of disks", Must[[]oxide.Disk](c, "list the disks")(
+		c.Client.DiskListAllPages(c.ctx, oxide.DiskListParams{Project: c.project()})), disk)
+	c.Listed("the list of the instance's disks", c.DisksOf(instance.Id), disk)
 }

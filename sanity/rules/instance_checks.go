@@ -235,6 +235,7 @@ func checkUpdate(c *Check) {
 			u.AutoRestartPolicy = oxide.NewPointer(oxide.InstanceAutoRestartPolicyNever)
 		}))
 	Equal(c, "what was changed", changeable(all), changes{2, 2 * GiB, disk.Id, "amd_milan", "never"})
+	c.Same("the answer to a change", all, c.See(instance.Id))
 	none := Must[*oxide.Instance](c, "change it back")(c.updated(instance.Id,
 		func(u *oxide.InstanceUpdate) { u.BootDisk, u.Ncpus, u.Memory = nil, 1, GiB }))
 	Equal(c, "what was changed, or left out", changeable(none), changes{1, GiB, "", "", ""})

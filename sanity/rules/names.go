@@ -80,6 +80,11 @@ func checkNamesAndIDs(c *Check) {
 	read := Must[*oxide.Disk](c, "read a disk by its name")(c.Client.DiskView(c.ctx,
 		oxide.DiskViewParams{Disk: oxide.NameOrId(disk.Name), Project: c.project()}))
 	Equal(c, "the ID of the disk that was read by name", read.Id, disk.Id)
+	owner := Must[*oxide.Project](c, "read the project by its ID")(c.Client.ProjectView(c.ctx,
+		oxide.ProjectViewParams{Project: oxide.NameOrId(disk.ProjectId)}))
+	if c.Project != owner.Id && c.Project != string(owner.Name) {
+		c.Errorf("the project of a disk: expected %s; found %s (%s)", c.Project, owner.Name, owner.Id)
+	}
 	const both = "when providing %s as an ID project should not be specified"
 	const neither = "%s should either be UUID or project should be specified"
 	for _, test := range []struct{ kind, id, name, both, neither string }{
@@ -97,7 +102,6 @@ func checkNamesAndIDs(c *Check) {
 				invalidRequest(test.neither, test.kind)})
 	}
 	c.Expect(
-		expected{"a project by ID", get("/v1/projects/" + disk.ProjectId), ok},
 		expected{"a disk by name in a project by ID",
 			get("/v1/disks/" + string(disk.Name) + "?project=" + disk.ProjectId), ok},
 		expected{"an image by ID, with a project", get("/v1/images/" + uuid.NewString() + project),
