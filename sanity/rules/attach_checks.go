@@ -143,7 +143,10 @@ func (c *Check) checkOtherProject(project, instance string) {
 }
 
 func checkAttachAtOnce(c *Check) {
-	disk, instance := c.Disk(), c.StoppedInstance()
+	instance := c.StoppedInstance()
+	source := Must[*oxide.Snapshot](c, "take a snapshot")(c.Snapshot(c.Disk().Id))
+	disk := Must[*oxide.Disk](c, "create a disk from it")(c.CreateDisk(
+		c.fromSnapshot(source.Id, false)))
 	for _, step := range []struct {
 		name, instance string
 		call           func(string, string) (*oxide.Disk, error)
