@@ -82,7 +82,7 @@ func checkNamesAndIDs(c *Check) {
 	Equal(c, "the ID of the disk that was read by name", read.Id, disk.Id)
 	owner := Must[*oxide.Project](c, "read the project by its ID")(c.Client.ProjectView(c.ctx,
 		oxide.ProjectViewParams{Project: oxide.NameOrId(disk.ProjectId)}))
-	if c.Project != owner.Id && c.Project != string(owner.Name) {
+	if !strings.EqualFold(c.Project, owner.Id) && c.Project != string(owner.Name) {
 		c.Errorf("the project of a disk: expected %s; found %s (%s)", c.Project, owner.Name, owner.Id)
 	}
 	const both = "when providing %s as an ID project should not be specified"

@@ -102,8 +102,16 @@ var marks atomic.Int64
 // openRack opens the checks of a simulated rack, from inside its first instance.
 func openRack(t *testing.T, rack *harness.Rack, hotplug bool) *Rack {
 	t.Helper()
+	r, err := Open(configOf(rack, hotplug))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func configOf(rack *harness.Rack, hotplug bool) Config {
 	here := rack.Instance("")
-	r, err := Open(Config{Host: rack.URL, Token: rack.Token, Project: rack.Project, CAFile: rack.CA,
+	return Config{Host: rack.URL, Token: rack.Token, Project: rack.Project, CAFile: rack.CA,
 		Mark: fmt.Sprintf("t%d", marks.Add(1)), Description: "made by a test", Hotplug: hotplug,
 		Admin: &rack.Admin,
 		Restart: func(ctx context.Context) error {
@@ -111,11 +119,7 @@ func openRack(t *testing.T, rack *harness.Rack, hotplug bool) *Rack {
 			return rack.Start(ctx)
 		},
 		Here: &Guest{ID: here.ID, Sys: Dir(filepath.Join(here.Guest, "sys")),
-			Dev: Dir(filepath.Join(here.Guest, "dev"))}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return r
+			Dev: Dir(filepath.Join(here.Guest, "dev"))}}
 }
 
 // giveDisk gives the first instance a disk as it has its boot disk: while it is stopped.
