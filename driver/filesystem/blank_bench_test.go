@@ -59,7 +59,8 @@ func BenchmarkBlankProofWhole(b *testing.B) {
 	const sizeBytes = 4 * guesttest.GiB
 	for _, kind := range []string{"sparse", "allocated"} {
 		b.Run(kind, func(b *testing.B) {
-			d := openDisk(b, sizeBytes, "--direct-io=on")
+			d := openDisk(b, sizeBytes)
+			guesttest.Run(b, "losetup", "--direct-io=on", d.Path)
 			if kind == "allocated" {
 				_, err := runTool(nil, "dd", "if=/dev/zero", "of="+d.Path, "bs=4M", "oflag=direct")
 				if err != nil {
@@ -96,14 +97,11 @@ func BenchmarkBlankProofWhole(b *testing.B) {
 	}
 }
 
-// openDisk returns an open blank disk of that size, whose loop device has the settings of losetup.
-func openDisk(tb testing.TB, sizeBytes int64, settings ...string) *blockdev.OpenDevice {
+// openDisk returns an open blank disk of that size.
+func openDisk(tb testing.TB, sizeBytes int64, options ...guesttest.Option) *blockdev.OpenDevice {
 	tb.Helper()
 	g := guesttest.New(tb)
-	attached := g.Attach(guesttest.Serial, sizeBytes)
-	for _, setting := range settings {
-		guesttest.Run(tb, "losetup", setting, attached.Loop)
-	}
+	attached := g.Attach(guesttest.Serial, sizeBytes, options...)
 	host := blockdev.Host{Sysfs: g.Sys(""), Dev: g.Dev("")}
 	found, err := host.Lookup(attached.Serial)
 	csitest.Must(tb, err)

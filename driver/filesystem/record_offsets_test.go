@@ -21,19 +21,19 @@ import (
 // driver, whatever its options, overwrites all records on a disk. The long form, with
 // PROOF_DURATION set, tries every size.
 func TestEveryMkfsLeavesARecord(t *testing.T) {
-	sizes, sectors := []int64{64 * guesttest.MiB, guesttest.GiB, 10 * guesttest.GiB}, []string{"512"}
+	sizes, sectors := []int64{64 * guesttest.MiB, guesttest.GiB, 10 * guesttest.GiB}, []int{512}
 	if os.Getenv("PROOF_DURATION") != "" {
 		sizes = []int64{64 * guesttest.MiB, 128 * guesttest.MiB, 300 * guesttest.MiB, guesttest.GiB,
 			1500 * guesttest.MiB, 3 * guesttest.GiB, 10 * guesttest.GiB, 100 * guesttest.GiB,
 			1023 * guesttest.GiB}
-		sectors = []string{"512", "4096"}
+		sectors = []int{512, 4096}
 	}
 	tried := 0
 	for _, size := range sizes {
 		for _, sector := range sectors {
 			for _, fsType := range volume.Filesystems {
 				for _, options := range slotOptions(fsType, size) {
-					name := fmt.Sprintf("%s of %d MiB in blocks of %s with %q", fsType, size/guesttest.MiB,
+					name := fmt.Sprintf("%s of %d MiB in blocks of %d with %q", fsType, size/guesttest.MiB,
 						sector, options)
 					t.Run(name, func(t *testing.T) {
 						for _, config := range slotConfigs(t, fsType) {
@@ -93,10 +93,10 @@ func slotConfigs(t *testing.T, fsType string) []string {
 
 // recordsAfterMkfs returns the number of records that a mkfs leaves. ok is false if mkfs refuses
 // the disk.
-func recordsAfterMkfs(t *testing.T, size int64, sector, fsType, options, config string) (left int,
-	ok bool) {
+func recordsAfterMkfs(t *testing.T, size int64, sector int, fsType, options, config string) (
+	left int, ok bool) {
 	t.Helper()
-	d := disk{openDisk(t, size, "--sector-size", sector)}
+	d := disk{openDisk(t, size, guesttest.BlockSize(sector))}
 	parsed, err := volume.ParseMkfsOptions(options)
 	csitest.Must(t, err)
 	v := Volume{ID: "v", DiskName: "d", SizeBytes: size, FSType: fsType, Mkfs: parsed}
