@@ -3,6 +3,7 @@
 package blockdev
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,6 +19,29 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 )
+
+// A disk may be detached, and its path be another disk's, while a call has the device open.
+func TestAnOpenDeviceIsReopenedWhereverItsPathLeads(t *testing.T) {
+	g := guesttest.New(t)
+	d := g.Attach("csi-0123456789abcdef", guesttest.MiB)
+	d.WriteAt(t, 0, []byte("the disk that was opened"))
+	host := Host{Sysfs: g.Sys(""), Dev: g.Dev("")}
+	found, err := host.Lookup(d.Serial)
+	csitest.Must(t, err)
+	device, err := host.Open(found)
+	csitest.Must(t, err)
+	defer func() { _ = device.Close() }()
+	csitest.Must(t, os.Remove(found.Path))
+	again, err := device.Reopen()
+	csitest.Must(t, err)
+	defer func() { _ = again.Close() }()
+	if b, err := again.Read(0, 512); err != nil || b[0] != 't' {
+		t.Errorf("read %q, %v", b, err)
+	}
+	if _, err := host.Open(found); !errors.Is(err, unix.ENOENT) {
+		t.Errorf("the path that is gone was opened: %v", err)
+	}
+}
 
 // A child has a copy of every descriptor between fork and exec, so a device could stay in use after
 // an exclusive open has been closed: by the mkfs of another volume, for example.

@@ -30,12 +30,16 @@ type OpenDevice struct {
 
 // Open opens the device and verifies that the descriptor is what sysfs described: a block device of
 // that number, size and diskseq.
-func (h Host) Open(device Device) (*OpenDevice, error) {
+func (h Host) Open(device Device) (*OpenDevice, error) { return h.open(device.Path, device) }
+
+// open opens the device at a path that leads to it.
+func (h Host) open(path string, device Device) (*OpenDevice, error) {
 	// O_NONBLOCK keeps the open from blocking on a node that is not a disk (a tape, a FIFO). With
 	// O_DIRECT reads come from the device and not from the kernel's page cache.
-	f, err := os.OpenFile(device.Path, os.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_DIRECT, 0)
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_DIRECT, 0)
 	if err != nil {
-		return nil, fmt.Errorf("open the device with serial %q: %w", device.Serial, err)
+		return nil, fmt.Errorf("open %s with serial %q: %w", device.Path, device.Serial,
+			csierr.WithoutPath(err))
 	}
 	d := &OpenDevice{Device: device, host: h, File: f, Inherited: []*os.File{f}}
 	if err := d.verify(); err != nil {
@@ -45,8 +49,11 @@ func (h Host) Open(device Device) (*OpenDevice, error) {
 	return d, nil
 }
 
-// Reopen opens the same device once more, with a descriptor that outlives this one.
-func (d *OpenDevice) Reopen() (*OpenDevice, error) { return d.host.Open(d.Device) }
+// Reopen opens the same device once more, with a descriptor that outlives this one, wherever the
+// device's path leads to by now.
+func (d *OpenDevice) Reopen() (*OpenDevice, error) {
+	return d.host.open(d.descriptorPath(), d.Device)
+}
 
 // Close closes the device and ends its lock.
 func (d *OpenDevice) Close() error {
