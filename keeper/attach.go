@@ -2,11 +2,12 @@ package keeper
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
 )
 
@@ -40,17 +41,15 @@ func (k *Keeper) awaitStopped(ctx context.Context, instance string) (oxide.Insta
 // It detaches nothing: a detach that arrives late could undo an attach that was answered in
 // between.
 func (k *Keeper) attachDisks(ctx context.Context, r *record) {
-	var all async.Group
-	for name, c := range r.Volumes {
-		if c.Refused && !c.Detach {
-			all.Go(func() {
-				if err := k.attachDisk(ctx, r.Instance, c.Disk); err != nil {
-					k.Log.WarnContext(ctx, "a disk is left to the attacher", "volume", name, "error", err)
-				}
-			})
+	for _, name := range slices.Sorted(maps.Keys(r.Volumes)) {
+		c := r.Volumes[name]
+		if !c.Refused || c.Detach {
+			continue
+		}
+		if err := k.attachDisk(ctx, r.Instance, c.Disk); err != nil {
+			k.Log.WarnContext(ctx, "a disk is left to the attacher", "volume", name, "error", err)
 		}
 	}
-	all.Wait()
 }
 
 // attachDisk attaches a disk that no instance has.
