@@ -2,6 +2,7 @@ package rules
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -27,7 +28,7 @@ func (r *Rack) Await(ctx context.Context, instance string, want oxide.InstanceSt
 		if err == nil && seen.RunState == want {
 			return nil
 		}
-		if IsGone(err) {
+		if IsGone(err) || errors.Is(err, oxide.ErrHTTP401) {
 			return err
 		}
 		if backoff.Wait(ctx) == nil {
