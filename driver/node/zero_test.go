@@ -4,6 +4,9 @@ package node
 
 import (
 	"context"
+	"fmt"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -11,6 +14,7 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/grpc/codes"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
@@ -54,4 +58,25 @@ func TestAnUnstageEndsTheReadOfTheVolumesDisk(t *testing.T) {
 		StagingTargetPath: v.staging()})
 	must(t, err)
 	goleak.VerifyNone(t, before)
+}
+
+// A read of a disk that is detached meanwhile fails, but the disk has not failed.
+func TestADiskThatIsDetachedWhileItIsReadIsNotFound(t *testing.T) {
+	g := newGuest(t)
+	v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
+	v.Whole = true
+	begun, goOn := filepath.Join(t.TempDir(), "begun"), filepath.Join(t.TempDir(), "go on")
+	tools(t, map[string]string{"blkid": fmt.Sprintf(
+		`mkdir '%s'; while [ ! -e '%s' ]; do sleep 0.01; done; "$real" "$@"`, begun, goOn)})
+	staged := async.Start(func() (struct{}, error) { return struct{}{}, v.stage() })
+	csitest.Await(t, "blkid has begun", func() bool {
+		_, err := os.Stat(begun)
+		return err == nil
+	})
+	g.Unplug(v.disk)
+	must(t, os.Truncate(v.disk.File, 0))
+	guesttest.Run(t, "losetup", "--set-capacity", v.disk.Loop)
+	must(t, os.WriteFile(goOn, nil, 0o600))
+	_, err := staged()
+	csitest.Want(t, err, codes.NotFound, csierr.DeviceNotFound)
 }
