@@ -2,11 +2,10 @@ package keeper
 
 import (
 	"context"
-	"maps"
-	"slices"
 	"time"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
 )
@@ -39,15 +38,21 @@ func (k *Keeper) awaitStopped(ctx context.Context, instance string) (oxide.Insta
 // here the attacher does, and explains.
 //
 // It detaches nothing: a detach that arrives late could undo an attach that was answered in
-// between.
-func (k *Keeper) attachDisks(ctx context.Context, r *record) {
-	for _, name := range slices.Sorted(maps.Keys(r.Volumes)) {
-		c := r.Volumes[name]
-		if !c.Refused || c.Detach {
+// between. And it looks right before whether the attach is still wanted: of one that comes after
+// the attacher has detached, nobody would know.
+func (k *Keeper) attachDisks(ctx context.Context, n *node) {
+	now, err := k.Kubernetes.StorageV1().VolumeAttachments().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		k.Log.WarnContext(ctx, "the disks are left to the attacher", "error", err)
+		return
+	}
+	for _, a := range newView(k.now(), nil, nil, now.Items).of(n) {
+		c := n.Record.Volumes[a.volume()]
+		if !c.Refused || c.Detach || a.DeletionTimestamp != nil {
 			continue
 		}
-		if err := k.attachDisk(ctx, r.Instance, c.Disk); err != nil {
-			k.Log.WarnContext(ctx, "a disk is left to the attacher", "volume", name, "error", err)
+		if err := k.attachDisk(ctx, n.Record.Instance, c.Disk); err != nil {
+			k.Log.WarnContext(ctx, "a disk is left to the attacher", "volume", a.volume(), "error", err)
 		}
 	}
 }

@@ -236,7 +236,7 @@ func (k *Keeper) stop(ctx context.Context, v *view, n *node) error {
 	}
 	switch state {
 	case oxide.InstanceStateStopped:
-		k.attachDisks(ctx, n.Record)
+		k.attachDisks(ctx, n)
 		return k.to(ctx, v, n, attaching, "the instance is stopped; the attacher works")
 	case oxide.InstanceStateStopping:
 		return nil
@@ -261,7 +261,7 @@ func (k *Keeper) stop(ctx context.Context, v *view, n *node) error {
 	// At once: the next round comes late for a program that starts stopped instances.
 	if state, err = k.awaitStopped(ctx, n.Record.Instance); err == nil &&
 		state == oxide.InstanceStateStopped {
-		k.attachDisks(ctx, n.Record)
+		k.attachDisks(ctx, n)
 	}
 	return err
 }
