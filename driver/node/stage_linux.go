@@ -97,13 +97,11 @@ func (n *Service) stage(ctx context.Context, v request) error {
 	p := filesystem.Preparation{Device: device, Volume: v.Volume, Scans: &n.scans, Log: n.log(),
 		Begin: func(covers int64) error { return n.begin(ctx, device, v, covers) }}
 	grow, err := p.Run(ctx)
-	if csierr.Has(err, csierr.DeviceUnreadable) {
-		// A disk that was detached meanwhile cannot be read, but that is not its failure.
-		if gone := device.Reverify(); csierr.Has(gone, csierr.DeviceNotFound) {
-			err = gone
-		}
-	}
 	if err != nil {
+		// Whatever fails with a disk that was detached meanwhile is not the disk's failure.
+		if gone := device.Reverify(); csierr.Has(gone, csierr.DeviceNotFound) {
+			return gone
+		}
 		return n.recall(v, err)
 	}
 	return n.mountAt(ctx, path, device, v, grow)
