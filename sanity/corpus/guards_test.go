@@ -191,7 +191,7 @@ func blankGuards() []guard {
 		{"a disk has one filesystem", in("filesystem.scan.filesystem", "if len(s.Found) != 1 {",
 			"if len(s.Found) == 0 || !REMOVED && len(s.Found) != 1 {"),
 			[]string{"ext4 of this volume and btrfs at once"}},
-		{"a disk is read past what the kernel remembers", in("blockdev.Host.Open",
+		{"a disk is read past what the kernel remembers", in("blockdev.Host.open",
 			"unix.O_NONBLOCK|unix.O_DIRECT", "unix.O_NONBLOCK|zeroIf(REMOVED, unix.O_DIRECT)"),
 			[]string{"a disk that the kernel remembers as blank"}},
 		{"a mkfs that failed has failed", in("filesystem.disk.mkfs", "if result.Exit != 0 {",
