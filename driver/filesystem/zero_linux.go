@@ -52,9 +52,17 @@ func (p *Preparation) proveRange(ctx context.Context, from, to int64, e expected
 		if err := d.AwaitNoWriters(); err != nil {
 			return nil, err
 		}
+		own, err := d.Reopen() // the call closes its descriptor when it returns
+		if err != nil {
+			return nil, err
+		}
 		job, joined := p.Scans.join(r, func(ctx context.Context, j *zeroScan) {
-			runScan(ctx, p.Log, d, p.Volume, j)
+			defer func() { _ = own.Close() }()
+			runScan(ctx, p.Log, disk{own}, p.Volume, j)
 		})
+		if joined {
+			_ = own.Close()
+		}
 		if job == nil {
 			return nil, scanPending(d, "the driver is shutting down")
 		}
@@ -142,26 +150,19 @@ func (d disk) judgeFound(job *zeroScan, old bool) (again bool, err error) {
 		errNotBlank)
 }
 
-// runScan is the job. It opens the device once more, because the call closes its descriptor when it
-// returns, and without the lock, so that the job does not block other calls.
+// runScan is the job. Its d has no lock, so that the job does not block other calls.
 func runScan(ctx context.Context, log *slog.Logger, d disk, v Volume, j *zeroScan) {
 	log = log.With("device", d.Path, "serial", d.Serial, "from", j.From, "to", j.To)
 	log.Info("reading a whole disk to prove that it is blank")
 	j.found = -1
 	j.err = async.Guard(ctx, log, "the read of a disk", func() error {
-		device, err := d.Reopen()
-		if err != nil {
-			return err
-		}
-		defer func() { _ = device.Close() }()
-		own := disk{device}
 		ctx, stop := context.WithCancel(ctx)
 		defer stop()
 		watch := async.Start(func() (struct{}, error) {
 			defer stop()
-			return struct{}{}, own.watchScan(ctx, j, log)
+			return struct{}{}, d.watchScan(ctx, j, log)
 		})
-		err = own.readCounted(ctx, v, j)
+		err := d.readCounted(ctx, v, j)
 		stop()
 		if _, gone := watch(); gone != nil {
 			return gone
