@@ -84,7 +84,17 @@ func (s *session) cleanUp(ctx context.Context) error {
 	for _, u := range slices.Backward(s.uses) {
 		errs = append(errs, u.unpublish(ctx))
 	}
-	// A snapshot that may exist is found by taking it again, which needs its volume.
+	// A volume or snapshot that may exist is found by making it again, which needs what it came from.
+	for _, v := range s.volumes {
+		if v.Volume == nil && !v.deleted {
+			errs = append(errs, s.make(ctx, v))
+		}
+	}
+	for _, snap := range s.snapshots {
+		if snap.id == "" && !snap.deleted {
+			errs = append(errs, s.take(ctx, snap))
+		}
+	}
 	for _, snap := range s.snapshots {
 		errs = append(errs, s.deleteSnapshot(ctx, snap))
 	}
@@ -155,12 +165,7 @@ func (s *session) make(ctx context.Context, v *volume) error {
 }
 
 func (s *session) delete(ctx context.Context, v *volume) error {
-	if v.Volume == nil && !v.deleted {
-		if err := s.make(ctx, v); err != nil {
-			return err
-		}
-	}
-	if v.deleted {
+	if v.deleted || v.Volume == nil {
 		return nil
 	}
 	return repeat(ctx, func() error {
@@ -194,12 +199,7 @@ func (s *session) take(ctx context.Context, snap *snapshot) error {
 }
 
 func (s *session) deleteSnapshot(ctx context.Context, snap *snapshot) error {
-	if snap.id == "" && !snap.deleted {
-		if err := s.take(ctx, snap); err != nil {
-			return err
-		}
-	}
-	if snap.deleted {
+	if snap.deleted || snap.id == "" {
 		return nil
 	}
 	return repeat(ctx, func() error {
