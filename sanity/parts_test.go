@@ -50,13 +50,13 @@ func parts() []part {
 	return all
 }
 
-// inNamespace is set when this binary has been started again to run specs.
-const inNamespace = "OXIDE_SANITY_PART"
+// runsSpecs is set when this binary has been started again to run specs.
+const runsSpecs = "OXIDE_SANITY_PART"
 
 // again is this binary, started again in a mount namespace of its own.
 func again(ctx context.Context, t *testing.T, run *harness.Run, args []string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, os.Args[0], args...)
-	cmd.Env = append(os.Environ(), inNamespace+"=1")
+	cmd.Env = append(os.Environ(), runsSpecs+"=1")
 	for _, program := range programs {
 		path, err := run.Binary(ctx, program)
 		if err != nil {
@@ -65,7 +65,6 @@ func again(ctx context.Context, t *testing.T, run *harness.Run, args []string) *
 		cmd.Env = append(cmd.Env, harness.BinaryVariable(program)+"="+path)
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Unshareflags: syscall.CLONE_NEWNS,
 		// An interrupt makes Ginkgo end the specs and clean up behind them, a second one makes
 		// it give that up. So it comes from here only, once.
 		Setpgid:   true,

@@ -11,9 +11,11 @@ import (
 	"github.com/onsi/ginkgo/v2/types"
 	. "github.com/onsi/gomega"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/csisuite"
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity/namespace"
 )
+
+func TestMain(m *testing.M) { namespace.Main(m) }
 
 // TestSanity runs csi-sanity in all combinations and our own specs against simulated racks: the
 // whole suite in parts, side by side, or what -ginkgo.label-filter ('ext4 && split') or
@@ -29,7 +31,7 @@ func TestSanity(t *testing.T) {
 	run.EndWith(t)
 	suite, reporter := GinkgoConfiguration()
 	switch {
-	case os.Getenv(inNamespace) != "":
+	case os.Getenv(runsSpecs) != "":
 		runSpecs(t, suite, reporter)
 	case csisuite.FullRun(suite):
 		runParts(t, run)
@@ -40,9 +42,6 @@ func TestSanity(t *testing.T) {
 
 // runSpecs runs the chosen specs in this process.
 func runSpecs(t *testing.T, suite types.SuiteConfig, reporter types.ReporterConfig) {
-	if err := namespace.LeaveVolumes(); err != nil {
-		t.Fatal(err)
-	}
 	RegisterFailHandler(Fail)
 	csisuite.Quiet()
 	watchSpecs()

@@ -3,7 +3,7 @@ package simulator
 import (
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 )
 
-func TestMain(m *testing.M) { simtest.Main(m) }
+func TestMain(m *testing.M) { namespace.Main(m) }

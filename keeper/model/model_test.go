@@ -21,11 +21,12 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper"
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
 )
 
-func TestMain(m *testing.M) { proof.Main(m) }
+func TestMain(m *testing.M) { namespace.Main(m) }
 
 // shortHistories is how many histories the short form has, and longest how many acts one has.
 const (

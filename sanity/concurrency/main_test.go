@@ -5,7 +5,7 @@ package concurrency
 import (
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 )
 
-func TestMain(m *testing.M) { proof.Main(m) }
+func TestMain(m *testing.M) { namespace.Main(m) }

@@ -12,9 +12,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/guest"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity/namespace"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/report"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/rules"
 )

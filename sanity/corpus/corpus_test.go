@@ -13,11 +13,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
 )
 
-func TestMain(m *testing.M) { proof.Main(m) }
+func TestMain(m *testing.M) { namespace.Main(m) }
 
 // TestNoDiskThatIsNotBlankIsFormatted is the proof.
 func TestNoDiskThatIsNotBlankIsFormatted(t *testing.T) {

@@ -7,8 +7,8 @@ import (
 	"os"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/crash/trace"
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
 )
 
 // tracer tells this binary that it is started as a tracer.
@@ -22,5 +22,5 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	proof.Main(m)
+	namespace.Main(m)
 }

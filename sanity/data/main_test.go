@@ -11,10 +11,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/data"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/guest"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
 )
 
 // TestMain makes this binary an agent when it is started as one.
@@ -22,7 +22,7 @@ func TestMain(m *testing.M) {
 	if len(os.Args) == 2 && os.Args[1] == guest.Verb {
 		os.Exit(guest.Main(context.Background()))
 	}
-	proof.Main(m)
+	namespace.Main(m)
 }
 
 // bench is a Bench on a simulated rack with the instances a, b and helper.

@@ -12,11 +12,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
 )
 
-func TestMain(m *testing.M) { proof.Main(m) }
+func TestMain(m *testing.M) { namespace.Main(m) }
 
 // environmentCount are how many racks there are, each with one cell at a time. Much of a cell is
 // waiting.

@@ -7,8 +7,8 @@ import (
 	"os"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/guest"
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
 )
 
 // TestMain makes this binary an agent when it is started as one.
@@ -16,5 +16,5 @@ func TestMain(m *testing.M) {
 	if len(os.Args) == 2 && os.Args[1] == guest.Verb {
 		os.Exit(guest.Main(context.Background()))
 	}
-	proof.Main(m)
+	namespace.Main(m)
 }

@@ -12,7 +12,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity/namespace"
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 )
 
 // greeting is the line with which an agent begins. What a shell prints before it is passed over.

@@ -15,13 +15,13 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
 )
 
 func TestMain(m *testing.M) {
 	debug.SetGCPercent(-1) // see collect
-	proof.Main(m)
+	namespace.Main(m)
 }
 
 // shortImages is how many images the short form has.

@@ -8,10 +8,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
 )
 
-func TestMain(m *testing.M) { proof.Main(m) }
+func TestMain(m *testing.M) { namespace.Main(m) }
 
 // plug gives a new guest its bystanders.
 func plug(t *testing.T, member proof.Member) (*proof.GuestBystanders, string) {

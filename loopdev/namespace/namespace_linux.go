@@ -13,13 +13,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Main runs a package's tests in this binary, started again in a mount namespace of its own: no test
+// sees the mounts of another package, or holds their devices, and what a failed one leaves mounted
+// is gone with it. Without root the tests run here, and those that need root report it. Call it from
+// TestMain.
+func Main(m interface{ Run() int }) {
+	if os.Geteuid() == 0 {
+		if err := Enter(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+	}
+	os.Exit(m.Run())
+}
+
 // Enter starts this program again, as the same process and with the same arguments, in a mount
 // namespace of its own. There it returns, and lets go of the volumes that others had mounted when
 // the namespace was made as a copy of theirs. A program that enters a second time does nothing new.
 func Enter() error {
 	if Entered() {
 		// A program that this one starts is not the one that was started again.
-		return errors.Join(os.Unsetenv(marker), LeaveVolumes())
+		return errors.Join(os.Unsetenv(marker), leaveVolumes())
 	}
 	if os.Geteuid() != 0 {
 		return errors.New("a mount namespace takes root: run it as root")
@@ -39,9 +53,9 @@ func Enter() error {
 	return fmt.Errorf("start again in a mount namespace: %w", err)
 }
 
-// LeaveVolumes lets go of the volumes that others have mounted. Else this process would hold their
+// leaveVolumes lets go of the volumes that others have mounted. Else this process would hold their
 // devices, and a driver does not let go of a volume that another namespace has.
-func LeaveVolumes() error {
+func leaveVolumes() error {
 	mounts, err := mountinfo.GetMounts(nil)
 	if err != nil {
 		return fmt.Errorf("leave the volumes of others: %w", err)
