@@ -1,8 +1,9 @@
 // Package csierr defines the driver's errors. Every error that a caller of the CSI services sees is
-// an Error: a Reason, which driver/REASONS.md explains, and a sentence. One table maps each reason
-// to its gRPC code, so that the layers below the RPCs need no gRPC.
+// an Error: a Reason and a sentence. One table contains each reason's gRPC code, so that the layers
+// below the RPCs need no gRPC, and its explanation: driver/REASONS.md is written from it, and the
+// doctor reads it.
 //
-// Files: reasons.go (the reasons), codes.go (their codes), error.go (making, wrapping, recognizing
+// Files: reasons.go (the table), reasons_*.go (its parts), error.go (making, wrapping, recognizing
 // and formatting errors), plain.go (safe text).
 package csierr
 
@@ -25,7 +26,7 @@ type Error struct {
 
 // New returns an Error with the reason's code. The format may hold %w.
 func New(reason Reason, format string, args ...any) error {
-	return &Error{Reason: reason, code: codeOf[reason], err: fmt.Errorf(format, args...)}
+	return &Error{Reason: reason, code: explanations[reason].Code, err: fmt.Errorf(format, args...)}
 }
 
 // Coded returns an Error with a code other than its reason's, for calls in which CSI requires it.
@@ -81,7 +82,7 @@ func From(err error, otherwise Reason) *Error {
 func fromStatus(err error, otherwise Reason) *Error {
 	s, ok := status.FromError(err)
 	if !ok || s.Code() == codes.Unknown || s.Code() == codes.OK {
-		return &Error{Reason: otherwise, code: codeOf[otherwise], err: err}
+		return &Error{Reason: otherwise, code: explanations[otherwise].Code, err: err}
 	}
 	switch s.Code() {
 	case codes.DeadlineExceeded:

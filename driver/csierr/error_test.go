@@ -67,14 +67,6 @@ func TestAWrappedReasonIsRecognized(t *testing.T) {
 	}
 }
 
-func TestEveryReasonHasItsCodeInTheTable(t *testing.T) {
-	for _, reason := range reasonsInSource(t) {
-		if _, ok := codeOf[Reason(reason)]; !ok {
-			t.Errorf("no code for %s", reason)
-		}
-	}
-}
-
 func TestAMessageIsParsedWhereverKubernetesQuotesIt(t *testing.T) {
 	for text, want := range map[string][2]string{
 		"DiskNotBlank: the disk: 7": {"DiskNotBlank", "the disk: 7"},

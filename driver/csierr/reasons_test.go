@@ -1,91 +1,113 @@
 package csierr
 
 import (
-	"go/ast"
-	"go/parser"
-	"go/token"
+	"flag"
+	"fmt"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"unicode"
 
+	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
 )
 
-// reasonsInSource are the values of all constants of type Reason.
-func reasonsInSource(t *testing.T) []string {
-	t.Helper()
-	var found []string
-	file, err := parser.ParseFile(token.NewFileSet(), "reasons.go", nil,
-		parser.SkipObjectResolution)
+var update = flag.Bool("update", false, "write driver/REASONS.md")
+
+const pageHead = `# Reasons
+
+<!-- written by go test ./driver/csierr -run Page -update -->
+
+Every error of the driver is one line: ` + "`Reason: sentence`" + `. The reason is one word that does not change between releases,
+for dashboards, alerts and this page. The sentence is for people: what was expected, what was found, and what to do.
+No message contains a token, a secret or a mount flag.
+
+The first line of an entry is the gRPC code. "Do" says what a person has to do; where the orchestrator repeats the call
+by itself, nothing.
+`
+
+func TestThePageOfReasonsIsTheTable(t *testing.T) {
+	const path = "../REASONS.md"
+	var want strings.Builder
+	want.WriteString(pageHead)
+	for _, s := range sections {
+		fmt.Fprintf(&want, "\n## %s\n", s.title)
+		if s.intro != "" {
+			fmt.Fprintf(&want, "\n%s\n", wrap(s.intro))
+		}
+		for _, e := range s.reasons {
+			fmt.Fprintf(&want, "\n### `%s`\n\n`%s`%s.\n%s\n\n%s\n", e.Reason, inCapitals(e.Code),
+				e.Also, wrap(e.Means), wrap("Do: "+e.Do))
+		}
+	}
+	if *update {
+		if err := os.WriteFile(path, []byte(want.String()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	ast.Inspect(file, func(n ast.Node) bool {
-		spec, ok := n.(*ast.ValueSpec)
-		if !ok {
-			return true
+	if diff := cmp.Diff(want.String(), string(got)); diff != "" {
+		t.Errorf("driver/REASONS.md is not the table; write it with "+
+			"go test ./driver/csierr -run Page -update (-table +page):\n%s", diff)
+	}
+}
+
+func TestEveryReasonHasOneCompleteExplanation(t *testing.T) {
+	files, err := filepath.Glob("reasons_*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var defined, explained []Reason
+	for _, file := range files {
+		source, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
 		}
-		if kind, ok := spec.Type.(*ast.Ident); ok && kind.Name == "Reason" {
-			value, err := strconv.Unquote(spec.Values[0].(*ast.BasicLit).Value)
-			if err != nil {
-				t.Fatal(err)
+		for _, m := range regexp.MustCompile(` Reason += "(\w+)"`).FindAllSubmatch(source, -1) {
+			defined = append(defined, Reason(m[1]))
+		}
+	}
+	for _, s := range sections {
+		for _, e := range s.reasons {
+			explained = append(explained, e.Reason)
+			if e.Code == codes.OK || !strings.HasSuffix(e.Means, ".") || e.Do == "" {
+				t.Errorf("%s lacks its code, or one of its texts is no sentence: %+v", e.Reason, e)
 			}
-			found = append(found, value)
-		}
-		return true
-	})
-	if len(found) < 70 {
-		t.Fatalf("found %d reasons in the source; is this test reading the right files?", len(found))
-	}
-	return found
-}
-
-// reasonsOnPage are the reasons that the page explains, each with the line of its codes.
-func reasonsOnPage(t *testing.T) map[string]string {
-	t.Helper()
-	page, err := os.ReadFile("../REASONS.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	entry := regexp.MustCompile("(?m)^### `([A-Za-z0-9]+)`\n\n(.+)\n(?:.+\n)+\nDo: .+")
-	found := map[string]string{}
-	for _, m := range entry.FindAllStringSubmatch(string(page), -1) {
-		if _, twice := found[m[1]]; twice {
-			t.Errorf("%s is explained twice", m[1])
-		}
-		found[m[1]] = m[2]
-	}
-	return found
-}
-
-func TestEveryReasonIsExplainedOnOnePage(t *testing.T) {
-	source, page := reasonsInSource(t), reasonsOnPage(t)
-	for _, reason := range source {
-		if page[reason] == "" {
-			t.Errorf("REASONS.md does not explain %s: its codes, what it means, and what to do", reason)
 		}
 	}
-	for reason := range page {
-		if !slices.Contains(source, reason) {
-			t.Errorf("REASONS.md explains %s, which no error of the driver has", reason)
-		}
+	slices.Sort(defined)
+	slices.Sort(explained)
+	if diff := cmp.Diff(defined, explained); diff != "" {
+		t.Errorf("the table does not explain every reason once (-constants +table):\n%s", diff)
 	}
 }
 
-func TestThePageNamesTheCodeOfEachReason(t *testing.T) {
-	page := reasonsOnPage(t)
-	for reason, code := range codeOf {
-		if name := "`" + inCapitals(code) + "`"; !strings.Contains(page[string(reason)], name) {
-			t.Errorf("REASONS.md says %s for %s, its code is %s", page[string(reason)], reason, name)
+// wrap breaks a text into lines of at most 120 characters.
+func wrap(text string) string {
+	var lines strings.Builder
+	width := 0
+	for i, word := range strings.Fields(text) {
+		switch {
+		case i > 0 && width+1+len(word) > 120:
+			lines.WriteByte('\n')
+			width = 0
+		case i > 0:
+			lines.WriteByte(' ')
+			width++
 		}
+		lines.WriteString(word)
+		width += len(word)
 	}
+	return lines.String()
 }
 
-// inCapitals is a code as CSI writes it.
+// inCapitals returns the name of a code as CSI writes it.
 func inCapitals(code codes.Code) string {
 	var name strings.Builder
 	for i, r := range code.String() {

@@ -162,8 +162,9 @@ func broken(what string, f Finding) Step { return Step{State: Broken, What: what
 // advise completes a finding by its reason, and puts names into its command.
 func (c *chain) advise(f *Finding) {
 	if a, ok := advices[f.Reason]; ok {
-		f.ByItself, f.Do, f.Next = orElse(f.ByItself, a.ByItself), orElse(f.Do, a.Do),
-			orElse(f.Next, a.Next)
+		e, _ := csierr.Explain(f.Reason)
+		f.ByItself, f.Do, f.Next = orElse(f.ByItself, a.ByItself),
+			orElse(f.Do, strings.ReplaceAll(e.Do, "`", "")), orElse(f.Next, a.Next)
 	}
 	f.Next = c.commandAt("", f.Next)
 }
