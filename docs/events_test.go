@@ -14,7 +14,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/flight"
 )
 
-var update = flag.Bool("update", false, "write the table of docs/events.md")
+var update = flag.Bool("update", false, "write the generated parts of the pages")
 
 // The table of events stands between these lines.
 const (
