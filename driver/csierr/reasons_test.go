@@ -21,9 +21,10 @@ const pageHead = `# Reasons
 
 <!-- written by go test ./driver/csierr -run Page -update -->
 
-Every error of the driver is one line: ` + "`Reason: sentence`" + `. The reason is one word that does not
-change between releases, for dashboards, alerts and this page. The sentence is for people: what was
-expected, what was found, and what to do. No message contains a token, a secret or a mount flag.
+Every error of the driver is one line: ` + "`Reason: sentence`" + `. The reason is one word that
+does not change between releases, for dashboards, alerts and this page. The sentence is for people:
+what was expected, what was found, and what to do. No message contains a token, a secret or a mount
+flag.
 
 The first line of an entry is the gRPC code. "Do" says what a person has to do; where the
 orchestrator repeats the call by itself, nothing.
