@@ -81,6 +81,7 @@ test: under-test ## every test: sanity, the proofs in their short form, and each
 	@tools/prerequisites --browser
 	@rm -f $(FIGURES)
 	$(GO) test -C tools -timeout=$(TIMEOUT) ./mutants ./release ./size
+	$(GO) test -C tools -count=1 ./walls
 	$(GO) test -C tools/monitoring -count=1 .
 	$(SUITE) $(GO) test $(RACE) -p=3 -count=1 -timeout=$(TIMEOUT) ./...
 	@cat $(FIGURES)
@@ -146,6 +147,7 @@ fmt: ## say which files gofmt and goimports would change
 	$(LINT) fmt --diff
 
 lint: ## vet, also for macOS and illumos, style, the walls between the packages, and the workflows
+	$(GO) run -C tools ./walls $(CURDIR)
 	$(LINT) run --allow-parallel-runners
 	GOOS=darwin $(GO) vet -tags e2e ./...
 	GOOS=illumos $(GO) vet -tags e2e ./...

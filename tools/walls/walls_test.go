@@ -1,0 +1,233 @@
+package main
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"testing/fstest"
+)
+
+const root = "../.."
+
+func TestTheProjectKeepsItsWalls(t *testing.T) {
+	problems, err := run(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, problem := range problems {
+		t.Error(problem)
+	}
+}
+
+func TestEveryPackageOfTheGoCommandIsRead(t *testing.T) {
+	read, err := load(os.DirFS(root))
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := exec.Command("go", "list", "-tags", "e2e", "./...")
+	list.Dir = root
+	out, err := list.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := strings.Fields(strings.ReplaceAll(string(out), read.module+"/", ""))
+	slices.Sort(want)
+	slices.Sort(read.packages)
+	if len(want) == 0 || !slices.Equal(read.packages, want) {
+		t.Errorf("load found the packages\n%q, want\n%q", read.packages, want)
+	}
+}
+
+// What the project imports today is known from its files. Every other import of a package or a
+// library is injected.
+func TestEveryImportThatTheProjectLacksIsRefused(t *testing.T) {
+	tree, err := load(os.DirFS(root))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(root + "/" + document)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := parse(string(text), tree.module)
+	if err != nil {
+		t.Fatal(err)
+	}
+	type edge struct {
+		from, to string
+		test     bool
+	}
+	made := map[edge]bool{}
+	for _, i := range tree.imports {
+		made[edge{i.from, w.target(i.path), i.test}] = true
+	}
+	paths := slices.Collect(maps.Keys(w.libraries))
+	for _, name := range tree.packages {
+		paths = append(paths, tree.module+"/"+name)
+	}
+	paths = append(paths, "example.org/unknown")
+	injected := tree
+	injected.imports = slices.Clone(tree.imports)
+	var want []string
+	for _, from := range tree.packages {
+		for _, path := range paths {
+			for _, test := range []bool{false, true} {
+				to := w.target(path)
+				free := w.free[to] == anyPackage || test && w.free[to] == anyTest
+				if from == to || free || made[edge{from, to, test}] || test && made[edge{from, to, false}] {
+					continue
+				}
+				at := fmt.Sprintf("injected:%d", len(want))
+				injected.imports = append(injected.imports, imported{from, path, test, at})
+				want = append(want, fmt.Sprintf("%s: %s must not import %s, ", at, from, to))
+			}
+		}
+	}
+	got := w.check(injected)
+	if len(got) != len(want) || len(want) < 1000 {
+		t.Fatalf("%d problems for %d imports: %q", len(got), len(want), got)
+	}
+	for i, problem := range got {
+		if !strings.HasPrefix(problem, want[i]) {
+			t.Errorf("got %q, want %q", problem, want[i])
+		}
+	}
+	fmt.Printf("FIGURE walls packages=%d refused=%d\n", len(tree.packages), len(want))
+}
+
+const tables = `
+| package | its one job | imports | its tests, too | promise |
+|---|---|---|---|---|
+| ~driver/rack~ | talk | ~csierr~, http | ~node~ | a rack knows no node |
+| ~driver/node~ | work | ~csierr~ | | a node needs no token |
+| ~driver/csierr~ | fail | | | it knows nobody |
+
+| package | never links | promise |
+|---|---|---|
+| ~node~ | http | a node needs no token |
+
+| library | import paths | imported by | what for |
+|---|---|---|---|
+| http | ~example.org/http~ | | talk |
+| uuid | ~example.org/uuid~ | any package | ids |
+| cmp | ~example.org/cmp~ | any test | differences |
+| testing | ~testing~ | any test | tests |
+`
+
+func TestWhatTheTablesDoNotNameIsAProblem(t *testing.T) {
+	files := map[string]string{
+		"go.mod":                      "module example.org/m\n",
+		"driver/rack/rack.go":         goFile("example.org/m/driver/csierr", "example.org/http/v2", "os"),
+		"driver/rack/rack_test.go":    goFile("example.org/m/driver/node", "testing"),
+		"driver/node/node.go":         goFile("example.org/m/driver/csierr", "example.org/uuid"),
+		"driver/csierr/csierr.go":     goFile("strings"),
+		"driver/csierr/some_test.go":  goFile("example.org/m/driver/csierr", "example.org/cmp"),
+		"driver/rack/testdata/bad.go": goFile("example.org/unknown"),
+		"tools/go.mod":                "module example.org/m/tools\n",
+		"tools/tool.go":               goFile("example.org/unknown"),
+	}
+	for _, tt := range []struct{ name, file, text, was, is, want string }{
+		{name: "nothing is wrong"},
+		{name: "a forbidden import", file: "driver/node/token.go",
+			text: goFile("example.org/m/driver/rack"),
+			want: "driver/node/token.go:3: driver/node must not import driver/rack, which its row in " +
+				"ARCHITECTURE.md does not name (a node needs no token). Do without, or add it to the row " +
+				"if the promise still holds"},
+		{name: "a forbidden import for another system", file: "driver/node/node_plan9.go",
+			text: "//go:build never\n\n" + goFile("example.org/m/driver/rack"),
+			want: "driver/node must not import driver/rack"},
+		{name: "what only tests may import", file: "driver/rack/more.go",
+			text: goFile("example.org/m/driver/node"), want: "driver/rack must not import driver/node"},
+		{name: "a library that the row does not name", file: "driver/node/more.go",
+			text: goFile("example.org/http"), want: "driver/node must not import http"},
+		{name: "a library for tests", file: "driver/node/more.go", text: goFile("example.org/cmp"),
+			want: "driver/node must not import cmp"},
+		{name: "testing in a program", file: "driver/node/more.go", text: goFile("testing"),
+			want: "driver/node must not import testing"},
+		{name: "a library without a row", file: "driver/node/more.go", text: goFile("example.org/httpd"),
+			want: "driver/node must not import example.org/httpd"},
+		{name: "a package without a row", file: "driver/new/new.go", text: goFile("fmt"),
+			want: "driver/new has no row in ARCHITECTURE.md, so it may import nothing: add one"},
+		{name: "an import of a package without a row", file: "driver/new/new.go",
+			text: goFile("example.org/m/driver/csierr"), want: "driver/new has no row"},
+		{name: "a row without a package", was: "| ~driver/csierr~",
+			is:   "| ~gone~ | | | | none |\n| ~driver/csierr~",
+			want: "the row of gone is about no package"},
+		{name: "a name that is not imported", was: "| work | ~csierr~", is: "| work | ~csierr~, http",
+			want: "the row of driver/node need not name http"},
+		{name: "a name for tests that is not needed", was: "| ~node~ | a rack",
+			is:   "| ~node~, http | a rack",
+			want: "the row of driver/rack need not name http for tests"},
+		{name: "a library that nobody imports", was: "| cmp |",
+			is:   "| gone | ~example.org/gone~ | | |\n| cmp |",
+			want: "no package imports the library gone"},
+		{name: "a name of two packages", file: "other/node/node.go", text: goFile(),
+			was: "| ~driver/csierr~", is: "| ~other/node~ | | | | none |\n| ~driver/csierr~",
+			want: `"node" names ["driver/node" "other/node"], want one package or library`},
+		{name: "a name of nothing", was: "| work | ~csierr~", is: "| work | ~csi~",
+			want: `"csi" names [], want one package or library`},
+		{name: "a row twice", was: "| ~driver/csierr~",
+			is:   "| ~driver/node~ | | | | |\n| ~driver/csierr~",
+			want: "two rows are about driver/node"},
+		{name: "a row without a promise", was: "| it knows nobody |", is: "| |",
+			want: "the row of driver/csierr gives no promise"},
+		{name: "a row with a cell too few", was: "| talk | ~csierr~, http |", is: "| ~csierr~, http |",
+			want: "has 4 cells, want 5"},
+		{name: "a table without its header", was: "| never links |", is: "| links |",
+			want: `no table has the columns ["package" "never links" "promise"]`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			project := fstest.MapFS{}
+			for name, text := range files {
+				project[name] = &fstest.MapFile{Data: []byte(text)}
+			}
+			if tt.file != "" {
+				project[tt.file] = &fstest.MapFile{Data: []byte(tt.text)}
+			}
+			read, err := load(project)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var problems []string
+			document := strings.Replace(tables, tt.was, tt.is, 1)
+			w, err := parse(strings.ReplaceAll(document, "~", "`"), read.module)
+			if err != nil {
+				problems = []string{err.Error()}
+			} else {
+				problems = w.check(read)
+			}
+			if tt.want == "" && len(problems) == 0 {
+				return
+			}
+			if len(problems) != 1 || tt.want == "" || !strings.Contains(problems[0], tt.want) {
+				t.Errorf("the problems are %q, want one with %q", problems, tt.want)
+			}
+		})
+	}
+}
+
+func TestAPackageDoesNotLinkALibraryThroughAnother(t *testing.T) {
+	w, err := parse(strings.ReplaceAll(tables, "~", "`"), "example.org/m")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := w.linked(w.never[0], []string{"os", "example.org/m/driver/csierr", "example.org/http/v2"})
+	want := "ARCHITECTURE.md: driver/node links http (example.org/http/v2), which it never may: " +
+		"a node needs no token"
+	if len(got) != 1 || got[0] != want {
+		t.Errorf("the problems are %q, want %q", got, want)
+	}
+}
+
+// goFile is a file of a package with these imports, from the third line on.
+func goFile(paths ...string) string {
+	text := "package p\n\n"
+	for _, path := range paths {
+		text += fmt.Sprintf("import %q\n", path)
+	}
+	return text
+}
