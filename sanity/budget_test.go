@@ -4,12 +4,16 @@ package sanity
 
 import (
 	"fmt"
+	"strings"
+	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/rules"
 )
 
 // lifeCalls are the calls of the rack that a volume costs in its life when nothing is in doubt, by
@@ -37,6 +41,26 @@ func callsOfLife(rpc string) []string {
 		}
 	}
 	return operations
+}
+
+// simulator/ASSUMPTIONS.md is written from the rules, and names the looks.
+func TestTheRulesNameEveryLookOfTheDriverBeforeAChange(t *testing.T) {
+	want, got := map[string]string{}, map[string]string{}
+	for i, call := range lifeCalls[1:] {
+		before := lifeCalls[i]
+		if before.rpc == call.rpc && strings.HasSuffix(before.operation, "_view") {
+			want[call.operation] = before.operation
+		}
+	}
+	for _, rule := range rules.All() {
+		if rule.Look != "" {
+			got[rule.Calls[0]] = rule.Look
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("the looks before changes that the calls of a life have (-) and the rules name (+) "+
+			"differ; set Look of the rules and mend their Why:\n%s", diff)
+	}
 }
 
 // The budget: what each RPC may ask of the rack.

@@ -65,8 +65,9 @@ var attachRules = []Rule{
 		ID: "A34",
 		Says: "Why an attach is refused, with 400: first the state of the disk, then the VMM, then the " +
 			"state of the instance, and the number of its disks last",
-		Why: "A disk has one instance at a time because the rack refuses a second: the driver does not " +
-			"look first. Which reason comes first decides what the driver tells people to do.",
+		Why: "A disk has one instance at a time because the rack refuses a second. Which reason comes " +
+			"first decides what the driver tells people to do.",
+		Look:   "disk_view",
 		Source: "read: datastore/disk.rs",
 		Calls:  []string{"instance_disk_attach"},
 		Check:  checkAttachRefusals,
@@ -94,8 +95,9 @@ var attachRules = []Rule{
 		Says: "Why a detach is refused: the state of the disk, the VMM, the boot disk of a stopped " +
 			"instance (409), the state of the instance; a failed one loses its disks, but not its " +
 			"boot disk",
-		Why: "The driver names the node's instance and does not look where the disk is: the rack must " +
-			"not take it from another one, and never a boot disk.",
+		Why: "The driver names the node's instance: the rack must not take the disk from another one, " +
+			"and never a boot disk.",
+		Look:   "disk_view",
 		Source: "read: datastore/disk.rs",
 		Calls:  []string{"instance_disk_detach"},
 		Check:  checkDetachRefusals,

@@ -57,8 +57,8 @@ var diskLifeRules = []Rule{
 		ID: "A71",
 		Says: "A disk is deleted only while `detached` or `faulted`: an attached one is refused with " +
 			"400 and stays attached, whether its instance runs or not",
-		Why: "Of what somebody attaches between the driver's look at a disk and its request to delete " +
-			"it, only the rack's refusal saves the data.",
+		Why:    "A disk that somebody uses must not be deleted, for the data would be lost.",
+		Look:   "disk_view",
 		Source: "read: datastore/disk.rs",
 		Calls:  []string{"disk_delete", "disk_view"},
 		Check:  checkDeleteAttached,

@@ -19,8 +19,11 @@ type Rule struct {
 	ID string
 	// Says is what a rack does, in a sentence or a few, as Markdown.
 	Says string
-	// Why is who relies on it and for what.
+	// Why is who relies on it and for what. It does not say what the driver calls before: see Look.
 	Why string
+	// Look is the operation by which the driver looks at the object right before the first of Calls,
+	// or "". The specs compare it with the calls that the driver makes.
+	Look string
 	// Source is where it is known from: read in the source of the rack, tested by the rack's own
 	// tests, or inferred.
 	Source string

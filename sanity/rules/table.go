@@ -23,7 +23,12 @@ func Table() string {
 	var text strings.Builder
 	text.WriteString(tableHead)
 	for _, rule := range All() {
-		fmt.Fprintf(&text, "| %s | %s | %s | %s |\n", rule.ID, rule.Says, rule.Why, rule.Source)
+		why := rule.Why
+		if rule.Look != "" {
+			why += fmt.Sprintf(" The driver looks first (`%s`), and leaves to the rack what changes after "+
+				"that.", rule.Look)
+		}
+		fmt.Fprintf(&text, "| %s | %s | %s | %s |\n", rule.ID, rule.Says, why, rule.Source)
 	}
 	return text.String()
 }
