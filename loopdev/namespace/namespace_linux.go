@@ -13,10 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Main runs a package's tests in this binary, started again in a mount namespace of its own: no test
-// sees the mounts of another package, or holds their devices, and what a failed one leaves mounted
-// is gone with it. Without root the tests run here, and those that need root report it. Call it from
-// TestMain.
+// Main runs a package's tests in this binary, started again in a mount namespace of its own: no
+// test sees the mounts of another package, or holds their devices, and what a failed one leaves
+// mounted is gone with it. Without root the tests run here, and those that need root report it.
+// Call it from TestMain.
 func Main(m interface{ Run() int }) {
 	if os.Geteuid() == 0 {
 		if err := Enter(); err != nil {
