@@ -163,13 +163,19 @@ var (
 )
 
 func TestTheDoctorIsAskedAboutEveryReasonOfANode(t *testing.T) {
-	text, err := os.ReadFile(driverSource + "csierr/reasons.go")
+	words := map[string]string{}
+	definitions, err := filepath.Glob(driverSource + "csierr/reasons_*.go")
 	if err != nil {
 		t.Fatal(err)
 	}
-	words := map[string]string{}
-	for _, match := range reasonDefined.FindAllStringSubmatch(string(text), -1) {
-		words[match[1]] = match[2]
+	for _, file := range definitions {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, match := range reasonDefined.FindAllStringSubmatch(string(text), -1) {
+			words[match[1]] = match[2]
+		}
 	}
 	given := map[string]bool{}
 	for _, part := range []string{"node", "blockdev", "mount", "filesystem"} {

@@ -28,9 +28,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
 )
 
-// partTimeout ends a part that hangs, after which its processes are still stopped.
-const partTimeout = 15 * time.Minute
-
 // programs are what the parts start.
 var programs = []string{"oxide-simulator", "oxide-csi-plugin"}
 
@@ -97,18 +94,22 @@ func runParts(t *testing.T, run *harness.Run) {
 		whole = csisuite.NewAudit(csisuite.Skips)
 	)
 	reasons := filepath.Join(run.Dir, "reasons")
+	watched, seen := context.WithCancel(ctx)
+	defer seen()
+	go watchProgress(watched, run, run.Dir)
 	var group errgroup.Group
 	group.SetLimit(min(runtime.NumCPU(), 4))
 	for i, p := range parts() {
 		file := filepath.Join(run.Dir, fmt.Sprintf("part-%d.json", i))
 		cmd := again(ctx, t, run, []string{"-test.run=^TestSanity$",
-			"-test.timeout=" + (partTimeout + time.Minute).String(),
 			"-ginkgo.label-filter=" + p.filter, "-ginkgo.json-report=" + file})
-		cmd.Env = append(cmd.Env, harness.ReasonsVariable+"="+reasons)
+		cmd.Env = append(cmd.Env, harness.ReasonsVariable+"="+reasons,
+			progressVariable+"="+strings.TrimSuffix(file, ".json")+".progress")
 		group.Go(func() error {
 			if ctx.Err() != nil {
 				return fmt.Errorf("%s is not run: %w", p.name, ctx.Err())
 			}
+			cmd.Args = append(cmd.Args, "-test.timeout="+timeLeft(t).String())
 			report, output, err := runPart(cmd, file)
 			share := csisuite.NewAudit(csisuite.Skips)
 			share.Add(report)
@@ -119,6 +120,10 @@ func runParts(t *testing.T, run *harness.Run) {
 			whole.Add(report)
 			if err != nil {
 				t.Errorf("%s: %v\n%s", p.name, err, output)
+			}
+			if names := notRun(report, p.filter); len(names) > 0 {
+				t.Errorf("%s: %d specs did not run; give them more time (make sanity TIMEOUT=1h):\n%s",
+					p.name, len(names), bullets(names))
 			}
 			return nil // the other parts run on
 		})

@@ -45,10 +45,11 @@ func runSpecs(t *testing.T, suite types.SuiteConfig, reporter types.ReporterConf
 	RegisterFailHandler(Fail)
 	csisuite.Quiet()
 	watchSpecs()
+	reportProgress(os.Getenv(progressVariable))
 	describeCSISanity()
 	auditSuite("sanity", csisuite.Skips, os.Stdout)
 	suite.PollProgressAfter = time.Minute
-	suite.Timeout = partTimeout
+	suite.Timeout = timeLeft(t)
 	reporter.NoColor, reporter.SilenceSkips = true, true
 	RunSpecs(t, "sanity", suite, reporter)
 }
