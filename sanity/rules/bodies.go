@@ -87,9 +87,9 @@ func diskBody(change ...string) string {
 		`"disk_source":{"type":"blank","block_size":512}}}`)
 }
 
-// named gives the disk of a body a name and the description of the check's.
-func (c *Check) named(body string) string {
-	return strings.NewReplacer(`"d"`, fmt.Sprintf("%q", c.Name()), `"made by a check"`,
+// named gives the disk of a body a name, and the description of the check's.
+func (c *Check) named(name oxide.Name, body string) string {
+	return strings.NewReplacer(`"d"`, fmt.Sprintf("%q", name), `"made by a check"`,
 		fmt.Sprintf("%q", c.Description)).Replace(body)
 }
 
@@ -150,7 +150,7 @@ func checkBlockSizes(c *Check) {
 
 func checkBodyLimits(c *Check) {
 	const limit = 1 << 20
-	within := c.named(diskBody(`"size":1073741824`, `"size":1`, "made by a check", "%s"))
+	within := c.named(c.Name(), diskBody(`"size":1073741824`, `"size":1`, "made by a check", "%s"))
 	within = strings.Replace(within, "%s", strings.Repeat("x", limit-len(within)+2), 1)
 	const noBlock = "total size must be a multiple of block size 512"
 	Equal(c, "a body of 1 MiB, with a size of one byte", c.SendDisk(within).Refused(),

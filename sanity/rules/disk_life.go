@@ -206,12 +206,14 @@ func (c *Check) takeSnapshot(ctx context.Context, name oxide.Name, disk string) 
 	case err == nil:
 		c.Cleanup(func(ctx context.Context) error { return c.removeSnapshot(ctx, snapshot) })
 	case mayBeDone(err):
-		c.Cleanup(func(ctx context.Context) error {
-			return gone(c.Client.SnapshotDelete(ctx, oxide.SnapshotDeleteParams{Project: c.project(),
-				Snapshot: oxide.NameOrId(name)}))
-		})
+		c.Cleanup(func(ctx context.Context) error { return c.removeSnapshotByName(ctx, name) })
 	}
 	return snapshot, err
+}
+
+func (c *Check) removeSnapshotByName(ctx context.Context, name oxide.Name) error {
+	return gone(c.Client.SnapshotDelete(ctx, oxide.SnapshotDeleteParams{Project: c.project(),
+		Snapshot: oxide.NameOrId(name)}))
 }
 
 func (c *Check) removeSnapshot(ctx context.Context, snapshot *oxide.Snapshot) error {

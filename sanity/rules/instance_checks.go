@@ -85,6 +85,10 @@ func checkStop(c *Check) {
 		c.Stop(instance.Id))
 	Equal(c, "stop an instance without an operating system: its state", stopping.RunState,
 		oxide.InstanceStateStopping)
+	if read := c.See(instance.Id).RunState; read != oxide.InstanceStateStopping &&
+		read != oxide.InstanceStateStopped {
+		c.Errorf("the next read of its state: expected stopping or stopped; found %s", read)
+	}
 	c.Await(instance.Id, oxide.InstanceStateStopped)
 	stopped := c.See(instance.Id)
 	again := Must[*oxide.Instance](c, "stop a stopped instance")(c.Stop(instance.Id))
@@ -148,6 +152,9 @@ func checkDeleteInstance(c *Check) {
 			c.Fail(instance.Id)
 		}
 		c.must("delete a "+state+" instance", c.deleteInstance(instance.Id))
+		_, err := c.Client.InstanceView(c.ctx,
+			oxide.InstanceViewParams{Instance: oxide.NameOrId(instance.Id)})
+		c.Refuses("read it afterwards", err, unknownID("instance", instance.Id))
 		c.AttachedTo("the disk of a deleted instance", c.Look(disk.Id), "")
 		c.Refuses("delete it again", c.deleteInstance(instance.Id),
 			unknownID("instance", instance.Id))

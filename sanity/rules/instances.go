@@ -28,8 +28,9 @@ var lifeRules = []Rule{
 	},
 	{
 		ID: "A46",
-		Says: "Stop is a hard halt, which needs no operating system: 202 and `stopping` at first; a " +
-			"stopped instance is left alone, a failed one becomes stopped",
+		Says: "Stop is a hard halt, which needs no operating system: 202 and `stopping` at first, and " +
+			"nobody reads `running` from then on; a stopped instance is left alone, a failed one becomes " +
+			"stopped",
 		Why: "The driver must be safe against a node that is halted without a shutdown, and the " +
 			"simulator's users halt one so.",
 		Source: "read: nexus/src/app/instance.rs",
@@ -48,8 +49,9 @@ var lifeRules = []Rule{
 		Check: checkReboot,
 	},
 	{
-		ID:   "A48",
-		Says: "Deleting an instance needs it stopped or failed and detaches its disks",
+		ID: "A48",
+		Says: "Deleting an instance needs it stopped or failed and detaches its disks; it is gone when " +
+			"that is answered",
 		Why: "A node that is deleted leaves its volumes detached, so that the driver attaches them to " +
 			"another one.",
 		Source: "tested: test_instances_create_stopped_start and neighbours",

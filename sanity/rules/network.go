@@ -69,7 +69,7 @@ func (c *Check) networked(nics oxide.InstanceNetworkInterfaceAttachment) *oxide.
 	create := c.NewInstance()
 	create.Body.NetworkInterfaces = nics
 	instance, err := c.CreateInstance(create)
-	if refused := refusal(err); refused != nil && !c.Simulated() && !IsBusy(err) {
+	if refused := refusal(err); refused != nil && !c.Simulated() && !mayBeDone(err) {
 		c.NotTested("the project has no network for an instance: %s", Brief(err))
 	}
 	return Must[*oxide.Instance](c, "create an instance with a network")(instance, err)

@@ -3,6 +3,7 @@ package rules
 import (
 	"context"
 	"fmt"
+	"net/http"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 )
@@ -50,19 +51,29 @@ func (c *Check) CreateDisk(params oxide.DiskCreateParams) (*oxide.Disk, error) {
 	case err == nil:
 		c.Cleanup(func(ctx context.Context) error { return c.removeDisk(ctx, disk.Id) })
 	case mayBeDone(err):
-		c.Cleanup(func(ctx context.Context) error {
-			made, err := c.diskByName(ctx, params.Body.Name)
-			if err != nil || c.shares(made.Id) {
-				return gone(err)
-			}
-			return c.removeDisk(ctx, made.Id)
-		})
+		c.removeIfMade(params.Body.Name)
 	}
 	return disk, err
 }
 
+// removeIfMade removes a disk at the end of which no answer has told whether it was made.
+func (c *Check) removeIfMade(name oxide.Name) {
+	c.Cleanup(func(ctx context.Context) error {
+		made, err := c.diskByName(ctx, name)
+		if err != nil || c.shares(made.Id) {
+			return gone(err)
+		}
+		return c.removeDisk(ctx, made.Id)
+	})
+}
+
 // mayBeDone reports whether a change may have had its effect although it was not answered so.
-func mayBeDone(err error) bool { return IsUnanswered(err) || IsBusy(err) }
+func mayBeDone(err error) bool { return IsUnanswered(err) || leavesOpen(statusOf(err)) }
+
+// leavesOpen reports whether a change with an answer of this status may have had its effect.
+func leavesOpen(status int) bool {
+	return status == http.StatusInternalServerError || MeansBusy(status)
+}
 
 // shares reports whether the checks share an object, whose name may have been asked for again.
 func (r *Rack) shares(id string) bool {
@@ -174,13 +185,28 @@ func (c *Check) StoppedInstance() *oxide.Instance {
 // StoppedInstance is the instance of that kind. Close removes it.
 func (r *Rack) StoppedInstance(ctx context.Context) (*oxide.Instance, error) {
 	if r.stopped == nil {
-		made, err := r.Client.InstanceCreate(ctx, r.NewInstance())
+		made, err := r.createShared(ctx, r.NewInstance())
 		if err != nil {
 			return nil, err
 		}
 		r.stopped = made
 	}
 	return r.stopped, r.Await(ctx, r.stopped.Id, oxide.InstanceStateStopped)
+}
+
+// createShared makes an instance that the checks share. One whose creation has had no answer is
+// found by its name.
+func (r *Rack) createShared(ctx context.Context,
+	params oxide.InstanceCreateParams) (*oxide.Instance, error) {
+	made, err := r.Client.InstanceCreate(ctx, params)
+	if mayBeDone(err) {
+		found, errView := r.Client.InstanceView(ctx, oxide.InstanceViewParams{Project: params.Project,
+			Instance: oxide.NameOrId(params.Body.Name)})
+		if errView == nil {
+			return found, nil
+		}
+	}
+	return made, err
 }
 
 // Attach asks to attach a disk to an instance. The check's disks are detached at its end.

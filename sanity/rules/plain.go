@@ -54,7 +54,13 @@ func (c *Check) post(collection, body string) Plain {
 
 // SendDisk asks for a disk with a body of diskBody, and removes the disk at the end if it was made.
 func (c *Check) SendDisk(body string) Answer {
-	a := c.Send(c.post("disks", c.named(body)))
+	name := c.Name()
+	plain := c.post("disks", c.named(name, body))
+	a, err := c.send(plain)
+	if err != nil || leavesOpen(a.Status) {
+		c.removeIfMade(name)
+	}
+	c.must(plain.Method+" "+plain.Path, err)
 	var disk struct {
 		ID string `json:"id"`
 	}

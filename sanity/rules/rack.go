@@ -60,6 +60,8 @@ type Rack struct {
 
 	recorder *recorder
 	http     *http.Client
+	// cleaning is how long the removal of what a check made may take.
+	cleaning time.Duration
 	// made counts the names that were given out.
 	made int
 	// stopped is the instance that checks share, and that is never started.
@@ -76,7 +78,7 @@ func Open(c Config) (*Rack, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &Rack{Config: c, recorder: &recorder{next: transport, token: c.Token,
+	r := &Rack{Config: c, cleaning: cleanTimeout, recorder: &recorder{next: transport, token: c.Token,
 		patience: requestPatience}}
 	if c.Through != nil {
 		r.recorder.next = c.Through(transport)
@@ -145,10 +147,7 @@ func Brief(err error) string {
 	if refused == nil {
 		return err.Error()
 	}
-	status := 0
-	if refused.HTTPResponse != nil {
-		status = refused.HTTPResponse.StatusCode
-	}
+	status := statusOf(err)
 	if redirects(status) && refused.HTTPResponse.Header.Get("Location") != "" {
 		return fmt.Sprintf("HTTP %d: the rack is at %s, which OXIDE_HOST has to name", status,
 			refused.HTTPResponse.Header.Get("Location"))
@@ -164,10 +163,14 @@ func Brief(err error) string {
 func redirects(status int) bool { return status >= 300 && status < 400 }
 
 // IsBusy reports whether the rack has refused because it is busy (429, 502, 503, 504).
-func IsBusy(err error) bool {
-	refused := refusal(err)
-	return refused != nil && refused.HTTPResponse != nil &&
-		MeansBusy(refused.HTTPResponse.StatusCode)
+func IsBusy(err error) bool { return MeansBusy(statusOf(err)) }
+
+// statusOf is the status of the rack's refusal in an error, or 0.
+func statusOf(err error) int {
+	if refused := refusal(err); refused != nil && refused.HTTPResponse != nil {
+		return refused.HTTPResponse.StatusCode
+	}
+	return 0
 }
 
 // IsUnanswered reports whether a call of the client ended without an answer that could be read. The

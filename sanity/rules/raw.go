@@ -1,6 +1,7 @@
 package rules
 
 import (
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -19,10 +20,14 @@ type Plain struct {
 
 // Send sends a plain request. It ends the check if there is no answer.
 func (c *Check) Send(p Plain) Answer {
+	return Must[Answer](c, p.Method+" "+p.Path)(c.send(p))
+}
+
+func (c *Check) send(p Plain) (Answer, error) {
 	req, err := http.NewRequestWithContext(c.ctx, p.Method,
 		strings.TrimSuffix(c.Client.Host(), "/")+"/", strings.NewReader(p.Body))
 	if err != nil {
-		c.Fatalf("make the request %s %s: %s", p.Method, p.Path, err)
+		return Answer{}, fmt.Errorf("make the request: %w", err)
 	}
 	// The path goes out as it is, also where a client would tidy it up.
 	route, query, _ := strings.Cut(p.Path, "?")
@@ -40,12 +45,14 @@ func (c *Check) Send(p Plain) Answer {
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {
-		c.Fatalf("%s %s: expected an answer; found %s", p.Method, p.Path, err)
+		return Answer{}, fmt.Errorf("expected an answer; found %w", err)
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
-	c.must("read the answer to "+p.Method+" "+p.Path, err)
-	return Answer{resp.StatusCode, resp.Header, body}
+	if err != nil {
+		return Answer{}, fmt.Errorf("read the answer: %w", err)
+	}
+	return Answer{resp.StatusCode, resp.Header, body}, nil
 }
 
 // APIVersion is what the pinned client asks for.

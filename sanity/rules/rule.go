@@ -65,15 +65,30 @@ type Result struct {
 	// rack, such as a limit of requests; another run may decide it.
 	Undecided bool
 	// Tries is how often the check was made. It is made again when it failed and an answer was
-	// missing, or said that the rack was busy (429, 502, 503, 504).
+	// missing, or said that the rack was busy (429, 502, 503, 504) or has failed (500).
 	Tries int
 	// Exchanges are all that the check asked of the rack, with the answers.
 	Exchanges []Exchange
 	Took      time.Duration
 }
 
-// tries is how often a check is made whose answers are missing, or say that the rack is busy.
-const tries = 8
+// triesOf returns how often a check is made that had these answers.
+func triesOf(exchanges []Exchange) int {
+	const disturbed, lasting = 8, 2
+	most := 1
+	for _, e := range exchanges {
+		switch {
+		case e.disturbed() && mayRepeat(e):
+			return lasting // the request was repeated, for long
+		case e.disturbed():
+			most = disturbed
+		// What a rack in order undoes when it fails, it does the next time (A19).
+		case e.Status == http.StatusInternalServerError:
+			most = max(most, lasting)
+		}
+	}
+	return most
+}
 
 // Run checks a rule.
 func (r *Rack) Run(ctx context.Context, rule Rule) Result {
@@ -91,8 +106,7 @@ func (r *Rack) Run(ctx context.Context, rule Rule) Result {
 		if result.Status != Failed || ctx.Err() != nil {
 			break
 		}
-		if slices.ContainsFunc(now, Exchange.disturbed) && result.Tries < tries &&
-			pause.Wait(ctx) == nil && r.answers(ctx) {
+		if result.Tries < triesOf(now) && !c.unclean && pause.Wait(ctx) == nil && r.answers(ctx) {
 			continue
 		}
 		if why := c.undecided(now); why != "" && ctx.Err() == nil {
@@ -193,6 +207,8 @@ type Check struct {
 	reason string
 	// withoutID means that an answer had no x-request-id.
 	withoutID bool
+	// unclean means that something is left that the check has made.
+	unclean bool
 	// undo are the steps that remove what the check made, the last first.
 	undo []func(context.Context) error
 }
@@ -214,14 +230,15 @@ func (c *Check) run() {
 }
 
 func (c *Check) clean() {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), cleanTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), c.cleaning)
 	defer cancel()
 	for _, step := range slices.Backward(c.undo) {
 		err := Patiently(ctx, step)
 		if err != nil {
+			c.unclean = true
 			c.problems = append(c.problems, "remove what the check made: "+Brief(err))
 		}
-		if IsUnanswered(err) {
+		if IsUnanswered(err) && !c.answers(ctx) {
 			return // the rack is away
 		}
 	}
@@ -274,13 +291,13 @@ func (c *Check) must(step string, err error) {
 }
 
 // Patiently repeats a step that may be repeated while the rack says that it is busy, and for a
-// while when it does not answer.
+// while when it does not answer, or fails.
 func Patiently(ctx context.Context, step func(context.Context) error) error {
 	away := time.Now().Add(requestPatience)
 	backoff := harness.Backoff{Next: 200 * time.Millisecond, Max: 2 * time.Second}
 	for {
 		err := step(ctx)
-		again := IsBusy(err) || IsUnanswered(err) && time.Now().Before(away)
+		again := IsBusy(err) || mayBeDone(err) && time.Now().Before(away)
 		if !again || backoff.Wait(ctx) != nil {
 			return err
 		}

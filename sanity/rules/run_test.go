@@ -3,6 +3,7 @@
 package rules
 
 import (
+	"context"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -99,7 +100,9 @@ func TestACheckWhoseAnswersAreMissingIsMadeAgainOrNotTested(t *testing.T) {
 		tries  int
 	}{
 		"a read that is refused":                        {read, []int{404}, Failed, 1},
-		"a read that fails":                             {read, []int{500}, Failed, 1},
+		"a read that fails":                             {read, []int{500}, Failed, 2},
+		"a read that fails once":                        {read, []int{500, 200}, Passed, 2},
+		"a change that fails once":                      {change, []int{500, 200, 202}, Passed, 2},
 		"a read that was limited is sent again":         {read, []int{429, 429, 200}, Passed, 1},
 		"a read without an answer is sent again":        {read, []int{0, 502, 503, 200}, Passed, 1},
 		"a change that was limited is sent again":       {change, []int{429, 202}, Passed, 1},
@@ -119,6 +122,17 @@ func TestACheckWhoseAnswersAreMissingIsMadeAgainOrNotTested(t *testing.T) {
 					got.Undecided, test.want, test.tries, got.Reason)
 			}
 		})
+	}
+}
+
+func TestACheckThatCouldNotRemoveWhatItMadeIsNotMadeAgain(t *testing.T) {
+	r := scripted(t, 503)
+	r.cleaning = time.Second
+	got := r.Run(t.Context(), Rule{ID: "A00", Calls: []string{"disk_delete"}, Check: func(c *Check) {
+		c.Cleanup(func(ctx context.Context) error { return c.removeDisk(ctx, uuid.NewString()) })
+	}})
+	if got.Status != NotTested || got.Tries != 1 {
+		t.Errorf("got %s after %d tries, want not tested after 1: %s", got.Status, got.Tries, got.Reason)
 	}
 }
 

@@ -43,19 +43,18 @@ func (c *Check) diskByName(ctx context.Context, name oxide.Name) (*oxide.Disk, e
 // beginDisk begins to create a disk, for a caller who gives up when ctx ends.
 func (c *Check) beginDisk(ctx context.Context,
 	params oxide.DiskCreateParams) *underway[*oxide.Disk] {
-	c.Cleanup(func(ctx context.Context) error {
+	return begin(c, "create a disk", "create_hold", func() (*oxide.Disk, error) {
+		return c.Client.DiskCreate(ctx, params)
+	}, func() error {
+		_, err := c.diskByName(c.ctx, params.Body.Name)
+		return err
+	}, func(ctx context.Context) error {
 		disk, err := c.diskByName(ctx, params.Body.Name)
 		if err != nil {
 			return gone(err)
 		}
 		return c.removeDisk(ctx, disk.Id)
 	})
-	return begin(c, "create a disk", "create_hold", func() (*oxide.Disk, error) {
-		return c.Client.DiskCreate(ctx, params)
-	}, func() error {
-		_, err := c.diskByName(c.ctx, params.Body.Name)
-		return err
-	}, func(context.Context, *oxide.Disk) error { return nil })
 }
 
 func checkAbandonedSaga(c *Check) {

@@ -70,19 +70,18 @@ type underway[T any] struct {
 }
 
 // begin sends a request that makes something, and waits until others see it being made. A simulated
-// rack goes on making it until end. The step remove is for the end of the check, if it was made.
+// rack goes on making it until end. The step remove is for the end of the check, whether it was made
+// or not.
 func begin[T any](c *Check, what, hold string, send func() (T, error), seen func() error,
-	remove func(context.Context, T) error) *underway[T] {
+	remove func(context.Context) error) *underway[T] {
 	u := &underway[T]{what: what, hold: hold, done: make(chan struct{}), problems: len(c.problems)}
 	started := false
 	c.Cleanup(func(ctx context.Context) error {
 		if !started {
 			return nil
 		}
-		if <-u.done; u.err == nil {
-			return remove(ctx, u.answer)
-		}
-		return nil // there is nothing to remove
+		<-u.done
+		return remove(ctx)
 	})
 	if c.Simulated() {
 		c.Switch(hold, "1h")

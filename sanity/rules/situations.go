@@ -14,14 +14,19 @@ func (c *Check) Simulated() bool { return c.Admin != nil }
 // start. It has no boot disk and no network, and is never stopped.
 func (c *Check) RunningInstance() (*oxide.Instance, *oxide.Disk) {
 	if c.runningDisk == nil {
-		c.runningDisk = Must[*oxide.Disk](c, "create a disk")(c.Client.DiskCreate(c.ctx, c.Blank()))
+		params := c.Blank()
+		made, err := c.Client.DiskCreate(c.ctx, params)
+		if mayBeDone(err) {
+			c.removeIfMade(params.Body.Name)
+		}
+		c.runningDisk = Must[*oxide.Disk](c, "create a disk")(made, err)
 	}
 	if c.running == nil {
 		create := c.NewInstance()
 		create.Body.Start = oxide.NewPointer(true)
 		create.Body.Disks = []oxide.InstanceDiskAttachment{With(c.runningDisk)}
 		c.running = Must[*oxide.Instance](c, "create an instance and start it")(
-			c.Client.InstanceCreate(c.ctx, create))
+			c.createShared(c.ctx, create))
 		c.Await(c.running.Id, oxide.InstanceStateRunning)
 	}
 	return c.running, c.runningDisk

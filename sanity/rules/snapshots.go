@@ -98,7 +98,7 @@ func (c *Check) beginSnapshot(disk string) snapshotUnderway {
 	}, func() (err error) {
 		u.seen, err = view()
 		return err
-	}, c.removeSnapshot)
+	}, func(ctx context.Context) error { return c.removeSnapshotByName(ctx, name) })
 	u.carriedOut = func() bool {
 		now, err := view()
 		return IsGone(err) || err == nil && now.State != oxide.SnapshotStateCreating

@@ -2,7 +2,6 @@ package rules
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -18,25 +17,19 @@ const stateTimeout = 3 * time.Minute
 const patience = time.Minute
 
 // Await waits until an instance is in a state. It asks at most once a second: a real rack takes
-// many of them.
+// many of them. A read that fails ends it: the transport has repeated what may be repeated.
 func (r *Rack) Await(ctx context.Context, instance string, want oxide.InstanceState) error {
 	ctx, cancel := context.WithTimeout(ctx, stateTimeout)
 	defer cancel()
 	for backoff := (harness.Backoff{Max: time.Second}); ; {
 		seen, err := r.Client.InstanceView(ctx,
 			oxide.InstanceViewParams{Instance: oxide.NameOrId(instance)})
-		if err == nil && seen.RunState == want {
-			return nil
-		}
-		if IsGone(err) || errors.Is(err, oxide.ErrHTTP401) {
+		if err != nil || seen.RunState == want {
 			return err
 		}
-		if backoff.Wait(ctx) == nil {
-			continue
+		if backoff.Wait(ctx) != nil {
+			return fmt.Errorf("after %s: instance %s is %s, not %s", stateTimeout, instance,
+				seen.RunState, want)
 		}
-		if err == nil {
-			err = fmt.Errorf("instance %s is %s, not %s", instance, seen.RunState, want)
-		}
-		return fmt.Errorf("after %s: %w", stateTimeout, err)
 	}
 }
