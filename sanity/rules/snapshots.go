@@ -98,7 +98,12 @@ func (c *Check) beginSnapshot(disk string) snapshotUnderway {
 	}, func() (err error) {
 		u.seen, err = view()
 		return err
-	}, func(ctx context.Context) error { return c.removeSnapshotByName(ctx, name) })
+	}, func(ctx context.Context) error {
+		if u.seen != nil {
+			return c.removeSnapshot(ctx, u.seen)
+		}
+		return c.removeSnapshotByName(ctx, name)
+	})
 	u.carriedOut = func() bool {
 		now, err := view()
 		return IsGone(err) || err == nil && now.State != oxide.SnapshotStateCreating
