@@ -262,7 +262,7 @@ var unnoticeable = []disregard{
 
 // sampledFaults is how many faults the short form tries. sampledAsking is how many rules are
 // checked with a legal fault in the short form, and with requests that are never answered.
-const sampledFaults, sampledAsking = 60, 3
+const sampledFaults, sampledAsking = 50, 3
 
 // faulted tries faults of requests.
 type faulted struct {
