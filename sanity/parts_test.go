@@ -12,7 +12,6 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -98,7 +97,7 @@ func runParts(t *testing.T, run *harness.Run) {
 	defer seen()
 	go watchProgress(watched, run, run.Dir)
 	var group errgroup.Group
-	group.SetLimit(min(runtime.NumCPU(), 4))
+	group.SetLimit(4)
 	for i, p := range parts() {
 		file := filepath.Join(run.Dir, fmt.Sprintf("part-%d.json", i))
 		cmd := again(ctx, t, run, []string{"-test.run=^TestSanity$",
