@@ -94,8 +94,8 @@ func notRun(report types.Report, filter string) []string {
 	chosen := types.MustParseLabelFilter(filter)
 	var names []string
 	for _, s := range report.SpecReports {
-		if s.LeafNodeType.Is(types.NodeTypeIt) && s.NumAttempts == 0 && s.State != types.SpecStatePending &&
-			chosen(s.Labels()) {
+		if s.LeafNodeType.Is(types.NodeTypeIt) && s.NumAttempts == 0 &&
+			s.State != types.SpecStatePending && chosen(s.Labels()) {
 			names = append(names, s.FullText())
 		}
 	}
@@ -121,7 +121,9 @@ func TestSpecsThatATimeoutKeptFromRunningAreNamed(t *testing.T) {
 
 func TestTheProgressCountsThePartsThatHaveBegun(t *testing.T) {
 	dir := t.TempDir()
-	for name, text := range map[string]string{"a.progress": "---..F", "b.progress": "--.", "c.json": "{}"} {
+	for name, text := range map[string]string{
+		"a.progress": "---..F", "b.progress": "--.", "c.json": "{}",
+	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}

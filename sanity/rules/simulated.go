@@ -70,8 +70,8 @@ type underway[T any] struct {
 }
 
 // begin sends a request that makes something, and waits until others see it being made. A simulated
-// rack goes on making it until end. The step remove is for the end of the check, whether it was made
-// or not.
+// rack goes on making it until end. The step remove is for the end of the check, whether it was
+// made or not.
 func begin[T any](c *Check, what, hold string, send func() (T, error), seen func() error,
 	remove func(context.Context) error) *underway[T] {
 	u := &underway[T]{what: what, hold: hold, done: make(chan struct{}), problems: len(c.problems)}
