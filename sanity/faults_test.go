@@ -19,50 +19,6 @@ import (
 )
 
 var _ = describeController("a rack that answers with an error", fixtureOptions{}, func(f *fixture) {
-	DescribeTable("its error becomes the code that an orchestrator acts on",
-		func(ctx SpecContext, fault adminapi.Fault, want codes.Code, words ...string) {
-			fault.Operation, fault.Phase = "disk_create", adminapi.Instead
-			f.fault(ctx, fault)
-			_, err := f.ctl.CreateVolume(ctx, harness.CreateRequest(fresh("error")))
-			expectRefusal(err, want, words...)
-			Expect(f.disks(ctx)).To(BeEmpty())
-		},
-		Entry("OX-2 a size that the rack does not like",
-			answered(http.StatusBadRequest, "InvalidValue", `unsupported value for "size": no`),
-			codes.OutOfRange),
-		Entry("OX-4 a token that has expired",
-			answered(http.StatusUnauthorized, "Unauthorized", "credentials missing or invalid"),
-			codes.Unauthenticated, "token"),
-		Entry("OX-5 a role that may not create",
-			answered(http.StatusForbidden, "Forbidden", "Forbidden"), codes.PermissionDenied),
-		Entry("OX-6 a page that no rack has",
-			answered(http.StatusNotFound, "", "Not Found"), codes.Internal),
-		Entry("OX-7 a conflict",
-			answered(http.StatusConflict, "Conflict", "in use"), codes.FailedPrecondition),
-		Entry("OX-8 something that is gone",
-			answered(http.StatusGone, "Gone", "Gone"), codes.Internal),
-		Entry("OX-8 an error of the rack's own",
-			answered(http.StatusInternalServerError, "Internal", "Internal Server Error"),
-			codes.Unavailable),
-		Entry("OX-8 a proxy that does not understand the rack's answer",
-			adminapi.Fault{Response: &adminapi.Response{
-				Status: 520, ContentType: "text/html", Body: "<html>odd</html>"}}, codes.Unavailable),
-		Entry("OX-9 a service that is away",
-			answered(http.StatusServiceUnavailable, "ServiceNotAvailable", "Service Unavailable"),
-			codes.Unavailable),
-		Entry("OX-9 too many requests",
-			answered(http.StatusTooManyRequests, "", "slow down"), codes.Unavailable),
-		Entry("OX-9 a connection that is cut", adminapi.Fault{Cut: true}, codes.Unavailable),
-		Entry("OX-10 no capacity left",
-			answered(http.StatusInsufficientStorage, "InsufficientCapacity", "Not enough storage"),
-			codes.ResourceExhausted),
-		Entry("OX-12 an unknown code",
-			answered(http.StatusTeapot, "Teapot", "short and stout"), codes.Internal),
-		Entry("OX-9 a success that is not the rack's, after which the outcome is unknown",
-			adminapi.Fault{Response: &adminapi.Response{Status: http.StatusCreated, ContentType: "text/html",
-				Body: "<html>hello</html>"}}, codes.Unavailable),
-	)
-
 	It("B-9 a token without rights gets the same codes whatever is called", func(ctx SpecContext) {
 		volume := f.volume(ctx)
 		for statusCode, want := range map[int]codes.Code{
