@@ -94,8 +94,10 @@ func runParts(t *testing.T, run *harness.Run) {
 	)
 	reasons := filepath.Join(run.Dir, "reasons")
 	watched, seen := context.WithCancel(ctx)
+	var watch sync.WaitGroup
+	watch.Go(func() { watchProgress(watched, run, run.Dir) })
+	defer watch.Wait()
 	defer seen()
-	go watchProgress(watched, run, run.Dir)
 	var group errgroup.Group
 	group.SetLimit(4)
 	for i, p := range parts() {

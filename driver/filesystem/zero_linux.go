@@ -54,7 +54,7 @@ func (p *Preparation) proveRange(ctx context.Context, from, to int64, e expected
 		}
 		own, err := d.Reopen() // the call closes its descriptor when it returns
 		if err != nil {
-			return nil, err
+			return nil, unread(err)
 		}
 		job, joined := p.Scans.join(r, func(ctx context.Context, j *zeroScan) {
 			defer func() { _ = own.Close() }()
@@ -113,10 +113,8 @@ func (d disk) judgeScan(job *zeroScan, joined, old bool) (again bool, err error)
 		return true, nil //nolint:nilerr // an old failure does not mean that another read fails
 	case errors.Is(job.err, context.Canceled):
 		return false, scanPending(d, "the driver is shutting down")
-	case csierr.ReasonOf(job.err) != "":
-		return false, job.err
 	case job.err != nil:
-		return false, unreadable(job.err)
+		return false, unread(job.err)
 	case job.found >= 0:
 		return d.judgeFound(job, old)
 	}
@@ -132,6 +130,14 @@ func (d disk) judgeScan(job *zeroScan, joined, old bool) (again bool, err error)
 	}
 	// A call that has had the device open and locked since before the job began needs no counters.
 	return joined, nil
+}
+
+// unread gives an error of a read a reason, if it has none.
+func unread(err error) error {
+	if csierr.ReasonOf(err) != "" {
+		return err
+	}
+	return unreadable(err)
 }
 
 // judgeFound returns an error for the byte that a job has found, if it is still there.

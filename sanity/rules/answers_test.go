@@ -92,6 +92,12 @@ func replace(object map[string]any, key string, n int64) bool {
 	return true
 }
 
+// take reads the body of a response, which needs another one then.
+func take(resp *http.Response) ([]byte, error) {
+	defer func() { _ = resp.Body.Close() }()
+	return io.ReadAll(resp.Body)
+}
+
 // altering is a transport that visits the objects of each success.
 type altering struct {
 	next  http.RoundTripper
@@ -103,8 +109,7 @@ func (a altering) RoundTrip(req *http.Request) (*http.Response, error) {
 	if err != nil || resp.StatusCode >= 300 {
 		return resp, err
 	}
-	body, err := io.ReadAll(resp.Body)
-	_ = resp.Body.Close()
+	body, err := take(resp)
 	if err != nil {
 		return nil, err
 	}

@@ -162,8 +162,7 @@ func (f *faulting) early(req *http.Request) (*http.Response, error) {
 	if err != nil || resp.StatusCode >= 300 {
 		return resp, err
 	}
-	body, err := io.ReadAll(resp.Body)
-	_ = resp.Body.Close()
+	body, err := take(resp)
 	if err != nil {
 		return nil, err
 	}
