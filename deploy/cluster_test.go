@@ -12,45 +12,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
-	storagev1 "k8s.io/api/storage/v1"
 )
-
-func TestKubernetesIsToldWhatTheDriverCan(t *testing.T) { // D-55, B-47
-	driver := find[storagev1.CSIDriver](t, objects(t), "CSIDriver", "csi.oxide.computer")
-	s := driver.Spec
-	if driver.Labels[driverLabel] != driverContext || !*s.AttachRequired || *s.PodInfoOnMount ||
-		*s.FSGroupPolicy != storagev1.FileFSGroupPolicy || *s.SELinuxMount || *s.StorageCapacity ||
-		!slices.Equal(s.VolumeLifecycleModes, []storagev1.VolumeLifecycleMode{"Persistent"}) {
-		t.Errorf("the CSIDriver is %v", driver)
-	}
-	if p := s.NodeAllocatableUpdatePeriodSeconds; p == nil || *p != 60 {
-		t.Errorf("nodeAllocatableUpdatePeriodSeconds is %v, want 60", p)
-	}
-	old := objects(t, "--kube-version", "1.32.0")
-	if p := find[storagev1.CSIDriver](t, old, "CSIDriver",
-		"csi.oxide.computer").Spec.NodeAllocatableUpdatePeriodSeconds; p != nil {
-		t.Errorf("Kubernetes 1.32 is given nodeAllocatableUpdatePeriodSeconds %d, which it refuses", *p)
-	}
-}
-
-func TestClaimsNameTheClassOxideDisk(t *testing.T) { // D-56, D-60, EX-1
-	all := objects(t, with("extraStorageClasses[0].name=oxide-xfs",
-		"extraStorageClasses[0].parameters.blockSize=512", "extraStorageClasses[0].default=true")...)
-	c := find[storagev1.StorageClass](t, all, "StorageClass", "oxide-disk")
-	if c.Provisioner != "csi.oxide.computer" || *c.AllowVolumeExpansion ||
-		*c.ReclaimPolicy != corev1.PersistentVolumeReclaimDelete ||
-		*c.VolumeBindingMode != storagev1.VolumeBindingWaitForFirstConsumer ||
-		len(c.Parameters) > 0 || len(c.Annotations) > 0 {
-		t.Errorf("the class is %v", c)
-	}
-	c = find[storagev1.StorageClass](t, all, "StorageClass", "oxide-xfs")
-	if c.Provisioner != "csi.oxide.computer" || *c.AllowVolumeExpansion ||
-		*c.VolumeBindingMode != storagev1.VolumeBindingWaitForFirstConsumer ||
-		c.Parameters["blockSize"] != "512" ||
-		c.Annotations["storageclass.kubernetes.io/is-default-class"] != "true" {
-		t.Errorf("the further class is %v", c)
-	}
-}
 
 func TestControllerAndNodeHaveRightsOfTheirOwn(t *testing.T) { // D-54
 	all := objects(t, everything()...)
@@ -114,11 +76,13 @@ func TestNoRuleReachesFurtherThanItsWords(t *testing.T) { // D-54
 	if count < 10 {
 		t.Errorf("there are only %d rules; is this test reading them?", count)
 	}
-	plain := objects(t).kinds("ClusterRole")[0]
-	for _, rule := range find[rbacv1.ClusterRole](t, manifests{plain}, "ClusterRole",
-		controllerName).Rules {
-		if slices.Contains(rule.Resources, "nodes") {
-			t.Error("the controller reads nodes, which it needs for topology only")
+	if got := rights(t, objects(t), "ClusterRole", controllerName)["nodes"]; got != "" {
+		t.Errorf("the controller may %s nodes, which it needs for a topology only", got)
+	}
+	for _, topology := range []string{"topology=rack=a", "topologyInstance=true"} {
+		got := rights(t, objects(t, with(topology)...), "ClusterRole", controllerName)
+		if got["nodes"] != "list watch" || !strings.Contains(got["persistentvolumeclaims"], "update") {
+			t.Errorf("with %s the provisioner has the rights %v", topology, got)
 		}
 	}
 }

@@ -6,7 +6,6 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	storagev1 "k8s.io/api/storage/v1"
 )
 
 func TestTheRFDsExampleIsKeptAsItIs(t *testing.T) { // D-58, D-59
@@ -47,17 +46,6 @@ claimName: oxide-postgres-data
 	if flat.String() != want {
 		t.Errorf("the example reads\n%swant\n%s", flat.String(), want)
 	}
-	all := parse(t, text)
-	claim := find[corev1.PersistentVolumeClaim](t, all, "PersistentVolumeClaim", "oxide-postgres-data")
-	class := find[storagev1.StorageClass](t, build(t, "kustomize/base"), "StorageClass", "oxide-disk")
-	if *claim.Spec.StorageClassName != class.Name {
-		t.Errorf("the claim names the class %s, the manifests bring %s", *claim.Spec.StorageClassName,
-			class.Name)
-	}
-	pod := find[corev1.Pod](t, all, "Pod", "postgres")
-	if pod.Spec.Volumes[0].PersistentVolumeClaim.ClaimName != claim.Name {
-		t.Errorf("the pod has %v", pod.Spec.Volumes)
-	}
 }
 
 func TestPostgresHasADirectoryOfItsOwn(t *testing.T) { // D-59
@@ -71,51 +59,5 @@ func TestPostgresHasADirectoryOfItsOwn(t *testing.T) { // D-59
 	password := variable(t, c, "POSTGRES_PASSWORD").ValueFrom.SecretKeyRef
 	if find[corev1.Secret](t, all, "Secret", password.Name).StringData[password.Key] == "" {
 		t.Errorf("the password is not in %v", password)
-	}
-}
-
-func TestAStaticVolumeIsRetained(t *testing.T) { // D-2
-	all := parse(t, string(readFile(t, "examples/static.yaml")))
-	pv := find[corev1.PersistentVolume](t, all, "PersistentVolume", "oxide-static")
-	claim := find[corev1.PersistentVolumeClaim](t, all, "PersistentVolumeClaim", "oxide-static")
-	if pv.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimRetain {
-		t.Errorf("the policy is %s: the driver would refuse the deletion",
-			pv.Spec.PersistentVolumeReclaimPolicy)
-	}
-	if pv.Spec.StorageClassName != "" || *claim.Spec.StorageClassName != "" ||
-		claim.Spec.VolumeName != pv.Name || pv.Spec.ClaimRef.Name != claim.Name ||
-		pv.Spec.CSI.Driver != "csi.oxide.computer" || len(pv.Spec.CSI.VolumeAttributes) > 0 {
-		t.Errorf("volume %v and claim %v do not find each other", pv.Spec, claim.Spec)
-	}
-}
-
-func TestARestoreIsOfASnapshotOfTheExample(t *testing.T) { // D-18, D-71
-	all := parse(t, string(readFile(t, "examples/snapshot-restore.yaml")))
-	rfd := parse(t, string(readFile(t, "examples/rfd-595-postgres.yaml")))
-	origin := find[corev1.PersistentVolumeClaim](t, rfd, "PersistentVolumeClaim",
-		"oxide-postgres-data")
-	restored := find[corev1.PersistentVolumeClaim](t, all, "PersistentVolumeClaim",
-		"oxide-postgres-copy")
-	snapshot := all.kinds("VolumeSnapshot")[0]
-	spec := snapshot.Object["spec"].(map[string]any)
-	from := spec["source"].(map[string]any)["persistentVolumeClaimName"]
-	class := build(t, "kustomize/snapshots").kinds("VolumeSnapshotClass")[0].GetName()
-	if from != origin.Name || spec["volumeSnapshotClassName"] != class ||
-		restored.Spec.DataSource.Name != snapshot.GetName() {
-		t.Errorf("the snapshot is %v, the volume from it %v", spec, restored.Spec.DataSource)
-	}
-	if restored.Spec.Resources.Requests.Storage().Cmp(*origin.Spec.Resources.Requests.Storage()) < 0 {
-		t.Error("the volume is smaller than the snapshot")
-	}
-}
-
-func TestABlockVolumeIsADevice(t *testing.T) { // D-15
-	all := parse(t, string(readFile(t, "examples/block.yaml")))
-	claim := find[corev1.PersistentVolumeClaim](t, all, "PersistentVolumeClaim", "oxide-block")
-	pod := find[corev1.Pod](t, all, "Pod", "block")
-	if *claim.Spec.VolumeMode != corev1.PersistentVolumeBlock ||
-		len(pod.Spec.Containers[0].VolumeDevices) != 1 ||
-		pod.Spec.Volumes[0].PersistentVolumeClaim.ClaimName != claim.Name {
-		t.Errorf("claim %v, pod %v", claim.Spec, pod.Spec)
 	}
 }

@@ -9,7 +9,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 )
 
@@ -48,7 +50,7 @@ nodeKeeper:
   extraVolumeMounts: *mounts
 `
 
-// pods are the pod templates of controller, node, and the node keeper if there is one.
+// pods returns the pod templates of controller and node, and of node keeper and audit if there are.
 func pods(t *testing.T, all manifests) map[string]corev1.PodTemplateSpec {
 	t.Helper()
 	found := map[string]corev1.PodTemplateSpec{
@@ -56,6 +58,10 @@ func pods(t *testing.T, all manifests) map[string]corev1.PodTemplateSpec {
 	}
 	for _, d := range all.kinds("Deployment") {
 		found[d.GetName()] = find[appsv1.Deployment](t, all, "Deployment", d.GetName()).Spec.Template
+	}
+	for _, j := range all.kinds("CronJob") {
+		found[j.GetName()] = find[batchv1.CronJob](t, all, "CronJob",
+			j.GetName()).Spec.JobTemplate.Spec.Template
 	}
 	return found
 }
@@ -168,40 +174,6 @@ func TestTheNamesOfTheObjectsCanBeOthers(t *testing.T) {
 	}
 }
 
-func TestStrategiesAndSpreadingAreTheUsers(t *testing.T) {
-	all := objects(t, values(t, `
-controller:
-  updateStrategy: {type: Recreate}
-  priorityClassName: ""
-  topologySpreadConstraints:
-    - {maxSkew: 1, topologyKey: zone, whenUnsatisfiable: DoNotSchedule}
-    - {maxSkew: 2, topologyKey: rack, whenUnsatisfiable: ScheduleAnyway,
-       labelSelector: {matchLabels: {mine: "true"}}}
-node:
-  updateStrategy: {type: OnDelete}
-  priorityClassName: ""
-`)...)
-	d := find[appsv1.Deployment](t, all, "Deployment", controllerName)
-	if d.Spec.Strategy.Type != appsv1.RecreateDeploymentStrategyType ||
-		d.Spec.Strategy.RollingUpdate != nil {
-		t.Errorf("the controller's strategy is %v", d.Spec.Strategy)
-	}
-	spread := d.Spec.Template.Spec.TopologySpreadConstraints
-	if len(spread) != 2 || spread[0].LabelSelector.MatchLabels["app"] != controllerName ||
-		spread[1].LabelSelector.MatchLabels["mine"] != "true" || spread[1].MaxSkew != 2 {
-		t.Errorf("the constraints are %v", spread)
-	}
-	if s := find[appsv1.DaemonSet](t, all, "DaemonSet", nodeName).Spec.UpdateStrategy; s.Type !=
-		appsv1.OnDeleteDaemonSetStrategyType || s.RollingUpdate != nil {
-		t.Errorf("the node's strategy is %v", s)
-	}
-	for name, pod := range pods(t, all) {
-		if pod.Spec.PriorityClassName != "" {
-			t.Errorf("%s has the priority class %s", name, pod.Spec.PriorityClassName)
-		}
-	}
-}
-
 func TestEveryContainersResourcesCanBeSetOrLeftOut(t *testing.T) {
 	names := map[string]string{"controller": controllerName, "node": nodeName,
 		"provisioner": "csi-provisioner", "attacher": "csi-attacher", "snapshotter": "csi-snapshotter",
@@ -240,18 +212,6 @@ func TestEveryContainersResourcesCanBeSetOrLeftOut(t *testing.T) {
 	}
 }
 
-// A sidecar that finds the driver not ready logs the driver's reason, ends, and is restarted ever
-// more seldom. kubectl describe shows the log's end only if kubelet keeps it.
-func TestKubectlDescribeShowsWhyAContainerFailed(t *testing.T) {
-	for name, pod := range pods(t, objects(t, everything()...)) {
-		for _, c := range containers(pod.Spec) {
-			if c.TerminationMessagePolicy != corev1.TerminationMessageFallbackToLogsOnError {
-				t.Errorf("%s of %s has the policy %q", c.Name, name, c.TerminationMessagePolicy)
-			}
-		}
-	}
-}
-
 func TestTheSidecarsShowTheirMetricsToo(t *testing.T) {
 	all := objects(t, append(everything(), with("metrics.podMonitor=true", "metrics.attacherPort=9999",
 		"metrics.podMonitorLabels.release=prometheus")...)...)
@@ -283,5 +243,24 @@ func TestTheSidecarsShowTheirMetricsToo(t *testing.T) {
 	if labels := monitor.GetLabels(); labels["release"] != "prometheus" ||
 		labels[driverLabel] != driverContext {
 		t.Errorf("the PodMonitor has the labels %v", labels)
+	}
+}
+
+// The ports that kubelet probes need no rule: the pod's own node is never kept away.
+func TestEveryPortOfMetricsIsInThePolicy(t *testing.T) {
+	all := objects(t, append(everything(), policed()...)...)
+	for name, pod := range pods(t, all) {
+		ingress := find[networkingv1.NetworkPolicy](t, all, "NetworkPolicy", name).Spec.Ingress
+		var open []int32
+		for _, port := range ingress[0].Ports {
+			open = append(open, port.Port.IntVal)
+		}
+		for _, c := range pod.Spec.Containers {
+			for _, p := range c.Ports {
+				if !slices.Contains(open, p.ContainerPort) || p.Protocol != corev1.Protocol("") {
+					t.Errorf("%s of %s has the port %v, open are %v", c.Name, name, p, open)
+				}
+			}
+		}
 	}
 }

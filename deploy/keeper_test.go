@@ -10,105 +10,23 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 )
 
 const (
-	keeperName  = "oxide-csi-node-keeper"
-	keeperImage = "oxidecomputer/oxide-node-keeper:v0.1.0"
-	leaveRole   = "oxide-csi-node-leave"
+	keeperName = "oxide-csi-node-keeper"
+	leaveRole  = "oxide-csi-node-leave"
 )
 
 // kept is the chart with its node keeper.
 func kept(values ...string) []string { return with(append(values, "nodeKeeper.enabled=true")...) }
 
-// keeper is the keeper's pod and its only container.
-func keeper(t *testing.T, all manifests) (corev1.PodSpec, corev1.Container) {
-	t.Helper()
-	pod := find[appsv1.Deployment](t, all, "Deployment", keeperName).Spec.Template.Spec
-	if len(pod.Containers) != 1 {
-		t.Fatalf("the keeper's pod has %d containers", len(pod.Containers))
-	}
-	return pod, pod.Containers[0]
-}
-
-func TestThereIsNoNodeKeeperUnasked(t *testing.T) {
-	for name, text := range render(t) {
-		if strings.Contains(text, "keeper") && !strings.HasPrefix(text, "# The nodes' service account") {
-			t.Errorf("%s has a keeper:\n%s", name, text)
-		}
-	}
-}
-
-func TestNoTwoKeepersShareANode(t *testing.T) {
-	all := objects(t, kept()...)
-	d := find[appsv1.Deployment](t, all, "Deployment", keeperName)
-	labels := d.Spec.Template.Labels
-	if *d.Spec.Replicas != 2 || labels["app"] != keeperName || labels[driverLabel] != driverContext ||
-		d.Spec.Selector.MatchLabels["app"] != keeperName ||
-		d.Spec.Strategy.RollingUpdate.MaxSurge.IntValue() != 0 {
-		t.Errorf("the deployment is %v", d.Spec)
-	}
-	anti := d.Spec.Template.Spec.Affinity.PodAntiAffinity
-	if terms := anti.RequiredDuringSchedulingIgnoredDuringExecution; len(terms) != 1 ||
-		terms[0].TopologyKey != "kubernetes.io/hostname" ||
-		terms[0].LabelSelector.MatchLabels["app"] != keeperName {
-		t.Errorf("the anti-affinity is %v", anti)
-	}
-	budget := find[policyv1.PodDisruptionBudget](t, all, "PodDisruptionBudget", keeperName).Spec
-	if budget.MaxUnavailable.IntValue() != 1 ||
-		*budget.UnhealthyPodEvictionPolicy != policyv1.AlwaysAllow ||
-		budget.Selector.MatchLabels["app"] != keeperName {
-		t.Errorf("the budget is %v", budget)
-	}
-	without := objects(t, kept("nodeKeeper.podDisruptionBudget=false")...)
-	if found := without.kinds("PodDisruptionBudget"); len(found) != 1 {
-		t.Errorf("without the keeper's budget there are %v", found)
-	}
-}
-
-func TestTheKeeperReachesTheRackAsTheControllerDoes(t *testing.T) {
-	all := objects(t, kept("ownCA=true", "secret.existing=mine", "secret.keys.host=oxide-host")...)
-	pod, c := keeper(t, all)
-	controller, _ := plugins(t, all)
-	for _, name := range []string{"OXIDE_HOST", "OXIDE_TOKEN", "OXIDE_TOKEN_FILE", "OXIDE_CA_FILE"} {
-		if got, want := variable(t, c, name), variable(t, controller, name); got.String() !=
-			want.String() {
-			t.Errorf("%s is %v, the controller's is %v", name, got, want)
-		}
-	}
-	if secret := volume(t, pod, mountedAt(c, "/etc/oxide").Name).Secret; secret.SecretName != "mine" ||
-		len(secret.Items) != 2 {
-		t.Errorf("the token and the certificates are of %v", secret)
-	}
-	for name, field := range map[string]string{"K8S_NODE_NAME": "spec.nodeName",
-		"K8S_NAMESPACE": "metadata.namespace"} {
-		if got := variable(t, c, name).ValueFrom.FieldRef.FieldPath; got != field {
-			t.Errorf("%s is %s", name, got)
-		}
-	}
-}
-
-func TestTheKeeperHasNoPowerOverItsMachine(t *testing.T) {
-	pod, c := keeper(t, objects(t, kept()...))
-	locked(t, c)
-	if s := pod.SecurityContext; !*s.RunAsNonRoot || *s.RunAsUser != 65532 || pod.HostNetwork ||
-		pod.HostPID || pod.PriorityClassName != "system-cluster-critical" || c.Image != keeperImage {
-		t.Errorf("the pod is %v", pod)
-	}
-	probe := c.LivenessProbe.HTTPGet
-	if probe.Path != "/healthz" || !slices.Contains(c.Args, "--http-endpoint=:"+probe.Port.String()) {
-		t.Errorf("the probe asks at %v, and the keeper has %q", probe, c.Args)
-	}
-}
-
 func TestTheKeeperKnowsItsArguments(t *testing.T) {
-	_, c := keeper(t, objects(t, append(kept("nodeKeeper.coldAttach.dryRun=true",
+	all := objects(t, append(kept("nodeKeeper.coldAttach.dryRun=true",
 		"nodeKeeper.leavingNodes.fence=true"), "--set-string",
-		"nodeKeeper.coldAttach.window=CRON_TZ=Europe/Zurich 0 2 * * 6")...))
+		"nodeKeeper.coldAttach.window=CRON_TZ=Europe/Zurich 0 2 * * 6")...)
+	c := container(t, pods(t, all)[keeperName].Spec, "oxide-node-keeper")
 	want := []string{"--cold-attach", "--dry-run", "--settle=30s", "--min-interval=10m",
 		"--stateful-set-interval=30m", "--max-stops-per-volume=4", "--max-stops-per-node=12",
 		"--window=CRON_TZ=Europe/Zurich 0 2 * * 6", "--window-length=1h",
@@ -217,36 +135,9 @@ func TestTheKeeperHasTheRightsOfItsDutiesAlone(t *testing.T) {
 	}
 }
 
-func TestANodeThatGoesKeepsItsDriver(t *testing.T) {
-	all := objects(t, kept("nodeKeeper.leavingNodes.gracePeriodSeconds=300")...)
-	pod := pods(t, all)[nodeName].Spec
-	driver, leave := container(t, pod, pluginName), container(t, pod, "leave")
-	socket := variable(t, driver, "OXIDE_LEAVE_SOCKET").Value
-	dir := filepath.Dir(socket)
-	if a, b := mountedAt(driver, dir), mountedAt(leave, dir); a == nil || b == nil ||
-		a.Name != b.Name || volume(t, pod, a.Name).EmptyDir == nil {
-		t.Errorf("%s is in %v of the driver and in %v of leave", socket, a, b)
-	}
-	// kubelet forgets the driver when the registrar ends, and unmounts nothing from then on.
-	registrar := container(t, corev1.PodSpec{Containers: pod.InitContainers}, "node-driver-registrar")
-	if p := registrar.RestartPolicy; p == nil || *p != corev1.ContainerRestartPolicyAlways {
-		t.Errorf("the registrar does not outlive the driver: %v", p)
-	}
-	locked(t, leave)
-	if leave.Image != keeperImage ||
-		variable(t, leave, "K8S_NODE_NAME").ValueFrom.FieldRef.FieldPath != "spec.nodeName" {
-		t.Errorf("leave is %v", leave)
-	}
-	// The program beside the driver ends first, then the hook, and then there is a minute left.
-	if hook := driver.Lifecycle.PreStop.Exec.Command; !slices.Equal(hook, []string{
-		"/oxide-csi-plugin", "prestop", "--timeout=245s"}) ||
-		!slices.Equal(leave.Args, []string{"leave", "--timeout=240s"}) ||
-		*pod.TerminationGracePeriodSeconds != 300 {
-		t.Errorf("of %d s the hook is %q, and leave has %q", *pod.TerminationGracePeriodSeconds, hook,
-			leave.Args)
-	}
+func TestANodeThatGoesAsksForItsNodeAndItsAttachments(t *testing.T) {
 	want := map[string]string{"nodes": "get", "volumeattachments": "list"}
-	if diff := cmp.Diff(want, rights(t, all, "ClusterRole", leaveRole)); diff != "" {
+	if diff := cmp.Diff(want, rights(t, objects(t, kept()...), "ClusterRole", leaveRole)); diff != "" {
 		t.Errorf("the rights of leave (-want +got):\n%s", diff)
 	}
 	without := objects(t, kept("nodeKeeper.leavingNodes.enabled=false")...)

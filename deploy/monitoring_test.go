@@ -38,10 +38,3 @@ func TestTheChartInstallsTheDashboardOfTheFile(t *testing.T) {
 			dashboard.Labels, dashboard.Annotations)
 	}
 }
-
-func TestNeitherAlertRulesNorADashboardAreThereUnasked(t *testing.T) {
-	all := objects(t, with("metrics.enabled=true")...)
-	if len(all.kinds("PrometheusRule"))+len(all.kinds("ConfigMap")) > 0 {
-		t.Error("there is a PrometheusRule or a ConfigMap")
-	}
-}

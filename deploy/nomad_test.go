@@ -138,10 +138,10 @@ func TestNomadsFilesAreFormatted(t *testing.T) {
 	}
 }
 
-func TestNomadsJobsMayNotHaveWhatNobodyKnows(t *testing.T) {
+func TestUnknownFieldsInNomadJobsAreRejected(t *testing.T) {
 	_, complaints, err := run(t, []byte("job \"a\" {\n  datacentres = [\"*\"]\n}\n"),
 		tool(t, "hcldec"), "--spec", "testdata/nomad-job.hcldec")
 	if err == nil || !strings.Contains(complaints, "datacentres") {
-		t.Errorf("a misspelt word is let pass: %v %s", err, complaints)
+		t.Errorf("a misspelt field is accepted: %v %s", err, complaints)
 	}
 }

@@ -1,15 +1,11 @@
 package deploy_test
 
 import (
-	"fmt"
 	"maps"
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
-
-	appsv1 "k8s.io/api/apps/v1"
-	corev1 "k8s.io/api/core/v1"
 )
 
 // TestTheSuiteInstallsWhatUsersInstall holds the end-to-end overlay to its promise: a path of an
@@ -102,47 +98,4 @@ func named(part any) map[string]any {
 		return nil
 	}
 	return parts
-}
-
-func TestTheSimulatedRackIsWhereTheDriverLooks(t *testing.T) {
-	all := build(t, "kustomize/e2e")
-	service := find[corev1.Service](t, all, "Service", "oxide-simulator")
-	secret := find[corev1.Secret](t, all, "Secret", "oxide-secret")
-	if want := "http://" + service.Spec.ClusterIP; secret.StringData["host"] != want ||
-		service.Spec.Ports[0].Port != 80 {
-		t.Errorf("the driver looks at %s, port %d; want %s, port 80", secret.StringData["host"],
-			service.Spec.Ports[0].Port, want)
-	}
-	d := find[appsv1.Deployment](t, all, "Deployment", "oxide-simulator")
-	simulator := d.Spec.Template.Spec.Containers[0]
-	for _, want := range []string{"--token=" + secret.StringData["token"],
-		"--project=" + secret.StringData["project"]} {
-		if !slices.Contains(simulator.Args, want) {
-			t.Errorf("the simulator does not run with %s: %q", want, simulator.Args)
-		}
-	}
-	api := slices.IndexFunc(simulator.Ports, func(p corev1.ContainerPort) bool {
-		return p.Name == service.Spec.Ports[0].TargetPort.String()
-	})
-	if api < 0 || !slices.Contains(simulator.Args, fmt.Sprintf("--listen=0.0.0.0:%d",
-		simulator.Ports[api].ContainerPort)) {
-		t.Errorf("the simulator serves at %q, and is looked for at %v", simulator.Args, simulator.Ports)
-	}
-	if d.Spec.Strategy.Type != appsv1.RecreateDeploymentStrategyType || *d.Spec.Replicas != 1 {
-		t.Error("two simulators could be at work on one directory")
-	}
-}
-
-func TestEveryPatchOfTheSuiteHasAReason(t *testing.T) {
-	text := string(readFile(t, "kustomize/e2e/kustomization.yaml"))
-	lines := strings.Split(text, "\n")
-	for i, line := range lines {
-		if strings.HasPrefix(line, "  - path:") && !strings.HasPrefix(lines[i-1], "  # ") &&
-			!strings.Contains(lines[i-1], "metrics") {
-			t.Errorf("%s has no reason above it", strings.TrimSpace(line))
-		}
-	}
-	if !strings.Contains(text, "node-paths.yaml") {
-		t.Error("is this test reading the right file?")
-	}
 }

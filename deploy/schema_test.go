@@ -38,7 +38,7 @@ func TestKubeconformAcceptsEveryForm(t *testing.T) { // D-43
 			"extraStorageClasses[0].parameters.blockSize=512", "controller.antiAffinity=required",
 			"imagePullSecrets[0].name=pull", "node.extraEnv[0].name=A", "node.extraEnv[0].value=b"),
 		"with further containers":    append(everything(), values(t, extras)...),
-		"with policies and an audit": append(append(audited(), values(t, policed)...), everything()...),
+		"with policies and an audit": append(append(audited(), policed()...), everything()...),
 		"with the id as a variable":  with("instanceMetadata.enabled=true", "instanceMetadata.via=env"),
 	} {
 		forms["chart "+name] = objects(t, values...)

@@ -12,8 +12,8 @@ import (
 )
 
 var _ = Describe("a disk that somebody made by hand", func() {
-	It("E-16 becomes a volume by its UUID alone, and stays: with the policy Retain, and also with "+
-		"Delete, which is refused", usesDiskByHand)
+	It("D-2 E-16 becomes a volume by its UUID alone, and stays: with the policy Retain, and also "+
+		"with Delete, which is refused", usesDiskByHand)
 })
 
 // provisionedBy is the annotation by which the provisioner knows the volumes that are its own.
