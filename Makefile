@@ -1,4 +1,5 @@
-# What a developer types. `make help` lists it; CI calls the same targets.
+# `make help` lists what a developer, CI and an operator type, `make help-all` the rest. CI has no
+# steps of its own: .ci/run and the workflows call these targets, first of all `make check`.
 
 GO      ?= go
 # RACE= (empty) turns the race detector off for a quicker look.
@@ -45,7 +46,7 @@ E2E      = $(GO) run ./e2e/run $(if $(FOCUS),-focus '$(FOCUS)') $(if $(LABEL),-l
 	$(if $(filter long,$(LABEL)),-timeout 4h) $(if $(PREVIOUS),-previous '$(PREVIOUS)') $(if $(RELEASED),-release '$(abspath $(RELEASED))')
 
 .DEFAULT_GOAL := help
-.PHONY: help build binaries sanity test proofs soak e2e e2e-offline e2e-down bench demo docs conformance conformance-simulator
+.PHONY: help help-all build binaries sanity test proofs soak e2e e2e-offline e2e-down bench demo docs conformance conformance-simulator
 .PHONY: check mutants size fmt lint vulncheck manifests schema release release-check clean under-test
 
 # The proofs of data safety, each a package below sanity/ and a target here.
@@ -60,24 +61,33 @@ SUITE    = OXIDE_SIMULATOR=$(CURDIR)/$(PROGRAMS)/oxide-simulator \
 	OXIDE_CONFORMANCE=$(CURDIR)/$(PROGRAMS)/oxide-conformance \
 	PROOF_FIGURES=$(CURDIR)/$(FIGURES) PROOF_SEED=$(SEED)
 
-help: ## say what there is
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+# The description behind "##" begins with who types the target; that behind "#" is of the others.
+help:
+	@for who in developer CI operator; do echo "$$who:"; \
+		awk -F ":.*## $$who: " '/^[a-z0-9-]+:/ && NF > 1 {printf "  make %-14s %s\n", $$1, $$2}' \
+			$(MAKEFILE_LIST); done
+	@echo "make help-all lists the rest; the variables are at the top of the Makefile"
 
-build: ## build the binaries into bin/
+help-all: help # list every target
+	@awk -F ':.*[^#]# ' '/^[a-z0-9-]+:/ && !/##/ && NF > 1 {printf "  make %-21s %s\n", $$1, $$2}' \
+		$(MAKEFILE_LIST)
+	@echo "  make PROOF                 run one proof of data safety: $(PROOFS)"
+
+build: ## operator: build the programs into bin/
 	CGO_ENABLED=0 $(GO) build -trimpath -o $(BIN)/ -ldflags='$(SAYS)' ./cmd/...
 
-binaries: ## compile what the images are made of: bin/linux-amd64 and bin/linux-arm64 (ARCH=amd64 for one)
+binaries: # compile what the images are made of: bin/linux-amd64 and bin/linux-arm64 (ARCH=amd64 for one)
 	@for arch in $(ARCH); do \
 		CGO_ENABLED=0 GOOS=linux GOARCH=$$arch GOAMD64=v1 GOARM64=v8.0 $(GO) build -trimpath \
 			-buildvcs=false -o $(BIN)/linux-$$arch/ -ldflags='-s -w $(SAYS)' ./cmd/... || exit 1; \
 	done
 
-sanity: ## the main job: csi-sanity and our own specs against driver and simulated rack
+sanity: ## developer: csi-sanity and our specs against driver and simulated rack
 	@tools/prerequisites
 	$(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) -v ./sanity
 
 # Three packages at once also where there are two cores: most wait more than they compute.
-test: under-test ## every test: sanity, the proofs in their short form, and each package's own
+test: under-test ## developer: every test: sanity, the proofs in their short form, all packages
 	@tools/prerequisites --browser
 	@rm -f $(FIGURES)
 	$(GO) test -C tools -timeout=$(TIMEOUT) ./mutants ./release ./size
@@ -86,7 +96,7 @@ test: under-test ## every test: sanity, the proofs in their short form, and each
 	$(SUITE) $(GO) test $(RACE) -p=3 -count=1 -timeout=$(TIMEOUT) ./...
 	@cat $(FIGURES)
 
-proofs: under-test ## the proofs of data safety alone: make proofs SEED=7; make crash runs one
+proofs: under-test ## developer: the proofs of data safety alone, SEED=7; make crash runs one
 	@rm -f $(FIGURES)
 	$(SUITE) $(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) $(foreach p,$(PROOFS),$(call PROOF,$p))
 	@cat $(FIGURES)
@@ -95,7 +105,8 @@ proofs: under-test ## the proofs of data safety alone: make proofs SEED=7; make 
 $(PROOFS): under-test
 	$(SUITE) $(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) -v $(call PROOF,$@)
 
-soak: under-test ## the proofs in their long form, in turn: make soak DURATION=2h SEED=7 (the fault matrix runs whole, however short)
+# The fault matrix runs whole, however short the duration.
+soak: under-test ## CI: the proofs in their long form, in turn: DURATION=2h SEED=7
 	@rm -f $(FIGURES)
 	@for proof in $(foreach p,$(PROOFS),$(call PROOF,$p)); do \
 		echo "soak: $$proof, its share of $(DURATION)"; \
@@ -104,75 +115,78 @@ soak: under-test ## the proofs in their long form, in turn: make soak DURATION=2
 	done
 	@cat $(FIGURES)
 
-e2e: ## the suite on a kind cluster, with published images: make e2e FOCUS=CP-10 KEEP=1 KUBERNETES=v1.36.4
+e2e: ## developer: the suite on a kind cluster: FOCUS=CP-10 KEEP=1 KUBERNETES=v1.36.4
 	@$(E2E) -kubernetes $(KUBERNETES)
 
-e2e-offline: ## the same suite, every image built on this machine: Go modules and Debian's packages alone
+e2e-offline: ## developer: the same suite with images built here, without a registry
 	@$(E2E) -offline
 
-e2e-down: ## remove what a run with KEEP=1 has left
+e2e-down: ## developer: remove the cluster that a run with KEEP=1 has left
 	@$(GO) run ./e2e/run -down
 
 under-test:
 	@tools/prerequisites
 	@$(GO) build $(RACE) -o $(PROGRAMS)/ ./cmd/...
 
-bench: ## measure: driver against the same work by hand, where the time of a stage and of a publish goes, memory (OXIDE_CSI_PLUGIN_BEFORE=FILE: against an earlier one), start-up, sizes
+# OXIDE_CSI_PLUGIN_BEFORE=FILE compares with an earlier driver.
+bench: ## developer: measure stages, publishes, memory, start-up and sizes
 	@tools/prerequisites
 	$(GO) test -count=1 -timeout=$(TIMEOUT) -p=1 -run '^$$' -bench . -benchtime=15x -v ./driver/filesystem ./sanity
 
-demo: ## watch a volume live: born, mounted on A, written, moved to B, read back
+demo: ## operator: watch a volume live on a simulated rack
 	@tools/prerequisites
 	@$(GO) run ./cmd/oxide-conformance demo
 
-conformance: ## the suite against the rack that OXIDE_HOST, OXIDE_TOKEN and OXIDE_PROJECT name, from inside an instance
+conformance: ## operator: test the rack of OXIDE_HOST, OXIDE_TOKEN and OXIDE_PROJECT
 	@CGO_ENABLED=0 $(GO) build -o bin/ ./cmd/oxide-conformance && bin/oxide-conformance run
 
-docs: under-test ## check the documentation, and run the commands in it that need no cluster
+docs: under-test ## developer: check the documentation, and run its commands
 	$(SUITE) $(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) ./docs
 
-conformance-simulator: under-test ## the same program against a simulated rack, with hot-plug and without
+conformance-simulator: under-test # the same program against a simulated rack, with hot-plug and without
 	$(SUITE) $(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) -v ./sanity/conformance -run 'ARackWith(out)?HotPlug'
 
-mutants: ## change the driver in small places and see what its tests notice: make mutants PACKAGES=driver/mount TESTS=driver/node BUDGET=30s COUNT=200 SEED=7
+mutants: # change the driver in small places and see what its tests notice: PACKAGES=driver/mount TESTS=driver/node BUDGET=30s COUNT=200 SEED=7
 	@$(GO) build -C tools -o $(CURDIR)/.cache/mutants ./mutants
 	@.cache/mutants -n $(COUNT) -seed $(SEED) $(if $(TESTS),-tests $(TESTS)) -budget $(BUDGET) $(PACKAGES)
 
-size: ## lines, files and exported identifiers of each package
+size: # lines, files and exported identifiers of each package
 	@$(GO) run -C tools ./size $(CURDIR)
 
-check: fmt lint test ## what must be green before a commit is shared
+check: fmt lint test ## developer: format, style and every test; green before a commit is shared
 
-fmt: ## say which files gofmt and goimports would change
+fmt: # say which files gofmt and goimports would change
 	$(LINT) fmt --diff
 
-lint: ## vet, also for macOS and illumos, style, the walls between the packages, and the workflows
+lint: # vet, also for macOS and illumos, style, the walls between the packages, and the workflows
 	$(GO) run -C tools ./walls $(CURDIR)
 	$(LINT) run --allow-parallel-runners
 	GOOS=darwin $(GO) vet -tags e2e ./...
 	GOOS=illumos $(GO) vet -tags e2e ./...
 	$(GO) tool -modfile=tools/go.mod actionlint -shellcheck= -pyflakes=
 
-vulncheck: ## fail if the programs reach a known vulnerability; asks vuln.go.dev (VULNDB=file:///DIRECTORY for a copy of it)
+vulncheck: ## CI: fail if the programs reach a known vulnerability; asks vuln.go.dev
 	@$(GO) tool -modfile=tools/go.mod govulncheck $(if $(VULNDB),-db $(VULNDB)) ./cmd/... || { \
 		status=$$?; \
 		[ $$status -eq 3 ] || echo "make vulncheck: nothing was checked. It needs the vulnerability" \
 			"database: reach vuln.go.dev, or name a copy of it with VULNDB=file:///DIRECTORY" >&2; \
 		exit $$status; }
 
-manifests: ## render the plain manifests from the Helm chart again
+manifests: ## developer: render the plain manifests from the Helm chart again
 	$(GO) test -count=1 ./deploy -run TestThePlainManifestsAreTheChartRendered -update
 
-schema: ## check the simulator's answers against a rack's OpenAPI document: make schema SPEC=FILE
+schema: # check the simulator's answers against a rack's OpenAPI document: SPEC=FILE
 	@test -n "$(SPEC)" || { echo "make schema: name the rack's OpenAPI document: make schema SPEC=FILE" >&2; exit 1; }
 	OXIDE_OPENAPI=$(abspath $(SPEC)) $(GO) test -tags=openapi -count=1 -run Schema ./simulator/
 
-release: ## make all that users of a version need in dist/: make release VERSION=v1.2.3 (ARCH=amd64 for one; IMAGES= without images)
+# ARCH=amd64 for one architecture; IMAGES= without images.
+release: ## operator: make all that users of a version need in dist/: VERSION=v1.2.3
 	@$(GO) run -C tools ./release -version '$(VERSION)' -out '$(abspath $(DIST))' -arch '$(ARCH)' \
 		-images=$(if $(IMAGES),true,false) $(if $(BASE),-base '$(abspath $(BASE))')
 
-release-check: ## make a release with images twice, compare, and look at them: root, buildah and mmdebstrap
+# It needs root, buildah and mmdebstrap.
+release-check: ## CI: make a release with images twice, and compare
 	@$(GO) test -C tools -tags images -count=1 -timeout=$(TIMEOUT) -v -run TestImages ./release
 
-clean: ## remove what was built
+clean: # remove what was built
 	rm -rf bin dist .cache
