@@ -12,8 +12,8 @@ import (
 )
 
 var _ = Describe("a claim", func() {
-	It("D-70 D-71 that no disk can satisfy says why in an event, and nothing is left on the rack",
-		saysWhyNot)
+	It("D-19 D-70 D-71 that no disk can satisfy says why in an event, and nothing is left on the "+
+		"rack", saysWhyNot)
 	It("E-5 D-70 that is ReadWriteOnce serves the pods of one node, ReadWriteOncePod one pod",
 		servesOneNode)
 })

@@ -4,7 +4,6 @@ package e2e
 
 import (
 	"context"
-	"net/http"
 	"slices"
 	"time"
 
@@ -104,83 +103,7 @@ var _ = Describe("a rack", func() {
 		Expect(driverRestarts(ctx)).To(Equal(lives))
 		taken.Delete(ctx)
 	}, NodeTimeout(6*time.Minute))
-
-	It("B-10 B-42 that throttles, and fails when it has done what it was asked, leaves one disk and "+
-		"one snapshot each, and none in the end", func(ctx SpecContext) {
-		doctor := newDoctor(ctx)
-		before, err := theRack.Admin.State(ctx)
-		Expect(err).NotTo(HaveOccurred())
-		lives := driverRestarts(ctx)
-		changes := []string{"disk_create", "instance_disk_attach", "instance_disk_detach",
-			"snapshot_create", "disk_delete", "snapshot_delete"}
-		rules := faults(ctx, append(throttled(append(changes, "disk_view", "snapshot_view")...),
-			doneAndFailed(changes...)...)...)
-		claims := []string{s.Claim(ctx, Claim{}), s.Claim(ctx, Claim{}), s.Claim(ctx, Claim{})}
-		sources := []*pod{s.Pod(ctx, Pod{Node: workers[0], Claims: claims[:2]}),
-			s.Pod(ctx, Pod{Node: workers[1], Claims: claims[2:]})}
-		By("making volumes", func() {
-			for _, p := range sources {
-				p.Running(ctx)
-			}
-			doctor.findsNothing(ctx, "pvc", s.path(claims[0])) // the errors were overcome
-		})
-		By("taking a snapshot and restoring it")
-		sum := sources[0].Fill(ctx)
-		taken := s.Snapshot(ctx, claims[0]).Ready(ctx)
-		claims = append(claims, s.Claim(ctx, Claim{Restore: taken.name}))
-		restored := s.Pod(ctx, Pod{Node: workers[1], Claims: claims[3:]}).Running(ctx)
-		Expect(restored.Sum(ctx)).To(Equal(sum))
-		s.OneDiskEach(ctx, before, claims...)
-		Expect(newSnapshots(ctx, before)).To(ConsistOf(taken.handle))
-
-		By("deleting everything")
-		for _, p := range append(sources, restored) {
-			p.Delete(ctx)
-		}
-		taken.Delete(ctx)
-		for _, claim := range claims {
-			s.DeleteClaim(ctx, claim)
-		}
-		Eventually(func() []string { return newDisks(ctx, before) }).WithContext(ctx).
-			WithTimeout(settleTimeout).Should(BeEmpty(), "every disk should be gone")
-		Expect(newSnapshots(ctx, before)).To(BeEmpty())
-		By("looking at the faults")
-		for i, rule := range rules {
-			fired, err := theRack.Admin.Fired(ctx, rule)
-			Expect(err).NotTo(HaveOccurred())
-			Expect(fired).To(BeNumerically(">", 0), "the fault %d should have struck", i)
-		}
-		Expect(driverRestarts(ctx)).To(Equal(lives))
-	}, NodeTimeout(6*time.Minute))
 })
-
-// doneAndFailed are faults by which the rack does what the second request of each operation asks,
-// and answers that it failed. The first is throttled instead, for what was done need not be asked
-// for a second time.
-func doneAndFailed(operations ...string) []adminapi.Fault {
-	var rules []adminapi.Fault
-	for _, operation := range operations {
-		rules = append(rules, adminapi.Fault{
-			Operation: operation, Skip: 1, Times: 1, Phase: adminapi.After,
-			Response: &adminapi.Response{Status: http.StatusInternalServerError,
-				ErrorCode: "Internal", Message: "Internal Server Error"},
-		})
-	}
-	return rules
-}
-
-// throttled are faults by which the first request of each operation comes too soon for the rack.
-func throttled(operations ...string) []adminapi.Fault {
-	var rules []adminapi.Fault
-	for _, operation := range operations {
-		rules = append(rules, adminapi.Fault{
-			Operation: operation, Times: 1,
-			Response: &adminapi.Response{Status: http.StatusTooManyRequests,
-				Header: map[string]string{"Retry-After": "1"}},
-		})
-	}
-	return rules
-}
 
 // staysSo says until a moment that no container of the driver is restarted or stops being ready.
 func staysSo(ctx context.Context, lives []string, until time.Time) {
@@ -235,22 +158,4 @@ func attachmentOf(ctx context.Context, volume string) (storagev1.VolumeAttachmen
 		}
 	}
 	return storagev1.VolumeAttachmentStatus{}, nil
-}
-
-// newSnapshots are the ids of the snapshots that the rack has more than before.
-func newSnapshots(ctx context.Context, before adminapi.State) []string {
-	GinkgoHelper()
-	now, err := theRack.Admin.State(ctx)
-	Expect(err).NotTo(HaveOccurred())
-	old := map[string]bool{}
-	for _, t := range before.Snapshots {
-		old[t.ID] = true
-	}
-	ids := []string{}
-	for _, t := range now.Snapshots {
-		if !old[t.ID] {
-			ids = append(ids, t.ID)
-		}
-	}
-	return ids
 }

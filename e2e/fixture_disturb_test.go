@@ -146,6 +146,26 @@ func (f *fixture) keepersOf(ctx context.Context, class, name string, replicas in
 	return keepers
 }
 
+// scale gives a StatefulSet another number of replicas.
+func scale(ctx context.Context, name string, replicas int) {
+	GinkgoHelper()
+	_, err := api.AppsV1().StatefulSets(s.ns).Patch(ctx, name, types.MergePatchType,
+		fmt.Appendf(nil, `{"spec":{"replicas":%d}}`, replicas), metav1.PatchOptions{})
+	Expect(err).NotTo(HaveOccurred())
+}
+
+// scaled waits until a StatefulSet has as many pods as it is to have, and all are ready.
+func scaled(ctx context.Context, name string, replicas int) {
+	GinkgoHelper()
+	Eventually(func(g Gomega) {
+		set, err := api.AppsV1().StatefulSets(s.ns).Get(ctx, name, metav1.GetOptions{})
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(set.Status.ObservedGeneration).To(Equal(set.Generation))
+		g.Expect(set.Status.Replicas).To(BeEquivalentTo(replicas))
+		g.Expect(set.Status.ReadyReplicas).To(BeEquivalentTo(replicas))
+	}).WithContext(ctx).Should(Succeed(), "the StatefulSet %s should have %d pods", name, replicas)
+}
+
 // Present waits until there is a pod of that name that is not on its way out.
 func (p *pod) Present(ctx context.Context) *pod {
 	GinkgoHelper()

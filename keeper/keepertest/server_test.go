@@ -152,20 +152,6 @@ func TestAClientsetCreatesReadsChangesAndDeletesANode(t *testing.T) {
 	}
 }
 
-func TestGeneratedNamesDiffer(t *testing.T) {
-	client, _ := clientset(t, serve(t), "keeper")
-	names := map[string]bool{}
-	for range 3 {
-		event := must(client.CoreV1().Events("shop").Create(t.Context(),
-			&corev1.Event{ObjectMeta: metav1.ObjectMeta{GenerateName: "moved-"}},
-			metav1.CreateOptions{}))(t)
-		names[event.Name] = strings.HasPrefix(event.Name, "moved-")
-	}
-	if len(names) != 3 || !names["moved-00001"] {
-		t.Errorf("the names are %v", names)
-	}
-}
-
 func TestAListSelectsByNamespaceFieldAndLabel(t *testing.T) {
 	s := serve(t)
 	for i := range 6 {

@@ -1,16 +1,11 @@
 package keepertest
 
 import (
-	"context"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/informers"
-	"k8s.io/client-go/tools/leaderelection"
-	"k8s.io/client-go/tools/leaderelection/resourcelock"
 )
 
 // expect reads the next event of a watch of pods.
@@ -57,65 +52,4 @@ func TestAWatchSeesWhatIsAddedChangedAndDeleted(t *testing.T) {
 	for _, w := range []watch.Interface{all, later, onA} {
 		w.Stop()
 	}
-}
-
-func TestAnInformerFollowsTheServer(t *testing.T) {
-	s := serve(t)
-	client, _ := clientset(t, s, "keeper")
-	Put(s, &corev1.Node{ObjectMeta: named("a")})
-	ctx, cancel := context.WithCancel(t.Context())
-	factory := informers.NewSharedInformerFactory(client, 0)
-	nodes := factory.Core().V1().Nodes()
-	nodes.Informer()
-	factory.StartWithContext(ctx)
-	defer factory.Shutdown()
-	defer cancel()
-	factory.WaitForCacheSync(ctx.Done())
-	if _, err := nodes.Lister().Get("a"); err != nil {
-		t.Error(err)
-	}
-	for _, r := range s.Log() {
-		if r.Verb != "watch" {
-			t.Errorf("the informer did not get its list by a watch: %s", r)
-		}
-	}
-}
-
-func TestASecondCandidateTakesOverFromALeaderThatIsCutOff(t *testing.T) {
-	s := serve(t)
-	leads := make(chan string, 2)
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	ended := make(chan struct{}, 2)
-	candidate := func(name string) (cut func()) {
-		client, cut := clientset(t, s, name)
-		elector := must(leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-			Lock: &resourcelock.LeaseLock{LeaseMeta: inSpace("keeper"),
-				Client:     client.CoordinationV1(),
-				LockConfig: resourcelock.ResourceLockConfig{Identity: name}},
-			LeaseDuration: time.Second, RenewDeadline: 500 * time.Millisecond,
-			RetryPeriod: 100 * time.Millisecond, ReleaseOnCancel: true,
-			Callbacks: leaderelection.LeaderCallbacks{
-				OnStartedLeading: func(context.Context) { leads <- name },
-				OnStoppedLeading: func() {},
-			},
-		}))(t)
-		go func() {
-			elector.Run(ctx)
-			ended <- struct{}{}
-		}()
-		return cut
-	}
-	cut := candidate("first")
-	if leader := <-leads; leader != "first" {
-		t.Fatalf("%s leads", leader)
-	}
-	candidate("second")
-	cut()
-	if leader := <-leads; leader != "second" {
-		t.Errorf("%s leads after the first was cut off", leader)
-	}
-	cancel()
-	<-ended
-	<-ended
 }
