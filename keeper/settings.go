@@ -39,24 +39,13 @@ func ParseSettings(args []string, getenv func(string) string, help io.Writer) (S
 	var length time.Duration
 	logFormat := "text"
 	flags := flag.NewFlagSet(component, flag.ContinueOnError)
-	flags.SetOutput(io.Discard)
 	s.flags(flags)
 	flags.StringVar(&window, "window", "", "when operations may begin: a cron `expression` such as "+
 		"\"CRON_TZ=Europe/Zurich 0 2 * * 6\"; empty means always")
 	flags.DurationVar(&length, "window-length", time.Hour, "how long the window lasts")
 	flags.StringVar(&logFormat, "log-format", logFormat, "text or json")
-	switch err := flags.Parse(args); {
-	case errors.Is(err, flag.ErrHelp):
-		_, _ = fmt.Fprintln(help, about+"\n\nFlags of the keeper:")
-		flags.SetOutput(help)
-		flags.PrintDefaults()
+	if _, err := parse(flags, args, help, 0); err != nil || s.Version {
 		return s, err
-	case err != nil:
-		return s, fmt.Errorf("%w; see --help", err)
-	case s.Version:
-		return s, nil
-	case flags.NArg() > 0:
-		return s, fmt.Errorf("expected flags only, found %.40q; see --help", flags.Arg(0))
 	}
 	if window != "" {
 		var err error

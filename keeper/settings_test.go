@@ -74,7 +74,7 @@ func TestSettingsThatCannotWorkAreRefused(t *testing.T) {
 		{"--log-format=xml", nil, "--log-format has to be text or json"},
 		{"--log-level=loud", nil, "flag -log-level"},
 		{"--settle=soon", nil, "see --help"},
-		{"now", nil, `expected flags only, found "now"`},
+		{"now", nil, "expected 0 arguments beside flags, found 1"},
 		{"", []string{"OXIDE_HOST", ""}, "OXIDE_HOST has to be an address"},
 		{"", []string{"OXIDE_TOKEN", ""}, "OXIDE_TOKEN_FILE is not set"},
 	} {

@@ -1,0 +1,108 @@
+package docs
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/flight"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+)
+
+func TestAPageNamesAllThatItsProgramHas(t *testing.T) {
+	for _, c := range []struct {
+		page, from, to string // the part of the page; empty is all of it
+		words          []string
+	}{
+		{"configuration.md", "", "", parameters(t)},
+		{"howto/simulator.md", "", "", adminListener(t)},
+		{"events.md", "## Fields", "## Read", append(tags(reflect.TypeFor[flight.Fields]()),
+			tags(reflect.TypeFor[flight.Entry]())...)},
+	} {
+		t.Run(c.page, func(t *testing.T) {
+			page, err := os.ReadFile(c.page)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, part, found := strings.Cut(string(page), c.from)
+			if c.to != "" {
+				part, _, found = strings.Cut(part, c.to)
+			}
+			if !found || len(c.words) < 10 {
+				t.Fatalf("the page has the part: %v; it has to have %d words, expected more", found,
+					len(c.words))
+			}
+			for _, word := range c.words {
+				if !strings.Contains(part, word) {
+					t.Errorf("docs/%s does not have %s", c.page, word)
+				}
+			}
+		})
+	}
+}
+
+// parameters returns the rows of a storage class's parameters. A test of driver/volume compares the
+// file with the driver.
+func parameters(t *testing.T) []string {
+	t.Helper()
+	file, err := os.ReadFile(filepath.Join(root, "deploy/chart/parameters.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var known struct {
+		Parameters  []string `json:"parameters"`
+		MkfsOptions map[string]struct {
+			Filesystems []string `json:"filesystems"`
+			Valid       string   `json:"valid"`
+		} `json:"mkfsOptions"`
+	}
+	if err := yaml.Unmarshal(file, &known); err != nil {
+		t.Fatal(err)
+	}
+	var rows []string
+	for _, name := range known.Parameters {
+		rows = append(rows, fmt.Sprintf("| `%s` |", name))
+	}
+	for name, option := range known.MkfsOptions {
+		rows = append(rows, fmt.Sprintf("| `%s` | %s | %s |", name,
+			strings.Join(option.Filesystems, ", "), option.Valid))
+	}
+	return rows
+}
+
+// adminListener returns the routes, fields and phases of the simulator's admin listener.
+func adminListener(t *testing.T) []string {
+	t.Helper()
+	var words []string
+	for _, route := range adminapi.Routes {
+		path, _, _ := strings.Cut(route.Path, "/{id}")
+		path, _, _ = strings.Cut(path, "/{name}")
+		words = append(words, route.Method, path)
+	}
+	for _, known := range []reflect.Type{reflect.TypeFor[adminapi.Switches](),
+		reflect.TypeFor[adminapi.Fault](), reflect.TypeFor[adminapi.DiskFault]()} {
+		words = append(words, tags(known)...)
+	}
+	for _, phase := range []adminapi.Phase{adminapi.Before, adminapi.Instead, adminapi.After,
+		adminapi.Twice, adminapi.Deferred, adminapi.Unwind, adminapi.Reread} {
+		words = append(words, "| `"+string(phase)+"` |")
+	}
+	return words
+}
+
+// tags returns the names that the fields of a type have in JSON.
+func tags(known reflect.Type) []string {
+	var names []string
+	for i := range known.NumField() {
+		name, _, _ := strings.Cut(known.Field(i).Tag.Get("json"), ",")
+		if name != "" && name != "-" {
+			names = append(names, "`"+name+"`")
+		}
+	}
+	return names
+}
