@@ -38,7 +38,8 @@ type part struct{ name, filter string }
 func parts() []part {
 	all := []part{
 		{"our own specs of the controller", "controller"},
-		{"our other own specs", "!csi-sanity && !controller"},
+		{"our own specs of disks that can fail", failingDisks},
+		{"our other own specs", "!csi-sanity && !controller && !" + failingDisks},
 	}
 	for _, c := range csisuite.Combinations() {
 		all = append(all, part{"csi-sanity over " + c.String(), strings.Join(c.Labels(), " && ")})
@@ -177,7 +178,7 @@ func TestThePartsAreDisjointAndCoverEverySpec(t *testing.T) {
 	for _, p := range parts() {
 		filters = append(filters, types.MustParseLabelFilter(p.filter))
 	}
-	specs := [][]string{nil, {"own"}}
+	specs := [][]string{nil, {"own"}, {"controller"}, {failingDisks}}
 	for _, c := range csisuite.Combinations() {
 		specs = append(specs, c.Labels())
 	}
