@@ -38,7 +38,7 @@ func TestB26MisconfigurationNamesTheVariableAndNeverItsValue(t *testing.T) {
 		args []string
 		want string
 	}{
-		{"no mode", set("OXIDE_MODE", ""), nil, "OXIDE_MODE"},
+		{"B-28 no mode", set("OXIDE_MODE", ""), nil, "OXIDE_MODE"},
 		{"a bad mode", set("OXIDE_MODE", canary), nil, "OXIDE_MODE"},
 		{"a bad mode as a flag", nil, []string{"--mode=" + canary}, "--mode"},
 		{"no endpoint", set("CSI_ENDPOINT", ""), nil, "CSI_ENDPOINT"},
@@ -53,7 +53,7 @@ func TestB26MisconfigurationNamesTheVariableAndNeverItsValue(t *testing.T) {
 		{"a bad project", set("OXIDE_PROJECT", canary), nil, "OXIDE_PROJECT"},
 		{"a bad cluster", set("OXIDE_CLUSTER_ID", canary), nil, "OXIDE_CLUSTER_ID"},
 		{"a bad topology", set("OXIDE_TOPOLOGY", canary), nil, "OXIDE_TOPOLOGY"},
-		{"a bad rack", set("OXIDE_TOPOLOGY_RACK", canary), nil, "OXIDE_TOPOLOGY_RACK"},
+		{"D-73 a bad rack", set("OXIDE_TOPOLOGY_RACK", canary), nil, "OXIDE_TOPOLOGY_RACK"},
 		{"a rack given twice", map[string]string{"OXIDE_TOPOLOGY": "rack=tweety",
 			"OXIDE_TOPOLOGY_RACK": "tweety"}, nil, "OXIDE_TOPOLOGY_RACK"},
 		{"a node in two locations", map[string]string{"OXIDE_MODE": "node",
@@ -66,6 +66,11 @@ func TestB26MisconfigurationNamesTheVariableAndNeverItsValue(t *testing.T) {
 		{"max disks zero", set("OXIDE_MAX_DISKS", "0"), nil, "OXIDE_MAX_DISKS"},
 		{"a bad duration", set("OXIDE_DEVICE_TIMEOUT", canary), nil, "OXIDE_DEVICE_TIMEOUT"},
 		{"a negative duration", set("OXIDE_DEVICE_TIMEOUT", "-1s"), nil, "OXIDE_DEVICE_TIMEOUT"},
+		{"a bad late limit", set("OXIDE_LATE_LIMIT", canary), nil, "OXIDE_LATE_LIMIT"},
+		{"a state directory that is not absolute", map[string]string{"OXIDE_MODE": "node",
+			"OXIDE_STATE_DIR": canary}, nil, "OXIDE_STATE_DIR"},
+		{"profiles for other machines", set("OXIDE_PPROF_ADDRESS", "0.0.0.0:0"), nil,
+			"OXIDE_PPROF_ADDRESS"},
 		{"no sysfs", map[string]string{"OXIDE_MODE": "node", "OXIDE_SYSFS_ROOT": canary}, nil,
 			"OXIDE_SYSFS_ROOT"},
 		{"no dev", map[string]string{"OXIDE_MODE": "node", "OXIDE_DEV_ROOT": canary}, nil,

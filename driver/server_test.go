@@ -379,7 +379,7 @@ func TestControllerCallsHaveADeadlineAndNodeCallsNone(t *testing.T) {
 	}
 }
 
-func TestB1AndB2AndB5FieldLimits(t *testing.T) {
+func TestB1AndB2AndB5FieldLimits(t *testing.T) { // B-2, B-5
 	long := strings.Repeat("x", 129)
 	flagged := csitest.Filesystem("ext4")
 	flagged.GetMount().MountFlags = []string{long}

@@ -95,52 +95,9 @@ func describeAppearance(f *nodeFixture) {
 			again := f.inUse(ctx, p.Volume, f.a, harness.Mounted(""))
 			Expect(again.write(0)).To(Succeed())
 		})
-
-	It("NS-5 is not waited for longer than the caller waits", func(ctx SpecContext) {
-		f.fault(ctx, attaching(adminapi.DeviceFault{Never: true}))
-		p := f.attachedTo(ctx, f.volume(ctx), f.a, harness.Mounted(""))
-		brief, cancel := context.WithTimeout(ctx, impatience)
-		defer cancel()
-		Expect(codeOf(p.stage(brief))).To(Equal(codes.DeadlineExceeded))
-		// And the volume is free for the next call at once.
-		eventually(ctx, func() error {
-			brief, cancel := context.WithTimeout(ctx, impatience)
-			defer cancel()
-			if code := codeOf(p.stage(brief)); code != codes.DeadlineExceeded {
-				return fmt.Errorf("the volume is %s", code)
-			}
-			return nil
-		})
-		// The caller's time ends a moment before the driver's call does, and with it the lock (B-12).
-		eventually(ctx, func() error { return p.unpublish(ctx) })
-	})
-
-	It("NS-10 is left alone when its size is not the disk's", func(ctx SpecContext) {
-		f.fault(ctx, attaching(adminapi.DeviceFault{SizeBytes: harness.GiB / 2}))
-		p := f.attachedTo(ctx, f.volume(ctx), f.a, harness.Mounted(""))
-		eventually(ctx, func() error {
-			return f.a.shows(p.Volume.GetVolumeContext()["diskName"])
-		})
-		expectRefusal(p.stage(ctx), codes.FailedPrecondition,
-			fmt.Sprint(harness.GiB/2), fmt.Sprint(harness.GiB))
-		Expect(blank(edges(p.device()))).To(BeTrue(), "it was formatted all the same")
-	})
 }
 
 func describeEqualSerials(f *nodeFixture) {
-	It("NS-6 is left alone when another one has its serial", func(ctx SpecContext) {
-		p := f.attachedTo(ctx, f.volume(ctx), f.a, harness.Mounted(""))
-		eventually(ctx, func() error {
-			return f.a.shows(p.Volume.GetVolumeContext()["diskName"])
-		})
-		device := p.device()
-		twin := "nvme99n1"
-		f.a.showTwin(device, twin)
-		expectRefusal(p.stage(ctx), codes.FailedPrecondition, device, twin,
-			p.Volume.GetVolumeContext()["diskName"])
-		Expect(blank(edges(device))).To(BeTrue(), "it was formatted all the same")
-	})
-
 	It("NS-6 CP-12 stays hidden when another one has its serial, and is not taken for that one",
 		func(ctx SpecContext) {
 			const prefix = "twenty-bytes-equal-x"

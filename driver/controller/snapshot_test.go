@@ -376,7 +376,7 @@ func TestAnInvalidSnapshotIsNotListed(t *testing.T) {
 	csitest.Want(t, err, codes.Internal, csierr.RackResponseInvalid)
 }
 
-func TestGetSnapshot(t *testing.T) {
+func TestGetSnapshot(t *testing.T) { // LS-7
 	answer, err := rackThat(t, racktest.OK(viewSnap,
 		racktest.SnapshotOf("creating"))).GetSnapshot(t.Context(),
 		&csi.GetSnapshotRequest{SnapshotId: racktest.Snapshot})

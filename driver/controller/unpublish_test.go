@@ -10,7 +10,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
 )
 
-func TestUnpublishing(t *testing.T) {
+func TestUnpublishing(t *testing.T) { // OX-3
 	for _, s := range []scriptedCall{
 		{"looks at the disk and detaches it", []racktest.Exchange{held,
 			accepted(detach, racktest.DiskOf("detached"))}, codes.OK, "", ""},

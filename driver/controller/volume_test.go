@@ -40,7 +40,7 @@ var (
 		"Exceeded")
 )
 
-func TestABlankVolumeIsOneRequest(t *testing.T) {
+func TestABlankVolumeIsOneRequest(t *testing.T) { // D-20, D-21, D-25
 	c := rackThat(t, racktest.Exchange{Want: postDisk, Status: 201, Body: racktest.DiskOf("creating"),
 		Query: "project=" + racktest.Project, Check: func(t *testing.T, body []byte) {
 			var got map[string]any
@@ -175,7 +175,7 @@ func TestCV20ADiskBeingCreatedIsAwaited(t *testing.T) {
 	csitest.Want(t, err, codes.Aborted, csierr.DiskBusy)
 }
 
-func TestCV21AFaultedDiskIsAnError(t *testing.T) {
+func TestCV21AFaultedDiskIsAnError(t *testing.T) { // CV-21
 	c := rackThat(t, taken.To(postDisk), racktest.OK(viewName, racktest.DiskOf("faulted")))
 	_, err := c.CreateVolume(t.Context(), createRequest())
 	csitest.Want(t, err, codes.Internal, csierr.DiskFaulted)

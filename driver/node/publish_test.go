@@ -73,7 +73,7 @@ func TestNodePublishVolumeRefusesIncompleteRequests(t *testing.T) {
 	}
 }
 
-func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) {
+func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) { // D-29
 	t.Run("NP-5 a volume whose disk is not here is not found", func(t *testing.T) {
 		g := newGuest(t)
 		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)

@@ -286,7 +286,7 @@ func TestNodeStageVolumeIsIdempotent(t *testing.T) {
 	})
 }
 
-func TestNodeStageVolumeMountsAsAsked(t *testing.T) {
+func TestNodeStageVolumeMountsAsAsked(t *testing.T) { // D-30
 	t.Run("NS-15 mount flags are applied, and stand in no log and no error", func(t *testing.T) {
 		g := newGuest(t)
 		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)

@@ -20,7 +20,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-func TestNodeUnpublishVolume(t *testing.T) {
+func TestNodeUnpublishVolume(t *testing.T) { // D-36, D-37
 	setUp := func(t *testing.T, fsType string) testVolume {
 		g := newGuest(t)
 		v := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), fsType)
@@ -47,6 +47,12 @@ func TestNodeUnpublishVolume(t *testing.T) {
 		if _, err := os.Lstat(v.guest.path("empty")); !errors.Is(err, os.ErrNotExist) {
 			t.Fatalf("the empty target is still there: %v", err)
 		}
+	})
+	t.Run("UP-4 an unknown volume has nothing to unpublish", func(t *testing.T) {
+		g := newGuest(t)
+		_, err := g.node().NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{
+			VolumeId: "no-uuid", TargetPath: g.path("pod")})
+		must(t, err)
 	})
 	for _, fsType := range []string{volume.Ext4, volume.Ext3, volume.XFS, volume.Btrfs, "block"} {
 		t.Run("UP-3 the path is gone, twice, for "+fsType, func(t *testing.T) {

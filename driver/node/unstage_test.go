@@ -48,6 +48,11 @@ func TestNodeUnstageVolume(t *testing.T) {
 		must(t, os.Remove(v.staging()))
 		must(t, v.unstage())
 	})
+	t.Run("NU-3 an unknown volume has nothing to unstage", func(t *testing.T) {
+		_, err := newGuest(t).node().NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{
+			VolumeId: "no-uuid", StagingTargetPath: t.TempDir()})
+		must(t, err)
+	})
 	t.Run("NU-4 every layer goes, and the data are on the disk", func(t *testing.T) {
 		g := newGuest(t)
 		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)

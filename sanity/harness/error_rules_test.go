@@ -52,7 +52,7 @@ func askedByRules(ctx context.Context, t *testing.T, answer func(ctx context.Con
 	return err
 }
 
-func TestErrorsOfTheServerAreHeldToTheRules(t *testing.T) {
+func TestErrorsOfTheServerAreHeldToTheRules(t *testing.T) { // B-8
 	for name, test := range map[string]struct {
 		answer error
 		want   codes.Code
