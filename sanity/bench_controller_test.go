@@ -28,7 +28,7 @@ const controllerRounds = 4
 // made with Oxide's client alone. A call that does nothing shows how much of the difference is the
 // way to the driver and back.
 func BenchmarkController(b *testing.B) {
-	c := controllerBench{bench: openBench(b)}
+	c := controllerBench{bench: openBench(b, harness.RackOptions{})}
 	c.duels = []*duel{
 		{name: "create", aim: aimController, theirs: "sdk"},
 		{name: "attach", aim: aimAttach, theirs: "sdk"},
@@ -77,11 +77,11 @@ func (c *controllerBench) round(ctx context.Context, round int) error {
 		{func() error {
 			_, err := ctl.ControllerPublishVolume(ctx, harness.PublishRequest(volume, instance))
 			return err
-		}, func() error { return c.attachByHand(ctx, disk.Id) }},
+		}, func() error { return c.attachByHand(ctx, instance, disk.Id) }},
 		{func() error {
 			_, err := ctl.ControllerUnpublishVolume(ctx, harness.UnpublishRequest(volume, instance))
 			return err
-		}, func() error { return c.detachByHand(ctx, disk.Id) }},
+		}, func() error { return c.detachByHand(ctx, instance, disk.Id) }},
 		{func() error {
 			_, err := ctl.DeleteVolume(ctx,
 				&csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId()})
@@ -122,7 +122,7 @@ func (d *duel) time(side *[]time.Duration, do func() error) func() error {
 
 // BenchmarkListVolumes lists 1,000 volumes, and 10,000.
 func BenchmarkListVolumes(b *testing.B) {
-	bn := openBench(b)
+	bn := openBench(b, harness.RackOptions{})
 	const small, large = 1000, 10000
 	medians := map[int]time.Duration{}
 	have := 0
@@ -197,7 +197,7 @@ func (bn *bench) listDisks(ctx context.Context, want int) error {
 // BenchmarkProcess measures the programs themselves: how soon they serve, how much memory they hold
 // when idle, how large their files are.
 func BenchmarkProcess(b *testing.B) {
-	bn := openBench(b)
+	bn := openBench(b, harness.RackOptions{})
 	for _, mode := range []string{harness.ModeController, harness.ModeNode, harness.ModeAll} {
 		b.Run(mode, func(b *testing.B) {
 			plugin, err := bn.rack.StartPlugin(b.Context(), harness.PluginOptions{Mode: mode})

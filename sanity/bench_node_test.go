@@ -35,7 +35,7 @@ const (
 // k8s.io/mount-utils (FormatAndMount, NeedResize and Resize, a bind mount), which most drivers of
 // other clouds use.
 func BenchmarkNode(b *testing.B) {
-	bn := openBench(b)
+	bn := openBench(b, harness.RackOptions{})
 	var contests []*contest
 	for _, fsType := range []string{"ext4", "xfs"} {
 		contests = append(contests, &contest{fsType: fsType, state: "blank", aim: aimBlank,
@@ -135,7 +135,7 @@ func (bn *bench) openWays(ctx context.Context, fsType string, round int) ([]*way
 		if err != nil {
 			return nil, err
 		}
-		if err := bn.attachByHand(ctx, disk.Id); err != nil {
+		if err := bn.attachByHand(ctx, bn.rack.Instance("").ID, disk.Id); err != nil {
 			return nil, err
 		}
 		device, err := bn.awaitDevice(ctx, name)
@@ -236,7 +236,7 @@ func peersWay(device, fsType, staging, target string) *way {
 func (bn *bench) closeWays(ctx context.Context, ways []*way) error {
 	for _, w := range ways {
 		if w.volume == nil {
-			if err := errors.Join(bn.detachByHand(ctx, w.disk.Id),
+			if err := errors.Join(bn.detachByHand(ctx, bn.rack.Instance("").ID, w.disk.Id),
 				bn.deleteByHand(ctx, w.disk.Id)); err != nil {
 				return err
 			}

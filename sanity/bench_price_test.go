@@ -38,7 +38,7 @@ func TestTheStepsOfAStageAreFunctionsOfTheDriver(t *testing.T) {
 // BenchmarkStagePrice measures what a stage takes its time for. The driver is built with clocks in
 // the functions that do the steps; its source has none.
 func BenchmarkStagePrice(b *testing.B) {
-	bn := openBench(b)
+	bn := openBench(b, harness.RackOptions{})
 	program, err := proof.BuildTimed(b.Context(), bn.run.Dir, stageSteps)
 	must(b, err)
 	file := filepath.Join(bn.run.Dir, "step-times")
@@ -115,7 +115,7 @@ func (p *stagePrice) report(state, fsType string) {
 // BenchmarkPublishPrice measures what a publish and an unpublish take their time for: each call of
 // the rack with its reason, as the rack answers it, and the rest of the RPC.
 func BenchmarkPublishPrice(b *testing.B) {
-	bn := openBench(b)
+	bn := openBench(b, harness.RackOptions{})
 	created, err := bn.driver.Controller().CreateVolume(b.Context(), harness.CreateRequest("price"))
 	must(b, err)
 	volume, instance := created.GetVolume(), bn.rack.Instance("").ID

@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"net/http"
-	"os"
 	"slices"
 	"testing"
 	"time"
@@ -31,15 +30,32 @@ var attachCallers = []int{1, 8, 64}
 // BenchmarkSimulatorAttach measures how many disks a second the simulated rack attaches to its
 // instances, each to the next one.
 func BenchmarkSimulatorAttach(b *testing.B) {
-	bn, disks := openAttachBench(b)
+	var names []string
+	for i := range attachInstances {
+		names = append(names, fmt.Sprint("i", i))
+	}
+	bn := openBench(b, harness.RackOptions{Instances: names})
+	// This client keeps a connection for each caller.
+	transport := &http.Transport{MaxIdleConnsPerHost: slices.Max(attachCallers)}
+	b.Cleanup(transport.CloseIdleConnections)
+	var err error
+	bn.sdk, err = oxide.NewClient(oxide.WithHost(bn.rack.URL), oxide.WithToken(bn.rack.Token),
+		oxide.WithHTTPClient(&http.Client{Transport: transport}))
+	must(b, err)
+	var disks []string
+	for i := range attachInstances * attachedDisks {
+		disk, err := bn.createByHand(b.Context(), fmt.Sprint("disk-", i), harness.GiB)
+		must(b, err)
+		disks = append(disks, disk.Id)
+	}
 	took := map[int][]time.Duration{}
 	for round := 0; b.Loop(); round++ {
 		for i := range attachCallers {
 			callers := attachCallers[(i+round)%len(attachCallers)]
-			d, err := timed(func() error { return bn.each(b.Context(), callers, disks, bn.attach) })
+			d, err := timed(func() error { return bn.each(b.Context(), callers, disks, bn.attachByHand) })
 			must(b, err)
 			took[callers] = append(took[callers], d)
-			must(b, bn.each(b.Context(), callers, disks, bn.detach))
+			must(b, bn.each(b.Context(), callers, disks, bn.detachByHand))
 		}
 	}
 	one := median(took[1])
@@ -56,45 +72,8 @@ func BenchmarkSimulatorAttach(b *testing.B) {
 	}
 }
 
-// attachBench is a rack with many instances, and a client that keeps a connection for each caller.
-type attachBench struct {
-	rack *harness.Rack
-	sdk  *oxide.Client
-}
-
-func openAttachBench(b *testing.B) (attachBench, []string) {
-	b.Helper()
-	run, err := harness.NewRun(os.Stdout)
-	must(b, err)
-	b.Cleanup(func() { must(b, run.Close()) })
-	buildShipped(b, run)
-	var names []string
-	for i := range attachInstances {
-		names = append(names, fmt.Sprint("i", i))
-	}
-	rack, err := run.StartRack(b.Context(), harness.RackOptions{Instances: names})
-	must(b, err)
-	b.Cleanup(func() { must(b, rack.Stop()) })
-	transport := &http.Transport{MaxIdleConnsPerHost: slices.Max(attachCallers)}
-	b.Cleanup(transport.CloseIdleConnections)
-	sdk, err := oxide.NewClient(oxide.WithHost(rack.URL), oxide.WithToken(rack.Token),
-		oxide.WithHTTPClient(&http.Client{Transport: transport}))
-	must(b, err)
-	var disks []string
-	for i := range attachInstances * attachedDisks {
-		disk, err := sdk.DiskCreate(b.Context(), oxide.DiskCreateParams{
-			Project: oxide.NameOrId(rack.Project),
-			Body: &oxide.DiskCreate{Name: oxide.Name(fmt.Sprint("disk-", i)),
-				Size: oxide.ByteCount(harness.GiB), DiskBackend: harness.BlankBackend()},
-		})
-		must(b, err)
-		disks = append(disks, disk.Id)
-	}
-	return attachBench{rack, sdk}, disks
-}
-
 // each does something with every disk and its instance, with so many callers at once.
-func (bn attachBench) each(ctx context.Context, callers int, disks []string,
+func (bn *bench) each(ctx context.Context, callers int, disks []string,
 	do func(ctx context.Context, instance, disk string) error,
 ) error {
 	group, ctx := errgroup.WithContext(ctx)
@@ -103,18 +82,4 @@ func (bn attachBench) each(ctx context.Context, callers int, disks []string,
 		group.Go(func() error { return do(ctx, bn.rack.Instances[i%attachInstances].ID, disk) })
 	}
 	return group.Wait()
-}
-
-func (bn attachBench) attach(ctx context.Context, instance, disk string) error {
-	_, err := bn.sdk.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
-		Instance: oxide.NameOrId(instance), Body: &oxide.DiskPath{Disk: oxide.NameOrId(disk)},
-	})
-	return err
-}
-
-func (bn attachBench) detach(ctx context.Context, instance, disk string) error {
-	_, err := bn.sdk.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
-		Instance: oxide.NameOrId(instance), Body: &oxide.DiskPath{Disk: oxide.NameOrId(disk)},
-	})
-	return err
 }

@@ -42,13 +42,13 @@ type bench struct {
 	dir string
 }
 
-func openBench(b *testing.B) *bench {
+func openBench(b *testing.B, options harness.RackOptions) *bench {
 	b.Helper()
 	run, err := harness.NewRun(os.Stdout)
 	must(b, err)
 	b.Cleanup(func() { must(b, run.Close()) })
 	buildShipped(b, run)
-	rack, err := run.StartRack(b.Context(), harness.RackOptions{})
+	rack, err := run.StartRack(b.Context(), options)
 	must(b, err)
 	b.Cleanup(func() { must(b, rack.Stop()) })
 	driver, err := rack.StartPlugin(b.Context(), harness.PluginOptions{})
@@ -143,18 +143,16 @@ func (bn *bench) createByHand(ctx context.Context, name string, size int64) (*ox
 	})
 }
 
-func (bn *bench) attachByHand(ctx context.Context, disk string) error {
+func (bn *bench) attachByHand(ctx context.Context, instance, disk string) error {
 	_, err := bn.sdk.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
-		Instance: oxide.NameOrId(bn.rack.Instance("").ID),
-		Body:     &oxide.DiskPath{Disk: oxide.NameOrId(disk)},
+		Instance: oxide.NameOrId(instance), Body: &oxide.DiskPath{Disk: oxide.NameOrId(disk)},
 	})
 	return err
 }
 
-func (bn *bench) detachByHand(ctx context.Context, disk string) error {
+func (bn *bench) detachByHand(ctx context.Context, instance, disk string) error {
 	_, err := bn.sdk.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
-		Instance: oxide.NameOrId(bn.rack.Instance("").ID),
-		Body:     &oxide.DiskPath{Disk: oxide.NameOrId(disk)},
+		Instance: oxide.NameOrId(instance), Body: &oxide.DiskPath{Disk: oxide.NameOrId(disk)},
 	})
 	return err
 }

@@ -106,6 +106,20 @@ func (w *world) attached(g *guest.Guest, instance, access string) *harness.Place
 	return p
 }
 
+func (w *world) detach(p *harness.Placement) {
+	w.Helper()
+	_, err := w.controller.ControllerUnpublishVolume(w.Context(),
+		harness.UnpublishRequest(p.Volume, ""))
+	w.must(err)
+}
+
+func (w *world) delete(p *harness.Placement) {
+	w.Helper()
+	_, err := w.controller.DeleteVolume(w.Context(),
+		&csi.DeleteVolumeRequest{VolumeId: p.Volume.GetVolumeId()})
+	w.must(err)
+}
+
 // place is where a workload finds a published volume.
 func place(p *harness.Placement) guest.Place {
 	if p.Capability.GetBlock() != nil {
@@ -143,12 +157,8 @@ func TestAVolumeIsUsedInAnInstanceHereAndElsewhere(t *testing.T) {
 				}
 				w.records(g, p)
 				w.must(p.Remove(ctx, node))
-				_, err = w.controller.ControllerUnpublishVolume(ctx,
-					harness.UnpublishRequest(p.Volume, ""))
-				w.must(err)
-				_, err = w.controller.DeleteVolume(ctx,
-					&csi.DeleteVolumeRequest{VolumeId: p.Volume.GetVolumeId()})
-				w.must(err)
+				w.detach(p)
+				w.delete(p)
 			})
 		}
 		w.must(g.Close())
@@ -253,9 +263,7 @@ func TestAnAgentThatEndsLeavesNothing(t *testing.T) {
 				w.must(err)
 			}
 			// The disk is free: nothing holds its device any more.
-			_, err = w.controller.ControllerUnpublishVolume(t.Context(),
-				harness.UnpublishRequest(p.Volume, ""))
-			w.must(err)
+			w.detach(p)
 			w.must(harness.Await(t.Context(), 10*time.Second, func() error {
 				left, err := filepath.Glob(filepath.Join(dir, "*"))
 				if len(left) > 0 {
@@ -270,9 +278,7 @@ func TestAnAgentThatEndsLeavesNothing(t *testing.T) {
 				}
 				return err
 			}))
-			_, err = w.controller.DeleteVolume(t.Context(),
-				&csi.DeleteVolumeRequest{VolumeId: p.Volume.GetVolumeId()})
-			w.must(err)
+			w.delete(p)
 		})
 	}
 }
@@ -293,11 +299,8 @@ func TestAnAgentLetsGoOfTheVolumesOfOthers(t *testing.T) {
 	b := w.connect("b")
 	for _, p := range placed {
 		w.must(p.Remove(ctx, node))
-		_, err := w.controller.ControllerUnpublishVolume(ctx, harness.UnpublishRequest(p.Volume, ""))
-		w.must(err)
-		_, err = w.controller.DeleteVolume(ctx,
-			&csi.DeleteVolumeRequest{VolumeId: p.Volume.GetVolumeId()})
-		w.must(err)
+		w.detach(p)
+		w.delete(p)
 	}
 	w.must(errors.Join(b.Close(), a.Close()))
 }
