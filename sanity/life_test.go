@@ -41,6 +41,7 @@ func everyAccess() []TableEntry {
 var _ = describeNodes("the life of a volume", func(f *nodeFixture) {
 	Describe("on two nodes", func() { describeMoves(f) })
 	Describe("and its snapshots", func() { describeSnapshots(f) })
+	Describe("that is restored", func() { describeGrowth(f) })
 })
 
 func describeMoves(f *nodeFixture) {
@@ -110,26 +111,6 @@ func describeSnapshots(f *nodeFixture) {
 			Expect(origin.verify(2)).NotTo(Succeed(), "the two are one disk")
 		}, everyAccess())
 
-	DescribeTable("NS-13 a volume restored into a larger one is as large for its workload, too",
-		func(ctx SpecContext, name string) {
-			origin := f.inUse(ctx, f.volume(ctx, harness.Access(name)), f.a, harness.Access(name))
-			Expect(origin.writeThrough(0)).To(Succeed())
-			small := origin.size(ctx)
-			snapshot := f.snapshotted(ctx, origin.Volume)
-
-			grown := f.inUse(ctx, f.restored(ctx, snapshot, 3, harness.Access(name)), f.b,
-				harness.Access(name))
-			Expect(grown.verify(0)).To(Succeed())
-			Expect(grown.size(ctx)).To(BeNumerically(">=", small+19*harness.GiB/10))
-			Expect(grown.write(1)).To(Succeed())
-			f.detached(ctx, grown)
-
-			again := f.inUse(ctx, grown.Volume, f.a, harness.Access(name))
-			Expect(again.verify(0)).To(Succeed())
-			Expect(again.verify(1)).To(Succeed())
-			Expect(again.size(ctx)).To(BeNumerically(">=", small+19*harness.GiB/10))
-		}, everyAccess())
-
 	DescribeTable("NS-14 a restored volume and its origin live on one node side by side",
 		func(ctx SpecContext, name string) {
 			origin := f.inUse(ctx, f.volume(ctx, harness.Access(name)), f.a, harness.Access(name))
@@ -153,5 +134,27 @@ func describeSnapshots(f *nodeFixture) {
 			Expect(both.verify(2)).To(Succeed())
 			moved := f.inUse(ctx, copied.Volume, f.b, harness.Access(name))
 			Expect(moved.verify(1)).To(Succeed())
+		}, everyAccess())
+}
+
+func describeGrowth(f *nodeFixture) {
+	DescribeTable("NS-13 a volume restored into a larger one is as large for its workload, too",
+		func(ctx SpecContext, name string) {
+			origin := f.inUse(ctx, f.volume(ctx, harness.Access(name)), f.a, harness.Access(name))
+			Expect(origin.writeThrough(0)).To(Succeed())
+			small := origin.size(ctx)
+			snapshot := f.snapshotted(ctx, origin.Volume)
+
+			grown := f.inUse(ctx, f.restored(ctx, snapshot, 3, harness.Access(name)), f.b,
+				harness.Access(name))
+			Expect(grown.verify(0)).To(Succeed())
+			Expect(grown.size(ctx)).To(BeNumerically(">=", small+19*harness.GiB/10))
+			Expect(grown.write(1)).To(Succeed())
+			f.detached(ctx, grown)
+
+			again := f.inUse(ctx, grown.Volume, f.a, harness.Access(name))
+			Expect(again.verify(0)).To(Succeed())
+			Expect(again.verify(1)).To(Succeed())
+			Expect(again.size(ctx)).To(BeNumerically(">=", small+19*harness.GiB/10))
 		}, everyAccess())
 }
