@@ -72,13 +72,6 @@ func describeAppearance(f *nodeFixture) {
 		return adminapi.Fault{Operation: "instance_disk_attach", Times: 1, Device: &how}
 	}
 
-	It("NS-5 is waited for when it appears late", func(ctx SpecContext) {
-		f.fault(ctx, attaching(adminapi.DeviceFault{Delay: adminapi.Duration(time.Second)}))
-		p := f.attachedTo(ctx, f.volume(ctx), f.a, harness.Mounted(""))
-		p.stageAndPublish(ctx)
-		Expect(p.write(0)).To(Succeed())
-	})
-
 	It("NS-5 is not found when it never appears, and the error names the serials that are there",
 		func(ctx SpecContext) {
 			bystander := f.attachedTo(ctx, f.volume(ctx), f.a, harness.Mounted(""))

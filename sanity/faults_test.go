@@ -5,6 +5,7 @@ package sanity
 import (
 	"context"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -101,67 +102,21 @@ var _ = describeController("a rack that answers with an error", fixtureOptions{}
 		})
 })
 
-// answered is a fault by which the rack answers so.
-func answered(statusCode int, errorCode, message string) adminapi.Fault {
-	return adminapi.Fault{Response: &adminapi.Response{Status: statusCode, ErrorCode: errorCode,
-		Message: message}}
-}
-
 // lostAnswers are the ways in which the answer to something that was done does not arrive.
-var lostAnswers = []struct {
-	text  string
-	fault adminapi.Fault
-}{
-	{"an error in its place", answered(http.StatusInternalServerError, "Internal", "oh")},
-	{"a proxy's 520 in its place", adminapi.Fault{Response: &adminapi.Response{
-		Status: 520, ContentType: "text/html", Body: "<html>odd</html>"}}},
-	{"a proxy's 408 in its place", adminapi.Fault{Response: &adminapi.Response{
-		Status: http.StatusRequestTimeout, ContentType: "text/html", Body: "<html>late</html>"}}},
-	{"a proxy's page in its place", adminapi.Fault{Response: &adminapi.Response{
-		Status: http.StatusBadGateway, ContentType: "text/html", Body: "<html>bad</html>"}}},
-	{"the connection cut", adminapi.Fault{Cut: true}},
-	{"the answer truncated", adminapi.Fault{TruncateBody: 20}},
+var lostAnswers = []TableEntry{
+	Entry("a proxy's 520 in its place", adminapi.Fault{Response: &adminapi.Response{
+		Status: 520, ContentType: "text/html", Body: "<html>odd</html>"}}),
+	Entry("a proxy's 408 in its place", adminapi.Fault{Response: &adminapi.Response{
+		Status: http.StatusRequestTimeout, ContentType: "text/html", Body: "<html>late</html>"}}),
+	Entry("an error in its place", adminapi.Fault{Response: &adminapi.Response{
+		Status: http.StatusInternalServerError, ErrorCode: "Internal", Message: "oh"}}),
+	Entry("the connection cut", adminapi.Fault{Cut: true}),
+	Entry("the answer truncated", adminapi.Fault{TruncateBody: 20}),
 }
 
 // decided are the operations whose lost answers are found out in the same call, where there is an
 // answer at all.
 var decided = []string{"disk_create", "snapshot_create", "instance_disk_attach"}
-
-// describeDecided registers specs in which the call itself finds out what was done.
-func describeDecided(f *fixture) {
-	for _, lost := range lostAnswers {
-		if lost.fault.Response == nil {
-			continue
-		}
-		It("OX-8 of a create, a snapshot and an attach is found out in the same call: "+lost.text,
-			func(ctx SpecContext) {
-				for _, operation := range decided {
-					fault := lost.fault
-					fault.Operation, fault.Phase, fault.Times = operation, adminapi.After, 1
-					f.fault(ctx, fault)
-				}
-				volume := f.volume(ctx)
-				f.snapshotted(ctx, volume)
-				f.published(ctx, volume, "a")
-			})
-	}
-}
-
-// describeLost registers a spec for each way in which an answer can be lost.
-func describeLost(
-	f *fixture, text, operation string, spec func(ctx SpecContext, lose func()),
-) {
-	for _, lost := range lostAnswers {
-		if lost.fault.TruncateBody > 0 && strings.HasSuffix(operation, "_delete") {
-			continue // an answer without a body cannot be truncated
-		}
-		It(text+" with "+lost.text, func(ctx SpecContext) {
-			fault := lost.fault
-			fault.Operation, fault.Phase, fault.Times = operation, adminapi.After, 1
-			spec(ctx, func() { f.fault(ctx, fault) })
-		})
-	}
-}
 
 // converge repeats a call until it succeeds, as every orchestrator does.
 func converge[T any](ctx context.Context, call func() (T, error)) T {
@@ -177,41 +132,55 @@ func converge[T any](ctx context.Context, call func() (T, error)) T {
 var _ = describeController("an answer that is lost", fixtureOptions{}, lostAnswerSpecs)
 
 func lostAnswerSpecs(f *fixture) {
-	describeDecided(f)
-	describeLost(f, "B-42 a create is found again", "disk_create",
-		func(ctx SpecContext, lose func()) {
-			req := harness.CreateRequest(fresh("lost"))
-			lose()
-			resp := converge(ctx, func() (*csi.CreateVolumeResponse, error) {
-				return f.ctl.CreateVolume(ctx, req)
-			})
-			f.deletedLater(resp.GetVolume().GetVolumeId())
-			Expect(f.disks(ctx)).To(HaveLen(1))
-		})
-
-	describeLost(f, "B-10 an attach goes on where it was", "instance_disk_attach",
-		func(ctx SpecContext, lose func()) {
-			volume := f.volume(ctx)
-			req := harness.PublishRequest(volume, f.rack.Instance("a").ID)
-			lose()
-			converge(ctx, func() (*csi.ControllerPublishVolumeResponse, error) {
-				return f.ctl.ControllerPublishVolume(ctx, req)
-			})
-			f.unpublishedLater(volume, req.GetNodeId())
-			Expect(f.attached(ctx, "a")).To(ConsistOf(volume.GetVolumeId()))
-		})
-
-	describeLost(f, "B-10 a detach goes on where it was", "instance_disk_detach",
-		func(ctx SpecContext, lose func()) {
-			volume := f.volume(ctx)
-			f.published(ctx, volume, "a")
-			lose()
-			converge(ctx, func() (*csi.ControllerUnpublishVolumeResponse, error) {
-				return f.ctl.ControllerUnpublishVolume(ctx,
-					harness.UnpublishRequest(volume, f.rack.Instance("a").ID))
-			})
-			Expect(stateOf(f.disk(ctx, volume.GetVolumeId()))).To(Equal("detached"))
-		})
+	DescribeTable("B-10 B-42 OX-8 of each change in a volume's life is found out by the same call, "+
+		"or by the next one", func(ctx SpecContext, lost adminapi.Fault) {
+		req := harness.CreateRequest(fresh("lost"))
+		var volume *csi.Volume
+		var snapshot *csi.Snapshot
+		for _, change := range []struct {
+			operation string
+			call      func() error
+			then      func()
+		}{
+			{"disk_create", func() error {
+				resp, err := f.ctl.CreateVolume(ctx, req)
+				volume = resp.GetVolume()
+				return err
+			}, func() { Expect(f.disks(ctx)).To(HaveLen(1)) }},
+			{"instance_disk_attach", func() error { return f.publish(ctx, volume, "a") }, func() {
+				Expect(f.attached(ctx, "a")).To(ConsistOf(volume.GetVolumeId()))
+			}},
+			{"snapshot_create", func() error {
+				resp, err := f.ctl.CreateSnapshot(ctx,
+					harness.SnapshotRequest(req.GetName(), volume.GetVolumeId()))
+				snapshot = resp.GetSnapshot()
+				return err
+			}, func() { Expect(f.snapshotIDs(ctx)).To(HaveLen(1)) }},
+			{"instance_disk_detach", func() error { return f.unpublish(ctx, volume, "a") },
+				func() { f.remains(ctx, volume, "detached") }},
+			{"snapshot_delete", func() error {
+				_, err := f.ctl.DeleteSnapshot(ctx,
+					&csi.DeleteSnapshotRequest{SnapshotId: snapshot.GetSnapshotId()})
+				return err
+			}, func() { Expect(f.snapshotIDs(ctx)).To(BeEmpty()) }},
+			{"disk_delete", func() error { return f.delete(ctx, volume.GetVolumeId()) },
+				func() { Expect(f.disks(ctx)).To(BeEmpty()) }},
+		} {
+			if lost.TruncateBody == 0 || !strings.HasSuffix(change.operation, "_delete") { // no body
+				fault := lost
+				fault.Operation, fault.Phase, fault.Times = change.operation, adminapi.After, 1
+				f.fault(ctx, fault)
+			}
+			err := change.call()
+			if lost.Response != nil && slices.Contains(decided, change.operation) {
+				Expect(err).NotTo(HaveOccurred(), change.operation)
+			}
+			if err != nil {
+				eventually(ctx, change.call)
+			}
+			change.then()
+		}
+	}, lostAnswers)
 
 	It("B-10 an attach and a detach converge when the rack cannot read the disk again",
 		func(ctx SpecContext) {
@@ -239,42 +208,6 @@ func lostAnswerSpecs(f *fixture) {
 			Expect(stateOf(f.disk(ctx, volume.GetVolumeId()))).To(Equal("detached"))
 			_, err := f.ctl.ControllerUnpublishVolume(ctx, harness.UnpublishRequest(volume, node))
 			Expect(err).NotTo(HaveOccurred())
-		})
-
-	describeLost(f, "B-10 a delete goes on where it was", "disk_delete",
-		func(ctx SpecContext, lose func()) {
-			volume := f.volume(ctx)
-			lose()
-			converge(ctx, func() (*csi.DeleteVolumeResponse, error) {
-				return f.ctl.DeleteVolume(ctx,
-					&csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId()})
-			})
-			Expect(f.disks(ctx)).To(BeEmpty())
-		})
-
-	describeLost(f, "B-42 a snapshot is found again", "snapshot_create",
-		func(ctx SpecContext, lose func()) {
-			req := &csi.CreateSnapshotRequest{
-				Name: fresh("lost"), SourceVolumeId: f.volume(ctx).GetVolumeId(),
-			}
-			lose()
-			resp := converge(ctx, func() (*csi.CreateSnapshotResponse, error) {
-				return f.ctl.CreateSnapshot(ctx, req)
-			})
-			f.snapshotDeletedLater(resp.GetSnapshot().GetSnapshotId())
-			list, err := f.ctl.ListSnapshots(ctx, &csi.ListSnapshotsRequest{})
-			Expect(err).NotTo(HaveOccurred())
-			Expect(list.GetEntries()).To(HaveLen(1))
-		})
-
-	describeLost(f, "B-10 the end of a snapshot goes on where it was", "snapshot_delete",
-		func(ctx SpecContext, lose func()) {
-			snapshot := f.snapshotted(ctx, f.volume(ctx))
-			lose()
-			converge(ctx, func() (*csi.DeleteSnapshotResponse, error) {
-				return f.ctl.DeleteSnapshot(ctx,
-					&csi.DeleteSnapshotRequest{SnapshotId: snapshot.GetSnapshotId()})
-			})
 		})
 
 	It("OX-1 a create that is repeated when the quota is used up finds its volume",

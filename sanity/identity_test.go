@@ -143,15 +143,6 @@ func probe(ctx context.Context, p *harness.Plugin) (bool, error) {
 }
 
 var _ = describeController("Probe", fixtureOptions{}, func(f *fixture) {
-	It("PR-1 is ready, and costs the rack nothing however often it is asked",
-		func(ctx SpecContext) {
-			Expect(f.callsAndLooks(ctx, func() {
-				for range 50 {
-					Expect(probe(ctx, f.plugin)).To(BeTrue())
-				}
-			})).To(BeEmpty())
-		})
-
 	DescribeTable("a controller that can never work",
 		func(ctx SpecContext, env map[string]string, word string) {
 			p := startPlugin(ctx, f.rack, harness.PluginOptions{Mode: harness.ModeController, Env: env})

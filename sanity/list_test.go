@@ -10,7 +10,6 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
-	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 )
@@ -37,7 +36,7 @@ func (f *fixture) listedIDs(ctx context.Context, ctl csi.ControllerClient) []str
 	return slices.Collect(maps.Keys(f.listed(ctx, ctl)))
 }
 
-var _ = describeController("ListVolumes", fixtureOptions{}, func(f *fixture) {
+var _ = describeController("what is listed", fixtureOptions{}, func(f *fixture) {
 	It("LV-4 a token is good for the rest, even when a volume of the page is deleted",
 		func(ctx SpecContext) {
 			for range 4 {
@@ -103,64 +102,36 @@ var _ = describeController("ListVolumes", fixtureOptions{}, func(f *fixture) {
 				Expect(f.disks(ctx)).To(HaveLen(2 - i))
 			}
 		})
+
+	It("VH-6 a faulted disk is inaccessible, alone and in the list", func(ctx SpecContext) {
+		volume := f.volume(ctx)
+		f.volume(ctx)
+		f.pretend(ctx, volume, "faulted", "")
+		one, err := f.ctl.ControllerGetVolumeHealth(ctx,
+			&csi.ControllerGetVolumeHealthRequest{VolumeId: volume.GetVolumeId()})
+		Expect(err).NotTo(HaveOccurred())
+		list, err := f.ctl.ControllerListVolumeHealth(ctx,
+			&csi.ControllerListVolumeHealthRequest{})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(list.GetEntries()).To(HaveLen(1))
+		for _, health := range []*csi.VolumeHealth{one.GetVolumeHealth(), list.GetEntries()[0]} {
+			Expect(health.GetVolumeId()).To(Equal(volume.GetVolumeId()))
+			Expect(health.GetHealthStatuses()).To(HaveLen(1))
+			status := health.GetHealthStatuses()[0]
+			Expect(status.GetStatus()).To(Equal(csi.VolumeHealthErrorType_INACCESSIBLE))
+			Expect(status.GetReason()).To(Equal("DiskFaulted"))
+		}
+	})
+
+	It("CG-1 what is left is what the silo has not given out", func(ctx SpecContext) {
+		f.switched(ctx, "quota_bytes", 10*harness.GiB, 1024*harness.GiB)
+		f.volume(ctx)
+		resp, err := f.ctl.GetCapacity(ctx, &csi.GetCapacityRequest{})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(resp.GetAvailableCapacity()).To(Equal(9 * harness.GiB))
+		f.switched(ctx, "quota_bytes", harness.GiB/2, 1024*harness.GiB)
+		resp, err = f.ctl.GetCapacity(ctx, &csi.GetCapacityRequest{})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(resp.GetAvailableCapacity()).To(BeZero(), "never negative")
+	})
 })
-
-var _ = describeController("one volume, its health, and the capacity", fixtureOptions{},
-	func(f *fixture) {
-		It("VH-6 a faulted disk is inaccessible, alone and in the list", func(ctx SpecContext) {
-			volume := f.volume(ctx)
-			f.volume(ctx)
-			f.pretend(ctx, volume, "faulted", "")
-			one, err := f.ctl.ControllerGetVolumeHealth(ctx,
-				&csi.ControllerGetVolumeHealthRequest{VolumeId: volume.GetVolumeId()})
-			Expect(err).NotTo(HaveOccurred())
-			list, err := f.ctl.ControllerListVolumeHealth(ctx,
-				&csi.ControllerListVolumeHealthRequest{})
-			Expect(err).NotTo(HaveOccurred())
-			Expect(list.GetEntries()).To(HaveLen(1))
-			for _, health := range []*csi.VolumeHealth{one.GetVolumeHealth(), list.GetEntries()[0]} {
-				Expect(health.GetVolumeId()).To(Equal(volume.GetVolumeId()))
-				Expect(health.GetHealthStatuses()).To(HaveLen(1))
-				status := health.GetHealthStatuses()[0]
-				Expect(status.GetStatus()).To(Equal(csi.VolumeHealthErrorType_INACCESSIBLE))
-				Expect(status.GetReason()).To(Equal("DiskFaulted"))
-			}
-		})
-
-		It("CG-1 what is left is what the silo has not given out", func(ctx SpecContext) {
-			f.switched(ctx, "quota_bytes", 10*harness.GiB, 1024*harness.GiB)
-			f.volume(ctx)
-			resp, err := f.ctl.GetCapacity(ctx, &csi.GetCapacityRequest{})
-			Expect(err).NotTo(HaveOccurred())
-			Expect(resp.GetAvailableCapacity()).To(Equal(9 * harness.GiB))
-			f.switched(ctx, "quota_bytes", harness.GiB/2, 1024*harness.GiB)
-			resp, err = f.ctl.GetCapacity(ctx, &csi.GetCapacityRequest{})
-			Expect(err).NotTo(HaveOccurred())
-			Expect(resp.GetAvailableCapacity()).To(BeZero(), "never negative")
-		})
-	})
-
-var _ = describeController("ListSnapshots", fixtureOptions{rack: withOtherProject},
-	func(f *fixture) {
-		It("LS-5 every snapshot of the project is listed, however it was made, once it is cut",
-			func(ctx SpecContext) {
-				own, uncut := f.snapshotted(ctx, f.volume(ctx)), f.snapshotted(ctx, f.volume(ctx))
-				disk := f.rackDisk(ctx, fresh("manual"), f.rack.Project)
-				manual, err := f.rack.Client.SnapshotCreate(ctx, oxide.SnapshotCreateParams{
-					Project: oxide.NameOrId(f.rack.Project),
-					Body: &oxide.SnapshotCreate{Name: oxide.Name(fresh("manual")),
-						Description: "by hand", Disk: oxide.NameOrId(disk.Id)},
-				})
-				Expect(err).NotTo(HaveOccurred())
-				f.snapshotRemovedLater(manual.Id)
-				f.foreignSnapshot(ctx)
-				f.pretendSnapshot(ctx, uncut.GetSnapshotId(), "creating")
-				resp, err := f.ctl.ListSnapshots(ctx, &csi.ListSnapshotsRequest{})
-				Expect(err).NotTo(HaveOccurred())
-				ids := []string{}
-				for _, entry := range resp.GetEntries() {
-					ids = append(ids, entry.GetSnapshot().GetSnapshotId())
-				}
-				Expect(ids).To(ConsistOf(own.GetSnapshotId(), manual.Id))
-			})
-	})

@@ -9,6 +9,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 )
@@ -32,6 +33,8 @@ func describeNodeInfo(f *nodeFixture) {
 		Expect(info(ctx, n).GetNodeId()).To(Equal(f.rack.Instance("b").ID))
 		Expect(p.size(ctx)).To(BeNumerically(">", harness.GiB/2))
 		Expect(p.complaints(ctx)).To(BeEmpty())
+		_, err := n.Node().NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{VolumeId: someUUID})
+		expectReason(err, codes.NotFound, "VolumeUnknownToNode")
 	})
 
 	It("NI-2 B-40 disks that are not the driver's take places away", func(ctx SpecContext) {

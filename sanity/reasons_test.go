@@ -6,6 +6,7 @@ import (
 	"context"
 	"net/http"
 	"os"
+	"time"
 	"unsafe"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -25,15 +26,9 @@ func expectReason(err error, code codes.Code, reason string) {
 	Expect(harness.ReasonOf(status.Convert(err))).To(Equal(reason), "%v", err)
 }
 
-// Most reasons happen in the specs of the call that gives them. Here are those that take a special
-// effort; the suite as a whole is held to bring about every one.
+// Most reasons happen in the specs of the call that gives them, those of a node in the situations of
+// the doctor. Here are the others; the suite as a whole is held to bring about every one.
 var _ = describeController("a reason that the rack causes", fixtureOptions{}, func(f *fixture) {
-	attach := func(ctx context.Context, volume *csi.Volume) error {
-		_, err := f.ctl.ControllerPublishVolume(ctx, harness.PublishRequest(volume,
-			f.rack.Instance("a").ID))
-		return err
-	}
-
 	It("CP-10 InstanceState: the instance is in a state without attach", func(ctx SpecContext) {
 		volume, instance := f.volume(ctx), f.rack.Instance("a").ID
 		failed := f.rackJSON(ctx, "/v1/instances/"+instance, nil)
@@ -41,14 +36,13 @@ var _ = describeController("a reason that the rack causes", fixtureOptions{}, fu
 		f.refuse(ctx, "instance_disk_attach", volume.GetVolumeId(), http.StatusBadRequest,
 			"InvalidRequest", "cannot attach disk to instance in failed state")
 		f.answer(ctx, "instance_view", instance, failed)
-		expectReason(attach(ctx, volume), codes.FailedPrecondition, "InstanceState")
+		expectReason(f.publish(ctx, volume, "a"), codes.FailedPrecondition, "InstanceState")
 	})
 
 	It("CV-14 ImageNotFound: the rack has no such image", func(ctx SpecContext) {
 		req := harness.CreateRequest(fresh("pictured"))
 		req.Parameters = map[string]string{"imageId": someUUID}
-		_, err := f.ctl.CreateVolume(ctx, req)
-		expectReason(err, codes.InvalidArgument, "ImageNotFound")
+		expectReason(f.create(ctx, req), codes.InvalidArgument, "ImageNotFound")
 	})
 
 	It("OX-6 ObjectNotFound: the rack does not know what a listing is of", func(ctx SpecContext) {
@@ -61,8 +55,39 @@ var _ = describeController("a reason that the rack causes", fixtureOptions{}, fu
 		volume := f.volume(ctx)
 		f.refuse(ctx, "disk_delete", volume.GetVolumeId(), http.StatusBadRequest,
 			"ObjectAlreadyExists", "already exists: something")
-		_, err := f.ctl.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId()})
-		expectReason(err, codes.AlreadyExists, "NameTaken")
+		expectReason(f.delete(ctx, volume.GetVolumeId()), codes.AlreadyExists, "NameTaken")
+	})
+
+	It("OX-7 Conflict: the rack speaks of a conflict", func(ctx SpecContext) {
+		volume := f.volume(ctx)
+		f.refuse(ctx, "disk_delete", volume.GetVolumeId(), http.StatusConflict, "Conflict", "in use")
+		expectReason(f.delete(ctx, volume.GetVolumeId()), codes.FailedPrecondition, "Conflict")
+	})
+
+	It("OX-2 ValueRefused: the rack does not take a value", func(ctx SpecContext) {
+		f.refuse(ctx, "disk_create", "", http.StatusBadRequest, "InvalidValue", "too large")
+		expectReason(f.create(ctx, harness.CreateRequest(fresh("refused"))), codes.OutOfRange,
+			"ValueRefused")
+	})
+
+	It("CP-3 ReadOnlyUnsupported: a disk cannot be attached read-only", func(ctx SpecContext) {
+		req := harness.PublishRequest(&csi.Volume{VolumeId: someUUID}, someUUID)
+		req.Readonly = true
+		_, err := f.ctl.ControllerPublishVolume(ctx, req)
+		expectReason(err, codes.InvalidArgument, "ReadOnlyUnsupported")
+	})
+
+	It("CU-10 DeadlineExceeded: the rack is still detaching the disk", func(ctx SpecContext) {
+		volume, node := f.volume(ctx), f.rack.Instance("a").ID
+		f.published(ctx, volume, "a")
+		disk := f.rackJSON(ctx, "/v1/disks/"+volume.GetVolumeId(), nil)
+		disk["state"] = diskState("detaching", node)
+		f.answer(ctx, "instance_disk_detach", "", disk)
+		f.pretend(ctx, volume, "detaching", node)
+		// The driver answers half a second before the deadline.
+		short, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		expectReason(f.unpublish(short, volume, "a"), codes.DeadlineExceeded, "DeadlineExceeded")
 	})
 
 	It("OX-12 RackResponseInvalid: the rack answers with another disk", func(ctx SpecContext) {

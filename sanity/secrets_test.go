@@ -32,7 +32,7 @@ func secretMount() *csi.VolumeCapability {
 var _ = describeController("secrets", fixtureOptions{plugin: harness.PluginOptions{
 	Env: map[string]string{"OXIDE_LOG_LEVEL": "debug"},
 }}, func(f *fixture) {
-	It("B-14 B-15 are ignored, and are in no log, nor are mount flags and the token, at the highest verbosity",
+	It("B-14 B-15 are ignored, and are in no log, as are mount flags and the token",
 		func(ctx SpecContext) {
 			f.secretLife(ctx, fresh("logged"))
 			node := startPlugin(ctx, f.rack, harness.PluginOptions{Mode: harness.ModeNode,

@@ -3,15 +3,15 @@
 package sanity
 
 import (
-	"context"
+	"net/http"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
-	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 // otherProject stands beside the driver's own on racks that are started with it.
@@ -19,51 +19,7 @@ const otherProject = "other"
 
 var withOtherProject = harness.RackOptions{Args: []string{"--project", otherProject}}
 
-// foreignSnapshot takes a snapshot of a disk in the other project, by hand.
-func (f *rackFixture) foreignSnapshot(ctx context.Context) *oxide.Snapshot {
-	GinkgoHelper()
-	disk := f.rackDisk(ctx, fresh("foreign"), otherProject)
-	snapshot, err := f.rack.Client.SnapshotCreate(ctx, oxide.SnapshotCreateParams{
-		Project: otherProject,
-		Body: &oxide.SnapshotCreate{Name: oxide.Name(fresh("foreign")), Description: "by hand",
-			Disk: oxide.NameOrId(disk.Id)},
-	})
-	Expect(err).NotTo(HaveOccurred())
-	DeferCleanup(func(ctx SpecContext) {
-		Expect(f.rack.Client.SnapshotDelete(ctx, oxide.SnapshotDeleteParams{
-			Snapshot: oxide.NameOrId(snapshot.Id),
-		})).To(Succeed())
-	}, NodeTimeout(callTimeout))
-	return snapshot
-}
-
-var _ = describeController("a volume from a snapshot", fixtureOptions{},
-	func(f *fixture) {
-		It("CV-18 DV-4 DS-4 is found again, and outlives its snapshot as that outlives its volume",
-			func(ctx SpecContext) {
-				origin := f.volume(ctx)
-				snapshot := f.snapshotted(ctx, origin)
-				req := harness.FromSnapshot(harness.CreateRequest(fresh("restored")),
-					snapshot.GetSnapshotId())
-				first := f.created(ctx, req)
-				_, err := f.ctl.DeleteVolume(ctx,
-					&csi.DeleteVolumeRequest{VolumeId: origin.GetVolumeId()})
-				Expect(err).NotTo(HaveOccurred())
-				again, err := f.ctl.CreateVolume(ctx, req)
-				Expect(err).NotTo(HaveOccurred())
-				Expect(again.GetVolume()).To(BeComparableTo(first, protoCmp))
-				Expect(first.GetContentSource().GetSnapshot().GetSnapshotId()).
-					To(Equal(snapshot.GetSnapshotId()))
-				_, err = f.ctl.DeleteSnapshot(ctx,
-					&csi.DeleteSnapshotRequest{SnapshotId: snapshot.GetSnapshotId()})
-				Expect(err).NotTo(HaveOccurred())
-				Expect(stateOf(f.disk(ctx, first.GetVolumeId()))).To(Equal("detached"))
-			})
-	})
-
-var _ = describeController("snapshots", fixtureOptions{rack: withOtherProject}, snapshotSpecs)
-
-func snapshotSpecs(f *fixture) {
+var _ = describeController("a snapshot", fixtureOptions{}, func(f *fixture) {
 	create := func(volume, name string) *csi.CreateSnapshotRequest {
 		return &csi.CreateSnapshotRequest{SourceVolumeId: volume, Name: name}
 	}
@@ -108,4 +64,47 @@ func snapshotSpecs(f *fixture) {
 		_, err := f.ctl.CreateSnapshot(ctx, create(volume.GetVolumeId(), fresh("local")))
 		expectRefusal(err, codes.FailedPrecondition, "local")
 	})
-}
+
+	It("CV-18 DV-4 DS-4 outlives its volume, and the volume made from it outlives the snapshot",
+		func(ctx SpecContext) {
+			origin := f.volume(ctx)
+			snapshot := f.snapshotted(ctx, origin)
+			req := harness.FromSnapshot(harness.CreateRequest(fresh("restored")),
+				snapshot.GetSnapshotId())
+			first := f.created(ctx, req)
+			_, err := f.ctl.DeleteVolume(ctx,
+				&csi.DeleteVolumeRequest{VolumeId: origin.GetVolumeId()})
+			Expect(err).NotTo(HaveOccurred())
+			again, err := f.ctl.CreateVolume(ctx, req)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(again.GetVolume()).To(BeComparableTo(first, protoCmp))
+			Expect(first.GetContentSource().GetSnapshot().GetSnapshotId()).
+				To(Equal(snapshot.GetSnapshotId()))
+			_, err = f.ctl.DeleteSnapshot(ctx,
+				&csi.DeleteSnapshotRequest{SnapshotId: snapshot.GetSnapshotId()})
+			Expect(err).NotTo(HaveOccurred())
+			Expect(stateOf(f.disk(ctx, first.GetVolumeId()))).To(Equal("detached"))
+		})
+
+	It("CV-15 whose volume inherited other blocks: what cannot be deleted goes with the next call",
+		func(ctx SpecContext) {
+			origin := f.volume(ctx)
+			snapshot := f.snapshotted(ctx, origin)
+			_, err := f.ctl.DeleteVolume(ctx,
+				&csi.DeleteVolumeRequest{VolumeId: origin.GetVolumeId()})
+			Expect(err).NotTo(HaveOccurred())
+			req := harness.FromSnapshot(harness.CreateRequest(fresh("blocks")), snapshot.GetSnapshotId())
+			withParameter("blockSize", "512")(req)
+			f.fault(ctx, adminapi.Fault{Operation: "disk_delete", Phase: adminapi.Instead, Times: 1,
+				Response: &adminapi.Response{Status: http.StatusGone, ErrorCode: "Gone", Message: "Gone"}})
+			_, err = f.ctl.CreateVolume(ctx, req)
+			expectReason(err, codes.Aborted, "DiskBusy")
+			Expect(f.disks(ctx)).To(HaveLen(1))
+			_, err = f.ctl.CreateVolume(ctx, req)
+			expectReason(err, codes.InvalidArgument, "SourceIncompatible")
+			Expect(f.disks(ctx)).To(BeEmpty())
+			delete(req.Parameters, "blockSize")
+			volume := f.created(ctx, req)
+			Expect(volume.GetVolumeContext()).To(HaveKeyWithValue("blockSize", "4096"))
+		})
+})

@@ -17,7 +17,7 @@ import (
 // softRack is a rack of a coming release: what is deleted is gone at once, and its bytes and its
 // share of the quota are freed when the answer is long given.
 var softRack = fixtureOptions{rack: harness.RackOptions{
-	Args: []string{"--project", otherProject, "--free-delay", "1s"},
+	Args: []string{"--free-delay", "1s"},
 }}
 
 // onSoftRack registers a container whose specs share such a rack. Each begins when what was deleted
@@ -37,7 +37,6 @@ func (f *rackFixture) free(ctx SpecContext) {
 
 var (
 	_ = onSoftRack("DeleteVolume", deleteVolumeSpecs)
-	_ = onSoftRack("snapshots", snapshotSpecs)
 	_ = onSoftRack("an answer that is lost", lostAnswerSpecs)
 )
 

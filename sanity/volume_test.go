@@ -31,27 +31,40 @@ func withParameter(key, value string) change {
 // someUUID is the ID of nothing.
 const someUUID = "0e5be1f8-5f0f-4d3c-9a52-2c1f1d4bd20e"
 
-// The driver's own tests have the table of bad requests; here is one for each code.
+// The driver's own tests have the table of bad requests; here is one for each reason.
 var _ = describeController("CreateVolume", fixtureOptions{}, func(f *fixture) {
 	DescribeTable("a bad request costs the rack nothing and says why",
-		func(ctx SpecContext, bad change, code codes.Code, word string) {
+		func(ctx SpecContext, bad change, code codes.Code, reason string) {
 			req := harness.CreateRequest(fresh("bad"))
 			bad(req)
 			Expect(f.calls(ctx, func() {
 				_, err := f.ctl.CreateVolume(ctx, req)
-				expectRefusal(err, code, word)
+				expectReason(err, code, reason)
 			})).To(BeEmpty())
 		},
 		Entry("B-45 many nodes that write, as ReadWriteMany asks for",
 			change(func(req *csi.CreateVolumeRequest) {
 				harness.InMode(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER,
 					req.VolumeCapabilities[0])
-			}), codes.InvalidArgument, "MULTI_NODE_MULTI_WRITER"),
+			}), codes.InvalidArgument, "CapabilityUnsupported"),
+		Entry("CV-6 an unknown parameter", withParameter("color", "red"), codes.InvalidArgument,
+			"ParameterInvalid"),
+		Entry("CV-8 a topology, though none is configured",
+			change(func(req *csi.CreateVolumeRequest) {
+				req.AccessibilityRequirements = &csi.TopologyRequirement{
+					Requisite: []*csi.Topology{at(topologyRack, "R1")}}
+			}), codes.InvalidArgument, "TopologyInvalid"),
+		Entry("CV-11 a range of nothing", withRange(0, 0), codes.InvalidArgument, "CapacityInvalid"),
 		Entry("CV-12 a range without a whole GiB in it",
-			withRange(harness.GiB+harness.GiB/2, harness.GiB+harness.GiB*6/10), codes.OutOfRange, "GiB"),
+			withRange(harness.GiB+harness.GiB/2, harness.GiB+harness.GiB*6/10), codes.OutOfRange,
+			"CapacityOutOfRange"),
+		Entry("CV-13 a clone of a volume", change(func(req *csi.CreateVolumeRequest) {
+			req.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
+				Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: someUUID}}}
+		}), codes.InvalidArgument, "SourceUnsupported"),
 		Entry("CV-14 a snapshot whose ID is no UUID, which the rack would take for a name",
 			change(func(req *csi.CreateVolumeRequest) { harness.FromSnapshot(req, "snapshot") }),
-			codes.NotFound, "snapshot"),
+			codes.NotFound, "SnapshotNotFound"),
 	)
 
 	It("CV-22 B-44 is refused without capacity, for which a scheduler can look elsewhere",

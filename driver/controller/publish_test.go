@@ -456,7 +456,7 @@ func TestD2PublishingAStaticVolume(t *testing.T) {
 	}
 }
 
-func TestAStaticVolumeWithAttributesOfAnotherIsNotAttached(t *testing.T) {
+func TestAStaticVolumeWithAttributesOfAnotherIsNotAttached(t *testing.T) { // D-24
 	another := "csi-0000000000000000"
 	for _, test := range []struct {
 		name    string

@@ -150,7 +150,7 @@ func TestUnpublishing(t *testing.T) { // OX-3
 	}
 }
 
-func TestCU2UnpublishingWithoutANode(t *testing.T) {
+func TestCU2UnpublishingWithoutANode(t *testing.T) { // CU-2
 	for _, s := range []scriptedCall{
 		{"it is", []racktest.Exchange{shown(racktest.AttachedHere),
 			accepted(detach,
