@@ -163,16 +163,9 @@ func (bn *bench) deleteByHand(ctx context.Context, disk string) error {
 
 // awaitDevice waits for a disk to appear, so that no measured time contains that.
 func (bn *bench) awaitDevice(ctx context.Context, serial string) (device string, err error) {
-	err = harness.Await(ctx, time.Minute, func() error {
-		paths, err := devicesWith(bn.rack.Instance(""), serial)
-		if err == nil && len(paths) != 1 {
-			err = fmt.Errorf("%d devices with serial %q", len(paths), serial)
-		}
-		if err != nil {
-			return err
-		}
-		device = paths[0]
-		return exists(device)
+	err = harness.Await(ctx, time.Minute, func() (err error) {
+		device, err = deviceOf(bn.rack.Instance(""), serial)
+		return err
 	})
 	return device, err
 }

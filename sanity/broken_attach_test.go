@@ -135,7 +135,7 @@ func (r *sufferer) inUse(ctx context.Context) *placement {
 func (r *sufferer) works(ctx context.Context, p *placement) {
 	GinkgoHelper()
 	r.remains(ctx, p.Volume, "attached to "+p.instance.ID)
-	Expect(p.shows(p.Volume.GetVolumeContext()["diskName"])).To(Succeed())
+	Expect(p.shown()).To(Succeed())
 	Expect(p.verify(0)).To(Succeed())
 	Expect(p.writeThrough(1)).To(Succeed())
 }
@@ -174,6 +174,6 @@ func sufferStage(ctx SpecContext, r *sufferer) {
 		return err
 	})
 	p := f.attachedTo(ctx, volume, n, harness.Mounted(""))
-	eventually(ctx, func() error { return n.shows(volume.GetVolumeContext()["diskName"]) })
+	eventually(ctx, p.shown)
 	Expect(blank(edges(p.device()))).To(BeTrue(), "it was formatted all the same")
 }

@@ -5,10 +5,8 @@ package sanity
 import (
 	"bytes"
 	"context"
-	"fmt"
 	"os"
 	"slices"
-	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -18,28 +16,6 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 )
-
-// device finds the block device of a disk in a guest's view, by its serial, or reports that it is
-// not there.
-func (f *rackFixture) device(instance, diskName string) (string, error) {
-	serial := diskName[:min(len(diskName), 20)]
-	paths, err := devicesWith(f.rack.Instance(instance), serial)
-	if err != nil || len(paths) == 1 {
-		return strings.Join(paths, ""), err
-	}
-	return "", fmt.Errorf("instance %s shows %d devices with the serial %q, not one",
-		instance, len(paths), serial)
-}
-
-func (f *rackFixture) awaitDevice(ctx context.Context, instance, diskName string) string {
-	GinkgoHelper()
-	var path string
-	eventually(ctx, func() (err error) {
-		path, err = f.device(instance, diskName)
-		return err
-	})
-	return path
-}
 
 // stoppingRequests are the operations by which somebody would make a running instance attachable.
 var stoppingRequests = []string{"instance_stop", "instance_reboot", "instance_delete",
@@ -82,7 +58,7 @@ var _ = describeController("a rack that cannot attach to a running instance",
 			published, err := f.ctl.ControllerPublishVolume(ctx, harness.PublishRequest(volume, node))
 			Expect(err).NotTo(HaveOccurred())
 			name := published.GetPublishContext()["diskName"]
-			_, err = f.device("a", name)
+			_, err = deviceOf(f.rack.Instance("a"), name)
 			Expect(err).To(HaveOccurred(), "a stopped instance has no devices")
 			f.startInstance(ctx, node)
 			path := f.awaitDevice(ctx, "a", name)

@@ -5,7 +5,6 @@ package sanity
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"time"
@@ -30,20 +29,6 @@ func (f *nodeFixture) impatientNode(ctx context.Context) *node {
 	})
 }
 
-// shows reports whether the instance sees a device for the disk of that name.
-func (n *node) shows(diskName string) error {
-	serial := diskName[:min(len(diskName), 20)]
-	paths, err := devicesWith(n.instance, serial)
-	if err != nil {
-		return err
-	}
-	if len(paths) != 1 {
-		return fmt.Errorf("instance %s has %d devices with serial %q",
-			n.instance.Name, len(paths), serial)
-	}
-	return exists(paths[0])
-}
-
 // attachedByHand attaches a disk as an administrator does, and detaches it when the spec ends.
 func (f *rackFixture) attachedByHand(ctx context.Context, disk, instance string) {
 	GinkgoHelper()
@@ -61,7 +46,7 @@ func (f *rackFixture) detachByHand(ctx context.Context, disk, instance string) {
 	}
 }
 
-var _ = describeNodes("a device", func(f *nodeFixture) {
+var _ = describeOutage("a device", func(f *nodeFixture) {
 	describeAppearance(f)
 	describeEqualSerials(f)
 	describeYank(f)
@@ -97,7 +82,7 @@ func describeEqualSerials(f *nodeFixture) {
 			one := f.rackDisk(ctx, prefix+"-one", f.rack.Project)
 			two := f.rackDisk(ctx, prefix+"-two", f.rack.Project)
 			f.attachedByHand(ctx, one.Id, "a")
-			eventually(ctx, func() error { return f.a.shows(prefix) })
+			f.awaitDevice(ctx, "a", prefix)
 
 			_, err := f.ctl.ControllerPublishVolume(ctx,
 				harness.PublishRequest(&csi.Volume{VolumeId: two.Id}, f.a.instance.ID))
@@ -141,7 +126,7 @@ func describeYank(f *nodeFixture) {
 			defer pod.Close()
 			f.detachByHand(ctx, p.Volume.GetVolumeId(), "a")
 			eventually(ctx, func() error {
-				if p.shows(p.Volume.GetVolumeContext()["diskName"]) == nil {
+				if p.shown() == nil {
 					return errors.New("the device is still there")
 				}
 				return nil

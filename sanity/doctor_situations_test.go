@@ -158,7 +158,7 @@ var nodeSituations = []nodeSituation{
 func staging(change func(*placement)) func(context.Context, *nodeFixture) (*placement, error) {
 	return func(ctx context.Context, f *nodeFixture) (*placement, error) {
 		p := f.attachedTo(ctx, f.volume(ctx), f.a, harness.Mounted("ext4"))
-		eventually(ctx, func() error { return p.shows(p.Volume.GetVolumeContext()["diskName"]) })
+		eventually(ctx, p.shown)
 		changed := *p
 		changed.PublishContext = maps.Clone(p.PublishContext)
 		changed.Volume = &csi.Volume{VolumeId: p.Volume.GetVolumeId(),
@@ -185,7 +185,7 @@ func appearing(how adminapi.DeviceFault) func(context.Context, *nodeFixture) (*p
 		f.fault(ctx, adminapi.Fault{Operation: "instance_disk_attach", Times: 1, Device: &how})
 		p := f.attachedTo(ctx, f.volume(ctx), f.impatientNode(ctx), harness.Mounted(""))
 		if !how.Never {
-			eventually(ctx, func() error { return p.shows(p.Volume.GetVolumeContext()["diskName"]) })
+			eventually(ctx, p.shown)
 		}
 		return p, p.stage(ctx)
 	}

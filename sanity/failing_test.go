@@ -20,17 +20,12 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// failingDisks is the label of the specs on disks that are served by FUSE, a part of their own.
-const failingDisks = "failing-disks"
-
-var _ = Describe("on disks that can fail", Label(failingDisks), func() {
-	describeNodes("a disk that can fail", func(f *nodeFixture) {
-		Describe("and does not", func() { describeMoves(f) })
-		Describe("and does not, and its snapshots", func() { describeSnapshots(f) })
-		describeFailures(f)
-		describeHangs(f)
-	}, "--disks=fuse")
-})
+var _ = describeOutage("a disk that can fail", func(f *nodeFixture) {
+	Describe("and does not", func() { describeMoves(f) })
+	Describe("and does not, and its snapshots", func() { describeSnapshots(f) })
+	describeFailures(f)
+	describeHangs(f)
+}, "--disks=fuse")
 
 // fails lets the volume's disk fail.
 func (f *nodeFixture) fails(ctx context.Context, volume *csi.Volume, how adminapi.DiskFault) {

@@ -51,6 +51,15 @@ func describeNodes(text string, specs func(f *nodeFixture), rack ...string) bool
 	})
 }
 
+// outages is the label of the specs in which a disk, a device, the rack or the driver goes away
+// under a volume. They are a part of the suite.
+const outages = "outages"
+
+// describeOutage registers such a container.
+func describeOutage(text string, specs func(f *nodeFixture), rack ...string) bool {
+	return Describe("an outage:", Label(outages), func() { describeNodes(text, specs, rack...) })
+}
+
 // node starts the node service in an instance; it ends with the spec or the container that asks.
 func (f *nodeFixture) node(ctx context.Context, instance string,
 	options harness.PluginOptions) *node {
@@ -61,13 +70,36 @@ func (f *nodeFixture) node(ctx context.Context, instance string,
 		dir: filepath.Join(plugin.Dir, "kubelet")}
 }
 
-// device is the path of the node's device with that serial, which must be there and the only one.
-func (n *node) device(serial string) string {
+// device is the path of the node's one device for the disk of that name.
+func (n *node) device(diskName string) string {
 	GinkgoHelper()
-	paths, err := devicesWith(n.instance, serial)
+	path, err := deviceOf(n.instance, diskName)
 	Expect(err).NotTo(HaveOccurred())
-	Expect(paths).To(HaveLen(1), "devices of instance %s with serial %q", n.instance.Name, serial)
-	return paths[0]
+	return path
+}
+
+// awaitDevice waits until an instance shows the device of the disk of that name.
+func (f *rackFixture) awaitDevice(ctx context.Context, instance, diskName string) (path string) {
+	GinkgoHelper()
+	eventually(ctx, func() (err error) {
+		path, err = deviceOf(f.rack.Instance(instance), diskName)
+		return err
+	})
+	return path
+}
+
+// deviceOf finds the one device that an instance sees for the disk of that name.
+func deviceOf(instance harness.Instance, diskName string) (string, error) {
+	serial := diskName[:min(len(diskName), 20)]
+	paths, err := devicesWith(instance, serial)
+	if err == nil && len(paths) != 1 {
+		err = fmt.Errorf("instance %s has %d devices with serial %q", instance.Name, len(paths), serial)
+	}
+	if err != nil {
+		return "", err
+	}
+	_, err = os.Stat(paths[0])
+	return paths[0], err
 }
 
 // devicesWith finds the devices that an instance sees under a serial, as its kernel shows them.
@@ -175,6 +207,12 @@ func (f *nodeFixture) detached(ctx context.Context, p *placement) {
 func (p *placement) device() string {
 	GinkgoHelper()
 	return p.node.device(p.Volume.GetVolumeContext()["diskName"])
+}
+
+// shown reports whether the node sees the volume's device.
+func (p *placement) shown() error {
+	_, err := deviceOf(p.instance, p.Volume.GetVolumeContext()["diskName"])
+	return err
 }
 
 // pieceSize is how much a spec writes at a time.

@@ -116,7 +116,7 @@ func describeStages(f *nodeFixture) {
 		p.stageAndPublish(ctx)
 		Expect(p.write(0)).To(Succeed())
 		Expect(mountsAt(p.Staging)[0].Source).To(HaveSuffix(
-			filepath.Base(f.a.device(string(disk.Name)[:20]))))
+			filepath.Base(f.a.device(string(disk.Name)))))
 	})
 }
 

@@ -4,7 +4,6 @@ package sanity
 
 import (
 	"context"
-	"os"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	. "github.com/onsi/ginkgo/v2"
@@ -43,14 +42,12 @@ func describeNodeInfo(f *nodeFixture) {
 		// A volume takes none: it is what the places are for.
 		volume := f.volume(ctx)
 		f.published(ctx, volume, "a")
-		eventually(ctx, func() error {
-			return f.a.shows(volume.GetVolumeContext()["diskName"])
-		})
+		f.awaitDevice(ctx, "a", volume.GetVolumeContext()["diskName"])
 		Expect(info(ctx, f.a).GetMaxVolumesPerNode()).To(Equal(before))
 
 		byHand := f.rackDisk(ctx, fresh("by-hand"), f.rack.Project)
 		f.attachedByHand(ctx, byHand.Id, "a")
-		eventually(ctx, func() error { return f.a.shows(string(byHand.Name)) })
+		f.awaitDevice(ctx, "a", string(byHand.Name))
 		Expect(info(ctx, f.a).GetMaxVolumesPerNode()).To(Equal(before - 1))
 
 		// Staged as a static volume it is one of those that the orchestrator counts.
@@ -79,10 +76,4 @@ func (p *placement) health(ctx context.Context) []*csi.VolumeHealth_VolumeHealth
 	})
 	Expect(err).NotTo(HaveOccurred())
 	return resp.GetVolumeHealth().GetHealthStatuses()
-}
-
-// exists is for paths that must be there.
-func exists(path string) error {
-	_, err := os.Stat(path)
-	return err
 }

@@ -38,8 +38,8 @@ type part struct{ name, filter string }
 func parts() []part {
 	all := []part{
 		{"our own specs of the controller", "controller"},
-		{"our own specs of disks that can fail", failingDisks},
-		{"our other own specs", "!csi-sanity && !controller && !" + failingDisks},
+		{"our own specs of outages", outages},
+		{"our other own specs", "!csi-sanity && !controller && !" + outages},
 	}
 	for _, c := range csisuite.Combinations() {
 		all = append(all, part{"csi-sanity over " + c.String(), strings.Join(c.Labels(), " && ")})
@@ -178,7 +178,7 @@ func TestThePartsAreDisjointAndCoverEverySpec(t *testing.T) {
 	for _, p := range parts() {
 		filters = append(filters, types.MustParseLabelFilter(p.filter))
 	}
-	specs := [][]string{nil, {"own"}, {"controller"}, {failingDisks}}
+	specs := [][]string{nil, {"own"}, {"controller"}, {outages}}
 	for _, c := range csisuite.Combinations() {
 		specs = append(specs, c.Labels())
 	}

@@ -26,9 +26,11 @@ func expectReason(err error, code codes.Code, reason string) {
 	Expect(harness.ReasonOf(status.Convert(err))).To(Equal(reason), "%v", err)
 }
 
-// Most reasons happen in the specs of the call that gives them, those of a node in the situations of
-// the doctor. Here are the others; the suite as a whole is held to bring about every one.
-var _ = describeController("a reason that the rack causes", fixtureOptions{}, func(f *fixture) {
+var onTwoProjects = fixtureOptions{rack: withOtherProject}
+
+// Most reasons happen in the specs of the call that gives them, those of a node in the situations
+// of the doctor. Here are the others; the suite as a whole is held to bring about every one.
+var _ = describeController("a reason that the rack causes", onTwoProjects, func(f *fixture) {
 	It("CP-10 InstanceState: the instance is in a state without attach", func(ctx SpecContext) {
 		volume, instance := f.volume(ctx), f.rack.Instance("a").ID
 		failed := f.rackJSON(ctx, "/v1/instances/"+instance, nil)
@@ -56,6 +58,12 @@ var _ = describeController("a reason that the rack causes", fixtureOptions{}, fu
 		f.refuse(ctx, "disk_delete", volume.GetVolumeId(), http.StatusBadRequest,
 			"ObjectAlreadyExists", "already exists: something")
 		expectReason(f.delete(ctx, volume.GetVolumeId()), codes.AlreadyExists, "NameTaken")
+	})
+
+	It("CP-11 OtherProject: a disk of another project is not attached", func(ctx SpecContext) {
+		disk := f.rackDisk(ctx, fresh("foreign"), otherProject)
+		err := f.publish(ctx, &csi.Volume{VolumeId: disk.Id}, "a")
+		expectReason(err, codes.InvalidArgument, "OtherProject")
 	})
 
 	It("OX-7 Conflict: the rack speaks of a conflict", func(ctx SpecContext) {

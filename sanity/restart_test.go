@@ -11,7 +11,7 @@ import (
 
 // The simulator is no part of a rack that could fail alone: a disk goes on while the rack's API is
 // away. So it must not matter to a workload that the simulator ends, in whatever way.
-var _ = describeNodes("the rack's API goes away under volumes in use", func(f *nodeFixture) {
+var _ = describeOutage("the rack's API goes away under volumes in use", func(f *nodeFixture) {
 	BeforeEach(func(ctx SpecContext) {
 		if !f.rack.Running() { // a spec that failed left it so
 			Expect(f.rack.Start(ctx)).To(Succeed())
@@ -30,7 +30,7 @@ var _ = describeNodes("the rack's API goes away under volumes in use", func(f *n
 
 			Expect(p.verify(1)).To(Succeed())
 			Expect(p.write(2)).To(Succeed())
-			Expect(f.a.shows(p.Volume.GetVolumeContext()["diskName"])).To(Succeed())
+			Expect(p.shown()).To(Succeed())
 			Expect(p.stage(ctx)).To(Succeed(), "again the same")
 			Expect(p.publish(ctx)).To(Succeed(), "again the same")
 			f.detached(ctx, p)
@@ -57,9 +57,7 @@ var _ = describeNodes("the rack's API goes away under volumes in use", func(f *n
 				Expect(ended).To(MatchError(ContainSubstring(p.Volume.GetVolumeId())))
 			}
 			Expect(f.rack.Start(ctx)).To(Succeed())
-			eventually(ctx, func() error {
-				return f.a.shows(p.Volume.GetVolumeContext()["diskName"])
-			})
+			eventually(ctx, p.shown)
 			_ = p.write(1) // it may go nowhere
 
 			p.remove(ctx)

@@ -116,11 +116,7 @@ var _ = describeController("the token",
 		It("D-63 is read again from its file, under load and without a restart",
 			func(ctx SpecContext) {
 				file := filepath.Join(workDir(), "token")
-				rotate := func(token string) {
-					Expect(os.WriteFile(file+".new", []byte(token+"\n"), 0o600)).To(Succeed())
-					Expect(os.Rename(file+".new", file)).To(Succeed())
-				}
-				rotate(harness.TokenPrefix + "first")
+				rotated(file, harness.TokenPrefix+"first")
 				p := f.controller(ctx, harness.PluginOptions{Env: map[string]string{
 					"OXIDE_TOKEN": "", "OXIDE_TOKEN_FILE": file,
 				}})
@@ -128,7 +124,7 @@ var _ = describeController("the token",
 				done := make(chan error, 1)
 				go func() { done <- listUntil(load, p.Controller()) }()
 				for _, token := range []string{"second", "third", "fourth"} {
-					rotate(harness.TokenPrefix + token)
+					rotated(file, harness.TokenPrefix+token)
 					converge(ctx, func() (*csi.ListVolumesResponse, error) {
 						return p.Controller().ListVolumes(ctx, &csi.ListVolumesRequest{})
 					})
@@ -137,7 +133,7 @@ var _ = describeController("the token",
 				Expect(<-done).NotTo(HaveOccurred(), "no call fails while the token is rotated")
 
 				// That the file is really read again shows when it holds a token of nobody.
-				rotate("nobody")
+				rotated(file, "nobody")
 				eventually(ctx, func() error {
 					_, err := p.Controller().ListVolumes(ctx, &csi.ListVolumesRequest{})
 					if code := codeOf(err); code != codes.Unauthenticated {
@@ -145,7 +141,7 @@ var _ = describeController("the token",
 					}
 					return nil
 				})
-				rotate(harness.TokenPrefix + "fifth")
+				rotated(file, harness.TokenPrefix+"fifth")
 				converge(ctx, func() (*csi.ListVolumesResponse, error) {
 					return p.Controller().ListVolumes(ctx, &csi.ListVolumesRequest{})
 				})
@@ -166,12 +162,9 @@ func listUntil(ctx context.Context, ctl csi.ControllerClient) error {
 
 var _ = describeController("a rack with a certificate of its own",
 	fixtureOptions{rack: harness.RackOptions{TLS: true}}, func(f *fixture) {
-		It("B-26 is trusted by the CA file", func(ctx SpecContext) {
-			f.volume(ctx)
-		})
-
-		It("OX-9 is not trusted without it, which an operator can repair",
+		It("B-26 OX-9 is trusted by the CA file, and not without it, which an operator can repair",
 			func(ctx SpecContext) {
+				f.volume(ctx)
 				p := startPlugin(ctx, f.rack, harness.PluginOptions{Mode: harness.ModeController,
 					Env: map[string]string{"OXIDE_CA_FILE": ""}})
 				_, err := p.Controller().CreateVolume(ctx, harness.CreateRequest(fresh("untrusted")))

@@ -33,7 +33,7 @@ func (n *node) dieAndReturn(ctx context.Context) {
 	Expect(n.Start(ctx)).To(Succeed())
 }
 
-var _ = describeNodes("the node's driver is killed and started again", func(f *nodeFixture) {
+var _ = describeOutage("the node's driver is killed and started again", func(f *nodeFixture) {
 	var n *node
 	BeforeEach(func(ctx SpecContext) { n = f.node(ctx, "a", harness.PluginOptions{}) })
 

@@ -5,7 +5,6 @@ package sanity
 import (
 	"context"
 	"fmt"
-	"net/http"
 	"slices"
 	"time"
 
@@ -35,54 +34,6 @@ var _ = describeController("CP-12 two disks whose names begin with the same 20 b
 			own := f.volume(ctx)
 			f.raceTwins(ctx, own, f.backupOf(ctx, own))
 		})
-
-		It("SerialTaken: the driver's own disk is not attached beside one of somebody else's",
-			func(ctx SpecContext) {
-				own := f.volume(ctx)
-				backup := f.backupOf(ctx, own)
-				f.attachedByHand(ctx, backup.GetVolumeId(), "a")
-				Expect(f.calls(ctx, func() {
-					_, err := f.ctl.ControllerPublishVolume(ctx,
-						harness.PublishRequest(own, f.rack.Instance("a").ID))
-					expectReason(err, codes.FailedPrecondition, "SerialTaken")
-					expectRefusal(err, codes.FailedPrecondition, own.GetVolumeContext()["diskName"]+
-						"-backup")
-				})).NotTo(ContainElement("instance_disk_attach"))
-			})
-
-		It("SerialTaken: a disk that is published already stays, for a workload may be using it",
-			func(ctx SpecContext) {
-				own := f.volume(ctx)
-				f.published(ctx, own, "a")
-				backup := f.backupOf(ctx, own)
-				f.attachedByHand(ctx, backup.GetVolumeId(), "a")
-				_, err := f.ctl.ControllerPublishVolume(ctx,
-					harness.PublishRequest(own, f.rack.Instance("a").ID))
-				expectReason(err, codes.FailedPrecondition, "SerialTaken")
-				Expect(f.attached(ctx, "a")).To(ConsistOf(own.GetVolumeId(), backup.GetVolumeId()))
-			})
-
-		It("EffectUnknown: a disk that cannot be detached again brings the caller back",
-			func(ctx SpecContext) {
-				own := f.volume(ctx)
-				backup := f.backupOf(ctx, own)
-				node := f.rack.Instance("a").ID
-				f.unpublishedLater(own, node)
-				f.refuse(ctx, "instance_disk_detach", own.GetVolumeId(), http.StatusForbidden,
-					"Forbidden", "Forbidden")
-				f.fault(ctx, adminapi.Fault{Operation: "instance_disk_attach", Object: own.GetVolumeId(),
-					Phase: adminapi.After, Delay: adminapi.Duration(time.Second), Times: 1})
-				publish := make(chan error, 1)
-				go func() {
-					_, err := f.ctl.ControllerPublishVolume(ctx, harness.PublishRequest(own, node))
-					publish <- err
-				}()
-				f.awaitDisk(ctx, "attached")
-				f.attachedByHand(ctx, backup.GetVolumeId(), "a")
-				err := <-publish
-				expectReason(err, codes.Unavailable, "EffectUnknown")
-				expectRefusal(err, codes.Unavailable, "may still be attached", "-backup")
-			})
 	})
 
 // backupOf is a static volume whose disk's name begins with that of a volume of the driver.
