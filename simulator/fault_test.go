@@ -92,47 +92,6 @@ func TestFaultsApplyInTheirPhase(t *testing.T) {
 	}
 }
 
-func TestA67WhatCannotBeReadAgainIsDone(t *testing.T) {
-	r := newRack(t, engine.Config{})
-	r.disk("d")
-	for _, step := range []struct {
-		operation, state string
-		do               func(instance, disk string) (*oxide.Disk, error)
-		devices          int
-	}{
-		{"instance_disk_attach", "attached", r.doAttach, 1},
-		{"instance_disk_detach", "detached", r.doDetach, 0},
-	} {
-		t.Run(step.operation, func(t *testing.T) {
-			r.fault(adminapi.Fault{Operation: step.operation, Phase: adminapi.Reread, Times: 2})
-			for _, when := range []string{"at first", "when it is so already"} {
-				_, err := step.do("a", "d")
-				t.Log(when)
-				refusedAs(503, "ServiceNotAvailable", "Service Unavailable").check(t, err)
-				if got := r.state("d"); got != step.state {
-					t.Errorf("the disk is %s, want %s", got, step.state)
-				}
-				if got := r.guestDevices("a"); len(got) != step.devices {
-					t.Errorf("the guest sees %v, want %d devices", got, step.devices)
-				}
-			}
-			if d := must[*oxide.Disk](t)(step.do("a", "d")); string(d.State.State()) != step.state {
-				t.Errorf("the repeated call answers %s, want %s", d.State.State(), step.state)
-			}
-		})
-	}
-}
-
-func TestA67WhatIsRefusedIsRefusedInItsOwnWords(t *testing.T) {
-	r := newRack(t, engine.Config{})
-	r.disk("d")
-	must[*oxide.Disk](t)(r.doAttach("b", "d"))
-	r.fault(adminapi.Fault{Phase: adminapi.Reread})
-	_, err := r.doAttach("a", "d")
-	refusedAs(400, "InvalidRequest",
-		`cannot attach disk "d": disk is attached to another instance`).check(t, err)
-}
-
 func TestADelayedRequestIsCarriedOutAlthoughItsCallerIsGone(t *testing.T) {
 	r := newRack(t, engine.Config{})
 	r.fault(adminapi.Fault{Operation: "disk_create", Phase: adminapi.Before,

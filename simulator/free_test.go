@@ -8,7 +8,6 @@ import (
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 )
@@ -88,25 +87,6 @@ func TestA68WhatIsDeletedIsGoneAtOnceAndFreedLater(t *testing.T) {
 	}
 }
 
-func TestA68ANameIsFreeBeforeTheBytesAre(t *testing.T) {
-	r := newRack(t, engine.Config{FreeDelay: time.Hour})
-	diskID, snapshotID := r.deleteBoth()
-	again := r.disk("d")
-	must[*oxide.Snapshot](t)(r.doSnapshot("s", "d"))
-	if err := r.RunDeferred(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if got := r.kept(diskID, snapshotID); len(got) != 0 {
-		t.Errorf("the files %v are still there", got)
-	}
-	if got := r.state("d"); got != "detached" || r.disks()[0].Id != again.Id {
-		t.Errorf("the disk that took the name is %s, %v", got, r.disks())
-	}
-	if got := r.provisioned(); got != 2<<30 {
-		t.Errorf("storage is %d, want the 2 GiB of disk and snapshot", got)
-	}
-}
-
 func TestA68TheDelayEndsByItself(t *testing.T) {
 	r := newRack(t, engine.Config{FreeDelay: time.Millisecond})
 	diskID, snapshotID := r.deleteBoth()
@@ -124,30 +104,5 @@ func TestA68ARestartFreesWhatWasDeleted(t *testing.T) {
 	}
 	if got := next.kept(diskID, snapshotID); len(got) != 0 {
 		t.Errorf("the files %v are still there", got)
-	}
-}
-
-func TestA68ADeletionThatFailsKeepsTheDiskAndItsShare(t *testing.T) {
-	r := freesLater(t)
-	d := r.disk("d")
-	r.fault(adminapi.Fault{Operation: "disk_delete", Phase: adminapi.Unwind, Times: 1})
-	refusedAs(500, "Internal", "Internal Server Error").check(t, r.doDelete("d"))
-	if got := r.state("deleted-" + d.Id); got != "faulted" {
-		t.Errorf("the disk is %s, want faulted", got)
-	}
-	if err := r.RunDeferred(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if got := r.provisioned(); got != 1<<30 {
-		t.Errorf("storage is %d, want the disk's 1 GiB", got)
-	}
-	if err := r.doDelete("deleted-" + d.Id); err != nil {
-		t.Fatal(err)
-	}
-	if err := r.RunDeferred(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if got := r.provisioned(); got != 0 {
-		t.Errorf("storage is %d, want none", got)
 	}
 }

@@ -1,11 +1,8 @@
 package simulator
 
 import (
-	"encoding/base64"
 	"fmt"
-	"net/url"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
@@ -14,53 +11,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
-
-func TestA10ThePageAfterTheLastIsEmpty(t *testing.T) {
-	r := newRack(t, engine.Config{})
-	empty := must[*oxide.DiskResultsPage](t)(r.DiskList(t.Context(),
-		oxide.DiskListParams{Project: "default"}))
-	if empty.NextPage != "" || len(empty.Items) != 0 {
-		t.Errorf("an empty list has the page %+v", empty)
-	}
-	r.disk("d")
-	_, body := r.call("GET", "/v1/disks?project=default", "")
-	first := unmarshal[page[store.Disk]](t, body)
-	if first.NextPage == nil {
-		t.Fatal("the last page that is not empty has no token")
-	}
-	want := `{"v":"v1","page_start":{"sort_by":"name_ascending","project":"default","last_seen":"d"}}`
-	got, err := base64.URLEncoding.DecodeString(*first.NextPage)
-	if err != nil || string(got) != want {
-		t.Errorf("A09: the token holds %s (%v), want %s", got, err, want)
-	}
-	_, body = r.call("GET", "/v1/disks?page_token="+url.QueryEscape(*first.NextPage), "")
-	if body != `{"next_page":null,"items":[]}` {
-		t.Errorf("the page after the last is %s", body)
-	}
-}
-
-func TestA09QueriesOfLists(t *testing.T) {
-	r := newRack(t, engine.Config{})
-	long := strings.Repeat("QUJD", 200)
-	for query, want := range map[string]string{
-		"project=default&sort_by=created": "unknown variant `created`, expected one of " +
-			"`name_ascending`, `name_descending`, `id_ascending`",
-		"limit=5":            "missing field `project`",
-		"page_token=" + long: "failed to parse pagination token: too large",
-		"page_token=!": "failed to parse pagination token: " +
-			"illegal base64 data at input byte 0",
-		"page_token=e30=": "failed to parse pagination token: corrupted token",
-	} {
-		resp, body := r.call("GET", "/v1/disks?"+query, "")
-		got := unmarshal[errorBody](t, body)
-		if want := "unable to parse query string: " + want; resp.status != 400 || got.Message != want {
-			t.Errorf("%s: got %d %q, want %q", query, resp.status, got.Message, want)
-		}
-	}
-	if resp, body := r.call("GET", "/v1/disks?project=default&limit=99999", ""); resp.status != 200 {
-		t.Errorf("a limit beyond the greatest: got %d %s, want 200", resp.status, body)
-	}
-}
 
 func TestAListMayBeLongerThanAPage(t *testing.T) {
 	r := newRack(t, engine.Config{})

@@ -129,6 +129,10 @@ func checkRoles(c *Check) {
 	c.Refuses("create a disk as a viewer", err, forbidden)
 	_, err = c.Attach(disk.Id, instance.Id)
 	c.Refuses("attach a disk as a viewer", err, forbidden)
+	impossible := c.NewInstance()
+	impossible.Body.Ncpus, impossible.Body.Memory = 0, 1
+	_, err = c.CreateInstance(impossible)
+	c.Refuses("create an impossible instance as a viewer", err, forbidden)
 	everybodys("as a viewer")
 
 	c.Switch("role", adminapi.RoleNone)
@@ -145,6 +149,8 @@ func checkRoles(c *Check) {
 	c.Refuses("read the project without a role", err, hidden)
 	_, err = c.CreateDisk(c.Blank())
 	c.Refuses("create a disk without a role", err, hidden)
+	_, err = c.CreateInstance(impossible)
+	c.Refuses("create an impossible instance without a role", err, hidden)
 	everybodys("without a role")
 }
 

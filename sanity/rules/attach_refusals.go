@@ -123,7 +123,12 @@ func checkUnreadAttachments(c *Check) {
 		c.NotTested("no request from outside takes all connections to the rack's database")
 	}
 	disk, instance := c.Disk(), c.StoppedInstance()
-	unavailable := Refused{503, "ServiceNotAvailable", "Service Unavailable"}
+	_, there := c.RunningInstance()
+	c.Once(adminapi.Fault{Operation: "instance_disk_attach", Object: there.Id,
+		Phase: adminapi.Reread})
+	_, err := c.Attach(there.Id, instance.Id)
+	c.Refuses("attach another's disk without a connection to the database", err,
+		attachedElsewhere("attach", there))
 	for _, step := range []struct {
 		operation, instance string
 		call                func(string, string) (*oxide.Disk, error)

@@ -84,6 +84,7 @@ func checkInstanceSize(c *Check) {
 
 func checkUndoneInstance(c *Check) {
 	free, taken, other := c.Disk(), c.Disk(), c.StoppedInstance()
+	before := c.storageUsed(c.ctx)
 	Must[*oxide.Disk](c, "attach a disk")(c.Attach(taken.Id, other.Id))
 	create := c.NewInstance()
 	made := c.NewDisk()
@@ -103,6 +104,9 @@ func checkUndoneInstance(c *Check) {
 	}
 	c.AttachedTo("the disk that was free", c.Look(free.Id), "")
 	c.AttachedTo("the disk that another instance has", c.Look(taken.Id), other.Id)
+	if c.Simulated() { // whose silo nobody else uses
+		Equal(c, "what is provisioned afterwards", c.storageUsed(c.ctx), before)
+	}
 }
 
 func checkStartAfterCreation(c *Check) {

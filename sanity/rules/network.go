@@ -88,16 +88,22 @@ func stack(config oxide.PrivateIpStackCreate) oxide.InstanceNetworkInterfaceAtta
 	return nics
 }
 
+var (
+	autoV4 = oxide.PrivateIpv4StackCreate{Ip: oxide.Ipv4Assignment{Value: &oxide.Ipv4AssignmentAuto{}}}
+	autoV6 = oxide.PrivateIpv6StackCreate{Ip: oxide.Ipv6Assignment{Value: &oxide.Ipv6AssignmentAuto{}}}
+)
+
 func onlyV4() oxide.InstanceNetworkInterfaceAttachment {
-	return stack(oxide.PrivateIpStackCreate{Value: &oxide.PrivateIpStackCreateV4{
-		Value: oxide.PrivateIpv4StackCreate{
-			Ip: oxide.Ipv4Assignment{Value: &oxide.Ipv4AssignmentAuto{}}}}})
+	return stack(oxide.PrivateIpStackCreate{Value: &oxide.PrivateIpStackCreateV4{Value: autoV4}})
 }
 
 func onlyV6() oxide.InstanceNetworkInterfaceAttachment {
-	return stack(oxide.PrivateIpStackCreate{Value: &oxide.PrivateIpStackCreateV6{
-		Value: oxide.PrivateIpv6StackCreate{
-			Ip: oxide.Ipv6Assignment{Value: &oxide.Ipv6AssignmentAuto{}}}}})
+	return stack(oxide.PrivateIpStackCreate{Value: &oxide.PrivateIpStackCreateV6{Value: autoV6}})
+}
+
+func bothStacks() oxide.InstanceNetworkInterfaceAttachment {
+	return stack(oxide.PrivateIpStackCreate{Value: &oxide.PrivateIpStackCreateDualStack{
+		Value: oxide.PrivateIpStackCreateDualStackValue{V4: autoV4, V6: autoV6}}})
 }
 
 func checkInterfaces(c *Check) {
@@ -110,6 +116,11 @@ func checkInterfaces(c *Check) {
 		{"asks for one", interfaces(1, defaultNetwork), "nic0 dual_stack"},
 		{"asks for one with IPv4", onlyV4(), "nic0 v4"},
 		{"asks for one with IPv6", onlyV6(), "nic0 v6"},
+		{"asks for one with both", bothStacks(), "nic0 dual_stack"},
+		{"asks for the default with IPv4", oxide.InstanceNetworkInterfaceAttachment{
+			Value: &oxide.InstanceNetworkInterfaceAttachmentDefaultIpv4{}}, "net0 v4"},
+		{"asks for the default with IPv6", oxide.InstanceNetworkInterfaceAttachment{
+			Value: &oxide.InstanceNetworkInterfaceAttachmentDefaultIpv6{}}, "net0 v6"},
 	} {
 		instance := c.networked(test.nics)
 		found := c.interfacesOf(instance.Id)

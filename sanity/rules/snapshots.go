@@ -126,6 +126,10 @@ func checkTaking(c *Check) {
 		u := c.beginSnapshot(disk.Id)
 		Equal(c, "a snapshot of "+which+", meanwhile", u.seen.State, oxide.SnapshotStateCreating)
 		Equal(c, which+", meanwhile", c.Look(disk.Id).State.State(), states[0])
+		if disk == detached {
+			c.Refuses("delete the disk meanwhile", c.DeleteDisk(disk.Id),
+				invalidRequest("disk cannot be deleted in state %q", states[0]))
+		}
 		taken := Must[*oxide.Snapshot](c, "take a snapshot of "+which)(u.end(c))
 		Equal(c, "a snapshot of "+which, taken.State, oxide.SnapshotStateReady)
 		Equal(c, "the snapshot's disk", taken.DiskId, disk.Id)
