@@ -172,10 +172,11 @@ func TestARackInOrderKeepsEveryRule(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			count := map[Status]int{}
+			count, results := map[Status]int{}, map[string]Status{}
 			for _, rule := range All() {
 				result := r.Run(t.Context(), rule)
 				count[result.Status]++
+				results[rule.ID] = result.Status
 				switch {
 				case result.Status == Failed, result.Status == Blocked && !cold:
 					t.Errorf("%s %s: %s", rule.ID, result.Status, result.Reason)
@@ -193,6 +194,7 @@ func TestARackInOrderKeepsEveryRule(t *testing.T) {
 			if err := rack.Balance(t.Context(), before); err != nil {
 				t.Errorf("the checks have left something: %s", err)
 			}
+			checkRequirements(t, results, cold)
 			figure(t, "rules", "rack", fmt.Sprintf("%q", name), "rules", len(All()), "passed",
 				count[Passed], "blocked", count[Blocked])
 		})
