@@ -86,22 +86,24 @@ func (b *Bench) accesses() []string {
 	return b.Accesses
 }
 
-func (b *Bench) raw() bool { return slices.Contains(b.accesses(), "block") }
-
 func (b *Bench) volumeBytes() int64 { return cmp.Or(b.VolumeBytes, harness.GiB) }
 
 func (b *Bench) deviceTimeout() time.Duration { return cmp.Or(b.DeviceTimeout, 30*time.Second) }
 
 func (b *Bench) startTimeout() time.Duration { return cmp.Or(b.StartTimeout, 5*time.Minute) }
 
+// once makes a check with the first of the accesses.
+func once(check func(*session)) func(context.Context, *Bench) error {
+	return func(ctx context.Context, b *Bench) error {
+		return b.session(ctx, b.accesses()[0], check)
+	}
+}
+
 // eachAccess makes a check for every filesystem, and for raw block.
-func eachAccess(
-	check func(ctx context.Context, s *session, access string) error,
-) func(context.Context, *Bench) error {
+func eachAccess(check func(*session)) func(context.Context, *Bench) error {
 	return func(ctx context.Context, b *Bench) error {
 		for _, access := range b.accesses() {
-			err := b.session(ctx, func(s *session) error { return check(ctx, s, access) })
-			if err != nil {
+			if err := b.session(ctx, access, check); err != nil {
 				return fmt.Errorf("%s: %w", access, err)
 			}
 		}
@@ -110,13 +112,11 @@ func eachAccess(
 }
 
 // rawOnly makes a check for raw block, if the Bench has it.
-func rawOnly(
-	check func(ctx context.Context, s *session) error,
-) func(context.Context, *Bench) error {
+func rawOnly(check func(*session)) func(context.Context, *Bench) error {
 	return func(ctx context.Context, b *Bench) error {
-		if !b.raw() {
+		if !slices.Contains(b.accesses(), "block") {
 			return nil
 		}
-		return b.session(ctx, func(s *session) error { return check(ctx, s) })
+		return b.session(ctx, "block", check)
 	}
 }

@@ -82,7 +82,7 @@ func Checks() []Check {
 				"with the serial, the size and the block size of the rack's disk, and none after",
 			Why:    "the driver could take one disk for another",
 			Source: "RFD 595: the serial is the first 20 bytes of the disk's name",
-			Needs:  hotplug, Calls: append([]string{"disk_view"}, ofAttach...), Run: checkDevices,
+			Needs:  hotplug, Calls: append([]string{"disk_view"}, ofAttach...), Run: once(checkDevices),
 		}, {
 			ID: "D11",
 			Says: "volumes that are attached to a stopped instance are its devices when it runs, " +
@@ -92,7 +92,7 @@ func Checks() []Check {
 			Needs:  Needs{Helper: true},
 			Calls: slices.Concat(ofUse, ofRestart,
 				[]string{"instance_disk_list"}),
-			Run: checkHelper,
+			Run: once(checkHelper),
 		}, {
 			ID: "D12",
 			Says: "a volume, its snapshots and what is restored from them keep their own blocks when " +

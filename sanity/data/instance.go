@@ -80,29 +80,23 @@ func (u *use) restart(ctx context.Context) error {
 
 // checkHelper attaches a volume of each kind to a stopped instance, starts it and uses them, stops
 // and starts it, and reads them again. The instance is stopped at the end.
-func checkHelper(ctx context.Context, b *Bench) error {
-	return b.session(ctx, func(s *session) (err error) {
-		var uses []*use
-		for _, access := range s.accesses() {
-			v, err := s.create(ctx, access, 1, nil)
-			if err != nil {
-				return err
-			}
-			u, err := s.publish(ctx, v, s.Helper.InstanceID)
-			if err != nil {
-				return err
-			}
-			uses = append(uses, u)
+func checkHelper(s *session) {
+	h := &helper{session: s}
+	for _, s.access = range s.accesses() {
+		h.uses = append(h.uses, s.publish(s.create(1, nil), s.Helper.InstanceID))
+	}
+	// The volumes are detached when it is stopped.
+	s.last = append(s.last, h.stop)
+	for round := range 2 {
+		h.start()
+		h.compareDisks()
+		for _, u := range h.uses {
+			s.during(u.volume.access+", in the stopped instance that was started", func() {
+				u.useAgain(round == 0)
+			})
 		}
-		h := &helper{session: s, uses: uses}
-		defer func() {
-			// The volumes are detached when it is stopped.
-			clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
-			defer cancel()
-			err = errors.Join(err, h.stop(clean))
-		}()
-		return h.check(ctx)
-	})
+		s.must(h.stop(s.ctx))
+	}
 }
 
 // helper is the stopped instance at work.
@@ -113,49 +107,24 @@ type helper struct {
 	guest *guest.Guest
 }
 
-func (h *helper) check(ctx context.Context) error {
-	for round := range 2 {
-		if err := h.start(ctx); err != nil {
-			return err
-		}
-		if err := h.compareDisks(ctx); err != nil {
-			return err
-		}
-		for _, u := range h.uses {
-			if err := h.use(ctx, u, round == 0); err != nil {
-				return fmt.Errorf("%s, in the stopped instance that was started: %w", u.volume.access, err)
-			}
-		}
-		if err := h.stop(ctx); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// use writes a volume in the first round, and reads it in the second.
-func (h *helper) use(ctx context.Context, u *use, first bool) error {
-	if err := u.compareDevice(ctx); err != nil {
-		return err
-	}
-	if err := u.mount(ctx); err != nil {
-		return err
-	}
+// useAgain writes a volume in the first round, and reads it in the second.
+func (u *use) useAgain(first bool) {
+	u.compareDevice()
+	u.mount()
 	if first {
-		return u.write(ctx, u.pattern(1), true)
+		u.write(true, u.pattern(1))
+		return
 	}
-	if err := u.verify(ctx, u.pattern(1)); err != nil {
-		return err
-	}
-	return u.unmount(ctx)
+	u.verify(u.pattern(1))
+	u.must(u.unmount(u.ctx))
 }
 
 // compareDisks demands that the rack lists all volumes among the instance's disks.
-func (h *helper) compareDisks(ctx context.Context) error {
-	disks, err := h.Oxide.InstanceDiskListAllPages(ctx,
+func (h *helper) compareDisks() {
+	disks, err := h.Oxide.InstanceDiskListAllPages(h.ctx,
 		oxide.InstanceDiskListParams{Instance: oxide.NameOrId(h.Helper.InstanceID)})
 	if err != nil {
-		return fmt.Errorf("list the disks of instance %s: %s", h.Helper.InstanceID, rackMessage(err))
+		h.fail("list the disks of instance %s: %s", h.Helper.InstanceID, rackMessage(err))
 	}
 	listed := map[string]bool{}
 	for _, d := range disks {
@@ -163,30 +132,24 @@ func (h *helper) compareDisks(ctx context.Context) error {
 	}
 	for _, u := range h.uses {
 		if !listed[u.volume.GetVolumeId()] {
-			return fmt.Errorf("the rack does not list volume %s among the %d disks of instance %s, "+
+			h.fail("the rack does not list volume %s among the %d disks of instance %s, "+
 				"to which it is attached", u.volume.name, len(disks), h.Helper.InstanceID)
 		}
 	}
-	return nil
 }
 
 // start starts the instance and reaches it.
-func (h *helper) start(ctx context.Context) error {
-	if err := h.session.start(ctx, h.Helper.InstanceID); err != nil {
+func (h *helper) start() {
+	h.must(h.session.start(h.ctx, h.Helper.InstanceID))
+	var reached *guest.Guest
+	h.must(harness.Await(h.ctx, h.startTimeout(), func() (err error) {
+		reached, err = h.Helper.Connect(h.ctx)
 		return err
-	}
-	err := harness.Await(ctx, h.startTimeout(), func() (err error) {
-		h.guest, err = h.Helper.Connect(ctx)
-		return err
-	})
-	if err != nil {
-		h.guest = nil
-		return err
-	}
+	}))
+	h.guest = reached
 	for _, u := range h.uses {
-		u.guest = h.guest
+		u.guest = reached
 	}
-	return nil
 }
 
 // stop stops the instance, as hard as the rack does. What it had mounted is gone with it.

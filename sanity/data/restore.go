@@ -21,64 +21,23 @@ const (
 )
 
 // checkSnapshot takes a snapshot of a volume that is being written.
-func checkSnapshot(ctx context.Context, s *session, access string) error {
-	v, err := s.create(ctx, access, 1, nil)
-	if err != nil {
-		return err
-	}
-	u, err := s.inUse(ctx, v, s.A)
-	if err != nil {
-		return err
-	}
-	records := guest.Pattern{Seed: v.seed, Generation: 1, Count: maxRecords}
-	if access != "block" {
+func checkSnapshot(s *session) {
+	u := s.newInUse(s.A)
+	records := guest.Pattern{Seed: u.volume.seed, Generation: 1, Count: maxRecords}
+	if s.access != "block" {
 		// The records overwrite older ones. Else a torn snapshot could hide behind the size of the file.
-		if err := u.write(ctx, records.At(2), true); err != nil {
-			return err
-		}
+		u.write(true, records.At(2))
 	}
-	w, err := u.record(ctx, records)
-	if err != nil {
-		return err
-	}
-	before, snap, err := s.snapWhileWriting(ctx, u, w)
-	end, stopped := w.stop(ctx)
-	if err = errors.Join(err, stopped); err != nil {
-		return err
-	}
-	if err := u.leave(ctx); err != nil {
-		return err
-	}
-	restored, err := s.create(ctx, access, 1, snap)
-	if err != nil {
-		return err
-	}
-	if u, err = s.inUse(ctx, restored, s.A); err != nil {
-		return err
-	}
-	found, err := u.guest.Records(ctx, u.place(), records)
-	if err != nil {
-		return err
-	}
-	return judgeRecords(found, before, end.Acknowledged)
-}
-
-// snapWhileWriting waits for records, takes a snapshot, and waits for further ones. It returns how
-// many were acknowledged before.
-func (s *session) snapWhileWriting(
-	ctx context.Context, u *use, w *writer,
-) (before int64, snap *snapshot, err error) {
-	if before, err = w.await(ctx, minRecords); err != nil {
-		return 0, nil, err
-	}
-	if snap, err = s.snap(ctx, u.volume); err != nil {
-		return 0, nil, err
-	}
-	after, err := u.guest.Acknowledged(ctx, w.number)
-	if err == nil {
-		_, err = w.await(ctx, min(after+minRecords, maxRecords))
-	}
-	return before, snap, err
+	w := u.record(records)
+	before := w.await(minRecords)
+	snap := s.snap(u.volume)
+	after := got[int64](s)(u.guest.Acknowledged(s.ctx, w.number))
+	w.await(min(after+minRecords, maxRecords))
+	end := got[guest.WriterEnd](s)(w.stop(s.ctx))
+	u.leave()
+	restored := s.inUse(s.create(1, snap), s.A)
+	found := got[guest.Records](s)(restored.guest.Records(s.ctx, restored.place(), records))
+	s.must(judgeRecords(found, before, end.Acknowledged))
 }
 
 // writer appends records to a volume.
@@ -89,27 +48,30 @@ type writer struct {
 }
 
 // record starts a writer.
-func (u *use) record(ctx context.Context, p guest.Pattern) (*writer, error) {
-	number, err := u.guest.StartWriter(ctx, guest.Recording{Place: u.place(), Pattern: p,
+func (u *use) record(p guest.Pattern) *writer {
+	number, err := u.guest.StartWriter(u.ctx, guest.Recording{Place: u.place(), Pattern: p,
 		Interval: recordInterval})
-	if err != nil {
-		return nil, wrap(err, "write records to volume %s", u.volume.name)
-	}
+	u.must(wrap(err, "write records to volume %s", u.volume.name))
 	w := &writer{use: u, number: number}
 	u.writers = append(u.writers, w)
-	return w, nil
+	return w
 }
 
-// await waits until so many records are acknowledged.
-func (w *writer) await(ctx context.Context, want int64) (n int64, err error) {
-	err = harness.Await(ctx, writeTimeout, func() error {
-		n, err = w.guest.Acknowledged(ctx, w.number)
+// await waits until so many records are acknowledged, and returns how many are. A writer that has
+// failed says why.
+func (w *writer) await(want int64) (n int64) {
+	err := harness.Await(w.ctx, writeTimeout, func() (err error) {
+		n, err = w.guest.Acknowledged(w.ctx, w.number)
 		if err == nil && n < want {
 			err = fmt.Errorf("%d records of volume %s are acknowledged, not %d", n, w.volume.name, want)
 		}
 		return err
 	})
-	return n, err
+	if err != nil {
+		_, failed := w.stop(w.ctx)
+		w.must(errors.Join(err, failed))
+	}
+	return n
 }
 
 // stop stops the writer, once.
@@ -142,78 +104,45 @@ func judgeRecords(found guest.Records, before, all int64) error {
 }
 
 // checkRestore restores two snapshots of a volume, one of them into a larger volume.
-func checkRestore(ctx context.Context, s *session, access string) error {
-	v, err := s.create(ctx, access, 1, nil)
-	if err != nil {
-		return err
-	}
-	u, err := s.inUse(ctx, v, s.A)
-	if err != nil {
-		return err
-	}
+func checkRestore(s *session) {
+	u := s.newInUse(s.A)
 	var snaps [2]*snapshot
 	for i := range snaps {
-		if err := u.write(ctx, u.pattern(uint64(i+1)), true); err != nil {
-			return err
-		}
-		if snaps[i], err = s.snap(ctx, v); err != nil {
-			return err
-		}
+		u.write(true, u.pattern(uint64(i+1)))
+		snaps[i] = s.snap(u.volume)
 	}
-	size, err := u.size(ctx)
-	if err != nil {
-		return err
-	}
-	if err := u.write(ctx, u.pattern(3), true); err != nil {
-		return err
-	}
-	if err := u.leave(ctx); err != nil {
-		return err
-	}
+	size := u.size()
+	u.write(true, u.pattern(3))
+	u.leave()
 	for i, snap := range snaps {
-		restored, err := s.create(ctx, access, int64(i+1), snap)
-		if err != nil {
-			return err
-		}
-		if err := s.checkRestored(ctx, restored, u.pattern(uint64(i+1)), int64(i+1)*size); err != nil {
-			return fmt.Errorf("the volume restored from the %s of two snapshots: %w",
-				[]string{"first", "second"}[i], err)
-		}
+		restored := s.create(int64(i+1), snap)
+		which := []string{"first", "second"}[i]
+		s.during("the volume restored from the "+which+" of two snapshots", func() {
+			s.checkRestored(restored, u.pattern(uint64(i+1)), int64(i+1)*size)
+		})
 	}
-	return nil
 }
 
 // checkRestored demands the blocks of the origin in a restored volume, and its size, of which a
 // filesystem takes some.
-func (s *session) checkRestored(
-	ctx context.Context, v *volume, p guest.Pattern, size int64,
-) error {
-	u, err := s.inUse(ctx, v, s.A)
-	if err != nil {
-		return err
-	}
-	if err := u.verify(ctx, p); err != nil {
-		return err
-	}
-	got, err := u.size(ctx)
-	if err == nil && (got < size-size/10 || got > size+size/10) {
-		err = fmt.Errorf("a workload has %d MiB in volume %s, not about %d", got/harness.MiB, v.name,
+func (s *session) checkRestored(v *volume, p guest.Pattern, size int64) {
+	u := s.inUse(v, s.A)
+	u.verify(p)
+	if got := u.size(); got < size-size/10 || got > size+size/10 {
+		s.fail("a workload has %d MiB in volume %s, not about %d", got/harness.MiB, v.name,
 			size/harness.MiB)
 	}
-	return errors.Join(err, u.leave(ctx))
+	u.leave()
 }
 
 // size is how many bytes of a filesystem, or of a device, the workload has.
-func (u *use) size(ctx context.Context) (int64, error) {
+func (u *use) size() int64 {
 	if u.volume.access != "block" {
-		return u.guest.FilesystemBytes(ctx, u.Target)
+		return got[int64](u.session)(u.guest.FilesystemBytes(u.ctx, u.Target))
 	}
-	facts, err := u.guest.Facts(ctx)
-	if err != nil {
-		return 0, err
+	for _, d := range got[guest.Facts](u.session)(u.guest.Facts(u.ctx)).With(u.serial()) {
+		return d.SizeBytes
 	}
-	for _, d := range facts.With(u.serial()) {
-		return d.SizeBytes, nil
-	}
-	return 0, fmt.Errorf("the instance shows no device with the serial %q", u.serial())
+	u.fail("the instance shows no device with the serial %q", u.serial())
+	return 0
 }

@@ -23,9 +23,18 @@ const (
 	retryTimeout = 2 * time.Minute
 )
 
-// session is one check at work. It notes what the check makes.
+// session is one check at work. It notes what the check makes. A step that fails ends the check, so
+// that a check reads without its errors. The calls with a context return their errors, because the
+// removal of what the check made continues after one.
 type session struct {
 	*Bench
+	ctx context.Context
+	// access is that of the volumes which the check makes.
+	access string
+	// step says what the check does, for the error with which it ends; "" is what it always does.
+	step string
+	// last are steps for the end of the check, before what it made is removed.
+	last      []func(context.Context) error
 	volumes   []*volume
 	snapshots []*snapshot
 	uses      []*use
@@ -54,16 +63,63 @@ type snapshot struct {
 // seeds makes the data of each volume differ from that of every other.
 var seeds atomic.Uint64
 
-// session does the work of a check, and then removes what it made.
-func (b *Bench) session(ctx context.Context, work func(*session) error) error {
-	s := &session{Bench: b}
-	err := work(s)
-	clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
-	defer cancel()
-	if failed := s.cleanUp(clean); failed != nil {
-		err = errors.Join(err, fmt.Errorf("remove what the check made: %w", failed))
+// session makes a check, and then removes what it made.
+func (b *Bench) session(ctx context.Context, access string, check func(*session)) error {
+	s := &session{Bench: b, ctx: ctx, access: access}
+	err := s.run(check)
+	finally := func(step func(context.Context) error) error {
+		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
+		defer cancel()
+		return step(clean)
 	}
-	return err
+	for _, step := range s.last {
+		err = errors.Join(err, finally(step))
+	}
+	return errors.Join(err, wrap(finally(s.cleanUp), "remove what the check made"))
+}
+
+// over ends a check from within.
+type over struct{ err error }
+
+func (s *session) run(check func(*session)) (err error) {
+	defer func() {
+		ended := recover()
+		if failed, is := ended.(over); is {
+			err = failed.err
+		} else if ended != nil {
+			panic(ended)
+		}
+	}()
+	check(s)
+	return nil
+}
+
+// must ends the check with an error, if there is one.
+func (s *session) must(err error) {
+	if err == nil {
+		return
+	}
+	if s.step != "" {
+		err = fmt.Errorf("%s: %w", s.step, err)
+	}
+	panic(over{err})
+}
+
+func (s *session) fail(format string, args ...any) { s.must(fmt.Errorf(format, args...)) }
+
+// got returns a value, or ends the check.
+func got[T any](s *session) func(T, error) T {
+	return func(value T, err error) T {
+		s.must(err)
+		return value
+	}
+}
+
+// during does a part of a check, of which an error says that it was during that.
+func (s *session) during(step string, part func()) {
+	s.step = step
+	part()
+	s.step = ""
 }
 
 // cleanUp removes everything, and goes on after an error.
@@ -139,10 +195,8 @@ func repeat(ctx context.Context, call func() error) error {
 }
 
 // create makes a volume of some times the usual size, blank or of a snapshot.
-func (s *session) create(
-	ctx context.Context, access string, times int64, from *snapshot,
-) (*volume, error) {
-	v := &volume{name: s.Name("volume"), access: access, capability: harness.Access(access),
+func (s *session) create(times int64, from *snapshot) *volume {
+	v := &volume{name: s.Name("volume"), access: s.access, capability: harness.Access(s.access),
 		seed: s.Seed<<20 + seeds.Add(1)}
 	v.request = harness.CreateRequest(v.name, v.capability)
 	v.request.CapacityRange.RequiredBytes = times * s.volumeBytes()
@@ -150,7 +204,8 @@ func (s *session) create(
 		harness.FromSnapshot(v.request, from.id)
 	}
 	s.volumes = append(s.volumes, v)
-	return v, s.make(ctx, v)
+	s.must(s.make(s.ctx, v))
+	return v
 }
 
 // make makes the volume, or finds out that it was made.
@@ -177,11 +232,12 @@ func (s *session) delete(ctx context.Context, v *volume) error {
 }
 
 // snap takes a snapshot.
-func (s *session) snap(ctx context.Context, v *volume) (*snapshot, error) {
+func (s *session) snap(v *volume) *snapshot {
 	snap := &snapshot{name: s.Name("snapshot")}
 	snap.request = harness.SnapshotRequest(snap.name, v.GetVolumeId())
 	s.snapshots = append(s.snapshots, snap)
-	return snap, s.take(ctx, snap)
+	s.must(s.take(s.ctx, snap))
+	return snap
 }
 
 // take takes the snapshot, or finds out that it was taken.
@@ -208,33 +264,28 @@ func (s *session) deleteSnapshot(ctx context.Context, snap *snapshot) error {
 	})
 }
 
+// newInUse makes a volume of the usual size, and attaches, stages and publishes it in a guest.
+func (s *session) newInUse(g *guest.Guest) *use { return s.inUse(s.create(1, nil), g) }
+
 // inUse attaches a volume to a guest, stages and publishes it.
-func (s *session) inUse(ctx context.Context, v *volume, g *guest.Guest) (*use, error) {
-	u, err := s.attach(ctx, v, g)
-	if err != nil {
-		return nil, err
-	}
-	return u, u.mount(ctx)
+func (s *session) inUse(v *volume, g *guest.Guest) *use {
+	u := s.attach(v, g)
+	u.mount()
+	return u
 }
 
 // attach attaches a volume to a guest's instance.
-func (s *session) attach(ctx context.Context, v *volume, g *guest.Guest) (*use, error) {
-	facts, err := g.Facts(ctx)
-	if err != nil {
-		return nil, err
-	}
-	u, err := s.publish(ctx, v, facts.InstanceID)
-	if err != nil {
-		return nil, err
-	}
+func (s *session) attach(v *volume, g *guest.Guest) *use {
+	u := s.publish(v, got[guest.Facts](s)(g.Facts(s.ctx)).InstanceID)
 	u.guest = g
-	return u, nil
+	return u
 }
 
 // publish attaches a volume to an instance.
-func (s *session) publish(ctx context.Context, v *volume, instance string) (*use, error) {
+func (s *session) publish(v *volume, instance string) *use {
 	u := &use{session: s, volume: v, instance: instance, attached: true}
 	u.Placement = harness.Placement{Volume: v.Volume, Capability: v.capability}
 	s.uses = append(s.uses, u)
-	return u, u.publish(ctx)
+	s.must(u.publish(s.ctx))
+	return u
 }

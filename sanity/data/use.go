@@ -28,24 +28,22 @@ type use struct {
 	stopped bool
 }
 
-func (u *use) node() csi.NodeClient { return csi.NewNodeClient(u.guest.Conn()) }
-
 // mount stages and publishes the volume.
-func (u *use) mount(ctx context.Context) error {
+func (u *use) mount() {
 	u.Staging = u.guest.Path(u.volume.name, "staging")
 	u.Target = u.guest.Path(u.volume.name, "workload", "volume")
-	err := u.guest.MakeDirs(ctx, u.Staging, filepath.Dir(u.Target))
-	if err != nil {
-		return err
-	}
+	u.must(u.guest.MakeDirs(u.ctx, u.Staging, filepath.Dir(u.Target)))
 	u.mounted = true
-	if err := repeat(ctx, func() error {
-		return wrap(u.Stage(ctx, u.node()), "stage volume %s", u.volume.name)
-	}); err != nil {
-		return err
-	}
+	u.must(u.nodeCall(u.ctx, u.Stage, "stage"))
+	u.must(u.nodeCall(u.ctx, u.Publish, "publish"))
+}
+
+// nodeCall makes a call of the node service for the volume.
+func (u *use) nodeCall(
+	ctx context.Context, call func(context.Context, csi.NodeClient) error, verb string,
+) error {
 	return repeat(ctx, func() error {
-		return wrap(u.Publish(ctx, u.node()), "publish volume %s", u.volume.name)
+		return wrap(call(ctx, csi.NewNodeClient(u.guest.Conn())), "%s volume %s", verb, u.volume.name)
 	})
 }
 
@@ -54,18 +52,12 @@ func (u *use) unmount(ctx context.Context) error {
 	if !u.mounted {
 		return nil
 	}
-	if err := repeat(ctx, func() error {
-		return wrap(u.Unpublish(ctx, u.node()), "unpublish volume %s", u.volume.name)
-	}); err != nil {
-		return err
+	err := u.nodeCall(ctx, u.Unpublish, "unpublish")
+	if err == nil {
+		err = u.nodeCall(ctx, u.Unstage, "unstage")
 	}
-	if err := repeat(ctx, func() error {
-		return wrap(u.Unstage(ctx, u.node()), "unstage volume %s", u.volume.name)
-	}); err != nil {
-		return err
-	}
-	u.mounted = false
-	return nil
+	u.mounted = err != nil
+	return err
 }
 
 // publish attaches the volume.
@@ -99,19 +91,15 @@ func (u *use) unpublish(ctx context.Context) error {
 }
 
 // detach detaches the volume, and demands that its instance does not see it any more.
-func (u *use) detach(ctx context.Context) error {
-	if err := u.unpublish(ctx); err != nil {
-		return err
-	}
-	return u.awaitDevices(ctx, 0)
+func (u *use) detach() {
+	u.must(u.unpublish(u.ctx))
+	u.awaitDevices(0)
 }
 
 // leave unmounts and detaches the volume.
-func (u *use) leave(ctx context.Context) error {
-	if err := u.unmount(ctx); err != nil {
-		return err
-	}
-	return u.detach(ctx)
+func (u *use) leave() {
+	u.must(u.unmount(u.ctx))
+	u.detach()
 }
 
 // serial is what the device of the volume's disk has.
@@ -121,9 +109,9 @@ func (u *use) serial() string {
 }
 
 // awaitDevices demands that the guest comes to see so many devices with the volume's serial.
-func (u *use) awaitDevices(ctx context.Context, want int) error {
-	return harness.Await(ctx, u.deviceTimeout(), func() error {
-		facts, err := u.guest.Facts(ctx)
+func (u *use) awaitDevices(want int) {
+	u.must(harness.Await(u.ctx, u.deviceTimeout(), func() error {
+		facts, err := u.guest.Facts(u.ctx)
 		if err != nil {
 			return err
 		}
@@ -140,7 +128,7 @@ func (u *use) awaitDevices(ctx context.Context, want int) error {
 				u.instance, len(names), u.serial(), u.volume.name, want, names, serials)
 		}
 		return nil
-	})
+	}))
 }
 
 // place is where the workload finds the volume's blocks.
@@ -177,20 +165,13 @@ func (u *use) patterns(generation uint64) []guest.Pattern {
 	return []guest.Pattern{p, next(p), u.lastBlock(generation)}
 }
 
-// writeAll writes all patterns of a generation.
-func (u *use) writeAll(ctx context.Context, generation uint64, sync bool) error {
-	for _, p := range u.patterns(generation) {
-		if err := u.write(ctx, p, sync); err != nil {
-			return err
-		}
-	}
-	return nil
+// writeAll writes all patterns of a generation, and has them on the disk with sync.
+func (u *use) writeAll(generation uint64, sync bool) {
+	u.write(sync, u.patterns(generation)...)
 }
 
 // verifyAll demands all patterns of a generation.
-func (u *use) verifyAll(ctx context.Context, generation uint64) error {
-	return u.verify(ctx, u.patterns(generation)...)
-}
+func (u *use) verifyAll(generation uint64) { u.verify(u.patterns(generation)...) }
 
 // next is as many blocks again, behind those of a pattern.
 func next(p guest.Pattern) guest.Pattern {
@@ -198,22 +179,27 @@ func next(p guest.Pattern) guest.Pattern {
 	return p
 }
 
-// write writes a pattern, and has it on the disk with sync.
-func (u *use) write(ctx context.Context, p guest.Pattern, sync bool) error {
-	return wrap(u.guest.Write(ctx, guest.Writing{Place: u.place(), Pattern: p, Sync: sync}),
-		"write volume %s", u.volume.name)
-}
+// write writes patterns, and has them on the disk with sync.
+func (u *use) write(sync bool, patterns ...guest.Pattern) { u.must(u.tryWrite(sync, patterns...)) }
 
-// verify demands every block of the patterns.
-func (u *use) verify(ctx context.Context, patterns ...guest.Pattern) error {
+// tryWrite is write for a goroutine, which cannot end the check.
+func (u *use) tryWrite(sync bool, patterns ...guest.Pattern) error {
 	for _, p := range patterns {
-		report, err := u.guest.Verify(ctx, u.place(), p)
-		if err == nil && report.Read != p.Count {
-			err = fmt.Errorf("%d blocks were read, not %d", report.Read, p.Count)
-		}
-		if err = errors.Join(err, report.Err()); err != nil {
-			return wrap(err, "verify volume %s", u.volume.name)
+		err := u.guest.Write(u.ctx, guest.Writing{Place: u.place(), Pattern: p, Sync: sync})
+		if err != nil {
+			return wrap(err, "write volume %s", u.volume.name)
 		}
 	}
 	return nil
+}
+
+// verify demands every block of the patterns.
+func (u *use) verify(patterns ...guest.Pattern) {
+	for _, p := range patterns {
+		report, err := u.guest.Verify(u.ctx, u.place(), p)
+		if err == nil && report.Read != p.Count {
+			err = fmt.Errorf("%d blocks were read, not %d", report.Read, p.Count)
+		}
+		u.must(wrap(errors.Join(err, report.Err()), "verify volume %s", u.volume.name))
+	}
 }
