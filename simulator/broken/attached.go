@@ -1,10 +1,11 @@
 package broken
 
-import (
-	"encoding/json"
-	"net/http"
+import "github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
+// The operations that show disks and snapshots.
+var (
+	shownDisks     = []string{"disk_create", "disk_view", "disk_list"}
+	shownSnapshots = []string{"snapshot_create", "snapshot_view", "snapshot_list"}
 )
 
 // instance reads the instance in the path; the zero value is none.
@@ -31,10 +32,7 @@ func (x *Exchange) force(state store.DiskState) {
 }
 
 // accept answers 202 with an object.
-func (x *Exchange) accept(object any) {
-	body, _ := json.Marshal(object)
-	x.Answer = &Answer{Status: 202, Header: http.Header{}, Body: body}
-}
+func (x *Exchange) accept(object any) { x.Reply(202, object) }
 
 // on is a change of the answer to these operations.
 func on(change func(map[string]any), operations ...string) func(*Exchange) {
@@ -43,6 +41,56 @@ func on(change func(map[string]any), operations ...string) func(*Exchange) {
 			x.Edit(change)
 		}
 	}
+}
+
+// set is a change of one field.
+func set(field string, value any) func(map[string]any) {
+	return func(object map[string]any) { object[field] = value }
+}
+
+// sends is a change of one field of the body that is sent to these operations.
+func sends[T any](field string, change func(T) T, operations ...string) func(*Exchange) {
+	return func(x *Exchange) {
+		body := x.Sent()
+		if value, is := body[field].(T); is && x.Is(operations...) {
+			body[field] = change(value)
+			x.Send(body)
+		}
+	}
+}
+
+// inState refuses an operation on an instance that is in a state.
+func inState(operation, state, message string) func(*Exchange) {
+	return func(x *Exchange) {
+		if x.Is(operation) && x.instance().RunState == state {
+			x.Refuse(400, "InvalidRequest", "%s", message)
+		}
+	}
+}
+
+// acceptsIn accepts an operation on an instance that is in a state, without effect.
+func acceptsIn(operation, state string) func(*Exchange) {
+	return func(x *Exchange) {
+		if i := x.instance(); x.Is(operation) && i.RunState == state {
+			x.accept(i)
+		}
+	}
+}
+
+// ofDisk refuses an operation on a disk that is in a state.
+func ofDisk(operation, state string, status int, code, message string) func(*Exchange) {
+	return func(x *Exchange) {
+		if x.Is(operation) && x.disk().State.State == state {
+			x.Refuse(status, code, "%s", message)
+		}
+	}
+}
+
+// detach takes a disk from its instance, whatever the rules say.
+func (x *Exchange) detach(disk store.Disk) {
+	_ = x.Rack.Plane().Unplug(disk.State.Instance, disk.ID)
+	disk.State = store.DiskState{State: store.StateDetached}
+	x.putDisk(disk)
 }
 
 // reword changes the answers that are errors with this status and text: to another status, code and
@@ -72,10 +120,6 @@ func (x *Exchange) disks() (disks []store.Disk) {
 		return err
 	})
 	return disks
-}
-
-func (x *Exchange) put(disk store.Disk) {
-	_ = x.Rack.Records().Update(func(tx *store.Tx) error { return tx.PutDisk(disk) })
 }
 
 func (x *Exchange) putInstance(instance store.Instance) {

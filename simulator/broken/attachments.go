@@ -9,7 +9,7 @@ import (
 // attachments are the mutations of attach and detach.
 var attachments = []Mutation{
 	{
-		Name: "A16-eight", Rule: "A16", Says: "an instance has at most 8 disks, as on racks up to v17",
+		Name: "A16-eight", Says: "an instance has at most 8 disks, as on racks up to v17",
 		Before: func(x *Exchange) {
 			const most, text = 8, "cannot attach more than 8 disks to instance"
 			disks, _ := x.Sent()["disks"].([]any)
@@ -20,7 +20,7 @@ var attachments = []Mutation{
 		},
 	},
 	{
-		Name: "A16-says-it-first", Rule: "A16",
+		Name: "A16-says-it-first",
 		Says: "a full instance is the first reason for which an attach is refused",
 		Before: func(x *Exchange) {
 			if x.Is("instance_disk_attach") && len(x.disks()) >= 12 {
@@ -29,7 +29,7 @@ var attachments = []Mutation{
 		},
 	},
 	{
-		Name: "A17-needs-it-stopped", Rule: "A17", DriverSays: "InstanceMustBeStopped",
+		Name: "A17-needs-it-stopped", DriverSays: "InstanceMustBeStopped",
 		Says: "a running instance gains no disk, although the rack can hot-plug",
 		Before: func(x *Exchange) {
 			if x.Is("instance_disk_attach") && x.instance().Active() && x.disk().State.Instance == "" {
@@ -38,7 +38,7 @@ var attachments = []Mutation{
 		},
 	},
 	{
-		Name: "A30-disk-first", Rule: "A30", Says: "attach and detach look for the disk first",
+		Name: "A30-disk-first", Says: "attach and detach look for the disk first",
 		Before: func(x *Exchange) {
 			if x.Is("instance_disk_attach", "instance_disk_detach") && x.instance().ID == "" {
 				id, _ := x.Sent()["disk"].(string)
@@ -47,7 +47,7 @@ var attachments = []Mutation{
 		},
 	},
 	{
-		Name: "A30-across-projects", Rule: "A30", Says: "a disk of another project is attached",
+		Name: "A30-across-projects", Says: "a disk of another project is attached",
 		After: func(x *Exchange) {
 			if x.Is("instance_disk_attach") && x.Refused(400, "same project") {
 				x.force(store.DiskState{State: store.StateAttached, Instance: x.instance().ID})
@@ -55,13 +55,13 @@ var attachments = []Mutation{
 		},
 	},
 	{
-		Name: "A31-attaching", Rule: "A31", Says: "an attach is answered while it is under way",
+		Name: "A31-attaching", Says: "an attach is answered while it is under way",
 		After: on(func(disk map[string]any) {
 			disk["state"].(map[string]any)["state"] = "attaching"
 		}, "instance_disk_attach"),
 	},
 	{
-		Name: "A31-attach-without-effect", Rule: "A31", DriverSays: "DiskBusy",
+		Name: "A31-attach-without-effect", DriverSays: "DiskBusy",
 		Says: "an attach is answered with an attached disk, and nothing is attached",
 		Before: func(x *Exchange) {
 			if disk := x.disk(); x.Is("instance_disk_attach") && disk.State.Instance == "" {
@@ -71,7 +71,7 @@ var attachments = []Mutation{
 		},
 	},
 	{
-		Name: "A31-detach-without-effect", Rule: "A31", DriverSays: "RackResponseInvalid",
+		Name: "A31-detach-without-effect", DriverSays: "RackResponseInvalid",
 		Says: "a detach is answered with the disk as it is, attached",
 		Before: func(x *Exchange) {
 			if x.Is("instance_disk_detach") {
@@ -80,17 +80,17 @@ var attachments = []Mutation{
 		},
 	},
 	{
-		Name: "A31-attach-answers-otherwise", Rule: "A31",
+		Name:  "A31-attach-answers-otherwise",
 		Says:  "the answer to an attach shows another size than every read",
-		After: on(func(disk map[string]any) { disk["size"] = 2 << 30 }, "instance_disk_attach"),
+		After: on(set("size", 2<<30), "instance_disk_attach"),
 	},
 	{
-		Name: "A31-detach-answers-otherwise", Rule: "A31",
+		Name:  "A31-detach-answers-otherwise",
 		Says:  "the answer to a detach shows another project than every read",
 		After: on(func(disk map[string]any) { disk["project_id"] = disk["id"] }, "instance_disk_detach"),
 	},
 	{
-		Name: "A32-refuses-creating", Rule: "A32", Says: "a disk in creating is not attached",
+		Name: "A32-refuses-creating", Says: "a disk in creating is not attached",
 		Before: func(x *Exchange) {
 			if disk := x.disk(); x.Is("instance_disk_attach") && disk.State.State == "creating" {
 				x.Refuse(400, "InvalidRequest", "cannot attach disk %q: invalid state creating", disk.Name)
@@ -98,16 +98,13 @@ var attachments = []Mutation{
 		},
 	},
 	{
-		Name: "A33-refuses-again", Rule: "A33",
+		Name: "A33-refuses-again",
 		Says: "a disk that is attached to an instance is not attached to it again",
-		Before: func(x *Exchange) {
-			if x.Is("instance_disk_attach") && x.disk().State.State == "attached" {
-				x.Refuse(400, "InvalidRequest", "cannot attach disk: disk is already attached")
-			}
-		},
+		Before: ofDisk("instance_disk_attach", "attached", 400, "InvalidRequest",
+			"cannot attach disk: disk is already attached"),
 	},
 	{
-		Name: "A33-refuses-while-it-runs", Rule: "A33",
+		Name: "A33-refuses-while-it-runs",
 		Says: "what a running instance has is not attached to it again",
 		Before: func(x *Exchange) {
 			if i := x.instance(); x.Is("instance_disk_attach") && i.Active() && x.disk().AttachedTo(i.ID) {
@@ -116,7 +113,7 @@ var attachments = []Mutation{
 		},
 	},
 	{
-		Name: "A34-takes-it-away", Rule: "A34", DriverSays: "DiskAttachedElsewhere",
+		Name: "A34-takes-it-away", DriverSays: "DiskAttachedElsewhere",
 		Says: "a disk that another instance has is taken from it and attached",
 		Before: func(x *Exchange) {
 			disk := x.disk()
@@ -129,21 +126,18 @@ var attachments = []Mutation{
 		},
 	},
 	{
-		Name: "A34-instance-first", Rule: "A34",
+		Name: "A34-instance-first",
 		Says: "the state of the instance is the first reason for which an attach is refused",
-		Before: func(x *Exchange) {
-			if x.Is("instance_disk_attach") && x.instance().RunState == store.RunFailed {
-				x.Refuse(400, "InvalidRequest", "cannot attach disk to instance in failed state")
-			}
-		},
+		Before: inState("instance_disk_attach", store.RunFailed,
+			"cannot attach disk to instance in failed state"),
 	},
 	{
-		Name: "A34-elsewhere-is-conflict", Rule: "A34",
+		Name:  "A34-elsewhere-is-conflict",
 		Says:  "to attach a disk that another instance has is 409 Conflict",
 		After: reword(400, "attached to another instance", 409, "Conflict", ""),
 	},
 	{
-		Name: "A35-detaches-local", Rule: "A35", Says: "a running instance loses a local disk",
+		Name: "A35-detaches-local", Says: "a running instance loses a local disk",
 		Before: func(x *Exchange) {
 			if x.Is("instance_disk_detach") && x.disk().DiskType == store.TypeLocal {
 				_ = x.Rack.Plane().Unplug(x.instance().ID, x.disk().ID)
@@ -152,21 +146,18 @@ var attachments = []Mutation{
 		},
 	},
 	{
-		Name: "A35-attach-says-not-stopped", Rule: "A35",
+		Name: "A35-attach-says-not-stopped",
 		Says: "a local disk is refused as any other is without hot-plug",
 		After: reword(409, "local storage", 400, "InvalidRequest",
 			"cannot attach disk: instance is not fully stopped"),
 	},
 	{
-		Name: "A36-refuses-again", Rule: "A36", Says: "a detached disk is not detached again",
-		Before: func(x *Exchange) {
-			if x.Is("instance_disk_detach") && x.disk().State.State == "detached" {
-				x.Refuse(400, "InvalidRequest", "cannot detach disk: disk is not attached")
-			}
-		},
+		Name: "A36-refuses-again", Says: "a detached disk is not detached again",
+		Before: ofDisk("instance_disk_detach", "detached", 400, "InvalidRequest",
+			"cannot detach disk: disk is not attached"),
 	},
 	{
-		Name: "A37-detaches-elsewhere", Rule: "A37",
+		Name: "A37-detaches-elsewhere",
 		Says: "a disk is detached from the instance that has it, whichever is named",
 		Before: func(x *Exchange) {
 			if disk := x.disk(); x.Is("instance_disk_detach") && disk.State.Instance != "" {
@@ -176,8 +167,7 @@ var attachments = []Mutation{
 		},
 	},
 	{
-		Name: "A37-detaches-the-boot-disk", Rule: "A37",
-		Says: "a stopped instance loses its boot disk",
+		Name: "A37-detaches-the-boot-disk", Says: "a stopped instance loses its boot disk",
 		After: func(x *Exchange) {
 			if x.Refused(409, "boot disk cannot be detached") {
 				x.force(store.DiskState{State: store.StateDetached})
@@ -185,16 +175,12 @@ var attachments = []Mutation{
 		},
 	},
 	{
-		Name: "A37-keeps-the-disks-of-a-failed-instance", Rule: "A37",
-		Says: "a failed instance loses no disk",
-		Before: func(x *Exchange) {
-			if x.Is("instance_disk_detach") && x.instance().RunState == store.RunFailed {
-				x.Refuse(400, "InvalidRequest", "cannot detach disk from instance in failed state")
-			}
-		},
+		Name: "A37-keeps-the-disks-of-a-failed-instance", Says: "a failed instance loses no disk",
+		Before: inState("instance_disk_detach", store.RunFailed,
+			"cannot detach disk from instance in failed state"),
 	},
 	{
-		Name: "A67-undone", Rule: "A67", Says: "an attach that is answered with 503 is not done",
+		Name: "A67-undone", Says: "an attach that is answered with 503 is not done",
 		After: func(x *Exchange) {
 			if x.Is("instance_disk_attach") && x.Answer.Status == 503 {
 				answer := x.Answer
@@ -204,8 +190,7 @@ var attachments = []Mutation{
 		},
 	},
 	{
-		Name: "A67-is-500", Rule: "A67",
-		Says: "an attach or a detach that cannot be read again is 500",
+		Name: "A67-is-500", Says: "an attach or a detach that cannot be read again is 500",
 		After: func(x *Exchange) {
 			if strings.HasPrefix(x.Operation, "instance_disk_") {
 				reword(503, "", 500, "Internal", "Internal Server Error")(x)

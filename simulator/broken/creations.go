@@ -10,7 +10,7 @@ import (
 // creations are the mutations of what an instance is made with.
 var creations = []Mutation{
 	{
-		Name: "A50-64-vcpus", Rule: "A50", Says: "an instance has at most 64 vCPUs",
+		Name: "A50-64-vcpus", Says: "an instance has at most 64 vCPUs",
 		Before: func(x *Exchange) {
 			if cpus, _ := x.Sent()["ncpus"].(float64); x.Is("instance_create") && cpus > 64 {
 				x.Refuse(400, "InvalidRequest", "cannot have more than 64 vCPUs per instance")
@@ -18,23 +18,21 @@ var creations = []Mutation{
 		},
 	},
 	{
-		Name: "A50-rounds-memory", Rule: "A50", Says: "memory is rounded up to whole GiB",
-		Before: func(x *Exchange) {
-			const gib = 1 << 30
-			body := x.Sent()
-			if memory, _ := body["memory"].(float64); x.Is("instance_create") && memory > gib {
-				body["memory"] = (int64(memory) + gib - 1) / gib * gib
-				x.Send(body)
+		Name: "A50-rounds-memory", Says: "memory is rounded up to whole GiB",
+		Before: sends("memory", func(bytes float64) float64 {
+			if bytes < gibibyte {
+				return bytes
 			}
-		},
+			return roundedUp(bytes)
+		}, "instance_create"),
 	},
 	{
-		Name: "A51-leaves-the-instance", Rule: "A51",
+		Name:  "A51-leaves-the-instance",
 		Says:  "an instance whose disk is taken is made without its disks, and an error",
 		After: func(x *Exchange) { x.leave(func(body map[string]any) { delete(body, "disks") }) },
 	},
 	{
-		Name: "A51-leaves-an-attachment", Rule: "A51",
+		Name: "A51-leaves-an-attachment",
 		Says: "a disk stays attached to an instance that was not made",
 		After: func(x *Exchange) {
 			x.leave(func(body map[string]any) {
@@ -47,8 +45,7 @@ var creations = []Mutation{
 		},
 	},
 	{
-		Name: "A58-is-undone", Rule: "A58",
-		Says: "an instance that cannot be started is not created, and an error",
+		Name: "A58-is-undone", Says: "an instance that cannot be started is not created, and an error",
 		After: func(x *Exchange) {
 			if i := x.unstarted(); i.ID != "" {
 				err := x.Rack.Records().Update(func(tx *store.Tx) error { return tx.DeleteInstance(i) })
@@ -60,8 +57,7 @@ var creations = []Mutation{
 		},
 	},
 	{
-		Name: "A58-is-failed", Rule: "A58",
-		Says: "an instance that cannot be started is created and failed",
+		Name: "A58-is-failed", Says: "an instance that cannot be started is created and failed",
 		After: func(x *Exchange) {
 			if i := x.unstarted(); i.ID != "" {
 				i.SetRunState(store.RunFailed)
@@ -72,11 +68,11 @@ var creations = []Mutation{
 		},
 	},
 	{
-		Name: "A66-name-first", Rule: "A66", Says: "the name of an instance is checked first",
+		Name: "A66-name-first", Says: "the name of an instance is checked first",
 		Before: refuseTaken,
 	},
 	{
-		Name: "A66-disks-late", Rule: "A66",
+		Name: "A66-disks-late",
 		Says: "the disks that are made with an instance are checked after its name",
 		After: func(x *Exchange) {
 			if x.Is("instance_create") && x.Refused(400, "total size") {
@@ -89,7 +85,7 @@ var creations = []Mutation{
 // networks are the mutations of instances' interfaces and addresses.
 var networks = []Mutation{
 	{
-		Name: "A52-v4-alone", Rule: "A52", Says: "an interface has IPv4 alone, as on racks up to v18",
+		Name: "A52-v4-alone", Says: "an interface has IPv4 alone, as on racks up to v18",
 		After: on(func(nic map[string]any) {
 			stack := nic["ip_stack"].(map[string]any)
 			if value := stack["value"].(map[string]any); stack["type"] == "dual_stack" {
@@ -98,7 +94,7 @@ var networks = []Mutation{
 		}, "instance_network_interface_list"),
 	},
 	{
-		Name: "A52-gateway", Rule: "A52", Says: "a guest gets the first address of a subnet",
+		Name: "A52-gateway", Says: "a guest gets the first address of a subnet",
 		After: on(func(nic map[string]any) {
 			stack := nic["ip_stack"].(map[string]any)
 			if stack["type"] == "v4" {
@@ -107,17 +103,16 @@ var networks = []Mutation{
 		}, "instance_network_interface_list"),
 	},
 	{
-		Name: "A64-sixteen", Rule: "A64", Says: "an instance may have 16 interfaces",
+		Name: "A64-sixteen", Says: "an instance may have 16 interfaces",
 		After: reword(400, "more than 8 network interfaces", 400, "",
 			"An instance may not have more than 16 network interfaces"),
 	},
 	{
-		Name: "A64-name-first", Rule: "A64",
-		Says:   "the name of an instance is checked before its interfaces",
+		Name: "A64-name-first", Says: "the name of an instance is checked before its interfaces",
 		Before: refuseTaken,
 	},
 	{
-		Name: "A64-two-in-a-subnet", Rule: "A64", Says: "two interfaces may be in one subnet",
+		Name: "A64-two-in-a-subnet", Says: "two interfaces may be in one subnet",
 		Before: func(x *Exchange) {
 			body := x.Sent()
 			nics, _ := body["network_interfaces"].(map[string]any)
@@ -128,8 +123,7 @@ var networks = []Mutation{
 		},
 	},
 	{
-		Name: "A65-not-listed", Rule: "A65",
-		Says: "the address for source NAT is not among the external ones",
+		Name: "A65-not-listed", Says: "the address for source NAT is not among the external ones",
 		After: func(x *Exchange) {
 			if x.Is("instance_external_ip_list") {
 				x.EditBody(func(page map[string]any) { page["items"] = []any{} })
@@ -137,7 +131,7 @@ var networks = []Mutation{
 		},
 	},
 	{
-		Name: "A65-all-ports", Rule: "A65", Says: "an instance has all ports of its address",
+		Name: "A65-all-ports", Says: "an instance has all ports of its address",
 		After: on(func(ip map[string]any) { ip["first_port"], ip["last_port"] = 0, 65535 },
 			"instance_external_ip_list"),
 	},

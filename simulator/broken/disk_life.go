@@ -10,66 +10,40 @@ import (
 
 var diskLife = []Mutation{
 	{
-		Name: "A22-detached", Rule: "A22", Says: "the answer to a creation says detached",
-		After: func(x *Exchange) {
-			if x.Is("disk_create") {
-				x.Edit(func(disk map[string]any) { disk["state"] = map[string]any{"state": "detached"} })
-			}
-		},
+		Name: "A22-detached", Says: "the answer to a creation says detached",
+		After: on(set("state", map[string]any{"state": "detached"}), "disk_create"),
 	},
 	{
-		Name: "A22-not-yet", Rule: "A22", Says: "a disk is still being created when it is answered",
-		After: func(x *Exchange) {
-			if x.Is("disk_view") {
-				x.Edit(func(disk map[string]any) {
-					if state, is := disk["state"].(map[string]any); is && state["state"] == "detached" {
-						state["state"] = "creating"
-					}
-				})
+		Name: "A22-not-yet", Says: "a disk is still being created when it is answered",
+		After: on(func(disk map[string]any) {
+			if state, is := disk["state"].(map[string]any); is && state["state"] == "detached" {
+				state["state"] = "creating"
 			}
-		},
+		}, "disk_view"),
 	},
 	{
-		Name: "A22-smaller", Rule: "A22", Says: "a disk has half the size that was asked for",
+		Name: "A22-smaller", Says: "a disk has half the size that was asked for",
 		DriverSays: "VolumeExists",
-		After: func(x *Exchange) {
-			if x.Is("disk_create", "disk_view", "disk_list") {
-				x.Edit(func(disk map[string]any) {
-					if size, is := disk["size"].(float64); is {
-						disk["size"] = int64(size) / 2
-					}
-				})
+		After: on(func(disk map[string]any) {
+			if size, is := disk["size"].(float64); is {
+				disk["size"] = int64(size) / 2
 			}
-		},
+		}, shownDisks...),
 	},
 	{
-		Name: "A22-read-only", Rule: "A22", Says: "new disks are read-only",
-		DriverSays: "VolumeExists",
-		After: func(x *Exchange) {
-			if x.Is("disk_create", "disk_view", "disk_list") {
-				x.Edit(func(disk map[string]any) { disk["read_only"] = true })
-			}
-		},
+		Name: "A22-read-only", Says: "new disks are read-only", DriverSays: "VolumeExists",
+		After: on(set("read_only", true), shownDisks...),
 	},
 	{
-		Name: "A23-creating", Rule: "A23", Says: "a read-only disk is answered as creating",
-		After: func(x *Exchange) {
-			if x.Is("disk_create") {
-				x.Edit(func(disk map[string]any) { disk["state"] = map[string]any{"state": "creating"} })
-			}
-		},
+		Name: "A23-creating", Says: "a read-only disk is answered as creating",
+		After: on(set("state", map[string]any{"state": "creating"}), "disk_create"),
 	},
 	{
-		Name: "A23-writable", Rule: "A23", Says: "read-only disks are not shown as such",
-		After: func(x *Exchange) {
-			if x.Is("disk_create", "disk_view", "disk_list") {
-				x.Edit(func(disk map[string]any) { disk["read_only"] = false })
-			}
-		},
+		Name: "A23-writable", Says: "read-only disks are not shown as such",
+		After: on(set("read_only", false), shownDisks...),
 	},
 	{
-		Name: "A24-detached", Rule: "A24",
-		Says:       "a deletion fails, and leaves the disk renamed and detached",
+		Name: "A24-detached", Says: "a deletion fails, and leaves the disk renamed and detached",
 		DriverSays: "DiskNotOurs",
 		Before: func(x *Exchange) {
 			if d := x.disk(); x.Is("disk_delete") && d.State.State == store.StateDetached &&
@@ -81,19 +55,15 @@ var diskLife = []Mutation{
 		},
 	},
 	{
-		Name: "A24-keeps-its-name", Rule: "A24", Says: "a failed deletion leaves the disk its name",
-		After: func(x *Exchange) {
-			if x.Is("disk_view", "disk_list") {
-				x.Edit(func(disk map[string]any) {
-					if name, _ := disk["name"].(string); strings.HasPrefix(name, "deleted-") {
-						disk["name"] = "pvc-of-before"
-					}
-				})
+		Name: "A24-keeps-its-name", Says: "a failed deletion leaves the disk its name",
+		After: on(func(disk map[string]any) {
+			if name, _ := disk["name"].(string); strings.HasPrefix(name, "deleted-") {
+				disk["name"] = "pvc-of-before"
 			}
-		},
+		}, "disk_view", "disk_list"),
 	},
 	{
-		Name: "A68-still-there", Rule: "A68", Says: "a deleted disk is there until it is freed",
+		Name: "A68-still-there", Says: "a deleted disk is there until it is freed",
 		Before: func(x *Exchange) {
 			if x.Is("disk_delete") {
 				x.Later(time.Hour)
@@ -102,8 +72,7 @@ var diskLife = []Mutation{
 		},
 	},
 	{
-		Name: "A68-name-taken", Rule: "A68", Says: "the name of a deleted disk stays taken",
-		DriverSays: "DiskBusy",
+		Name: "A68-name-taken", Says: "the name of a deleted disk stays taken", DriverSays: "DiskBusy",
 		Before: func(x *Exchange) {
 			name, _ := x.Sent()["name"].(string)
 			if _, used := usedNames.Load(name); x.Is("disk_create") && used {
@@ -115,8 +84,7 @@ var diskLife = []Mutation{
 		},
 	},
 	{
-		Name: "A68-quota-first", Rule: "A68",
-		Says: "a deleted disk does not count although it is not freed",
+		Name: "A68-quota-first", Says: "a deleted disk does not count although it is not freed",
 		Before: func(x *Exchange) {
 			if d := x.disk(); x.Is("disk_delete") {
 				if x.Answer = x.Carry(); x.Answer.Status == 204 {
@@ -126,11 +94,11 @@ var diskLife = []Mutation{
 		},
 	},
 	{
-		Name: "A71-attached", Rule: "A71", Says: "an attached disk is taken away and deleted",
+		Name: "A71-attached", Says: "an attached disk is taken away and deleted",
 		Before: func(x *Exchange) { x.takeAway() },
 	},
 	{
-		Name: "A71-detached", Rule: "A71", Says: "an attached disk is detached in place of its deletion",
+		Name: "A71-detached", Says: "an attached disk is detached in place of its deletion",
 		Before: func(x *Exchange) {
 			if state := x.disk().State.State; x.takeAway() {
 				x.Refuse(400, "InvalidRequest", "disk cannot be deleted in state %q", state)
@@ -146,9 +114,7 @@ func (x *Exchange) takeAway() bool {
 	if !x.Is("disk_delete") || d.State.Instance == "" {
 		return false
 	}
-	_ = x.Rack.Plane().Unplug(d.State.Instance, d.ID)
-	d.State = store.DiskState{State: store.StateDetached}
-	x.putDisk(d)
+	x.detach(d)
 	return true
 }
 

@@ -1,6 +1,8 @@
 package broken
 
 import (
+	"math"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
@@ -9,32 +11,25 @@ const gibibyte = 1 << 30
 
 var diskLimits = []Mutation{
 	{
-		Name: "A25-rounds", Rule: "A25", Says: "sizes are rounded up to whole GiB",
-		Before: func(x *Exchange) {
-			x.resize(func(size int64) int64 { return (size + gibibyte - 1) / gibibyte * gibibyte })
-		},
+		Name: "A25-rounds", Says: "sizes are rounded up to whole GiB",
+		Before: sends("size", roundedUp, "disk_create"),
 	},
 	{
-		Name: "A25-cut", Rule: "A25", Says: "a disk beyond 1023 GiB is made with 1023 GiB",
-		Before: func(x *Exchange) {
-			x.resize(func(size int64) int64 { return min(size, 1023*gibibyte) })
-		},
+		Name: "A25-cut", Says: "a disk beyond 1023 GiB is made with 1023 GiB",
+		Before: sends("size", func(size float64) float64 { return min(size, 1023*gibibyte) },
+			"disk_create"),
 	},
 	{
-		Name: "A26-small-blocks", Rule: "A26", Says: "a local disk has blocks of 512 bytes",
+		Name: "A26-small-blocks", Says: "a local disk has blocks of 512 bytes",
 		DriverSays: "VolumeExists",
-		After: func(x *Exchange) {
-			if x.Is("disk_create", "disk_view", "disk_list") {
-				x.Edit(func(disk map[string]any) {
-					if disk["disk_type"] == store.TypeLocal {
-						disk["block_size"] = 512
-					}
-				})
+		After: on(func(disk map[string]any) {
+			if disk["disk_type"] == store.TypeLocal {
+				disk["block_size"] = 512
 			}
-		},
+		}, shownDisks...),
 	},
 	{
-		Name: "A26-snapshots", Rule: "A26", Says: "local disks can be snapshotted",
+		Name: "A26-snapshots", Says: "local disks can be snapshotted",
 		Before: func(x *Exchange) {
 			if d := x.disk(); x.Is("snapshot_create") && d.DiskType == store.TypeLocal {
 				d.DiskType = store.TypeDistributed
@@ -46,15 +41,12 @@ var diskLimits = []Mutation{
 		},
 	},
 	{
-		Name: "A27-internal", Rule: "A27", Says: "a lack of space is an internal error",
-		After: func(x *Exchange) {
-			if x.Refused(507, "Insufficient capacity: Not enough storage") {
-				x.Refuse(500, "Internal", "Internal Server Error")
-			}
-		},
+		Name: "A27-internal", Says: "a lack of space is an internal error",
+		After: reword(507, "Insufficient capacity: Not enough storage", 500, "Internal",
+			"Internal Server Error"),
 	},
 	{
-		Name: "A27-left-behind", Rule: "A27", Says: "a disk for which there is no space is left, faulted",
+		Name: "A27-left-behind", Says: "a disk for which there is no space is left, faulted",
 		DriverSays: "DiskFaulted",
 		After: func(x *Exchange) {
 			if x.Is("disk_create") && x.Refused(507, "Insufficient capacity: Not enough storage") {
@@ -63,7 +55,7 @@ var diskLimits = []Mutation{
 		},
 	},
 	{
-		Name: "A28-name-first", Rule: "A28", Says: "the name is looked at before anything else",
+		Name: "A28-name-first", Says: "the name is looked at before anything else",
 		Before: func(x *Exchange) {
 			if d := x.namesake(); x.Is("disk_create") && d.ID != "" {
 				x.Refuse(400, "ObjectAlreadyExists", "already exists: disk %q", d.Name)
@@ -71,7 +63,7 @@ var diskLimits = []Mutation{
 		},
 	},
 	{
-		Name: "A28-size-first", Rule: "A28", Says: "the size is looked at before the source",
+		Name: "A28-size-first", Says: "the size is looked at before the source",
 		Before: func(x *Exchange) {
 			if size, is := x.Sent()["size"].(float64); is && x.Is("disk_create") && size < gibibyte {
 				x.Refuse(400, "InvalidValue", "unsupported value for %q: total size must be at least 1 GiB",
@@ -80,7 +72,7 @@ var diskLimits = []Mutation{
 		},
 	},
 	{
-		Name: "A29-free-snapshots", Rule: "A29", Says: "snapshots do not count",
+		Name: "A29-free-snapshots", Says: "snapshots do not count",
 		After: func(x *Exchange) {
 			switch size, _ := object(x.Answer.Body)["size"].(float64); {
 			case x.Succeeded("snapshot_create"):
@@ -91,16 +83,11 @@ var diskLimits = []Mutation{
 		},
 	},
 	{
-		Name: "A29-another-code", Rule: "A29", Says: "exceeding the quota is 400 InvalidRequest",
-		After: func(x *Exchange) {
-			if x.Refused(507, "Storage Limit Exceeded") {
-				x.Refuse(400, "InvalidRequest", "Storage Limit Exceeded")
-			}
-		},
+		Name: "A29-another-code", Says: "exceeding the quota is 400 InvalidRequest",
+		After: reword(507, "Storage Limit Exceeded", 400, "InvalidRequest", "Storage Limit Exceeded"),
 	},
 	{
-		Name: "A29-per-role", Rule: "A29",
-		Says: "collaborators are shown what they have left, not the quota",
+		Name: "A29-per-role", Says: "collaborators are shown what they have left, not the quota",
 		After: func(x *Exchange) {
 			if x.Is("utilization_view") && x.Rack.Switches().Role == adminapi.RoleCollaborator {
 				x.Edit(func(use map[string]any) {
@@ -111,11 +98,5 @@ var diskLimits = []Mutation{
 	},
 }
 
-// resize changes the size of the disk that the request is to create.
-func (x *Exchange) resize(change func(int64) int64) {
-	body := x.Sent()
-	if size, is := body["size"].(float64); is && x.Is("disk_create") {
-		body["size"] = change(int64(size))
-		x.Send(body)
-	}
-}
+// roundedUp rounds bytes up to whole GiB.
+func roundedUp(bytes float64) float64 { return math.Ceil(bytes/gibibyte) * gibibyte }

@@ -16,14 +16,14 @@ import (
 // as it should be when it is attached again.
 var guests = []Mutation{
 	{
-		Name: "A54-serial-of-id", Rule: "A54", DriverSays: "DeviceNotFound",
+		Name: "A54-serial-of-id", DriverSays: "DeviceNotFound",
 		Says: "a guest sees the first 20 bytes of a disk's ID as its serial",
 		After: plugged(func(disk store.Disk, dir string) error {
 			return os.WriteFile(filepath.Join(dir, "device/serial"), []byte(disk.ID[:20]+"\n"), 0o444)
 		}),
 	},
 	{
-		Name: "A54-twice", Rule: "A54", DriverSays: "DeviceNotUnique",
+		Name: "A54-twice", DriverSays: "DeviceNotUnique",
 		Says:   "a guest sees each disk as two devices with one serial",
 		Before: hideSecond,
 		After: plugged(func(_ store.Disk, dir string) error {
@@ -31,8 +31,7 @@ var guests = []Mutation{
 		}),
 	},
 	{
-		Name: "A54-shows-both", Rule: "A54",
-		Says:   "of two devices with equal serials a guest sees both",
+		Name: "A54-shows-both", Says: "of two devices with equal serials a guest sees both",
 		Before: hideSecond,
 		After: plugged(func(disk store.Disk, dir string) error {
 			if _, err := os.Stat(filepath.Join(dir, "../../../hidden", disk.ID)); err != nil {
@@ -42,7 +41,7 @@ var guests = []Mutation{
 		}),
 	},
 	{
-		Name: "A55-other-serial", Rule: "A55",
+		Name: "A55-other-serial",
 		Says: "the firmware's serial number is another UUID than the instance's",
 		Guests: firmware("product_serial", func(id string, broken bool) string {
 			if broken {
@@ -52,7 +51,7 @@ var guests = []Mutation{
 		}),
 	},
 	{
-		Name: "A55-byte-order", Rule: "A55",
+		Name: "A55-byte-order",
 		Says: "the firmware's UUID has its first three fields in the other byte order",
 		Guests: firmware("product_uuid", func(id string, broken bool) string {
 			if broken {
@@ -63,7 +62,7 @@ var guests = []Mutation{
 		}),
 	},
 	{
-		Name: "A55-other-vendor", Rule: "A55", Says: "the firmware does not say that Oxide made it",
+		Name: "A55-other-vendor", Says: "the firmware does not say that Oxide made it",
 		Guests: firmware("sys_vendor", func(_ string, broken bool) string {
 			if broken {
 				return "Oxide Computer Company"
@@ -72,22 +71,20 @@ var guests = []Mutation{
 		}),
 	},
 	{
-		Name: "A56-spaces", Rule: "A56",
-		Says: "serials are padded with spaces, as the NVMe standard says",
+		Name: "A56-spaces", Says: "serials are padded with spaces, as the NVMe standard says",
 		After: plugged(func(disk store.Disk, dir string) error {
 			padded := (disk.Name + strings.Repeat(" ", 20))[:20] + "\n"
 			return os.WriteFile(filepath.Join(dir, "device/serial"), []byte(padded), 0o444)
 		}),
 	},
 	{
-		Name: "A56-model", Rule: "A56", Says: "a device has a model",
+		Name: "A56-model", Says: "a device has a model",
 		After: plugged(func(_ store.Disk, dir string) error {
 			return os.WriteFile(filepath.Join(dir, "device/model"), []byte("Oxide Disk\n"), 0o444)
 		}),
 	},
 	{
-		Name: "A57-comes-again", Rule: "A57",
-		Says: "a detach lets the guest's other devices go and come again",
+		Name: "A57-comes-again", Says: "a detach lets the guest's other devices go and come again",
 		After: func(x *Exchange) {
 			if !x.Is("instance_disk_detach") {
 				return
@@ -100,8 +97,7 @@ var guests = []Mutation{
 		},
 	},
 	{
-		Name: "A69-write-through", Rule: "A69",
-		Says: "a distributed disk reports no volatile write cache",
+		Name: "A69-write-through", Says: "a distributed disk reports no volatile write cache",
 		After: plugged(func(_ store.Disk, dir string) error {
 			return os.WriteFile(filepath.Join(dir, "queue/write_cache"), []byte("write through\n"), 0o444)
 		}),

@@ -13,7 +13,7 @@ var instances = slices.Concat(lives, creations, networks)
 // lives are the mutations of what an instance goes through.
 var lives = []Mutation{
 	{
-		Name: "A20-counts-until-deleted", Rule: "A20",
+		Name: "A20-counts-until-deleted",
 		Says: "CPUs and memory count from an instance's creation to its deletion",
 		After: func(x *Exchange) {
 			if !x.Is("utilization_view") {
@@ -28,13 +28,13 @@ var lives = []Mutation{
 		},
 	},
 	{
-		Name: "A20-counts-no-memory", Rule: "A20", Says: "the memory of instances does not count",
+		Name: "A20-counts-no-memory", Says: "the memory of instances does not count",
 		After: on(func(body map[string]any) {
 			body["provisioned"].(map[string]any)["memory"] = 0
 		}, "utilization_view"),
 	},
 	{
-		Name: "A45-refuses-while-active", Rule: "A45", Says: "a running instance is not started again",
+		Name: "A45-refuses-while-active", Says: "a running instance is not started again",
 		Before: func(x *Exchange) {
 			if i := x.instance(); x.Is("instance_start") && i.Active() {
 				x.Refuse(400, "InvalidRequest", "cannot start an instance in state %s", i.RunState)
@@ -42,52 +42,33 @@ var lives = []Mutation{
 		},
 	},
 	{
-		Name: "A45-refuses-failed", Rule: "A45", Says: "a failed instance is not started",
-		Before: func(x *Exchange) {
-			if i := x.instance(); x.Is("instance_start") && i.RunState == store.RunFailed {
-				x.Refuse(400, "InvalidRequest", "cannot start an instance in state failed")
-			}
-		},
+		Name: "A45-refuses-failed", Says: "a failed instance is not started",
+		Before: inState("instance_start", store.RunFailed,
+			"cannot start an instance in state failed"),
 	},
 	{
-		Name: "A45-starts-while-stopping", Rule: "A45",
-		Says: "the start of a stopping instance is accepted",
-		Before: func(x *Exchange) {
-			if i := x.instance(); x.Is("instance_start") && i.RunState == store.RunStopping {
-				x.accept(i)
-			}
-		},
+		Name: "A45-starts-while-stopping", Says: "the start of a stopping instance is accepted",
+		Before: acceptsIn("instance_start", store.RunStopping),
 	},
 	{
-		Name: "A46-stopped-at-once", Rule: "A46", Says: "a stop is answered with a stopped instance",
-		After: on(func(i map[string]any) { i["run_state"] = "stopped" }, "instance_stop"),
+		Name: "A46-stopped-at-once", Says: "a stop is answered with a stopped instance",
+		After: on(set("run_state", "stopped"), "instance_stop"),
 	},
 	{
-		Name: "A46-refuses-stopped", Rule: "A46", Says: "a stopped instance is not stopped again",
-		Before: func(x *Exchange) {
-			if x.Is("instance_stop") && x.instance().RunState == store.RunStopped {
-				x.Refuse(400, "InvalidRequest", "cannot stop an instance in state stopped")
-			}
-		},
+		Name: "A46-refuses-stopped", Says: "a stopped instance is not stopped again",
+		Before: inState("instance_stop", store.RunStopped,
+			"cannot stop an instance in state stopped"),
 	},
 	{
-		Name: "A46-stays-failed", Rule: "A46", Says: "a failed instance stays failed when it is stopped",
-		Before: func(x *Exchange) {
-			if i := x.instance(); x.Is("instance_stop") && i.RunState == store.RunFailed {
-				x.accept(i)
-			}
-		},
+		Name: "A46-stays-failed", Says: "a failed instance stays failed when it is stopped",
+		Before: acceptsIn("instance_stop", store.RunFailed),
 	},
 	{
-		Name: "A47-accepts-stopped", Rule: "A47", Says: "the reboot of a stopped instance is accepted",
-		Before: func(x *Exchange) {
-			if i := x.instance(); x.Is("instance_reboot") && i.RunState == store.RunStopped {
-				x.accept(i)
-			}
-		},
+		Name: "A47-accepts-stopped", Says: "the reboot of a stopped instance is accepted",
+		Before: acceptsIn("instance_reboot", store.RunStopped),
 	},
 	{
-		Name: "A47-starts-failed", Rule: "A47", Says: "the reboot of a failed instance starts it",
+		Name: "A47-starts-failed", Says: "the reboot of a failed instance starts it",
 		Before: func(x *Exchange) {
 			if x.Is("instance_reboot") && x.instance().RunState == store.RunFailed {
 				x.Operation, x.Request.URL.Path = "instance_start", strings.Replace(x.Request.URL.Path,
@@ -96,19 +77,17 @@ var lives = []Mutation{
 		},
 	},
 	{
-		Name: "A47-detaches", Rule: "A47", Says: "a reboot detaches the instance's disks",
+		Name: "A47-detaches", Says: "a reboot detaches the instance's disks",
 		After: func(x *Exchange) {
 			if x.Is("instance_reboot") && x.Answer.Status < 300 {
 				for _, d := range x.disks() {
-					_ = x.Rack.Plane().Unplug(d.State.Instance, d.ID)
-					d.State = store.DiskState{State: store.StateDetached}
-					x.put(d)
+					x.detach(d)
 				}
 			}
 		},
 	},
 	{
-		Name: "A48-deletes-a-running-one", Rule: "A48", Says: "a running instance is deleted",
+		Name: "A48-deletes-a-running-one", Says: "a running instance is deleted",
 		Before: func(x *Exchange) {
 			if i := x.instance(); x.Is("instance_delete") && i.RunState == store.RunRunning {
 				i.SetRunState(store.RunFailed)
@@ -117,7 +96,7 @@ var lives = []Mutation{
 		},
 	},
 	{
-		Name: "A48-keeps-the-disks", Rule: "A48", DriverSays: "InstanceNotFound",
+		Name: "A48-keeps-the-disks", DriverSays: "InstanceNotFound",
 		Says: "the disks of a deleted instance stay attached to it",
 		Before: func(x *Exchange) {
 			if !x.Is("instance_delete") {
@@ -126,13 +105,13 @@ var lives = []Mutation{
 			attached := x.disks()
 			if x.Answer = x.Carry(); x.Answer.Status < 300 {
 				for _, d := range attached {
-					x.put(d)
+					x.putDisk(d)
 				}
 			}
 		},
 	},
 	{
-		Name: "A49-changes-while-it-runs", Rule: "A49",
+		Name: "A49-changes-while-it-runs",
 		Says: "an update that needs the instance stopped is accepted while it runs, without effect",
 		After: func(x *Exchange) {
 			if x.Is("instance_update") && x.Refused(409, "must be stopped") {
@@ -142,12 +121,12 @@ var lives = []Mutation{
 		},
 	},
 	{
-		Name: "A49-is-a-modification", Rule: "A49", Says: "an update changes time_modified",
-		After: on(func(i map[string]any) { i["time_modified"] = "2100-01-01T00:00:00.000000Z" },
+		Name: "A49-is-a-modification", Says: "an update changes time_modified",
+		After: on(set("time_modified", "2100-01-01T00:00:00.000000Z"),
 			"instance_update"),
 	},
 	{
-		Name: "A49-keeps-what-is-null", Rule: "A49", Says: "what is null in an update stays as it was",
+		Name: "A49-keeps-what-is-null", Says: "what is null in an update stays as it was",
 		Before: func(x *Exchange) {
 			if body := x.Sent(); x.Is("instance_update") && body["auto_restart_policy"] == nil {
 				body["auto_restart_policy"] = x.instance().AutoRestartPolicy
@@ -156,7 +135,7 @@ var lives = []Mutation{
 		},
 	},
 	{
-		Name: "A49-any-boot-disk", Rule: "A49", Says: "a boot disk need not be attached",
+		Name: "A49-any-boot-disk", Says: "a boot disk need not be attached",
 		After: func(x *Exchange) {
 			if x.Refused(409, "boot disk must be attached") {
 				x.accept(x.instance())
@@ -165,21 +144,15 @@ var lives = []Mutation{
 		},
 	},
 	{
-		Name: "A53-is-conflict", Rule: "A53",
-		Says:  "to stop an instance in creating is 409 Conflict",
+		Name: "A53-is-conflict", Says: "to stop an instance in creating is 409 Conflict",
 		After: reword(400, "still being created", 409, "Conflict", ""),
 	},
 	{
-		Name: "A53-stops-while-creating", Rule: "A53",
-		Says: "the stop of an instance in creating is accepted",
-		Before: func(x *Exchange) {
-			if i := x.instance(); x.Is("instance_stop") && i.RunState == store.StateCreating {
-				x.accept(i)
-			}
-		},
+		Name: "A53-stops-while-creating", Says: "the stop of an instance in creating is accepted",
+		Before: acceptsIn("instance_stop", store.StateCreating),
 	},
 	{
-		Name: "A60-is-500", Rule: "A60", Says: "a reboot from which the guest does not come back is 500",
+		Name: "A60-is-500", Says: "a reboot from which the guest does not come back is 500",
 		After: func(x *Exchange) {
 			if x.Is("instance_reboot") && x.instance().RunState == store.RunFailed {
 				x.Refuse(500, "Internal", "Internal Server Error")
@@ -187,12 +160,12 @@ var lives = []Mutation{
 		},
 	},
 	{
-		Name: "A60-detaches", Rule: "A60", Says: "an instance that fails loses its disks",
+		Name: "A60-detaches", Says: "an instance that fails loses its disks",
 		After: func(x *Exchange) {
 			if x.Is("instance_reboot") && x.instance().RunState == store.RunFailed {
 				for _, d := range x.disks() {
 					d.State = store.DiskState{State: store.StateDetached}
-					x.put(d)
+					x.putDisk(d)
 				}
 			}
 		},

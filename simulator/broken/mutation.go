@@ -20,7 +20,7 @@ import (
 type Mutation struct {
 	// Name says what it does: the rule's ID and a few words, such as A33-refuses-again.
 	Name string
-	// Rule is the rule's ID, or the ID of the promise about data that it breaks.
+	// Rule is the rule's ID, with which the name begins, or Data.
 	Rule string
 	// Says is what the broken rack does, in a sentence.
 	Says string
@@ -42,6 +42,9 @@ const Data = "data"
 // Table lists every mutation.
 func Table() []Mutation {
 	table := slices.Concat(wire, disks, attachments, snapshots, instances, guests)
+	for i := range table {
+		table[i].Rule, _, _ = strings.Cut(table[i].Name, "-")
+	}
 	for _, t := range dataplane.Tampers() {
 		table = append(table, Mutation{Name: t.Name, Rule: Data, Says: t.Says, tamper: t})
 	}

@@ -12,74 +12,43 @@ import (
 // snapshots are the mutations of snapshots and images.
 var snapshots = []Mutation{
 	{
-		Name: "A38-creating", Rule: "A38", Says: "a snapshot is answered before it is ready",
-		After: func(x *Exchange) {
-			if x.Is("snapshot_create") {
-				x.Edit(func(snapshot map[string]any) { snapshot["state"] = "creating" })
-			}
-		},
+		Name: "A38-creating", Says: "a snapshot is answered before it is ready",
+		After: on(set("state", "creating"), "snapshot_create"),
 	},
 	{
-		Name: "A38-faulted", Rule: "A38", Says: "a snapshot is answered as faulted",
-		DriverSays: "SnapshotFaulted",
-		After: func(x *Exchange) {
-			if x.Is("snapshot_create") {
-				x.Edit(func(snapshot map[string]any) { snapshot["state"] = "faulted" })
-			}
-		},
+		Name: "A38-faulted", Says: "a snapshot is answered as faulted", DriverSays: "SnapshotFaulted",
+		After: on(set("state", "faulted"), "snapshot_create"),
 	},
 	{
-		Name: "A38-another-disk", Rule: "A38", Says: "a snapshot is of another disk",
-		DriverSays: "SnapshotExists",
-		After: func(x *Exchange) {
-			if x.Is("snapshot_create", "snapshot_view", "snapshot_list") {
-				x.Edit(func(snapshot map[string]any) { snapshot["disk_id"] = uuid.Nil.String() })
-			}
-		},
+		Name: "A38-another-disk", Says: "a snapshot is of another disk", DriverSays: "SnapshotExists",
+		After: on(set("disk_id", uuid.Nil.String()), shownSnapshots...),
 	},
 	{
-		Name: "A38-no-maintenance", Rule: "A38", Says: "a disk is detached while its snapshot is taken",
-		After: func(x *Exchange) {
-			if x.Is("disk_view", "disk_list") {
-				x.Edit(func(disk map[string]any) {
-					if state, is := disk["state"].(map[string]any); is && state["state"] == "maintenance" {
-						state["state"] = "detached"
-					}
-				})
+		Name: "A38-no-maintenance", Says: "a disk is detached while its snapshot is taken",
+		After: on(func(disk map[string]any) {
+			if state, is := disk["state"].(map[string]any); is && state["state"] == "maintenance" {
+				state["state"] = "detached"
 			}
-		},
+		}, "disk_view", "disk_list"),
 	},
 	{
-		Name: "A39-another-code", Rule: "A39", Says: "a second snapshot of a disk is an internal error",
-		After: func(x *Exchange) {
-			if x.Refused(409, "volume repair lock") {
-				x.Refuse(500, "Internal", "Internal Server Error")
-			}
-		},
+		Name: "A39-another-code", Says: "a second snapshot of a disk is an internal error",
+		After: reword(409, "volume repair lock", 500, "Internal", "Internal Server Error"),
 	},
 	{
-		Name: "A40-default", Rule: "A40", Says: "a disk from a snapshot has blocks of 512 bytes",
-		After: func(x *Exchange) {
-			if x.Is("disk_create", "disk_view", "disk_list") {
-				x.Edit(func(disk map[string]any) {
-					if disk["snapshot_id"] != nil {
-						disk["block_size"] = 512
-					}
-				})
+		Name: "A40-default", Says: "a disk from a snapshot has blocks of 512 bytes",
+		After: on(func(disk map[string]any) {
+			if disk["snapshot_id"] != nil {
+				disk["block_size"] = 512
 			}
-		},
+		}, shownDisks...),
 	},
 	{
-		Name: "A40-shown", Rule: "A40", Says: "a snapshot shows its block size",
-		After: func(x *Exchange) {
-			if x.Is("snapshot_create", "snapshot_view", "snapshot_list") {
-				x.Edit(func(snapshot map[string]any) { snapshot["block_size"] = 512 })
-			}
-		},
+		Name: "A40-shown", Says: "a snapshot shows its block size",
+		After: on(set("block_size", 512), shownSnapshots...),
 	},
 	{
-		Name: "A41-quota-first", Rule: "A41",
-		Says: "a snapshot's quota is charged before its name is taken",
+		Name: "A41-quota-first", Says: "a snapshot's quota is charged before its name is taken",
 		After: func(x *Exchange) {
 			use, _ := x.Rack.Silo.Utilization()
 			if x.Is("snapshot_create") && x.Refused(400, "ObjectAlreadyExists") &&
@@ -89,16 +58,12 @@ var snapshots = []Mutation{
 		},
 	},
 	{
-		Name: "A41-state-first", Rule: "A41",
-		Says: "a disk's state is looked at before a snapshot's name",
-		Before: func(x *Exchange) {
-			if x.Is("snapshot_create") && x.disk().State.State == store.StateFaulted {
-				x.Refuse(503, "ServiceNotAvailable", "Service Unavailable")
-			}
-		},
+		Name: "A41-state-first", Says: "a disk's state is looked at before a snapshot's name",
+		Before: ofDisk("snapshot_create", store.StateFaulted, 503, "ServiceNotAvailable",
+			"Service Unavailable"),
 	},
 	{
-		Name: "A42-invalid", Rule: "A42", Says: "a faulted disk cannot be snapshotted: 400",
+		Name: "A42-invalid", Says: "a faulted disk cannot be snapshotted: 400",
 		After: func(x *Exchange) {
 			if x.Is("snapshot_create") && x.Answer.Status == 503 {
 				x.Refuse(400, "InvalidRequest", "disk cannot be snapshotted in state %q", "faulted")
@@ -106,7 +71,7 @@ var snapshots = []Mutation{
 		},
 	},
 	{
-		Name: "A43-cascade", Rule: "A43", Says: "deleting a disk deletes its snapshots",
+		Name: "A43-cascade", Says: "deleting a disk deletes its snapshots",
 		Before: func(x *Exchange) {
 			if d := x.disk(); x.Is("disk_delete") {
 				of := x.snapshotsOf(d.ID)
@@ -120,8 +85,7 @@ var snapshots = []Mutation{
 		},
 	},
 	{
-		Name: "A43-kept", Rule: "A43", Says: "a disk that has snapshots is not deleted",
-		DriverSays: "DiskBusy",
+		Name: "A43-kept", Says: "a disk that has snapshots is not deleted", DriverSays: "DiskBusy",
 		Before: func(x *Exchange) {
 			if x.Is("disk_delete") && len(x.snapshotsOf(x.disk().ID)) > 0 {
 				x.Refuse(400, "InvalidRequest", "disk cannot be deleted: it has snapshots")
@@ -129,16 +93,12 @@ var snapshots = []Mutation{
 		},
 	},
 	{
-		Name: "A43-deleted-halfway", Rule: "A43", Says: "a snapshot in creating is busy: 409",
-		After: func(x *Exchange) {
-			if x.Refused(400, "snapshot cannot be deleted in state Creating") {
-				x.Refuse(409, "Conflict", "the snapshot is being taken")
-			}
-		},
+		Name: "A43-deleted-halfway", Says: "a snapshot in creating is busy: 409",
+		After: reword(400, "snapshot cannot be deleted in state Creating", 409, "Conflict",
+			"the snapshot is being taken"),
 	},
 	{
-		Name: "A44-all", Rule: "A44",
-		Says: "listing images without a project lists those of projects too",
+		Name: "A44-all", Says: "listing images without a project lists those of projects too",
 		After: func(x *Exchange) {
 			if x.Is("image_list") && !x.Request.URL.Query().Has("project") {
 				x.Reply(200, map[string]any{"next_page": nil, "items": x.images()})
@@ -146,11 +106,11 @@ var snapshots = []Mutation{
 		},
 	},
 	{
-		Name: "A44-list", Rule: "A44", Says: "the list of images shows other blocks than a view",
-		After: on(func(image map[string]any) { image["block_size"] = 4096 }, "image_list"),
+		Name: "A44-list", Says: "the list of images shows other blocks than a view",
+		After: on(set("block_size", 4096), "image_list"),
 	},
 	{
-		Name: "A44-kind", Rule: "A44", Says: "an image that is not there is an image, whosever it is",
+		Name: "A44-kind", Says: "an image that is not there is an image, whosever it is",
 		After: func(x *Exchange) {
 			if name := x.Path.Get("image"); x.Refused(404, "-image with name") {
 				x.Refuse(404, "ObjectNotFound", "not found: image with name %q", name)
@@ -158,7 +118,7 @@ var snapshots = []Mutation{
 		},
 	},
 	{
-		Name: "A59-blank", Rule: "A59", Says: "a disk from a snapshot that is being taken is blank",
+		Name: "A59-blank", Says: "a disk from a snapshot that is being taken is blank",
 		DriverSays: "SnapshotNotReady",
 		Before: func(x *Exchange) {
 			body := x.Sent()
@@ -171,7 +131,7 @@ var snapshots = []Mutation{
 		},
 	},
 	{
-		Name: "A59-refused", Rule: "A59", Says: "a disk from a snapshot that is being taken is 400",
+		Name: "A59-refused", Says: "a disk from a snapshot that is being taken is 400",
 		Before: func(x *Exchange) {
 			backend, _ := x.Sent()["disk_backend"].(map[string]any)
 			source, _ := backend["disk_source"].(map[string]any)

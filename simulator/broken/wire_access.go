@@ -4,7 +4,7 @@ import "github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 
 var wireAccess = []Mutation{
 	{
-		Name: "A11-ping", Rule: "A11", Says: "a ping needs a token",
+		Name: "A11-ping", Says: "a ping needs a token",
 		Before: func(x *Exchange) {
 			if x.Is("ping") && x.Request.Header.Get("Authorization") == "" {
 				x.Refuse(401, "Unauthorized", "credentials missing or invalid")
@@ -12,15 +12,11 @@ var wireAccess = []Mutation{
 		},
 	},
 	{
-		Name: "A11-forbidden", Rule: "A11", Says: "a wrong token is 403",
-		After: func(x *Exchange) {
-			if x.Answer.Status == 401 {
-				x.Refuse(403, "Forbidden", "Forbidden")
-			}
-		},
+		Name: "A11-forbidden", Says: "a wrong token is 403",
+		After: reword(401, "", 403, "Forbidden", "Forbidden"),
 	},
 	{
-		Name: "A13-needed", Rule: "A13", Says: "a request without a version is refused",
+		Name: "A13-needed", Says: "a request without a version is refused",
 		Before: func(x *Exchange) {
 			if x.Request.Header.Get("Api-Version") == "" {
 				x.Refuse(400, "", "missing expected header \"api-version\"")
@@ -28,7 +24,7 @@ var wireAccess = []Mutation{
 		},
 	},
 	{
-		Name: "A13-any", Rule: "A13", Says: "a version of the future is answered as the newest",
+		Name: "A13-any", Says: "a version of the future is answered as the newest",
 		Before: func(x *Exchange) {
 			if x.Request.Header.Get("Api-Version") > "9" {
 				x.Request.Header.Del("Api-Version")
@@ -36,7 +32,7 @@ var wireAccess = []Mutation{
 		},
 	},
 	{
-		Name: "A13-path-first", Rule: "A13", Says: "an unknown path is 404 in every version",
+		Name: "A13-path-first", Says: "an unknown path is 404 in every version",
 		Before: func(x *Exchange) {
 			if x.Is("") {
 				x.Refuse(404, "", "Not Found")
@@ -44,7 +40,7 @@ var wireAccess = []Mutation{
 		},
 	},
 	{
-		Name: "A15-forbidden", Rule: "A15", Says: "who may not read an object gets 403",
+		Name: "A15-forbidden", Says: "who may not read an object gets 403",
 		After: func(x *Exchange) {
 			if x.Rack.Switches().Role == adminapi.RoleNone && x.Answer.Status == 404 {
 				x.Refuse(403, "Forbidden", "Forbidden")
@@ -52,7 +48,7 @@ var wireAccess = []Mutation{
 		},
 	},
 	{
-		Name: "A15-not-found", Rule: "A15", Says: "who may read an object and not change it gets 404",
+		Name: "A15-not-found", Says: "who may read an object and not change it gets 404",
 		DriverSays: "DiskBusy",
 		After: func(x *Exchange) {
 			if x.Answer.Status == 403 && x.Is("disk_delete") {
@@ -61,7 +57,7 @@ var wireAccess = []Mutation{
 		},
 	},
 	{
-		Name: "A15-utilization", Rule: "A15", Says: "the silo's utilization is for its viewers",
+		Name: "A15-utilization", Says: "the silo's utilization is for its viewers",
 		Before: func(x *Exchange) {
 			if x.Is("utilization_view") && x.Rack.Switches().Role != adminapi.RoleViewer {
 				x.Refuse(403, "Forbidden", "Forbidden")
@@ -69,7 +65,7 @@ var wireAccess = []Mutation{
 		},
 	},
 	{
-		Name: "A21-open", Rule: "A21", Says: "everybody may list the racks",
+		Name: "A21-open", Says: "everybody may list the racks",
 		Before: func(x *Exchange) {
 			if x.Is("rack_list") {
 				x.Reply(200, map[string]any{"next_page": nil, "items": []any{}})

@@ -10,7 +10,7 @@ import (
 // wireAlike are the mutations of what one answer says otherwise than another.
 var wireAlike = []Mutation{
 	{
-		Name: "A72-other-time", Rule: "A72", Says: "each answer gives another time of creation",
+		Name: "A72-other-time", Says: "each answer gives another time of creation",
 		After: func(x *Exchange) {
 			if x.Answer.Status < 300 && x.Is("disk_view", "snapshot_view", "instance_view") {
 				x.Edit(newlyCreated)
@@ -18,36 +18,33 @@ var wireAlike = []Mutation{
 		},
 	},
 	{
-		Name: "A72-other-time-afterwards", Rule: "A72",
+		Name:  "A72-other-time-afterwards",
 		Says:  "the answer to a creation gives another time of it than every read",
 		After: on(newlyCreated, "disk_create"),
 	},
 	{
-		Name: "A72-list-of-disks", Rule: "A72", Says: "the list of disks shows attached ones as detached",
+		Name: "A72-list-of-disks", Says: "the list of disks shows attached ones as detached",
 		After: on(func(disk map[string]any) {
 			disk["state"] = map[string]any{"state": store.StateDetached}
 		}, "disk_list"),
 	},
 	{
-		Name: "A72-list-of-snapshots", Rule: "A72",
-		Says:  "the list of snapshots shows ready ones as being taken",
-		After: on(func(snapshot map[string]any) { snapshot["state"] = "creating" }, "snapshot_list"),
+		Name: "A72-list-of-snapshots", Says: "the list of snapshots shows ready ones as being taken",
+		After: on(set("state", "creating"), "snapshot_list"),
 	},
 	{
-		Name: "A72-list-of-instances", Rule: "A72",
-		Says: "the list of instances shows stopped ones as running",
+		Name: "A72-list-of-instances", Says: "the list of instances shows stopped ones as running",
 		After: on(func(instance map[string]any) {
 			instance["run_state"] = store.RunRunning
 		}, "instance_list"),
 	},
 	{
-		Name: "A72-disks-of-an-instance", Rule: "A72",
+		Name:  "A72-disks-of-an-instance",
 		Says:  "the list of an instance's disks shows them with other blocks",
-		After: on(func(disk map[string]any) { disk["block_size"] = 4096 }, "instance_disk_list"),
+		After: on(set("block_size", 4096), "instance_disk_list"),
 	},
 	{
-		Name: "A72-view-by-name", Rule: "A72",
-		Says: "a disk that is read by name has no path of its device",
+		Name: "A72-view-by-name", Says: "a disk that is read by name has no path of its device",
 		After: func(x *Exchange) {
 			if x.Is("disk_view") && !isID(x.Path.Get("disk")) {
 				x.Edit(func(disk map[string]any) { disk["device_path"] = "" })

@@ -8,7 +8,7 @@ import (
 
 var wireBodies = []Mutation{
 	{
-		Name: "A06-unknown-fields", Rule: "A06", Says: "unknown fields of a body are refused",
+		Name: "A06-unknown-fields", Says: "unknown fields of a body are refused",
 		Before: func(x *Exchange) {
 			known := map[string]bool{"name": true, "description": true, "size": true, "disk_backend": true}
 			for key := range x.Sent() {
@@ -19,7 +19,7 @@ var wireBodies = []Mutation{
 		},
 	},
 	{
-		Name: "A06-no-path", Rule: "A06", Says: "mistakes in a body are named without their path",
+		Name: "A06-no-path", Says: "mistakes in a body are named without their path",
 		After: func(x *Exchange) {
 			if x.Refused(400, "unable to parse JSON body: ") {
 				x.EditBody(func(body map[string]any) {
@@ -30,7 +30,7 @@ var wireBodies = []Mutation{
 		},
 	},
 	{
-		Name: "A07-unsigned", Rule: "A07", Says: "byte counts have 64 bits without a sign",
+		Name: "A07-unsigned", Says: "byte counts have 64 bits without a sign",
 		After: func(x *Exchange) {
 			if x.Refused(400, "value is too large for a byte count") {
 				x.Refuse(400, "InvalidValue", "unsupported value for %q: total size must be less than "+
@@ -39,41 +39,33 @@ var wireBodies = []Mutation{
 		},
 	},
 	{
-		Name: "A08-any", Rule: "A08", Says: "blocks of 1024 bytes are made blocks of 512",
+		Name: "A08-any", Says: "blocks of 1024 bytes are made blocks of 512",
 		Before: func(x *Exchange) {
 			x.Body = bytes.ReplaceAll(x.Body, []byte(`"block_size":1024`), []byte(`"block_size":512`))
 		},
 	},
 	{
-		Name: "A08-one-size", Rule: "A08", Says: "every blank disk has blocks of 512 bytes",
+		Name: "A08-one-size", Says: "every blank disk has blocks of 512 bytes",
 		DriverSays: "VolumeExists",
-		After: func(x *Exchange) {
-			if x.Is("disk_create", "disk_view", "disk_list") {
-				x.Edit(func(disk map[string]any) { disk["block_size"] = 512 })
-			}
-		},
+		After:      on(set("block_size", 512), shownDisks...),
 	},
 	{
-		Name: "A12-no-limit", Rule: "A12", Says: "bodies of more than 1 MiB are read",
+		Name: "A12-no-limit", Says: "bodies of more than 1 MiB are read",
 		Before: func(x *Exchange) { x.Body = bytes.TrimSpace(x.Body) },
 	},
 	{
-		Name: "A12-any-type", Rule: "A12", Says: "the type of a body does not matter",
+		Name: "A12-any-type", Says: "the type of a body does not matter",
 		Before: func(x *Exchange) { x.Request.Header.Set("Content-Type", "application/json") },
 	},
 	{
-		Name: "A70-cuts", Rule: "A70", Says: "a description is cut after 512 characters",
-		Before: func(x *Exchange) {
-			body := x.Sent()
-			text, _ := body["description"].(string)
-			if letters := []rune(text); x.Is("disk_create", "snapshot_create") && len(letters) > 512 {
-				body["description"] = string(letters[:512])
-				x.Send(body)
-			}
-		},
+		Name: "A70-cuts", Says: "a description is cut after 512 characters",
+		Before: sends("description", func(text string) string {
+			letters := []rune(text)
+			return string(letters[:min(len(letters), 512)])
+		}, "disk_create", "snapshot_create"),
 	},
 	{
-		Name: "A70-bytes", Rule: "A70", Says: "a description has at most 512 bytes",
+		Name: "A70-bytes", Says: "a description has at most 512 bytes",
 		Before: func(x *Exchange) {
 			text, _ := x.Sent()["description"].(string)
 			if x.Is("disk_create", "snapshot_create") && len(text) > 512 {
@@ -82,7 +74,7 @@ var wireBodies = []Mutation{
 		},
 	},
 	{
-		Name: "A14-token-first", Rule: "A14", Says: "the token is checked before anything is read",
+		Name: "A14-token-first", Says: "the token is checked before anything is read",
 		Before: func(x *Exchange) {
 			if x.Operation != "ping" && x.Request.Header.Get("Authorization") == "" {
 				x.Refuse(401, "Unauthorized", "credentials missing or invalid")
@@ -90,7 +82,7 @@ var wireBodies = []Mutation{
 		},
 	},
 	{
-		Name: "A63-last-wins", Rule: "A63", Says: "of a key that is given twice the last value counts",
+		Name: "A63-last-wins", Says: "of a key that is given twice the last value counts",
 		Before: func(x *Exchange) {
 			if body := x.Sent(); body != nil {
 				x.Send(body)
@@ -98,7 +90,7 @@ var wireBodies = []Mutation{
 		},
 	},
 	{
-		Name: "A63-end", Rule: "A63", Says: "what follows the body's object is refused",
+		Name: "A63-end", Says: "what follows the body's object is refused",
 		Before: func(x *Exchange) {
 			if x.Is("disk_create") && !json.Valid(x.Body) {
 				x.Refuse(400, "", "unable to parse JSON body: trailing characters")

@@ -8,30 +8,20 @@ import (
 
 var wireNames = []Mutation{
 	{
-		Name: "A04-upper-case", Rule: "A04", Says: "names may have upper case, and are kept in lower",
-		Before: func(x *Exchange) {
-			if body := x.Sent(); x.Is("disk_create") && body != nil {
-				if name, is := body["name"].(string); is {
-					body["name"] = strings.ToLower(name)
-					x.Send(body)
-				}
-			}
-		},
+		Name: "A04-upper-case", Says: "names may have upper case, and are kept in lower",
+		Before: sends("name", strings.ToLower, "disk_create"),
 	},
 	{
-		Name: "A04-cut", Rule: "A04", Says: "names are cut after 16 characters",
-		DriverSays: "EffectUnknown",
-		Before: func(x *Exchange) {
-			if body := x.Sent(); x.Is("disk_create") && body != nil {
-				if name, is := body["name"].(string); is && len(name) > 16 && len(name) < 64 {
-					body["name"] = name[:16]
-					x.Send(body)
-				}
+		Name: "A04-cut", Says: "names are cut after 16 characters", DriverSays: "EffectUnknown",
+		Before: sends("name", func(name string) string {
+			if len(name) >= 64 {
+				return name
 			}
-		},
+			return name[:min(len(name), 16)]
+		}, "disk_create"),
 	},
 	{
-		Name: "A05-both", Rule: "A05", Says: "a project beside an ID is ignored",
+		Name: "A05-both", Says: "a project beside an ID is ignored",
 		Before: func(x *Exchange) {
 			for _, named := range x.Path {
 				if isID(named[0]) {
@@ -41,7 +31,7 @@ var wireNames = []Mutation{
 		},
 	},
 	{
-		Name: "A05-another-disk", Rule: "A05", Says: "a disk read by ID is another one",
+		Name: "A05-another-disk", Says: "a disk read by ID is another one",
 		DriverSays: "RackResponseInvalid",
 		Before: func(x *Exchange) {
 			id := x.Path.Get("disk")
@@ -55,7 +45,7 @@ var wireNames = []Mutation{
 		},
 	},
 	{
-		Name: "A05-case", Rule: "A05", Says: "an ID in upper case is not found",
+		Name: "A05-case", Says: "an ID in upper case is not found",
 		Before: func(x *Exchange) {
 			if id := x.Path.Get("disk"); isID(id) && strings.ToLower(id) != id {
 				x.Refuse(404, "ObjectNotFound", "not found: disk with name %q", id)
@@ -63,7 +53,7 @@ var wireNames = []Mutation{
 		},
 	},
 	{
-		Name: "A61-strict", Rule: "A61", Says: "a path with an empty segment is unknown",
+		Name: "A61-strict", Says: "a path with an empty segment is unknown",
 		Before: func(x *Exchange) {
 			if path := x.Request.URL.Path; strings.Contains(path, "//") || strings.HasSuffix(path, "/") {
 				x.Refuse(404, "", "Not Found")
@@ -71,7 +61,7 @@ var wireNames = []Mutation{
 		},
 	},
 	{
-		Name: "A61-tidy", Rule: "A61", Says: "dots in a path are resolved",
+		Name: "A61-tidy", Says: "dots in a path are resolved",
 		Before: func(x *Exchange) {
 			url := x.Request.URL
 			for _, dots := range []string{"/./", "/disks/../"} {

@@ -8,7 +8,7 @@ import (
 
 var wirePages = []Mutation{
 	{
-		Name: "A09-first-page-again", Rule: "A09", Says: "the page after a token is the first one again",
+		Name: "A09-first-page-again", Says: "the page after a token is the first one again",
 		DriverSays: "RackResponseInvalid",
 		Before: func(x *Exchange) {
 			if token := x.pageToken(); x.isList() && token != nil {
@@ -23,8 +23,7 @@ var wirePages = []Mutation{
 		},
 	},
 	{
-		Name: "A09-one-order", Rule: "A09",
-		Says:       "lists are in the order of names, whatever is asked for",
+		Name: "A09-one-order", Says: "lists are in the order of names, whatever is asked for",
 		DriverSays: "RackResponseInvalid",
 		Before: func(x *Exchange) {
 			if x.isList() {
@@ -37,7 +36,7 @@ var wirePages = []Mutation{
 		},
 	},
 	{
-		Name: "A09-small-pages", Rule: "A09", Says: "a page has one object",
+		Name: "A09-small-pages", Says: "a page has one object",
 		Before: func(x *Exchange) {
 			if x.isList() {
 				x.query(func(query map[string][]string) {
@@ -49,7 +48,7 @@ var wirePages = []Mutation{
 		},
 	},
 	{
-		Name: "A09-least-limit", Rule: "A09", Says: "a limit of more than 500 is refused",
+		Name: "A09-least-limit", Says: "a limit of more than 500 is refused",
 		Before: func(x *Exchange) {
 			if limit := x.Request.URL.Query().Get("limit"); x.isList() && len(limit) > 3 {
 				x.Refuse(400, "", "unable to parse query string: limit is greater than 500")
@@ -57,26 +56,23 @@ var wirePages = []Mutation{
 		},
 	},
 	{
-		Name: "A09-full-page-of-disks", Rule: "A09", Says: "a full page of disks lacks its last one",
+		Name: "A09-full-page-of-disks", Says: "a full page of disks lacks its last one",
 		After: dropsTheLast("disk_list"),
 	},
 	{
-		Name: "A09-full-page-of-snapshots", Rule: "A09",
-		Says:  "a full page of snapshots lacks its last one",
+		Name: "A09-full-page-of-snapshots", Says: "a full page of snapshots lacks its last one",
 		After: dropsTheLast("snapshot_list"),
 	},
 	{
-		Name: "A09-full-page-of-instances", Rule: "A09",
-		Says:  "a full page of instances lacks its last one",
+		Name: "A09-full-page-of-instances", Says: "a full page of instances lacks its last one",
 		After: dropsTheLast("instance_list"),
 	},
 	{
-		Name: "A10-full-page", Rule: "A10", Says: "a full page of an instance's disks lacks its last one",
+		Name: "A10-full-page", Says: "a full page of an instance's disks lacks its last one",
 		After: dropsTheLast("instance_disk_list"),
 	},
 	{
-		Name: "A10-no-token-at-the-end", Rule: "A10",
-		Says: "the last page that is not empty has no token",
+		Name: "A10-no-token-at-the-end", Says: "the last page that is not empty has no token",
 		After: func(x *Exchange) {
 			if x.Succeeded("instance_disk_list") {
 				x.EditBody(func(page map[string]any) { page["next_page"] = nil })
@@ -84,7 +80,7 @@ var wirePages = []Mutation{
 		},
 	},
 	{
-		Name: "A10-endless", Rule: "A10", Says: "the empty page has a token as well",
+		Name: "A10-endless", Says: "the empty page has a token as well",
 		DriverSays: "RackResponseInvalid",
 		After: func(x *Exchange) {
 			if x.isList() && x.Answer.Status == 200 {
@@ -97,8 +93,7 @@ var wirePages = []Mutation{
 		},
 	},
 	{
-		Name: "A10-no-items", Rule: "A10", Says: "the empty page has no list",
-		DriverSays: "RackResponseInvalid",
+		Name: "A10-no-items", Says: "the empty page has no list", DriverSays: "RackResponseInvalid",
 		After: func(x *Exchange) {
 			if x.isList() && x.Answer.Status == 200 {
 				x.EditBody(func(page map[string]any) {
@@ -110,8 +105,7 @@ var wirePages = []Mutation{
 		},
 	},
 	{
-		Name: "A62-first-wins", Rule: "A62",
-		Says: "of a parameter that is given twice the first value counts",
+		Name: "A62-first-wins", Says: "of a parameter that is given twice the first value counts",
 		Before: func(x *Exchange) {
 			x.query(func(query map[string][]string) {
 				for name, values := range query {
@@ -121,7 +115,7 @@ var wirePages = []Mutation{
 		},
 	},
 	{
-		Name: "A62-empty-is-absent", Rule: "A62", Says: "an empty parameter counts as absent",
+		Name: "A62-empty-is-absent", Says: "an empty parameter counts as absent",
 		Before: func(x *Exchange) {
 			x.query(func(query map[string][]string) {
 				for name, values := range query {

@@ -10,7 +10,7 @@ import (
 
 var wireSagas = []Mutation{
 	{
-		Name: "A18-undone", Rule: "A18", Says: "a creation is undone when its caller gives up",
+		Name: "A18-undone", Says: "a creation is undone when its caller gives up",
 		Before: func(x *Exchange) {
 			if !x.Is("disk_create") || x.Rack.Switches().CreateHold == 0 {
 				return
@@ -25,7 +25,7 @@ var wireSagas = []Mutation{
 		},
 	},
 	{
-		Name: "A19-left-behind", Rule: "A19", Says: "a creation that fails leaves its disk, faulted",
+		Name: "A19-left-behind", Says: "a creation that fails leaves its disk, faulted",
 		DriverSays: "DiskFaulted",
 		After: func(x *Exchange) {
 			if x.Is("disk_create") && x.Answer.Status == 500 {
