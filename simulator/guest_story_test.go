@@ -61,30 +61,6 @@ func readDevice(t *testing.T, path string, offset int64, n int) string {
 	return string(data)
 }
 
-func TestWhatAGuestWroteMovesWithTheDisk(t *testing.T) {
-	r := newRack(t, engine.Config{})
-	r.disk("d")
-	must[*oxide.Disk](t)(r.doAttach("a", "d"))
-	r.noDevice("b")
-	writeDevice(t, r.device("a"), "before")
-
-	sn := must[*oxide.Snapshot](t)(r.doSnapshot("s", "d"))
-	writeDevice(t, r.device("a"), "after.")
-	must[*oxide.Disk](t)(r.doDetach("a", "d"))
-	r.noDevice("a")
-	must[*oxide.Disk](t)(r.doAttach("b", "d"))
-	if got := readDevice(t, r.device("b"), 1<<20, 6); got != "after." {
-		t.Errorf("the other guest reads %q", got)
-	}
-	must[*oxide.Disk](t)(r.doDetach("b", "d"))
-
-	must[*oxide.Disk](t)(r.DiskCreate(t.Context(), r.from(snapshotSource(sn.Id, false), "r", 2)))
-	must[*oxide.Disk](t)(r.doAttach("b", "r"))
-	if got := readDevice(t, r.device("b"), 1<<20, 6); got != "before" {
-		t.Errorf("the restored disk has %q", got)
-	}
-}
-
 func TestADiskOfAnImageHasItsContent(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "image")
 	content := bytes.Repeat([]byte("image..."), 1024)
