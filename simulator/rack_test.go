@@ -188,43 +188,35 @@ func (r *rack) awaitState(instance, state string) {
 	})
 }
 
-// force puts a disk into a state that the API does not lead to.
-func (r *rack) force(name string, state store.DiskState) {
+// update changes the records of the project, past the rules.
+func (r *rack) update(change func(tx *store.Tx, project string) error) {
 	r.t.Helper()
-	err := r.rack.Records().Update(func(tx *store.Tx) error {
+	simtest.NoError(r.t, r.rack.Records().Update(func(tx *store.Tx) error {
 		p, _, err := store.Projects.ByName(tx, "", "default")
 		if err != nil {
 			return err
 		}
-		d, ok, err := store.Disks.ByName(tx, p.ID, name)
-		if err != nil || !ok {
-			return errors.Join(err, fmt.Errorf("there is no disk %s", name))
-		}
+		return change(tx, p.ID)
+	}))
+}
+
+// force puts a disk into a state that the API does not lead to.
+func (r *rack) force(name string, state store.DiskState) {
+	r.t.Helper()
+	r.update(func(tx *store.Tx, project string) error {
+		d, _, err := store.Disks.ByName(tx, project, name)
 		d.State = state
-		return tx.PutDisk(d)
+		return errors.Join(err, tx.PutDisk(d))
 	})
-	if err != nil {
-		r.t.Fatal(err)
-	}
 }
 
 func (r *rack) forceRun(name, state string) {
 	r.t.Helper()
-	err := r.rack.Records().Update(func(tx *store.Tx) error {
-		p, _, err := store.Projects.ByName(tx, "", "default")
-		if err != nil {
-			return err
-		}
-		i, ok, err := store.Instances.ByName(tx, p.ID, name)
-		if err != nil || !ok {
-			return errors.Join(err, fmt.Errorf("there is no instance %s", name))
-		}
+	r.update(func(tx *store.Tx, project string) error {
+		i, _, err := store.Instances.ByName(tx, project, name)
 		i.SetRunState(state)
-		return store.Instances.Put(tx, i)
+		return errors.Join(err, store.Instances.Put(tx, i))
 	})
-	if err != nil {
-		r.t.Fatal(err)
-	}
 }
 
 // refused is a refusal as the rack words it. The zero value is none.

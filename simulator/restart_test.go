@@ -103,18 +103,11 @@ func TestA19ARestartSettlesWhatWasHalfDone(t *testing.T) {
 	r.force("half", store.DiskState{State: store.StateCreating})
 	r.force("resting", store.DiskState{State: store.StateMaintenance})
 	halfMadeInstance(r, "begun", "made", "lent")
-	err := r.rack.Records().Update(func(tx *store.Tx) error {
-		p, _, err := store.Projects.ByName(tx, "", "default")
-		if err != nil {
-			return err
-		}
-		sn, _, err := store.Snapshots.ByName(tx, p.ID, "begun")
+	r.update(func(tx *store.Tx, project string) error {
+		sn, _, err := store.Snapshots.ByName(tx, project, "begun")
 		sn.State = store.SnapshotCreating
 		return errors.Join(err, store.Snapshots.Put(tx, sn))
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 
 	next := r.again()
 	var got []string
@@ -133,7 +126,7 @@ func TestA19ARestartSettlesWhatWasHalfDone(t *testing.T) {
 			t.Errorf("instance %s is %s, want %s", name, got, state)
 		}
 	}
-	_, err = next.InstanceView(t.Context(),
+	_, err := next.InstanceView(t.Context(),
 		oxide.InstanceViewParams{Instance: "begun", Project: "default"})
 	gone("instance", "begun").check(t, err)
 	u := must[*oxide.Utilization](t)(next.UtilizationView(t.Context()))
@@ -149,16 +142,13 @@ func TestA19ARestartSettlesWhatWasHalfDone(t *testing.T) {
 // halfMadeInstance leaves what a creation leaves that is cut off halfway.
 func halfMadeInstance(r *rack, name, made, lent string) {
 	r.t.Helper()
-	err := r.rack.Records().Update(func(tx *store.Tx) error {
-		p, _, err := store.Projects.ByName(tx, "", "default")
-		if err != nil {
-			return err
-		}
-		i := store.Instance{Identity: store.NewIdentity(store.DerivedID(name), name, ""), ProjectID: p.ID}
+	r.update(func(tx *store.Tx, project string) error {
+		i := store.Instance{Identity: store.NewIdentity(store.DerivedID(name), name, ""),
+			ProjectID: project}
 		i.SetRunState(store.StateCreating)
 		var ids []string
 		for _, disk := range []string{made, lent} {
-			d, _, err := store.Disks.ByName(tx, p.ID, disk)
+			d, _, err := store.Disks.ByName(tx, project, disk)
 			if err != nil {
 				return err
 			}
@@ -170,9 +160,6 @@ func halfMadeInstance(r *rack, name, made, lent string) {
 		}
 		return tx.InsertInstance(i, nil, ids[:1])
 	})
-	if err != nil {
-		r.t.Fatal(err)
-	}
 }
 
 func TestADirectoryOfAnotherVersionIsLeftAlone(t *testing.T) {

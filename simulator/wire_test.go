@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
 // wireCase is a call by hand and how the rack answers it; message is "" where it does not refuse.
@@ -88,4 +89,6 @@ func TestA06BadBodies(t *testing.T) {
 		wireCase{test.name, "/v1/disks?project=default", test.body, 400,
 			"unable to parse JSON body: " + test.message}.check(t, r)
 	}
+	wireCase{"neither a name nor an ID", "/v1/instances/a/disks/attach?project=default",
+		`{"disk":"D"}`, 400, "unable to parse JSON body: disk: " + store.InvalidNameOrID}.check(t, r)
 }

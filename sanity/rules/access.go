@@ -144,6 +144,9 @@ func checkRoles(c *Check) {
 	if uuid.Validate(c.Project) == nil {
 		by = "id"
 	}
+	projects := Must[[]oxide.Project](c, "list the projects without a role")(
+		c.Client.ProjectListAllPages(c.ctx, oxide.ProjectListParams{}))
+	Equal(c, "the projects that are listed without a role", len(projects), 0)
 	hidden := notFound("project", by, c.Project)
 	_, err = c.Client.ProjectView(c.ctx, oxide.ProjectViewParams{Project: c.project()})
 	c.Refuses("read the project without a role", err, hidden)

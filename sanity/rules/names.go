@@ -101,7 +101,10 @@ func checkNamesAndIDs(c *Check) {
 			expected{test.kind + " by name, without a project", get(path + test.name),
 				invalidRequest(test.neither, test.kind)})
 	}
+	nobodys := string(c.Name())
 	c.Expect(
+		expected{"disks of a project that is not there", get("/v1/disks?project=" + nobodys),
+			notFound("project", "name", nobodys)},
 		expected{"a disk by name in a project by ID",
 			get("/v1/disks/" + string(disk.Name) + "?project=" + disk.ProjectId), ok},
 		expected{"an image by ID, with a project", get("/v1/images/" + uuid.NewString() + project),

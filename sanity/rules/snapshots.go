@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 
+	"github.com/google/uuid"
 	"github.com/oxidecomputer/oxide.go/oxide"
 )
 
@@ -153,8 +154,11 @@ func checkRepairLock(c *Check) {
 func checkOrderOnSnapshot(c *Check) {
 	disk := c.Disk()
 	first := Must[*oxide.Snapshot](c, "take a snapshot")(c.Snapshot(disk.Id))
+	missing := uuid.NewString()
+	_, err := c.takeSnapshot(c.ctx, first.Name, missing)
+	c.Refuses("take a snapshot of a disk that is not there", err, unknownID("disk", missing))
 	exists := nameTaken("snapshot", first.Name)
-	_, err := c.takeSnapshot(c.ctx, first.Name, disk.Id)
+	_, err = c.takeSnapshot(c.ctx, first.Name, disk.Id)
 	c.Refuses("take a snapshot under a name that is taken", err, exists)
 	if !c.Simulated() {
 		return
