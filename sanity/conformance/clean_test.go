@@ -34,25 +34,22 @@ func strangers(t *testing.T, rack *harness.Rack, run string) {
 		{"csi-23456789abcdef01",
 			`csi.oxide.computer {"name":"x","cluster":"oxide-conformance-` + run + `-2"}`},
 	} {
-		disk, err := rack.Client.DiskCreate(t.Context(), oxide.DiskCreateParams{
-			Project: oxide.NameOrId(rack.Project),
-			Body: &oxide.DiskCreate{Name: oxide.Name(s.name), Description: s.description,
-				Size: oxide.ByteCount(harness.GiB), DiskBackend: harness.BlankBackend()}})
-		if err == nil && i == 0 {
-			err = rack.AttachDisk(t.Context(), disk.Id, rack.Instance("a").ID)
+		id := made(t, rack, s.name, s.description)
+		if i > 0 {
+			continue
 		}
-		if err != nil {
+		if err := rack.AttachDisk(t.Context(), id, rack.Instance("a").ID); err != nil {
 			t.Fatal(err)
 		}
 	}
 }
 
-// made makes a disk as a run does, and returns its ID.
-func made(t *testing.T, rack *harness.Rack, name string, m mark) string {
+// made makes a disk with a description, which may be a run's mark, and returns its ID.
+func made(t *testing.T, rack *harness.Rack, name, description string) string {
 	t.Helper()
 	disk, err := rack.Client.DiskCreate(t.Context(), oxide.DiskCreateParams{
 		Project: oxide.NameOrId(rack.Project),
-		Body: &oxide.DiskCreate{Name: oxide.Name(name), Description: m.description(),
+		Body: &oxide.DiskCreate{Name: oxide.Name(name), Description: description,
 			Size: oxide.ByteCount(harness.GiB), DiskBackend: harness.BlankBackend()}})
 	if err != nil {
 		t.Fatal(err)
@@ -72,11 +69,12 @@ func TestCleanLeavesAloneWhatIsNotADeadRuns(t *testing.T) {
 	check := balance(t.Context(), t, rack)
 	living := mark{Run: "11111111", Host: host, PID: os.Getpid(), Boot: bootID(), Began: &now}
 	ids := []string{
-		made(t, rack, "conf-11111111-run", living),
-		made(t, rack, "conf-22222222-run", mark{Run: "22222222", Host: "elsewhere", Began: &now}),
+		made(t, rack, "conf-11111111-run", living.description()),
+		made(t, rack, "conf-22222222-run",
+			mark{Run: "22222222", Host: "elsewhere", Began: &now}.description()),
 	}
 	// A dead run of which the disk that tells of it is gone, attached where nobody says it was.
-	lost := made(t, rack, "conf-33333333-00007", mark{Run: "33333333"})
+	lost := made(t, rack, "conf-33333333-00007", mark{Run: "33333333"}.description())
 	if err := rack.AttachDisk(t.Context(), lost, rack.Instance("b").ID); err != nil {
 		t.Fatal(err)
 	}

@@ -54,13 +54,19 @@ func TestWhatCannotBeDoneIsSaidInALineAndDone(t *testing.T) {
 			}
 		})
 	}
-	if requests, err := rack.Admin.Requests(t.Context(), 0); err != nil {
-		t.Error(err)
-	} else {
-		for _, r := range requests {
-			if r.Method != http.MethodGet && r.Status < 300 && r.Operation != "instance_stop" {
-				t.Errorf("a program that could not do what it was told has made something: %+v", r)
-			}
+	madeNothing(t, rack)
+}
+
+// madeNothing demands that nothing was changed on a rack since its helper was stopped.
+func madeNothing(t *testing.T, rack *harness.Rack) {
+	t.Helper()
+	requests, err := rack.Admin.Requests(t.Context(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range requests {
+		if r.Method != http.MethodGet && r.Status < 300 && r.Operation != "instance_stop" {
+			t.Errorf("the program has made something: %+v", r)
 		}
 	}
 }
@@ -97,15 +103,7 @@ func TestAPreflightMakesNothingAndSaysWhatARunWouldMeet(t *testing.T) {
 			t.Errorf("the preflight does not say %q", want)
 		}
 	}
-	requests, err := rack.Admin.Requests(t.Context(), 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, r := range requests {
-		if r.Method != http.MethodGet && r.Status < 300 && r.Operation != "instance_stop" {
-			t.Errorf("the preflight has made something: %+v", r)
-		}
-	}
+	madeNothing(t, rack)
 }
 
 func TestAPreflightTellsAViewerWhichRoleIsMissing(t *testing.T) {
