@@ -21,9 +21,9 @@ const (
 	answerMargin = 500 * time.Millisecond
 )
 
-// await reads a disk again while it is in a transitional state, until the caller's time is nearly
-// up, and returns the disk as it was read last.
-func (c *Service) await(ctx context.Context, disk *oxide.Disk,
+// awaitDisk reads a disk again while it is in a transitional state, until the caller's time is
+// nearly up, and returns the disk as it was read last.
+func awaitDisk(ctx context.Context, client *rack.Client, disk *oxide.Disk,
 	transitional ...oxide.DiskStateState) (*oxide.Disk, error) {
 	end := time.Now().Add(longestWait)
 	if deadline, ok := ctx.Deadline(); ok && deadline.Add(-answerMargin).Before(end) {
@@ -38,7 +38,7 @@ func (c *Service) await(ctx context.Context, disk *oxide.Disk,
 		case !again:
 			return disk, nil
 		}
-		if disk, err = c.Rack.Disk(ctx, oxide.NameOrId(disk.Id)); err != nil {
+		if disk, err = client.Disk(ctx, oxide.NameOrId(disk.Id)); err != nil {
 			return nil, err
 		}
 	}

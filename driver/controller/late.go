@@ -1,7 +1,6 @@
 package controller
 
 import (
-	"cmp"
 	"context"
 	"sync"
 	"time"
@@ -106,11 +105,11 @@ func (l *lateChanges) latest(like change) (latest change, until time.Time) {
 	return latest, until
 }
 
-// awaitLate waits until no such change can be made any more, or returns an error if the caller's
+// await waits until no such change can be made any more, or returns an error if the caller's
 // time ends before. waited reports whether there was one.
-func (c *Service) awaitLate(ctx context.Context, like change) (waited bool, err error) {
+func (l *lateChanges) await(ctx context.Context, like change) (waited bool, err error) {
 	for {
-		late, until := c.late.latest(like)
+		late, until := l.latest(like)
 		if until.IsZero() {
 			return waited, nil
 		}
@@ -134,5 +133,3 @@ func (c *Service) awaitLate(ctx context.Context, like change) (waited bool, err 
 		}
 	}
 }
-
-func (c *Service) lateLimit() time.Duration { return cmp.Or(c.LateLimit, DefaultLateLimit) }

@@ -27,8 +27,8 @@ func useProblem(d *oxide.Disk, wanted ...*csi.VolumeCapability) string {
 
 // checkOwnDisk refuses a disk that this driver did not make, such as a boot disk that somebody
 // wrote into a PersistentVolume. The driver deletes only what it made.
-func (c *Service) checkOwnDisk(d *oxide.Disk) error {
-	if why := rack.ForeignDisk(d, c.ClusterID); why != "" {
+func checkOwnDisk(d *oxide.Disk, cluster string) error {
+	if why := rack.ForeignDisk(d, cluster); why != "" {
 		return csierr.New(csierr.DiskNotOurs, "the disk %.80s (%s) %s; the driver "+
 			"deletes only what it made: give the volume the reclaim policy Retain, and delete the "+
 			"disk by hand on the rack", d.Name, d.Id, why)
@@ -36,8 +36,8 @@ func (c *Service) checkOwnDisk(d *oxide.Disk) error {
 	return nil
 }
 
-func (c *Service) checkOwnSnapshot(s *oxide.Snapshot) error {
-	if why := rack.ForeignSnapshot(s, c.ClusterID); why != "" {
+func checkOwnSnapshot(s *oxide.Snapshot, cluster string) error {
+	if why := rack.ForeignSnapshot(s, cluster); why != "" {
 		return csierr.New(csierr.DiskNotOurs, "the snapshot %.80s (%s) %s; the "+
 			"driver deletes only what it made: give the VolumeSnapshotContent the deletionPolicy "+
 			"Retain, and delete the snapshot by hand on the rack", s.Name, s.Id, why)

@@ -1,9 +1,11 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
@@ -18,58 +20,77 @@ import (
 // disk that is already attached there.
 func (c *Service) ControllerPublishVolume(ctx context.Context,
 	req *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
-	a, err := attachmentOf(req)
+	a, err := c.parsePublish(req)
 	if err != nil {
 		return nil, err
 	}
-	disk, err := c.attachDisk(ctx, a)
+	disk, err := a.attach(ctx)
 	if err != nil {
 		return nil, err
 	}
 	return &csi.ControllerPublishVolumeResponse{PublishContext: publishContext(disk)}, nil
 }
 
-// attachment is a parsed ControllerPublishVolume request.
+// attachment is a disk and an instance, which a publish connects and an unpublish separates.
 type attachment struct {
 	Disk, Instance oxide.NameOrId
-	DiskName       string // from volume_context, empty for most static volumes
-	ContextID      string // the disk's id in volume_context
-	Capability     *csi.VolumeCapability
+	// A publish describes the disk, too.
+	DiskName   string // from volume_context, empty for most static volumes
+	ContextID  string // the disk's id in volume_context
+	Capability *csi.VolumeCapability
+
+	rack     *rack.Client
+	late     *lateChanges
+	limit    time.Duration // of a late change
+	maxDisks int           // of an instance
 }
 
-// change is the attach that is requested, or the detach that undoes it.
-func (a attachment) change(attach bool) change { return change{a.Disk, a.Instance, attach} }
+func (c *Service) attachment(disk, instance oxide.NameOrId) attachment {
+	return attachment{Disk: disk, Instance: instance, rack: c.Rack, late: &c.late,
+		limit:    cmp.Or(c.LateLimit, DefaultLateLimit),
+		maxDisks: cmp.Or(c.MaxDisks, volume.DefaultMaxDisks)}
+}
 
-func attachmentOf(req *csi.ControllerPublishVolumeRequest) (attachment, error) {
-	a := attachment{
-		DiskName:   req.GetVolumeContext()[volume.CtxDiskName],
-		ContextID:  req.GetVolumeContext()[volume.CtxDiskID],
-		Capability: req.GetVolumeCapability(),
-	}
+// parsePublish parses a request. It makes no call.
+func (c *Service) parsePublish(req *csi.ControllerPublishVolumeRequest) (attachment, error) {
 	switch {
 	case req.GetVolumeId() == "":
-		return a, volumeIDMissing()
+		return attachment{}, volumeIDMissing()
 	case req.GetNodeId() == "":
-		return a, csierr.New(csierr.FieldMissing, "node_id is missing")
+		return attachment{}, csierr.New(csierr.FieldMissing, "node_id is missing")
 	}
 	if err := volume.CheckCapability(req.GetVolumeCapability()); err != nil {
-		return a, err
+		return attachment{}, err
 	}
 	if req.GetReadonly() {
-		return a, csierr.New(csierr.ReadOnlyUnsupported, "readonly is not supported when a disk is "+
-			"attached; let the node mount the volume read-only")
+		return attachment{}, csierr.New(csierr.ReadOnlyUnsupported, "readonly is not supported when a "+
+			"disk is attached; let the node mount the volume read-only")
 	}
-	var ok bool
-	if a.Disk, ok = rack.ID(req.GetVolumeId()); !ok {
-		return a, rack.VolumeNotFound(req.GetVolumeId())
+	disk, ok := rack.ID(req.GetVolumeId())
+	if !ok {
+		return attachment{}, rack.VolumeNotFound(req.GetVolumeId())
 	}
-	if a.Instance, ok = rack.ID(req.GetNodeId()); !ok {
-		return a, rack.InstanceNotFound(req.GetNodeId())
+	instance, ok := rack.ID(req.GetNodeId())
+	if !ok {
+		return attachment{}, rack.InstanceNotFound(req.GetNodeId())
 	}
+	a := c.attachment(disk, instance)
+	a.DiskName = req.GetVolumeContext()[volume.CtxDiskName]
+	a.ContextID = req.GetVolumeContext()[volume.CtxDiskID]
+	a.Capability = req.GetVolumeCapability()
 	return a, nil
 }
 
-// attachDisk lists the instance's disks before and after it attaches one: of two disks whose names
+// attached and detached are the changes of the attachment that the rack may carry out late.
+func (a attachment) attached() change { return change{a.Disk, a.Instance, true} }
+func (a attachment) detached() change { return change{a.Disk, a.Instance, false} }
+
+// has reports whether the instance has the disk, in whatever state.
+func (a attachment) has(disk *oxide.Disk) bool {
+	return rack.InstanceOf(disk) == string(a.Instance)
+}
+
+// attach lists the instance's disks before and after it attaches one: of two disks whose names
 // begin with the same bytes the guest shows only one (CP-12), whoever made them. The list before
 // saves an attach that would have to be undone. The list after finds what was attached meanwhile:
 // if two such disks are attached at once, the later list shows both, so that the two calls never
@@ -78,43 +99,46 @@ func attachmentOf(req *csi.ControllerPublishVolumeRequest) (attachment, error) {
 // Right before the attach it reads the disk, so that it never asks for one that another instance
 // has. A rack refuses that by its rules (A34); one that breaks them would take the disk away from a
 // running workload. What is attached elsewhere between the read and the attach is left to the rack.
-func (c *Service) attachDisk(ctx context.Context, a attachment) (*oxide.Disk, error) {
-	if _, err := c.awaitLate(ctx, a.change(false)); err != nil {
+func (a attachment) attach(ctx context.Context) (*oxide.Disk, error) {
+	if _, err := a.late.await(ctx, a.detached()); err != nil {
 		return nil, err
 	}
-	before, err := c.neighbours(ctx, a)
-	if own := before.Own; err == nil && own != nil && rack.InstanceOf(own) == string(a.Instance) &&
+	before, err := a.neighbours(ctx)
+	if own := before.Own; err == nil && own != nil && a.has(own) &&
 		own.State.State() == oxide.DiskStateStateAttached {
 		confirmAttach(ctx, own)
-		c.late.seen(a.change(true))
-		return own, a.checkAttached(own, before)
+		a.late.seen(a.attached())
+		return own, a.check(own, before)
 	}
 	if err != nil && !csierr.IsNotFound(err) {
 		return nil, err
 	}
 	// CP-4: an unknown disk is reported before an unknown instance.
-	found, lookErr := c.Rack.Disk(ctx, a.Disk)
+	found, lookErr := a.rack.Disk(ctx, a.Disk)
 	switch {
 	case lookErr != nil:
 		return nil, lookErr
 	case err != nil:
 		return nil, err
 	}
-	if err := a.checkBeforeAttach(found, before); err != nil {
+	if err := a.check(found, before); err != nil {
 		return nil, err
 	}
-	disk, mine, err := c.requestAttach(ctx, a, before, rack.InstanceOf(found) != "")
+	if rack.InstanceOf(found) != "" && !a.has(found) {
+		return nil, a.stateProblem(found)
+	}
+	disk, mine, err := a.requestAttach(ctx, before, rack.InstanceOf(found) != "")
 	if err != nil {
 		return nil, err
 	}
 	confirmAttach(ctx, disk)
-	after, err := c.listAfterAttach(ctx, a, disk)
+	after, err := a.listAfter(ctx, disk)
 	if err != nil {
 		return nil, err
 	}
-	why := a.checkAttached(disk, after)
+	why := a.check(disk, after)
 	if why != nil && mine && before.Own == nil && rack.InstanceOf(found) == "" {
-		why = c.undoAttach(ctx, a, disk, why)
+		why = a.undo(ctx, disk, why)
 	}
 	return disk, why
 }
@@ -126,12 +150,12 @@ func confirmAttach(ctx context.Context, disk *oxide.Disk) {
 
 // requestAttach attaches the disk and returns it. mine reports whether this request may have
 // attached it, and repeated is set if an earlier one has, or is about to.
-func (c *Service) requestAttach(ctx context.Context, a attachment, before neighbours,
-	repeated bool) (disk *oxide.Disk, mine bool, err error) {
+func (a attachment) requestAttach(ctx context.Context, before neighbours, repeated bool) (
+	disk *oxide.Disk, mine bool, err error) {
 	const doing = "attach disk"
 	change := flight.Begin(ctx, flight.DiskAttached, flight.Fields{})
-	c.late.sent(a.change(true))
-	disk, err = c.Rack.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
+	a.late.sent(a.attached())
+	disk, err = a.rack.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
 		Instance: a.Instance,
 		Body:     &oxide.DiskPath{Disk: a.Disk},
 	})
@@ -142,22 +166,22 @@ func (c *Service) requestAttach(ctx context.Context, a attachment, before neighb
 		err = a.checkAnswer(doing, disk)
 	}
 	if err != nil && !rack.Definite(err) {
-		c.late.lost(a.change(true), c.lateLimit(), repeated)
+		a.late.lost(a.attached(), a.limit, repeated)
 	}
 	answered := err == nil
 	switch {
 	case err == nil:
 	case mine:
-		disk, err = c.resolveAttach(ctx, a, rack.Error(ctx, doing, err))
+		disk, err = a.resolveAttach(ctx, rack.Error(ctx, doing, err))
 	case rack.NotFound(err), rack.Refused(err):
-		disk, err = c.explainRefusedAttach(ctx, a, before, err)
+		disk, err = a.explainRefusedAttach(ctx, before, err)
 	default:
 		err = rack.Error(ctx, doing, err)
 	}
 	if err != nil {
 		return nil, mine, err
 	}
-	disk, err = c.awaitAttached(ctx, a, disk)
+	disk, err = a.awaitAttached(ctx, disk)
 	if err == nil && answered {
 		change.End(nil, flight.Fields{Disk: string(disk.Name)})
 	}
@@ -178,7 +202,7 @@ func (a attachment) checkAnswer(doing string, disk *oxide.Disk) error {
 // checkPlace returns an error unless the disk is attached to the instance, or being attached to it.
 func (a attachment) checkPlace(doing string, disk *oxide.Disk) error {
 	state := disk.State.State()
-	if rack.InstanceOf(disk) != string(a.Instance) || state == oxide.DiskStateStateDetaching {
+	if !a.has(disk) || state == oxide.DiskStateStateDetaching {
 		return rack.InvalidResponse(doing, "the disk %s is %s %s, not attached to the instance %s",
 			disk.Name,
 			state, rack.InstanceOf(disk), a.Instance)
@@ -186,25 +210,9 @@ func (a attachment) checkPlace(doing string, disk *oxide.Disk) error {
 	return nil
 }
 
-// checkContext compares volume_context with the disk.
-func (a attachment) checkContext(disk *oxide.Disk) error {
-	switch {
-	case a.DiskName != "" && a.DiskName != string(disk.Name):
-		return csierr.New(csierr.FieldInvalid, "volume_context: %s is %.80q, but "+
-			"the disk's name is %s; correct the volume's attributes", volume.CtxDiskName, a.DiskName,
-			disk.Name)
-	case a.ContextID != "" && a.ContextID != disk.Id:
-		return csierr.New(csierr.FieldInvalid, "volume_context: %s is %.80q, but "+
-			"the volume is the disk %s; correct the volume's attributes", volume.CtxDiskID, a.ContextID,
-			disk.Id)
-	}
-	return nil
-}
-
 // awaitAttached waits while the rack is attaching the disk.
-func (c *Service) awaitAttached(ctx context.Context, a attachment, disk *oxide.Disk) (
-	*oxide.Disk, error) {
-	disk, err := c.await(ctx, disk, oxide.DiskStateStateAttaching)
+func (a attachment) awaitAttached(ctx context.Context, disk *oxide.Disk) (*oxide.Disk, error) {
+	disk, err := awaitDisk(ctx, a.rack, disk, oxide.DiskStateStateAttaching)
 	switch {
 	case err != nil:
 		return nil, err
@@ -216,9 +224,8 @@ func (c *Service) awaitAttached(ctx context.Context, a attachment, disk *oxide.D
 }
 
 // resolveAttach reads the disk to find out whether an attach without a clear response was done.
-func (c *Service) resolveAttach(ctx context.Context, a attachment, why error) (*oxide.Disk,
-	error) {
-	disk, err := c.Rack.Disk(ctx, a.Disk)
+func (a attachment) resolveAttach(ctx context.Context, why error) (*oxide.Disk, error) {
+	disk, err := a.rack.Disk(ctx, a.Disk)
 	switch {
 	case csierr.IsNotFound(err):
 		return nil, err
@@ -226,24 +233,46 @@ func (c *Service) resolveAttach(ctx context.Context, a attachment, why error) (*
 		return nil, retryLater(err)
 	case disk.State.State() == oxide.DiskStateStateDetached:
 		return nil, retryLater(why)
-	case rack.InstanceOf(disk) == string(a.Instance):
-		c.late.seen(a.change(true))
+	case a.has(disk):
+		a.late.seen(a.attached())
 	}
 	return disk, a.stateProblem(disk)
 }
 
-// explainRefusedAttach finds the reason of a refusal in the state of the disk and the instance. It
-// returns the disk if it is attached as requested after all.
-func (c *Service) explainRefusedAttach(ctx context.Context, a attachment, before neighbours,
-	why error) (*oxide.Disk, error) {
-	disk, err := c.Rack.Disk(ctx, a.Disk)
+// explainRefusedAttach finds the reason of a refusal in the state of the disk or, if the disk could
+// be attached, of the instance. It returns the disk if it is attached as requested after all. If
+// the instance's disks have changed meanwhile, the reason is unknown.
+func (a attachment) explainRefusedAttach(ctx context.Context, before neighbours, why error) (
+	*oxide.Disk, error) {
+	disk, err := a.rack.Disk(ctx, a.Disk)
+	if err != nil {
+		return nil, err
+	}
+	if disk.State.State() != oxide.DiskStateStateDetached {
+		return disk, a.stateProblem(disk)
+	}
+	instance, err := a.rack.Instance(ctx, a.Instance)
+	if err != nil {
+		return nil, err
+	}
+	if disk.ProjectId != instance.ProjectId {
+		return nil, csierr.New(csierr.OtherProject, "the disk %s and the instance %s "+
+			"are in different projects", disk.Name, instance.Name)
+	}
+	now, err := a.neighbours(ctx)
 	switch {
 	case err != nil:
 		return nil, err
-	case disk.State.State() == oxide.DiskStateStateDetached:
-		return nil, c.explainByInstance(ctx, a, disk, before, why)
+	case len(now.Others) >= a.maxDisks:
+		return nil, csierr.New(csierr.InstanceFull, "the instance %s has %d disks, "+
+			"the boot disk included, and the rack allows %d", instance.Name, len(now.Others),
+			a.maxDisks)
+	case now.differ(before):
+		return nil, csierr.New(csierr.OperationPending, "the rack did not attach the disk %s, and the "+
+			"disks of the instance %s changed meanwhile; repeat the call", disk.Name,
+			instance.Name)
 	}
-	return disk, a.stateProblem(disk)
+	return nil, instanceRefusal("attach", disk, instance, why)
 }
 
 // stateProblem returns why a disk that is not detached is not attached as requested, or nil if it
@@ -253,7 +282,7 @@ func (a attachment) stateProblem(disk *oxide.Disk) error {
 	case state == oxide.DiskStateStateDetaching:
 		// Whichever instance has it, it will soon be free (CP-13).
 		return diskBusy(disk)
-	case rack.InstanceOf(disk) != "" && rack.InstanceOf(disk) != string(a.Instance):
+	case rack.InstanceOf(disk) != "" && !a.has(disk):
 		return csierr.New(csierr.DiskAttachedElsewhere, "the disk %s is %s at the instance %s; "+
 			"unpublish it from that node first", disk.Name, state,
 			rack.InstanceOf(disk))
@@ -265,32 +294,98 @@ func (a attachment) stateProblem(disk *oxide.Disk) error {
 	return diskBusy(disk)
 }
 
-// explainByInstance finds the reason in the instance, for a disk that could be attached. If the
-// instance's disks have changed meanwhile, the reason is unknown.
-func (c *Service) explainByInstance(ctx context.Context, a attachment, disk *oxide.Disk,
-	before neighbours, why error) error {
-	instance, err := c.Rack.Instance(ctx, a.Instance)
-	if err != nil {
-		return err
+// check returns why a disk must not be attached, or not be used: it is not the one that the request
+// describes, or the guest cannot distinguish it from another one.
+func (a attachment) check(disk *oxide.Disk, n neighbours) error {
+	switch {
+	case a.DiskName != "" && a.DiskName != string(disk.Name):
+		return csierr.New(csierr.FieldInvalid, "volume_context: %s is %.80q, but "+
+			"the disk's name is %s; correct the volume's attributes", volume.CtxDiskName, a.DiskName,
+			disk.Name)
+	case a.ContextID != "" && a.ContextID != disk.Id:
+		return csierr.New(csierr.FieldInvalid, "volume_context: %s is %.80q, but "+
+			"the volume is the disk %s; correct the volume's attributes", volume.CtxDiskID, a.ContextID,
+			disk.Id)
 	}
-	if disk.ProjectId != instance.ProjectId {
-		return csierr.New(csierr.OtherProject, "the disk %s and the instance %s "+
-			"are in different projects", disk.Name, instance.Name)
+	if problem := useProblem(disk, a.Capability); problem != "" {
+		return csierr.New(csierr.UseDiffers, "%s", problem)
 	}
-	now, err := c.neighbours(ctx, a)
+	twin := n.twin(string(disk.Name))
+	if twin == nil {
+		return nil
+	}
+	return csierr.New(csierr.SerialTaken, "the names of the disks %s and %s, which is attached to "+
+		"the instance %s, begin with the same %d bytes, so the guest would show only one of them; "+
+		"detach that one", disk.Name, twin.Name, a.Instance, volume.SerialBytes)
+}
+
+// listAfter lists the instance's disks after the attach. The attach is done, so every error
+// is retryable.
+func (a attachment) listAfter(ctx context.Context, disk *oxide.Disk) (neighbours, error) {
+	after, err := a.neighbours(ctx)
 	switch {
 	case err != nil:
-		return err
-	case len(now.Others) >= c.maxDisks():
-		return csierr.New(csierr.InstanceFull, "the instance %s has %d disks, "+
-			"the boot disk included, and the rack allows %d", instance.Name, len(now.Others),
-			c.maxDisks())
-	case now.differ(before):
-		return csierr.New(csierr.OperationPending, "the rack did not attach the disk %s, and the disks "+
-			"of the instance %s changed meanwhile; repeat the call", disk.Name,
-			instance.Name)
+		return after, retryLater(err)
+	case after.Own == nil:
+		return after, csierr.New(csierr.DiskBusy, "the disk %s was attached to the instance %s, but is "+
+			"not among its disks; repeat the call", disk.Name, a.Instance)
 	}
-	return instanceRefusal("attach", disk, instance, why)
+	return after, nil
+}
+
+// undo detaches the disk that this call attached. Its error is retryable unless the disk is
+// verified to be detached.
+func (a attachment) undo(ctx context.Context, disk *oxide.Disk, why error) error {
+	if _, err := a.detach(ctx, false); err != nil {
+		return csierr.New(csierr.EffectUnknown, "the disk %s, which this call attached to the instance "+
+			"%s, has to be detached again (%s), but may still be attached: %s; repeat the "+
+			"call", disk.Name, a.Instance, csierr.Message(why), csierr.Message(err))
+	}
+	return why
+}
+
+// neighbours are the disks of an instance: the one that is being published, nil if the instance
+// does not have it, and the others.
+type neighbours struct {
+	Own    *oxide.Disk
+	Others []oxide.Disk
+}
+
+func (a attachment) neighbours(ctx context.Context) (neighbours, error) {
+	disks, err := a.rack.InstanceDisks(ctx, a.Instance)
+	var n neighbours
+	for i := range disks {
+		if disks[i].Id == string(a.Disk) {
+			n.Own = &disks[i]
+		} else {
+			n.Others = append(n.Others, disks[i])
+		}
+	}
+	return n, err
+}
+
+// differ reports whether the other disks of the instance have changed.
+func (n neighbours) differ(before neighbours) bool {
+	ids := func(disks []oxide.Disk) []string {
+		var all []string
+		for _, d := range disks {
+			all = append(all, d.Id)
+		}
+		slices.Sort(all)
+		return all
+	}
+	return !slices.Equal(ids(n.Others), ids(before.Others))
+}
+
+// twin returns a disk that the guest would show with the same serial number as a disk with this
+// name, or nil.
+func (n neighbours) twin(name string) *oxide.Disk {
+	for i := range n.Others {
+		if volume.Serial(string(n.Others[i].Name)) == volume.Serial(name) {
+			return &n.Others[i]
+		}
+	}
+	return nil
 }
 
 // activeStates are the states in which an instance has a virtual machine.

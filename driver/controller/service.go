@@ -32,13 +32,6 @@ type Service struct {
 	late lateChanges
 }
 
-func (c *Service) maxDisks() int {
-	if c.MaxDisks == 0 {
-		return volume.DefaultMaxDisks
-	}
-	return c.MaxDisks
-}
-
 // ControllerGetCapabilities lists what the controller supports. The rack offers no way to clone a
 // volume (take a snapshot and restore it), to attach read-only, or to grow or change a volume.
 func (c *Service) ControllerGetCapabilities(context.Context,

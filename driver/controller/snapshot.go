@@ -54,7 +54,7 @@ func (c *Service) ListSnapshots(ctx context.Context, req *csi.ListSnapshotsReque
 		return nil, err
 	}
 	answer := &csi.ListSnapshotsResponse{}
-	err = c.matchingSnapshots(ctx, req, pages, func(snapshot *oxide.Snapshot) (enough bool) {
+	err = matchingSnapshots(ctx, c.Rack, req, pages, func(snapshot *oxide.Snapshot) (enough bool) {
 		if !cut(snapshot) {
 			return false
 		}
@@ -130,7 +130,7 @@ func (c *Service) createSnapshot(ctx context.Context, spec snapshotSpec) (*oxide
 		// The rack checks the quota and the disk before the name, so either error may hide a taken name.
 		return c.existingSnapshot(ctx, spec, err)
 	case rack.Refused(err):
-		return nil, c.explainRefusedSnapshot(ctx, spec.Disk, err)
+		return nil, explainRefusedSnapshot(ctx, c.Rack, spec.Disk, err)
 	}
 	return nil, rack.Error(ctx, doing, err)
 }
@@ -189,8 +189,9 @@ func snapshotFaulted(s *oxide.Snapshot) error {
 }
 
 // explainRefusedSnapshot finds the reason of a refusal in the disk's state.
-func (c *Service) explainRefusedSnapshot(ctx context.Context, id oxide.NameOrId, why error) error {
-	disk, err := c.Rack.Disk(ctx, id)
+func explainRefusedSnapshot(ctx context.Context, client *rack.Client, id oxide.NameOrId,
+	why error) error {
+	disk, err := client.Disk(ctx, id)
 	if err != nil {
 		return err
 	}
@@ -210,7 +211,7 @@ func (c *Service) explainRefusedSnapshot(ctx context.Context, id oxide.NameOrId,
 		// Another snapshot of the disk, or its repair, is in progress.
 		return diskBusy(disk)
 	}
-	project, err := c.Rack.ReadProject(ctx)
+	project, err := client.ReadProject(ctx)
 	switch {
 	case err != nil:
 		return rack.Error(ctx, "read project", err)
@@ -225,11 +226,11 @@ func (c *Service) deleteSnapshot(ctx context.Context, id oxide.NameOrId) error {
 	snapshot, err := c.Rack.Snapshot(ctx, id)
 	switch {
 	case csierr.IsNotFound(err):
-		return c.confirmSnapshotGone(ctx)
+		return confirmSnapshotGone(ctx, c.Rack)
 	case err != nil:
 		return err
 	}
-	if err := c.checkOwnSnapshot(snapshot); err != nil {
+	if err := checkOwnSnapshot(snapshot, c.ClusterID); err != nil {
 		return err
 	}
 	change := flight.Begin(ctx, flight.SnapshotDeleted, flight.Fields{})
@@ -239,14 +240,14 @@ func (c *Service) deleteSnapshot(ctx context.Context, id oxide.NameOrId) error {
 	case err == nil:
 		return nil
 	case rack.NotFound(err):
-		return c.snapshotGone(ctx, id)
+		return snapshotGone(ctx, c.Rack, id)
 	case !rack.Refused(err):
 		return rack.Error(ctx, "delete snapshot", err)
 	}
 	snapshot, viewErr := c.Rack.Snapshot(ctx, id)
 	switch {
 	case csierr.IsNotFound(viewErr):
-		return c.confirmSnapshotGone(ctx)
+		return confirmSnapshotGone(ctx, c.Rack)
 	case viewErr != nil:
 		return viewErr
 	case snapshot.State == oxide.SnapshotStateCreating:
@@ -257,8 +258,8 @@ func (c *Service) deleteSnapshot(ctx context.Context, id oxide.NameOrId) error {
 }
 
 // snapshotGone verifies that a snapshot is gone that the rack did not find for deletion.
-func (c *Service) snapshotGone(ctx context.Context, id oxide.NameOrId) error {
-	switch _, err := c.Rack.Snapshot(ctx, id); {
+func snapshotGone(ctx context.Context, client *rack.Client, id oxide.NameOrId) error {
+	switch _, err := client.Snapshot(ctx, id); {
 	case err == nil:
 		return rack.InvalidResponse("delete snapshot", "it lists the snapshot %s, but does not find it "+
 			"for deletion",
@@ -266,12 +267,12 @@ func (c *Service) snapshotGone(ctx context.Context, id oxide.NameOrId) error {
 	case !csierr.IsNotFound(err):
 		return err
 	}
-	return c.confirmSnapshotGone(ctx)
+	return confirmSnapshotGone(ctx, client)
 }
 
 // confirmSnapshotGone verifies that a snapshot that the rack does not find is deleted.
-func (c *Service) confirmSnapshotGone(ctx context.Context) error {
-	err := c.Rack.CheckProject(ctx)
+func confirmSnapshotGone(ctx context.Context, client *rack.Client) error {
+	err := client.CheckProject(ctx)
 	if err == nil {
 		flight.Confirm(ctx, flight.SnapshotDeleted, flight.Fields{}, flight.Fields{})
 	}
@@ -280,7 +281,7 @@ func (c *Service) confirmSnapshotGone(ctx context.Context) error {
 
 // matchingSnapshots visits the snapshots that match the request's filters. An id that does not
 // exist matches nothing, which is not an error.
-func (c *Service) matchingSnapshots(ctx context.Context, req *csi.ListSnapshotsRequest,
+func matchingSnapshots(ctx context.Context, client *rack.Client, req *csi.ListSnapshotsRequest,
 	pages *rack.Pager, visit func(*oxide.Snapshot) (enough bool)) error {
 	source, isDisk := rack.ID(req.GetSourceVolumeId())
 	id, isSnapshot := rack.ID(req.GetSnapshotId())
@@ -292,7 +293,7 @@ func (c *Service) matchingSnapshots(ctx context.Context, req *csi.ListSnapshotsR
 	}
 	if !isSnapshot {
 		var inside error
-		err := c.Rack.EachSnapshot(ctx, pages, func(s *oxide.Snapshot) bool {
+		err := client.EachSnapshot(ctx, pages, func(s *oxide.Snapshot) bool {
 			inside = rack.ValidateSnapshot("list snapshots", s)
 			return inside != nil || matching(s)
 		})
@@ -301,7 +302,7 @@ func (c *Service) matchingSnapshots(ctx context.Context, req *csi.ListSnapshotsR
 		}
 		return err
 	}
-	snapshot, err := c.Rack.Snapshot(ctx, id)
+	snapshot, err := client.Snapshot(ctx, id)
 	switch {
 	case csierr.IsNotFound(err):
 		return nil

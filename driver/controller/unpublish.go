@@ -27,11 +27,12 @@ func (c *Service) ControllerUnpublishVolume(ctx context.Context,
 	if !isDisk || (req.GetNodeId() != "" && !isInstance) {
 		return &csi.ControllerUnpublishVolumeResponse{}, nil
 	}
+	a := c.attachment(disk, instance)
 	for {
-		if err := c.lookAndDetach(ctx, disk, instance); err != nil {
+		if err := a.lookAndDetach(ctx); err != nil {
 			return nil, err
 		}
-		late, err := c.awaitLate(ctx, change{disk, instance, true})
+		late, err := a.late.await(ctx, a.attached())
 		if err != nil {
 			return nil, err
 		}
@@ -45,38 +46,39 @@ func (c *Service) ControllerUnpublishVolume(ctx context.Context,
 // empty. It never asks to detach a disk from an instance that does not have it. A rack does nothing
 // then by its rules (A37); one that breaks them would take the disk away from another instance, and
 // from a running workload. What moves between the read and the detach is left to the rack.
-func (c *Service) lookAndDetach(ctx context.Context, id, instance oxide.NameOrId) error {
-	disk, err := c.Rack.Disk(ctx, id)
+func (a attachment) lookAndDetach(ctx context.Context) error {
+	disk, err := a.rack.Disk(ctx, a.Disk)
 	switch {
 	case csierr.IsNotFound(err):
-		if err = c.Rack.CheckProject(ctx); err == nil {
-			c.late.gone(id)
+		if err = a.rack.CheckProject(ctx); err == nil {
+			a.late.gone(a.Disk)
 		}
 		return err
 	case err != nil:
 		return err
 	}
-	at := oxide.NameOrId(rack.InstanceOf(disk))
-	c.late.seen(change{id, at, true})
+	actual := a
+	actual.Instance = oxide.NameOrId(rack.InstanceOf(disk))
+	a.late.seen(actual.attached())
 	if disk.State.State() == oxide.DiskStateStateDetached {
-		c.late.seen(change{id, instance, false})
+		a.late.seen(a.detached())
 	}
 	switch {
-	case instance == "":
-		return c.detachEverywhere(ctx, disk)
-	case at != instance:
-		return c.confirmDetached(ctx, disk, instance)
+	case a.Instance == "":
+		return actual.detachEverywhere(ctx, disk)
+	case !a.has(disk):
+		return a.confirmDetached(ctx, disk)
 	}
-	_, err = c.detachDisk(ctx, id, instance, disk.State.State() != oxide.DiskStateStateAttached)
+	_, err = a.detach(ctx, disk.State.State() != oxide.DiskStateStateAttached)
 	return err
 }
 
-// detachEverywhere detaches a disk from the instance that has it.
-func (c *Service) detachEverywhere(ctx context.Context, disk *oxide.Disk) error {
+// detachEverywhere detaches a disk from the instance that has it, which is the attachment's, or
+// empty if none has it.
+func (a attachment) detachEverywhere(ctx context.Context, disk *oxide.Disk) error {
 	var err error
-	if at := rack.InstanceOf(disk); at != "" {
-		disk, err = c.detachDisk(ctx, oxide.NameOrId(disk.Id), oxide.NameOrId(at),
-			disk.State.State() != oxide.DiskStateStateAttached)
+	if a.Instance != "" {
+		disk, err = a.detach(ctx, disk.State.State() != oxide.DiskStateStateAttached)
 	}
 	switch {
 	case disk == nil || err != nil:
@@ -92,49 +94,47 @@ func (c *Service) detachEverywhere(ctx context.Context, disk *oxide.Disk) error 
 	return diskBusy(disk)
 }
 
-// detachDisk detaches the disk and verifies that the instance does not have it any more. It returns
+// detach detaches the disk and verifies that the instance does not have it any more. It returns
 // the disk as it was read last, nil if it is gone.
-func (c *Service) detachDisk(ctx context.Context, id, instance oxide.NameOrId, repeated bool) (
-	*oxide.Disk, error) {
+func (a attachment) detach(ctx context.Context, repeated bool) (*oxide.Disk, error) {
 	const doing = "detach disk"
-	detach := change{id, instance, false}
-	c.late.sent(detach)
-	record := flight.Begin(ctx, flight.DiskDetached, flight.Fields{Instance: string(instance)})
-	disk, err := c.Rack.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
-		Instance: instance,
-		Body:     &oxide.DiskPath{Disk: id},
+	a.late.sent(a.detached())
+	record := flight.Begin(ctx, flight.DiskDetached, flight.Fields{Instance: string(a.Instance)})
+	disk, err := a.rack.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
+		Instance: a.Instance,
+		Body:     &oxide.DiskPath{Disk: a.Disk},
 	})
 	if err != nil {
 		settle(record, err, flight.Fields{})
 		if !rack.Definite(err) {
-			c.late.lost(detach, c.lateLimit(), repeated)
+			a.late.lost(a.detached(), a.limit, repeated)
 		}
 	}
 	switch {
 	case err != nil && (rack.NotFound(err) || rack.Refused(err)):
-		return c.explainRefusedDetach(ctx, id, instance, err)
+		return a.explainRefusedDetach(ctx, err)
 	case err != nil:
 		return nil, rack.Error(ctx, doing, err)
 	}
 	if err := rack.ValidateDisk(doing, disk); err != nil {
 		return nil, err
 	}
-	if disk.Id != string(id) {
-		return nil, rack.InvalidResponse(doing, "asked for the disk %s and got %.80q", id, disk.Id)
+	if disk.Id != string(a.Disk) {
+		return nil, rack.InvalidResponse(doing, "asked for the disk %s and got %.80q", a.Disk, disk.Id)
 	}
-	disk, err = c.await(ctx, disk, oxide.DiskStateStateDetaching)
+	disk, err = awaitDisk(ctx, a.rack, disk, oxide.DiskStateStateDetaching)
 	switch {
 	case csierr.IsNotFound(err):
-		return nil, c.Rack.CheckProject(ctx)
+		return nil, a.rack.CheckProject(ctx)
 	case err != nil:
 		return nil, err
 	case disk.State.State() == oxide.DiskStateStateDetaching:
 		return nil, csierr.New(csierr.DeadlineExceeded, "the rack is still detaching the disk %s; "+
 			"repeat the call", disk.Name)
-	case rack.InstanceOf(disk) == string(instance):
+	case a.has(disk):
 		return nil, rack.InvalidResponse(doing, "the disk %s is still %s", disk.Name, disk.State.State())
 	}
-	if err = c.checkDetached(ctx, disk, instance); err == nil {
+	if err = a.checkDetached(ctx, disk); err == nil {
 		record.End(nil, flight.Fields{Disk: string(disk.Name)})
 	}
 	return disk, err
@@ -142,11 +142,10 @@ func (c *Service) detachDisk(ctx context.Context, id, instance oxide.NameOrId, r
 
 // confirmDetached verifies that an instance does not have a disk, and notes a detach of which the
 // outcome was unknown.
-func (c *Service) confirmDetached(ctx context.Context, disk *oxide.Disk, instance oxide.NameOrId,
-) error {
-	err := c.checkDetached(ctx, disk, instance)
+func (a attachment) confirmDetached(ctx context.Context, disk *oxide.Disk) error {
+	err := a.checkDetached(ctx, disk)
 	if err == nil {
-		flight.Confirm(ctx, flight.DiskDetached, flight.Fields{Instance: string(instance)},
+		flight.Confirm(ctx, flight.DiskDetached, flight.Fields{Instance: string(a.Instance)},
 			flight.Fields{Disk: string(disk.Name)})
 	}
 	return err
@@ -163,47 +162,45 @@ var statesWithoutInstance = []oxide.DiskStateState{
 
 // checkDetached verifies that an instance does not have a disk whose state names no instance. A
 // state such as faulted proves nothing, so the instance's own list of disks decides.
-func (c *Service) checkDetached(ctx context.Context, disk *oxide.Disk, instance oxide.NameOrId,
-) error {
+func (a attachment) checkDetached(ctx context.Context, disk *oxide.Disk) error {
 	if rack.InstanceOf(disk) != "" || slices.Contains(statesWithoutInstance, disk.State.State()) {
 		return nil
 	}
-	disks, err := c.Rack.InstanceDisks(ctx, instance)
+	disks, err := a.rack.InstanceDisks(ctx, a.Instance)
 	switch {
 	case csierr.IsNotFound(err):
 		// The instance is deleted, or this token may not see the project.
-		return c.Rack.CheckProject(ctx)
+		return a.rack.CheckProject(ctx)
 	case err != nil:
 		return err
 	case slices.ContainsFunc(disks, func(d oxide.Disk) bool { return d.Id == disk.Id }):
 		return csierr.New(csierr.DiskFaulted, "the disk %s is %s and still among those of the instance "+
 			"%s, so it is not known to be detached; stop the instance, or ask the rack's "+
-			"operator", disk.Name, disk.State.State(), instance)
+			"operator", disk.Name, disk.State.State(), a.Instance)
 	}
 	return nil
 }
 
 // explainRefusedDetach finds the reason of a refusal in the state of the disk and the instance. A
 // disk that is gone, or attached elsewhere, is detached from this instance.
-func (c *Service) explainRefusedDetach(ctx context.Context, id, instanceID oxide.NameOrId,
-	why error) (*oxide.Disk, error) {
-	disk, err := c.Rack.Disk(ctx, id)
+func (a attachment) explainRefusedDetach(ctx context.Context, why error) (*oxide.Disk, error) {
+	disk, err := a.rack.Disk(ctx, a.Disk)
 	switch {
 	case csierr.IsNotFound(err):
-		return nil, c.Rack.CheckProject(ctx)
+		return nil, a.rack.CheckProject(ctx)
 	case err != nil:
 		return nil, err
-	case rack.InstanceOf(disk) != string(instanceID):
-		return disk, c.confirmDetached(ctx, disk, instanceID)
+	case !a.has(disk):
+		return disk, a.confirmDetached(ctx, disk)
 	case disk.State.State() != oxide.DiskStateStateAttached:
 		return nil, diskBusy(disk)
 	}
-	instance, err := c.Rack.Instance(ctx, instanceID)
+	instance, err := a.rack.Instance(ctx, a.Instance)
 	switch {
 	case csierr.IsNotFound(err):
 		return nil, csierr.New(csierr.InstanceNotFound, "the rack reports that the disk %s is attached "+
 			"to the instance %s, and that there is no such instance; the disk is not known to be detached",
-			disk.Name, instanceID)
+			disk.Name, a.Instance)
 	case err != nil:
 		return nil, err
 	case instance.BootDiskId == disk.Id:

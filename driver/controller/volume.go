@@ -60,11 +60,11 @@ func (c *Service) deleteDisk(ctx context.Context, id oxide.NameOrId) error {
 	disk, err := c.Rack.Disk(ctx, id)
 	switch {
 	case csierr.IsNotFound(err):
-		return c.diskGone(ctx, id)
+		return confirmDiskGone(ctx, c.Rack, id)
 	case err != nil:
 		return err
 	}
-	if err := c.checkOwnDisk(disk); err != nil {
+	if err := checkOwnDisk(disk, c.ClusterID); err != nil {
 		return err
 	}
 	if rack.InstanceOf(disk) != "" {
@@ -77,14 +77,14 @@ func (c *Service) deleteDisk(ctx context.Context, id oxide.NameOrId) error {
 	case err == nil:
 		return nil
 	case rack.NotFound(err), rack.Refused(err):
-		return c.explainRefusedDelete(ctx, id, err)
+		return explainRefusedDelete(ctx, c.Rack, id, err)
 	}
 	return rack.Error(ctx, "delete disk", err)
 }
 
-// diskGone verifies that a disk that the rack does not find is deleted.
-func (c *Service) diskGone(ctx context.Context, id oxide.NameOrId) error {
-	err := c.Rack.CheckProject(ctx)
+// confirmDiskGone verifies that a disk that the rack does not find is deleted.
+func confirmDiskGone(ctx context.Context, client *rack.Client, id oxide.NameOrId) error {
+	err := client.CheckProject(ctx)
 	if err == nil {
 		flight.Confirm(ctx, flight.DiskDeleted, flight.Fields{Volume: string(id)}, flight.Fields{})
 	}
@@ -99,11 +99,12 @@ func settle(change *flight.Change, err error, more flight.Fields) {
 }
 
 // explainRefusedDelete finds the reason of a refusal in the disk's state.
-func (c *Service) explainRefusedDelete(ctx context.Context, id oxide.NameOrId, why error) error {
-	disk, err := c.Rack.Disk(ctx, id)
+func explainRefusedDelete(ctx context.Context, client *rack.Client, id oxide.NameOrId,
+	why error) error {
+	disk, err := client.Disk(ctx, id)
 	switch {
 	case csierr.IsNotFound(err):
-		return c.diskGone(ctx, id) // deleted meanwhile
+		return confirmDiskGone(ctx, client, id) // deleted meanwhile
 	case err != nil:
 		return err
 	case rack.InstanceOf(disk) != "":
@@ -128,7 +129,7 @@ func diskBusy(d *oxide.Disk) error {
 // its state in the response is still "creating".
 func (c *Service) createDisk(ctx context.Context, spec volumeSpec) (*oxide.Disk, error) {
 	const doing = "create disk"
-	source, err := c.volumeSource(ctx, spec)
+	source, err := spec.source(ctx, c.Rack)
 	switch {
 	case source.gone:
 		return c.existingWithoutSource(ctx, spec, err)
@@ -167,7 +168,7 @@ func (c *Service) createDisk(ctx context.Context, spec volumeSpec) (*oxide.Disk,
 		// The rack checks the quota before the name, so a repeated create may get either error.
 		return c.existingDisk(ctx, spec, err)
 	case rack.Refused(err) && spec.hasSource():
-		return nil, c.explainRefusedSource(ctx, source, err)
+		return nil, source.explainRefusal(ctx, c.Rack, err)
 	case rack.NotFound(err) && !spec.hasSource():
 		return nil, csierr.Coded(codes.NotFound, csierr.ProjectNotFound, "this token sees no project "+
 			"with the name or id in OXIDE_PROJECT")
@@ -236,12 +237,12 @@ func (c *Service) existingDisk(ctx context.Context, spec volumeSpec, why error) 
 	}
 	flight.Confirm(ctx, flight.DiskCreated, flight.Fields{Disk: spec.diskName()},
 		flight.Fields{Volume: disk.Id})
-	return c.readyDisk(ctx, disk)
+	return readyDisk(ctx, c.Rack, disk)
 }
 
 // readyDisk waits while another request creates the disk.
-func (c *Service) readyDisk(ctx context.Context, disk *oxide.Disk) (*oxide.Disk, error) {
-	disk, err := c.await(ctx, disk, oxide.DiskStateStateCreating)
+func readyDisk(ctx context.Context, client *rack.Client, disk *oxide.Disk) (*oxide.Disk, error) {
+	disk, err := awaitDisk(ctx, client, disk, oxide.DiskStateStateCreating)
 	switch {
 	case csierr.IsNotFound(err):
 		return nil, csierr.New(csierr.DiskBusy, "the rack did not complete the disk; repeat the call")

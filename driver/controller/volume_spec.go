@@ -220,19 +220,20 @@ type volumeSource struct {
 	filesystemUUID string
 }
 
-// volumeSource reads the snapshot or image of a request. A blank disk needs no call.
-func (c *Service) volumeSource(ctx context.Context, spec volumeSpec) (volumeSource, error) {
+// source reads the snapshot or image of a request. A blank disk needs no call.
+func (v volumeSpec) source(ctx context.Context, client *rack.Client) (volumeSource, error) {
 	switch {
-	case spec.SnapshotID != "":
-		return c.snapshotSource(ctx, spec)
-	case spec.Parameters.ImageID != "":
-		return c.imageSource(ctx, spec)
+	case v.SnapshotID != "":
+		return v.snapshotSource(ctx, client)
+	case v.Parameters.ImageID != "":
+		return v.imageSource(ctx, client)
 	}
 	return volumeSource{}, nil
 }
 
-func (c *Service) snapshotSource(ctx context.Context, spec volumeSpec) (volumeSource, error) {
-	snapshot, err := c.Rack.Snapshot(ctx, spec.SnapshotID)
+func (v volumeSpec) snapshotSource(ctx context.Context, client *rack.Client) (volumeSource,
+	error) {
+	snapshot, err := client.Snapshot(ctx, v.SnapshotID)
 	if err != nil {
 		return volumeSource{gone: csierr.IsNotFound(err)}, err
 	}
@@ -250,10 +251,10 @@ func (c *Service) snapshotSource(ctx context.Context, spec volumeSpec) (volumeSo
 	if m, ok := rack.SnapshotTag(snapshot); ok {
 		source.filesystemUUID = m.FilesystemUUID
 	}
-	want := spec.Parameters.BlockSize
+	want := v.Parameters.BlockSize
 	if id, ok := rack.ID(snapshot.DiskId); ok && want != 0 {
 		// The snapshot's disk, unless it is gone, has the block size that the new disk inherits.
-		disk, err := c.Rack.Disk(ctx, id)
+		disk, err := client.Disk(ctx, id)
 		switch {
 		case csierr.IsNotFound(err):
 		case err != nil:
@@ -265,13 +266,13 @@ func (c *Service) snapshotSource(ctx context.Context, spec volumeSpec) (volumeSo
 	return source, nil
 }
 
-func (c *Service) imageSource(ctx context.Context, spec volumeSpec) (volumeSource, error) {
-	id := oxide.NameOrId(spec.Parameters.ImageID)
-	image, err := c.Rack.ImageView(ctx, oxide.ImageViewParams{Image: id})
+func (v volumeSpec) imageSource(ctx context.Context, client *rack.Client) (volumeSource, error) {
+	id := oxide.NameOrId(v.Parameters.ImageID)
+	image, err := client.ImageView(ctx, oxide.ImageViewParams{Image: id})
 	if err == nil {
 		err = rack.ValidateImage(id, image)
 	}
-	switch want := spec.Parameters.BlockSize; {
+	switch want := v.Parameters.BlockSize; {
 	case rack.NotFound(err):
 		return volumeSource{gone: true}, csierr.New(csierr.ImageNotFound,
 			"imageId: the rack has no image %s, or this token may not see it", id)
@@ -288,13 +289,13 @@ func blockSizeInherited(want, inherited int) error {
 		"has blocks of %d bytes, which the volume inherits; leave blockSize out", want, inherited)
 }
 
-// explainRefusedSource returns why the rack does not create a disk from this source.
-func (c *Service) explainRefusedSource(ctx context.Context, source volumeSource, why error) error {
-	project, err := c.Rack.ReadProject(ctx)
+// explainRefusal returns why the rack does not create a disk from this source.
+func (s volumeSource) explainRefusal(ctx context.Context, client *rack.Client, why error) error {
+	project, err := client.ReadProject(ctx)
 	switch {
 	case err != nil:
 		return rack.Error(ctx, "read project", err)
-	case source.projectID != "" && source.projectID != project.Id:
+	case s.projectID != "" && s.projectID != project.Id:
 		return csierr.New(csierr.SourceIncompatible, "the source belongs to another project; the rack "+
 			"makes disks from sources of their own project only")
 	}
