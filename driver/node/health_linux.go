@@ -6,6 +6,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
@@ -41,7 +42,7 @@ func (n *Service) volumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealth
 	if !ok {
 		return n.healthAt(ctx, req)
 	}
-	if err := n.checkPaths(req, volume.Serial(known.Disk)); err != nil {
+	if err := checkPaths(n.host(), req, volume.Serial(known.Disk)); err != nil {
 		return nil, err
 	}
 	d, err := n.host().Lookup(volume.Serial(known.Disk))
@@ -73,12 +74,12 @@ func (n *Service) volumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealth
 
 // checkPaths refuses a path of the request that shows another volume. A path that shows nothing
 // says nothing about the volume's health.
-func (n *Service) checkPaths(req *csi.NodeGetVolumeHealthRequest, serial string) error {
+func checkPaths(host blockdev.Host, req *csi.NodeGetVolumeHealthRequest, serial string) error {
 	for _, path := range []string{req.GetVolumePublishPath(), req.GetStagingTargetPath()} {
 		if path == "" {
 			continue
 		}
-		if shown, err := n.shownAt(path); err == nil && shown.Device.Serial != serial {
+		if shown, err := shownAt(host, path); err == nil && shown.Device.Serial != serial {
 			return csierr.New(csierr.VolumeNotAtPath, "%q shows the disk with serial %q, but the volume's "+
 				"is %q",
 				path, shown.Device.Serial, serial)

@@ -38,18 +38,27 @@ func (n *Service) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.No
 		return nil, csierr.New(csierr.InstanceUnknown, "the driver does not "+
 			"know which instance it runs on; set OXIDE_INSTANCE_ID")
 	}
-	room, err := n.maxVolumes()
+	all, err := n.host().List()
 	if err != nil {
-		return nil, csierr.Convert(err, csierr.NodeToolFailed)
+		return nil, csierr.Convert(fmt.Errorf("count the disks of this instance: %w", err),
+			csierr.NodeToolFailed)
 	}
-	info := &csi.NodeGetInfoResponse{NodeId: n.InstanceID, MaxVolumesPerNode: room}
+	limit := cmp.Or(n.MaxDisks, volume.DefaultMaxDisks)
+	foreign := foreignDisks(all, n.records().all())
+	room := limit - foreign
+	if room < 1 {
+		// 0 would mean "no limit" to the orchestrator. The rack's own refusal is the backstop.
+		n.log().Error("no room for volumes on this instance; NodeGetInfo reports 1, because 0 means no "+
+			"limit",
+			"max_disks", limit, "foreign_disks", foreign)
+		room = 1
+	}
+	info := &csi.NodeGetInfoResponse{NodeId: n.InstanceID, MaxVolumesPerNode: int64(room)}
 	if len(n.Topology) > 0 {
 		info.AccessibleTopology = &csi.Topology{Segments: n.Topology}
 	}
 	return info, nil
 }
-
-func (n *Service) maxDisks() int { return cmp.Or(n.MaxDisks, volume.DefaultMaxDisks) }
 
 // Use returns what is in use on this node.
 func (n *Service) Use() (Use, error) {
@@ -61,32 +70,18 @@ func (n *Service) Use() (Use, error) {
 	for _, r := range n.records().all() {
 		volumes[r.Volume] = true
 	}
-	return Use{Volumes: len(volumes), Disks: len(disks), Limit: n.maxDisks()}, nil
+	return Use{Volumes: len(volumes), Disks: len(disks),
+		Limit: cmp.Or(n.MaxDisks, volume.DefaultMaxDisks)}, nil
 }
 
-// maxVolumes returns how many disks the rack lets an instance have, less the disks that are no
-// volumes: the boot disk and disks attached by hand. Disks come and go, so each call counts them.
-// The orchestrator counts a static volume itself, whose disk somebody made by hand, so a disk that
-// has a record takes no slot. The cloud-init volume is no NVMe disk and takes none either.
-func (n *Service) maxVolumes() (int64, error) {
-	all, err := n.host().List()
-	if err != nil {
-		return 0, fmt.Errorf("count the disks of this instance: %w", err)
-	}
-	volumes := n.records().all()
-	foreign := len(slices.DeleteFunc(all, func(d blockdev.Device) bool {
-		return volume.IsOwnName(d.Serial) || slices.ContainsFunc(volumes, func(r record) bool {
+// foreignDisks counts the disks that are no volumes: the boot disk and disks attached by hand. They
+// take slots of those that the rack lets an instance have. Disks come and go, so each call counts
+// them. The orchestrator counts a static volume itself, whose disk somebody made by hand, so a disk
+// that has a record takes no slot. The cloud-init volume is no NVMe disk and takes none either.
+func foreignDisks(all []blockdev.Device, volumes []volumeRecord) int {
+	return len(slices.DeleteFunc(all, func(d blockdev.Device) bool {
+		return volume.IsOwnName(d.Serial) || slices.ContainsFunc(volumes, func(r volumeRecord) bool {
 			return volume.Serial(r.Disk) == d.Serial
 		})
 	}))
-	limit := n.maxDisks()
-	room := limit - foreign
-	if room < 1 {
-		// 0 would mean "no limit" to the orchestrator. The rack's own refusal is the backstop.
-		n.log().Error("no room for volumes on this instance; NodeGetInfo reports 1, because 0 means no "+
-			"limit",
-			"max_disks", limit, "foreign_disks", foreign)
-		room = 1
-	}
-	return int64(room), nil
 }

@@ -48,8 +48,9 @@ func (n *Service) Inspect(ctx context.Context, asked []inspection.Asked) inspect
 		}
 		slices.SortFunc(asked, func(a, b inspection.Asked) int { return cmp.Compare(a.ID, b.ID) })
 	}
+	in := inspector{host: n.host(), records: n.records(), stateDir: n.StateDir}
 	for _, a := range asked {
-		r.Volumes = append(r.Volumes, n.inspectVolume(a, all, views))
+		r.Volumes = append(r.Volumes, in.volume(a, all, views))
 	}
 	return r
 }
@@ -63,13 +64,20 @@ func inspectDevice(d blockdev.Device) inspection.Device {
 		SizeBytes: d.SizeBytes}
 }
 
-// inspectVolume inspects a volume among the disks of the instance.
-func (n *Service) inspectVolume(a inspection.Asked, all []blockdev.Device,
+// inspector reads what the node has of one volume.
+type inspector struct {
+	host     blockdev.Host
+	records  *recordStore
+	stateDir string // empty if nothing is kept
+}
+
+// volume inspects a volume among the disks of the instance.
+func (in inspector) volume(a inspection.Asked, all []blockdev.Device,
 	views mount.Views) inspection.Volume {
 	v := inspection.Volume{ID: a.ID, Devices: []inspection.Device{},
 		Filesystems: []inspection.Filesystem{}, Mounts: []inspection.Mount{},
 		Flight: []flight.Entry{}, Open: []flight.Entry{}}
-	n.inspectState(&v)
+	in.state(&v)
 	v.Serial, v.From = serialOf(a, v)
 	if v.Serial == "" {
 		return v
@@ -84,7 +92,7 @@ func (n *Service) inspectVolume(a inspection.Asked, all []blockdev.Device,
 		return v // which of two it is, nobody can tell
 	}
 	shown := inspectMounts(&v, own[0], views)
-	if err := n.inspectContent(&v, own[0], shown); err != nil {
+	if err := in.content(&v, own[0], shown); err != nil {
 		v.Unseen = append(v.Unseen, unseen(inspection.PartFilesystem, err))
 		if reason := csierr.ReasonOf(err); reason != "" {
 			v.Problems = append(v.Problems, inspection.Problem{Reason: reason,
@@ -96,15 +104,15 @@ func (n *Service) inspectVolume(a inspection.Asked, all []blockdev.Device,
 	return v
 }
 
-// inspectState reads the volume's record and what the flight recorder kept of it.
-func (n *Service) inspectState(v *inspection.Volume) {
-	if n.StateDir == "" {
+// state reads the volume's record and what the flight recorder kept of it.
+func (in inspector) state(v *inspection.Volume) {
+	if in.stateDir == "" {
 		err := errors.New("OXIDE_STATE_DIR is not set")
 		v.Unseen = append(v.Unseen, unseen(inspection.PartRecord, err),
 			unseen(inspection.PartFlight, err))
 		return
 	}
-	known, err := readRecordFile(filepath.Join(n.StateDir, recordFile(v.ID)))
+	known, err := readRecordFile(filepath.Join(in.stateDir, recordFile(v.ID)))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 	case err != nil:
@@ -112,7 +120,7 @@ func (n *Service) inspectState(v *inspection.Volume) {
 	default:
 		v.Record = &inspection.Record{Disk: known.Disk, Instance: known.Instance, Block: known.Block}
 	}
-	entries, err := flight.Read(filepath.Join(n.StateDir, flight.DirName), v.ID)
+	entries, err := flight.Read(filepath.Join(in.stateDir, flight.DirName), v.ID)
 	if err != nil {
 		v.Unseen = append(v.Unseen, unseen(inspection.PartFlight, err))
 	}
@@ -169,13 +177,13 @@ func inspectMounts(v *inspection.Volume, d blockdev.Device, views mount.Views) (
 	return own
 }
 
-// inspectContent reads what the device and the superblocks on it tell.
-func (n *Service) inspectContent(v *inspection.Volume, d blockdev.Device,
+// content reads what the device and the superblocks on it tell.
+func (in inspector) content(v *inspection.Volume, d blockdev.Device,
 	own []mount.Found) (err error) {
-	if _, err := n.host().Lookup(d.Serial); err != nil {
+	if _, err := in.host.Lookup(d.Serial); err != nil {
 		return err
 	}
-	device, err := n.host().Open(d)
+	device, err := in.host.Open(d)
 	if err != nil {
 		return err
 	}
@@ -195,7 +203,7 @@ func (n *Service) inspectContent(v *inspection.Volume, d blockdev.Device,
 			SizeBytes: sb.SizeBytes, Damaged: sb.Damaged})
 	}
 	if len(found) == 1 && len(own) > 0 {
-		known, err := n.records().read(v.ID)
+		known, err := in.records.read(v.ID)
 		v.Filesystems[0].NotGrown = err == nil && known.Covers > 0
 	}
 	return nil

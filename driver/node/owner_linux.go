@@ -29,13 +29,13 @@ func (n *Service) ownMounts(ctx context.Context, volumeID string, layers []*moun
 	var own []stagedDisk
 	var others string
 	for _, m := range layers {
-		d, err := n.mountedDisk(m, reason)
+		d, err := mountedDisk(n.host(), m, reason)
 		if err != nil {
 			return nil, err
 		}
 		why, certain := n.records().otherVolume(ctx, volumeID, d.Serial)
 		if d.Path == "" && !certain {
-			why = n.goneToo()
+			why = goneToo(n.host(), n.records().all())
 		}
 		switch {
 		case why != "" && certain:
@@ -92,11 +92,11 @@ func ofVolume(m *mountinfo.Info, d blockdev.Device, recorded bool) bool {
 		m.FSType == volume.Btrfs && (d.Path == "" || volume.IsOwnName(d.Serial)))
 }
 
-// goneToo returns a volume whose record names a disk that is no longer there, as text for an error.
-// What the mount of such a disk was, nobody can tell.
-func (n *Service) goneToo() string {
-	for _, r := range n.records().all() {
-		if _, err := n.host().Lookup(volume.Serial(r.Disk)); csierr.Has(err, csierr.DeviceNotFound) {
+// goneToo returns, as text for an error, a volume whose record names a disk that is gone.
+// Nobody can tell what the mount of such a disk was.
+func goneToo(host blockdev.Host, records []volumeRecord) string {
+	for _, r := range records {
+		if _, err := host.Lookup(volume.Serial(r.Disk)); csierr.Has(err, csierr.DeviceNotFound) {
 			return fmt.Sprintf("whose disk is gone, as is that of volume %s", csierr.Plain(r.Volume))
 		}
 	}
@@ -105,7 +105,8 @@ func (n *Service) goneToo() string {
 
 // mountedDisk returns the disk of this instance that a mount shows, or the zero device if it is no
 // longer there.
-func (n *Service) mountedDisk(m *mountinfo.Info, reason csierr.Reason) (blockdev.Device, error) {
+func mountedDisk(host blockdev.Host, m *mountinfo.Info, reason csierr.Reason) (blockdev.Device,
+	error) {
 	node, deleted := mount.NodeRoot(m)
 	if !node && !volume.IsFilesystem(m.FSType) {
 		return blockdev.Device{}, csierr.New(reason, "%q has a mount of type %s, which no volume has; "+
@@ -115,7 +116,7 @@ func (n *Service) mountedDisk(m *mountinfo.Info, reason csierr.Reason) (blockdev
 		return blockdev.Device{}, nil // the number of a node that is gone may be another disk's by now
 	}
 	major, minor, err := mount.Device(m)
-	d, missing := n.host().WithNumber(major, minor)
+	d, missing := host.WithNumber(major, minor)
 	gone := csierr.Has(missing, csierr.DeviceNotFound)
 	switch {
 	case errors.Is(err, mount.ErrBtrfsDevices), errors.Is(err, mount.ErrBtrfsTwins) && !gone:

@@ -40,7 +40,7 @@ func (n *Service) NodePublishVolume(ctx context.Context, req *csi.NodePublishVol
 
 // publish verifies once more which device it is, and then shows it. It waits for no device, because
 // a staged volume has one.
-func (n *Service) publish(ctx context.Context, v request) error {
+func (n *Service) publish(ctx context.Context, v nodeVolume) error {
 	n.scans.Drop(v.ID)
 	found, err := n.host().Lookup(v.serial())
 	if err != nil {
@@ -88,7 +88,7 @@ func (n *Service) publish(ctx context.Context, v request) error {
 }
 
 // findStaged returns the volume's mount at the staging path, verified by the number of its device.
-func findStaged(device *blockdev.OpenDevice, v request, table mount.Table) (*mountinfo.Info,
+func findStaged(device *blockdev.OpenDevice, v nodeVolume, table mount.Table) (*mountinfo.Info,
 	error) {
 	path, err := mount.Canonical(v.Staging)
 	if err != nil && !mount.IsMissing(err) {
@@ -117,7 +117,7 @@ func findStaged(device *blockdev.OpenDevice, v request, table mount.Table) (*mou
 
 // checkTarget compares what the request wants with what is at the target path, or else with the
 // volume's other publications.
-func checkTarget(d blockdev.Device, v request, staged, top *mountinfo.Info,
+func checkTarget(d blockdev.Device, v nodeVolume, staged, top *mountinfo.Info,
 	table mount.Table) error {
 	var wanted []string // mount flags
 	if !v.Block {
@@ -145,7 +145,7 @@ func checkTarget(d blockdev.Device, v request, staged, top *mountinfo.Info,
 }
 
 // checkPublished compares what is at the target path with what the request wants there.
-func checkPublished(top *mountinfo.Info, d blockdev.Device, v request, wanted []string) error {
+func checkPublished(top *mountinfo.Info, d blockdev.Device, v nodeVolume, wanted []string) error {
 	readOnlyDiffers := v.Block && mount.ReadOnly(top) != v.PublishReadOnly
 	switch {
 	case !mount.Shows(top, d):
@@ -163,7 +163,7 @@ func checkPublished(top *mountinfo.Info, d blockdev.Device, v request, wanted []
 
 // publications lists the other targets that show the volume. Mounts of directories inside it are
 // the orchestrator's or a workload's own.
-func publications(d blockdev.Device, v request, staged *mountinfo.Info, table mount.Table) (
+func publications(d blockdev.Device, v nodeVolume, staged *mountinfo.Info, table mount.Table) (
 	mount.Table, error) {
 	var found mount.Table
 	for _, m := range table.Of(d) {
@@ -187,7 +187,7 @@ func withoutReadOnly(words []string) []string {
 }
 
 // publishMount shows the staging mount at the target path.
-func publishMount(ctx context.Context, device *blockdev.OpenDevice, v request,
+func publishMount(ctx context.Context, device *blockdev.OpenDevice, v nodeVolume,
 	staged *mountinfo.Info) error {
 	set, unset := v.MountFlags.Attr, uint64(0)
 	if v.PublishReadOnly {
@@ -204,7 +204,7 @@ func publishMount(ctx context.Context, device *blockdev.OpenDevice, v request,
 // A read-only mount of a node does not stop writes, so a read-only block volume makes the device
 // itself read-only. That applies to every user of the device, so read-only and writable
 // publications of one volume exclude each other.
-func publishBlock(ctx context.Context, device *blockdev.OpenDevice, v request,
+func publishBlock(ctx context.Context, device *blockdev.OpenDevice, v nodeVolume,
 	table mount.Table) error {
 	mounted := len(table.Of(device.Device)) > 0
 	if err := filesystem.DropRecord(ctx, device, v.Volume, mounted); err != nil {

@@ -38,9 +38,9 @@ const (
 	maxRecordBytes = 4096
 )
 
-// record is what a node knows of a volume between its calls, in memory and as a file: which
+// volumeRecord is what a node knows of a volume between its calls, in memory and as a file: which
 // disk it is. NodeUnstageVolume and NodeUnpublishVolume get an id and a path, and no more.
-type record struct {
+type volumeRecord struct {
 	Version  int    `json:"version"`
 	Volume   string `json:"volume"`
 	Instance string `json:"instance"`
@@ -64,7 +64,7 @@ type recordStore struct {
 
 	mu sync.Mutex
 	// guarded by mu
-	kept map[string]record
+	kept map[string]volumeRecord
 }
 
 func (n *Service) records() *recordStore {
@@ -76,30 +76,30 @@ func (n *Service) records() *recordStore {
 
 // parseRecord parses a record. It refuses one that is truncated, of another version, or followed by
 // anything.
-func parseRecord(b []byte) (record, error) {
+func parseRecord(b []byte) (volumeRecord, error) {
 	if len(b) > maxRecordBytes {
-		return record{}, fmt.Errorf("it has more than %d bytes", maxRecordBytes)
+		return volumeRecord{}, fmt.Errorf("it has more than %d bytes", maxRecordBytes)
 	}
 	decoder := json.NewDecoder(bytes.NewReader(b))
 	decoder.DisallowUnknownFields()
-	var r record
+	var r volumeRecord
 	if err := decoder.Decode(&r); err != nil {
-		return record{}, fmt.Errorf("it is no record of a volume: %w", err)
+		return volumeRecord{}, fmt.Errorf("it is no record of a volume: %w", err)
 	}
 	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
-		return record{}, errors.New("something follows the record")
+		return volumeRecord{}, errors.New("something follows the record")
 	}
 	switch {
 	case r.Version != recordVersion:
-		return record{}, fmt.Errorf("it has version %d, not %d", r.Version, recordVersion)
+		return volumeRecord{}, fmt.Errorf("it has version %d, not %d", r.Version, recordVersion)
 	case r.Volume == "", r.Instance == "", r.Disk == "":
-		return record{}, errors.New("it does not name a volume, an instance and a disk")
+		return volumeRecord{}, errors.New("it does not name a volume, an instance and a disk")
 	}
 	return r, nil
 }
 
 // encode returns the content of the record's file.
-func (r record) encode() ([]byte, error) {
+func (r volumeRecord) encode() ([]byte, error) {
 	b, err := json.Marshal(r)
 	return append(b, '\n'), err
 }
@@ -130,7 +130,7 @@ func recordFile(volumeID string) string {
 // keeps saying so, because they may still have the device open.
 func (s *recordStore) save(ctx context.Context, volumeID, disk string, block bool,
 	covers int64) error {
-	r := record{Version: recordVersion, Volume: recordKey(volumeID), Instance: s.instance,
+	r := volumeRecord{Version: recordVersion, Volume: recordKey(volumeID), Instance: s.instance,
 		Disk: disk, Block: block, Covers: max(covers, 0)}
 	if known, ok := s.load(ctx, volumeID); ok {
 		if volume.Serial(known.Disk) != volume.Serial(disk) {
@@ -169,7 +169,7 @@ func (s *recordStore) saveDisk(ctx context.Context, volumeID, serial string) {
 }
 
 // load returns the record of a volume. It ignores an invalid one, with a line in the log.
-func (s *recordStore) load(ctx context.Context, volumeID string) (record, bool) {
+func (s *recordStore) load(ctx context.Context, volumeID string) (volumeRecord, bool) {
 	s.mu.Lock()
 	r, ok := s.kept[recordKey(volumeID)]
 	s.mu.Unlock()
@@ -179,11 +179,11 @@ func (s *recordStore) load(ctx context.Context, volumeID string) (record, bool) 
 	r, err := s.read(volumeID)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return record{}, false
+		return volumeRecord{}, false
 	case err != nil:
 		s.log.WarnContext(ctx, "a record in the state directory is ignored",
 			"file", recordFile(volumeID), "error", err)
-		return record{}, false
+		return volumeRecord{}, false
 	}
 	s.keep(r)
 	return r, true
@@ -212,7 +212,7 @@ func (s *recordStore) otherVolume(ctx context.Context, volumeID, serial string) 
 }
 
 // all lists every valid record. open has logged the others.
-func (s *recordStore) all() []record {
+func (s *recordStore) all() []volumeRecord {
 	s.mu.Lock()
 	all := slices.Collect(maps.Values(s.kept))
 	s.mu.Unlock()
@@ -249,36 +249,36 @@ func (s *recordStore) delete(ctx context.Context, volumeID string) {
 }
 
 // read reads the record of a volume, which has to be this node's and that volume's.
-func (s *recordStore) read(volumeID string) (record, error) {
+func (s *recordStore) read(volumeID string) (volumeRecord, error) {
 	r, err := readRecordFile(filepath.Join(s.dir, recordFile(volumeID)))
 	switch {
 	case err != nil:
-		return record{}, err
+		return volumeRecord{}, err
 	case r.Volume != recordKey(volumeID):
-		return record{}, errors.New("it is about another volume")
+		return volumeRecord{}, errors.New("it is about another volume")
 	case r.Instance != s.instance:
-		return record{}, errors.New("it is another instance's")
+		return volumeRecord{}, errors.New("it is another instance's")
 	}
 	return r, nil
 }
 
-func readRecordFile(path string) (record, error) {
+func readRecordFile(path string) (volumeRecord, error) {
 	// O_NONBLOCK: what is no regular file after all must not block the call.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
 	if err != nil {
-		return record{}, err
+		return volumeRecord{}, err
 	}
 	defer func() { _ = f.Close() }()
 	b, err := io.ReadAll(io.LimitReader(f, maxRecordBytes+1))
 	if err != nil {
-		return record{}, err
+		return volumeRecord{}, err
 	}
 	return parseRecord(b)
 }
 
 // write replaces the record's file. It need not be synced, because nothing is mounted after a power
 // failure.
-func (s *recordStore) write(r record) error {
+func (s *recordStore) write(r volumeRecord) error {
 	b, err := r.encode()
 	if err != nil {
 		return err
@@ -362,11 +362,11 @@ func tryState(dir string) error {
 }
 
 // keep keeps a record in memory.
-func (s *recordStore) keep(r record) {
+func (s *recordStore) keep(r volumeRecord) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.kept == nil {
-		s.kept = map[string]record{}
+		s.kept = map[string]volumeRecord{}
 	}
 	s.kept[r.Volume] = r
 }

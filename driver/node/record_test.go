@@ -49,7 +49,7 @@ func (g *guest) records() []string {
 
 func TestARecordIsReadAsItWasWritten(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		want := record{Version: recordVersion, Volume: rapid.StringN(1, 40, 128).Draw(t, "volume"),
+		want := volumeRecord{Version: recordVersion, Volume: rapid.StringN(1, 40, 128).Draw(t, "volume"),
 			Instance: rapid.StringN(1, 40, 128).Draw(t, "instance"),
 			Disk:     rapid.StringN(1, 40, 63).Draw(t, "disk"), Block: rapid.Bool().Draw(t, "block")}
 		b, err := want.encode()

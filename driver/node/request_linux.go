@@ -2,7 +2,6 @@ package node
 
 import (
 	"cmp"
-	"context"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -12,14 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// request is a volume as NodeStageVolume or NodePublishVolume describes it.
-type request struct {
+// nodeVolume is a volume as NodeStageVolume or NodePublishVolume describes it.
+type nodeVolume struct {
 	filesystem.Volume
 	BlockBytes int64 // of the disk, from the controller; 0 when it did not say
 	Block      bool
@@ -34,7 +32,7 @@ type request struct {
 }
 
 // serial returns the serial number of the volume's device.
-func (v request) serial() string { return volume.Serial(v.DiskName) }
+func (v nodeVolume) serial() string { return volume.Serial(v.DiskName) }
 
 // checkIDAndPath checks what every call about a volume at a path has.
 func checkIDAndPath(volumeID, field, path string) error {
@@ -44,13 +42,13 @@ func checkIDAndPath(volumeID, field, path string) error {
 	return checkPath(field, path)
 }
 
-func parseStage(req *csi.NodeStageVolumeRequest) (request, error) {
+func parseStage(req *csi.NodeStageVolumeRequest) (nodeVolume, error) {
 	err := checkIDAndPath(req.GetVolumeId(), "staging_target_path", req.GetStagingTargetPath())
 	if err != nil {
-		return request{}, err
+		return nodeVolume{}, err
 	}
 	if err := checkCapability(req.GetVolumeCapability()); err != nil {
-		return request{}, err
+		return nodeVolume{}, err
 	}
 	v, err := parseVolume(req.GetVolumeId(), req.GetVolumeCapability(), req.GetPublishContext(),
 		req.GetVolumeContext())
@@ -58,20 +56,20 @@ func parseStage(req *csi.NodeStageVolumeRequest) (request, error) {
 	return v, err
 }
 
-func parsePublish(req *csi.NodePublishVolumeRequest) (request, error) {
+func parsePublish(req *csi.NodePublishVolumeRequest) (nodeVolume, error) {
 	err := checkIDAndPath(req.GetVolumeId(), "target_path", req.GetTargetPath())
 	if err != nil {
-		return request{}, err
+		return nodeVolume{}, err
 	}
 	if err := checkCapability(req.GetVolumeCapability()); err != nil {
-		return request{}, err
+		return nodeVolume{}, err
 	}
 	if req.GetStagingTargetPath() == "" {
-		return request{}, csierr.New(csierr.NotStaged, "staging_target_path is missing: the volume "+
+		return nodeVolume{}, csierr.New(csierr.NotStaged, "staging_target_path is missing: the volume "+
 			"has to be staged first")
 	}
 	if err := checkPath("staging_target_path", req.GetStagingTargetPath()); err != nil {
-		return request{}, err
+		return nodeVolume{}, err
 	}
 	v, err := parseVolume(req.GetVolumeId(), req.GetVolumeCapability(), req.GetPublishContext(),
 		req.GetVolumeContext())
@@ -120,9 +118,9 @@ func checkPathText(field, path string) error {
 
 // parseVolume gathers a volume from the parts of a request. publish_context wins over
 // volume_context, because the controller has just read it from the rack.
-func parseVolume(id string, c *csi.VolumeCapability, published, vol map[string]string) (request,
+func parseVolume(id string, c *csi.VolumeCapability, published, vol map[string]string) (nodeVolume,
 	error) {
-	v := request{Mode: c.GetAccessMode().GetMode()}
+	v := nodeVolume{Mode: c.GetAccessMode().GetMode()}
 	v.ID, v.DiskName = id, cmp.Or(published[volume.CtxDiskName], vol[volume.CtxDiskName])
 	if v.DiskName == "" {
 		return v, csierr.New(csierr.DiskNameMissing, "neither publish_context nor volume_context holds "+
@@ -200,7 +198,7 @@ func checkContexts(id string, published, vol map[string]string) error {
 
 // checkUse refuses to show the volume in a way that it was not created for. What a workload writes
 // to a raw device may look blank where it is sampled, or like one of the driver's filesystems.
-func (v request) checkUse() error {
+func (v nodeVolume) checkUse() error {
 	switch {
 	case v.Use == volume.UseFilesystem && v.Block:
 		return csierr.New(csierr.UseDiffers, "the volume was created for filesystems, but the request "+
@@ -213,41 +211,4 @@ func (v request) checkUse() error {
 			"may be one for filesystems; let a controller of this release publish the volume", volume.CtxUse)
 	}
 	return nil
-}
-
-func (n *Service) host() blockdev.Host {
-	h := blockdev.Host{Sysfs: cmp.Or(n.SysfsRoot, DefaultSysfsRoot),
-		Dev: cmp.Or(n.DevRoot, DefaultDevRoot)}
-	if n.StateDir != "" {
-		h.Locks = filepath.Join(n.StateDir, lockName)
-	}
-	return h
-}
-
-// openVolume opens and locks the device that was found for the volume, and compares it with what
-// the controller reports of the disk. Whether the disk is read-only is not compared: a guest's NVMe
-// device need not show it. A disk that is writable for the rack and not here is refused when it has
-// to be written (MakeWritable).
-func (n *Service) openVolume(ctx context.Context, d blockdev.Device, v request) (
-	*blockdev.OpenDevice, error) {
-	if v.SizeBytes != 0 && v.SizeBytes != d.SizeBytes {
-		return nil, csierr.New(csierr.DeviceWrongSize, "%s with serial %q has %d bytes, but the disk "+
-			"has %d", d.Path, d.Serial, d.SizeBytes, v.SizeBytes)
-	}
-	device, err := n.host().OpenLocked(ctx, d, v.Use == volume.UseFilesystem)
-	if err != nil {
-		return nil, err
-	}
-	if err := device.CheckBlockSize(v.BlockBytes); err != nil {
-		_ = device.Close()
-		return nil, err
-	}
-	return device, nil
-}
-
-// lock keeps the other processes of the driver from the volume until the file is closed. Every call
-// that changes a volume on this node holds it from its begin to its end, so that none of them says
-// OK while another process is in the middle of one.
-func (n *Service) lock(ctx context.Context, volumeID string) (*os.File, error) {
-	return n.host().Lock(ctx, "the volume "+recordKey(volumeID))
 }

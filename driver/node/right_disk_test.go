@@ -146,7 +146,7 @@ func TestVS2TheFilesystemBelowAVolumeThatHasJustGoneIsNotCounted(t *testing.T) {
 		g := newGuest(t)
 		v := g.volume(g.Attach(guesttest.Serial, 128*guesttest.MiB), fsType)
 		must(t, v.stage())
-		shown, err := g.node().shownAt(v.staging())
+		shown, err := shownAt(g.node().host(), v.staging())
 		must(t, err)
 		_, err = shown.statfs(v.staging())
 		must(t, err)

@@ -45,7 +45,7 @@ func (n *Service) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeR
 
 // stage keeps the device open from the first look to the mount, so that its number cannot become
 // another disk's.
-func (n *Service) stage(ctx context.Context, v request) error {
+func (n *Service) stage(ctx context.Context, v nodeVolume) error {
 	found, err := n.host().Find(ctx, v.serial(),
 		cmp.Or(n.DeviceTimeout, defaultDeviceTimeout))
 	if err != nil {
@@ -102,18 +102,39 @@ func (n *Service) stage(ctx context.Context, v request) error {
 		if gone := device.Reverify(); csierr.Has(gone, csierr.DeviceNotFound) {
 			return gone
 		}
-		return n.recall(v, err)
+		return recall(n.StateDir, v, err)
 	}
 	return n.mountAt(ctx, path, device, v, grow)
 }
 
+// openVolume opens and locks the device that was found for the volume, and compares it with what
+// the controller reports of the disk. Whether the disk is read-only is not compared: a guest's NVMe
+// device need not show it. A disk that is writable for the rack and not here is refused when it has
+// to be written (MakeWritable).
+func (n *Service) openVolume(ctx context.Context, d blockdev.Device, v nodeVolume) (
+	*blockdev.OpenDevice, error) {
+	if v.SizeBytes != 0 && v.SizeBytes != d.SizeBytes {
+		return nil, csierr.New(csierr.DeviceWrongSize, "%s with serial %q has %d bytes, but the disk "+
+			"has %d", d.Path, d.Serial, d.SizeBytes, v.SizeBytes)
+	}
+	device, err := n.host().OpenLocked(ctx, d, v.Use == volume.UseFilesystem)
+	if err != nil {
+		return nil, err
+	}
+	if err := device.CheckBlockSize(v.BlockBytes); err != nil {
+		_ = device.Close()
+		return nil, err
+	}
+	return device, nil
+}
+
 // recall adds to the error of a disk that is not blank that this node has mounted the volume's
 // filesystem from it. It only says so: nothing is decided by what the flight recorder keeps.
-func (n *Service) recall(v request, err error) error {
-	if n.StateDir == "" || !csierr.Has(err, csierr.DiskNotBlank) {
+func recall(stateDir string, v nodeVolume, err error) error {
+	if stateDir == "" || !csierr.Has(err, csierr.DiskNotBlank) {
 		return err
 	}
-	entries, _ := flight.Read(filepath.Join(n.StateDir, flight.DirName), v.ID)
+	entries, _ := flight.Read(filepath.Join(stateDir, flight.DirName), v.ID)
 	if !slices.ContainsFunc(entries, func(e flight.Entry) bool {
 		return e.Event == flight.Mounted && e.Outcome == flight.Done && e.Disk == v.DiskName &&
 			e.Filesystem == v.FSType
@@ -126,7 +147,7 @@ func (n *Service) recall(v request, err error) error {
 }
 
 // about is what the flight recorder says of a volume's device.
-func about(device *blockdev.OpenDevice, v request) flight.Fields {
+func about(device *blockdev.OpenDevice, v nodeVolume) flight.Fields {
 	return flight.Fields{Disk: v.DiskName, Device: device.Path, DiskSeq: device.DiskSeq}
 }
 
@@ -151,7 +172,7 @@ func (n *Service) stagedAt(ctx context.Context, volumeID, path string) (*mountin
 		return top, table, nil
 	}
 	state := mount.ConditionOf(top)
-	if d, err := n.mountedDisk(top, csierr.StagedDifferently); err != nil {
+	if d, err := mountedDisk(n.host(), top, csierr.StagedDifferently); err != nil {
 		return nil, nil, err
 	} else if d.Path == "" {
 		state = mount.Dead
@@ -182,7 +203,7 @@ func (n *Service) stagedAt(ctx context.Context, volumeID, path string) (*mountin
 }
 
 // checkStaged compares what is mounted at the staging path with what the request wants there.
-func checkStaged(top *mountinfo.Info, d blockdev.Device, v request) error {
+func checkStaged(top *mountinfo.Info, d blockdev.Device, v nodeVolume) error {
 	at, wanted := top.Mountpoint, v.MountFlags
 	if v.ReadOnly {
 		wanted.SetReadOnly()
@@ -207,7 +228,7 @@ func checkStaged(top *mountinfo.Info, d blockdev.Device, v request) error {
 // begin is called after every proof, right before the first write to the volume's disk. The driver
 // makes a device read-only only to publish it as a raw device, so it takes back a read-only switch
 // only on a disk that may have been published so.
-func (n *Service) begin(ctx context.Context, device *blockdev.OpenDevice, v request,
+func (n *Service) begin(ctx context.Context, device *blockdev.OpenDevice, v nodeVolume,
 	covers int64) error {
 	known, _ := n.records().load(ctx, v.ID)
 	if err := n.records().save(ctx, v.ID, v.DiskName, v.Block, covers); err != nil || v.ReadOnly {
@@ -218,8 +239,8 @@ func (n *Service) begin(ctx context.Context, device *blockdev.OpenDevice, v requ
 
 // mountAt mounts the filesystem detached, grows it if it may and does that mounted, and attaches it
 // at path.
-func (n *Service) mountAt(ctx context.Context, path string, device *blockdev.OpenDevice, v request,
-	grow bool) error {
+func (n *Service) mountAt(ctx context.Context, path string, device *blockdev.OpenDevice,
+	v nodeVolume, grow bool) error {
 	options := mountOptions(v)
 	m, err := filesystem.Mount(device, v.FSType, options)
 	if err != nil {
@@ -247,7 +268,7 @@ func (n *Service) mountAt(ctx context.Context, path string, device *blockdev.Ope
 }
 
 // mountOptions returns the request's mount flags and what each filesystem needs besides.
-func mountOptions(v request) volume.MountOptions {
+func mountOptions(v nodeVolume) volume.MountOptions {
 	o := v.MountFlags
 	o.Super, o.Data = slices.Clone(o.Super), slices.Clone(o.Data)
 	if v.FSType == volume.XFS {
@@ -258,4 +279,20 @@ func mountOptions(v request) volume.MountOptions {
 		filesystem.Untouched(v.FSType, &o)
 	}
 	return o
+}
+
+func (n *Service) host() blockdev.Host {
+	h := blockdev.Host{Sysfs: cmp.Or(n.SysfsRoot, DefaultSysfsRoot),
+		Dev: cmp.Or(n.DevRoot, DefaultDevRoot)}
+	if n.StateDir != "" {
+		h.Locks = filepath.Join(n.StateDir, lockName)
+	}
+	return h
+}
+
+// lock keeps the other processes of the driver from the volume until the file is closed. Every call
+// that changes a volume on this node holds it from its begin to its end, so that none of them says
+// OK while another process is in the middle of one.
+func (n *Service) lock(ctx context.Context, volumeID string) (*os.File, error) {
+	return n.host().Lock(ctx, "the volume "+recordKey(volumeID))
 }

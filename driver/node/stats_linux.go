@@ -49,7 +49,7 @@ func (n *Service) usage(ctx context.Context, volumeID, path, staging string) (
 		return nil, err
 	}
 	if staging != "" && !shown.Block {
-		staged, err := n.shownAt(staging)
+		staged, err := shownAt(n.host(), staging)
 		if err != nil {
 			return nil, err
 		}
@@ -117,7 +117,7 @@ func (v shownVolume) statfs(path string) (st unix.Statfs_t, err error) {
 
 // volumeAt finds the disk that a path shows. It refuses one that a record says is not the volume's.
 func (n *Service) volumeAt(ctx context.Context, volumeID, path string) (shownVolume, error) {
-	shown, err := n.shownAt(path)
+	shown, err := shownAt(n.host(), path)
 	if err != nil {
 		return shownVolume{}, err
 	}
@@ -128,7 +128,7 @@ func (n *Service) volumeAt(ctx context.Context, volumeID, path string) (shownVol
 }
 
 // shownAt finds the disk of this instance that a path shows, as a mounted filesystem or as a node.
-func (n *Service) shownAt(path string) (shownVolume, error) {
+func shownAt(host blockdev.Host, path string) (shownVolume, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
 		err = &os.PathError{Op: "stat", Path: path, Err: err}
@@ -142,7 +142,7 @@ func (n *Service) shownAt(path string) (shownVolume, error) {
 		return shownVolume{}, err
 	}
 	if st.Mode&unix.S_IFMT == unix.S_IFBLK {
-		d, err := n.host().WithNumber(unix.Major(st.Rdev), unix.Minor(st.Rdev))
+		d, err := host.WithNumber(unix.Major(st.Rdev), unix.Minor(st.Rdev))
 		return shownVolume{Device: d, Block: true}, notAtPath(path, err)
 	}
 	resolved, err := filepath.EvalSymlinks(path)
@@ -162,7 +162,7 @@ func (n *Service) shownAt(path string) (shownVolume, error) {
 		return shownVolume{}, csierr.New(csierr.VolumeNotAtPath, "%q shows a %s filesystem that is on "+
 			"no disk: %w", path, top.FSType, err)
 	}
-	d, err := n.host().WithNumber(major, minor)
+	d, err := host.WithNumber(major, minor)
 	shown := shownVolume{Device: d, FSType: top.FSType, Condition: mount.ConditionOf(top)}
 	return shown, notAtPath(path, err)
 }

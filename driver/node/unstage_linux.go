@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"slices"
 	"time"
@@ -222,18 +223,18 @@ func (n *Service) release(ctx context.Context, volumeID string, d stagedDisk) (g
 	case d.raw:
 		err = endReadOnly(device)
 	case d.journal:
-		err = n.checkJournal(ctx, device)
+		err = checkJournal(ctx, n.log(), device)
 	}
 	return false, err
 }
 
 // checkJournal returns an error if the journal of the filesystem that was unmounted has failed,
 // which nobody else tells.
-func (n *Service) checkJournal(ctx context.Context, device *blockdev.OpenDevice) error {
+func checkJournal(ctx context.Context, log *slog.Logger, device *blockdev.OpenDevice) error {
 	failed, err := filesystem.JournalFailed(device)
 	switch {
 	case err != nil:
-		n.log().WarnContext(ctx, "an unmounted filesystem could not be looked at", "device", device.Path,
+		log.WarnContext(ctx, "an unmounted filesystem could not be looked at", "device", device.Path,
 			"error", err)
 	case failed:
 		return csierr.New(csierr.NodeToolFailed, "the journal of the filesystem on %s could not be "+

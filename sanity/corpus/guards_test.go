@@ -323,7 +323,7 @@ func historyGuards() []guard {
 			[]string{"one byte in the midst of a disk that the driver did not make"}},
 		{"no more than a mkfs has left is wiped", []edit{nothingUnexpected}, []string{
 			"data anywhere, under an own mark, on a disk from an image", "boot code over an own format"}},
-		{"a volume for raw use gets no filesystem", in("node.request.checkUse",
+		{"a volume for raw use gets no filesystem", in("node.nodeVolume.checkUse",
 			"v.Use == volume.UseBlock && !v.Block", proof.NotAsked), []string{"a blank disk for raw use"}},
 		{"the device's blocks are the disk's", in("blockdev.OpenDevice.CheckBlockSize",
 			"blockBytes != 0 && blockBytes != n", proof.NotAsked),

@@ -55,7 +55,7 @@ func flushes() []flush {
 			Edits: []proof.Edit{{Place: "node.Service.unmount", Text: "mount.Sync(path)",
 				With: proof.NotCalled}}}, trial: failFlush},
 		{Guard: proof.Guard{Name: "a journal that has failed is told of when the volume is unstaged",
-			Edits: []proof.Edit{{Place: "node.Service.release", Text: "n.checkJournal(ctx, device)",
+			Edits: []proof.Edit{{Place: "node.Service.release", Text: "checkJournal(ctx, n.log(), device)",
 				With: proof.NotCalled}}}, trial: failJournal},
 		one("what a format had left is wiped before mkfs", "filesystem.disk.clearSectors", last, skip,
 			of(btrfs, aResumption)),
