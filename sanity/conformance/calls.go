@@ -64,12 +64,12 @@ func (l *callLog) since(point int) []rpc {
 
 // intercept records every call, keeps the budget, and repeats a call that the driver answered with
 // a code that asks an orchestrator to try again.
-func (w *session) intercept(ctx context.Context, method string, req, reply any,
+func (w *job) intercept(ctx context.Context, method string, req, reply any,
 	conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption,
 ) error {
 	call := rpc{name: method[strings.LastIndex(method, "/")+1:], object: objectOf(req),
 		began: time.Now()}
-	end, err := w.charge(req)
+	end, err := w.budget.charge(req)
 	if err != nil {
 		return status.Error(codes.ResourceExhausted, err.Error())
 	}
@@ -113,8 +113,8 @@ func asksAgain(err error) bool {
 // reasonOf is the driver's reason in its error.
 func reasonOf(err error) string { return harness.ReasonOf(status.Convert(err)) }
 
-// charge asks the budget for what a call creates, and returns what is to be done at its end.
-func (w *session) charge(req any) (end func(reply any, err error), err error) {
+// charge asks for room for what a call creates, and returns what is to be done at its end.
+func (b *budget) charge(req any) (end func(reply any, err error), err error) {
 	var bytes int64
 	switch asked := req.(type) {
 	case *csi.CreateVolumeRequest:
@@ -122,13 +122,13 @@ func (w *session) charge(req any) (end func(reply any, err error), err error) {
 	case *csi.CreateSnapshotRequest:
 		bytes = harness.GiB
 	case *csi.DeleteVolumeRequest:
-		return w.freed(asked.GetVolumeId()), nil
+		return b.freed(asked.GetVolumeId()), nil
 	case *csi.DeleteSnapshotRequest:
-		return w.freed(asked.GetSnapshotId()), nil
+		return b.freed(asked.GetSnapshotId()), nil
 	default:
 		return func(any, error) {}, nil
 	}
-	done, err := w.budget.begin((bytes + harness.GiB - 1) / harness.GiB)
+	done, err := b.begin((bytes + harness.GiB - 1) / harness.GiB)
 	if err != nil {
 		return nil, err
 	}
@@ -147,10 +147,10 @@ func (w *session) charge(req any) (end func(reply any, err error), err error) {
 	}, nil
 }
 
-func (w *session) freed(id string) func(any, error) {
+func (b *budget) freed(id string) func(any, error) {
 	return func(_ any, err error) {
 		if err == nil {
-			w.budget.gone(id)
+			b.gone(id)
 		}
 	}
 }

@@ -30,7 +30,7 @@ func cleanVerb(ctx context.Context, p *Program, args []string) (int, error) {
 	if s.run != "" && !isRunID(s.run) {
 		return ExitUsage, fmt.Errorf("--run %s: expected the 8 hexadecimal digits of a run", s.run)
 	}
-	w, err := openSession(p, s)
+	w, err := openJob(p, s)
 	if err != nil {
 		return ExitUsage, err
 	}
@@ -150,15 +150,15 @@ func (r deadRun) detaches(instance string) bool {
 // remove removes what is left of a run: first what is in the way of the rest, last the disk that
 // says what the run was. It looks again until nothing is left, because a request that was under way
 // when the run died may have its effect later.
-func (w *session) remove(ctx context.Context, run deadRun) error {
+func (o *operator) remove(ctx context.Context, run deadRun) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
 	defer cancel()
 	for pause := (harness.Backoff{Next: settle, Max: settle}); ; {
-		err := w.removeOnce(ctx, run)
+		err := o.removeOnce(ctx, run)
 		if errWait := pause.Wait(ctx); errWait != nil {
 			return errors.Join(err, errWait)
 		}
-		all, errList := w.inventory(ctx)
+		all, errList := o.inventory(ctx)
 		run.left = all.of(func(id string) bool { return id == run.id })
 		switch {
 		case errList != nil:
@@ -184,18 +184,18 @@ func (r deadRun) onlyInTheWay() bool {
 	})
 }
 
-func (w *session) removeOnce(ctx context.Context, run deadRun) error {
+func (o *operator) removeOnce(ctx context.Context, run deadRun) error {
 	var errs []error
 	step := func(what string, name oxide.Name, do func() error) {
 		if err := do(); err != nil && !rules.IsGone(err) {
 			errs = append(errs, fmt.Errorf("%s %s: %s", what, name, rules.Brief(err)))
 		}
 	}
-	client := w.client
+	client := o.client
 	for _, n := range run.left.instances {
 		step("delete instance", n.Name, func() error {
 			return rules.Patiently(ctx, func(ctx context.Context) error {
-				return w.rack.RemoveInstance(ctx, n.Id)
+				return o.rack.RemoveInstance(ctx, n.Id)
 			})
 		})
 	}
@@ -208,12 +208,12 @@ func (w *session) removeOnce(ctx context.Context, run deadRun) error {
 	last := slices.IndexFunc(run.left.disks, describesRun)
 	for i, d := range run.left.disks {
 		if i != last {
-			step("remove disk", d.Name, func() error { return w.removeDisk(ctx, run, d) })
+			step("remove disk", d.Name, func() error { return o.removeDisk(ctx, run, d) })
 		}
 	}
 	if last >= 0 && len(errs) == 0 {
 		d := run.left.disks[last]
-		step("remove disk", d.Name, func() error { return w.removeDisk(ctx, run, d) })
+		step("remove disk", d.Name, func() error { return o.removeDisk(ctx, run, d) })
 	}
 	return errors.Join(errs...)
 }
@@ -224,23 +224,23 @@ func describesRun(d oxide.Disk) bool {
 	return is && m.whole()
 }
 
-func (w *session) removeDisk(ctx context.Context, run deadRun, disk oxide.Disk) error {
+func (o *operator) removeDisk(ctx context.Context, run deadRun, disk oxide.Disk) error {
 	if attached, is := disk.State.AsAttached(); is {
 		if !run.detaches(attached.Instance) {
 			return fmt.Errorf("it is attached to instance %s, which the run does not name: detach it "+
 				"by hand", attached.Instance)
 		}
-		err := w.detach(ctx, disk.Id, attached.Instance)
+		err := o.detach(ctx, disk.Id, attached.Instance)
 		if err != nil && attached.Instance == run.mark.Helper && !rules.IsBusy(err) {
 			// The run had started it, and the rack detaches only from stopped instances.
-			err = errors.Join(w.stop(ctx, attached.Instance),
-				w.detach(ctx, disk.Id, attached.Instance))
+			err = errors.Join(o.stop(ctx, attached.Instance),
+				o.detach(ctx, disk.Id, attached.Instance))
 		}
 		if err != nil {
 			return err
 		}
 	}
-	err := w.client.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(disk.Id)})
+	err := o.client.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(disk.Id)})
 	if rules.IsGone(err) {
 		return nil // by a request that was not answered
 	}
@@ -264,18 +264,18 @@ func removeDirs(run string) error {
 	return errors.Join(errs...)
 }
 
-func (w *session) detach(ctx context.Context, disk, instance string) error {
-	_, err := w.client.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
+func (o *operator) detach(ctx context.Context, disk, instance string) error {
+	_, err := o.client.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
 		Instance: oxide.NameOrId(instance), Body: &oxide.DiskPath{Disk: oxide.NameOrId(disk)}})
 	return err
 }
 
 // stop stops an instance and waits until it is stopped.
-func (w *session) stop(ctx context.Context, instance string) error {
-	_, err := w.client.InstanceStop(ctx,
+func (o *operator) stop(ctx context.Context, instance string) error {
+	_, err := o.client.InstanceStop(ctx,
 		oxide.InstanceStopParams{Instance: oxide.NameOrId(instance)})
 	if err != nil {
 		return err
 	}
-	return w.rack.Await(ctx, instance, oxide.InstanceStateStopped)
+	return o.rack.Await(ctx, instance, oxide.InstanceStateStopped)
 }

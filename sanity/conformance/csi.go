@@ -25,7 +25,7 @@ import (
 
 // runCSISanity runs csi-sanity over the selected kinds of access, against one driver that is
 // controller and node.
-func (w *session) runCSISanity(ctx context.Context) error {
+func (w *job) runCSISanity(ctx context.Context) error {
 	driver, err := w.startDriver(ctx, harness.ModeAll)
 	if err != nil {
 		return fmt.Errorf("start the driver: %w", err)
@@ -77,7 +77,7 @@ type verdictOfSpecs struct{}
 func (*verdictOfSpecs) Fail() {}
 
 // registerCSISanity adds csi-sanity's suite for one kind of access.
-func (w *session) registerCSISanity(c csisuite.Combination, driver *harness.Plugin) {
+func (w *job) registerCSISanity(c csisuite.Combination, driver *harness.Plugin) {
 	config := c.Config()
 	config.Address = driver.Endpoint
 	config.DialOptions = append(config.DialOptions,
@@ -88,7 +88,7 @@ func (w *session) registerCSISanity(c csisuite.Combination, driver *harness.Plug
 }
 
 // startDriver starts the driver that this program has inside, as the environment configures it.
-func (w *session) startDriver(ctx context.Context, mode string) (*harness.Plugin, error) {
+func (w *job) startDriver(ctx context.Context, mode string) (*harness.Plugin, error) {
 	env := map[string]string{"OXIDE_HOST": w.host, "OXIDE_TOKEN": w.token, "OXIDE_PROJECT": w.project,
 		"OXIDE_CA_FILE": w.caFile, "OXIDE_SYSFS_ROOT": w.sysfsRoot, "OXIDE_DEV_ROOT": w.devRoot,
 		"OXIDE_CLUSTER_ID": w.mark}
@@ -100,7 +100,7 @@ func (w *session) startDriver(ctx context.Context, mode string) (*harness.Plugin
 }
 
 // followCSISanity turns what Ginkgo reports of each spec into results.
-func (w *session) followCSISanity(ctx context.Context, accesses []string) {
+func (w *job) followCSISanity(ctx context.Context, accesses []string) {
 	var point int
 	done := map[string]int{}
 	count := map[string]int{}
@@ -120,7 +120,7 @@ func (w *session) followCSISanity(ctx context.Context, accesses []string) {
 	ReportAfterEach(func(r SpecReport) {
 		if access := accessOf(r); access != "" {
 			done[access]++
-			w.result(w.unlessLost(ctx, w.resultOf(access, r, w.calls.since(point))))
+			w.result(w.unlessLost(ctx, resultOf(access, r, w.calls.since(point), w.rack.Hotplug)))
 			if err := w.lost(); err != nil {
 				AbortSuite(err.Error())
 			}
@@ -135,8 +135,8 @@ func accessOf(r SpecReport) string {
 	return r.ContainerHierarchyTexts[0]
 }
 
-// resultOf is the result of one of csi-sanity's specs.
-func (w *session) resultOf(access string, r SpecReport, calls []rpc) report.Result {
+// resultOf returns the result of one of csi-sanity's specs on a rack with hot-plug or without.
+func resultOf(access string, r SpecReport, calls []rpc, hotplug bool) report.Result {
 	name := strings.TrimSpace(strings.TrimPrefix(r.FullText(), access))
 	result := report.Result{Group: access, Name: name, Seconds: r.RunTime.Seconds(), Tries: 1,
 		Evidence: evidence(calls)}
@@ -164,7 +164,7 @@ func (w *session) resultOf(access string, r SpecReport, calls []rpc) report.Resu
 		switch {
 		case offered:
 			result.Status, result.Reason = report.NotApplicable, reason
-		case blocked && !w.rack.Hotplug:
+		case blocked && !hotplug:
 			result.Status, result.Reason = report.Blocked, why
 		case r.Failure.IsZero():
 			result.Status, result.Reason = report.Interrupted, "the run was interrupted before it"

@@ -22,7 +22,7 @@ import (
 
 // runData checks what is on the volumes, with a driver that is controller here and node in this
 // instance, in the second and in the helper.
-func (w *session) runData(ctx context.Context) (err error) {
+func (w *job) runData(ctx context.Context) (err error) {
 	bench, end, err := w.bench(ctx)
 	defer func() { err = errors.Join(err, end()) }()
 	if err != nil {
@@ -40,7 +40,7 @@ func (w *session) runData(ctx context.Context) (err error) {
 }
 
 // checkData makes one check.
-func (w *session) checkData(ctx context.Context, b *data.Bench, check data.Check) report.Result {
+func (w *job) checkData(ctx context.Context, b *data.Bench, check data.Check) report.Result {
 	result := report.Result{Group: partData, ID: check.ID, Name: check.Says, Source: check.Source}
 	if why := check.Blocked(b); why != "" {
 		result.Status, result.Reason = report.NotTested, why
@@ -85,7 +85,7 @@ func notMade(check data.Check, calls []rpc) (missing []string) {
 }
 
 // bench prepares what the checks work with. Its end is to be called also after an error.
-func (w *session) bench(ctx context.Context) (b *data.Bench, end func() error, err error) {
+func (w *job) bench(ctx context.Context) (b *data.Bench, end func() error, err error) {
 	var ends []func() error
 	end = func() error {
 		var errs []error
@@ -143,7 +143,7 @@ func (w *session) bench(ctx context.Context) (b *data.Bench, end func() error, e
 	return b, end, nil
 }
 
-func (w *session) connect(ctx context.Context, shell string, c guest.Config) (*guest.Guest, error) {
+func (w *job) connect(ctx context.Context, shell string, c guest.Config) (*guest.Guest, error) {
 	g, err := guest.Connect(ctx, strings.Fields(shell), c)
 	if err == nil {
 		g.Observe = w.observe
@@ -152,7 +152,7 @@ func (w *session) connect(ctx context.Context, shell string, c guest.Config) (*g
 }
 
 // observe records a call of a node service.
-func (w *session) observe(method string, request any, began time.Time, err error) {
+func (w *job) observe(method string, request any, began time.Time, err error) {
 	w.calls.add(rpc{name: method[strings.LastIndex(method, "/")+1:], object: objectOf(request),
 		code: status.Code(err), reason: reasonOf(err), tries: 1, began: began, took: time.Since(began)})
 }

@@ -12,11 +12,11 @@ import (
 )
 
 // folder is where the report goes.
-func (w *session) folder() string { return cmp.Or(w.settings.report, prefix+w.id) }
+func (w *job) folder() string { return cmp.Or(w.settings.report, prefix+w.id) }
 
 // tryFolder makes the report's folder and writes into it, before a run that would be for nothing.
 // What it made it removes: a run that is killed has no report.
-func (w *session) tryFolder() error {
+func (w *job) tryFolder() error {
 	_, missing := os.Stat(w.folder())
 	if _, err := os.Lstat(filepath.Join(w.folder(), "report.json")); err == nil {
 		return fmt.Errorf("%s has the report of another run; name another folder with --report",
@@ -39,7 +39,7 @@ func (w *session) tryFolder() error {
 
 // fixFolder makes the folder of the report independent of the program's directory, which may be
 // taken away.
-func (w *session) fixFolder() (err error) {
+func (w *job) fixFolder() (err error) {
 	if w.settings.report, err = filepath.Abs(w.folder()); err != nil {
 		return fmt.Errorf("the directory of this program is gone: %w; change to another one", err)
 	}
@@ -48,7 +48,7 @@ func (w *session) fixFolder() (err error) {
 
 // writeReport writes the report, and returns where it is: if its folder takes no more, it is kept
 // in the run's directory.
-func (w *session) writeReport() (folder string, err error) {
+func (w *job) writeReport() (folder string, err error) {
 	folder = w.folder()
 	err = report.Write(folder, w.report, w.token)
 	// One that does not add up is there, and another run's is not this.

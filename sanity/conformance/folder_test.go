@@ -22,22 +22,22 @@ func TestAReportIsWhereTheRunSaysItIs(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		folder string
-		spoil  func(w *session)
+		spoil  func(w *job)
 		status int
 		says   string
 	}{
-		"beside the run's directory": {"", func(*session) {}, ExitConforms, ""},
-		"in a folder that takes no more": {"gone", func(w *session) {
+		"beside the run's directory": {"", func(*job) {}, ExitConforms, ""},
+		"in a folder that takes no more": {"gone", func(w *job) {
 			must(t, os.WriteFile(w.folder(), nil, 0o600))
 		}, ExitUsage, "folder of the report"},
-		"a report that does not add up": {"odd", func(w *session) {
+		"a report that does not add up": {"odd", func(w *job) {
 			w.report.Results = append(w.report.Results, w.report.Results[0])
 		}, ExitUsage, "add up"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out strings.Builder
-			w := &session{Program: &Program{Stdout: &out}, settings: &settings{report: test.folder},
-				id: newRunID(), budget: newBudget(amount{1, 1}),
+			w := &job{Program: &Program{Stdout: &out}, settings: &settings{report: test.folder},
+				operator: operator{id: newRunID()}, budget: newBudget(amount{1, 1}),
 				report: &report.Report{Schema: report.SchemaVersion, Results: []report.Result{{
 					Group: partRules, ID: "A01", Name: "x", Status: report.Passed, Tries: 1}},
 					Rack: report.Rack{HotPlug: report.HotPlugUnknown}}}
@@ -62,7 +62,7 @@ func TestAReportIsWhereTheRunSaysItIs(t *testing.T) {
 }
 
 func TestARunDoesNotReplaceTheReportOfAnother(t *testing.T) {
-	w := &session{settings: &settings{report: t.TempDir()}}
+	w := &job{settings: &settings{report: t.TempDir()}}
 	must(t, w.tryFolder())
 	must(t, os.WriteFile(filepath.Join(w.folder(), "report.json"), nil, 0o600))
 	if err := w.tryFolder(); err == nil || !strings.Contains(err.Error(), "--report") {

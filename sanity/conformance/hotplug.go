@@ -21,7 +21,7 @@ type errAttach struct{ error }
 // learnHotplug finds out whether the rack attaches a disk to this running instance. A refusal means
 // that it cannot only if it is the one that a rack without hot-plug gives, and if the same disk
 // then attaches to a stopped instance; any other refusal is a failure of attach.
-func (w *session) learnHotplug(ctx context.Context) (err error) {
+func (w *job) learnHotplug(ctx context.Context) (err error) {
 	disk, err := w.createDisk(ctx, "hotplug", mark{Run: w.id})
 	if err != nil {
 		return err
@@ -38,7 +38,7 @@ func (w *session) learnHotplug(ctx context.Context) (err error) {
 	refused := w.attach(ctx, disk.Id, w.here.Id)
 	if refused == nil {
 		w.rack.Hotplug, w.report.Rack.HotPlug = true, report.HotPlugYes
-		return errors.Join(w.awaitDevice(ctx, disk.Name),
+		return errors.Join(awaitDevice(ctx, w.sysfsRoot, disk.Name),
 			briefly("detach the disk of the trial from this instance",
 				w.detach(ctx, disk.Id, w.here.Id)))
 	}
@@ -56,7 +56,7 @@ func (w *session) learnHotplug(ctx context.Context) (err error) {
 		return fmt.Errorf("make a stopped instance to attach to: %s", rules.Brief(err))
 	}
 	run.mark.Instances = append(run.mark.Instances, stopped.Id)
-	if err := w.onlyToStopped(ctx, disk.Id, stopped.Id, refused); err != nil {
+	if err := w.onlyToStopped(ctx, disk.Id, stopped.Id, w.here.Id, refused); err != nil {
 		return err
 	}
 	w.report.Rack.HotPlug = report.HotPlugNo
@@ -67,10 +67,10 @@ func (w *session) learnHotplug(ctx context.Context) (err error) {
 const deviceTimeout = 30 * time.Second
 
 // awaitDevice demands that this instance shows the disk: each volume would be waited for otherwise.
-func (w *session) awaitDevice(ctx context.Context, disk oxide.Name) error {
+func awaitDevice(ctx context.Context, sysfsRoot string, disk oxide.Name) error {
 	serial := rules.SerialOf(disk)
 	err := harness.Await(ctx, deviceTimeout, func() error {
-		devices, err := guest.Devices(w.sysfsRoot)
+		devices, err := guest.Devices(sysfsRoot)
 		if err != nil {
 			return err
 		}
@@ -91,16 +91,17 @@ func (w *session) awaitDevice(ctx context.Context, disk oxide.Name) error {
 }
 
 // onlyToStopped demands that the rack attaches the disk to a stopped instance, and refuses to
-// attach it to this running one for a second time: a rack that refuses now and then has hot-plug.
-func (w *session) onlyToStopped(ctx context.Context, disk, stopped string, refused error) error {
-	if err := w.attach(ctx, disk, stopped); err != nil {
+// attach it to this running one for a second time. A rack that refuses only at times has hot-plug.
+func (o *operator) onlyToStopped(ctx context.Context, disk, stopped, running string,
+	refused error) error {
+	if err := o.attach(ctx, disk, stopped); err != nil {
 		return errAttach{fmt.Errorf("attach: the rack does not attach a disk to this running "+
 			"instance, and not to a stopped one either: %s", rules.Brief(err))}
 	}
-	if err := w.detach(ctx, disk, stopped); err != nil {
+	if err := o.detach(ctx, disk, stopped); err != nil {
 		return briefly("detach the disk of the trial from a stopped instance", err)
 	}
-	again := w.attach(ctx, disk, w.here.Id)
+	again := o.attach(ctx, disk, running)
 	switch {
 	case again == nil:
 		return errAttach{fmt.Errorf("attach: the rack attached a disk to this running instance only "+
@@ -113,7 +114,7 @@ func (w *session) onlyToStopped(ctx context.Context, disk, stopped string, refus
 }
 
 // tellHotplug says what was found, and puts it into the preflight, which could not try.
-func (w *session) tellHotplug() {
+func (w *job) tellHotplug() {
 	found := pass("yes: a disk was attached to this instance and detached")
 	if w.report.Rack.HotPlug == report.HotPlugNo {
 		found = warn("What needs it is blocked; the driver says that the instance must be stopped.",
@@ -135,26 +136,26 @@ func saysNotStopped(err error) bool {
 		strings.Contains(text, "instance is not fully stopped")
 }
 
-func (w *session) attach(ctx context.Context, disk, instance string) error {
-	_, err := w.client.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
+func (o *operator) attach(ctx context.Context, disk, instance string) error {
+	_, err := o.client.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
 		Instance: oxide.NameOrId(instance), Body: &oxide.DiskPath{Disk: oxide.NameOrId(disk)}})
 	return err
 }
 
-func (w *session) look(ctx context.Context, disk string) (*oxide.Disk, error) {
-	return w.client.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(disk)})
+func (o *operator) look(ctx context.Context, disk string) (*oxide.Disk, error) {
+	return o.client.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(disk)})
 }
 
 // createDisk makes a blank disk of 1 GiB past the driver. The name of the run is in its own.
-func (w *session) createDisk(ctx context.Context, what string, m mark) (*oxide.Disk, error) {
-	disk, err := w.client.DiskCreate(ctx, oxide.DiskCreateParams{Project: w.projectName(),
-		Body: &oxide.DiskCreate{Name: oxide.Name("conf-" + w.id + "-" + what),
+func (o *operator) createDisk(ctx context.Context, what string, m mark) (*oxide.Disk, error) {
+	disk, err := o.client.DiskCreate(ctx, oxide.DiskCreateParams{Project: o.projectName,
+		Body: &oxide.DiskCreate{Name: oxide.Name("conf-" + o.id + "-" + what),
 			Description: m.description(), Size: oxide.ByteCount(harness.GiB),
 			DiskBackend: rules.From(&oxide.DiskSourceBlank{BlockSize: 512})}})
 	if errors.Is(err, oxide.ErrObjectAlreadyExists) {
 		// By a request that was not answered: the name is the run's own.
-		disk, err = w.client.DiskView(ctx, oxide.DiskViewParams{Project: w.projectName(),
-			Disk: oxide.NameOrId("conf-" + w.id + "-" + what)})
+		disk, err = o.client.DiskView(ctx, oxide.DiskViewParams{Project: o.projectName,
+			Disk: oxide.NameOrId("conf-" + o.id + "-" + what)})
 	}
 	return disk, briefly("create a disk", err)
 }

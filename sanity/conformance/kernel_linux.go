@@ -9,7 +9,7 @@ import (
 )
 
 // askKernel demands the system calls by which the driver mounts (Linux 5.12).
-func (w *session) askKernel(context.Context) finding {
+func (p preflight) askKernel(context.Context) finding {
 	release, err := guest.KernelRelease()
 	if err != nil {
 		return warn("", "%s", err)

@@ -4,6 +4,6 @@ package conformance
 
 import "context"
 
-func (w *session) askKernel(context.Context) finding {
+func (p preflight) askKernel(context.Context) finding {
 	return fail("Run it in an instance of the rack.", "not Linux")
 }

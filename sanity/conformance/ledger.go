@@ -21,7 +21,7 @@ type inventory struct {
 }
 
 // inventory reads the project.
-func (w *session) inventory(ctx context.Context) (inventory, error) {
+func (o *operator) inventory(ctx context.Context) (inventory, error) {
 	var all inventory
 	read := func(what string, ask func() error) error {
 		if err := ask(); err != nil {
@@ -29,7 +29,7 @@ func (w *session) inventory(ctx context.Context) (inventory, error) {
 		}
 		return nil
 	}
-	client, project := w.client, w.projectName()
+	client, project := o.client, o.projectName
 	return all, errors.Join(
 		read("disks", func() (err error) {
 			all.disks, err = client.DiskListAllPages(ctx, oxide.DiskListParams{Project: project})

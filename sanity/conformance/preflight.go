@@ -27,7 +27,7 @@ func preflightVerb(ctx context.Context, p *Program, args []string) (int, error) 
 	if err != nil {
 		return ExitUsage, err
 	}
-	w, err := openSession(p, s)
+	w, err := openJob(p, s)
 	if err != nil {
 		return ExitUsage, err
 	}
@@ -65,33 +65,37 @@ func skip(advice, format string, args ...any) finding {
 // hotplugLine is the line that only a run can fill.
 const hotplugLine = "hot-plug"
 
+// preflight has a method for each line, which asks one thing of the rack or of this machine and
+// keeps in the job what the run needs to know.
+type preflight struct{ *job }
+
 // preflight asks everything and prints a line for each. It reports whether a run may begin.
-func (w *session) preflight(ctx context.Context) bool {
-	may := true
+func (w *job) preflight(ctx context.Context) bool {
+	may, p := true, preflight{w}
 	for _, line := range []struct {
 		name string
 		ask  func(context.Context) finding
 		// needed ends the preflight when it fails: nothing behind it could be asked.
 		needed bool
 	}{
-		{"this machine", w.askMachine, true},
-		{"host", w.askHost, true},
-		{"certificate", w.askCertificate, false},
-		{"api-version", w.askVersion, false},
-		{"token", w.askToken, true},
-		{"token's expiry", w.askExpiry, false},
-		{"project", w.askProject, true},
-		{"role", w.askRole, false},
-		{"quota", w.askQuota, false},
-		{"this instance", w.askHere, true},
-		{"room for disks", w.askRoom, false},
-		{"second instance", w.askSecond, false},
-		{"helper", w.askHelper, false},
-		{"tools", w.askTools, false},
-		{"kernel", w.askKernel, false},
-		{hotplugLine, w.askHotplug, false},
-		{"latency", w.askLatency, false},
-		{"dead runs", w.askDeadRuns, false},
+		{"this machine", p.askMachine, true},
+		{"host", p.askHost, true},
+		{"certificate", p.askCertificate, false},
+		{"api-version", p.askVersion, false},
+		{"token", p.askToken, true},
+		{"token's expiry", p.askExpiry, false},
+		{"project", p.askProject, true},
+		{"role", p.askRole, false},
+		{"quota", p.askQuota, false},
+		{"this instance", p.askHere, true},
+		{"room for disks", p.askRoom, false},
+		{"second instance", p.askSecond, false},
+		{"helper", p.askHelper, false},
+		{"tools", p.askTools, false},
+		{"kernel", p.askKernel, false},
+		{hotplugLine, p.askHotplug, false},
+		{"latency", p.askLatency, false},
+		{"dead runs", p.askDeadRuns, false},
 	} {
 		f := line.ask(ctx)
 		w.report.Preflight = append(w.report.Preflight, report.Line{Name: line.name,
@@ -110,7 +114,7 @@ func (w *session) preflight(ctx context.Context) bool {
 	return may
 }
 
-func (w *session) askMachine(context.Context) finding {
+func (p preflight) askMachine(context.Context) finding {
 	if runtime.GOOS != "linux" || os.Geteuid() != 0 {
 		return fail("Run it as root, on Linux, in an instance of the rack.", "%s, user ID %d",
 			runtime.GOOS, os.Geteuid())
@@ -119,31 +123,31 @@ func (w *session) askMachine(context.Context) finding {
 	return pass("%s, root", name)
 }
 
-func (w *session) askHost(ctx context.Context) finding {
-	_, err := w.client.Ping(ctx)
+func (p preflight) askHost(ctx context.Context) finding {
+	_, err := p.client.Ping(ctx)
 	switch {
 	case err == nil:
-		return pass("%s answers", w.host)
+		return pass("%s answers", p.host)
 	case errors.Is(ctx.Err(), context.Canceled):
 		return fail("", "interrupted")
 	}
 	return fail("OXIDE_HOST names the rack, such as https://silo.sys.example.com; OXIDE_CA_FILE the "+
-		"authority of a private certificate.", "%s does not answer as a rack: %s", w.host,
+		"authority of a private certificate.", "%s does not answer as a rack: %s", p.host,
 		rules.Brief(err))
 }
 
 // soon is when a certificate or a token is about to expire.
 const soon = 30 * 24 * time.Hour
 
-func (w *session) askCertificate(ctx context.Context) finding {
-	if w.plainHTTP() {
+func (p preflight) askCertificate(ctx context.Context) finding {
+	if p.plainHTTP() {
 		return warn("Use https: everybody on the way can read the token.", "none: plain HTTP")
 	}
 	var state *tls.ConnectionState
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, w.client.Host()+"v1/ping", nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, p.client.Host()+"v1/ping", nil)
 	if err == nil {
 		var resp *http.Response
-		if resp, err = w.rack.HTTP().Do(req); err == nil {
+		if resp, err = p.rack.HTTP().Do(req); err == nil {
 			_ = resp.Body.Close()
 			state = resp.TLS
 		}
@@ -162,17 +166,17 @@ func (w *session) askCertificate(ctx context.Context) finding {
 	return pass("%s", says)
 }
 
-func (w *session) askVersion(ctx context.Context) finding {
+func (p preflight) askVersion(ctx context.Context) finding {
 	// The client asks for this version in every request, also in the ping that was answered.
-	if _, err := w.client.CurrentUserView(ctx); err != nil && !errors.Is(err, oxide.ErrHTTP401) {
+	if _, err := p.client.CurrentUserView(ctx); err != nil && !errors.Is(err, oxide.ErrHTTP401) {
 		return fail("The rack is older than the driver, or no rack: use a driver of its time.",
 			"%s: %s", rules.APIVersion, rules.Brief(err))
 	}
 	return pass("%s is served", rules.APIVersion)
 }
 
-func (w *session) askToken(ctx context.Context) finding {
-	user, err := w.client.CurrentUserView(ctx)
+func (p preflight) askToken(ctx context.Context) finding {
+	user, err := p.client.CurrentUserView(ctx)
 	if err != nil {
 		return fail("Set OXIDE_TOKEN, or OXIDE_TOKEN_FILE, to a token of this rack.",
 			"the rack does not let it in: %s", rules.Brief(err))
@@ -180,8 +184,8 @@ func (w *session) askToken(ctx context.Context) finding {
 	return pass("is of %s, silo %s", user.DisplayName, user.SiloName)
 }
 
-func (w *session) askExpiry(ctx context.Context) finding {
-	tokens, err := w.client.CurrentUserAccessTokenListAllPages(ctx,
+func (p preflight) askExpiry(ctx context.Context) finding {
+	tokens, err := p.client.CurrentUserAccessTokenListAllPages(ctx,
 		oxide.CurrentUserAccessTokenListParams{})
 	if err != nil {
 		return skip("", "the rack does not tell: %s", rules.Brief(err))
@@ -205,20 +209,20 @@ func (w *session) askExpiry(ctx context.Context) finding {
 		first.UTC().Format(time.DateOnly))
 }
 
-func (w *session) askProject(ctx context.Context) finding {
-	project, err := w.client.ProjectView(ctx, oxide.ProjectViewParams{Project: w.projectName()})
+func (p preflight) askProject(ctx context.Context) finding {
+	project, err := p.client.ProjectView(ctx, oxide.ProjectViewParams{Project: p.projectName})
 	if err != nil {
-		return fail("Set OXIDE_PROJECT to the project of this instance.", "%s: %s", w.project,
+		return fail("Set OXIDE_PROJECT to the project of this instance.", "%s: %s", p.project,
 			rules.Brief(err))
 	}
 	return pass("%s (%s)", project.Name, project.Id)
 }
 
 // askRole asks for a disk without a size, which a rack refuses: for want of a role, or of a size.
-func (w *session) askRole(ctx context.Context) finding {
-	_, err := w.client.DiskCreate(ctx, oxide.DiskCreateParams{Project: w.projectName(),
-		Body: &oxide.DiskCreate{Name: oxide.Name("conf-" + w.id + "-role"),
-			Description: mark{Run: w.id}.description(), Size: 0,
+func (p preflight) askRole(ctx context.Context) finding {
+	_, err := p.client.DiskCreate(ctx, oxide.DiskCreateParams{Project: p.projectName,
+		Body: &oxide.DiskCreate{Name: oxide.Name("conf-" + p.id + "-role"),
+			Description: mark{Run: p.id}.description(), Size: 0,
 			DiskBackend: rules.From(&oxide.DiskSourceBlank{BlockSize: 512})}})
 	switch {
 	case errors.Is(err, oxide.ErrHTTP400):
@@ -227,50 +231,50 @@ func (w *session) askRole(ctx context.Context) finding {
 		return fail("Give the token's user the role limited-collaborator, or collaborator, in the "+
 			"project.", "may not create disks in the project: %s", rules.Brief(err))
 	case err == nil:
-		return fail("Remove the disk: "+w.cleanCommand(), "the rack has made a disk without a size")
+		return fail("Remove the disk: "+p.cleanCommand(), "the rack has made a disk without a size")
 	}
 	return warn("", "asking for a disk without a size: expected HTTP 400 or 403; found %s",
 		rules.Brief(err))
 }
 
-func (w *session) askQuota(ctx context.Context) finding {
-	u, err := w.client.UtilizationView(ctx)
+func (p preflight) askQuota(ctx context.Context) finding {
+	u, err := p.client.UtilizationView(ctx)
 	if err != nil {
 		return warn("", "the rack does not tell: %s", rules.Brief(err))
 	}
 	left := (int64(u.Capacity.Storage) - int64(u.Provisioned.Storage)) / harness.GiB
-	want := needOf(w.selected())
+	want := needOf(p.selected())
 	says := fmt.Sprintf("%d GiB of storage left in the silo; the run has at most %d GiB at one time",
 		left, want.gib)
 	if left < want.gib {
 		return fail("Free that much, have the quota raised, or leave parts out (--only).", "%s", says)
 	}
-	if want.gib > w.settings.budget.gib || want.objects > w.settings.budget.objects {
+	if want.gib > p.settings.budget.gib || want.objects > p.settings.budget.objects {
 		return fail("Raise --budget, or leave parts out (--only).", "the run needs %s at one time, "+
-			"and --budget allows %s", want, w.settings.budget)
+			"and --budget allows %s", want, p.settings.budget)
 	}
 	return pass("%s", says)
 }
 
-func (w *session) askHere(ctx context.Context) finding {
-	id, err := w.firmwareID()
+func (p preflight) askHere(ctx context.Context) finding {
+	id, err := p.firmwareID()
 	if err != nil {
 		return fail("Run it in an instance of the rack. In a container, show it the instance's /sys.",
 			"the firmware does not tell the instance: %s", err)
 	}
-	w.here, err = w.find(ctx, id)
+	p.here, err = p.find(ctx, id)
 	if err != nil {
 		return fail("Is this an instance of that rack, and of a project that the token may see?",
 			"the firmware says %s; the rack: %s", id, err)
 	}
-	project, err := w.client.ProjectView(ctx, oxide.ProjectViewParams{Project: w.projectName()})
-	if err != nil || project.Id != w.here.ProjectId {
+	project, err := p.client.ProjectView(ctx, oxide.ProjectViewParams{Project: p.projectName})
+	if err != nil || project.Id != p.here.ProjectId {
 		return fail("Set OXIDE_PROJECT to the project of this instance: a disk is attached within "+
-			"its project only.", "%s (%s) is not in the project %s", w.here.Name, id, w.project)
+			"its project only.", "%s (%s) is not in the project %s", p.here.Name, id, p.project)
 	}
-	w.rack.Here = &rules.Guest{ID: id, Sys: rules.Dir(w.sysfsRoot), Dev: rules.Dir(w.devRoot)}
-	w.report.Run.Instance = string(w.here.Name)
-	return pass("%s (%s), %s", w.here.Name, id, w.here.RunState)
+	p.rack.Here = &rules.Guest{ID: id, Sys: rules.Dir(p.sysfsRoot), Dev: rules.Dir(p.devRoot)}
+	p.report.Run.Instance = string(p.here.Name)
+	return pass("%s (%s), %s", p.here.Name, id, p.here.RunState)
 }
 
 // diskLimit is how many disks an instance may have (A16), and roomNeeded how many of them the run
@@ -280,9 +284,9 @@ const (
 	roomNeeded = 4
 )
 
-func (w *session) askRoom(ctx context.Context) finding {
-	disks, err := w.client.InstanceDiskListAllPages(ctx,
-		oxide.InstanceDiskListParams{Instance: oxide.NameOrId(w.here.Id)})
+func (p preflight) askRoom(ctx context.Context) finding {
+	disks, err := p.client.InstanceDiskListAllPages(ctx,
+		oxide.InstanceDiskListParams{Instance: oxide.NameOrId(p.here.Id)})
 	if err != nil {
 		return warn("", "the rack does not tell: %s", rules.Brief(err))
 	}
@@ -293,40 +297,40 @@ func (w *session) askRoom(ctx context.Context) finding {
 	return pass("this instance has %d disks, of at most %d", len(disks), diskLimit)
 }
 
-func (w *session) askSecond(ctx context.Context) finding {
-	if w.settings.second == "" {
+func (p preflight) askSecond(ctx context.Context) finding {
+	if p.settings.second == "" {
 		return skip("Volumes are not moved. Name another instance with --second and --second-shell.",
 			"none is named")
 	}
-	instance, err := w.find(ctx, w.settings.second)
+	instance, err := p.find(ctx, p.settings.second)
 	if err != nil {
 		return fail("Name an instance of the project.", "%s", err)
 	}
-	if instance.Id == w.here.Id || instance.RunState != oxide.InstanceStateRunning {
+	if instance.Id == p.here.Id || instance.RunState != oxide.InstanceStateRunning {
 		return fail("Name another instance than this, and start it.", "%s is %s (%s)", instance.Name,
 			instance.RunState, instance.Id)
 	}
-	w.second = instance
-	w.report.Run.Second = string(instance.Name)
-	return askShell(ctx, "--second-shell", w.secondShell, instance)
+	p.second = instance
+	p.report.Run.Second = string(instance.Name)
+	return askShell(ctx, "--second-shell", p.secondShell, instance)
 }
 
-func (w *session) askHelper(ctx context.Context) finding {
-	if w.settings.helper == "" {
+func (p preflight) askHelper(ctx context.Context) finding {
+	if p.settings.helper == "" {
 		return skip("A rack without hot-plug is tested further with a stopped instance: --helper, "+
 			"--guest-shell.", "none is named")
 	}
-	instance, err := w.find(ctx, w.settings.helper)
+	instance, err := p.find(ctx, p.settings.helper)
 	if err != nil {
 		return fail("Name an instance of the project.", "%s", err)
 	}
-	if instance.Id == w.here.Id || instance.RunState != oxide.InstanceStateStopped {
+	if instance.Id == p.here.Id || instance.RunState != oxide.InstanceStateStopped {
 		return fail("Name another instance than this, and stop it.", "%s is %s", instance.Name,
 			instance.RunState)
 	}
-	w.helper = instance
-	w.report.Run.Helper = string(instance.Name)
-	if w.guestShell == "" {
+	p.helper = instance
+	p.report.Run.Helper = string(instance.Name)
+	if p.guestShell == "" {
 		return warn("Its inside is not looked at. Give a command that reaches it: --guest-shell.",
 			"%s (%s) is stopped", instance.Name, instance.Id)
 	}
@@ -373,9 +377,9 @@ var toolsOf = map[string][]string{
 	"btrfs": {"mkfs.btrfs", "btrfs", "blkid"}, "block": {"blkid"},
 }
 
-func (w *session) askTools(context.Context) finding {
+func (p preflight) askTools(context.Context) finding {
 	var missing []string
-	for _, part := range w.selected() {
+	for _, part := range p.selected() {
 		for _, tool := range toolsOf[part] {
 			if _, err := exec.LookPath(tool); err != nil && !slices.Contains(missing, tool) {
 				missing = append(missing, tool)
@@ -389,33 +393,33 @@ func (w *session) askTools(context.Context) finding {
 	return pass("all there")
 }
 
-func (w *session) askHotplug(context.Context) finding {
+func (p preflight) askHotplug(context.Context) finding {
 	return skip("A run finds out first of all, with one disk of 1 GiB.",
 		"not tried: a preflight makes nothing")
 }
 
-func (w *session) askLatency(ctx context.Context) finding {
+func (p preflight) askLatency(ctx context.Context) finding {
 	var took []time.Duration
 	for range 7 {
 		began := time.Now()
-		if _, err := w.client.ProjectView(ctx,
-			oxide.ProjectViewParams{Project: w.projectName()}); err != nil {
+		if _, err := p.client.ProjectView(ctx,
+			oxide.ProjectViewParams{Project: p.projectName}); err != nil {
 			return fail("", "%s", rules.Brief(err))
 		}
 		took = append(took, time.Since(began))
 	}
 	slices.Sort(took)
-	w.latency = took[len(took)/2]
-	says := fmt.Sprintf("a request takes %s, at most %s", w.latency.Round(100*time.Microsecond),
+	p.latency = took[len(took)/2]
+	says := fmt.Sprintf("a request takes %s, at most %s", p.latency.Round(100*time.Microsecond),
 		took[len(took)-1].Round(100*time.Microsecond))
-	if w.latency > time.Second {
+	if p.latency > time.Second {
 		return warn("The run will take long.", "%s", says)
 	}
 	return pass("%s", says)
 }
 
-func (w *session) askDeadRuns(ctx context.Context) finding {
-	all, err := w.inventory(ctx)
+func (p preflight) askDeadRuns(ctx context.Context) finding {
+	all, err := p.inventory(ctx)
 	if err != nil {
 		return warn("", "%s", err)
 	}

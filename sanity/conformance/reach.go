@@ -22,7 +22,7 @@ var (
 const lostAfter = 10 * time.Second
 
 // lost is why nothing more can be learned from the rack, or nil.
-func (w *session) lost() error {
+func (w *job) lost() error {
 	if err := w.loss.Load(); err != nil {
 		return *err
 	}
@@ -30,7 +30,7 @@ func (w *session) lost() error {
 }
 
 // askRack asks whether the rack is lost. An error of its is an answer, unless it refuses the token.
-func (w *session) askRack(ctx context.Context) error {
+func (w *job) askRack(ctx context.Context) error {
 	if w.lost() != nil || ctx.Err() != nil {
 		return w.lost()
 	}
@@ -59,7 +59,7 @@ func (w *session) askRack(ctx context.Context) error {
 }
 
 // unlessLost turns a failure into an interruption if the rack is lost; it asks only then.
-func (w *session) unlessLost(ctx context.Context, r report.Result) report.Result {
+func (w *job) unlessLost(ctx context.Context, r report.Result) report.Result {
 	if r.Status == report.Failed {
 		if err := w.askRack(ctx); err != nil {
 			r.Status, r.Reason = report.Interrupted, err.Error()

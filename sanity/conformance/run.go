@@ -29,7 +29,7 @@ func runVerb(ctx context.Context, p *Program, args []string) (int, error) {
 	if err := namespace.Enter(); err != nil {
 		return ExitUsage, err
 	}
-	w, err := openSession(p, s)
+	w, err := openJob(p, s)
 	if err != nil {
 		return ExitUsage, err
 	}
@@ -54,7 +54,7 @@ func runVerb(ctx context.Context, p *Program, args []string) (int, error) {
 }
 
 // describe fills what the report says of this run before it begins.
-func (w *session) describe() {
+func (w *job) describe() {
 	host, _ := os.Hostname()
 	w.report.Run.ID, w.report.Run.Mark, w.report.Run.Machine = w.id, w.mark, host
 	w.report.Run.Command = append([]string{"oxide-conformance"}, w.Args...)
@@ -82,7 +82,7 @@ func sdkVersion() string {
 }
 
 // carryOut does all that makes something on the rack, and removes it again.
-func (w *session) carryOut(ctx context.Context) {
+func (w *job) carryOut(ctx context.Context) {
 	stop := context.AfterFunc(ctx, func() {
 		w.say("\nInterrupted: removing what the run has made. A second interrupt leaves it to\n%s\n",
 			w.cleanCommand())
@@ -113,7 +113,7 @@ func (w *session) carryOut(ctx context.Context) {
 }
 
 // manifest is the mark of the disk that is made first and deleted last.
-func (w *session) manifest() mark {
+func (w *job) manifest() mark {
 	host, _ := os.Hostname()
 	m := mark{Run: w.id, Host: host, PID: os.Getpid(), Boot: bootID(), Began: &w.report.Run.Began,
 		Instances: []string{w.here.Id}}
@@ -127,7 +127,7 @@ func (w *session) manifest() mark {
 }
 
 // incomplete notes that the run could not be carried to its end.
-func (w *session) incomplete(err error) {
+func (w *job) incomplete(err error) {
 	var attach errAttach
 	if errors.As(err, &attach) {
 		w.result(report.Result{Group: partRules, ID: "attach", Name: "the rack attaches disks",
@@ -139,7 +139,7 @@ func (w *session) incomplete(err error) {
 }
 
 // runParts runs what was selected.
-func (w *session) runParts(ctx context.Context) error {
+func (w *job) runParts(ctx context.Context) error {
 	if err := w.learnHotplug(ctx); err != nil {
 		return err
 	}
@@ -165,14 +165,14 @@ func (w *session) runParts(ctx context.Context) error {
 }
 
 // selects reports whether one of the parts is to run.
-func (w *session) selects(parts ...string) bool {
+func (w *job) selects(parts ...string) bool {
 	return slices.ContainsFunc(w.selected(), func(part string) bool {
 		return slices.Contains(parts, part)
 	})
 }
 
 // runRules checks every rule.
-func (w *session) runRules(ctx context.Context) {
+func (w *job) runRules(ctx context.Context) {
 	all := rules.All()
 	w.progress.enter(partRules, len(all))
 	for _, rule := range all {
@@ -207,7 +207,7 @@ func (w *session) runRules(ctx context.Context) {
 }
 
 // result adds a result to the report and tells of it.
-func (w *session) result(r report.Result) {
+func (w *job) result(r report.Result) {
 	w.report.Results = append(w.report.Results, r)
 	name := strings.TrimSpace(r.ID + " " + r.Name)
 	reason := ""
@@ -220,7 +220,7 @@ func (w *session) result(r report.Result) {
 // sweep removes all that carries the run's mark. What the driver should have deleted is a failure.
 // What the program has made itself is not: its checks say so if they could not remove it, and a
 // creation that was not answered is found only now.
-func (w *session) sweep(ctx context.Context) {
+func (w *job) sweep(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
 	defer cancel()
 	if err := w.rack.Close(ctx); err != nil {
@@ -240,7 +240,7 @@ func (w *session) sweep(ctx context.Context) {
 }
 
 // finish judges, writes the report and says the verdict.
-func (w *session) finish(ctx context.Context) (int, error) {
+func (w *job) finish(ctx context.Context) (int, error) {
 	w.report.Run.Ended = time.Now().UTC()
 	w.report.Calls = w.latencies()
 	w.testify(context.WithoutCancel(ctx))
@@ -260,7 +260,7 @@ func (w *session) finish(ctx context.Context) (int, error) {
 }
 
 // summarize prints the end of the run.
-func (w *session) summarize(folder string) {
+func (w *job) summarize(folder string) {
 	r := w.report
 	w.say("\n%s: %s\n", strings.ToUpper(r.Headline()), r.Why)
 	for _, result := range r.Results {

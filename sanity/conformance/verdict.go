@@ -14,7 +14,7 @@ import (
 // judge sets the verdict and returns the exit status. A failure outweighs everything; then come
 // what stopped the run, and what the rack blocked. A run in which nothing was passed never
 // conforms.
-func (w *session) judge(ctx context.Context) int {
+func (w *job) judge(ctx context.Context) int {
 	r := w.report
 	failed, passed := r.Count(report.Failed), r.Count(report.Passed)
 	if err := w.lost(); err != nil {
@@ -34,7 +34,7 @@ func (w *session) judge(ctx context.Context) int {
 		}
 		return ExitInterrupted
 	case wrong > 0:
-		r.Verdict, r.Why = report.DoesNotConform, w.whatIsWrong(failed)
+		r.Verdict, r.Why = report.DoesNotConform, whatIsWrong(r, w.stopped)
 		if ctx.Err() != nil {
 			return ExitInterrupted
 		}
@@ -45,9 +45,9 @@ func (w *session) judge(ctx context.Context) int {
 	case passed == 0:
 		r.Verdict, r.Why = report.Incomplete, "nothing was passed, so nothing is shown"
 		return ExitUsage
-	case r.Count(report.Interrupted) > 0 || len(w.notRun()) > 0:
+	case r.Count(report.Interrupted) > 0 || len(notRun(r)) > 0:
 		r.Verdict, r.Why = report.Incomplete, fmt.Sprintf("%d results were interrupted; without "+
-			"any result: %s", r.Count(report.Interrupted), cmp.Or(strings.Join(w.notRun(), ", "), "no part"))
+			"any result: %s", r.Count(report.Interrupted), cmp.Or(strings.Join(notRun(r), ", "), "no part"))
 		return ExitUsage
 	case r.Count(report.Blocked) > 0:
 		r.Verdict, r.Why = report.BlockedByRack, fmt.Sprintf("the rack attaches disks to stopped "+
@@ -63,19 +63,20 @@ func (w *session) judge(ctx context.Context) int {
 }
 
 // notRun lists the parts that were selected, and of which there is no result.
-func (w *session) notRun() []string {
-	return slices.DeleteFunc(slices.Clone(w.report.Run.Selected), func(part string) bool {
-		return slices.ContainsFunc(w.report.Results, func(r report.Result) bool {
-			return r.Group == part
+func notRun(r *report.Report) []string {
+	return slices.DeleteFunc(slices.Clone(r.Run.Selected), func(part string) bool {
+		return slices.ContainsFunc(r.Results, func(result report.Result) bool {
+			return result.Group == part
 		})
 	})
 }
 
-func (w *session) whatIsWrong(failed int) string {
+func whatIsWrong(r *report.Report, stopped error) string {
+	failed := r.Count(report.Failed)
 	var parts []string
 	if failed > 0 {
 		var names []string
-		for _, result := range w.report.Results {
+		for _, result := range r.Results {
 			if result.Status == report.Failed && len(names) < 3 {
 				names = append(names, shortName(result))
 			}
@@ -83,17 +84,17 @@ func (w *session) whatIsWrong(failed int) string {
 		if failed > len(names) {
 			names = append(names, "…")
 		}
-		parts = append(parts, fmt.Sprintf("%d of %d failed: %s", failed, len(w.report.Results),
+		parts = append(parts, fmt.Sprintf("%d of %d failed: %s", failed, len(r.Results),
 			strings.Join(names, ", ")))
 	}
-	if n := len(w.report.Ledger.Left); n > 0 {
+	if n := len(r.Ledger.Left); n > 0 {
 		parts = append(parts, fmt.Sprintf("%d objects were left behind", n))
 	}
-	if n := len(w.report.Witness.Findings); n > 0 {
+	if n := len(r.Witness.Findings); n > 0 {
 		parts = append(parts, fmt.Sprintf("the witness contradicts %d times", n))
 	}
-	if w.stopped != nil {
-		parts = append(parts, oneLine(w.stopped.Error()))
+	if stopped != nil {
+		parts = append(parts, oneLine(stopped.Error()))
 	}
 	return strings.Join(parts, "; ")
 }

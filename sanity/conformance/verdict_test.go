@@ -11,7 +11,6 @@ import (
 	"github.com/onsi/ginkgo/v2/types"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/report"
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity/rules"
 )
 
 func TestTheVerdictFollowsFromWhatRan(t *testing.T) {
@@ -73,7 +72,7 @@ func TestTheVerdictFollowsFromWhatRan(t *testing.T) {
 			if test.ctx == nil {
 				test.ctx = t.Context()
 			}
-			w := &session{report: &report.Report{Schema: report.SchemaVersion, Results: test.results,
+			w := &job{report: &report.Report{Schema: report.SchemaVersion, Results: test.results,
 				Rack: report.Rack{HotPlug: report.HotPlugUnknown}}, stopped: test.stopped}
 			w.report.Ledger.Left, w.report.Witness.Findings = test.left, test.witness
 			w.report.Run.Selected = test.selected
@@ -123,8 +122,8 @@ func TestNothingThatDidNotRunCountsAsPassed(t *testing.T) {
 		"the same on a rack with hot-plug": {spec(skipped, needsAttach, ""), nil, true,
 			report.Interrupted},
 	} {
-		w := &session{rack: &rules.Rack{Config: rules.Config{Hotplug: test.hotplug}}}
-		if got := w.resultOf("ext4", test.spec, test.calls); got.Status != test.want ||
+		got := resultOf("ext4", test.spec, test.calls, test.hotplug)
+		if got.Status != test.want ||
 			(got.Reason == "") != (got.Status == report.Passed) {
 			t.Errorf("%s: %s, %q; want %s", name, got.Status, got.Reason, test.want)
 		}

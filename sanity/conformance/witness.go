@@ -14,7 +14,7 @@ import (
 )
 
 // note keeps exchanges for the latencies and for the witness.
-func (w *session) note(exchanges []rules.Exchange) {
+func (w *job) note(exchanges []rules.Exchange) {
 	w.exchanges = append(w.exchanges, exchanges...)
 }
 
@@ -35,7 +35,7 @@ var leaves = map[string][]string{
 // testify compares what the run says with the request log of a simulated rack. A real rack has no
 // log for us; there the program's own record of its calls has to do, which every result was held
 // against when it came in.
-func (w *session) testify(ctx context.Context) {
+func (w *job) testify(ctx context.Context) {
 	w.report.Witness.Source = "this program's own record"
 	if w.admin == nil {
 		return
@@ -104,7 +104,7 @@ func during(entry adminapi.Request, call rpc) bool {
 }
 
 // latencies are the times that requests and calls took.
-func (w *session) latencies() []report.Calls {
+func (w *job) latencies() []report.Calls {
 	type key struct {
 		kind report.Kind
 		name string

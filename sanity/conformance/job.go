@@ -17,15 +17,12 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// session is the program at work on a rack.
-type session struct {
+// job is one verb of the program at work on a rack.
+type job struct {
 	*Program
 	*settings
-	// id is the run's, and mark what its driver has as a cluster ID.
-	id, mark string
-	rack     *rules.Rack
-	// client is the rack's for all but checks of rules. It is patient with a rack that is busy.
-	client *oxide.Client
+	operator
+	mark   string // what the run's driver has as a cluster ID
 	budget *budget
 	// admin is the admin listener of a simulated rack, or nil.
 	admin *adminapi.Client
@@ -45,9 +42,19 @@ type session struct {
 	loss    atomic.Pointer[error]
 }
 
-// openSession prepares the work; it asks nothing of the rack.
-func openSession(p *Program, s *settings) (*session, error) {
-	w := &session{Program: p, settings: s, id: newRunID()}
+// operator does on the rack what an administrator could do: past the driver, in the project.
+type operator struct {
+	id   string // of the run
+	rack *rules.Rack
+	// client is the rack's for all but checks of rules. It is patient with a rack that is busy.
+	client      *oxide.Client
+	projectName oxide.NameOrId
+}
+
+// openJob prepares the work; it asks nothing of the rack.
+func openJob(p *Program, s *settings) (*job, error) {
+	w := &job{Program: p, settings: s,
+		operator: operator{id: newRunID(), projectName: oxide.NameOrId(s.project)}}
 	w.mark = prefix + w.id
 	w.budget = newBudget(s.budget)
 	w.progress = progress{out: p.Stdout}
@@ -74,19 +81,17 @@ func openSession(p *Program, s *settings) (*session, error) {
 	return w, nil
 }
 
-func (w *session) cleanCommand() string {
+func (w *job) cleanCommand() string {
 	return fmt.Sprintf("oxide-conformance clean --run %s", w.id)
 }
 
-func (w *session) projectName() oxide.NameOrId { return oxide.NameOrId(w.project) }
-
 // find reads an instance by its ID or, in the project, by its name.
-func (w *session) find(ctx context.Context, nameOrID string) (*oxide.Instance, error) {
+func (o *operator) find(ctx context.Context, nameOrID string) (*oxide.Instance, error) {
 	params := oxide.InstanceViewParams{Instance: oxide.NameOrId(nameOrID)}
 	if !isUUID(nameOrID) {
-		params.Project = w.projectName()
+		params.Project = o.projectName
 	}
-	instance, err := w.client.InstanceView(ctx, params)
+	instance, err := o.client.InstanceView(ctx, params)
 	if err != nil {
 		return nil, fmt.Errorf("instance %s: %s", nameOrID, rules.Brief(err))
 	}
