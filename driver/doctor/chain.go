@@ -197,7 +197,7 @@ func (c *chain) complete() {
 	} else {
 		c.attachmentWhy = c.volumeWhy
 	}
-	c.attachment = c.mainAttachment()
+	c.attachment = mainAttachment(c.attachments, c.pod)
 	switch {
 	case c.attachment != nil:
 		c.nodeName = c.attachment.Spec.NodeName
@@ -221,17 +221,17 @@ func mainPod(pods []kube.Object) (best *kube.Object) {
 
 // mainAttachment returns the attachment to the pod's node. Without such a pod it is one that is not
 // to be deleted.
-func (c *chain) mainAttachment() *kube.Object {
+func mainAttachment(attachments []kube.Object, pod *kube.Object) *kube.Object {
 	var best *kube.Object
-	scheduled := c.pod != nil && c.pod.Spec.NodeName != ""
-	for i, a := range c.attachments {
+	scheduled := pod != nil && pod.Spec.NodeName != ""
+	for i, a := range attachments {
 		switch {
-		case scheduled && c.pod.Spec.NodeName == a.Spec.NodeName:
-			return &c.attachments[i]
+		case scheduled && pod.Spec.NodeName == a.Spec.NodeName:
+			return &attachments[i]
 		case scheduled:
 		case best == nil, !best.Metadata.DeletionTimestamp.IsZero() &&
 			a.Metadata.DeletionTimestamp.IsZero():
-			best = &c.attachments[i]
+			best = &attachments[i]
 		}
 	}
 	return best
@@ -242,7 +242,7 @@ func (c *chain) mainAttachment() *kube.Object {
 func (c *chain) findNode() {
 	if c.nodeName != "" {
 		c.csiNode, c.nodeWhy = c.Cluster.one(kindCSINode, named("", c.nodeName))
-		if d := c.nodeDriver(); d != nil {
+		if d := nodeDriver(c.csiNode); d != nil {
 			c.instance = strings.ToLower(d.NodeID)
 		}
 	} else {
@@ -255,13 +255,13 @@ func (c *chain) findNode() {
 	}
 }
 
-func (c *chain) nodeDriver() *kube.NodeDriver {
-	if c.csiNode == nil {
+func nodeDriver(csiNode *kube.Object) *kube.NodeDriver {
+	if csiNode == nil {
 		return nil
 	}
-	for i, d := range c.csiNode.Spec.Drivers {
+	for i, d := range csiNode.Spec.Drivers {
 		if d.Name == volume.DriverName {
-			return &c.csiNode.Spec.Drivers[i]
+			return &csiNode.Spec.Drivers[i]
 		}
 	}
 	return nil
@@ -299,8 +299,8 @@ func (c *chain) diskName() string {
 }
 
 // driverPods returns the pods of the driver with a label app.
-func (c *chain) driverPods(app string) (pods []kube.Object) {
-	for _, pod := range c.Nodes.DriverPods {
+func (e *Evidence) driverPods(app string) (pods []kube.Object) {
+	for _, pod := range e.Nodes.DriverPods {
 		if pod.Kind == kindPod && pod.Metadata.Labels.App == app {
 			pods = append(pods, pod)
 		}
@@ -308,10 +308,10 @@ func (c *chain) driverPods(app string) (pods []kube.Object) {
 	return pods
 }
 
-// driverPod returns the pod of the driver on the chain's node.
-func (c *chain) driverPod() *kube.Object {
-	for _, pod := range c.driverPods(driverPodApp) {
-		if pod.Spec.NodeName == c.nodeName {
+// driverPod returns the pod of the driver on a node.
+func (e *Evidence) driverPod(node string) *kube.Object {
+	for _, pod := range e.driverPods(driverPodApp) {
+		if pod.Spec.NodeName == node {
 			return &pod
 		}
 	}
@@ -337,7 +337,7 @@ func (c *chain) names() map[string]string {
 	if len(c.Nodes.DriverPods) > 0 {
 		names["driverNamespace"] = c.Nodes.DriverPods[0].Metadata.Namespace
 	}
-	if pod := c.driverPod(); pod != nil {
+	if pod := c.driverPod(c.nodeName); pod != nil {
 		names["driverPod"] = pod.Metadata.Name
 	}
 	return names

@@ -148,8 +148,8 @@ func (c *chain) apply(step Step, s said) Step {
 
 // keeperSays returns what the node keeper has written on a node about the stop that it plans, or
 // "".
-func (c *chain) keeperSays(node string) string {
-	o, _ := c.Cluster.one(kindNode, named("", node))
+func (e *Evidence) keeperSays(node string) string {
+	o, _ := e.Cluster.one(kindNode, named("", node))
 	if o == nil || o.Metadata.Annotations.KeeperPlan == "" {
 		return ""
 	}

@@ -93,7 +93,7 @@ func (g *gatherer) askNodes(ctx context.Context) {
 // askNode runs oxide-csi-plugin inspect in the driver's pod on a node.
 func (g *gatherer) askNode(ctx context.Context, c *chain, volumes []string) (inspection.Report,
 	error) {
-	pod := c.driverPod()
+	pod := c.driverPod(c.nodeName)
 	if pod == nil {
 		return inspection.Report{}, fmt.Errorf("%w: %s", errNoNode,
 			cmp.Or(g.e.Cluster.Unseen[kindDriverPod], "no pod of the driver is on the node "+c.nodeName))

@@ -33,8 +33,8 @@ func unseenStep(what, why string) Step {
 }
 
 // old reports whether an object has existed for longer than the grace.
-func (c *chain) old(o *kube.Object) bool {
-	return c.At.Sub(o.Metadata.CreationTimestamp) > grace
+func (e *Evidence) old(o *kube.Object) bool {
+	return e.At.Sub(o.Metadata.CreationTimestamp) > grace
 }
 
 func (c *chain) judgeClaim() Step {
@@ -140,13 +140,13 @@ func (c *chain) judgePendingClaim(what string) Step {
 // silence completes the finding for something that the controller has not done and reported no
 // error of. The driver's errors are reported by the sidecar that called it, so silence is the
 // sidecar's, unless another container of the pod does not work.
-func (c *chain) silence(f Finding, sidecar string) Finding {
+func (e *Evidence) silence(f Finding, sidecar string) Finding {
 	f.Do = "Check that the controller of the driver runs, and the log of its " + sidecar + "."
 	f.Next = controllerLogOf(sidecar)
-	if c.Cluster.Unseen[kindDriverPod] != "" {
+	if e.Cluster.Unseen[kindDriverPod] != "" {
 		return f
 	}
-	pods := c.driverPods(controllerApp)
+	pods := e.driverPods(controllerApp)
 	if len(pods) == 0 {
 		f.Wrong += "; no pod of the driver's controller (" + controllerApp + ") is there"
 		f.Do, f.Next = "Let the driver's controller run.", "kubectl get deployments --all-namespaces"
@@ -179,14 +179,14 @@ func deadContainer(pod kube.Object, names ...string) *kube.ContainerStatus {
 }
 
 // overdue reports whether an object should be gone by now.
-func (c *chain) overdue(o *kube.Object) bool {
+func (e *Evidence) overdue(o *kube.Object) bool {
 	deleted := o.Metadata.DeletionTimestamp
-	return !deleted.IsZero() && c.At.Sub(deleted) > grace
+	return !deleted.IsZero() && e.At.Sub(deleted) > grace
 }
 
 // age returns an object's age in words.
-func (c *chain) age(o *kube.Object) string {
-	return c.At.Sub(o.Metadata.CreationTimestamp).Round(time.Second).String()
+func (e *Evidence) age(o *kube.Object) string {
+	return e.At.Sub(o.Metadata.CreationTimestamp).Round(time.Second).String()
 }
 
 func (c *chain) judgeVolume() Step {
@@ -224,8 +224,8 @@ func (c *chain) judgeVolume() Step {
 		return broken(what, c.stuckDeletion(o, "PersistentVolume "+o.Metadata.Name, "Kubernetes keeps a "+
 			"PersistentVolume until it has no claim and is detached, and the provisioner until its disk is "+
 			"deleted", showVolume))
-	case c.boundToAnother() != "":
-		return broken(what, Finding{Wrong: c.boundToAnother(), Source: "PersistentVolume " +
+	case boundToAnother(o, c.claim) != "":
+		return broken(what, Finding{Wrong: boundToAnother(o, c.claim), Source: "PersistentVolume " +
 			o.Metadata.Name, ByItself: "Kubernetes reports such a claim as lost.",
 			Do:   "Compare spec.volumeName of the claim and spec.claimRef of the PersistentVolume.",
 			Next: showVolume})
@@ -234,16 +234,16 @@ func (c *chain) judgeVolume() Step {
 }
 
 // boundToAnother returns in which way the volume of a bound claim is not the claim's, or "".
-func (c *chain) boundToAnother() string {
-	ref, claim := c.volume.Spec.ClaimRef, c.claim
+func boundToAnother(volume, claim *kube.Object) string {
+	ref := volume.Spec.ClaimRef
 	switch {
 	case claim == nil || claim.Status.Phase != phaseBound:
 		return ""
 	case ref.Namespace != claim.Metadata.Namespace || ref.Name != claim.Metadata.Name:
 		return fmt.Sprintf("it belongs to the claim %q, and the claim that names it is %s/%s",
 			strings.Trim(ref.Namespace+"/"+ref.Name, "/"), claim.Metadata.Namespace, claim.Metadata.Name)
-	case c.volume.Status.Phase != phaseBound:
-		return "its claim is bound to it, and its own phase is " + cmp.Or(c.volume.Status.Phase,
+	case volume.Status.Phase != phaseBound:
+		return "its claim is bound to it, and its own phase is " + cmp.Or(volume.Status.Phase,
 			"missing")
 	}
 	return ""

@@ -48,6 +48,7 @@ func (c *chain) judgeDevice() Step {
 	if step != nil {
 		return *step
 	}
+	r, _, _ := c.report()
 	attached := c.attachedHere()
 	switch {
 	case v.Serial == "":
@@ -57,7 +58,7 @@ func (c *chain) judgeDevice() Step {
 	case len(v.Devices) == 0:
 		return broken("none", Finding{Reason: csierr.DeviceNotFound, Source: theReport,
 			Wrong: fmt.Sprintf("the disk is attached, and no device of the instance has the serial %q; "+
-				"it has: %s", v.Serial, c.serials())})
+				"it has: %s", v.Serial, devicesText(r.Devices))})
 	case len(v.Devices) > 1:
 		return broken(devicesText(v.Devices), Finding{Reason: csierr.DeviceNotUnique, Source: theReport,
 			Wrong: fmt.Sprintf("%d devices have the serial %q: %s", len(v.Devices), v.Serial,
@@ -119,15 +120,16 @@ func devicesText(devices []inspection.Device) string {
 	return cmp.Or(strings.Join(words, ", "), "none")
 }
 
-func (c *chain) serials() string {
-	r, _, _ := c.report()
-	return devicesText(r.Devices)
+// seen is a chain with the node's report of its volume.
+type seen struct {
+	*chain
+	*inspection.Volume
 }
 
 // raw reports whether pods see the volume as a device.
-func (c *chain) raw(v *inspection.Volume) bool {
-	return c.volume != nil && c.volume.Spec.VolumeMode == volumeMode ||
-		c.volume == nil && v.Record != nil && v.Record.Block
+func (s seen) raw() bool {
+	return s.volume != nil && s.volume.Spec.VolumeMode == volumeMode ||
+		s.volume == nil && s.Record != nil && s.Record.Block
 }
 
 func (c *chain) judgeFilesystem() Step {
@@ -137,7 +139,7 @@ func (c *chain) judgeFilesystem() Step {
 	}
 	var result Step
 	switch {
-	case c.raw(v):
+	case seen{c, v}.raw():
 		return Step{State: OK, What: "none: pods see the volume as a raw device"}
 	case len(v.Devices) != 1:
 		return Step{State: Idle, What: "none: there is no one device"}
@@ -150,11 +152,11 @@ func (c *chain) judgeFilesystem() Step {
 				filesystemsText(v.Filesystems)})
 	default:
 		result = Step{State: OK, What: filesystemsText(v.Filesystems)}
-		result.Finding = c.filesystemFinding(v)
+		result.Finding = seen{c, v}.filesystemFinding()
 	}
 	result.Notes = openNotes(v, LinkFilesystem)
 	if result.State == Waiting {
-		result.Finding = c.interrupted(v, LinkFilesystem)
+		result.Finding = seen{c, v}.interrupted(LinkFilesystem)
 	}
 	if result.Finding == nil && result.State == Waiting && len(openAt(v, LinkFilesystem)) == 0 {
 		result.Finding = vanished(v)
@@ -193,15 +195,15 @@ func filesystemsText(all []inspection.Filesystem) string {
 }
 
 // filesystemFinding returns what is wrong with the volume's only filesystem.
-func (c *chain) filesystemFinding(v *inspection.Volume) *Finding {
-	f, d := v.Filesystems[0], v.Devices[0]
-	disk := c.Rack.Disks[c.handle].Object
-	i := slices.IndexFunc(v.Mounts, func(m inspection.Mount) bool { return m.Failed != "" })
+func (s seen) filesystemFinding() *Finding {
+	f, d := s.Filesystems[0], s.Devices[0]
+	disk := s.Rack.Disks[s.handle].Object
+	i := slices.IndexFunc(s.Mounts, func(m inspection.Mount) bool { return m.Failed != "" })
 	finding := Finding{Source: theReport}
 	switch {
 	case i >= 0:
 		finding.Reason = csierr.FilesystemFailed
-		finding.Wrong = fmt.Sprintf("the filesystem at %q is %s", v.Mounts[i].Path, v.Mounts[i].Failed)
+		finding.Wrong = fmt.Sprintf("the filesystem at %q is %s", s.Mounts[i].Path, s.Mounts[i].Failed)
 	case disk != nil && disk.FilesystemUUID != "" && f.UUID.String() != disk.FilesystemUUID:
 		finding.Reason = csierr.WrongFilesystem
 		finding.Wrong = fmt.Sprintf("the disk holds a filesystem with the UUID %s, and the volume's has "+
@@ -210,7 +212,7 @@ func (c *chain) filesystemFinding(v *inspection.Volume) *Finding {
 		finding.Reason = csierr.FilesystemTooLarge
 		finding.Wrong = fmt.Sprintf("the filesystem claims %d bytes, and its device has %d", f.SizeBytes,
 			d.SizeBytes)
-	case f.Damaged && len(v.Mounts) == 0:
+	case f.Damaged && len(s.Mounts) == 0:
 		finding.Reason = csierr.FilesystemDamaged
 		finding.Wrong = "the checksum of the filesystem's superblock is wrong"
 	case f.NotGrown:
@@ -248,9 +250,9 @@ func openNotes(v *inspection.Volume, at Link) (notes []string) {
 }
 
 // interrupted returns a finding for a change that was begun long ago and never ended.
-func (c *chain) interrupted(v *inspection.Volume, at Link) *Finding {
-	for _, e := range openAt(v, at) {
-		if c.At.Sub(e.Time) > grace {
+func (s seen) interrupted(at Link) *Finding {
+	for _, e := range openAt(s.Volume, at) {
+		if s.At.Sub(e.Time) > grace {
 			return &Finding{Wrong: fmt.Sprintf("the driver began %s and recorded no end: its process "+
 				"ended, or the change still goes on", e.Event),
 				Source: theRecorder, Since: e.Time,
@@ -273,11 +275,11 @@ func (c *chain) judgeMounts() Step {
 	if len(elsewhere) > 0 {
 		result.Notes = append(result.Notes, "also in "+firstOf(elsewhere))
 	}
-	result.Finding = c.mountFinding(v, own, elsewhere)
+	result.Finding = seen{c, v}.mountFinding(own, elsewhere)
 	if result.Finding == nil && len(own) == 0 {
 		result.State = Idle
 		if c.pod != nil && c.pod.Spec.NodeName != "" && !ended(*c.pod) {
-			result.State, result.Finding = Waiting, c.interrupted(v, LinkMounts)
+			result.State, result.Finding = Waiting, seen{c, v}.interrupted(LinkMounts)
 		}
 	}
 	return result
@@ -296,17 +298,17 @@ func mountPaths(v *inspection.Volume) (own, elsewhere []string) {
 }
 
 // mountFinding returns what is wrong with where the volume is mounted.
-func (c *chain) mountFinding(v *inspection.Volume, own, elsewhere []string) *Finding {
+func (s seen) mountFinding(own, elsewhere []string) *Finding {
 	finding := Finding{Source: theReport}
-	if !c.usedOnNode(v) && len(own)+len(elsewhere) > 0 && c.released(v) {
+	if !s.usedOnNode() && len(own)+len(elsewhere) > 0 && s.released() {
 		finding.Reason = csierr.StillMounted
 		finding.Wrong = "no pod on the node uses the volume, and it is still mounted at " +
 			firstOf(slices.Concat(own, elsewhere))
 		return &finding
 	}
-	for _, pod := range c.pods {
-		if pod.Status.Phase != phaseRunning || pod.Spec.NodeName != c.nodeName ||
-			!pod.Metadata.DeletionTimestamp.IsZero() || publishedTo(v, pod) {
+	for _, pod := range s.pods {
+		if pod.Status.Phase != phaseRunning || pod.Spec.NodeName != s.nodeName ||
+			!pod.Metadata.DeletionTimestamp.IsZero() || publishedTo(s.Volume, pod) {
 			continue
 		}
 		finding.Do = "Restart the pod, so that it gets the volume again."
@@ -325,29 +327,29 @@ func (c *chain) mountFinding(v *inspection.Volume, own, elsewhere []string) *Fin
 
 // usedOnNode reports whether a pod on the node uses the volume, or may use it unseen. One that has
 // ended uses it, too, unless its own path should be unmounted by now.
-func (c *chain) usedOnNode(v *inspection.Volume) bool {
-	return c.podsWhy != "" || slices.ContainsFunc(c.pods, func(pod kube.Object) bool {
-		stuck := ended(pod) && c.overdue(&pod) && publishedTo(v, pod)
-		return pod.Spec.NodeName == c.nodeName && !stuck
+func (s seen) usedOnNode() bool {
+	return s.podsWhy != "" || slices.ContainsFunc(s.pods, func(pod kube.Object) bool {
+		stuck := ended(pod) && s.overdue(&pod) && publishedTo(s.Volume, pod)
+		return pod.Spec.NodeName == s.nodeName && !stuck
 	})
 }
 
 // released reports whether a volume that no pod uses should be unmounted by now: Kubernetes wants
 // it detached, or nothing has been done to it for a while.
-func (c *chain) released(v *inspection.Volume) bool {
+func (s seen) released() bool {
 	switch {
-	case c.volume == nil, c.attachment == nil && c.attachmentWhy != "":
+	case s.volume == nil, s.attachment == nil && s.attachmentWhy != "":
 		return false
-	case c.attachment == nil, !c.attachment.Metadata.DeletionTimestamp.IsZero():
+	case s.attachment == nil, !s.attachment.Metadata.DeletionTimestamp.IsZero():
 		return true
 	}
-	last := c.attachment.Metadata.CreationTimestamp
-	for _, e := range v.Flight { // an unmount that fails again and again is nothing done
+	last := s.attachment.Metadata.CreationTimestamp
+	for _, e := range s.Flight { // an unmount that fails again and again is nothing done
 		if e.Outcome == flight.Done && e.Time.After(last) {
 			last = e.Time
 		}
 	}
-	return c.At.Sub(last) > grace
+	return s.At.Sub(last) > grace
 }
 
 // publishedTo reports whether a path shows the volume to the pod. The kubelet's paths hold the UID.

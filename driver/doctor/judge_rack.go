@@ -20,24 +20,24 @@ const (
 	instanceFailed  = "failed"
 )
 
-func (c *chain) judgeRack() Step {
-	if c.Rack.Unseen != "" {
-		return unseenStep("the rack", c.Rack.Unseen)
+func (e *Evidence) judgeRack() Step {
+	if e.Rack.Unseen != "" {
+		return unseenStep("the rack", e.Rack.Unseen)
 	}
-	if c.Rack.Project == "" {
+	if e.Rack.Project == "" {
 		return unseenStep("the rack", "it did not tell its project")
 	}
-	return Step{State: OK, What: "the rack answers, project " + c.Rack.Project}
+	return Step{State: OK, What: "the rack answers, project " + e.Rack.Project}
 }
 
 // judgeRackItself judges the rack where it is the question. There an error is what is broken.
-func (c *chain) judgeRackItself() Step {
-	if c.Rack.Reason != "" {
-		return broken("the rack", Finding{Reason: csierr.Reason(c.Rack.Reason), Wrong: c.Rack.Unseen,
+func (e *Evidence) judgeRackItself() Step {
+	if e.Rack.Reason != "" {
+		return broken("the rack", Finding{Reason: csierr.Reason(e.Rack.Reason), Wrong: e.Rack.Unseen,
 			Source: "the rack"})
 	}
-	step := c.judgeRack()
-	left := c.Rack.LeftBytes
+	step := e.judgeRack()
+	left := e.Rack.LeftBytes
 	switch {
 	case step.State != OK || left == nil:
 	case left.Object == nil:

@@ -23,7 +23,7 @@ func (c *chain) judgeNode() Step {
 	case c.csiNode == nil && c.nodeWhy != "":
 		return unseenStep("the CSINode "+c.nodeName, c.nodeWhy)
 	}
-	d := c.nodeDriver()
+	d := nodeDriver(c.csiNode)
 	if d == nil {
 		return c.nodeWithoutDriver()
 	}
@@ -96,7 +96,7 @@ func (c *chain) driverPodFinding() *Finding {
 		"or unmounted on the node until the driver's pod runs.",
 		Do:   "Let the driver's DaemonSet run on the node: check its pod, taints and tolerations.",
 		Next: "kubectl get pods --all-namespaces -l app=oxide-csi-node -o wide"}
-	pod := c.driverPod()
+	pod := c.driverPod(c.nodeName)
 	if pod == nil {
 		f.Wrong = "no pod of the driver (" + driverPodApp + ") is on the node " + c.nodeName
 		return &f
@@ -121,7 +121,8 @@ func (c *chain) nodeWithoutDriver() Step {
 	if c.csiNode == nil {
 		wrong = "there is no CSINode " + c.nodeName + ", so the node may be gone"
 	}
-	pod, next := c.driverPod(), "kubectl get pods --all-namespaces -l app=oxide-csi-node -o wide"
+	pod := c.driverPod(c.nodeName)
+	next := "kubectl get pods --all-namespaces -l app=oxide-csi-node -o wide"
 	switch {
 	case pod != nil:
 		wrong += "; its pod there, " + pod.Metadata.Name + ", is " + podWords(*pod)

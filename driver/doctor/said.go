@@ -140,10 +140,10 @@ func addFailure(all []said, attachment kube.Object, failure *kube.Failure) []sai
 }
 
 // events returns the events of an object with one of the reasons.
-func (c *chain) events(o *kube.Object, reasons ...string) []kube.Object {
-	found, _ := c.Cluster.objects(kindEvent, func(e kube.Object) bool {
-		about := e.InvolvedObject
-		return slices.Contains(reasons, e.Reason) && about.Kind == o.Kind &&
+func (e *Evidence) events(o *kube.Object, reasons ...string) []kube.Object {
+	found, _ := e.Cluster.objects(kindEvent, func(event kube.Object) bool {
+		about := event.InvolvedObject
+		return slices.Contains(reasons, event.Reason) && about.Kind == o.Kind &&
 			about.Name == o.Metadata.Name && about.Namespace == o.Metadata.Namespace &&
 			(about.UID == "" || o.Metadata.UID == "" || about.UID == o.Metadata.UID)
 	})
@@ -152,17 +152,17 @@ func (c *chain) events(o *kube.Object, reasons ...string) []kube.Object {
 
 // latest returns the driver's error in the latest of an object's events, unless none of them has
 // one. Those before it were overcome.
-func (c *chain) latest(o *kube.Object, at Link, about func(message string) bool,
+func (e *Evidence) latest(o *kube.Object, at Link, about func(message string) bool,
 	reasons ...string) []said {
 	var last said
 	var all []said
-	for _, e := range c.events(o, reasons...) {
-		reason, sentence, ok := csierr.ParseMessage(e.Message)
-		if !ok || about != nil && !about(e.Message) {
+	for _, event := range e.events(o, reasons...) {
+		reason, sentence, ok := csierr.ParseMessage(event.Message)
+		if !ok || about != nil && !about(event.Message) {
 			continue
 		}
-		s := said{Reason: reason, Sentence: sentence, First: e.First(), Last: e.Last(), at: at,
-			Source: "event " + e.Reason + " of " + o.Kind + " " + o.Metadata.Name}
+		s := said{Reason: reason, Sentence: sentence, First: event.First(), Last: event.Last(), at: at,
+			Source: "event " + event.Reason + " of " + o.Kind + " " + o.Metadata.Name}
 		all = append(all, s)
 		if last.Reason == "" || s.Last.After(last.Last) {
 			last = s
