@@ -1,11 +1,11 @@
 package controller
 
 import (
-	"context"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
@@ -15,54 +15,35 @@ import (
 
 func TestAResponseAboutAnotherObjectIsRejected(t *testing.T) {
 	const nothing = `{"id":null,"name":null}`
+	deletion := &csi.DeleteVolumeRequest{VolumeId: racktest.Disk}
 	refused := racktest.Error(400, "InvalidRequest", "no")
 	for _, test := range []struct {
 		name  string
-		call  func(context.Context, *Service) error
-		lines []racktest.Exchange
+		call  proto.Message
+		lines script
 	}{
-		{"another project", deleteNothing, []racktest.Exchange{racktest.NotFound.To(racktest.ViewDisk),
+		{"another project", deletion, script{noDisk,
 			racktest.OK(racktest.ViewProject, `{"id":"`+racktest.Disk+`","name":"puppies"}`)}},
-		{"no project", deleteNothing, []racktest.Exchange{racktest.NotFound.To(racktest.ViewDisk),
-			racktest.OK(racktest.ViewProject,
-				nothing)}},
-		{"another instance", publishOwn, []racktest.Exchange{alone, free, refused.To(attach),
-			racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached")),
-			racktest.OK(viewInstance, racktest.InstanceOf("running", racktest.With("id",
-				racktest.OtherInstance)))}},
-		{"no instance", publishOwn, []racktest.Exchange{alone, free, refused.To(attach),
-			racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached")), racktest.OK(viewInstance,
-				nothing)}},
-		{"another image", createFromImage, []racktest.Exchange{racktest.OK(viewImage,
+		{"no project", deletion, script{noDisk, racktest.OK(racktest.ViewProject, nothing)}},
+		{"another instance", publishRequest(), script{alone, free, refused.To(attach),
+			free, racktest.OK(viewInstance, racktest.InstanceOf("running",
+				racktest.With("id", racktest.OtherInstance)))}},
+		{"no instance", publishRequest(), script{alone, free, refused.To(attach), free,
+			racktest.OK(viewInstance, nothing)}},
+		{"another image", creating(createRequest(), func(r *csi.CreateVolumeRequest) {
+			r.Parameters = map[string]string{volume.ParamImageID: racktest.Image}
+		}), script{racktest.OK(viewImage,
 			`{"id":"`+racktest.Disk+`","size":1073741824,"block_size":512}`)}},
-		{"no utilization", capacityLeft, []racktest.Exchange{racktest.OK("GET /v1/utilization",
+		{"a disk without a type", &csi.ControllerGetVolumeRequest{VolumeId: racktest.Disk},
+			script{shown("detached", racktest.With("disk_type", nil))}},
+		{"a snapshot without a time", &csi.ListSnapshotsRequest{}, script{racktest.OK(listSnaps,
+			racktest.PageOf("", racktest.SnapshotOf("ready", racktest.With("time_created", nil))))}},
+		{"no utilization", &csi.GetCapacityRequest{}, script{racktest.OK("GET /v1/utilization",
 			`{"capacity":null,"provisioned":null}`)}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			csitest.Want(t, test.call(t.Context(), rackThat(t, test.lines...)), codes.Internal,
-				csierr.RackResponseInvalid)
+			err := csitest.Call(t.Context(), rackThat(t, test.lines...), test.call)
+			csitest.Want(t, err, codes.Internal, csierr.RackResponseInvalid)
 		})
 	}
-}
-
-func deleteNothing(ctx context.Context, c *Service) error {
-	_, err := c.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: racktest.Disk})
-	return err
-}
-
-func publishOwn(ctx context.Context, c *Service) error {
-	_, err := c.ControllerPublishVolume(ctx, publishRequest())
-	return err
-}
-
-func createFromImage(ctx context.Context, c *Service) error {
-	req := createRequest()
-	req.Parameters = map[string]string{volume.ParamImageID: racktest.Image}
-	_, err := c.CreateVolume(ctx, req)
-	return err
-}
-
-func capacityLeft(ctx context.Context, c *Service) error {
-	_, err := c.GetCapacity(ctx, &csi.GetCapacityRequest{})
-	return err
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
@@ -16,22 +17,33 @@ import (
 
 // step is a call to the controller, and what it returns.
 type step struct {
-	call func(context.Context, *Service) error
+	call proto.Message
 	want codes.Code
 }
 
-func publishStep(ctx context.Context, c *Service) error { return publishOwn(ctx, c) }
+var (
+	publishStep   = publishRequest()
+	unpublishStep = &csi.ControllerUnpublishVolumeRequest{VolumeId: racktest.Disk,
+		NodeId: racktest.Instance}
+	unpublishAnywhereStep = &csi.ControllerUnpublishVolumeRequest{VolumeId: racktest.Disk}
+)
 
-func unpublishStep(ctx context.Context, c *Service) error {
-	_, err := c.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{
-		VolumeId: racktest.Disk, NodeId: racktest.Instance})
-	return err
-}
-
-func unpublishAnywhereStep(ctx context.Context, c *Service) error {
-	_, err := c.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{
-		VolumeId: racktest.Disk})
-	return err
+// take makes the calls. The caller's time ends before the change cannot be made any more, so that
+// no call waits.
+func take(t *testing.T, lines script, steps []step) {
+	t.Helper()
+	c := rackThat(t, lines...)
+	for n, step := range steps {
+		ctx, cancel := context.WithTimeout(t.Context(), DefaultLateLimit/2)
+		defer cancel()
+		err := csitest.Call(ctx, c, step.call)
+		if status.Code(err) != step.want {
+			t.Fatalf("call %d: got %v, want %s", n+1, err, step.want)
+		}
+		if step.want == codes.Unavailable && n > 0 {
+			csitest.Want(t, err, codes.Unavailable, csierr.EffectUnknown)
+		}
+	}
 }
 
 func TestCU4NoUnpublishIsOKWhileAnAttachMayStillBeCarriedOut(t *testing.T) {
@@ -39,66 +51,49 @@ func TestCU4NoUnpublishIsOKWhileAnAttachMayStillBeCarriedOut(t *testing.T) {
 	lost := racktest.Exchange{Want: attach, Cut: true}
 	detached := accepted(detach, racktest.DiskOf("detached"))
 	forbidden := racktest.Error(403, "Forbidden", "Forbidden").To(attach)
-	elsewhere := racktest.OK(racktest.ViewDisk, racktest.DiskOf("attached "+racktest.OtherInstance))
 	for _, s := range []struct {
 		name  string
-		lines []racktest.Exchange
+		lines script
 		steps []step
 	}{
-		{"an attach that was answered with 503", []racktest.Exchange{alone, free, unavailable, free,
-			free, free}, []step{{publishStep, codes.Unavailable}, {unpublishStep, codes.Unavailable},
-			{unpublishAnywhereStep, codes.Unavailable}}},
-		{"an attach whose answer was lost", []racktest.Exchange{alone, free, lost, free},
+		{"an attach that was answered with 503", script{alone, free, unavailable, free, free, free},
+			[]step{{publishStep, codes.Unavailable}, {unpublishStep, codes.Unavailable},
+				{unpublishAnywhereStep, codes.Unavailable}}},
+		{"an attach whose answer was lost", script{alone, free, lost, free}, []step{{publishStep,
+			codes.Unavailable}, {unpublishStep, codes.Unavailable}}},
+		{"a disk that another instance has by now", script{alone, free, lost, shown(elsewhere)},
 			[]step{{publishStep, codes.Unavailable}, {unpublishStep, codes.Unavailable}}},
-		{"a disk that another instance has by now", []racktest.Exchange{alone, free, lost, elsewhere},
-			[]step{{publishStep, codes.Unavailable}, {unpublishStep, codes.Unavailable}}},
-		{"an attach that turns out done ends it", []racktest.Exchange{alone, free, lost, free, held,
-			detached, free}, []step{{publishStep, codes.Unavailable}, {unpublishStep, codes.Unavailable},
+		{"an attach that turns out done ends it", script{alone, free, lost, free, held, detached,
+			free}, []step{{publishStep, codes.Unavailable}, {unpublishStep, codes.Unavailable},
 			{unpublishStep, codes.OK}, {unpublishStep, codes.OK}}},
-		{"a publish that finds it attached ends it", []racktest.Exchange{alone, free, lost, together(),
-			held, detached}, []step{{publishStep, codes.Unavailable}, {publishStep, codes.OK},
-			{unpublishStep, codes.OK}}},
-		{"a second attach leaves the first one open", []racktest.Exchange{alone, free, lost, alone, free,
+		{"a publish that finds it attached ends it", script{alone, free, lost, together(), held,
+			detached}, []step{{publishStep, codes.Unavailable}, {publishStep, codes.OK}, {unpublishStep,
+			codes.OK}}},
+		{"a second attach leaves the first one open", script{alone, free, lost, alone, free,
 			accepted(attach, racktest.DiskOf(racktest.AttachedHere)), together(), held, detached},
-			[]step{{publishStep, codes.Unavailable}, {publishStep, codes.OK},
-				{unpublishStep, codes.Unavailable}}},
-		{"a deleted disk cannot be attached", []racktest.Exchange{alone, free, lost,
-			racktest.NotFound.To(racktest.ViewDisk), racktest.OK(racktest.ViewProject,
-				racktest.ProjectOf())}, []step{{publishStep, codes.Unavailable}, {unpublishStep, codes.OK}}},
-		{"an attach that the rack refuses is not open", []racktest.Exchange{alone, free, forbidden, free},
+			[]step{{publishStep, codes.Unavailable}, {publishStep, codes.OK}, {unpublishStep,
+				codes.Unavailable}}},
+		{"a deleted disk cannot be attached", script{alone, free, lost, noDisk, ownProject},
+			[]step{{publishStep, codes.Unavailable}, {unpublishStep, codes.OK}}},
+		{"an attach that the rack refuses is not open", script{alone, free, forbidden, free},
 			[]step{{publishStep, codes.PermissionDenied}, {unpublishStep, codes.OK}}},
-		{"a detach that was lost makes a publish wait", []racktest.Exchange{held,
-			{Want: detach, Cut: true}}, []step{{unpublishStep, codes.Unavailable},
+		{"a detach that was lost makes a publish wait", script{held, {Want: detach, Cut: true}},
+			[]step{{unpublishStep, codes.Unavailable}, {publishStep, codes.Unavailable}}},
+		{"a detach that turns out done ends it", script{held, {Want: detach, Cut: true}, free, alone,
+			free, accepted(attach, racktest.DiskOf(racktest.AttachedHere)), together()},
+			[]step{{unpublishStep, codes.Unavailable}, {unpublishStep, codes.OK}, {publishStep,
+				codes.OK}}},
+		{"a second detach leaves the first one open", script{held, {Want: detach, Cut: true}, held,
+			detached}, []step{{unpublishStep, codes.Unavailable}, {unpublishStep, codes.OK},
 			{publishStep, codes.Unavailable}}},
-		{"a detach that turns out done ends it", []racktest.Exchange{held, {Want: detach, Cut: true},
-			free, alone, free, accepted(attach, racktest.DiskOf(racktest.AttachedHere)), together()},
-			[]step{{unpublishStep, codes.Unavailable}, {unpublishStep, codes.OK},
-				{publishStep, codes.OK}}},
-		{"a second detach leaves the first one open", []racktest.Exchange{held,
-			{Want: detach, Cut: true}, held, detached}, []step{{unpublishStep, codes.Unavailable},
-			{unpublishStep, codes.OK}, {publishStep, codes.Unavailable}}},
 	} {
-		t.Run(s.name, func(t *testing.T) {
-			c := rackThat(t, s.lines...)
-			for n, step := range s.steps {
-				// The caller's time ends before the change cannot be made any more, so no call waits.
-				ctx, cancel := context.WithTimeout(t.Context(), DefaultLateLimit/2)
-				defer cancel()
-				err := step.call(ctx, c)
-				if status.Code(err) != step.want {
-					t.Fatalf("call %d: got %v, want %s", n+1, err, step.want)
-				}
-				if step.want == codes.Unavailable && n > 0 {
-					csitest.Want(t, err, codes.Unavailable, csierr.EffectUnknown)
-				}
-			}
-		})
+		t.Run(s.name, func(t *testing.T) { take(t, s.lines, s.steps) })
 	}
 }
 
 func TestCU4AnUnpublishThatHasTheTimeWaitsForALateAttach(t *testing.T) {
 	lost := racktest.Exchange{Want: attach, Cut: true}
-	for name, lines := range map[string][]racktest.Exchange{
+	for name, lines := range map[string]script{
 		"that never comes": {alone, free, lost, free, free},
 		"that comes": {alone, free, lost, free, held,
 			accepted(detach, racktest.DiskOf("detached"))},
@@ -106,8 +101,9 @@ func TestCU4AnUnpublishThatHasTheTimeWaitsForALateAttach(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := rackThat(t, lines...)
 			c.LateLimit = time.Second
-			csitest.Want(t, publishOwn(t.Context(), c), codes.Unavailable, csierr.RackUnavailable)
-			csitest.Must(t, unpublishStep(t.Context(), c))
+			err := csitest.Call(t.Context(), c, publishStep)
+			csitest.Want(t, err, codes.Unavailable, csierr.RackUnavailable)
+			csitest.Must(t, csitest.Call(t.Context(), c, unpublishStep))
 			if _, until := c.late.latest(change{racktest.Disk, racktest.Instance, true}); !until.IsZero() {
 				t.Errorf("the attach is still open until %s", until)
 			}
@@ -128,41 +124,29 @@ func TestCU4AChangeThatAnEarlierRequestExplainsMayStillCome(t *testing.T) {
 	garbage := accepted(attach, racktest.DiskOf("detached"))
 	for _, s := range []struct {
 		name  string
-		lines []racktest.Exchange
+		lines script
 		steps []step
 	}{
 		// The disk is being detached by an earlier call; the attach gets a 503 and may come later.
-		{"attach lost while the disk is detaching", []racktest.Exchange{besideIn("detaching"), detaching,
-			unavailable, detaching, free},
-			[]step{{publishStep, codes.Aborted}, {unpublishStep, codes.Unavailable}}},
-		{"attach lost while the disk is detaching, seen at unpublish", []racktest.Exchange{
-			besideIn("detaching"), detaching, lost, detaching, racktest.Refused.To(detach), detaching, free},
-			[]step{{publishStep, codes.Unavailable}, {unpublishStep, codes.Aborted},
-				{unpublishStep, codes.Unavailable}}},
+		{"attach lost while the disk is detaching", script{besideIn("detaching"), detaching,
+			unavailable, detaching, free}, []step{{publishStep, codes.Aborted}, {unpublishStep,
+			codes.Unavailable}}},
+		{"attach lost while the disk is detaching, seen at unpublish", script{besideIn("detaching"),
+			detaching, lost, detaching, racktest.Refused.To(detach), detaching, free},
+			[]step{{publishStep, codes.Unavailable}, {unpublishStep, codes.Aborted}, {unpublishStep,
+				codes.Unavailable}}},
 		// The first attach is answered and goes on; the second one is lost.
-		{"second attach lost while the first is attaching", []racktest.Exchange{
-			besideIn("attaching"), attaching, lost, together(), held, detached},
-			[]step{{publishStep, codes.Unavailable}, {publishStep, codes.OK},
-				{unpublishStep, codes.Unavailable}}},
+		{"second attach lost while the first is attaching", script{besideIn("attaching"), attaching,
+			lost, together(), held, detached}, []step{{publishStep, codes.Unavailable}, {publishStep,
+			codes.OK}, {unpublishStep, codes.Unavailable}}},
 		// The answer is not one to this attach.
-		{"an attach with a wrong answer", []racktest.Exchange{alone, free, garbage, free, free},
+		{"an attach with a wrong answer", script{alone, free, garbage, free, free},
 			[]step{{publishStep, codes.Unavailable}, {unpublishStep, codes.Unavailable}}},
 		// A detach is lost although the disk is being detached by an earlier request.
-		{"second detach lost while the first is detaching", []racktest.Exchange{detaching, lostDetach,
-			free},
-			[]step{{unpublishStep, codes.Unavailable}, {unpublishStep, codes.OK},
-				{publishStep, codes.Unavailable}}},
+		{"second detach lost while the first is detaching", script{detaching, lostDetach, free},
+			[]step{{unpublishStep, codes.Unavailable}, {unpublishStep, codes.OK}, {publishStep,
+				codes.Unavailable}}},
 	} {
-		t.Run(s.name, func(t *testing.T) {
-			c := rackThat(t, s.lines...)
-			for n, step := range s.steps {
-				ctx, cancel := context.WithTimeout(t.Context(), DefaultLateLimit/2)
-				defer cancel()
-				err := step.call(ctx, c)
-				if status.Code(err) != step.want {
-					t.Errorf("call %d: got %v, want %s", n+1, err, step.want)
-				}
-			}
-		})
+		t.Run(s.name, func(t *testing.T) { take(t, s.lines, s.steps) })
 	}
 }

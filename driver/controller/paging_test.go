@@ -27,42 +27,33 @@ func TestAPageWithoutAListIsAnError(t *testing.T) {
 	// An attached disk without a tag may be a boot disk, so the driver lists the instances.
 	byHand := listed(1, "attached "+racktest.Instance, racktest.With("description", "made by hand"))
 	for name, list := range map[string]struct {
-		call  func(context.Context, *Service) error
-		lines []racktest.Exchange
+		request proto.Message
+		lines   script
 	}{
-		"disks": {listVolumes, []racktest.Exchange{{Want: "GET /v1/disks"}}},
-		"instances": {listVolumes, []racktest.Exchange{
+		"disks": {&csi.ListVolumesRequest{}, script{{Want: "GET /v1/disks"}}},
+		"instances": {&csi.ListVolumesRequest{}, script{
 			{Want: "GET /v1/disks", Body: racktest.PageOf("", byHand)}, {Want: "GET /v1/instances"}}},
-		"snapshots": {listSnapshots, []racktest.Exchange{{Want: "GET /v1/snapshots"}}},
+		"snapshots": {&csi.ListSnapshotsRequest{}, script{{Want: "GET /v1/snapshots"}}},
 	} {
 		for _, body := range []string{`{}`, `{"items":null,"next_page":null}`, racktest.ProjectOf()} {
-			lines := append([]racktest.Exchange{}, list.lines...)
+			lines := append(script{}, list.lines...)
 			lines[len(lines)-1].Body = body
 			for i := range lines {
 				lines[i].Status = 200
 			}
 			t.Run(name+" as "+body, func(t *testing.T) {
-				csitest.Want(t, list.call(t.Context(), rackThat(t, lines...)), codes.Internal,
-					csierr.RackResponseInvalid)
+				csitest.Want(t, csitest.Call(t.Context(), rackThat(t, lines...), list.request),
+					codes.Internal, csierr.RackResponseInvalid)
 			})
 		}
 	}
 }
 
-func listVolumes(ctx context.Context, c *Service) error {
-	_, err := c.ListVolumes(ctx, &csi.ListVolumesRequest{})
-	return err
-}
-
-func listSnapshots(ctx context.Context, c *Service) error {
-	_, err := c.ListSnapshots(ctx, &csi.ListSnapshotsRequest{})
-	return err
-}
-
 // longRack lists disks or snapshots as a rack does, in pages of the requested length, and counts
-// the requests.
+// the requests. No page has more than most items, unless most is 0.
 type longRack struct {
 	project string
+	most    int
 	items   []string // by id: numbered(i)
 	asked   atomic.Int64
 }
@@ -71,6 +62,9 @@ func (l *longRack) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	l.asked.Add(1)
 	query, from := r.URL.Query(), 0
 	limit, _ := strconv.Atoi(query.Get("limit"))
+	if l.most > 0 {
+		limit = min(limit, l.most)
+	}
 	if token := query.Get("page_token"); token != "" {
 		var n int
 		raw, err := base64.URLEncoding.DecodeString(token)
@@ -132,7 +126,7 @@ var pagedLists = map[string]struct {
 		}},
 }
 
-func TestLV4APageTakesTwoRequestsHoweverLongTheListIs(t *testing.T) {
+func TestLV4AndLS4APageTakesTwoRequestsHoweverLongTheListIs(t *testing.T) {
 	for name, list := range pagedLists {
 		for _, project := range []string{racktest.ProjectID, "p", strings.Repeat("x", 63)} {
 			for _, most := range []int32{1, 7, 100} {

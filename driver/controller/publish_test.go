@@ -25,14 +25,12 @@ const (
 	listDisks    = "GET /v1/disks"
 )
 
-var (
-	elsewhere = "attached " + racktest.OtherInstance
-)
+const elsewhere = "attached " + racktest.OtherInstance
 
 // scriptedCall is a call of the controller with a script.
 type scriptedCall struct {
 	name   string
-	lines  []racktest.Exchange
+	lines  script
 	code   codes.Code
 	reason csierr.Reason
 	words  string // that the message has to contain
@@ -51,14 +49,6 @@ func (s scriptedCall) verify(t *testing.T, err error) {
 		t.Errorf("%v does not mention %s", err, s.words)
 	}
 }
-
-// shown reads the volume's disk in a state.
-func shown(state string) racktest.Exchange {
-	return racktest.OK(racktest.ViewDisk, racktest.DiskOf(state))
-}
-
-// free reads it detached, held attached to the instance.
-var free, held = shown("detached"), shown(racktest.AttachedHere)
 
 // alone lists an instance without disks. together lists one with the volume's disk and perhaps
 // others.
@@ -89,135 +79,89 @@ func TestPublishing(t *testing.T) { // OX-3
 	full := racktest.OK(beside, racktest.PageOf("", manyDisks...))
 	gateway := racktest.Error(http.StatusInternalServerError, "Internal", "oops")
 	for _, s := range []scriptedCall{
-		{"lists the instance before and after the attach", []racktest.Exchange{alone, free,
-			accepted(attach, racktest.DiskOf(racktest.AttachedHere)), together()}, codes.OK, "", ""},
-		{"makes no request to attach an attached disk", []racktest.Exchange{together()}, codes.OK, "",
-			""},
-		{"CP-4 an unknown disk is reported before the node",
-			[]racktest.Exchange{racktest.NotFound.To(beside),
-				racktest.NotFound.To(racktest.ViewDisk)}, codes.NotFound, csierr.VolumeNotFound, racktest.Disk},
-		{"CP-4 an unknown disk", []racktest.Exchange{alone, racktest.NotFound.To(racktest.ViewDisk)},
-			codes.NotFound, csierr.VolumeNotFound, racktest.Disk},
-		{"CP-5 an unknown instance", []racktest.Exchange{racktest.NotFound.To(beside),
-			shown("detached")},
-			codes.NotFound, csierr.InstanceNotFound, racktest.Instance},
-		{"CP-5 a destroyed instance", []racktest.Exchange{alone, free, racktest.Refused.To(attach),
-			shown("detached"), racktest.OK(viewInstance,
-				racktest.InstanceOf("destroyed"))},
-			codes.NotFound, csierr.InstanceNotFound, ""},
-		{"CP-6 a refusal of a disk that is attached there", []racktest.Exchange{alone, free,
-			racktest.Refused.To(attach),
-			shown(racktest.AttachedHere), together()}, codes.OK,
-			"", ""},
-		{"CP-8 attached elsewhere is left there, and names the node", []racktest.Exchange{alone,
-			shown(elsewhere)}, codes.FailedPrecondition,
+		{"lists the instance before and after the attach", script{alone, free, accepted(attach,
+			racktest.DiskOf(racktest.AttachedHere)), together()}, codes.OK, "", ""},
+		{"makes no request to attach an attached disk", script{together()}, codes.OK, "", ""},
+		{"CP-4 an unknown disk is reported before the node", script{racktest.NotFound.To(beside),
+			noDisk}, codes.NotFound, csierr.VolumeNotFound, racktest.Disk},
+		{"CP-4 an unknown disk", script{alone, noDisk}, codes.NotFound, csierr.VolumeNotFound,
+			racktest.Disk},
+		{"CP-5 an unknown instance", script{racktest.NotFound.To(beside), free}, codes.NotFound,
+			csierr.InstanceNotFound, racktest.Instance},
+		{"CP-5 a destroyed instance", script{alone, free, racktest.Refused.To(attach), free,
+			racktest.OK(viewInstance, racktest.InstanceOf("destroyed"))}, codes.NotFound,
+			csierr.InstanceNotFound, ""},
+		{"CP-6 a refusal of a disk that is attached there", script{alone, free,
+			racktest.Refused.To(attach), held, together()}, codes.OK, "", ""},
+		{"CP-8 attached elsewhere is left there, and names the node", script{alone, shown(elsewhere)},
+			codes.FailedPrecondition, csierr.DiskAttachedElsewhere, racktest.OtherInstance},
+		{"CP-8 attached elsewhere meanwhile names the node", script{alone, free,
+			racktest.Refused.To(attach), shown(elsewhere)}, codes.FailedPrecondition,
 			csierr.DiskAttachedElsewhere, racktest.OtherInstance},
-		{"CP-8 attached elsewhere meanwhile names the node", []racktest.Exchange{
-			alone, free, racktest.Refused.To(attach),
-			shown(elsewhere)}, codes.FailedPrecondition,
-			csierr.DiskAttachedElsewhere,
-			racktest.OtherInstance},
-		{"CP-8 being attached elsewhere", []racktest.Exchange{alone,
-			shown("attaching " + racktest.OtherInstance)},
-			codes.FailedPrecondition,
-			csierr.DiskAttachedElsewhere, racktest.OtherInstance},
-		{"CP-9 a full instance", []racktest.Exchange{full, free, racktest.Refused.To(attach),
-			shown("detached"),
-			racktest.OK(viewInstance, racktest.InstanceOf("running")), full},
-			codes.ResourceExhausted, csierr.InstanceFull, "worker-1 has 12 disks"},
-		{"CP-10 a running instance without hot-plug", []racktest.Exchange{alone, free,
-			racktest.Refused.To(attach),
-			shown("detached"), racktest.OK(viewInstance,
-				racktest.InstanceOf("running")), alone},
+		{"CP-8 being attached elsewhere", script{alone, shown("attaching " + racktest.OtherInstance)},
+			codes.FailedPrecondition, csierr.DiskAttachedElsewhere, racktest.OtherInstance},
+		{"CP-9 a full instance", script{full, free, racktest.Refused.To(attach), free,
+			racktest.OK(viewInstance, racktest.InstanceOf("running")), full}, codes.ResourceExhausted,
+			csierr.InstanceFull, "worker-1 has 12 disks"},
+		{"CP-10 a running instance without hot-plug", script{alone, free, racktest.Refused.To(attach),
+			free, racktest.OK(viewInstance, racktest.InstanceOf("running")), alone},
 			codes.FailedPrecondition, csierr.InstanceMustBeStopped,
 			"the instance worker-1 is running and must be stopped"},
-		{"CP-10 a local disk at a running instance, with hot-plug or without", []racktest.Exchange{
-			alone, free,
-			racktest.Error(409, "Conflict", "cannot attach local storage disk: instance is starting").To(
-				attach), racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached", racktest.With("disk_type",
-				"local"))),
-			racktest.OK(viewInstance, racktest.InstanceOf("running")), alone}, codes.FailedPrecondition,
+		{"CP-10 a local disk at a running instance, with hot-plug or without", script{alone, free,
+			racktest.Error(409, "Conflict",
+				"cannot attach local storage disk: instance is starting").To(attach), shown("detached",
+				racktest.With("disk_type", "local")), racktest.OK(viewInstance,
+				racktest.InstanceOf("running")), alone}, codes.FailedPrecondition,
 			csierr.InstanceMustBeStopped, "to attach a disk: a local disk is only attached"},
-		{"CP-9 an instance that was full before", []racktest.Exchange{full, free,
-			racktest.Refused.To(attach),
-			shown("detached"), racktest.OK(viewInstance,
-				racktest.InstanceOf("running")), alone},
-			codes.Aborted, csierr.OperationPending, "changed meanwhile"},
-		{"an instance in a state that takes no disks", []racktest.Exchange{alone, free,
-			racktest.Refused.To(attach),
-			shown("detached"), racktest.OK(viewInstance,
-				racktest.InstanceOf("failed")), alone},
+		{"CP-9 an instance that was full before", script{full, free, racktest.Refused.To(attach), free,
+			racktest.OK(viewInstance, racktest.InstanceOf("running")), alone}, codes.Aborted,
+			csierr.OperationPending, "changed meanwhile"},
+		{"an instance in a state that takes no disks", script{alone, free, racktest.Refused.To(attach),
+			free, racktest.OK(viewInstance, racktest.InstanceOf("failed")), alone},
 			codes.FailedPrecondition, csierr.InstanceState, "the rack says no"},
-		{"CP-11 another project", []racktest.Exchange{alone, free, racktest.Refused.To(attach),
-			racktest.OK(racktest.ViewDisk,
-				racktest.DiskOf("detached",
-					racktest.With("project_id", racktest.Disk))), racktest.OK(viewInstance,
-				racktest.InstanceOf("running"))},
-			codes.InvalidArgument, csierr.OtherProject, "different projects"},
-		{"CP-13 a disk being snapshotted", []racktest.Exchange{alone, free, racktest.Refused.To(attach),
+		{"CP-11 another project", script{alone, free, racktest.Refused.To(attach), shown("detached",
+			racktest.With("project_id", racktest.Disk)), racktest.OK(viewInstance,
+			racktest.InstanceOf("running"))}, codes.InvalidArgument, csierr.OtherProject,
+			"different projects"},
+		{"CP-13 a disk being snapshotted", script{alone, free, racktest.Refused.To(attach),
 			shown("maintenance")}, codes.Aborted, csierr.DiskBusy, "maintenance"},
-		{"CP-13 a disk being created", []racktest.Exchange{alone, free, racktest.Refused.To(attach),
-			shown("creating")}, codes.Aborted, csierr.DiskBusy,
-			"creating"},
-		{"CP-13 a disk being detached", []racktest.Exchange{alone, free, racktest.Refused.To(attach),
-			shown("detaching " + racktest.Instance)}, codes.Aborted,
-			csierr.DiskBusy,
-			"detaching"},
-		{"CP-13 a disk being detached from another instance", []racktest.Exchange{alone,
-			shown("detaching " + racktest.OtherInstance)},
-			codes.Aborted,
-			csierr.DiskBusy,
-			"detaching"},
-		{"CP-13 a faulted disk", []racktest.Exchange{alone, free, racktest.Refused.To(attach),
-			shown("faulted")}, codes.FailedPrecondition, csierr.DiskFaulted, ""},
-		{"CP-13 a destroyed disk", []racktest.Exchange{alone, free, racktest.Refused.To(attach),
+		{"CP-13 a disk being created", script{alone, free, racktest.Refused.To(attach),
+			shown("creating")}, codes.Aborted, csierr.DiskBusy, "creating"},
+		{"CP-13 a disk being detached", script{alone, free, racktest.Refused.To(attach),
+			shown("detaching " + racktest.Instance)}, codes.Aborted, csierr.DiskBusy, "detaching"},
+		{"CP-13 a disk being detached from another instance", script{alone,
+			shown("detaching " + racktest.OtherInstance)}, codes.Aborted, csierr.DiskBusy, "detaching"},
+		{"CP-13 a faulted disk", script{alone, free, racktest.Refused.To(attach), shown("faulted")},
+			codes.FailedPrecondition, csierr.DiskFaulted, ""},
+		{"CP-13 a destroyed disk", script{alone, free, racktest.Refused.To(attach),
 			shown("destroyed")}, codes.NotFound, csierr.VolumeNotFound, ""},
-		{"CP-15 a disk that cannot be read while it is attached", []racktest.Exchange{alone, free,
-			accepted(attach, racktest.DiskOf("attaching "+racktest.Instance)),
-			racktest.Error(503, "ServiceNotAvailable", "later").To(racktest.ViewDisk)},
-			codes.Unavailable, csierr.RackUnavailable, ""},
-		{"CP-15 a disk that ends on another instance", []racktest.Exchange{alone, free,
-			accepted(attach, racktest.DiskOf("attaching "+racktest.Instance)),
-			shown(elsewhere)},
-			codes.Unavailable, csierr.EffectUnknown, "not attached to the instance"},
-		{"CP-15 a disk being attached is awaited", []racktest.Exchange{alone, free,
-			accepted(attach, racktest.DiskOf("attaching "+racktest.Instance)),
-			shown("attaching " + racktest.Instance),
-			shown(racktest.AttachedHere),
+		{"CP-15 a disk that cannot be read while it is attached", script{alone, free, accepted(attach,
+			racktest.DiskOf("attaching "+racktest.Instance)), racktest.Error(503, "ServiceNotAvailable",
+			"later").To(racktest.ViewDisk)}, codes.Unavailable, csierr.RackUnavailable, ""},
+		{"CP-15 a disk that ends on another instance", script{alone, free, accepted(attach,
+			racktest.DiskOf("attaching "+racktest.Instance)), shown(elsewhere)}, codes.Unavailable,
+			csierr.EffectUnknown, "not attached to the instance"},
+		{"CP-15 a disk being attached is awaited", script{alone, free, accepted(attach,
+			racktest.DiskOf("attaching "+racktest.Instance)), shown("attaching " + racktest.Instance),
+			held, together()}, codes.OK, "", ""},
+		{"a success with a detached disk", script{alone, free, accepted(attach,
+			racktest.DiskOf("detached")), free}, codes.Unavailable, csierr.EffectUnknown, "not attached"},
+		{"a success elsewhere", script{alone, free, accepted(attach, racktest.DiskOf(elsewhere)),
+			shown(elsewhere)}, codes.FailedPrecondition, csierr.DiskAttachedElsewhere,
+			racktest.OtherInstance},
+		{"another disk's success", script{alone, free, accepted(attach,
+			racktest.DiskOf(racktest.AttachedHere, racktest.With("id", racktest.Image))), free},
+			codes.Unavailable, csierr.EffectUnknown, racktest.Image},
+		{"another disk's success after the effect", script{alone, free, accepted(attach,
+			racktest.DiskOf(racktest.AttachedHere, racktest.With("id", racktest.Image))), held,
 			together()}, codes.OK, "", ""},
-		{"a success with a detached disk", []racktest.Exchange{alone, free, accepted(attach,
-			racktest.DiskOf("detached")),
-			shown("detached")}, codes.Unavailable,
-			csierr.EffectUnknown,
-			"not attached"},
-		{"a success elsewhere", []racktest.Exchange{
-			alone, free, accepted(attach, racktest.DiskOf(elsewhere)),
-			shown(elsewhere)}, codes.FailedPrecondition,
-			csierr.DiskAttachedElsewhere, racktest.OtherInstance},
-		{"another disk's success", []racktest.Exchange{alone, free, accepted(attach,
-			racktest.DiskOf(racktest.AttachedHere,
-				racktest.With("id",
-					racktest.Image))), shown("detached")},
-			codes.Unavailable,
-			csierr.EffectUnknown,
-			racktest.Image},
-		{"another disk's success after the effect", []racktest.Exchange{alone, free, accepted(attach,
-			racktest.DiskOf(racktest.AttachedHere,
-				racktest.With("id", racktest.Image))), shown(racktest.AttachedHere),
-			together()},
-			codes.OK, "", ""},
-		{"a lost response", []racktest.Exchange{
-			alone, free, {Want: attach, Cut: true}}, codes.Unavailable,
+		{"a lost response", script{alone, free, {Want: attach, Cut: true}}, codes.Unavailable,
 			csierr.RackUnavailable, ""},
-		{"OX-8 an error inside the rack", []racktest.Exchange{alone, free, gateway.To(attach),
-			shown("detached")}, codes.Unavailable,
-			csierr.RackUnavailable,
-			"oops"},
-		{"OX-8 an error inside the rack after the effect", []racktest.Exchange{
-			alone, free, gateway.To(attach),
-			shown(racktest.AttachedHere), together()}, codes.OK,
-			"", ""},
-		{"OX-8 an error inside the rack, which then does not respond", []racktest.Exchange{alone, free,
+		{"OX-8 an error inside the rack", script{alone, free, gateway.To(attach), free},
+			codes.Unavailable, csierr.RackUnavailable, "oops"},
+		{"OX-8 an error inside the rack after the effect", script{alone, free, gateway.To(attach),
+			held, together()}, codes.OK, "", ""},
+		{"OX-8 an error inside the rack, which then does not respond", script{alone, free,
 			gateway.To(attach), racktest.Error(403, "Forbidden", "Forbidden").To(racktest.ViewDisk)},
 			codes.Unavailable, csierr.EffectUnknown, "Forbidden"},
 	} {
@@ -272,64 +216,47 @@ func TestPublishContextHasTheUseAndTheBirthOfEveryDisk(t *testing.T) {
 func TestCP12TwoDisksWithOneSerialAreNeverAttachedTogether(t *testing.T) {
 	mine := accepted(attach, racktest.DiskOf(racktest.AttachedHere))
 	for _, s := range []scriptedCall{
-		{"an attached one prevents the attach", []racktest.Exchange{racktest.OK(beside,
-			racktest.PageOf("",
-				serialTwin)),
-			shown("detached")}, codes.FailedPrecondition,
-			csierr.SerialTaken, "-backup"},
-		{"CP-4: a missing disk is reported before", []racktest.Exchange{
-			racktest.OK(beside, racktest.PageOf("", serialTwin)), racktest.NotFound.To(racktest.ViewDisk)},
-			codes.NotFound, csierr.VolumeNotFound, racktest.Disk},
-		{"after one that was attached meanwhile the disk is detached again", []racktest.Exchange{
-			alone, free,
-			mine,
-			together(serialTwin), accepted(detach, racktest.DiskOf("detached"))}, codes.FailedPrecondition,
-			csierr.SerialTaken, volume.DiskName("blue", "pvc-1") + " and " + volume.DiskName("blue",
-				"pvc-1") + "-backup"},
-		{"the detach is awaited", []racktest.Exchange{alone, free, mine, together(serialTwin),
-			accepted(detach, racktest.DiskOf("detaching "+racktest.Instance)),
-			shown("detaching " + racktest.Instance),
-			shown("detached")},
-			codes.FailedPrecondition, csierr.SerialTaken, ""},
-		{"a disk that was attached before is not detached", []racktest.Exchange{together(serialTwin)},
+		{"an attached one prevents the attach", script{racktest.OK(beside, racktest.PageOf("",
+			serialTwin)), free}, codes.FailedPrecondition, csierr.SerialTaken, "-backup"},
+		{"CP-4: a missing disk is reported before", script{racktest.OK(beside, racktest.PageOf("",
+			serialTwin)), noDisk}, codes.NotFound, csierr.VolumeNotFound, racktest.Disk},
+		{"after one that was attached meanwhile the disk is detached again", script{alone, free, mine,
+			together(serialTwin), accepted(detach, racktest.DiskOf("detached"))},
+			codes.FailedPrecondition, csierr.SerialTaken, volume.DiskName("blue",
+				"pvc-1") + " and " + volume.DiskName("blue", "pvc-1") + "-backup"},
+		{"the detach is awaited", script{alone, free, mine, together(serialTwin), accepted(detach,
+			racktest.DiskOf("detaching "+racktest.Instance)), shown("detaching " + racktest.Instance),
+			free}, codes.FailedPrecondition, csierr.SerialTaken, ""},
+		{"a disk that was attached before is not detached", script{together(serialTwin)},
 			codes.FailedPrecondition, csierr.SerialTaken, "-backup"},
-		{"nor one that was being attached before", []racktest.Exchange{
-			racktest.OK(beside, racktest.PageOf("", racktest.DiskOf("attaching "+racktest.Instance))),
-			shown("attaching " + racktest.Instance), mine,
-			together(serialTwin)},
-			codes.FailedPrecondition, csierr.SerialTaken, "-backup"},
-		{"nor one that somebody else attached after the list", []racktest.Exchange{alone, held, mine,
+		{"nor one that was being attached before", script{racktest.OK(beside, racktest.PageOf("",
+			racktest.DiskOf("attaching "+racktest.Instance))), shown("attaching " + racktest.Instance),
+			mine, together(serialTwin)}, codes.FailedPrecondition, csierr.SerialTaken, "-backup"},
+		{"nor one that somebody else attached after the list", script{alone, held, mine,
 			together(serialTwin)}, codes.FailedPrecondition, csierr.SerialTaken, "-backup"},
-		{"nor one that somebody else attached meanwhile", []racktest.Exchange{alone, free,
-			racktest.Refused.To(attach),
-			shown(racktest.AttachedHere), together(serialTwin)},
-			codes.FailedPrecondition, csierr.SerialTaken, "-backup"},
-		{"a refused detach is retryable", []racktest.Exchange{alone, free, mine,
-			together(serialTwin), racktest.Refused.To(detach), shown(racktest.AttachedHere),
-			racktest.OK(viewInstance, racktest.InstanceOf("running"))}, codes.Unavailable,
-			csierr.EffectUnknown,
+		{"nor one that somebody else attached meanwhile", script{alone, free,
+			racktest.Refused.To(attach), held, together(serialTwin)}, codes.FailedPrecondition,
+			csierr.SerialTaken, "-backup"},
+		{"a refused detach is retryable", script{alone, free, mine, together(serialTwin),
+			racktest.Refused.To(detach), held, racktest.OK(viewInstance,
+				racktest.InstanceOf("running"))}, codes.Unavailable, csierr.EffectUnknown,
 			"may still be attached"},
-		{"so is one whose response is lost", []racktest.Exchange{alone, free, mine, together(serialTwin),
+		{"so is one whose response is lost", script{alone, free, mine, together(serialTwin),
 			{Want: detach, Cut: true}}, codes.Unavailable, csierr.EffectUnknown, "-backup"},
-		{"so is a second list that fails", []racktest.Exchange{alone, free, mine,
-			racktest.Error(403, "Forbidden", "Forbidden").To(beside)}, codes.Unavailable,
-			csierr.EffectUnknown, "Forbidden"},
-		{"so is a second list without the disk", []racktest.Exchange{
-			alone, free, mine, alone}, codes.Aborted,
+		{"so is a second list that fails", script{alone, free, mine, racktest.Error(403, "Forbidden",
+			"Forbidden").To(beside)}, codes.Unavailable, csierr.EffectUnknown, "Forbidden"},
+		{"so is a second list without the disk", script{alone, free, mine, alone}, codes.Aborted,
 			csierr.DiskBusy, "is not among its disks"},
-		{"the second page of the list counts, behind an empty one", []racktest.Exchange{alone, free, mine,
-			racktest.OK(beside, racktest.PageOf("x")),
-			racktest.OK(beside, racktest.PageOf("y", racktest.DiskOf(racktest.AttachedHere), serialTwin)),
-			accepted(detach, racktest.DiskOf("detached"))},
-			codes.FailedPrecondition, csierr.SerialTaken, "-backup"},
-		{"the second page of the list counts, behind a full one", []racktest.Exchange{alone, free, mine,
-			racktest.OK(beside, racktest.PageOf("x", hundred()...)),
-			racktest.OK(beside, racktest.PageOf("y", racktest.DiskOf(racktest.AttachedHere), serialTwin)),
-			accepted(detach, racktest.DiskOf("detached"))},
-			codes.FailedPrecondition, csierr.SerialTaken, "-backup"},
-		{"a context that names another disk", []racktest.Exchange{alone, racktest.OK(racktest.ViewDisk,
-			racktest.DiskOf("detached", racktest.With("name", "csi-0000000000000000")))},
-			codes.InvalidArgument, csierr.FieldInvalid, "diskName"},
+		{"the second page of the list counts, behind an empty one", script{alone, free, mine,
+			racktest.OK(beside, racktest.PageOf("x")), racktest.OK(beside, racktest.PageOf("y",
+				racktest.DiskOf(racktest.AttachedHere), serialTwin)), accepted(detach,
+				racktest.DiskOf("detached"))}, codes.FailedPrecondition, csierr.SerialTaken, "-backup"},
+		{"the second page of the list counts, behind a full one", script{alone, free, mine,
+			racktest.OK(beside, racktest.PageOf("x", hundred()...)), racktest.OK(beside,
+				racktest.PageOf("y", racktest.DiskOf(racktest.AttachedHere), serialTwin)), accepted(detach,
+				racktest.DiskOf("detached"))}, codes.FailedPrecondition, csierr.SerialTaken, "-backup"},
+		{"a context that names another disk", script{alone, shown("detached", racktest.With("name",
+			"csi-0000000000000000"))}, codes.InvalidArgument, csierr.FieldInvalid, "diskName"},
 	} {
 		t.Run(s.name, func(t *testing.T) {
 			_, err := rackThat(t, s.lines...).ControllerPublishVolume(t.Context(), publishRequest())
@@ -382,7 +309,7 @@ func TestUseDiffersAVolumeIsPublishedOnlyForItsUse(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			listed := racktest.OK(beside, racktest.PageOf("", test.disk(racktest.AttachedHere)))
-			for name, lines := range map[string][]racktest.Exchange{
+			for name, lines := range map[string]script{
 				"attached":       {listed},
 				"to be attached": {alone, racktest.OK(racktest.ViewDisk, test.disk("detached"))},
 			} {
@@ -421,27 +348,20 @@ func TestD2PublishingAStaticVolume(t *testing.T) {
 		return racktest.DiskOf(state, racktest.With("name", name), racktest.With("read_only", true))
 	}
 	for _, s := range []scriptedCall{
-		{"lists the neighbours first", []racktest.Exchange{
-			racktest.OK(beside, racktest.PageOf("x", besideDisk("boot"))),
-			racktest.OK(racktest.ViewDisk, static("detached")),
-			accepted(attach, static(racktest.AttachedHere)), racktest.OK(beside, racktest.PageOf("",
-				static(racktest.AttachedHere)))}, codes.OK, "",
-			""},
-		{"needs no attach when it is attached", []racktest.Exchange{
-			racktest.OK(beside, racktest.PageOf("", static(racktest.AttachedHere)))}, codes.OK, "", ""},
-		{"CP-12 is refused beside one of the same 20 bytes",
-			[]racktest.Exchange{
-				racktest.OK(beside, racktest.PageOf("", besideDisk("made-by-hand-with-a-short-one"))),
-				racktest.OK(racktest.ViewDisk, static("detached"))},
-			codes.FailedPrecondition,
+		{"lists the neighbours first", script{racktest.OK(beside, racktest.PageOf("x",
+			besideDisk("boot"))), racktest.OK(racktest.ViewDisk, static("detached")), accepted(attach,
+			static(racktest.AttachedHere)), racktest.OK(beside, racktest.PageOf("",
+			static(racktest.AttachedHere)))}, codes.OK, "", ""},
+		{"needs no attach when it is attached", script{racktest.OK(beside, racktest.PageOf("",
+			static(racktest.AttachedHere)))}, codes.OK, "", ""},
+		{"CP-12 is refused beside one of the same 20 bytes", script{racktest.OK(beside,
+			racktest.PageOf("", besideDisk("made-by-hand-with-a-short-one"))),
+			racktest.OK(racktest.ViewDisk, static("detached"))}, codes.FailedPrecondition,
 			csierr.SerialTaken, "made-by-hand-with-a-short-one"},
-		{"CP-4 of an unknown disk", []racktest.Exchange{alone, racktest.NotFound.To(racktest.ViewDisk)},
-			codes.NotFound,
-			csierr.VolumeNotFound,
+		{"CP-4 of an unknown disk", script{alone, noDisk}, codes.NotFound, csierr.VolumeNotFound, ""},
+		{"CP-5 to an unknown instance", script{racktest.NotFound.To(beside),
+			racktest.OK(racktest.ViewDisk, static("detached"))}, codes.NotFound, csierr.InstanceNotFound,
 			""},
-		{"CP-5 to an unknown instance", []racktest.Exchange{racktest.NotFound.To(beside),
-			racktest.OK(racktest.ViewDisk, static("detached"))},
-			codes.NotFound, csierr.InstanceNotFound, ""},
 	} {
 		t.Run(s.name, func(t *testing.T) {
 			r := publishRequest()
@@ -461,27 +381,23 @@ func TestAStaticVolumeWithAttributesOfAnotherIsNotAttached(t *testing.T) { // D-
 	for _, test := range []struct {
 		name    string
 		context map[string]string
-		lines   []racktest.Exchange
+		lines   script
 		code    codes.Code
 		words   string
 	}{
-		{"a diskName without an id is checked", map[string]string{"diskName": another},
-			[]racktest.Exchange{alone, free},
-			codes.InvalidArgument,
-			"diskName"},
-		{"and attached if it is right", map[string]string{"diskName": volume.DiskName("blue", "pvc-1")},
-			[]racktest.Exchange{alone, free,
-				accepted(attach, racktest.DiskOf(racktest.AttachedHere)), together()}, codes.OK, ""},
+		{"a diskName without an id is checked", map[string]string{"diskName": another}, script{alone,
+			free}, codes.InvalidArgument, "diskName"},
+		{"and attached if it is right", map[string]string{"diskName": volume.DiskName("blue",
+			"pvc-1")}, script{alone, free, accepted(attach, racktest.DiskOf(racktest.AttachedHere)),
+			together()}, codes.OK, ""},
 		{"attributes copied from another volume", map[string]string{"diskName": another,
-			"diskId": racktest.Image, "blockSize": "4096"},
-			[]racktest.Exchange{alone, free}, codes.InvalidArgument, "diskName"},
-		{"another volume's id beside the right name", map[string]string{"diskId": racktest.Image,
-			"diskName": volume.DiskName("blue", "pvc-1")}, []racktest.Exchange{alone, free},
-			codes.InvalidArgument, "diskId"},
-		{"a disk that is attached, which stays", map[string]string{"diskName": another},
-			[]racktest.Exchange{together()},
-			codes.InvalidArgument,
+			"diskId": racktest.Image, "blockSize": "4096"}, script{alone, free}, codes.InvalidArgument,
 			"diskName"},
+		{"another volume's id beside the right name", map[string]string{"diskId": racktest.Image,
+			"diskName": volume.DiskName("blue", "pvc-1")}, script{alone, free}, codes.InvalidArgument,
+			"diskId"},
+		{"a disk that is attached, which stays", map[string]string{"diskName": another},
+			script{together()}, codes.InvalidArgument, "diskName"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			r := publishRequest()
@@ -579,7 +495,7 @@ func TestValidating(t *testing.T) { // VC-2
 		})
 	}
 	_, err := rackThat(t,
-		racktest.NotFound.To(racktest.ViewDisk)).ValidateVolumeCapabilities(t.Context(),
+		noDisk).ValidateVolumeCapabilities(t.Context(),
 		&csi.ValidateVolumeCapabilitiesRequest{VolumeId: racktest.Disk,
 			VolumeCapabilities: []*csi.VolumeCapability{csitest.Filesystem("ext4")}})
 	csitest.Want(t, err, codes.NotFound, csierr.VolumeNotFound)

@@ -12,6 +12,23 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
+// script lists what a rack is asked, and its responses.
+type script = []racktest.Exchange
+
+// shown reads the volume's disk in a state.
+func shown(state string, edit ...func(map[string]any)) racktest.Exchange {
+	return racktest.OK(racktest.ViewDisk, racktest.DiskOf(state, edit...))
+}
+
+var (
+	// free reads the volume's disk detached, held attached to the instance.
+	free, held = shown("detached"), shown(racktest.AttachedHere)
+	// noDisk does not find it. That is believed where the project is found.
+	noDisk     = racktest.NotFound.To(racktest.ViewDisk)
+	ownProject = racktest.OK(racktest.ViewProject, racktest.ProjectOf())
+	noProject  = racktest.NotFound.To(racktest.ViewProject)
+)
+
 // rackThat serves a script and returns a controller for it.
 func rackThat(t *testing.T, lines ...racktest.Exchange) *Service {
 	t.Helper()

@@ -6,6 +6,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
@@ -34,118 +35,54 @@ func snapshotRequest() *csi.CreateSnapshotRequest {
 	return &csi.CreateSnapshotRequest{Name: "snap-1", SourceVolumeId: racktest.Disk}
 }
 
+var (
+	creating   = csitest.With[*csi.CreateVolumeRequest]
+	publishing = csitest.With[*csi.ControllerPublishVolumeRequest]
+)
+
 // TestB3EveryRequiredFieldIsRequired blanks the required fields of every controller RPC, one at a
 // time. No request may reach the rack.
 func TestB3EveryRequiredFieldIsRequired(t *testing.T) {
 	c := rackThat(t)
-	ctx := t.Context()
+	anyCapability := []*csi.VolumeCapability{csitest.Filesystem("")}
 	for _, test := range []struct {
-		name string
-		call func() error
+		name    string
+		request proto.Message
 	}{
-		{"CV-1 CreateVolume without name", func() error {
-			r := createRequest()
-			r.Name = ""
-			_, err := c.CreateVolume(ctx, r)
-			return err
-		}},
-		{"CV-3 CreateVolume without capabilities", func() error {
-			r := createRequest()
-			r.VolumeCapabilities = nil
-			_, err := c.CreateVolume(ctx, r)
-			return err
-		}},
-		{"CV-4 CreateVolume without access mode", func() error {
-			r := createRequest()
-			r.VolumeCapabilities[0].AccessMode = nil
-			_, err := c.CreateVolume(ctx, r)
-			return err
-		}},
-		{"CV-4 CreateVolume without access type", func() error {
-			r := createRequest()
-			r.VolumeCapabilities[0].AccessType = nil
-			_, err := c.CreateVolume(ctx, r)
-			return err
-		}},
-		{"CV-13 CreateVolume with an empty source", func() error {
-			r := createRequest()
-			r.VolumeContentSource = &csi.VolumeContentSource{}
-			_, err := c.CreateVolume(ctx, r)
-			return err
-		}},
-		{"CreateVolume from a snapshot without id", func() error {
-			r := createRequest()
-			r.VolumeContentSource = fromSnapshot("")
-			_, err := c.CreateVolume(ctx, r)
-			return err
-		}},
-		{"DV-1 DeleteVolume", func() error {
-			_, err := c.DeleteVolume(ctx, &csi.DeleteVolumeRequest{})
-			return err
-		}},
-		{"CP-1 ControllerPublishVolume without volume", func() error {
-			r := publishRequest()
-			r.VolumeId = ""
-			_, err := c.ControllerPublishVolume(ctx, r)
-			return err
-		}},
-		{"CP-1 ControllerPublishVolume without node", func() error {
-			r := publishRequest()
-			r.NodeId = ""
-			_, err := c.ControllerPublishVolume(ctx, r)
-			return err
-		}},
-		{"CP-1 ControllerPublishVolume without capability", func() error {
-			r := publishRequest()
-			r.VolumeCapability = nil
-			_, err := c.ControllerPublishVolume(ctx, r)
-			return err
-		}},
-		{"CU-1 ControllerUnpublishVolume", func() error {
-			_, err := c.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{})
-			return err
-		}},
-		{"VC-1 ValidateVolumeCapabilities without volume", func() error {
-			_, err := c.ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{
-				VolumeCapabilities: []*csi.VolumeCapability{csitest.Filesystem("")}})
-			return err
-		}},
-		{"VC-1 ValidateVolumeCapabilities without capabilities", func() error {
-			_, err := c.ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{
-				VolumeId: racktest.Disk})
-			return err
-		}},
-		{"VH-3 ControllerGetVolumeHealth", func() error {
-			_, err := c.ControllerGetVolumeHealth(ctx, &csi.ControllerGetVolumeHealthRequest{})
-			return err
-		}},
-		{"GV-1 ControllerGetVolume", func() error {
-			_, err := c.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{})
-			return err
-		}},
-		{"CS-1 CreateSnapshot without name", func() error {
-			r := snapshotRequest()
-			r.Name = ""
-			_, err := c.CreateSnapshot(ctx, r)
-			return err
-		}},
-		{"CS-1 CreateSnapshot without volume", func() error {
-			r := snapshotRequest()
-			r.SourceVolumeId = ""
-			_, err := c.CreateSnapshot(ctx, r)
-			return err
-		}},
-		{"DS-1 DeleteSnapshot", func() error {
-			_, err := c.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{})
-			return err
-		}},
-		{"LS-6 GetSnapshot", func() error {
-			_, err := c.GetSnapshot(ctx, &csi.GetSnapshotRequest{})
-			return err
-		}},
+		{"CV-1 CreateVolume without name",
+			creating(createRequest(), func(r *csi.CreateVolumeRequest) { r.Name = "" })},
+		{"CV-3 CreateVolume without capabilities",
+			creating(createRequest(), func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities = nil })},
+		{"CV-4 CreateVolume without access mode", creating(createRequest(),
+			func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0].AccessMode = nil })},
+		{"CV-4 CreateVolume without access type", creating(createRequest(),
+			func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0].AccessType = nil })},
+		{"CV-13 CreateVolume with an empty source", creating(createRequest(),
+			func(r *csi.CreateVolumeRequest) { r.VolumeContentSource = &csi.VolumeContentSource{} })},
+		{"CreateVolume from a snapshot without id", creating(createRequest(),
+			func(r *csi.CreateVolumeRequest) { r.VolumeContentSource = fromSnapshot("") })},
+		{"DV-1 DeleteVolume", &csi.DeleteVolumeRequest{}},
+		{"CP-1 ControllerPublishVolume without volume", publishing(publishRequest(),
+			func(r *csi.ControllerPublishVolumeRequest) { r.VolumeId = "" })},
+		{"CP-1 ControllerPublishVolume without node", publishing(publishRequest(),
+			func(r *csi.ControllerPublishVolumeRequest) { r.NodeId = "" })},
+		{"CP-1 ControllerPublishVolume without capability", publishing(publishRequest(),
+			func(r *csi.ControllerPublishVolumeRequest) { r.VolumeCapability = nil })},
+		{"CU-1 ControllerUnpublishVolume", &csi.ControllerUnpublishVolumeRequest{}},
+		{"VC-1 ValidateVolumeCapabilities without volume",
+			&csi.ValidateVolumeCapabilitiesRequest{VolumeCapabilities: anyCapability}},
+		{"VC-1 ValidateVolumeCapabilities without capabilities",
+			&csi.ValidateVolumeCapabilitiesRequest{VolumeId: racktest.Disk}},
+		{"VH-3 ControllerGetVolumeHealth", &csi.ControllerGetVolumeHealthRequest{}},
+		{"GV-1 ControllerGetVolume", &csi.ControllerGetVolumeRequest{}},
+		{"CS-1 CreateSnapshot without name", &csi.CreateSnapshotRequest{SourceVolumeId: racktest.Disk}},
+		{"CS-1 CreateSnapshot without volume", &csi.CreateSnapshotRequest{Name: "snap-1"}},
+		{"DS-1 DeleteSnapshot", &csi.DeleteSnapshotRequest{}},
+		{"LS-6 GetSnapshot", &csi.GetSnapshotRequest{}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			if err := test.call(); status.Code(err) != codes.InvalidArgument {
+			err := csitest.Call(t.Context(), c, test.request)
+			if status.Code(err) != codes.InvalidArgument {
 				t.Errorf("got %v", err)
 			}
 		})
@@ -161,12 +98,6 @@ func fromSnapshot(id string) *csi.VolumeContentSource {
 // TestBadRequestsNeverReachTheRack checks requests that are complete but invalid.
 func TestBadRequestsNeverReachTheRack(t *testing.T) {
 	c := rackThat(t)
-	create := func(edit func(*csi.CreateVolumeRequest)) error {
-		r := createRequest()
-		edit(r)
-		_, err := c.CreateVolume(t.Context(), r)
-		return err
-	}
 	for _, test := range []struct {
 		name   string
 		edit   func(*csi.CreateVolumeRequest)
@@ -200,10 +131,8 @@ func TestBadRequestsNeverReachTheRack(t *testing.T) {
 			r.Parameters = map[string]string{"placement": "instance"}
 		}, codes.InvalidArgument, csierr.TopologyInvalid},
 		{"CV-11 an empty range", func(r *csi.CreateVolumeRequest) {
-			r.CapacityRange = csitest.Range(0,
-				0)
-		},
-			codes.InvalidArgument, csierr.CapacityInvalid},
+			r.CapacityRange = csitest.Range(0, 0)
+		}, codes.InvalidArgument, csierr.CapacityInvalid},
 		{"CV-12 a range that no disk fits", func(r *csi.CreateVolumeRequest) {
 			r.CapacityRange = csitest.Range(1024*volume.GiB, 0)
 		}, codes.OutOfRange, csierr.CapacityOutOfRange},
@@ -224,73 +153,61 @@ func TestBadRequestsNeverReachTheRack(t *testing.T) {
 		}, codes.InvalidArgument, csierr.SourceIncompatible},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			csitest.Want(t, create(test.edit), test.code, test.reason)
+			_, err := c.CreateVolume(t.Context(), creating(createRequest(), test.edit))
+			csitest.Want(t, err, test.code, test.reason)
 		})
 	}
 }
 
 func TestIDsThatAreNotUUIDsNeverReachTheRack(t *testing.T) {
 	c := rackThat(t)
-	ctx := t.Context()
-	must := func(name string, err error) {
-		if err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-	_, err := c.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: "fake-vol-id"})
-	must("DV-2", err)
-	_, err = c.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{
-		VolumeId: "fake-vol-id", NodeId: racktest.Instance})
-	must("CU-4", err)
-	_, err = c.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{
-		VolumeId: racktest.Disk, NodeId: "fake-node"})
-	must("CU-5", err)
-	_, err = c.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: "reallyfakesnapshotid"})
-	must("DS-2", err)
-	for _, filter := range []*csi.ListSnapshotsRequest{
-		{SnapshotId: "none-exist-id"}, {SourceVolumeId: "none-exist-id"},
+	for _, test := range []struct {
+		name    string
+		request proto.Message
+		reason  csierr.Reason // of NOT_FOUND; none means success
+	}{
+		{"DV-2", &csi.DeleteVolumeRequest{VolumeId: "fake-vol-id"}, ""},
+		{"CU-4", &csi.ControllerUnpublishVolumeRequest{VolumeId: "fake-vol-id",
+			NodeId: racktest.Instance}, ""},
+		{"CU-5", &csi.ControllerUnpublishVolumeRequest{VolumeId: racktest.Disk, NodeId: "fake-node"}, ""},
+		{"DS-2", &csi.DeleteSnapshotRequest{SnapshotId: "reallyfakesnapshotid"}, ""},
+		{"LS-3 a snapshot", &csi.ListSnapshotsRequest{SnapshotId: "none-exist-id"}, ""},
+		{"LS-3 a volume", &csi.ListSnapshotsRequest{SourceVolumeId: "none-exist-id"}, ""},
+		{"publish a volume", publishing(publishRequest(),
+			func(r *csi.ControllerPublishVolumeRequest) { r.VolumeId = "fake-vol-id" }),
+			csierr.VolumeNotFound},
+		{"publish to a node", publishing(publishRequest(),
+			func(r *csi.ControllerPublishVolumeRequest) { r.NodeId = "fake-node-id" }),
+			csierr.InstanceNotFound},
+		{"get a volume", &csi.ControllerGetVolumeRequest{VolumeId: "fake"}, csierr.VolumeNotFound},
+		{"health", &csi.ControllerGetVolumeHealthRequest{VolumeId: "fake"}, csierr.VolumeNotFound},
+		{"get a snapshot", &csi.GetSnapshotRequest{SnapshotId: "fake"}, csierr.SnapshotNotFound},
+		{"validate", &csi.ValidateVolumeCapabilitiesRequest{VolumeId: "fake",
+			VolumeCapabilities: []*csi.VolumeCapability{csitest.Filesystem("")}}, csierr.VolumeNotFound},
+		{"take a snapshot", &csi.CreateSnapshotRequest{Name: "snap-1", SourceVolumeId: "fake"},
+			csierr.VolumeNotFound},
 	} {
-		answer, err := c.ListSnapshots(ctx, filter)
-		must("LS-3", err)
-		if len(answer.GetEntries()) > 0 {
-			t.Errorf("LS-3: got %v", answer)
-		}
+		t.Run(test.name, func(t *testing.T) {
+			err := csitest.Call(t.Context(), c, test.request)
+			if test.reason == "" {
+				csitest.Must(t, err)
+			} else {
+				csitest.Want(t, err, codes.NotFound, test.reason)
+			}
+		})
 	}
-
-	r := publishRequest()
-	r.VolumeId = "fake-vol-id"
-	_, err = c.ControllerPublishVolume(ctx, r)
-	csitest.Want(t, err, codes.NotFound, csierr.VolumeNotFound)
-	r = publishRequest()
-	r.NodeId = "fake-node-id"
-	_, err = c.ControllerPublishVolume(ctx, r)
-	csitest.Want(t, err, codes.NotFound, csierr.InstanceNotFound)
-	_, err = c.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: "fake"})
-	csitest.Want(t, err, codes.NotFound, csierr.VolumeNotFound)
-	_, err = c.ControllerGetVolumeHealth(ctx,
-		&csi.ControllerGetVolumeHealthRequest{VolumeId: "fake"})
-	csitest.Want(t, err, codes.NotFound, csierr.VolumeNotFound)
-	_, err = c.GetSnapshot(ctx, &csi.GetSnapshotRequest{SnapshotId: "fake"})
-	csitest.Want(t, err, codes.NotFound, csierr.SnapshotNotFound)
-	_, err = c.ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{
-		VolumeId: "fake", VolumeCapabilities: []*csi.VolumeCapability{csitest.Filesystem("")}})
-	csitest.Want(t, err, codes.NotFound, csierr.VolumeNotFound)
-	s := snapshotRequest()
-	s.SourceVolumeId = "fake"
-	_, err = c.CreateSnapshot(ctx, s)
-	csitest.Want(t, err, codes.NotFound, csierr.VolumeNotFound)
 }
 
-func TestCP2AndCP3ImpossiblePublications(t *testing.T) { // CP-2, CP-3
-	c := rackThat(t)
-	r := publishRequest()
-	r.Readonly = true
-	_, err := c.ControllerPublishVolume(t.Context(), r)
-	csitest.Want(t, err, codes.InvalidArgument, csierr.ReadOnlyUnsupported)
-	r = publishRequest()
-	r.VolumeCapability = csitest.InMode(csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY)
-	_, err = c.ControllerPublishVolume(t.Context(), r)
-	csitest.Want(t, err, codes.InvalidArgument, csierr.CapabilityUnsupported)
+func TestCP2AndCP3ImpossiblePublications(t *testing.T) {
+	for reason, edit := range map[csierr.Reason]func(*csi.ControllerPublishVolumeRequest){
+		csierr.ReadOnlyUnsupported: func(r *csi.ControllerPublishVolumeRequest) { r.Readonly = true },
+		csierr.CapabilityUnsupported: func(r *csi.ControllerPublishVolumeRequest) {
+			r.VolumeCapability = csitest.InMode(csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY)
+		},
+	} {
+		_, err := rackThat(t).ControllerPublishVolume(t.Context(), publishing(publishRequest(), edit))
+		csitest.Want(t, err, codes.InvalidArgument, reason)
+	}
 }
 
 func TestCS2AndCS3ImpossibleSnapshots(t *testing.T) { // CS-2, CS-3

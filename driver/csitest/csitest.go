@@ -3,6 +3,8 @@
 package csitest
 
 import (
+	"context"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -36,6 +38,21 @@ func Want(t *testing.T, err error, code codes.Code, reason csierr.Reason) {
 		t.Fatalf("got %v %q, want %v with reason %s", s.Code(), s.Message(), code, reason)
 	}
 	Presentable(t, err, code)
+}
+
+// Call calls the method of a service that takes the request.
+func Call(ctx context.Context, service any, request proto.Message) error {
+	name := strings.TrimSuffix(string(request.ProtoReflect().Descriptor().Name()), "Request")
+	results := reflect.ValueOf(service).MethodByName(name).Call([]reflect.Value{
+		reflect.ValueOf(ctx), reflect.ValueOf(request)})
+	err, _ := results[1].Interface().(error)
+	return err
+}
+
+// With returns the request after an edit.
+func With[R proto.Message](request R, edit func(R)) R {
+	edit(request)
+	return request
 }
 
 var startsWithReason = regexp.MustCompile(`^[A-Z][A-Za-z0-9]*: \S`)
