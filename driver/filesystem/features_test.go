@@ -4,7 +4,6 @@ package filesystem
 
 import (
 	"encoding/binary"
-	"fmt"
 	"strings"
 	"testing"
 
@@ -52,34 +51,5 @@ func TestOnlyKnownFeaturesAreAllowed(t *testing.T) {
 				}
 			}
 		}
-	}
-}
-
-func TestARefusedFeatureIsNamed(t *testing.T) {
-	for _, c := range []struct {
-		mkfs  string
-		at    int
-		patch []byte
-		want  string
-	}{
-		{"mke2fs -q -F -t ext4", extOffset + 0x60, []byte{0xCA, 2}, "s_feature_incompat: journal_dev"},
-		{"mke2fs -q -F -t ext4", extOffset + 0xE0, []byte{12}, "s_journal_inum: 12"},
-		{"mke2fs -q -F -t ext4 -O ^has_journal", extOffset + 0xE0, []byte{8}, "s_journal_inum: 8"},
-		{"mke2fs -q -F -t ext4", extOffset + 0xE4, []byte{1, 8}, "s_journal_dev: 0x801"},
-		{"mke2fs -q -F -t ext4", extOffset + 0x67, []byte{0xC0}, "s_feature_ro_compat: 0xc0000000"},
-		{"mkfs.xfs -q", 48, make([]byte, 8), "sb_logstart: an external log"},
-		{"mkfs.xfs -q", 100, []byte{0xB4, 0xA1}, "sb_versionnum: 1"},
-		{"mkfs.xfs -q", 219, []byte{0x1B}, "sb_features_incompat: needsrepair"},
-		{"mkfs.btrfs -q", btrfsOffset + 0x88, []byte{2}, "num_devices: 2"},
-		{"mkfs.btrfs -q", btrfsOffset + 0x88, []byte{0}, "num_devices: 0"},
-		{"mkfs.btrfs -q", btrfsOffset + 0x3C, []byte{3}, "flags>>32: seeding, flags>>32: metadump"},
-	} {
-		t.Run(fmt.Sprintf("%s with %s", c.mkfs, c.want), func(t *testing.T) {
-			head := freshDisk(t, 300*guesttest.MiB, strings.Fields(c.mkfs)...)
-			copy(head[c.at:], c.patch)
-			if found := findSuperblocks(head); len(found) != 1 || found[0].Refused != c.want {
-				t.Fatalf("found %+v", found)
-			}
-		})
 	}
 }

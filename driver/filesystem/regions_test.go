@@ -9,10 +9,8 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
-	"strings"
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 )
@@ -128,23 +126,6 @@ func TestEverySuperblockCopyIsInARegion(t *testing.T) {
 					}
 				}
 			})
-		}
-	}
-}
-
-func TestAnyByteInAnyRegionMakesADiskNotBlank(t *testing.T) {
-	for _, size := range []int64{8 * guesttest.MiB, guesttest.GiB} {
-		for _, r := range markerRegions(size) {
-			for _, at := range []int64{0, r.Bytes / 2, r.Bytes - 1} {
-				data := make([]byte, r.Bytes)
-				data[at] = 1
-				s := scan{Path: "/dev/x", SizeBytes: size, Regions: []regionData{{r, data}}}
-				err := s.checkBlank()
-				where := fmt.Sprintf("offset %d (%s)", r.Offset+at, r.Owner)
-				if !csierr.Has(err, csierr.DiskNotBlank) || !strings.Contains(err.Error(), where) {
-					t.Fatalf("byte %d of %+v: %v", at, r, err)
-				}
-			}
 		}
 	}
 }

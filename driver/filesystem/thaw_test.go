@@ -17,10 +17,12 @@ import (
 // Whoever had the device may have gone when the driver looks for a frozen filesystem. What is there
 // then, perhaps a raw workload's, is not replayed.
 func TestNoJournalIsReplayedToFindAFrozenFilesystem(t *testing.T) {
+	sizes := map[string]int64{volume.Ext3: 64 * guesttest.MiB, volume.Ext4: 64 * guesttest.MiB,
+		volume.XFS: 300 * guesttest.MiB, volume.Btrfs: 128 * guesttest.MiB}
 	for _, fsType := range volume.Filesystems {
 		t.Run(fsType, func(t *testing.T) {
 			g := guesttest.New(t)
-			d := g.Attach(guesttest.Serial, 512*guesttest.MiB)
+			d := g.Attach(guesttest.Serial, sizes[fsType])
 			guesttest.Run(t, "mkfs."+fsType, "-q", d.Loop)
 			dir := t.TempDir()
 			guesttest.Run(t, "mount", "-o", "noatime", d.Loop, dir)
