@@ -106,9 +106,7 @@ func TestB26MisconfigurationNamesTheVariableAndNeverItsValue(t *testing.T) {
 
 func TestConfigurationHasDefaults(t *testing.T) {
 	c, err := ParseConfig(nil, goodEnv(nil), io.Discard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if c.Mode != ModeController || c.MaxDisks != 12 || c.SysfsRoot != "/sys" ||
 		c.DevRoot != "/dev" ||
 		c.DeviceTimeout != 30*time.Second || c.LogLevel != slog.LevelInfo || c.LogJSON ||
@@ -122,9 +120,7 @@ func TestAFlagWinsOverItsVariable(t *testing.T) {
 	c, err := ParseConfig([]string{"--mode=node", "--endpoint", "unix:///other/x.sock",
 		"--max-disks=8", "--log-level=DEBUG", "--log-format=json", "--topology=rack=r1"},
 		goodEnv(map[string]string{"OXIDE_MAX_DISKS": "9", "OXIDE_TOPOLOGY_ZONE": "z1"}), io.Discard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	want := volume.Segments{volume.TopologyPrefix + "rack": "r1", volume.TopologyPrefix + "zone": "z1"}
 	if c.Mode != ModeNode || c.Endpoint != "unix:///other/x.sock" || c.MaxDisks != 8 ||
 		c.LogLevel != slog.LevelDebug || !c.LogJSON || !maps.Equal(c.Topology[0], want) {
@@ -200,13 +196,9 @@ func TestB23EverySettingHasAVariableAndIsInTheHelp(t *testing.T) {
 func TestB26RunFailsFastOnMisconfiguration(t *testing.T) {
 	dir := t.TempDir()
 	junk := filepath.Join(dir, "tweety")
-	if err := os.WriteFile(junk, []byte("no pem, no token"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(junk, []byte("no pem, no token"), 0o600))
 	good, err := ParseConfig(nil, goodEnv(nil), io.Discard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	good.Endpoint = "unix://" + filepath.Join(dir, "csi.sock")
 	for want, change := range map[string]func(*Config){
 		"OXIDE_CA_FILE":    func(c *Config) { c.CAFile = junk },
@@ -244,9 +236,7 @@ var spokenDefaults = map[string]string{
 
 func TestB37TheDocumentationListsEverySetting(t *testing.T) {
 	text, err := os.ReadFile("../docs/configuration.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_, table, _ := strings.Cut(string(text), "| flag | variable | default | meaning |\n")
 	table, _, _ = strings.Cut(table, "\n\n")
 	var want []string

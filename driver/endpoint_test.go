@@ -33,9 +33,7 @@ func TestB18OnlyAbsoluteUnixSocketsAreEndpoints(t *testing.T) {
 func names(t *testing.T, dir string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var list []string
 	for _, e := range entries {
 		list = append(list, e.Name())
@@ -46,9 +44,7 @@ func names(t *testing.T, dir string) []string {
 func TestB19NothingButASocketIsRemoved(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "csi.sock")
-	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, []byte("precious"), 0o600))
 	if _, err := listenUnix(path); err == nil || !strings.Contains(err.Error(), "no socket") {
 		t.Errorf("got %v", err)
 	}
@@ -66,9 +62,7 @@ func TestB19OfManyProcessesThatStartAtOnceOneServes(t *testing.T) {
 	for range 50 {
 		path := filepath.Join(t.TempDir(), "csi.sock")
 		left, err := listenUnix(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		// A stale socket, which all of them try to remove.
 		abandon(left)
 		servers := startAtOnce(t, path, 16)
@@ -121,17 +115,11 @@ func startAtOnce(t *testing.T, path string, many int) []net.Listener {
 func TestB19AProcessThatEndsLeavesItsSuccessorsSocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "csi.sock")
 	old, err := listenUnix(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	// The old socket is removed, and another process starts.
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(path))
 	successor, err := listenUnix(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_ = old.Close()
 	conn, err := net.Dial("unix", path)
 	if err != nil {
@@ -144,13 +132,9 @@ func TestB19AProcessThatEndsLeavesItsSuccessorsSocket(t *testing.T) {
 func TestTheWaitForALockedSocketDirectoryIsShort(t *testing.T) {
 	dir := t.TempDir()
 	held, err := os.Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = held.Close() })
-	if err := syscall.Flock(int(held.Fd()), syscall.LOCK_EX); err != nil {
-		t.Fatal(err)
-	}
+	must(t, syscall.Flock(int(held.Fd()), syscall.LOCK_EX))
 	_, err = listenUnix(filepath.Join(dir, "csi.sock"))
 	if err == nil || !strings.Contains(err.Error(), "another process has been starting there") {
 		t.Errorf("got %v", err)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"log/slog"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
@@ -47,9 +46,7 @@ func (m *moodyRack) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 
 func TestPR1ToPR5Probe(t *testing.T) {
 	rack := &moodyRack{}
-	server := httptest.NewServer(rack)
-	t.Cleanup(server.Close)
-	h := &rackHealth{Rack: clientFor(t, server.URL), Log: slog.New(slog.DiscardHandler),
+	h := &rackHealth{Rack: clientFor(t, rackAt(t, rack)), Log: slog.New(slog.DiscardHandler),
 		asked: make(chan struct{}, 1)}
 	identity := &identityService{Health: h.state}
 	probe := func() (bool, error) {
@@ -63,7 +60,7 @@ func TestPR1ToPR5Probe(t *testing.T) {
 		}
 	}
 	away := racktest.Error(503, "ServiceNotAvailable", "Service Unavailable")
-	fine := racktest.Exchange{Status: 200, Body: racktest.ProjectOf()}
+	fine := inOrder
 
 	expect("PR-2 before the first look", false)
 	rack.set(away)
@@ -112,10 +109,8 @@ func TestPR1ToPR5Probe(t *testing.T) {
 }
 
 func TestARefusedTokenCausesACheckAtOnce(t *testing.T) {
-	rack := &moodyRack{mood: racktest.Exchange{Status: 200, Body: racktest.ProjectOf()}}
-	server := httptest.NewServer(rack)
-	t.Cleanup(server.Close)
-	h := &rackHealth{Rack: clientFor(t, server.URL), Log: slog.New(slog.DiscardHandler),
+	rack := &moodyRack{mood: inOrder}
+	h := &rackHealth{Rack: clientFor(t, rackAt(t, rack)), Log: slog.New(slog.DiscardHandler),
 		asked: make(chan struct{}, 1)}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})

@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"maps"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -101,7 +100,7 @@ func kindOf(kind string, labels []string) string {
 // assembled makes a process, with a rack whose user has a token that expires.
 func assembled(t *testing.T, mode string) *plugin {
 	t.Helper()
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	url := rackAt(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/v1/me/access-tokens" {
 			_, _ = io.WriteString(w, racktest.ProjectOf())
 			return
@@ -111,10 +110,9 @@ func assembled(t *testing.T, mode string) *plugin {
 			"time_expires": "2036-01-01T00:00:00Z",
 		})))
 	}))
-	t.Cleanup(server.Close)
 	sysfs := t.TempDir()
 	must(t, os.Mkdir(filepath.Join(sysfs, "block"), 0o755))
-	config, err := ParseConfig(nil, goodEnv(map[string]string{"OXIDE_HOST": server.URL,
+	config, err := ParseConfig(nil, goodEnv(map[string]string{"OXIDE_HOST": url,
 		"OXIDE_MODE": mode, "OXIDE_SYSFS_ROOT": sysfs, "OXIDE_STATE_DIR": t.TempDir(),
 		"OXIDE_INSTANCE_ID": racktest.Numbered(2)}), io.Discard)
 	must(t, err)

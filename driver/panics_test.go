@@ -77,9 +77,7 @@ func TestEveryGoroutineIsStartedWhereItsPanicIsRecovered(t *testing.T) {
 	var paths []string
 	for _, pattern := range []string{"*.go", "*/*.go"} {
 		found, err := filepath.Glob(pattern)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		paths = append(paths, found...)
 	}
 	looked := 0
@@ -89,9 +87,7 @@ func TestEveryGoroutineIsStartedWhereItsPanicIsRecovered(t *testing.T) {
 		}
 		files := token.NewFileSet()
 		file, err := parser.ParseFile(files, path, nil, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		looked++
 		ast.Inspect(file, func(n ast.Node) bool {
 			starts := ""

@@ -14,12 +14,8 @@ import (
 // leaving listens at a socket, as the program beside a node's driver does.
 func leaving(t *testing.T) (listener net.Listener, socket string) {
 	t.Helper()
-	// Short enough for a socket, unlike a directory named after the test.
-	dir, err := os.MkdirTemp("", "leave")
-	must(t, err)
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	socket = filepath.Join(dir, "leave.sock")
-	listener, err = net.Listen("unix", socket)
+	socket = filepath.Join(shortDir(t), "leave.sock")
+	listener, err := net.Listen("unix", socket)
 	must(t, err)
 	t.Cleanup(func() { _ = listener.Close() })
 	return listener, socket

@@ -59,20 +59,13 @@ type served struct {
 
 func serve(t *testing.T, s *csiServer) *served {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "csi") // t.TempDir is too long for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	out := &served{log: &logBook{}, path: filepath.Join(dir, "csi.sock")}
+	out := &served{log: &logBook{}, path: filepath.Join(shortDir(t), "csi.sock")}
 	s.Log = newLog(Config{LogLevel: slog.LevelDebug - 4}, &hidden{}, out.log)
 	if s.Identity == nil {
 		s.Identity = &identityService{}
 	}
 	listener, err := listenUnix(out.path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- s.serve(ctx, listener) }()
@@ -84,9 +77,7 @@ func serve(t *testing.T, s *csiServer) *served {
 	t.Cleanup(func() { _ = stop() })
 	out.conn, err = grpc.NewClient("unix://"+out.path,
 		grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = out.conn.Close() })
 	return out
 }
@@ -157,9 +148,7 @@ func TestB12TheLockIsHeldAsLongAsTheHandlerRuns(t *testing.T) {
 	}()
 	<-working
 	close(finish)
-	if err := <-other; err != nil {
-		t.Error(err)
-	}
+	must(t, <-other)
 	// So is this one when the call has ended.
 	csitest.Await(t, "the lock is free", func() bool {
 		_, err := controller.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "a"})
@@ -198,9 +187,7 @@ func TestB29TheServerDrainsCallsAndRemovesItsSocket(t *testing.T) {
 	if err := <-answer; err != nil {
 		t.Errorf("the call at work got %v", err)
 	}
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
+	must(t, <-ended)
 	_ = s.conn.Close()
 	goleak.VerifyNone(t, before)
 }
@@ -211,9 +198,7 @@ func TestB29ASilentClientDoesNotDelayTheShutdown(t *testing.T) {
 		t.Fatal(err)
 	}
 	conn, err := net.Dial("unix", s.path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = conn.Close() }()
 	ended := make(chan error, 1)
 	go func() { ended <- s.stop() }()
@@ -279,9 +264,7 @@ func TestB15EveryMessageIsRedacted(t *testing.T) {
 	for i := range csi.File_csi_proto.Messages().Len() {
 		name := csi.File_csi_proto.Messages().Get(i).FullName()
 		kind, err := protoregistry.GlobalTypes.FindMessageByName(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		message := kind.New()
 		plantCanaries(message, 5)
 		messages++

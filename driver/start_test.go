@@ -1,7 +1,6 @@
 package driver
 
 import (
-	"context"
 	"encoding/json"
 	"io"
 	"log"
@@ -26,9 +25,7 @@ func TestD45SurroundingWhitespaceIsTrimmed(t *testing.T) {
 		"OXIDE_TOPOLOGY_RACK": "a", "OXIDE_INSTANCE_ID": racktest.Instance, "OXIDE_MAX_DISKS": "8",
 	}
 	want, err := ParseConfig(nil, goodEnv(values), io.Discard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, end := range []string{"\n", "\r\n", " ", "\n\n"} {
 		padded := map[string]string{}
 		for key, value := range values {
@@ -71,114 +68,100 @@ func TestD45AnEmptyValueIsNotSet(t *testing.T) {
 	}
 }
 
-// started runs the plugin with a JSON log until it has said something at a level, and returns that.
+// started runs the plugin until it has logged something at a level, and returns that.
 func started(t *testing.T, level string, args []string, env map[string]string) map[string]string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "csi")
-	must(t, err)
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	env["CSI_ENDPOINT"], env["OXIDE_LOG_FORMAT"] = "unix://"+filepath.Join(dir, "csi.sock"), "json"
-	env["OXIDE_STATE_DIR"] = filepath.Join(dir, "state")
-	if _, given := env["OXIDE_CLUSTER_ID"]; !given {
-		env["OXIDE_CLUSTER_ID"] = "blue"
-	}
-	config, err := ParseConfig(args, goodEnv(env), io.Discard)
-	must(t, err)
-	ctx, cancel := context.WithCancel(t.Context())
-	book := &logBook{}
-	ended := make(chan error, 1)
-	go func() { ended <- Run(ctx, config, book) }()
-	defer func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	}()
-	var found map[string]string
+	p := run(t, args, env)
+	defer p.stop()
+	return p.line(t, level)
+}
+
+// line waits for the first line of the log at a level.
+func (p *running) line(t *testing.T, level string) (found map[string]string) {
+	t.Helper()
 	csitest.Await(t, "the log has a line of level "+level, func() bool {
-		for line := range strings.Lines(book.String()) {
+		for line := range strings.Lines(p.log.String()) {
 			entry := map[string]string{}
-			err := json.Unmarshal([]byte(line), &entry)
-			if err == nil && entry["level"] == level && found == nil {
+			if json.Unmarshal([]byte(line), &entry) == nil && entry["level"] == level {
 				found = entry
+				return true
 			}
 		}
-		return found != nil
+		return false
 	})
-	if strings.Contains(book.String(), "tweety") {
-		t.Errorf("the log shows a value:\n%s", book)
+	if strings.Contains(p.log.String(), "tweety") {
+		t.Errorf("the log shows a value:\n%s", p.log)
 	}
 	return found
 }
 
-func TestAControllerWithoutAClusterIDLogsAWarning(t *testing.T) {
-	line := started(t, "WARN", nil, map[string]string{"OXIDE_CLUSTER_ID": ""})
-	if !strings.Contains(line["msg"], "OXIDE_CLUSTER_ID") {
-		t.Errorf("the warning is %q", line["msg"])
+// A process that cannot work logs one line that says why, and ready prints the same. It is alive, so
+// that nothing restarts it for that.
+func TestD45AControllerWhoseRackRefusesItSaysWhyAndIsAlive(t *testing.T) {
+	at := func(mood racktest.Exchange) map[string]string {
+		return map[string]string{"OXIDE_HOST": rackAt(t, &moodyRack{mood: mood})}
 	}
-}
-
-func TestD45AControllerLogsOneLineWhenTheRackRefusesIt(t *testing.T) {
-	answering := func(e racktest.Exchange) http.HandlerFunc {
-		return func(w http.ResponseWriter, _ *http.Request) {
-			w.WriteHeader(e.Status)
-			_, _ = io.WriteString(w, e.Body)
-		}
-	}
-	plain := func(h http.Handler) func(*testing.T) map[string]string {
-		return func(t *testing.T) map[string]string {
-			server := httptest.NewServer(h)
-			t.Cleanup(server.Close)
-			return map[string]string{"OXIDE_HOST": server.URL}
-		}
-	}
-	fine := answering(racktest.Exchange{Status: 200, Body: racktest.ProjectOf()})
+	silent := httptest.NewServer(nil)
+	silent.Close()
+	secure := secureRack(t, &moodyRack{mood: inOrder})
+	ca := filepath.Join(t.TempDir(), "ca.pem")
+	must(t, os.WriteFile(ca, racktest.PEM(secure.Certificate().Raw), 0o600))
 	for _, test := range []struct {
 		name  string
-		rack  func(*testing.T) map[string]string
+		env   map[string]string
 		level string
-		want  []string
+		want  []string // none: it can work
 	}{
-		{"a wrong token", plain(answering(racktest.Error(401, "Unauthorized",
-			"credentials missing or invalid"))), "ERROR",
-			[]string{"TokenRejected", "OXIDE_TOKEN"}},
-		{"a token without a role", plain(answering(racktest.Error(403, "Forbidden", "Forbidden"))),
-			"ERROR", []string{"RoleMissing", "limited-collaborator"}},
-		{"an unknown project", plain(answering(racktest.Error(404, "ObjectNotFound",
-			`not found: project with name "tweety"`))), "ERROR",
-			[]string{"ProjectNotFound", "OXIDE_PROJECT"}},
-		{"an address of something else", plain(http.NotFoundHandler()), "WARN",
-			[]string{"RackUnknown", "OXIDE_HOST"}},
-		{"an address where nothing listens", func(t *testing.T) map[string]string {
-			server := httptest.NewServer(fine)
-			server.Close()
-			return map[string]string{"OXIDE_HOST": server.URL}
-		}, "WARN", []string{"RackUnavailable", "OXIDE_HOST", "connection refused"}},
-		{"a name that does not resolve", func(*testing.T) map[string]string {
-			return map[string]string{"OXIDE_HOST": "https://tweety..invalid"}
-		}, "WARN", []string{"RackUnavailable", "OXIDE_HOST"}},
-		{"a certificate of an unknown authority", func(t *testing.T) map[string]string {
-			return map[string]string{"OXIDE_HOST": secureRack(t, fine).URL}
-		}, "WARN", []string{"RackUnavailable", "unknown authority", "OXIDE_CA_FILE"}},
-		{"a certificate for another name", func(t *testing.T) map[string]string {
-			server := secureRack(t, fine)
-			ca := filepath.Join(t.TempDir(), "ca.pem")
-			must(t, os.WriteFile(ca, racktest.PEM(server.Certificate().Raw), 0o600))
-			return map[string]string{"OXIDE_CA_FILE": ca,
-				"OXIDE_HOST": strings.Replace(server.URL, "127.0.0.1", "localhost", 1)}
-		}, "WARN", []string{"RackUnavailable", "other names than the one in OXIDE_HOST"}},
+		{"a rack in order", at(inOrder), "INFO", nil},
+		{"a wrong token", at(racktest.Error(401, "Unauthorized", "credentials missing or invalid")),
+			"ERROR", []string{"TokenRejected: ", "OXIDE_TOKEN"}},
+		{"a token without a role", at(racktest.Error(403, "Forbidden", "Forbidden")), "ERROR",
+			[]string{"RoleMissing: ", "limited-collaborator"}},
+		{"an unknown project", at(racktest.Error(404, "ObjectNotFound",
+			`not found: project with name "tweety"`)), "ERROR",
+			[]string{"ProjectNotFound: ", "OXIDE_PROJECT"}},
+		{"an address of something else", at(racktest.Exchange{Status: 404, Body: "no such page"}),
+			"WARN", []string{"RackUnknown: ", "OXIDE_HOST"}},
+		{"an address where nothing listens", map[string]string{"OXIDE_HOST": silent.URL}, "WARN",
+			[]string{"RackUnavailable: ", "OXIDE_HOST", "connection refused"}},
+		{"a name that does not resolve", map[string]string{"OXIDE_HOST": "https://tweety..invalid"},
+			"WARN", []string{"RackUnavailable: ", "OXIDE_HOST"}},
+		{"a certificate of an unknown authority", map[string]string{"OXIDE_HOST": secure.URL}, "WARN",
+			[]string{"RackUnavailable: ", "unknown authority", "OXIDE_CA_FILE"}},
+		{"a certificate for another name", map[string]string{"OXIDE_CA_FILE": ca,
+			"OXIDE_HOST": strings.Replace(secure.URL, "127.0.0.1", "localhost", 1)}, "WARN",
+			[]string{"RackUnavailable: ", "other names than the one in OXIDE_HOST"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			line := started(t, test.level, nil, test.rack(t))
-			for _, want := range test.want {
-				if !strings.Contains(line["msg"]+" "+line["error"], want) {
-					t.Errorf("the line %v lacks %q", line, want)
+			live := "unix://" + filepath.Join(shortDir(t), "live.sock")
+			test.env["OXIDE_LIVENESS_ENDPOINT"] = live
+			p := run(t, nil, test.env)
+			defer p.stop()
+			line := p.line(t, test.level)
+			var status int
+			var said string
+			csitest.Await(t, "what it waits for is no longer the first answer", func() bool {
+				status, said = readiness(t, p.endpoint)
+				return !strings.Contains(said, "first answer") && !strings.Contains(said, "no plugin")
+			})
+			if (status == 0) != (test.want == nil) {
+				t.Errorf("status %d, %q", status, said)
+			}
+			for _, text := range []string{line["msg"] + " " + line["error"], said} {
+				for _, want := range test.want {
+					if !strings.Contains(text, want) {
+						t.Errorf("%q lacks %q", text, want)
+					}
+				}
+				for _, not := range []string{"rpc error", "127.0.0.1", "localhost"} {
+					if strings.Contains(text, not) && test.want != nil {
+						t.Errorf("%q shows gRPC's words or an address", text)
+					}
 				}
 			}
-			if strings.Contains(line["error"], "rpc error") ||
-				strings.Contains(line["error"], "127.0.0.1") ||
-				strings.Contains(line["error"], "localhost") {
-				t.Errorf("the line %v shows gRPC's words or an address", line)
+			answer, err := probeAt(t, live)
+			if err != nil || !answer.GetReady().GetValue() {
+				t.Errorf("it would be restarted for it: %v, %v", answer, err)
 			}
 		})
 	}
@@ -222,10 +205,8 @@ func TestDangerousSettingsAreLoggedAtStart(t *testing.T) {
 			t.Errorf("%s, cluster %q: warned of %q, want %q", test.host, test.cluster, got, test.want)
 		}
 	}
-	server := httptest.NewServer(http.NotFoundHandler())
-	t.Cleanup(server.Close)
-	line := started(t, "WARN", nil, map[string]string{"OXIDE_HOST": server.URL,
-		"OXIDE_CLUSTER_ID": ""})
+	line := started(t, "WARN", nil, map[string]string{"OXIDE_CLUSTER_ID": "",
+		"OXIDE_HOST": rackAt(t, http.NotFoundHandler())})
 	if !strings.HasPrefix(line["msg"], "OXIDE_CLUSTER_ID is not set: ") {
 		t.Errorf("the log warns of %v", line)
 	}
@@ -233,23 +214,21 @@ func TestDangerousSettingsAreLoggedAtStart(t *testing.T) {
 
 func TestAProblemWithTheRackIsLoggedOnce(t *testing.T) {
 	rack := &moodyRack{}
-	server := httptest.NewServer(rack)
-	t.Cleanup(server.Close)
 	book := &logBook{}
-	h := &rackHealth{Rack: clientFor(t, server.URL),
+	h := &rackHealth{Rack: clientFor(t, rackAt(t, rack)),
 		Log: newLog(Config{}, &hidden{}, book), asked: make(chan struct{}, 1)}
 	for i, step := range []struct {
 		mood racktest.Exchange
 		want int // lines in the log from the start
 	}{
-		{racktest.Exchange{Status: 200, Body: racktest.ProjectOf()}, 0},
+		{inOrder, 0},
 		{racktest.Error(503, "ServiceNotAvailable", "Service Unavailable"), 1},
 		{racktest.Error(503, "ServiceNotAvailable", "another sentence, as one with a number is"), 1},
 		{racktest.Error(401, "Unauthorized", "credentials missing or invalid"), 2},
 		{racktest.Error(401, "Unauthorized", "credentials missing or invalid"), 2},
 		{racktest.Error(404, "ObjectNotFound", "not found: project"), 3},
-		{racktest.Exchange{Status: 200, Body: racktest.ProjectOf()}, 4},
-		{racktest.Exchange{Status: 200, Body: racktest.ProjectOf()}, 4},
+		{inOrder, 4},
+		{inOrder, 4},
 	} {
 		rack.set(step.mood)
 		h.check(t.Context())
