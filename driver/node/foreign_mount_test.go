@@ -9,57 +9,54 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// adminPair is an administrator's btrfs of two disks, mounted at the path.
-func adminPair(t *testing.T, g *guest, path string) {
-	t.Helper()
-	a, b := g.Attach("backup-a", 512*guesttest.MiB), g.Attach("backup-b", 512*guesttest.MiB)
-	guesttest.Run(t, "mkfs.btrfs", "-q", "-d", "raid0", a.Loop, b.Loop)
-	must(t, os.Mkdir(path, 0o755))
-	scanBtrfs(t, g.Dev(b.Name))
-	must(t, unix.Mount(g.Dev(a.Name), path, "btrfs", 0, ""))
-}
-
-func TestAnAdministratorsMountAtAVolumesPathIsLeftAlone(t *testing.T) {
-	for name, call := range map[string]func(v testVolume) error{
-		"NodeStageVolume": testVolume.stage, "NodeUnstageVolume": testVolume.unstage,
-		"NodeUnpublishVolume": func(v testVolume) error {
-			return v.unpublish("staging " + v.disk.Serial)
+func TestAMountThatIsNotTheVolumesIsLeftAlone(t *testing.T) {
+	foreign := map[string]func(t *testing.T, g *guest, path string){
+		"UP-6 NU-5 a tmpfs": func(t *testing.T, _ *guest, path string) {
+			guesttest.Run(t, "mount", "-t", "tmpfs", "none", path)
 		},
-	} {
-		t.Run(name+" of a btrfs of two disks", func(t *testing.T) {
+		"a disk of no instance": func(t *testing.T, g *guest, path string) {
+			d := g.Attach(guesttest.OtherSerial, 16*guesttest.MiB)
+			g.Unplug(d)
+			guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", d.Loop)
+			guesttest.Run(t, "mount", d.Loop, path)
+		},
+		"a btrfs of two disks": func(t *testing.T, g *guest, path string) {
+			a, b := g.Attach("backup-a", 512*guesttest.MiB), g.Attach("backup-b", 512*guesttest.MiB)
+			guesttest.Run(t, "mkfs.btrfs", "-q", "-d", "raid0", a.Loop, b.Loop)
+			scanBtrfs(t, g.Dev(b.Name))
+			must(t, unix.Mount(g.Dev(a.Name), path, "btrfs", 0, ""))
+		},
+	}
+	for _, fsType := range volume.Filesystems {
+		foreign["an administrator's "+fsType] = func(t *testing.T, g *guest, path string) {
+			d := g.Attach("backup", 512*guesttest.MiB)
+			guesttest.Run(t, "mkfs."+fsType, "-q", d.Loop)
+			must(t, unix.Mount(g.Dev(d.Name), path, fsType, 0, ""))
+		}
+	}
+	for name, mountAt := range foreign {
+		t.Run(name, func(t *testing.T) {
 			g := statefulGuest(t)
 			v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
-			adminPair(t, g, v.staging())
-			if err := call(v); err == nil {
-				t.Error("the call says OK")
-			}
+			must(t, os.Mkdir(v.staging(), 0o755))
+			mountAt(t, g, v.staging())
+			csitest.Want(t, v.unpublish("staging "+v.disk.Serial), codes.AlreadyExists,
+				csierr.PublishedDifferently)
+			csitest.Want(t, v.unstage(), codes.AlreadyExists, csierr.StagedDifferently)
+			csitest.Want(t, v.stage(), codes.AlreadyExists, csierr.StagedDifferently)
 			if left := guesttest.Mounts(t, g.Dir); len(left) != 1 {
-				t.Errorf("mounts: %q", left)
+				t.Fatalf("mounts: %q", left)
 			}
 		})
 	}
-	t.Run("NodeStageVolume of what is no disk of the instance", func(t *testing.T) {
-		g := statefulGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
-		d := g.Attach(guesttest.OtherSerial, 16*guesttest.MiB)
-		g.Unplug(d)
-		guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", d.Loop)
-		must(t, os.Mkdir(v.staging(), 0o755))
-		guesttest.Run(t, "mount", d.Loop, v.staging())
-		if err := v.stage(); err == nil {
-			t.Error("the call says OK")
-		}
-		if left := guesttest.Mounts(t, g.Dir); len(left) != 1 {
-			t.Errorf("mounts: %q", left)
-		}
-	})
 }
 
 // TestAWorkloadsFUSEHoldsUpNoUnstage has a mount namespace in which a file named like a disk's node
@@ -85,22 +82,12 @@ func TestAWorkloadsFUSEHoldsUpNoUnstage(t *testing.T) {
 	must(t, unix.Unmount(over, unix.MNT_DETACH))
 	must(t, unix.Unmount(filepath.Join(over, "f"), unix.MNT_DETACH))
 	must(t, unix.Unmount(tm, unix.MNT_DETACH))
-	done := make(chan struct{})
-	wait := async.Start(func() (struct{}, error) {
-		defer close(done)
-		_ = v.unstage() // the other namespace has a copy of the staging mount, so it is refused
-		return struct{}{}, nil
+	// The other namespace has a copy of the staging mount, so the call is refused.
+	err = inTime(t, func() error {
+		_, err := g.impatient().NodeUnstageVolume(t.Context(), v.unstageRequest())
+		return err
 	})
-	csitest.Await(t, "the unstage of the volume has ended", func() bool {
-		select {
-		case <-done:
-			return true
-		default:
-			return false
-		}
-	})
-	_, err = wait()
-	must(t, err)
+	csitest.Want(t, err, codes.Internal, csierr.StillMounted)
 }
 
 func TestARefusedStageThawsNothingThatADirectoryNamedLikeADiskShows(t *testing.T) {

@@ -5,15 +5,12 @@ package node
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
@@ -108,103 +105,6 @@ func smallest(fsType string) int64 {
 	return 64 * guesttest.MiB
 }
 
-func TestACutOffFormatIsDoneAgain(t *testing.T) {
-	cuts := []struct{ name, script string }{
-		{"before it wrote", "exit 1"},
-		{"after its end", `"$real" "$@" && exit 1`},
-		{"after a moment", `timeout -s KILL 0.003 "$real" "$@"; exit 1`},
-		{"after a while", `timeout -s KILL 0.008 "$real" "$@"; exit 1`},
-		{"after a longer while", `timeout -s KILL 0.02 "$real" "$@"; exit 1`},
-	}
-	for _, fsType := range volume.Filesystems {
-		for _, c := range cuts {
-			t.Run("a "+fsType+" whose mkfs was cut off "+c.name, func(t *testing.T) {
-				g := newGuest(t)
-				v := g.volume(g.Attach(guesttest.Serial, smallest(fsType)), fsType)
-				interruptFormat(t, c.script, v.stage)
-				if n := recordsOn(t, v.disk); n == 0 {
-					t.Fatal("no mark is left on the disk")
-				}
-				if fsType != volume.Btrfs || c.script == "exit 1" {
-					interruptFormat(t, c.script, v.stage) // and the second time too
-				}
-				must(t, v.stage())
-				v.checkStaged(t)
-			})
-		}
-	}
-	for i, fsType := range volume.Filesystems {
-		other := volume.Filesystems[(i+1)%len(volume.Filesystems)]
-		t.Run("a "+fsType+" that was cut off becomes "+other+" when that is asked for now",
-			func(t *testing.T) {
-				g := newGuest(t)
-				v := g.volume(g.Attach(guesttest.Serial, max(smallest(fsType), smallest(other))), fsType)
-				script := `"$real" "$@" && exit 1`
-				if fsType == volume.Btrfs {
-					script = "exit 1" // when it is finished it stays what it is
-				}
-				interruptFormat(t, script, v.stage)
-				v.FSType = other
-				must(t, v.stage())
-				v.checkStaged(t)
-			})
-	}
-	t.Run("whichever of the marks had been written or erased", func(t *testing.T) {
-		for _, make := range []func(v testVolume){
-			func(testVolume) {},
-			func(v testVolume) { guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop) },
-		} {
-			for which := 1; which < 8; which++ {
-				g := newGuest(t)
-				v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
-				make(v)
-				for i, slot := range filesystem.RecordOffsets(v.disk.SizeBytes) {
-					if which&(1<<i) != 0 {
-						v.disk.WriteAt(t, slot, v.formatRecord(t))
-					}
-				}
-				must(t, v.stage())
-				v.checkStaged(t)
-			}
-		}
-	})
-}
-
-func TestABtrfsOfWhichAPowerCutLeftTheSuperblockIsMadeAgain(t *testing.T) {
-	g := newGuest(t)
-	v := g.volume(g.Attach(guesttest.Serial, 256*guesttest.MiB), volume.Btrfs)
-	interruptFormat(t, `"$real" "$@" && exit 1`, v.stage)
-	// mkfs wrote everything, but only the superblocks and the records reached the disk.
-	file, err := os.ReadFile(v.disk.File)
-	must(t, err)
-	keep := append(filesystem.RecordOffsets(v.disk.SizeBytes), 64<<10, 64*guesttest.MiB)
-	zeroes := make([]byte, blockdev.AlignBytes)
-	for at := int64(0); at < int64(len(file)); at += blockdev.AlignBytes {
-		if !slices.Contains(keep, at) && !bytes.Equal(file[at:at+blockdev.AlignBytes], zeroes) {
-			v.disk.WriteAt(t, at, zeroes)
-		}
-	}
-	must(t, v.stage())
-	v.checkStaged(t)
-	if n := recordsOn(t, v.disk); n != 0 {
-		t.Errorf("%d marks are left on the disk", n)
-	}
-}
-
-func TestABtrfsWhoseSuperblockAPowerCutToreIsMadeAgain(t *testing.T) {
-	for name, lost := range map[string][2]int64{"of its first sector": {0, 512},
-		"of the others": {512, 4096}} {
-		t.Run(name, func(t *testing.T) {
-			g := newGuest(t)
-			v := g.volume(g.Attach(guesttest.Serial, smallest(volume.Btrfs)), volume.Btrfs)
-			interruptFormat(t, `"$real" "$@" && exit 1`, v.stage)
-			v.disk.WriteAt(t, 64<<10+lost[0], make([]byte, lost[1]-lost[0]))
-			must(t, v.stage())
-			v.checkStaged(t)
-		})
-	}
-}
-
 func TestABtrfsOfWhichOnlyTheRecordsAreLeftIsKeptWhateverALaterCheckFinds(t *testing.T) {
 	g := newGuest(t)
 	v := g.volume(g.Attach(guesttest.Serial, smallest(volume.Btrfs)), volume.Btrfs)
@@ -266,209 +166,54 @@ func (v testVolume) check(t *testing.T) {
 	}
 }
 
-func TestOnlyTheOwnMarkMakesAFormatBeDoneAgain(t *testing.T) {
-	for _, c := range []struct {
-		name   string
-		change func(m *filesystem.Record, b []byte)
-		says   string
-	}{
-		{"of another volume", func(m *filesystem.Record, _ []byte) { m.Volume = "another" },
-			`of volume "another"`},
-		{"of another disk", func(m *filesystem.Record, _ []byte) { m.Disk = "another" },
-			`on disk "another"`},
-		{"for another size", func(m *filesystem.Record, _ []byte) { m.SizeBytes++ }, "of 67108865 bytes"},
-		{"with a wrong checksum", func(_ *filesystem.Record, b []byte) { b[511] ^= 1 }, "not blank"},
-		{"of another version", func(_ *filesystem.Record, b []byte) {
-			b[16] = 9
-		}, "not blank"},
-	} {
-		t.Run("a mark "+c.name+" is refused, the bytes untouched", func(t *testing.T) {
+func TestACutOffFormatIsDoneAgain(t *testing.T) {
+	for _, fsType := range volume.Filesystems {
+		t.Run("a "+fsType+" gets the wanted UUID in the end", func(t *testing.T) {
+			const id = "7d3c1f60-52c1-4f0e-8a57-2f5d1f0a9be1"
 			g := newGuest(t)
-			v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
-			guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
-			v.disk.WriteAt(t, 0, make([]byte, 8<<10)) // what is left is no filesystem
-			m, err := filesystem.ParseRecord(v.formatRecord(t))
-			must(t, err)
-			c.change(&m, make([]byte, 512))
-			b, err := m.Encode()
-			must(t, err)
-			c.change(&m, b)
-			for _, slot := range filesystem.RecordOffsets(v.disk.SizeBytes) {
-				v.disk.WriteAt(t, slot, b)
+			v := g.volume(g.Attach(guesttest.Serial, smallest(fsType)), fsType)
+			v.Tag = map[string]string{volume.CtxFilesystemUUID: id}
+			interruptFormat(t, `"$real" "$@" && exit 1`, v.stage)
+			if recordsOn(t, v.disk) == 0 {
+				t.Fatal("no record is left on the disk")
 			}
-			before := v.disk.Digest(t)
-			err = v.stage()
-			csitest.Want(t, err, codes.FailedPrecondition, csierr.DiskNotBlank)
-			if !strings.Contains(err.Error(), c.says) {
-				t.Errorf("the message does not say %q: %v", c.says, err)
-			}
-			if v.disk.Digest(t) != before {
-				t.Error("the disk was written")
+			must(t, v.stage())
+			v.checkStaged(t)
+			if got := uuidOf(t, v.disk); !strings.Contains(got, ` UUID="`+id+`"`) {
+				t.Fatalf("the filesystem is %s, want the UUID %s", got, id)
 			}
 		})
 	}
-	t.Run("a mark of ours beside one of another volume is refused", func(t *testing.T) {
+	t.Run("a filesystem of a volume whose id is no UUID has any", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
+		v := g.volume(g.Attach(guesttest.Serial, smallest(volume.Ext4)), volume.Ext4)
+		v.ID = "a-static-volume"
+		interruptFormat(t, "exit 1", v.stage)
+		must(t, v.stage())
+		v.checkStaged(t)
+	})
+	t.Run("a record of another volume beside the own one prevents it", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, smallest(volume.Ext4)), volume.Ext4)
 		other := v
 		other.ID = "another"
 		v.disk.WriteAt(t, filesystem.RecordOffsets(v.disk.SizeBytes)[0], v.formatRecord(t))
 		v.disk.WriteAt(t, filesystem.RecordOffsets(v.disk.SizeBytes)[2], other.formatRecord(t))
 		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
 	})
-	for _, c := range []struct {
-		name   string
-		offset int64
-		magic  string
-	}{
-		{"LUKS", 0, "LUKS\xba\xbe\x00\x02"}, {"LVM", 512, "LABELONE"}, {"a GPT", 512, "EFI PART"},
-		{"the end of a GPT", -512, "EFI PART"}, {"a DOS partition table", 0, string(mbr(0x83))},
-		{"md 1.0", -8192, mdBytes},
-	} {
-		t.Run("what has come after the format, "+c.name+", is not overwritten", func(t *testing.T) {
-			g := newGuest(t)
-			v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
-			interruptFormat(t, "exit 1", v.stage)
-			offset := c.offset
-			if offset < 0 {
-				offset += v.disk.SizeBytes
-			}
-			v.disk.WriteAt(t, offset, []byte(c.magic))
-			before := v.disk.Digest(t)
-			csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
-			if v.disk.Digest(t) != before {
-				t.Error("the disk was written")
-			}
-		})
-	}
-	t.Run("a restored snapshot of a disk whose format was cut off is refused", func(t *testing.T) {
-		g := newGuest(t)
-		origin := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
-		interruptFormat(t, `"$real" "$@" && exit 1`, origin.stage)
-		v := g.volume(g.AttachFile("csi-restored00000000", copyDisk(t, origin.disk.File)), volume.Ext4)
-		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
-		must(t, origin.stage())
-	})
 }
 
-func TestAFilesystemInUseIsNeverFormattedWhateverTheMarksSay(t *testing.T) {
-	for _, fsType := range volume.Filesystems {
-		t.Run("a "+fsType+" whose files hold marks at their places keeps them", func(t *testing.T) {
-			g := newGuest(t)
-			v := g.volume(g.Attach(guesttest.Serial, smallest(fsType)), fsType)
-			if fsType != volume.Btrfs {
-				// The size of a record's sector.
-				v.Context = map[string]string{volume.CtxMkfsOptions: "fsBlockSize=4096"}
-			}
-			must(t, v.stage())
-			fill(t, filepath.Join(v.staging(), "marks"), v.formatRecord(t))
-			must(t, v.unstage())
-			if n := recordsOn(t, v.disk); n == 0 {
-				t.Fatal("the file reached no place of a mark")
-			}
-			id, before := uuidOf(t, v.disk), recordsOn(t, v.disk)
-			must(t, v.stage())
-			must(t, v.unstage())
-			if again := uuidOf(t, v.disk); again != id || recordsOn(t, v.disk) != before {
-				t.Fatalf("%s became %s, %d marks %d", id, again, before, recordsOn(t, v.disk))
-			}
-		})
-		for _, state := range []string{"mounted and nothing more", "written and synced"} {
-			t.Run("a "+fsType+" that was only just "+state+" when its machine died",
-				func(t *testing.T) {
-					g := newGuest(t)
-					v := g.volume(g.Attach(guesttest.Serial, smallest(fsType)), fsType)
-					must(t, v.stage())
-					file := filepath.Join(v.staging(), "hello")
-					if state != "mounted and nothing more" {
-						f, err := os.Create(file)
-						must(t, err)
-						_, err = f.WriteString("rack")
-						must(t, err)
-						must(t, f.Sync())
-						must(t, f.Close())
-					}
-					copied := copyDisk(t, v.disk.File)
-					must(t, v.unstage())
-					g.Unplug(v.disk)
-					after := g.volume(g.AttachFile(guesttest.Serial, copied), fsType)
-					after.ID = v.ID
-					for _, slot := range filesystem.RecordOffsets(after.disk.SizeBytes) {
-						after.disk.WriteAt(t, slot, after.formatRecord(t))
-					}
-					id := uuidOf(t, after.disk)
-					must(t, after.stage())
-					if again := uuidOf(t, after.disk); again != id && state != "mounted and nothing more" {
-						t.Fatalf("%s became %s", id, again)
-					}
-					b, err := os.ReadFile(filepath.Join(after.staging(), "hello"))
-					if state != "mounted and nothing more" && string(b) != "rack" {
-						t.Fatalf("the file holds %q, %v", b, err)
-					}
-					must(t, after.unstage())
-				})
-		}
+func TestAFilesystemThatWasFilledWithoutAMountIsNotFormatted(t *testing.T) {
+	g := newGuest(t)
+	v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
+	files := t.TempDir()
+	must(t, os.WriteFile(filepath.Join(files, "hello"), []byte("rack"), 0o600))
+	guesttest.Run(t, "mke2fs", "-q", "-t", volume.Ext4, "-d", files, v.disk.Loop)
+	for _, slot := range filesystem.RecordOffsets(v.disk.SizeBytes) {
+		v.disk.WriteAt(t, slot, v.formatRecord(t))
 	}
-}
-
-// fill writes the sector over and over until the filesystem is full.
-func fill(t *testing.T, path string, spot []byte) {
-	t.Helper()
-	f, err := os.Create(path)
-	must(t, err)
-	chunk := slices.Repeat(spot, 256)
-	for err == nil {
-		_, err = f.Write(chunk)
+	must(t, v.stage())
+	if b, err := os.ReadFile(filepath.Join(v.staging(), "hello")); string(b) != "rack" {
+		t.Fatalf("the file holds %q, %v", b, err)
 	}
-	if !errors.Is(err, unix.ENOSPC) {
-		t.Fatal(err)
-	}
-	_ = f.Sync()
-	must(t, f.Close())
-}
-
-func TestTheDeviceIsTheSameFromTheCheckToTheMount(t *testing.T) {
-	t.Run("a device that is swapped while it is checked is refused", func(t *testing.T) {
-		g := newGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
-		other := g.Attach("csi-other00000000000", 64*guesttest.MiB)
-		before := v.disk.Digest(t) + other.Digest(t)
-		// The other disk takes the name of the first and its serial.
-		sys, dev := filepath.Join(g.Dir, "sys/block"), filepath.Join(g.Dir, "dev")
-		tools(t, map[string]string{"blkid": fmt.Sprintf(`
-			cd '%s' && cp '%s/device/serial' '%s/device/serial' && rm -r '%s' && mv '%s' '%s'
-			cd '%s' && mv '%s' '%s'
-			exit 2`, sys, v.disk.Name, other.Name, v.disk.Name, other.Name, v.disk.Name,
-			dev, other.Name, v.disk.Name)})
-		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceChanged)
-		if v.disk.Digest(t)+other.Digest(t) != before {
-			t.Fatal("a disk was written")
-		}
-	})
-	t.Run("a second device with the serial that comes while it is checked is noticed",
-		func(t *testing.T) {
-			g := newGuest(t)
-			v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
-			other := g.Attach("csi-other00000000000", 64*guesttest.MiB)
-			before := v.disk.Digest(t) + other.Digest(t)
-			tools(t, map[string]string{"blkid": fmt.Sprintf(`cp '%s' '%s'; exit 2`,
-				filepath.Join(g.Dir, "sys/block", v.disk.Name, "device/serial"),
-				filepath.Join(g.Dir, "sys/block", other.Name, "device/serial"))})
-			csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceNotUnique)
-			if v.disk.Digest(t)+other.Digest(t) != before {
-				t.Fatal("a disk was written")
-			}
-		})
-	t.Run("mkfs is not alone responsible that nobody holds the disk", func(t *testing.T) {
-		g := newGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
-		holder, err := os.OpenFile(v.disk.Loop, os.O_RDWR|unix.O_EXCL, 0)
-		must(t, err)
-		defer func() { _ = holder.Close() }()
-		before := v.disk.Digest(t)
-		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceHeld)
-		if v.disk.Digest(t) != before {
-			t.Fatal("the disk was written")
-		}
-	})
 }

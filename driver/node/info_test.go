@@ -13,6 +13,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
@@ -121,63 +122,44 @@ func TestNodeGetCapabilities(t *testing.T) {
 	})
 }
 
-func TestAPathWithANULIsInvalid(t *testing.T) {
+func TestPathsAndIDsThatNoVolumeHasAreInvalid(t *testing.T) {
+	const nul = "/a\x00b"
 	g := newGuest(t)
-	v, n := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4), g.node()
+	v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
 	must(t, v.stage())
-	const path = "/a\x00b"
-	for name, call := range map[string]func() error{
-		"stage": func() error {
-			req := v.stageRequest()
-			req.StagingTargetPath = path
-			_, err := n.NodeStageVolume(t.Context(), req)
-			return err
-		},
-		"unstage": func() error {
-			_, err := n.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: v.ID,
-				StagingTargetPath: path})
-			return err
-		},
-		"publish": func() error {
-			req := v.publishRequest("pod")
-			req.TargetPath = path
-			_, err := n.NodePublishVolume(t.Context(), req)
-			return err
-		},
-		"publish from": func() error {
-			req := v.publishRequest("pod")
-			req.StagingTargetPath = path
-			_, err := n.NodePublishVolume(t.Context(), req)
-			return err
-		},
-		"unpublish": func() error {
-			_, err := n.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: v.ID,
-				TargetPath: path})
-			return err
-		},
-		"statistics": func() error {
-			_, err := n.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: v.ID,
-				VolumePath: path})
-			return err
-		},
-		"statistics with a staging path": func() error {
-			_, err := n.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: v.ID,
-				VolumePath: v.staging(), StagingTargetPath: path})
-			return err
-		},
-		"health": func() error {
-			_, err := n.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: v.ID,
-				VolumePublishPath: path})
-			return err
-		},
-		"health with a staging path": func() error {
-			_, err := n.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: v.ID,
-				StagingTargetPath: path})
-			return err
-		},
+	for name, req := range map[string]proto.Message{
+		"NU-1 unstage without a volume": &csi.NodeUnstageVolumeRequest{StagingTargetPath: "/x"},
+		"NU-1 unstage without a path":   &csi.NodeUnstageVolumeRequest{VolumeId: "v"},
+		"NU-1 unstage a relative path": &csi.NodeUnstageVolumeRequest{VolumeId: "v",
+			StagingTargetPath: "x"},
+		"UP-1 unpublish without a volume": &csi.NodeUnpublishVolumeRequest{TargetPath: "/x"},
+		"UP-1 unpublish without a path":   &csi.NodeUnpublishVolumeRequest{VolumeId: "v"},
+		"UP-1 unpublish a relative path": &csi.NodeUnpublishVolumeRequest{VolumeId: "v",
+			TargetPath: "x"},
+		"VS-1 statistics without a volume": &csi.NodeGetVolumeStatsRequest{VolumePath: "some/path"},
+		"VS-1 statistics without a path":   &csi.NodeGetVolumeStatsRequest{VolumeId: "v"},
+		"NH-2 health without a volume":     &csi.NodeGetVolumeHealthRequest{},
+		"stage at a NUL": csitest.With(v.stageRequest(),
+			func(r *csi.NodeStageVolumeRequest) { r.StagingTargetPath = nul }),
+		"unstage at a NUL": &csi.NodeUnstageVolumeRequest{VolumeId: v.ID, StagingTargetPath: nul},
+		"publish at a NUL": csitest.With(v.publishRequest("pod"),
+			func(r *csi.NodePublishVolumeRequest) { r.TargetPath = nul }),
+		"publish from a NUL": csitest.With(v.publishRequest("pod"),
+			func(r *csi.NodePublishVolumeRequest) { r.StagingTargetPath = nul }),
+		"unpublish at a NUL":  &csi.NodeUnpublishVolumeRequest{VolumeId: v.ID, TargetPath: nul},
+		"statistics at a NUL": &csi.NodeGetVolumeStatsRequest{VolumeId: v.ID, VolumePath: nul},
+		"statistics staged at a NUL": &csi.NodeGetVolumeStatsRequest{VolumeId: v.ID,
+			VolumePath: v.staging(), StagingTargetPath: nul},
+		"health at a NUL": &csi.NodeGetVolumeHealthRequest{VolumeId: v.ID, VolumePublishPath: nul},
+		"health staged at a NUL": &csi.NodeGetVolumeHealthRequest{VolumeId: v.ID,
+			StagingTargetPath: nul},
 	} {
 		t.Run(name, func(t *testing.T) {
-			csitest.Want(t, call(), codes.InvalidArgument, csierr.PathInvalid)
+			reason := csierr.PathInvalid
+			if id, ok := req.(interface{ GetVolumeId() string }); !ok || id.GetVolumeId() == "" {
+				reason = csierr.VolumeIDMissing
+			}
+			csitest.Want(t, csitest.Call(t.Context(), g.node(), req), codes.InvalidArgument, reason)
 		})
 	}
 }
@@ -188,13 +170,8 @@ func TestNodeGetVolumeStats(t *testing.T) {
 			VolumePath: path, StagingTargetPath: staging})
 		return resp.GetUsage(), err
 	}
-	t.Run("VS-1 fields are needed, VS-2 a relative path shows no volume", func(t *testing.T) {
-		n := &Service{SysfsRoot: t.TempDir()}
-		_, err := stats(n, "", "some/path", "")
-		csitest.Want(t, err, codes.InvalidArgument, csierr.VolumeIDMissing)
-		_, err = stats(n, "v", "", "")
-		csitest.Want(t, err, codes.InvalidArgument, csierr.PathInvalid)
-		_, err = stats(n, "v", "some/path", "")
+	t.Run("VS-2 a relative path shows no volume", func(t *testing.T) {
+		_, err := stats(&Service{SysfsRoot: t.TempDir()}, "v", "some/path", "")
 		csitest.Want(t, err, codes.NotFound, csierr.VolumeNotAtPath)
 	})
 	for _, fsType := range volume.Filesystems {
@@ -269,11 +246,9 @@ func TestNodeGetVolumeHealth(t *testing.T) {
 		}
 		return resp.GetVolumeHealth().GetHealthStatuses()
 	}
-	t.Run("NH-2 a volume id is needed, and the node has to know the volume", func(t *testing.T) {
+	t.Run("NH-2 the node has to know the volume", func(t *testing.T) {
 		n := &Service{SysfsRoot: guesttest.Sysfs(t, nil)}
-		_, err := n.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{})
-		csitest.Want(t, err, codes.InvalidArgument, csierr.VolumeIDMissing)
-		_, err = n.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: "v",
+		_, err := n.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: "v",
 			StagingTargetPath: "/no/such/path"})
 		csitest.Want(t, err, codes.NotFound, csierr.VolumeUnknownToNode)
 	})

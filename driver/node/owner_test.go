@@ -87,21 +87,6 @@ func (v testVolume) unstageAt(path string) error {
 	return err
 }
 
-func TestAMountOfNoDiskOfTheInstanceIsLeftAlone(t *testing.T) {
-	g := statefulGuest(t)
-	v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
-	d := g.Attach(guesttest.OtherSerial, 16*guesttest.MiB)
-	g.Unplug(d)
-	guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", d.Loop)
-	must(t, os.Mkdir(v.staging(), 0o755))
-	guesttest.Run(t, "mount", d.Loop, v.staging())
-	csitest.Want(t, v.unpublish("staging "+v.Name), codes.AlreadyExists, csierr.PublishedDifferently)
-	csitest.Want(t, v.unstage(), codes.AlreadyExists, csierr.StagedDifferently)
-	if left := guesttest.Mounts(t, g.Dir); len(left) != 1 {
-		t.Fatalf("mounts: %q", left)
-	}
-}
-
 func TestAVolumeUnderAnotherOneIsNotTakenDown(t *testing.T) {
 	v, other := twoVolumes(t, volume.Ext4, true)
 	guesttest.Run(t, "mount", "--bind", other.staging(), v.guest.path("pod"))
@@ -179,25 +164,6 @@ func TestNU5AVolumeWithoutRecordAndStagingMountIsNotLookedForOnOtherDisks(t *tes
 	must(t, v.unpublish("pod"))
 	if n, _ := unix.Read(watch, make([]byte, 4096)); n > 0 {
 		t.Error("the other disk's device was opened")
-	}
-}
-
-func TestAnAdministratorsMountOfADiskIsLeftAlone(t *testing.T) {
-	for _, fsType := range volume.Filesystems {
-		t.Run(fsType, func(t *testing.T) {
-			g := statefulGuest(t)
-			d := g.Attach("backup", 512*guesttest.MiB)
-			guesttest.Run(t, "mkfs."+fsType, "-q", d.Loop)
-			v := g.volume(d, volume.Ext4)
-			must(t, os.Mkdir(v.staging(), 0o755))
-			must(t, unix.Mount(g.Dev(d.Name), v.staging(), fsType, 0, ""))
-			csitest.Want(t, v.unpublish("staging "+d.Serial), codes.AlreadyExists,
-				csierr.PublishedDifferently)
-			csitest.Want(t, v.unstage(), codes.AlreadyExists, csierr.StagedDifferently)
-			if left := guesttest.Mounts(t, g.Dir); len(left) != 1 {
-				t.Fatalf("mounts: %q", left)
-			}
-		})
 	}
 }
 

@@ -4,9 +4,7 @@ package node
 
 import (
 	"context"
-	"fmt"
 	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -14,7 +12,6 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/grpc/codes"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
@@ -65,18 +62,9 @@ func TestADiskThatIsDetachedWhileItIsReadIsNotFound(t *testing.T) {
 	g := newGuest(t)
 	v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
 	v.Whole = true
-	begun, goOn := filepath.Join(t.TempDir(), "begun"), filepath.Join(t.TempDir(), "go on")
-	tools(t, map[string]string{"blkid": fmt.Sprintf(
-		`mkdir '%s'; while [ ! -e '%s' ]; do sleep 0.01; done; "$real" "$@"`, begun, goOn)})
-	staged := async.Start(func() (struct{}, error) { return struct{}{}, v.stage() })
-	csitest.Await(t, "blkid has begun", func() bool {
-		_, err := os.Stat(begun)
-		return err == nil
-	})
+	goOn := stopOnce(t, "blkid", v.stage)
 	g.Unplug(v.disk)
 	must(t, os.Truncate(v.disk.File, 0))
 	guesttest.Run(t, "losetup", "--set-capacity", v.disk.Loop)
-	must(t, os.WriteFile(goOn, nil, 0o600))
-	_, err := staged()
-	csitest.Want(t, err, codes.NotFound, csierr.DeviceNotFound)
+	csitest.Want(t, goOn(), codes.NotFound, csierr.DeviceNotFound)
 }
