@@ -33,21 +33,10 @@ func ParseAuditConfig(args []string, getenv func(string) string, help io.Writer)
 	if _, err := auditCommand.parse(&c.Config, c.Flags, args, getenv, help); err != nil {
 		return c, err
 	}
-	return c, c.complete()
-}
-
-// complete reports missing and contradictory settings.
-func (c *AuditConfig) complete() error {
-	switch {
-	case c.Host == "":
-		return errors.New("OXIDE_HOST (--host) is not set: the audit needs the rack's address")
-	case c.Token == "" && c.TokenFile == "":
-		return errors.New("OXIDE_TOKEN is not set, and neither is OXIDE_TOKEN_FILE: the audit needs " +
-			"a token of the rack")
-	case c.Project == "":
-		return errors.New("OXIDE_PROJECT (--project) is not set: the audit needs a project")
+	if why := c.noRack(); why != "" {
+		return c, fmt.Errorf("%s: the audit needs the rack's address, a token and a project", why)
 	}
-	return c.Check(c.ClusterID)
+	return c, c.Check(c.ClusterID)
 }
 
 // Audit compares what the driver made on the rack for this cluster with the wanted volumes and

@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"cmp"
 	"errors"
 	"flag"
 	"fmt"
@@ -156,34 +157,45 @@ func ParseConfig(args []string, getenv func(string) string, help io.Writer) (Con
 	if err != nil || c.PrintVersion {
 		return c, err
 	}
-	for _, s := range settings {
-		value := s.value(values, getenv)
-		if value == "" {
-			value = s.preset
-		}
+	if err := c.apply(settings, values, getenv); err != nil {
+		return Config{}, err
+	}
+	return c, c.complete()
+}
+
+// apply sets the settings from the flags that were given, the environment and the defaults.
+func (c *Config) apply(list []setting, flags map[string]string, getenv func(string) string) error {
+	for _, s := range list {
+		value := cmp.Or(s.value(flags, getenv), s.preset)
 		if value == "" {
 			continue
 		}
-		if err := s.set(&c, value); err != nil {
-			return Config{}, fmt.Errorf("%s: %w", s.name(), err)
+		if err := s.set(c, value); err != nil {
+			return fmt.Errorf("%s: %w", s.name(), err)
 		}
 	}
-	return c, c.complete()
+	return nil
+}
+
+// addFlags adds the settings' flags. The map gets those that are given.
+func addFlags(flags *flag.FlagSet, list []setting) (given map[string]string) {
+	given = map[string]string{}
+	for _, s := range list {
+		if s.flag != "" {
+			flags.Func(s.flag, s.usage+" [$"+s.env+"]", func(value string) error {
+				given[s.flag] = value
+				return nil
+			})
+		}
+	}
+	return given
 }
 
 // flagValues parses the arguments. The map has only the flags that were given.
 func flagValues(args []string, version *bool, help io.Writer) (map[string]string, error) {
 	flags := flag.NewFlagSet("oxide-csi-plugin", flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
-	values := map[string]string{}
-	for _, s := range settings {
-		if s.flag != "" {
-			flags.Func(s.flag, s.usage+" [$"+s.env+"]", func(value string) error {
-				values[s.flag] = value
-				return nil
-			})
-		}
-	}
+	values := addFlags(flags, settings)
 	flags.BoolVar(version, "version", false, "print the version and exit")
 	err := flags.Parse(args)
 	switch {
@@ -246,13 +258,9 @@ func (c *Config) complete() error {
 	case c.LivenessEndpoint != "" && filepath.Dir(c.LivenessEndpoint) == filepath.Dir(c.Endpoint):
 		return errors.New("OXIDE_LIVENESS_ENDPOINT (--liveness-endpoint): has to be in another " +
 			"directory than the socket of CSI_ENDPOINT, where CSI wants nothing else")
-	case c.Mode.controller() && c.Host == "":
-		return errors.New("OXIDE_HOST (--host) is not set: the controller needs the rack's address")
-	case c.Mode.controller() && c.Token == "" && c.TokenFile == "":
-		return errors.New("OXIDE_TOKEN is not set, and neither is OXIDE_TOKEN_FILE: the controller " +
-			"needs a token of the rack")
-	case c.Mode.controller() && c.Project == "":
-		return errors.New("OXIDE_PROJECT (--project) is not set: the controller needs a project")
+	case c.Mode.controller() && c.noRack() != "":
+		return fmt.Errorf("%s: the controller needs the rack's address, a token and a project",
+			c.noRack())
 	case c.Mode.node() && runtime.GOOS != "linux":
 		return errors.New("OXIDE_MODE (--mode): the node service needs Linux; run it on the instance")
 	case c.Mode.node() && len(c.Topology) > 1:
@@ -263,6 +271,19 @@ func (c *Config) complete() error {
 		return errors.New("OXIDE_DEV_ROOT (--dev-root): has to be an existing directory")
 	}
 	return nil
+}
+
+// noRack returns why the rack cannot be asked, or "".
+func (c *Config) noRack() string {
+	switch {
+	case c.Host == "":
+		return "OXIDE_HOST (--host) is not set"
+	case c.Token == "" && c.TokenFile == "":
+		return "OXIDE_TOKEN is not set, and neither is OXIDE_TOKEN_FILE"
+	case c.Project == "":
+		return "OXIDE_PROJECT (--project) is not set"
+	}
+	return ""
 }
 
 func isDirectory(path string) bool {

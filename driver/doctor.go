@@ -53,19 +53,6 @@ func ParseDoctorConfig(args []string, getenv func(string) string, help io.Writer
 	return c, nil
 }
 
-// noRack returns why the rack cannot be asked, or "".
-func (c *DoctorConfig) noRack() string {
-	switch {
-	case c.Host == "":
-		return "OXIDE_HOST (--host) is not set"
-	case c.Token == "" && c.TokenFile == "":
-		return "neither OXIDE_TOKEN nor OXIDE_TOKEN_FILE is set"
-	case c.Project == "":
-		return "OXIDE_PROJECT (--project) is not set"
-	}
-	return ""
-}
-
 // Doctor explains the state of what the question is about, writes its report to out, and returns
 // the exit status.
 func Doctor(ctx context.Context, c DoctorConfig, out io.Writer) (status int, err error) {

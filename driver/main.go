@@ -24,53 +24,49 @@ func Main(ctx context.Context, args []string, getenv func(string) string,
 	return status
 }
 
-// subcommands are the programs beside the plugin, by their names.
-var subcommands = map[string]func(ctx context.Context, args []string, getenv func(string) string,
-	stdout, stderr io.Writer) (status int, err error){
-	auditCommand.name: func(ctx context.Context, args []string, getenv func(string) string,
+// program does what its arguments and the environment say, and returns the exit status.
+type program func(ctx context.Context, args []string, getenv func(string) string,
+	stdout, stderr io.Writer) (status int, err error)
+
+// programOf returns a program that parses its configuration and runs with it.
+func programOf[C any](parse func([]string, func(string) string, io.Writer) (C, error),
+	run func(ctx context.Context, c C, stdout, stderr io.Writer) (int, error)) program {
+	return func(ctx context.Context, args []string, getenv func(string) string,
 		stdout, stderr io.Writer) (int, error) {
-		config, err := ParseAuditConfig(args, getenv, stdout)
+		config, err := parse(args, getenv, stdout)
 		if err != nil {
 			return 0, err
 		}
-		found, err := Audit(ctx, config, stdout, stderr)
+		return run(ctx, config, stdout, stderr)
+	}
+}
+
+// subcommands are the programs beside the plugin, by their names.
+var subcommands = map[string]program{
+	auditCommand.name: programOf(ParseAuditConfig, func(ctx context.Context, c AuditConfig,
+		stdout, stderr io.Writer) (int, error) {
+		found, err := Audit(ctx, c, stdout, stderr)
 		if found {
 			return 2, err
 		}
 		return 0, err
-	},
-	doctorCommand.name: func(ctx context.Context, args []string, getenv func(string) string,
+	}),
+	doctorCommand.name: programOf(ParseDoctorConfig, func(ctx context.Context, c DoctorConfig,
 		stdout, _ io.Writer) (int, error) {
-		config, err := ParseDoctorConfig(args, getenv, stdout)
-		if err != nil {
-			return 0, err
-		}
-		return Doctor(ctx, config, stdout)
-	},
-	inspectCommand.name: func(ctx context.Context, args []string, getenv func(string) string,
+		return Doctor(ctx, c, stdout)
+	}),
+	inspectCommand.name: programOf(ParseInspectConfig, func(ctx context.Context, c InspectConfig,
 		stdout, _ io.Writer) (int, error) {
-		config, err := ParseInspectConfig(args, getenv, stdout)
-		if err != nil {
-			return 0, err
-		}
-		return 0, Inspect(ctx, config, stdout)
-	},
-	readyCommand.name: func(ctx context.Context, args []string, getenv func(string) string,
+		return 0, Inspect(ctx, c, stdout)
+	}),
+	readyCommand.name: programOf(ParseReadyConfig, func(ctx context.Context, c Config,
+		_, _ io.Writer) (int, error) {
+		return 0, Ready(ctx, c)
+	}),
+	prestopCommand.name: programOf(ParsePrestopConfig, func(ctx context.Context, c PrestopConfig,
 		stdout, _ io.Writer) (int, error) {
-		config, err := ParseReadyConfig(args, getenv, stdout)
-		if err != nil {
-			return 0, err
-		}
-		return 0, Ready(ctx, config)
-	},
-	prestopCommand.name: func(ctx context.Context, args []string, getenv func(string) string,
-		stdout, _ io.Writer) (int, error) {
-		config, err := ParsePrestopConfig(args, getenv, stdout)
-		if err != nil {
-			return 0, err
-		}
-		return 0, Prestop(ctx, config, stdout)
-	},
+		return 0, Prestop(ctx, c, stdout)
+	}),
 }
 
 func mainErr(ctx context.Context, args []string, getenv func(string) string,

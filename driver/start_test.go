@@ -95,8 +95,8 @@ func (p *running) line(t *testing.T, level string) (found map[string]string) {
 	return found
 }
 
-// A process that cannot work logs one line that says why, and ready prints the same. It is alive, so
-// that nothing restarts it for that.
+// A process that cannot work logs one line that says why, and ready prints the same. Its liveness
+// probe succeeds, so that nothing restarts it.
 func TestD45AControllerWhoseRackRefusesItSaysWhyAndIsAlive(t *testing.T) {
 	at := func(mood racktest.Exchange) map[string]string {
 		return map[string]string{"OXIDE_HOST": rackAt(t, &moodyRack{mood: mood})}

@@ -28,18 +28,10 @@ var rackSettings = []string{"OXIDE_HOST", "OXIDE_TOKEN", "OXIDE_TOKEN_FILE", "OX
 // flag.ErrHelp.
 func (s subcommand) parse(c *Config, own func(*flag.FlagSet), args []string,
 	getenv func(string) string, help io.Writer) (operands []string, err error) {
-	values := map[string]string{}
 	flags := flag.NewFlagSet(s.name, flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
 	own(flags)
-	for _, t := range s.has() {
-		if t.flag != "" {
-			flags.Func(t.flag, t.usage+" [$"+t.env+"]", func(value string) error {
-				values[t.flag] = value
-				return nil
-			})
-		}
-	}
+	values := addFlags(flags, s.has())
 	for more := true; more; {
 		switch err := flags.Parse(args); {
 		case errors.Is(err, flag.ErrHelp):
@@ -55,7 +47,7 @@ func (s subcommand) parse(c *Config, own func(*flag.FlagSet), args []string,
 			operands, args = append(operands, flags.Arg(0)), flags.Args()[1:]
 		}
 	}
-	return operands, s.set(c, values, getenv)
+	return operands, c.apply(s.has(), values, getenv)
 }
 
 // has returns the settings that the program has.
@@ -63,23 +55,6 @@ func (s subcommand) has() []setting {
 	return slices.DeleteFunc(slices.Clone(settings), func(t setting) bool {
 		return !slices.Contains(s.settings, t.env)
 	})
-}
-
-// set sets the settings from the flags and the environment.
-func (s subcommand) set(c *Config, values map[string]string, getenv func(string) string) error {
-	for _, t := range s.has() {
-		value := t.value(values, getenv)
-		if value == "" {
-			value = t.preset
-		}
-		if value == "" {
-			continue
-		}
-		if err := t.set(c, value); err != nil {
-			return fmt.Errorf("%s: %w", t.name(), err)
-		}
-	}
-	return nil
 }
 
 func (s subcommand) printHelp(w io.Writer, flags *flag.FlagSet) {

@@ -17,10 +17,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// TestEveryMkfsLeavesARecordAndKnownTraces checks what repeating an unfinished format relies on: no
-// mkfs of the driver, whatever its options, overwrites all records on a disk, and every byte that it
-// wrote is recognized. Otherwise the disk would be refused forever. The long form, with
-// PROOF_DURATION set, tries every size.
+// TestEveryMkfsLeavesARecordAndKnownTraces checks what repeating an unfinished format relies on:
+// no mkfs of the driver, whatever its options, overwrites all records on a disk, and every byte that
+// it wrote is recognized. Otherwise the disk would be refused forever. The long form, with
+// PROOF_DURATION set, tries every size and all options.
 func TestEveryMkfsLeavesARecordAndKnownTraces(t *testing.T) {
 	long := os.Getenv("PROOF_DURATION") != ""
 	sizes := []int64{64 * guesttest.MiB, 300 * guesttest.MiB, guesttest.GiB, 10 * guesttest.GiB}
@@ -91,8 +91,8 @@ func slotConfigs(t *testing.T, fsType string) []string {
 	return configs
 }
 
-// mkfsAmongRecords runs a mkfs on a disk with records, of which one has to be left, beside bytes that
-// are known as mkfs's. It returns false if mkfs refuses the disk.
+// mkfsAmongRecords runs a mkfs on a disk with records, of which one has to be left, beside bytes
+// that are known as mkfs's. It returns false if mkfs refuses the disk.
 func mkfsAmongRecords(t *testing.T, size int64, block int, fsType, options, config string) bool {
 	t.Helper()
 	g := guesttest.New(t)
