@@ -419,7 +419,7 @@ func TestNS10AReadOnlySwitchIsLeftAsItIsUntilTheDiskIsProven(t *testing.T) {
 	switched := func(v testVolume) bool {
 		return strings.TrimSpace(guesttest.Run(v.guest.t, "blockdev", "--getro", v.disk.Loop)) == "1"
 	}
-	t.Run("a disk that holds something else", func(t *testing.T) {
+	t.Run("NS-10 a disk that holds something else", func(t *testing.T) {
 		v := setUp(t)
 		v.FSType = volume.XFS
 		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
