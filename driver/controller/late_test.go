@@ -103,7 +103,7 @@ func TestCU4AnUnpublishThatHasTheTimeWaitsForALateAttach(t *testing.T) {
 			c.LateLimit = time.Second
 			err := csitest.Call(t.Context(), c, publishStep)
 			csitest.Want(t, err, codes.Unavailable, csierr.RackUnavailable)
-			csitest.Must(t, csitest.Call(t.Context(), c, unpublishStep))
+			must(t, csitest.Call(t.Context(), c, unpublishStep))
 			if _, until := c.late.latest(change{racktest.Disk, racktest.Instance, true}); !until.IsZero() {
 				t.Errorf("the attach is still open until %s", until)
 			}

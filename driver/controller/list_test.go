@@ -52,9 +52,7 @@ func TestD69ListVolumesShowsThisClustersVolumes(t *testing.T) {
 		racktest.OK(listDisks, racktest.PageOf("")),
 	)
 	answer, err := c.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	want := []string{racktest.Numbered(1), racktest.Numbered(2), racktest.Numbered(6),
 		racktest.Numbered(8), racktest.Numbered(9)}
 	if diff := cmp.Diff(want, volumeIDs(answer)); diff != "" {
@@ -92,9 +90,7 @@ func TestB6EveryCallDescribesAVolumeAlike(t *testing.T) { // GV-3
 	r.Parameters = map[string]string{"mkfsOptions": "reservedPercent=0"}
 	r.VolumeContentSource = fromSnapshot(racktest.Snapshot)
 	made, err := c.CreateVolume(t.Context(), r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	list, err := c.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
 	if err != nil || len(list.GetEntries()) != 1 {
 		t.Fatalf("got %v, %v", list, err)
@@ -102,9 +98,7 @@ func TestB6EveryCallDescribesAVolumeAlike(t *testing.T) { // GV-3
 	csitest.SameMessage(t, list.GetEntries()[0].GetVolume(), made.GetVolume())
 	got, err := c.ControllerGetVolume(t.Context(),
 		&csi.ControllerGetVolumeRequest{VolumeId: racktest.Disk})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	csitest.SameMessage(t, got, &csi.ControllerGetVolumeResponse{Volume: made.GetVolume(), // GV-3
 		Status: &csi.ControllerGetVolumeResponse_VolumeStatus{
 			PublishedNodeIds: []string{racktest.Instance},
@@ -137,7 +131,7 @@ func TestLV3AndLV4PagesOfAnySizeGiveEveryVolumeOnce(t *testing.T) {
 			var got []string
 			for token := ""; ; {
 				ids, next, err := pagedLists["volumes"].call(t.Context(), rack.controller(t), most, token)
-				csitest.Must(t, err)
+				must(t, err)
 				if most > 0 && len(ids) > int(most) || next != "" && len(ids) == 0 {
 					t.Fatalf("%d entries where %d were allowed, with the token %q", len(ids), most, next)
 				}
@@ -194,9 +188,7 @@ func TestVH6OnlyFaultedVolumesAreUnhealthy(t *testing.T) { // VH-5
 		listed(3, "maintenance"), listed(4, "faulted"))))
 	answer, err := c.ControllerListVolumeHealth(t.Context(), &csi.ControllerListVolumeHealthRequest{
 		MaxEntries: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ill := &csi.VolumeHealth{VolumeId: racktest.Numbered(2),
 		HealthStatuses: []*csi.VolumeHealth_VolumeHealthEntry{{
 			Status: csi.VolumeHealthErrorType_INACCESSIBLE, Reason: "DiskFaulted",
@@ -269,9 +261,7 @@ func TestGetCapacity(t *testing.T) { // CG-4, CG-5
 			c := rackThat(t, test.lines...)
 			c.Topology = rackA
 			answer, err := c.GetCapacity(t.Context(), test.req)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			csitest.SameMessage(t, answer, test.want)
 		})
 	}
@@ -279,9 +269,7 @@ func TestGetCapacity(t *testing.T) { // CG-4, CG-5
 	c.TopologyInstance = true
 	answer, err := c.GetCapacity(t.Context(), &csi.GetCapacityRequest{
 		Parameters: map[string]string{"placement": "instance"}, AccessibleTopology: instanceAt("")[0]})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	csitest.SameMessage(t, answer, limits(5*volume.GiB)) // CG-2 an instance, without locations
 	_, err = c.GetCapacity(t.Context(), &csi.GetCapacityRequest{
 		AccessibleTopology: instanceAt("rack=a,")[0]})

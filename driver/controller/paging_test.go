@@ -151,9 +151,7 @@ func walkList(t *testing.T, rack *longRack, call func(context.Context, *Service,
 	for token := ""; ; {
 		rack.asked.Store(0)
 		ids, next, err := call(t.Context(), rack.controller(t), most, token)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if asked := rack.asked.Load(); asked > 2 && most > 0 {
 			t.Fatalf("the page behind %q cost %d requests", token, asked)
 		}

@@ -39,9 +39,7 @@ type scriptedCall struct {
 func (s scriptedCall) verify(t *testing.T, err error) {
 	t.Helper()
 	if s.code == codes.OK {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return
 	}
 	csitest.Want(t, err, s.code, s.reason)
@@ -477,9 +475,7 @@ func TestValidating(t *testing.T) { // VC-2
 			test.edit(r)
 			answer, err := rackThat(t, racktest.OK(racktest.ViewDisk,
 				test.disk)).ValidateVolumeCapabilities(t.Context(), r)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if test.want != "" {
 				if answer.GetConfirmed() != nil || !strings.Contains(answer.GetMessage(),
 					test.want) {

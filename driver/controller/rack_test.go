@@ -12,6 +12,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
+var must = csitest.Must
+
 // script lists what a rack is asked, and its responses.
 type script = []racktest.Exchange
 
@@ -39,9 +41,7 @@ func controllerFor(t *testing.T, url string) *Service {
 	t.Helper()
 	client, closeIdle, err := rack.New(rack.Options{Host: url, Project: racktest.Project,
 		UserAgent: "test"}, &rack.Transport{Tokens: &rack.TokenSource{Fixed: racktest.Token}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(closeIdle)
 	return &Service{Rack: client, ClusterID: "blue", Log: slog.New(slog.DiscardHandler)}
 }

@@ -190,7 +190,7 @@ func TestIDsThatAreNotUUIDsNeverReachTheRack(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			err := csitest.Call(t.Context(), c, test.request)
 			if test.reason == "" {
-				csitest.Must(t, err)
+				must(t, err)
 			} else {
 				csitest.Want(t, err, codes.NotFound, test.reason)
 			}

@@ -217,9 +217,7 @@ func TestCS5ASnapshotBeingTakenIsNotReady(t *testing.T) {
 		taken.To(postSnap),
 		racktest.OK(viewSnapName, racktest.SnapshotOf("creating"))).CreateSnapshot(t.Context(),
 		snapshotRequest())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	csitest.SameMessage(t, answer.GetSnapshot(), wantedSnapshot(false))
 }
 
@@ -291,9 +289,7 @@ func TestListingSnapshots(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			answer, err := rackThat(t, test.lines...).ListSnapshots(t.Context(), test.req)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			got := []string{}
 			for _, e := range answer.GetEntries() {
 				n := 0
@@ -311,9 +307,7 @@ func TestGetSnapshot(t *testing.T) {
 	answer, err := rackThat(t, racktest.OK(viewSnap,
 		racktest.SnapshotOf("creating"))).GetSnapshot(t.Context(),
 		&csi.GetSnapshotRequest{SnapshotId: racktest.Snapshot})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	csitest.SameMessage(t, answer.GetSnapshot(), wantedSnapshot(false))
 	gone := script{racktest.NotFound.To(viewSnap), racktest.OK(viewSnap,
 		racktest.SnapshotOf("destroyed"))}

@@ -43,9 +43,7 @@ func TestABlankVolumeIsOneRequest(t *testing.T) { // D-20, D-21, D-25
 	c := rackThat(t, racktest.Exchange{Want: postDisk, Status: 201, Body: racktest.DiskOf("creating"),
 		Query: "project=" + racktest.Project, Check: func(t *testing.T, body []byte) {
 			var got map[string]any
-			if err := json.Unmarshal(body, &got); err != nil {
-				t.Fatal(err)
-			}
+			must(t, json.Unmarshal(body, &got))
 			want := `{"description":"csi.oxide.computer ` +
 				`{\"name\":\"pvc-1\",\"cluster\":\"blue\",\"origin\":\"blank\",` +
 				`\"use\":\"filesystem\"}",` +
@@ -57,9 +55,7 @@ func TestABlankVolumeIsOneRequest(t *testing.T) { // D-20, D-21, D-25
 			}
 		}})
 	answer, err := c.CreateVolume(t.Context(), createRequest())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	csitest.SameMessage(t, answer, &csi.CreateVolumeResponse{Volume: &csi.Volume{
 		VolumeId: racktest.Disk, CapacityBytes: 10 * volume.GiB,
 		VolumeContext: map[string]string{"diskName": volume.DiskName("blue", "pvc-1"),
@@ -90,9 +86,7 @@ func TestD61AVolumeWithThePlacementInstanceIsAnOrdinaryDisk(t *testing.T) {
 		r.Parameters = map[string]string{"placement": test.placement}
 		r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: test.at, Preferred: test.at}
 		answer, err := c.CreateVolume(t.Context(), r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		got := answer.GetVolume()
 		csitest.SameMessage(t, &csi.Volume{AccessibleTopology: got.GetAccessibleTopology()},
 			&csi.Volume{AccessibleTopology: test.want})
@@ -337,9 +331,7 @@ func TestParametersReachTheDisk(t *testing.T) {
 			r := createRequest()
 			r.Parameters = test.parameters
 			answer, err := c.CreateVolume(t.Context(), r)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			got := racktest.JSON(answer.GetVolume().GetVolumeContext())
 			if got != racktest.JSON(test.context) {
 				t.Errorf("the context is %s", got)
@@ -433,9 +425,7 @@ func TestVolumesFromSnapshots(t *testing.T) {
 				csitest.Want(t, err, test.code, test.reason)
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			csitest.SameMessage(t, answer.GetVolume().GetContentSource(),
 				fromSnapshot(racktest.Snapshot)) // CV-23
 		})

@@ -4,6 +4,7 @@ package node
 
 import (
 	"context"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/flight"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
@@ -466,4 +468,107 @@ func TestADiskIsNotFormattedForAStagingPathThatIsALink(t *testing.T) {
 	if v.disk.Digest(t) != before {
 		t.Error("the disk has changed")
 	}
+}
+
+// A feature that the driver knows is refused by name where this node's kernel lacks it.
+func TestAFeatureThatTheKernelRefusesIsNamed(t *testing.T) {
+	refused := 0
+	for _, c := range []struct{ fsType, mkfs, want string }{
+		{volume.Ext4, "mke2fs -q -t ext4 -O casefold", "casefold"},
+		{volume.Ext4, "mke2fs -q -F -t ext4 -b 65536", "s_feature_incompat: filetype extents"},
+		{volume.XFS, "mkfs.xfs -q -m crc=0", "sb_versionnum: "},
+		{volume.XFS, "mkfs.xfs -q -n version=ci", "asciici"},
+	} {
+		t.Run(c.mkfs, func(t *testing.T) {
+			g := newGuest(t)
+			v := g.volume(g.Attach(guesttest.Serial, smallest(volume.XFS)), c.fsType)
+			words := strings.Fields(c.mkfs)
+			guesttest.Run(t, words[0], append(words[1:], v.disk.Loop)...)
+			before := v.disk.Digest(t)
+			err := v.stage()
+			if err == nil {
+				return // this kernel has it
+			}
+			refused++
+			csitest.Want(t, err, codes.FailedPrecondition, csierr.FilesystemFeature)
+			v.Flags = []string{"noatime"}
+			csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.FilesystemFeature)
+			v.Flags = []string{"grpid"} // of ext4 and xfs, and may be the cause
+			csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.MountFlags)
+			if !strings.Contains(err.Error(), c.want) || v.disk.Digest(t) != before {
+				t.Fatalf("the disk was written, or %q is not named: %v", c.want, err)
+			}
+		})
+	}
+	if refused == 0 {
+		t.Error("this kernel has every feature; add one to the table")
+	}
+}
+
+func TestADestroyedFilesystemThatThisNodeHasMountedIsNotTakenForAStrangers(t *testing.T) {
+	const advice = "do not delete the volume"
+	for name, stageBefore := range map[string]bool{"mounted here before": true, "never": false} {
+		t.Run(name, func(t *testing.T) {
+			g := statefulGuest(t)
+			v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
+			recorder := &flight.Recorder{Log: slog.New(slog.DiscardHandler),
+				Dir: filepath.Join(g.state, flight.DirName)}
+			ctx := flight.With(t.Context(), recorder, flight.Fields{Volume: v.ID})
+			if stageBefore {
+				_, err := g.node().NodeStageVolume(ctx, v.stageRequest())
+				must(t, err)
+				must(t, v.unstage())
+			} else {
+				guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
+			}
+			v.disk.WriteAt(t, 0, make([]byte, 4<<10)) // its superblock
+			_, err := g.node().NodeStageVolume(ctx, v.stageRequest())
+			csitest.Want(t, err, codes.FailedPrecondition, csierr.DiskNotBlank)
+			if strings.Contains(err.Error(), advice) != stageBefore {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestAVolumeLivesFromStageToUnstage(t *testing.T) {
+	for _, fsType := range []string{"", volume.Ext4, volume.Ext3, volume.XFS, volume.Btrfs} {
+		t.Run("a filesystem volume of type "+fsType+" keeps its data over two lives", func(t *testing.T) {
+			g := newGuest(t)
+			v := g.volume(g.Attach("csi-0123456789abcdef", guesttest.GiB), fsType)
+			must(t, v.stage())
+			must(t, v.publish("pod"))
+			file := filepath.Join(g.path("pod"), "hello")
+			must(t, os.WriteFile(file, []byte("rack"), 0o600))
+			must(t, v.unpublish("pod"))
+			must(t, v.unstage())
+			if left := guesttest.Mounts(t, g.Dir); len(left) > 0 {
+				t.Fatalf("mounts left: %q", left)
+			}
+
+			must(t, v.stage())
+			must(t, v.publish("pod"))
+			if got, err := os.ReadFile(file); err != nil || string(got) != "rack" {
+				t.Fatalf("the second life reads %q, %v", got, err)
+			}
+			must(t, v.unpublish("pod"))
+			must(t, v.unstage())
+		})
+	}
+	t.Run("a block volume keeps its data over two lives", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.Attach("csi-0123456789abcdef", 64*guesttest.MiB), "block")
+		must(t, v.stage())
+		must(t, v.publish("dev"))
+		f, err := os.OpenFile(g.path("dev"), os.O_WRONLY, 0)
+		must(t, err)
+		_, err = f.WriteString("raw rack")
+		must(t, err)
+		must(t, f.Close())
+		must(t, v.unpublish("dev"))
+		must(t, v.unstage())
+		if b, err := os.ReadFile(v.disk.File); err != nil || !strings.HasPrefix(string(b), "raw rack") {
+			t.Fatalf("the disk begins with %q, %v", b[:8], err)
+		}
+	})
 }

@@ -3,8 +3,11 @@ package rack
 import (
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
 )
+
+var must = csitest.Must
 
 // clientFor is a client of the rack at an address.
 func clientFor(t *testing.T, url string) *Client {
@@ -23,16 +26,7 @@ func clientWith(t *testing.T, o Options, transport *Transport) *Client {
 	t.Helper()
 	o.Project, o.UserAgent = racktest.Project, "test"
 	client, closeIdle, err := New(o, transport)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(closeIdle)
 	return client
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

@@ -27,14 +27,10 @@ func TestOX9ASilentConnectionIsClosed(t *testing.T) {
 	server.StartTLS()
 	t.Cleanup(server.Close)
 	path := filepath.Join(t.TempDir(), "ca.pem")
-	if err := os.WriteFile(path, racktest.PEM(server.Certificate().Raw), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, racktest.PEM(server.Certificate().Raw), 0o600))
 	relay := newRelay(t, server.Listener.Addr().String())
 	base, err := connections(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(base.CloseIdleConnections)
 	base.HTTP2.SendPingTimeout, base.HTTP2.PingTimeout = 50*time.Millisecond, 50*time.Millisecond
 	call := func() error {
@@ -50,9 +46,7 @@ func TestOX9ASilentConnectionIsClosed(t *testing.T) {
 		}
 		return answer.Body.Close()
 	}
-	if err := call(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, call())
 	relay.silent.Store(true)
 	csitest.Await(t, "calls take another connection", func() bool { return call() == nil })
 }
@@ -66,9 +60,7 @@ type relay struct {
 func newRelay(t *testing.T, server string) *relay {
 	t.Helper()
 	front, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = front.Close() })
 	r := &relay{url: "https://" + front.Addr().String()}
 	go func() {

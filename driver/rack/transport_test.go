@@ -69,12 +69,8 @@ func (g *guardedRack) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func writeToken(t *testing.T, path, token string) {
 	t.Helper()
 	// Replace the file, as kubelet does.
-	if err := os.WriteFile(path+".new", []byte(token+"\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(path+".new", path); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path+".new", []byte(token+"\n"), 0o600))
+	must(t, os.Rename(path+".new", path))
 }
 
 func TestD63ATokenFileIsReadAgain(t *testing.T) {
@@ -103,38 +99,24 @@ func TestD63ATokenFileIsReadAgain(t *testing.T) {
 	}
 
 	rack.accept("one")
-	if err := create(); err != nil {
-		t.Error(err)
-	}
+	must(t, create())
 	expect("at first", "one")
 
 	writeToken(t, path, "two")
 	rack.accept("two")
-	if err := create(); err != nil {
-		t.Error(err)
-	}
+	must(t, create())
 	expect("a new file is seen before the rack refuses", "two")
 
 	// Change the file without changing its times.
 	info, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte("six\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chtimes(path, time.Now(), info.ModTime()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, os.WriteFile(path, []byte("six\n"), 0o600))
+	must(t, os.Chtimes(path, time.Now(), info.ModTime()))
 	rack.accept("six")
-	if err := create(); err != nil {
-		t.Error(err)
-	}
+	must(t, create())
 	expect("a refusal is followed by one more try, with the body", "two", "six")
 
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(path))
 	if err := create(); err != nil {
 		t.Errorf("without its file the last token serves on: %v", err)
 	}
@@ -169,9 +151,7 @@ func TestACertificateInTheCAFileIsTrusted(t *testing.T) {
 	}))
 	t.Cleanup(server.Close)
 	path := filepath.Join(t.TempDir(), "ca.pem")
-	if err := os.WriteFile(path, racktest.PEM(server.Certificate().Raw), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, racktest.PEM(server.Certificate().Raw), 0o600))
 	client := clientWith(t, Options{Host: server.URL, CAFile: path}, &Transport{
 		Tokens: &TokenSource{Fixed: racktest.Token}})
 	if _, err := client.ProjectView(t.Context(),

@@ -11,6 +11,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
+var must = csitest.Must
+
 func TestD16AccessModes(t *testing.T) {
 	fine := map[csi.VolumeCapability_AccessMode_Mode]bool{
 		csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER:        true,

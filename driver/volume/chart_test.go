@@ -30,13 +30,9 @@ type chartParameters struct {
 
 func TestTheChartKnowsTheParametersOfTheDriver(t *testing.T) {
 	text, err := os.ReadFile("../../deploy/chart/parameters.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var chart chartParameters
-	if err := yaml.UnmarshalStrict(text, &chart); err != nil {
-		t.Fatal(err)
-	}
+	must(t, yaml.UnmarshalStrict(text, &chart))
 	for what, pair := range map[string][2]any{
 		"parameters":       {parameterNames, chart.Parameters},
 		"disk types":       {[]DiskType{diskTypeDistributed, DiskTypeLocal}, chart.DiskType},

@@ -84,10 +84,3 @@ func TestPublishedFlags(t *testing.T) {
 		}
 	}
 }
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}

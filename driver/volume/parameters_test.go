@@ -20,9 +20,7 @@ func TestCV6ParseParameters(t *testing.T) {
 		"csi.storage.k8s.io/anything":    "goes",
 		"storage.kubernetes.io/whatever": "too",
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if p.BlockSize != 512 || p.DiskType != diskTypeDistributed || p.ImageID != someID ||
 		p.Placement != PlacementInstance ||
 		p.MkfsOptions.String() != "bytesPerInode=16384,reservedPercent=0" {
@@ -73,9 +71,7 @@ func TestCV6BadParametersAreRefusedByName(t *testing.T) {
 
 func TestMkfsOptionsHaveToApplyToTheFilesystem(t *testing.T) {
 	p, err := ParseParameters(map[string]string{"mkfsOptions": "bytesPerInode=16384"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if err := p.Fits([]*csi.VolumeCapability{csitest.Filesystem(""),
 		csitest.Filesystem("ext3")}); err != nil {
 		t.Error(err)

@@ -35,9 +35,7 @@ func TestD17TheExampleOfTheRFD(t *testing.T) {
 				csitest.Want(t, err, codes.ResourceExhausted, csierr.TopologyUnreachable)
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if len(got) != len(test.ours) || got[0].Segments[TopologyPrefix+"zone"] != test.want {
 				t.Errorf("got %v", got)
 			}
@@ -131,9 +129,7 @@ func locations(t *testing.T, texts ...string) []Segments {
 	var list []Segments
 	for _, text := range texts {
 		parsed, err := ParseTopology(text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		list = append(list, parsed...)
 	}
 	return list
