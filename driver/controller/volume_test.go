@@ -104,7 +104,7 @@ func TestCV18ARepeatedCreateFindsTheDisk(t *testing.T) {
 	for name, refusal := range map[string]racktest.Exchange{"OX-1 name taken": taken,
 		"quota full": full} {
 		t.Run(name, func(t *testing.T) {
-			for _, state := range []string{"detached", "attached " + racktest.Instance, "maintenance"} {
+			for _, state := range []string{"detached", racktest.AttachedHere, "maintenance"} {
 				c := rackThat(t, refusal.To(postDisk), racktest.OK(viewName, racktest.DiskOf(state)))
 				answer, err := c.CreateVolume(t.Context(), createRequest())
 				if err != nil || answer.GetVolume().GetVolumeId() != racktest.Disk ||
@@ -397,9 +397,9 @@ func TestVolumesFromSnapshots(t *testing.T) {
 				"somebodys-disk"))), racktest.NotFound.To(viewName)}, codes.Unavailable,
 			csierr.EffectUnknown},
 		{"a disk in use in the answer, which is not deleted", restore(in512), script{ready, noDisk,
-			created(postDisk, racktest.DiskOf("attached "+""+racktest.Instance,
-				racktest.With("snapshot_id", racktest.Snapshot), racktest.With("block_size", 2048))),
-			racktest.NotFound.To(viewName)}, codes.Unavailable, csierr.EffectUnknown},
+			created(postDisk, racktest.DiskOf(racktest.AttachedHere, racktest.With("snapshot_id",
+				racktest.Snapshot), racktest.With("block_size", 2048))), racktest.NotFound.To(viewName)},
+			codes.Unavailable, csierr.EffectUnknown},
 		{"CV-15 a snapshot of another project", restore(), script{racktest.OK(viewSnap,
 			racktest.SnapshotOf("ready", racktest.With("project_id", other))),
 			racktest.Refused.To(postDisk), ownProject}, codes.InvalidArgument, csierr.SourceIncompatible},
