@@ -122,8 +122,7 @@ func (v testVolume) stage() error {
 }
 
 func (v testVolume) unstage() error {
-	_, err := v.guest.node().NodeUnstageVolume(v.guest.t.Context(),
-		&csi.NodeUnstageVolumeRequest{VolumeId: v.ID, StagingTargetPath: v.staging()})
+	_, err := v.guest.node().NodeUnstageVolume(v.guest.t.Context(), v.unstageRequest())
 	return err
 }
 

@@ -98,7 +98,7 @@ func (v testVolume) held(names ...string) {
 	t := v.guest.t
 	t.Helper()
 	before := guesttest.Mounts(t, v.guest.Dir)
-	_, err := v.guest.impatient().NodeUnstageVolume(t.Context(), v.unstageRequest())
+	err := v.unstageSoon()
 	csitest.Want(t, err, codes.Internal, csierr.StillMounted)
 	for _, name := range names {
 		if !strings.Contains(err.Error(), name) {
@@ -226,7 +226,7 @@ func TestB32CopiesThatGoWithTheDriversMountAreNoHolders(t *testing.T) {
 			n := inNamespace(t, "unchanged",
 				`mount --make-private "$1"; mount -t tmpfs none "$1/lost+found"`, v.staging())
 			for range 2 {
-				_, err := g.impatient().NodeUnstageVolume(t.Context(), v.unstageRequest())
+				err := v.unstageSoon()
 				csitest.Want(t, err, codes.Internal, csierr.StillMounted)
 				if !strings.Contains(err.Error(), fmt.Sprintf("process %d", n.pid)) {
 					t.Errorf("it does not name process %d: %v", n.pid, err)

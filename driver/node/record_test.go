@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -359,10 +358,7 @@ func (v testVolume) record() string {
 
 // unstageSoon is unstage by a node that does not wait.
 func (v testVolume) unstageSoon() error {
-	n := v.guest.node()
-	n.ReleaseTimeout = time.Millisecond
-	_, err := n.NodeUnstageVolume(v.guest.t.Context(),
-		&csi.NodeUnstageVolumeRequest{VolumeId: v.ID, StagingTargetPath: v.staging()})
+	_, err := v.guest.impatient().NodeUnstageVolume(v.guest.t.Context(), v.unstageRequest())
 	return err
 }
 

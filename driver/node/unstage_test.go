@@ -8,9 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
@@ -79,7 +77,7 @@ func TestNodeUnstageVolume(t *testing.T) {
 		_, err := n.NodeStageVolume(t.Context(), v.stageRequest())
 		must(t, err)
 		must(t, v.publish("dev"))
-		req := &csi.NodeUnstageVolumeRequest{VolumeId: v.ID, StagingTargetPath: v.staging()}
+		req := v.unstageRequest()
 		_, err = n.NodeUnstageVolume(t.Context(), req)
 		csitest.Want(t, err, codes.Internal, csierr.StillMounted)
 		must(t, v.unpublish("dev"))
@@ -99,9 +97,7 @@ func TestNodeUnstageVolume(t *testing.T) {
 		// A detached mount is in no mount table, like one of another mount namespace.
 		elsewhere, err := mount.Clone(v.staging(), volume.Ext4)
 		must(t, err)
-		n := v.guest.node()
-		n.ReleaseTimeout = 50 * time.Millisecond
-		req := &csi.NodeUnstageVolumeRequest{VolumeId: v.ID, StagingTargetPath: v.staging()}
+		n, req := v.guest.impatient(), v.unstageRequest()
 		_, err = n.NodeUnstageVolume(t.Context(), req)
 		csitest.Want(t, err, codes.Internal, csierr.StillMounted)
 		_, err = n.NodeUnstageVolume(t.Context(), req)
