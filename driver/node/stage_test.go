@@ -178,6 +178,14 @@ func TestNodeStageVolumeFindsTheRightDeviceOrNone(t *testing.T) {
 				t.Fatal("a disk was written")
 			}
 		})
+	t.Run("NS-6 a device whose size or blocks are not the disk's is refused", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
+		v.Tag = map[string]string{volume.CtxBlockSize: "4096"}
+		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceDiffers)
+		v.Tag, v.disk.SizeBytes = nil, 2*v.disk.SizeBytes
+		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceWrongSize)
+	})
 }
 
 func TestNodeStageVolumeIsIdempotent(t *testing.T) {
