@@ -105,7 +105,7 @@ func TestB6EveryCallDescribesAVolumeAlike(t *testing.T) { // GV-3
 		}})
 }
 
-func TestGV2AndVH4UnknownVolumes(t *testing.T) {
+func TestGV2AndVH4UnknownVolumes(t *testing.T) { // GV-2, VH-4
 	_, err := rackThat(t, noDisk).ControllerGetVolume(t.Context(),
 		&csi.ControllerGetVolumeRequest{VolumeId: racktest.Disk})
 	csitest.Want(t, err, codes.NotFound, csierr.VolumeNotFound)
@@ -115,7 +115,7 @@ func TestGV2AndVH4UnknownVolumes(t *testing.T) {
 	csitest.Want(t, err, codes.NotFound, csierr.VolumeNotFound)
 }
 
-func TestLV3AndLV4PagesOfAnySizeGiveEveryVolumeOnce(t *testing.T) {
+func TestLV3AndLV4PagesOfAnySizeGiveEveryVolumeOnce(t *testing.T) { // LV-3
 	rack := &longRack{project: racktest.Project}
 	var want []string
 	for n := range 57 {

@@ -198,7 +198,7 @@ func TestIDsThatAreNotUUIDsNeverReachTheRack(t *testing.T) {
 	}
 }
 
-func TestCP2AndCP3ImpossiblePublications(t *testing.T) {
+func TestCP2AndCP3ImpossiblePublications(t *testing.T) { // CP-2, CP-3
 	for reason, edit := range map[csierr.Reason]func(*csi.ControllerPublishVolumeRequest){
 		csierr.ReadOnlyUnsupported: func(r *csi.ControllerPublishVolumeRequest) { r.Readonly = true },
 		csierr.CapabilityUnsupported: func(r *csi.ControllerPublishVolumeRequest) {

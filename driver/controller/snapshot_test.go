@@ -303,7 +303,7 @@ func TestListingSnapshots(t *testing.T) {
 	}
 }
 
-func TestGetSnapshot(t *testing.T) {
+func TestGetSnapshot(t *testing.T) { // LS-7
 	answer, err := rackThat(t, racktest.OK(viewSnap,
 		racktest.SnapshotOf("creating"))).GetSnapshot(t.Context(),
 		&csi.GetSnapshotRequest{SnapshotId: racktest.Snapshot})
