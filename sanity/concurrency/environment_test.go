@@ -5,10 +5,8 @@ package concurrency
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -37,9 +35,8 @@ type environment struct {
 	// whose disks can hang.
 	bystanders *proof.RackBystanders
 	looked     *proof.Invariant
-	// formats is the file in which every mkfs leaves a line.
-	formats string
-	tally   tally
+	formats    proof.Formats
+	tally      tally
 }
 
 // node is the driver's node service in one instance.
@@ -56,7 +53,7 @@ func newEnvironment(t *testing.T, p *proof.Proof, nodes harness.PluginOptions,
 	args ...string) *environment {
 	t.Helper()
 	run := harness.RunFor(t)
-	env := &environment{t: t, proof: p, run: run, formats: filepath.Join(run.Dir, "formats"),
+	env := &environment{t: t, proof: p, run: run,
 		looked: &proof.Invariant{Name: "bystanders"}}
 	var err error
 	env.Environment, err = run.StartEnvironment(t.Context(), harness.RackOptions{Args: args})
@@ -66,7 +63,9 @@ func newEnvironment(t *testing.T, p *proof.Proof, nodes harness.PluginOptions,
 			env.Rack.Instances[0].Name, proof.BtrfsMember, env.looked)
 		must(t, err)
 	}
-	path := env.watchedTools()
+	tools := filepath.Join(run.Dir, "tools")
+	env.formats, err = proof.CountFormats(tools)
+	must(t, err)
 	for range 2 {
 		p, err := env.StartPlugin(t.Context(), harness.PluginOptions{Mode: harness.ModeController})
 		must(t, err)
@@ -75,7 +74,7 @@ func newEnvironment(t *testing.T, p *proof.Proof, nodes harness.PluginOptions,
 	for _, instance := range env.Rack.Instances {
 		options := nodes
 		options.Mode, options.Instance = harness.ModeNode, instance.Name
-		options.Env = map[string]string{"PATH": path}
+		options.Env = map[string]string{"PATH": tools + ":" + os.Getenv("PATH")}
 		maps.Copy(options.Env, nodes.Env)
 		p, err := env.StartPlugin(t.Context(), options)
 		must(t, err)
@@ -85,28 +84,12 @@ func newEnvironment(t *testing.T, p *proof.Proof, nodes harness.PluginOptions,
 	return env
 }
 
-// watchedTools is a PATH on which every mkfs leaves a line before it does its work.
-func (env *environment) watchedTools() string {
-	env.t.Helper()
-	dir := filepath.Join(env.run.Dir, "tools")
-	must(env.t, os.Mkdir(dir, 0o755))
-	must(env.t, os.WriteFile(env.formats, nil, 0o644))
-	for _, tool := range []string{"mke2fs", "mkfs.xfs", "mkfs.btrfs"} {
-		real, err := exec.LookPath(tool)
-		must(env.t, err)
-		script := fmt.Sprintf("#!/bin/sh\necho %s \"$@\" >>%s\nexec %s \"$@\"\n", tool, env.formats,
-			real)
-		must(env.t, os.WriteFile(filepath.Join(dir, tool), []byte(script), 0o755))
-	}
-	return dir + ":" + os.Getenv("PATH")
-}
-
 // formatted says how many filesystems have been made so far.
 func (env *environment) formatted() int {
 	env.t.Helper()
-	text, err := os.ReadFile(env.formats)
+	n, err := env.formats.Count()
 	must(env.t, err)
-	return strings.Count(string(text), "\n")
+	return n
 }
 
 // close demands that nothing is left of what was done, and that every process ends well: one in

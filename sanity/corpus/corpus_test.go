@@ -88,9 +88,6 @@ type tally struct {
 // benches is how many drivers work at once.
 const benches = 2
 
-// members are those of the benches' bystanders.
-var members = []proof.Member{proof.Journal, proof.BtrfsMember}
-
 // round tries each generator once. The first round is whole, however long it takes: it has every
 // kind of disk.
 func (c *tally) round(
@@ -102,8 +99,8 @@ func (c *tally) round(
 		workers.Go(func() {
 			b, err := newBench(ctx, run, bases, "", nil)
 			if err == nil {
-				b.forged = c.forged
-				err = b.addBystanders(ctx, members[i%len(members)], c.bystanders)
+				b.Forged = c.forged
+				err = b.AddBystanders(ctx, proof.Members[i%len(proof.Members)], c.bystanders)
 			}
 			if err != nil {
 				c.t.Errorf("start a driver: %v", err)

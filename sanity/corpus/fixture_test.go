@@ -54,7 +54,7 @@ const (
 
 // newFixture makes the disk and shows it to the guest.
 func (b *bench) newFixture(ctx context.Context, t *trial) (f *fixture, err error) {
-	dir, err := os.MkdirTemp(b.dir, "trial-")
+	dir, err := os.MkdirTemp(b.Dir, "trial-")
 	if err != nil {
 		return nil, err
 	}
@@ -84,9 +84,9 @@ func (b *bench) newFixture(ctx context.Context, t *trial) (f *fixture, err error
 		return f, err
 	}
 	other := name[:proof.SerialBytes-1] + "z"
-	f.atEnd(b.guest.Unplug)
-	err = errors.Join(b.guest.Plug(decoyDevice, other, decoy),
-		b.guest.Plug(f.Device, f.DiskName, f.loop), b.bystanders.Show())
+	f.atEnd(b.Guest.Unplug)
+	err = errors.Join(b.Guest.Plug(decoyDevice, other, decoy),
+		b.Guest.Plug(f.Device, f.DiskName, f.loop), b.Bystanders.Show())
 	if err == nil && t.Set != nil {
 		err = t.Set(f)
 	}
@@ -139,11 +139,11 @@ func (f *fixture) placement() *harness.Placement {
 
 // stage makes the call under test.
 func (f *fixture) stage(ctx context.Context) error {
-	return f.bench.bystanders.Called(f.placement().Stage(ctx, f.bench.plugin.Node()))
+	return f.bench.Stage(ctx, f.placement())
 }
 
 func (f *fixture) unstage(ctx context.Context) error {
-	return f.bench.bystanders.Called(f.placement().Unstage(ctx, f.bench.plugin.Node()))
+	return f.bench.Unstage(ctx, f.placement())
 }
 
 // staged is what is mounted at the staging path; nil if nothing is.

@@ -38,7 +38,7 @@ func foreignFormats() []generator {
 	no("of another disk", func(f *fixture, _ []piece) error {
 		f.DiskName = fmt.Sprintf("csi-%016x", f.Rand.Uint64())
 		f.Publish["diskName"] = f.DiskName
-		return f.bench.guest.SetAttribute(f.Device, "device/serial", f.DiskName+"\n")
+		return f.bench.Guest.SetAttribute(f.Device, "device/serial", f.DiskName+"\n")
 	})
 	for i := range 4 {
 		no(fmt.Sprintf("whose marks are damaged %d", i+1),

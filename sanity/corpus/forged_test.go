@@ -106,18 +106,18 @@ func forgery(name, fs string, size int64, write forging, want outcome,
 				return err
 			}
 			if slices.Contains(strings.Fields(string(log)), "-y") {
-				return f.bench.forged.Checked(fmt.Errorf("a check repaired whatever it found: e2fsck %s",
+				return f.bench.Forged.Checked(fmt.Errorf("a check repaired whatever it found: e2fsck %s",
 					bytes.TrimSpace(log)))
 			}
 			if want == mounted {
-				return f.bench.forged.Checked(files.Check(f.Staging))
+				return f.bench.Forged.Checked(files.Check(f.Staging))
 			}
 			// That no byte changed is demanded of every refusal.
 			m, err := f.staged()
 			if m != nil {
 				err = errors.New("a disk with a workload's files was formatted")
 			}
-			return f.bench.forged.Checked(err)
+			return f.bench.Forged.Checked(err)
 		}
 	}}
 }
@@ -179,7 +179,7 @@ func noticesHarm(ctx context.Context, t *testing.T, run *harness.Run, bases *bas
 	t.Helper()
 	b, err := newBench(ctx, run, bases, "", nil)
 	if err == nil {
-		err = b.addBystanders(ctx, proof.Journal, &proof.Invariant{})
+		err = b.AddBystanders(ctx, proof.Journal, &proof.Invariant{})
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -188,7 +188,7 @@ func noticesHarm(ctx context.Context, t *testing.T, run *harness.Run, bases *bas
 		{"a bystander that is written to", func(t *trial) {
 			t.Set = func(f *fixture) error {
 				_, err := f.wrap("mke2fs", fmt.Sprintf("echo x | dd of='%s' conv=notrunc,fsync status=none\n"+
-					`exec "$real" "$@"`, b.bystanders.Loop(proof.BlankDisk).Path))
+					`exec "$real" "$@"`, b.Bystanders.Loop(proof.BlankDisk).Path))
 				return err
 			}
 			t.Want.Outcome = formatted

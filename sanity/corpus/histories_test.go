@@ -120,7 +120,7 @@ func uses() []generator {
 
 // lock locks the disk as a driver does that is at work on it.
 func (f *fixture) lock() error {
-	lock, err := f.bench.plugin.LockVolumes()
+	lock, err := f.bench.Plugin.LockVolumes()
 	if err == nil {
 		f.atEnd(lock.Close)
 	}

@@ -19,7 +19,7 @@ func (f *fixture) wrap(program, script string) (unwrap func() error, err error) 
 	if err != nil {
 		return nil, err
 	}
-	path := filepath.Join(f.bench.bin, program)
+	path := filepath.Join(f.bench.Bin, program)
 	text := fmt.Sprintf("#!/bin/sh\nreal='%s'\n%s\n", real, script)
 	unwrap = func() error { return os.RemoveAll(path) }
 	f.atEnd(unwrap)

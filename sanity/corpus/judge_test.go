@@ -87,7 +87,7 @@ func (b *bench) try(ctx context.Context, t *trial) (v verdict, err error) {
 			v.Wrong = errors.Join(v.Wrong, fmt.Errorf("the volume cannot be unstaged: %w", err))
 		}
 	}
-	if harm := b.bystanders.Harm(); harm != nil {
+	if harm := b.Bystanders.Harm(); harm != nil {
 		v.Wrong = errors.Join(v.Wrong, harm)
 		v.Overwritten = true
 	}

@@ -78,8 +78,8 @@ func oddities() []generator {
 		{"a healthy disk with a hidden leg of multipath", func(t *trial) {
 			kindOf(ext4).of(t)
 			t.Set = func(f *fixture) error {
-				return errors.Join(f.bench.guest.Plug("nvme2c0n1", f.DiskName, f.loop),
-					os.Remove(f.bench.guest.Node("nvme2c0n1")))
+				return errors.Join(f.bench.Guest.Plug("nvme2c0n1", f.DiskName, f.loop),
+					os.Remove(f.bench.Guest.Node("nvme2c0n1")))
 			}
 			t.Want.Outcome = mounted
 		}},

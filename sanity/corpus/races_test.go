@@ -58,7 +58,7 @@ func races() []generator {
 // swapDisk gives the disk's serial, name and node to the decoy, as when one disk is detached and
 // another attached.
 func swapDisk(f *fixture) error {
-	g := f.bench.guest
+	g := f.bench.Guest
 	from, to := g.Sys("block/"+decoyDevice), g.Sys("block/"+f.Device)
 	var errs []error
 	for _, name := range []string{"dev", "size", "diskseq"} {

@@ -74,13 +74,13 @@ func sizes() []generator {
 			func(f *fixture) error {
 				size := f.image.Size - off(f)*8
 				f.Publish["sizeBytes"] = fmt.Sprint(size)
-				return f.bench.guest.SetAttribute(f.Device, "size", fmt.Sprintf("%d\n", size/512))
+				return f.bench.Guest.SetAttribute(f.Device, "size", fmt.Sprintf("%d\n", size/512))
 			}),
 		onHealthy("a healthy disk of which sysfs tells another size", refuse(wrongSize, changed),
 			func(f *fixture) error {
 				size := f.image.Size + off(f)
 				delete(f.Publish, "sizeBytes")
-				return f.bench.guest.SetAttribute(f.Device, "size", fmt.Sprintf("%d\n", size/512))
+				return f.bench.Guest.SetAttribute(f.Device, "size", fmt.Sprintf("%d\n", size/512))
 			}),
 	}
 }
@@ -202,8 +202,8 @@ func (f *fixture) replaceLoop(readOnly bool) error {
 
 // show lets the guest see a loop device under a name that it may have given to another.
 func (f *fixture) show(device, diskName string, loop loopdev.Device) error {
-	return errors.Join(os.RemoveAll(f.bench.guest.Sys("block/"+device)),
-		os.RemoveAll(f.bench.guest.Node(device)), f.bench.guest.Plug(device, diskName, loop))
+	return errors.Join(os.RemoveAll(f.bench.Guest.Sys("block/"+device)),
+		os.RemoveAll(f.bench.Guest.Node(device)), f.bench.Guest.Plug(device, diskName, loop))
 }
 
 // another is one more blank disk of the same size, shown as a device under a serial.
@@ -229,7 +229,7 @@ func names() []generator {
 	// As the decoy, but the wanted disk is not there at all.
 	without := func(serial func(f *fixture) string) func(f *fixture) error {
 		return func(f *fixture) error {
-			return f.bench.guest.SetAttribute(f.Device, "device/serial",
+			return f.bench.Guest.SetAttribute(f.Device, "device/serial",
 				serial(f))
 		}
 	}
@@ -259,11 +259,11 @@ func names() []generator {
 			return f.swapNode()
 		}),
 		situation("a disk whose number is another's", refuse(changed), func(f *fixture) error {
-			b, err := os.ReadFile(f.bench.guest.Sys("block/" + decoyDevice + "/dev"))
+			b, err := os.ReadFile(f.bench.Guest.Sys("block/" + decoyDevice + "/dev"))
 			if err != nil {
 				return err
 			}
-			return f.bench.guest.SetAttribute(f.Device, "dev", string(b))
+			return f.bench.Guest.SetAttribute(f.Device, "dev", string(b))
 		}),
 		situation("a disk of which sysfs tells another birth", refuse(changed), bornAgain),
 		onHealthy("a healthy disk of which sysfs tells another birth", refuse(changed), bornAgain),
@@ -272,12 +272,12 @@ func names() []generator {
 
 // swapNode puts a node of the decoy in the place of the disk's.
 func (f *fixture) swapNode() error {
-	return errors.Join(os.Remove(f.bench.guest.Node(f.Device)),
-		os.Link(f.bench.guest.Node(decoyDevice), f.bench.guest.Node(f.Device)))
+	return errors.Join(os.Remove(f.bench.Guest.Node(f.Device)),
+		os.Link(f.bench.Guest.Node(decoyDevice), f.bench.Guest.Node(f.Device)))
 }
 
 func bornAgain(f *fixture) error {
-	return f.bench.guest.SetAttribute(f.Device, "diskseq", strconv.FormatUint(f.loop.Sequence+1,
+	return f.bench.Guest.SetAttribute(f.Device, "diskseq", strconv.FormatUint(f.loop.Sequence+1,
 		10)+"\n")
 }
 

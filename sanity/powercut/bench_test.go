@@ -3,13 +3,11 @@
 package powercut_test
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"runtime/metrics"
@@ -28,82 +26,33 @@ import (
 
 // bench is a guest with a driver in it, which sees one disk after the other.
 type bench struct {
-	dir    string
-	guest  proof.Guest
-	disks  *flakydisk.Server
-	plugin *harness.Plugin
-	// formats has a line for each mkfs that the driver ran.
-	formats string
+	*proof.Bench
+	disks   *flakydisk.Server
+	formats proof.Formats
 	shown   int
-	// bystanders are other disks of the guest, which no call may change.
-	bystanders *proof.GuestBystanders
-	// forged counts comparisons of files with forged records.
-	forged *proof.Invariant
 }
 
 // newBench starts a driver: the run's own, or the program.
-func newBench(ctx context.Context, run *harness.Run, program string, env ...string) (*bench,
-	error) {
-	dir, err := os.MkdirTemp(run.Dir, "bench-")
+func newBench(ctx context.Context, run *harness.Run, program string, env map[string]string) (
+	*bench, error) {
+	started, err := proof.StartBench(ctx, run, program, env)
 	if err != nil {
 		return nil, err
 	}
-	b := &bench{dir: dir, formats: filepath.Join(dir, "formats"),
-		bystanders: &proof.GuestBystanders{}, forged: &proof.Invariant{}}
-	bin, disks := filepath.Join(dir, "bin"), filepath.Join(dir, "disks")
-	err = errors.Join(os.Mkdir(bin, 0o755), os.Mkdir(disks, 0o755),
-		os.WriteFile(b.formats, nil, 0o600))
-	for _, mkfs := range []string{"mke2fs", "mkfs.xfs", "mkfs.btrfs"} {
-		real, missing := exec.LookPath(mkfs)
-		script := fmt.Sprintf("#!/bin/sh\necho >>'%s'\nexec '%s' \"$@\"\n", b.formats, real)
-		err = errors.Join(err, missing, os.WriteFile(filepath.Join(bin, mkfs), []byte(script), 0o755))
-	}
-	if err != nil {
+	b := &bench{Bench: started}
+	if b.formats, err = proof.CountFormats(b.Bin); err != nil {
 		return nil, err
 	}
-	if b.guest, err = proof.NewGuest(filepath.Join(dir, "guest")); err != nil {
-		return nil, fmt.Errorf("make a guest: %w", err)
-	}
-	if b.disks, err = flakydisk.Mount(disks); err != nil {
+	disks := filepath.Join(b.Dir, "disks")
+	if err := os.Mkdir(disks, 0o755); err != nil {
 		return nil, err
 	}
-	all := map[string]string{
-		"OXIDE_INSTANCE_ID": proof.InstanceID,
-		"OXIDE_SYSFS_ROOT":  b.guest.Sys(""),
-		"OXIDE_DEV_ROOT":    b.guest.Node(""),
-		"PATH":              bin + ":" + os.Getenv("PATH"),
-		// Nothing here appears later than it is asked for.
-		"OXIDE_DEVICE_TIMEOUT": "20ms",
-	}
-	for i := 0; i+1 < len(env); i += 2 {
-		all[env[i]] = env[i+1]
-	}
-	options := harness.PluginOptions{Mode: harness.ModeNode, Env: all}
-	if program != "" {
-		options.Command = []string{program}
-	}
-	b.plugin, err = run.StartPlugin(ctx, options)
+	b.disks, err = flakydisk.Mount(disks)
 	return b, err
 }
 
-// close ends the driver, which must end well.
-func (b *bench) close() error {
-	return errors.Join(b.plugin.Stop(), b.disks.Close(), b.bystanders.Close())
-}
-
-// addBystanders gives the guest bystanders.
-func (b *bench) addBystanders(ctx context.Context, member proof.Member, count *proof.Invariant) (
-	err error) {
-	b.bystanders, err = proof.NewGuestBystanders(ctx, b.guest, filepath.Join(b.dir, "bystanders"),
-		member, count)
-	return err
-}
-
-// formatted returns how many times the driver has run a mkfs.
-func (b *bench) formatted() (int, error) {
-	text, err := os.ReadFile(b.formats)
-	return bytes.Count(text, []byte("\n")), err
-}
+// close ends the driver, which must end well, and its disks.
+func (b *bench) close() error { return errors.Join(b.Close(), b.disks.Close()) }
 
 // placement is a volume whose disk the guest sees.
 type placement struct {
@@ -157,11 +106,11 @@ func (b *bench) show(ctx context.Context, v volume, disk *flakydisk.Disk) (*plac
 	b.shown++
 	p := &placement{volume: v, bench: b, disk: disk,
 		file: fmt.Sprint(loopdev.Process(), ".disk-", b.shown),
-		dir:  filepath.Join(b.dir, fmt.Sprint("volume-", b.shown))}
+		dir:  filepath.Join(b.Dir, fmt.Sprint("volume-", b.shown))}
 	p.Placement = harness.Placement{Volume: &csi.Volume{VolumeId: v.id},
 		Capability: harness.Access(v.access), PublishContext: v.context(disk.Size()),
 		Staging: filepath.Join(p.dir, "staging"), Target: filepath.Join(p.dir, "pod", "target")}
-	known, err := filepath.Glob(filepath.Join(b.plugin.Dir, "volumes", "*"+v.id+"*"))
+	known, err := filepath.Glob(filepath.Join(b.Plugin.Dir, "volumes", "*"+v.id+"*"))
 	if err != nil || len(known) > 0 {
 		return p, errors.Join(err, fmt.Errorf("this instance remembers the volume in %q", known))
 	}
@@ -173,14 +122,14 @@ func (b *bench) show(ctx context.Context, v volume, disk *flakydisk.Disk) (*plac
 	if err != nil {
 		return p, err
 	}
-	return p, errors.Join(b.guest.Plug("nvme1n1", v.disk, p.loop), b.bystanders.Show())
+	return p, errors.Join(b.Guest.Plug("nvme1n1", v.disk, p.loop), b.Bystanders.Show())
 }
 
 // hide takes the disk away, after everything that a failed call has left of it.
 func (p *placement) hide() error {
 	defer inUse.RUnlock()
 	p.disk.Heal()
-	errs := []error{proof.UnmountBelow(p.dir), p.bench.guest.Unplug()}
+	errs := []error{proof.UnmountBelow(p.dir), p.bench.Guest.Unplug()}
 	if p.loop.Path != "" {
 		errs = append(errs, p.loop.Detach(context.Background()))
 	}
@@ -189,19 +138,19 @@ func (p *placement) hide() error {
 }
 
 func (p *placement) stage(ctx context.Context) error {
-	return p.bench.bystanders.Called(p.Stage(ctx, p.bench.plugin.Node()))
+	return p.bench.Stage(ctx, &p.Placement)
 }
 
 func (p *placement) publish(ctx context.Context) error {
-	return p.bench.bystanders.Called(p.Publish(ctx, p.bench.plugin.Node()))
+	return p.bench.Publish(ctx, &p.Placement)
 }
 
 func (p *placement) unpublish(ctx context.Context) error {
-	return p.bench.bystanders.Called(p.Unpublish(ctx, p.bench.plugin.Node()))
+	return p.bench.Unpublish(ctx, &p.Placement)
 }
 
 func (p *placement) unstage(ctx context.Context) error {
-	return p.bench.bystanders.Called(p.Unstage(ctx, p.bench.plugin.Node()))
+	return p.bench.Unstage(ctx, &p.Placement)
 }
 
 // staged demands that the volume's filesystem is mounted at the staging path, or nothing for a raw

@@ -49,7 +49,7 @@ func (b *bench) checkOnce(ctx context.Context, m image) (v verdict, err error) {
 	found := m.content()
 	content := found.Fork()
 	disk := flakydisk.NewDisk(content)
-	before, err := b.formatted()
+	before, err := b.formats.Count()
 	if err != nil {
 		return v, err
 	}
@@ -59,7 +59,7 @@ func (b *bench) checkOnce(ctx context.Context, m image) (v verdict, err error) {
 		return v, err
 	}
 	answer := place.stage(ctx)
-	after, err := b.formatted()
+	after, err := b.formats.Count()
 	if err != nil {
 		return v, err
 	}
@@ -185,7 +185,7 @@ func (m image) btrfsBytes(found *flakydisk.Image) int64 {
 // checkData demands what a workload was promised.
 func (p *placement) checkData(ctx context.Context, promises map[string]promise) error {
 	if !p.volume.raw() {
-		return checkFiles(p.Staging, promises, p.bench.forged)
+		return checkFiles(p.Staging, promises, p.bench.Forged)
 	}
 	if err := p.publish(ctx); err != nil {
 		return err

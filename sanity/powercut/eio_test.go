@@ -208,7 +208,7 @@ func (p *placement) stageFailing(ctx context.Context, f failing) (notGrown bool,
 	err error) {
 	fired := p.disk.AddFault(flakydisk.Fault{On: f.op, From: f.sector,
 		To: f.sector + flakydisk.SectorBytes, Times: f.times})
-	before, err := p.bench.formatted()
+	before, err := p.bench.formats.Count()
 	if err != nil {
 		return false, "", err
 	}
@@ -221,7 +221,7 @@ func (p *placement) stageFailing(ctx context.Context, f failing) (notGrown bool,
 	}
 	struck, said := fired(), fmt.Sprint(answer)
 	p.disk.Heal()
-	after, err := p.bench.formatted()
+	after, err := p.bench.formats.Count()
 	switch {
 	case err != nil:
 		return false, said, err
@@ -260,7 +260,7 @@ func (p *placement) toldIfNotGrown(ctx context.Context) (notGrown bool, err erro
 	if err != nil {
 		return false, err
 	}
-	health, err := p.bench.plugin.Node().NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{
+	health, err := p.bench.Plugin.Node().NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{
 		VolumeId: p.volume.id, StagingTargetPath: p.Staging})
 	if err != nil {
 		return false, err

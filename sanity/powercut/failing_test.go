@@ -46,7 +46,7 @@ func onNewDisk(ctx context.Context, b *bench, access string, r *rand.Rand,
 
 func startBench(t *testing.T) *bench {
 	t.Helper()
-	b, err := newBench(t.Context(), harness.RunFor(t), "")
+	b, err := newBench(t.Context(), harness.RunFor(t), "", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,7 +115,7 @@ func (r *recorder) writable() bool {
 
 // toldOf demands that statistics and health tell of a filesystem that has failed.
 func (p *placement) toldOf(ctx context.Context) error {
-	health, err := p.bench.plugin.Node().NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{
+	health, err := p.bench.Plugin.Node().NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{
 		VolumeId: p.volume.id, VolumePublishPath: p.Target, StagingTargetPath: p.Staging})
 	if err != nil {
 		return err
@@ -123,7 +123,7 @@ func (p *placement) toldOf(ctx context.Context) error {
 	if !strings.Contains(health.String(), "FilesystemFailed") {
 		return fmt.Errorf("the health of a failed filesystem is %v", health)
 	}
-	stats, err := p.Stats(ctx, p.bench.plugin.Node())
+	stats, err := p.Stats(ctx, p.bench.Plugin.Node())
 	if err != nil && !strings.Contains(err.Error(), "FilesystemFailed") {
 		return fmt.Errorf("the statistics of a failed filesystem are %v, %w", stats, err)
 	}

@@ -110,7 +110,7 @@ func TestEachFlushIsNoticedWhenItIsGone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	whole, err := newBench(t.Context(), run, "")
+	whole, err := newBench(t.Context(), run, "", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -120,7 +120,8 @@ func TestEachFlushIsNoticedWhenItIsGone(t *testing.T) {
 			continue
 		}
 		removed++
-		b, err := newBench(t.Context(), run, program, proof.RemovedGuard, f.Name)
+		b, err := newBench(t.Context(), run, program,
+			map[string]string{proof.RemovedGuard: f.Name})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -44,8 +44,8 @@ func newTrials(t *testing.T, name string) *trials {
 
 // noteHarm fails the test if a trial has changed a bystander.
 func (c *trials) noteHarm(b *bench) {
-	if err := b.bystanders.Harm(); err != nil {
-		c.t.Errorf("after volume %d of %s: %v", b.shown, b.dir, err)
+	if err := b.Bystanders.Harm(); err != nil {
+		c.t.Errorf("after volume %d of %s: %v", b.shown, b.Dir, err)
 	}
 }
 
@@ -80,11 +80,10 @@ func (c *trials) work(ctx context.Context, jobs []job) {
 	var all sync.WaitGroup
 	for i := range workers {
 		all.Go(func() {
-			b, err := newBench(ctx, c.run, "")
+			b, err := newBench(ctx, c.run, "", nil)
 			if err == nil {
-				b.forged = c.forged
-				member := []proof.Member{proof.Journal, proof.BtrfsMember}[i%2]
-				err = b.addBystanders(ctx, member, c.bystanders)
+				b.Forged = c.forged
+				err = b.AddBystanders(ctx, proof.Members[i%len(proof.Members)], c.bystanders)
 			}
 			for j := range queues[i == 0] {
 				if err == nil && !c.over() {

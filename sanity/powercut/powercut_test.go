@@ -111,7 +111,7 @@ func recordAll(ctx context.Context, run *harness.Run, seed uint64) (all []*recor
 	var recorders sync.WaitGroup
 	for i, access := range accesses {
 		recorders.Go(func() {
-			b, err := newBench(ctx, run, "")
+			b, err := newBench(ctx, run, "", nil)
 			if err == nil {
 				found[i], err = recordings(ctx, b, access, rand.New(rand.NewPCG(seed, uint64(i))))
 				err = errors.Join(err, b.close())

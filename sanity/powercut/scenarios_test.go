@@ -243,7 +243,7 @@ func repair(ctx context.Context, b *bench, life *recording, r *rand.Rand) (*reco
 	if life.volume.access != ext3 && life.volume.access != ext4 {
 		return nil, nil
 	}
-	path := filepath.Join(b.dir, "repair")
+	path := filepath.Join(b.Dir, "repair")
 	if err := life.final.Save(path); err != nil {
 		return nil, err
 	}
@@ -278,7 +278,7 @@ func cutAt(ctx context.Context, b *bench, of *recording, r *rand.Rand,
 			}
 			v, err := b.check(ctx, m)
 			if err := errors.Join(err, v.wrong); err != nil {
-				path := filepath.Join(filepath.Dir(b.dir), "image-of-"+filepath.Base(b.dir))
+				path := filepath.Join(filepath.Dir(b.Dir), "image-of-"+filepath.Base(b.Dir))
 				return m, errors.Join(fmt.Errorf("%s: %w; the image is %s", m.name, err, path),
 					m.content().Save(path))
 			}
