@@ -120,7 +120,7 @@ func TestTheFilesystemsFeaturesAreKnownOrRefusedByName(t *testing.T) {
 }
 
 // shortImages is how many images the short form tries besides the special ones.
-const shortImages = 110
+const shortImages = 40
 
 // featureTally counts what came out.
 type featureTally struct {

@@ -18,8 +18,8 @@ import (
 
 // shortTrials and shortRackTrials are how many trials the short form has at least.
 const (
-	shortTrials     = 40
-	shortRackTrials = 30
+	shortTrials     = 20
+	shortRackTrials = 15
 )
 
 // only is the variable that repeats a trial, by its name: what a failure prints. A part of the name

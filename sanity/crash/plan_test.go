@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/crash/trace"
@@ -196,19 +197,27 @@ func inStepOf(p point, points []point) []trace.Point {
 }
 
 // sample takes points by chance until there are n, or more if it takes more to have every RPC and
-// every kind of effect among them.
+// every kind of effect among them. Points that add both come first, so that few are enough.
 func sample(points []point, n int, rng *rand.Rand) []point {
-	var first, rest []point
+	rest := slices.Clone(points)
+	rng.Shuffle(len(rest), func(i, j int) { rest[i], rest[j] = rest[j], rest[i] })
+	var first []point
 	have := map[string]bool{}
-	for _, i := range rng.Perm(len(points)) {
-		p := points[i]
-		rpc, kind := "rpc "+p.rpc, "kind "+p.kind
-		if have[rpc] && have[kind] {
-			rest = append(rest, p)
-			continue
-		}
-		have[rpc], have[kind] = true, true
-		first = append(first, p)
+	for _, adds := range []int{2, 1} {
+		rest = slices.DeleteFunc(rest, func(p point) bool {
+			rpc, kind, added := "rpc "+p.rpc, "kind "+p.kind, 0
+			for _, name := range []string{rpc, kind} {
+				if !have[name] {
+					added++
+				}
+			}
+			if added < adds {
+				return false
+			}
+			have[rpc], have[kind] = true, true
+			first = append(first, p)
+			return true
+		})
 	}
 	return append(first, rest[:min(len(rest), max(0, n-len(first)))]...)
 }

@@ -18,7 +18,7 @@ import (
 )
 
 // shortSectors is how many sectors of a scenario fail in the short form, of requests that differ.
-const shortSectors = 12
+const shortSectors = 4
 
 // failing is a sector that fails while a volume is staged.
 type failing struct {
@@ -120,7 +120,7 @@ func sectorsOf(of *recording, r *rand.Rand, whole bool) (all []failing) {
 	if !whole {
 		n := shortSectors
 		if of.readWhole {
-			n /= 4 // each takes as long as many others
+			n /= 2 // each takes as long as many others
 		}
 		for i, sectors := range found[:min(n, len(found))] {
 			f := sectors[r.IntN(len(sectors))]

@@ -24,8 +24,11 @@ func TestMain(m *testing.M) {
 	namespace.Main(m)
 }
 
-// shortImages is how many images the short form has.
-const shortImages = 2000
+// shortImages is how many images the short form has, and longImages a round of the long form.
+const (
+	shortImages = 500
+	longImages  = 2000
+)
 
 // TestEveryStateAfterAPowerCutConverges is the proof.
 func TestEveryStateAfterAPowerCutConverges(t *testing.T) {
@@ -83,9 +86,13 @@ func (c *count) round(ctx context.Context, seed uint64) {
 		images = append(images, s.flushes()...)
 	}
 	c.p.Say("%d scenarios, an image for each of %d flushes", len(recorded), len(images))
+	want := shortImages
+	if c.p.Long() {
+		want = longImages
+	}
 	for i, s := range samplers {
 		images = append(images, s.sample(max(10,
-			(shortImages-len(images)+len(samplers)-i-1)/(len(samplers)-i)))...)
+			(want-len(images)+len(samplers)-i-1)/(len(samplers)-i)))...)
 		c.equal += s.equal
 		if s.err != nil {
 			c.t.Errorf("%s (seed %d): %v", s.of.name, seed, s.err)
