@@ -20,7 +20,7 @@ PREVIOUS   ?=
 RELEASED   ?=
 # What `make mutants` changes, in how many places of each, which other packages' tests run, too, and
 # how long the tests of one change may take.
-PACKAGES ?= driver/volume driver/rack driver/controller
+PACKAGES ?= internal/volume internal/rack driver/controller
 COUNT    ?= 100
 BUDGET   ?= 1h
 # What the images are made for.
@@ -49,10 +49,8 @@ E2E      = $(GO) run ./e2e/run $(if $(FOCUS),-focus '$(FOCUS)') $(if $(LABEL),-l
 .PHONY: help help-all build binaries sanity test proofs soak e2e e2e-offline e2e-down bench demo docs conformance conformance-simulator
 .PHONY: check mutants size fmt lint vulncheck manifests schema release release-check clean under-test
 
-# The proofs of data safety, each a package below sanity/ and a target here.
-PROOFS   = corpus crash powercut faults model concurrency fuzz keeper
-# Where a proof lies.
-PROOF    = $(if $(filter keeper,$(1)),./keeper/model,./sanity/$(1))
+# The proofs of data safety, each a package below proofs/ and a target here.
+PROOFS   = corpus crash powercut faults model concurrency fuzz nodes
 # The programs that the suite and the proofs start, built once for all packages.
 PROGRAMS = .cache/under-test
 FIGURES  = .cache/figures
@@ -98,17 +96,17 @@ test: under-test ## developer: every test: sanity, the proofs in their short for
 
 proofs: under-test ## developer: the proofs of data safety alone, SEED=7; make crash runs one
 	@rm -f $(FIGURES)
-	$(SUITE) $(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) $(foreach p,$(PROOFS),$(call PROOF,$p))
+	$(SUITE) $(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) $(PROOFS:%=./proofs/%)
 	@cat $(FIGURES)
 
 .PHONY: $(PROOFS)
 $(PROOFS): under-test
-	$(SUITE) $(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) -v $(call PROOF,$@)
+	$(SUITE) $(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) -v ./proofs/$@
 
 # The fault matrix runs whole, however short the duration.
 soak: under-test ## CI: the proofs in their long form, in turn: DURATION=2h SEED=7
 	@rm -f $(FIGURES)
-	@for proof in $(foreach p,$(PROOFS),$(call PROOF,$p)); do \
+	@for proof in $(PROOFS:%=./proofs/%); do \
 		echo "soak: $$proof, its share of $(DURATION)"; \
 		$(SUITE) PROOF_DURATION=$(DURATION) PROOF_SHARES=$(words $(PROOFS)) \
 			$(GO) test $(RACE) -count=1 -timeout=0 -v $$proof || exit 1; \
@@ -144,7 +142,7 @@ docs: under-test ## developer: check the documentation, and run its commands
 	$(SUITE) $(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) ./docs
 
 conformance-simulator: under-test # the same program against a simulated rack, with hot-plug and without
-	$(SUITE) $(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) -v ./sanity/conformance -run 'ARackWith(out)?HotPlug'
+	$(SUITE) $(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) -v ./conformance -run 'ARackWith(out)?HotPlug'
 
 mutants: # change the driver in small places and see what its tests notice: PACKAGES=driver/mount TESTS=driver/node BUDGET=30s COUNT=200 SEED=7
 	@$(GO) build -C tools -o $(CURDIR)/.cache/mutants ./mutants

@@ -10,7 +10,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/flight"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/flight"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
@@ -46,7 +46,7 @@ func TestAPageNamesAllThatItsProgramHas(t *testing.T) {
 	}
 }
 
-// parameters returns the rows of a storage class's parameters. A test of driver/volume compares the
+// parameters returns the rows of a storage class's parameters. A test of internal/volume compares the
 // file with the driver.
 func parameters(t *testing.T) []string {
 	t.Helper()

@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 )
 
 // pageTimeout is for the commands of one page.

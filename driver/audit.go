@@ -7,8 +7,8 @@ import (
 	"io"
 	"log/slog"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/audit"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/operate/audit"
 )
 
 // AuditConfig is the configuration of an audit, which ParseAuditConfig fills. It uses only the

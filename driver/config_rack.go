@@ -9,8 +9,8 @@ import (
 	"regexp"
 	"strings"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
 // The settings of the rack.

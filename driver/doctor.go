@@ -10,10 +10,10 @@ import (
 	"log/slog"
 	"os"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/doctor"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/kube"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/operate/doctor"
+	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
 // DoctorConfig is the configuration of a doctor, which ParseDoctorConfig fills. It uses only the

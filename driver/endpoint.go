@@ -13,8 +13,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/async"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 )
 
 // socketMode gives access to the socket's owner and group: kubelet and the sidecars.

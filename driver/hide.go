@@ -14,7 +14,7 @@ import (
 
 	"google.golang.org/grpc"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 )
 
 // hidden redacts the tokens that this process has used. A server in the rack's place may echo a

@@ -13,8 +13,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"pgregory.net/rapid"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
 func TestB15ATokenOfAnyFormIsRedacted(t *testing.T) {

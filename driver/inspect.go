@@ -10,10 +10,10 @@ import (
 	"log/slog"
 	"strings"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/inspection"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/node"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/inspection"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
 // InspectConfig is the configuration of an inspection, which ParseInspectConfig fills. It uses only

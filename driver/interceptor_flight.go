@@ -6,7 +6,7 @@ import (
 
 	"google.golang.org/grpc"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/flight"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/flight"
 )
 
 // What external-provisioner and external-snapshotter tell with --extra-create-metadata.

@@ -19,7 +19,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
 )
 
 // TestThePageListsTheMetricsOfEachProcess compares docs/metrics.md with what a process registers.

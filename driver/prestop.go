@@ -11,7 +11,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/async"
 )
 
 // PrestopConfig is the configuration of a wait, which ParsePrestopConfig fills. Of Config it uses

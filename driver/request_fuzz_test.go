@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
 // FuzzConfig checks that no configuration shows a value in its error, or writes more than one line.

@@ -11,7 +11,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
 func TestAPluginServesShowsItsMetricsAndEndsCleanly(t *testing.T) {

@@ -23,9 +23,9 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/controller"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
 )
 
 const canary = "tweetytweety"

@@ -12,10 +12,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
 func TestD45SurroundingWhitespaceIsTrimmed(t *testing.T) {

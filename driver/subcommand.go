@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 )
 
 // subcommand is a program of an operator beside the plugin. It has some of the plugin's settings,

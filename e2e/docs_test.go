@@ -18,7 +18,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/deploy"
 	"github.com/oxidecomputer/oxide-csi-plugin/docs"
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
 var _ = Describe("the documentation", func() {

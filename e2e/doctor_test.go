@@ -13,7 +13,7 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
 // doctor asks the doctor of the program that the nodes run about the cluster.

@@ -12,8 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 )
 
 // settleTimeout is how long it may take until nothing of a spec is left: Kubernetes detaches,

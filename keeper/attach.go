@@ -7,7 +7,7 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
 )
 
 // A stopped instance may be started by anybody at any time; the controller of Cluster API's

@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
 )
 
 // Keeper looks after the nodes of one cluster.

@@ -15,7 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/async"
 )
 
 // Leaver is the program beside a node's driver that keeps it until the node's volumes are detached.

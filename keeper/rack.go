@@ -5,7 +5,7 @@ import (
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
 )
 
 // What the keeper asks the rack and does there. A stop is a hard halt of the guest, and both stop

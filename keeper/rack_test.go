@@ -5,7 +5,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
 )
 
 // testRack answers for instances, and does at once what it is asked for, unless it is lame.

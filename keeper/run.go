@@ -21,8 +21,8 @@ import (
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/async"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
 )
 
 // Run is the keeper's process until ctx ends: it stands for election, works while it leads, and

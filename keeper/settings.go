@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
 )
 
 // Settings are what the arguments and the environment of the program say.

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
 )
 
 // complete is an environment with which any duty starts.

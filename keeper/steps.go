@@ -12,7 +12,7 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 )
 
 // The steps of an operation. Each function looks at the step that the record names, and either

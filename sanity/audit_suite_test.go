@@ -10,7 +10,7 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	"github.com/onsi/ginkgo/v2/types"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity/csisuite"
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/csisuite"
 )
 
 // auditSuite registers what ends the suite: the figures, and the failure for a skip that nothing

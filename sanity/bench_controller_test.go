@@ -18,7 +18,7 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
 // controllerRounds is how many rounds one iteration has: these calls are quick, and vary.

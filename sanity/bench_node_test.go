@@ -16,7 +16,7 @@ import (
 	mountutils "k8s.io/mount-utils"
 	"k8s.io/utils/exec"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
 const benchDisk = 10 * harness.GiB

@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
 // stageSteps are the steps of a stage, and other, which is all that is in no step of its own: the

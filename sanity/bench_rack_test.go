@@ -13,7 +13,7 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
 const (

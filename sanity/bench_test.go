@@ -16,7 +16,7 @@ import (
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
 // The benchmarks measure the driver beside the same work done without it, in turns within one run,

@@ -11,8 +11,8 @@ import (
 	. "github.com/onsi/gomega"
 	"google.golang.org/grpc/codes"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
 // brokenRack is a way in which the rack breaks one of its rules, and the reason with which the

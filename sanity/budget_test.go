@@ -12,8 +12,8 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity/rules"
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/rules"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
 // lifeCalls are the calls of the rack that a volume costs in its life when nothing is in doubt, by

@@ -9,8 +9,8 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity/csisuite"
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/csisuite"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
 // describeCSISanity registers csi-sanity's suite once per combination, each with a rack of its own:

@@ -16,8 +16,8 @@ import (
 	. "github.com/onsi/gomega"
 	"google.golang.org/grpc/status"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
 // nodeSituation is a node's call that fails.
@@ -164,7 +164,7 @@ var (
 
 func TestTheDoctorIsAskedAboutEveryReasonOfANode(t *testing.T) {
 	words := map[string]string{}
-	definitions, err := filepath.Glob(driverSource + "csierr/reasons_*.go")
+	definitions, err := filepath.Glob("../internal/csierr/reasons_*.go")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,7 +15,7 @@ import (
 	. "github.com/onsi/gomega"
 	"golang.org/x/sys/unix"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 

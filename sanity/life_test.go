@@ -10,7 +10,7 @@ import (
 	. "github.com/onsi/gomega"
 	"golang.org/x/sys/unix"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
 // size is how many bytes of a filesystem, or of a device, a workload sees.

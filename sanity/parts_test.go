@@ -22,9 +22,9 @@ import (
 	"github.com/onsi/ginkgo/v2/types"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity/csisuite"
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/csisuite"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
 // programs are what the parts start.

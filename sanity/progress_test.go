@@ -16,7 +16,7 @@ import (
 	"github.com/onsi/ginkgo/v2/types"
 	. "github.com/onsi/gomega"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
 const (

@@ -11,7 +11,7 @@ import (
 )
 
 // reasonsPage is the page that explains every reason of the driver, seen from this package.
-const reasonsPage = "../driver/REASONS.md"
+const reasonsPage = "../docs/reasons.md"
 
 // reasonEntry is where the page explains a reason; the line below has its codes.
 var reasonEntry = regexp.MustCompile("(?m)^### `([A-Za-z0-9]+)`\n\n(.+)$")

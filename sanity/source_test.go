@@ -10,8 +10,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity/csisuite"
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/csisuite"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
 func TestWhatTheSourceSays(t *testing.T) {
@@ -32,7 +32,7 @@ func TestWhatTheSourceSays(t *testing.T) {
 	})
 	t.Run("B-24 of the reserved variables only CSI_ENDPOINT is read", func(t *testing.T) {
 		reserved := regexp.MustCompile(`"CSI_[A-Z_]+"`)
-		for _, pattern := range []string{"../driver/*.go", "../driver/*/*.go",
+		for _, pattern := range []string{"../driver/*.go", "../driver/*/*.go", "../internal/*/*.go",
 			"../cmd/oxide-csi-plugin/*.go"} {
 			files, err := filepath.Glob(pattern)
 			if err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/onsi/ginkgo/v2/types"
 	. "github.com/onsi/gomega"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/csisuite"
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity/csisuite"
 )
 
 func TestMain(m *testing.M) { namespace.Main(m) }

@@ -14,9 +14,9 @@ import (
 	// The certificates to trust on a machine that has none.
 	_ "golang.org/x/crypto/x509roots/fallback"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance"
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/guest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver"
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity/conformance"
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity/guest"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/program"
 )
 

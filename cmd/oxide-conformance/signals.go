@@ -9,7 +9,7 @@ import (
 	"os/signal"
 	"syscall"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity/conformance"
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance"
 )
 
 // interruptible returns a context that ends with the first interrupt, and standard output. A

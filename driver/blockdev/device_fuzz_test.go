@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
 // FuzzParseSerial checks that a serial is the bytes between the padding: parsing removes all of the

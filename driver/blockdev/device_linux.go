@@ -14,8 +14,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/async"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 )
 
 // SysfsSectorBytes is the unit of /sys/block/*/size, whatever the device's block size is.

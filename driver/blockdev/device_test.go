@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
 func TestParseSerial(t *testing.T) {

@@ -14,9 +14,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/async"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
 // openDisk attaches a disk and opens its device.

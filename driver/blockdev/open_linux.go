@@ -12,8 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/async"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 )
 
 // OpenDevice is a device with an open descriptor. While it is open the kernel cannot give the

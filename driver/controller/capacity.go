@@ -7,9 +7,9 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
 // GetCapacity returns how much of the silo's quota is left. Disks of stopped instances and

@@ -7,7 +7,7 @@ import (
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 )
 
 // DefaultLateLimit is how long a rack may take to carry out a change whose answer was an error, or

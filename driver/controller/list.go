@@ -6,8 +6,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
 // ListVolumes lists this cluster's volumes: the disks it made, and, while they are attached, those

@@ -12,10 +12,10 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
 func listed(n int, state string, edit ...func(map[string]any)) string {

@@ -8,10 +8,10 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
 // Complete requests, as an orchestrator sends them.

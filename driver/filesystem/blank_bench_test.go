@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
 // aimBlankProofMS is how long proving a disk blank may take on a loop device.

@@ -4,7 +4,7 @@ import (
 	"os"
 	"strings"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 )
 
 // The exit codes of blkid -p (blkid(8)).

@@ -7,8 +7,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/flight"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/flight"
 )
 
 // growExt checks the filesystem, which resize2fs requires, and grows it. resize2fs cannot be killed

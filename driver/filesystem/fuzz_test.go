@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
 // The seeds of every target are in testdata/fuzz, one file each, named after their content. What

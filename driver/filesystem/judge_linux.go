@@ -3,7 +3,7 @@ package filesystem
 import (
 	"slices"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 )
 
 // state is what a disk holds: nothing, a filesystem that can be mounted, or an unfinished format of

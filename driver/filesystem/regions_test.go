@@ -11,8 +11,8 @@ import (
 	"strconv"
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
 // covered reports whether the regions contain an offset.

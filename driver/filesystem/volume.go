@@ -1,6 +1,6 @@
 package filesystem
 
-import "github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+import "github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 
 // Volume is what Preparation needs to know about a volume.
 type Volume struct {

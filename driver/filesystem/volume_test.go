@@ -4,7 +4,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
 const mib, gib = 1 << 20, 1 << 30

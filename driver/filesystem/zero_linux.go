@@ -7,9 +7,9 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/async"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 )
 
 const (

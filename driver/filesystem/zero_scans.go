@@ -10,8 +10,8 @@ import (
 
 	"github.com/google/uuid"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/async"
 )
 
 // ZeroScans are the reads of whole disks that are in progress, and the results of those that have

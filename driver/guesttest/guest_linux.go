@@ -18,8 +18,8 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 

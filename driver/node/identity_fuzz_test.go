@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
 // FuzzMetadata checks that a file of any content gives an id that the file has after its key, or an

@@ -5,7 +5,7 @@ package node
 import (
 	"context"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/inspection"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/inspection"
 )
 
 // Inspect reports that it needs Linux.

@@ -20,9 +20,9 @@ import (
 	"sync"
 	"syscall"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/flight"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/flight"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
 const (

@@ -12,10 +12,10 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/grpc/codes"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
 // Reading a whole disk takes longer than a caller waits. The repeated call continues the read.

@@ -11,7 +11,7 @@ type Mutation struct {
 	// Rule is the ID of the rule, or of the promise about data, that it breaks.
 	Rule string `json:"rule"`
 	Says string `json:"says"`
-	// DriverSays is the reason (driver/REASONS.md) with which the driver must refuse to go on.
+	// DriverSays is the reason (docs/reasons.md) with which the driver must refuse to go on.
 	DriverSays string `json:"driver_says,omitempty"`
 	// Active is whether it is in force.
 	Active bool `json:"active"`

@@ -24,7 +24,7 @@ type Mutation struct {
 	Rule string
 	// Says is what the broken rack does, in a sentence.
 	Says string
-	// DriverSays is the reason (driver/REASONS.md) with which the driver must refuse to go on; "" is
+	// DriverSays is the reason (docs/reasons.md) with which the driver must refuse to go on; "" is
 	// none, because the driver is not endangered or cannot know.
 	DriverSays string
 	// Before may change a request, or answer it. After may change the answer.

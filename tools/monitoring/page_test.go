@@ -48,7 +48,7 @@ func reasons(t *testing.T) []string {
 	t.Helper()
 	var all []string
 	for _, m := range regexp.MustCompile("(?m)^### `(\\w+)`$").FindAllStringSubmatch(
-		read(t, "driver/REASONS.md"), -1) {
+		read(t, "docs/reasons.md"), -1) {
 		all = append(all, m[1])
 	}
 	if len(all) < 70 {

@@ -1,7 +1,7 @@
 // Mutants changes a package in one small place at a time and runs the package's tests: a change
 // that no test notices points at a promise that nothing keeps.
 //
-//	go run -C tools ./mutants -n 200 -seed 7 ../driver/controller ../driver/rack
+//	go run -C tools ./mutants -n 200 -seed 7 ../driver/controller ../internal/rack
 //	go run -C tools ./mutants -n 200 -tests ../driver/node -budget 30s ../driver/mount
 //
 // All changes are compiled into the packages' test binaries, each behind a switch that the variable
@@ -39,7 +39,7 @@ func main() {
 	budget := flag.Duration("budget", time.Hour, "how long the tests of one mutant may take together")
 	flag.Parse()
 	if flag.NArg() == 0 {
-		fmt.Fprintln(os.Stderr, "mutants: name the directories of packages, such as driver/volume")
+		fmt.Fprintln(os.Stderr, "mutants: name the directories of packages, such as internal/volume")
 		os.Exit(2)
 	}
 	o := options{*n, *seed, *workers, *budget, nil, flag.Args()}

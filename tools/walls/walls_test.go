@@ -102,9 +102,9 @@ func TestEveryImportThatTheProjectLacksIsRefused(t *testing.T) {
 const tables = `
 | package | its one job | imports | its tests, too | promise |
 |---|---|---|---|---|
-| ~driver/rack~ | talk | ~csierr~, http | ~node~ | a rack knows no node |
+| ~internal/rack~ | talk | ~csierr~, http | ~node~ | a rack knows no node |
 | ~driver/node~ | work | ~csierr~ | | a node needs no token |
-| ~driver/csierr~ | fail | | | it knows nobody |
+| ~internal/csierr~ | fail | | | it knows nobody |
 
 | package | never links | promise |
 |---|---|---|
@@ -120,28 +120,28 @@ const tables = `
 
 func TestWhatTheTablesDoNotNameIsAProblem(t *testing.T) {
 	files := map[string]string{
-		"go.mod":                      "module example.org/m\n",
-		"driver/rack/rack.go":         goFile("example.org/m/driver/csierr", "example.org/http/v2", "os"),
-		"driver/rack/rack_test.go":    goFile("example.org/m/driver/node", "testing"),
-		"driver/node/node.go":         goFile("example.org/m/driver/csierr", "example.org/uuid"),
-		"driver/csierr/csierr.go":     goFile("strings"),
-		"driver/csierr/some_test.go":  goFile("example.org/m/driver/csierr", "example.org/cmp"),
-		"driver/rack/testdata/bad.go": goFile("example.org/unknown"),
-		"tools/go.mod":                "module example.org/m/tools\n",
-		"tools/tool.go":               goFile("example.org/unknown"),
+		"go.mod":                        "module example.org/m\n",
+		"internal/rack/rack.go":         goFile("example.org/m/internal/csierr", "example.org/http/v2", "os"),
+		"internal/rack/rack_test.go":    goFile("example.org/m/driver/node", "testing"),
+		"driver/node/node.go":           goFile("example.org/m/internal/csierr", "example.org/uuid"),
+		"internal/csierr/csierr.go":     goFile("strings"),
+		"internal/csierr/some_test.go":  goFile("example.org/m/internal/csierr", "example.org/cmp"),
+		"internal/rack/testdata/bad.go": goFile("example.org/unknown"),
+		"tools/go.mod":                  "module example.org/m/tools\n",
+		"tools/tool.go":                 goFile("example.org/unknown"),
 	}
 	for _, tt := range []struct{ name, file, text, was, is, want string }{
 		{name: "nothing is wrong"},
 		{name: "a forbidden import", file: "driver/node/token.go",
-			text: goFile("example.org/m/driver/rack"),
-			want: "driver/node/token.go:3: driver/node must not import driver/rack, which its row in " +
+			text: goFile("example.org/m/internal/rack"),
+			want: "driver/node/token.go:3: driver/node must not import internal/rack, which its row in " +
 				"ARCHITECTURE.md does not name (a node needs no token). Do without, or add it to the row " +
 				"if the promise still holds"},
 		{name: "a forbidden import for another system", file: "driver/node/node_plan9.go",
-			text: "//go:build never\n\n" + goFile("example.org/m/driver/rack"),
-			want: "driver/node must not import driver/rack"},
-		{name: "what only tests may import", file: "driver/rack/more.go",
-			text: goFile("example.org/m/driver/node"), want: "driver/rack must not import driver/node"},
+			text: "//go:build never\n\n" + goFile("example.org/m/internal/rack"),
+			want: "driver/node must not import internal/rack"},
+		{name: "what only tests may import", file: "internal/rack/more.go",
+			text: goFile("example.org/m/driver/node"), want: "internal/rack must not import driver/node"},
 		{name: "a library that the row does not name", file: "driver/node/more.go",
 			text: goFile("example.org/http"), want: "driver/node must not import http"},
 		{name: "a library for tests", file: "driver/node/more.go", text: goFile("example.org/cmp"),
@@ -153,28 +153,28 @@ func TestWhatTheTablesDoNotNameIsAProblem(t *testing.T) {
 		{name: "a package without a row", file: "driver/new/new.go", text: goFile("fmt"),
 			want: "driver/new has no row in ARCHITECTURE.md, so it may import nothing: add one"},
 		{name: "an import of a package without a row", file: "driver/new/new.go",
-			text: goFile("example.org/m/driver/csierr"), want: "driver/new has no row"},
-		{name: "a row without a package", was: "| ~driver/csierr~",
-			is:   "| ~gone~ | | | | none |\n| ~driver/csierr~",
+			text: goFile("example.org/m/internal/csierr"), want: "driver/new has no row"},
+		{name: "a row without a package", was: "| ~internal/csierr~",
+			is:   "| ~gone~ | | | | none |\n| ~internal/csierr~",
 			want: "the row of gone is about no package"},
 		{name: "a name that is not imported", was: "| work | ~csierr~", is: "| work | ~csierr~, http",
 			want: "the row of driver/node need not name http"},
 		{name: "a name for tests that is not needed", was: "| ~node~ | a rack",
 			is:   "| ~node~, http | a rack",
-			want: "the row of driver/rack need not name http for tests"},
+			want: "the row of internal/rack need not name http for tests"},
 		{name: "a library that nobody imports", was: "| cmp |",
 			is:   "| gone | ~example.org/gone~ | | |\n| cmp |",
 			want: "no package imports the library gone"},
 		{name: "a name of two packages", file: "other/node/node.go", text: goFile(),
-			was: "| ~driver/csierr~", is: "| ~other/node~ | | | | none |\n| ~driver/csierr~",
+			was: "| ~internal/csierr~", is: "| ~other/node~ | | | | none |\n| ~internal/csierr~",
 			want: `"node" names ["driver/node" "other/node"], want one package or library`},
 		{name: "a name of nothing", was: "| work | ~csierr~", is: "| work | ~csi~",
 			want: `"csi" names [], want one package or library`},
-		{name: "a row twice", was: "| ~driver/csierr~",
-			is:   "| ~driver/node~ | | | | |\n| ~driver/csierr~",
+		{name: "a row twice", was: "| ~internal/csierr~",
+			is:   "| ~driver/node~ | | | | |\n| ~internal/csierr~",
 			want: "two rows are about driver/node"},
 		{name: "a row without a promise", was: "| it knows nobody |", is: "| |",
-			want: "the row of driver/csierr gives no promise"},
+			want: "the row of internal/csierr gives no promise"},
 		{name: "a row with a cell too few", was: "| talk | ~csierr~, http |", is: "| ~csierr~, http |",
 			want: "has 4 cells, want 5"},
 		{name: "a table without its header", was: "| never links |", is: "| links |",
@@ -215,7 +215,7 @@ func TestAPackageDoesNotLinkALibraryThroughAnother(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := w.linked(w.never[0], []string{"os", "example.org/m/driver/csierr", "example.org/http/v2"})
+	got := w.linked(w.never[0], []string{"os", "example.org/m/internal/csierr", "example.org/http/v2"})
 	want := "ARCHITECTURE.md: driver/node links http (example.org/http/v2), which it never may: " +
 		"a node needs no token"
 	if len(got) != 1 || got[0] != want {

@@ -1,0 +1,322 @@
+package conformance
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/report"
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/rules"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+)
+
+// rpc is one call of the driver, as often as it was made for an answer.
+type rpc struct {
+	name   string
+	object string // the volume, snapshot or node that it is about
+	code   codes.Code
+	reason string
+	tries  int
+	began  time.Time
+	took   time.Duration
+}
+
+// callLog keeps every call of the driver. The zero value is ready.
+type callLog struct {
+	mu sync.Mutex
+	// mu guards calls.
+	calls []rpc
+}
+
+func (l *callLog) add(call rpc) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.calls = append(l.calls, call)
+}
+
+// len and since mark a point in the log and return what came after it.
+func (l *callLog) len() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.calls)
+}
+
+func (l *callLog) since(point int) []rpc {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.calls[point:])
+}
+
+// intercept records every call, keeps the budget, and repeats a call that the driver answered with
+// a code that asks an orchestrator to try again.
+func (w *job) intercept(ctx context.Context, method string, req, reply any,
+	conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption,
+) error {
+	call := rpc{name: method[strings.LastIndex(method, "/")+1:], object: objectOf(req),
+		began: time.Now()}
+	end, err := w.budget.charge(req)
+	if err != nil {
+		return status.Error(codes.ResourceExhausted, err.Error())
+	}
+	backoff := harness.Backoff{Next: 100 * time.Millisecond, Max: 2 * time.Second}
+	for {
+		call.tries++
+		if lost := w.lost(); lost != nil {
+			err = status.Error(codes.Unavailable, lost.Error())
+			break
+		}
+		err = invoke(ctx, method, req, reply, conn, options...)
+		if !asksAgain(err) || call.tries == callTries || backoff.Wait(ctx) != nil ||
+			call.tries > callTries/2 && w.askRack(ctx) != nil {
+			break
+		}
+	}
+	call.took, call.code = time.Since(call.began), status.Code(err)
+	if err != nil {
+		call.reason = reasonOf(err)
+	}
+	end(reply, err)
+	w.calls.add(call)
+	return err
+}
+
+// callTries is how often an orchestrator's patience is imitated: a rack that is busy answers most
+// of them.
+const callTries = 8
+
+// asksAgain reports whether an orchestrator would repeat the call by itself.
+func asksAgain(err error) bool {
+	switch reason := reasonOf(err); status.Code(err) {
+	case codes.Unavailable:
+		return reason != ""
+	case codes.Aborted:
+		return reason != "" && reason != "StartingTokenInvalid" // which begins the list anew
+	}
+	return false
+}
+
+// reasonOf is the driver's reason in its error.
+func reasonOf(err error) string { return harness.ReasonOf(status.Convert(err)) }
+
+// charge asks for room for what a call creates, and returns what is to be done at its end.
+func (b *budget) charge(req any) (end func(reply any, err error), err error) {
+	var bytes int64
+	switch asked := req.(type) {
+	case *csi.CreateVolumeRequest:
+		bytes = max(asked.GetCapacityRange().GetRequiredBytes(), harness.GiB)
+	case *csi.CreateSnapshotRequest:
+		bytes = harness.GiB
+	case *csi.DeleteVolumeRequest:
+		return b.freed(asked.GetVolumeId()), nil
+	case *csi.DeleteSnapshotRequest:
+		return b.freed(asked.GetSnapshotId()), nil
+	default:
+		return func(any, error) {}, nil
+	}
+	done, err := b.begin((bytes + harness.GiB - 1) / harness.GiB)
+	if err != nil {
+		return nil, err
+	}
+	return func(reply any, err error) {
+		var id string
+		switch made := reply.(type) {
+		case *csi.CreateVolumeResponse:
+			id = made.GetVolume().GetVolumeId()
+		case *csi.CreateSnapshotResponse:
+			id = made.GetSnapshot().GetSnapshotId()
+		}
+		if err != nil {
+			id = ""
+		}
+		done(id)
+	}, nil
+}
+
+func (b *budget) freed(id string) func(any, error) {
+	return func(_ any, err error) {
+		if err == nil {
+			b.gone(id)
+		}
+	}
+}
+
+// objectOf is the ID that a request is about.
+func objectOf(req any) string {
+	switch req := req.(type) {
+	case *csi.ListSnapshotsRequest:
+		return cmp.Or(req.GetSnapshotId(), req.GetSourceVolumeId())
+	case interface{ GetVolumeId() string }:
+		return req.GetVolumeId()
+	case interface{ GetSnapshotId() string }:
+		return req.GetSnapshotId()
+	case interface{ GetSourceVolumeId() string }:
+		return req.GetSourceVolumeId()
+	}
+	return ""
+}
+
+// evidence is what the report shows of calls.
+func evidence(calls []rpc) []report.Exchange {
+	var all []report.Exchange
+	for _, c := range calls {
+		e := report.Exchange{Kind: report.RPC, Operation: c.name, Code: c.code.String(),
+			ErrorCode: c.reason, Milliseconds: milliseconds(c.took)}
+		if c.tries > 1 {
+			e.Answer = fmt.Sprintf("after %d tries", c.tries)
+		}
+		all = append(all, e)
+	}
+	return all
+}
+
+// answers is what the report shows of requests to the rack.
+func answers(exchanges []rules.Exchange) []report.Exchange {
+	var all []report.Exchange
+	for _, e := range exchanges {
+		all = append(all, report.Exchange{Kind: report.API, Operation: e.Operation, Method: e.Method,
+			Path: e.Path, Status: e.Status, ErrorCode: e.ErrorCode, RequestID: e.RequestID,
+			Milliseconds: milliseconds(e.Took), Answer: e.Answer})
+	}
+	return all
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+
+// patient is a transport for what may be repeated: an administrator's requests. It repeats one
+// while the rack says that it is busy, or does not answer, and then returns what it has. The
+// transport below repeats reads by itself.
+type patient struct{ next http.RoundTripper }
+
+// busyTimeout is how long a rack may be busy before that is its answer.
+const busyTimeout = time.Minute
+
+// RoundTrip sends the request until it has another answer.
+func (p patient) RoundTrip(req *http.Request) (*http.Response, error) {
+	ctx, cancel := context.WithTimeout(req.Context(), busyTimeout)
+	defer cancel()
+	for backoff := (harness.Backoff{Next: 100 * time.Millisecond, Max: 2 * time.Second}); ; {
+		resp, err := p.next.RoundTrip(req)
+		again := err == nil && rules.MeansBusy(resp.StatusCode) ||
+			err != nil && req.Method != http.MethodGet && !errors.Is(err, rules.ErrNotSent)
+		if !again || req.Body != nil && req.GetBody == nil || backoff.Wait(ctx) != nil {
+			return resp, err
+		}
+		if err == nil {
+			_ = resp.Body.Close()
+		}
+		if req.GetBody != nil {
+			if req.Body, err = req.GetBody(); err != nil {
+				return nil, err
+			}
+		}
+	}
+}
+
+// budgeted is a transport that keeps the budget for what the rules create.
+type budgeted struct {
+	next   http.RoundTripper
+	budget *budget
+}
+
+// RoundTrip refuses to create what the budget does not allow.
+func (b budgeted) RoundTrip(req *http.Request) (*http.Response, error) {
+	sizes, names, err := created(req)
+	if err != nil {
+		return nil, err
+	}
+	end, err := b.budget.begin(sizes...)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", rules.ErrNotSent, err)
+	}
+	resp, err := b.next.RoundTrip(req)
+	made := err == nil && resp.StatusCode == http.StatusCreated
+	switch {
+	case !made || len(sizes) == 0:
+		end()
+	case names != nil:
+		end(names...)
+	default:
+		end(idOf(resp))
+	}
+	if err == nil && resp.StatusCode == http.StatusNoContent {
+		b.budget.gone(path.Base(rules.PathOf(req)))
+	}
+	return resp, err
+}
+
+// created are the sizes in GiB of the disks and snapshots that a request creates. Those that are
+// created with an instance are known by their names, which are the run's own.
+func created(req *http.Request) (sizes []int64, names []string, err error) {
+	operation := rules.OperationOf(req.Method, rules.PathOf(req))
+	if req.Body == nil ||
+		!slices.Contains([]string{"disk_create", "snapshot_create", "instance_create"}, operation) {
+		return nil, nil, nil
+	}
+	body, err := io.ReadAll(req.Body)
+	if err != nil {
+		return nil, nil, fmt.Errorf("read the request's body: %w", err)
+	}
+	req.Body = io.NopCloser(bytes.NewReader(body))
+	type disk struct {
+		Type string `json:"type"`
+		Name string `json:"name"`
+		Size int64  `json:"size"`
+	}
+	var asked struct {
+		disk
+		BootDisk disk   `json:"boot_disk"`
+		Disks    []disk `json:"disks"`
+	}
+	_ = json.Unmarshal(body, &asked) // the rack refuses what is malformed
+	if operation != "instance_create" {
+		return []int64{gibOf(asked.Size)}, nil, nil
+	}
+	names = []string{}
+	for _, d := range append(asked.Disks, asked.BootDisk) {
+		if d.Type == "create" {
+			sizes, names = append(sizes, gibOf(d.Size)), append(names, d.Name)
+		}
+	}
+	return sizes, names, nil
+}
+
+// gibOf is a size in GiB. What is absurd is 1: it is refused.
+func gibOf(bytes int64) int64 {
+	gib := bytes / harness.GiB
+	if gib < 1 || gib > absurdGiB {
+		gib = 1
+	}
+	return gib
+}
+
+// absurdGiB is what no rule may create, but may ask for to see it refused.
+const absurdGiB = 64
+
+// idOf reads the ID of what was created.
+func idOf(resp *http.Response) string {
+	body, err := io.ReadAll(resp.Body)
+	_ = resp.Body.Close()
+	resp.Body = io.NopCloser(bytes.NewReader(body))
+	var made struct {
+		ID string `json:"id"`
+	}
+	if err != nil || json.Unmarshal(body, &made) != nil {
+		return ""
+	}
+	return made.ID
+}

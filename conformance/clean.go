@@ -1,0 +1,281 @@
+package conformance
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/guest"
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/rules"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+)
+
+// cleanTimeout is for the removal of one run.
+const cleanTimeout = 5 * time.Minute
+
+// cleanVerb removes what runs have left that could not do it themselves.
+func cleanVerb(ctx context.Context, p *Program, args []string) (int, error) {
+	s, err := parseSettings("clean", args, p.Getenv)
+	if err != nil {
+		return ExitUsage, err
+	}
+	if s.run != "" && !isRunID(s.run) {
+		return ExitUsage, fmt.Errorf("--run %s: expected the 8 hexadecimal digits of a run", s.run)
+	}
+	w, err := openJob(p, s)
+	if err != nil {
+		return ExitUsage, err
+	}
+	all, err := w.inventory(ctx)
+	if err != nil {
+		return ExitUsage, err
+	}
+	found := runsIn(all)
+	if slices.ContainsFunc(found, func(r deadRun) bool { return !r.mark.whole() }) {
+		// A run that began after the disks were listed: its first disk is there now.
+		again, err := w.inventory(ctx)
+		if err != nil {
+			return ExitUsage, err
+		}
+		found = runsIn(all, again)
+	}
+	if s.run != "" {
+		found = slices.DeleteFunc(found, func(r deadRun) bool { return r.id != s.run })
+	}
+	if len(found) == 0 {
+		p.say("Nothing is left of %s in the project %s.", runOrAny(s.run), s.project)
+		if err := removeDirs(s.run); err != nil {
+			return ExitFails, err
+		}
+		return ExitConforms, nil
+	}
+	here, _ := s.firmwareID() // "" elsewhere than in an instance
+	var dead []deadRun
+	for _, run := range found {
+		if why := run.alive(s.run != "", here); why != "" {
+			p.say("%s\n  left alone: %s", run.title(), why)
+			continue
+		}
+		dead = append(dead, run)
+		p.say("%s\n%s", run.title(), indent(run.plan()))
+	}
+	if len(dead) == 0 {
+		return ExitConforms, nil
+	}
+	if !s.yes && !ask(ctx, p, "Remove this?") {
+		return interruptedOr(ctx, ExitUsage),
+			errors.New("nothing was removed: say --yes, or answer yes")
+	}
+	var errs []error
+	for _, run := range dead {
+		// The directories first: of a run without objects nobody knows.
+		errs = append(errs, endProcesses(ctx, run.id), removeDirs(run.id), w.remove(ctx, run))
+	}
+	if all, err = w.inventory(context.WithoutCancel(ctx)); err != nil {
+		errs = append(errs, err)
+	}
+	for _, run := range dead {
+		for _, note := range run.notAsBefore(all.instances) {
+			p.say("%s", note)
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return interruptedOr(ctx, ExitFails), err
+	}
+	p.say("Removed.")
+	return ExitConforms, nil
+}
+
+func runOrAny(run string) string {
+	if run == "" {
+		return "any run"
+	}
+	return "run " + run
+}
+
+func indent(lines []string) string { return "  " + strings.Join(lines, "\n  ") }
+
+// ask asks a person; anything but yes is no, and so is an interrupt.
+func ask(ctx context.Context, p *Program, question string) bool {
+	fmt.Fprintf(p.Stdout, "%s [yes/no] ", question)
+	answers := make(chan string, 1)
+	go func() {
+		answer, _ := bufio.NewReader(p.Stdin).ReadString('\n')
+		answers <- answer
+	}()
+	select {
+	case answer := <-answers:
+		return slices.Contains([]string{"y", "yes"}, strings.ToLower(strings.TrimSpace(answer)))
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// interruptedOr is the exit status of what did not succeed.
+func interruptedOr(ctx context.Context, status int) int {
+	if ctx.Err() != nil {
+		return ExitInterrupted
+	}
+	return status
+}
+
+// plan lists what will be removed.
+func (r deadRun) plan() []string {
+	lines := r.left.names()
+	for _, d := range r.left.disks {
+		if attached, is := d.State.AsAttached(); is && !r.detaches(attached.Instance) {
+			lines = append(lines, fmt.Sprintf("disk %s stays attached to instance %s, which the run "+
+				"does not name: detach it by hand", d.Name, attached.Instance))
+		}
+	}
+	return lines
+}
+
+// detaches reports whether the run has attached disks to the instance.
+func (r deadRun) detaches(instance string) bool {
+	return slices.Contains(r.mark.Instances, instance) ||
+		slices.ContainsFunc(r.left.instances, func(n oxide.Instance) bool {
+			return n.Id == instance
+		})
+}
+
+// remove removes what is left of a run: first what is in the way of the rest, last the disk that
+// says what the run was. It looks again until nothing is left, because a request that was under way
+// when the run died may have its effect later.
+func (o *operator) remove(ctx context.Context, run deadRun) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
+	defer cancel()
+	for pause := (harness.Backoff{Next: settle, Max: settle}); ; {
+		err := o.removeOnce(ctx, run)
+		if errWait := pause.Wait(ctx); errWait != nil {
+			return errors.Join(err, errWait)
+		}
+		all, errList := o.inventory(ctx)
+		run.left = all.of(func(id string) bool { return id == run.id })
+		switch {
+		case errList != nil:
+			return errors.Join(err, errList)
+		case run.left.empty():
+			return nil
+		case err != nil && !run.onlyInTheWay():
+			return err
+		}
+	}
+}
+
+// settle is how long after a removal it is looked whether anything has come up.
+const settle = 500 * time.Millisecond
+
+// onlyInTheWay reports whether what is left may still be removed: states change.
+func (r deadRun) onlyInTheWay() bool {
+	return slices.ContainsFunc(r.left.disks, func(d oxide.Disk) bool {
+		state := d.State.State()
+		return state == oxide.DiskStateStateCreating || state == oxide.DiskStateStateMaintenance
+	}) || slices.ContainsFunc(r.left.snapshots, func(s oxide.Snapshot) bool {
+		return s.State == oxide.SnapshotStateCreating
+	})
+}
+
+func (o *operator) removeOnce(ctx context.Context, run deadRun) error {
+	var errs []error
+	step := func(what string, name oxide.Name, do func() error) {
+		if err := do(); err != nil && !rules.IsGone(err) {
+			errs = append(errs, fmt.Errorf("%s %s: %s", what, name, rules.Brief(err)))
+		}
+	}
+	client := o.client
+	for _, n := range run.left.instances {
+		step("delete instance", n.Name, func() error {
+			return rules.Patiently(ctx, func(ctx context.Context) error {
+				return o.rack.RemoveInstance(ctx, n.Id)
+			})
+		})
+	}
+	for _, s := range run.left.snapshots {
+		step("delete snapshot", s.Name, func() error {
+			return client.SnapshotDelete(ctx,
+				oxide.SnapshotDeleteParams{Snapshot: oxide.NameOrId(s.Id)})
+		})
+	}
+	last := slices.IndexFunc(run.left.disks, describesRun)
+	for i, d := range run.left.disks {
+		if i != last {
+			step("remove disk", d.Name, func() error { return o.removeDisk(ctx, run, d) })
+		}
+	}
+	if last >= 0 && len(errs) == 0 {
+		d := run.left.disks[last]
+		step("remove disk", d.Name, func() error { return o.removeDisk(ctx, run, d) })
+	}
+	return errors.Join(errs...)
+}
+
+// describesRun recognizes the disk that a run makes first and deletes last.
+func describesRun(d oxide.Disk) bool {
+	m, is := parseMark(d.Description)
+	return is && m.whole()
+}
+
+func (o *operator) removeDisk(ctx context.Context, run deadRun, disk oxide.Disk) error {
+	if attached, is := disk.State.AsAttached(); is {
+		if !run.detaches(attached.Instance) {
+			return fmt.Errorf("it is attached to instance %s, which the run does not name: detach it "+
+				"by hand", attached.Instance)
+		}
+		err := o.detach(ctx, disk.Id, attached.Instance)
+		if err != nil && attached.Instance == run.mark.Helper && !rules.IsBusy(err) {
+			// The run had started it, and the rack detaches only from stopped instances.
+			err = errors.Join(o.stop(ctx, attached.Instance),
+				o.detach(ctx, disk.Id, attached.Instance))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	err := o.client.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(disk.Id)})
+	if rules.IsGone(err) {
+		return nil // by a request that was not answered
+	}
+	return err
+}
+
+// removeDirs removes the directories of a dead run on this machine; "" is none.
+func removeDirs(run string) error {
+	guest.Sweep()
+	if run == "" {
+		return nil
+	}
+	if pids := processesOf(run); len(pids) > 0 {
+		return fmt.Errorf("run %s is at work, as processes %v, in another project or on another rack: "+
+			"its directory was left", run, pids)
+	}
+	var errs []error
+	for _, parent := range harness.RunParents() {
+		errs = append(errs, os.RemoveAll(filepath.Join(parent, workDir(run))))
+	}
+	return errors.Join(errs...)
+}
+
+func (o *operator) detach(ctx context.Context, disk, instance string) error {
+	_, err := o.client.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
+		Instance: oxide.NameOrId(instance), Body: &oxide.DiskPath{Disk: oxide.NameOrId(disk)}})
+	return err
+}
+
+// stop stops an instance and waits until it is stopped.
+func (o *operator) stop(ctx context.Context, instance string) error {
+	_, err := o.client.InstanceStop(ctx,
+		oxide.InstanceStopParams{Instance: oxide.NameOrId(instance)})
+	if err != nil {
+		return err
+	}
+	return o.rack.Await(ctx, instance, oxide.InstanceStateStopped)
+}

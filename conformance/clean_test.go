@@ -1,0 +1,332 @@
+//go:build linux
+
+package conformance
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+)
+
+// strangers makes disks that look as if a run had made them, one of them attached to instance a.
+func strangers(t *testing.T, rack *harness.Rack, run string) {
+	t.Helper()
+	for i, s := range []struct{ name, description string }{
+		{"oxide-conformance-" + run, "made by hand"},
+		{"conf-" + run + "-00001", ""},
+		{"conf-" + run + "-run", "oxide-conformance"},
+		{"conformance", "oxide-conformance " + run},
+		{"csi-0123456789abcdef", `csi.oxide.computer {"name":"oxide-conformance-` + run + `"}`},
+		{"csi-123456789abcdef0", `csi.oxide.computer {"name":"x","cluster":"oxide-conformance"}`},
+		{"csi-23456789abcdef01",
+			`csi.oxide.computer {"name":"x","cluster":"oxide-conformance-` + run + `-2"}`},
+	} {
+		id := made(t, rack, s.name, s.description)
+		if i > 0 {
+			continue
+		}
+		if err := rack.AttachDisk(t.Context(), id, rack.Instance("a").ID); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// made makes a disk with a description, which may be a run's mark, and returns its ID.
+func made(t *testing.T, rack *harness.Rack, name, description string) string {
+	t.Helper()
+	disk, err := rack.Client.DiskCreate(t.Context(), oxide.DiskCreateParams{
+		Project: oxide.NameOrId(rack.Project),
+		Body: &oxide.DiskCreate{Name: oxide.Name(name), Description: description,
+			Size: oxide.ByteCount(harness.GiB), DiskBackend: harness.BlankBackend()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return disk.Id
+}
+
+func TestCleanLeavesAloneWhatIsNotADeadRuns(t *testing.T) {
+	run := harness.RunFor(t)
+	rack := rackOf(t, run, harness.RackOptions{})
+	strangers(t, rack, "1a2b3c4d")
+	host, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := time.Now()
+	check := balance(t.Context(), t, rack)
+	living := mark{Run: "11111111", Host: host, PID: os.Getpid(), Boot: bootID(), Began: &now}
+	ids := []string{
+		made(t, rack, "conf-11111111-run", living.description()),
+		made(t, rack, "conf-22222222-run",
+			mark{Run: "22222222", Host: "elsewhere", Began: &now}.description()),
+	}
+	// A dead run of which the disk that tells of it is gone, attached where nobody says it was.
+	lost := made(t, rack, "conf-33333333-00007", mark{Run: "33333333"}.description())
+	if err := rack.AttachDisk(t.Context(), lost, rack.Instance("b").ID); err != nil {
+		t.Fatal(err)
+	}
+
+	p := prepare(t, run, rack, nil, "clean", "--yes")
+	p.exit(t, ExitFails)
+
+	for _, want := range []string{"it still runs, as process", "this is not elsewhere",
+		"clean --run 22222222", "detach it by hand"} {
+		if !strings.Contains(p.out.String(), want) {
+			t.Errorf("clean does not say %q", want)
+		}
+	}
+	for _, id := range append(ids, lost) {
+		if _, err := rack.Client.DiskView(t.Context(),
+			oxide.DiskViewParams{Disk: oxide.NameOrId(id)}); err != nil {
+			t.Errorf("clean has removed disk %s: %v", id, err)
+		}
+	}
+	// Who names a run of another machine knows that it is dead; who detached by hand may go on.
+	prepare(t, run, rack, nil, "clean", "--yes", "--run", "22222222").exit(t, ExitConforms)
+	if err := rack.DetachDisk(t.Context(), lost, rack.Instance("b").ID); err != nil {
+		t.Fatal(err)
+	}
+	prepare(t, run, rack, nil, "clean", "--yes", "--run", "33333333").exit(t, ExitConforms)
+	if err := rack.DeleteDisk(t.Context(), ids[0]); err != nil {
+		t.Error(err)
+	}
+	check()
+}
+
+func TestARunIsDeadOnlyWhereThatCanBeKnown(t *testing.T) {
+	now := time.Now()
+	boot, namespace, _ := strings.Cut(bootID(), " ")
+	host, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const nobody = 1 << 30
+	for name, test := range map[string]struct {
+		boot     string
+		pid      int
+		instance string
+		named    bool
+		dead     bool
+	}{
+		"its process is gone":               {boot + " " + namespace, nobody, "a", false, true},
+		"in a container of this machine":    {boot + " pid:[1]", nobody, "a", false, false},
+		"here, before a restart":            {"before " + namespace, nobody, "a", false, true},
+		"on another that has the same name": {"other " + namespace, nobody, "b", false, false},
+		"on another, and it was named":      {"other " + namespace, nobody, "b", true, true},
+	} {
+		r := deadRun{id: "11111111", mark: mark{Run: "11111111", Host: host, Boot: test.boot,
+			PID: test.pid, Began: &now, Instances: []string{test.instance, "c"}}}
+		if why := r.alive(test.named, "a"); (why == "") != test.dead {
+			t.Errorf("%s: %q", name, why)
+		}
+	}
+}
+
+func TestARunThatBeginsWhileItIsLookedForIsNotTakenForADeadOne(t *testing.T) {
+	now := time.Now()
+	first := oxide.Disk{Description: mark{Run: "11111111", Host: "x", Began: &now}.description()}
+	made := oxide.Disk{Description: mark{Run: "11111111"}.description()}
+	found := runsIn(inventory{disks: []oxide.Disk{made}},
+		inventory{disks: []oxide.Disk{first, made, made}})
+	if len(found) != 1 || !found[0].mark.whole() || len(found[0].left.disks) != 1 {
+		t.Errorf("found %+v", found)
+	}
+}
+
+func TestCleanTellsOfInstancesThatADeadRunLeftOtherwise(t *testing.T) {
+	const running, stopped = oxide.InstanceStateRunning, oxide.InstanceStateStopped
+	r := deadRun{mark: mark{Instances: []string{"here", "second", "helper"}, Helper: "helper"}}
+	for name, want := range map[string][2]oxide.InstanceState{
+		"": {running, stopped}, "second helper": {stopped, running}} {
+		notes := r.notAsBefore([]oxide.Instance{{Id: "here", RunState: running},
+			{Id: "second", Name: "second", RunState: want[0]}, {Id: "other", RunState: stopped},
+			{Id: "helper", Name: "helper", RunState: want[1]}})
+		if len(notes) != len(strings.Fields(name)) {
+			t.Errorf("expected notes on %q; found %q", name, notes)
+		}
+	}
+}
+
+// deaths are the ways in which a run ends before its time.
+var deaths = []string{"SIGKILL", "SIGINT", "SIGHUP", "nobody reads", "the rack goes away"}
+
+func TestCleanRemovesWhatARunLeavesThatEndsAtAnyMoment(t *testing.T) {
+	p := proof.New(t, "clean-after-death")
+	// A program that is started with SIGHUP ignored, as by nohup, ignores it: not so the ones here.
+	hangup := make(chan os.Signal, 1)
+	signal.Notify(hangup, syscall.SIGHUP)
+	defer signal.Stop(hangup)
+	run := harness.RunFor(t)
+	rack := rackOf(t, run, harness.RackOptions{})
+	strangers(t, rack, "1a2b3c4d")
+	check := balance(t.Context(), t, rack)
+	trials, clean := 0, 0
+	for trials < len(deaths) || p.Long() && !p.Over() && trials < 50 {
+		death := deaths[trials%len(deaths)]
+		moment := 20 + p.Rand().IntN(lastMoment)
+		if !die(t, run, rack, death, moment) {
+			continue // the run was over before
+		}
+		trials++
+		check()
+		if t.Failed() {
+			t.Fatalf("after %s at request %d", death, moment)
+		}
+		clean++
+		p.Say("%d: %s at request %d", trials, death, moment)
+	}
+	p.Figure("moments", trials, "clean", clean)
+}
+
+// die runs the program until the rack has had so many requests of it, ends it, and cleans up. It
+// reports whether the run was not over before.
+func die(t *testing.T, run *harness.Run, rack *harness.Rack, death string, moment int) bool {
+	t.Helper()
+	env := set("TMPDIR", rack.Dir) // where agents are
+	p := prepare(t, run, rack, env, "run", "--yes", "--only", "rules,ext4,data")
+	first := lastRequest(t, rack, 0)
+	reader, writer, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reader.Close()
+	if p.Stdout = writer; death != "nobody reads" {
+		p.Stdout = &p.out
+	}
+	if err := errors.Join(p.Start(), writer.Close()); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	var exit error
+	go func() {
+		defer close(ended)
+		exit = p.Wait()
+	}()
+	for last := first; last-first < moment; last = lastRequest(t, rack, last) {
+		select {
+		case <-ended:
+			if exit != nil {
+				t.Errorf("the run ended by itself: %v", exit)
+			}
+			return false
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+	want := cmp.Or(map[string]string{"SIGKILL": "signal: killed",
+		"the rack goes away": "exit status 2"}[death], "exit status 130")
+	switch death {
+	case "SIGKILL":
+		err = p.Process.Kill()
+	case "SIGINT":
+		err = p.Process.Signal(syscall.SIGINT)
+	case "SIGHUP":
+		// The shell passes on what the kernel has sent already.
+		err = errors.Join(p.Process.Signal(syscall.SIGHUP), p.Process.Signal(syscall.SIGHUP))
+	case "nobody reads":
+		err = reader.Close()
+	default:
+		rack.Kill()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	asked := 0
+	if rack.Running() {
+		asked = lastRequest(t, rack, first)
+	}
+	<-ended
+	over := exit == nil // it had its verdict already
+	if rack.Running() {
+		over = over && lastRequest(t, rack, asked) == asked
+	} else if err := rack.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if over {
+		return false
+	}
+	if got := fmt.Sprint(exit); got != want {
+		t.Errorf("after %s the run ended with %q, want %q", death, got, want)
+	}
+	if want != "exit status 130" {
+		prepare(t, run, rack, env, "clean", "--yes").exit(t, ExitConforms)
+	}
+	for _, pattern := range []string{"oxide-conformance-*", "oxide-guest-*"} {
+		if left, err := filepath.Glob(filepath.Join(rack.Dir, pattern)); err != nil || len(left) > 0 {
+			t.Errorf("after %s there are %q: %v", death, left, err)
+		}
+	}
+	return true
+}
+
+// lastRequest is the number of the rack's last request, which is not before one that is known.
+func lastRequest(t *testing.T, rack *harness.Rack, known int) int {
+	t.Helper()
+	requests, err := rack.Admin.Requests(t.Context(), known)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(requests) == 0 {
+		return known
+	}
+	return requests[len(requests)-1].Seq
+}
+
+func TestASecondInterruptEndsARunThatItsRackKeepsFromSweeping(t *testing.T) {
+	run := harness.RunFor(t)
+	rack := rackOf(t, run, harness.RackOptions{})
+	check := balance(t.Context(), t, rack)
+	p := prepare(t, run, rack, nil, "run", "--yes", "--only", "rules")
+	if err := p.Start(); err != nil {
+		t.Fatal(err)
+	}
+	await := func(what string, ask func() bool) {
+		t.Helper()
+		if err := harness.Await(t.Context(), runTimeout, func() error {
+			if !ask() {
+				return errors.New(what)
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	await("no request", func() bool { return lastRequest(t, rack, 0) > 100 })
+	if _, err := rack.Admin.AddFault(t.Context(), adminapi.Fault{Phase: adminapi.Instead,
+		Response: &adminapi.Response{Status: 503, ErrorCode: "ServiceNotAvailable",
+			Message: "Service Unavailable"}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Process.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	asked := lastRequest(t, rack, 0)
+	await("it does not try to sweep", func() bool { return lastRequest(t, rack, 0) > asked+2 })
+	if err := p.Process.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	p.await(t, ExitInterrupted)
+	if !strings.Contains(p.errs.String(), "oxide-conformance clean") {
+		t.Errorf("it does not say what to do: %s", p.errs.String())
+	}
+	if err := rack.Admin.ClearFaults(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	prepare(t, run, rack, nil, "clean", "--yes").exit(t, ExitConforms)
+	check()
+}
+
+// lastMoment is about how many requests a run of those parts makes.
+const lastMoment = 2000

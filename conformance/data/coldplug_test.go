@@ -1,0 +1,51 @@
+//go:build linux
+
+package data_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/data"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+)
+
+func TestARackWithoutHotplugPassesWhatAHelperAllows(t *testing.T) {
+	b := newBench(t, harness.RackOptions{ColdPlug: true})
+	for _, check := range data.Checks() {
+		blocked := check.Blocked(b.Bench)
+		if check.Needs.Helper {
+			t.Run(check.ID+" "+check.Says, func(t *testing.T) { runHealthy(t, b, check) })
+		} else if !strings.Contains(blocked, "only to stopped instances") {
+			t.Errorf("%s is blocked by %q", check.ID, blocked)
+		}
+	}
+	for tamper, want := range map[string]noticed{
+		"lost-write":     {"D11", "block", "which is zero"},
+		"serial-missing": {"D11", "ext4", "shows 0 devices with the serial"},
+		"device-never":   {"D11", "xfs", "shows 0 devices with the serial"},
+		"device-smaller": {"D11", "btrfs", "expected the size of the rack's disk"},
+	} {
+		t.Run(tamper+" by D11", func(t *testing.T) { b.notices(t, tamper, want) })
+	}
+}
+
+func TestACheckSaysWhatItLacks(t *testing.T) {
+	for _, check := range data.Checks() {
+		blocked := check.Blocked(&data.Bench{Hotplug: true})
+		if got, want := blocked == "", !check.Needs.Second && !check.Needs.Helper; got != want {
+			t.Errorf("%s, which needs %+v, is blocked by %q", check.ID, check.Needs, blocked)
+		}
+	}
+}
+
+func TestTheTableIsComplete(t *testing.T) {
+	ids := map[string]bool{}
+	for _, c := range data.Checks() {
+		if c.ID == "" || ids[c.ID] || c.Says == "" || c.Why == "" || c.Source == "" ||
+			len(c.Calls) == 0 || c.Run == nil {
+			t.Errorf("%s has a field that is empty, or an ID that another one has", c.ID)
+		}
+		ids[c.ID] = true
+	}
+}

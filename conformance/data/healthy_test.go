@@ -1,0 +1,52 @@
+//go:build linux
+
+package data_test
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/data"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+)
+
+func TestARackInOrderPassesEveryCheck(t *testing.T) {
+	b := newBench(t, harness.RackOptions{})
+	for _, check := range data.Checks() {
+		t.Run(check.ID+" "+check.Says, func(t *testing.T) { runHealthy(t, b, check) })
+	}
+}
+
+// runHealthy runs a check that must succeed, make the calls that it promises, and leave nothing.
+func runHealthy(t *testing.T, b *bench, check data.Check) {
+	if blocked := check.Blocked(b.Bench); blocked != "" {
+		t.Fatal(blocked)
+	}
+	ctx := t.Context()
+	if err := b.env.Rack.Admin.ClearRequests(ctx); err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	if err := check.Run(ctx, b.Bench); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%.1fs", time.Since(start).Seconds())
+	requests, err := b.env.Rack.Admin.Requests(ctx, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var made []string
+	for _, r := range requests {
+		made = append(made, r.Operation)
+	}
+	for _, call := range check.Calls {
+		// The operations of the rack's API have underscores, the RPCs of CSI capitals.
+		if call[0] >= 'a' && !slices.Contains(made, call) {
+			t.Errorf("the check promises the call %s and did not make it", call)
+		}
+	}
+	if err := b.env.Balance(ctx); err != nil {
+		t.Error(err)
+	}
+}

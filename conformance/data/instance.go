@@ -1,0 +1,166 @@
+package data
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/guest"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+)
+
+// rackMessage is what a rack says of a refusal, without the dump that the client makes of it.
+func rackMessage(err error) string {
+	refused := (*oxide.HTTPError)(nil)
+	switch {
+	case !errors.As(err, &refused):
+		return err.Error()
+	case refused.ErrorResponse == nil:
+		return fmt.Sprintf("HTTP status %d, without a message of the rack",
+			refused.HTTPResponse.StatusCode)
+	}
+	r := refused.ErrorResponse
+	return fmt.Sprintf("%s (%s, request %s)", r.Message, r.ErrorCode, r.RequestId)
+}
+
+// stop stops an instance and waits until it is stopped.
+func (s *session) stop(ctx context.Context, instance string) error {
+	_, err := s.Oxide.InstanceStop(ctx,
+		oxide.InstanceStopParams{Instance: oxide.NameOrId(instance)})
+	if err != nil {
+		return fmt.Errorf("stop instance %s: %s", instance, rackMessage(err))
+	}
+	return s.awaitState(ctx, instance, oxide.InstanceStateStopped)
+}
+
+// start starts an instance and waits until it runs.
+func (s *session) start(ctx context.Context, instance string) error {
+	_, err := s.Oxide.InstanceStart(ctx,
+		oxide.InstanceStartParams{Instance: oxide.NameOrId(instance)})
+	if err != nil {
+		return fmt.Errorf("start instance %s: %s", instance, rackMessage(err))
+	}
+	return s.awaitState(ctx, instance, oxide.InstanceStateRunning)
+}
+
+func (s *session) awaitState(
+	ctx context.Context, instance string, want oxide.InstanceState,
+) error {
+	return harness.Await(ctx, s.startTimeout(), func() error {
+		i, err := s.Oxide.InstanceView(ctx,
+			oxide.InstanceViewParams{Instance: oxide.NameOrId(instance)})
+		if err != nil {
+			return fmt.Errorf("read instance %s: %s", instance, rackMessage(err))
+		}
+		if i.RunState != want {
+			return fmt.Errorf("instance %s is %s, not %s", instance, i.RunState, want)
+		}
+		return nil
+	})
+}
+
+// restart stops the instance as hard as a rack does, and starts it. What it had mounted is gone.
+func (u *use) restart(ctx context.Context) error {
+	u.stopped = true
+	if err := u.stop(ctx, u.instance); err != nil {
+		return err
+	}
+	u.guest.Kill()
+	u.mounted = false
+	if err := u.start(ctx, u.instance); err != nil {
+		return err
+	}
+	// It answers some time after it runs.
+	err := harness.Await(ctx, u.startTimeout(), func() error { return u.guest.Reconnect(ctx) })
+	u.stopped = err != nil
+	return err
+}
+
+// checkHelper attaches a volume of each kind to a stopped instance, starts it and uses them, stops
+// and starts it, and reads them again. The instance is stopped at the end.
+func checkHelper(s *session) {
+	h := &helper{session: s}
+	for _, s.access = range s.accesses() {
+		h.uses = append(h.uses, s.publish(s.create(1, nil), s.Helper.InstanceID))
+	}
+	// The volumes are detached when it is stopped.
+	s.last = append(s.last, h.stop)
+	for round := range 2 {
+		h.start()
+		h.compareDisks()
+		for _, u := range h.uses {
+			s.during(u.volume.access+", in the stopped instance that was started", func() {
+				u.useAgain(round == 0)
+			})
+		}
+		s.must(h.stop(s.ctx))
+	}
+}
+
+// helper is the stopped instance at work.
+type helper struct {
+	*session
+	uses []*use
+	// guest is nil while the instance is stopped.
+	guest *guest.Guest
+}
+
+// useAgain writes a volume in the first round, and reads it in the second.
+func (u *use) useAgain(first bool) {
+	u.compareDevice()
+	u.mount()
+	if first {
+		u.write(true, u.pattern(1))
+		return
+	}
+	u.verify(u.pattern(1))
+	u.must(u.unmount(u.ctx))
+}
+
+// compareDisks demands that the rack lists all volumes among the instance's disks.
+func (h *helper) compareDisks() {
+	disks, err := h.Oxide.InstanceDiskListAllPages(h.ctx,
+		oxide.InstanceDiskListParams{Instance: oxide.NameOrId(h.Helper.InstanceID)})
+	if err != nil {
+		h.fail("list the disks of instance %s: %s", h.Helper.InstanceID, rackMessage(err))
+	}
+	listed := map[string]bool{}
+	for _, d := range disks {
+		listed[d.Id] = true
+	}
+	for _, u := range h.uses {
+		if !listed[u.volume.GetVolumeId()] {
+			h.fail("the rack does not list volume %s among the %d disks of instance %s, "+
+				"to which it is attached", u.volume.name, len(disks), h.Helper.InstanceID)
+		}
+	}
+}
+
+// start starts the instance and reaches it.
+func (h *helper) start() {
+	h.must(h.session.start(h.ctx, h.Helper.InstanceID))
+	var reached *guest.Guest
+	h.must(harness.Await(h.ctx, h.startTimeout(), func() (err error) {
+		reached, err = h.Helper.Connect(h.ctx)
+		return err
+	}))
+	h.guest = reached
+	for _, u := range h.uses {
+		u.guest = reached
+	}
+}
+
+// stop stops the instance, as hard as the rack does. What it had mounted is gone with it.
+func (h *helper) stop(ctx context.Context) error {
+	err := h.session.stop(ctx, h.Helper.InstanceID)
+	if h.guest != nil {
+		h.guest.Kill()
+		h.guest = nil
+	}
+	for _, u := range h.uses {
+		u.mounted = false
+	}
+	return err
+}

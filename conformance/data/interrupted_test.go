@@ -1,0 +1,107 @@
+//go:build linux
+
+package data_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/data"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+)
+
+func TestACheckThatIsInterruptedLeavesNothing(t *testing.T) {
+	b := newBench(t, harness.RackOptions{})
+	for _, check := range data.Checks() {
+		for _, after := range []time.Duration{20, 90, 400} {
+			after *= time.Millisecond
+			t.Run(check.ID+" after "+after.String(), func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), after)
+				defer cancel()
+				err := check.Run(ctx, b.Bench)
+				wantNothingLeft(t, b, err)
+			})
+		}
+	}
+}
+
+func TestACheckWhoseCreationIsNotAnsweredLeavesNothing(t *testing.T) {
+	b := newBench(t, harness.RackOptions{})
+	b.Accesses = []string{"block"}
+	for _, check := range data.Checks() {
+		for _, made := range []bool{false, true} {
+			for number := 1; ; number++ {
+				ctx, cancel := context.WithCancel(t.Context())
+				unheard := &unheard{ControllerClient: b.Controller, cancel: cancel, left: number,
+					made: made}
+				bench := *b.Bench
+				bench.Controller = unheard
+				err := check.Run(ctx, &bench)
+				cancel()
+				if unheard.left > 0 { // the check makes no more
+					break
+				}
+				t.Run(fmt.Sprintf("%s creation %d made %t", check.ID, number, made),
+					func(t *testing.T) {
+						if err == nil {
+							t.Error("the check succeeded although it was interrupted")
+						}
+						wantNothingLeft(t, b, err)
+					})
+			}
+		}
+	}
+}
+
+// unheard interrupts a check in a creation, before or after its effect.
+type unheard struct {
+	csi.ControllerClient
+	cancel context.CancelFunc
+	left   int // creations up to that one
+	made   bool
+}
+
+func (u *unheard) CreateVolume(
+	ctx context.Context, req *csi.CreateVolumeRequest, opts ...grpc.CallOption,
+) (*csi.CreateVolumeResponse, error) {
+	return interrupt(ctx, u, u.ControllerClient.CreateVolume, req, opts)
+}
+
+func (u *unheard) CreateSnapshot(
+	ctx context.Context, req *csi.CreateSnapshotRequest, opts ...grpc.CallOption,
+) (*csi.CreateSnapshotResponse, error) {
+	return interrupt(ctx, u, u.ControllerClient.CreateSnapshot, req, opts)
+}
+
+func interrupt[Q, R any](
+	ctx context.Context, u *unheard, call func(context.Context, Q, ...grpc.CallOption) (*R, error),
+	req Q, opts []grpc.CallOption,
+) (*R, error) {
+	u.left--
+	if u.left != 0 || u.made {
+		resp, err := call(ctx, req, opts...)
+		if u.left != 0 || err != nil {
+			return resp, err
+		}
+	}
+	u.cancel()
+	return nil, status.FromContextError(context.Canceled).Err()
+}
+
+// wantNothingLeft demands that the check removed what it made.
+func wantNothingLeft(t *testing.T, b *bench, err error) {
+	t.Helper()
+	if err != nil && strings.Contains(err.Error(), "remove what the check made") {
+		t.Error(err)
+	}
+	if err := b.env.Balance(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}

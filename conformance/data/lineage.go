@@ -1,0 +1,157 @@
+package data
+
+import (
+	"fmt"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/guest"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+)
+
+// lineage is a raw volume, two snapshots of it and the volumes that were restored from them. Which
+// of them wrote a block last is told by its generation: each writes its own.
+type lineage struct {
+	*session
+	// blocks are those of the origin, and behind those of a volume of twice its size behind them.
+	// Those of an own volume are of the origin's seed, too.
+	blocks, behind []guest.Pattern
+}
+
+// at returns the patterns in a generation.
+func at(generation uint64, patterns []guest.Pattern) (all []guest.Pattern) {
+	for _, p := range patterns {
+		all = append(all, p.At(generation))
+	}
+	return all
+}
+
+// visit demands blocks in a volume, writes others, and detaches it. An error says which volume it
+// is.
+func (l *lineage) visit(which string, v *volume, want, write []guest.Pattern) {
+	l.during(which, func() {
+		u := l.inUse(v, l.A)
+		u.verify(want...)
+		u.write(true, write...)
+		u.leave()
+	})
+}
+
+// restored restores a snapshot and visits the volume.
+func (l *lineage) restored(
+	which string, from *snapshot, times int64, want, write []guest.Pattern,
+) *volume {
+	v := l.create(times, from)
+	l.visit(which, v, want, write)
+	return v
+}
+
+// restoredOnce restores a snapshot, demands its blocks, and deletes the volume.
+func (l *lineage) restoredOnce(which string, from *snapshot, generation uint64) {
+	v := l.restored(which, from, 1, at(generation, l.blocks), nil)
+	l.must(l.delete(l.ctx, v))
+}
+
+// checkLineage writes a volume and those that were restored from its snapshots, and deletes the
+// volume and a snapshot. None of it may change another one of them.
+func checkLineage(s *session) {
+	l := &lineage{session: s}
+	u := s.newInUse(s.A)
+	origin := u.volume
+	l.blocks = u.patterns(1)
+	p := next(next(u.pattern(1)))
+	end := u.lastBlock(1)
+	end.First += s.volumeBytes() / guest.BlockBytes
+	l.behind = []guest.Pattern{p, next(p), end}
+	var snaps [2]*snapshot
+	for i := range snaps {
+		u.writeAll(uint64(i+1), true)
+		snaps[i] = s.snap(origin)
+	}
+	u.leave()
+	first, second := snaps[0], snaps[1]
+	l.restoredOnce("restored from the second of two snapshots", second, 2)
+	one := l.restored("restored from the first of two snapshots", first, 1, at(1, l.blocks),
+		at(3, l.blocks))
+	l.checkLarger(second)
+	l.visit("the origin, after writes to what was restored from its snapshots", origin,
+		at(2, l.blocks), nil)
+	l.visit("restored from the first of two snapshots and written", one, at(3, l.blocks), nil)
+	two := l.restored("restored again, after a write to what was restored before", first, 1,
+		at(1, l.blocks), nil)
+	s.must(l.delete(s.ctx, origin))
+	l.visit("restored, after the origin was deleted", one, at(3, l.blocks), at(4, l.blocks))
+	for i, snap := range snaps {
+		l.restoredOnce(fmt.Sprintf("restored from snapshot %d of 2 after the origin was deleted", i+1),
+			snap, uint64(i+1))
+	}
+	s.must(l.deleteSnapshot(s.ctx, first))
+	first.deleted = true
+	l.visit("restored, after the snapshot was deleted", one, at(4, l.blocks), at(5, l.blocks))
+	l.visit("restored, after the snapshot was deleted and another one written", two,
+		at(1, l.blocks), at(6, l.blocks))
+	l.visit("restored, after yet another one was written", one, at(5, l.blocks), nil)
+}
+
+// checkLarger restores a snapshot into two larger volumes, which are zero behind it.
+func (l *lineage) checkLarger(from *snapshot) {
+	const which = "restored from the second of two snapshots into a larger volume"
+	var larger [2]*volume
+	blank := append(at(2, l.blocks), at(0, l.behind)...)
+	for i := range larger {
+		larger[i] = l.restored(which, from, 2, blank, at(uint64(10+i), l.behind))
+	}
+	for i, v := range larger {
+		want := append(at(2, l.blocks), at(uint64(10+i), l.behind)...)
+		l.visit(which+", after both were written behind it", v, want, nil)
+		l.must(l.delete(l.ctx, v))
+	}
+}
+
+// checkRecreated makes a volume with the name of one that was written, restored from a snapshot of
+// it, and deleted.
+func checkRecreated(s *session) {
+	l := &lineage{session: s}
+	u := s.newInUse(s.A)
+	old := u.volume
+	l.blocks = u.patterns(1)
+	u.writeAll(1, true)
+	snap := s.snap(old)
+	u.leave()
+	s.must(s.delete(s.ctx, old))
+	again := &volume{name: old.name, access: old.access, capability: old.capability, seed: old.seed,
+		request: old.request}
+	s.volumes = append(s.volumes, again)
+	s.must(s.make(s.ctx, again))
+	if again.GetVolumeId() == old.GetVolumeId() {
+		s.fail("volume %s was deleted, and another one of its name has its ID %s", old.name,
+			old.GetVolumeId())
+	}
+	const which = "a volume with the name of one that was deleted"
+	l.visit(which, again, at(0, l.blocks), at(2, l.blocks))
+	l.visit(which+", and written", again, at(2, l.blocks), nil)
+	l.restoredOnce("restored from the snapshot of the deleted volume", snap, 1)
+}
+
+const (
+	// largeTimes is how many times the usual size a large volume has: 17 GiB, so that offsets need
+	// more than 34 bits.
+	largeTimes = 17
+	// largeStride is the distance of the blocks that are compared in it.
+	largeStride = 64 * harness.MiB
+)
+
+// checkLarge writes blocks all over a large volume, which was zero there, and none is another's.
+func checkLarge(s *session) {
+	s.writtenAndDeleted()
+	v := s.create(largeTimes, nil)
+	size := largeTimes * s.volumeBytes()
+	blocks := []guest.Pattern{
+		{Seed: v.seed, Count: size / largeStride, Stride: largeStride},
+		{Seed: v.seed, First: size/guest.BlockBytes - 1, Count: 1},
+	}
+	l := &lineage{session: s}
+	which := fmt.Sprintf("a volume of %d GiB", size/harness.GiB)
+	for generation := range uint64(2) {
+		l.visit(which, v, at(generation, blocks), at(generation+1, blocks))
+	}
+	l.visit(which, v, at(2, blocks), nil)
+}

@@ -1,0 +1,98 @@
+//go:build linux
+
+package data_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/data"
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/guest"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
+)
+
+// TestMain makes this binary an agent when it is started as one.
+func TestMain(m *testing.M) {
+	if len(os.Args) == 2 && os.Args[1] == guest.Verb {
+		os.Exit(guest.Main(context.Background()))
+	}
+	namespace.Main(m)
+}
+
+// bench is a Bench on a simulated rack with the instances a, b and helper.
+type bench struct {
+	*data.Bench
+	env *harness.Environment
+}
+
+// deviceTimeout is how long the driver and the checks wait for a device.
+const deviceTimeout = time.Second
+
+func newBench(t *testing.T, options harness.RackOptions) *bench {
+	t.Helper()
+	ctx := t.Context()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	run := harness.RunFor(t)
+	options.Instances = []string{"a", "b", "helper"}
+	env, err := run.StartEnvironment(ctx, options)
+	must(err)
+	t.Cleanup(func() {
+		if err := env.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	controller, err := env.StartPlugin(ctx, harness.PluginOptions{Mode: harness.ModeController})
+	must(err)
+	driver, err := run.Binary(ctx, "oxide-csi-plugin")
+	must(err)
+	config := guest.Config{Plugin: []string{driver},
+		Args: []string{"--device-timeout=" + deviceTimeout.String()}}
+	here := config
+	view := env.Rack.Instance("a").Guest
+	here.SysfsRoot, here.DevRoot = filepath.Join(view, "sys"), filepath.Join(view, "dev")
+	a, err := guest.Here(ctx, here)
+	must(err)
+	closed := func(g *guest.Guest) {
+		if err := g.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	t.Cleanup(func() { closed(a) })
+	b, err := guest.Connect(ctx, shell(env.Rack, "b"), config)
+	must(err)
+	b.Name = "instance b"
+	t.Cleanup(func() { closed(b) })
+	helper := env.Rack.Instance("helper").ID
+	must(env.Rack.StopInstance(ctx, helper))
+	must(env.TakeBaseline(ctx))
+	var names atomic.Int64
+	return &bench{env: env, Bench: &data.Bench{
+		Controller: controller.Controller(), A: a, B: b,
+		Helper: &data.Helper{InstanceID: helper,
+			Connect: func(ctx context.Context) (*guest.Guest, error) {
+				return guest.Connect(ctx, shell(env.Rack, "helper"), config)
+			}},
+		Oxide: env.Rack.Client, Project: env.Rack.Project, Hotplug: !options.ColdPlug,
+		Name:          func(what string) string { return fmt.Sprintf("%s-%d", what, names.Add(1)) },
+		Seed:          1,
+		DeviceTimeout: deviceTimeout,
+	}}
+}
+
+// shell is a command that runs a script with the view of an instance.
+func shell(rack *harness.Rack, instance string) []string {
+	view := rack.Instance(instance).Guest
+	return []string{"env", "OXIDE_SYSFS_ROOT=" + filepath.Join(view, "sys"),
+		"OXIDE_DEV_ROOT=" + filepath.Join(view, "dev"), "sh", "-c"}
+}

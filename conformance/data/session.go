@@ -1,0 +1,291 @@
+package data
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/guest"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+)
+
+const (
+	// cleanTimeout is how long a check may take to remove what it made.
+	cleanTimeout = 5 * time.Minute
+	// retryTimeout is how long a call is repeated whose error asks for it.
+	retryTimeout = 2 * time.Minute
+)
+
+// session is one check at work. It notes what the check makes. A step that fails ends the check, so
+// that a check reads without its errors. The calls with a context return their errors, because the
+// removal of what the check made continues after one.
+type session struct {
+	*Bench
+	ctx context.Context
+	// access is that of the volumes which the check makes.
+	access string
+	// step says what the check does, for the error with which it ends; "" is what it always does.
+	step string
+	// last are steps for the end of the check, before what it made is removed.
+	last      []func(context.Context) error
+	volumes   []*volume
+	snapshots []*snapshot
+	uses      []*use
+	writers   []*writer
+}
+
+// volume is a volume that the check made.
+type volume struct {
+	*csi.Volume
+	name, access string
+	capability   *csi.VolumeCapability
+	// seed is that of its blocks.
+	seed uint64
+	// request made it. While Volume is nil it is not known whether it exists.
+	request *csi.CreateVolumeRequest
+	deleted bool
+}
+
+// snapshot is a snapshot that the check made. While id is empty it is not known whether it exists.
+type snapshot struct {
+	id, name string
+	request  *csi.CreateSnapshotRequest
+	deleted  bool
+}
+
+// seeds makes the data of each volume differ from that of every other.
+var seeds atomic.Uint64
+
+// session makes a check, and then removes what it made.
+func (b *Bench) session(ctx context.Context, access string, check func(*session)) error {
+	s := &session{Bench: b, ctx: ctx, access: access}
+	err := s.run(check)
+	finally := func(step func(context.Context) error) error {
+		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
+		defer cancel()
+		return step(clean)
+	}
+	for _, step := range s.last {
+		err = errors.Join(err, finally(step))
+	}
+	return errors.Join(err, wrap(finally(s.cleanUp), "remove what the check made"))
+}
+
+// over ends a check from within.
+type over struct{ err error }
+
+func (s *session) run(check func(*session)) (err error) {
+	defer func() {
+		ended := recover()
+		if failed, is := ended.(over); is {
+			err = failed.err
+		} else if ended != nil {
+			panic(ended)
+		}
+	}()
+	check(s)
+	return nil
+}
+
+// must ends the check with an error, if there is one.
+func (s *session) must(err error) {
+	if err == nil {
+		return
+	}
+	if s.step != "" {
+		err = fmt.Errorf("%s: %w", s.step, err)
+	}
+	panic(over{err})
+}
+
+func (s *session) fail(format string, args ...any) { s.must(fmt.Errorf(format, args...)) }
+
+// got returns a value, or ends the check.
+func got[T any](s *session) func(T, error) T {
+	return func(value T, err error) T {
+		s.must(err)
+		return value
+	}
+}
+
+// during does a part of a check, of which an error says that it was during that.
+func (s *session) during(step string, part func()) {
+	s.step = step
+	part()
+	s.step = ""
+}
+
+// cleanUp removes everything, and goes on after an error.
+func (s *session) cleanUp(ctx context.Context) error {
+	var errs []error
+	for _, w := range s.writers {
+		_, err := w.stop(ctx)
+		errs = append(errs, err)
+	}
+	for _, u := range s.uses {
+		if u.stopped {
+			errs = append(errs, u.restart(ctx))
+		}
+	}
+	for _, u := range slices.Backward(s.uses) {
+		errs = append(errs, u.unmount(ctx))
+	}
+	for _, u := range slices.Backward(s.uses) {
+		errs = append(errs, u.unpublish(ctx))
+	}
+	// A volume or snapshot that may exist is found by making it again, which needs what it came from.
+	for _, v := range s.volumes {
+		if v.Volume == nil && !v.deleted {
+			errs = append(errs, s.make(ctx, v))
+		}
+	}
+	for _, snap := range s.snapshots {
+		if snap.id == "" && !snap.deleted {
+			errs = append(errs, s.take(ctx, snap))
+		}
+	}
+	for _, snap := range s.snapshots {
+		errs = append(errs, s.deleteSnapshot(ctx, snap))
+	}
+	for _, v := range s.volumes {
+		errs = append(errs, s.delete(ctx, v))
+	}
+	return errors.Join(errs...)
+}
+
+// mayExist reports whether a creation that failed may have had its effect.
+func mayExist(err error) bool {
+	switch status.Code(errors.Unwrap(err)) {
+	case codes.Canceled, codes.DeadlineExceeded, codes.Unavailable, codes.Aborted, codes.Unknown,
+		codes.Internal:
+		return true
+	}
+	return false
+}
+
+// wrap says what failed.
+func wrap(err error, format string, args ...any) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf(format+": %w", append(args, err)...)
+}
+
+// repeat makes a call again whose error asks for that, as an orchestrator does.
+func repeat(ctx context.Context, call func() error) error {
+	ctx, cancel := context.WithTimeout(ctx, retryTimeout)
+	defer cancel()
+	for backoff := (harness.Backoff{Max: 2 * time.Second}); ; {
+		err := call()
+		switch status.Code(errors.Unwrap(err)) {
+		case codes.Aborted, codes.Unavailable:
+			if backoff.Wait(ctx) == nil {
+				continue
+			}
+		}
+		return err
+	}
+}
+
+// create makes a volume of some times the usual size, blank or of a snapshot.
+func (s *session) create(times int64, from *snapshot) *volume {
+	v := &volume{name: s.Name("volume"), access: s.access, capability: harness.Access(s.access),
+		seed: s.Seed<<20 + seeds.Add(1)}
+	v.request = harness.CreateRequest(v.name, v.capability)
+	v.request.CapacityRange.RequiredBytes = times * s.volumeBytes()
+	if from != nil {
+		harness.FromSnapshot(v.request, from.id)
+	}
+	s.volumes = append(s.volumes, v)
+	s.must(s.make(s.ctx, v))
+	return v
+}
+
+// make makes the volume, or finds out that it was made.
+func (s *session) make(ctx context.Context, v *volume) error {
+	err := repeat(ctx, func() error {
+		resp, err := s.Controller.CreateVolume(ctx, v.request)
+		v.Volume = resp.GetVolume()
+		return wrap(err, "create volume %s", v.name)
+	})
+	v.deleted = err != nil && !mayExist(err)
+	return err
+}
+
+func (s *session) delete(ctx context.Context, v *volume) error {
+	if v.deleted || v.Volume == nil {
+		return nil
+	}
+	return repeat(ctx, func() error {
+		_, err := s.Controller.DeleteVolume(ctx,
+			&csi.DeleteVolumeRequest{VolumeId: v.GetVolumeId()})
+		v.deleted = err == nil
+		return wrap(err, "delete volume %s", v.name)
+	})
+}
+
+// snap takes a snapshot.
+func (s *session) snap(v *volume) *snapshot {
+	snap := &snapshot{name: s.Name("snapshot")}
+	snap.request = harness.SnapshotRequest(snap.name, v.GetVolumeId())
+	s.snapshots = append(s.snapshots, snap)
+	s.must(s.take(s.ctx, snap))
+	return snap
+}
+
+// take takes the snapshot, or finds out that it was taken.
+func (s *session) take(ctx context.Context, snap *snapshot) error {
+	err := repeat(ctx, func() error {
+		resp, err := s.Controller.CreateSnapshot(ctx, snap.request)
+		snap.id = resp.GetSnapshot().GetSnapshotId()
+		if err == nil && !resp.GetSnapshot().GetReadyToUse() {
+			err = status.Error(codes.Unavailable, "it is not ready")
+		}
+		return wrap(err, "take snapshot %s", snap.name)
+	})
+	snap.deleted = err != nil && !mayExist(err)
+	return err
+}
+
+func (s *session) deleteSnapshot(ctx context.Context, snap *snapshot) error {
+	if snap.deleted || snap.id == "" {
+		return nil
+	}
+	return repeat(ctx, func() error {
+		_, err := s.Controller.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: snap.id})
+		return wrap(err, "delete snapshot %s", snap.name)
+	})
+}
+
+// newInUse makes a volume of the usual size, and attaches, stages and publishes it in a guest.
+func (s *session) newInUse(g *guest.Guest) *use { return s.inUse(s.create(1, nil), g) }
+
+// inUse attaches a volume to a guest, stages and publishes it.
+func (s *session) inUse(v *volume, g *guest.Guest) *use {
+	u := s.attach(v, g)
+	u.mount()
+	return u
+}
+
+// attach attaches a volume to a guest's instance.
+func (s *session) attach(v *volume, g *guest.Guest) *use {
+	u := s.publish(v, got[guest.Facts](s)(g.Facts(s.ctx)).InstanceID)
+	u.guest = g
+	return u
+}
+
+// publish attaches a volume to an instance.
+func (s *session) publish(v *volume, instance string) *use {
+	u := &use{session: s, volume: v, instance: instance, attached: true}
+	u.Placement = harness.Placement{Volume: v.Volume, Capability: v.capability}
+	s.uses = append(s.uses, u)
+	s.must(u.publish(s.ctx))
+	return u
+}

@@ -1,0 +1,213 @@
+//go:build linux
+
+package data_test
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/data"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+)
+
+// noticed says which check notices a tamper with an access, and what its error says, with one of
+// several things after |. A reason of the driver's is what it refuses such a rack with.
+type noticed struct{ check, access, says string }
+
+// unmountable is what the driver says of a filesystem that lacks some of its blocks.
+const unmountable = "FilesystemDamaged: mount |NodeToolFailed: mount |" +
+	"the filesystem is damaged, or "
+
+// tampers are those of the simulator, by name.
+var tampers = map[string][]noticed{
+	"lost-write": {
+		{"D01", "block", "which is zero"},
+		{"D01", "ext4", unmountable},
+		{"D01", "xfs", unmountable},
+		{"D01", "btrfs", unmountable},
+		{"D02", "block", "which is zero"},
+		{"D03", "block", "which is zero"},
+		{"D06", "block", "which is zero"},
+		{"D09", "block", "is another after detaching and attaching"},
+	},
+	"lost-end": {{"D09", "block", "is another after detaching and attaching"}},
+	"swapped-disks": {
+		{"D07", "block", "of another volume (its seed is"},
+		{"D07", "ext4", "WrongFilesystem: "},
+		{"D07", "xfs", "WrongFilesystem: "},
+		{"D07", "btrfs", "WrongFilesystem: "},
+	},
+	"stale-read": {
+		{"D01", "block", "of generation 1 instead of 2"},
+		{"D01", "ext4", "of generation 1 instead of 2"},
+		{"D01", "xfs", "of generation 1 instead of 2"},
+		{"D01", "btrfs", "of generation 1 instead of 2"},
+	},
+	"torn-snapshot": {
+		{"D04", "block", "the snapshot is torn"},
+		{"D04", "ext4", "the snapshot is torn|" + unmountable},
+		{"D04", "xfs", "the snapshot is torn|" + unmountable},
+		{"D04", "btrfs", "the snapshot is torn|" + unmountable},
+	},
+	"serial-missing": {
+		{"D10", "ext4", "shows 0 devices with the serial"},
+		{"D01", "ext4", "DeviceNotFound: "},
+	},
+	"serial-doubled": {
+		{"D10", "ext4", "shows 2 devices with the serial"},
+		{"D07", "ext4", "DeviceNotUnique: "},
+		{"D07", "block", "DeviceNotUnique: "},
+	},
+	"device-smaller": {
+		{"D10", "ext4", "expected the size of the rack's disk"},
+		{"D01", "ext4", "DeviceWrongSize: "},
+		{"D01", "block", "DeviceWrongSize: "},
+	},
+	"device-larger": {
+		{"D10", "ext4", "expected the size of the rack's disk"},
+		{"D01", "ext4", "DeviceWrongSize: "},
+		{"D01", "block", "DeviceWrongSize: "},
+	},
+	"device-late": {
+		{"D10", "ext4", "shows 0 devices with the serial"},
+		{"D01", "ext4", "DeviceNotFound: "},
+	},
+	"device-never": {
+		{"D10", "ext4", "shows 0 devices with the serial"},
+		{"D01", "ext4", "DeviceNotFound: "},
+	},
+	"device-left": {{"D10", "ext4", "shows 1 devices with the serial"}},
+	"delete-another": {
+		{"D07", "block", "which is zero"},
+		{"D07", "ext4", "not there: the file is missing"},
+	},
+	"not-zero": {
+		{"D08", "block", "is not zero: 3 of its blocks hold something"},
+		{"D01", "ext4", "DiskNotBlank: "},
+		{"D01", "xfs", "DiskNotBlank: "},
+		{"D01", "btrfs", "DiskNotBlank: "},
+	},
+	"other-snapshot": {
+		{"D05", "block", "of generation 2 instead of 1"},
+		{"D05", "ext4", "of generation 2 instead of 1"},
+	},
+	"device-elsewhere": {{"D02", "ext4", "the volume is in another instance, too"}},
+}
+
+// noticedBy are the checks that notice what happens to blocks in the life of a disk. Of a new disk
+// it depends on what happens: one is not zero, another loses what is written, a third shares it.
+func noticedBy(wrong, moment string) string {
+	switch moment {
+	case "new":
+		switch wrong {
+		case "stale", "foreign":
+			return "D08"
+		case "shared":
+			return "D07"
+		}
+		return "D01"
+	case "large":
+		return "D14"
+	case "recreated":
+		return "D13"
+	}
+	return "D12"
+}
+
+// product adds the simulator's product of tampers, WRONG:MOMENT:PLACE, to those above: all of it in
+// the long form, and in the short one a place of each pair that the seed chooses.
+func product(p *proof.Proof, known []string) map[string][]noticed {
+	all, pairs := maps.Clone(tampers), map[string][]string{}
+	for _, name := range known {
+		if words := strings.Split(name, ":"); len(words) == 3 {
+			pair := words[0] + ":" + words[1]
+			pairs[pair] = append(pairs[pair], name)
+		}
+	}
+	for _, pair := range slices.Sorted(maps.Keys(pairs)) {
+		wrong, moment, _ := strings.Cut(pair, ":")
+		names := pairs[pair]
+		if i := p.Rand().IntN(len(names)); !p.Long() {
+			names = names[i : i+1]
+		}
+		for _, name := range names {
+			all[name] = []noticed{{noticedBy(wrong, moment), "block",
+				"blocks are not what was written|blocks hold something"}}
+			if wrong == "foreign" && moment == "larger" {
+				// The driver finds it, and does not grow the filesystem over it.
+				all[name] = append(all[name], noticed{"D05", "ext4", "a workload has "})
+			}
+		}
+	}
+	return all
+}
+
+func TestEveryTamperIsNoticed(t *testing.T) {
+	p := proof.New(t, "broken-data")
+	b := newBench(t, harness.RackOptions{})
+	mutations, err := b.env.Rack.Admin.Mutations(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var known, written []string
+	for _, m := range mutations {
+		if m.Rule != "data" {
+			continue
+		}
+		if known = append(known, m.Name); !strings.Contains(m.Name, ":") {
+			written = append(written, m.Name)
+		}
+	}
+	if slices.Sort(written); !slices.Equal(written, slices.Sorted(maps.Keys(tampers))) {
+		t.Errorf("the rack has the mutations %q of data; the ones here are %q", written,
+			slices.Sorted(maps.Keys(tampers)))
+	}
+	all := product(p, known)
+	caught := 0
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		every := true
+		for _, want := range all[name] {
+			every = t.Run(name+" by "+want.check+" with "+want.access, func(t *testing.T) {
+				b.notices(t, name, want)
+			}) && every
+		}
+		if every {
+			caught++
+		}
+	}
+	p.Figure("of", len(known), "tampers", len(all), "noticed", caught)
+}
+
+// notices runs a check on a rack that tampers, and demands that it fails for that.
+func (b *bench) notices(t *testing.T, tamper string, want noticed) {
+	ctx := context.Background()
+	checks := data.Checks()
+	i := slices.IndexFunc(checks, func(c data.Check) bool { return c.ID == want.check })
+	if i < 0 {
+		t.Fatalf("there is no check %s", want.check)
+	}
+	if err := b.env.Rack.Admin.Mutate(ctx, tamper); err != nil {
+		t.Fatal(err)
+	}
+	b.Accesses = []string{want.access}
+	if b.Blocks = 0; strings.Contains(tamper, ":") {
+		b.Blocks = 16 // it spoils the first, the middle or the last of them
+	}
+	err := checks[i].Run(ctx, b.Bench)
+	if err := b.env.Rack.Admin.Mend(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err == nil || !slices.ContainsFunc(strings.Split(want.says, "|"),
+		func(says string) bool { return strings.Contains(err.Error(), says) }) {
+		t.Errorf("the check says %v, want an error with %q", err, want.says)
+	} else {
+		t.Log(err)
+	}
+	if err := b.env.Balance(ctx); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,70 @@
+package data
+
+import (
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/guest"
+)
+
+// checkReturn takes a volume away from its instance twice. The second time tells a disk that shows
+// what it held earlier from one that shows what it held last.
+func checkReturn(s *session) {
+	u := s.newInUse(s.A)
+	for generation := uint64(1); generation <= 2; generation++ {
+		// Nothing asks for it to be on the disk: that is what unstaging is for.
+		u.writeAll(generation, false)
+		s.must(u.unmount(s.ctx))
+		u.mount()
+		s.during("after unstaging and staging", func() { u.verifyAll(generation) })
+		u.leave()
+		u = s.inUse(u.volume, s.A)
+		s.during("after detaching and attaching", func() { u.verifyAll(generation) })
+	}
+}
+
+// checkMove moves a volume to the other instance and back.
+func checkMove(s *session) {
+	u := s.newInUse(s.A)
+	written := []guest.Pattern{u.pattern(1)}
+	for _, g := range []*guest.Guest{s.B, s.A} {
+		last := written[len(written)-1]
+		u.write(false, last)
+		u.leave()
+		u = s.inUse(u.volume, g)
+		s.during("moved to "+g.Name, func() { u.verify(written...) })
+		// Its own instance shows the device by now, and the other one never may.
+		away := *u
+		if away.guest, away.instance = s.A, "of this machine"; g == s.A {
+			away.guest, away.instance = s.B, "the second"
+		}
+		s.during("moved to "+g.Name+", the volume is in another instance, too", func() {
+			away.awaitDevices(0)
+		})
+		written = append(written, next(last))
+	}
+}
+
+// checkRestart stops and starts the instance that has a volume.
+func checkRestart(s *session) {
+	u := s.newInUse(s.B)
+	u.write(true, u.pattern(1))
+	s.must(u.restart(s.ctx))
+	u.mount()
+	s.during("after the instance was stopped and started", func() { u.verify(u.pattern(1)) })
+}
+
+// checkCut detaches a volume that is mounted and being written.
+func checkCut(s *session) {
+	lost := s.newInUse(s.A)
+	synced, dirty := lost.pattern(1), next(lost.pattern(1))
+	lost.write(true, synced)
+	lost.write(false, dirty)
+	lost.detach()
+	u := s.inUse(lost.volume, s.B)
+	s.during("after a detach while it was mounted", func() { u.verify(synced) })
+	report := got[guest.Report](s)(u.guest.Verify(s.ctx, u.place(), dirty))
+	for _, f := range report.Findings {
+		if f.Kind != guest.Zero && f.Kind != guest.Missing {
+			s.fail("block %d, which was written and never synced, is %s: it may be what was "+
+				"written, or zero, and nothing else", f.Block, f.What)
+		}
+	}
+}

@@ -1,0 +1,205 @@
+package data
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/guest"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+)
+
+// use is a volume in an instance.
+type use struct {
+	*session
+	harness.Placement
+	volume   *volume
+	guest    *guest.Guest
+	instance string
+	// attached and mounted are set before the call that may make it so, and cleared when it is undone.
+	attached, mounted bool
+	// doubtful is set when nobody knows whether an attach was made.
+	doubtful bool
+	// stopped is set while the instance may not run, or has no agent.
+	stopped bool
+}
+
+// mount stages and publishes the volume.
+func (u *use) mount() {
+	u.Staging = u.guest.Path(u.volume.name, "staging")
+	u.Target = u.guest.Path(u.volume.name, "workload", "volume")
+	u.must(u.guest.MakeDirs(u.ctx, u.Staging, filepath.Dir(u.Target)))
+	u.mounted = true
+	u.must(u.nodeCall(u.ctx, u.Stage, "stage"))
+	u.must(u.nodeCall(u.ctx, u.Publish, "publish"))
+}
+
+// nodeCall makes a call of the node service for the volume.
+func (u *use) nodeCall(
+	ctx context.Context, call func(context.Context, csi.NodeClient) error, verb string,
+) error {
+	return repeat(ctx, func() error {
+		return wrap(call(ctx, csi.NewNodeClient(u.guest.Conn())), "%s volume %s", verb, u.volume.name)
+	})
+}
+
+// unmount unpublishes and unstages the volume.
+func (u *use) unmount(ctx context.Context) error {
+	if !u.mounted {
+		return nil
+	}
+	err := u.nodeCall(ctx, u.Unpublish, "unpublish")
+	if err == nil {
+		err = u.nodeCall(ctx, u.Unstage, "unstage")
+	}
+	u.mounted = err != nil
+	return err
+}
+
+// publish attaches the volume.
+func (u *use) publish(ctx context.Context) error {
+	req := harness.PublishRequest(u.volume.Volume, u.instance)
+	req.VolumeCapability = u.Capability
+	err := repeat(ctx, func() error {
+		resp, err := u.Controller.ControllerPublishVolume(ctx, req)
+		u.PublishContext = resp.GetPublishContext()
+		return wrap(err, "attach volume %s to instance %s", u.volume.name, u.instance)
+	})
+	u.doubtful = err != nil && mayExist(err)
+	return err
+}
+
+// unpublish detaches the volume. A rack goes on with an attach whose caller gave up, and could end
+// it after the detach; asking for it again waits for that.
+func (u *use) unpublish(ctx context.Context) error {
+	if !u.attached {
+		return nil
+	}
+	if u.doubtful {
+		_ = u.publish(ctx) // what counts is that it has ended
+	}
+	return repeat(ctx, func() error {
+		_, err := u.Controller.ControllerUnpublishVolume(ctx,
+			harness.UnpublishRequest(u.volume.Volume, u.instance))
+		u.attached = err != nil
+		return wrap(err, "detach volume %s", u.volume.name)
+	})
+}
+
+// detach detaches the volume, and demands that its instance does not see it any more.
+func (u *use) detach() {
+	u.must(u.unpublish(u.ctx))
+	u.awaitDevices(0)
+}
+
+// leave unmounts and detaches the volume.
+func (u *use) leave() {
+	u.must(u.unmount(u.ctx))
+	u.detach()
+}
+
+// serial is what the device of the volume's disk has.
+func (u *use) serial() string {
+	name := u.volume.GetVolumeContext()["diskName"]
+	return name[:min(len(name), 20)]
+}
+
+// awaitDevices demands that the guest comes to see so many devices with the volume's serial.
+func (u *use) awaitDevices(want int) {
+	u.must(harness.Await(u.ctx, u.deviceTimeout(), func() error {
+		facts, err := u.guest.Facts(u.ctx)
+		if err != nil {
+			return err
+		}
+		var serials, names []string
+		for _, d := range facts.With(u.serial()) {
+			names = append(names, d.Name)
+		}
+		for _, d := range facts.Devices {
+			serials = append(serials, d.Serial)
+		}
+		if len(names) != want {
+			return fmt.Errorf("instance %s shows %d devices with the serial %q of volume %s, not %d: %q; "+
+				"the serials it shows are %q",
+				u.instance, len(names), u.serial(), u.volume.name, want, names, serials)
+		}
+		return nil
+	}))
+}
+
+// place is where the workload finds the volume's blocks.
+func (u *use) place() guest.Place {
+	if u.volume.access == "block" {
+		return guest.Place{Path: u.Target, Serial: u.serial()}
+	}
+	return guest.Place{Path: filepath.Join(u.Target, "blocks")}
+}
+
+// pattern is the blocks that a volume has after a write: the first ones, of a generation. On a
+// device they are spread over all of it.
+func (u *use) pattern(generation uint64) guest.Pattern {
+	p := guest.Pattern{Seed: u.volume.seed, Generation: generation, Count: cmp.Or(u.Blocks, 512)}
+	if u.volume.access == "block" {
+		spread := u.volumeBytes() / (2 * p.Count) / guest.BlockBytes * guest.BlockBytes
+		p.Stride = max(spread, guest.BlockBytes)
+	}
+	return p
+}
+
+// lastBlock is the one at the end of a device, which a pattern does not reach.
+func (u *use) lastBlock(generation uint64) guest.Pattern {
+	return guest.Pattern{Seed: u.volume.seed, Generation: generation,
+		First: u.volumeBytes()/guest.BlockBytes - 1, Count: 1}
+}
+
+// patterns are all blocks that a check writes of a generation: on a device to its end.
+func (u *use) patterns(generation uint64) []guest.Pattern {
+	p := u.pattern(generation)
+	if u.volume.access != "block" {
+		return []guest.Pattern{p}
+	}
+	return []guest.Pattern{p, next(p), u.lastBlock(generation)}
+}
+
+// writeAll writes all patterns of a generation, and has them on the disk with sync.
+func (u *use) writeAll(generation uint64, sync bool) {
+	u.write(sync, u.patterns(generation)...)
+}
+
+// verifyAll demands all patterns of a generation.
+func (u *use) verifyAll(generation uint64) { u.verify(u.patterns(generation)...) }
+
+// next is as many blocks again, behind those of a pattern.
+func next(p guest.Pattern) guest.Pattern {
+	p.First += p.Count
+	return p
+}
+
+// write writes patterns, and has them on the disk with sync.
+func (u *use) write(sync bool, patterns ...guest.Pattern) { u.must(u.tryWrite(sync, patterns...)) }
+
+// tryWrite is write for a goroutine, which cannot end the check.
+func (u *use) tryWrite(sync bool, patterns ...guest.Pattern) error {
+	for _, p := range patterns {
+		err := u.guest.Write(u.ctx, guest.Writing{Place: u.place(), Pattern: p, Sync: sync})
+		if err != nil {
+			return wrap(err, "write volume %s", u.volume.name)
+		}
+	}
+	return nil
+}
+
+// verify demands every block of the patterns.
+func (u *use) verify(patterns ...guest.Pattern) {
+	for _, p := range patterns {
+		report, err := u.guest.Verify(u.ctx, u.place(), p)
+		if err == nil && report.Read != p.Count {
+			err = fmt.Errorf("%d blocks were read, not %d", report.Read, p.Count)
+		}
+		u.must(wrap(errors.Join(err, report.Err()), "verify volume %s", u.volume.name))
+	}
+}

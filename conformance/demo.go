@@ -1,0 +1,293 @@
+package conformance
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+)
+
+// Demo shows the life of one volume: a simulated rack and the driver are started in a temporary
+// directory, the volume is born, used on one instance, moved to another, read there and deleted.
+// Every step is printed with what it asked of the rack. Nothing is left when Demo returns.
+func Demo(ctx context.Context, out io.Writer, programs map[string][]string) (err error) {
+	run, err := harness.NewRun(out)
+	if err != nil {
+		return err
+	}
+	run.Programs = programs
+	defer func() {
+		if err != nil && ctx.Err() == nil {
+			run.Failed() // who interrupts a demo needs no evidence
+		}
+		err = errors.Join(err, run.Close())
+	}()
+	d := &demo{out: out, nodes: map[string]csi.NodeClient{},
+		placements: map[string]*harness.Placement{}}
+	defer func() { err = errors.Join(err, d.close()) }()
+	if err := d.open(ctx, run); err != nil {
+		return err
+	}
+	if err := d.run(ctx); err != nil {
+		return err
+	}
+	return d.balance(ctx)
+}
+
+// demo is a rack with the driver's three processes, and the one volume.
+type demo struct {
+	*harness.Environment
+	out        io.Writer
+	controller csi.ControllerClient
+	nodes      map[string]csi.NodeClient
+	volume     *csi.Volume
+	// placements is the volume on each node where it is not yet removed.
+	placements map[string]*harness.Placement
+
+	// steps is how many steps have been shown, and lastRequest the last request shown.
+	steps, lastRequest int
+	// requests is how many requests the steps made.
+	requests int
+	began    time.Time
+}
+
+func (d *demo) open(ctx context.Context, run *harness.Run) (err error) {
+	if d.Environment, err = run.StartEnvironment(ctx, harness.RackOptions{}); err != nil {
+		return err
+	}
+	controller, err := d.StartPlugin(ctx, harness.PluginOptions{Mode: harness.ModeController})
+	if err != nil {
+		return err
+	}
+	d.controller = controller.Controller()
+	for _, instance := range []string{"a", "b"} {
+		node, err := d.StartPlugin(ctx, harness.PluginOptions{
+			Mode: harness.ModeNode, Instance: instance})
+		if err != nil {
+			return err
+		}
+		d.nodes[instance] = node.Node()
+	}
+	d.began = time.Now()
+	d.say("\nA simulated rack serves at %s. Its instances are", d.Rack.URL)
+	for _, instance := range d.Rack.Instances {
+		d.say("    %s  %s", instance.Name, instance.ID)
+	}
+	d.say("The driver runs three times: a controller, and a node service in each instance.")
+	d.say("Disks are files; devices and mounts are real. All paths are below\n    %s", d.Rack.Dir)
+	// The requests up to here belong to no step.
+	before, err := d.Rack.Admin.Requests(ctx, 0)
+	if len(before) > 0 {
+		d.lastRequest = before[len(before)-1].Seq
+	}
+	return errors.Join(err, d.TakeBaseline(ctx))
+}
+
+// close stops the processes. What a step that failed left mounted is unmounted first.
+func (d *demo) close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	var errs []error
+	for instance, p := range d.placements {
+		errs = append(errs, p.Remove(ctx, d.nodes[instance]))
+	}
+	if d.Environment != nil {
+		errs = append(errs, d.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// greeting is what the workload writes.
+const greeting = "Hello from instance a. This was written before the move.\n"
+
+func (d *demo) run(ctx context.Context) error {
+	for _, step := range []struct {
+		title string
+		do    step
+	}{
+		{"CreateVolume: a disk is created", d.create},
+		{"ControllerPublishVolume: it is attached to a", d.attach("a")},
+		{"NodeStageVolume on a: found by its serial, proven blank, formatted, mounted", d.stage("a")},
+		{"NodePublishVolume on a: shown to a workload", d.publish("a")},
+		{"The workload writes", d.write},
+		{"NodeUnpublishVolume and NodeUnstageVolume on a: unmounted, all data on the disk",
+			d.remove("a")},
+		{"ControllerUnpublishVolume: it is detached from a", d.detach("a")},
+		{"ControllerPublishVolume: it is attached to b", d.attach("b")},
+		{"NodeStageVolume on b: found again, and its filesystem is used as it is", d.stage("b")},
+		{"NodePublishVolume on b: shown to the workload that moved", d.publish("b")},
+		{"The workload reads", d.read},
+		{"NodeUnpublishVolume and NodeUnstageVolume on b",
+			d.remove("b")},
+		{"ControllerUnpublishVolume: it is detached from b", d.detach("b")},
+		{"DeleteVolume: the disk is gone", d.deleteVolume},
+	} {
+		if err := d.show(ctx, step.title, step.do); err != nil {
+			return fmt.Errorf("%s: %w", step.title, err)
+		}
+	}
+	return nil
+}
+
+// step is one step of the demo. It returns what came out.
+type step func(context.Context) (outcome string, err error)
+
+// show takes a step and prints it: how long it took, what it asked of the rack, what came out.
+func (d *demo) show(ctx context.Context, title string, do step) error {
+	d.steps++
+	start := time.Now()
+	outcome, err := do(ctx)
+	took := time.Since(start)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(d.out, "\n%2d. %s  (%.1f ms)\n", d.steps, title, ms(took))
+	requests, err := d.Rack.Admin.Requests(ctx, d.lastRequest)
+	if err != nil {
+		return err
+	}
+	for _, r := range requests {
+		d.lastRequest = r.Seq
+		d.requests++
+		fmt.Fprintf(d.out, "      rack  %s %s → %d in %.1f ms\n", r.Method, r.Path, r.Status,
+			r.DurationMS)
+	}
+	if outcome != "" {
+		fmt.Fprintf(d.out, "      %s\n", strings.ReplaceAll(outcome, d.Rack.Dir+"/", ""))
+	}
+	return nil
+}
+
+func (d *demo) say(format string, args ...any) { fmt.Fprintf(d.out, format+"\n", args...) }
+
+func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+
+func (d *demo) create(ctx context.Context) (string, error) {
+	resp, err := d.controller.CreateVolume(ctx, harness.CreateRequest("demo"))
+	if err != nil {
+		return "", err
+	}
+	d.volume = resp.GetVolume()
+	return fmt.Sprintf("volume %s of 1 GiB is the disk named %s", d.volume.GetVolumeId(),
+		d.diskName()), nil
+}
+
+func (d *demo) diskName() string { return d.volume.GetVolumeContext()["diskName"] }
+
+func (d *demo) attach(instance string) step {
+	return func(ctx context.Context) (string, error) {
+		resp, err := d.controller.ControllerPublishVolume(ctx,
+			harness.PublishRequest(d.volume, d.Rack.Instance(instance).ID))
+		if err != nil {
+			return "", err
+		}
+		dir := filepath.Join(d.Rack.Dir, instance)
+		p := &harness.Placement{Volume: d.volume, Capability: harness.Mounted(""),
+			PublishContext: resp.GetPublishContext(), Staging: filepath.Join(dir, "staging"),
+			Target: filepath.Join(dir, "pod", "data")}
+		d.placements[instance] = p
+		return "a device with the serial " + d.diskName() + " appears in " + instance, p.MakeDirs()
+	}
+}
+
+func (d *demo) detach(instance string) step {
+	return func(ctx context.Context) (string, error) {
+		_, err := d.controller.ControllerUnpublishVolume(ctx,
+			harness.UnpublishRequest(d.volume, d.Rack.Instance(instance).ID))
+		return "its device is gone from " + instance, err
+	}
+}
+
+func (d *demo) deleteVolume(ctx context.Context) (string, error) {
+	_, err := d.controller.DeleteVolume(ctx,
+		&csi.DeleteVolumeRequest{VolumeId: d.volume.GetVolumeId()})
+	return "", err
+}
+
+func (d *demo) stage(instance string) step {
+	return func(ctx context.Context) (string, error) {
+		p := d.placements[instance]
+		if err := p.Stage(ctx, d.nodes[instance]); err != nil {
+			return "", err
+		}
+		return mountedAt(p.Staging)
+	}
+}
+
+func (d *demo) publish(instance string) step {
+	return func(ctx context.Context) (string, error) {
+		p := d.placements[instance]
+		if err := p.Publish(ctx, d.nodes[instance]); err != nil {
+			return "", err
+		}
+		return mountedAt(p.Target)
+	}
+}
+
+// mountedAt describes the mount at a path.
+func mountedAt(path string) (string, error) {
+	mounts, err := harness.MountsBelow(path)
+	if err == nil && len(mounts) != 1 {
+		err = fmt.Errorf("%d mounts at %s", len(mounts), path)
+	}
+	if err != nil {
+		return "", err
+	}
+	return "mounted: " + mounts[0], nil
+}
+
+func (d *demo) remove(instance string) step {
+	return func(ctx context.Context) (string, error) {
+		err := d.placements[instance].Remove(ctx, d.nodes[instance])
+		if err == nil {
+			delete(d.placements, instance)
+		}
+		return "nothing of it is mounted on " + instance, err
+	}
+}
+
+func (d *demo) write(ctx context.Context) (string, error) {
+	p := d.placements["a"]
+	path := filepath.Join(p.Target, "greeting")
+	if err := os.WriteFile(path, []byte(greeting), 0o640); err != nil {
+		return "", err
+	}
+	stats, err := p.Stats(ctx, d.nodes["a"])
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%q into %s, which has %d MiB left", strings.TrimSpace(greeting), path,
+		stats.GetUsage()[0].GetAvailable()/harness.MiB), nil
+}
+
+func (d *demo) read(context.Context) (string, error) {
+	path := filepath.Join(d.placements["b"].Target, "greeting")
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return "", err
+	}
+	if !bytes.Equal(text, []byte(greeting)) {
+		return "", fmt.Errorf("%s holds %q, not what was written on a", path, text)
+	}
+	return fmt.Sprintf("%q from %s", strings.TrimSpace(greeting), path), nil
+}
+
+// balance compares the ledger at the end with the one at the start.
+func (d *demo) balance(ctx context.Context) error {
+	if err := d.Balance(ctx); err != nil {
+		return fmt.Errorf("the ledger does not balance: %w", err)
+	}
+	d.say("\nThe ledger balances: no disk, attachment, loop device, mount, open file or goroutine "+
+		"more than before.\n%d steps and %d requests to the rack in %.1f s.",
+		d.steps, d.requests, time.Since(d.began).Seconds())
+	return nil
+}

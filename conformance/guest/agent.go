@@ -1,0 +1,162 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+)
+
+// Config says how to run the driver in an instance. The zero value of a field leaves it as the
+// driver has it.
+type Config struct {
+	// Plugin starts the driver, such as {"/proc/self/exe", "plugin"}: a path in the instance, and an
+	// argument that comes before the driver's own.
+	Plugin []string
+	// Args are further arguments of the driver.
+	Args []string
+	// SysfsRoot and DevRoot are where the guest's sysfs and device nodes are. When empty, the
+	// agent's environment says so (OXIDE_SYSFS_ROOT, OXIDE_DEV_ROOT), or it is /sys and /dev.
+	SysfsRoot, DevRoot string
+}
+
+// Agent does the work inside an instance. Here and Serve make one, and a Guest calls it.
+type Agent struct {
+	// dir is a tmpfs in which everything lies that the agent makes.
+	dir *directory
+
+	mu sync.Mutex
+	// mu guards what follows.
+	config  Config
+	plugin  *harness.Plugin
+	writers map[int]*writer
+}
+
+// newAgent makes an agent. It has to run in a mount namespace of its own.
+func newAgent() (*Agent, error) {
+	dir, err := newDirectory()
+	if err != nil {
+		return nil, err
+	}
+	return &Agent{dir: dir, writers: map[int]*writer{}}, nil
+}
+
+// dirPrefix is how the names of the directories begin that an agent works in, or was copied to.
+const dirPrefix = "oxide-guest-"
+
+// Start starts the driver's node service, once, and returns the agent's directory.
+func (a *Agent) Start(ctx context.Context, c Config) (string, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.plugin != nil {
+		return "", errors.New("the driver runs in this instance already")
+	}
+	for _, root := range []struct {
+		value            *string
+		variable, preset string
+	}{{&c.SysfsRoot, "OXIDE_SYSFS_ROOT", "/sys"}, {&c.DevRoot, "OXIDE_DEV_ROOT", "/dev"}} {
+		if *root.value == "" {
+			*root.value = os.Getenv(root.variable)
+		}
+		if *root.value == "" {
+			*root.value = root.preset
+		}
+	}
+	a.config = c
+	if len(c.Plugin) == 0 {
+		return a.dir.path, nil
+	}
+	run := &harness.Run{Dir: a.dir.path, Progress: io.Discard}
+	plugin, err := run.StartPlugin(ctx, harness.PluginOptions{
+		Mode: harness.ModeNode, Command: c.Plugin, Args: c.Args,
+		Env: map[string]string{"OXIDE_SYSFS_ROOT": c.SysfsRoot, "OXIDE_DEV_ROOT": c.DevRoot},
+	})
+	if err != nil {
+		return "", fmt.Errorf("start the driver's node service: %w", err)
+	}
+	a.plugin = plugin
+	return a.dir.path, nil
+}
+
+// Log returns the end of the driver's log.
+func (a *Agent) Log(context.Context, Nothing) (string, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.plugin == nil {
+		return "", nil
+	}
+	return harness.TailOf(a.plugin.LogFile, 64<<10), nil
+}
+
+// MakeDirs makes directories below the agent's own, as an orchestrator does.
+func (a *Agent) MakeDirs(_ context.Context, paths []string) (Nothing, error) {
+	for _, path := range paths {
+		if err := os.MkdirAll(path, 0o750); err != nil {
+			return Nothing{}, fmt.Errorf("make a directory in the instance: %w", err)
+		}
+	}
+	return Nothing{}, nil
+}
+
+// Close ends what the agent started and lets go of its directory. Volumes that are still mounted
+// are an error that names them, and are not kept mounted.
+func (a *Agent) Close() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, w := range a.writers {
+		w.stop()
+	}
+	var errs []error
+	if a.plugin != nil {
+		errs = append(errs, a.plugin.Stop())
+	}
+	return errors.Join(append(errs, a.dir.remove())...)
+}
+
+// device finds what the guest's sysfs shows of a device number.
+func (a *Agent) device(number string) (Device, error) {
+	a.mu.Lock()
+	root := a.config.SysfsRoot
+	a.mu.Unlock()
+	devices, err := Devices(root)
+	if err != nil {
+		return Device{}, err
+	}
+	for _, d := range devices {
+		if d.Number == number {
+			return d, nil
+		}
+	}
+	return Device{}, fmt.Errorf("the guest has no block device %s in %s",
+		number, filepath.Join(root, "block"))
+}
+
+// open opens the place of a volume. Of a raw volume it compares the serial of the device first.
+func (a *Agent) open(place Place, open func(string) (*os.File, error)) (*os.File, error) {
+	file, err := open(place.Path)
+	if err != nil || !place.Raw() {
+		return file, err
+	}
+	if err := a.ownDevice(file, place.Serial); err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	return file, nil
+}
+
+func (a *Agent) ownDevice(file *os.File, serial string) error {
+	number, err := deviceNumber(file)
+	if err != nil {
+		return err
+	}
+	d, err := a.device(number)
+	if err == nil && d.Serial != serial {
+		err = fmt.Errorf("%s shows the device %s with the serial %q, not the volume's, %q",
+			file.Name(), d.Name, d.Serial, serial)
+	}
+	return err
+}

@@ -1,0 +1,83 @@
+package guest
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+)
+
+// directory is a tmpfs of an agent's own. Others see an empty directory, which is locked as long as
+// the agent lives, and which they remove when it was killed.
+type directory struct {
+	path string
+	lock *os.File
+}
+
+func newDirectory() (*directory, error) {
+	Sweep()
+	for {
+		path, err := os.MkdirTemp("", dirPrefix)
+		if err != nil {
+			return nil, fmt.Errorf("make the agent's directory: %w", err)
+		}
+		d := &directory{path: path}
+		if d.lock, err = lockDirectory(path); err != nil {
+			continue // somebody swept before it was locked
+		}
+		err = unix.Mount("oxide-guest", path, "tmpfs", unix.MS_NOSUID, "mode=0700")
+		if err == nil {
+			return d, nil
+		}
+		return nil, errors.Join(fmt.Errorf("mount a tmpfs at %s: %w; run as root", path, err),
+			os.Remove(path), d.lock.Close())
+	}
+}
+
+// lockDirectory locks a directory that nobody has locked and that still exists.
+func lockDirectory(path string) (*os.File, error) {
+	lock, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if err == nil {
+		_, err = os.Lstat(path)
+	}
+	if err != nil {
+		return nil, errors.Join(err, lock.Close())
+	}
+	return lock, nil
+}
+
+// Sweep removes the empty directories of agents that were killed.
+func Sweep() {
+	paths, _ := filepath.Glob(filepath.Join(os.TempDir(), dirPrefix+"*"))
+	for _, path := range paths {
+		if lock, err := lockDirectory(path); err == nil {
+			_ = os.Remove(path) // one with a program in it stays
+			_ = lock.Close()
+		}
+	}
+}
+
+// remove unmounts the tmpfs with everything below it, and removes the directory. What was still
+// mounted there is an error.
+func (d *directory) remove() error {
+	mounts, err := harness.MountsBelow(d.path)
+	if err == nil && len(mounts) > 1 {
+		err = fmt.Errorf("the instance still had volumes mounted, which are unmounted now:\n  %s",
+			strings.Join(mounts[1:], "\n  "))
+	}
+	if failed := unix.Unmount(d.path, unix.MNT_DETACH); failed != nil {
+		return errors.Join(err, fmt.Errorf("unmount %s: %w", d.path, failed), d.lock.Close())
+	}
+	err = errors.Join(err, os.Remove(d.path), d.lock.Close())
+	Sweep()
+	return err
+}

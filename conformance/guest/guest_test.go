@@ -1,0 +1,322 @@
+//go:build linux
+
+package guest_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/guest"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+)
+
+// world is a rack with a controller, and its instance b, in which an agent runs.
+type world struct {
+	*testing.T
+	rack       *harness.Rack
+	controller csi.ControllerClient
+	config     guest.Config
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	run := harness.RunFor(t)
+	ctx := t.Context()
+	env, err := run.StartEnvironment(ctx, harness.RackOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := env.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	controller, err := env.StartPlugin(ctx, harness.PluginOptions{Mode: harness.ModeController})
+	if err != nil {
+		t.Fatal(err)
+	}
+	driver, err := run.Binary(ctx, "oxide-csi-plugin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &world{T: t, rack: env.Rack, controller: controller.Controller(),
+		config: guest.Config{Plugin: []string{driver}}}
+}
+
+// shell is a command that runs a script with the view of an instance.
+func (w *world) shell(instance string) []string {
+	view := w.rack.Instance(instance).Guest
+	return []string{"env", "OXIDE_SYSFS_ROOT=" + filepath.Join(view, "sys"),
+		"OXIDE_DEV_ROOT=" + filepath.Join(view, "dev"), "sh", "-c"}
+}
+
+func (w *world) connect(instance string) *guest.Guest {
+	w.Helper()
+	g, err := guest.Connect(w.Context(), w.shell(instance), w.config)
+	if err != nil {
+		w.Fatal(err)
+	}
+	return g
+}
+
+func (w *world) here(instance string) *guest.Guest {
+	w.Helper()
+	c := w.config
+	view := w.rack.Instance(instance).Guest
+	c.SysfsRoot, c.DevRoot = filepath.Join(view, "sys"), filepath.Join(view, "dev")
+	g, err := guest.Here(w.Context(), c)
+	if err != nil {
+		w.Fatal(err)
+	}
+	return g
+}
+
+func (w *world) must(err error) {
+	w.Helper()
+	if err != nil {
+		w.Fatal(err)
+	}
+}
+
+// attached is a new volume that is attached to an instance, for use there.
+func (w *world) attached(g *guest.Guest, instance, access string) *harness.Placement {
+	w.Helper()
+	ctx := w.Context()
+	capability := harness.Access(access)
+	created, err := w.controller.CreateVolume(ctx, harness.CreateRequest("v-"+access, capability))
+	w.must(err)
+	req := harness.PublishRequest(created.GetVolume(), w.rack.Instance(instance).ID)
+	req.VolumeCapability = capability
+	published, err := w.controller.ControllerPublishVolume(ctx, req)
+	w.must(err)
+	p := &harness.Placement{Volume: created.GetVolume(), Capability: capability,
+		PublishContext: published.GetPublishContext(),
+		Staging:        g.Path(access, "staging"), Target: g.Path(access, "pod", "data")}
+	w.must(g.MakeDirs(ctx, p.Staging, filepath.Dir(p.Target)))
+	return p
+}
+
+func (w *world) detach(p *harness.Placement) {
+	w.Helper()
+	_, err := w.controller.ControllerUnpublishVolume(w.Context(),
+		harness.UnpublishRequest(p.Volume, ""))
+	w.must(err)
+}
+
+func (w *world) delete(p *harness.Placement) {
+	w.Helper()
+	_, err := w.controller.DeleteVolume(w.Context(),
+		&csi.DeleteVolumeRequest{VolumeId: p.Volume.GetVolumeId()})
+	w.must(err)
+}
+
+// place is where a workload finds a published volume.
+func place(p *harness.Placement) guest.Place {
+	if p.Capability.GetBlock() != nil {
+		return guest.Place{Path: p.Target, Serial: p.PublishContext["diskName"]}
+	}
+	return guest.Place{Path: filepath.Join(p.Target, "data")}
+}
+
+func TestAVolumeIsUsedInAnInstanceHereAndElsewhere(t *testing.T) {
+	w := newWorld(t)
+	for _, where := range []struct {
+		instance string
+		open     func(string) *guest.Guest
+	}{{"a", w.here}, {"b", w.connect}} {
+		g := where.open(where.instance)
+		node := csi.NewNodeClient(g.Conn())
+		for _, access := range []string{"ext4", "block"} {
+			t.Run(access+" in "+where.instance, func(t *testing.T) {
+				w := &world{T: t, rack: w.rack, controller: w.controller}
+				ctx := t.Context()
+				p := w.attached(g, where.instance, access)
+				w.must(p.Stage(ctx, node))
+				w.must(p.Publish(ctx, node))
+				pattern := guest.Pattern{Seed: 1, Generation: 1, Count: 64}
+				w.must(g.Write(ctx, guest.Writing{Place: place(p), Pattern: pattern, Sync: true}))
+				report, err := g.Verify(ctx, place(p), pattern)
+				w.must(errors.Join(err, report.Err()))
+				if report.Read != 64 {
+					t.Errorf("%d blocks were read, not 64", report.Read)
+				}
+				report, err = g.Verify(ctx, place(p), pattern.At(2))
+				w.must(err)
+				if report.Wrong != 64 || report.Findings[0].Kind != guest.OtherGeneration {
+					t.Errorf("Verify of another generation = %+v", report)
+				}
+				w.records(g, p)
+				w.must(p.Remove(ctx, node))
+				w.detach(p)
+				w.delete(p)
+			})
+		}
+		w.must(g.Close())
+	}
+}
+
+// records runs a writer for a moment, and reads what it wrote.
+func (w *world) records(g *guest.Guest, p *harness.Placement) {
+	w.Helper()
+	ctx := w.Context()
+	at := place(p)
+	if !at.Raw() {
+		at.Path += "-records"
+	}
+	pattern := guest.Pattern{Seed: 2, Generation: 1, Count: 1000}
+	number, err := g.StartWriter(ctx, guest.Recording{Place: at, Pattern: pattern})
+	w.must(err)
+	w.must(harness.Await(ctx, 10*time.Second, func() error {
+		if n, err := g.Acknowledged(ctx, number); err != nil || n < 5 {
+			return errors.Join(fmt.Errorf("%d records are acknowledged, not 5", n), err)
+		}
+		return nil
+	}))
+	end, err := g.StopWriter(ctx, number)
+	w.must(err)
+	records, err := g.Records(ctx, at, pattern)
+	w.must(err)
+	if end.Failed != "" || records.Prefix < end.Acknowledged || records.Whole != records.Prefix {
+		w.Errorf("the writer ended with %+v, and left %+v", end, records)
+	}
+	scan, err := g.Scan(ctx, at)
+	w.must(err)
+	if scan.NonZero < end.Acknowledged || len(scan.SHA256) != 64 ||
+		!strings.Contains(scan.First, "block 0 of generation 1") {
+		w.Errorf("the scan is %+v", scan)
+	}
+}
+
+func TestErrorsOfTheDriverPassUnchanged(t *testing.T) {
+	w := newWorld(t)
+	g := w.connect("b")
+	defer func() { w.must(g.Close()) }()
+	node := csi.NewNodeClient(g.Conn())
+	_, err := node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{})
+	if status.Code(err) != codes.InvalidArgument ||
+		harness.ReasonOf(status.Convert(err)) != "VolumeIDMissing" {
+		t.Errorf("NodeStageVolume = %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = node.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
+	if status.Code(err) != codes.Canceled {
+		t.Errorf("NodeGetInfo in an ended context = %v", err)
+	}
+	info, err := node.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
+	w.must(err)
+	facts, err := g.Facts(t.Context())
+	w.must(err)
+	if want := w.rack.Instance("b").ID; info.GetNodeId() != want || facts.InstanceID != want {
+		t.Errorf("the node is %q, the instance %q; want %q", info.GetNodeId(), facts.InstanceID, want)
+	}
+	if facts.Vendor != "Oxide" || facts.Kernel == "" || len(facts.Tools) != len(guest.Tools) {
+		t.Errorf("Facts = %+v", facts)
+	}
+}
+
+func TestAnAgentThatEndsLeavesNothing(t *testing.T) {
+	w := newWorld(t)
+	// The agents of other tests have their directories elsewhere.
+	dir, err := os.MkdirTemp("", "agents-")
+	w.must(err)
+	t.Cleanup(func() {
+		if err := os.Remove(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Setenv("TMPDIR", dir)
+	for _, c := range []struct {
+		name string
+		end  func(g *guest.Guest) error
+	}{
+		{"in order", func(g *guest.Guest) error { return g.Close() }},
+		{"with its instance", func(g *guest.Guest) error {
+			g.Kill()
+			// The next agent removes the empty directory of the one that was killed.
+			return errors.Join(g.Reconnect(t.Context()), g.Close())
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := &world{T: t, rack: w.rack, controller: w.controller, config: w.config}
+			g := w.connect("b")
+			node := csi.NewNodeClient(g.Conn())
+			p := w.attached(g, "b", "ext4")
+			w.must(p.Stage(t.Context(), node))
+			w.must(p.Publish(t.Context(), node))
+			err := c.end(g)
+			if c.name == "in order" {
+				if err == nil || !strings.Contains(err.Error(), "exit status") {
+					t.Errorf("Close with a volume mounted = %v", err)
+				}
+			} else {
+				w.must(err)
+			}
+			// The disk is free: nothing holds its device any more.
+			w.detach(p)
+			w.must(harness.Await(t.Context(), 10*time.Second, func() error {
+				left, err := filepath.Glob(filepath.Join(dir, "*"))
+				if len(left) > 0 {
+					err = errors.Join(err, fmt.Errorf("left: %q", left))
+				}
+				if err != nil {
+					return err
+				}
+				ledger, err := harness.KernelLedger(w.rack.Dir)
+				if err == nil && len(ledger.More(nil)) > 0 {
+					err = fmt.Errorf("left: %q", ledger.More(nil))
+				}
+				return err
+			}))
+			w.delete(p)
+		})
+	}
+}
+
+func TestAnAgentLetsGoOfTheVolumesOfOthers(t *testing.T) {
+	w := newWorld(t)
+	ctx := t.Context()
+	a := w.here("a")
+	node := csi.NewNodeClient(a.Conn())
+	var placed []*harness.Placement
+	for _, access := range []string{"ext4", "block"} {
+		p := w.attached(a, "a", access)
+		w.must(p.Stage(ctx, node))
+		w.must(p.Publish(ctx, node))
+		placed = append(placed, p)
+	}
+	// Its namespace begins as a copy of this one, with the volumes in it.
+	b := w.connect("b")
+	for _, p := range placed {
+		w.must(p.Remove(ctx, node))
+		w.detach(p)
+		w.delete(p)
+	}
+	w.must(errors.Join(b.Close(), a.Close()))
+}
+
+func TestACommandThatDoesNotReachAnInstanceSaysWhy(t *testing.T) {
+	for _, c := range []struct {
+		command []string
+		says    string
+	}{
+		{nil, "expected a command such as ssh b"},
+		{[]string{"sh", "-c", "echo no route >&2; exit 255; #"}, "no route"},
+		{[]string{"sh", "-c", "cat >/dev/null; echo hello; #"}, "expected the name of a directory"},
+	} {
+		_, err := guest.Connect(t.Context(), c.command, guest.Config{})
+		if err == nil || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("Connect(%q) = %v, want an error with %q", c.command, err, c.says)
+		}
+	}
+}

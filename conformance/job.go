@@ -1,0 +1,119 @@
+package conformance
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/url"
+	"sync/atomic"
+	"time"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/guest"
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/report"
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/rules"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+)
+
+// job is one verb of the program at work on a rack.
+type job struct {
+	*Program
+	*settings
+	operator
+	mark   string // what the run's driver has as a cluster ID
+	budget *budget
+	// admin is the admin listener of a simulated rack, or nil.
+	admin *adminapi.Client
+	// here is the instance in which this program runs; second and helper are further ones, or nil.
+	here, second, helper *oxide.Instance
+	// latency is the median time of a small request to the rack.
+	latency time.Duration
+
+	// dir is where the run's processes and their logs are; nil until something runs.
+	dir       *harness.Run
+	calls     callLog
+	exchanges []rules.Exchange
+	progress  progress
+	report    *report.Report
+	// stopped is why the run was not carried to its end, and loss why the rack was lost, if it was.
+	stopped error
+	loss    atomic.Pointer[error]
+}
+
+// operator does on the rack what an administrator could do: past the driver, in the project.
+type operator struct {
+	id   string // of the run
+	rack *rules.Rack
+	// client is the rack's for all but checks of rules. It is patient with a rack that is busy.
+	client      *oxide.Client
+	projectName oxide.NameOrId
+}
+
+// openJob prepares the work; it asks nothing of the rack.
+func openJob(p *Program, s *settings) (*job, error) {
+	w := &job{Program: p, settings: s,
+		operator: operator{id: newRunID(), projectName: oxide.NameOrId(s.project)}}
+	w.mark = prefix + w.id
+	w.budget = newBudget(s.budget)
+	w.progress = progress{out: p.Stdout}
+	if s.admin != "" {
+		w.admin = &adminapi.Client{URL: s.admin}
+	}
+	w.report = &report.Report{Schema: report.SchemaVersion, CleanUp: w.cleanCommand(),
+		Rack: report.Rack{Host: s.host, Project: s.project, APIVersion: rules.APIVersion,
+			HotPlug: report.HotPlugUnknown, Release: s.release, Simulated: s.admin != ""}}
+	var err error
+	w.rack, err = rules.Open(rules.Config{Host: s.host, Token: s.token, Project: s.project,
+		CAFile: s.caFile, Mark: w.id, Description: mark{Run: w.id}.description(), Admin: w.admin,
+		Through: func(next http.RoundTripper) http.RoundTripper { return budgeted{next, w.budget} }})
+	if err != nil {
+		return nil, err
+	}
+	client := *w.rack.HTTP()
+	client.Transport, client.Timeout = patient{client.Transport}, 0
+	w.client, err = oxide.NewClient(oxide.WithHost(s.host), oxide.WithToken(s.token),
+		oxide.WithHTTPClient(&client))
+	if err != nil {
+		return nil, fmt.Errorf("make a client of the rack: %w", err)
+	}
+	return w, nil
+}
+
+func (w *job) cleanCommand() string {
+	return fmt.Sprintf("oxide-conformance clean --run %s", w.id)
+}
+
+// find reads an instance by its ID or, in the project, by its name.
+func (o *operator) find(ctx context.Context, nameOrID string) (*oxide.Instance, error) {
+	params := oxide.InstanceViewParams{Instance: oxide.NameOrId(nameOrID)}
+	if !isUUID(nameOrID) {
+		params.Project = o.projectName
+	}
+	instance, err := o.client.InstanceView(ctx, params)
+	if err != nil {
+		return nil, fmt.Errorf("instance %s: %s", nameOrID, rules.Brief(err))
+	}
+	return instance, nil
+}
+
+// firmwareID reads the ID of the instance in which this program runs, as its firmware tells it.
+func (s *settings) firmwareID() (string, error) {
+	id, vendor, err := guest.Firmware(s.sysfsRoot)
+	switch {
+	case err != nil:
+		return "", err
+	case vendor != "Oxide":
+		return "", fmt.Errorf("the firmware's vendor is %q, not Oxide", vendor)
+	case !isUUID(id):
+		return "", fmt.Errorf("the firmware's serial number is %q, not the UUID of an instance", id)
+	}
+	return id, nil
+}
+
+// plainHTTP reports whether the rack's address has no TLS.
+func (s *settings) plainHTTP() bool {
+	u, err := url.Parse(s.host)
+	return err == nil && u.Scheme == "http"
+}

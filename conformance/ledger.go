@@ -1,0 +1,126 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/google/uuid"
+	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/rules"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+)
+
+// inventory is what a project has.
+type inventory struct {
+	disks     []oxide.Disk
+	snapshots []oxide.Snapshot
+	instances []oxide.Instance
+}
+
+// inventory reads the project.
+func (o *operator) inventory(ctx context.Context) (inventory, error) {
+	var all inventory
+	read := func(what string, ask func() error) error {
+		if err := ask(); err != nil {
+			return fmt.Errorf("list the project's %s: %s", what, rules.Brief(err))
+		}
+		return nil
+	}
+	client, project := o.client, o.projectName
+	return all, errors.Join(
+		read("disks", func() (err error) {
+			all.disks, err = client.DiskListAllPages(ctx, oxide.DiskListParams{Project: project})
+			return err
+		}),
+		read("snapshots", func() (err error) {
+			all.snapshots, err = client.SnapshotListAllPages(ctx,
+				oxide.SnapshotListParams{Project: project})
+			return err
+		}),
+		read("instances", func() (err error) {
+			all.instances, err = client.InstanceListAllPages(ctx,
+				oxide.InstanceListParams{Project: project})
+			return err
+		}))
+}
+
+// count is what the report's ledger has.
+func (i inventory) count() map[string]int {
+	attached := 0
+	for _, disk := range i.disks {
+		if _, is := disk.State.AsAttached(); is {
+			attached++
+		}
+	}
+	return map[string]int{"disks": len(i.disks), "snapshots": len(i.snapshots),
+		"instances": len(i.instances), "attachments": attached}
+}
+
+// of lists what carries the mark of one of the runs.
+func (i inventory) of(is func(run string) bool) inventory {
+	ours := func(description string) bool {
+		run, ok := runOf(description)
+		return ok && is(run)
+	}
+	return inventory{
+		slices.DeleteFunc(slices.Clone(i.disks), func(d oxide.Disk) bool {
+			return !ours(d.Description)
+		}),
+		slices.DeleteFunc(slices.Clone(i.snapshots), func(s oxide.Snapshot) bool {
+			return !ours(s.Description)
+		}),
+		slices.DeleteFunc(slices.Clone(i.instances), func(n oxide.Instance) bool {
+			// An instance is made by a run itself, never by its driver.
+			m, is := parseMark(n.Description)
+			return !is || !ours(m.description())
+		}),
+	}
+}
+
+// ofDriver lists what a run's driver has made, and not the run itself.
+func (i inventory) ofDriver() inventory {
+	own := func(description string) bool {
+		_, is := parseMark(description)
+		return is
+	}
+	return inventory{
+		disks: slices.DeleteFunc(slices.Clone(i.disks), func(d oxide.Disk) bool {
+			return own(d.Description)
+		}),
+		snapshots: slices.DeleteFunc(slices.Clone(i.snapshots), func(s oxide.Snapshot) bool {
+			return own(s.Description)
+		}),
+	}
+}
+
+func (i inventory) empty() bool {
+	return len(i.disks) == 0 && len(i.snapshots) == 0 && len(i.instances) == 0
+}
+
+// names lists what there is, for people.
+func (i inventory) names() []string {
+	var names []string
+	for _, n := range i.instances {
+		names = append(names, fmt.Sprintf("instance %s (%s)", n.Name, n.RunState))
+	}
+	for _, d := range i.disks {
+		names = append(names, fmt.Sprintf("disk %s (%s, %s)", d.Name, gibibytes(d.Size),
+			d.State.State()))
+	}
+	for _, s := range i.snapshots {
+		names = append(names, fmt.Sprintf("snapshot %s (%s)", s.Name, gibibytes(s.Size)))
+	}
+	return names
+}
+
+func gibibytes(size oxide.ByteCount) string {
+	return fmt.Sprintf("%d GiB", int64(size)/harness.GiB)
+}
+
+func isUUID(s string) bool {
+	_, err := uuid.Parse(s)
+	return err == nil && len(s) == 36
+}

@@ -1,0 +1,368 @@
+// Package legal makes a healthy rack hard to judge: it stands between a rack and whoever checks it,
+// and alters when and how the rack answers, in ways that a rack in order, the network before it and
+// the other users of its silo may cause. No verdict may blame the rack for any of them.
+package legal
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+)
+
+// Kind is one legal alteration of a rack.
+type Kind struct {
+	// Name is a word for figures, and Says what the altered rack does.
+	Name, Says string
+	// Busy is a silo in which Strangers work, and Twins is one in which two runs check the rack.
+	Busy, Twins bool
+	// room, if it is not 0, is how much of the silo's quota is left.
+	room int64
+	// alter answers a request; nil is the rack's own answer.
+	alter func(*proxy, http.ResponseWriter, *http.Request)
+}
+
+// Kinds lists every alteration.
+func Kinds() []Kind {
+	return []Kind{
+		{Name: "late", Says: "a change is answered 100 ms after its effect", alter: late},
+		{Name: "ready-early", Says: "a snapshot is ready when it is first seen, and answered later",
+			alter: readyEarly},
+		{Name: "slow", Says: "each answer takes 20 ms more, and comes in pieces", alter: slow},
+		{Name: "limited", Says: "more than 20 requests in a second are answered 429", alter: limited},
+		{Name: "reset-before", Says: "one connection in a hundred is reset before the effect",
+			alter: reset(false)},
+		{Name: "reset-after", Says: "one connection in a hundred is reset after the effect",
+			alter: reset(true)},
+		{Name: "away", Says: "the rack cannot be reached for 3 s, now and then", alter: away},
+		{Name: "restarted", Says: "the rack's API is restarted, now and then", alter: restarted},
+		{Name: "twins", Says: "two runs check the rack at once", Twins: true},
+		{Name: "busy", Says: "others make and delete disks, snapshots and instances", Busy: true},
+		{Name: "no-request-id", Says: "a proxy removes x-request-id", alter: withoutID},
+		{Name: "redirect", Says: "the rack is at another address now", alter: redirect},
+		{Name: "unknown-fields", Says: "objects have fields of another release", alter: unknownFields},
+		{Name: "clock-skew", Says: "the rack's clock is an hour behind", alter: skewed},
+		{Name: "near-quota", Says: "3 GiB of the silo's quota are left", room: 3 * harness.GiB},
+	}
+}
+
+// proxy answers for a rack.
+type proxy struct {
+	rack *harness.Rack
+	// host is the rack's address, and next the way to it.
+	host *url.URL
+	next http.RoundTripper
+	// taking is locked while a snapshot is taken that nobody may see before it is ready.
+	taking sync.RWMutex
+
+	mu sync.Mutex
+	// mu guards the rest: the random numbers, how many requests there were, and until when and at
+	// which request the rack is away.
+	rand     *rand.Rand
+	requests int
+	backAt   time.Time
+	awayNext int
+	// recent are the times of the requests of the last second.
+	recent []time.Time
+}
+
+// Front puts an alteration before a rack, and returns the address to ask instead of the rack's.
+// Close ends it.
+func Front(ctx context.Context, rack *harness.Rack, k Kind, seed uint64) (*httptest.Server, error) {
+	transport, err := harness.Transport(rack.CA)
+	if err != nil {
+		return nil, err
+	}
+	if k.room > 0 {
+		state, err := rack.Admin.State(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if err := rack.Admin.Switch(ctx,
+			map[string]any{"quota_bytes": state.StorageBytes + k.room}); err != nil {
+			return nil, err
+		}
+	}
+	host, err := url.Parse(rack.URL)
+	if err != nil {
+		return nil, fmt.Errorf("read the rack's address: %w", err)
+	}
+	p := &proxy{rack: rack, host: host, next: transport, rand: rand.New(rand.NewPCG(seed, seed))}
+	p.awayNext = 20 + p.rand.IntN(60)
+	if k.alter == nil {
+		k.alter = func(p *proxy, w http.ResponseWriter, r *http.Request) { send(w, p.forward(r)) }
+	}
+	return httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		k.alter(p, w, r)
+	})), nil
+}
+
+// answer is the rack's answer to a request.
+type answer struct {
+	status int
+	header http.Header
+	body   []byte
+}
+
+// forward asks the rack. It resets the caller's connection if the rack does not answer.
+func (p *proxy) forward(r *http.Request) answer {
+	// The rack carries a request out although its caller has gone.
+	asked := r.Clone(context.WithoutCancel(r.Context()))
+	asked.URL.Scheme, asked.URL.Host = p.host.Scheme, p.host.Host
+	// The path goes to the rack as it came.
+	path, _, _ := strings.Cut(r.RequestURI, "?")
+	asked.URL.Opaque = "//" + p.host.Host + path
+	asked.Host, asked.RequestURI = p.host.Host, ""
+	resp, err := p.next.RoundTrip(asked)
+	if err != nil {
+		panic(http.ErrAbortHandler)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		panic(http.ErrAbortHandler)
+	}
+	return answer{resp.StatusCode, resp.Header, body}
+}
+
+func send(w http.ResponseWriter, a answer) {
+	for name, values := range a.header {
+		w.Header()[name] = values
+	}
+	w.Header().Set("Content-Length", strconv.Itoa(len(a.body)))
+	if a.status == http.StatusNoContent {
+		w.Header().Del("Content-Length")
+	}
+	w.WriteHeader(a.status)
+	_, _ = w.Write(a.body) // the caller may be gone
+}
+
+func late(p *proxy, w http.ResponseWriter, r *http.Request) {
+	a := p.forward(r)
+	if r.Method != http.MethodGet {
+		linger(r, lateness)
+	}
+	send(w, a)
+}
+
+// linger keeps a caller waiting.
+func linger(r *http.Request, pause time.Duration) {
+	backoff := harness.Backoff{Next: pause}
+	_ = backoff.Wait(r.Context()) // a caller that has gone waits no longer
+}
+
+// lateness is how long an answer comes after its effect.
+const lateness = 100 * time.Millisecond
+
+func readyEarly(p *proxy, w http.ResponseWriter, r *http.Request) {
+	if !strings.HasPrefix(r.URL.Path, "/v1/snapshots") {
+		send(w, p.forward(r))
+		return
+	}
+	if r.Method != http.MethodPost {
+		p.taking.RLock()
+		defer p.taking.RUnlock()
+		send(w, p.forward(r))
+		return
+	}
+	a := func() answer {
+		p.taking.Lock()
+		defer p.taking.Unlock()
+		return p.forward(r)
+	}()
+	linger(r, lateness)
+	send(w, a)
+}
+
+func slow(p *proxy, w http.ResponseWriter, r *http.Request) {
+	const pause, pieces = 5 * time.Millisecond, 4
+	a := p.forward(r)
+	rest := a.body
+	for name, values := range a.header {
+		w.Header()[name] = values
+	}
+	w.WriteHeader(a.status)
+	for i := range pieces {
+		linger(r, pause)
+		n := len(rest) / (pieces - i)
+		_, _ = w.Write(rest[:n]) // the caller may be gone
+		rest = rest[n:]
+		_ = http.NewResponseController(w).Flush()
+	}
+}
+
+func limited(p *proxy, w http.ResponseWriter, r *http.Request) {
+	const most = 20
+	if wait := p.pass(most); wait > 0 {
+		seconds := int((wait + time.Second - 1) / time.Second)
+		w.Header().Set("Retry-After", strconv.Itoa(seconds))
+		http.Error(w, "Too Many Requests", http.StatusTooManyRequests)
+		return
+	}
+	send(w, p.forward(r))
+}
+
+// pass counts a request, or returns how long it has to wait if there were too many in a second.
+func (p *proxy) pass(most int) time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := time.Now()
+	for len(p.recent) > 0 && now.Sub(p.recent[0]) >= time.Second {
+		p.recent = p.recent[1:]
+	}
+	if len(p.recent) >= most {
+		return time.Second - now.Sub(p.recent[0])
+	}
+	p.recent = append(p.recent, now)
+	return 0
+}
+
+// reset resets one connection in a hundred, before the effect of its request or after it.
+func reset(after bool) func(*proxy, http.ResponseWriter, *http.Request) {
+	return func(p *proxy, w http.ResponseWriter, r *http.Request) {
+		p.mu.Lock()
+		strikes := p.rand.IntN(100) == 0
+		p.mu.Unlock()
+		if strikes && !after {
+			panic(http.ErrAbortHandler)
+		}
+		a := p.forward(r)
+		if strikes {
+			panic(http.ErrAbortHandler)
+		}
+		send(w, a)
+	}
+}
+
+// absence is how many requests pass between two absences of the rack, on average.
+const absence = 300
+
+// leave reports whether the rack leaves at this request, and is not back yet. It calls gone once,
+// when the rack leaves.
+func (p *proxy) leave(gone func() time.Duration) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.requests++
+	if p.requests == p.awayNext {
+		p.awayNext += absence/2 + p.rand.IntN(absence)
+		p.backAt = time.Now().Add(gone())
+	}
+	return time.Now().Before(p.backAt)
+}
+
+func away(p *proxy, w http.ResponseWriter, r *http.Request) {
+	if p.leave(func() time.Duration { return 3 * time.Second }) {
+		panic(http.ErrAbortHandler)
+	}
+	send(w, p.forward(r))
+}
+
+func restarted(p *proxy, w http.ResponseWriter, r *http.Request) {
+	p.leave(func() time.Duration {
+		p.rack.Kill()
+		if err := p.rack.Start(context.WithoutCancel(r.Context())); err != nil {
+			panic(err) // the test's rack is broken
+		}
+		return 0
+	})
+	send(w, p.forward(r))
+}
+
+func withoutID(p *proxy, w http.ResponseWriter, r *http.Request) {
+	a := p.forward(r)
+	a.header.Del("X-Request-Id")
+	send(w, a)
+}
+
+func redirect(p *proxy, w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Location", strings.TrimSuffix(p.host.String(), "/")+r.RequestURI)
+	w.WriteHeader(http.StatusPermanentRedirect)
+}
+
+func unknownFields(p *proxy, w http.ResponseWriter, r *http.Request) {
+	send(w, edited(p.forward(r), func(object map[string]any) {
+		object["of_another_release"] = map[string]any{"list": []int{1}, "text": "new"}
+	}))
+}
+
+func skewed(p *proxy, w http.ResponseWriter, r *http.Request) {
+	a := edited(p.forward(r), func(object map[string]any) {
+		for name, value := range object {
+			text, is := value.(string)
+			if at, err := time.Parse(time.RFC3339Nano, text); is && err == nil &&
+				strings.HasPrefix(name, "time_") {
+				object[name] = strings.Replace(text, at.Format("2006-01-02T15"),
+					at.Add(-time.Hour).Format("2006-01-02T15"), 1)
+			}
+		}
+	})
+	a.header.Set("Date", time.Now().Add(-time.Hour).UTC().Format(http.TimeFormat))
+	send(w, a)
+}
+
+// edited changes each object of a success.
+func edited(a answer, change func(map[string]any)) answer {
+	var body any
+	decode := json.NewDecoder(bytes.NewReader(a.body))
+	decode.UseNumber()
+	if a.status >= 300 || decode.Decode(&body) != nil {
+		return a
+	}
+	var visit func(any)
+	visit = func(value any) {
+		switch value := value.(type) {
+		case []any:
+			for _, item := range value {
+				visit(item)
+			}
+		case map[string]any:
+			for _, item := range value {
+				visit(item)
+			}
+			change(value)
+		}
+	}
+	visit(body)
+	a.body, _ = json.Marshal(body) // it was JSON
+	return a
+}
+
+// Strangers works in a rack's project until the context ends, as other users of the silo do: it
+// makes and deletes disks, and starts and stops an instance. All that it made is gone when it
+// returns.
+func Strangers(ctx context.Context, rack *harness.Rack, instance string, seed uint64) error {
+	// The calls outlast the context, so that nothing stays half done.
+	calls := context.WithoutCancel(ctx)
+	random := rand.New(rand.NewPCG(seed, seed))
+	for n := 0; ctx.Err() == nil; n++ {
+		disk, err := rack.CreateDisk(calls, rack.Project, fmt.Sprintf("stranger-%d", n), harness.GiB)
+		if err != nil {
+			return err
+		}
+		if random.IntN(2) == 0 {
+			err = rack.StartInstance(calls, instance)
+		} else {
+			err = rack.StopInstance(calls, instance)
+		}
+		if err != nil {
+			return err
+		}
+		pause := harness.Backoff{Next: time.Duration(1+random.IntN(50)) * time.Millisecond}
+		_ = pause.Wait(ctx) // its end is that of the loop
+		if err := rack.DeleteDisk(calls, disk.Id); err != nil {
+			return err
+		}
+	}
+	return rack.StartInstance(calls, instance)
+}

@@ -1,0 +1,431 @@
+package conformance
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/guest"
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/report"
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/rules"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+)
+
+// preflightVerb looks at the rack and this machine, and makes nothing.
+func preflightVerb(ctx context.Context, p *Program, args []string) (int, error) {
+	s, err := parseSettings("preflight", args, p.Getenv)
+	if err != nil {
+		return ExitUsage, err
+	}
+	w, err := openJob(p, s)
+	if err != nil {
+		return ExitUsage, err
+	}
+	if !w.preflight(ctx) {
+		return ExitUsage, errors.New("a run would fail: see the lines that say fail")
+	}
+	w.say("\nA run of %s takes about %s on this rack (a request takes %s). It has at most %s at one "+
+		"time.", strings.Join(w.selected(), ", "), round(estimate(w.selected(), w.latency)),
+		w.latency.Round(100*time.Microsecond), needOf(w.selected()))
+	return ExitConforms, nil
+}
+
+// finding is what a line of the preflight says.
+type finding struct {
+	status        report.LineStatus
+	found, advice string
+}
+
+func pass(format string, args ...any) finding {
+	return finding{report.Pass, fmt.Sprintf(format, args...), ""}
+}
+
+func warn(advice, format string, args ...any) finding {
+	return finding{report.Warn, fmt.Sprintf(format, args...), advice}
+}
+
+func fail(advice, format string, args ...any) finding {
+	return finding{report.Fail, fmt.Sprintf(format, args...), advice}
+}
+
+func skip(advice, format string, args ...any) finding {
+	return finding{report.Skip, fmt.Sprintf(format, args...), advice}
+}
+
+// hotplugLine is the line that only a run can fill.
+const hotplugLine = "hot-plug"
+
+// preflight has a method for each line, which asks one thing of the rack or of this machine and
+// keeps in the job what the run needs to know.
+type preflight struct{ *job }
+
+// preflight asks everything and prints a line for each. It reports whether a run may begin.
+func (w *job) preflight(ctx context.Context) bool {
+	may, p := true, preflight{w}
+	for _, line := range []struct {
+		name string
+		ask  func(context.Context) finding
+		// needed ends the preflight when it fails: nothing behind it could be asked.
+		needed bool
+	}{
+		{"this machine", p.askMachine, true},
+		{"host", p.askHost, true},
+		{"certificate", p.askCertificate, false},
+		{"api-version", p.askVersion, false},
+		{"token", p.askToken, true},
+		{"token's expiry", p.askExpiry, false},
+		{"project", p.askProject, true},
+		{"role", p.askRole, false},
+		{"quota", p.askQuota, false},
+		{"this instance", p.askHere, true},
+		{"room for disks", p.askRoom, false},
+		{"second instance", p.askSecond, false},
+		{"helper", p.askHelper, false},
+		{"tools", p.askTools, false},
+		{"kernel", p.askKernel, false},
+		{hotplugLine, p.askHotplug, false},
+		{"latency", p.askLatency, false},
+		{"dead runs", p.askDeadRuns, false},
+	} {
+		f := line.ask(ctx)
+		w.report.Preflight = append(w.report.Preflight, report.Line{Name: line.name,
+			Status: f.status, Found: f.found, Advice: f.advice})
+		w.say("%-5s %-16s %s", f.status, line.name, f.found)
+		if f.advice != "" {
+			w.say("%-5s %-16s %s", "", "", f.advice)
+		}
+		if f.status == report.Fail {
+			may = false
+			if line.needed {
+				break
+			}
+		}
+	}
+	return may
+}
+
+func (p preflight) askMachine(context.Context) finding {
+	if runtime.GOOS != "linux" || os.Geteuid() != 0 {
+		return fail("Run it as root, on Linux, in an instance of the rack.", "%s, user ID %d",
+			runtime.GOOS, os.Geteuid())
+	}
+	name, _ := os.Hostname()
+	return pass("%s, root", name)
+}
+
+func (p preflight) askHost(ctx context.Context) finding {
+	_, err := p.client.Ping(ctx)
+	switch {
+	case err == nil:
+		return pass("%s answers", p.host)
+	case errors.Is(ctx.Err(), context.Canceled):
+		return fail("", "interrupted")
+	}
+	return fail("OXIDE_HOST names the rack, such as https://silo.sys.example.com; OXIDE_CA_FILE the "+
+		"authority of a private certificate.", "%s does not answer as a rack: %s", p.host,
+		rules.Brief(err))
+}
+
+// soon is when a certificate or a token is about to expire.
+const soon = 30 * 24 * time.Hour
+
+func (p preflight) askCertificate(ctx context.Context) finding {
+	if p.plainHTTP() {
+		return warn("Use https: everybody on the way can read the token.", "none: plain HTTP")
+	}
+	var state *tls.ConnectionState
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, p.client.Host()+"v1/ping", nil)
+	if err == nil {
+		var resp *http.Response
+		if resp, err = p.rack.HTTP().Do(req); err == nil {
+			_ = resp.Body.Close()
+			state = resp.TLS
+		}
+	}
+	if err != nil || state == nil {
+		return fail("", "cannot be read: %v", err)
+	}
+	leaf := state.PeerCertificates[0]
+	left := time.Until(leaf.NotAfter)
+	says := fmt.Sprintf("of %s, valid until %s", leaf.Issuer,
+		leaf.NotAfter.UTC().Format(time.DateOnly))
+	if left < soon {
+		return warn("Renew it: the driver does not speak to a rack with an expired certificate.",
+			"%s: %d days", says, int(left.Hours()/24))
+	}
+	return pass("%s", says)
+}
+
+func (p preflight) askVersion(ctx context.Context) finding {
+	// The client asks for this version in every request, also in the ping that was answered.
+	if _, err := p.client.CurrentUserView(ctx); err != nil && !errors.Is(err, oxide.ErrHTTP401) {
+		return fail("The rack is older than the driver, or no rack: use a driver of its time.",
+			"%s: %s", rules.APIVersion, rules.Brief(err))
+	}
+	return pass("%s is served", rules.APIVersion)
+}
+
+func (p preflight) askToken(ctx context.Context) finding {
+	user, err := p.client.CurrentUserView(ctx)
+	if err != nil {
+		return fail("Set OXIDE_TOKEN, or OXIDE_TOKEN_FILE, to a token of this rack.",
+			"the rack does not let it in: %s", rules.Brief(err))
+	}
+	return pass("is of %s, silo %s", user.DisplayName, user.SiloName)
+}
+
+func (p preflight) askExpiry(ctx context.Context) finding {
+	tokens, err := p.client.CurrentUserAccessTokenListAllPages(ctx,
+		oxide.CurrentUserAccessTokenListParams{})
+	if err != nil {
+		return skip("", "the rack does not tell: %s", rules.Brief(err))
+	}
+	var first *time.Time
+	for _, token := range tokens {
+		if at := token.TimeExpires; at != nil && (first == nil || at.Before(*first)) {
+			first = at
+		}
+	}
+	switch {
+	case first == nil:
+		return pass("none of the user's %d tokens expires", len(tokens))
+	case time.Until(*first) < soon:
+		return warn("The rack does not tell which token is in use. If it is this one, renew it, and "+
+			"give it to the driver as a file (OXIDE_TOKEN_FILE), which is read again.",
+			"the first of the user's %d tokens expires on %s", len(tokens),
+			first.UTC().Format(time.DateTime))
+	}
+	return pass("the first of the user's %d tokens expires on %s", len(tokens),
+		first.UTC().Format(time.DateOnly))
+}
+
+func (p preflight) askProject(ctx context.Context) finding {
+	project, err := p.client.ProjectView(ctx, oxide.ProjectViewParams{Project: p.projectName})
+	if err != nil {
+		return fail("Set OXIDE_PROJECT to the project of this instance.", "%s: %s", p.project,
+			rules.Brief(err))
+	}
+	return pass("%s (%s)", project.Name, project.Id)
+}
+
+// askRole asks for a disk without a size, which a rack refuses: for want of a role, or of a size.
+func (p preflight) askRole(ctx context.Context) finding {
+	_, err := p.client.DiskCreate(ctx, oxide.DiskCreateParams{Project: p.projectName,
+		Body: &oxide.DiskCreate{Name: oxide.Name("conf-" + p.id + "-role"),
+			Description: mark{Run: p.id}.description(), Size: 0,
+			DiskBackend: rules.From(&oxide.DiskSourceBlank{BlockSize: 512})}})
+	switch {
+	case errors.Is(err, oxide.ErrHTTP400):
+		return pass("may create disks in the project")
+	case errors.Is(err, oxide.ErrHTTP403):
+		return fail("Give the token's user the role limited-collaborator, or collaborator, in the "+
+			"project.", "may not create disks in the project: %s", rules.Brief(err))
+	case err == nil:
+		return fail("Remove the disk: "+p.cleanCommand(), "the rack has made a disk without a size")
+	}
+	return warn("", "asking for a disk without a size: expected HTTP 400 or 403; found %s",
+		rules.Brief(err))
+}
+
+func (p preflight) askQuota(ctx context.Context) finding {
+	u, err := p.client.UtilizationView(ctx)
+	if err != nil {
+		return warn("", "the rack does not tell: %s", rules.Brief(err))
+	}
+	left := (int64(u.Capacity.Storage) - int64(u.Provisioned.Storage)) / harness.GiB
+	want := needOf(p.selected())
+	says := fmt.Sprintf("%d GiB of storage left in the silo; the run has at most %d GiB at one time",
+		left, want.gib)
+	if left < want.gib {
+		return fail("Free that much, have the quota raised, or leave parts out (--only).", "%s", says)
+	}
+	if want.gib > p.settings.budget.gib || want.objects > p.settings.budget.objects {
+		return fail("Raise --budget, or leave parts out (--only).", "the run needs %s at one time, "+
+			"and --budget allows %s", want, p.settings.budget)
+	}
+	return pass("%s", says)
+}
+
+func (p preflight) askHere(ctx context.Context) finding {
+	id, err := p.firmwareID()
+	if err != nil {
+		return fail("Run it in an instance of the rack. In a container, show it the instance's /sys.",
+			"the firmware does not tell the instance: %s", err)
+	}
+	p.here, err = p.find(ctx, id)
+	if err != nil {
+		return fail("Is this an instance of that rack, and of a project that the token may see?",
+			"the firmware says %s; the rack: %s", id, err)
+	}
+	project, err := p.client.ProjectView(ctx, oxide.ProjectViewParams{Project: p.projectName})
+	if err != nil || project.Id != p.here.ProjectId {
+		return fail("Set OXIDE_PROJECT to the project of this instance: a disk is attached within "+
+			"its project only.", "%s (%s) is not in the project %s", p.here.Name, id, p.project)
+	}
+	p.rack.Here = &rules.Guest{ID: id, Sys: rules.Dir(p.sysfsRoot), Dev: rules.Dir(p.devRoot)}
+	p.report.Run.Instance = string(p.here.Name)
+	return pass("%s (%s), %s", p.here.Name, id, p.here.RunState)
+}
+
+// diskLimit is how many disks an instance may have (A16), and roomNeeded how many of them the run
+// attaches at one time.
+const (
+	diskLimit  = 12
+	roomNeeded = 4
+)
+
+func (p preflight) askRoom(ctx context.Context) finding {
+	disks, err := p.client.InstanceDiskListAllPages(ctx,
+		oxide.InstanceDiskListParams{Instance: oxide.NameOrId(p.here.Id)})
+	if err != nil {
+		return warn("", "the rack does not tell: %s", rules.Brief(err))
+	}
+	if diskLimit-len(disks) < roomNeeded {
+		return fail("Detach some, or run it in another instance.", "this instance has %d disks, of at "+
+			"most %d; the run attaches %d", len(disks), diskLimit, roomNeeded)
+	}
+	return pass("this instance has %d disks, of at most %d", len(disks), diskLimit)
+}
+
+func (p preflight) askSecond(ctx context.Context) finding {
+	if p.settings.second == "" {
+		return skip("Volumes are not moved. Name another instance with --second and --second-shell.",
+			"none is named")
+	}
+	instance, err := p.find(ctx, p.settings.second)
+	if err != nil {
+		return fail("Name an instance of the project.", "%s", err)
+	}
+	if instance.Id == p.here.Id || instance.RunState != oxide.InstanceStateRunning {
+		return fail("Name another instance than this, and start it.", "%s is %s (%s)", instance.Name,
+			instance.RunState, instance.Id)
+	}
+	p.second = instance
+	p.report.Run.Second = string(instance.Name)
+	return askShell(ctx, "--second-shell", p.secondShell, instance)
+}
+
+func (p preflight) askHelper(ctx context.Context) finding {
+	if p.settings.helper == "" {
+		return skip("A rack without hot-plug is tested further with a stopped instance: --helper, "+
+			"--guest-shell.", "none is named")
+	}
+	instance, err := p.find(ctx, p.settings.helper)
+	if err != nil {
+		return fail("Name an instance of the project.", "%s", err)
+	}
+	if instance.Id == p.here.Id || instance.RunState != oxide.InstanceStateStopped {
+		return fail("Name another instance than this, and stop it.", "%s is %s", instance.Name,
+			instance.RunState)
+	}
+	p.helper = instance
+	p.report.Run.Helper = string(instance.Name)
+	if p.guestShell == "" {
+		return warn("Its inside is not looked at. Give a command that reaches it: --guest-shell.",
+			"%s (%s) is stopped", instance.Name, instance.Id)
+	}
+	return pass("%s (%s) is stopped", instance.Name, instance.Id)
+}
+
+// shellTimeout is how long a question may take that a shell passes on.
+const shellTimeout = time.Minute
+
+// askShell demands that a command reaches the instance that it should.
+func askShell(ctx context.Context, flag, shell string, instance *oxide.Instance) finding {
+	if shell == "" {
+		return fail("Give a command that runs a script in it as root, such as "+flag+" 'ssh root@"+
+			string(instance.Name)+"'.", "%s (%s) cannot be reached", instance.Name, instance.Id)
+	}
+	var stderr strings.Builder
+	ctx, cancel := context.WithTimeout(ctx, shellTimeout)
+	defer cancel()
+	cmd := guest.Shell(ctx, strings.Fields(shell),
+		`id -u; cat "${OXIDE_SYSFS_ROOT:-/sys}/class/dmi/id/product_serial"`)
+	// What it has started may hold its output open.
+	cmd.Stderr, cmd.WaitDelay = &stderr, time.Second
+	out, err := cmd.Output()
+	said := strings.Fields(string(out))
+	said = said[max(0, len(said)-2):] // a shell may greet before
+	switch {
+	case err != nil:
+		return fail("Try it by hand: "+shell+" id", "%s: %v: %s", flag, err,
+			strings.TrimSpace(stderr.String()))
+	case len(said) != 2 || said[0] != "0":
+		return fail("It has to reach root.", "%s: expected the user ID 0 and the instance's UUID; "+
+			"found %q", flag, said)
+	case !strings.EqualFold(said[1], instance.Id):
+		return fail("It reaches another instance.", "%s: expected %s; found %s", flag, instance.Id,
+			said[1])
+	}
+	return pass("%s (%s), reached as root; the checks of data stop it hard and start it again",
+		instance.Name, instance.Id)
+}
+
+// toolsOf are the programs that a part needs on this machine.
+var toolsOf = map[string][]string{
+	"ext4": {"mke2fs", "e2fsck", "resize2fs", "blkid"}, "xfs": {"mkfs.xfs", "blkid"},
+	"btrfs": {"mkfs.btrfs", "btrfs", "blkid"}, "block": {"blkid"},
+}
+
+func (p preflight) askTools(context.Context) finding {
+	var missing []string
+	for _, part := range p.selected() {
+		for _, tool := range toolsOf[part] {
+			if _, err := exec.LookPath(tool); err != nil && !slices.Contains(missing, tool) {
+				missing = append(missing, tool)
+			}
+		}
+	}
+	if len(missing) > 0 {
+		return fail("Install e2fsprogs, xfsprogs, btrfs-progs and util-linux, or leave parts out "+
+			"(--only).", "missing: %s", strings.Join(missing, ", "))
+	}
+	return pass("all there")
+}
+
+func (p preflight) askHotplug(context.Context) finding {
+	return skip("A run finds out first of all, with one disk of 1 GiB.",
+		"not tried: a preflight makes nothing")
+}
+
+func (p preflight) askLatency(ctx context.Context) finding {
+	var took []time.Duration
+	for range 7 {
+		began := time.Now()
+		if _, err := p.client.ProjectView(ctx,
+			oxide.ProjectViewParams{Project: p.projectName}); err != nil {
+			return fail("", "%s", rules.Brief(err))
+		}
+		took = append(took, time.Since(began))
+	}
+	slices.Sort(took)
+	p.latency = took[len(took)/2]
+	says := fmt.Sprintf("a request takes %s, at most %s", p.latency.Round(100*time.Microsecond),
+		took[len(took)-1].Round(100*time.Microsecond))
+	if p.latency > time.Second {
+		return warn("The run will take long.", "%s", says)
+	}
+	return pass("%s", says)
+}
+
+func (p preflight) askDeadRuns(ctx context.Context) finding {
+	all, err := p.inventory(ctx)
+	if err != nil {
+		return warn("", "%s", err)
+	}
+	if runs := runsIn(all); len(runs) > 0 {
+		return warn("See what, and remove it: oxide-conformance clean", "%d earlier runs have left "+
+			"something", len(runs))
+	}
+	return pass("nothing is left of any")
+}

@@ -1,0 +1,306 @@
+//go:build linux
+
+package conformance
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/data"
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/report"
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/rules"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+)
+
+func TestARackWithHotPlugConformsAndEverythingRuns(t *testing.T) {
+	run := harness.RunFor(t)
+	rack := rackOf(t, run, harness.RackOptions{})
+	// A stranger's disk that has a name which csi-sanity uses, too.
+	stranger, err := rack.CreateDisk(t.Context(), rack.Project, "sanity", harness.GiB)
+	if err != nil {
+		t.Fatal(err)
+	}
+	check := balance(t.Context(), t, rack)
+	began := time.Now()
+
+	p := prepare(t, run, rack, nil, "run", "--yes", "--release", "simulated")
+	p.exit(t, ExitConforms)
+
+	seconds := time.Since(began).Seconds()
+	r := p.report(t)
+	count := statuses(r)
+	if r.Verdict != report.Conforms || r.Rack.HotPlug != report.HotPlugYes ||
+		count[report.NotTested]+count[report.Blocked]+count[report.Failed] != 0 {
+		t.Errorf("verdict %s, hot-plug %s, %v: expected that all runs and passes", r.Verdict,
+			r.Rack.HotPlug, count)
+	}
+	everythingIsThere(t, r)
+	if r.Witness.Source != "the rack's request log" {
+		t.Errorf("the witness is %q", r.Witness.Source)
+	}
+	for _, kind := range []report.Kind{report.API, report.RPC} {
+		if !slices.ContainsFunc(r.Calls, func(c report.Calls) bool { return c.Kind == kind }) {
+			t.Errorf("the report has no latencies of kind %s", kind)
+		}
+	}
+	if _, err := rack.Client.DiskView(t.Context(),
+		oxide.DiskViewParams{Disk: oxide.NameOrId(stranger.Id)}); err != nil {
+		t.Errorf("the stranger's disk: %v", err)
+	}
+	staysWithinItsNeed(t, p)
+	check()
+	figure(t, "conformance-run", "hotplug", "on", "verdict", quoted(r.Verdict), "results",
+		len(r.Results), "passed", count[report.Passed], "failed", count[report.Failed], "blocked",
+		count[report.Blocked], "not_tested", count[report.NotTested], "not_applicable",
+		count[report.NotApplicable], "seconds", fmt.Sprintf("%.1f", seconds))
+	same := prepare(t, run, nil, nil, "diff", p.folder, p.folder)
+	same.exit(t, ExitConforms)
+}
+
+func TestARackWithoutHotPlugIsBlockedAndTheNumbersAddUp(t *testing.T) {
+	run := harness.RunFor(t)
+	rack := rackOf(t, run, harness.RackOptions{ColdPlug: true})
+	check := balance(t.Context(), t, rack)
+
+	p := prepare(t, run, rack, nil, "run", "--yes")
+	p.exit(t, ExitBlocked)
+
+	r := p.report(t)
+	everythingIsThere(t, r)
+	all, ofRules := statuses(r), statuses(r, partRules)
+	sum := 0
+	for _, n := range all {
+		sum += n
+	}
+	if r.Verdict != report.BlockedByRack || r.Rack.HotPlug != report.HotPlugNo ||
+		sum != len(r.Results) || all[report.Failed] != 0 {
+		t.Errorf("verdict %s, hot-plug %s, %v of %d", r.Verdict, r.Rack.HotPlug, all, len(r.Results))
+	}
+	if ofRules[report.Passed] < len(rules.All())-4 {
+		t.Errorf("of the rules only %v: most need no hot-plug", ofRules)
+	}
+	if i := slices.IndexFunc(r.Results, func(r report.Result) bool {
+		return r.Group == partData && r.ID == "D11"
+	}); i < 0 || r.Results[i].Status != report.Passed {
+		t.Error("the helper's data were not checked")
+	}
+	for _, result := range r.Results {
+		if result.Status == report.Blocked && result.Reason == "" ||
+			result.Status == report.Passed && result.Tries == 0 {
+			t.Errorf("%s %s %s is %s after %d tries, for %q", result.Group, result.ID, result.Name,
+				result.Status, result.Tries, result.Reason)
+		}
+		if result.Status == report.Blocked && !strings.Contains(p.out.String(), result.ID) {
+			t.Errorf("%s %s is blocked, and not listed at the end", result.Group, result.ID)
+		}
+	}
+	check()
+	figure(t, "conformance-run", "hotplug", "off", "verdict", quoted(r.Verdict), "results",
+		len(r.Results), "passed", all[report.Passed], "failed", all[report.Failed], "blocked",
+		all[report.Blocked], "not_tested", all[report.NotTested], "not_applicable",
+		all[report.NotApplicable])
+}
+
+// everythingIsThere demands a result for every rule, every check of data, and the same specs of
+// csi-sanity for each kind of access.
+func everythingIsThere(t *testing.T, r *report.Report) {
+	t.Helper()
+	got := map[string]int{}
+	for _, result := range r.Results {
+		got[result.Group]++
+	}
+	if got[partRules] != len(rules.All()) || got[partData] != len(data.Checks()) {
+		t.Errorf("%d results of %d rules, %d of %d checks of data", got[partRules],
+			len(rules.All()), got[partData], len(data.Checks()))
+	}
+	for _, access := range []string{"ext4", "xfs", "btrfs", "block"} {
+		if got[access] != got["ext4"] || got[access] < 100 {
+			t.Errorf("%d results over %s, %d over ext4", got[access], access, got["ext4"])
+		}
+	}
+}
+
+// staysWithinItsNeed compares what a run had at one time with what a preflight says it needs.
+func staysWithinItsNeed(t *testing.T, p *program) {
+	t.Helper()
+	var peak amount
+	_, figures, _ := strings.Cut(p.out.String(), "FIGURE conformance ")
+	for word := range strings.FieldsSeq(figures) {
+		_, _ = fmt.Sscanf(word, "peak_objects=%d", &peak.objects) // most words are others
+		_, _ = fmt.Sscanf(word, "peak_gib=%d", &peak.gib)
+	}
+	if most := needOf(parts); peak.objects == 0 || peak.objects > most.objects || peak.gib > most.gib {
+		t.Errorf("the run had %s at one time; a preflight says %s", peak, most)
+	}
+}
+
+func quoted(v report.Verdict) string { return fmt.Sprintf("%q", v) }
+
+func figure(t *testing.T, name string, pairs ...any) {
+	t.Helper()
+	if err := proof.Print(proof.Line(name, pairs...)); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestARackThatRefusesEveryAttachDoesNotConform(t *testing.T) {
+	run := harness.RunFor(t)
+	rack := rackOf(t, run, harness.RackOptions{})
+	check := balance(t.Context(), t, rack)
+	for refusal, times := range map[string]int{"instance is not fully stopped": 0, "no": 0,
+		"instance is not fully stopped, once": 1} {
+		if _, err := rack.Admin.AddFault(t.Context(), adminapi.Fault{
+			Operation: "instance_disk_attach", Phase: adminapi.Instead, Times: times,
+			Response: &adminapi.Response{Status: 400, ErrorCode: "InvalidRequest",
+				Message: "cannot attach disk: " + refusal}}); err != nil {
+			t.Fatal(err)
+		}
+		p := prepare(t, run, rack, nil, "run", "--yes")
+		p.exit(t, ExitFails)
+		if r := p.report(t); r.Verdict != report.DoesNotConform || !strings.Contains(r.Why, "attach") {
+			t.Errorf("after %q the verdict is %s: %s", refusal, r.Verdict, r.Why)
+		}
+		if err := rack.Admin.ClearFaults(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		check()
+	}
+}
+
+func TestARackThatShowsNoDevicesDoesNotConform(t *testing.T) {
+	run := harness.RunFor(t)
+	rack := rackOf(t, run, harness.RackOptions{})
+	check := balance(t.Context(), t, rack)
+	if err := rack.Admin.Mutate(t.Context(), "A54-serial-of-id"); err != nil {
+		t.Fatal(err)
+	}
+	p := prepare(t, run, rack, nil, "run", "--yes")
+	p.exit(t, ExitFails)
+	if r := p.report(t); len(r.Results) != 1 ||
+		!strings.Contains(r.Results[0].Reason, "a device with the serial") {
+		t.Errorf("the results are %+v", r.Results)
+	}
+	check()
+}
+
+func TestARunWhoseTokenExpiresSaysSoAndBlamesNothing(t *testing.T) {
+	run := harness.RunFor(t)
+	rack := rackOf(t, run, harness.RackOptions{})
+	fault, err := rack.Admin.AddFault(t.Context(), adminapi.Fault{Phase: adminapi.Instead, Skip: 200,
+		Response: &adminapi.Response{Status: 401, ErrorCode: "Unauthorized",
+			Message: "credentials missing or invalid"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	check := balance(t.Context(), t, rack)
+	p := prepare(t, run, rack, nil, "run", "--yes", "--only", partRules)
+	p.exit(t, ExitUsage)
+	r := p.report(t)
+	if count := statuses(r); r.Verdict != report.Incomplete || !strings.Contains(r.Why, "token") ||
+		count[report.Passed] == 0 || count[report.Failed] > 0 {
+		t.Errorf("the verdict is %s: %s; %v", r.Verdict, r.Why, count)
+	}
+	if err := rack.Admin.RemoveFault(t.Context(), fault); err != nil {
+		t.Fatal(err)
+	}
+	prepare(t, run, rack, nil, "clean", "--yes").exit(t, ExitConforms)
+	check()
+}
+
+func TestTheDisksOfAnInstanceCountForTheBudget(t *testing.T) {
+	for name, test := range map[string]struct {
+		limit amount
+		sent  bool
+	}{"enough": {amount{3, 4}, true}, "too few": {amount{2, 4}, false}, "too small": {amount{3, 3},
+		false}} {
+		answered := false
+		b := budgeted{budget: newBudget(test.limit), next: roundTrip(
+			func(*http.Request) (*http.Response, error) {
+				answered = true
+				return &http.Response{StatusCode: http.StatusCreated, Body: http.NoBody}, nil
+			})}
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost,
+			"https://rack/v1/instances?project=p", strings.NewReader(`{"name":"i","size":1,
+			"boot_disk":{"type":"create","name":"b","size":2147483648},"disks":[
+			{"type":"create","name":"c","size":1073741824},{"type":"attach","name":"d"},
+			{"type":"create","name":"e","size":1073741824}]}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer, err := b.RoundTrip(req)
+		if answer != nil {
+			_ = answer.Body.Close() // it is empty
+		}
+		if answered != test.sent || errors.Is(err, rules.ErrNotSent) == test.sent {
+			t.Errorf("%s: sent: %v, error %v", name, answered, err)
+		}
+		if !test.sent {
+			continue
+		}
+		if now := b.budget.now(); now != (amount{3, 4}) {
+			t.Errorf("%s: the budget has %s", name, now)
+		}
+		b.budget.gone("b")
+		if now := b.budget.now(); now != (amount{2, 2}) {
+			t.Errorf("%s: without the boot disk the budget has %s", name, now)
+		}
+	}
+}
+
+// roundTrip is a transport.
+type roundTrip func(*http.Request) (*http.Response, error)
+
+// RoundTrip answers.
+func (f roundTrip) RoundTrip(req *http.Request) (*http.Response, error) { return f(req) }
+
+func TestAPreflightRefusesASiloWithoutRoomForTheRules(t *testing.T) {
+	run := harness.RunFor(t)
+	for gib, want := range map[int64]int{14: ExitUsage, 15: ExitConforms} {
+		rack := rackOf(t, run, harness.RackOptions{QuotaBytes: gib*harness.GiB + 1<<20})
+		p := prepare(t, run, rack, nil, "preflight", "--only", partRules)
+		p.exit(t, want)
+		if !strings.Contains(p.out.String(), "the run has at most 15 GiB at one time") {
+			t.Errorf("with %d GiB: %s", gib, p.out.String())
+		}
+	}
+	rack := rackOf(t, run, harness.RackOptions{})
+	p := prepare(t, run, rack, nil, "run", "--yes", "--only", partRules, "--budget", "15,15")
+	p.exit(t, ExitConforms)
+	staysWithinItsNeed(t, p)
+}
+
+func TestABudgetThatIsUsedUpEndsWhatWouldExceedIt(t *testing.T) {
+	b := newBudget(amount{2, 3})
+	first, err := b.begin(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := b.begin(2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.begin(1); err == nil || !strings.Contains(err.Error(), "--budget") {
+		t.Errorf("a third object: %v", err)
+	}
+	first("a")
+	second("")
+	third, err := b.begin(2)
+	if err != nil {
+		t.Errorf("after one was not made: %v", err)
+	}
+	third("c")
+	b.gone("a")
+	b.gone("c")
+	if now := b.now(); now != (amount{}) || b.peak() != (amount{2, 3}) {
+		t.Errorf("there are %s, the most was %s", now, b.peak())
+	}
+}

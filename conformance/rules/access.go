@@ -1,0 +1,213 @@
+package rules
+
+import (
+	"context"
+	"errors"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+)
+
+// accessRules are about versions, tokens and roles.
+var accessRules = []Rule{
+	{
+		ID: "A11",
+		Says: "Ping needs no token; a bearer that does not begin with `oxide-token-` counts as none; " +
+			"none and a wrong one are 401",
+		Why: "The driver reads its token file again after a 401, and reports the token as rejected " +
+			"when that does not help.",
+		Source: "read: nexus/auth/src/authn/external/token.rs",
+		Calls:  []string{"ping", "current_user_view"},
+		Check:  checkTokens,
+	},
+	{
+		ID: "A13",
+		Says: "`api-version` absent is the newest; one newer than the server's is 400, and so is what " +
+			"is no version; the version is checked before the path. (A rack serves an older one in its " +
+			"own shape; the simulator has one version only and answers 501)",
+		Why: "Oxide's client names the version that it was made for, so that a newer rack answers " +
+			"it in that shape and an older one refuses it.",
+		Source: "read: dropshot/src/versioning.rs, the version ranges of nexus-external-api",
+		Calls:  []string{"ping", "current_user_view"},
+		Check:  checkVersions,
+	},
+	{
+		ID: "A15",
+		Says: "Who may not read an object gets 404 for every action on it, who may read but not " +
+			"change it 403; the silo's images and utilization may be read by everybody in the silo",
+		Why: "A disk that is \"not found\" may be one that the token may not see, so the driver " +
+			"takes none for deleted before it has read the project.",
+		Source: "read: nexus/auth/src/authz/api_resources.rs, omicron.polar",
+		Calls:  []string{"utilization_view", "image_list"},
+		Check:  checkRoles,
+	},
+	{
+		ID:     "A21",
+		Says:   "The racks, and the utilization of all silos, are for fleet viewers: 403 for others",
+		Why:    "The driver gets its capacity from the silo's utilization, as it may read nothing else.",
+		Source: "read: omicron.polar",
+		Calls:  []string{"current_user_view"},
+		Check:  checkFleet,
+	},
+}
+
+var (
+	unauthorized = Refused{401, "Unauthorized", "credentials missing or invalid"}
+	forbidden    = Refused{403, "Forbidden", "Forbidden"}
+)
+
+func checkTokens(c *Check) {
+	for _, test := range []struct {
+		what, path, authorization string
+		want                      Refused
+	}{
+		{"a ping without a token", "/v1/ping", "", ok},
+		{"a ping with another's token", "/v1/ping", "Bearer oxide-token-" + uuid.NewString(), ok},
+		{"the check's own token", "/v1/me", "Bearer " + c.Token, ok},
+		{"no token", "/v1/me", "", unauthorized},
+		{"a wrong token", "/v1/me", "Bearer oxide-token-" + uuid.NewString(), unauthorized},
+		{"a bearer that is no token of Oxide's", "/v1/me", "Bearer conformance", unauthorized},
+		{"another scheme", "/v1/me", "Basic b3hpZGU6dG9rZW4=", unauthorized},
+	} {
+		request := get(test.path)
+		request.Header = map[string]string{"Authorization": test.authorization}
+		c.Expect(expected{test.what, request, test.want})
+	}
+}
+
+func checkVersions(c *Check) {
+	const newer = "9999999999.0.0"
+	unsupported := bad("server does not support this API version: " + newer)
+	for _, test := range []struct {
+		what, path, version string
+		want                Refused
+	}{
+		{"no version", "/v1/me", "", ok},
+		{"the client's version", "/v1/me", APIVersion, ok},
+		{"a version of the future", "/v1/me", newer, unsupported},
+		{"a ping of the future", "/v1/ping", newer, unsupported},
+		{"an unknown path of the future", "/v1/nope", newer, unsupported},
+	} {
+		request := get(test.path)
+		request.Header = map[string]string{"Api-Version": test.version}
+		c.Expect(expected{test.what, request, test.want})
+	}
+	request := get("/v1/ping")
+	request.Header = map[string]string{"Api-Version": "latest"}
+	a := c.Send(request)
+	const head, tail = `bad value for header "api-version": `, ": latest"
+	got := a.Refused()
+	if len(got.Message) > len(head)+len(tail) {
+		got.Message = got.Message[:len(head)] + got.Message[len(got.Message)-len(tail):]
+	}
+	Equal(c, "what is no version (with its reason left out)", got, bad(head+tail))
+}
+
+func checkRoles(c *Check) {
+	everybodys := func(who string) {
+		_, err := c.Client.UtilizationView(c.ctx)
+		c.must("read the silo's utilization "+who, err)
+		_, err = c.Client.ImageList(c.ctx, oxide.ImageListParams{Limit: oxide.NewPointer(1)})
+		c.must("list the silo's images "+who, err)
+	}
+	everybodys("as a collaborator")
+	if !c.Simulated() {
+		return
+	}
+	disk, instance := c.Disk(), c.StoppedInstance()
+	c.Switch("role", adminapi.RoleViewer)
+	c.Look(disk.Id)
+	c.Refuses("delete a disk as a viewer", c.DeleteDisk(disk.Id), forbidden)
+	_, err := c.CreateDisk(c.Blank())
+	c.Refuses("create a disk as a viewer", err, forbidden)
+	_, err = c.Attach(disk.Id, instance.Id)
+	c.Refuses("attach a disk as a viewer", err, forbidden)
+	impossible := c.NewInstance()
+	impossible.Body.Ncpus, impossible.Body.Memory = 0, 1
+	_, err = c.CreateInstance(impossible)
+	c.Refuses("create an impossible instance as a viewer", err, forbidden)
+	everybodys("as a viewer")
+
+	c.Switch("role", adminapi.RoleNone)
+	unseen := notFound("disk", "id", disk.Id)
+	_, err = c.Client.DiskView(c.ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(disk.Id)})
+	c.Refuses("read a disk without a role", err, unseen)
+	c.Refuses("delete a disk without a role", c.DeleteDisk(disk.Id), unseen)
+	by := "name"
+	if uuid.Validate(c.Project) == nil {
+		by = "id"
+	}
+	projects := Must[[]oxide.Project](c, "list the projects without a role")(
+		c.Client.ProjectListAllPages(c.ctx, oxide.ProjectListParams{}))
+	Equal(c, "the projects that are listed without a role", len(projects), 0)
+	hidden := notFound("project", by, c.Project)
+	_, err = c.Client.ProjectView(c.ctx, oxide.ProjectViewParams{Project: c.project()})
+	c.Refuses("read the project without a role", err, hidden)
+	_, err = c.CreateDisk(c.Blank())
+	c.Refuses("create a disk without a role", err, hidden)
+	_, err = c.CreateInstance(impossible)
+	c.Refuses("create an impossible instance without a role", err, hidden)
+	everybodys("without a role")
+}
+
+func checkFleet(c *Check) {
+	me := Must[*oxide.CurrentUser](c, "read who the token belongs to")(c.Client.CurrentUserView(c.ctx))
+	if me.FleetViewer != nil && *me.FleetViewer {
+		c.NotTested("the token's user is a fleet viewer; use the token of a project's collaborator")
+	}
+	c.Expect(
+		expected{"the racks", get("/v1/system/hardware/racks"), forbidden},
+		expected{"the utilization of all silos", get("/v1/system/utilization/silos"), forbidden})
+}
+
+// storageUsed is what the silo's disks and snapshots take of its quota.
+func (c *Check) storageUsed(ctx context.Context) int64 {
+	use, err := c.Client.UtilizationView(ctx)
+	c.must("read the silo's utilization", err)
+	return int64(use.Provisioned.Storage)
+}
+
+// looks is how often a check looks at what the silo has provisioned, which others may change in
+// between.
+const looks = 3
+
+// steadily makes a look at what the silo has provisioned. On a real rack it repeats one that finds
+// a problem: what a rack does wrong is the same each time, and happens while others change nothing.
+func (c *Check) steadily(look func()) {
+	before := len(c.problems)
+	var found []string
+	began := time.Now()
+	for range looks {
+		c.problems = c.problems[:before]
+		look()
+		if len(c.problems) == before || c.Simulated() {
+			return
+		}
+		found = append(found, strings.Join(c.problems[before:], "\n"))
+	}
+	if len(slices.Compact(found)) > 1 || c.othersProvision(time.Since(began)) {
+		c.problems = c.problems[:before]
+		c.NotTested("others change what the silo has provisioned: %d looks found something else than "+
+			"the check had caused, such as: %s", looks, found[0])
+	}
+}
+
+// othersProvision reports whether what the silo has provisioned changes within a time in which the
+// check does nothing.
+func (c *Check) othersProvision(within time.Duration) bool {
+	first := Must[*oxide.Utilization](c, "read the utilization")(c.Client.UtilizationView(c.ctx))
+	return harness.Await(c.ctx, within, func() error {
+		now, err := c.Client.UtilizationView(c.ctx)
+		if err == nil && reflect.DeepEqual(now.Provisioned, first.Provisioned) {
+			err = errors.New("nothing has changed")
+		}
+		return err
+	}) == nil
+}

@@ -1,0 +1,217 @@
+package rules
+
+import (
+	"context"
+	"slices"
+
+	"github.com/google/uuid"
+	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+)
+
+// maxDisks is how many disks an instance has at most.
+const maxDisks = 12
+
+var tooManyDisks = invalidRequest("cannot attach more than 12 disks to instance")
+
+// NewDisk asks for a blank disk that is made with an instance, and removes it at the end. Ask
+// before the instance is made, so that it is removed first.
+func (c *Check) NewDisk() oxide.InstanceDiskAttachment {
+	blank := c.Blank().Body
+	c.Cleanup(func(ctx context.Context) error { return c.removeByName(ctx, blank.Name) })
+	return oxide.InstanceDiskAttachment{Value: &oxide.InstanceDiskAttachmentCreate{Name: blank.Name,
+		Description: blank.Description, Size: blank.Size, DiskBackend: blank.DiskBackend}}
+}
+
+func checkNumberOfDisks(c *Check) {
+	full := c.NewInstance()
+	full.Body.BootDisk = c.NewDisk()
+	for range maxDisks - 1 {
+		full.Body.Disks = append(full.Body.Disks, c.NewDisk())
+	}
+	crowded := c.NewInstance()
+	crowded.Body.BootDisk = full.Body.BootDisk
+	crowded.Body.Disks = append(slices.Clone(full.Body.Disks), full.Body.Disks[0])
+	_, err := c.CreateInstance(crowded)
+	c.Refuses("create an instance with a boot disk and 12 others", err, tooManyDisks)
+
+	instance := Must[*oxide.Instance](c, "create an instance with a boot disk and 11 others")(
+		c.CreateInstance(full))
+	c.Await(instance.Id, oxide.InstanceStateStopped)
+	disk, elsewhere := c.Disk(), c.StoppedInstance()
+	_, err = c.Attach(disk.Id, instance.Id)
+	c.Refuses("attach a 13th disk", err, tooManyDisks)
+	Must[*oxide.Disk](c, "attach it to another instance")(c.Attach(disk.Id, elsewhere.Id))
+	_, err = c.Attach(disk.Id, instance.Id)
+	c.Refuses("attach a 13th disk that is attached to another instance", err,
+		attachedElsewhere("attach", disk))
+	Must[*oxide.Disk](c, "detach it there")(c.Detach(disk.Id, elsewhere.Id))
+	if c.Simulated() {
+		c.Fail(instance.Id)
+		_, err = c.Attach(disk.Id, instance.Id)
+		c.Refuses("attach a 13th disk while the instance is failed", err,
+			invalidRequest("cannot attach disk to instance in failed state"))
+		Must[*oxide.Instance](c, "stop the failed instance")(c.Stop(instance.Id))
+		c.Await(instance.Id, oxide.InstanceStateStopped)
+	}
+	for _, other := range c.DisksOf(instance.Id) {
+		if other.Id != instance.BootDiskId {
+			Must[*oxide.Disk](c, "detach one of the 12")(c.Detach(other.Id, instance.Id))
+			break
+		}
+	}
+	Must[*oxide.Disk](c, "attach a disk in its place")(c.Attach(disk.Id, instance.Id))
+}
+
+func checkHotplug(c *Check) {
+	disk, stopped := c.Disk(), c.StoppedInstance()
+	running, there := c.RunningInstance()
+	c.AttachedTo("attach while the instance is stopped",
+		Must[*oxide.Disk](c, "attach while the instance is stopped")(
+			c.Attach(disk.Id, stopped.Id)), stopped.Id)
+	c.AttachedTo("detach while it is stopped",
+		Must[*oxide.Disk](c, "detach while it is stopped")(c.Detach(disk.Id, stopped.Id)), "")
+	if c.Hotplug {
+		id := running.Id
+		if c.Here != nil { // whose operating system takes part
+			id = c.Here.ID
+		}
+		c.AttachedTo("attach while the instance runs",
+			Must[*oxide.Disk](c, "attach while the instance runs")(c.Attach(disk.Id, id)), id)
+		c.AttachedTo("detach while it runs",
+			Must[*oxide.Disk](c, "detach while it runs")(c.Detach(disk.Id, id)), "")
+		return
+	}
+	_, err := c.Attach(disk.Id, running.Id)
+	c.Refuses("attach while the instance runs", err, notStopped("attach"))
+	c.AttachedTo("after that", c.Look(disk.Id), "")
+	_, err = c.Detach(there.Id, running.Id)
+	c.Refuses("detach while it runs", err, notStopped("detach"))
+	c.AttachedTo("after that", c.Look(there.Id), running.Id)
+}
+
+func checkWhatIsAttached(c *Check) {
+	disk, instance := c.Disk(), c.StoppedInstance()
+	nowhere, missing := uuid.NewString(), c.Name()
+	for verb, call := range map[string]func(string, string) (*oxide.Disk, error){
+		"attach": c.Attach, "detach": c.Detach} {
+		_, err := call(uuid.NewString(), nowhere)
+		c.Refuses(verb+" a disk that is not there, with an instance that is not there", err,
+			unknownID("instance", nowhere))
+		_, err = call(nowhere, instance.Id)
+		c.Refuses(verb+" a disk that is not there", err, unknownID("disk", nowhere))
+		_, err = call(string(missing), instance.Id)
+		c.Refuses(verb+" a name that no disk has", err, unknownName("disk", missing))
+	}
+	c.AttachedTo("attach a disk by name", Must[*oxide.Disk](c, "attach a disk by name")(
+		c.Attach(string(disk.Name), instance.Id)), instance.Id)
+	c.AttachedTo("detach it by name", Must[*oxide.Disk](c, "detach it by name")(
+		c.Detach(string(disk.Name), instance.Id)), "")
+	if other := c.otherProject(); other != "" {
+		c.checkOtherProject(other, instance.Id)
+	}
+}
+
+// otherProject is the ID of another project of a simulated rack, or "". A token of a real one may
+// not make anything elsewhere.
+func (c *Check) otherProject() string {
+	if !c.Simulated() {
+		return ""
+	}
+	state, err := c.Admin.State(c.ctx)
+	c.must("read the simulated rack's state", err)
+	for _, project := range state.Projects {
+		if project.ID != c.Project && project.Name != c.Project {
+			return project.ID
+		}
+	}
+	return ""
+}
+
+func (c *Check) checkOtherProject(project, instance string) {
+	create := c.Blank()
+	create.Project = oxide.NameOrId(project)
+	disk := Must[*oxide.Disk](c, "create a disk in another project")(c.CreateDisk(create))
+	_, err := c.Attach(disk.Id, instance)
+	c.Refuses("attach a disk of another project", err,
+		invalidRequest("disk must be in the same project as the instance"))
+	_, err = c.Attach(string(disk.Name), instance)
+	c.Refuses("attach it by name", err, unknownName("disk", disk.Name))
+	Must[*oxide.Disk](c, "detach a disk of another project")(c.Detach(disk.Id, instance))
+}
+
+func checkAttachAtOnce(c *Check) {
+	instance := c.StoppedInstance()
+	source := Must[*oxide.Snapshot](c, "take a snapshot")(c.Snapshot(c.Disk().Id))
+	disk := Must[*oxide.Disk](c, "create a disk from it")(c.CreateDisk(
+		c.fromSnapshot(source.Id, false)))
+	for _, step := range []struct {
+		name, instance string
+		call           func(string, string) (*oxide.Disk, error)
+	}{{"attach a disk", instance.Id, c.Attach}, {"detach it", "", c.Detach}} {
+		answer := Must[*oxide.Disk](c, step.name)(step.call(disk.Id, instance.Id))
+		c.AttachedTo(step.name, answer, step.instance)
+		c.Same(step.name+", and read it", c.Look(disk.Id), answer)
+		listed := c.DisksOf(instance.Id)
+		if step.instance != "" {
+			c.Listed(step.name+": the list of the instance's disks", listed, answer)
+		} else {
+			Equal(c, step.name+": whether it is among the instance's disks", slices.ContainsFunc(listed,
+				func(d oxide.Disk) bool { return d.Id == disk.Id }), false)
+		}
+	}
+}
+
+func checkAttachWhileCreating(c *Check) {
+	if !c.Simulated() {
+		c.NotTested("the creation of a disk cannot be held open from outside")
+	}
+	instance, create := c.StoppedInstance(), c.Blank()
+	c.Switch("create_hold", adminapi.Duration(hold))
+	made := make(chan error, 1)
+	go func() {
+		_, err := c.CreateDisk(create)
+		made <- err
+	}()
+	name := oxide.NameOrId(create.Body.Name)
+	var state oxide.DiskStateState
+	err := harness.Await(c.ctx, requestTimeout, func() error {
+		seen, err := c.Client.DiskView(c.ctx,
+			oxide.DiskViewParams{Disk: name, Project: c.project()})
+		if err == nil {
+			state = seen.State.State()
+		}
+		return err
+	})
+	var attached *oxide.Disk
+	if err == nil {
+		attached, err = c.Attach(string(name), instance.Id)
+	}
+	// The disk is removed by what its creation leaves behind.
+	c.must("create a disk", <-made)
+	c.must("attach it while it is being created", err)
+	Equal(c, "the disk's state before the attach", state, oxide.DiskStateStateCreating)
+	c.AttachedTo("attach a disk while it is being created", attached, instance.Id)
+	c.AttachedTo("after its creation", c.Look(attached.Id), instance.Id)
+}
+
+func checkRepeatedAttach(c *Check) {
+	disk, instance := c.Disk(), c.StoppedInstance()
+	for _, step := range []string{"attach a disk", "attach it again"} {
+		c.AttachedTo(step, Must[*oxide.Disk](c, step)(c.Attach(disk.Id, instance.Id)), instance.Id)
+	}
+	running, there := c.RunningInstance()
+	const again = "attach what a running instance has"
+	c.AttachedTo(again, Must[*oxide.Disk](c, again)(c.Attach(there.Id, running.Id)), running.Id)
+}
+
+func checkRepeatedDetach(c *Check) {
+	disk := c.Disk()
+	running, _ := c.RunningInstance()
+	for _, instance := range []*oxide.Instance{c.StoppedInstance(), running} {
+		const again = "detach a detached disk"
+		c.AttachedTo(again, Must[*oxide.Disk](c, again)(c.Detach(disk.Id, instance.Id)), "")
+	}
+}

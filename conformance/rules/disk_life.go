@@ -1,0 +1,222 @@
+package rules
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+)
+
+// diskLifeRules are about a disk from its creation to its deletion.
+var diskLifeRules = []Rule{
+	{
+		ID: "A22",
+		Says: "Creating a disk answers with the record as first inserted, so `creating`; the next read " +
+			"says `detached`. When it is deleted it is gone, and its name free",
+		Why: "The driver takes a created disk for complete, does not wait for it, and compares the " +
+			"answer with what it has asked for.",
+		Source: "tested: test_disk_create_attach_detach_delete",
+		Calls:  []string{"disk_create", "disk_view", "disk_delete"},
+		Check:  checkNewDisk,
+	},
+	{
+		ID:   "A23",
+		Says: "A read-only disk is answered as `detached`, and cannot be snapshotted",
+		Why: "The driver says that such a disk has no snapshots, where a person has made one by hand " +
+			"and uses it as a volume.",
+		Source: "read: sagas/disk_create.rs, snapshot_create.rs",
+		Calls:  []string{"disk_create", "snapshot_create"},
+		Check:  checkReadOnlyDisk,
+	},
+	{
+		ID: "A24",
+		Says: "A failed delete leaves the disk `faulted` and renamed `deleted-<uuid>`, which frees its " +
+			"name and not its share of the quota; it can be deleted again",
+		Why: "The driver deletes only what has the name that it has given, or this one, so a volume " +
+			"whose deletion failed is deleted when the call is repeated.",
+		Source: "read: project_undelete_disk_set_faulted_no_auth",
+		Calls:  []string{"disk_delete", "disk_view"},
+		Check:  checkFailedDelete,
+	},
+	{
+		ID: "A68",
+		Says: "A disk or snapshot that is deleted is gone at once and its name free, as names are " +
+			"unique among what is not deleted. In a coming release deletion is soft: its bytes and its " +
+			"share of the quota are freed together, after the response, and until then a creation may be " +
+			"507; a restart continues that",
+		Why: "The driver reports a deleted volume as gone, and may be asked for one of the same name " +
+			"in the next call.",
+		Source: "read: omicron #11027 and #11289; inferred that the quota waits as well, which #11027 " +
+			"still counts down within the request: it is the harder case for a caller",
+		Calls: []string{"disk_create", "disk_delete", "snapshot_create", "snapshot_delete"},
+		Check: checkSoftDelete,
+	},
+	{
+		ID: "A71",
+		Says: "A disk is deleted only while `detached` or `faulted`: an attached one is refused with " +
+			"400 and stays attached, whether its instance runs or not",
+		Why:    "A disk that somebody uses must not be deleted, for the data would be lost.",
+		Look:   "disk_view",
+		Source: "read: datastore/disk.rs",
+		Calls:  []string{"disk_delete", "disk_view"},
+		Check:  checkDeleteAttached,
+	},
+}
+
+// fromSnapshot is a request for a disk from a snapshot.
+func (c *Check) fromSnapshot(id string, readOnly bool) oxide.DiskCreateParams {
+	params := c.Blank()
+	params.Body.DiskBackend = From(&oxide.DiskSourceSnapshot{SnapshotId: id, ReadOnly: &readOnly})
+	return params
+}
+
+// local is a request for a local disk.
+func (c *Check) local(bytes int64) oxide.DiskCreateParams {
+	params := c.Blank()
+	params.Body.Size = oxide.ByteCount(bytes)
+	params.Body.DiskBackend = oxide.DiskBackend{Value: &oxide.DiskBackendLocal{}}
+	return params
+}
+
+// sized is a request for a blank disk of a size in bytes.
+func (c *Check) sized(bytes int64) oxide.DiskCreateParams {
+	params := c.Blank()
+	params.Body.Size = oxide.ByteCount(bytes)
+	return params
+}
+
+func checkNewDisk(c *Check) {
+	project := Must[*oxide.Project](c, "read the project")(c.Client.ProjectView(c.ctx,
+		oxide.ProjectViewParams{Project: c.project()}))
+	params := c.Blank()
+	made := Must[*oxide.Disk](c, "create a disk")(c.CreateDisk(params))
+	read := c.Look(made.Id)
+	for what, state := range map[*oxide.Disk]oxide.DiskStateState{
+		made: oxide.DiskStateStateCreating, read: oxide.DiskStateStateDetached,
+	} {
+		where := "the disk as it is " + string(state)
+		Equal(c, where+": its state", what.State.State(), state)
+		Equal(c, where+": its name", what.Name, params.Body.Name)
+		Equal(c, where+": its description", what.Description, params.Body.Description)
+		Equal(c, where+": its project", what.ProjectId, project.Id)
+		Equal(c, where+": its size", what.Size, params.Body.Size)
+		Equal(c, where+": its type", what.DiskType, oxide.DiskTypeDistributed)
+		Equal(c, where+": whether it is read-only", what.ReadOnly != nil && *what.ReadOnly, false)
+		Equal(c, where+": its source", what.SnapshotId+what.ImageId, "")
+	}
+	c.must("delete the disk", c.DeleteDisk(made.Id))
+	_, err := c.diskByName(c.ctx, made.Name)
+	c.Refuses("read a deleted disk", err, notFound("disk", "name", string(made.Name)))
+	again := Must[*oxide.Disk](c, "create another one of its name")(c.CreateDisk(params))
+	if again.Id == made.Id {
+		c.Errorf("another disk of the name: expected another ID; found %s again", made.Id)
+	}
+}
+
+func checkReadOnlyDisk(c *Check) {
+	snapshot := Must[*oxide.Snapshot](c, "take a snapshot")(c.Snapshot(c.Disk().Id))
+	disk := Must[*oxide.Disk](c, "create a read-only disk")(c.CreateDisk(
+		c.fromSnapshot(snapshot.Id, true)))
+	Equal(c, "its state in the answer", disk.State.State(), oxide.DiskStateStateDetached)
+	Equal(c, "whether it is read-only", disk.ReadOnly != nil && *disk.ReadOnly, true)
+	Equal(c, "its snapshot", disk.SnapshotId, snapshot.Id)
+	_, err := c.Snapshot(disk.Id)
+	c.Refuses("take a snapshot of a read-only disk", err,
+		invalidRequest("can't create a snapshot of a read-only disk"))
+}
+
+func checkFailedDelete(c *Check) {
+	if !c.Simulated() {
+		c.NotTested("a deletion that fails cannot be brought about from outside")
+	}
+	before := c.storageUsed(c.ctx)
+	id := c.faultyDisk()
+	disk := c.Look(id)
+	Equal(c, "the name of a disk whose deletion failed", string(disk.Name), "deleted-"+id)
+	Equal(c, "its state", disk.State.State(), oxide.DiskStateStateFaulted)
+	Equal(c, "what is provisioned", c.storageUsed(c.ctx), before+GiB)
+	c.must("delete it again", c.DeleteDisk(id))
+	Equal(c, "what is provisioned when it is deleted", c.storageUsed(c.ctx), before)
+}
+
+func checkSoftDelete(c *Check) {
+	before := c.storageUsed(c.ctx)
+	if c.Simulated() {
+		c.Cleanup(c.Admin.RunDeferred) // as the last step, when all is deleted
+		c.Switch("free_delay", "1h")
+	}
+	params := c.Blank()
+	disk := Must[*oxide.Disk](c, "create a disk")(c.CreateDisk(params))
+	snapshot := Must[*oxide.Snapshot](c, "take a snapshot")(c.Snapshot(disk.Id))
+	c.must("delete the disk", c.DeleteDisk(disk.Id))
+	c.must("delete the snapshot", c.DeleteSnapshot(snapshot.Id))
+	_, err := c.Client.DiskView(c.ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(disk.Id)})
+	c.Refuses("read the deleted disk", err, notFound("disk", "id", disk.Id))
+	_, err = c.Client.SnapshotView(c.ctx,
+		oxide.SnapshotViewParams{Snapshot: oxide.NameOrId(snapshot.Id)})
+	c.Refuses("read the deleted snapshot", err, notFound("snapshot", "id", snapshot.Id))
+	again := Must[*oxide.Disk](c, "create another disk of the name")(c.CreateDisk(params))
+	_, err = c.takeSnapshot(c.ctx, snapshot.Name, again.Id)
+	c.must("take another snapshot of the name", err)
+	if !c.Simulated() {
+		return
+	}
+	Equal(c, "what is provisioned until all is freed", c.storageUsed(c.ctx), before+4*GiB)
+	c.Switch("quota_bytes", before+4*GiB)
+	_, err = c.CreateDisk(c.Blank())
+	c.Refuses("create a disk until then", err, quotaExceeded)
+	c.must("let the rack free what was deleted", c.Admin.RunDeferred(c.ctx))
+	Equal(c, "what is provisioned then", c.storageUsed(c.ctx), before+2*GiB)
+	c.Look(again.Id)
+}
+
+func checkDeleteAttached(c *Check) {
+	disk := c.Disk()
+	instance := c.Instance(disk)
+	for _, state := range []string{"stopped", "running"} {
+		if state == "running" {
+			c.StartAndAwait(instance.Id)
+		}
+		c.Refuses("delete a disk of a "+state+" instance", c.DeleteDisk(disk.Id),
+			invalidRequest("disk cannot be deleted in state %q", "attached"))
+		c.AttachedTo("after that", c.Look(disk.Id), instance.Id)
+	}
+}
+
+// awaitProvisioned waits until the silo's disks and snapshots take so much of its quota: a rack may
+// free what is deleted later (A68).
+func (c *Check) awaitProvisioned(want int64) error {
+	return harness.Await(c.ctx, patience, func() error {
+		if is := c.storageUsed(c.ctx); is != want {
+			return fmt.Errorf("%d bytes are provisioned, not %d", is, want)
+		}
+		return nil
+	})
+}
+
+// takeSnapshot takes a snapshot under a name, and removes it at the end if it was taken.
+func (c *Check) takeSnapshot(ctx context.Context, name oxide.Name, disk string) (*oxide.Snapshot,
+	error) {
+	snapshot, err := c.Client.SnapshotCreate(ctx, oxide.SnapshotCreateParams{Project: c.project(),
+		Body: &oxide.SnapshotCreate{Name: name, Description: c.Description,
+			Disk: oxide.NameOrId(disk)}})
+	switch {
+	case err == nil:
+		c.Cleanup(func(ctx context.Context) error { return c.removeSnapshot(ctx, snapshot) })
+	case mayBeDone(err):
+		c.Cleanup(func(ctx context.Context) error { return c.removeSnapshotByName(ctx, name) })
+	}
+	return snapshot, err
+}
+
+func (c *Check) removeSnapshotByName(ctx context.Context, name oxide.Name) error {
+	return gone(c.Client.SnapshotDelete(ctx, oxide.SnapshotDeleteParams{Project: c.project(),
+		Snapshot: oxide.NameOrId(name)}))
+}
+
+func (c *Check) removeSnapshot(ctx context.Context, snapshot *oxide.Snapshot) error {
+	return gone(c.Client.SnapshotDelete(ctx,
+		oxide.SnapshotDeleteParams{Snapshot: oxide.NameOrId(snapshot.Id)}))
+}

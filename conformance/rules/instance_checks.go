@@ -1,0 +1,309 @@
+package rules
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+)
+
+// computing is what instances take of the silo.
+type computing struct{ cpus, memory int64 }
+
+func (c *Check) provisioned() computing {
+	seen := Must[*oxide.Utilization](c, "read the utilization")(c.Client.UtilizationView(c.ctx))
+	if seen.Provisioned.Cpus == nil {
+		c.Fatalf("read the utilization: expected the number of provisioned CPUs; found none")
+	}
+	return computing{int64(*seen.Provisioned.Cpus), int64(seen.Provisioned.Memory)}
+}
+
+func checkProvisioned(c *Check) {
+	instance := c.Instance()
+	c.steadily(func() {
+		before := c.provisioned()
+		Must[*oxide.Instance](c, "start an instance")(c.Start(instance.Id))
+		started := c.provisioned()
+		c.Await(instance.Id, oxide.InstanceStateRunning)
+		Must[*oxide.Instance](c, "stop it")(c.Stop(instance.Id))
+		c.Await(instance.Id, oxide.InstanceStateStopped)
+		stopped := c.provisioned()
+		own := computing{int64(instance.Ncpus), int64(instance.Memory)}
+		Equal(c, "what one more started instance adds to CPUs and memory", started.less(before), own)
+		Equal(c, "what is left of it when it is stopped again", stopped.less(before), computing{})
+	})
+}
+
+func (a computing) less(b computing) computing {
+	return computing{a.cpus - b.cpus, a.memory - b.memory}
+}
+
+func checkStart(c *Check) {
+	instance := c.Instance(c.Disk())
+	started := Must[*oxide.Instance](c, "start a stopped instance")(c.Start(instance.Id))
+	Equal(c, "start a stopped instance: its state", started.RunState, oxide.InstanceStateStarting)
+	again := Must[*oxide.Instance](c, "start it again")(c.Start(instance.Id))
+	if !slices.Contains([]oxide.InstanceState{oxide.InstanceStateStarting,
+		oxide.InstanceStateRunning}, again.RunState) {
+		c.Errorf("start it again: expected it starting or running; found it %s", again.RunState)
+	}
+	c.Await(instance.Id, oxide.InstanceStateRunning)
+	again = Must[*oxide.Instance](c, "start a running instance")(c.Start(instance.Id))
+	Equal(c, "start a running instance: its state", again.RunState, oxide.InstanceStateRunning)
+
+	if c.Simulated() {
+		c.Fail(instance.Id)
+		started = Must[*oxide.Instance](c, "start a failed instance")(c.Start(instance.Id))
+		Equal(c, "start a failed instance: its state", started.RunState, oxide.InstanceStateStarting)
+		c.Await(instance.Id, oxide.InstanceStateRunning)
+	}
+	c.stopSlowly(instance.Id)
+	// On a real rack the instance may have stopped by now, and is started then.
+	if _, err := c.Start(instance.Id); err != nil || c.Simulated() {
+		c.Refuses("start an instance that is stopping", err,
+			inConflict("instance must finish stopping before it can be started"))
+	}
+}
+
+// stopSlowly stops an instance; a simulated rack takes its time, as a real one does anyhow.
+func (c *Check) stopSlowly(instance string) {
+	if c.Simulated() {
+		c.Switch("instance_delay", adminapi.Duration(hold))
+	}
+	stopping := Must[*oxide.Instance](c, "stop an instance")(c.Stop(instance))
+	Equal(c, "stop an instance: its state", stopping.RunState, oxide.InstanceStateStopping)
+}
+
+func checkStop(c *Check) {
+	instance := c.Instance(c.Disk())
+	c.StartAndAwait(instance.Id)
+	stopping := Must[*oxide.Instance](c, "stop an instance without an operating system")(
+		c.Stop(instance.Id))
+	Equal(c, "stop an instance without an operating system: its state", stopping.RunState,
+		oxide.InstanceStateStopping)
+	if read := c.See(instance.Id).RunState; read != oxide.InstanceStateStopping &&
+		read != oxide.InstanceStateStopped {
+		c.Errorf("the next read of its state: expected stopping or stopped; found %s", read)
+	}
+	c.Await(instance.Id, oxide.InstanceStateStopped)
+	stopped := c.See(instance.Id)
+	again := Must[*oxide.Instance](c, "stop a stopped instance")(c.Stop(instance.Id))
+	Equal(c, "stop a stopped instance: its state", again.RunState, oxide.InstanceStateStopped)
+	Equal(c, "the time of its state", moment(again.TimeRunStateUpdated),
+		moment(stopped.TimeRunStateUpdated))
+	if c.Simulated() {
+		c.Fail(instance.Id)
+		stopped = Must[*oxide.Instance](c, "stop a failed instance")(c.Stop(instance.Id))
+		Equal(c, "stop a failed instance: its state", stopped.RunState, oxide.InstanceStateStopped)
+	}
+}
+
+func checkReboot(c *Check) {
+	_, err := c.Reboot(c.StoppedInstance().Id)
+	c.Refuses("reboot a stopped instance", err,
+		invalidRequest("cannot reboot an instance in state stopped with no VMM"))
+	running, disk := c.RunningInstance()
+	rebooting := Must[*oxide.Instance](c, "reboot a running instance")(c.Reboot(running.Id))
+	Equal(c, "reboot a running instance: its state", rebooting.RunState, oxide.InstanceStateRebooting)
+	c.AttachedTo("meanwhile", c.Look(disk.Id), running.Id)
+	c.Await(running.Id, oxide.InstanceStateRunning)
+	c.AttachedTo("after that", c.Look(disk.Id), running.Id)
+	if !c.Simulated() {
+		return
+	}
+	instance := c.Instance(c.Disk())
+	c.Fail(instance.Id)
+	_, err = c.Reboot(instance.Id)
+	c.Refuses("reboot a failed instance", err,
+		invalidRequest("instance state cannot be changed from failed"))
+	c.StartAndAwait(instance.Id)
+	c.stopSlowly(instance.Id)
+	_, err = c.Reboot(instance.Id)
+	c.Refuses("reboot an instance that is stopping", err,
+		invalidRequest("cannot reboot an instance in state stopping"))
+}
+
+func (c *Check) deleteInstance(id string) error {
+	return c.Client.InstanceDelete(c.ctx, oxide.InstanceDeleteParams{Instance: oxide.NameOrId(id)})
+}
+
+func checkDeleteInstance(c *Check) {
+	running, there := c.RunningInstance()
+	err := c.deleteInstance(running.Id)
+	c.Refuses("delete a running instance", err, invalidRequest(
+		"cannot delete instance: instance is running or has not yet fully stopped"))
+	if err == nil {
+		c.running = nil
+	} else {
+		c.AttachedTo("after that", c.Look(there.Id), running.Id)
+	}
+	states := []string{"stopped"}
+	if c.Simulated() {
+		states = append(states, "failed")
+	}
+	for _, state := range states {
+		disk := c.Disk()
+		instance := c.Instance(disk)
+		if state == "failed" {
+			c.Fail(instance.Id)
+		}
+		c.must("delete a "+state+" instance", c.deleteInstance(instance.Id))
+		_, err := c.Client.InstanceView(c.ctx,
+			oxide.InstanceViewParams{Instance: oxide.NameOrId(instance.Id)})
+		c.Refuses("read it afterwards", err, unknownID("instance", instance.Id))
+		c.AttachedTo("the disk of a deleted instance", c.Look(disk.Id), "")
+		c.Refuses("delete it again", c.deleteInstance(instance.Id),
+			unknownID("instance", instance.Id))
+	}
+}
+
+func checkChangeWhileCreating(c *Check) {
+	if !c.Simulated() {
+		c.NotTested("the creation of an instance cannot be held open from outside")
+	}
+	create := c.NewInstance()
+	create.Body.Disks = []oxide.InstanceDiskAttachment{c.NewDisk()}
+	c.Switch("create_hold", adminapi.Duration(hold))
+	made := make(chan error, 1)
+	go func() {
+		_, err := c.CreateInstance(create)
+		made <- err
+	}()
+	var seen *oxide.Instance
+	err := harness.Await(c.ctx, requestTimeout, func() (err error) {
+		seen, err = c.Client.InstanceView(c.ctx, oxide.InstanceViewParams{
+			Instance: oxide.NameOrId(create.Body.Name), Project: c.project()})
+		return err
+	})
+	changes := map[string]func(string) (*oxide.Instance, error){"start": c.Start, "stop": c.Stop,
+		"reboot": c.Reboot}
+	errs := map[string]error{}
+	if err == nil {
+		for verb, change := range changes {
+			_, errs[verb] = change(seen.Id)
+		}
+	}
+	// The instance is removed by what its creation leaves behind.
+	c.must("create an instance", <-made)
+	c.must("read an instance while it is being created", err)
+	Equal(c, "its state before the changes", seen.RunState, oxide.InstanceStateCreating)
+	c.Refuses("start an instance that is being created", errs["start"], inConflict(
+		"instance is in state creating but it must be stopped to be started"))
+	for _, verb := range []string{"stop", "reboot"} {
+		c.Refuses(verb+" an instance that is being created", errs[verb],
+			invalidRequest("cannot change instance state while it is still being created"))
+	}
+	c.Await(seen.Id, oxide.InstanceStateStopped)
+}
+
+func checkFailedReboot(c *Check) {
+	if !c.Simulated() {
+		c.NotTested("no request from outside keeps a guest from coming back")
+	}
+	disk := c.Disk()
+	instance := c.Instance(disk)
+	c.Fail(instance.Id)
+	c.AttachedTo("the disk of a failed instance", c.Look(disk.Id), instance.Id)
+	c.StartAndAwait(instance.Id)
+	c.AttachedTo("the disk of an instance that runs again", c.Look(disk.Id), instance.Id)
+}
+
+// updated asks for an update that changes nothing but what change does.
+func (c *Check) updated(id string, change func(*oxide.InstanceUpdate)) (*oxide.Instance, error) {
+	now := c.See(id)
+	body := &oxide.InstanceUpdate{Ncpus: now.Ncpus, Memory: now.Memory,
+		EnableJumboFrames: oxide.NewPointer(false)}
+	if now.BootDiskId != "" {
+		body.BootDisk = oxide.NewPointer(oxide.NameOrId(now.BootDiskId))
+	}
+	change(body)
+	return c.Client.InstanceUpdate(c.ctx,
+		oxide.InstanceUpdateParams{Instance: oxide.NameOrId(id), Body: body})
+}
+
+func checkUpdate(c *Check) {
+	disk := c.Disk()
+	instance := c.Instance()
+	boot := func(u *oxide.InstanceUpdate) {
+		u.BootDisk = oxide.NewPointer(oxide.NameOrId(disk.Id))
+	}
+	_, err := c.updated(instance.Id, boot)
+	c.Refuses("set a boot disk that is not attached", err, inConflict("boot disk must be attached"))
+	Must[*oxide.Disk](c, "attach it")(c.Attach(disk.Id, instance.Id))
+	all := Must[*oxide.Instance](c, "change a stopped instance")(c.updated(instance.Id,
+		func(u *oxide.InstanceUpdate) {
+			boot(u)
+			u.Ncpus, u.Memory = 2, 2*GiB
+			u.CpuPlatform = oxide.NewPointer(oxide.InstanceCpuPlatformAmdMilan)
+			u.AutoRestartPolicy = oxide.NewPointer(oxide.InstanceAutoRestartPolicyNever)
+		}))
+	Equal(c, "what was changed", changeable(all), changes{2, 2 * GiB, disk.Id, "amd_milan", "never"})
+	c.Same("the answer to a change", all, c.See(instance.Id))
+	none := Must[*oxide.Instance](c, "change it back")(c.updated(instance.Id,
+		func(u *oxide.InstanceUpdate) { u.BootDisk, u.Ncpus, u.Memory = nil, 1, GiB }))
+	Equal(c, "what was changed, or left out", changeable(none), changes{1, GiB, "", "", ""})
+	Equal(c, "when it was modified", moment(none.TimeModified), moment(none.TimeCreated))
+
+	_, err = c.updated(instance.Id, func(u *oxide.InstanceUpdate) {
+		u.EnableJumboFrames = oxide.NewPointer(true)
+	})
+	// The fleet of a real rack may have opted in.
+	if err != nil || c.Simulated() {
+		c.Refuses("enable jumbo frames", err, invalidRequest("enable_jumbo_frames may only be set to "+
+			"true when the fleet-wide jumbo-frames opt-in is enabled by a fleet administrator"))
+	}
+	c.checkUpdateWhileRunning()
+}
+
+func (c *Check) checkUpdateWhileRunning() {
+	running, there := c.RunningInstance()
+	resize := inConflict("instance must be stopped to change CPU or memory")
+	for _, test := range []struct {
+		what   string
+		change func(*oxide.InstanceUpdate)
+		want   Refused
+	}{
+		{"CPUs", func(u *oxide.InstanceUpdate) { u.Ncpus++ }, resize},
+		{"memory", func(u *oxide.InstanceUpdate) { u.Memory += GiB }, resize},
+		{"platform", func(u *oxide.InstanceUpdate) {
+			u.CpuPlatform = oxide.NewPointer(oxide.InstanceCpuPlatformAmdMilan)
+		}, resize},
+		{"boot disk", func(u *oxide.InstanceUpdate) {
+			u.BootDisk = oxide.NewPointer(oxide.NameOrId(there.Id))
+		}, inConflict("instance must be stopped to set boot disk")},
+	} {
+		_, err := c.updated(running.Id, test.change)
+		c.Refuses("change the "+test.what+" of a running instance", err, test.want)
+	}
+	Must[*oxide.Instance](c, "change nothing of a running instance")(
+		c.updated(running.Id, func(*oxide.InstanceUpdate) {}))
+}
+
+// changes is what an update changes.
+type changes struct {
+	cpus, memory               int64
+	bootDisk, platform, policy string
+}
+
+func changeable(i *oxide.Instance) changes {
+	return changes{int64(i.Ncpus), int64(i.Memory), i.BootDiskId, string(i.CpuPlatform),
+		string(i.AutoRestartPolicy)}
+}
+
+// moment is a time that a rack may have left out.
+func moment(t *time.Time) string {
+	if t == nil {
+		return "never"
+	}
+	return t.UTC().Format(time.RFC3339Nano)
+}
+
+// removeByName deletes a disk of this check's that has no ID here.
+func (c *Check) removeByName(ctx context.Context, name oxide.Name) error {
+	return gone(c.Client.DiskDelete(ctx, oxide.DiskDeleteParams{Project: c.project(),
+		Disk: oxide.NameOrId(name)}))
+}

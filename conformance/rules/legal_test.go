@@ -1,0 +1,141 @@
+//go:build linux
+
+package rules
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/legal"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+)
+
+// sampledRules is how many rules the short form checks on each rack.
+const sampledRules = 12
+
+// alwaysChecked are the rules whose checks have blamed healthy racks.
+var alwaysChecked = []string{"A01", "A16", "A29", "A38", "A41", "A43", "A59"}
+
+func TestNoRuleBlamesARackForWhatALegalRackMayDo(t *testing.T) {
+	p := proof.New(t, "legal-racks")
+	kinds := legal.Kinds()
+	var mu sync.Mutex
+	// mu guards count and the rest of what the runs find.
+	runs, alarms, count := 0, 0, map[Status]int{}
+	for round := uint64(0); round == 0 || p.Long() && !p.Over(); round++ {
+		var group errgroup.Group
+		group.SetLimit(len(kinds)) // they wait, most of the time
+		for i, kind := range kinds {
+			seed := p.Seed + round*uint64(len(kinds)) + uint64(i)
+			sample := All()
+			if !p.Long() {
+				sample = sampleOf(sample, seed)
+			}
+			rack := startRack(t, harness.RackOptions{})
+			group.Go(func() error {
+				failed, statuses, err := runLegal(t.Context(), rack, kind, seed, sample)
+				mu.Lock()
+				defer mu.Unlock()
+				runs++
+				alarms += len(failed)
+				for status, n := range statuses {
+					count[status] += n
+				}
+				for _, alarm := range failed {
+					t.Errorf("%s (%s), seed %d: %s", kind.Name, kind.Says, seed, alarm)
+				}
+				p.Say("%s: %v", kind.Name, statuses)
+				if err != nil {
+					return fmt.Errorf("%s: %w", kind.Name, err)
+				}
+				return nil
+			})
+		}
+		if err := group.Wait(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.Figure("kinds", len(kinds), "runs", runs, "results", count[Passed]+count[NotTested],
+		"not_tested", count[NotTested], "false_alarms", alarms)
+}
+
+// sampleOf chooses some rules, in their order.
+func sampleOf(all []Rule, seed uint64) []Rule {
+	chosen := map[int]bool{}
+	for _, i := range rand.New(rand.NewPCG(seed, seed)).Perm(len(all))[:sampledRules] {
+		chosen[i] = true
+	}
+	var sample []Rule
+	for i, rule := range all {
+		if chosen[i] || slices.Contains(alwaysChecked, rule.ID) {
+			sample = append(sample, rule)
+		}
+	}
+	return sample
+}
+
+// runLegal checks rules on an altered rack as on a real one, without its admin listener. It returns
+// what the checks blame the rack for.
+func runLegal(ctx context.Context, rack *harness.Rack, kind legal.Kind, seed uint64, sample []Rule,
+) (alarms []string, count map[Status]int, err error) {
+	front, err := legal.Front(ctx, rack, kind, seed)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer front.Close()
+	var group errgroup.Group
+	strangers, end := context.WithCancel(ctx)
+	if kind.Busy {
+		group.Go(func() error { return legal.Strangers(strangers, rack, rack.Instance("b").ID, seed) })
+	}
+	marks := []string{"one"}
+	if kind.Twins {
+		marks = append(marks, "two")
+	}
+	var mu sync.Mutex
+	// mu guards what the runs return.
+	count = map[Status]int{}
+	var checks errgroup.Group
+	for _, mark := range marks {
+		checks.Go(func() error {
+			here := rack.Instance("a")
+			r, err := Open(Config{Host: front.URL, Token: rack.Token, Project: rack.Project, Mark: mark,
+				Description: "made by a test", Hotplug: true,
+				Here: &Guest{ID: here.ID, Sys: Dir(filepath.Join(here.Guest, "sys")),
+					Dev: Dir(filepath.Join(here.Guest, "dev"))}})
+			if err != nil {
+				return err
+			}
+			for _, rule := range sample {
+				result := r.Run(ctx, rule)
+				mu.Lock()
+				count[result.Status]++
+				switch {
+				case result.Status == Failed, result.Status == Blocked:
+					alarms = append(alarms, rule.ID+": "+result.Reason)
+				case result.Status == NotTested && result.Reason == "":
+					alarms = append(alarms, rule.ID+" is not tested, without a reason")
+				case strings.Contains(result.Reason, "has had no answer"):
+					alarms = append(alarms, rule.ID+" has had answers: "+result.Reason)
+				}
+				mu.Unlock()
+			}
+			return r.Close(ctx)
+		})
+	}
+	err = checks.Wait()
+	end()
+	if errStrangers := group.Wait(); err == nil {
+		err = errStrangers
+	}
+	return alarms, count, err
+}

@@ -1,0 +1,246 @@
+package rules
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+)
+
+// Config is the rack to check, and what the checks may use of it.
+type Config struct {
+	// Host, Token and Project are as the driver's settings of those names; CAFile, if it is not
+	// empty, holds the authority of a private certificate in PEM.
+	Host, Token, Project, CAFile string
+	// Mark names the run: 1 to 8 of a-z0-9. It is in the names of what the checks make, and
+	// Description is the description of all of it.
+	Mark, Description string
+	// Hotplug says that the rack attaches and detaches while an instance runs.
+	Hotplug bool
+	// Here is the instance in which this program runs; nil is none. Guest-side rules are not tested
+	// without a guest in which a disk appears.
+	Here *Guest
+	// Through, if it is not nil, wraps the transport by which the rack is asked.
+	Through func(http.RoundTripper) http.RoundTripper
+	// Admin is the admin listener of a simulated rack; nil is a real one.
+	Admin *adminapi.Client
+	// Restart, if it is not nil, ends the rack as a power cut would and starts it again.
+	Restart func(context.Context) error
+}
+
+// Guest is an instance whose inside can be seen.
+type Guest struct {
+	// ID is the instance's.
+	ID string
+	// Sys shows its /sys, and Dev its /dev.
+	Sys, Dev Files
+}
+
+// Files is a directory of a guest, here or elsewhere. Names are relative and use slashes.
+type Files interface {
+	// ReadFile reads a file. An error wraps fs.ErrNotExist if there is none.
+	ReadFile(name string) ([]byte, error)
+	// ReadDir lists the names in a directory, sorted.
+	ReadDir(name string) ([]string, error)
+}
+
+// Rack is a rack that is being checked. Its checks run one at a time.
+type Rack struct {
+	Config
+	// Client is Oxide's own, unmodified.
+	Client *oxide.Client
+
+	recorder *recorder
+	http     *http.Client
+	// cleaning is how long the removal of what a check made may take.
+	cleaning time.Duration
+	// made counts the names that were given out.
+	made int
+	// stopped is the instance that checks share, and that is never started.
+	stopped *oxide.Instance
+	// running is the instance that checks share, and that is never stopped; its disk is attached to
+	// it since before its start.
+	running     *oxide.Instance
+	runningDisk *oxide.Disk
+}
+
+// Open prepares the checks. It asks nothing of the rack.
+func Open(c Config) (*Rack, error) {
+	transport, err := harness.Transport(c.CAFile)
+	if err != nil {
+		return nil, err
+	}
+	r := &Rack{Config: c, cleaning: cleanTimeout, recorder: &recorder{next: transport, token: c.Token,
+		patience: requestPatience}}
+	if c.Through != nil {
+		r.recorder.next = c.Through(transport)
+	}
+	r.http = &http.Client{Transport: r.recorder, Timeout: requestTimeout,
+		// A rack does not redirect, and a request to another host would carry the token.
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	r.Client, err = oxide.NewClient(oxide.WithHost(c.Host), oxide.WithToken(c.Token),
+		oxide.WithHTTPClient(r.http))
+	if err != nil {
+		return nil, fmt.Errorf("make a client of the rack: %w", err)
+	}
+	return r, nil
+}
+
+// requestTimeout is for a request that carries a saga on a busy rack.
+const requestTimeout = 2 * time.Minute
+
+// Close removes what the checks shared.
+func (r *Rack) Close(ctx context.Context) error {
+	var errs []error
+	for _, instance := range []**oxide.Instance{&r.stopped, &r.running} {
+		if *instance == nil {
+			continue
+		}
+		err := Patiently(ctx, func(ctx context.Context) error {
+			return r.RemoveInstance(ctx, (*instance).Id)
+		})
+		if err != nil {
+			errs = append(errs, fmt.Errorf("delete instance %s, which the checks shared: %s",
+				(*instance).Name, Brief(err)))
+			continue
+		}
+		*instance = nil
+	}
+	if disk := r.runningDisk; disk != nil {
+		err := Patiently(ctx, func(ctx context.Context) error { return r.removeDisk(ctx, disk.Id) })
+		if err != nil {
+			errs = append(errs, fmt.Errorf("delete disk %s, which the checks shared: %s", disk.Name,
+				Brief(err)))
+		} else {
+			r.runningDisk = nil
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// HTTP is the client by which the rack is asked.
+func (r *Rack) HTTP() *http.Client { return r.http }
+
+// Exchanges returns what was exchanged with the rack outside of checks since it was last asked.
+func (r *Rack) Exchanges() []Exchange { return r.recorder.take() }
+
+// refusal is the rack's refusal in an error, or nil.
+func refusal(err error) *oxide.HTTPError {
+	var refused *oxide.HTTPError
+	if errors.As(err, &refused) {
+		return refused
+	}
+	return nil
+}
+
+// Brief describes an error of the client in a line: its own text is a page.
+func Brief(err error) string {
+	refused := refusal(err)
+	if refused == nil {
+		return err.Error()
+	}
+	status := statusOf(err)
+	if redirects(status) && refused.HTTPResponse.Header.Get("Location") != "" {
+		return fmt.Sprintf("HTTP %d: the rack is at %s, which OXIDE_HOST has to name", status,
+			refused.HTTPResponse.Header.Get("Location"))
+	}
+	if refused.ErrorResponse == nil {
+		return fmt.Sprintf("HTTP %d with a body that is no error of a rack", status)
+	}
+	return fmt.Sprintf("HTTP %d %s: %s (request %s)", status,
+		cmp.Or(refused.ErrorResponse.ErrorCode, "without a code"), refused.ErrorResponse.Message,
+		refused.ErrorResponse.RequestId)
+}
+
+func redirects(status int) bool { return status >= 300 && status < 400 }
+
+// IsBusy reports whether the rack has refused because it is busy (429, 502, 503, 504).
+func IsBusy(err error) bool { return MeansBusy(statusOf(err)) }
+
+// statusOf is the status of the rack's refusal in an error, or 0.
+func statusOf(err error) int {
+	if refused := refusal(err); refused != nil && refused.HTTPResponse != nil {
+		return refused.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// IsUnanswered reports whether a call of the client ended without an answer that could be read. The
+// client's error does not say more.
+func IsUnanswered(err error) bool { return err != nil && refusal(err) == nil }
+
+// IsGone reports whether the rack does not have the object.
+func IsGone(err error) bool { return err != nil && gone(err) == nil }
+
+// gone takes "not found" for a success.
+func gone(err error) error {
+	if errors.Is(err, oxide.ErrHTTP404) {
+		return nil
+	}
+	return err
+}
+
+// Refused is how a rack refuses a request.
+type Refused struct {
+	Status int
+	// Code is the error_code; "" is none.
+	Code string
+	// Message is the whole message.
+	Message string
+}
+
+func (r Refused) String() string {
+	if r.Status < 300 {
+		return fmt.Sprintf("HTTP %d", r.Status)
+	}
+	return fmt.Sprintf("HTTP %d %s: %s", r.Status, cmp.Or(r.Code, "without a code"), r.Message)
+}
+
+// Refuses demands that the rack has refused a request in exactly this way.
+func (c *Check) Refuses(what string, err error, want Refused) {
+	refused := refusal(err)
+	switch {
+	case err == nil:
+		c.Errorf("%s: expected %s; the rack has accepted it", what, want)
+	case refused == nil || refused.HTTPResponse == nil || refused.ErrorResponse == nil:
+		c.Errorf("%s: expected %s; found %s", what, want, Brief(err))
+	default:
+		got := Refused{refused.HTTPResponse.StatusCode, refused.ErrorResponse.ErrorCode,
+			refused.ErrorResponse.Message}
+		if got != want {
+			c.Errorf("%s: expected %s; found %s", what, want, got)
+		}
+	}
+}
+
+// Equal demands that something is what it should be.
+func Equal[T comparable](c *Check, what string, got, want T) {
+	if got != want {
+		c.Errorf("%s: expected %v; found %v", what, want, got)
+	}
+}
+
+// Answer is the rack's answer to a plain request.
+type Answer struct {
+	Status int
+	Header http.Header
+	Body   []byte
+}
+
+// Refused reads the answer as a refusal.
+func (a Answer) Refused() Refused {
+	var body struct {
+		ErrorCode string `json:"error_code"`
+		Message   string `json:"message"`
+	}
+	_ = json.Unmarshal(a.Body, &body) // what is no refusal equals none
+	return Refused{a.Status, body.ErrorCode, body.Message}
+}

@@ -1,0 +1,224 @@
+package rules
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"path"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+)
+
+// Exchange is one request to the rack and its answer.
+type Exchange struct {
+	// Operation is the API's operationId, or "" for a path that it does not have.
+	Operation    string
+	Method, Path string
+	// Status is 0 when there was no answer.
+	Status    int
+	ErrorCode string
+	RequestID string
+	Took      time.Duration
+	// Answer is the beginning of the answer's body.
+	Answer string
+
+	// repeated means that the same request was sent again, whose answer counts.
+	repeated bool
+	// failure is why there is no answer.
+	failure error
+	// location is where a redirect leads.
+	location string
+}
+
+// answerExcerpt is how much of an answer is kept, in bytes.
+const answerExcerpt = 1 << 10
+
+// ErrNotSent is wrapped by a transport's error if the request was not sent on purpose.
+var ErrNotSent = errors.New("the request was not sent")
+
+// requestPatience is how long one request is repeated.
+const requestPatience = 15 * time.Second
+
+// recorder is a transport that keeps every exchange until somebody takes them. It repeats a request
+// that may be repeated: what the rack had no time for (429), whatever it is, and a read without an
+// answer, or with one that says that the rack is busy.
+type recorder struct {
+	next http.RoundTripper
+	// token is left out of the answers that are kept.
+	token string
+	// patience is how long a request is repeated.
+	patience time.Duration
+
+	mu sync.Mutex
+	// mu guards exchanges.
+	exchanges []Exchange
+}
+
+// RoundTrip sends the request and reads the whole answer.
+func (r *recorder) RoundTrip(req *http.Request) (*http.Response, error) {
+	end := time.Now().Add(r.patience)
+	for backoff := (harness.Backoff{Next: 100 * time.Millisecond, Max: 2 * time.Second}); ; {
+		exchange, resp, err := r.once(req)
+		if mayRepeat(exchange) && rewind(req) {
+			backoff.Next = max(backoff.Next, retryAfter(resp))
+			exchange.repeated = time.Now().Add(backoff.Next).Before(end) &&
+				backoff.Wait(req.Context()) == nil
+		}
+		r.mu.Lock()
+		r.exchanges = append(r.exchanges, exchange)
+		r.mu.Unlock()
+		if !exchange.repeated {
+			return resp, err
+		}
+	}
+}
+
+// mayRepeat reports whether a request may be sent again without another effect than one has.
+func mayRepeat(e Exchange) bool {
+	return e.Status == http.StatusTooManyRequests ||
+		e.Method == http.MethodGet && (e.unanswered() || MeansBusy(e.Status))
+}
+
+// unanswered reports whether no answer came, although the request was sent and not given up.
+func (e Exchange) unanswered() bool {
+	return e.failure != nil && !errors.Is(e.failure, ErrNotSent) &&
+		!errors.Is(e.failure, context.Canceled)
+}
+
+// rewind prepares a request to be sent again, if it can be.
+func rewind(req *http.Request) bool {
+	if req.Body == nil || req.Body == http.NoBody {
+		return true
+	}
+	if req.GetBody == nil {
+		return false
+	}
+	body, err := req.GetBody()
+	if err != nil {
+		return false
+	}
+	req.Body = body
+	return true
+}
+
+// retryAfter is how long the rack asks to wait; 0 is as long as the caller likes.
+func retryAfter(resp *http.Response) time.Duration {
+	if resp == nil {
+		return 0
+	}
+	seconds, err := strconv.Atoi(resp.Header.Get("Retry-After"))
+	if err != nil || seconds < 0 {
+		return 0
+	}
+	return time.Duration(seconds) * time.Second
+}
+
+// once sends the request once.
+func (r *recorder) once(req *http.Request) (Exchange, *http.Response, error) {
+	began := time.Now()
+	operation := OperationOf(req.Method, PathOf(req))
+	exchange := Exchange{Operation: operation, Method: req.Method, Path: req.URL.RequestURI()}
+	resp, err := r.next.RoundTrip(req)
+	var body []byte
+	if err == nil {
+		body, err = io.ReadAll(resp.Body)
+		_ = resp.Body.Close()
+		resp.Body = io.NopCloser(bytes.NewReader(body))
+		if err != nil {
+			resp = nil // what was cut off is no answer
+		}
+	}
+	exchange.Took, exchange.failure = time.Since(began), err
+	if err == nil {
+		exchange.Status, exchange.RequestID = resp.StatusCode, resp.Header.Get("X-Request-Id")
+		exchange.location = resp.Header.Get("Location")
+		// Half a token would not be recognized by those who hide it.
+		answer := strings.ReplaceAll(string(body), r.token, "[redacted]")
+		exchange.Answer = answer[:min(len(answer), answerExcerpt)]
+		var refusal struct {
+			ErrorCode string `json:"error_code"`
+		}
+		if resp.StatusCode >= 300 && json.Unmarshal(body, &refusal) == nil {
+			exchange.ErrorCode = refusal.ErrorCode
+		}
+	}
+	return exchange, resp, err
+}
+
+// take returns the exchanges since the last take.
+func (r *recorder) take() []Exchange {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	taken := r.exchanges
+	r.exchanges = nil
+	return taken
+}
+
+// operations are those that the driver and the checks use.
+var operations = parseOperations(`
+ping                            GET    /v1/ping
+current_user_view               GET    /v1/me
+current_user_access_token_list  GET    /v1/me/access-tokens
+utilization_view                GET    /v1/utilization
+rack_list                       GET    /v1/system/hardware/racks
+silo_quotas_view                GET    /v1/system/silos/*/quotas
+silo_utilization_list           GET    /v1/system/utilization/silos
+project_list                    GET    /v1/projects
+project_view                    GET    /v1/projects/*
+disk_list                       GET    /v1/disks
+disk_create                     POST   /v1/disks
+disk_view                       GET    /v1/disks/*
+disk_delete                     DELETE /v1/disks/*
+snapshot_list                   GET    /v1/snapshots
+snapshot_create                 POST   /v1/snapshots
+snapshot_view                   GET    /v1/snapshots/*
+snapshot_delete                 DELETE /v1/snapshots/*
+image_list                      GET    /v1/images
+image_view                      GET    /v1/images/*
+instance_list                   GET    /v1/instances
+instance_create                 POST   /v1/instances
+instance_view                   GET    /v1/instances/*
+instance_update                 PUT    /v1/instances/*
+instance_delete                 DELETE /v1/instances/*
+instance_start                  POST   /v1/instances/*/start
+instance_stop                   POST   /v1/instances/*/stop
+instance_reboot                 POST   /v1/instances/*/reboot
+instance_disk_list              GET    /v1/instances/*/disks
+instance_disk_attach            POST   /v1/instances/*/disks/attach
+instance_disk_detach            POST   /v1/instances/*/disks/detach
+instance_external_ip_list       GET    /v1/instances/*/external-ips
+instance_network_interface_list GET    /v1/network-interfaces
+`)
+
+type operation struct{ name, method, pattern string }
+
+func parseOperations(text string) []operation {
+	var all []operation
+	for line := range strings.Lines(text) {
+		if words := strings.Fields(line); len(words) == 3 {
+			all = append(all, operation{words[0], words[1], words[2]})
+		}
+	}
+	return all
+}
+
+// PathOf is the path that a request asks for.
+func PathOf(req *http.Request) string { return cmp.Or(req.URL.Opaque, req.URL.Path) }
+
+// OperationOf names the operation of a request, or "" for one that is not known here.
+func OperationOf(method, urlPath string) string {
+	for _, op := range operations {
+		if is, err := path.Match(op.pattern, urlPath); err == nil && is && op.method == method {
+			return op.name
+		}
+	}
+	return ""
+}

@@ -1,0 +1,251 @@
+//go:build linux
+
+package rules
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+)
+
+var update = flag.Bool("update", false, "write simulator/ASSUMPTIONS.md")
+
+const (
+	simulatorDir = "../../simulator"
+	tablePath    = simulatorDir + "/ASSUMPTIONS.md"
+)
+
+func TestEveryRuleIsWholeAndHasAnIDOfItsOwn(t *testing.T) {
+	seen := map[string]bool{}
+	for _, rule := range All() {
+		switch {
+		case !regexp.MustCompile(`^A\d\d$`).MatchString(rule.ID) || seen[rule.ID]:
+			t.Errorf("rule %q: its ID is malformed, or given twice", rule.ID)
+		case rule.Says == "" || rule.Why == "" || rule.Source == "" || rule.Check == nil:
+			t.Errorf("%s lacks what it says, why, its source or its check", rule.ID)
+		case len(rule.Calls) == 0:
+			t.Errorf("%s names no operation that its check is about", rule.ID)
+		}
+		for _, name := range rule.Calls {
+			if !slices.ContainsFunc(operations, func(o operation) bool { return o.name == name }) {
+				t.Errorf("%s is about %s, which OperationOf does not know", rule.ID, name)
+			}
+		}
+		seen[rule.ID] = true
+	}
+}
+
+func TestTheTableOfTheSimulatorsAssumptionsIsThatOfTheRules(t *testing.T) {
+	want := Table()
+	if *update {
+		if err := os.WriteFile(tablePath, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(tablePath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(got) != want {
+		t.Errorf("%s is not what the rules say; write it again with "+
+			"go test ./conformance/rules -run Assumptions -update", tablePath)
+	}
+}
+
+func TestTheSimulatorCitesEveryRuleAndNoOther(t *testing.T) {
+	cited := map[string]bool{}
+	files, err := filepath.Glob(simulatorDir + "/*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	deeper, err := filepath.Glob(simulatorDir + "/*/*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range append(files, deeper...) {
+		if strings.HasSuffix(file, "_test.go") || strings.Contains(file, "/broken/") {
+			continue
+		}
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, id := range regexp.MustCompile(`\bA\d\d\b`).FindAllString(string(text), -1) {
+			cited[id] = true
+		}
+	}
+	for _, rule := range All() {
+		if !cited[rule.ID] {
+			t.Errorf("the simulator does not cite %s: it does not imitate the rule, "+
+				"or does not say where", rule.ID)
+		}
+		delete(cited, rule.ID)
+	}
+	for id := range cited {
+		t.Errorf("the simulator cites %s, which is no rule", id)
+	}
+}
+
+// marks counts the runs: what a broken rack leaves of one is not in the way of the next.
+var marks atomic.Int64
+
+// openRack opens the checks of a simulated rack, from inside its first instance.
+func openRack(t *testing.T, rack *harness.Rack, hotplug bool) *Rack {
+	t.Helper()
+	r, err := Open(configOf(rack, hotplug))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func configOf(rack *harness.Rack, hotplug bool) Config {
+	here := rack.Instance("")
+	return Config{Host: rack.URL, Token: rack.Token, Project: rack.Project, CAFile: rack.CA,
+		Mark: fmt.Sprintf("t%d", marks.Add(1)), Description: "made by a test", Hotplug: hotplug,
+		Admin: &rack.Admin,
+		Restart: func(ctx context.Context) error {
+			rack.Kill()
+			return rack.Start(ctx)
+		},
+		Here: &Guest{ID: here.ID, Sys: Dir(filepath.Join(here.Guest, "sys")),
+			Dev: Dir(filepath.Join(here.Guest, "dev"))}}
+}
+
+// giveDisk gives the first instance a disk as it has its boot disk: while it is stopped.
+func giveDisk(t *testing.T, rack *harness.Rack) {
+	t.Helper()
+	ctx, instance := t.Context(), rack.Instance("").ID
+	disk, err := rack.CreateDisk(ctx, rack.Project, "boot-disk-of-an-instance", GiB)
+	if err == nil {
+		err = rack.StopInstance(ctx, instance)
+	}
+	if err == nil {
+		err = rack.AttachDisk(ctx, disk.Id, instance)
+	}
+	if err == nil {
+		err = rack.StartInstance(ctx, instance)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func startRack(t *testing.T, options harness.RackOptions) *harness.Rack {
+	t.Helper()
+	// Some rules are about what belongs to another project, or are about images.
+	options.Args = append(options.Args, "--project", "other", "--image", "silos=1048576",
+		"--image", "sanity/projects=1073741824")
+	rack, err := harness.RunFor(t).StartRack(t.Context(), options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := rack.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	return rack
+}
+
+func TestARackInOrderKeepsEveryRule(t *testing.T) {
+	for name, cold := range map[string]bool{"with hot-plug": false, "without": true} {
+		t.Run(name, func(t *testing.T) {
+			// A check must not count on a rack that is as quick as a simulated one.
+			rack := startRack(t, harness.RackOptions{ColdPlug: cold,
+				Args: []string{"--instance-delay", "100ms", "--device-delay", "50ms"}})
+			if cold {
+				giveDisk(t, rack)
+			}
+			r := openRack(t, rack, !cold)
+			before, err := rack.Ledger(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			count, results := map[Status]int{}, map[string]Status{}
+			for _, rule := range All() {
+				result := r.Run(t.Context(), rule)
+				count[result.Status]++
+				results[rule.ID] = result.Status
+				switch {
+				case result.Status == Failed, result.Status == Blocked && !cold:
+					t.Errorf("%s %s: %s", rule.ID, result.Status, result.Reason)
+				case result.Status == NotTested:
+					t.Errorf("%s is not tested on a simulated rack: %s", rule.ID, result.Reason)
+				case result.Tries > 1:
+					t.Errorf("%s took %d tries", rule.ID, result.Tries)
+				}
+				t.Logf("%s %s in %s, %d requests", rule.ID, result.Status, result.Took,
+					len(result.Exchanges))
+			}
+			if err := r.Close(t.Context()); err != nil {
+				t.Error(err)
+			}
+			if err := rack.Balance(t.Context(), before); err != nil {
+				t.Errorf("the checks have left something: %s", err)
+			}
+			checkRequirements(t, results, cold)
+			figure(t, "rules", "rack", fmt.Sprintf("%q", name), "rules", len(All()), "passed",
+				count[Passed], "blocked", count[Blocked])
+		})
+	}
+}
+
+func TestEveryBrokenRuleIsNoticed(t *testing.T) {
+	rack := startRack(t, harness.RackOptions{})
+	mutations, err := rack.Admin.Mutations(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ofRules, noticed := 0, 0
+	for _, rule := range All() {
+		broken := 0
+		for _, m := range mutations {
+			if m.Rule != rule.ID {
+				continue
+			}
+			broken++
+			ofRules++
+			if err := rack.Admin.Mutate(t.Context(), m.Name); err != nil {
+				t.Fatal(err)
+			}
+			// Each rack is opened anew, so that nothing is shared with the one before.
+			r := openRack(t, rack, true)
+			result := r.Run(t.Context(), rule)
+			if err := rack.Admin.Mend(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if err := r.Close(t.Context()); err != nil {
+				t.Error(err)
+			}
+			if result.Status != Failed {
+				t.Errorf("%s: %s: the check of %s says %s %s", m.Name, m.Says, rule.ID, result.Status,
+					result.Reason)
+				continue
+			}
+			noticed++
+			t.Logf("%s: %s", m.Name, result.Reason)
+		}
+		if broken == 0 {
+			t.Errorf("nothing breaks %s: the simulator has no mutation for it", rule.ID)
+		}
+	}
+	figure(t, "broken-rules", "mutations", ofRules, "noticed", noticed)
+}
+
+func figure(t *testing.T, name string, pairs ...any) {
+	t.Helper()
+	if err := proof.Print(proof.Line(name, pairs...)); err != nil {
+		t.Error(err)
+	}
+}

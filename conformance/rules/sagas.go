@@ -1,0 +1,121 @@
+package rules
+
+import (
+	"context"
+	"errors"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+)
+
+// sagaRules are about what becomes of a request that does not end as its caller expects.
+var sagaRules = []Rule{
+	{
+		ID:   "A18",
+		Says: "A saga goes on when its caller gives up",
+		Why: "The driver takes a call without an answer for one that may have been done, and finds " +
+			"the result by name when the call is repeated.",
+		Source: "read: nexus sagas are detached from the request",
+		Calls:  []string{"disk_view"},
+		Check:  checkAbandonedSaga,
+	},
+	{
+		ID: "A19",
+		Says: "A saga that fails halfway is undone; one that did not end is undone or completed when " +
+			"Nexus returns (the simulator undoes creations and completes transitions of instances). " +
+			"Nothing stays `creating`, and the quota does not count what was undone",
+		Why: "The driver repeats a creation that failed under the same name, and waits for a disk " +
+			"that is being created.",
+		Source: "read: steno; which way is inferred",
+		Calls:  []string{"disk_create", "disk_view"},
+		Check:  checkFailedSaga,
+	},
+}
+
+// diskByName reads a disk of the project.
+func (c *Check) diskByName(ctx context.Context, name oxide.Name) (*oxide.Disk, error) {
+	return c.Client.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(name),
+		Project: c.project()})
+}
+
+// beginDisk begins to create a disk, for a caller who gives up when ctx ends.
+func (c *Check) beginDisk(ctx context.Context,
+	params oxide.DiskCreateParams) *underway[*oxide.Disk] {
+	return begin(c, "create a disk", "create_hold", func() (*oxide.Disk, error) {
+		return c.Client.DiskCreate(ctx, params)
+	}, func() error {
+		_, err := c.diskByName(c.ctx, params.Body.Name)
+		return err
+	}, func(ctx context.Context) error {
+		disk, err := c.diskByName(ctx, params.Body.Name)
+		if err != nil {
+			return gone(err)
+		}
+		return c.removeDisk(ctx, disk.Id)
+	})
+}
+
+func checkAbandonedSaga(c *Check) {
+	params := c.Blank()
+	ctx, giveUp := context.WithCancel(c.ctx)
+	defer giveUp()
+	creation := c.beginDisk(ctx, params)
+	giveUp()
+	<-creation.done
+	if creation.err == nil {
+		c.NotTested("the rack answered before its caller could give up")
+	}
+	if c.Simulated() {
+		c.must("end the hold", c.Admin.Switch(c.ctx, map[string]any{"create_hold": "0s"}))
+	}
+	found := "nothing"
+	err := harness.Await(c.ctx, patience, func() error {
+		disk, err := c.diskByName(c.ctx, params.Body.Name)
+		if err != nil {
+			found = Brief(err)
+			return nil
+		}
+		found = string(disk.State.State())
+		if found == "creating" {
+			return errors.New("the disk is still being created")
+		}
+		return nil
+	})
+	c.must("wait for a disk whose creator gave up", err)
+	Equal(c, "a disk whose creator gave up", found, "detached")
+}
+
+func checkFailedSaga(c *Check) {
+	if !c.Simulated() {
+		c.NotTested("a saga that fails halfway cannot be brought about from outside")
+	}
+	params, before := c.Blank(), c.storageUsed(c.ctx)
+	c.Fault(adminapi.Fault{Operation: "disk_create", Phase: adminapi.Unwind, Times: 1})
+	_, err := c.CreateDisk(params)
+	c.Refuses("create a disk while the rack fails", err, internalError)
+	c.checkUndone(params.Body.Name, before)
+	if c.Restart == nil || len(c.problems) > 0 {
+		return
+	}
+	instance := Must[*oxide.Instance](c, "create an instance")(c.CreateInstance(c.NewInstance()))
+	c.Await(instance.Id, oxide.InstanceStateStopped)
+	c.Switch("instance_delay", "1h")
+	_, err = c.Client.InstanceStart(c.ctx,
+		oxide.InstanceStartParams{Instance: oxide.NameOrId(instance.Id)})
+	c.must("start an instance", err)
+	cutOff := c.Blank()
+	creation := c.beginDisk(c.ctx, cutOff)
+	c.must("restart the rack", c.Restart(c.ctx))
+	<-creation.done
+	c.checkUndone(cutOff.Body.Name, before)
+	c.Await(instance.Id, oxide.InstanceStateRunning)
+}
+
+// checkUndone demands that nothing is left of the creation of a disk.
+func (c *Check) checkUndone(name oxide.Name, provisioned int64) {
+	_, err := c.diskByName(c.ctx, name)
+	c.Refuses("read a disk whose creation was undone", err, notFound("disk", "name", string(name)))
+	Equal(c, "what is provisioned afterwards", c.storageUsed(c.ctx), provisioned)
+}

@@ -1,0 +1,142 @@
+package rules
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+)
+
+// Fault lets a simulated rack fail until the check ends.
+func (c *Check) Fault(f adminapi.Fault) {
+	id, err := c.Admin.AddFault(c.ctx, f)
+	c.must("let the simulated rack fail", err)
+	c.Cleanup(func(ctx context.Context) error {
+		faults, err := c.Admin.Faults(ctx)
+		for _, f := range faults {
+			if f.ID == id { // a restart may have removed it
+				err = c.Admin.RemoveFault(ctx, id)
+			}
+		}
+		return err
+	})
+}
+
+// Once is Fault for the next request that it matches.
+func (c *Check) Once(f adminapi.Fault) {
+	f.Times = 1
+	c.Fault(f)
+}
+
+// Switch changes a switch of a simulated rack, by its JSON name, until the check ends.
+func (c *Check) Switch(name string, value any) {
+	now, err := c.Admin.Switches(c.ctx)
+	c.must("read the simulated rack's switches", err)
+	text, err := json.Marshal(now)
+	c.must("read the simulated rack's switches", err)
+	var before map[string]any
+	c.must("read the simulated rack's switches", json.Unmarshal(text, &before))
+	c.Cleanup(func(ctx context.Context) error {
+		return c.Admin.Switch(ctx, map[string]any{name: before[name]})
+	})
+	c.must("change the simulated rack's "+name,
+		c.Admin.Switch(c.ctx, map[string]any{name: value}))
+}
+
+// faultyDisk makes a disk that a failed deletion has left faulted, on a simulated rack.
+func (c *Check) faultyDisk() string {
+	disk := c.Disk()
+	c.Fault(adminapi.Fault{Operation: "disk_delete", Object: disk.Id, Phase: adminapi.Unwind,
+		Times: 1})
+	if err := c.DeleteDisk(disk.Id); err == nil {
+		c.Fatalf("delete a disk while the rack fails: expected an error; the rack has deleted it")
+	}
+	return disk.Id
+}
+
+// underway is a request whose answer the check does not wait for.
+type underway[T any] struct {
+	what   string
+	hold   string
+	done   chan struct{}
+	answer T
+	err    error
+	// problems is how many the check had found before.
+	problems int
+	// carriedOut, if it is not nil, reports whether the rack has done it, answered or not.
+	carriedOut func() bool
+}
+
+// begin sends a request that makes something, and waits until others see it being made. A simulated
+// rack goes on making it until end. The step remove is for the end of the check, whether it was
+// made or not.
+func begin[T any](c *Check, what, hold string, send func() (T, error), seen func() error,
+	remove func(context.Context) error) *underway[T] {
+	u := &underway[T]{what: what, hold: hold, done: make(chan struct{}), problems: len(c.problems)}
+	started := false
+	c.Cleanup(func(ctx context.Context) error {
+		if !started {
+			return nil
+		}
+		<-u.done
+		return remove(ctx)
+	})
+	if c.Simulated() {
+		c.Switch(hold, "1h")
+	}
+	started = true
+	go func() {
+		defer close(u.done)
+		u.answer, u.err = send()
+	}()
+	err := harness.Await(c.ctx, patience, func() error {
+		if u.over() {
+			return nil
+		}
+		return seen()
+	})
+	switch {
+	case u.over() && u.err != nil:
+		c.must(what, u.err)
+	case u.over() && !c.Simulated():
+		c.NotTested("the rack ended it before anybody could look: %s", what)
+	}
+	c.must(what+": expected that others see it being made", err)
+	return u
+}
+
+func (u *underway[T]) over() bool {
+	select {
+	case <-u.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// meanwhile ends the check if something was found on a real rack since begin: the request may have
+// been carried out by then, which its answer need not tell yet.
+func (u *underway[T]) meanwhile(c *Check) {
+	if len(c.problems) > u.problems && !c.Simulated() &&
+		(u.over() || u.carriedOut != nil && u.carriedOut()) {
+		c.problems = c.problems[:u.problems]
+		c.NotTested("the rack ended it before everything could be looked at: %s", u.what)
+	}
+}
+
+// end lets a simulated rack end the request, and returns the answer.
+func (u *underway[T]) end(c *Check) (T, error) {
+	u.meanwhile(c)
+	if c.Simulated() {
+		c.must("end the hold of the simulated rack",
+			c.Admin.Switch(c.ctx, map[string]any{u.hold: "0s"}))
+	}
+	select {
+	case <-u.done:
+	case <-c.ctx.Done():
+		c.must(u.what, errors.Join(c.ctx.Err()))
+	}
+	return u.answer, u.err
+}

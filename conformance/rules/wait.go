@@ -1,0 +1,35 @@
+package rules
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+)
+
+// stateTimeout is how long a rack may take to start or stop an instance.
+const stateTimeout = 3 * time.Minute
+
+// patience is how long a rack may take for something that it does by itself.
+const patience = time.Minute
+
+// Await waits until an instance is in a state. It asks at most once a second: a real rack takes
+// many of them. A read that fails ends it: the transport has repeated what may be repeated.
+func (r *Rack) Await(ctx context.Context, instance string, want oxide.InstanceState) error {
+	ctx, cancel := context.WithTimeout(ctx, stateTimeout)
+	defer cancel()
+	for backoff := (harness.Backoff{Max: time.Second}); ; {
+		seen, err := r.Client.InstanceView(ctx,
+			oxide.InstanceViewParams{Instance: oxide.NameOrId(instance)})
+		if err != nil || seen.RunState == want {
+			return err
+		}
+		if backoff.Wait(ctx) != nil {
+			return fmt.Errorf("after %s: instance %s is %s, not %s", stateTimeout, instance,
+				seen.RunState, want)
+		}
+	}
+}

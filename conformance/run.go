@@ -1,0 +1,295 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/guest"
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/report"
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/rules"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
+)
+
+// runVerb runs the suite against the rack and writes the report.
+func runVerb(ctx context.Context, p *Program, args []string) (int, error) {
+	s, err := parseSettings("run", args, p.Getenv)
+	if err != nil {
+		return ExitUsage, err
+	}
+	// What a killed run has mounted is gone with it.
+	if err := namespace.Enter(); err != nil {
+		return ExitUsage, err
+	}
+	w, err := openJob(p, s)
+	if err != nil {
+		return ExitUsage, err
+	}
+	w.describe()
+	if !w.preflight(ctx) {
+		if ctx.Err() != nil {
+			return ExitInterrupted, errors.New("interrupted; nothing was made")
+		}
+		return ExitUsage, errors.New("nothing was made: see the lines that say fail")
+	}
+	w.say("\nRun %s of %s. It makes at most %s at one time (--budget %d,%d), all marked %s, and "+
+		"removes them; about %s.\n", w.id, strings.Join(w.selected(), ", "), needOf(w.selected()),
+		s.budget.objects, s.budget.gib, w.mark, round(estimate(w.selected(), w.latency)))
+	if !s.yes && !ask(ctx, p, "Go on?") {
+		return interruptedOr(ctx, ExitUsage), errors.New("nothing was made: say --yes, or answer yes")
+	}
+	if err := errors.Join(w.tryFolder(), w.fixFolder()); err != nil {
+		return ExitUsage, fmt.Errorf("nothing was made: %w", err)
+	}
+	w.carryOut(ctx)
+	return w.finish(ctx)
+}
+
+// describe fills what the report says of this run before it begins.
+func (w *job) describe() {
+	host, _ := os.Hostname()
+	w.report.Run.ID, w.report.Run.Mark, w.report.Run.Machine = w.id, w.mark, host
+	w.report.Run.Command = append([]string{"oxide-conformance"}, w.Args...)
+	w.report.Run.Selected = w.selected()
+	w.report.Run.Budget = w.settings.budget.String()
+	w.report.Run.Began = time.Now().UTC()
+	kernel, _ := guest.KernelRelease() // "" elsewhere than on Linux
+	w.report.Versions = report.Versions{Suite: w.Version, Driver: w.Version, SDK: sdkVersion(),
+		Go: runtime.Version(), Kernel: kernel, OS: osRelease(), Arch: runtime.GOARCH,
+		Tools: toolVersions()}
+}
+
+// sdkVersion is the version of Oxide's client in this program.
+func sdkVersion() string {
+	info, _ := debug.ReadBuildInfo()
+	if info == nil {
+		return ""
+	}
+	for _, module := range info.Deps {
+		if module.Path == "github.com/oxidecomputer/oxide.go" {
+			return "oxide.go " + module.Version
+		}
+	}
+	return ""
+}
+
+// carryOut does all that makes something on the rack, and removes it again.
+func (w *job) carryOut(ctx context.Context) {
+	stop := context.AfterFunc(ctx, func() {
+		w.say("\nInterrupted: removing what the run has made. A second interrupt leaves it to\n%s\n",
+			w.cleanCommand())
+	})
+	defer stop()
+	w.progress.begin(w.selected(), w.latency)
+	before, err := w.inventory(ctx)
+	if err != nil {
+		w.incomplete(err)
+		return
+	}
+	w.report.Ledger.Before = before.count()
+	_, err = w.createDisk(ctx, "run", w.manifest())
+	if err == nil {
+		err = w.runParts(ctx)
+	}
+	// What a rack that was lost did not do is no fault of its.
+	if err != nil && w.askRack(ctx) == nil {
+		w.incomplete(err)
+	}
+	w.sweep(ctx)
+	after, err := w.inventory(context.WithoutCancel(ctx))
+	if err != nil {
+		w.incomplete(err)
+		return
+	}
+	w.report.Ledger.After = after.count()
+}
+
+// manifest is the mark of the disk that is made first and deleted last.
+func (w *job) manifest() mark {
+	host, _ := os.Hostname()
+	m := mark{Run: w.id, Host: host, PID: os.Getpid(), Boot: bootID(), Began: &w.report.Run.Began,
+		Instances: []string{w.here.Id}}
+	if w.second != nil {
+		m.Instances = append(m.Instances, w.second.Id)
+	}
+	if w.helper != nil {
+		m.Instances, m.Helper = append(m.Instances, w.helper.Id), w.helper.Id
+	}
+	return m
+}
+
+// incomplete notes that the run could not be carried to its end.
+func (w *job) incomplete(err error) {
+	var attach errAttach
+	if errors.As(err, &attach) {
+		w.result(report.Result{Group: partRules, ID: "attach", Name: "the rack attaches disks",
+			Status: report.Failed, Tries: 1, Reason: err.Error(),
+			Evidence: answers(w.rack.Exchanges())})
+		return
+	}
+	w.stopped = errors.Join(w.stopped, err)
+}
+
+// runParts runs what was selected.
+func (w *job) runParts(ctx context.Context) error {
+	if err := w.learnHotplug(ctx); err != nil {
+		return err
+	}
+	w.note(w.rack.Exchanges())
+	w.tellHotplug()
+	dir, err := harness.NewNamedRun(w.Stdout, workDir(w.id))
+	if err != nil {
+		return err
+	}
+	dir.Programs = w.Self
+	w.dir = dir
+	if w.selects(partRules) {
+		w.runRules(ctx)
+	}
+	if ctx.Err() == nil && w.lost() == nil && w.selects("ext4", "xfs", "btrfs", "block") {
+		err = errors.Join(err, w.runCSISanity(ctx))
+	}
+	if ctx.Err() == nil && w.lost() == nil && w.selects(partData) {
+		err = errors.Join(err, w.runData(ctx))
+	}
+	w.progress.leave()
+	return err
+}
+
+// selects reports whether one of the parts is to run.
+func (w *job) selects(parts ...string) bool {
+	return slices.ContainsFunc(w.selected(), func(part string) bool {
+		return slices.Contains(parts, part)
+	})
+}
+
+// runRules checks every rule.
+func (w *job) runRules(ctx context.Context) {
+	all := rules.All()
+	w.progress.enter(partRules, len(all))
+	for _, rule := range all {
+		if ctx.Err() != nil {
+			break
+		}
+		ruled := w.rack.Run(ctx, rule)
+		// The rule's text is Markdown, the report's is not.
+		says := strings.ReplaceAll(rule.Says, "`", "")
+		result := report.Result{Group: partRules, ID: rule.ID, Name: says, Reason: ruled.Reason,
+			Seconds: ruled.Took.Seconds(), Tries: ruled.Tries, Source: rule.Source,
+			Evidence: answers(ruled.Exchanges), Status: map[rules.Status]report.Status{
+				rules.Passed: report.Passed, rules.Failed: report.Failed,
+				rules.Blocked: report.Blocked, rules.NotTested: report.NotTested,
+			}[ruled.Status]}
+		if ctx.Err() != nil {
+			result.Status, result.Reason = report.Interrupted, "the run was interrupted"
+		}
+		w.note(ruled.Exchanges)
+		if ruled.Undecided && ctx.Err() == nil {
+			if err := w.askRack(ctx); err != nil {
+				result.Status, result.Reason = report.Interrupted, err.Error()
+			} else {
+				w.incomplete(fmt.Errorf("%s is not tested: %s", rule.ID, ruled.Reason))
+			}
+		}
+		w.result(w.unlessLost(ctx, result))
+		if w.lost() != nil {
+			break
+		}
+	}
+}
+
+// result adds a result to the report and tells of it.
+func (w *job) result(r report.Result) {
+	w.report.Results = append(w.report.Results, r)
+	name := strings.TrimSpace(r.ID + " " + r.Name)
+	reason := ""
+	if r.Status == report.Failed {
+		reason = r.Reason
+	}
+	w.progress.done(strings.ReplaceAll(string(r.Status), "_", " "), name, reason)
+}
+
+// sweep removes all that carries the run's mark. What the driver should have deleted is a failure.
+// What the program has made itself is not: its checks say so if they could not remove it, and a
+// creation that was not answered is found only now.
+func (w *job) sweep(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
+	defer cancel()
+	if err := w.rack.Close(ctx); err != nil {
+		w.incomplete(err)
+	}
+	all, err := w.inventory(ctx)
+	if err != nil {
+		w.incomplete(fmt.Errorf("sweep: %w; clean up with %s", err, w.cleanCommand()))
+		return
+	}
+	mine := deadRun{id: w.id, mark: w.manifest(),
+		left: all.of(func(run string) bool { return run == w.id })}
+	w.report.Ledger.Left = mine.left.ofDriver().names()
+	if err := w.remove(ctx, mine); err != nil {
+		w.incomplete(fmt.Errorf("sweep: %w; clean up with %s", err, w.cleanCommand()))
+	}
+}
+
+// finish judges, writes the report and says the verdict.
+func (w *job) finish(ctx context.Context) (int, error) {
+	w.report.Run.Ended = time.Now().UTC()
+	w.report.Calls = w.latencies()
+	w.testify(context.WithoutCancel(ctx))
+	status := w.judge(ctx)
+	folder, err := w.writeReport()
+	if err != nil && (status == ExitConforms || status == ExitBlocked) {
+		status = ExitUsage // a verdict is a report that is there and adds up
+	}
+	if w.dir != nil {
+		if w.report.Verdict == report.DoesNotConform {
+			w.dir.Failed()
+		}
+		err = errors.Join(err, w.dir.Close())
+	}
+	w.summarize(folder)
+	return status, err
+}
+
+// summarize prints the end of the run.
+func (w *job) summarize(folder string) {
+	r := w.report
+	w.say("\n%s: %s\n", strings.ToUpper(r.Headline()), r.Why)
+	for _, result := range r.Results {
+		if result.Status == report.Passed || result.Status == report.NotApplicable ||
+			result.Status == report.Interrupted {
+			continue
+		}
+		w.say("  %-12s %-6s %s", strings.ReplaceAll(string(result.Status), "_", " "), result.Group,
+			strings.TrimSpace(result.ID+" "+result.Name))
+	}
+	if n := r.Count(report.Interrupted); n > 0 {
+		w.say("  %d were interrupted, or not reached any more", n)
+	}
+	for _, left := range r.Ledger.Left {
+		w.say("  left and swept: %s", left)
+	}
+	for _, finding := range r.Witness.Findings {
+		w.say("  witness: %s", finding)
+	}
+	peak := w.budget.peak()
+	w.say("\nFIGURE conformance verdict=%q results=%d passed=%d failed=%d blocked=%d not_tested=%d "+
+		"not_applicable=%d interrupted=%d peak_objects=%d peak_gib=%d seconds=%.1f", r.Verdict,
+		len(r.Results), r.Count(report.Passed), r.Count(report.Failed), r.Count(report.Blocked),
+		r.Count(report.NotTested), r.Count(report.NotApplicable), r.Count(report.Interrupted),
+		peak.objects, peak.gib, r.Run.Ended.Sub(r.Run.Began).Seconds())
+	page := filepath.Join(folder, "index.html")
+	if full, err := filepath.Abs(page); err == nil {
+		page = full
+	}
+	w.say("The report: %s", page)
+	w.say("To clean up after it, should anything be left: %s", w.cleanCommand())
+}

@@ -1,0 +1,145 @@
+//go:build linux
+
+package conformance
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+)
+
+func TestWhatCannotBeDoneIsSaidInALineAndDone(t *testing.T) {
+	run := harness.RunFor(t)
+	rack := rackOf(t, run, harness.RackOptions{})
+	for name, test := range map[string]struct {
+		env  map[string]string
+		args string
+		says []string
+	}{
+		"no such verb":          {nil, "purge", []string{`"purge"`, "preflight, run, clean, diff"}},
+		"no such flag":          {nil, "run --fast", []string{"fast"}},
+		"no such part":          {nil, "run --only zfs", []string{`"zfs"`, "rules, ext4, xfs"}},
+		"nothing selected":      {nil, "run --only ,", []string{"nothing", "rules, ext4, xfs"}},
+		"a word too many":       {nil, "run all", []string{`"all"`}},
+		"a budget of words":     {nil, "run --budget lots", []string{"20,40"}},
+		"a budget too small":    {nil, "run --yes --only ext4 --budget 3,3", []string{"fail"}},
+		"a run that is none":    {nil, "clean --run mine", []string{"8 hexadecimal digits"}},
+		"one report":            {nil, "diff one", []string{"two reports"}},
+		"a word behind version": {nil, "version 2", []string{`"2"`}},
+		"reports that are none": {nil, "diff /nowhere /nowhere", []string{"/nowhere"}},
+		"no rack": {set("OXIDE_HOST", "", "OXIDE_PROJECT", ""), "run",
+			[]string{"OXIDE_HOST, OXIDE_PROJECT"}},
+		"nobody to ask":           {nil, "run --only rules", []string{"--yes"}},
+		"a stranger's token":      {set("OXIDE_TOKEN", canary), "preflight", []string{"fail"}},
+		"a certificate unknown":   {set("OXIDE_CA_FILE", ""), "preflight", []string{"fail"}},
+		"a project unknown":       {set("OXIDE_PROJECT", "elsewhere"), "preflight", []string{"fail"}},
+		"no instance of the rack": {set("OXIDE_SYSFS_ROOT", "/nowhere"), "preflight", []string{"fail"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := prepare(t, run, rack, test.env, strings.Fields(test.args)...)
+			p.exit(t, ExitUsage)
+			if said := p.errs.String(); !strings.HasPrefix(said, "oxide-conformance: ") ||
+				strings.Count(said, "\n") != 1 {
+				t.Errorf("expected one line on standard error; found %q", said)
+			}
+			if strings.Contains(p.out.String()+p.errs.String(), canary) {
+				t.Error("it prints the token")
+			}
+			for _, word := range test.says {
+				if !strings.Contains(p.errs.String(), word) {
+					t.Errorf("it does not say %q: %s", word, p.errs.String())
+				}
+			}
+		})
+	}
+	madeNothing(t, rack)
+}
+
+// madeNothing demands that nothing was changed on a rack since its helper was stopped.
+func madeNothing(t *testing.T, rack *harness.Rack) {
+	t.Helper()
+	requests, err := rack.Admin.Requests(t.Context(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range requests {
+		if r.Method != http.MethodGet && r.Status < 300 && r.Operation != "instance_stop" {
+			t.Errorf("the program has made something: %+v", r)
+		}
+	}
+}
+
+func TestEveryVerbAndSettingIsInTheHelp(t *testing.T) {
+	var text strings.Builder
+	printHelp(&text)
+	for verb := range verbs {
+		if !strings.Contains(text.String(), "oxide-conformance "+verb) {
+			t.Errorf("the help does not have %s", verb)
+		}
+	}
+	for _, s := range allSettings {
+		for _, name := range []string{s.flag, s.env} {
+			if !strings.Contains(text.String(), name) {
+				t.Errorf("the help does not have %s", name)
+			}
+		}
+	}
+}
+
+func TestAPreflightMakesNothingAndSaysWhatARunWouldMeet(t *testing.T) {
+	run := harness.RunFor(t)
+	rack := rackOf(t, run, harness.RackOptions{Args: []string{"--token-ttl", "240h"}})
+	p := prepare(t, run, rack, nil, "preflight")
+	p.exit(t, ExitConforms)
+	for _, want := range []string{
+		"pass  host ", "pass  certificate ", "pass  api-version ", "warn  token's expiry ",
+		"pass  role ", "pass  quota ", "pass  this instance ", "pass  second instance ",
+		"pass  helper ", "pass  tools ", "pass  kernel ", "skip  hot-plug ", "pass  latency ",
+		"takes about ",
+	} {
+		if !strings.Contains(p.out.String(), want) {
+			t.Errorf("the preflight does not say %q", want)
+		}
+	}
+	madeNothing(t, rack)
+}
+
+func TestAPreflightTellsAViewerWhichRoleIsMissing(t *testing.T) {
+	run := harness.RunFor(t)
+	rack := rackOf(t, run, harness.RackOptions{})
+	if err := rack.Admin.Switch(t.Context(), map[string]any{"role": "viewer"}); err != nil {
+		t.Fatal(err)
+	}
+	p := prepare(t, run, rack, nil, "preflight")
+	p.exit(t, ExitUsage)
+	if !strings.Contains(p.out.String(), "fail  role ") ||
+		!strings.Contains(p.out.String(), "limited-collaborator") {
+		t.Error("it does not say which role is missing")
+	}
+}
+
+func TestEveryVerbAnswersAQuestionForHelp(t *testing.T) {
+	questions := [][]string{{"help"}, {"--help"}, {"-h"}}
+	for verb := range verbs {
+		questions = append(questions, []string{verb, "--help"}, []string{verb, "-h"})
+	}
+	for _, args := range questions {
+		var out, errs strings.Builder
+		p := Program{Args: args, Getenv: func(string) string { return "" }, Stdout: &out, Stderr: &errs}
+		if status := p.Main(t.Context()); status != ExitConforms || errs.Len() > 0 ||
+			!strings.Contains(out.String(), "--budget") {
+			t.Errorf("%s: %d, %s", args, status, errs.String())
+		}
+	}
+}
+
+// set is an environment of names and values in turn.
+func set(pairs ...string) map[string]string {
+	env := map[string]string{}
+	for i := 0; i+1 < len(pairs); i += 2 {
+		env[pairs[i]] = pairs[i+1]
+	}
+	return env
+}

@@ -1,0 +1,131 @@
+//go:build linux
+
+package conformance
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/onsi/ginkgo/v2/types"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/report"
+)
+
+func TestTheVerdictFollowsFromWhatRan(t *testing.T) {
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	passed := report.Result{Group: partRules, ID: "A01", Status: report.Passed}
+	with := func(status report.Status) report.Result {
+		return report.Result{Group: partData, ID: "D01", Name: string(status), Status: status,
+			Reason: "why"}
+	}
+	for name, test := range map[string]struct {
+		ctx     context.Context
+		results []report.Result
+		stopped error
+		left    []string
+		witness []string
+		// selected are the parts to run, if it matters.
+		selected []string
+		verdict  report.Verdict
+		status   int
+		says     string
+	}{
+		"all passed": {verdict: report.Conforms,
+			results: []report.Result{passed}, status: ExitConforms, says: "all 1"},
+		"some are not tested": {verdict: report.Conforms,
+			results: []report.Result{passed, with(report.NotTested)}, status: ExitConforms, says: "1 more"},
+		"nothing ran": {verdict: report.Incomplete, status: ExitUsage, says: "nothing"},
+		"nothing but not applicable": {verdict: report.Incomplete,
+			results: []report.Result{with(report.NotApplicable)}, status: ExitUsage, says: "nothing"},
+		"one failed": {verdict: report.DoesNotConform,
+			results: []report.Result{passed, with(report.Failed)}, status: ExitFails, says: "D01"},
+		"one failed and one is blocked": {verdict: report.DoesNotConform,
+			results: []report.Result{{Group: "ext4", Name: "x", Status: report.Blocked, Reason: "why"},
+				with(report.Failed)}, status: ExitFails, says: "D01"},
+		"one is blocked": {verdict: report.BlockedByRack,
+			results: []report.Result{passed, with(report.Blocked)}, status: ExitBlocked, says: "1 of 2"},
+		"something was left": {verdict: report.DoesNotConform,
+			results: []report.Result{passed}, left: []string{"disk x"}, status: ExitFails,
+			says: "left behind"},
+		"the witness objects": {verdict: report.DoesNotConform,
+			results: []report.Result{passed}, witness: []string{"no"}, status: ExitFails, says: "witness"},
+		"it could not go on": {verdict: report.Incomplete,
+			results: []report.Result{passed}, stopped: errors.New("no space"), status: ExitUsage,
+			says: "no space"},
+		"a spec that was not reached": {verdict: report.Incomplete,
+			results: []report.Result{passed, with(report.Interrupted)}, status: ExitUsage,
+			says: "1 results were interrupted"},
+		"a part that did not run": {verdict: report.Incomplete, selected: []string{partRules, "xfs"},
+			results: []report.Result{passed}, status: ExitUsage, says: "xfs"},
+		"it was interrupted": {ctx: over, verdict: report.InterruptedRun,
+			results: []report.Result{passed, with(report.Interrupted)}, status: ExitInterrupted,
+			says: "interrupted"},
+		"interrupted, and something was left": {ctx: over, verdict: report.InterruptedRun,
+			results: []report.Result{passed}, left: []string{"disk x"}, status: ExitInterrupted},
+		"interrupted after a failure": {ctx: over, verdict: report.DoesNotConform,
+			results: []report.Result{with(report.Failed)}, status: ExitInterrupted, says: "D01"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if test.ctx == nil {
+				test.ctx = t.Context()
+			}
+			w := &job{report: &report.Report{Schema: report.SchemaVersion, Results: test.results,
+				Rack: report.Rack{HotPlug: report.HotPlugUnknown}}, stopped: test.stopped}
+			w.report.Ledger.Left, w.report.Witness.Findings = test.left, test.witness
+			w.report.Run.Selected = test.selected
+			status := w.judge(test.ctx)
+			if status != test.status || w.report.Verdict != test.verdict ||
+				!strings.Contains(w.report.Why, test.says) {
+				t.Errorf("%s, status %d: %s", w.report.Verdict, status, w.report.Why)
+			}
+			if err := w.report.Check(); err != nil {
+				t.Errorf("the report does not add up: %v", err)
+			}
+		})
+	}
+}
+
+func TestNothingThatDidNotRunCountsAsPassed(t *testing.T) {
+	const (
+		passed, failed, panicked = types.SpecStatePassed, types.SpecStateFailed, types.SpecStatePanicked
+		timedout, skipped        = types.SpecStateTimedout, types.SpecStateSkipped
+		interrupted              = types.SpecStateInterrupted
+	)
+	spec := func(state types.SpecState, text, message string) types.SpecReport {
+		return types.SpecReport{LeafNodeType: types.NodeTypeIt, LeafNodeText: text, State: state,
+			ContainerHierarchyTexts: []string{"ext4"}, Failure: types.Failure{Message: message}}
+	}
+	const create, needsAttach = "CreateVolume", "Node Service should work"
+	const expand = "ExpandVolume [Controller Server] should work"
+	called := []rpc{{name: "CreateVolume"}}
+	for name, test := range map[string]struct {
+		spec    types.SpecReport
+		calls   []rpc
+		hotplug bool
+		want    report.Status
+	}{
+		"passed":                {spec(passed, create, ""), called, true, report.Passed},
+		"passed without a call": {spec(passed, create, ""), nil, true, report.Failed},
+		"failed":                {spec(failed, create, "no"), called, true, report.Failed},
+		"panicked":              {spec(panicked, create, "no"), called, true, report.Failed},
+		"timed out":             {spec(timedout, create, "no"), called, true, report.Failed},
+		"interrupted":           {spec(interrupted, create, "no"), called, true, report.Interrupted},
+		"not reached":           {spec(skipped, create, ""), nil, true, report.Interrupted},
+		"skipped by itself":     {spec(skipped, create, "not today"), nil, true, report.Failed},
+		"what is not offered": {spec(skipped, expand, "no"), nil, true,
+			report.NotApplicable},
+		"held back for want of hot-plug": {spec(skipped, needsAttach, ""), nil, false,
+			report.Blocked},
+		"the same on a rack with hot-plug": {spec(skipped, needsAttach, ""), nil, true,
+			report.Interrupted},
+	} {
+		got := resultOf("ext4", test.spec, test.calls, test.hotplug)
+		if got.Status != test.want ||
+			(got.Reason == "") != (got.Status == report.Passed) {
+			t.Errorf("%s: %s, %q; want %s", name, got.Status, got.Reason, test.want)
+		}
+	}
+}

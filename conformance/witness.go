@@ -1,0 +1,134 @@
+package conformance
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/report"
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/rules"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+)
+
+// note keeps exchanges for the latencies and for the witness.
+func (w *job) note(exchanges []rules.Exchange) {
+	w.exchanges = append(w.exchanges, exchanges...)
+}
+
+// leaves are the operations of which a call that succeeded leaves at least one in the rack's log:
+// it was done, or the rack was asked whether it is so already.
+var leaves = map[string][]string{
+	"CreateVolume":              {"disk_create"},
+	"DeleteVolume":              {"disk_view", "disk_delete"},
+	"ControllerPublishVolume":   {"instance_disk_attach", "instance_disk_list", "disk_view"},
+	"ControllerUnpublishVolume": {"instance_disk_detach", "disk_view"},
+	"CreateSnapshot":            {"snapshot_create"},
+	"DeleteSnapshot":            {"snapshot_view", "snapshot_delete"},
+	"ListVolumes":               {"disk_list"},
+	"ListSnapshots":             {"snapshot_list", "snapshot_view"},
+	"GetCapacity":               {"utilization_view", "silo_quotas_view"},
+}
+
+// testify compares what the run says with the request log of a simulated rack. A real rack has no
+// log for us; there the program's own record of its calls has to do, which every result was held
+// against when it came in.
+func (w *job) testify(ctx context.Context) {
+	w.report.Witness.Source = "this program's own record"
+	if w.admin == nil {
+		return
+	}
+	w.report.Witness.Source = "the rack's request log"
+	if err := w.lost(); err != nil {
+		w.report.Witness.Source = "none: " + err.Error()
+		return
+	}
+	log, err := w.admin.Requests(ctx, 0)
+	if err != nil {
+		w.report.Witness.Findings = append(w.report.Witness.Findings,
+			fmt.Sprintf("the rack's request log cannot be read: %s", err))
+		return
+	}
+	w.report.Witness.Findings = append(w.report.Witness.Findings,
+		slices.Concat(unknownTo(log, w.exchanges), unheard(log, w.calls.since(0)))...)
+}
+
+// unknownTo lists the answers that the run has, and of which the rack knows nothing.
+func unknownTo(log []adminapi.Request, exchanges []rules.Exchange) (findings []string) {
+	known := map[string]adminapi.Request{}
+	for _, entry := range log {
+		known[entry.RequestID] = entry
+	}
+	for _, e := range exchanges {
+		if e.Status == 0 || e.RequestID == "" {
+			continue // no answer came, or one of a proxy, or one from which a proxy removed the ID
+		}
+		entry, is := known[e.RequestID]
+		switch {
+		case !is:
+			findings = append(findings, fmt.Sprintf("the run has an answer to %s %s (request %q) that "+
+				"the rack did not give", e.Method, e.Path, e.RequestID))
+		case entry.Status != e.Status, entry.Operation != e.Operation &&
+			entry.Operation != "" && e.Operation != "": // a rack refuses some before it knows them
+			findings = append(findings, fmt.Sprintf("request %s: the run has seen %s with HTTP %d, the "+
+				"rack says %s with HTTP %d", e.RequestID, e.Operation, e.Status, entry.Operation,
+				entry.Status))
+		}
+	}
+	return findings
+}
+
+// unheard lists the calls of the driver that succeeded although the rack was not asked for them.
+func unheard(log []adminapi.Request, calls []rpc) (findings []string) {
+	for _, call := range calls {
+		operations := leaves[call.name]
+		isID := call.object == "" || isUUID(call.object) // others do not exist, without asking
+		if call.code != codes.OK || operations == nil || !isID {
+			continue
+		}
+		if !slices.ContainsFunc(log, func(entry adminapi.Request) bool {
+			return slices.Contains(operations, entry.Operation) && during(entry, call)
+		}) {
+			findings = append(findings, fmt.Sprintf("%s of %q at %s succeeded, and the rack heard none "+
+				"of %v", call.name, call.object, call.began.UTC().Format(time.StampMilli), operations))
+		}
+	}
+	return findings
+}
+
+// during reports whether a request was made while a call was under way.
+func during(entry adminapi.Request, call rpc) bool {
+	return !entry.Time.Before(call.began) && !entry.Time.After(call.began.Add(call.took))
+}
+
+// latencies are the times that requests and calls took.
+func (w *job) latencies() []report.Calls {
+	type key struct {
+		kind report.Kind
+		name string
+	}
+	times, failed := map[key][]float64{}, map[key]int{}
+	for _, e := range w.exchanges {
+		k := key{report.API, e.Operation}
+		times[k] = append(times[k], milliseconds(e.Took))
+		if e.Status == 0 || e.Status >= 400 {
+			failed[k]++
+		}
+	}
+	for _, c := range w.calls.since(0) {
+		k := key{report.RPC, c.name}
+		times[k] = append(times[k], milliseconds(c.took))
+		if c.code != codes.OK {
+			failed[k]++
+		}
+	}
+	var all []report.Calls
+	for k, samples := range times {
+		if k.name != "" {
+			all = append(all, report.NewCalls(k.kind, k.name, failed[k], samples))
+		}
+	}
+	return all
+}

@@ -1,0 +1,117 @@
+package proof
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+)
+
+// Members are the kinds of members, for benches that take turns.
+var Members = []Member{Journal, BtrfsMember}
+
+// Bench is a [Guest] with a driver in it, which sees one disk after the other. It is for proofs that
+// need no rack.
+type Bench struct {
+	// Dir holds what the bench makes.
+	Dir    string
+	Guest  Guest
+	Plugin *harness.Plugin
+	// Bin comes first in the driver's PATH. A proof may put programs there.
+	Bin string
+	// Bystanders are other disks of the guest, which no call may change.
+	Bystanders *GuestBystanders
+	// Forged counts comparisons of files with forged records.
+	Forged *Invariant
+}
+
+// StartBench starts a driver in a guest of its own: the run's driver, or the program if there is
+// one. Its environment is the guest's, with what env has besides.
+func StartBench(ctx context.Context, run *harness.Run, program string, env map[string]string) (
+	*Bench, error) {
+	dir, err := os.MkdirTemp(run.Dir, "bench-")
+	if err != nil {
+		return nil, err
+	}
+	b := &Bench{Dir: dir, Bin: filepath.Join(dir, "bin"), Bystanders: &GuestBystanders{},
+		Forged: &Invariant{}}
+	if err := os.Mkdir(b.Bin, 0o755); err != nil {
+		return nil, err
+	}
+	if b.Guest, err = NewGuest(filepath.Join(dir, "guest")); err != nil {
+		return nil, fmt.Errorf("make a guest: %w", err)
+	}
+	all := map[string]string{
+		"OXIDE_INSTANCE_ID": InstanceID,
+		"OXIDE_SYSFS_ROOT":  b.Guest.Sys(""),
+		"OXIDE_DEV_ROOT":    b.Guest.Node(""),
+		"PATH":              b.Bin + ":" + os.Getenv("PATH"),
+		// Nothing here appears later than it is asked for.
+		"OXIDE_DEVICE_TIMEOUT": "20ms",
+	}
+	maps.Copy(all, env)
+	options := harness.PluginOptions{Mode: harness.ModeNode, Env: all}
+	if program != "" {
+		options.Command = []string{program}
+	}
+	b.Plugin, err = run.StartPlugin(ctx, options)
+	return b, err
+}
+
+// AddBystanders gives the guest bystanders.
+func (b *Bench) AddBystanders(ctx context.Context, member Member, count *Invariant) (err error) {
+	b.Bystanders, err = NewGuestBystanders(ctx, b.Guest, filepath.Join(b.Dir, "bystanders"), member,
+		count)
+	return err
+}
+
+// Stage calls NodeStageVolume, after which the bystanders are checked; so do its neighbors.
+func (b *Bench) Stage(ctx context.Context, p *harness.Placement) error {
+	return b.Bystanders.Called(p.Stage(ctx, b.Plugin.Node()))
+}
+
+// Publish calls NodePublishVolume.
+func (b *Bench) Publish(ctx context.Context, p *harness.Placement) error {
+	return b.Bystanders.Called(p.Publish(ctx, b.Plugin.Node()))
+}
+
+// Unpublish calls NodeUnpublishVolume.
+func (b *Bench) Unpublish(ctx context.Context, p *harness.Placement) error {
+	return b.Bystanders.Called(p.Unpublish(ctx, b.Plugin.Node()))
+}
+
+// Unstage calls NodeUnstageVolume.
+func (b *Bench) Unstage(ctx context.Context, p *harness.Placement) error {
+	return b.Bystanders.Called(p.Unstage(ctx, b.Plugin.Node()))
+}
+
+// Close ends the driver, which must end well, and compares the bystanders.
+func (b *Bench) Close() error { return errors.Join(b.Plugin.Stop(), b.Bystanders.Close()) }
+
+// Formats counts the runs of mkfs: it is a file in which each leaves a line.
+type Formats string
+
+// CountFormats puts programs into a directory that comes first in a driver's PATH. Each runs the
+// mkfs of its name, and leaves a line before.
+func CountFormats(bin string) (Formats, error) {
+	file := filepath.Join(filepath.Dir(bin), "formats")
+	err := errors.Join(os.MkdirAll(bin, 0o755), os.WriteFile(file, nil, 0o600))
+	for _, mkfs := range []string{"mke2fs", "mkfs.xfs", "mkfs.btrfs"} {
+		real, missing := exec.LookPath(mkfs)
+		script := fmt.Sprintf("#!/bin/sh\necho %s \"$@\" >>'%s'\nexec '%s' \"$@\"\n", mkfs, file, real)
+		err = errors.Join(err, missing, os.WriteFile(filepath.Join(bin, mkfs), []byte(script), 0o755))
+	}
+	return Formats(file), err
+}
+
+// Count returns how many times a mkfs was run.
+func (f Formats) Count() (int, error) {
+	text, err := os.ReadFile(string(f))
+	return bytes.Count(text, []byte("\n")), err
+}

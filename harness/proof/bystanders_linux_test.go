@@ -1,0 +1,116 @@
+package proof_test
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
+)
+
+func TestMain(m *testing.M) { namespace.Main(m) }
+
+// plug gives a new guest its bystanders.
+func plug(t *testing.T, member proof.Member) (*proof.GuestBystanders, string) {
+	t.Helper()
+	dir := t.TempDir()
+	guest, err := proof.NewGuest(filepath.Join(dir, "guest"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := proof.NewGuestBystanders(t.Context(), guest, filepath.Join(dir, "bystanders"), member,
+		&proof.Invariant{Name: "bystanders"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b, filepath.Join(dir, "bystanders")
+}
+
+func TestBystandersStayAsTheyAre(t *testing.T) {
+	b, dir := plug(t, proof.Journal)
+	if _, err := os.ReadFile(filepath.Join(dir, "mounted", "file")); err != nil {
+		t.Error(err)
+	}
+	unix.Sync()
+	for _, err := range []error{b.Check(), b.Compare(), b.Suspend(), b.Mount(), b.Check(), b.Close()} {
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// Whatever is written to a bystander is noticed at once, and its bytes are compared at the end.
+func TestAWriteToABystanderIsNoticed(t *testing.T) {
+	poke := func(role int) func(*testing.T, *proof.GuestBystanders, string) error {
+		return func(_ *testing.T, b *proof.GuestBystanders, _ string) error {
+			device, err := os.OpenFile(b.Loop(role).Path, os.O_WRONLY|os.O_SYNC, 0)
+			if err != nil {
+				return err
+			}
+			defer device.Close()
+			_, err = device.WriteAt([]byte{1}, 77<<20)
+			return err
+		}
+	}
+	for name, c := range map[string]struct {
+		member proof.Member
+		do     func(*testing.T, *proof.GuestBystanders, string) error
+		// silent changes show in the bytes alone.
+		silent bool
+	}{
+		"a byte of the journal":           {proof.Journal, poke(proof.MemberDisk), false},
+		"a byte of the member of a btrfs": {proof.BtrfsMember, poke(proof.MemberDisk), false},
+		"a byte of the blank disk":        {proof.Journal, poke(proof.BlankDisk), false},
+		"a file of the mounted disk": {proof.Journal,
+			func(_ *testing.T, _ *proof.GuestBystanders, dir string) error {
+				f, err := os.OpenFile(filepath.Join(dir, "mounted", "file"), os.O_WRONLY|os.O_SYNC, 0)
+				if err != nil {
+					return err
+				}
+				defer f.Close()
+				_, err = f.Write([]byte("S"))
+				return err
+			}, false},
+		"a mount that is gone": {proof.Journal,
+			func(_ *testing.T, _ *proof.GuestBystanders, dir string) error {
+				return unix.Unmount(filepath.Join(dir, "mounted"), 0)
+			}, false},
+		"a byte behind the back of the file's time": {proof.Journal,
+			func(_ *testing.T, _ *proof.GuestBystanders, dir string) error {
+				path := filepath.Join(dir, "bystander-2")
+				info, err := os.Stat(path)
+				if err != nil {
+					return err
+				}
+				f, err := os.OpenFile(path, os.O_WRONLY, 0)
+				if err != nil {
+					return err
+				}
+				defer f.Close()
+				if _, err = f.WriteAt([]byte{1}, 9); err != nil {
+					return err
+				}
+				return os.Chtimes(path, time.Time{}, info.ModTime())
+			}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, dir := plug(t, c.member)
+			if err := b.Check(); err != nil {
+				t.Fatal(err)
+			}
+			if err := c.do(t, b, dir); err != nil {
+				t.Fatal(err)
+			}
+			if err := b.Check(); (err == nil) != c.silent {
+				t.Errorf("after the call: %v", err)
+			}
+			if err := b.Close(); (err == nil) == c.silent {
+				t.Errorf("at the end: %v", err)
+			}
+		})
+	}
+}

@@ -1,0 +1,76 @@
+package proof_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+)
+
+func TestAFigureIsOneLineOfNamesAndValues(t *testing.T) {
+	got := proof.Line("blank-corpus", "disks", 12, "formatted_nonblank", 0)
+	if want := "FIGURE blank-corpus disks=12 formatted_nonblank=0"; got != want {
+		t.Errorf("Line = %q, want %q", got, want)
+	}
+}
+
+func TestFiguresAreCollected(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "figures")
+	t.Setenv("PROOF_FIGURES", path)
+	for _, line := range []string{"FIGURE a n=1", "FIGURE b n=2"} {
+		if err := proof.Print(line); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "FIGURE a n=1\nFIGURE b n=2\n"; string(got) != want {
+		t.Errorf("the file holds %q, want %q", got, want)
+	}
+}
+
+func TestTheEnvironmentChoosesSeedAndForm(t *testing.T) {
+	t.Setenv("PROOF_SEED", "7")
+	t.Setenv("PROOF_DURATION", "1h")
+	p := proof.New(t, "some-proof")
+	if p.Seed != 7 || !p.Long() || p.Over() {
+		t.Errorf("seed %d, long %t, over %t; want 7, true, false", p.Seed, p.Long(), p.Over())
+	}
+	t.Setenv("PROOF_SHARES", "6")
+	if got := proof.New(t, "some-proof").Duration(); got != 10*time.Minute {
+		t.Errorf("a sixth of an hour is %s, want 10m", got)
+	}
+	t.Setenv("PROOF_SEED", "")
+	t.Setenv("PROOF_DURATION", "")
+	if p = proof.New(t, "some-proof"); p.Long() || p.Over() {
+		t.Errorf("without a duration: long %t, over %t; want false, false", p.Long(), p.Over())
+	}
+}
+
+func TestTheSameSeedGivesTheSameChance(t *testing.T) {
+	a, b := proof.New(t, "one"), proof.New(t, "other")
+	for i := range 10 {
+		if got, want := a.Rand().Uint64(), b.Rand().Uint64(); got != want {
+			t.Fatalf("number %d differs: %d and %d", i, got, want)
+		}
+	}
+}
+
+func TestAStepThatIsNoFunctionOfTheDriverIsRefused(t *testing.T) {
+	step := func(function string) error {
+		return proof.CheckSteps("../../driver", []proof.Step{{Name: "a", Functions: []string{function}}})
+	}
+	if err := step("blockdev.Host.Find"); err != nil {
+		t.Error(err)
+	}
+	for _, name := range []string{"blockdev.Host.Lost", "blockdev.SysfsSectorBytes"} {
+		if err := step(name); err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("a step that is done by %s: %v", name, err)
+		}
+	}
+}

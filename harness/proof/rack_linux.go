@@ -1,0 +1,62 @@
+package proof
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+)
+
+// RackBystanders are those of an instance of a rack: disks that an administrator made.
+type RackBystanders struct {
+	*Bystanders
+	// ids are the disks'.
+	ids []string
+}
+
+// NewRackBystanders makes the disks and attaches them to the instance, which runs.
+func NewRackBystanders(ctx context.Context, rack *harness.Rack, instance string, member Member,
+	count *Invariant) (*RackBystanders, error) {
+	b := &RackBystanders{}
+	var files [bystanders]string
+	for i := range files {
+		disk, err := rack.CreateDisk(ctx, rack.Project, fmt.Sprintf("bystander-%s-%d", instance, i),
+			harness.GiB)
+		if err != nil {
+			return nil, err
+		}
+		b.ids, files[i] = append(b.ids, disk.Id), DiskFile(rack, disk.Id)
+	}
+	dir := rack.Dir + "-bystanders-" + instance
+	var err error
+	if b.Bystanders, err = NewBystanders(ctx, dir, files, member, count); err != nil {
+		return nil, err
+	}
+	for _, id := range b.ids {
+		err = errors.Join(err, rack.AttachDisk(ctx, id, rack.Instance(instance).ID))
+	}
+	if err != nil {
+		return nil, err
+	}
+	return b, b.Resume(ctx)
+}
+
+// DiskFile is the file that holds a disk's bytes.
+func DiskFile(rack *harness.Rack, id string) string {
+	return filepath.Join(rack.Dir, "sim", "disks", id+".img")
+}
+
+// Has reports whether a disk of the rack is one of them.
+func (b *RackBystanders) Has(id string) bool { return slices.Contains(b.ids, id) }
+
+// HasFile reports whether a file holds the bytes of one of them.
+func (b *RackBystanders) HasFile(path string) bool { return slices.Contains(b.files[:], path) }
+
+// Resume mounts the first disk as soon as it is attached, after Suspend.
+func (b *RackBystanders) Resume(ctx context.Context) error {
+	return harness.Await(ctx, 20*time.Second, b.Mount)
+}

@@ -1,0 +1,120 @@
+// Package async starts the driver's goroutines and paces its retries. An unrecovered panic in a
+// goroutine would end the process, and with it all other calls. Here it becomes the error, or the
+// panic, of the caller that waits for the goroutine.
+package async
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+)
+
+// Recover converts a panic to an error and logs its stack. It has to be deferred.
+func Recover(ctx context.Context, log *slog.Logger, work string, err *error) {
+	p := recover()
+	if p == nil {
+		return
+	}
+	raised, ok := p.(*RaisedPanic)
+	if !ok {
+		raised = &RaisedPanic{p, debug.Stack()}
+	}
+	// Do not log the panic's value, which may quote the request. The stack does not.
+	log.ErrorContext(ctx, "panic", "in", work, "type", fmt.Sprintf("%T", raised.Value),
+		"stack", string(raised.stack))
+	*err = csierr.New(csierr.Internal, "bug in the driver: %s panicked; see its log", work)
+}
+
+// Guard runs f and converts a panic in it to an error.
+func Guard(ctx context.Context, log *slog.Logger, work string, f func() error) (err error) {
+	defer Recover(ctx, log, work, &err)
+	return f()
+}
+
+// RaisedPanic is a panic of another goroutine.
+type RaisedPanic struct {
+	Value any
+	stack []byte
+}
+
+// String returns what the runtime prints if nobody recovers the panic.
+func (p *RaisedPanic) String() string {
+	return fmt.Sprintf("%v, raised in another goroutine:\n%s", p.Value, p.stack)
+}
+
+// Group is a set of goroutines that one caller waits for. Wait raises a panic of one of them again
+// in the caller.
+type Group struct {
+	group sync.WaitGroup
+	mu    sync.Mutex
+	// guarded by mu
+	panicked *RaisedPanic
+}
+
+// Go starts a goroutine.
+func (c *Group) Go(f func()) {
+	c.group.Go(func() {
+		defer func() {
+			if p := recover(); p != nil {
+				c.mu.Lock()
+				defer c.mu.Unlock()
+				c.panicked = &RaisedPanic{p, debug.Stack()}
+			}
+		}()
+		f()
+	})
+}
+
+// Wait waits for all goroutines of the group.
+func (c *Group) Wait() {
+	c.group.Wait()
+	if c.panicked != nil {
+		panic(c.panicked)
+	}
+}
+
+// Start starts f in a goroutine. The returned function waits for the result and has to be called.
+func Start[T any](f func() (T, error)) func() (T, error) {
+	var result T
+	var err error
+	var one Group
+	one.Go(func() { result, err = f() })
+	return func() (T, error) {
+		one.Wait()
+		return result, err
+	}
+}
+
+// AfterDone runs f in its own goroutine when ctx ends.
+func AfterDone(ctx context.Context, log *slog.Logger, work string, f func()) (stop func() bool) {
+	return context.AfterFunc(ctx, func() {
+		_ = Guard(ctx, log, work, func() error {
+			f()
+			return nil
+		})
+	})
+}
+
+// Linger returns a context that ends a while after ctx, and a function that ends it.
+func Linger(ctx context.Context, while time.Duration) (longer context.Context, end func()) {
+	longer, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		timer := time.AfterFunc(while, cancel)
+		context.AfterFunc(longer, func() { timer.Stop() })
+	})
+	return longer, func() {
+		stop()
+		cancel()
+	}
+}
+
+// Detach runs f in a goroutine that nobody waits for. f has to recover its own panics.
+func Detach(f func()) { go f() }
+
+// AfterFunc is like Detach after a while, unless the timer is stopped before.
+func AfterFunc(wait time.Duration, f func()) *time.Timer { return time.AfterFunc(wait, f) }

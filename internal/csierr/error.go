@@ -1,0 +1,129 @@
+// Package csierr defines the driver's errors. Every error that a caller of the CSI services sees is
+// an Error: a Reason and a sentence. One table contains each reason's gRPC code, so that the layers
+// below the RPCs need no gRPC, and its explanation: docs/reasons.md is written from it, and the
+// doctor reads it.
+//
+// Files: reasons.go (the table), reasons_*.go (its parts), error.go (making, wrapping, recognizing
+// and formatting errors), plain.go (safe text).
+package csierr
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// Error is an error with a reason.
+type Error struct {
+	Reason Reason
+	code   codes.Code
+	err    error
+}
+
+// New returns an Error with the reason's code. The format may hold %w.
+func New(reason Reason, format string, args ...any) error {
+	return &Error{Reason: reason, code: explanations[reason].Code, err: fmt.Errorf(format, args...)}
+}
+
+// Coded returns an Error with a code other than its reason's, for calls in which CSI requires it.
+func Coded(code codes.Code, reason Reason, format string, args ...any) error {
+	return &Error{Reason: reason, code: code, err: fmt.Errorf(format, args...)}
+}
+
+// Error returns the sentence without the reason, so that errors can be wrapped.
+func (e *Error) Error() string { return e.err.Error() }
+
+// Unwrap returns the error with the sentence, and what it wraps.
+func (e *Error) Unwrap() error { return e.err }
+
+// WithText returns the error with another sentence.
+func (e *Error) WithText(text string) *Error {
+	return &Error{Reason: e.Reason, code: e.code, err: errors.New(text)}
+}
+
+// Message returns the text for the caller, "Reason: sentence" on one line.
+func (e *Error) Message() string { return string(e.Reason) + ": " + Plain(e.Error()) }
+
+// GRPCStatus returns the status that gRPC sends. It has no details, as CSI requires.
+func (e *Error) GRPCStatus() *status.Status { return status.New(e.code, e.Message()) }
+
+// Convert converts any error to an Error; nil stays nil. An error that wraps an Error keeps its
+// whole text. The errors of an ended context have reasons of their own. An error without a reason
+// gets the given one.
+func Convert(err error, otherwise Reason) error {
+	if err == nil {
+		return nil
+	}
+	return From(err, otherwise)
+}
+
+// From is like Convert, for an error that is not nil.
+func From(err error, otherwise Reason) *Error {
+	var e *Error
+	switch {
+	case errors.As(err, &e):
+		if e == err { //nolint:errorlint // a wrapped one has more text
+			return e
+		}
+		return &Error{Reason: e.Reason, code: e.code, err: err}
+	case errors.Is(err, context.DeadlineExceeded):
+		otherwise = DeadlineExceeded
+	case errors.Is(err, context.Canceled):
+		otherwise = Canceled
+	}
+	return fromStatus(err, otherwise)
+}
+
+// fromStatus keeps the code of an error that gRPC itself made.
+func fromStatus(err error, otherwise Reason) *Error {
+	s, ok := status.FromError(err)
+	if !ok || s.Code() == codes.Unknown || s.Code() == codes.OK {
+		return &Error{Reason: otherwise, code: explanations[otherwise].Code, err: err}
+	}
+	switch s.Code() {
+	case codes.DeadlineExceeded:
+		otherwise = DeadlineExceeded
+	case codes.Canceled:
+		otherwise = Canceled
+	case codes.Unimplemented:
+		otherwise = NotSupported
+	}
+	return &Error{Reason: otherwise, code: s.Code(), err: errors.New(s.Message())}
+}
+
+// ReasonOf returns the reason of an error, or "".
+func ReasonOf(err error) Reason {
+	if e := (*Error)(nil); errors.As(err, &e) {
+		return e.Reason
+	}
+	return ""
+}
+
+// Has reports whether an error has the reason.
+func Has(err error, reason Reason) bool { return err != nil && ReasonOf(err) == reason }
+
+// Message returns the text that the caller would see of an error, or "" for nil.
+func Message(err error) string {
+	if err == nil {
+		return ""
+	}
+	return From(err, Internal).Message()
+}
+
+// IsNotFound reports whether the error's code is NOT_FOUND.
+func IsNotFound(err error) bool { return status.Code(err) == codes.NotFound }
+
+// IsAlreadyExists reports whether the error's code is ALREADY_EXISTS.
+func IsAlreadyExists(err error) bool { return status.Code(err) == codes.AlreadyExists }
+
+// retryable are the codes after which a CO repeats the call. Any other code is final.
+var retryable = []codes.Code{
+	codes.Canceled, codes.DeadlineExceeded, codes.Unavailable, codes.Aborted,
+}
+
+// Retryable reports whether a CO repeats the call after the error.
+func Retryable(err error) bool { return slices.Contains(retryable, status.Code(err)) }

@@ -1,0 +1,145 @@
+// Package csitest has helpers for the tests of several packages: parts of CSI requests, and checks
+// of errors.
+package csitest
+
+import (
+	"context"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+)
+
+// Must ends the test on an error.
+func Must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Want ends the test unless err has the code and the reason, and a presentable message.
+func Want(t *testing.T, err error, code codes.Code, reason csierr.Reason) {
+	t.Helper()
+	s := status.Convert(err)
+	if s.Code() != code || !strings.HasPrefix(s.Message(), string(reason)+": ") {
+		t.Fatalf("got %v %q, want %v with reason %s", s.Code(), s.Message(), code, reason)
+	}
+	Presentable(t, err, code)
+}
+
+// Call calls the method of a service that takes the request.
+func Call(ctx context.Context, service any, request proto.Message) error {
+	name := strings.TrimSuffix(string(request.ProtoReflect().Descriptor().Name()), "Request")
+	results := reflect.ValueOf(service).MethodByName(name).Call([]reflect.Value{
+		reflect.ValueOf(ctx), reflect.ValueOf(request)})
+	err, _ := results[1].Interface().(error)
+	return err
+}
+
+// With returns the request after an edit.
+func With[R proto.Message](request R, edit func(R)) R {
+	edit(request)
+	return request
+}
+
+var startsWithReason = regexp.MustCompile(`^[A-Z][A-Za-z0-9]*: \S`)
+
+// Presentable ends the test unless an error has one of the codes and a message that anybody may
+// see: a reason, one line of bounded length, no token, no details.
+func Presentable(t *testing.T, err error, allowed ...codes.Code) {
+	t.Helper()
+	s := status.Convert(err)
+	message := s.Message()
+	switch {
+	case !slices.Contains(allowed, s.Code()):
+		t.Fatalf("the code is %v: %v", s.Code(), err)
+	case !startsWithReason.MatchString(message), len(s.Details()) > 0,
+		strings.ContainsAny(message, "\n\r\x00"), strings.Contains(message, "tweety"),
+		!utf8.ValidString(message), len(message) > 1200, csierr.WithoutTokens(message) != message:
+		t.Fatalf("the message is not presentable: %q", message)
+	}
+}
+
+// UUID matches an id in canonical form.
+var UUID = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
+
+// Filesystem is a capability for a filesystem.
+func Filesystem(fsType string) *csi.VolumeCapability {
+	return &csi.VolumeCapability{
+		AccessMode: &csi.VolumeCapability_AccessMode{
+			Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER,
+		},
+		AccessType: &csi.VolumeCapability_Mount{
+			Mount: &csi.VolumeCapability_MountVolume{FsType: fsType},
+		},
+	}
+}
+
+// InMode is a capability for ext4 in an access mode.
+func InMode(mode csi.VolumeCapability_AccessMode_Mode) *csi.VolumeCapability {
+	c := Filesystem("ext4")
+	c.AccessMode.Mode = mode
+	return c
+}
+
+// Range is a capacity range in bytes.
+func Range(required, limit int64) *csi.CapacityRange {
+	return &csi.CapacityRange{RequiredBytes: required, LimitBytes: limit}
+}
+
+// Pairs parses lines of key=value.
+func Pairs(text string) map[string]string {
+	values := map[string]string{}
+	for line := range strings.SplitSeq(text, "\n") {
+		if key, value, ok := strings.Cut(line, "="); ok {
+			values[key] = value
+		}
+	}
+	return values
+}
+
+// Topologies parses topologies in the form of the driver's settings, such as "region=R1,zone=Z2".
+func Topologies(texts ...string) []*csi.Topology {
+	var list []*csi.Topology
+	for _, text := range texts {
+		segments := map[string]string{}
+		for key, value := range Pairs(strings.ReplaceAll(text, ",", "\n")) {
+			segments["topology.csi.oxide.computer/"+key] = value
+		}
+		list = append(list, &csi.Topology{Segments: segments})
+	}
+	return list
+}
+
+// Await waits until met returns true, and ends the test after 10 seconds.
+func Await(t *testing.T, what string, met func() bool) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); {
+		if met() {
+			return
+		}
+		<-time.After(2 * time.Millisecond)
+	}
+	t.Fatalf("timed out waiting until %s", what)
+}
+
+// SameMessage fails the test unless two messages are equal.
+func SameMessage(t *testing.T, got, want proto.Message) {
+	t.Helper()
+	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
+		t.Errorf("the answer differs (-want +got):\n%s", diff)
+	}
+}

@@ -1,0 +1,257 @@
+// Package flight is the driver's flight recorder: it says once of every change of a disk, a mount
+// or the rack that it was made, in a line of the log with stable keys, and on a node also in a file
+// for each volume.
+//
+// A change is announced before it is made and closed after it, so that a process that is killed in
+// between leaves an entry that is open. The call that finds the change made closes it (Confirm).
+// Nothing depends on what is recorded: a recorder that cannot write never fails a call.
+package flight
+
+import (
+	"cmp"
+	"context"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+)
+
+// Outcome is how far a change got.
+type Outcome string
+
+// The outcomes. A change that is begun and has no other outcome was made or not: its process ended,
+// or the rack did not answer.
+const (
+	Begun  Outcome = "begun"
+	Done   Outcome = "done"
+	Failed Outcome = "failed"
+)
+
+// Fields say what a change is about. Empty ones are left out. None holds a secret: mount flags,
+// which CSI calls sensitive, are not among them.
+type Fields struct {
+	Volume   string `json:"volume,omitempty"`   // the volume's id
+	Snapshot string `json:"snapshot,omitempty"` // the snapshot's id
+	Name     string `json:"name,omitempty"`     // the snapshot's name on the rack
+	Disk     string `json:"disk,omitempty"`     // the disk's name on the rack
+	Instance string `json:"instance,omitempty"` // the instance's id
+	Device   string `json:"device,omitempty"`   // such as /dev/nvme1n1
+	// DiskSeq is the kernel's number of this appearance of the device: a disk that was away has
+	// another one, and somebody else may have changed it meanwhile.
+	DiskSeq    uint64 `json:"diskseq,omitempty"`
+	Path       string `json:"path,omitempty"` // the staging or target path
+	Filesystem string `json:"filesystem,omitempty"`
+	Detail     string `json:"detail,omitempty"`  // what else there is to say, such as mkfs's options
+	Request    string `json:"request,omitempty"` // the rack's id of the request
+	Claim      string `json:"claim,omitempty"`   // namespace/name of the PVC or the VolumeSnapshot
+	Reason     string `json:"reason,omitempty"`  // of a failure (docs/reasons.md)
+	// Seen says that the process that made the change did not learn its outcome: a later look did.
+	Seen    bool    `json:"seen,omitempty"`
+	Seconds float64 `json:"seconds,omitempty"` // that the change took
+}
+
+// Entry is one line of a volume's file.
+type Entry struct {
+	Time    time.Time `json:"time"`
+	Event   Event     `json:"event"`
+	Outcome Outcome   `json:"outcome"`
+	Fields
+
+	// key is what the begin and the end of one change have in common.
+	key string
+}
+
+// keyOf is the key of a change with these fields, which are those at its begin.
+func keyOf(e Event, f Fields) string {
+	subject := []string{string(e), f.Volume, f.Snapshot, f.Name, f.Instance, f.Path}
+	if f.Volume == "" {
+		subject = append(subject, f.Disk) // one that is to be created
+	}
+	return strings.Join(subject, "\x00")
+}
+
+// text is a field of text, by its key.
+type text struct {
+	key   string
+	value *string
+}
+
+// texts are the fields of text in the order of the log.
+func (f *Fields) texts() []text {
+	return []text{{"volume", &f.Volume}, {"snapshot", &f.Snapshot}, {"name", &f.Name},
+		{"disk", &f.Disk}, {"instance", &f.Instance}, {"device", &f.Device}, {"path", &f.Path},
+		{"filesystem", &f.Filesystem}, {"detail", &f.Detail}, {"request", &f.Request},
+		{"claim", &f.Claim}, {"reason", &f.Reason}}
+}
+
+// with returns the fields, and those of more where they are not empty.
+func (f Fields) with(more Fields) Fields {
+	others := more.texts()
+	for i, field := range f.texts() {
+		*field.value = cmp.Or(*others[i].value, *field.value)
+	}
+	f.Seen, f.DiskSeq = f.Seen || more.Seen, max(f.DiskSeq, more.DiskSeq)
+	f.Seconds = cmp.Or(more.Seconds, f.Seconds)
+	return f
+}
+
+// attrs are the fields for the log.
+func (f Fields) attrs() []slog.Attr {
+	var attrs []slog.Attr
+	for _, field := range f.texts() {
+		if *field.value != "" {
+			attrs = append(attrs, slog.String(field.key, *field.value))
+		}
+	}
+	if f.Seen {
+		attrs = append(attrs, slog.Bool("seen", true))
+	}
+	return append(attrs, slog.Float64("seconds", f.Seconds))
+}
+
+// history keeps what is open.
+type history interface {
+	// add adds an entry. One that ends a change is added only if the change is open, unless always is
+	// set: two processes never say the same.
+	add(e Entry, always bool) (added bool, err error)
+}
+
+// Recorder records the changes that one process makes.
+type Recorder struct {
+	Log *slog.Logger
+	// Dir holds the files of volumes; empty means that nothing is kept but what is open.
+	Dir string
+	// Observe, if it is not nil, is told of every change that was made.
+	Observe func(Entry)
+
+	once sync.Once
+	kept history
+}
+
+func (r *Recorder) history() history {
+	r.once.Do(func() {
+		r.kept = &memory{}
+		if r.Dir != "" {
+			r.kept = &files{dir: r.Dir}
+		}
+	})
+	return r.kept
+}
+
+// add adds an entry, and says it if it is a change that was made. recorded reports whether the next
+// entry of the change can rely on it.
+func (r *Recorder) add(ctx context.Context, e Entry, always bool) (recorded bool) {
+	added, err := r.history().add(e, always)
+	if err != nil {
+		r.Log.WarnContext(ctx, "the flight recorder cannot write its file", "volume", e.Volume,
+			"error", csierr.WithoutPath(err))
+		added = e.Outcome == Done && !e.Seen // rather twice than never
+	}
+	if !added || e.Outcome != Done {
+		return err == nil
+	}
+	attrs := append([]slog.Attr{slog.String("event", string(e.Event))}, e.attrs()...)
+	r.Log.LogAttrs(ctx, slog.LevelInfo, e.Event.Says(), attrs...)
+	if r.Observe != nil {
+		r.Observe(e)
+	}
+	return err == nil
+}
+
+// call is what a call's context carries.
+type call struct {
+	recorder *Recorder
+	fields   Fields
+	request  *atomic.Pointer[string]
+}
+
+type callKey struct{}
+
+// With returns a context whose changes are recorded by r, with these fields.
+func With(ctx context.Context, r *Recorder, f Fields) context.Context {
+	return context.WithValue(ctx, callKey{}, call{r, f, &atomic.Pointer[string]{}})
+}
+
+// About returns a context whose changes have these fields, too.
+func About(ctx context.Context, f Fields) context.Context {
+	c, ok := ctx.Value(callKey{}).(call)
+	if !ok {
+		return ctx
+	}
+	c.fields = c.fields.with(f)
+	return context.WithValue(ctx, callKey{}, c)
+}
+
+// Answered notes the id of a request that the rack has answered. The first one after Begin is the
+// one that makes the change.
+func Answered(ctx context.Context, request string) {
+	if c, ok := ctx.Value(callKey{}).(call); ok {
+		c.request.CompareAndSwap(nil, &request)
+	}
+}
+
+// Change is a change that is being made.
+type Change struct {
+	ctx      context.Context
+	recorded bool // its begin
+	ended    bool
+	call     call
+	entry    Entry
+}
+
+// Begin announces a change, right before it is made. Without a recorder in ctx nothing is recorded.
+func Begin(ctx context.Context, event Event, f Fields) *Change {
+	c, ok := ctx.Value(callKey{}).(call)
+	if !ok {
+		return &Change{}
+	}
+	e := Entry{Time: time.Now().UTC(), Event: event, Outcome: Begun, Fields: c.fields.with(f)}
+	e.key = keyOf(event, e.Fields)
+	recorded := c.recorder.add(ctx, e, false)
+	c.request.Store(nil)
+	return &Change{ctx: ctx, recorded: recorded, call: c, entry: e}
+}
+
+// End closes the change: it was made if err is nil, and otherwise it failed. A change of which the
+// outcome is unknown is not ended. Only the first End counts.
+func (c *Change) End(err error, more Fields) {
+	if c.call.recorder == nil || c.ended {
+		return
+	}
+	c.ended = true
+	e := c.entry
+	e.Fields = e.with(more)
+	e.Outcome, e.Seconds = Done, time.Since(c.entry.Time).Seconds()
+	e.Time = time.Now().UTC()
+	if id := c.call.request.Load(); id != nil && !e.Seen {
+		e.Request = *id
+	}
+	if err != nil {
+		e.Outcome, e.Reason = Failed, string(csierr.ReasonOf(err))
+	}
+	c.call.recorder.add(c.ctx, e, !c.recorded)
+}
+
+// Confirm closes a change that is open, if there is one with this event, these fields and those of
+// the context: it has turned out to be made. more is what is known of it now.
+func Confirm(ctx context.Context, event Event, f, more Fields) {
+	c, ok := ctx.Value(callKey{}).(call)
+	if !ok {
+		return
+	}
+	e := Entry{Time: time.Now().UTC(), Event: event, Outcome: Done, Fields: c.fields.with(f)}
+	e.key = keyOf(event, e.Fields)
+	e.Fields, e.Seen = e.with(more), true
+	c.recorder.add(ctx, e, false)
+}
+
+// Note records a change that is not announced, because its repetition is another one.
+func Note(ctx context.Context, event Event, f Fields) {
+	if c, ok := ctx.Value(callKey{}).(call); ok {
+		c.recorder.add(ctx, Entry{Time: time.Now().UTC(), Event: event, Outcome: Done,
+			Fields: c.fields.with(f)}, true)
+	}
+}

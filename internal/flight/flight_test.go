@@ -1,0 +1,278 @@
+//go:build linux
+
+package flight
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
+)
+
+const (
+	someVolume  = "6f1f1d4e-0d2f-4d0c-9a53-3c1e8f9b6a01"
+	otherVolume = "6f1f1d4e-0d2f-4d0c-9a53-3c1e8f9b6a02"
+)
+
+// recording is a recorder and what it has said.
+type recording struct {
+	*Recorder
+	log  bytes.Buffer
+	seen []Entry
+}
+
+func record(dir string) *recording {
+	r := &recording{}
+	r.Recorder = &Recorder{Dir: dir, Log: slog.New(slog.NewTextHandler(&r.log, nil)),
+		Observe: func(e Entry) { r.seen = append(r.seen, e) }}
+	return r
+}
+
+func (r *recording) call(ctx context.Context) context.Context {
+	return With(ctx, r.Recorder, Fields{Volume: someVolume, Path: "/staging"})
+}
+
+// outcomes are the outcomes in a volume's file.
+func outcomes(t *testing.T, dir string) string {
+	t.Helper()
+	entries, err := Read(dir, someVolume)
+	csitest.Must(t, err)
+	var all []string
+	for _, e := range entries {
+		all = append(all, fmt.Sprintf("%s %s", e.Event, e.Outcome))
+	}
+	return strings.Join(all, ", ")
+}
+
+func TestAChangeIsSaidOnceAndOnlyWhenItWasMade(t *testing.T) {
+	for name, dir := range map[string]string{"in memory": "", "in files": t.TempDir()} {
+		t.Run(name, func(t *testing.T) {
+			r := record(dir)
+			ctx := About(r.call(t.Context()), Fields{Disk: "csi-x", Device: "/dev/nvme1n1"})
+			Confirm(ctx, Mounted, Fields{}, Fields{}) // nothing is open
+			change := Begin(ctx, Mounted, Fields{Filesystem: "ext4"})
+			change.End(csierr.New(csierr.NodeToolFailed, "no"), Fields{})
+			Confirm(ctx, Mounted, Fields{}, Fields{}) // it is known to have failed
+			if len(r.seen) != 0 {
+				t.Fatalf("said %+v", r.seen)
+			}
+			change = Begin(ctx, Mounted, Fields{Filesystem: "ext4"})
+			change.End(nil, Fields{})
+			change.End(nil, Fields{})
+			Confirm(ctx, Mounted, Fields{}, Fields{})
+			if len(r.seen) != 1 || strings.Count(r.log.String(), "event=Mounted") != 1 {
+				t.Fatalf("said %+v", r.seen)
+			}
+			for _, want := range []string{`msg="volume mounted"`, "volume=" + someVolume, "disk=csi-x",
+				"device=/dev/nvme1n1", "path=/staging", "filesystem=ext4", "seconds="} {
+				if !strings.Contains(r.log.String(), want) {
+					t.Errorf("the line lacks %s: %s", want, r.log.String())
+				}
+			}
+		})
+	}
+}
+
+func TestAChangeWhoseProcessDiesIsClosedByTheCallThatFindsItMade(t *testing.T) {
+	dir := t.TempDir()
+	Begin(record(dir).call(t.Context()), Mounted, Fields{})
+	after := record(dir)
+	Begin(after.call(t.Context()), Mounted, Fields{}).End(errors.New("no"), Fields{})
+	Confirm(after.call(t.Context()), Mounted, Fields{}, Fields{Filesystem: "xfs"})
+	Confirm(after.call(t.Context()), Mounted, Fields{}, Fields{})
+	const want = "Mounted begun, Mounted begun, Mounted failed, Mounted done"
+	if got := outcomes(t, dir); got != want {
+		t.Errorf("the file has %s, want %s", got, want)
+	}
+	if len(after.seen) != 1 || !after.seen[0].Seen || after.seen[0].Filesystem != "xfs" {
+		t.Errorf("said %+v", after.seen)
+	}
+}
+
+func TestAChangeOfADiskThatWasAwayIsNotConfirmed(t *testing.T) {
+	dir := t.TempDir()
+	Begin(About(record(dir).call(t.Context()), Fields{DiskSeq: 7}), Formatted, Fields{})
+	after := record(dir)
+	Confirm(About(after.call(t.Context()), Fields{DiskSeq: 8}), Formatted, Fields{}, Fields{})
+	if len(after.seen) != 0 {
+		t.Errorf("said %+v, although another node may have formatted it", after.seen)
+	}
+	Confirm(About(after.call(t.Context()), Fields{DiskSeq: 7}), Formatted, Fields{}, Fields{})
+	if len(after.seen) != 1 {
+		t.Errorf("said %+v", after.seen)
+	}
+}
+
+func TestTwoProcessesNeverSayTheSame(t *testing.T) {
+	dir := t.TempDir()
+	one, other := record(dir), record(dir)
+	change := Begin(one.call(t.Context()), Unmounted, Fields{})
+	Confirm(other.call(t.Context()), Unmounted, Fields{}, Fields{})
+	change.End(nil, Fields{})
+	if len(one.seen) != 0 || len(other.seen) != 1 {
+		t.Errorf("said %+v and %+v", one.seen, other.seen)
+	}
+}
+
+func TestAnAnswerThatWasLostIsSaidWhenTheDiskIsFound(t *testing.T) {
+	r := record("")
+	ctx := With(t.Context(), r.Recorder, Fields{Claim: "default/data"})
+	disk := Fields{Disk: "csi-x"}
+	Begin(ctx, DiskCreated, disk) // no answer
+	again := With(t.Context(), r.Recorder, Fields{Claim: "default/data"})
+	change := Begin(again, DiskCreated, disk)
+	Answered(again, "refused-1")
+	change.End(csierr.New(csierr.NameTaken, "it exists"), Fields{})
+	Confirm(again, DiskCreated, disk, Fields{Volume: someVolume})
+	if len(r.seen) != 1 || r.seen[0].Volume != someVolume || !r.seen[0].Seen ||
+		r.seen[0].Request != "" || r.seen[0].Claim != "default/data" {
+		t.Errorf("said %+v", r.seen)
+	}
+	change = Begin(again, DiskDeleted, Fields{Volume: someVolume})
+	Answered(again, "request-2")
+	Answered(again, "a later look")
+	change.End(nil, Fields{})
+	if last := r.seen[len(r.seen)-1]; last.Event != DiskDeleted || last.Request != "request-2" {
+		t.Errorf("said %+v", last)
+	}
+}
+
+func TestAChangeIsSaidAlsoWhenItsBeginIsLost(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, FileName(someVolume))
+	removed := record(dir)
+	change := Begin(removed.call(t.Context()), Mounted, Fields{})
+	csitest.Must(t, os.Remove(path))
+	change.End(nil, Fields{})
+	csitest.Must(t, os.Mkdir(path, 0o700)) // nothing can be written while it is there
+	unwritten := record(dir)
+	change = Begin(unwritten.call(t.Context()), Unmounted, Fields{})
+	csitest.Must(t, os.Remove(path))
+	change.End(nil, Fields{})
+	if len(removed.seen) != 1 || len(unwritten.seen) != 1 {
+		t.Errorf("said %+v and %+v", removed.seen, unwritten.seen)
+	}
+}
+
+func TestAVolumesFileIsBoundedAndPrivate(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "flight")
+	path := filepath.Join(dir, FileName(someVolume))
+	elsewhere := filepath.Join(t.TempDir(), "elsewhere")
+	csitest.Must(t, os.WriteFile(elsewhere, nil, 0o600))
+	r := record(dir)
+	for i := range 500 {
+		if i == 1 {
+			csitest.Must(t, os.Symlink(elsewhere, path+NewSuffix))
+		}
+		Begin(r.call(t.Context()), Published, Fields{Detail: strings.Repeat("x", 200)}).End(nil, Fields{})
+	}
+	if b, err := os.ReadFile(elsewhere); err != nil || len(b) > 0 {
+		t.Errorf("%d bytes were written through a link, %v", len(b), err)
+	}
+	info, err := os.Stat(path)
+	csitest.Must(t, err)
+	if info.Size() > maxBytes || info.Mode().Perm() != 0o600 {
+		t.Errorf("the file has %d bytes and the mode %s", info.Size(), info.Mode())
+	}
+	entries, err := Read(dir, someVolume)
+	csitest.Must(t, err)
+	if len(entries) < keepEntries || len(r.seen) != 500 {
+		t.Errorf("the file has %d entries of %d changes", len(entries), len(r.seen))
+	}
+	dirInfo, err := os.Stat(dir)
+	csitest.Must(t, err)
+	if dirInfo.Mode().Perm() != 0o700 {
+		t.Errorf("the directory has the mode %s", dirInfo.Mode())
+	}
+}
+
+func TestANodeRemembersSoManyVolumesAndNoMore(t *testing.T) {
+	dir := t.TempDir()
+	r := record(dir)
+	for i := range maxVolumes + 10 {
+		ctx := With(t.Context(), r.Recorder, Fields{Volume: fmt.Sprintf("volume %d", i)})
+		Begin(ctx, Mounted, Fields{}).End(nil, Fields{})
+	}
+	files, err := os.ReadDir(dir)
+	csitest.Must(t, err)
+	newest, err := Read(dir, fmt.Sprintf("volume %d", maxVolumes+9))
+	csitest.Must(t, err)
+	if len(files) != maxVolumes || len(newest) != 2 {
+		t.Errorf("%d files, and %d entries of the newest volume", len(files), len(newest))
+	}
+}
+
+func TestWhateverIsInTheFileACallIsNotHinderedAndSaysWhatItDid(t *testing.T) {
+	for name, put := range map[string]func(path string) error{
+		"a torn line": func(path string) error {
+			return os.WriteFile(path, []byte(`{"time":"2026-01-01T00:00:00Z","event":"Mou`), 0o600)
+		},
+		"bytes of something else": func(path string) error {
+			return os.WriteFile(path, bytes.Repeat([]byte{0, 1, '\n', 0xff}, 4096), 0o600)
+		},
+		"a link":      func(path string) error { return os.Symlink("/etc/passwd", path) },
+		"a directory": func(path string) error { return os.Mkdir(path, 0o700) },
+		"more than it may have": func(path string) error {
+			return os.WriteFile(path, bytes.Repeat([]byte("{}\n"), 3*maxBytes), 0o600)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			csitest.Must(t, put(filepath.Join(dir, FileName(someVolume))))
+			r := record(dir)
+			Begin(r.call(t.Context()), Mounted, Fields{}).End(nil, Fields{})
+			if len(r.seen) != 1 || strings.Count(r.log.String(), "event=Mounted") != 1 {
+				t.Errorf("said %+v\n%s", r.seen, r.log.String())
+			}
+		})
+	}
+}
+
+func TestProcessesThatWriteAtOnceLoseNothing(t *testing.T) {
+	dir := t.TempDir()
+	const processes, changes = 4, 20
+	var all sync.WaitGroup
+	for i := range processes {
+		all.Go(func() {
+			r := record(dir)
+			ctx := With(t.Context(), r.Recorder, Fields{Volume: someVolume, Path: fmt.Sprint(i)})
+			for range changes {
+				Begin(ctx, Published, Fields{}).End(nil, Fields{})
+			}
+		})
+	}
+	all.Wait()
+	entries, err := Read(dir, someVolume)
+	csitest.Must(t, err)
+	if len(entries) != 2*processes*changes {
+		t.Errorf("%d entries, want %d", len(entries), 2*processes*changes)
+	}
+}
+
+func TestVolumesAreKeptApart(t *testing.T) {
+	dir := t.TempDir()
+	r := record(dir)
+	Begin(r.call(t.Context()), Mounted, Fields{}).End(nil, Fields{})
+	if entries, err := Read(dir, otherVolume); err != nil || len(entries) != 0 {
+		t.Errorf("another volume has %v, %v", entries, err)
+	}
+}
+
+func TestEveryEventHasWordsOfItsOwn(t *testing.T) {
+	said := map[string]Event{}
+	for _, e := range Events {
+		if other, twice := said[e.Says]; twice || e.Meaning == "" {
+			t.Errorf("%s says %q, as %q does, or means nothing", e.Event, e.Says, other)
+		}
+		said[e.Says] = e.Event
+	}
+}

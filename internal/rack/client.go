@@ -1,0 +1,121 @@
+package rack
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
+)
+
+// Client is the client of one project of a rack: the Oxide client, and reads that validate their
+// responses.
+type Client struct {
+	*oxide.Client
+	Project string // name or UUID
+}
+
+// requestTimeLimit is a safety net: every call has a shorter deadline of its own.
+const requestTimeLimit = 10 * time.Minute
+
+// Options are the rack's address, the driver's project, and how to connect.
+type Options struct {
+	Host      string
+	Project   string // name or UUID
+	CAFile    string // empty for the system's certificates
+	UserAgent string
+}
+
+// New returns a client that sends its requests through t, and a function that closes idle
+// connections.
+func New(o Options, t *Transport) (*Client, func(), error) {
+	base, err := connections(o.CAFile)
+	if err != nil {
+		return nil, nil, fmt.Errorf("OXIDE_CA_FILE (--ca-file): %w", err)
+	}
+	t.Base = base
+	if _, err := t.Tokens.current(context.Background()); err != nil {
+		return nil, nil, fmt.Errorf("OXIDE_TOKEN_FILE (--token-file): %w", err)
+	}
+	client, err := oxide.NewClient(
+		oxide.WithHost(o.Host),
+		oxide.WithToken("set by the transport"),
+		oxide.WithUserAgent(o.UserAgent),
+		oxide.WithHTTPClient(&http.Client{
+			Timeout:   requestTimeLimit,
+			Transport: t,
+			// A rack does not redirect, and a request to another host would carry the token.
+			CheckRedirect: func(*http.Request, []*http.Request) error {
+				return http.ErrUseLastResponse
+			},
+		}),
+	)
+	if err != nil {
+		return nil, nil, errors.New("OXIDE_HOST (--host): the client does not accept it")
+	}
+	return &Client{client, o.Project}, base.CloseIdleConnections, nil
+}
+
+// connections returns the transport to the rack. An empty caFile means the system's certificates.
+func connections(caFile string) (*http.Transport, error) {
+	base := http.DefaultTransport.(*http.Transport).Clone()
+	base.MaxIdleConnsPerHost = 32
+	base.IdleConnTimeout = 30 * time.Second
+	// All calls share one HTTP/2 connection. When the rack's address moves, nobody answers on it any
+	// more. Without pings every call would wait until TCP gives up, after a quarter of an hour.
+	base.HTTP2 = &http.HTTP2Config{SendPingTimeout: 10 * time.Second, PingTimeout: 5 * time.Second}
+	if caFile == "" {
+		return base, nil
+	}
+	pool, err := certificates(caFile)
+	if err != nil {
+		return nil, err
+	}
+	base.TLSClientConfig = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
+	return base, nil
+}
+
+func certificates(path string) (*x509.CertPool, error) {
+	pem, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read: %w", csierr.WithoutPath(err))
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(pem) {
+		return nil, errors.New("holds no PEM certificate")
+	}
+	return pool, nil
+}
+
+// ParseHost parses a rack's address into scheme and host; without a scheme it is https.
+func ParseHost(address string) (string, error) {
+	if !strings.Contains(address, "://") {
+		address = "https://" + address
+	}
+	u, err := url.Parse(address)
+	switch {
+	case err != nil, u.Scheme != "https" && u.Scheme != "http", u.Hostname() == "",
+		u.User != nil, u.RawQuery != "", u.Fragment != "", strings.Trim(u.Path, "/") != "":
+		return "", errors.New("has to be an address such as https://silo.sys.example.com")
+	}
+	return u.Scheme + "://" + u.Host, nil
+}
+
+// ID parses an id for the Oxide client.
+func ID(id string) (oxide.NameOrId, bool) {
+	canonical, ok := volume.ParseID(id)
+	return oxide.NameOrId(canonical), ok
+}
+
+// ProjectParam returns the project as a parameter of the Oxide client.
+func (c *Client) ProjectParam() oxide.NameOrId { return oxide.NameOrId(c.Project) }

@@ -1,0 +1,195 @@
+package rack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
+)
+
+// InstanceOf returns the instance that a disk is attached to, or is being attached to or detached
+// from, or "".
+func InstanceOf(d *oxide.Disk) string {
+	if s, ok := d.State.AsAttached(); ok {
+		return s.Instance
+	}
+	if s, ok := d.State.AsAttaching(); ok {
+		return s.Instance
+	}
+	if s, ok := d.State.AsDetaching(); ok {
+		return s.Instance
+	}
+	return ""
+}
+
+// statesAtInstance are the states in which an instance has the disk.
+var statesAtInstance = []oxide.DiskStateState{
+	oxide.DiskStateStateAttaching, oxide.DiskStateStateAttached, oxide.DiskStateStateDetaching,
+}
+
+// ReadOnly reports whether the rack marks the disk as read-only.
+func ReadOnly(d *oxide.Disk) bool { return d.ReadOnly != nil && *d.ReadOnly }
+
+// ValidateDisk checks that a disk in a response has everything that the driver passes on or decides
+// from.
+func ValidateDisk(doing string, d *oxide.Disk) error {
+	switch {
+	case !volume.IsID(d.Id):
+		return InvalidResponse(doing, "the disk's id %.80q is not a UUID", d.Id)
+	case d.Name == "":
+		return InvalidResponse(doing, "the disk %s has no name", d.Id)
+	case d.Size == 0 || d.Size > 1<<62:
+		return InvalidResponse(doing, "the disk %s has %d bytes", d.Id, d.Size)
+	case !slices.Contains(volume.BlockSizes, int(d.BlockSize)):
+		return InvalidResponse(doing, "the disk %s has blocks of %d bytes", d.Id, d.BlockSize)
+	case d.DiskType == "":
+		// Another release may omit the type, which would look like a difference from the request.
+		return InvalidResponse(doing, "the disk %s has no type", d.Id)
+	case d.State.State() == "":
+		return InvalidResponse(doing, "the disk %s has no state", d.Id)
+	case slices.Contains(statesAtInstance, d.State.State()) && !volume.IsID(InstanceOf(d)):
+		// The driver would take it for a disk without an instance, and unpublish it by doing nothing.
+		return InvalidResponse(doing, "the disk %s is %s, but names no instance", d.Id, d.State.State())
+	}
+	return nil
+}
+
+// VolumeNotFound returns the error for a volume whose disk the rack does not show.
+func VolumeNotFound(id string) error {
+	return csierr.New(csierr.VolumeNotFound, "the rack has no disk %.80q, or this token may not see "+
+		"it; volume_id is a disk's UUID", id)
+}
+
+// NotFound reports whether the rack does not know an object of the call. A 404 without the rack's
+// error code comes from another server and proves nothing about the object.
+func NotFound(err error) bool { return errors.Is(err, oxide.ErrObjectNotFound) }
+
+// Refused reports whether the rack understood the call and declined it. The driver finds the reason
+// in the state of the objects, never in the text.
+func Refused(err error) bool {
+	return errors.Is(err, oxide.ErrInvalidRequest) || errors.Is(err, oxide.ErrConflict)
+}
+
+// ProjectError returns the error for a project that could not be read.
+func ProjectError(ctx context.Context, err error) error {
+	if NotFound(err) {
+		return csierr.Coded(codes.PermissionDenied, csierr.ProjectNotFound, "this token sees no project "+
+			"with the name or id in OXIDE_PROJECT, so the state of its objects is unknown; give the "+
+			"token's user a role on the project")
+	}
+	return Error(ctx, "read project", err)
+}
+
+// DiskTag returns a disk's ownership tag. ok is false if the disk has none, or has another name
+// than the one that the tag stands for. What the tag says of the disk holds whoever's cluster it
+// is.
+func DiskTag(d *oxide.Disk) (tag volume.Tag, ok bool) {
+	tag, ok = volume.ParseTag(d.Description)
+	// A delete that the rack gave up leaves the disk faulted, with the name "deleted-<id>".
+	return tag, ok && (tag.Names(string(d.Name)) || HalfDeleted(d))
+}
+
+// SnapshotTag is like DiskTag, for a snapshot.
+func SnapshotTag(s *oxide.Snapshot) (tag volume.Tag, ok bool) {
+	tag, ok = volume.ParseTag(s.Description)
+	return tag, ok && tag.Names(string(s.Name))
+}
+
+// ForeignDisk returns why a disk is not one that this driver made for this cluster, or "" if it is.
+// The text continues "the disk …".
+func ForeignDisk(d *oxide.Disk, cluster string) string {
+	tag, ok := DiskTag(d)
+	return foreign(tag, ok, cluster)
+}
+
+// HalfDeleted reports whether the rack began to delete the disk and gave up.
+func HalfDeleted(d *oxide.Disk) bool {
+	return string(d.Name) == "deleted-"+d.Id &&
+		d.State.State() == oxide.DiskStateStateFaulted
+}
+
+// ForeignSnapshot is like ForeignDisk, for a snapshot.
+func ForeignSnapshot(s *oxide.Snapshot, cluster string) string {
+	tag, ok := SnapshotTag(s)
+	return foreign(tag, ok, cluster)
+}
+
+// foreign compares the tag of an object with the cluster. valid reports whether the tag stands for
+// the object's name.
+func foreign(tag volume.Tag, valid bool, cluster string) string {
+	switch {
+	case tag.Name == "":
+		return "has no ownership tag of this driver"
+	case tag.Cluster != cluster:
+		return fmt.Sprintf("has the ownership tag of the cluster %.80q, and OXIDE_CLUSTER_ID is %q "+
+			"here: if it was changed, set it back", tag.Cluster, cluster)
+	case !valid:
+		return fmt.Sprintf("has the ownership tag of %.80q, but another name", tag.Name)
+	}
+	return ""
+}
+
+// Disk reads a disk. An unknown disk is NOT_FOUND.
+func (c *Client) Disk(ctx context.Context, id oxide.NameOrId) (*oxide.Disk, error) {
+	const doing = "read disk"
+	disk, err := c.DiskView(ctx, oxide.DiskViewParams{Disk: id})
+	switch {
+	case NotFound(err):
+		return nil, VolumeNotFound(string(id))
+	case err != nil:
+		return nil, Error(ctx, doing, err)
+	}
+	switch err := ValidateDisk(doing, disk); {
+	case err != nil:
+		return nil, err
+	case disk.Id != string(id):
+		return nil, InvalidResponse(doing, "asked for the disk %s and got %s", id, disk.Id)
+	case disk.State.State() == oxide.DiskStateStateDestroyed:
+		return nil, VolumeNotFound(string(id))
+	}
+	return disk, nil
+}
+
+// CheckProject returns an error if the token may not see the project. Such a token sees none of the
+// project's objects either, so "not found" does not mean that an object is gone.
+func (c *Client) CheckProject(ctx context.Context) error {
+	_, err := c.ReadProject(ctx)
+	if err != nil {
+		return ProjectError(ctx, err)
+	}
+	return nil
+}
+
+// InstanceDisks lists the disks of an instance.
+func (c *Client) InstanceDisks(ctx context.Context, instance oxide.NameOrId) ([]oxide.Disk,
+	error) {
+	const doing = "list the instance's disks"
+	var disks []oxide.Disk
+	var inside error
+	err := eachObject(func(token string) ([]oxide.Disk, string, error) {
+		page, err := c.InstanceDiskList(ctx, oxide.InstanceDiskListParams{
+			Instance: instance, Limit: oxide.NewPointer(pageSize), PageToken: token,
+		})
+		switch {
+		case NotFound(err):
+			return nil, "", InstanceNotFound(string(instance))
+		case err != nil:
+			return nil, "", Error(ctx, doing, err)
+		}
+		return page.Items, wholeInOne(len(page.Items), page.NextPage), nil
+	}, func(disk *oxide.Disk) (enough bool) {
+		disks = append(disks, *disk)
+		inside = ValidateDisk(doing, disk)
+		return inside != nil
+	})
+	if inside != nil {
+		return nil, inside
+	}
+	return disks, err
+}

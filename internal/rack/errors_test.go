@@ -1,0 +1,157 @@
+package rack
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
+)
+
+// viewing reads the disk, as the simplest call that can meet an answer.
+func viewing(ctx context.Context, c *Client) error {
+	_, err := c.DiskView(ctx, oxide.DiskViewParams{Disk: racktest.Disk})
+	return Error(ctx, "read disk", err)
+}
+
+func TestEveryResponseOfTheRackHasItsCode(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		answer racktest.Exchange
+		code   codes.Code
+		reason csierr.Reason
+		words  string // that the message has to contain
+	}{
+		{"OX-1 a name that is taken is 400", racktest.Error(400, "ObjectAlreadyExists",
+			`already exists: disk "x"`), codes.AlreadyExists, csierr.NameTaken,
+			`already exists: disk "x"`},
+		{"OX-2 a bad value", racktest.Error(400, "InvalidValue", "unsupported value"), codes.OutOfRange,
+			csierr.ValueRefused, "unsupported value"},
+		{"any other refusal", racktest.Error(400, "InvalidRequest", "no"),
+			codes.Internal, csierr.RackError, "no (HTTP 400, request r-1)"},
+		{"a body that the rack cannot parse", racktest.Error(400, "", "unable to parse JSON body"),
+			codes.Internal, csierr.RackError, "unable to parse"},
+		{"OX-4 a bad token", racktest.Error(401, "Unauthorized", "credentials missing or invalid"),
+			codes.Unauthenticated, csierr.TokenRejected, "OXIDE_TOKEN"},
+		{"OX-5 a missing role", racktest.Error(403, "Forbidden", "Forbidden"), codes.PermissionDenied,
+			csierr.RoleMissing, "limited-collaborator"},
+		{"OX-6 an unknown object", racktest.Error(404, "ObjectNotFound", "not found: disk"),
+			codes.NotFound,
+			csierr.ObjectNotFound, "not found: disk"},
+		{"OX-6 a 404 that is not the rack's", racktest.Exchange{Status: 404,
+			Body: "<html>Not Found</html>"},
+			codes.Internal, csierr.RackUnknown, "OXIDE_HOST"},
+		{"OX-6 a route the rack does not have", racktest.Error(404, "", "Not Found"), codes.Internal,
+			csierr.RackUnknown, "v20"},
+		{"OX-7 a conflict", racktest.Error(409, "Conflict", "boot disk cannot be detached"),
+			codes.FailedPrecondition, csierr.Conflict, "boot disk"},
+		{"OX-8 gone", racktest.Error(410, "Gone", "Gone"), codes.Internal, csierr.RackError,
+			"request r-1"},
+		{"OX-8 an error inside the rack", racktest.Error(500, "Internal", "Internal Server Error"),
+			codes.Unavailable, csierr.RackUnavailable, "request r-1"},
+		{"OX-8 a proxy's time is up", racktest.Exchange{Status: 408, Body: "<html>timeout</html>"},
+			codes.Unavailable, csierr.RackUnavailable, "HTTP 408"},
+		{"OX-8 a proxy that did not understand the rack", racktest.Exchange{Status: 520, Body: "<html>"},
+			codes.Unavailable, csierr.RackUnavailable, "HTTP 520"},
+		{"OX-8 a call that does not exist there", racktest.Exchange{Status: 501, Body: "<html>"},
+			codes.Internal, csierr.RackError, "HTTP 501"},
+		{"OX-9 the rack cannot answer now", racktest.Error(503, "ServiceNotAvailable",
+			"Service Unavailable"),
+			codes.Unavailable, csierr.RackUnavailable, "Service Unavailable"},
+		{"OX-9 a proxy that limits", racktest.Exchange{Status: 429, Body: "slow down"}, codes.Unavailable,
+			csierr.RackUnavailable, "HTTP 429"},
+		{"OX-9 a proxy without a rack", racktest.Exchange{Status: 502, Body: "<html>Bad Gateway</html>"},
+			codes.Unavailable, csierr.RackUnavailable, "HTTP 502"},
+		{"OX-10 no room", racktest.Error(507, "InsufficientCapacity", "Insufficient capacity: quota"),
+			codes.ResourceExhausted, csierr.RackFull, "quota"},
+		{"OX-12 a redirect is not followed", racktest.Exchange{Status: 302, Body: ""}, codes.Internal,
+			csierr.RackError, "HTTP 302"},
+		{"OX-12 an unexpected status", racktest.Exchange{Status: 418, Body: "short and stout"},
+			codes.Internal,
+			csierr.RackError, "HTTP 418"},
+		{"a success that is no JSON", racktest.Exchange{Status: 200, Body: "<html>hello</html>"},
+			codes.Unavailable, csierr.RackUnavailable, "incomplete response"},
+		{"OX-9 a connection cut before the answer", racktest.Exchange{Cut: true}, codes.Unavailable,
+			csierr.RackUnavailable, "incomplete response"},
+		{"B-16 a token in the rack's text is not shown", racktest.Error(500, "Internal",
+			"Bearer "+racktest.Token+"\nline two"), codes.Unavailable, csierr.RackUnavailable,
+			"Bearer *** line two"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			err := viewing(t.Context(), clientThat(t, test.answer.To(racktest.ViewDisk)))
+			csitest.Want(t, err, test.code, test.reason)
+			message := csierr.Message(err)
+			if !strings.Contains(message, test.words) || !strings.Contains(message, "read disk") {
+				t.Errorf("the message %q lacks %q or what was done", message, test.words)
+			}
+		})
+	}
+}
+
+func TestOX9AnUnreachableRackIsUnavailable(t *testing.T) {
+	server := httptest.NewServer(http.NotFoundHandler())
+	server.Close()
+	err := viewing(t.Context(), clientFor(t, server.URL))
+	csitest.Want(t, err, codes.Unavailable, csierr.RackUnavailable)
+	if text := err.Error(); !strings.Contains(text, "connection refused") ||
+		strings.Contains(text, "/v1/") || strings.Contains(text, "127.0.0.1") {
+		t.Errorf("%v should say what failed, without the URL", err)
+	}
+}
+
+func TestOX9AnUntrustedCertificateIsUnavailable(t *testing.T) {
+	server := httptest.NewTLSServer(http.NotFoundHandler())
+	server.Config.ErrorLog = nil
+	t.Cleanup(server.Close)
+	err := viewing(t.Context(), clientFor(t, server.URL))
+	csitest.Want(t, err, codes.Unavailable, csierr.RackUnavailable)
+	if !strings.Contains(err.Error(), "certificate") {
+		t.Errorf("%v does not mention the certificate", err)
+	}
+}
+
+func TestOX11TheCallersDeadlineLimitsEveryRequest(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
+	defer cancel()
+	csitest.Want(t, viewing(ctx, clientFor(t, racktest.Silent(t))), codes.DeadlineExceeded,
+		csierr.DeadlineExceeded)
+
+	ctx, cancel = context.WithCancel(t.Context())
+	time.AfterFunc(30*time.Millisecond, cancel)
+	csitest.Want(t, viewing(ctx, clientFor(t, racktest.Silent(t))), codes.Canceled, csierr.Canceled)
+}
+
+func TestOX11ACallThatEndsAtItsDeadlineIsDeadlineExceeded(t *testing.T) {
+	// gRPC cancels a call at its deadline, sometimes before the context's own timer fires.
+	for left, want := range map[time.Duration]codes.Code{
+		0: codes.DeadlineExceeded, time.Millisecond: codes.DeadlineExceeded,
+		time.Hour: codes.Canceled,
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), left)
+		cancel()
+		if got := status.Code(transportError(ctx, "read disk", context.Canceled)); got != want {
+			t.Errorf("canceled %s before the deadline: got %s, want %s", left, got, want)
+		}
+	}
+}
+
+func TestATruncatedErrorMessageIsRetryable(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Length", "500")
+		w.WriteHeader(http.StatusBadRequest)
+		_, _ = io.WriteString(w, `{"request_id":"r-1","error_code":"ObjectAl`)
+	}))
+	t.Cleanup(server.Close)
+	err := viewing(t.Context(), clientFor(t, server.URL))
+	csitest.Want(t, err, codes.Unavailable, csierr.RackUnavailable)
+}

@@ -1,0 +1,129 @@
+package rack
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/oxidecomputer/oxide.go/oxide"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
+)
+
+// rackCodes are what an error of the rack may become.
+var rackCodes = []codes.Code{
+	codes.Unauthenticated, codes.PermissionDenied, codes.NotFound, codes.Internal,
+	codes.ResourceExhausted, codes.FailedPrecondition, codes.AlreadyExists, codes.OutOfRange,
+	codes.Unavailable,
+}
+
+// FuzzRackAnswer checks that for any response the CO gets a code it knows and a line that anybody
+// may read; and that only the rack's own words make an object "not found" (OX-6) or "already
+// there".
+func FuzzRackAnswer(f *testing.F) {
+	f.Fuzz(func(t *testing.T, code uint16, body []byte, missing uint8) {
+		response := &http.Response{
+			StatusCode: 300 + int(code)%300, Body: io.NopCloser(bytes.NewReader(body)),
+			ContentLength: int64(len(body)) + int64(missing),
+			Header:        http.Header{"Server": {"tweety/" + spy}},
+			Request:       httptest.NewRequest(http.MethodPost, "https://"+spy+"/v1/disks", nil),
+		}
+		cause := oxide.NewHTTPError(response)
+		err := Error(t.Context(), "create disk", cause)
+		csitest.Presentable(t, err, rackCodes...)
+		if strings.Contains(err.Error(), spy) {
+			t.Fatalf("it shows the rack's address or a header: %v", err)
+		}
+		var said struct {
+			ErrorCode string `json:"error_code"`
+		}
+		_ = json.Unmarshal(body, &said)
+		got := status.Code(err)
+		if got == codes.NotFound && said.ErrorCode != "ObjectNotFound" ||
+			got == codes.AlreadyExists && said.ErrorCode != "ObjectAlreadyExists" {
+			t.Fatalf("HTTP %d with %q is %v", response.StatusCode, body, got)
+		}
+		if (NotFound(cause) || errors.Is(cause, oxide.ErrObjectAlreadyExists)) && Refused(cause) {
+			t.Fatalf("HTTP %d with %q is unknown and refused at once", response.StatusCode, body)
+		}
+	})
+}
+
+// FuzzTransport checks that the text of a failed call does not show the rack's address.
+func FuzzTransport(f *testing.F) {
+	f.Fuzz(func(t *testing.T, why string) {
+		failure := `Get "https://` + spy + `/v1/disks?project=x": ` + why
+		err := Error(t.Context(), "list disks", errors.New(failure))
+		csitest.Presentable(t, err, codes.Unavailable)
+		if strings.Contains(err.Error(), spy) && !strings.Contains(why, spy) {
+			t.Fatalf("%q becomes %v", failure, err)
+		}
+	})
+}
+
+const spy = "tweetytweety"
+
+// FuzzStartingToken checks that an invalid token is ABORTED, and that from one that is the pages
+// show every object behind it once, in order, however long they are.
+func FuzzStartingToken(f *testing.F) {
+	var ids []string
+	for i := range 40 {
+		ids = append(ids, fmt.Sprintf("%08x-0000-4000-8000-000000000000", i*0x06000000))
+	}
+	c := &Client{Project: racktest.Project}
+	f.Fuzz(func(t *testing.T, token string, most int32) {
+		_, err := c.NewPager(token, most)
+		after, _, paged := strings.Cut(token, ".")
+		switch ours := token == "" || csitest.UUID.MatchString(after) && (!paged || err == nil); {
+		case most < 0:
+			csitest.Presentable(t, err, codes.InvalidArgument)
+			return
+		case !ours:
+			csitest.Presentable(t, err, codes.Aborted)
+			return
+		case err != nil:
+			t.Fatalf("the token %q is refused: %v", token, err)
+		}
+		var shown, want []string
+		for _, id := range ids {
+			if id > after {
+				want = append(want, id)
+			}
+		}
+		for at, turn := token, 0; ; turn++ {
+			page, err := c.NewPager(at, most)
+			if err != nil || turn > len(ids) {
+				t.Fatalf("page %d, with the token %q: %v", turn, at, err)
+			}
+			before := len(shown)
+			for _, id := range ids {
+				if page.Take(id, &csi.Volume{}) {
+					shown = append(shown, id)
+				}
+				if page.Full() {
+					break
+				}
+			}
+			if most > 0 && len(shown)-before > int(most) {
+				t.Fatalf("a page of %d, where %d were asked for", len(shown)-before, most)
+			}
+			if at = page.Next; at == "" {
+				break
+			}
+		}
+		if !slices.Equal(shown, want) {
+			t.Fatalf("behind %q in pages of %d: %q, want %q", token, most, shown, want)
+		}
+	})
+}

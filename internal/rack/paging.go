@@ -1,0 +1,276 @@
+package rack
+
+import (
+	"context"
+	"errors"
+	"strings"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+)
+
+// pageSize is how many objects the driver requests from the rack at once.
+const pageSize = 1000
+
+// maxListBytes is the largest list that the driver returns, below gRPC's default limit of 4 MiB.
+// The rest is on the next page, even if the CO asked for everything.
+const maxListBytes = 7 << 19
+
+// Pager selects one CSI page from a listing in the order of ids. Its token holds the last id of the
+// page before, so that any controller can return a page again and objects that come and go move no
+// others. It also holds the rack's own token, with which the listing continues where it was.
+type Pager struct {
+	project string
+	from    string // the rack's page to begin with; empty for the first
+	after   string
+	limit   int // 0 means no limit
+
+	page  string // the rack's page that is being visited
+	seen  string // the last id that the rack has listed
+	pages int    // that were asked for
+	taken int
+	bytes int
+	last  string
+	Next  string
+}
+
+// NewPager begins a page of at most maxEntries entries after a starting token; 0 means no limit.
+func (c *Client) NewPager(startingToken string, maxEntries int32) (*Pager, error) {
+	if maxEntries < 0 {
+		return nil, csierr.New(csierr.FieldInvalid, "max_entries is negative")
+	}
+	p := &Pager{project: c.Project, limit: int(maxEntries)}
+	if startingToken == "" {
+		return p, nil
+	}
+	var ok bool
+	if p.after, p.from, ok = unpackToken(p.project, startingToken); !ok {
+		return nil, startingTokenInvalid()
+	}
+	return p, nil
+}
+
+func startingTokenInvalid() error {
+	return csierr.New(csierr.StartingTokenInvalid, "starting_token is not one of this driver; begin "+
+		"the listing again without one")
+}
+
+// Take adds an entry to this page and reports whether it did. An entry of an earlier or later page
+// is not added.
+func (p *Pager) Take(id string, entry proto.Message) bool {
+	const frame = 8 // around an entry in the response
+	if id <= p.after || p.Next != "" {
+		return false
+	}
+	size := proto.Size(entry) + frame
+	if p.limit > 0 && p.taken == p.limit || p.taken > 0 && p.bytes+size > maxListBytes {
+		p.Next = packToken(p.project, p.last, p.page)
+		return false
+	}
+	p.taken, p.bytes, p.last = p.taken+1, p.bytes+size, id
+	return true
+}
+
+// Full reports whether the page is complete.
+func (p *Pager) Full() bool { return p.Next != "" }
+
+// nextPage returns the rack's next page and how many objects to request. If most of the objects
+// belong into the listing, two requests make a page: one for its entries, and one for the entry
+// after them.
+func (p *Pager) nextPage(token string) (page string, limit *int) {
+	if p.page = token; token == "" {
+		p.page = p.from
+	}
+	p.pages++
+	n := pageSize
+	switch {
+	case p.limit == 0 || p.pages > 2:
+	case p.taken == p.limit:
+		n = 1
+	default:
+		n = min(p.limit, pageSize)
+	}
+	return p.page, &n
+}
+
+// ordered checks that the rack lists its objects in the order of ids, as it was asked to. A CSI
+// page begins after the last id of the one before, so that in another order it would leave objects
+// out.
+func ordered[T any](p *Pager, objects []T) error {
+	for i := range objects {
+		id := objectID(&objects[i])
+		if id < p.seen {
+			return InvalidResponse("list", "the object %.80q is listed after %.80q: expected the order "+
+				"of ids", id, p.seen)
+		}
+		p.seen = id
+	}
+	return nil
+}
+
+// pageError converts the rack's refusal of a page. A token of another rack or of another release is
+// not one of this driver.
+func (p *Pager) pageError(ctx context.Context, doing string, err error) error {
+	if p.page != "" && p.page == p.from && errors.Is(err, oxide.ErrHTTP400) {
+		return startingTokenInvalid()
+	}
+	return Error(ctx, doing, err)
+}
+
+// eachObject visits the objects of all the rack's pages until visit reports that it has enough. The
+// rack names a next page after every page that is not empty, and an empty page need not be the
+// last.
+func eachObject[T any](fetch func(token string) (items []T, next string, err error),
+	visit func(*T) (enough bool)) error {
+	var walk pageWalk
+	for token := ""; ; {
+		items, next, err := fetch(token)
+		if err != nil {
+			return err
+		}
+		if items == nil {
+			// The rack's empty page has an empty list. A response without a list comes from another server,
+			// and the objects that it does not list would appear to be lost.
+			return InvalidResponse("list", "the page has no list of objects")
+		}
+		for i := range items {
+			if err := walk.object(objectID(&items[i])); err != nil {
+				return err
+			}
+			if visit(&items[i]) {
+				return nil
+			}
+		}
+		if next == "" {
+			return nil
+		}
+		if err := walk.page(len(items), next); err != nil {
+			return err
+		}
+		token = next
+	}
+}
+
+// leastPageSize is less than or equal to every limit that a rack puts on its pages: it allows 10000
+// objects, and sends 100 if the request names no limit (dropshot, server.rs: page_max_nitems,
+// page_default_nitems).
+const leastPageSize = 100
+
+// wholeInOne returns the token of the next page, or "" if the page is the last one because it is
+// shorter than its limit. That is so for a list that the rack reads with one query and does not
+// filter afterwards, as the disks of an instance (omicron, datastore/disk.rs: instance_list_disks).
+// It names a next page after every object nevertheless (dropshot, pagination.rs: ResultsPage::new).
+func wholeInOne(objects int, next string) string {
+	if 0 < objects && objects < leastPageSize {
+		return ""
+	}
+	return next
+}
+
+// maxEmptyPages is how many pages in a row may be empty without being the last.
+const maxEmptyPages = 10
+
+// pageWalk stops a listing that would not end. The rack lists objects in order, so no page and no
+// object appears twice.
+type pageWalk struct {
+	tokens, objects map[string]bool
+	empty           int
+}
+
+func (w *pageWalk) object(id string) error {
+	if w.objects[id] && id != "" {
+		return InvalidResponse("list", "the object %.80q is listed twice", id)
+	}
+	if w.objects == nil {
+		w.objects = map[string]bool{}
+	}
+	w.objects[id] = true
+	return nil
+}
+
+// page records a page with that many objects and the token of the next one.
+func (w *pageWalk) page(objects int, next string) error {
+	w.empty++
+	if objects > 0 {
+		w.empty = 0
+	}
+	switch {
+	case w.tokens[next]:
+		return InvalidResponse("list", "its pages repeat")
+	case w.empty > maxEmptyPages:
+		return InvalidResponse("list", "%d pages in a row are empty and name a next one", w.empty)
+	}
+	if w.tokens == nil {
+		w.tokens = map[string]bool{}
+	}
+	w.tokens[next] = true
+	return nil
+}
+
+// objectID returns the id of a listed object.
+func objectID(object any) string {
+	switch o := object.(type) {
+	case *oxide.Disk:
+		return o.Id
+	case *oxide.Snapshot:
+		return o.Id
+	case *oxide.Instance:
+		return o.Id
+	}
+	return ""
+}
+
+// EachDisk visits the project's disks in the order of their ids, beginning at the pager's token.
+func (c *Client) EachDisk(ctx context.Context, pages *Pager,
+	visit func(*oxide.Disk) (enough bool)) error {
+	return eachObject(func(token string) ([]oxide.Disk, string, error) {
+		var params oxide.DiskListParams
+		if params.PageToken, params.Limit = pages.nextPage(token); params.PageToken == "" {
+			params.Project, params.SortBy = c.ProjectParam(), oxide.NameOrIdSortModeIdAscending
+		}
+		page, err := c.DiskList(ctx, params)
+		if err != nil {
+			return nil, "", pages.pageError(ctx, "list disks", err)
+		}
+		return page.Items, page.NextPage, ordered(pages, page.Items)
+	}, visit)
+}
+
+// EachSnapshot visits the project's snapshots in the order of their ids, beginning at the pager's
+// token.
+func (c *Client) EachSnapshot(ctx context.Context, pages *Pager,
+	visit func(*oxide.Snapshot) bool) error {
+	return eachObject(func(token string) ([]oxide.Snapshot, string, error) {
+		var params oxide.SnapshotListParams
+		if params.PageToken, params.Limit = pages.nextPage(token); params.PageToken == "" {
+			params.Project, params.SortBy = c.ProjectParam(), oxide.NameOrIdSortModeIdAscending
+		}
+		page, err := c.SnapshotList(ctx, params)
+		if err != nil {
+			return nil, "", pages.pageError(ctx, "list snapshots", err)
+		}
+		return page.Items, page.NextPage, ordered(pages, page.Items)
+	}, visit)
+}
+
+// BootDisks returns the ids of the project's boot disks.
+func (c *Client) BootDisks(ctx context.Context) (map[string]bool, error) {
+	boot := map[string]bool{}
+	err := eachObject(func(token string) ([]oxide.Instance, string, error) {
+		params := oxide.InstanceListParams{Limit: oxide.NewPointer(pageSize), PageToken: token}
+		if token == "" {
+			params.Project, params.SortBy = c.ProjectParam(), oxide.NameOrIdSortModeIdAscending
+		}
+		page, err := c.InstanceList(ctx, params)
+		if err != nil {
+			return nil, "", Error(ctx, "list instances", err)
+		}
+		return page.Items, page.NextPage, nil
+	}, func(instance *oxide.Instance) (enough bool) {
+		boot[strings.ToLower(instance.BootDiskId)] = true
+		return false
+	})
+	return boot, err
+}

@@ -1,0 +1,184 @@
+//go:build linux
+
+package rack
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
+)
+
+// hungMount mounts a filesystem that answers nothing until it is released.
+func hungMount(t *testing.T) (dir string, letGo func()) {
+	t.Helper()
+	dir = t.TempDir()
+	fuse, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	must(t, err)
+	must(t, unix.Mount("fuse", dir, "fuse", unix.MS_NODEV|unix.MS_NOSUID,
+		fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", fuse)))
+	letGo = sync.OnceFunc(func() {
+		_ = unix.Close(fuse)
+		_ = unix.Unmount(dir, unix.MNT_DETACH)
+	})
+	t.Cleanup(letGo)
+	return dir, letGo
+}
+
+// blocked are the ways in which a token file may keep its reader waiting, each put in path's place.
+func blocked(t *testing.T) map[string]func(path string) {
+	fifo := func(path string) {
+		must(t, unix.Mkfifo(path+".new", 0o600))
+		must(t, os.Rename(path+".new", path))
+	}
+	return map[string]func(string){
+		"a FIFO that nobody writes to": fifo,
+		"a FIFO whose writer is silent": func(path string) {
+			fifo(path)
+			writer, err := os.OpenFile(path, os.O_RDWR, 0)
+			must(t, err)
+			t.Cleanup(func() { _ = writer.Close() })
+		},
+		"a mount that hangs": func(path string) {
+			dir, _ := hungMount(t)
+			must(t, os.Symlink(filepath.Join(dir, "token"), path+".new"))
+			must(t, os.Rename(path+".new", path))
+		},
+	}
+}
+
+func TestD63ATokenFileThatBlocksDelaysNoCall(t *testing.T) {
+	for name, block := range blocked(t) {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "token")
+			writeToken(t, path, "one")
+			s := tokenFile(path)
+			if token, err := s.current(t.Context()); token != "one" || err != nil {
+				t.Fatalf("got %q, %v", token, err)
+			}
+			must(t, s.Fault())
+			block(path)
+			start := time.Now()
+			var callers sync.WaitGroup
+			for range 50 {
+				callers.Go(func() {
+					for _, ask := range []func(context.Context) (string, error){s.current, s.refresh} {
+						if token, err := ask(t.Context()); token != "one" || err != nil {
+							t.Errorf("got %q, %v, want the last token", token, err)
+						}
+					}
+				})
+			}
+			callers.Wait()
+			for range 100 {
+				_, _ = s.current(t.Context())
+			}
+			if took := time.Since(start); took > 20*s.Limit {
+				t.Errorf("the callers waited for %s", took)
+			}
+			csitest.Want(t, s.Fault(), codes.FailedPrecondition, csierr.TokenFileUnreadable)
+		})
+	}
+}
+
+func TestD63ACallerThatIsOutOfTimeDoesNotWaitForTheTokenFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "token")
+	blocked(t)["a mount that hangs"](path)
+	s := tokenFile(path)
+	s.Limit = time.Hour
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if token, err := s.current(ctx); err == nil {
+		t.Errorf("got %q", token)
+	}
+	if ctx.Err() == nil {
+		t.Error("it did not wait")
+	}
+}
+
+func TestD63ABlockedTokenFileHasOneReaderAndIsReadAgain(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "token")
+	writeToken(t, path, "one")
+	s := tokenFile(path)
+	if _, err := s.current(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	dir, letGo := hungMount(t)
+	must(t, os.Symlink(filepath.Join(dir, "token"), path+".new"))
+	must(t, os.Rename(path+".new", path))
+	for range 20 {
+		_, _ = s.refresh(t.Context())
+	}
+	stacks := make([]byte, 1<<20)
+	stacks = stacks[:runtime.Stack(stacks, true)]
+	readers := strings.Count(string(stacks), "(*TokenSource).readFile(")
+	if readers != 1 {
+		t.Errorf("%d goroutines read the file", readers)
+	}
+	writeToken(t, path, "two")
+	letGo()
+	csitest.Await(t, "the new token is read", func() bool {
+		token, err := s.current(t.Context())
+		return token == "two" && err == nil && s.Fault() == nil
+	})
+}
+
+func TestD63ATokenFileThatCannotBeReadIsAFault(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "token")
+	writeToken(t, path, "one")
+	s := tokenFile(path)
+	for name, spoil := range map[string]func(){
+		"it is gone":  func() { must(t, os.Remove(path)) },
+		"it is empty": func() { must(t, os.WriteFile(path, nil, 0o600)) },
+		"it holds no token": func() {
+			must(t, os.WriteFile(path, []byte("tweety tweety"), 0o600))
+		},
+		"it is a directory": func() {
+			must(t, os.Remove(path))
+			must(t, os.Mkdir(path, 0o700))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := s.current(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.Fault(); err != nil {
+				t.Fatalf("before: %v", err)
+			}
+			spoil()
+			if token, err := s.current(t.Context()); token != "one" || err != nil {
+				t.Errorf("got %q, %v", token, err)
+			}
+			csitest.Want(t, s.Fault(), codes.FailedPrecondition, csierr.TokenFileUnreadable)
+			must(t, os.RemoveAll(path))
+			writeToken(t, path, "one")
+			csitest.Await(t, "it is mended", func() bool { return s.Fault() == nil })
+		})
+	}
+}
+
+func TestD63AProcessWhoseTokenFileBlocksDoesNotStart(t *testing.T) {
+	for name, block := range blocked(t) {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "token")
+			block(path)
+			_, _, err := New(Options{Host: "http://localhost"},
+				&Transport{Tokens: tokenFile(path)})
+			if err == nil || !strings.HasPrefix(err.Error(), "OXIDE_TOKEN_FILE (--token-file): ") ||
+				strings.Contains(err.Error(), path) {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+}

@@ -1,0 +1,174 @@
+package rack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/async"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/flight"
+)
+
+// Transport sends the client's requests. It adds the current token, and repeats a request once with
+// a fresh token if the rack refuses the first.
+type Transport struct {
+	Base   http.RoundTripper
+	Tokens *TokenSource
+	// Observe is called with every request and its response, which is nil if there was none.
+	Observe func(req *http.Request, answer *http.Response, took time.Duration)
+	// Refused is called when the rack refused the newest token.
+	Refused func()
+}
+
+// RoundTrip sends one request. It waits for the response to a change for a while after the caller
+// has given up.
+func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
+	token, err := t.Tokens.current(req.Context())
+	if err != nil {
+		return nil, fmt.Errorf("token file: %w", err)
+	}
+	answer, err := t.send(req, token)
+	if err != nil || answer.StatusCode != http.StatusUnauthorized {
+		return answer, err
+	}
+	again, fresh := t.retry(req, token)
+	if again == nil {
+		t.refused()
+		return answer, nil
+	}
+	drain(answer.Body)
+	if answer, err = t.send(again, fresh); err == nil &&
+		answer.StatusCode == http.StatusUnauthorized {
+		t.refused()
+	}
+	return answer, err
+}
+
+func (t *Transport) send(req *http.Request, token string) (*http.Response, error) {
+	ctx, stop := patient(req)
+	req = req.Clone(ctx)
+	req.Header.Set("Authorization", "Bearer "+token)
+	start := time.Now()
+	answer, err := t.Base.RoundTrip(req)
+	if t.Observe != nil {
+		t.Observe(req, answer, time.Since(start))
+	}
+	if err != nil {
+		stop()
+		return nil, err
+	}
+	answer.Body = &endedBody{answer.Body, stop}
+	if answer.StatusCode != http.StatusUnauthorized {
+		flight.Answered(req.Context(), answer.Header.Get("X-Request-Id"))
+	}
+	if answer.ContentLength > maxResponseBytes {
+		// Not drained: closing the body closes the connection.
+		_ = answer.Body.Close()
+		return nil, errResponseTooLarge
+	}
+	answer.Body = &boundedBody{ReadCloser: answer.Body, left: maxResponseBytes}
+	if invalidDeleteResponse(req, answer) {
+		drain(answer.Body)
+		return nil, fmt.Errorf("HTTP %d to a DELETE, which no rack answers; check OXIDE_HOST and the "+
+			"proxies before it", answer.StatusCode)
+	}
+	return answer, nil
+}
+
+// patience is how long the response to a change is awaited after the caller has given up.
+const patience = 5 * time.Second
+
+// patient returns a context for the request, and what ends it. A rack carries a change out although
+// nobody waits for it any more. The driver does wait, so that the call keeps its volume locked, and
+// the next call, which may say that a disk is detached, sees the effect.
+func patient(req *http.Request) (context.Context, func()) {
+	caller := req.Context()
+	if req.Method == http.MethodGet || caller.Err() != nil {
+		return caller, func() {}
+	}
+	return async.Linger(caller, patience)
+}
+
+// endedBody ends the request's context when the body is closed.
+type endedBody struct {
+	io.ReadCloser
+	stop func()
+}
+
+func (b *endedBody) Close() error {
+	defer b.stop()
+	return b.ReadCloser.Close()
+}
+
+// maxResponseBytes is more than any response of a rack: a page of a thousand disks with long
+// descriptions has a few MiB. Another server must not fill the driver's memory.
+const maxResponseBytes = 32 << 20
+
+var errResponseTooLarge = fmt.Errorf("the response has more than %d MiB, which no rack sends; "+
+	"check OXIDE_HOST and the proxies before it", maxResponseBytes>>20)
+
+// boundedBody fails when a response turns out too large.
+type boundedBody struct {
+	io.ReadCloser
+	left int64
+}
+
+// Read reads up to the bound and then returns an error.
+func (b *boundedBody) Read(p []byte) (int, error) {
+	if b.left <= 0 {
+		return 0, errResponseTooLarge
+	}
+	n, err := b.ReadCloser.Read(p[:min(int64(len(p)), b.left)])
+	b.left -= int64(n)
+	return n, err
+}
+
+// invalidDeleteResponse reports whether a successful response to a DELETE is not the rack's, which
+// is always 204. The client accepts any 2xx, such as a proxy's page, and a disk that still exists
+// would appear to be deleted.
+func invalidDeleteResponse(req *http.Request, answer *http.Response) bool {
+	return req.Method == http.MethodDelete && answer.StatusCode < http.StatusMultipleChoices &&
+		answer.StatusCode != http.StatusNoContent
+}
+
+// retry returns a copy of the request and a newer token for it, or nil if there is none.
+func (t *Transport) retry(req *http.Request, token string) (*http.Request, string) {
+	fresh, err := t.Tokens.refresh(req.Context())
+	if err != nil || fresh == token {
+		return nil, ""
+	}
+	again, err := replay(req)
+	if err != nil {
+		return nil, ""
+	}
+	return again, fresh
+}
+
+func (t *Transport) refused() {
+	if t.Refused != nil {
+		t.Refused()
+	}
+}
+
+// replay returns a copy of the request with its body from the start.
+func replay(req *http.Request) (*http.Request, error) {
+	again := req.Clone(req.Context())
+	if req.Body == nil || req.Body == http.NoBody {
+		return again, nil
+	}
+	if req.GetBody == nil {
+		return nil, errors.New("the body cannot be sent twice")
+	}
+	body, err := req.GetBody()
+	again.Body = body
+	return again, err
+}
+
+// drain reads the rest of a body, so that the connection can be used again.
+func drain(body io.ReadCloser) {
+	_, _ = io.Copy(io.Discard, io.LimitReader(body, 64<<10))
+	_ = body.Close()
+}

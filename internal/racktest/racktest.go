@@ -1,0 +1,234 @@
+// Package racktest is a scripted rack for tests: it gives responses that no working rack gives, and
+// checks the number of requests that a call makes.
+package racktest
+
+import (
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
+)
+
+// The names and ids of the script's objects.
+const (
+	Token         = "oxide-token-tweetytweety"
+	Project       = "kittens"
+	ProjectID     = "11111111-aaaa-4bbb-8ccc-222222222222"
+	Disk          = "6a3e0f2c-7e5c-4b7a-9a52-0a4c9a1f0b01"
+	Instance      = "0d9d1d7a-3c5e-4a37-8d51-5d3f0a1b2c03"
+	OtherInstance = "0d9d1d7a-3c5e-4a37-8d51-5d3f0a1b2c04"
+	Snapshot      = "b1e7a1de-2f4f-4f05-9f0e-6f2f3f4f5f06"
+	Image         = "a2e7a1de-2f4f-4f05-9f0e-6f2f3f4f5f07"
+)
+
+// Exchange is one expected request and its response.
+type Exchange struct {
+	Want   string // "POST /v1/disks"
+	Status int
+	Body   string
+	Cut    bool // the connection breaks instead of a response
+	// Check checks the request's body.
+	Check func(t *testing.T, body []byte)
+	Query string // of the request; empty means any
+}
+
+// script expects exactly these requests, in this order. Their number is the budget of an RPC.
+type script struct {
+	t  *testing.T
+	mu sync.Mutex
+	// guarded by mu
+	lines []Exchange
+}
+
+// ServeHTTP responds with the script's next line.
+func (s *script) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	got := r.Method + " " + r.URL.Path
+	if len(s.lines) == 0 || s.lines[0].Want != got {
+		s.t.Errorf("unexpected request %s", got)
+		http.Error(w, "unexpected", http.StatusTeapot)
+		return
+	}
+	line := s.lines[0]
+	s.lines = s.lines[1:]
+	if header := r.Header.Get("Authorization"); header != "Bearer "+Token {
+		s.t.Errorf("%s came with the Authorization %q", got, header)
+	}
+	if line.Query != "" && r.URL.RawQuery != line.Query {
+		s.t.Errorf("%s came with the query %q, want %q", got, r.URL.RawQuery, line.Query)
+	}
+	body, _ := io.ReadAll(r.Body)
+	if line.Check != nil {
+		line.Check(s.t, body)
+	}
+	if line.Cut {
+		panic(http.ErrAbortHandler)
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(line.Status)
+	_, _ = io.WriteString(w, line.Body)
+}
+
+// Error returns an error in the rack's format.
+func Error(status int, code, message string) Exchange {
+	quoted := fmt.Sprintf("%q", code)
+	if code == "" {
+		return Exchange{Status: status, Body: fmt.Sprintf(`{"request_id":"r-1","message":%q}`,
+			message)}
+	}
+	return Exchange{Status: status,
+		Body: fmt.Sprintf(`{"request_id":"r-1","error_code":%s,"message":%q}`,
+			quoted, message)}
+}
+
+// To returns the exchange with that request.
+func (e Exchange) To(want string) Exchange {
+	e.Want = want
+	return e
+}
+
+// Serve serves a script until the test ends. The test fails if a request is missing.
+func Serve(t *testing.T, lines ...Exchange) (url string) {
+	t.Helper()
+	s := &script{t: t, lines: lines}
+	server := httptest.NewServer(s)
+	t.Cleanup(func() {
+		server.Close()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for _, l := range s.lines {
+			t.Errorf("the driver did not send %s", l.Want)
+		}
+	})
+	return server.URL
+}
+
+// OwnTag is the ownership tag of the volume pvc-1 of the cluster blue.
+var OwnTag = volume.Tag{Name: "pvc-1", Cluster: "blue", Origin: volume.OriginBlank,
+	Use: volume.UseFilesystem}
+
+// DiskOf returns a disk that the driver made for the volume pvc-1 of the cluster blue.
+func DiskOf(state string, edit ...func(map[string]any)) string {
+	disk := map[string]any{
+		"id": Disk, "name": volume.DiskName("blue", "pvc-1"), "project_id": ProjectID,
+		"description": OwnTag.Description(),
+		"size":        10 * volume.GiB, "block_size": 4096, "disk_type": "distributed",
+		"read_only": false, "snapshot_id": nil, "image_id": nil, "device_path": "/mnt/x",
+		"time_created":  "2026-06-12T18:01:02.345678Z",
+		"time_modified": "2026-06-12T18:01:02.345678Z",
+		"state":         StateOf(state),
+	}
+	for _, e := range edit {
+		e(disk)
+	}
+	return JSON(disk)
+}
+
+// StateOf parses "attached <instance>" or "detached".
+func StateOf(text string) map[string]any {
+	state, instance, ok := strings.Cut(text, " ")
+	if ok {
+		return map[string]any{"state": state, "instance": instance}
+	}
+	return map[string]any{"state": state}
+}
+
+// With returns an edit that sets a field of an object.
+func With(key string, value any) func(map[string]any) {
+	return func(object map[string]any) { object[key] = value }
+}
+
+// SnapshotOf returns a snapshot that the driver took for the cluster blue.
+func SnapshotOf(state string, edit ...func(map[string]any)) string {
+	snapshot := map[string]any{
+		"id": Snapshot, "name": volume.SnapshotName("blue", "snap-1"), "project_id": ProjectID,
+		"description": volume.Tag{Name: "snap-1", Cluster: "blue"}.Description(),
+		"disk_id":     Disk, "state": state, "size": 10 * volume.GiB,
+		"time_created":  "2026-06-12T18:01:02.345678Z",
+		"time_modified": "2026-06-12T18:01:02.345678Z",
+	}
+	for _, e := range edit {
+		e(snapshot)
+	}
+	return JSON(snapshot)
+}
+
+// InstanceOf is an instance in a state.
+func InstanceOf(runState string, edit ...func(map[string]any)) string {
+	instance := map[string]any{
+		"id": Instance, "name": "worker-1", "project_id": ProjectID, "run_state": runState,
+		"description": "", "hostname": "worker-1", "ncpus": 2, "memory": volume.GiB,
+		"time_created":  "2026-06-12T18:01:02.345678Z",
+		"time_modified": "2026-06-12T18:01:02.345678Z",
+	}
+	for _, e := range edit {
+		e(instance)
+	}
+	return JSON(instance)
+}
+
+// ProjectOf is the driver's project.
+func ProjectOf() string {
+	return JSON(map[string]any{"id": ProjectID, "name": Project, "description": ""})
+}
+
+// PageOf is a page of a list.
+func PageOf(next string, items ...string) string {
+	return fmt.Sprintf(`{"next_page":%s,"items":[%s]}`, JSON(next), strings.Join(items, ","))
+}
+
+// JSON is a value as JSON.
+func JSON(value any) string {
+	text, err := json.Marshal(value)
+	if err != nil {
+		panic(err)
+	}
+	return string(text)
+}
+
+// Silent is the address of a rack that takes requests and never answers.
+func Silent(t *testing.T) (url string) {
+	t.Helper()
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard,
+			r.Body) // the server notices a canceled request only after the body is read
+		<-r.Context().Done()
+	}))
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+// PEM encodes a certificate in PEM form.
+func PEM(certificate []byte) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate})
+}
+
+// ViewDisk is the request that reads the disk.
+const ViewDisk = "GET /v1/disks/" + Disk
+
+// Further requests, and the state of a disk that is attached to Instance.
+const (
+	ViewProject  = "GET /v1/projects/" + Project
+	DeleteDisk   = "DELETE /v1/disks/" + Disk
+	AttachedHere = "attached " + Instance
+)
+
+// NotFound and Refused are the rack's responses for an unknown object, and for a declined call.
+var (
+	NotFound = Error(404, "ObjectNotFound", "not found: it")
+	Refused  = Error(400, "InvalidRequest", "the rack says no")
+)
+
+// OK responds to a request with 200.
+func OK(want, body string) Exchange { return Exchange{Want: want, Status: 200, Body: body} }
+
+// Numbered returns a UUID that sorts by its number.
+func Numbered(n int) string { return fmt.Sprintf("%08x-aaaa-4bbb-8ccc-222222222222", n) }

@@ -1,0 +1,291 @@
+package volume
+
+import (
+	"encoding/json"
+	"maps"
+	"math/big"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
+)
+
+// FuzzRackID checks that nothing but a UUID in the rack's form reaches the rack, which would take
+// it for a name.
+func FuzzRackID(f *testing.F) {
+	f.Fuzz(func(t *testing.T, id string) {
+		got, ok := ParseID(id)
+		if want := csitest.UUID.MatchString(strings.ToLower(id)) && len(id) == 36; ok != want {
+			t.Fatalf("rackID(%q) = %q, %t", id, got, ok)
+		}
+		if ok && got != strings.ToLower(id) {
+			t.Fatalf("rackID(%q) = %q", id, got)
+		}
+		if IsID(id) != csitest.UUID.MatchString(id) {
+			t.Fatalf("isRackID(%q) = %t", id, IsID(id))
+		}
+	})
+}
+
+// FuzzDescription checks that only a description which the driver could have written makes a disk
+// one of its own.
+func FuzzDescription(f *testing.F) {
+	f.Fuzz(func(t *testing.T, description string) {
+		m, ok := ParseTag(description)
+		if !ok {
+			if m != (Tag{}) {
+				t.Fatalf("%q is no tag, and yet %+v", description, m)
+			}
+			return
+		}
+		text, prefixed := strings.CutPrefix(description, DriverName+" ")
+		if !prefixed || m.Name == "" || !json.Valid([]byte(text)) {
+			t.Fatalf("%q is the tag %+v", description, m)
+		}
+		again, ok := ParseTag(m.Description())
+		if m.RackName == "" {
+			again.Name, again.RackName = m.Name, "" // the name of a long one is cut
+		}
+		if !ok || again != m {
+			t.Fatalf("%q is the tag %+v, then %+v", description, m, again)
+		}
+	})
+}
+
+// FuzzParameters checks that parameters which are accepted mean one disk that a rack can make, that
+// nothing unknown is ignored, and that the keys that a CO adds for itself change nothing.
+func FuzzParameters(f *testing.F) {
+	f.Fuzz(func(t *testing.T, text string) {
+		values := csitest.Pairs(text)
+		p, err := ParseParameters(values)
+		if err != nil {
+			csitest.Presentable(t, err, codes.InvalidArgument)
+			return
+		}
+		for key := range values {
+			if !slices.Contains(parameterNames, key) && !ForeignKey(key) {
+				t.Fatalf("%q is passed over", key)
+			}
+		}
+		local := p.DiskType == DiskTypeLocal
+		_, isID := ParseID(p.ImageID)
+		switch {
+		case !local && p.DiskType != diskTypeDistributed,
+			p.BlockSize != 0 && !slices.Contains(BlockSizes, p.BlockSize),
+			p.ImageID != "" && !isID, !slices.Contains(placements, p.Placement),
+			local && (p.ImageID != "" || p.BlockSize != 0 && p.BlockSize != 4096):
+			t.Fatalf("%q are %+v", values, p)
+		}
+		values["csi.storage.k8s.io/pvc/name"] = "x"
+		again, err := ParseParameters(values)
+		if err != nil || again.DiskType != p.DiskType || again.BlockSize != p.BlockSize ||
+			again.Placement != p.Placement ||
+			again.ImageID != p.ImageID || again.MkfsOptions.String() != p.MkfsOptions.String() {
+			t.Fatalf("%q are %+v, then %+v, %v", values, p, again, err)
+		}
+	})
+}
+
+// FuzzCapacityRange checks that a size is whole GiB, in the range, and what the rack can make; and
+// that a refusal is right: there is no such size.
+func FuzzCapacityRange(f *testing.F) {
+	f.Fuzz(func(t *testing.T, required, limit, floor int64, local bool) {
+		r, err := ParseCapacityRange(&csi.CapacityRange{RequiredBytes: required, LimitBytes: limit})
+		if err != nil {
+			csitest.Presentable(t, err, codes.InvalidArgument, codes.OutOfRange)
+			if required > 0 && (limit == 0 || limit >= required) {
+				t.Fatalf("from %d to %d is refused: %v", required, limit, err)
+			}
+			return
+		}
+		p := Parameters{DiskType: diskTypeDistributed}
+		if local {
+			p.DiskType = DiskTypeLocal
+		}
+		floor &= 1<<62 - 1
+		size, err := r.DiskSize(floor, p.Largest())
+		least := new(big.Int).SetInt64(max(required, floor, GiB))
+		least.Add(least, big.NewInt(GiB-1)).Div(least, big.NewInt(GiB))
+		least.Mul(least, big.NewInt(GiB))
+		most := p.Largest()
+		if limit > 0 {
+			most = min(most, limit)
+		}
+		possible := least.Cmp(big.NewInt(most)) <= 0
+		switch {
+		case err != nil && possible:
+			t.Fatalf("from %d to %d on %d bytes: %s would do, but: %v", required, limit, floor,
+				least, err)
+		case err != nil:
+			csitest.Presentable(t, err, codes.OutOfRange)
+		case !possible, size%GiB != 0, !r.Contains(size), size < floor, size > p.Largest():
+			t.Fatalf("from %d to %d on %d bytes is %d", required, limit, floor, size)
+		}
+	})
+}
+
+// FuzzRoundUp checks that a size becomes the next whole GiB, and never runs over.
+func FuzzRoundUp(f *testing.F) {
+	f.Fuzz(func(t *testing.T, a uint64) {
+		size := int64(a >> 1)
+		got := roundUp(size)
+		if got%GiB != 0 || got < 0 || got-size >= GiB || size-got >= GiB {
+			t.Fatalf("roundUp(%d) = %d", size, got)
+		}
+	})
+}
+
+// FuzzTopology checks that a parsed topology is what CSI allows, that every location has the same
+// keys, and that nothing of it is lost.
+func FuzzTopology(f *testing.F) {
+	f.Fuzz(func(t *testing.T, text string) {
+		locations, err := ParseTopology(text)
+		if err != nil {
+			if strings.ContainsAny(err.Error(), "\n\x00") {
+				t.Fatalf("an error of several lines: %q", err)
+			}
+			return
+		}
+		var again []string
+		for _, location := range locations {
+			if err := checkSegments(location); err != nil {
+				t.Fatalf("%q has a location that CSI does not allow: %v", text, err)
+			}
+			if !location.Within(location) || !sameKeys(location, locations[0]) {
+				t.Fatalf("%q has the locations %v", text, locations)
+			}
+			var pairs []string
+			for key, value := range location {
+				pairs = append(pairs, strings.TrimPrefix(key, TopologyPrefix)+"="+value)
+			}
+			again = append(again, strings.Join(pairs, ","))
+		}
+		same, err := ParseTopology(strings.Join(again, ";"))
+		if err != nil || !slices.EqualFunc(same, locations, maps.Equal[Segments, Segments]) {
+			t.Fatalf("%q is %v, then %v, %v", text, locations, same, err)
+		}
+	})
+}
+
+// FuzzVolumeName checks that every name that CSI allows gets a name of the rack's, whole in the
+// guest's serial, and comes back out of the disk's description.
+func FuzzVolumeName(f *testing.F) {
+	f.Fuzz(func(t *testing.T, name, cluster string) {
+		if !utf8.ValidString(name) || !utf8.ValidString(cluster) {
+			return // never comes through gRPC
+		}
+		if err := CheckName(name); err != nil {
+			csitest.Presentable(t, err, codes.InvalidArgument)
+			if name != "" && len(name) <= 128 && !strings.ContainsFunc(name, func(r rune) bool {
+				return r < ' ' || r >= 0x7f && r <= 0x9f
+			}) {
+				t.Fatalf("%q is refused: %v", name, err)
+			}
+			return
+		}
+		disk := DiskName(cluster, name)
+		if !IsOwnName(disk) || !RackName.MatchString(disk) || Serial(disk) != disk {
+			t.Fatalf("%q is the disk %q", name, disk)
+		}
+		want := Tag{Name: name, Cluster: cluster}
+		text := want.Description()
+		got, ok := ParseTag(text)
+		if len(cluster) <= 63 && (len(text) > MaxDescriptionBytes || !got.IsOf(cluster, name)) {
+			t.Fatalf("%q has %d bytes and becomes %+v", text, len(text), got)
+		}
+		if len(want.encode()) <= MaxDescriptionBytes && (!ok || got != want) {
+			t.Fatalf("%q becomes %+v, %t", want.Description(), got, ok)
+		}
+	})
+}
+
+// FuzzMountFlags checks that no flag is quoted in an error, that none that is refused gets through
+// in whatever company, and that what sets a mount are the known attributes only.
+func FuzzMountFlags(f *testing.F) {
+	known := uint64(AttrReadOnly | attrNoSUID | attrNoDev | attrNoExec | AttrAtimeMask |
+		attrNoDirAtime | attrNoSymFollow)
+	f.Fuzz(func(t *testing.T, first, second string) {
+		o, err := ParseMountFlags([]string{first, second})
+		if err != nil {
+			if again, ok := refusedText(first, second); !ok || again != err.Error() {
+				t.Fatalf("the error shows more than the number of the flag: %v", err)
+			}
+			return
+		}
+		if o.Attr&^known != 0 {
+			t.Fatalf("%q and %q set the attributes %#x", first, second, o.Attr)
+		}
+		for _, word := range o.Super {
+			if word != "ro" && !slices.Contains(superFlags, word) {
+				t.Fatalf("%q and %q give every filesystem %q", first, second, word)
+			}
+		}
+		for _, d := range o.Data {
+			if slices.Contains(refusedFlags, d.Key) || strings.ContainsRune(d.Key+d.Value, 0) ||
+				strings.ContainsAny(d.Key, "\"=") {
+				t.Fatalf("%q and %q let %+v through", first, second, d)
+			}
+		}
+		o.SetReadOnly()
+		if !slices.Contains(o.Super, "ro") || !slices.Contains(o.Shown(), "ro") {
+			t.Fatalf("%q and %q cannot be made read-only: %+v", first, second, o)
+		}
+	})
+}
+
+// refusedText returns the error for the same flags with every letter replaced by the number of the
+// flag, which is all an error may show.
+func refusedText(flags ...string) (string, bool) {
+	for i := range flags {
+		alone := make([]string, i+1)
+		alone[i] = flags[i]
+		if _, err := ParseMountFlags(alone); err != nil {
+			for _, stand := range []string{"bind", `"`} {
+				alone[i] = stand
+				_, same := ParseMountFlags(alone)
+				if same != nil && same.Error() == err.Error() {
+					return same.Error(), true
+				}
+			}
+			return "", false
+		}
+	}
+	return "", false
+}
+
+// FuzzMkfsOptions checks that accepted options have an equivalent canonical form, and that no
+// argument is one that could overwrite a finding or name a file.
+func FuzzMkfsOptions(f *testing.F) {
+	options := []string{"-i", "-I", "-b", "-m", "-n", "-L"}
+	value := regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._=-]*$`)
+	f.Fuzz(func(t *testing.T, text string) {
+		o, err := ParseMkfsOptions(text)
+		if err != nil {
+			if strings.ContainsAny(err.Error(), "\n\x00") {
+				t.Fatalf("an error of several lines: %q", err)
+			}
+			return
+		}
+		again, err := ParseMkfsOptions(o.String())
+		if err != nil || again.String() != o.String() {
+			t.Fatalf("%q becomes %q, then %q, %v", text, o, again, err)
+		}
+		for _, fsType := range Filesystems {
+			args := o.Args(fsType)
+			for i, arg := range args {
+				if i%2 == 0 && !slices.Contains(options, arg) || i%2 == 1 && !value.MatchString(arg) {
+					t.Fatalf("%q gives %s the arguments %q", text, fsType, args)
+				}
+			}
+			if len(args)%2 != 0 || (o.Check(fsType) == nil && len(args) != 2*len(o.chosen)) {
+				t.Fatalf("%q is fine for %s, but gives %q", text, fsType, args)
+			}
+		}
+	})
+}

@@ -1,0 +1,182 @@
+package volume
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+)
+
+// MkfsOptions are the options of mkfs that a StorageClass may set: name=value pairs from a list of
+// allowed ones, never free arguments, so that no option overrides a safety check of mkfs or opens a
+// file.
+type MkfsOptions struct {
+	chosen []mkfsChoice
+}
+
+type mkfsChoice struct{ name, value string }
+
+// mkfsRule has the valid values of an option and its arguments for each filesystem.
+type mkfsRule struct {
+	valid string // in words, for the error
+	check func(value string) bool
+	args  map[string]func(value string) []string
+}
+
+var mkfsLabel = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,11}$`)
+
+var mkfsRules = map[string]mkfsRule{
+	"bytesPerInode": {
+		"a number from 1024 to 67108864", numberFrom(1024, 64<<20),
+		map[string]func(string) []string{Ext3: mkfsFlag("-i"), Ext4: mkfsFlag("-i")},
+	},
+	"inodeSize": {
+		"256, 512, 1024 or 2048", anyOf("256", "512", "1024", "2048"),
+		map[string]func(string) []string{
+			Ext3: mkfsFlag("-I"), Ext4: mkfsFlag("-I"), XFS: mkfsSetting("-i", "size"),
+		},
+	},
+	"fsBlockSize": {
+		"1024, 2048 or 4096", anyOf("1024", "2048", "4096"),
+		map[string]func(string) []string{
+			Ext3: mkfsFlag("-b"), Ext4: mkfsFlag("-b"), XFS: mkfsSetting("-b", "size"),
+		},
+	},
+	"reservedPercent": {
+		"a number from 0 to 50", numberFrom(0, 50),
+		map[string]func(string) []string{Ext3: mkfsFlag("-m"), Ext4: mkfsFlag("-m")},
+	},
+	"reflink": {
+		"true or false", anyOf("true", "false"),
+		map[string]func(string) []string{XFS: func(value string) []string {
+			return mkfsSetting("-m", "reflink")(map[string]string{"true": "1", "false": "0"}[value])
+		}},
+	},
+	"nodeSize": {
+		"4096, 8192, 16384, 32768 or 65536", anyOf("4096", "8192", "16384", "32768", "65536"),
+		map[string]func(string) []string{Btrfs: mkfsFlag("-n")},
+	},
+	"label": {
+		"1 to 12 of A-Z, a-z, 0-9, dot, underscore, hyphen, the first a letter or digit",
+		mkfsLabel.MatchString,
+		map[string]func(string) []string{
+			Ext3: mkfsFlag("-L"), Ext4: mkfsFlag("-L"), XFS: mkfsFlag("-L"), Btrfs: mkfsFlag("-L"),
+		},
+	},
+}
+
+// ParseMkfsOptions parses options such as "bytesPerInode=16384,reservedPercent=0". Empty means
+// none.
+func ParseMkfsOptions(s string) (MkfsOptions, error) {
+	var o MkfsOptions
+	if strings.TrimSpace(s) == "" {
+		return o, nil
+	}
+	for pair := range strings.SplitSeq(s, ",") {
+		name, value, ok := strings.Cut(strings.TrimSpace(pair), "=")
+		rule, known := mkfsRules[name]
+		switch {
+		case !known:
+			return MkfsOptions{}, csierr.New(csierr.MkfsOptions, "mkfsOptions: %.40q is not allowed; "+
+				"allowed are %s", name, allowedMkfsOptions(""))
+		case !ok || !rule.check(value):
+			return MkfsOptions{}, csierr.New(csierr.MkfsOptions, "mkfsOptions: %s has to be %s, not %.40q",
+				name, rule.valid, value)
+		case o.Value(name) != "":
+			return MkfsOptions{}, csierr.New(csierr.MkfsOptions, "mkfsOptions: %s is given twice", name)
+		}
+		o.chosen = append(o.chosen, mkfsChoice{name, value})
+	}
+	return o, nil
+}
+
+// String returns the canonical form: what ParseMkfsOptions parses, sorted.
+func (o MkfsOptions) String() string {
+	words := make([]string, 0, len(o.chosen))
+	for _, c := range o.chosen {
+		words = append(words, c.name+"="+c.value)
+	}
+	slices.Sort(words)
+	return strings.Join(words, ",")
+}
+
+// Check returns an error if an option does not apply to the filesystem.
+func (o MkfsOptions) Check(fsType string) error {
+	for _, c := range o.chosen {
+		if mkfsRules[c.name].args[fsType] == nil {
+			return csierr.New(csierr.MkfsOptions, "mkfsOptions: %s does not apply to %s; allowed are %s",
+				c.name, fsType, allowedMkfsOptions(fsType))
+		}
+	}
+	inode, _ := strconv.Atoi(o.Value("inodeSize"))
+	block, _ := strconv.Atoi(o.Value("fsBlockSize"))
+	if block == 0 {
+		block = 4096
+	}
+	switch {
+	case fsType == XFS && inode > 0 && (inode < 512 || inode > block/2):
+		return csierr.New(csierr.MkfsOptions, "mkfsOptions: inodeSize=%d: xfs takes 512 up to half of "+
+			"its block size, %d", inode, block)
+	case inode > block:
+		return csierr.New(csierr.MkfsOptions, "mkfsOptions: inodeSize=%d is more than fsBlockSize=%d",
+			inode,
+			block)
+	}
+	return nil
+}
+
+// Args returns the options as arguments of the filesystem's mkfs.
+func (o MkfsOptions) Args(fsType string) []string {
+	var args []string
+	for _, c := range o.chosen {
+		if arg := mkfsRules[c.name].args[fsType]; arg != nil {
+			args = append(args, arg(c.value)...)
+		}
+	}
+	return args
+}
+
+// Value returns the value of an option, or "" if it is not set.
+func (o MkfsOptions) Value(name string) string {
+	for _, c := range o.chosen {
+		if c.name == name {
+			return c.value
+		}
+	}
+	return ""
+}
+
+// allowedMkfsOptions lists the options of a filesystem, or of all filesystems.
+func allowedMkfsOptions(fsType string) string {
+	var names []string
+	for name, rule := range mkfsRules {
+		if fsType == "" || rule.args[fsType] != nil {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return strings.Join(names, ", ")
+}
+
+func mkfsFlag(name string) func(string) []string {
+	return func(value string) []string { return []string{name, value} }
+}
+
+func mkfsSetting(group, name string) func(string) []string {
+	return func(value string) []string { return []string{group, name + "=" + value} }
+}
+
+func anyOf(values ...string) func(string) bool {
+	return func(value string) bool { return slices.Contains(values, value) }
+}
+
+// numberFrom accepts decimal numbers in canonical form: no sign, no leading zero.
+func numberFrom(low, high int) func(string) bool {
+	return func(value string) bool {
+		n, err := strconv.Atoi(value)
+		return err == nil && n >= low && n <= high && fmt.Sprint(n) == value
+	}
+}

@@ -1,0 +1,234 @@
+package volume
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+)
+
+// TopologyPrefix is the prefix of every topology key of this driver, as CSI requires.
+const TopologyPrefix = "topology.csi.oxide.computer/"
+
+// Segments is one location: topology keys with their values. An Oxide rack shows neither rack nor
+// region to its users, so an operator names the locations.
+type Segments map[string]string
+
+var (
+	topologyWord   = Word{63, regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9._]*[A-Za-z0-9])?$`)}
+	topologyDomain = Word{63, regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`)}
+)
+
+// ParseTopology parses "rack=a,zone=b", and further locations after semicolons, which reach the
+// same disks (D-74).
+func ParseTopology(text string) ([]Segments, error) {
+	var locations []Segments
+	for part := range strings.SplitSeq(text, ";") {
+		location := Segments{}
+		for pair := range strings.SplitSeq(part, ",") {
+			name, value, ok := strings.Cut(strings.TrimSpace(pair), "=")
+			if !ok {
+				return nil, errors.New("has to be key=value pairs such as rack=a,zone=b")
+			}
+			if err := location.Add(name, value); err != nil {
+				return nil, err
+			}
+		}
+		locations = append(locations, location)
+	}
+	for _, location := range locations[1:] {
+		if !sameKeys(location, locations[0]) {
+			return nil, errors.New("has to give every location the same keys")
+		}
+	}
+	return locations, nil
+}
+
+// Add adds a segment with the driver's prefix.
+func (s Segments) Add(name, value string) error {
+	switch {
+	case strings.EqualFold(TopologyPrefix+name, InstanceKey):
+		return errors.New("cannot have the key instance, with which nodes name their own instance if " +
+			"OXIDE_TOPOLOGY_INSTANCE (--topology-instance) is true; use another key")
+	case !topologyWord.MatchString(name) || !topologyWord.MatchString(value):
+		return errors.New("needs keys and values of at most 63 letters, digits, dots, hyphens and " +
+			"underscores, with a letter or digit at both ends")
+	case s.has(TopologyPrefix + name):
+		return errors.New("has a key twice; the case of keys does not count")
+	}
+	s[TopologyPrefix+name] = value
+	return nil
+}
+
+// has reports whether the location has the key, whose case does not count.
+func (s Segments) has(key string) bool {
+	_, ok := s.value(key)
+	return ok
+}
+
+func (s Segments) value(key string) (string, bool) {
+	for k, v := range s {
+		if strings.EqualFold(k, key) {
+			return v, true
+		}
+	}
+	return "", false
+}
+
+// Within reports whether the location has all segments of the wanted one.
+func (s Segments) Within(wanted map[string]string) bool {
+	for key, want := range wanted {
+		if got, ok := s.value(key); !ok || got != want {
+			return false
+		}
+	}
+	return len(wanted) > 0
+}
+
+func sameKeys(a, b Segments) bool {
+	for key := range a {
+		if !b.has(key) {
+			return false
+		}
+	}
+	return len(a) == len(b)
+}
+
+// ChooseTopology returns where a volume goes: of the locations that reach this rack's disks, the
+// first that the request prefers, else one that it allows. It returns none if the driver has no
+// locations. instances is whether nodes report their instance: then a request may name instances,
+// and gets the same answer.
+func ChooseTopology(req *csi.TopologyRequirement, ours []Segments, instances bool) (
+	[]*csi.Topology, error) {
+	if req == nil {
+		return AccessibleTopologies(ours, nil), nil
+	}
+	if len(ours) == 0 && !instances {
+		return nil, noTopology("accessibility_requirements are")
+	}
+	if err := checkTopologyRequirement(req); err != nil {
+		return nil, err
+	}
+	for _, wanted := range slices.Concat(req.GetPreferred(), req.GetRequisite()) {
+		location := Location(wanted.GetSegments())
+		if len(ours) == 0 && len(location) > 0 {
+			return nil, noTopology("accessibility_requirements are")
+		}
+		for _, here := range ours {
+			if here.Within(location) {
+				return AccessibleTopologies(ours, here), nil
+			}
+		}
+	}
+	if len(ours) == 0 {
+		return nil, nil // only instances are asked for, each of which reaches the rack's disks
+	}
+	if len(req.GetRequisite()) == 0 {
+		return AccessibleTopologies(ours, nil), nil // a preference is not a requirement
+	}
+	return nil, csierr.New(csierr.TopologyUnreachable, "none of the %d requisite topologies is "+
+		"where this rack's disks can be reached: %s",
+		len(req.GetRequisite()), ours)
+}
+
+// CanReach reports whether the wanted topology of GetCapacity is where the rack's disks can be
+// reached.
+func CanReach(wanted *csi.Topology, ours []Segments, instances bool) (bool, error) {
+	if wanted == nil {
+		return true, nil
+	}
+	location := Location(wanted.GetSegments())
+	if len(ours) == 0 {
+		if instances && len(location) == 0 {
+			return true, nil
+		}
+		return false, noTopology("accessible_topology is")
+	}
+	return slices.ContainsFunc(ours, func(here Segments) bool { return here.Within(location) }), nil
+}
+
+func noTopology(what string) error {
+	return csierr.New(csierr.TopologyInvalid, "%s set, but this plugin was started without a "+
+		"topology; set OXIDE_TOPOLOGY on controller and nodes", what)
+}
+
+// AccessibleTopologies returns a volume's topology: all locations that reach this rack's disks, the
+// chosen one first.
+func AccessibleTopologies(ours []Segments, chosen Segments) []*csi.Topology {
+	var list []*csi.Topology
+	if chosen != nil {
+		list = append(list, &csi.Topology{Segments: maps.Clone(chosen)})
+	}
+	for _, here := range ours {
+		if !maps.Equal(here, chosen) {
+			list = append(list, &csi.Topology{Segments: maps.Clone(here)})
+		}
+	}
+	return list
+}
+
+// checkTopologyRequirement checks a requirement against CSI's rules.
+func checkTopologyRequirement(req *csi.TopologyRequirement) error {
+	if len(req.GetRequisite()) == 0 && len(req.GetPreferred()) == 0 {
+		return invalidTopology("has neither requisite nor preferred topologies")
+	}
+	for _, t := range slices.Concat(req.GetRequisite(), req.GetPreferred()) {
+		if err := checkSegments(t.GetSegments()); err != nil {
+			return err
+		}
+	}
+	for _, p := range req.GetPreferred() {
+		if len(req.GetRequisite()) > 0 && !containsTopology(req.GetRequisite(), p) {
+			return invalidTopology("prefers a topology that is not among the requisite ones")
+		}
+	}
+	return nil
+}
+
+func containsTopology(list []*csi.Topology, t *csi.Topology) bool {
+	for _, candidate := range list {
+		if len(candidate.GetSegments()) == len(t.GetSegments()) &&
+			Segments(candidate.GetSegments()).Within(t.GetSegments()) {
+			return true
+		}
+	}
+	return false
+}
+
+// checkSegments checks the syntax of one topology.
+func checkSegments(segments map[string]string) error {
+	if len(segments) == 0 {
+		return invalidTopology("has a topology without segments")
+	}
+	seen := map[string]bool{}
+	for key, value := range segments {
+		prefix, name, prefixed := strings.Cut(key, "/")
+		if !prefixed {
+			name = key
+		}
+		switch {
+		case prefixed && !topologyDomain.MatchString(strings.ToLower(prefix)),
+			!topologyWord.MatchString(name):
+			return invalidTopology("has the key %.80q; a key is an optional domain name, a slash, "+
+				"and at most 63 letters, digits, dots, hyphens and underscores", key)
+		case !topologyWord.MatchString(value):
+			return invalidTopology("has the value %.80q for %s; a value has at most 63 letters, "+
+				"digits, dots, hyphens and underscores", value, key)
+		case seen[strings.ToLower(key)]:
+			return invalidTopology("has the key %s twice; case does not count", key)
+		}
+		seen[strings.ToLower(key)] = true
+	}
+	return nil
+}
+
+func invalidTopology(format string, args ...any) error {
+	return csierr.New(csierr.TopologyInvalid, "accessibility_requirements %s",
+		fmt.Sprintf(format, args...))
+}

@@ -1,0 +1,344 @@
+package doctor
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/inspection"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
+	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
+)
+
+// chain is what is known of one volume: the objects that belong together. An object that is nil
+// does not exist, or could not be seen: then its why is not empty.
+type chain struct {
+	*Evidence
+	subject string
+	links   []judgement
+
+	claimName     kube.Reference // namespace and name, even if the claim was not found
+	claim         *kube.Object
+	claimWhy      string
+	volume        *kube.Object
+	volumeWhy     string
+	attachments   []kube.Object
+	attachment    *kube.Object // the one of the node that matters
+	attachmentWhy string
+	pods          []kube.Object // that use the claim: they have not ended, or are on their way out
+	podsWhy       string
+	pod           *kube.Object // the one that matters
+
+	handle   string // the volume's id, which is the disk's
+	nodeName string
+	csiNode  *kube.Object
+	nodeWhy  string
+	instance string // the id of the node's instance
+	heard    []said // the driver's errors that still count
+}
+
+// judgement judges one link of a chain.
+type judgement struct {
+	link  Link
+	judge func(*chain) Step
+}
+
+var (
+	clusterLinks = []judgement{{LinkClaim, (*chain).judgeClaim}, {LinkVolume, (*chain).judgeVolume},
+		{LinkAttachment, (*chain).judgeAttachment}}
+	machineLinks = []judgement{{LinkNode, (*chain).judgeNode}, {LinkRack, (*chain).judgeRack},
+		{LinkInstance, (*chain).judgeInstance}}
+	diskLinks = []judgement{{LinkDisk, (*chain).judgeDisk}, {LinkSerial, (*chain).judgeSerial},
+		{LinkDevice, (*chain).judgeDevice}, {LinkFilesystem, (*chain).judgeFilesystem},
+		{LinkMounts, (*chain).judgeMounts}, {LinkPod, (*chain).judgePod}}
+	volumeLinks = slices.Concat(clusterLinks, machineLinks, diskLinks)
+)
+
+// resolve returns the chains that the question is about.
+func resolve(e *Evidence) []*chain {
+	switch q := e.Question; q.Kind {
+	case AskClaim:
+		return []*chain{claimChain(e, q.Namespace, q.Name, nil)}
+	case AskVolume:
+		return []*chain{volumeChain(e, q.Name)}
+	case AskPod:
+		return podChains(e, q.Namespace, q.Name)
+	case AskNode:
+		return nodeChains(e, q.Name)
+	}
+	return []*chain{{Evidence: e, subject: "rack", links: []judgement{{LinkRack,
+		(*chain).judgeRackItself}, {LinkDisk, (*chain).judgeOwnDisks}}}}
+}
+
+// claimChain returns the chain of a claim, as a pod sees it if one is given.
+func claimChain(e *Evidence, namespace, name string, pod *kube.Object) *chain {
+	c := &chain{Evidence: e, subject: "claim " + namespace + "/" + name, links: volumeLinks, pod: pod,
+		claimName: kube.Reference{Namespace: namespace, Name: name}}
+	c.claim, c.claimWhy = e.Cluster.one(kindClaim, named(namespace, name))
+	if c.claim != nil && c.claim.Spec.VolumeName != "" {
+		c.findVolume(named("", c.claim.Spec.VolumeName))
+	} else if c.claim == nil {
+		c.volumeWhy = c.claimWhy
+	}
+	c.complete()
+	return c
+}
+
+func volumeChain(e *Evidence, id string) *chain {
+	c := &chain{Evidence: e, subject: "volume " + id, links: volumeLinks, handle: id}
+	c.findVolume(func(o kube.Object) bool {
+		handle, ok := volume.ParseID(o.Spec.CSI.VolumeHandle)
+		return ok && handle == id && o.Spec.CSI.Driver == volume.DriverName
+	})
+	if c.volume != nil {
+		c.claimName = c.volume.Spec.ClaimRef
+	}
+	if c.claimName.Name != "" {
+		c.claim, c.claimWhy = e.Cluster.one(kindClaim, named(c.claimName.Namespace, c.claimName.Name))
+	} else {
+		c.claimWhy = c.volumeWhy
+	}
+	c.complete()
+	return c
+}
+
+// podChains has a chain for each claim of the pod, or one of the pod alone.
+func podChains(e *Evidence, namespace, name string) []*chain {
+	pod, why := e.Cluster.one(kindPod, named(namespace, name))
+	alone := &chain{Evidence: e, subject: "pod " + namespace + "/" + name, pod: pod, podsWhy: why,
+		links: []judgement{{LinkPod, (*chain).judgePod}}}
+	if pod == nil {
+		return []*chain{alone}
+	}
+	var chains []*chain
+	for _, v := range pod.Spec.Volumes {
+		if claim := claimOf(pod, v); claim != "" {
+			c := claimChain(e, namespace, claim, pod)
+			c.subject = "pod " + namespace + "/" + name + ", volume " + v.Name + ", claim " + claim
+			chains = append(chains, c)
+		}
+	}
+	if len(chains) == 0 {
+		return []*chain{alone}
+	}
+	return chains
+}
+
+// nodeChains has a chain of the node, and one for each volume that is attached to it.
+func nodeChains(e *Evidence, name string) []*chain {
+	own := &chain{Evidence: e, subject: "node " + name, links: slices.Concat(machineLinks,
+		[]judgement{{LinkDevice, (*chain).judgeDevices}}), nodeName: name}
+	own.findNode()
+	chains := []*chain{own}
+	attached, why := e.Cluster.objects(kindAttachment, func(o kube.Object) bool {
+		return o.Spec.NodeName == name && o.Spec.Attacher == volume.DriverName
+	})
+	if why != "" {
+		own.links = append(own.links, judgement{LinkAttachment, (*chain).judgeAttachment})
+		own.attachmentWhy = why
+	}
+	for _, a := range attached {
+		c := &chain{Evidence: e, subject: "PersistentVolume " + a.Spec.Source.PersistentVolumeName,
+			links: volumeLinks}
+		c.findVolume(named("", a.Spec.Source.PersistentVolumeName))
+		if c.volume != nil {
+			c.claimName = c.volume.Spec.ClaimRef
+			c.claim, c.claimWhy = e.Cluster.one(kindClaim, named(c.claimName.Namespace,
+				c.claimName.Name))
+		} else {
+			c.claimWhy = c.volumeWhy
+		}
+		c.complete()
+		chains = append(chains, c)
+	}
+	return chains
+}
+
+// claimOf returns the name of the claim of a pod's volume, or "".
+func claimOf(pod *kube.Object, v kube.PodVolume) string {
+	if v.Ephemeral != nil {
+		return pod.Metadata.Name + "-" + v.Name
+	}
+	return v.PersistentVolumeClaim.ClaimName
+}
+
+func (c *chain) findVolume(match func(kube.Object) bool) {
+	c.volume, c.volumeWhy = c.Cluster.one(kindVolume, match)
+	if c.volume == nil || c.volume.Spec.CSI.Driver != volume.DriverName {
+		return
+	}
+	c.handle = c.volume.Spec.CSI.VolumeHandle
+	if id, ok := volume.ParseID(c.handle); ok {
+		c.handle = id
+	}
+}
+
+// complete finds the objects that follow from the claim and the volume.
+func (c *chain) complete() {
+	if c.claimName.Name != "" {
+		c.pods, c.podsWhy = c.Cluster.objects(kindPod, func(o kube.Object) bool {
+			return o.Metadata.Namespace == c.claimName.Namespace &&
+				(!ended(o) || !o.Metadata.DeletionTimestamp.IsZero()) &&
+				slices.ContainsFunc(o.Spec.Volumes, func(v kube.PodVolume) bool {
+					return claimOf(&o, v) == c.claimName.Name
+				})
+		})
+	} else {
+		c.podsWhy = cmp.Or(c.claimWhy, c.volumeWhy)
+	}
+	if c.pod == nil {
+		c.pod = mainPod(c.pods)
+	}
+	if c.volume != nil {
+		c.attachments, c.attachmentWhy = c.Cluster.objects(kindAttachment, func(o kube.Object) bool {
+			return o.Spec.Source.PersistentVolumeName == c.volume.Metadata.Name &&
+				o.Spec.Attacher == volume.DriverName
+		})
+	} else {
+		c.attachmentWhy = c.volumeWhy
+	}
+	c.attachment = mainAttachment(c.attachments, c.pod)
+	switch {
+	case c.attachment != nil:
+		c.nodeName = c.attachment.Spec.NodeName
+	case c.pod != nil:
+		c.nodeName = c.pod.Spec.NodeName
+	}
+	c.findNode()
+}
+
+// mainPod returns the pod that matters: one that waits more than one that runs, and that more than
+// one that has ended.
+func mainPod(pods []kube.Object) (best *kube.Object) {
+	for i, pod := range pods {
+		if best == nil || ended(*best) && !ended(pod) ||
+			best.Status.Phase == phaseRunning && pod.Status.Phase != phaseRunning && !ended(pod) {
+			best = &pods[i]
+		}
+	}
+	return best
+}
+
+// mainAttachment returns the attachment to the pod's node. Without such a pod it is one that is not
+// to be deleted.
+func mainAttachment(attachments []kube.Object, pod *kube.Object) *kube.Object {
+	var best *kube.Object
+	scheduled := pod != nil && pod.Spec.NodeName != ""
+	for i, a := range attachments {
+		switch {
+		case scheduled && pod.Spec.NodeName == a.Spec.NodeName:
+			return &attachments[i]
+		case scheduled:
+		case best == nil, !best.Metadata.DeletionTimestamp.IsZero() &&
+			a.Metadata.DeletionTimestamp.IsZero():
+			best = &attachments[i]
+		}
+	}
+	return best
+}
+
+// findNode finds the node's entry of the driver, and so its instance. Without a cluster the rack
+// tells which instance has the disk.
+func (c *chain) findNode() {
+	if c.nodeName != "" {
+		c.csiNode, c.nodeWhy = c.Cluster.one(kindCSINode, named("", c.nodeName))
+		if d := nodeDriver(c.csiNode); d != nil {
+			c.instance = strings.ToLower(d.NodeID)
+		}
+	} else {
+		c.nodeWhy = cmp.Or(c.attachmentWhy, c.podsWhy)
+	}
+	if c.instance == "" && (c.nodeName == "" || c.nodeWhy != "") {
+		if disk := c.Rack.Disks[c.handle].Object; disk != nil {
+			c.instance = disk.Instance
+		}
+	}
+}
+
+func nodeDriver(csiNode *kube.Object) *kube.NodeDriver {
+	if csiNode == nil {
+		return nil
+	}
+	for i, d := range csiNode.Spec.Drivers {
+		if d.Name == volume.DriverName {
+			return &csiNode.Spec.Drivers[i]
+		}
+	}
+	return nil
+}
+
+// report returns the node's report of the volume. If there is none, why tells the cause.
+func (c *chain) report() (r *inspection.Report, v *inspection.Volume, why string) {
+	found, ok := c.Nodes.Reports[c.instance]
+	if !ok && c.instance == "" && len(c.Nodes.Reports) == 1 {
+		for _, only := range c.Nodes.Reports {
+			found, ok = only, true
+		}
+	}
+	if !ok {
+		return nil, nil, cmp.Or(c.Nodes.Unseen[c.instance], c.Nodes.Unseen[""],
+			"no node was asked, for it is not known which one")
+	}
+	for i, v := range found.Volumes {
+		if id, ok := volume.ParseID(v.ID); ok && id == c.handle || v.ID == c.handle {
+			return &found, &found.Volumes[i], ""
+		}
+	}
+	return &found, nil, "the node's report is not about this volume"
+}
+
+// diskName returns the name of the volume's disk, if it is known.
+func (c *chain) diskName() string {
+	if disk := c.Rack.Disks[c.handle].Object; disk != nil {
+		return disk.Name
+	}
+	if c.volume != nil {
+		return c.volume.Spec.CSI.VolumeAttributes.DiskName
+	}
+	return ""
+}
+
+// driverPods returns the pods of the driver with a label app.
+func (e *Evidence) driverPods(app string) (pods []kube.Object) {
+	for _, pod := range e.Nodes.DriverPods {
+		if pod.Kind == kindPod && pod.Metadata.Labels.App == app {
+			pods = append(pods, pod)
+		}
+	}
+	return pods
+}
+
+// driverPod returns the pod of the driver on a node.
+func (e *Evidence) driverPod(node string) *kube.Object {
+	for _, pod := range e.driverPods(driverPodApp) {
+		if pod.Spec.NodeName == node {
+			return &pod
+		}
+	}
+	return nil
+}
+
+// names returns the words that a command may hold.
+func (c *chain) names() map[string]string {
+	names := map[string]string{"namespace": c.claimName.Namespace, "claim": c.claimName.Name,
+		"volume": c.handle, "disk": c.diskName(), "node": c.nodeName, "instance": c.instance}
+	if c.pod != nil {
+		names["namespace"], names["pod"] = c.pod.Metadata.Namespace, c.pod.Metadata.Name
+	}
+	if c.claim != nil {
+		names["class"] = c.claim.Spec.StorageClassName
+	}
+	if c.volume != nil {
+		names["pv"] = c.volume.Metadata.Name
+	}
+	if c.attachment != nil {
+		names["attachment"] = c.attachment.Metadata.Name
+	}
+	if len(c.Nodes.DriverPods) > 0 {
+		names["driverNamespace"] = c.Nodes.DriverPods[0].Metadata.Namespace
+	}
+	if pod := c.driverPod(c.nodeName); pod != nil {
+		names["driverPod"] = pod.Metadata.Name
+	}
+	return names
+}

@@ -1,0 +1,216 @@
+package doctor
+
+import (
+	"cmp"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+)
+
+// Link is a link of the chain from a claim to the files that a workload sees.
+type Link string
+
+// The links, in the order of the chain.
+const (
+	LinkClaim      Link = "claim"
+	LinkVolume     Link = "volume"     // the PersistentVolume
+	LinkAttachment Link = "attachment" // the VolumeAttachment
+	LinkNode       Link = "node"       // the driver on the node, and its CSINode entry
+	LinkRack       Link = "rack"
+	LinkInstance   Link = "instance"
+	LinkDisk       Link = "disk"
+	LinkSerial     Link = "serial"
+	LinkDevice     Link = "device"
+	LinkFilesystem Link = "filesystem"
+	LinkMounts     Link = "mounts"
+	LinkPod        Link = "pod"
+)
+
+// State is the state of a link.
+type State string
+
+// The states of a link.
+const (
+	OK      State = "ok"
+	Broken  State = "broken"
+	Waiting State = "waiting" // something is under way, and has not taken long
+	Idle    State = "idle"    // nothing is there, and nothing has to be
+	Unseen  State = "unseen"  // it could not be seen, so its state is unknown
+)
+
+// Diagnosis is the answer to a question.
+type Diagnosis struct {
+	Question string    `json:"question"`
+	At       time.Time `json:"at"`
+	Version  string    `json:"version"`
+	Chains   []Chain   `json:"chains"`
+}
+
+// Chain is the chain of one volume, or the part of it that a question is about.
+type Chain struct {
+	Subject string `json:"subject"`
+	Links   []Step `json:"links"`
+	// Finding is the first one that is broken; nil if none is.
+	Finding *Finding `json:"finding,omitempty"`
+}
+
+// Step is one link, as it was found.
+type Step struct {
+	Link    Link     `json:"link"`
+	State   State    `json:"state"`
+	What    string   `json:"what"` // what the link is, or why it could not be seen
+	Notes   []string `json:"notes,omitempty"`
+	Finding *Finding `json:"finding,omitempty"`
+}
+
+// Finding is what is wrong with a link.
+type Finding struct {
+	Link   Link          `json:"link"`
+	Reason csierr.Reason `json:"reason,omitempty"` // of docs/reasons.md
+	Wrong  string        `json:"wrong"`
+	Source string        `json:"source"` // who says so
+	Since  time.Time     `json:"since,omitzero"`
+	Last   time.Time     `json:"last,omitzero"` // when it was last seen
+
+	ByItself string `json:"byItself"` // what will happen without anybody
+	Do       string `json:"do"`
+	Next     string `json:"next"` // the next command
+}
+
+// Status is the exit status: 0 nothing found, 2 something is broken, 3 nothing is broken as far as
+// could be seen, and something could not be seen.
+func (d Diagnosis) Status() int {
+	status := 0
+	for _, c := range d.Chains {
+		if c.Finding != nil {
+			return 2
+		}
+		if slices.ContainsFunc(c.Links, func(s Step) bool { return s.State == Unseen }) {
+			status = 3
+		}
+	}
+	return status
+}
+
+// Diagnose draws its conclusions from the evidence alone.
+func Diagnose(e Evidence) Diagnosis {
+	d := Diagnosis{Question: e.Question.String(), At: e.At, Version: e.Version, Chains: []Chain{}}
+	for _, c := range resolve(&e) {
+		d.Chains = append(d.Chains, c.judge())
+	}
+	return d
+}
+
+// judge judges every link of the chain that the question is about.
+func (c *chain) judge() Chain {
+	result := Chain{Subject: csierr.Plain(c.subject)}
+	c.heard = c.said()
+	for _, l := range c.links {
+		step := l.judge(c)
+		step.Link = l.link
+		for _, s := range c.heard {
+			if s.link() == l.link {
+				step = c.apply(step, s)
+			}
+		}
+		if step.Finding != nil {
+			step.State, step.Finding.Link = Broken, l.link
+			c.advise(step.Finding)
+			if result.Finding == nil {
+				result.Finding = step.Finding
+			}
+		}
+		result.Links = append(result.Links, plain(step))
+	}
+	return result
+}
+
+// apply adds what the driver said to a link. Its own sentence knows more than its objects show.
+func (c *chain) apply(step Step, s said) Step {
+	if step.Finding == nil || step.Finding.Reason == s.Reason {
+		step.Finding = &Finding{Reason: s.Reason, Wrong: s.Sentence, Source: s.Source, Since: s.First,
+			Last: s.Last, Next: c.commandAt(s.node, advices[s.Reason].Next)}
+		if says := c.keeperSays(cmp.Or(s.node, c.nodeName)); says != "" &&
+			s.Reason == csierr.InstanceMustBeStopped {
+			step.Finding.ByItself = says
+			step.Finding.Do = "Nothing, if that is soon enough; otherwise see to what the " +
+				"node keeper waits for."
+			step.Finding.Next = c.commandAt(s.node, "kubectl describe node {node}")
+		}
+		return step
+	}
+	step.Notes = append(step.Notes, s.Source+" says "+string(s.Reason)+": "+s.Sentence)
+	return step
+}
+
+// keeperSays returns what the node keeper has written on a node about the stop that it plans, or
+// "".
+func (e *Evidence) keeperSays(node string) string {
+	o, _ := e.Cluster.one(kindNode, named("", node))
+	if o == nil || o.Metadata.Annotations.KeeperPlan == "" {
+		return ""
+	}
+	return "The node keeper says: " + csierr.Plain(o.Metadata.Annotations.KeeperPlan) + "."
+}
+
+// broken returns a step with a finding.
+func broken(what string, f Finding) Step { return Step{State: Broken, What: what, Finding: &f} }
+
+// advise completes a finding by its reason, and puts names into its command.
+func (c *chain) advise(f *Finding) {
+	if a, ok := advices[f.Reason]; ok {
+		e, _ := csierr.Explain(f.Reason)
+		f.ByItself, f.Do, f.Next = orElse(f.ByItself, a.ByItself),
+			orElse(f.Do, strings.ReplaceAll(e.Do, "`", "")), orElse(f.Next, a.Next)
+	}
+	f.Next = c.commandAt("", f.Next)
+}
+
+func orElse(s, otherwise string) string {
+	if s == "" {
+		return otherwise
+	}
+	return s
+}
+
+// commandWord matches what may stand in a command as it is. Names come from objects, which anybody
+// may have written, and the command is typed into a shell.
+var commandWord = regexp.MustCompile(`^[A-Za-z0-9][-A-Za-z0-9.]*$`)
+
+// placeholder matches the words of a command that stand for names.
+var placeholder = regexp.MustCompile(`\{[A-Za-z]+\}`)
+
+// commandAt puts the chain's names into a command, for another node if one is given. A name that
+// is unknown, or that is not safe to type, stays a word in capitals.
+func (c *chain) commandAt(node, text string) string {
+	names := c.names()
+	if node != "" && node != c.nodeName {
+		other := &chain{Evidence: c.Evidence, nodeName: node}
+		other.findNode()
+		for _, word := range []string{"node", "instance", "driverPod"} {
+			names[word] = other.names()[word]
+		}
+	}
+	return placeholder.ReplaceAllStringFunc(text, func(word string) string {
+		word = strings.Trim(word, "{}")
+		if name := names[word]; commandWord.MatchString(name) {
+			return name
+		}
+		return strings.ToUpper(word)
+	})
+}
+
+// plain makes every text of a step safe to print.
+func plain(s Step) Step {
+	s.What = csierr.Plain(s.What)
+	for i, note := range s.Notes {
+		s.Notes[i] = csierr.Plain(note)
+	}
+	if f := s.Finding; f != nil {
+		f.Wrong, f.Source = csierr.Plain(f.Wrong), csierr.Plain(f.Source)
+	}
+	return s
+}

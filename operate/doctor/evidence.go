@@ -1,0 +1,126 @@
+package doctor
+
+import (
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/inspection"
+	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
+)
+
+// Evidence is all that a diagnosis is made from. What could not be seen says why; nothing follows
+// from its absence.
+type Evidence struct {
+	Version  string    `json:"version"` // of this program
+	At       time.Time `json:"at"`
+	Question Question  `json:"question"`
+	Cluster  Cluster   `json:"cluster"`
+	Nodes    Nodes     `json:"nodes"`
+	Rack     Rack      `json:"rack"`
+}
+
+// Cluster holds the objects of Kubernetes.
+type Cluster struct {
+	Objects []kube.Object `json:"objects"`
+	// Unseen tells of a kind why its objects could not be seen.
+	Unseen map[string]string `json:"unseen,omitempty"`
+}
+
+// The kinds of Kubernetes' objects.
+const (
+	kindClaim      = "PersistentVolumeClaim"
+	kindVolume     = "PersistentVolume"
+	kindAttachment = "VolumeAttachment"
+	kindCSINode    = "CSINode"
+	kindNode       = "Node"
+	kindPod        = "Pod"
+	kindDriverPod  = "Pod of the driver"
+	kindEvent      = "Event"
+)
+
+// Nodes holds the reports of nodes, by the id of the instance.
+type Nodes struct {
+	Reports map[string]inspection.Report `json:"reports"`
+	// DriverPods are the pods of the driver, which need not be seen if their nodes were.
+	DriverPods []kube.Object `json:"driverPods,omitempty"`
+	// Unseen tells of an instance, or with the empty id of all, why there is no report.
+	Unseen map[string]string `json:"unseen,omitempty"`
+}
+
+// Rack holds the objects of the rack, by id.
+type Rack struct {
+	Unseen string `json:"unseen,omitempty"` // why the rack could not be asked at all
+	// Reason is the reason of the error that Unseen tells, if it has one.
+	Reason    string                    `json:"reason,omitempty"`
+	Cluster   string                    `json:"cluster,omitempty"` // OXIDE_CLUSTER_ID
+	Project   string                    `json:"project,omitempty"` // its id
+	Disks     map[string]Found[Disk]    `json:"disks,omitempty"`
+	Instances map[string]Found[Machine] `json:"instances,omitempty"`
+	// Neighbours are the disks of an instance.
+	Neighbours map[string]Found[[]Disk] `json:"neighbours,omitempty"`
+	// Owned are the disks of this cluster and LeftBytes is what is left of the quota; they are asked
+	// for where the question is the rack itself.
+	Owned     *Found[[]Disk] `json:"owned,omitempty"`
+	LeftBytes *Found[int64]  `json:"leftBytes,omitempty"`
+}
+
+// Found is the result of a look: an object, its absence, or the reason why it could not be seen.
+type Found[T any] struct {
+	Object *T     `json:"object,omitempty"`
+	Unseen string `json:"unseen,omitempty"`
+}
+
+// Missing reports that the look succeeded and found nothing.
+func (f Found[T]) Missing() bool { return f.Object == nil && f.Unseen == "" }
+
+// Disk is a disk of the rack.
+type Disk struct {
+	ID         string `json:"id"`
+	Name       string `json:"name"`
+	State      string `json:"state"`
+	Instance   string `json:"instance,omitempty"`
+	SizeBytes  int64  `json:"sizeBytes"`
+	BlockBytes int64  `json:"blockBytes"`
+	Type       string `json:"type"`
+	// FilesystemUUID is the only one that the volume's filesystem may have, or empty.
+	FilesystemUUID string `json:"filesystemUUID,omitempty"`
+	CSIName        string `json:"csiName,omitempty"`
+	Foreign        string `json:"foreign,omitempty"` // why the disk is not this cluster's
+}
+
+// Machine is an instance of the rack.
+type Machine struct {
+	ID    string `json:"id"`
+	Name  string `json:"name"`
+	State string `json:"state"`
+}
+
+// objects returns the objects of a kind that match, or why the kind could not be seen.
+func (c Cluster) objects(kind string, match func(kube.Object) bool) ([]kube.Object, string) {
+	var found []kube.Object
+	for _, o := range c.Objects {
+		if o.Kind == kind && match(o) {
+			found = append(found, o)
+		}
+	}
+	if len(found) > 0 {
+		return found, ""
+	}
+	return nil, c.Unseen[kind]
+}
+
+// one returns the only object of a kind that matches. It is nil if there is none, or if the kind
+// could not be seen, which why then tells.
+func (c Cluster) one(kind string, match func(kube.Object) bool) (o *kube.Object, why string) {
+	found, why := c.objects(kind, match)
+	if len(found) == 0 {
+		return nil, why
+	}
+	return &found[0], ""
+}
+
+// named matches an object by its namespace and name.
+func named(namespace, name string) func(kube.Object) bool {
+	return func(o kube.Object) bool {
+		return o.Metadata.Name == name && o.Metadata.Namespace == namespace
+	}
+}

@@ -1,0 +1,282 @@
+package doctor
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/flight"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/inspection"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
+	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
+)
+
+var testNow = time.Date(2026, 6, 12, 12, 0, 0, 0, time.UTC)
+
+const (
+	podUID    = "0c0ffee0-7e5c-4b7a-9a52-0a4c9a1f0b77"
+	diskBytes = 10 * volume.GiB
+	pvName    = "pvc-11111111-2222-4333-8444-555555555555"
+)
+
+// diskName is the name of the disk of the volume.
+var diskName = volume.DiskName("blue", "pvc-1")
+
+// before is a time as Kubernetes writes it.
+func before(d time.Duration) string { return testNow.Add(-d).Format(time.RFC3339) }
+
+// The objects of a volume that a pod uses, as kubectl prints them. They hold what a diagnosis must
+// not show: an environment, a mount option, an annotation.
+var (
+	claimJSON = `{"kind":"PersistentVolumeClaim","metadata":{"name":"data","namespace":"default",` +
+		`"uid":"c-uid","creationTimestamp":"` + before(time.Hour) + `","annotations":{` +
+		`"volume.kubernetes.io/storage-provisioner":"` + volume.DriverName + `","note":"canary-note"}},` +
+		`"spec":{"volumeName":"` + pvName + `","storageClassName":"oxide-disk",` +
+		`"volumeMode":"Filesystem"},"status":{"phase":"Bound"}}`
+	pvJSON = `{"kind":"PersistentVolume","metadata":{"name":"` + pvName + `","creationTimestamp":"` +
+		before(time.Hour) + `"},"spec":{"capacity":{"storage":"10Gi"},"volumeMode":"Filesystem",` +
+		`"mountOptions":["context=canary-flag","ro"],"claimRef":{"namespace":"default","name":"data"},` +
+		`"csi":{"driver":"` + volume.DriverName + `","volumeHandle":"` + racktest.Disk +
+		`","volumeAttributes":{"diskName":"` + diskName + `","secret":"canary-attribute"},` +
+		`"nodeStageSecretRef":{"name":"canary-reference"}}},"status":{"phase":"Bound"}}`
+	attachmentJSON = `{"kind":"VolumeAttachment","metadata":{"name":"csi-1","creationTimestamp":"` +
+		before(time.Hour) + `"},"spec":{"attacher":"` + volume.DriverName + `","nodeName":"worker-1",` +
+		`"source":{"persistentVolumeName":"` + pvName + `"}},"status":{"attached":true}}`
+	csiNodeJSON = `{"kind":"CSINode","metadata":{"name":"worker-1"},"spec":{"drivers":[` +
+		`{"name":"other","nodeID":"x"},{"name":"` + volume.DriverName + `","nodeID":"` +
+		racktest.Instance + `","allocatable":{"count":11}}]}}`
+	nodeJSON = `{"kind":"Node","metadata":{"name":"worker-1"},"status":{"conditions":[` +
+		`{"type":"Ready","status":"True","lastTransitionTime":"` + before(time.Hour) + `"}]}}`
+	podJSON = `{"kind":"Pod","metadata":{"name":"db-0","namespace":"default","uid":"` + podUID +
+		`","creationTimestamp":"` + before(time.Hour) + `"},"spec":{"nodeName":"worker-1","containers":` +
+		`[{"name":"db","env":[{"name":"PASSWORD","value":"canary-env"}]}],"volumes":[{"name":"data",` +
+		`"persistentVolumeClaim":{"claimName":"data"}}]},"status":{"phase":"Running",` +
+		`"containerStatuses":[{"name":"db","ready":true,"state":{"running":{}}}]}}`
+	driverPodJSON = `{"kind":"Pod","metadata":{"name":"oxide-csi-node-x","namespace":"oxide-csi",` +
+		`"labels":{"app":"oxide-csi-node"},"uid":"d-uid","creationTimestamp":"` + before(time.Hour) +
+		`"},"spec":{"nodeName":"worker-1"},"status":{"phase":"Running","containerStatuses":[` +
+		runningJSON("oxide-plugin", "node-driver-registrar", "liveness-probe") + `]}}`
+	controllerPodJSON = `{"kind":"Pod","metadata":{"name":"oxide-csi-controller-x","namespace":` +
+		`"oxide-csi","labels":{"app":"oxide-csi-controller"},"creationTimestamp":"` + before(time.Hour) +
+		`"},"spec":{"nodeName":"worker-2"},"status":{"phase":"Running","containerStatuses":[` +
+		runningJSON("oxide-plugin", "csi-provisioner", "csi-attacher") + `]}}`
+)
+
+// runningJSON are the states of containers that run.
+func runningJSON(names ...string) string {
+	var all []string
+	for _, name := range names {
+		all = append(all, `{"name":"`+name+`","ready":true,"state":{"running":{}}}`)
+	}
+	return strings.Join(all, ",")
+}
+
+// listJSON is a list as kubectl prints it.
+func listJSON(items ...string) string {
+	return `{"kind":"List","apiVersion":"v1","metadata":{},"items":[` + strings.Join(items, ",") + `]}`
+}
+
+func allObjects() string {
+	return listJSON(claimJSON, pvJSON, attachmentJSON, csiNodeJSON, nodeJSON, podJSON, driverPodJSON,
+		controllerPodJSON)
+}
+
+// eventJSON is an event about an object, which was first seen 20 minutes ago.
+func eventJSON(kind, name, reason, message string) string {
+	namespace := `"namespace":"default",`
+	if kind == kindVolume {
+		namespace = ""
+	}
+	return `{"kind":"Event","metadata":{"name":"` + name + `.1","namespace":"default"},"reason":"` +
+		reason + `","message":` + racktest.JSON(message) + `,"involvedObject":{"kind":"` + kind + `",` +
+		namespace + `"name":"` + name + `"},"firstTimestamp":"` + before(20*time.Minute) +
+		`","lastTimestamp":"` + before(time.Minute) + `","eventTime":null}`
+}
+
+// theNode is what the node reports of the volume.
+func theNode() inspection.Report {
+	device := inspection.Device{Name: "nvme1n1", Number: "259:1", Serial: diskName,
+		SizeBytes: diskBytes, BlockBytes: 4096}
+	return inspection.Report{Format: inspection.Format, Version: "v1", At: testNow,
+		Instance: racktest.Instance, Devices: []inspection.Device{device},
+		Volumes: []inspection.Volume{{ID: racktest.Disk, Serial: diskName, From: "the volume's record",
+			Record:  &inspection.Record{Disk: diskName, Instance: racktest.Instance},
+			Devices: []inspection.Device{device},
+			Filesystems: []inspection.Filesystem{{Type: "ext4", UUID: uuid.MustParse(racktest.Disk),
+				SizeBytes: diskBytes}},
+			Mounts: []inspection.Mount{
+				{Path: "/var/lib/kubelet/plugins/kubernetes.io/csi/x/globalmount", FSType: "ext4"},
+				{Path: "/var/lib/kubelet/pods/" + podUID + "/volumes/kubernetes.io~csi/" + pvName + "/mount",
+					FSType: "ext4"},
+				{Path: "/data", FSType: "ext4", Process: "77 (postgres)"},
+			},
+		}}}
+}
+
+// healthy is the evidence of a volume that works.
+func healthy(t testing.TB) *Evidence {
+	t.Helper()
+	e := &Evidence{Version: "v1", At: testNow, Question: Question{AskClaim, "default", "data"}}
+	objects, err := kube.Parse([]byte(allObjects()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.Cluster.Objects, e.Cluster.Unseen = slices.Clip(objects[:6]), map[string]string{}
+	e.Nodes.Reports = map[string]inspection.Report{racktest.Instance: theNode()}
+	e.Nodes.Unseen = map[string]string{}
+	e.Nodes.DriverPods = slices.Clip(objects[6:8])
+	disk := Disk{ID: racktest.Disk, Name: diskName, State: diskAttached, Instance: racktest.Instance,
+		SizeBytes: diskBytes, BlockBytes: 4096, Type: "distributed", FilesystemUUID: racktest.Disk}
+	neighbours := []Disk{disk}
+	e.Rack = Rack{Cluster: "blue", Project: racktest.ProjectID,
+		Disks: map[string]Found[Disk]{racktest.Disk: {Object: &disk}},
+		Instances: map[string]Found[Machine]{racktest.Instance: {Object: &Machine{racktest.Instance,
+			"worker-1", instanceRunning}}},
+		Neighbours: map[string]Found[[]Disk]{racktest.Instance: {Object: &neighbours}}}
+	return e
+}
+
+// The edits of a situation.
+type edit func(t testing.TB, e *Evidence)
+
+// without removes the objects of a kind; the cluster has none.
+func without(kind string) edit {
+	return func(_ testing.TB, e *Evidence) {
+		var rest []kube.Object
+		for _, o := range e.Cluster.Objects {
+			if o.Kind != kind {
+				rest = append(rest, o)
+			}
+		}
+		e.Cluster.Objects = rest
+	}
+}
+
+// object edits the object of a kind.
+func object(kind string, change func(*kube.Object)) edit {
+	return func(t testing.TB, e *Evidence) {
+		for i := range e.Cluster.Objects {
+			if e.Cluster.Objects[i].Kind == kind {
+				change(&e.Cluster.Objects[i])
+				return
+			}
+		}
+		t.Fatalf("there is no %s", kind)
+	}
+}
+
+// event adds an event with an error of the driver.
+func event(kind, name, reason, message string) edit {
+	return func(t testing.TB, e *Evidence) {
+		objects, err := kube.Parse([]byte(eventJSON(kind, name, reason, message)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.Cluster.Objects = append(e.Cluster.Objects, objects...)
+	}
+}
+
+// rpc is an error of the driver as gRPC shows it.
+func rpc(reason string) string {
+	return "rpc error: code = FailedPrecondition desc = " + reason + ": expected this, found that"
+}
+
+// disk edits the rack's disk.
+func disk(change func(*Disk)) edit {
+	return func(_ testing.TB, e *Evidence) {
+		d := *e.Rack.Disks[racktest.Disk].Object
+		change(&d)
+		e.Rack.Disks[racktest.Disk] = Found[Disk]{Object: &d}
+	}
+}
+
+// machine sets the state of the instance; empty means that it is gone.
+func machine(state string) edit {
+	return func(_ testing.TB, e *Evidence) {
+		found := Found[Machine]{}
+		if state != "" {
+			found.Object = &Machine{racktest.Instance, "worker-1", state}
+		}
+		e.Rack.Instances[racktest.Instance] = found
+	}
+}
+
+// onNode edits the node's report of the volume.
+func onNode(change func(*inspection.Volume)) edit {
+	return func(_ testing.TB, e *Evidence) {
+		r := theNode()
+		change(&r.Volumes[0])
+		e.Nodes.Reports[racktest.Instance] = r
+	}
+}
+
+// pending is a pod that waits on its node for its volumes.
+var pending = object(kindPod, func(o *kube.Object) {
+	o.Status.Phase = "Pending"
+	o.Status.ContainerStatuses = nil
+})
+
+// notAttached is an attachment that has not succeeded, and a disk that is attached nowhere.
+func notAttached(message string) edit {
+	return func(t testing.TB, e *Evidence) {
+		pending(t, e)
+		object(kindAttachment, func(o *kube.Object) {
+			o.Status.Attached = false
+			if message != "" {
+				o.Status.AttachError = &kube.Failure{Time: testNow.Add(-time.Minute), Message: message}
+			}
+		})(t, e)
+		disk(func(d *Disk) { d.State, d.Instance = diskDetached, "" })(t, e)
+		empty(t, e)
+	}
+}
+
+// empty is a node that has nothing of the volume.
+var empty = onNode(func(v *inspection.Volume) {
+	v.Record, v.Devices, v.Filesystems, v.Mounts = nil, nil, nil, nil
+})
+
+// unbound is a claim that has no volume yet.
+func unbound(t testing.TB, e *Evidence) {
+	object(kindClaim, func(o *kube.Object) {
+		o.Status.Phase, o.Spec.VolumeName = "Pending", ""
+	})(t, e)
+	object(kindPod, func(o *kube.Object) {
+		o.Status.Phase, o.Spec.NodeName, o.Status.ContainerStatuses = "Pending", "", nil
+	})(t, e)
+	without(kindVolume)(t, e)
+	without(kindAttachment)(t, e)
+	e.Rack.Disks = map[string]Found[Disk]{}
+}
+
+func entry(event flight.Event, age time.Duration) flight.Entry {
+	return flight.Entry{Time: testNow.Add(-age), Event: event, Outcome: flight.Begun}
+}
+
+// over is a change that was made, or that failed for a reason.
+func over(event flight.Event, age time.Duration, reason csierr.Reason) flight.Entry {
+	e := entry(event, age)
+	if e.Outcome = flight.Done; reason != "" {
+		e.Outcome, e.Reason = flight.Failed, string(reason)
+	}
+	return e
+}
+
+// text is a diagnosis as people read it.
+func text(d Diagnosis) string { return string(d.text()) }
+
+// asJSON is a value as JSON.
+func asJSON(t testing.TB, v any) string {
+	t.Helper()
+	b, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}

@@ -1,0 +1,301 @@
+package doctor
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
+	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
+)
+
+// lookTimeout is how long a look at the rack, at a node, or at the objects of one kind may take.
+const lookTimeout = 30 * time.Second
+
+// driverPodApp and controllerApp are the labels app of the driver's pods on nodes and of its
+// controller's, and driverContainer is the driver's container in them.
+const (
+	driverPodApp    = "oxide-csi-node"
+	controllerApp   = "oxide-csi-controller"
+	driverContainer = "oxide-plugin"
+)
+
+// Sources are where evidence comes from.
+type Sources struct {
+	Rack *rack.Client // nil if there is none
+	// NoRack is why there is no rack.
+	NoRack    string
+	ClusterID string
+	Version   string
+	// Kubectl runs kubectl.
+	Kubectl func(ctx context.Context, args ...string) ([]byte, error)
+	// Timeout is how long one look may take; 0 means 30 s.
+	Timeout time.Duration
+}
+
+// gatherer collects the evidence for one question.
+type gatherer struct {
+	Sources
+	options Options
+	e       Evidence
+	// noKubectl is why kubectl is asked no more: it is not there, or its cluster does not answer.
+	noKubectl string
+}
+
+// limit returns a context for one look.
+func (g *gatherer) limit(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, cmp.Or(g.Timeout, lookTimeout))
+}
+
+// Gather collects the evidence for a question. It changes nothing. An error is one of the files
+// that the options name; what cannot be seen is no error.
+func Gather(ctx context.Context, s Sources, o Options) (Evidence, error) {
+	g := &gatherer{Sources: s, options: o, e: Evidence{Version: s.Version, At: time.Now().UTC(),
+		Question: o.Question}}
+	g.e.Cluster.Unseen, g.e.Nodes.Unseen = map[string]string{}, map[string]string{}
+	if err := g.cluster(ctx); err != nil {
+		return Evidence{}, err
+	}
+	g.prune()
+	g.rack(ctx)
+	if err := g.nodes(ctx); err != nil {
+		return Evidence{}, err
+	}
+	g.redact()
+	return g.e, nil
+}
+
+// cluster collects the objects of Kubernetes, from a file or from kubectl.
+func (g *gatherer) cluster(ctx context.Context) error {
+	switch {
+	case g.options.Question.Kind == AskRack:
+		return nil
+	case g.options.Objects != "":
+		return g.objectsFromFile()
+	case !g.options.Kubectl:
+		for kind := range resources {
+			g.e.Cluster.Unseen[kind] = "kubectl was not asked (--kubectl=false)"
+		}
+		return nil
+	}
+	q, namespaces := g.options.Question, []string{}
+	g.look(ctx, kindVolume, "")
+	g.look(ctx, kindAttachment, "")
+	g.look(ctx, kindCSINode, "")
+	g.look(ctx, kindNode, "")
+	g.look(ctx, kindDriverPod, allNamespaces, "--selector=app in ("+driverPodApp+","+
+		controllerApp+")")
+	switch q.Kind {
+	case AskClaim, AskPod:
+		namespaces = []string{q.Namespace}
+	case AskVolume:
+		if c := volumeChain(&g.e, q.Name); c.claimName.Namespace != "" {
+			namespaces = []string{c.claimName.Namespace}
+		}
+	case AskNode:
+		namespaces = []string{allNamespaces}
+	}
+	for _, namespace := range namespaces {
+		g.look(ctx, kindClaim, namespace)
+		g.look(ctx, kindPod, namespace)
+		g.look(ctx, kindEvent, namespace)
+		if namespace != allNamespaces && namespace != "default" {
+			g.look(ctx, kindEvent, "default") // the events of PersistentVolumes
+		}
+	}
+	return nil
+}
+
+// allNamespaces stands for every namespace.
+const allNamespaces = "*"
+
+// resources are the names by which kubectl knows the kinds.
+var resources = map[string]string{kindClaim: "persistentvolumeclaims",
+	kindVolume: "persistentvolumes", kindAttachment: "volumeattachments", kindCSINode: "csinodes",
+	kindNode: "nodes", kindPod: "pods", kindDriverPod: "pods", kindEvent: "events"}
+
+// look lists the objects of a kind.
+func (g *gatherer) look(ctx context.Context, kind, namespace string, more ...string) {
+	if g.noKubectl != "" {
+		g.e.Cluster.Unseen[kind] = g.noKubectl
+		return
+	}
+	ctx, cancel := g.limit(ctx)
+	defer cancel()
+	args := append([]string{"get", resources[kind], "--output=json"}, more...)
+	switch namespace {
+	case "":
+	case allNamespaces:
+		args = append(args, "--all-namespaces")
+	default:
+		args = append(args, "--namespace="+namespace)
+	}
+	data, err := g.Kubectl(ctx, args...)
+	var objects []kube.Object
+	if err == nil {
+		if objects, err = kube.Parse(data); err != nil {
+			err = fmt.Errorf("the output of kubectl %w", err)
+		}
+	}
+	if err != nil {
+		why := csierr.Plain(err.Error())
+		g.e.Cluster.Unseen[kind] = why
+		if ctx.Err() != nil || errors.Is(err, exec.ErrNotFound) {
+			g.noKubectl = why
+		}
+		return
+	}
+	g.add(kind == kindDriverPod, objects)
+}
+
+// add adds objects; those of kind kindDriverPod are kept apart, for they need not be of the
+// question.
+func (g *gatherer) add(ofDriver bool, objects []kube.Object) {
+	if ofDriver {
+		g.e.Nodes.DriverPods = append(g.e.Nodes.DriverPods, objects...)
+		return
+	}
+	g.e.Cluster.Objects = append(g.e.Cluster.Objects, objects...)
+}
+
+// maxFileBytes is more than a file of one cluster's objects and less than a machine's memory.
+const maxFileBytes = 256 << 20
+
+// readFile reads a file that a flag names.
+func readFile(flag, path string, most int64) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", flag, err)
+	}
+	defer func() { _ = f.Close() }()
+	data, err := io.ReadAll(io.LimitReader(f, most+1))
+	if err == nil && int64(len(data)) > most {
+		err = fmt.Errorf("has more than %d bytes", most)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", flag, err)
+	}
+	return data, nil
+}
+
+// objectsFromFile reads the objects from a file. Whether a kind that it does not hold has no
+// objects, or was not asked for, nobody can tell.
+func (g *gatherer) objectsFromFile() error {
+	data, err := readFile("--objects", g.options.Objects, maxFileBytes)
+	if err != nil {
+		return err
+	}
+	objects, err := kube.Parse(data)
+	if err != nil {
+		return fmt.Errorf("--objects: %w", err)
+	}
+	for kind := range resources {
+		g.e.Cluster.Unseen[kind] = "the file of --objects holds none"
+	}
+	for _, o := range objects {
+		delete(g.e.Cluster.Unseen, o.Kind)
+		app := o.Metadata.Labels.App
+		if o.Kind == kindPod && (app == driverPodApp || app == controllerApp) {
+			delete(g.e.Cluster.Unseen, kindDriverPod)
+			g.add(true, []kube.Object{o})
+		}
+	}
+	g.add(false, objects)
+	return nil
+}
+
+// prune removes what the question is not about.
+func (g *gatherer) prune() {
+	type key struct{ kind, namespace, name string }
+	used := map[key]bool{}
+	use := func(o *kube.Object) {
+		if o != nil {
+			used[key{o.Kind, o.Metadata.Namespace, o.Metadata.Name}] = true
+		}
+	}
+	nodes := map[string]bool{}
+	for _, c := range resolve(&g.e) {
+		for _, o := range []*kube.Object{c.claim, c.volume, c.csiNode, c.pod} {
+			use(o)
+		}
+		for _, o := range slices.Concat(c.attachments, c.pods) {
+			use(&o)
+			nodes[o.Spec.NodeName] = true
+			used[key{kindCSINode, "", o.Spec.NodeName}] = true
+			used[key{kindNode, "", o.Spec.NodeName}] = true
+		}
+		nodes[c.nodeName] = true
+		used[key{kindNode, "", c.nodeName}] = true
+	}
+	g.e.Cluster.Objects = slices.DeleteFunc(g.e.Cluster.Objects, func(o kube.Object) bool {
+		about := o.InvolvedObject
+		if o.Kind == kindEvent {
+			return !used[key{about.Kind, about.Namespace, about.Name}] || !relevant(o)
+		}
+		return !used[key{o.Kind, o.Metadata.Namespace, o.Metadata.Name}]
+	})
+	// One pod of the driver stays in any case: it tells the namespace.
+	some := g.e.Nodes.DriverPods[:min(1, len(g.e.Nodes.DriverPods))]
+	g.e.Nodes.DriverPods = slices.DeleteFunc(slices.Clone(g.e.Nodes.DriverPods),
+		func(o kube.Object) bool {
+			return o.Metadata.Labels.App != controllerApp && !nodes[o.Spec.NodeName]
+		})
+	if len(g.e.Nodes.DriverPods) == 0 {
+		g.e.Nodes.DriverPods = some
+	}
+	// A node has the entries of other drivers, too.
+	for i := range g.e.Cluster.Objects {
+		o := &g.e.Cluster.Objects[i]
+		o.Spec.Drivers = slices.DeleteFunc(o.Spec.Drivers, func(d kube.NodeDriver) bool {
+			return d.Name != volume.DriverName
+		})
+	}
+}
+
+// eventReasons are the reasons of the events that are about volumes. The text of others, such as
+// why an image was not pulled, is nobody's business here.
+var eventReasons = []string{"ProvisioningFailed", "Provisioning", "ProvisioningSucceeded",
+	"ExternalProvisioning", "WaitForFirstConsumer", "WaitForPodScheduled", "FailedBinding",
+	"FailedMount", "FailedMapVolume", "FailedAttachVolume", "SuccessfulAttachVolume",
+	"VolumeFailedDelete", "FailedScheduling"}
+
+func relevant(event kube.Object) bool { return slices.Contains(eventReasons, event.Reason) }
+
+// redact removes mount options and tokens from the texts that others wrote.
+func (g *gatherer) redact() {
+	var words []string
+	for _, o := range g.e.Cluster.Objects {
+		for _, option := range o.Spec.MountOptions {
+			_, value, _ := strings.Cut(option, "=")
+			for _, word := range []string{option, value} {
+				if len(word) >= 4 { // shorter ones are flags such as "ro", and no secrets
+					words = append(words, word, "***")
+				}
+			}
+		}
+	}
+	replacer := strings.NewReplacer(words...)
+	clean := func(text *string) { *text = csierr.WithoutTokens(replacer.Replace(*text)) }
+	for i := range g.e.Cluster.Objects {
+		o := &g.e.Cluster.Objects[i]
+		clean(&o.Message)
+		clean(&o.Status.Message)
+		clean(&o.Metadata.Annotations.KeeperPlan)
+		for _, failure := range []*kube.Failure{o.Status.AttachError, o.Status.DetachError} {
+			if failure != nil {
+				clean(&failure.Message)
+			}
+		}
+	}
+}
+
+var errNoNode = errors.New("the node was not asked")

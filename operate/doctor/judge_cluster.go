@@ -1,0 +1,338 @@
+package doctor
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
+	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
+)
+
+// grace is how long something may take until the doctor calls it stuck.
+const grace = 5 * time.Minute
+
+// The phases of claims, volumes and pods.
+const (
+	phaseBound    = "Bound"
+	phaseReleased = "Released"
+	phaseFailed   = "Failed"
+	phaseLost     = "Lost"
+	phaseRunning  = "Running"
+)
+
+func ended(pod kube.Object) bool {
+	return pod.Status.Phase == "Succeeded" || pod.Status.Phase == phaseFailed
+}
+
+func unseenStep(what, why string) Step {
+	return Step{State: Unseen, What: what + " could not be seen: " + why}
+}
+
+// old reports whether an object has existed for longer than the grace.
+func (e *Evidence) old(o *kube.Object) bool {
+	return e.At.Sub(o.Metadata.CreationTimestamp) > grace
+}
+
+func (c *chain) judgeClaim() Step {
+	name := "PersistentVolumeClaim " + c.claimName.Namespace + "/" + c.claimName.Name
+	switch {
+	case c.claim == nil && c.claimWhy != "":
+		return unseenStep("the claim", c.claimWhy)
+	case c.claimName.Name == "":
+		return Step{State: Idle, What: "no claim is bound to it"}
+	case c.claim == nil && c.volume != nil && (c.volume.Status.Phase != phaseBound ||
+		!c.volume.Metadata.DeletionTimestamp.IsZero()):
+		return Step{State: Idle, What: "its claim " + c.claimName.Namespace + "/" + c.claimName.Name +
+			" is gone"}
+	case c.claim == nil:
+		return broken(name, Finding{Wrong: name + " does not exist", Source: "Kubernetes",
+			ByItself: "Nothing, unless something makes the claim, such as a StatefulSet.",
+			Do:       "Check namespace and name.", Next: "kubectl get pvc --all-namespaces"})
+	}
+	o := c.claim
+	what := fmt.Sprintf("%s: %s, class %s", name, cmp.Or(o.Status.Phase, "no phase"),
+		cmp.Or(o.Spec.StorageClassName, "none"))
+	if !o.Metadata.DeletionTimestamp.IsZero() {
+		what += ", being deleted"
+	}
+	if p := o.Metadata.Annotations.Provisioner; p != "" && p != volume.DriverName {
+		return unseenStep(what+", and its volume", "it is of the driver "+p)
+	}
+	switch {
+	case c.overdue(o):
+		return broken(what, c.stuckDeletion(o, name, "Kubernetes keeps a claim until no pod uses it",
+			showClaim))
+	case o.Status.Phase == phaseBound && o.Spec.VolumeName == "":
+		return broken(what, Finding{Wrong: "it is bound, and names no PersistentVolume", Source: name,
+			ByItself: "Nothing: Kubernetes binds a claim once.",
+			Do:       "Make a new claim; give it the PersistentVolume by spec.volumeName.", Next: showClaim})
+	case o.Status.Phase == phaseBound:
+		return Step{State: OK, What: what}
+	case o.Status.Phase == phaseLost:
+		return broken(what, Finding{Wrong: "its PersistentVolume " + o.Spec.VolumeName + " is gone",
+			Source: name, ByItself: "Nothing: the claim stays lost.",
+			Do:   "Make a PersistentVolume for the disk if it still exists on the rack, and a new claim.",
+			Next: "oxide-csi-plugin audit --kubectl"})
+	}
+	return c.judgePendingClaim(what)
+}
+
+// stuckDeletion is the finding for a claim or a PersistentVolume that was deleted and is still
+// there.
+func (c *chain) stuckDeletion(o *kube.Object, name, rule, next string) Finding {
+	f := Finding{Source: name, Since: o.Metadata.DeletionTimestamp, Next: next,
+		Wrong: "it was deleted " + c.At.Sub(o.Metadata.DeletionTimestamp).Round(time.Second).String() +
+			" ago, and is still there",
+		ByItself: "It goes when nothing holds it any more: " + rule + "."}
+	if len(o.Metadata.Finalizers) > 0 {
+		f.Wrong += "; its finalizers are " + firstOf(o.Metadata.Finalizers)
+	}
+	var holders []string
+	for _, pod := range c.pods {
+		holders = append(holders, "the pod "+pod.Metadata.Name+" ("+podWords(pod)+")")
+	}
+	if o.Kind == kindVolume {
+		for _, a := range c.attachments {
+			holders = append(holders, "the VolumeAttachment "+a.Metadata.Name)
+		}
+	}
+	f.Do = "Find out who set the finalizers, and why the owner does not remove them."
+	if len(holders) > 0 {
+		f.Wrong += "; it is held by " + firstOf(holders)
+		f.Do = "End what holds it, if nobody needs the volume."
+	}
+	return f
+}
+
+func (c *chain) judgePendingClaim(what string) Step {
+	last := latestOf(c.events(c.claim, "ProvisioningFailed", "Provisioning", "ExternalProvisioning",
+		"WaitForFirstConsumer", "WaitForPodScheduled", "FailedBinding"))
+	switch {
+	case c.heardAt(LinkClaim):
+		return Step{State: Waiting, What: what}
+	case last.Reason == "ProvisioningFailed", last.Reason == "FailedBinding":
+		return broken(what, Finding{Wrong: last.Message, Source: "event " + last.Reason,
+			Since: last.First(), Last: last.Last(), ByItself: "The provisioner tries again.",
+			Do: "Follow the message.", Next: showClaim})
+	case strings.HasPrefix(last.Reason, "WaitFor") && (len(c.pods) == 0 && c.podsWhy == "" ||
+		c.pod != nil && c.pod.Spec.NodeName == ""):
+		return Step{State: Idle, What: what + "; it waits for a pod that is scheduled"}
+	case !c.old(c.claim):
+		return Step{State: Waiting, What: what}
+	}
+	note := "no event tells why; events are kept for an hour"
+	if last.Kind != "" {
+		note = "the last event is " + last.Reason + ": " + last.Message
+	}
+	if why := c.Cluster.Unseen[kindEvent]; why != "" {
+		note = "the events, which tell why, could not be seen: " + why
+	}
+	silent := Finding{Wrong: "it has been pending for " + c.age(c.claim) + ", and " + note,
+		Source: "Kubernetes", Since: c.claim.Metadata.CreationTimestamp,
+		ByItself: "The provisioner tries again as long as it runs."}
+	return broken(what, c.silence(silent, "csi-provisioner"))
+}
+
+// silence completes the finding for something that the controller has not done and reported no
+// error of. The driver's errors are reported by the sidecar that called it, so silence is the
+// sidecar's, unless another container of the pod does not work.
+func (e *Evidence) silence(f Finding, sidecar string) Finding {
+	f.Do = "Check that the controller of the driver runs, and the log of its " + sidecar + "."
+	f.Next = controllerLogOf(sidecar)
+	if e.Cluster.Unseen[kindDriverPod] != "" {
+		return f
+	}
+	pods := e.driverPods(controllerApp)
+	if len(pods) == 0 {
+		f.Wrong += "; no pod of the driver's controller (" + controllerApp + ") is there"
+		f.Do, f.Next = "Let the driver's controller run.", "kubectl get deployments --all-namespaces"
+	}
+	for _, pod := range pods {
+		s := deadContainer(pod, driverContainer, sidecar)
+		if s == nil {
+			continue
+		}
+		f.Wrong += "; " + s.Name + " of the pod " + pod.Metadata.Name + " does not work: " + podWords(pod)
+		f.Next = controllerLogOf(s.Name)
+		if name := pod.Metadata.Name; commandWord.MatchString(name) {
+			f.Next = strings.Replace(f.Next, controllerLogs, name, 1)
+		}
+		return f
+	}
+	return f
+}
+
+// deadContainer returns the first container of a pod that is not ready, of those with the names or,
+// without names, of all.
+func deadContainer(pod kube.Object, names ...string) *kube.ContainerStatus {
+	all := slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses)
+	for i, s := range all {
+		if !s.Ready && s.State.Terminated == nil && (len(names) == 0 || slices.Contains(names, s.Name)) {
+			return &all[i]
+		}
+	}
+	return nil
+}
+
+// overdue reports whether an object should be gone by now.
+func (e *Evidence) overdue(o *kube.Object) bool {
+	deleted := o.Metadata.DeletionTimestamp
+	return !deleted.IsZero() && e.At.Sub(deleted) > grace
+}
+
+// age returns an object's age in words.
+func (e *Evidence) age(o *kube.Object) string {
+	return e.At.Sub(o.Metadata.CreationTimestamp).Round(time.Second).String()
+}
+
+func (c *chain) judgeVolume() Step {
+	o := c.volume
+	switch {
+	case o == nil && c.volumeWhy != "":
+		return unseenStep("the PersistentVolume", c.volumeWhy)
+	case o == nil && c.claim != nil && c.claim.Spec.VolumeName != "":
+		name := "PersistentVolume " + c.claim.Spec.VolumeName
+		return broken(name, Finding{Wrong: "the claim names " + name + ", which does not exist",
+			Source: "Kubernetes", ByItself: "Nothing: the claim stays without a volume.",
+			Do:   "Make a PersistentVolume for the disk if it still exists on the rack.",
+			Next: "oxide-csi-plugin audit --kubectl"})
+	case o == nil && c.handle == "":
+		return Step{State: Idle, What: "none yet: the claim is not bound"}
+	case o == nil:
+		return Step{State: Idle, What: "no PersistentVolume names the disk " + c.handle}
+	}
+	what := fmt.Sprintf("PersistentVolume %s: %s, %s, disk %s", o.Metadata.Name,
+		cmp.Or(o.Status.Phase, "no phase"), cmp.Or(o.Spec.Capacity["storage"], "no size"), c.handle)
+	switch {
+	case o.Spec.CSI.Driver != volume.DriverName:
+		return unseenStep(what, "it is of the driver "+cmp.Or(o.Spec.CSI.Driver, "that is no CSI driver"))
+	case o.Status.Phase == phaseFailed && c.heardAt(LinkVolume):
+		return Step{State: Waiting, What: what}
+	case o.Status.Phase == phaseFailed:
+		return broken(what, Finding{Wrong: cmp.Or(o.Status.Message, "its deletion failed"),
+			Source: "PersistentVolume " + o.Metadata.Name, ByItself: "The provisioner tries again.",
+			Do: "Follow the message.", Next: showVolume})
+	case c.handle == "":
+		return broken(what, Finding{Wrong: "it names no disk (spec.csi.volumeHandle)",
+			Source: "PersistentVolume " + o.Metadata.Name, ByItself: "Nothing: the field cannot be changed.",
+			Do: "Make the PersistentVolume again, with the disk's id.", Next: showVolume})
+	case c.overdue(o):
+		return broken(what, c.stuckDeletion(o, "PersistentVolume "+o.Metadata.Name, "Kubernetes keeps a "+
+			"PersistentVolume until it has no claim and is detached, and the provisioner until its disk is "+
+			"deleted", showVolume))
+	case boundToAnother(o, c.claim) != "":
+		return broken(what, Finding{Wrong: boundToAnother(o, c.claim), Source: "PersistentVolume " +
+			o.Metadata.Name, ByItself: "Kubernetes reports such a claim as lost.",
+			Do:   "Compare spec.volumeName of the claim and spec.claimRef of the PersistentVolume.",
+			Next: showVolume})
+	}
+	return Step{State: OK, What: what}
+}
+
+// boundToAnother returns in which way the volume of a bound claim is not the claim's, or "".
+func boundToAnother(volume, claim *kube.Object) string {
+	ref := volume.Spec.ClaimRef
+	switch {
+	case claim == nil || claim.Status.Phase != phaseBound:
+		return ""
+	case ref.Namespace != claim.Metadata.Namespace || ref.Name != claim.Metadata.Name:
+		return fmt.Sprintf("it belongs to the claim %q, and the claim that names it is %s/%s",
+			strings.Trim(ref.Namespace+"/"+ref.Name, "/"), claim.Metadata.Namespace, claim.Metadata.Name)
+	case volume.Status.Phase != phaseBound:
+		return "its claim is bound to it, and its own phase is " + cmp.Or(volume.Status.Phase,
+			"missing")
+	}
+	return ""
+}
+
+func (c *chain) judgeAttachment() Step {
+	a := c.attachment
+	switch {
+	case a == nil && c.attachmentWhy != "":
+		return unseenStep("the VolumeAttachment", c.attachmentWhy)
+	case a == nil && (c.pod == nil || c.pod.Spec.NodeName == ""):
+		return Step{State: Idle, What: "none: no pod with the volume is on a node"}
+	case a == nil && len(c.attachments) > 0:
+		return c.attachedToOthers()
+	case a == nil && c.volume == nil:
+		return Step{State: Idle, What: "none: there is no PersistentVolume yet"}
+	case a == nil && c.old(c.pod):
+		return broken("none", Finding{Wrong: "the pod " + c.pod.Metadata.Name + " is on the node " +
+			c.nodeName + ", and no VolumeAttachment asks for its volume there", Source: "Kubernetes",
+			ByItself: "The attach controller of Kubernetes tries again.",
+			Do:       "Check the events of the pod: another node may still have the volume.",
+			Next:     "kubectl describe pod -n {namespace} {pod}"})
+	case a == nil:
+		return Step{State: Waiting, What: "none yet: the pod has just come to the node " + c.nodeName}
+	}
+	what := fmt.Sprintf("VolumeAttachment %s: node %s, attached %t", a.Metadata.Name,
+		a.Spec.NodeName, a.Status.Attached)
+	step := Step{State: OK, What: what}
+	if len(c.attachments) > 1 {
+		step.Notes = append(step.Notes, c.otherAttachments())
+	}
+	deleted := a.Metadata.DeletionTimestamp
+	failure := a.Status.AttachError
+	if failure == nil || a.Status.Attached {
+		failure = a.Status.DetachError
+	}
+	switch {
+	case c.heardAt(LinkAttachment):
+		step.State = Waiting // for what the driver says
+	case failure != nil:
+		step.Finding = &Finding{Wrong: failure.Message, Source: "VolumeAttachment " + a.Metadata.Name,
+			Since: failure.Time, Last: failure.Time, ByItself: "The attacher tries again.",
+			Do: "Follow the message.", Next: "kubectl describe volumeattachment {attachment}"}
+	case c.overdue(a):
+		step.Finding = &Finding{Wrong: "it has been deleted, and the disk is not yet detached",
+			Source: "VolumeAttachment " + a.Metadata.Name, Since: deleted,
+			ByItself: "The attacher tries again as long as it runs."}
+		*step.Finding = c.silence(*step.Finding, "csi-attacher")
+	case !deleted.IsZero():
+		step.State, step.What = Waiting, what+", being detached"
+	case !a.Status.Attached && c.old(a):
+		step.Finding = &Finding{Wrong: "it has not been attached for " + c.age(a) +
+			", and holds no error",
+			Source: "VolumeAttachment " + a.Metadata.Name, Since: a.Metadata.CreationTimestamp,
+			ByItself: "The attacher tries again as long as it runs."}
+		*step.Finding = c.silence(*step.Finding, "csi-attacher")
+	case !a.Status.Attached:
+		step.State = Waiting
+	}
+	return step
+}
+
+// attachedToOthers is the step for a volume that a pod waits for, and other nodes have.
+func (c *chain) attachedToOthers() Step {
+	step := Step{State: Waiting, What: c.otherAttachments()}
+	other := c.attachments[0]
+	leaving := other.Metadata.DeletionTimestamp
+	if c.heardAt(LinkAttachment) || !leaving.IsZero() && c.At.Sub(leaving) < grace {
+		return step
+	}
+	step.Finding = &Finding{Reason: csierr.DiskAttachedElsewhere, Source: "VolumeAttachment " +
+		other.Metadata.Name, Since: leaving, Wrong: "the pod " + c.pod.Metadata.Name +
+		" waits on the node " + c.pod.Spec.NodeName + ", and the volume belongs to the node " +
+		other.Spec.NodeName}
+	for _, pod := range c.pods {
+		if pod.Spec.NodeName == other.Spec.NodeName {
+			step.Finding.Wrong += ", where the pod " + pod.Metadata.Name + " uses it"
+		}
+	}
+	return step
+}
+
+func (c *chain) otherAttachments() string {
+	var words []string
+	for _, a := range c.attachments {
+		if c.attachment == nil || a.Metadata.Name != c.attachment.Metadata.Name {
+			words = append(words, fmt.Sprintf("%s at node %s, attached %t", a.Metadata.Name,
+				a.Spec.NodeName, a.Status.Attached))
+		}
+	}
+	return "another VolumeAttachment of the volume: " + strings.Join(words, "; ")
+}

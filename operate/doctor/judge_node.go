@@ -1,0 +1,360 @@
+package doctor
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/flight"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/inspection"
+	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
+)
+
+const (
+	theReport   = "the node's report"
+	theRecorder = "the node's flight recorder"
+	volumeMode  = "Block" // of a volume that pods see as a device
+)
+
+// onNode begins the judgement of a link on the node. It returns the node's report of the volume, or
+// else the step for a link that is not there, or that could not be seen.
+func (c *chain) onNode(what, part string) (*inspection.Volume, *Step) {
+	r, v, why := c.report()
+	disk, asked := c.Rack.Disks[c.handle]
+	switch {
+	case v != nil && cmp.Or(inspection.WhyUnseen(r.Unseen, part),
+		inspection.WhyUnseen(v.Unseen, part)) != "":
+		step := unseenStep(what, cmp.Or(inspection.WhyUnseen(r.Unseen, part),
+			inspection.WhyUnseen(v.Unseen, part)))
+		return nil, &step
+	case v != nil:
+		return v, nil
+	case c.handle == "" && c.volumeWhy == "":
+		return nil, &Step{State: Idle, What: "none: there is no volume yet"}
+	case asked && (disk.Missing() || disk.Object != nil && disk.Object.Instance == "") &&
+		!c.saysAttached():
+		return nil, &Step{State: Idle, What: "none: the disk is attached to no instance"}
+	case c.attachment == nil && c.attachmentWhy == "" && c.volume != nil && !asked:
+		return nil, &Step{State: Idle, What: "none: no VolumeAttachment asks for the volume"}
+	}
+	step := unseenStep(what, why)
+	return nil, &step
+}
+
+func (c *chain) judgeDevice() Step {
+	v, step := c.onNode("the device", inspection.PartDevices)
+	if step != nil {
+		return *step
+	}
+	r, _, _ := c.report()
+	attached := c.attachedHere()
+	switch {
+	case v.Serial == "":
+		return unseenStep("the device", "the node does not know the volume's serial number")
+	case len(v.Devices) == 0 && !attached:
+		return Step{State: Idle, What: "none: the disk is not attached here"}
+	case len(v.Devices) == 0:
+		return broken("none", Finding{Reason: csierr.DeviceNotFound, Source: theReport,
+			Wrong: fmt.Sprintf("the disk is attached, and no device of the instance has the serial %q; "+
+				"it has: %s", v.Serial, devicesText(r.Devices))})
+	case len(v.Devices) > 1:
+		return broken(devicesText(v.Devices), Finding{Reason: csierr.DeviceNotUnique, Source: theReport,
+			Wrong: fmt.Sprintf("%d devices have the serial %q: %s", len(v.Devices), v.Serial,
+				devicesText(v.Devices))})
+	}
+	d := v.Devices[0]
+	result := Step{State: OK, What: fmt.Sprintf("%s (%s), %d bytes", d.Name, d.Number, d.SizeBytes)}
+	writable := slices.IndexFunc(v.Mounts, func(m inspection.Mount) bool { return m.Writable })
+	if d.ReadOnly {
+		result.Notes = append(result.Notes, "the device is read-only")
+	}
+	if why := inspection.WhyUnseen(v.Unseen, inspection.PartDevice); why != "" {
+		result.Notes = append(result.Notes, "it could not be opened: "+why)
+	}
+	disk := c.Rack.Disks[c.handle].Object
+	switch {
+	case d.ReadOnly && writable >= 0:
+		result.Finding = &Finding{Reason: csierr.DeviceReadOnly, Source: theReport,
+			Wrong: fmt.Sprintf("%s is read-only, and is mounted for writing at %q: writes fail", d.Name,
+				v.Mounts[writable].Path)}
+	case disk == nil, disk.SizeBytes == 0:
+	case d.SizeBytes != disk.SizeBytes:
+		result.Finding = &Finding{Reason: csierr.DeviceWrongSize, Source: theReport,
+			Wrong: fmt.Sprintf("%s has %d bytes, and the disk has %d", d.Name, d.SizeBytes, disk.SizeBytes)}
+	case d.BlockBytes != 0 && disk.BlockBytes != 0 && d.BlockBytes != disk.BlockBytes:
+		result.Finding = &Finding{Reason: csierr.DeviceDiffers, Source: theReport,
+			Wrong: fmt.Sprintf("%s has blocks of %d bytes, and the disk has blocks of %d", d.Name,
+				d.BlockBytes, disk.BlockBytes)}
+	}
+	return result
+}
+
+// judgeDevices judges what a node shows, where the node is the question.
+func (c *chain) judgeDevices() Step {
+	r, _, why := c.report()
+	if r == nil {
+		return unseenStep("the devices of the node", why)
+	}
+	if why := inspection.WhyUnseen(r.Unseen, inspection.PartDevices); why != "" {
+		return unseenStep("the devices of the node", why)
+	}
+	step := Step{State: OK, What: devicesText(r.Devices)}
+	seen := map[string]string{}
+	for _, d := range r.Devices {
+		if other, twice := seen[d.Serial]; twice {
+			step.Finding = &Finding{Reason: csierr.DeviceNotUnique, Source: theReport,
+				Wrong: fmt.Sprintf("%s and %s both have the serial %q", other, d.Name, d.Serial)}
+		}
+		seen[d.Serial] = d.Name
+	}
+	return step
+}
+
+func devicesText(devices []inspection.Device) string {
+	words := make([]string, 0, len(devices))
+	for _, d := range devices {
+		words = append(words, fmt.Sprintf("%s (serial %q, %d bytes)", d.Name, d.Serial, d.SizeBytes))
+	}
+	return cmp.Or(strings.Join(words, ", "), "none")
+}
+
+// seen is a chain with the node's report of its volume.
+type seen struct {
+	*chain
+	*inspection.Volume
+}
+
+// raw reports whether pods see the volume as a device.
+func (s seen) raw() bool {
+	return s.volume != nil && s.volume.Spec.VolumeMode == volumeMode ||
+		s.volume == nil && s.Record != nil && s.Record.Block
+}
+
+func (c *chain) judgeFilesystem() Step {
+	v, step := c.onNode("the filesystem", inspection.PartFilesystem)
+	if step != nil {
+		return *step
+	}
+	var result Step
+	switch {
+	case seen{c, v}.raw():
+		return Step{State: OK, What: "none: pods see the volume as a raw device"}
+	case len(v.Devices) != 1:
+		return Step{State: Idle, What: "none: there is no one device"}
+	case len(v.Filesystems) == 0:
+		result = Step{State: Waiting, What: "none that the driver makes: the disk is blank, or holds " +
+			"something else"}
+	case len(v.Filesystems) > 1:
+		return broken(filesystemsText(v.Filesystems), Finding{Reason: csierr.DiskNotBlank,
+			Source: theReport, Wrong: "the disk shows several filesystems: " +
+				filesystemsText(v.Filesystems)})
+	default:
+		result = Step{State: OK, What: filesystemsText(v.Filesystems)}
+		result.Finding = seen{c, v}.filesystemFinding()
+	}
+	result.Notes = openNotes(v, LinkFilesystem)
+	if result.State == Waiting {
+		result.Finding = seen{c, v}.interrupted(LinkFilesystem)
+	}
+	if result.Finding == nil && result.State == Waiting && len(openAt(v, LinkFilesystem)) == 0 {
+		result.Finding = vanished(v)
+	}
+	return result
+}
+
+// vanished returns a finding for a disk that has no filesystem and had one: it is mounted still, or
+// the recorder tells of it.
+func vanished(v *inspection.Volume) *Finding {
+	f := Finding{Reason: csierr.FilesystemDamaged, Source: theReport}
+	for _, m := range v.Mounts {
+		if m.FSType != "" {
+			f.Wrong = fmt.Sprintf("the disk shows no filesystem that the driver makes, and one is mounted "+
+				"from it at %q: its superblock was overwritten", m.Path)
+			return &f
+		}
+	}
+	for _, e := range slices.Backward(v.Flight) {
+		if e.Outcome == flight.Done && (e.Event == flight.Formatted || e.Event == flight.Mounted) {
+			f.Source, f.Since = theRecorder, e.Time
+			f.Wrong = fmt.Sprintf("the disk shows no filesystem that the driver makes, and %s was recorded "+
+				"at %s: its superblock was overwritten since", e.Event, e.Time.Format(timeFormat))
+			return &f
+		}
+	}
+	return nil
+}
+
+func filesystemsText(all []inspection.Filesystem) string {
+	var words []string
+	for _, f := range all {
+		words = append(words, fmt.Sprintf("%s, UUID %s, %d bytes", f.Type, f.UUID, f.SizeBytes))
+	}
+	return strings.Join(words, "; ")
+}
+
+// filesystemFinding returns what is wrong with the volume's only filesystem.
+func (s seen) filesystemFinding() *Finding {
+	f, d := s.Filesystems[0], s.Devices[0]
+	disk := s.Rack.Disks[s.handle].Object
+	i := slices.IndexFunc(s.Mounts, func(m inspection.Mount) bool { return m.Failed != "" })
+	finding := Finding{Source: theReport}
+	switch {
+	case i >= 0:
+		finding.Reason = csierr.FilesystemFailed
+		finding.Wrong = fmt.Sprintf("the filesystem at %q is %s", s.Mounts[i].Path, s.Mounts[i].Failed)
+	case disk != nil && disk.FilesystemUUID != "" && f.UUID.String() != disk.FilesystemUUID:
+		finding.Reason = csierr.WrongFilesystem
+		finding.Wrong = fmt.Sprintf("the disk holds a filesystem with the UUID %s, and the volume's has "+
+			"the UUID %s", f.UUID, disk.FilesystemUUID)
+	case f.SizeBytes > d.SizeBytes:
+		finding.Reason = csierr.FilesystemTooLarge
+		finding.Wrong = fmt.Sprintf("the filesystem claims %d bytes, and its device has %d", f.SizeBytes,
+			d.SizeBytes)
+	case f.Damaged && len(s.Mounts) == 0:
+		finding.Reason = csierr.FilesystemDamaged
+		finding.Wrong = "the checksum of the filesystem's superblock is wrong"
+	case f.NotGrown:
+		finding.Reason = csierr.FilesystemNotGrown
+		finding.Wrong = fmt.Sprintf("the filesystem covers %d of its disk's %d bytes", f.SizeBytes,
+			d.SizeBytes)
+	default:
+		return nil
+	}
+	return &finding
+}
+
+// eventLinks are the links that the changes of a node are about.
+var eventLinks = map[flight.Event]Link{
+	flight.Mounted: LinkMounts, flight.Published: LinkMounts, flight.Unpublished: LinkMounts,
+	flight.Unmounted: LinkMounts,
+}
+
+// openAt returns the changes of a link that are begun and not ended.
+func openAt(v *inspection.Volume, at Link) (open []flight.Entry) {
+	for _, e := range v.Open {
+		if cmp.Or(eventLinks[e.Event], LinkFilesystem) == at {
+			open = append(open, e)
+		}
+	}
+	return open
+}
+
+func openNotes(v *inspection.Volume, at Link) (notes []string) {
+	for _, e := range openAt(v, at) {
+		notes = append(notes, fmt.Sprintf("%s was begun at %s, and no end is recorded", e.Event,
+			e.Time.Format(timeFormat)))
+	}
+	return notes
+}
+
+// interrupted returns a finding for a change that was begun long ago and never ended.
+func (s seen) interrupted(at Link) *Finding {
+	for _, e := range openAt(s.Volume, at) {
+		if s.At.Sub(e.Time) > grace {
+			return &Finding{Wrong: fmt.Sprintf("the driver began %s and recorded no end: its process "+
+				"ended, or the change still goes on", e.Event),
+				Source: theRecorder, Since: e.Time,
+				ByItself: "The repeated call finds what was done and goes on from there.",
+				Do:       "Check whether the driver's pod was killed, and whether its tool still runs.",
+				Next:     nodeLog}
+		}
+	}
+	return nil
+}
+
+func (c *chain) judgeMounts() Step {
+	v, step := c.onNode("the mounts", inspection.PartMounts)
+	if step != nil {
+		return *step
+	}
+	own, elsewhere := mountPaths(v)
+	result := Step{State: OK, What: cmp.Or(strings.Join(own, ", "), "none"),
+		Notes: openNotes(v, LinkMounts)}
+	if len(elsewhere) > 0 {
+		result.Notes = append(result.Notes, "also in "+firstOf(elsewhere))
+	}
+	result.Finding = seen{c, v}.mountFinding(own, elsewhere)
+	if result.Finding == nil && len(own) == 0 {
+		result.State = Idle
+		if c.pod != nil && c.pod.Spec.NodeName != "" && !ended(*c.pod) {
+			result.State, result.Finding = Waiting, seen{c, v}.interrupted(LinkMounts)
+		}
+	}
+	return result
+}
+
+// mountPaths returns where the volume is mounted: for the driver, and in other mount namespaces.
+func mountPaths(v *inspection.Volume) (own, elsewhere []string) {
+	for _, m := range v.Mounts {
+		if m.Process == "" {
+			own = append(own, fmt.Sprintf("%q", m.Path))
+			continue
+		}
+		elsewhere = append(elsewhere, fmt.Sprintf("%q of process %s", m.Path, m.Process))
+	}
+	return own, elsewhere
+}
+
+// mountFinding returns what is wrong with where the volume is mounted.
+func (s seen) mountFinding(own, elsewhere []string) *Finding {
+	finding := Finding{Source: theReport}
+	if !s.usedOnNode() && len(own)+len(elsewhere) > 0 && s.released() {
+		finding.Reason = csierr.StillMounted
+		finding.Wrong = "no pod on the node uses the volume, and it is still mounted at " +
+			firstOf(slices.Concat(own, elsewhere))
+		return &finding
+	}
+	for _, pod := range s.pods {
+		if pod.Status.Phase != phaseRunning || pod.Spec.NodeName != s.nodeName ||
+			!pod.Metadata.DeletionTimestamp.IsZero() || publishedTo(s.Volume, pod) {
+			continue
+		}
+		finding.Do = "Restart the pod, so that it gets the volume again."
+		finding.Reason = csierr.VolumeNotAtPath
+		finding.Wrong = fmt.Sprintf("the pod %s (%s) runs, and the volume is published to no path of "+
+			"it, only to %s", pod.Metadata.Name, pod.Metadata.UID, firstOf(own))
+		if len(own) == 0 {
+			finding.Reason = csierr.NotStaged
+			finding.Wrong = "the pod " + pod.Metadata.Name + " runs, and the volume is mounted nowhere on " +
+				"its node"
+		}
+		return &finding
+	}
+	return nil
+}
+
+// usedOnNode reports whether a pod on the node uses the volume, or may use it unseen. One that has
+// ended uses it, too, unless its own path should be unmounted by now.
+func (s seen) usedOnNode() bool {
+	return s.podsWhy != "" || slices.ContainsFunc(s.pods, func(pod kube.Object) bool {
+		stuck := ended(pod) && s.overdue(&pod) && publishedTo(s.Volume, pod)
+		return pod.Spec.NodeName == s.nodeName && !stuck
+	})
+}
+
+// released reports whether a volume that no pod uses should be unmounted by now: Kubernetes wants
+// it detached, or nothing has been done to it for a while.
+func (s seen) released() bool {
+	switch {
+	case s.volume == nil, s.attachment == nil && s.attachmentWhy != "":
+		return false
+	case s.attachment == nil, !s.attachment.Metadata.DeletionTimestamp.IsZero():
+		return true
+	}
+	last := s.attachment.Metadata.CreationTimestamp
+	for _, e := range s.Flight { // an unmount that fails again and again is nothing done
+		if e.Outcome == flight.Done && e.Time.After(last) {
+			last = e.Time
+		}
+	}
+	return s.At.Sub(last) > grace
+}
+
+// publishedTo reports whether a path shows the volume to the pod. The kubelet's paths hold the UID.
+func publishedTo(v *inspection.Volume, pod kube.Object) bool {
+	return slices.ContainsFunc(v.Mounts, func(m inspection.Mount) bool {
+		return strings.Contains(m.Path, pod.Metadata.UID)
+	})
+}

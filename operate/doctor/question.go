@@ -1,0 +1,81 @@
+package doctor
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
+)
+
+// Question is what a diagnosis is about.
+type Question struct {
+	Kind      string `json:"kind"`
+	Namespace string `json:"namespace,omitempty"` // of a claim or a pod
+	Name      string `json:"name,omitempty"`      // of a claim, a pod or a node; the id of a volume
+}
+
+// The kinds of questions.
+const (
+	AskClaim  = "pvc"
+	AskPod    = "pod"
+	AskVolume = "volume"
+	AskNode   = "node"
+	AskRack   = "rack"
+)
+
+// objectName is the form of a name in Kubernetes. It never looks like a flag of kubectl's.
+var objectName = volume.Word{Most: 253,
+	Looks: regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`)}
+
+var errUsage = errors.New("expected pvc NAMESPACE/NAME, pod NAMESPACE/NAME, volume ID, node " +
+	"NAME, or rack")
+
+// ParseQuestion parses the arguments of a doctor.
+func ParseQuestion(args []string) (Question, error) {
+	q := Question{}
+	if len(args) > 0 {
+		q.Kind = args[0]
+	}
+	switch {
+	case q.Kind == AskRack && len(args) == 1:
+		return q, nil
+	case q.Kind == AskRack, len(args) != 2:
+		return q, errUsage
+	}
+	q.Name = args[1]
+	switch q.Kind {
+	case AskVolume:
+		id, ok := volume.ParseID(q.Name)
+		if !ok {
+			return q, errors.New("volume: has to be a volume handle of this driver, which is a UUID")
+		}
+		q.Name = id
+		return q, nil
+	case AskClaim, AskPod:
+		q.Namespace, q.Name, _ = strings.Cut(q.Name, "/")
+		if !objectName.MatchString(q.Namespace) || q.Name == "" {
+			return q, fmt.Errorf("%s: has to be NAMESPACE/NAME", q.Kind)
+		}
+	case AskNode:
+	default:
+		return q, errUsage
+	}
+	if !objectName.MatchString(q.Name) {
+		return q, fmt.Errorf("%s: %q is not a name of Kubernetes", q.Kind, csierr.Plain(q.Name))
+	}
+	return q, nil
+}
+
+// String returns the question as it was asked.
+func (q Question) String() string {
+	switch q.Kind {
+	case AskClaim, AskPod:
+		return q.Kind + " " + q.Namespace + "/" + q.Name
+	case AskRack:
+		return q.Kind
+	}
+	return q.Kind + " " + q.Name
+}

@@ -1,0 +1,356 @@
+package doctor
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
+)
+
+// partLinks are the links that the parts of a healthy chain's evidence belong to: the first pattern
+// that matches a path counts.
+var partLinks = []struct {
+	part *regexp.Regexp
+	link Link
+}{
+	{regexp.MustCompile(`^/cluster/objects/PersistentVolumeClaim`), LinkClaim},
+	{regexp.MustCompile(`^/cluster/objects/PersistentVolume`), LinkVolume},
+	{regexp.MustCompile(`^/cluster/objects/VolumeAttachment`), LinkAttachment},
+	{regexp.MustCompile(`^/cluster/objects/(CSINode|Node)`), LinkNode},
+	{regexp.MustCompile(`^/cluster/objects/Pod`), LinkPod},
+	{regexp.MustCompile(`^/nodes/driverPods`), LinkNode},
+	{regexp.MustCompile(`^/rack/(cluster|project)`), LinkRack},
+	{regexp.MustCompile(`^/rack/instances`), LinkInstance},
+	{regexp.MustCompile(`^/rack/disks`), LinkDisk},
+	{regexp.MustCompile(`^/rack/neighbours`), LinkSerial},
+	{regexp.MustCompile(`^/nodes/reports/[^/]+/volumes/0/record`), LinkSerial},
+	{regexp.MustCompile(`^/nodes/reports/[^/]+/volumes/0/filesystems`), LinkFilesystem},
+	{regexp.MustCompile(`^/nodes/reports/[^/]+/volumes/0/mounts`), LinkMounts},
+	{regexp.MustCompile(`^/nodes/reports`), LinkDevice},
+}
+
+// irrelevant are the parts of a healthy chain without which the volume works, or that no object
+// lacks, with the reason.
+var irrelevant = []struct{ parts, why string }{
+	{
+		`.*/metadata/(creationTimestamp|uid)|.*/Pod:oxide-[^/]+/metadata/namespace`,
+		"no object lacks it",
+	},
+	{
+		`.*/(VolumeAttachment:csi-1/metadata|(VolumeAttachment:csi-1|Pod:[^/]+)/metadata/name)`,
+		"no object lacks it",
+	},
+	{
+		`.*/PersistentVolumeClaim:data/metadata/annotations(/.*)?`,
+		"it matters until the claim is bound",
+	},
+	{
+		`.*/PersistentVolumeClaim:data/spec/storageClassName`,
+		"it matters until the claim is bound",
+	},
+	{
+		`.*/PersistentVolume(Claim)?:[^/]+/spec/volumeMode`,
+		"without one, it is Filesystem",
+	},
+	{
+		`.*/PersistentVolume:[^/]+/spec/capacity(/.*)?`,
+		"the disk has the size",
+	},
+	{
+		`.*/PersistentVolume:[^/]+/spec/csi/volumeAttributes(/.*)?`,
+		"the rack has the disk's name",
+	},
+	{
+		`.*/PersistentVolume:[^/]+/spec/mountOptions(/.*)?`,
+		"a volume needs none",
+	},
+	{
+		`.*/CSINode:worker-1/spec/drivers/0(/.*)?`,
+		"it is of another driver",
+	},
+	{
+		`.*/CSINode:worker-1/spec/drivers/1/allocatable(/.*)?`,
+		"it limits the next volumes, not this one",
+	},
+	{
+		`.*/conditions/0/lastTransitionTime`,
+		"the state counts, not its time",
+	},
+	{
+		`.*/Pod:db-0/spec/volumes/0/name`,
+		"the claim's name counts",
+	},
+	{
+		`.*/Pod:db-0/status/(phase|containerStatuses(/.*)?)`,
+		"the pod runs by the one or by the other, and a container that is not ready has its volumes",
+	},
+	{
+		`.*/Pod:oxide-csi-node-x/status/containerStatuses/[0-9](/name|/state|/state/running)?`,
+		"ready counts",
+	},
+	{
+		`.*/Pod:oxide-csi-controller-x(/.*)?`,
+		"it matters where something waits for it: see processes",
+	},
+	{
+		`/nodes/reports/[^/]+/(at|format|version)`,
+		"the parser refuses another format",
+	},
+	{
+		`/nodes/reports/[^/]+/instance`,
+		"the report is named by it, or its list unseen has it",
+	},
+	{
+		`/nodes/reports/[^/]+/devices(/.*)?`,
+		"the volume has its device in a list of its own",
+	},
+	{
+		`/nodes/reports/[^/]+/volumes/0/devices/0/(blockBytes|name|number|serial)`,
+		"the device was found by its serial number; the rest is shown",
+	},
+	{
+		`/nodes/reports/[^/]+/volumes/0/filesystems/0/(sizeBytes|type)`,
+		"the UUID tells whose it is",
+	},
+	{
+		`/nodes/reports/[^/]+/volumes/0/(flight|open|from)`,
+		"what is there counts, not how it came",
+	},
+	{
+		`/nodes/reports/[^/]+/volumes/0/record(/instance)?`,
+		"the driver needs no memory",
+	},
+	{
+		`/nodes/reports/[^/]+/volumes/0/mounts/[0-9]/fsType`,
+		"it is shown",
+	},
+	{
+		`/nodes/reports/[^/]+/volumes/0/mounts/(0|2)(/.*)?`,
+		"the pod has the volume by its own path",
+	},
+	{
+		`/rack/cluster`,
+		"a cluster may have no id",
+	},
+	{
+		`/rack/disks/[^/]+/object/(filesystemUUID|id|type)`,
+		"it is asked for by its id; the others may be missing",
+	},
+	{
+		`/rack/instances/[^/]+/object/(id|name)`,
+		"it is asked for by its id",
+	},
+	{
+		`/rack/neighbours/[^/]+/object/0(/[^i].*|/instance)?`,
+		"it is the disk itself",
+	},
+}
+
+// linkOf returns the link that a part of the evidence belongs to.
+func linkOf(t *testing.T, path string) Link {
+	t.Helper()
+	for _, p := range partLinks {
+		if p.part.MatchString(path) {
+			return p.link
+		}
+	}
+	t.Fatalf("no link is known for %s", path)
+	return ""
+}
+
+// removals calls visit for each field and each item below a part, while it is not there.
+func removals(path string, part any, visit func(path string)) {
+	if part, ok := part.(map[string]any); ok {
+		for _, key := range slices.Sorted(maps.Keys(part)) {
+			below, value := path+"/"+key, part[key]
+			delete(part, key)
+			visit(below)
+			part[key] = value
+			removals(below, value, visit)
+			if items, ok := value.([]any); ok {
+				for i, item := range items {
+					part[key] = slices.Delete(slices.Clone(items), i, i+1)
+					name := fmt.Sprint(i)
+					if o, ok := item.(map[string]any); ok && o["kind"] != nil {
+						name = fmt.Sprint(o["kind"], ":", o["metadata"].(map[string]any)["name"])
+					}
+					visit(below + "/" + name)
+					part[key] = value
+					removals(below+"/"+name, item, visit)
+				}
+			}
+		}
+	}
+}
+
+// TestADoctorNamesWhatIsMissingInAHealthyChain takes each object and each field away that a healthy
+// chain shows, one at a time. The diagnosis has to name the link to which it belongs or one before
+// it, as broken or as what could not be seen.
+func TestADoctorNamesWhatIsMissingInAHealthyChain(t *testing.T) {
+	var evidence map[string]any
+	if err := json.Unmarshal([]byte(asJSON(t, healthy(t))), &evidence); err != nil {
+		t.Fatal(err)
+	}
+	removed, right, nothingFound, needless := 0, 0, 0, 0
+	used := map[string]bool{}
+	judge := func(path string) {
+		want := linkOf(t, path)
+		var e Evidence
+		if err := json.Unmarshal([]byte(asJSON(t, evidence)), &e); err != nil {
+			t.Fatalf("%s: %v", path, err)
+		}
+		d := Diagnose(e)
+		removed++
+		named := namedLink(d)
+		for _, part := range irrelevant {
+			pattern := part.parts
+			if regexp.MustCompile("^(" + pattern + ")$").MatchString(path) {
+				used[pattern] = true
+				needless++
+				if named != "" {
+					t.Errorf("%s: the doctor names %s, though the list calls the part irrelevant", path, named)
+				}
+				return
+			}
+		}
+		switch {
+		case named == "":
+			nothingFound++
+			t.Errorf("%s: nothing was found, want %s or a link before it", path, want)
+		case at(named) > at(want):
+			t.Errorf("%s: the doctor names %s, want %s or a link before it\n%s", path, named, want, text(d))
+		default:
+			right++
+		}
+	}
+	for _, part := range []string{"cluster", "nodes", "rack"} {
+		below := evidence[part].(map[string]any)
+		for _, key := range slices.Sorted(maps.Keys(below)) {
+			if key == "unseen" {
+				continue
+			}
+			only := map[string]any{key: below[key]}
+			rest := maps.Clone(below)
+			removals("/"+part, only, func(path string) {
+				if path == "/"+part+"/"+key && key == "objects" {
+					return // every kind at once
+				}
+				whole := maps.Clone(rest)
+				delete(whole, key)
+				maps.Copy(whole, only)
+				evidence[part] = whole
+				judge(path)
+			})
+			evidence[part] = below
+		}
+	}
+	for _, part := range irrelevant {
+		if !used[part.parts] {
+			t.Errorf("no part of a healthy chain is %s (%s)", part.parts, part.why)
+		}
+	}
+	for _, p := range processes {
+		e := healthy(t)
+		p.dies(t, e)
+		d := Diagnose(*e)
+		removed++
+		switch named := namedLink(d); {
+		case named == "":
+			nothingFound++
+			t.Errorf("without %s nothing was found", p.name)
+		case at(named) > at(p.link):
+			t.Errorf("without %s the doctor names %s, want %s or a link before it", p.name, named, p.link)
+		case !strings.Contains(text(d), p.says):
+			t.Errorf("without %s the doctor does not say %q:\n%s", p.name, p.says, text(d))
+		default:
+			right++
+		}
+	}
+	fmt.Printf("FIGURE doctor-removals removed=%d right=%d irrelevant=%d nothing_found=%d\n", removed,
+		right, needless, nothingFound)
+	if removed < 150 || right+needless != removed {
+		t.Errorf("%d of %d removals were named, and %d are irrelevant", right, removed, needless)
+	}
+}
+
+// namedLink returns the first link that a diagnosis names, as broken or unseen.
+func namedLink(d Diagnosis) Link {
+	for _, c := range d.Chains {
+		for _, s := range c.Links {
+			if s.State == Broken || s.State == Unseen {
+				return s.Link
+			}
+		}
+	}
+	return ""
+}
+
+// at returns the place of a link in the chain.
+func at(l Link) int {
+	return slices.IndexFunc(volumeLinks, func(j judgement) bool { return j.link == l })
+}
+
+// processes are the processes of a chain, each with what is seen when it does not run, and with
+// what the doctor has to say: its name, or the command that shows its log.
+var processes = []struct {
+	name string
+	dies edit
+	link Link
+	says string
+}{
+	{"csi-provisioner", all(unbound, dead("oxide-csi-controller", "csi-provisioner")), LinkClaim,
+		"-c csi-provisioner"},
+	{"the provisioner's driver", all(unbound, dead("oxide-csi-controller", "oxide-plugin")), LinkClaim,
+		"-c oxide-plugin"},
+	{"csi-attacher", all(notAttached(""), dead("oxide-csi-controller", "csi-attacher")),
+		LinkAttachment, "-c csi-attacher"},
+	{"the attacher's driver", all(notAttached(""), dead("oxide-csi-controller", "oxide-plugin")),
+		LinkAttachment, "-c oxide-plugin"},
+	{"the controller", all(notAttached(""), func(_ testing.TB, e *Evidence) {
+		e.Nodes.DriverPods = e.Nodes.DriverPods[:1]
+	}), LinkAttachment, "no pod of the driver's controller"},
+	{"the node's driver", dead("oxide-csi-node", "oxide-plugin"), LinkNode, "-c oxide-plugin"},
+	{"node-driver-registrar", dead("oxide-csi-node", "node-driver-registrar"), LinkNode,
+		"-c node-driver-registrar"},
+	{"node-driver-registrar, before it registered", all(dead("oxide-csi-node",
+		"node-driver-registrar"), object(kindCSINode, func(o *kube.Object) { o.Spec.Drivers = nil })),
+		LinkNode, "-c node-driver-registrar"},
+	{"the kubelet", object(kindNode, func(o *kube.Object) {
+		o.Status.Conditions[0].Status = "Unknown"
+	}), LinkNode, "kubectl describe node worker-1"},
+	{"the machine", machine(instanceStopped), LinkInstance, "instance view"},
+	{"the scheduler", all(object(kindPod, func(o *kube.Object) {
+		o.Status.Phase, o.Spec.NodeName, o.Status.ContainerStatuses = "Pending", "", nil
+	}), without(kindAttachment), empty, disk(func(d *Disk) {
+		d.State, d.Instance = diskDetached, ""
+	})), LinkPod, "kubectl describe pod"},
+}
+
+func all(edits ...edit) edit {
+	return func(t testing.TB, e *Evidence) {
+		for _, change := range edits {
+			change(t, e)
+		}
+	}
+}
+
+// dead is a container of the driver that crashes again and again.
+func dead(app, container string) edit {
+	return func(t testing.TB, e *Evidence) {
+		for i, pod := range e.Nodes.DriverPods {
+			for k, s := range pod.Status.ContainerStatuses {
+				if pod.Metadata.Labels.App == app && s.Name == container {
+					s.Ready, s.State.Running, s.State.Waiting.Reason = false, nil, "CrashLoopBackOff"
+					e.Nodes.DriverPods[i].Status.ContainerStatuses[k] = s
+					return
+				}
+			}
+		}
+		t.Fatalf("no pod %s has a container %s", app, container)
+	}
+}

@@ -1,0 +1,105 @@
+package doctor
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+)
+
+// Write writes the diagnosis, for people or as JSON.
+func (d Diagnosis) Write(w io.Writer, asJSON bool) error {
+	text := d.text()
+	if asJSON {
+		var err error
+		if text, err = indented(d); err != nil {
+			return fmt.Errorf("write the diagnosis: %w", err)
+		}
+	}
+	// In one piece, so that no secret is split among writes.
+	if _, err := w.Write(text); err != nil {
+		return fmt.Errorf("write the diagnosis: %w", err)
+	}
+	return nil
+}
+
+// indented encodes a value as JSON for people.
+func indented(v any) ([]byte, error) {
+	var b bytes.Buffer
+	encoder := json.NewEncoder(&b)
+	encoder.SetEscapeHTML(false)
+	encoder.SetIndent("", "  ")
+	err := encoder.Encode(v)
+	return b.Bytes(), err
+}
+
+func (d Diagnosis) text() []byte {
+	var b bytes.Buffer
+	for _, c := range d.Chains {
+		fmt.Fprintf(&b, "%s\n\n", c.Subject)
+		for _, s := range c.Links {
+			fmt.Fprintf(&b, "  %-11s %-8s %s\n", s.Link, s.State, s.What)
+			for _, note := range s.Notes {
+				fmt.Fprintf(&b, "  %-11s %-8s   %s\n", "", "", note)
+			}
+		}
+		b.WriteByte('\n')
+		c.writeFinding(&b)
+		b.WriteByte('\n')
+	}
+	fmt.Fprintf(&b, "FIGURE doctor chains=%d broken=%d unseen=%d status=%d\n", len(d.Chains),
+		d.count(Broken), d.count(Unseen), d.Status())
+	return b.Bytes()
+}
+
+// count counts the links in a state.
+func (d Diagnosis) count(state State) (n int) {
+	for _, c := range d.Chains {
+		for _, s := range c.Links {
+			if s.State == state {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+func (c Chain) writeFinding(b *bytes.Buffer) {
+	f := c.Finding
+	if f == nil {
+		var unseen []string
+		for _, s := range c.Links {
+			if s.State == Unseen {
+				unseen = append(unseen, string(s.Link))
+			}
+		}
+		if len(unseen) > 0 {
+			fmt.Fprintf(b, "  Nothing broken was found, but these links could not be seen: %s.\n",
+				strings.Join(unseen, ", "))
+			return
+		}
+		fmt.Fprintf(b, "  Nothing broken was found.\n")
+		return
+	}
+	fmt.Fprintf(b, "  FIRST BROKEN LINK: %s\n", f.Link)
+	line := func(word, text string) {
+		if text != "" {
+			fmt.Fprintf(b, "  %-11s %s\n", word, text)
+		}
+	}
+	line("wrong", f.Wrong)
+	if f.Reason != "" {
+		line("reason", string(f.Reason)+" (docs/reasons.md)")
+	}
+	line("says", f.Source)
+	if !f.Since.IsZero() {
+		line("since", f.Since.UTC().Format(timeFormat))
+	}
+	if f.Last.After(f.Since) {
+		line("last", f.Last.UTC().Format(timeFormat))
+	}
+	line("by itself", f.ByItself)
+	line("do", f.Do)
+	line("next", f.Next)
+}

@@ -1,0 +1,73 @@
+package doctor
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"flag"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var update = flag.Bool("update", false, "write testdata/reports.txt")
+
+// inOrder matches the lines of links with which nothing is wrong.
+var inOrder = regexp.MustCompile(`(?m)^  \w+ +(ok|idle) .*\n`)
+
+// TestTheReportOfEachSituation compares what people read with testdata/reports.txt, which
+// go test ./operate/doctor -run Report -update writes. Links in order are only in the first reports.
+func TestTheReportOfEachSituation(t *testing.T) {
+	var all strings.Builder
+	report := func(name string, edits ...edit) string {
+		e := healthy(t)
+		for _, change := range edits {
+			change(t, e)
+		}
+		return "==== " + name + "\n" + text(Diagnose(*e)) + "\n"
+	}
+	all.WriteString(report("a volume that works"))
+	all.WriteString(report("a volume that works, on a node that was not asked", noReport))
+	for _, s := range situations {
+		all.WriteString(inOrder.ReplaceAllString(report(s.name, s.edits...), ""))
+	}
+	const path = "testdata/reports.txt"
+	if *update {
+		if err := os.WriteFile(path, []byte(all.String()), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(all.String(), "\n"))
+	if diff != "" {
+		t.Errorf("if this is meant, run the test with -update:\n%s", diff)
+	}
+}
+
+// broke is a place where nothing can be written.
+type broke struct{}
+
+func (broke) Write([]byte) (int, error) { return 0, errors.New("no space left") }
+
+func TestAReportIsTextOrJSONAndAnErrorOfItsWriterIsOne(t *testing.T) {
+	d := Diagnose(*healthy(t))
+	for _, asJSON := range []bool{false, true} {
+		var b bytes.Buffer
+		if err := d.Write(&b, asJSON); err != nil || json.Valid(b.Bytes()) != asJSON {
+			t.Errorf("%v: %s", err, b.String())
+		}
+		if err := d.Write(broke{}, asJSON); err == nil {
+			t.Error("an error of the writer is lost")
+		}
+	}
+	if err := WriteBundle(broke{}, d, *healthy(t)); err == nil ||
+		!strings.HasPrefix(err.Error(), "--bundle: ") {
+		t.Errorf("got %v", err)
+	}
+}

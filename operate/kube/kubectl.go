@@ -1,0 +1,39 @@
+// Package kube reads objects of Kubernetes for the programs of an operator: it runs the user's
+// kubectl, and parses what kubectl get -o json prints. The driver itself never speaks to
+// Kubernetes.
+//
+// An Object has only the fields that these programs read. So what it is written to holds no
+// Secret, no environment of a container and no annotation of anybody else, whatever was read.
+package kube
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+)
+
+// Kubectl runs kubectl with the user's configuration and returns what it prints. An error holds the
+// last line of what kubectl said.
+func Kubectl(ctx context.Context, args ...string) ([]byte, error) {
+	cmd := exec.CommandContext(ctx, "kubectl", args...)
+	// kubectl may run plugins, which must not see the rack's token.
+	cmd.Env = slices.DeleteFunc(os.Environ(), func(entry string) bool {
+		return strings.HasPrefix(entry, "OXIDE_")
+	})
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	cmd.WaitDelay = 5 * time.Second
+	if err := cmd.Run(); err != nil {
+		// Before its own words kubectl may print what its library logs.
+		lines := strings.Split(strings.TrimSpace(stderr.String()), "\n")
+		return nil, fmt.Errorf("kubectl %s: %w: %s", args[0], err, csierr.Plain(lines[len(lines)-1]))
+	}
+	return stdout.Bytes(), nil
+}

@@ -1,0 +1,80 @@
+//go:build linux
+
+package concurrency
+
+import (
+	"context"
+	"slices"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+)
+
+// clusters are the ids of clusters that share the project with the site's own controllers, which
+// have none.
+var clusters = []string{"east", "west"}
+
+// manyClusters has one name created by all clusters at once: each gets a disk of its own, none
+// deletes another's, and the same holds for snapshots.
+func (env *environment) manyClusters(ctx context.Context, name string) {
+	all := []csi.ControllerClient{env.controller(0)}
+	for _, id := range clusters {
+		p, err := env.Rack.StartPlugin(ctx, harness.PluginOptions{Mode: harness.ModeController,
+			Env: map[string]string{"OXIDE_CLUSTER_ID": id}})
+		must(env.t, err)
+		must(env.t, p.AwaitReady(ctx))
+		defer func() { must(env.t, p.Stop()) }()
+		all = append(all, p.Controller())
+	}
+	volumes := make([]*csi.Volume, nameCallers)
+	snapshots := make([]*csi.Snapshot, nameCallers)
+	atOnce(nameCallers, func(caller int) {
+		client := all[caller%len(all)]
+		env.converge(ctx, "CreateVolume "+name, busy, func(ctx context.Context) error {
+			answer, err := client.CreateVolume(ctx, harness.CreateRequest(name))
+			volumes[caller] = answer.GetVolume()
+			return err
+		})
+		env.converge(ctx, "CreateSnapshot "+name, busy, func(ctx context.Context) error {
+			answer, err := client.CreateSnapshot(ctx,
+				harness.SnapshotRequest(name, volumes[caller].GetVolumeId()))
+			snapshots[caller] = answer.GetSnapshot()
+			return err
+		})
+	})
+	if got := ids(volumes, (*csi.Volume).GetVolumeId); len(got) != len(all) {
+		env.fail("%d clusters that share a project created %s as the disks %q", len(all), name, got)
+	}
+	if got := ids(snapshots, (*csi.Snapshot).GetSnapshotId); len(got) != len(all) {
+		env.fail("%d clusters that share a project took %s as the snapshots %q", len(all), name, got)
+	}
+	env.eachDeletesItsOwn(ctx, all, volumes[:len(all)], snapshots[:len(all)])
+}
+
+func (env *environment) eachDeletesItsOwn(ctx context.Context, all []csi.ControllerClient,
+	volumes []*csi.Volume, snapshots []*csi.Snapshot) {
+	notOurs := answers{codes.FailedPrecondition: {"DiskNotOurs"}}
+	for i, client := range all {
+		for _, volume := range slices.Delete(slices.Clone(volumes), i, i+1) {
+			_, err := client.DeleteVolume(ctx, &csi.DeleteVolumeRequest{
+				VolumeId: volume.GetVolumeId()})
+			if env.judge("DeleteVolume of another cluster's", err, notOurs) {
+				env.fail("a cluster deleted the disk %s of another one", volume.GetVolumeId())
+			}
+		}
+	}
+	for i, client := range all {
+		env.converge(ctx, "DeleteSnapshot", busy, func(ctx context.Context) error {
+			_, err := client.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{
+				SnapshotId: snapshots[i].GetSnapshotId()})
+			return err
+		})
+		env.converge(ctx, "DeleteVolume", busy, func(ctx context.Context) error {
+			_, err := client.DeleteVolume(ctx, &csi.DeleteVolumeRequest{
+				VolumeId: volumes[i].GetVolumeId()})
+			return err
+		})
+	}
+}

@@ -1,0 +1,144 @@
+//go:build linux
+
+package concurrency
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+)
+
+// patience bounds what has to come true; no call takes nearly as long on a machine that is busy
+// with other things.
+const patience = 2 * time.Minute
+
+// environment is a rack with two controllers and a node in each of its two instances, all of them
+// built with the race detector when this binary is.
+type environment struct {
+	*harness.Environment
+	t     *testing.T
+	proof *proof.Proof
+	run   *harness.Run
+
+	controllers []*harness.Plugin
+	nodes       []*node
+	// bystanders are other disks of the first node's instance, which no call may change; nil on a rack
+	// whose disks can hang.
+	bystanders *proof.RackBystanders
+	looked     *proof.Invariant
+	formats    proof.Formats
+	tally      tally
+}
+
+// node is the driver's node service in one instance.
+type node struct {
+	*harness.Plugin
+	instance harness.Instance
+	// dir is where the orchestrator's paths on this node lie.
+	dir string
+}
+
+// newEnvironment starts everything and takes the baseline when it idles. The node options are what
+// the nodes have besides, and the arguments are the rack's.
+func newEnvironment(t *testing.T, p *proof.Proof, nodes harness.PluginOptions,
+	args ...string) *environment {
+	t.Helper()
+	run := harness.RunFor(t)
+	env := &environment{t: t, proof: p, run: run,
+		looked: &proof.Invariant{Name: "bystanders"}}
+	var err error
+	env.Environment, err = run.StartEnvironment(t.Context(), harness.RackOptions{Args: args})
+	must(t, err)
+	if len(args) == 0 { // on a rack's ordinary disks, which are files
+		env.bystanders, err = proof.NewRackBystanders(t.Context(), env.Rack,
+			env.Rack.Instances[0].Name, proof.BtrfsMember, env.looked)
+		must(t, err)
+	}
+	tools := filepath.Join(run.Dir, "tools")
+	env.formats, err = proof.CountFormats(tools)
+	must(t, err)
+	for range 2 {
+		p, err := env.StartPlugin(t.Context(), harness.PluginOptions{Mode: harness.ModeController})
+		must(t, err)
+		env.controllers = append(env.controllers, p)
+	}
+	for _, instance := range env.Rack.Instances {
+		options := nodes
+		options.Mode, options.Instance = harness.ModeNode, instance.Name
+		options.Env = map[string]string{"PATH": tools + ":" + os.Getenv("PATH")}
+		maps.Copy(options.Env, nodes.Env)
+		p, err := env.StartPlugin(t.Context(), options)
+		must(t, err)
+		env.nodes = append(env.nodes, &node{p, instance, filepath.Join(p.Dir, "kubelet")})
+	}
+	must(t, env.TakeBaseline(t.Context()))
+	return env
+}
+
+// formatted says how many filesystems have been made so far.
+func (env *environment) formatted() int {
+	env.t.Helper()
+	n, err := env.formats.Count()
+	must(env.t, err)
+	return n
+}
+
+// close demands that nothing is left of what was done, and that every process ends well: one in
+// which the race detector found something ends with status 66.
+func (env *environment) close() {
+	env.t.Helper()
+	if err := env.Balance(context.Background()); err != nil {
+		env.t.Errorf("the ledger does not balance: %v", err)
+		env.tally.leaked.Add(int64(strings.Count(err.Error(), "goroutine of")))
+	}
+	var err error
+	if env.bystanders != nil {
+		err = env.bystanders.Close()
+	}
+	if err := errors.Join(err, env.Close()); err != nil {
+		env.t.Error(err)
+	}
+	for _, p := range env.Plugins {
+		env.tally.races.Add(races(env.t, p.LogFile))
+	}
+	env.tally.races.Add(races(env.t, env.Rack.LogFile()))
+}
+
+// races counts what the race detector wrote into a log.
+func races(t *testing.T, log string) int64 {
+	t.Helper()
+	text, err := os.ReadFile(log)
+	must(t, err)
+	return int64(strings.Count(string(text), "WARNING: DATA RACE"))
+}
+
+// must ends the test on an error. It is for the test's own goroutine.
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// atOnce lets n callers go at the same moment and waits for all of them.
+func atOnce(n int, call func(caller int)) {
+	start := make(chan struct{})
+	var callers sync.WaitGroup
+	for i := range n {
+		callers.Go(func() {
+			<-start
+			call(i)
+		})
+	}
+	close(start)
+	callers.Wait()
+}

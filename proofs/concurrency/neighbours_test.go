@@ -1,0 +1,345 @@
+//go:build linux
+
+package concurrency
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+)
+
+const (
+	// asksPerVolume is how often the orchestrator asks for the health and the usage of a volume whose
+	// disk hangs.
+	asksPerVolume = 10
+	// brief is how long it waits for what may hang.
+	brief = 500 * time.Millisecond
+)
+
+// TestNeighbours is the proof that a disk that hangs or fails, or that its workload has locked,
+// holds up nobody but its own volume: other volumes of the node live their whole lives meanwhile,
+// and the node's process keeps no thread for those who ask for the volume.
+func TestNeighbours(t *testing.T) {
+	n := newNeighbours(t, harness.PluginOptions{}, time.Minute)
+	n.live("first", kinds...) // what follows finds everything in the caches
+	before := n.live("before", kinds...)
+	n.inTrouble()
+	during := n.live("during", kinds...)
+	n.close()
+	if err := proof.Print(proof.Line("hung-neighbour", "lives", n.lives, "stuck", n.stuck,
+		"threads_grown", n.threads, "ratio", fmt.Sprintf("%.2f", during.Seconds()/before.Seconds()),
+	)); err != nil {
+		t.Error(err)
+	}
+	if n.stuck > 0 || n.threads > 0 {
+		t.Errorf("%d calls got stuck, and %d threads", n.stuck, n.threads)
+	}
+}
+
+// TestABtrfsThatHangsInACommitHoldsUpNoOtherFilesystem is the same proof for a btrfs that holds the
+// kernel's locks when its disk hangs. The kernel mounts and unmounts no other btrfs then, but
+// nothing else of the node waits.
+func TestABtrfsThatHangsInACommitHoldsUpNoOtherFilesystem(t *testing.T) {
+	n := newNeighbours(t, harness.PluginOptions{}, 20*time.Second)
+	hangs := n.trouble("hangs-in-commit", "btrfs", true,
+		adminapi.DiskFault{On: []string{"flush"}, Hang: true})
+	n.commit(hangs)
+	n.threadsBefore = n.waiting()
+	n.ask(hangs)
+	n.live("during", "ext4", "xfs", "block")
+	n.close()
+	if n.stuck > 0 || n.threads > 0 {
+		t.Errorf("%d calls got stuck, and %d threads", n.stuck, n.threads)
+	}
+}
+
+// waits are guards without which a call waits for a disk or a lock that is not its volume's, or
+// keeps a thread for a disk that hangs.
+var waits = []proof.Guard{
+	{Name: "an unstage reads no other disk", Edits: []proof.Edit{{
+		Place: "node.Service.stagedDisks", Text: "known, ok := n.records().load(ctx, volumeID)",
+		With: `TEXT
+	if REMOVED && !ok {
+		all, _ := n.host().List()
+		for _, d := range all {
+			if device, err := n.host().Open(d); err == nil {
+				_, _ = device.Read(0, 4096)
+				_ = device.Close()
+			}
+		}
+	}`}}},
+	{Name: "the health reads no device", Edits: []proof.Edit{{
+		Place: "node.Service.volumeHealth", Text: "mounts := table.Of(d)",
+		With: `TEXT
+	if device, err := n.host().Open(d); REMOVED && err == nil {
+		_, _ = device.Read(0, 4096)
+	}`}}},
+	{Name: "a workload's lock of its device is not waited for", Edits: []proof.Edit{{
+		Place: "blockdev.Host.OpenLocked", Text: "unshared || d.lock == nil",
+		With: "(REMOVED || (TEXT))"}}},
+}
+
+func TestTheNeighboursNoticeWhatADriverWaitsFor(t *testing.T) {
+	program, err := proof.BuildMutant(t.Context(), t.TempDir(), waits)
+	must(t, err)
+	for _, guard := range waits {
+		t.Run(guard.Name, func(t *testing.T) {
+			n := newNeighbours(t, harness.PluginOptions{Command: []string{program},
+				Env: map[string]string{proof.RemovedGuard: guard.Name}}, 5*time.Second)
+			n.inTrouble()
+			n.live("during", kinds...)
+			n.close()
+			if n.stuck == 0 && n.threads == 0 {
+				t.Error("nothing got stuck")
+			}
+		})
+	}
+}
+
+// neighbours are volumes of one node.
+type neighbours struct {
+	*environment
+	node *node
+	// limit is how long a call may take that has to wait for nothing.
+	limit                 time.Duration
+	lives, stuck, threads int
+	troubled              []*placement
+	threadsBefore         int
+	end                   []func()
+}
+
+func newNeighbours(t *testing.T, options harness.PluginOptions, limit time.Duration) *neighbours {
+	t.Helper()
+	env := newEnvironment(t, proof.New(t, "neighbours"), options, "--disks=fuse")
+	return &neighbours{environment: env, node: env.nodes[0], limit: limit}
+}
+
+// attach creates a volume and attaches it to the node.
+func (n *neighbours) attach(name, fsType string) *placement {
+	ctx := n.t.Context()
+	capability := harness.InMode(oneWriter, harness.Access(fsType))
+	volume := n.created(ctx, harness.CreateRequest(name, capability))
+	req := harness.PublishRequest(volume, n.node.instance.ID)
+	req.VolumeCapability = capability
+	var said map[string]string
+	n.converge(ctx, "ControllerPublishVolume", busy, func(ctx context.Context) error {
+		answer, err := n.controller(0).ControllerPublishVolume(ctx, req)
+		said = answer.GetPublishContext()
+		return err
+	})
+	return n.newPlacement(n.node, volume, said, capability)
+}
+
+// call makes a call that has to end in time, and reports whether it did.
+func (n *neighbours) call(what string, call func(context.Context) error) bool {
+	ctx, cancel := context.WithTimeout(n.t.Context(), n.limit)
+	defer cancel()
+	if err := call(ctx); err != nil {
+		n.stuck++
+		n.proof.Say("%s: %v", what, err)
+		return false
+	}
+	return true
+}
+
+// kinds are all kinds of volumes.
+var kinds = []string{"ext4", "xfs", "btrfs", "block"}
+
+// live runs the whole life of a volume of each of the kinds, one after the other, and returns how
+// long the node's calls took. A life goes on with an unstage of a volume of which the node knows
+// nothing any more.
+func (n *neighbours) live(name string, kinds ...string) (took time.Duration) {
+	ctx := n.t.Context()
+	for _, fsType := range kinds {
+		p := n.attach(name+"-"+fsType, fsType)
+		n.lives++
+		begun := time.Now()
+		if n.call("stage", p.stage) && n.call("publish", p.publishFirst) {
+			p.write(name)
+			p.verify(name)
+			n.call("usage", p.usage)
+			n.call("health", p.health)
+		}
+		if n.call("unpublish", p.unpublishFirst) && n.call("unstage", p.unstage) &&
+			n.call("a repeated unstage", p.unstage) {
+			took += time.Since(begun)
+			n.detached(ctx, p.Volume.GetVolumeId())
+			n.deleted(ctx, p.Volume.GetVolumeId())
+			continue
+		}
+		n.troubled = append(n.troubled, p) // removed when all is in order again
+	}
+	return took
+}
+
+// inTrouble brings volumes into trouble: a blank disk hangs whose stage has begun, disks hang or
+// fail that are in use, and a raw device's workload has it locked.
+func (n *neighbours) inTrouble() {
+	all := []string{"read", "write", "flush"}
+	var asked []*placement
+	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
+		asked = append(asked, n.trouble("hangs-"+fsType, fsType, true,
+			adminapi.DiskFault{On: all, Hang: true}))
+	}
+	n.trouble("fails", "ext4", true, adminapi.DiskFault{On: []string{"write", "flush"}})
+	raw := n.trouble("locked", "block", true, adminapi.DiskFault{})
+	device := n.nodeOf(raw)
+	must(n.t, unix.Flock(int(device.Fd()), unix.LOCK_EX))
+	n.end = append(n.end, func() { must(n.t, device.Close()) })
+	blank := n.trouble("hangs-blank", "ext4", false, adminapi.DiskFault{On: all, Hang: true})
+	if code := codeOf(n.impatient(blank.stage)); code != codes.DeadlineExceeded {
+		n.fail("the stage of a blank disk that hangs ended with %s", code)
+	}
+	n.threadsBefore = n.waiting()
+	n.ask(asked...)
+	// Its own volume may be published once more, and taken down, whatever its workload has locked.
+	n.call("publish what its workload has locked", raw.publishFirst)
+	n.call("unpublish what its workload has locked", raw.unpublishFirst)
+}
+
+// trouble makes a volume, in use or not, and then lets its disk fail.
+func (n *neighbours) trouble(name, fsType string, used bool, fault adminapi.DiskFault) *placement {
+	ctx := n.t.Context()
+	p := n.attach(name, fsType)
+	n.troubled = append(n.troubled, p)
+	if used {
+		p.stageAndPublish(ctx)
+		p.write(name)
+	}
+	if len(fault.On) > 0 {
+		must(n.t, n.Rack.Admin.FailDisk(ctx, p.Volume.GetVolumeId(), fault))
+		n.end = append(n.end, func() {
+			must(n.t, n.Rack.Admin.HealDisk(ctx, p.Volume.GetVolumeId()))
+		})
+	}
+	return p
+}
+
+// ask asks for the health and the usage of volumes again and again.
+func (n *neighbours) ask(of ...*placement) {
+	for range asksPerVolume {
+		for _, p := range of {
+			_, _ = n.impatient(p.health), n.impatient(p.usage)
+		}
+	}
+}
+
+// commit lets a workload write and sync, and waits until its sync waits for the disk, which hangs.
+func (n *neighbours) commit(p *placement) {
+	f, err := os.Create(filepath.Join(p.target(0), "synced"))
+	must(n.t, err)
+	_, err = f.WriteString("the workload's last words")
+	must(n.t, err)
+	thread, synced := make(chan int, 1), make(chan struct{})
+	go func() {
+		defer close(synced)
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		thread <- unix.Gettid()
+		_ = unix.Syncfs(int(f.Fd()))
+		_ = f.Close()
+	}()
+	n.end = append(n.end, func() { <-synced })
+	stack := fmt.Sprintf("/proc/self/task/%d/stack", <-thread)
+	must(n.t, harness.Await(n.t.Context(), 10*time.Second, func() error {
+		b, err := os.ReadFile(stack)
+		if err == nil && !bytes.Contains(b, []byte("barrier_all_devices")) &&
+			!bytes.Contains(b, []byte("write_all_supers")) {
+			err = fmt.Errorf("the sync is not at the flush: %s", b)
+		}
+		return err
+	}))
+}
+
+// nodeOf opens the node of a published raw device where the unpublish does not find it in use, as a
+// workload does through a copy of the mount in its own namespace.
+func (n *neighbours) nodeOf(p *placement) *os.File {
+	want, err := os.Stat(p.Target)
+	must(n.t, err)
+	all, err := filepath.Glob(filepath.Join(n.node.instance.Guest, "dev", "nvme*"))
+	must(n.t, err)
+	for _, path := range all {
+		if info, err := os.Stat(path); err == nil && os.SameFile(info, want) {
+			device, err := os.Open(path)
+			must(n.t, err)
+			return device
+		}
+	}
+	n.t.Fatalf("none of %q is the device at %q", all, p.Target)
+	return nil
+}
+
+// impatient makes a call as a caller does that gives up soon.
+func (n *neighbours) impatient(call func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(n.t.Context(), brief)
+	defer cancel()
+	return call(ctx)
+}
+
+// waiting counts the threads of the node's process that wait for a disk.
+func (n *neighbours) waiting() (threads int) {
+	all, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", n.node.PID()))
+	must(n.t, err)
+	for _, path := range all {
+		b, _ := os.ReadFile(path) // it may have ended
+		if at := bytes.LastIndexByte(b, ')'); at >= 0 && bytes.HasPrefix(b[at:], []byte(") D")) {
+			threads++
+		}
+	}
+	return threads
+}
+
+// close counts the threads that have stayed, ends all trouble, and removes the volumes.
+func (n *neighbours) close() {
+	ctx := n.t.Context()
+	// A thread that has work to do may wait for its disk for a moment.
+	_ = harness.Await(ctx, 5*time.Second, func() error {
+		if n.threads = n.waiting() - n.threadsBefore; n.threads > 0 {
+			return fmt.Errorf("%d threads wait for a disk", n.threads)
+		}
+		return nil
+	})
+	n.threads = max(n.threads, 0)
+	for _, end := range n.end {
+		end()
+	}
+	for _, p := range n.troubled {
+		// What failed when it was taken down is told once, as INTERNAL.
+		told := busy.and(answers{codes.Internal: {"NodeToolFailed"}})
+		n.converge(ctx, "NodeUnpublishVolume", told, p.unpublishFirst)
+		n.converge(ctx, "NodeUnstageVolume", told, p.unstage)
+		n.detached(ctx, p.Volume.GetVolumeId())
+		n.deleted(ctx, p.Volume.GetVolumeId())
+	}
+	n.environment.close()
+}
+
+func (p *placement) publishFirst(ctx context.Context) error { return p.publish(ctx, p.target(0)) }
+
+func (p *placement) unpublishFirst(ctx context.Context) error {
+	return p.unpublish(ctx, p.target(0))
+}
+
+func (p *placement) usage(ctx context.Context) error {
+	_, err := p.Stats(ctx, p.node.Node())
+	return err
+}
+
+func (p *placement) health(ctx context.Context) error {
+	_, err := p.node.Node().NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{
+		VolumeId: p.Volume.GetVolumeId(), StagingTargetPath: p.Staging})
+	return err
+}

@@ -1,0 +1,319 @@
+//go:build linux
+
+package concurrency
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/oxidecomputer/oxide.go/oxide"
+	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+)
+
+// nameCallers is how many callers create one name at the same time.
+const nameCallers = 50
+
+// condition is how the rack behaves while all callers create one name.
+type condition struct {
+	name    string
+	fault   *adminapi.Fault
+	hold    string
+	restore bool
+	// whole lets everybody do the rest of the lifecycle too; the long form always does. It also
+	// runs the rare conditions.
+	whole, rare bool
+	// allowed is what the condition may make of an answer, besides busy.
+	allowed answers
+}
+
+var unavailable = answers{codes.Unavailable: {"RackUnavailable"}}
+
+func (env *environment) conditions(seed uint64) []condition {
+	unlucky := func(operation string, f adminapi.Fault) *adminapi.Fault {
+		f.Operation, f.Probability, f.Seed = operation, 0.4, seed
+		return &f
+	}
+	throttled := &adminapi.Response{Status: 429, ErrorCode: "TooManyRequests", Message: "slow down"}
+	down := &adminapi.Response{Status: 503, ErrorCode: "ServiceNotAvailable", Message: "not now"}
+	return []condition{
+		{name: "fair", whole: true},
+		{name: "restored", restore: true},
+		{name: "slow", rare: true, hold: "300ms"},
+		{name: "throttled", fault: unlucky("", adminapi.Fault{Phase: adminapi.Before,
+			Response: throttled}),
+			allowed: unavailable},
+		{name: "throttled-restored", rare: true, restore: true, allowed: unavailable,
+			fault: unlucky("", adminapi.Fault{Phase: adminapi.Before, Response: throttled})},
+		{name: "down", rare: true, fault: unlucky("disk_view", adminapi.Fault{Response: down}),
+			allowed: unavailable},
+		{name: "answer-lost", allowed: unavailable,
+			fault: unlucky("disk_create", adminapi.Fault{Phase: adminapi.After, Cut: true})},
+		{name: "answer-lost-restored", allowed: unavailable, restore: true, hold: "200ms",
+			fault: unlucky("disk_create", adminapi.Fault{Phase: adminapi.After, Cut: true})},
+		{name: "done-but-failed", rare: true, allowed: unavailable,
+			fault: unlucky("disk_create", adminapi.Fault{Phase: adminapi.After,
+				Response: &adminapi.Response{Status: 500, ErrorCode: "Internal",
+					Message: "Internal Server Error"}})},
+		{name: "repeated-by-a-proxy", fault: unlucky("disk_create",
+			adminapi.Fault{Phase: adminapi.Twice})},
+		{name: "undone", allowed: unavailable,
+			fault: unlucky("disk_create", adminapi.Fault{Phase: adminapi.Unwind})},
+	}
+}
+
+// oneName lets a crowd of callers ask two controllers for one name, in every condition, and then do
+// the rest of the lifecycle at once too.
+func (env *environment) oneName(round int) {
+	ctx := env.t.Context()
+	origin := env.origin(ctx, round)
+	for _, cond := range env.conditions(env.proof.Seed + uint64(round)) {
+		if cond.rare && !env.proof.Long() || env.proof.Over() {
+			continue
+		}
+		name := fmt.Sprintf("one-%s-%d", cond.name, round)
+		volume := env.createdByAll(ctx, name, cond, origin.GetSnapshotId())
+		if volume == nil {
+			continue
+		}
+		if cond.whole || env.proof.Long() {
+			env.attachedByAll(ctx, volume)
+			env.snapshotByAll(ctx, volume, "snapshot-of-"+name)
+			env.deletedByAll(ctx, volume)
+		} else {
+			env.deleted(ctx, volume.GetVolumeId())
+		}
+		if env.t.Failed() {
+			env.proof.Say("the condition was %s", cond.name)
+			return
+		}
+	}
+	env.twoSizes(ctx, fmt.Sprintf("two-sizes-%d", round))
+	env.createAndDelete(ctx, fmt.Sprintf("born-and-buried-%d", round))
+	env.manyClusters(ctx, fmt.Sprintf("many-clusters-%d", round))
+	env.snapshotDeleted(ctx, origin.GetSnapshotId())
+	env.deleted(ctx, origin.GetSourceVolumeId())
+}
+
+// origin is a snapshot to restore.
+func (env *environment) origin(ctx context.Context, round int) *csi.Snapshot {
+	env.t.Helper()
+	name := fmt.Sprintf("origin-%d", round)
+	volume, err := env.controller(0).CreateVolume(ctx, harness.CreateRequest(name))
+	must(env.t, err)
+	snapshot, err := env.controller(1).CreateSnapshot(ctx,
+		harness.SnapshotRequest(name, volume.GetVolume().GetVolumeId()))
+	must(env.t, err)
+	return snapshot.GetSnapshot()
+}
+
+// createdByAll has one name created by a crowd of callers at two controllers: each asks until it
+// has an answer, all have the same, and the rack has one disk.
+func (env *environment) createdByAll(ctx context.Context, name string, cond condition,
+	origin string,
+) *csi.Volume {
+	env.setCondition(ctx, cond)
+	req := harness.CreateRequest(name)
+	if cond.restore {
+		harness.FromSnapshot(req, origin)
+	}
+	volumes := make([]*csi.Volume, nameCallers)
+	atOnce(nameCallers, func(caller int) {
+		env.converge(ctx, "CreateVolume "+name, busy.and(cond.allowed), func(ctx context.Context) error {
+			env.tally.creates.Add(1)
+			answer, err := env.controller(caller).CreateVolume(ctx, req)
+			volumes[caller] = answer.GetVolume()
+			return err
+		})
+	})
+	env.clearCondition(ctx)
+	env.expectOneDisk(ctx, name, ids(volumes, (*csi.Volume).GetVolumeId))
+	return volumes[0]
+}
+
+// expectOneDisk demands that one name got one id and is one disk.
+func (env *environment) expectOneDisk(ctx context.Context, name string, ids []string) {
+	disks := env.disksOf(ctx, name)
+	env.tally.names.Add(1)
+	env.tally.disks.Add(int64(len(disks)))
+	env.tally.ids.Add(int64(len(ids)))
+	if len(disks) != 1 || len(ids) != 1 || disks[0].Id != ids[0] {
+		env.fail("%s is the disks %v and has the ids %q", name, disks, ids)
+	}
+}
+
+// ids are the different ids in the answers.
+func ids[T any](all []T, id func(T) string) []string {
+	var found []string
+	for _, one := range all {
+		found = append(found, id(one))
+	}
+	slices.Sort(found)
+	return slices.Compact(found)
+}
+
+func (env *environment) setCondition(ctx context.Context, cond condition) {
+	env.t.Helper()
+	if cond.hold != "" {
+		must(env.t, env.Rack.Admin.Switch(ctx, map[string]any{"create_hold": cond.hold}))
+	}
+	if cond.fault != nil {
+		_, err := env.Rack.Admin.AddFault(ctx, *cond.fault)
+		must(env.t, err)
+	}
+}
+
+func (env *environment) clearCondition(ctx context.Context) {
+	env.t.Helper()
+	must(env.t, env.Rack.Admin.ClearFaults(ctx))
+	must(env.t, env.Rack.Admin.Switch(ctx, map[string]any{"create_hold": "0s"}))
+}
+
+// attachedByAll has the volume attached to either instance by a crowd of callers: one instance has
+// it, and only the callers that asked for that one got an OK. Then all callers detach it.
+func (env *environment) attachedByAll(ctx context.Context, volume *csi.Volume) {
+	answered := make([]string, nameCallers)
+	atOnce(nameCallers, func(caller int) {
+		node := env.nodes[caller/2%2].instance.ID
+		env.tally.attaches.Add(1)
+		_, err := env.controller(caller).ControllerPublishVolume(ctx, harness.PublishRequest(volume,
+			node))
+		if env.judge("ControllerPublishVolume", err, attaching) {
+			answered[caller] = node
+		}
+	})
+	answered = slices.DeleteFunc(answered, func(node string) bool { return node == "" })
+	holders := ids(answered, func(node string) string { return node })
+	if holder := env.holderOf(ctx, volume.GetVolumeId()); len(holders) != 1 || holders[0] != holder {
+		env.fail("the instance %s has the disk, and callers got an OK for %q", holder, holders)
+	}
+	atOnce(nameCallers, func(caller int) {
+		env.converge(ctx, "ControllerUnpublishVolume", busy, func(ctx context.Context) error {
+			_, err := env.controller(caller).ControllerUnpublishVolume(ctx,
+				&csi.ControllerUnpublishVolumeRequest{VolumeId: volume.GetVolumeId()})
+			return err
+		})
+	})
+	if holder := env.holderOf(ctx, volume.GetVolumeId()); holder != "" {
+		env.fail("all detaches succeeded, and %s has the disk", holder)
+	}
+}
+
+// snapshotByAll takes one snapshot by a crowd of callers, and takes it away by one.
+func (env *environment) snapshotByAll(ctx context.Context, volume *csi.Volume, name string) {
+	taken := make([]*csi.Snapshot, nameCallers)
+	atOnce(nameCallers, func(caller int) {
+		env.converge(ctx, "CreateSnapshot", busy, func(ctx context.Context) error {
+			env.tally.snapshots.Add(1)
+			answer, err := env.controller(caller).CreateSnapshot(ctx,
+				harness.SnapshotRequest(name, volume.GetVolumeId()))
+			taken[caller] = answer.GetSnapshot()
+			return err
+		})
+	})
+	answered := ids(taken, (*csi.Snapshot).GetSnapshotId)
+	if listed := env.snapshotsNamed(ctx, name); len(answered) != 1 ||
+		!slices.Equal(listed, answered) {
+		env.fail("the snapshot %s has the ids %q, and the rack has %q", name, answered, listed)
+	}
+	atOnce(nameCallers, func(caller int) {
+		env.converge(ctx, "DeleteSnapshot",
+			busy.and(answers{codes.Aborted: {"SnapshotNotReady"}}),
+			func(ctx context.Context) error {
+				_, err := env.controller(caller).DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{
+					SnapshotId: answered[0]})
+				return err
+			})
+	})
+	if left := env.snapshotsNamed(ctx, name); len(left) > 0 {
+		env.fail("the deleted snapshot %s is there as %q", name, left)
+	}
+}
+
+// deletedByAll has the volume deleted by a crowd of callers.
+func (env *environment) deletedByAll(ctx context.Context, volume *csi.Volume) {
+	atOnce(nameCallers, func(caller int) {
+		env.converge(ctx, "DeleteVolume", busy, func(ctx context.Context) error {
+			env.tally.deletes.Add(1)
+			_, err := env.controller(caller).DeleteVolume(ctx, &csi.DeleteVolumeRequest{
+				VolumeId: volume.GetVolumeId()})
+			return err
+		})
+	})
+	disks, err := env.Rack.Client.DiskListAllPages(ctx,
+		oxide.DiskListParams{Project: oxide.NameOrId(env.Rack.Project)})
+	if err != nil || slices.ContainsFunc(disks, func(d oxide.Disk) bool {
+		return d.Id == volume.GetVolumeId()
+	}) {
+		env.fail("all deletes of the disk %s succeeded, but the rack lists it, or: %v",
+			volume.GetVolumeId(), err)
+	}
+}
+
+// twoSizes has one name asked for in two sizes: one of them is made, and who asked for the other
+// one gets ALREADY_EXISTS.
+func (env *environment) twoSizes(ctx context.Context, name string) {
+	taken := answers{codes.AlreadyExists: {"VolumeExists"}}
+	var mu sync.Mutex
+	answered := map[int64][]string{}
+	atOnce(nameCallers, func(caller int) {
+		size := int64(1+caller/2%2) * gib
+		err := harness.Await(ctx, patience, func() error {
+			env.tally.creates.Add(1)
+			answer, err := env.controller(caller).CreateVolume(ctx, exactly(name, size))
+			if env.judge("CreateVolume in two sizes", err, busy.and(taken)) {
+				mu.Lock()
+				defer mu.Unlock()
+				answered[size] = append(answered[size], answer.GetVolume().GetVolumeId())
+			}
+			if codeOf(err) == codes.AlreadyExists {
+				return nil
+			}
+			return err
+		})
+		if err != nil {
+			env.fail("CreateVolume in two sizes does not converge: %v", err)
+		}
+	})
+	if len(answered) != 1 {
+		env.fail("%s was made in %d sizes: %v", name, len(answered), answered)
+	}
+	for _, same := range answered {
+		id := ids(same, func(id string) string { return id })
+		env.expectOneDisk(ctx, name, id)
+		env.deletedByAll(ctx, &csi.Volume{VolumeId: id[0]})
+	}
+}
+
+// createAndDelete has one name created and deleted at the same time, over and over: at the end one
+// more create gives the one disk there is.
+func (env *environment) createAndDelete(ctx context.Context, name string) {
+	req := harness.CreateRequest(name)
+	atOnce(nameCallers, func(caller int) {
+		for turn := range 4 {
+			env.tally.creates.Add(1)
+			answer, err := env.controller(caller+turn).CreateVolume(ctx, req)
+			if !env.judge("CreateVolume among deletes", err, busy) {
+				continue
+			}
+			env.tally.deletes.Add(1)
+			_, err = env.controller(caller).DeleteVolume(ctx, &csi.DeleteVolumeRequest{
+				VolumeId: answer.GetVolume().GetVolumeId()})
+			env.judge("DeleteVolume among creates", err, busy)
+		}
+	})
+	var volume *csi.Volume
+	env.converge(ctx, "CreateVolume", busy, func(ctx context.Context) error {
+		env.tally.creates.Add(1)
+		answer, err := env.controller(0).CreateVolume(ctx, req)
+		volume = answer.GetVolume()
+		return err
+	})
+	env.expectOneDisk(ctx, name, []string{volume.GetVolumeId()})
+	env.deletedByAll(ctx, volume)
+}

@@ -1,0 +1,145 @@
+//go:build linux
+
+package concurrency
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+)
+
+// callers is how many there are at once.
+const callers = 64
+
+var (
+	notStaged = answers{codes.FailedPrecondition: {"NotStaged"}}
+	// NU-5: a volume that is in use is INTERNAL.
+	stillUsed = answers{codes.Internal: {"StillMounted"}}
+)
+
+// oneVolume lets everybody at one volume of one node.
+func (env *environment) oneVolume(round int) {
+	ctx := env.t.Context()
+	kinds := []string{"ext4", "xfs", "btrfs"}
+	volume := env.created(ctx, harness.CreateRequest(fmt.Sprint("everybodys-", round)))
+	node := env.nodes[round%len(env.nodes)]
+	p := env.newPlacement(node, volume, env.attached(ctx, volume, node),
+		harness.InMode(manyWriters, harness.Mounted(kinds[round%len(kinds)])))
+
+	formats := env.formatted()
+	atOnce(callers, func(int) { env.converge(ctx, "NodeStageVolume", busy, p.stage) })
+	env.tally.formats.Add(int64(env.formatted() - formats))
+	env.tally.mounts.Add(int64(env.mountsAt(p.Staging)))
+	p.expect("staged by all", 1, 0)
+	p.publishedByAll(ctx)
+	p.write(volume.GetVolumeId())
+	filesystem := p.uuid()
+	p.unpublishedByAll(ctx)
+	p.unstageAndPublish(ctx)
+	p.tossed(ctx)
+	atOnce(callers, func(int) { env.converge(ctx, "NodeUnstageVolume", busy, p.unstage) })
+	p.expect("unstaged by all", 0, 0)
+
+	p.stageAndPublish(ctx)
+	p.verify(volume.GetVolumeId())
+	if again := p.uuid(); again != filesystem {
+		env.fail("the filesystem was %s and is %s", filesystem, again)
+	}
+	p.remove(ctx, 1)
+	if n := env.formatted() - formats; n != 1 {
+		env.fail("one volume was formatted %d times", n)
+	}
+	env.detached(ctx, volume.GetVolumeId())
+	env.deleted(ctx, volume.GetVolumeId())
+}
+
+// publishedByAll shows the volume at one target for half of the callers, and at one of their own
+// for the others.
+func (p *placement) publishedByAll(ctx context.Context) {
+	atOnce(callers, func(caller int) {
+		p.env.converge(ctx, "NodePublishVolume", busy, func(ctx context.Context) error {
+			return p.publish(ctx, p.target(caller/2*(caller%2)))
+		})
+	})
+	for i := range callers / 2 {
+		if got := p.env.mountsAt(p.target(i)); got != 1 {
+			p.env.fail("%d mounts at the target %s, want 1", got, p.target(i))
+		}
+	}
+	p.env.tally.mounts.Add(int64(p.env.mountsAt(p.target(0))))
+}
+
+func (p *placement) unpublishedByAll(ctx context.Context) {
+	atOnce(callers, func(caller int) {
+		p.env.converge(ctx, "NodeUnpublishVolume", busy, func(ctx context.Context) error {
+			return p.unpublish(ctx, p.target(caller/2))
+		})
+	})
+	for i := range callers / 2 {
+		if got := p.env.mountsAt(p.target(i)); got != 0 {
+			p.env.fail("%d mounts at the target %s after it was unpublished", got, p.target(i))
+		}
+	}
+}
+
+// unstageAndPublish has half of the callers unstage the volume while the other half publish it:
+// either may come first, but then the others must not succeed.
+func (p *placement) unstageAndPublish(ctx context.Context) {
+	for range 8 {
+		p.env.converge(ctx, "NodeStageVolume", busy, p.stage)
+		p.expect("before unstage and publish", 1, 0)
+		var unstaged, published atomic.Int64
+		atOnce(callers, func(caller int) {
+			if caller%2 == 0 {
+				if p.env.judge("NodeUnstageVolume", p.unstage(ctx), busy.and(stillUsed)) {
+					unstaged.Add(1)
+				}
+			} else if p.env.judge("NodePublishVolume", p.publish(ctx, p.target(0)),
+				busy.and(notStaged)) {
+				published.Add(1)
+			}
+		})
+		switch {
+		case unstaged.Load() > 0 && published.Load() > 0:
+			p.env.fail("%d callers unstaged the volume, and %d "+
+				"published", unstaged.Load(), published.Load())
+		case unstaged.Load() > 0:
+			p.expect("unstaged before it was published", 0, 0)
+		case published.Load() > 0:
+			p.expect("published before it was unstaged", 1, 1)
+		default:
+			p.env.fail("of all the callers none came first")
+		}
+		p.env.converge(ctx, "NodeUnpublishVolume", busy, func(ctx context.Context) error {
+			return p.unpublish(ctx, p.target(0))
+		})
+	}
+	p.env.converge(ctx, "NodeStageVolume", busy, p.stage)
+}
+
+// tossed has all four calls made at once: whatever came last, there is at most one mount at each
+// path, and none at the target without one at the staging path.
+func (p *placement) tossed(ctx context.Context) {
+	allowed := busy.and(notStaged).and(stillUsed)
+	for range 8 {
+		atOnce(callers, func(caller int) {
+			call := []func(context.Context) error{
+				p.stage, p.unstage,
+				func(ctx context.Context) error { return p.publish(ctx, p.target(0)) },
+				func(ctx context.Context) error { return p.unpublish(ctx, p.target(0)) },
+			}[caller%4]
+			p.env.judge("a node's call among others", call(ctx), allowed)
+		})
+		staged, shown := p.env.mountsAt(p.Staging), p.env.mountsAt(p.target(0))
+		if staged > 1 || shown > staged {
+			p.env.fail("%d mounts at the staging path and %d at the target", staged, shown)
+		}
+	}
+	p.env.converge(ctx, "NodeUnpublishVolume", busy, func(ctx context.Context) error {
+		return p.unpublish(ctx, p.target(0))
+	})
+}

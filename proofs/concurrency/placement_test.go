@@ -1,0 +1,168 @@
+//go:build linux
+
+package concurrency
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/moby/sys/mountinfo"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+)
+
+// placement is a volume on a node, with several targets.
+type placement struct {
+	harness.Placement
+	env  *environment
+	node *node
+}
+
+// newPlacement makes the directories that an orchestrator makes.
+func (env *environment) newPlacement(n *node, volume *csi.Volume, publishContext map[string]string,
+	capability *csi.VolumeCapability) *placement {
+	p := &placement{env: env, node: n, Placement: harness.Placement{Volume: volume,
+		PublishContext: publishContext, Capability: capability,
+		Staging: filepath.Join(n.dir, volume.GetVolumeId(), "globalmount")}}
+	p.Target = p.target(0)
+	if err := p.MakeDirs(); err != nil {
+		env.fail("prepare a path: %v", err)
+	}
+	return p
+}
+
+// target is the path of one of the volume's workloads.
+func (p *placement) target(i int) string {
+	return filepath.Join(p.node.dir, "pods", p.Volume.GetVolumeId()+fmt.Sprint("-", i))
+}
+
+func (p *placement) block() bool { return p.Capability.GetBlock() != nil }
+
+func (p *placement) stage(ctx context.Context) error {
+	p.env.tally.stages.Add(1)
+	return p.Stage(ctx, p.node.Node())
+}
+
+func (p *placement) unstage(ctx context.Context) error { return p.Unstage(ctx, p.node.Node()) }
+
+func (p *placement) publish(ctx context.Context, target string) error {
+	p.env.tally.publishes.Add(1)
+	return p.at(target).Publish(ctx, p.node.Node())
+}
+
+func (p *placement) unpublish(ctx context.Context, target string) error {
+	return p.at(target).Unpublish(ctx, p.node.Node())
+}
+
+// at is the volume at another of its targets.
+func (p *placement) at(target string) *harness.Placement {
+	other := p.Placement
+	other.Target = target
+	return &other
+}
+
+// stageAndPublish stages the volume and shows it at its first target, as an orchestrator does that
+// does not give up.
+func (p *placement) stageAndPublish(ctx context.Context) {
+	p.env.converge(ctx, "NodeStageVolume", busy, p.stage)
+	p.env.converge(ctx, "NodePublishVolume", busy, func(ctx context.Context) error {
+		return p.publish(ctx, p.target(0))
+	})
+	staged := 1
+	if p.block() {
+		staged = 0
+	}
+	p.expect("settled", staged, 1)
+}
+
+// remove unpublishes all targets, unstages the volume, and demands that nothing is left.
+func (p *placement) remove(ctx context.Context, targets int) {
+	for i := range targets {
+		p.env.converge(ctx, "NodeUnpublishVolume", busy, func(ctx context.Context) error {
+			return p.unpublish(ctx, p.target(i))
+		})
+		if _, err := os.Lstat(p.target(i)); !os.IsNotExist(err) {
+			p.env.fail("the target %s is unpublished and still there: %v", p.target(i), err)
+		}
+	}
+	p.env.converge(ctx, "NodeUnstageVolume", busy, p.unstage)
+	p.expect("left", 0, 0)
+}
+
+// expect demands that many mounts at the staging path and at the first target.
+func (p *placement) expect(when string, staged, shown int) {
+	if got := p.env.mountsAt(p.Staging); got != staged {
+		p.env.fail("%s: %d mounts at the staging path %s, want %d", when, got, p.Staging, staged)
+	}
+	if got := p.env.mountsAt(p.target(0)); got != shown {
+		p.env.fail("%s: %d mounts at the target %s, want %d", when, got, p.target(0), shown)
+	}
+}
+
+// mountsAt counts what is mounted at a path.
+func (env *environment) mountsAt(path string) int {
+	mounts, err := mountinfo.GetMounts(func(info *mountinfo.Info) (skip, stop bool) {
+		return info.Mountpoint != path, false
+	})
+	if err != nil {
+		env.fail("read the mount table: %v", err)
+	}
+	return len(mounts)
+}
+
+// write writes a text that verify demands later. A block volume has it in its first bytes.
+func (p *placement) write(text string) {
+	path, flags := filepath.Join(p.target(0), "kept"), os.O_WRONLY|os.O_CREATE|os.O_TRUNC
+	if p.block() {
+		path, flags = p.target(0), os.O_WRONLY
+	}
+	f, err := os.OpenFile(path, flags, 0o640)
+	if err == nil && p.block() {
+		err = p.env.Rack.Owns(f)
+	}
+	if err == nil {
+		_, err = f.WriteString(text)
+		if syncErr := f.Sync(); err == nil {
+			err = syncErr
+		}
+		if closeErr := f.Close(); err == nil {
+			err = closeErr
+		}
+	}
+	if err != nil {
+		p.env.fail("write into a published volume: %v", err)
+	}
+}
+
+// verify demands the text that write wrote.
+func (p *placement) verify(text string) {
+	path := filepath.Join(p.target(0), "kept")
+	if p.block() {
+		path = p.target(0)
+	}
+	got := make([]byte, len(text))
+	f, err := os.Open(path)
+	if err == nil {
+		_, err = f.ReadAt(got, 0)
+		_ = f.Close()
+	}
+	if err != nil || string(got) != text {
+		p.env.fail("the volume %s has lost what was on its disk: it reads %q, %v, and not %q",
+			p.Volume.GetVolumeId(), got, err, text)
+	}
+}
+
+// uuid is that of the mounted filesystem, behind its device.
+func (p *placement) uuid() string {
+	source, err := exec.Command("findmnt", "--noheadings", "--output", "SOURCE,UUID",
+		p.Staging).Output()
+	if err != nil {
+		p.env.fail("ask for the filesystem's UUID: %v", err)
+	}
+	return strings.TrimSpace(string(source))
+}

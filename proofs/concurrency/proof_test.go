@@ -1,0 +1,54 @@
+//go:build linux
+
+package concurrency
+
+import (
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+)
+
+// TestConcurrency is the proof: fifty creates of one name, everybody at one volume of one node, and
+// sixty-four callers with whole lifecycles, on one rack with two controllers and two nodes. Its
+// long form goes round until its time is over.
+func TestConcurrency(t *testing.T) {
+	before := goleak.IgnoreCurrent()
+	p := proof.New(t, "concurrency")
+	env := newEnvironment(t, p, harness.PluginOptions{})
+	for round := 0; round == 0 || p.Long() && !p.Over(); round++ {
+		env.oneName(round)
+		env.oneVolume(round)
+		env.lifecycles(round)
+		if t.Failed() {
+			break
+		}
+		p.Say("round %d: %d calls, %d of them aborted, %d formats",
+			round+1, env.tally.calls.Load(), env.tally.aborted.Load(), env.formatted())
+	}
+	env.close()
+	goleak.VerifyNone(t, before)
+	env.figures()
+	env.looked.Report(t, p.Name)
+}
+
+func (env *environment) figures() {
+	n := &env.tally
+	for _, line := range []string{
+		proof.Line("one-name", "creates", n.creates.Load(), "controllers", len(env.controllers),
+			"names", n.names.Load(), "disks", n.disks.Load(), "ids", n.ids.Load(),
+			"attaches", n.attaches.Load(), "snapshots", n.snapshots.Load(),
+			"deletes", n.deletes.Load()),
+		proof.Line("one-volume", "stages", n.stages.Load(), "publishes", n.publishes.Load(),
+			"formats", n.formats.Load(), "mounts", n.mounts.Load()),
+	} {
+		if err := proof.Print(line); err != nil {
+			env.t.Error(err)
+		}
+	}
+	env.proof.Figure("callers", callers, "calls", n.calls.Load(), "aborted", n.aborted.Load(),
+		"abandoned", n.abandoned.Load(), "volumes", n.volumes.Load(), "wrong", n.wrong.Load(),
+		"races", n.races.Load(), "leaked_goroutines", n.leaked.Load())
+}

@@ -1,0 +1,188 @@
+//go:build linux
+
+package concurrency
+
+import (
+	"context"
+	"math/rand/v2"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+)
+
+// What the calls may be answered besides OK while others are at the same volume.
+var (
+	looking   = answers{codes.NotFound: {"VolumeNotFound"}}
+	deleting  = busy.and(answers{codes.FailedPrecondition: {"DiskAttached:"}})
+	attaching = busy.and(looking).and(answers{
+		codes.FailedPrecondition: {"DiskAttachedElsewhere"},
+		codes.ResourceExhausted:  {"InstanceFull"},
+	})
+	snapshotting = busy.and(looking).and(answers{codes.AlreadyExists: {"SnapshotExists"}})
+	forgetting   = busy.and(answers{codes.Aborted: {"SnapshotNotReady"}})
+
+	publishing = busy.and(notStaged).and(answers{codes.FailedPrecondition: {"PublishedElsewhere"}})
+	unstaging  = busy.and(stillUsed)
+	measuring  = answers{codes.NotFound: {"VolumeNotAtPath"}}
+)
+
+// call makes one call, which the caller now and then does not wait for.
+func (lc *lifecycle) call(ctx context.Context, r *rand.Rand, what string, allowed answers,
+	call func(context.Context) error) bool {
+	if r.IntN(8) == 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, time.Duration(r.IntN(20))*time.Millisecond)
+		defer cancel()
+		allowed = allowed.and(abandoned)
+	}
+	return lc.env.judge(what, call(ctx), allowed)
+}
+
+// publishRequest asks for the volume as what it was created for.
+func (lc *lifecycle) publishRequest(volume *csi.Volume,
+	node string) *csi.ControllerPublishVolumeRequest {
+	req := harness.PublishRequest(volume, node)
+	req.VolumeCapability = lc.capability
+	return req
+}
+
+// callController is one call of a caller who is at the volume on the rack.
+func (lc *lifecycle) callController(ctx context.Context, r *rand.Rand) {
+	ctl := lc.env.controller(r.IntN(2))
+	volume, snapshot := lc.current()
+	id := volume.GetVolumeId()
+	choice := r.IntN(10)
+	if volume == nil {
+		choice = 0
+	}
+	switch choice {
+	case 0, 1:
+		lc.call(ctx, r, "CreateVolume", busy, func(ctx context.Context) error {
+			answer, err := ctl.CreateVolume(ctx, lc.createRequest())
+			if err == nil {
+				lc.setVolume(answer.GetVolume())
+			}
+			return err
+		})
+	case 2:
+		lc.call(ctx, r, "DeleteVolume", deleting, func(ctx context.Context) error {
+			_, err := ctl.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
+			return err
+		})
+	case 3, 4:
+		node := lc.env.nodes[r.IntN(len(lc.env.nodes))].instance.ID
+		lc.call(ctx, r, "ControllerPublishVolume", attaching, func(ctx context.Context) error {
+			_, err := ctl.ControllerPublishVolume(ctx, lc.publishRequest(volume, node))
+			return err
+		})
+	case 5:
+		// Nobody gives up a detach: one that the rack comes to late would take the disk from the
+		// node that has it then.
+		_, err := ctl.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{
+			VolumeId: id, NodeId: lc.env.nodes[r.IntN(len(lc.env.nodes))].instance.ID})
+		lc.env.judge("ControllerUnpublishVolume", err, busy)
+	case 6, 7:
+		lc.callSnapshot(ctx, r, ctl, id, snapshot)
+	default:
+		lc.look(ctx, r, ctl, volume)
+	}
+}
+
+// callSnapshot takes or deletes the lifecycle's snapshot, which has one name whatever it is of.
+func (lc *lifecycle) callSnapshot(ctx context.Context, r *rand.Rand, ctl csi.ControllerClient,
+	id, snapshot string) {
+	if snapshot == "" || r.IntN(2) == 0 {
+		lc.call(ctx, r, "CreateSnapshot", snapshotting, func(ctx context.Context) error {
+			answer, err := ctl.CreateSnapshot(ctx, harness.SnapshotRequest(lc.name, id))
+			if err == nil {
+				lc.mu.Lock()
+				defer lc.mu.Unlock()
+				lc.snapshot = answer.GetSnapshot().GetSnapshotId()
+			}
+			return err
+		})
+		return
+	}
+	lc.call(ctx, r, "DeleteSnapshot", forgetting, func(ctx context.Context) error {
+		_, err := ctl.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: snapshot})
+		return err
+	})
+}
+
+// look asks a question that changes nothing.
+func (lc *lifecycle) look(ctx context.Context, r *rand.Rand, ctl csi.ControllerClient,
+	volume *csi.Volume) {
+	switch r.IntN(4) {
+	case 0:
+		lc.listed(ctx, r, ctl)
+	case 1:
+		lc.call(ctx, r, "ListSnapshots", nil, func(ctx context.Context) error {
+			_, err := ctl.ListSnapshots(ctx, &csi.ListSnapshotsRequest{
+				SourceVolumeId: volume.GetVolumeId()})
+			return err
+		})
+	case 2:
+		lc.call(ctx, r, "ControllerGetVolume", looking, func(ctx context.Context) error {
+			_, err := ctl.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{
+				VolumeId: volume.GetVolumeId()})
+			return err
+		})
+	default:
+		lc.call(ctx, r, "ValidateVolumeCapabilities", looking, func(ctx context.Context) error {
+			_, err := ctl.ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{
+				VolumeId: volume.GetVolumeId(), VolumeContext: volume.GetVolumeContext(),
+				VolumeCapabilities: []*csi.VolumeCapability{lc.capability}})
+			return err
+		})
+	}
+}
+
+// listed walks through all pages; no volume may be on two of them, whatever comes and goes.
+func (lc *lifecycle) listed(ctx context.Context, r *rand.Rand, ctl csi.ControllerClient) {
+	seen := map[string]bool{}
+	for token := ""; ; {
+		var answer *csi.ListVolumesResponse
+		ok := lc.call(ctx, r, "ListVolumes", nil, func(ctx context.Context) (err error) {
+			answer, err = ctl.ListVolumes(ctx, &csi.ListVolumesRequest{
+				MaxEntries: 4, StartingToken: token})
+			return err
+		})
+		for _, entry := range answer.GetEntries() {
+			id := entry.GetVolume().GetVolumeId()
+			if seen[id] {
+				lc.env.fail("ListVolumes shows %s on two pages", id)
+			}
+			seen[id] = true
+		}
+		if token = answer.GetNextToken(); !ok || token == "" {
+			return
+		}
+	}
+}
+
+// callNode is one call of a caller who is at the volume on its node.
+func (lc *lifecycle) callNode(ctx context.Context, r *rand.Rand, p *placement) {
+	target := p.target(r.IntN(targets))
+	switch r.IntN(9) {
+	case 0, 1:
+		lc.call(ctx, r, "NodeStageVolume", busy, p.stage)
+	case 2:
+		lc.call(ctx, r, "NodeUnstageVolume", unstaging, p.unstage)
+	case 3, 4, 5:
+		lc.call(ctx, r, "NodePublishVolume", publishing, func(ctx context.Context) error {
+			return p.publish(ctx, target)
+		})
+	case 6, 7:
+		lc.call(ctx, r, "NodeUnpublishVolume", busy, func(ctx context.Context) error {
+			return p.unpublish(ctx, target)
+		})
+	default:
+		lc.call(ctx, r, "NodeGetVolumeStats", measuring, func(ctx context.Context) error {
+			_, err := p.at(target).Stats(ctx, p.node.Node())
+			return err
+		})
+	}
+}

@@ -1,0 +1,166 @@
+//go:build linux
+
+package corpus_test
+
+import (
+	"context"
+	"fmt"
+	"hash/fnv"
+	"math/rand/v2"
+	"os"
+	"regexp"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
+)
+
+func TestMain(m *testing.M) { namespace.Main(m) }
+
+// TestNoDiskThatIsNotBlankIsFormatted is the proof.
+func TestNoDiskThatIsNotBlankIsFormatted(t *testing.T) {
+	p := proof.New(t, "blank-corpus")
+	run := harness.RunFor(t)
+	bases, err := newBases(run.Dir, p.Rand())
+	if err != nil {
+		t.Fatal(err)
+	}
+	program, err := proof.BuildMutant(t.Context(), run.Dir, mutable(guards()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &tally{p: p, t: t, outcomes: map[outcome]int{},
+		bystanders: &proof.Invariant{Name: "bystanders"},
+		forged:     &proof.Invariant{Name: "forged-contents"}}
+	m := &mutation{p: p, t: t, run: run, bases: bases, program: program, all: corpus(),
+		unnoticed: map[string]bool{}}
+	noticesHarm(t.Context(), t, run, bases)
+	for round := uint64(0); ; round++ {
+		c.round(t.Context(), run, bases, chosen(t, m.all), round)
+		p.Say("%d disks; now without each of %d guards in turn", c.disks, len(guards()))
+		m.check(t.Context(), guards(), p.Seed+round)
+		if !p.Long() || p.Over() || t.Failed() {
+			break
+		}
+	}
+	p.Figure("disks", c.disks, "formatted_blank", c.outcomes[formatted]-c.overwritten,
+		"mounted", c.outcomes[mounted], "refused", c.outcomes[refused],
+		"formatted_nonblank", c.overwritten, "guards", len(guards()),
+		"noticed", len(guards())-len(m.unnoticed))
+	c.bystanders.Report(t, p.Name)
+	c.forged.Report(t, p.Name)
+}
+
+// chosen are the generators whose name PROOF_ONLY matches, all without it.
+func chosen(t *testing.T, all []generator) []generator {
+	t.Helper()
+	only, err := regexp.Compile(os.Getenv("PROOF_ONLY"))
+	if err != nil {
+		t.Fatalf("PROOF_ONLY has to be a regular expression: %v", err)
+	}
+	var some []generator
+	for _, g := range all {
+		if only.MatchString(g.name) {
+			some = append(some, g)
+		}
+	}
+	return some
+}
+
+// tally counts what came out.
+type tally struct {
+	p *proof.Proof
+	t *testing.T
+	// bystanders and forged are what must not change.
+	bystanders, forged *proof.Invariant
+
+	// mu guards the rest.
+	mu          sync.Mutex
+	said        time.Time
+	disks       int
+	overwritten int
+	outcomes    map[outcome]int
+}
+
+// benches is how many drivers work at once.
+const benches = 2
+
+// round tries each generator once. The first round is whole, however long it takes: it has every
+// kind of disk.
+func (c *tally) round(
+	ctx context.Context, run *harness.Run, bases *bases, all []generator, round uint64,
+) {
+	work := make(chan generator)
+	var workers sync.WaitGroup
+	for i := range benches {
+		workers.Go(func() {
+			b, err := newBench(ctx, run, bases, "", nil)
+			if err == nil {
+				b.Forged = c.forged
+				err = b.AddBystanders(ctx, proof.Members[i%len(proof.Members)], c.bystanders)
+			}
+			if err != nil {
+				c.t.Errorf("start a driver: %v", err)
+			}
+			for g := range work {
+				if err == nil {
+					b.evidence = true
+					c.one(ctx, b, g, c.p.Seed+round, len(all))
+				}
+			}
+			if err != nil {
+				return
+			}
+			if err := b.close(); err != nil {
+				c.t.Error(err)
+			}
+		})
+	}
+	for _, g := range all {
+		if round > 0 && c.p.Over() {
+			break
+		}
+		work <- g
+	}
+	close(work)
+	workers.Wait()
+}
+
+// one makes one trial and counts it.
+func (c *tally) one(ctx context.Context, b *bench, g generator, seed uint64, of int) {
+	start := time.Now()
+	v, err := b.try(ctx, g.trial(seed))
+	took := time.Since(start).Round(time.Millisecond)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.disks++
+	c.outcomes[v.Outcome]++
+	if v.Overwritten {
+		c.overwritten++
+	}
+	if err != nil {
+		c.t.Errorf("%q (seed %d) cannot be tried: %v", g.name, seed, err)
+	}
+	if v.Wrong != nil {
+		c.t.Errorf("%q (seed %d): %v", g.name, seed, v.Wrong)
+	}
+	if os.Getenv("PROOF_ANSWERS") != "" {
+		c.p.Say("%q: %v %s %v", g.name, took, v.Outcome, v.Answer)
+	}
+	if time.Since(c.said) > 5*time.Second {
+		c.said = time.Now()
+		c.p.Say("%d disks, %d in a round; the last one: %s", c.disks, of, g.name)
+	}
+}
+
+// trial makes the trial for a seed.
+func (g generator) trial(seed uint64) *trial {
+	h := fnv.New64a()
+	fmt.Fprint(h, g.name)
+	t := defaults(g.name, rand.New(rand.NewPCG(seed, h.Sum64())))
+	g.make(t)
+	return t
+}

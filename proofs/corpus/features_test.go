@@ -1,0 +1,478 @@
+//go:build linux
+
+package corpus_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+)
+
+// featureImage is a filesystem with features: by the options of its mkfs, or by a patch of the
+// superblock of one without options, whose checksum is corrected.
+type featureImage struct {
+	fs      string
+	options []string
+	patch   []fieldValue
+	// part is a filesystem with a part on a second disk, made as such.
+	part *generator
+}
+
+// fieldValue is a number in a field. Or sets bits and leaves the others.
+type fieldValue struct {
+	field
+	value uint64
+	or    bool
+}
+
+// field is a field of a superblock, of features or of what ties the filesystem to other devices.
+type field struct {
+	name      string
+	at, bytes int64
+}
+
+// layout is a filesystem's superblock.
+type layout struct {
+	tool      []string // the program, with what all images have
+	size      int64
+	offset, n int64
+	order     binary.ByteOrder
+	sum       func([]byte)
+	features  []field
+	// structures are bits of features that need more than the bit: without their structures the
+	// filesystem is damaged. Options of mkfs have them.
+	structures []string
+	// specials are values each of which ties the filesystem to another device, or stops it.
+	specials []fieldValue
+	// groups are options of mkfs of which an image has at most one of each group.
+	groups [][]string
+}
+
+func TestTheFilesystemsFeaturesAreKnownOrRefusedByName(t *testing.T) {
+	p := proof.New(t, "features")
+	run := harness.RunFor(t)
+	bases, err := newBases(run.Dir, p.Rand())
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &featureTally{t: t, seed: p.Seed}
+	all, rest := featureImages()
+	of := len(all) + len(rest)
+	p.Rand().Shuffle(len(rest), func(i, j int) { rest[i], rest[j] = rest[j], rest[i] })
+	if !p.Long() {
+		rest = rest[:shortImages]
+	}
+	all = append(all, rest...)
+	work := make(chan featureImage)
+	var workers sync.WaitGroup
+	for range benches {
+		workers.Go(func() {
+			b, err := newBench(t.Context(), run, bases, "", nil)
+			if err != nil {
+				t.Errorf("start a driver: %v", err)
+			}
+			for image := range work {
+				if err == nil {
+					f.try(t.Context(), b, image)
+				}
+			}
+			if err == nil {
+				err = b.close()
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	only := regexp.MustCompile(os.Getenv("PROOF_ONLY"))
+	for i, image := range all {
+		if p.Over() {
+			break
+		}
+		if i%100 == 99 {
+			p.Say("%d of %d images", i+1, len(all))
+		}
+		if only.MatchString(image.String()) {
+			work <- image
+		}
+	}
+	close(work)
+	workers.Wait()
+	p.Figure("images", f.images, "of", of, "not_made", f.notMade, "mounted", f.mounted,
+		"refused", f.refused, "internal", f.internal, "wrote", f.wrote)
+	if p.Long() && only.String() == "" && !p.Over() && f.notMade > of/5 {
+		t.Errorf("mkfs refuses the options of %d images of %d", f.notMade, of)
+	}
+}
+
+// shortImages is how many images the short form tries besides the special ones.
+const shortImages = 40
+
+// featureTally counts what came out.
+type featureTally struct {
+	t    *testing.T
+	seed uint64
+	// btrfs is held while a btrfs is tried: the kernel mounts one of those with the same UUID.
+	btrfs sync.Mutex
+
+	// mu guards the counts.
+	mu                                                 sync.Mutex
+	images, notMade, mounted, refused, internal, wrote int
+}
+
+// errNotMade says that the mkfs program refuses a combination of options.
+var errNotMade = errors.New("mkfs refuses the options")
+
+// try stages one image.
+func (f *featureTally) try(ctx context.Context, b *bench, image featureImage) {
+	if image.part != nil {
+		f.tryPart(ctx, b, *image.part)
+		return
+	}
+	if image.fs == btrfs {
+		f.btrfs.Lock()
+		defer f.btrfs.Unlock()
+	}
+	t := generator{image.String(), func(t *trial) {
+		t.FS, t.Size, t.History, t.Fill = image.fs, layouts[image.fs].size, nil, image.fill
+	}}.trial(f.seed)
+	fix, err := b.newFixture(ctx, t)
+	if fix != nil {
+		defer func() {
+			if err := fix.end(); err != nil {
+				f.t.Errorf("%s: %v", image, err)
+			}
+		}()
+	}
+	if errors.Is(err, errNotMade) {
+		f.count(&f.notMade)
+		if os.Getenv("PROOF_ANSWERS") != "" {
+			fmt.Fprintf(os.Stderr, "%s: %v\n", image, err)
+		}
+		return
+	}
+	f.count(&f.images)
+	before, failed := "", err
+	if failed == nil {
+		failed = fix.loop.Sync()
+	}
+	if failed == nil {
+		before, failed = digest(fix.image.Path, 0)
+	}
+	if failed != nil {
+		f.t.Errorf("%s cannot be tried: %v", image, failed)
+		return
+	}
+	answer := fix.stage(ctx)
+	if os.Getenv("PROOF_ANSWERS") != "" {
+		fmt.Fprintf(os.Stderr, "%s: %v\n", image, answer)
+	}
+	if answer != nil {
+		f.count(&f.refused)
+		f.judgeRefusal(fix, image, before, status.Convert(answer))
+		return
+	}
+	f.count(&f.mounted)
+	if got, err := fix.judgeMount(); err != nil || got != mounted {
+		f.t.Errorf("%s: want its files mounted, got it %s, %v", image, got, err)
+	}
+	if err := fix.unstage(ctx); err != nil {
+		f.t.Errorf("%s cannot be unstaged: %v", image, err)
+	}
+}
+
+// tryPart stages a filesystem whose trial knows what must happen, also to the second disk.
+func (f *featureTally) tryPart(ctx context.Context, b *bench, g generator) {
+	v, err := b.try(ctx, g.trial(f.seed))
+	f.count(&f.images)
+	if err = errors.Join(err, v.Wrong); err != nil {
+		f.t.Errorf("%s: %v", g.name, err)
+		return
+	}
+	f.count(&f.refused)
+}
+
+func (f *featureTally) count(what *int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	*what++
+}
+
+// judgeRefusal demands that a refusal names a feature, and that the disk is as it was.
+func (f *featureTally) judgeRefusal(
+	fix *fixture, image featureImage, before string, answer *status.Status,
+) {
+	if answer.Code() == codes.Internal {
+		f.count(&f.internal)
+	}
+	err := fix.loop.Sync()
+	after, err2 := digest(fix.image.Path, 0)
+	if err = errors.Join(err, err2); err != nil {
+		f.t.Errorf("%s: %v", image, err)
+	}
+	if after != before {
+		f.count(&f.wrote)
+		f.t.Errorf("%s: the disk was written, and the answer is %v", image, answer)
+	}
+	reason, sentence, _ := strings.Cut(answer.Message(), ": ")
+	named := slices.ContainsFunc(image.names(), func(name string) bool {
+		return strings.Contains(sentence, name)
+	})
+	if answer.Code() != codes.FailedPrecondition || reason != feature && reason != notBlank || !named {
+		f.t.Errorf("%s: want a refusal that names one of %q, got %v", image, image.names(), answer)
+	}
+}
+
+func (i featureImage) String() string {
+	if i.part != nil {
+		return i.part.name
+	}
+	if i.patch == nil {
+		return "mkfs of " + i.fs + " " + strings.Join(i.options, " ")
+	}
+	var words []string
+	for _, v := range i.patch {
+		words = append(words, fmt.Sprintf("%s %#x", v.name, v.value))
+	}
+	return i.fs + " with " + strings.Join(words, " and ")
+}
+
+// names are the words of which a refusal must have one: the patched fields; or of an image of mkfs
+// any field, for the features that an option makes have other names.
+func (i featureImage) names() []string {
+	var names []string
+	if i.patch == nil {
+		for _, field := range layouts[i.fs].features {
+			names = append(names, field.name+": ")
+		}
+		return names
+	}
+	for _, v := range i.patch {
+		names = append(names, v.name+": ")
+	}
+	if i.fs == ext3 {
+		names = append(names, "holds an ext4 filesystem") // so it does, by this feature
+	}
+	return names
+}
+
+// fill makes the image.
+func (i featureImage) fill(im *image) {
+	l := layouts[i.fs]
+	if i.patch == nil {
+		im.err = l.mkfs(im.bases, i.options, im.Path)
+		return
+	}
+	path, err := im.bases.get("to be patched: "+i.fs, l.size, func(base *image) {
+		base.err = l.mkfs(base.bases, nil, base.Path)
+	})
+	im.err = err
+	im.copyIn(path, 0)
+	b := im.read(l.offset, l.n)
+	if im.err != nil {
+		return
+	}
+	for _, v := range i.patch {
+		v.set(b, l.order)
+	}
+	l.sum(b)
+	im.write(l.offset, b...)
+}
+
+// set sets the field in a superblock.
+func (v fieldValue) set(superblock []byte, order binary.ByteOrder) {
+	b := superblock[v.at : v.at+v.bytes]
+	for i := range b {
+		at := i
+		if order == binary.BigEndian {
+			at = len(b) - 1 - i
+		}
+		c := byte(v.value >> (8 * i))
+		if v.or {
+			c |= b[at]
+		}
+		b[at] = c
+	}
+}
+
+// mkfs makes a filesystem with the payload in it. An option that begins with "then" is a command
+// that changes the filesystem afterwards.
+func (l layout) mkfs(bases *bases, options []string, path string) error {
+	args, then := slices.Clone(l.tool), [][]string(nil)
+	for _, option := range options {
+		words := strings.Fields(option)
+		at := slices.Index(args, words[0])
+		switch {
+		case words[0] == "then":
+			then = append(then, words[1:])
+		case at >= 0: // mkfs takes it once, with all its values
+			args[at+1] += "," + words[1]
+		default:
+			args = append(args, words...)
+		}
+	}
+	switch l.tool[0] {
+	case "mke2fs":
+		args = append(args, "-d", bases.root())
+	case "mkfs.xfs":
+		args = append(args, "-p", bases.proto())
+	default:
+		args = append(args, "--rootdir", bases.root())
+	}
+	for _, command := range append([][]string{args}, then...) {
+		command = append(slices.Clone(command), path)
+		if out, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil {
+			return fmt.Errorf("%w: %q: %w\n%s", errNotMade, command, err, out)
+		}
+	}
+	return nil
+}
+
+// featureImages are all images: what is special, and the rest, which are each option of a mkfs and
+// each pair of them, each bit of each word of features, and each pair of what is special.
+func featureImages() (special, all []featureImage) {
+	for _, g := range foreignParts() {
+		special = append(special, featureImage{part: &g})
+	}
+	for _, fs := range ours {
+		l := layouts[fs]
+		for i, group := range l.groups {
+			for _, option := range group {
+				all = append(all, featureImage{fs: fs, options: []string{option}})
+				for _, other := range slices.Concat(l.groups[i+1:]...) {
+					all = append(all, featureImage{fs: fs, options: []string{option, other}})
+				}
+			}
+		}
+		var singles []fieldValue
+		for _, word := range l.features {
+			for bit := range 8 * word.bytes {
+				if !slices.Contains(l.structures, word.name+fmt.Sprintf(" %#x", 1<<bit)) {
+					singles = append(singles, fieldValue{field: word, value: 1 << bit, or: true})
+				}
+			}
+		}
+		for _, v := range singles {
+			all = append(all, featureImage{fs: fs, patch: []fieldValue{v}})
+		}
+		for i, v := range l.specials {
+			special = append(special, featureImage{fs: fs, patch: []fieldValue{v}})
+			for _, other := range l.specials[i+1:] {
+				if v.at != other.at || v.or {
+					all = append(all, featureImage{fs: fs, patch: []fieldValue{v, other}})
+				}
+			}
+		}
+	}
+	return special, all
+}
+
+// each option as a group of its own.
+func alone(flag string, values ...string) [][]string {
+	var groups [][]string
+	for _, v := range values {
+		groups = append(groups, []string{flag + " " + v})
+	}
+	return groups
+}
+
+// one of the values.
+func oneOf(flag string, values ...string) [][]string {
+	var group []string
+	for _, v := range values {
+		group = append(group, flag+" "+v)
+	}
+	return [][]string{group}
+}
+
+const otherUUID = "7d3c1f60-52c1-4f0e-8a57-2f5d1f0a9be1"
+
+var extWords = []field{{"s_feature_compat", 0x5C, 4}, {"s_feature_incompat", 0x60, 4},
+	{"s_feature_ro_compat", 0x64, 4}}
+
+var layouts = map[string]layout{
+	ext3: extLayout(ext3, nil),
+	ext4: extLayout(ext4, slices.Concat(
+		alone("-O", "^has_journal", "^resize_inode", "^dir_index", "sparse_super2", "fast_commit",
+			"stable_inodes", "orphan_file", "^filetype", "meta_bg", "^extent", "^64bit", "^flex_bg",
+			"ea_inode", "metadata_csum_seed", "large_dir", "inline_data", "encrypt", "casefold",
+			"^sparse_super", "^large_file", "^huge_file", "^dir_nlink", "^extra_isize", "quota",
+			"bigalloc", "project", "verity", "mmp", "^ext_attr"),
+		oneOf("-O", "^metadata_csum", "^metadata_csum,uninit_bg", "^metadata_csum,^uninit_bg"),
+		oneOf("-b", "1024", "2048", "4096", "65536"), oneOf("-I", "128", "256", "1024"),
+		oneOf("-E", "lazy_itable_init=0", "packed_meta_blocks=1", "quotatype=prjquota",
+			"encoding=utf8-12.1"),
+		oneOf("then", "tune2fs -O metadata_csum_seed -U "+otherUUID, "tune2fs -O read-only"))),
+	xfs: {structures: []string{"sb_versionnum 0x100", "sb_versionnum 0x800",
+		"sb_features_ro_compat 0x2", "sb_features_incompat 0x4"},
+		tool: []string{"mkfs.xfs", "-q", "-f"}, size: 512 * mib, n: 512,
+		order: binary.BigEndian, sum: sumXFS,
+		features: []field{{"sb_versionnum", 100, 2}, {"sb_features2", 200, 4},
+			{"sb_features_compat", 208, 4}, {"sb_features_ro_compat", 212, 4},
+			{"sb_features_incompat", 216, 4}, {"sb_features_log_incompat", 220, 4}},
+		specials: []fieldValue{
+			{field{"sb_logstart", 48, 8}, 0, false}, {field{"sb_rblocks", 16, 8}, 4096, false},
+			{field{"sb_rextents", 24, 8}, 4096, false}, {field{"sb_inprogress", 126, 1}, 1, false},
+			{field{"sb_features_incompat", 216, 4}, 0x10, true},
+			{field{"sb_features_incompat", 216, 4}, 0x200, true},
+			{field{"sb_versionnum", 100, 2}, 0x200, true},
+		},
+		groups: slices.Concat(
+			oneOf("-m", "crc=0,finobt=0,rmapbt=0,reflink=0,inobtcount=0,bigtime=0", "rmapbt=1",
+				"finobt=0,inobtcount=0", "uuid="+otherUUID),
+			alone("-m", "reflink=0", "inobtcount=0", "bigtime=0"),
+			oneOf("-i", "size=512", "size=2048"), alone("-i", "sparse=0", "nrext64=1", "maxpct=50"),
+			oneOf("-n", "version=ci", "size=8192"), oneOf("-b", "size=1024", "size=2048", "size=65536"),
+			oneOf("-s", "size=512", "size=4096"), oneOf("-d", "agcount=8", "su=64k,sw=4", "cowextsize=8"),
+			oneOf("-l", "size=64m", "version=2,su=64k", "lazy-count=1"),
+			oneOf("then", "xfs_admin -U "+otherUUID, "xfs_admin -O bigtime=1"))},
+	btrfs: {structures: []string{"compat_ro_flags 0x8"},
+		tool: []string{"mkfs.btrfs", "-q", "-f"}, size: 300 * mib, offset: 64 * kib, n: 4 * kib,
+		order: binary.LittleEndian, sum: sumBtrfs,
+		features: []field{{"flags", 0x38, 4}, {"flags>>32", 0x3C, 4}, {"compat_flags", 0xAC, 8},
+			{"compat_ro_flags", 0xB4, 8}, {"incompat_flags", 0xBC, 8}},
+		specials: []fieldValue{
+			{field{"num_devices", 0x88, 8}, 2, false}, {field{"num_devices", 0x88, 8}, 0, false},
+			{field{"flags>>32", 0x3C, 4}, 1, true}, {field{"flags>>32", 0x3C, 4}, 2, true},
+			{field{"flags>>32", 0x3C, 4}, 8, true}, {field{"flags", 0x38, 4}, 4, true},
+			{field{"incompat_flags", 0xBC, 8}, 0x1000, true},
+			{field{"csum_type", 0xC4, 2}, 9, false},
+		},
+		groups: slices.Concat(
+			oneOf("-O", "mixed-bg", "^extref", "^skinny-metadata", "^no-holes", "zoned", "raid56"),
+			alone("-O", "block-group-tree", "extent-tree-v2"), alone("-R", "quota", "^free-space-tree"),
+			oneOf("then", "btrfstune -S 1", "btrfstune -f -m", "btrfstune -f -u"),
+			oneOf("-d", "single", "dup", "raid0"), oneOf("-m", "single", "dup", "raid1c3"),
+			oneOf("-n", "4096", "16384", "65536"), oneOf("-s", "4096", "65536"),
+			oneOf("--csum", "crc32c", "xxhash", "sha256", "blake2"))},
+}
+
+// extLayout is the layout of ext3 and ext4.
+func extLayout(fs string, groups [][]string) layout {
+	journal := func(name string, at, bytes int64, value uint64) fieldValue {
+		return fieldValue{field{name, at, bytes}, value, false}
+	}
+	bit := func(word int, value uint64) fieldValue { return fieldValue{extWords[word], value, true} }
+	return layout{tool: []string{"mke2fs", "-q", "-F", "-t", fs, "-N", "512"}, size: 64 * mib,
+		offset: kib, n: kib,
+		order: binary.LittleEndian, sum: sumExt, features: extWords, groups: groups,
+		structures: []string{"s_feature_compat 0x1000", "s_feature_incompat 0x2000"},
+		specials: []fieldValue{journal("s_journal_inum", 0xE0, 4, 0),
+			journal("s_journal_inum", 0xE0, 4, 12), journal("s_journal_dev", 0xE4, 4, 0x701),
+			journal("s_journal_uuid", 0xD0, 8, 0x1122334455667788), bit(1, 0x1), bit(1, 0x8),
+			bit(1, 0x1000), bit(2, 0x80), bit(2, 0x1000), bit(2, 0x4000), bit(0, 0x40)}}
+}

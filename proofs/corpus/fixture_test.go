@@ -1,0 +1,162 @@
+//go:build linux
+
+package corpus_test
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/moby/sys/mountinfo"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
+)
+
+// fixture is a trial under way: its disk in the guest, and the request that is going to be made.
+type fixture struct {
+	*trial
+	bench *bench
+	image *image
+	loop  loopdev.Device
+	// decoy is a blank disk of the same size, whose name differs in the last byte. Nothing may
+	// happen to it.
+	decoy *image
+	// Device is the disk's name in the guest.
+	Device   string
+	DiskName string
+	VolumeID string
+	Publish  map[string]string
+	Staging  string
+
+	dir string
+	// keep is set when the disk's bytes are evidence, and stay.
+	keep bool
+	// mark is what learnMark has learned.
+	mark []piece
+	// happened, if it is set, reports whether what had to happen during the call did.
+	happened func() error
+	cleanup  []func() error
+}
+
+// the disk's and the decoy's names in the guest.
+const (
+	diskDevice  = "nvme2n1"
+	decoyDevice = "nvme1n1"
+)
+
+// newFixture makes the disk and shows it to the guest.
+func (b *bench) newFixture(ctx context.Context, t *trial) (f *fixture, err error) {
+	dir, err := os.MkdirTemp(b.Dir, "trial-")
+	if err != nil {
+		return nil, err
+	}
+	f = &fixture{trial: t, bench: b, Device: diskDevice, dir: dir,
+		Staging: filepath.Join(dir, "staging")}
+	f.atEnd(func() error {
+		if f.keep {
+			return nil
+		}
+		return os.RemoveAll(dir)
+	})
+	f.image = newImage(filepath.Join(dir, "disk"), t.Size)
+	f.image.bases = b.bases
+	t.Fill(f.image)
+	if f.image.err != nil {
+		return f, fmt.Errorf("make the disk: %w", f.image.err)
+	}
+	name := fmt.Sprintf("csi-%016x", t.Rand.Uint64())
+	f.DiskName, f.VolumeID = name, randomUUID(t)
+	f.Publish = f.publishContext()
+	if f.loop, err = f.attach(ctx, f.image, false); err != nil {
+		return f, err
+	}
+	f.decoy = newImage(filepath.Join(dir, "decoy"), f.image.Size)
+	decoy, err := f.attach(ctx, f.decoy, false)
+	if err != nil {
+		return f, err
+	}
+	other := name[:proof.SerialBytes-1] + "z"
+	f.atEnd(b.Guest.Unplug)
+	err = errors.Join(b.Guest.Plug(decoyDevice, other, decoy),
+		b.Guest.Plug(f.Device, f.DiskName, f.loop), b.Bystanders.Show())
+	if err == nil && t.Set != nil {
+		err = t.Set(f)
+	}
+	return f, err
+}
+
+// publishContext is what the controller tells of the disk.
+func (f *fixture) publishContext() map[string]string {
+	all := map[string]string{"diskName": f.DiskName, "sizeBytes": fmt.Sprint(f.image.Size)}
+	maps.Copy(all, f.History)
+	return all
+}
+
+// attach gives an image a loop device until the end of the fixture.
+func (f *fixture) attach(ctx context.Context, im *image, readOnly bool) (loopdev.Device, error) {
+	if im.err != nil {
+		return loopdev.Device{}, im.err
+	}
+	loop, err := loopdev.Attach(ctx, loopdev.Config{
+		// btrfs takes two loop devices with one serial for one file.
+		Path: im.Path, Serial: "corpus-" + rand.Text()[:16], Owner: loopdev.Process(),
+		BlockSize: f.BlockSize, ReadOnly: readOnly,
+	})
+	if err == nil {
+		f.atEnd(func() error { return loop.Detach(context.Background()) })
+	}
+	return loop, err
+}
+
+// atEnd remembers what has to be done at the end, in the opposite order.
+func (f *fixture) atEnd(do func() error) { f.cleanup = append(f.cleanup, do) }
+
+// end takes the fixture down.
+func (f *fixture) end() error {
+	var errs []error
+	if err := proof.UnmountBelow(f.dir); err != nil {
+		errs = append(errs, err)
+	}
+	for _, do := range slices.Backward(f.cleanup) {
+		errs = append(errs, do())
+	}
+	return errors.Join(errs...)
+}
+
+// placement is the request.
+func (f *fixture) placement() *harness.Placement {
+	return &harness.Placement{Volume: &csi.Volume{VolumeId: f.VolumeID}, Staging: f.Staging,
+		PublishContext: f.Publish, Capability: harness.Mounted(f.FS)}
+}
+
+// stage makes the call under test.
+func (f *fixture) stage(ctx context.Context) error {
+	return f.bench.Stage(ctx, f.placement())
+}
+
+func (f *fixture) unstage(ctx context.Context) error {
+	return f.bench.Unstage(ctx, f.placement())
+}
+
+// staged is what is mounted at the staging path; nil if nothing is.
+func (f *fixture) staged() (*mountinfo.Info, error) {
+	mounts, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(f.Staging))
+	if err != nil || len(mounts) == 0 {
+		return nil, err
+	}
+	return mounts[len(mounts)-1], nil
+}
+
+func randomUUID(t *trial) string {
+	a, b := t.Rand.Uint64(), t.Rand.Uint64()
+	return fmt.Sprintf("%08x-%04x-4%03x-8%03x-%012x", a>>32, a>>16&0xFFFF, a&0xFFF, b>>48&0xFFF,
+		b&0xFFFFFFFFFFFF)
+}

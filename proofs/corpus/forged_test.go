@@ -1,0 +1,207 @@
+//go:build linux
+
+package corpus_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+)
+
+// The sizes of disks with forged records, and what they grow to. Those that are full of them are no
+// larger than they have to be.
+const (
+	forgedBytes     = 320 * mib
+	forgedFull      = 64 * mib
+	forgedFullBtrfs = 128 * mib
+	forgedNext      = 512 * mib
+)
+
+// forging is what a workload writes.
+type forging func(proof.Forgery, string) (proof.ForgedFiles, error)
+
+func ofGrowths(f proof.Forgery, dir string) (proof.ForgedFiles, error) { return f.Fill(dir, true) }
+func ofFormats(f proof.Forgery, dir string) (proof.ForgedFiles, error) { return f.Fill(dir, false) }
+
+// forged are volumes of workloads that have written records of this very volume into files, so that
+// the driver finds them where it has its own. The disks are then damaged, or become larger, or are
+// told to be of another history.
+func forged() []generator {
+	var all []generator
+	pick := func(t *trial) {
+		t.History = []map[string]string{made, nil, {"origin": "blank", "use": "both"}}[t.Rand.IntN(3)]
+	}
+	damaged := func(name, fs string, size int64, write forging) []generator {
+		return []generator{
+			forgery(fs+name+", its first MiB wiped", fs, size, write, refused, func(f *fixture) error {
+				return f.wipe(0, mib)
+			}),
+			forgery(fs+name+", its superblock wiped", fs, size, write, refused, func(f *fixture) error {
+				pick(f.trial)
+				return f.wipe(superblocks[fs][0], superblocks[fs][1])
+			}),
+		}
+	}
+	larger := func(f *fixture) error {
+		pick(f.trial)
+		return f.grow(forgedNext)
+	}
+	const full, few = " full of forged records", " with forged records where the driver has its own"
+	// These do not tell where their files are, so that the whole disk has to be full of them.
+	for fs, size := range map[string]int64{ext3: forgedFull, btrfs: forgedFullBtrfs} {
+		all = append(all, damaged(full+" of a format", fs, size, ofFormats)...)
+	}
+	all = append(all, forgery(ext3+full+" of a growth", ext3, forgedFull, ofGrowths, mounted, nil))
+	for _, fs := range []string{ext4, xfs} {
+		all = append(all, forgery(fs+few, fs, forgedBytes, proof.Forgery.Write, mounted, nil),
+			forgery(fs+few+", on a larger disk", fs, forgedBytes, proof.Forgery.Write, mounted, larger))
+		all = append(all, damaged(few, fs, forgedBytes, proof.Forgery.WriteFormats)...)
+	}
+	return all
+}
+
+// superblocks are the offsets and sizes of the first superblocks.
+var superblocks = map[string][2]int64{ext3: {1024, 1024}, ext4: {1024, 1024}, xfs: {0, 4096},
+	btrfs: {64 * kib, 4096}}
+
+// forgery is a trial of a disk in whose files a workload has forged records. What is done to the
+// disk then may be nil.
+func forgery(name, fs string, size int64, write forging, want outcome,
+	then func(*fixture) error) generator {
+	return generator{name, func(t *trial) {
+		t.FS, t.Size = fs, size
+		var files proof.ForgedFiles
+		checks := ""
+		t.Set = func(f *fixture) error {
+			var err error
+			if files, err = f.workOfForger(write); err != nil {
+				return err
+			}
+			if then != nil {
+				err = then(f)
+			}
+			checks = filepath.Join(f.dir, "checks")
+			_, wrapErr := f.wrap("e2fsck", fmt.Sprintf("echo \"$@\" >>'%s'\nexec \"$real\" \"$@\"", checks))
+			// The history is told after all, for the disk was made blank for files.
+			f.Publish = f.publishContext()
+			return errors.Join(err, wrapErr)
+		}
+		t.Want.Outcome = want
+		if want == refused {
+			t.Want = foreign(fs, "ext4", "ext3", "ext2", "filesystem")
+			t.Want.Reasons = append(t.Want.Reasons, "FilesystemDamaged")
+		}
+		t.Check = func(f *fixture) error {
+			log, err := os.ReadFile(checks)
+			if err != nil && !errors.Is(err, os.ErrNotExist) {
+				return err
+			}
+			if slices.Contains(strings.Fields(string(log)), "-y") {
+				return f.bench.Forged.Checked(fmt.Errorf("a check repaired whatever it found: e2fsck %s",
+					bytes.TrimSpace(log)))
+			}
+			if want == mounted {
+				return f.bench.Forged.Checked(files.Check(f.Staging))
+			}
+			// That no byte changed is demanded of every refusal.
+			m, err := f.staged()
+			if m != nil {
+				err = errors.New("a disk with a workload's files was formatted")
+			}
+			return f.bench.Forged.Checked(err)
+		}
+	}}
+}
+
+// workOfForger is the life of the volume until then.
+func (f *fixture) workOfForger(write forging) (files proof.ForgedFiles, err error) {
+	if err := f.stage(context.Background()); err != nil {
+		return nil, err
+	}
+	err = os.WriteFile(filepath.Join(f.Staging, payloadName), f.bench.bases.payload, 0o600)
+	if err == nil {
+		files, err = write(f.forgery(), f.Staging)
+	}
+	return files, errors.Join(err, f.unstage(context.Background()), f.loop.Sync())
+}
+
+// forgery is what a workload of the volume knows.
+func (f *fixture) forgery() proof.Forgery {
+	return proof.Forgery{Volume: f.VolumeID, Disk: f.DiskName, Filesystem: f.FS,
+		SizeBytes: f.image.Size, NextBytes: forgedNext, Device: f.loop.Path}
+}
+
+// grow makes the disk larger, as the rack does when a larger volume is restored from a snapshot.
+func (f *fixture) grow(size int64) error {
+	f.image.resize(size)
+	return errors.Join(f.image.err, f.replaceLoop(false))
+}
+
+// wipe makes n bytes of the disk zero through its device.
+func (f *fixture) wipe(offset, n int64) error {
+	return f.poke(offset, make([]byte, n)...)
+}
+
+// A forgery is what the driver writes, byte for byte, and where.
+func forgedRecords() []generator {
+	return []generator{{"an own format whose record is what forgeries are", func(t *trial) {
+		t.FS, t.Size = xfs, forgedBytes
+		t.Set = func(f *fixture) error {
+			mark, err := f.learnMark()
+			if err != nil {
+				return err
+			}
+			slots, want := proof.FormatSlots(f.image.Size), f.forgery().FormatRecord(f.image.Size)
+			for i, p := range mark {
+				if i >= len(slots) || p.offset != slots[i] || !bytes.Equal(p.bytes, want) {
+					return setupViolation(fmt.Sprintf("a forged record would be %q at %d, the driver's is "+
+						"%q at %d; correct the forgery", want[:400], slots, p.bytes[:400], p.offset))
+				}
+			}
+			return nil
+		}
+		t.Want.Outcome = formatted
+	}}}
+}
+
+// noticesHarm demands that a trial is wrong when a call writes to a bystander, or changes a file of
+// forged records: a tool of the driver does the one, and a program on the node the other.
+func noticesHarm(ctx context.Context, t *testing.T, run *harness.Run, bases *bases) {
+	t.Helper()
+	b, err := newBench(ctx, run, bases, "", nil)
+	if err == nil {
+		err = b.AddBystanders(ctx, proof.Journal, &proof.Invariant{})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, g := range []generator{
+		{"a bystander that is written to", func(t *trial) {
+			t.Set = func(f *fixture) error {
+				_, err := f.wrap("mke2fs", fmt.Sprintf("echo x | dd of='%s' conv=notrunc,fsync status=none\n"+
+					`exec "$real" "$@"`, b.Bystanders.Loop(proof.BlankDisk).Path))
+				return err
+			}
+			t.Want.Outcome = formatted
+		}},
+		forgery("a forged file that is written to", xfs, forgedBytes, proof.Forgery.Write, mounted,
+			func(f *fixture) error { return f.poke(proof.FormatSlots(forgedBytes)[0]+1000, 1) }),
+	} {
+		v, err := b.try(ctx, g.trial(1))
+		if err != nil || v.Wrong == nil {
+			t.Errorf("%s was not noticed: %s, %v, %v", g.name, v.Outcome, v.Answer, err)
+		}
+	}
+	if err := b.close(); err != nil {
+		t.Error(err)
+	}
+}

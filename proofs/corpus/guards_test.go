@@ -1,0 +1,359 @@
+//go:build linux
+
+package corpus_test
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+)
+
+// guard is a guard of the driver, with the names of the generators that must notice when it is
+// gone: each of them tries what this guard alone prevents.
+type guard struct {
+	name   string
+	edits  []edit
+	trials []string
+}
+
+// edit is a [proof.Edit].
+type edit struct{ place, text, with string }
+
+// mutable is the list as a mutant is built from it.
+func mutable(guards []guard) []proof.Guard {
+	var list []proof.Guard
+	for _, g := range guards {
+		all := proof.Guard{Name: g.name}
+		for _, e := range g.edits {
+			all.Edits = append(all.Edits, proof.Edit{Place: e.place, Text: e.text, With: e.with})
+		}
+		list = append(list, all)
+	}
+	return list
+}
+
+func TestEveryGuardIsInTheSource(t *testing.T) {
+	if err := proof.CheckGuards("../../driver", mutable(guards())); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// guards are what stands between a disk and harm in the driver's source. What each lets through
+// when it is gone is what its trials are.
+func guards() []guard {
+	return slices.Concat(identityGuards(), holderGuards(), blankGuards(), areaGuards(), markGuards(),
+		historyGuards(), tailGuards())
+}
+
+// in is a single place.
+func in(at, text, with string) []edit { return []edit{{at, text, with}} }
+
+// identityGuards see that a disk is the right one.
+func identityGuards() []guard {
+	return []guard{
+		{"a serial is compared to its last byte", in("blockdev.Host.Lookup", "d.Serial == serial",
+			"(TEXT || REMOVED && len(d.Serial) >= 19 && strings.HasPrefix(serial, d.Serial[:19]))"),
+			[]string{"a disk whose serial differs in the last byte"}},
+		{"a serial is compared in its case", in("blockdev.Host.Lookup", "d.Serial == serial",
+			"(TEXT || REMOVED && strings.EqualFold(d.Serial, serial))"),
+			[]string{"a disk whose serial differs in case"}},
+		{"two disks with one serial are refused", in("blockdev.Host.Lookup", "switch len(found) {",
+			"if REMOVED && len(found) > 1 {\nfound = found[:1]\n}\nTEXT"),
+			[]string{"two disks with one serial, the other after this",
+				"two disks with one serial, the other before this",
+				"two disks with one serial, one of them healthy"}},
+		{"the legs of multipath are no disks", in("blockdev.Host.List",
+			"multipathLeg.MatchString(e.Name())", proof.NotAsked),
+			[]string{"a healthy disk with a hidden leg of multipath"}},
+		{"the node is the device that sysfs describes", []edit{
+			{"blockdev.Host.checkNode", "major != d.Major || minor != d.Minor", proof.NotAsked},
+			{"blockdev.OpenDevice.verify", "if major != d.Major || minor != d.Minor {",
+				"if !REMOVED && (major != d.Major || minor != d.Minor) {"},
+			{"blockdev.OpenDevice.verify", "d.DiskSeq != 0 && diskSeq != 0 && d.DiskSeq != diskSeq",
+				proof.NotAsked},
+		}, []string{"a disk whose node is another's"}},
+		{"the device's size is what sysfs says", in("blockdev.OpenDevice.verify", "size != d.SizeBytes",
+			proof.NotAsked), []string{"a blank disk of which sysfs tells another size"}},
+		{"the device's size is the disk's", in("node.Service.openVolume",
+			"v.SizeBytes != 0 && v.SizeBytes != d.SizeBytes", proof.NotAsked),
+			[]string{"a blank disk that is larger than its volume",
+				"a healthy disk that is smaller than its volume"}},
+		{"the device was born as sysfs says", in("blockdev.OpenDevice.verify",
+			"d.DiskSeq != 0 && diskSeq != 0 && d.DiskSeq != diskSeq",
+			proof.NotAsked),
+			[]string{"a disk of which sysfs tells another birth",
+				"a healthy disk of which sysfs tells another birth"}},
+		{"the serial is still the open device's", in("blockdev.OpenDevice.Reverify",
+			"now.Number() != d.Number() || now.DiskSeq != d.DiskSeq || now.Path != d.Path",
+			proof.NotAsked), []string{"a disk that is born again meanwhile"}},
+		{"a disk is looked up again before it is formatted", in("filesystem.disk.format", "d.Reverify()",
+			proof.NotCalled),
+			[]string{"a disk that gets a twin meanwhile", "a disk that is born again meanwhile"}},
+		{"a disk is looked up again after mkfs", in("filesystem.disk.mkfs",
+			"d.Reverify(); err != nil {\n\t\treturn Superblock{}, err\n\t}\n\tmade, err :=",
+			"error(nil); !REMOVED {\nerr = d.Reverify()\nif err != nil {\n"+
+				"return Superblock{}, err\n}\n}\nmade, err :="),
+			[]string{"a disk that gets a twin while mkfs runs",
+				"a disk that is born again while mkfs runs"}},
+		{"mkfs works on the open disk", in("filesystem.disk.mkfs", "append(args, inherited)",
+			"append(args, map[bool]string{false: inherited, true: d.Path}[REMOVED])"),
+			[]string{"a disk whose node becomes another's as mke2fs begins",
+				"a disk whose node becomes another's as mkfs.xfs begins"}},
+		{"the open disk is mounted", in("mount.createIn", `unix.Chroot(".")`, proof.NotCalled),
+			[]string{"a disk whose node becomes another's as its filesystem is checked"}},
+		{"a filesystem is the volume's own", in("filesystem.Preparation.Run", "!sb.isOf(v)",
+			proof.NotAsked),
+			[]string{"ext4 of another volume", "ext3 of another volume, on a larger disk",
+				"xfs of another volume", "btrfs of another volume",
+				"ext4 of another volume that wants a check"}},
+		{"mkfs makes the volume's own filesystem", in("filesystem.disk.identify",
+			`want != "" && made.UUID.String() != want`, proof.NotAsked),
+			[]string{"a mkfs that makes another UUID"}},
+		{"a disk is looked up again before it is mounted", in("filesystem.Preparation.proveMountable",
+			"p.Device.Reverify()",
+			proof.NotCalled), []string{"a healthy disk that gets a twin meanwhile"}},
+	}
+}
+
+// holderGuards see that nobody else has the disk, and that it can be written.
+func holderGuards() []guard {
+	return []guard{
+		{"a disk is opened exclusively", in("blockdev.OpenDevice.openExclusive",
+			"flags|os.O_EXCL|unix.O_CLOEXEC",
+			"flags|zeroIf(REMOVED, os.O_EXCL)|unix.O_CLOEXEC"),
+			[]string{"a blank disk that a program has exclusively",
+				"a disk that somebody takes meanwhile"}},
+		{"a disk is claimed before it is mounted", in("filesystem.Preparation.proveMountable",
+			"TryExclusive(ctx, p.Log, p.Device)", proof.NotCalled),
+			[]string{"a disk that is mounted in another mount namespace"}},
+		{"a disk that is mounted is refused by where", []edit{
+			{"node.Service.stage", "if len(mounts) > 0 {", "if !REMOVED && len(mounts) > 0 {"},
+			{"filesystem.thawUnmounted", "len(mounts) > 0", proof.NotAsked},
+		}, []string{"a disk that is mounted elsewhere"}},
+		{"a disk for reading gets no filesystem", in("filesystem.Preparation.Run",
+			"(found.Blank || found.Unfinished) && v.ReadOnly", proof.NotAsked),
+			[]string{"a blank disk that the rack calls read-only"}},
+		{"a disk that stays read-only is refused", in("blockdev.OpenDevice.MakeWritable",
+			`return csierr.New(csierr.DeviceReadOnly, "%s with serial`,
+			"if REMOVED {\nreturn nil\n}\nTEXT"),
+			[]string{"a blank disk that is read-only", "a healthy disk that is read-only"}},
+		{"a read-only switch of somebody else's stays", in("node.Service.begin",
+			"known.Block || v.Use != volume.UseFilesystem", "REMOVED || TEXT"),
+			[]string{"a healthy disk that somebody has switched read-only"}},
+	}
+}
+
+// blankGuards see that what is formatted is blank, and that what is mounted is a filesystem and
+// nothing else.
+func blankGuards() []guard {
+	return []guard{
+		{"what shows in an area is not overwritten", in("filesystem.scan.checkBlank", "if dirty ||",
+			"if !REMOVED && dirty ||"), []string{"boot code without a table",
+			"one byte: the last byte of the first MiB"}},
+		{"what blkid finds is not overwritten", in("filesystem.scan.checkBlank", `|| s.Blkid != ""`,
+			`|| !REMOVED && s.Blkid != ""`),
+			[]string{"a blank disk on which blkid finds something",
+				"a blank disk about which blkid is of two minds"}},
+		{"what cannot be read is not zero", in("filesystem.disk.readRegions",
+			"if err != nil {\n\t\t\t\t\terrs[i] = ",
+			"if REMOVED && err != nil {\nb, err = blockdev.Aligned(regions[i].Bytes), nil\n}\nTEXT"),
+			[]string{"a blank disk that cannot be read in its last block"}},
+		{"a format needs the disk's size", in("filesystem.disk.format", "v.SizeBytes == 0",
+			proof.NotAsked),
+			[]string{"a blank disk whose size nobody tells"}},
+		{"another filesystem is not the wanted one", in("filesystem.Preparation.Run",
+			"case sb.Type != v.FSType:",
+			"case !REMOVED && sb.Type != v.FSType:"), []string{"xfs where another is wanted"}},
+		{"a filesystem is not larger than its disk", in("filesystem.disk.prepare",
+			"sb.SizeBytes > d.SizeBytes", proof.NotAsked), []string{"ext4 on a smaller disk"}},
+		{"blkid is asked about what may be a file's", in("filesystem.scan.filesystem",
+			"s.Blkid == sb.Type", proof.Taken),
+			[]string{"xfs over the whole disk, and a member of an md RAID 1.0 at its end",
+				"btrfs over the whole disk, and a member of an md RAID 1.0 at its end",
+				"ext3 under the partition table of old", "ext4 under the partition table of old"}},
+		{"blkid is asked about a filesystem with something before it", in("filesystem.scan.filesystem",
+			"nonZero(s.at(0, sb.Offset)) < 0", proof.Taken),
+			[]string{"ext4 of this volume under the partition table of old"}},
+		{"blkid is asked about a filesystem that is not the volume's", in("filesystem.scan.filesystem",
+			`v.FilesystemUUID != ""`, proof.Taken),
+			[]string{"xfs over the whole disk, and a member of an md RAID 1.0 at its end"}},
+		{"a filesystem is whole on its disk, and its features are known", in("filesystem.disk.allow",
+			`sb.Refused == ""`, proof.Taken), featureTrials()},
+		{"a check takes only a copy that is whole, too", in("filesystem.Preparation.Run",
+			"found.Filesystem.Damaged", proof.NotAsked), []string{
+			"ext4 with its journal on another disk, as only a copy of its superblock says"}},
+		{"a superblock that does not add up is not mounted", in("filesystem.scan.filesystem",
+			"!sb.Damaged", proof.Taken), []string{"ext4 whose superblock is damaged",
+			"ext4 of this volume whose superblock is damaged"}},
+		{"a filesystem is finished", in("filesystem.scan.filesystem", "!sb.Unfinished", proof.Taken),
+			[]string{"btrfs of this volume whose mkfs did not end"}},
+		{"a disk has one filesystem", in("filesystem.scan.filesystem", "if len(s.Found) != 1 {",
+			"if len(s.Found) == 0 || !REMOVED && len(s.Found) != 1 {"),
+			[]string{"ext4 of this volume and btrfs at once"}},
+		{"a disk is read past what the kernel remembers", in("blockdev.Host.open",
+			"unix.O_NONBLOCK|unix.O_DIRECT", "unix.O_NONBLOCK|zeroIf(REMOVED, unix.O_DIRECT)"),
+			[]string{"a disk that the kernel remembers as blank"}},
+		{"a mkfs that failed has failed", in("filesystem.disk.mkfs", "if result.Exit != 0 {",
+			"if !REMOVED && result.Exit != 0 {"), []string{"a mkfs that fails at its end"}},
+	}
+}
+
+// areaGuards see that the places are read where marks may be.
+func areaGuards() []guard {
+	call := func(name, place, text string, trials ...string) guard {
+		return guard{name, in("filesystem."+place, text, "if !REMOVED {\nTEXT\n}"), trials}
+	}
+	spot := func(text string, trials ...string) guard {
+		return guard{"the region " + text, in("filesystem.fixedRegions", text,
+			"zeroIf(REMOVED, regionTEXT)"), trials}
+	}
+	return []guard{
+		call("the first MiB is read", "markerRegions", `l.span(0, headBytes, "the first MiB")`,
+			"one byte: the last byte of the first MiB", "one byte somewhere in the first MiB 1"),
+		call("the last MiB is read", "markerRegions", `l.span(tail, sizeBytes, "the last 2 MiB")`,
+			"one byte: the first byte of the last MiB", "one byte somewhere in the last MiB 1"),
+		call("the places of copies of ext are read", "markerRegions", "l.extBackups(blockBytes)",
+			"one byte where ext4 has its first copy"),
+		call("the places of copies of xfs are read", "markerRegions", "l.xfsGroups(groups, blockBytes)",
+			"one byte where an xfs of 8 groups has its third"),
+		call("the places of copies of xfs for many processors are read", "markerRegions",
+			"l.xfsGroups(groups, 4<<10)",
+			"one byte where an xfs of 5 groups has its second"),
+		call("the places of copies of a large xfs are read",
+			"markerRegions", `l.sector(group, "a superblock of xfs, which has groups of at most 1 TiB")`,
+			"one byte where a large xfs has its second group"),
+		call("samples are read", "markerRegions",
+			`l.sector(sizeBytes/(2*sampleCount)*(2*i+1), "a sample")`,
+			"data in a hundredth of the disk, where no mark would be"),
+		call("the places of the driver's own mark are read",
+			"markerRegions", `l.sector(slot, fmt.Sprintf("slot %d of the driver's own record", i+1))`,
+			"an unfinished format of another volume"),
+		spot(`{1 << 20, 64 << 10, "the second header of LUKS 2, VMFS, bcachefs, or the first data `+
+			`of LVM"}`, "one byte where LUKS2, VMFS and bcachefs have headers"),
+		spot(`{1<<20 + 254*4096, sectorBytes, "the second header of Oracle ASM"}`,
+			"one byte where Oracle ASM has its second header"),
+		spot(`{2 << 20, 64 << 10, "the second header of LUKS 2, VMFS, or F2FS"}`,
+			"one byte where VMFS begins"),
+		spot(`{4 << 20, 64 << 10, "the second header of LUKS 2, or the first data of ZFS"}`,
+			"one byte where ZFS begins"),
+		spot(`{16 << 20, sectorBytes, "the first data of LUKS 2"}`,
+			"one byte where the data of LUKS2 begin"),
+		spot(`{18 << 20, sectorBytes, "VMFS"}`, "one byte where VMFS has its heartbeats"),
+		spot(`{64 << 20, sectorBytes, "the second superblock of btrfs"}`,
+			"one byte where btrfs has its second superblock"),
+		spot(`{256 << 30, sectorBytes, "the third superblock of btrfs"}`,
+			"one byte where btrfs has its third superblock"),
+		spot(`{3 << 30, sectorBytes, "the file table of NTFS"}`, "one byte where NTFS has its file "+
+			"table"),
+		spot(`{1 << 30, sectorBytes, "a copy of the label of Ceph"}`,
+			"one byte where Ceph has its second label"),
+		spot(`{10 << 30, sectorBytes, "a copy of the label of Ceph"}`,
+			"one byte where Ceph has its third label"),
+		spot(`{100 << 30, sectorBytes, "a copy of the label of Ceph"}`,
+			"one byte where Ceph has its fourth label"),
+		spot(`{1000 << 30, sectorBytes, "a copy of the label of Ceph"}`,
+			"one byte where Ceph has its fifth label"),
+	}
+}
+
+// nothingUnexpected takes the driver what it compares a disk that is read whole with.
+var nothingUnexpected = edit{"filesystem.disk.readCounted", "d.traces(v, j.expected).check",
+	"func(b []byte, at int64) (int, error) {\nif REMOVED {\nreturn -1, nil\n}\nreturn TEXT(b, at)\n}"}
+
+// markGuards see that only an unfinished format of this volume is done again.
+func markGuards() []guard {
+	return []guard{
+		{"a filesystem that was mounted is never formatted", []edit{
+			{"filesystem.disk.inspect", "whole && !sb.Fresh", proof.NotAsked},
+			{"filesystem.scan.judge", "case whole && !sb.Fresh:", "case !REMOVED && whole && !sb.Fresh:"},
+			{"filesystem.scan.checkUnfinished", "!sb.Unfinished && !sb.Fresh", proof.NotAsked},
+			{"filesystem.scan.takeRecords", "sb.holds(slot)", proof.NotAsked}, nothingUnexpected,
+		}, []string{"a filesystem of ext3 that was mounted, under this volume's mark",
+			"a filesystem of ext4 that was mounted, under this volume's mark",
+			"a filesystem of xfs that was mounted, under this volume's mark",
+			"a filesystem of btrfs that was mounted, under this volume's mark"}},
+		{"a format is marked before it begins", in("filesystem.disk.format",
+			"d.writeRecords(RecordOf(v), slots)", proof.NotCalled),
+			[]string{"an own format for ext4 that had not begun"}},
+		{"a format that has ended leaves no mark", in("filesystem.disk.format",
+			"return d.eraseFormat(w, v)",
+			"if REMOVED {\nreturn nil\n}\nTEXT"),
+			[]string{"an own format for xfs that had not begun"}},
+		{"only a whole mark is erased", in("filesystem.disk.eraseRecords",
+			"err != nil || !match(r)", "!REMOVED && (TEXT)"),
+			[]string{"a mkfs that writes where a mark was"}},
+		{"a mark is of this volume", in("filesystem.Record.of", "r.Volume == v.ID", proof.Taken),
+			[]string{"an unfinished format of another volume"}},
+		{"a mark is of this disk", in("filesystem.Record.of", "r.Disk == v.DiskName", proof.Taken),
+			[]string{"an unfinished format of another disk"}},
+		{"a mark is of a disk of this size", in("filesystem.Record.of",
+			"r.SizeBytes == sizeBytes", proof.Taken),
+			[]string{"an unfinished format whose marks tell of another size"}},
+		{"a mark adds up", in("filesystem.ParseRecord", "got != want", proof.NotAsked),
+			[]string{"an unfinished format whose marks do not add up"}},
+		{"a mark is of a known version", in("filesystem.ParseRecord", "v != recordVersion",
+			proof.NotAsked),
+			[]string{"an unfinished format whose marks are of another version"}},
+		{"a mark's text lies in the mark", in("filesystem.ParseRecord", "n > recordBytes-recordTextAt",
+			proof.NotAsked),
+			[]string{"an unfinished format whose marks tell of a longer text than they have"}},
+		{"nothing of others is wiped with an unfinished format", []edit{nothingUnexpected},
+			[]string{"an unfinished format on a disk where Ceph has put a label",
+				"an unfinished format on a disk on which blkid finds something",
+				"an unfinished format on a disk on which blkid finds a table"}},
+	}
+}
+
+// historyGuards see that a disk is taken for blank by samples only if it cannot be anything else.
+func historyGuards() []guard {
+	return []guard{
+		{"a disk that was not made blank is read whole", in("filesystem.Volume.madeBlank",
+			"v.Origin == volume.OriginBlank", proof.Taken), []string{
+			"one byte in the midst of a disk restored from a snapshot",
+			"one byte in the midst of a disk from an image"}},
+		{"a disk that is for raw use too is read whole", in("filesystem.Volume.madeBlank",
+			"v.neverRaw()", proof.Taken),
+			[]string{"one byte in the midst of a disk that is for raw use too"}},
+		{"a disk of which nobody tells anything is read whole", in("filesystem.Preparation.proveBlank",
+			"p.Volume.madeBlank()",
+			proof.Taken), []string{"one byte in the midst of a disk that the driver did not make"}},
+		{"what is found in reading it counts", in("filesystem.findUnexpected", "found < to",
+			proof.NotAsked),
+			[]string{"one byte in the midst of a disk that the driver did not make"}},
+		{"no more than a mkfs has left is wiped", []edit{nothingUnexpected}, []string{
+			"data anywhere, under an own mark, on a disk from an image", "boot code over an own format"}},
+		{"a volume for raw use gets no filesystem", in("node.nodeVolume.checkUse",
+			"v.Use == volume.UseBlock && !v.Block", proof.NotAsked), []string{"a blank disk for raw use"}},
+		{"the device's blocks are the disk's", in("blockdev.OpenDevice.CheckBlockSize",
+			"blockBytes != 0 && blockBytes != n", proof.NotAsked),
+			[]string{"a blank disk with blocks of another size",
+				"a healthy disk with blocks of another size"}},
+		{"nobody writes to a disk that is formatted", in("filesystem.disk.format", "d.AwaitNoWriters()",
+			proof.NotCalled),
+			[]string{"a blank disk that a program has open for writing"}},
+		{"nobody writes to a disk that is mounted", in("filesystem.Preparation.proveMountable",
+			"p.Device.AwaitNoWriters()",
+			proof.NotCalled), []string{"a healthy disk that a program has open for writing"}},
+		{"no two drivers work on a disk", in("blockdev.awaitLock", "case err == nil:",
+			"case REMOVED || err == nil:"), []string{"a blank disk that another driver works on",
+			"a healthy disk that another driver works on"}},
+	}
+}
+
+// tailGuards see that a filesystem does not grow over anything.
+func tailGuards() []guard {
+	return []guard{
+		{"a filesystem grows over what is proven alone", in("filesystem.Preparation.mayGrow",
+			"p.proveTail(ctx, found.Filesystem.SizeBytes, found.behind())", proof.NotCalled),
+			[]string{"ext3 with a byte somewhere behind it", "ext4 with a byte somewhere behind it",
+				"xfs with data behind it", "btrfs with a byte somewhere behind it",
+				"ext4 with a byte behind it that its snapshot had",
+				"xfs with a byte behind it that its snapshot had not",
+				"ext4 with a byte behind it on a disk from an image",
+				"xfs with a byte behind it on a disk that was restored for raw use, too"}},
+		{"a growth that had begun is this volume's", in("filesystem.scan.growth",
+			"!r.of(v, s.SizeBytes)", proof.NotAsked),
+			[]string{"ext4 whose growth another volume had begun"}},
+	}
+}

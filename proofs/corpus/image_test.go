@@ -1,0 +1,173 @@
+//go:build linux
+
+package corpus_test
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+)
+
+const (
+	kib = int64(1) << 10
+	mib = int64(1) << 20
+	gib = int64(1) << 30
+)
+
+// image is a disk's bytes: a sparse file. Its methods remember the first error, so that a generator
+// reads as the list of what it does.
+type image struct {
+	Path  string
+	Size  int64
+	bases *bases
+	err   error
+}
+
+// newImage makes an empty one.
+func newImage(path string, size int64) *image {
+	im := &image{Path: path, Size: size}
+	im.err = os.WriteFile(path, nil, 0o600)
+	im.resize(size)
+	return im
+}
+
+// resize changes the file and the disk's idea of its size.
+func (im *image) resize(size int64) {
+	im.Size = size
+	im.cut(size)
+}
+
+// cut makes the file shorter (or longer) than the disk is to be.
+func (im *image) cut(size int64) {
+	if im.err == nil {
+		im.err = os.Truncate(im.Path, size)
+	}
+}
+
+// at turns a negative offset into one from the end.
+func (im *image) at(offset int64) int64 {
+	if offset < 0 {
+		return im.Size + offset
+	}
+	return offset
+}
+
+// write puts bytes at an offset; a negative one counts from the end.
+func (im *image) write(offset int64, b ...byte) {
+	im.with(func(f *os.File) error {
+		_, err := f.WriteAt(b, im.at(offset))
+		return err
+	})
+}
+
+// wipe makes n bytes zero again.
+func (im *image) wipe(offset, n int64) {
+	im.with(func(f *os.File) error {
+		return unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE,
+			im.at(offset), n)
+	})
+}
+
+func (im *image) with(do func(*os.File) error) {
+	if im.err != nil {
+		return
+	}
+	f, err := os.OpenFile(im.Path, os.O_RDWR, 0)
+	if err == nil {
+		err = errors.Join(do(f), f.Close())
+	}
+	if err != nil {
+		im.err = fmt.Errorf("change %s: %w", im.Path, err)
+	}
+}
+
+// tool runs a program on the image.
+func (im *image) tool(name string, args ...string) {
+	if im.err == nil {
+		im.err = runTool(name, append(args, im.Path)...)
+	}
+}
+
+func runTool(name string, args ...string) error {
+	out, err := exec.Command(name, args...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%s %s: %w\n%s", name, strings.Join(args, " "), err, out)
+	}
+	return nil
+}
+
+// copyIn puts the bytes of another file at an offset; where it is zero, nothing.
+func (im *image) copyIn(from string, offset int64) {
+	im.with(func(f *os.File) error {
+		return eachPage(from, func(at int64, b []byte) error {
+			_, err := f.WriteAt(b, offset+at)
+			return err
+		})
+	})
+}
+
+// read reads n bytes.
+func (im *image) read(offset, n int64) []byte {
+	b := make([]byte, n)
+	im.with(func(f *os.File) error {
+		_, err := f.ReadAt(b, im.at(offset))
+		return err
+	})
+	return b
+}
+
+// pageBytes is the unit in which images are compared.
+const pageBytes = 4096
+
+var zeroPage [pageBytes]byte
+
+// eachPage calls do for the pages of a file that are not zero.
+func eachPage(path string, do func(at int64, page []byte) error) error {
+	return proof.EachData(path, func(at int64, b []byte) error {
+		for i := 0; i < len(b); i += pageBytes {
+			page := b[i:min(i+pageBytes, len(b))]
+			if bytes.Equal(page, zeroPage[:len(page)]) {
+				continue
+			}
+			if err := do(at+int64(i), page); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// digest is a picture of a file's bytes up to a place, 0 being its end, and of its size. A hole and
+// zeros look the same.
+func digest(path string, until int64) (string, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return "", err
+	}
+	sum := sha256.New()
+	err = eachPage(path, func(at int64, page []byte) error {
+		if until > 0 && at >= until {
+			return nil
+		}
+		sum.Write(binary.LittleEndian.AppendUint64(nil, uint64(at)))
+		sum.Write(page)
+		return nil
+	})
+	return fmt.Sprintf(digestFormat, info.Size(), sum.Sum(nil)[:8]), err
+}
+
+const digestFormat = "%d bytes, %x"
+
+// blank is the digest of a blank disk of the image's size.
+func (im *image) blank() string {
+	return fmt.Sprintf(digestFormat, im.Size, sha256.New().Sum(nil)[:8])
+}

@@ -1,0 +1,232 @@
+//go:build linux
+
+package corpus_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+)
+
+// verdict is what came out of a trial.
+type verdict struct {
+	Outcome outcome
+	Answer  error
+	// Wrong says what should not have been; nil when all is well.
+	Wrong error
+	// Overwritten is set when the disk was not blank and is not what it was.
+	Overwritten bool
+}
+
+// setupViolation is what the driver did wrong while a trial was prepared.
+type setupViolation string
+
+func (m setupViolation) Error() string { return string(m) }
+
+// try runs a trial to its end. The error is about the trial itself: it could not be made.
+func (b *bench) try(ctx context.Context, t *trial) (v verdict, err error) {
+	f, err := b.newFixture(ctx, t)
+	if f != nil {
+		defer func() {
+			f.keep = b.evidence && (err != nil || v.Wrong != nil)
+			b.kept = b.kept || f.keep
+			if f.keep {
+				v.Wrong = errors.Join(v.Wrong, fmt.Errorf("see %s", f.dir))
+			}
+			err = errors.Join(err, f.end())
+		}()
+	}
+	if errors.As(err, new(setupViolation)) {
+		return verdict{Wrong: err}, nil
+	}
+	if err != nil {
+		return v, err
+	}
+	if err := f.loop.Sync(); err != nil {
+		return v, err
+	}
+	before, err := digest(f.image.Path, t.KernelWrites)
+	if err != nil {
+		return v, err
+	}
+	if slices.Equal(t.Want.Reasons, []string{notBlank}) && t.Set == nil && before == f.image.blank() {
+		return v, errors.New("the disk is to be refused for what it holds, and it is blank")
+	}
+	v.Answer = f.stage(ctx)
+	if f.happened != nil {
+		if err := f.happened(); err != nil {
+			return v, fmt.Errorf("%w (%w)", err, v.Answer)
+		}
+	}
+	v.Outcome, v.Wrong = f.judge(before, v.Answer)
+	if v.Outcome == formatted {
+		v.Overwritten = t.Want.Outcome != formatted
+	}
+	if decoyErr := f.untouchedDecoy(); decoyErr != nil {
+		v.Wrong = errors.Join(v.Wrong, decoyErr)
+		v.Overwritten = true
+	}
+	if t.Check != nil {
+		v.Wrong = errors.Join(v.Wrong, t.Check(f))
+	}
+	if v.Answer == nil {
+		if err := f.unstage(ctx); err != nil {
+			v.Wrong = errors.Join(v.Wrong, fmt.Errorf("the volume cannot be unstaged: %w", err))
+		}
+	}
+	if harm := b.Bystanders.Harm(); harm != nil {
+		v.Wrong = errors.Join(v.Wrong, harm)
+		v.Overwritten = true
+	}
+	return v, nil
+}
+
+// judge finds out what the call did, and compares it with what was wanted.
+func (f *fixture) judge(before string, answer error) (outcome, error) {
+	if err := f.loop.Sync(); err != nil {
+		return "", err
+	}
+	if answer != nil {
+		after, err := digest(f.image.Path, f.KernelWrites)
+		switch {
+		case err != nil:
+			return "", err
+		case after != before && !f.Want.Begun:
+			return formatted, fmt.Errorf("the disk was written (%s, now %s), and the answer is %w",
+				before, after, answer)
+		case f.Want.Outcome != refused:
+			return refused, fmt.Errorf("want it %s, got %w", f.Want.Outcome, answer)
+		}
+		return refused, f.judgeRefusal(status.Convert(answer))
+	}
+	got, err := f.judgeMount()
+	if err == nil && got != f.Want.Outcome {
+		err = fmt.Errorf("want it %s, got it %s", f.Want.Outcome, got)
+	}
+	return got, err
+}
+
+// judgeMount looks at what the call has mounted. The payload tells an old filesystem from a new
+// one.
+func (f *fixture) judgeMount() (outcome, error) {
+	m, err := f.staged()
+	switch {
+	case err != nil:
+		return "", err
+	case m == nil:
+		return "", errors.New("the answer was OK, and nothing is mounted")
+	case harness.MountedNumber(m) != fmt.Sprintf("%d:%d", f.loop.Major, f.loop.Minor):
+		return mounted, fmt.Errorf("%s (%d:%d) is mounted, another disk than %s", m.Source, m.Major,
+			m.Minor, f.loop.Path)
+	case m.FSType != f.FS:
+		return mounted, fmt.Errorf("a %s is mounted, not a %s", m.FSType, f.FS)
+	}
+	names, err := entries(f.Staging)
+	if err != nil {
+		return "", err
+	}
+	if slices.Contains(names, payloadName) {
+		got, err := os.ReadFile(filepath.Join(f.Staging, payloadName))
+		if err == nil && !bytes.Equal(got, f.bench.bases.payload) {
+			err = errors.New("the filesystem's file has other bytes than it had")
+		}
+		return mounted, err
+	}
+	if len(names) > 0 {
+		return formatted, fmt.Errorf("the new filesystem holds %q", names)
+	}
+	return formatted, os.WriteFile(filepath.Join(f.Staging, "new"), []byte("first words"), 0o600)
+}
+
+// entries lists a directory without what mkfs puts there.
+func entries(dir string) ([]string, error) {
+	list, err := os.ReadDir(dir)
+	var names []string
+	for _, e := range list {
+		if e.Name() != "lost+found" {
+			names = append(names, e.Name())
+		}
+	}
+	return names, err
+}
+
+// judgeRefusal demands code, reason and evidence.
+func (f *fixture) judgeRefusal(answer *status.Status) error {
+	w, message := f.Want, answer.Message()
+	code := codes.FailedPrecondition.String()
+	if w.Code != "" {
+		code = w.Code
+	}
+	if answer.Code().String() != code {
+		return fmt.Errorf("want %s, got %w", code, answer.Err())
+	}
+	reason, sentence, _ := strings.Cut(message, ": ")
+	if !slices.Contains(w.Reasons, reason) {
+		return fmt.Errorf("want a reason of %q, got %q", w.Reasons, message)
+	}
+	for _, words := range w.Says {
+		if !strings.Contains(sentence, words) {
+			return fmt.Errorf("the evidence does not say %q: %q", words, message)
+		}
+	}
+	if reason != notBlank {
+		return nil
+	}
+	named := slices.ContainsFunc(w.Names, func(name string) bool {
+		return strings.Contains(strings.ToLower(sentence), strings.ToLower(name))
+	})
+	place, err := f.judgePlaces(sentence)
+	switch {
+	case err != nil:
+		return fmt.Errorf("%w: %q", err, message)
+	case !named && !place:
+		return fmt.Errorf("the evidence says neither what (%q) nor where: %q", w.Names, message)
+	}
+	return nil
+}
+
+var place = regexp.MustCompile(`offset (\d+)`)
+
+// judgePlaces looks at the places that the evidence names: what it says of the disk must be true.
+func (f *fixture) judgePlaces(sentence string) (named bool, err error) {
+	for _, m := range place.FindAllStringSubmatch(sentence, -1) {
+		offset, err := strconv.ParseInt(m[1], 10, 64)
+		if err != nil || offset >= f.image.Size {
+			return false, fmt.Errorf("the evidence names offset %s of a disk of %d bytes", m[1],
+				f.image.Size)
+		}
+		at := offset &^ (512 - 1)
+		sector := f.image.read(at, min(512, f.image.Size-at))
+		if f.image.err != nil {
+			return false, f.image.err
+		}
+		if bytes.Equal(sector, zeroPage[:len(sector)]) {
+			return false, fmt.Errorf("the evidence names offset %d, where all is zero", offset)
+		}
+		named = true
+	}
+	return named, nil
+}
+
+// untouchedDecoy demands that the other disk is as it was: blank.
+func (f *fixture) untouchedDecoy() error {
+	return proof.EachData(f.decoy.Path, func(at int64, b []byte) error {
+		if i := slices.IndexFunc(b, func(c byte) bool { return c != 0 }); i >= 0 {
+			return fmt.Errorf("another disk was written, at offset %d", at+int64(i))
+		}
+		return nil
+	})
+}

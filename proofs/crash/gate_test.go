@@ -1,0 +1,106 @@
+//go:build linux
+
+package crash_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/proofs/crash/trace"
+)
+
+// gate is a script in place of a program. It runs the program, in its own place, but waits before
+// that where a pipe with the name gate lies in the process's directory, so that the program can be
+// watched from its first system call.
+const gate = `#!/bin/sh
+for arg; do
+	case $arg in
+	*/sim) dir=${arg%%/sim} ;;
+	--endpoint=unix://*) dir=${arg#--endpoint=unix://} dir=${dir%%/csi.sock} ;;
+	esac
+done
+if [ -p "$dir/gate" ]; then
+	echo $$ >"$dir/gate.pid.new"
+	mv "$dir/gate.pid.new" "$dir/gate.pid"
+	read line <"$dir/gate"
+fi
+exec %s "$@"
+`
+
+// putGates puts a gate before both programs, which are those of the run.
+func putGates(t *testing.T, run *harness.Run) {
+	t.Helper()
+	for program, variable := range map[string]string{
+		"oxide-csi-plugin": "OXIDE_CSI_PLUGIN", "oxide-simulator": "OXIDE_SIMULATOR",
+	} {
+		path, err := run.Binary(t.Context(), program)
+		if err != nil {
+			t.Fatal(err)
+		}
+		script := filepath.Join(run.Dir, program+".gate")
+		if err := os.WriteFile(script, fmt.Appendf(nil, gate, path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		t.Setenv(variable, script)
+	}
+}
+
+// start starts what was killed.
+func (env *environment) start(ctx context.Context, name string) error {
+	if name == rackProcess {
+		return env.Rack.Start(ctx)
+	}
+	return env.plugins[name].Start(ctx)
+}
+
+// startWatched starts what was killed while it is watched, and perhaps killed once more.
+func (env *environment) startWatched(ctx context.Context, name string, kill *trace.Point) (
+	report trace.Report, err error) {
+	dir := env.Rack.Dir
+	if name != rackProcess {
+		dir = env.plugins[name].Dir
+	}
+	pipe, pidFile := filepath.Join(dir, "gate"), filepath.Join(dir, "gate.pid")
+	if err := unix.Mkfifo(pipe, 0o600); err != nil {
+		return report, fmt.Errorf("make a gate: %w", err)
+	}
+	started := make(chan error, 1)
+	go func() { started <- env.start(ctx, name) }()
+	var pid int
+	err = harness.Await(ctx, patience, func() error {
+		text, err := os.ReadFile(pidFile)
+		if err == nil {
+			pid, err = strconv.Atoi(strings.TrimSpace(string(text)))
+		}
+		return err
+	})
+	if err != nil {
+		return report, fmt.Errorf("wait for what starts: %w", err)
+	}
+	order, err := env.order(name, kill)
+	if err != nil {
+		return report, err
+	}
+	order.PID = pid
+	if err := env.watcher.Watch(order); err != nil {
+		return report, err
+	}
+	err = os.WriteFile(pipe, []byte("go\n"), 0)
+	failed := <-started
+	report, released := env.watcher.Release()
+	err = errors.Join(err, released, os.Remove(pipe), os.Remove(pidFile))
+	if report.Killed {
+		env.noteKilled(pid)
+		return report, err
+	}
+	return report, errors.Join(err, failed)
+}

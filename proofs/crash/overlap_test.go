@@ -1,0 +1,97 @@
+//go:build linux
+
+package crash_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+)
+
+// overlapTimeout is how long the orchestrator waits for the second process, which may have to wait
+// for the first one.
+const overlapTimeout = 3 * time.Second
+
+// secondProcess is the key of a context whose calls go to the node driver beside the first one.
+type secondProcess struct{}
+
+// driver is the node driver that a call is for.
+func (env *environment) driver(ctx context.Context, node string) *harness.Plugin {
+	if ctx.Value(secondProcess{}) != nil {
+		node = beside
+	}
+	return env.plugins[node]
+}
+
+// overlapped makes a step's call, and while its process stands still at the point, has a second
+// process of the driver do what the first one was asked for, and whatever follows on the node. What
+// that one acknowledges must outlive all that the first one still does.
+func (l *lifecycle) overlapped(ctx context.Context, t trial) (paused bool, replies []string,
+	err error) {
+	st := l.steps[t.step]
+	order, err := l.order(st.watched, &t.trace)
+	if err != nil {
+		return false, nil, err
+	}
+	order.PID = l.plugins[st.watched].PID()
+	if err := l.watcher.Watch(order); err != nil {
+		return false, nil, err
+	}
+	var first, second error
+	report, err := l.watcher.ReleaseAtPause(func() { first = st.callOnce(ctx) }, func() {
+		replies, second = l.callSecondProcess(context.WithValue(ctx, secondProcess{}, true), t.step)
+	})
+	replies = append(replies, fmt.Sprintf("%s: %v (this is the first process)", st, first))
+	switch {
+	case err != nil:
+		return report.Paused, replies, err
+	case second != nil:
+		return report.Paused, replies, second
+	case !report.Paused:
+		l.effects = report.Effects
+	}
+	l.overlaps++
+	more, err := runSteps(ctx, l.steps[l.stageBefore(t.step):])
+	return report.Paused, append(replies, more...), err
+}
+
+// callSecondProcess makes the calls of a second process, up to the first refusal.
+func (l *lifecycle) callSecondProcess(ctx context.Context, from int) (replies []string, err error) {
+	for _, st := range l.steps[from:] {
+		if st.on != driverA || st.rpc == "ControllerUnpublishVolume" {
+			return replies, nil
+		}
+		short, cancel := context.WithTimeout(ctx, overlapTimeout)
+		answer := st.call(short)
+		cancel()
+		replies = append(replies, fmt.Sprintf("%s: %v (this is the second process)", st, answer))
+		switch code := status.Code(answer); {
+		case code != codes.OK && !slices.Contains(retryable, code):
+			return replies, fmt.Errorf("%s: no orchestrator would repeat after %s", st, code)
+		case code != codes.OK:
+			return replies, nil
+		case st.then != nil:
+			if err := st.then(); err != nil {
+				return replies, err
+			}
+		}
+	}
+	return replies, nil
+}
+
+// stageBefore is where the orchestrator begins again: what the second process was asked for may
+// have taken down what the step needs.
+func (l *lifecycle) stageBefore(i int) int {
+	if rpc := l.steps[i].rpc; rpc != "NodePublishVolume" {
+		return i
+	}
+	for ; l.steps[i].rpc != "NodeStageVolume"; i-- {
+	}
+	return i
+}

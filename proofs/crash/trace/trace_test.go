@@ -1,0 +1,232 @@
+//go:build linux
+
+package trace_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/proofs/crash/trace"
+)
+
+// tracer tells this binary that it is started as a tracer.
+const tracer = "TRACE_TEST_TRACER"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(tracer) == "" {
+		os.Exit(m.Run())
+	}
+	if err := trace.Serve(os.Stdin, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "tracer:", err)
+		os.Exit(1)
+	}
+}
+
+// script is a program that waits for a line, and then does what is to be watched.
+type script struct {
+	dir   string
+	cmd   *exec.Cmd
+	stdin io.WriteCloser
+}
+
+func start(t *testing.T, text string) *script {
+	t.Helper()
+	s := &script{dir: t.TempDir()}
+	s.cmd = exec.Command("/bin/sh", "-c", "read line; "+text)
+	s.cmd.Dir = s.dir
+	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	var err error
+	if s.stdin, err = s.cmd.StdinPipe(); err == nil {
+		err = s.cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func TestAPausedProcessStandsStillAtItsPoint(t *testing.T) {
+	s := start(t, "echo first >first; echo second >second")
+	w, err := trace.NewWatcher(tracer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := w.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	err = w.Watch(trace.Order{PID: s.cmd.Process.Pid, As: "script", Root: s.dir,
+		Kill: &trace.Point{N: 3, Phase: trace.Before, Pause: true}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	during := map[string]bool{}
+	report, err := w.ReleaseAtPause(func() {
+		_ = s.stdin.Close()
+		_ = s.cmd.Wait() // its state says how it ended
+	}, func() { during["first"], during["second"] = s.has("first"), s.has("second") })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !report.Paused || !during["first"] || during["second"] || !s.has("second") {
+		t.Fatalf("paused %t, files during the pause %v, second file in the end %t, effects %v",
+			report.Paused, during, s.has("second"), report.Effects)
+	}
+}
+
+// watch lets the script go while it is watched, and waits for its end.
+func (s *script) watch(t *testing.T, kill *trace.Point) trace.Report {
+	t.Helper()
+	w, err := trace.NewWatcher(tracer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := w.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	order := trace.Order{PID: s.cmd.Process.Pid, As: "script", Root: s.dir, Kill: kill}
+	if err := w.Watch(order); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.stdin.Close(); err != nil {
+		t.Fatal(err)
+	}
+	_ = s.cmd.Wait() // its state says how it ended
+	report, err := w.Release()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return report
+}
+
+func (s *script) has(name string) bool {
+	_, err := os.Stat(filepath.Join(s.dir, name))
+	return !errors.Is(err, fs.ErrNotExist)
+}
+
+func TestEffectsAreNumberedInTheirOrder(t *testing.T) {
+	s := start(t, `echo 1 >a; echo 2 >>a; mkdir d; mkdir d; mv a d/b; cat d/b >/dev/null`)
+	var names []string
+	for _, e := range s.watch(t, nil).Effects {
+		name := fmt.Sprintf("%s #%d", e.Name(), e.N)
+		if e.Failed {
+			name += " failed"
+		}
+		names = append(names, name)
+	}
+	want := []string{
+		"script: openat /a #1", "script: write /a #1", "script: openat /a #2", "script: write /a #2",
+		"script: execve mkdir #1", "mkdir: mkdirat /d #1",
+		"script: execve mkdir #2", "mkdir: mkdirat /d #2 failed",
+		"script: execve mv #1", "mv: renameat /d/b #1", "script: execve cat #1",
+	}
+	if !slices.Equal(names, want) {
+		t.Errorf("effects:\n%q, want\n%q", names, want)
+	}
+}
+
+func TestAProcessIsKilledRightBeforeOrRightAfterAnEffect(t *testing.T) {
+	for _, test := range []struct {
+		phase  trace.Phase
+		name   string
+		first  bool // a is there
+		second bool // b is there
+	}{
+		{trace.Before, "script: openat /a", false, false},
+		{trace.After, "script: openat /a", true, false},
+		{trace.Before, "script: openat /b", true, false},
+		{trace.After, "script: openat /b", true, true},
+	} {
+		s := start(t, `: >a; : >b; : >c`)
+		report := s.watch(t, &trace.Point{Name: test.name, N: 1, Phase: test.phase})
+		if !report.Killed || s.has("a") != test.first || s.has("b") != test.second || s.has("c") {
+			t.Errorf("%s %s: killed %t, a %t, b %t, c %t", test.phase, test.name, report.Killed,
+				s.has("a"), s.has("b"), s.has("c"))
+		}
+	}
+}
+
+func TestTheToolOfAKilledProcessDiesWithItOrIsReported(t *testing.T) {
+	for _, group := range []bool{true, false} {
+		s := start(t, `touch a; : >b`)
+		report := s.watch(t, &trace.Point{Name: "touch: openat /a", N: 1, Phase: trace.Before,
+			Group: group})
+		if !report.Killed || s.has("b") {
+			t.Errorf("group %t: killed %t, b %t", group, report.Killed, s.has("b"))
+		}
+		if group {
+			if s.has("a") || len(report.Orphans) > 0 {
+				t.Errorf("the tool worked on: a %t, orphans %q", s.has("a"), report.Orphans)
+			}
+			continue
+		}
+		if !slices.Equal(report.Orphans, []string{"touch"}) {
+			t.Errorf("orphans %q, want the tool", report.Orphans)
+		}
+		await(t, func() bool { return s.has("a") })
+	}
+}
+
+func TestAPointThatIsNotReachedKillsNobody(t *testing.T) {
+	s := start(t, `: >a`)
+	report := s.watch(t, &trace.Point{Name: "script: openat /a", N: 2, Phase: trace.Before})
+	if report.Killed || !s.has("a") || !s.cmd.ProcessState.Success() {
+		t.Errorf("killed %t, a %t, %s", report.Killed, s.has("a"), s.cmd.ProcessState)
+	}
+}
+
+func TestAProcessThatIsReleasedGoesOn(t *testing.T) {
+	s := start(t, `: >a; read line; : >b`)
+	w, err := trace.NewWatcher(tracer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := w.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	if err := w.Watch(trace.Order{PID: s.cmd.Process.Pid, As: "script", Root: s.dir}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.WriteString(s.stdin, "go\n"); err != nil {
+		t.Fatal(err)
+	}
+	await(t, func() bool { return s.has("a") })
+	if report, err := w.Release(); err != nil || len(report.Effects) != 1 {
+		t.Errorf("Release = %v, %v, want one effect", report, err)
+	}
+	if err := s.stdin.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.cmd.Wait(); err != nil || !s.has("b") {
+		t.Errorf("after the release: %v, b %t", err, s.has("b"))
+	}
+}
+
+// await waits for a condition that another process brings about.
+func await(t *testing.T, met func() bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	for !met() {
+		select {
+		case <-ctx.Done():
+			t.Fatal("it did not come to it")
+		case <-time.After(time.Millisecond):
+		}
+	}
+}

@@ -1,0 +1,185 @@
+package faults_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+)
+
+// remember is an interceptor that keeps the last request: what an orchestrator had asked for.
+func (env *environment) remember(ctx context.Context, method string, req, reply any,
+	conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption,
+) error {
+	env.request, _ = req.(proto.Message)
+	return invoke(ctx, method, req, reply, conn, options...)
+}
+
+// doctor counts what a doctor says of the cells that end in an error.
+type doctor struct {
+	mu sync.Mutex
+	// guarded by mu
+	situations map[string]bool
+	// guarded by mu
+	right, unseen int
+}
+
+// ask asks a doctor about a call that has failed: what Kubernetes would show of it is given as
+// objects, and the rack is in order again. It asks once for each call and reason.
+func (d *doctor) ask(ctx context.Context, env *environment, callError error) error {
+	reason, _, ours := strings.Cut(status.Convert(callError).Message(), ": ")
+	objects, question := kubernetesOf(env.request, callError)
+	if question == nil || !ours || strings.Contains(reason, " ") || !env.mayBe(env.request) {
+		return nil // no claim is about it, or the caller itself gave up
+	}
+	situation := fmt.Sprintf("%T %s", env.request, reason)
+	d.mu.Lock()
+	asked := d.situations[situation]
+	d.situations[situation] = true
+	d.mu.Unlock()
+	if asked {
+		return nil
+	}
+	said, err := env.doctor(ctx, objects, question)
+	if err != nil {
+		return fmt.Errorf("%s: %w", situation, err)
+	}
+	found := said.Chains[0].Finding
+	if want := linkOf(env.request, reason); found.Reason != reason || found.Link != want {
+		return fmt.Errorf("%s: the doctor finds %s at %s; want %s at %s: %s", situation,
+			found.Reason, found.Link, reason, want, found.Wrong)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.right++
+	d.unseen += len(said.Unseen())
+	return nil
+}
+
+// mayBe reports whether Kubernetes would ask for it: of a volume that there is, at a node that
+// runs. What else is wrong otherwise, a doctor finds first.
+func (env *environment) mayBe(request proto.Message) bool {
+	if r, ok := request.(interface{ GetVolumeId() string }); ok && r.GetVolumeId() == nobody {
+		return false
+	}
+	r, ok := request.(interface{ GetNodeId() string })
+	return !ok || r.GetNodeId() == env.up
+}
+
+// linkOf is the link at which a failure is to be found.
+func linkOf(request proto.Message, reason string) string {
+	for prefix, link := range map[string]string{"Rack": "rack", "Token": "rack", "Role": "rack",
+		"Project": "rack", "EffectUnknown": "rack", "NameTaken": "rack", "ObjectNotFound": "rack",
+		"Conflict": "disk", "Disk": "disk", "Instance": "instance", "Serial": "serial",
+		"BootDisk": "disk"} {
+		if strings.HasPrefix(reason, prefix) {
+			return link
+		}
+	}
+	switch request.(type) {
+	case *csi.CreateVolumeRequest:
+		return "claim"
+	case *csi.DeleteVolumeRequest:
+		return "volume"
+	}
+	return "attachment"
+}
+
+// doctor runs oxide-csi-plugin doctor.
+func (env *environment) doctor(ctx context.Context, objects []byte, question []string) (
+	said harness.Diagnosis, err error) {
+	file := filepath.Join(env.Rack.Dir, "objects.json")
+	if err := os.WriteFile(file, objects, 0o600); err != nil {
+		return said, err
+	}
+	path, err := env.run.Binary(ctx, "oxide-csi-plugin")
+	if err != nil {
+		return said, err
+	}
+	cmd := exec.CommandContext(ctx, path, append([]string{"doctor"}, append(question,
+		"--output=json", "--objects="+file)...)...)
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "GORACE=atexit_sleep_ms=0",
+		"OXIDE_HOST=" + env.Rack.URL, "OXIDE_TOKEN_FILE=" + env.tokenFile,
+		"OXIDE_PROJECT=" + env.Rack.Project}
+	var out, log bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &log
+	_ = cmd.Run() // that something is broken is a status
+	if err := json.Unmarshal(out.Bytes(), &said); err != nil || len(said.Chains) != 1 {
+		return said, fmt.Errorf("the doctor said %s%s: %w", out.String(), log.String(), err)
+	}
+	return said, nil
+}
+
+// kubernetesOf is what Kubernetes shows of a call that failed, and what to ask a doctor; nil for a
+// call that is not about a claim.
+func kubernetesOf(request proto.Message, callError error) (objects []byte, question []string) {
+	type object = map[string]any
+	const claim, volume, node = "data", "pv-1", "node-1"
+	now := time.Now().UTC()
+	failed := object{"time": now, "message": callError.Error()}
+	claimMeta := object{"name": claim, "namespace": "default", "creationTimestamp": now}
+	event := func(kind, namespace, name, reason string) object {
+		return object{"kind": "Event", "metadata": object{"name": "e", "namespace": "default"},
+			"involvedObject": object{"kind": kind, "name": name, "namespace": namespace},
+			"type":           "Warning", "reason": reason, "message": callError.Error(),
+			"lastTimestamp": now}
+	}
+	pv := func(handle, phase string) object {
+		return object{"kind": "PersistentVolume", "metadata": object{"name": volume},
+			"spec": object{"claimRef": claimMeta, "csi": object{"driver": "csi.oxide.computer",
+				"volumeHandle": handle}, "persistentVolumeReclaimPolicy": "Delete"},
+			"status": object{"phase": phase}}
+	}
+	bound := object{"kind": "PersistentVolumeClaim", "metadata": claimMeta,
+		"spec": object{"volumeName": volume}, "status": object{"phase": "Bound"}}
+	csiNode := func(id string) object {
+		return object{"kind": "CSINode", "metadata": object{"name": node}, "spec": object{
+			"drivers": []object{{"name": "csi.oxide.computer", "nodeID": id}}}}
+	}
+	attachment := func(meta, status object) object {
+		return object{"kind": "VolumeAttachment", "metadata": meta, "spec": object{
+			"attacher": "csi.oxide.computer", "nodeName": node,
+			"source": object{"persistentVolumeName": volume}}, "status": status}
+	}
+	var items []object
+	switch r := request.(type) {
+	case *csi.CreateVolumeRequest:
+		items = []object{{"kind": "PersistentVolumeClaim", "metadata": claimMeta,
+			"spec": object{}, "status": object{"phase": "Pending"}},
+			event("PersistentVolumeClaim", "default", claim, "ProvisioningFailed")}
+		question = []string{"pvc", "default/" + claim}
+	case *csi.ControllerPublishVolumeRequest:
+		items = []object{bound, pv(r.GetVolumeId(), "Bound"), csiNode(r.GetNodeId()),
+			attachment(object{"name": "a"}, object{"attached": false, "attachError": failed})}
+		question = []string{"volume", r.GetVolumeId()}
+	case *csi.ControllerUnpublishVolumeRequest:
+		items = []object{bound, pv(r.GetVolumeId(), "Bound"), csiNode(r.GetNodeId()),
+			attachment(object{"name": "a", "deletionTimestamp": now},
+				object{"attached": true, "detachError": failed})}
+		question = []string{"volume", r.GetVolumeId()}
+	case *csi.DeleteVolumeRequest:
+		items = []object{pv(r.GetVolumeId(), "Released"),
+			event("PersistentVolume", "", volume, "VolumeFailedDelete")}
+		question = []string{"volume", r.GetVolumeId()}
+	default:
+		return nil, nil
+	}
+	objects, err := json.Marshal(object{"kind": "List", "items": items})
+	if err != nil {
+		panic(err) // maps of strings and times
+	}
+	return objects, question
+}

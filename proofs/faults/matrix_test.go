@@ -1,0 +1,239 @@
+package faults_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
+)
+
+func TestMain(m *testing.M) { namespace.Main(m) }
+
+// environmentCount are how many racks there are, each with one cell at a time. Much of a cell is
+// waiting.
+const environmentCount = 6
+
+// only names the cells to run alone, as a pattern.
+const only = "FAULTS_CELL"
+
+func TestNoFaultOfARackMisleadsTheDriver(t *testing.T) {
+	p := proof.New(t, "fault-matrix")
+	run := harness.RunFor(t)
+	m := &matrix{t: t, proof: p, run: run, diagnoses: &doctor{situations: map[string]bool{}}}
+	m.start()
+	m.observe()
+	m.choose()
+	m.runCells()
+	covered := map[string]bool{}
+	for _, c := range m.cells {
+		covered[c.operation] = true
+	}
+	p.Figure("operations", len(covered), "calls", len(scenarios), "phases", len(phases),
+		"answers", len(answers), "cells", len(m.cells),
+		"share", fmt.Sprintf("%.0f%%", 100*float64(len(m.cells))/float64(m.all)),
+		"passed", m.passed.Load())
+	d := m.diagnoses
+	if err := proof.Print(proof.Line("doctor", "situations", len(d.situations), "right", d.right,
+		"wrong", len(d.situations)-d.right, "could_not_see", d.unseen)); err != nil {
+		t.Error(err)
+	}
+}
+
+// matrix is a run of it.
+type matrix struct {
+	t            *testing.T
+	proof        *proof.Proof
+	run          *harness.Run
+	diagnoses    *doctor
+	environments []*environment
+	// pairs are the operations with the scenarios that need them.
+	pairs []cell
+	// all is how many cells there are, cells are those of this run.
+	all    int
+	cells  []cell
+	passed atomic.Int64
+}
+
+// start starts the racks, all at once.
+func (m *matrix) start() {
+	m.t.Helper()
+	m.environments = make([]*environment, environmentCount)
+	errs := make([]error, environmentCount)
+	m.each(func(i int) {
+		m.environments[i], errs[i] = newEnvironment(m.t.Context(), m.run, m.diagnoses)
+	})
+	m.t.Cleanup(func() {
+		for _, env := range m.environments {
+			if env == nil {
+				continue
+			}
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			if err := env.shutDown(ctx); err != nil {
+				m.t.Errorf("a rack's end: %v", err)
+			}
+			cancel()
+		}
+	})
+	for _, err := range errs {
+		if err != nil {
+			m.t.Fatal(err)
+		}
+	}
+}
+
+func (m *matrix) each(do func(i int)) {
+	var all sync.WaitGroup
+	for i := range environmentCount {
+		all.Go(func() { do(i) })
+	}
+	all.Wait()
+}
+
+// observe finds out which operations each situation needs, and demands that they are all that the
+// driver's source has.
+func (m *matrix) observe() {
+	m.t.Helper()
+	needs := make([][]string, len(scenarios))
+	m.each(func(i int) {
+		for n := i; n < len(scenarios); n += environmentCount {
+			var err error
+			if needs[n], err = scenarios[n].operations(m.t.Context(), m.environments[i]); err != nil {
+				m.t.Error(err)
+			}
+		}
+	})
+	seen := map[string]bool{}
+	for n, operations := range needs {
+		for _, operation := range operations {
+			seen[operation] = true
+			m.pairs = append(m.pairs, cell{operation: operation, scenario: scenarios[n]})
+		}
+	}
+	for _, operation := range driverOperations(m.t) {
+		if !seen[operation] && operation != background {
+			m.t.Errorf("the driver's source asks for %s, and none of the scenarios needs it; add one",
+				operation)
+		}
+		delete(seen, operation)
+	}
+	for operation := range seen {
+		m.t.Errorf("a scenario needs %s, which the driver's source does not seem to ask for", operation)
+	}
+	if m.t.Failed() {
+		m.t.FailNow()
+	}
+}
+
+// shortPhases is in how many phases the short form tries each operation and answer.
+const shortPhases = 2
+
+// choose takes all cells, or, in the short form, one call for each operation and answer in some of
+// the phases.
+func (m *matrix) choose() {
+	m.t.Helper()
+	pattern := os.Getenv(only)
+	calls := map[string][]cell{}
+	var kinds []string
+	for _, pair := range m.pairs {
+		for _, ph := range phases {
+			for _, a := range answers {
+				if !a.suits(pair.operation, ph) {
+					continue
+				}
+				m.all++
+				c := cell{pair.operation, ph, a, pair.scenario}
+				kind := c.operation + "/" + c.answer.name
+				if len(calls[kind]) == 0 {
+					kinds = append(kinds, kind)
+				}
+				calls[kind] = append(calls[kind], c)
+			}
+		}
+	}
+	for _, kind := range kinds {
+		if of := calls[kind]; pattern != "" || m.proof.Long() {
+			m.cells = append(m.cells, of...)
+		} else {
+			m.cells = append(m.cells, some(m.proof.Rand(), of)...)
+		}
+	}
+	if pattern != "" {
+		m.cells = slices.DeleteFunc(m.cells, func(c cell) bool {
+			matched, err := path.Match(pattern, c.String())
+			if err != nil {
+				m.t.Fatalf("%s=%s: %v", only, pattern, err)
+			}
+			return !matched
+		})
+		if len(m.cells) == 0 {
+			m.t.Fatalf("%s=%s: there is no such cell", only, pattern)
+		}
+	}
+	random := rand.New(rand.NewPCG(m.proof.Seed, 0))
+	random.Shuffle(len(m.cells), func(i, j int) {
+		m.cells[i], m.cells[j] = m.cells[j], m.cells[i]
+	})
+}
+
+// some are as many cells as the short form has, each of another phase.
+func some(random *rand.Rand, of []cell) []cell {
+	var chosen []cell
+	for _, i := range random.Perm(len(of)) {
+		taken := slices.ContainsFunc(chosen, func(c cell) bool { return c.phase == of[i].phase })
+		if !taken && len(chosen) < shortPhases {
+			chosen = append(chosen, of[i])
+		}
+	}
+	return chosen
+}
+
+// runCells runs the cells, and in the long form again and again in other orders until its time is
+// up.
+func (m *matrix) runCells() {
+	m.round()
+	for !m.proof.Over() && m.proof.Long() && !m.t.Failed() {
+		m.proof.Rand().Shuffle(len(m.cells), func(i, j int) {
+			m.cells[i], m.cells[j] = m.cells[j], m.cells[i]
+		})
+		m.round()
+	}
+}
+
+func (m *matrix) round() {
+	m.passed.Store(0)
+	var next, failed atomic.Int64
+	m.each(func(i int) {
+		for {
+			n := int(next.Add(1)) - 1
+			if n >= len(m.cells) {
+				return
+			}
+			if n > 0 && n%500 == 0 {
+				m.proof.Say("%d of %d cells", n, len(m.cells))
+			}
+			c := m.cells[n]
+			if err := c.run(m.t.Context(), m.environments[i]); err != nil {
+				failed.Add(1)
+				m.t.Errorf("%s: %v\n%s", c, err, repetition(c))
+				continue
+			}
+			m.passed.Add(1)
+		}
+	})
+}
+
+// repetition says how to run just one cell.
+func repetition(c cell) string {
+	return fmt.Sprintf("run just this cell: %s='%s' go test ./proofs/faults -run TestNoFault", only,
+		c)
+}

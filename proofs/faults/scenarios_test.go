@@ -1,0 +1,185 @@
+package faults_test
+
+import (
+	"context"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+)
+
+// effect is a call under way: what is called, and what the rack is when it is done.
+type effect struct {
+	call func(context.Context) (proto.Message, error)
+	// apply changes the state as the call does; nil is not at all.
+	apply func(*rackState)
+	// halfway is the state that a failed call may leave; nil is none.
+	halfway func(*rackState)
+}
+
+// scenario is a CSI call in a situation. Which operations it needs is observed.
+type scenario struct {
+	name string
+	// want is the code without a fault.
+	want    codes.Code
+	prepare func(*setup) effect
+}
+
+// scenarios are the calls, with what they do and what they find out.
+var scenarios = append(append(append([]scenario{}, volumeScenarios...), attachScenarios...),
+	readScenarios...)
+
+// callOf is a call of the controller with its request.
+func callOf[Req, Resp any, Message interface {
+	*Resp
+	proto.Message
+}](method func(context.Context, Req, ...grpc.CallOption) (Message, error), req Req,
+) func(context.Context) (proto.Message, error) {
+	return func(ctx context.Context) (proto.Message, error) { return method(ctx, req) }
+}
+
+// createEffect is an act that makes a disk of 1 GiB, with the blocks of its source.
+func createEffect(s *setup, req *csi.CreateVolumeRequest, from string) effect {
+	return effect{call: callOf(s.ctl.CreateVolume, req), apply: func(state *rackState) {
+		state.Disks[req.GetName()] = disk{ID: fresh, State: "detached", From: from,
+			Size: gib, BlockSize: madeBlocks[from == s.imageID()]}
+		state.Storage += gib
+	}}
+}
+
+// madeBlocks are the blocks of a disk that was made from an image, and of any other.
+var madeBlocks = map[bool]int{true: 512, false: 4096}
+
+func (s *setup) imageID() string {
+	if s.image == nil {
+		return ""
+	}
+	return s.image.Id
+}
+
+// undoScenario is the scenario whose call has to take back what it has made.
+const undoScenario = "restore-with-other-blocks"
+
+// volumeScenarios make and remove volumes and snapshots.
+var volumeScenarios = []scenario{
+	{"create", codes.OK, func(s *setup) effect {
+		return createEffect(s, harness.CreateRequest(s.name("create")), "")
+	}},
+	{"create-again", codes.OK, func(s *setup) effect {
+		req := harness.CreateRequest(s.name("again"))
+		s.made(req)
+		return effect{call: callOf(s.ctl.CreateVolume, req)}
+	}},
+	{"create-of-another-size", codes.AlreadyExists, func(s *setup) effect {
+		name := s.name("size")
+		s.volume(name)
+		req := harness.CreateRequest(name)
+		req.CapacityRange.RequiredBytes = 2 * gib
+		return effect{call: callOf(s.ctl.CreateVolume, req)}
+	}},
+	{"create-beyond-the-quota", codes.ResourceExhausted, func(s *setup) effect {
+		req := harness.CreateRequest(s.name("quota"))
+		req.CapacityRange.RequiredBytes = quota + gib
+		return effect{call: callOf(s.ctl.CreateVolume, req)}
+	}},
+	{"restore", codes.OK, func(s *setup) effect {
+		snap := s.snap.GetSnapshotId()
+		return createEffect(s, restoreRequest(s.name("restore"), snap, ""), snap)
+	}},
+	{"restore-with-blocks", codes.OK, func(s *setup) effect {
+		snap := s.snap.GetSnapshotId()
+		return createEffect(s, restoreRequest(s.name("blocks"), snap, "4096"), snap)
+	}},
+	{undoScenario, codes.InvalidArgument, func(s *setup) effect {
+		// Nobody can tell before the disk is made, which then has to go.
+		gone := s.gone.GetSnapshotId()
+		a := createEffect(s, restoreRequest(s.name("undo"), gone, "512"), gone)
+		a.halfway, a.apply = a.apply, nil
+		return a
+	}},
+	{"restore-again-without-the-snapshot", codes.OK, func(s *setup) effect {
+		snap := s.snapshot(s.name("passing"), s.source.GetVolumeId())
+		req := restoreRequest(s.name("orphan"), snap.GetSnapshotId(), "")
+		s.made(req)
+		s.deleteSnapshot(snap.GetSnapshotId())
+		return effect{call: callOf(s.ctl.CreateVolume, req)}
+	}},
+	{"restore-from-another-project", codes.InvalidArgument, func(s *setup) effect {
+		return effect{call: callOf(s.ctl.CreateVolume,
+			restoreRequest(s.name("foreign"), s.foreign.Id, ""))}
+	}},
+	{"create-from-an-image", codes.OK, func(s *setup) effect {
+		req := harness.CreateRequest(s.name("image"))
+		req.CapacityRange = nil
+		req.Parameters = map[string]string{"imageId": s.image.Id}
+		return createEffect(s, req, s.image.Id)
+	}},
+	{"delete", codes.OK, func(s *setup) effect {
+		name := s.name("delete")
+		return deleteEffect(s, name, s.volume(name).GetVolumeId())
+	}},
+	{"delete-attached", codes.FailedPrecondition, func(s *setup) effect {
+		volume := s.volume(s.name("attached"))
+		s.attach(volume.GetVolumeId(), s.down)
+		return effect{call: callOf(s.ctl.DeleteVolume,
+			&csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId()})}
+	}},
+	{"delete-what-is-not-ours", codes.FailedPrecondition, func(s *setup) effect {
+		handmade := s.handmade(s.name("not-ours"), rackProject, harness.BlankBackend())
+		return effect{call: callOf(s.ctl.DeleteVolume,
+			&csi.DeleteVolumeRequest{VolumeId: handmade.Id})}
+	}},
+	{"delete-again", codes.OK, func(s *setup) effect {
+		return effect{call: callOf(s.ctl.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: nobody})}
+	}},
+	{"snapshot", codes.OK, func(s *setup) effect {
+		name, source := s.name("snapshot"), s.source.GetVolumeId()
+		return effect{call: callOf(s.ctl.CreateSnapshot, harness.SnapshotRequest(name, source)),
+			apply: func(state *rackState) {
+				state.Snapshots[name] = snapshot{ID: fresh, Disk: source, State: "ready", Size: gib}
+				state.Storage += gib
+			}}
+	}},
+	{"snapshot-again", codes.OK, func(s *setup) effect {
+		name, source := s.name("snapshot"), s.source.GetVolumeId()
+		s.snapshot(name, source)
+		return effect{call: callOf(s.ctl.CreateSnapshot, harness.SnapshotRequest(name, source))}
+	}},
+	{"snapshot-of-a-local-disk", codes.FailedPrecondition, func(s *setup) effect {
+		return effect{call: callOf(s.ctl.CreateSnapshot,
+			harness.SnapshotRequest(s.name("snapshot"), s.local.Id))}
+	}},
+	{"snapshot-in-another-project", codes.InvalidArgument, func(s *setup) effect {
+		return effect{call: callOf(s.ctl.CreateSnapshot,
+			harness.SnapshotRequest(s.name("snapshot"), s.foreignDisk.Id))}
+	}},
+	{"snapshot-of-nothing", codes.NotFound, func(s *setup) effect {
+		return effect{call: callOf(s.ctl.CreateSnapshot, harness.SnapshotRequest(s.name("snapshot"),
+			nobody))}
+	}},
+	{"delete-snapshot", codes.OK, func(s *setup) effect {
+		name := s.name("snapshot")
+		snap := s.snapshot(name, s.source.GetVolumeId())
+		return effect{call: callOf(s.ctl.DeleteSnapshot,
+			&csi.DeleteSnapshotRequest{SnapshotId: snap.GetSnapshotId()}),
+			apply: func(state *rackState) {
+				delete(state.Snapshots, name)
+				state.Storage -= gib
+			}}
+	}},
+	{"delete-snapshot-again", codes.OK, func(s *setup) effect {
+		return effect{call: callOf(s.ctl.DeleteSnapshot,
+			&csi.DeleteSnapshotRequest{SnapshotId: nobody})}
+	}},
+}
+
+func deleteEffect(s *setup, name, id string) effect {
+	return effect{call: callOf(s.ctl.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: id}),
+		apply: func(state *rackState) {
+			delete(state.Disks, name)
+			state.Storage -= gib
+		}}
+}

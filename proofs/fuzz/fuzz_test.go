@@ -1,0 +1,157 @@
+package fuzz
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+)
+
+// leastTime is how long a target is fuzzed at least, be the share smaller; and how much of it the
+// fuzzer may spend on making one input smaller, which would else be a minute.
+const leastTime = time.Second
+
+// tally is what the proof counts.
+type tally struct{ targets, corpus, executions, crashers int }
+
+// TestFuzz is the proof: no seed, and in the long form nothing that the fuzzer makes of them,
+// breaks what a target holds.
+func TestFuzz(t *testing.T) {
+	p := proof.New(t, "fuzz")
+	all, err := targets()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := tally{targets: len(all)}
+	for _, one := range all {
+		seeds, err := one.seeds()
+		if err != nil {
+			t.Fatal(err)
+		}
+		n.corpus += len(seeds)
+	}
+	if p.Long() {
+		fuzzEach(t, p, all, &n)
+	} else {
+		n.executions, n.crashers = runSeeds(t, all)
+	}
+	p.Figure("targets", n.targets, "corpus", n.corpus, "executions", n.executions,
+		"crashers", n.crashers)
+}
+
+// fuzzEach gives every target an equal share of the time that is left once all are built.
+func fuzzEach(t *testing.T, p *proof.Proof, all []target, n *tally) {
+	begin := time.Now()
+	f := fuzzer{dir: t.TempDir()}
+	for _, one := range all {
+		if err := f.build(t.Context(), one.dir); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, one := range all {
+		left := p.Duration() - time.Since(begin)
+		share := max(left/time.Duration(len(all)-i), leastTime).Round(time.Second)
+		executions, err := f.fuzz(t.Context(), one, share)
+		n.executions += executions
+		if err != nil {
+			n.crashers++
+			t.Errorf("%s in %s: %v", one.name, one.dir, err)
+		}
+		p.Say("%d of %d: %s, %d executions in %s", i+1, len(all), one.name, executions, share)
+	}
+}
+
+// fuzzer holds the packages' tests, each built once with what guides the fuzzer.
+type fuzzer struct {
+	// dir holds the binaries and what the fuzzer learns.
+	dir string
+}
+
+func (f fuzzer) binary(dir string) string {
+	return filepath.Join(f.dir, strings.ReplaceAll(dir, "/", "-")+".test")
+}
+
+func (f fuzzer) build(ctx context.Context, dir string) error {
+	if _, err := os.Stat(f.binary(dir)); err == nil {
+		return nil
+	}
+	if out, err := goTest(ctx, "-c", "-fuzz=.", "-o", f.binary(dir), "./"+dir); err != nil {
+		return fmt.Errorf("build the targets in %s: %w\n%s", dir, err, out)
+	}
+	return nil
+}
+
+// progress is what the fuzzer says of itself while it runs.
+var progress = regexp.MustCompile(`execs: (\d+)`)
+
+// fuzz fuzzes the target for so long. What breaks it is left among its seeds.
+func (f fuzzer) fuzz(ctx context.Context, one target, share time.Duration) (int, error) {
+	cmd := exec.CommandContext(ctx, f.binary(one.dir), "-test.run=^$",
+		"-test.fuzz=^"+one.name+"$", "-test.fuzztime="+share.String(),
+		"-test.fuzzminimizetime="+leastTime.String(),
+		"-test.fuzzcachedir="+filepath.Join(f.dir, "learned", one.dir))
+	cmd.Dir = filepath.Join(root, one.dir)
+	out, err := cmd.CombinedOutput()
+	executions := 0
+	if all := progress.FindAllSubmatch(out, -1); len(all) > 0 {
+		executions, _ = strconv.Atoi(string(all[len(all)-1][1])) // digits
+	}
+	if err != nil && !onlyLate(out) {
+		return executions, fmt.Errorf("%w\n%s", err, lastLines(out, 40))
+	}
+	return executions, nil
+}
+
+// onlyLate reports whether the fuzzer found nothing and calls it a failure that its time was over
+// while a worker was busy, as it does now and then.
+func onlyLate(out []byte) bool {
+	return late.Match(out) && !bytes.Contains(out, []byte("Failing input"))
+}
+
+var late = regexp.MustCompile(
+	`--- FAIL: Fuzz\w+ \([0-9.]+s\)\n +context deadline exceeded\nFAIL\s*$`)
+
+// passed and failed are the lines for one seed.
+var (
+	passed = regexp.MustCompile(`(?m)^ +--- PASS: Fuzz\w+/`)
+	failed = regexp.MustCompile(`(?m)^ +--- FAIL: Fuzz\w+/`)
+)
+
+// runSeeds runs every seed once.
+func runSeeds(t *testing.T, all []target) (executions, crashers int) {
+	var dirs []string
+	for _, one := range all {
+		dirs = append(dirs, "./"+one.dir)
+	}
+	slices.Sort(dirs)
+	out, err := goTest(t.Context(), append([]string{"-count=1", "-v", "-run=^Fuzz"},
+		slices.Compact(dirs)...)...)
+	crashers = len(failed.FindAll(out, -1))
+	if err != nil {
+		t.Errorf("%v\n%s", err, lastLines(out, 40))
+		crashers = max(crashers, 1)
+	}
+	return len(passed.FindAll(out, -1)) + crashers, crashers
+}
+
+// goTest runs go test at the module's root.
+func goTest(ctx context.Context, args ...string) ([]byte, error) {
+	cmd := exec.CommandContext(ctx, "go", append([]string{"test", "-timeout=0"}, args...)...)
+	cmd.Dir = root
+	return cmd.CombinedOutput()
+}
+
+func lastLines(text []byte, n int) []byte {
+	lines := bytes.SplitAfter(text, []byte("\n"))
+	return bytes.Join(lines[max(0, len(lines)-n):], nil)
+}

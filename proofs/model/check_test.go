@@ -1,0 +1,336 @@
+//go:build linux
+
+package model
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/moby/sys/mountinfo"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+)
+
+// check holds what is seen against what the calls may have made of it, and against what must hold
+// whatever the calls were; then the model believes what it sees.
+func (h *history) check(j *joint, calls []ended) error {
+	h.unplugged(j, calls)
+	for _, rule := range []func(*joint, []ended) error{
+		h.checkPromises, h.checkFields, h.checkHolders, h.checkReleased, h.checkMounts, h.checkForeign,
+	} {
+		if err := rule(j, calls); err != nil {
+			return err
+		}
+	}
+	h.believe(j)
+	if err := h.dropLost(j); err != nil {
+		return err
+	}
+	return h.checkData(j, calls)
+}
+
+// checkFields demands of each fact that it is as before, or as one of the calls makes it.
+func (h *history) checkFields(j *joint, calls []ended) error {
+	for _, f := range allFields {
+		value, allowed := j.facts[f], h.world.allowed(f, calls)
+		if !isAllowed(value, allowed) {
+			return fmt.Errorf("%q is %q, the model says %q", f, value, allowed)
+		}
+	}
+	return nil
+}
+
+var allFields = func() []field {
+	var all []field
+	for v := 1; v < len(kinds); v++ {
+		all = append(all, diskField(v), sourceField(v), holderField(v))
+		for _, n := range nodes {
+			all = append(all, stagedField(v, n))
+			for _, p := range pods {
+				all = append(all, publishedField(v, n, p))
+			}
+		}
+	}
+	for s := 1; s < len(snapOf); s++ {
+		all = append(all, snapField(s), snapSourceField(s))
+	}
+	return all
+}()
+
+// checkPromises demands that the effect of a call that answered OK is there, unless another one
+// that ran at the same time, or was given up, may have undone it.
+func (h *history) checkPromises(j *joint, calls []ended) error {
+	for i, c := range calls {
+		if c.how != succeeded {
+			continue
+		}
+		for _, promise := range c.promises() {
+			others := slices.Concat(calls[:i:i], calls[i+1:])
+			if h.kept(promise, j.facts) || h.mayTouch(promise.field, others) {
+				continue
+			}
+			return fmt.Errorf("%s answered OK, but %q is %q", c.brief(), promise.field,
+				j.facts[promise.field])
+		}
+	}
+	return nil
+}
+
+// promise is what OK says of a field: that it has the value, or that it has it no more.
+type promise struct {
+	field field
+	value string
+	not   bool
+}
+
+func (s step) promises() []promise {
+	v, n := s.vol, s.node
+	switch s.op {
+	case createVolume:
+		return []promise{{diskField(v), s.id, false}}
+	case deleteVolume:
+		return []promise{{diskField(v), s.id, true}}
+	case attach:
+		return []promise{{holderField(v), n, false}}
+	case detach:
+		return []promise{{holderField(v), n, true}}
+	case detachAll:
+		return []promise{{holderField(v), "", false}}
+	case createSnapshot:
+		return []promise{{snapField(s.snap), s.id, false}}
+	case deleteSnapshot:
+		return []promise{{snapField(s.snap), s.id, true}}
+	case publish:
+		return []promise{{publishedField(v, n, s.pod), yes, false}}
+	case unpublish:
+		return []promise{{publishedField(v, n, s.pod), "", false}}
+	case stage:
+		if !kinds[v].block() {
+			return []promise{{stagedField(v, n), yes, false}}
+		}
+	case unstage:
+		return []promise{{stagedField(v, n), "", false}}
+	}
+	return nil
+}
+
+func (h *history) kept(p promise, f facts) bool {
+	if strings.HasSuffix(string(p.field), " holder") && p.not && p.value != "" {
+		return f[p.field] != p.value
+	}
+	return (f[p.field] == p.value) != p.not
+}
+
+// mayTouch reports whether any of the calls, or one given up before, can change the field.
+func (h *history) mayTouch(f field, calls []ended) bool {
+	touches := func(a assign) bool { return a.field == f }
+	return slices.ContainsFunc(h.world.doubts, touches) ||
+		slices.ContainsFunc(calls, func(c ended) bool {
+			return slices.ContainsFunc(c.intends(), touches)
+		})
+}
+
+// underWay are the calls that nobody waited for: what they do may happen while it is looked at.
+func underWay(calls []ended) []ended {
+	var open []ended
+	for _, c := range calls {
+		if c.how == openCall {
+			open = append(open, c)
+		}
+	}
+	return open
+}
+
+// checkHolders demands that a disk is to be had in one place only: in the guest of the instance
+// that the rack names, as one device.
+func (h *history) checkHolders(j *joint, calls []ended) error {
+	for v := 1; v < len(kinds); v++ {
+		var where []string
+		for _, n := range nodes {
+			for _, d := range j.devices[n] {
+				if d.serial != "" && d.serial == j.serials[v] {
+					where = append(where, n)
+				}
+			}
+		}
+		holder := j.facts[holderField(v)]
+		sure := !h.world.rackDown && !h.mayTouch(holderField(v), underWay(calls))
+		if len(where) > 1 || len(where) == 1 && where[0] != holder && sure {
+			return fmt.Errorf("v%d is held by %q, and its device is seen by %q", v, holder, where)
+		}
+		if id := j.facts[diskField(v)]; id != "" {
+			if devices := j.loops[h.env.backing(id)]; len(devices) > 1 {
+				return fmt.Errorf("the bytes of v%d are reached through %q at once", v, devices)
+			}
+		}
+	}
+	return nil
+}
+
+// checkReleased demands that no call released a volume while a pod has it. A dead
+// device node is nobody's.
+func (h *history) checkReleased(j *joint, calls []ended) error {
+	for _, c := range calls {
+		dead := kinds[c.vol].block() && h.world.lost[at(c.vol, c.node)]
+		if c.op != unstage || c.how != succeeded || dead {
+			continue
+		}
+		for _, p := range pods {
+			f := publishedField(c.vol, c.node, p)
+			if j.facts[f] != "" && !h.mayTouch(f, calls) {
+				return fmt.Errorf("%s answered OK while pod %d has the volume", c.brief(), p)
+			}
+		}
+	}
+	return nil
+}
+
+// checkMounts demands that each mount is one that the orchestrator asked for, once, and of the
+// right device.
+func (h *history) checkMounts(j *joint, _ []ended) error {
+	known := map[string]bool{}
+	for v := 1; v < len(kinds); v++ {
+		for _, n := range nodes {
+			paths := []string{h.env.staging(v, n)}
+			for _, p := range pods {
+				paths = append(paths, h.env.target(v, n, p))
+			}
+			for _, path := range paths {
+				known[path] = true
+				if err := h.checkMount(j, v, n, j.mounts[path]); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	for path, infos := range j.mounts {
+		if !known[path] {
+			return fmt.Errorf("nobody asked for the mount of %s at %s", infos[0].Source, path)
+		}
+	}
+	return nil
+}
+
+func (h *history) checkMount(j *joint, v int, n string, infos []*mountinfo.Info) error {
+	if len(infos) > 1 {
+		return fmt.Errorf("%d mounts lie upon each other at %s", len(infos), infos[0].Mountpoint)
+	}
+	if len(infos) == 0 || h.lostBy(j, v, n) {
+		return nil
+	}
+	device, ok := j.device(v, n)
+	if number := harness.MountedNumber(infos[0]); !ok || number != device.number {
+		return fmt.Errorf("at %s device %s is mounted, not that of v%d (%v)",
+			infos[0].Mountpoint, number, v, device)
+	}
+	return nil
+}
+
+// unplugged finds what may have been taken away from its node by a rack that did not end it.
+func (h *history) unplugged(j *joint, calls []ended) {
+	for v := 1; v < len(kinds); v++ {
+		for _, n := range nodes {
+			_, seen := j.device(v, n)
+			if !seen && j.facts.mounted(v, n) && !h.lostBy(j, v, n) &&
+				h.mayTouch(holderField(v), calls) {
+				h.world.half[at(v, n)], h.world.lost[at(v, n)] = true, true
+				if h.contents[v] != nil {
+					h.contents[v].partial = true
+				}
+			}
+		}
+	}
+}
+
+// lostBy reports whether what the node has mounted of the volume is dead: the disk was taken away
+// from it at some time since it was mounted.
+func (h *history) lostBy(j *joint, v int, n string) bool {
+	return h.world.lost[at(v, n)] ||
+		j.facts.mounted(v, n) && j.facts[holderField(v)] != n
+}
+
+// checkForeign demands that the disks of others are as they were, and the bystanders.
+func (h *history) checkForeign(j *joint, _ []ended) error {
+	if err := h.env.bystanders.Check(); err != nil {
+		return err
+	}
+	for _, d := range h.env.foreign {
+		if err := d.untouched(false); err != nil {
+			return err
+		}
+		disk, ok := j.disks[d.id]
+		if !ok && j.disks != nil {
+			return fmt.Errorf("the foreign disk %s is gone", d.name)
+		}
+		if ok && (disk.Name != d.name || disk.Description != "made by hand" ||
+			h.env.nodeOf(disk.State.Instance) != d.node) {
+			return fmt.Errorf("the foreign disk %s has become %+v", d.name, disk)
+		}
+	}
+	return nil
+}
+
+// believe takes what was seen into the model.
+func (h *history) believe(j *joint) {
+	w := h.world
+	for s := 1; s < len(snapOf); s++ {
+		id := j.facts[snapField(s)]
+		if id != "" && h.snapshots[id] == nil && h.contents[snapOf[s]] != nil {
+			h.snapshots[id] = h.contents[snapOf[s]].clone()
+		}
+	}
+	for v := 1; v < len(kinds); v++ {
+		switch before, now := w.seen[diskField(v)], j.facts[diskField(v)]; {
+		case now == "":
+			delete(h.contents, v)
+		case now != before:
+			h.contents[v] = newContent()
+			if s := kinds[v].snap; s != 0 && h.snapshots[j.facts[sourceField(v)]] != nil {
+				h.contents[v] = h.snapshots[j.facts[sourceField(v)]].clone()
+			}
+		}
+		for _, n := range nodes {
+			lost := h.lostBy(j, v, n) && j.facts.mounted(v, n)
+			if lost && !w.lost[at(v, n)] && h.contents[v] != nil {
+				h.contents[v].partial = true
+			}
+			w.lost[at(v, n)], w.half[at(v, n)] = lost, lost && w.half[at(v, n)]
+		}
+		if w.seen[holderField(v)] != j.facts[holderField(v)] && j.facts[holderField(v)] == "" &&
+			h.contents[v] != nil && len(h.contents[v].later) > 0 {
+			h.contents[v].partial = true // what was not flushed went with the device
+		}
+	}
+	w.seen, w.shown = j.facts, j.shown
+}
+
+// checkData reads every volume that a pod can read.
+func (h *history) checkData(j *joint, calls []ended) error {
+	moving := underWay(calls)
+	for v, c := range h.contents {
+		for _, n := range nodes {
+			if h.world.lost[at(v, n)] || h.mayTouch(holderField(v), moving) {
+				continue
+			}
+			for _, p := range pods {
+				f := publishedField(v, n, p)
+				if j.facts[f] == "" || h.mayTouch(f, moving) {
+					continue
+				}
+				data, err := contents(h.env.target(v, n, p), v)
+				if err == nil {
+					err = c.read(v, data)
+				}
+				if err == nil && c.forged != nil {
+					err = h.env.forged.Checked(c.forged.Check(h.env.target(v, n, p)))
+				}
+				if err != nil {
+					h.count.lost += blockSize
+					return fmt.Errorf("pod %d on %s: %w", p, n, err)
+				}
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,268 @@
+//go:build linux
+
+package model
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+)
+
+const (
+	gib = harness.GiB
+	// patience bounds every wait, far beyond what it takes.
+	patience = time.Minute
+)
+
+// environment is what histories run on: a rack with three instances and an administrator's own
+// disks, two controllers and a node driver in each instance. It outlives a history that ends clean.
+type environment struct {
+	*harness.Environment
+	run         *harness.Run
+	controllers []*harness.Plugin
+	nodes       map[string]*harness.Plugin
+	foreign     []*foreignDisk
+	// bystanders are other disks of node c, which no call may change, and forged counts comparisons of
+	// files with forged records.
+	bystanders *proof.RackBystanders
+	forged     *proof.Invariant
+	// stopped are the nodes whose instance is stopped.
+	stopped map[string]bool
+}
+
+// bystandersAt is the node that has the bystanders.
+const bystandersAt = "c"
+
+// newEnvironment starts a rack and its drivers.
+func newEnvironment(ctx context.Context, run *harness.Run, bystanders, forged *proof.Invariant) (
+	*environment, error) {
+	started, err := run.StartEnvironment(ctx, harness.RackOptions{Instances: nodes})
+	if err != nil {
+		return nil, err
+	}
+	env := &environment{Environment: started, run: run, nodes: map[string]*harness.Plugin{},
+		stopped: map[string]bool{}, forged: forged}
+	if err := env.makeForeign(ctx); err != nil {
+		return nil, err
+	}
+	env.bystanders, err = proof.NewRackBystanders(ctx, env.Rack, bystandersAt, proof.BtrfsMember,
+		bystanders)
+	if err != nil {
+		return nil, err
+	}
+	for range 2 {
+		p, err := env.StartPlugin(ctx, harness.PluginOptions{Mode: harness.ModeController})
+		if err != nil {
+			return nil, err
+		}
+		env.controllers = append(env.controllers, p)
+	}
+	for _, n := range nodes {
+		env.nodes[n], err = env.StartPlugin(ctx, harness.PluginOptions{
+			Mode: harness.ModeNode, Instance: n, Args: []string{"--device-timeout=1s"}})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return env, env.TakeBaseline(ctx)
+}
+
+// balance waits until there is no more than at the start.
+func (env *environment) balance(ctx context.Context) error {
+	return harness.Await(ctx, 20*time.Second, func() error { return env.Compare(ctx) })
+}
+
+// running are the drivers that run.
+func (env *environment) running() []*harness.Plugin {
+	all := slices.Clone(env.controllers)
+	for _, n := range nodes {
+		if !env.stopped[n] {
+			all = append(all, env.nodes[n])
+		}
+	}
+	return all
+}
+
+// staging and target are the orchestrator's paths on a node.
+func (env *environment) staging(v int, n string) string {
+	return filepath.Join(env.nodes[n].Dir, "kubelet", fmt.Sprintf("v%d", v), "globalmount")
+}
+
+func (env *environment) target(v int, n string, p int) string {
+	return filepath.Join(env.nodes[n].Dir, "kubelet", fmt.Sprintf("pod-%d", p), fmt.Sprintf("v%d", v))
+}
+
+// abandon gives up an environment on which a history failed: the evidence stays, the processes go.
+func (env *environment) abandon() {
+	env.run.Failed()
+	_ = env.bystanders.Suspend() // the history's failure is reported already
+	for _, p := range env.Plugins {
+		p.Kill()
+	}
+	unmountBelow(env.Rack.Dir)
+	_ = env.Rack.Terminate() // it may be dead, and the history's failure is reported already
+	freeLoops(filepath.Join(env.Rack.Dir, "sim"), func(string) bool { return true })
+}
+
+// cleanUp removes by force what a history has left that was lied to, so that the next one need not
+// wait for a new environment. On an error the environment cannot be used again.
+func (env *environment) cleanUp(ctx context.Context) error {
+	for _, n := range nodes {
+		kubelet := filepath.Join(env.nodes[n].Dir, "kubelet")
+		unmountBelow(kubelet)
+		if err := os.RemoveAll(kubelet); err != nil {
+			return err
+		}
+	}
+	j := &joint{facts: facts{}, serials: map[int]string{}}
+	if err := env.observeRack(ctx, j); err != nil {
+		return err
+	}
+	for v := range kinds {
+		id, holder := j.facts[diskField(v)], j.facts[holderField(v)]
+		if id == "" {
+			continue
+		}
+		if holder != "" {
+			if err := env.detachDisk(ctx, id, holder); err != nil {
+				return err
+			}
+		}
+		if err := env.Rack.DeleteDisk(ctx, id); err != nil {
+			return err
+		}
+	}
+	for _, d := range slices.Clone(env.foreign) {
+		if d.of == 0 {
+			continue
+		}
+		if err := env.takeForeign(ctx, d); err != nil {
+			return err
+		}
+	}
+	fake := filepath.Join(env.Rack.Instance("b").Guest, "sys/block", fakeDevice)
+	if err := os.RemoveAll(fake); err != nil {
+		return err
+	}
+	freeLoops(filepath.Join(env.Rack.Dir, "sim"), func(path string) bool {
+		return !env.bystanders.HasFile(path) &&
+			!slices.ContainsFunc(env.foreign, func(d *foreignDisk) bool { return d.path == path })
+	})
+	return newHistory(env).look(ctx, nil)
+}
+
+// freeLoops releases the loop devices of files below a directory: a history that failed may have
+// left more than the rack knows of.
+func freeLoops(dir string, goes func(path string) bool) {
+	loops, err := livingLoops(dir)
+	if err != nil {
+		panic(err) // sysfs can be read
+	}
+	for path, devices := range loops {
+		for _, device := range devices {
+			if goes(path) {
+				// One that is in use goes with its last user.
+				_ = exec.Command("losetup", "--detach", "/dev/"+device).Run()
+			}
+		}
+	}
+}
+
+// awaitIdle waits until no driver and not the rack works on a request.
+func (env *environment) awaitIdle(ctx context.Context, rackDown bool) error {
+	return harness.Await(ctx, patience, func() error {
+		if !rackDown {
+			profile, err := env.Rack.Admin.Goroutines(ctx)
+			if err == nil {
+				err = idle(profile, "simulator.(*Server).handle+")
+			}
+			if err != nil {
+				return fmt.Errorf("the rack: %w", err)
+			}
+		}
+		for _, p := range env.running() {
+			profile, err := p.GoroutineProfile(ctx)
+			if err == nil {
+				err = idle(profile, "_Handler+")
+			}
+			if err != nil {
+				return fmt.Errorf("%s: %w", p.LogFile, err)
+			}
+		}
+		return nil
+	})
+}
+
+// idle demands that no goroutine of a profile serves a request.
+func idle(profile []byte, mark string) error {
+	if i := bytes.Index(profile, []byte(mark)); i >= 0 {
+		return fmt.Errorf("still at work: %.200s", profile[i:])
+	}
+	return nil
+}
+
+// activeFaults are the rules that may still apply, by name.
+func (env *environment) activeFaults(ctx context.Context, names map[string]string) ([]string,
+	error) {
+	rules, err := env.Rack.Admin.Faults(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var left []string
+	for _, r := range rules {
+		if r.Fired == 0 {
+			left = append(left, names[r.ID])
+		}
+	}
+	return left, nil
+}
+
+// stopNode is what the end of an instance means for its guest: the driver and all mounts are gone.
+func (env *environment) stopNode(ctx context.Context, n string) error {
+	if n == bystandersAt {
+		if err := env.bystanders.Suspend(); err != nil {
+			return err
+		}
+	}
+	if err := env.Rack.StopInstance(ctx, env.Rack.Instance(n).ID); err != nil {
+		return err
+	}
+	env.nodes[n].Kill()
+	env.stopped[n] = true
+	unmountBelow(filepath.Join(env.nodes[n].Dir, "kubelet"))
+	return nil
+}
+
+func (env *environment) startNode(ctx context.Context, n string) error {
+	if err := env.Rack.StartInstance(ctx, env.Rack.Instance(n).ID); err != nil {
+		return err
+	}
+	env.stopped[n] = false
+	return errors.Join(env.resumeBystanders(ctx), env.nodes[n].Start(ctx))
+}
+
+// resumeBystanders brings the bystanders back when their instance has its devices again.
+func (env *environment) resumeBystanders(ctx context.Context) error {
+	if env.stopped[bystandersAt] {
+		return nil
+	}
+	return env.bystanders.Resume(ctx)
+}
+
+// name is what the orchestrator calls a volume or a snapshot.
+func name(kind string, number int) string { return fmt.Sprintf("model-%s%d", kind, number) }
+
+// named reports whether a description on the rack is that of the orchestrator's name.
+func named(description, name string) bool {
+	return strings.Contains(description, `"`+name+`"`)
+}

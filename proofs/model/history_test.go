@@ -1,0 +1,329 @@
+//go:build linux
+
+package model
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+)
+
+// history is one history under way: a model, an orchestrator, and what was done so far.
+type history struct {
+	env          *environment
+	world        *world
+	orchestrator orchestrator
+	// contents are the volumes' by number, snapshots those of snapshots by ID.
+	contents  map[int]*content
+	snapshots map[string]*content
+	serials   map[int]string
+	open      map[string]*os.File // the devices that are kept open, by "v4 a"
+	// lines are the steps as they were carried out, with their answers.
+	lines []string
+	// tampers change answers or the state, to test the model itself; nil leaves both as they are.
+	tampers tampers
+
+	// goals are the nodes where the orchestrator wants the volumes.
+	goals map[int]string
+	// staged are the volumes whose last stage on a node answered OK.
+	staged     map[string]bool
+	last       step
+	doubtSince int
+	value      uint64
+	faultNames map[string]string
+	count      counts
+}
+
+// counts are what the figure counts.
+type counts struct {
+	steps, faults, restarts int
+	// bytes were acknowledged; of those that were lost the first ends the history.
+	bytes, lost int64
+}
+
+func newHistory(env *environment) *history {
+	return &history{env: env, world: newWorld(), orchestrator: newOrchestrator(),
+		contents:  map[int]*content{},
+		snapshots: map[string]*content{}, serials: map[int]string{},
+		open: map[string]*os.File{}, faultNames: map[string]string{}, goals: map[int]string{},
+		staged: map[string]bool{}}
+}
+
+// do carries out a step and holds everything against the model.
+func (h *history) do(ctx context.Context, s step) error {
+	if len(h.world.doubts) > 0 && (s.op >= write && s.op <= takeNamesake || h.doubtSince >= 3) {
+		// What a snapshot holds must be known, and a call that was given up ends some day.
+		if err := h.step(ctx, step{op: wait}); err != nil {
+			return err
+		}
+	}
+	return h.step(ctx, s)
+}
+
+func (h *history) step(ctx context.Context, s step) error {
+	var calls []ended
+	var err error
+	h.count.steps++
+	switch {
+	case !s.op.isCall():
+		var said string
+		said, err = h.act(ctx, s)
+		if said == impossible {
+			return nil
+		}
+		h.log("%s%s", s, said)
+	default:
+		calls, err = h.make(ctx, s)
+		if err == nil && calls == nil {
+			return nil // the orchestrator cannot make it now
+		}
+	}
+	if err == nil {
+		err = h.look(ctx, calls)
+	}
+	if err != nil {
+		return fmt.Errorf("after %q: %w", h.lines[len(h.lines)-1], err)
+	}
+	return nil
+}
+
+// runSteps carries out steps, one after the other.
+func (h *history) runSteps(ctx context.Context, steps []step) error {
+	for _, s := range steps {
+		if err := h.do(ctx, s); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// look observes, checks, and forgets doubts that are settled.
+func (h *history) look(ctx context.Context, calls []ended) error {
+	if err := h.tampers.apply(ctx, h); err != nil {
+		return err
+	}
+	j, err := h.observe(ctx, calls)
+	if err != nil {
+		return err
+	}
+	if err := h.check(j, calls); err != nil {
+		return err
+	}
+	for _, c := range calls {
+		if c.how == openCall || c.how == unclear && h.world.rackDown {
+			h.world.doubts = append(h.world.doubts, c.intends()...)
+			h.doubtSince = 0
+		}
+	}
+	h.doubtSince++
+	if h.world.rackDown {
+		return nil
+	}
+	left, err := h.env.activeFaults(ctx, h.faultNames)
+	h.count.faults += len(h.world.faults) - len(left)
+	h.world.faults = left
+	return err
+}
+
+func (h *history) log(format string, args ...any) {
+	h.lines = append(h.lines, fmt.Sprintf(format, args...))
+}
+
+// make makes the calls of a step, and returns how each ended. It returns none if the orchestrator
+// cannot make them.
+func (h *history) make(ctx context.Context, s step) ([]ended, error) {
+	steps := []*step{&s}
+	if s.with != nil {
+		other := *s.with
+		other.with, s.with = nil, nil
+		steps = append(steps, &other)
+	}
+	for _, one := range steps {
+		if !h.orchestrator.identify(one) || one.op.onNode() && h.world.down[one.node] ||
+			one.op == stageOther && (h.contents[one.vol] == nil || !h.contents[one.vol].formatted) ||
+			one.op.astray() && (len(steps) > 1 || !h.sensible(*one)) {
+			return nil, nil
+		}
+	}
+	for _, one := range steps {
+		h.orchestrator.try(*one)
+	}
+	before := h.world.seen
+	answers := h.send(ctx, steps)
+	var calls []ended
+	errs := []error{h.revive(ctx, s)}
+	words := make([]string, len(steps))
+	for i, one := range steps {
+		states := []facts{before}
+		if len(steps) == 2 {
+			states = append(states, steps[1-i].then(before))
+		}
+		c := ended{step: *one, how: h.outcome(*one, answers[i])}
+		allowed := []codes.Code{}
+		for _, state := range states {
+			c.effects = append(c.effects, one.effects(state)...)
+			allowed = append(allowed, h.world.codes(*one, state)...)
+		}
+		if len(steps) == 2 || len(h.world.doubts) > 0 {
+			allowed = append(allowed, codes.Aborted)
+		}
+		if len(steps) == 2 && steps[1-i].op == createSnapshot && one.op.onNode() &&
+			snapOf[steps[1-i].snap] == one.vol {
+			allowed = append(allowed, codes.Internal) // see about
+		}
+		words[i] = fmt.Sprintf("%s = %s", one, shown(answers[i].err))
+		if one.mishap == none && s.mishap == none {
+			errs = append(errs, judge(*one, answers[i].err, allowed))
+		}
+		h.learn(one, &c, answers[i])
+		calls = append(calls, c)
+	}
+	h.log("%s", strings.Join(words, " || "))
+	return calls, errors.Join(errs...)
+}
+
+// judge holds an answer against those that the model allows.
+func judge(s step, err error, allowed []codes.Code) error {
+	if code := status.Code(err); !slices.Contains(allowed, code) {
+		slices.Sort(allowed)
+		return fmt.Errorf("%s answered %s, the model allows %v", s.brief(), shown(err),
+			slices.Compact(allowed))
+	}
+	return nil
+}
+
+// brief is the call without its mishaps.
+func (s step) brief() string {
+	s.mishap, s.with = none, nil
+	return s.String()
+}
+
+func shown(err error) string {
+	if err == nil {
+		return "OK"
+	}
+	return fmt.Sprintf("%s (%.300s)", status.Code(err), status.Convert(err).Message())
+}
+
+// outcome says what the orchestrator may conclude from an answer.
+func (h *history) outcome(s step, a answer) outcome {
+	switch {
+	case a.err == nil:
+		return succeeded
+	case s.mishap == abandoned, s.mishap == killed && !s.op.onNode():
+		return openCall
+	case s.mishap != none, !s.op.onNode() && (len(h.world.faults) > 0 || h.world.rackDown):
+		return unclear
+	}
+	return refusedCall
+}
+
+// learn takes a success into the orchestrator and the model.
+func (h *history) learn(s *step, c *ended, a answer) {
+	key := at(s.vol, s.node)
+	if s.op == attach && slices.Contains(h.world.faults, "slow device") {
+		h.world.slow[key] = true
+	}
+	if a.err != nil {
+		return
+	}
+	switch s.op {
+	case stage, unstage:
+		if s.op == unstage || h.world.seen[stagedField(s.vol, s.node)] == "" || h.world.lost[key] {
+			h.world.frozen[key] = false
+		}
+	}
+	switch s.op {
+	case stage:
+		h.world.slow[key], h.staged[key] = false, true
+		if content := h.contents[s.vol]; content != nil && !kinds[s.vol].block() {
+			content.formatted = true
+		}
+		if !kinds[s.vol].block() {
+			h.world.lost[key] = false // a dead one was taken down and mounted anew
+		}
+	case unstage, unpublish:
+		h.staged[key] = h.staged[key] && s.op == unpublish
+		flushes := s.op == unstage && !kinds[s.vol].block() || s.op == unpublish && kinds[s.vol].block()
+		if content := h.contents[s.vol]; content != nil && flushes && !h.world.lost[key] &&
+			h.world.seen.mounted(s.vol, s.node) {
+			content.flushed()
+		}
+	}
+	if s.op == createVolume {
+		h.serials[s.vol] = a.reply.volume.GetVolumeContext()["diskName"]
+	}
+	h.orchestrator.note(s, a.reply)
+	c.step = *s
+}
+
+// answer is what came back from a call.
+type answer struct {
+	reply reply
+	err   error
+}
+
+// send makes calls at the same time, and lets their mishaps happen.
+func (h *history) send(ctx context.Context, steps []*step) []answer {
+	answers := make([]answer, len(steps))
+	var calls sync.WaitGroup
+	for i, s := range steps {
+		calls.Go(func() {
+			ctx, cancel := context.WithTimeout(ctx, patience)
+			defer cancel()
+			if s.mishap == abandoned {
+				defer time.AfterFunc(s.after, cancel).Stop()
+			}
+			answers[i].reply, answers[i].err = h.tampers.call(ctx, h, *s)
+		})
+	}
+	if s := *steps[0]; s.mishap == killed || s.mishap == rackDies {
+		h.killLater(ctx, s)
+	}
+	calls.Wait()
+	return answers
+}
+
+// revive starts again what a mishap has killed.
+func (h *history) revive(ctx context.Context, s step) error {
+	switch {
+	case s.mishap != killed:
+		return nil
+	case s.op.onNode():
+		return h.restart(ctx, h.env.nodes[s.node])
+	}
+	return h.restart(ctx, h.env.controllers[s.ctl-1])
+}
+
+// killLater kills, a moment after a call was made, what works on it.
+func (h *history) killLater(ctx context.Context, s step) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(s.after):
+	}
+	switch {
+	case s.mishap == rackDies:
+		h.env.Rack.Kill()
+		h.world.rackDown = true
+	case s.op.onNode():
+		h.env.nodes[s.node].Kill()
+	default:
+		h.env.controllers[s.ctl-1].Kill()
+	}
+}
+
+// restart starts a driver again that was killed.
+func (h *history) restart(ctx context.Context, p *harness.Plugin) error {
+	h.count.restarts++
+	return p.Start(ctx)
+}

@@ -1,0 +1,154 @@
+//go:build linux
+
+package model
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
+)
+
+func TestMain(m *testing.M) { namespace.Main(m) }
+
+// shortHistories is how many histories the short form has, and longest how many wishes one has.
+const (
+	shortHistories = 7
+	longest        = 50
+)
+
+// runner is where histories run: an environment that is made when one is needed, and again when a
+// history has failed on it.
+type runner struct {
+	t   testing.TB
+	run *harness.Run
+	env *environment
+	// bystanders and forged are what must not change.
+	bystanders, forged *proof.Invariant
+}
+
+func newRunner(t testing.TB) *runner {
+	t.Helper()
+	r := &runner{t: t, run: harness.RunFor(t), bystanders: &proof.Invariant{Name: "bystanders"},
+		forged: &proof.Invariant{Name: "forged-contents"}}
+	t.Cleanup(func() {
+		if r.env != nil {
+			if err := errors.Join(r.env.bystanders.Close(), r.env.Close()); err != nil {
+				t.Errorf("end the environment: %v", err)
+			}
+		}
+	})
+	return r
+}
+
+// runHistory runs a history from its beginning to its clean end.
+func (r *runner) runHistory(ctx context.Context, l tampers, steps func(*history) error) (*history,
+	error) {
+	if r.env == nil {
+		env, err := newEnvironment(ctx, r.run, r.bystanders, r.forged)
+		if err != nil {
+			return nil, fmt.Errorf("make an environment: %w", err)
+		}
+		r.env = env
+	}
+	h := newHistory(r.env)
+	h.tampers = l
+	err := steps(h)
+	if err == nil {
+		err = h.tearDown(ctx)
+	}
+	if err != nil {
+		_ = h.dropAll() // the history's failure is reported already
+	}
+	if err != nil && (l == nil || r.env.cleanUp(ctx) != nil) {
+		r.env.abandon()
+		r.env = nil
+	}
+	return h, err
+}
+
+// transcript is a history as people read it, and as a file may have it.
+func (h *history) transcript() string { return "  " + strings.Join(h.lines, "\n  ") }
+
+// TestNothingThatTheModelForbidsHappens is the proof.
+func TestNothingThatTheModelForbidsHappens(t *testing.T) {
+	p := proof.New(t, "model")
+	r := newRunner(t)
+	var sum counts
+	histories := 0
+	var failed []string
+	t.Cleanup(func() {
+		if len(failed) > 0 {
+			t.Logf("the history that failed first, with PROOF_SEED=%d:\n%s",
+				p.Seed+uint64(histories), failed[0])
+		}
+	})
+	proof.SetFlags(t, "rapid.checks", "1", "rapid.nofailfile", "true", "rapid.shrinktime", "90s")
+	for ; histories < shortHistories && !p.Long() || p.Long() && !p.Over(); histories++ {
+		seed := p.Seed + uint64(histories)
+		proof.SetFlags(t, "rapid.seed", strconv.FormatUint(max(seed, 1), 10))
+		rapid.Check(t, func(rt *rapid.T) {
+			volumes, wishes := drawHistory(rt, longest)
+			h, err := r.runHistory(t.Context(), nil, func(h *history) error {
+				for _, w := range wishes {
+					if err := h.runSteps(t.Context(), h.resolve(w, volumes)); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+			if h == nil {
+				rt.Fatal(err)
+			}
+			if err != nil {
+				failed = append(failed, h.transcript())
+				rt.Fatalf("repeat with PROOF_SEED=%d; this history ends with an error:\n%s\n%v",
+					seed, h.transcript(), err)
+			}
+			sum.add(h.count)
+		})
+		p.Say("%d histories, %d steps, %d faults, %d restarts", histories+1, sum.steps, sum.faults,
+			sum.restarts)
+	}
+	p.Figure("histories", histories, "steps", sum.steps, "faults", sum.faults,
+		"restarts", sum.restarts, "bytes_acknowledged", sum.bytes, "bytes_lost", sum.lost)
+	if r.env != nil {
+		if err := r.env.bystanders.Compare(); err != nil {
+			t.Error(err)
+		}
+	}
+	r.bystanders.Report(t, p.Name)
+	r.forged.Report(t, p.Name)
+}
+
+func (c *counts) add(other counts) {
+	c.steps += other.steps
+	c.faults += other.faults
+	c.restarts += other.restarts
+	c.bytes += other.bytes
+	c.lost += other.lost
+}
+
+func TestAStepIsReadAsItIsWritten(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		h := newHistory(nil)
+		for _, s := range h.resolve(drawWish(rt), []int{1, 4}) {
+			line := strings.ReplaceAll(s.String(), " || ", " = Aborted (busy) || ") + " = OK"
+			got, err := parseStep(line)
+			if err != nil {
+				rt.Fatal(err)
+			}
+			if got.String() != s.String() {
+				rt.Fatalf("%q was read as %q", s, got)
+			}
+		}
+	})
+}

@@ -1,0 +1,386 @@
+//go:build linux
+
+package model
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"pgregory.net/rapid"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/keeper"
+	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
+)
+
+func TestMain(m *testing.M) { namespace.Main(m) }
+
+// shortHistories is how many histories the short form has, and longest how many acts one has.
+const (
+	shortHistories = 20
+	longest        = 44
+)
+
+// act is one act of a history. What its numbers mean depends on its kind.
+type act struct {
+	kind string
+	a, b int
+	// at is the request of the leader before which a disturbance happens; it happens at once without.
+	at int
+}
+
+// kinds are the kinds of acts; those that stand here more often happen more often.
+var kinds = []string{
+	"turn", "turn", "turn", "turn", "turn", "turn", "turn", "turn", "turn", "turn", "turn", "turn",
+	"kill before", "kill before", "kill after", "kill after", "refuse", "freeze", "elect",
+	"round", "attacher", "kubelets", "controllers", "time", "time", "pod", "pod", "no pod",
+}
+
+// drawActs draws the acts of a history. It has a few kinds of disturbances, so that not everything
+// is out of order. Two of them follow from the history's number, so that few histories have all.
+func drawActs(t *rapid.T, turn uint64) []act {
+	all := slices.Sorted(maps.Keys(disturbances))
+	n := uint64(len(all))
+	two := []string{all[2*turn%n], all[(2*turn+1)%n]}
+	some := append(rapid.SliceOfN(rapid.SampledFrom(all), 1, 3).Draw(t, "some"), two...)
+	one := rapid.Custom(func(t *rapid.T) act {
+		from := kinds
+		if rapid.IntRange(0, 4).Draw(t, "disturbed") == 4 {
+			from = some
+		}
+		return act{rapid.SampledFrom(from).Draw(t, "kind"), rapid.IntRange(0, 5).Draw(t, "a"),
+			rapid.IntRange(1, 4).Draw(t, "b"), rapid.IntRange(-8, 8).Draw(t, "at")}
+	})
+	acts := rapid.SliceOfN(one, longest/2, longest).Draw(t, "acts")
+	acts[len(acts)/3].kind, acts[2*len(acts)/3].kind = two[0], two[1]
+	return acts
+}
+
+// do does an act.
+func (w *world) do(a act) {
+	name := names[a.a%len(names)]
+	w.count(a.kind)
+	switch a.kind {
+	case "turn":
+		for range a.b {
+			w.turn()
+		}
+	case "round":
+		w.round()
+	case "kill before", "kill after":
+		w.arm(&gate{at: a.b, after: a.kind == "kill after", act: w.kill})
+	case "refuse":
+		w.arm(&gate{at: a.b, act: func() error {
+			w.say("refused")
+			return apierrors.NewInternalError(errors.New("try again"))
+		}})
+	case "freeze":
+		w.arm(&gate{at: a.b, act: w.freeze})
+	case "elect":
+		w.elect(1 - w.leader)
+	case "attacher":
+		w.attacher()
+	case "kubelets":
+		w.kubelets()
+	case "controllers":
+		w.controllers()
+	case "time":
+		w.pass([]time.Duration{time.Second, 5 * time.Second, 40 * time.Second, 2 * time.Minute,
+			6 * time.Minute, 20 * time.Second}[a.a])
+	case "pod":
+		w.addPod(name, a.a)
+	case "no pod":
+		if pods := keepertest.List[*corev1.Pod](w.api, "default"); len(pods) > 0 {
+			p := pods[a.b%len(pods)]
+			w.say("%s is deleted", p.Name)
+			keepertest.Delete[*corev1.Pod](w.api, "default", p.Name)
+			w.budgets()
+		}
+	default:
+		w.disturb(a)
+	}
+}
+
+// turn is what happens in a second or so if nothing is out of order.
+func (w *world) turn() {
+	w.controllers()
+	w.attacher()
+	w.round()
+	w.kubelets()
+	w.pass(2 * time.Second)
+}
+
+// turnWithout is a turn without the keeper.
+func (w *world) turnWithout() {
+	w.controllers()
+	w.attacher()
+	w.kubelets()
+	w.pass(2 * time.Second)
+}
+
+// arm lets something happen at one of the next requests of the leader.
+func (w *world) arm(g *gate) { w.keepers[w.leader].gate = g }
+
+// round lets the leader do a round.
+func (w *world) round() {
+	i := w.leader
+	w.raced = false
+	_, err := w.keepers[i].Round(w.ctx)
+	w.repay()
+	switch {
+	case errors.Is(err, keeper.ErrStepAside):
+		w.elect(1 - i)
+	case err != nil:
+		w.say("round: %.200s", err)
+	}
+	if w.killed {
+		w.killed = false
+		w.restart(i)
+		w.elect(w.kills % 2)
+	}
+	w.look()
+}
+
+// repay is what both replicas do all the time.
+func (w *world) repay() {
+	for _, k := range w.keepers {
+		if err := k.Repay(w.ctx); err != nil {
+			w.say("%s: %.200s", k.node, err)
+		}
+	}
+}
+
+// elect lets a keeper lead. What another one has decided on earlier is done, unless a request of it
+// is on its way, or an instance still stopped by it.
+func (w *world) elect(i int) {
+	w.leader = i
+	if !w.stale || len(w.onWay) > 0 || len(w.busy()) > 1 {
+		return
+	}
+	for name, state := range w.states() {
+		if state != oxide.InstanceStateRunning && w.byPeople[name].IsZero() {
+			return
+		}
+	}
+	w.stale = false
+}
+
+// kill ends the leader at once. Another one takes its place after the round that it did not finish.
+func (w *world) kill() error {
+	k := w.keepers[w.leader]
+	w.say("the keeper on %s is killed", k.node)
+	w.killed = true
+	w.kills++
+	k.cut()
+	return keepertest.ErrBreak
+}
+
+// freeze lets the world go on, and the other keeper lead, while a keeper stands still before a
+// change that it has decided on.
+func (w *world) freeze() error {
+	frozen := w.leader
+	w.say("the keeper on %s freezes", w.keepers[frozen].node)
+	w.stale = true
+	w.leader = 1 - frozen
+	w.keepers[w.leader].gate = nil
+	for range 8 {
+		w.turn()
+		w.pass(3 * time.Second)
+	}
+	w.leader = frozen
+	w.say("the keeper on %s goes on", w.keepers[frozen].node)
+	return nil
+}
+
+// unrest is what keeps the world from being at rest, or "".
+func (w *world) unrest() string {
+	states := w.states()
+	for _, name := range names {
+		n := w.node(name)
+		switch state := states[name]; {
+		case state != oxide.InstanceStateRunning:
+			return fmt.Sprintf("the instance of %s is %s", name, state)
+		case n.Annotations[keeper.RecordAnnotation] != "":
+			return fmt.Sprintf("%s has a record: %s", name, n.Annotations[keeper.RecordAnnotation])
+		case n.Spec.Unschedulable:
+			return name + " is cordoned"
+		case len(n.Spec.Taints) > 0:
+			return fmt.Sprintf("%s has the taints %v", name, n.Spec.Taints)
+		}
+	}
+	for _, a := range keepertest.List[*storagev1.VolumeAttachment](w.api, "") {
+		if a.DeletionTimestamp != nil || !a.Status.Attached {
+			return fmt.Sprintf("%s is not done: %v; %v", a.Name, a.Status,
+				w.node(a.Spec.NodeName).Annotations)
+		}
+	}
+	return ""
+}
+
+// rest lets the world go on until it is at rest. Failures make a keeper wait for half an hour at
+// most.
+func (w *world) rest() error {
+	unrest := ""
+	for i := range 700 {
+		w.turn()
+		if unrest = w.unrest(); unrest == "" && i > 3 {
+			return nil
+		}
+		if len(w.busy()) == 0 {
+			w.pass(18 * time.Second)
+		}
+	}
+	return errors.New("the world does not come to rest: " + unrest)
+}
+
+// clear gives the rack back as it was: instances that run and have no disks.
+func (w *world) clear() error {
+	for _, name := range names {
+		_, err := w.rack.Client.InstanceStop(w.ctx,
+			oxide.InstanceStopParams{Instance: oxide.NameOrId(w.rack.Instance(name).ID)})
+		if err != nil {
+			return err
+		}
+	}
+	if err := w.await(oxide.InstanceStateStopped); err != nil {
+		return err
+	}
+	state, err := w.rack.Admin.State(w.ctx)
+	if err != nil {
+		return err
+	}
+	for _, a := range state.Attachments {
+		_, err := w.rack.Client.InstanceDiskDetach(w.ctx, oxide.InstanceDiskDetachParams{
+			Instance: oxide.NameOrId(a.InstanceID),
+			Body:     &oxide.DiskPath{Disk: oxide.NameOrId(a.DiskID)}})
+		if err != nil {
+			return err
+		}
+	}
+	for _, disk := range w.disks {
+		if err := w.rack.Client.DiskDelete(w.ctx,
+			oxide.DiskDeleteParams{Disk: oxide.NameOrId(disk)}); err != nil {
+			return err
+		}
+	}
+	for _, name := range names {
+		_, err := w.rack.Client.InstanceStart(w.ctx,
+			oxide.InstanceStartParams{Instance: oxide.NameOrId(w.rack.Instance(name).ID)})
+		if err != nil {
+			return err
+		}
+	}
+	return w.await(oxide.InstanceStateRunning)
+}
+
+// await waits until all instances are in a state.
+func (w *world) await(want oxide.InstanceState) error {
+	return harness.Await(w.ctx, time.Minute, func() error {
+		for name, s := range w.states() {
+			if s != want {
+				return fmt.Errorf("the instance %s is %s, not %s", name, s, want)
+			}
+		}
+		return nil
+	})
+}
+
+// run runs a history.
+func run(ctx context.Context, t keepertest.T, r *harness.Rack, acts []act) (*world, error) {
+	w := newWorld(ctx, t, r)
+	for i := range 4 {
+		w.addPod(names[i%len(names)], i)
+	}
+	w.pass(time.Minute)
+	for _, a := range acts {
+		w.do(a)
+	}
+	w.mend()
+	err := w.rest()
+	if len(w.broken) > 0 {
+		err = errors.New(strings.Join(w.broken, "\n"))
+	}
+	return w, errors.Join(err, w.clear())
+}
+
+// TestWhateverHappensToTheKeeperEveryInstanceRunsInTheEnd is the proof (D-61).
+func TestWhateverHappensToTheKeeperEveryInstanceRunsInTheEnd(t *testing.T) {
+	p := proof.New(t, "keeper-model")
+	rack, err := harness.RunFor(t).StartRack(t.Context(),
+		harness.RackOptions{Instances: names, ColdPlug: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = rack.Stop() })
+	proof.SetFlags(t, "rapid.checks", "1", "rapid.nofailfile", "true", "rapid.shrinktime", "0s")
+	histories, kills, stops, attached, most := 0, 0, 0, 0, 0
+	counts := map[string]int{}
+	var windows []time.Duration
+	for ; histories < shortHistories && !p.Long() || p.Long() && !p.Over(); histories++ {
+		seed := p.Seed + uint64(histories)
+		proof.SetFlags(t, "rapid.seed", strconv.FormatUint(max(seed, 1), 10))
+		rapid.Check(t, func(rt *rapid.T) {
+			acts := drawActs(rt, seed)
+			w, err := run(t.Context(), rt, rack, acts)
+			if err != nil {
+				failure := fmt.Sprintf("repeat with PROOF_SEED=%d:\n  %s\n%v", seed,
+					strings.Join(w.lines, "\n  "), err)
+				t.Log(failure) // rapid repeats a history that has failed, and shows the last failure only
+				rt.Fatal(failure)
+			}
+			kills, stops, attached = kills+w.kills, stops+w.stops, attached+w.volumes
+			most, windows = max(most, w.mostStops), append(windows, w.windows...)
+			for what, n := range w.counts {
+				counts[what] += n
+			}
+		})
+		if histories%20 == 19 {
+			p.Say("%d histories, %d kills, %d stops", histories+1, kills, stops)
+		}
+	}
+	want := append(slices.Clone(kinds), slices.Collect(maps.Keys(disturbances))...)
+	if histories >= 10*shortHistories {
+		want = append(want, effects...)
+	}
+	for _, what := range want {
+		if histories >= shortHistories && counts[what] == 0 {
+			t.Errorf("%d histories have none of this: %s", histories, what)
+		}
+	}
+	p.Say("%v", counts)
+	slices.Sort(windows)
+	if len(windows) == 0 {
+		t.Fatal("no keeper has attached a disk")
+	}
+	w := proof.Line("cold-attach-window", "ms_p50", windows[len(windows)/2].Milliseconds(),
+		"ms_p99", windows[len(windows)*99/100].Milliseconds(), "attached", len(windows))
+	if err := proof.Print(w); err != nil {
+		t.Fatal(err)
+	}
+	p.Figure("histories", histories, "kills", kills, "stops", stops, "volumes", attached,
+		"kinds", len(counts), "in-rounds", counts["within a round"], "late", counts["late request"],
+		"restarted", counts["started, stopped late"],
+		"fenced", counts["fenced"], "max_stops_per_volume_day", most, "violations", 0)
+}
+
+// effects are what the disturbances do in many histories.
+var effects = []string{"failed nodes", "failed pods", "failed poddisruptionbudgets",
+	"failed persistentvolumes", "failed volumeattachments", "failed csinodes", "failed stop",
+	"failed start", "failed view", "late request", "started, stopped late", "within a round",
+	"record copied", "record redirected", "node deleted in an operation",
+	"hidden instance asked for", "destroyed instance asked for", "fenced", "unfenced", "freed",
+	"started by a program", "attached by a keeper", "failed attach",
+	"no API server after a stop"}

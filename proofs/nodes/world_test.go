@@ -1,0 +1,542 @@
+//go:build linux
+
+package model
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/ptr"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/keeper"
+	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
+)
+
+// names are the nodes and the instances alike. A keeper runs on each of the first two.
+var names = []string{"a", "b", "c"}
+
+// world is what a history happens in.
+type world struct {
+	t     keepertest.T
+	ctx   context.Context
+	rack  *harness.Rack
+	api   *keepertest.Server
+	clock time.Time
+	// keepers are the two replicas; one that was killed is replaced by another of the same name.
+	keepers [2]*replica
+	leader  int
+
+	volumes int
+	pods    int
+	disks   map[string]string // of a PersistentVolume
+	// configs are what the replicas are started with.
+	configs [2]keeper.Config
+	// byHand are the nodes that a person has cordoned, dead those whose kubelet does not come back,
+	// lying those whose kubelet reports without its instance.
+	byHand, dead, lying map[string]bool
+	// byPeople is when a person stopped an instance, or did what may leave it stopped.
+	byPeople map[string]time.Time
+	// destroyed are the instances that the rack no longer shows; hidden is a token without rights.
+	destroyed map[string]bool
+	hidden    bool
+	// noEviction lets the budget allow nothing; stuck lets no pod end; lagging notices no dead
+	// kubelet.
+	noEviction, stuck, lagging bool
+	// outage is when the API server comes back that is away; starter lets a program start every
+	// stopped instance, ten seconds after it has looked last.
+	outage  time.Time
+	starter bool
+	looked  time.Time
+	// mended reports that all that hindered is over.
+	mended bool
+	// hotplug is since when the rack has hot-plug.
+	hotplug time.Time
+	// failing are how many of the requests to a resource or an operation of the rack fail.
+	failing map[string]failure
+	// refused are the errors with which volumes are refused that would be attached or detached.
+	refused map[string]string
+	// delays are how late the next request for an operation of the rack arrives.
+	delays map[string]time.Duration
+	onWay  []onWay
+	// changes are when the instances changed, in the world's time, by the rack's own time.
+	changes map[string]time.Time
+	// stale reports that a keeper has acted on what it saw before another one acted, raced that
+	// something else has changed within a round, and edited that a person has edited a record.
+	stale, raced, edited bool
+	// made is called when a change is made that a keeper has asked for.
+	made       func()
+	operations map[string]*operation
+	// causes are the stops for each volume since a person has asked for more; mostStops is the highest
+	// number of them within a day.
+	causes map[string][]stop
+	// ends is when the pods of Jobs end that have begun.
+	ends      map[string]time.Time
+	mostStops int
+	// windows are the times from an instance's stop until a keeper has attached a disk.
+	windows []time.Duration
+	counts  map[string]int
+
+	lines  []string
+	broken []string
+	kills  int
+	killed bool
+	stops  int
+}
+
+// replica is one process of the keeper.
+type replica struct {
+	*keeper.Keeper
+	node string
+	gate *gate
+	cut  func()
+}
+
+// gate counts the changes that a keeper makes, or all that it asks for, and does something at one
+// of them: before it reaches the cluster or the rack, or after it is done there.
+type gate struct {
+	at     int
+	after  bool
+	reads  bool
+	act    func() error
+	passed int
+}
+
+// failure is how the next requests fail.
+type failure struct {
+	times int
+	err   error
+}
+
+// stop is a stop of a node's instance.
+type stop struct {
+	at   time.Time
+	node string
+}
+
+// onWay is a request that reaches the rack late, whatever became of its sender.
+type onWay struct {
+	due  time.Time
+	send func()
+}
+
+var errKilled = errors.New("the keeper is dead")
+
+var errNoServer = apierrors.NewInternalError(errors.New("etcdserver: no leader"))
+
+// pass is called before and after each change, and before each read.
+func (g *gate) pass(read, after bool) error {
+	if g == nil || after != g.after || read && !g.reads {
+		return nil
+	}
+	// Once: what it does makes changes, too.
+	if g.passed++; g.passed == g.at {
+		return g.act()
+	}
+	return nil
+}
+
+// newWorld makes a cluster of three nodes on the rack, whose instances run and have no disks.
+func newWorld(ctx context.Context, t keepertest.T, r *harness.Rack) *world {
+	w := &world{t: t, ctx: ctx, rack: r, clock: time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC),
+		disks: map[string]string{}, byHand: map[string]bool{}, byPeople: map[string]time.Time{},
+		changes: map[string]time.Time{}, operations: map[string]*operation{},
+		causes: map[string][]stop{}, ends: map[string]time.Time{}, counts: map[string]int{}}
+	w.calm()
+	if err := r.Admin.Switch(ctx, map[string]any{"hotplug": false}); err != nil {
+		panic(err)
+	}
+	w.api = keepertest.Serve(t, func() time.Time { return w.clock })
+	w.api.Intercept(w.intercept)
+	w.api.InterceptReads(w.interceptRead)
+	for _, name := range names {
+		w.join(name)
+	}
+	w.kubelets()
+	for i := range w.keepers {
+		w.configs[i] = config(names[i])
+		w.restart(i)
+	}
+	return w
+}
+
+// calm ends everything that hinders for a while.
+func (w *world) calm() {
+	w.noEviction, w.stuck, w.lagging, w.hidden, w.starter = false, false, false, false, false
+	w.outage = time.Time{}
+	w.dead, w.lying, w.destroyed = map[string]bool{}, map[string]bool{}, map[string]bool{}
+	w.failing, w.delays = map[string]failure{}, map[string]time.Duration{}
+	w.refused = map[string]string{}
+}
+
+// join makes a Node, and registers its driver. What an earlier Node said of its last operation is
+// gone with it: a stop that is still on its way is then for people to make up for.
+func (w *world) join(name string) {
+	w.operations[name] = &operation{}
+	for volume, stops := range w.causes {
+		w.causes[volume] = slices.DeleteFunc(stops, func(s stop) bool { return s.node == name })
+	}
+	if len(w.onWay) > 0 || w.stale {
+		w.mayStop(name)
+	}
+	keepertest.Put(w.api, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name,
+		Labels: map[string]string{keeper.ColdAttachLabel: keeper.Allowed}}})
+	w.register(name, w.rack.Instance(name).ID)
+}
+
+// register registers the driver of a node, with an instance or not at all.
+func (w *world) register(name, instance string) {
+	c := &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: name,
+		OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: name,
+			UID: w.node(name).UID}}}}
+	if instance != "" {
+		c.Spec.Drivers = []storagev1.CSINodeDriver{{Name: keeper.DriverName, NodeID: instance}}
+	}
+	keepertest.Put(w.api, c)
+}
+
+// windowLength is how long the window lasts that a keeper may have, from the full hour.
+const windowLength = 10 * time.Minute
+
+// config makes the keeper as strict as usual, in the world's own time.
+func config(node string) keeper.Config {
+	c := keeper.Defaults()
+	c.ColdAttach, c.StartupTaint, c.LeavingNodes, c.Fence, c.NodeName = true, true, true, true, node
+	c.MinInterval, c.StatefulSetInterval = 2*time.Minute, 3*time.Minute
+	return c
+}
+
+// restart starts a keeper in the place of another.
+func (w *world) restart(i int) {
+	k := &replica{node: names[i]}
+	kube, cut := w.api.Client(fmt.Sprintf("keeper-%d", i))
+	k.cut = cut
+	client, err := kubernetes.NewForConfig(kube)
+	if err != nil {
+		panic(err)
+	}
+	log := slog.New(slog.DiscardHandler)
+	transport := &rack.Transport{Tokens: &rack.TokenSource{Fixed: w.rack.Token, Log: log}}
+	racks, _, err := rack.New(rack.Options{Host: w.rack.URL, UserAgent: "keeper"}, transport)
+	if err != nil {
+		panic(err)
+	}
+	transport.Base = &gatedTransport{transport.Base, w, k, i}
+	k.Keeper = &keeper.Keeper{Config: w.configs[i], Kubernetes: client, Rack: racks, Log: log,
+		Metrics: keeper.NewMetrics(), Now: func() time.Time { return w.clock }}
+	w.keepers[i] = k
+}
+
+// gatedTransport is how a keeper reaches the rack.
+type gatedTransport struct {
+	http.RoundTripper
+	w *world
+	k *replica
+	i int
+}
+
+// RoundTrip sends a request, unless the keeper dies before it.
+func (g *gatedTransport) RoundTrip(r *http.Request) (*http.Response, error) {
+	w := g.w
+	if w.keepers[g.i] != g.k {
+		return nil, errKilled
+	}
+	read := r.Method == http.MethodGet
+	if err := g.k.gate.pass(read, false); err != nil {
+		return nil, err
+	}
+	if !read {
+		w.checkRackRequest(g.k, r)
+	}
+	if response, err := w.hinder(g.RoundTripper, r); response != nil || err != nil {
+		return response, err
+	}
+	response, err := g.RoundTripper.RoundTrip(r)
+	if err != nil {
+		return nil, err
+	}
+	if read {
+		return w.inTime(response)
+	}
+	w.states()
+	if strings.HasSuffix(r.URL.Path, "/attach") && response.StatusCode < http.StatusMultipleChoices {
+		w.sinceStop(w.nameOf(r))
+	}
+	if err := g.k.gate.pass(false, true); err != nil {
+		_ = response.Body.Close()
+		return nil, err
+	}
+	return response, nil
+}
+
+// nameOf returns the instance that a request is about.
+func (w *world) nameOf(r *http.Request) string {
+	i := slices.IndexFunc(names, func(name string) bool {
+		return strings.Contains(r.URL.Path, w.rack.Instance(name).ID)
+	})
+	return names[i]
+}
+
+// hinder returns what becomes of a request that does not reach the rack in time, or nothing.
+func (w *world) hinder(to http.RoundTripper, r *http.Request) (*http.Response, error) {
+	operation := "view"
+	if r.Method != http.MethodGet {
+		operation = r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:]
+	}
+	for name := range w.destroyed {
+		if strings.Contains(r.URL.Path, w.rack.Instance(name).ID) {
+			w.count("destroyed instance asked for")
+			return answer(http.StatusNotFound, "ObjectNotFound"), nil
+		}
+	}
+	switch {
+	case w.hidden:
+		w.count("hidden instance asked for")
+		return answer(http.StatusNotFound, "ObjectNotFound"), nil
+	case w.failing[operation].times > 0:
+		_ = w.fails(operation)
+		return answer(http.StatusServiceUnavailable, "ServiceUnavailable"), nil
+	case w.delays[operation] > 0:
+		w.say("it is on its way for %s", w.delays[operation])
+		w.count("late request")
+		w.stale = true // it may arrive when something else has been decided
+		later := r.Clone(w.ctx)
+		w.onWay = append(w.onWay, onWay{w.clock.Add(w.delays[operation]), func() {
+			w.say("the rack is asked late: %s", operation)
+			response, err := to.RoundTrip(later)
+			if err != nil {
+				panic(err)
+			}
+			_ = response.Body.Close()
+			w.states()
+		}})
+		delete(w.delays, operation)
+		return nil, errLate
+	}
+	return nil, nil
+}
+
+var errLate = errors.New("the connection is broken")
+
+// answer returns an error of the rack.
+func answer(status int, code string) *http.Response {
+	return &http.Response{StatusCode: status,
+		Header: http.Header{"Content-Type": {"application/json"}},
+		Body: io.NopCloser(strings.NewReader(fmt.Sprintf(
+			`{"error_code": %q, "message": "no", "request_id": "1"}`, code)))}
+}
+
+// fails returns with what error the next request for something fails, or nil.
+func (w *world) fails(what string) error {
+	f := w.failing[what]
+	if f.times == 0 {
+		return nil
+	}
+	w.failing[what] = failure{f.times - 1, f.err}
+	w.count("failed " + what)
+	return f.err
+}
+
+// inTime gives what the rack says of an instance the world's time.
+func (w *world) inTime(response *http.Response) (*http.Response, error) {
+	body, err := io.ReadAll(response.Body)
+	_ = response.Body.Close()
+	if err != nil {
+		return nil, err
+	}
+	var instance map[string]any
+	if json.Unmarshal(body, &instance) == nil && instance["time_run_state_updated"] != nil {
+		changed, err := time.Parse(time.RFC3339, instance["time_run_state_updated"].(string))
+		if err != nil {
+			return nil, err
+		}
+		instance["time_run_state_updated"] = w.changed(changed)
+		if body, err = json.Marshal(instance); err != nil {
+			return nil, err
+		}
+	}
+	response.Body, response.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
+	return response, nil
+}
+
+// changed returns when the world has seen a change of an instance first.
+func (w *world) changed(rack time.Time) time.Time {
+	key := rack.UTC().String()
+	if _, known := w.changes[key]; !known {
+		w.changes[key] = w.clock
+	}
+	return w.changes[key]
+}
+
+// intercept lets each change of a keeper in the cluster pass its gate.
+func (w *world) intercept(r keepertest.Request) error {
+	k := w.sender(r)
+	if k == nil || r.Resource == "events" {
+		return nil
+	}
+	if w.away() {
+		return errNoServer // at once: a broken connection makes the client try again for seconds
+	}
+	if !r.Applied {
+		w.made = func() {}
+		if err := k.gate.pass(false, false); err != nil {
+			return err
+		}
+		w.made = w.checkClusterRequest(k, r)
+		return nil
+	}
+	if r.Status < http.StatusMultipleChoices {
+		w.made()
+	}
+	return k.gate.pass(false, true)
+}
+
+// interceptRead lets each read of a keeper pass its gate, or fail.
+func (w *world) interceptRead(r keepertest.Request) error {
+	k := w.sender(r)
+	if k == nil {
+		return nil
+	}
+	if err := k.gate.pass(true, false); err != nil {
+		return err
+	}
+	if w.away() {
+		return errNoServer
+	}
+	return w.fails(r.Resource)
+}
+
+// away reports whether the API server is away.
+func (w *world) away() bool { return w.clock.Before(w.outage) }
+
+// sender returns the keeper that has sent a request.
+func (w *world) sender(r keepertest.Request) *replica {
+	for i, k := range w.keepers {
+		if r.Client == fmt.Sprintf("keeper-%d", i) {
+			return k
+		}
+	}
+	return nil
+}
+
+// count counts what has happened.
+func (w *world) count(what string) { w.counts[what]++ }
+
+// say adds a line to the transcript, unless it would repeat the last.
+func (w *world) say(format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	if len(w.lines) == 0 || !strings.HasSuffix(w.lines[len(w.lines)-1], text) {
+		w.lines = append(w.lines, w.clock.Format("15:04:05 ")+text)
+	}
+}
+
+// breaks notes a broken promise.
+func (w *world) breaks(format string, args ...any) {
+	w.say("BROKEN: "+format, args...)
+	w.broken = append(w.broken, fmt.Sprintf(format, args...))
+}
+
+// states are the instances' states, by a request that no fault is about.
+func (w *world) states() map[string]oxide.InstanceState {
+	page, err := w.rack.Client.InstanceList(w.ctx,
+		oxide.InstanceListParams{Project: oxide.NameOrId(w.rack.Project)})
+	if err != nil {
+		panic(err)
+	}
+	states := map[string]oxide.InstanceState{}
+	for _, i := range page.Items {
+		states[string(i.Name)] = i.RunState
+		if i.TimeRunStateUpdated != nil {
+			w.changed(*i.TimeRunStateUpdated)
+		}
+	}
+	return states
+}
+
+// node returns a Node; an empty one if it has been deleted.
+func (w *world) node(name string) *corev1.Node {
+	n, ok := keepertest.Get[*corev1.Node](w.api, "", name)
+	if !ok {
+		return &corev1.Node{}
+	}
+	return n
+}
+
+// busy are the nodes with an operation in progress.
+func (w *world) busy() []string {
+	return slices.DeleteFunc(slices.Clone(names), func(name string) bool {
+		return w.node(name).Annotations[keeper.RecordAnnotation] == ""
+	})
+}
+
+// addPod schedules a pod to a node: with a volume of its own, or without.
+func (w *world) addPod(name string, kind int) {
+	w.pods++
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default",
+		Name: fmt.Sprintf("pod-%d", w.pods), Labels: map[string]string{"app": "web"}},
+		Spec: corev1.PodSpec{NodeName: name}}
+	owner := metav1.OwnerReference{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web",
+		UID: "web", Controller: ptr.To(true)}
+	if kind%2 == 0 {
+		owner.Kind, owner.Name, owner.UID = "StatefulSet", "db", "db"
+		pod.Labels = map[string]string{"app": "db"}
+		w.addVolume(pod)
+	}
+	if kind != 5 {
+		pod.OwnerReferences = []metav1.OwnerReference{owner}
+	}
+	if kind == 3 {
+		pod.Labels = nil
+	}
+	if kind >= 6 {
+		owner.Kind, owner.Name, owner.UID = "Job", "job", "job"
+		pod.OwnerReferences[0] = owner
+		pod.Labels, pod.Spec.RestartPolicy = nil, corev1.RestartPolicyNever
+		pod.Status.Phase = corev1.PodPending
+		w.ends[pod.Name] = w.clock.Add(time.Duration(5+kind) * time.Minute)
+	}
+	keepertest.Put(w.api, pod)
+	w.budgets()
+	w.say("%s %s is scheduled to %s", owner.Kind, pod.Name, name)
+}
+
+// addVolume makes a disk and what Kubernetes has of it, and asks for its attachment.
+func (w *world) addVolume(pod *corev1.Pod) {
+	w.volumes++
+	volume := fmt.Sprintf("pvc-%d", w.volumes)
+	disk, err := w.rack.Client.DiskCreate(w.ctx, oxide.DiskCreateParams{
+		Project: oxide.NameOrId(w.rack.Project),
+		Body: &oxide.DiskCreate{Name: oxide.Name(fmt.Sprintf("d%d-%d", time.Now().UnixNano(), w.volumes)),
+			Size: oxide.ByteCount(harness.GiB), DiskBackend: oxide.DiskBackend{
+				Value: &oxide.DiskBackendDistributed{DiskSource: oxide.DiskSource{
+					Value: &oxide.DiskSourceBlank{BlockSize: 512}}}}}})
+	if err != nil {
+		panic(err)
+	}
+	w.disks[volume] = disk.Id
+	keepertest.Put(w.api, &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: volume},
+		Spec: corev1.PersistentVolumeSpec{
+			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{
+				Driver: keeper.DriverName, VolumeHandle: disk.Id}},
+			ClaimRef: &corev1.ObjectReference{Namespace: "default", Name: volume,
+				UID: types.UID(volume)}}})
+	pod.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
+		PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: volume}}}}
+}

@@ -1,0 +1,169 @@
+//go:build linux
+
+package powercut_test
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"runtime/metrics"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/moby/sys/mountinfo"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
+)
+
+// bench is a guest with a driver in it, which sees one disk after the other.
+type bench struct {
+	*proof.Bench
+	disks   *flakydisk.Server
+	formats proof.Formats
+	shown   int
+}
+
+// newBench starts a driver: the run's own, or the program.
+func newBench(ctx context.Context, run *harness.Run, program string, env map[string]string) (
+	*bench, error) {
+	started, err := proof.StartBench(ctx, run, program, env)
+	if err != nil {
+		return nil, err
+	}
+	b := &bench{Bench: started}
+	if b.formats, err = proof.CountFormats(b.Bin); err != nil {
+		return nil, err
+	}
+	disks := filepath.Join(b.Dir, "disks")
+	if err := os.Mkdir(disks, 0o755); err != nil {
+		return nil, err
+	}
+	b.disks, err = flakydisk.Mount(disks)
+	return b, err
+}
+
+// close ends the driver, which must end well, and its disks.
+func (b *bench) close() error { return errors.Join(b.Close(), b.disks.Close()) }
+
+// placement is a volume whose disk the guest sees.
+type placement struct {
+	harness.Placement
+	volume volume
+	bench  *bench
+	disk   *flakydisk.Disk
+	loop   loopdev.Device
+	file   string
+	dir    string
+}
+
+var (
+	// inUse is held for reading while a disk is shown.
+	inUse sync.RWMutex
+	// collected is how many bytes had been allocated at the last collection.
+	collected atomic.Uint64
+)
+
+// collect collects garbage, if there may be much of it, while no disk is shown: a collection stops
+// all threads that serve disks, and waits for those that the kernel may let wait for a disk.
+func collect() {
+	const much = 128 * mib
+	allocated := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}}
+	metrics.Read(allocated)
+	last, now := collected.Load(), allocated[0].Value.Uint64()
+	if now > last+much && collected.CompareAndSwap(last, now) {
+		inUse.Lock()
+		defer inUse.Unlock()
+		runtime.GC()
+	}
+}
+
+// peakMiB returns the most memory that this process has had.
+func peakMiB() (int64, error) {
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return 0, err
+	}
+	_, peak, _ := strings.Cut(string(status), "\nVmHWM:")
+	var kib int64
+	_, err = fmt.Sscan(peak, &kib)
+	return kib / 1024, err
+}
+
+// show lets the guest see a disk. It knows nothing of the volume: it is another instance than the
+// one before.
+func (b *bench) show(ctx context.Context, v volume, disk *flakydisk.Disk) (*placement, error) {
+	collect()
+	inUse.RLock()
+	b.shown++
+	p := &placement{volume: v, bench: b, disk: disk,
+		file: fmt.Sprint(loopdev.Process(), ".disk-", b.shown),
+		dir:  filepath.Join(b.Dir, fmt.Sprint("volume-", b.shown))}
+	p.Placement = harness.Placement{Volume: &csi.Volume{VolumeId: v.id},
+		Capability: harness.Access(v.access), PublishContext: v.context(disk.Size()),
+		Staging: filepath.Join(p.dir, "staging"), Target: filepath.Join(p.dir, "pod", "target")}
+	known, err := filepath.Glob(filepath.Join(b.Plugin.Dir, "volumes", "*"+v.id+"*"))
+	if err != nil || len(known) > 0 {
+		return p, errors.Join(err, fmt.Errorf("this instance remembers the volume in %q", known))
+	}
+	if err := p.MakeDirs(); err != nil {
+		return p, err
+	}
+	p.loop, err = loopdev.Attach(ctx, loopdev.Config{Path: b.disks.Put(p.file, disk),
+		Serial: "powercut-" + rand.Text()[:16], Owner: loopdev.Process()})
+	if err != nil {
+		return p, err
+	}
+	return p, errors.Join(b.Guest.Plug("nvme1n1", v.disk, p.loop), b.Bystanders.Show())
+}
+
+// hide takes the disk away, after everything that a failed call has left of it.
+func (p *placement) hide() error {
+	defer inUse.RUnlock()
+	p.disk.Heal()
+	errs := []error{proof.UnmountBelow(p.dir), p.bench.Guest.Unplug()}
+	if p.loop.Path != "" {
+		errs = append(errs, p.loop.Detach(context.Background()))
+	}
+	p.bench.disks.Remove(p.file)
+	return errors.Join(append(errs, os.RemoveAll(p.dir))...)
+}
+
+func (p *placement) stage(ctx context.Context) error {
+	return p.bench.Stage(ctx, &p.Placement)
+}
+
+func (p *placement) publish(ctx context.Context) error {
+	return p.bench.Publish(ctx, &p.Placement)
+}
+
+func (p *placement) unpublish(ctx context.Context) error {
+	return p.bench.Unpublish(ctx, &p.Placement)
+}
+
+func (p *placement) unstage(ctx context.Context) error {
+	return p.bench.Unstage(ctx, &p.Placement)
+}
+
+// staged demands that the volume's filesystem is mounted at the staging path, or nothing for a raw
+// volume.
+func (p *placement) staged() error {
+	mounts, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(p.Staging))
+	switch {
+	case err != nil:
+		return err
+	case p.volume.raw() && len(mounts) == 0:
+		return nil
+	case len(mounts) != 1 || mounts[0].FSType != p.volume.access:
+		return fmt.Errorf("%d mounts at the staging path, want one of %s", len(mounts), p.volume.access)
+	}
+	return nil
+}

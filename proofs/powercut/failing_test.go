@@ -1,0 +1,239 @@
+//go:build linux
+
+package powercut_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
+)
+
+// onNewDisk stages and publishes a volume on a new disk, with a file that is acknowledged. What do
+// leaves of it is taken away.
+func onNewDisk(ctx context.Context, b *bench, access string, r *rand.Rand,
+	do func(*recorder) error) (err error) {
+	life := lifeOf(newVolume(access))
+	disk := flakydisk.NewDisk(life.base.Fork())
+	place, err := b.show(ctx, life.volume, disk)
+	defer func() { err = errors.Join(err, place.hide()) }()
+	if err != nil {
+		return err
+	}
+	rec := &recorder{recording: life, place: place, disk: disk, rand: r,
+		loose: map[string]promise{}}
+	if err := rec.stage(ctx); err != nil {
+		return err
+	}
+	if access != raw {
+		if err := rec.writeNew("before"); err != nil {
+			return err
+		}
+	}
+	return do(rec)
+}
+
+func startBench(t *testing.T) *bench {
+	t.Helper()
+	b, err := newBench(t.Context(), harness.RunFor(t), "", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := b.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return b
+}
+
+func TestADiskThatFailsUnderAWorkloadIsToldOfAndLeft(t *testing.T) {
+	p := proof.New(t, "failing-disk")
+	for i, access := range filesystems {
+		t.Run(access, func(t *testing.T) {
+			r := rand.New(rand.NewPCG(p.Seed, uint64(200+i)))
+			err := onNewDisk(t.Context(), startBench(t), access, r, func(rec *recorder) error {
+				return rec.failUnderWorkload(t.Context())
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func (r *recorder) failUnderWorkload(ctx context.Context) error {
+	r.disk.AddFault(flakydisk.Fault{On: flakydisk.OnWrite | flakydisk.OnFlush})
+	if err := errors.Join(r.writeUntilItFails(), r.place.toldOf(ctx),
+		r.place.unpublish(ctx)); err != nil {
+		return err
+	}
+	if err := r.place.unstageTwice(ctx); err != nil {
+		return fmt.Errorf("the volume cannot be unstaged: %w", err)
+	}
+	r.disk.Heal()
+	if err := r.place.stage(ctx); err != nil {
+		return fmt.Errorf("the disk is in order, and the volume cannot be staged: %w", err)
+	}
+	promises, _ := r.ledger.at(len(r.ledger.events))
+	return errors.Join(r.place.checkData(ctx, promises), r.place.usable(r.recording),
+		r.place.unstage(ctx))
+}
+
+// writeUntilItFails lets the workload write until it hears that the disk fails, and the filesystem
+// has noticed.
+func (r *recorder) writeUntilItFails() error {
+	for n := range 50 {
+		name := fmt.Sprint("during-", n)
+		if err := r.write(name, r.content(), os.O_CREATE); err == nil {
+			return fmt.Errorf("%s was written and synced to a disk that fails", name)
+		}
+		if !r.writable() {
+			return nil
+		}
+		_ = r.syncDir() // its journal is written, and fails
+	}
+	return errors.New("the filesystem is not read-only after 50 failed writes")
+}
+
+// writable reports whether the filesystem takes new files.
+func (r *recorder) writable() bool {
+	f, err := os.Create(filepath.Join(r.place.Target, "new"))
+	return err == nil && f.Close() == nil
+}
+
+// toldOf demands that statistics and health tell of a filesystem that has failed.
+func (p *placement) toldOf(ctx context.Context) error {
+	health, err := p.bench.Plugin.Node().NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{
+		VolumeId: p.volume.id, VolumePublishPath: p.Target, StagingTargetPath: p.Staging})
+	if err != nil {
+		return err
+	}
+	if !strings.Contains(health.String(), "FilesystemFailed") {
+		return fmt.Errorf("the health of a failed filesystem is %v", health)
+	}
+	stats, err := p.Stats(ctx, p.bench.Plugin.Node())
+	if err != nil && !strings.Contains(err.Error(), "FilesystemFailed") {
+		return fmt.Errorf("the statistics of a failed filesystem are %v, %w", stats, err)
+	}
+	return nil
+}
+
+// unstageTwice unstages a volume from a disk that fails: the caller may hear of it once.
+func (p *placement) unstageTwice(ctx context.Context) error {
+	first := p.unstage(ctx)
+	if first == nil {
+		return nil
+	}
+	return p.unstage(ctx)
+}
+
+func TestAFlushThatFailsWhenAVolumeIsUnstagedIsHeard(t *testing.T) {
+	isHeard(t, "failing-flush", 300, append([]string{raw}, filesystems...), flushFails)
+}
+
+// isHeard lets something fail on disks of several access types, and demands that a caller hears it.
+func isHeard(t *testing.T, name string, stream uint64, accesses []string,
+	fails func(context.Context, *bench, string, *rand.Rand) (wrong, err error)) {
+	t.Helper()
+	p := proof.New(t, name)
+	for i, access := range accesses {
+		t.Run(access, func(t *testing.T) {
+			r := rand.New(rand.NewPCG(p.Seed, stream+uint64(i)))
+			wrong, err := fails(t.Context(), startBench(t), access, r)
+			if err := errors.Join(wrong, err); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// failFlush is flushFails for an xfs. Of an ext4, its journal would tell.
+func failFlush(ctx context.Context, b *bench, r *rand.Rand) (wrong, err error) {
+	return flushFails(ctx, b, xfs, r)
+}
+
+// flushFails lets one flush fail when a volume is taken back, and demands that a call says so, and
+// that the repeated calls end.
+func flushFails(ctx context.Context, b *bench, access string, r *rand.Rand) (wrong, err error) {
+	err = onNewDisk(ctx, b, access, r, func(rec *recorder) error {
+		write := rec.writeLoose
+		if access == raw {
+			write = rec.writeLooseRaw
+		}
+		if err := write(); err != nil {
+			return err
+		}
+		if access == ext4 { // whose failed flush nobody would hear of
+			if err := harness.StopLazyInit(rec.place.Staging); err != nil {
+				return err
+			}
+		}
+		fired := rec.disk.AddFault(flakydisk.Fault{On: flakydisk.OnFlush, Times: 1})
+		first, second := rec.place.unpublish(ctx), rec.place.unstage(ctx)
+		if fired() != 1 {
+			return fmt.Errorf("%d flushes failed, want 1", fired())
+		}
+		if first == nil && second == nil {
+			wrong = errors.New("a flush failed, and every call said OK")
+		}
+		return errors.Join(rec.place.unpublish(ctx), rec.place.unstage(ctx))
+	})
+	return wrong, err
+}
+
+func TestAJournalThatFailsBeforeAVolumeIsUnstagedIsHeardOf(t *testing.T) {
+	isHeard(t, "failing-journal", 400, []string{ext3, ext4}, journalFails)
+}
+
+// failJournal is journalFails for an ext4.
+func failJournal(ctx context.Context, b *bench, r *rand.Rand) (wrong, err error) {
+	return journalFails(ctx, b, ext4, r)
+}
+
+// journalFails lets the commit of a journal fail for somebody else than the driver, and demands
+// that a call says so, unless the volume's health does.
+func journalFails(ctx context.Context, b *bench, access string, r *rand.Rand) (wrong, err error) {
+	err = onNewDisk(ctx, b, access, r, func(rec *recorder) error {
+		if err := rec.writeLoose(); err != nil {
+			return err
+		}
+		target, err := os.Open(rec.place.Target)
+		if err != nil {
+			return err
+		}
+		fired := rec.disk.AddFault(flakydisk.Fault{On: flakydisk.OnFlush, Times: 1})
+		_ = unix.Syncfs(int(target.Fd())) // it may tell, or not
+		if err := target.Close(); err != nil || fired() != 1 {
+			return errors.Join(err, fmt.Errorf("%d flushes failed, want 1", fired()))
+		}
+		told := rec.place.toldOf(ctx)
+		first, second := rec.place.unpublish(ctx), rec.place.unstage(ctx)
+		if told != nil && first == nil && second == nil {
+			wrong = errors.New("a journal failed, and every call said OK")
+		}
+		return errors.Join(rec.place.unpublish(ctx), rec.place.unstage(ctx))
+	})
+	return wrong, err
+}
+
+// writeLooseRaw writes to a raw device without fsync.
+func (r *recorder) writeLooseRaw() error {
+	device, err := os.OpenFile(r.place.Target, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = device.WriteAt(r.content()[:1], 4*mib)
+	return errors.Join(err, device.Close())
+}

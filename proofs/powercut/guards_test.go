@@ -1,0 +1,228 @@
+//go:build linux
+
+package powercut_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
+)
+
+// flush is a flush of the driver, with what must notice when it is gone.
+type flush struct {
+	proof.Guard
+	// scenarios are those in whose images it must be noticed; each is a filesystem's, or raw.
+	scenarios []scenario
+	// trial notices it where no power cut can, because something else flushes, too.
+	trial func(context.Context, *bench, *rand.Rand) (wrong, err error)
+}
+
+// scenario records something with the driver of a bench.
+type scenario struct {
+	access string
+	record func(context.Context, *bench, *bench, volume, *rand.Rand) (*recording, error)
+}
+
+// flushes are all flushes of the driver that make a disk's bytes durable, but for that of the
+// record of a growth: resize2fs flushes the disk before it writes, so that no image would be wrong.
+func flushes() []flush {
+	one := func(name, place, text, with string, scenarios ...scenario) flush {
+		return flush{Guard: proof.Guard{Name: name,
+			Edits: []proof.Edit{{Place: place, Text: text, With: with}}}, scenarios: scenarios}
+	}
+	const last, skip = "return d.unwritable(w.Sync())", "if REMOVED {\nreturn nil\n}\nTEXT"
+	return []flush{
+		one("the record of a format is durable before mkfs", "filesystem.disk.writeRecords", last,
+			"if REMOVED && slices.Equal(slots, RecordOffsets(d.SizeBytes)) {\nreturn nil\n}\nTEXT",
+			of(xfs, aLife)),
+		one("records are erased before the disk is used", "filesystem.disk.eraseRecords", last, skip,
+			of(ext4, aLife)),
+		one("the UUID of a btrfs is durable before its records are erased",
+			"filesystem.disk.setBtrfsUUID", "errors.Join(blockdev.WriteAt(w, b, at), w.Sync())",
+			"errors.Join(blockdev.WriteAt(w, b, at), unless(REMOVED, w.Sync))", of(btrfs, aLife)),
+		one("a record is erased before a workload gets the raw disk", "filesystem.disk.eraseRecords",
+			last, skip, of(ext4, aRelease)),
+		one("what was written is durable when the volume is unstaged", "node.Service.openFlushed",
+			"device.Flush()", proof.NotCalled, of(raw, aLife)),
+		{Guard: proof.Guard{Name: "what could not be written is told when the volume is unstaged",
+			Edits: []proof.Edit{{Place: "node.Service.unmount", Text: "mount.Sync(path)",
+				With: proof.NotCalled}}}, trial: failFlush},
+		{Guard: proof.Guard{Name: "a journal that has failed is told of when the volume is unstaged",
+			Edits: []proof.Edit{{Place: "node.Service.release", Text: "checkJournal(ctx, n.log(), device)",
+				With: proof.NotCalled}}}, trial: failJournal},
+		one("what a format had left is wiped before mkfs", "filesystem.disk.clearSectors", last, skip,
+			of(btrfs, aResumption)),
+		one("a format that had ended is durable before its records are erased",
+			"filesystem.disk.finishFormat", "w.Sync()", proof.NotCalled, of(btrfs, aFinish)),
+	}
+}
+
+func of(access string, record func(context.Context, *bench, *bench, volume, *rand.Rand) (*recording,
+	error)) scenario {
+	return scenario{access, record}
+}
+
+// aLife records a life, with the driver that is under test.
+func aLife(ctx context.Context, b, _ *bench, v volume, r *rand.Rand) (*recording, error) {
+	life := lifeOf(v)
+	return life, record(ctx, b, life, r, liveOnce)
+}
+
+// after records a scenario that needs a life, which the driver as it is has led.
+func after(next func(context.Context, *bench, *recording, *rand.Rand) (*recording, error)) func(
+	context.Context, *bench, *bench, volume, *rand.Rand) (*recording, error) {
+	return func(ctx context.Context, b, whole *bench, v volume, r *rand.Rand) (*recording, error) {
+		life, err := aLife(ctx, whole, nil, v, r)
+		if err != nil {
+			return nil, err
+		}
+		return next(ctx, b, life, r)
+	}
+}
+
+var (
+	aResumption = after(resumeBtrfs)
+	aFinish     = after(finish)
+	aRelease    = after(releaseRaw)
+)
+
+// guardImages is how many images are sampled to notice that a flush is gone.
+const guardImages = 100
+
+// TestEachFlushIsNoticedWhenItIsGone takes each flush out of the driver, and lets the disk lie
+// about all of them.
+func TestEachFlushIsNoticedWhenItIsGone(t *testing.T) {
+	p := proof.New(t, "flush-guards")
+	run := harness.RunFor(t)
+	all := flushes()
+	var guards []proof.Guard
+	for _, f := range all {
+		guards = append(guards, f.Guard)
+	}
+	program, err := proof.BuildMutant(t.Context(), run.Dir, guards)
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole, err := newBench(t.Context(), run, "", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	removed, noticed := 0, 0
+	for i, f := range all {
+		if os.Getenv("PROOF_ONLY") != "" && os.Getenv("PROOF_ONLY") != f.Name {
+			continue
+		}
+		removed++
+		b, err := newBench(t.Context(), run, program,
+			map[string]string{proof.RemovedGuard: f.Name})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := rand.New(rand.NewPCG(p.Seed, uint64(i)))
+		wrong, err := f.try(t.Context(), b, whole, r)
+		switch {
+		case err != nil:
+			t.Errorf("without %q: %v", f.Name, err)
+		case wrong == nil:
+			t.Errorf("without %q nothing happens (seed %d)", f.Name, p.Seed)
+		default:
+			noticed++
+			p.Say("without %q: %v", f.Name, wrong)
+		}
+		if err := b.close(); err != nil {
+			t.Error(err)
+		}
+	}
+	lies := noticedLies(t, p, whole)
+	if err := whole.close(); err != nil {
+		t.Error(err)
+	}
+	p.Figure("removed", removed, "noticed", noticed, "lies", len(filesystems)+1, "lies_noticed", lies)
+}
+
+// try returns what is wrong without the flush.
+func (f flush) try(ctx context.Context, b, whole *bench, r *rand.Rand) (wrong, err error) {
+	if f.trial != nil {
+		return f.trial(ctx, b, r)
+	}
+	for _, s := range f.scenarios {
+		rec, err := s.record(ctx, b, whole, newVolume(s.access), r)
+		if err != nil {
+			return nil, err
+		}
+		if wrong, err = whole.firstWrong(ctx, rec, r); wrong != nil || err != nil {
+			return wrong, err
+		}
+	}
+	return nil, nil
+}
+
+// firstWrong checks images of a recording until one is wrong.
+func (b *bench) firstWrong(ctx context.Context, rec *recording, r *rand.Rand) (wrong, err error) {
+	s, err := newSampler(rec, r)
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range slices.Concat(s.early(), s.flushes(), s.sample(guardImages)) {
+		v, err := b.check(ctx, m)
+		if err != nil {
+			return nil, err
+		}
+		if v.wrong != nil {
+			return fmt.Errorf("%s: %w", m.name, v.wrong), nil
+		}
+	}
+	return nil, s.err
+}
+
+// noticedLies lets a disk lie about every flush, and returns for how many access types the loss is
+// noticed.
+func noticedLies(t *testing.T, p *proof.Proof, b *bench) (noticed int) {
+	for i, access := range append([]string{raw}, filesystems...) {
+		r := rand.New(rand.NewPCG(p.Seed, uint64(100+i)))
+		life := lifeOf(newVolume(access))
+		err := record(t.Context(), b, life, r, liveOnce,
+			flakydisk.Fault{On: flakydisk.OnFlush, Lie: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		life.used = 0 // without flushes there is no such point: all that follows the first stage counts
+		wrong, err := b.firstLoss(t.Context(), life, r)
+		if err != nil || wrong == nil {
+			t.Errorf("a disk of %s that lies about flushes loses nothing (seed %d), %v", access, p.Seed,
+				err)
+			continue
+		}
+		noticed++
+		p.Say("a disk of %s that lies: %v", access, wrong)
+	}
+	return noticed
+}
+
+// firstLoss checks images of a recording until one lacks what was acknowledged.
+func (b *bench) firstLoss(ctx context.Context, rec *recording, r *rand.Rand) (lost, err error) {
+	s, err := newSampler(rec, r)
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range append(s.flushes(), s.sample(guardImages)...) {
+		if _, staged := rec.ledger.at(m.events); !staged {
+			continue
+		}
+		v, err := b.check(ctx, m)
+		if err != nil {
+			return nil, err
+		}
+		if v.lost || v.formatted {
+			return fmt.Errorf("%s: %w", m.name, v.wrong), nil
+		}
+	}
+	return nil, s.err
+}

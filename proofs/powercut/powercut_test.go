@@ -1,0 +1,172 @@
+//go:build linux
+
+package powercut_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"path/filepath"
+	"runtime/debug"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
+)
+
+func TestMain(m *testing.M) {
+	debug.SetGCPercent(-1) // see collect
+	namespace.Main(m)
+}
+
+// shortImages is how many images the short form has, and longImages a round of the long form.
+const (
+	shortImages = 500
+	longImages  = 2000
+)
+
+// TestEveryStateAfterAPowerCutConverges is the proof.
+func TestEveryStateAfterAPowerCutConverges(t *testing.T) {
+	c := &count{trials: newTrials(t, "powercut")}
+	peak := c.rounds(c.round)
+	c.p.Figure("records", c.records, "writes", c.writes, "flushes", c.flushes, "images", c.images,
+		"equal", c.equal, "converged", c.converged, "refused_rightly", c.refused, "lost", c.lost,
+		"formatted_used", c.formatted, "peak_mib", peak)
+	c.bystanders.Report(t, c.p.Name)
+	c.forged.Report(t, c.p.Name)
+	if !c.p.Long() && c.images < shortImages {
+		t.Errorf("%d images were checked, want at least %d", c.images, shortImages)
+	}
+}
+
+// count counts what became of the images.
+type count struct {
+	*trials
+	records, writes, flushes, images int
+	equal, converged, refused        int
+	lost, formatted                  int
+}
+
+// round records every scenario with a seed and checks its images.
+func (c *count) round(ctx context.Context, seed uint64) {
+	recorded, err := recordAll(ctx, c.run, seed)
+	if err != nil {
+		c.t.Errorf("record (seed %d): %v", seed, err)
+		return
+	}
+	recorded = slices.DeleteFunc(slices.Clone(recorded), func(r *recording) bool {
+		return r.readWhole
+	})
+	for _, rec := range recorded {
+		c.records += len(rec.log)
+		for _, r := range rec.log {
+			switch {
+			case r.Changes():
+				c.writes++
+			case r.Kind == flakydisk.Flush:
+				c.flushes++
+			}
+		}
+	}
+	r := rand.New(rand.NewPCG(seed, 2))
+	var images []image
+	var samplers []*sampler
+	for _, rec := range recorded {
+		s, err := newSampler(rec, r)
+		if err != nil {
+			c.t.Errorf("%s (seed %d): %v", rec.name, seed, err)
+			return
+		}
+		samplers = append(samplers, s)
+		images = append(images, s.flushes()...)
+	}
+	c.p.Say("%d scenarios, an image for each of %d flushes", len(recorded), len(images))
+	want := shortImages
+	if c.p.Long() {
+		want = longImages
+	}
+	for i, s := range samplers {
+		images = append(images, s.sample(max(10,
+			(want-len(images)+len(samplers)-i-1)/(len(samplers)-i)))...)
+		c.equal += s.equal
+		if s.err != nil {
+			c.t.Errorf("%s (seed %d): %v", s.of.name, seed, s.err)
+		}
+	}
+	r.Shuffle(len(images), func(i, j int) { images[i], images[j] = images[j], images[i] })
+	c.check(ctx, images, seed)
+}
+
+// recorded are the latest recordings: in the short form, the tests share them.
+var recorded struct {
+	seed uint64
+	all  []*recording
+}
+
+// recordAll records the scenarios of every access type, several at once.
+func recordAll(ctx context.Context, run *harness.Run, seed uint64) (all []*recording, err error) {
+	if recorded.all != nil && recorded.seed == seed {
+		return recorded.all, nil
+	}
+	accesses := append(slices.Clone(filesystems), raw)
+	found, errs := make([][]*recording, len(accesses)), make([]error, len(accesses))
+	var recorders sync.WaitGroup
+	for i, access := range accesses {
+		recorders.Go(func() {
+			b, err := newBench(ctx, run, "", nil)
+			if err == nil {
+				found[i], err = recordings(ctx, b, access, rand.New(rand.NewPCG(seed, uint64(i))))
+				err = errors.Join(err, b.close())
+			}
+			errs[i] = err
+		})
+	}
+	recorders.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	recorded.seed, recorded.all = seed, slices.Concat(found...)
+	return recorded.all, nil
+}
+
+// check checks images, several at once.
+func (c *count) check(ctx context.Context, images []image, seed uint64) {
+	var jobs []job
+	for _, m := range images {
+		jobs = append(jobs, job{m.of.volume.access, func(b *bench) {
+			v, failed := b.check(ctx, m)
+			c.note(m, v, failed, seed)
+		}})
+	}
+	c.work(ctx, jobs)
+}
+
+// note counts an image, and keeps that of which something is wrong.
+func (c *count) note(m image, v verdict, failed error, seed uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.images++
+	for n, happened := range map[*int]bool{&c.converged: v.converged, &c.refused: v.refused,
+		&c.lost: v.lost, &c.formatted: v.formatted} {
+		if happened {
+			*n++
+		}
+	}
+	if err := errors.Join(failed, v.wrong); err != nil {
+		c.wrong++
+		path := filepath.Join(c.run.Dir, fmt.Sprintf("image-%d", c.images))
+		c.t.Errorf("%s (seed %d): %v; the image is %s", m.name, seed, err, path)
+		if err := m.content().Save(path); err != nil {
+			c.t.Error(err)
+		}
+	}
+	if time.Since(c.said) > 10*time.Second {
+		c.said = time.Now()
+		c.p.Say("%d images; the last one: %s", c.images, m.name)
+	}
+}

@@ -1,0 +1,354 @@
+//go:build linux
+
+package powercut_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
+)
+
+// recording is the log of a disk while a volume was used, from which images are made.
+type recording struct {
+	name   string
+	volume volume
+	base   *flakydisk.Image
+	// log has no reads; stage is its beginning until the volume is staged, with reads.
+	log, stage []flakydisk.Record
+	ledger     ledger
+	// final is the disk at the end, and kept the promises then.
+	final *flakydisk.Image
+	kept  map[string]promise
+	// grows is set when the filesystem must be larger than it was.
+	grows bool
+	// blank is set when the base holds nothing, or an unfinished format.
+	blank bool
+	// readWhole is set when all of the disk is read to prove that it is blank.
+	readWhole bool
+	// used is the index in the log from which on the disk is never formatted again.
+	used int
+}
+
+// recorder makes a recording.
+type recorder struct {
+	*recording
+	place *placement
+	disk  *flakydisk.Disk
+	rand  *rand.Rand
+	// prefix and files make the names of files.
+	prefix string
+	files  int
+	// loose are contents that no fsync was called for. They are durable when the volume is unstaged.
+	loose map[string]promise
+}
+
+// record lets do use the volume of a recording on a disk with the content of its base. The disk
+// has the faults.
+func record(ctx context.Context, b *bench, r *recording, random *rand.Rand,
+	do func(context.Context, *recorder) error, faults ...flakydisk.Fault) (err error) {
+	image := r.base.Fork()
+	disk := flakydisk.NewDisk(image)
+	place, err := b.show(ctx, r.volume, disk)
+	defer func() { err = errors.Join(err, place.hide()) }()
+	if err != nil {
+		return err
+	}
+	disk.StartLog(true)
+	for _, f := range faults {
+		disk.AddFault(f)
+	}
+	rec := &recorder{recording: r, place: place, disk: disk, rand: random,
+		prefix: fmt.Sprintf("%08x", random.Uint32()), loose: map[string]promise{}}
+	if err := do(ctx, rec); err != nil {
+		return fmt.Errorf("record %s: %w", r.name, err)
+	}
+	r.log = disk.Log()
+	staged := slices.IndexFunc(r.log, func(r flakydisk.Record) bool {
+		return r.Kind == flakydisk.Note
+	})
+	r.stage = slices.Clone(r.log[:staged])
+	r.log = slices.DeleteFunc(r.log, func(r flakydisk.Record) bool {
+		return r.Kind == flakydisk.Read
+	})
+	disk.WithStore(func(flakydisk.Store) { r.final = image.Fork() })
+	r.kept, _ = r.ledger.at(len(r.ledger.events))
+	if r.blank {
+		r.used = usedFrom(r.base, r.log)
+	}
+	return nil
+}
+
+// happened adds an event to the ledger and the log.
+func (r *recorder) happened(e event) {
+	r.ledger.events = append(r.ledger.events, e)
+	r.disk.Note(note(len(r.ledger.events)))
+}
+
+// promise notes what a name holds from now on.
+func (r *recorder) promise(name string, contents ...[]byte) {
+	r.happened(event{promises: map[string]promise{name: {contents: contents}}})
+}
+
+// undecided notes that a name may hold anything.
+func (r *recorder) undecided(name string) {
+	r.happened(event{promises: map[string]promise{name: {anything: true}}})
+}
+
+// stage stages and publishes the volume.
+func (r *recorder) stage(ctx context.Context) error {
+	if err := r.place.stage(ctx); err != nil {
+		return err
+	}
+	r.happened(event{staged: true})
+	return r.place.publish(ctx)
+}
+
+// unstage takes the volume back. What it held is durable from then on.
+func (r *recorder) unstage(ctx context.Context) error {
+	if err := r.place.unpublish(ctx); err != nil {
+		return err
+	}
+	if err := r.place.unstage(ctx); err != nil {
+		return err
+	}
+	r.happened(event{promises: r.loose})
+	return nil
+}
+
+// content is some bytes that no other file has.
+func (r *recorder) content() []byte {
+	var key [32]byte
+	for i := range key {
+		key[i] = byte(r.rand.Uint32())
+	}
+	b := make([]byte, 1+r.rand.IntN(96<<10))
+	_, _ = rand.NewChaCha8(key).Read(b)
+	return b
+}
+
+// work is a workload in a filesystem: it makes, replaces, appends to and removes files, and calls
+// fsync where it wants to rely on them.
+func (r *recorder) work(rounds int) error {
+	for range rounds {
+		r.files++
+		name := fmt.Sprintf("file-%s-%d", r.prefix, r.files)
+		if err := r.writeNew(name); err != nil {
+			return err
+		}
+		var err error
+		switch r.rand.IntN(4) {
+		case 0:
+			err = r.replace(name)
+		case 1:
+			err = r.overwrite(name)
+		case 2:
+			err = r.remove(name)
+		case 3:
+			err = r.writeLoose()
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *recorder) path(name string) string { return filepath.Join(r.place.Target, name) }
+
+// write writes a file and calls fsync.
+func (r *recorder) write(name string, content []byte, flags int) error {
+	f, err := os.OpenFile(r.path(name), os.O_WRONLY|flags, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteAt(content, 0)
+	if err == nil {
+		err = f.Sync()
+	}
+	return errors.Join(err, f.Close())
+}
+
+// writeNew makes a file. Its directory is synced, too: the file's fsync alone promises no name.
+func (r *recorder) writeNew(name string) error {
+	content := r.content()
+	r.undecided(name)
+	if err := r.write(name, content, os.O_CREATE|os.O_EXCL); err != nil {
+		return err
+	}
+	if err := r.syncDir(); err != nil {
+		return err
+	}
+	r.promise(name, content)
+	return nil
+}
+
+func (r *recorder) syncDir() error {
+	d, err := os.Open(r.place.Target)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// forge writes files with forged records of the volume, which is one more promise.
+func (r *recorder) forge() error {
+	size := r.base.Size()
+	files, err := proof.Forgery{Volume: r.volume.id, Disk: r.volume.disk,
+		Filesystem: r.volume.access, SizeBytes: size, NextBytes: grownTo, Device: r.place.loop.Path,
+		Traced: true}.Write(r.place.Target)
+	if err != nil {
+		return err
+	}
+	promises := map[string]promise{}
+	for name, sum := range files {
+		promises[name] = promise{forged: &sum}
+	}
+	r.happened(event{promises: promises})
+	return nil
+}
+
+// current returns what a name holds now.
+func (r *recorder) current(name string) []byte {
+	now, _ := r.ledger.at(len(r.ledger.events))
+	return now[name].contents[0]
+}
+
+// replace replaces a file by renaming another to it.
+func (r *recorder) replace(name string) error {
+	old, content := r.current(name), r.content()
+	r.promise(name, old, content)
+	if err := r.write(name+".new", content, os.O_CREATE|os.O_EXCL); err != nil {
+		return err
+	}
+	if err := os.Rename(r.path(name+".new"), r.path(name)); err != nil {
+		return err
+	}
+	if err := r.syncDir(); err != nil {
+		return err
+	}
+	r.promise(name, content)
+	return nil
+}
+
+// overwrite writes to a file in place.
+func (r *recorder) overwrite(name string) error {
+	content := bytes.Clone(r.current(name))
+	for i := range len(content) / 2 {
+		content[i] ^= 0x5A
+	}
+	r.undecided(name)
+	if err := r.write(name, content, 0); err != nil {
+		return err
+	}
+	r.promise(name, content)
+	return nil
+}
+
+// remove removes a file.
+func (r *recorder) remove(name string) error {
+	r.promise(name, r.current(name), nil)
+	if err := os.Remove(r.path(name)); err != nil {
+		return err
+	}
+	if err := r.syncDir(); err != nil {
+		return err
+	}
+	r.promise(name, nil)
+	return nil
+}
+
+// writeLoose writes a file without fsync.
+func (r *recorder) writeLoose() error {
+	name, content := fmt.Sprintf("loose-%s-%d", r.prefix, r.files), r.content()
+	r.undecided(name)
+	r.loose[name] = promise{contents: [][]byte{content}}
+	return os.WriteFile(r.path(name), content, 0o600)
+}
+
+// workRaw is a workload on a raw device. The last write is durable only when it is unstaged.
+func (r *recorder) workRaw(rounds int) error {
+	device, err := os.OpenFile(r.place.Target, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	for round := range rounds {
+		offset := int64(r.rand.IntN(64)) * 4 * mib
+		content := bytes.Repeat(r.content()[:1], 512*(1+r.rand.IntN(64)))
+		name := fmt.Sprint(offset)
+		r.undecided(name)
+		if _, err = device.WriteAt(content, offset); err != nil {
+			break
+		}
+		if round == rounds-1 || r.rand.IntN(3) == 0 {
+			r.loose[name] = promise{contents: [][]byte{content}}
+			continue
+		}
+		delete(r.loose, name)
+		if err = device.Sync(); err != nil {
+			break
+		}
+		r.promise(name, content)
+	}
+	return errors.Join(err, device.Close())
+}
+
+// mark is how each record of the driver on a disk begins.
+var mark = []byte("oxide-csi format")
+
+// marked reports whether bytes begin with a record of the driver, and not with one that a workload
+// has forged.
+func marked(data []byte) bool {
+	return bytes.HasPrefix(data, mark) &&
+		!bytes.Contains(data[:min(len(data), flakydisk.SectorBytes)], []byte(proof.Trace))
+}
+
+// marks returns the offsets of the driver's records in an image.
+func marks(m *flakydisk.Image) (offsets []int64) {
+	m.EachPage(func(offset int64, data []byte) bool {
+		if marked(data) {
+			offsets = append(offsets, offset)
+		}
+		return true
+	})
+	return offsets
+}
+
+// usedFrom returns the index in a log from which on the disk must not be formatted: after the flush
+// that makes the erasure of the last record of its format durable.
+func usedFrom(base *flakydisk.Image, log []flakydisk.Record) int {
+	now, places := base.Fork(), map[int64]bool{}
+	for _, at := range marks(base) {
+		places[at] = true
+	}
+	begun, erased := len(places) > 0, false
+	for i, r := range log {
+		switch {
+		case r.Kind == flakydisk.Flush && erased:
+			return i
+		case !r.Changes():
+			continue
+		}
+		if flakydisk.Apply(now, flakydisk.Whole(r)) != nil {
+			return 0
+		}
+		if r.Kind == flakydisk.Write && marked(r.Data) {
+			places[r.Offset], begun = true, true
+		}
+		maps.DeleteFunc(places, func(at int64, _ bool) bool {
+			b := make([]byte, len(mark))
+			_, err := now.ReadAt(b, at)
+			return err == nil && !bytes.Equal(b, mark)
+		})
+		erased = begun && len(places) == 0
+	}
+	return len(log)
+}

@@ -1,0 +1,48 @@
+//go:build linux
+
+package powercut_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
+)
+
+// TestAWipeThatIsTornIsDoneAgain tears each write with which the driver wipes what mkfs.btrfs had
+// left, so that its first sector is there and the rest is not: what is left of a block must still
+// show whose it is.
+func TestAWipeThatIsTornIsDoneAgain(t *testing.T) {
+	p := proof.New(t, "torn-wipe")
+	b, r := startBench(t), rand.New(rand.NewPCG(p.Seed, 400))
+	rec, err := aResumption(t.Context(), b, b, newVolume(btrfs), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := newSampler(rec, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wipes := 0
+	for i, e := range s.epochs {
+		for _, one := range s.changes(e) {
+			record := rec.log[one]
+			if one > rec.used || record.Kind != flakydisk.Write || !isZero(record.Data) {
+				continue
+			}
+			wipes++
+			torn := append(s.whole(e.First, one), flakydisk.Piece{Record: record, To: 1})
+			for _, m := range s.add(nil, i, one+1, fmt.Sprintf("a wipe at %d torn", record.Offset),
+				torn...) {
+				if v, err := b.check(t.Context(), m); err != nil || !v.converged || v.wrong != nil {
+					t.Errorf("%s: converged %t, %v, %v", m.name, v.converged, v.wrong, err)
+				}
+			}
+		}
+	}
+	if s.err != nil || wipes == 0 {
+		t.Errorf("%d writes wiped something, %v", wipes, s.err)
+	}
+}
