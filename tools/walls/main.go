@@ -1,5 +1,5 @@
-// Walls checks the imports of every package against the tables of ARCHITECTURE.md. They are allow
-// lists: an import that no row names is refused, and so is a name that no import needs any more.
+// Walls checks the imports of every package against the tables of docs/walls.md and
+// ARCHITECTURE.md. They are allow lists: an import that no row names is refused, and so is a name that no import needs any more.
 //
 //	go run -C tools ./walls ..
 package main
@@ -12,7 +12,11 @@ import (
 	"strings"
 )
 
-const document = "ARCHITECTURE.md"
+// The rooms are listed in one document, their packages in the other.
+const (
+	overview = "ARCHITECTURE.md"
+	document = "docs/walls.md"
+)
 
 func main() {
 	if len(os.Args) != 2 {
@@ -32,19 +36,32 @@ func main() {
 	}
 }
 
+// read reads the tables of the project at root.
+func read(root, module string) (*walls, error) {
+	var text []byte
+	for _, name := range []string{overview, document} {
+		b, err := os.ReadFile(filepath.Join(root, name))
+		if err != nil {
+			return nil, err
+		}
+		text = append(text, b...)
+	}
+	w, err := parse(string(text), module)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", document, err)
+	}
+	return w, nil
+}
+
 // run returns what is wrong in the project at root.
 func run(root string) ([]string, error) {
 	t, err := load(os.DirFS(root))
 	if err != nil {
 		return nil, err
 	}
-	text, err := os.ReadFile(filepath.Join(root, document))
+	w, err := read(root, t.module)
 	if err != nil {
 		return nil, err
-	}
-	w, err := parse(string(text), t.module)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", document, err)
 	}
 	problems := w.check(t)
 	for _, n := range w.never {

@@ -11,6 +11,8 @@ import (
 // walls contains the tables.
 type walls struct {
 	module string
+	// levels contains each top directory's place in the table of rooms, the highest first.
+	levels map[string]int
 	rooms  map[string]*room // by the directory of the package
 	// libraries contains the names of the libraries by their import paths.
 	libraries map[string]string
@@ -39,8 +41,17 @@ type never struct {
 
 // parse reads the tables. A package's name is the end of its path.
 func parse(document, module string) (*walls, error) {
-	w := &walls{module: module, rooms: map[string]*room{}, libraries: map[string]string{},
+	w := &walls{module: module, levels: map[string]int{}, rooms: map[string]*room{}, libraries: map[string]string{},
 		free: map[string]string{}}
+	levels, err := table(document, "room", "its one job")
+	if err != nil {
+		return nil, err
+	}
+	for i, row := range levels {
+		for _, top := range list(row[0]) {
+			w.levels[top] = i + 1
+		}
+	}
 	libraries, err := table(document, "library", "import paths", "imported by", "what for")
 	if err != nil {
 		return nil, err
@@ -207,6 +218,12 @@ func (w *walls) check(t tree) []string {
 	}
 	for _, name := range slices.Sorted(maps.Keys(w.rooms)) {
 		r := w.rooms[name]
+		for _, to := range slices.Concat(r.imports, r.tests) {
+			if w.rooms[to] != nil && w.level(to) < w.level(name) {
+				problems = append(problems, fmt.Sprintf("%s: %s must not import %s, whose room is above "+
+					"in %s", document, name, to, overview))
+			}
+		}
 		if !slices.Contains(t.packages, name) {
 			needless("the row of " + name + " is about no package")
 		}
@@ -230,9 +247,17 @@ func (w *walls) check(t tree) []string {
 		if w.rooms[name] == nil {
 			problems = append(problems, fmt.Sprintf("%s has no row in %s, so it may import nothing: "+
 				"add one", name, document))
+		} else if w.level(name) == 0 {
+			problems = append(problems, fmt.Sprintf("%s is in no room of %s", name, overview))
 		}
 	}
 	return problems
+}
+
+// level returns the place of a package's room, or 0 for a package in none.
+func (w *walls) level(name string) int {
+	top, _, _ := strings.Cut(name, "/")
+	return w.levels[top]
 }
 
 // linked returns the libraries that a package must not link, and does.

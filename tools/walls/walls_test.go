@@ -49,11 +49,7 @@ func TestEveryImportThatTheProjectLacksIsRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text, err := os.ReadFile(root + "/" + document)
-	if err != nil {
-		t.Fatal(err)
-	}
-	w, err := parse(string(text), tree.module)
+	w, err := read(root, tree.module)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -100,6 +96,10 @@ func TestEveryImportThatTheProjectLacksIsRefused(t *testing.T) {
 }
 
 const tables = `
+| room | its one job |
+|---|---|
+| ~internal~, ~driver~ | all |
+
 | package | its one job | imports | its tests, too | promise |
 |---|---|---|---|---|
 | ~internal/rack~ | talk | ~csierr~, http | ~node~ | a rack knows no node |
@@ -135,7 +135,7 @@ func TestWhatTheTablesDoNotNameIsAProblem(t *testing.T) {
 		{name: "a forbidden import", file: "driver/node/token.go",
 			text: goFile("example.org/m/internal/rack"),
 			want: "driver/node/token.go:3: driver/node must not import internal/rack, which its row in " +
-				"ARCHITECTURE.md does not name (a node needs no token). Do without, or add it to the row " +
+				"docs/walls.md does not name (a node needs no token). Do without, or add it to the row " +
 				"if the promise still holds"},
 		{name: "a forbidden import for another system", file: "driver/node/node_plan9.go",
 			text: "//go:build never\n\n" + goFile("example.org/m/internal/rack"),
@@ -151,7 +151,7 @@ func TestWhatTheTablesDoNotNameIsAProblem(t *testing.T) {
 		{name: "a library without a row", file: "driver/node/more.go", text: goFile("example.org/httpd"),
 			want: "driver/node must not import example.org/httpd"},
 		{name: "a package without a row", file: "driver/new/new.go", text: goFile("fmt"),
-			want: "driver/new has no row in ARCHITECTURE.md, so it may import nothing: add one"},
+			want: "driver/new has no row in docs/walls.md, so it may import nothing: add one"},
 		{name: "an import of a package without a row", file: "driver/new/new.go",
 			text: goFile("example.org/m/internal/csierr"), want: "driver/new has no row"},
 		{name: "a row without a package", was: "| ~internal/csierr~",
@@ -177,6 +177,12 @@ func TestWhatTheTablesDoNotNameIsAProblem(t *testing.T) {
 			want: "the row of internal/csierr gives no promise"},
 		{name: "a row with a cell too few", was: "| talk | ~csierr~, http |", is: "| ~csierr~, http |",
 			want: "has 4 cells, want 5"},
+		{name: "an import of a room above", was: "| ~internal~, ~driver~ | all |",
+			is:   "| ~internal~ | all |\n| ~driver~ | all |",
+			want: "driver/node must not import internal/csierr, whose room is above"},
+		{name: "a package in no room", file: "other/other.go", text: goFile(),
+			was: "| ~internal/csierr~", is: "| ~other~ | | | | none |\n| ~internal/csierr~",
+			want: "other is in no room"},
 		{name: "a table without its header", was: "| never links |", is: "| links |",
 			want: `no table has the columns ["package" "never links" "promise"]`},
 	} {
@@ -216,7 +222,7 @@ func TestAPackageDoesNotLinkALibraryThroughAnother(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := w.linked(w.never[0], []string{"os", "example.org/m/internal/csierr", "example.org/http/v2"})
-	want := "ARCHITECTURE.md: driver/node links http (example.org/http/v2), which it never may: " +
+	want := "docs/walls.md: driver/node links http (example.org/http/v2), which it never may: " +
 		"a node needs no token"
 	if len(got) != 1 || got[0] != want {
 		t.Errorf("the problems are %q, want %q", got, want)
