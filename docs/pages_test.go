@@ -46,8 +46,8 @@ func TestAPageNamesAllThatItsProgramHas(t *testing.T) {
 	}
 }
 
-// parameters returns the rows of a storage class's parameters. A test of internal/volume compares the
-// file with the driver.
+// parameters returns the rows of a storage class's parameters. A test of internal/volume compares
+// the file with the driver.
 func parameters(t *testing.T) []string {
 	t.Helper()
 	file, err := os.ReadFile(filepath.Join(root, "deploy/chart/parameters.yaml"))

@@ -76,11 +76,3 @@ func (f *fixture) removedLater(id string) {
 			oxide.DiskDeleteParams{Disk: oxide.NameOrId(id)})).To(Succeed())
 	}, NodeTimeout(callTimeout))
 }
-
-// snapshotRemovedLater does the same for a snapshot.
-func (f *fixture) snapshotRemovedLater(id string) {
-	DeferCleanup(func(ctx SpecContext) {
-		Expect(f.rack.Client.SnapshotDelete(ctx,
-			oxide.SnapshotDeleteParams{Snapshot: oxide.NameOrId(id)})).To(Succeed())
-	}, NodeTimeout(callTimeout))
-}

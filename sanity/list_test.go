@@ -4,8 +4,6 @@ package sanity
 
 import (
 	"context"
-	"maps"
-	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	. "github.com/onsi/ginkgo/v2"
@@ -28,12 +26,6 @@ func (f *fixture) listed(
 	}
 	Expect(volumes).To(HaveLen(len(resp.GetEntries())), "no volume is listed twice")
 	return volumes
-}
-
-// listedIDs are their IDs.
-func (f *fixture) listedIDs(ctx context.Context, ctl csi.ControllerClient) []string {
-	GinkgoHelper()
-	return slices.Collect(maps.Keys(f.listed(ctx, ctl)))
 }
 
 var _ = describeController("what is listed", fixtureOptions{}, func(f *fixture) {

@@ -33,18 +33,6 @@ func (r *rack) doCreate(body *oxide.InstanceCreate) (*oxide.Instance, error) {
 		oxide.InstanceCreateParams{Project: "default", Body: body})
 }
 
-func createdDisk(name string) oxide.InstanceDiskAttachment {
-	return oxide.InstanceDiskAttachment{Value: &oxide.InstanceDiskAttachmentCreate{
-		Name: oxide.Name(name), Size: 1 << 30,
-		DiskBackend: oxide.DiskBackend{Value: &oxide.DiskBackendDistributed{
-			DiskSource: oxide.DiskSource{Value: &oxide.DiskSourceBlank{BlockSize: 512}}}}}}
-}
-
-func attachedDisk(name string) oxide.InstanceDiskAttachment {
-	return oxide.InstanceDiskAttachment{
-		Value: &oxide.InstanceDiskAttachmentAttach{Name: oxide.Name(name)}}
-}
-
 // The lists that Oxide's own clients read of every instance.
 func TestNeighboursReadPaths(t *testing.T) {
 	r := newRack(t, engine.Config{})

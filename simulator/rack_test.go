@@ -115,12 +115,6 @@ func (r *rack) blank(name string, gib uint64) oxide.DiskCreateParams {
 	}}
 }
 
-func (r *rack) local(name string, gib uint64) oxide.DiskCreateParams {
-	p := r.blank(name, gib)
-	p.Body.DiskBackend.Value = &oxide.DiskBackendLocal{}
-	return p
-}
-
 func (r *rack) from(source oxide.DiskSource, name string, gib uint64) oxide.DiskCreateParams {
 	p := r.blank(name, gib)
 	p.Body.DiskBackend.Value = &oxide.DiskBackendDistributed{DiskSource: source}

@@ -18,11 +18,6 @@ func (r *rack) snapshotState(name string) string {
 	return string(sn.State)
 }
 
-func (r *rack) dropSnapshot(name string) error {
-	return r.SnapshotDelete(r.t.Context(),
-		oxide.SnapshotDeleteParams{Snapshot: oxide.NameOrId(name), Project: "default"})
-}
-
 func TestASnapshotThatUnwindsLeavesNothing(t *testing.T) {
 	r := newRack(t, engine.Config{QuotaBytes: 2 << 30})
 	r.disk("d")

@@ -17,9 +17,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// TestEveryMkfsLeavesARecordAndKnownTraces checks what repeating an unfinished format relies on:
-// no mkfs of the driver, whatever its options, overwrites all records on a disk, and every byte that
-// it wrote is recognized. Otherwise the disk would be refused forever. The long form, with
+// TestEveryMkfsLeavesARecordAndKnownTraces checks what repeating an unfinished format relies
+// on: no mkfs of the driver, whatever its options, overwrites all records on a disk, and every byte
+// that it wrote is recognized. Otherwise the disk would be refused forever. The long form, with
 // PROOF_DURATION set, tries every size and all options.
 func TestEveryMkfsLeavesARecordAndKnownTraces(t *testing.T) {
 	long := os.Getenv("PROOF_DURATION") != ""

@@ -16,8 +16,8 @@ import (
 // Members are the kinds of members, for benches that take turns.
 var Members = []Member{Journal, BtrfsMember}
 
-// Bench is a [Guest] with a driver in it, which sees one disk after the other. It is for proofs that
-// need no rack.
+// Bench is a [Guest] with a driver in it, which sees one disk after the other. It is for proofs
+// that need no rack.
 type Bench struct {
 	// Dir holds what the bench makes.
 	Dir    string

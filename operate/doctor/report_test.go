@@ -19,7 +19,8 @@ var update = flag.Bool("update", false, "write testdata/reports.txt")
 var inOrder = regexp.MustCompile(`(?m)^  \w+ +(ok|idle) .*\n`)
 
 // TestTheReportOfEachSituation compares what people read with testdata/reports.txt, which
-// go test ./operate/doctor -run Report -update writes. Links in order are only in the first reports.
+// go test ./operate/doctor -run Report -update writes. Links in order are only in the first
+// reports.
 func TestTheReportOfEachSituation(t *testing.T) {
 	var all strings.Builder
 	report := func(name string, edits ...edit) string {
