@@ -10,9 +10,10 @@ const tableHead = `# What the simulator assumes of a rack
 
 This table is written from the rules in conformance/rules, each of which has a check that runs on
 any rack. To write it again: 'go test ./conformance/rules -run Assumptions -update'. The simulator
-cites a rule's number where it imitates it. "Read" means found in the named source of oxidecomputer/omicron
-(2026-08), dropshot or oxide.go; "tested" means asserted by omicron's own integration tests;
-"inferred" is our reading without a source, and the first to check on a real rack.
+cites a rule's number where it imitates it. "Read" means found in the named source of
+oxidecomputer/omicron (2026-08), dropshot or oxide.go; "tested" means asserted by omicron's own
+integration tests; "inferred" is our reading without a source, and the first to check on a real
+rack.
 
 | | assumption | why it matters | source |
 |---|---|---|---|
