@@ -7,7 +7,7 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 )
 
-// CreateDisk makes a blank disk past the driver, as an administrator does.
+// CreateDisk creates a blank disk in the rack without the driver, as an administrator does.
 func (r *Rack) CreateDisk(
 	ctx context.Context, project, name string, sizeBytes int64,
 ) (*oxide.Disk, error) {
@@ -18,14 +18,14 @@ func (r *Rack) CreateDisk(
 	})
 }
 
-// BlankBackend is that of a blank distributed disk.
+// BlankBackend returns the API's description of a blank distributed disk.
 func BlankBackend() oxide.DiskBackend {
 	return oxide.DiskBackend{Value: &oxide.DiskBackendDistributed{
 		DiskSource: oxide.DiskSource{Value: &oxide.DiskSourceBlank{BlockSize: 512}},
 	}}
 }
 
-// AttachDisk attaches a disk past the driver.
+// AttachDisk attaches a disk without the driver.
 func (r *Rack) AttachDisk(ctx context.Context, disk, instance string) error {
 	_, err := r.Client.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
 		Instance: oxide.NameOrId(instance),
@@ -34,7 +34,7 @@ func (r *Rack) AttachDisk(ctx context.Context, disk, instance string) error {
 	return err
 }
 
-// DetachDisk detaches a disk past the driver.
+// DetachDisk detaches a disk without the driver.
 func (r *Rack) DetachDisk(ctx context.Context, disk, instance string) error {
 	_, err := r.Client.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
 		Instance: oxide.NameOrId(instance),
@@ -43,7 +43,7 @@ func (r *Rack) DetachDisk(ctx context.Context, disk, instance string) error {
 	return err
 }
 
-// DeleteDisk deletes a disk past the driver.
+// DeleteDisk deletes a disk without the driver.
 func (r *Rack) DeleteDisk(ctx context.Context, disk string) error {
 	return r.Client.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(disk)})
 }

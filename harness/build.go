@@ -11,19 +11,19 @@ import (
 	"time"
 )
 
-// Module is the path under which the go command knows the two programs' sources.
+// Module is the path of the module that contains the two programs.
 const Module = "github.com/oxidecomputer/oxide-csi-plugin"
 
-// binaries builds each program once per run. OXIDE_CSI_PLUGIN and OXIDE_SIMULATOR name ready ones,
-// for machines without Go.
+// binaries builds each program once per run. The variables OXIDE_CSI_PLUGIN and
+// OXIDE_SIMULATOR name programs that are built already, for machines without Go.
 type binaries struct {
-	// mu guards built, the paths by program.
+	// mu guards built, which has the path of each program that was built.
 	mu    sync.Mutex
 	built map[string]string
 }
 
-// Binary gives the path of a program of this module, which it builds at the first call; with the
-// race detector when this binary has it.
+// Binary returns the path of a program of this module. The first call builds the program, with
+// the race detector if this binary has it.
 func (r *Run) Binary(ctx context.Context, program string) (string, error) {
 	if ready := os.Getenv(BinaryVariable(program)); ready != "" {
 		return filepath.Abs(ready)
@@ -44,12 +44,13 @@ func (r *Run) Binary(ctx context.Context, program string) (string, error) {
 	return path, nil
 }
 
-// BinaryVariable is the variable that names a ready binary.
+// BinaryVariable returns the name of the environment variable that names a program that is
+// built already.
 func BinaryVariable(program string) string {
 	return strings.ToUpper(strings.ReplaceAll(program, "-", "_"))
 }
 
-// command is how a program is started, without its arguments.
+// command returns the command that starts a program, without its arguments.
 func (r *Run) command(ctx context.Context, program string) ([]string, error) {
 	if command := r.Programs[program]; command != nil {
 		return command, nil

@@ -10,14 +10,15 @@ import (
 	"path/filepath"
 )
 
-// pieceStride is how far apart the pieces of a raw volume lie.
+// pieceStride is the distance between the beginnings of two pieces in a raw volume.
 const pieceStride = 64 * MiB
 
-// Data is what a workload keeps in a published volume: numbered pieces of random bytes, each a file
-// of its own in a filesystem, or a range of its own on a device.
+// Data describes the data of a workload in a published volume: numbered pieces of random
+// bytes. In a filesystem each piece is a file, and on a device it is a range of its own.
 type Data struct {
 	Rack *Rack
-	// Target is where the volume is published, and Raw whether it is a device.
+	// Target is the path at which the volume is published. Raw reports whether the volume is a
+	// device.
 	Target string
 	Raw    bool
 	// Seed makes the pieces of one volume differ from those of another.
@@ -26,7 +27,7 @@ type Data struct {
 	PieceBytes int64
 }
 
-// Piece returns the content of a piece, which no other piece has.
+// Piece returns the content of a piece. No two pieces have the same content.
 func (d Data) Piece(n int) []byte {
 	var key [32]byte
 	copy(key[:], fmt.Sprint(d.Seed, " ", n))
@@ -35,7 +36,8 @@ func (d Data) Piece(n int) []byte {
 	return content
 }
 
-// Open opens the place of a piece. It refuses a device that is no disk of the rack.
+// Open opens the file or the device for a piece. It refuses a device that is not a disk of the
+// rack.
 func (d Data) Open(n, flags int) (*os.File, error) {
 	if !d.Raw {
 		return os.OpenFile(filepath.Join(d.Target, fmt.Sprint("piece-", n)), flags, 0o640)
@@ -55,7 +57,7 @@ func (d Data) Open(n, flags int) (*os.File, error) {
 	return file, nil
 }
 
-// Write writes a piece. With sync it is on the disk when Write returns.
+// Write writes a piece. If sync is true, the piece is on the disk when Write returns.
 func (d Data) Write(n int, sync bool) error {
 	file, err := d.Open(n, os.O_WRONLY|os.O_CREATE)
 	if err != nil {
@@ -68,7 +70,7 @@ func (d Data) Write(n int, sync bool) error {
 	return errors.Join(err, file.Close())
 }
 
-// Verify demands that a piece is there, byte for byte.
+// Verify reads a piece and returns an error unless every byte is as written.
 func (d Data) Verify(n int) error {
 	file, err := d.Open(n, os.O_RDONLY)
 	if err != nil {

@@ -1,6 +1,6 @@
 package harness
 
-// Diagnosis is what the driver's doctor prints as JSON, as far as tests read it.
+// Diagnosis contains those fields of the doctor's JSON output that tests read.
 type Diagnosis struct {
 	Chains []struct {
 		Links   []struct{ Link, State, What string }
@@ -8,7 +8,7 @@ type Diagnosis struct {
 	}
 }
 
-// Unseen returns the links that could not be seen, and why.
+// Unseen returns the links that the doctor could not check, with the reasons.
 func (d Diagnosis) Unseen() []string {
 	var unseen []string
 	for _, c := range d.Chains {

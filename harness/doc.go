@@ -1,10 +1,10 @@
 // Package harness runs the driver and a simulated rack as processes and observes them from outside.
 // The specs, the proofs, the benchmarks, the demo and the cluster's suite share it.
 //
-// A [Run] is a directory in which everything lives that a run makes. [Run.StartRack] starts an
+// A [Run] has a directory that contains everything that the run makes. [Run.StartRack] starts an
 // oxide-simulator, [Rack.StartPlugin] an oxide-csi-plugin in one of the rack's instances. Both
 // programs are built on first use, with the race detector if this binary has it. An [Environment]
-// is a rack with its drivers and the ledger from the start; the proofs build theirs on it.
+// is a rack with its drivers and a ledger from the start; the proofs build their own on it.
 //
 //	run := harness.RunFor(t)
 //	rack, err := run.StartRack(ctx, harness.RackOptions{})       // instances a and b
@@ -14,15 +14,16 @@
 //	err = rack.Balance(ctx, start, all)                          // nothing may leak
 //	err = errors.Join(all.Stop(), rack.Stop())
 //
-// [CreateRequest] and its neighbours build the controller's requests, and a [Placement] makes the
-// node's calls for a volume. [Data] is what a workload keeps in it. [Await] and [Backoff] wait.
-// [Rack.Admin] injects faults and reads the request log; [Rack.Client] is Oxide's own client, with
-// which an administrator acts past the driver.
+// [CreateRequest] and the functions beside it build the controller's requests, and a [Placement]
+// makes the node's calls for a volume. [Data] writes and verifies the data of a workload in a
+// volume. [Await] and [Backoff] wait. [Rack.Admin] injects faults and reads the request log.
+// [Rack.Client] is Oxide's own client, with which an administrator works without the driver.
 //
 // A [Ledger] counts what exists: the rack's objects, loop devices, mounts, and the processes' open
-// files and goroutines. Stop demands that a process ends well and leaves nothing behind. Every
+// files and goroutines. Stop returns an error if a process fails or leaves something behind. Every
 // error that a driver answers is checked against the rules for errors ([ErrorRules]).
 //
-// The package knows driver and rack only by their flags, environment, sockets and HTTP. It uses no
-// Ginkgo and ends no test by itself. It needs Linux and root, and says so elsewhere.
+// The package uses only the flags, the environment, the sockets and the HTTP of driver and rack.
+// It does not use Ginkgo and ends no test by itself. It needs Linux and root; on other systems its
+// functions return an error.
 package harness

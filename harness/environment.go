@@ -5,13 +5,13 @@ import (
 	"errors"
 )
 
-// Environment is a rack with drivers, and the ledger from before anything was done with them. The
-// proofs build theirs on it.
+// Environment is a rack with its drivers, and a ledger that was taken before they did
+// anything. The proofs build their own environments on it.
 type Environment struct {
 	Rack *Rack
 	// Plugins are the drivers, in the order in which they were started.
 	Plugins []*Plugin
-	// Baseline is what Balance compares with.
+	// Baseline is the ledger with which Balance compares.
 	Baseline Ledger
 }
 
@@ -31,23 +31,25 @@ func (e *Environment) StartPlugin(ctx context.Context, options PluginOptions) (*
 	return plugin, plugin.AwaitReady(ctx)
 }
 
-// TakeBaseline takes the ledger that Balance compares with.
+// TakeBaseline takes the ledger with which Balance compares.
 func (e *Environment) TakeBaseline(ctx context.Context) (err error) {
 	e.Baseline, err = e.Rack.Ledger(ctx, e.Plugins...)
 	return err
 }
 
-// Balance demands that nothing is there that was not there when the baseline was taken.
+// Balance waits until nothing exists that is not in the baseline, and otherwise returns an
+// error.
 func (e *Environment) Balance(ctx context.Context) error {
 	return e.Rack.Balance(ctx, e.Baseline, e.Plugins...)
 }
 
-// Compare is Balance without waiting. It leaves every process as it is.
+// Compare compares with the baseline once, without waiting. It ends no process.
 func (e *Environment) Compare(ctx context.Context) error {
 	return e.Rack.compare(ctx, e.Baseline, e.Plugins...)
 }
 
-// Close stops the drivers and the rack, and demands that they end well and leave nothing behind.
+// Close stops the drivers and the rack. It returns an error if one of them fails or leaves
+// something behind.
 func (e *Environment) Close() error {
 	var errs []error
 	for _, plugin := range e.Plugins {

@@ -12,13 +12,15 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// ReasonsVariable names a file that collects the reasons of the errors that the driver gave.
+// ReasonsVariable is the environment variable that names a file. The reasons of the errors
+// that the driver answers are collected in that file.
 const ReasonsVariable = "OXIDE_SANITY_REASONS"
 
-// firstWord is the reason in the message of an error; what gRPC itself says has none.
+// firstWord matches the reason at the beginning of an error message. Messages of gRPC itself
+// have no reason.
 var firstWord = regexp.MustCompile(`^([A-Z][A-Za-z0-9]+): `)
 
-// ReasonOf is the reason of an error that the driver gave, or "".
+// ReasonOf returns the reason of an error that the driver answered, or "" if it has none.
 func ReasonOf(err *status.Status) string {
 	if match := firstWord.FindStringSubmatch(err.Message()); match != nil {
 		return match[1]
@@ -26,10 +28,10 @@ func ReasonOf(err *status.Status) string {
 	return ""
 }
 
-// seen collects reasons, each once for a process.
+// seen contains the reasons that this process has collected already.
 var seen sync.Map
 
-// noteReason keeps the reason of an error that the driver gave, with its code.
+// noteReason writes the reason and the code of an error that the driver answered to the file.
 func noteReason(err *status.Status) error {
 	path, reason := os.Getenv(ReasonsVariable), ReasonOf(err)
 	if path == "" || reason == "" {
@@ -50,10 +52,10 @@ func noteReason(err *status.Status) error {
 	return nil
 }
 
-// inCapitals is a code as CSI and the page write it.
+// inCapitals returns a code as CSI and the page of reasons write it.
 func inCapitals(code codes.Code) string {
 	if code == codes.Canceled {
-		return "CANCELED" // where gRPC itself writes two Ls
+		return "CANCELED" // gRPC itself writes two Ls
 	}
 	var name strings.Builder
 	for i, r := range code.String() {

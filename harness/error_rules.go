@@ -13,19 +13,20 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// ErrorRules is a client interceptor that holds every error of the driver to CSI's Error Scheme
-// and to our own manners (errorFault). An error that breaks them reaches the caller as DATA_LOSS,
-// a code that nothing expects, with a message that says what is wrong with the error.
+// ErrorRules is a client interceptor that checks every error of the driver against CSI's Error
+// Scheme and against our own rules (errorFault). If an error breaks a rule, the caller gets
+// DATA_LOSS, a code that no test expects, with a message that describes the fault.
 func ErrorRules(
 	ctx context.Context, method string, req, reply any, conn *grpc.ClientConn,
 	invoke grpc.UnaryInvoker, options ...grpc.CallOption,
 ) error {
 	var trailer metadata.MD
 	err := invoke(ctx, method, req, reply, conn, append(options, grpc.Trailer(&trailer))...)
-	// A server's error is a trailer and nothing before it. An error without one was made on this
-	// side: a lost connection, or a deadline, which may pass in the middle of a good response.
-	// The deadline may pass between the server's error and its reading, too, or while the server's
-	// gRPC still reads the request: then it answers itself, maybe before the timer of this side ran.
+	// A server's error consists of a trailer alone. An error without a trailer was made by this
+	// client: the connection was lost, or the deadline passed, which can happen in the middle of a
+	// good response. The deadline can also pass after the server has sent its error and before
+	// this client reads it, or while gRPC in the server still reads the request. Then gRPC in the
+	// server answers, and its timer may be earlier than the timer of this client.
 	if err == nil || len(trailer) == 0 || ended(ctx) != nil &&
 		status.Convert(err).Message() == ended(ctx).Error() {
 		return err
@@ -39,7 +40,8 @@ func ErrorRules(
 	return err
 }
 
-// ended is ctx.Err, also if the timer of its deadline has not run yet.
+// ended returns ctx.Err. It returns an error, too, if the deadline has passed but its timer
+// has not run yet.
 func ended(ctx context.Context) error {
 	if deadline, ok := ctx.Deadline(); ok && ctx.Err() == nil && time.Until(deadline) <= 0 {
 		return context.DeadlineExceeded
@@ -47,11 +49,12 @@ func ended(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// reasonAndSentence is how a message begins: a reason for programs and dashboards, then a sentence
-// for people.
+// reasonAndSentence matches the beginning of every message: a reason for programs and
+// dashboards, then a sentence for people.
 var reasonAndSentence = regexp.MustCompile(`^[A-Z][A-Za-z0-9]+: \S`)
 
-// errorFault says what is wrong with an error of the driver, or "".
+// errorFault describes what is wrong with an error of the driver. It returns "" if the error
+// is correct.
 func errorFault(s *status.Status) string {
 	message := s.Message()
 	switch {
@@ -68,7 +71,7 @@ func errorFault(s *status.Status) string {
 	}
 	switch s.Code() {
 	case codes.Unimplemented:
-		// gRPC itself and the generated code answer it, with texts of their own.
+		// gRPC itself and the generated code answer this code, with texts of their own.
 		return ""
 	case codes.Unknown, codes.DataLoss:
 		return "has a code that CSI does not use"
@@ -79,11 +82,11 @@ func errorFault(s *status.Status) string {
 	return ""
 }
 
-// ErrorFaultOf is errorFault for an error as a client has it.
+// ErrorFaultOf is errorFault for the error that a client got.
 func ErrorFaultOf(err error) string { return errorFault(status.Convert(err)) }
 
-// TokenPrefix begins every token of a rack, and canary is in every secret, mount flag and token
-// that the specs plant. Neither may appear in an error or a log.
+// TokenPrefix begins every token of a rack. The specs put canary into every secret, mount flag
+// and token that they pass. Neither may appear in an error or in a log.
 const (
 	TokenPrefix = "oxide-token-"
 	Canary      = "tweetytweety"

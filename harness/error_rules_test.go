@@ -15,7 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// capacities is a controller that knows one call only.
+// capacities is a controller that implements GetCapacity only.
 type capacities struct {
 	csi.UnimplementedControllerServer
 	answer func(ctx context.Context) error
@@ -26,7 +26,7 @@ func (c capacities) GetCapacity(ctx context.Context, _ *csi.GetCapacityRequest) 
 	return &csi.GetCapacityResponse{}, c.answer(ctx)
 }
 
-// askedByRules calls a server that answers so, through the rules for errors.
+// askedByRules starts a server with that answer and calls it through ErrorRules.
 func askedByRules(ctx context.Context, t *testing.T, answer func(ctx context.Context) error) error {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "s")
@@ -70,13 +70,13 @@ func TestErrorsOfTheServerAreHeldToTheRules(t *testing.T) { // B-8
 	}
 }
 
-func TestADeadlineThatCutsAnAnswerOffIsNotTheServersError(t *testing.T) {
+func TestAnErrorOfADeadlineInTheMiddleOfAnAnswerIsNotHeldToTheRules(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	end := make(chan struct{})
 	t.Cleanup(func() { close(end) })
 	err := askedByRules(ctx, t, func(ctx context.Context) error {
-		// What a caller has when the answer has begun.
+		// The header makes this an answer that has begun.
 		if err := grpc.SendHeader(ctx, metadata.Pairs("begun", "yes")); err != nil {
 			t.Error(err)
 		}

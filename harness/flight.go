@@ -11,11 +11,12 @@ import (
 	"time"
 )
 
-// Change is an entry of the driver's flight recorder, in a file or in a line of its log.
+// Change is an entry of the driver's flight recorder, from a file or from a line of the
+// driver's log.
 type Change struct {
 	Time     time.Time `json:"time"`
 	Event    string    `json:"event"`
-	Outcome  string    `json:"outcome"` // begun, done or failed; "" in a log, which has what was done
+	Outcome  string    `json:"outcome"` // begun, done or failed; "" in a log
 	Volume   string    `json:"volume"`
 	Snapshot string    `json:"snapshot"`
 	Instance string    `json:"instance"`
@@ -25,8 +26,8 @@ type Change struct {
 	Seen     bool      `json:"seen"`
 }
 
-// Changes reads the changes from a file of a volume, or from a log of JSON lines. There are none in
-// a file that is not there.
+// Changes reads the changes from a file of a volume, or from a log of JSON lines. A missing
+// file has no changes.
 func Changes(path string) ([]Change, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -51,13 +52,14 @@ func Changes(path string) ([]Change, error) {
 	return changes, lines.Err()
 }
 
-// FlightFile is where a node's driver records the changes of a volume.
+// FlightFile returns the path at which a node's driver records the changes of a volume.
 func (p *Plugin) FlightFile(volumeID string) string {
 	return filepath.Join(p.Dir, "volumes", "flight", volumeID+".jsonl")
 }
 
-// CheckFlightDirs demands of the flight recorders of several nodes, that any history leaves behind:
-// no change is said that was not announced, and no volume was formatted twice.
+// CheckFlightDirs checks two rules in the flight recorders of several nodes, which hold for
+// every history: every change is announced before it is made, and no volume is formatted
+// twice.
 func CheckFlightDirs(plugins ...*Plugin) error {
 	formatted := map[string]int{}
 	for _, p := range plugins {
@@ -95,11 +97,11 @@ func CheckFlightDirs(plugins ...*Plugin) error {
 	return nil
 }
 
-// notAnnounced are the events that have no begin.
+// notAnnounced contains the events that are recorded without an announcement.
 var notAnnounced = map[string]bool{"ProvenBlank": true, "FormatResumed": true,
 	"FilesystemRepaired": true}
 
-// turns are the events that make something and those that undo it.
+// turns contains the events that make something and the events that undo it.
 var turns = map[string]struct {
 	thing string
 	made  bool
@@ -110,8 +112,9 @@ var turns = map[string]struct {
 	"DiskCreated": {"disk", true}, "DiskDeleted": {"disk", false},
 }
 
-// CheckChanges demands that changes make sense one after the other: nothing comes twice, and
-// nothing goes that did not come. A change that is begun and has no other outcome was made or not.
+// CheckChanges checks that the order of changes is possible: nothing is made twice, and
+// nothing is undone that was not made. If a change was begun and has no other outcome, both
+// are possible: it was made, or it was not.
 func CheckChanges(changes []Change) error {
 	there := map[string]bool{}
 	begun := map[bool]map[string]int{true: {}, false: {}}
@@ -137,7 +140,7 @@ func CheckChanges(changes []Change) error {
 			own[key]--
 			continue
 		}
-		// An earlier one that is begun may have been made.
+		// An earlier change that was begun may have been made.
 		if there[key] == turn.made && own[key] < 2 && other[key] == 0 {
 			return fmt.Errorf("change %d of %d, %s: the %s says what an earlier change has said, or one "+
 				"before it is missing", i+1, len(changes), c.Event, key)

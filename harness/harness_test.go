@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// script starts a shell as if it were a program under test.
+// script starts a shell script in place of a program under test.
 func script(t *testing.T, text string, env ...string) *process {
 	t.Helper()
 	p, err := startProcess("script", filepath.Join(t.TempDir(), "log"),
@@ -67,7 +67,7 @@ func TestAProcessThatEndsByItselfIsReportedWithItsLog(t *testing.T) {
 	}
 }
 
-func TestAProcessThatSaysNothingIsGivenUp(t *testing.T) {
+func TestWaitingForTheFirstLineOfASilentProcessEndsWithTheContext(t *testing.T) {
 	p := script(t, `exec sleep 60`)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
@@ -76,7 +76,7 @@ func TestAProcessThatSaysNothingIsGivenUp(t *testing.T) {
 	}
 }
 
-func TestProgramsGetTheEnvironmentOfTheHarnessOnly(t *testing.T) {
+func TestAProgramGetsOnlyTheEnvironmentThatTheHarnessSets(t *testing.T) {
 	t.Setenv("OXIDE_TOKEN", "oxide-token-of-the-caller")
 	t.Setenv("CSI_ENDPOINT", "unix:///of/the/caller.sock")
 	p := script(t, `echo "$OXIDE_TOKEN|$CSI_ENDPOINT|$OXIDE_HOST|${PATH:+path}"`,

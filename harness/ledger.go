@@ -15,15 +15,16 @@ import (
 	"github.com/moby/sys/mountinfo"
 )
 
-// settleTimeout is how long a ledger may take to balance: connections close, goroutines end.
+// settleTimeout limits how long a ledger may take to balance, while connections close and
+// goroutines end.
 const settleTimeout = 15 * time.Second
 
-// Ledger counts what exists, by name: the rack's disks, snapshots and attachments, the kernel's
-// loop devices and mounts, the processes' open files and goroutines. What a ledger at the end has
-// more of than one at the start has leaked.
+// Ledger counts what exists, by name: the rack's disks, snapshots and attachments, the
+// kernel's loop devices and mounts, the processes' open files and goroutines. If a ledger at
+// the end has more of something than the ledger at the start, this has leaked.
 type Ledger map[string]int
 
-// More lists what l has more of than start, with its name.
+// More lists by name everything of which l has more than start.
 func (l Ledger) More(start Ledger) []string {
 	var more []string
 	for _, name := range slices.Sorted(maps.Keys(l)) {
@@ -45,8 +46,8 @@ func (l Ledger) add(kind string, names ...string) {
 	}
 }
 
-// Ledger counts what there is of the rack, of this machine below the rack's directory, and of the
-// rack's and the plugins' processes.
+// Ledger counts the objects of the rack, the loop devices and mounts below the rack's
+// directory, and the open files and goroutines of the simulator and the plugins.
 func (r *Rack) Ledger(ctx context.Context, plugins ...*Plugin) (Ledger, error) {
 	ledger := Ledger{}
 	if err := r.addState(ctx, ledger); err != nil {
@@ -65,7 +66,7 @@ func (r *Rack) Ledger(ctx context.Context, plugins ...*Plugin) (Ledger, error) {
 	return ledger, nil
 }
 
-// watched are the processes that a ledger looks into.
+// watched returns the processes whose files and goroutines a ledger counts.
 func (r *Rack) watched(plugins []*Plugin) []watchedProcess {
 	port := netPort(r.URL)
 	all := []watchedProcess{
@@ -79,8 +80,9 @@ func (r *Rack) watched(plugins []*Plugin) []watchedProcess {
 	return all
 }
 
-// Balance waits until nothing is there that was not at the start, and otherwise names it. A process
-// that then has too many goroutines is ended, so that their stacks are in its log.
+// Balance waits until nothing exists that did not exist at the start. When the time is over,
+// it returns an error that names what has leaked. If a process has too many goroutines then,
+// Balance ends the process so that its log gets their stacks.
 func (r *Rack) Balance(ctx context.Context, start Ledger, plugins ...*Plugin) error {
 	err := Await(ctx, settleTimeout, func() error { return r.compare(ctx, start, plugins...) })
 	if err == nil {
@@ -95,7 +97,7 @@ func (r *Rack) Balance(ctx context.Context, start Ledger, plugins ...*Plugin) er
 	return err
 }
 
-// compare returns an error that names what is there and was not at the start.
+// compare returns an error that names everything that exists and did not exist at the start.
 func (r *Rack) compare(ctx context.Context, start Ledger, plugins ...*Plugin) error {
 	now, err := r.Ledger(ctx, plugins...)
 	if err != nil {
@@ -107,7 +109,7 @@ func (r *Rack) compare(ctx context.Context, start Ledger, plugins ...*Plugin) er
 	return nil
 }
 
-// addState counts the rack's own records, each by what it is.
+// addState counts the rack's own records, each by its kind.
 func (r *Rack) addState(ctx context.Context, ledger Ledger) error {
 	state, err := r.Admin.State(ctx)
 	return errors.Join(err, addEach(ledger, "disk", state.Disks),
@@ -126,7 +128,8 @@ func addEach[T any](ledger Ledger, kind string, entries []T) error {
 	return nil
 }
 
-// KernelLedger counts loop devices whose file lies below the directory, and mounts there.
+// KernelLedger counts the loop devices whose file lies below the directory, and the mounts
+// below the directory.
 func KernelLedger(dir string) (Ledger, error) {
 	devices, err := loopDevices(dir)
 	if err != nil {
@@ -142,8 +145,8 @@ func KernelLedger(dir string) (Ledger, error) {
 	return ledger, nil
 }
 
-// loopDevices lists the files below the directory that a loop device holds, once for each device.
-// The devices' own names are left out: a file may come back on another device.
+// loopDevices lists the files below the directory that have a loop device, once for each
+// device. It leaves out the devices' names, because a file may get another device later.
 func loopDevices(dir string) ([]string, error) {
 	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	if err != nil {
@@ -177,7 +180,8 @@ func MountsBelow(dir string) ([]string, error) {
 	return mounts, nil
 }
 
-// nothingLeft demands that a stopped rack holds no process, no loop device and no mount.
+// nothingLeft returns an error if a stopped rack still has a process, a loop device or a
+// mount.
 func (r *Rack) nothingLeft() error {
 	ledger, err := KernelLedger(r.Dir)
 	if err != nil {

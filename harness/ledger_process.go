@@ -17,18 +17,20 @@ import (
 	"strings"
 )
 
-// idleConnections is how many connections to the rack a driver may keep for its next calls.
+// idleConnections is the number of connections to the rack that a driver may keep for its next
+// calls.
 const idleConnections = 32
 
-// watchedProcess is a process whose files and goroutines are counted. A connection between driver
-// and rack is no leak while they are few; it is counted apart, and without its goroutines.
+// watchedProcess is a process whose files and goroutines are counted. Connections between
+// driver and rack are counted separately, and without their goroutines: a small number of them
+// is no leak.
 type watchedProcess struct {
 	name string
 	proc *process
 	port uint16
-	// peers is how many processes have connections with it.
+	// peers is the number of processes that connect to this one, or to which it connects.
 	peers int
-	// goroutines reads the stacks of its goroutines, as text.
+	// goroutines returns the goroutine profile of the process, as text.
 	goroutines func(context.Context) ([]byte, error)
 }
 
@@ -55,8 +57,8 @@ func (s watchedProcess) add(ctx context.Context, ledger Ledger) error {
 
 func (s watchedProcess) goroutineEntry() string { return "goroutine of " + s.name + ":" }
 
-// openFiles lists what a process has open, and apart from it how many connections between driver
-// and rack.
+// openFiles lists the open files of a process. It counts connections between driver and rack
+// separately.
 func openFiles(pid int, port uint16) (names []string, connections int, err error) {
 	dir := filepath.Join("/proc", strconv.Itoa(pid), "fd")
 	entries, err := os.ReadDir(dir)
@@ -83,7 +85,7 @@ func openFiles(pid int, port uint16) (names []string, connections int, err error
 		case known:
 			names = append(names, socket.name)
 		default:
-			// A pipe's number is another one every time.
+			// The number of a pipe is different each time.
 			kind, _, _ := strings.Cut(target, ":[")
 			names = append(names, kind)
 		}
@@ -91,13 +93,14 @@ func openFiles(pid int, port uint16) (names []string, connections int, err error
 	return names, connections, nil
 }
 
-// socket is what the kernel's tables say of one. A listening one has no remote port.
+// socket is an entry of the kernel's table of sockets. A listening socket has no remote port.
 type socket struct {
 	name          string
 	local, remote netip.AddrPort
 }
 
-// socketsOf reads the network tables that a process sees, by what /proc/PID/fd calls a socket.
+// socketsOf reads the network tables of the namespace of a process. The keys are the names
+// that the sockets have in /proc/PID/fd.
 func socketsOf(pid int) (map[string]socket, error) {
 	sockets := map[string]socket{}
 	for table, parse := range map[string]func([]string) (string, socket, error){
@@ -113,7 +116,7 @@ func socketsOf(pid int) (map[string]socket, error) {
 		for line := range bytes.Lines(data) {
 			fields := strings.Fields(string(line))
 			if len(fields) < 7 || !strings.Contains(fields[0], ":") {
-				continue // the heading
+				continue // the header
 			}
 			inode, socket, err := parse(fields)
 			if err != nil {
@@ -125,8 +128,8 @@ func socketsOf(pid int) (map[string]socket, error) {
 	return sockets, nil
 }
 
-// tcpSocket reads a line of /proc/net/tcp: its number, local and remote address, and as tenth
-// column the inode.
+// tcpSocket parses a line of /proc/net/tcp: the second and third columns are the local and the
+// remote address, the tenth column is the inode.
 func tcpSocket(fields []string) (inode string, s socket, err error) {
 	if len(fields) < 10 {
 		return "", s, errors.New("fewer than ten columns")
@@ -141,8 +144,8 @@ func tcpSocket(fields []string) (inode string, s socket, err error) {
 		errors.Join(errLocal, errRemote)
 }
 
-// unixSocket reads a line of /proc/net/unix: the seventh column is the inode, the eighth, if there,
-// the path.
+// unixSocket parses a line of /proc/net/unix: the seventh column is the inode, the eighth
+// column, if it exists, is the path.
 func unixSocket(fields []string) (inode string, s socket, err error) {
 	name := "unix socket"
 	if len(fields) > 7 {
@@ -151,8 +154,8 @@ func unixSocket(fields []string) (inode string, s socket, err error) {
 	return fields[6], socket{name: name}, nil
 }
 
-// kernelAddress reads an address as /proc/net/tcp prints it: hexadecimal words in the machine's
-// byte order, a colon, the port.
+// kernelAddress parses an address in the format of /proc/net/tcp: hexadecimal words in the
+// machine's byte order, a colon, the port.
 func kernelAddress(text string) (netip.AddrPort, error) {
 	hexIP, hexPort, _ := strings.Cut(text, ":")
 	port, err := strconv.ParseUint(hexPort, 16, 16)
@@ -173,7 +176,7 @@ func kernelAddress(text string) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(ip.Unmap(), uint16(port)), nil
 }
 
-// netPort is the port of a URL; the URLs come from the simulator and always have one.
+// netPort returns the port of a URL. The URLs come from the simulator and always have a port.
 func netPort(address string) uint16 {
 	u, err := url.Parse(address)
 	if err != nil {
@@ -186,8 +189,8 @@ func netPort(address string) uint16 {
 	return uint16(port)
 }
 
-// goroutinesIn reads a profile: a heading, then for each stack how many goroutines have it and its
-// frames, the innermost first, and a blank line.
+// goroutinesIn parses a goroutine profile: a header, then for each stack the number of
+// goroutines that have it, its frames from the innermost to the outermost, and a blank line.
 func goroutinesIn(profile string) ([]string, error) {
 	heading, stacks, _ := strings.Cut(profile, "\n")
 	if !strings.HasPrefix(heading, "goroutine profile:") {
@@ -207,8 +210,9 @@ func goroutinesIn(profile string) ([]string, error) {
 	return list, nil
 }
 
-// purpose is the function that a goroutine was started with, or that was given to the one it was
-// started with. It is empty for one that has not had its first turn.
+// purpose returns the function with which a goroutine was started. If that was a function of
+// WaitGroup or errgroup, purpose returns the function that they run. It returns "" for a
+// goroutine that has not run yet.
 func purpose(stack string) string {
 	lines := strings.Split(strings.TrimSpace(stack), "\n")
 	for _, line := range slices.Backward(lines[1:]) {
@@ -226,8 +230,9 @@ func purpose(stack string) string {
 	return ""
 }
 
-// ofPool reports whether a goroutine comes and goes with an HTTP connection, which is counted as an
-// open file, or is one of the at most 16 that read the requests to a FUSE filesystem.
+// ofPool reports whether a goroutine belongs to an HTTP connection, which is counted as an
+// open file, or is one of the at most 16 goroutines that read the requests to a FUSE
+// filesystem.
 func ofPool(name string) bool {
 	for _, prefix := range []string{"net/http.(*conn).serve", "net/http.(*connReader).",
 		"net/http.(*persistConn).", "net/http.(*http2", "net/http/internal/http2.",
@@ -239,8 +244,8 @@ func ofPool(name string) bool {
 	return false
 }
 
-// noneLeft demands that no process of this one's group runs any more: a mkfs or a mount that
-// outlived the driver would go on writing to a disk.
+// noneLeft returns an error if a process of this one's group still runs. A mkfs or a mount
+// that outlives the driver would continue to write to a disk.
 func (p *process) noneLeft() error {
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil {
@@ -263,14 +268,14 @@ func (p *process) noneLeft() error {
 	return nil
 }
 
-// processStat reads name, process group and state from a line of /proc/PID/stat. The name stands
-// in parentheses and may hold any character, parentheses too.
+// processStat parses name, process group and state from a line of /proc/PID/stat. The name is
+// in parentheses and may contain any character, parentheses too.
 func processStat(line string) (name string, group int, state string) {
 	open, end := strings.Index(line, "("), strings.LastIndex(line, ")")
 	if open < 0 || end < open {
 		return "", 0, ""
 	}
-	// After the name: state, parent, process group.
+	// The fields after the name are state, parent and process group.
 	fields := strings.Fields(line[end+1:])
 	if len(fields) < 3 {
 		return "", 0, ""

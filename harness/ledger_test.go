@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestALedgerNamesWhatItHasMoreOf(t *testing.T) {
+func TestMoreListsEverythingThatTheLedgerHasMoreOfThanTheFirstOne(t *testing.T) {
 	start := Ledger{"disk x": 1, "open file of the driver: pipe": 4, "mount /a": 1}
 	now := Ledger{"disk x": 1, "disk y": 1, "open file of the driver: pipe": 6}
 	want := []string{"disk y", "open file of the driver: pipe (4 at the start, 6 now)"}
@@ -21,7 +21,7 @@ func TestALedgerNamesWhatItHasMoreOf(t *testing.T) {
 	}
 }
 
-func TestAddressesAreReadAsTheKernelPrintsThem(t *testing.T) {
+func TestKernelAddressParsesTheFormatOfProcNetTCP(t *testing.T) {
 	for text, want := range map[string]string{
 		"0100007F:1F90":                         "127.0.0.1:8080",
 		"00000000:0000":                         "0.0.0.0:0",
@@ -40,7 +40,7 @@ func TestAddressesAreReadAsTheKernelPrintsThem(t *testing.T) {
 	}
 }
 
-func TestOpenFilesTellConnectionsToTheRackFromTheRest(t *testing.T) {
+func TestOpenFilesCountsConnectionsToTheRackSeparately(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -70,7 +70,7 @@ func TestOpenFilesTellConnectionsToTheRackFromTheRest(t *testing.T) {
 	}
 }
 
-func TestAProcessIsReadFromItsStatLine(t *testing.T) {
+func TestProcessStatParsesNameGroupAndState(t *testing.T) {
 	name, group, state := processStat("42 (a (b) c) S 1 40 40 0 -1")
 	if name != "a (b) c" || group != 40 || state != "S" {
 		t.Errorf("processStat = %q, %d, %q", name, group, state)
@@ -81,7 +81,7 @@ func TestAProcessIsReadFromItsStatLine(t *testing.T) {
 }
 
 func TestAChildThatOutlivesItsProcessIsNamed(t *testing.T) {
-	// The shell ends when its child has become the sleep; until then the child is a shell, too.
+	// The shell ends when its child has become the sleep. Until then the child is a shell, too.
 	shell := exec.Command("sh", "-c",
 		`sleep 60 & until [ "$(cat /proc/$!/comm)" = sleep ]; do :; done`)
 	shell.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -98,7 +98,7 @@ func TestAChildThatOutlivesItsProcessIsNamed(t *testing.T) {
 	}
 }
 
-func TestGoroutinesAreNamedByWhatTheyWereStartedFor(t *testing.T) {
+func TestAGoroutineIsNamedByTheFunctionWithWhichItWasStarted(t *testing.T) {
 	const profile = `goroutine profile: total 6
 2 @ 0x4c5e6e 0x45274f
 #	0xb97552	main.serve.func1.2+0x52					/src/main.go:69

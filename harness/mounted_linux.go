@@ -12,7 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MountedNumber returns the number of the device whose filesystem, or node, is mounted.
+// MountedNumber returns the number of the block device that is mounted: the device of the
+// filesystem, or the device node that a mount shows.
 func MountedNumber(m *mountinfo.Info) string {
 	var st unix.Stat_t
 	if err := unix.Stat(m.Mountpoint, &st); err == nil && st.Mode&unix.S_IFMT == unix.S_IFBLK {
@@ -24,7 +25,8 @@ func MountedNumber(m *mountinfo.Info) string {
 	return fmt.Sprintf("%d:%d", m.Major, m.Minor)
 }
 
-// btrfsNumber returns the number of the device of a btrfs, or "" if the kernel does not tell it.
+// btrfsNumber returns the number of the device of a btrfs, or "" if the kernel does not report
+// it.
 func btrfsNumber(path string) string {
 	root, err := os.Open(path)
 	if err != nil {

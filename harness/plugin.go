@@ -30,31 +30,33 @@ const (
 	ModeNode       = "node"
 )
 
-// PluginOptions says how to start the driver. The zero value serves everything, in the rack's
-// first instance.
+// PluginOptions configures a driver. With the zero value the driver serves all services, in
+// the rack's first instance.
 type PluginOptions struct {
 	// Mode is ModeAll when empty.
 	Mode string
-	// Instance is the name of the guest that the process lives in; empty is the first. A
-	// controller sees no guest.
+	// Instance is the name of the instance in whose guest the process runs. Empty is the first
+	// instance. A driver in controller mode has no guest.
 	Instance string
-	// Env overrides what the harness sets. An empty value takes the variable away.
+	// Env overrides the variables that the harness sets. An empty value removes the variable.
 	Env map[string]string
 	// Args are further arguments.
 	Args []string
-	// Command starts a driver built elsewhere; empty is the one that the run has or builds.
+	// Command starts a driver that was built elsewhere. If it is empty, the run's driver is
+	// started, and built if necessary.
 	Command []string
 }
 
 // Plugin is a running oxide-csi-plugin and a connection to it.
 type Plugin struct {
-	// Dir holds its socket and its log.
+	// Dir contains the plugin's socket and log.
 	Dir string
-	// Endpoint is its socket's address, as CSI_ENDPOINT has it.
+	// Endpoint is the socket's address in the form of CSI_ENDPOINT.
 	Endpoint string
-	// LogFile is where it logs. The node keeps what it has to remember in volumes, beside it.
+	// LogFile is the path of the log. The node service keeps its records in the directory volumes
+	// beside it.
 	LogFile string
-	// Conn is a connection to it; Controller, Node and Identity use it.
+	// Conn is a connection to the plugin. Controller, Node and Identity use it.
 	Conn *grpc.ClientConn
 
 	run     *Run
@@ -83,8 +85,9 @@ func (r *Rack) StartPlugin(ctx context.Context, options PluginOptions) (*Plugin,
 	return r.run.startPlugin(ctx, r.Dir, &r.plugs, options)
 }
 
-// StartPlugin starts a driver that belongs to no simulated rack, with exactly the environment of
-// the options. It returns the plugin also when the driver does not start, for its log.
+// StartPlugin starts a driver without a simulated rack. The driver's environment is exactly
+// the one of the options. If the driver does not start, the plugin is returned all the same,
+// so that the caller can read its log.
 func (r *Run) StartPlugin(ctx context.Context, options PluginOptions) (*Plugin, error) {
 	return r.startPlugin(ctx, r.Dir, &r.plugs, options)
 }
@@ -99,7 +102,8 @@ func (r *Run) startPlugin(
 	return plugin, plugin.Start(ctx)
 }
 
-// newPlugin prepares a driver with exactly the environment of the options; it is not started.
+// newPlugin prepares a driver and does not start it. The driver's environment is exactly the
+// one of the options.
 func (r *Run) newPlugin(
 	parent string, counter *atomic.Int64, options PluginOptions,
 ) (*Plugin, error) {
@@ -115,8 +119,8 @@ func (r *Run) newPlugin(
 		env["OXIDE_STATE_DIR"] = filepath.Join(dir, "volumes")
 	}
 	if options.Mode != ModeNode {
-		// A simulated rack is late by less. With the limit for racks, every proof that loses the answer
-		// to an attach would wait for it at its detach.
+		// A simulated rack is late by less. With the driver's own limit, which is made for real
+		// racks, every proof that loses the answer to an attach would wait that long at its detach.
 		env["OXIDE_LATE_LIMIT"] = "100ms"
 	}
 	maps.Copy(env, options.Env)
@@ -142,14 +146,15 @@ func (p *Plugin) Start(ctx context.Context) error {
 		"--mode=" + p.options.Mode, "--endpoint=" + p.Endpoint,
 		"--metrics-address=unix://" + filepath.Join(p.Dir, "metrics.sock"),
 	}, p.options.Args)
-	// As a variable, not a flag: an earlier driver, with which a benchmark compares, may lack it.
+	// The address is a variable and not a flag, because an older driver with which a benchmark
+	// compares may not have the flag.
 	env := []string{"OXIDE_PPROF_ADDRESS=unix://" + filepath.Join(p.Dir, "pprof.sock")}
 	for key, value := range p.options.Env {
 		if value != "" {
 			env = append(env, key+"="+value)
 		}
 	}
-	// A socket that a killed process left would look like a serving one.
+	// The socket of a killed process would look like one that is served.
 	if err := os.Remove(p.Socket()); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove the old socket: %w", err)
 	}
@@ -167,7 +172,7 @@ func (p *Plugin) Start(ctx context.Context) error {
 // Socket returns the path of the driver's socket.
 func (p *Plugin) Socket() string { return filepath.Join(p.Dir, "csi.sock") }
 
-// Dial makes another connection to the plugin and waits until it serves, or has ended.
+// Dial makes another connection to the plugin. It waits until the plugin serves, or has ended.
 func (p *Plugin) Dial(ctx context.Context, options ...grpc.DialOption) (*grpc.ClientConn, error) {
 	ctx, cancel := context.WithTimeout(ctx, StartTimeout)
 	defer cancel()
@@ -203,13 +208,13 @@ func (p *Plugin) Dial(ctx context.Context, options ...grpc.DialOption) (*grpc.Cl
 	return conn, nil
 }
 
-// Identity is a client of the plugin's identity service.
+// Identity returns a client of the plugin's identity service.
 func (p *Plugin) Identity() csi.IdentityClient { return csi.NewIdentityClient(p.Conn) }
 
-// Controller is a client of the plugin's controller service.
+// Controller returns a client of the plugin's controller service.
 func (p *Plugin) Controller() csi.ControllerClient { return csi.NewControllerClient(p.Conn) }
 
-// Node is a client of the plugin's node service.
+// Node returns a client of the plugin's node service.
 func (p *Plugin) Node() csi.NodeClient { return csi.NewNodeClient(p.Conn) }
 
 // PID returns the process ID of the driver.
@@ -229,7 +234,8 @@ func (p *Plugin) Wait() error {
 	return p.proc.err
 }
 
-// Stop ends the plugin with SIGTERM and demands that it ends well and leaves no process behind.
+// Stop ends the plugin with SIGTERM. It returns an error if the plugin fails or leaves a
+// process behind.
 func (p *Plugin) Stop() error {
 	err := errors.Join(p.Conn.Close(), p.proc.stop(), p.proc.noneLeft())
 	if err != nil {
@@ -238,14 +244,14 @@ func (p *Plugin) Stop() error {
 	return err
 }
 
-// Kill ends the plugin with SIGKILL. What it mounted stays mounted.
+// Kill ends the plugin with SIGKILL. The plugin's mounts stay.
 func (p *Plugin) Kill() {
 	_ = p.Conn.Close()
 	p.proc.kill()
 }
 
-// AwaitReady waits until the driver says that it is ready: it has asked the rack what it needs to
-// know, and idles.
+// AwaitReady waits until the driver reports that it is ready: it has then asked the rack for
+// all that it needs, and is idle.
 func (p *Plugin) AwaitReady(ctx context.Context) error {
 	return Await(ctx, StartTimeout, func() error {
 		probe, err := p.Identity().Probe(ctx, &csi.ProbeRequest{})
@@ -256,13 +262,13 @@ func (p *Plugin) AwaitReady(ctx context.Context) error {
 	})
 }
 
-// GoroutineProfile reads the stacks of the plugin's goroutines, as text.
+// GoroutineProfile returns the stacks of the plugin's goroutines, as text.
 func (p *Plugin) GoroutineProfile(ctx context.Context) ([]byte, error) {
 	return readPage(ctx, p.pprof, "http://plugin/debug/pprof/goroutine?debug=1")
 }
 
-// Metrics reads the plugin's metrics, each sample by its name with its labels as Prometheus prints
-// them.
+// Metrics returns the plugin's metrics. The key of a sample is its name with its labels, as
+// Prometheus prints them.
 func (p *Plugin) Metrics(ctx context.Context) (map[string]float64, error) {
 	text, err := readPage(ctx, p.pages, "http://plugin/metrics")
 	if err != nil {
@@ -300,7 +306,8 @@ func readPage(ctx context.Context, client *http.Client, url string) ([]byte, err
 	return page, err
 }
 
-// unixClient is an HTTP client for a server on a socket that keeps no connection.
+// unixClient returns an HTTP client for a server on a Unix socket. The client keeps no
+// connection open.
 func unixClient(socket string) *http.Client {
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", socket)

@@ -15,28 +15,29 @@ import (
 	"time"
 )
 
-// StopTimeout is how long a process may take to end after SIGTERM, and stopGrace how long after
-// SIGKILL.
+// StopTimeout limits how long a process may take to end after SIGTERM, and stopGrace how long
+// after SIGKILL.
 const (
 	StopTimeout = 30 * time.Second
 	stopGrace   = 10 * time.Second
 )
 
-// process is a program under test: started, watched, logged to a file, stopped with SIGTERM.
+// process is a program under test. It is started and watched, its output is logged to a file,
+// and SIGTERM stops it.
 type process struct {
 	name string
-	// log is the file that holds its standard error.
+	// log is the path of the file with its standard error.
 	log string
 	cmd *exec.Cmd
-	// lines carries the first line of its standard output; the rest goes to the log.
+	// lines receives the first line of its standard output. The other lines go to the log.
 	lines chan string
-	// done is closed when it has ended; then err says how.
+	// done is closed when the process has ended. Then err is the result.
 	done chan struct{}
 	err  error
 }
 
-// startProcess starts a program with its own environment. Variables of ours that this process
-// was given do not reach it; env does.
+// startProcess starts a program with the variables of env. The program does not inherit
+// variables of this process that configure our programs.
 func startProcess(name, log string, command, env []string) (*process, error) {
 	file, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
@@ -59,8 +60,9 @@ func startProcess(name, log string, command, env []string) (*process, error) {
 	return p, nil
 }
 
-// Environ is this process's environment without what configures our programs. The race
-// detector would make every program sleep for a second when it ends.
+// Environ returns the environment of this process without the variables that configure our
+// programs. It also turns off the pause of one second with which the race detector ends every
+// program.
 func Environ() []string {
 	env := []string{"GORACE=atexit_sleep_ms=0"}
 	for _, entry := range os.Environ() {
@@ -88,7 +90,7 @@ func (p *process) firstLine(ctx context.Context) (string, error) {
 	case line := <-p.lines:
 		return line, nil
 	case <-p.done:
-		// It may have printed the line and then ended, before anybody asked.
+		// The process may have printed the line and ended before firstLine was called.
 		select {
 		case line := <-p.lines:
 			return line, nil
@@ -101,7 +103,7 @@ func (p *process) firstLine(ctx context.Context) (string, error) {
 	}
 }
 
-// ended describes an unexpected end.
+// ended returns an error that describes an unexpected end.
 func (p *process) ended() error {
 	return fmt.Errorf("%s ended by itself (%s); the end of %s:\n%s",
 		p.name, p.cmd.ProcessState, p.log, p.tail())
@@ -119,8 +121,8 @@ func (p *process) running() bool {
 	}
 }
 
-// stop asks the process to end and demands that it ends well: exit code 0 (the race detector
-// makes it 66), in time.
+// stop asks the process to end. It returns an error unless the process ends in time with exit
+// code 0. With the race detector a process that has a race ends with 66.
 func (p *process) stop() error {
 	if !p.running() {
 		return p.ended()
@@ -140,7 +142,7 @@ func (p *process) stop() error {
 	return nil
 }
 
-// quit ends the process so that the stacks of all goroutines go to its log.
+// quit ends the process in such a way that the stacks of all its goroutines go to its log.
 func (p *process) quit() {
 	_ = p.cmd.Process.Signal(syscall.SIGQUIT)
 	if !p.wait(stopGrace) {
@@ -163,10 +165,10 @@ func (p *process) wait(timeout time.Duration) bool {
 	}
 }
 
-// tail is the end of the log.
+// tail returns the end of the log.
 func (p *process) tail() string { return TailOf(p.log, 4<<10) }
 
-// TailOf reads the last whole lines of a file, of at most size bytes.
+// TailOf returns the last whole lines of a file, at most size bytes.
 func TailOf(path string, size int64) string {
 	file, err := os.Open(path)
 	if err != nil {

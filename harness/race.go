@@ -2,6 +2,6 @@
 
 package harness
 
-// RaceDetector reports whether this binary has the race detector. The binaries that it
-// builds have it, too.
+// RaceDetector reports whether this binary has the race detector. Programs that it builds have
+// the detector if this binary has it.
 const RaceDetector = true

@@ -24,19 +24,20 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// StartTimeout is how long a program may take from its start to serving.
+// StartTimeout limits how long a program may take from its start until it serves.
 const StartTimeout = 30 * time.Second
 
-// RackOptions says what kind of rack to simulate. The zero value is a rack that can hot-plug, with
+// RackOptions configures a simulated rack. The zero value is a rack that can hot-plug, with
 // the instances a and b in one project.
 type RackOptions struct {
-	// Instances are the names of the project's instances; nil means a and b.
+	// Instances contains the names of the project's instances. Nil means a and b.
 	Instances []string
-	// ColdPlug makes it one of today's racks, which attach and detach only while stopped.
+	// ColdPlug makes the rack attach and detach disks only while the instance is stopped, as racks
+	// do today.
 	ColdPlug bool
 	// TLS serves HTTPS with a certificate that the rack makes; Rack.CA is then set.
 	TLS bool
-	// QuotaBytes and DiskLimit are the simulator's own when zero.
+	// QuotaBytes and DiskLimit override the simulator's defaults unless they are zero.
 	QuotaBytes int64
 	DiskLimit  int
 	// Args are further arguments of oxide-simulator serve.
@@ -45,15 +46,16 @@ type RackOptions struct {
 
 // Rack is a simulated rack: one oxide-simulator process, its directory, and clients for it.
 type Rack struct {
-	// Dir is where this rack, its plugins and their mount points lie.
+	// Dir contains the files of this rack and its plugins, and their mount points.
 	Dir string
-	// URL, Project and Token are what a driver needs; CA is a PEM file when the rack serves TLS.
+	// URL, Project and Token are the driver's configuration. CA is the path of a PEM file if the
+	// rack serves TLS.
 	URL, Project, Token, CA string
-	// Instances are the rack's, in the order they were asked for.
+	// Instances contains the rack's instances, in the order of RackOptions.Instances.
 	Instances []Instance
-	// Admin is the rack's other side: its request log, faults and switches.
+	// Admin is a client of the simulator's administration API: request log, faults and switches.
 	Admin adminapi.Client
-	// Client is Oxide's own.
+	// Client is Oxide's own client.
 	Client *oxide.Client
 
 	run     *Run
@@ -63,7 +65,8 @@ type Rack struct {
 	plugs   atomic.Int64
 }
 
-// Instance is a guest of the rack. Guest is the directory of its view, with sys and dev in it.
+// Instance is an instance of the rack. Guest is the directory of the guest view, which
+// contains sys and dev.
 type Instance struct {
 	Name  string `json:"name"`
 	ID    string `json:"id"`
@@ -90,8 +93,8 @@ func (r *Run) StartRack(ctx context.Context, options RackOptions) (*Rack, error)
 	return rack, rack.Start(ctx)
 }
 
-// identify gives the rack in a directory an identity that names this process. So its loop devices
-// are known as leftovers when a killed run has not stopped its rack.
+// identify writes an identity that names this process to a rack's directory. If this run is
+// killed before it stops its rack, the next run can recognize the rack's loop devices by it.
 func identify(dir string) error {
 	process := loopdev.Process()
 	if process == "" {
@@ -101,7 +104,8 @@ func identify(dir string) error {
 		[]byte(process+"."+rand.Text()[:8]), 0o600))
 }
 
-// Start starts the simulator again after Stop or Kill: same records, same address.
+// Start starts the simulator again after Stop or Kill, with the same records and the same
+// address.
 func (r *Rack) Start(ctx context.Context) error {
 	command, err := r.run.command(ctx, "oxide-simulator")
 	if err != nil {
@@ -145,7 +149,7 @@ func (r *Rack) args() []string {
 	return append(args, o.Args...)
 }
 
-// connect takes the simulator's line and makes the clients.
+// connect parses the line that the simulator prints, and makes the clients.
 func (r *Rack) connect(line string) error {
 	var said struct {
 		URL       string     `json:"url"`
@@ -176,8 +180,8 @@ func (r *Rack) connect(line string) error {
 	return err
 }
 
-// NewOxideClient makes an Oxide client that leaves no connection open behind it, so that a ledger
-// counts only what the programs under test hold.
+// NewOxideClient makes an Oxide client that keeps no connection open, so that a ledger counts
+// only connections of the programs under test.
 func NewOxideClient(host, token, caFile string) (*oxide.Client, error) {
 	transport, err := Transport(caFile)
 	if err != nil {
@@ -191,8 +195,8 @@ func NewOxideClient(host, token, caFile string) (*oxide.Client, error) {
 	return client, nil
 }
 
-// Transport reaches a rack and leaves no connection open. caFile, if it is not empty, holds the
-// authority of a private certificate in PEM.
+// Transport returns an HTTP transport for a rack. It keeps no connection open. If caFile is
+// not empty, it names a PEM file with the authority of a private certificate.
 func Transport(caFile string) (*http.Transport, error) {
 	transport := &http.Transport{DisableKeepAlives: true, Proxy: http.ProxyFromEnvironment}
 	if caFile == "" {
@@ -210,7 +214,7 @@ func Transport(caFile string) (*http.Transport, error) {
 	return transport, nil
 }
 
-// Instance finds an instance by name. The empty name is the first one's.
+// Instance returns the instance with that name, or the first instance if the name is empty.
 func (r *Rack) Instance(name string) Instance {
 	i := slices.IndexFunc(r.Instances, func(i Instance) bool {
 		return name == "" || i.Name == name
@@ -227,10 +231,11 @@ func (r *Rack) PID() int { return r.proc.pid() }
 // Running reports whether the simulator has been started and has not ended yet.
 func (r *Rack) Running() bool { return r.proc != nil && r.proc.running() }
 
-// LogFile is where the simulator logs.
+// LogFile returns the path of the simulator's log.
 func (r *Rack) LogFile() string { return filepath.Join(r.Dir, "simulator.log") }
 
-// Stop ends the simulator with SIGTERM and demands that it ends well and holds nothing any more.
+// Stop ends the simulator with SIGTERM. It returns an error if the simulator fails or leaves a
+// process, a loop device or a mount.
 func (r *Rack) Stop() error {
 	err := r.proc.stop()
 	if err != nil {
@@ -239,10 +244,11 @@ func (r *Rack) Stop() error {
 	return errors.Join(err, r.nothingLeft())
 }
 
-// Terminate ends the simulator with SIGTERM while guests may use its disks, and returns what it
-// says of those that it could not take away. Start brings all of them back as new devices.
+// Terminate ends the simulator with SIGTERM while guests may use its disks, and returns the
+// simulator's error, which names the disks that it could not detach. Start brings all disks
+// back as new devices.
 func (r *Rack) Terminate() error { return r.proc.stop() }
 
-// Kill ends the simulator with SIGKILL, as a power cut would. Its loop devices stay; Start adopts
-// or releases them.
+// Kill ends the simulator with SIGKILL, as a power cut would. Its loop devices stay. Start
+// adopts or releases them.
 func (r *Rack) Kill() { r.proc.kill() }

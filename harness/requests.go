@@ -14,8 +14,8 @@ const (
 	GiB = int64(1) << 30
 )
 
-// Mounted is a mounted filesystem, in the mode that every orchestrator knows. The empty fsType
-// leaves the choice to the driver.
+// Mounted returns the capability of a mounted filesystem, with the access mode that every
+// orchestrator supports. If fsType is empty, the driver chooses the filesystem.
 func Mounted(fsType string, flags ...string) *csi.VolumeCapability {
 	return InMode(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, &csi.VolumeCapability{
 		AccessType: &csi.VolumeCapability_Mount{
@@ -24,14 +24,14 @@ func Mounted(fsType string, flags ...string) *csi.VolumeCapability {
 	})
 }
 
-// Raw is a raw block volume, in the same mode.
+// Raw returns the capability of a raw block volume, with the same access mode.
 func Raw() *csi.VolumeCapability {
 	return InMode(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, &csi.VolumeCapability{
 		AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
 	})
 }
 
-// Access is Raw for "block", and otherwise Mounted with that filesystem.
+// Access returns Raw for "block", and otherwise Mounted with that filesystem.
 func Access(name string) *csi.VolumeCapability {
 	if name == "block" {
 		return Raw()
@@ -47,7 +47,8 @@ func InMode(
 	return capability
 }
 
-// CreateRequest asks for a volume of 1 GiB with these capabilities, or for a mounted filesystem.
+// CreateRequest returns a request for a volume of 1 GiB with these capabilities. Without any,
+// it asks for a mounted filesystem.
 func CreateRequest(name string, capabilities ...*csi.VolumeCapability) *csi.CreateVolumeRequest {
 	if len(capabilities) == 0 {
 		capabilities = []*csi.VolumeCapability{Mounted("")}
@@ -59,7 +60,8 @@ func CreateRequest(name string, capabilities ...*csi.VolumeCapability) *csi.Crea
 	}
 }
 
-// FromSnapshot makes the request ask for a volume from that snapshot, and returns the request.
+// FromSnapshot changes the request to ask for a volume from that snapshot, and returns the
+// request.
 func FromSnapshot(req *csi.CreateVolumeRequest, snapshot string) *csi.CreateVolumeRequest {
 	req.VolumeContentSource = &csi.VolumeContentSource{
 		Type: &csi.VolumeContentSource_Snapshot{
@@ -69,12 +71,12 @@ func FromSnapshot(req *csi.CreateVolumeRequest, snapshot string) *csi.CreateVolu
 	return req
 }
 
-// SnapshotRequest asks for a snapshot of a volume.
+// SnapshotRequest returns a request for a snapshot of a volume.
 func SnapshotRequest(name, volumeID string) *csi.CreateSnapshotRequest {
 	return &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: volumeID}
 }
 
-// PublishRequest asks to attach a volume to a node, for a mounted filesystem.
+// PublishRequest returns a request to attach a volume to a node, for a mounted filesystem.
 func PublishRequest(volume *csi.Volume, node string) *csi.ControllerPublishVolumeRequest {
 	return &csi.ControllerPublishVolumeRequest{
 		VolumeId: volume.GetVolumeId(), NodeId: node,
@@ -82,12 +84,14 @@ func PublishRequest(volume *csi.Volume, node string) *csi.ControllerPublishVolum
 	}
 }
 
-// UnpublishRequest asks to detach a volume from a node, or from every node if node is empty.
+// UnpublishRequest returns a request to detach a volume from a node, or from every node if
+// node is empty.
 func UnpublishRequest(volume *csi.Volume, node string) *csi.ControllerUnpublishVolumeRequest {
 	return &csi.ControllerUnpublishVolumeRequest{VolumeId: volume.GetVolumeId(), NodeId: node}
 }
 
-// Placement is a volume on a node: what an orchestrator passes to the node's calls.
+// Placement describes a volume on a node: the values that an orchestrator passes to the node's
+// calls.
 type Placement struct {
 	Volume         *csi.Volume
 	Capability     *csi.VolumeCapability
@@ -98,7 +102,8 @@ type Placement struct {
 	Secrets         map[string]string
 }
 
-// MakeDirs makes what an orchestrator makes: the staging directory, and the target's parent.
+// MakeDirs makes the directories that an orchestrator makes: the staging directory, and the
+// target's parent.
 func (p *Placement) MakeDirs() error {
 	for _, dir := range []string{p.Staging, filepath.Dir(p.Target)} {
 		if err := os.MkdirAll(dir, 0o750); err != nil {

@@ -13,14 +13,14 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// Run is one run of the suite: a directory of its own, in which everything lives that the run
-// makes, so that two runs on one machine do not meet.
+// Run is one run of a suite or a proof. It has a directory of its own that contains everything
+// that the run makes, so two runs on one machine do not disturb each other.
 type Run struct {
-	// Dir holds binaries, racks, sockets, mount points and logs.
+	// Dir contains binaries, racks, sockets, mount points and logs.
 	Dir string
-	// Progress is where long steps say that they are under way.
+	// Progress receives messages about steps that take long.
 	Progress io.Writer
-	// Programs are the commands of programs that need not be built, by name.
+	// Programs contains the commands of programs that need not be built, by name.
 	Programs map[string][]string
 
 	racks  atomic.Int64
@@ -29,10 +29,12 @@ type Run struct {
 	bins   binaries
 }
 
-// maxSocketPath is what fits into the kernel's sockaddr_un with its closing NUL.
+// maxSocketPath is the length of the longest path that fits into the kernel's sockaddr_un with
+// its final NUL.
 const maxSocketPath = 107
 
-// NewRun makes the directory of a run, in OXIDE_SANITY_DIR or where temporary files go.
+// NewRun makes the directory of a run, below OXIDE_SANITY_DIR or the directory for temporary
+// files.
 func NewRun(progress io.Writer) (*Run, error) {
 	return newRun(progress, func(parent string) (string, error) {
 		return os.MkdirTemp(parent, "oxide-sanity-")
@@ -55,7 +57,7 @@ func newRun(progress io.Writer, makeDir func(parent string) (string, error)) (*R
 		return nil, errors.New("the suite makes loop devices and mounts them, which takes root: " +
 			"run it as root")
 	}
-	// What is still in use goes with its last user.
+	// If a device is still in use, the kernel releases it with its last user.
 	if _, err := loopdev.DetachLeft(context.Background()); err != nil &&
 		!errors.Is(err, loopdev.ErrBusy) {
 		return nil, fmt.Errorf("release what a run that was killed has left: %w", err)
@@ -71,7 +73,7 @@ func newRun(progress io.Writer, makeDir func(parent string) (string, error)) (*R
 	return &Run{Dir: dir, Progress: progress}, nil
 }
 
-// Tester is what a run needs of a test; a *testing.T is one.
+// Tester contains the methods of *testing.T that a run needs.
 type Tester interface {
 	Helper()
 	Cleanup(end func())
@@ -80,7 +82,7 @@ type Tester interface {
 	Error(args ...any)
 }
 
-// RunFor makes the run of a test, which ends with the test.
+// RunFor makes a run for a test. The run ends with the test.
 func RunFor(t Tester) *Run {
 	t.Helper()
 	run, err := NewRun(os.Stderr)
@@ -91,7 +93,7 @@ func RunFor(t Tester) *Run {
 	return run
 }
 
-// EndWith closes the run at the end of the test. The run of a failed test keeps its evidence.
+// EndWith closes the run at the end of the test. If the test failed, the run keeps its files.
 func (r *Run) EndWith(t Tester) {
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -103,8 +105,9 @@ func (r *Run) EndWith(t Tester) {
 	})
 }
 
-// runParent picks a directory for the runs: short enough for sockets below it, and not mounted
-// nodev, because the guests' device nodes lie there. Many systems mount /tmp so.
+// runParent returns a directory for the runs. Its path must be short enough for the sockets
+// below it, and it must not be on a filesystem that is mounted nodev, as /tmp is on many
+// systems, because it will contain the guests' device nodes.
 func runParent() (string, error) {
 	var refused []error
 	for _, dir := range RunParents() {
@@ -118,7 +121,7 @@ func runParent() (string, error) {
 		"path on a filesystem that is not mounted nodev: %w", errors.Join(refused...))
 }
 
-// RunParents lists the directories in which runs may be.
+// RunParents lists the directories that may contain runs.
 func RunParents() []string {
 	if dir := os.Getenv("OXIDE_SANITY_DIR"); dir != "" {
 		return []string{dir}
@@ -127,7 +130,8 @@ func RunParents() []string {
 }
 
 func fitForRun(dir string) error {
-	// The longest socket below: <dir>/oxide-sanity-<10 digits>/rack-<n>/plugin-<n>/metrics.sock
+	// The longest path of a socket is <dir>/oxide-sanity-<10
+	// digits>/rack-<n>/plugin-<n>/metrics.sock.
 	if len(dir) > maxSocketPath-60 {
 		return fmt.Errorf("%s: the path is too long for sockets below it", dir)
 	}
@@ -141,10 +145,11 @@ func fitForRun(dir string) error {
 	return nil
 }
 
-// Failed notes that something went wrong, so that the evidence is kept.
+// Failed records a failure, so that Close keeps the run's files.
 func (r *Run) Failed() { r.failed.Store(true) }
 
-// Close removes the run's directory, or, after a failure, says where it lies.
+// Close removes the run's directory. After a failure it keeps the directory and prints its
+// path.
 func (r *Run) Close() error {
 	if r.failed.Load() {
 		r.Say("the state and the logs of this failed run are kept in %s", r.Dir)
@@ -161,7 +166,7 @@ func (r *Run) Say(format string, args ...any) {
 	fmt.Fprintf(r.Progress, "sanity: "+format+"\n", args...)
 }
 
-// newDir makes a numbered directory in the run's.
+// newDir makes a numbered directory below the parent.
 func (r *Run) newDir(parent, prefix string, counter *atomic.Int64) (string, error) {
 	dir := filepath.Join(parent, prefix+strconv.FormatInt(counter.Add(1), 10))
 	if err := os.MkdirAll(dir, 0o755); err != nil {

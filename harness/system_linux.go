@@ -11,13 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// This file has what the harness needs of Linux.
+// The functions of this file need Linux.
 
-// checkSystem demands a system with loop devices and mount namespaces.
+// checkSystem returns an error on a system without loop devices and mount namespaces.
 func checkSystem() error { return nil }
 
-// programAttr puts a program in a group of its own: an interrupt at the terminal reaches this
-// process only, which then stops the others in order. No program outlives it.
+// programAttr puts a program into a process group of its own, so an interrupt at the terminal
+// reaches only this process, which then stops its programs in order. If this process ends, the
+// kernel ends its programs.
 func programAttr() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 }
@@ -29,10 +30,10 @@ func mountedNodev(dir string) (bool, error) {
 	return fs.Flags&unix.ST_NODEV != 0, err
 }
 
-// Owns demands that an open device is a disk of this rack. A path that shows a raw volume shows a
-// device number, and all racks of a machine share the numbers of one kernel: a spec asks before it
-// writes, so that a volume's stale path is a failure here and not bytes on another rack's disk.
-// While the descriptor is open the number stays what it is.
+// Owns returns an error unless an open device is a disk of this rack. The path of a raw volume
+// leads to a device number, and all racks of a machine share the device numbers of one kernel.
+// A spec therefore calls Owns before it writes: if the path is stale, the spec fails and does
+// not write to another rack's disk. While the descriptor is open, the number cannot be reused.
 func (r *Rack) Owns(device *os.File) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(device.Fd()), &st); err != nil {
@@ -52,8 +53,8 @@ func (r *Rack) Owns(device *os.File) error {
 	return nil
 }
 
-// StopLazyInit ends what the kernel does by itself with an ext4 that is mounted at the path: it
-// zeroes inode tables in the background, and ignores the errors of its writes and flushes.
+// StopLazyInit ends the kernel's background work on an ext4 that is mounted at the path. The
+// kernel zeroes inode tables there, and ignores the errors of these writes and flushes.
 func StopLazyInit(path string) error {
 	if err := unix.Mount("", path, "", unix.MS_REMOUNT, "noinit_itable"); err != nil {
 		return fmt.Errorf("stop the initialization of inode tables at %s: %w", path, err)
@@ -61,15 +62,17 @@ func StopLazyInit(path string) error {
 	return nil
 }
 
-// BackingFile is the file behind a loop device, whatever a guest calls the device.
+// BackingFile returns the backing file of the loop device with that number. The guest may have
+// another name for the device.
 func BackingFile(number uint64) (string, error) {
 	name, err := os.ReadFile(fmt.Sprintf("/sys/dev/block/%d:%d/loop/backing_file",
 		unix.Major(number), unix.Minor(number)))
 	return strings.TrimSuffix(string(name), "\n"), err
 }
 
-// LockVolumes keeps the node service from every volume and disk until the file is closed, as
-// another process of the driver does that works on them: it locks the file of the locks whole.
+// LockVolumes keeps the node service away from every volume and disk until the returned file
+// is closed. It locks the whole file of the locks, as a second driver process would that works
+// on all of them.
 func (p *Plugin) LockVolumes() (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(p.Dir, "volumes", "lock"), os.O_RDWR, 0)
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"syscall"
 )
 
-// errNotLinux is the answer on every other system.
+// errNotLinux is the error of every function on other systems.
 var errNotLinux = errors.New("the suite makes loop devices and mounts them, which takes Linux: " +
 	"run it there")
 

@@ -6,8 +6,7 @@ import (
 	"time"
 )
 
-// Await asks until the question is answered without an error. When the time is over it returns the
-// last error.
+// Await calls ask until it returns nil. When the time is over, Await returns the last error.
 func Await(ctx context.Context, timeout time.Duration, ask func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -22,13 +21,13 @@ func Await(ctx context.Context, timeout time.Duration, ask func() error) error {
 	}
 }
 
-// Backoff is the pause between two tries. It doubles with each.
+// Backoff is a pause between two attempts. It doubles with each attempt.
 type Backoff struct {
-	// Next is the next pause; 0 is a millisecond. No pause is longer than Max.
+	// Next is the next pause; 0 means a millisecond. No pause is longer than Max.
 	Next, Max time.Duration
 }
 
-// Wait waits for the pause, or returns the context's error.
+// Wait waits for the pause. It returns the context's error if the context ends first.
 func (b *Backoff) Wait(ctx context.Context) error {
 	if b.Next == 0 {
 		b.Next = time.Millisecond

@@ -13,26 +13,27 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// Members are the kinds of members, for benches that take turns.
+// Members contains the kinds of members, for benches that use each in turn.
 var Members = []Member{Journal, BtrfsMember}
 
-// Bench is a [Guest] with a driver in it, which sees one disk after the other. It is for proofs
-// that need no rack.
+// Bench is a [Guest] with a driver in it, to which one disk after the other is attached.
+// Proofs that need no rack use it.
 type Bench struct {
-	// Dir holds what the bench makes.
+	// Dir contains all files of the bench.
 	Dir    string
 	Guest  Guest
 	Plugin *harness.Plugin
-	// Bin comes first in the driver's PATH. A proof may put programs there.
+	// Bin comes first in the driver's PATH. A proof may put programs there that replace the
+	// system's.
 	Bin string
-	// Bystanders are other disks of the guest, which no call may change.
+	// Bystanders are other disks of the guest. No call may change them.
 	Bystanders *GuestBystanders
-	// Forged counts comparisons of files with forged records.
+	// Forged counts how often files with forged records were compared.
 	Forged *Invariant
 }
 
-// StartBench starts a driver in a guest of its own: the run's driver, or the program if there is
-// one. Its environment is the guest's, with what env has besides.
+// StartBench starts a driver in a guest of its own: the given program, or the run's driver if
+// program is empty. The driver gets the environment of the guest, and env in addition.
 func StartBench(ctx context.Context, run *harness.Run, program string, env map[string]string) (
 	*Bench, error) {
 	dir, err := os.MkdirTemp(run.Dir, "bench-")
@@ -52,7 +53,7 @@ func StartBench(ctx context.Context, run *harness.Run, program string, env map[s
 		"OXIDE_SYSFS_ROOT":  b.Guest.Sys(""),
 		"OXIDE_DEV_ROOT":    b.Guest.Node(""),
 		"PATH":              b.Bin + ":" + os.Getenv("PATH"),
-		// Nothing here appears later than it is asked for.
+		// The guest shows a device before any call needs it, so the driver need not wait long.
 		"OXIDE_DEVICE_TIMEOUT": "20ms",
 	}
 	maps.Copy(all, env)
@@ -71,7 +72,8 @@ func (b *Bench) AddBystanders(ctx context.Context, member Member, count *Invaria
 	return err
 }
 
-// Stage calls NodeStageVolume, after which the bystanders are checked; so do its neighbors.
+// Stage calls NodeStageVolume and then checks the bystanders. Publish, Unpublish and Unstage
+// check them, too.
 func (b *Bench) Stage(ctx context.Context, p *harness.Placement) error {
 	return b.Bystanders.Called(p.Stage(ctx, b.Plugin.Node()))
 }
@@ -91,14 +93,15 @@ func (b *Bench) Unstage(ctx context.Context, p *harness.Placement) error {
 	return b.Bystanders.Called(p.Unstage(ctx, b.Plugin.Node()))
 }
 
-// Close ends the driver, which must end well, and compares the bystanders.
+// Close ends the driver and compares the bystanders. It returns an error if the driver fails.
 func (b *Bench) Close() error { return errors.Join(b.Plugin.Stop(), b.Bystanders.Close()) }
 
-// Formats counts the runs of mkfs: it is a file in which each leaves a line.
+// Formats counts the runs of mkfs. Its value is the path of a file to which each run adds a
+// line.
 type Formats string
 
-// CountFormats puts programs into a directory that comes first in a driver's PATH. Each runs the
-// mkfs of its name, and leaves a line before.
+// CountFormats puts wrapper programs into a directory that comes first in a driver's PATH.
+// Each adds a line to the file and then runs the real mkfs of the same name.
 func CountFormats(bin string) (Formats, error) {
 	file := filepath.Join(filepath.Dir(bin), "formats")
 	err := errors.Join(os.MkdirAll(bin, 0o755), os.WriteFile(file, nil, 0o600))

@@ -26,38 +26,41 @@ const (
 	bystanders
 )
 
-// Member is what an unmounted bystander is a part of. The other part is absent.
+// Member names the storage of which an unmounted bystander is one part. The other part is
+// absent.
 type Member string
 
-// The kinds of members. A mount of the other part finds the member by the number or the UUID that
-// the other part names.
+// The kinds of members. A mount of the other part names the member by a number or a UUID, with
+// which the kernel finds the member.
 const (
 	Journal     Member = "the journal of an ext4"
 	BtrfsMember Member = "one of two devices of a btrfs"
 )
 
-// Bystanders are three disks of an instance that no call is about: an ext4 with files that is
-// mounted for writing, a [Member], and a blank disk. Nothing may ever write to them.
+// Bystanders are three disks of an instance on which no call works: an ext4 with files that is
+// mounted read-write, a [Member], and a blank disk. Nothing may ever write to them.
 //
-// The mounted one does not change by itself: its inode tables are complete, its journal is empty,
-// and reading a file does not note the time. A write through a loop device changes the time of the
-// file that it shows, so that a look at it after each call costs next to nothing.
+// The kernel does not change the mounted disk on its own: the inode tables are complete, the
+// journal is empty, and reading a file does not update its access time. A write through a loop
+// device updates the modification time of the backing file, so it is cheap to check the disks
+// after each call.
 //
-// Nil are none, which nothing can happen to.
+// A nil *Bystanders has no disks, and its checks succeed.
 type Bystanders struct {
 	count *Invariant
-	// files are the disks' bytes, by role, and mountpoint is where the first one is mounted.
+	// files are the paths of the disks' backing files, by role. The first disk is mounted at
+	// mountpoint.
 	files      [bystanders]string
 	mountpoint string
 
-	// mu guards the rest.
+	// mu guards the fields below.
 	mu       sync.Mutex
 	pictures [bystanders]picture
 	mounted  bool
 	harm     error
 }
 
-// picture is what a disk was like.
+// picture is the state of a disk at one moment.
 type picture struct {
 	modified time.Time
 	sum      [sha256.Size]byte
@@ -65,12 +68,12 @@ type picture struct {
 
 var roles = [bystanders]string{"the mounted disk", "the member", "the blank disk"}
 
-// bystanderBytes is the size of disks that are made for an instance without a rack, from which on
-// mkfs.btrfs takes them.
+// bystanderBytes is the size of disks that are made for an instance without a rack. mkfs.btrfs
+// refuses smaller disks.
 const bystanderBytes = 128 << 20
 
-// NewGuestBystanders makes the three disks for a guest, with a directory for their files. The guest
-// sees them after Show.
+// NewGuestBystanders makes the three disks for a guest, with their files in a directory. The
+// guest sees them after Show.
 func NewGuestBystanders(ctx context.Context, g Guest, dir string, member Member, count *Invariant) (
 	b *GuestBystanders, err error) {
 	var files [bystanders]string
@@ -102,14 +105,15 @@ func NewGuestBystanders(ctx context.Context, g Guest, dir string, member Member,
 	return b, b.Mount()
 }
 
-// GuestBystanders are those of a [Guest], with their loop devices. The zero value has none.
+// GuestBystanders are the bystanders of a [Guest], with their loop devices. The zero value has
+// none.
 type GuestBystanders struct {
 	*Bystanders
 	guest Guest
 	loops []loopdev.Device
 }
 
-// Show plugs the disks into the guest. Guest.Unplug takes them away again.
+// Show attaches the disks to the guest. Guest.Unplug removes them.
 func (b *GuestBystanders) Show() error {
 	var errs []error
 	for i, loop := range b.loops {
@@ -119,10 +123,10 @@ func (b *GuestBystanders) Show() error {
 	return errors.Join(errs...)
 }
 
-// Loop is the device of a role.
+// Loop returns the loop device of a role.
 func (b *GuestBystanders) Loop(role int) loopdev.Device { return b.loops[role] }
 
-// Close compares the disks byte for byte and takes them away.
+// Close compares the disks byte for byte and detaches their devices.
 func (b *GuestBystanders) Close() error {
 	errs := []error{b.Bystanders.Close()}
 	for _, loop := range b.loops {
@@ -131,15 +135,16 @@ func (b *GuestBystanders) Close() error {
 	return errors.Join(errs...)
 }
 
-// NewBystanders writes what the disks hold to their files, by role, which are blank and not
-// attached yet. Mount follows, when they are; the mount point is below the directory.
+// NewBystanders writes the content of the disks to their files, by role. The files must be
+// blank and must not be attached yet. Call Mount when they are attached. The mount point is
+// below the directory.
 func NewBystanders(ctx context.Context, dir string, files [bystanders]string, member Member,
 	count *Invariant) (*Bystanders, error) {
 	b := &Bystanders{count: count, files: files, mountpoint: filepath.Join(dir, "mounted")}
 	if err := os.MkdirAll(b.mountpoint, 0o755); err != nil {
 		return nil, err
 	}
-	// Few inodes and a small journal, for all of it is written now.
+	// The filesystem has few inodes and a small journal, because all of it is written now.
 	err := run(ctx, "mke2fs", "-q", "-F", "-t", "ext4", "-N", "64", "-J", "size=4",
 		"-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard", files[MountedDisk])
 	if err == nil {
@@ -148,7 +153,8 @@ func NewBystanders(ctx context.Context, dir string, files [bystanders]string, me
 	return b, err
 }
 
-// makeMember makes the member. Of a btrfs it leaves the device with the number 1 to nobody.
+// makeMember writes the member. For a btrfs it makes two devices and deletes the first, so that
+// the member has the device number 2 and nothing has the number 1.
 func (b *Bystanders) makeMember(ctx context.Context, dir string, member Member) error {
 	file := b.files[MemberDisk]
 	if member == Journal {
@@ -174,14 +180,14 @@ func run(ctx context.Context, name string, args ...string) error {
 	return nil
 }
 
-// The kernel's ioctls to stop and resume writing to a filesystem (linux/fs.h). x/sys lacks them.
+// These ioctls stop and resume writing to a filesystem (linux/fs.h). x/sys lacks them.
 const (
 	ioctlFreeze = 0xC0045877 // FIFREEZE
 	ioctlThaw   = 0xC0045878 // FITHAW
 )
 
-// Mount mounts the first disk, on whichever device it has now, and writes a file there. It does
-// nothing if the disk is mounted.
+// Mount mounts the first disk, from the device that it has now, and writes a file there. It
+// does nothing if the disk is mounted.
 func (b *Bystanders) Mount() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -200,7 +206,7 @@ func (b *Bystanders) Mount() error {
 	if err != nil {
 		return err
 	}
-	// A freeze writes everything to its place and empties the journal.
+	// A freeze writes all data to their final place and empties the journal.
 	root, err := os.Open(b.mountpoint)
 	if err != nil {
 		return err
@@ -218,7 +224,7 @@ func (b *Bystanders) Mount() error {
 	return nil
 }
 
-// deviceOf finds the loop device that shows a file.
+// deviceOf finds the loop device whose backing file this is.
 func deviceOf(file string) (loopdev.Device, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(file, &st); err != nil {
@@ -245,11 +251,11 @@ func take(file string) (picture, error) {
 	return picture{info.ModTime(), sum}, err
 }
 
-// Check demands that nothing was written to the disks, and that the mounted one is mounted. Call it
-// after every call. A change is reported once.
+// Check returns an error if something was written to the disks, or if the first one is not
+// mounted. Call it after every call of the driver. Check reports each change once.
 func (b *Bystanders) Check() error { return b.check(false) }
 
-// Compare is Check, and demands that the disks are byte for byte what they were.
+// Compare does the same as Check, and compares the disks byte for byte.
 func (b *Bystanders) Compare() error { return b.check(true) }
 
 func (b *Bystanders) check(bytes bool) error {
@@ -272,11 +278,11 @@ func (b *Bystanders) check(bytes bool) error {
 	return b.count.Checked(errors.Join(append(errs, err)...))
 }
 
-// File is the file that holds the bytes of a role's disk.
+// File returns the path of the backing file of a role's disk.
 func (b *Bystanders) File(role int) string { return b.files[role] }
 
-// Called is Check after a call, and keeps what the call did to them for Harm. It passes on the
-// call's error.
+// Called runs Check after a call of the driver, and keeps the result for Harm. It returns the
+// error of the call unchanged.
 func (b *Bystanders) Called(err error) error {
 	if harm := b.Check(); harm != nil {
 		b.mu.Lock()
@@ -286,7 +292,7 @@ func (b *Bystanders) Called(err error) error {
 	return err
 }
 
-// Harm is what calls have done to them since it was last asked for.
+// Harm returns the changes that calls have made to the disks since the last call of Harm.
 func (b *Bystanders) Harm() error {
 	if b == nil {
 		return nil
@@ -298,7 +304,7 @@ func (b *Bystanders) Harm() error {
 	return harm
 }
 
-// look compares a disk with its picture, which becomes what is seen.
+// look compares a disk with its picture, and then replaces the picture.
 func (b *Bystanders) look(role int, bytes bool) error {
 	info, err := os.Stat(b.files[role])
 	if err != nil {
@@ -319,8 +325,8 @@ func (b *Bystanders) look(role int, bytes bool) error {
 	return err
 }
 
-// Suspend compares the disks and unmounts the first one, before their instance ends. Until Mount is
-// called they are not looked at.
+// Suspend compares the disks and unmounts the first one, before their instance ends. The disks
+// are not checked again until Mount is called.
 func (b *Bystanders) Suspend() error {
 	if b == nil {
 		return nil
@@ -335,8 +341,9 @@ func (b *Bystanders) Suspend() error {
 	return errors.Join(err, unix.Unmount(b.mountpoint, 0))
 }
 
-// Close compares the disks and unmounts the first one for good. It then writes to the blank one and
-// demands that the write is noticed, so that every proof shows that it could have failed.
+// Close compares the disks and unmounts the first one for good. Then it writes to the blank
+// one and returns an error if the checks do not notice this, so every proof shows that it
+// could have failed.
 func (b *Bystanders) Close() error {
 	if b == nil {
 		return nil

@@ -14,7 +14,7 @@ import (
 
 func TestMain(m *testing.M) { namespace.Main(m) }
 
-// plug gives a new guest its bystanders.
+// plug makes a guest and attaches bystanders to it.
 func plug(t *testing.T, member proof.Member) (*proof.GuestBystanders, string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -30,7 +30,7 @@ func plug(t *testing.T, member proof.Member) (*proof.GuestBystanders, string) {
 	return b, filepath.Join(dir, "bystanders")
 }
 
-func TestBystandersStayAsTheyAre(t *testing.T) {
+func TestUnchangedBystandersPassEveryCheck(t *testing.T) {
 	b, dir := plug(t, proof.Journal)
 	if _, err := os.ReadFile(filepath.Join(dir, "mounted", "file")); err != nil {
 		t.Error(err)
@@ -43,7 +43,8 @@ func TestBystandersStayAsTheyAre(t *testing.T) {
 	}
 }
 
-// Whatever is written to a bystander is noticed at once, and its bytes are compared at the end.
+// Every write to a bystander is noticed: most of them at once, all when the bytes are
+// compared.
 func TestAWriteToABystanderIsNoticed(t *testing.T) {
 	poke := func(role int) func(*testing.T, *proof.GuestBystanders, string) error {
 		return func(_ *testing.T, b *proof.GuestBystanders, _ string) error {
@@ -59,7 +60,7 @@ func TestAWriteToABystanderIsNoticed(t *testing.T) {
 	for name, c := range map[string]struct {
 		member proof.Member
 		do     func(*testing.T, *proof.GuestBystanders, string) error
-		// silent changes show in the bytes alone.
+		// silent writes do not change the time of the file. Only the bytes show them.
 		silent bool
 	}{
 		"a byte of the journal":           {proof.Journal, poke(proof.MemberDisk), false},

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// EachData calls do for the pieces of a file that are not holes, in order. A piece has at most 1
-// MiB, and is valid during the call.
+// EachData calls do for each piece of data in a file, in order, and skips holes. A piece has
+// at most 1 MiB. It is valid only during the call.
 func EachData(path string, do func(at int64, b []byte) error) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -50,7 +50,7 @@ func EachData(path string, do func(at int64, b []byte) error) error {
 	}
 }
 
-// digest is a hash of a file's size and bytes. A hole and zeros look the same.
+// digest returns a hash of a file's size and bytes. A hole and zeros have the same hash.
 func digest(path string) (sum [sha256.Size]byte, err error) {
 	info, err := os.Stat(path)
 	if err != nil {

@@ -16,24 +16,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Forgery is what a workload knows of its volume, and can write into files: the driver's records of
-// a format and of a growth in progress, with everything that they name and the right checksum,
-// superblocks, partition tables and an ownership tag. A driver that believes what a workload can
-// write formats or repairs the disk because of it.
+// Forgery is the knowledge that a workload has of its volume, and writes forged data into
+// files: the driver's records of a format and of a growth in progress, complete and with the
+// right checksum, superblocks, partition tables and an ownership tag. A driver that trusts
+// data that a workload can write would format or repair the disk because of them.
 type Forgery struct {
 	Volume, Disk, Filesystem string
-	// SizeBytes is the disk's size, and NextBytes the one that it grows to.
+	// SizeBytes is the disk's size. NextBytes is the size to which the disk will grow.
 	SizeBytes, NextBytes int64
-	// Device shows the disk. Its first bytes are copied, and tell when it was mounted.
+	// Device is the disk's device. The forgery copies its first bytes, and reads from them the
+	// time of the last mount.
 	Device string
-	// Traced forgeries hold [Trace], by which they can be told from records of the driver's.
+	// Traced forgeries contain [Trace], which distinguishes them from the driver's own records.
 	Traced bool
 }
 
-// Trace is in the sector of a forged record, behind its text.
+// Trace follows the text in the sector of a forged record.
 const Trace = "forged by a workload"
 
-// record is a record as the driver writes it.
+// record is a record in the driver's format.
 type record struct {
 	Volume     string `json:"volume"`
 	Disk       string `json:"disk"`
@@ -44,15 +45,15 @@ type record struct {
 	Checked    bool   `json:"checked,omitempty"`
 }
 
-// recordBytes is how much of a page is a record.
+// recordBytes is the size of the part of a page that contains a record.
 const recordBytes = 512
 
-// page is a record in a page of its own. It has the magic and a version; the checksum of what
-// follows it, at 20; the length of the text, at 24; and the text.
+// page returns a record in a page of its own. A record consists of the magic and a version; at
+// 20, the checksum of all that follows; at 24, the length of the text; and the text.
 func (f Forgery) page(r record) []byte {
 	text, err := json.Marshal(r)
 	if err != nil {
-		panic(err) // it has nothing but texts and numbers
+		panic(err) // impossible: the record contains only texts and numbers
 	}
 	b := make([]byte, pageBytes)
 	copy(b, "oxide-csi format")
@@ -67,13 +68,14 @@ func (f Forgery) page(r record) []byte {
 	return b
 }
 
-// FormatRecord is the record of a format of the disk, had it that size.
+// FormatRecord returns the record of a format of the disk, for a disk of that size.
 func (f Forgery) FormatRecord(size int64) []byte {
 	return f.page(record{Volume: f.Volume, Disk: f.Disk, SizeBytes: size, Filesystem: f.Filesystem})
 }
 
-// GrowthRecord is the record of a growth to a size. A growth to the size that the disk has began at
-// less: the driver's record lies behind the filesystem's old end.
+// GrowthRecord returns the record of a growth to a size. If that is the disk's present size,
+// the record names a smaller size from which the growth began, because the driver's record
+// lies behind the filesystem's old end.
 func (f Forgery) GrowthRecord(size, mounted int64, checked bool) []byte {
 	from := f.SizeBytes
 	if size == from {
@@ -83,7 +85,8 @@ func (f Forgery) GrowthRecord(size, mounted int64, checked bool) []byte {
 		GrowFrom: from, Mounted: mounted, Checked: checked})
 }
 
-// FormatSlots are the offsets of the driver's records of a format on a disk of that size.
+// FormatSlots returns the offsets at which the driver keeps its records of a format on a disk
+// of that size.
 func FormatSlots(size int64) []int64 {
 	unit := int64(1 << 20)
 	switch {
@@ -99,13 +102,14 @@ func FormatSlots(size int64) []int64 {
 	return slots
 }
 
-// GrowthSlots are those of its records of a growth.
+// GrowthSlots returns the offsets at which the driver keeps its records of a growth.
 func GrowthSlots(size int64) []int64 {
 	end := size &^ (pageBytes - 1)
 	return []int64{end - 256<<10, end - 512<<10, end - 768<<10}
 }
 
-// mounted is when the disk's ext was last mounted; 0 for another filesystem.
+// mounted returns the time of the last mount of an ext filesystem, or 0 for another
+// filesystem.
 func mounted(head []byte) int64 {
 	const superblock, magic, low, high = 1024, 56, 0x2C, 0x275
 	if sb := head[superblock:]; sb[magic] == 0x53 && sb[magic+1] == 0xEF {
@@ -114,10 +118,11 @@ func mounted(head []byte) int64 {
 	return 0
 }
 
-// headBytes is how much of the start of the disk is copied: all superblocks there.
+// headBytes is the size of the part of the disk's start that is copied. It covers all
+// superblocks there.
 const headBytes = 128 << 10
 
-// pages are all forgeries, each in a page, and the records alone.
+// pages returns all forgeries, each in a page, and separately the records among them.
 func (f Forgery) pages() (all, records [][]byte, err error) {
 	device, err := os.Open(f.Device)
 	if err != nil {
@@ -156,15 +161,17 @@ func (f Forgery) pages() (all, records [][]byte, err error) {
 	return all, records, nil
 }
 
-// ForgedFiles are the files of a forgery, with what they hold.
+// ForgedFiles maps the names of the files of a forgery to the hashes of their content.
 type ForgedFiles map[string][sha256.Size]byte
 
-// odd is how far the forgeries of a file are from where a page of the disk begins.
+// odd is an offset that is not a multiple of the page size. A second copy of the forgeries
+// begins there.
 const odd = 1337
 
-// Write writes files into a directory of the volume's filesystem, durably: the forgeries at the
-// start of pages and at odd places, and a file that has records where the driver has its own, as
-// far as files can be there.
+// Write writes files into a directory of the volume's filesystem, durably. They contain the
+// forgeries, at the start of pages and at odd offsets. One more file has records at the
+// offsets of the disk where the driver keeps its own, wherever a file can occupy these
+// offsets.
 func (f Forgery) Write(dir string) (ForgedFiles, error) {
 	all, records, err := f.pages()
 	if err != nil {
@@ -178,8 +185,8 @@ func (f Forgery) Write(dir string) (ForgedFiles, error) {
 		files.writeSlots(dir, f, records), syncDir(dir))
 }
 
-// WriteFormats writes nothing but a file that has the records of a format where the driver has its
-// own, so that hardly anything else is on the disk.
+// WriteFormats writes only one file, which has records of a format at the offsets where the
+// driver keeps its own. Little else is then on the disk.
 func (f Forgery) WriteFormats(dir string) (ForgedFiles, error) {
 	_, records, err := f.pages()
 	if err != nil {
@@ -198,12 +205,12 @@ func (files ForgedFiles) writeSlots(dir string, f Forgery, records [][]byte) (er
 	return err
 }
 
-// roomBytes is what Fill leaves to others.
+// roomBytes is the space that Fill leaves free.
 const roomBytes = 8 << 20
 
-// Fill fills the filesystem with a file of one kind of record, growths or formats, to the last
-// byte. Then it removes a file that it wrote first. There is a record every 512 bytes, for the
-// blocks of a small ext lie anywhere.
+// Fill fills the filesystem to the last byte with a file of records of one kind, growths or
+// formats. Then it removes a file that it wrote first. There is a record every 512 bytes,
+// because the blocks of a small ext can begin anywhere.
 func (f Forgery) Fill(dir string, growths bool) (files ForgedFiles, err error) {
 	_, records, err := f.pages()
 	if err != nil {
@@ -213,7 +220,7 @@ func (f Forgery) Fill(dir string, growths bool) (files ForgedFiles, err error) {
 	if growths {
 		page = records[0]
 	}
-	// Synced, it has its place before the other one.
+	// This file is synced, so that it gets its blocks before the other file.
 	if err := (ForgedFiles{}).write(dir, "room", make([]byte, roomBytes)); err != nil {
 		return nil, err
 	}
@@ -266,7 +273,7 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// Check demands that the files in a directory are what they were.
+// Check returns an error if a file in the directory is not as it was written.
 func (files ForgedFiles) Check(dir string) error {
 	var errs []error
 	for name, want := range files {
@@ -275,7 +282,7 @@ func (files ForgedFiles) Check(dir string) error {
 	return errors.Join(errs...)
 }
 
-// CheckForged demands that one file is.
+// CheckForged returns an error if a file does not have that hash.
 func CheckForged(path string, want [sha256.Size]byte) error {
 	got, err := digest(path)
 	if err == nil && got != want {
@@ -285,12 +292,12 @@ func CheckForged(path string, want [sha256.Size]byte) error {
 	return err
 }
 
-// fillSlots makes a file that has records at the places of the disk where the driver has its own.
-// It gets nearly all free space for a moment, and keeps what is at those places. Only ext4 and xfs
-// tell where on the disk a file's bytes are; on another filesystem the file has a few
-// records.
+// fillSlots makes a file that has records at the offsets of the disk where the driver keeps
+// its own. For a moment the file takes nearly all free space, and then keeps only the blocks
+// at those offsets. Only ext4 and xfs report where on the disk the bytes of a file are. On
+// another filesystem the file has a few records.
 //
-// The file has no name until then, so that a crash gives the space back.
+// The file has no name until then, so that a crash frees the space.
 func (f Forgery) fillSlots(dir, name string, records [][]byte) (err error) {
 	w, err := os.OpenFile(dir, os.O_RDWR|unix.O_TMPFILE, 0o600)
 	if err != nil {
@@ -350,7 +357,8 @@ func (f Forgery) fillSlots(dir, name string, records [][]byte) (err error) {
 	return nil
 }
 
-// wanted are the records by their place on the disk. One alone is that of a format.
+// wanted returns the records by their offset on the disk. If there is only one record, it is
+// the record of a format.
 func (f Forgery) wanted(records [][]byte) map[int64][]byte {
 	wanted := map[int64][]byte{}
 	if len(records) == 1 {
@@ -370,7 +378,7 @@ func (f Forgery) wanted(records [][]byte) map[int64][]byte {
 	return wanted
 }
 
-// takeSpace gives a file nearly all free space.
+// takeSpace makes a file take nearly all free space.
 func takeSpace(w *os.File) (size int64, err error) {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(w.Fd()), &st); err != nil {
@@ -389,7 +397,7 @@ func takeSpace(w *os.File) (size int64, err error) {
 	return max(size, 0), nil
 }
 
-// extent is a piece of a file, and where it is on the disk.
+// extent is a piece of a file and its place on the disk.
 type extent struct{ logical, physical, length int64 }
 
 // extentsOf asks the kernel for a file's extents (Documentation/filesystems/fiemap.rst).

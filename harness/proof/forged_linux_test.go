@@ -16,7 +16,7 @@ import (
 
 const mib = 1 << 20
 
-// mountNew mounts a new filesystem and returns what a workload there knows.
+// mountNew mounts a new filesystem, and returns the knowledge that a workload has of it.
 func mountNew(t *testing.T, fs string, size int64) (f proof.Forgery, dir string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "disk")
@@ -45,7 +45,8 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// On the filesystems that tell where a file is, the places of the driver's records hold a file's.
+// TestForgedRecordsAreWhereTheDriverHasItsOwn tests the filesystems that report the place of a
+// file. There, the blocks at the offsets of the driver's records belong to a forged file.
 func TestForgedRecordsAreWhereTheDriverHasItsOwn(t *testing.T) {
 	for fs, atLeast := range map[string]int{"ext4": 5, "xfs": 4} {
 		t.Run(fs, func(t *testing.T) {

@@ -15,18 +15,18 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// InstanceID is the instance of a [Guest].
+// InstanceID is the ID of the instance of a [Guest].
 const InstanceID = "5e3a9f62-7c1b-4e0b-9a3d-0f6f0c9b8a01"
 
-// SerialBytes is how many bytes of a disk's name NVMe shows.
+// SerialBytes is the number of bytes of a disk's name that NVMe shows as the serial.
 const SerialBytes = 20
 
-// Guest is what an instance sees: a /sys and a /dev with loop devices as its disks. It is for
-// proofs that need no rack.
+// Guest is the view of an instance: a /sys and a /dev with loop devices as its disks. Proofs
+// that need no rack use it.
 type Guest struct{ dir string }
 
-// detachLeft releases once what proofs that were killed have left. One that is still in use goes
-// with its last user.
+// detachLeft releases, once for each process, the devices that killed proofs have left. If a
+// device is still in use, the kernel releases it with its last user.
 var detachLeft = sync.OnceValue(func() error {
 	_, err := loopdev.DetachLeft(context.Background())
 	if err != nil && !errors.Is(err, loopdev.ErrBusy) {
@@ -58,14 +58,15 @@ func NewGuest(dir string) (Guest, error) {
 	return g, nil
 }
 
-// Sys returns a path in the guest's /sys.
+// Sys returns the path of an entry of the guest's /sys.
 func (g Guest) Sys(path string) string { return filepath.Join(g.dir, "sys", path) }
 
-// Node returns a path in the guest's /dev.
+// Node returns the path of a device node in the guest's /dev.
 func (g Guest) Node(name string) string { return filepath.Join(g.dir, "dev", name) }
 
-// Plug shows a disk, as the kernel would: the node first, so that whoever sees the directory finds
-// the rest. The rack fills the serial's 20 bytes with NULs, and sysfs ends the line.
+// Plug adds a disk in the kernel's order: the node first, so that a program that sees the
+// directory in /sys also finds the node. The rack fills the serial's 20 bytes with NULs, and
+// sysfs ends the line.
 func (g Guest) Plug(name, diskName string, loop loopdev.Device) error {
 	serial := make([]byte, SerialBytes)
 	copy(serial, diskName)
@@ -84,7 +85,8 @@ func (g Guest) Plug(name, diskName string, loop loopdev.Device) error {
 		g.SetAttribute(name, "device/serial", string(serial)+"\n"))
 }
 
-// SetAttribute sets an attribute of a disk in the guest's sysfs, true or not.
+// SetAttribute sets an attribute of a disk in the guest's sysfs, to any value, also a false
+// one.
 func (g Guest) SetAttribute(name, attribute, value string) error {
 	path := g.Sys("block/" + name + "/" + attribute)
 	if err := os.RemoveAll(path); err != nil {
@@ -93,7 +95,7 @@ func (g Guest) SetAttribute(name, attribute, value string) error {
 	return os.WriteFile(path, []byte(value), 0o444)
 }
 
-// Unplug takes all disks away.
+// Unplug removes all disks.
 func (g Guest) Unplug() error {
 	var errs []error
 	for _, dir := range []string{g.Sys("block"), g.Node("")} {
@@ -106,7 +108,7 @@ func (g Guest) Unplug() error {
 	return errors.Join(errs...)
 }
 
-// UnmountBelow takes down what is mounted below a directory, the last mounted first.
+// UnmountBelow unmounts everything below a directory, the last mount first.
 func UnmountBelow(dir string) error {
 	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
 	if err != nil {

@@ -5,15 +5,15 @@ import (
 	"testing"
 )
 
-// Invariant counts how often something that must not change was compared with what it was.
+// Invariant counts how often a state that must not change was compared with the original.
 type Invariant struct {
-	// Name is its figure's.
+	// Name is the name of the figure.
 	Name string
 
 	trials, changed atomic.Int64
 }
 
-// Checked counts a comparison, and passes on its error.
+// Checked counts a comparison, and returns its error unchanged.
 func (i *Invariant) Checked(err error) error {
 	i.trials.Add(1)
 	if err != nil {
@@ -22,8 +22,8 @@ func (i *Invariant) Checked(err error) error {
 	return err
 }
 
-// Report prints the figure. An invariant that was never checked, or was found broken, fails the
-// test.
+// Report prints the figure. The test fails if the invariant was never checked, or was found
+// broken.
 func (i *Invariant) Report(t testing.TB, proof string) {
 	t.Helper()
 	trials, changed := i.trials.Load(), i.changed.Load()

@@ -13,7 +13,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// killedProof is set for the process that TestTheDevicesOfAKilledProofsRackAreReleased kills.
+// killedProof is the environment variable that marks the process that
+// TestTheDevicesOfAKilledProofsRackAreReleased kills.
 const killedProof = "PROOF_TEST_IS_KILLED"
 
 func TestTheDevicesOfAKilledProofsRackAreReleased(t *testing.T) {
@@ -51,8 +52,8 @@ func TestTheDevicesOfAKilledProofsRackAreReleased(t *testing.T) {
 	}
 }
 
-// leaveRack kills a rack with an attached disk, names the disk's device, and waits to be killed
-// itself.
+// leaveRack attaches a disk, kills the rack, prints the name of the disk's device, and waits
+// until this process is killed.
 func leaveRack(t *testing.T) {
 	run, err := harness.NewRun(os.Stderr)
 	must(t, err)

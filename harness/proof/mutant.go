@@ -14,34 +14,34 @@ import (
 	"strings"
 )
 
-// Guard is a piece of the driver without which it would do harm. It may stand in several places,
-// one behind the other; it is taken away in all of them.
+// Guard is a part of the driver that prevents damage. It may consist of several places, and a
+// mutant removes all of them.
 type Guard struct {
-	// Name says what holds as long as the guard is there.
+	// Name describes what holds while the guard is present.
 	Name  string
 	Edits []Edit
 }
 
-// Edit is one place: a declaration of the driver as "package.Function" or "package.Type.Method",
-// wherever it stands. Its text occurs once in the declaration, and is replaced by a text that does
-// the same unless the guard is removed. In that text, REMOVED is the condition that it is, and TEXT
-// the old text.
+// Edit is one place of a guard. Place is a declaration of the driver, as "package.Function" or
+// "package.Type.Method". Text occurs once in the declaration, and With replaces it: that text
+// does the same unless the guard is removed. In With, REMOVED is the condition that the guard
+// is removed, and TEXT is the old text.
 type Edit struct{ Place, Text, With string }
 
-// The ways to take a guard away.
+// The ways to remove a guard.
 const (
-	// NotAsked is for a condition under which the driver refuses.
+	// NotAsked replaces a condition under which the driver refuses: it becomes false.
 	NotAsked = "(!REMOVED && (TEXT))"
-	// Taken is for a condition without which it refuses.
+	// Taken replaces a condition without which the driver refuses: it becomes true.
 	Taken = "(REMOVED || (TEXT))"
-	// NotCalled is for a call whose error refuses.
+	// NotCalled replaces a call whose error makes the driver refuse: it is not made.
 	NotCalled = "unless(REMOVED, func() error { return TEXT })"
 )
 
-// RemovedGuard is the environment variable that tells a mutant which guard it lacks.
+// RemovedGuard is the environment variable that names the guard that a mutant removes.
 const RemovedGuard = "OXIDE_REMOVED_GUARD"
 
-// switches is what the mutant's source has besides.
+// switches is source text that is added to each package of a mutant.
 const switches = `package %s
 
 import "os"
@@ -67,9 +67,9 @@ func zeroIf[T any](zero bool, value T) T {
 var _, _, _ = removed, unless, zeroIf[int]
 `
 
-// BuildMutant builds a driver in which every guard of the list has a switch of its own: one build,
-// and as many drivers as there are guards. A guard whose text is not in the source exactly once is
-// an error, so that the list follows the code.
+// BuildMutant builds a driver in which every guard of the list has a switch. One build gives
+// as many drivers as there are guards. BuildMutant fails if the text of a guard is not in the
+// source exactly once, so the list has to follow the code.
 func BuildMutant(ctx context.Context, dir string, guards []Guard) (program string, err error) {
 	driver, err := driverSource(ctx)
 	if err != nil {
@@ -118,14 +118,14 @@ func build(ctx context.Context, program string, changed map[string]string) (stri
 	return program, nil
 }
 
-// CheckGuards reports a guard whose text is not in the source exactly once, without building a
-// mutant. The directory is the driver's.
+// CheckGuards returns an error if the text of a guard is not in the source exactly once. It
+// builds no mutant. The directory is the driver's.
 func CheckGuards(driver string, guards []Guard) error {
 	_, err := mutate(driver, guards)
 	return err
 }
 
-// mutate returns the changed source files by path, with a switch for every guard.
+// mutate returns the changed source files by path. Every guard has a switch in them.
 func mutate(driver string, guards []Guard) (map[string]string, error) {
 	source, err := readSource(driver)
 	if err != nil {
@@ -192,7 +192,8 @@ func readSource(driver string) (map[string]*declaration, error) {
 	return found, nil
 }
 
-// declaredNames returns the names that a declaration declares, a method's with its type.
+// declaredNames returns the names that a declaration declares. The name of a method includes
+// its type.
 func declaredNames(d ast.Decl) (names []string) {
 	switch d := d.(type) {
 	case *ast.FuncDecl:

@@ -1,11 +1,11 @@
-// Package proof is what the proofs of data safety share: a seed that repeats a run, a short and a
-// long form, progress, the figure at the end, and two invariants of every trial: other disks of the
-// instance do not change (Bystanders), and neither do files in which a workload has forged whatever
-// the driver believes (Forgery).
+// Package proof contains what the proofs of data safety share: a seed that repeats a run, a
+// short and a long form, progress, the figure at the end, and two invariants that every trial
+// checks. Other disks of the instance do not change (Bystanders). Files in which a workload
+// has forged the records that the driver trusts do not change either (Forgery).
 //
-// PROOF_SEED chooses the seed and PROOF_DURATION the long form, of whose time a proof takes one of
-// PROOF_SHARES; PROOF_FIGURES names a file that collects the figures, for the go command hides what
-// passing tests print.
+// PROOF_SEED sets the seed. PROOF_DURATION selects the long form and sets its time, of which a
+// proof takes one of PROOF_SHARES. PROOF_FIGURES names a file that collects the figures,
+// because the go command hides the output of tests that pass.
 package proof
 
 import (
@@ -19,7 +19,7 @@ import (
 	"time"
 )
 
-// defaultSeed makes the short form the same for everybody.
+// defaultSeed is the seed of the short form, so that every run of it does the same.
 const defaultSeed = 1
 
 // Proof is one run of a proof.
@@ -33,7 +33,7 @@ type Proof struct {
 	rand     *rand.Rand
 }
 
-// New begins a proof. It ends the test when the environment is not what it promises.
+// New begins a proof. It fails the test if an environment variable has a wrong value.
 func New(t testing.TB, name string) *Proof {
 	t.Helper()
 	p := &Proof{Name: name, Seed: defaultSeed, t: t, start: time.Now()}
@@ -64,16 +64,18 @@ func New(t testing.TB, name string) *Proof {
 	return p
 }
 
-// Long reports whether the proof is to run until Over, and not only its short form.
+// Long reports whether the proof runs the long form, which ends when Over reports true.
 func (p *Proof) Long() bool { return p.duration > 0 }
 
-// Over reports whether the time of the long form is up. The short form has no time, but an amount.
+// Over reports whether the time of the long form is over. The short form has no time limit; it
+// does a fixed amount of work.
 func (p *Proof) Over() bool { return p.Long() && time.Since(p.start) >= p.duration }
 
-// Duration is what the long form was given; 0 in the short one.
+// Duration returns the time of the long form, or 0 in the short form.
 func (p *Proof) Duration() time.Duration { return p.duration }
 
-// Rand is the proof's only source of chance. It is not for several goroutines.
+// Rand returns the proof's only source of random numbers. It is not safe for use by several
+// goroutines.
 func (p *Proof) Rand() *rand.Rand { return p.rand }
 
 // Say prints progress.
@@ -82,8 +84,8 @@ func (p *Proof) Say(format string, args ...any) {
 		fmt.Sprintf(format, args...))
 }
 
-// Figure prints what the proof has measured, as names and values in turn; with the seed and the
-// seconds it took.
+// Figure prints the measured values, given as names and values in turn, with the seed and the
+// duration in seconds.
 func (p *Proof) Figure(pairs ...any) {
 	p.t.Helper()
 	line := Line(p.Name, append(pairs, "seed", p.Seed,
@@ -93,7 +95,8 @@ func (p *Proof) Figure(pairs ...any) {
 	}
 }
 
-// SetFlags sets flags of the test binary, as names and values in turn; rapid has no other settings.
+// SetFlags sets flags of the test binary, given as names and values in turn. The package rapid
+// can only be configured in this way.
 func SetFlags(t testing.TB, pairs ...string) {
 	t.Helper()
 	for i := 0; i+1 < len(pairs); i += 2 {
@@ -103,7 +106,7 @@ func SetFlags(t testing.TB, pairs ...string) {
 	}
 }
 
-// Line is a figure as a line.
+// Line formats a figure as a line.
 func Line(name string, pairs ...any) string {
 	var line strings.Builder
 	fmt.Fprintf(&line, "FIGURE %s", name)

@@ -17,7 +17,7 @@ func TestAFigureIsOneLineOfNamesAndValues(t *testing.T) {
 	}
 }
 
-func TestFiguresAreCollected(t *testing.T) {
+func TestAFigureIsAddedToTheFileThatTheEnvironmentNames(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "figures")
 	t.Setenv("PROOF_FIGURES", path)
 	for _, line := range []string{"FIGURE a n=1", "FIGURE b n=2"} {
@@ -34,7 +34,7 @@ func TestFiguresAreCollected(t *testing.T) {
 	}
 }
 
-func TestTheEnvironmentChoosesSeedAndForm(t *testing.T) {
+func TestTheEnvironmentSetsTheSeedAndTheFormOfAProof(t *testing.T) {
 	t.Setenv("PROOF_SEED", "7")
 	t.Setenv("PROOF_DURATION", "1h")
 	p := proof.New(t, "some-proof")
@@ -52,7 +52,7 @@ func TestTheEnvironmentChoosesSeedAndForm(t *testing.T) {
 	}
 }
 
-func TestTheSameSeedGivesTheSameChance(t *testing.T) {
+func TestTheSameSeedGivesTheSameRandomNumbers(t *testing.T) {
 	a, b := proof.New(t, "one"), proof.New(t, "other")
 	for i := range 10 {
 		if got, want := a.Rand().Uint64(), b.Rand().Uint64(); got != want {

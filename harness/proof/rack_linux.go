@@ -11,14 +11,15 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// RackBystanders are those of an instance of a rack: disks that an administrator made.
+// RackBystanders are the bystanders of an instance of a rack. An administrator made these
+// disks.
 type RackBystanders struct {
 	*Bystanders
-	// ids are the disks'.
+	// ids are the IDs of the disks.
 	ids []string
 }
 
-// NewRackBystanders makes the disks and attaches them to the instance, which runs.
+// NewRackBystanders creates the disks and attaches them to an instance that runs.
 func NewRackBystanders(ctx context.Context, rack *harness.Rack, instance string, member Member,
 	count *Invariant) (*RackBystanders, error) {
 	b := &RackBystanders{}
@@ -45,18 +46,18 @@ func NewRackBystanders(ctx context.Context, rack *harness.Rack, instance string,
 	return b, b.Resume(ctx)
 }
 
-// DiskFile is the file that holds a disk's bytes.
+// DiskFile returns the path of the backing file of a disk.
 func DiskFile(rack *harness.Rack, id string) string {
 	return filepath.Join(rack.Dir, "sim", "disks", id+".img")
 }
 
-// Has reports whether a disk of the rack is one of them.
+// Has reports whether a disk of the rack is a bystander.
 func (b *RackBystanders) Has(id string) bool { return slices.Contains(b.ids, id) }
 
-// HasFile reports whether a file holds the bytes of one of them.
+// HasFile reports whether a file is the backing file of a bystander.
 func (b *RackBystanders) HasFile(path string) bool { return slices.Contains(b.files[:], path) }
 
-// Resume mounts the first disk as soon as it is attached, after Suspend.
+// Resume mounts the first disk after Suspend, as soon as the disk is attached.
 func (b *RackBystanders) Resume(ctx context.Context) error {
 	return harness.Await(ctx, 20*time.Second, b.Mount)
 }

@@ -16,18 +16,20 @@ import (
 
 const module = "github.com/oxidecomputer/oxide-csi-plugin"
 
-// StepTimes is the environment variable that names the file in which a timed driver writes the
+// StepTimes is the environment variable that names the file to which a timed driver writes the
 // times of its steps.
 const StepTimes = "OXIDE_STEP_TIMES"
 
-// Step is a step of a call, and the functions of the driver that do it, written as Edit.Place.
+// Step is a step of a call, with the functions of the driver that do it. Functions are written
+// as in Edit.Place.
 type Step struct {
 	Name      string
 	Functions []string
 }
 
-// clock is the source of a package that a timed driver has besides. A step that runs within
-// another one is not counted in the other one. When the outermost ends, a line is written.
+// clock is the source of a package that is added to a timed driver. The time of a step within
+// another step is not counted for the outer one. When the outermost step ends, a line is
+// written.
 const clock = `package steptimes
 
 import (
@@ -39,7 +41,7 @@ import (
 
 var (
 	mu    sync.Mutex
-	open  []string // the steps that run, the innermost last
+	open  []string // the steps that run, from the outermost to the innermost
 	since time.Time
 	took  = map[string]time.Duration{}
 )
@@ -75,9 +77,10 @@ func Begin(step string) (end func()) {
 }
 `
 
-// BuildTimed builds a driver that writes how long the steps of each call took. Its functions must
-// not run on several goroutines at once, so only one call may be made at a time. A function that
-// the driver does not have is an error, so that the list follows the code.
+// BuildTimed builds a driver that writes how long the steps of each call took. The functions
+// of the steps must not run on several goroutines at once, so only one call may be made at a
+// time. BuildTimed fails if the driver does not have a function, so the list has to follow the
+// code.
 func BuildTimed(ctx context.Context, dir string, steps []Step) (program string, err error) {
 	driver, err := driverSource(ctx)
 	if err != nil {
@@ -90,14 +93,15 @@ func BuildTimed(ctx context.Context, dir string, steps []Step) (program string, 
 	return build(ctx, filepath.Join(dir, "timed"), changed)
 }
 
-// CheckSteps reports a function of the steps that the driver does not have, without building it.
-// The directory is the driver's.
+// CheckSteps returns an error if the driver does not have a function of the steps. It builds
+// nothing. The directory is the driver's.
 func CheckSteps(driver string, steps []Step) error {
 	_, err := timeSteps(driver, steps)
 	return err
 }
 
-// timeSteps returns the changed source files by path, with a clock in every function of the steps.
+// timeSteps returns the changed source files by path. They measure the time of every function
+// of the steps.
 func timeSteps(driver string, steps []Step) (map[string]string, error) {
 	source, err := readSource(driver)
 	if err != nil {
@@ -117,7 +121,8 @@ func timeSteps(driver string, steps []Step) (map[string]string, error) {
 			}
 			text, again := changed[d.path]
 			if !again {
-				// The import shares the line of the package clause, which follows the comments.
+				// The import is written on the line of the package clause, which is below the
+				// file's comments.
 				clause := "\npackage " + strings.Split(function, ".")[0] + "\n"
 				text = strings.Replace("\n"+d.file, clause, strings.TrimSuffix(clause, "\n")+
 					`; import "`+module+`/driver/steptimes"`+"\n", 1)
@@ -129,8 +134,8 @@ func timeSteps(driver string, steps []Step) (map[string]string, error) {
 	return changed, nil
 }
 
-// ReadStepTimes returns the times that a timed driver has written to a file, a map for each call,
-// and empties the file.
+// ReadStepTimes reads the times that a timed driver has written to a file, as one map for each
+// call, and empties the file.
 func ReadStepTimes(path string) ([]map[string]time.Duration, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
