@@ -12,14 +12,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// serialMax is what fits into lo_file_name beside its NUL.
+// serialMax is the length of the longest text that fits into lo_file_name with a NUL behind
+// it.
 const serialMax = unix.LO_NAME_SIZE - 1
 
-// numberMax is the highest number of a loop device: minors have 20 bits.
+// numberMax is the highest number of a loop device, because minor numbers have 20 bits.
 const numberMax = 1<<20 - 1
 
-// Attach gives the file a block device. It tries again until ctx ends when another process takes
-// the free device first, or the kernel has to add one.
+// Attach attaches a loop device to the file. If another process takes the free device first,
+// or if the kernel has to add a device, Attach tries again until ctx ends.
 func Attach(ctx context.Context, c Config) (Device, error) {
 	d, err := attach(ctx, c)
 	if err != nil {
@@ -51,14 +52,16 @@ func attach(ctx context.Context, c Config) (Device, error) {
 		if err == nil || !raceLost(err) {
 			return d, err
 		}
-		// The pause is random, so that the losers of this race do not meet again in step.
+		// The pause is random, so that processes that have lost this race do not try again at the
+		// same time.
 		if wait(ctx, rand.N(limit)) != nil {
 			return Device{}, fmt.Errorf("%w: no free device was won: %w", ctx.Err(), err)
 		}
 	}
 }
 
-// check refuses what the kernel would truncate, misread or accept without use.
+// check refuses a configuration that the kernel would truncate, misread or accept without
+// effect.
 func (c Config) check() error {
 	switch {
 	case c.Serial == "":
@@ -83,7 +86,7 @@ func (c Config) check() error {
 }
 
 func (c Config) open() (*os.File, error) {
-	// Check before the open, which would wait for ever at a FIFO.
+	// Stat comes before the open, because opening a FIFO would wait for ever.
 	st, err := os.Stat(c.Path)
 	switch {
 	case err != nil:
@@ -99,8 +102,8 @@ func (c Config) open() (*os.File, error) {
 	return os.OpenFile(c.Path, os.O_RDWR, 0)
 }
 
-// tryNext gets the number of a free device and configures it. Another process may take it in
-// between. From is where the next try begins to search.
+// tryNext gets the number of a free device and configures the device. Another process may take
+// the device in between. The next attempt begins its search at from.
 func (c Config) tryNext(control, file *os.File, from *int) (Device, error) {
 	number, err := c.free(control, from)
 	if err != nil {
@@ -127,21 +130,22 @@ func (c Config) tryNext(control, file *os.File, from *int) (Device, error) {
 	if err := unix.IoctlLoopConfigure(int(node.Fd()), &config); err != nil {
 		return d, fmt.Errorf("configure %s: %w", d.Path, err)
 	}
-	// An earlier device of this number may have been made read-only with BLKROSET.
+	// The device that had this number before may have been made read-only with BLKROSET.
 	err = unix.IoctlSetPointerInt(int(node.Fd()), unix.BLKROSET, 0)
 	if err == nil {
 		d, err = d.fill(node)
 	}
 	if err != nil {
-		// Release the device, which no caller knows of. The kernel does so when node closes.
+		// Release the device, which no caller knows. The kernel does so when node is closed.
 		clearErr := unix.IoctlSetInt(int(node.Fd()), unix.LOOP_CLR_FD, 0)
 		return d, fmt.Errorf("look at %s: %w", d.Path, errors.Join(err, clearErr))
 	}
 	return d, nil
 }
 
-// free returns the number of a device that was free a moment ago. The kernel knows the lowest of
-// all; from a first number on, free searches and adds it.
+// free returns the number of a device that was free a moment ago. Without Config.First, the
+// kernel chooses the lowest free number. Otherwise free searches upwards from there and adds
+// the device.
 func (c Config) free(control *os.File, from *int) (int, error) {
 	if c.First == 0 {
 		return unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)

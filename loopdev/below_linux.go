@@ -11,16 +11,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// DetachBelow releases every device whose file is below dir, and returns those that it found. A
-// file is identified by its device and inode number, because the path that the kernel reports may
-// be a container's. Call DetachBelow before the files are removed: afterwards they are not found.
-// As in [Device.Detach], the error is [ErrBusy] when a device is still in use.
+// DetachBelow releases every device whose file is below dir, and returns the devices that it
+// found. A file is identified by its device and inode number, because the path that the kernel
+// reports may be valid only in a container. Call DetachBelow before the files are removed,
+// because it finds no devices of removed files. As in [Device.Detach], the error is [ErrBusy]
+// when a device is still in use.
 func DetachBelow(ctx context.Context, dir string) ([]Device, error) {
 	found, err := below(dir)
 	if err != nil {
 		return nil, fmt.Errorf("find the loop devices of the files below %s: %w", dir, err)
 	}
-	// Detach all at once, since one may hold another: a device of dir can itself back a device.
+	// Detach all at once, because one may hold another: a device of dir can itself be the backing
+	// file of a device.
 	errs := make([]error, len(found))
 	var all sync.WaitGroup
 	for i, d := range found {
@@ -30,7 +32,7 @@ func DetachBelow(ctx context.Context, dir string) ([]Device, error) {
 	return found, errors.Join(errs...)
 }
 
-// fileID identifies a file, whatever its path.
+// fileID identifies a file independently of its path.
 type fileID struct{ device, inode uint64 }
 
 // below returns the devices whose file is below dir.

@@ -17,7 +17,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// attachIn attaches a new file of the directory, which is made.
+// attachIn makes the directory and attaches a new file in it.
 func attachIn(t *testing.T, dir string) loopdev.Device {
 	t.Helper()
 	path := filepath.Join(dir, "disk")
@@ -50,7 +50,7 @@ func TestDetachBelowReleasesTheDevicesOfADirectoryAndNoOther(t *testing.T) {
 	}
 }
 
-func TestDetachBelowKnowsAFileThatWasOpenedAtAnotherPath(t *testing.T) {
+func TestDetachBelowFindsAFileThatWasOpenedAtAnotherPath(t *testing.T) {
 	file := newFile(t, mib)
 	dir, elsewhere := filepath.Dir(file), t.TempDir()
 	if err := unix.Mount(dir, elsewhere, "", unix.MS_BIND, ""); err != nil {
@@ -59,7 +59,7 @@ func TestDetachBelowKnowsAFileThatWasOpenedAtAnotherPath(t *testing.T) {
 	d, err := loopdev.Attach(t.Context(), loopdev.Config{
 		Path: filepath.Join(elsewhere, filepath.Base(file)), Serial: serial(t),
 	})
-	// The file stays open in the mount that is gone, as in that of a container.
+	// The file stays open in a mount that does not exist any more, as in a container's mount.
 	if err := errors.Join(err, unix.Unmount(elsewhere, unix.MNT_DETACH)); err != nil {
 		t.Fatal(err)
 	}
@@ -90,10 +90,10 @@ func TestDetachBelowReleasesADeviceOnTheNodeOfAnother(t *testing.T) {
 	}
 }
 
-func TestADeviceKnowsTheDeviceThatItIsOn(t *testing.T) {
+func TestOnReportsWhetherADeviceBacksAnother(t *testing.T) {
 	own, foreign, dir := attachIn(t, t.TempDir()), attachIn(t, t.TempDir()), t.TempDir()
 	t.Cleanup(func() { releaseBelow(t, dir) })
-	// As in a pod, the node has another path.
+	// In a pod, the node has another path, too.
 	node := filepath.Join(dir, "volume")
 	if err := unix.Mknod(node, unix.S_IFBLK|0o600, int(unix.Mkdev(own.Major, own.Minor))); err != nil {
 		t.Fatal(err)
@@ -116,7 +116,7 @@ func TestADeviceKnowsTheDeviceThatItIsOn(t *testing.T) {
 	}
 }
 
-func TestDetachBelowTellsOfAHeldDeviceAndReleasesTheOthers(t *testing.T) {
+func TestDetachBelowReportsABusyDeviceAndReleasesTheOthers(t *testing.T) {
 	dir := t.TempDir()
 	held, free := attachIn(t, filepath.Join(dir, "a")), attachIn(t, filepath.Join(dir, "b"))
 	holder, err := os.Open(held.Path)

@@ -11,24 +11,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// detachTimeout is how long Detach waits for users: a prober such as udev opens every new device
-// for some milliseconds, while a mount stays.
+// detachTimeout limits how long Detach waits for users of the device. A prober such as udev
+// opens every new device for some milliseconds, while a mount stays.
 const detachTimeout = 2 * time.Second
 
-// Detach releases the device and returns when the kernel has released the file. It succeeds for a
-// device that was released before. It returns [ErrBusy] when the device is still in use after two
-// seconds or at the end of ctx; the kernel then releases it with its last user, and Detach may be
-// called again to wait for that.
+// Detach releases the device and returns when the kernel has released the file. It succeeds if
+// the device was released before. It returns [ErrBusy] if the device is still in use after two
+// seconds or at the end of ctx. The kernel then releases the device with its last user, and
+// the caller can wait for that with another call of Detach.
 func (d Device) Detach(ctx context.Context) error {
 	err := d.with(func(f *os.File) error {
 		return unix.IoctlSetInt(int(f.Fd()), unix.LOOP_CLR_FD, 0)
 	})
-	// It is gone or about to be; the loop below waits for that.
+	// The device is gone or will be soon. The loop below waits for that.
 	if err != nil && !errors.Is(err, ErrGone) && !errors.Is(err, unix.ENXIO) {
 		return fmt.Errorf("detach %s: %w", d.Path, explain(err))
 	}
-	// The ioctl only marks a device that is open, and our own descriptor counts: the kernel releases
-	// the device at the last close.
+	// The ioctl only marks a device that is open, and our own descriptor counts too. The kernel
+	// releases the device at the last close.
 	ctx, cancel := context.WithTimeout(ctx, detachTimeout)
 	defer cancel()
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
@@ -45,7 +45,7 @@ func (d Device) Detach(ctx context.Context) error {
 	}
 }
 
-// Grow makes the device as large as its file has become.
+// Grow makes the device as large as its file is now.
 func (d Device) Grow() error {
 	err := d.with(func(f *os.File) error {
 		return unix.IoctlSetInt(int(f.Fd()), unix.LOOP_SET_CAPACITY, 0)
@@ -65,13 +65,14 @@ func (d Device) Sync() error {
 	return nil
 }
 
-// Cut disconnects the device from its file while it is in use, as pulling a drive does. The device
-// has no size from then on: every read and write fails, and none reaches the file. Requests in
-// flight are finished first, and nothing that was acknowledged is undone. The device stays until
-// its last user closes it; Detach asks for that, before or after.
+// Cut disconnects the device from its file while the device is in use, like pulling out a
+// drive. The device has size 0 from then on: every read and write fails, and none reaches the
+// file. Requests in flight are finished first, and nothing that was acknowledged is undone.
+// The device exists until its last user closes it and it was released with Detach, which may
+// be called before or after Cut.
 //
-// Cut sets an offset beyond the end of any file. Changing the backing file would be the obvious
-// way, but the kernel allows it only for read-only devices.
+// Cut sets an offset beyond the end of any file. Changing the backing file would be the
+// obvious way, but the kernel allows that only for read-only devices.
 func (d Device) Cut() error {
 	err := d.with(func(f *os.File) error {
 		info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
@@ -87,13 +88,14 @@ func (d Device) Cut() error {
 	return nil
 }
 
-// cutOffset is beyond the size of any file, and leaves room for the sectors of any device.
+// cutOffset is larger than any file, and small enough that adding the size of any device does
+// not overflow.
 const cutOffset = 1 << 62
 
-// with opens the device and calls do if it is still this attachment. It stays so while the
-// descriptor is open, because the kernel defers every release to the last close. The device is
-// opened for reading, which is enough for root's ioctls: a kernel may refuse to open a mounted
-// device for writing.
+// with opens the device, and calls do if the device still has this attachment. The attachment
+// cannot change while the descriptor is open, because the kernel defers every release to the
+// last close. The device is opened for reading, which is enough for root's ioctls: a kernel
+// may refuse to open a mounted device for writing.
 func (d Device) with(do func(*os.File) error) error {
 	f, err := openNode(d.Path, d.Major, d.Minor, os.O_RDONLY)
 	switch {
@@ -116,7 +118,8 @@ func (d Device) with(do func(*os.File) error) error {
 // attached reports whether the kernel still has this attachment.
 func (d Device) attached() (bool, error) {
 	sys := sysDir(d.Number)
-	// The directory goes when the device does; the sequence number moves when the next one comes.
+	// The directory disappears with the attachment. The sequence number changes with the next
+	// attachment.
 	if _, err := os.Stat(sys + "/loop/backing_file"); err != nil {
 		return false, ignoreAbsent(err)
 	}
@@ -127,7 +130,7 @@ func (d Device) attached() (bool, error) {
 	return seq == d.Sequence, nil
 }
 
-// wait waits, or returns ctx's error when it ends first.
+// wait waits for the duration. It returns ctx's error if ctx ends first.
 func wait(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()

@@ -28,7 +28,7 @@ func backing() (path string, remove func()) {
 	return path, func() { os.RemoveAll(dir) }
 }
 
-// A file becomes a block device with a serial, and is let go.
+// Example attaches a loop device with a serial to a file, and detaches it.
 func Example() {
 	ctx := context.Background()
 	path, remove := backing()
@@ -51,7 +51,8 @@ func Example() {
 	// Output: example-0001 64 MiB in blocks of 4096
 }
 
-// A program that was restarted finds its device by the serial. Deciding between two is its job.
+// ExampleFind shows how a program that was restarted finds its device by the serial. If there
+// are two, the program has to decide between them.
 func ExampleFind() {
 	ctx := context.Background()
 	path, remove := backing()
@@ -73,7 +74,7 @@ func ExampleFind() {
 	// Output: true <nil>
 }
 
-// The file grows first, then its device.
+// ExampleDevice_Grow grows the file first, and then its device.
 func ExampleDevice_Grow() {
 	ctx := context.Background()
 	path, remove := backing()

@@ -15,16 +15,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// processMark begins the owner of a device that goes with its process.
+// processMark begins the owner of a device that names a process.
 const processMark = "p"
 
-// process identifies a process until the next boot: its PID namespace, its number there, and when
-// it started.
+// process identifies a process until the next boot, by its PID namespace, its PID there, and
+// its start time.
 type process struct{ namespace, pid, started uint64 }
 
-// Process returns an [Config.Owner] that names this process: the device is to go with it, see
-// [DetachLeft]. Something without "." may follow behind a further ".". It is empty where /proc does
-// not show this process.
+// Process returns a [Config.Owner] that names this process, so that [DetachLeft] releases the
+// device when this process has ended. The caller may append a "." and a text without ".".
+// Process returns "" if /proc does not show this process.
 func Process() string {
 	p, err := self()
 	if err != nil {
@@ -52,8 +52,8 @@ func self() (process, error) {
 	return p, err
 }
 
-// startOf returns when a process of this PID namespace has started, in ticks since the boot. Of one
-// that does not live any more the error is fs.ErrNotExist.
+// startOf returns the start time of a process of this PID namespace, in ticks since the boot.
+// If the process has ended, the error is fs.ErrNotExist.
 func startOf(pid uint64) (uint64, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if errors.Is(err, unix.ESRCH) {
@@ -62,8 +62,8 @@ func startOf(pid uint64) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	// The program's name, in parentheses, may hold anything. State is the first field behind it, and
-	// the start the 20th.
+	// The program's name is in parentheses and may contain any character. The first field behind
+	// it is the state, and the 20th is the start time.
 	fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
 	if len(fields) < 20 {
 		return 0, fmt.Errorf("parse the state of the process %d: %q", pid, text)
@@ -89,17 +89,18 @@ func processOf(owner string) (p process, ok bool) {
 	return p, true
 }
 
-// DetachLeft releases every device whose [Config.Owner] is the [Process] of one that has ended,
-// after what this mount namespace has mounted of it, and returns those that it found. An orphaned
-// device counts by the name of its file: give a file that this process serves a name that begins
-// with [Process] and a ".". It touches no other: neither those of living processes, nor those of a
-// PID namespace whose processes cannot be seen from here. As in [Device.Detach], the error is
-// [ErrBusy] when a device is still in use, such as by a mount of another namespace; the kernel
-// releases it then with its last user.
+// DetachLeft releases every device whose [Config.Owner] names a process that has ended (see
+// [Process]), and returns the devices that it found. Before, it unmounts what this mount
+// namespace has mounted from them. For an orphaned device the base name of its file counts as
+// the owner: a process that serves a file should give the file a name that begins with
+// [Process] and a ".". DetachLeft does not touch devices of living processes, or of processes
+// in a PID namespace that cannot be seen from here. As in [Device.Detach], the error is
+// [ErrBusy] when a device is still in use, for example by a mount of another namespace. The
+// kernel then releases the device with its last user.
 func DetachLeft(ctx context.Context) ([]Device, error) {
 	us, ok := processOf(Process())
 	if !ok {
-		return nil, nil // the living cannot be told from the dead
+		return nil, nil // living and dead processes cannot be distinguished
 	}
 	all, err := List()
 	if err != nil {
@@ -110,7 +111,7 @@ func DetachLeft(ctx context.Context) ([]Device, error) {
 	for _, d := range all {
 		owner := d.Owner
 		if d.Orphaned {
-			owner = filepath.Base(d.BackingFile) // all that is known of it
+			owner = filepath.Base(d.BackingFile) // nothing else is known of it
 		}
 		p, ok := processOf(owner)
 		if !ok || p.namespace != us.namespace {
@@ -131,7 +132,7 @@ func DetachLeft(ctx context.Context) ([]Device, error) {
 	return left, errors.Join(errs...)
 }
 
-// unmount unmounts what this mount namespace has mounted of the device.
+// unmount unmounts everything that this mount namespace has mounted from the device.
 func (d Device) unmount() error {
 	mounts, err := mountinfo.GetMounts(nil)
 	if err != nil {
@@ -146,8 +147,8 @@ func (d Device) unmount() error {
 	return errors.Join(errs...)
 }
 
-// sourceOf reports whether a mount's source is a node of the device. The numbers of a btrfs' mounts
-// are its own.
+// sourceOf reports whether a mount's source is a node of the device. The number of a btrfs'
+// mount cannot be compared, because a btrfs has numbers of its own.
 func (d Device) sourceOf(m *mountinfo.Info) bool {
 	var st unix.Stat_t
 	return strings.HasPrefix(m.Source, "/") && unix.Stat(m.Source, &st) == nil &&

@@ -20,11 +20,11 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
-// leaver is set for the process that TestWhatADeadProcessLeftIsReleasedAndNothingElse kills; it
-// names a file.
+// leaver is the environment variable that marks the process that
+// TestDetachLeftReleasesOnlyTheDevicesOfADeadProcess kills. It names a file.
 const leaver = "LOOPDEV_TEST_LEAVES"
 
-func TestWhatADeadProcessLeftIsReleasedAndNothingElse(t *testing.T) {
+func TestDetachLeftReleasesOnlyTheDevicesOfADeadProcess(t *testing.T) {
 	if file := os.Getenv(leaver); file != "" {
 		leave(t, file)
 	}
@@ -69,7 +69,7 @@ func TestWhatADeadProcessLeftIsReleasedAndNothingElse(t *testing.T) {
 	foreign := attach(t, loopdev.Config{Path: newFile(t, mib), Serial: serial(t),
 		Owner: "p.1.1.1"}) // of another PID namespace
 	rack := attach(t, loopdev.Config{Path: newFile(t, mib), Serial: serial(t), Owner: "RACK"})
-	// While it lives, the process keeps its device.
+	// A living process keeps its device.
 	if left := detachLeft(t); slices.Contains(left, dead[0]) {
 		t.Errorf("released %s of a process that lives", dead[0])
 	}
@@ -91,7 +91,7 @@ func TestWhatADeadProcessLeftIsReleasedAndNothingElse(t *testing.T) {
 	}
 }
 
-// leave attaches the file for this process, says so, and waits to be killed.
+// leave attaches the file for this process, prints a line, and waits to be killed.
 func leave(t *testing.T, file string) {
 	d := attach(t, loopdev.Config{Path: file, Serial: serial(t), Owner: loopdev.Process()})
 	if _, err := os.Stdout.WriteString(d.Serial + " " + d.Path + "\n"); err != nil {
@@ -101,8 +101,8 @@ func leave(t *testing.T, file string) {
 	t.Fatalf("the process was to be killed, and its input has ended: %v", err)
 }
 
-// detachLeft returns the serials of what dead processes left, of whichever test. Another one's
-// device may be busy.
+// detachLeft calls DetachLeft and returns the serials of the devices. They may be of any test,
+// and devices of another test may be busy.
 func detachLeft(t *testing.T) (serials []string) {
 	t.Helper()
 	left, err := loopdev.DetachLeft(context.Background())
@@ -117,7 +117,8 @@ func detachLeft(t *testing.T) (serials []string) {
 
 func TestAnOrphanedDeviceIsReleasedByTheNameOfItsFile(t *testing.T) {
 	for name, released := range map[string]bool{
-		"p." + strings.Split(loopdev.Process(), ".")[1] + ".1.zzzzz.disk-1": true, // of nobody that lives
+		// This owner names no living process.
+		"p." + strings.Split(loopdev.Process(), ".")[1] + ".1.zzzzz.disk-1": true,
 		loopdev.Process() + ".disk-1":                                       false,
 		"disk-1":                                                            false,
 	} {

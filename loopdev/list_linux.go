@@ -16,8 +16,9 @@ import (
 
 const sysBlock = "/sys/block"
 
-// List returns every attached loop device of this machine, including those of other programs, in
-// the order of their numbers. A device that is attached or detached meanwhile may be missing.
+// List returns every attached loop device of this machine in the order of their numbers,
+// including the devices of other programs. It may omit a device that is attached or detached
+// during the call.
 func List() ([]Device, error) {
 	entries, err := os.ReadDir(sysBlock)
 	if err != nil {
@@ -41,8 +42,8 @@ func List() ([]Device, error) {
 	return devices, nil
 }
 
-// Find returns the attached devices with that serial. There may be several, as two files can be
-// given the same serial.
+// Find returns the attached devices with that serial. There may be several, because two files
+// can have the same serial.
 func Find(serial string) ([]Device, error) {
 	devices, err := List()
 	if err != nil {
@@ -51,9 +52,9 @@ func Find(serial string) ([]Device, error) {
 	return slices.DeleteFunc(devices, func(d Device) bool { return d.Serial != serial }), nil
 }
 
-// describe reads one loop device. It returns false for one without a file.
+// describe reads one loop device. It returns false for a device without a file.
 func describe(number int) (Device, bool, error) {
-	// Most devices are free; do not open them.
+	// Most devices are free, so do not open them.
 	if _, err := os.Stat(sysDir(number) + "/loop/backing_file"); err != nil {
 		return Device{}, false, ignoreAbsent(err)
 	}
@@ -74,7 +75,7 @@ func describe(number int) (Device, bool, error) {
 	return d, true, nil
 }
 
-// identify reads what does not depend on an attachment.
+// identify reads the properties that do not depend on an attachment.
 func identify(number int) (Device, error) {
 	d := Device{Number: number, Path: fmt.Sprintf("/dev/loop%d", number)}
 	b, err := os.ReadFile(sysDir(number) + "/dev")
@@ -87,11 +88,11 @@ func identify(number int) (Device, error) {
 	return d, nil
 }
 
-// fill reads the attachment behind f, which must stay open meanwhile.
+// fill reads the attachment behind f, which must stay open during the call.
 func (d Device) fill(f *os.File) (Device, error) {
 	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
 	switch {
-	// It asks the file, of which FUSE says that nobody answers, or no more.
+	// The ioctl asks the file, and FUSE answers with these errors if no process serves it.
 	case errors.Is(err, unix.ENOTCONN), errors.Is(err, unix.ECONNABORTED):
 		d.Orphaned = true
 	case err != nil:
@@ -100,7 +101,7 @@ func (d Device) fill(f *os.File) (Device, error) {
 		d.Serial = unix.ByteSliceToString(info.File_name[:])
 		d.Owner = unix.ByteSliceToString(info.File_name[min(len(d.Serial)+1, serialMax):])
 		d.BackingDevice, d.BackingInode = info.Device, info.Inode
-		if info.Rdevice != info.Device { // of a regular file, both are its filesystem's
+		if info.Rdevice != info.Device { // equal for a regular file
 			d.BackingNumber = info.Rdevice
 		}
 		d.ReadOnly = info.Flags&unix.LO_FLAGS_READ_ONLY != 0
@@ -127,7 +128,7 @@ func (d Device) fill(f *os.File) (Device, error) {
 	return d, err
 }
 
-// loopNumber reads N from "loopN".
+// loopNumber parses N from "loopN".
 func loopNumber(name string) (int, bool) {
 	digits, ok := strings.CutPrefix(name, "loop")
 	if !ok {
@@ -147,7 +148,7 @@ func readUint(path string) (uint64, error) {
 	return strconv.ParseUint(string(bytes.TrimSpace(b)), 10, 64)
 }
 
-// ignoreAbsent returns nil for the errors of a device that has no file (any more).
+// ignoreAbsent returns nil for the errors of a device that has no file, or has lost it.
 func ignoreAbsent(err error) error {
 	for _, absent := range []error{fs.ErrNotExist, unix.ENXIO, unix.ENODEV} {
 		if errors.Is(err, absent) {

@@ -1,15 +1,15 @@
-// Package loopdev gives a file a Linux block device that carries a serial number, finds the device
-// by that serial, lists all devices, and releases them.
+// Package loopdev attaches Linux block devices with serial numbers to files, finds a device by
+// its serial, lists all devices, and releases them.
 //
-// The serial is kept in lo_file_name, the field in which losetup keeps a path, and the owner behind
-// it, where nobody else looks. The kernel holds them for as long as the device is attached, so a
-// program that was killed finds its devices again without a record of them. Several processes may
-// use the package at once: each change is made on an open descriptor after a check of the kernel's
-// sequence number of the attachment, so that a device which was released and given to another
-// process meanwhile is never touched.
+// The serial is kept in lo_file_name, the field in which losetup keeps a path. The owner is
+// kept behind it, where no other program looks. The kernel keeps both as long as the device is
+// attached, so a program that was killed finds its devices again without a record of them.
+// Several processes may use the package at once: each change is made on an open descriptor,
+// after a check of the kernel's sequence number of the attachment. So a device that was
+// released and given to another process is never touched.
 //
-// Attaching and detaching need root and Linux 5.15 or later. On other systems the package builds,
-// and [Available] and all others return an error.
+// Attaching and detaching need root and Linux 5.15 or later. On other systems the package
+// builds, and [Available] and the other functions return an error.
 package loopdev
 
 import (
@@ -18,83 +18,87 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Config says what to attach.
+// Config describes the device to attach.
 type Config struct {
-	// Path is a regular file. It stays in use until the device is detached, unlinked or not.
+	// Path is the path of a regular file. The file stays in use until the device is detached, even
+	// if it is unlinked.
 	Path string
-	// Serial is what the device is found by: 1 to 63 bytes without NUL. A longer one is refused.
+	// Serial is the text by which the device is found: 1 to 63 bytes without NUL. Attach refuses a
+	// longer one.
 	Serial string
-	// Owner is who made the device, for whoever has to know it from others; it may be empty. Together
-	// with Serial it has at most 62 bytes.
+	// Owner names the program that made the device, so that others can distinguish its devices. It
+	// may be empty. Owner and Serial together have at most 62 bytes.
 	Owner string
 	// BlockSize is the logical block size in bytes, a power of two from 512 to the page size. 0 is
 	// 512.
 	BlockSize int
 	// ReadOnly makes the device refuse writes.
 	ReadOnly bool
-	// SizeLimit makes the device smaller than the file; 0 is the whole file.
+	// SizeLimit makes the device smaller than the file. 0 means the size of the file.
 	SizeLimit int64
-	// First is the lowest number that the device may have; 0 is any that is free. "losetup -f" takes
-	// the lowest, which in a container may be the only ones with nodes.
+	// First is the lowest number that the device may have; 0 allows every free number. "losetup
+	// -f" takes the lowest free number, and in a container only the low numbers may have nodes.
 	First int
 }
 
-// Device is one attachment of a file to a loop device. It is what [Attach], [List] and [Find]
-// return; the methods act on exactly that attachment, whatever its number serves later.
+// Device is one attachment of a file to a loop device. [Attach], [List] and [Find] return it.
+// Its methods act only on that attachment, and not on a later one with the same number.
 type Device struct {
-	// Number is the N of loopN.
+	// Number is the N in loopN.
 	Number int
-	// Path is the device's node, "/dev/loopN".
+	// Path is the path of the device's node, "/dev/loopN".
 	Path string
-	// Major and Minor are the device's number as the kernel knows it.
+	// Major and Minor are the kernel's device number.
 	Major, Minor uint32
-	// Serial is what Attach was given. A device that losetup made has the file's path there.
+	// Serial is the serial that Attach was given. For a device that losetup made, it is the file's
+	// path.
 	Serial string
-	// Owner is what Attach was given.
+	// Owner is the owner that Attach was given.
 	Owner string
-	// BackingFile is the file's path as the kernel reports it, with " (deleted)" after it when it was
-	// unlinked.
+	// BackingFile is the file's path as the kernel reports it. If the file was unlinked, "
+	// (deleted)" follows the path.
 	BackingFile string
-	// BackingDevice is the st_dev of the file. Its path alone does not identify it: what a mount
-	// covers, or another mount namespace has, may have the same.
+	// BackingDevice is the st_dev of the file. The path alone does not identify the file, because
+	// a covered directory or another mount namespace may have a file with the same path.
 	BackingDevice uint64
-	// BackingInode is the st_ino of the file: with BackingDevice it identifies the file, in
-	// whichever mount namespace it was opened.
+	// BackingInode is the st_ino of the file. Together with BackingDevice it identifies the file,
+	// in whichever mount namespace the file was opened.
 	BackingInode uint64
-	// BackingNumber is the st_rdev of the file, if that is the node of a block device.
+	// BackingNumber is the st_rdev of the file, if the file is the node of a block device.
 	BackingNumber uint64
 	// BlockSize is the logical block size in bytes.
 	BlockSize int
 	// ReadOnly reports whether the device refuses writes.
 	ReadOnly bool
-	// SizeBytes is the size when the device was read; Grow does not change it here.
+	// SizeBytes is the size at the time when the device was read. Grow does not change it.
 	SizeBytes int64
-	// Releasing reports whether the kernel was told to release it and waits for the last user.
+	// Releasing reports whether the kernel is going to release the device and waits for its last
+	// user.
 	Releasing bool
-	// Orphaned reports whether the file was served by a program that is gone (FUSE), so that every
-	// read and write fails. Serial, Owner, BackingDevice, BackingInode, BackingNumber, ReadOnly and
-	// Releasing are unknown then.
+	// Orphaned reports whether the file was served by a program (FUSE) that has ended, so that
+	// every read and write fails. Serial, Owner, BackingDevice, BackingInode, BackingNumber,
+	// ReadOnly and Releasing are then unknown.
 	Orphaned bool
-	// Sequence is the kernel's number of this attachment (diskseq). No two have the same between
-	// two boots.
+	// Sequence is the kernel's number of this attachment (diskseq). It is unique until the next
+	// boot.
 	Sequence uint64
 }
 
-// On reports whether the device's file is the node of another loop device, under whatever path: a
-// kubelet puts a device on the node of each raw block volume.
+// On reports whether the device's file is the node of the other loop device, under any path. A
+// kubelet attaches such a device to the node of each raw block volume.
 func (d Device) On(other Device) bool {
 	return d.BackingNumber != 0 && d.BackingNumber == unix.Mkdev(other.Major, other.Minor)
 }
 
-// ErrBusy means that the device is still in use: by a mount, an open file or another block device.
-// The kernel was told to release it, and will when the last user closes it.
+// ErrBusy means that the device is still in use by a mount, an open file or another block
+// device. The kernel has marked the device and will release it when the last user closes it.
 var ErrBusy = errors.New("the loop device is still held")
 
-// ErrGone means that the attachment a [Device] describes has ended; its number may be free or may
-// serve another file by now.
+// ErrGone means that the attachment of a [Device] has ended. Its number may be free, or
+// another file may have it.
 var ErrGone = errors.New("the loop device was released meanwhile")
 
-// ErrNotLoop means that a path in /dev with a loop device's name is something else.
+// ErrNotLoop means that a path in /dev has a loop device's name but is something else.
 var ErrNotLoop = errors.New("not a loop device")
 
 // ErrNoDriver means that the kernel has no loop driver.

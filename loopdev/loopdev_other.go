@@ -12,7 +12,7 @@ import (
 var errNotLinux = fmt.Errorf("loop devices need Linux, and this is %s: %w", runtime.GOOS,
 	errors.ErrUnsupported)
 
-// Available reports that there are no loop devices.
+// Available returns an error, because there are no loop devices.
 func Available() error { return errNotLinux }
 
 // Attach fails.
@@ -39,7 +39,7 @@ func (Device) Sync() error { return errNotLinux }
 // Cut fails.
 func (Device) Cut() error { return errNotLinux }
 
-// Process returns nothing: no device goes with this process.
+// Process returns "", because there are no devices that could belong to this process.
 func Process() string { return "" }
 
 // DetachLeft finds nothing.

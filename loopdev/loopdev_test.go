@@ -28,7 +28,8 @@ import (
 
 const mib = 1 << 20
 
-// needRoot fails a test that cannot be run. A skipped one would look like a passed one.
+// needRoot fails a test that needs root and has none. A skipped test would look like one that
+// passed.
 func needRoot(t *testing.T) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -51,7 +52,7 @@ func newFile(t *testing.T, size int64) string {
 	return path
 }
 
-// releaseBelow detaches the devices of files below dir and says how many there were.
+// releaseBelow detaches the devices of files below dir and returns their number.
 func releaseBelow(t *testing.T, dir string) int {
 	t.Helper()
 	devices, err := loopdev.DetachBelow(context.Background(), dir)
@@ -70,7 +71,7 @@ func attach(t *testing.T, c loopdev.Config) loopdev.Device {
 	return d
 }
 
-// serial is one that no other test or process uses.
+// serial returns a serial that no other test or process uses.
 func serial(t *testing.T) string {
 	return "t" + strconv.FormatInt(time.Now().UnixNano(), 36) + strconv.Itoa(os.Getpid())
 }
@@ -84,7 +85,7 @@ func mustFind(t *testing.T, serial string) []loopdev.Device {
 	return devices
 }
 
-// await polls a condition.
+// await waits until a condition is true.
 func await(t *testing.T, what string, cond func() bool) {
 	t.Helper()
 	deadline := time.After(10 * time.Second)
@@ -99,7 +100,7 @@ func await(t *testing.T, what string, cond func() bool) {
 	}
 }
 
-func TestAnAttachedFileIsFoundBySerialAsItWasAskedFor(t *testing.T) {
+func TestFindReturnsAnAttachedDeviceWithTheConfigurationThatWasAskedFor(t *testing.T) {
 	for _, block := range []int{0, 512, 2048, 4096} {
 		for _, readOnly := range []bool{false, true} {
 			name := fmt.Sprintf("block size %d, read-only %t", block, readOnly)
@@ -129,7 +130,7 @@ func TestAnAttachedFileIsFoundBySerialAsItWasAskedFor(t *testing.T) {
 	}
 }
 
-func TestADeviceHasNoLowerNumberThanAskedFor(t *testing.T) {
+func TestTheNumberOfADeviceIsNotBelowTheConfiguredFirst(t *testing.T) {
 	const first = 700
 	var numbers []int
 	for range 3 {
@@ -144,7 +145,7 @@ func TestADeviceHasNoLowerNumberThanAskedFor(t *testing.T) {
 	}
 }
 
-func TestADeviceSaysWhichFileItHas(t *testing.T) {
+func TestADeviceIdentifiesItsBackingFile(t *testing.T) {
 	file := newFile(t, mib)
 	d := attach(t, loopdev.Config{Path: file, Serial: serial(t)})
 	var st unix.Stat_t
@@ -192,8 +193,8 @@ func TestAReadOnlyDeviceRefusesWrites(t *testing.T) {
 	}
 }
 
-func TestADeviceIsWritableWhateverItsNumberWasBefore(t *testing.T) {
-	const first = 7000 // nobody else's
+func TestADeviceIsWritableAlsoIfItsNumberWasReadOnlyBefore(t *testing.T) {
+	const first = 7000 // no other test uses this number
 	c := loopdev.Config{Path: newFile(t, mib), Serial: serial(t), First: first}
 	d := attach(t, c)
 	if out, err := exec.Command("blockdev", "--setro", d.Path).CombinedOutput(); err != nil {
@@ -216,7 +217,7 @@ func TestADeviceIsWritableWhateverItsNumberWasBefore(t *testing.T) {
 	}
 }
 
-func TestASerialOf63BytesIsKeptWholeAndALongerOneRefused(t *testing.T) {
+func TestASerialOf63BytesIsKeptWholeAndALongerOneIsRefused(t *testing.T) {
 	file := newFile(t, mib)
 	long := strings.Repeat("s", 63-len(serial(t))) + serial(t)
 	long = long[:63]
@@ -235,7 +236,7 @@ func TestASerialOf63BytesIsKeptWholeAndALongerOneRefused(t *testing.T) {
 	}
 }
 
-func TestWhatTheKernelWouldMisreadIsRefused(t *testing.T) {
+func TestAConfigurationThatTheKernelWouldMisreadIsRefused(t *testing.T) {
 	file, dir, page := newFile(t, mib), t.TempDir(), os.Getpagesize()
 	odd := newFile(t, 1000)
 	fifo := filepath.Join(dir, "fifo")
@@ -312,13 +313,14 @@ func TestTwoDevicesWithOneSerialAreBothFound(t *testing.T) {
 	}
 }
 
-func TestDetachOfAnAttachmentThatIsGoneTouchesNothingElse(t *testing.T) {
+func TestDetachDoesNotTouchALaterAttachmentOfTheSameNumber(t *testing.T) {
 	file := newFile(t, mib)
 	old := attach(t, loopdev.Config{Path: file, Serial: serial(t)})
 	if err := old.Detach(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	// The same number, file and serial again, were it needed; only the sequence tells them apart.
+	// The new attachment may have the same number, and has the same file and serial. Only the
+	// sequence number is certain to be different.
 	current := attach(t, loopdev.Config{Path: file, Serial: old.Serial})
 	stale := current
 	stale.Sequence = old.Sequence
@@ -336,7 +338,7 @@ func TestDetachOfAnAttachmentThatIsGoneTouchesNothingElse(t *testing.T) {
 	}
 }
 
-func TestDetachWaitsForAShortHolderAndReportsALongOne(t *testing.T) {
+func TestDetachWaitsForAUserThatIsQuickAndReturnsErrBusyForOneThatStays(t *testing.T) {
 	d := attach(t, loopdev.Config{Path: newFile(t, mib), Serial: serial(t)})
 	holder, err := os.Open(d.Path)
 	if err != nil {
@@ -359,7 +361,7 @@ func TestDetachWaitsForAShortHolderAndReportsALongOne(t *testing.T) {
 	}
 }
 
-func TestTheKernelReleasesABusyDeviceWithItsLastHolder(t *testing.T) {
+func TestTheKernelReleasesABusyDeviceWithItsLastUser(t *testing.T) {
 	d := attach(t, loopdev.Config{Path: newFile(t, mib), Serial: serial(t)})
 	holder, err := os.Open(d.Path)
 	if err != nil {
@@ -374,8 +376,8 @@ func TestTheKernelReleasesABusyDeviceWithItsLastHolder(t *testing.T) {
 	await(t, "the device is released", func() bool { return len(mustFind(t, d.Serial)) == 0 })
 }
 
-func TestMoreDevicesThanTheKernelMadeAtBoot(t *testing.T) {
-	const n = 24 // max_loop is 8 where nobody changed it.
+func TestAttachAddsDevicesWhenThoseOfTheBootAreInUse(t *testing.T) {
+	const n = 24 // max_loop is 8 by default.
 	file, sn := newFile(t, mib), serial(t)
 	var wg sync.WaitGroup
 	for range n {
@@ -409,9 +411,9 @@ func TestAMissingNodeIsMade(t *testing.T) {
 	}
 }
 
-// TestKilledProcessesLeaveOnlyWhatListShows kills processes that attach and detach, at moments
-// nobody chose, and then finds whatever they left.
-func TestKilledProcessesLeaveOnlyWhatListShows(t *testing.T) {
+// TestListShowsEveryDeviceThatKilledProcessesLeave kills processes that attach and detach, at
+// random moments. List must then show every device that they left.
+func TestListShowsEveryDeviceThatKilledProcessesLeave(t *testing.T) {
 	if file := os.Getenv("LOOPDEV_TEST_CHURN"); file != "" {
 		churn(t, file)
 		return
@@ -427,14 +429,15 @@ func TestKilledProcessesLeaveOnlyWhatListShows(t *testing.T) {
 		if err := child.Start(); err != nil {
 			t.Fatal(err)
 		}
-		// One byte for each attachment: the moment of the kill wanders through the loop.
+		// The child writes one byte for each attachment, so the number of bytes varies the moment
+		// of the kill.
 		if _, err := out.Read(make([]byte, 1+round%3)); err != nil {
 			t.Fatalf("the child said nothing: %v", err)
 		}
 		if err := child.Process.Kill(); err != nil {
 			t.Fatal(err)
 		}
-		_ = child.Wait() // It was killed; that is no news.
+		_ = child.Wait() // The error says that it was killed.
 	}
 	releaseBelow(t, filepath.Dir(file))
 	if n := releaseBelow(t, filepath.Dir(file)); n != 0 {
@@ -460,7 +463,7 @@ func serve(t *testing.T, content flakydisk.Store) (served loopdev.Device, end fu
 	return serveAs(t, "disk", content)
 }
 
-// serveAs does so under a name of the file.
+// serveAs is serve with a name for the file.
 func serveAs(t *testing.T, name string, content flakydisk.Store) (served loopdev.Device,
 	end func() error) {
 	t.Helper()
@@ -477,7 +480,7 @@ func serveAs(t *testing.T, name string, content flakydisk.Store) (served loopdev
 	return served, end
 }
 
-// orphaned demands that List tells of a device that its file is served by nobody.
+// orphaned fails the test unless List reports that no process serves the device's file.
 func orphaned(t *testing.T, d loopdev.Device) {
 	t.Helper()
 	all, err := loopdev.List()
@@ -492,7 +495,7 @@ func orphaned(t *testing.T, d loopdev.Device) {
 	}
 }
 
-func TestListTellsOfADeviceWhoseFileIsServedByNobody(t *testing.T) {
+func TestListReportsADeviceWhoseFileNoProcessServesAsOrphaned(t *testing.T) {
 	served, end := serve(t, flakydisk.NewImage(8*mib))
 	if err := end(); err != nil {
 		t.Fatal(err)
@@ -503,7 +506,7 @@ func TestListTellsOfADeviceWhoseFileIsServedByNobody(t *testing.T) {
 	}
 }
 
-// waiting is a disk's content that tells nobody its size any more.
+// waiting is a disk's content that blocks when its size is asked for, once it was told to.
 type waiting struct {
 	*flakydisk.Image
 	on      atomic.Bool
@@ -522,7 +525,7 @@ func (w *waiting) Size() int64 {
 	return w.Image.Size()
 }
 
-func TestListTellsOfADeviceWhoseServerEndsMeanwhile(t *testing.T) {
+func TestListReportsADeviceAsOrphanedIfTheServerEndsDuringTheCall(t *testing.T) {
 	content := &waiting{Image: flakydisk.NewImage(8 * mib), reached: make(chan struct{}),
 		goOn: make(chan struct{})}
 	served, end := serve(t, content)
@@ -540,7 +543,7 @@ func TestListTellsOfADeviceWhoseServerEndsMeanwhile(t *testing.T) {
 	<-listed
 }
 
-func TestCutTakesTheBytesFromAHolderAndLeavesThemInTheFile(t *testing.T) {
+func TestAfterCutAUserReadsNothingAndTheFileKeepsItsBytes(t *testing.T) {
 	for _, readOnly := range []bool{false, true} {
 		t.Run("read-only "+strconv.FormatBool(readOnly), func(t *testing.T) {
 			c := loopdev.Config{Path: newFile(t, 8*mib), Serial: serial(t), ReadOnly: readOnly}
@@ -583,7 +586,7 @@ func TestCutTakesTheBytesFromAHolderAndLeavesThemInTheFile(t *testing.T) {
 	}
 }
 
-// aligned is memory as direct I/O wants it.
+// aligned returns memory that is aligned for direct I/O.
 func aligned(n int) []byte {
 	b, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
 	if err != nil {

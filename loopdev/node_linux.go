@@ -9,14 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The control device's number is fixed in the kernel (misc major, LOOP_CTRL_MINOR).
+// The numbers of the control device are fixed in the kernel (misc major, LOOP_CTRL_MINOR).
 const (
 	controlPath  = "/dev/loop-control"
 	controlMajor = 10
 	controlMinor = 237
 )
 
-// Available returns nil if loop devices can be used, or an error that says what to do.
+// Available returns nil if loop devices can be used, or an error that describes what to do.
 func Available() error {
 	f, err := openControl()
 	if err != nil {
@@ -29,7 +29,8 @@ func Available() error {
 func openControl() (*os.File, error) {
 	f, err := openOrMake(controlPath, unix.S_IFCHR, controlMajor, controlMinor, os.O_RDWR)
 	switch {
-	// ENOENT is not the path, which exists by now; ENODEV and ENXIO mean a node without a driver.
+	// ENOENT does not mean the path, because openOrMake has made it. ENODEV and ENXIO mean that
+	// the node has no driver.
 	case errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENOENT):
 		return nil, fmt.Errorf("%w (%w)", ErrNoDriver, err)
 	case err != nil:
@@ -57,8 +58,9 @@ func openNode(path string, major, minor uint32, flag int) (*os.File, error) {
 	return f, nil
 }
 
-// openOrMake opens a device node, and creates it if it is missing: in a container, /dev is often a
-// copy from the time of its start, without the devices that the kernel has added since.
+// openOrMake opens a device node, and creates the node if it is missing. In a container, /dev
+// is often a copy from the time of its start, without the devices that the kernel has added
+// since.
 func openOrMake(path string, kind, major, minor uint32, flag int) (*os.File, error) {
 	f, err := os.OpenFile(path, flag, 0)
 	if !errors.Is(err, fs.ErrNotExist) {
@@ -71,7 +73,7 @@ func openOrMake(path string, kind, major, minor uint32, flag int) (*os.File, err
 	return os.OpenFile(path, flag, 0)
 }
 
-// explain wraps a permission error with what to do about it.
+// explain adds advice to a permission error.
 func explain(err error) error {
 	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) {
 		return fmt.Errorf("%w (loop devices need root with CAP_SYS_ADMIN, "+

@@ -8,12 +8,12 @@ import (
 	"time"
 )
 
-// Store is where a disk has its content.
+// Store contains the content of a disk.
 type Store interface {
 	io.ReaderAt
 	io.WriterAt
 	Zero(offset, n int64) error
-	// Flush makes durable what was written.
+	// Flush makes all earlier writes durable.
 	Flush() error
 	Size() int64
 	Resize(sizeBytes int64) error
@@ -21,7 +21,7 @@ type Store interface {
 
 // Disk is a disk that can fail. It is safe for use by several goroutines.
 type Disk struct {
-	// mu guards the rest.
+	// mu guards the fields below.
 	mu      sync.Mutex
 	store   Store
 	logging bool
@@ -34,7 +34,7 @@ type Disk struct {
 // NewDisk returns a disk with that content.
 func NewDisk(store Store) *Disk { return &Disk{store: store} }
 
-// Op is what a fault strikes.
+// Op is an operation of a disk that can fail.
 type Op uint8
 
 // The operations of a disk. A discard is a write.
@@ -44,20 +44,21 @@ const (
 	OnFlush
 )
 
-// Fault lets operations of a disk fail. Without a Delay, a Hang or a Lie it is EIO.
+// Fault makes operations of a disk fail with EIO, unless a Delay, a Hang or a Lie is set.
 type Fault struct {
 	On Op
-	// From and To are the bytes that it strikes; both 0 are all. A flush has no place.
+	// From and To limit the fault to a range of bytes; if both are 0, it affects all bytes.
+	// Flushes have no range.
 	From, To int64
-	// Times is how often it strikes; 0 is until it is removed.
+	// Times limits how often the fault takes effect. With 0 it does so until it is removed.
 	Times int
-	// Delay lets operations take longer, and succeed.
+	// Delay makes operations take longer and succeed.
 	Delay time.Duration
-	// Hang lets operations wait until the fault is removed, and then succeed.
+	// Hang makes operations wait until the fault is removed. Then they succeed.
 	Hang bool
-	// Lie answers that a write or a flush is done, and does nothing.
+	// Lie makes a write or a flush report success without doing anything.
 	Lie bool
-	// Fired is how often it has struck.
+	// Fired counts how often the fault has taken effect.
 	Fired int
 }
 
@@ -72,7 +73,7 @@ func (f *armed) strikes(op Op, offset, n int64) bool {
 		(op == OnFlush || f.From == 0 && f.To == 0 || offset < f.To && offset+n > f.From)
 }
 
-// AddFault puts a fault in force. The function returned reports how often it has struck.
+// AddFault adds a fault. The returned function reports how often the fault has taken effect.
 func (d *Disk) AddFault(f Fault) (fired func() int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -85,7 +86,7 @@ func (d *Disk) AddFault(f Fault) (fired func() int) {
 	}
 }
 
-// Faults returns the faults in force.
+// Faults returns the faults that were added and not removed.
 func (d *Disk) Faults() []Fault {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -96,7 +97,7 @@ func (d *Disk) Faults() []Fault {
 	return all
 }
 
-// Heal removes all faults. What hangs goes on.
+// Heal removes all faults. Operations that hang continue.
 func (d *Disk) Heal() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -106,8 +107,8 @@ func (d *Disk) Heal() {
 	d.faults = nil
 }
 
-// Cut cuts the disk's power: every operation fails from now on, also one that hangs. Its faults are
-// gone.
+// Cut cuts the disk's power: every operation fails from now on, including those that hang. The
+// faults are removed.
 func (d *Disk) Cut() {
 	d.mu.Lock()
 	d.cut = true
@@ -115,14 +116,14 @@ func (d *Disk) Cut() {
 	d.Heal()
 }
 
-// StartLog begins an empty log, with reads in it or not.
+// StartLog begins an empty log. The log contains reads only if reads is true.
 func (d *Disk) StartLog(reads bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.logging, d.reads, d.log = true, reads, nil
 }
 
-// Log returns a copy of the log so far.
+// Log returns a copy of the log.
 func (d *Disk) Log() []Record {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -136,15 +137,15 @@ func (d *Disk) Note(text string) {
 	d.add(Record{Kind: Note, Text: text})
 }
 
-// add adds to the log. The caller holds mu.
+// add adds a record to the log. The caller holds mu.
 func (d *Disk) add(r Record) {
 	if d.logging && (r.Kind != Read || d.reads) {
 		d.log = append(d.log, r)
 	}
 }
 
-// begin applies the faults that an operation meets. The caller holds mu, which begin gives up while
-// the operation hangs or is delayed.
+// begin applies the faults that affect an operation. The caller holds mu. While the operation
+// hangs or is delayed, begin releases mu.
 func (d *Disk) begin(op Op, offset, n int64) (lie bool, err error) {
 	for _, f := range slices.Clone(d.faults) {
 		if !f.strikes(op, offset, n) {
@@ -168,7 +169,7 @@ func (d *Disk) begin(op Op, offset, n int64) (lie bool, err error) {
 	return lie, nil
 }
 
-// await waits until a hanging operation may go on.
+// await waits until a hanging operation may continue.
 func await(f *armed) {
 	if f.Hang {
 		<-f.removed
@@ -207,7 +208,7 @@ func (d *Disk) WriteAt(b []byte, offset int64) (int, error) {
 	return d.store.WriteAt(b, offset)
 }
 
-// Zero makes a range zero, as a discard does.
+// Zero sets a range to zero, as a discard does.
 func (d *Disk) Zero(offset, n int64) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -219,7 +220,7 @@ func (d *Disk) Zero(offset, n int64) error {
 	return d.store.Zero(offset, n)
 }
 
-// Flush makes durable what was written.
+// Flush makes all earlier writes durable.
 func (d *Disk) Flush() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -245,7 +246,8 @@ func (d *Disk) Resize(sizeBytes int64) error {
 	return d.store.Resize(sizeBytes)
 }
 
-// WithStore calls do with the disk's content, while nothing is read or written.
+// WithStore calls do with the disk's content. During the call, the disk reads and writes
+// nothing.
 func (d *Disk) WithStore(do func(Store)) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

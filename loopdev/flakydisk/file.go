@@ -2,7 +2,7 @@ package flakydisk
 
 import "os"
 
-// File is a [Store] in a file.
+// File is a [Store] that keeps the content in a file.
 type File struct{ *os.File }
 
 // OpenFile opens an existing file as a store.
@@ -11,13 +11,13 @@ func OpenFile(path string) (File, error) {
 	return File{f}, err
 }
 
-// Zero makes a range zero, which takes no space then.
+// Zero sets a range to zero, which then takes no space in the file.
 func (f File) Zero(offset, n int64) error { return punch(f.File, offset, n) }
 
-// Flush makes durable what was written.
+// Flush makes all earlier writes durable.
 func (f File) Flush() error { return f.Sync() }
 
-// Size returns the size in bytes, or 0 for a file that cannot be looked at.
+// Size returns the size in bytes, or 0 if the file cannot be inspected.
 func (f File) Size() int64 {
 	st, err := f.Stat()
 	if err != nil {

@@ -20,7 +20,7 @@ import (
 
 const mib = 1 << 20
 
-// serve gives a disk of 8 MiB a block device, and opens it without the kernel's cache.
+// serve attaches a block device to a disk of 8 MiB, and opens it without the kernel's cache.
 func serve(t *testing.T) (*flakydisk.Disk, *os.File) {
 	t.Helper()
 	dir := t.TempDir()
@@ -39,7 +39,7 @@ func serve(t *testing.T) (*flakydisk.Disk, *os.File) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	disk.StartLog(false) // the kernel flushes a file to which it attaches a device
+	disk.StartLog(false) // the kernel flushes a file when it attaches a device to it
 	t.Cleanup(func() {
 		disk.Heal()
 		err := errors.Join(device.Close(), loop.Detach(context.Background()), server.Close())
@@ -50,7 +50,7 @@ func serve(t *testing.T) (*flakydisk.Disk, *os.File) {
 	return disk, device
 }
 
-// aligned is memory as direct I/O wants it.
+// aligned returns memory that is aligned for direct I/O.
 func aligned(t *testing.T, n int, fill byte) []byte {
 	t.Helper()
 	b, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
@@ -69,7 +69,7 @@ func write(t *testing.T, device *os.File, offset int64, fill byte) {
 	}
 }
 
-func TestTheLogHasEveryWriteDiscardAndFlushInItsOrder(t *testing.T) {
+func TestTheLogContainsEveryWriteDiscardAndFlushInOrder(t *testing.T) {
 	disk, device := serve(t)
 	write(t, device, 4096, 'a')
 	disk.Note("between")
@@ -104,7 +104,7 @@ func TestTheLogHasEveryWriteDiscardAndFlushInItsOrder(t *testing.T) {
 	}
 }
 
-func TestAnImageHasWhatWasFlushedAndThePiecesThatSurvive(t *testing.T) {
+func TestAnImageContainsAllFlushedDataAndTheSurvivingPieces(t *testing.T) {
 	disk, device := serve(t)
 	write(t, device, 0, 'a')
 	if err := device.Sync(); err != nil {
@@ -146,7 +146,7 @@ func TestAnImageHasWhatWasFlushedAndThePiecesThatSurvive(t *testing.T) {
 	}
 }
 
-func TestAFaultFailsTheSectorsThatItIsAbout(t *testing.T) {
+func TestAFaultMakesOnlyItsOwnSectorsFail(t *testing.T) {
 	disk, device := serve(t)
 	fired := disk.AddFault(flakydisk.Fault{On: flakydisk.OnRead, From: 8192, To: 8704, Times: 1})
 	b := aligned(t, 4096, 0)
@@ -210,7 +210,7 @@ func TestADiskThatLiesLogsNoFlush(t *testing.T) {
 	}
 }
 
-func TestADiskWithoutPowerFails(t *testing.T) {
+func TestEveryOperationOfADiskWithoutPowerFails(t *testing.T) {
 	disk, device := serve(t)
 	write(t, device, 0, 'p')
 	disk.Cut()
@@ -224,7 +224,7 @@ func TestADiskWithoutPowerFails(t *testing.T) {
 	}
 }
 
-func TestADiskThatIsRemovedIsForgotten(t *testing.T) {
+func TestTheServerFreesADiskThatIsRemoved(t *testing.T) {
 	dir := t.TempDir()
 	server, err := flakydisk.Mount(dir)
 	if err != nil {

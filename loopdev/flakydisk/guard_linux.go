@@ -8,29 +8,30 @@ import (
 	"syscall"
 )
 
-// guard is a process that lives as long as this one, and then unmounts a filesystem by force, so
-// that nobody waits for it any more.
+// guard is a process that waits until this process ends and then unmounts a filesystem by
+// force, so that no other process waits for the filesystem any more.
 //
-// The kernel does that by itself when the last one closes the filesystem's connection. But a
-// process that is killed keeps its files open for as long as one of its threads waits for a disk
-// in a way that no signal ends; and if that disk is its own, both wait for ever.
+// The kernel does the same when the last user closes the filesystem's connection. But a killed
+// process keeps its files open as long as one of its threads waits for a disk and cannot be
+// interrupted by a signal. If this process itself serves that disk, both wait for ever.
 type guard struct {
 	process *exec.Cmd
 	ended   chan struct{}
 }
 
-// guardScript unmounts its first argument when it is told to end. It prints a line when it is ready
-// for that, and waits on its stdin, where nothing comes.
+// guardScript unmounts its first argument when it gets SIGTERM. It prints a line when it is
+// ready, and then waits on its stdin, to which nothing is written.
 const guardScript = `end() { trap "" TERM; exec umount -l -f -- "$0"; }
 trap end TERM
 echo
 read -r nothing
 end`
 
-// newGuard starts a guard of what is about to be mounted at a directory.
+// newGuard starts a guard of a filesystem that will be mounted at a directory.
 func newGuard(dir string) (*guard, error) {
 	g := &guard{exec.Command("/bin/sh", "-c", guardScript, dir), make(chan struct{})}
-	// It gets no signal of a terminal's, but the kernel's when the thread that started it ends.
+	// The guard gets no signals from a terminal. The kernel sends it SIGTERM when the thread that
+	// started it ends.
 	g.process.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	_, err := g.process.StdinPipe()
 	out, outErr := g.process.StdoutPipe()
@@ -39,7 +40,7 @@ func newGuard(dir string) (*guard, error) {
 	}
 	started := make(chan error)
 	go func() {
-		// The thread does nothing but wait, so that it ends with the process and not before.
+		// The thread only waits, so that it ends together with this process and not earlier.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		defer close(g.ended)
@@ -59,7 +60,7 @@ func newGuard(dir string) (*guard, error) {
 	return g, nil
 }
 
-// close ends the guard. It unmounts nothing.
+// close ends the guard without unmounting anything.
 func (g *guard) close() {
 	if g.process.Process != nil {
 		_ = g.process.Process.Kill()

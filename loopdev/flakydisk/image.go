@@ -12,20 +12,21 @@ import (
 )
 
 const (
-	// SectorBytes is what a disk writes whole or not at all.
+	// SectorBytes is the unit that a disk writes completely or not at all.
 	SectorBytes = 512
-	// PageBytes is the unit in which images share their content.
+	// PageBytes is the size of the pages that images share.
 	PageBytes = 4096
 )
 
-// page is a part of an image. It is not changed once it is in an image.
+// page is a part of an image. A page that is in an image never changes.
 type page struct {
 	data [PageBytes]byte
 	sum  uint64
 }
 
-// Image is the content of a disk, in memory. What was never written is zero and takes no space. It
-// is a [Store]. It is not safe for use by several goroutines; its forks are independent of it.
+// Image is the content of a disk, in memory. Parts that were never written are zero and take
+// no space. It is a [Store]. It is not safe for use by several goroutines, but its forks are
+// independent of it.
 type Image struct {
 	size  int64
 	pages map[int64]*page // by their number
@@ -42,7 +43,7 @@ func (m *Image) Fork() *Image { return &Image{m.size, maps.Clone(m.pages)} }
 // Size returns the size in bytes.
 func (m *Image) Size() int64 { return m.size }
 
-// Resize changes the size. What is added is zero.
+// Resize changes the size. Added bytes are zero.
 func (m *Image) Resize(sizeBytes int64) error {
 	if sizeBytes < m.size {
 		m.zero(sizeBytes, m.size-sizeBytes)
@@ -85,7 +86,7 @@ func (m *Image) WriteAt(b []byte, offset int64) (int, error) {
 	return len(b), nil
 }
 
-// Zero makes a range zero.
+// Zero sets a range to zero.
 func (m *Image) Zero(offset, n int64) error {
 	if offset < 0 || offset+n > m.size {
 		return fmt.Errorf("discard %d bytes at offset %d of a disk of %d", n, offset, m.size)
@@ -106,7 +107,7 @@ func (m *Image) zero(offset, n int64) {
 	}
 }
 
-// Flush does nothing: an image is memory.
+// Flush does nothing, because an image is in memory.
 func (m *Image) Flush() error { return nil }
 
 var (
@@ -114,7 +115,8 @@ var (
 	noData  [PageBytes]byte
 )
 
-// set replaces a page by one with other bytes from an offset on. A page of zeroes is left out.
+// set replaces a page by a copy that has the bytes b from an offset on. It removes a page of
+// zeroes from the image.
 func (m *Image) set(number, at int64, b []byte) {
 	old := m.pages[number]
 	if bytes.Equal(b, noData[:len(b)]) && (old == nil || len(b) == PageBytes) {
@@ -140,7 +142,7 @@ func (m *Image) set(number, at int64, b []byte) {
 	m.pages[number] = p
 }
 
-// Sum returns a number by which this process tells images of different content and size apart.
+// Sum returns a hash of content and size. It can be compared only within this process.
 func (m *Image) Sum() uint64 {
 	sum := uint64(m.size)
 	for _, p := range m.pages {
@@ -149,8 +151,8 @@ func (m *Image) Sum() uint64 {
 	return sum
 }
 
-// EachPage calls do with every page that is not zero, in no order, until it returns false. The data
-// are not to be changed.
+// EachPage calls do with every page that is not zero, in no particular order, until do returns
+// false. The caller must not change the data.
 func (m *Image) EachPage(do func(offset int64, data []byte) bool) {
 	for number, p := range m.pages {
 		if !do(number*PageBytes, p.data[:]) {
@@ -159,7 +161,7 @@ func (m *Image) EachPage(do func(offset int64, data []byte) bool) {
 	}
 }
 
-// Save writes the image to a sparse file, as evidence.
+// Save writes the image to a sparse file, for later inspection.
 func (m *Image) Save(path string) error {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {

@@ -19,8 +19,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
-// stuckAt is the environment variable that lets this program serve a disk at a directory, and wait
-// for it.
+// stuckAt is the environment variable that makes this program serve a disk below a directory,
+// and wait for the disk.
 const stuckAt = "FLAKYDISK_STUCK_AT"
 
 func TestMain(m *testing.M) {
@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// stuck is a disk's content that is never written.
+// stuck is the content of a disk on which no write ever completes.
 type stuck struct {
 	*flakydisk.Image
 	reached func()
@@ -43,8 +43,8 @@ func (s stuck) WriteAt([]byte, int64) (int, error) {
 	select {}
 }
 
-// waitForItself writes to a disk that it serves. It prints the device when the disk is stuck: then
-// a thread waits in a way that no signal ends.
+// waitForItself writes to a disk that it serves. It prints the device when the disk hangs.
+// From then on one of its threads waits and no signal can end this wait.
 func waitForItself(dir string) error {
 	server, err := flakydisk.Mount(dir)
 	if err != nil {
@@ -115,7 +115,7 @@ func TestAServerThatIsKilledWhileItWaitsForItsOwnDiskLeavesNothingThatHangs(t *t
 	within(t, "its device is detached", func() error { return loop.Detach(t.Context()) })
 }
 
-// within demands that something is done, and does not hang.
+// within returns do's result, and fails the test if do takes too long.
 func within(t *testing.T, what string, do func() error) {
 	t.Helper()
 	done := make(chan error, 1)

@@ -1,15 +1,15 @@
 package flakydisk
 
-// Kind is what a record of a disk's log is about.
+// Kind is the kind of a record in a disk's log.
 type Kind int
 
 // The kinds of records.
 const (
-	Write   Kind = iota // Data were written at Offset
-	Discard             // Bytes from Offset on became zero
-	Flush               // all that was written before is durable
-	Read                // Bytes were read from Offset on; logged only if the disk is told to
-	Note                // the disk's user has noted Text
+	Write   Kind = iota // data were written at Offset
+	Discard             // bytes from Offset on became zero
+	Flush               // all earlier writes are durable
+	Read                // bytes were read from Offset on; logged only if StartLog asked for reads
+	Note                // the disk's user added Text
 )
 
 // Record is an entry of a disk's log.
@@ -27,17 +27,17 @@ func (r Record) Changes() bool { return r.Kind == Write || r.Kind == Discard }
 // Sectors returns how many sectors the record touches.
 func (r Record) Sectors() int64 { return (r.Bytes + SectorBytes - 1) / SectorBytes }
 
-// Piece is a part of a record that survives a power cut: its sectors from From to before To,
-// counted from the record's first.
+// Piece is a part of a record that survives a power cut: the sectors from From up to, but not
+// including, To, counted from the record's first sector.
 type Piece struct {
 	Record   Record
 	From, To int64
 }
 
-// Whole returns the whole record as a piece.
+// Whole returns a piece that covers the whole record.
 func Whole(r Record) Piece { return Piece{r, 0, r.Sectors()} }
 
-// Apply does to the image what the pieces did to the disk, in their order.
+// Apply writes the pieces to the image in their order, as they were written to the disk.
 func Apply(m *Image, pieces ...Piece) error {
 	for _, p := range pieces {
 		from, to := p.From*SectorBytes, min(p.To*SectorBytes, p.Record.Bytes)
@@ -56,17 +56,18 @@ func Apply(m *Image, pieces ...Piece) error {
 	return nil
 }
 
-// Epoch is a part of a log: what was written between two flushes, none of which need be on the disk
-// if the power is cut before the next flush.
+// Epoch is the part of a log between two flushes. If the power is cut before the second flush,
+// any of its writes may be missing on the disk.
 type Epoch struct {
-	// Durable is the disk's content if nothing of the epoch is on it. It is shared: fork it.
+	// Durable is the disk's content without any write of the epoch. It is shared, so callers have
+	// to fork it.
 	Durable *Image
-	// First is the index of the epoch's first record in the log, and End that of the flush that ends
-	// it, or the log's length.
+	// First is the index of the epoch's first record in the log. End is the index of the flush
+	// that ends the epoch, or the length of the log.
 	First, End int
 }
 
-// Replay splits a log into its epochs, of which the first begins with the base.
+// Replay splits a log into its epochs. The first epoch begins with the content of base.
 func Replay(base *Image, log []Record) ([]Epoch, error) {
 	var epochs []Epoch
 	now := base.Fork()

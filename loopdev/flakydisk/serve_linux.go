@@ -16,14 +16,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Server serves disks as files of a directory.
+// Server serves disks as files in a directory.
 type Server struct {
 	dir   string
 	root  *root
 	guard *guard
 }
 
-// Mount mounts a filesystem without disks at a directory.
+// Mount mounts a filesystem at a directory. It has no disks yet.
 func Mount(dir string) (*Server, error) {
 	s := &Server{dir: dir, root: &root{disks: map[string]*file{}}}
 	var err error
@@ -48,8 +48,9 @@ func Mount(dir string) (*Server, error) {
 	return s, nil
 }
 
-// refusePolls lets the kernel learn that these files cannot be polled. Go polls each file that it
-// opens, without telling its scheduler, so that the thread that had to answer might not run.
+// refusePolls shows the kernel that these files cannot be polled. Go polls each file that it
+// opens, without a notice to its scheduler, so the thread that has to answer the poll might
+// not run.
 func (s *Server) refusePolls() error {
 	const name = "poll"
 	defer s.Remove(name)
@@ -61,13 +62,13 @@ func (s *Server) refusePolls() error {
 	return errors.Join(err, unix.Close(fd))
 }
 
-// maxBytes is the size of a request; a larger one of a loop device comes in parts. Each reader of
-// the connection has a buffer of that size.
+// maxBytes is the maximum size of a request. The kernel splits a larger request of a loop
+// device. Each reader of the connection has a buffer of that size.
 const maxBytes = 128 << 10
 
-// mountFUSE mounts a filesystem and returns its connection. No program that this process starts
-// inherits it: while anybody has it open, the kernel waits for the filesystem's answers, even if
-// nobody is left to give them.
+// mountFUSE mounts a filesystem and returns its connection. Programs that this process starts
+// do not inherit the connection: while a process has it open, the kernel waits for answers of
+// the filesystem, even if no process can give them any more.
 func mountFUSE(dir string) (connection int, err error) {
 	connection, err = unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -81,7 +82,7 @@ func mountFUSE(dir string) (connection int, err error) {
 	return connection, nil
 }
 
-// Put adds a disk, in the place of any of that name, and returns its path.
+// Put adds a disk and returns its path. It replaces a disk of the same name.
 func (s *Server) Put(name string, d *Disk) (path string) {
 	s.root.mu.Lock()
 	defer s.root.mu.Unlock()
@@ -90,16 +91,17 @@ func (s *Server) Put(name string, d *Disk) (path string) {
 	return filepath.Join(s.dir, name)
 }
 
-// Remove removes a disk. A device that has it open keeps it.
+// Remove removes a disk. A device that has the file open keeps the disk.
 func (s *Server) Remove(name string) {
 	s.root.mu.Lock()
 	delete(s.root.disks, name)
 	s.root.mu.Unlock()
-	// The kernel may know the file for as long as it likes, and until then the disk is kept, too.
+	// The kernel may keep the file in its cache for any time, and the server keeps the disk until
+	// the kernel forgets it.
 	_ = s.root.NotifyEntry(name)
 }
 
-// Close unmounts the filesystem. The devices of its disks fail from then on.
+// Close unmounts the filesystem. All operations on devices of its disks fail from then on.
 func (s *Server) Close() error {
 	defer s.guard.close()
 	err := unix.Unmount(s.dir, unix.MNT_DETACH|unix.MNT_FORCE)
@@ -109,11 +111,11 @@ func (s *Server) Close() error {
 	return nil
 }
 
-// root is the directory.
+// root is the directory of the filesystem.
 type root struct {
 	fs.Inode
 
-	// mu guards the rest.
+	// mu guards the fields below.
 	mu    sync.Mutex
 	disks map[string]*file
 	last  uint64 // the inode number that was used last
@@ -149,7 +151,7 @@ func (r *root) Readdir(context.Context) (fs.DirStream, syscall.Errno) {
 	return fs.NewListDirStream(entries), 0
 }
 
-// file is a disk as a file. The directory's inode has number 1.
+// file serves a disk as a file. The inode number 1 belongs to the directory.
 type file struct {
 	fs.Inode
 	disk   *Disk
@@ -170,18 +172,19 @@ func (f *file) fill(out *fuse.Attr) {
 	out.Mode, out.Size = syscall.S_IFREG|0o600, uint64(f.disk.Size())
 }
 
-// Open opens the file. The kernel caches nothing of it: every read and write of the device comes.
+// Open opens the file. The kernel does not cache the file, so every read and write of the
+// device reaches the server.
 func (f *file) Open(context.Context, uint32) (fs.FileHandle, uint32, syscall.Errno) {
 	return nil, fuse.FOPEN_DIRECT_IO, 0
 }
 
-// Getattr tells the disk's size.
+// Getattr returns the disk's size.
 func (f *file) Getattr(_ context.Context, _ fs.FileHandle, out *fuse.AttrOut) syscall.Errno {
 	f.fill(&out.Attr)
 	return 0
 }
 
-// Setattr changes the disk's size; nothing else can be changed.
+// Setattr changes the disk's size. Other attributes cannot be changed.
 func (f *file) Setattr(_ context.Context, _ fs.FileHandle, in *fuse.SetAttrIn,
 	out *fuse.AttrOut) syscall.Errno {
 	if size, ok := in.GetSize(); ok {
@@ -213,12 +216,13 @@ func (f *file) Write(_ context.Context, _ fs.FileHandle, b []byte, offset int64)
 	return uint32(n), 0
 }
 
-// Fsync is a flush of the device.
+// Fsync flushes the disk. The kernel calls it for a flush of the device.
 func (f *file) Fsync(context.Context, fs.FileHandle, uint32) syscall.Errno {
 	return errno(f.disk.Flush())
 }
 
-// Allocate is a discard of the device, or a write of zeroes.
+// Allocate sets a range to zero. The kernel calls it for a discard of the device, or for a
+// write of zeroes.
 func (f *file) Allocate(_ context.Context, _ fs.FileHandle, offset, n uint64,
 	mode uint32) syscall.Errno {
 	if mode&(unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_ZERO_RANGE) == 0 {
@@ -233,7 +237,7 @@ func punch(f *os.File, offset, n int64) error {
 	return unix.Fallocate(int(f.Fd()), hole, offset, n)
 }
 
-// errno is an error as the kernel knows it.
+// errno converts an error to an error number of the kernel.
 func errno(err error) syscall.Errno {
 	var known syscall.Errno
 	switch {

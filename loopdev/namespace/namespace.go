@@ -1,11 +1,12 @@
-// Package namespace moves this program into a mount namespace of its own: nobody else sees what it
-// mounts, and what it leaves mounted is gone with it, however it ends.
+// Package namespace moves this program into a mount namespace of its own. Other processes do
+// not see its mounts, and the mounts disappear with the program, however it ends.
 package namespace
 
 import "os"
 
-// marker is set for the program that Enter has started again.
+// marker is the environment variable that marks the program that Enter has started again.
 const marker = "OXIDE_NAMESPACE"
 
-// Entered reports whether Enter has started this program, and has not returned yet.
+// Entered reports whether this program was started again by an Enter that has not returned
+// yet.
 func Entered() bool { return os.Getenv(marker) != "" }

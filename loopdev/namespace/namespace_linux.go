@@ -13,10 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Main runs a package's tests in this binary, started again in a mount namespace of its own: no
-// test sees the mounts of another package, or holds their devices, and what a failed one leaves
-// mounted is gone with it. Without root the tests run here, and those that need root report it.
-// Call it from TestMain.
+// Main runs a package's tests in a mount namespace of its own, in which this binary is started
+// again. So no test sees the mounts of another package or holds their devices, and the mounts
+// that a failed test leaves disappear with the namespace. Without root the tests run in the
+// present namespace, and tests that need root report it. Call Main from TestMain.
 func Main(m interface{ Run() int }) {
 	if os.Geteuid() == 0 {
 		if err := Enter(); err != nil {
@@ -27,25 +27,28 @@ func Main(m interface{ Run() int }) {
 	os.Exit(m.Run())
 }
 
-// Enter starts this program again, as the same process and with the same arguments, in a mount
-// namespace of its own. There it returns, and lets go of the volumes that others had mounted when
-// the namespace was made as a copy of theirs. A program that enters a second time does nothing new.
+// Enter starts this program again in a mount namespace of its own, as the same process and
+// with the same arguments. Enter returns in the program that was started again, after it has
+// unmounted there the volumes of other processes, which the new namespace got as copies. Call
+// Enter only once: another call would start the program again.
 func Enter() error {
 	if Entered() {
-		// A program that this one starts is not the one that was started again.
+		// Remove the marker, because a program that this one starts was not started by Enter.
 		return errors.Join(os.Unsetenv(marker), leaveVolumes())
 	}
 	if os.Geteuid() != 0 {
 		return errors.New("a mount namespace takes root: run it as root")
 	}
-	// A namespace is a thread's, and the thread that starts the program again hands its own on.
+	// A namespace belongs to a thread, and the program that is started again gets the namespace of
+	// the thread that calls exec.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("make a mount namespace: %w", err)
 	}
-	// What the machine unmounts goes away here, too, so that nothing of others is held; what is
-	// mounted here is not seen there.
+	// When the machine unmounts something, it is unmounted here too, so that this namespace does
+	// not keep other processes' mounts. The mounts of this namespace are not visible to the
+	// machine.
 	if err := unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, ""); err != nil {
 		return fmt.Errorf("keep the mounts of a namespace to itself: %w", err)
 	}
@@ -53,14 +56,16 @@ func Enter() error {
 	return fmt.Errorf("start again in a mount namespace: %w", err)
 }
 
-// leaveVolumes lets go of the volumes that others have mounted. Else this process would hold their
-// devices, and a driver does not let go of a volume that another namespace has.
+// leaveVolumes unmounts the volumes of other processes in this namespace. Otherwise this
+// process would hold their devices, and a driver does not release a volume that another
+// namespace has mounted.
 func leaveVolumes() error {
 	mounts, err := mountinfo.GetMounts(nil)
 	if err != nil {
 		return fmt.Errorf("leave the volumes of others: %w", err)
 	}
-	// Tests and guests live there; what the machine itself has mounted stays.
+	// The mounts of tests and guests are below these directories. Other mounts of the machine
+	// stay.
 	homes := []string{os.TempDir(), "/var/tmp"}
 	if dir := os.Getenv("OXIDE_SANITY_DIR"); dir != "" {
 		homes = append(homes, dir)
@@ -73,7 +78,7 @@ func leaveVolumes() error {
 			strings.Contains(filepath.Clean(m.Source), "/dev/nvme") ||
 			strings.Contains(m.Root, "/dev/nvme") || strings.HasPrefix(m.Root, "/nvme")
 		if ofTests && onDevice {
-			// Another one may have covered it, or taken it along.
+			// The mount may be covered by another one, or may have been unmounted with another one.
 			_ = unix.Unmount(m.Mountpoint, unix.MNT_DETACH)
 		}
 	}
