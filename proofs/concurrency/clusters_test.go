@@ -12,12 +12,12 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// clusters are the ids of clusters that share the project with the site's own controllers, which
-// have none.
+// clusters contains the IDs of clusters that share the project with the controllers of the
+// site, which have no cluster ID.
 var clusters = []string{"east", "west"}
 
-// manyClusters has one name created by all clusters at once: each gets a disk of its own, none
-// deletes another's, and the same holds for snapshots.
+// manyClusters makes all clusters create the same name at once. Each must get a disk of its
+// own, and none may delete another's. The same must hold for snapshots.
 func (env *environment) manyClusters(ctx context.Context, name string) {
 	all := []csi.ControllerClient{env.controller(0)}
 	for _, id := range clusters {

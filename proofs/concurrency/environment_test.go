@@ -17,12 +17,12 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
-// patience bounds what has to come true; no call takes nearly as long on a machine that is busy
-// with other things.
+// patience limits how long a condition may take to become true. It is much longer than any
+// call takes on a busy machine.
 const patience = 2 * time.Minute
 
-// environment is a rack with two controllers and a node in each of its two instances, all of them
-// built with the race detector when this binary is.
+// environment is a rack with two controllers, and with a node driver in each of its two
+// instances. All programs have the race detector if this binary has it.
 type environment struct {
 	*harness.Environment
 	t     *testing.T
@@ -31,24 +31,24 @@ type environment struct {
 
 	controllers []*harness.Plugin
 	nodes       []*node
-	// bystanders are other disks of the first node's instance, which no call may change; nil on a rack
-	// whose disks can hang.
+	// bystanders are other disks of the first node's instance, which no call may change. It is nil
+	// on a rack whose disks can hang.
 	bystanders *proof.RackBystanders
 	looked     *proof.Invariant
 	formats    proof.Formats
 	tally      tally
 }
 
-// node is the driver's node service in one instance.
+// node is a process of the driver that serves the node service in one instance.
 type node struct {
 	*harness.Plugin
 	instance harness.Instance
-	// dir is where the orchestrator's paths on this node lie.
+	// dir is the directory of the orchestrator's paths on this node.
 	dir string
 }
 
-// newEnvironment starts everything and takes the baseline when it idles. The node options are what
-// the nodes have besides, and the arguments are the rack's.
+// newEnvironment starts all processes, and takes the baseline when they are idle. The options
+// apply to the node drivers, and the arguments to the rack.
 func newEnvironment(t *testing.T, p *proof.Proof, nodes harness.PluginOptions,
 	args ...string) *environment {
 	t.Helper()
@@ -58,7 +58,7 @@ func newEnvironment(t *testing.T, p *proof.Proof, nodes harness.PluginOptions,
 	var err error
 	env.Environment, err = run.StartEnvironment(t.Context(), harness.RackOptions{Args: args})
 	must(t, err)
-	if len(args) == 0 { // on a rack's ordinary disks, which are files
+	if len(args) == 0 { // on a rack with ordinary disks, which are files
 		env.bystanders, err = proof.NewRackBystanders(t.Context(), env.Rack,
 			env.Rack.Instances[0].Name, proof.BtrfsMember, env.looked)
 		must(t, err)
@@ -84,7 +84,7 @@ func newEnvironment(t *testing.T, p *proof.Proof, nodes harness.PluginOptions,
 	return env
 }
 
-// formatted says how many filesystems have been made so far.
+// formatted returns the number of filesystems that were made.
 func (env *environment) formatted() int {
 	env.t.Helper()
 	n, err := env.formats.Count()
@@ -92,8 +92,8 @@ func (env *environment) formatted() int {
 	return n
 }
 
-// close demands that nothing is left of what was done, and that every process ends well: one in
-// which the race detector found something ends with status 66.
+// close returns an error if something is left, or if a process fails. A process in which the
+// race detector found a race ends with status 66.
 func (env *environment) close() {
 	env.t.Helper()
 	if err := env.Balance(context.Background()); err != nil {
@@ -113,7 +113,7 @@ func (env *environment) close() {
 	env.tally.races.Add(races(env.t, env.Rack.LogFile()))
 }
 
-// races counts what the race detector wrote into a log.
+// races counts the reports of the race detector in a log.
 func races(t *testing.T, log string) int64 {
 	t.Helper()
 	text, err := os.ReadFile(log)
@@ -121,7 +121,7 @@ func races(t *testing.T, log string) int64 {
 	return int64(strings.Count(string(text), "WARNING: DATA RACE"))
 }
 
-// must ends the test on an error. It is for the test's own goroutine.
+// must ends the test on an error. Only the goroutine of the test may call it.
 func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
@@ -129,7 +129,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// atOnce lets n callers go at the same moment and waits for all of them.
+// atOnce makes n calls at the same moment and waits for all of them.
 func atOnce(n int, call func(caller int)) {
 	start := make(chan struct{})
 	var callers sync.WaitGroup

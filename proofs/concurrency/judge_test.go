@@ -14,7 +14,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// tally counts what was done and what was seen.
+// tally counts the calls and their results.
 type tally struct {
 	calls, aborted, abandoned, wrong atomic.Int64
 	volumes, races, leaked           atomic.Int64
@@ -25,10 +25,10 @@ type tally struct {
 	stages, publishes, formats, mounts atomic.Int64
 }
 
-// answers are those that a call may get besides OK: by code, the reasons that may stand there.
+// answers are the errors that a call may get: the reasons that are allowed for each code.
 type answers map[codes.Code][]string
 
-// and are these answers and more.
+// and returns the union of two sets of answers.
 func (a answers) and(more answers) answers {
 	both := answers{}
 	for _, some := range []answers{a, more} {
@@ -39,10 +39,12 @@ func (a answers) and(more answers) answers {
 	return both
 }
 
-// busy is what everybody has to be ready for: another call for the object, or the rack's own work.
+// busy contains the answers that every call may get: another call works on the object, or the
+// rack does.
 var busy = answers{codes.Aborted: {"OperationPending", "DiskBusy"}}
 
-// abandoned is what a caller sees who did not wait; the driver or the caller's own side may say it.
+// abandoned contains the answers to a caller that stopped waiting. The driver or gRPC in the
+// caller may give them.
 var abandoned = answers{
 	codes.DeadlineExceeded: {"DeadlineExceeded", "context deadline exceeded", "stream terminated"},
 	codes.Canceled:         {"Canceled", "context canceled", "stream terminated"},
@@ -56,7 +58,8 @@ func (env *environment) fail(format string, args ...any) {
 	env.t.Errorf(format, args...)
 }
 
-// judge counts an answer and holds it to those that are allowed. It reports whether it is OK.
+// judge counts an answer, and reports a failure unless the answer is OK or allowed. It reports
+// whether the answer is OK.
 func (env *environment) judge(what string, err error, allowed answers) bool {
 	env.tally.calls.Add(1)
 	if env.bystanders != nil {
@@ -85,16 +88,17 @@ func (env *environment) judge(what string, err error, allowed answers) bool {
 	return false
 }
 
-// transient is an attach that the rack refused for what was over when the driver looked for the
-// reason: it was taking a snapshot of the disk, or another instance still had it. The driver can
-// only quote the rack then.
+// transient reports whether a message is about an attach that the rack refused for a reason
+// that was over when the driver looked for it: the rack was taking a snapshot of the disk, or
+// another instance still had the disk. The driver can then only quote the rack.
 func transient(message string) bool {
 	return strings.HasPrefix(message, "InstanceMustBeStopped: ") &&
 		(strings.Contains(message, "invalid state maintenance") ||
 			strings.Contains(message, "attached to another instance"))
 }
 
-// converge repeats a call until it is OK; meanwhile it gets none but the allowed answers.
+// converge repeats a call until it is OK. Until then, the call may get only the allowed
+// answers.
 func (env *environment) converge(ctx context.Context, what string, allowed answers,
 	call func(context.Context) error) {
 	err := harness.Await(ctx, patience, func() error {

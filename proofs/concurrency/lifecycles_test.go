@@ -14,35 +14,37 @@ import (
 )
 
 const (
-	// sharedVolumes are as many volumes at which several callers are; the other callers have one each.
+	// sharedVolumes is the number of volumes on which several callers work. Each of the other
+	// callers has a volume of its own.
 	sharedVolumes, callersPerShared = 7, 8
-	// turns is how often a volume moves, and callsPerTurn how many calls a caller makes in
-	// each half of a turn.
+	// turns is how often a volume moves to a node. callsPerTurn is the number of calls that a
+	// caller makes in each half of a turn.
 	turns, callsPerTurn = 2, 6
-	// targets is how many targets a volume has on a node.
+	// targets is the number of targets that a volume has on a node.
 	targets = 3
 )
 
-// lifecycle is a volume with the callers that are at it. Calls of the controller and calls of the
-// node alternate, as CSI demands; within a turn every caller picks its calls by chance.
+// lifecycle is a volume with its callers. Calls of the controller and calls of the node
+// alternate, as CSI demands. Within a turn every caller chooses its calls at random.
 type lifecycle struct {
 	env        *environment
 	name       string
 	capability *csi.VolumeCapability
 	callers    []*rand.Rand
 	rand       *rand.Rand
-	// written is what was last written and where: the volume's id.
+	// written is the text that was written last, and writtenOn the ID of the volume to which it
+	// was written.
 	written, writtenOn string
-	// filesystems is how many disks of the lifecycle were formatted.
+	// filesystems is the number of disks of the lifecycle that were formatted.
 	filesystems int
 
 	mu sync.Mutex
-	// guarded by mu: what the last answer to any caller contained
+	// mu guards the fields below, which contain the last answer to any caller.
 	volume   *csi.Volume
 	snapshot string
 }
 
-// lifecycles runs the lifecycles of many volumes at the same time, with sixty-four callers.
+// lifecycles runs the lifecycles of many volumes at the same time, with 64 callers.
 func (env *environment) lifecycles(round int) {
 	var all []*lifecycle
 	for at := range sharedVolumes + callers - sharedVolumes*callersPerShared {
@@ -71,7 +73,7 @@ func (env *environment) lifecycles(round int) {
 	env.tally.volumes.Add(int64(len(all)))
 }
 
-// newRand is a source of chance for one goroutine.
+// newRand returns a source of random numbers for one goroutine.
 func (env *environment) newRand() *rand.Rand {
 	return rand.New(rand.NewPCG(env.proof.Rand().Uint64(), env.proof.Rand().Uint64()))
 }
@@ -91,7 +93,7 @@ func (lc *lifecycle) run(ctx context.Context) {
 	lc.deleteAll(ctx)
 }
 
-// atOnce lets each caller make some calls.
+// atOnce makes each caller make some calls.
 func (lc *lifecycle) atOnce(choice func(*rand.Rand)) {
 	atOnce(len(lc.callers), func(caller int) {
 		for range callsPerTurn {
@@ -100,7 +102,7 @@ func (lc *lifecycle) atOnce(choice func(*rand.Rand)) {
 	})
 }
 
-// setVolume keeps the volume of the last answer, and current returns it with the snapshot.
+// setVolume keeps the volume of the last answer. current returns the volume and the snapshot.
 func (lc *lifecycle) setVolume(volume *csi.Volume) {
 	lc.mu.Lock()
 	defer lc.mu.Unlock()
@@ -113,8 +115,8 @@ func (lc *lifecycle) current() (volume *csi.Volume, snapshot string) {
 	return lc.volume, lc.snapshot
 }
 
-// place creates the volume, attaches it to either node, and repeats both until it is attached: an
-// abandoned call may take effect late.
+// place creates the volume and attaches it to one of the nodes. It repeats both until the
+// volume is attached, because an abandoned call may take effect late.
 func (lc *lifecycle) place(ctx context.Context) *placement {
 	var p *placement
 	err := harness.Await(ctx, patience, func() error {
@@ -138,8 +140,8 @@ func (lc *lifecycle) place(ctx context.Context) *placement {
 	return p
 }
 
-// verifyAndRemove stages and publishes the volume, verifies what was written before, and removes
-// the volume from the node.
+// verifyAndRemove stages and publishes the volume, verifies the text that was written before,
+// and removes the volume from the node.
 func (lc *lifecycle) verifyAndRemove(ctx context.Context, p *placement, turn int) {
 	for i := range targets {
 		lc.env.converge(ctx, "NodeUnpublishVolume", busy, func(ctx context.Context) error {

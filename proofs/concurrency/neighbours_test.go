@@ -22,19 +22,20 @@ import (
 )
 
 const (
-	// asksPerVolume is how often the orchestrator asks for the health and the usage of a volume whose
-	// disk hangs.
+	// asksPerVolume is how often the orchestrator asks for the health and the usage of a volume
+	// whose disk hangs.
 	asksPerVolume = 10
-	// brief is how long it waits for what may hang.
+	// brief is how long the orchestrator waits for a call that may hang.
 	brief = 500 * time.Millisecond
 )
 
-// TestNeighbours is the proof that a disk that hangs or fails, or that its workload has locked,
-// holds up nobody but its own volume: other volumes of the node live their whole lives meanwhile,
-// and the node's process keeps no thread for those who ask for the volume.
-func TestNeighbours(t *testing.T) {
+// TestADiskInTroubleHoldsUpOnlyItsOwnVolume proves that a disk holds up only its own volume if
+// it hangs, fails, or is locked by its workload. Meanwhile other volumes of the node go
+// through their whole lives. Callers that ask for the volume in trouble do not cost the node's
+// process a thread each.
+func TestADiskInTroubleHoldsUpOnlyItsOwnVolume(t *testing.T) {
 	n := newNeighbours(t, harness.PluginOptions{}, time.Minute)
-	n.live("first", kinds...) // what follows finds everything in the caches
+	n.live("first", kinds...) // fills the caches, so that the later lives can be compared
 	before := n.live("before", kinds...)
 	n.inTrouble()
 	during := n.live("during", kinds...)
@@ -49,10 +50,10 @@ func TestNeighbours(t *testing.T) {
 	}
 }
 
-// TestABtrfsThatHangsInACommitHoldsUpNoOtherFilesystem is the same proof for a btrfs that holds the
-// kernel's locks when its disk hangs. The kernel mounts and unmounts no other btrfs then, but
-// nothing else of the node waits.
-func TestABtrfsThatHangsInACommitHoldsUpNoOtherFilesystem(t *testing.T) {
+// TestABtrfsThatHangsInACommitHoldsUpOnlyBtrfs is the same proof for a btrfs that holds locks
+// of the kernel while its disk hangs. The kernel then cannot mount or unmount another btrfs,
+// but nothing else on the node waits.
+func TestABtrfsThatHangsInACommitHoldsUpOnlyBtrfs(t *testing.T) {
 	n := newNeighbours(t, harness.PluginOptions{}, 20*time.Second)
 	hangs := n.trouble("hangs-in-commit", "btrfs", true,
 		adminapi.DiskFault{On: []string{"flush"}, Hang: true})
@@ -66,8 +67,8 @@ func TestABtrfsThatHangsInACommitHoldsUpNoOtherFilesystem(t *testing.T) {
 	}
 }
 
-// waits are guards without which a call waits for a disk or a lock that is not its volume's, or
-// keeps a thread for a disk that hangs.
+// waits are guards that keep a call from waiting for a disk or a lock of another volume, or
+// from keeping a thread for a disk that hangs.
 var waits = []proof.Guard{
 	{Name: "an unstage reads no other disk", Edits: []proof.Edit{{
 		Place: "node.Service.stagedDisks", Text: "known, ok := n.records().load(ctx, volumeID)",
@@ -92,7 +93,7 @@ var waits = []proof.Guard{
 		With: "(REMOVED || (TEXT))"}}},
 }
 
-func TestTheNeighboursNoticeWhatADriverWaitsFor(t *testing.T) {
+func TestTheProofNoticesADriverThatWaitsForAnotherVolume(t *testing.T) {
 	program, err := proof.BuildMutant(t.Context(), t.TempDir(), waits)
 	must(t, err)
 	for _, guard := range waits {
@@ -113,7 +114,7 @@ func TestTheNeighboursNoticeWhatADriverWaitsFor(t *testing.T) {
 type neighbours struct {
 	*environment
 	node *node
-	// limit is how long a call may take that has to wait for nothing.
+	// limit is how long a call may take if it does not have to wait.
 	limit                 time.Duration
 	lives, stuck, threads int
 	troubled              []*placement
@@ -143,7 +144,7 @@ func (n *neighbours) attach(name, fsType string) *placement {
 	return n.newPlacement(n.node, volume, said, capability)
 }
 
-// call makes a call that has to end in time, and reports whether it did.
+// call makes a call that must end within the limit, and reports whether it did.
 func (n *neighbours) call(what string, call func(context.Context) error) bool {
 	ctx, cancel := context.WithTimeout(n.t.Context(), n.limit)
 	defer cancel()
@@ -155,12 +156,12 @@ func (n *neighbours) call(what string, call func(context.Context) error) bool {
 	return true
 }
 
-// kinds are all kinds of volumes.
+// kinds contains all kinds of volumes.
 var kinds = []string{"ext4", "xfs", "btrfs", "block"}
 
-// live runs the whole life of a volume of each of the kinds, one after the other, and returns how
-// long the node's calls took. A life goes on with an unstage of a volume of which the node knows
-// nothing any more.
+// live takes a volume of each kind through its whole life, one after the other, and returns
+// how long the node's calls took. Each life includes an unstage of a volume that the node does
+// not know any more.
 func (n *neighbours) live(name string, kinds ...string) (took time.Duration) {
 	ctx := n.t.Context()
 	for _, fsType := range kinds {
@@ -180,13 +181,13 @@ func (n *neighbours) live(name string, kinds ...string) (took time.Duration) {
 			n.deleted(ctx, p.Volume.GetVolumeId())
 			continue
 		}
-		n.troubled = append(n.troubled, p) // removed when all is in order again
+		n.troubled = append(n.troubled, p) // removed when all disks work again
 	}
 	return took
 }
 
-// inTrouble brings volumes into trouble: a blank disk hangs whose stage has begun, disks hang or
-// fail that are in use, and a raw device's workload has it locked.
+// inTrouble makes volumes with different troubles: a blank disk that hangs while it is being
+// staged, disks in use that hang or fail, and a raw device that is locked by its workload.
 func (n *neighbours) inTrouble() {
 	all := []string{"read", "write", "flush"}
 	var asked []*placement
@@ -205,12 +206,12 @@ func (n *neighbours) inTrouble() {
 	}
 	n.threadsBefore = n.waiting()
 	n.ask(asked...)
-	// Its own volume may be published once more, and taken down, whatever its workload has locked.
+	// A volume may be published once more and unpublished, even if its own workload has locked it.
 	n.call("publish what its workload has locked", raw.publishFirst)
 	n.call("unpublish what its workload has locked", raw.unpublishFirst)
 }
 
-// trouble makes a volume, in use or not, and then lets its disk fail.
+// trouble makes a volume, uses it if used is true, and then makes its disk fail.
 func (n *neighbours) trouble(name, fsType string, used bool, fault adminapi.DiskFault) *placement {
 	ctx := n.t.Context()
 	p := n.attach(name, fsType)
@@ -228,7 +229,7 @@ func (n *neighbours) trouble(name, fsType string, used bool, fault adminapi.Disk
 	return p
 }
 
-// ask asks for the health and the usage of volumes again and again.
+// ask asks for the health and the usage of volumes repeatedly.
 func (n *neighbours) ask(of ...*placement) {
 	for range asksPerVolume {
 		for _, p := range of {
@@ -237,7 +238,8 @@ func (n *neighbours) ask(of ...*placement) {
 	}
 }
 
-// commit lets a workload write and sync, and waits until its sync waits for the disk, which hangs.
+// commit makes a workload write and sync, and returns when the sync waits for the disk, which
+// hangs.
 func (n *neighbours) commit(p *placement) {
 	f, err := os.Create(filepath.Join(p.target(0), "synced"))
 	must(n.t, err)
@@ -264,8 +266,9 @@ func (n *neighbours) commit(p *placement) {
 	}))
 }
 
-// nodeOf opens the node of a published raw device where the unpublish does not find it in use, as a
-// workload does through a copy of the mount in its own namespace.
+// nodeOf opens the node of a published raw device in such a way that NodeUnpublishVolume does
+// not find it in use. A workload does the same through a copy of the mount in its own
+// namespace.
 func (n *neighbours) nodeOf(p *placement) *os.File {
 	want, err := os.Stat(p.Target)
 	must(n.t, err)
@@ -282,7 +285,7 @@ func (n *neighbours) nodeOf(p *placement) *os.File {
 	return nil
 }
 
-// impatient makes a call as a caller does that gives up soon.
+// impatient makes a call and gives up soon.
 func (n *neighbours) impatient(call func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(n.t.Context(), brief)
 	defer cancel()
@@ -294,7 +297,7 @@ func (n *neighbours) waiting() (threads int) {
 	all, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", n.node.PID()))
 	must(n.t, err)
 	for _, path := range all {
-		b, _ := os.ReadFile(path) // it may have ended
+		b, _ := os.ReadFile(path) // the thread may have ended
 		if at := bytes.LastIndexByte(b, ')'); at >= 0 && bytes.HasPrefix(b[at:], []byte(") D")) {
 			threads++
 		}
@@ -302,10 +305,10 @@ func (n *neighbours) waiting() (threads int) {
 	return threads
 }
 
-// close counts the threads that have stayed, ends all trouble, and removes the volumes.
+// close counts the threads that still wait, ends all trouble, and removes the volumes.
 func (n *neighbours) close() {
 	ctx := n.t.Context()
-	// A thread that has work to do may wait for its disk for a moment.
+	// A thread that does ordinary work may wait for its disk for a moment.
 	_ = harness.Await(ctx, 5*time.Second, func() error {
 		if n.threads = n.waiting() - n.threadsBefore; n.threads > 0 {
 			return fmt.Errorf("%d threads wait for a disk", n.threads)
@@ -317,7 +320,7 @@ func (n *neighbours) close() {
 		end()
 	}
 	for _, p := range n.troubled {
-		// What failed when it was taken down is told once, as INTERNAL.
+		// The driver reports a failure of the unmount once, as INTERNAL.
 		told := busy.and(answers{codes.Internal: {"NodeToolFailed"}})
 		n.converge(ctx, "NodeUnpublishVolume", told, p.unpublishFirst)
 		n.converge(ctx, "NodeUnstageVolume", told, p.unstage)

@@ -19,16 +19,16 @@ import (
 // nameCallers is how many callers create one name at the same time.
 const nameCallers = 50
 
-// condition is how the rack behaves while all callers create one name.
+// condition describes the rack's behavior while all callers create one name.
 type condition struct {
 	name    string
 	fault   *adminapi.Fault
 	hold    string
 	restore bool
-	// whole lets everybody do the rest of the lifecycle too; the long form always does. It also
-	// runs the rare conditions.
+	// If whole is true, the callers also do the rest of the lifecycle. The long form always does
+	// this, and it also runs the rare conditions.
 	whole, rare bool
-	// allowed is what the condition may make of an answer, besides busy.
+	// allowed contains the answers that the condition allows, besides busy.
 	allowed answers
 }
 
@@ -67,8 +67,8 @@ func (env *environment) conditions(seed uint64) []condition {
 	}
 }
 
-// oneName lets a crowd of callers ask two controllers for one name, in every condition, and then do
-// the rest of the lifecycle at once too.
+// oneName makes many callers create one name at two controllers, in every condition. Then they
+// do the rest of the lifecycle at once, too.
 func (env *environment) oneName(round int) {
 	ctx := env.t.Context()
 	origin := env.origin(ctx, round)
@@ -100,7 +100,7 @@ func (env *environment) oneName(round int) {
 	env.deleted(ctx, origin.GetSourceVolumeId())
 }
 
-// origin is a snapshot to restore.
+// origin makes a snapshot from which volumes are restored.
 func (env *environment) origin(ctx context.Context, round int) *csi.Snapshot {
 	env.t.Helper()
 	name := fmt.Sprintf("origin-%d", round)
@@ -112,8 +112,8 @@ func (env *environment) origin(ctx context.Context, round int) *csi.Snapshot {
 	return snapshot.GetSnapshot()
 }
 
-// createdByAll has one name created by a crowd of callers at two controllers: each asks until it
-// has an answer, all have the same, and the rack has one disk.
+// createdByAll makes many callers create one name at two controllers. Each repeats its call
+// until it is OK. All must get the same volume, and the rack must have one disk.
 func (env *environment) createdByAll(ctx context.Context, name string, cond condition,
 	origin string,
 ) *csi.Volume {
@@ -136,7 +136,8 @@ func (env *environment) createdByAll(ctx context.Context, name string, cond cond
 	return volumes[0]
 }
 
-// expectOneDisk demands that one name got one id and is one disk.
+// expectOneDisk reports a failure unless all callers got one ID and the rack has one disk of
+// that name.
 func (env *environment) expectOneDisk(ctx context.Context, name string, ids []string) {
 	disks := env.disksOf(ctx, name)
 	env.tally.names.Add(1)
@@ -147,7 +148,7 @@ func (env *environment) expectOneDisk(ctx context.Context, name string, ids []st
 	}
 }
 
-// ids are the different ids in the answers.
+// ids returns the different IDs in the answers.
 func ids[T any](all []T, id func(T) string) []string {
 	var found []string
 	for _, one := range all {
@@ -174,8 +175,9 @@ func (env *environment) clearCondition(ctx context.Context) {
 	must(env.t, env.Rack.Admin.Switch(ctx, map[string]any{"create_hold": "0s"}))
 }
 
-// attachedByAll has the volume attached to either instance by a crowd of callers: one instance has
-// it, and only the callers that asked for that one got an OK. Then all callers detach it.
+// attachedByAll makes many callers attach the volume to one of two instances. One instance
+// must get it, and only the callers that asked for this instance may get OK. Then all callers
+// detach it.
 func (env *environment) attachedByAll(ctx context.Context, volume *csi.Volume) {
 	answered := make([]string, nameCallers)
 	atOnce(nameCallers, func(caller int) {
@@ -204,7 +206,7 @@ func (env *environment) attachedByAll(ctx context.Context, volume *csi.Volume) {
 	}
 }
 
-// snapshotByAll takes one snapshot by a crowd of callers, and takes it away by one.
+// snapshotByAll makes many callers take one snapshot. One caller deletes it.
 func (env *environment) snapshotByAll(ctx context.Context, volume *csi.Volume, name string) {
 	taken := make([]*csi.Snapshot, nameCallers)
 	atOnce(nameCallers, func(caller int) {
@@ -235,7 +237,7 @@ func (env *environment) snapshotByAll(ctx context.Context, volume *csi.Volume, n
 	}
 }
 
-// deletedByAll has the volume deleted by a crowd of callers.
+// deletedByAll makes many callers delete the volume.
 func (env *environment) deletedByAll(ctx context.Context, volume *csi.Volume) {
 	atOnce(nameCallers, func(caller int) {
 		env.converge(ctx, "DeleteVolume", busy, func(ctx context.Context) error {
@@ -255,8 +257,8 @@ func (env *environment) deletedByAll(ctx context.Context, volume *csi.Volume) {
 	}
 }
 
-// twoSizes has one name asked for in two sizes: one of them is made, and who asked for the other
-// one gets ALREADY_EXISTS.
+// twoSizes makes callers create one name in two sizes. The rack must have one of them, and
+// callers that asked for the other one must get ALREADY_EXISTS.
 func (env *environment) twoSizes(ctx context.Context, name string) {
 	taken := answers{codes.AlreadyExists: {"VolumeExists"}}
 	var mu sync.Mutex
@@ -290,8 +292,8 @@ func (env *environment) twoSizes(ctx context.Context, name string) {
 	}
 }
 
-// createAndDelete has one name created and deleted at the same time, over and over: at the end one
-// more create gives the one disk there is.
+// createAndDelete makes callers create and delete one name at the same time, repeatedly. One
+// more create at the end must return the only disk.
 func (env *environment) createAndDelete(ctx context.Context, name string) {
 	req := harness.CreateRequest(name)
 	atOnce(nameCallers, func(caller int) {

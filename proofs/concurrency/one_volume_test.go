@@ -12,16 +12,16 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// callers is how many there are at once.
+// callers is the number of callers that call at once.
 const callers = 64
 
 var (
 	notStaged = answers{codes.FailedPrecondition: {"NotStaged"}}
-	// NU-5: a volume that is in use is INTERNAL.
+	// NU-5: the answer for a volume that is in use is INTERNAL.
 	stillUsed = answers{codes.Internal: {"StillMounted"}}
 )
 
-// oneVolume lets everybody at one volume of one node.
+// oneVolume makes all callers call for one volume on one node.
 func (env *environment) oneVolume(round int) {
 	ctx := env.t.Context()
 	kinds := []string{"ext4", "xfs", "btrfs"}
@@ -57,8 +57,8 @@ func (env *environment) oneVolume(round int) {
 	env.deleted(ctx, volume.GetVolumeId())
 }
 
-// publishedByAll shows the volume at one target for half of the callers, and at one of their own
-// for the others.
+// publishedByAll publishes the volume at one target for half of the callers, and at a target
+// of its own for each of the others.
 func (p *placement) publishedByAll(ctx context.Context) {
 	atOnce(callers, func(caller int) {
 		p.env.converge(ctx, "NodePublishVolume", busy, func(ctx context.Context) error {
@@ -86,8 +86,8 @@ func (p *placement) unpublishedByAll(ctx context.Context) {
 	}
 }
 
-// unstageAndPublish has half of the callers unstage the volume while the other half publish it:
-// either may come first, but then the others must not succeed.
+// unstageAndPublish makes half of the callers unstage the volume while the other half publish
+// it. Either half may be first, but then the other half must not succeed.
 func (p *placement) unstageAndPublish(ctx context.Context) {
 	for range 8 {
 		p.env.converge(ctx, "NodeStageVolume", busy, p.stage)
@@ -121,8 +121,8 @@ func (p *placement) unstageAndPublish(ctx context.Context) {
 	p.env.converge(ctx, "NodeStageVolume", busy, p.stage)
 }
 
-// tossed has all four calls made at once: whatever came last, there is at most one mount at each
-// path, and none at the target without one at the staging path.
+// tossed makes all four calls at once. Whichever comes last, each path must have at most one
+// mount, and the target must have none if the staging path has none.
 func (p *placement) tossed(ctx context.Context) {
 	allowed := busy.and(notStaged).and(stillUsed)
 	for range 8 {

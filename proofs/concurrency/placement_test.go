@@ -36,7 +36,7 @@ func (env *environment) newPlacement(n *node, volume *csi.Volume, publishContext
 	return p
 }
 
-// target is the path of one of the volume's workloads.
+// target returns the target path of one of the volume's workloads.
 func (p *placement) target(i int) string {
 	return filepath.Join(p.node.dir, "pods", p.Volume.GetVolumeId()+fmt.Sprint("-", i))
 }
@@ -59,15 +59,15 @@ func (p *placement) unpublish(ctx context.Context, target string) error {
 	return p.at(target).Unpublish(ctx, p.node.Node())
 }
 
-// at is the volume at another of its targets.
+// at returns the placement of the volume at another target.
 func (p *placement) at(target string) *harness.Placement {
 	other := p.Placement
 	other.Target = target
 	return &other
 }
 
-// stageAndPublish stages the volume and shows it at its first target, as an orchestrator does that
-// does not give up.
+// stageAndPublish stages the volume and publishes it at its first target. It repeats each
+// call, as an orchestrator does.
 func (p *placement) stageAndPublish(ctx context.Context) {
 	p.env.converge(ctx, "NodeStageVolume", busy, p.stage)
 	p.env.converge(ctx, "NodePublishVolume", busy, func(ctx context.Context) error {
@@ -80,7 +80,8 @@ func (p *placement) stageAndPublish(ctx context.Context) {
 	p.expect("settled", staged, 1)
 }
 
-// remove unpublishes all targets, unstages the volume, and demands that nothing is left.
+// remove unpublishes all targets, unstages the volume, and reports a failure if something is
+// left.
 func (p *placement) remove(ctx context.Context, targets int) {
 	for i := range targets {
 		p.env.converge(ctx, "NodeUnpublishVolume", busy, func(ctx context.Context) error {
@@ -94,7 +95,8 @@ func (p *placement) remove(ctx context.Context, targets int) {
 	p.expect("left", 0, 0)
 }
 
-// expect demands that many mounts at the staging path and at the first target.
+// expect reports a failure unless the staging path and the first target have these numbers of
+// mounts.
 func (p *placement) expect(when string, staged, shown int) {
 	if got := p.env.mountsAt(p.Staging); got != staged {
 		p.env.fail("%s: %d mounts at the staging path %s, want %d", when, got, p.Staging, staged)
@@ -104,7 +106,7 @@ func (p *placement) expect(when string, staged, shown int) {
 	}
 }
 
-// mountsAt counts what is mounted at a path.
+// mountsAt counts the mounts at a path.
 func (env *environment) mountsAt(path string) int {
 	mounts, err := mountinfo.GetMounts(func(info *mountinfo.Info) (skip, stop bool) {
 		return info.Mountpoint != path, false
@@ -115,7 +117,7 @@ func (env *environment) mountsAt(path string) int {
 	return len(mounts)
 }
 
-// write writes a text that verify demands later. A block volume has it in its first bytes.
+// write writes a text that verify expects later. In a block volume the text is at the start.
 func (p *placement) write(text string) {
 	path, flags := filepath.Join(p.target(0), "kept"), os.O_WRONLY|os.O_CREATE|os.O_TRUNC
 	if p.block() {
@@ -139,7 +141,7 @@ func (p *placement) write(text string) {
 	}
 }
 
-// verify demands the text that write wrote.
+// verify reports a failure unless it reads the text that write wrote.
 func (p *placement) verify(text string) {
 	path := filepath.Join(p.target(0), "kept")
 	if p.block() {
@@ -157,7 +159,7 @@ func (p *placement) verify(text string) {
 	}
 }
 
-// uuid is that of the mounted filesystem, behind its device.
+// uuid returns the UUID of the mounted filesystem, read from its device.
 func (p *placement) uuid() string {
 	source, err := exec.Command("findmnt", "--noheadings", "--output", "SOURCE,UUID",
 		p.Staging).Output()

@@ -11,10 +11,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
-// TestConcurrency is the proof: fifty creates of one name, everybody at one volume of one node, and
-// sixty-four callers with whole lifecycles, on one rack with two controllers and two nodes. Its
-// long form goes round until its time is over.
-func TestConcurrency(t *testing.T) {
+// TestManyCallersAtOnceSeeOneState is the proof, on one rack with two controllers and two
+// nodes: fifty callers create one name, all callers call for one volume on one node, and 64
+// callers run whole lifecycles. Its long form repeats this until its time is over.
+func TestManyCallersAtOnceSeeOneState(t *testing.T) {
 	before := goleak.IgnoreCurrent()
 	p := proof.New(t, "concurrency")
 	env := newEnvironment(t, p, harness.PluginOptions{})

@@ -13,7 +13,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// What the calls may be answered besides OK while others are at the same volume.
+// The answers, besides OK, that calls may get while other callers use the same volume.
 var (
 	looking   = answers{codes.NotFound: {"VolumeNotFound"}}
 	deleting  = busy.and(answers{codes.FailedPrecondition: {"DiskAttached:"}})
@@ -29,7 +29,7 @@ var (
 	measuring  = answers{codes.NotFound: {"VolumeNotAtPath"}}
 )
 
-// call makes one call, which the caller now and then does not wait for.
+// call makes one call. Sometimes, at random, the caller does not wait for the answer.
 func (lc *lifecycle) call(ctx context.Context, r *rand.Rand, what string, allowed answers,
 	call func(context.Context) error) bool {
 	if r.IntN(8) == 0 {
@@ -41,7 +41,7 @@ func (lc *lifecycle) call(ctx context.Context, r *rand.Rand, what string, allowe
 	return lc.env.judge(what, call(ctx), allowed)
 }
 
-// publishRequest asks for the volume as what it was created for.
+// publishRequest asks for the volume with the use for which it was created.
 func (lc *lifecycle) publishRequest(volume *csi.Volume,
 	node string) *csi.ControllerPublishVolumeRequest {
 	req := harness.PublishRequest(volume, node)
@@ -49,7 +49,7 @@ func (lc *lifecycle) publishRequest(volume *csi.Volume,
 	return req
 }
 
-// callController is one call of a caller who is at the volume on the rack.
+// callController makes one random call of the controller for the volume.
 func (lc *lifecycle) callController(ctx context.Context, r *rand.Rand) {
 	ctl := lc.env.controller(r.IntN(2))
 	volume, snapshot := lc.current()
@@ -79,8 +79,8 @@ func (lc *lifecycle) callController(ctx context.Context, r *rand.Rand) {
 			return err
 		})
 	case 5:
-		// Nobody gives up a detach: one that the rack comes to late would take the disk from the
-		// node that has it then.
+		// No caller abandons a detach. If the rack carried it out late, it would take the disk from
+		// the node that has it then.
 		_, err := ctl.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{
 			VolumeId: id, NodeId: lc.env.nodes[r.IntN(len(lc.env.nodes))].instance.ID})
 		lc.env.judge("ControllerUnpublishVolume", err, busy)
@@ -91,7 +91,8 @@ func (lc *lifecycle) callController(ctx context.Context, r *rand.Rand) {
 	}
 }
 
-// callSnapshot takes or deletes the lifecycle's snapshot, which has one name whatever it is of.
+// callSnapshot takes or deletes the snapshot of the lifecycle. The snapshot has the same name
+// for every source.
 func (lc *lifecycle) callSnapshot(ctx context.Context, r *rand.Rand, ctl csi.ControllerClient,
 	id, snapshot string) {
 	if snapshot == "" || r.IntN(2) == 0 {
@@ -112,7 +113,7 @@ func (lc *lifecycle) callSnapshot(ctx context.Context, r *rand.Rand, ctl csi.Con
 	})
 }
 
-// look asks a question that changes nothing.
+// look makes a call that changes nothing.
 func (lc *lifecycle) look(ctx context.Context, r *rand.Rand, ctl csi.ControllerClient,
 	volume *csi.Volume) {
 	switch r.IntN(4) {
@@ -140,7 +141,8 @@ func (lc *lifecycle) look(ctx context.Context, r *rand.Rand, ctl csi.ControllerC
 	}
 }
 
-// listed walks through all pages; no volume may be on two of them, whatever comes and goes.
+// listed reads all pages of the list. No volume may be on two pages, even if volumes are
+// created and deleted meanwhile.
 func (lc *lifecycle) listed(ctx context.Context, r *rand.Rand, ctl csi.ControllerClient) {
 	seen := map[string]bool{}
 	for token := ""; ; {
@@ -163,7 +165,7 @@ func (lc *lifecycle) listed(ctx context.Context, r *rand.Rand, ctl csi.Controlle
 	}
 }
 
-// callNode is one call of a caller who is at the volume on its node.
+// callNode makes one random call of the node for the volume.
 func (lc *lifecycle) callNode(ctx context.Context, r *rand.Rand, p *placement) {
 	target := p.target(r.IntN(targets))
 	switch r.IntN(9) {

@@ -21,20 +21,20 @@ const (
 	manyWriters = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
 )
 
-// exactly asks for a volume of this size and no other.
+// exactly returns a request for a volume of exactly this size.
 func exactly(name string, sizeBytes int64) *csi.CreateVolumeRequest {
 	req := harness.CreateRequest(name)
 	req.CapacityRange.RequiredBytes, req.CapacityRange.LimitBytes = sizeBytes, sizeBytes
 	return req
 }
 
-// controller is one of the controllers; they take turns.
+// controller returns one of the controllers. They are used in turn.
 func (env *environment) controller(turn int) csi.ControllerClient {
 	return env.controllers[turn%len(env.controllers)].Controller()
 }
 
-// created, attached, detached, deleted and snapshotDeleted are what one caller does who does not
-// give up.
+// created, attached, detached, deleted and snapshotDeleted make one call for a caller who
+// repeats it until it succeeds.
 
 func (env *environment) created(ctx context.Context,
 	req *csi.CreateVolumeRequest) (volume *csi.Volume) {
@@ -80,7 +80,8 @@ func (env *environment) snapshotDeleted(ctx context.Context, id string) {
 	})
 }
 
-// disksOf lists the rack's disks of a volume's name, which the driver writes into the description.
+// disksOf lists the rack's disks of a CSI volume name, which the driver writes into the
+// description.
 func (env *environment) disksOf(ctx context.Context, name string) []oxide.Disk {
 	env.t.Helper()
 	all, err := env.Rack.Client.DiskListAllPages(ctx,
@@ -97,7 +98,7 @@ func (env *environment) disksOf(ctx context.Context, name string) []oxide.Disk {
 	return found
 }
 
-// snapshotsNamed lists the ids of the rack's snapshots of a name.
+// snapshotsNamed lists the IDs of the rack's snapshots of a CSI name.
 func (env *environment) snapshotsNamed(ctx context.Context, name string) []string {
 	all, err := env.Rack.Client.SnapshotListAllPages(ctx,
 		oxide.SnapshotListParams{Project: oxide.NameOrId(env.Rack.Project)})
@@ -119,7 +120,7 @@ func ownsName(description, name string) bool {
 	return strings.HasPrefix(description, `csi.oxide.computer {"name":"`+name+`"`)
 }
 
-// holderOf is the instance that has the disk, as the rack says; empty when none.
+// holderOf returns the instance that has the disk according to the rack, or "" if none has it.
 func (env *environment) holderOf(ctx context.Context, id string) string {
 	disk, err := env.Rack.Client.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(id)})
 	if err != nil {

@@ -11,16 +11,16 @@ import (
 	"sync"
 )
 
-// payloadName is the file that every filesystem here holds, by which an old one is told from a new
-// one.
+// payloadName is the name of a file in every filesystem of the corpus. It distinguishes an old
+// filesystem from a new one.
 const payloadName = "payload"
 
-// bases keeps finished filesystems, so that the disks made from one need no mkfs each.
+// bases keeps finished filesystems, so that a disk made from one needs no mkfs of its own.
 type bases struct {
 	dir     string
 	payload []byte
 
-	// mu guards made, the files by how they were made.
+	// mu guards made, which maps the way in which a filesystem was made to its file.
 	mu   sync.Mutex
 	made map[string]*base
 }
@@ -41,11 +41,12 @@ func newBases(dir string, r *rand.Rand) (*bases, error) {
 		os.WriteFile(b.proto(), []byte(proto), 0o600))
 }
 
-// root is the directory whose files each filesystem gets, and proto says the same to mkfs.xfs.
+// root returns the directory whose files are in each filesystem. proto describes the same
+// files for mkfs.xfs.
 func (b *bases) root() string  { return filepath.Join(b.dir, "root") }
 func (b *bases) proto() string { return filepath.Join(b.dir, "proto") }
 
-// get makes a file once.
+// get returns the file for a key, which it makes at the first call.
 func (b *bases) get(key string, size int64, fill func(*image)) (string, error) {
 	key = fmt.Sprintf("%s of %d bytes", key, size)
 	b.mu.Lock()

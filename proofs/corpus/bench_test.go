@@ -10,16 +10,17 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
-// bench is a guest with a driver in it, where one trial after the other is made.
+// bench is a guest with a driver in it, which runs one trial after the other.
 type bench struct {
 	*proof.Bench
 	run   *harness.Run
 	bases *bases
-	// evidence keeps the disks of which something is wrong; kept is set when there are some.
+	// evidence makes the bench keep the disks of failed trials. kept reports whether there are
+	// any.
 	evidence, kept bool
 }
 
-// newBench starts a driver: the run's own, or the program.
+// newBench starts a driver: the given program, or the run's driver.
 func newBench(
 	ctx context.Context, run *harness.Run, bases *bases, program string, env map[string]string,
 ) (*bench, error) {
@@ -27,7 +28,7 @@ func newBench(
 	return &bench{Bench: started, run: run, bases: bases}, err
 }
 
-// close ends the driver, which must end well, and compares the bystanders.
+// close ends the driver and compares the bystanders. It returns an error if the driver fails.
 func (b *bench) close() error {
 	err := b.Close()
 	if b.kept || err != nil {

@@ -4,8 +4,8 @@ package corpus_test
 
 import "slices"
 
-// blanks are disks that must be formatted: without them a driver that refuses everything would
-// pass.
+// blanks returns disks that must be formatted. Without them a driver that refuses everything
+// would pass.
 func blanks() []generator {
 	var all []generator
 	for _, fs := range ours {

@@ -20,8 +20,8 @@ import (
 
 func TestMain(m *testing.M) { namespace.Main(m) }
 
-// TestNoDiskThatIsNotBlankIsFormatted is the proof.
-func TestNoDiskThatIsNotBlankIsFormatted(t *testing.T) {
+// TestOnlyABlankDiskOrAnUnfinishedFormatIsFormatted is the proof.
+func TestOnlyABlankDiskOrAnUnfinishedFormatIsFormatted(t *testing.T) {
 	p := proof.New(t, "blank-corpus")
 	run := harness.RunFor(t)
 	bases, err := newBases(run.Dir, p.Rand())
@@ -54,7 +54,7 @@ func TestNoDiskThatIsNotBlankIsFormatted(t *testing.T) {
 	c.forged.Report(t, p.Name)
 }
 
-// chosen are the generators whose name PROOF_ONLY matches, all without it.
+// chosen returns the generators whose names PROOF_ONLY matches, or all if it is not set.
 func chosen(t *testing.T, all []generator) []generator {
 	t.Helper()
 	only, err := regexp.Compile(os.Getenv("PROOF_ONLY"))
@@ -70,14 +70,14 @@ func chosen(t *testing.T, all []generator) []generator {
 	return some
 }
 
-// tally counts what came out.
+// tally counts the results.
 type tally struct {
 	p *proof.Proof
 	t *testing.T
-	// bystanders and forged are what must not change.
+	// bystanders and forged count the comparisons of disks and files that must not change.
 	bystanders, forged *proof.Invariant
 
-	// mu guards the rest.
+	// mu guards the fields below.
 	mu          sync.Mutex
 	said        time.Time
 	disks       int
@@ -85,10 +85,10 @@ type tally struct {
 	outcomes    map[outcome]int
 }
 
-// benches is how many drivers work at once.
+// benches is the number of drivers that work at once.
 const benches = 2
 
-// round tries each generator once. The first round is whole, however long it takes: it has every
+// round tries each generator once. The first round is always completed, so that it has every
 // kind of disk.
 func (c *tally) round(
 	ctx context.Context, run *harness.Run, bases *bases, all []generator, round uint64,
@@ -129,7 +129,7 @@ func (c *tally) round(
 	workers.Wait()
 }
 
-// one makes one trial and counts it.
+// one runs one trial and counts the result.
 func (c *tally) one(ctx context.Context, b *bench, g generator, seed uint64, of int) {
 	start := time.Now()
 	v, err := b.try(ctx, g.trial(seed))
@@ -156,7 +156,7 @@ func (c *tally) one(ctx context.Context, b *bench, g generator, seed uint64, of 
 	}
 }
 
-// trial makes the trial for a seed.
+// trial returns the generator's trial for a seed.
 func (g generator) trial(seed uint64) *trial {
 	h := fnv.New64a()
 	fmt.Fprint(h, g.name)

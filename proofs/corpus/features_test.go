@@ -22,47 +22,51 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
-// featureImage is a filesystem with features: by the options of its mkfs, or by a patch of the
-// superblock of one without options, whose checksum is corrected.
+// featureImage is a filesystem with features, which are set by options of mkfs or by a patch
+// of the superblock of a filesystem that was made without options. The patch corrects the
+// checksum.
 type featureImage struct {
 	fs      string
 	options []string
 	patch   []fieldValue
-	// part is a filesystem with a part on a second disk, made as such.
+	// part, if it is set, is the trial of a filesystem with a part on a second disk.
 	part *generator
 }
 
-// fieldValue is a number in a field. Or sets bits and leaves the others.
+// fieldValue is a number for a field. If Or is set, the bits of the number are set and the
+// other bits stay.
 type fieldValue struct {
 	field
 	value uint64
 	or    bool
 }
 
-// field is a field of a superblock, of features or of what ties the filesystem to other devices.
+// field is a field of a superblock. It contains features, or ties the filesystem to other
+// devices.
 type field struct {
 	name      string
 	at, bytes int64
 }
 
-// layout is a filesystem's superblock.
+// layout describes the superblock of a filesystem.
 type layout struct {
-	tool      []string // the program, with what all images have
+	tool      []string // the program, with arguments that all images need
 	size      int64
 	offset, n int64
 	order     binary.ByteOrder
 	sum       func([]byte)
 	features  []field
 	// structures are bits of features that need more than the bit: without their structures the
-	// filesystem is damaged. Options of mkfs have them.
+	// filesystem is damaged. Only options of mkfs set them.
 	structures []string
-	// specials are values each of which ties the filesystem to another device, or stops it.
+	// specials are values each of which ties the filesystem to another device, or prevents a
+	// mount.
 	specials []fieldValue
-	// groups are options of mkfs of which an image has at most one of each group.
+	// groups are groups of mkfs options. An image has at most one option of each group.
 	groups [][]string
 }
 
-func TestTheFilesystemsFeaturesAreKnownOrRefusedByName(t *testing.T) {
+func TestAFilesystemWithAnUnknownFeatureIsRefusedByTheNameOfTheFeature(t *testing.T) {
 	p := proof.New(t, "features")
 	run := harness.RunFor(t)
 	bases, err := newBases(run.Dir, p.Rand())
@@ -119,14 +123,15 @@ func TestTheFilesystemsFeaturesAreKnownOrRefusedByName(t *testing.T) {
 	}
 }
 
-// shortImages is how many images the short form tries besides the special ones.
+// shortImages is the number of images that the short form tries besides the special ones.
 const shortImages = 40
 
-// featureTally counts what came out.
+// featureTally counts the results.
 type featureTally struct {
 	t    *testing.T
 	seed uint64
-	// btrfs is held while a btrfs is tried: the kernel mounts one of those with the same UUID.
+	// btrfs is held during each trial of a btrfs, because the kernel mounts only one btrfs of the
+	// same UUID.
 	btrfs sync.Mutex
 
 	// mu guards the counts.
@@ -134,7 +139,7 @@ type featureTally struct {
 	images, notMade, mounted, refused, internal, wrote int
 }
 
-// errNotMade says that the mkfs program refuses a combination of options.
+// errNotMade means that the mkfs program refuses a combination of options.
 var errNotMade = errors.New("mkfs refuses the options")
 
 // try stages one image.
@@ -195,7 +200,8 @@ func (f *featureTally) try(ctx context.Context, b *bench, image featureImage) {
 	}
 }
 
-// tryPart stages a filesystem whose trial knows what must happen, also to the second disk.
+// tryPart stages a filesystem with a part on a second disk. Its trial knows what must happen
+// to both disks.
 func (f *featureTally) tryPart(ctx context.Context, b *bench, g generator) {
 	v, err := b.try(ctx, g.trial(f.seed))
 	f.count(&f.images)
@@ -212,7 +218,7 @@ func (f *featureTally) count(what *int) {
 	*what++
 }
 
-// judgeRefusal demands that a refusal names a feature, and that the disk is as it was.
+// judgeRefusal returns an error unless a refusal names a feature and the disk is unchanged.
 func (f *featureTally) judgeRefusal(
 	fix *fixture, image featureImage, before string, answer *status.Status,
 ) {
@@ -251,8 +257,8 @@ func (i featureImage) String() string {
 	return i.fs + " with " + strings.Join(words, " and ")
 }
 
-// names are the words of which a refusal must have one: the patched fields; or of an image of mkfs
-// any field, for the features that an option makes have other names.
+// names returns words of which a refusal must contain one: the patched fields. For an image of
+// mkfs it returns all fields, because the features that an option sets have other names.
 func (i featureImage) names() []string {
 	var names []string
 	if i.patch == nil {
@@ -265,7 +271,7 @@ func (i featureImage) names() []string {
 		names = append(names, v.name+": ")
 	}
 	if i.fs == ext3 {
-		names = append(names, "holds an ext4 filesystem") // so it does, by this feature
+		names = append(names, "holds an ext4 filesystem") // the message for this feature
 	}
 	return names
 }
@@ -293,7 +299,7 @@ func (i featureImage) fill(im *image) {
 	im.write(l.offset, b...)
 }
 
-// set sets the field in a superblock.
+// set writes the value to the field in a superblock.
 func (v fieldValue) set(superblock []byte, order binary.ByteOrder) {
 	b := superblock[v.at : v.at+v.bytes]
 	for i := range b {
@@ -309,8 +315,8 @@ func (v fieldValue) set(superblock []byte, order binary.ByteOrder) {
 	}
 }
 
-// mkfs makes a filesystem with the payload in it. An option that begins with "then" is a command
-// that changes the filesystem afterwards.
+// mkfs makes a filesystem that contains the payload. An option that begins with "then" is a
+// command that changes the filesystem afterwards.
 func (l layout) mkfs(bases *bases, options []string, path string) error {
 	args, then := slices.Clone(l.tool), [][]string(nil)
 	for _, option := range options {
@@ -319,7 +325,7 @@ func (l layout) mkfs(bases *bases, options []string, path string) error {
 		switch {
 		case words[0] == "then":
 			then = append(then, words[1:])
-		case at >= 0: // mkfs takes it once, with all its values
+		case at >= 0: // mkfs accepts this option once, with all its values
 			args[at+1] += "," + words[1]
 		default:
 			args = append(args, words...)
@@ -342,8 +348,8 @@ func (l layout) mkfs(bases *bases, options []string, path string) error {
 	return nil
 }
 
-// featureImages are all images: what is special, and the rest, which are each option of a mkfs and
-// each pair of them, each bit of each word of features, and each pair of what is special.
+// featureImages returns the special images and all images. All are: each option of a mkfs and
+// each pair of options, each bit of each word of features, and each pair of special values.
 func featureImages() (special, all []featureImage) {
 	for _, g := range foreignParts() {
 		special = append(special, featureImage{part: &g})
@@ -381,7 +387,7 @@ func featureImages() (special, all []featureImage) {
 	return special, all
 }
 
-// each option as a group of its own.
+// alone returns a group for each option.
 func alone(flag string, values ...string) [][]string {
 	var groups [][]string
 	for _, v := range values {
@@ -390,7 +396,7 @@ func alone(flag string, values ...string) [][]string {
 	return groups
 }
 
-// one of the values.
+// oneOf returns one group with all the values of an option.
 func oneOf(flag string, values ...string) [][]string {
 	var group []string
 	for _, v := range values {
@@ -461,7 +467,7 @@ var layouts = map[string]layout{
 			oneOf("--csum", "crc32c", "xxhash", "sha256", "blake2"))},
 }
 
-// extLayout is the layout of ext3 and ext4.
+// extLayout returns the layout of ext3 and ext4.
 func extLayout(fs string, groups [][]string) layout {
 	journal := func(name string, at, bytes int64, value uint64) fieldValue {
 		return fieldValue{field{name, at, bytes}, value, false}

@@ -8,29 +8,30 @@ import (
 	"slices"
 )
 
-// kind is a way to make a filesystem, of fsBytes.
+// kind is a way to make a filesystem of fsBytes.
 type kind struct {
 	name string
-	// fs is what the kernel calls it.
+	// fs is the kernel's name of the filesystem.
 	fs string
-	// sector is the smallest logical block of a disk that can have it; 0 is 512.
+	// sector is the smallest logical block size of a disk that can have the filesystem; 0 means
+	// 512.
 	sector int
 	tool   string
 	args   []string
-	// copies are the offsets of further superblocks on a disk of that size. Each has its mark in the
-	// first pageBytes there.
+	// copies returns the offsets of further superblocks on a disk of that size. The mark of each
+	// is in its first pageBytes.
 	copies func(size int64) []int64
-	// unmountable marks one that this kernel need not know.
+	// unmountable marks a filesystem that the kernel of this machine may not support.
 	unmountable bool
 }
 
 // fsBytes is the size of the filesystems.
 const fsBytes = gib
 
-// kinds are the filesystems of volumes, and those that could be mistaken for one. Where their
-// copies lie: Documentation/filesystems/ext4/blockgroup.rst (groups 1 and powers of 3, 5, 7), XFS
-// Algorithms & Data Structures (each allocation group), and the on-disk format of btrfs (64 MiB,
-// 256 GiB).
+// kinds are the filesystems of volumes, and those that could be mistaken for one. The places
+// of their copies are documented in Documentation/filesystems/ext4/blockgroup.rst (groups 1
+// and powers of 3, 5, 7), in XFS Algorithms & Data Structures (each allocation group), and in
+// the on-disk format of btrfs (64 MiB, 256 GiB).
 var kinds = []kind{
 	mke2fs("ext2", "ext2 with 4096-byte blocks", 4096, "-b", "4096"),
 	mke2fs("ext2", "ext2 with 1024-byte blocks", 1024, "-b", "1024"),
@@ -65,10 +66,12 @@ var kinds = []kind{
 		args: []string{"--csum", "xxhash"}, copies: mirrors},
 }
 
-// mke2fs is one of the ext family. A copy lies in the first block of group 1: after 8 blocks for
-// each byte of a block, and one more where block 0 is the boot sector.
+// mke2fs returns a filesystem of the ext family. A copy of the superblock is in the first
+// block of group 1. A group has 8 blocks for each byte of a block, and there is one more block
+// before group 1 if block 0 is the boot sector.
 func mke2fs(fs, name string, block int64, args ...string) kind {
-	// Few inodes, for their tables are written whole where nothing may be left for later.
+	// There are few inodes, because mke2fs writes their tables completely if it may leave nothing
+	// for later.
 	args = append([]string{"-t", fs, "-N", "2048"}, args...)
 	return kind{name: name, fs: fs, tool: "mke2fs", args: args,
 		copies: func(int64) []int64 {
@@ -84,8 +87,9 @@ func quarters(size int64) []int64 { return []int64{size / 4, size / 2, size / 4 
 
 func mirrors(int64) []int64 { return []int64{64 * mib} }
 
-// filesystem makes the image a disk with the filesystem at its start; it is larger afterwards if
-// the filesystem is. Growing is not the matter here, so it fills the disk.
+// filesystem writes the filesystem to the start of the disk. If the filesystem is larger than
+// the disk, the disk is enlarged. The filesystem fills the disk, because these trials do not
+// test growing.
 func (im *image) filesystem(k kind) { im.filesystemAt(k, 0) }
 
 func (im *image) filesystemAt(k kind, offset int64) {
@@ -100,7 +104,7 @@ func (im *image) filesystemAt(k kind, offset int64) {
 	im.copyIn(path, offset)
 }
 
-// mkfs makes the filesystem with the payload in it.
+// mkfs makes the filesystem, which contains the payload.
 func (im *image) mkfs(k kind) {
 	args := append([]string{"-q"}, k.args...)
 	switch k.tool {
@@ -114,7 +118,7 @@ func (im *image) mkfs(k kind) {
 	im.tool(k.tool, args...)
 }
 
-// kindOf finds a kind by its name.
+// kindOf returns the kind with that name.
 func kindOf(name string) kind {
 	i := slices.IndexFunc(kinds, func(k kind) bool { return k.name == name })
 	if i < 0 {
@@ -123,7 +127,8 @@ func kindOf(name string) kind {
 	return kinds[i]
 }
 
-// of is a trial with a disk as large as the filesystem on it, which the request wants if it can.
+// of makes a trial's disk as large as the filesystem. If volumes can have this filesystem, the
+// request asks for it.
 func (k kind) of(t *trial) {
 	t.Size, t.BlockSize = fsBytes, max(k.sector, 512)
 	t.Fill = func(im *image) { im.filesystem(k) }
@@ -132,10 +137,10 @@ func (k kind) of(t *trial) {
 	}
 }
 
-// volume reports whether the driver mounts it: a volume can have this filesystem.
+// volume reports whether a volume can have this filesystem, so that the driver mounts it.
 func (k kind) volume() bool { return slices.Contains(ours, k.fs) && !k.unmountable }
 
-// filesystems are disks with one, and with what is left of one.
+// filesystems returns disks with a filesystem, or with remains of one.
 func filesystems() []generator {
 	var all []generator
 	for _, k := range kinds {
@@ -147,7 +152,7 @@ func filesystems() []generator {
 	return slices.Concat(all, unfinished(), largeBtrfs())
 }
 
-// whole are healthy filesystems.
+// whole returns healthy filesystems.
 func (k kind) whole() []generator {
 	all := []generator{{k.name + " where another is wanted", func(t *trial) {
 		k.of(t)
@@ -176,7 +181,8 @@ func (k kind) whole() []generator {
 	return all
 }
 
-// cut are filesystems whose end is missing: the disk is smaller, or cannot be read from there on.
+// cut returns filesystems whose end is missing: the disk is too small, or its end cannot be
+// read.
 func (k kind) cut() []generator {
 	return []generator{
 		{k.name + " on a smaller disk", func(t *trial) {
@@ -200,7 +206,7 @@ func (k kind) cut() []generator {
 	}
 }
 
-// wiped are filesystems whose start is zero, so that blkid finds nothing any more.
+// wiped returns filesystems whose start is zero, so that blkid does not find them any more.
 func (k kind) wiped() []generator {
 	copies := k.copies(fsBytes)
 	wipe := func(t *trial, start, end int64) {
@@ -236,7 +242,7 @@ func (k kind) wiped() []generator {
 	return all
 }
 
-// nested are filesystems that do not begin where the disk does.
+// nested returns filesystems that begin behind the start of the disk.
 func (k kind) nested() []generator {
 	inside := func(t *trial, offset int64) {
 		k.of(t)
@@ -261,12 +267,13 @@ func (k kind) nested() []generator {
 	}
 }
 
-// unfinished are filesystems whose mkfs did not come to its end, and was not ours.
+// unfinished returns filesystems of another program than the driver, whose mkfs was
+// interrupted.
 func unfinished() []generator {
 	var all []generator
 	for name, fill := range map[string]func(*image){
 		"xfs": func(im *image) { im.write(126, 1) },
-		// Its superblock adds up, as all but its magic is true.
+		// The checksum of the superblock is right, because only its magic is still missing.
 		"btrfs": func(im *image) {
 			b := im.read(64*kib, pageBytes)
 			copy(b[0x40:], "!BHRfS_M")
@@ -289,7 +296,7 @@ func unfinished() []generator {
 	return all
 }
 
-// largeBtrfs has the third superblock, too.
+// largeBtrfs returns a btrfs that is large enough for the third superblock.
 func largeBtrfs() []generator {
 	k := kindOf("btrfs")
 	make := func(im *image) {

@@ -20,16 +20,16 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// fixture is a trial under way: its disk in the guest, and the request that is going to be made.
+// fixture is a trial that runs: its disk in the guest, and its request.
 type fixture struct {
 	*trial
 	bench *bench
 	image *image
 	loop  loopdev.Device
-	// decoy is a blank disk of the same size, whose name differs in the last byte. Nothing may
-	// happen to it.
+	// decoy is a blank disk of the same size, whose name differs in the last byte. The driver must
+	// not change it.
 	decoy *image
-	// Device is the disk's name in the guest.
+	// Device is the name of the disk's device in the guest.
 	Device   string
 	DiskName string
 	VolumeID string
@@ -37,22 +37,23 @@ type fixture struct {
 	Staging  string
 
 	dir string
-	// keep is set when the disk's bytes are evidence, and stay.
+	// keep is set if the disk's file has to be kept for a failed trial.
 	keep bool
-	// mark is what learnMark has learned.
+	// mark is the result of learnMark.
 	mark []piece
-	// happened, if it is set, reports whether what had to happen during the call did.
+	// happened, if it is set, returns an error unless the event that had to happen during the call
+	// has happened.
 	happened func() error
 	cleanup  []func() error
 }
 
-// the disk's and the decoy's names in the guest.
+// The names of the devices of the disk and the decoy in the guest.
 const (
 	diskDevice  = "nvme2n1"
 	decoyDevice = "nvme1n1"
 )
 
-// newFixture makes the disk and shows it to the guest.
+// newFixture makes the disk and attaches it to the guest.
 func (b *bench) newFixture(ctx context.Context, t *trial) (f *fixture, err error) {
 	dir, err := os.MkdirTemp(b.Dir, "trial-")
 	if err != nil {
@@ -93,20 +94,21 @@ func (b *bench) newFixture(ctx context.Context, t *trial) (f *fixture, err error
 	return f, err
 }
 
-// publishContext is what the controller tells of the disk.
+// publishContext returns what the controller reports about the disk.
 func (f *fixture) publishContext() map[string]string {
 	all := map[string]string{"diskName": f.DiskName, "sizeBytes": fmt.Sprint(f.image.Size)}
 	maps.Copy(all, f.History)
 	return all
 }
 
-// attach gives an image a loop device until the end of the fixture.
+// attach attaches a loop device to an image until the end of the fixture.
 func (f *fixture) attach(ctx context.Context, im *image, readOnly bool) (loopdev.Device, error) {
 	if im.err != nil {
 		return loopdev.Device{}, im.err
 	}
 	loop, err := loopdev.Attach(ctx, loopdev.Config{
-		// btrfs takes two loop devices with one serial for one file.
+		// btrfs takes two loop devices with the same serial for the same file, so the serial is
+		// random.
 		Path: im.Path, Serial: "corpus-" + rand.Text()[:16], Owner: loopdev.Process(),
 		BlockSize: f.BlockSize, ReadOnly: readOnly,
 	})
@@ -116,10 +118,10 @@ func (f *fixture) attach(ctx context.Context, im *image, readOnly bool) (loopdev
 	return loop, err
 }
 
-// atEnd remembers what has to be done at the end, in the opposite order.
+// atEnd registers a function that is called at the end, in reverse order.
 func (f *fixture) atEnd(do func() error) { f.cleanup = append(f.cleanup, do) }
 
-// end takes the fixture down.
+// end removes everything that the fixture has made.
 func (f *fixture) end() error {
 	var errs []error
 	if err := proof.UnmountBelow(f.dir); err != nil {
@@ -131,13 +133,13 @@ func (f *fixture) end() error {
 	return errors.Join(errs...)
 }
 
-// placement is the request.
+// placement returns the values of the request.
 func (f *fixture) placement() *harness.Placement {
 	return &harness.Placement{Volume: &csi.Volume{VolumeId: f.VolumeID}, Staging: f.Staging,
 		PublishContext: f.Publish, Capability: harness.Mounted(f.FS)}
 }
 
-// stage makes the call under test.
+// stage makes the call that is tested.
 func (f *fixture) stage(ctx context.Context) error {
 	return f.bench.Stage(ctx, f.placement())
 }
@@ -146,7 +148,7 @@ func (f *fixture) unstage(ctx context.Context) error {
 	return f.bench.Unstage(ctx, f.placement())
 }
 
-// staged is what is mounted at the staging path; nil if nothing is.
+// staged returns the mount at the staging path, or nil if there is none.
 func (f *fixture) staged() (*mountinfo.Info, error) {
 	mounts, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(f.Staging))
 	if err != nil || len(mounts) == 0 {

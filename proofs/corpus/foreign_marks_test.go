@@ -9,11 +9,12 @@ import (
 	"hash/crc32"
 )
 
-// marksThen is a disk that has the marks of this volume's format, and then something else.
+// marksThen returns a disk that has the marks of this volume's format, and on which set writes
+// something else afterwards.
 func marksThen(name string, w want, set func(f *fixture, mark []piece) error) generator {
 	return generator{name, func(t *trial) {
 		t.FS = ours[t.Rand.IntN(len(ours))]
-		t.Size += gib // so that all copies of labels have room
+		t.Size += gib // so that all copies of labels have space
 		t.Want = w
 		t.Set = func(f *fixture) error {
 			mark, err := f.learnMark()
@@ -25,7 +26,8 @@ func marksThen(name string, w want, set func(f *fixture, mark []piece) error) ge
 	}}
 }
 
-// foreignFormats are marks that are not this volume's, or not to be believed.
+// foreignFormats returns disks with marks that belong to another volume, or that must not be
+// trusted.
 func foreignFormats() []generator {
 	var all []generator
 	no := func(name string, set func(f *fixture, mark []piece) error) {
@@ -63,8 +65,8 @@ func foreignFormats() []generator {
 	return all
 }
 
-// forgeries are marks with one thing wrong and a checksum that is right. A mark has its version at
-// 16, the checksum of what follows at 20, the length of its text at 24, and then the text.
+// forgeries are marks with one wrong value and the right checksum. A mark has its version at
+// 16, the checksum of the rest at 20, the length of its text at 24, and then the text.
 var forgeries = []struct {
 	name  string
 	forge func(b []byte)
@@ -82,12 +84,13 @@ var forgeries = []struct {
 	}},
 }
 
-// sumUp gives a mark the checksum that it should have.
+// sumUp writes the right checksum into a mark.
 func sumUp(b []byte) {
 	le.PutUint32(b[20:], crc32.Checksum(b[24:512], crc32.MakeTable(crc32.Castagnoli)))
 }
 
-// takenFormats are own unfinished formats on disks that something has happened to since.
+// takenFormats returns disks with the driver's own unfinished format, to which another program
+// has written since.
 func takenFormats() []generator {
 	var all []generator
 	no := func(name string, w want, set func(f *fixture, mark []piece) error) {
@@ -95,7 +98,7 @@ func takenFormats() []generator {
 	}
 	no("on a disk where Ceph has put a label", foreign("ceph"),
 		func(f *fixture, _ []piece) error {
-			// The copy that only the driver knows: blkid looks at the first alone.
+			// Only the driver knows this copy, because blkid looks only at the first one.
 			return f.poke(gib, []byte("bluestore block device\n")...)
 		})
 	no("on a disk on which blkid finds something", foreign("somebodys_volume"),

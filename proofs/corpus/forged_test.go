@@ -17,8 +17,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
-// The sizes of disks with forged records, and what they grow to. Those that are full of them are no
-// larger than they have to be.
+// The sizes of disks with forged records, and the sizes to which they grow. Disks that are
+// filled with records are as small as possible.
 const (
 	forgedBytes     = 320 * mib
 	forgedFull      = 64 * mib
@@ -26,15 +26,15 @@ const (
 	forgedNext      = 512 * mib
 )
 
-// forging is what a workload writes.
+// forging is a function with which a workload writes forged files.
 type forging func(proof.Forgery, string) (proof.ForgedFiles, error)
 
 func ofGrowths(f proof.Forgery, dir string) (proof.ForgedFiles, error) { return f.Fill(dir, true) }
 func ofFormats(f proof.Forgery, dir string) (proof.ForgedFiles, error) { return f.Fill(dir, false) }
 
-// forged are volumes of workloads that have written records of this very volume into files, so that
-// the driver finds them where it has its own. The disks are then damaged, or become larger, or are
-// told to be of another history.
+// forged returns volumes whose workloads have written records of their own volume into files,
+// so that these records are where the driver keeps its own. Then the disks are damaged or
+// enlarged, or the controller reports another history.
 func forged() []generator {
 	var all []generator
 	pick := func(t *trial) {
@@ -56,7 +56,8 @@ func forged() []generator {
 		return f.grow(forgedNext)
 	}
 	const full, few = " full of forged records", " with forged records where the driver has its own"
-	// These do not tell where their files are, so that the whole disk has to be full of them.
+	// These filesystems do not report where their files are, so the whole disk must be full of
+	// records.
 	for fs, size := range map[string]int64{ext3: forgedFull, btrfs: forgedFullBtrfs} {
 		all = append(all, damaged(full+" of a format", fs, size, ofFormats)...)
 	}
@@ -69,12 +70,12 @@ func forged() []generator {
 	return all
 }
 
-// superblocks are the offsets and sizes of the first superblocks.
+// superblocks contains the offset and the size of the first superblock of each filesystem.
 var superblocks = map[string][2]int64{ext3: {1024, 1024}, ext4: {1024, 1024}, xfs: {0, 4096},
 	btrfs: {64 * kib, 4096}}
 
-// forgery is a trial of a disk in whose files a workload has forged records. What is done to the
-// disk then may be nil.
+// forgery returns a trial of a disk in whose files a workload has forged records. A function
+// changes the disk afterwards; it may be nil.
 func forgery(name, fs string, size int64, write forging, want outcome,
 	then func(*fixture) error) generator {
 	return generator{name, func(t *trial) {
@@ -91,7 +92,8 @@ func forgery(name, fs string, size int64, write forging, want outcome,
 			}
 			checks = filepath.Join(f.dir, "checks")
 			_, wrapErr := f.wrap("e2fsck", fmt.Sprintf("echo \"$@\" >>'%s'\nexec \"$real\" \"$@\"", checks))
-			// The history is told after all, for the disk was made blank for files.
+			// The controller reports the history in this trial, because the disk was made blank for
+			// filesystems.
 			f.Publish = f.publishContext()
 			return errors.Join(err, wrapErr)
 		}
@@ -112,7 +114,7 @@ func forgery(name, fs string, size int64, write forging, want outcome,
 			if want == mounted {
 				return f.bench.Forged.Checked(files.Check(f.Staging))
 			}
-			// That no byte changed is demanded of every refusal.
+			// The rules for every trial check that a refusal changes no byte.
 			m, err := f.staged()
 			if m != nil {
 				err = errors.New("a disk with a workload's files was formatted")
@@ -122,7 +124,8 @@ func forgery(name, fs string, size int64, write forging, want outcome,
 	}}
 }
 
-// workOfForger is the life of the volume until then.
+// workOfForger takes the volume through its life up to the trial, with a workload that forges
+// records.
 func (f *fixture) workOfForger(write forging) (files proof.ForgedFiles, err error) {
 	if err := f.stage(context.Background()); err != nil {
 		return nil, err
@@ -134,24 +137,25 @@ func (f *fixture) workOfForger(write forging) (files proof.ForgedFiles, err erro
 	return files, errors.Join(err, f.unstage(context.Background()), f.loop.Sync())
 }
 
-// forgery is what a workload of the volume knows.
+// forgery returns the knowledge that a workload of the volume has.
 func (f *fixture) forgery() proof.Forgery {
 	return proof.Forgery{Volume: f.VolumeID, Disk: f.DiskName, Filesystem: f.FS,
 		SizeBytes: f.image.Size, NextBytes: forgedNext, Device: f.loop.Path}
 }
 
-// grow makes the disk larger, as the rack does when a larger volume is restored from a snapshot.
+// grow enlarges the disk, as the rack does when it restores a larger volume from a snapshot.
 func (f *fixture) grow(size int64) error {
 	f.image.resize(size)
 	return errors.Join(f.image.err, f.replaceLoop(false))
 }
 
-// wipe makes n bytes of the disk zero through its device.
+// wipe sets n bytes of the disk to zero through its device.
 func (f *fixture) wipe(offset, n int64) error {
 	return f.poke(offset, make([]byte, n)...)
 }
 
-// A forgery is what the driver writes, byte for byte, and where.
+// forgedRecords checks that a forgery has the same bytes and the same place as the driver's
+// own record.
 func forgedRecords() []generator {
 	return []generator{{"an own format whose record is what forgeries are", func(t *trial) {
 		t.FS, t.Size = xfs, forgedBytes
@@ -173,8 +177,9 @@ func forgedRecords() []generator {
 	}}}
 }
 
-// noticesHarm demands that a trial is wrong when a call writes to a bystander, or changes a file of
-// forged records: a tool of the driver does the one, and a program on the node the other.
+// noticesHarm checks that a trial fails if a call writes to a bystander or changes a file of
+// forged records. In one trial a tool of the driver writes to the bystander, and in the other
+// a program on the node changes the file.
 func noticesHarm(ctx context.Context, t *testing.T, run *harness.Run, bases *bases) {
 	t.Helper()
 	b, err := newBench(ctx, run, bases, "", nil)

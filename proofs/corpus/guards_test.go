@@ -9,8 +9,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
-// guard is a guard of the driver, with the names of the generators that must notice when it is
-// gone: each of them tries what this guard alone prevents.
+// guard is a guard of the driver, with the names of the generators that must notice its
+// absence. Each of them tries something that only this guard prevents.
 type guard struct {
 	name   string
 	edits  []edit
@@ -20,7 +20,7 @@ type guard struct {
 // edit is a [proof.Edit].
 type edit struct{ place, text, with string }
 
-// mutable is the list as a mutant is built from it.
+// mutable converts the list for the build of a mutant.
 func mutable(guards []guard) []proof.Guard {
 	var list []proof.Guard
 	for _, g := range guards {
@@ -39,17 +39,17 @@ func TestEveryGuardIsInTheSource(t *testing.T) {
 	}
 }
 
-// guards are what stands between a disk and harm in the driver's source. What each lets through
-// when it is gone is what its trials are.
+// guards returns the guards in the driver's source that protect disks. The trials of a guard
+// show what the driver does without it.
 func guards() []guard {
 	return slices.Concat(identityGuards(), holderGuards(), blankGuards(), areaGuards(), markGuards(),
 		historyGuards(), tailGuards())
 }
 
-// in is a single place.
+// in returns the edit of a single place.
 func in(at, text, with string) []edit { return []edit{{at, text, with}} }
 
-// identityGuards see that a disk is the right one.
+// identityGuards check that a disk is the right one.
 func identityGuards() []guard {
 	return []guard{
 		{"a serial is compared to its last byte", in("blockdev.Host.Lookup", "d.Serial == serial",
@@ -116,7 +116,7 @@ func identityGuards() []guard {
 	}
 }
 
-// holderGuards see that nobody else has the disk, and that it can be written.
+// holderGuards check that no other program uses the disk, and that the disk can be written.
 func holderGuards() []guard {
 	return []guard{
 		{"a disk is opened exclusively", in("blockdev.OpenDevice.openExclusive",
@@ -144,8 +144,7 @@ func holderGuards() []guard {
 	}
 }
 
-// blankGuards see that what is formatted is blank, and that what is mounted is a filesystem and
-// nothing else.
+// blankGuards check that the driver formats only blank disks and mounts only filesystems.
 func blankGuards() []guard {
 	return []guard{
 		{"what shows in an area is not overwritten", in("filesystem.scan.checkBlank", "if dirty ||",
@@ -199,7 +198,7 @@ func blankGuards() []guard {
 	}
 }
 
-// areaGuards see that the places are read where marks may be.
+// areaGuards make the driver read the places that may contain marks.
 func areaGuards() []guard {
 	call := func(name, place, text string, trials ...string) guard {
 		return guard{name, in("filesystem."+place, text, "if !REMOVED {\nTEXT\n}"), trials}
@@ -257,11 +256,11 @@ func areaGuards() []guard {
 	}
 }
 
-// nothingUnexpected takes the driver what it compares a disk that is read whole with.
+// nothingUnexpected makes a driver that reads a whole disk take every byte for an expected one.
 var nothingUnexpected = edit{"filesystem.disk.readCounted", "d.traces(v, j.expected).check",
 	"func(b []byte, at int64) (int, error) {\nif REMOVED {\nreturn -1, nil\n}\nreturn TEXT(b, at)\n}"}
 
-// markGuards see that only an unfinished format of this volume is done again.
+// markGuards check that only an unfinished format of this volume is repeated.
 func markGuards() []guard {
 	return []guard{
 		{"a filesystem that was mounted is never formatted", []edit{
@@ -305,7 +304,8 @@ func markGuards() []guard {
 	}
 }
 
-// historyGuards see that a disk is taken for blank by samples only if it cannot be anything else.
+// historyGuards check that samples prove a disk blank only if its history leaves no other
+// possibility.
 func historyGuards() []guard {
 	return []guard{
 		{"a disk that was not made blank is read whole", in("filesystem.Volume.madeBlank",
@@ -341,7 +341,7 @@ func historyGuards() []guard {
 	}
 }
 
-// tailGuards see that a filesystem does not grow over anything.
+// tailGuards check that a filesystem does not grow over other data.
 func tailGuards() []guard {
 	return []guard{
 		{"a filesystem grows over what is proven alone", in("filesystem.Preparation.mayGrow",

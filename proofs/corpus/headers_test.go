@@ -10,23 +10,25 @@ import (
 	"strings"
 )
 
-// header is the mark of something that lives on a disk.
+// header is the mark of a format that a disk can have.
 type header struct {
 	name string
-	// offset is the mark's; a negative one counts from the disk's end.
+	// offset is the offset of the mark. A negative offset counts from the disk's end.
 	offset int64
 	mark   string
-	// names are what the evidence may call it.
+	// names are the names that the evidence may use.
 	names []string
 }
 
-// marks are what libblkid, the kernel and the programs themselves look for, each with the source of
-// the number. Where a mark alone does not convince blkid it is still a disk that somebody uses.
+// marks are the marks for which libblkid, the kernel and the programs themselves look, each
+// with the source of the number. If a mark alone does not convince blkid, the disk still
+// belongs to somebody.
 var marks = []header{
 	// LUKS1 On-Disk Format Specification 1.2.3, 2.1; LUKS2 1.1.3, 2.1
 	{"LUKS1", 0, "LUKS\xba\xbe\x00\x01", []string{"luks"}},
 	{"LUKS2", 0, "LUKS\xba\xbe\x00\x02\x00\x00\x00\x00\x00\x00\x40\x00", []string{"luks"}},
-	// linux/md_p.h, with the versions' places; the external formats as mdadm knows them.
+	// The source is linux/md_p.h, with the places of each version. The external formats are those
+	// of mdadm.
 	{"DDF", -512, "\xde\x11\xde\x11", []string{"ddf"}},
 	{"IMSM", -1024, "Intel Raid ISM Cfg Sig. 1.0.00", []string{"isw", "imsm"}},
 	{"Promise RAID", -63 * 512, "Promise Technology, Inc.", []string{"promise", "pdc"}},
@@ -40,7 +42,8 @@ var marks = []header{
 	// linux/drivers/md/bcache: the superblock is in sector 8.
 	{"bcache", 4096 + 24, "\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81", nil},
 	{"bcachefs", 4096 + 24, "\xc6\x85\x73\xf6\x66\xce\x90\xa9\xd9\x6a\x60\xcf\x80\x3d\xf7\xef", nil},
-	// ceph's bluestore label, vdo, stratis, DRBD 8 and 9 (drbd_md.c), BitLocker
+	// The labels are those of ceph's bluestore, vdo, stratis, DRBD 8 and 9 (drbd_md.c) and
+	// BitLocker.
 	{"bluestore", 0, "bluestore block device\n", []string{"bluestore"}},
 	{"VDO", 0, "dmvdo001", []string{"vdo"}},
 	{"Stratis", 512 + 4, "!Stra0tis\x86\xff\x02^\x41rh", []string{"stratis"}},
@@ -48,7 +51,7 @@ var marks = []header{
 	{"DRBD 9", -4096 + 60, "\x83\x74\x02\x6d", []string{"drbd"}},
 	{"BitLocker", 3, "-FVE-FS-", []string{"bitlocker"}},
 	{"Oracle ASM", 32, "ORCLDISK", []string{"oracle"}},
-	// libblkid/src/superblocks
+	// The source is libblkid/src/superblocks.
 	{"FAT16", 0x36, "FAT16   ", []string{"vfat"}},
 	{"FAT32", 0x52, "FAT32   ", []string{"vfat"}},
 	{"exFAT", 3, "EXFAT   ", []string{"exfat"}},
@@ -92,7 +95,7 @@ var marks = []header{
 	{"VMFS", 2 * mib, "\x5e\xf1\xab\x2f", []string{"vmfs"}},
 }
 
-// headers are blank disks but for such a mark.
+// headers returns disks that are blank except for such a mark.
 func headers() []generator {
 	var all []generator
 	for _, m := range marks {
@@ -110,8 +113,8 @@ func marked(name string, names []string, fill func(im *image)) generator {
 	}}
 }
 
-// swaps carry their mark at the end of the first page, whatever the architecture's page is
-// (mkswap(8)).
+// swaps returns swap areas. Their mark is at the end of the first page, for each page size of
+// an architecture (mkswap(8)).
 func swaps() []generator {
 	var all []generator
 	for _, page := range []int64{4, 8, 16, 32, 64} {
@@ -123,7 +126,8 @@ func swaps() []generator {
 	return all
 }
 
-// luksCopies are the second headers of LUKS2, which begin where the first one's area ends.
+// luksCopies returns disks with only the second header of LUKS2, which begins at the end of
+// the first header's area.
 func luksCopies() []generator {
 	var all []generator
 	for offset := 16 * kib; offset <= 4*mib; offset *= 2 {
@@ -135,9 +139,9 @@ func luksCopies() []generator {
 	return all
 }
 
-// zfsLabel writes one of the four of a pool's member (ZFS On-Disk Specification, 1.2): two at the
-// start, two at the end of what is whole in 256 KiB; the second half of a label is a ring of
-// uberblocks.
+// zfsLabel writes one of the four labels of a pool's member (ZFS On-Disk Specification, 1.2):
+// two labels are at the start, and two at the end of the disk, whose size is rounded down to
+// 256 KiB. The second half of a label is a ring of uberblocks.
 func zfsLabel(im *image, number int64) {
 	const label = 256 * 1024
 	at := number * label
@@ -153,7 +157,7 @@ func zfsLabel(im *image, number int64) {
 	}
 }
 
-// zfsLabels are disks with some of the labels.
+// zfsLabels returns disks with some of the labels.
 func zfsLabels() []generator {
 	all := []generator{marked("ZFS", []string{"zfs"}, func(im *image) {
 		for number := range int64(4) {
@@ -172,8 +176,8 @@ func zfsLabels() []generator {
 		}})
 }
 
-// mdSuperblock is that of a member of a Linux RAID (linux/md_p.h) of version 0.90, or 1 and where
-// it lies.
+// mdSuperblock returns the superblock of a member of a Linux RAID (linux/md_p.h), of version
+// 0.90 or 1, for the place where it will be.
 func mdSuperblock(version uint32, at int64) []byte {
 	b := make([]byte, 1024)
 	le.PutUint32(b, 0xa92b4efc)
@@ -183,12 +187,12 @@ func mdSuperblock(version uint32, at int64) []byte {
 	}
 	le.PutUint32(b[4:], 1)
 	copy(b[16:], "the RAID's UUID.")
-	le.PutUint64(b[144:], uint64(at/512)) // where this superblock is
+	le.PutUint64(b[144:], uint64(at/512)) // the place of this superblock
 	le.PutUint32(b[216:], mdChecksum(b[:256]))
 	return b
 }
 
-// mdPlaces is where each version has it.
+// mdPlaces returns the place of the superblock for each version.
 var mdPlaces = map[string]func(size int64) int64{
 	"0.90": func(size int64) int64 { return size&^(64*kib-1) - 64*kib },
 	"1.0":  func(size int64) int64 { return (size/512 - 16) &^ 7 * 512 },
@@ -196,7 +200,7 @@ var mdPlaces = map[string]func(size int64) int64{
 	"1.2":  func(int64) int64 { return 4096 },
 }
 
-// mdMembers are parts of Linux RAIDs.
+// mdMembers returns members of Linux RAIDs.
 func mdMembers() []generator {
 	names := []string{"linux_raid_member", "raid"}
 	var all []generator
@@ -207,8 +211,8 @@ func mdMembers() []generator {
 		}
 		all = append(all, marked("a member of an md RAID "+version, names, fill))
 		for _, k := range []string{"ext4", "xfs", "btrfs"} {
-			// Half of a mirror, whose filesystem shows on the member, too: it ends before the
-			// superblock of the RAID.
+			// This is half of a mirror. Its filesystem can be seen on the member, too, and ends
+			// before the superblock of the RAID.
 			if version != "0.90" && version != "1.0" {
 				continue
 			}
@@ -227,7 +231,7 @@ func mdMembers() []generator {
 	return all
 }
 
-// mdChecksum adds up the words of a superblock that has room for no device (md's
+// mdChecksum adds up the words of a superblock that has no space for devices (md's
 // calc_sb_1_csum).
 func mdChecksum(b []byte) uint32 {
 	var sum uint64
@@ -237,7 +241,8 @@ func mdChecksum(b []byte) uint32 {
 	return uint32(sum) + uint32(sum>>32)
 }
 
-// lvm are physical volumes: the label may be in any of the first four sectors (lib/label/label.h).
+// lvm returns physical volumes. The label may be in any of the first four sectors
+// (lib/label/label.h).
 func lvm() []generator {
 	var all []generator
 	for sector := range int64(4) {

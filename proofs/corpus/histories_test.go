@@ -9,11 +9,12 @@ import (
 	"slices"
 )
 
-// made is what the controller tells of a disk that the driver made blank, for filesystems alone:
-// the only history with which samples prove that it is blank.
+// made is the history that the controller reports for a disk that the driver made blank, for
+// filesystems only. Samples prove that a disk is blank only with this history.
 var made = map[string]string{"origin": "blank", "use": "filesystem"}
 
-// history is one with which a disk is proven blank by reading it whole.
+// history is a history for which the driver must read the whole disk to prove that it is
+// blank.
 type history struct {
 	name  string
 	tells map[string]string
@@ -26,10 +27,11 @@ var histories = []history{
 	{"that is for raw use too", map[string]string{"origin": "blank", "use": "both"}},
 }
 
-// of gives a trial's disk the history.
+// of gives the history to a trial's disk.
 func (h history) of(t *trial) { t.History = h.tells }
 
-// grown are disks that are not certain to be blank, with data anywhere.
+// grown returns disks that may have data anywhere, because their history does not make them
+// blank.
 func grown() []generator {
 	var all []generator
 	for _, h := range histories {
@@ -39,7 +41,7 @@ func grown() []generator {
 		})...)
 		all = append(all, each(3, "data of any length anywhere on a disk "+h.name, func(t *trial) {
 			h.of(t)
-			// As many small pieces as large ones, up to half of the disk.
+			// Small and large pieces are equally frequent. A piece is at most half of the disk.
 			t.anywhere(512 << t.Rand.IntN(22))
 		})...)
 		all = append(all, generator{"one byte in the midst of a disk " + h.name, func(t *trial) {
@@ -69,7 +71,7 @@ func grown() []generator {
 	return append(all, uses()...)
 }
 
-// anywhere puts up to n bytes at a place that chance chooses.
+// anywhere writes up to n bytes at a random place.
 func (t *trial) anywhere(n int64) {
 	n = min(n, t.Size/2)
 	at := t.Rand.Int64N((t.Size-n)/512) * 512
@@ -82,7 +84,8 @@ func (t *trial) anywhere(n int64) {
 	t.Want = foreign()
 }
 
-// uses are disks that are not what the controller says, or that others work on.
+// uses returns disks that are different from the controller's report, or that other programs
+// use.
 func uses() []generator {
 	locked := refuse("DeviceLocked")
 	locked.Code = "Aborted"
@@ -118,7 +121,7 @@ func uses() []generator {
 	}
 }
 
-// lock locks the disk as a driver does that is at work on it.
+// lock locks the disk as a driver does that works on it.
 func (f *fixture) lock() error {
 	lock, err := f.bench.Plugin.LockVolumes()
 	if err == nil {

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// wrap puts a shell script in the place of a program that the driver runs; "$real" in it is the
-// program. It is gone at the end of the fixture, or when the returned function is called.
+// wrap replaces a program that the driver runs by a shell script, in which "$real" is the
+// program. The end of the fixture, or the returned function, removes the script.
 func (f *fixture) wrap(program, script string) (unwrap func() error, err error) {
 	real, err := exec.LookPath(program)
 	if err != nil {
@@ -26,15 +26,16 @@ func (f *fixture) wrap(program, script string) (unwrap func() error, err error) 
 	return unwrap, os.WriteFile(path, []byte(text), 0o755)
 }
 
-// hook lets something happen when the driver starts the program for the first time, and before the
-// program does anything: the race that a driver can lose, won on purpose. What it leads to is told
-// by the answer; that it happened at all is checked.
+// hook calls do when the driver starts the program for the first time, before the program does
+// anything. So the trial always wins a race that the driver can lose. The answer of the call
+// shows the consequence, and the fixture checks that do was called.
 func (f *fixture) hook(program string, do func() error) error {
 	ask, answer := filepath.Join(f.dir, program+".ask"), filepath.Join(f.dir, program+".answer")
 	if err := errors.Join(unix.Mkfifo(ask, 0o600), unix.Mkfifo(answer, 0o600)); err != nil {
 		return err
 	}
-	// Opened for both directions, a FIFO neither waits for its other end nor reports that it left.
+	// A FIFO that is opened for both directions neither waits for its other end nor reports that
+	// the other end was closed.
 	questions, err1 := os.OpenFile(ask, os.O_RDWR|unix.O_NONBLOCK, 0)
 	answers, err2 := os.OpenFile(answer, os.O_RDWR|unix.O_NONBLOCK, 0)
 	if err := errors.Join(err1, err2); err != nil {

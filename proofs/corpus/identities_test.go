@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// uuid is the UUID of the filesystem at the start of an image, as blkid reads it.
+// uuid returns the UUID of the filesystem at the start of an image, as blkid reads it.
 func (im *image) uuid(fs string) (string, error) {
 	out, err := exec.Command("blkid", "-p", "-n", fs, "-s", "UUID", "-o", "value", im.Path).Output()
 	if err != nil {
@@ -19,19 +19,20 @@ func (im *image) uuid(fs string) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// expect lets the controller tell the UUID of the volume's filesystem.
+// expect makes the controller report the UUID as that of the volume's filesystem.
 func (f *fixture) expect(uuid string) error {
 	f.Publish["filesystemUUID"] = uuid
 	return nil
 }
 
-// expectFound makes the filesystem on the disk the volume's own.
+// expectFound makes the controller report the UUID of the filesystem on the disk.
 func (f *fixture) expectFound() error {
 	uuid, err := f.image.uuid(f.FS)
 	return errors.Join(err, f.expect(uuid))
 }
 
-// expectAt makes the filesystem the volume's own by the UUID at an offset, where blkid finds none.
+// expectAt makes the controller report the UUID of the filesystem at an offset, at which blkid
+// finds none.
 func expectAt(offset int64) func(*fixture) error {
 	return func(f *fixture) error {
 		b := f.image.read(offset, 16)
@@ -40,10 +41,10 @@ func expectAt(offset int64) func(*fixture) error {
 	}
 }
 
-// expectOther makes it somebody else's.
+// expectOther makes the controller report another UUID.
 func (f *fixture) expectOther() error { return f.expect(randomUUID(f.trial)) }
 
-// hasExpected demands that the filesystem has got the UUID that was expected.
+// hasExpected returns an error unless the filesystem has the expected UUID.
 func (f *fixture) hasExpected() error {
 	if err := f.loop.Sync(); err != nil {
 		return err
@@ -55,8 +56,8 @@ func (f *fixture) hasExpected() error {
 	return err
 }
 
-// identities are disks of which the controller tells which filesystem they hold: that of the
-// volume, or that of a disk that has taken its place.
+// identities returns disks for which the controller reports the UUID of their filesystem. The
+// disk has that filesystem, or another disk has replaced it.
 func identities() []generator {
 	var all []generator
 	for _, fs := range ours {
@@ -85,14 +86,14 @@ func identities() []generator {
 	return slices.Concat(all, unclean(), disputed())
 }
 
-// unclean are filesystems of other volumes that a repair would write to.
+// unclean returns filesystems of other volumes to which a repair would write.
 func unclean() []generator {
 	return []generator{
 		{"ext4 of another volume that wants a check", func(t *trial) {
 			kindOf("ext4 without checksums").of(t)
 			t.Fill = func(im *image) {
 				im.filesystem(kindOf("ext4 without checksums"))
-				im.write(1024+0x3A, 2, 0) // its state: errors
+				im.write(1024+0x3A, 2, 0) // its state is "errors"
 			}
 			t.Set, t.Want = (*fixture).expectOther, refuse(wrongFilesystem)
 		}},
@@ -123,7 +124,7 @@ func unclean() []generator {
 	}
 }
 
-// disputed are filesystems around which, or in whose data, marks of others stand.
+// disputed returns filesystems with marks of other formats around them or in their data.
 func disputed() []generator {
 	with := func(name, fs string, fill func(im *image), own bool, w want) generator {
 		return generator{name, func(t *trial) {
@@ -152,7 +153,7 @@ func disputed() []generator {
 				want{Outcome: mounted}))
 	}
 	for i, fs := range []string{ext3, ext4, btrfs} {
-		// Of a btrfs label 0 would lie before the superblock, too.
+		// Label 0 would also be before the superblock of a btrfs.
 		label := func(im *image) { zfsLabel(im, int64(i/2)) }
 		all = append(all,
 			with(fs+" with a label of ZFS", fs, label, false, foreign("zfs")),

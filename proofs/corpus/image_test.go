@@ -23,8 +23,8 @@ const (
 	gib = int64(1) << 30
 )
 
-// image is a disk's bytes: a sparse file. Its methods remember the first error, so that a generator
-// reads as the list of what it does.
+// image is a sparse file with the bytes of a disk. Its methods keep the first error, so that a
+// generator can call them one after the other.
 type image struct {
 	Path  string
 	Size  int64
@@ -32,7 +32,7 @@ type image struct {
 	err   error
 }
 
-// newImage makes an empty one.
+// newImage makes an empty image.
 func newImage(path string, size int64) *image {
 	im := &image{Path: path, Size: size}
 	im.err = os.WriteFile(path, nil, 0o600)
@@ -40,20 +40,20 @@ func newImage(path string, size int64) *image {
 	return im
 }
 
-// resize changes the file and the disk's idea of its size.
+// resize changes the size of the file and the disk.
 func (im *image) resize(size int64) {
 	im.Size = size
 	im.cut(size)
 }
 
-// cut makes the file shorter (or longer) than the disk is to be.
+// cut makes the file shorter or longer than the disk will be.
 func (im *image) cut(size int64) {
 	if im.err == nil {
 		im.err = os.Truncate(im.Path, size)
 	}
 }
 
-// at turns a negative offset into one from the end.
+// at converts a negative offset, which counts from the end.
 func (im *image) at(offset int64) int64 {
 	if offset < 0 {
 		return im.Size + offset
@@ -61,7 +61,7 @@ func (im *image) at(offset int64) int64 {
 	return offset
 }
 
-// write puts bytes at an offset; a negative one counts from the end.
+// write writes bytes at an offset. A negative offset counts from the end.
 func (im *image) write(offset int64, b ...byte) {
 	im.with(func(f *os.File) error {
 		_, err := f.WriteAt(b, im.at(offset))
@@ -69,7 +69,7 @@ func (im *image) write(offset int64, b ...byte) {
 	})
 }
 
-// wipe makes n bytes zero again.
+// wipe sets n bytes to zero.
 func (im *image) wipe(offset, n int64) {
 	im.with(func(f *os.File) error {
 		return unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE,
@@ -105,7 +105,7 @@ func runTool(name string, args ...string) error {
 	return nil
 }
 
-// copyIn puts the bytes of another file at an offset; where it is zero, nothing.
+// copyIn writes the bytes of another file at an offset, and skips zeros.
 func (im *image) copyIn(from string, offset int64) {
 	im.with(func(f *os.File) error {
 		return eachPage(from, func(at int64, b []byte) error {
@@ -130,7 +130,7 @@ const pageBytes = 4096
 
 var zeroPage [pageBytes]byte
 
-// eachPage calls do for the pages of a file that are not zero.
+// eachPage calls do for every page of a file that is not zero.
 func eachPage(path string, do func(at int64, page []byte) error) error {
 	return proof.EachData(path, func(at int64, b []byte) error {
 		for i := 0; i < len(b); i += pageBytes {
@@ -146,8 +146,8 @@ func eachPage(path string, do func(at int64, page []byte) error) error {
 	})
 }
 
-// digest is a picture of a file's bytes up to a place, 0 being its end, and of its size. A hole and
-// zeros look the same.
+// digest returns a hash of a file's size and of its bytes up to a place, or up to its end if
+// that is 0. A hole and zeros have the same hash.
 func digest(path string, until int64) (string, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -167,7 +167,7 @@ func digest(path string, until int64) (string, error) {
 
 const digestFormat = "%d bytes, %x"
 
-// blank is the digest of a blank disk of the image's size.
+// blank returns the digest of a blank disk of the image's size.
 func (im *image) blank() string {
 	return fmt.Sprintf(digestFormat, im.Size, sha256.New().Sum(nil)[:8])
 }

@@ -21,22 +21,22 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
-// verdict is what came out of a trial.
+// verdict is the result of a trial.
 type verdict struct {
 	Outcome outcome
 	Answer  error
-	// Wrong says what should not have been; nil when all is well.
+	// Wrong describes the fault, or is nil if there is none.
 	Wrong error
-	// Overwritten is set when the disk was not blank and is not what it was.
+	// Overwritten is set if the disk was not blank and was changed.
 	Overwritten bool
 }
 
-// setupViolation is what the driver did wrong while a trial was prepared.
+// setupViolation describes a fault of the driver while a trial was prepared.
 type setupViolation string
 
 func (m setupViolation) Error() string { return string(m) }
 
-// try runs a trial to its end. The error is about the trial itself: it could not be made.
+// try runs a trial to its end. The error means that the trial could not be made.
 func (b *bench) try(ctx context.Context, t *trial) (v verdict, err error) {
 	f, err := b.newFixture(ctx, t)
 	if f != nil {
@@ -94,7 +94,7 @@ func (b *bench) try(ctx context.Context, t *trial) (v verdict, err error) {
 	return v, nil
 }
 
-// judge finds out what the call did, and compares it with what was wanted.
+// judge determines the outcome of the call and compares it with the wanted one.
 func (f *fixture) judge(before string, answer error) (outcome, error) {
 	if err := f.loop.Sync(); err != nil {
 		return "", err
@@ -119,8 +119,8 @@ func (f *fixture) judge(before string, answer error) (outcome, error) {
 	return got, err
 }
 
-// judgeMount looks at what the call has mounted. The payload tells an old filesystem from a new
-// one.
+// judgeMount inspects the mount that the call has made. The payload distinguishes an old
+// filesystem from a new one.
 func (f *fixture) judgeMount() (outcome, error) {
 	m, err := f.staged()
 	switch {
@@ -151,7 +151,7 @@ func (f *fixture) judgeMount() (outcome, error) {
 	return formatted, os.WriteFile(filepath.Join(f.Staging, "new"), []byte("first words"), 0o600)
 }
 
-// entries lists a directory without what mkfs puts there.
+// entries lists a directory without the entries that mkfs makes.
 func entries(dir string) ([]string, error) {
 	list, err := os.ReadDir(dir)
 	var names []string
@@ -163,7 +163,7 @@ func entries(dir string) ([]string, error) {
 	return names, err
 }
 
-// judgeRefusal demands code, reason and evidence.
+// judgeRefusal checks code, reason and evidence of a refusal.
 func (f *fixture) judgeRefusal(answer *status.Status) error {
 	w, message := f.Want, answer.Message()
 	code := codes.FailedPrecondition.String()
@@ -200,7 +200,8 @@ func (f *fixture) judgeRefusal(answer *status.Status) error {
 
 var place = regexp.MustCompile(`offset (\d+)`)
 
-// judgePlaces looks at the places that the evidence names: what it says of the disk must be true.
+// judgePlaces checks the places that the evidence names: what the evidence states about the
+// disk must be true.
 func (f *fixture) judgePlaces(sentence string) (named bool, err error) {
 	for _, m := range place.FindAllStringSubmatch(sentence, -1) {
 		offset, err := strconv.ParseInt(m[1], 10, 64)
@@ -221,7 +222,7 @@ func (f *fixture) judgePlaces(sentence string) (named bool, err error) {
 	return named, nil
 }
 
-// untouchedDecoy demands that the other disk is as it was: blank.
+// untouchedDecoy returns an error unless the decoy is still blank.
 func (f *fixture) untouchedDecoy() error {
 	return proof.EachData(f.decoy.Path, func(at int64, b []byte) error {
 		if i := slices.IndexFunc(b, func(c byte) bool { return c != 0 }); i >= 0 {

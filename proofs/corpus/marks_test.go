@@ -18,7 +18,7 @@ type piece struct {
 	bytes  []byte
 }
 
-// mkfs is the program that makes a filesystem for the driver.
+// mkfs returns the program that makes a filesystem for the driver.
 func mkfs(fs string) string {
 	switch fs {
 	case xfs, btrfs:
@@ -27,8 +27,8 @@ func mkfs(fs string) string {
 	return "mke2fs"
 }
 
-// cutOff lets the driver begin a format whose mkfs comes to no good end: the script decides how far
-// it gets. What is then on the disk is an unfinished format of this volume.
+// cutOff makes the driver begin a format whose mkfs fails. The script decides how far mkfs
+// gets. The disk then has an unfinished format of this volume.
 func (f *fixture) cutOff(script string) error {
 	unwrap, err := f.wrap(mkfs(f.FS), script)
 	if err != nil {
@@ -40,8 +40,8 @@ func (f *fixture) cutOff(script string) error {
 	return errors.Join(unwrap(), f.loop.Sync())
 }
 
-// learnMark is the mark that the driver leaves on this disk when its mkfs does nothing: the disk
-// was blank, so whatever is not zero then is the mark.
+// learnMark returns the mark that the driver leaves on this disk when its mkfs does nothing.
+// The disk was blank, so everything that is not zero is the mark.
 func (f *fixture) learnMark() ([]piece, error) {
 	if err := f.cutOff("exit 1"); err != nil {
 		return nil, err
@@ -76,13 +76,13 @@ func (f *fixture) pokeAll(pieces []piece) error {
 	return errors.Join(errs...)
 }
 
-// formats are disks with the mark of a format that was cut off.
+// formats returns disks with the mark of an interrupted format.
 func formats() []generator {
 	return slices.Concat(ownFormats(), oddPrograms(), foreignFormats(), takenFormats(),
 		copiedMarks(), growths())
 }
 
-// ownFormats are formats of this volume that did not end: they are done again.
+// ownFormats returns unfinished formats of this volume. The driver must repeat them.
 func ownFormats() []generator {
 	var all []generator
 	again := func(name, fs string, set func(f *fixture) error) {
@@ -129,7 +129,7 @@ func ownFormats() []generator {
 	return all
 }
 
-// oddPrograms are trials of a mkfs that does not do as it should.
+// oddPrograms returns trials with a mkfs that does something wrong.
 func oddPrograms() []generator {
 	used := []byte("a mkfs of tomorrow may write where the mark was")
 	return []generator{
@@ -165,11 +165,11 @@ exec dd if='%s' of="$disk" bs=4096 seek=%d conv=notrunc,fsync status=none`, file
 	}
 }
 
-// someOfIt lets a format come to its end and then takes back some of what it wrote, as a power cut
-// does with what was not flushed. The marks were. Of btrfs the first superblock is always lost, for
-// the driver mounts a finished btrfs as it is when it is whole (see superblocksOfIt); and its
-// blocks are lost whole, each is one write: of the rest of one whose head is lost nobody can tell
-// whose it is.
+// someOfIt makes the driver finish a format and then undoes some of the writes, as a power cut
+// does with writes that were not flushed. The marks were flushed. The first superblock of a
+// btrfs is always lost, because the driver mounts a btrfs whose superblocks are whole (see
+// superblocksOfIt). The blocks of a btrfs are lost whole, because each is one write: if only
+// the head of a block is lost, nothing shows to which filesystem the rest belongs.
 func (f *fixture) someOfIt() error {
 	pieces, err := f.learnMark()
 	if err != nil {
@@ -196,8 +196,8 @@ func (f *fixture) someOfIt() error {
 	})
 }
 
-// superblocksOfIt lets the format of a btrfs come to its end and takes back all but its
-// superblocks.
+// superblocksOfIt makes the driver finish the format of a btrfs, and then undoes everything
+// except its superblocks.
 func (f *fixture) superblocksOfIt() error {
 	pieces, err := f.learnMark()
 	if err != nil {
@@ -215,7 +215,8 @@ func (f *fixture) superblocksOfIt() error {
 	})
 }
 
-// logOfItLost lets the format of an xfs come to its end and takes back what it wrote to the log.
+// logOfItLost makes the driver finish the format of an xfs, and then undoes the writes to the
+// log.
 func (f *fixture) logOfItLost() error {
 	_, err := f.learnMark()
 	if err == nil {
@@ -238,7 +239,7 @@ func (f *fixture) logOfItLost() error {
 	return err
 }
 
-// markGone demands that a finished format leaves no mark.
+// markGone returns an error if a finished format has left a mark.
 func (f *fixture) markGone() error {
 	for _, p := range f.mark {
 		now := f.image.read(p.offset, 16)
@@ -252,8 +253,8 @@ func (f *fixture) markGone() error {
 	return nil
 }
 
-// growths are ext filesystems on larger disks whose growth was cut off: it is done again, and
-// nothing is lost.
+// growths returns ext filesystems on larger disks whose growth was interrupted. The driver
+// must repeat the growth, and no data may be lost.
 func growths() []generator {
 	var all []generator
 	for _, fs := range []string{ext3, ext4, "ext4 with 1024-byte blocks"} {
@@ -284,8 +285,8 @@ func growths() []generator {
 	return all
 }
 
-// copiedMarks are filesystems of workloads that hold true marks of this volume: a workload can read
-// the disk's, and write it wherever its files lie.
+// copiedMarks returns filesystems of workloads that contain true marks of this volume. A
+// workload can read the disk's marks and write them wherever its files are.
 func copiedMarks() []generator {
 	var all []generator
 	for _, fs := range ours {
@@ -329,7 +330,8 @@ func copiedMarks() []generator {
 	return all
 }
 
-// work is a workload's day: the volume is staged, files are written, the volume is unstaged.
+// work does the work of a workload: it stages the volume, writes files, and unstages the
+// volume.
 func (f *fixture) work(payload []byte, others ...[]byte) error {
 	if err := f.stage(context.Background()); err != nil {
 		return err

@@ -14,7 +14,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
-// mutation takes one guard away after the other, and demands that the corpus notices.
+// mutation removes one guard after the other, and checks that the corpus notices it.
 type mutation struct {
 	p       *proof.Proof
 	t       *testing.T
@@ -23,13 +23,13 @@ type mutation struct {
 	program string
 	all     []generator
 
-	// mu guards unnoticed, the names of the guards whose absence did no harm.
+	// mu guards unnoticed, the names of the guards whose absence no trial noticed.
 	mu        sync.Mutex
 	unnoticed map[string]bool
 }
 
-// check tries the mutant of each guard on its trials, with a seed; and the mutant that lacks none
-// on all of them, for it must do as the driver does.
+// check runs the mutant of each guard on the guard's trials, with a seed. It also runs the
+// mutant that has all guards on all of these trials, which must behave like the driver.
 func (m *mutation) check(ctx context.Context, guards []guard, seed uint64) {
 	work := make(chan guard)
 	var workers sync.WaitGroup
@@ -56,8 +56,8 @@ func (m *mutation) check(ctx context.Context, guards []guard, seed uint64) {
 	workers.Wait()
 }
 
-// withOneTrial returns the guards with one of their trials each, which the seed chooses. Each trial
-// alone notices that its guard is gone; the long form tries all of them.
+// withOneTrial returns the guards with one of their trials each, chosen by the seed. Each
+// trial alone notices that its guard is absent. The long form runs all trials.
 func withOneTrial(all []guard, seed uint64) []guard {
 	all = slices.Clone(all)
 	for i, g := range all {
@@ -67,7 +67,7 @@ func withOneTrial(all []guard, seed uint64) []guard {
 	return all
 }
 
-// trialsOf are the names of all trials of the guards, each once.
+// trialsOf returns the names of all trials of the guards, each once.
 func trialsOf(guards []guard) []string {
 	var names []string
 	for _, g := range guards {
@@ -77,7 +77,8 @@ func trialsOf(guards []guard) []string {
 	return slices.Compact(names)
 }
 
-// one runs the trials of a guard on a driver without it. A guard without a name is none.
+// one runs the trials of a guard on a driver without that guard. If the guard has no name, the
+// driver has all guards.
 func (m *mutation) one(ctx context.Context, g guard, seed uint64) error {
 	b, err := newBench(ctx, m.run, m.bases, m.program, map[string]string{proof.RemovedGuard: g.name})
 	if err != nil {
@@ -112,7 +113,7 @@ func (m *mutation) one(ctx context.Context, g guard, seed uint64) error {
 	return b.close()
 }
 
-// say tells what a person wants to see who works on the list.
+// say prints details for somebody who works on the list of guards.
 func (m *mutation) say(format string, args ...any) {
 	if os.Getenv("PROOF_ANSWERS") != "" {
 		m.p.Say(format, args...)

@@ -7,13 +7,15 @@ import (
 	"math/rand/v2"
 )
 
-// provenStart and provenEnd are how much of a disk's start and end is proven to be zero, whole.
+// provenStart and provenEnd are the sizes of the parts at a disk's start and end that are
+// always read completely.
 const (
 	provenStart = mib
 	provenEnd   = mib
 )
 
-// noise are disks that are blank but for some bytes at a place that the driver promises to read.
+// noise returns disks that are blank except for some bytes at a place that the driver promises
+// to read.
 func noise() []generator {
 	all := []generator{
 		oneByte("the first byte", func(*trial) int64 { return 0 }),
@@ -42,7 +44,8 @@ func oneByte(where string, at func(*trial) int64) generator {
 	return generator{"one byte: " + where, func(t *trial) { fillByte(t, at(t)) }}
 }
 
-// fillByte makes one byte of the disk another than zero; the evidence must say which.
+// fillByte sets one byte of the disk to a value other than zero. The evidence must name its
+// offset.
 func fillByte(t *trial, at int64) {
 	t.Fill = func(im *image) { im.write(at, byte(1+t.Rand.IntN(255))) }
 	t.Want = foreign()
@@ -54,6 +57,6 @@ func randomBytes(r *rand.Rand, n int64) []byte {
 	for i := range b {
 		b[i] = byte(r.Uint32())
 	}
-	b[0] |= 1 // at least the first one shows
+	b[0] |= 1 // at least the first byte is not zero
 	return b
 }

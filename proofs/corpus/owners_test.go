@@ -7,7 +7,8 @@ import (
 	"os"
 )
 
-// owners are disks with more than one owner, or with one that only part of the driver sees.
+// owners returns disks with more than one owner, or with an owner that only a part of the
+// driver sees.
 func owners() []generator {
 	twice := func(name, fs string, fill func(im *image), names ...string) generator {
 		return generator{name, func(t *trial) {
@@ -50,7 +51,7 @@ func owners() []generator {
 	}
 }
 
-// btrfsSuperblock adds the superblock of a btrfs.
+// btrfsSuperblock adds the superblock of a btrfs to an image.
 func btrfsSuperblock(im *image) {
 	path, err := im.bases.get("btrfs", fsBytes, func(base *image) { base.mkfs(kindOf(btrfs)) })
 	im.err = err
@@ -58,7 +59,7 @@ func btrfsSuperblock(im *image) {
 	im.write(64*kib, from.read(64*kib, 4*kib)...)
 }
 
-// oddities are disks whose tools or surroundings are odd.
+// oddities returns disks with unusual tools or surroundings.
 func oddities() []generator {
 	return []generator{
 		{"a blank disk on which blkid finds something", func(t *trial) {

@@ -16,7 +16,7 @@ import (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// The checksums of superblocks, which a patch corrects.
+// The functions that correct the checksum of a superblock after a patch.
 func sumExt(b []byte) {
 	if b[0x65]&4 != 0 { // metadata_csum
 		le.PutUint32(b[0x3FC:], ^crc32.Checksum(b[:0x3FC], castagnoli))
@@ -40,7 +40,7 @@ func (im *image) patch(offset, n, at int64, bytes []byte, sum func([]byte)) {
 	im.write(offset, b...)
 }
 
-// foreignParts are filesystems that have a part on another disk, or a feature that nobody knows.
+// foreignParts returns filesystems that have a part on another disk, or an unknown feature.
 func foreignParts() []generator {
 	return []generator{
 		across("ext4 with its journal on another disk", ext4, "s_journal_uuid: 0x",
@@ -72,8 +72,9 @@ func foreignParts() []generator {
 	}
 }
 
-// hideJournal damages the superblock of an ext4 so that the driver takes a copy of it for a check,
-// and so that it does not tell of its journal. Who has the disk as a raw device can forge it all.
+// hideJournal damages the superblock of an ext4 so that it does not show its journal any more,
+// and so that the driver uses a copy of it for a check. A user who has the disk as a raw
+// device can forge all this.
 func hideJournal(f *fixture) error {
 	f.image.patch(kib, kib, 0xD0, make([]byte, 0x18), sumExt)
 	f.image.patch(kib, kib, 0xE0, []byte{8}, func(b []byte) {})
@@ -84,7 +85,7 @@ func hideJournal(f *fixture) error {
 		f.forgery().GrowthRecord(f.image.Size, 0, true)...)
 }
 
-// then is the generator with more to be done to the disk.
+// then returns the generator with one more change of the disk.
 func (g generator) then(do func(*fixture) error) generator {
 	return generator{g.name, func(t *trial) {
 		g.make(t)
@@ -106,8 +107,8 @@ func countOne(f *fixture) error {
 	return f.image.err
 }
 
-// featureTrials are the names of the trials that the check of features alone decides. The journal
-// of an ext4 is none for blkid, and a number that lies is none for the kernel.
+// featureTrials returns the names of the trials that only the check of features decides. blkid
+// does not recognize the journal of an ext4, and the kernel does not accept a wrong number.
 func featureTrials() []string {
 	var names []string
 	for _, g := range foreignParts() {
@@ -118,8 +119,8 @@ func featureTrials() []string {
 	return names
 }
 
-// across is a filesystem that commands make of the disk $1 and a bystander $2, to which nothing may
-// be written.
+// across returns a filesystem that commands make from the disk $1 and a bystander $2. The
+// driver must not write to the bystander.
 func across(name, fs, says string, commands ...string) generator {
 	return generator{name, func(t *trial) {
 		var bystander *image
@@ -138,7 +139,7 @@ func across(name, fs, says string, commands ...string) generator {
 				}
 			}
 			if fs == btrfs {
-				f.atEnd(func() error { // or the kernel remembers it
+				f.atEnd(func() error { // so that the kernel forgets it
 					return exec.Command("btrfs", "device", "scan", "--forget", f.loop.Path).Run()
 				})
 			}

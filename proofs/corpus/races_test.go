@@ -8,8 +8,8 @@ import (
 	"path/filepath"
 )
 
-// races are disks that become another's while the driver looks at them: it runs blkid after it has
-// opened the disk and before it formats or mounts it.
+// races returns disks that are replaced while the driver inspects them. The driver runs blkid
+// after it has opened the disk and before it formats or mounts it.
 func races() []generator {
 	during := func(program string, do func(f *fixture) error) func(f *fixture) error {
 		return func(f *fixture) error { return f.hook(program, func() error { return do(f) }) }
@@ -32,14 +32,14 @@ func races() []generator {
 	return []generator{
 		begun(swapped+"mke2fs begins", ext4, "mke2fs", refuse(changed), (*fixture).swapNode),
 		begun(swapped+"mkfs.xfs begins", xfs, "mkfs.xfs", refuse(changed), (*fixture).swapNode),
-		// It looks at the path by which the open disk was opened, and gives up by itself.
+		// mkfs.btrfs inspects the path by which the open disk was opened, and fails on its own.
 		begun(swapped+"mkfs.btrfs begins", btrfs, "mkfs.btrfs", failed, (*fixture).swapNode),
 		begun("a disk that gets a twin while mkfs runs", ext4, "mke2fs", refuse(notUnique), twin),
 		begun("a disk that is born again while mkfs runs", ext3, "mke2fs", refuse(changed), bornAgain),
 		{swapped + "its filesystem is checked", func(t *trial) {
 			kindOf(ext4).of(t)
 			t.Size += gib
-			// The open disk is mounted.
+			// The driver mounts the disk that it has opened.
 			t.Set, t.Want = during("e2fsck", (*fixture).swapNode), want{Outcome: mounted}
 		}},
 		situation("a disk whose node becomes another's meanwhile", refuse(changed),
@@ -55,8 +55,8 @@ func races() []generator {
 	}
 }
 
-// swapDisk gives the disk's serial, name and node to the decoy, as when one disk is detached and
-// another attached.
+// swapDisk gives the disk's serial, name and node to the decoy, as if one disk was detached
+// and another one attached.
 func swapDisk(f *fixture) error {
 	g := f.bench.Guest
 	from, to := g.Sys("block/"+decoyDevice), g.Sys("block/"+f.Device)

@@ -4,8 +4,8 @@ package corpus_test
 
 import "slices"
 
-// regions are disks that are blank but for one region far from both ends, where something keeps a
-// mark or a copy of one.
+// regions returns disks that are blank except for one region far from both ends, where a
+// format keeps a mark or a copy of one.
 func regions() []generator {
 	all := []generator{
 		singleByte("where LUKS2, VMFS and bcachefs have headers", mib+8*kib),
@@ -59,7 +59,8 @@ func regions() []generator {
 	return slices.Clip(all)
 }
 
-// inAHundredth fills a part of the disk between the places that the formats know, at its size.
+// inAHundredth fills a hundredth of the disk, between the places at which the formats keep
+// marks on a disk of its size.
 func inAHundredth(t *trial) {
 	t.Size = 3*gib + 8*mib
 	start := t.Size / 1000 * 515 &^ (pageBytes - 1)
@@ -71,8 +72,8 @@ func inAHundredth(t *trial) {
 	t.Want = foreign()
 }
 
-// singleByte is a disk with one byte there, of a size at which nothing else that is known keeps a
-// mark in the same place.
+// singleByte returns a disk with one byte at that place. Its size is chosen so that no other
+// known format keeps a mark there.
 func singleByte(where string, at int64) generator {
 	return generator{"one byte " + where, func(t *trial) {
 		t.Size = max(3*gib, at/gib*gib+gib) + 8*mib

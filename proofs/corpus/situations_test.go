@@ -17,7 +17,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// situations are blank or healthy disks in a situation in which they must not be used.
+// situations returns blank or healthy disks in a situation in which the driver must not use
+// them.
 func situations() []generator {
 	var all []generator
 	all = append(all, sizes()...)
@@ -26,7 +27,7 @@ func situations() []generator {
 	return append(all, unreadableBlanks()...)
 }
 
-// situation is a blank disk that is refused.
+// situation returns a blank disk that the driver must refuse.
 func situation(name string, w want, set func(f *fixture) error) generator {
 	return generator{name, func(t *trial) {
 		t.FS = ours[t.Rand.IntN(len(ours))]
@@ -34,7 +35,7 @@ func situation(name string, w want, set func(f *fixture) error) generator {
 	}}
 }
 
-// onHealthy is the same with an ext4 that could be mounted.
+// onHealthy is situation with an ext4 that could be mounted.
 func onHealthy(name string, w want, set func(f *fixture) error) generator {
 	return generator{name, func(t *trial) {
 		kindOf(ext4).of(t)
@@ -42,7 +43,8 @@ func onHealthy(name string, w want, set func(f *fixture) error) generator {
 	}}
 }
 
-// onProbed is the same with an ext3, whose superblock has no checksum: blkid is asked about it.
+// onProbed is situation with an ext3. Its superblock has no checksum, so the driver asks blkid
+// about it.
 func onProbed(name string, w want, set func(f *fixture) error) generator {
 	return generator{name, func(t *trial) {
 		kindOf(ext3).of(t)
@@ -50,7 +52,7 @@ func onProbed(name string, w want, set func(f *fixture) error) generator {
 	}}
 }
 
-// sizes are disks that are not as large as somebody says.
+// sizes returns disks whose size is not the reported one.
 func sizes() []generator {
 	off := func(f *fixture) int64 { return 512 * (1 + f.Rand.Int64N(4096)) }
 	publish := func(add func(f *fixture) int64) func(f *fixture) error {
@@ -85,11 +87,11 @@ func sizes() []generator {
 	}
 }
 
-// holders are disks that somebody has.
+// holders returns disks that another program uses.
 func holders() []generator {
 	anyReason := []string{held, notBlank, readOnly}
 	aside := refuse(held)
-	aside.Says = []string{"/aside"} // where it is mounted
+	aside.Says = []string{"/aside"} // the path of its mount
 	return []generator{
 		situation("a blank disk that a program has exclusively", refuse(held), (*fixture).hold),
 		onHealthy("a healthy disk that a program has exclusively", refuse(held), (*fixture).hold),
@@ -108,7 +110,8 @@ func holders() []generator {
 			func(f *fixture) error { return runTool("blockdev", "--setro", f.loop.Path) }),
 		{"a swap that is in use", func(t *trial) {
 			t.Fill = func(im *image) { im.tool("mkswap", "--quiet") }
-			// Behind its head lie pages of whoever runs, when memory is short.
+			// The kernel writes its head. If memory is short, unrelated pages of memory follow
+			// there.
 			t.KernelWrites = int64(os.Getpagesize())
 			t.Set = func(f *fixture) error {
 				f.atEnd(func() error { return runTool("swapoff", f.loop.Path) })
@@ -129,7 +132,7 @@ func (f *fixture) hold() error {
 	return err
 }
 
-// mountAside mounts the disk where the driver did not.
+// mountAside mounts the disk at a path that the driver does not use.
 func (f *fixture) mountAside(device, fs string) error {
 	at := filepath.Join(f.dir, "aside")
 	if err := os.Mkdir(at, 0o755); err != nil {
@@ -147,8 +150,8 @@ func (f *fixture) mountOutOfSight() error {
 	if err := os.Mkdir(at, 0o755); err != nil {
 		return err
 	}
-	// The new namespace has copies of all mounts of this one, also of volumes of other trials, which
-	// they could then not unstage.
+	// The new namespace has copies of all mounts of this one. They include volumes of other
+	// trials, which could then not be unstaged.
 	cmd := exec.Command("sh", "-ec", `mount --make-rprivate /
 while read -r _ _ _ _ point _; do
 	case $point in "$2"/*) umount -l "$point" ;; esac
@@ -168,7 +171,7 @@ read -r _`, f.loop.Path, at, f.bench.run.Dir)
 	return err
 }
 
-// ignoreExit forgets how a program ended that had no more to do.
+// ignoreExit ignores the exit status of a program whose work is done.
 func ignoreExit(err error) error {
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {
@@ -177,8 +180,8 @@ func ignoreExit(err error) error {
 	return err
 }
 
-// remembered lets the kernel read the disk while it is blank and keep that, and then writes to it
-// from elsewhere.
+// remembered makes the kernel read and cache the disk while it is blank, and then writes to
+// the disk from elsewhere.
 func (f *fixture) remembered() error {
 	device, err := os.Open(f.loop.Path)
 	if err != nil {
@@ -190,7 +193,8 @@ func (f *fixture) remembered() error {
 	return errors.Join(err, f.image.err)
 }
 
-// replaceLoop attaches the disk anew, and shows it in place of the other.
+// replaceLoop attaches a new device to the disk's file, and shows the device in place of the
+// old one.
 func (f *fixture) replaceLoop(readOnly bool) error {
 	loop, err := f.attach(context.Background(), f.image, readOnly)
 	if err != nil {
@@ -200,13 +204,13 @@ func (f *fixture) replaceLoop(readOnly bool) error {
 	return f.show(f.Device, f.DiskName, loop)
 }
 
-// show lets the guest see a loop device under a name that it may have given to another.
+// show adds a loop device to the guest under a name, or replaces the device of that name.
 func (f *fixture) show(device, diskName string, loop loopdev.Device) error {
 	return errors.Join(os.RemoveAll(f.bench.Guest.Sys("block/"+device)),
 		os.RemoveAll(f.bench.Guest.Node(device)), f.bench.Guest.Plug(device, diskName, loop))
 }
 
-// another is one more blank disk of the same size, shown as a device under a serial.
+// another attaches one more blank disk of the same size, as a device with that serial.
 func (f *fixture) another(device, diskName string) (*image, error) {
 	im := newImage(filepath.Join(f.dir, device), f.image.Size)
 	loop, err := f.attach(context.Background(), im, false)
@@ -216,7 +220,7 @@ func (f *fixture) another(device, diskName string) (*image, error) {
 	return im, f.show(device, diskName, loop)
 }
 
-// names are disks that are not, or not for certain, the one that is asked for.
+// names returns disks that are not the requested one, or not certainly.
 func names() []generator {
 	twin := func(device string) func(f *fixture) error {
 		return func(f *fixture) error {
@@ -226,7 +230,8 @@ func names() []generator {
 	}
 	both := refuse(notUnique)
 	both.Says = []string{diskDevice}
-	// As the decoy, but the wanted disk is not there at all.
+	// without gives the disk another serial, so that the guest has no disk with the requested one,
+	// only the decoy with a similar one.
 	without := func(serial func(f *fixture) string) func(f *fixture) error {
 		return func(f *fixture) error {
 			return f.bench.Guest.SetAttribute(f.Device, "device/serial",
@@ -270,7 +275,7 @@ func names() []generator {
 	}
 }
 
-// swapNode puts a node of the decoy in the place of the disk's.
+// swapNode replaces the disk's node by a node of the decoy.
 func (f *fixture) swapNode() error {
 	return errors.Join(os.Remove(f.bench.Guest.Node(f.Device)),
 		os.Link(f.bench.Guest.Node(decoyDevice), f.bench.Guest.Node(f.Device)))
@@ -281,7 +286,7 @@ func bornAgain(f *fixture) error {
 		10)+"\n")
 }
 
-// unreadableBlanks are blank as far as they can be read.
+// unreadableBlanks returns disks of which every readable part is blank.
 func unreadableBlanks() []generator {
 	cutAt := func(name string, at func(t *trial) int64) generator {
 		return generator{"a blank disk that cannot be read " + name, func(t *trial) {

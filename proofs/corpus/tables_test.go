@@ -12,7 +12,7 @@ var (
 	be = binary.BigEndian
 )
 
-// mbr is a partition table with one partition.
+// mbr returns a partition table with one partition.
 func mbr(kind byte, start, sectors uint32) []byte {
 	b := make([]byte, 512)
 	copy(b[446:], []byte{0, 0, 2, 0, kind, 0xff, 0xff, 0xff})
@@ -22,8 +22,8 @@ func mbr(kind byte, start, sectors uint32) []byte {
 	return b
 }
 
-// gptHeader is the header of a GUID partition table (UEFI 2.10, 5.3.2) that lies in block own of a
-// disk with that many blocks; the other one lies in block other.
+// gptHeader returns the header of a GUID partition table (UEFI 2.10, 5.3.2) in block own of a
+// disk with that many blocks. The other header is in block other.
 func gptHeader(own, other, blocks, entries uint64, array []byte) []byte {
 	b := make([]byte, 512)
 	copy(b, "EFI PART")
@@ -42,7 +42,7 @@ func gptHeader(own, other, blocks, entries uint64, array []byte) []byte {
 	return b
 }
 
-// gptArray has one partition, for Linux.
+// gptArray returns an array with one partition, for Linux.
 func gptArray() []byte {
 	b := make([]byte, 128*128)
 	copy(b, "\xaf\x3d\xc6\x0f\x83\x84\x72\x47\x8e\x79\x3d\x69\xd8\x47\x7d\xe4a partition's id")
@@ -52,7 +52,7 @@ func gptArray() []byte {
 	return b
 }
 
-// gpt writes the parts of a table: the protective MBR, the table at the start, and its backup.
+// gpt writes the parts of a table: the protective MBR, the table at the start, and the backup.
 func (im *image) gpt(block int64, protective, primary, backup bool) {
 	blocks, array := uint64(im.Size/block), gptArray()
 	arrayBlocks := uint64(int64(len(array)) / block)
@@ -70,7 +70,7 @@ func (im *image) gpt(block int64, protective, primary, backup bool) {
 	}
 }
 
-// tables are disks with partition tables, whole and in part.
+// tables returns disks with complete and incomplete partition tables.
 func tables() []generator {
 	with := func(name string, block int, fill func(im *image), names ...string) generator {
 		return generator{name, func(t *trial) {
@@ -117,7 +117,8 @@ func tables() []generator {
 			im.wipe(0, im.Size-block)
 		}))
 	}
-	// The disk was enlarged since: the backup is not at the end any more, the table at the start is.
+	// The disk was enlarged after it was partitioned: the backup is not at the end any more, and
+	// the table is at the start.
 	return append(all, with("a GPT of a disk that has grown", 512, func(im *image) {
 		im.resize(im.Size - gib/2)
 		im.gpt(512, false, true, true)
@@ -125,7 +126,8 @@ func tables() []generator {
 	}))
 }
 
-// bsdLabel is the label of 4.4BSD (sys/disklabel.h): two magic numbers, and the sum of all is 0.
+// bsdLabel returns a label of 4.4BSD (sys/disklabel.h): it has two magic numbers, and the sum
+// of all words is 0.
 func bsdLabel() []byte {
 	b := make([]byte, 512)
 	le.PutUint32(b, 0x82564557)
@@ -142,7 +144,8 @@ func bsdLabel() []byte {
 	return b
 }
 
-// sunLabel is a SunOS label: a magic number at the end, and the sum of all is 0.
+// sunLabel returns a SunOS label: it has a magic number at the end, and the sum of all words
+// is 0.
 func sunLabel() []byte {
 	b := make([]byte, 512)
 	copy(b, "a disk of a Sun")
@@ -156,7 +159,7 @@ func sunLabel() []byte {
 	return b
 }
 
-// sgiLabel is a volume header of IRIX: its 32-bit words add up to 0.
+// sgiLabel returns a volume header of IRIX: the sum of its 32-bit words is 0.
 func sgiLabel() []byte {
 	b := make([]byte, 512)
 	be.PutUint32(b, 0x0BE5A941)

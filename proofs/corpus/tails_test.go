@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tails are filesystems on larger disks with something behind them: they are mounted and not grown,
-// and not one byte there changes.
+// tails returns filesystems on larger disks with data behind them. The driver must mount them
+// without growing them, and must not change a byte behind them.
 func tails() []generator {
 	var all []generator
 	for _, fs := range ours {
@@ -40,12 +40,12 @@ func tails() []generator {
 			(*fixture).growthOfAnother))
 }
 
-// anywhere puts a byte somewhere behind the filesystem.
+// anywhere writes a byte at a random place behind the filesystem.
 func anywhere(t *trial, im *image) {
 	im.write(fsBytes+t.Rand.Int64N(im.Size-fsBytes), 1)
 }
 
-// restoredFrom is what the controller tells of a disk's history.
+// restoredFrom makes the controller report such a history of the disk.
 func restoredFrom(origin, use string, sourceBytes int64) func(f *fixture) error {
 	return func(f *fixture) error {
 		f.Publish["origin"], f.Publish["use"] = origin, use
@@ -54,7 +54,7 @@ func restoredFrom(origin, use string, sourceBytes int64) func(f *fixture) error 
 	}
 }
 
-// tail is a filesystem with something behind it.
+// tail returns a filesystem with data behind it.
 func tail(name, fs string, fill func(*trial, *image), set func(*fixture) error) generator {
 	return generator{name, func(t *trial) {
 		var before string
@@ -89,7 +89,8 @@ func tail(name, fs string, fill func(*trial, *image), set func(*fixture) error) 
 	}}
 }
 
-// nothingBehind is a filesystem that grows: without it a driver that grows none would pass.
+// nothingBehind returns a filesystem that must grow. Without it a driver that grows no
+// filesystem would pass.
 func nothingBehind(name, fs string, set func(*fixture) error) generator {
 	g := tail(name, fs, func(*trial, *image) {}, set)
 	return generator{name, func(t *trial) {
@@ -104,15 +105,16 @@ func nothingBehind(name, fs string, set func(*fixture) error) generator {
 	}}
 }
 
-// mountedBytes returns the size of the staged filesystem, without what it keeps for itself.
+// mountedBytes returns the size of the staged filesystem, without the space that the
+// filesystem uses itself.
 func (f *fixture) mountedBytes() (int64, error) {
 	var st unix.Statfs_t
 	err := unix.Statfs(f.Staging, &st)
 	return int64(st.Blocks) * st.Bsize, err
 }
 
-// growthOfAnother lets the driver begin to grow the filesystem for another volume, and then writes
-// a byte behind it.
+// growthOfAnother makes the driver begin to grow the filesystem for another volume, and then
+// writes a byte behind the filesystem.
 func (f *fixture) growthOfAnother() error {
 	volume := f.VolumeID
 	f.VolumeID = randomUUID(f.trial)
@@ -127,7 +129,7 @@ func (f *fixture) growthOfAnother() error {
 	return errors.Join(unwrap(), f.poke(fsBytes+f.Rand.Int64N(gib/2), 1), f.loop.Sync())
 }
 
-// behind is a picture of an image's bytes from an offset on.
+// behind returns a hash of an image's bytes from an offset on.
 func (im *image) behind(offset int64) string {
 	if im.err != nil {
 		return ""

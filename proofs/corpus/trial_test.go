@@ -8,31 +8,32 @@ import (
 	"slices"
 )
 
-// trial is one disk, what it is asked to become, and what must happen. A generator fills it.
+// trial is one disk, with a request and the outcome that is wanted. A generator fills in the
+// fields.
 type trial struct {
 	Name string
-	// Size is the disk's, and BlockSize its logical blocks'.
+	// Size is the size of the disk, and BlockSize the size of its logical blocks.
 	Size      int64
 	BlockSize int
-	// FS is the filesystem that the request wants.
+	// FS is the filesystem that the request asks for.
 	FS string
-	// History is what the controller tells of how the disk was made, and for what.
+	// History is the controller's report of the origin and the use of the disk.
 	History map[string]string
-	// Rand is the trial's own chance: it depends on the seed and the name alone.
+	// Rand is the trial's own source of random numbers. It depends only on the seed and the name.
 	Rand *rand.Rand
-	// Fill writes the disk.
+	// Fill writes the content of the disk.
 	Fill func(*image)
-	// KernelWrites is the offset from which on the kernel writes to the disk by itself, so that only
-	// what lies before shows what the driver did; 0 is nowhere.
+	// KernelWrites is the offset from which on the kernel itself writes to the disk. Only the
+	// bytes before it show what the driver did. With 0, the kernel writes nothing.
 	KernelWrites int64
-	// Set arranges everything else, when the disk is in the guest already.
+	// Set arranges everything else, after the disk was attached to the guest.
 	Set func(*fixture) error
-	// Check looks at what came out, besides the rules that hold for every trial.
+	// Check checks the result, in addition to the rules for every trial.
 	Check func(*fixture) error
 	Want  want
 }
 
-// outcome is what a call did to a disk.
+// outcome is the effect of a call on a disk.
 type outcome string
 
 const (
@@ -41,25 +42,25 @@ const (
 	refused   outcome = "refused"
 )
 
-// want is what must happen.
+// want is the outcome that is wanted.
 type want struct {
 	Outcome outcome
-	// Reasons are those of which a refusal must give one.
+	// Reasons are the allowed reasons of a refusal.
 	Reasons []string
-	// Names are words of which the evidence must have one, unless it names a true place instead.
-	// Where there is no place to name they are demanded (NoPlace).
+	// Names are words of which the evidence must contain one, unless it names a true place. If
+	// there is no place to name (NoPlace), a word is required.
 	Names   []string
 	NoPlace bool
-	// Says are words that the evidence must have, all of them.
+	// Says are words that the evidence must contain, all of them.
 	Says []string
-	// Begun allows a refusal of what came out of a format that had begun in order: the disk was
+	// Begun allows a refusal because of the result of a format that began correctly: the disk was
 	// blank then.
 	Begun bool
-	// Code is the answer's; empty means FAILED_PRECONDITION.
+	// Code is the code of the answer. Empty means FAILED_PRECONDITION.
 	Code string
 }
 
-// The driver's reasons that refusals here must give.
+// The reasons with which the driver must refuse in these trials.
 const (
 	notBlank    = "DiskNotBlank"
 	unreadable  = "DeviceUnreadable"
@@ -77,28 +78,30 @@ const (
 	feature         = "FilesystemFeature"
 )
 
-// refuse wants a refusal for one of the reasons.
+// refuse wants a refusal with one of the reasons.
 func refuse(reasons ...string) want { return want{Outcome: refused, Reasons: reasons} }
 
-// foreign wants a refusal because the disk holds something, by one of the names or by its place.
+// foreign wants a refusal because the disk holds data. The evidence must contain one of the
+// names, or the place.
 func foreign(names ...string) want {
 	return want{Outcome: refused, Reasons: []string{notBlank}, Names: names}
 }
 
-// generator makes a trial. What it leaves open gets defaults: a disk of some GiB, ext4.
+// generator makes a trial. For fields that it does not set there are defaults: a disk of some
+// GiB, ext4.
 type generator struct {
 	name string
 	make func(t *trial)
 }
 
-// corpus are all generators, in the order of the families.
+// corpus returns all generators, in the order of the families.
 func corpus() []generator {
 	return slices.Concat(blanks(), filesystems(), tables(), headers(), noise(),
 		situations(), races(), formats(), regions(),
 		owners(), oddities(), identities(), grown(), tails(), foreignParts(), forged(), forgedRecords())
 }
 
-// defaults are what most trials have. The rack's disks are whole GiB.
+// defaults returns the values that most trials have. The rack's disks are whole GiB.
 func defaults(name string, r *rand.Rand) *trial {
 	return &trial{
 		Name: name, Rand: r, Size: gib * (1 + r.Int64N(3)), BlockSize: 512, FS: ext4,
@@ -113,10 +116,10 @@ const (
 	btrfs = "btrfs"
 )
 
-// ours are the filesystems of volumes.
+// ours contains the filesystems of volumes.
 var ours = []string{ext3, ext4, xfs, btrfs}
 
-// each repeats a generator n times with another chance.
+// each returns a generator n times, with different random numbers.
 func each(n int, name string, make func(t *trial)) []generator {
 	var all []generator
 	for i := range n {
