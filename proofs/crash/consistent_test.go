@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// consistent demands that the rack's records, its files, the kernel's loop devices and the views of
-// the guests are of the same opinion. Nothing may be under way.
+// consistent returns an error unless the rack's records, its files, the kernel's loop devices
+// and the guest views agree. No operation may be in progress.
 func (env *environment) consistent(ctx context.Context) error {
 	state, err := env.Rack.Admin.State(ctx)
 	if err != nil {
@@ -74,7 +74,7 @@ func (env *environment) consistent(ctx context.Context) error {
 	return nil
 }
 
-// guestViews lists what the guests see, each device with its node.
+// guestViews lists the devices in the guest views, each with its node.
 func guestViews(sim string) ([]string, error) {
 	guests := namesIn(filepath.Join(sim, "guests"))
 	var views []string
@@ -100,7 +100,7 @@ func guestViews(sim string) ([]string, error) {
 	return views, nil
 }
 
-// namesIn lists a directory, which may be missing.
+// namesIn lists a directory. A missing directory is empty.
 func namesIn(dir string) []string {
 	entries, err := os.ReadDir(dir)
 	if err != nil {

@@ -16,49 +16,49 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/proofs/crash/trace"
 )
 
-// shortTrials and shortRackTrials are how many trials the short form has at least.
+// shortTrials and shortRackTrials are the minimum numbers of trials in the short form.
 const (
 	shortTrials     = 20
 	shortRackTrials = 15
 )
 
-// only is the variable that repeats a trial, by its name: what a failure prints. A part of the name
-// repeats all that have it; in the long form, all points that have it, and chance decides what is
-// left open.
+// only is the environment variable that repeats a trial by its name, which a failure prints. A
+// part of a name repeats all trials whose names contain it. In the long form it repeats all
+// such points, with random choices for the rest of the trial.
 const only = "CRASH_ONLY"
 
-func TestWhateverIsKilledAtAnyPointConverges(t *testing.T) {
+func TestEveryCallConvergesAfterAKillAtAnyPoint(t *testing.T) {
 	run := harness.RunFor(t)
 	putGates(t, run)
-	t.Run("the driver", func(t *testing.T) {
+	t.Run("the driver is killed", func(t *testing.T) {
 		t.Parallel()
 		newCampaign(t, run, driverProof, driverLifecycles, shortTrials).runProof()
 	})
-	t.Run("the rack", func(t *testing.T) {
+	t.Run("the rack is killed", func(t *testing.T) {
 		t.Parallel()
 		newCampaign(t, run, "crash-points-rack", rackLifecycles, shortRackTrials).runProof()
 	})
 }
 
-// driverProof is the proof in which the driver is killed.
+// driverProof is the name of the proof in which the driver is killed.
 const driverProof = "crash-points"
 
-// campaign is a proof's run.
+// campaign is one run of a proof.
 type campaign struct {
 	*proof.Proof
 	t     *testing.T
 	run   *harness.Run
 	env   *environment
 	kinds []string
-	// short is how many trials its short form has.
+	// short is the number of trials in its short form.
 	short int
-	// bystanders and forged are what must not change.
+	// bystanders and forged count the comparisons of disks and files that must not change.
 	bystanders, forged *proof.Invariant
 
 	points []point
 	tried  map[string]bool
 	rpcs   map[string]bool
-	// starts is how many effects the start of a process has.
+	// starts contains the number of effects in the start of each process.
 	starts    map[string]int
 	trials    int
 	kills     int
@@ -104,8 +104,9 @@ func (c *campaign) runProof() {
 	c.forged.Report(c.t, c.Name)
 }
 
-// count finds the points: those that two dry runs have in common. What only one has is due to
-// chance, such as in how many pieces a file's bytes lie, or how large the rack's records are.
+// count finds the points: the points that two dry runs have in common. Points that only one of
+// them has are random, such as the number of pieces of a file on the disk, or the size of the
+// rack's records.
 func (c *campaign) count(ctx context.Context) {
 	known := map[string]int{}
 	for range 2 {
@@ -122,7 +123,7 @@ func (c *campaign) count(ctx context.Context) {
 	}
 }
 
-// countStarts counts the effects of a start of each process.
+// countStarts counts the effects in the start of each process.
 func (c *campaign) countStarts(ctx context.Context) {
 	for _, p := range c.points {
 		if c.starts[p.process] > 0 {
@@ -153,7 +154,7 @@ func (c *campaign) close() {
 	}
 }
 
-// round tries points one after the other, with what is left open chosen by chance.
+// round tries points one after the other, with random choices for the rest of each trial.
 func (c *campaign) round(ctx context.Context, points []point) {
 	for i, p := range points {
 		if c.Over() {
@@ -168,14 +169,14 @@ func (c *campaign) round(ctx context.Context, points []point) {
 	}
 }
 
-// matching are the points in whose names the text is.
+// matching returns the points whose names contain the text.
 func matching(points []point, text string) []point {
 	return slices.DeleteFunc(slices.Clone(points), func(p point) bool {
 		return !strings.Contains(p.String(), text)
 	})
 }
 
-// chosen tries those in whose names the text is.
+// chosen tries the trials whose names contain the text.
 func (c *campaign) chosen(ctx context.Context, text string) {
 	text, second, twice := strings.Cut(text, andAgain)
 	for _, p := range c.points {
@@ -195,7 +196,7 @@ func (c *campaign) chosen(ctx context.Context, text string) {
 	}
 }
 
-// named is the place of that name, or nil.
+// named returns the point of that name, or nil.
 func named(points []trace.Point, name string) *trace.Point {
 	for _, p := range points {
 		if p.String() == name {
@@ -205,8 +206,8 @@ func named(points []trace.Point, name string) *trace.Point {
 	return nil
 }
 
-// attempt makes a trial. After a failure the environment is left as it is, and another one is
-// opened.
+// attempt runs a trial. After a failure it keeps the environment as it is, and opens a new
+// one.
 func (c *campaign) attempt(ctx context.Context, tr trial) {
 	seed := c.Rand().Uint64()
 	kills, overlaps := c.env.kills, c.env.overlaps

@@ -1,18 +1,21 @@
-// Package crash proves that no RPC needs its process to live to the end of it.
+// Package crash proves that every RPC converges even if its process is killed before the RPC
+// has ended.
 //
-// A dry run takes volumes of every kind through their lifecycles and numbers what the driver, and
-// the programs that it runs, do to the world: requests to the rack, writes, mounts, ioctls. These
-// are the points. Then, for each point, a new volume begins such a lifecycle. The unmodified driver
-// is killed with SIGKILL right before or right after that effect and started again, and the
-// orchestrator repeats its call, or gives up, or moves the volume to another node. It must
-// converge: the same end, what a workload has written still there, and nothing left over. The
-// simulator is treated in the same way at everything that it makes durable.
+// A dry run takes volumes of every kind through their lifecycles and numbers the effects of
+// the driver, and of the programs that it runs, on the world: requests to the rack, writes,
+// mounts, ioctls. These effects are the points. For each point, a new volume begins such a
+// lifecycle. The unmodified driver is killed with SIGKILL immediately before or after the
+// effect and started again. Then the orchestrator repeats its call, or gives up, or moves the
+// volume to another node. The result must converge: the same end, all data that a workload has
+// written, and nothing left over. In the same way, the simulator is killed at each effect that
+// it makes durable.
 //
-// Three other disks of an instance are looked at after every call, and may not change; nor may
-// files in which the workload has forged records of the driver (package proof).
+// Three other disks of an instance are checked after every call and must not change. Files in
+// which the workload has forged records of the driver must not change either (package proof).
 //
-// A point is an effect's program, call, target and how many of that name came before it, so a run
-// need not have as many effects as the dry run had.
+// A point is identified by the program, the call and the target of its effect, and by the
+// number of effects with the same name before it. So a run need not have the same number of
+// effects as the dry run.
 //
-// CRASH_ONLY repeats one run; a failure prints its value.
+// CRASH_ONLY repeats one run. A failure prints the value for it.
 package crash

@@ -22,14 +22,14 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/proofs/crash/trace"
 )
 
-// The processes of an environment: the driver with its controller in instance a, its node service
-// in instance b, and the rack.
+// The processes of an environment: the driver with its controller in instance a, the node
+// driver in instance b, and the rack.
 const (
 	driverA     = "a"
 	driverB     = "b"
 	rackProcess = "rack"
-	// beside is a second node driver in instance a, with the state directory of the first one, as a
-	// surge update or a forced deletion of a pod makes it.
+	// beside is a second node driver in instance a, with the state directory of the first one. A
+	// surge update, or the forced deletion of a pod, starts one.
 	beside = "beside"
 )
 
@@ -37,26 +37,28 @@ const (
 // time.
 type environment struct {
 	*harness.Environment
-	// name keeps the serials of two environments on one machine apart.
+	// name makes the serials of two environments on one machine different.
 	name    string
 	run     *harness.Run
 	plugins map[string]*harness.Plugin
 	watcher *trace.Watcher
-	// files are what was there before the first lifecycle.
+	// files contains the files that existed before the first lifecycle.
 	files      map[string]bool
 	lifecycles int
-	// killed are the processes that were killed in this lifecycle, each the leader of a group.
+	// killed contains the processes that were killed in this lifecycle. Each is the leader of a
+	// process group.
 	killed map[int]bool
-	// bystanders are other disks of an instance, which no call may change, and forged counts
+	// bystanders are other disks of an instance, which no call may change. forged counts
 	// comparisons of files with forged records.
 	bystanders *proof.RackBystanders
 	forged     *proof.Invariant
-	// kills is how often one was, and overlaps how often a second driver was called beside the first.
+	// kills counts how often a process was killed. overlaps counts how often a second driver was
+	// called while the first one stood still.
 	kills, overlaps int
 }
 
-// newEnvironment starts everything and takes the baseline. The bystanders are disks of an instance
-// that is never stopped.
+// newEnvironment starts all processes and takes the baseline. The bystanders are disks of an
+// instance that is never stopped.
 func newEnvironment(ctx context.Context, run *harness.Run, name string,
 	bystanders, forged *proof.Invariant) (*environment, error) {
 	started, err := run.StartEnvironment(ctx, harness.RackOptions{})
@@ -101,7 +103,7 @@ func newEnvironment(ctx context.Context, run *harness.Run, name string,
 	return env, err
 }
 
-// close ends everything in good order and demands that nothing is left.
+// close ends all processes in order and returns an error if something is left.
 func (env *environment) close() error {
 	var err error
 	if env.watcher != nil {
@@ -110,11 +112,11 @@ func (env *environment) close() error {
 	return errors.Join(err, env.bystanders.Close(), env.Close())
 }
 
-// abandon ends an environment where something went wrong. Its files stay as evidence; its devices
-// go, at the latest with the mounts of these tests.
+// abandon ends an environment after a failure. Its files are kept. Its devices are released,
+// at the latest together with the mounts of these tests.
 func (env *environment) abandon(ctx context.Context) {
 	env.run.Failed()
-	_ = env.bystanders.Suspend() // the trial's failure is reported already
+	_ = env.bystanders.Suspend() // the trial's failure has been reported
 	for _, p := range env.plugins {
 		p.Kill()
 	}
@@ -127,7 +129,7 @@ func (env *environment) abandon(ctx context.Context) {
 	}
 }
 
-// kill makes sure that a process is dead.
+// kill kills a process, if it is alive, and waits for its end.
 func (env *environment) kill(name string) {
 	if name == rackProcess {
 		env.Rack.Kill()
@@ -136,8 +138,8 @@ func (env *environment) kill(name string) {
 	env.plugins[name].Kill()
 }
 
-// watched does something while a process is watched, which is killed at the point, if one is given.
-// failed is what doing it ended with; err is trouble of our own.
+// watched calls do while a process is watched. If a point is given, the process is killed
+// there. failed is the error of do. err is a failure of the proof itself.
 func (env *environment) watched(name string, kill *trace.Point, do func() error) (
 	report trace.Report, failed, err error) {
 	order, err := env.order(name, kill)
@@ -160,7 +162,7 @@ func (env *environment) watched(name string, kill *trace.Point, do func() error)
 	return report, failed, err
 }
 
-// order says how to watch a process of the environment; its id is left out.
+// order returns an order to watch a process of the environment, without the process ID.
 func (env *environment) order(name string, kill *trace.Point) (order trace.Order, err error) {
 	order = trace.Order{As: "driver", Root: env.Rack.Dir, Kill: kill}
 	if name == rackProcess {
@@ -172,7 +174,7 @@ func (env *environment) order(name string, kill *trace.Point) (order trace.Order
 	return order, err
 }
 
-// noteKilled notes that a process was killed.
+// noteKilled records that a process was killed.
 func (env *environment) noteKilled(pid int) {
 	env.killed[pid] = true
 	env.kills++
@@ -187,12 +189,13 @@ func portOf(address string) (uint16, error) {
 	return uint16(port), err
 }
 
-// checkClean demands that nothing is there that was not before the first lifecycle.
+// checkClean returns an error if something exists that did not exist before the first
+// lifecycle.
 func (env *environment) checkClean(ctx context.Context) error {
 	if err := harness.Await(ctx, patience, env.noProcessLeft); err != nil {
 		return err
 	}
-	clear(env.killed) // their numbers may soon be another's
+	clear(env.killed) // other processes may soon get these numbers
 	if err := env.Balance(ctx); err != nil {
 		return err
 	}
@@ -217,7 +220,7 @@ func (env *environment) checkClean(ctx context.Context) error {
 	return env.consistent(ctx)
 }
 
-// noProcessLeft demands that what a killed process had started has ended.
+// noProcessLeft returns an error if a program that a killed process has started still runs.
 func (env *environment) noProcessLeft() error {
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil {
@@ -228,7 +231,8 @@ func (env *environment) noProcessLeft() error {
 		if err != nil {
 			continue // it ended since the directory was read
 		}
-		// After the name, which may hold anything: state, parent, group.
+		// The name may contain any character. The fields after it are state, parent and process
+		// group.
 		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 		if len(fields) < 3 || fields[0] == "Z" {
 			continue
@@ -240,9 +244,9 @@ func (env *environment) noProcessLeft() error {
 	return nil
 }
 
-// filesNow lists what lies below the rack's directory: the disks' bytes, what the guests see, what
-// the drivers keep, and the orchestrator's directories. Logs and flight recorders grow, and sockets
-// come and go.
+// filesNow lists the files below the rack's directory: the disks' files, the guest views, the
+// drivers' records, and the orchestrator's directories. It omits logs and flight recorders,
+// because they grow, and sockets, because they come and go.
 func (env *environment) filesNow() (map[string]bool, error) {
 	files := map[string]bool{}
 	err := filepath.WalkDir(env.Rack.Dir, func(path string, entry fs.DirEntry, err error) error {
@@ -258,7 +262,7 @@ func (env *environment) filesNow() (map[string]bool, error) {
 	return files, err
 }
 
-// patience is for what takes milliseconds on an idle machine.
+// patience limits waits that take milliseconds on an idle machine.
 const patience = 20 * time.Second
 
 func sorted[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

@@ -18,9 +18,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/proofs/crash/trace"
 )
 
-// gate is a script in place of a program. It runs the program, in its own place, but waits before
-// that where a pipe with the name gate lies in the process's directory, so that the program can be
-// watched from its first system call.
+// gate is a script that replaces a program. It executes the program in its own process. If the
+// directory of the process contains a pipe with the name gate, the script first waits for that
+// pipe, so that the program can be watched from its first system call.
 const gate = `#!/bin/sh
 for arg; do
 	case $arg in
@@ -36,7 +36,7 @@ fi
 exec %s "$@"
 `
 
-// putGates puts a gate before both programs, which are those of the run.
+// putGates replaces both programs of the run by gates.
 func putGates(t *testing.T, run *harness.Run) {
 	t.Helper()
 	for program, variable := range map[string]string{
@@ -54,7 +54,7 @@ func putGates(t *testing.T, run *harness.Run) {
 	}
 }
 
-// start starts what was killed.
+// start starts a process that was killed.
 func (env *environment) start(ctx context.Context, name string) error {
 	if name == rackProcess {
 		return env.Rack.Start(ctx)
@@ -62,7 +62,8 @@ func (env *environment) start(ctx context.Context, name string) error {
 	return env.plugins[name].Start(ctx)
 }
 
-// startWatched starts what was killed while it is watched, and perhaps killed once more.
+// startWatched starts a process that was killed and watches its start. It may kill the process
+// once more.
 func (env *environment) startWatched(ctx context.Context, name string, kill *trace.Point) (
 	report trace.Report, err error) {
 	dir := env.Rack.Dir

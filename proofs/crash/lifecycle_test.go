@@ -12,38 +12,39 @@ import (
 
 // step is one call of a lifecycle. The orchestrator repeats it until it succeeds.
 type step struct {
-	// rpc is what is called, and on which node.
+	// rpc is the call, and on is the node on which it is made.
 	rpc, on string
-	// watched is the process that the step's points are those of; "" for a step without points.
+	// watched is the process to which the step's points belong, or "" for a step without points.
 	watched string
 	call    func(context.Context) error
-	// then is what a workload does when the call has succeeded.
+	// then does the work of a workload after the call has succeeded.
 	then func() error
 }
 
 func (st step) String() string { return strings.TrimSpace(st.rpc + " " + st.on) }
 
-// lifecycle is all that happens to a volume, and to those made from it.
+// lifecycle is the life of a volume, and of the volumes that are made from it.
 type lifecycle struct {
 	*environment
 	kind      string
 	volumes   []*volume
 	snapshots []*snapshot
 	steps     []step
-	// effects are those of a call in which no point was reached.
+	// effects are the effects of a call in which the point was not reached.
 	effects []trace.Effect
 	// stopped reports whether instance a may be stopped.
 	stopped bool
 }
 
-// The kinds of lifecycles. A plain one moves a volume from one node to another; a restored one is
-// that of a volume made from a snapshot, and larger than it; a shared one ends with a reader.
+// The kinds of lifecycles. A plain lifecycle moves a volume from one node to another. A
+// restored lifecycle has a second volume, which is made from a snapshot and is larger than it.
+// A shared lifecycle ends with a reader.
 var driverLifecycles = []string{
 	"plain ext4", "plain xfs", "plain btrfs", "plain block",
 	"restored ext4", "restored xfs", "restored btrfs", "shared block", "shared ext4",
 }
 
-// begin prepares a lifecycle; its data come from the seed.
+// begin prepares a lifecycle. The seed determines its data.
 func (env *environment) begin(kind string, seed uint64) (*lifecycle, error) {
 	env.lifecycles++
 	l := &lifecycle{environment: env, kind: kind}
@@ -74,7 +75,7 @@ func (l *lifecycle) volume(access string, size int64, seed uint64) (*volume, err
 
 func (l *lifecycle) add(steps ...step) { l.steps = append(l.steps, l.watching(steps)...) }
 
-// watching are the same steps with a look at the bystanders after each call.
+// watching returns the same steps with a check of the bystanders after each call.
 func (l *lifecycle) watching(steps []step) []step {
 	for i, st := range steps {
 		steps[i].call = func(ctx context.Context) error { return l.bystanders.Called(st.call(ctx)) }
@@ -82,7 +83,7 @@ func (l *lifecycle) watching(steps []step) []step {
 	return steps
 }
 
-// plain is a volume on one node, then on the other.
+// plain adds the steps of a volume on one node, and then on the other.
 func (l *lifecycle) plain(v *volume) {
 	l.add(step{rpc: "CreateVolume", watched: driverA, call: v.create})
 	for _, node := range []string{driverA, driverB} {
@@ -96,7 +97,7 @@ func (l *lifecycle) plain(v *volume) {
 	l.add(step{rpc: "DeleteVolume", watched: driverA, call: v.delete})
 }
 
-// up brings the volume to a workload on the node.
+// up returns the steps that bring the volume to a workload on the node.
 func (v *volume) up(node string) []step {
 	return []step{
 		{rpc: "ControllerPublishVolume", on: node, watched: driverA,
@@ -109,7 +110,7 @@ func (v *volume) up(node string) []step {
 	}
 }
 
-// down takes it away again.
+// down returns the steps that remove the volume from the node.
 func (v *volume) down(node string) []step {
 	return []step{
 		{rpc: "NodeUnpublishVolume", on: node, watched: node,
@@ -121,8 +122,8 @@ func (v *volume) down(node string) []step {
 	}
 }
 
-// shared is a volume that is written on one node and then read only, which for a device is a switch
-// of its own.
+// shared adds the steps of a volume that is written on one node and then published read-only,
+// for which a device has a switch of its own.
 func (l *lifecycle) shared(v *volume) {
 	l.add(step{rpc: "CreateVolume", call: v.create})
 	l.add(unwatched(append(v.up(driverA), v.down(driverA)...))...)
@@ -132,12 +133,12 @@ func (l *lifecycle) shared(v *volume) {
 	l.add(up[2])
 	l.add(down[:2]...)
 	l.add(unwatched(down[2:])...)
-	// The switch does not stay behind.
+	// The switch must not stay after the volume is unpublished.
 	l.add(unwatched(append(v.up(driverA), v.down(driverA)...))...)
 	l.add(step{rpc: "DeleteVolume", call: v.delete})
 }
 
-// unwatched are the same steps without points.
+// unwatched returns the same steps without points.
 func unwatched(steps []step) []step {
 	for i := range steps {
 		steps[i].watched = ""
@@ -145,8 +146,9 @@ func unwatched(steps []step) []step {
 	return steps
 }
 
-// restored is a volume that is in use while a snapshot of it is taken, and a larger one made from
-// that. Only what differs from a plain lifecycle has points.
+// restored adds the steps of a volume of which a snapshot is taken in use, and of a larger
+// volume that is made from the snapshot. Only steps that differ from a plain lifecycle have
+// points.
 func (l *lifecycle) restored(v *volume) error {
 	copied, err := l.volume(v.access, 2*gib, v.seed)
 	if err != nil {
@@ -173,8 +175,8 @@ func (l *lifecycle) restored(v *volume) error {
 	return nil
 }
 
-// undo are the steps of an orchestrator that gives up: it takes back what it has asked for, whether
-// it was answered or not. To learn an unknown id it repeats the create.
+// undo returns the steps of an orchestrator that gives up. It undoes all that it has asked
+// for, with or without an answer. To learn an unknown ID, it repeats the create.
 func (l *lifecycle) undo() []step {
 	var steps []step
 	if l.stopped {
@@ -212,7 +214,8 @@ func (l *lifecycle) undo() []step {
 	return l.watching(steps)
 }
 
-// undo takes the volume away from a node, as far as it had come.
+// undo returns the steps that remove the volume from a node, depending on how far the
+// orchestrator had come.
 func (v *volume) undo(node string) []step {
 	p, down := v.at[node], unwatched(v.down(node))
 	switch {

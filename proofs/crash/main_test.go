@@ -11,7 +11,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/proofs/crash/trace"
 )
 
-// tracer tells this binary that it is started as a tracer.
+// tracer is the environment variable that makes this binary run as a tracer.
 const tracer = "CRASH_TRACER"
 
 func TestMain(m *testing.M) {

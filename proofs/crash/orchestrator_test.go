@@ -16,15 +16,16 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// retryPatience is how long the orchestrator repeats a call that is under way, refusalPatience
-// one that is refused, and callTimeout how long a call may take.
+// retryPatience limits how long the orchestrator repeats a call whose code means that an
+// operation is in progress. refusalPatience is the limit for a call that is refused.
+// callTimeout limits each call.
 const (
 	retryPatience   = 60 * time.Second
 	refusalPatience = 15 * time.Second
 	callTimeout     = 45 * time.Second
 )
 
-// patienceFor is how long an orchestrator repeats after a code.
+// patienceFor returns how long an orchestrator repeats a call after a code.
 func patienceFor(code codes.Code) time.Duration {
 	if code == codes.FailedPrecondition || code == codes.Internal {
 		return refusalPatience
@@ -32,8 +33,8 @@ func patienceFor(code codes.Code) time.Duration {
 	return retryPatience
 }
 
-// retryable are the codes after which an orchestrator repeats the call. A call that never succeeds
-// is a failure all the same.
+// retryable contains the codes after which an orchestrator repeats the call. A call that never
+// succeeds is still a failure.
 var retryable = []codes.Code{
 	codes.Aborted, codes.Unavailable, codes.DeadlineExceeded, codes.Internal,
 	codes.FailedPrecondition,
@@ -46,7 +47,8 @@ func (st step) callOnce(ctx context.Context) error {
 	return st.call(ctx)
 }
 
-// callUntilOK repeats a step's call until it succeeds, and returns the errors before that.
+// callUntilOK repeats a step's call until it succeeds, and returns the errors before the
+// success.
 func (st step) callUntilOK(ctx context.Context) (replies []string, err error) {
 	start := time.Now()
 	backoff := harness.Backoff{Next: 10 * time.Millisecond, Max: 500 * time.Millisecond}
@@ -72,7 +74,7 @@ func (st step) callUntilOK(ctx context.Context) (replies []string, err error) {
 	}
 }
 
-// runSteps takes steps, each until it succeeds.
+// runSteps runs steps one after the other, each until it succeeds.
 func runSteps(ctx context.Context, steps []step) (replies []string, err error) {
 	for _, st := range steps {
 		more, err := st.callUntilOK(ctx)
@@ -84,7 +86,7 @@ func runSteps(ctx context.Context, steps []step) (replies []string, err error) {
 	return replies, nil
 }
 
-// finish ends a lifecycle, and demands that nothing of it is left.
+// finish ends a lifecycle, and returns an error if something of it is left.
 func (l *lifecycle) finish(ctx context.Context) error {
 	var errs []error
 	for _, v := range l.volumes {
@@ -93,8 +95,8 @@ func (l *lifecycle) finish(ctx context.Context) error {
 	return errors.Join(append(errs, l.bystanders.Harm(), l.checkClean(ctx))...)
 }
 
-// checkChanges holds what the flight recorders of the nodes say of a volume against what can have
-// happened to it.
+// checkChanges compares the nodes' flight records of a volume with the changes that are
+// possible for it.
 func (l *lifecycle) checkChanges(v *volume) error {
 	if v.created == nil {
 		return nil
@@ -119,7 +121,7 @@ func (l *lifecycle) checkChanges(v *volume) error {
 			}
 		}
 	}
-	// A restored volume has the filesystem of its origin.
+	// The filesystem of a restored volume was made for the volume of its snapshot.
 	if formatted > 1 || mounted && v.source == nil && formatted+doubtful == 0 {
 		return fmt.Errorf("the flight recorders say that volume %s was formatted %d times",
 			v.created.GetVolumeId(), formatted)
@@ -127,7 +129,7 @@ func (l *lifecycle) checkChanges(v *volume) error {
 	return nil
 }
 
-// formatErrors lists the replies; equal ones in a row are counted.
+// formatErrors lists the errors, and counts equal ones in a row.
 func formatErrors(replies []string) string {
 	var lines []string
 	for i := 0; i < len(replies); {

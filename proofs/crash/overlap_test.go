@@ -14,14 +14,14 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// overlapTimeout is how long the orchestrator waits for the second process, which may have to wait
-// for the first one.
+// overlapTimeout is how long the orchestrator waits for the second process, which may have to
+// wait for the first one.
 const overlapTimeout = 3 * time.Second
 
-// secondProcess is the key of a context whose calls go to the node driver beside the first one.
+// secondProcess is the context key that sends calls to the second node driver.
 type secondProcess struct{}
 
-// driver is the node driver that a call is for.
+// driver returns the node driver to which a call goes.
 func (env *environment) driver(ctx context.Context, node string) *harness.Plugin {
 	if ctx.Value(secondProcess{}) != nil {
 		node = beside
@@ -29,9 +29,10 @@ func (env *environment) driver(ctx context.Context, node string) *harness.Plugin
 	return env.plugins[node]
 }
 
-// overlapped makes a step's call, and while its process stands still at the point, has a second
-// process of the driver do what the first one was asked for, and whatever follows on the node. What
-// that one acknowledges must outlive all that the first one still does.
+// overlapped makes a step's call. While the process stands still at the point, overlapped
+// makes the same call, and the following calls on the node, to a second process of the driver.
+// The effects of the calls that the second process answers with OK must outlive everything
+// that the first process does afterwards.
 func (l *lifecycle) overlapped(ctx context.Context, t trial) (paused bool, replies []string,
 	err error) {
 	st := l.steps[t.step]
@@ -61,7 +62,7 @@ func (l *lifecycle) overlapped(ctx context.Context, t trial) (paused bool, repli
 	return report.Paused, append(replies, more...), err
 }
 
-// callSecondProcess makes the calls of a second process, up to the first refusal.
+// callSecondProcess makes the calls to the second process, until one is refused.
 func (l *lifecycle) callSecondProcess(ctx context.Context, from int) (replies []string, err error) {
 	for _, st := range l.steps[from:] {
 		if st.on != driverA || st.rpc == "ControllerUnpublishVolume" {
@@ -85,8 +86,8 @@ func (l *lifecycle) callSecondProcess(ctx context.Context, from int) (replies []
 	return replies, nil
 }
 
-// stageBefore is where the orchestrator begins again: what the second process was asked for may
-// have taken down what the step needs.
+// stageBefore returns the step at which the orchestrator begins again, because the calls to
+// the second process may have undone something that the step needs.
 func (l *lifecycle) stageBefore(i int) int {
 	if rpc := l.steps[i].rpc; rpc != "NodePublishVolume" {
 		return i

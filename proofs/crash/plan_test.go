@@ -15,32 +15,34 @@ import (
 // point is a place in a lifecycle.
 type point struct {
 	lifecycle string
-	// process is whose point it is.
+	// process is the process to which the point belongs.
 	process string
-	// step is the number of the step in the lifecycle, rpc its name.
+	// step is the number of the step in the lifecycle. rpc is its name.
 	step int
 	rpc  string
-	// kind is what the effect has in common with others.
+	// kind is a name that similar effects have in common.
 	kind  string
 	trace trace.Point
 }
 
-// What the orchestrator does after the process was killed and started again.
+// The actions of the orchestrator after the process was killed and started again.
 const (
 	again     = "the orchestrator repeats the call"
 	giveUp    = "the orchestrator gives up and takes everything back"
 	elsewhere = "the orchestrator moves the volume to the other node"
-	// This one kills nobody.
+	// This action kills no process.
 	overlap = "the orchestrator asks a second process while the first one stands still"
 )
 
-// trial is a run: a point, whom to kill there, and what the orchestrator does then.
+// trial is a run with a point, the processes to kill there, and the orchestrator's action
+// after that.
 type trial struct {
 	point
 	then string
-	// second is where the process is killed again when the call is repeated for the first time.
+	// second is the point at which the process is killed again, when the call is repeated for the
+	// first time.
 	second *trace.Point
-	// starting is where it is killed again before that, while it starts.
+	// starting is the point at which the process is killed again before that, while it starts.
 	starting *trace.Point
 }
 
@@ -48,7 +50,7 @@ func (p point) String() string {
 	return fmt.Sprintf("%s: %s (step %d): %s", p.lifecycle, p.rpc, p.step, p.trace)
 }
 
-// Between a trial's name and its second kill.
+// These words separate a trial's name from its second kill.
 const (
 	andAgain    = ", and it is killed again "
 	andStarting = ", and it is killed while it starts, "
@@ -65,7 +67,7 @@ func (t trial) String() string {
 	return name
 }
 
-// countPoints runs every kind of lifecycle once, watched, and numbers its points.
+// countPoints runs every kind of lifecycle once, watches it, and numbers its points.
 func countPoints(ctx context.Context, env *environment, kinds []string, seed uint64) ([]point,
 	error) {
 	var points []point
@@ -108,7 +110,7 @@ func (l *lifecycle) countStepPoints(ctx context.Context, i int, st step) ([]poin
 	}
 	var points []point
 	for _, e := range report.Effects {
-		if e.Failed { // nothing happened, so there is nothing to be before or after
+		if e.Failed { // a failed call has no effect, so there is no time before or after it
 			continue
 		}
 		for _, phase := range e.Phases() {
@@ -119,7 +121,7 @@ func (l *lifecycle) countStepPoints(ctx context.Context, i int, st step) ([]poin
 	return points, nil
 }
 
-// trials are all that can be tried at a point.
+// trials returns all trials that are possible at a point.
 func trials(p point) []trial {
 	then := []string{again}
 	if p.goingUp() {
@@ -144,7 +146,7 @@ func trials(p point) []trial {
 	return all
 }
 
-// overlaps reports whether a second node driver can be asked for the same.
+// overlaps reports whether the same call can be made to a second node driver.
 func (p point) overlaps() bool {
 	switch p.rpc {
 	case "NodeStageVolume", "NodePublishVolume", "NodeUnpublishVolume", "NodeUnstageVolume":
@@ -153,8 +155,8 @@ func (p point) overlaps() bool {
 	return false
 }
 
-// goingUp reports whether the orchestrator has something to give up. On the way down it can only go
-// on.
+// goingUp reports whether the orchestrator can give up something at the point. While it
+// removes the volume, it can only continue.
 func (p point) goingUp() bool {
 	switch p.rpc {
 	case "CreateVolume", "ControllerPublishVolume", "NodeStageVolume", "NodePublishVolume",
@@ -164,8 +166,8 @@ func (p point) goingUp() bool {
 	return false
 }
 
-// choose decides by chance what is left open at a point; starts is how many effects the start of
-// its process has.
+// choose makes the random choices for a trial at a point. starts is the number of effects in
+// the start of the point's process.
 func choose(p point, points []point, starts int, rng *rand.Rand) trial {
 	all := trials(p)
 	t := all[rng.IntN(len(all))]
@@ -177,7 +179,7 @@ func choose(p point, points []point, starts int, rng *rand.Rand) trial {
 		more := inStepOf(p, points)
 		t.second = &more[rng.IntN(len(more))]
 	case 1:
-		// There is more to do after a kill than at an ordinary start.
+		// A start after a kill has more effects than an ordinary one.
 		const most = 12
 		phase := []trace.Phase{trace.Before, trace.After}[rng.IntN(2)]
 		t.starting = &trace.Point{N: 1 + rng.IntN(starts+most), Phase: phase}
@@ -185,7 +187,7 @@ func choose(p point, points []point, starts int, rng *rand.Rand) trial {
 	return t
 }
 
-// inStepOf lists the places in the step that a point belongs to.
+// inStepOf lists the points in the step of a point.
 func inStepOf(p point, points []point) []trace.Point {
 	var more []trace.Point
 	for _, other := range points {
@@ -196,8 +198,8 @@ func inStepOf(p point, points []point) []trace.Point {
 	return more
 }
 
-// sample takes points by chance until there are n, or more if it takes more to have every RPC and
-// every kind of effect among them. Points that add both come first, so that few are enough.
+// sample chooses n random points. It chooses more if this is necessary to have every RPC and
+// every kind of effect among them. To need few, it takes points first that add both.
 func sample(points []point, n int, rng *rand.Rand) []point {
 	rest := slices.Clone(points)
 	rng.Shuffle(len(rest), func(i, j int) { rest[i], rest[j] = rest[j], rest[i] })
@@ -222,7 +224,7 @@ func sample(points []point, n int, rng *rand.Rand) []point {
 	return append(first, rest[:min(len(rest), max(0, n-len(first)))]...)
 }
 
-// rpcsOf counts the RPCs that points belong to.
+// rpcsOf counts the RPCs of the points.
 func rpcsOf(points []point) int {
 	rpcs := map[string]bool{}
 	for _, p := range points {
@@ -231,7 +233,7 @@ func rpcsOf(points []point) int {
 	return len(rpcs)
 }
 
-// census is a table of how many points there are of which kind in which RPC.
+// census returns a table with the number of points by kind and RPC.
 func census(points []point) string {
 	counts := map[string]int{}
 	for _, p := range points {

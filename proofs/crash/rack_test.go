@@ -11,8 +11,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// rackLifecycles are the lifecycles in which the rack is killed: a volume whose snapshots are taken
-// in use and at rest, and whose instance is stopped and started.
+// rackLifecycles are the lifecycles in which the rack is killed. They have a volume of which
+// snapshots are taken in use and at rest, and whose instance is stopped and started.
 var rackLifecycles = []string{"rack ext4", "rack block"}
 
 func (l *lifecycle) onRack(v *volume) error {
@@ -53,7 +53,7 @@ func (l *lifecycle) onRack(v *volume) error {
 	return nil
 }
 
-// byRack are the same steps with the rack's points.
+// byRack returns the same steps with the rack's points.
 func byRack(steps ...step) []step {
 	for i := range steps {
 		steps[i].watched = rackProcess
@@ -61,8 +61,8 @@ func byRack(steps ...step) []step {
 	return steps
 }
 
-// stopInstance and startInstance act as an administrator does, who asks again as an orchestrator
-// would.
+// stopInstance and startInstance act as an administrator, who repeats a request like an
+// orchestrator.
 func (l *lifecycle) stopInstance(ctx context.Context) error {
 	l.stopped = true
 	_, err := l.Rack.Client.InstanceStop(ctx, oxide.InstanceStopParams{

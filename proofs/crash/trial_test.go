@@ -13,16 +13,16 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/proofs/crash/trace"
 )
 
-// trialTimeout is far longer than any trial takes.
+// trialTimeout is much longer than any trial takes.
 const trialTimeout = 5 * time.Minute
 
-// tries is how often a point is looked for: the order of goroutines may hide one. A point that is
-// never reached is a failure.
+// tries is the number of attempts to reach a point, because the order of goroutines may hide a
+// point. A point that is never reached is a failure.
 const tries = 3
 
-// runTrial runs a lifecycle in which a process is killed at one point, and demands that it
-// converges. A lifecycle may have fewer effects of a name than the dry run had, where a disk's
-// bytes lie in fewer pieces; then the last one is the point.
+// runTrial runs a lifecycle in which a process is killed at one point, and returns an error
+// unless the lifecycle converges. A lifecycle may have fewer effects of a name than the dry
+// run, for example if a disk's bytes are in fewer pieces. Then the last effect is the point.
 func (env *environment) runTrial(ctx context.Context, t trial, seed uint64) error {
 	for range tries {
 		last, err := env.runOnce(ctx, t, seed)
@@ -36,11 +36,11 @@ func (env *environment) runTrial(ctx context.Context, t trial, seed uint64) erro
 	return fmt.Errorf("the point was not reached in %d lifecycles", tries)
 }
 
-// pointReached is in place of the number of a last effect.
+// pointReached replaces the number of the last effect when the point was reached.
 const pointReached = -1
 
-// runOnce is one such lifecycle. Without the kill it is an ordinary one, and last is the number of
-// the last effect of the point's name.
+// runOnce runs one such lifecycle. If the point was not reached, the lifecycle is an ordinary
+// one, and last is the number of the last effect of the point's name.
 func (env *environment) runOnce(ctx context.Context, t trial, seed uint64) (last int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, trialTimeout)
 	defer cancel()
@@ -66,7 +66,8 @@ func (env *environment) runOnce(ctx context.Context, t trial, seed uint64) (last
 	return last, nil
 }
 
-// runInterrupted takes the steps of a lifecycle, in one of which the process is killed, or paused.
+// runInterrupted runs the steps of a lifecycle. In one of them the process is killed or
+// paused.
 func (l *lifecycle) runInterrupted(ctx context.Context, t trial) (killed bool, replies []string,
 	err error) {
 	replies, err = runSteps(ctx, l.steps[:t.step])
@@ -96,13 +97,14 @@ func (l *lifecycle) runInterrupted(ctx context.Context, t trial) (killed bool, r
 	return killed, append(replies, more...), err
 }
 
-// mayOutliveDriver are the tools that go on on purpose when their driver dies: to cut off a repair
-// leaves worse than it found. The rack has one too, which thaws what it left frozen. They must end,
-// though, and until then no call may succeed.
+// mayOutliveDriver contains the tools that are meant to continue when their driver dies,
+// because an interrupted repair is worse than the original damage. The rack has such a tool,
+// too, which thaws the filesystems that it has left frozen. The tools must end, and until then
+// no call may succeed.
 var mayOutliveDriver = []string{"e2fsck", "resize2fs"}
 
-// mayOutlive reports whether a program may go on when its driver was killed at a point. Right
-// before it runs its tool, the child that does so still bears the driver's name.
+// mayOutlive reports whether a program may continue when its driver was killed at a point.
+// Before the driver's child has become the tool, it still has the driver's name.
 func mayOutlive(program string, at trace.Point) bool {
 	const driver = "driver"
 	if program == driver && at.Phase == trace.Before {
@@ -111,8 +113,8 @@ func mayOutlive(program string, at trace.Point) bool {
 	return slices.Contains(mayOutliveDriver, program)
 }
 
-// restartAndKillAgain starts what was killed, and kills it again where the trial says so. What is
-// left to do may not have the point any more.
+// restartAndKillAgain starts a process that was killed, and kills it again where the trial
+// says so. If less work is left, the second point may not exist any more.
 func (l *lifecycle) restartAndKillAgain(ctx context.Context, st step, t trial) (replies []string,
 	err error) {
 	if err := l.startAgain(ctx, st.watched, t.starting); err != nil || t.second == nil {
@@ -125,7 +127,7 @@ func (l *lifecycle) restartAndKillAgain(ctx context.Context, st step, t trial) (
 	return []string{what}, err
 }
 
-// killDuring makes a step's call while its process is to be killed.
+// killDuring makes a step's call and kills its process at a point.
 func (l *lifecycle) killDuring(ctx context.Context, st step, at trace.Point) (killed bool,
 	replies string,
 	err error) {
@@ -150,7 +152,8 @@ func (l *lifecycle) killDuring(ctx context.Context, st step, at trace.Point) (ki
 	return true, replies, nil
 }
 
-// startAgain starts what was killed; where the trial says so, it is killed once more meanwhile.
+// startAgain starts a process that was killed. If a point is given, it kills the process again
+// during the start.
 func (l *lifecycle) startAgain(ctx context.Context, name string, at *trace.Point) error {
 	if at != nil {
 		report, err := l.startWatched(ctx, name, at)
@@ -164,7 +167,7 @@ func (l *lifecycle) startAgain(ctx context.Context, name string, at *trace.Point
 	return nil
 }
 
-// resume is what the orchestrator does after the kill.
+// resume does the orchestrator's action after the kill.
 func (l *lifecycle) resume(ctx context.Context, t trial) (replies []string, err error) {
 	switch t.then {
 	case giveUp:
@@ -184,8 +187,8 @@ func (l *lifecycle) resume(ctx context.Context, t trial) (replies []string, err 
 	return append(replies, more...), err
 }
 
-// moveVolume is an orchestrator that takes the volume away from the node where it was staged, has
-// it on the other node, and then on the first one again.
+// moveVolume removes the volume from the node on which it was staged, uses it on the other
+// node, and then on the first node again.
 func (l *lifecycle) moveVolume(ctx context.Context) (replies []string, err error) {
 	v := l.volumes[0]
 	steps := v.undo(driverA)

@@ -18,20 +18,20 @@ import (
 
 const gib = harness.GiB
 
-// volume is a volume as its orchestrator knows it.
+// volume is the orchestrator's knowledge of a volume.
 type volume struct {
 	*environment
 	name, access string
 	size         int64
 	seed         uint64
-	// source is the snapshot it is made from.
+	// source is the snapshot from which the volume is made.
 	source *snapshot
 
-	requested bool // the driver was asked to create it
+	requested bool // the driver was asked to create the volume
 	created   *csi.Volume
 	at        map[string]*placement
-	// pieces is how many pieces of data a workload has on the disk, acknowledged, and files are those
-	// with forged records.
+	// pieces is the number of pieces of data that a workload has written and synced. files are the
+	// files with forged records.
 	pieces int
 	files  proof.ForgedFiles
 }
@@ -39,22 +39,22 @@ type volume struct {
 // placement is a volume on a node.
 type placement struct {
 	harness.Placement
-	// These are the calls that the orchestrator has made and not taken back. A call may still be
-	// under way when another process of the driver is asked.
+	// These calls were made and not undone. A call may still be in progress when another process
+	// of the driver is called.
 	attached, staged, published atomic.Bool
 }
 
-// snapshot is a snapshot as its orchestrator knows it.
+// snapshot is the orchestrator's knowledge of a snapshot.
 type snapshot struct {
 	name      string
 	requested bool
 	id        string
-	// pieces and files are what its volume held when it was taken.
+	// pieces and files are the content of the volume at the time of the snapshot.
 	pieces int
 	files  proof.ForgedFiles
 }
 
-// newVolume prepares the orchestrator's side of a volume.
+// newVolume prepares a volume for the orchestrator. The driver is not called.
 func (env *environment) newVolume(name, access string, size int64, seed uint64) (*volume, error) {
 	v := &volume{environment: env, name: name, access: access, size: size, seed: seed,
 		at: map[string]*placement{}}
@@ -71,7 +71,7 @@ func (env *environment) newVolume(name, access string, size int64, seed uint64) 
 	return v, nil
 }
 
-// removeDirs removes the orchestrator's own directories, in which nothing may be left.
+// removeDirs removes the orchestrator's own directories, which must be empty.
 func (v *volume) removeDirs() error {
 	for _, node := range []string{driverA, driverB} {
 		p := v.at[node]
@@ -183,14 +183,14 @@ func (env *environment) deleteSnapshot(ctx context.Context, sn *snapshot) error 
 	return err
 }
 
-// data is what the workload on a node keeps in the volume.
+// data returns the data of the workload on a node.
 func (v *volume) data(node string) harness.Data {
 	return harness.Data{Rack: v.Rack, Target: v.at[node].Target, Raw: v.access == "block",
 		Seed: v.seed, PieceBytes: 256 << 10}
 }
 
-// writeAndVerify is what a workload does: it demands all that was acknowledged, byte for byte, and
-// adds a piece where it may.
+// writeAndVerify does the work of a workload. It compares all acknowledged data byte for byte,
+// and adds a piece if it may write.
 func (v *volume) writeAndVerify(node string) error {
 	for n := range v.pieces {
 		if err := v.data(node).Verify(n); err != nil {
@@ -224,8 +224,8 @@ func (v *volume) forge(node string) (err error) {
 	return err
 }
 
-// verifyReadOnly demands that a write to a volume that is read-only fails, at the latest when it is
-// synced.
+// verifyReadOnly returns an error unless a write to a read-only volume fails, at the latest
+// when it is synced.
 func (v *volume) verifyReadOnly(node string) error {
 	if v.data(node).Write(v.pieces, true) == nil {
 		return fmt.Errorf("volume %s is read-only and was written", v.name)

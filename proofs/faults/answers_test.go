@@ -13,80 +13,82 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// phase is when the fault strikes, seen from the operation's effect.
+// phase is the moment of the fault, relative to the operation's effect.
 type phase adminapi.Phase
 
 const (
-	before   phase = "before"   // nothing is done, the request not even looked at
-	instead  phase = "instead"  // the request was read, and nothing done
-	after    phase = "after"    // it was done
-	twice    phase = "twice"    // it was done twice
-	deferred phase = "deferred" // it is done behind the answer, before the call is repeated
-	later    phase = "later"    // it is done when the repeated call has had its answer
+	before   phase = "before"   // the rack does nothing and does not read the request
+	instead  phase = "instead"  // the rack reads the request and does nothing
+	after    phase = "after"    // the rack has done the operation
+	twice    phase = "twice"    // the rack has done the operation twice
+	deferred phase = "deferred" // the rack does it after the answer, before the call is repeated
+	later    phase = "later"    // the rack does it after the repeated call was answered
 )
 
 var phases = []phase{before, instead, after, twice, deferred, later}
 
-// want reports whether the effect is there when the caller hears of it.
+// done reports whether the operation was done when the caller gets the answer.
 func (p phase) done() bool { return p == after || p == twice }
 
-// rule is the fault of this phase, without an answer.
+// rule returns the fault of this phase, without an answer.
 func (p phase) rule(operation string) adminapi.Fault {
 	f := adminapi.Fault{Operation: operation, Phase: adminapi.Phase(p)}
 	if p == deferred || p == later {
-		// The proof says when.
+		// The proof itself runs the deferred operation, long before the delay ends.
 		f.Phase, f.Delay = adminapi.Deferred, adminapi.Duration(time.Hour)
 	}
 	return f
 }
 
-// answer is what the caller gets, and the code of the error table that belongs to it.
+// answer is a wrong answer of the rack, and its code in the error table.
 type answer struct {
 	name string
 	code codes.Code
-	// prepare makes the fault's answer.
+	// set sets the answer of a fault.
 	set func(f *adminapi.Fault, env *environment, p phase)
-	// slow is an answer that the call's deadline does not outlast.
+	// slow means that the answer arrives after the call's deadline.
 	slow bool
-	// phases are those in which there is such an answer; nil is all.
+	// phases are the phases in which this answer is possible. Nil means all.
 	phases []phase
-	// natural marks an answer that the call may not notice.
+	// natural means that the call may succeed in spite of the answer.
 	natural bool
-	// success marks an answer that comes with the operation's own status, or 200 for one without a
-	// body.
+	// success means that the answer has the status of a successful operation, or 200 if that
+	// status allows no body.
 	success bool
-	// pages makes the nth answer to a list, for an answer that lists alone have, in place of set.
+	// pages makes the nth page of a list. It is used in place of set for answers that only lists
+	// have.
 	pages func(env *environment, operation string, n int) string
 }
 
-// suits reports whether an operation can be answered so, in a phase.
+// suits reports whether an operation can get this answer in a phase.
 func (a answer) suits(operation string, ph phase) bool {
 	return (a.phases == nil || slices.Contains(a.phases, ph)) &&
 		(a.pages == nil || strings.HasSuffix(operation, "_list"))
 }
 
-// endless is a list whose pages do not come to an end. The rack is not asked: it would not know the
-// tokens.
+// endless returns the answer of a list whose pages never end. The rack itself does not see the
+// requests, because it would not know the page tokens.
 func endless(name string, pages func(env *environment, operation string, n int) string) answer {
 	return answer{name: name, code: codes.Internal, phases: []phase{before}, pages: pages}
 }
 
-// mostPages is how many pages of an endless list are ready. No driver should ask for the last one.
+// mostPages is the number of prepared pages of an endless list. The driver should never ask
+// for the last one.
 const mostPages = 64
 
-// pageOf is a page of a list.
+// pageOf returns a page of a list.
 func pageOf(next string, items ...string) string {
 	return fmt.Sprintf(`{"items":[%s],"next_page":%q}`, strings.Join(items, ","), next)
 }
 
-// refusal is an answer in the rack's form.
+// refusal returns an answer in the rack's format.
 func refusal(name string, status int, errorCode, message string, code codes.Code) answer {
 	return answer{name: name, code: code, set: func(f *adminapi.Fault, _ *environment, _ phase) {
 		f.Response = &adminapi.Response{Status: status, ErrorCode: errorCode, Message: message}
 	}}
 }
 
-// page is an answer of something that stands before the rack.
+// page returns an answer of a proxy in front of the rack.
 func page(name string, status int, code codes.Code) answer {
 	return answer{name: name, code: code, set: func(f *adminapi.Fault, _ *environment, _ phase) {
 		f.Response = &adminapi.Response{Status: status, ContentType: "text/html",
@@ -94,7 +96,7 @@ func page(name string, status int, code codes.Code) answer {
 	}}
 }
 
-// success is an answer with the operation's own status and that body.
+// success returns an answer with the status of a successful operation and that body.
 func success(name string, code codes.Code, body func(env *environment,
 	operation string) string) answer {
 	return answer{name: name, code: code, success: true,
@@ -104,7 +106,7 @@ func success(name string, code codes.Code, body func(env *environment,
 		}}
 }
 
-// answers are the columns of the matrix.
+// answers contains the columns of the matrix.
 var answers = []answer{
 	refusal("ObjectAlreadyExists", 400, "ObjectAlreadyExists", "already exists",
 		codes.AlreadyExists),
@@ -184,10 +186,11 @@ var answers = []answer{
 		set: func(*adminapi.Fault, *environment, phase) {}},
 }
 
-// hugeBytes is more than any answer of a rack has.
+// hugeBytes is larger than every answer of a rack.
 const hugeBytes = 40 << 20
 
-// setBody gives a fault that spoils a body one to spoil: the rack's own when there is one.
+// setBody gives the fault a body, which can then be spoiled: the rack's own body if there is
+// one.
 func setBody(f *adminapi.Fault, env *environment, p phase) {
 	switch {
 	case strings.HasSuffix(f.Operation, "_delete"):
@@ -198,8 +201,8 @@ func setBody(f *adminapi.Fault, env *environment, p phase) {
 	}
 }
 
-// setOtherRelease gives what a rack of another release would: fields are missing. What has not been
-// done is answered with another object.
+// setOtherRelease sets the answer of a rack of another release, in which fields are missing.
+// If the operation was not done, the answer contains another object.
 func setOtherRelease(f *adminapi.Fault, env *environment, p phase) {
 	fields := releaseFields[kindOf(f.Operation)]
 	if p.done() && !strings.HasSuffix(f.Operation, "_delete") {
@@ -210,13 +213,13 @@ func setOtherRelease(f *adminapi.Fault, env *environment, p phase) {
 		Body: without(env.other(f.Operation), fields)}
 }
 
-// releaseFields are fields that one release has and another has not.
+// releaseFields contains fields that only some releases have.
 var releaseFields = map[string][]string{
 	"disk": {"disk_type", "read_only"}, "snapshot": {"size"}, "image": {"size", "block_size"},
 	"instance": {"run_state"}, "project": {"id"}, "utilization": {"capacity"},
 }
 
-// kindOf is the kind of object that an operation answers with.
+// kindOf returns the kind of object that an operation returns.
 func kindOf(operation string) string {
 	kind, _, _ := strings.Cut(operation, "_")
 	if strings.HasPrefix(operation, "instance_disk_") {
@@ -225,8 +228,8 @@ func kindOf(operation string) string {
 	return kind
 }
 
-// statusOf is the status with which a rack answers an operation well. One that has no body is given
-// a 200, which can have one.
+// statusOf returns the status of a successful operation. If that status allows no body,
+// statusOf returns 200.
 func statusOf(operation string) int {
 	switch {
 	case strings.HasSuffix(operation, "_create"):
@@ -237,7 +240,7 @@ func statusOf(operation string) int {
 	return http.StatusOK
 }
 
-// nulls is the object with null in every field.
+// nulls returns the object with null in every field.
 func nulls(object string) string {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal([]byte(object), &fields) != nil {
@@ -249,11 +252,12 @@ func nulls(object string) string {
 	return text(fields)
 }
 
-// filled returns the objects of the nth page: so many that the driver asks for the next one.
+// filled returns the objects of the nth page. There are so many that the driver asks for the
+// next page.
 func filled(env *environment, operation string, n int) []string {
 	count := 1
 	if operation == "instance_disk_list" {
-		count = 100 // after a shorter page there are no more disks of an instance (A10)
+		count = 100 // the driver stops after a shorter page of an instance's disks (A10)
 	}
 	var objects []string
 	for i := range count {
@@ -262,7 +266,7 @@ func filled(env *environment, operation string, n int) []string {
 	return objects
 }
 
-// numbered is the object as another one of its kind.
+// numbered returns a copy of the object with another identity.
 func numbered(object string, n int) string {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal([]byte(object), &fields) != nil {

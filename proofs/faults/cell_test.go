@@ -16,7 +16,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// cell is one of the matrix.
+// cell is a cell of the matrix.
 type cell struct {
 	operation string
 	phase     phase
@@ -28,18 +28,19 @@ func (c cell) String() string {
 	return strings.Join([]string{c.operation, string(c.phase), c.answer.name, c.scenario.name}, "/")
 }
 
-// The time limits of a call: of one that is to run into it, at first, and of any other.
+// The time limits of a call. The first applies to a call that is meant to reach its limit, the
+// second to any other call.
 const (
 	shortLimit = 250 * time.Millisecond
 	longLimit  = 20 * time.Second
 )
 
-// errNotFired is returned when the time of the call was up before it made the request that was to
-// be struck.
+// errNotFired means that the time of the call was over before it made the request that the
+// fault affects.
 var errNotFired = errors.New("the fault did not apply")
 
-// run runs a cell. A time limit that was too short for the machine is doubled: what the cell
-// demands is not.
+// run runs a cell. If a time limit was too short for the machine, run doubles the limit. The
+// requirements stay the same.
 func (c cell) run(ctx context.Context, env *environment) error {
 	limit := longLimit
 	if c.answer.slow {
@@ -48,7 +49,7 @@ func (c cell) run(ctx context.Context, env *environment) error {
 	for {
 		err := c.runOnce(ctx, env, limit)
 		if err != nil {
-			// Nothing of this cell may affect the next one.
+			// Nothing of this cell may affect the next cell.
 			err = errors.Join(err, env.Rack.Admin.ClearFaults(ctx), env.Rack.Admin.RunDeferred(ctx))
 		}
 		err = errors.Join(err, env.cleanUp(ctx))
@@ -59,7 +60,7 @@ func (c cell) run(ctx context.Context, env *environment) error {
 	}
 }
 
-// cellRun is a cell under way.
+// cellRun is a cell that runs.
 type cellRun struct {
 	cell
 	env    *environment
@@ -100,7 +101,7 @@ func (c cell) runOnce(ctx context.Context, env *environment, limit time.Duration
 	if err := env.Rack.Admin.RunDeferred(ctx); err != nil {
 		return err
 	}
-	// A call that nobody waits for may have done half its work, until the orchestrator repeats it.
+	// An abandoned call may have done half of its work, until the orchestrator repeats it.
 	if err := r.checkState(ctx); err != nil && r.effect.halfway == nil {
 		return fmt.Errorf("when it was carried out at last: %w", err)
 	}
@@ -124,7 +125,7 @@ func (r *cellRun) prepare(ctx context.Context) error {
 	return nil
 }
 
-// changed returns the state after a change.
+// changed returns a copy of the state with a change.
 func (state rackState) changed(change func(*rackState)) rackState {
 	changed := state.clone()
 	if change != nil {
@@ -133,7 +134,7 @@ func (state rackState) changed(change func(*rackState)) rackState {
 	return changed
 }
 
-// callWithFault makes the call with the fault in force.
+// callWithFault makes the call while the fault is active.
 func (r *cellRun) callWithFault(ctx context.Context, limit time.Duration) error {
 	admin := r.env.Rack.Admin
 	var first, last string
@@ -162,7 +163,7 @@ func (r *cellRun) callWithFault(ctx context.Context, limit time.Duration) error 
 	return nil
 }
 
-// faults are the rules of a cell: one, or one for each page of a list.
+// faults returns the fault rules of a cell: one, or one for each page of a list.
 func (r *cellRun) faults() []adminapi.Fault {
 	fault := r.phase.rule(r.operation)
 	a := r.cell.answer
@@ -222,8 +223,9 @@ func (r *cellRun) now(ctx context.Context) (rackState, error) {
 	return now.since(r.start), err
 }
 
-// repeat makes the call again until nothing else works on the object, as an orchestrator does, and
-// demands what it was to bring about. What an OK said before it, it has to say again.
+// repeat makes the call again until no other operation works on the object, as an orchestrator
+// does, and returns an error unless the call has had its effect. If the first call was OK,
+// repeat must return the same result.
 func (r *cellRun) repeat(ctx context.Context) error {
 	var again proto.Message
 	var err error
@@ -247,7 +249,8 @@ func (r *cellRun) repeat(ctx context.Context) error {
 	return r.checkState(ctx)
 }
 
-// checkState demands that the rack has what the call was to bring about.
+// checkState returns an error unless the rack has the state that the call must have as its
+// effect.
 func (r *cellRun) checkState(ctx context.Context) error {
 	now, err := r.now(ctx)
 	if err != nil {
@@ -259,7 +262,7 @@ func (r *cellRun) checkState(ctx context.Context) error {
 	return nil
 }
 
-// outcome is how a call ended, in words.
+// outcome describes the result of a call in words.
 func outcome(err error) string {
 	if err == nil {
 		return "said OK"
@@ -267,7 +270,8 @@ func outcome(err error) string {
 	return fmt.Sprintf("failed with %s (%s)", status.Code(err), status.Convert(err).Message())
 }
 
-// operations observes which operations a scenario's call needs, without a fault.
+// operations makes a scenario's call without a fault, and returns the operations that it
+// needs.
 func (s scenario) operations(ctx context.Context, env *environment) ([]string, error) {
 	r := &cellRun{cell: cell{scenario: s}, env: env}
 	if err := r.prepare(ctx); err != nil {

@@ -1,15 +1,16 @@
-// Package faults proves what the driver makes of a rack that answers wrongly: every operation that
-// the driver asks a rack for, struck before, instead of, after, beside and long before its effect,
-// with every kind of wrong answer.
+// Package faults proves that the driver behaves correctly if a rack answers wrongly. Every
+// operation that the driver uses gets every kind of wrong answer: before, instead of, after,
+// together with, and long before its effect.
 //
-// A cell is an operation, a phase, an answer, and a CSI call that needs the operation. The call is
-// made once with the fault in force, and then repeated without it, as an orchestrator does. The
-// fault must give the code that the error table promises; an OK must be true, in the rack's state
-// and in its words; and after the repetition the rack must be in the state that the call was to
-// bring about, with nothing more in it. Which calls need which operations is observed, not written
-// down, and the union of them must be what the driver's source asks a rack for.
+// A cell consists of an operation, a phase, an answer, and a CSI call that needs the
+// operation. The call is made once with the fault, and then repeated without it, as an
+// orchestrator does. The call with the fault must return the code of the error table. If it
+// returns OK, this must be true, both in the rack's state and in the response. After the
+// repetition the rack must have exactly the state that the call has as its effect, and nothing
+// more. The operations that each call needs are observed and not written down. All of them
+// together must be the operations that the driver's source uses.
 //
-// The short form runs every operation with every answer, in two phases and with calls that the seed
-// chooses; the long form runs every cell, and then again in another order until its time is up.
-// FAULTS_CELL names one cell, or a pattern of them, to run alone.
+// The short form runs every operation with every answer, in two phases and with calls that the
+// seed chooses. The long form runs every cell, and then repeats them in other orders until its
+// time is over. FAULTS_CELL is the name of one cell, or a pattern of several, to run alone.
 package faults

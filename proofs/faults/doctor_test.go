@@ -20,7 +20,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// remember is an interceptor that keeps the last request: what an orchestrator had asked for.
+// remember is an interceptor that keeps the last request, which the doctor is asked about.
 func (env *environment) remember(ctx context.Context, method string, req, reply any,
 	conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption,
 ) error {
@@ -28,22 +28,22 @@ func (env *environment) remember(ctx context.Context, method string, req, reply 
 	return invoke(ctx, method, req, reply, conn, options...)
 }
 
-// doctor counts what a doctor says of the cells that end in an error.
+// doctor counts the results of the doctor for cells that end in an error.
 type doctor struct {
 	mu sync.Mutex
-	// guarded by mu
+	// mu guards situations.
 	situations map[string]bool
-	// guarded by mu
+	// mu guards right and unseen.
 	right, unseen int
 }
 
-// ask asks a doctor about a call that has failed: what Kubernetes would show of it is given as
-// objects, and the rack is in order again. It asks once for each call and reason.
+// ask runs a doctor for a call that has failed. The doctor gets the objects that Kubernetes
+// would show, and the rack works again. ask does so once for each call and reason.
 func (d *doctor) ask(ctx context.Context, env *environment, callError error) error {
 	reason, _, ours := strings.Cut(status.Convert(callError).Message(), ": ")
 	objects, question := kubernetesOf(env.request, callError)
 	if question == nil || !ours || strings.Contains(reason, " ") || !env.mayBe(env.request) {
-		return nil // no claim is about it, or the caller itself gave up
+		return nil // the call is not about a claim, or the caller itself gave up
 	}
 	situation := fmt.Sprintf("%T %s", env.request, reason)
 	d.mu.Lock()
@@ -69,8 +69,8 @@ func (d *doctor) ask(ctx context.Context, env *environment, callError error) err
 	return nil
 }
 
-// mayBe reports whether Kubernetes would ask for it: of a volume that there is, at a node that
-// runs. What else is wrong otherwise, a doctor finds first.
+// mayBe reports whether Kubernetes would make this call: for a volume that exists, and on a
+// node that runs. In other cases the doctor reports the other fault first.
 func (env *environment) mayBe(request proto.Message) bool {
 	if r, ok := request.(interface{ GetVolumeId() string }); ok && r.GetVolumeId() == nobody {
 		return false
@@ -79,7 +79,7 @@ func (env *environment) mayBe(request proto.Message) bool {
 	return !ok || r.GetNodeId() == env.up
 }
 
-// linkOf is the link at which a failure is to be found.
+// linkOf returns the link of the chain at which the doctor must find the failure.
 func linkOf(request proto.Message, reason string) string {
 	for prefix, link := range map[string]string{"Rack": "rack", "Token": "rack", "Role": "rack",
 		"Project": "rack", "EffectUnknown": "rack", "NameTaken": "rack", "ObjectNotFound": "rack",
@@ -116,15 +116,15 @@ func (env *environment) doctor(ctx context.Context, objects []byte, question []s
 		"OXIDE_PROJECT=" + env.Rack.Project}
 	var out, log bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &log
-	_ = cmd.Run() // that something is broken is a status
+	_ = cmd.Run() // the doctor's exit status is not zero if it finds a fault
 	if err := json.Unmarshal(out.Bytes(), &said); err != nil || len(said.Chains) != 1 {
 		return said, fmt.Errorf("the doctor said %s%s: %w", out.String(), log.String(), err)
 	}
 	return said, nil
 }
 
-// kubernetesOf is what Kubernetes shows of a call that failed, and what to ask a doctor; nil for a
-// call that is not about a claim.
+// kubernetesOf returns the objects that Kubernetes shows for a call that failed, and the
+// arguments for a doctor. It returns nil for a call that is not about a claim.
 func kubernetesOf(request proto.Message, callError error) (objects []byte, question []string) {
 	type object = map[string]any
 	const claim, volume, node = "data", "pv-1", "node-1"
@@ -179,7 +179,7 @@ func kubernetesOf(request proto.Message, callError error) (objects []byte, quest
 	}
 	objects, err := json.Marshal(object{"kind": "List", "items": items})
 	if err != nil {
-		panic(err) // maps of strings and times
+		panic(err) // impossible: maps of strings and times
 	}
 	return objects, question
 }

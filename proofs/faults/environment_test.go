@@ -22,48 +22,50 @@ import (
 
 const (
 	gib = harness.GiB
-	// quota is the silo's, and diskLimit an instance's.
+	// quota is the quota of the silo. diskLimit is the number of disks that an instance can have.
 	quota     = 512 * gib
 	diskLimit = 5
-	// otherProject is one that the driver is not configured for.
+	// otherProject is a project for which the driver is not configured.
 	otherProject = "other"
-	// nobody is an ID that nothing has.
+	// nobody is an ID that no object has.
 	nobody = "5e1a9c0e-0c53-4a1c-8f0e-7a3e8f6f0a11"
 )
 
-// environment is a rack with a driver, and the objects that every cell finds there. It runs one
-// cell at a time.
+// environment is a rack with a driver, and the objects that exist before every cell. It runs
+// one cell at a time.
 type environment struct {
 	*harness.Environment
 	run    *harness.Run
 	plugin *harness.Plugin
 	conn   *grpc.ClientConn
 	ctl    csi.ControllerClient
-	// diagnoses are those of all racks.
+	// diagnoses are the diagnoses of all racks.
 	diagnoses *doctor
-	// request is the last one.
+	// request is the last request.
 	request proto.Message
 
-	// up runs and down is stopped; full is stopped and has as many disks as it can.
+	// up is an instance that runs, and down is one that is stopped. full is stopped and has as
+	// many disks as it can have.
 	up, down, full string
-	// boot is the boot disk of down; byHand is attached to it, and no volume.
+	// boot is the boot disk of down. byHand is a disk that is attached to down and is not a
+	// volume.
 	boot, byHand *oxide.Disk
-	// source is a volume with a snapshot, snap; gone is a snapshot whose volume is gone.
+	// source is a volume, and snap is its snapshot. gone is a snapshot whose volume was deleted.
 	source     *csi.Volume
 	snap, gone *csi.Snapshot
-	// foreign is a snapshot, and foreignDisk a disk, in the other project.
+	// foreign is a snapshot, and foreignDisk is a disk, in the other project.
 	foreign     *oxide.Snapshot
 	foreignDisk *oxide.Disk
 	local       *oxide.Disk
 	image       *oxide.Image
-	// others are the objects that a rack shows in place of the right ones, by kind.
+	// others contains the objects with which the rack replaces the right ones, by kind.
 	others map[string]string
 
 	tokenFile string
 	tokenTime time.Time
 	tokens    int
 	names     int
-	// baseState is the rack's state when no cell runs.
+	// baseState is the state of the rack when no cell runs.
 	baseState rackState
 }
 
@@ -71,7 +73,7 @@ type environment struct {
 func newEnvironment(ctx context.Context, run *harness.Run, d *doctor) (*environment, error) {
 	started, err := run.StartEnvironment(ctx, harness.RackOptions{
 		Instances: []string{"up", "down", "full"}, QuotaBytes: quota, DiskLimit: diskLimit,
-		// Any token: the cells give the driver new ones.
+		// The rack accepts any token, because the cells give the driver new ones.
 		Args: []string{"--token=", "--project", otherProject,
 			"--image", fmt.Sprintf("sanity/image=%d", gib), "--log-level=error"},
 	})
@@ -85,7 +87,8 @@ func newEnvironment(ctx context.Context, run *harness.Run, d *doctor) (*environm
 	env.up, env.down = rack.Instance("up").ID, rack.Instance("down").ID
 	env.full = rack.Instance("full").ID
 	env.rotate()
-	// Ready, it has looked at its project, and does not do so while a cell runs.
+	// When the driver is ready, it has looked up its project. So it does not do this while a cell
+	// runs.
 	env.plugin, err = env.StartPlugin(ctx, harness.PluginOptions{Mode: harness.ModeController,
 		Env: map[string]string{"OXIDE_TOKEN": "", "OXIDE_TOKEN_FILE": env.tokenFile,
 			"OXIDE_MAX_DISKS": strconv.Itoa(diskLimit)}})
@@ -109,7 +112,7 @@ func newEnvironment(ctx context.Context, run *harness.Run, d *doctor) (*environm
 	return env, env.TakeBaseline(ctx)
 }
 
-// createObjects makes what all cells find.
+// createObjects creates the objects that all cells need.
 func (env *environment) createObjects(s *setup) {
 	env.boot = s.handmade("boot", rackProject, harness.BlankBackend())
 	env.byHand = s.handmade("by-hand", rackProject, harness.BlankBackend())
@@ -136,7 +139,7 @@ func (env *environment) createObjects(s *setup) {
 	env.image = &images.Items[0]
 }
 
-// fetchOtherObjects asks the rack for the objects with which it is going to lie.
+// fetchOtherObjects reads the objects that later replace the right ones in answers.
 func (env *environment) fetchOtherObjects(s *setup) {
 	stranger := s.volume("stranger")
 	alien := s.snapshot("alien", stranger.GetVolumeId())
@@ -149,12 +152,13 @@ func (env *environment) fetchOtherObjects(s *setup) {
 	} {
 		env.others[kind] = must(s, func() (string, error) { return env.fetch(s.ctx, path) })
 	}
-	// There is one image and one utilization: another image, and no utilization at all.
+	// The rack has only one image and one utilization. The image becomes another image, and the
+	// utilization becomes an empty one.
 	env.others["image"] = renamed(env.others["image"])
 	env.others["utilization"] = env.others["project"]
 }
 
-// fetch is an answer of the rack as it comes.
+// fetch returns an answer of the rack without changes.
 func (env *environment) fetch(ctx context.Context, path string) (string, error) {
 	resp, err := env.Rack.Client.MakeRequest(ctx, oxide.Request{Method: http.MethodGet, Path: path})
 	if err != nil {
@@ -168,7 +172,7 @@ func (env *environment) fetch(ctx context.Context, path string) (string, error) 
 	return string(body), err
 }
 
-// renamed is an image as another one, and a larger one.
+// renamed returns an image as a different, larger image.
 func renamed(object string) string {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal([]byte(object), &fields) != nil {
@@ -179,12 +183,12 @@ func renamed(object string) string {
 	return text(fields)
 }
 
-// other is the JSON of another object of the kind that an operation answers with. A list is
-// answered with an object, too.
+// other returns the JSON of another object of the kind that an operation returns. It returns
+// an object for lists, too.
 func (env *environment) other(operation string) string { return env.others[kindOf(operation)] }
 
-// rotate gives the driver a new token in a file that does not look changed, and returns the one
-// that the driver still has.
+// rotate writes a new token to the driver's file in such a way that the file does not look
+// changed. It returns the token that the driver still uses.
 func (env *environment) rotate() (old string) {
 	old = fmt.Sprintf("oxide-token-%08d", env.tokens)
 	env.tokens++
@@ -195,7 +199,7 @@ func (env *environment) rotate() (old string) {
 	return old
 }
 
-// shutDown demands that nothing is left, and stops everything.
+// shutDown stops all processes, and returns an error if something is left.
 func (env *environment) shutDown(ctx context.Context) error {
 	var err error
 	if env.Baseline != nil {
@@ -204,5 +208,5 @@ func (env *environment) shutDown(ctx context.Context) error {
 	return errors.Join(err, env.conn.Close(), env.Close())
 }
 
-// patience is for what takes milliseconds on an idle machine.
+// patience limits waits that take milliseconds on an idle machine.
 const patience = 30 * time.Second

@@ -19,14 +19,14 @@ import (
 
 func TestMain(m *testing.M) { namespace.Main(m) }
 
-// environmentCount are how many racks there are, each with one cell at a time. Much of a cell is
-// waiting.
+// environmentCount is the number of racks, each of which runs one cell at a time. A cell
+// spends much of its time waiting.
 const environmentCount = 6
 
-// only names the cells to run alone, as a pattern.
+// only is the environment variable with a pattern of the cells to run alone.
 const only = "FAULTS_CELL"
 
-func TestNoFaultOfARackMisleadsTheDriver(t *testing.T) {
+func TestTheDriverAnswersEveryFaultOfARackCorrectly(t *testing.T) {
 	p := proof.New(t, "fault-matrix")
 	run := harness.RunFor(t)
 	m := &matrix{t: t, proof: p, run: run, diagnoses: &doctor{situations: map[string]bool{}}}
@@ -49,22 +49,22 @@ func TestNoFaultOfARackMisleadsTheDriver(t *testing.T) {
 	}
 }
 
-// matrix is a run of it.
+// matrix is a run of the matrix.
 type matrix struct {
 	t            *testing.T
 	proof        *proof.Proof
 	run          *harness.Run
 	diagnoses    *doctor
 	environments []*environment
-	// pairs are the operations with the scenarios that need them.
+	// pairs contains the operations with the scenarios that need them.
 	pairs []cell
-	// all is how many cells there are, cells are those of this run.
+	// all is the number of all cells. cells are the cells of this run.
 	all    int
 	cells  []cell
 	passed atomic.Int64
 }
 
-// start starts the racks, all at once.
+// start starts all racks at once.
 func (m *matrix) start() {
 	m.t.Helper()
 	m.environments = make([]*environment, environmentCount)
@@ -99,8 +99,8 @@ func (m *matrix) each(do func(i int)) {
 	all.Wait()
 }
 
-// observe finds out which operations each situation needs, and demands that they are all that the
-// driver's source has.
+// observe finds the operations that each scenario needs. It reports an error unless they are
+// all operations of the driver's source.
 func (m *matrix) observe() {
 	m.t.Helper()
 	needs := make([][]string, len(scenarios))
@@ -134,11 +134,11 @@ func (m *matrix) observe() {
 	}
 }
 
-// shortPhases is in how many phases the short form tries each operation and answer.
+// shortPhases is the number of phases in which the short form tries each operation and answer.
 const shortPhases = 2
 
-// choose takes all cells, or, in the short form, one call for each operation and answer in some of
-// the phases.
+// choose chooses all cells. In the short form it chooses, for each operation and answer, one
+// call in some of the phases.
 func (m *matrix) choose() {
 	m.t.Helper()
 	pattern := os.Getenv(only)
@@ -185,7 +185,7 @@ func (m *matrix) choose() {
 	})
 }
 
-// some are as many cells as the short form has, each of another phase.
+// some returns as many cells as the short form needs, each with another phase.
 func some(random *rand.Rand, of []cell) []cell {
 	var chosen []cell
 	for _, i := range random.Perm(len(of)) {
@@ -197,8 +197,7 @@ func some(random *rand.Rand, of []cell) []cell {
 	return chosen
 }
 
-// runCells runs the cells, and in the long form again and again in other orders until its time is
-// up.
+// runCells runs the cells. The long form repeats them in other orders until its time is over.
 func (m *matrix) runCells() {
 	m.round()
 	for !m.proof.Over() && m.proof.Long() && !m.t.Failed() {
@@ -232,7 +231,7 @@ func (m *matrix) round() {
 	})
 }
 
-// repetition says how to run just one cell.
+// repetition returns the command that runs only this cell.
 func repetition(c cell) string {
 	return fmt.Sprintf("run just this cell: %s='%s' go test ./proofs/faults -run TestNoFault", only,
 		c)

@@ -14,11 +14,12 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 )
 
-// background is what the controller asks beside its calls, for a metric: no call needs it.
+// background is an operation that the controller uses for a metric, independently of its
+// calls. No call needs it.
 const background = "current_user_access_token_list"
 
-// driverOperations are the operations that the driver's source asks a rack for, as the API names
-// them: every method of Oxide's client that it mentions.
+// driverOperations returns the operations that the driver's source uses, with the API's names:
+// every method of Oxide's client that the source mentions.
 func driverOperations(t *testing.T) []string {
 	t.Helper()
 	methods := map[string]bool{}
@@ -59,7 +60,7 @@ func driverOperations(t *testing.T) []string {
 	return names
 }
 
-// operationOf is the API's name for what a method of the client asks.
+// operationOf returns the API's name of the operation for a method of the client.
 func operationOf(method string) string {
 	var b strings.Builder
 	for i, r := range strings.TrimSuffix(method, "AllPages") {

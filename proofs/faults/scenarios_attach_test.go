@@ -7,7 +7,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// attachScenarios attach and detach.
+// attachScenarios are scenarios that attach or detach.
 var attachScenarios = []scenario{
 	{"publish", codes.OK, func(s *setup) effect {
 		name := s.name("publish")
@@ -94,7 +94,8 @@ var attachScenarios = []scenario{
 	}},
 }
 
-// publishEffect is an act that attaches a detached disk; a node that runs then sees a device.
+// publishEffect returns the effect of a call that attaches a detached disk. If the node runs,
+// its guest gets a device.
 func publishEffect(s *setup, name string, volume *csi.Volume, node string) effect {
 	return effect{call: callOf(s.ctl.ControllerPublishVolume, harness.PublishRequest(volume, node)),
 		apply: func(state *rackState) {
@@ -107,7 +108,8 @@ func publishEffect(s *setup, name string, volume *csi.Volume, node string) effec
 		}}
 }
 
-// unpublishEffect is an act that detaches a new volume from where it is.
+// unpublishEffect returns the effect of a call that detaches a new volume from the node that
+// has it.
 func unpublishEffect(s *setup, from, node string) effect {
 	name := s.name("unpublish")
 	id := s.volume(name).GetVolumeId()
@@ -129,5 +131,5 @@ func unpublish(s *setup, id, node string) effect {
 		&csi.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: node})}
 }
 
-// serial is what a guest sees of a disk's name.
+// serial returns the part of a disk's name that a guest sees.
 func serial(name string) string { return name[:min(len(name), 20)] }

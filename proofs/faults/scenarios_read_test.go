@@ -7,7 +7,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// readScenarios only look.
+// readScenarios are scenarios that change nothing.
 var readScenarios = []scenario{
 	{"list", codes.OK, func(s *setup) effect {
 		return effect{call: callOf(s.ctl.ListVolumes, &csi.ListVolumesRequest{})}

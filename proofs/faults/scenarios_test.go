@@ -11,28 +11,28 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// effect is a call under way: what is called, and what the rack is when it is done.
+// effect is a prepared call, with the state that the rack must have after the call.
 type effect struct {
 	call func(context.Context) (proto.Message, error)
-	// apply changes the state as the call does; nil is not at all.
+	// apply changes the state as the call does. Nil means that the call changes nothing.
 	apply func(*rackState)
-	// halfway is the state that a failed call may leave; nil is none.
+	// halfway changes the state as a failed call may do. Nil means that it may change nothing.
 	halfway func(*rackState)
 }
 
-// scenario is a CSI call in a situation. Which operations it needs is observed.
+// scenario is a CSI call in a situation. The operations that it needs are observed.
 type scenario struct {
 	name string
-	// want is the code without a fault.
+	// want is the code of the call without a fault.
 	want    codes.Code
 	prepare func(*setup) effect
 }
 
-// scenarios are the calls, with what they do and what they find out.
+// scenarios contains all scenarios.
 var scenarios = append(append(append([]scenario{}, volumeScenarios...), attachScenarios...),
 	readScenarios...)
 
-// callOf is a call of the controller with its request.
+// callOf returns a call of the controller with its request.
 func callOf[Req, Resp any, Message interface {
 	*Resp
 	proto.Message
@@ -41,7 +41,8 @@ func callOf[Req, Resp any, Message interface {
 	return func(ctx context.Context) (proto.Message, error) { return method(ctx, req) }
 }
 
-// createEffect is an act that makes a disk of 1 GiB, with the blocks of its source.
+// createEffect returns the effect of a call that makes a disk of 1 GiB, with the block size of
+// its source.
 func createEffect(s *setup, req *csi.CreateVolumeRequest, from string) effect {
 	return effect{call: callOf(s.ctl.CreateVolume, req), apply: func(state *rackState) {
 		state.Disks[req.GetName()] = disk{ID: fresh, State: "detached", From: from,
@@ -50,7 +51,7 @@ func createEffect(s *setup, req *csi.CreateVolumeRequest, from string) effect {
 	}}
 }
 
-// madeBlocks are the blocks of a disk that was made from an image, and of any other.
+// madeBlocks is the block size of a disk: the key is whether the disk was made from an image.
 var madeBlocks = map[bool]int{true: 512, false: 4096}
 
 func (s *setup) imageID() string {
@@ -60,10 +61,10 @@ func (s *setup) imageID() string {
 	return s.image.Id
 }
 
-// undoScenario is the scenario whose call has to take back what it has made.
+// undoScenario is the scenario whose call must delete the disk that it has made.
 const undoScenario = "restore-with-other-blocks"
 
-// volumeScenarios make and remove volumes and snapshots.
+// volumeScenarios are scenarios that create and delete volumes and snapshots.
 var volumeScenarios = []scenario{
 	{"create", codes.OK, func(s *setup) effect {
 		return createEffect(s, harness.CreateRequest(s.name("create")), "")
@@ -94,7 +95,7 @@ var volumeScenarios = []scenario{
 		return createEffect(s, restoreRequest(s.name("blocks"), snap, "4096"), snap)
 	}},
 	{undoScenario, codes.InvalidArgument, func(s *setup) effect {
-		// Nobody can tell before the disk is made, which then has to go.
+		// The block size is unknown before the disk is made. The disk must then be deleted.
 		gone := s.gone.GetSnapshotId()
 		a := createEffect(s, restoreRequest(s.name("undo"), gone, "512"), gone)
 		a.halfway, a.apply = a.apply, nil

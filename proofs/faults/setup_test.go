@@ -11,17 +11,17 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// rackProject is the project that the driver is configured for.
+// rackProject is the project for which the driver is configured.
 const rackProject = "sanity"
 
-// setup prepares a cell. What goes wrong there is kept in err, and nothing is done after it.
+// setup prepares a cell. It keeps the first error in err, and does nothing after that.
 type setup struct {
 	*environment
 	ctx context.Context
 	err error
 }
 
-// must does something unless something else went wrong before. What it returns is never nil.
+// must calls do unless an earlier step failed. Its result is never nil.
 func must[T any](s *setup, do func() (T, error)) T {
 	var none T
 	if s.err != nil {
@@ -32,14 +32,14 @@ func must[T any](s *setup, do func() (T, error)) T {
 	return value
 }
 
-// do is must for what returns an error alone.
+// do is must for a function that returns only an error.
 func (s *setup) do(do func() error) {
 	if s.err == nil {
 		s.err = do()
 	}
 }
 
-// name is one that no other cell has.
+// name returns a name that no other cell has.
 func (s *setup) name(prefix string) string {
 	s.names++
 	return fmt.Sprintf("%s-%d", prefix, s.names)
@@ -112,13 +112,13 @@ func (s *setup) snapshot(name, volume string) *csi.Snapshot {
 	return resp.GetSnapshot()
 }
 
-// delete deletes a volume past the driver.
+// delete deletes a volume without the driver.
 func (s *setup) delete(volume string) {
 	s.do(func() error { return s.Rack.DeleteDisk(s.ctx, volume) })
 }
 
-// cleanUp removes what is not in the rack when no cell runs, and demands that nothing else has
-// changed.
+// cleanUp removes everything that the rack does not have between cells, and returns an error
+// if something else has changed.
 func (env *environment) cleanUp(ctx context.Context) error {
 	s := &setup{environment: env, ctx: ctx}
 	now := must(s, func() (rackState, error) { return readState(ctx, env.Rack.Admin) })
@@ -147,7 +147,7 @@ func (env *environment) cleanUp(ctx context.Context) error {
 	return s.err
 }
 
-// static is the volume of a disk made by hand.
+// static returns the volume of a disk that was made by hand.
 func static(disk *oxide.Disk) *csi.Volume { return &csi.Volume{VolumeId: disk.Id} }
 
 func (s *setup) deleteSnapshot(id string) {
@@ -157,7 +157,8 @@ func (s *setup) deleteSnapshot(id string) {
 	})
 }
 
-// restoreRequest asks for a volume from a snapshot, with blocks of that size, "" for any.
+// restoreRequest returns a request for a volume from a snapshot, with that block size; ""
+// allows any.
 func restoreRequest(name, snapshot, blockSize string) *csi.CreateVolumeRequest {
 	req := harness.FromSnapshot(harness.CreateRequest(name), snapshot)
 	if blockSize != "" {

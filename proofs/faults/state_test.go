@@ -12,12 +12,12 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// rackState is all that the rack has: disks and snapshots by the name that the orchestrator gave
-// them, or else by their own.
+// rackState is the complete state of the rack. The keys of disks and snapshots are the names
+// that the orchestrator gave them, or their own names.
 type rackState struct {
 	Disks     map[string]disk
 	Snapshots map[string]snapshot
-	// Devices are how many loop devices carry a serial.
+	// Devices is the number of loop devices for each serial.
 	Devices map[string]int
 	Storage int64
 }
@@ -33,7 +33,7 @@ type snapshot struct {
 	Size            int64
 }
 
-// fresh is the ID of what was not there when the cell began.
+// fresh replaces the IDs of objects that did not exist when the cell began.
 const fresh = "new"
 
 // readState reads the rack's state.
@@ -66,7 +66,8 @@ func readState(ctx context.Context, admin adminapi.Client) (rackState, error) {
 	return w, nil
 }
 
-// insert keeps both of two objects with one name.
+// insert adds an object to a table. If there is one of the same name already, insert keeps
+// both.
 func insert[T any](table map[string]T, name string, object T) {
 	for n := 2; ; n++ {
 		if _, taken := table[name]; !taken {
@@ -77,7 +78,7 @@ func insert[T any](table map[string]T, name string, object T) {
 	}
 }
 
-// nameOf is the orchestrator's name for an object, which the driver keeps in its description.
+// nameOf returns the orchestrator's name of an object. The driver keeps it in the description.
 func nameOf(name, description string) string {
 	var mark struct{ Name string }
 	_, text, ok := strings.Cut(description, "csi.oxide.computer ")
@@ -92,7 +93,8 @@ func (state rackState) clone() rackState {
 		Devices: maps.Clone(state.Devices), Storage: state.Storage}
 }
 
-// since is the state with the IDs of what was not in an earlier one made equal.
+// since returns the state with the same ID for all objects that an earlier state does not
+// have.
 func (state rackState) since(earlier rackState) rackState {
 	now, known := state.clone(), map[string]bool{}
 	for _, d := range earlier.Disks {
@@ -116,5 +118,6 @@ func (state rackState) since(earlier rackState) rackState {
 	return now
 }
 
-// differs describes how the state differs from another; "" when it does not.
+// differs describes how the state differs from another one. It returns "" if the states are
+// equal.
 func (state rackState) differs(from rackState) string { return cmp.Diff(from, state) }

@@ -7,12 +7,13 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// doubt says which further codes an answer to an operation may have: the driver looks at the rack
-// again before it says what the answer means, and what it then finds decides (A0.3, OX-1, OX-3,
-// OX-6). The code of the call without a fault is always among them.
+// doubt contains further codes that an answer to an operation may have. For these answers the
+// driver reads the rack's state before it decides what the answer means, and that state
+// decides (A0.3, OX-1, OX-3, OX-6). The code of the call without a fault is always allowed,
+// too.
 var doubt = map[string]map[string][]codes.Code{
 	"disk_create": {
-		// It was there, the rack says, and it is not.
+		// The rack answers that the object exists, but the object does not exist.
 		"ObjectAlreadyExists":  {codes.Aborted},
 		"InsufficientCapacity": {},
 		"InvalidRequest":       {}, "Conflict": {}, "ObjectNotFound": {},
@@ -20,7 +21,7 @@ var doubt = map[string]map[string][]codes.Code{
 	"snapshot_create": {
 		"ObjectAlreadyExists":  {codes.Aborted},
 		"InsufficientCapacity": {}, "InvalidRequest": {}, "ObjectNotFound": {},
-		// Another snapshot of the disk is under way.
+		// Another snapshot of the disk is in progress.
 		"Conflict": {codes.Aborted},
 	},
 	"instance_disk_attach": {
@@ -39,26 +40,29 @@ var doubt = map[string]map[string][]codes.Code{
 		"InvalidRequest": {codes.Internal}, "Conflict": {},
 		"ObjectNotFound": {codes.Internal, codes.Unavailable, codes.Aborted},
 	},
-	// A look that is taken to resolve a doubt, and finds nothing: the object went meanwhile.
+	// The driver reads the object because of a doubtful answer and does not find it: it was
+	// deleted in the meantime.
 	"disk_view": {
 		"ObjectNotFound": {codes.Aborted},
-		// No rack says so of a look. Where the source is gone, too, that is what is told.
+		// No rack answers this to a read. If the source is missing too, the driver reports the
+		// source.
 		"ObjectAlreadyExists": {codes.AlreadyExists, codes.NotFound},
 	},
 	"snapshot_view": {"ObjectNotFound": {codes.Aborted}},
-	// The list before the attach is empty and lacks nothing. In the one behind it the disk lacks its
-	// type, and as it is attached by then the orchestrator has to come again.
+	// The list before the attach is empty, so it lacks no fields. In the list after the attach the
+	// disk has no type. The disk is attached by then, so the orchestrator must repeat the call.
 	"instance_disk_list": {"other-release": {codes.Unavailable}},
-	// The parameter is wrong then (CV-6).
+	// The parameter is wrong in this case (CV-6).
 	"image_view": {"ObjectNotFound": {codes.InvalidArgument}},
-	// A project that a token may not see is a role that is missing (OX-6).
+	// If a token may not see the project, it lacks a role (OX-6).
 	"project_view": {"ObjectNotFound": {codes.PermissionDenied}},
 }
 
-// allowed are the codes that the table has for a cell.
+// allowed returns the codes that the table allows for a cell.
 func (c cell) allowed() []codes.Code {
 	if c.answer.success && strings.HasSuffix(c.operation, "_delete") && !c.undoing() {
-		// The rack's success has no body to tell it by. What has one is somebody else's.
+		// A successful delete of the rack has no body. An answer with a body does not come from the
+		// rack.
 		return []codes.Code{codes.Unavailable}
 	}
 	if c.open() {
@@ -81,10 +85,10 @@ func (c cell) allowed() []codes.Code {
 	return all
 }
 
-// open are the answers that leave open whether a change was made. To a create, a snapshot or an
-// attach the driver looks in the same call, and what it finds decides; while nothing is found the
-// orchestrator has to come again. No such call ends with INTERNAL, after which the orchestrator
-// would forget the object.
+// open contains the answers that leave open whether a change was made. After a create, a
+// snapshot or an attach with such an answer, the driver reads the state in the same call, and
+// the state decides. If the driver finds nothing, the orchestrator must repeat the call. Such
+// a call never ends with INTERNAL, because the orchestrator would then forget the object.
 var (
 	open = []string{"Internal", "ServiceNotAvailable", "proxy-408", "proxy-502", "proxy-504",
 		"proxy-520", "redirect", "other-object", "nulls", "other-release"}
@@ -95,17 +99,17 @@ func (c cell) open() bool {
 	return slices.Contains(making, c.operation) && slices.Contains(open, c.answer.name)
 }
 
-// undoing reports whether the operation may be one to take back what the call itself has made.
-// Whatever hinders that, the orchestrator has to come again: with a final answer it would leave the
-// disk behind.
+// undoing reports whether the operation may be one with which the call undoes what it has
+// made. If the operation fails, the orchestrator must repeat the call, because after a final
+// answer it would leave the disk behind.
 func (c cell) undoing() bool {
 	return c.scenario.name == undoScenario &&
 		(c.operation == "disk_delete" || c.operation == "disk_view")
 }
 
-// deniesObject are the cells in which the rack itself says of an object that it has none such, when
-// it was only asked to show it: nobody can tell that from the truth, and OX-6 makes it a success of
-// a call that takes something away, or an empty list.
+// deniesObject reports whether the rack answers to a read of an object that the object does
+// not exist. The driver cannot distinguish this from the truth. OX-6 makes it a success for a
+// call that removes something, and an empty result for a list.
 func (c cell) deniesObject() bool {
 	takes := c.scenario.name == undoScenario || c.scenario.name == "list-a-snapshot" ||
 		strings.HasPrefix(c.scenario.name, "delete") || strings.HasPrefix(c.scenario.name, "unpublish")

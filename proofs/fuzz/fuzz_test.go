@@ -17,16 +17,17 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
-// leastTime is how long a target is fuzzed at least, be the share smaller; and how much of it the
-// fuzzer may spend on making one input smaller, which would else be a minute.
+// leastTime is the minimum time for which a target is fuzzed, even if its share is smaller. It
+// also limits how long the fuzzer makes one input smaller, which could otherwise take a
+// minute.
 const leastTime = time.Second
 
-// tally is what the proof counts.
+// tally contains the counters of the proof.
 type tally struct{ targets, corpus, executions, crashers int }
 
-// TestFuzz is the proof: no seed, and in the long form nothing that the fuzzer makes of them,
-// breaks what a target holds.
-func TestFuzz(t *testing.T) {
+// TestNoInputBreaksAFuzzTarget is the proof: no seed makes a fuzz target fail, and in the long
+// form no input that the fuzzer makes from the seeds does.
+func TestNoInputBreaksAFuzzTarget(t *testing.T) {
 	p := proof.New(t, "fuzz")
 	all, err := targets()
 	if err != nil {
@@ -49,7 +50,7 @@ func TestFuzz(t *testing.T) {
 		"crashers", n.crashers)
 }
 
-// fuzzEach gives every target an equal share of the time that is left once all are built.
+// fuzzEach builds all targets and then gives each an equal share of the remaining time.
 func fuzzEach(t *testing.T, p *proof.Proof, all []target, n *tally) {
 	begin := time.Now()
 	f := fuzzer{dir: t.TempDir()}
@@ -71,9 +72,10 @@ func fuzzEach(t *testing.T, p *proof.Proof, all []target, n *tally) {
 	}
 }
 
-// fuzzer holds the packages' tests, each built once with what guides the fuzzer.
+// fuzzer contains the test binaries of the packages. Each is built once, with the
+// instrumentation that guides the fuzzer.
 type fuzzer struct {
-	// dir holds the binaries and what the fuzzer learns.
+	// dir contains the binaries and the inputs that the fuzzer collects.
 	dir string
 }
 
@@ -91,10 +93,11 @@ func (f fuzzer) build(ctx context.Context, dir string) error {
 	return nil
 }
 
-// progress is what the fuzzer says of itself while it runs.
+// progress matches the lines that the fuzzer prints while it runs.
 var progress = regexp.MustCompile(`execs: (\d+)`)
 
-// fuzz fuzzes the target for so long. What breaks it is left among its seeds.
+// fuzz fuzzes the target for that time. An input that makes the target fail is added to its
+// seeds.
 func (f fuzzer) fuzz(ctx context.Context, one target, share time.Duration) (int, error) {
 	cmd := exec.CommandContext(ctx, f.binary(one.dir), "-test.run=^$",
 		"-test.fuzz=^"+one.name+"$", "-test.fuzztime="+share.String(),
@@ -104,7 +107,7 @@ func (f fuzzer) fuzz(ctx context.Context, one target, share time.Duration) (int,
 	out, err := cmd.CombinedOutput()
 	executions := 0
 	if all := progress.FindAllSubmatch(out, -1); len(all) > 0 {
-		executions, _ = strconv.Atoi(string(all[len(all)-1][1])) // digits
+		executions, _ = strconv.Atoi(string(all[len(all)-1][1])) // the pattern matches only digits
 	}
 	if err != nil && !onlyLate(out) {
 		return executions, fmt.Errorf("%w\n%s", err, lastLines(out, 40))
@@ -112,8 +115,8 @@ func (f fuzzer) fuzz(ctx context.Context, one target, share time.Duration) (int,
 	return executions, nil
 }
 
-// onlyLate reports whether the fuzzer found nothing and calls it a failure that its time was over
-// while a worker was busy, as it does now and then.
+// onlyLate reports whether the only failure is that a worker was busy when the time was over.
+// The fuzzer sometimes reports this as a failure.
 func onlyLate(out []byte) bool {
 	return late.Match(out) && !bytes.Contains(out, []byte("Failing input"))
 }
@@ -121,7 +124,7 @@ func onlyLate(out []byte) bool {
 var late = regexp.MustCompile(
 	`--- FAIL: Fuzz\w+ \([0-9.]+s\)\n +context deadline exceeded\nFAIL\s*$`)
 
-// passed and failed are the lines for one seed.
+// passed and failed match the line for one seed.
 var (
 	passed = regexp.MustCompile(`(?m)^ +--- PASS: Fuzz\w+/`)
 	failed = regexp.MustCompile(`(?m)^ +--- FAIL: Fuzz\w+/`)

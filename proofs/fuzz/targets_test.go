@@ -10,19 +10,19 @@ import (
 	"testing"
 )
 
-// root is the module's directory, seen from this package's.
+// root is the module's directory, relative to the directory of this package.
 const root = "../.."
 
-// leastSeeds is how many seeds a target has to have in the tree.
+// leastSeeds is the minimum number of seeds that the tree must have for each target.
 const leastSeeds = 3
 
 // target is a fuzz target of the module.
 type target struct {
-	// dir is its package's directory below root, in slashes.
+	// dir is the directory of its package below root, with slashes.
 	dir, name string
 }
 
-// corpus is the directory of its seeds.
+// corpus returns the directory of its seeds.
 func (t target) corpus() string {
 	return filepath.Join(root, t.dir, "testdata", "fuzz", t.name)
 }

@@ -1,7 +1,7 @@
-// Package trace follows a running process with ptrace, numbers what it does to the world, and kills
-// it at a chosen place. The process is the one that users run: it knows nothing of this.
+// Package trace follows a running process with ptrace, numbers its effects on the world, and
+// kills the process at a chosen effect. The process is an unmodified one, as users run it.
 //
-// A tracer is a process of its own (Serve), for two reasons. The kernel binds a tracee to one
-// thread of its tracer; and a parent that waits for a traced child is woken by each of its stops.
-// Watcher is the other end of it, for those who drive.
+// A tracer is a process of its own (Serve), for two reasons. The kernel binds a traced process
+// to one thread of its tracer, and a parent that waits for a traced child wakes up at each
+// stop of the child. A Watcher starts a tracer and gives it orders.
 package trace

@@ -2,41 +2,41 @@ package trace
 
 import "fmt"
 
-// Phase says when, around an effect, the process is killed.
+// Phase is the moment, relative to an effect, at which the process is killed.
 type Phase string
 
-// The phases of an effect. Sent is for requests only: the answer is not there yet, and nobody can
-// tell whether the other side has done anything.
+// The phases of an effect. Sent exists only for requests: the answer has not arrived, and it
+// is unknown whether the other side has done anything.
 const (
 	Before Phase = "before"
 	Sent   Phase = "sent"
 	After  Phase = "after"
 )
 
-// Effect is something that the process, or a program that it runs, did to the world outside its
-// memory.
+// Effect is a change that the process, or a program that it runs, made outside its memory.
 type Effect struct {
-	// Program is the name under which the process is watched, or that of a tool it runs.
+	// Program is the name of the watched process, or of a tool that it runs.
 	Program string `json:"program"`
-	// Call is the system call, or the method of a request over HTTP.
+	// Call is the name of the system call, or the method of an HTTP request.
 	Call string `json:"call"`
-	// Target is what it was done to, without what differs from run to run.
+	// Target is the object of the call, without the parts that differ between runs.
 	Target string `json:"target"`
 	// N counts the effects of the same program, call and target from 1.
 	N int `json:"n"`
-	// Failed reports whether the kernel refused, so that nothing happened.
+	// Failed reports whether the kernel refused the call, so that it had no effect.
 	Failed bool `json:"failed,omitempty"`
-	// Request reports whether it has an answer, and so the phase Sent.
+	// Request reports whether the effect is a request that gets an answer. Only requests have the
+	// phase Sent.
 	Request bool `json:"request,omitempty"`
 }
 
-// Name is the effect without its count.
+// Name returns the name of the effect, without its count.
 func (e Effect) Name() string { return e.Program + ": " + e.Call + " " + e.Target }
 
-// Kind is what many effects have in common.
+// Kind returns a name that similar effects have in common.
 func (e Effect) Kind() string { return e.Program + ": " + e.Call }
 
-// Phases are those in which a process can be killed around the effect.
+// Phases returns the phases at which a process can be killed at the effect.
 func (e Effect) Phases() []Phase {
 	if e.Request {
 		return []Phase{Before, Sent, After}
@@ -44,17 +44,17 @@ func (e Effect) Phases() []Phase {
 	return []Phase{Before, After}
 }
 
-// Point is a place in the life of a process: the N-th effect of that name; without a name, the N-th
-// of all.
+// Point is a point in the life of a process: the N-th effect of that name, or, without a name,
+// the N-th of all effects.
 type Point struct {
 	Name  string `json:"name"`
 	N     int    `json:"n"`
 	Phase Phase  `json:"phase"`
-	// Group kills the tools that the process runs at the same instant, as the end of a container
-	// or of a machine does. Otherwise only the process itself is killed.
+	// Group kills the tools of the process together with it, as the end of a container or of a
+	// machine does. Otherwise only the process is killed.
 	Group bool `json:"group"`
-	// Pause lets the process stand still at the point, with its tools, instead of killing it, until
-	// the watcher resumes it.
+	// Pause makes the process and its tools stand still at the point until the watcher resumes
+	// them. The process is not killed.
 	Pause bool `json:"pause,omitempty"`
 }
 
@@ -69,31 +69,31 @@ func (p Point) String() string {
 	return fmt.Sprintf("%s %q #%d, %s", p.Phase, p.Name, p.N, whom)
 }
 
-// Report is what a watched process did between Watch and Release.
+// Report describes the effects of a watched process between Watch and Release.
 type Report struct {
 	Effects []Effect `json:"effects"`
-	// Killed reports whether the point was reached, and the process killed there.
+	// Killed reports whether the process reached the point and was killed there.
 	Killed bool `json:"killed"`
-	// Paused reports whether the point was reached, and the process stood still there.
+	// Paused reports whether the process reached the point and stood still there.
 	Paused bool `json:"paused,omitempty"`
-	// Orphans are programs that went on when the process they worked for was dead.
+	// Orphans are programs that still ran after the process that started them was dead.
 	Orphans []string `json:"orphans,omitempty"`
 	Error   string   `json:"error,omitempty"`
-	// Over reports whether nothing follows: the process is released, or dead.
+	// Over reports whether this is the last report: the process is released, or dead.
 	Over bool `json:"over,omitempty"`
 }
 
-// Order says whom to watch and where to kill or pause it.
+// Order names the process to watch, and the point at which to kill or pause it.
 type Order struct {
 	PID int `json:"pid"`
-	// As is what the process is called in the names of effects.
+	// As is the name of the process in the names of effects.
 	As string `json:"as"`
-	// Rack is the port of the rack's API: what is written to a connection there is a request, and
-	// what the process that listens there writes to one is an answer.
+	// Rack is the port of the rack's API. A write to a connection with this port is a request. If
+	// the process itself listens there, its write is an answer.
 	Rack uint16 `json:"rack"`
-	// Root is left out of the names of paths below it.
+	// Root is removed from the names of paths below it.
 	Root string `json:"root"`
-	// Logs are files whose writes are no effects.
+	// Logs are files to which writes do not count as effects.
 	Logs []string `json:"logs"`
 	Kill *Point   `json:"kill,omitempty"`
 }

@@ -4,7 +4,7 @@ package trace
 
 import "golang.org/x/sys/unix"
 
-// legacy are the calls that only old architectures have.
+// These calls exist only on old architectures.
 func init() {
 	for number, r := range map[uint64]rule{
 		unix.SYS_OPEN:    {"openat", opens(0, 1)},

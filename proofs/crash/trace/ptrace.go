@@ -32,7 +32,7 @@ func seize(tid int) error { return ptrace(unix.PTRACE_SEIZE, tid, 0, options) }
 
 func interrupt(tid int) error { return ptrace(unix.PTRACE_INTERRUPT, tid, 0, 0) }
 
-// resume lets a stopped thread go on to its next system call or out of this one.
+// resume makes a stopped thread run until it enters or leaves its next system call.
 func resume(tid int, sig unix.Signal) error {
 	return ptrace(unix.PTRACE_SYSCALL, tid, 0, uintptr(sig))
 }
@@ -41,14 +41,16 @@ func detach(tid int, sig unix.Signal) error {
 	return ptrace(unix.PTRACE_DETACH, tid, 0, uintptr(sig))
 }
 
-// syscallInfo is struct ptrace_syscall_info (linux/ptrace.h), the same on every architecture.
+// syscallInfo is struct ptrace_syscall_info (linux/ptrace.h). It is the same on every
+// architecture.
 type syscallInfo struct {
 	op   uint8
 	_    [3]uint8
 	arch uint32
 	ip   uint64
 	sp   uint64
-	// At the entry: number and arguments. At the exit: result, and whether it is an error.
+	// At the entry, the words are the number and the arguments of the call. At the exit, they are
+	// its result, and whether that is an error.
 	words [8]uint64
 }
 
@@ -82,7 +84,7 @@ func threads(pid int) ([]int, error) {
 	return tids, nil
 }
 
-// processOf is the process that a thread belongs to.
+// processOf returns the process of a thread.
 func processOf(tid int) int {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", tid))
 	if err != nil {
@@ -98,7 +100,7 @@ func processOf(tid int) int {
 	return tid
 }
 
-// memory reads up to n bytes of a thread's memory; fewer where it ends.
+// memory reads up to n bytes of a thread's memory. It returns fewer if the mapped memory ends.
 func memory(tid int, address uint64, n int) []byte {
 	buf := make([]byte, n)
 	local := []unix.Iovec{{Base: &buf[0]}}
@@ -106,7 +108,7 @@ func memory(tid int, address uint64, n int) []byte {
 	read, err := unix.ProcessVMReadv(tid, local,
 		[]unix.RemoteIovec{{Base: uintptr(address), Len: n}}, 0)
 	if err != nil {
-		// Not all of it is mapped: what lies before the next page is.
+		// Some of the memory may not be mapped. The part up to the next page is.
 		const page = 4096
 		rest := page - int(address%page)
 		if rest >= n {

@@ -22,15 +22,16 @@ type call struct {
 	tid int
 }
 
-// rule says which uses of a system call are effects, and on what. A rule may give the effect
-// another name than the call's.
+// rule returns the effect of a system call, or false if the call has none. A rule may give the
+// effect another name than that of the call.
 type rule struct {
 	name   string
 	effect func(c call) (e Effect, ok bool)
 }
 
-// rules are the calls that reach beyond the memory of the process. Reading is none, nor is what
-// ends with the process: descriptors, locks, memory, its own mount contexts.
+// rules contains the calls with effects outside the memory of the process. Calls that read
+// have no effect. Changes that end with the process, such as descriptors, locks, memory and
+// its own mount contexts, do not count.
 var rules = map[uint64]rule{
 	unix.SYS_WRITE:           {"write", writes},
 	unix.SYS_WRITEV:          {"write", writes},
@@ -70,7 +71,7 @@ var rules = map[uint64]rule{
 	unix.SYS_IOCTL:           {"ioctl", changes},
 }
 
-// ioctls are those that change something; the others ask.
+// ioctls contains the ioctls that change something.
 var ioctls = map[uint64]string{
 	unix.BLKROSET: "BLKROSET", unix.BLKFLSBUF: "BLKFLSBUF", unix.BLKRRPART: "BLKRRPART",
 	0x1277: "BLKDISCARD", 0x127d: "BLKSECDISCARD", 0x127f: "BLKZEROOUT",
@@ -90,7 +91,7 @@ func always(target string) func(call) (Effect, bool) {
 	return func(call) (Effect, bool) { return Effect{Target: target}, true }
 }
 
-// file is for calls on a descriptor of a file, a directory or a device.
+// file is the rule for calls with a descriptor of a file, a directory or a device.
 func file(arg int) func(call) (Effect, bool) {
 	return func(c call) (Effect, bool) {
 		target, ok := c.fileTarget(int(int32(c.arg(arg))))
@@ -98,12 +99,13 @@ func file(arg int) func(call) (Effect, bool) {
 	}
 }
 
-// path is for calls with a path that is absolute, or whose directory does not matter to the name.
+// path is the rule for calls with a path that is absolute, or whose directory does not change
+// the name of the effect.
 func path(arg int) func(call) (Effect, bool) {
 	return func(c call) (Effect, bool) { return c.onPath(unix.AT_FDCWD, c.arg(arg)) }
 }
 
-// pathAt is for calls whose first argument is the directory of the path.
+// pathAt is the rule for calls whose first argument is the directory of the path.
 func pathAt(arg int) func(call) (Effect, bool) {
 	return func(c call) (Effect, bool) { return c.onPath(c.directory(), c.arg(arg)) }
 }
@@ -122,14 +124,14 @@ func (c call) onPath(directory int, address uint64) (Effect, bool) {
 	return Effect{Target: c.plain(name)}, !kernelFile(name)
 }
 
-// kernelFile reports whether a path leads to where nothing stays: the kernel's own files, and
-// memory.
+// kernelFile reports whether a path leads to files that do not last: the kernel's own files,
+// and memory.
 func kernelFile(name string) bool {
 	return name == "/dev/null" || strings.HasPrefix(name, "/proc/") ||
 		strings.HasPrefix(name, "/sys/") || strings.HasPrefix(name, "/memfd:")
 }
 
-// opens is for opening a file that may be made.
+// opens is the rule for calls that open a file and may create it.
 func opens(name, flags int) func(call) (Effect, bool) {
 	return func(c call) (Effect, bool) {
 		if c.flags(flags)&unix.O_CREAT == 0 {
@@ -154,13 +156,13 @@ func opensHow(c call) (Effect, bool) {
 	return c.onPath(c.directory(), c.arg(1))
 }
 
-// program is for the start of a tool.
+// program is the rule for the start of a tool.
 func program(c call) (Effect, bool) {
 	return Effect{Target: filepath.Base(text(c.tid, c.arg(0)))}, true
 }
 
-// configures is for the two commands that make the kernel open, or change, a filesystem. The others
-// only collect what to do.
+// configures is the rule for the two commands that make the kernel open or change a
+// filesystem. The other commands only collect options.
 func configures(c call) (Effect, bool) {
 	switch c.flags(1) {
 	case unix.FSCONFIG_CMD_CREATE, 8: // FSCONFIG_CMD_CREATE_EXCL
@@ -183,7 +185,7 @@ func changes(c call) (Effect, bool) {
 	return Effect{Call: name, Target: "device"}, ok
 }
 
-// writes is for writing: to a file, or to a connection as a request or an answer.
+// writes is the rule for writes: to a file, or of a request or an answer to a connection.
 func writes(c call) (Effect, bool) {
 	link, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", c.tid, c.descriptor()))
 	if err != nil {
@@ -196,8 +198,8 @@ func writes(c call) (Effect, bool) {
 	return Effect{Target: target}, ok
 }
 
-// message is what is written to a socket: a request to the rack, the rack's answer, or the answer
-// to an RPC.
+// message returns the effect of a write to a socket: a request to the rack, an answer of the
+// rack, or the answer to an RPC.
 func (c call) message(link string) (Effect, bool) {
 	address, n := c.arg(1), int(min(c.arg(2), 1<<16))
 	if c.number() == unix.SYS_WRITEV {
@@ -216,7 +218,7 @@ func (c call) message(link string) (Effect, bool) {
 	case rackClient:
 		method, rest, ok := bytes.Cut(data, []byte(" /"))
 		if !ok || len(method) > 7 {
-			return Effect{}, false // the rest of a request
+			return Effect{}, false // a later part of a request
 		}
 		where, _, _ := strings.Cut(string(rest[:min(len(rest), 200)]), " ")
 		where, _, _ = strings.Cut(where, "?")
@@ -229,8 +231,8 @@ func (c call) message(link string) (Effect, bool) {
 	return Effect{}, false
 }
 
-// answer is only the first one: others are those to callers who look again and again, and the parts
-// of one answer may be written at once or one by one.
+// answer returns an effect only for the first answer. Later answers may go to callers that
+// poll, and the parts of one answer may be written together or separately.
 func (c call) answer(target string, is bool) (Effect, bool) {
 	if !is || c.answered {
 		return Effect{}, false
@@ -239,8 +241,9 @@ func (c call) answer(target string, is bool) (Effect, bool) {
 	return Effect{Call: "answer", Target: target}, true
 }
 
-// hasHeaders reports whether a piece of an HTTP/2 connection begins or ends an answer: among its
-// frames is one with headers. What connections say of themselves has none.
+// hasHeaders reports whether data of an HTTP/2 connection contains the beginning or the end of
+// an answer, which is a frame with headers. Frames about the connection itself have no
+// headers.
 func hasHeaders(data []byte) bool {
 	const frameHeader, headers = 9, 1
 	for len(data) >= frameHeader {
@@ -253,7 +256,8 @@ func hasHeaders(data []byte) bool {
 	return false
 }
 
-// fileTarget names what a descriptor leads to, unless it is a log, a pipe or the kernel's own.
+// fileTarget returns the name of a descriptor's file. It returns false for a log, a pipe and a
+// file of the kernel.
 func (s *session) fileTarget(tid, fd int) (string, bool) {
 	link := fmt.Sprintf("/proc/%d/fd/%d", tid, fd)
 	name, err := os.Readlink(link)
@@ -275,14 +279,14 @@ func (s *session) fileTarget(tid, fd int) (string, bool) {
 
 func (c call) fileTarget(fd int) (string, bool) { return c.session.fileTarget(c.tid, fd) }
 
-// The parts of a path that differ from run to run.
+// The parts of a path that differ between runs.
 var (
 	uuids   = regexp.MustCompile(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}`)
 	names   = regexp.MustCompile(`csi-[0-9a-v]{16}`)
 	numbers = regexp.MustCompile(`[0-9]+`)
 )
 
-// plain is a path without what differs from run to run.
+// plain returns a path without the parts that differ between runs.
 func (s *session) plain(path string) string {
 	path = strings.TrimPrefix(path, s.order.Root)
 	path = uuids.ReplaceAllString(path, "ID")

@@ -10,9 +10,9 @@ import (
 	"runtime"
 )
 
-// Serve is the tracer: it takes orders from in, one at a time, and reports to out.
+// Serve runs a tracer. It reads orders from in, one at a time, and writes reports to out.
 func Serve(in io.Reader, out io.Writer) error {
-	// The kernel lets only the thread that seized a process control it.
+	// The kernel allows only the thread that seized a process to control it.
 	runtime.LockOSThread()
 	orders, reports := json.NewDecoder(in), json.NewEncoder(out)
 	for {

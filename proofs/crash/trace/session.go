@@ -15,34 +15,36 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// session is the watch over one process and what it starts. Only the thread that seized the process
-// may use it, except for release.
+// session watches one process and the programs that it starts. Only the thread that seized the
+// process may use it, except for release.
 type session struct {
 	order  Order
 	report Report
 
 	threads map[int]*thread
-	// known are all that there ever were.
+	// known contains all threads that were ever traced.
 	known map[int]bool
-	// programs are the tools by process; the watched process itself has its name from the order.
+	// programs contains the names of the tools by process. The name of the watched process is in
+	// the order.
 	programs map[int]string
 	counts   map[string]int
 	sockets  map[string]socketKind
 
-	// answered reports whether an RPC, or a request, has been answered.
+	// answered reports whether an RPC, or a request, was answered.
 	answered bool
-	// answers is the descriptor at which the answer will be read after which to kill, else -1.
+	// answers is a descriptor, or -1. If it is set, the process is killed after it has read the
+	// answer from it.
 	answers int
-	// held are threads that were stopped when the process was killed; they do not go on before it
-	// is dead.
+	// held are threads that were stopped when the process was killed. They do not continue before
+	// it is dead.
 	held []int
-	// dead reports whether the process has ended; its tools may not have.
+	// dead reports whether the process has ended. Its tools may still run.
 	dead bool
-	// paused tells the watcher that the process stands still; goOn then ends that.
+	// paused reports to the watcher that the process stands still. goOn then ends the pause.
 	paused  func() error
 	goOn    chan struct{}
 	resumed sync.Once
-	// letGo is set by release: everything is to be left alone.
+	// letGo is set by release. From then on, no thread is traced.
 	letGo    atomic.Bool
 	detached bool
 }
@@ -50,11 +52,11 @@ type session struct {
 // thread is a traced thread.
 type thread struct {
 	pid int
-	// doing is the index of the effect it is in the middle of, -1 for none.
+	// doing is the index of the effect in whose system call the thread is, or -1.
 	doing int
 }
 
-// begin seizes every thread of a process, and lets all run on.
+// begin seizes every thread of a process, and lets all threads continue.
 func begin(order Order) (*session, error) {
 	s := &session{
 		order: order, threads: map[int]*thread{}, known: map[int]bool{},
@@ -75,11 +77,11 @@ func begin(order Order) (*session, error) {
 			if err := seize(tid); errors.Is(err, unix.ESRCH) {
 				continue // it ended since the directory was read
 			} else if err != nil && !errors.Is(err, unix.EPERM) {
-				// EPERM: a thread that a seized one has made is traced already.
+				// EPERM: a thread that a seized thread has made is traced already.
 				return nil, fmt.Errorf("seize thread %d: %w", tid, err)
 			}
 			s.add(tid, order.PID)
-			// It runs free of stops at system calls until it has stopped once.
+			// A thread does not stop at system calls until it has stopped once.
 			if err := interrupt(tid); err != nil && !errors.Is(err, unix.ESRCH) {
 				return nil, fmt.Errorf("interrupt thread %d: %w", tid, err)
 			}
@@ -90,7 +92,8 @@ func begin(order Order) (*session, error) {
 	}
 }
 
-// firstStops waits until every thread has stopped once and so reports its system calls.
+// firstStops waits until every thread has stopped once. From then on, the threads stop at
+// their system calls.
 func (s *session) firstStops() error {
 	waiting := map[int]bool{}
 	for tid := range s.threads {
@@ -119,13 +122,14 @@ func wait() (tid int, status syscall.WaitStatus, err error) {
 	}
 }
 
-// run handles stops until the process is released, or is dead with all that it started.
+// run handles stops until the process is released, or until the process and all programs that
+// it started are dead.
 func (s *session) run() error {
 	for len(s.threads) > 0 {
 		if s.letGo.Load() && !s.detached && !s.report.Killed {
 			s.detached = true
 			for tid := range s.threads {
-				_ = interrupt(tid) // one that ends meanwhile says so
+				_ = interrupt(tid) // if the thread ends now, wait reports it
 			}
 		}
 		tid, status, err := wait()
@@ -142,8 +146,8 @@ func (s *session) run() error {
 	return nil
 }
 
-// release makes run leave the process alone. It may be called by any thread. The signal is one that
-// Go programs take for a stray one; it wakes the waiting tracer.
+// release makes run release the process. Any thread may call it. The signal wakes the tracer's
+// wait; Go programs ignore it.
 func (s *session) release() {
 	s.letGo.Store(true)
 	_ = unix.Kill(s.order.PID, unix.SIGURG)
@@ -156,7 +160,7 @@ func (s *session) step(tid int, status syscall.WaitStatus) error {
 		return nil
 	}
 	t := s.threads[tid]
-	if t == nil { // a new one
+	if t == nil { // a new thread
 		t = s.add(tid, processOf(tid))
 	}
 	var err error
@@ -171,13 +175,13 @@ func (s *session) step(tid int, status syscall.WaitStatus) error {
 	case event == unix.PTRACE_EVENT_CLONE, event == unix.PTRACE_EVENT_FORK,
 		event == unix.PTRACE_EVENT_VFORK:
 		err = s.expect(tid)
-	case event != 0: // the first stop of a new one, or the stop that was asked for
+	case event != 0: // the first stop of a new thread, or the stop that was asked for
 	default:
 		pass = sig
 	}
 	switch {
 	case errors.Is(err, unix.ESRCH):
-		return nil // killed meanwhile; its end comes next
+		return nil // killed in the meantime; its end comes next
 	case err != nil:
 		return err
 	case s.report.Killed && !s.dead:
@@ -195,8 +199,8 @@ func (s *session) add(tid, pid int) *thread {
 	return t
 }
 
-// expect notes the thread that a stopped one has made, which may not have stopped yet: while it is
-// not let go, the session is not over.
+// expect records the thread that a stopped thread has made. The new thread may not have
+// stopped yet, and the session does not end before it is released.
 func (s *session) expect(maker int) error {
 	made, err := unix.PtraceGetEventMsg(maker)
 	if tid := int(made); err == nil && !s.known[tid] {
@@ -205,7 +209,8 @@ func (s *session) expect(maker int) error {
 	return err
 }
 
-// gone takes a thread that was killed meanwhile for a success; its end is reported.
+// gone returns nil for a thread that was killed in the meantime. Its end is reported
+// separately.
 func gone(err error) error {
 	if errors.Is(err, unix.ESRCH) {
 		return nil
@@ -213,8 +218,8 @@ func gone(err error) error {
 	return err
 }
 
-// leave lets a stopped thread go its own way. A tool that still lives when its process was killed
-// is an orphan.
+// leave detaches from a stopped thread. A tool that still lives when its process was killed is
+// an orphan.
 func (s *session) leave(tid int, pass unix.Signal) error {
 	t := s.threads[tid]
 	if s.report.Killed && t != nil && t.pid != s.order.PID && !dying(tid) {
@@ -227,7 +232,7 @@ func (s *session) leave(tid int, pass unix.Signal) error {
 	return gone(err)
 }
 
-// dying reports whether a stopped thread has been killed already and will not go on.
+// dying reports whether a stopped thread was killed already and will not continue.
 func dying(tid int) bool {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", tid))
 	if err != nil {
@@ -261,13 +266,13 @@ func (s *session) ended(tid int) {
 			_ = s.leave(tid, 0)
 		}
 	}
-	// What still runs was started by the process; it is left alone at its next stop.
+	// The remaining threads were started by the process. They are released at their next stop.
 	for tid := range s.threads {
 		_ = interrupt(tid)
 	}
 }
 
-// program is what the effects of a process are listed under.
+// program returns the name of the program for the effects of a process.
 func (s *session) program(pid int) string {
 	if pid == s.order.PID {
 		return s.order.As
@@ -275,7 +280,7 @@ func (s *session) program(pid int) string {
 	if name := s.programs[pid]; name != "" {
 		return name
 	}
-	return s.order.As // a copy of it that is about to become a tool
+	return s.order.As // a copy of the process that is about to become a tool
 }
 
 func comm(pid int) string {
@@ -286,7 +291,7 @@ func comm(pid int) string {
 	return strings.TrimSpace(string(name))
 }
 
-// atSyscall looks at a thread that stands at the entry or the exit of a system call.
+// atSyscall handles a thread that is at the entry or the exit of a system call.
 func (s *session) atSyscall(tid int, t *thread) error {
 	info, err := look(tid)
 	switch {
@@ -300,7 +305,7 @@ func (s *session) atSyscall(tid int, t *thread) error {
 	return nil
 }
 
-// enter notes an effect that is about to happen.
+// enter records an effect that is about to happen.
 func (s *session) enter(c call, t *thread) error {
 	t.doing = -1
 	if s.answers >= 0 && t.pid == s.order.PID && c.descriptor() == s.answers &&
@@ -333,13 +338,14 @@ func (s *session) enter(c call, t *thread) error {
 	return nil
 }
 
-// readCalls are those in which an answer comes.
+// readCalls are the calls that read an answer.
 var readCalls = []uint64{unix.SYS_READ, unix.SYS_READV, unix.SYS_RECVFROM}
 
-// reading is what a thread does that may read the answer after which to kill.
+// reading is the value of doing for a thread that may read the answer after which the process
+// is killed.
 const reading = -2
 
-// leaveCall notes how an effect ended.
+// leaveCall records the result of an effect.
 func (s *session) leaveCall(t *thread, info syscallInfo) error {
 	doing := t.doing
 	t.doing = -1
@@ -370,10 +376,10 @@ func (s *session) here(e Effect, phase Phase) bool {
 	return k.N == e.N && k.Name == e.Name()
 }
 
-// resume ends a pause, or a later one; the second time it does nothing.
+// resume ends the pause, or prevents a later one. A second call does nothing.
 func (s *session) resume() { s.resumed.Do(func() { close(s.goOn) }) }
 
-// actAt carries out the order at the point.
+// actAt kills or pauses the process at the point, as ordered.
 func (s *session) actAt() error {
 	if !s.order.Kill.Pause {
 		s.kill()
@@ -382,15 +388,15 @@ func (s *session) actAt() error {
 	if s.report.Paused {
 		return nil
 	}
-	// Threads that still run stop at their next system call, and nobody lets them go on.
+	// Threads that still run stop at their next system call, and are not resumed.
 	s.report.Paused = true
 	err := s.paused()
 	<-s.goOn
 	return err
 }
 
-// kill ends the process while the thread that reached the point stands still. A system call that it
-// is about to make is not made.
+// kill kills the process while the thread that reached the point is stopped. If that thread is
+// at the entry of a system call, the call is not made.
 func (s *session) kill() {
 	s.report.Killed = true
 	_ = unix.Kill(s.order.PID, unix.SIGKILL)

@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// socketKind says who is at the other end of a socket.
+// socketKind is the kind of program at the other end of a socket.
 type socketKind int
 
 const (
@@ -20,8 +20,8 @@ const (
 	local
 )
 
-// socket finds out what kind a socket is that /proc calls so. A number is not used again while
-// somebody has the socket, and a session is short.
+// socket returns the kind of a socket, given its name in /proc. The kernel does not reuse the
+// number while a process has the socket, and a session is short.
 func (s *session) socket(link string) socketKind {
 	kind, known := s.sockets[link]
 	if !known {
@@ -64,7 +64,7 @@ func (s *session) socketKind(inode string) socketKind {
 	return other
 }
 
-// portOf reads the port of an address as /proc/net/tcp writes it.
+// portOf parses the port of an address in the format of /proc/net/tcp.
 func portOf(address string) uint16 {
 	_, port, _ := strings.Cut(address, ":")
 	n, err := strconv.ParseUint(port, 16, 16)

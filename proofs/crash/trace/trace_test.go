@@ -19,7 +19,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/proofs/crash/trace"
 )
 
-// tracer tells this binary that it is started as a tracer.
+// tracer is the environment variable that makes this binary run as a tracer.
 const tracer = "TRACE_TEST_TRACER"
 
 func TestMain(m *testing.M) {
@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// script is a program that waits for a line, and then does what is to be watched.
+// script is a program that waits for a line, and then runs the commands that are watched.
 type script struct {
 	dir   string
 	cmd   *exec.Cmd
@@ -74,7 +74,7 @@ func TestAPausedProcessStandsStillAtItsPoint(t *testing.T) {
 	during := map[string]bool{}
 	report, err := w.ReleaseAtPause(func() {
 		_ = s.stdin.Close()
-		_ = s.cmd.Wait() // its state says how it ended
+		_ = s.cmd.Wait() // its state shows how it ended
 	}, func() { during["first"], during["second"] = s.has("first"), s.has("second") })
 	if err != nil {
 		t.Fatal(err)
@@ -85,7 +85,7 @@ func TestAPausedProcessStandsStillAtItsPoint(t *testing.T) {
 	}
 }
 
-// watch lets the script go while it is watched, and waits for its end.
+// watch lets the script continue while it is watched, and waits for its end.
 func (s *script) watch(t *testing.T, kill *trace.Point) trace.Report {
 	t.Helper()
 	w, err := trace.NewWatcher(tracer)
@@ -104,7 +104,7 @@ func (s *script) watch(t *testing.T, kill *trace.Point) trace.Report {
 	if err := s.stdin.Close(); err != nil {
 		t.Fatal(err)
 	}
-	_ = s.cmd.Wait() // its state says how it ended
+	_ = s.cmd.Wait() // its state shows how it ended
 	report, err := w.Release()
 	if err != nil {
 		t.Fatal(err)
@@ -117,7 +117,7 @@ func (s *script) has(name string) bool {
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-func TestEffectsAreNumberedInTheirOrder(t *testing.T) {
+func TestEffectsAreReportedInOrderWithTheirCounts(t *testing.T) {
 	s := start(t, `echo 1 >a; echo 2 >>a; mkdir d; mkdir d; mv a d/b; cat d/b >/dev/null`)
 	var names []string
 	for _, e := range s.watch(t, nil).Effects {
@@ -142,8 +142,8 @@ func TestAProcessIsKilledRightBeforeOrRightAfterAnEffect(t *testing.T) {
 	for _, test := range []struct {
 		phase  trace.Phase
 		name   string
-		first  bool // a is there
-		second bool // b is there
+		first  bool // file a exists
+		second bool // file b exists
 	}{
 		{trace.Before, "script: openat /a", false, false},
 		{trace.After, "script: openat /a", true, false},
@@ -180,7 +180,7 @@ func TestTheToolOfAKilledProcessDiesWithItOrIsReported(t *testing.T) {
 	}
 }
 
-func TestAPointThatIsNotReachedKillsNobody(t *testing.T) {
+func TestAProcessThatDoesNotReachThePointIsNotKilled(t *testing.T) {
 	s := start(t, `: >a`)
 	report := s.watch(t, &trace.Point{Name: "script: openat /a", N: 2, Phase: trace.Before})
 	if report.Killed || !s.has("a") || !s.cmd.ProcessState.Success() {
@@ -188,7 +188,7 @@ func TestAPointThatIsNotReachedKillsNobody(t *testing.T) {
 	}
 }
 
-func TestAProcessThatIsReleasedGoesOn(t *testing.T) {
+func TestAReleasedProcessContinues(t *testing.T) {
 	s := start(t, `: >a; read line; : >b`)
 	w, err := trace.NewWatcher(tracer)
 	if err != nil {
@@ -217,7 +217,7 @@ func TestAProcessThatIsReleasedGoesOn(t *testing.T) {
 	}
 }
 
-// await waits for a condition that another process brings about.
+// await waits for a condition that another process makes true.
 func await(t *testing.T, met func() bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)

@@ -12,7 +12,7 @@ import (
 	"syscall"
 )
 
-// Watcher drives a tracer process, which watches one process at a time.
+// Watcher controls a tracer process, which watches one process at a time.
 type Watcher struct {
 	cmd    *exec.Cmd
 	stdin  io.WriteCloser
@@ -20,17 +20,18 @@ type Watcher struct {
 	said   *json.Decoder
 }
 
-// NewWatcher starts a tracer: this program again, with a variable set that makes it call Serve.
+// NewWatcher starts a tracer. The tracer is this program, started with a variable that makes
+// it call Serve.
 func NewWatcher(variable string) (*Watcher, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("start a tracer: %w", err)
 	}
 	cmd := exec.Command(self)
-	// The race detector would make it sleep for a second when it ends.
+	// Without this, the race detector would make the tracer sleep for a second when it ends.
 	cmd.Env = append(os.Environ(), variable+"=1", "GORACE=atexit_sleep_ms=0")
 	cmd.Stderr = os.Stderr
-	// An interrupt at the terminal is for the tests, which then end the tracer.
+	// An interrupt at the terminal reaches only the tests, which then end the tracer.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	stdin, errIn := cmd.StdinPipe()
 	stdout, errOut := cmd.StdoutPipe()
@@ -44,14 +45,15 @@ func NewWatcher(variable string) (*Watcher, error) {
 		said: json.NewDecoder(stdout)}, nil
 }
 
-// message is what goes to a tracer; one without an order is a release, or ends a pause.
+// message is a message to a tracer. A message without an order releases the process, or ends a
+// pause.
 type message struct {
 	Watch  *Order `json:"watch,omitempty"`
 	Resume bool   `json:"resume,omitempty"`
 }
 
-// Watch begins to watch a process, whose every thread is followed when it returns. Release must
-// follow.
+// Watch begins to watch a process. When it returns, every thread of the process is traced.
+// Release must follow.
 func (w *Watcher) Watch(order Order) error {
 	report, err := w.ask(message{Watch: &order})
 	if err != nil {
@@ -63,11 +65,12 @@ func (w *Watcher) Watch(order Order) error {
 	return nil
 }
 
-// Release lets the process go, if it lives, and says what it did.
+// Release lets the process continue, if it lives, and returns a report of its effects.
 func (w *Watcher) Release() (Report, error) { return w.finish(w.ask(message{})) }
 
-// ReleaseAtPause is Release for an order that pauses. It calls do, which makes the process work,
-// and meanwhile while the process stands still at its point, if it comes there before do returns.
+// ReleaseAtPause is Release for an order with Pause. It calls do, which makes the process
+// work. If the process reaches its point before do returns, ReleaseAtPause calls meanwhile
+// while the process stands still there.
 func (w *Watcher) ReleaseAtPause(do, meanwhile func()) (Report, error) {
 	paused, done := make(chan answer, 1), make(chan struct{})
 	go func() {
@@ -82,7 +85,7 @@ func (w *Watcher) ReleaseAtPause(do, meanwhile func()) (Report, error) {
 	var first answer
 	select {
 	case <-done:
-		// It may come to the point late, or never: a release ends a pause, too.
+		// The process may reach the point later, or never. A release ends a pause, too.
 		err := w.orders.Encode(message{})
 		if first = <-paused; err != nil || !first.report.Paused || first.report.Over {
 			return w.finish(first.report, errors.Join(err, first.err))
@@ -103,7 +106,7 @@ func (w *Watcher) ReleaseAtPause(do, meanwhile func()) (Report, error) {
 	return w.Release()
 }
 
-// answer is what a tracer says, or why it cannot be heard.
+// answer is a report of the tracer, or the error of reading it.
 type answer struct {
 	report Report
 	err    error
@@ -127,7 +130,7 @@ func (w *Watcher) ask(m message) (report Report, err error) {
 	return report, err
 }
 
-// Close ends the tracer. Nothing may be watched.
+// Close ends the tracer. It must not be called while a process is watched.
 func (w *Watcher) Close() error {
 	return errors.Join(w.stdin.Close(), w.cmd.Wait())
 }
