@@ -10,10 +10,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
-// impossible is what act says of a step that makes no sense now.
+// impossible is the result of a step that makes no sense in the present state.
 const impossible = "impossible"
 
-// act carries out a step that is no call, and says what came of it.
+// act does a step that is not a call of the driver, and returns its result in words.
 func (h *history) act(ctx context.Context, s step) (string, error) {
 	switch s.op {
 	case write, writeSynced:
@@ -38,7 +38,8 @@ func (h *history) act(ctx context.Context, s step) (string, error) {
 	return h.actOnRack(ctx, s.op)
 }
 
-// write writes as a pod does that has the volume. One whose volume is dead does not write.
+// write writes a block as a pod with the volume does. A pod whose volume is dead does not
+// write.
 func (h *history) write(s step) (string, error) {
 	content := h.contents[s.vol]
 	if content == nil || h.world.seen[publishedField(s.vol, s.node, s.pod)] == "" ||
@@ -72,13 +73,13 @@ func (h *history) forge(s step, content *content) (err error) {
 	return err
 }
 
-// wait lets everything that was given up come to its end, after which nothing is in doubt.
+// wait waits for the end of every abandoned call. After that, no fact is in doubt.
 func (h *history) wait(ctx context.Context) error {
 	if err := h.env.awaitIdle(ctx, h.world.rackDown); err != nil {
 		return err
 	}
 	if h.world.rackDown {
-		return nil // what the rack has done is not known before it is back
+		return nil // while the rack is down, the result of its work is unknown
 	}
 	j, err := h.observe(ctx, nil)
 	if err != nil {
@@ -137,7 +138,7 @@ func (h *history) switchInstance(ctx context.Context, s step) (string, error) {
 	}
 	h.world.down[s.node] = true
 	for v := 1; v < len(kinds); v++ {
-		// Nothing is mounted any more, and what was not on the disk is gone.
+		// Nothing is mounted any more, and data that were not on the disk are lost.
 		if h.world.seen.mounted(v, s.node) && h.contents[v] != nil {
 			h.contents[v].partial = true
 		}
@@ -171,7 +172,7 @@ func (h *history) actOnRack(ctx context.Context, o op) (string, error) {
 		for v := range kinds {
 			for _, n := range nodes {
 				if h.world.seen.mounted(v, n) {
-					h.world.lost[at(v, n)] = true // their devices are others now
+					h.world.lost[at(v, n)] = true // after the restart they have other devices
 					h.contents[v].partial = true
 				}
 			}
@@ -179,7 +180,7 @@ func (h *history) actOnRack(ctx context.Context, o op) (string, error) {
 	}
 	h.count.restarts++
 	h.world.rackDown = false
-	h.world.faults = nil // they live in its memory
+	h.world.faults = nil // the rack keeps them in memory
 	if err := h.env.Rack.Start(ctx); err != nil {
 		return "", err
 	}

@@ -12,14 +12,15 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// orchestrator is what the orchestrator knows from the answers, whatever is true by now.
+// orchestrator is the knowledge that the orchestrator has from answers. It may be out of date.
 type orchestrator struct {
-	// volumes and snapshots are what creates have returned, by number; nil before.
+	// volumes and snapshots contain the results of creates, by number. They are nil before the
+	// create.
 	volumes   map[int]*csi.Volume
 	snapshots map[int]string
-	// published are the publish contexts by "v1 a", as the attach returned them for the volume of
-	// today; staged and given what was staged, and published to a pod, or tried to be, and not
-	// undone.
+	// published contains the publish contexts by "v1 a", as the attach returned them for the
+	// present volume. staged and given contain the stages, and the publications to a pod, that
+	// were tried and not undone.
 	published map[string]map[string]string
 	staged    map[string]bool
 	given     map[field]bool
@@ -31,8 +32,9 @@ func newOrchestrator() orchestrator {
 		given: map[field]bool{}}
 }
 
-// identify adds what the orchestrator sends with a call. It returns false for a call that it cannot
-// make, for want of an ID or of what an earlier call has to return.
+// identify adds the values that the orchestrator sends with a call. It returns false if the
+// orchestrator cannot make the call, because it lacks an ID or another value from an earlier
+// answer.
 func (b orchestrator) identify(s *step) bool {
 	volume := b.volumes[s.vol]
 	switch s.op {
@@ -67,7 +69,8 @@ func (b orchestrator) identify(s *step) bool {
 	return volume != nil
 }
 
-// note keeps an answer. What is deleted keeps its ID, for calls that come too late.
+// note keeps the values of an answer. A deleted object keeps its ID, for calls that come too
+// late.
 func (b orchestrator) note(s *step, reply reply) {
 	switch s.op {
 	case createVolume:
@@ -88,7 +91,7 @@ func (b orchestrator) note(s *step, reply reply) {
 	}
 }
 
-// try notes a call before its answer is known.
+// try records a call before its answer is known.
 func (b orchestrator) try(s step) {
 	switch s.op {
 	case stage:
@@ -98,7 +101,7 @@ func (b orchestrator) try(s step) {
 	}
 }
 
-// reply is what an answer has that is kept.
+// reply contains the values of an answer that are kept.
 type reply struct {
 	volume   *csi.Volume
 	snapshot string
@@ -107,7 +110,7 @@ type reply struct {
 
 func capabilityOf(v int) *csi.VolumeCapability { return accessOf(v, kinds[v].fsType) }
 
-// accessOf is the volume's capability with another filesystem; "" is a device.
+// accessOf returns the volume's capability with the given filesystem; "" is a device.
 func accessOf(v int, fsType string) *csi.VolumeCapability {
 	mode := csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
 	if kinds[v].shared {

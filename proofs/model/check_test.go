@@ -12,8 +12,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// check holds what is seen against what the calls may have made of it, and against what must hold
-// whatever the calls were; then the model believes what it sees.
+// check compares the observed state with the states that the calls allow, and with the rules
+// that hold independently of the calls. Then the observed state becomes the state of the
+// model.
 func (h *history) check(j *joint, calls []ended) error {
 	h.unplugged(j, calls)
 	for _, rule := range []func(*joint, []ended) error{
@@ -30,7 +31,8 @@ func (h *history) check(j *joint, calls []ended) error {
 	return h.checkData(j, calls)
 }
 
-// checkFields demands of each fact that it is as before, or as one of the calls makes it.
+// checkFields returns an error unless every fact is as before, or as one of the calls makes
+// it.
 func (h *history) checkFields(j *joint, calls []ended) error {
 	for _, f := range allFields {
 		value, allowed := j.facts[f], h.world.allowed(f, calls)
@@ -58,8 +60,9 @@ var allFields = func() []field {
 	return all
 }()
 
-// checkPromises demands that the effect of a call that answered OK is there, unless another one
-// that ran at the same time, or was given up, may have undone it.
+// checkPromises returns an error unless every call that answered OK has its effect. The effect
+// may be missing if another call that ran at the same time, or was abandoned, may have undone
+// it.
 func (h *history) checkPromises(j *joint, calls []ended) error {
 	for i, c := range calls {
 		if c.how != succeeded {
@@ -77,7 +80,8 @@ func (h *history) checkPromises(j *joint, calls []ended) error {
 	return nil
 }
 
-// promise is what OK says of a field: that it has the value, or that it has it no more.
+// promise is the meaning of an OK for a field: the field has the value, or does not have it
+// any more.
 type promise struct {
 	field field
 	value string
@@ -122,7 +126,8 @@ func (h *history) kept(p promise, f facts) bool {
 	return (f[p.field] == p.value) != p.not
 }
 
-// mayTouch reports whether any of the calls, or one given up before, can change the field.
+// mayTouch reports whether one of the calls, or a call that was abandoned before, can change
+// the field.
 func (h *history) mayTouch(f field, calls []ended) bool {
 	touches := func(a assign) bool { return a.field == f }
 	return slices.ContainsFunc(h.world.doubts, touches) ||
@@ -131,7 +136,8 @@ func (h *history) mayTouch(f field, calls []ended) bool {
 		})
 }
 
-// underWay are the calls that nobody waited for: what they do may happen while it is looked at.
+// underWay returns the calls that were abandoned. Their effects may happen during the
+// observation.
 func underWay(calls []ended) []ended {
 	var open []ended
 	for _, c := range calls {
@@ -142,8 +148,8 @@ func underWay(calls []ended) []ended {
 	return open
 }
 
-// checkHolders demands that a disk is to be had in one place only: in the guest of the instance
-// that the rack names, as one device.
+// checkHolders returns an error unless a disk can be reached in one place only: in the guest
+// of the instance that the rack names, as one device.
 func (h *history) checkHolders(j *joint, calls []ended) error {
 	for v := 1; v < len(kinds); v++ {
 		var where []string
@@ -168,8 +174,8 @@ func (h *history) checkHolders(j *joint, calls []ended) error {
 	return nil
 }
 
-// checkReleased demands that no call released a volume while a pod has it. A dead
-// device node is nobody's.
+// checkReleased returns an error if a call released a volume while a pod has it. A dead device
+// node does not count.
 func (h *history) checkReleased(j *joint, calls []ended) error {
 	for _, c := range calls {
 		dead := kinds[c.vol].block() && h.world.lost[at(c.vol, c.node)]
@@ -186,8 +192,8 @@ func (h *history) checkReleased(j *joint, calls []ended) error {
 	return nil
 }
 
-// checkMounts demands that each mount is one that the orchestrator asked for, once, and of the
-// right device.
+// checkMounts returns an error unless the orchestrator asked for each mount, and each mount
+// exists once and shows the right device.
 func (h *history) checkMounts(j *joint, _ []ended) error {
 	known := map[string]bool{}
 	for v := 1; v < len(kinds); v++ {
@@ -227,7 +233,8 @@ func (h *history) checkMount(j *joint, v int, n string, infos []*mountinfo.Info)
 	return nil
 }
 
-// unplugged finds what may have been taken away from its node by a rack that did not end it.
+// unplugged finds the volumes that the rack may have taken away from their node without
+// finishing the detach.
 func (h *history) unplugged(j *joint, calls []ended) {
 	for v := 1; v < len(kinds); v++ {
 		for _, n := range nodes {
@@ -243,14 +250,14 @@ func (h *history) unplugged(j *joint, calls []ended) {
 	}
 }
 
-// lostBy reports whether what the node has mounted of the volume is dead: the disk was taken away
-// from it at some time since it was mounted.
+// lostBy reports whether the node's mount of the volume is dead, because the disk was taken
+// away from the node after the mount.
 func (h *history) lostBy(j *joint, v int, n string) bool {
 	return h.world.lost[at(v, n)] ||
 		j.facts.mounted(v, n) && j.facts[holderField(v)] != n
 }
 
-// checkForeign demands that the disks of others are as they were, and the bystanders.
+// checkForeign returns an error unless the disks of others, and the bystanders, are unchanged.
 func (h *history) checkForeign(j *joint, _ []ended) error {
 	if err := h.env.bystanders.Check(); err != nil {
 		return err
@@ -271,7 +278,7 @@ func (h *history) checkForeign(j *joint, _ []ended) error {
 	return nil
 }
 
-// believe takes what was seen into the model.
+// believe makes the observed state the state of the model.
 func (h *history) believe(j *joint) {
 	w := h.world
 	for s := 1; s < len(snapOf); s++ {
@@ -299,13 +306,13 @@ func (h *history) believe(j *joint) {
 		}
 		if w.seen[holderField(v)] != j.facts[holderField(v)] && j.facts[holderField(v)] == "" &&
 			h.contents[v] != nil && len(h.contents[v].later) > 0 {
-			h.contents[v].partial = true // what was not flushed went with the device
+			h.contents[v].partial = true // any part of the data that were not flushed may be lost
 		}
 	}
 	w.seen, w.shown = j.facts, j.shown
 }
 
-// checkData reads every volume that a pod can read.
+// checkData reads every volume that a pod can read, and compares its data with the model.
 func (h *history) checkData(j *joint, calls []ended) error {
 	moving := underWay(calls)
 	for v, c := range h.contents {

@@ -8,15 +8,15 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// faultCodes says which code a driver's answer has when that fault struck its call to the rack.
-// What is not here disturbs no answer.
+// faultCodes contains, for each fault, the code with which the driver answers if the fault
+// affected its request to the rack. Faults that are missing here change no answer.
 var faultCodes = map[string]codes.Code{
 	"503": codes.Unavailable, "429": codes.Unavailable, "cut": codes.Unavailable,
 	"500": codes.Unavailable, "403": codes.PermissionDenied,
 }
 
-// codes are the answers that the model allows a call that is made in this state. They come from
-// the tables of CSI; what depends on the driver's choice is as requirements say.
+// codes returns the answers that the model allows for a call in this state. They come from the
+// tables of CSI. Where the driver has a choice, the requirements decide.
 func (w *world) codes(s step, f facts) []codes.Code {
 	var list []codes.Code
 	if s.op.onNode() {
@@ -25,7 +25,7 @@ func (w *world) codes(s step, f facts) []codes.Code {
 		list = w.controllerCodes(s, f)
 	}
 	if w.doubtful(s) {
-		// Something that was given up is still at work on the same objects.
+		// An abandoned call still works on the same objects.
 		list = append(list, codes.Aborted, codes.NotFound, codes.FailedPrecondition,
 			codes.AlreadyExists, codes.Internal)
 		if s.op != stageOther && s.op != stageAstray && s.op != publishOther {
@@ -47,13 +47,14 @@ func (w *world) controllerCodes(s step, f facts) []codes.Code {
 		if code, ok := faultCodes[faults[fault].code]; ok {
 			list = append(list, code)
 		}
-		// Whoever asks again for what the rack failed to say may find it at work.
+		// The call repeats a request whose answer was lost, and may find the rack still working on
+		// the first request.
 		list = append(list, codes.Aborted)
 	}
 	return list
 }
 
-// calmCodes are a controller's answers on a rack in good order.
+// calmCodes returns the answers that a controller may give if the rack works without faults.
 func calmCodes(s step, f facts) []codes.Code {
 	disk, holder := f[diskField(s.vol)], f[holderField(s.vol)]
 	absent := disk == "" || disk != s.id && disk != anyID
@@ -90,7 +91,7 @@ func createCodes(s step, f facts) []codes.Code {
 	same := f[sourceField(s.vol)] == s.source
 	switch {
 	case exists && same:
-		return []codes.Code{codes.OK} // CV-18, whether the source is still there or not
+		return []codes.Code{codes.OK} // CV-18, whether the source still exists or not
 	case gone:
 		return []codes.Code{codes.NotFound} // CV-14
 	case exists:
@@ -110,7 +111,7 @@ func (w *world) nodeCodes(s step, f facts) []codes.Code {
 	case stageOther:
 		list = stageOtherCodes(s, f, here, lost)
 	case stageAstray:
-		// NS-8, and what else speaks against the other disk.
+		// NS-8, and the other reasons to refuse the other disk.
 		return []codes.Code{codes.NotFound, codes.AlreadyExists, codes.FailedPrecondition,
 			codes.InvalidArgument}
 	case publishOther:
@@ -127,7 +128,7 @@ func (w *world) nodeCodes(s step, f facts) []codes.Code {
 	case publish:
 		list = publishCodes(s, f, here, lost)
 		if w.slow[at(s.vol, s.node)] {
-			list = append(list, codes.NotFound) // NP-5: it does not wait
+			list = append(list, codes.NotFound) // NP-5: the call does not wait
 		}
 	case stats:
 		list = []codes.Code{codes.NotFound} // VS-2
@@ -156,8 +157,8 @@ func (w *world) nodeCodes(s step, f facts) []codes.Code {
 	return list
 }
 
-// namesakeCodes are the answers where the guest shows another device with the volume's serial
-// instead. What is in use already stays so, and can be taken down.
+// namesakeCodes returns the answers if the guest shows another device with the volume's
+// serial. A volume that is already in use stays in use, and can be unpublished and unstaged.
 func namesakeCodes(s step, f facts, list []codes.Code) []codes.Code {
 	switch {
 	case s.op == stage && f[stagedField(s.vol, s.node)] != "",
@@ -169,8 +170,8 @@ func namesakeCodes(s step, f facts, list []codes.Code) []codes.Code {
 	return list
 }
 
-// shadowed reports whether the node has a dead publication of another block volume: its device
-// number may have gone to this volume's device, which then seems to be in use.
+// shadowed reports whether the node has a dead publication of another block volume. This
+// volume's device may have got the device number of that one, and then seems to be in use.
 func (w *world) shadowed(v int, n string) bool {
 	for other := range kinds {
 		if other != v && kinds[other].block() && w.lost[at(other, n)] {
@@ -190,11 +191,12 @@ func (w *world) stageCodes(s step, f facts, here, lost bool) []codes.Code {
 	return []codes.Code{codes.OK}
 }
 
-// stageOtherCodes never has OK: what holds something is not formatted.
+// stageOtherCodes returns the answers to a stage as another filesystem. OK is never allowed,
+// because a disk with data must not be formatted.
 func stageOtherCodes(s step, f facts, here, lost bool) []codes.Code {
 	switch {
 	case kinds[s.vol].block():
-		return []codes.Code{codes.FailedPrecondition} // it was not created for filesystems
+		return []codes.Code{codes.FailedPrecondition} // the volume was not created for filesystems
 	case !here:
 		return []codes.Code{codes.NotFound}
 	case lost:
@@ -209,7 +211,7 @@ func unstageCodes(s step, f facts, lost bool) []codes.Code {
 	published := f.published(s.vol, s.node)
 	switch {
 	case published && lost && kinds[s.vol].block():
-		// The device is gone, or another: what is published is a dead name.
+		// The device is gone, or is another one: the published node leads nowhere.
 		return []codes.Code{codes.OK, codes.Internal}
 	case published:
 		return []codes.Code{codes.Internal} // NU-5

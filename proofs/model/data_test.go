@@ -13,22 +13,24 @@ import (
 )
 
 const (
-	// blocks is how many places of a volume the pods write to, and blockSize how much of it.
+	// blocks is the number of places in a volume to which the pods write, and blockSize the size
+	// of each.
 	blocks    = 8
 	blockSize = 4096
 )
 
-// content is what a volume holds: for each block the value that was acknowledged, and those that
-// were written since and not acknowledged. 0 is a block that was never written.
+// content is the content of a volume: for each block the value that was acknowledged, and the
+// values that were written after that without acknowledgment. 0 is a block that was never
+// written.
 type content struct {
 	acked map[int]uint64
 	later map[int][]uint64
-	// partial reports whether the volume lost its node: of what was not acknowledged, any part may be
-	// there.
+	// partial reports whether the volume was taken away from its node. Any part of the data that
+	// were not acknowledged may then exist.
 	partial bool
-	// formatted reports whether the volume holds a filesystem, or what a pod wrote to its edges.
+	// formatted reports whether the volume has a filesystem, or data of a pod at its edges.
 	formatted bool
-	// forged are the files with forged records; nil if there are none.
+	// forged contains the files with forged records, or is nil if there are none.
 	forged proof.ForgedFiles
 }
 
@@ -36,7 +38,7 @@ func newContent() *content {
 	return &content{acked: map[int]uint64{}, later: map[int][]uint64{}}
 }
 
-// clone is the content of a copy that somebody took while the volume was perhaps in use.
+// clone returns the content of a copy that was made while the volume may have been in use.
 func (c *content) clone() *content {
 	copied := &content{acked: maps.Clone(c.acked), later: map[int][]uint64{}, partial: true,
 		formatted: c.formatted, forged: c.forged}
@@ -46,10 +48,10 @@ func (c *content) clone() *content {
 	return copied
 }
 
-// wrote notes a write. A synced one is acknowledged, and all before it are overwritten.
+// wrote records a write. A synced write is acknowledged, and replaces all earlier writes.
 func (c *content) wrote(block int, value uint64, synced bool) {
 	if synced {
-		// What lies in the middle of a raw device nobody can tell from nothing.
+		// Data in the middle of a raw device cannot be distinguished from no data.
 		c.formatted = c.formatted || block == 0 || block == blocks-1
 		c.acked[block] = value
 		delete(c.later, block)
@@ -58,7 +60,7 @@ func (c *content) wrote(block int, value uint64, synced bool) {
 	c.later[block] = append(c.later[block], value)
 }
 
-// flushed notes that the driver has promised that everything is on the disk.
+// flushed records that the driver has promised that all data are on the disk.
 func (c *content) flushed() {
 	if c.partial {
 		return
@@ -69,7 +71,7 @@ func (c *content) flushed() {
 	c.later = map[int][]uint64{}
 }
 
-// values are those that a block may have now, the likeliest first.
+// values returns the values that a block may have now, the most likely first.
 func (c *content) values(block int) []uint64 {
 	all := append([]uint64{c.acked[block]}, c.later[block]...)
 	if !c.partial {
@@ -79,7 +81,8 @@ func (c *content) values(block int) []uint64 {
 	return all
 }
 
-// read compares what the blocks hold with the model, which it makes as narrow as what was seen.
+// read compares the blocks with the model. From then on, the model allows only the values that
+// were read.
 func (c *content) read(v int, data [][]byte) error {
 	for b, got := range data {
 		values := c.values(b)
@@ -99,7 +102,8 @@ func (c *content) read(v int, data [][]byte) error {
 	return nil
 }
 
-// pattern is what a value is in bytes; those of a restored volume are its origin's.
+// pattern returns the bytes of a value. The values of a restored volume have the bytes of its
+// origin.
 func pattern(v, block int, value uint64) []byte {
 	data := make([]byte, blockSize)
 	if value == 0 {
@@ -112,7 +116,8 @@ func pattern(v, block int, value uint64) []byte {
 	return data
 }
 
-// origin is the volume that a restored one comes from; its own number for a blank one.
+// origin returns the number of the volume from which a restored volume comes, or the number of
+// the volume itself if it was created blank.
 func origin(v int) int {
 	if s := kinds[v].snap; s != 0 {
 		return origin(snapOf[s])
@@ -120,7 +125,7 @@ func origin(v int) int {
 	return v
 }
 
-// describe says what a block holds that should hold something else.
+// describe describes the wrong content of a block.
 func describe(v, block int, data []byte) string {
 	if bytes.Equal(data, make([]byte, len(data))) {
 		return "zeros"

@@ -11,14 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The kernel's ioctls to stop and resume writing to a filesystem (linux/fs.h). x/sys lacks them.
+// These ioctls stop and resume writing to a filesystem (linux/fs.h). x/sys lacks them.
 const (
 	ioctlFreeze = 0xC0045877 // FIFREEZE
 	ioctlThaw   = 0xC0045878 // FITHAW
 )
 
-// freeze freezes or thaws a filesystem as a backup does in the pod that has it. Until it is thawed,
-// no pod writes: it would wait in the kernel.
+// freeze freezes or thaws a filesystem in a pod, as a backup does. No pod writes to a frozen
+// filesystem, because it would wait in the kernel.
 func (h *history) freeze(s step) (string, error) {
 	key := at(s.vol, s.node)
 	if kinds[s.vol].block() || h.world.seen[publishedField(s.vol, s.node, s.pod)] == "" ||
@@ -36,7 +36,8 @@ func (h *history) freeze(s step) (string, error) {
 	return "", nil
 }
 
-// onRoot asks for a freeze or a thaw of the filesystem at a path. What is not frozen is thawed.
+// onRoot freezes or thaws the filesystem at a path. A filesystem that is not frozen counts as
+// thawed.
 func onRoot(path string, request uint) error {
 	root, err := os.Open(path)
 	if err != nil {
@@ -49,8 +50,8 @@ func onRoot(path string, request uint) error {
 	return errors.Join(err, root.Close())
 }
 
-// hold opens a device for writing by its own node, as a process does that outlives the publication
-// of its volume, and letGo closes it.
+// hold opens a device for writing by a node of its own, as a process does that outlives the
+// publication of its volume. letGo closes the device.
 func (h *history) hold(s step) (string, error) {
 	key := at(s.vol, s.node)
 	if s.op == letGo {
@@ -86,7 +87,7 @@ func (h *history) drop(key string) error {
 	return file.Close()
 }
 
-// dropLost closes the devices that are no longer there: nobody is asked about them.
+// dropLost closes the devices that do not exist any more. No call is made for them.
 func (h *history) dropLost(j *joint) error {
 	for v := range kinds {
 		for _, n := range nodes {
@@ -109,8 +110,8 @@ func (h *history) dropAll() error {
 	return errors.Join(errs...)
 }
 
-// sensible reports whether a mistaken call is one whose answer the model knows: what it takes for
-// something else is there, and nothing else is at work on it.
+// sensible reports whether the model knows the answer to a mistaken call: the object that the
+// call names by mistake must exist, and no other call may work on it.
 func (h *history) sensible(s step) bool {
 	w, here, there := h.world, at(s.vol, s.node), at(s.other, s.node)
 	if len(w.doubts) > 0 || w.rackDown || w.lost[here] || w.half[here] || w.lost[there] ||

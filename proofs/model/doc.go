@@ -1,12 +1,12 @@
-// Package model proves the driver against a small model of volumes, nodes and data. A history is a
-// list of steps of an orchestrator that repeats, reorders, duplicates and abandons its calls, over
-// several volumes, two controllers and three nodes, while faults are injected and processes die.
-// After each step the joint state of the rack, the devices and the mounts has to be one that the
-// model allows.
-// Three other disks of a node never change, and nor do files in which a pod has forged records of
-// the driver (package proof).
+// Package model proves the driver against a small model of volumes, nodes and data. A history
+// is a list of steps of an orchestrator that repeats, reorders, duplicates and abandons its
+// calls, with several volumes, two controllers and three nodes, while faults are injected and
+// processes die. After each step the model must allow the joint state of the rack, the devices
+// and the mounts. Three other disks of a node never change, and files in which a pod has
+// forged records of the driver never change either (package proof).
 //
-// To read: world_test.go (what there can be and what each call does to it), codes_test.go (what a
-// call may answer), data_test.go (what the disks hold), step_test.go (the steps, as text too),
-// check_test.go (what must hold after each). The rest makes histories and carries them out.
+// Read these files first: world_test.go (the objects, and the effect of each call),
+// codes_test.go (the allowed answers of a call), data_test.go (the content of the disks),
+// step_test.go (the steps and their text), check_test.go (the checks after each step). The
+// other files generate histories and run them.
 package model

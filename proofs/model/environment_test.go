@@ -20,23 +20,24 @@ import (
 
 const (
 	gib = harness.GiB
-	// patience bounds every wait, far beyond what it takes.
+	// patience limits every wait. It is much longer than any wait takes.
 	patience = time.Minute
 )
 
-// environment is what histories run on: a rack with three instances and an administrator's own
-// disks, two controllers and a node driver in each instance. It outlives a history that ends clean.
+// environment is the place where histories run: a rack with three instances and an
+// administrator's own disks, two controllers, and a node driver in each instance. A history
+// that ends clean leaves it for the next one.
 type environment struct {
 	*harness.Environment
 	run         *harness.Run
 	controllers []*harness.Plugin
 	nodes       map[string]*harness.Plugin
 	foreign     []*foreignDisk
-	// bystanders are other disks of node c, which no call may change, and forged counts comparisons of
+	// bystanders are other disks of node c, which no call may change. forged counts comparisons of
 	// files with forged records.
 	bystanders *proof.RackBystanders
 	forged     *proof.Invariant
-	// stopped are the nodes whose instance is stopped.
+	// stopped contains the nodes whose instance is stopped.
 	stopped map[string]bool
 }
 
@@ -77,12 +78,12 @@ func newEnvironment(ctx context.Context, run *harness.Run, bystanders, forged *p
 	return env, env.TakeBaseline(ctx)
 }
 
-// balance waits until there is no more than at the start.
+// balance waits until nothing exists that did not exist at the start.
 func (env *environment) balance(ctx context.Context) error {
 	return harness.Await(ctx, 20*time.Second, func() error { return env.Compare(ctx) })
 }
 
-// running are the drivers that run.
+// running returns the drivers that run.
 func (env *environment) running() []*harness.Plugin {
 	all := slices.Clone(env.controllers)
 	for _, n := range nodes {
@@ -93,7 +94,7 @@ func (env *environment) running() []*harness.Plugin {
 	return all
 }
 
-// staging and target are the orchestrator's paths on a node.
+// staging and target return the orchestrator's paths on a node.
 func (env *environment) staging(v int, n string) string {
 	return filepath.Join(env.nodes[n].Dir, "kubelet", fmt.Sprintf("v%d", v), "globalmount")
 }
@@ -102,20 +103,21 @@ func (env *environment) target(v int, n string, p int) string {
 	return filepath.Join(env.nodes[n].Dir, "kubelet", fmt.Sprintf("pod-%d", p), fmt.Sprintf("v%d", v))
 }
 
-// abandon gives up an environment on which a history failed: the evidence stays, the processes go.
+// abandon ends an environment after a failed history. It keeps the files and ends the
+// processes.
 func (env *environment) abandon() {
 	env.run.Failed()
-	_ = env.bystanders.Suspend() // the history's failure is reported already
+	_ = env.bystanders.Suspend() // the history's failure has been reported
 	for _, p := range env.Plugins {
 		p.Kill()
 	}
 	unmountBelow(env.Rack.Dir)
-	_ = env.Rack.Terminate() // it may be dead, and the history's failure is reported already
+	_ = env.Rack.Terminate() // the rack may be dead, and the history's failure has been reported
 	freeLoops(filepath.Join(env.Rack.Dir, "sim"), func(string) bool { return true })
 }
 
-// cleanUp removes by force what a history has left that was lied to, so that the next one need not
-// wait for a new environment. On an error the environment cannot be used again.
+// cleanUp removes by force everything that a tampered history has left, so that the next
+// history needs no new environment. After an error the environment cannot be used again.
 func (env *environment) cleanUp(ctx context.Context) error {
 	for _, n := range nodes {
 		kubelet := filepath.Join(env.nodes[n].Dir, "kubelet")
@@ -161,8 +163,8 @@ func (env *environment) cleanUp(ctx context.Context) error {
 	return newHistory(env).look(ctx, nil)
 }
 
-// freeLoops releases the loop devices of files below a directory: a history that failed may have
-// left more than the rack knows of.
+// freeLoops releases the loop devices of files below a directory. A failed history may have
+// left devices that the rack does not know.
 func freeLoops(dir string, goes func(path string) bool) {
 	loops, err := livingLoops(dir)
 	if err != nil {
@@ -171,14 +173,14 @@ func freeLoops(dir string, goes func(path string) bool) {
 	for path, devices := range loops {
 		for _, device := range devices {
 			if goes(path) {
-				// One that is in use goes with its last user.
+				// If the device is in use, the kernel releases it with its last user.
 				_ = exec.Command("losetup", "--detach", "/dev/"+device).Run()
 			}
 		}
 	}
 }
 
-// awaitIdle waits until no driver and not the rack works on a request.
+// awaitIdle waits until neither a driver nor the rack works on a request.
 func (env *environment) awaitIdle(ctx context.Context, rackDown bool) error {
 	return harness.Await(ctx, patience, func() error {
 		if !rackDown {
@@ -203,7 +205,7 @@ func (env *environment) awaitIdle(ctx context.Context, rackDown bool) error {
 	})
 }
 
-// idle demands that no goroutine of a profile serves a request.
+// idle returns an error if a goroutine of a profile serves a request.
 func idle(profile []byte, mark string) error {
 	if i := bytes.Index(profile, []byte(mark)); i >= 0 {
 		return fmt.Errorf("still at work: %.200s", profile[i:])
@@ -211,7 +213,7 @@ func idle(profile []byte, mark string) error {
 	return nil
 }
 
-// activeFaults are the rules that may still apply, by name.
+// activeFaults returns the names of the fault rules that may still apply.
 func (env *environment) activeFaults(ctx context.Context, names map[string]string) ([]string,
 	error) {
 	rules, err := env.Rack.Admin.Faults(ctx)
@@ -227,7 +229,8 @@ func (env *environment) activeFaults(ctx context.Context, names map[string]strin
 	return left, nil
 }
 
-// stopNode is what the end of an instance means for its guest: the driver and all mounts are gone.
+// stopNode does to a guest what the end of its instance does: the driver ends, and all mounts
+// disappear.
 func (env *environment) stopNode(ctx context.Context, n string) error {
 	if n == bystandersAt {
 		if err := env.bystanders.Suspend(); err != nil {
@@ -251,7 +254,7 @@ func (env *environment) startNode(ctx context.Context, n string) error {
 	return errors.Join(env.resumeBystanders(ctx), env.nodes[n].Start(ctx))
 }
 
-// resumeBystanders brings the bystanders back when their instance has its devices again.
+// resumeBystanders mounts the bystanders again when their instance has its devices again.
 func (env *environment) resumeBystanders(ctx context.Context) error {
 	if env.stopped[bystandersAt] {
 		return nil
@@ -259,10 +262,10 @@ func (env *environment) resumeBystanders(ctx context.Context) error {
 	return env.bystanders.Resume(ctx)
 }
 
-// name is what the orchestrator calls a volume or a snapshot.
+// name returns the orchestrator's name of a volume or a snapshot.
 func name(kind string, number int) string { return fmt.Sprintf("model-%s%d", kind, number) }
 
-// named reports whether a description on the rack is that of the orchestrator's name.
+// named reports whether a description on the rack contains the orchestrator's name.
 func named(description, name string) bool {
 	return strings.Contains(description, `"`+name+`"`)
 }

@@ -8,13 +8,13 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// rule is a fault with the name of what the driver makes of it: a key of faultCodes, or "".
+// rule is a fault with the name of its consequence for the driver: a key of faultCodes, or "".
 type rule struct {
 	code string
 	adminapi.Fault
 }
 
-// faults are the faults of the rack, by name. Each applies once.
+// faults contains the faults of the rack, by name. Each applies once.
 var faults = func() map[string]rule {
 	all := map[string]rule{
 		"slow device": {"", adminapi.Fault{Operation: "instance_disk_attach",

@@ -15,18 +15,19 @@ import (
 	"time"
 )
 
-// foreignDisk is a disk that an administrator made by hand. Nothing of it may ever change.
+// foreignDisk is a disk that an administrator made by hand. The driver must never change it.
 type foreignDisk struct {
-	name, id, node string // node is the instance that has it, "" for none
-	of             int    // the volume whose namesake it is, 0 for none
+	name, id, node string // node is the instance that has the disk, or ""
+	of             int    // the volume whose serial it has, or 0
 	gib            int64
-	path           string // its bytes
+	path           string // the file with its bytes
 	sum            [sha256.Size]byte
 	modified       time.Time
 }
 
-// makeForeign makes disks with content beside the driver's: a filesystem that nobody has attached,
-// under a name like the driver's own, another one in use by node a, and random bytes at node b.
+// makeForeign makes disks with content beside the driver's disks: a filesystem that is not
+// attached, under a name like the driver's own; another filesystem that node a uses; and
+// random bytes at node b.
 func (env *environment) makeForeign(ctx context.Context) error {
 	for _, d := range []*foreignDisk{
 		{name: "csi-0123456789abcdef", gib: 1},
@@ -40,10 +41,10 @@ func (env *environment) makeForeign(ctx context.Context) error {
 	return nil
 }
 
-// makeNamesake attaches a disk whose name begins as the volume's: its device has the same serial.
-// One has a filesystem, as a backup has. The other is blank, as one that waits to be restored to,
-// and larger: a blank one of the same size cannot be told from the volume's own new disk once that
-// one is not there.
+// makeNamesake attaches a disk whose name begins like the volume's, so that its device has the
+// same serial. One kind has a filesystem, like a backup. The other kind is blank, like a disk
+// to which data will be restored, and is larger than the volume's disk: a blank disk of the
+// same size could not be distinguished from the volume's own new disk if that disk is missing.
 func (h *history) makeNamesake(ctx context.Context, s step) (string, error) {
 	if h.world.rackDown || h.world.down[s.node] || len(h.world.faults) > 0 ||
 		h.serials[s.vol] == "" || h.namesake(s.vol) != nil {
@@ -75,7 +76,7 @@ func (h *history) namesake(v int) *foreignDisk {
 	return nil
 }
 
-// takeForeign holds a foreign disk to what it was, and removes it.
+// takeForeign returns an error unless a foreign disk is unchanged, and removes the disk.
 func (env *environment) takeForeign(ctx context.Context, d *foreignDisk) error {
 	if err := d.untouched(true); err != nil {
 		return err
@@ -87,7 +88,7 @@ func (env *environment) takeForeign(ctx context.Context, d *foreignDisk) error {
 	return env.Rack.DeleteDisk(ctx, d.id)
 }
 
-// makeForeignDisk makes a disk with random bytes, with a filesystem, or a blank one for restores.
+// makeForeignDisk makes a disk with random bytes or with a filesystem, or a blank disk.
 func (env *environment) makeForeignDisk(ctx context.Context, d *foreignDisk) error {
 	disk, err := env.Rack.CreateDisk(ctx, env.Rack.Project, d.name, d.gib*gib)
 	if err != nil {
@@ -117,7 +118,7 @@ func (env *environment) makeForeignDisk(ctx context.Context, d *foreignDisk) err
 	return err
 }
 
-// backing is the file that holds a disk's bytes.
+// backing returns the backing file of a disk.
 func (env *environment) backing(id string) string {
 	return filepath.Join(env.Rack.Dir, "sim", "disks", id+".img")
 }
@@ -130,8 +131,8 @@ func modified(path string) (time.Time, error) {
 	return info.ModTime(), nil
 }
 
-// sumOf reads a file's head and tail, where everything is that anybody could mistake for his own.
-// That nothing else was written shows in its time.
+// sumOf reads the head and the tail of a file, which contain everything that a program could
+// mistake for its own data. Other writes can be seen from the file's modification time.
 func sumOf(path string) (sum [sha256.Size]byte, err error) {
 	file, err := os.Open(path)
 	if err != nil {
@@ -152,7 +153,7 @@ func sumOf(path string) (sum [sha256.Size]byte, err error) {
 	return [sha256.Size]byte(h.Sum(nil)), nil
 }
 
-// untouched demands that a disk's bytes have not changed.
+// untouched returns an error if the bytes of a disk have changed.
 func (d *foreignDisk) untouched(thorough bool) error {
 	now, err := modified(d.path)
 	if err != nil {

@@ -10,8 +10,9 @@ import (
 	"pgregory.net/rapid"
 )
 
-// wish is a step before the state in which it happens is known: what the orchestrator wants, or
-// what goes wrong. A history is drawn as wishes, so that a shorter one makes sense, too.
+// wish is a step before the state in which it happens is known: the orchestrator's intention,
+// or a disturbance. A history is generated as a list of wishes, so that a shortened list makes
+// sense, too.
 type wish struct {
 	kind, vol, node, pod, block, ctl, fault, op int
 	other                                       int
@@ -20,11 +21,11 @@ type wish struct {
 	move, shadow                                bool
 }
 
-// GoString is for rapid, which shows what it draws.
+// GoString implements fmt.GoStringer. rapid uses it to print generated values.
 func (w wish) GoString() string { return fmt.Sprintf("%d:v%d", w.kind, w.vol) }
 
-// The kinds of wishes, and how often of a hundred each is drawn. The first is what is left when a
-// failure is made as small as it can be.
+// The kinds of wishes, and how often out of a hundred each is generated. When rapid makes a
+// failed history as short as possible, it prefers the first kind.
 const (
 	onwards = iota
 	backwards
@@ -52,17 +53,19 @@ func kindOf(percent int) int {
 	return waiting
 }
 
-// restarts are the steps that end something.
+// restarts are the steps that end a process or an instance.
 var restarts = []op{killNode, killController, endNode, endController, killRack, restartRack,
 	stopInstance}
 
-// disturbances are what pods, administrators and mistaken calls do that no orchestrator wants.
+// disturbances are acts of pods and administrators, and mistaken calls. No orchestrator
+// intends them.
 var disturbances = []op{freeze, thaw, hold, letGo, stageAstray, unstageAstray, publishOther,
 	unpublishAstray, makeNamesake, makeNamesake, takeNamesake}
 
 func drawWish(t *rapid.T) wish {
 	draw := func(most int, what string) int {
-		// rapid likes small numbers, as they are easy to read; here each has the same chance.
+		// rapid prefers small numbers, because they are easy to read. Here every number has the
+		// same probability.
 		return int(mixed(rapid.Uint64().Draw(t, what)) % uint64(most+1))
 	}
 	w := wish{kind: kindOf(draw(99, "kind")), vol: draw(99, "volume")}
@@ -92,7 +95,7 @@ func drawWish(t *rapid.T) wish {
 	return w
 }
 
-// mixed spreads numbers, and leaves 0 where it is.
+// mixed distributes numbers evenly. It does not change 0.
 func mixed(u uint64) uint64 {
 	u *= 0x9E3779B97F4A7C15
 	u ^= u >> 29
@@ -100,7 +103,7 @@ func mixed(u uint64) uint64 {
 	return u ^ u>>32
 }
 
-// drawHistory draws the volumes that a history is about, and the wishes.
+// drawHistory generates the volumes of a history, and its wishes.
 func drawHistory(t *rapid.T, most int) (volumes []int, wishes []wish) {
 	volumes = rapid.SliceOfNDistinct(rapid.IntRange(1, len(kinds)-1), 1, 3, rapid.ID[int]).
 		Draw(t, "volumes")
@@ -108,7 +111,7 @@ func drawHistory(t *rapid.T, most int) (volumes []int, wishes []wish) {
 	return volumes, wishes
 }
 
-// resolve makes steps of a wish, in the world as it is now.
+// resolve makes steps from a wish, for the present state of the world.
 func (h *history) resolve(w wish, volumes []int) []step {
 	v, n := volumes[w.vol%len(volumes)], nodes[w.node]
 	if w.move || h.goals[v] == "" {
@@ -127,7 +130,7 @@ func (h *history) resolve(w wish, volumes []int) []step {
 		}
 	case anyCall:
 		if w.node == 0 && s.op.onNode() {
-			s.node = h.goals[v] // more often where there is something
+			s.node = h.goals[v] // nodes on which the volume is used are chosen more often
 		}
 	case again:
 		if s = h.last; !s.op.isCall() || s.ctl == 0 && !s.op.onNode() {
@@ -146,7 +149,7 @@ func (h *history) resolve(w wish, volumes []int) []step {
 	case misfortune:
 		return h.misfortune(w, v)
 	case restarting:
-		// What was stopped comes back first.
+		// Whatever was stopped is started first.
 		if h.world.rackDown {
 			s.op = startRack
 		} else if h.world.down[n] && (s.op == stopInstance || s.op == killNode || s.op == endNode) {
@@ -161,13 +164,13 @@ func (h *history) resolve(w wish, volumes []int) []step {
 			s.mishap, s.after = w.mishap, w.after
 		}
 		if s.op == stage {
-			s.after *= 5 // it is the longest, for what it does to a new disk
+			s.after *= 5 // a stage takes longest, because it may format the disk
 		}
 	}
 	return []step{s}
 }
 
-// misfortune is a fault and the call that it strikes, if it strikes the next one.
+// misfortune returns a fault and a call. The fault affects that call if it is the next one.
 func (h *history) misfortune(w wish, v int) []step {
 	next := h.towards(v, h.goals[v])
 	if !w.shadow {
@@ -176,7 +179,7 @@ func (h *history) misfortune(w wish, v int) []step {
 		}
 	}
 	if operations[next.op] == "" {
-		// A call that may come at any time instead.
+		// This call is possible in every state, so it replaces the other one.
 		next = step{op: attach, ctl: 1 + w.ctl, vol: v, node: h.goals[v]}
 	}
 	var names []string
@@ -190,14 +193,15 @@ func (h *history) misfortune(w wish, v int) []step {
 	return []step{{op: fault, fault: names[w.fault%len(names)]}, next}
 }
 
-// operations are those of the rack that calls use.
+// operations contains the operations of the rack that each call uses.
 var operations = map[op]string{
 	createVolume: "disk_create", deleteVolume: "disk_delete", attach: "instance_disk_attach",
 	detach: "instance_disk_detach", detachAll: "instance_disk_detach",
 	createSnapshot: "snapshot_create", deleteSnapshot: "snapshot_delete",
 }
 
-// pair is two calls at the same time: one twice, or two of which either may come first.
+// pair combines a call with another one at the same time: the same call, or a call that may
+// come before or after it.
 func (h *history) pair(w wish, v int, other step) step {
 	s := h.towards(v, h.goals[v])
 	if !s.op.isCall() {

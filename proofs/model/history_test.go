@@ -18,24 +18,24 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// history is one history under way: a model, an orchestrator, and what was done so far.
+// history is a history that runs: a model, an orchestrator, and the steps that were done.
 type history struct {
 	env          *environment
 	world        *world
 	orchestrator orchestrator
-	// contents are the volumes' by number, snapshots those of snapshots by ID.
+	// contents contains the contents of volumes by number, and snapshots those of snapshots by ID.
 	contents  map[int]*content
 	snapshots map[string]*content
 	serials   map[int]string
 	open      map[string]*os.File // the devices that are kept open, by "v4 a"
-	// lines are the steps as they were carried out, with their answers.
+	// lines are the steps that were done, with their answers.
 	lines []string
-	// tampers change answers or the state, to test the model itself; nil leaves both as they are.
+	// tampers change answers or the state, to test the model itself. Nil changes nothing.
 	tampers tampers
 
-	// goals are the nodes where the orchestrator wants the volumes.
+	// goals are the nodes on which the orchestrator wants to use the volumes.
 	goals map[int]string
-	// staged are the volumes whose last stage on a node answered OK.
+	// staged contains the volumes whose last stage on a node answered OK.
 	staged     map[string]bool
 	last       step
 	doubtSince int
@@ -44,10 +44,11 @@ type history struct {
 	count      counts
 }
 
-// counts are what the figure counts.
+// counts contains the numbers of the figure.
 type counts struct {
 	steps, faults, restarts int
-	// bytes were acknowledged; of those that were lost the first ends the history.
+	// bytes counts acknowledged bytes, and lost those of them that were lost. The first loss ends
+	// the history.
 	bytes, lost int64
 }
 
@@ -59,10 +60,10 @@ func newHistory(env *environment) *history {
 		staged: map[string]bool{}}
 }
 
-// do carries out a step and holds everything against the model.
+// do does a step and compares all results with the model.
 func (h *history) do(ctx context.Context, s step) error {
 	if len(h.world.doubts) > 0 && (s.op >= write && s.op <= takeNamesake || h.doubtSince >= 3) {
-		// What a snapshot holds must be known, and a call that was given up ends some day.
+		// The content of a snapshot must be known, and an abandoned call ends after some time.
 		if err := h.step(ctx, step{op: wait}); err != nil {
 			return err
 		}
@@ -85,7 +86,7 @@ func (h *history) step(ctx context.Context, s step) error {
 	default:
 		calls, err = h.make(ctx, s)
 		if err == nil && calls == nil {
-			return nil // the orchestrator cannot make it now
+			return nil // the orchestrator cannot make the call now
 		}
 	}
 	if err == nil {
@@ -97,7 +98,7 @@ func (h *history) step(ctx context.Context, s step) error {
 	return nil
 }
 
-// runSteps carries out steps, one after the other.
+// runSteps does steps, one after the other.
 func (h *history) runSteps(ctx context.Context, steps []step) error {
 	for _, s := range steps {
 		if err := h.do(ctx, s); err != nil {
@@ -107,7 +108,7 @@ func (h *history) runSteps(ctx context.Context, steps []step) error {
 	return nil
 }
 
-// look observes, checks, and forgets doubts that are settled.
+// look observes and checks the state, and removes doubts that are settled.
 func (h *history) look(ctx context.Context, calls []ended) error {
 	if err := h.tampers.apply(ctx, h); err != nil {
 		return err
@@ -139,8 +140,8 @@ func (h *history) log(format string, args ...any) {
 	h.lines = append(h.lines, fmt.Sprintf(format, args...))
 }
 
-// make makes the calls of a step, and returns how each ended. It returns none if the orchestrator
-// cannot make them.
+// make makes the calls of a step, and returns their results. It returns none if the
+// orchestrator cannot make the calls.
 func (h *history) make(ctx context.Context, s step) ([]ended, error) {
 	steps := []*step{&s}
 	if s.with != nil {
@@ -192,7 +193,7 @@ func (h *history) make(ctx context.Context, s step) ([]ended, error) {
 	return calls, errors.Join(errs...)
 }
 
-// judge holds an answer against those that the model allows.
+// judge compares an answer with the answers that the model allows.
 func judge(s step, err error, allowed []codes.Code) error {
 	if code := status.Code(err); !slices.Contains(allowed, code) {
 		slices.Sort(allowed)
@@ -202,7 +203,7 @@ func judge(s step, err error, allowed []codes.Code) error {
 	return nil
 }
 
-// brief is the call without its mishaps.
+// brief returns the text of the call without its mishaps.
 func (s step) brief() string {
 	s.mishap, s.with = none, nil
 	return s.String()
@@ -215,7 +216,7 @@ func shown(err error) string {
 	return fmt.Sprintf("%s (%.300s)", status.Code(err), status.Convert(err).Message())
 }
 
-// outcome says what the orchestrator may conclude from an answer.
+// outcome returns the conclusion that the orchestrator may draw from an answer.
 func (h *history) outcome(s step, a answer) outcome {
 	switch {
 	case a.err == nil:
@@ -228,7 +229,7 @@ func (h *history) outcome(s step, a answer) outcome {
 	return refusedCall
 }
 
-// learn takes a success into the orchestrator and the model.
+// learn updates the orchestrator and the model after a success.
 func (h *history) learn(s *step, c *ended, a answer) {
 	key := at(s.vol, s.node)
 	if s.op == attach && slices.Contains(h.world.faults, "slow device") {
@@ -250,7 +251,7 @@ func (h *history) learn(s *step, c *ended, a answer) {
 			content.formatted = true
 		}
 		if !kinds[s.vol].block() {
-			h.world.lost[key] = false // a dead one was taken down and mounted anew
+			h.world.lost[key] = false // the dead mount was replaced by a new one
 		}
 	case unstage, unpublish:
 		h.staged[key] = h.staged[key] && s.op == unpublish
@@ -267,13 +268,13 @@ func (h *history) learn(s *step, c *ended, a answer) {
 	c.step = *s
 }
 
-// answer is what came back from a call.
+// answer is the result of a call.
 type answer struct {
 	reply reply
 	err   error
 }
 
-// send makes calls at the same time, and lets their mishaps happen.
+// send makes calls at the same time, with their mishaps.
 func (h *history) send(ctx context.Context, steps []*step) []answer {
 	answers := make([]answer, len(steps))
 	var calls sync.WaitGroup
@@ -294,7 +295,7 @@ func (h *history) send(ctx context.Context, steps []*step) []answer {
 	return answers
 }
 
-// revive starts again what a mishap has killed.
+// revive starts the process that a mishap has killed.
 func (h *history) revive(ctx context.Context, s step) error {
 	switch {
 	case s.mishap != killed:
@@ -305,7 +306,7 @@ func (h *history) revive(ctx context.Context, s step) error {
 	return h.restart(ctx, h.env.controllers[s.ctl-1])
 }
 
-// killLater kills, a moment after a call was made, what works on it.
+// killLater kills the process that works on a call, a moment after the call was made.
 func (h *history) killLater(ctx context.Context, s step) {
 	select {
 	case <-ctx.Done():
@@ -322,7 +323,7 @@ func (h *history) killLater(ctx context.Context, s step) {
 	}
 }
 
-// restart starts a driver again that was killed.
+// restart starts a driver that was killed.
 func (h *history) restart(ctx context.Context, p *harness.Plugin) error {
 	h.count.restarts++
 	return p.Start(ctx)

@@ -19,19 +19,20 @@ import (
 
 func TestMain(m *testing.M) { namespace.Main(m) }
 
-// shortHistories is how many histories the short form has, and longest how many wishes one has.
+// shortHistories is the number of histories in the short form. longest is the maximum number
+// of wishes in a history.
 const (
 	shortHistories = 7
 	longest        = 50
 )
 
-// runner is where histories run: an environment that is made when one is needed, and again when a
-// history has failed on it.
+// runner runs histories. It makes an environment when it needs one, and a new one after a
+// failed history.
 type runner struct {
 	t   testing.TB
 	run *harness.Run
 	env *environment
-	// bystanders and forged are what must not change.
+	// bystanders and forged count the comparisons of disks and files that must not change.
 	bystanders, forged *proof.Invariant
 }
 
@@ -66,7 +67,7 @@ func (r *runner) runHistory(ctx context.Context, l tampers, steps func(*history)
 		err = h.tearDown(ctx)
 	}
 	if err != nil {
-		_ = h.dropAll() // the history's failure is reported already
+		_ = h.dropAll() // the history's failure has been reported
 	}
 	if err != nil && (l == nil || r.env.cleanUp(ctx) != nil) {
 		r.env.abandon()
@@ -75,11 +76,11 @@ func (r *runner) runHistory(ctx context.Context, l tampers, steps func(*history)
 	return h, err
 }
 
-// transcript is a history as people read it, and as a file may have it.
+// transcript returns the text of a history, for people and for a file.
 func (h *history) transcript() string { return "  " + strings.Join(h.lines, "\n  ") }
 
-// TestNothingThatTheModelForbidsHappens is the proof.
-func TestNothingThatTheModelForbidsHappens(t *testing.T) {
+// TestEveryStateOfEveryHistoryIsOneThatTheModelAllows is the proof.
+func TestEveryStateOfEveryHistoryIsOneThatTheModelAllows(t *testing.T) {
 	p := proof.New(t, "model")
 	r := newRunner(t)
 	var sum counts
@@ -137,7 +138,7 @@ func (c *counts) add(other counts) {
 	c.lost += other.lost
 }
 
-func TestAStepIsReadAsItIsWritten(t *testing.T) {
+func TestParsingTheTextOfAStepReturnsTheSameStep(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		h := newHistory(nil)
 		for _, s := range h.resolve(drawWish(rt), []int{1, 4}) {

@@ -18,28 +18,28 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// joint is what the rack, the kernel and the guests show at one moment.
+// joint is the state of the rack, the kernel and the guests at one moment.
 type joint struct {
 	facts facts
-	// disks are the rack's by ID; nil while its API is away.
+	// disks are the rack's disks by ID. It is nil while the API does not answer.
 	disks map[string]adminapi.Disk
-	// serials are the volumes' disk names, which are their devices' serials, by volume.
+	// serials contains, by volume, the name of the disk that the device has as its serial.
 	serials map[int]string
-	// devices are what each node's guest sees, and mounts what is mounted below the rack's
-	// directory, by path.
+	// devices contains the devices that each node's guest sees. mounts contains the mounts below
+	// the rack's directory, by path.
 	devices map[string][]guestDevice
 	mounts  map[string][]*mountinfo.Info
-	// shown are the volumes in whose device's place a node shows a namesake's, by "v1 a".
+	// shown contains the volumes for which a node shows a namesake's device, by "v1 a".
 	shown map[string]bool
-	// loops are the living loop devices, by the file they carry.
+	// loops contains the loop devices that still reach their file, by file.
 	loops map[string][]string
 }
 
-// guestDevice is a device as a guest sees it; number is "major:minor".
+// guestDevice is a device in a guest view. number is "major:minor".
 type guestDevice struct{ name, serial, number string }
 
-// observe looks at everything. While the rack's API is away, it is taken for true what it showed
-// last, and what it has answered since.
+// observe reads the whole state. While the rack's API does not answer, observe assumes the
+// last known state, changed by the later answers.
 func (h *history) observe(ctx context.Context, calls []ended) (*joint, error) {
 	j := &joint{facts: facts{}, serials: h.serials, shown: map[string]bool{}}
 	if h.world.rackDown {
@@ -53,7 +53,7 @@ func (h *history) observe(ctx context.Context, calls []ended) (*joint, error) {
 	return j, nil
 }
 
-// remembered are the facts of the rack without a look at it.
+// remembered returns the facts of the rack without a request to the rack.
 func (h *history) remembered(calls []ended) facts {
 	f := maps.Clone(h.world.seen)
 	for _, c := range calls {
@@ -113,7 +113,8 @@ func (env *environment) observeRack(ctx context.Context, j *joint) error {
 	return nil
 }
 
-// volumeNames and snapshotNames are the orchestrator's names by number; number 0 is nobody's.
+// volumeNames and snapshotNames contain the orchestrator's names by number. Number 0 is not
+// used.
 var (
 	volumeNames   = namesOf("v", len(kinds))
 	snapshotNames = namesOf("s", len(snapOf))
@@ -127,7 +128,7 @@ func namesOf(kind string, n int) []string {
 	return names
 }
 
-// nodeOf is the node of an instance's ID.
+// nodeOf returns the node that has the instance with that ID.
 func (env *environment) nodeOf(instance string) string {
 	for _, n := range nodes {
 		if env.Rack.Instance(n).ID == instance {
@@ -169,7 +170,8 @@ func (env *environment) observeNodes(j *joint) error {
 	return err
 }
 
-// leaveNamesakes takes from the devices those that have a volume's serial and are not the volume's.
+// leaveNamesakes removes from the devices those that have a volume's serial but belong to
+// another disk.
 func (j *joint) leaveNamesakes(foreign []*foreignDisk) {
 	for _, d := range foreign {
 		if d.of == 0 {
@@ -187,7 +189,8 @@ func (j *joint) leaveNamesakes(foreign []*foreignDisk) {
 	}
 }
 
-// numberOf is a loop device's number, as guestDevice has it; "" for one that is gone.
+// numberOf returns the number of a loop device in the form of guestDevice, or "" if the device
+// is gone.
 func numberOf(loop string) string {
 	text, err := os.ReadFile(filepath.Join("/sys/block", loop, "dev"))
 	if err != nil {
@@ -196,7 +199,7 @@ func numberOf(loop string) string {
 	return strings.TrimSpace(string(text))
 }
 
-// devicesOf lists what a guest sees. A device may go while it is looked at.
+// devicesOf lists the devices in a guest view. A device may disappear during the call.
 func devicesOf(guest string) ([]guestDevice, error) {
 	entries, err := os.ReadDir(filepath.Join(guest, "sys/block"))
 	if err != nil {
@@ -216,8 +219,8 @@ func devicesOf(guest string) ([]guestDevice, error) {
 	return devices, nil
 }
 
-// livingLoops are the loop devices whose file lies below a directory and that still reach it: one
-// that was cut from its file only waits for its last holder.
+// livingLoops returns the loop devices that still reach their file below a directory. A device
+// that was cut from its file does not: it only waits for its last user.
 func livingLoops(dir string) (map[string][]string, error) {
 	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	if err != nil {
@@ -237,7 +240,7 @@ func livingLoops(dir string) (map[string][]string, error) {
 	return loops, nil
 }
 
-// device is what the node's guest sees under the volume's serial.
+// device returns the device with the volume's serial in the node's guest.
 func (j *joint) device(v int, n string) (guestDevice, bool) {
 	i := slices.IndexFunc(j.devices[n], func(d guestDevice) bool {
 		return d.serial != "" && d.serial == j.serials[v]
@@ -248,14 +251,14 @@ func (j *joint) device(v int, n string) (guestDevice, bool) {
 	return j.devices[n][i], true
 }
 
-// unmountBelow takes down every mount below a directory, as the end of its guest does.
+// unmountBelow unmounts everything below a directory, as the end of its guest does.
 func unmountBelow(dir string) {
 	infos, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
 	if err != nil {
 		panic(err) // the kernel's mount table can be read
 	}
 	for _, info := range slices.Backward(infos) {
-		_ = onRoot(info.Mountpoint, ioctlThaw)             // else its device is never free again
-		_ = unix.Unmount(info.Mountpoint, unix.MNT_DETACH) // it may be gone with the one above it
+		_ = onRoot(info.Mountpoint, ioctlThaw)             // otherwise its device could never be released
+		_ = unix.Unmount(info.Mountpoint, unix.MNT_DETACH) // it may be gone already
 	}
 }

@@ -2,7 +2,7 @@
 
 package model
 
-// towards is the orchestrator's next call on the way to a pod that uses the volume on a node.
+// towards returns the orchestrator's next call towards a pod that uses the volume on a node.
 func (h *history) towards(v int, n string) step {
 	f, ctl := h.world.seen, 1+int(h.value+uint64(len(h.lines)))%2
 	holder := f[holderField(v)]
@@ -10,7 +10,7 @@ func (h *history) towards(v int, n string) step {
 	case h.world.rackDown:
 		return step{op: startRack}
 	case h.world.namesakes[at(v, n)] && len(h.lines)%3 == 0:
-		return step{op: takeNamesake, vol: v} // once the orchestrator was refused for a while
+		return step{op: takeNamesake, vol: v} // after the orchestrator was refused for some time
 	case f[diskField(v)] == "" || h.orchestrator.volumes[v].GetVolumeId() != f[diskField(v)]:
 		return h.towardsDisk(v, ctl)
 	case holder != "" && holder != n:
@@ -37,7 +37,8 @@ func (h *history) towards(v int, n string) step {
 	return s
 }
 
-// towardsDisk is the way to a volume: to its snapshot first, and to that one's origin.
+// towardsDisk returns the next call towards a volume. If the volume comes from a snapshot, the
+// snapshot and its origin come first.
 func (h *history) towardsDisk(v, ctl int) step {
 	snap := kinds[v].snap
 	switch {
@@ -50,13 +51,13 @@ func (h *history) towardsDisk(v, ctl int) step {
 	return step{op: createSnapshot, ctl: ctl, snap: snap}
 }
 
-// away is the orchestrator's next call on the way to a volume that is no more; false when it is
-// there.
+// away returns the orchestrator's next call towards the deletion of a volume, or false if the
+// volume is deleted.
 func (h *history) away(v int) (step, bool) {
 	f, ctl := h.world.seen, 1+len(h.lines)%2
 	for _, n := range nodes {
 		if h.world.down[n] {
-			continue // nothing is mounted there, and nobody to ask
+			continue // nothing is mounted there, and no driver runs
 		}
 		for _, p := range pods {
 			if f[publishedField(v, n, p)] != "" || h.orchestrator.given[publishedField(v, n, p)] {

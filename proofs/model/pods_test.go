@@ -10,8 +10,8 @@ import (
 	"path/filepath"
 )
 
-// place opens where a block of a volume lies: in one file of a filesystem, or spread over a device,
-// its first and its last sector among them.
+// place opens the place of a block in a volume: one file of a filesystem, or a range of a
+// device. The ranges include the device's first and last sector.
 func place(path string, v, block, flags int) (*os.File, int64, error) {
 	if !kinds[v].block() {
 		file, err := os.OpenFile(filepath.Join(path, "blocks"), flags, 0o640)
@@ -39,7 +39,7 @@ func put(path string, v, block int, value uint64, synced bool) error {
 	if err != nil || !synced || kinds[v].block() {
 		return err
 	}
-	// The file may be new, and its name is the directory's.
+	// The file may be new, so the directory with its name must be synced, too.
 	dir, err := os.Open(path)
 	if err != nil {
 		return err
@@ -47,7 +47,7 @@ func put(path string, v, block int, value uint64, synced bool) error {
 	return errors.Join(dir.Sync(), dir.Close())
 }
 
-// contents reads all blocks. What is not there is zeros.
+// contents reads all blocks. A missing block reads as zeros.
 func contents(path string, v int) ([][]byte, error) {
 	data := make([][]byte, blocks)
 	for b := range data {

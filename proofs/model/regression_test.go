@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// regressions are histories that once ended badly, or that random ones come by too seldom. Each is
-// as a failed run prints it; the answers need not be there.
+// regressions are histories that once failed, or that are rarely generated. Each has the text
+// that a failed run prints. The answers may be left out.
 var regressions = []struct{ name, steps string }{
 	{"a node forgets nothing when it dies: a device that a pod has is not released", `
 		controller 1: CreateVolume v4
@@ -226,7 +226,7 @@ var regressions = []struct{ name, steps string }{
 		wait until all is quiet`},
 }
 
-func TestHistoriesThatOnceEndedBadlyEndWell(t *testing.T) {
+func TestHistoriesThatOnceFailedDoNotFailAgain(t *testing.T) {
 	runner := newRunner(t)
 	for _, past := range regressions {
 		t.Run(past.name, func(t *testing.T) {
@@ -244,9 +244,9 @@ func TestHistoriesThatOnceEndedBadlyEndWell(t *testing.T) {
 	}
 }
 
-// A device's name says nothing about which disk it is. The mount of a btrfs shows no number, only
-// the name that its device had.
-func TestADeadMountIsNotTakenForTheDiskThatHasItsDevicesNameNow(t *testing.T) {
+// A device's name does not identify a disk. The mount of a btrfs has no usable number, only
+// the name that the device had at the time of the mount.
+func TestADeadMountIsNotTakenForANewDiskWithTheSameDeviceName(t *testing.T) {
 	runner := newRunner(t)
 	steps, err := parseHistory(`
 		controller 1: CreateVolume v3
@@ -276,8 +276,8 @@ func TestADeadMountIsNotTakenForTheDiskThatHasItsDevicesNameNow(t *testing.T) {
 	}
 }
 
-// plugUntilNamedAsBefore takes v3 from node a and brings it back until its device has the name
-// again that it had.
+// plugUntilNamedAsBefore detaches v3 from node a, and attaches it repeatedly until its device
+// has the same name as before.
 func (h *history) plugUntilNamedAsBefore(ctx context.Context) error {
 	nameOf := func() string {
 		for _, d := range h.env.mustDevices("a") {

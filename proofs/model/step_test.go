@@ -23,22 +23,22 @@ const (
 	createSnapshot
 	deleteSnapshot
 	stage
-	stageOther  // as another filesystem than it has
-	stageAstray // as what another volume's disk is
+	stageOther  // with another filesystem than the volume has
+	stageAstray // with the disk of another volume
 	unstage
-	unstageAstray // at another volume's path
+	unstageAstray // with the staging path of another volume
 	publish
-	publishOther // as a device what is a filesystem, and the reverse
+	publishOther // a filesystem as a device, or a device as a filesystem
 	unpublish
-	unpublishAstray // at another volume's path
+	unpublishAstray // with the path of another volume
 	stats
 	write
 	writeSynced
 	freeze
 	thaw
-	hold // keep a device open, whatever becomes of the pod
+	hold // keep a device open, even after the pod has ended
 	letGo
-	makeNamesake // an administrator makes a disk whose device has the serial of the volume's
+	makeNamesake // an administrator makes a disk with the serial of the volume's
 	takeNamesake
 	fault
 	killController
@@ -53,7 +53,7 @@ const (
 	wait
 )
 
-// forms are the steps as people read them, and as a history in a file has them.
+// forms contains the texts of steps, for people and for histories in files.
 var forms = map[op]string{
 	createVolume:    "controller {ctl}: CreateVolume v{vol}",
 	deleteVolume:    "controller {ctl}: DeleteVolume v{vol}",
@@ -93,31 +93,32 @@ var forms = map[op]string{
 	wait:            "wait until all is quiet",
 }
 
-// onNode reports whether the call goes to a node's driver, and isCall that it goes to a driver at
-// all.
+// onNode reports whether the call goes to a node's driver. isCall reports whether it goes to
+// any driver.
 func (o op) onNode() bool { return o >= stage && o <= stats }
 func (o op) isCall() bool { return o <= stats }
 
-// astray reports whether a call is mistaken: it takes one volume, or access type, for another.
+// astray reports whether a call is mistaken: it uses the values of another volume, or of
+// another access type.
 func (o op) astray() bool {
 	return o == stageAstray || o == unstageAstray || o == publishOther || o == unpublishAstray
 }
 
-// mishap is what happens to a call on its way.
+// mishap is an event that happens during a call.
 type mishap int
 
 const (
 	none      mishap = iota
-	abandoned        // the caller goes away
-	killed           // the process that it was made to dies, and is started again
-	rackDies         // the rack's simulator dies, and stays away
+	abandoned        // the caller does not wait for the answer
+	killed           // the process that serves the call is killed, and started again
+	rackDies         // the simulator is killed, and is not started again
 )
 
 var mishapForms = map[mishap]string{
 	abandoned: ", abandoned after ", killed: ", killed after ", rackDies: ", the rack dies after ",
 }
 
-// step is one step of a history. Of its fields those count that its form names.
+// step is one step of a history. Only the fields that its form names have a meaning.
 type step struct {
 	op                  op
 	ctl, vol, snap, pod int
@@ -146,7 +147,7 @@ func (s step) String() string {
 
 var places = regexp.MustCompile(`\\\{(\w+)\\\}`)
 
-// patterns are the forms as expressions, in the order of the operations.
+// patterns contains the forms as regular expressions, in the order of the operations.
 var patterns = func() map[op]*regexp.Regexp {
 	all := map[op]*regexp.Regexp{}
 	for o, form := range forms {
@@ -157,7 +158,7 @@ var patterns = func() map[op]*regexp.Regexp {
 	return all
 }()
 
-// parseStep reads a step as String writes it. What follows as an answer ("… = OK") is ignored.
+// parseStep parses a step in the format of String. It ignores an answer behind it ("… = OK").
 func parseStep(line string) (step, error) {
 	line, rest, both := strings.Cut(strings.TrimSpace(line), " || ")
 	s, err := parseOne(line)
@@ -197,7 +198,7 @@ func parseOne(line string) (step, error) {
 }
 
 func (s *step) set(name, text string) {
-	number, _ := strconv.Atoi(text) // 0 for what is no number
+	number, _ := strconv.Atoi(text) // text that is no number becomes 0
 	switch name {
 	case "ctl":
 		s.ctl = number
@@ -218,7 +219,8 @@ func (s *step) set(name, text string) {
 	}
 }
 
-// parseHistory reads a history, a step in a line; empty lines and those with a # are no steps.
+// parseHistory parses a history with one step in each line. It ignores empty lines and lines
+// with a #.
 func parseHistory(text string) ([]step, error) {
 	var steps []step
 	for line := range strings.Lines(text) {
@@ -235,7 +237,7 @@ func parseHistory(text string) ([]step, error) {
 	return steps, nil
 }
 
-// faultNames are the names of all faults, in order.
+// faultNames returns the names of all faults, in order.
 func faultNames() []string {
 	var names []string
 	for name := range faults {

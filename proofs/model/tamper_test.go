@@ -8,14 +8,15 @@ import (
 	"strings"
 )
 
-// tampers change answers, or the state behind the orchestrator's back, to test the model itself.
+// tampers change answers, or the state without the orchestrator's knowledge, to test the model
+// itself.
 type tampers []tamper
 
 // tamper is one change. A nil function changes nothing.
 type tamper struct {
-	// answer takes the place of a call; real makes it.
+	// answer replaces a call. real makes the original call.
 	answer func(h *history, s step, real func() (reply, error)) (reply, error)
-	// action happens after the step whose line begins with when, before the state is observed.
+	// action runs after the step whose line begins with when, before the state is observed.
 	when   string
 	action func(ctx context.Context, h *history) error
 }

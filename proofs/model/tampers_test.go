@@ -20,8 +20,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
-// inUse are histories that bring a filesystem, or a device, to a pod that has written; moved takes
-// it away from there and brings it to another node.
+// inUse and deviceInUse are histories that bring a filesystem, or a device, to a pod, which
+// writes to it. released takes the device away from the node, and moved also brings it to
+// another node.
 const (
 	inUse = `
 		controller 1: CreateVolume v1
@@ -46,7 +47,8 @@ const (
 		node b: NodePublish v4 to pod 1`
 )
 
-// skipCall answers OK and does nothing, and pretend does it and answers something else.
+// skipCall answers OK without making the call. pretend makes the call and answers something
+// else.
 func skipCall(o op) tamper {
 	return tamper{answer: func(_ *history, s step, real func() (reply, error)) (reply, error) {
 		if s.op == o {
@@ -66,14 +68,14 @@ func pretend(o op, err error) tamper {
 	}}
 }
 
-// onBacking changes the bytes of a volume's disk behind everybody's back.
+// onBacking changes the bytes of a volume's disk without the knowledge of driver and rack.
 func onBacking(when string, v int, change func(path string) error) tamper {
 	return tamper{when: when, action: func(_ context.Context, h *history) error {
 		return change(h.env.backing(h.orchestrator.volumes[v].GetVolumeId()))
 	}}
 }
 
-// overwrite puts bytes at an offset of a file.
+// overwrite writes bytes at an offset of a file.
 func overwrite(path string, offset int64, data []byte) error {
 	file, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {
@@ -85,7 +87,8 @@ func overwrite(path string, offset int64, data []byte) error {
 
 const detached = "controller 1: ControllerUnpublish v4"
 
-// tamperCases are what the model must notice: a history, what is wrong in it, and the error.
+// tamperCases are the faults that the model must notice. Each has a history, the tampering,
+// and the error.
 var tamperCases = []struct {
 	name, steps string
 	tamper      tamper
@@ -265,7 +268,7 @@ var tamperCases = []struct {
 		}}, "the foreign disk csi-0123456789abcdef"},
 }
 
-// rackAction attaches or detaches a volume's disk past the driver.
+// rackAction attaches or detaches a volume's disk without the driver.
 func rackAction(when string, v int, n string, on bool) tamper {
 	return tamper{when: when, action: func(ctx context.Context, h *history) error {
 		disk, instance := h.orchestrator.volumes[v].GetVolumeId(), h.env.Rack.Instance(n).ID
@@ -284,7 +287,7 @@ func (env *environment) detachDisk(ctx context.Context, disk, node string) error
 	return env.Rack.DetachDisk(ctx, disk, env.Rack.Instance(node).ID)
 }
 
-// fakeDevice is a device that is there only to be shown where it should not be.
+// fakeDevice is the name of a device that appears in a guest in which it must not be.
 const fakeDevice = "nvme99n1"
 
 // showInB shows v4's device in the guest of b, too.
@@ -303,12 +306,12 @@ func showInB(_ context.Context, h *history) error {
 func (env *environment) mustDevices(n string) []guestDevice {
 	devices, err := devicesOf(env.Rack.Instance(n).Guest)
 	if err != nil {
-		panic(err) // the guest's tree is there as long as the rack is
+		panic(err) // the guest's directory exists as long as the rack
 	}
 	return devices
 }
 
-// otherDevice is the node of another device of a's than the one at path.
+// otherDevice returns the node of a device in a's guest that is not the one at path.
 func otherDevice(h *history, path string) (string, error) {
 	for _, d := range h.env.mustDevices("a") {
 		if d.serial != h.serials[4] {
@@ -318,8 +321,9 @@ func otherDevice(h *history, path string) (string, error) {
 	return "", fmt.Errorf("a has no device but the one at %s", path)
 }
 
-// TestEveryTamperingIsNoticed tries the model itself: a test that cannot fail proves nothing.
-func TestEveryTamperingIsNoticed(t *testing.T) {
+// TestTheModelNoticesEveryTampering tests the model itself, because a test that cannot fail
+// proves nothing.
+func TestTheModelNoticesEveryTampering(t *testing.T) {
 	p := proof.New(t, "model-lies")
 	r := newRunner(t)
 	noticed := 0

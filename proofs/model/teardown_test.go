@@ -13,8 +13,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// tearDown is the patient orchestrator at the end of a history: it undoes everything, call after
-// call, until it is done.
+// tearDown acts as a patient orchestrator at the end of a history: it repeats calls until
+// everything is undone.
 func (h *history) tearDown(ctx context.Context) error {
 	if err := h.calm(ctx); err != nil {
 		return err
@@ -53,8 +53,8 @@ func (h *history) tearDown(ctx context.Context) error {
 	return errors.New("the patient orchestrator does not come to an end")
 }
 
-// readAll brings every volume once more to a pod, which reads it: whatever happened, what was
-// acknowledged is there, and no volume is stuck.
+// readAll brings every volume to a pod once more, and the pod reads it. Whatever happened
+// before, all acknowledged data must exist, and no volume may be stuck.
 func (h *history) readAll(ctx context.Context) error {
 	for v := 1; v < len(kinds); v++ {
 		for range 20 {
@@ -91,7 +91,8 @@ func (h *history) readAll(ctx context.Context) error {
 	return nil
 }
 
-// calm ends the misfortunes: everything runs, and no fault waits to apply.
+// calm ends all disturbances: it starts everything that is stopped, and removes faults that
+// have not applied.
 func (h *history) calm(ctx context.Context) error {
 	steps := []step{{op: startRack}}
 	for _, n := range nodes {
@@ -117,7 +118,7 @@ func (h *history) calm(ctx context.Context) error {
 	return nil
 }
 
-// clean demands that nothing is left of a history.
+// clean returns an error if something of a history is left.
 func (h *history) clean(ctx context.Context) error {
 	for f, value := range h.world.seen {
 		if value != "" {

@@ -8,20 +8,22 @@ import (
 	"slices"
 )
 
-// What there is: volumes v1…, snapshots s1…, nodes a, b, c, each with two pods that may use a
-// volume.
+// The objects of the world: volumes v1…, snapshots s1…, and nodes a, b, c, each with two pods
+// that may use a volume.
 type volumeKind struct {
 	// fsType is the filesystem, "" for a raw block volume.
 	fsType string
-	// shared lets both pods of a node have it (SINGLE_NODE_MULTI_WRITER).
+	// shared allows both pods of a node to use the volume (SINGLE_NODE_MULTI_WRITER).
 	shared bool
-	// snap is the number of the snapshot that it is restored from, 0 for a blank one.
+	// snap is the number of the snapshot from which the volume is restored, or 0 for a blank
+	// volume.
 	snap int
 }
 
 func (k volumeKind) block() bool { return k.fsType == "" }
 
-// kinds are the volumes' by number, snapOf the volume of each snapshot; both begin with 1.
+// kinds contains the kinds of volumes by number. snapOf contains the volume of each snapshot.
+// Both begin with number 1.
 var (
 	kinds = []volumeKind{{},
 		{fsType: "ext4", shared: true}, {fsType: "xfs"}, {fsType: "btrfs"}, {shared: true},
@@ -54,30 +56,30 @@ func snapSourceField(s int) field { return field(fmt.Sprintf("s%d source", s)) }
 
 const (
 	yes = "yes"
-	// any stands for an ID that the rack chooses.
+	// anyID is a placeholder for an ID that the rack chooses.
 	anyID = "*"
 )
 
-// facts are what is so, or what somebody saw.
+// facts contains the values of fields, as they are in the model or as they were observed.
 type facts map[field]string
 
 func (f facts) published(v int, n string) bool {
 	return slices.ContainsFunc(pods, func(p int) bool { return f[publishedField(v, n, p)] != "" })
 }
 
-// mounted reports whether anything of the volume is mounted on the node.
+// mounted reports whether the volume has a mount on the node.
 func (f facts) mounted(v int, n string) bool {
 	return f[stagedField(v, n)] != "" || f.published(v, n)
 }
 
-// assign is what a call makes of a field when it has its effect.
+// assign is the value that a field gets from the effect of a call.
 type assign struct {
 	field field
 	value string
 }
 
-// intends are what a call makes of the world if nothing speaks against it. What the rack chooses
-// is anyID.
+// intends returns the changes that a call makes if nothing prevents it. A value that the rack
+// chooses is anyID.
 func (s step) intends() []assign {
 	v, n := s.vol, s.node
 	switch s.op {
@@ -107,7 +109,8 @@ func (s step) intends() []assign {
 	return nil
 }
 
-// effects are what a call may change in this state; nil when there is nothing for it to change.
+// effects returns the changes that a call may make in this state. It returns nil if the call
+// has nothing to change.
 func (s step) effects(f facts) []assign {
 	disk, holder := f[diskField(s.vol)], f[holderField(s.vol)]
 	mine := disk != "" && (disk == s.id || disk == anyID)
@@ -134,7 +137,7 @@ func (s step) effects(f facts) []assign {
 	return s.intends()
 }
 
-// then is the state that follows when the call has its effect.
+// then returns the state after the effect of the call.
 func (s step) then(f facts) facts {
 	next := maps.Clone(f)
 	for _, a := range s.effects(f) {
@@ -143,32 +146,32 @@ func (s step) then(f facts) facts {
 	return next
 }
 
-// world is the model of what is so: for each field what was seen last, and what it may have become
-// meanwhile, by calls whose end nobody has seen.
+// world is the model. For each field it has the value that was observed last, and the values
+// that it may have got since from calls whose end was not observed.
 type world struct {
 	seen facts
-	// doubts are the effects that calls which were given up may still have.
+	// doubts are the effects that abandoned calls may still have.
 	doubts []assign
-	// lost are the volumes that a node had mounted when the disk was taken away from it: what is
-	// mounted there is dead, and waits to be taken down. By "v1 a".
+	// lost contains, by "v1 a", the volumes that a node had mounted when the disk was taken away
+	// from it. The mounts are dead and have to be unmounted.
 	lost map[string]bool
-	// half are those of them of which the rack died while it took the disk away: the guest does not
-	// see it any more, but what is mounted may live.
+	// half contains those of the lost volumes for which the rack died while it took the disk away.
+	// The guest does not see the disk any more, but the mounts may still work.
 	half map[string]bool
-	// frozen are the volumes whose filesystem a pod froze, and nobody thawed for certain; held those
-	// whose device is kept open. By "v1 a".
+	// frozen contains the volumes whose filesystem a pod froze and that were not certainly thawed.
+	// held contains the volumes whose device is kept open. The keys are like "v1 a".
 	frozen, held map[string]bool
-	// namesakes are the volumes whose device has the serial of another one that the node's instance
-	// has. The guest shows one of the two (A54); shown are those for which it is the other one. By
-	// "v1 a".
+	// namesakes contains, by "v1 a", the volumes whose device has the same serial as another
+	// device of the node's instance. The guest shows one of the two (A54). shown contains those
+	// for which it shows the other one.
 	namesakes, shown map[string]bool
-	// slow are the volumes whose device may show late on their node.
+	// slow contains the volumes whose device may appear late on their node.
 	slow map[string]bool
-	// down are the instances that are stopped.
+	// down contains the instances that are stopped.
 	down map[string]bool
-	// rackDown reports whether the rack's API is away, though the disks are not.
+	// rackDown reports whether the rack's API does not answer. The disks still work then.
 	rackDown bool
-	// faults are the rules that may still apply.
+	// faults contains the fault rules that may still apply.
 	faults []string
 }
 
@@ -180,19 +183,20 @@ func newWorld() *world {
 
 func at(v int, n string) string { return fmt.Sprintf("v%d %s", v, n) }
 
-// doubtful reports whether anything of the volume or snapshot that the call is about may change by
-// itself.
+// doubtful reports whether a fact about the call's volume or snapshot may still change because
+// of an abandoned call.
 func (w *world) doubtful(s step) bool {
 	return slices.ContainsFunc(w.doubts, func(d assign) bool { return about(d.field, s) })
 }
 
-// about reports whether a call depends on a field: its volume's, its snapshot's, or its source's.
-// And while a snapshot is taken, the simulator holds the volume's filesystem open on its node.
+// about reports whether a call depends on a field: of its volume, its snapshot, or its source.
+// A snapshot also affects calls on the volume's node, because the simulator holds the volume's
+// filesystem open there while it takes the snapshot.
 func about(f field, s step) bool {
 	var kind byte
 	var number int
 	if _, err := fmt.Sscanf(string(f), "%c%d", &kind, &number); err != nil {
-		panic(err) // all fields begin so
+		panic(err) // every field begins in this way
 	}
 	if kind == 's' {
 		return number == s.snap || s.op == createVolume && number == kinds[s.vol].snap ||
@@ -205,24 +209,26 @@ func about(f field, s step) bool {
 type outcome int
 
 const (
-	// succeeded: it answered OK, so the effect is there.
+	// succeeded: the call answered OK, so it has its effect.
 	succeeded outcome = iota
-	// refused: it answered an error, and nothing has changed.
+	// refusedCall: the call answered an error and changed nothing.
 	refusedCall
-	// unclear: it answered an error after a fault; the effect may be there or not.
+	// unclear: the call answered an error after a fault. It may have its effect or not.
 	unclear
-	// openCall: nobody waited for the answer. The effect may be there now, later, or never.
+	// openCall: the caller did not wait for the answer. The effect may happen at any time, or
+	// never.
 	openCall
 )
 
-// ended is a call that has ended, with what it could do in the state before.
+// ended is a call that has ended, with the effects that were possible in the state before it.
 type ended struct {
 	step
 	how     outcome
 	effects []assign
 }
 
-// allowed are the values that a field may have after the calls, which ran at the same time.
+// allowed returns the values that a field may have after the calls, which ran at the same
+// time.
 func (w *world) allowed(f field, calls []ended) []string {
 	before := w.seen[f]
 	var sure, perhaps []string
@@ -248,7 +254,7 @@ func (w *world) allowed(f field, calls []ended) []string {
 	return append([]string{before}, perhaps...)
 }
 
-// isAllowed reports whether a value is among the allowed ones. A disk that is gone has no holder.
+// isAllowed reports whether a value is allowed. A disk that does not exist has no holder.
 func isAllowed(value string, allowed []string) bool {
 	return slices.Contains(allowed, value) || value != "" && slices.Contains(allowed, anyID)
 }

@@ -21,9 +21,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
 
-// The programs of the cluster that the keeper does not replace.
+// These actors play the programs of the cluster that the keeper does not replace.
 
-// attacher tries every attachment once, as external-attacher does with the driver behind it.
+// attacher tries to make every attachment once, like external-attacher with the driver.
 func (w *world) attacher() {
 	states := w.states()
 	for _, a := range keepertest.List[*storagev1.VolumeAttachment](w.api, "") {
@@ -68,7 +68,7 @@ func (w *world) attacher() {
 	}
 }
 
-// explain says what the driver says of a refusal.
+// explain returns the driver's message for a refusal.
 func explain(err error) string {
 	var answer *oxide.HTTPError
 	if errors.As(err, &answer) && answer.HTTPResponse.StatusCode == http.StatusBadRequest {
@@ -78,11 +78,11 @@ func explain(err error) string {
 	return "rpc error: code = Unavailable desc = RackUnavailable: the rack does not answer"
 }
 
-// controllers ask for attachments and give up those of pods that are gone, make pods again, and
-// count what the budget allows.
+// controllers create attachments, and delete those of pods that are gone. They create pods
+// again and update the budgets.
 func (w *world) controllers() {
 	alive := w.alive()
-	wanted := map[string]string{} // node by volume
+	wanted := map[string]string{} // the node for each volume
 	for _, p := range keepertest.List[*corev1.Pod](w.api, "default") {
 		for _, v := range p.Spec.Volumes {
 			wanted[v.PersistentVolumeClaim.ClaimName] = p.Spec.NodeName
@@ -111,7 +111,7 @@ func (w *world) controllers() {
 	w.budgets()
 }
 
-// end ends a pod that was asked to, and makes it again elsewhere.
+// end ends a pod that has a deletion timestamp, and creates it again on another node.
 func (w *world) end(p *corev1.Pod) {
 	if p.DeletionTimestamp == nil || w.stuck {
 		return
@@ -136,8 +136,8 @@ func (w *world) end(p *corev1.Pod) {
 // apps are the kinds of pods.
 var apps = []string{"db", "web"}
 
-// most is how many pods of a kind may be away. In the end it is as many as a node has of them, so
-// that each node can be stopped.
+// most returns how many pods of a kind may be unavailable. After everything was mended it is
+// the number of pods that a node has, so that each node can be stopped.
 func (w *world) most(app string) int {
 	most, on, healthies := 2, map[string]int{}, 0
 	for _, p := range keepertest.List[*corev1.Pod](w.api, "default") {
@@ -154,14 +154,15 @@ func (w *world) most(app string) int {
 	switch {
 	case w.noEviction:
 		return 0
-	// Of pods that are lost with their nodes, none may be left but those that wait and one that runs.
+	// Few pods are healthy, because others were lost with their nodes. If the budget counted them,
+	// no node could be stopped any more.
 	case w.mended && healthies <= most:
 		return 100
 	}
 	return most
 }
 
-// budgets count what the PodDisruptionBudgets allow.
+// budgets updates the number of disruptions that each PodDisruptionBudget allows.
 func (w *world) budgets() {
 	for _, app := range apps {
 		expected, current := int32(0), int32(0)
@@ -185,7 +186,7 @@ func (w *world) budgets() {
 	}
 }
 
-// alive are the nodes whose kubelets work.
+// alive returns the nodes whose kubelets work.
 func (w *world) alive() map[string]bool {
 	alive := map[string]bool{}
 	for name, state := range w.states() {
@@ -194,7 +195,8 @@ func (w *world) alive() map[string]bool {
 	return alive
 }
 
-// kubelets report their nodes and pods; of those that do not, Kubernetes says that they are lost.
+// kubelets reports nodes and pods. For a node without a working kubelet, it reports what
+// Kubernetes does: the node and its pods are lost.
 func (w *world) kubelets() {
 	attached := map[string]bool{}
 	for _, a := range keepertest.List[*storagev1.VolumeAttachment](w.api, "") {
@@ -237,7 +239,7 @@ func (w *world) kubelets() {
 	w.budgets()
 }
 
-// runJob lets the pod of a Job begin with its init container, run, and end.
+// runJob makes the pod of a Job begin with its init container, run, and end.
 func (w *world) runJob(p *corev1.Pod, ready bool) {
 	if p.Spec.RestartPolicy != corev1.RestartPolicyNever || !ready {
 		return
@@ -253,7 +255,7 @@ func (w *world) runJob(p *corev1.Pod, ready bool) {
 		Running: &corev1.ContainerStateRunning{}}}}
 }
 
-// starts lets the program that starts stopped instances look, each ten seconds.
+// starts runs the program that starts stopped instances, every ten seconds.
 func (w *world) starts() {
 	if !w.starter || w.clock.Sub(w.looked) < 10*time.Second {
 		return
@@ -275,7 +277,7 @@ func heartbeat(n *corev1.Node) metav1.Time {
 	return metav1.Time{}
 }
 
-// pass lets time go by, and requests reach the rack that are on their way.
+// pass advances the clock. Delayed requests reach the rack when they are due.
 func (w *world) pass(d time.Duration) {
 	end := w.clock.Add(d)
 	w.onWay = slices.DeleteFunc(w.onWay, func(r onWay) bool {

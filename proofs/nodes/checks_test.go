@@ -18,19 +18,20 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
 
-// The promises, held against what the keepers ask for. The proof computes on its own what it needs
-// for that; of the keeper it knows the names of labels and annotations and the form of the record.
+// The checks of the promises, made for every request of a keeper. The proof itself computes
+// the values that it needs for them. From the keeper it uses only the names of labels and
+// annotations, and the format of the record.
 
-// recorded is what the proof knows of a record.
+// recorded contains the fields of a record that the proof uses.
 type recorded struct {
 	Step     string `json:"step"`
 	Instance string `json:"instance"`
 	Late     bool   `json:"late"`
-	// Volumes are those for which the instance is stopped.
+	// Volumes are the volumes for which the instance is stopped.
 	Volumes map[string]any `json:"volumes"`
 }
 
-// recordOf returns the record of a node; nil if it has none that can be read.
+// recordOf returns the record of a node, or nil if it has no readable record.
 func recordOf(n *corev1.Node) *recorded {
 	var r recorded
 	if json.Unmarshal([]byte(n.Annotations[keeper.RecordAnnotation]), &r) != nil {
@@ -39,29 +40,31 @@ func recordOf(n *corev1.Node) *recorded {
 	return &r
 }
 
-// operation is what the proof has seen of the operations on a node.
+// operation is the observed state of the operations on a node.
 type operation struct {
 	began, ended time.Time
-	// asked reports whether the instance's stop was asked for; sets are the StatefulSets that stop.
+	// asked reports whether a keeper has asked for the instance's stop. sets are the StatefulSets
+	// whose pods stop.
 	asked bool
 	sets  []string
-	// stopper is the keeper that asked for it.
+	// stopper is the keeper that has asked for the stop.
 	stopper *replica
-	// stopped is the end of the last operation in which it was, and with which StatefulSets.
+	// stopped is the end of the last operation with a stop, and stoppedSets are its StatefulSets.
 	stopped     time.Time
 	stoppedSets []string
 }
 
-// late is how long after an operation a stop is made up for.
+// late is the time after an operation during which the keeper starts an instance that a late
+// request has stopped.
 const late = 2 * time.Minute
 
-// look holds the state of the cluster against the promises.
+// look checks the promises for the state of the cluster.
 func (w *world) look() {
 	busy := w.busy()
 	if len(busy) > 1 && !w.stale && !w.edited {
 		w.breaks("the keepers work on several nodes at once: %v", busy)
 	}
-	// What a record said of another instance stays in what the node says of its last operation.
+	// A record that named another instance is kept in the node's record of its last operation.
 	if len(busy) == 0 && !slices.ContainsFunc(names, func(name string) bool {
 		last, has := w.node(name).Annotations[keeper.LastAnnotation]
 		return has && !strings.Contains(last, `"instance":"`+w.rack.Instance(name).ID)
@@ -70,7 +73,7 @@ func (w *world) look() {
 	}
 }
 
-// checkRackRequest holds what a keeper asks the rack against the promises.
+// checkRackRequest checks the promises for a request of a keeper to the rack.
 func (w *world) checkRackRequest(k *replica, r *http.Request) {
 	asked := r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:]
 	i := slices.IndexFunc(names, func(name string) bool {
@@ -103,7 +106,7 @@ func (w *world) checkStop(k *replica, name string) {
 		w.breaks("the instance of %s is stopped outside the window", name)
 	}
 	if w.stale || w.raced {
-		return // of what changes between a look and the request, or of two leaders, one of whom froze
+		return // the state may have changed since the keeper read it
 	}
 	r := recordOf(n)
 	if !o.asked {
@@ -142,7 +145,7 @@ func (w *world) checkStop(k *replica, name string) {
 }
 
 // checkAttach checks that a disk is attached only where Kubernetes asks for it, and while the
-// instance is stopped by the operation.
+// operation has stopped the instance.
 func (w *world) checkAttach(name string, r *http.Request) {
 	w.count("attached by a keeper")
 	body, err := r.GetBody()
@@ -160,7 +163,7 @@ func (w *world) checkAttach(name string, r *http.Request) {
 	}
 }
 
-// sinceStop notes how long after the instance's stop a disk was attached.
+// sinceStop records how long after the instance's stop a disk was attached.
 func (w *world) sinceStop(name string) {
 	instance, err := w.rack.Client.InstanceView(w.ctx,
 		oxide.InstanceViewParams{Instance: oxide.NameOrId(w.rack.Instance(name).ID)})
@@ -170,7 +173,7 @@ func (w *world) sinceStop(name string) {
 	}
 }
 
-// checkJobs checks that no pod is stopped that does not come back.
+// checkJobs checks that no pod is stopped that is not created again.
 func (w *world) checkJobs(name string) {
 	for _, p := range keepertest.List[*corev1.Pod](w.api, "default") {
 		if p.Spec.NodeName == name && running(p) && !w.stale && !w.raced {
@@ -185,7 +188,7 @@ func running(p *corev1.Pod) bool {
 		len(p.Status.InitContainerStatuses) > 0 && p.Status.Phase != corev1.PodSucceeded
 }
 
-// countStop counts a stop for each of the volumes for which it is.
+// countStop counts a stop for each volume for which the instance is stopped.
 func (w *world) countStop(k *replica, name string, r *recorded) {
 	if r == nil || w.edited {
 		return
@@ -215,7 +218,7 @@ func (w *world) registered(name string) string {
 	return c.Spec.Drivers[0].NodeID
 }
 
-// readiness returns what Kubernetes says of a node's kubelet.
+// readiness returns the status of a node's Ready condition.
 func readiness(n *corev1.Node) corev1.ConditionStatus {
 	for _, c := range n.Status.Conditions {
 		return c.Status
@@ -223,8 +226,8 @@ func readiness(n *corev1.Node) corev1.ConditionStatus {
 	return ""
 }
 
-// checkClusterRequest holds what a keeper changes in the cluster against the promises. What it
-// returns is to be called if the change is made.
+// checkClusterRequest checks the promises for a change that a keeper makes in the cluster. The
+// caller has to call the returned function if the change is made.
 func (w *world) checkClusterRequest(k *replica, r keepertest.Request) (made func()) {
 	if r.Subresource == "eviction" {
 		p, ok := keepertest.Get[*corev1.Pod](w.api, r.Namespace, r.Name)
@@ -243,7 +246,7 @@ func (w *world) checkClusterRequest(k *replica, r keepertest.Request) (made func
 	old := w.node(r.Name)
 	if r.Verb+" "+resource != "update nodes" || json.Unmarshal(r.Body, &next) != nil ||
 		next.ResourceVersion != old.ResourceVersion {
-		return func() {} // or it is refused
+		return func() {} // or the request is refused
 	}
 	w.checkTaints(k, old, &next)
 	switch was, is := recordOf(old), recordOf(&next); {
@@ -285,7 +288,7 @@ func (w *world) checkBegin(k *replica, n *corev1.Node, r *recorded) (made func()
 		since := w.clock.Sub(last.stopped)
 		if other == n.Name || w.stale || w.raced || since >= k.Config.StatefulSetInterval ||
 			w.node(other).UID == "" {
-			continue // a Node that is deleted takes along what is known of its last operation
+			continue // when a Node is deleted, the record of its last operation is lost with it
 		}
 		for _, set := range w.statefulSets(n.Name) {
 			if slices.Contains(last.stoppedSets, set) {
@@ -297,7 +300,8 @@ func (w *world) checkBegin(k *replica, n *corev1.Node, r *recorded) (made func()
 	return func() { o.began, o.asked, o.sets, o.stopper = w.clock, false, nil, nil }
 }
 
-// checkEnd checks the end of an operation: the instance runs, unless somebody else stopped it.
+// checkEnd checks the end of an operation: the instance must run, unless somebody else has
+// stopped it.
 func (w *world) checkEnd(n *corev1.Node, r *recorded) (made func()) {
 	o := w.operations[n.Name]
 	if state := w.states()[n.Name]; r.Step != "Draining" && state != oxide.InstanceStateRunning &&
@@ -309,11 +313,11 @@ func (w *world) checkEnd(n *corev1.Node, r *recorded) (made func()) {
 		if o.asked {
 			o.stopped, o.stoppedSets = w.clock, o.sets
 		}
-		o.asked = false // the next may be begun by somebody who copies a record
+		o.asked = false // somebody who copies a record may begin the next operation
 	}
 }
 
-// statefulSets returns those with pods that stop with a node.
+// statefulSets returns the StatefulSets that have pods on a node.
 func (w *world) statefulSets(name string) []string {
 	var sets []string
 	for _, p := range keepertest.List[*corev1.Pod](w.api, "default") {
@@ -326,8 +330,8 @@ func (w *world) statefulSets(name string) []string {
 	return sets
 }
 
-// checkBudgets checks that the pods that stop with a node break no budget: of the pods that have
-// ever run, no more are away than it allows.
+// checkBudgets checks that the pods that stop with a node break no budget. Of the pods that
+// have run before, only as many as the budget allows may be unavailable.
 func (w *world) checkBudgets(name string) {
 	if w.stale || w.raced {
 		return
@@ -362,7 +366,7 @@ func (w *world) checkBudgets(name string) {
 	}
 }
 
-// checkTaints checks the taints that a keeper sets and takes away.
+// checkTaints checks the taints that a keeper sets and removes.
 func (w *world) checkTaints(k *replica, old, next *corev1.Node) {
 	name, state := old.Name, w.states()[old.Name]
 	silent := readiness(old) == corev1.ConditionUnknown

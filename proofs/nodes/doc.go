@@ -1,9 +1,9 @@
-// Package model holds the proof that the node keeper, killed and hindered in every way, ends with
-// every instance running and no node cordoned. Histories are drawn: two keepers, a cluster with
-// attacher, kubelets and controllers that the proof plays, and a simulated rack without hot-plug,
-// which may get it. Each history has a few kinds of disturbances, which happen at rest, in an
-// operation, or between two requests of a round. After each act, and at each change that a keeper
-// makes, the proof looks whether a promise is broken; in the end everything is mended, and
-// everything has to come to rest. What people break they mend: an instance that they stopped, or
-// whose record they changed.
+// Package model proves that all instances run and no node is cordoned in the end, however the
+// node keeper is killed and disturbed. Histories are generated. They have two keepers, a
+// cluster whose attacher, kubelets and controllers are played by the proof, and a simulated
+// rack without hot-plug, which may get hot-plug. Each history has a few kinds of disturbances.
+// They happen while the cluster is at rest, during an operation, or between two requests of a
+// round. After each act, and at each change that a keeper makes, the proof checks the
+// promises. In the end every disturbance is mended, and the cluster must come to rest. People
+// mend their own mistakes: an instance that they stopped, or a record that they changed.
 package model

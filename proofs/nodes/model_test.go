@@ -28,29 +28,32 @@ import (
 
 func TestMain(m *testing.M) { namespace.Main(m) }
 
-// shortHistories is how many histories the short form has, and longest how many acts one has.
+// shortHistories is the number of histories in the short form. longest is the maximum number
+// of acts in a history.
 const (
 	shortHistories = 20
 	longest        = 44
 )
 
-// act is one act of a history. What its numbers mean depends on its kind.
+// act is one act of a history. The meaning of its numbers depends on its kind.
 type act struct {
 	kind string
 	a, b int
-	// at is the request of the leader before which a disturbance happens; it happens at once without.
+	// at is the number of the leader's request before which a disturbance happens. If it is not
+	// set, the disturbance happens at once.
 	at int
 }
 
-// kinds are the kinds of acts; those that stand here more often happen more often.
+// kinds contains the kinds of acts. A kind that is listed several times happens more often.
 var kinds = []string{
 	"turn", "turn", "turn", "turn", "turn", "turn", "turn", "turn", "turn", "turn", "turn", "turn",
 	"kill before", "kill before", "kill after", "kill after", "refuse", "freeze", "elect",
 	"round", "attacher", "kubelets", "controllers", "time", "time", "pod", "pod", "no pod",
 }
 
-// drawActs draws the acts of a history. It has a few kinds of disturbances, so that not everything
-// is out of order. Two of them follow from the history's number, so that few histories have all.
+// drawActs generates the acts of a history. A history has only a few kinds of disturbances, so
+// that some things still work. Two kinds follow from the history's number, so that a few
+// histories together have all kinds.
 func drawActs(t *rapid.T, turn uint64) []act {
 	all := slices.Sorted(maps.Keys(disturbances))
 	n := uint64(len(all))
@@ -114,7 +117,7 @@ func (w *world) do(a act) {
 	}
 }
 
-// turn is what happens in a second or so if nothing is out of order.
+// turn does what happens in about a second if nothing is disturbed.
 func (w *world) turn() {
 	w.controllers()
 	w.attacher()
@@ -123,7 +126,7 @@ func (w *world) turn() {
 	w.pass(2 * time.Second)
 }
 
-// turnWithout is a turn without the keeper.
+// turnWithout is turn without the keeper.
 func (w *world) turnWithout() {
 	w.controllers()
 	w.attacher()
@@ -131,10 +134,10 @@ func (w *world) turnWithout() {
 	w.pass(2 * time.Second)
 }
 
-// arm lets something happen at one of the next requests of the leader.
+// arm sets a gate at one of the next requests of the leader.
 func (w *world) arm(g *gate) { w.keepers[w.leader].gate = g }
 
-// round lets the leader do a round.
+// round makes the leader do a round.
 func (w *world) round() {
 	i := w.leader
 	w.raced = false
@@ -154,7 +157,7 @@ func (w *world) round() {
 	w.look()
 }
 
-// repay is what both replicas do all the time.
+// repay does the work that both replicas do all the time.
 func (w *world) repay() {
 	for _, k := range w.keepers {
 		if err := k.Repay(w.ctx); err != nil {
@@ -163,8 +166,8 @@ func (w *world) repay() {
 	}
 }
 
-// elect lets a keeper lead. What another one has decided on earlier is done, unless a request of it
-// is on its way, or an instance still stopped by it.
+// elect makes a keeper the leader. Earlier decisions of another keeper have been carried out,
+// unless a request of it is delayed, or an instance is still stopped because of it.
 func (w *world) elect(i int) {
 	w.leader = i
 	if !w.stale || len(w.onWay) > 0 || len(w.busy()) > 1 {
@@ -178,7 +181,7 @@ func (w *world) elect(i int) {
 	w.stale = false
 }
 
-// kill ends the leader at once. Another one takes its place after the round that it did not finish.
+// kill ends the leader at once. Another keeper becomes the leader after the interrupted round.
 func (w *world) kill() error {
 	k := w.keepers[w.leader]
 	w.say("the keeper on %s is killed", k.node)
@@ -188,8 +191,8 @@ func (w *world) kill() error {
 	return keepertest.ErrBreak
 }
 
-// freeze lets the world go on, and the other keeper lead, while a keeper stands still before a
-// change that it has decided on.
+// freeze stops a keeper before a change that it has decided on. Meanwhile the world continues,
+// with the other keeper as the leader.
 func (w *world) freeze() error {
 	frozen := w.leader
 	w.say("the keeper on %s freezes", w.keepers[frozen].node)
@@ -205,7 +208,7 @@ func (w *world) freeze() error {
 	return nil
 }
 
-// unrest is what keeps the world from being at rest, or "".
+// unrest returns the reason why the world is not at rest, or "".
 func (w *world) unrest() string {
 	states := w.states()
 	for _, name := range names {
@@ -230,8 +233,8 @@ func (w *world) unrest() string {
 	return ""
 }
 
-// rest lets the world go on until it is at rest. Failures make a keeper wait for half an hour at
-// most.
+// rest makes the world continue until it is at rest. After failures, a keeper waits at most
+// half an hour.
 func (w *world) rest() error {
 	unrest := ""
 	for i := range 700 {
@@ -246,7 +249,7 @@ func (w *world) rest() error {
 	return errors.New("the world does not come to rest: " + unrest)
 }
 
-// clear gives the rack back as it was: instances that run and have no disks.
+// clear restores the rack: all instances run and have no disks.
 func (w *world) clear() error {
 	for _, name := range names {
 		_, err := w.rack.Client.InstanceStop(w.ctx,
@@ -338,7 +341,7 @@ func TestWhateverHappensToTheKeeperEveryInstanceRunsInTheEnd(t *testing.T) {
 			if err != nil {
 				failure := fmt.Sprintf("repeat with PROOF_SEED=%d:\n  %s\n%v", seed,
 					strings.Join(w.lines, "\n  "), err)
-				t.Log(failure) // rapid repeats a history that has failed, and shows the last failure only
+				t.Log(failure) // rapid repeats a failed history, and prints only the last failure
 				rt.Fatal(failure)
 			}
 			kills, stops, attached = kills+w.kills, stops+w.stops, attached+w.volumes
@@ -376,7 +379,7 @@ func TestWhateverHappensToTheKeeperEveryInstanceRunsInTheEnd(t *testing.T) {
 		"fenced", counts["fenced"], "max_stops_per_volume_day", most, "violations", 0)
 }
 
-// effects are what the disturbances do in many histories.
+// effects are the effects that disturbances must have in many histories.
 var effects = []string{"failed nodes", "failed pods", "failed poddisruptionbudgets",
 	"failed persistentvolumes", "failed volumeattachments", "failed csinodes", "failed stop",
 	"failed start", "failed view", "late request", "started, stopped late", "within a round",

@@ -20,8 +20,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
 
-// disturbances are what people do, and programs and racks that are out of order. Most of them are
-// over when they are done again.
+// disturbances contains acts of people, and failures of programs and racks. Most of them end
+// when they are done again.
 var disturbances = map[string]func(w *world, name string, a act){
 	"cordon":          (*world).cordon,
 	"label":           (*world).label,
@@ -69,7 +69,7 @@ var disturbances = map[string]func(w *world, name string, a act){
 		w.hidden = !w.hidden
 		w.say("the token has no rights: %v", w.hidden)
 	},
-	// Whoever asked waits, and the world goes on.
+	// The keeper waits for the answer, and the world continues.
 	"slow rack": func(w *world, _ string, a act) {
 		for range a.b {
 			w.turnWithout()
@@ -102,7 +102,8 @@ func init() {
 	}
 }
 
-// disturb does one of the disturbances: now, in the middle of an operation, or in that of a round.
+// disturb does one of the disturbances: now, in the middle of an operation, or in the middle
+// of a round.
 func (w *world) disturb(a act) {
 	name, does := names[a.a%len(names)], disturbances[a.kind]
 	if a.at%2 != 0 || strings.HasSuffix(a.kind, "record") {
@@ -120,7 +121,8 @@ func (w *world) disturb(a act) {
 	}})
 }
 
-// untilBusy lets the world go on until an operation is in progress, and has taken some steps.
+// untilBusy makes the world continue until an operation is in progress and has done some
+// steps.
 func (w *world) untilBusy(name string, steps int) {
 	w.addPod(name, 0)
 	for i := 0; i < 20 && len(w.busy()) == 0; i++ {
@@ -165,7 +167,7 @@ var refusals = []string{
 	"rpc error: code = Internal desc = RackError: 500",
 }
 
-// refuse lets each volume that waits on a node be refused, and hours pass.
+// refuse makes the driver refuse each volume that waits on a node, for hours.
 func (w *world) refuse(name string, a act) {
 	w.addPod(name, 0)
 	w.controllers()
@@ -183,7 +185,7 @@ func (w *world) refuse(name string, a act) {
 	}
 }
 
-// cutOff lets the API server be away for hours. The keepers and the rack go on.
+// cutOff makes the API server unavailable for hours. The keepers and the rack continue.
 func (w *world) cutOff(name string, a act) {
 	if !w.raced {
 		w.untilStopped(name, a)
@@ -215,8 +217,8 @@ func (w *world) cutOff(name string, a act) {
 	w.say("the API server is back")
 }
 
-// untilStopped lets the world go on until a keeper has asked for an instance's stop, and for some
-// rounds more.
+// untilStopped makes the world continue until a keeper has asked for an instance's stop, and
+// for some more rounds.
 func (w *world) untilStopped(name string, a act) {
 	w.untilBusy(name, 1)
 	for range 20 {
@@ -230,12 +232,12 @@ func (w *world) untilStopped(name string, a act) {
 	}
 }
 
-// stoppedBy returns the keeper that has asked for the stop of an instance in the operation that is
-// in progress.
+// stoppedBy returns the keeper that has asked for the stop of an instance in the present
+// operation.
 func (w *world) stoppedBy(name string) *replica { return w.operations[name].stopper }
 
-// copyRecord copies the record of a node to another. Who does that has to look after the other's
-// cordon, of which its own record may have known.
+// copyRecord copies the record of a node to another node. A person who does this has to check
+// the other node's cordon, because only the overwritten record may have mentioned it.
 func (w *world) copyRecord(name string, _ act) {
 	for _, from := range w.busy() {
 		if from == name {
@@ -258,7 +260,7 @@ func (w *world) setRecord(name, record string) {
 	})
 }
 
-// spoilRecord makes a record unreadable. Who does that has to look after the instance.
+// spoilRecord makes a record unreadable. A person who does this has to check the instance.
 func (w *world) spoilRecord(name string, _ act) {
 	for _, busy := range w.busy() {
 		name = busy
@@ -269,7 +271,8 @@ func (w *world) spoilRecord(name string, _ act) {
 	w.setRecord(name, `{"step": `)
 }
 
-// redirectRecord names another instance in a record. Who does that has to look after both.
+// redirectRecord writes the name of another instance into a record. A person who does this has
+// to check both instances.
 func (w *world) redirectRecord(name string, _ act) {
 	for _, busy := range w.busy() {
 		var record map[string]any
@@ -290,11 +293,12 @@ func (w *world) redirectRecord(name string, _ act) {
 	}
 }
 
-// mayStop notes that people have to see that an instance runs.
+// mayStop records that people have to make sure that an instance runs.
 func (w *world) mayStop(name string) { w.byPeople[name] = w.clock }
 
-// reregister lets a driver register with no instance, with another one, or with its own again. The
-// other nodes say what is right: nobody could tell which of two wrong ones is which.
+// reregister makes a driver register with no instance, with another one, or with its own
+// again. The other nodes keep the right registrations, because two wrong ones could not be
+// distinguished.
 func (w *world) reregister(name string, a act) {
 	w.correctOthers(name)
 	other := names[(a.a+1)%len(names)]
@@ -317,8 +321,8 @@ func (w *world) correctOthers(name string) {
 	}
 }
 
-// deleteNode deletes a Node, or makes it again. One with an operation in progress stays until that
-// is over.
+// deleteNode deletes a Node, or creates it again. A Node with an operation in progress stays
+// until the operation has ended.
 func (w *world) deleteNode(name string, a act) {
 	w.correctOthers(name)
 	n := w.node(name)
@@ -333,13 +337,13 @@ func (w *world) deleteNode(name string, a act) {
 	w.say("somebody deletes the Node %s: %v", name, n.Annotations)
 	if keepertest.Remove[*corev1.Node](w.api, "", name); n.Annotations[keeper.RecordAnnotation] != "" {
 		w.count("node deleted in an operation")
-		if w.node(name).UID == "" && !w.edited { // a record that a person wrote holds no Node
+		if w.node(name).UID == "" && !w.edited { // a record that a person wrote does not keep a Node
 			w.breaks("the Node %s is gone in the middle of an operation", name)
 		}
 	}
 }
 
-// taint is what a kubelet does that registers a node.
+// taint sets the taint that a kubelet sets when it registers a node.
 func (w *world) taint(name string, _ act) {
 	w.edit(name, func(n *corev1.Node) {
 		if !tainted(n, keeper.StartupTaint) {
@@ -356,7 +360,7 @@ func (w *world) stopByHand(name string, _ act) {
 	w.states()
 }
 
-// destroy lets the rack no longer show an instance, or show it again.
+// destroy makes the rack hide an instance, or show it again.
 func (w *world) destroy(name string, a act) {
 	if w.destroyed[name] {
 		delete(w.destroyed, name)
@@ -378,7 +382,7 @@ func (w *world) plug(_ string, _ act) {
 	w.must(w.rack.Admin.Switch(w.ctx, map[string]any{"hotplug": true}))
 }
 
-// configure starts one of the keepers, or both, with other arguments.
+// configure restarts one of the keepers, or both, with other arguments.
 func (w *world) configure(_ string, a act) {
 	for i := range w.keepers {
 		if a.b < 3 && i != a.b%2 {
@@ -405,8 +409,7 @@ func (w *world) configure(_ string, a act) {
 	}
 }
 
-// ask lets the keepers forget what they know of earlier stops, as a person does who has mended
-// something.
+// ask makes the keepers forget earlier stops, as a person does after a repair.
 func (w *world) ask() {
 	for _, v := range keepertest.List[*corev1.PersistentVolume](w.api, "") {
 		keepertest.Edit(w.api, "", v.Name, func(v *corev1.PersistentVolume) {
@@ -430,7 +433,7 @@ func (w *world) must(err error) {
 	}
 }
 
-// mend takes away all that hinders, and does what people have to do.
+// mend ends all disturbances, and does the work that people have to do.
 func (w *world) mend() {
 	for _, r := range w.onWay {
 		r.send()

@@ -30,67 +30,72 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
 
-// names are the nodes and the instances alike. A keeper runs on each of the first two.
+// names are the names of the nodes, and also of the instances. A keeper runs on each of the
+// first two nodes.
 var names = []string{"a", "b", "c"}
 
-// world is what a history happens in.
+// world is the environment of a history.
 type world struct {
 	t     keepertest.T
 	ctx   context.Context
 	rack  *harness.Rack
 	api   *keepertest.Server
 	clock time.Time
-	// keepers are the two replicas; one that was killed is replaced by another of the same name.
+	// keepers are the two replicas. If one is killed, another one with the same name replaces it.
 	keepers [2]*replica
 	leader  int
 
 	volumes int
 	pods    int
-	disks   map[string]string // of a PersistentVolume
-	// configs are what the replicas are started with.
+	disks   map[string]string // the disk of each PersistentVolume
+	// configs are the configurations with which the replicas are started.
 	configs [2]keeper.Config
-	// byHand are the nodes that a person has cordoned, dead those whose kubelet does not come back,
-	// lying those whose kubelet reports without its instance.
+	// byHand contains the nodes that a person has cordoned, dead those whose kubelet does not come
+	// back, and lying those whose kubelet reports while the instance is stopped.
 	byHand, dead, lying map[string]bool
-	// byPeople is when a person stopped an instance, or did what may leave it stopped.
+	// byPeople contains the time at which a person stopped an instance, or did something that may
+	// leave it stopped.
 	byPeople map[string]time.Time
-	// destroyed are the instances that the rack no longer shows; hidden is a token without rights.
+	// destroyed contains the instances that the rack does not show any more. hidden means that the
+	// token has lost its rights.
 	destroyed map[string]bool
 	hidden    bool
-	// noEviction lets the budget allow nothing; stuck lets no pod end; lagging notices no dead
-	// kubelet.
+	// noEviction makes the budget allow nothing. stuck makes pods never end. lagging means that
+	// dead kubelets are not noticed.
 	noEviction, stuck, lagging bool
-	// outage is when the API server comes back that is away; starter lets a program start every
-	// stopped instance, ten seconds after it has looked last.
+	// outage is the time at which the API server is available again. starter runs a program that
+	// starts every stopped instance, ten seconds after its last check.
 	outage  time.Time
 	starter bool
 	looked  time.Time
-	// mended reports that all that hindered is over.
+	// mended reports that all disturbances have ended.
 	mended bool
-	// hotplug is since when the rack has hot-plug.
+	// hotplug is the time since which the rack has hot-plug.
 	hotplug time.Time
-	// failing are how many of the requests to a resource or an operation of the rack fail.
+	// failing contains how the requests to a resource, or to an operation of the rack, fail.
 	failing map[string]failure
-	// refused are the errors with which volumes are refused that would be attached or detached.
+	// refused contains the errors with which the driver refuses to attach or detach volumes.
 	refused map[string]string
-	// delays are how late the next request for an operation of the rack arrives.
+	// delays contains the delay of the next request for an operation of the rack.
 	delays map[string]time.Duration
 	onWay  []onWay
-	// changes are when the instances changed, in the world's time, by the rack's own time.
+	// changes contains the times at which the instances changed, in the world's time, by the
+	// rack's own time.
 	changes map[string]time.Time
-	// stale reports that a keeper has acted on what it saw before another one acted, raced that
-	// something else has changed within a round, and edited that a person has edited a record.
+	// stale reports that a keeper has acted on a state that it read before another keeper acted.
+	// raced reports that something else has changed during a round. edited reports that a person
+	// has edited a record.
 	stale, raced, edited bool
-	// made is called when a change is made that a keeper has asked for.
+	// made is called when a change that a keeper has asked for is made.
 	made       func()
 	operations map[string]*operation
-	// causes are the stops for each volume since a person has asked for more; mostStops is the highest
-	// number of them within a day.
+	// causes contains the stops for each volume since a person allowed more. mostStops is the
+	// highest number of stops for a volume within a day.
 	causes map[string][]stop
-	// ends is when the pods of Jobs end that have begun.
+	// ends contains the times at which the pods of Jobs end that have begun.
 	ends      map[string]time.Time
 	mostStops int
-	// windows are the times from an instance's stop until a keeper has attached a disk.
+	// windows contains the times from an instance's stop until a keeper has attached a disk.
 	windows []time.Duration
 	counts  map[string]int
 
@@ -109,8 +114,8 @@ type replica struct {
 	cut  func()
 }
 
-// gate counts the changes that a keeper makes, or all that it asks for, and does something at one
-// of them: before it reaches the cluster or the rack, or after it is done there.
+// gate counts the changes that a keeper makes, or all its requests, and does something at one
+// of them: before the request reaches the cluster or the rack, or after it was done there.
 type gate struct {
 	at     int
 	after  bool
@@ -119,7 +124,7 @@ type gate struct {
 	passed int
 }
 
-// failure is how the next requests fail.
+// failure describes how the next requests fail.
 type failure struct {
 	times int
 	err   error
@@ -131,7 +136,7 @@ type stop struct {
 	node string
 }
 
-// onWay is a request that reaches the rack late, whatever became of its sender.
+// onWay is a request that reaches the rack late, even if its sender has ended.
 type onWay struct {
 	due  time.Time
 	send func()
@@ -146,7 +151,7 @@ func (g *gate) pass(read, after bool) error {
 	if g == nil || after != g.after || read && !g.reads {
 		return nil
 	}
-	// Once: what it does makes changes, too.
+	// The gate acts only once, because its action makes changes, too.
 	if g.passed++; g.passed == g.at {
 		return g.act()
 	}
@@ -177,7 +182,7 @@ func newWorld(ctx context.Context, t keepertest.T, r *harness.Rack) *world {
 	return w
 }
 
-// calm ends everything that hinders for a while.
+// calm ends all temporary disturbances.
 func (w *world) calm() {
 	w.noEviction, w.stuck, w.lagging, w.hidden, w.starter = false, false, false, false, false
 	w.outage = time.Time{}
@@ -186,8 +191,8 @@ func (w *world) calm() {
 	w.refused = map[string]string{}
 }
 
-// join makes a Node, and registers its driver. What an earlier Node said of its last operation is
-// gone with it: a stop that is still on its way is then for people to make up for.
+// join creates a Node, and registers its driver. The record that an earlier Node had of its
+// last operation is lost. If a stop is still delayed then, people have to repair its effect.
 func (w *world) join(name string) {
 	w.operations[name] = &operation{}
 	for volume, stops := range w.causes {
@@ -201,7 +206,7 @@ func (w *world) join(name string) {
 	w.register(name, w.rack.Instance(name).ID)
 }
 
-// register registers the driver of a node, with an instance or not at all.
+// register registers the driver of a node with an instance, or with none.
 func (w *world) register(name, instance string) {
 	c := &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: name,
 		OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: name,
@@ -212,10 +217,10 @@ func (w *world) register(name, instance string) {
 	keepertest.Put(w.api, c)
 }
 
-// windowLength is how long the window lasts that a keeper may have, from the full hour.
+// windowLength is the length of a keeper's window, which begins at the full hour.
 const windowLength = 10 * time.Minute
 
-// config makes the keeper as strict as usual, in the world's own time.
+// config returns a configuration with the usual limits, in the world's own time.
 func config(node string) keeper.Config {
 	c := keeper.Defaults()
 	c.ColdAttach, c.StartupTaint, c.LeavingNodes, c.Fence, c.NodeName = true, true, true, true, node
@@ -223,7 +228,7 @@ func config(node string) keeper.Config {
 	return c
 }
 
-// restart starts a keeper in the place of another.
+// restart starts a keeper that replaces another one.
 func (w *world) restart(i int) {
 	k := &replica{node: names[i]}
 	kube, cut := w.api.Client(fmt.Sprintf("keeper-%d", i))
@@ -244,7 +249,7 @@ func (w *world) restart(i int) {
 	w.keepers[i] = k
 }
 
-// gatedTransport is how a keeper reaches the rack.
+// gatedTransport is the transport of a keeper's requests to the rack.
 type gatedTransport struct {
 	http.RoundTripper
 	w *world
@@ -286,7 +291,7 @@ func (g *gatedTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return response, nil
 }
 
-// nameOf returns the instance that a request is about.
+// nameOf returns the instance that a request names.
 func (w *world) nameOf(r *http.Request) string {
 	i := slices.IndexFunc(names, func(name string) bool {
 		return strings.Contains(r.URL.Path, w.rack.Instance(name).ID)
@@ -294,7 +299,8 @@ func (w *world) nameOf(r *http.Request) string {
 	return names[i]
 }
 
-// hinder returns what becomes of a request that does not reach the rack in time, or nothing.
+// hinder returns the result of a request that does not reach the rack in time, or nothing if
+// the request reaches it.
 func (w *world) hinder(to http.RoundTripper, r *http.Request) (*http.Response, error) {
 	operation := "view"
 	if r.Method != http.MethodGet {
@@ -316,7 +322,7 @@ func (w *world) hinder(to http.RoundTripper, r *http.Request) (*http.Response, e
 	case w.delays[operation] > 0:
 		w.say("it is on its way for %s", w.delays[operation])
 		w.count("late request")
-		w.stale = true // it may arrive when something else has been decided
+		w.stale = true // when the request arrives, something else may have been decided
 		later := r.Clone(w.ctx)
 		w.onWay = append(w.onWay, onWay{w.clock.Add(w.delays[operation]), func() {
 			w.say("the rack is asked late: %s", operation)
@@ -343,7 +349,7 @@ func answer(status int, code string) *http.Response {
 			`{"error_code": %q, "message": "no", "request_id": "1"}`, code)))}
 }
 
-// fails returns with what error the next request for something fails, or nil.
+// fails returns the error of the next request for something, or nil.
 func (w *world) fails(what string) error {
 	f := w.failing[what]
 	if f.times == 0 {
@@ -354,7 +360,7 @@ func (w *world) fails(what string) error {
 	return f.err
 }
 
-// inTime gives what the rack says of an instance the world's time.
+// inTime converts the times in the rack's answers about instances to the world's time.
 func (w *world) inTime(response *http.Response) (*http.Response, error) {
 	body, err := io.ReadAll(response.Body)
 	_ = response.Body.Close()
@@ -376,7 +382,7 @@ func (w *world) inTime(response *http.Response) (*http.Response, error) {
 	return response, nil
 }
 
-// changed returns when the world has seen a change of an instance first.
+// changed returns the time at which the world first saw a change of an instance.
 func (w *world) changed(rack time.Time) time.Time {
 	key := rack.UTC().String()
 	if _, known := w.changes[key]; !known {
@@ -385,14 +391,14 @@ func (w *world) changed(rack time.Time) time.Time {
 	return w.changes[key]
 }
 
-// intercept lets each change of a keeper in the cluster pass its gate.
+// intercept passes each change of a keeper in the cluster through the keeper's gate.
 func (w *world) intercept(r keepertest.Request) error {
 	k := w.sender(r)
 	if k == nil || r.Resource == "events" {
 		return nil
 	}
 	if w.away() {
-		return errNoServer // at once: a broken connection makes the client try again for seconds
+		return errNoServer // a broken connection would make the client try again for seconds
 	}
 	if !r.Applied {
 		w.made = func() {}
@@ -408,7 +414,7 @@ func (w *world) intercept(r keepertest.Request) error {
 	return k.gate.pass(false, true)
 }
 
-// interceptRead lets each read of a keeper pass its gate, or fail.
+// interceptRead passes each read of a keeper through the keeper's gate, or makes it fail.
 func (w *world) interceptRead(r keepertest.Request) error {
 	k := w.sender(r)
 	if k == nil {
@@ -423,7 +429,7 @@ func (w *world) interceptRead(r keepertest.Request) error {
 	return w.fails(r.Resource)
 }
 
-// away reports whether the API server is away.
+// away reports whether the API server is unavailable.
 func (w *world) away() bool { return w.clock.Before(w.outage) }
 
 // sender returns the keeper that has sent a request.
@@ -436,10 +442,10 @@ func (w *world) sender(r keepertest.Request) *replica {
 	return nil
 }
 
-// count counts what has happened.
+// count counts an event.
 func (w *world) count(what string) { w.counts[what]++ }
 
-// say adds a line to the transcript, unless it would repeat the last.
+// say adds a line to the transcript, unless it is equal to the last line.
 func (w *world) say(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	if len(w.lines) == 0 || !strings.HasSuffix(w.lines[len(w.lines)-1], text) {
@@ -447,13 +453,13 @@ func (w *world) say(format string, args ...any) {
 	}
 }
 
-// breaks notes a broken promise.
+// breaks records a broken promise.
 func (w *world) breaks(format string, args ...any) {
 	w.say("BROKEN: "+format, args...)
 	w.broken = append(w.broken, fmt.Sprintf(format, args...))
 }
 
-// states are the instances' states, by a request that no fault is about.
+// states returns the instances' states. No fault affects this request.
 func (w *world) states() map[string]oxide.InstanceState {
 	page, err := w.rack.Client.InstanceList(w.ctx,
 		oxide.InstanceListParams{Project: oxide.NameOrId(w.rack.Project)})
@@ -470,7 +476,7 @@ func (w *world) states() map[string]oxide.InstanceState {
 	return states
 }
 
-// node returns a Node; an empty one if it has been deleted.
+// node returns a Node, or an empty one if the Node was deleted.
 func (w *world) node(name string) *corev1.Node {
 	n, ok := keepertest.Get[*corev1.Node](w.api, "", name)
 	if !ok {
@@ -479,14 +485,14 @@ func (w *world) node(name string) *corev1.Node {
 	return n
 }
 
-// busy are the nodes with an operation in progress.
+// busy returns the nodes with an operation in progress.
 func (w *world) busy() []string {
 	return slices.DeleteFunc(slices.Clone(names), func(name string) bool {
 		return w.node(name).Annotations[keeper.RecordAnnotation] == ""
 	})
 }
 
-// addPod schedules a pod to a node: with a volume of its own, or without.
+// addPod schedules a pod to a node, with or without a volume of its own.
 func (w *world) addPod(name string, kind int) {
 	w.pods++
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default",
@@ -517,7 +523,8 @@ func (w *world) addPod(name string, kind int) {
 	w.say("%s %s is scheduled to %s", owner.Kind, pod.Name, name)
 }
 
-// addVolume makes a disk and what Kubernetes has of it, and asks for its attachment.
+// addVolume creates a disk and the objects that Kubernetes has for it, and asks for its
+// attachment.
 func (w *world) addVolume(pod *corev1.Pod) {
 	w.volumes++
 	volume := fmt.Sprintf("pvc-%d", w.volumes)

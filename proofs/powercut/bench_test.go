@@ -24,7 +24,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
-// bench is a guest with a driver in it, which sees one disk after the other.
+// bench is a guest with a driver in it, to which one disk after the other is attached.
 type bench struct {
 	*proof.Bench
 	disks   *flakydisk.Server
@@ -32,7 +32,7 @@ type bench struct {
 	shown   int
 }
 
-// newBench starts a driver: the run's own, or the program.
+// newBench starts a driver: the given program, or the run's driver.
 func newBench(ctx context.Context, run *harness.Run, program string, env map[string]string) (
 	*bench, error) {
 	started, err := proof.StartBench(ctx, run, program, env)
@@ -51,10 +51,10 @@ func newBench(ctx context.Context, run *harness.Run, program string, env map[str
 	return b, err
 }
 
-// close ends the driver, which must end well, and its disks.
+// close ends the driver and its disks. It returns an error if the driver fails.
 func (b *bench) close() error { return errors.Join(b.Close(), b.disks.Close()) }
 
-// placement is a volume whose disk the guest sees.
+// placement is a volume whose disk is attached to the guest.
 type placement struct {
 	harness.Placement
 	volume volume
@@ -66,14 +66,15 @@ type placement struct {
 }
 
 var (
-	// inUse is held for reading while a disk is shown.
+	// inUse is held for reading while a disk is attached.
 	inUse sync.RWMutex
-	// collected is how many bytes had been allocated at the last collection.
+	// collected is the number of bytes that had been allocated at the last garbage collection.
 	collected atomic.Uint64
 )
 
-// collect collects garbage, if there may be much of it, while no disk is shown: a collection stops
-// all threads that serve disks, and waits for those that the kernel may let wait for a disk.
+// collect collects garbage if there may be much of it. No disk may be attached then: a
+// collection stops all threads that serve disks, and waits for threads that may wait for a
+// disk in the kernel.
 func collect() {
 	const much = 128 * mib
 	allocated := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}}
@@ -86,7 +87,7 @@ func collect() {
 	}
 }
 
-// peakMiB returns the most memory that this process has had.
+// peakMiB returns the maximum memory of this process so far.
 func peakMiB() (int64, error) {
 	status, err := os.ReadFile("/proc/self/status")
 	if err != nil {
@@ -98,8 +99,8 @@ func peakMiB() (int64, error) {
 	return kib / 1024, err
 }
 
-// show lets the guest see a disk. It knows nothing of the volume: it is another instance than the
-// one before.
+// show attaches a disk to the guest. The driver has no record of the volume, as on an instance
+// that never had it.
 func (b *bench) show(ctx context.Context, v volume, disk *flakydisk.Disk) (*placement, error) {
 	collect()
 	inUse.RLock()
@@ -125,7 +126,7 @@ func (b *bench) show(ctx context.Context, v volume, disk *flakydisk.Disk) (*plac
 	return p, errors.Join(b.Guest.Plug("nvme1n1", v.disk, p.loop), b.Bystanders.Show())
 }
 
-// hide takes the disk away, after everything that a failed call has left of it.
+// hide detaches the disk, after it has removed everything that a failed call has left.
 func (p *placement) hide() error {
 	defer inUse.RUnlock()
 	p.disk.Heal()
@@ -153,8 +154,8 @@ func (p *placement) unstage(ctx context.Context) error {
 	return p.bench.Unstage(ctx, &p.Placement)
 }
 
-// staged demands that the volume's filesystem is mounted at the staging path, or nothing for a raw
-// volume.
+// staged returns an error unless the volume's filesystem is mounted at the staging path. For a
+// raw volume, nothing may be mounted there.
 func (p *placement) staged() error {
 	mounts, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(p.Staging))
 	switch {

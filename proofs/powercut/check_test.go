@@ -17,21 +17,22 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
-// verdict is what became of an image.
+// verdict is the result of the check of an image.
 type verdict struct {
 	converged, refused bool
 	lost, formatted    bool
-	// damaged is set when the kernel did not take an xfs that is torn.
+	// damaged is set if the kernel refused an xfs with a torn block.
 	damaged bool
-	// wrong says what should not have been; nil when all is well.
+	// wrong describes the fault, or is nil if there is none.
 	wrong error
 }
 
-// check stages an image on an instance that knows nothing of its volume, and demands what holds
-// after every power cut. The error is about the check itself.
+// check stages an image on an instance that has no record of its volume, and checks what must
+// hold after every power cut. The error means that the check could not be made.
 //
-// The kernel's recovery of an xfs takes a block of metadata for written whose first sector was. If
-// that is why it is refused, the same image must be taken when its records are whole.
+// The kernel's recovery of an xfs takes a block of metadata for written if its first sector
+// was written. If an image is refused for this reason, the same image with whole records must
+// be accepted.
 func (b *bench) check(ctx context.Context, m image) (verdict, error) {
 	v, err := b.checkOnce(ctx, m)
 	if err != nil || !v.damaged {
@@ -108,11 +109,13 @@ func (b *bench) checkOnce(ctx context.Context, m image) (v verdict, err error) {
 	return v, nil
 }
 
-// superblocks are where filesystems have a superblock of more than one sector. A power cut can tear
-// it, and its checksum is wrong then: the kernel does not mount the filesystem either.
+// superblocks contains the offset and the size of superblocks with more than one sector. A
+// power cut can tear such a superblock. Its checksum is wrong then, and the kernel does not
+// mount the filesystem.
 var superblocks = map[string][2]int64{ext4: {1024, 1024}, btrfs: {64 << 10, 4096}}
 
-// refusedRightly reports whether the filesystem had to be refused, and was for the right reason.
+// refusedRightly reports whether the filesystem had to be refused, and was refused for the
+// right reason.
 func (m image) refusedRightly(found *flakydisk.Image, answer error) bool {
 	if m.torn && m.of.blank && m.at <= m.of.used && m.of.volume.access == btrfs &&
 		m.headless(found, answer) {
@@ -121,7 +124,7 @@ func (m image) refusedRightly(found *flakydisk.Image, answer error) bool {
 	at, ok := superblocks[m.of.volume.access]
 	if !ok || !strings.Contains(answer.Error(), "DiskNotBlank") ||
 		!strings.Contains(answer.Error(), "superblock whose checksum is wrong") &&
-			!strings.Contains(answer.Error(), "has been used since") { // for a forged record
+			!strings.Contains(answer.Error(), "has been used since") { // the refusal of a forged record
 		return false
 	}
 	superblock := func(of *flakydisk.Image) string {
@@ -137,14 +140,15 @@ func (m image) refusedRightly(found *flakydisk.Image, answer error) bool {
 	}
 	for _, r := range m.of.log {
 		if err := flakydisk.Apply(now, flakydisk.Whole(r)); err != nil || got == superblock(now) {
-			return false // it is as it once was written, so nothing tore it
+			return false // an unchanged superblock was not torn
 		}
 	}
 	return true
 }
 
-// headless reports whether a disk with an unfinished format for btrfs was refused for a part of a
-// tree block that mkfs had written, and of which the head is missing: only that shows what it is.
+// headless reports whether a disk with an unfinished format for btrfs was refused because of a
+// part of a tree block that mkfs had written. The head of the block is missing, and only the
+// head shows whose block it is.
 func (m image) headless(found *flakydisk.Image, answer error) bool {
 	const treeBlock = 16 << 10
 	_, offset, ok := strings.Cut(answer.Error(), "that is not expected is at offset ")
@@ -166,14 +170,14 @@ func isZero(b []byte) bool {
 	return !slices.ContainsFunc(b, func(c byte) bool { return c != 0 })
 }
 
-// mountable reports whether the kernel mounts the disk.
+// mountable reports whether the kernel can mount the disk.
 func (p *placement) mountable() bool {
 	err := unix.Mount(p.loop.Path, p.Staging, p.volume.access, 0, "")
 	return err == nil && unix.Unmount(p.Staging, 0) == nil
 }
 
-// btrfsBytes returns how many bytes a btrfs has by its superblock: what a workload writes behind
-// them would be foreign data. It returns 0 for every other volume.
+// btrfsBytes returns the size of a btrfs from its superblock. A workload must not write behind
+// it, because these bytes would be foreign data. It returns 0 for every other volume.
 func (m image) btrfsBytes(found *flakydisk.Image) int64 {
 	b := make([]byte, 8)
 	if _, err := found.ReadAt(b, 64<<10+0x70); err != nil || m.of.volume.access != btrfs {
@@ -182,7 +186,7 @@ func (m image) btrfsBytes(found *flakydisk.Image) int64 {
 	return int64(binary.LittleEndian.Uint64(b))
 }
 
-// checkData demands what a workload was promised.
+// checkData returns an error unless the workload's data are as promised.
 func (p *placement) checkData(ctx context.Context, promises map[string]promise) error {
 	if !p.volume.raw() {
 		return checkFiles(p.Staging, promises, p.bench.Forged)
@@ -197,7 +201,7 @@ func (p *placement) checkData(ctx context.Context, promises map[string]promise) 
 	return errors.Join(checkRanges(device, promises), device.Close(), p.unpublish(ctx))
 }
 
-// usable demands that a workload can use the filesystem, all of its disk.
+// usable returns an error unless a workload can use the filesystem and its whole disk.
 func (p *placement) usable(of *recording) error {
 	if p.volume.raw() {
 		return nil

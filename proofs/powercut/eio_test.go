@@ -17,7 +17,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
-// shortSectors is how many sectors of a scenario fail in the short form, of requests that differ.
+// shortSectors is the number of sectors of a scenario that fail in the short form. They belong
+// to different requests.
 const shortSectors = 4
 
 // failing is a sector that fails while a volume is staged.
@@ -25,7 +26,7 @@ type failing struct {
 	of     *recording
 	op     flakydisk.Op
 	sector int64
-	// proving is set when the sector is read to prove that the disk is blank.
+	// proving is set if the driver reads the sector to prove that the disk is blank.
 	proving bool
 	times   int
 }
@@ -35,9 +36,9 @@ func (f failing) String() string {
 		f.sector, f.op, f.times)
 }
 
-// TestNoSectorThatFailsMakesAStageGuess is the proof: a sector fails that a stage reads or writes,
-// once, or each time.
-func TestNoSectorThatFailsMakesAStageGuess(t *testing.T) {
+// TestAFailingSectorNeverMakesAStageGuess is the proof. A sector that a stage reads or writes
+// fails, once or every time.
+func TestAFailingSectorNeverMakesAStageGuess(t *testing.T) {
 	c := &failures{trials: newTrials(t, "eio")}
 	peak := c.rounds(c.round)
 	if !c.p.Long() && c.notGrown == 0 {
@@ -48,15 +49,16 @@ func TestNoSectorThatFailsMakesAStageGuess(t *testing.T) {
 	c.bystanders.Report(t, c.p.Name)
 }
 
-// failures counts what became of the sectors.
+// failures counts the results for the sectors.
 type failures struct {
 	*trials
 	sectors, of, right int
-	// notGrown counts the filesystems that were used as they were, and told of.
+	// notGrown counts the filesystems that were used without growing, and whose health reports
+	// this.
 	notGrown int
 }
 
-// round records every scenario with a seed, and lets their sectors fail.
+// round records every scenario with a seed, and makes its sectors fail.
 func (c *failures) round(ctx context.Context, seed uint64) {
 	recorded, err := recordAll(ctx, c.run, seed)
 	if err != nil {
@@ -73,7 +75,7 @@ func (c *failures) round(ctx context.Context, seed uint64) {
 		}
 		found, most = append(found, sectors), max(most, len(sectors))
 	}
-	// The scenarios take turns, so that each has its share of a time that is too short for all.
+	// The scenarios take turns, so that each gets its share if the time is too short for all.
 	var jobs []job
 	for i := range most {
 		for _, sectors := range found {
@@ -92,7 +94,7 @@ func (c *failures) round(ctx context.Context, seed uint64) {
 	c.work(ctx, jobs)
 }
 
-// note counts a sector.
+// note counts the result for a sector.
 func (c *failures) note(f failing, notGrown bool, err error, seed uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -112,8 +114,9 @@ func (c *failures) note(f failing, notGrown bool, err error, seed uint64) {
 	}
 }
 
-// sectorsOf returns sectors that a stage reads or writes, in any order: of some requests one, in
-// turn once and always; or whole: of all requests, each of them once and always.
+// sectorsOf returns sectors that a stage reads or writes, in any order. If whole is false, it
+// returns one sector for each of some requests, which fails once or always, in turn. If whole
+// is true, it returns sectors of all requests, and each fails once and always.
 func sectorsOf(of *recording, r *rand.Rand, whole bool) (all []failing) {
 	found := requests(of, r)
 	r.Shuffle(len(found), func(i, j int) { found[i], found[j] = found[j], found[i] })
@@ -138,9 +141,9 @@ func sectorsOf(of *recording, r *rand.Rand, whole bool) (all []failing) {
 	return all
 }
 
-// requests returns for each request of a stage the sectors that are to fail, of which none was in
-// an earlier request of the kind: all of a small one, and of a large one the first, the last and
-// one in between.
+// requests returns for each request of a stage the sectors that will fail. It omits sectors
+// that were in an earlier request of the same kind. Of a small request it returns all sectors,
+// and of a large one the first, the last and one in between.
 func requests(of *recording, r *rand.Rand) (all [][]failing) {
 	const small = 8
 	seen := map[failing]bool{}
@@ -177,8 +180,8 @@ func requests(of *recording, r *rand.Rand) (all [][]failing) {
 	return all
 }
 
-// fail stages a volume on a disk of which a sector fails, and again when the disk is in order. It
-// reports whether the first call has left a filesystem smaller than its disk.
+// fail stages a volume on a disk with a failing sector, and again when the disk works. It
+// reports whether the filesystem was smaller than its disk after the first call.
 func (b *bench) fail(ctx context.Context, f failing) (notGrown bool, err error) {
 	content := f.of.base.Fork()
 	disk := flakydisk.NewDisk(content)
@@ -202,8 +205,8 @@ func (b *bench) fail(ctx context.Context, f failing) (notGrown bool, err error) 
 	return notGrown, err
 }
 
-// stageFailing stages a volume while a sector fails, and returns what the driver said. The error is
-// what is wrong about that.
+// stageFailing stages a volume while a sector fails, and returns the driver's message. The
+// error describes a fault of the driver.
 func (p *placement) stageFailing(ctx context.Context, f failing) (notGrown bool, said string,
 	err error) {
 	fired := p.disk.AddFault(flakydisk.Fault{On: f.op, From: f.sector,
@@ -235,8 +238,9 @@ func (p *placement) stageFailing(ctx context.Context, f failing) (notGrown bool,
 	case f.of.grows:
 		notGrown, err = p.toldIfNotGrown(ctx)
 	}
-	// What could not be done on this disk is done when it is staged again. A mounted ext makes its
-	// inode tables by and by: that a write of them has failed is heard once, when it is unstaged.
+	// A step that was impossible on this disk is done at the next stage. The kernel writes the
+	// inode tables of a mounted ext gradually. A failure of such a write is reported once, when
+	// the volume is unstaged.
 	undo := p.unstage
 	if f.op == flakydisk.OnWrite && struck > 0 {
 		undo = p.unstageTwice
@@ -244,7 +248,7 @@ func (p *placement) stageFailing(ctx context.Context, f failing) (notGrown bool,
 	return notGrown, said, errors.Join(err, undo(ctx))
 }
 
-// stageInOrder stages a volume on a disk that is in order again.
+// stageInOrder stages a volume on a disk that works again.
 func (p *placement) stageInOrder(ctx context.Context, f failing) error {
 	if err := p.stage(ctx); err != nil {
 		return fmt.Errorf("the disk is in order, and the call does not converge: %w", err)
@@ -253,8 +257,8 @@ func (p *placement) stageInOrder(ctx context.Context, f failing) error {
 	return errors.Join(p.staged(), p.checkData(ctx, promises), p.usable(f.of), p.unstage(ctx))
 }
 
-// toldIfNotGrown reports whether a staged filesystem leaves what was added to its disk unused, and
-// demands that its health says so, and only then.
+// toldIfNotGrown reports whether a staged filesystem does not use the space that was added to
+// its disk. It returns an error unless the volume's health reports exactly this.
 func (p *placement) toldIfNotGrown(ctx context.Context) (notGrown bool, err error) {
 	size, err := p.filesystemBytes()
 	if err != nil {
@@ -273,7 +277,7 @@ func (p *placement) toldIfNotGrown(ctx context.Context) (notGrown bool, err erro
 	return notGrown, nil
 }
 
-// wrongReason returns an error unless the answer to a stage gives a right reason.
+// wrongReason returns an error unless the answer to a stage has the right reason.
 func wrongReason(f failing, answer error) error {
 	reasons := []string{"NodeToolFailed"}
 	if f.op == flakydisk.OnRead {

@@ -20,8 +20,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
-// onNewDisk stages and publishes a volume on a new disk, with a file that is acknowledged. What do
-// leaves of it is taken away.
+// onNewDisk stages and publishes a volume on a new disk, with a file that is acknowledged.
+// Then it calls do, and removes everything that do leaves.
 func onNewDisk(ctx context.Context, b *bench, access string, r *rand.Rand,
 	do func(*recorder) error) (err error) {
 	life := lifeOf(newVolume(access))
@@ -58,7 +58,7 @@ func startBench(t *testing.T) *bench {
 	return b
 }
 
-func TestADiskThatFailsUnderAWorkloadIsToldOfAndLeft(t *testing.T) {
+func TestAVolumeOnAFailingDiskIsReportedAndCanBeRemoved(t *testing.T) {
 	p := proof.New(t, "failing-disk")
 	for i, access := range filesystems {
 		t.Run(access, func(t *testing.T) {
@@ -91,8 +91,8 @@ func (r *recorder) failUnderWorkload(ctx context.Context) error {
 		r.place.unstage(ctx))
 }
 
-// writeUntilItFails lets the workload write until it hears that the disk fails, and the filesystem
-// has noticed.
+// writeUntilItFails makes the workload write until it gets an error and the filesystem has
+// noticed that the disk fails.
 func (r *recorder) writeUntilItFails() error {
 	for n := range 50 {
 		name := fmt.Sprint("during-", n)
@@ -102,18 +102,18 @@ func (r *recorder) writeUntilItFails() error {
 		if !r.writable() {
 			return nil
 		}
-		_ = r.syncDir() // its journal is written, and fails
+		_ = r.syncDir() // writes the journal, which fails
 	}
 	return errors.New("the filesystem is not read-only after 50 failed writes")
 }
 
-// writable reports whether the filesystem takes new files.
+// writable reports whether new files can be made in the filesystem.
 func (r *recorder) writable() bool {
 	f, err := os.Create(filepath.Join(r.place.Target, "new"))
 	return err == nil && f.Close() == nil
 }
 
-// toldOf demands that statistics and health tell of a filesystem that has failed.
+// toldOf returns an error unless statistics and health report that the filesystem has failed.
 func (p *placement) toldOf(ctx context.Context) error {
 	health, err := p.bench.Plugin.Node().NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{
 		VolumeId: p.volume.id, VolumePublishPath: p.Target, StagingTargetPath: p.Staging})
@@ -130,7 +130,8 @@ func (p *placement) toldOf(ctx context.Context) error {
 	return nil
 }
 
-// unstageTwice unstages a volume from a disk that fails: the caller may hear of it once.
+// unstageTwice unstages a volume from a disk that fails. The first call may return the
+// failure.
 func (p *placement) unstageTwice(ctx context.Context) error {
 	first := p.unstage(ctx)
 	if first == nil {
@@ -139,11 +140,12 @@ func (p *placement) unstageTwice(ctx context.Context) error {
 	return p.unstage(ctx)
 }
 
-func TestAFlushThatFailsWhenAVolumeIsUnstagedIsHeard(t *testing.T) {
+func TestAFlushThatFailsWhileAVolumeIsUnstagedIsReported(t *testing.T) {
 	isHeard(t, "failing-flush", 300, append([]string{raw}, filesystems...), flushFails)
 }
 
-// isHeard lets something fail on disks of several access types, and demands that a caller hears it.
+// isHeard makes something fail on disks of several access types, and fails the test unless a
+// call reports it.
 func isHeard(t *testing.T, name string, stream uint64, accesses []string,
 	fails func(context.Context, *bench, string, *rand.Rand) (wrong, err error)) {
 	t.Helper()
@@ -159,13 +161,13 @@ func isHeard(t *testing.T, name string, stream uint64, accesses []string,
 	}
 }
 
-// failFlush is flushFails for an xfs. Of an ext4, its journal would tell.
+// failFlush is flushFails for an xfs. With an ext4, the journal would report the failure.
 func failFlush(ctx context.Context, b *bench, r *rand.Rand) (wrong, err error) {
 	return flushFails(ctx, b, xfs, r)
 }
 
-// flushFails lets one flush fail when a volume is taken back, and demands that a call says so, and
-// that the repeated calls end.
+// flushFails makes one flush fail while a volume is removed. It returns an error unless a call
+// reports this and the repeated calls succeed.
 func flushFails(ctx context.Context, b *bench, access string, r *rand.Rand) (wrong, err error) {
 	err = onNewDisk(ctx, b, access, r, func(rec *recorder) error {
 		write := rec.writeLoose
@@ -175,7 +177,7 @@ func flushFails(ctx context.Context, b *bench, access string, r *rand.Rand) (wro
 		if err := write(); err != nil {
 			return err
 		}
-		if access == ext4 { // whose failed flush nobody would hear of
+		if access == ext4 { // its failed flush would not be noticed
 			if err := harness.StopLazyInit(rec.place.Staging); err != nil {
 				return err
 			}
@@ -193,7 +195,7 @@ func flushFails(ctx context.Context, b *bench, access string, r *rand.Rand) (wro
 	return wrong, err
 }
 
-func TestAJournalThatFailsBeforeAVolumeIsUnstagedIsHeardOf(t *testing.T) {
+func TestAJournalThatFailsBeforeAVolumeIsUnstagedIsReported(t *testing.T) {
 	isHeard(t, "failing-journal", 400, []string{ext3, ext4}, journalFails)
 }
 
@@ -202,8 +204,8 @@ func failJournal(ctx context.Context, b *bench, r *rand.Rand) (wrong, err error)
 	return journalFails(ctx, b, ext4, r)
 }
 
-// journalFails lets the commit of a journal fail for somebody else than the driver, and demands
-// that a call says so, unless the volume's health does.
+// journalFails makes the commit of a journal fail in another program than the driver. It
+// returns an error unless a call, or the volume's health, reports this.
 func journalFails(ctx context.Context, b *bench, access string, r *rand.Rand) (wrong, err error) {
 	err = onNewDisk(ctx, b, access, r, func(rec *recorder) error {
 		if err := rec.writeLoose(); err != nil {
@@ -214,7 +216,7 @@ func journalFails(ctx context.Context, b *bench, access string, r *rand.Rand) (w
 			return err
 		}
 		fired := rec.disk.AddFault(flakydisk.Fault{On: flakydisk.OnFlush, Times: 1})
-		_ = unix.Syncfs(int(target.Fd())) // it may tell, or not
+		_ = unix.Syncfs(int(target.Fd())) // may return the error or not
 		if err := target.Close(); err != nil || fired() != 1 {
 			return errors.Join(err, fmt.Errorf("%d flushes failed, want 1", fired()))
 		}

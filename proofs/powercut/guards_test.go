@@ -15,12 +15,13 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
-// flush is a flush of the driver, with what must notice when it is gone.
+// flush is a flush of the driver, with the tests that must notice its absence.
 type flush struct {
 	proof.Guard
-	// scenarios are those in whose images it must be noticed; each is a filesystem's, or raw.
+	// scenarios are the scenarios whose images must show the absence. Each is for a filesystem or
+	// for a raw volume.
 	scenarios []scenario
-	// trial notices it where no power cut can, because something else flushes, too.
+	// trial notices the absence where no power cut can, because another program flushes, too.
 	trial func(context.Context, *bench, *rand.Rand) (wrong, err error)
 }
 
@@ -30,8 +31,9 @@ type scenario struct {
 	record func(context.Context, *bench, *bench, volume, *rand.Rand) (*recording, error)
 }
 
-// flushes are all flushes of the driver that make a disk's bytes durable, but for that of the
-// record of a growth: resize2fs flushes the disk before it writes, so that no image would be wrong.
+// flushes returns all flushes of the driver that make a disk's bytes durable. The flush of the
+// record of a growth is missing: resize2fs flushes the disk before it writes, so no image
+// would be wrong without the driver's flush.
 func flushes() []flush {
 	one := func(name, place, text, with string, scenarios ...scenario) flush {
 		return flush{Guard: proof.Guard{Name: name,
@@ -69,13 +71,14 @@ func of(access string, record func(context.Context, *bench, *bench, volume, *ran
 	return scenario{access, record}
 }
 
-// aLife records a life, with the driver that is under test.
+// aLife records a life with the driver that is tested.
 func aLife(ctx context.Context, b, _ *bench, v volume, r *rand.Rand) (*recording, error) {
 	life := lifeOf(v)
 	return life, record(ctx, b, life, r, liveOnce)
 }
 
-// after records a scenario that needs a life, which the driver as it is has led.
+// after records a scenario that needs a life before it. The unmodified driver records that
+// life.
 func after(next func(context.Context, *bench, *recording, *rand.Rand) (*recording, error)) func(
 	context.Context, *bench, *bench, volume, *rand.Rand) (*recording, error) {
 	return func(ctx context.Context, b, whole *bench, v volume, r *rand.Rand) (*recording, error) {
@@ -93,12 +96,12 @@ var (
 	aRelease    = after(releaseRaw)
 )
 
-// guardImages is how many images are sampled to notice that a flush is gone.
+// guardImages is the number of images that are sampled to notice the absence of a flush.
 const guardImages = 100
 
-// TestEachFlushIsNoticedWhenItIsGone takes each flush out of the driver, and lets the disk lie
-// about all of them.
-func TestEachFlushIsNoticedWhenItIsGone(t *testing.T) {
+// TestTheAbsenceOfEachFlushIsNoticed removes each flush from the driver in turn. It also makes
+// a disk that ignores all flushes.
+func TestTheAbsenceOfEachFlushIsNoticed(t *testing.T) {
 	p := proof.New(t, "flush-guards")
 	run := harness.RunFor(t)
 	all := flushes()
@@ -147,7 +150,7 @@ func TestEachFlushIsNoticedWhenItIsGone(t *testing.T) {
 	p.Figure("removed", removed, "noticed", noticed, "lies", len(filesystems)+1, "lies_noticed", lies)
 }
 
-// try returns what is wrong without the flush.
+// try returns the fault that the absence of the flush causes.
 func (f flush) try(ctx context.Context, b, whole *bench, r *rand.Rand) (wrong, err error) {
 	if f.trial != nil {
 		return f.trial(ctx, b, r)
@@ -182,8 +185,8 @@ func (b *bench) firstWrong(ctx context.Context, rec *recording, r *rand.Rand) (w
 	return nil, s.err
 }
 
-// noticedLies lets a disk lie about every flush, and returns for how many access types the loss is
-// noticed.
+// noticedLies makes a disk ignore every flush, and returns the number of access types for
+// which the loss is noticed.
 func noticedLies(t *testing.T, p *proof.Proof, b *bench) (noticed int) {
 	for i, access := range append([]string{raw}, filesystems...) {
 		r := rand.New(rand.NewPCG(p.Seed, uint64(100+i)))
@@ -193,7 +196,7 @@ func noticedLies(t *testing.T, p *proof.Proof, b *bench) (noticed int) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		life.used = 0 // without flushes there is no such point: all that follows the first stage counts
+		life.used = 0 // without flushes everything after the first stage counts
 		wrong, err := b.firstLoss(t.Context(), life, r)
 		if err != nil || wrong == nil {
 			t.Errorf("a disk of %s that lies about flushes loses nothing (seed %d), %v", access, p.Seed,
@@ -206,7 +209,7 @@ func noticedLies(t *testing.T, p *proof.Proof, b *bench) (noticed int) {
 	return noticed
 }
 
-// firstLoss checks images of a recording until one lacks what was acknowledged.
+// firstLoss checks images of a recording until one lacks acknowledged data.
 func (b *bench) firstLoss(ctx context.Context, rec *recording, r *rand.Rand) (lost, err error) {
 	s, err := newSampler(rec, r)
 	if err != nil {

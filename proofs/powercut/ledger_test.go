@@ -17,31 +17,32 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
-// promise is what a file, or a range of a raw volume, may hold: one of some contents, of which nil
-// is that there is no such file; or anything, while it is being written; or forged records.
+// promise describes the possible contents of a file, or of a range of a raw volume: one of
+// several contents, of which nil means that there is no such file; or any content, while it is
+// written; or forged records.
 type promise struct {
 	anything bool
 	forged   *[sha256.Size]byte
 	contents [][]byte
 }
 
-// event is something that happened while a log was recorded: it has the number that its note in the
-// log has.
+// event is an event that happened while a log was recorded. Its number is in a note of the
+// log.
 type event struct {
-	// promises are what names hold from now on.
+	// promises are the new promises, by name.
 	promises map[string]promise
-	// staged is that NodeStageVolume has answered OK.
+	// staged means that NodeStageVolume has answered OK.
 	staged bool
 }
 
-// ledger is what a workload was promised at the points of a log.
+// ledger contains the promises to a workload at each point of a log.
 type ledger struct {
-	// first are the promises from before the log.
+	// first contains the promises from before the log.
 	first  map[string]promise
 	events []event
 }
 
-// at returns the promises and whether the volume was staged, after the events of that number.
+// at returns the promises after that number of events, and whether the volume was staged.
 func (l *ledger) at(events int) (promises map[string]promise, staged bool) {
 	promises = maps.Clone(l.first)
 	if promises == nil {
@@ -54,11 +55,11 @@ func (l *ledger) at(events int) (promises map[string]promise, staged bool) {
 	return promises, staged
 }
 
-// note is an event's text in a log.
+// note returns the text of an event in a log.
 func note(number int) string { return strconv.Itoa(number) }
 
-// checkFiles demands that the files of a directory are as promised, and counts those with forged
-// records.
+// checkFiles returns an error unless the files of a directory are as promised. It counts the
+// files with forged records.
 func checkFiles(dir string, promises map[string]promise, forged *proof.Invariant) error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(promises)) {
@@ -91,7 +92,8 @@ func describe(content []byte) string {
 	return fmt.Sprintf("%d bytes", len(content))
 }
 
-// checkRanges demands that the ranges of a raw volume, named by their offsets, are as promised.
+// checkRanges returns an error unless the ranges of a raw volume, named by their offsets, are
+// as promised.
 func checkRanges(device *os.File, promises map[string]promise) error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(promises)) {

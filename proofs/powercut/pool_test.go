@@ -13,24 +13,25 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
-// workers is how many drivers work at once.
+// workers is the number of drivers that work at once.
 const workers = 5
 
-// job is something to do with a disk of a volume.
+// job is work on the disk of a volume.
 type job struct {
 	access string
 	do     func(*bench)
 }
 
-// trials are what several drivers try at once.
+// trials are trials that several drivers run at once.
 type trials struct {
 	p   *proof.Proof
 	t   *testing.T
 	run *harness.Run
-	// bystanders counts looks at other disks of the guests, and forged at files with forged records.
+	// bystanders counts comparisons of other disks of the guests. forged counts comparisons of
+	// files with forged records.
 	bystanders, forged *proof.Invariant
 
-	// mu guards the rest, and what is counted.
+	// mu guards the fields below, and the counters.
 	mu    sync.Mutex
 	said  time.Time
 	wrong int
@@ -49,8 +50,8 @@ func (c *trials) noteHarm(b *bench) {
 	}
 }
 
-// rounds does a round with one seed after the other until it is over; the short form has one. It
-// returns the most memory that this process has had, in MiB.
+// rounds calls round with one seed after the other until the time is over. The short form has
+// one round. It returns the maximum memory of this process in MiB.
 func (c *trials) rounds(round func(ctx context.Context, seed uint64)) (peak int64) {
 	for n := uint64(0); ; n++ {
 		round(c.t.Context(), c.p.Seed+n)
@@ -65,15 +66,16 @@ func (c *trials) rounds(round func(ctx context.Context, seed uint64)) (peak int6
 	return peak
 }
 
-// over reports whether the time is over, or so much is wrong that more of it tells nothing.
+// over reports whether the time is over, or whether there are so many failures that more would
+// show nothing new.
 func (c *trials) over() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.p.Over() || c.wrong >= 20
 }
 
-// work does the jobs until it is over. The kernel knows a btrfs by its UUID, so that of these only
-// one is mounted at a time.
+// work does the jobs until the time is over. The kernel identifies a btrfs by its UUID, so
+// only one of these is mounted at a time.
 func (c *trials) work(ctx context.Context, jobs []job) {
 	queues := map[bool]chan job{true: make(chan job), false: make(chan job)}
 	errs := make([]error, workers)

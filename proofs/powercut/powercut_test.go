@@ -24,7 +24,8 @@ func TestMain(m *testing.M) {
 	namespace.Main(m)
 }
 
-// shortImages is how many images the short form has, and longImages a round of the long form.
+// shortImages is the number of images in the short form, and longImages in a round of the long
+// form.
 const (
 	shortImages = 500
 	longImages  = 2000
@@ -44,7 +45,7 @@ func TestEveryStateAfterAPowerCutConverges(t *testing.T) {
 	}
 }
 
-// count counts what became of the images.
+// count counts the results for the images.
 type count struct {
 	*trials
 	records, writes, flushes, images int
@@ -102,7 +103,7 @@ func (c *count) round(ctx context.Context, seed uint64) {
 	c.check(ctx, images, seed)
 }
 
-// recorded are the latest recordings: in the short form, the tests share them.
+// recorded contains the latest recordings. In the short form, the tests share them.
 var recorded struct {
 	seed uint64
 	all  []*recording
@@ -146,7 +147,7 @@ func (c *count) check(ctx context.Context, images []image, seed uint64) {
 	c.work(ctx, jobs)
 }
 
-// note counts an image, and keeps that of which something is wrong.
+// note counts the result for an image, and keeps an image with a fault.
 func (c *count) note(m image, v verdict, failed error, seed uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

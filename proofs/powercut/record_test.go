@@ -17,24 +17,25 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
-// recording is the log of a disk while a volume was used, from which images are made.
+// recording is the log of a disk from the time in which a volume was used. Images are made
+// from it.
 type recording struct {
 	name   string
 	volume volume
 	base   *flakydisk.Image
-	// log has no reads; stage is its beginning until the volume is staged, with reads.
+	// log contains no reads. stage is its part until the volume is staged, with reads.
 	log, stage []flakydisk.Record
 	ledger     ledger
-	// final is the disk at the end, and kept the promises then.
+	// final is the content of the disk at the end, and kept contains the promises at that time.
 	final *flakydisk.Image
 	kept  map[string]promise
-	// grows is set when the filesystem must be larger than it was.
+	// grows is set if the filesystem must become larger.
 	grows bool
-	// blank is set when the base holds nothing, or an unfinished format.
+	// blank is set if the base is blank, or has an unfinished format.
 	blank bool
-	// readWhole is set when all of the disk is read to prove that it is blank.
+	// readWhole is set if the driver reads the whole disk to prove that it is blank.
 	readWhole bool
-	// used is the index in the log from which on the disk is never formatted again.
+	// used is the index in the log from which on the disk must not be formatted.
 	used int
 }
 
@@ -44,15 +45,16 @@ type recorder struct {
 	place *placement
 	disk  *flakydisk.Disk
 	rand  *rand.Rand
-	// prefix and files make the names of files.
+	// prefix and files form the names of files.
 	prefix string
 	files  int
-	// loose are contents that no fsync was called for. They are durable when the volume is unstaged.
+	// loose contains contents that were written without fsync. They are durable when the volume is
+	// unstaged.
 	loose map[string]promise
 }
 
-// record lets do use the volume of a recording on a disk with the content of its base. The disk
-// has the faults.
+// record calls do, which uses the volume of a recording, on a disk with the content of the
+// recording's base. The disk has the faults.
 func record(ctx context.Context, b *bench, r *recording, random *rand.Rand,
 	do func(context.Context, *recorder) error, faults ...flakydisk.Fault) (err error) {
 	image := r.base.Fork()
@@ -93,12 +95,12 @@ func (r *recorder) happened(e event) {
 	r.disk.Note(note(len(r.ledger.events)))
 }
 
-// promise notes what a name holds from now on.
+// promise records the possible contents of a name from now on.
 func (r *recorder) promise(name string, contents ...[]byte) {
 	r.happened(event{promises: map[string]promise{name: {contents: contents}}})
 }
 
-// undecided notes that a name may hold anything.
+// undecided records that a name may have any content.
 func (r *recorder) undecided(name string) {
 	r.happened(event{promises: map[string]promise{name: {anything: true}}})
 }
@@ -112,7 +114,7 @@ func (r *recorder) stage(ctx context.Context) error {
 	return r.place.publish(ctx)
 }
 
-// unstage takes the volume back. What it held is durable from then on.
+// unstage unpublishes and unstages the volume. Its content is durable from then on.
 func (r *recorder) unstage(ctx context.Context) error {
 	if err := r.place.unpublish(ctx); err != nil {
 		return err
@@ -124,7 +126,7 @@ func (r *recorder) unstage(ctx context.Context) error {
 	return nil
 }
 
-// content is some bytes that no other file has.
+// content returns bytes that no other file has.
 func (r *recorder) content() []byte {
 	var key [32]byte
 	for i := range key {
@@ -135,8 +137,8 @@ func (r *recorder) content() []byte {
 	return b
 }
 
-// work is a workload in a filesystem: it makes, replaces, appends to and removes files, and calls
-// fsync where it wants to rely on them.
+// work does the work of a workload in a filesystem. It makes, replaces, appends to and removes
+// files, and calls fsync before it relies on them.
 func (r *recorder) work(rounds int) error {
 	for range rounds {
 		r.files++
@@ -177,7 +179,8 @@ func (r *recorder) write(name string, content []byte, flags int) error {
 	return errors.Join(err, f.Close())
 }
 
-// writeNew makes a file. Its directory is synced, too: the file's fsync alone promises no name.
+// writeNew makes a file. It syncs the directory, too, because the fsync of a file does not
+// make its name durable.
 func (r *recorder) writeNew(name string) error {
 	content := r.content()
 	r.undecided(name)
@@ -199,7 +202,7 @@ func (r *recorder) syncDir() error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// forge writes files with forged records of the volume, which is one more promise.
+// forge writes files with forged records of the volume. They are one more promise.
 func (r *recorder) forge() error {
 	size := r.base.Size()
 	files, err := proof.Forgery{Volume: r.volume.id, Disk: r.volume.disk,
@@ -216,13 +219,13 @@ func (r *recorder) forge() error {
 	return nil
 }
 
-// current returns what a name holds now.
+// current returns the present content of a name.
 func (r *recorder) current(name string) []byte {
 	now, _ := r.ledger.at(len(r.ledger.events))
 	return now[name].contents[0]
 }
 
-// replace replaces a file by renaming another to it.
+// replace replaces a file by renaming another one.
 func (r *recorder) replace(name string) error {
 	old, content := r.current(name), r.content()
 	r.promise(name, old, content)
@@ -274,7 +277,8 @@ func (r *recorder) writeLoose() error {
 	return os.WriteFile(r.path(name), content, 0o600)
 }
 
-// workRaw is a workload on a raw device. The last write is durable only when it is unstaged.
+// workRaw does the work of a workload on a raw device. The last write is durable only when the
+// volume is unstaged.
 func (r *recorder) workRaw(rounds int) error {
 	device, err := os.OpenFile(r.place.Target, os.O_RDWR, 0)
 	if err != nil {
@@ -301,11 +305,11 @@ func (r *recorder) workRaw(rounds int) error {
 	return errors.Join(err, device.Close())
 }
 
-// mark is how each record of the driver on a disk begins.
+// mark is the beginning of each record that the driver writes to a disk.
 var mark = []byte("oxide-csi format")
 
-// marked reports whether bytes begin with a record of the driver, and not with one that a workload
-// has forged.
+// marked reports whether bytes begin with a record of the driver. A record that a workload has
+// forged does not count.
 func marked(data []byte) bool {
 	return bytes.HasPrefix(data, mark) &&
 		!bytes.Contains(data[:min(len(data), flakydisk.SectorBytes)], []byte(proof.Trace))
@@ -322,8 +326,8 @@ func marks(m *flakydisk.Image) (offsets []int64) {
 	return offsets
 }
 
-// usedFrom returns the index in a log from which on the disk must not be formatted: after the flush
-// that makes the erasure of the last record of its format durable.
+// usedFrom returns the index in a log from which on the disk must not be formatted. It follows
+// the flush that makes the erasure of the format's last record durable.
 func usedFrom(base *flakydisk.Image, log []flakydisk.Record) int {
 	now, places := base.Fork(), map[int64]bool{}
 	for _, at := range marks(base) {

@@ -11,26 +11,27 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
-// image is a disk after a power cut: what was durable, and what of the rest is there besides.
+// image is a disk after a power cut: all durable data, and some pieces of the rest.
 type image struct {
 	of      *recording
 	durable *flakydisk.Image
 	pieces  []flakydisk.Piece
-	// at is the index in the log of the cut, and events how many events there were until then.
+	// at is the index of the power cut in the log. events is the number of events before it.
 	at, events int
-	// torn is set when a record may be there in part.
+	// torn is set if only a part of a record may be there.
 	torn bool
 	name string
 }
 
-// content makes the image's content. It is not kept, for there are many images.
+// content returns the image's content. It is made again at each call, because there are too
+// many images to keep them.
 func (m image) content() *flakydisk.Image {
 	content := m.durable.Fork()
-	_ = flakydisk.Apply(content, m.pieces...) // it has been done before, in add
+	_ = flakydisk.Apply(content, m.pieces...) // the same pieces were applied before, in add
 	return content
 }
 
-// whole is the image with every record of which a part is there whole.
+// whole returns the image with whole records in place of parts.
 func (m image) whole() image {
 	m.pieces, m.torn = slices.Clone(m.pieces), false
 	for i, p := range m.pieces {
@@ -45,7 +46,7 @@ type sampler struct {
 	rand   *rand.Rand
 	epochs []flakydisk.Epoch
 	seen   map[[2]uint64]bool
-	// equal counts the images that are equal to one before.
+	// equal counts the images that are equal to an earlier one.
 	equal int
 	err   error
 }
@@ -55,7 +56,7 @@ func newSampler(of *recording, r *rand.Rand) (*sampler, error) {
 	return &sampler{of: of, rand: r, epochs: epochs, seen: map[[2]uint64]bool{}}, err
 }
 
-// flushes returns an image for every flush: with all that came before it, and nothing after.
+// flushes returns an image for every flush, with everything before it and nothing after it.
 func (s *sampler) flushes() []image {
 	var all []image
 	for i := range s.epochs {
@@ -64,8 +65,8 @@ func (s *sampler) flushes() []image {
 	return all
 }
 
-// early returns images of the time until the volume was staged: all but one of the records between
-// two flushes, and each alone.
+// early returns images from the time before the volume was staged: all records between two
+// flushes except one, and each record alone.
 func (s *sampler) early() []image {
 	var all []image
 	staged := slices.IndexFunc(s.of.log, func(r flakydisk.Record) bool {
@@ -83,7 +84,7 @@ func (s *sampler) early() []image {
 	return all
 }
 
-// sample returns up to n images of any part of what came between two flushes.
+// sample returns up to n images with random parts of the records between two flushes.
 func (s *sampler) sample(n int) []image {
 	var all []image
 	for tries := 0; len(all) < n && tries < 20*n; tries++ {
@@ -94,17 +95,17 @@ func (s *sampler) sample(n int) []image {
 			continue
 		}
 		switch s.rand.IntN(6) {
-		case 0: // the power is cut in between, and all got there until then
+		case 0: // the power is cut between two records, and all earlier ones are on the disk
 			cut := changes[s.rand.IntN(len(changes))]
 			all = s.add(all, i, cut+1, "all", s.whole(e.First, cut+1)...)
-		case 1: // all but one
+		case 1: // all except one
 			all = s.allBut(all, i, changes[s.rand.IntN(len(changes))])
 		case 2: // one alone
 			one := changes[s.rand.IntN(len(changes))]
 			all = s.add(all, i, e.End, fmt.Sprintf("record %d alone", one), s.whole(one, one+1)...)
 		case 3: // any part
 			all = s.add(all, i, e.End, "some", s.some(changes)...)
-		case 4: // all until one that is torn
+		case 4: // all up to a torn one
 			cut := changes[s.rand.IntN(len(changes))]
 			pieces := s.whole(e.First, cut+1)
 			last := len(pieces) - 1
@@ -138,7 +139,7 @@ func (s *sampler) changes(e flakydisk.Epoch) (indexes []int) {
 	return indexes
 }
 
-// whole returns the records of a part of the log, whole.
+// whole returns the records of a part of the log, as whole pieces.
 func (s *sampler) whole(from, to int) (pieces []flakydisk.Piece) {
 	for _, r := range s.of.log[from:to] {
 		if r.Changes() {
@@ -148,7 +149,7 @@ func (s *sampler) whole(from, to int) (pieces []flakydisk.Piece) {
 	return pieces
 }
 
-// some returns some of the records: few, half, or most of them.
+// some returns a random selection of the records: few, half, or most of them.
 func (s *sampler) some(indexes []int) (pieces []flakydisk.Piece) {
 	part := []float64{0.1, 0.5, 0.9}[s.rand.IntN(3)]
 	for _, i := range indexes {
@@ -169,7 +170,7 @@ func (s *sampler) torn(pieces []flakydisk.Piece) []flakydisk.Piece {
 	return pieces
 }
 
-// tear tears a piece at sectors: its beginning is there, its end, or a part.
+// tear tears a piece at sectors. Its beginning, its end, or another part remains.
 func (s *sampler) tear(p flakydisk.Piece) flakydisk.Piece {
 	a, b := s.rand.Int64N(p.To), 1+s.rand.Int64N(p.To)
 	switch s.rand.IntN(3) {
@@ -183,7 +184,7 @@ func (s *sampler) tear(p flakydisk.Piece) flakydisk.Piece {
 	return p
 }
 
-// add adds an image, unless it is equal to one before with the same promises.
+// add adds an image, unless it is equal to an earlier one with the same promises.
 func (s *sampler) add(all []image, epoch, cut int, name string, pieces ...flakydisk.Piece) []image {
 	collect()
 	durable := s.epochs[epoch].Durable
@@ -208,7 +209,7 @@ func (s *sampler) add(all []image, epoch, cut int, name string, pieces ...flakyd
 		torn: torn, name: name})
 }
 
-// events returns how many events there were before a record.
+// events returns the number of events before a record.
 func (s *sampler) events(before int) int {
 	for i := before - 1; i >= 0; i-- {
 		if r := s.of.log[i]; r.Kind == flakydisk.Note {

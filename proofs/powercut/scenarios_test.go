@@ -51,14 +51,15 @@ func recordings(ctx context.Context, b *bench, access string, r *rand.Rand) ([]*
 	return append(all, regrown, released), nil
 }
 
-// lifeOf is a volume from its blank disk on.
+// lifeOf returns the recording of a volume that begins with its blank disk.
 func lifeOf(v volume) *recording {
 	return &recording{name: "the life of " + v.access, volume: v, blank: true,
 		base: flakydisk.NewImage(sizeBytes)}
 }
 
-// wholeLife is the life of a volume whose disk may have been a raw device, so that all of it is
-// read before it is formatted. That takes long, so no power is cut there.
+// wholeLife returns the recording of the life of a volume whose disk may have been a raw
+// device, so that the driver reads it completely before it formats it. This takes long, so no
+// power cuts are made there.
 func wholeLife(v volume) *recording {
 	life := lifeOf(v)
 	life.name, life.readWhole = "the life of a disk that is read whole", true
@@ -67,7 +68,7 @@ func wholeLife(v volume) *recording {
 	return life
 }
 
-// liveOnce stages a volume, lets a workload use it, and takes it back.
+// liveOnce stages a volume, makes a workload use it, and unstages it.
 func liveOnce(ctx context.Context, r *recorder) error {
 	if err := r.stage(ctx); err != nil {
 		return err
@@ -78,7 +79,7 @@ func liveOnce(ctx context.Context, r *recorder) error {
 	return errors.Join(r.forge(), r.work(8), r.unstage(ctx))
 }
 
-// useAgain is liveOnce for a filesystem that exists.
+// useAgain is liveOnce for an existing filesystem.
 func useAgain(ctx context.Context, r *recorder) error {
 	if err := r.stage(ctx); err != nil {
 		return err
@@ -86,8 +87,9 @@ func useAgain(ctx context.Context, r *recorder) error {
 	return errors.Join(r.work(2), r.unstage(ctx))
 }
 
-// grow is a volume whose disk has become larger. It was restored from a snapshot, so that what is
-// behind the filesystem is sampled, and not read whole each time.
+// grow records a volume whose disk has become larger. The disk was restored from a snapshot,
+// so the driver samples the part behind the filesystem and does not read it completely each
+// time.
 func grow(ctx context.Context, b *bench, life *recording, r *rand.Rand) (*recording, error) {
 	made, err := growthOf(life)
 	if err != nil {
@@ -104,8 +106,9 @@ func growthOf(life *recording) (*recording, error) {
 	return made, made.base.Resize(grownTo)
 }
 
-// growAgain is a growth that was cut off. It had written behind the old end of the filesystem, but
-// for that of a btrfs, which writes nothing there before it is committed.
+// growAgain records the repetition of an interrupted growth. The interrupted growth had
+// written behind the old end of the filesystem, except for a btrfs, which writes nothing there
+// before the commit.
 func growAgain(ctx context.Context, b *bench, growth *recording, r *rand.Rand) (*recording, error) {
 	base, err := cutAt(ctx, b, growth, r, func(m image) bool {
 		behind, content := false, m.content()
@@ -125,7 +128,7 @@ func growAgain(ctx context.Context, b *bench, growth *recording, r *rand.Rand) (
 	return made, record(ctx, b, made, r, useAgain)
 }
 
-// recoverFrom is a volume whose workload was cut off.
+// recoverFrom records the recovery of a volume whose workload was interrupted.
 func recoverFrom(ctx context.Context, b *bench, life *recording, r *rand.Rand) (*recording, error) {
 	base, err := cutAt(ctx, b, life, r, func(m image) bool {
 		_, staged := life.ledger.at(m.events)
@@ -140,7 +143,7 @@ func recoverFrom(ctx context.Context, b *bench, life *recording, r *rand.Rand) (
 	return made, record(ctx, b, made, r, useAgain)
 }
 
-// resume is a format that was cut off.
+// resume records the repetition of an interrupted format.
 func resume(ctx context.Context, b *bench, life *recording, r *rand.Rand) (*recording, error) {
 	base, err := unfinishedFormat(ctx, b, life, r)
 	if err != nil {
@@ -149,8 +152,8 @@ func resume(ctx context.Context, b *bench, life *recording, r *rand.Rand) (*reco
 	return resumeFrom(ctx, b, life, base, r)
 }
 
-// resumeBtrfs is a format for btrfs that was cut off when mkfs had written the unfinished
-// superblock and, with its first and its last page, the first tree block.
+// resumeBtrfs records the repetition of a format for btrfs that was interrupted when mkfs had
+// written the unfinished superblock and the first and the last page of the first tree block.
 func resumeBtrfs(ctx context.Context, b *bench, life *recording, r *rand.Rand) (*recording, error) {
 	base, err := cutAt(ctx, b, life, r, func(m image) bool {
 		content, magic, tree := m.content(), make([]byte, 8), make([]byte, 16<<10)
@@ -166,7 +169,7 @@ func resumeBtrfs(ctx context.Context, b *bench, life *recording, r *rand.Rand) (
 	return resumeFrom(ctx, b, life, base, r)
 }
 
-// resumeFrom is a format that was cut off and left an image.
+// resumeFrom records the repetition of an interrupted format that left an image.
 func resumeFrom(ctx context.Context, b *bench, life *recording, base image,
 	r *rand.Rand) (*recording, error) {
 	made := &recording{name: "the resumed format of " + life.volume.access, volume: life.volume,
@@ -174,7 +177,7 @@ func resumeFrom(ctx context.Context, b *bench, life *recording, base image,
 	return made, record(ctx, b, made, r, liveOnce)
 }
 
-// unfinishedFormat is an image of a format that was cut off.
+// unfinishedFormat returns an image of an interrupted format.
 func unfinishedFormat(ctx context.Context, b *bench, life *recording, r *rand.Rand) (image, error) {
 	return cutAt(ctx, b, life, r, func(m image) bool {
 		pages, content := 0, m.content()
@@ -183,8 +186,8 @@ func unfinishedFormat(ctx context.Context, b *bench, life *recording, r *rand.Ra
 	})
 }
 
-// finish is a format for btrfs whose driver was killed between its last write, of the superblock,
-// and the flush of it. The log begins with this write.
+// finish records the repetition of a format for btrfs whose driver was killed between its last
+// write, of the superblock, and the flush of that write. The log begins with this write.
 func finish(ctx context.Context, b *bench, life *recording, r *rand.Rand) (*recording, error) {
 	if life.volume.access != btrfs {
 		return nil, nil
@@ -215,7 +218,7 @@ func finish(ctx context.Context, b *bench, life *recording, r *rand.Rand) (*reco
 	})
 }
 
-// write writes to the disk what a record says, and does not flush it.
+// write writes the data of a record to the disk, without a flush.
 func (p *placement) write(r flakydisk.Record) error {
 	device, err := os.OpenFile(p.loop.Path, os.O_WRONLY, 0)
 	if err != nil {
@@ -226,7 +229,7 @@ func (p *placement) write(r flakydisk.Record) error {
 		unix.SYNC_FILE_RANGE_WRITE|unix.SYNC_FILE_RANGE_WAIT_AFTER), device.Close())
 }
 
-// releaseRaw is a disk with an unfinished format, which a workload gets as a raw device.
+// releaseRaw records a disk with an unfinished format that a workload gets as a raw device.
 func releaseRaw(ctx context.Context, b *bench, life *recording, r *rand.Rand) (*recording, error) {
 	base, err := unfinishedFormat(ctx, b, life, r)
 	if err != nil {
@@ -238,7 +241,8 @@ func releaseRaw(ctx context.Context, b *bench, life *recording, r *rand.Rand) (*
 	return made, record(ctx, b, made, r, liveOnce)
 }
 
-// repair is an ext with recorded errors and wrong counts, which a check repairs by itself.
+// repair records an ext with recorded errors and wrong counts, which e2fsck repairs without
+// asking.
 func repair(ctx context.Context, b *bench, life *recording, r *rand.Rand) (*recording, error) {
 	if life.volume.access != ext3 && life.volume.access != ext4 {
 		return nil, nil
@@ -263,8 +267,8 @@ func repair(ctx context.Context, b *bench, life *recording, r *rand.Rand) (*reco
 	return made, record(ctx, b, made, r, useAgain)
 }
 
-// cutAt is an image of a recording that fits, and that the driver takes: some are refused rightly.
-// One of which something is wrong is kept.
+// cutAt returns an image of a recording that is suitable and that the driver accepts, because
+// some images are rightly refused. An image with a fault is kept.
 func cutAt(ctx context.Context, b *bench, of *recording, r *rand.Rand,
 	fits func(image) bool) (image, error) {
 	s, err := newSampler(of, r)

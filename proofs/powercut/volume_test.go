@@ -18,25 +18,27 @@ const (
 	raw   = "block"
 )
 
-// filesystems are those of volumes.
+// filesystems are the filesystems of volumes.
 var filesystems = []string{ext3, ext4, xfs, btrfs}
 
-// The sizes of disks, before and after they grow. mkfs.xfs makes nothing below 300 MiB.
+// The sizes of disks before and after they grow. mkfs.xfs needs at least 300 MiB.
 const (
 	mib       = 1 << 20
 	sizeBytes = 320 * mib
 	grownTo   = 512 * mib
-	// grownAtLeast is what a filesystem has that was grown. An xfs does not count its log, of 64 MiB.
+	// grownAtLeast is the minimum size of a filesystem that has grown. An xfs does not count its
+	// log, of 64 MiB.
 	grownAtLeast = (sizeBytes + grownTo) / 2
 )
 
-// volume is a volume as the requests describe it.
+// volume contains the values of a volume in requests.
 type volume struct {
 	id, disk, access string
 	history          map[string]string
 }
 
-// newVolume is a volume that no other run has: the kernel knows a btrfs by its UUID.
+// newVolume returns a volume with a new UUID, because the kernel identifies a btrfs by its
+// UUID.
 func newVolume(access string) volume {
 	v := volume{access: access, id: uuid.NewString(), disk: fmt.Sprintf("csi-%016x", rand.Uint64()),
 		history: map[string]string{"origin": "blank", "use": "filesystem"}}
@@ -49,7 +51,7 @@ func newVolume(access string) volume {
 
 func (v volume) raw() bool { return v.access == raw }
 
-// context is what the controller tells of the disk.
+// context returns the controller's report about the disk.
 func (v volume) context(size int64) map[string]string {
 	c := map[string]string{"diskName": v.disk, "sizeBytes": fmt.Sprint(size)}
 	maps.Copy(c, v.history)

@@ -11,10 +11,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
-// TestAWipeThatIsTornIsDoneAgain tears each write with which the driver wipes what mkfs.btrfs had
-// left, so that its first sector is there and the rest is not: what is left of a block must still
-// show whose it is.
-func TestAWipeThatIsTornIsDoneAgain(t *testing.T) {
+// TestAWipeThatIsTornIsRepeated tears each write with which the driver wipes the remains of
+// mkfs.btrfs: the first sector is written and the rest is not. The remains of a block must
+// still show whose block it is.
+func TestAWipeThatIsTornIsRepeated(t *testing.T) {
 	p := proof.New(t, "torn-wipe")
 	b, r := startBench(t), rand.New(rand.NewPCG(p.Seed, 400))
 	rec, err := aResumption(t.Context(), b, b, newVolume(btrfs), r)
