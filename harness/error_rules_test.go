@@ -70,7 +70,7 @@ func TestErrorsOfTheServerAreHeldToTheRules(t *testing.T) { // B-8
 	}
 }
 
-func TestAnErrorOfADeadlineInTheMiddleOfAnAnswerIsNotHeldToTheRules(t *testing.T) {
+func TestAnInterruptedAnswerIsNotHeldToTheRules(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	end := make(chan struct{})

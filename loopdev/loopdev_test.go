@@ -506,7 +506,7 @@ func TestListReportsADeviceWhoseFileNoProcessServesAsOrphaned(t *testing.T) {
 	}
 }
 
-// waiting is a disk's content that blocks when its size is asked for, once it was told to.
+// waiting is the content of a disk. Once on is set, Size blocks.
 type waiting struct {
 	*flakydisk.Image
 	on      atomic.Bool

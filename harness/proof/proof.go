@@ -1,4 +1,4 @@
-// Package proof contains what the proofs of data safety share: a seed that repeats a run, a
+// Package proof contains the common parts of the proofs of data safety: a seed that repeats a run, a
 // short and a long form, progress, the figure at the end, and two invariants that every trial
 // checks. Other disks of the instance do not change (Bystanders). Files in which a workload
 // has forged the records that the driver trusts do not change either (Forgery).

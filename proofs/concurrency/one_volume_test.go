@@ -40,7 +40,7 @@ func (env *environment) oneVolume(round int) {
 	filesystem := p.uuid()
 	p.unpublishedByAll(ctx)
 	p.unstageAndPublish(ctx)
-	p.tossed(ctx)
+	p.callsAtOnce(ctx)
 	atOnce(callers, func(int) { env.converge(ctx, "NodeUnstageVolume", busy, p.unstage) })
 	p.expect("unstaged by all", 0, 0)
 
@@ -121,9 +121,9 @@ func (p *placement) unstageAndPublish(ctx context.Context) {
 	p.env.converge(ctx, "NodeStageVolume", busy, p.stage)
 }
 
-// tossed makes all four calls at once. Whichever comes last, each path must have at most one
+// callsAtOnce makes all four calls at once. Whichever comes last, each path must have at most one
 // mount, and the target must have none if the staging path has none.
-func (p *placement) tossed(ctx context.Context) {
+func (p *placement) callsAtOnce(ctx context.Context) {
 	allowed := busy.and(notStaged).and(stillUsed)
 	for range 8 {
 		atOnce(callers, func(caller int) {

@@ -34,7 +34,7 @@ var (
 	pods   = []int{1, 2}
 )
 
-// field is one fact of the world, and its value is "" for no:
+// field is one fact of the world. Its value is "" if the fact is not so:
 //
 //	v1 disk             the ID of the volume's disk
 //	v1 source           the ID of the snapshot that the disk was made from

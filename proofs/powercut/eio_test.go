@@ -236,7 +236,7 @@ func (p *placement) stageFailing(ctx context.Context, f failing) (notGrown bool,
 	case answer != nil:
 		return false, said, wrongReason(f, answer)
 	case f.of.grows:
-		notGrown, err = p.toldIfNotGrown(ctx)
+		notGrown, err = p.reportsNotGrown(ctx)
 	}
 	// A step that was impossible on this disk is done at the next stage. The kernel writes the
 	// inode tables of a mounted ext gradually. A failure of such a write is reported once, when
@@ -257,9 +257,9 @@ func (p *placement) stageInOrder(ctx context.Context, f failing) error {
 	return errors.Join(p.staged(), p.checkData(ctx, promises), p.usable(f.of), p.unstage(ctx))
 }
 
-// toldIfNotGrown reports whether a staged filesystem does not use the space that was added to
+// reportsNotGrown reports whether a staged filesystem does not use the space that was added to
 // its disk. It returns an error unless the volume's health reports exactly this.
-func (p *placement) toldIfNotGrown(ctx context.Context) (notGrown bool, err error) {
+func (p *placement) reportsNotGrown(ctx context.Context) (notGrown bool, err error) {
 	size, err := p.filesystemBytes()
 	if err != nil {
 		return false, err

@@ -75,7 +75,7 @@ func TestAVolumeOnAFailingDiskIsReportedAndCanBeRemoved(t *testing.T) {
 
 func (r *recorder) failUnderWorkload(ctx context.Context) error {
 	r.disk.AddFault(flakydisk.Fault{On: flakydisk.OnWrite | flakydisk.OnFlush})
-	if err := errors.Join(r.writeUntilItFails(), r.place.toldOf(ctx),
+	if err := errors.Join(r.writeUntilItFails(), r.place.reportsFailure(ctx),
 		r.place.unpublish(ctx)); err != nil {
 		return err
 	}
@@ -113,8 +113,8 @@ func (r *recorder) writable() bool {
 	return err == nil && f.Close() == nil
 }
 
-// toldOf returns an error unless statistics and health report that the filesystem has failed.
-func (p *placement) toldOf(ctx context.Context) error {
+// reportsFailure returns an error unless statistics and health report that the filesystem has failed.
+func (p *placement) reportsFailure(ctx context.Context) error {
 	health, err := p.bench.Plugin.Node().NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{
 		VolumeId: p.volume.id, VolumePublishPath: p.Target, StagingTargetPath: p.Staging})
 	if err != nil {
@@ -141,12 +141,12 @@ func (p *placement) unstageTwice(ctx context.Context) error {
 }
 
 func TestAFlushThatFailsWhileAVolumeIsUnstagedIsReported(t *testing.T) {
-	isHeard(t, "failing-flush", 300, append([]string{raw}, filesystems...), flushFails)
+	checkReported(t, "failing-flush", 300, append([]string{raw}, filesystems...), flushFails)
 }
 
-// isHeard makes something fail on disks of several access types, and fails the test unless a
+// checkReported makes something fail on disks of several access types, and fails the test unless a
 // call reports it.
-func isHeard(t *testing.T, name string, stream uint64, accesses []string,
+func checkReported(t *testing.T, name string, stream uint64, accesses []string,
 	fails func(context.Context, *bench, string, *rand.Rand) (wrong, err error)) {
 	t.Helper()
 	p := proof.New(t, name)
@@ -196,7 +196,7 @@ func flushFails(ctx context.Context, b *bench, access string, r *rand.Rand) (wro
 }
 
 func TestAJournalThatFailsBeforeAVolumeIsUnstagedIsReported(t *testing.T) {
-	isHeard(t, "failing-journal", 400, []string{ext3, ext4}, journalFails)
+	checkReported(t, "failing-journal", 400, []string{ext3, ext4}, journalFails)
 }
 
 // failJournal is journalFails for an ext4.
@@ -220,7 +220,7 @@ func journalFails(ctx context.Context, b *bench, access string, r *rand.Rand) (w
 		if err := target.Close(); err != nil || fired() != 1 {
 			return errors.Join(err, fmt.Errorf("%d flushes failed, want 1", fired()))
 		}
-		told := rec.place.toldOf(ctx)
+		told := rec.place.reportsFailure(ctx)
 		first, second := rec.place.unpublish(ctx), rec.place.unstage(ctx)
 		if told != nil && first == nil && second == nil {
 			wrong = errors.New("a journal failed, and every call said OK")
