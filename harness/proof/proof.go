@@ -1,7 +1,7 @@
-// Package proof contains the common parts of the proofs of data safety: a seed that repeats a run, a
-// short and a long form, progress, the figure at the end, and two invariants that every trial
-// checks. Other disks of the instance do not change (Bystanders). Files in which a workload
-// has forged the records that the driver trusts do not change either (Forgery).
+// Package proof contains the common parts of the proofs of data safety: a seed that repeats a run,
+// a short and a long form, progress, the figure at the end, and two invariants that every trial
+// checks. Other disks of the instance do not change (Bystanders). Files in which a workload has
+// forged the records that the driver trusts do not change either (Forgery).
 //
 // PROOF_SEED sets the seed. PROOF_DURATION selects the long form and sets its time, of which a
 // proof takes one of PROOF_SHARES. PROOF_FIGURES names a file that collects the figures,

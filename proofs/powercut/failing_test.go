@@ -113,7 +113,8 @@ func (r *recorder) writable() bool {
 	return err == nil && f.Close() == nil
 }
 
-// reportsFailure returns an error unless statistics and health report that the filesystem has failed.
+// reportsFailure returns an error unless statistics and health report that the filesystem has
+// failed.
 func (p *placement) reportsFailure(ctx context.Context) error {
 	health, err := p.bench.Plugin.Node().NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{
 		VolumeId: p.volume.id, VolumePublishPath: p.Target, StagingTargetPath: p.Staging})
