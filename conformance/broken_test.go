@@ -15,8 +15,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// sampled is how many mutations the short form tries: the checks of rules and data are held against
-// all of them where they are, and here is shown that a run passes on what they find.
+// sampled is the number of mutations that the short form tries. The tests of conformance/rules
+// and conformance/data try every mutation. This test shows that a run reports what they find.
 const sampled = 4
 
 func TestARunNoticesEveryWayInWhichARackIsBroken(t *testing.T) {
@@ -31,7 +31,7 @@ func TestARunNoticesEveryWayInWhichARackIsBroken(t *testing.T) {
 		mutations[i], mutations[j] = mutations[j], mutations[i]
 	})
 	if !p.Long() {
-		// The part data takes longest, so that only one of them is tried.
+		// Only one mutation of the part data is tried, because that part takes longest.
 		one := slices.IndexFunc(mutations, ofData)
 		data := mutations[one]
 		mutations = slices.DeleteFunc(mutations, ofData)[:sampled-1]
@@ -60,8 +60,8 @@ func TestARunNoticesEveryWayInWhichARackIsBroken(t *testing.T) {
 
 func ofData(m adminapi.Mutation) bool { return m.Rule == "data" }
 
-// runBroken runs the part that a mutation is about against a rack that is broken from the start,
-// and returns the exit status.
+// runBroken runs the part that a mutation is about against a rack that has the mutation from the
+// start. It returns the exit status.
 func runBroken(t *testing.T, run *harness.Run, m adminapi.Mutation) int {
 	t.Helper()
 	rack := rackOf(t, run, harness.RackOptions{})
@@ -78,12 +78,12 @@ func runBroken(t *testing.T, run *harness.Run, m adminapi.Mutation) int {
 	}
 	end := time.AfterFunc(runTimeout, func() { _ = p.Process.Kill() })
 	defer end.Stop()
-	_ = p.Wait() // the status is what counts
+	_ = p.Wait() // the caller checks the exit status
 	return p.ProcessState.ExitCode()
 }
 
-// noise is a rack that is far away and busy: each request takes 50 ms, and one in a hundred is
-// answered with 503 or 429.
+// noise makes a rack slow and busy: each request takes 50 ms, and one in a hundred is answered
+// with 503 or 429.
 func noise(t *testing.T, rack *harness.Rack, seed uint64) {
 	t.Helper()
 	for _, fault := range []adminapi.Fault{
@@ -99,7 +99,7 @@ func noise(t *testing.T, rack *harness.Rack, seed uint64) {
 	}
 }
 
-// quietRuns is how many runs the long form makes.
+// quietRuns is the number of runs that the long form makes.
 const quietRuns = 20
 
 func TestARackInOrderThatIsFarAwayAndBusyIsNoFalseAlarm(t *testing.T) {
@@ -111,7 +111,7 @@ func TestARackInOrderThatIsFarAwayAndBusyIsNoFalseAlarm(t *testing.T) {
 	}
 	programs, ends := make([]*program, runs), make([]error, runs)
 	var group errgroup.Group
-	group.SetLimit(4) // they wait, most of the time
+	group.SetLimit(4) // the runs wait most of the time
 	for i := range runs {
 		rack := rackOf(t, run, harness.RackOptions{})
 		noise(t, rack, p.Seed+2*uint64(i))

@@ -15,7 +15,7 @@ func (a amount) String() string {
 	return fmt.Sprintf("%d disks and snapshots of %d GiB", a.objects, a.gib)
 }
 
-// parts of a run, in their order.
+// parts are the parts of a run, in the order in which they run.
 var parts = []string{partRules, "ext4", "xfs", "btrfs", "block", partData}
 
 const (
@@ -23,15 +23,16 @@ const (
 	partData  = "data"
 )
 
-// need is what the parts have at one time on the simulator, where a test compares it with what they
-// took. What the checks of rules share is there until the end of the run.
+// need is the most that each part has on the simulator at one time. A test compares it with what
+// the parts took. The objects that the checks of the rules share exist until the end of the run.
 var need = map[string]amount{
 	partRules: {14, 14},
 	"ext4":    {14, 14}, "xfs": {14, 14}, "btrfs": {14, 14}, "block": {14, 14},
 	partData: {9, 18},
 }
 
-// needOf is what the parts need at one time. The disk that marks the run is added.
+// needOf returns the most that the selected parts need at one time, and adds the disk that marks
+// the run.
 func needOf(selected []string) amount {
 	var most amount
 	for _, part := range selected {
@@ -41,12 +42,13 @@ func needOf(selected []string) amount {
 	return amount{most.objects + 1, most.gib + 1}
 }
 
-// budget bounds what exists of a run at one time.
+// budget limits the objects that a run has at one time.
 type budget struct {
 	limit amount
 
 	mu sync.Mutex
-	// mu guards the rest: what exists by ID or name, what is being created, and the most there was.
+	// mu guards the fields below: the sizes of the existing objects by ID or name, the objects that
+	// are being created, and the peak.
 	sizes   map[string]int64
 	pending amount
 	most    amount
@@ -54,8 +56,9 @@ type budget struct {
 
 func newBudget(limit amount) *budget { return &budget{limit: limit, sizes: map[string]int64{}} }
 
-// begin asks for room for objects of these sizes in GiB. The caller ends the creation with an ID or
-// a name for each, in their order; without any, or with "", nothing was made.
+// begin reserves room for objects of these sizes in GiB. The caller ends the creation with an ID
+// or a name for each object, in the same order. An object without an ID, or with "", was not
+// created.
 func (b *budget) begin(gib ...int64) (end func(ids ...string), err error) {
 	asked := amount{objects: len(gib)}
 	for _, g := range gib {
@@ -85,7 +88,7 @@ func (b *budget) begin(gib ...int64) (end func(ids ...string), err error) {
 	}, nil
 }
 
-// gone takes note of an object that does not exist any more.
+// gone releases the room of an object that no longer exists.
 func (b *budget) gone(id string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -106,7 +109,7 @@ func (b *budget) note() {
 	b.most.objects, b.most.gib = max(b.most.objects, now.objects), max(b.most.gib, now.gib)
 }
 
-// peak is the most there was at one time.
+// peak returns the most that existed at one time.
 func (b *budget) peak() amount {
 	b.mu.Lock()
 	defer b.mu.Unlock()

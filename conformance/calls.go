@@ -25,10 +25,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// rpc is one call of the driver, as often as it was made for an answer.
+// rpc is one call of the driver, with all its repetitions.
 type rpc struct {
 	name   string
-	object string // the volume, snapshot or node that it is about
+	object string // the volume, snapshot or node of the call
 	code   codes.Code
 	reason string
 	tries  int
@@ -36,7 +36,7 @@ type rpc struct {
 	took   time.Duration
 }
 
-// callLog keeps every call of the driver. The zero value is ready.
+// callLog keeps every call of the driver. Its zero value is ready to use.
 type callLog struct {
 	mu sync.Mutex
 	// mu guards calls.
@@ -49,7 +49,7 @@ func (l *callLog) add(call rpc) {
 	l.calls = append(l.calls, call)
 }
 
-// len and since mark a point in the log and return what came after it.
+// len and since mark a point in the log and return the calls after it.
 func (l *callLog) len() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -62,8 +62,8 @@ func (l *callLog) since(point int) []rpc {
 	return slices.Clone(l.calls[point:])
 }
 
-// intercept records every call, keeps the budget, and repeats a call that the driver answered with
-// a code that asks an orchestrator to try again.
+// intercept records every call and keeps the budget. It repeats a call when the driver answers
+// with a code that asks an orchestrator to try again.
 func (w *job) intercept(ctx context.Context, method string, req, reply any,
 	conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption,
 ) error {
@@ -95,11 +95,11 @@ func (w *job) intercept(ctx context.Context, method string, req, reply any,
 	return err
 }
 
-// callTries is how often an orchestrator's patience is imitated: a rack that is busy answers most
-// of them.
+// callTries is the number of times that a call is made, because an orchestrator repeats calls as
+// well. A busy rack answers before that.
 const callTries = 8
 
-// asksAgain reports whether an orchestrator would repeat the call by itself.
+// asksAgain reports whether an orchestrator would repeat the call.
 func asksAgain(err error) bool {
 	switch reason := reasonOf(err); status.Code(err) {
 	case codes.Unavailable:
@@ -110,10 +110,11 @@ func asksAgain(err error) bool {
 	return false
 }
 
-// reasonOf is the driver's reason in its error.
+// reasonOf returns the driver's reason in an error.
 func reasonOf(err error) string { return harness.ReasonOf(status.Convert(err)) }
 
-// charge asks for room for what a call creates, and returns what is to be done at its end.
+// charge reserves room for the objects that a call creates. The caller calls end with the call's
+// result.
 func (b *budget) charge(req any) (end func(reply any, err error), err error) {
 	var bytes int64
 	switch asked := req.(type) {
@@ -155,7 +156,7 @@ func (b *budget) freed(id string) func(any, error) {
 	}
 }
 
-// objectOf is the ID that a request is about.
+// objectOf returns the ID of the object that a request is about.
 func objectOf(req any) string {
 	switch req := req.(type) {
 	case *csi.ListSnapshotsRequest:
@@ -170,7 +171,7 @@ func objectOf(req any) string {
 	return ""
 }
 
-// evidence is what the report shows of calls.
+// evidence converts calls of the driver for the report.
 func evidence(calls []rpc) []report.Exchange {
 	var all []report.Exchange
 	for _, c := range calls {
@@ -184,7 +185,7 @@ func evidence(calls []rpc) []report.Exchange {
 	return all
 }
 
-// answers is what the report shows of requests to the rack.
+// answers converts requests to the rack for the report.
 func answers(exchanges []rules.Exchange) []report.Exchange {
 	var all []report.Exchange
 	for _, e := range exchanges {
@@ -197,15 +198,15 @@ func answers(exchanges []rules.Exchange) []report.Exchange {
 
 func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
-// patient is a transport for what may be repeated: an administrator's requests. It repeats one
-// while the rack says that it is busy, or does not answer, and then returns what it has. The
-// transport below repeats reads by itself.
+// patient is a transport for requests that may be repeated, which are those of an administrator.
+// It repeats a request while the rack says that it is busy or does not answer, and at last
+// returns the last result. The transport below it repeats reads.
 type patient struct{ next http.RoundTripper }
 
-// busyTimeout is how long a rack may be busy before that is its answer.
+// busyTimeout is the time after which patient returns a busy rack's answer.
 const busyTimeout = time.Minute
 
-// RoundTrip sends the request until it has another answer.
+// RoundTrip repeats the request until the rack is not busy.
 func (p patient) RoundTrip(req *http.Request) (*http.Response, error) {
 	ctx, cancel := context.WithTimeout(req.Context(), busyTimeout)
 	defer cancel()
@@ -227,13 +228,13 @@ func (p patient) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 }
 
-// budgeted is a transport that keeps the budget for what the rules create.
+// budgeted is a transport that checks the budget before the rules create objects.
 type budgeted struct {
 	next   http.RoundTripper
 	budget *budget
 }
 
-// RoundTrip refuses to create what the budget does not allow.
+// RoundTrip refuses to create objects that do not fit into the budget.
 func (b budgeted) RoundTrip(req *http.Request) (*http.Response, error) {
 	sizes, names, err := created(req)
 	if err != nil {
@@ -259,8 +260,9 @@ func (b budgeted) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// created are the sizes in GiB of the disks and snapshots that a request creates. Those that are
-// created with an instance are known by their names, which are the run's own.
+// created returns the sizes in GiB of the disks and snapshots that a request creates. Disks that
+// are created together with an instance are known by their names, because the run gives each a
+// name of its own.
 func created(req *http.Request) (sizes []int64, names []string, err error) {
 	operation := rules.OperationOf(req.Method, rules.PathOf(req))
 	if req.Body == nil ||
@@ -282,7 +284,7 @@ func created(req *http.Request) (sizes []int64, names []string, err error) {
 		BootDisk disk   `json:"boot_disk"`
 		Disks    []disk `json:"disks"`
 	}
-	_ = json.Unmarshal(body, &asked) // the rack refuses what is malformed
+	_ = json.Unmarshal(body, &asked) // the rack refuses a malformed body
 	if operation != "instance_create" {
 		return []int64{gibOf(asked.Size)}, nil, nil
 	}
@@ -295,7 +297,8 @@ func created(req *http.Request) (sizes []int64, names []string, err error) {
 	return sizes, names, nil
 }
 
-// gibOf is a size in GiB. What is absurd is 1: it is refused.
+// gibOf returns a size in GiB. It returns 1 for an absurd size, because the rack refuses such a
+// request.
 func gibOf(bytes int64) int64 {
 	gib := bytes / harness.GiB
 	if gib < 1 || gib > absurdGiB {
@@ -304,10 +307,11 @@ func gibOf(bytes int64) int64 {
 	return gib
 }
 
-// absurdGiB is what no rule may create, but may ask for to see it refused.
+// absurdGiB is a size that no rule may create. A rule may ask for it to see that the rack
+// refuses.
 const absurdGiB = 64
 
-// idOf reads the ID of what was created.
+// idOf reads the ID of the created object.
 func idOf(resp *http.Response) string {
 	body, err := io.ReadAll(resp.Body)
 	_ = resp.Body.Close()

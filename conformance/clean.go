@@ -18,10 +18,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// cleanTimeout is for the removal of one run.
+// cleanTimeout limits the removal of one run.
 const cleanTimeout = 5 * time.Minute
 
-// cleanVerb removes what runs have left that could not do it themselves.
+// cleanVerb removes the remains of runs that could not remove them themselves.
 func cleanVerb(ctx context.Context, p *Program, args []string) (int, error) {
 	s, err := parseSettings("clean", args, p.Getenv)
 	if err != nil {
@@ -40,7 +40,7 @@ func cleanVerb(ctx context.Context, p *Program, args []string) (int, error) {
 	}
 	found := runsIn(all)
 	if slices.ContainsFunc(found, func(r deadRun) bool { return !r.mark.whole() }) {
-		// A run that began after the disks were listed: its first disk is there now.
+		// A run may have begun after the disks were listed. The second list has its first disk.
 		again, err := w.inventory(ctx)
 		if err != nil {
 			return ExitUsage, err
@@ -57,7 +57,7 @@ func cleanVerb(ctx context.Context, p *Program, args []string) (int, error) {
 		}
 		return ExitConforms, nil
 	}
-	here, _ := s.firmwareID() // "" elsewhere than in an instance
+	here, _ := s.firmwareID() // "" outside an instance of the rack
 	var dead []deadRun
 	for _, run := range found {
 		if why := run.alive(s.run != "", here); why != "" {
@@ -76,7 +76,7 @@ func cleanVerb(ctx context.Context, p *Program, args []string) (int, error) {
 	}
 	var errs []error
 	for _, run := range dead {
-		// The directories first: of a run without objects nobody knows.
+		// Remove the directories first: without them nothing points to a run that has no objects.
 		errs = append(errs, endProcesses(ctx, run.id), removeDirs(run.id), w.remove(ctx, run))
 	}
 	if all, err = w.inventory(context.WithoutCancel(ctx)); err != nil {
@@ -103,7 +103,7 @@ func runOrAny(run string) string {
 
 func indent(lines []string) string { return "  " + strings.Join(lines, "\n  ") }
 
-// ask asks a person; anything but yes is no, and so is an interrupt.
+// ask asks a person a question. Only "yes" counts as a yes, and an interrupt counts as a no.
 func ask(ctx context.Context, p *Program, question string) bool {
 	fmt.Fprintf(p.Stdout, "%s [yes/no] ", question)
 	answers := make(chan string, 1)
@@ -119,7 +119,7 @@ func ask(ctx context.Context, p *Program, question string) bool {
 	}
 }
 
-// interruptedOr is the exit status of what did not succeed.
+// interruptedOr returns the exit status of a failure, or that of an interrupt.
 func interruptedOr(ctx context.Context, status int) int {
 	if ctx.Err() != nil {
 		return ExitInterrupted
@@ -127,7 +127,7 @@ func interruptedOr(ctx context.Context, status int) int {
 	return status
 }
 
-// plan lists what will be removed.
+// plan lists the objects that will be removed.
 func (r deadRun) plan() []string {
 	lines := r.left.names()
 	for _, d := range r.left.disks {
@@ -147,9 +147,9 @@ func (r deadRun) detaches(instance string) bool {
 		})
 }
 
-// remove removes what is left of a run: first what is in the way of the rest, last the disk that
-// says what the run was. It looks again until nothing is left, because a request that was under way
-// when the run died may have its effect later.
+// remove removes the remains of a run. It first removes what blocks the removal of other objects,
+// and last the disk that describes the run. It looks again until nothing is left, because a
+// request that was under way when the run died may take effect later.
 func (o *operator) remove(ctx context.Context, run deadRun) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
 	defer cancel()
@@ -171,10 +171,11 @@ func (o *operator) remove(ctx context.Context, run deadRun) error {
 	}
 }
 
-// settle is how long after a removal it is looked whether anything has come up.
+// settle is the time between a removal and the next look for remains.
 const settle = 500 * time.Millisecond
 
-// onlyInTheWay reports whether what is left may still be removed: states change.
+// onlyInTheWay reports whether everything that is left may still become removable, because states
+// change.
 func (r deadRun) onlyInTheWay() bool {
 	return slices.ContainsFunc(r.left.disks, func(d oxide.Disk) bool {
 		state := d.State.State()
@@ -232,7 +233,7 @@ func (o *operator) removeDisk(ctx context.Context, run deadRun, disk oxide.Disk)
 		}
 		err := o.detach(ctx, disk.Id, attached.Instance)
 		if err != nil && attached.Instance == run.mark.Helper && !rules.IsBusy(err) {
-			// The run had started it, and the rack detaches only from stopped instances.
+			// The run had started the instance, and the rack detaches disks only from stopped instances.
 			err = errors.Join(o.stop(ctx, attached.Instance),
 				o.detach(ctx, disk.Id, attached.Instance))
 		}
@@ -242,12 +243,12 @@ func (o *operator) removeDisk(ctx context.Context, run deadRun, disk oxide.Disk)
 	}
 	err := o.client.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(disk.Id)})
 	if rules.IsGone(err) {
-		return nil // by a request that was not answered
+		return nil // a request without an answer detached it
 	}
 	return err
 }
 
-// removeDirs removes the directories of a dead run on this machine; "" is none.
+// removeDirs removes the directories of a dead run on this machine; "" names no run.
 func removeDirs(run string) error {
 	guest.Sweep()
 	if run == "" {

@@ -21,7 +21,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// strangers makes disks that look as if a run had made them, one of them attached to instance a.
+// strangers creates disks that look like those of a run, and attaches one of them to instance a.
 func strangers(t *testing.T, rack *harness.Rack, run string) {
 	t.Helper()
 	for i, s := range []struct{ name, description string }{
@@ -44,7 +44,7 @@ func strangers(t *testing.T, rack *harness.Rack, run string) {
 	}
 }
 
-// made makes a disk with a description, which may be a run's mark, and returns its ID.
+// made creates a disk with a description, which may be a run's mark, and returns its ID.
 func made(t *testing.T, rack *harness.Rack, name, description string) string {
 	t.Helper()
 	disk, err := rack.Client.DiskCreate(t.Context(), oxide.DiskCreateParams{
@@ -73,7 +73,8 @@ func TestCleanLeavesAloneWhatIsNotADeadRuns(t *testing.T) {
 		made(t, rack, "conf-22222222-run",
 			mark{Run: "22222222", Host: "elsewhere", Began: &now}.description()),
 	}
-	// A dead run of which the disk that tells of it is gone, attached where nobody says it was.
+	// This dead run has lost the disk that describes it, and its disk is attached to an instance
+	// that no mark names.
 	lost := made(t, rack, "conf-33333333-00007", mark{Run: "33333333"}.description())
 	if err := rack.AttachDisk(t.Context(), lost, rack.Instance("b").ID); err != nil {
 		t.Fatal(err)
@@ -94,7 +95,8 @@ func TestCleanLeavesAloneWhatIsNotADeadRuns(t *testing.T) {
 			t.Errorf("clean has removed disk %s: %v", id, err)
 		}
 	}
-	// Who names a run of another machine knows that it is dead; who detached by hand may go on.
+	// An operator who names a run of another machine knows that it is dead. An operator who detached
+	// its disks by hand may continue.
 	prepare(t, run, rack, nil, "clean", "--yes", "--run", "22222222").exit(t, ExitConforms)
 	if err := rack.DetachDisk(t.Context(), lost, rack.Instance("b").ID); err != nil {
 		t.Fatal(err)
@@ -160,12 +162,13 @@ func TestCleanTellsOfInstancesThatADeadRunLeftOtherwise(t *testing.T) {
 	}
 }
 
-// deaths are the ways in which a run ends before its time.
+// deaths are the ways in which a run ends early.
 var deaths = []string{"SIGKILL", "SIGINT", "SIGHUP", "nobody reads", "the rack goes away"}
 
 func TestCleanRemovesWhatARunLeavesThatEndsAtAnyMoment(t *testing.T) {
 	p := proof.New(t, "clean-after-death")
-	// A program that is started with SIGHUP ignored, as by nohup, ignores it: not so the ones here.
+	// A program that starts with SIGHUP ignored, as under nohup, ignores it. The programs here must
+	// not ignore it.
 	hangup := make(chan os.Signal, 1)
 	signal.Notify(hangup, syscall.SIGHUP)
 	defer signal.Stop(hangup)
@@ -178,7 +181,7 @@ func TestCleanRemovesWhatARunLeavesThatEndsAtAnyMoment(t *testing.T) {
 		death := deaths[trials%len(deaths)]
 		moment := 20 + p.Rand().IntN(lastMoment)
 		if !die(t, run, rack, death, moment) {
-			continue // the run was over before
+			continue // the run had ended before
 		}
 		trials++
 		check()
@@ -191,11 +194,11 @@ func TestCleanRemovesWhatARunLeavesThatEndsAtAnyMoment(t *testing.T) {
 	p.Figure("moments", trials, "clean", clean)
 }
 
-// die runs the program until the rack has had so many requests of it, ends it, and cleans up. It
-// reports whether the run was not over before.
+// die runs the program until the rack has received the given number of requests, ends the
+// program, and cleans up. It returns false if the run had ended before.
 func die(t *testing.T, run *harness.Run, rack *harness.Rack, death string, moment int) bool {
 	t.Helper()
-	env := set("TMPDIR", rack.Dir) // where agents are
+	env := set("TMPDIR", rack.Dir) // the agents' directories
 	p := prepare(t, run, rack, env, "run", "--yes", "--only", "rules,ext4,data")
 	first := lastRequest(t, rack, 0)
 	reader, writer, err := os.Pipe()
@@ -233,7 +236,7 @@ func die(t *testing.T, run *harness.Run, rack *harness.Rack, death string, momen
 	case "SIGINT":
 		err = p.Process.Signal(syscall.SIGINT)
 	case "SIGHUP":
-		// The shell passes on what the kernel has sent already.
+		// The shell passes on the signal that the kernel has sent already.
 		err = errors.Join(p.Process.Signal(syscall.SIGHUP), p.Process.Signal(syscall.SIGHUP))
 	case "nobody reads":
 		err = reader.Close()
@@ -248,7 +251,7 @@ func die(t *testing.T, run *harness.Run, rack *harness.Rack, death string, momen
 		asked = lastRequest(t, rack, first)
 	}
 	<-ended
-	over := exit == nil // it had its verdict already
+	over := exit == nil // the run had its verdict already
 	if rack.Running() {
 		over = over && lastRequest(t, rack, asked) == asked
 	} else if err := rack.Start(t.Context()); err != nil {
@@ -271,7 +274,8 @@ func die(t *testing.T, run *harness.Run, rack *harness.Rack, death string, momen
 	return true
 }
 
-// lastRequest is the number of the rack's last request, which is not before one that is known.
+// lastRequest returns the number of the rack's last request. The caller gives a number that the
+// log has reached.
 func lastRequest(t *testing.T, rack *harness.Rack, known int) int {
 	t.Helper()
 	requests, err := rack.Admin.Requests(t.Context(), known)
@@ -328,5 +332,5 @@ func TestASecondInterruptEndsARunThatItsRackKeepsFromSweeping(t *testing.T) {
 	check()
 }
 
-// lastMoment is about how many requests a run of those parts makes.
+// lastMoment is roughly the number of requests that a run of those parts makes.
 const lastMoment = 2000

@@ -23,7 +23,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// runCSISanity runs csi-sanity over the selected kinds of access, against one driver that is
+// runCSISanity runs csi-sanity for the selected kinds of access against one driver that is
 // controller and node.
 func (w *job) runCSISanity(ctx context.Context) error {
 	driver, err := w.startDriver(ctx, harness.ModeAll)
@@ -59,21 +59,22 @@ func (w *job) runCSISanity(ctx context.Context) error {
 	return driver.Stop()
 }
 
-// elsewhere does something in a directory that nobody can take away: Ginkgo ends a program whose
+// elsewhere calls do in a directory that always exists. Ginkgo ends a program whose working
 // directory is gone, and then nothing would be swept.
 func elsewhere(do func()) {
 	here, err := os.Getwd()
-	_ = os.Chdir("/") // which is always there
+	_ = os.Chdir("/") // always exists
 	do()
 	if err == nil {
-		_ = os.Chdir(here) // it may be gone
+		_ = os.Chdir(here) // the directory may be gone
 	}
 }
 
-// verdictOfSpecs is what RunSpecs needs of a test outside go test. The report has the results.
+// verdictOfSpecs implements the test interface that RunSpecs needs outside go test. The report
+// has the results.
 type verdictOfSpecs struct{}
 
-// Fail is called when a spec has failed.
+// Fail ignores a failed spec, because the report has it.
 func (*verdictOfSpecs) Fail() {}
 
 // registerCSISanity adds csi-sanity's suite for one kind of access.
@@ -87,7 +88,8 @@ func (w *job) registerCSISanity(c csisuite.Combination, driver *harness.Plugin) 
 	Describe(c.Access(), Label(c.Access()), func() { csisanity.GinkgoTest(config) })
 }
 
-// startDriver starts the driver that this program has inside, as the environment configures it.
+// startDriver starts the driver that is built into this program, with the configuration of the
+// environment.
 func (w *job) startDriver(ctx context.Context, mode string) (*harness.Plugin, error) {
 	env := map[string]string{"OXIDE_HOST": w.host, "OXIDE_TOKEN": w.token, "OXIDE_PROJECT": w.project,
 		"OXIDE_CA_FILE": w.caFile, "OXIDE_SYSFS_ROOT": w.sysfsRoot, "OXIDE_DEV_ROOT": w.devRoot,
@@ -99,13 +101,13 @@ func (w *job) startDriver(ctx context.Context, mode string) (*harness.Plugin, er
 	return driver, err
 }
 
-// followCSISanity turns what Ginkgo reports of each spec into results.
+// followCSISanity converts Ginkgo's report of each spec into a result.
 func (w *job) followCSISanity(ctx context.Context, accesses []string) {
 	var point int
 	done := map[string]int{}
 	count := map[string]int{}
 	ReportBeforeSuite(func(r Report) {
-		// Each access has the same specs.
+		// The specs are the same for each access.
 		for _, access := range accesses {
 			count[access] = r.PreRunStats.TotalSpecs / len(accesses)
 		}
@@ -186,15 +188,16 @@ func failure(r SpecReport) string {
 	return fmt.Sprintf("%s\nat %s", reason, r.Failure.Location)
 }
 
-// rpcNames are CSI's, longest first, so that a spec's name tells which one it is about.
+// rpcNames matches the names of CSI's RPCs, longest first. A spec's name contains the RPC that it
+// is about.
 var rpcNames = regexp.MustCompile(`\b(ControllerPublishVolume|ControllerUnpublishVolume|` +
 	`ValidateVolumeCapabilities|ControllerGetCapabilities|ControllerGetVolume|GetPluginCapabilities|` +
 	`GetPluginInfo|GetCapacity|CreateVolume|DeleteVolume|ListVolumes|CreateSnapshot|DeleteSnapshot|` +
 	`ListSnapshots|GetSnapshot|NodeStageVolume|NodeUnstageVolume|NodePublishVolume|` +
 	`NodeUnpublishVolume|NodeGetVolumeStats|NodeGetCapabilities|NodeGetInfo|Probe)\b`)
 
-// aboutItself says what is wrong with a spec that passed without a call, or without the call that
-// it is about.
+// aboutItself explains why a passed spec proves nothing: it made no call, or not the call that it
+// is about.
 func aboutItself(name string, calls []rpc) string {
 	if len(calls) == 0 {
 		return "the spec has made no call of the driver, and so has shown nothing"

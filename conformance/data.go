@@ -20,8 +20,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// runData checks what is on the volumes, with a driver that is controller here and node in this
-// instance, in the second and in the helper.
+// runData checks the data on volumes. The driver is the controller here, and the node in this
+// instance, in the second one and in the helper.
 func (w *job) runData(ctx context.Context) (err error) {
 	bench, end, err := w.bench(ctx)
 	defer func() { err = errors.Join(err, end()) }()
@@ -39,7 +39,7 @@ func (w *job) runData(ctx context.Context) (err error) {
 	return nil
 }
 
-// checkData makes one check.
+// checkData runs one check.
 func (w *job) checkData(ctx context.Context, b *data.Bench, check data.Check) report.Result {
 	result := report.Result{Group: partData, ID: check.ID, Name: check.Says, Source: check.Source}
 	if why := check.Blocked(b); why != "" {
@@ -73,7 +73,7 @@ func (w *job) checkData(ctx context.Context, b *data.Bench, check data.Check) re
 	return result
 }
 
-// notMade lists the RPCs that a check is about, and did not call.
+// notMade lists the RPCs that a check is about and did not call.
 func notMade(check data.Check, calls []rpc) (missing []string) {
 	for _, name := range check.Calls {
 		isRPC := strings.ToLower(name) != name
@@ -84,7 +84,7 @@ func notMade(check data.Check, calls []rpc) (missing []string) {
 	return missing
 }
 
-// bench prepares what the checks work with. Its end is to be called also after an error.
+// bench prepares the bench of the checks. The caller must call end even after an error.
 func (w *job) bench(ctx context.Context) (b *data.Bench, end func() error, err error) {
 	var ends []func() error
 	end = func() error {
@@ -157,9 +157,9 @@ func (w *job) observe(method string, request any, began time.Time, err error) {
 		code: status.Code(err), reason: reasonOf(err), tries: 1, began: began, took: time.Since(began)})
 }
 
-// seedOf makes the data of one run differ from that of another.
+// seedOf returns a seed that makes the data of one run differ from that of another.
 func seedOf(id string) uint64 {
 	hash := fnv.New64a()
-	_, _ = hash.Write([]byte(id)) // never fails
+	_, _ = hash.Write([]byte(id)) // never returns an error
 	return hash.Sum64()
 }

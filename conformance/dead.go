@@ -17,14 +17,15 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// deadRun is a run of which something is left.
+// deadRun describes a run that ended without removing everything.
 type deadRun struct {
 	id   string
-	mark mark // whole, if the disk that has it is there
+	mark mark // complete if the disk that has it exists
 	left inventory
 }
 
-// runsIn finds the runs of which something is there. Later inventories have marks alone.
+// runsIn finds the runs that have objects in the first inventory. Later inventories only add
+// marks.
 func runsIn(all inventory, later ...inventory) []deadRun {
 	runs := map[string]*deadRun{}
 	note := func(description string) {
@@ -72,8 +73,8 @@ func (r deadRun) title() string {
 		r.mark.Began.UTC().Format("2006-01-02 15:04:05 UTC"), r.mark.Host)
 }
 
-// alive says why the run may still be under way; here is the ID of this instance. Whoever names a
-// run of another machine knows.
+// alive returns the reason why the run may still be under way, or "". here is the ID of this
+// instance. named is true if the operator has named the run, and so knows that it is dead.
 func (r deadRun) alive(named bool, here string) string {
 	boot, _, _ := strings.Cut(bootID(), " ")
 	switch {
@@ -87,15 +88,15 @@ func (r deadRun) alive(named bool, here string) string {
 	case slices.Index(r.mark.Instances, here) == 0 && !strings.HasPrefix(r.mark.Boot, boot):
 		return "" // this instance was started again since
 	case !named:
-		// Machines that are copies of one image have the same name.
+		// Machines that are copies of one image have the same host name.
 		return fmt.Sprintf("this is not %s as the run saw it, so nobody here knows whether it still "+
 			"runs; if it does not: oxide-conformance clean --run %s", r.mark.Host, r.id)
 	}
 	return ""
 }
 
-// notAsBefore names the instances that the run has stopped or started, and that are still so. Clean
-// leaves them: since the run has died, somebody may want them so.
+// notAsBefore names the instances that the run stopped or started and that are still in that
+// state. Clean does not touch them, because somebody may want them so by now.
 func (r deadRun) notAsBefore(instances []oxide.Instance) (notes []string) {
 	for _, n := range instances {
 		i := slices.Index(r.mark.Instances, n.Id)
@@ -111,7 +112,7 @@ func (r deadRun) notAsBefore(instances []oxide.Instance) (notes []string) {
 	return notes
 }
 
-// isConformance reports whether a process is there and is this program.
+// isConformance reports whether the process exists and runs this program.
 func isConformance(pid int) bool {
 	if pid <= 0 || pid == os.Getpid() || errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {
 		return false
@@ -120,8 +121,8 @@ func isConformance(pid int) bool {
 	return err == nil && strings.Contains(string(name), "conformance")
 }
 
-// endProcesses waits until the driver of a dead run has ended, which may still carry out a call,
-// and kills it if it does not.
+// endProcesses waits until the drivers of a dead run have ended, because they may still carry out
+// a call. It kills those that do not end.
 func endProcesses(ctx context.Context, run string) error {
 	ended := func() error {
 		return harness.Await(ctx, harness.StopTimeout, func() error {
@@ -141,14 +142,14 @@ func endProcesses(ctx context.Context, run string) error {
 	return ended()
 }
 
-// workDir names the directory of a run's processes. It is not that of the report, which may be
-// beside it.
+// workDir names the directory of a run's processes. The report's directory is another one, and
+// may be next to it.
 func workDir(run string) string { return prefix + run + ".work" }
 
-// processesOf finds the drivers that work in a run's directory, which is in their arguments. An
-// editor that shows a log of the run has it there, too.
+// processesOf finds the driver processes whose arguments contain the run's directory. An editor
+// that shows a log of the run has the directory in its arguments, too, but is no driver.
 func processesOf(run string) (pids []int) {
-	files, _ := filepath.Glob("/proc/[0-9]*/cmdline") // the pattern is well-formed
+	files, _ := filepath.Glob("/proc/[0-9]*/cmdline") // the pattern is valid
 	for _, file := range files {
 		args, err := os.ReadFile(file)
 		pid, errPID := strconv.Atoi(filepath.Base(filepath.Dir(file)))
@@ -161,10 +162,10 @@ func processesOf(run string) (pids []int) {
 	return pids
 }
 
-// bootID tells one boot of this machine from another and, behind a space, the containers on it, in
-// which process IDs mean others.
+// bootID returns an ID of this boot of the machine and, after a space, of the namespace of
+// process IDs. A process ID means another process in another boot or container.
 func bootID() string {
-	id, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // "" elsewhere than on Linux
+	id, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // "" where it is not Linux
 	namespace, _ := os.Readlink("/proc/self/ns/pid")
 	return strings.TrimSpace(string(id)) + " " + namespace
 }

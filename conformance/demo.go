@@ -16,9 +16,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// Demo shows the life of one volume: a simulated rack and the driver are started in a temporary
-// directory, the volume is born, used on one instance, moved to another, read there and deleted.
-// Every step is printed with what it asked of the rack. Nothing is left when Demo returns.
+// Demo shows the life of one volume. It starts a simulated rack and the driver in a temporary
+// directory, creates the volume, uses it on one instance, moves it to another, reads it there and
+// deletes it. It prints every step with the requests that the step made to the rack. Nothing is
+// left when Demo returns.
 func Demo(ctx context.Context, out io.Writer, programs map[string][]string) (err error) {
 	run, err := harness.NewRun(out)
 	if err != nil {
@@ -27,7 +28,7 @@ func Demo(ctx context.Context, out io.Writer, programs map[string][]string) (err
 	run.Programs = programs
 	defer func() {
 		if err != nil && ctx.Err() == nil {
-			run.Failed() // who interrupts a demo needs no evidence
+			run.Failed() // an interrupted demo needs no evidence
 		}
 		err = errors.Join(err, run.Close())
 	}()
@@ -43,19 +44,20 @@ func Demo(ctx context.Context, out io.Writer, programs map[string][]string) (err
 	return d.balance(ctx)
 }
 
-// demo is a rack with the driver's three processes, and the one volume.
+// demo is a rack, the driver's three processes, and the volume.
 type demo struct {
 	*harness.Environment
 	out        io.Writer
 	controller csi.ControllerClient
 	nodes      map[string]csi.NodeClient
 	volume     *csi.Volume
-	// placements is the volume on each node where it is not yet removed.
+	// placements has the volume's placement on each node, until it is removed there.
 	placements map[string]*harness.Placement
 
-	// steps is how many steps have been shown, and lastRequest the last request shown.
+	// steps is the number of steps that were shown, and lastRequest the number of the last request
+	// that was shown.
 	steps, lastRequest int
-	// requests is how many requests the steps made.
+	// requests is the number of requests that the steps made.
 	requests int
 	began    time.Time
 }
@@ -84,7 +86,7 @@ func (d *demo) open(ctx context.Context, run *harness.Run) (err error) {
 	}
 	d.say("The driver runs three times: a controller, and a node service in each instance.")
 	d.say("Disks are files; devices and mounts are real. All paths are below\n    %s", d.Rack.Dir)
-	// The requests up to here belong to no step.
+	// The requests before this point belong to no step.
 	before, err := d.Rack.Admin.Requests(ctx, 0)
 	if len(before) > 0 {
 		d.lastRequest = before[len(before)-1].Seq
@@ -92,7 +94,7 @@ func (d *demo) open(ctx context.Context, run *harness.Run) (err error) {
 	return errors.Join(err, d.TakeBaseline(ctx))
 }
 
-// close stops the processes. What a step that failed left mounted is unmounted first.
+// close unmounts what a failed step has left mounted, and stops the processes.
 func (d *demo) close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -106,7 +108,7 @@ func (d *demo) close() error {
 	return errors.Join(errs...)
 }
 
-// greeting is what the workload writes.
+// greeting is the text that the workload writes.
 const greeting = "Hello from instance a. This was written before the move.\n"
 
 func (d *demo) run(ctx context.Context) error {
@@ -138,10 +140,10 @@ func (d *demo) run(ctx context.Context) error {
 	return nil
 }
 
-// step is one step of the demo. It returns what came out.
+// step is one step of the demo. It returns a description of its result.
 type step func(context.Context) (outcome string, err error)
 
-// show takes a step and prints it: how long it took, what it asked of the rack, what came out.
+// show runs a step and prints its duration, its requests to the rack and its result.
 func (d *demo) show(ctx context.Context, title string, do step) error {
 	d.steps++
 	start := time.Now()

@@ -42,7 +42,7 @@ func TestTheDemoShowsAVolumeThatMovesAndLeavesNothing(t *testing.T) {
 	}
 }
 
-// interrupter ends a demo when it shows a text.
+// interrupter ends a demo when the demo prints a text.
 type interrupter struct {
 	bytes.Buffer
 	at        string

@@ -11,11 +11,11 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/report"
 )
 
-// folder is where the report goes.
+// folder returns the folder of the report.
 func (w *job) folder() string { return cmp.Or(w.settings.report, prefix+w.id) }
 
-// tryFolder makes the report's folder and writes into it, before a run that would be for nothing.
-// What it made it removes: a run that is killed has no report.
+// tryFolder creates the report's folder and writes into it, so that a run does not fail at its
+// end because of it. It removes what it created, so that a killed run leaves no empty folder.
 func (w *job) tryFolder() error {
 	_, missing := os.Stat(w.folder())
 	if _, err := os.Lstat(filepath.Join(w.folder(), "report.json")); err == nil {
@@ -37,8 +37,8 @@ func (w *job) tryFolder() error {
 	return err
 }
 
-// fixFolder makes the folder of the report independent of the program's directory, which may be
-// taken away.
+// fixFolder makes the path of the report's folder absolute, because the program's working
+// directory may be removed.
 func (w *job) fixFolder() (err error) {
 	if w.settings.report, err = filepath.Abs(w.folder()); err != nil {
 		return fmt.Errorf("the directory of this program is gone: %w; change to another one", err)
@@ -46,12 +46,13 @@ func (w *job) fixFolder() (err error) {
 	return nil
 }
 
-// writeReport writes the report, and returns where it is: if its folder takes no more, it is kept
-// in the run's directory.
+// writeReport writes the report and returns its folder. If the report's folder cannot be written,
+// the report is in the run's directory.
 func (w *job) writeReport() (folder string, err error) {
 	folder = w.folder()
 	err = report.Write(folder, w.report, w.token)
-	// One that does not add up is there, and another run's is not this.
+	// Write returns an error also for a report that does not add up, but writes it. A file without
+	// the ID of this run belongs to another run.
 	written, _ := os.ReadFile(filepath.Join(folder, "report.json"))
 	if w.dir != nil && !strings.Contains(string(written), w.id) {
 		folder = filepath.Join(w.dir.Dir, "report")

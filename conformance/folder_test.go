@@ -14,7 +14,7 @@ import (
 )
 
 func TestAReportIsWhereTheRunSaysItIs(t *testing.T) {
-	// Whoever begins a run in the directory of temporary files has the run's own directory there.
+	// A run that begins in the directory of temporary files has its own directory there, too.
 	t.Chdir(t.TempDir())
 	here, err := os.Getwd()
 	if err != nil {

@@ -15,12 +15,13 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// errAttach is a rack that attaches no disks, or only now and then, or that does not show them.
+// errAttach is the error of a rack that attaches no disks, attaches them only sometimes, or does
+// not show them to the instance.
 type errAttach struct{ error }
 
-// learnHotplug finds out whether the rack attaches a disk to this running instance. A refusal means
-// that it cannot only if it is the one that a rack without hot-plug gives, and if the same disk
-// then attaches to a stopped instance; any other refusal is a failure of attach.
+// learnHotplug finds out whether the rack attaches a disk to this running instance. A refusal
+// means that the rack has no hot-plug only if it is the known refusal of such a rack, and if the
+// same disk then attaches to a stopped instance. Any other refusal is a failure of attach.
 func (w *job) learnHotplug(ctx context.Context) (err error) {
 	disk, err := w.createDisk(ctx, "hotplug", mark{Run: w.id})
 	if err != nil {
@@ -63,10 +64,11 @@ func (w *job) learnHotplug(ctx context.Context) (err error) {
 	return nil
 }
 
-// deviceTimeout is how long an instance may take to show the device of a disk that was attached.
+// deviceTimeout limits how long an instance takes to show the device of an attached disk.
 const deviceTimeout = 30 * time.Second
 
-// awaitDevice demands that this instance shows the disk: each volume would be waited for otherwise.
+// awaitDevice demands that this instance shows the disk. Otherwise every later volume would wait
+// for its device in vain.
 func awaitDevice(ctx context.Context, sysfsRoot string, disk oxide.Name) error {
 	serial := rules.SerialOf(disk)
 	err := harness.Await(ctx, deviceTimeout, func() error {
@@ -90,8 +92,8 @@ func awaitDevice(ctx context.Context, sysfsRoot string, disk oxide.Name) error {
 	return nil
 }
 
-// onlyToStopped demands that the rack attaches the disk to a stopped instance, and refuses to
-// attach it to this running one for a second time. A rack that refuses only at times has hot-plug.
+// onlyToStopped demands that the rack attaches the disk to a stopped instance, and refuses a
+// second time to attach it to this running one. A rack that refuses only sometimes has hot-plug.
 func (o *operator) onlyToStopped(ctx context.Context, disk, stopped, running string,
 	refused error) error {
 	if err := o.attach(ctx, disk, stopped); err != nil {
@@ -113,7 +115,7 @@ func (o *operator) onlyToStopped(ctx context.Context, disk, stopped, running str
 	return nil
 }
 
-// tellHotplug says what was found, and puts it into the preflight, which could not try.
+// tellHotplug prints the result, and puts it into the preflight, which could not try it.
 func (w *job) tellHotplug() {
 	found := pass("yes: a disk was attached to this instance and detached")
 	if w.report.Rack.HotPlug == report.HotPlugNo {
@@ -146,21 +148,22 @@ func (o *operator) look(ctx context.Context, disk string) (*oxide.Disk, error) {
 	return o.client.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(disk)})
 }
 
-// createDisk makes a blank disk of 1 GiB past the driver. The name of the run is in its own.
+// createDisk creates a blank disk of 1 GiB through the rack's API, without the driver. Its name
+// contains the run's ID.
 func (o *operator) createDisk(ctx context.Context, what string, m mark) (*oxide.Disk, error) {
 	disk, err := o.client.DiskCreate(ctx, oxide.DiskCreateParams{Project: o.projectName,
 		Body: &oxide.DiskCreate{Name: oxide.Name("conf-" + o.id + "-" + what),
 			Description: m.description(), Size: oxide.ByteCount(harness.GiB),
 			DiskBackend: rules.From(&oxide.DiskSourceBlank{BlockSize: 512})}})
 	if errors.Is(err, oxide.ErrObjectAlreadyExists) {
-		// By a request that was not answered: the name is the run's own.
+		// A request without an answer may have created the disk. Its name belongs to this run.
 		disk, err = o.client.DiskView(ctx, oxide.DiskViewParams{Project: o.projectName,
 			Disk: oxide.NameOrId("conf-" + o.id + "-" + what)})
 	}
 	return disk, briefly("create a disk", err)
 }
 
-// briefly names the step that failed, with the rack's refusal in a line.
+// briefly names the step that failed, with the rack's refusal on one line.
 func briefly(step string, err error) error {
 	if err == nil {
 		return nil

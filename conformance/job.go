@@ -17,41 +17,45 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// job is one verb of the program at work on a rack.
+// job is one verb of the program that works on a rack.
 type job struct {
 	*Program
 	*settings
 	operator
-	mark   string // what the run's driver has as a cluster ID
+	mark   string // the cluster ID of the run's driver
 	budget *budget
-	// admin is the admin listener of a simulated rack, or nil.
+	// admin is the client of a simulated rack's admin listener, or nil.
 	admin *adminapi.Client
-	// here is the instance in which this program runs; second and helper are further ones, or nil.
+	// here is the instance in which this program runs. second and helper are other instances, or
+	// nil.
 	here, second, helper *oxide.Instance
 	// latency is the median time of a small request to the rack.
 	latency time.Duration
 
-	// dir is where the run's processes and their logs are; nil until something runs.
+	// dir has the run's processes and their logs. It is nil until something runs.
 	dir       *harness.Run
 	calls     callLog
 	exchanges []rules.Exchange
 	progress  progress
 	report    *report.Report
-	// stopped is why the run was not carried to its end, and loss why the rack was lost, if it was.
+	// stopped is the reason why the run ended early. loss is the reason why the rack was lost, if it
+	// was.
 	stopped error
 	loss    atomic.Pointer[error]
 }
 
-// operator does on the rack what an administrator could do: past the driver, in the project.
+// operator does what an administrator of the project can do through the rack's API, without the
+// driver.
 type operator struct {
-	id   string // of the run
+	id   string // the run's ID
 	rack *rules.Rack
-	// client is the rack's for all but checks of rules. It is patient with a rack that is busy.
+	// client is used for everything but the checks of the rules. It repeats requests while a rack is
+	// busy.
 	client      *oxide.Client
 	projectName oxide.NameOrId
 }
 
-// openJob prepares the work; it asks nothing of the rack.
+// openJob prepares the job. It sends no request to the rack.
 func openJob(p *Program, s *settings) (*job, error) {
 	w := &job{Program: p, settings: s,
 		operator: operator{id: newRunID(), projectName: oxide.NameOrId(s.project)}}
@@ -98,7 +102,7 @@ func (o *operator) find(ctx context.Context, nameOrID string) (*oxide.Instance, 
 	return instance, nil
 }
 
-// firmwareID reads the ID of the instance in which this program runs, as its firmware tells it.
+// firmwareID reads the ID of the instance in which this program runs from its firmware.
 func (s *settings) firmwareID() (string, error) {
 	id, vendor, err := guest.Firmware(s.sysfsRoot)
 	switch {

@@ -8,7 +8,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/guest"
 )
 
-// askKernel demands the system calls by which the driver mounts (Linux 5.12).
+// askKernel demands the system calls with which the driver mounts (Linux 5.12).
 func (p preflight) askKernel(context.Context) finding {
 	release, err := guest.KernelRelease()
 	if err != nil {

@@ -13,14 +13,14 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// inventory is what a project has.
+// inventory lists the objects of a project.
 type inventory struct {
 	disks     []oxide.Disk
 	snapshots []oxide.Snapshot
 	instances []oxide.Instance
 }
 
-// inventory reads the project.
+// inventory reads the objects of the project.
 func (o *operator) inventory(ctx context.Context) (inventory, error) {
 	var all inventory
 	read := func(what string, ask func() error) error {
@@ -47,7 +47,7 @@ func (o *operator) inventory(ctx context.Context) (inventory, error) {
 		}))
 }
 
-// count is what the report's ledger has.
+// count returns the numbers of the objects for the report's ledger.
 func (i inventory) count() map[string]int {
 	attached := 0
 	for _, disk := range i.disks {
@@ -59,7 +59,7 @@ func (i inventory) count() map[string]int {
 		"instances": len(i.instances), "attachments": attached}
 }
 
-// of lists what carries the mark of one of the runs.
+// of returns the objects that carry the mark of one of the runs.
 func (i inventory) of(is func(run string) bool) inventory {
 	ours := func(description string) bool {
 		run, ok := runOf(description)
@@ -73,14 +73,14 @@ func (i inventory) of(is func(run string) bool) inventory {
 			return !ours(s.Description)
 		}),
 		slices.DeleteFunc(slices.Clone(i.instances), func(n oxide.Instance) bool {
-			// An instance is made by a run itself, never by its driver.
+			// Only a run itself creates an instance, never its driver.
 			m, is := parseMark(n.Description)
 			return !is || !ours(m.description())
 		}),
 	}
 }
 
-// ofDriver lists what a run's driver has made, and not the run itself.
+// ofDriver returns the objects that a run's driver created, without those of the run itself.
 func (i inventory) ofDriver() inventory {
 	own := func(description string) bool {
 		_, is := parseMark(description)
@@ -100,7 +100,7 @@ func (i inventory) empty() bool {
 	return len(i.disks) == 0 && len(i.snapshots) == 0 && len(i.instances) == 0
 }
 
-// names lists what there is, for people.
+// names returns the names of the objects, for people.
 func (i inventory) names() []string {
 	var names []string
 	for _, n := range i.instances {

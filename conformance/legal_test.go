@@ -18,8 +18,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
-// sampledKinds is how many alterations the short form tries: the checks of rules are held against
-// all of them where they are.
+// sampledKinds is the number of alterations that the short form tries. The tests of
+// conformance/rules try every alteration.
 const sampledKinds = 3
 
 func TestNoRunBlamesARackForWhatALegalRackMayDo(t *testing.T) {
@@ -36,7 +36,7 @@ func TestNoRunBlamesARackForWhatALegalRackMayDo(t *testing.T) {
 	runs, alarms, verdicts := 0, 0, map[report.Verdict]int{}
 	for round := uint64(0); round == 0 || p.Long() && !p.Over(); round++ {
 		var group errgroup.Group
-		group.SetLimit(4) // they wait, most of the time
+		group.SetLimit(4) // the runs wait most of the time
 		for i, kind := range kinds {
 			rack := rackOf(t, run, harness.RackOptions{})
 			starts, err := legalRuns(t, run, rack, kind, p.Seed+round*uint64(len(kinds))+uint64(i), args)
@@ -67,10 +67,10 @@ func TestNoRunBlamesARackForWhatALegalRackMayDo(t *testing.T) {
 		verdicts[report.Incomplete], "nothing_made", verdicts[nothingMade], "false_alarms", alarms)
 }
 
-// nothingMade stands for a preflight that refused the run.
+// nothingMade is the verdict of a preflight that refused the run.
 const nothingMade report.Verdict = "none"
 
-// judged is the verdict of a program that has ended.
+// judged returns the verdict of a program that has ended.
 func judged(p *program) report.Verdict {
 	r, err := report.Read(p.folder)
 	if err == nil {
@@ -80,11 +80,12 @@ func judged(p *program) report.Verdict {
 		strings.Contains(p.errs.String(), "nothing was made") {
 		return nothingMade
 	}
-	return report.DoesNotConform // a run without a report is a mistake, whatever the rack does
+	return report.DoesNotConform // a run without a report is an error on any rack
 }
 
-// legalRuns prepares the program on an altered rack as on a real one, without its admin listener.
-// What it returns runs it, twice at once on a rack that is checked by two.
+// legalRuns prepares the program on an altered rack as on a real one, without an admin listener.
+// The function that it returns runs the program, or two at the same time for a rack that two runs
+// check.
 func legalRuns(t *testing.T, run *harness.Run, rack *harness.Rack, kind legal.Kind, seed uint64,
 	args []string,
 ) (func() []*program, error) {
@@ -116,7 +117,7 @@ func legalRuns(t *testing.T, run *harness.Run, rack *harness.Rack, kind legal.Ki
 				}
 				stop := time.AfterFunc(3*runTimeout, func() { _ = p.Process.Kill() })
 				defer stop.Stop()
-				_ = p.Wait() // the report counts
+				_ = p.Wait() // the report has the result
 				return nil
 			})
 		}

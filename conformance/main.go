@@ -10,7 +10,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/report"
 )
 
-// The exit statuses of the program.
+// These are the exit statuses of the program.
 const (
 	ExitConforms    = 0
 	ExitFails       = 1
@@ -19,20 +19,20 @@ const (
 	ExitInterrupted = 130
 )
 
-// Program is the program as it was started.
+// Program is one start of the program.
 type Program struct {
 	Args           []string // without its name
 	Getenv         func(string) string
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
-	// Version is the suite's and the driver's.
+	// Version is the version of the suite and of the driver.
 	Version string
-	// Self are the programs that this one has inside, with the command that starts each:
-	// oxide-csi-plugin, oxide-simulator and the agent for other instances.
+	// Self has the commands that start the programs inside this one: oxide-csi-plugin,
+	// oxide-simulator and the agent for other instances.
 	Self map[string][]string
 }
 
-// verbs are what the program can do.
+// verbs are the verbs of the command line.
 var verbs = map[string]func(context.Context, *Program, []string) (int, error){
 	"preflight": preflightVerb,
 	"run":       runVerb,
@@ -42,7 +42,7 @@ var verbs = map[string]func(context.Context, *Program, []string) (int, error){
 	"version":   versionVerb,
 }
 
-// Main does what the command line says and returns the exit status.
+// Main runs the command line and returns the exit status.
 func (p *Program) Main(ctx context.Context) int {
 	p.Stdout, p.Stderr = report.PlainWriter{To: p.Stdout}, report.PlainWriter{To: p.Stderr}
 	if len(p.Args) == 0 {
@@ -67,10 +67,10 @@ func (p *Program) Main(ctx context.Context) int {
 	return status
 }
 
-// asksForHelp recognizes a question that may stand behind every verb.
+// asksForHelp recognizes a help flag, which every verb accepts.
 func asksForHelp(arg string) bool { return slices.Contains([]string{"-h", "-help", "--help"}, arg) }
 
-// complain says in one line what is wrong.
+// complain prints an error in one line.
 func (p *Program) complain(err error) {
 	fmt.Fprintln(p.Stderr, "oxide-conformance:", strings.ReplaceAll(err.Error(), "\n", "; "))
 }

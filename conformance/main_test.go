@@ -20,18 +20,19 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// runTimeout is for a whole run of the program on a busy machine.
+// runTimeout limits a whole run of the program on a busy machine.
 const runTimeout = 10 * time.Minute
 
-// canary is a token that no rack accepts, and that nobody may print.
+// canary is a token that no rack accepts, and that no program may print.
 const canary = "oxide-token-canary-5c1f"
 
-// rackOf starts a simulated rack over TLS with the instances a, b and, stopped, helper.
+// rackOf starts a simulated rack with TLS and the instances a and b, and helper, which is
+// stopped.
 func rackOf(t *testing.T, run *harness.Run, options harness.RackOptions) *harness.Rack {
 	t.Helper()
 	options.TLS = true
 	options.Instances = []string{"a", "b", "helper"}
-	// Some rules are about what belongs to another project, or are about images.
+	// Some rules need an object of another project, or an image.
 	options.Args = append(options.Args, "--project", "other", "--image", "silos=1048576",
 		"--image", "sanity/projects=1073741824")
 	rack, err := run.StartRack(t.Context(), options)
@@ -49,13 +50,13 @@ func rackOf(t *testing.T, run *harness.Run, options harness.RackOptions) *harnes
 	return rack
 }
 
-// inside is a command that runs a script in an instance, as ssh does on a real rack.
+// inside returns a command that runs a script in an instance, as ssh does on a real rack.
 func inside(rack *harness.Rack, instance string) string {
 	guest := rack.Instance(instance).Guest
 	return fmt.Sprintf("env OXIDE_SYSFS_ROOT=%s/sys OXIDE_DEV_ROOT=%s/dev sh -c", guest, guest)
 }
 
-// environment is what an operator sets in the instance a.
+// environment returns the variables that an operator sets in the instance a.
 func environment(rack *harness.Rack) map[string]string {
 	guest := rack.Instance("a").Guest
 	return map[string]string{
@@ -76,11 +77,11 @@ func environment(rack *harness.Rack) map[string]string {
 type program struct {
 	*exec.Cmd
 	out, errs bytes.Buffer
-	// folder is where its report goes, and token what must not be in it.
+	// folder is the folder of its report, and token a text that the report must not contain.
 	folder, token string
 }
 
-// prepare prepares a start of the program.
+// prepare prepares one start of the program.
 func prepare(t *testing.T, run *harness.Run, rack *harness.Rack, env map[string]string,
 	args ...string,
 ) *program {
@@ -140,7 +141,7 @@ func (p *program) await(t *testing.T, want int) {
 	}
 }
 
-// report reads the report that the program wrote, in which its token must not be.
+// report reads the report that the program wrote, and demands that the token is not in it.
 func (p *program) report(t *testing.T) *report.Report {
 	t.Helper()
 	r, err := report.Read(p.folder)
@@ -166,7 +167,7 @@ func (p *program) report(t *testing.T) *report.Report {
 	return r
 }
 
-// statuses counts a report's results of some groups by status.
+// statuses counts the results of some groups of a report, by status.
 func statuses(r *report.Report, groups ...string) map[report.Status]int {
 	count := map[report.Status]int{}
 	for _, result := range r.Results {
@@ -177,7 +178,8 @@ func statuses(r *report.Report, groups ...string) map[report.Status]int {
 	return count
 }
 
-// balance demands that the rack is as it was when balance was called, at the end of the test.
+// balance records the objects of the rack. The returned function demands that the rack has the
+// same objects again.
 func balance(ctx context.Context, t *testing.T, rack *harness.Rack) func() {
 	t.Helper()
 	before, err := rack.Ledger(ctx)

@@ -15,31 +15,32 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// prefix begins the mark of every run, which is the cluster ID of its driver.
+// prefix begins the mark of every run. The mark is the cluster ID of the run's driver.
 const prefix = "oxide-conformance-"
 
-// mark is what the description of everything says that a run makes itself, past the driver. The
-// disk that a run makes first and deletes last has all of it, other objects the run alone.
+// mark is the description of every object that a run creates itself, without the driver. The disk
+// that a run creates first and deletes last has every field of it; other objects have the run's
+// ID alone.
 type mark struct {
 	// Run is the run's ID: 8 hexadecimal digits.
 	Run string `json:"run"`
-	// Host is the name of the machine that runs it, PID the program's process ID there, and Boot the
-	// ID of the machine's boot and of the namespace of process IDs.
+	// Host is the name of the machine that runs it. PID is the program's process ID there. Boot is
+	// the ID of the machine's boot and of the namespace of process IDs.
 	Host string `json:"host,omitempty"`
 	PID  int    `json:"pid,omitempty"`
 	Boot string `json:"boot,omitempty"`
-	// Began is when the run began.
+	// Began is the time when the run began.
 	Began *time.Time `json:"began,omitempty"`
-	// Instances are the IDs of those that the run attaches disks to, first the one in which it runs.
-	// Helper is the one of them that it starts and stops.
+	// Instances are the IDs of the instances to which the run attaches disks. The first one is the
+	// instance in which it runs. Helper is the one that it starts and stops.
 	Instances []string `json:"instances,omitempty"`
 	Helper    string   `json:"helper,omitempty"`
 }
 
-// markWord begins a description that is a mark.
+// markWord begins every description that is a mark.
 const markWord = "oxide-conformance "
 
-// newRunID makes the ID of a run.
+// newRunID returns a new ID of a run.
 func newRunID() string {
 	var id [4]byte
 	_, _ = rand.Read(id[:]) // never fails
@@ -49,7 +50,7 @@ func newRunID() string {
 // isRunID recognizes the IDs of runs.
 var isRunID = regexp.MustCompile(`^[0-9a-f]{8}$`).MatchString
 
-// whole reports whether it is the mark of the disk that describes its run.
+// whole reports whether the mark is that of the disk that describes its run.
 func (m mark) whole() bool { return m.Host != "" && m.Began != nil }
 
 func (m mark) description() string {
@@ -60,7 +61,7 @@ func (m mark) description() string {
 	return markWord + string(text)
 }
 
-// parseMark reads a description that a run has written.
+// parseMark parses a description that a run has written.
 func parseMark(description string) (m mark, ok bool) {
 	text, ok := strings.CutPrefix(description, markWord)
 	if !ok || json.Unmarshal([]byte(text), &m) != nil || !isRunID(m.Run) {
@@ -69,11 +70,11 @@ func parseMark(description string) (m mark, ok bool) {
 	return m, true
 }
 
-// driverWord begins the description of what the driver makes.
+// driverWord begins the description of every object that the driver creates.
 const driverWord = "csi.oxide.computer "
 
-// runOf returns the run that has made an object, by the description that the run or its driver has
-// given it. Names do not count: anybody may give them.
+// runOf returns the run that created an object, from the description that the run or its driver
+// wrote. It ignores names, because anybody may choose them.
 func runOf(description string) (run string, ok bool) {
 	if m, ok := parseMark(description); ok {
 		return m.Run, true
@@ -92,15 +93,15 @@ func runOf(description string) (run string, ok bool) {
 	return run, ok && isRunID(run)
 }
 
-// maxNameLength is what csi-sanity uses to the full, and CSI grants.
+// maxNameLength is the longest name that CSI allows, which csi-sanity uses.
 const maxNameLength = 128
 
-// withMark puts the mark before the name of every volume and snapshot that is created: csi-sanity
-// has fixed names, and its suites follow each other in one project.
+// withMark puts the mark before the name of every volume and snapshot that is created. csi-sanity
+// has fixed names, and its suites run one after another in the same project.
 func withMark(mark string) grpc.UnaryClientInterceptor {
 	return func(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn,
 		invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {
-		// A copy, because csi-sanity sends some requests again.
+		// The request is copied, because csi-sanity sends some requests again.
 		switch asked := req.(type) {
 		case *csi.CreateVolumeRequest:
 			marked := proto.Clone(asked).(*csi.CreateVolumeRequest)
@@ -115,8 +116,8 @@ func withMark(mark string) grpc.UnaryClientInterceptor {
 	}
 }
 
-// markedName keeps an empty name empty, which is a mistake that csi-sanity makes on purpose, and a
-// long one within the limit and distinct.
+// markedName returns the name with the mark before it. An empty name stays empty, because
+// csi-sanity sends it to see an error. A long name stays within the limit and distinct.
 func markedName(mark, name string) string {
 	if name == "" {
 		return ""

@@ -21,7 +21,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// preflightVerb looks at the rack and this machine, and makes nothing.
+// preflightVerb examines the rack and this machine. It creates nothing.
 func preflightVerb(ctx context.Context, p *Program, args []string) (int, error) {
 	s, err := parseSettings("preflight", args, p.Getenv)
 	if err != nil {
@@ -40,7 +40,7 @@ func preflightVerb(ctx context.Context, p *Program, args []string) (int, error) 
 	return ExitConforms, nil
 }
 
-// finding is what a line of the preflight says.
+// finding is the result of one line of the preflight.
 type finding struct {
 	status        report.LineStatus
 	found, advice string
@@ -62,20 +62,20 @@ func skip(advice, format string, args ...any) finding {
 	return finding{report.Skip, fmt.Sprintf(format, args...), advice}
 }
 
-// hotplugLine is the line that only a run can fill.
+// hotplugLine is the name of the line that only a run can complete.
 const hotplugLine = "hot-plug"
 
-// preflight has a method for each line, which asks one thing of the rack or of this machine and
-// keeps in the job what the run needs to know.
+// preflight has a method for each line. A method examines one property of the rack or of this
+// machine, and stores in the job what the run needs to know.
 type preflight struct{ *job }
 
-// preflight asks everything and prints a line for each. It reports whether a run may begin.
+// preflight runs every line and prints it. It reports whether a run may begin.
 func (w *job) preflight(ctx context.Context) bool {
 	may, p := true, preflight{w}
 	for _, line := range []struct {
 		name string
 		ask  func(context.Context) finding
-		// needed ends the preflight when it fails: nothing behind it could be asked.
+		// needed marks a line without which later lines cannot run. If it fails, the preflight ends.
 		needed bool
 	}{
 		{"this machine", p.askMachine, true},
@@ -136,7 +136,7 @@ func (p preflight) askHost(ctx context.Context) finding {
 		rules.Brief(err))
 }
 
-// soon is when a certificate or a token is about to expire.
+// soon is the time before the expiry of a certificate or a token at which the preflight warns.
 const soon = 30 * 24 * time.Hour
 
 func (p preflight) askCertificate(ctx context.Context) finding {
@@ -167,7 +167,8 @@ func (p preflight) askCertificate(ctx context.Context) finding {
 }
 
 func (p preflight) askVersion(ctx context.Context) finding {
-	// The client asks for this version in every request, also in the ping that was answered.
+	// The client sends this version in every request, and also sent it in the ping, which was
+	// answered.
 	if _, err := p.client.CurrentUserView(ctx); err != nil && !errors.Is(err, oxide.ErrHTTP401) {
 		return fail("The rack is older than the driver, or no rack: use a driver of its time.",
 			"%s: %s", rules.APIVersion, rules.Brief(err))
@@ -218,7 +219,8 @@ func (p preflight) askProject(ctx context.Context) finding {
 	return pass("%s (%s)", project.Name, project.Id)
 }
 
-// askRole asks for a disk without a size, which a rack refuses: for want of a role, or of a size.
+// askRole sends a request for a disk without a size. A rack refuses it: either the role or the
+// size is missing.
 func (p preflight) askRole(ctx context.Context) finding {
 	_, err := p.client.DiskCreate(ctx, oxide.DiskCreateParams{Project: p.projectName,
 		Body: &oxide.DiskCreate{Name: oxide.Name("conf-" + p.id + "-role"),
@@ -277,8 +279,8 @@ func (p preflight) askHere(ctx context.Context) finding {
 	return pass("%s (%s), %s", p.here.Name, id, p.here.RunState)
 }
 
-// diskLimit is how many disks an instance may have (A16), and roomNeeded how many of them the run
-// attaches at one time.
+// diskLimit is the number of disks that an instance may have (A16). roomNeeded is the number of
+// disks that the run attaches at one time.
 const (
 	diskLimit  = 12
 	roomNeeded = 4
@@ -337,10 +339,10 @@ func (p preflight) askHelper(ctx context.Context) finding {
 	return pass("%s (%s) is stopped", instance.Name, instance.Id)
 }
 
-// shellTimeout is how long a question may take that a shell passes on.
+// shellTimeout limits how long a command takes to answer through a shell.
 const shellTimeout = time.Minute
 
-// askShell demands that a command reaches the instance that it should.
+// askShell demands that a command runs in the right instance.
 func askShell(ctx context.Context, flag, shell string, instance *oxide.Instance) finding {
 	if shell == "" {
 		return fail("Give a command that runs a script in it as root, such as "+flag+" 'ssh root@"+
@@ -351,11 +353,11 @@ func askShell(ctx context.Context, flag, shell string, instance *oxide.Instance)
 	defer cancel()
 	cmd := guest.Shell(ctx, strings.Fields(shell),
 		`id -u; cat "${OXIDE_SYSFS_ROOT:-/sys}/class/dmi/id/product_serial"`)
-	// What it has started may hold its output open.
+	// A process that the command has started may hold its output open.
 	cmd.Stderr, cmd.WaitDelay = &stderr, time.Second
 	out, err := cmd.Output()
 	said := strings.Fields(string(out))
-	said = said[max(0, len(said)-2):] // a shell may greet before
+	said = said[max(0, len(said)-2):] // a shell may print a greeting before
 	switch {
 	case err != nil:
 		return fail("Try it by hand: "+shell+" id", "%s: %v: %s", flag, err,

@@ -6,14 +6,14 @@ import (
 	"time"
 )
 
-// cost is what a part asks of a rack and of this machine: measured on the simulator, where a
-// request takes next to no time.
+// cost is the number of requests and the time that a part takes. It was measured on the
+// simulator, where a request takes almost no time.
 type cost struct {
 	requests int
 	own      time.Duration
 }
 
-// costs are those of the parts.
+// costs are the costs of the parts.
 var costs = map[string]cost{
 	partRules: {900, 7 * time.Second},
 	"ext4":    {540, 2 * time.Second}, "xfs": {540, 2 * time.Second},
@@ -21,7 +21,7 @@ var costs = map[string]cost{
 	partData: {710, 25 * time.Second},
 }
 
-// estimate is how long the parts take on a rack whose requests take that long.
+// estimate returns the time that the parts take on a rack with the given latency.
 func estimate(selected []string, latency time.Duration) time.Duration {
 	var all time.Duration
 	for _, part := range selected {
@@ -30,24 +30,24 @@ func estimate(selected []string, latency time.Duration) time.Duration {
 	return all
 }
 
-// progress tells how far a run is.
+// progress prints the progress of a run.
 type progress struct {
 	out     io.Writer
 	latency time.Duration
 	began   time.Time
-	// expected is how long the whole run was to take, and spent how much of that is behind it.
+	// expected is the estimated time of the whole run, and spent the part of it that lies behind.
 	expected, spent time.Duration
-	// part is the one that runs, and partDone of partAll of its specs are done.
+	// part is the part that runs now. partDone of its partAll specs are done.
 	part              string
 	partDone, partAll int
 }
 
-// begin starts to count.
+// begin starts the count.
 func (p *progress) begin(selected []string, latency time.Duration) {
 	p.latency, p.began, p.expected = latency, time.Now(), estimate(selected, latency)
 }
 
-// enter begins a part.
+// enter starts a part.
 func (p *progress) enter(part string, all int) {
 	p.leave()
 	p.part, p.partDone, p.partAll = part, 0, all
@@ -62,7 +62,7 @@ func (p *progress) leave() {
 	p.part = ""
 }
 
-// done tells of a spec that has ended.
+// done prints a spec that has ended.
 func (p *progress) done(status, name, reason string) {
 	p.partDone++
 	line := fmt.Sprintf("  %3d/%-3d  %-14s %s", p.partDone, p.partAll, status, name)
@@ -75,8 +75,8 @@ func (p *progress) done(status, name, reason string) {
 	}
 }
 
-// left estimates the time to the end: what was expected for the rest, corrected by how the part of
-// the run that is done compares with what was expected of it.
+// left estimates the remaining time: the estimate for the rest, corrected by the ratio of the
+// real and the estimated time so far.
 func (p *progress) left() time.Duration {
 	behind := p.spent
 	if p.partAll > 0 {
@@ -90,7 +90,7 @@ func (p *progress) left() time.Duration {
 	return max(0, time.Duration(float64(left)*float64(time.Since(p.began))/float64(behind)))
 }
 
-// round makes a duration readable.
+// round rounds a duration so that it is readable.
 func round(d time.Duration) string {
 	if d < time.Minute {
 		return d.Round(time.Second).String()

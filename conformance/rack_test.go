@@ -24,7 +24,7 @@ import (
 func TestARackWithHotPlugConformsAndEverythingRuns(t *testing.T) {
 	run := harness.RunFor(t)
 	rack := rackOf(t, run, harness.RackOptions{})
-	// A stranger's disk that has a name which csi-sanity uses, too.
+	// The disk of a stranger has a name that csi-sanity uses, too.
 	stranger, err := rack.CreateDisk(t.Context(), rack.Project, "sanity", harness.GiB)
 	if err != nil {
 		t.Fatal(err)
@@ -129,13 +129,13 @@ func everythingIsThere(t *testing.T, r *report.Report) {
 	}
 }
 
-// staysWithinItsNeed compares what a run had at one time with what a preflight says it needs.
+// staysWithinItsNeed demands that a run had no more objects at one time than a preflight prints.
 func staysWithinItsNeed(t *testing.T, p *program) {
 	t.Helper()
 	var peak amount
 	_, figures, _ := strings.Cut(p.out.String(), "FIGURE conformance ")
 	for word := range strings.FieldsSeq(figures) {
-		_, _ = fmt.Sscanf(word, "peak_objects=%d", &peak.objects) // most words are others
+		_, _ = fmt.Sscanf(word, "peak_objects=%d", &peak.objects) // most words have another form
 		_, _ = fmt.Sscanf(word, "peak_gib=%d", &peak.gib)
 	}
 	if most := needOf(parts); peak.objects == 0 || peak.objects > most.objects || peak.gib > most.gib {
@@ -256,10 +256,10 @@ func TestTheDisksOfAnInstanceCountForTheBudget(t *testing.T) {
 	}
 }
 
-// roundTrip is a transport.
+// roundTrip is a transport that calls a function.
 type roundTrip func(*http.Request) (*http.Response, error)
 
-// RoundTrip answers.
+// RoundTrip calls the function.
 func (f roundTrip) RoundTrip(req *http.Request) (*http.Response, error) { return f(req) }
 
 func TestAPreflightRefusesASiloWithoutRoomForTheRules(t *testing.T) {

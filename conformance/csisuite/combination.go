@@ -18,15 +18,15 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// Combination is one way in which csi-sanity meets the driver.
+// Combination is one configuration in which csi-sanity runs against the driver.
 type Combination struct {
 	// Filesystem is empty for raw block.
 	Filesystem string
-	// Split runs controller and node as two processes; otherwise one does both.
+	// Split runs controller and node as two processes. Otherwise one process is both.
 	Split bool
 }
 
-// Combinations are all ways that the driver promises.
+// Combinations returns all combinations that the driver supports.
 func Combinations() []Combination {
 	var all []Combination
 	for _, split := range []bool{false, true} {
@@ -37,7 +37,7 @@ func Combinations() []Combination {
 	return all
 }
 
-// Access is the filesystem, or "block".
+// Access returns the filesystem, or "block".
 func (c Combination) Access() string {
 	if c.Filesystem == "" {
 		return "block"
@@ -52,7 +52,7 @@ func (c Combination) String() string {
 	return c.Access() + ", one process"
 }
 
-// Labels are what a label filter can choose a combination by.
+// Labels returns the labels by which a label filter can choose a combination.
 func (c Combination) Labels() Labels {
 	if c.Split {
 		return Label("csi-sanity", c.Access(), "split")
@@ -60,7 +60,8 @@ func (c Combination) Labels() Labels {
 	return Label("csi-sanity", c.Access(), "one")
 }
 
-// Config is csi-sanity's for this combination. Where to find the driver is added when it runs.
+// Config returns csi-sanity's configuration for this combination. The caller adds the driver's
+// address.
 func (c Combination) Config() *csisanity.TestConfig {
 	config := csisanity.NewTestConfig()
 	config.TestVolumeAccessType = "mount"
@@ -71,8 +72,8 @@ func (c Combination) Config() *csisanity.TestConfig {
 	config.TestNodeVolumeAttachLimit = true
 	config.RemoveTargetPath = removeEmpty
 	config.RemoveStagingPath = removeEmpty
-	// One half of the combinations asks for volumes and nodes whose IDs are UUIDs of nothing,
-	// the other for IDs that no rack could have given.
+	// One half of the combinations asks for volumes and nodes with UUIDs that belong to no object,
+	// and the other half for IDs that no rack gives.
 	if c.Split {
 		config.IDGen = uuids{}
 	}
@@ -88,8 +89,7 @@ func Place(config *csisanity.TestConfig, dir string) {
 	config.StagingPath = filepath.Join(dir, "staging")
 }
 
-// withFilesystem names the filesystem in every capability, which csi-sanity leaves to the driver's
-// default.
+// withFilesystem names the filesystem in every capability, because csi-sanity names none.
 func withFilesystem(filesystem string) grpc.UnaryClientInterceptor {
 	return func(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn,
 		invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {
@@ -115,12 +115,12 @@ func capabilitiesOf(req any) []*csi.VolumeCapability {
 }
 
 // removeEmpty removes a directory that must be empty. csi-sanity ignores the error of its own
-// removal, and a leaked mount would show as a puzzle in the next spec.
+// removal, so a leaked mount would only appear as a confusing failure of the next spec.
 func removeEmpty(path string) error {
 	GinkgoHelper()
 	entries, err := os.ReadDir(path)
 	if os.IsNotExist(err) {
-		return nil // unstaging may remove the staging directory
+		return nil // unstaging may have removed it
 	}
 	Expect(err).NotTo(HaveOccurred(), "read %s, which csi-sanity made", path)
 	Expect(entries).To(BeEmpty(), "the driver left something in %s: %s", path, names(entries))
@@ -136,7 +136,7 @@ func names(entries []fs.DirEntry) string {
 	return strings.Join(list, ", ")
 }
 
-// uuids generates IDs that could be the rack's, but are of nothing.
+// uuids generates IDs that have a UUID's form but belong to no object.
 type uuids struct{}
 
 func (uuids) GenerateUniqueValidVolumeID() string { return uuid.NewString() }
@@ -144,7 +144,7 @@ func (uuids) GenerateInvalidVolumeID() string     { return uuid.NewString() }
 func (uuids) GenerateUniqueValidNodeID() string   { return uuid.NewString() }
 func (uuids) GenerateInvalidNodeID() string       { return uuid.NewString() }
 
-// Quiet sends what csi-sanity logs into the report of the spec that logs it.
+// Quiet sends csi-sanity's log lines to the report of the spec that writes them.
 func Quiet() {
 	klog.LogToStderr(false)
 	klog.SetOutput(GinkgoWriter)

@@ -9,14 +9,14 @@ import (
 	"github.com/onsi/ginkgo/v2/types"
 )
 
-// ExplainedSkip is a spec that may be skipped, and why. Anything else that is skipped fails the
-// suite, and so does an entry here that explains nothing.
+// ExplainedSkip is a spec that may be skipped, with the reason. Any other skip fails the suite,
+// and so does an entry that matches no skip.
 type ExplainedSkip struct {
 	// Spec matches the whole text of the spec, containers included.
 	Spec *regexp.Regexp
-	// Capability is the row of the capabilities that the driver declares or withholds.
+	// Capability is the ID of the capability that the driver declares or withholds.
 	Capability string
-	// Reason is the rack's or the standard's, in a few words.
+	// Reason is a short text: a property of the rack or of the standard.
 	Reason string
 }
 
@@ -72,22 +72,22 @@ type Figures struct {
 	Seconds                          float64
 }
 
-// Audit counts what a suite did, which may have run in parts, and checks its skips.
+// Audit counts the specs of a suite, which may have run in parts, and checks its skips.
 type Audit struct {
 	Figures
 	skips []ExplainedSkip
-	// used counts the specs that each of skips explains.
+	// used counts the specs that each entry of skips explains.
 	used []int
-	// Faults are the skips that nothing explains.
+	// Faults are the skips that no entry explains.
 	Faults []string
 }
 
-// NewAudit begins an audit of a suite whose skips are these.
+// NewAudit returns an audit of a suite that may skip the given specs.
 func NewAudit(skips []ExplainedSkip) *Audit {
 	return &Audit{skips: skips, used: make([]int, len(skips))}
 }
 
-// Add counts a report.
+// Add counts the specs of a report.
 func (a *Audit) Add(report types.Report) {
 	a.Seconds += report.RunTime.Seconds()
 	for _, spec := range report.SpecReports {
@@ -119,7 +119,7 @@ func (a *Audit) explain(spec types.SpecReport) {
 	a.Explained++
 }
 
-// Explanations say how many specs were skipped for which reason.
+// Explanations returns lines with the number of skipped specs for each reason.
 func (a *Audit) Explanations() []string {
 	var lines []string
 	for i, skip := range a.skips {
@@ -131,7 +131,7 @@ func (a *Audit) Explanations() []string {
 	return lines
 }
 
-// Unused are the explanations that explained nothing, which says something only of a suite that
+// Unused returns the entries that matched no skip. The result is meaningful only for a suite that
 // ran in full.
 func (a *Audit) Unused() []string {
 	var faults []string
@@ -145,8 +145,8 @@ func (a *Audit) Unused() []string {
 	return faults
 }
 
-// leftOut reports whether the caller chose not to run a spec, which is not a skip: only those that
-// were entered and left, or were held back by their author, count as skipped.
+// leftOut reports whether the caller chose not to run a spec. That does not count as a skip. Only
+// specs that skipped themselves or that their author marked as pending count as skipped.
 func leftOut(spec types.SpecReport, config types.SuiteConfig) bool {
 	if spec.State.Is(types.SpecStatePending) {
 		filter, err := types.ParseLabelFilter(config.LabelFilter)
@@ -155,24 +155,24 @@ func leftOut(spec types.SpecReport, config types.SuiteConfig) bool {
 	return spec.State.Is(types.SpecStateSkipped) && spec.Failure.IsZero()
 }
 
-// barred reports whether a spec could not run because the preparation of its container failed.
+// barred reports whether a spec could not run because the setup of its container failed.
 func barred(spec types.SpecReport) bool {
 	return spec.Failure.Message == "Spec skipped because a BeforeAll node failed"
 }
 
-// Line is what the suite prints at its end, for machines too.
+// Line returns the suite's last line, which programs can read, too.
 func (f Figures) Line(suite string) string {
 	return fmt.Sprintf("FIGURE %s specs=%d passed=%d failed=%d skipped_explained=%d seconds=%.1f",
 		suite, f.Specs, f.Passed, f.Failed, f.Explained, f.Seconds)
 }
 
-// FullRun reports whether a configuration leaves no spec out.
+// FullRun reports whether a configuration runs every spec.
 func FullRun(config types.SuiteConfig) bool {
 	return config.LabelFilter == "" && len(config.FocusStrings) == 0 &&
 		len(config.SkipStrings) == 0 && len(config.FocusFiles) == 0 && len(config.SkipFiles) == 0
 }
 
-// SkipPattern joins the entries' patterns for ginkgo's own filter.
+// SkipPattern joins the entries' patterns for Ginkgo's own filter.
 func SkipPattern(skips []ExplainedSkip) string {
 	var patterns []string
 	for _, skip := range skips {

@@ -14,7 +14,7 @@ var (
 	ofRestart = []string{"instance_stop", "instance_start"}
 )
 
-// Checks is the table of checks.
+// Checks returns the table of checks.
 func Checks() []Check {
 	hotplug, two := Needs{Hotplug: true}, Needs{Hotplug: true, Second: true}
 	return []Check{

@@ -10,8 +10,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/guest"
 )
 
-// checkDevices attaches two volumes of different sizes, and compares the devices that the instance
-// shows with what rack and driver say.
+// checkDevices attaches two volumes of different sizes, and compares the devices in the instance
+// with the answers of rack and driver.
 func checkDevices(s *session) {
 	var uses []*use
 	for i := range 2 {
@@ -27,7 +27,8 @@ func checkDevices(s *session) {
 	})
 }
 
-// compareDevice demands that the instance shows the volume's disk as the rack has it.
+// compareDevice demands that the instance shows the volume's disk with the rack's size and block
+// size.
 func (u *use) compareDevice() {
 	disk, err := u.Oxide.DiskView(u.ctx,
 		oxide.DiskViewParams{Disk: oxide.NameOrId(u.volume.GetVolumeId())})

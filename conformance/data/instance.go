@@ -11,7 +11,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// rackMessage is what a rack says of a refusal, without the dump that the client makes of it.
+// rackMessage returns the rack's message of a refusal, without the dump that the client adds.
 func rackMessage(err error) string {
 	refused := (*oxide.HTTPError)(nil)
 	switch {
@@ -61,7 +61,8 @@ func (s *session) awaitState(
 	})
 }
 
-// restart stops the instance as hard as a rack does, and starts it. What it had mounted is gone.
+// restart stops the instance as hard as a rack does, and starts it. Its mounts are gone
+// afterwards.
 func (u *use) restart(ctx context.Context) error {
 	u.stopped = true
 	if err := u.stop(ctx, u.instance); err != nil {
@@ -72,20 +73,20 @@ func (u *use) restart(ctx context.Context) error {
 	if err := u.start(ctx, u.instance); err != nil {
 		return err
 	}
-	// It answers some time after it runs.
+	// The instance answers some time after the rack calls it running.
 	err := harness.Await(ctx, u.startTimeout(), func() error { return u.guest.Reconnect(ctx) })
 	u.stopped = err != nil
 	return err
 }
 
-// checkHelper attaches a volume of each kind to a stopped instance, starts it and uses them, stops
-// and starts it, and reads them again. The instance is stopped at the end.
+// checkHelper attaches a volume of each kind to a stopped instance, starts it and uses the
+// volumes, stops and starts it, and reads the volumes again. The instance is stopped at the end.
 func checkHelper(s *session) {
 	h := &helper{session: s}
 	for _, s.access = range s.accesses() {
 		h.uses = append(h.uses, s.publish(s.create(1, nil), s.Helper.InstanceID))
 	}
-	// The volumes are detached when it is stopped.
+	// The volumes can be detached only when the instance is stopped.
 	s.last = append(s.last, h.stop)
 	for round := range 2 {
 		h.start()
@@ -99,7 +100,7 @@ func checkHelper(s *session) {
 	}
 }
 
-// helper is the stopped instance at work.
+// helper is the helper instance during a check.
 type helper struct {
 	*session
 	uses []*use
@@ -107,7 +108,7 @@ type helper struct {
 	guest *guest.Guest
 }
 
-// useAgain writes a volume in the first round, and reads it in the second.
+// useAgain writes a volume in the first round and reads it in the second.
 func (u *use) useAgain(first bool) {
 	u.compareDevice()
 	u.mount()
@@ -138,7 +139,7 @@ func (h *helper) compareDisks() {
 	}
 }
 
-// start starts the instance and reaches it.
+// start starts the instance and connects to it.
 func (h *helper) start() {
 	h.must(h.session.start(h.ctx, h.Helper.InstanceID))
 	var reached *guest.Guest
@@ -152,7 +153,7 @@ func (h *helper) start() {
 	}
 }
 
-// stop stops the instance, as hard as the rack does. What it had mounted is gone with it.
+// stop stops the instance as hard as the rack does. Its mounts are gone afterwards.
 func (h *helper) stop(ctx context.Context) error {
 	err := h.session.stop(ctx, h.Helper.InstanceID)
 	if h.guest != nil {

@@ -45,7 +45,7 @@ func TestACheckWhoseCreationIsNotAnsweredLeavesNothing(t *testing.T) {
 				bench.Controller = unheard
 				err := check.Run(ctx, &bench)
 				cancel()
-				if unheard.left > 0 { // the check makes no more
+				if unheard.left > 0 { // the check makes fewer creations
 					break
 				}
 				t.Run(fmt.Sprintf("%s creation %d made %t", check.ID, number, made),
@@ -60,11 +60,11 @@ func TestACheckWhoseCreationIsNotAnsweredLeavesNothing(t *testing.T) {
 	}
 }
 
-// unheard interrupts a check in a creation, before or after its effect.
+// unheard interrupts a check in a creation, before or after the creation takes effect.
 type unheard struct {
 	csi.ControllerClient
 	cancel context.CancelFunc
-	left   int // creations up to that one
+	left   int // creations up to the interrupted one
 	made   bool
 }
 
@@ -95,7 +95,7 @@ func interrupt[Q, R any](
 	return nil, status.FromContextError(context.Canceled).Err()
 }
 
-// wantNothingLeft demands that the check removed what it made.
+// wantNothingLeft demands that the check removed everything that it created.
 func wantNothingLeft(t *testing.T, b *bench, err error) {
 	t.Helper()
 	if err != nil && strings.Contains(err.Error(), "remove what the check made") {

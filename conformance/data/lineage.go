@@ -7,16 +7,17 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// lineage is a raw volume, two snapshots of it and the volumes that were restored from them. Which
-// of them wrote a block last is told by its generation: each writes its own.
+// lineage is a raw volume, two snapshots of it and the volumes that were restored from them. Each
+// volume writes its own generation, so the generation of a block identifies the volume that wrote
+// it last.
 type lineage struct {
 	*session
-	// blocks are those of the origin, and behind those of a volume of twice its size behind them.
-	// Those of an own volume are of the origin's seed, too.
+	// blocks are the origin's blocks. behind are those after the origin's end in a volume of twice
+	// its size. Blocks that a restored volume writes have the origin's seed, too.
 	blocks, behind []guest.Pattern
 }
 
-// at returns the patterns in a generation.
+// at returns the patterns of a generation.
 func at(generation uint64, patterns []guest.Pattern) (all []guest.Pattern) {
 	for _, p := range patterns {
 		all = append(all, p.At(generation))
@@ -24,8 +25,8 @@ func at(generation uint64, patterns []guest.Pattern) (all []guest.Pattern) {
 	return all
 }
 
-// visit demands blocks in a volume, writes others, and detaches it. An error says which volume it
-// is.
+// visit attaches a volume, demands blocks in it, writes others, and detaches it. Its errors name
+// the volume.
 func (l *lineage) visit(which string, v *volume, want, write []guest.Pattern) {
 	l.during(which, func() {
 		u := l.inUse(v, l.A)
@@ -35,7 +36,7 @@ func (l *lineage) visit(which string, v *volume, want, write []guest.Pattern) {
 	})
 }
 
-// restored restores a snapshot and visits the volume.
+// restored restores a snapshot and visits the new volume.
 func (l *lineage) restored(
 	which string, from *snapshot, times int64, want, write []guest.Pattern,
 ) *volume {
@@ -44,14 +45,14 @@ func (l *lineage) restored(
 	return v
 }
 
-// restoredOnce restores a snapshot, demands its blocks, and deletes the volume.
+// restoredOnce restores a snapshot, demands its blocks, and deletes the new volume.
 func (l *lineage) restoredOnce(which string, from *snapshot, generation uint64) {
 	v := l.restored(which, from, 1, at(generation, l.blocks), nil)
 	l.must(l.delete(l.ctx, v))
 }
 
-// checkLineage writes a volume and those that were restored from its snapshots, and deletes the
-// volume and a snapshot. None of it may change another one of them.
+// checkLineage writes a volume and the volumes that were restored from its snapshots, and deletes
+// the volume and a snapshot. No step may change another volume or snapshot.
 func checkLineage(s *session) {
 	l := &lineage{session: s}
 	u := s.newInUse(s.A)
@@ -91,7 +92,8 @@ func checkLineage(s *session) {
 	l.visit("restored, after yet another one was written", one, at(5, l.blocks), nil)
 }
 
-// checkLarger restores a snapshot into two larger volumes, which are zero behind it.
+// checkLarger restores a snapshot into two larger volumes. Both must be zero behind the
+// snapshot's end.
 func (l *lineage) checkLarger(from *snapshot) {
 	const which = "restored from the second of two snapshots into a larger volume"
 	var larger [2]*volume
@@ -106,8 +108,8 @@ func (l *lineage) checkLarger(from *snapshot) {
 	}
 }
 
-// checkRecreated makes a volume with the name of one that was written, restored from a snapshot of
-// it, and deleted.
+// checkRecreated writes a volume, restores it from its snapshot, deletes it, and creates a volume
+// with the same name.
 func checkRecreated(s *session) {
 	l := &lineage{session: s}
 	u := s.newInUse(s.A)
@@ -132,14 +134,15 @@ func checkRecreated(s *session) {
 }
 
 const (
-	// largeTimes is how many times the usual size a large volume has: 17 GiB, so that offsets need
-	// more than 34 bits.
+	// largeTimes is the size of a large volume in usual sizes: 17 GiB, so that offsets need more
+	// than 34 bits.
 	largeTimes = 17
-	// largeStride is the distance of the blocks that are compared in it.
+	// largeStride is the distance between the blocks that are compared in a large volume.
 	largeStride = 64 * harness.MiB
 )
 
-// checkLarge writes blocks all over a large volume, which was zero there, and none is another's.
+// checkLarge writes blocks all over a large volume. Every block must be zero before, and must
+// have its own content afterwards.
 func checkLarge(s *session) {
 	s.writtenAndDeleted()
 	v := s.create(largeTimes, nil)

@@ -17,7 +17,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 )
 
-// TestMain makes this binary an agent when it is started as one.
+// TestMain turns this binary into an agent when it is started as one.
 func TestMain(m *testing.M) {
 	if len(os.Args) == 2 && os.Args[1] == guest.Verb {
 		os.Exit(guest.Main(context.Background()))
@@ -31,7 +31,7 @@ type bench struct {
 	env *harness.Environment
 }
 
-// deviceTimeout is how long the driver and the checks wait for a device.
+// deviceTimeout limits how long the driver and the checks wait for a device.
 const deviceTimeout = time.Second
 
 func newBench(t *testing.T, options harness.RackOptions) *bench {
@@ -90,7 +90,7 @@ func newBench(t *testing.T, options harness.RackOptions) *bench {
 	}}
 }
 
-// shell is a command that runs a script with the view of an instance.
+// shell returns a command that runs a script with the view of an instance.
 func shell(rack *harness.Rack, instance string) []string {
 	view := rack.Instance(instance).Guest
 	return []string{"env", "OXIDE_SYSFS_ROOT=" + filepath.Join(view, "sys"),

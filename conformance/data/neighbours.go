@@ -8,7 +8,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/guest"
 )
 
-// checkNeighbours writes two volumes at once, and deletes a third while they are detached.
+// checkNeighbours writes two volumes at the same time, and deletes a third while both are
+// detached.
 func checkNeighbours(s *session) {
 	pair := []*volume{s.create(1, nil), s.create(1, nil)}
 	third := s.create(1, nil)
@@ -41,7 +42,7 @@ func (s *session) allInUse(volumes []*volume) (uses []*use) {
 	return uses
 }
 
-// writtenAndDeleted makes a raw volume, writes it and deletes it.
+// writtenAndDeleted creates a raw volume, writes it and deletes it.
 func (s *session) writtenAndDeleted() *volume {
 	u := s.newInUse(s.A)
 	u.writeAll(1, true)
@@ -50,7 +51,7 @@ func (s *session) writtenAndDeleted() *volume {
 	return u.volume
 }
 
-// checkBlank reads all of a new volume, after another was written and deleted.
+// checkBlank reads a whole new volume after another volume was written and deleted.
 func checkBlank(s *session) {
 	old := s.writtenAndDeleted()
 	u := s.newInUse(s.A)
@@ -61,7 +62,7 @@ func checkBlank(s *session) {
 	}
 }
 
-// checkWhole compares the checksums of a whole device, of which both halves and the last block are
+// checkWhole compares the checksums of a whole device. Its two halves and its last block are
 // written.
 func checkWhole(s *session) {
 	u := s.newInUse(s.A)
@@ -77,7 +78,7 @@ func checkWhole(s *session) {
 	u.verifyAll(1)
 }
 
-// scan reads all of a device, which has to have the volume's size.
+// scan reads a whole device, and demands that it has the volume's size.
 func (u *use) scan() guest.Scan {
 	scan, err := u.guest.Scan(u.ctx, u.place())
 	if err == nil && scan.Bytes != u.volume.GetCapacityBytes() {

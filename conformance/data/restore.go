@@ -11,12 +11,14 @@ import (
 )
 
 const (
-	// recordInterval is how often the writer writes; a rack must be able to copy a disk meanwhile.
+	// recordInterval is the pause between two records, so that a rack can copy a disk in the
+	// meantime.
 	recordInterval = 25 * time.Millisecond
-	// minRecords are acknowledged before and after a snapshot is taken.
+	// minRecords is the number of records that must be acknowledged before a snapshot is taken, and
+	// again after.
 	minRecords = 20
 	maxRecords = 1 << 12
-	// writeTimeout is how long they may take.
+	// writeTimeout limits how long minRecords may take.
 	writeTimeout = time.Minute
 )
 
@@ -25,7 +27,8 @@ func checkSnapshot(s *session) {
 	u := s.newInUse(s.A)
 	records := guest.Pattern{Seed: u.volume.seed, Generation: 1, Count: maxRecords}
 	if s.access != "block" {
-		// The records overwrite older ones. Else a torn snapshot could hide behind the size of the file.
+		// The records overwrite older ones. Otherwise a torn snapshot could go unnoticed, because the
+		// file would only be shorter.
 		u.write(true, records.At(2))
 	}
 	w := u.record(records)
@@ -57,8 +60,8 @@ func (u *use) record(p guest.Pattern) *writer {
 	return w
 }
 
-// await waits until so many records are acknowledged, and returns how many are. A writer that has
-// failed says why.
+// await waits until the given number of records is acknowledged, and returns the number that are.
+// It returns early if the writer has failed.
 func (w *writer) await(want int64) (n int64) {
 	err := harness.Await(w.ctx, writeTimeout, func() (err error) {
 		n, err = w.guest.Acknowledged(w.ctx, w.number)
@@ -74,7 +77,7 @@ func (w *writer) await(want int64) (n int64) {
 	return n
 }
 
-// stop stops the writer, once.
+// stop stops the writer if it still runs.
 func (w *writer) stop(ctx context.Context) (end guest.WriterEnd, err error) {
 	if w.stopped {
 		return end, nil
@@ -87,7 +90,7 @@ func (w *writer) stop(ctx context.Context) (end guest.WriterEnd, err error) {
 	return end, err
 }
 
-// judgeRecords demands what a snapshot promises.
+// judgeRecords demands the records that a snapshot must contain.
 func judgeRecords(found guest.Records, before, all int64) error {
 	switch {
 	case found.Whole != found.Prefix:
@@ -123,8 +126,8 @@ func checkRestore(s *session) {
 	}
 }
 
-// checkRestored demands the blocks of the origin in a restored volume, and its size, of which a
-// filesystem takes some.
+// checkRestored demands the blocks of the origin in a restored volume, and the volume's size. A
+// filesystem uses some of that size itself.
 func (s *session) checkRestored(v *volume, p guest.Pattern, size int64) {
 	u := s.inUse(v, s.A)
 	u.verify(p)
@@ -135,7 +138,7 @@ func (s *session) checkRestored(v *volume, p guest.Pattern, size int64) {
 	u.leave()
 }
 
-// size is how many bytes of a filesystem, or of a device, the workload has.
+// size returns the number of bytes of the filesystem or device that the workload can use.
 func (u *use) size() int64 {
 	if u.volume.access != "block" {
 		return got[int64](u.session)(u.guest.FilesystemBytes(u.ctx, u.Target))

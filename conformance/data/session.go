@@ -17,23 +17,24 @@ import (
 )
 
 const (
-	// cleanTimeout is how long a check may take to remove what it made.
+	// cleanTimeout limits how long a check takes to remove what it created.
 	cleanTimeout = 5 * time.Minute
-	// retryTimeout is how long a call is repeated whose error asks for it.
+	// retryTimeout limits how long a call is repeated when its error asks for that.
 	retryTimeout = 2 * time.Minute
 )
 
-// session is one check at work. It notes what the check makes. A step that fails ends the check, so
-// that a check reads without its errors. The calls with a context return their errors, because the
-// removal of what the check made continues after one.
+// session is one running check. It records what the check creates. A step that fails ends the
+// check, so that the text of a check has no error handling. Methods with a context return their
+// errors, because the removal of what the check created continues after an error.
 type session struct {
 	*Bench
 	ctx context.Context
-	// access is that of the volumes which the check makes.
+	// access is the access of the volumes that the check creates.
 	access string
-	// step says what the check does, for the error with which it ends; "" is what it always does.
+	// step names the present step, for the error with which the check ends; "" means a step of every
+	// check.
 	step string
-	// last are steps for the end of the check, before what it made is removed.
+	// last are functions that run at the end of the check, before the removal of what it created.
 	last      []func(context.Context) error
 	volumes   []*volume
 	snapshots []*snapshot
@@ -41,19 +42,20 @@ type session struct {
 	writers   []*writer
 }
 
-// volume is a volume that the check made.
+// volume is a volume that the check created.
 type volume struct {
 	*csi.Volume
 	name, access string
 	capability   *csi.VolumeCapability
-	// seed is that of its blocks.
+	// seed is the seed of the volume's blocks.
 	seed uint64
-	// request made it. While Volume is nil it is not known whether it exists.
+	// request created the volume. While Volume is nil it is unknown whether the volume exists.
 	request *csi.CreateVolumeRequest
 	deleted bool
 }
 
-// snapshot is a snapshot that the check made. While id is empty it is not known whether it exists.
+// snapshot is a snapshot that the check created. While id is empty it is unknown whether the
+// snapshot exists.
 type snapshot struct {
 	id, name string
 	request  *csi.CreateSnapshotRequest
@@ -63,7 +65,7 @@ type snapshot struct {
 // seeds makes the data of each volume differ from that of every other.
 var seeds atomic.Uint64
 
-// session makes a check, and then removes what it made.
+// session runs a check, and then removes what it created.
 func (b *Bench) session(ctx context.Context, access string, check func(*session)) error {
 	s := &session{Bench: b, ctx: ctx, access: access}
 	err := s.run(check)
@@ -78,7 +80,7 @@ func (b *Bench) session(ctx context.Context, access string, check func(*session)
 	return errors.Join(err, wrap(finally(s.cleanUp), "remove what the check made"))
 }
 
-// over ends a check from within.
+// over is the panic that ends a check.
 type over struct{ err error }
 
 func (s *session) run(check func(*session)) (err error) {
@@ -94,7 +96,7 @@ func (s *session) run(check func(*session)) (err error) {
 	return nil
 }
 
-// must ends the check with an error, if there is one.
+// must ends the check if there is an error.
 func (s *session) must(err error) {
 	if err == nil {
 		return
@@ -107,7 +109,7 @@ func (s *session) must(err error) {
 
 func (s *session) fail(format string, args ...any) { s.must(fmt.Errorf(format, args...)) }
 
-// got returns a value, or ends the check.
+// got returns a value, or ends the check if there is an error.
 func got[T any](s *session) func(T, error) T {
 	return func(value T, err error) T {
 		s.must(err)
@@ -115,14 +117,14 @@ func got[T any](s *session) func(T, error) T {
 	}
 }
 
-// during does a part of a check, of which an error says that it was during that.
+// during runs a part of a check. Errors name the step.
 func (s *session) during(step string, part func()) {
 	s.step = step
 	part()
 	s.step = ""
 }
 
-// cleanUp removes everything, and goes on after an error.
+// cleanUp removes everything, and continues after an error.
 func (s *session) cleanUp(ctx context.Context) error {
 	var errs []error
 	for _, w := range s.writers {
@@ -140,7 +142,8 @@ func (s *session) cleanUp(ctx context.Context) error {
 	for _, u := range slices.Backward(s.uses) {
 		errs = append(errs, u.unpublish(ctx))
 	}
-	// A volume or snapshot that may exist is found by making it again, which needs what it came from.
+	// A volume or snapshot that may exist is found by creating it again. A creation needs its
+	// source, so the sources are deleted later.
 	for _, v := range s.volumes {
 		if v.Volume == nil && !v.deleted {
 			errs = append(errs, s.make(ctx, v))
@@ -160,7 +163,7 @@ func (s *session) cleanUp(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// mayExist reports whether a creation that failed may have had its effect.
+// mayExist reports whether a failed creation may have taken effect.
 func mayExist(err error) bool {
 	switch status.Code(errors.Unwrap(err)) {
 	case codes.Canceled, codes.DeadlineExceeded, codes.Unavailable, codes.Aborted, codes.Unknown,
@@ -170,7 +173,7 @@ func mayExist(err error) bool {
 	return false
 }
 
-// wrap says what failed.
+// wrap adds to an error what failed.
 func wrap(err error, format string, args ...any) error {
 	if err == nil {
 		return nil
@@ -178,7 +181,7 @@ func wrap(err error, format string, args ...any) error {
 	return fmt.Errorf(format+": %w", append(args, err)...)
 }
 
-// repeat makes a call again whose error asks for that, as an orchestrator does.
+// repeat calls again when the error asks for it, as an orchestrator does.
 func repeat(ctx context.Context, call func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, retryTimeout)
 	defer cancel()
@@ -194,7 +197,8 @@ func repeat(ctx context.Context, call func() error) error {
 	}
 }
 
-// create makes a volume of some times the usual size, blank or of a snapshot.
+// create creates a volume that is blank or restored from a snapshot. Its size is a multiple of
+// the usual size.
 func (s *session) create(times int64, from *snapshot) *volume {
 	v := &volume{name: s.Name("volume"), access: s.access, capability: harness.Access(s.access),
 		seed: s.Seed<<20 + seeds.Add(1)}
@@ -208,7 +212,7 @@ func (s *session) create(times int64, from *snapshot) *volume {
 	return v
 }
 
-// make makes the volume, or finds out that it was made.
+// make creates the volume, or finds the one that was created before.
 func (s *session) make(ctx context.Context, v *volume) error {
 	err := repeat(ctx, func() error {
 		resp, err := s.Controller.CreateVolume(ctx, v.request)
@@ -240,7 +244,7 @@ func (s *session) snap(v *volume) *snapshot {
 	return snap
 }
 
-// take takes the snapshot, or finds out that it was taken.
+// take takes the snapshot, or finds the one that was taken before.
 func (s *session) take(ctx context.Context, snap *snapshot) error {
 	err := repeat(ctx, func() error {
 		resp, err := s.Controller.CreateSnapshot(ctx, snap.request)
@@ -264,7 +268,7 @@ func (s *session) deleteSnapshot(ctx context.Context, snap *snapshot) error {
 	})
 }
 
-// newInUse makes a volume of the usual size, and attaches, stages and publishes it in a guest.
+// newInUse creates a volume of the usual size, and attaches, stages and publishes it in a guest.
 func (s *session) newInUse(g *guest.Guest) *use { return s.inUse(s.create(1, nil), g) }
 
 // inUse attaches a volume to a guest, stages and publishes it.

@@ -14,15 +14,15 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
-// noticed says which check notices a tamper with an access, and what its error says, with one of
-// several things after |. A reason of the driver's is what it refuses such a rack with.
+// noticed names the check that notices a tamper with an access, and a text of its error. A |
+// separates alternatives. A reason of the driver means that the driver refuses the rack with it.
 type noticed struct{ check, access, says string }
 
-// unmountable is what the driver says of a filesystem that lacks some of its blocks.
+// unmountable are the driver's errors for a filesystem that lacks some of its blocks.
 const unmountable = "FilesystemDamaged: mount |NodeToolFailed: mount |" +
 	"the filesystem is damaged, or "
 
-// tampers are those of the simulator, by name.
+// tampers are the simulator's tampers, by name.
 var tampers = map[string][]noticed{
 	"lost-write": {
 		{"D01", "block", "which is zero"},
@@ -98,8 +98,9 @@ var tampers = map[string][]noticed{
 	"device-elsewhere": {{"D02", "ext4", "the volume is in another instance, too"}},
 }
 
-// noticedBy are the checks that notice what happens to blocks in the life of a disk. Of a new disk
-// it depends on what happens: one is not zero, another loses what is written, a third shares it.
+// noticedBy returns the checks that notice a wrong block at a moment in the life of a disk. For a
+// new disk the check depends on the kind of wrong: a block that is not zero, a block that loses a
+// write, or a block that another disk shares.
 func noticedBy(wrong, moment string) string {
 	switch moment {
 	case "new":
@@ -118,8 +119,8 @@ func noticedBy(wrong, moment string) string {
 	return "D12"
 }
 
-// product adds the simulator's product of tampers, WRONG:MOMENT:PLACE, to those above: all of it in
-// the long form, and in the short one a place of each pair that the seed chooses.
+// product adds the simulator's product of tampers, WRONG:MOMENT:PLACE, to those above. The long
+// form adds all of them; the short form adds one place of each pair, which the seed chooses.
 func product(p *proof.Proof, known []string) map[string][]noticed {
 	all, pairs := maps.Clone(tampers), map[string][]string{}
 	for _, name := range known {
@@ -138,7 +139,7 @@ func product(p *proof.Proof, known []string) map[string][]noticed {
 			all[name] = []noticed{{noticedBy(wrong, moment), "block",
 				"blocks are not what was written|blocks hold something"}}
 			if wrong == "foreign" && moment == "larger" {
-				// The driver finds it, and does not grow the filesystem over it.
+				// The driver finds the damage, and does not grow the filesystem.
 				all[name] = append(all[name], noticed{"D05", "ext4", "a workload has "})
 			}
 		}
@@ -182,7 +183,7 @@ func TestEveryTamperIsNoticed(t *testing.T) {
 	p.Figure("of", len(known), "tampers", len(all), "noticed", caught)
 }
 
-// notices runs a check on a rack that tampers, and demands that it fails for that.
+// notices runs a check on a rack with a tamper, and demands that the check fails for that reason.
 func (b *bench) notices(t *testing.T, tamper string, want noticed) {
 	ctx := context.Background()
 	checks := data.Checks()
@@ -195,7 +196,7 @@ func (b *bench) notices(t *testing.T, tamper string, want noticed) {
 	}
 	b.Accesses = []string{want.access}
 	if b.Blocks = 0; strings.Contains(tamper, ":") {
-		b.Blocks = 16 // it spoils the first, the middle or the last of them
+		b.Blocks = 16 // the tamper spoils the first, middle or last of them
 	}
 	err := checks[i].Run(ctx, b.Bench)
 	if err := b.env.Rack.Admin.Mend(ctx); err != nil {

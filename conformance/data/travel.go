@@ -4,12 +4,12 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/guest"
 )
 
-// checkReturn takes a volume away from its instance twice. The second time tells a disk that shows
-// what it held earlier from one that shows what it held last.
+// checkReturn takes a volume away from its instance twice. The second round detects a disk that
+// returns older content than the last.
 func checkReturn(s *session) {
 	u := s.newInUse(s.A)
 	for generation := uint64(1); generation <= 2; generation++ {
-		// Nothing asks for it to be on the disk: that is what unstaging is for.
+		// Nothing syncs these blocks, because unstaging must write them to the disk.
 		u.writeAll(generation, false)
 		s.must(u.unmount(s.ctx))
 		u.mount()
@@ -30,7 +30,7 @@ func checkMove(s *session) {
 		u.leave()
 		u = s.inUse(u.volume, g)
 		s.during("moved to "+g.Name, func() { u.verify(written...) })
-		// Its own instance shows the device by now, and the other one never may.
+		// The volume's own instance shows the device by now. The other instance must never show it.
 		away := *u
 		if away.guest, away.instance = s.A, "of this machine"; g == s.A {
 			away.guest, away.instance = s.B, "the second"
@@ -42,7 +42,7 @@ func checkMove(s *session) {
 	}
 }
 
-// checkRestart stops and starts the instance that has a volume.
+// checkRestart stops and starts the instance that has a volume attached.
 func checkRestart(s *session) {
 	u := s.newInUse(s.B)
 	u.write(true, u.pattern(1))

@@ -13,18 +13,19 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// use is a volume in an instance.
+// use is a volume that is used in an instance.
 type use struct {
 	*session
 	harness.Placement
 	volume   *volume
 	guest    *guest.Guest
 	instance string
-	// attached and mounted are set before the call that may make it so, and cleared when it is undone.
+	// attached and mounted are set before the call that may attach or mount, and cleared when that
+	// is undone.
 	attached, mounted bool
-	// doubtful is set when nobody knows whether an attach was made.
+	// doubtful is set when it is unknown whether an attach took effect.
 	doubtful bool
-	// stopped is set while the instance may not run, or has no agent.
+	// stopped is set while the instance may be stopped or may have no agent.
 	stopped bool
 }
 
@@ -73,14 +74,14 @@ func (u *use) publish(ctx context.Context) error {
 	return err
 }
 
-// unpublish detaches the volume. A rack goes on with an attach whose caller gave up, and could end
-// it after the detach; asking for it again waits for that.
+// unpublish detaches the volume. A rack continues an attach whose caller gave up, and may finish
+// it after the detach. To attach again waits until that attach has ended.
 func (u *use) unpublish(ctx context.Context) error {
 	if !u.attached {
 		return nil
 	}
 	if u.doubtful {
-		_ = u.publish(ctx) // what counts is that it has ended
+		_ = u.publish(ctx) // only its end matters
 	}
 	return repeat(ctx, func() error {
 		_, err := u.Controller.ControllerUnpublishVolume(ctx,
@@ -90,7 +91,7 @@ func (u *use) unpublish(ctx context.Context) error {
 	})
 }
 
-// detach detaches the volume, and demands that its instance does not see it any more.
+// detach detaches the volume, and demands that its instance no longer shows the device.
 func (u *use) detach() {
 	u.must(u.unpublish(u.ctx))
 	u.awaitDevices(0)
@@ -102,13 +103,14 @@ func (u *use) leave() {
 	u.detach()
 }
 
-// serial is what the device of the volume's disk has.
+// serial returns the serial of the device of the volume's disk.
 func (u *use) serial() string {
 	name := u.volume.GetVolumeContext()["diskName"]
 	return name[:min(len(name), 20)]
 }
 
-// awaitDevices demands that the guest comes to see so many devices with the volume's serial.
+// awaitDevices demands that the guest comes to show the given number of devices with the volume's
+// serial.
 func (u *use) awaitDevices(want int) {
 	u.must(harness.Await(u.ctx, u.deviceTimeout(), func() error {
 		facts, err := u.guest.Facts(u.ctx)
@@ -131,7 +133,7 @@ func (u *use) awaitDevices(want int) {
 	}))
 }
 
-// place is where the workload finds the volume's blocks.
+// place returns the place in which the workload finds the volume's blocks.
 func (u *use) place() guest.Place {
 	if u.volume.access == "block" {
 		return guest.Place{Path: u.Target, Serial: u.serial()}
@@ -139,8 +141,8 @@ func (u *use) place() guest.Place {
 	return guest.Place{Path: filepath.Join(u.Target, "blocks")}
 }
 
-// pattern is the blocks that a volume has after a write: the first ones, of a generation. On a
-// device they are spread over all of it.
+// pattern returns the first blocks of a generation. On a device they are spread over the whole
+// device.
 func (u *use) pattern(generation uint64) guest.Pattern {
 	p := guest.Pattern{Seed: u.volume.seed, Generation: generation, Count: cmp.Or(u.Blocks, 512)}
 	if u.volume.access == "block" {
@@ -150,13 +152,14 @@ func (u *use) pattern(generation uint64) guest.Pattern {
 	return p
 }
 
-// lastBlock is the one at the end of a device, which a pattern does not reach.
+// lastBlock returns the block at the end of a device, which pattern does not reach.
 func (u *use) lastBlock(generation uint64) guest.Pattern {
 	return guest.Pattern{Seed: u.volume.seed, Generation: generation,
 		First: u.volumeBytes()/guest.BlockBytes - 1, Count: 1}
 }
 
-// patterns are all blocks that a check writes of a generation: on a device to its end.
+// patterns returns all blocks of a generation that a check writes, on a device including the last
+// block.
 func (u *use) patterns(generation uint64) []guest.Pattern {
 	p := u.pattern(generation)
 	if u.volume.access != "block" {
@@ -165,24 +168,24 @@ func (u *use) patterns(generation uint64) []guest.Pattern {
 	return []guest.Pattern{p, next(p), u.lastBlock(generation)}
 }
 
-// writeAll writes all patterns of a generation, and has them on the disk with sync.
+// writeAll writes all patterns of a generation. With sync they are on the disk afterwards.
 func (u *use) writeAll(generation uint64, sync bool) {
 	u.write(sync, u.patterns(generation)...)
 }
 
-// verifyAll demands all patterns of a generation.
+// verifyAll demands all patterns of a generation in the volume.
 func (u *use) verifyAll(generation uint64) { u.verify(u.patterns(generation)...) }
 
-// next is as many blocks again, behind those of a pattern.
+// next returns the same number of blocks, behind those of a pattern.
 func next(p guest.Pattern) guest.Pattern {
 	p.First += p.Count
 	return p
 }
 
-// write writes patterns, and has them on the disk with sync.
+// write writes patterns. With sync they are on the disk afterwards.
 func (u *use) write(sync bool, patterns ...guest.Pattern) { u.must(u.tryWrite(sync, patterns...)) }
 
-// tryWrite is write for a goroutine, which cannot end the check.
+// tryWrite is write for goroutines, which cannot end the check.
 func (u *use) tryWrite(sync bool, patterns ...guest.Pattern) error {
 	for _, p := range patterns {
 		err := u.guest.Write(u.ctx, guest.Writing{Place: u.place(), Pattern: p, Sync: sync})
@@ -193,7 +196,7 @@ func (u *use) tryWrite(sync bool, patterns ...guest.Pattern) error {
 	return nil
 }
 
-// verify demands every block of the patterns.
+// verify demands every block of the patterns in the volume.
 func (u *use) verify(patterns ...guest.Pattern) {
 	for _, p := range patterns {
 		report, err := u.guest.Verify(u.ctx, u.place(), p)

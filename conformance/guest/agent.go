@@ -12,32 +12,32 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// Config says how to run the driver in an instance. The zero value of a field leaves it as the
-// driver has it.
+// Config configures the driver in an instance. A zero field keeps the driver's default.
 type Config struct {
-	// Plugin starts the driver, such as {"/proc/self/exe", "plugin"}: a path in the instance, and an
-	// argument that comes before the driver's own.
+	// Plugin is the command that starts the driver, such as {"/proc/self/exe", "plugin"}: a path in
+	// the instance, and an argument before the driver's own.
 	Plugin []string
 	// Args are further arguments of the driver.
 	Args []string
-	// SysfsRoot and DevRoot are where the guest's sysfs and device nodes are. When empty, the
-	// agent's environment says so (OXIDE_SYSFS_ROOT, OXIDE_DEV_ROOT), or it is /sys and /dev.
+	// SysfsRoot and DevRoot are the directories of the guest's sysfs and device nodes. When empty,
+	// the agent reads them from its environment (OXIDE_SYSFS_ROOT, OXIDE_DEV_ROOT), with /sys and
+	// /dev as defaults.
 	SysfsRoot, DevRoot string
 }
 
-// Agent does the work inside an instance. Here and Serve make one, and a Guest calls it.
+// Agent does the work inside an instance. Here and Serve create one, and a Guest calls it.
 type Agent struct {
-	// dir is a tmpfs in which everything lies that the agent makes.
+	// dir is a tmpfs that contains everything that the agent creates.
 	dir *directory
 
 	mu sync.Mutex
-	// mu guards what follows.
+	// mu guards the fields below.
 	config  Config
 	plugin  *harness.Plugin
 	writers map[int]*writer
 }
 
-// newAgent makes an agent. It has to run in a mount namespace of its own.
+// newAgent creates an agent. The process must be in a mount namespace of its own.
 func newAgent() (*Agent, error) {
 	dir, err := newDirectory()
 	if err != nil {
@@ -46,7 +46,7 @@ func newAgent() (*Agent, error) {
 	return &Agent{dir: dir, writers: map[int]*writer{}}, nil
 }
 
-// dirPrefix is how the names of the directories begin that an agent works in, or was copied to.
+// dirPrefix begins the names of the directories that an agent works in or was copied to.
 const dirPrefix = "oxide-guest-"
 
 // Start starts the driver's node service, once, and returns the agent's directory.
@@ -103,8 +103,8 @@ func (a *Agent) MakeDirs(_ context.Context, paths []string) (Nothing, error) {
 	return Nothing{}, nil
 }
 
-// Close ends what the agent started and lets go of its directory. Volumes that are still mounted
-// are an error that names them, and are not kept mounted.
+// Close ends what the agent started and removes its directory. If volumes are still mounted, it
+// unmounts them and returns an error that names them.
 func (a *Agent) Close() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -118,7 +118,7 @@ func (a *Agent) Close() error {
 	return errors.Join(append(errs, a.dir.remove())...)
 }
 
-// device finds what the guest's sysfs shows of a device number.
+// device finds the device with a device number in the guest's sysfs.
 func (a *Agent) device(number string) (Device, error) {
 	a.mu.Lock()
 	root := a.config.SysfsRoot
@@ -136,7 +136,8 @@ func (a *Agent) device(number string) (Device, error) {
 		number, filepath.Join(root, "block"))
 }
 
-// open opens the place of a volume. Of a raw volume it compares the serial of the device first.
+// open opens the place of a volume. If the volume is raw, it first compares the serial of the
+// device.
 func (a *Agent) open(place Place, open func(string) (*os.File, error)) (*os.File, error) {
 	file, err := open(place.Path)
 	if err != nil || !place.Raw() {

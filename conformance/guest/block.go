@@ -25,27 +25,28 @@ const (
 type Place struct {
 	// Path is a file in a filesystem, or a device.
 	Path string
-	// Serial is that of the device at Path, of a raw volume; "" means that Path is a file. The agent
-	// compares it before it writes, so that a stale path never means another disk.
+	// Serial is the serial of a raw volume's device; "" means that Path is a file. The agent
+	// compares the serial before it writes, so that it never writes another disk through a stale
+	// path.
 	Serial string
 }
 
 // Raw reports whether the place is a device.
 func (p Place) Raw() bool { return p.Serial != "" }
 
-// Pattern is the blocks that a workload keeps in a volume.
+// Pattern describes the blocks that a workload keeps in a volume.
 type Pattern struct {
 	// Seed makes the blocks of one volume differ from those of another.
 	Seed uint64
-	// Generation counts how often the blocks were written. A block of generation 0 is zero.
+	// Generation counts the writes of the blocks. A block of generation 0 is zero.
 	Generation uint64
-	// First is the number of the first block, and Count how many there are.
+	// First is the number of the first block, and Count the number of blocks.
 	First, Count int64
-	// Stride is the distance from one block to the next; 0 is BlockBytes.
+	// Stride is the distance from one block to the next; 0 means BlockBytes.
 	Stride int64
 }
 
-// At returns the pattern as it is in another generation.
+// At returns the pattern in another generation.
 func (p Pattern) At(generation uint64) Pattern {
 	p.Generation = generation
 	return p
@@ -53,7 +54,7 @@ func (p Pattern) At(generation uint64) Pattern {
 
 func (p Pattern) offset(n int64) int64 { return n * max(p.Stride, BlockBytes) }
 
-// check refuses a pattern that cannot be meant.
+// check refuses an impossible pattern.
 func (p Pattern) check() error {
 	if p.Count < 0 || p.Count > maxBlocks || p.First < 0 ||
 		p.Stride != 0 && (p.Stride < BlockBytes || p.Stride%BlockBytes != 0) {
@@ -80,10 +81,10 @@ func (p Pattern) fill(block []byte, n int64) {
 	copy(block[checksumAt:], sum[:])
 }
 
-// Kind is what is found in the place of a block.
+// Kind classifies the content at the place of a block.
 type Kind string
 
-// The kinds of findings.
+// These are the kinds of findings.
 const (
 	Zero            Kind = "zero"
 	OtherGeneration Kind = "another generation"
@@ -93,23 +94,23 @@ const (
 	Missing         Kind = "nothing"
 )
 
-// Finding is one block that is not what was written.
+// Finding is one block that differs from what was written.
 type Finding struct {
 	Block, Offset int64
 	Kind          Kind
-	// What says what is there instead.
+	// What describes the content that was found.
 	What string
 }
 
 // Report is the result of reading a pattern back.
 type Report struct {
-	// Read is the number of blocks that were compared, and Wrong of those that differ.
+	// Read is the number of blocks that were compared, and Wrong the number of those that differ.
 	Read, Wrong int64
-	// Findings are the first of the wrong ones.
+	// Findings are the first of the blocks that differ.
 	Findings []Finding
 }
 
-// Err is nil if every block was right, and otherwise names the first that was not.
+// Err is nil if every block was right. Otherwise it names the first that was not.
 func (r Report) Err() error {
 	if r.Wrong == 0 {
 		return nil
@@ -126,7 +127,8 @@ func (r *Report) add(f Finding) {
 	}
 }
 
-// compare says what is wrong with what was read in the place of block n, or nothing.
+// compare compares the content at the place of block n with the pattern. It returns nil if they
+// are equal.
 func (p Pattern) compare(block []byte, n int64) *Finding {
 	want := make([]byte, BlockBytes)
 	p.fill(want, n)
@@ -154,7 +156,8 @@ func (p Pattern) compare(block []byte, n int64) *Finding {
 	return f
 }
 
-// identify reads which block this is. It reports whether the block is whole.
+// identify reads the seed, the number and the generation of a block. It reports whether the
+// block's checksum is right.
 func identify(block []byte) (p Pattern, whole bool) {
 	p = Pattern{
 		Seed:       binary.LittleEndian.Uint64(block[8:]),
@@ -166,7 +169,7 @@ func identify(block []byte) (p Pattern, whole bool) {
 	return p, string(block[:8]) == blockMark && bytes.Equal(block[checksumAt:], sum[:])
 }
 
-// describeGarbage says what a block that is not whole begins with.
+// describeGarbage returns a description of the first bytes of a block that has no right checksum.
 func describeGarbage(block []byte) string {
 	if p, _ := identify(block); string(block[:8]) == blockMark {
 		return fmt.Sprintf("a torn block that begins as block %d of generation %d of the volume "+

@@ -18,13 +18,13 @@ import (
 	"time"
 )
 
-// Verb is the argument with which a program is started as an agent; it has to call Serve then.
+// Verb is the argument that starts a program as an agent. The program must then call Serve.
 const Verb = "agent"
 
-// endTimeout is how long an agent may take to end.
+// endTimeout limits how long an agent takes to end.
 const endTimeout = 30 * time.Second
 
-// Here runs an agent in this process, which has to be in a mount namespace of its own.
+// Here runs an agent in this process, which must be in a mount namespace of its own.
 func Here(ctx context.Context, c Config) (*Guest, error) {
 	g := &Guest{Name: "this instance", config: c, open: here}
 	return g, g.connect(ctx)
@@ -48,8 +48,8 @@ func here(context.Context) (*link, error) {
 }
 
 // Connect copies this program into another instance and starts it there as an agent. The command
-// runs a shell script in that instance, which is added as its last argument: "ssh b" does. It has
-// to give the script root's rights.
+// must run a shell script, its last argument, in that instance with root's rights, as "ssh b"
+// does.
 func Connect(ctx context.Context, command []string, c Config) (*Guest, error) {
 	g := &Guest{Name: "the instance of " + strings.Join(command, " "), config: c}
 	if len(command) == 0 {
@@ -59,8 +59,8 @@ func Connect(ctx context.Context, command []string, c Config) (*Guest, error) {
 	return g, g.connect(ctx)
 }
 
-// copyScript reads the program from its standard input and prints where it put it. What is cut off
-// leaves nothing.
+// copyScript reads the program from its standard input and prints the path of the copy. A copy
+// that is cut off is removed.
 const copyScript = `set -e; umask 077; ` +
 	`d=$(mktemp -d "${TMPDIR:-/tmp}/` + dirPrefix + `XXXXXXXX"); ` +
 	`trap 'rm -rf "$d"' EXIT; trap 'exit 1' HUP INT PIPE TERM; ` +
@@ -68,10 +68,10 @@ const copyScript = `set -e; umask 077; ` +
 
 const copied = "oxide-guest copied to "
 
-// copiedTo finds where the program was put; such a path needs no quotes in a shell.
+// copiedTo finds the path of the copy. Such a path needs no quotes in a shell.
 var copiedTo = regexp.MustCompile(`(?m)^` + copied + `(/[A-Za-z0-9._/-]+)$`)
 
-// start copies the program, and starts it.
+// start copies the program and starts the copy.
 func start(ctx context.Context, command []string) (*link, error) {
 	self, err := os.Open("/proc/self/exe")
 	if err != nil {
@@ -88,7 +88,7 @@ func start(ctx context.Context, command []string) (*link, error) {
 	match := copiedTo.FindStringSubmatch(said.String())
 	switch {
 	case err != nil && match != nil:
-		// It was copied, and then the connection failed.
+		// The program was copied, and then the connection failed.
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
 		defer cancel()
 		err = errors.Join(err, Shell(clean, command, "rm -rf "+match[1]).Run())
@@ -102,8 +102,8 @@ func start(ctx context.Context, command []string) (*link, error) {
 	return startCopy(ctx, command, match[1])
 }
 
-// Shell is the command with a script as its last argument. It does not get the rack's token, which
-// is in the environment of the program that is run by hand.
+// Shell returns the command with a script as its last argument. Its environment does not contain
+// the rack's token, unlike that of this program.
 func Shell(ctx context.Context, command []string, script string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, command[0], append(command[1:len(command):len(command)],
 		script)...)
@@ -113,15 +113,16 @@ func Shell(ctx context.Context, command []string, script string) *exec.Cmd {
 	return cmd
 }
 
-// startCopy starts the program that was copied into a directory. One that starts removes the copy
-// itself, the shell that of one that does not.
+// startCopy starts the program that was copied into a directory. A program that starts removes
+// the copy itself; otherwise the shell removes it.
 func startCopy(ctx context.Context, command []string, dir string) (*link, error) {
 	script := fmt.Sprintf("%[1]s/agent %[2]s; code=$?; rm -rf %[1]s; exit $code", dir, Verb)
-	// It ends with its standard input, not with ctx.
+	// The command ends when its standard input ends, not when ctx does.
 	cmd := Shell(context.WithoutCancel(ctx), command, script)
 	problem := &tail{}
 	cmd.Stderr = problem
-	// An interrupt at the terminal is not for it. What goes on printing must not hold up its end.
+	// An interrupt at the terminal must not reach the command. A process that keeps the output open
+	// must not delay its end.
 	cmd.SysProcAttr, cmd.WaitDelay = &syscall.SysProcAttr{Setpgid: true}, time.Second
 	stdin, errIn := cmd.StdinPipe()
 	stdout, errOut := cmd.StdoutPipe()
@@ -162,7 +163,7 @@ func startCopy(ctx context.Context, command []string, dir string) (*link, error)
 	return l, nil
 }
 
-// awaitGreeting reads the agent's first line, and passes over what a shell printed before it.
+// awaitGreeting reads the agent's first line, and skips lines that a shell printed before it.
 func awaitGreeting(lines *bufio.Reader) error {
 	for range 100 {
 		line, err := lines.ReadString('\n')
@@ -176,7 +177,7 @@ func awaitGreeting(lines *bufio.Reader) error {
 	return fmt.Errorf("expected the line %q within the first 100, found none", greeting)
 }
 
-// tail keeps the end of what a program prints.
+// tail keeps the last bytes that a program prints.
 type tail struct {
 	mu sync.Mutex
 	// mu guards text.
@@ -191,7 +192,7 @@ func (t *tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// say is the end of a sentence about the program.
+// say returns the end of a sentence about the program: its last output.
 func (t *tail) say() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -12,13 +12,14 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Request is a call of the driver's node service, with its message as protobuf bytes.
+// Request is a call of the driver's node service. Its message is protobuf bytes.
 type Request struct {
 	Method  string
 	Message []byte
 }
 
-// Response is the answer to a Request. Of an error it is the Status, as protobuf bytes, too.
+// Response is the answer to a Request. For an error, Status has the gRPC status as protobuf
+// bytes.
 type Response struct{ Message, Status []byte }
 
 // Invoke calls the driver's node service.
@@ -37,7 +38,7 @@ func (a *Agent) Invoke(ctx context.Context, req Request) (resp Response, err err
 	return resp, err
 }
 
-// rawCodec passes messages through that are bytes already.
+// rawCodec passes on messages that are bytes already.
 type rawCodec struct{}
 
 func (rawCodec) Name() string { return "proto" }
@@ -59,8 +60,8 @@ func (rawCodec) Unmarshal(data []byte, v any) error {
 	return nil
 }
 
-// conn is a connection to the driver's node service in an instance, for the clients that CSI
-// generates. It has no streams.
+// conn is a connection to the driver's node service in an instance, for the generated CSI
+// clients. It has no streams.
 type conn struct{ guest *Guest }
 
 func (c conn) Invoke(
@@ -75,7 +76,7 @@ func (c conn) Invoke(
 }
 
 func (c conn) invoke(ctx context.Context, method string, args, reply any) error {
-	if err := ctx.Err(); err != nil { // as gRPC does, which does not send such a call
+	if err := ctx.Err(); err != nil { // gRPC does not send such a call either
 		return status.FromContextError(err).Err()
 	}
 	in, ok := args.(proto.Message)
@@ -93,7 +94,7 @@ func (c conn) invoke(ctx context.Context, method string, args, reply any) error 
 	case ctx.Err() != nil && err != nil:
 		return status.FromContextError(ctx.Err()).Err()
 	case err != nil:
-		// It is no error of the driver's, and to repeat the call is of no use.
+		// The error is not the driver's, and a repeated call would not help.
 		return status.Errorf(codes.Internal, "%s: %v", method, err)
 	case len(resp.Status) > 0:
 		s := status.New(codes.Unknown, "").Proto()

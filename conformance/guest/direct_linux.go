@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openDirect opens for reading past the page cache. On a filesystem that cannot do so it drops what
-// the cache has of the file.
+// openDirect opens a file for reads that bypass the page cache. On a filesystem without direct
+// reads it drops the cached pages of the file.
 func openDirect(path string) (*os.File, error) {
 	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECT, 0)
 	if !errors.Is(err, unix.EINVAL) {
@@ -24,7 +24,7 @@ func openDirect(path string) (*os.File, error) {
 	return file, nil
 }
 
-// newBuffer allocates memory that direct reads may fill: it begins at a page.
+// newBuffer allocates memory for direct reads. The memory begins at a page.
 func newBuffer(size int) ([]byte, func(), error) {
 	buffer, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
@@ -34,7 +34,7 @@ func newBuffer(size int) ([]byte, func(), error) {
 	return buffer, func() { _ = unix.Munmap(buffer) }, nil
 }
 
-// deviceNumber is the number of an open block device.
+// deviceNumber returns the number of an open block device.
 func deviceNumber(file *os.File) (string, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(file.Fd()), &st); err != nil {
@@ -46,7 +46,8 @@ func deviceNumber(file *os.File) (string, error) {
 	return fmt.Sprintf("%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev)), nil
 }
 
-// filesystemBytes is the size of the filesystem at a path, as a workload asks for it.
+// filesystemBytes returns the size of the filesystem at a path, as statfs reports it to a
+// workload.
 func filesystemBytes(path string) (int64, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(path, &st); err != nil {
@@ -55,7 +56,7 @@ func filesystemBytes(path string) (int64, error) {
 	return int64(st.Blocks) * st.Bsize, nil
 }
 
-// KernelRelease is what uname -r prints.
+// KernelRelease returns the output of uname -r.
 func KernelRelease() (string, error) {
 	var name unix.Utsname
 	if err := unix.Uname(&name); err != nil {

@@ -23,5 +23,5 @@ func newDirectory() (*directory, error) { return nil, errNotLinux }
 
 func (*directory) remove() error { return errNotLinux }
 
-// Sweep has nothing to remove where there are no agents.
+// Sweep does nothing, because there are no agents on this system.
 func Sweep() {}

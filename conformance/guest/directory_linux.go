@@ -12,8 +12,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// directory is a tmpfs of an agent's own. Others see an empty directory, which is locked as long as
-// the agent lives, and which they remove when it was killed.
+// directory is an agent's own tmpfs. Other processes see an empty directory. The agent holds a
+// lock on it as long as it lives, and other agents remove the directory of a killed agent.
 type directory struct {
 	path string
 	lock *os.File
@@ -28,7 +28,7 @@ func newDirectory() (*directory, error) {
 		}
 		d := &directory{path: path}
 		if d.lock, err = lockDirectory(path); err != nil {
-			continue // somebody swept before it was locked
+			continue // another agent swept it before it was locked
 		}
 		err = unix.Mount("oxide-guest", path, "tmpfs", unix.MS_NOSUID, "mode=0700")
 		if err == nil {
@@ -39,7 +39,8 @@ func newDirectory() (*directory, error) {
 	}
 }
 
-// lockDirectory locks a directory that nobody has locked and that still exists.
+// lockDirectory locks a directory that nobody else has locked. It fails if the directory was
+// removed in the meantime.
 func lockDirectory(path string) (*os.File, error) {
 	lock, err := os.Open(path)
 	if err != nil {
@@ -60,14 +61,14 @@ func Sweep() {
 	paths, _ := filepath.Glob(filepath.Join(os.TempDir(), dirPrefix+"*"))
 	for _, path := range paths {
 		if lock, err := lockDirectory(path); err == nil {
-			_ = os.Remove(path) // one with a program in it stays
+			_ = os.Remove(path) // a directory with a program in it stays
 			_ = lock.Close()
 		}
 	}
 }
 
-// remove unmounts the tmpfs with everything below it, and removes the directory. What was still
-// mounted there is an error.
+// remove unmounts the tmpfs with everything below it, and removes the directory. It returns an
+// error that names what was still mounted.
 func (d *directory) remove() error {
 	mounts, err := harness.MountsBelow(d.path)
 	if err == nil && len(mounts) > 1 {

@@ -12,15 +12,15 @@ import (
 	"strings"
 )
 
-// Nothing is the argument or the result of a call that has none.
+// Nothing is the argument or the result of a call that has no argument or no result.
 type Nothing struct{}
 
-// Facts is what an instance says of itself.
+// Facts describes an instance, as seen from inside.
 type Facts struct {
-	// InstanceID is what the firmware reports, by SMBIOS.
+	// InstanceID is the ID that the firmware reports by SMBIOS.
 	InstanceID, Vendor, Kernel string
-	// Tools are the programs that the driver's node service runs, by name, with their paths; one
-	// that is missing is not there.
+	// Tools are the paths of the programs that the driver's node service runs, by name. A missing
+	// program has no entry.
 	Tools   map[string]string
 	Devices []Device
 }
@@ -47,7 +47,7 @@ func (f Facts) With(serial string) []Device {
 // Tools are the programs that the driver's node service runs.
 var Tools = []string{"blkid", "mke2fs", "e2fsck", "resize2fs", "mkfs.xfs", "mkfs.btrfs", "btrfs"}
 
-// Facts reads what the instance says of itself.
+// Facts reads the facts of the instance.
 func (a *Agent) Facts(context.Context, Nothing) (Facts, error) {
 	a.mu.Lock()
 	root := a.config.SysfsRoot
@@ -56,7 +56,7 @@ func (a *Agent) Facts(context.Context, Nothing) (Facts, error) {
 	var errs [2]error
 	f.InstanceID, f.Vendor, errs[0] = Firmware(root)
 	if errors.Is(errs[0], fs.ErrNotExist) {
-		errs[0] = nil // a machine without SMBIOS
+		errs[0] = nil // the machine has no SMBIOS
 	}
 	f.Kernel, errs[1] = KernelRelease()
 	for _, tool := range Tools {
@@ -77,8 +77,8 @@ func Firmware(sysfsRoot string) (instanceID, vendor string, err error) {
 	return strings.ToLower(instanceID), vendor, errors.Join(errID, errVendor)
 }
 
-// Devices reads, from an instance's sysfs, the block devices that have a serial. One that goes
-// meanwhile is left out.
+// Devices reads from an instance's sysfs the block devices that have a serial. It skips a device
+// that disappears in the meantime.
 func Devices(sysfsRoot string) ([]Device, error) {
 	dirs, err := filepath.Glob(filepath.Join(sysfsRoot, "block", "*"))
 	if err != nil {
@@ -115,7 +115,7 @@ func blockDevice(dir string) (Device, error) {
 	return d, errors.Join(errSize, errBlock)
 }
 
-// attribute reads a file of sysfs without the padding of the firmware's fields.
+// attribute reads a file of sysfs and removes the padding of the firmware's fields.
 func attribute(dir, name string) (string, error) {
 	text, err := os.ReadFile(filepath.Join(dir, name))
 	return strings.Trim(string(text), "\x00 \n"), err

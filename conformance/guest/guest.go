@@ -13,11 +13,11 @@ import (
 	"google.golang.org/grpc"
 )
 
-// Guest is the near side of an agent: work inside one instance.
+// Guest calls the agent of one instance.
 type Guest struct {
-	// Name is what errors call the instance.
+	// Name is the instance's name in errors.
 	Name string
-	// Observe, if it is not nil, is told of every call of the driver's node service when it ends.
+	// Observe, if it is not nil, is called at the end of every call of the driver's node service.
 	Observe func(method string, request any, began time.Time, err error)
 
 	config Config
@@ -25,7 +25,7 @@ type Guest struct {
 	calls  atomic.Uint64
 
 	mu sync.Mutex
-	// mu guards what follows.
+	// mu guards the fields below.
 	link *link
 	dir  string
 }
@@ -33,14 +33,14 @@ type Guest struct {
 // link is a connection to an agent.
 type link struct {
 	client *rpc.Client
-	// close ends the agent in order, and kill at once. Both wait for its end.
+	// close ends the agent in order, and kill ends it at once. Both wait for its end.
 	close func() error
 	kill  func()
-	// why says what is known of the end of an agent that does not answer.
+	// why returns what is known about the end of an agent that does not answer.
 	why func() string
 }
 
-// connect makes the link and starts the driver.
+// connect connects to the agent and starts the driver.
 func (g *Guest) connect(ctx context.Context) error {
 	l, err := g.open(ctx)
 	if err != nil {
@@ -59,14 +59,14 @@ func (g *Guest) connect(ctx context.Context) error {
 	return nil
 }
 
-// Reconnect starts a new agent, after the instance was stopped and started. What is left of the old
-// one is ended first.
+// Reconnect starts a new agent after the instance was stopped and started. It ends the old agent
+// first.
 func (g *Guest) Reconnect(ctx context.Context) error {
 	g.Kill()
 	return g.connect(ctx)
 }
 
-// Kill ends the agent at once with all that it started, as the loss of its instance does.
+// Kill ends the agent and all that it started at once, as the loss of its instance does.
 func (g *Guest) Kill() {
 	g.mu.Lock()
 	l := g.link
@@ -75,7 +75,8 @@ func (g *Guest) Kill() {
 	l.kill()
 }
 
-// Close ends the agent and all that it started. What it still had mounted is an error.
+// Close ends the agent and all that it started. It returns an error if volumes were still
+// mounted.
 func (g *Guest) Close() error {
 	g.mu.Lock()
 	l := g.link
@@ -86,10 +87,10 @@ func (g *Guest) Close() error {
 	return nil
 }
 
-// cancelTimeout is how long a canceled call may take to end.
+// cancelTimeout limits how long a canceled call takes to end.
 const cancelTimeout = 10 * time.Second
 
-// do makes a call of the agent. A call whose context ends is canceled there.
+// do calls a method of the agent. When the context ends, it cancels the call in the agent.
 func do[In, Out any](ctx context.Context, g *Guest, method string, args In) (out Out, err error) {
 	c := Call[In]{ID: g.calls.Add(1), Args: args}
 	if deadline, ok := ctx.Deadline(); ok {
@@ -103,11 +104,11 @@ func do[In, Out any](ctx context.Context, g *Guest, method string, args In) (out
 	case <-pending.Done:
 	case <-ctx.Done():
 		l.client.Go("Agent.Cancel", c.ID, &Nothing{}, make(chan *rpc.Call, 1))
-		// What follows must not meet the call at work.
+		// The next call must not meet a canceled call that still runs.
 		select {
 		case <-pending.Done:
 		case <-time.After(cancelTimeout):
-			// Its result may still be written.
+			// The canceled call may still write to out, so another value is returned.
 			var none Out
 			return none, fmt.Errorf("in %s: %w", g.Name, ctx.Err())
 		}
@@ -122,17 +123,17 @@ func do[In, Out any](ctx context.Context, g *Guest, method string, args In) (out
 	return out, nil
 }
 
-// Conn is a connection to the driver's node service in the instance.
+// Conn returns a connection to the driver's node service in the instance.
 func (g *Guest) Conn() grpc.ClientConnInterface { return conn{g} }
 
-// Path is a path below the agent's directory, for volumes.
+// Path returns a path below the agent's directory, for volumes.
 func (g *Guest) Path(elements ...string) string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return filepath.Join(append([]string{g.dir}, elements...)...)
 }
 
-// Facts reads what the instance says of itself.
+// Facts returns the facts of the instance.
 func (g *Guest) Facts(ctx context.Context) (Facts, error) {
 	return do[Nothing, Facts](ctx, g, "Facts", Nothing{})
 }
@@ -154,12 +155,12 @@ func (g *Guest) Write(ctx context.Context, w Writing) error {
 	return err
 }
 
-// Verify reads every block of a pattern from the disk and says which are wrong, and how.
+// Verify reads every block of a pattern from the disk and reports the wrong ones.
 func (g *Guest) Verify(ctx context.Context, place Place, p Pattern) (Report, error) {
 	return do[Reading, Report](ctx, g, "Verify", Reading{place, p})
 }
 
-// Records reads the records that a writer left.
+// Records reads the records that a writer has written.
 func (g *Guest) Records(ctx context.Context, place Place, p Pattern) (Records, error) {
 	return do[Reading, Records](ctx, g, "Records", Reading{place, p})
 }
@@ -179,12 +180,12 @@ func (g *Guest) StartWriter(ctx context.Context, r Recording) (int, error) {
 	return do[Recording, int](ctx, g, "StartWriter", r)
 }
 
-// Acknowledged returns how many records of a writer fsync has acknowledged so far.
+// Acknowledged returns the number of a writer's records that fsync has acknowledged so far.
 func (g *Guest) Acknowledged(ctx context.Context, writer int) (int64, error) {
 	return do[int, int64](ctx, g, "Acknowledged", writer)
 }
 
-// StopWriter stops a writer, and returns what it did.
+// StopWriter stops a writer and returns its result.
 func (g *Guest) StopWriter(ctx context.Context, writer int) (WriterEnd, error) {
 	return do[int, WriterEnd](ctx, g, "StopWriter", writer)
 }

@@ -53,7 +53,7 @@ func newWorld(t *testing.T) *world {
 		config: guest.Config{Plugin: []string{driver}}}
 }
 
-// shell is a command that runs a script with the view of an instance.
+// shell returns a command that runs a script with the view of an instance.
 func (w *world) shell(instance string) []string {
 	view := w.rack.Instance(instance).Guest
 	return []string{"env", "OXIDE_SYSFS_ROOT=" + filepath.Join(view, "sys"),
@@ -88,7 +88,7 @@ func (w *world) must(err error) {
 	}
 }
 
-// attached is a new volume that is attached to an instance, for use there.
+// attached creates a volume and attaches it to an instance.
 func (w *world) attached(g *guest.Guest, instance, access string) *harness.Placement {
 	w.Helper()
 	ctx := w.Context()
@@ -120,7 +120,7 @@ func (w *world) delete(p *harness.Placement) {
 	w.must(err)
 }
 
-// place is where a workload finds a published volume.
+// place returns the place of a published volume.
 func place(p *harness.Placement) guest.Place {
 	if p.Capability.GetBlock() != nil {
 		return guest.Place{Path: p.Target, Serial: p.PublishContext["diskName"]}
@@ -227,7 +227,7 @@ func TestErrorsOfTheDriverPassUnchanged(t *testing.T) {
 
 func TestAnAgentThatEndsLeavesNothing(t *testing.T) {
 	w := newWorld(t)
-	// The agents of other tests have their directories elsewhere.
+	// The agents of other tests have their directories in another place.
 	dir, err := os.MkdirTemp("", "agents-")
 	w.must(err)
 	t.Cleanup(func() {
@@ -262,7 +262,7 @@ func TestAnAgentThatEndsLeavesNothing(t *testing.T) {
 			} else {
 				w.must(err)
 			}
-			// The disk is free: nothing holds its device any more.
+			// Nothing holds the device any more, so the disk can be detached.
 			w.detach(p)
 			w.must(harness.Await(t.Context(), 10*time.Second, func() error {
 				left, err := filepath.Glob(filepath.Join(dir, "*"))
@@ -295,7 +295,7 @@ func TestAnAgentLetsGoOfTheVolumesOfOthers(t *testing.T) {
 		w.must(p.Publish(ctx, node))
 		placed = append(placed, p)
 	}
-	// Its namespace begins as a copy of this one, with the volumes in it.
+	// The agent's namespace begins as a copy of this one, with the volumes in it.
 	b := w.connect("b")
 	for _, p := range placed {
 		w.must(p.Remove(ctx, node))

@@ -11,7 +11,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 )
 
-// TestMain makes this binary an agent when it is started as one.
+// TestMain turns this binary into an agent when it is started as one.
 func TestMain(m *testing.M) {
 	if len(os.Args) == 2 && os.Args[1] == guest.Verb {
 		os.Exit(guest.Main(context.Background()))

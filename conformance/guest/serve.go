@@ -15,12 +15,12 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 )
 
-// greeting is the line with which an agent begins. What a shell prints before it is passed over.
+// greeting is the first line of an agent. A shell may print lines before it, which are skipped.
 const greeting = "oxide-guest agent 1"
 
-// Serve runs an agent for the near side of stdin and stdout, until the end of stdin. It starts the
-// program again with the same arguments, in a mount namespace of its own; both times the program
-// has to call Serve. It removes the copy of the program that Connect made.
+// Serve runs an agent for the Guest at the other end of stdin and stdout, until stdin ends. It
+// starts the program again with the same arguments, in a mount namespace of its own; the program
+// must call Serve both times. It removes the copy of the program that Connect made.
 func Serve(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 	if !namespace.Entered() {
 		if err := removeCopy(); err != nil {
@@ -33,8 +33,8 @@ func Serve(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 	return serve(ctx, stdin, stdout)
 }
 
-// Main is Serve for a program that was started with [Verb]: it serves the standard streams, says
-// what went wrong, and returns the exit status.
+// Main calls Serve in a program that was started with [Verb]. It serves the standard streams,
+// prints an error, and returns the exit status.
 func Main(ctx context.Context) int {
 	if err := Serve(ctx, os.Stdin, os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "agent:", err)
@@ -43,7 +43,8 @@ func Main(ctx context.Context) int {
 	return 0
 }
 
-// removeCopy removes this program's file if Connect copied it here: it runs without it.
+// removeCopy removes this program's file if Connect copied it here. The running program does not
+// need its file.
 func removeCopy() error {
 	path, err := os.Executable()
 	if err != nil {
@@ -67,7 +68,7 @@ func serve(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 	return errors.Join(agent.serve(ctx, stdin, stdout), agent.Close())
 }
 
-// serve answers calls until stdin ends. The calls in progress end with it.
+// serve answers calls until stdin ends. Then it ends the calls in progress.
 func (a *Agent) serve(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -80,7 +81,7 @@ func (a *Agent) serve(ctx context.Context, stdin io.Reader, stdout io.Writer) er
 	return nil
 }
 
-// transport is a connection over two streams.
+// transport is a connection that consists of two streams.
 type transport struct {
 	io.Reader
 	io.Writer
@@ -101,7 +102,7 @@ func (r endReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Call is what every call carries, with its arguments.
+// Call is the arguments of a call, with its ID and timeout.
 type Call[T any] struct {
 	ID uint64
 	// Timeout is 0 for a call without a deadline.
@@ -109,7 +110,7 @@ type Call[T any] struct {
 	Args    T
 }
 
-// service is the agent's methods as package net/rpc wants them.
+// service has the agent's methods in the form that package net/rpc expects.
 type service struct {
 	agent *Agent
 	ctx   context.Context
@@ -119,7 +120,7 @@ type service struct {
 	cancels map[uint64]context.CancelFunc
 }
 
-// answer makes a call, which the near side may cancel.
+// answer runs a call, which the Guest may cancel.
 func answer[In, Out any](s *service, c Call[In], out *Out,
 	do func(context.Context, In) (Out, error),
 ) (err error) {

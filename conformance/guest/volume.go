@@ -15,7 +15,7 @@ import (
 type Writing struct {
 	Place   Place
 	Pattern Pattern
-	// Sync has the blocks on the disk before the call returns.
+	// Sync makes the call return only when the blocks are on the disk.
 	Sync bool
 }
 
@@ -60,7 +60,7 @@ func (a *Agent) Write(ctx context.Context, w Writing) (none Nothing, err error) 
 	return none, nil
 }
 
-// Verify reads every block of a pattern from the disk and says which are wrong, and how.
+// Verify reads every block of a pattern from the disk and reports the wrong ones.
 func (a *Agent) Verify(ctx context.Context, r Reading) (report Report, err error) {
 	if err := r.Pattern.check(); err != nil {
 		return report, err
@@ -78,15 +78,16 @@ func (a *Agent) Verify(ctx context.Context, r Reading) (report Report, err error
 	})
 }
 
-// eachBlock reads the blocks from the pattern's first to the last, which is not read; one that is
-// behind the end is nil. It ends early when next returns false.
+// eachBlock reads the blocks from the first of the pattern up to, but not including, last, and
+// calls next with each. A block behind the end of the file is nil. It ends early when next
+// returns false.
 func (a *Agent) eachBlock(
 	ctx context.Context, r Reading, last int64, next func(n int64, block []byte) bool,
 ) (err error) {
 	file, err := a.open(r.Place, openDirect)
 	if errors.Is(err, fs.ErrNotExist) && !r.Place.Raw() {
 		for n := r.Pattern.First; n < last && next(n, nil); n++ {
-			continue // the file is not there, so that none of its blocks is
+			continue // the file does not exist, so no block exists
 		}
 		return nil
 	}
@@ -118,16 +119,16 @@ func (a *Agent) eachBlock(
 	return nil
 }
 
-// Records is what a writer left on a disk.
+// Records describes the records that a writer has written on a disk.
 type Records struct {
-	// Whole is the number of records that are whole, and Prefix of those before the first that is
-	// not. They are equal if the records have no gap.
+	// Whole is the number of records that are whole. Prefix is the number of those before the first
+	// that is not. They are equal if the records have no gap.
 	Whole, Prefix int64
-	// Gap says what is in the place of the first that is not whole, if whole ones follow it.
+	// Gap describes the first record that is not whole, if whole records follow it.
 	Gap string
 }
 
-// Records reads the records of a writer: those of the pattern that were written.
+// Records reads the records of a writer: the blocks of the pattern that were written.
 func (a *Agent) Records(ctx context.Context, r Reading) (records Records, err error) {
 	if err := r.Pattern.check(); err != nil {
 		return records, err
@@ -156,16 +157,16 @@ func (a *Agent) Records(ctx context.Context, r Reading) (records Records, err er
 	return records, err
 }
 
-// Scan is what a whole device or file holds.
+// Scan describes the content of a whole device or file.
 type Scan struct {
 	Bytes  int64
 	SHA256 string
-	// NonZero is the number of blocks that are not zero, and First says where the first is and what.
+	// NonZero is the number of blocks that are not zero, and First describes the first of them.
 	NonZero int64
 	First   string
 }
 
-// scanPiece is how much is read at a time.
+// scanPiece is the number of bytes that are read at a time.
 const scanPiece = 4 << 20
 
 // Scan reads a whole device or file from the disk.

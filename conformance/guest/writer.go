@@ -12,17 +12,17 @@ import (
 // Recording is the arguments of a running writer.
 type Recording struct {
 	Place Place
-	// Pattern has the records; the writer ends by itself after the last.
+	// Pattern has the records. The writer ends after the last one.
 	Pattern Pattern
 	// Interval is the pause between two records.
 	Interval time.Duration
 }
 
-// WriterEnd is what a writer did.
+// WriterEnd is the result of a writer.
 type WriterEnd struct {
 	// Acknowledged is the number of records that fsync acknowledged.
 	Acknowledged int64
-	// Failed says why it ended before it was stopped, or "".
+	// Failed is the reason why the writer ended before it was stopped, or "".
 	Failed string
 }
 
@@ -30,7 +30,7 @@ type WriterEnd struct {
 type writer struct {
 	acknowledged atomic.Int64
 	cancel       context.CancelFunc
-	// done is closed when the writer has ended; then err says why.
+	// done is closed when the writer has ended; err is its error then.
 	done chan struct{}
 	err  error
 }
@@ -57,7 +57,8 @@ func (a *Agent) StartWriter(_ context.Context, r Recording) (int, error) {
 	return number, nil
 }
 
-// write appends records until it is stopped. Each is on the disk before the next is written.
+// write appends records until it is stopped. It writes a record only when the one before is on
+// the disk.
 func (w *writer) write(ctx context.Context, r Recording, file *os.File) error {
 	block := make([]byte, BlockBytes)
 	timer := time.NewTimer(0)
@@ -96,7 +97,7 @@ func (a *Agent) writer(number int) (*writer, error) {
 	return w, nil
 }
 
-// Acknowledged returns how many records of a writer fsync has acknowledged so far.
+// Acknowledged returns the number of a writer's records that fsync has acknowledged so far.
 func (a *Agent) Acknowledged(_ context.Context, number int) (int64, error) {
 	w, err := a.writer(number)
 	if err != nil {
@@ -105,7 +106,7 @@ func (a *Agent) Acknowledged(_ context.Context, number int) (int64, error) {
 	return w.acknowledged.Load(), nil
 }
 
-// StopWriter stops a writer, and returns what it did.
+// StopWriter stops a writer and returns its result.
 func (a *Agent) StopWriter(_ context.Context, number int) (WriterEnd, error) {
 	w, err := a.writer(number)
 	if err != nil {

@@ -1,6 +1,7 @@
-// Package legal makes a healthy rack hard to judge: it stands between a rack and whoever checks it,
-// and alters when and how the rack answers, in ways that a rack in order, the network before it and
-// the other users of its silo may cause. No verdict may blame the rack for any of them.
+// Package legal makes a healthy rack hard to judge. A proxy stands between a rack and the program
+// that checks it, and alters when and how the rack answers. The alterations are ones that a rack
+// in order, the network in front of it, and the other users of its silo may cause. No verdict may
+// blame the rack for any of them.
 package legal
 
 import (
@@ -23,13 +24,13 @@ import (
 
 // Kind is one legal alteration of a rack.
 type Kind struct {
-	// Name is a word for figures, and Says what the altered rack does.
+	// Name is a word for figures. Says describes what the altered rack does.
 	Name, Says string
-	// Busy is a silo in which Strangers work, and Twins is one in which two runs check the rack.
+	// Busy is a silo in which Strangers work. Twins is a silo in which two runs check the rack.
 	Busy, Twins bool
-	// room, if it is not 0, is how much of the silo's quota is left.
+	// room, if it is not 0, is the free part of the silo's quota.
 	room int64
-	// alter answers a request; nil is the rack's own answer.
+	// alter answers a request. If it is nil, the rack's own answer is returned.
 	alter func(*proxy, http.ResponseWriter, *http.Request)
 }
 
@@ -57,18 +58,19 @@ func Kinds() []Kind {
 	}
 }
 
-// proxy answers for a rack.
+// proxy answers requests in place of a rack.
 type proxy struct {
 	rack *harness.Rack
-	// host is the rack's address, and next the way to it.
+	// host is the rack's address, and next the transport to it.
 	host *url.URL
 	next http.RoundTripper
-	// taking is locked while a snapshot is taken that nobody may see before it is ready.
+	// taking is locked while a snapshot is taken, so that nobody can see the snapshot before it is
+	// ready.
 	taking sync.RWMutex
 
 	mu sync.Mutex
-	// mu guards the rest: the random numbers, how many requests there were, and until when and at
-	// which request the rack is away.
+	// mu guards the fields below: the random numbers, the number of requests, and the time and the
+	// request at which the rack is away.
 	rand     *rand.Rand
 	requests int
 	backAt   time.Time
@@ -77,8 +79,8 @@ type proxy struct {
 	recent []time.Time
 }
 
-// Front puts an alteration before a rack, and returns the address to ask instead of the rack's.
-// Close ends it.
+// Front puts an alteration in front of a rack. The caller sends requests to the returned server
+// instead of the rack, and ends it with Close.
 func Front(ctx context.Context, rack *harness.Rack, k Kind, seed uint64) (*httptest.Server, error) {
 	transport, err := harness.Transport(rack.CA)
 	if err != nil {
@@ -115,12 +117,13 @@ type answer struct {
 	body   []byte
 }
 
-// forward asks the rack. It resets the caller's connection if the rack does not answer.
+// forward sends the request to the rack. If the rack does not answer, it resets the caller's
+// connection.
 func (p *proxy) forward(r *http.Request) answer {
-	// The rack carries a request out although its caller has gone.
+	// The rack carries out a request even if its caller has gone.
 	asked := r.Clone(context.WithoutCancel(r.Context()))
 	asked.URL.Scheme, asked.URL.Host = p.host.Scheme, p.host.Host
-	// The path goes to the rack as it came.
+	// The rack receives the path exactly as it was sent.
 	path, _, _ := strings.Cut(r.RequestURI, "?")
 	asked.URL.Opaque = "//" + p.host.Host + path
 	asked.Host, asked.RequestURI = p.host.Host, ""
@@ -156,13 +159,13 @@ func late(p *proxy, w http.ResponseWriter, r *http.Request) {
 	send(w, a)
 }
 
-// linger keeps a caller waiting.
+// linger makes a caller wait.
 func linger(r *http.Request, pause time.Duration) {
 	backoff := harness.Backoff{Next: pause}
-	_ = backoff.Wait(r.Context()) // a caller that has gone waits no longer
+	_ = backoff.Wait(r.Context()) // a caller that has gone does not wait
 }
 
-// lateness is how long an answer comes after its effect.
+// lateness is the time between the effect of a request and its answer.
 const lateness = 100 * time.Millisecond
 
 func readyEarly(p *proxy, w http.ResponseWriter, r *http.Request) {
@@ -213,7 +216,8 @@ func limited(p *proxy, w http.ResponseWriter, r *http.Request) {
 	send(w, p.forward(r))
 }
 
-// pass counts a request, or returns how long it has to wait if there were too many in a second.
+// pass counts a request. If there were too many in a second, it returns how long the caller must
+// wait.
 func (p *proxy) pass(most int) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -245,11 +249,11 @@ func reset(after bool) func(*proxy, http.ResponseWriter, *http.Request) {
 	}
 }
 
-// absence is how many requests pass between two absences of the rack, on average.
+// absence is the average number of requests between two absences of the rack.
 const absence = 300
 
-// leave reports whether the rack leaves at this request, and is not back yet. It calls gone once,
-// when the rack leaves.
+// leave reports whether the rack is away at this request. It calls gone once, when an absence
+// begins.
 func (p *proxy) leave(gone func() time.Duration) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -311,7 +315,7 @@ func skewed(p *proxy, w http.ResponseWriter, r *http.Request) {
 	send(w, a)
 }
 
-// edited changes each object of a success.
+// edited changes each object in a successful answer.
 func edited(a answer, change func(map[string]any)) answer {
 	var body any
 	decode := json.NewDecoder(bytes.NewReader(a.body))
@@ -334,15 +338,15 @@ func edited(a answer, change func(map[string]any)) answer {
 		}
 	}
 	visit(body)
-	a.body, _ = json.Marshal(body) // it was JSON
+	a.body, _ = json.Marshal(body) // it was parsed from JSON
 	return a
 }
 
-// Strangers works in a rack's project until the context ends, as other users of the silo do: it
-// makes and deletes disks, and starts and stops an instance. All that it made is gone when it
-// returns.
+// Strangers works in a rack's project until the context ends, as other users of the silo do. It
+// creates and deletes disks, and starts and stops an instance. When it returns, everything that
+// it created is gone.
 func Strangers(ctx context.Context, rack *harness.Rack, instance string, seed uint64) error {
-	// The calls outlast the context, so that nothing stays half done.
+	// The calls continue when ctx ends, so that no work stays half done.
 	calls := context.WithoutCancel(ctx)
 	random := rand.New(rand.NewPCG(seed, seed))
 	for n := 0; ctx.Err() == nil; n++ {
@@ -359,7 +363,7 @@ func Strangers(ctx context.Context, rack *harness.Rack, instance string, seed ui
 			return err
 		}
 		pause := harness.Backoff{Next: time.Duration(1+random.IntN(50)) * time.Millisecond}
-		_ = pause.Wait(ctx) // its end is that of the loop
+		_ = pause.Wait(ctx) // the loop's condition ends it
 		if err := rack.DeleteDisk(calls, disk.Id); err != nil {
 			return err
 		}
