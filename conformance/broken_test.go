@@ -19,7 +19,7 @@ import (
 // and conformance/data try every mutation. This test shows that a run reports what they find.
 const sampled = 4
 
-func TestARunNoticesEveryWayInWhichARackIsBroken(t *testing.T) {
+func TestARunNoticesEveryMutationOfARack(t *testing.T) {
 	p := proof.New(t, "broken-racks")
 	run := harness.RunFor(t)
 	mutations, err := rackOf(t, run, harness.RackOptions{}).Admin.Mutations(t.Context())
@@ -102,7 +102,7 @@ func noise(t *testing.T, rack *harness.Rack, seed uint64) {
 // quietRuns is the number of runs that the long form makes.
 const quietRuns = 20
 
-func TestARackInOrderThatIsFarAwayAndBusyIsNoFalseAlarm(t *testing.T) {
+func TestARunPassesOnARackInOrderThatIsSlowAndBusy(t *testing.T) {
 	p := proof.New(t, "false-alarms")
 	run := harness.RunFor(t)
 	runs, args := 1, []string{"run", "--yes", "--only", partRules}
@@ -148,7 +148,7 @@ func TestARackInOrderThatIsFarAwayAndBusyIsNoFalseAlarm(t *testing.T) {
 	p.Figure("runs", runs, "alarms", alarms, "results", results, "checked_again", again)
 }
 
-func TestTheMutationsOfTheRackHaveNamesOfTheirOwn(t *testing.T) {
+func TestTheNamesOfTheRacksMutationsAreUnique(t *testing.T) {
 	mutations, err := rackOf(t, harness.RunFor(t), harness.RackOptions{}).Admin.
 		Mutations(t.Context())
 	if err != nil {

@@ -57,7 +57,7 @@ func made(t *testing.T, rack *harness.Rack, name, description string) string {
 	return disk.Id
 }
 
-func TestCleanLeavesAloneWhatIsNotADeadRuns(t *testing.T) {
+func TestCleanRemovesOnlyTheObjectsOfDeadRuns(t *testing.T) {
 	run := harness.RunFor(t)
 	rack := rackOf(t, run, harness.RackOptions{})
 	strangers(t, rack, "1a2b3c4d")
@@ -108,7 +108,7 @@ func TestCleanLeavesAloneWhatIsNotADeadRuns(t *testing.T) {
 	check()
 }
 
-func TestARunIsDeadOnlyWhereThatCanBeKnown(t *testing.T) {
+func TestARunCountsAsDeadOnlyIfThisMachineCanKnowIt(t *testing.T) {
 	now := time.Now()
 	boot, namespace, _ := strings.Cut(bootID(), " ")
 	host, err := os.Hostname()
@@ -137,7 +137,7 @@ func TestARunIsDeadOnlyWhereThatCanBeKnown(t *testing.T) {
 	}
 }
 
-func TestARunThatBeginsWhileItIsLookedForIsNotTakenForADeadOne(t *testing.T) {
+func TestARunThatBeginsDuringTheSearchDoesNotCountAsDead(t *testing.T) {
 	now := time.Now()
 	first := oxide.Disk{Description: mark{Run: "11111111", Host: "x", Began: &now}.description()}
 	made := oxide.Disk{Description: mark{Run: "11111111"}.description()}
@@ -148,7 +148,7 @@ func TestARunThatBeginsWhileItIsLookedForIsNotTakenForADeadOne(t *testing.T) {
 	}
 }
 
-func TestCleanTellsOfInstancesThatADeadRunLeftOtherwise(t *testing.T) {
+func TestCleanNamesTheInstancesThatADeadRunLeftInAnotherState(t *testing.T) {
 	const running, stopped = oxide.InstanceStateRunning, oxide.InstanceStateStopped
 	r := deadRun{mark: mark{Instances: []string{"here", "second", "helper"}, Helper: "helper"}}
 	for name, want := range map[string][2]oxide.InstanceState{
@@ -165,7 +165,7 @@ func TestCleanTellsOfInstancesThatADeadRunLeftOtherwise(t *testing.T) {
 // deaths are the ways in which a run ends early.
 var deaths = []string{"SIGKILL", "SIGINT", "SIGHUP", "nobody reads", "the rack goes away"}
 
-func TestCleanRemovesWhatARunLeavesThatEndsAtAnyMoment(t *testing.T) {
+func TestCleanRemovesTheRemainsOfARunThatEndsAtAnyMoment(t *testing.T) {
 	p := proof.New(t, "clean-after-death")
 	// A program that starts with SIGHUP ignored, as under nohup, ignores it. The programs here must
 	// not ignore it.
@@ -288,7 +288,7 @@ func lastRequest(t *testing.T, rack *harness.Rack, known int) int {
 	return requests[len(requests)-1].Seq
 }
 
-func TestASecondInterruptEndsARunThatItsRackKeepsFromSweeping(t *testing.T) {
+func TestASecondInterruptEndsARunWhoseRackBlocksTheCleanUp(t *testing.T) {
 	run := harness.RunFor(t)
 	rack := rackOf(t, run, harness.RackOptions{})
 	check := balance(t.Context(), t, rack)

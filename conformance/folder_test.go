@@ -13,7 +13,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-func TestAReportIsWhereTheRunSaysItIs(t *testing.T) {
+func TestARunPrintsTheFolderThatContainsItsReport(t *testing.T) {
 	// A run that begins in the directory of temporary files has its own directory there, too.
 	t.Chdir(t.TempDir())
 	here, err := os.Getwd()
@@ -77,7 +77,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-func TestARunEndsInOrderWhenItsDirectoryIsTakenAway(t *testing.T) {
+func TestARunEndsInOrderWhenItsDirectoryIsRemoved(t *testing.T) {
 	run := harness.RunFor(t)
 	rack := rackOf(t, run, harness.RackOptions{})
 	check := balance(t.Context(), t, rack)

@@ -22,7 +22,7 @@ import (
 // conformance/rules try every alteration.
 const sampledKinds = 3
 
-func TestNoRunBlamesARackForWhatALegalRackMayDo(t *testing.T) {
+func TestNoRunBlamesALegalRack(t *testing.T) {
 	p := proof.New(t, "legal-runs")
 	kinds := legal.Kinds()
 	p.Rand().Shuffle(len(kinds), func(i, j int) { kinds[i], kinds[j] = kinds[j], kinds[i] })

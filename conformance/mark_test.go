@@ -22,7 +22,7 @@ func TestMarkedNamesStayWithinTheLimitAndDistinct(t *testing.T) {
 	}
 }
 
-func TestAnObjectIsOfARunByItsDescriptionOnly(t *testing.T) {
+func TestOnlyTheDescriptionAssignsAnObjectToARun(t *testing.T) {
 	for description, want := range map[string]string{
 		`csi.oxide.computer {"name":"x","cluster":"oxide-conformance-1a2b3c4d"}`:    "1a2b3c4d",
 		`oxide-conformance {"run":"1a2b3c4d"}`:                                      "1a2b3c4d",

@@ -192,7 +192,7 @@ func TestARackThatShowsNoDevicesDoesNotConform(t *testing.T) {
 	check()
 }
 
-func TestARunWhoseTokenExpiresSaysSoAndBlamesNothing(t *testing.T) {
+func TestARunWhoseTokenExpiresReportsThatAndFailsNoResult(t *testing.T) {
 	run := harness.RunFor(t)
 	rack := rackOf(t, run, harness.RackOptions{})
 	fault, err := rack.Admin.AddFault(t.Context(), adminapi.Fault{Phase: adminapi.Instead, Skip: 200,
@@ -216,7 +216,7 @@ func TestARunWhoseTokenExpiresSaysSoAndBlamesNothing(t *testing.T) {
 	check()
 }
 
-func TestTheDisksOfAnInstanceCountForTheBudget(t *testing.T) {
+func TestTheDisksOfAnInstanceCountAgainstTheBudget(t *testing.T) {
 	for name, test := range map[string]struct {
 		limit amount
 		sent  bool
@@ -278,7 +278,7 @@ func TestAPreflightRefusesASiloWithoutRoomForTheRules(t *testing.T) {
 	staysWithinItsNeed(t, p)
 }
 
-func TestABudgetThatIsUsedUpEndsWhatWouldExceedIt(t *testing.T) {
+func TestACreationThatExceedsTheBudgetIsRefused(t *testing.T) {
 	b := newBudget(amount{2, 3})
 	first, err := b.begin(1)
 	if err != nil {

@@ -11,17 +11,18 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// Why a run loses its rack. What fails then says nothing of the rack's rules.
+// These are the reasons why a run loses its rack. Later failures then prove nothing about the
+// rack.
 var (
 	errAway  = errors.New("the rack does not answer any more")
 	errToken = errors.New("the rack does not know the token any more: it has expired, or somebody " +
 		"has deleted it; create another one with oxide auth login")
 )
 
-// lostAfter is how long a rack may be away, or refuse the token.
+// lostAfter is the time after which a rack that is away, or refuses the token, counts as lost.
 const lostAfter = 10 * time.Second
 
-// lost is why nothing more can be learned from the rack, or nil.
+// lost returns the reason why the rack was lost, or nil.
 func (w *job) lost() error {
 	if err := w.loss.Load(); err != nil {
 		return *err
@@ -29,7 +30,8 @@ func (w *job) lost() error {
 	return nil
 }
 
-// askRack asks whether the rack is lost. An error of its is an answer, unless it refuses the token.
+// askRack asks the rack for an answer, and reports whether the rack is lost. An error of the rack
+// is an answer, unless it refuses the token.
 func (w *job) askRack(ctx context.Context) error {
 	if w.lost() != nil || ctx.Err() != nil {
 		return w.lost()
@@ -45,7 +47,7 @@ func (w *job) askRack(ctx context.Context) error {
 			loss = errToken
 			return err
 		case !errors.As(err, &answered):
-			if asking.Err() == nil { // or it had no time to answer
+			if asking.Err() == nil { // otherwise it had no time to answer
 				loss = errAway
 			}
 			return err
@@ -58,7 +60,8 @@ func (w *job) askRack(ctx context.Context) error {
 	return w.lost()
 }
 
-// unlessLost turns a failure into an interruption if the rack is lost; it asks only then.
+// unlessLost turns a failure into an interruption if the rack is lost. It asks the rack only
+// after a failure.
 func (w *job) unlessLost(ctx context.Context, r report.Result) report.Result {
 	if r.Status == report.Failed {
 		if err := w.askRack(ctx); err != nil {

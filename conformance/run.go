@@ -25,7 +25,7 @@ func runVerb(ctx context.Context, p *Program, args []string) (int, error) {
 	if err != nil {
 		return ExitUsage, err
 	}
-	// What a killed run has mounted is gone with it.
+	// In a mount namespace of its own, the mounts of a killed run disappear with it.
 	if err := namespace.Enter(); err != nil {
 		return ExitUsage, err
 	}
@@ -53,7 +53,7 @@ func runVerb(ctx context.Context, p *Program, args []string) (int, error) {
 	return w.finish(ctx)
 }
 
-// describe fills what the report says of this run before it begins.
+// describe fills in the report's description of this run before it begins.
 func (w *job) describe() {
 	host, _ := os.Hostname()
 	w.report.Run.ID, w.report.Run.Mark, w.report.Run.Machine = w.id, w.mark, host
@@ -61,13 +61,13 @@ func (w *job) describe() {
 	w.report.Run.Selected = w.selected()
 	w.report.Run.Budget = w.settings.budget.String()
 	w.report.Run.Began = time.Now().UTC()
-	kernel, _ := guest.KernelRelease() // "" elsewhere than on Linux
+	kernel, _ := guest.KernelRelease() // "" where it is not Linux
 	w.report.Versions = report.Versions{Suite: w.Version, Driver: w.Version, SDK: sdkVersion(),
 		Go: runtime.Version(), Kernel: kernel, OS: osRelease(), Arch: runtime.GOARCH,
 		Tools: toolVersions()}
 }
 
-// sdkVersion is the version of Oxide's client in this program.
+// sdkVersion returns the version of Oxide's client in this program.
 func sdkVersion() string {
 	info, _ := debug.ReadBuildInfo()
 	if info == nil {
@@ -81,7 +81,7 @@ func sdkVersion() string {
 	return ""
 }
 
-// carryOut does all that makes something on the rack, and removes it again.
+// carryOut runs everything that creates objects on the rack, and removes them again.
 func (w *job) carryOut(ctx context.Context) {
 	stop := context.AfterFunc(ctx, func() {
 		w.say("\nInterrupted: removing what the run has made. A second interrupt leaves it to\n%s\n",
@@ -99,7 +99,7 @@ func (w *job) carryOut(ctx context.Context) {
 	if err == nil {
 		err = w.runParts(ctx)
 	}
-	// What a rack that was lost did not do is no fault of its.
+	// A lost rack is not to blame for the error.
 	if err != nil && w.askRack(ctx) == nil {
 		w.incomplete(err)
 	}
@@ -112,7 +112,7 @@ func (w *job) carryOut(ctx context.Context) {
 	w.report.Ledger.After = after.count()
 }
 
-// manifest is the mark of the disk that is made first and deleted last.
+// manifest returns the mark of the disk that is created first and deleted last.
 func (w *job) manifest() mark {
 	host, _ := os.Hostname()
 	m := mark{Run: w.id, Host: host, PID: os.Getpid(), Boot: bootID(), Began: &w.report.Run.Began,
@@ -126,7 +126,7 @@ func (w *job) manifest() mark {
 	return m
 }
 
-// incomplete notes that the run could not be carried to its end.
+// incomplete records that the run could not be completed.
 func (w *job) incomplete(err error) {
 	var attach errAttach
 	if errors.As(err, &attach) {
@@ -138,7 +138,7 @@ func (w *job) incomplete(err error) {
 	w.stopped = errors.Join(w.stopped, err)
 }
 
-// runParts runs what was selected.
+// runParts runs the selected parts.
 func (w *job) runParts(ctx context.Context) error {
 	if err := w.learnHotplug(ctx); err != nil {
 		return err
@@ -164,7 +164,7 @@ func (w *job) runParts(ctx context.Context) error {
 	return err
 }
 
-// selects reports whether one of the parts is to run.
+// selects reports whether one of the parts was selected.
 func (w *job) selects(parts ...string) bool {
 	return slices.ContainsFunc(w.selected(), func(part string) bool {
 		return slices.Contains(parts, part)
@@ -180,7 +180,7 @@ func (w *job) runRules(ctx context.Context) {
 			break
 		}
 		ruled := w.rack.Run(ctx, rule)
-		// The rule's text is Markdown, the report's is not.
+		// The rule's text is Markdown, and the report's is not.
 		says := strings.ReplaceAll(rule.Says, "`", "")
 		result := report.Result{Group: partRules, ID: rule.ID, Name: says, Reason: ruled.Reason,
 			Seconds: ruled.Took.Seconds(), Tries: ruled.Tries, Source: rule.Source,

@@ -13,34 +13,36 @@ import (
 	"text/tabwriter"
 )
 
-// settings are what the command line and the environment say.
+// settings are the values of the command line and the environment.
 type settings struct {
-	// host to devRoot are as the driver's settings of those names. The driver gets them, too.
+	// These fields, from host to devRoot, have the meaning of the driver's settings of those names,
+	// and the run's driver uses them, too.
 	host, token, tokenFile, project, caFile, sysfsRoot, devRoot string
 
-	// only are the parts to run; none means all.
+	// only has the selected parts; if it is empty, all parts run.
 	only []string
-	// budget is what may exist at one time.
+	// budget limits the objects that exist at one time.
 	budget amount
-	// yes runs or cleans without a question.
+	// yes makes the program run or clean without a question.
 	yes bool
-	// report is the folder of the report; "" is one beside the program's caller, named by the run.
+	// report is the folder of the report; "" means a folder in the working directory, named after
+	// the run.
 	report string
-	// release is the operator's name for what the rack runs.
+	// release is the operator's name for the rack's release.
 	release string
-	// second and helper are the names of further instances, and their shells are commands that run a
+	// second and helper are the names of other instances. Their shells are commands that run a
 	// script inside them.
 	second, secondShell, helper, guestShell string
-	// admin is the admin listener of a simulated rack.
+	// admin is the address of a simulated rack's admin listener.
 	admin string
-	// run is the dead run that clean is about.
+	// run is the ID of the dead run that clean removes.
 	run string
 }
 
-// setting is one setting. The flag wins over the variable.
+// setting is one setting. Its flag has precedence over its variable.
 type setting struct {
 	flag, env, preset, usage string
-	// verbs are those that have it.
+	// verbs are the verbs that accept it.
 	verbs string
 	set   func(s *settings, value string) error
 }
@@ -128,14 +130,14 @@ func setBudget(s *settings, value string) error {
 	return nil
 }
 
-// selected are the parts to run, in their order.
+// selected returns the parts to run, in their order.
 func (s *settings) selected() []string {
 	return slices.DeleteFunc(slices.Clone(parts), func(part string) bool {
 		return len(s.only) > 0 && !slices.Contains(s.only, part)
 	})
 }
 
-// parseSettings reads what follows a verb, and the environment.
+// parseSettings parses the arguments after a verb, and the environment.
 func parseSettings(verb string, args []string, getenv func(string) string) (*settings, error) {
 	s := &settings{}
 	flags := flag.NewFlagSet("oxide-conformance "+verb, flag.ContinueOnError)
@@ -173,7 +175,7 @@ func parseSettings(verb string, args []string, getenv func(string) string) (*set
 	return s, s.complete(verb)
 }
 
-// complete reads the token's file and demands what every verb needs that asks a rack.
+// complete reads the token's file, and demands the settings that every verb with a rack needs.
 func (s *settings) complete(verb string) error {
 	if s.tokenFile != "" {
 		token, err := os.ReadFile(s.tokenFile)

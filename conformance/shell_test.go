@@ -17,7 +17,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// shellOf writes a command that runs a script, and returns it.
+// shellOf writes an executable file with a script, and returns its command.
 func shellOf(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "shell")
@@ -25,12 +25,12 @@ func shellOf(t *testing.T, text string) string {
 	return path
 }
 
-func TestAShellThatHangsDoesNotHoldUpAnInterrupt(t *testing.T) {
+func TestAHangingShellDoesNotDelayAnInterrupt(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	const hangs = 15 * time.Second
 	began := time.Now()
-	// The shell is not the one that holds its output.
+	// The process that holds the output open is a child of the shell.
 	shell := shellOf(t, fmt.Sprintf("sleep %d & wait", hangs/time.Second))
 	got := askShell(ctx, "--second-shell", shell, &oxide.Instance{Name: "b"})
 	if took := time.Since(began); got.status != report.Fail || took > hangs/2 {

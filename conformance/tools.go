@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// toolVersions asks the filesystems' tools what they are.
+// toolVersions asks the filesystems' tools for their versions.
 func toolVersions() map[string]string {
 	versions := map[string]string{}
 	for tool, flag := range map[string]string{"mke2fs": "-V", "mkfs.xfs": "-V",
@@ -19,7 +19,7 @@ func toolVersions() map[string]string {
 	return versions
 }
 
-// osRelease is the system's name, or "" if it does not tell.
+// osRelease returns the system's name, or "" if it is unknown.
 func osRelease() string {
 	text, _ := os.ReadFile("/etc/os-release")
 	for line := range strings.Lines(string(text)) {

@@ -10,7 +10,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-func TestWhatCannotBeDoneIsSaidInALineAndDone(t *testing.T) {
+func TestAnImpossibleCommandEndsWithOneLineAndChangesNothing(t *testing.T) {
 	run := harness.RunFor(t)
 	rack := rackOf(t, run, harness.RackOptions{})
 	for name, test := range map[string]struct {
@@ -88,7 +88,7 @@ func TestEveryVerbAndSettingIsInTheHelp(t *testing.T) {
 	}
 }
 
-func TestAPreflightMakesNothingAndSaysWhatARunWouldMeet(t *testing.T) {
+func TestAPreflightCreatesNothingAndReportsWhatARunWouldFind(t *testing.T) {
 	run := harness.RunFor(t)
 	rack := rackOf(t, run, harness.RackOptions{Args: []string{"--token-ttl", "240h"}})
 	p := prepare(t, run, rack, nil, "preflight")
@@ -106,7 +106,7 @@ func TestAPreflightMakesNothingAndSaysWhatARunWouldMeet(t *testing.T) {
 	madeNothing(t, rack)
 }
 
-func TestAPreflightTellsAViewerWhichRoleIsMissing(t *testing.T) {
+func TestAPreflightNamesTheRoleThatAViewerLacks(t *testing.T) {
 	run := harness.RunFor(t)
 	rack := rackOf(t, run, harness.RackOptions{})
 	if err := rack.Admin.Switch(t.Context(), map[string]any{"role": "viewer"}); err != nil {
@@ -120,7 +120,7 @@ func TestAPreflightTellsAViewerWhichRoleIsMissing(t *testing.T) {
 	}
 }
 
-func TestEveryVerbAnswersAQuestionForHelp(t *testing.T) {
+func TestEveryVerbPrintsItsHelp(t *testing.T) {
 	questions := [][]string{{"help"}, {"--help"}, {"-h"}}
 	for verb := range verbs {
 		questions = append(questions, []string{verb, "--help"}, []string{verb, "-h"})
@@ -135,7 +135,7 @@ func TestEveryVerbAnswersAQuestionForHelp(t *testing.T) {
 	}
 }
 
-// set is an environment of names and values in turn.
+// set returns an environment from alternating names and values.
 func set(pairs ...string) map[string]string {
 	env := map[string]string{}
 	for i := 0; i+1 < len(pairs); i += 2 {

@@ -11,9 +11,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/report"
 )
 
-// judge sets the verdict and returns the exit status. A failure outweighs everything; then come
-// what stopped the run, and what the rack blocked. A run in which nothing was passed never
-// conforms.
+// judge sets the verdict and returns the exit status. A failure decides the verdict; next come
+// the reasons that stopped the run, and then the parts that the rack blocked. A run in which
+// nothing passed never conforms.
 func (w *job) judge(ctx context.Context) int {
 	r := w.report
 	failed, passed := r.Count(report.Failed), r.Count(report.Passed)
@@ -21,7 +21,7 @@ func (w *job) judge(ctx context.Context) int {
 		w.stopped = errors.Join(err, w.stopped)
 	}
 	if ctx.Err() != nil {
-		r.Ledger.Left = nil // nobody had the time to delete it
+		r.Ledger.Left = nil // there was no time to delete it
 	}
 	wrong := failed + len(r.Ledger.Left) + len(r.Witness.Findings)
 	switch {
@@ -62,7 +62,7 @@ func (w *job) judge(ctx context.Context) int {
 	return ExitConforms
 }
 
-// notRun lists the parts that were selected, and of which there is no result.
+// notRun lists the selected parts that have no result.
 func notRun(r *report.Report) []string {
 	return slices.DeleteFunc(slices.Clone(r.Run.Selected), func(part string) bool {
 		return slices.ContainsFunc(r.Results, func(result report.Result) bool {

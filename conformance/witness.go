@@ -13,13 +13,13 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// note keeps exchanges for the latencies and for the witness.
+// note keeps exchanges for the latencies and the witness.
 func (w *job) note(exchanges []rules.Exchange) {
 	w.exchanges = append(w.exchanges, exchanges...)
 }
 
-// leaves are the operations of which a call that succeeded leaves at least one in the rack's log:
-// it was done, or the rack was asked whether it is so already.
+// leaves has, for each RPC, the operations of which a successful call leaves at least one in the
+// rack's log: the change itself, or a read that shows that the change was made before.
 var leaves = map[string][]string{
 	"CreateVolume":              {"disk_create"},
 	"DeleteVolume":              {"disk_view", "disk_delete"},
@@ -32,9 +32,9 @@ var leaves = map[string][]string{
 	"GetCapacity":               {"utilization_view", "silo_quotas_view"},
 }
 
-// testify compares what the run says with the request log of a simulated rack. A real rack has no
-// log for us; there the program's own record of its calls has to do, which every result was held
-// against when it came in.
+// testify compares the results of the run with the request log of a simulated rack. A real rack
+// has no log that we can read. There the witness is the program's own record of its calls, which
+// was compared with every result when the result came in.
 func (w *job) testify(ctx context.Context) {
 	w.report.Witness.Source = "this program's own record"
 	if w.admin == nil {
@@ -55,7 +55,7 @@ func (w *job) testify(ctx context.Context) {
 		slices.Concat(unknownTo(log, w.exchanges), unheard(log, w.calls.since(0)))...)
 }
 
-// unknownTo lists the answers that the run has, and of which the rack knows nothing.
+// unknownTo lists the answers of the run that the rack's log does not have.
 func unknownTo(log []adminapi.Request, exchanges []rules.Exchange) (findings []string) {
 	known := map[string]adminapi.Request{}
 	for _, entry := range log {
@@ -63,7 +63,7 @@ func unknownTo(log []adminapi.Request, exchanges []rules.Exchange) (findings []s
 	}
 	for _, e := range exchanges {
 		if e.Status == 0 || e.RequestID == "" {
-			continue // no answer came, or one of a proxy, or one from which a proxy removed the ID
+			continue // no answer, or the answer of a proxy, or a proxy removed the ID
 		}
 		entry, is := known[e.RequestID]
 		switch {
@@ -80,11 +80,11 @@ func unknownTo(log []adminapi.Request, exchanges []rules.Exchange) (findings []s
 	return findings
 }
 
-// unheard lists the calls of the driver that succeeded although the rack was not asked for them.
+// unheard lists the successful calls of the driver for which the rack received no request.
 func unheard(log []adminapi.Request, calls []rpc) (findings []string) {
 	for _, call := range calls {
 		operations := leaves[call.name]
-		isID := call.object == "" || isUUID(call.object) // others do not exist, without asking
+		isID := call.object == "" || isUUID(call.object) // others do not exist: no request
 		if call.code != codes.OK || operations == nil || !isID {
 			continue
 		}
@@ -103,7 +103,7 @@ func during(entry adminapi.Request, call rpc) bool {
 	return !entry.Time.Before(call.began) && !entry.Time.After(call.began.Add(call.took))
 }
 
-// latencies are the times that requests and calls took.
+// latencies returns the durations of requests and calls.
 func (w *job) latencies() []report.Calls {
 	type key struct {
 		kind report.Kind

@@ -15,7 +15,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-func TestAnAnswerThatTheRackDidNotGiveIsFound(t *testing.T) {
+func TestTheWitnessFindsAnAnswerThatTheRackDidNotGive(t *testing.T) {
 	log := []adminapi.Request{{RequestID: "1", Operation: "disk_view", Status: 200},
 		{RequestID: "2", Status: 400}}
 	for name, test := range map[string]struct {
@@ -40,7 +40,7 @@ func TestAnAnswerThatTheRackDidNotGiveIsFound(t *testing.T) {
 	}
 }
 
-func TestACallThatSucceededWithoutTheRackIsFound(t *testing.T) {
+func TestTheWitnessFindsACallThatSucceededWithoutTheRack(t *testing.T) {
 	began := time.Now()
 	at := func(name, object string, code codes.Code) rpc {
 		return rpc{name: name, object: object, code: code, began: began, took: time.Second}
@@ -70,7 +70,7 @@ func TestACallThatSucceededWithoutTheRackIsFound(t *testing.T) {
 	}
 }
 
-func TestASpecThatMadeNoCallItIsAboutIsNotPassed(t *testing.T) {
+func TestASpecWithoutTheCallThatItIsAboutDoesNotPass(t *testing.T) {
 	create, probe := rpc{name: "CreateVolume"}, rpc{name: "Probe"}
 	for name, test := range map[string]struct {
 		spec  string

@@ -45,7 +45,7 @@ func TestEverySkipNeedsAnExplanationAndEveryExplanationASkip(t *testing.T) {
 	}
 }
 
-func TestASpecThatIsHeldBackCountsOnlyWhereItWasChosen(t *testing.T) {
+func TestAPendingSpecCountsAsSkippedOnlyIfItWasChosen(t *testing.T) {
 	held := specReport("held back", types.SpecStatePending, "")
 	held.LeafNodeLabels = []string{"ext4"}
 	for filter, want := range map[string]int{"": 1, "ext4": 1, "xfs": 0} {

@@ -10,7 +10,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-func TestARackWithoutHotplugPassesWhatAHelperAllows(t *testing.T) {
+func TestARackWithoutHotplugPassesTheChecksThatUseTheHelper(t *testing.T) {
 	b := newBench(t, harness.RackOptions{ColdPlug: true})
 	for _, check := range data.Checks() {
 		blocked := check.Blocked(b.Bench)
@@ -30,7 +30,7 @@ func TestARackWithoutHotplugPassesWhatAHelperAllows(t *testing.T) {
 	}
 }
 
-func TestACheckSaysWhatItLacks(t *testing.T) {
+func TestABlockedCheckNamesWhatTheBenchLacks(t *testing.T) {
 	for _, check := range data.Checks() {
 		blocked := check.Blocked(&data.Bench{Hotplug: true})
 		if got, want := blocked == "", !check.Needs.Second && !check.Needs.Helper; got != want {
@@ -39,7 +39,7 @@ func TestACheckSaysWhatItLacks(t *testing.T) {
 	}
 }
 
-func TestTheTableIsComplete(t *testing.T) {
+func TestTheTableOfDataChecksIsComplete(t *testing.T) {
 	ids := map[string]bool{}
 	for _, c := range data.Checks() {
 		if c.ID == "" || ids[c.ID] || c.Says == "" || c.Why == "" || c.Source == "" ||

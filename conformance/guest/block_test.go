@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestAFindingSaysWhatIsInThePlaceOfABlock(t *testing.T) {
+func TestAFindingDescribesTheContentOfAWrongBlock(t *testing.T) {
 	p := Pattern{Seed: 7, Generation: 2, Count: 10}
 	made := func(p Pattern, n int64) []byte {
 		block := make([]byte, BlockBytes)
@@ -63,7 +63,7 @@ func TestAReportNamesTheFirstWrongBlock(t *testing.T) {
 	}
 }
 
-func TestAPatternThatCannotBeMeantIsRefused(t *testing.T) {
+func TestAnImpossiblePatternIsRefused(t *testing.T) {
 	for _, p := range []Pattern{{Count: -1}, {Count: maxBlocks + 1}, {First: -1}, {Stride: 512},
 		{Stride: BlockBytes + 1}} {
 		if p.check() == nil {

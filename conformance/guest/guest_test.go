@@ -128,7 +128,7 @@ func place(p *harness.Placement) guest.Place {
 	return guest.Place{Path: filepath.Join(p.Target, "data")}
 }
 
-func TestAVolumeIsUsedInAnInstanceHereAndElsewhere(t *testing.T) {
+func TestAnAgentUsesAVolumeHereAndInAnotherInstance(t *testing.T) {
 	w := newWorld(t)
 	for _, where := range []struct {
 		instance string
@@ -197,7 +197,7 @@ func (w *world) records(g *guest.Guest, p *harness.Placement) {
 	}
 }
 
-func TestErrorsOfTheDriverPassUnchanged(t *testing.T) {
+func TestTheAgentReturnsTheDriversErrorsUnchanged(t *testing.T) {
 	w := newWorld(t)
 	g := w.connect("b")
 	defer func() { w.must(g.Close()) }()
@@ -283,7 +283,7 @@ func TestAnAgentThatEndsLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestAnAgentLetsGoOfTheVolumesOfOthers(t *testing.T) {
+func TestAnAgentReleasesTheVolumesThatItsNamespaceInherits(t *testing.T) {
 	w := newWorld(t)
 	ctx := t.Context()
 	a := w.here("a")
@@ -305,7 +305,7 @@ func TestAnAgentLetsGoOfTheVolumesOfOthers(t *testing.T) {
 	w.must(errors.Join(b.Close(), a.Close()))
 }
 
-func TestACommandThatDoesNotReachAnInstanceSaysWhy(t *testing.T) {
+func TestConnectReportsWhyACommandDoesNotReachTheInstance(t *testing.T) {
 	for _, c := range []struct {
 		command []string
 		says    string

@@ -27,7 +27,7 @@ var update = flag.Bool("update", false, "write docs/conformance-report.png")
 
 const picture = "../../docs/conformance-report.png"
 
-// tab is a tab of a headless browser, and what the page in it did that it should not.
+// tab is a tab of a headless browser. It records the requests and console messages of the page.
 type tab struct {
 	*testing.T
 	ctx context.Context
@@ -41,7 +41,7 @@ type tab struct {
 // browser is a headless browser.
 type browser struct{ ctx context.Context }
 
-// startBrowser starts a browser, which is closed at the end of the test.
+// startBrowser starts a browser, and closes it at the end of the test.
 func startBrowser(t *testing.T) browser {
 	t.Helper()
 	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.Flag("disable-gpu", true))
@@ -69,7 +69,7 @@ func startBrowser(t *testing.T) browser {
 	return browser{ctx}
 }
 
-// open shows a report in a tab of its own.
+// open shows a report in a new tab.
 func (b browser) open(t *testing.T, r *Report) *tab {
 	t.Helper()
 	dir := t.TempDir()
@@ -100,7 +100,7 @@ func (b *tab) note(event any) {
 	}
 }
 
-// do runs actions that have to succeed.
+// do runs actions, which must succeed.
 func (b *tab) do(actions ...chromedp.Action) {
 	b.Helper()
 	if err := chromedp.Run(b.ctx, actions...); err != nil {
@@ -108,7 +108,7 @@ func (b *tab) do(actions ...chromedp.Action) {
 	}
 }
 
-// evaluate runs a script of the test, since the page has none, and returns its value.
+// evaluate runs a script in the page, which has none of its own, and returns the script's value.
 func evaluate[T any](b *tab, script string) (value T) {
 	b.Helper()
 	b.do(chromedp.Evaluate(script, &value))
@@ -127,7 +127,7 @@ func size(width, height int64) chromedp.Action {
 
 const openAll = `document.querySelectorAll("details").forEach(d => d.open = true)`
 
-func TestThePageInABrowser(t *testing.T) {
+func TestAReportsPageIsReadableInABrowser(t *testing.T) {
 	b := startBrowser(t)
 	for _, test := range []struct {
 		name string
@@ -168,8 +168,8 @@ func (b browser) loadsNothing(t *testing.T) {
 	}
 }
 
-// contrasts returns for every element with text of its own how much it contrasts with what is
-// behind it, as WCAG 2 defines it. Large text needs less, but has to have as much here.
+// contrasts returns, for every element with a text of its own, the contrast between the text and
+// its background as WCAG 2 defines it. WCAG demands less of large text; this test does not.
 const contrasts = `(() => {
 	const channels = colour => colour.match(/[\d.]+/g).map(Number);
 	const luminance = ([r, g, b]) => [r, g, b].map(c => c / 255)
@@ -234,7 +234,7 @@ func (b browser) fitsAPhone(t *testing.T) {
 		page := b.open(t, r)
 		page.do(emulation.SetDeviceMetricsOverride(390, 844, 2, true),
 			chromedp.Evaluate(openAll, nil))
-		for _, font := range []int{100, 125} { // percent: the fonts of other machines are wider
+		for _, font := range []int{100, 125} { // percent, because other machines have wider fonts
 			page.do(chromedp.Evaluate(fmt.Sprintf(
 				`document.documentElement.style.fontSize = "%d%%"`, font), nil))
 			widths := evaluate[[]int](page, `[document.documentElement.scrollWidth,

@@ -5,22 +5,22 @@ import (
 	"slices"
 )
 
-// maxSamples is how many latencies of an operation a report keeps.
+// maxSamples is the number of latencies of an operation that a report keeps.
 const maxSamples = 1000
 
-// Calls are the latencies of one operation. [NewCalls] takes samples in any order and number.
+// Calls has the latencies of one operation. [NewCalls] accepts samples in any order and number.
 type Calls struct {
 	Kind      Kind   `json:"kind"`
 	Operation string `json:"operation"`
-	// Count is the number of calls, Failed that of calls which were answered with an error.
+	// Count is the number of calls. Failed is the number of calls that were answered with an error.
 	Count  int `json:"count"`
 	Failed int `json:"failed"`
-	// Milliseconds are the latencies in milliseconds, sorted: of all calls, or 1000 evenly spaced
-	// ones, the quickest and the slowest included, if there were more.
+	// Milliseconds are the latencies in milliseconds, sorted. If there were more than 1000 calls, it
+	// has 1000 evenly spaced latencies, including the shortest and the longest.
 	Milliseconds []float64 `json:"milliseconds"`
 }
 
-// NewCalls returns the latencies of an operation; the samples are in milliseconds.
+// NewCalls returns the latencies of an operation from samples in milliseconds.
 func NewCalls(kind Kind, operation string, failed int, milliseconds []float64) Calls {
 	sorted := slices.Sorted(slices.Values(milliseconds))
 	calls := Calls{Kind: kind, Operation: operation, Count: len(sorted), Failed: failed,
@@ -35,7 +35,7 @@ func NewCalls(kind Kind, operation string, failed int, milliseconds []float64) C
 }
 
 // Quantile returns the latency in milliseconds that the share q (0 to 1) of the calls did not
-// exceed: a sample, by nearest rank. It returns 0 if there is none.
+// exceed. The result is a sample, chosen by nearest rank, or 0 if there is none.
 func (c Calls) Quantile(q float64) float64 {
 	if len(c.Milliseconds) == 0 {
 		return 0

@@ -13,7 +13,7 @@ type Group struct {
 	Results []Result
 }
 
-// Groups returns the groups in the order of their first results.
+// Groups returns the groups, in the order of their first results.
 func (r *Report) Groups() []Group {
 	var groups []Group
 	for _, result := range r.Results {
@@ -27,10 +27,10 @@ func (r *Report) Groups() []Group {
 	return groups
 }
 
-// Count returns how many results have the status.
+// Count returns the number of results with the status.
 func (r *Report) Count(status Status) int { return Group{Results: r.Results}.Count(status) }
 
-// Count returns how many of the group's results have the status.
+// Count returns the number of the group's results with the status.
 func (g Group) Count(status Status) (n int) {
 	for _, result := range g.Results {
 		if result.Status == status {
@@ -40,7 +40,7 @@ func (g Group) Count(status Status) (n int) {
 	return n
 }
 
-// Seconds returns how long the group's results took together, in seconds.
+// Seconds returns the total duration of the group's results, in seconds.
 func (g Group) Seconds() (sum float64) {
 	for _, result := range g.Results {
 		sum += result.Seconds
@@ -48,9 +48,10 @@ func (g Group) Seconds() (sum float64) {
 	return sum
 }
 
-// Check returns nil if the report adds up: every word is a known one, every result is there once,
-// what did not pass says why, the latencies agree with their counts, and the verdict follows from
-// the results. Else the error names what is wrong, one line each, and at most ten of them.
+// Check returns nil if the report is consistent: every word is a known one, every result occurs
+// once, every result that did not pass has a reason, the latencies agree with their counts, and
+// the verdict follows from the results. Otherwise the error names at most ten faults, one on each
+// line.
 func (r *Report) Check() error {
 	var wrong []error
 	if r.Schema != SchemaVersion {
@@ -118,7 +119,7 @@ func (r *Report) checkResults() (wrong []error) {
 	return wrong
 }
 
-// key is what two reports know a result by.
+// key identifies a result in two reports.
 func (r Result) key() [2]string {
 	if r.ID != "" {
 		return [2]string{r.Group, r.ID}
@@ -126,7 +127,7 @@ func (r Result) key() [2]string {
 	return [2]string{r.Group, r.Name}
 }
 
-// title is a result in a sentence.
+// title describes a result in a sentence.
 func (r Result) title() string {
 	switch {
 	case r.ID == "":
@@ -168,7 +169,7 @@ func (r *Report) checkCalls() (wrong []error) {
 	return wrong
 }
 
-// checkVerdict compares the verdict with what it stands on.
+// checkVerdict demands that the verdict follows from the results.
 func (r *Report) checkVerdict() error {
 	failed, interrupted, blocked := r.Count(Failed), r.Count(Interrupted), r.Count(Blocked)
 	faults := failed + len(r.Ledger.Left) + len(r.Witness.Findings)

@@ -15,7 +15,7 @@ func TestAReportAddsUpOnlyIfEverythingAgrees(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		change func(*Report)
-		// want is part of the error; empty means that the change is allowed.
+		// want is a part of the error; if it is empty, the change is allowed.
 		want string
 	}{
 		{"another schema", func(r *Report) { r.Schema = 2 }, "the schema is 2"},
@@ -81,7 +81,7 @@ func TestAReportAddsUpOnlyIfEverythingAgrees(t *testing.T) {
 	}
 }
 
-// status gives one result of a report the status.
+// status returns a change that gives one result of a report the status.
 func status(s Status) func(*Report) {
 	return func(r *Report) {
 		r.Results[3].Status = s
@@ -110,7 +110,7 @@ func TestAnErrorNamesAtMostTenFaults(t *testing.T) {
 	}
 }
 
-func TestTheGroupsHaveEveryResult(t *testing.T) {
+func TestTheGroupsContainEveryResult(t *testing.T) {
 	r := example()
 	sum, names := map[Status]int{}, ""
 	for _, group := range r.Groups() {
@@ -131,7 +131,7 @@ func TestTheGroupsHaveEveryResult(t *testing.T) {
 	}
 }
 
-func TestLatenciesAreSortedAndFew(t *testing.T) {
+func TestLatenciesAreSortedAndLimitedInNumber(t *testing.T) {
 	samples := make([]float64, 5003)
 	for i := range samples {
 		samples[i] = float64(len(samples) - i)

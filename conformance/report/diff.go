@@ -8,56 +8,58 @@ import (
 	"strings"
 )
 
-// What a change of latency needs to be stated.
+// A change of latency is reported only if it reaches these limits.
 const (
-	// enoughCalls is how many calls of an operation each report needs.
+	// enoughCalls is the number of calls of an operation that each report needs.
 	enoughCalls = 20
-	// muchSlower is how many times as large the larger of two medians is, and muchLater by how many
-	// milliseconds at least.
+	// muchSlower is the least ratio of the larger to the smaller median, and muchLater the least
+	// difference in milliseconds.
 	muchSlower = 1.5
 	muchLater  = 1.0
 )
 
-// Difference is what differs between two reports, A (the earlier one) and B.
+// Difference is the difference between two reports, A (the earlier one) and B.
 type Difference struct {
 	// VerdictA and VerdictB are equal if the verdict did not change.
 	VerdictA, VerdictB Verdict
-	// Facts are what differs of rack, versions and run, apart from names and times.
+	// Facts are the differences of rack, versions and run, except names and times.
 	Facts []FactChange
 	// Same counts the results whose status is the same in both.
 	Same int
 	// Worsened are results that passed in A and not in B, or that failed in B and not in A. Improved
-	// are those that passed in B and not in A. Other changed between blocked, not tested and
-	// interrupted, or from failed to one of them, which is no improvement that anybody has seen.
+	// are results that passed in B and not in A. Other are results that changed between blocked, not
+	// tested and interrupted, or from failed to one of them; nobody has seen that such a result is
+	// better now.
 	Worsened, Improved, Other []ResultChange
-	// New are results of B alone, Gone of A alone.
+	// New are the results of B alone, and Gone those of A alone.
 	New, Gone []Result
-	// NewGroups and GoneGroups count results, too: of groups of which the other report has none, and
-	// was not to have any. In New is of these only what failed.
+	// NewGroups and GoneGroups count the results of groups that the other report was not to run and
+	// does not have. New has only the failed results of these groups.
 	NewGroups, GoneGroups map[string]int
-	// Latencies are the operations whose median changed much.
+	// Latencies are the operations with a large change of the median.
 	Latencies []LatencyChange
-	// Compared counts the operations with enough calls in both, TooFew those without, and OneSided
-	// those that one report alone has.
+	// Compared counts the operations with enough calls in both reports, TooFew those with too few,
+	// and OneSided those that only one report has.
 	Compared, TooFew, OneSided int
-	// LeftA, LeftB, FindingsA and FindingsB count what was left and what the witness found.
+	// LeftA, LeftB, FindingsA and FindingsB count the objects that were left and the findings of the
+	// witness.
 	LeftA, LeftB, FindingsA, FindingsB int
 }
 
 // FactChange is a fact that differs.
 type FactChange struct{ Name, A, B string }
 
-// ResultChange is a result whose status differs.
+// ResultChange is a result with another status.
 type ResultChange struct{ A, B Result }
 
-// LatencyChange is an operation whose median latency differs much.
+// LatencyChange is an operation with a large change of the median latency.
 type LatencyChange struct {
 	A, B Calls
-	// Ratio is the median of B over that of A.
+	// Ratio is the median of B divided by that of A.
 	Ratio float64
 }
 
-// Diff compares two reports.
+// Diff returns the difference between two reports.
 func Diff(a, b *Report) *Difference {
 	d := &Difference{
 		VerdictA: a.Verdict, VerdictB: b.Verdict,
@@ -71,9 +73,10 @@ func Diff(a, b *Report) *Difference {
 	return d
 }
 
-// Worse reports whether anything got worse: the verdict, a result, what was left or what the
-// witness found. A new result that failed counts, too, and one that had passed and is gone although
-// its group was to run. A latency does not: it depends on who else uses the rack.
+// Worse reports whether the verdict, a result, the number of left objects or the findings of the
+// witness got worse. A new result that failed counts, too, and so does a result that passed and
+// is gone although its group was to run. A latency does not count, because it depends on the
+// other users of the rack.
 func (d *Difference) Worse() bool {
 	return badness(d.VerdictB) > badness(d.VerdictA) || len(d.Worsened) > 0 ||
 		d.LeftB > d.LeftA || d.FindingsB > d.FindingsA ||
@@ -81,7 +84,7 @@ func (d *Difference) Worse() bool {
 		slices.ContainsFunc(d.Gone, func(r Result) bool { return r.Status == Passed })
 }
 
-// badness orders the verdicts.
+// badness returns a number that orders the verdicts, the best first.
 func badness(v Verdict) int {
 	return slices.Index(
 		[]Verdict{Conforms, BlockedByRack, Incomplete, InterruptedRun, DoesNotConform}, v)
@@ -187,11 +190,11 @@ func (d *Difference) diffCalls(a, b *Report) {
 	}
 	d.OneSided += len(before)
 	slices.SortStableFunc(d.Latencies, func(x, y LatencyChange) int {
-		return cmp.Compare(y.Ratio, x.Ratio) // the one that is most slower now first
+		return cmp.Compare(y.Ratio, x.Ratio) // the largest slowdown first
 	})
 }
 
-// compare notes a latency that changed much.
+// compare records a latency with a large change.
 func (d *Difference) compare(then, now Calls) {
 	p50, p50Now := then.Quantile(0.5), now.Quantile(0.5)
 	less, more := min(p50, p50Now), max(p50, p50Now)

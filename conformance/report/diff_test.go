@@ -10,8 +10,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// later is a second run against the example's rack: after an upgrade, with one thing better, some
-// worse, and slower attaches.
+// later returns a second report of the example's rack, after an upgrade. One result is better,
+// some are worse, and attaches are slower.
 func later() *Report {
 	r := example()
 	r.Rack.Release, r.Rack.APIVersion = "v22 (August 2026)", "2026073100.0.0"
@@ -62,7 +62,7 @@ Latencies: the p50 of 1 of 17 operations changed by a factor of 1.5 or more
 B is worse than A.
 `
 
-func TestADifferenceIsToldWorseFirst(t *testing.T) {
+func TestADifferenceListsTheWorsenedResultsFirst(t *testing.T) {
 	a, b := example(), later()
 	for i := range b.Calls {
 		if c := &b.Calls[i]; c.Operation == "instance_disk_attach" {
@@ -108,7 +108,7 @@ func TestAReportDoesNotDifferFromItself(t *testing.T) {
 	}
 }
 
-func TestWorseIsWhatShowsLess(t *testing.T) {
+func TestAReportThatProvesLessIsWorse(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		change func(a, b *Report)

@@ -8,8 +8,8 @@ import (
 	"unicode"
 )
 
-// String is the difference as text for a terminal: the verdict, the facts, the results (what is
-// worse first), the latencies, and whether anything got worse.
+// String returns the difference as text for a terminal: the verdict, the facts, the results (the
+// worsened first), the latencies, and whether anything got worse.
 func (d *Difference) String() string {
 	var text strings.Builder
 	d.writeFacts(&text)
@@ -42,7 +42,8 @@ func orNone(s string) string {
 	return "none"
 }
 
-// oneLine keeps a string of a report from changing a terminal.
+// oneLine replaces unprintable characters, which could change the terminal's state, and joins the
+// lines.
 func oneLine(s string) string {
 	clean := strings.Map(func(c rune) rune {
 		if unicode.IsPrint(c) {

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// example is a report as a run against a rack might make it: most of it passed, some of it failed,
-// was blocked or not tested.
+// example returns the report of a run in which most results passed, and some failed, were blocked
+// or were not tested.
 func example() *Report {
 	began := time.Date(2026, 8, 28, 14, 3, 7, 0, time.UTC)
 	return &Report{
@@ -138,7 +138,7 @@ func exampleResults() (results []Result) {
 	return results
 }
 
-// spoil changes what some results of the example are.
+// spoil changes some results of the example.
 func spoil(results []Result) {
 	change := func(i int, status Status, reason string, evidence ...Exchange) {
 		r := &results[i]
@@ -233,13 +233,13 @@ func exampleCalls() (all []Calls) {
 	return all
 }
 
-// minimal is the least report: a run that did not come to its first result.
+// minimal returns the smallest report: a run that ended before its first result.
 func minimal() *Report {
 	return &Report{Schema: SchemaVersion, Verdict: Incomplete, Why: "The rack did not answer.",
 		Rack: Rack{HotPlug: HotPlugUnknown}}
 }
 
-// good is a report of a run in which everything passed, against a simulated rack.
+// good returns the report of a run against a simulated rack in which everything passed.
 func good() *Report {
 	r := example()
 	r.Verdict, r.Why = Conforms, "All 61 results passed."
@@ -251,7 +251,7 @@ func good() *Report {
 	return r
 }
 
-// hostile is a report whose strings try to break out of the page, and out of its width.
+// hostile returns a report with strings that try to break the page's markup or its width.
 func hostile() *Report {
 	r := example()
 	long := strings.Repeat("oxide-", 60)
@@ -265,7 +265,8 @@ func hostile() *Report {
 	return r
 }
 
-// plant calls set for every string in a value that can be reached and set; maps get new keys.
+// plant calls set for every string that can be reached in a value and can be set. The keys of
+// maps are replaced.
 func plant(v reflect.Value, set func(reflect.Value)) {
 	switch v.Kind() {
 	case reflect.String:

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// The elements of a JUnit report, as Jenkins, GitLab and GitHub's actions read them.
+// These are the elements of a JUnit report, as Jenkins, GitLab and GitHub's actions read them.
 type (
 	testSuites struct {
 		XMLName xml.Name `xml:"testsuites"`
@@ -45,9 +45,9 @@ type (
 	}
 )
 
-// junit renders a suite for each group, and one with the verdict, so that a run that never came to
-// its specs is not an empty success. What was blocked or not tested is skipped; what was
-// interrupted is an error.
+// junit renders a suite for each group, and a suite with the verdict, so that a run without any
+// spec does not look like a success. Blocked and untested results are skipped, and interrupted
+// ones are errors.
 func junit(r *Report) ([]byte, error) {
 	all := testSuites{Name: "oxide-conformance"}
 	verdict := Result{Group: "verdict", Name: string(r.Verdict), Status: verdictStatus(r.Verdict),
@@ -72,7 +72,7 @@ func junit(r *Report) ([]byte, error) {
 	return append([]byte(xml.Header), append(text, '\n')...), err
 }
 
-// verdictStatus is the verdict as if it were the result of a spec.
+// verdictStatus converts the verdict to the status of a spec.
 func verdictStatus(v Verdict) Status {
 	switch v {
 	case Conforms:
@@ -82,7 +82,7 @@ func verdictStatus(v Verdict) Status {
 	case DoesNotConform:
 		return Failed
 	}
-	return Interrupted // incomplete, too
+	return Interrupted // and Incomplete
 }
 
 func (s *testSuite) add(result Result) {
@@ -109,7 +109,8 @@ func (s *testSuite) add(result Result) {
 
 func junitSeconds(seconds float64) string { return strconv.FormatFloat(seconds, 'f', 3, 64) }
 
-// evidenceText is evidence as plain text, a line for each exchange and one for its answer.
+// evidenceText returns evidence as plain text: a line for each exchange and a line for its
+// answer.
 func evidenceText(evidence []Exchange) string {
 	var text strings.Builder
 	for _, e := range evidence {

@@ -2,60 +2,62 @@ package report
 
 import "time"
 
-// SchemaVersion is the version of report.json that this package writes and reads. It changes when a
-// property does.
+// SchemaVersion is the version of report.json that this package writes and reads. It changes when
+// a property changes.
 const SchemaVersion = 1
 
-// Report is what one run found. A slice or map may be nil, which report.json shows as empty.
+// Report has the results of one run. A slice or map may be nil, which report.json shows as empty.
 type Report struct {
 	// Schema is the version of the format, SchemaVersion.
 	Schema  int     `json:"schema"`
 	Verdict Verdict `json:"verdict"`
-	// Why is one sentence: the reason for the verdict.
+	// Why gives the reason for the verdict in one sentence.
 	Why      string   `json:"why"`
 	Run      Run      `json:"run"`
 	Rack     Rack     `json:"rack"`
 	Versions Versions `json:"versions"`
-	// Preflight is what was checked before the run, in the order of the checks.
+	// Preflight has the checks before the run, in their order.
 	Preflight []Line   `json:"preflight"`
 	Results   []Result `json:"results"`
-	// Calls are the latencies, one entry for each operation of the API and each RPC.
+	// Calls has the latencies, one entry for each operation of the API and each RPC.
 	Calls   []Calls `json:"calls"`
 	Ledger  Ledger  `json:"ledger"`
 	Witness Witness `json:"witness"`
-	// CleanUp is the command that deletes what this run has left on the rack and on the machine.
+	// CleanUp is the command that removes the remains of this run from the rack and the machine.
 	CleanUp string `json:"clean_up"`
 }
 
-// Verdict is the result of a run. A failed result outweighs everything else.
+// Verdict is the result of a run. One failed result decides it.
 type Verdict string
 
-// The verdicts, from the best to the worst.
+// These are the verdicts, from the best to the worst.
 const (
-	// Conforms: everything that was tested passed.
+	// Conforms means that everything that was tested passed.
 	Conforms Verdict = "conforms"
-	// BlockedByRack: nothing failed, but the rack lacks a feature that part of the run needs.
+	// BlockedByRack means that nothing failed, but the rack lacks a feature that a part of the run
+	// needs.
 	BlockedByRack Verdict = "blocked"
-	// Incomplete: nothing failed, but the run could not be carried to its end.
+	// Incomplete means that nothing failed, but the run could not be completed.
 	Incomplete Verdict = "incomplete"
-	// InterruptedRun: nothing failed, but somebody stopped the run.
+	// InterruptedRun means that nothing failed, but somebody stopped the run.
 	InterruptedRun Verdict = "interrupted"
-	// DoesNotConform: at least one result failed, or the run left something or was contradicted.
+	// DoesNotConform means that at least one result failed, that the run left something, or that the
+	// witness contradicted it.
 	DoesNotConform Verdict = "does not conform"
 )
 
-// Run says which run it was and how it was started.
+// Run identifies the run and describes how it was started.
 type Run struct {
 	ID string `json:"id"`
-	// Mark begins the names of everything that the run makes.
+	// Mark begins the names of all objects that the run creates.
 	Mark  string    `json:"mark"`
 	Began time.Time `json:"began"`
 	Ended time.Time `json:"ended"`
-	// Machine is the host name of the machine that the program ran on.
+	// Machine is the host name of the machine that ran the program.
 	Machine string `json:"machine"`
-	// Instance is the name of the rack's instance that the machine is, Second that of another one
-	// which volumes moved to, Helper that of one which was started and stopped. Empty if there was
-	// none.
+	// Instance is the name of this machine's instance. Second is the name of the instance to which
+	// volumes moved. Helper is the name of the instance that was started and stopped. A name is
+	// empty if there was no such instance.
 	Instance string `json:"instance"`
 	Second   string `json:"second"`
 	Helper   string `json:"helper"`
@@ -63,34 +65,34 @@ type Run struct {
 	Command []string `json:"command"`
 	// Selected are the groups that were to run.
 	Selected []string `json:"selected"`
-	// Budget is what the run might use, in words: "12 disks of 2 GiB, 40 min".
+	// Budget is the limit of the run, in words: "12 disks of 2 GiB, 40 min".
 	Budget string `json:"budget"`
 }
 
-// Rack describes the rack that the run was made against.
+// Rack describes the rack of the run.
 type Rack struct {
 	Host       string `json:"host"`
 	APIVersion string `json:"api_version"`
 	Project    string `json:"project"`
-	// HotPlug says whether the rack attaches disks to running instances.
+	// HotPlug states whether the rack attaches disks to running instances.
 	HotPlug HotPlug `json:"hot_plug"`
-	// Release is the rack's release in the operator's words; the API does not tell it.
+	// Release is the operator's name for the rack's release, because the API does not report one.
 	Release string `json:"release"`
-	// Simulated is true for a simulated rack, whose results say nothing of a real one.
+	// Simulated is true for a simulated rack. Its results prove nothing about a real one.
 	Simulated bool `json:"simulated"`
 }
 
-// HotPlug answers whether a rack attaches disks to running instances.
+// HotPlug states whether a rack attaches disks to running instances.
 type HotPlug string
 
-// The answers.
+// These are the values of HotPlug.
 const (
 	HotPlugYes     HotPlug = "yes"
 	HotPlugNo      HotPlug = "no"
 	HotPlugUnknown HotPlug = "unknown"
 )
 
-// Versions of all that took part.
+// Versions are the versions of the programs and systems of the run.
 type Versions struct {
 	Suite  string `json:"suite"`
 	Driver string `json:"driver"`
@@ -99,7 +101,7 @@ type Versions struct {
 	Kernel string `json:"kernel"`
 	OS     string `json:"os"`
 	Arch   string `json:"arch"`
-	// Tools are the programs that the driver runs, such as mkfs.ext4, and their versions.
+	// Tools are the versions of the programs that the driver runs, such as mkfs.ext4.
 	Tools map[string]string `json:"tools"`
 }
 
@@ -107,7 +109,7 @@ type Versions struct {
 type Line struct {
 	Name   string     `json:"name"`
 	Status LineStatus `json:"status"`
-	// Found is what the check found, Advice what to do about it if anything.
+	// Found is the result of the check. Advice is what the operator should do, if anything.
 	Found  string `json:"found"`
 	Advice string `json:"advice"`
 }
@@ -115,7 +117,7 @@ type Line struct {
 // LineStatus is the result of a check of the preflight.
 type LineStatus string
 
-// The results of a check.
+// These are the results of a check.
 const (
 	Pass LineStatus = "pass"
 	Warn LineStatus = "warn"
@@ -123,40 +125,41 @@ const (
 	Skip LineStatus = "skip"
 )
 
-// Result is that of one rule or spec.
+// Result is the result of one rule or spec.
 type Result struct {
-	// Group is what it belongs to: "rules", "ext4", "xfs", "btrfs", "block" or "data".
+	// Group is the result's group: "rules", "ext4", "xfs", "btrfs", "block" or "data".
 	Group string `json:"group"`
-	// ID is short and unique in its group, such as "A12"; a spec without one has its name only.
+	// ID is short and unique in its group, such as "A12". A spec without an ID has only its name.
 	ID     string `json:"id"`
 	Name   string `json:"name"`
 	Status Status `json:"status"`
-	// Seconds is how long it took, in seconds.
+	// Seconds is the duration in seconds.
 	Seconds float64 `json:"seconds"`
-	// Reason is why it failed, or why it was blocked, not tested or interrupted. Empty if it passed.
+	// Reason explains a result that failed, or that was blocked, not tested or interrupted. It is
+	// empty if the result passed.
 	Reason string `json:"reason"`
-	// Tries is how often it was run; 0 if it was not.
+	// Tries is the number of times that it ran.
 	Tries int `json:"tries"`
-	// Source cites where a rule comes from.
+	// Source cites the source of a rule.
 	Source string `json:"source"`
-	// Evidence is what was asked and answered, in order.
+	// Evidence has the requests and answers, in order.
 	Evidence []Exchange `json:"evidence"`
 }
 
-// Status of a result.
+// Status is the status of a result.
 type Status string
 
-// The statuses of results.
+// These are the statuses of results.
 const (
 	Passed Status = "passed"
 	Failed Status = "failed"
-	// Blocked: the rack lacks what the spec needs.
+	// Blocked means that the rack lacks a feature that the spec needs.
 	Blocked Status = "blocked"
-	// NotTested: this run did not try, for another reason.
+	// NotTested means that this run did not try the spec, for another reason.
 	NotTested Status = "not_tested"
-	// NotApplicable: it is about what the driver does not offer.
+	// NotApplicable means that the spec is about a feature that the driver does not offer.
 	NotApplicable Status = "not_applicable"
-	// Interrupted: it ran when somebody stopped the run.
+	// Interrupted means that the spec ran when somebody stopped the run.
 	Interrupted Status = "interrupted"
 )
 
@@ -170,7 +173,7 @@ type Exchange struct {
 	Kind Kind `json:"kind"`
 	// Operation is the name of the API's operation, such as "disk_create", or of the RPC.
 	Operation string `json:"operation"`
-	// Method, Path and Status (a code of HTTP) are those of an API call.
+	// Method, Path and Status (an HTTP status) belong to a call of the API.
 	Method string `json:"method,omitempty"`
 	Path   string `json:"path,omitempty"`
 	Status int    `json:"status,omitempty"`
@@ -181,14 +184,15 @@ type Exchange struct {
 	RequestID string `json:"request_id,omitempty"`
 	// Milliseconds is the time from the request to the end of the answer, in milliseconds.
 	Milliseconds float64 `json:"milliseconds"`
-	// Answer is an excerpt of the answer. Redact before you cut: half a secret is not found.
+	// Answer is an excerpt of the answer. Redact an answer before you cut it, because Write does not
+	// find half a secret.
 	Answer string `json:"answer,omitempty"`
 }
 
-// Kind of a call.
+// Kind is the kind of a call.
 type Kind string
 
-// The kinds of calls.
+// These are the kinds of calls.
 const (
 	API Kind = "api"
 	RPC Kind = "rpc"
@@ -196,20 +200,20 @@ const (
 
 // Ledger counts what existed before and after the run.
 type Ledger struct {
-	// Before and After count objects by their kind: disks, snapshots, instances, attachments,
-	// devices, mounts.
+	// Before and After count objects by kind: disks, snapshots, instances, attachments, devices,
+	// mounts.
 	Before map[string]int `json:"before"`
 	After  map[string]int `json:"after"`
-	// Left names each object of the run that still exists, or that the driver should have deleted
-	// and the run had to.
+	// Left names the objects of the run that still exist, and those that the run had to delete
+	// because the driver did not.
 	Left []string `json:"left"`
 }
 
-// Witness is a second account of the run, which the results are compared with.
+// Witness is a second record of the run, with which the results are compared.
 type Witness struct {
-	// Source is where it comes from: "the rack's request log", "this program's own record".
+	// Source names the record: "the rack's request log", "this program's own record".
 	Source string `json:"source"`
-	// Findings are its contradictions of the results, one sentence each. A run with one does not
-	// conform.
+	// Findings are the contradictions between the record and the results, one sentence each. A run
+	// with a finding does not conform.
 	Findings []string `json:"findings"`
 }

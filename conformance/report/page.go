@@ -26,14 +26,14 @@ var pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{
 	"join":         func(words []string) string { return strings.Join(words, ", ") },
 }).ParseFS(pageFiles, "page/*.tmpl"))
 
-// pageView is what the template shows.
+// pageView has the values for the template.
 type pageView struct {
 	*Report
 	Style    template.CSS
 	Headline string
-	// Tone is the class that colours the verdict.
+	// Tone is the CSS class with the verdict's colour.
 	Tone Status
-	// Took is the duration of the run, or empty if it is not known.
+	// Took is the duration of the run. It is empty if the duration is unknown.
 	Took   string
 	Shares []share
 	Groups []groupOnPage
@@ -45,7 +45,7 @@ type pageView struct {
 	Tools    []fact
 }
 
-// share is the part of the results that has a status, in percent of all.
+// share is the percentage of the results that have a status.
 type share struct {
 	Status   Status
 	Count    int
@@ -64,15 +64,16 @@ type resultOnPage struct {
 	Anchor string
 }
 
-// Open reports whether the details are shown without a click: those of what did not pass.
+// Open reports whether the page shows the details without a click. It does so for results that
+// did not pass.
 func (r resultOnPage) Open() bool { return r.Status != Passed }
 
-// HasDetails reports whether there is more to show than the line.
+// HasDetails reports whether there are details to show.
 func (r resultOnPage) HasDetails() bool {
 	return r.Reason != "" || r.Source != "" || r.Tries > 1 || len(r.Evidence) > 0
 }
 
-// untested are the results that give the same reason for not having been tested.
+// untested has the results that were not tested for the same reason.
 type untested struct {
 	Status  Status
 	Reason  string
@@ -83,7 +84,7 @@ type untested struct {
 type counted struct {
 	Kind          string
 	Before, After int
-	// Change is the difference in words.
+	// Change describes the difference in words.
 	Change string
 }
 
@@ -160,7 +161,8 @@ func groupTitle(name string) string {
 	return name
 }
 
-// shares divides the results by status, in the order of Statuses reversed: what passed first.
+// shares returns the share of each status, in the reversed order of Statuses: passed results
+// first.
 func shares(results []Result) (all []share) {
 	order := Statuses()
 	slices.Reverse(order)

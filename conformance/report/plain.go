@@ -6,9 +6,10 @@ import (
 	"unicode"
 )
 
-// Plain replaces what a terminal or a page would obey rather than show: control characters but line
-// feeds and tabs, invisible marks, of which some turn the direction of writing, and what is no
-// UTF-8. Texts of a rack may have any of them.
+// Plain replaces everything in a text that a terminal or a page would interpret instead of
+// showing it: control characters except line feeds and tabs, invisible marks, some of which
+// change the direction of writing, and bytes that are not UTF-8. Texts of a rack may contain any
+// of them.
 func Plain(text string) string {
 	return strings.Map(func(r rune) rune {
 		if r != '\n' && r != '\t' && (unicode.IsControl(r) || unicode.Is(unicode.Cf, r) ||
@@ -19,10 +20,10 @@ func Plain(text string) string {
 	}, strings.ToValidUTF8(text, string(unicode.ReplacementChar)))
 }
 
-// PlainWriter writes Plain text. Each Write has to have whole characters.
+// PlainWriter writes its text through Plain. Each Write must consist of whole characters.
 type PlainWriter struct{ To io.Writer }
 
-// Write writes what is plain in the text.
+// Write writes the plain text.
 func (w PlainWriter) Write(text []byte) (int, error) {
 	if _, err := io.WriteString(w.To, Plain(string(text))); err != nil {
 		return 0, err

@@ -25,7 +25,7 @@ func TestTextOfARackIsPlain(t *testing.T) {
 	}
 }
 
-func TestNoFileOfAReportHasWhatATerminalOrAPageObeys(t *testing.T) {
+func TestNoFileOfAReportContainsControlCharacters(t *testing.T) {
 	r, dir := example(), t.TempDir()
 	r.Results[0].Name, r.Why = "\x1b]0;title\x07", "\u202esmrofnoc"
 	if err := Write(dir, r); err != nil {
@@ -44,7 +44,7 @@ func TestNoFileOfAReportHasWhatATerminalOrAPageObeys(t *testing.T) {
 	}
 }
 
-func TestTheHeadlineNamesWhatWasRunIfNotAllWas(t *testing.T) {
+func TestTheHeadlineNamesTheGroupsOfAPartialRun(t *testing.T) {
 	r := good()
 	r.Run.Selected = []string{"data"}
 	page, err := renderPage(r)

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// The size of a plot, in the units of its viewBox, which are pixels on a large screen.
+// This is the size of a plot in units of its viewBox, which are pixels on a large screen.
 const (
 	plotWidth  = 320.0
 	plotHeight = 26.0
@@ -16,25 +16,25 @@ const (
 	barStep    = 4.0
 )
 
-// latencies are the calls of one kind, plotted.
+// latencies has the plots of the calls of one kind.
 type latencies struct {
 	Title string
 	Axis  axis
 	Rows  []latencyRow
 }
 
-// latencyRow is one operation: numbers and their plot.
+// latencyRow has the numbers of one operation and their plot.
 type latencyRow struct {
 	Calls
 	P50, P95, Max string
-	// Text is the plot in words.
+	// Text describes the plot in words.
 	Text string
 	// Bars is a path with a bar for each interval of time in which calls ended.
 	Bars             string
 	XP50, XP95, XMax string
 }
 
-// axis is logarithmic, over whole powers of ten of a millisecond.
+// axis is a logarithmic axis over whole powers of ten of a millisecond.
 type axis struct {
 	low, high float64
 	Ticks     []tick
@@ -42,7 +42,8 @@ type axis struct {
 
 type tick struct{ X, Label string }
 
-// newAxis returns the axis that shows all latencies of a report. Less than 0.1 ms counts as 0.1 ms.
+// newAxis returns an axis that covers all latencies of a report. It treats less than 0.1 ms as
+// 0.1 ms.
 func newAxis(all []Calls) axis {
 	a := axis{low: math.Inf(1), high: math.Inf(-1)}
 	for _, calls := range all {
@@ -64,7 +65,7 @@ func newAxis(all []Calls) axis {
 
 func decade(ms float64) float64 { return math.Log10(max(ms, 0.1)) }
 
-// powerOfTen is a label of the axis: "10 ms", "1 s", "100 s".
+// powerOfTen returns a label of the axis: "10 ms", "1 s", "100 s".
 func powerOfTen(power float64) string {
 	if power >= 3 {
 		return fmt.Sprintf("%g s", math.Pow(10, power-3))
@@ -72,18 +73,18 @@ func powerOfTen(power float64) string {
 	return fmt.Sprintf("%g ms", math.Pow(10, power))
 }
 
-// x returns where a latency is on the axis.
+// x returns the position of a latency on the axis.
 func (a axis) x(ms float64) float64 { return a.at(decade(ms)) }
 
-// at returns where a power of ten of a millisecond is on the axis.
+// at returns the position of a power of ten of a millisecond on the axis.
 func (a axis) at(power float64) float64 {
 	return plotMargin + (power-a.low)/(a.high-a.low)*(plotWidth-2*plotMargin)
 }
 
 func pixels(x float64) string { return fmt.Sprintf("%.1f", x) }
 
-// plots returns the latencies of the API and of the RPCs on one axis, and nothing for a kind
-// without calls.
+// plots returns the latencies of the API and of the RPCs on one axis. A kind without calls is
+// left out.
 func plots(all []Calls) []latencies {
 	a := newAxis(all)
 	var found []latencies
@@ -122,8 +123,8 @@ func (a axis) row(calls Calls) latencyRow {
 	return row
 }
 
-// bars returns the path of the bars. A bar's height is proportional to the square root of the
-// number of calls in it, so that a single slow one is still seen.
+// bars returns the path of the bars. The height of a bar is proportional to the square root of
+// its number of calls, so that a single slow call stays visible.
 func (a axis) bars(samples []float64) string {
 	heights := map[int]float64{}
 	highest := 0.0

@@ -14,7 +14,7 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6"
 )
 
-// maxBytes bounds what Read takes into memory; a large report has a tenth of it.
+// maxBytes limits the bytes that Read loads into memory. A large report has a tenth of it.
 const maxBytes = 256 << 20
 
 // schemaText is the JSON Schema of report.json.
@@ -35,8 +35,8 @@ var compiledSchema = sync.OnceValues(func() (*jsonschema.Schema, error) {
 	return compiler.Compile("report.schema.json")
 })
 
-// Read reads a report back: path is its folder or its report.json. It accepts only what has the
-// schema and adds up.
+// Read reads a report from path, which is its folder or its report.json. It accepts only a report
+// that matches the schema and is consistent.
 func Read(path string) (*Report, error) {
 	if info, err := os.Stat(path); err == nil && info.IsDir() {
 		path = filepath.Join(path, jsonFile)
@@ -81,7 +81,7 @@ func decode(text []byte) (*Report, error) {
 	return &r, nil
 }
 
-// validate compares a document with the schema. Its error names the first place that differs.
+// validate compares a document with the schema. Its error names the first difference.
 func validate(document any) error {
 	schema, err := compiledSchema()
 	if err != nil {

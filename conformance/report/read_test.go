@@ -12,7 +12,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-func TestAReportThatIsWrongIsRefusedWithASentence(t *testing.T) {
+func TestAnInvalidReportIsRefusedWithASentence(t *testing.T) {
 	valid := string(must(encode(good().scrub(nil)))(t))
 	for _, test := range []struct {
 		name, from, to, want string
@@ -51,7 +51,7 @@ func TestAReportThatIsWrongIsRefusedWithASentence(t *testing.T) {
 	}
 }
 
-func TestAFolderWithoutAReportSaysWhatIsExpected(t *testing.T) {
+func TestReadingAFolderWithoutAReportNamesWhatIsExpected(t *testing.T) {
 	for _, path := range []string{t.TempDir(), "/nowhere/at/all"} {
 		_, err := Read(path)
 		if err == nil || !strings.Contains(err.Error(), "expected a folder that oxide-conformance") {
@@ -64,7 +64,7 @@ func FuzzRead(f *testing.F) {
 	small := good()
 	small.Results, small.Preflight = small.Results[:1], small.Preflight[:1]
 	small.Calls = []Calls{NewCalls(RPC, "Probe", 1, []float64{1, 2.5, 300})}
-	for _, r := range []*Report{small, minimal()} { // a fuzzer is slow with large seeds
+	for _, r := range []*Report{small, minimal()} { // large seeds make a fuzzer slow
 		text, err := encode(r.scrub(nil))
 		if err != nil {
 			f.Fatal(err)
@@ -100,7 +100,7 @@ func FuzzRead(f *testing.F) {
 	})
 }
 
-func TestWriteThenReadIsTheIdentity(t *testing.T) {
+func TestReadReturnsAnyReportThatWasWritten(t *testing.T) {
 	dir := t.TempDir()
 	rapid.Check(t, func(t *rapid.T) {
 		want := drawReport(t)
@@ -117,7 +117,7 @@ func TestWriteThenReadIsTheIdentity(t *testing.T) {
 	})
 }
 
-// drawReport draws a report that adds up.
+// drawReport draws a random consistent report.
 func drawReport(t *rapid.T) *Report {
 	word := rapid.Map(rapid.String(), Plain)
 	words := rapid.SliceOfN(word, 0, 3)

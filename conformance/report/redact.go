@@ -13,12 +13,12 @@ import (
 	"time"
 )
 
-// redacted is what stands in place of a secret.
+// redacted replaces a secret.
 const redacted = "[redacted]"
 
-// Redactor returns what replaces each of the secrets by "[redacted]", as it is and escaped: for
-// URLs, HTML and JSON, in hexadecimal digits and in base64, in which it may be part of something
-// longer. A secret without a character but spaces counts as none.
+// Redactor returns a replacer that replaces each secret with "[redacted]". It finds a secret
+// unchanged; escaped for URLs, HTML and JSON; in hexadecimal digits; and in base64, where the
+// secret may be a part of a longer text. It ignores a secret that consists of spaces only.
 func Redactor(secrets ...string) *strings.Replacer {
 	var found []string
 	for _, secret := range secrets {
@@ -32,7 +32,7 @@ func Redactor(secrets ...string) *strings.Replacer {
 	return strings.NewReplacer(pairs...)
 }
 
-// forms are the ways in which a secret may be written.
+// forms returns the ways in which a secret may be written.
 func forms(secret string) []string {
 	if strings.TrimSpace(secret) == "" {
 		return nil
@@ -60,17 +60,17 @@ func lowerEscapes(escaped string) string {
 	return strings.Join(parts, "%")
 }
 
-// base64Forms are what base64 of something that contains the secret contains, wherever the secret
-// begins in it: the characters that stand for bytes of the secret alone. Short ones are left out,
-// because they occur by chance.
+// base64Forms returns the characters that base64 of a longer text contains for the secret, for
+// each position at which the secret can begin. The characters depend on bytes of the secret
+// alone. Short results are left out, because they occur by chance.
 func base64Forms(secret string) (all []string) {
 	for _, encoding := range []*base64.Encoding{base64.StdEncoding, base64.URLEncoding} {
 		all = append(all, encoding.EncodeToString([]byte(secret)))
 		for before := range 3 {
 			padded := strings.Repeat("\x00", before) + secret
 			encoded := encoding.WithPadding(base64.NoPadding).EncodeToString([]byte(padded))
-			first := (8*before + 5) / 6 // the first character of the secret's bits alone
-			last := 8 * len(padded) / 6 // the first one behind them
+			first := (8*before + 5) / 6 // the first character that has only bits of the secret
+			last := 8 * len(padded) / 6 // the first character behind them
 			if last-first >= 8 {
 				all = append(all, encoded[first:last])
 			}
@@ -79,7 +79,7 @@ func base64Forms(secret string) (all []string) {
 	return all
 }
 
-// scrub returns a copy of the report whose strings are plain and have no secret, and whose slices
+// scrub returns a copy of the report. Its strings are plain and contain no secret, and its slices
 // and maps are not nil.
 func (r *Report) scrub(secrets []string) *Report {
 	replacer := Redactor(secrets...)

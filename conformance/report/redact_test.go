@@ -16,8 +16,8 @@ import (
 // canary is a secret with characters that every encoding changes.
 const canary = `oxide-token-"7f<3a>&9c'/+%=ü e1`
 
-// spellings are the canary as it may be written, each from an encoder that Redactor does not share
-// its tables with.
+// spellings are the forms in which the canary may be written. Each comes from an encoder that
+// shares no table with Redactor.
 func spellings() map[string]string {
 	basic := base64.StdEncoding.EncodeToString
 	return map[string]string{
@@ -47,8 +47,8 @@ func lowerHex(s string) string {
 	return s
 }
 
-// leaks are the parts of the spellings that no file may contain: the middle of each, since the ends
-// of base64 depend on what is beside it.
+// leaks returns the middle of each spelling, which no file may contain. The ends of base64 depend
+// on the text around it.
 func leaks() (parts []string) {
 	for _, spelling := range spellings() {
 		parts = append(parts, spelling[8:len(spelling)-8])
@@ -91,7 +91,7 @@ func TestNoSecretIsInAnyFileOrError(t *testing.T) {
 	}
 }
 
-func TestEveryStringOfTheModelIsPlanted(t *testing.T) {
+func TestPlantReachesEveryStringOfAReport(t *testing.T) {
 	var filled Report
 	fill(reflect.ValueOf(&filled).Elem())
 	plant(reflect.ValueOf(&filled).Elem(), func(s reflect.Value) { s.SetString(canary) })
@@ -126,7 +126,7 @@ func fill(v reflect.Value) {
 	}
 }
 
-func TestRedactorLeavesWhatIsNoSecret(t *testing.T) {
+func TestRedactorKeepsTextThatIsNoSecret(t *testing.T) {
 	const text = "a disk of 2 GiB, Y2FuYXJ5, %2F and &amp;"
 	for _, secrets := range [][]string{nil, {""}, {" "}, {" \n"}, {canary}} {
 		if got := Redactor(secrets...).Replace(text); got != text {

@@ -11,10 +11,10 @@ import (
 	"unicode"
 )
 
-// words is the status as people read it.
+// words returns the status as text for people.
 func (s Status) words() string { return strings.ReplaceAll(string(s), "_", " ") }
 
-// headline is the verdict as a heading.
+// headline returns the verdict as a heading.
 func (v Verdict) headline() string {
 	switch v {
 	case Conforms:
@@ -31,10 +31,11 @@ func (v Verdict) headline() string {
 	return string(v)
 }
 
-// groups are all that a run consists of, unless it was told otherwise.
+// groups are the groups of a run, unless the operator selects some.
 var groups = []string{"rules", "ext4", "xfs", "btrfs", "block", "data"}
 
-// Headline is the verdict as a heading. It names the groups that were to run if those are not all.
+// Headline returns the verdict as a heading. It names the groups of the run unless all were to
+// run.
 func (r *Report) Headline() string {
 	selected := r.Run.Selected
 	if len(selected) == 0 || !slices.ContainsFunc(groups, func(group string) bool {
@@ -45,12 +46,12 @@ func (r *Report) Headline() string {
 	return fmt.Sprintf("%s (only %s)", r.Verdict.headline(), strings.Join(selected, ", "))
 }
 
-// request is what was asked: "disk_create POST /v1/disks", or the RPC.
+// request describes the request: "disk_create POST /v1/disks", or the name of the RPC.
 func (e Exchange) request() string {
 	return strings.Join(strings.Fields(e.Operation+" "+e.Method+" "+e.Path), " ")
 }
 
-// outcome is what was answered: "400 Bad Request ObjectAlreadyExists", "NotFound".
+// outcome describes the answer: "400 Bad Request ObjectAlreadyExists", "NotFound".
 func (e Exchange) outcome() string {
 	var parts []string
 	if e.Status != 0 {
@@ -69,7 +70,7 @@ func (e Exchange) bad() bool {
 		(e.Status == 0 && e.Code == "")
 }
 
-// inMilliseconds is a latency with its unit and three digits: "0.42 ms", "13 ms", "1.5 s".
+// inMilliseconds returns a latency with its unit and three digits: "0.42 ms", "13 ms", "1.5 s".
 func inMilliseconds(ms float64) string {
 	switch {
 	case ms == 0:
@@ -82,7 +83,7 @@ func inMilliseconds(ms float64) string {
 	return inSeconds(ms / 1000)
 }
 
-// inSeconds is a duration with its unit: "0.8 s", "12 s", "3 min 20 s", "1 h 2 min".
+// inSeconds returns a duration with its unit: "0.8 s", "12 s", "3 min 20 s", "1 h 2 min".
 func inSeconds(seconds float64) string {
 	switch {
 	case seconds == 0:
@@ -103,7 +104,7 @@ func inSeconds(seconds float64) string {
 	return fmt.Sprintf("%.0f h %.0f min", math.Floor(minutes/60), math.Mod(minutes, 60))
 }
 
-// moment is a time as people read it.
+// moment returns a time as text for people.
 func moment(t time.Time) string {
 	if t.IsZero() {
 		return "unknown"
@@ -111,7 +112,7 @@ func moment(t time.Time) string {
 	return t.UTC().Format("2 January 2006, 15:04:05 UTC")
 }
 
-// plural is a number with its noun: "1 call", "2 calls".
+// plural returns a number with its noun: "1 call", "2 calls".
 func plural(n int, noun string) string {
 	if n == 1 {
 		return "1 " + noun
@@ -119,7 +120,7 @@ func plural(n int, noun string) string {
 	return strconv.Itoa(n) + " " + noun + "s"
 }
 
-// shellWords joins a command so that a shell splits it in the same way.
+// shellWords joins a command so that a shell splits it into the same words.
 func shellWords(command []string) string {
 	quoted := make([]string, len(command))
 	for i, word := range command {
@@ -131,7 +132,7 @@ func shellWords(command []string) string {
 	return strings.Join(quoted, " ")
 }
 
-// isSpecial reports whether a shell may take the character for more than itself.
+// isSpecial reports whether the character may have a special meaning in a shell.
 func isSpecial(c rune) bool {
 	return !unicode.IsLetter(c) && !unicode.IsDigit(c) && !strings.ContainsRune("-_=+,./:@%", c)
 }

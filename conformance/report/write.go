@@ -9,18 +9,18 @@ import (
 	"path/filepath"
 )
 
-// The files of a report.
+// These are the files of a report.
 const (
 	jsonFile  = "report.json"
 	junitFile = "junit.xml"
 	pageFile  = "index.html"
 )
 
-// Write writes the report into a folder, which it makes if needed: report.json, junit.xml and
-// index.html. It replaces every occurrence of the secrets, such as the token, by "[redacted]".
+// Write writes the report into a folder, which it creates if needed: report.json, junit.xml and
+// index.html. It replaces every occurrence of the secrets, such as the token, with "[redacted]".
 //
-// A report that does not add up is written, too, because it is all there is of the run; the error
-// then says what is wrong.
+// It also writes an inconsistent report, because that is the only record of the run. The error
+// then names what is wrong.
 func Write(dir string, r *Report, secrets ...string) error {
 	clean := r.scrub(secrets)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -54,7 +54,7 @@ func encode(r *Report) ([]byte, error) {
 	return text.Bytes(), err
 }
 
-// replaceFile writes a file whole or not at all.
+// replaceFile replaces a file as a whole or not at all.
 func replaceFile(path string, content []byte) (err error) {
 	file, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*")
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
-// reports are one of each kind.
+// reports returns a report of each kind.
 func reports() map[string]*Report {
 	interrupted := example()
 	interrupted.Verdict, interrupted.Why = InterruptedRun, "The run was interrupted by SIGINT."
@@ -28,7 +28,7 @@ func reports() map[string]*Report {
 		"interrupted": interrupted, "hostile": hostile()}
 }
 
-func TestWhatWasWrittenIsRead(t *testing.T) {
+func TestReadReturnsEveryKindOfReportThatWasWritten(t *testing.T) {
 	for name, want := range reports() {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "new", "folder")
@@ -97,7 +97,7 @@ func TestTheSchemaHasThePropertiesOfTheTypes(t *testing.T) {
 		t.Fatal(err)
 	}
 	definitions := schema["$defs"].(map[string]any)
-	seen := map[string]bool{"counts": true} // a map with any keys
+	seen := map[string]bool{"counts": true} // has keys of any name
 	var compare func(object map[string]any, goType reflect.Type)
 	visit := func(property any, goType reflect.Type) {
 		for goType.Kind() == reflect.Slice || goType.Kind() == reflect.Map {

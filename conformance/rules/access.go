@@ -167,19 +167,20 @@ func checkFleet(c *Check) {
 		expected{"the utilization of all silos", get("/v1/system/utilization/silos"), forbidden})
 }
 
-// storageUsed is what the silo's disks and snapshots take of its quota.
+// storageUsed returns the part of the silo's quota that its disks and snapshots use.
 func (c *Check) storageUsed(ctx context.Context) int64 {
 	use, err := c.Client.UtilizationView(ctx)
 	c.must("read the silo's utilization", err)
 	return int64(use.Provisioned.Storage)
 }
 
-// looks is how often a check looks at what the silo has provisioned, which others may change in
-// between.
+// looks is the number of times that a check reads what the silo has provisioned. Other users may
+// change it between two reads.
 const looks = 3
 
-// steadily makes a look at what the silo has provisioned. On a real rack it repeats one that finds
-// a problem: what a rack does wrong is the same each time, and happens while others change nothing.
+// steadily runs look, which reads what the silo has provisioned. On a real rack it repeats a look
+// that finds a problem. A wrong rack shows the same problem each time, also while nobody else
+// changes anything.
 func (c *Check) steadily(look func()) {
 	before := len(c.problems)
 	var found []string
@@ -199,8 +200,8 @@ func (c *Check) steadily(look func()) {
 	}
 }
 
-// othersProvision reports whether what the silo has provisioned changes within a time in which the
-// check does nothing.
+// othersProvision reports whether the provisioned amount of the silo changes during a time in
+// which the check does nothing.
 func (c *Check) othersProvision(within time.Duration) bool {
 	first := Must[*oxide.Utilization](c, "read the utilization")(c.Client.UtilizationView(c.ctx))
 	return harness.Await(c.ctx, within, func() error {

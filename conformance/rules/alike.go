@@ -8,7 +8,7 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 )
 
-// alikeRules are about what answers say of one object.
+// alikeRules demand that all answers about one object agree.
 var alikeRules = []Rule{
 	{
 		ID: "A72",
@@ -25,10 +25,10 @@ var alikeRules = []Rule{
 	},
 }
 
-// fields are those of an object that the client knows, by their JSON names.
+// fields has the fields of an object that the client knows, by their JSON names.
 type fields map[string]json.RawMessage
 
-// fieldsOf takes an object apart as [fields], or a list as []fields.
+// fieldsOf splits an object into [fields], or a list into []fields.
 func fieldsOf[T any](c *Check, object any) (parts T) {
 	text, err := json.Marshal(object)
 	if err == nil {
@@ -38,7 +38,7 @@ func fieldsOf[T any](c *Check, object any) (parts T) {
 	return parts
 }
 
-// Same demands that an object is shown as it is elsewhere, in every field but these.
+// Same demands that two answers show the same object: every field is equal, except those in but.
 func (c *Check) Same(what string, got, want any, but ...string) {
 	g, w := fieldsOf[fields](c, got), fieldsOf[fields](c, want)
 	all := maps.Clone(w)
@@ -50,7 +50,7 @@ func (c *Check) Same(what string, got, want any, but ...string) {
 	}
 }
 
-// Listed demands that a list has an object once, as it is shown elsewhere.
+// Listed demands that a list contains an object once, and shows it as another answer does.
 func (c *Check) Listed(what string, list, want any) {
 	id := string(fieldsOf[fields](c, want)["id"])
 	items := fieldsOf[[]fields](c, list)

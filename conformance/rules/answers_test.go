@@ -24,20 +24,21 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
-// field is one field of the answers to an operation, below others with dots.
+// field is one field of the answers to an operation. Its path joins the names of nested fields
+// with dots.
 type field struct{ operation, path string }
 
-// workers is how many racks are altered at once.
+// workers is the number of racks that are altered at the same time.
 const workers = 3
 
-// sampledAnswers is how many alterations the short form tries.
+// sampledAnswers is the number of alterations that the short form tries.
 const sampledAnswers = 80
 
-// ruleTimeout is how long a check may wait for what an altered answer keeps from it.
+// ruleTimeout limits a check, which may wait for a value that an altered answer hides.
 const ruleTimeout = 10 * time.Second
 
-// alterations are what is wrong with a field: what each answer says in the place of its value. The
-// number counts the answers. They return false if it would be nothing else to a reader.
+// alterations are the ways to alter a field. Each puts a wrong value into the field of every
+// answer; n counts the answers. An alteration returns false if a reader would see no change.
 var alterations = map[string]func(object map[string]any, key string, n int64) bool{
 	"absent": func(object map[string]any, key string, _ int64) bool {
 		was := object[key]
@@ -63,8 +64,8 @@ var alterations = map[string]func(object map[string]any, key string, n int64) bo
 	"another each time": replace,
 }
 
-// replace puts another value of its kind in the place of one. The fields of an object are replaced
-// one by one.
+// replace replaces a value with another one of its kind. It replaces the fields of an object one
+// by one.
 func replace(object map[string]any, key string, n int64) bool {
 	id := fmt.Sprintf("11111111-1111-4111-8111-%012d", n)
 	switch value := object[key].(type) {
@@ -92,13 +93,13 @@ func replace(object map[string]any, key string, n int64) bool {
 	return true
 }
 
-// take reads the body of a response, which needs another one then.
+// take reads the body of a response. The caller must give the response a new body.
 func take(resp *http.Response) ([]byte, error) {
 	defer func() { _ = resp.Body.Close() }()
 	return io.ReadAll(resp.Body)
 }
 
-// altering is a transport that visits the objects of each success.
+// altering is a transport that calls visit with the objects of each successful answer.
 type altering struct {
 	next  http.RoundTripper
 	visit func(operation string, object map[string]any)
@@ -135,7 +136,7 @@ func (a altering) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// eachField visits the fields of an object and of those below it.
+// eachField visits the fields of an object and of the objects in it.
 func eachField(below string, object map[string]any, visit func(string, map[string]any, string)) {
 	for key, value := range maps.Clone(object) {
 		if inner, is := value.(map[string]any); is {
@@ -145,19 +146,19 @@ func eachField(below string, object map[string]any, visit func(string, map[strin
 	}
 }
 
-// openAltered opens the checks of a rack whose answers are altered.
+// openAltered opens the checks of a rack with altered answers.
 func openAltered(rack *harness.Rack, visit func(string, map[string]any)) (*Rack, error) {
 	config := configOf(rack, true)
 	config.Through = func(next http.RoundTripper) http.RoundTripper { return altering{next, visit} }
 	return Open(config)
 }
 
-// answers are the fields that a rack's answers have in a run, and the rules that ask for each
-// operation, the quickest first.
+// answers returns the fields of a rack's answers in a run, and for each operation the rules that
+// call it, the quickest first.
 func answers(t *testing.T, rack *harness.Rack) (fields []field, asking map[string][]Rule) {
 	t.Helper()
 	var mu sync.Mutex
-	// mu guards seen: some checks ask for two things at once.
+	// mu guards seen, because some checks send two requests at the same time.
 	seen := map[field]bool{}
 	r, err := openAltered(rack, func(operation string, object map[string]any) {
 		mu.Lock()
@@ -177,8 +178,8 @@ func answers(t *testing.T, rack *harness.Rack) (fields []field, asking map[strin
 	}), asking
 }
 
-// survey checks the rules on a rack in order. It returns what came of each, and those that passed
-// by the operations that they ask for, the quickest first.
+// survey checks the rules on a rack in order. It returns each result, and for each operation the
+// passed rules that call it, the quickest first.
 func survey(t *testing.T, r *Rack) (asking map[string][]Rule, results map[string]Result) {
 	t.Helper()
 	asking, results = map[string][]Rule{}, map[string]Result{}
@@ -210,7 +211,7 @@ func survey(t *testing.T, r *Rack) (asking map[string][]Rule, results map[string
 	return asking, results
 }
 
-// notice returns the rule by which an alteration is noticed, or "", and whether it changed
+// notice returns the rule that notices an alteration, or "", and whether the alteration changed
 // anything.
 func notice(ctx context.Context, rack *harness.Rack, tried trial, rules []Rule) (by string,
 	changed bool, err error) {
@@ -237,7 +238,7 @@ func notice(ctx context.Context, rack *harness.Rack, tried trial, rules []Rule) 
 			break
 		}
 	}
-	// What an altered answer has hidden is left behind.
+	// Objects that an altered answer has hidden are left behind.
 	limited, cancel := context.WithTimeout(ctx, ruleTimeout)
 	defer cancel()
 	_ = r.Close(limited)
@@ -261,7 +262,7 @@ var irrelevant = []disregard{
 		"an instance starts after its creation by itself"},
 }
 
-// covers reports whether a field is one of them.
+// covers reports whether d names the field.
 func (d disregard) covers(f field) bool {
 	return slices.Contains(strings.Fields(d.operations), f.operation) &&
 		slices.ContainsFunc(strings.Fields(d.fields), func(pattern string) bool {
@@ -270,30 +271,32 @@ func (d disregard) covers(f field) bool {
 		})
 }
 
-// trial is an alteration of a field.
+// trial is one alteration of one field.
 type trial struct {
 	field
 	how string
-	// seed chooses what the alteration leaves open.
+	// seed chooses the random parts of the alteration.
 	seed uint64
 }
 
-// held tries alterations, on several racks at once.
+// held tries alterations on several racks at the same time.
 type held struct {
 	p *proof.Proof
-	// try returns the rule by which an alteration is noticed, or "", and whether it changed anything.
+	// try returns the rule that notices an alteration, or "", and whether the alteration changed
+	// anything.
 	try func(context.Context, *harness.Rack, trial, []Rule) (by string, changed bool, err error)
 	mu  sync.Mutex
-	// mu guards the rest.
+	// mu guards the fields below.
 	trials []trial
-	// asking are the rules by operation. Those that have noticed something come first.
+	// asking has the rules of each operation. Rules that have noticed an alteration come first.
 	asking map[string][]Rule
 	// same counts the alterations that changed nothing.
 	tried, noticed, same int
 	missed               []trial
 }
 
-// next takes a trial and the rules that may notice it, unless there is none or the time is up.
+// next returns a trial and the rules that may notice it. It returns false if no trial or no time
+// is left.
 func (h *held) next() (trial, []Rule, bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -339,7 +342,7 @@ func (h *held) run(t *testing.T) {
 	}
 }
 
-// work tries alterations on a rack until there is none left.
+// work tries alterations on one rack until none is left.
 func (h *held) work(ctx context.Context, rack *harness.Rack) error {
 	for {
 		next, rules, more := h.next()
@@ -354,7 +357,7 @@ func (h *held) work(ctx context.Context, rack *harness.Rack) error {
 	}
 }
 
-func TestEveryFieldThatSomebodyReliesOnIsHeldAgainstARule(t *testing.T) {
+func TestEveryFieldThatSomebodyReliesOnIsCheckedByARule(t *testing.T) {
 	p := proof.New(t, "answer-mutations")
 	fields, asking := answers(t, startRack(t, harness.RackOptions{}))
 	h := &held{p: p, asking: asking, try: notice}

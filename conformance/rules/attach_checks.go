@@ -11,13 +11,14 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// maxDisks is how many disks an instance has at most.
+// maxDisks is the number of disks that an instance may have.
 const maxDisks = 12
 
 var tooManyDisks = invalidRequest("cannot attach more than 12 disks to instance")
 
-// NewDisk asks for a blank disk that is made with an instance, and removes it at the end. Ask
-// before the instance is made, so that it is removed first.
+// NewDisk returns the request for a blank disk that is created together with an instance, and
+// removes the disk at the end. Call it before the instance is created, so that the instance is
+// removed first.
 func (c *Check) NewDisk() oxide.InstanceDiskAttachment {
 	blank := c.Blank().Body
 	c.Cleanup(func(ctx context.Context) error { return c.removeByName(ctx, blank.Name) })
@@ -75,7 +76,7 @@ func checkHotplug(c *Check) {
 		Must[*oxide.Disk](c, "detach while it is stopped")(c.Detach(disk.Id, stopped.Id)), "")
 	if c.Hotplug {
 		id := running.Id
-		if c.Here != nil { // whose operating system takes part
+		if c.Here != nil { // whose operating system must cooperate
 			id = c.Here.ID
 		}
 		c.AttachedTo("attach while the instance runs",
@@ -114,8 +115,8 @@ func checkWhatIsAttached(c *Check) {
 	}
 }
 
-// otherProject is the ID of another project of a simulated rack, or "". A token of a real one may
-// not make anything elsewhere.
+// otherProject returns the ID of another project of a simulated rack, or "". On a real rack the
+// token may have no rights in another project.
 func (c *Check) otherProject() string {
 	if !c.Simulated() {
 		return ""
@@ -189,7 +190,7 @@ func checkAttachWhileCreating(c *Check) {
 	if err == nil {
 		attached, err = c.Attach(string(name), instance.Id)
 	}
-	// The disk is removed by what its creation leaves behind.
+	// The instance's clean-up removes the disk.
 	c.must("create a disk", <-made)
 	c.must("attach it while it is being created", err)
 	Equal(c, "the disk's state before the attach", state, oxide.DiskStateStateCreating)

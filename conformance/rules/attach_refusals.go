@@ -8,20 +8,22 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// hold is how long a simulated rack takes for what a check does something else in the middle of.
+// hold is the time for which a simulated rack delays an operation, so that a check can do
+// something in the middle of it.
 const hold = time.Second
 
-// attachedElsewhere refuses to attach or to detach a disk that another instance has.
+// attachedElsewhere is the refusal to attach or detach a disk that is attached to another
+// instance.
 func attachedElsewhere(verb string, disk *oxide.Disk) Refused {
 	return invalidRequest("cannot %s disk %q: disk is attached to another instance", verb, disk.Name)
 }
 
-// notStopped refuses to attach or to detach while the instance has a VMM.
+// notStopped is the refusal to attach or detach a disk while the instance has a VMM.
 func notStopped(verb string) Refused {
 	return invalidRequest("cannot %s disk: instance is not fully stopped", verb)
 }
 
-// FaultedDisk makes a disk of a simulated rack faulted: its deletion fails halfway.
+// FaultedDisk returns a faulted disk of a simulated rack. Its deletion has failed halfway.
 func (c *Check) FaultedDisk() *oxide.Disk {
 	disk := c.Disk()
 	c.Once(adminapi.Fault{Operation: "disk_delete", Object: disk.Id, Phase: adminapi.Unwind})

@@ -8,7 +8,7 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 )
 
-// bodyRules are about how the bodies of requests are read.
+// bodyRules are about the parsing of request bodies.
 var bodyRules = []Rule{
 	{
 		ID: "A06",
@@ -80,20 +80,20 @@ var bodyRules = []Rule{
 	},
 }
 
-// diskBody is a body that makes a disk named d, with some of its text replaced.
+// diskBody returns a body that creates a disk named d. It replaces the given parts of the text.
 func diskBody(change ...string) string {
 	return strings.NewReplacer(change...).Replace(`{"name":"d","description":"made by a check",` +
 		`"size":1073741824,"disk_backend":{"type":"distributed",` +
 		`"disk_source":{"type":"blank","block_size":512}}}`)
 }
 
-// named gives the disk of a body a name, and the description of the check's.
+// named gives the disk in a body a name, and the description of the check.
 func (c *Check) named(name oxide.Name, body string) string {
 	return strings.NewReplacer(`"d"`, fmt.Sprintf("%q", name), `"made by a check"`,
 		fmt.Sprintf("%q", c.Description)).Replace(body)
 }
 
-// badBodies demands that each body is refused, for this reason.
+// badBodies demands that the rack refuses each body for the given reason.
 func (c *Check) badBodies(cases ...[3]string) {
 	for _, test := range cases {
 		Equal(c, "create a disk with "+test[0], unplaced(c.SendDisk(test[1]).Refused()),

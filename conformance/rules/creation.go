@@ -10,7 +10,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// creationRules are about what an instance may be made with.
+// creationRules are about the parts with which an instance may be created.
 var creationRules = []Rule{
 	{
 		ID: "A50",
@@ -75,7 +75,7 @@ func checkInstanceSize(c *Check) {
 		_, err := c.CreateInstance(create)
 		c.Refuses("create an instance with "+test.what, err, test.want)
 	}
-	// It stays stopped, and so takes nothing of the silo (A20).
+	// The instance stays stopped, and so uses nothing of the silo (A20).
 	create := c.NewInstance()
 	create.Body.Ncpus, create.Body.Memory = maxCPUs, maxMemory
 	Must[*oxide.Instance](c, "create an instance with 254 vCPUs and 1536 GiB")(
@@ -104,7 +104,7 @@ func checkUndoneInstance(c *Check) {
 	}
 	c.AttachedTo("the disk that was free", c.Look(free.Id), "")
 	c.AttachedTo("the disk that another instance has", c.Look(taken.Id), other.Id)
-	if c.Simulated() { // whose silo nobody else uses
+	if c.Simulated() { // nobody else uses its silo
 		Equal(c, "what is provisioned afterwards", c.storageUsed(c.ctx), before)
 	}
 }
@@ -125,7 +125,8 @@ func checkStartAfterCreation(c *Check) {
 	c.AttachedTo("its disk", c.Look(disk.Id), instance.Id)
 }
 
-// checkCreationOrder sends one request with every mistake, and mends the one that it is told.
+// checkCreationOrder sends a request with every mistake. It corrects the mistake that the rack
+// reports, and sends the request again.
 func checkCreationOrder(c *Check) {
 	create := c.NewInstance()
 	body := create.Body
@@ -168,7 +169,7 @@ func checkCreationOrder(c *Check) {
 	}
 	if c.Simulated() {
 		body.EnableJumboFrames = oxide.NewPointer(true)
-	} else { // whose fleet may have opted in
+	} else { // its fleet may have opted in
 		steps = slices.DeleteFunc(steps, func(s step) bool { return s.what == "jumbo frames" })
 	}
 	for _, step := range steps {
@@ -178,7 +179,7 @@ func checkCreationOrder(c *Check) {
 	}
 }
 
-// madeWith asks for a disk that cannot be made with an instance.
+// madeWith returns the request for a disk that is created together with an instance.
 func (c *Check) madeWith(backend oxide.DiskBackend, size oxide.ByteCount,
 ) oxide.InstanceDiskAttachment {
 	return oxide.InstanceDiskAttachment{Value: &oxide.InstanceDiskAttachmentCreate{Name: c.Name(),

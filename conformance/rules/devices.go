@@ -10,25 +10,25 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// device is a block device of the guest that shows a serial.
+// device is a block device of the guest that has a serial.
 type device struct {
 	name string
-	// raw is the serial as the guest shows it, and serial without padding.
+	// raw is the serial as the guest shows it, and serial is the same without padding.
 	raw, serial string
-	// number is major:minor, and sequence grows with every device that appears; "" where the guest's
-	// kernel does not tell it.
+	// number is major:minor. sequence grows with every device that appears, and is "" if the guest's
+	// kernel does not report it.
 	number, sequence string
 }
 
-// needGuest ends a check that needs a guest where there is none.
+// needGuest ends a check that needs a guest if there is none.
 func (c *Check) needGuest() {
 	if c.Here == nil {
 		c.NotTested("no guest can be seen; run this inside an instance of the project")
 	}
 }
 
-// disksHere are disks that the guest shows: a new one with hot-plug, else those that its instance
-// has.
+// disksHere returns disks that the guest shows: with hot-plug a new one, otherwise those that are
+// attached to its instance.
 func (c *Check) disksHere() []oxide.Disk {
 	c.needGuest()
 	if c.Hotplug {
@@ -50,7 +50,7 @@ func (c *Check) disksHere() []oxide.Disk {
 	return own
 }
 
-// plug makes a disk and attaches it to the guest's instance.
+// plug creates a disk and attaches it to the guest's instance.
 func (c *Check) plug(name oxide.Name) *oxide.Disk {
 	create := c.Blank()
 	create.Body.Name = name
@@ -58,8 +58,8 @@ func (c *Check) plug(name oxide.Name) *oxide.Disk {
 	return Must[*oxide.Disk](c, "attach a disk to this instance")(c.Attach(disk.Id, c.Here.ID))
 }
 
-// devices lists the guest's devices that show a serial. One that comes or goes meanwhile may be
-// left out.
+// devices lists the guest's devices that have a serial. It may leave out a device that appears or
+// disappears in the meantime.
 func (c *Check) devices() []device {
 	names, err := c.Here.Sys.ReadDir("block")
 	c.must("list the guest's devices", err)
@@ -69,7 +69,7 @@ func (c *Check) devices() []device {
 			text, _ := c.Here.Sys.ReadFile("block/" + name + "/" + file)
 			return strings.TrimSuffix(string(text), "\n")
 		}
-		// A hidden device is one path to a device that has several.
+		// A hidden device is one path to a multipath device.
 		raw := read("device/serial")
 		if raw == "" || read("hidden") == "1" {
 			continue
@@ -80,7 +80,7 @@ func (c *Check) devices() []device {
 	return all
 }
 
-// device waits for the guest's device with a serial; there must not be two.
+// device waits for the guest's device with a serial, and demands that it is the only one.
 func (c *Check) device(serial string) (found device) {
 	c.awaitGuest(func() error {
 		var with []device
@@ -119,7 +119,8 @@ func (c *Check) noDevice(serial string) {
 	})
 }
 
-// deviceTimeout is how long a guest may take to notice a disk. A simulated one writes a file.
+// deviceTimeout limits how long a guest takes to notice a disk. A simulated guest only writes a
+// file.
 const (
 	deviceTimeout          = time.Minute
 	simulatedDeviceTimeout = 5 * time.Second

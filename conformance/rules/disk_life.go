@@ -65,14 +65,14 @@ var diskLifeRules = []Rule{
 	},
 }
 
-// fromSnapshot is a request for a disk from a snapshot.
+// fromSnapshot returns a request for a disk from a snapshot.
 func (c *Check) fromSnapshot(id string, readOnly bool) oxide.DiskCreateParams {
 	params := c.Blank()
 	params.Body.DiskBackend = From(&oxide.DiskSourceSnapshot{SnapshotId: id, ReadOnly: &readOnly})
 	return params
 }
 
-// local is a request for a local disk.
+// local returns a request for a local disk.
 func (c *Check) local(bytes int64) oxide.DiskCreateParams {
 	params := c.Blank()
 	params.Body.Size = oxide.ByteCount(bytes)
@@ -80,7 +80,7 @@ func (c *Check) local(bytes int64) oxide.DiskCreateParams {
 	return params
 }
 
-// sized is a request for a blank disk of a size in bytes.
+// sized returns a request for a blank disk of a size in bytes.
 func (c *Check) sized(bytes int64) oxide.DiskCreateParams {
 	params := c.Blank()
 	params.Body.Size = oxide.ByteCount(bytes)
@@ -144,7 +144,7 @@ func checkFailedDelete(c *Check) {
 func checkSoftDelete(c *Check) {
 	before := c.storageUsed(c.ctx)
 	if c.Simulated() {
-		c.Cleanup(c.Admin.RunDeferred) // as the last step, when all is deleted
+		c.Cleanup(c.Admin.RunDeferred) // runs last, after all deletions
 		c.Switch("free_delay", "1h")
 	}
 	params := c.Blank()
@@ -185,8 +185,8 @@ func checkDeleteAttached(c *Check) {
 	}
 }
 
-// awaitProvisioned waits until the silo's disks and snapshots take so much of its quota: a rack may
-// free what is deleted later (A68).
+// awaitProvisioned waits until the silo's disks and snapshots use the given part of its quota. A
+// rack may free the space of deleted objects later (A68).
 func (c *Check) awaitProvisioned(want int64) error {
 	return harness.Await(c.ctx, patience, func() error {
 		if is := c.storageUsed(c.ctx); is != want {
@@ -196,7 +196,7 @@ func (c *Check) awaitProvisioned(want int64) error {
 	})
 }
 
-// takeSnapshot takes a snapshot under a name, and removes it at the end if it was taken.
+// takeSnapshot takes a snapshot with a name, and removes it at the end.
 func (c *Check) takeSnapshot(ctx context.Context, name oxide.Name, disk string) (*oxide.Snapshot,
 	error) {
 	snapshot, err := c.Client.SnapshotCreate(ctx, oxide.SnapshotCreateParams{Project: c.project(),

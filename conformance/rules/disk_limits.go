@@ -61,7 +61,7 @@ var diskLimitRules = []Rule{
 
 const leastSize = "total size must be at least 1 GiB"
 
-// refusesDisk demands that a disk is not created, in exactly this way.
+// refusesDisk demands that the rack refuses to create a disk with exactly this answer.
 func (c *Check) refusesDisk(what string, params oxide.DiskCreateParams, want Refused) {
 	_, err := c.CreateDisk(params)
 	c.Refuses("create a disk "+what, err, want)
@@ -70,7 +70,7 @@ func (c *Check) refusesDisk(what string, params oxide.DiskCreateParams, want Ref
 func checkDiskSizes(c *Check) {
 	sizes := []int64{GiB}
 	if c.Simulated() {
-		sizes = append(sizes, 1023*GiB) // too much to ask of a real one
+		sizes = append(sizes, 1023*GiB) // too large for a real rack
 	}
 	for _, bytes := range sizes {
 		disk := Must[*oxide.Disk](c, "create a disk of a size that it may have")(
@@ -101,14 +101,14 @@ func checkLocalDisk(c *Check) {
 	}
 }
 
-// beyondQuota is a size that the silo's quota cannot hold, in whole GiB.
+// beyondQuota returns a size in whole GiB that the silo's quota cannot hold.
 func (c *Check) beyondQuota() int64 {
 	use := Must[*oxide.Utilization](c, "read the silo's utilization")(c.Client.UtilizationView(c.ctx))
 	return (int64(use.Capacity.Storage)/GiB + 1) * GiB
 }
 
-// noDriveHas reports whether a rack of v22 or later refuses a local disk before it looks at the
-// quota (A26).
+// noDriveHas reports whether the error is that of a rack of v22 or later, which refuses a local
+// disk before it checks the quota (A26).
 func noDriveHas(err error) bool {
 	refused := refusal(err)
 	return errors.Is(err, oxide.ErrInvalidValue) && refused.ErrorResponse.Message !=
@@ -183,7 +183,7 @@ func checkQuota(c *Check) {
 	if !noDriveHas(err) {
 		c.Refuses("create a disk beyond the quota", err, quotaExceeded)
 	}
-	if c.Simulated() { // the quota of another rack is known by its answer alone
+	if c.Simulated() { // only the answer shows the quota of a real rack
 		const quota = 1 << 50
 		c.Switch("quota_bytes", quota)
 		use = Must[*oxide.Utilization](c, "read the silo's utilization")(
@@ -192,7 +192,7 @@ func checkQuota(c *Check) {
 	}
 }
 
-// checkProvisioned compares what is provisioned before and after.
+// checkProvisioned compares the provisioned amount before and after.
 func (c *Check) checkProvisioned() {
 	before, problems := c.storageUsed(c.ctx), len(c.problems)
 	params := c.Blank()

@@ -2,5 +2,5 @@ package rules
 
 import "slices"
 
-// diskRules are about creating and deleting disks, and what they take of the quota.
+// diskRules are about creating and deleting disks, and about their share of the quota.
 var diskRules = slices.Concat(diskLifeRules, diskLimitRules)

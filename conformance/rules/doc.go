@@ -1,14 +1,14 @@
-// Package rules has what the driver and the simulator believe of a rack's API, as numbered rules
-// that can be checked on any rack.
+// Package rules has the assumptions of the driver and the simulator about a rack's API, as
+// numbered rules that can be checked on any rack.
 //
-// A [Rule] has an ID (A01, A02, …), says what a rack does, why we rely on it and where we know it
-// from, and has a check. [All] lists them. simulator/ASSUMPTIONS.md is their table, written by a
-// test of this package; the simulator's code cites a rule's ID where it imitates it, and the test
-// compares.
+// A [Rule] has an ID (A01, A02, …), states what a rack does, why we rely on it and how we know
+// it, and has a check. [All] lists the rules. A test of this package writes
+// simulator/ASSUMPTIONS.md from them. The simulator's code cites the ID of a rule where it
+// implements the rule, and a test compares the two.
 //
-// A check uses Oxide's own client, or plain HTTP for what that client hides. It makes what it needs
-// in one project, under the mark of its run, and removes it. [Rack.Run] runs it and returns a
-// [Result] with every exchange that it had with the rack:
+// A check uses Oxide's own client, or plain HTTP if that client hides the answer. It creates
+// objects in one project, under the mark of its run, and removes them. [Rack.Run] runs a check
+// and returns a [Result] with every request and answer:
 //
 //	rack, err := rules.Open(rules.Config{Host: …, Token: …, Project: …, Run: "1a2b3c4d"})
 //	for _, rule := range rules.All() {
@@ -17,13 +17,14 @@
 //	}
 //	err = rack.Close(ctx)
 //
-// Some situations cannot be brought about from outside: a saga that fails halfway, a rack without
-// space. Their rules are checked on the simulator, through its admin listener, and are not tested
-// elsewhere; the result says so.
+// Some situations cannot be caused from outside, such as a saga that fails halfway, or a rack
+// without space. The rules about them are checked on the simulator, through its admin listener.
+// On a real rack their result is "not tested".
 //
 // # Writing a check
 //
-// A check is a function of a [Check], which ends at the first thing that it cannot go on without:
+// A check is a function of a [Check]. It ends at the first problem after which it cannot
+// continue:
 //
 //	func checkRepeatedAttach(c *Check) {
 //		disk, instance := c.Disk(), c.StoppedInstance()
@@ -32,5 +33,5 @@
 //		…
 //	}
 //
-// The package does not use Ginkgo and knows the rack only by its API.
+// The package does not use Ginkgo, and knows the rack by its API only.
 package rules

@@ -84,7 +84,7 @@ func checkErrors(c *Check) {
 	}
 }
 
-// hasID demands that an answer names its request.
+// hasID demands that an answer has its request's ID.
 func (c *Check) hasID(what string, a Answer) {
 	id := a.Header.Get("X-Request-Id")
 	if id == "" && !c.Simulated() {
@@ -96,31 +96,31 @@ func (c *Check) hasID(what string, a Answer) {
 	}
 }
 
-// idOf is the request's ID that belongs into the body of a refusal: that of the header, unless a
-// proxy in front of a real rack may have removed it.
+// idOf returns the request's ID that the body of a refusal must contain: the one in the header,
+// unless a proxy in front of a real rack has removed it.
 func (c *Check) idOf(a Answer) string {
 	id := a.Header.Get("X-Request-Id")
 	if id == "" && !c.Simulated() {
 		var body struct {
 			RequestID string `json:"request_id"`
 		}
-		_ = json.Unmarshal(a.Body, &body) // what is no refusal has none
+		_ = json.Unmarshal(a.Body, &body) // only a refusal has an ID
 		id = body.RequestID
 	}
 	return id
 }
 
-// pretty is an error as a rack writes it.
+// pretty returns an error in a rack's format.
 func pretty(requestID, code, message string) string {
 	text, _ := json.MarshalIndent(struct {
 		RequestID string `json:"request_id"`
 		Code      string `json:"error_code,omitempty"`
 		Message   string `json:"message"`
-	}{requestID, code, message}, "", "  ") // strings always encode
+	}{requestID, code, message}, "", "  ") // strings can always be encoded
 	return string(text)
 }
 
-// rackTime is a time as a rack writes it, which leaves out zeroes by threes.
+// rackTime matches a time in a rack's format, which omits trailing zeroes three at a time.
 var rackTime = regexp.MustCompile(`^"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{3}|\.\d{6})?Z"$`)
 
 func checkTimes(c *Check) {

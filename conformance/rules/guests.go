@@ -9,7 +9,7 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 )
 
-// guestRules are about what the operating system of an instance sees.
+// guestRules are about the disks that the operating system of an instance sees.
 var guestRules = []Rule{
 	{
 		ID: "A54",
@@ -63,10 +63,10 @@ var guestRules = []Rule{
 	},
 }
 
-// serialBytes is how much of a disk's name a guest sees.
+// serialBytes is the number of bytes of a disk's name that a guest sees.
 const serialBytes = 20
 
-// SerialOf is the serial of a disk's device.
+// SerialOf returns the serial of a disk's device.
 func SerialOf(name oxide.Name) string {
 	return string(name)[:min(len(name), serialBytes)]
 }
@@ -76,14 +76,15 @@ func checkSerials(c *Check) {
 		c.device(SerialOf(disk.Name))
 	}
 	if !c.Hotplug {
-		return // an instance that has two such disks would be a mistake of its owner
+		return // only its owner can attach two such disks
 	}
 	stem := string(c.Name())
 	stem += strings.Repeat("x", serialBytes-len(stem))
 	first := c.plug(oxide.Name(stem + "-first"))
 	shown := c.device(SerialOf(first.Name))
 	c.plug(oxide.Name(stem + "-second"))
-	// When the one that is attached after it has appeared, the twin has had its chance.
+	// The disk that is attached after the twin appears after it. So when it has appeared, the twin
+	// cannot appear any more.
 	c.device(SerialOf(c.plug(c.Name() + "-with-a-longer-name").Name))
 	var names []string
 	for _, d := range c.devices() {

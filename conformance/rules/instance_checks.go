@@ -11,7 +11,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// computing is what instances take of the silo.
+// computing is the amount of the silo's resources that instances use.
 type computing struct{ cpus, memory int64 }
 
 func (c *Check) provisioned() computing {
@@ -62,14 +62,15 @@ func checkStart(c *Check) {
 		c.Await(instance.Id, oxide.InstanceStateRunning)
 	}
 	c.stopSlowly(instance.Id)
-	// On a real rack the instance may have stopped by now, and is started then.
+	// On a real rack the instance may have stopped by now, and is then started.
 	if _, err := c.Start(instance.Id); err != nil || c.Simulated() {
 		c.Refuses("start an instance that is stopping", err,
 			inConflict("instance must finish stopping before it can be started"))
 	}
 }
 
-// stopSlowly stops an instance; a simulated rack takes its time, as a real one does anyhow.
+// stopSlowly stops an instance. A simulated rack delays the stop, because a real one is slow as
+// well.
 func (c *Check) stopSlowly(instance string) {
 	if c.Simulated() {
 		c.Switch("instance_delay", adminapi.Duration(hold))
@@ -187,7 +188,7 @@ func checkChangeWhileCreating(c *Check) {
 			_, errs[verb] = change(seen.Id)
 		}
 	}
-	// The instance is removed by what its creation leaves behind.
+	// The clean-up of the request removes the instance.
 	c.must("create an instance", <-made)
 	c.must("read an instance while it is being created", err)
 	Equal(c, "its state before the changes", seen.RunState, oxide.InstanceStateCreating)
@@ -212,7 +213,7 @@ func checkFailedReboot(c *Check) {
 	c.AttachedTo("the disk of an instance that runs again", c.Look(disk.Id), instance.Id)
 }
 
-// updated asks for an update that changes nothing but what change does.
+// updated updates an instance with its present values, after change has altered them.
 func (c *Check) updated(id string, change func(*oxide.InstanceUpdate)) (*oxide.Instance, error) {
 	now := c.See(id)
 	body := &oxide.InstanceUpdate{Ncpus: now.Ncpus, Memory: now.Memory,
@@ -283,7 +284,7 @@ func (c *Check) checkUpdateWhileRunning() {
 		c.updated(running.Id, func(*oxide.InstanceUpdate) {}))
 }
 
-// changes is what an update changes.
+// changes are the fields that an update changes.
 type changes struct {
 	cpus, memory               int64
 	bootDisk, platform, policy string
@@ -294,7 +295,7 @@ func changeable(i *oxide.Instance) changes {
 		string(i.AutoRestartPolicy)}
 }
 
-// moment is a time that a rack may have left out.
+// moment formats a time that may be missing in an answer.
 func moment(t *time.Time) string {
 	if t == nil {
 		return "never"
@@ -302,7 +303,7 @@ func moment(t *time.Time) string {
 	return t.UTC().Format(time.RFC3339Nano)
 }
 
-// removeByName deletes a disk of this check's that has no ID here.
+// removeByName deletes a disk of this check whose ID is unknown.
 func (c *Check) removeByName(ctx context.Context, name oxide.Name) error {
 	return gone(c.Client.DiskDelete(ctx, oxide.DiskDeleteParams{Project: c.project(),
 		Disk: oxide.NameOrId(name)}))

@@ -2,8 +2,8 @@ package rules
 
 import "slices"
 
-// instanceRules are about the life of instances: how they are made, started, stopped, changed and
-// deleted, and their networks.
+// instanceRules are about instances: their creation, start, stop, update and deletion, and their
+// networks.
 var instanceRules = slices.Concat(lifeRules, creationRules, networkRules)
 
 var lifeRules = []Rule{

@@ -19,21 +19,21 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
-// sampledRules is how many rules the short form checks on each rack.
+// sampledRules is the number of rules that the short form checks on each rack.
 const sampledRules = 12
 
 // alwaysChecked are the rules whose checks have blamed healthy racks.
 var alwaysChecked = []string{"A01", "A16", "A29", "A38", "A41", "A43", "A59"}
 
-func TestNoRuleBlamesARackForWhatALegalRackMayDo(t *testing.T) {
+func TestNoRuleBlamesALegalRack(t *testing.T) {
 	p := proof.New(t, "legal-racks")
 	kinds := legal.Kinds()
 	var mu sync.Mutex
-	// mu guards count and the rest of what the runs find.
+	// mu guards count and the other results of the runs.
 	runs, alarms, count := 0, 0, map[Status]int{}
 	for round := uint64(0); round == 0 || p.Long() && !p.Over(); round++ {
 		var group errgroup.Group
-		group.SetLimit(len(kinds)) // they wait, most of the time
+		group.SetLimit(len(kinds)) // the runs wait most of the time
 		for i, kind := range kinds {
 			seed := p.Seed + round*uint64(len(kinds)) + uint64(i)
 			sample := All()
@@ -68,7 +68,7 @@ func TestNoRuleBlamesARackForWhatALegalRackMayDo(t *testing.T) {
 		"not_tested", count[NotTested], "false_alarms", alarms)
 }
 
-// sampleOf chooses some rules, in their order.
+// sampleOf chooses some rules, and keeps their order.
 func sampleOf(all []Rule, seed uint64) []Rule {
 	chosen := map[int]bool{}
 	for _, i := range rand.New(rand.NewPCG(seed, seed)).Perm(len(all))[:sampledRules] {
@@ -83,8 +83,8 @@ func sampleOf(all []Rule, seed uint64) []Rule {
 	return sample
 }
 
-// runLegal checks rules on an altered rack as on a real one, without its admin listener. It returns
-// what the checks blame the rack for.
+// runLegal checks rules on an altered rack as on a real one, without an admin listener. It
+// returns the failures that blame the rack.
 func runLegal(ctx context.Context, rack *harness.Rack, kind legal.Kind, seed uint64, sample []Rule,
 ) (alarms []string, count map[Status]int, err error) {
 	front, err := legal.Front(ctx, rack, kind, seed)
@@ -102,7 +102,7 @@ func runLegal(ctx context.Context, rack *harness.Rack, kind legal.Kind, seed uin
 		marks = append(marks, "two")
 	}
 	var mu sync.Mutex
-	// mu guards what the runs return.
+	// mu guards the results of the runs.
 	count = map[Status]int{}
 	var checks errgroup.Group
 	for _, mark := range marks {

@@ -8,7 +8,7 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 )
 
-// nameRules are about how objects are named, in paths, queries and bodies.
+// nameRules are about the names of objects in paths, queries and bodies.
 var nameRules = []Rule{
 	{
 		ID: "A04",

@@ -50,7 +50,7 @@ const defaultNetwork = "default"
 
 var otherVPCs = invalidRequest("All interfaces must be in the same VPC")
 
-// interfaces asks for so many interfaces, each in the next of the VPCs.
+// interfaces returns a request for the given number of interfaces. It uses the VPCs in turn.
 func interfaces(count int, vpcs ...string) oxide.InstanceNetworkInterfaceAttachment {
 	create := &oxide.InstanceNetworkInterfaceAttachmentCreate{
 		Params: []oxide.InstanceNetworkInterfaceCreate{}}
@@ -62,9 +62,8 @@ func interfaces(count int, vpcs ...string) oxide.InstanceNetworkInterfaceAttachm
 	return oxide.InstanceNetworkInterfaceAttachment{Value: create}
 }
 
-// networked makes a stopped instance with interfaces. A project of a real rack need not have the
-// network that it once had, nor its silo a pool of addresses: without them the rule cannot be
-// tested.
+// networked creates a stopped instance with interfaces. A project of a real rack may lack the
+// default network, and its silo may lack a pool of addresses. The rule is not tested then.
 func (c *Check) networked(nics oxide.InstanceNetworkInterfaceAttachment) *oxide.Instance {
 	create := c.NewInstance()
 	create.Body.NetworkInterfaces = nics
@@ -81,7 +80,7 @@ func (c *Check) interfacesOf(instance string) []oxide.InstanceNetworkInterface {
 			oxide.InstanceNetworkInterfaceListParams{Instance: oxide.NameOrId(instance)}))
 }
 
-// stack asks for one interface with an ip_config.
+// stack returns a request for one interface with an ip_config.
 func stack(config oxide.PrivateIpStackCreate) oxide.InstanceNetworkInterfaceAttachment {
 	nics := interfaces(1, defaultNetwork)
 	nics.Value.(*oxide.InstanceNetworkInterfaceAttachmentCreate).Params[0].IpConfig = config
@@ -138,8 +137,8 @@ func checkInterfaces(c *Check) {
 	Equal(c, "interfaces of an instance that wants none", len(none), 0)
 }
 
-// guestsAddresses demands that an interface's addresses are not among the first five of a subnet.
-// The size of a subnet is known where it is a new project's only.
+// guestsAddresses demands that an interface has none of the first five addresses of its subnet.
+// The check knows the subnet's size only in a new project.
 func (c *Check) guestsAddresses(nic oxide.InstanceNetworkInterface) {
 	var texts []string
 	if v4, is := nic.IpStack.AsV4(); is {
@@ -208,7 +207,7 @@ func checkWhereInterfacesAre(c *Check) {
 		invalidRequest("Each interface must be in a distinct VPC Subnet"))
 }
 
-// natPorts is how many ports an instance has on its shared address.
+// natPorts is the number of ports that an instance has on its shared address.
 const natPorts = 1 << 14
 
 func (c *Check) externalAddresses(instance string) []oxide.ExternalIp {

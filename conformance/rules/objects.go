@@ -11,8 +11,8 @@ import (
 // GiB is the unit of disks' sizes, in bytes.
 const GiB = 1 << 30
 
-// Name gives out a name for something that the check makes. It is unique in its first 20 bytes,
-// which a guest shows.
+// Name returns a new name for an object of the check. Its first 20 bytes, which a guest shows,
+// are unique.
 func (r *Rack) Name() oxide.Name {
 	r.made++
 	return oxide.Name(fmt.Sprintf("conf-%s-%05d", r.Mark, r.made))
@@ -20,15 +20,15 @@ func (r *Rack) Name() oxide.Name {
 
 func (r *Rack) project() oxide.NameOrId { return oxide.NameOrId(r.Project) }
 
-// Blank is a request for a blank distributed disk of 1 GiB with blocks of 512 bytes.
+// Blank returns a request for a blank distributed disk of 1 GiB with blocks of 512 bytes.
 func (r *Rack) Blank() oxide.DiskCreateParams {
 	return oxide.DiskCreateParams{Project: r.project(), Body: &oxide.DiskCreate{
 		Name: r.Name(), Description: r.Description, Size: GiB, DiskBackend: From(
 			&oxide.DiskSourceBlank{BlockSize: 512})}}
 }
 
-// From is the backend of a distributed disk with a source: a pointer to one of oxide.DiskSource's
-// variants.
+// From returns the backend of a distributed disk with a source: a pointer to a variant of
+// oxide.DiskSource.
 func From(source any) oxide.DiskBackend {
 	var s oxide.DiskSource
 	switch variant := source.(type) {
@@ -44,7 +44,7 @@ func From(source any) oxide.DiskBackend {
 	return oxide.DiskBackend{Value: &oxide.DiskBackendDistributed{DiskSource: s}}
 }
 
-// CreateDisk asks for a disk, and removes it at the end if it was made.
+// CreateDisk sends a request for a disk, and removes the disk at the end if it was created.
 func (c *Check) CreateDisk(params oxide.DiskCreateParams) (*oxide.Disk, error) {
 	disk, err := c.Client.DiskCreate(c.ctx, params)
 	switch {
@@ -56,7 +56,7 @@ func (c *Check) CreateDisk(params oxide.DiskCreateParams) (*oxide.Disk, error) {
 	return disk, err
 }
 
-// removeIfMade removes a disk at the end of which no answer has told whether it was made.
+// removeIfMade removes a disk at the end if no answer has shown whether it was created.
 func (c *Check) removeIfMade(name oxide.Name) {
 	c.Cleanup(func(ctx context.Context) error {
 		made, err := c.diskByName(ctx, name)
@@ -67,21 +67,22 @@ func (c *Check) removeIfMade(name oxide.Name) {
 	})
 }
 
-// mayBeDone reports whether a change may have had its effect although it was not answered so.
+// mayBeDone reports whether a change may have taken effect although no answer confirms it.
 func mayBeDone(err error) bool { return IsUnanswered(err) || leavesOpen(statusOf(err)) }
 
-// leavesOpen reports whether a change with an answer of this status may have had its effect.
+// leavesOpen reports whether a change with an answer of this status may have taken effect.
 func leavesOpen(status int) bool {
 	return status == http.StatusInternalServerError || MeansBusy(status)
 }
 
-// shares reports whether the checks share an object, whose name may have been asked for again.
+// shares reports whether the checks share an object. A check may have requested the object's name
+// again.
 func (r *Rack) shares(id string) bool {
 	return r.stopped != nil && r.stopped.Id == id || r.running != nil && r.running.Id == id ||
 		r.runningDisk != nil && r.runningDisk.Id == id
 }
 
-// Disk makes a blank disk, as it is once it is detached.
+// Disk creates a blank disk, and returns it when it is detached.
 func (c *Check) Disk() *oxide.Disk {
 	made := Must[*oxide.Disk](c, "create a disk")(c.CreateDisk(c.Blank()))
 	return c.Look(made.Id)
@@ -93,12 +94,12 @@ func (c *Check) Look(id string) *oxide.Disk {
 		oxide.DiskViewParams{Disk: oxide.NameOrId(id)}))
 }
 
-// DeleteDisk asks to delete a disk.
+// DeleteDisk sends a request to delete a disk.
 func (c *Check) DeleteDisk(id string) error {
 	return c.Client.DiskDelete(c.ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(id)})
 }
 
-// removeDisk deletes a disk of this check's, and detaches it first if it has to.
+// removeDisk deletes a disk of this check. If necessary it detaches the disk first.
 func (r *Rack) removeDisk(ctx context.Context, id string) error {
 	remove := func() error {
 		return gone(r.Client.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(id)}))
@@ -120,18 +121,18 @@ func (r *Rack) removeDisk(ctx context.Context, id string) error {
 	return remove()
 }
 
-// Snapshot makes a snapshot of a disk.
+// Snapshot takes a snapshot of a disk.
 func (c *Check) Snapshot(disk string) (*oxide.Snapshot, error) {
 	return c.takeSnapshot(c.ctx, c.Name(), disk)
 }
 
-// DeleteSnapshot asks to delete a snapshot.
+// DeleteSnapshot sends a request to delete a snapshot.
 func (c *Check) DeleteSnapshot(id string) error {
 	return c.Client.SnapshotDelete(c.ctx, oxide.SnapshotDeleteParams{Snapshot: oxide.NameOrId(id)})
 }
 
-// NewInstance is a request for the smallest instance, without disks and network, that stays
-// stopped.
+// NewInstance returns a request for the smallest instance. It has no disks and no network, and
+// stays stopped.
 func (r *Rack) NewInstance() oxide.InstanceCreateParams {
 	return oxide.InstanceCreateParams{Project: r.project(), Body: &oxide.InstanceCreate{
 		Name: r.Name(), Description: r.Description, Hostname: "conformance",
@@ -140,7 +141,8 @@ func (r *Rack) NewInstance() oxide.InstanceCreateParams {
 			Value: &oxide.InstanceNetworkInterfaceAttachmentNone{}}}}
 }
 
-// CreateInstance asks for an instance, and removes it at the end if it was made.
+// CreateInstance sends a request for an instance, and removes the instance at the end if it was
+// created.
 func (c *Check) CreateInstance(params oxide.InstanceCreateParams) (*oxide.Instance, error) {
 	instance, err := c.Client.InstanceCreate(c.ctx, params)
 	switch {
@@ -159,7 +161,7 @@ func (c *Check) CreateInstance(params oxide.InstanceCreateParams) (*oxide.Instan
 	return instance, err
 }
 
-// RemoveInstance deletes an instance of this check's, and stops it first if it has to.
+// RemoveInstance deletes an instance of this check. If necessary it stops the instance first.
 func (r *Rack) RemoveInstance(ctx context.Context, id string) error {
 	instance := oxide.NameOrId(id)
 	remove := func() error {
@@ -177,12 +179,13 @@ func (r *Rack) RemoveInstance(ctx context.Context, id string) error {
 	return remove()
 }
 
-// StoppedInstance is a small instance without disks that all checks share. It is never started.
+// StoppedInstance returns a small instance without disks that all checks share. It is never
+// started.
 func (c *Check) StoppedInstance() *oxide.Instance {
 	return Must[*oxide.Instance](c, "make a stopped instance")(c.Rack.StoppedInstance(c.ctx))
 }
 
-// StoppedInstance is the instance of that kind. Close removes it.
+// StoppedInstance returns the stopped instance that the checks share. Close removes it.
 func (r *Rack) StoppedInstance(ctx context.Context) (*oxide.Instance, error) {
 	if r.stopped == nil {
 		made, err := r.createShared(ctx, r.NewInstance())
@@ -194,8 +197,8 @@ func (r *Rack) StoppedInstance(ctx context.Context) (*oxide.Instance, error) {
 	return r.stopped, r.Await(ctx, r.stopped.Id, oxide.InstanceStateStopped)
 }
 
-// createShared makes an instance that the checks share. One whose creation has had no answer is
-// found by its name.
+// createShared creates an instance that the checks share. If the creation has no answer, the
+// instance is found by its name.
 func (r *Rack) createShared(ctx context.Context,
 	params oxide.InstanceCreateParams) (*oxide.Instance, error) {
 	made, err := r.Client.InstanceCreate(ctx, params)
@@ -209,13 +212,14 @@ func (r *Rack) createShared(ctx context.Context,
 	return made, err
 }
 
-// Attach asks to attach a disk to an instance. The check's disks are detached at its end.
+// Attach sends a request to attach a disk to an instance. The check's disks are detached at its
+// end.
 func (c *Check) Attach(disk, instance string) (*oxide.Disk, error) {
 	return c.Client.InstanceDiskAttach(c.ctx, oxide.InstanceDiskAttachParams{
 		Instance: oxide.NameOrId(instance), Body: &oxide.DiskPath{Disk: oxide.NameOrId(disk)}})
 }
 
-// Detach asks to detach a disk from an instance.
+// Detach sends a request to detach a disk from an instance.
 func (c *Check) Detach(disk, instance string) (*oxide.Disk, error) {
 	return c.Client.InstanceDiskDetach(c.ctx, oxide.InstanceDiskDetachParams{
 		Instance: oxide.NameOrId(instance), Body: &oxide.DiskPath{Disk: oxide.NameOrId(disk)}})

@@ -52,7 +52,7 @@ var pageRules = []Rule{
 	},
 }
 
-// listPage is a page of a list, of which the checks read the names.
+// listPage is a page of a list. The checks read the names in it.
 type listPage struct {
 	NextPage *string `json:"next_page"`
 	Items    []struct {
@@ -79,19 +79,20 @@ func (c *Check) page(what, path string) listPage {
 	return page
 }
 
-// tokenText is what a token holds of a list of the project's that begins after an object.
+// tokenText returns the text in the token of a list of the project that begins after an object.
 func (c *Check) tokenText(sortBy, lastSeen string) string {
 	return fmt.Sprintf(`{"v":"v1","page_start":{"sort_by":%q,"project":%q,"last_seen":%q}}`, sortBy,
 		c.Project, lastSeen)
 }
 
-// after is the query of the page after an object.
+// after returns the query for the page after an object.
 func (c *Check) after(sortBy, lastSeen string) string {
 	return "page_token=" + url.QueryEscape(base64.URLEncoding.EncodeToString(
 		[]byte(c.tokenText(sortBy, lastSeen))))
 }
 
-// previous is the greatest UUID below another, so that the page after it begins with that one.
+// previous returns the greatest UUID below another one, so that the page after it begins with
+// that one.
 func previous(id string) string {
 	parsed, err := uuid.Parse(id)
 	if err != nil {
@@ -141,7 +142,7 @@ func checkPages(c *Check) {
 			badQuery(token + "corrupted token")})
 }
 
-// checkLists demands of each list that its pages, up to their limits, lack none of its objects.
+// checkLists demands that the pages of each list, up to their limits, contain all its objects.
 func (c *Check) checkLists(disks []string) {
 	c.checkFullPages("disks", "/v1/disks?", c.after("name_ascending", disks[0]), disks[1:])
 	disk, before := c.Disk(), c.after("name_ascending", string(c.Name()))
@@ -156,8 +157,8 @@ func (c *Check) checkLists(disks []string) {
 	c.checkFullPages("instances", "/v1/instances?", before, instances)
 }
 
-// checkFullPages demands that a list, from a query on, begins with these objects, whatever limit up
-// to their number its pages have.
+// checkFullPages demands that a list, from a query on, begins with these objects for every page
+// limit up to their number.
 func (c *Check) checkFullPages(what, path, first string, names []string) {
 	for limit := 1; limit <= len(names); limit++ {
 		var got []string
@@ -179,7 +180,7 @@ func (c *Check) checkFullPages(what, path, first string, names []string) {
 	}
 }
 
-// checkToken demands that the token of a list's first page is of that list.
+// checkToken demands that the token of a list's first page belongs to that list.
 func (c *Check) checkToken(sortBy, query string) {
 	what := "the first disk with " + sortBy
 	first := c.page(what, "/v1/disks?limit=1&"+c.inProject()+query)

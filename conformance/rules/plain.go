@@ -7,25 +7,25 @@ import (
 	"regexp"
 )
 
-// expected is a plain request and how a rack answers it. A refusal has its code and its message, a
-// success neither.
+// expected is a plain request and the answer of a rack. A refusal has a code and a message; a
+// success has neither.
 type expected struct {
 	what    string
 	request Plain
 	answer  Refused
 }
 
-// Expect sends plain requests and demands that the rack answers each in exactly this way.
+// Expect sends plain requests and demands exactly the given answer to each.
 func (c *Check) Expect(cases ...expected) {
 	for _, e := range cases {
 		Equal(c, e.what, c.Send(e.request).Refused(), e.answer)
 	}
 }
 
-// get is a plain read.
+// get returns a plain read.
 func get(path string) Plain { return Plain{Method: "GET", Path: path} }
 
-// ok is a read that succeeds.
+// ok is the answer to a read that succeeds.
 var ok = Refused{Status: 200}
 
 // bad is a refusal of the HTTP layer.
@@ -35,24 +35,25 @@ func badQuery(message string) Refused { return bad("unable to parse query string
 
 func badBody(message string) Refused { return bad("unable to parse JSON body: " + message) }
 
-// inProject is the query that names the project.
+// inProject returns the query that names the project.
 func (c *Check) inProject() string { return "project=" + url.QueryEscape(c.Project) }
 
-// place is where serde found a mistake.
+// place matches the position of a mistake that serde appends to its message.
 var place = regexp.MustCompile(` at line \d+ column \d+$`)
 
-// unplaced is a refusal without the place in the body.
+// unplaced removes the position in the body from a refusal.
 func unplaced(r Refused) Refused {
 	r.Message = place.ReplaceAllString(r.Message, "")
 	return r
 }
 
-// post is a request with a body to a collection of the project.
+// post returns a request with a body to a collection of the project.
 func (c *Check) post(collection, body string) Plain {
 	return Plain{Method: "POST", Path: "/v1/" + collection + "?" + c.inProject(), Body: body}
 }
 
-// SendDisk asks for a disk with a body of diskBody, and removes the disk at the end if it was made.
+// SendDisk sends a request for a disk with a body of diskBody, and removes the disk at the end if
+// it was created.
 func (c *Check) SendDisk(body string) Answer {
 	name := c.Name()
 	plain := c.post("disks", c.named(name, body))
@@ -70,7 +71,7 @@ func (c *Check) SendDisk(body string) Answer {
 	return a
 }
 
-// object reads an answer as an object of JSON.
+// object parses an answer as a JSON object.
 func (c *Check) object(what string, a Answer) map[string]json.RawMessage {
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(a.Body, &fields); err != nil || a.Status >= 300 {

@@ -15,38 +15,38 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// Config is the rack to check, and what the checks may use of it.
+// Config names the rack to check, and limits what the checks may use of it.
 type Config struct {
-	// Host, Token and Project are as the driver's settings of those names; CAFile, if it is not
-	// empty, holds the authority of a private certificate in PEM.
+	// Host, Token and Project have the meaning of the driver's settings of those names. CAFile, if
+	// it is not empty, is a file with the authority of a private certificate in PEM.
 	Host, Token, Project, CAFile string
-	// Mark names the run: 1 to 8 of a-z0-9. It is in the names of what the checks make, and
-	// Description is the description of all of it.
+	// Mark is the run's mark: 1 to 8 of a-z0-9. It is part of the names of all objects that the
+	// checks create. Description is their description.
 	Mark, Description string
-	// Hotplug says that the rack attaches and detaches while an instance runs.
+	// Hotplug is true if the rack attaches and detaches disks while an instance runs.
 	Hotplug bool
-	// Here is the instance in which this program runs; nil is none. Guest-side rules are not tested
+	// Here is the instance in which this program runs, or nil. Rules about guests are not tested
 	// without a guest in which a disk appears.
 	Here *Guest
-	// Through, if it is not nil, wraps the transport by which the rack is asked.
+	// Through, if it is not nil, wraps the transport of all requests to the rack.
 	Through func(http.RoundTripper) http.RoundTripper
-	// Admin is the admin listener of a simulated rack; nil is a real one.
+	// Admin is the admin listener of a simulated rack. It is nil for a real rack.
 	Admin *adminapi.Client
-	// Restart, if it is not nil, ends the rack as a power cut would and starts it again.
+	// Restart, if it is not nil, ends the rack as a power cut does and starts it again.
 	Restart func(context.Context) error
 }
 
-// Guest is an instance whose inside can be seen.
+// Guest is an instance whose files can be read.
 type Guest struct {
-	// ID is the instance's.
+	// ID is the instance's ID.
 	ID string
-	// Sys shows its /sys, and Dev its /dev.
+	// Sys reads its /sys, and Dev its /dev.
 	Sys, Dev Files
 }
 
-// Files is a directory of a guest, here or elsewhere. Names are relative and use slashes.
+// Files is a directory of a guest on this machine or another. Names are relative and use slashes.
 type Files interface {
-	// ReadFile reads a file. An error wraps fs.ErrNotExist if there is none.
+	// ReadFile reads a file. The error wraps fs.ErrNotExist if the file does not exist.
 	ReadFile(name string) ([]byte, error)
 	// ReadDir lists the names in a directory, sorted.
 	ReadDir(name string) ([]string, error)
@@ -55,24 +55,23 @@ type Files interface {
 // Rack is a rack that is being checked. Its checks run one at a time.
 type Rack struct {
 	Config
-	// Client is Oxide's own, unmodified.
+	// Client is Oxide's own client, unmodified.
 	Client *oxide.Client
 
 	recorder *recorder
 	http     *http.Client
-	// cleaning is how long the removal of what a check made may take.
+	// cleaning limits the removal of what a check created.
 	cleaning time.Duration
-	// made counts the names that were given out.
+	// made counts the names that Name has returned.
 	made int
-	// stopped is the instance that checks share, and that is never started.
+	// stopped is the shared instance that is never started.
 	stopped *oxide.Instance
-	// running is the instance that checks share, and that is never stopped; its disk is attached to
-	// it since before its start.
+	// running is the shared instance that is never stopped. Its disk was attached before its start.
 	running     *oxide.Instance
 	runningDisk *oxide.Disk
 }
 
-// Open prepares the checks. It asks nothing of the rack.
+// Open prepares the checks. It sends no request to the rack.
 func Open(c Config) (*Rack, error) {
 	transport, err := harness.Transport(c.CAFile)
 	if err != nil {
@@ -94,10 +93,10 @@ func Open(c Config) (*Rack, error) {
 	return r, nil
 }
 
-// requestTimeout is for a request that carries a saga on a busy rack.
+// requestTimeout limits a request, which may run a saga on a busy rack.
 const requestTimeout = 2 * time.Minute
 
-// Close removes what the checks shared.
+// Close removes the objects that the checks shared.
 func (r *Rack) Close(ctx context.Context) error {
 	var errs []error
 	for _, instance := range []**oxide.Instance{&r.stopped, &r.running} {
@@ -126,13 +125,13 @@ func (r *Rack) Close(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// HTTP is the client by which the rack is asked.
+// HTTP returns the HTTP client that sends the requests.
 func (r *Rack) HTTP() *http.Client { return r.http }
 
-// Exchanges returns what was exchanged with the rack outside of checks since it was last asked.
+// Exchanges returns the requests and answers outside of checks since its last call.
 func (r *Rack) Exchanges() []Exchange { return r.recorder.take() }
 
-// refusal is the rack's refusal in an error, or nil.
+// refusal returns the rack's refusal in an error, or nil.
 func refusal(err error) *oxide.HTTPError {
 	var refused *oxide.HTTPError
 	if errors.As(err, &refused) {
@@ -141,7 +140,7 @@ func refusal(err error) *oxide.HTTPError {
 	return nil
 }
 
-// Brief describes an error of the client in a line: its own text is a page.
+// Brief describes an error of the client in one line, because the error's own text fills a page.
 func Brief(err error) string {
 	refused := refusal(err)
 	if refused == nil {
@@ -165,7 +164,7 @@ func redirects(status int) bool { return status >= 300 && status < 400 }
 // IsBusy reports whether the rack has refused because it is busy (429, 502, 503, 504).
 func IsBusy(err error) bool { return MeansBusy(statusOf(err)) }
 
-// statusOf is the status of the rack's refusal in an error, or 0.
+// statusOf returns the HTTP status of the rack's refusal in an error, or 0.
 func statusOf(err error) int {
 	if refused := refusal(err); refused != nil && refused.HTTPResponse != nil {
 		return refused.HTTPResponse.StatusCode
@@ -173,14 +172,14 @@ func statusOf(err error) int {
 	return 0
 }
 
-// IsUnanswered reports whether a call of the client ended without an answer that could be read. The
-// client's error does not say more.
+// IsUnanswered reports whether a call of the client ended without a readable answer. The client's
+// error does not show the cause.
 func IsUnanswered(err error) bool { return err != nil && refusal(err) == nil }
 
-// IsGone reports whether the rack does not have the object.
+// IsGone reports whether the rack answered that the object does not exist.
 func IsGone(err error) bool { return err != nil && gone(err) == nil }
 
-// gone takes "not found" for a success.
+// gone turns the error "not found" into a success.
 func gone(err error) error {
 	if errors.Is(err, oxide.ErrHTTP404) {
 		return nil
@@ -188,10 +187,10 @@ func gone(err error) error {
 	return err
 }
 
-// Refused is how a rack refuses a request.
+// Refused is a rack's refusal of a request.
 type Refused struct {
 	Status int
-	// Code is the error_code; "" is none.
+	// Code is the error_code; "" means that there is none.
 	Code string
 	// Message is the whole message.
 	Message string
@@ -204,7 +203,7 @@ func (r Refused) String() string {
 	return fmt.Sprintf("HTTP %d %s: %s", r.Status, cmp.Or(r.Code, "without a code"), r.Message)
 }
 
-// Refuses demands that the rack has refused a request in exactly this way.
+// Refuses demands that the rack has refused a request with exactly this answer.
 func (c *Check) Refuses(what string, err error, want Refused) {
 	refused := refusal(err)
 	switch {
@@ -221,7 +220,7 @@ func (c *Check) Refuses(what string, err error, want Refused) {
 	}
 }
 
-// Equal demands that something is what it should be.
+// Equal demands that a value is the expected one.
 func Equal[T comparable](c *Check, what string, got, want T) {
 	if got != want {
 		c.Errorf("%s: expected %v; found %v", what, want, got)
@@ -241,6 +240,6 @@ func (a Answer) Refused() Refused {
 		ErrorCode string `json:"error_code"`
 		Message   string `json:"message"`
 	}
-	_ = json.Unmarshal(a.Body, &body) // what is no refusal equals none
+	_ = json.Unmarshal(a.Body, &body) // only a refusal has these fields
 	return Refused{a.Status, body.ErrorCode, body.Message}
 }

@@ -7,14 +7,14 @@ import (
 	"strings"
 )
 
-// Plain is a request that Oxide's client does not make, or hides the answer of.
+// Plain is a request that Oxide's client cannot send, or whose answer it hides.
 type Plain struct {
 	Method string
-	// Path is the path and the query, from the slash on, encoded.
+	// Path is the encoded path and query, beginning with the slash.
 	Path string
 	Body string
-	// Header is added to those that every request of the client has: the bearer, the type of the
-	// content and the version of the API. A header that is here and empty is left out.
+	// Header is added to the headers of every request of the client: the bearer, the content type
+	// and the version of the API. An empty header here removes one of those.
 	Header map[string]string
 }
 
@@ -29,7 +29,7 @@ func (c *Check) send(p Plain) (Answer, error) {
 	if err != nil {
 		return Answer{}, fmt.Errorf("make the request: %w", err)
 	}
-	// The path goes out as it is, also where a client would tidy it up.
+	// The path is sent unchanged, although a client would normalize it.
 	route, query, _ := strings.Cut(p.Path, "?")
 	req.URL.Opaque = route
 	req.URL.RawQuery = query
@@ -55,5 +55,5 @@ func (c *Check) send(p Plain) (Answer, error) {
 	return Answer{resp.StatusCode, resp.Header, body}, nil
 }
 
-// APIVersion is what the pinned client asks for.
+// APIVersion is the API version that the pinned client requests.
 const APIVersion = "2026060800.0.0"

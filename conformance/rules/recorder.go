@@ -19,7 +19,7 @@ import (
 
 // Exchange is one request to the rack and its answer.
 type Exchange struct {
-	// Operation is the API's operationId, or "" for a path that it does not have.
+	// Operation is the API's operationId, or "" for an unknown path.
 	Operation    string
 	Method, Path string
 	// Status is 0 when there was no answer.
@@ -30,31 +30,31 @@ type Exchange struct {
 	// Answer is the beginning of the answer's body.
 	Answer string
 
-	// repeated means that the same request was sent again, whose answer counts.
+	// repeated means that the same request was sent again. The later answer counts.
 	repeated bool
-	// failure is why there is no answer.
+	// failure is the reason why there is no answer.
 	failure error
-	// location is where a redirect leads.
+	// location is the target of a redirect.
 	location string
 }
 
-// answerExcerpt is how much of an answer is kept, in bytes.
+// answerExcerpt is the number of bytes of an answer that are kept.
 const answerExcerpt = 1 << 10
 
-// ErrNotSent is wrapped by a transport's error if the request was not sent on purpose.
+// ErrNotSent is wrapped by a transport's error if the transport refused to send the request.
 var ErrNotSent = errors.New("the request was not sent")
 
-// requestPatience is how long one request is repeated.
+// requestPatience limits how long one request is repeated.
 const requestPatience = 15 * time.Second
 
-// recorder is a transport that keeps every exchange until somebody takes them. It repeats a request
-// that may be repeated: what the rack had no time for (429), whatever it is, and a read without an
-// answer, or with one that says that the rack is busy.
+// recorder is a transport that keeps every exchange until somebody takes it. It repeats any
+// request that the rack had no time for (429). It repeats a read without an answer, and a read
+// whose answer means that the rack is busy.
 type recorder struct {
 	next http.RoundTripper
-	// token is left out of the answers that are kept.
+	// token is removed from the answers that are kept.
 	token string
-	// patience is how long a request is repeated.
+	// patience limits how long a request is repeated.
 	patience time.Duration
 
 	mu sync.Mutex
@@ -81,19 +81,19 @@ func (r *recorder) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 }
 
-// mayRepeat reports whether a request may be sent again without another effect than one has.
+// mayRepeat reports whether sending the request twice has the same effect as sending it once.
 func mayRepeat(e Exchange) bool {
 	return e.Status == http.StatusTooManyRequests ||
 		e.Method == http.MethodGet && (e.unanswered() || MeansBusy(e.Status))
 }
 
-// unanswered reports whether no answer came, although the request was sent and not given up.
+// unanswered reports whether no answer came although the request was sent and not given up.
 func (e Exchange) unanswered() bool {
 	return e.failure != nil && !errors.Is(e.failure, ErrNotSent) &&
 		!errors.Is(e.failure, context.Canceled)
 }
 
-// rewind prepares a request to be sent again, if it can be.
+// rewind prepares a request to be sent again. It returns false if that is impossible.
 func rewind(req *http.Request) bool {
 	if req.Body == nil || req.Body == http.NoBody {
 		return true
@@ -109,7 +109,7 @@ func rewind(req *http.Request) bool {
 	return true
 }
 
-// retryAfter is how long the rack asks to wait; 0 is as long as the caller likes.
+// retryAfter returns the time that the rack asks to wait; 0 means that the caller may choose.
 func retryAfter(resp *http.Response) time.Duration {
 	if resp == nil {
 		return 0
@@ -133,14 +133,14 @@ func (r *recorder) once(req *http.Request) (Exchange, *http.Response, error) {
 		_ = resp.Body.Close()
 		resp.Body = io.NopCloser(bytes.NewReader(body))
 		if err != nil {
-			resp = nil // what was cut off is no answer
+			resp = nil // a truncated answer does not count
 		}
 	}
 	exchange.Took, exchange.failure = time.Since(began), err
 	if err == nil {
 		exchange.Status, exchange.RequestID = resp.StatusCode, resp.Header.Get("X-Request-Id")
 		exchange.location = resp.Header.Get("Location")
-		// Half a token would not be recognized by those who hide it.
+		// Redact before the answer is cut, because half a token would not be recognized.
 		answer := strings.ReplaceAll(string(body), r.token, "[redacted]")
 		exchange.Answer = answer[:min(len(answer), answerExcerpt)]
 		var refusal struct {
@@ -162,7 +162,7 @@ func (r *recorder) take() []Exchange {
 	return taken
 }
 
-// operations are those that the driver and the checks use.
+// operations are the operations that the driver and the checks use.
 var operations = parseOperations(`
 ping                            GET    /v1/ping
 current_user_view               GET    /v1/me
@@ -210,10 +210,10 @@ func parseOperations(text string) []operation {
 	return all
 }
 
-// PathOf is the path that a request asks for.
+// PathOf returns the path of a request.
 func PathOf(req *http.Request) string { return cmp.Or(req.URL.Opaque, req.URL.Path) }
 
-// OperationOf names the operation of a request, or "" for one that is not known here.
+// OperationOf returns the operation of a request, or "" if it is unknown here.
 func OperationOf(method, urlPath string) string {
 	for _, op := range operations {
 		if is, err := path.Match(op.pattern, urlPath); err == nil && is && op.method == method {

@@ -27,19 +27,19 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
-// requestFault is one way in which requests of an operation go wrong.
+// requestFault is one fault of requests.
 type requestFault struct {
-	// legal means that a rack in order, or the network, may cause the fault: no rule may fail.
+	// legal means that a rack in order, or the network, may cause the fault. No rule may fail then.
 	legal bool
-	// noticed means that a rule has to fail, or to say that it is not tested. A fault that is not to
-	// be noticed must not leave anything behind either.
+	// noticed means that a rule must fail or must not be tested. A fault that must not be noticed
+	// must not leave anything behind either.
 	noticed bool
-	// once means that the fault strikes one request of each check, and not every one.
+	// once means that the fault strikes one request of each check instead of every request.
 	once bool
 	send func(*faulting, *http.Request) (*http.Response, error)
 }
 
-// errorCodes are the codes of a rack's refusals by their status.
+// errorCodes are the codes of a rack's refusals, by status.
 var errorCodes = map[int]string{400: "InvalidRequest", 401: "Unauthorized", 403: "Forbidden",
 	404: "ObjectNotFound", 409: "Conflict", 429: "", 500: "Internal", 503: "ServiceNotAvailable",
 	507: "InsufficientCapacity"}
@@ -57,7 +57,7 @@ func requestFaults() map[string]requestFault {
 		refuse := func(_ *faulting, req *http.Request) (*http.Response, error) {
 			return refusing(req, status), nil
 		}
-		// A rack in order may give any request this answer, but not every time.
+		// A rack in order may answer any request like this, but not every time.
 		passing := slices.Contains([]int{429, 500, 503}, status)
 		all[fmt.Sprint(status, "-once")] = requestFault{legal: passing, noticed: !passing, once: true,
 			send: refuse}
@@ -66,25 +66,26 @@ func requestFaults() map[string]requestFault {
 	return all
 }
 
-// faulting is a transport that lets a fault strike the requests of one operation.
+// faulting is a transport that applies a fault to the requests of one operation.
 type faulting struct {
 	next http.RoundTripper
 	trial
 	fault requestFault
 
 	mu sync.Mutex
-	// mu guards the rest. A fault that happens once skips the first requests of the operation.
+	// mu guards the fields below. A fault that happens once skips the first requests of the
+	// operation.
 	skip int
 	// struck counts the requests that the fault has struck.
 	struck int
-	// outdated are the objects whose change is not shown yet.
+	// outdated are the objects whose change is not visible yet.
 	outdated []outdated
 }
 
-// outdated is an object whose change was answered, and is not shown yet.
+// outdated is an object whose change was answered and is not visible yet.
 type outdated struct {
 	id, name string
-	// was is the object before the change; nil is none.
+	// was is the object before the change; nil means that it did not exist.
 	was map[string]any
 }
 
@@ -113,7 +114,8 @@ func (f *faulting) strikes() bool {
 	return true
 }
 
-// arm prepares a fault for the next check, and returns how many requests it has struck.
+// arm prepares a fault for the next check, and returns the number of requests that it has struck
+// so far.
 func (f *faulting) arm(skip int) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -124,11 +126,11 @@ func (f *faulting) arm(skip int) int {
 func (f *faulting) late(req *http.Request) (*http.Response, error) {
 	resp, err := f.next.RoundTrip(req)
 	backoff := harness.Backoff{Next: 50 * time.Millisecond}
-	_ = backoff.Wait(req.Context()) // a caller that has gone waits no longer
+	_ = backoff.Wait(req.Context()) // a caller that has gone does not wait
 	return resp, err
 }
 
-// cut carries a request out and loses the answer.
+// cut sends a request to the rack and loses the answer.
 func (f *faulting) cut(req *http.Request) (*http.Response, error) {
 	resp, err := f.next.RoundTrip(req)
 	if err == nil {
@@ -138,7 +140,8 @@ func (f *faulting) cut(req *http.Request) (*http.Response, error) {
 	return nil, err
 }
 
-// early answers a change whose effect is not shown: by the next read of the object, or by any.
+// early answers a change before its effect is visible, either to the next read of the object or
+// to all reads.
 func (f *faulting) early(req *http.Request) (*http.Response, error) {
 	object := PathOf(req)
 	var asked struct {
@@ -146,7 +149,7 @@ func (f *faulting) early(req *http.Request) (*http.Response, error) {
 	}
 	if req.GetBody != nil {
 		if body, err := req.GetBody(); err == nil {
-			_ = json.NewDecoder(body).Decode(&asked) // the rack refuses what is malformed
+			_ = json.NewDecoder(body).Decode(&asked) // the rack refuses a malformed body
 		}
 	}
 	switch {
@@ -157,7 +160,7 @@ func (f *faulting) early(req *http.Request) (*http.Response, error) {
 	case OperationOf(http.MethodGet, object) == "":
 		object = path.Dir(object) // POST …/start
 	}
-	was, _ := f.read(req, object) // nil if it is not there
+	was, _ := f.read(req, object) // nil if it does not exist
 	resp, err := f.next.RoundTrip(req)
 	if err != nil || resp.StatusCode >= 300 {
 		return resp, err
@@ -179,7 +182,7 @@ func (f *faulting) early(req *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// read reads an object as the sender of a request may.
+// read reads an object with the rights of a request's sender.
 func (f *faulting) read(by *http.Request, object string) (was map[string]any, err error) {
 	if by.Method == http.MethodPost && OperationOf(http.MethodGet, object+"/x") != "" {
 		return nil, nil // a creation
@@ -200,8 +203,8 @@ func (f *faulting) read(by *http.Request, object string) (was map[string]any, er
 	return was, decode.Decode(&was)
 }
 
-// before reports whether a request reads an object whose change is not shown yet, and returns the
-// object before the change.
+// before reports whether a request reads an object whose change is not visible yet, and returns
+// the object before the change.
 func (f *faulting) before(req *http.Request) (was map[string]any, is bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -211,7 +214,7 @@ func (f *faulting) before(req *http.Request) (was map[string]any, is bool) {
 	return f.reveal(path.Base(PathOf(req)))
 }
 
-// reveal returns an object, by its ID or name, as it was before its change. The caller holds mu.
+// reveal returns an object as it was before its change, by its ID or name. The caller holds mu.
 func (f *faulting) reveal(which string) (was map[string]any, is bool) {
 	i := slices.IndexFunc(f.outdated, func(o outdated) bool {
 		return o.id == which || o.name == which
@@ -226,7 +229,7 @@ func (f *faulting) reveal(which string) (was map[string]any, is bool) {
 	return was, true
 }
 
-// age puts the object before its change in the place of an object of a list.
+// age replaces an object of a list with the object before its change.
 func (f *faulting) age(_ string, object map[string]any) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -237,7 +240,7 @@ func (f *faulting) age(_ string, object map[string]any) {
 	}
 }
 
-// refusing is a refusal as a rack writes it.
+// refusing returns a refusal in a rack's format.
 func refusing(req *http.Request, status int) *http.Response {
 	if req.Body != nil {
 		_ = req.Body.Close()
@@ -253,29 +256,29 @@ func response(req *http.Request, status int, id string, body []byte) *http.Respo
 		Body:   io.NopCloser(bytes.NewReader(body)), ContentLength: int64(len(body))}
 }
 
-// unnoticeable names faults that no rule can notice, with the reason.
+// unnoticeable names the faults that no rule can notice, with the reason.
 var unnoticeable = []disregard{
 	{"rack_list silo_utilization_list", "403-*", "the answer to everybody but fleet viewers (A21)"},
 	{"instance_reboot", "effect-*", "an instance runs before its reboot and after it"},
 }
 
-// sampledFaults is how many faults the short form tries. sampledAsking is how many rules are
-// checked with a legal fault in the short form, and with requests that are never answered.
+// sampledFaults is the number of faults that the short form tries. sampledAsking is the number of
+// rules that the short form checks with a legal fault, and with requests that are never answered.
 const sampledFaults, sampledAsking = 50, 3
 
 // faulted tries faults of requests.
 type faulted struct {
 	held
 	faults map[string]requestFault
-	// results are those of the rules on a rack without a fault.
+	// results are the results of the rules on a rack without a fault.
 	results map[string]Result
-	// legal counts the legal faults, and alarms has what the checks blamed the rack for because of
+	// legal counts the legal faults. alarms are the failures with which checks blamed the rack for
 	// them. The mutex of held guards both.
 	legal  int
 	alarms []string
 }
 
-// realConfig is the configuration for a simulated rack that is checked like a real one, without its
+// realConfig returns a configuration that checks a simulated rack like a real one, without an
 // admin listener.
 func realConfig(rack *harness.Rack) Config {
 	config := configOf(rack, true)
@@ -283,8 +286,8 @@ func realConfig(rack *harness.Rack) Config {
 	return config
 }
 
-// strike lets a fault strike the requests of checks. It returns the first rule that notices, and
-// whether there was anything to notice.
+// strike applies a fault to the requests of checks. It returns the first rule that notices the
+// fault, and whether the fault could be noticed.
 func (h *faulted) strike(ctx context.Context, rack *harness.Rack, tried trial, rules []Rule,
 ) (by string, struck bool, err error) {
 	f := &faulting{trial: tried, fault: h.faults[tried.how]}
@@ -299,7 +302,7 @@ func (h *faulted) strike(ctx context.Context, rack *harness.Rack, tried trial, r
 		return "", false, err
 	}
 	if f.fault.noticed {
-		// It lasts, so there is nothing to wait for.
+		// The fault lasts, so waiting would not help.
 		r.recorder.patience, r.cleaning = 500*time.Millisecond, 2*time.Second
 	}
 	random := rand.New(rand.NewPCG(h.p.Seed, tried.seed))
@@ -309,7 +312,7 @@ func (h *faulted) strike(ctx context.Context, rack *harness.Rack, tried trial, r
 	}
 	limit := ruleTimeout
 	if f.fault.legal {
-		limit = stateTimeout // a check that is interrupted fails
+		limit = stateTimeout // an interrupted check fails
 	}
 	var alarms []string
 	for _, rule := range rules {
@@ -351,8 +354,8 @@ func (h *faulted) strike(ctx context.Context, rack *harness.Rack, tried trial, r
 	return by, f.arm(0) > 0 && f.fault.noticed, err
 }
 
-// placeOf chooses one of an operation's requests that succeeded in a check without a fault, and
-// returns how many of the operation's requests come before it.
+// placeOf chooses one request of an operation that succeeded in a check without a fault. It
+// returns the number of the operation's requests before it.
 func placeOf(exchanges []Exchange, operation string, random *rand.Rand) int {
 	var places []int
 	n := 0
@@ -371,7 +374,7 @@ func placeOf(exchanges []Exchange, operation string, random *rand.Rand) int {
 	return places[random.IntN(len(places))]
 }
 
-// sweep removes what the checks of a run have left, and names it.
+// sweep removes and names everything that the checks of a run have left.
 func sweep(ctx context.Context, r *Rack) (left []string, err error) {
 	prefix := "conf-" + r.Mark + "-"
 	remove := func(kind string, name oxide.Name, do func() error) {
@@ -448,7 +451,7 @@ func TestEveryFaultOfARequestIsToleratedOrNoticed(t *testing.T) {
 		"missed", len(h.missed))
 }
 
-// sampleFaults chooses one fault of each operation, and some more.
+// sampleFaults chooses one fault of each operation, and some others.
 func sampleFaults(all []trial) (sample []trial) {
 	seen := map[string]bool{}
 	var rest []trial

@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// requirements are those that a rack keeps, each with the rules whose checks show it.
+// requirements are the requirements that a rack fulfils, each with the rules whose checks prove
+// it.
 var requirements = map[string]string{
 	"OF-1 a new disk is creating in the answer and detached later":             "A22",
 	"OF-2 an ID needs no project, a name does; a list ends with an empty page": "A05 A10",
@@ -27,8 +28,8 @@ var requirements = map[string]string{
 	"B-51 the simulator keeps every rule of a rack":                            "A",
 }
 
-// checkRequirements demands that the rules of every requirement have passed, or are blocked on a
-// rack that has to block them.
+// checkRequirements demands that the rules of every requirement have passed. With mayBlock they
+// may also be blocked.
 func checkRequirements(t *testing.T, results map[string]Status, mayBlock bool) {
 	for name, needed := range requirements {
 		t.Run(name, func(t *testing.T) {

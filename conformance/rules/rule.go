@@ -13,24 +13,25 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// Rule is one thing that the driver or the simulator believes of a rack.
+// Rule is one assumption of the driver or the simulator about a rack.
 type Rule struct {
 	// ID is "A" and two digits. IDs are never used again.
 	ID string
-	// Says is what a rack does, in a sentence or a few, as Markdown.
+	// Says states in a few sentences what a rack does, as Markdown.
 	Says string
-	// Why is who relies on it and for what. It does not say what the driver calls before: see Look.
+	// Why names the code that relies on the rule, and the purpose. It does not name the driver's
+	// earlier calls: see Look.
 	Why string
-	// Look is the operation by which the driver looks at the object right before the first of Calls,
-	// or "". The specs compare it with the calls that the driver makes.
+	// Look is the operation with which the driver reads the object immediately before the first of
+	// Calls, or "". The specs compare it with the driver's calls.
 	Look string
-	// Source is where it is known from: read in the source of the rack, tested by the rack's own
+	// Source states how we know the rule: read in the source of the rack, tested by the rack's own
 	// tests, or inferred.
 	Source string
-	// Calls are the operations that the check is about. A check that did not make them has shown
+	// Calls are the operations that the check is about. A check that did not call them has proved
 	// nothing, whatever it returns.
 	Calls []string
-	// Check demands it of a rack.
+	// Check checks the rule on a rack.
 	Check func(*Check)
 }
 
@@ -41,48 +42,48 @@ func All() []Rule {
 	return all
 }
 
-// Status is how a check ended.
+// Status is the result of a check.
 type Status string
 
-// The ways in which a check ends.
+// These are the results of a check.
 const (
-	// Passed is a check that was carried out, and the rack does what the rule says.
+	// Passed means that the check ran, and that the rack follows the rule.
 	Passed Status = "passed"
-	// Failed is a check that found something else, or could not be carried out.
+	// Failed means that the check found a difference, or could not run.
 	Failed Status = "failed"
-	// Blocked is a check that a rack without hot-plug does not let anybody make.
+	// Blocked means that the check cannot run on a rack without hot-plug.
 	Blocked Status = "blocked"
-	// NotTested is a check whose situation could not be brought about.
+	// NotTested means that the check could not create its situation.
 	NotTested Status = "not tested"
 )
 
-// Result is how a rule's check ended on a rack.
+// Result is the result of a rule's check on a rack.
 type Result struct {
 	Status Status
-	// Reason is what was expected and what was found, or why the rule was not tested.
+	// Reason names the expected and the found value, or the reason why the rule was not tested.
 	Reason string
-	// Undecided means that the rule was not tested because something came between the check and the
-	// rack, such as a limit of requests; another run may decide it.
+	// Undecided means that the rule was not tested because something disturbed the check, such as a
+	// limit of requests. Another run may decide it.
 	Undecided bool
-	// Tries is how often the check was made. It is made again when it failed and an answer was
-	// missing, or said that the rack was busy (429, 502, 503, 504) or has failed (500).
+	// Tries is the number of times that the check ran. A failed check is repeated if an answer was
+	// missing, or if it said that the rack was busy (429, 502, 503, 504) or has failed (500).
 	Tries int
-	// Exchanges are all that the check asked of the rack, with the answers.
+	// Exchanges are all requests of the check and their answers.
 	Exchanges []Exchange
 	Took      time.Duration
 }
 
-// triesOf returns how often a check is made that had these answers.
+// triesOf returns the number of times that a check with these answers runs.
 func triesOf(exchanges []Exchange) int {
 	const disturbed, lasting = 8, 2
 	most := 1
 	for _, e := range exchanges {
 		switch {
 		case e.disturbed() && mayRepeat(e):
-			return lasting // the request was repeated, for long
+			return lasting // it was already repeated for long
 		case e.disturbed():
 			most = disturbed
-		// What a rack in order undoes when it fails, it does the next time (A19).
+		// A rack in order undoes a creation that fails, and succeeds the next time (A19).
 		case e.Status == http.StatusInternalServerError:
 			most = max(most, lasting)
 		}
@@ -90,7 +91,7 @@ func triesOf(exchanges []Exchange) int {
 	return most
 }
 
-// Run checks a rule.
+// Run runs the check of a rule.
 func (r *Rack) Run(ctx context.Context, rule Rule) Result {
 	began := time.Now()
 	var result Result
@@ -121,7 +122,7 @@ func (r *Rack) Run(ctx context.Context, rule Rule) Result {
 	return result
 }
 
-// answers reports whether the rack answers, as soon as it does, and has time to.
+// answers waits until the rack answers. It returns false if the time is up before.
 func (r *Rack) answers(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, r.recorder.patience)
 	defer cancel()
@@ -129,12 +130,12 @@ func (r *Rack) answers(ctx context.Context) bool {
 	return !IsUnanswered(err) && !IsBusy(err)
 }
 
-// disturbed reports whether the answer that counts is missing, or says that the rack is busy.
+// disturbed reports whether the last answer is missing or means that the rack is busy.
 func (e Exchange) disturbed() bool {
 	return !e.repeated && (e.unanswered() || MeansBusy(e.Status))
 }
 
-// undecided returns what came between a check that failed and the rack, or "".
+// undecided returns what disturbed a failed check, or "".
 func (c *Check) undecided(exchanges []Exchange) string {
 	for _, e := range exchanges {
 		what := e.Method + " " + e.Path
@@ -146,7 +147,7 @@ func (c *Check) undecided(exchanges []Exchange) string {
 				e.location)
 		case e.disturbed() && e.unanswered():
 			return fmt.Sprintf("%s had no answer: %s", what, e.failure)
-		// A rack's own 503 is its word, if it repeats it.
+		// A rack's own 503 counts as its answer if the rack repeats it.
 		case e.disturbed() && (e.Status != http.StatusServiceUnavailable || e.ErrorCode == ""):
 			return fmt.Sprintf("%s was answered HTTP %d: the rack is busy", what, e.Status)
 		case e.Status == http.StatusInsufficientStorage && !c.Simulated():
@@ -159,10 +160,10 @@ func (c *Check) undecided(exchanges []Exchange) string {
 	return ""
 }
 
-// quotaNeeded is how much of the silo's quota the checks have at one time, at most.
+// quotaNeeded is the most that the checks use of the silo's quota at one time.
 const quotaNeeded = 16 * GiB
 
-// storageLeft is how much of the silo's quota is left; 0 if the rack does not tell.
+// storageLeft returns the free part of the silo's quota; 0 if the rack does not report it.
 func (c *Check) storageLeft() int64 {
 	use, err := c.Client.UtilizationView(c.ctx)
 	if err != nil {
@@ -171,7 +172,7 @@ func (c *Check) storageLeft() int64 {
 	return int64(use.Capacity.Storage) - int64(use.Provisioned.Storage)
 }
 
-// verdict is how the check ended, and why.
+// verdict returns the result of the check, and the reason.
 func (c *Check) verdict(exchanges []Exchange) (Status, string) {
 	switch {
 	case len(c.problems) > 0:
@@ -190,39 +191,40 @@ func (c *Check) verdict(exchanges []Exchange) (Status, string) {
 	return Passed, ""
 }
 
-// MeansBusy reports whether an HTTP status says that the rack, or a proxy in front of it, is busy.
+// MeansBusy reports whether an HTTP status means that the rack, or a proxy in front of it, is
+// busy.
 func MeansBusy(status int) bool {
 	return slices.Contains([]int{429, 502, 503, 504}, status)
 }
 
-// Check is one check that is under way.
+// Check is one running check.
 type Check struct {
 	*Rack
 	ctx  context.Context
 	rule Rule
-	// problems are what was found to be otherwise.
+	// problems are the differences that the check found.
 	problems []string
-	// status and reason are set when the check cannot be made.
+	// status and reason are set if the check cannot run.
 	status Status
 	reason string
 	// withoutID means that an answer had no x-request-id.
 	withoutID bool
-	// unclean means that something is left that the check has made.
+	// unclean means that an object of the check is left.
 	unclean bool
-	// undo are the steps that remove what the check made, the last first.
+	// undo are the steps that remove the check's objects. The last step runs first.
 	undo []func(context.Context) error
 }
 
-// over ends a check from within.
+// over is the panic that ends a check.
 type over struct{}
 
-// run makes the check and removes what it made, also when the run is interrupted.
+// run runs the check and removes its objects, also when the run is interrupted.
 func (c *Check) run() {
 	defer c.clean()
 	defer func() {
 		ended := recover()
 		if _, ok := ended.(over); !ok && ended != nil {
-			// A field that a rack always has, and this one has not.
+			// The answer lacks a field that every rack has.
 			c.Errorf("the check could not go on: %v\n%s", ended, debug.Stack())
 		}
 	}()
@@ -244,24 +246,24 @@ func (c *Check) clean() {
 	}
 }
 
-// cleanTimeout is for what a check has to remove.
+// cleanTimeout limits the removal of a check's objects.
 const cleanTimeout = 2 * time.Minute
 
 // Context ends when the run is interrupted.
 func (c *Check) Context() context.Context { return c.ctx }
 
-// Errorf notes that the rack does something else. The check goes on.
+// Errorf records a difference. The check continues.
 func (c *Check) Errorf(format string, args ...any) {
 	c.problems = append(c.problems, fmt.Sprintf(format, args...))
 }
 
-// Fatalf notes that the rack does something else, and ends the check.
+// Fatalf records a difference, and ends the check.
 func (c *Check) Fatalf(format string, args ...any) {
 	c.Errorf(format, args...)
 	panic(over{})
 }
 
-// NotTested ends the check of a rule whose situation cannot be brought about here.
+// NotTested ends a check that cannot create its situation here.
 func (c *Check) NotTested(format string, args ...any) {
 	c.status, c.reason = NotTested, fmt.Sprintf(format, args...)
 	panic(over{})
@@ -273,10 +275,11 @@ func (c *Check) Blocked(format string, args ...any) {
 	panic(over{})
 }
 
-// Cleanup adds a step that removes something when the check is over. Not finding it is no mistake.
+// Cleanup adds a step that removes something after the check. It is no error if the object does
+// not exist.
 func (c *Check) Cleanup(step func(context.Context) error) { c.undo = append(c.undo, step) }
 
-// Must returns the value, or ends the check with what the step was and the rack's refusal.
+// Must returns the value, or ends the check with the name of the step and the rack's refusal.
 func Must[T any](c *Check, step string) func(T, error) T {
 	return func(value T, err error) T {
 		c.must(step, err)
@@ -290,8 +293,8 @@ func (c *Check) must(step string, err error) {
 	}
 }
 
-// Patiently repeats a step that may be repeated while the rack says that it is busy, and for a
-// while when it does not answer, or fails.
+// Patiently repeats a step while the rack says that it is busy, and for a limited time while the
+// rack does not answer or fails.
 func Patiently(ctx context.Context, step func(context.Context) error) error {
 	away := time.Now().Add(requestPatience)
 	backoff := harness.Backoff{Next: 200 * time.Millisecond, Max: 2 * time.Second}

@@ -25,7 +25,7 @@ const (
 	tablePath    = simulatorDir + "/ASSUMPTIONS.md"
 )
 
-func TestEveryRuleIsWholeAndHasAnIDOfItsOwn(t *testing.T) {
+func TestEveryRuleIsCompleteAndHasAUniqueID(t *testing.T) {
 	seen := map[string]bool{}
 	for _, rule := range All() {
 		switch {
@@ -45,7 +45,7 @@ func TestEveryRuleIsWholeAndHasAnIDOfItsOwn(t *testing.T) {
 	}
 }
 
-func TestTheTableOfTheSimulatorsAssumptionsIsThatOfTheRules(t *testing.T) {
+func TestTheTableOfAssumptionsIsGeneratedFromTheRules(t *testing.T) {
 	want := Table()
 	if *update {
 		if err := os.WriteFile(tablePath, []byte(want), 0o644); err != nil {
@@ -96,10 +96,11 @@ func TestTheSimulatorCitesEveryRuleAndNoOther(t *testing.T) {
 	}
 }
 
-// marks counts the runs: what a broken rack leaves of one is not in the way of the next.
+// marks counts the runs, so that the remains of a run on a broken rack do not disturb the next
+// run.
 var marks atomic.Int64
 
-// openRack opens the checks of a simulated rack, from inside its first instance.
+// openRack opens the checks of a simulated rack, as from inside its first instance.
 func openRack(t *testing.T, rack *harness.Rack, hotplug bool) *Rack {
 	t.Helper()
 	r, err := Open(configOf(rack, hotplug))
@@ -122,7 +123,7 @@ func configOf(rack *harness.Rack, hotplug bool) Config {
 			Dev: Dir(filepath.Join(here.Guest, "dev"))}}
 }
 
-// giveDisk gives the first instance a disk as it has its boot disk: while it is stopped.
+// giveDisk attaches a disk to the first instance while it is stopped, like a boot disk.
 func giveDisk(t *testing.T, rack *harness.Rack) {
 	t.Helper()
 	ctx, instance := t.Context(), rack.Instance("").ID
@@ -143,7 +144,7 @@ func giveDisk(t *testing.T, rack *harness.Rack) {
 
 func startRack(t *testing.T, options harness.RackOptions) *harness.Rack {
 	t.Helper()
-	// Some rules are about what belongs to another project, or are about images.
+	// Some rules need an object of another project, or an image.
 	options.Args = append(options.Args, "--project", "other", "--image", "silos=1048576",
 		"--image", "sanity/projects=1073741824")
 	rack, err := harness.RunFor(t).StartRack(t.Context(), options)
@@ -161,7 +162,7 @@ func startRack(t *testing.T, options harness.RackOptions) *harness.Rack {
 func TestARackInOrderKeepsEveryRule(t *testing.T) {
 	for name, cold := range map[string]bool{"with hot-plug": false, "without": true} {
 		t.Run(name, func(t *testing.T) {
-			// A check must not count on a rack that is as quick as a simulated one.
+			// A check must not rely on the speed of a simulated rack.
 			rack := startRack(t, harness.RackOptions{ColdPlug: cold,
 				Args: []string{"--instance-delay", "100ms", "--device-delay", "50ms"}})
 			if cold {
@@ -219,7 +220,7 @@ func TestEveryBrokenRuleIsNoticed(t *testing.T) {
 			if err := rack.Admin.Mutate(t.Context(), m.Name); err != nil {
 				t.Fatal(err)
 			}
-			// Each rack is opened anew, so that nothing is shared with the one before.
+			// Each rack is opened anew, so that it shares nothing with the one before.
 			r := openRack(t, rack, true)
 			result := r.Run(t.Context(), rule)
 			if err := rack.Admin.Mend(t.Context()); err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 )
 
-// answering opens the checks of a rack that answers every request alike.
+// answering opens the checks of a rack that gives the same answer to every request.
 func answering(t *testing.T, status int, body string) *Rack {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -31,7 +31,7 @@ func answering(t *testing.T, status int, body string) *Rack {
 	return r
 }
 
-func TestACheckThatDidNotReachTheRackIsNotPassed(t *testing.T) {
+func TestACheckThatDidNotReachTheRackDoesNotPass(t *testing.T) {
 	ping := func(c *Check) { _, _ = c.Client.Ping(c.ctx) }
 	for name, test := range map[string]struct {
 		check func(*Check)
@@ -61,8 +61,8 @@ func TestACheckThatDidNotReachTheRackIsNotPassed(t *testing.T) {
 	}
 }
 
-// scripted opens the checks of a rack that answers each request as the script says, in turn, and
-// the rest like the last one; 0 is no answer.
+// scripted opens the checks of a rack that answers the requests with the statuses of the script,
+// one after another, and repeats the last one; 0 means no answer.
 func scripted(t *testing.T, script ...int) *Rack {
 	t.Helper()
 	var asked atomic.Int64
@@ -84,7 +84,7 @@ func scripted(t *testing.T, script ...int) *Rack {
 	return r
 }
 
-func TestACheckWhoseAnswersAreMissingIsMadeAgainOrNotTested(t *testing.T) {
+func TestACheckWithMissingAnswersIsRepeatedOrNotTested(t *testing.T) {
 	read := Rule{ID: "A00", Calls: []string{"ping"}, Check: func(c *Check) {
 		_, err := c.Client.Ping(c.ctx)
 		c.must("ping", err)
@@ -125,7 +125,7 @@ func TestACheckWhoseAnswersAreMissingIsMadeAgainOrNotTested(t *testing.T) {
 	}
 }
 
-func TestACheckThatCouldNotRemoveWhatItMadeIsNotMadeAgain(t *testing.T) {
+func TestACheckThatLeavesAnObjectBehindIsNotRepeated(t *testing.T) {
 	r := scripted(t, 503)
 	r.cleaning = time.Second
 	got := r.Run(t.Context(), Rule{ID: "A00", Calls: []string{"disk_delete"}, Check: func(c *Check) {
@@ -136,7 +136,7 @@ func TestACheckThatCouldNotRemoveWhatItMadeIsNotMadeAgain(t *testing.T) {
 	}
 }
 
-func TestARackThatAsksToWaitIsWaitedFor(t *testing.T) {
+func TestARequestWaitsAsLongAsTheRackAsks(t *testing.T) {
 	if wait := retryAfter(&http.Response{Header: http.Header{"Retry-After": {"3"}}}); wait !=
 		3*time.Second {
 		t.Errorf("waits %s, want 3s", wait)
@@ -148,7 +148,7 @@ func TestARackThatAsksToWaitIsWaitedFor(t *testing.T) {
 	}
 }
 
-func TestAnAnswerThatIsKeptHasNoToken(t *testing.T) {
+func TestAKeptAnswerDoesNotContainTheToken(t *testing.T) {
 	r := answering(t, 400, strings.Repeat(" ", answerExcerpt-5)+"oxide-token-secret")
 	_, _ = r.Client.Ping(t.Context())
 	for _, e := range r.Exchanges() {

@@ -10,7 +10,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// sagaRules are about what becomes of a request that does not end as its caller expects.
+// sagaRules are about requests that end in another way than their caller expects.
 var sagaRules = []Rule{
 	{
 		ID:   "A18",
@@ -40,7 +40,7 @@ func (c *Check) diskByName(ctx context.Context, name oxide.Name) (*oxide.Disk, e
 		Project: c.project()})
 }
 
-// beginDisk begins to create a disk, for a caller who gives up when ctx ends.
+// beginDisk starts to create a disk for a caller who gives up when ctx ends.
 func (c *Check) beginDisk(ctx context.Context,
 	params oxide.DiskCreateParams) *underway[*oxide.Disk] {
 	return begin(c, "create a disk", "create_hold", func() (*oxide.Disk, error) {
@@ -113,7 +113,7 @@ func checkFailedSaga(c *Check) {
 	c.Await(instance.Id, oxide.InstanceStateRunning)
 }
 
-// checkUndone demands that nothing is left of the creation of a disk.
+// checkUndone demands that nothing of the creation of a disk is left.
 func (c *Check) checkUndone(name oxide.Name, provisioned int64) {
 	_, err := c.diskByName(c.ctx, name)
 	c.Refuses("read a disk whose creation was undone", err, notFound("disk", "name", string(name)))

@@ -9,7 +9,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// Fault lets a simulated rack fail until the check ends.
+// Fault makes a simulated rack fail until the check ends.
 func (c *Check) Fault(f adminapi.Fault) {
 	id, err := c.Admin.AddFault(c.ctx, f)
 	c.must("let the simulated rack fail", err)
@@ -24,7 +24,7 @@ func (c *Check) Fault(f adminapi.Fault) {
 	})
 }
 
-// Once is Fault for the next request that it matches.
+// Once adds a fault for the next matching request.
 func (c *Check) Once(f adminapi.Fault) {
 	f.Times = 1
 	c.Fault(f)
@@ -45,7 +45,7 @@ func (c *Check) Switch(name string, value any) {
 		c.Admin.Switch(c.ctx, map[string]any{name: value}))
 }
 
-// faultyDisk makes a disk that a failed deletion has left faulted, on a simulated rack.
+// faultyDisk returns a disk of a simulated rack that a failed deletion has left faulted.
 func (c *Check) faultyDisk() string {
 	disk := c.Disk()
 	c.Fault(adminapi.Fault{Operation: "disk_delete", Object: disk.Id, Phase: adminapi.Unwind,
@@ -56,22 +56,23 @@ func (c *Check) faultyDisk() string {
 	return disk.Id
 }
 
-// underway is a request whose answer the check does not wait for.
+// underway is a request that runs while the check continues.
 type underway[T any] struct {
 	what   string
 	hold   string
 	done   chan struct{}
 	answer T
 	err    error
-	// problems is how many the check had found before.
+	// problems is the number of problems that the check had found before.
 	problems int
-	// carriedOut, if it is not nil, reports whether the rack has done it, answered or not.
+	// carriedOut, if it is not nil, reports whether the rack has carried out the request, answered
+	// or not.
 	carriedOut func() bool
 }
 
-// begin sends a request that makes something, and waits until others see it being made. A simulated
-// rack goes on making it until end. The step remove is for the end of the check, whether it was
-// made or not.
+// begin sends a request that creates an object, and waits until the object is visible to others
+// in the middle of its creation. A simulated rack holds the creation until end. The step remove
+// runs at the end of the check, whether the object was created or not.
 func begin[T any](c *Check, what, hold string, send func() (T, error), seen func() error,
 	remove func(context.Context) error) *underway[T] {
 	u := &underway[T]{what: what, hold: hold, done: make(chan struct{}), problems: len(c.problems)}
@@ -116,8 +117,8 @@ func (u *underway[T]) over() bool {
 	}
 }
 
-// meanwhile ends the check if something was found on a real rack since begin: the request may have
-// been carried out by then, which its answer need not tell yet.
+// meanwhile ends the check if it found a problem on a real rack since begin. The rack may have
+// carried out the request by then, even without an answer.
 func (u *underway[T]) meanwhile(c *Check) {
 	if len(c.problems) > u.problems && !c.Simulated() &&
 		(u.over() || u.carriedOut != nil && u.carriedOut()) {
@@ -126,7 +127,7 @@ func (u *underway[T]) meanwhile(c *Check) {
 	}
 }
 
-// end lets a simulated rack end the request, and returns the answer.
+// end makes a simulated rack complete the request, and returns the answer.
 func (u *underway[T]) end(c *Check) (T, error) {
 	u.meanwhile(c)
 	if c.Simulated() {

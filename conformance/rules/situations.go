@@ -6,12 +6,11 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// Simulated reports whether the rack is a simulated one, on which every situation can be brought
-// about.
+// Simulated reports whether the rack is a simulated one, on which every situation can be created.
 func (c *Check) Simulated() bool { return c.Admin != nil }
 
-// RunningInstance is a small instance that all checks share. It has one disk, attached before its
-// start. It has no boot disk and no network, and is never stopped.
+// RunningInstance returns a small instance that all checks share. It has one disk, attached
+// before its start. It has no boot disk and no network, and is never stopped.
 func (c *Check) RunningInstance() (*oxide.Instance, *oxide.Disk) {
 	if c.runningDisk == nil {
 		params := c.Blank()
@@ -32,13 +31,13 @@ func (c *Check) RunningInstance() (*oxide.Instance, *oxide.Disk) {
 	return c.running, c.runningDisk
 }
 
-// With asks for a disk that is there already, at the creation of an instance.
+// With returns the request for an existing disk at the creation of an instance.
 func With(disk *oxide.Disk) oxide.InstanceDiskAttachment {
 	return oxide.InstanceDiskAttachment{
 		Value: &oxide.InstanceDiskAttachmentAttach{Name: disk.Name}}
 }
 
-// Instance makes a small instance of the check's own with these disks, stopped.
+// Instance creates a small stopped instance of the check with these disks.
 func (c *Check) Instance(disks ...*oxide.Disk) *oxide.Instance {
 	create := c.NewInstance()
 	for _, disk := range disks {
@@ -49,18 +48,18 @@ func (c *Check) Instance(disks ...*oxide.Disk) *oxide.Instance {
 	return instance
 }
 
-// Start asks to start an instance.
+// Start sends a request to start an instance.
 func (c *Check) Start(instance string) (*oxide.Instance, error) {
 	return c.Client.InstanceStart(c.ctx,
 		oxide.InstanceStartParams{Instance: oxide.NameOrId(instance)})
 }
 
-// Stop asks to stop an instance.
+// Stop sends a request to stop an instance.
 func (c *Check) Stop(instance string) (*oxide.Instance, error) {
 	return c.Client.InstanceStop(c.ctx, oxide.InstanceStopParams{Instance: oxide.NameOrId(instance)})
 }
 
-// Reboot asks to reboot an instance.
+// Reboot sends a request to reboot an instance.
 func (c *Check) Reboot(instance string) (*oxide.Instance, error) {
 	return c.Client.InstanceReboot(c.ctx,
 		oxide.InstanceRebootParams{Instance: oxide.NameOrId(instance)})
@@ -72,8 +71,8 @@ func (c *Check) StartAndAwait(instance string) {
 	c.Await(instance, oxide.InstanceStateRunning)
 }
 
-// Fail makes an instance of a simulated rack failed: it is started, and does not come back from a
-// reboot. It needs a disk.
+// Fail makes an instance of a simulated rack failed: it starts the instance, whose reboot then
+// fails. The instance needs a disk.
 func (c *Check) Fail(instance string) {
 	c.StartAndAwait(instance)
 	c.Once(adminapi.Fault{Operation: "instance_reboot", Object: instance,

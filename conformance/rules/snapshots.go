@@ -11,7 +11,7 @@ import (
 // snapshotRules are about snapshots, and about images as the other source of disks.
 var snapshotRules = slices.Concat(takingRules, sourceRules)
 
-// takingRules are about taking a snapshot and what others see of it.
+// takingRules are about taking a snapshot, and about its visibility to others.
 var takingRules = []Rule{
 	{
 		ID: "A38",
@@ -84,7 +84,7 @@ type snapshotUnderway struct {
 	seen *oxide.Snapshot
 }
 
-// beginSnapshot begins a snapshot, and waits until it is to be seen.
+// beginSnapshot starts to take a snapshot, and waits until the snapshot is visible.
 func (c *Check) beginSnapshot(disk string) snapshotUnderway {
 	name := c.Name()
 	u := snapshotUnderway{}

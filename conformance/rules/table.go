@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// tableHead is what stands before the rules in simulator/ASSUMPTIONS.md.
+// tableHead is the text before the rules in simulator/ASSUMPTIONS.md.
 const tableHead = `# What the simulator assumes of a rack
 
 This table is written from the rules in conformance/rules, each of which has a check that runs on
@@ -19,7 +19,7 @@ rack.
 |---|---|---|---|
 `
 
-// Table is the content of simulator/ASSUMPTIONS.md.
+// Table returns the content of simulator/ASSUMPTIONS.md.
 func Table() string {
 	var text strings.Builder
 	text.WriteString(tableHead)

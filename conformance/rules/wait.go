@@ -10,14 +10,15 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// stateTimeout is how long a rack may take to start or stop an instance.
+// stateTimeout limits how long a rack takes to start or stop an instance.
 const stateTimeout = 3 * time.Minute
 
-// patience is how long a rack may take for something that it does by itself.
+// patience limits how long a rack takes for a change that it makes by itself.
 const patience = time.Minute
 
-// Await waits until an instance is in a state. It asks at most once a second: a real rack takes
-// many of them. A read that fails ends it: the transport has repeated what may be repeated.
+// Await waits until an instance is in a state. It sends at most one request a second, because a
+// real rack takes many seconds. A failed read ends it, because the transport has already repeated
+// what may be repeated.
 func (r *Rack) Await(ctx context.Context, instance string, want oxide.InstanceState) error {
 	ctx, cancel := context.WithTimeout(ctx, stateTimeout)
 	defer cancel()

@@ -2,7 +2,7 @@ package rules
 
 import "slices"
 
-// wireRules are about what every request and every answer has: errors, names, bodies, pages,
-// versions, tokens, and that a request is a saga.
+// wireRules are about every request and every answer: errors, names, bodies, pages, versions,
+// tokens, and the saga behind a request.
 var wireRules = slices.Concat(errorRules, nameRules, bodyRules, pageRules, alikeRules,
 	accessRules, sagaRules)
