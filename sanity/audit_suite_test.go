@@ -13,8 +13,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/csisuite"
 )
 
-// auditSuite registers what ends the suite: the figures, and the failure for a skip that nothing
-// explains.
+// auditSuite registers the last step of the suite: it prints the figures, and fails if a skip has
+// no explanation.
 func auditSuite(name string, skips []csisuite.ExplainedSkip, out io.Writer) {
 	ReportAfterSuite("every skip is explained", func(report types.Report) {
 		audit := csisuite.NewAudit(skips)

@@ -60,7 +60,7 @@ func describeAuditReports(f *fixture) {
 			Expect(f.ids(ctx)).To(ConsistOf(lost, wanted.GetVolumeId()))
 		})
 
-	It("D-69 distinguishes missing from static, and leaves another cluster's alone",
+	It("D-69 distinguishes missing from static disks, and ignores those of another cluster",
 		func(ctx SpecContext) {
 			other := f.controller(ctx,
 				harness.PluginOptions{Env: map[string]string{"OXIDE_CLUSTER_ID": "two"}})
@@ -97,7 +97,7 @@ func describeAuditReports(f *fixture) {
 }
 
 func describeAuditDeletions(f *fixture) {
-	It("D-69 deletes what it saw twice, is old and detached, and nothing else", func(ctx SpecContext) {
+	It("D-69 deletes only old, detached disks that it saw twice", func(ctx SpecContext) {
 		other := f.controller(ctx,
 			harness.PluginOptions{Env: map[string]string{"OXIDE_CLUSTER_ID": "two"}})
 		resp, err := other.Controller().CreateVolume(ctx, harness.CreateRequest(fresh("of-two")))
@@ -133,7 +133,7 @@ func describeAuditDeletions(f *fixture) {
 		Expect(list.GetEntries()[0].GetSnapshot().GetSnapshotId()).To(Equal(kept.GetSnapshotId()))
 	})
 
-	It("B-10 goes on where it was when it is killed between two deletions", func(ctx SpecContext) {
+	It("B-10 continues after it was killed between two deletions", func(ctx SpecContext) {
 		wanted := f.volume(ctx)
 		lost := []string{f.orphan(ctx), f.orphan(ctx), f.orphan(ctx)}
 		dir := auditFiles()
@@ -169,7 +169,8 @@ func describeAuditDeletions(f *fixture) {
 }
 
 func describeAuditRefusals(f *fixture) {
-	// Everything about the orphan is ripe; what is wrong is the list, or the rack's answer.
+	// The orphan fulfils every condition for its deletion. Only the list or the rack's answer is
+	// wrong.
 	DescribeTable("D-69 deletes nothing on", func(ctx SpecContext, status int,
 		spoil func(ctx context.Context, dir string) (env map[string]string, args []string),
 	) {
@@ -195,7 +196,7 @@ func describeAuditRefusals(f *fixture) {
 				Response: &adminapi.Response{Status: http.StatusServiceUnavailable}})
 			return nil, []string{"--volumes=" + dir + "/wanted"}
 		}),
-		Entry("D-69 a kubectl that prints all and fails", 1, withKubectl(`cat "$0.wanted"; exit 1`)),
+		Entry("D-69 a kubectl that prints its list and fails", 1, withKubectl(`cat "$0.wanted"; exit 1`)),
 	)
 
 	It("D-69 asks kubectl for volumes, claims and snapshots, without the rack's token",

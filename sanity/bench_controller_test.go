@@ -21,12 +21,13 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// controllerRounds is how many rounds one iteration has: these calls are quick, and vary.
+// controllerRounds is the number of rounds of one iteration, because these calls are quick and
+// their durations vary.
 const controllerRounds = 4
 
-// BenchmarkController compares the controller's calls with the requests that they make of the rack,
-// made with Oxide's client alone. A call that does nothing shows how much of the difference is the
-// way to the driver and back.
+// BenchmarkController compares the controller's calls with the same requests to the rack from
+// Oxide's client alone. A call that does nothing shows the part of the difference that is the way
+// to the driver and back.
 func BenchmarkController(b *testing.B) {
 	c := controllerBench{bench: openBench(b, harness.RackOptions{})}
 	c.duels = []*duel{
@@ -52,11 +53,11 @@ type controllerBench struct {
 	*bench
 	// duels are create, attach, detach and delete.
 	duels []*duel
-	// empty is how long calls took that do nothing.
+	// empty has the durations of calls that do nothing.
 	empty []time.Duration
 }
 
-// round takes one volume and one disk through their lives.
+// round creates, attaches, detaches and deletes one volume and one disk.
 func (c *controllerBench) round(ctx context.Context, round int) error {
 	var (
 		ctl      = c.driver.Controller()
@@ -87,7 +88,7 @@ func (c *controllerBench) round(ctx context.Context, round int) error {
 				&csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId()})
 			return err
 		}, func() error {
-			// The driver looks whose disk it is before it deletes it.
+			// The driver reads the disk's owner before it deletes the disk.
 			_, err := c.sdk.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(disk.Id)})
 			return errors.Join(err, c.deleteByHand(ctx, disk.Id))
 		}},
@@ -111,7 +112,7 @@ func (c *controllerBench) round(ctx context.Context, round int) error {
 	return err
 }
 
-// time adds what something takes to one side of the duel.
+// time returns do, which then also adds its duration to one side of the duel.
 func (d *duel) time(side *[]time.Duration, do func() error) func() error {
 	return func() error {
 		took, err := timed(do)
@@ -143,7 +144,7 @@ func BenchmarkListVolumes(b *testing.B) {
 		})
 	}
 	if medians[small] == 0 || medians[large] == 0 {
-		return // only one of the two was chosen
+		return // the caller chose only one size
 	}
 	fmt.Printf("FIGURE list-volumes-growth volumes=%d driver_ms=%.1f aim_ms=%d %s "+
 		"times_the_volumes=%d times_the_duration=%.1f\n",
@@ -151,10 +152,10 @@ func BenchmarkListVolumes(b *testing.B) {
 		large/small, float64(medians[large])/float64(medians[small]))
 }
 
-// fillers is how many calls at once create the volumes of the list.
+// fillers is the number of calls that create the volumes of the list at the same time.
 const fillers = 16
 
-// fill creates the volumes from one number up to another, through the driver.
+// fill creates the volumes from one number up to another through the driver.
 func (bn *bench) fill(ctx context.Context, from, to int) error {
 	bn.run.Say("creating %d volumes", to-from)
 	start := time.Now()
@@ -194,8 +195,8 @@ func (bn *bench) listDisks(ctx context.Context, want int) error {
 	return err
 }
 
-// BenchmarkProcess measures the programs themselves: how soon they serve, how much memory they hold
-// when idle, how large their files are.
+// BenchmarkProcess measures the programs: the time until they serve, their idle memory and the
+// size of their files.
 func BenchmarkProcess(b *testing.B) {
 	bn := openBench(b, harness.RackOptions{})
 	for _, mode := range []string{harness.ModeController, harness.ModeNode, harness.ModeAll} {
@@ -231,7 +232,7 @@ func BenchmarkProcess(b *testing.B) {
 	}
 }
 
-// compareMemory measures the idle memory of this driver and of an earlier one, in turns.
+// compareMemory measures the idle memory of this driver and of an earlier one, alternately.
 func (bn *bench) compareMemory(b *testing.B, before string) {
 	b.Helper()
 	const rounds = 7
@@ -255,7 +256,7 @@ func (bn *bench) compareMemory(b *testing.B, before string) {
 	}
 }
 
-// idleMiB starts a program as the driver and measures its memory when it is ready.
+// idleMiB starts a program as the driver and returns its memory when it is ready.
 func (bn *bench) idleMiB(ctx context.Context, program, mode string) (float64, error) {
 	plugin, err := bn.rack.StartPlugin(ctx, harness.PluginOptions{Mode: mode,
 		Command: []string{program}})
@@ -269,7 +270,7 @@ func (bn *bench) idleMiB(ctx context.Context, program, mode string) (float64, er
 	return mib, errors.Join(err, plugin.Stop())
 }
 
-// startUp starts a stopped plugin and times it until its socket takes a connection.
+// startUp starts a stopped plugin and returns the time until its socket accepts a connection.
 func startUp(ctx context.Context, plugin *harness.Plugin) (time.Duration, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -295,7 +296,7 @@ func startUp(ctx context.Context, plugin *harness.Plugin) (time.Duration, error)
 	return <-serving, nil
 }
 
-// residentMiB is how much memory of a process is in RAM.
+// residentMiB returns the part of a process's memory that is in RAM.
 func residentMiB(pid int) (float64, error) {
 	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "status"))
 	if err != nil {

@@ -21,8 +21,8 @@ import (
 
 const benchDisk = 10 * harness.GiB
 
-// The ratios that the driver should not exceed: against mkfs and mount typed by hand, and against
-// what the drivers of other clouds do.
+// These are the ratios that the driver should not exceed: to mkfs and mount by hand, and to the
+// drivers of other clouds.
 const (
 	aimBlank          = 1.35
 	aimFormatted      = 1.15
@@ -31,7 +31,7 @@ const (
 )
 
 // BenchmarkNode compares NodeStageVolume and NodePublishVolume with two other ways to the same
-// mounts, each on a disk of its own of the same instance: mkfs, mount and a bind mount by hand, and
+// mounts, each on its own disk of the same instance: mkfs, mount and a bind mount by hand, and
 // k8s.io/mount-utils (FormatAndMount, NeedResize and Resize, a bind mount), which most drivers of
 // other clouds use.
 func BenchmarkNode(b *testing.B) {
@@ -57,12 +57,12 @@ func BenchmarkNode(b *testing.B) {
 	}
 }
 
-// way is one way to bring a volume to a workload: on a disk of its own, at paths of its own.
+// way is one way to mount a volume for a workload, on its own disk and at its own paths.
 type way struct {
 	stage, publish func(ctx context.Context) error
-	// undo takes down the mounts, and leaves the filesystem.
+	// undo removes the mounts and keeps the filesystem.
 	undo func(ctx context.Context) error
-	// Volume is the driver's, disk the others'.
+	// Volume is the driver's volume. disk is the disk of the other ways.
 	volume *csi.Volume
 	disk   *oxide.Disk
 }
@@ -75,14 +75,14 @@ const (
 	countOfWays
 )
 
-// contest is what the ways took for a filesystem that has to be made, or is there already.
+// contest has the durations of the ways, for a filesystem that is created or for one that exists.
 type contest struct {
 	fsType, state string
 	aim, aimPeers float64
 	staged, both  [countOfWays][]time.Duration
 }
 
-// run goes every way once, beginning with another one each round.
+// run uses every way once. Each round begins with another way.
 func (c *contest) run(ctx context.Context, ways []*way, round int) error {
 	for i := range ways {
 		n := (round + i) % len(ways)
@@ -119,7 +119,7 @@ func (c *contest) report() {
 	}
 }
 
-// openWays makes a blank disk for each way and waits until the instance shows it.
+// openWays creates a blank disk for each way and waits until the instance shows it.
 func (bn *bench) openWays(ctx context.Context, fsType string, round int) ([]*way, error) {
 	dir := filepath.Join(bn.dir, fmt.Sprint(fsType, "-", round))
 	driver, err := bn.driversWay(ctx, fsType, round, filepath.Join(dir, "driver"))
@@ -153,7 +153,7 @@ func (bn *bench) openWays(ctx context.Context, fsType string, round int) ([]*way
 	return ways, nil
 }
 
-// driversWay is by NodeStageVolume and NodePublishVolume.
+// driversWay uses NodeStageVolume and NodePublishVolume.
 func (bn *bench) driversWay(ctx context.Context, fsType string, round int, dir string) (*way,
 	error) {
 	req := harness.CreateRequest(fmt.Sprint("bench-", fsType, "-", round))
@@ -183,8 +183,8 @@ func (bn *bench) driversWay(ctx context.Context, fsType string, round int, dir s
 	}, p.MakeDirs()
 }
 
-// handsWay is what an administrator types. The options of mkfs are the driver's: with its own, mkfs
-// would discard the disk first and take longer.
+// handsWay runs the commands that an administrator types. It gives mkfs the driver's options,
+// because without them mkfs would discard the disk first and take longer.
 func handsWay(device, fsType, staging, target string) *way {
 	mkfs := map[string][]string{
 		"ext4": {"mkfs.ext4", "-q", "-E", "nodiscard", "-m", "0", device},
@@ -207,8 +207,8 @@ func handsWay(device, fsType, staging, target string) *way {
 	}
 }
 
-// peersWay is the library that the drivers of other clouds format and mount with, in the order in
-// which they use it, and without the way through gRPC.
+// peersWay uses the library with which the drivers of other clouds format and mount, in their
+// order of calls, but without gRPC.
 func peersWay(device, fsType, staging, target string) *way {
 	mounter := &mountutils.SafeFormatAndMount{Interface: mountutils.New(""), Exec: exec.New()}
 	return &way{

@@ -14,15 +14,16 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
-// stageSteps are the steps of a stage, and other, which is all that is in no step of its own: the
-// way to the driver and back, the mount table, the flight recorder and the node's record.
+// stageSteps are the steps of a stage. The step other is the rest: the way to the driver and
+// back, the mount table, the flight recorder and the node's record.
 var stageSteps = []proof.Step{
 	{Name: "find", Functions: []string{"blockdev.Host.Find"}},
 	{Name: "open_lock", Functions: []string{"node.Service.openVolume"}},
 	{Name: "proof", Functions: []string{"filesystem.disk.inspect", "filesystem.Preparation.proveBlank",
 		"filesystem.Preparation.proveMountable", "filesystem.disk.btrfsBroken",
 		"blockdev.OpenDevice.AwaitNoWriters", "blockdev.OpenDevice.Reverify"}},
-	// What the driver itself writes to the disk, with its flushes. For a btrfs this includes the UUID.
+	// This step contains the driver's own writes to the disk with their flushes, for btrfs including
+	// the UUID.
 	{Name: "records", Functions: []string{"blockdev.OpenDevice.WithExclusive"}},
 	{Name: "mkfs", Functions: []string{"filesystem.disk.mkfs"}},
 	{Name: "mount", Functions: []string{"node.Service.mountAt"}},
@@ -35,8 +36,8 @@ func TestTheStepsOfAStageAreFunctionsOfTheDriver(t *testing.T) {
 	}
 }
 
-// BenchmarkStagePrice measures what a stage takes its time for. The driver is built with clocks in
-// the functions that do the steps; its source has none.
+// BenchmarkStagePrice measures the durations of the steps of a stage. The build adds clocks to
+// the driver's functions that do the steps; the source has none.
 func BenchmarkStagePrice(b *testing.B) {
 	bn := openBench(b, harness.RackOptions{})
 	program, err := proof.BuildTimed(b.Context(), bn.run.Dir, stageSteps)
@@ -70,16 +71,16 @@ func BenchmarkStagePrice(b *testing.B) {
 	}
 }
 
-// stageKinds are the filesystems whose price is measured.
+// stageKinds are the filesystems that are measured.
 var stageKinds = []string{"ext4", "xfs", "btrfs"}
 
-// stagePrice is how long stages of one kind took, and the steps in them.
+// stagePrice has the durations of stages of one kind, and of their steps.
 type stagePrice struct {
 	total []time.Duration
 	steps map[string][]time.Duration
 }
 
-// add stages a volume and takes the stage down again.
+// add stages a volume and unstages it again.
 func (p *stagePrice) add(ctx context.Context, w *way, file string) error {
 	took, err := timed(func() error { return w.stage(ctx) })
 	if err != nil {
@@ -100,7 +101,7 @@ func (p *stagePrice) add(ctx context.Context, w *way, file string) error {
 	}
 	p.steps["other"] = append(p.steps["other"], rest)
 	err = w.undo(ctx)
-	_, unread := proof.ReadStepTimes(file) // the undo has steps, too
+	_, unread := proof.ReadStepTimes(file) // undo has steps, too
 	return errors.Join(err, unread)
 }
 
@@ -112,8 +113,8 @@ func (p *stagePrice) report(state, fsType string) {
 	fmt.Printf(" rounds=%d\n", len(p.total))
 }
 
-// BenchmarkPublishPrice measures what a publish and an unpublish take their time for: each call of
-// the rack with its reason, as the rack answers it, and the rest of the RPC.
+// BenchmarkPublishPrice measures the durations of the parts of a publish and an unpublish: each
+// request to the rack with its reason, and the rest of the RPC.
 func BenchmarkPublishPrice(b *testing.B) {
 	bn := openBench(b, harness.RackOptions{})
 	created, err := bn.driver.Controller().CreateVolume(b.Context(), harness.CreateRequest("price"))
@@ -141,7 +142,7 @@ func BenchmarkPublishPrice(b *testing.B) {
 	}
 }
 
-// rpcPrice is how long an RPC took outside the rack, and in each of its calls of the rack.
+// rpcPrice has the duration of an RPC outside the rack, and of each of its requests to the rack.
 type rpcPrice struct {
 	rpc   string
 	call  func(ctx context.Context) error
@@ -165,7 +166,7 @@ func (p *rpcPrice) add(ctx context.Context, bn *bench) error {
 	p.calls = append(p.calls, make([][]time.Duration, max(0, len(want)-len(p.calls)))...)
 	for _, request := range requests {
 		if request.Operation == "project_view" {
-			continue // for Probe
+			continue // made by Probe
 		}
 		if i == len(want) || request.Operation != want[i] {
 			return fmt.Errorf("call %d of %s is %s; want %v", i+1, p.rpc, request.Operation, want)

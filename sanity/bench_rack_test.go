@@ -18,17 +18,18 @@ import (
 
 const (
 	attachInstances = 20
-	// attachedDisks is how many disks each of them gets in a round.
+	// attachedDisks is the number of disks that each instance gets in a round.
 	attachedDisks = 5
-	// aimMoreCallers is how much slower many callers together may be than one.
+	// aimMoreCallers is the most by which many callers together may be slower than one.
 	aimMoreCallers = 1.0
 )
 
-// attachCallers are how many callers attach at once. The first is what the others are held to.
+// attachCallers are the numbers of callers that attach at the same time. The others are compared
+// with the first.
 var attachCallers = []int{1, 8, 64}
 
-// BenchmarkSimulatorAttach measures how many disks a second the simulated rack attaches to its
-// instances, each to the next one.
+// BenchmarkSimulatorAttach measures the number of disks that the simulated rack attaches in a
+// second. Each disk goes to the next instance.
 func BenchmarkSimulatorAttach(b *testing.B) {
 	var names []string
 	for i := range attachInstances {
@@ -72,7 +73,8 @@ func BenchmarkSimulatorAttach(b *testing.B) {
 	}
 }
 
-// each does something with every disk and its instance, with so many callers at once.
+// each calls a function for every disk and its instance, with the given number of callers at the
+// same time.
 func (bn *bench) each(ctx context.Context, callers int, disks []string,
 	do func(ctx context.Context, instance, disk string) error,
 ) error {

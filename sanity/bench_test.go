@@ -19,16 +19,16 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// The benchmarks measure the driver beside the same work done without it, in turns within one run,
-// so that whatever else the machine does hits both. Each prints its medians as FIGURE lines:
+// The benchmarks measure the driver and the same work without it, alternately within one run, so
+// that other load on the machine affects both. Each benchmark prints its medians as FIGURE lines:
 //
 //	make bench
 //
-// An aim is what the driver should reach. Missing one does not fail a benchmark: a figure is to be
-// read, and another machine has another one.
+// An aim is the ratio that the driver should reach. A benchmark that misses its aim does not
+// fail, because the figures of two machines differ.
 const (
 	aimController = 1.3
-	aimAttach     = 1.4 // and detach
+	aimAttach     = 1.4 // for attach and detach
 	aimListMS     = 1000
 )
 
@@ -37,7 +37,7 @@ type bench struct {
 	run    *harness.Run
 	rack   *harness.Rack
 	driver *harness.Plugin
-	// sdk is Oxide's client as anybody gets it.
+	// sdk is Oxide's client without changes.
 	sdk *oxide.Client
 	dir string
 }
@@ -67,7 +67,7 @@ func must(b *testing.B, err error) {
 	}
 }
 
-// buildShipped builds the programs as `make build` does and lets the harness use them.
+// buildShipped builds the programs as `make build` does, and makes the harness use them.
 func buildShipped(b *testing.B, run *harness.Run) {
 	b.Helper()
 	dir := filepath.Join(run.Dir, "shipped")
@@ -83,12 +83,12 @@ func buildShipped(b *testing.B, run *harness.Run) {
 	}
 }
 
-// duel is one piece of work, timed in two ways.
+// duel compares the durations of two ways to do the same work.
 type duel struct {
 	name string
-	// aim is the ratio not to exceed; 0 is none.
+	// aim is the ratio that should not be exceeded; 0 means none.
 	aim float64
-	// theirs is what the driver is compared with, in a word.
+	// theirs names, in one word, the way with which the driver is compared.
 	theirs         string
 	driver, byHand []time.Duration
 }
@@ -98,7 +98,7 @@ func median[T cmp.Ordered](values []T) T {
 	return sorted[len(sorted)/2]
 }
 
-// report prints the medians and what they are to each other.
+// report prints the medians and their ratio.
 func (d *duel) report() {
 	driver, byHand := median(d.driver), median(d.byHand)
 	ratio := float64(driver) / float64(byHand)
@@ -124,7 +124,7 @@ func timed(do func() error) (time.Duration, error) {
 	return time.Since(start), err
 }
 
-// inTurns does both, and every second time the other one first.
+// inTurns calls both functions. Every second round it begins with the other one.
 func inTurns(round int, one, other func() error) error {
 	if round%2 == 1 {
 		one, other = other, one
@@ -161,7 +161,7 @@ func (bn *bench) deleteByHand(ctx context.Context, disk string) error {
 	return bn.sdk.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(disk)})
 }
 
-// awaitDevice waits for a disk to appear, so that no measured time contains that.
+// awaitDevice waits until a disk appears, so that no measured time includes the wait.
 func (bn *bench) awaitDevice(ctx context.Context, serial string) (device string, err error) {
 	err = harness.Await(ctx, time.Minute, func() (err error) {
 		device, err = deviceOf(bn.rack.Instance(""), serial)

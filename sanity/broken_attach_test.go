@@ -65,8 +65,8 @@ var brokenAttachments = []brokenRack{
 		"A54 whose guests see each disk twice gets neither device written", sufferStage},
 }
 
-// sufferSnapshot takes a snapshot. On the rack in order the repeated call finds it, so nothing has
-// leaked.
+// sufferSnapshot takes a snapshot. When the rack is in order again, the repeated call finds the
+// snapshot, so nothing has leaked.
 func sufferSnapshot(ctx SpecContext, r *sufferer) {
 	req := harness.SnapshotRequest(fresh("snapshot"), r.volume(ctx).GetVolumeId())
 	r.refuses(ctx, func() error {
@@ -79,7 +79,7 @@ func sufferSnapshot(ctx SpecContext, r *sufferer) {
 	Expect(r.snapshotIDs(ctx)).To(ConsistOf(resp.GetSnapshot().GetSnapshotId()))
 }
 
-// snapshotIDs are those of the project's snapshots.
+// snapshotIDs returns the IDs of the project's snapshots.
 func (f *rackFixture) snapshotIDs(ctx context.Context) []string {
 	GinkgoHelper()
 	snapshots, err := f.rack.Client.SnapshotListAllPages(ctx,
@@ -115,14 +115,14 @@ func sufferEarlyRestore(ctx SpecContext, r *sufferer) {
 	r.snapshotDeletedLater(taken().GetSnapshot().GetSnapshotId())
 }
 
-// sufferNoAttach publishes a volume that the rack does not attach.
+// sufferNoAttach publishes a volume whose disk the rack does not attach.
 func sufferNoAttach(ctx SpecContext, r *sufferer) {
 	volume := r.volume(ctx)
 	r.refuses(ctx, func() error { return r.publish(ctx, volume, "a") })
 	r.remains(ctx, volume, "detached")
 }
 
-// inUse is a volume that a workload on a has written to.
+// inUse returns a volume to which a workload on a has written.
 func (r *sufferer) inUse(ctx context.Context) *placement {
 	GinkgoHelper()
 	f := &nodeFixture{fixture: r.fixture}
@@ -131,7 +131,7 @@ func (r *sufferer) inUse(ctx context.Context) *placement {
 	return p
 }
 
-// works demands that the instance a has the volume still, with its data, and can write to it.
+// works demands that the instance a still has the volume with its data, and can write to it.
 func (r *sufferer) works(ctx context.Context, p *placement) {
 	GinkgoHelper()
 	r.remains(ctx, p.Volume, "attached to "+p.instance.ID)
@@ -140,8 +140,8 @@ func (r *sufferer) works(ctx context.Context, p *placement) {
 	Expect(p.writeThrough(1)).To(Succeed())
 }
 
-// sufferGhost unpublishes a volume from an instance that was deleted past the driver and keeps the
-// disk. Nothing frees that disk, so it is on a rack of its own.
+// sufferGhost unpublishes a volume from an instance that was deleted without the driver and still
+// has the disk. Nothing can detach that disk, so the test uses a rack of its own.
 func sufferGhost(ctx SpecContext, shared *sufferer) {
 	f := &fixture{}
 	f.rack = startRack(ctx, harness.RackOptions{})
@@ -162,7 +162,8 @@ func sufferGhost(ctx SpecContext, shared *sufferer) {
 	shared.refused += r.refused
 }
 
-// sufferStage stages a volume whose disk is attached, and detached again, while the rack is broken.
+// sufferStage stages a volume whose disk is attached while the rack is broken, and then detaches
+// it.
 func sufferStage(ctx SpecContext, r *sufferer) {
 	f := &nodeFixture{fixture: r.fixture}
 	n, volume := f.impatientNode(ctx), r.volume(ctx)

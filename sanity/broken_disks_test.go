@@ -17,7 +17,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// brokenWire are the racks that break a rule of the requests, the answers and the lists.
+// brokenWire are the racks that break a rule about requests, answers or lists.
 var brokenWire = []brokenRack{
 	{"A01-no-code", "RackUnknown", codes.Internal,
 		"A01 whose errors have no code does not let the driver take a volume for deleted",
@@ -60,7 +60,7 @@ var brokenWire = []brokenRack{
 		}},
 }
 
-// brokenDisks are the racks that break a rule of what disks are and how they end.
+// brokenDisks are the racks that break a rule about disks or their deletion.
 var brokenDisks = []brokenRack{
 	{"A19-left-behind", "DiskFaulted", codes.Internal,
 		"A19 that leaves a faulted disk does not get it reported as a volume",
@@ -120,7 +120,7 @@ var brokenDisks = []brokenRack{
 		}},
 }
 
-// sufferForeignName creates a volume whose disk's name somebody else's disk has.
+// sufferForeignName creates a volume whose disk needs a name that somebody else's disk has.
 func sufferForeignName(ctx SpecContext, r *sufferer) {
 	req := harness.CreateRequest(fresh("taken"))
 	volume := r.created(ctx, req)
@@ -133,15 +133,16 @@ func sufferForeignName(ctx SpecContext, r *sufferer) {
 	Expect(stateOf(now)).To(Equal("detached"))
 }
 
-// sufferLostDisk creates a volume whose disk is made, and is not found by its name.
+// sufferLostDisk creates a volume whose disk is created but cannot be found by its name.
 func sufferLostDisk(ctx SpecContext, r *sufferer) {
 	before := r.ids(ctx)
 	r.refuses(ctx, func() error { return r.create(ctx, harness.CreateRequest(fresh("lost"))) })
 	r.deleteByHand(ctx, before)
 }
 
-// sufferOtherDisk creates a volume of a type of disk, for which the rack shows a disk that differs
-// from the request. On the rack in order the repeated call finds the disk, so nothing has leaked.
+// sufferOtherDisk creates a volume of a disk type. The rack shows a disk that differs from the
+// request. When the rack is in order again, the repeated call finds the disk, so nothing has
+// leaked.
 func sufferOtherDisk(diskType string) func(ctx SpecContext, r *sufferer) {
 	return func(ctx SpecContext, r *sufferer) {
 		before, req := r.ids(ctx), harness.CreateRequest(fresh("other"))
@@ -154,8 +155,8 @@ func sufferOtherDisk(diskType string) func(ctx SpecContext, r *sufferer) {
 	}
 }
 
-// sufferList lists volumes whose order by names is not that by IDs. The rack is broken after the
-// driver has listed them in order.
+// sufferList lists volumes whose order by name differs from the order by ID. The rack is broken
+// after the driver has listed them in order.
 func sufferList(ctx SpecContext, r *sufferer) {
 	list := func() error {
 		_, err := r.ctl.ListVolumes(ctx, &csi.ListVolumesRequest{})
@@ -170,7 +171,7 @@ func sufferList(ctx SpecContext, r *sufferer) {
 	Expect(list()).To(Succeed())
 }
 
-// idsByName are the IDs of the project's disks in the order of their names.
+// idsByName returns the IDs of the project's disks in the order of their names.
 func (f *rackFixture) idsByName(ctx context.Context) []string {
 	GinkgoHelper()
 	disks := f.disks(ctx)

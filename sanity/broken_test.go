@@ -15,31 +15,32 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
-// brokenRack is a way in which the rack breaks one of its rules, and the reason with which the
-// driver refuses to go on, because it would lose data, touch what is not its own, leak, or repeat
-// for ever.
+// brokenRack is a mutation of the rack that breaks one of its rules. The driver must refuse to
+// continue, with the given reason, because it would lose data, touch a foreign object, leak, or
+// repeat a call for ever.
 type brokenRack struct {
-	// mutation is its name on the rack's admin listener.
+	// mutation is the mutation's name on the rack's admin listener.
 	mutation string
-	// reason is "" where CSI wants OK, and the driver has to get there without harm.
+	// reason is the driver's reason. It is "" where CSI demands OK, which the driver must reach
+	// without harm.
 	reason string
 	code   codes.Code
-	// says continues "a broken rack".
+	// says continues the sentence "a broken rack ...".
 	says string
-	// suffer makes the calls that would do harm, the refused one through refuses, and looks whether
-	// anything was harmed.
+	// suffer makes the calls that would do harm, and passes the refused call to refuses. It then
+	// demands that nothing was harmed.
 	suffer func(ctx SpecContext, r *sufferer)
 }
 
-// sufferer is a fixture on whose rack one mutation can be in force.
+// sufferer is a fixture on whose rack one mutation can be active.
 type sufferer struct {
 	*fixture
 	broken brokenRack
-	// refused counts the calls that were refused as they have to be.
+	// refused counts the calls that were refused as demanded.
 	refused int
 }
 
-// breaks lets the rack break its rule until the spec ends, or mend is called.
+// breaks activates the mutation until the spec ends or mend is called.
 func (r *sufferer) breaks(ctx context.Context) (mend func()) {
 	GinkgoHelper()
 	Expect(r.rack.Admin.Mutate(ctx, r.broken.mutation)).To(Succeed())
@@ -51,7 +52,8 @@ func (r *sufferer) breaks(ctx context.Context) (mend func()) {
 	return mend
 }
 
-// refuses demands that a call is refused on the broken rack, which is in order before and after.
+// refuses demands that a call is refused while the rack is broken. The rack is in order before
+// and after.
 func (r *sufferer) refuses(ctx context.Context, call func() error) {
 	GinkgoHelper()
 	mend := r.breaks(ctx)
@@ -83,13 +85,13 @@ func (f *fixture) unpublish(ctx context.Context, volume *csi.Volume, instance st
 	return err
 }
 
-// remains demands that the volume's disk is there, in this state.
+// remains demands that the volume's disk exists and is in this state.
 func (f *fixture) remains(ctx context.Context, volume *csi.Volume, state string) {
 	GinkgoHelper()
 	Expect(stateOf(f.disk(ctx, volume.GetVolumeId()))).To(Equal(state))
 }
 
-// deleteByHand deletes the disks that are not among those before, as an administrator does.
+// deleteByHand deletes the disks that did not exist before, as an administrator does.
 func (f *fixture) deleteByHand(ctx context.Context, before []string) {
 	GinkgoHelper()
 	for _, id := range f.ids(ctx) {

@@ -16,10 +16,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// lifeCalls are the calls of the rack that a volume costs in its life when nothing is in doubt, by
-// RPC, each with its reason. A doubt costs the reads that resolve it, no more. A list of the
-// project costs a page more where it finds something: only an empty page, or one without a next, is
-// the last.
+// lifeCalls are the requests to the rack in the life of a volume if nothing is in doubt, by RPC,
+// each with its reason. A doubt costs only the reads that resolve it. A list of the project that
+// finds something costs one more page, because only an empty page, or a page without a next one,
+// is the last.
 var lifeCalls = []struct{ rpc, operation, reason string }{
 	{"CreateVolume", "disk_create", "makes the disk; its name is the answer to a repeated call"},
 	{"ControllerPublishVolume", "instance_disk_list", "a disk with the same serial saves the attach"},
@@ -32,7 +32,7 @@ var lifeCalls = []struct{ rpc, operation, reason string }{
 	{"DeleteVolume", "disk_delete", "deletes it"},
 }
 
-// callsOfLife are the operations of one RPC, or of all, "".
+// callsOfLife returns the operations of one RPC, or of all RPCs if rpc is "".
 func callsOfLife(rpc string) []string {
 	var operations []string
 	for _, call := range lifeCalls {
@@ -43,8 +43,9 @@ func callsOfLife(rpc string) []string {
 	return operations
 }
 
-// simulator/ASSUMPTIONS.md is written from the rules, and names the looks.
-func TestTheRulesNameEveryLookOfTheDriverBeforeAChange(t *testing.T) {
+// TestTheRulesNameEveryReadOfTheDriverBeforeAChange compares the reads that the rules name with
+// those of the driver, because simulator/ASSUMPTIONS.md is written from the rules.
+func TestTheRulesNameEveryReadOfTheDriverBeforeAChange(t *testing.T) {
 	want, got := map[string]string{}, map[string]string{}
 	for i, call := range lifeCalls[1:] {
 		before := lifeCalls[i]
@@ -63,7 +64,7 @@ func TestTheRulesNameEveryLookOfTheDriverBeforeAChange(t *testing.T) {
 	}
 }
 
-// The budget: what each RPC may ask of the rack.
+// These specs limit the requests of each RPC to the rack.
 var _ = describeController("the budget of API calls", fixtureOptions{}, func(f *fixture) {
 	It("D-27 is create; list, look, attach, list; look, detach; look, delete for a volume's life",
 		func(ctx SpecContext) {
@@ -87,13 +88,13 @@ var _ = describeController("the budget of API calls", fixtureOptions{}, func(f *
 			}
 		})
 
-	It("is one look more for a create that finds its name taken", func(ctx SpecContext) {
+	It("is one more read for a create that finds its name taken", func(ctx SpecContext) {
 		req := harness.CreateRequest(fresh("again"))
 		f.created(ctx, req)
 		Expect(callsOf(ctx, f, req, f.ctl.CreateVolume)).To(Equal([]string{"disk_create", "disk_view"}))
 	})
 
-	It("is a list for an attach that is repeated, and a look for such a detach",
+	It("is a list for a repeated attach, and a read for a repeated detach",
 		func(ctx SpecContext) {
 			volume := f.volume(ctx)
 			node := f.rack.Instance("a").ID
@@ -107,7 +108,7 @@ var _ = describeController("the budget of API calls", fixtureOptions{}, func(f *
 			}
 		})
 
-	It("is two looks for a delete that finds nothing, to tell gone from hidden",
+	It("is two reads for a delete that finds no disk, to distinguish gone from hidden",
 		func(ctx SpecContext) {
 			Expect(f.callsAndLooks(ctx, func() {
 				_, err := f.ctl.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: someUUID})
@@ -126,7 +127,7 @@ var _ = describeController("the budget of API calls", fixtureOptions{}, func(f *
 			Expect(operations).To(Equal(callsOfLife("ControllerPublishVolume")))
 		})
 
-	It("is one for a look at a volume, its health or the capacity", func(ctx SpecContext) {
+	It("is one request for a volume, its health or the capacity", func(ctx SpecContext) {
 		id := f.volume(ctx).GetVolumeId()
 		Expect(callsOf(ctx, f, &csi.ControllerGetVolumeRequest{VolumeId: id},
 			f.ctl.ControllerGetVolume)).To(Equal([]string{"disk_view"}))
@@ -146,7 +147,7 @@ var _ = describeController("the budget of API calls", fixtureOptions{}, func(f *
 			To(BeNumerically("<=", 2), "the snapshots, the page that ends them")
 	})
 
-	It("is at most a look and the cut for a snapshot, and a look and one for its end",
+	It("is at most a read and the create for a snapshot, and a read and the delete for its end",
 		func(ctx SpecContext) {
 			req := &csi.CreateSnapshotRequest{
 				Name: fresh("frugal"), SourceVolumeId: f.volume(ctx).GetVolumeId(),

@@ -17,7 +17,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// stoppingRequests are the operations by which somebody would make a running instance attachable.
+// stoppingRequests are the operations that make a running instance attachable.
 var stoppingRequests = []string{"instance_stop", "instance_reboot", "instance_delete",
 	"instance_update", "instance_start"}
 
@@ -33,7 +33,7 @@ var _ = describeController("a rack that cannot attach to a running instance",
 				volume := f.volume(ctx)
 				for range 2 {
 					operations := f.calls(ctx, func() {
-						// A final code: nothing waits for an attachment that nobody makes.
+						// The code is final, because nobody will change the instance's state.
 						expectRefusal(f.publish(ctx, volume, "a"), codes.FailedPrecondition,
 							"instance a ", "running", "must be stopped", "https://")
 					})
@@ -49,8 +49,8 @@ var _ = describeController("a rack that cannot attach to a running instance",
 				f.remains(ctx, volume, "detached")
 			})
 
-		It("CP-10 CU-7 attaches and detaches while the instance is stopped, and loses nothing while it "+
-			"runs", func(ctx SpecContext) {
+		It("CP-10 CU-7 attaches and detaches while the instance is stopped, and detaches nothing while "+
+			"it runs", func(ctx SpecContext) {
 			volume := f.volume(ctx)
 			node := f.rack.Instance("a").ID
 			f.stopInstance(ctx, node)
@@ -80,7 +80,7 @@ var _ = describeController("a rack that cannot attach to a running instance",
 			f.remains(ctx, volume, "detached")
 		})
 
-		It("D-61 attaches as soon as the rack can, without a restart of the driver",
+		It("D-61 attaches as soon as the rack has hot-plug, without a restart of the driver",
 			func(ctx SpecContext) {
 				volume := f.volume(ctx)
 				node := f.rack.Instance("a").ID
@@ -93,7 +93,7 @@ var _ = describeController("a rack that cannot attach to a running instance",
 	})
 
 var _ = describeController("a local disk", fixtureOptions{}, func(f *fixture) {
-	It("CP-10 is attached only while the instance is stopped, which is not for want of hot-plug",
+	It("CP-10 is attached only while the instance is stopped, also on a rack with hot-plug",
 		func(ctx SpecContext) {
 			req := harness.CreateRequest(fresh("local"))
 			withParameter("diskType", "local")(req)
@@ -109,7 +109,8 @@ var _ = describeController("a local disk", fixtureOptions{}, func(f *fixture) {
 		})
 })
 
-// detachedAtRest brings an instance back to where a spec found it: without the disk, running.
+// detachedAtRest detaches the disk from an instance and starts the instance, which is its state
+// before the spec.
 func (f *rackFixture) detachedAtRest(ctx context.Context, disk, instance string) {
 	f.stopInstance(ctx, instance)
 	Expect(f.rack.DetachDisk(ctx, disk, instance)).To(Succeed())

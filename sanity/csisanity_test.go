@@ -13,8 +13,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// describeCSISanity registers csi-sanity's suite once per combination, each with a rack of its own:
-// csi-sanity's volume names repeat, so two of its suites cannot share a project.
+// describeCSISanity registers csi-sanity's suite once for each combination. Each combination has
+// a rack of its own, because csi-sanity repeats its volume names, so two suites cannot share a
+// project.
 func describeCSISanity() {
 	for _, c := range csisuite.Combinations() {
 		Describe("csi-sanity over "+c.String(), Ordered, ContinueOnFailure, c.Labels(), func() {
@@ -46,7 +47,8 @@ func describeCSISanity() {
 	}
 }
 
-// startPlugins starts the driver as the combination wants it and sets its address for csi-sanity.
+// startPlugins starts the driver's processes for the combination and passes their address to
+// csi-sanity.
 func startPlugins(
 	ctx context.Context, c csisuite.Combination, rack *harness.Rack, config *csisanity.TestConfig,
 ) []*harness.Plugin {

@@ -68,8 +68,8 @@ func deleteVolumeSpecs(f *fixture) {
 		})
 }
 
-// removedLater deletes a disk that the driver did not make, and so does not delete, by hand when
-// the spec ends.
+// removedLater deletes a disk when the spec ends. The driver did not create the disk, so it does
+// not delete it.
 func (f *fixture) removedLater(id string) {
 	DeferCleanup(func(ctx SpecContext) {
 		Expect(f.rack.Client.DiskDelete(ctx,

@@ -18,10 +18,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// impatience is how long the node service of some specs waits for a device.
+// impatience is the time for which the node service of some specs waits for a device.
 const impatience = 500 * time.Millisecond
 
-// impatientNode is a node service that gives up soon.
+// impatientNode starts a node service that gives up soon.
 func (f *nodeFixture) impatientNode(ctx context.Context) *node {
 	GinkgoHelper()
 	return f.node(ctx, "a", harness.PluginOptions{
@@ -37,8 +37,8 @@ func (f *rackFixture) attachedByHand(ctx context.Context, disk, instance string)
 		NodeTimeout(callTimeout))
 }
 
-// detachByHand takes a disk away from an instance without asking who uses it. One that is already
-// detached stays so.
+// detachByHand detaches a disk from an instance that may still use it. A detached disk stays
+// detached.
 func (f *rackFixture) detachByHand(ctx context.Context, disk, instance string) {
 	GinkgoHelper()
 	if err := f.rack.DetachDisk(ctx, disk, f.rack.Instance(instance).ID); err != nil {
@@ -68,7 +68,7 @@ func describeAppearance(f *nodeFixture) {
 				bystander.Volume.GetVolumeContext()["diskName"])
 			Expect(mountsAt(p.Staging)).To(BeEmpty())
 
-			// What an administrator does then helps.
+			// An administrator attaches the disk again, and the stage succeeds.
 			f.detached(ctx, p)
 			again := f.inUse(ctx, p.Volume, f.a, harness.Mounted(""))
 			Expect(again.write(0)).To(Succeed())
@@ -76,7 +76,7 @@ func describeAppearance(f *nodeFixture) {
 }
 
 func describeEqualSerials(f *nodeFixture) {
-	It("NS-6 CP-12 stays hidden when another one has its serial, and is not taken for that one",
+	It("NS-6 CP-12 stays hidden when another has its serial, and the driver does not use that one",
 		func(ctx SpecContext) {
 			const prefix = "twenty-bytes-equal-x"
 			one := f.rackDisk(ctx, prefix+"-one", f.rack.Project)
@@ -89,7 +89,8 @@ func describeEqualSerials(f *nodeFixture) {
 			expectRefusal(err, codes.FailedPrecondition, string(one.Name))
 			Expect(stateOf(f.disk(ctx, two.Id))).To(Equal("detached"))
 
-			// Attached by hand it is hidden, until the instance starts without the other.
+			// A disk that an administrator attaches stays hidden until the instance starts without the
+			// other disk.
 			f.attachedByHand(ctx, two.Id, "a")
 			f.detachByHand(ctx, one.Id, "a")
 			impatient := f.impatientNode(ctx)
@@ -103,8 +104,8 @@ func describeEqualSerials(f *nodeFixture) {
 		})
 }
 
-// showTwin gives the node a second device with the same serial, as a kernel would that did not
-// compare them. It is gone when the spec ends.
+// showTwin adds a second device with the same serial to the node, as a kernel would that did not
+// compare serials. The device is removed when the spec ends.
 func (n *node) showTwin(device, name string) {
 	GinkgoHelper()
 	block := filepath.Join(n.instance.Guest, "sys/block")
@@ -115,12 +116,12 @@ func (n *node) showTwin(device, name string) {
 }
 
 func describeYank(f *nodeFixture) {
-	DescribeTable("UP-5 B-38 yanked from under a pod can be cleaned away, and takes nothing with it",
+	DescribeTable("UP-5 B-38 can be cleaned up after it was yanked from a pod, and loses no data",
 		func(ctx SpecContext, name string) {
 			p := f.inUse(ctx, f.volume(ctx, harness.Access(name)), f.a, harness.Access(name))
 			Expect(p.writeThrough(0)).To(Succeed())
-			// A pod that has a raw volume has it open. That keeps the device's number from going
-			// to another disk, as a mount does.
+			// The pod keeps its raw volume open, so that the device's number cannot go to another disk. A
+			// mount has the same effect.
 			pod, err := p.data().Open(0, os.O_RDONLY)
 			Expect(err).NotTo(HaveOccurred())
 			defer pod.Close()
@@ -133,9 +134,9 @@ func describeYank(f *nodeFixture) {
 			})
 			Expect(p.complaints(ctx)).To(Equal(
 				[]csi.VolumeHealthErrorType{csi.VolumeHealthErrorType_INACCESSIBLE}))
-			_ = p.write(1) // it may seem to work, but goes nowhere
+			_ = p.write(1) // it may seem to succeed, but writes nothing
 
-			// Another node can have the disk while the first still shows what is left of it.
+			// Another node can use the disk while the first still shows its remains.
 			moved := f.inUse(ctx, p.Volume, f.b, harness.Access(name))
 			Expect(moved.verify(0)).To(Succeed())
 			Expect(moved.verify(1)).NotTo(Succeed())
@@ -155,8 +156,8 @@ func describeYank(f *nodeFixture) {
 		Entry("UP-5 ext4", "ext4"), Entry("UP-5 ext3", "ext3"), Entry("UP-5 xfs", "xfs"),
 		Entry("UP-5 btrfs", "btrfs"), Entry("UP-5 block", "block"))
 
-	It("NP-8 yanked from a pod that has it not open is free for another instance, although the "+
-		"first still shows what was there", func(ctx SpecContext) {
+	It("NP-8 can be attached to another instance after it was yanked from a pod that does not have "+
+		"it open, although the first instance still shows it", func(ctx SpecContext) {
 		p := f.inUse(ctx, f.volume(ctx, harness.Raw()), f.a, harness.Raw())
 		Expect(p.writeThrough(0)).To(Succeed())
 		f.detachByHand(ctx, p.Volume.GetVolumeId(), "a")

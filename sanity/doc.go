@@ -1,14 +1,14 @@
-// Package sanity is the conformance suite: csi-sanity and our own specs against the driver and a
-// rack, which run as processes and meet over sockets and HTTP, on real block devices. It imports
-// neither of them.
+// Package sanity is the conformance suite of the driver. It runs csi-sanity and our own specs
+// against the driver and a rack on real block devices. Driver and rack are processes, reached
+// over sockets and HTTP; the package imports neither of them.
 //
 // # What runs
 //
-// TestSanity runs csi-sanity in every combination that the driver promises (ext4, xfs, btrfs and
-// raw block; one process, or controller and node as two), and our own specs beside it, against
-// simulated racks. It does so in parts, side by side, each a process of its own in a mount
-// namespace of its own, so that runs do not see each other. [Conformance] runs the part that needs
-// no simulator against the rack that OXIDE_HOST names; cmd/oxide-conformance is its program.
+// TestSanity runs csi-sanity in every combination that the driver supports (ext4, xfs, btrfs and
+// raw block; one process, or controller and node as two), and our own specs, against simulated
+// racks. It runs several parts at the same time. Each part is a process in a mount namespace of
+// its own, so that runs do not see each other. Package conformance runs csi-sanity against a real
+// rack.
 //
 //	make sanity                                          all of it
 //	go test -race ./sanity -run TestSanity \
@@ -18,9 +18,9 @@
 //
 // # Writing a spec
 //
-// A spec is a test file of this package. describeController and describeNodes register a container
-// whose specs share a fixture: a rack, a controller and, with nodes, the node service in the
-// instances a and b. A spec's name is a sentence with the requirement that it keeps.
+// A spec is in a test file of this package. describeController and describeNodes register a
+// container whose specs share a fixture: a rack, a controller and, for describeNodes, the node
+// service in the instances a and b. A spec's name is a sentence that begins with its requirement.
 //
 //	var _ = describeNodes("a volume that moves", func(f *nodeFixture) {
 //		It("CU-1 keeps its data", func(ctx SpecContext) {
@@ -32,16 +32,16 @@
 //		})
 //	})
 //
-// What a fixture starts or makes is stopped and removed at the end of the spec, or of the container
-// when BeforeAll asked for it. The processes must end with exit code 0 (a data race makes it 66)
-// and leave no process, loop device or mount; a ledger at the end proves that nothing leaks.
-// Package harness does the same without Ginkgo. No spec sleeps.
+// Everything that a fixture starts or creates is stopped and removed at the end of the spec, or
+// of the container if BeforeAll created it. The processes must end with exit code 0 (a data race
+// makes it 66) and leave no process, loop device or mount. A ledger at the end proves that
+// nothing leaks. Package harness does the same without Ginkgo. No spec sleeps.
 //
 // # When a spec fails
 //
-// Its report holds what every process logged during it, and the run's directory with the racks'
-// records and the logs is kept and named at the end.
+// The report of a failed spec contains the log lines of every process during the spec. The run's
+// directory, with the racks' records and the logs, is kept and named at the end.
 //
-// A spec that is skipped must be on a list in skips.go with the capability that explains it; an
-// entry of the list that explains nothing fails a full run, too.
+// A skipped spec must be on a list in package csisuite, with the capability that explains the
+// skip. An entry of the list that matches no skip fails a full run, too.
 package sanity

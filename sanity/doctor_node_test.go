@@ -20,26 +20,26 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
-// nodeSituation is a node's call that fails.
+// nodeSituation is a failing call of a node.
 type nodeSituation struct {
 	call, reason string
-	// fail makes the situation, and returns the volume and the call's error.
+	// fail creates the situation, and returns the volume and the call's error.
 	fail func(ctx context.Context, f *nodeFixture) (*placement, error)
-	// hidden is what a doctor can say where neither Kubernetes nor the node's report has the reason;
-	// nil if one of them has it.
+	// hidden is the doctor's finding if neither Kubernetes nor the node's report has the reason. It
+	// is nil if one of them has it.
 	hidden *sight
 }
 
-// sight is what a doctor finds.
+// sight is one finding of a doctor.
 type sight struct{ link, reason string }
 
-// The calls of a node that fail.
+// These are the calls of a node that fail.
 const (
 	stageCall, publishCall     = "NodeStageVolume", "NodePublishVolume"
 	unpublishCall, unstageCall = "NodeUnpublishVolume", "NodeUnstageVolume"
 )
 
-// reasonsAt are the links at which a node's reasons are to be found.
+// reasonsAt has, for each link, the reasons of a node that the doctor reports there.
 var reasonsAt = map[string][]string{
 	"volume": {"FieldInvalid", "DiskNameMissing", "MountFlagsUnsupported"},
 	"node":   {"StateNotKept"},
@@ -48,15 +48,15 @@ var reasonsAt = map[string][]string{
 	"filesystem": {"DiskNotBlank", "DiskProofPending", "DiskSizeUnknown", "FilesystemDamaged",
 		"FilesystemFailed", "FilesystemFeature", "FilesystemTooLarge", "NodeToolFailed",
 		"WrongFilesystem"},
-	// What is wrong with the mount that was asked for shows where it is missing.
+	// A mistake in the requested mount is reported where the mount is missing.
 	"mounts": {"CapabilityInvalid", "CapabilityUnsupported", "MkfsOptionsInvalid", "NotStaged",
 		"PathInvalid", "PublishedDifferently", "PublishedElsewhere", "StagedDifferently",
 		"StillMounted", "TargetNotEmpty", "UseDiffers",
 		"UseUnknown"},
 }
 
-// notOfMounts are the reasons of a node that no stage, publish, unpublish or unstage of Kubernetes
-// ends with.
+// notOfMounts are the reasons of a node that cannot end a stage, publish, unpublish or unstage of
+// Kubernetes.
 var notOfMounts = map[string]string{
 	"FilesystemNotGrown":  "no call fails with it; a volume's health has it",
 	"InstanceUnknown":     "a node without an identity does not start",
@@ -65,7 +65,7 @@ var notOfMounts = map[string]string{
 	"VolumeUnknownToNode": "it is of NodeGetVolumeStats and NodeGetVolumeHealth, of pods that run",
 }
 
-// expected is what a doctor has to find.
+// expected returns the finding that the doctor must report.
 func (s nodeSituation) expected() sight {
 	if s.hidden != nil {
 		return *s.hidden
@@ -104,9 +104,9 @@ var _ = describeNodes("the doctor of a node", func(f *nodeFixture) {
 	}
 })
 
-// clusterAfter is what Kubernetes shows of a call that failed. The kubelet makes an event about the
-// pod of a mount, and writes no more than its log of an unmount. A pod waits for its unmounts, and
-// the node keeps the volume until it is unstaged.
+// clusterAfter returns the objects of Kubernetes after a failed call. For a mount the kubelet
+// creates an event about the pod. For an unmount it only writes its log. A pod waits for its
+// unmounts, and the node keeps the volume until it is unstaged.
 func clusterAfter(p *placement, call string, failed error) []object {
 	items := clusterOf(p)
 	pod := items[len(items)-1]
@@ -123,7 +123,7 @@ func clusterAfter(p *placement, call string, failed error) []object {
 		pod["status"] = object{"phase": "Failed"}
 		return items
 	case unstageCall:
-		delete(pod["spec"].(object), "volumes") // it is another pod
+		delete(pod["spec"].(object), "volumes") // as in another pod
 		return items
 	}
 	pod["status"] = object{"phase": "Pending"}
@@ -134,8 +134,8 @@ func clusterAfter(p *placement, call string, failed error) []object {
 		"lastTimestamp":  time.Now().UTC()})
 }
 
-// anHourOld is a node's report in which all that the flight recorder kept is an hour older: nothing
-// has changed since.
+// anHourOld makes every event of the flight recorder in a node's report an hour older, so that
+// nothing seems to have changed since.
 func anHourOld(path string) string {
 	GinkgoHelper()
 	text, err := os.ReadFile(path)
@@ -154,7 +154,7 @@ func anHourOld(path string) string {
 	return fileWith("older.json", text)
 }
 
-// The driver's source of a node, and where its reasons are.
+// driverSource is the driver's source, in which the reasons of a node are used.
 const driverSource = "../driver/"
 
 var (
@@ -162,7 +162,7 @@ var (
 	reasonDefined = regexp.MustCompile(`(?m)^\s+([A-Z]\w+) +Reason = "(\w+)"`)
 )
 
-func TestTheDoctorIsAskedAboutEveryReasonOfANode(t *testing.T) {
+func TestEveryReasonOfANodeHasASituationForTheDoctor(t *testing.T) {
 	words := map[string]string{}
 	definitions, err := filepath.Glob("../internal/csierr/reasons_*.go")
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// nodeSituations are node calls that fail, one for each reason and kind of call.
+// nodeSituations are failing calls of a node, one for each reason and kind of call.
 var nodeSituations = []nodeSituation{
 	{stageCall, "CapabilityInvalid", staging(func(p *placement) {
 		p.Capability = harness.InMode(singleWriter, &csi.VolumeCapability{})
@@ -153,8 +153,8 @@ var nodeSituations = []nodeSituation{
 		(*placement).unstage), &sight{"mounts", "StillMounted"}},
 }
 
-// staging stages an attached volume after a change of the request or of the device. What the doctor
-// sees of the volume is what the controller said.
+// staging stages an attached volume after a change of the request or of the device. The doctor's
+// view of the volume is that of the controller.
 func staging(change func(*placement)) func(context.Context, *nodeFixture) (*placement, error) {
 	return func(ctx context.Context, f *nodeFixture) (*placement, error) {
 		p := f.attachedTo(ctx, f.volume(ctx), f.a, harness.Mounted("ext4"))
@@ -168,7 +168,7 @@ func staging(change func(*placement)) func(context.Context, *nodeFixture) (*plac
 	}
 }
 
-// used makes a call for a volume in use after a change.
+// used calls the node for a volume in use, after a change.
 func used(change func(*placement), call func(*placement, context.Context) error) func(
 	context.Context, *nodeFixture) (*placement, error) {
 	return func(ctx context.Context, f *nodeFixture) (*placement, error) {
@@ -179,7 +179,7 @@ func used(change func(*placement), call func(*placement, context.Context) error)
 	}
 }
 
-// appearing stages a volume whose device appears otherwise than the rack says.
+// appearing stages a volume whose device differs from the rack's description.
 func appearing(how adminapi.DeviceFault) func(context.Context, *nodeFixture) (*placement, error) {
 	return func(ctx context.Context, f *nodeFixture) (*placement, error) {
 		f.fault(ctx, adminapi.Fault{Operation: "instance_disk_attach", Times: 1, Device: &how})
@@ -191,7 +191,7 @@ func appearing(how adminapi.DeviceFault) func(context.Context, *nodeFixture) (*p
 	}
 }
 
-// stageOfAnother stages a volume whose node in /dev is another device's.
+// stageOfAnother stages a volume whose node in /dev belongs to another device.
 func stageOfAnother(ctx context.Context, f *nodeFixture) (*placement, error) {
 	p := f.attachedTo(ctx, f.volume(ctx), f.impatientNode(ctx), harness.Mounted(""))
 	other := f.attachedTo(ctx, f.volume(ctx), f.a, harness.Mounted(""))
@@ -202,7 +202,7 @@ func stageOfAnother(ctx context.Context, f *nodeFixture) (*placement, error) {
 	return p, p.stage(ctx)
 }
 
-// damaged stages a volume in whose filesystem debugfs has changed something.
+// damaged stages a volume whose filesystem was changed with debugfs.
 func damaged(changes ...string) func(context.Context, *nodeFixture) (*placement, error) {
 	return func(ctx context.Context, f *nodeFixture) (*placement, error) {
 		p := f.inUse(ctx, f.volume(ctx), f.a, harness.Mounted("ext4"))
@@ -239,7 +239,7 @@ func open(dir string) {
 	DeferCleanup(file.Close)
 }
 
-// cover mounts something else over what is at a path, until the spec ends.
+// cover mounts something over a path until the spec ends.
 func cover(path string) {
 	GinkgoHelper()
 	Expect(unix.Mount("tmpfs", path, "tmpfs", 0, "size=1m")).To(Succeed())

@@ -17,7 +17,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// doctored is what a doctor says as JSON, and how it ended.
+// doctored is the doctor's JSON output and exit status.
 type doctored struct {
 	harness.Diagnosis
 	status int
@@ -36,8 +36,8 @@ func (d doctored) state(link string) string {
 	return ""
 }
 
-// inspected runs oxide-csi-plugin inspect on the node, beside its driver, and returns the file with
-// its report.
+// inspected runs oxide-csi-plugin inspect on the node, next to its driver, and returns the file
+// with the report.
 func (n *node) inspected(ctx context.Context, volume *csi.Volume) (path string) {
 	GinkgoHelper()
 	cmd := driverCommand(ctx, map[string]string{
@@ -50,7 +50,7 @@ func (n *node) inspected(ctx context.Context, volume *csi.Volume) (path string) 
 	return fileWith("report.json", report)
 }
 
-// fileWith is a file with a text, for as long as the spec lasts.
+// fileWith writes a file that is removed when the spec ends.
 func fileWith(name string, text []byte) (path string) {
 	GinkgoHelper()
 	path = filepath.Join(GinkgoT().TempDir(), name)
@@ -58,10 +58,11 @@ func fileWith(name string, text []byte) (path string) {
 	return path
 }
 
-// object is one of Kubernetes.
+// object is a Kubernetes object as JSON.
 type object = map[string]any
 
-// kubernetesOf is what kubectl prints of a cluster in which a pod on a node uses the volume.
+// kubernetesOf writes the output of kubectl for a cluster in which a pod on a node uses the
+// volume.
 func kubernetesOf(p *placement) (path string) {
 	GinkgoHelper()
 	return listOf(clusterOf(p))
@@ -74,7 +75,7 @@ func listOf(items []object) (path string) {
 	return fileWith("objects.json", text)
 }
 
-// clusterOf are the objects of that cluster; the pod is the last.
+// clusterOf returns the objects of that cluster. The pod is the last one.
 func clusterOf(p *placement) []object {
 	const name, driver = "pv-1", "csi.oxide.computer"
 	mode := "Filesystem"
@@ -103,7 +104,7 @@ func clusterOf(p *placement) []object {
 	}
 }
 
-// diagnosed asks a doctor about the claim.
+// diagnosed runs the doctor for the claim.
 func (f *nodeFixture) diagnosed(ctx context.Context, token, objects, report string) doctored {
 	GinkgoHelper()
 	cmd := driverCommand(ctx, map[string]string{"OXIDE_HOST": f.rack.URL, "OXIDE_TOKEN": token,

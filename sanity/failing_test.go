@@ -21,28 +21,28 @@ import (
 )
 
 var _ = describeOutage("a disk that can fail", func(f *nodeFixture) {
-	Describe("and does not", func() { describeMoves(f) })
-	Describe("and does not, and its snapshots", func() { describeSnapshots(f) })
+	Describe("but does not fail", func() { describeMoves(f) })
+	Describe("but does not fail, and its snapshots", func() { describeSnapshots(f) })
 	describeFailures(f)
 	describeHangs(f)
 }, "--disks=fuse")
 
-// fails lets the volume's disk fail.
+// fails makes the volume's disk fail.
 func (f *nodeFixture) fails(ctx context.Context, volume *csi.Volume, how adminapi.DiskFault) {
 	GinkgoHelper()
 	Expect(f.rack.Admin.FailDisk(ctx, volume.GetVolumeId(), how)).To(Succeed())
 	DeferCleanup(f.repaired, volume)
 }
 
-// repaired makes the volume's disk a good one again.
+// repaired ends the failure of the volume's disk.
 func (f *nodeFixture) repaired(ctx context.Context, volume *csi.Volume) {
 	GinkgoHelper()
 	Expect(f.rack.Admin.HealDisk(ctx, volume.GetVolumeId())).To(Succeed())
 }
 
 func describeFailures(f *nodeFixture) {
-	DescribeTable("NU-4 NH-2 B-38 that fails under a pod is told of, can be left, and has what was "+
-		"acknowledged when it is repaired", func(ctx SpecContext, name string) {
+	DescribeTable("NU-4 NH-2 B-38 fails under a pod: the failure is reported, the volume can be unstaged, "+
+		"and acknowledged data is there after the repair", func(ctx SpecContext, name string) {
 		p := f.inUse(ctx, f.volume(ctx, harness.Access(name)), f.a, harness.Access(name))
 		Expect(p.writeThrough(0)).To(Succeed())
 		f.fails(ctx, p.Volume, adminapi.DiskFault{On: []string{"write", "flush"}})
@@ -58,7 +58,7 @@ func describeFailures(f *nodeFixture) {
 			Expect(p.complaintReasons(ctx)).To(ConsistOf("FilesystemFailed"))
 		}
 
-		if err := p.takenBack(ctx); err != nil { // what is lost is told once
+		if err := p.takenBack(ctx); err != nil { // a lost write is reported once
 			expectReason(err, codes.Internal, "NodeToolFailed")
 		}
 		f.detached(ctx, p)
@@ -69,11 +69,11 @@ func describeFailures(f *nodeFixture) {
 		Expect(moved.complaints(ctx)).To(BeEmpty())
 	}, everyAccess())
 
-	DescribeTable("NU-4 of which one flush fails when it is taken back: the caller hears of it",
+	DescribeTable("NU-4 fails one flush when the volume is unstaged, and the caller gets the error",
 		func(ctx SpecContext, name string) {
 			p := f.inUse(ctx, f.volume(ctx, harness.Access(name)), f.a, harness.Access(name))
 			Expect(p.write(0)).To(Succeed())
-			if name == "ext4" { // whose failed flush nobody would hear of
+			if name == "ext4" { // nobody would learn that its flush failed
 				Expect(harness.StopLazyInit(p.Staging)).To(Succeed())
 			}
 			f.fails(ctx, p.Volume, adminapi.DiskFault{On: []string{"flush"}, Times: 1})
@@ -81,7 +81,7 @@ func describeFailures(f *nodeFixture) {
 			f.detached(ctx, p)
 		}, everyAccess())
 
-	It("NS-11 that cannot be read is not taken for a blank one", func(ctx SpecContext) {
+	It("NS-11 is unreadable and does not count as blank", func(ctx SpecContext) {
 		p := f.attachedTo(ctx, f.volume(ctx), f.a, harness.Mounted("ext4"))
 		f.fails(ctx, p.Volume, adminapi.DiskFault{On: []string{"read"}, From: harness.GiB / 2,
 			To: harness.GiB/2 + 512})
@@ -93,8 +93,8 @@ func describeFailures(f *nodeFixture) {
 	})
 }
 
-// takenBack takes the volume from its pod and its node, and returns the first error. The repeated
-// call has to succeed.
+// takenBack unpublishes and unstages the volume, and returns the first error. The repeated call
+// must succeed.
 func (p *placement) takenBack(ctx context.Context) error {
 	GinkgoHelper()
 	first := p.unpublish(ctx)
@@ -108,7 +108,7 @@ func (p *placement) takenBack(ctx context.Context) error {
 	return cmp.Or(first, second)
 }
 
-// complaintReasons are the reasons of the volume's complaints.
+// complaintReasons returns the reasons of the volume's complaints.
 func (p *placement) complaintReasons(ctx context.Context) (reasons []string) {
 	GinkgoHelper()
 	for _, entry := range p.health(ctx) {
@@ -117,7 +117,7 @@ func (p *placement) complaintReasons(ctx context.Context) (reasons []string) {
 	return reasons
 }
 
-// tryToWrite makes a file and has the filesystem write its journal, as well as it can.
+// tryToWrite creates a file and makes the filesystem write its journal. It ignores errors.
 func (p *placement) tryToWrite() {
 	_ = p.writeThrough(1)
 	dir, err := os.Open(p.Target)
@@ -129,7 +129,7 @@ func (p *placement) tryToWrite() {
 }
 
 func describeHangs(f *nodeFixture) {
-	It("B-12 B-38 that hangs holds up its own volume alone, and is of use again elsewhere",
+	It("B-12 B-38 hangs and delays only its own volume, which works again on another node",
 		func(ctx SpecContext) {
 			bystander := f.inUse(ctx, f.volume(ctx), f.a, harness.Mounted("ext4"))
 			p := f.attachedTo(ctx, f.volume(ctx), f.a, harness.Mounted("ext4"))
@@ -141,7 +141,7 @@ func describeHangs(f *nodeFixture) {
 			Expect(bystander.complaints(ctx)).To(BeEmpty())
 			bystander.remove(ctx)
 
-			// The disk can be taken from the instance, and what hung there ends.
+			// The disk can be detached from the instance, and the hanging calls end.
 			_, err := f.ctl.ControllerUnpublishVolume(ctx,
 				harness.UnpublishRequest(p.Volume, p.instance.ID))
 			Expect(err).NotTo(HaveOccurred())
@@ -151,7 +151,7 @@ func describeHangs(f *nodeFixture) {
 			Expect(moved.writeThrough(0)).To(Succeed())
 		})
 
-	It("B-38 that is slow is staged all the same", func(ctx SpecContext) {
+	It("B-38 is slow and is staged all the same", func(ctx SpecContext) {
 		p := f.attachedTo(ctx, f.volume(ctx), f.a, harness.Mounted("ext4"))
 		f.fails(ctx, p.Volume, adminapi.DiskFault{On: []string{"write", "flush"},
 			Delay: adminapi.Duration(20 * time.Millisecond)})

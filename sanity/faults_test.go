@@ -59,7 +59,7 @@ var _ = describeController("a rack that answers with an error", fixtureOptions{}
 		expectRefusal(err, codes.Unavailable, someUUID)
 	})
 
-	It("OX-11 a caller that gives up, or whose time is over, gets that code", func(ctx SpecContext) {
+	It("OX-11 a canceled call and a late call get the codes for that", func(ctx SpecContext) {
 		f.fault(ctx, adminapi.Fault{Operation: "disk_view", Phase: adminapi.Before,
 			Hang: adminapi.Duration(20 * time.Second)})
 		req := &csi.ControllerGetVolumeRequest{VolumeId: someUUID}
@@ -87,7 +87,7 @@ var _ = describeController("a rack that answers with an error", fixtureOptions{}
 		}
 	})
 
-	It("B-43 an attach whose end is unknown is not answered with a final error",
+	It("B-43 an attach with an unknown result does not get a final error",
 		func(ctx SpecContext) {
 			volume := f.volume(ctx)
 			node := f.rack.Instance("a").ID
@@ -102,7 +102,7 @@ var _ = describeController("a rack that answers with an error", fixtureOptions{}
 		})
 })
 
-// lostAnswers are the ways in which the answer to something that was done does not arrive.
+// lostAnswers are the ways in which the answer to a completed operation is lost.
 var lostAnswers = []TableEntry{
 	Entry("a proxy's 520 in its place", adminapi.Fault{Response: &adminapi.Response{
 		Status: 520, ContentType: "text/html", Body: "<html>odd</html>"}}),
@@ -114,7 +114,7 @@ var lostAnswers = []TableEntry{
 	Entry("the answer truncated", adminapi.Fault{TruncateBody: 20}),
 }
 
-// decided are the operations whose lost answers are found out in the same call, where there is an
+// decided are the operations whose lost answer is resolved within the same call, if there is an
 // answer at all.
 var decided = []string{"disk_create", "snapshot_create", "instance_disk_attach"}
 
@@ -132,7 +132,7 @@ func converge[T any](ctx context.Context, call func() (T, error)) T {
 var _ = describeController("an answer that is lost", fixtureOptions{}, lostAnswerSpecs)
 
 func lostAnswerSpecs(f *fixture) {
-	DescribeTable("B-10 B-42 OX-8 of each change in a volume's life is found out by the same call, "+
+	DescribeTable("B-10 B-42 OX-8 of each change in a volume's life is resolved by the same call, "+
 		"or by the next one", func(ctx SpecContext, lost adminapi.Fault) {
 		req := harness.CreateRequest(fresh("lost"))
 		var volume *csi.Volume
@@ -210,7 +210,7 @@ func lostAnswerSpecs(f *fixture) {
 			Expect(err).NotTo(HaveOccurred())
 		})
 
-	It("OX-1 a create that is repeated when the quota is used up finds its volume",
+	It("OX-1 a repeated create finds its volume although the quota is used up",
 		func(ctx SpecContext) {
 			f.switched(ctx, "quota_bytes", harness.GiB, 1024*harness.GiB)
 			req := harness.CreateRequest(fresh("quota"))
@@ -222,7 +222,7 @@ func lostAnswerSpecs(f *fixture) {
 			expectRefusal(err, codes.ResourceExhausted)
 		})
 
-	It("OX-1 a snapshot that is repeated when the quota is used up is found",
+	It("OX-1 a repeated snapshot is found although the quota is used up",
 		func(ctx SpecContext) {
 			f.switched(ctx, "quota_bytes", 2*harness.GiB, 1024*harness.GiB)
 			req := &csi.CreateSnapshotRequest{

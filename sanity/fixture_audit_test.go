@@ -18,10 +18,10 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-// auditCluster is the cluster whose controller the audit's fixture has.
+// auditCluster is the cluster of the controller in the audit's fixture.
 const auditCluster = "one"
 
-// auditReport is what an audit says as JSON, and how it ended.
+// auditReport is the audit's JSON output and exit status.
 type auditReport struct {
 	Owned    int `json:"owned"`
 	Deleted  int `json:"deleted"`
@@ -54,11 +54,11 @@ func (f *fixture) auditCommand(ctx context.Context, env map[string]string,
 		full[key] = value
 	}
 	return driverCommand(ctx, full, append([]string{"audit", "--output=json",
-		// The specs make what they audit, and rack and list have one clock.
+		// The specs create the disks that they audit, and the rack and the list have the same clock.
 		"--min-age=0s"}, args...)...)
 }
 
-// audit runs one to its end.
+// audit runs an audit to its end.
 func (f *fixture) audit(ctx context.Context, env map[string]string, args ...string) auditReport {
 	GinkgoHelper()
 	cmd := f.auditCommand(ctx, env, args...)
@@ -73,7 +73,7 @@ func (f *fixture) audit(ctx context.Context, env map[string]string, args ...stri
 	return report
 }
 
-// auditFiles is a directory for the lists and state files of one spec.
+// auditFiles creates a directory for the lists and state files of one spec.
 func auditFiles() string {
 	GinkgoHelper()
 	dir, err := os.MkdirTemp("", "audit-")
@@ -82,7 +82,7 @@ func auditFiles() string {
 	return dir
 }
 
-// kubernetes writes what kubectl prints of a cluster that has these volumes and snapshots.
+// kubernetes writes the output of kubectl for a cluster with these volumes and snapshots.
 func kubernetes(path string, volumes []*csi.Volume, snapshots ...*csi.Snapshot) string {
 	GinkgoHelper()
 	items := []any{}
@@ -101,13 +101,14 @@ func kubernetes(path string, volumes []*csi.Volume, snapshots ...*csi.Snapshot) 
 	data, err := json.Marshal(map[string]any{"kind": "List", "items": items})
 	Expect(err).NotTo(HaveOccurred())
 	Expect(os.WriteFile(path, data, 0o600)).To(Succeed())
-	// The time of a write is the kernel's last tick, which may be before the disks were made.
+	// A file's time is that of the kernel's last tick, which may be before the creation of the
+	// disks.
 	now := time.Now()
 	Expect(os.Chtimes(path, now, now)).To(Succeed())
 	return path
 }
 
-// showAged makes the rack show everything as three days old, until honest is called.
+// showAged makes the rack report every object as three days old, until honest is called.
 func (f *faultFixture) showAged(ctx context.Context) {
 	GinkgoHelper()
 	for noun, path := range map[string]string{"disk": "/v1/disks", "snapshot": "/v1/snapshots"} {
@@ -127,7 +128,7 @@ func (f *faultFixture) clearFaults(ctx context.Context) {
 	Expect(f.rack.Admin.ClearFaults(ctx)).To(Succeed())
 }
 
-// ageFirstSeen moves every first-seen time in a state file two hours back, as waiting would.
+// ageFirstSeen moves every first-seen time in a state file two hours back, instead of waiting.
 func ageFirstSeen(path string) {
 	GinkgoHelper()
 	data, err := os.ReadFile(path)
@@ -142,7 +143,7 @@ func ageFirstSeen(path string) {
 	Expect(os.WriteFile(path, data, 0o600)).To(Succeed())
 }
 
-// orphan makes a volume that no list contains; it is deleted when the spec ends.
+// orphan creates a volume that no list contains. It is deleted when the spec ends.
 func (f *fixture) orphan(ctx context.Context) string {
 	return f.volume(ctx).GetVolumeId()
 }
@@ -156,7 +157,7 @@ func (f *rackFixture) ids(ctx context.Context) []string {
 	return ids
 }
 
-// deletions counts the disks that the rack has deleted, by its request log.
+// deletions counts the deleted disks in the rack's request log.
 func (f *rackFixture) deletions(ctx context.Context) int {
 	GinkgoHelper()
 	requests, err := f.rack.Admin.Requests(ctx, 0)
@@ -170,7 +171,7 @@ func (f *rackFixture) deletions(ctx context.Context) int {
 	return n
 }
 
-// fakeKubectl puts a kubectl of our own first in PATH.
+// fakeKubectl writes a kubectl and returns an environment that has it first in PATH.
 func fakeKubectl(dir, script string) map[string]string {
 	GinkgoHelper()
 	text := "#!/bin/sh\necho \"$@\" >>" + dir + "/asked\nenv >" + dir + "/env\n" + script + "\n"
@@ -188,8 +189,8 @@ func withList(list string) spoiler {
 	}
 }
 
-// withKubectl gives it a kubectl that has the list at hand as "$0.wanted", and says that there are
-// no snapshots.
+// withKubectl gives the audit a kubectl that has the list in the file "$0.wanted", and that
+// reports no snapshots.
 func withKubectl(script string) spoiler {
 	return func(_ context.Context, dir string) (map[string]string, []string) {
 		Expect(os.Rename(dir+"/wanted", dir+"/kubectl.wanted")).To(Succeed())

@@ -31,18 +31,18 @@ type node struct {
 	*harness.Plugin
 	rack     *harness.Rack
 	instance harness.Instance
-	// dir is where the orchestrator's paths on this node lie.
+	// dir is the directory of the orchestrator's paths on this node.
 	dir string
 }
 
-// describeNodes registers a container whose specs share a fixture with nodes. The arguments are
-// further ones of the simulator's.
+// describeNodes registers a container whose specs share a fixture with nodes. The other arguments
+// are arguments of the simulator.
 func describeNodes(text string, specs func(f *nodeFixture), rack ...string) bool {
 	return Describe(text, Offset(1), Ordered, ContinueOnFailure, func() {
 		f := &nodeFixture{fixture: &fixture{}}
 		BeforeAll(func(ctx SpecContext) {
 			f.open(ctx, fixtureOptions{rack: harness.RackOptions{Args: rack}})
-			// At this level anything that leaks into a log does so here.
+			// At this log level every leak into a log is visible.
 			loud := harness.PluginOptions{Args: []string{"--log-level=debug"}}
 			f.a, f.b = f.node(ctx, "a", loud), f.node(ctx, "b", loud)
 			mustBalance(ctx, f.rack, f.plugin, f.a.Plugin, f.b.Plugin)
@@ -51,16 +51,17 @@ func describeNodes(text string, specs func(f *nodeFixture), rack ...string) bool
 	})
 }
 
-// outages is the label of the specs in which a disk, a device, the rack or the driver goes away
-// under a volume. They are a part of the suite.
+// outages is the label of the specs in which a disk, a device, the rack or the driver fails while
+// a volume is in use. They are part of the suite.
 const outages = "outages"
 
-// describeOutage registers such a container.
+// describeOutage registers a container with the label outages.
 func describeOutage(text string, specs func(f *nodeFixture), rack ...string) bool {
 	return Describe("an outage:", Label(outages), func() { describeNodes(text, specs, rack...) })
 }
 
-// node starts the node service in an instance; it ends with the spec or the container that asks.
+// node starts the node service in an instance. It ends with the spec or the container that
+// started it.
 func (f *nodeFixture) node(ctx context.Context, instance string,
 	options harness.PluginOptions) *node {
 	GinkgoHelper()
@@ -70,7 +71,7 @@ func (f *nodeFixture) node(ctx context.Context, instance string,
 		dir: filepath.Join(plugin.Dir, "kubelet")}
 }
 
-// device is the path of the node's one device for the disk of that name.
+// device returns the path of the node's only device for the disk of that name.
 func (n *node) device(diskName string) string {
 	GinkgoHelper()
 	path, err := deviceOf(n.instance, diskName)
@@ -88,7 +89,7 @@ func (f *rackFixture) awaitDevice(ctx context.Context, instance, diskName string
 	return path
 }
 
-// deviceOf finds the one device that an instance sees for the disk of that name.
+// deviceOf finds the only device for the disk of that name in an instance.
 func deviceOf(instance harness.Instance, diskName string) (string, error) {
 	serial := diskName[:min(len(diskName), 20)]
 	paths, err := devicesWith(instance, serial)
@@ -102,7 +103,7 @@ func deviceOf(instance harness.Instance, diskName string) (string, error) {
 	return paths[0], err
 }
 
-// devicesWith finds the devices that an instance sees under a serial, as its kernel shows them.
+// devicesWith finds an instance's devices with a serial, as its kernel shows them.
 func devicesWith(instance harness.Instance, serial string) ([]string, error) {
 	files, err := filepath.Glob(filepath.Join(instance.Guest, "sys/block/*/device/serial"))
 	if err != nil {
@@ -112,7 +113,7 @@ func devicesWith(instance harness.Instance, serial string) ([]string, error) {
 	for _, file := range files {
 		text, err := os.ReadFile(file)
 		if err != nil {
-			continue // it was unplugged since the directory was read
+			continue // unplugged after the directory was read
 		}
 		if string(bytes.Trim(text, "\x00 \n")) != serial {
 			continue
@@ -123,7 +124,7 @@ func devicesWith(instance harness.Instance, serial string) ([]string, error) {
 	return paths, nil
 }
 
-// accesses are all ways in which a workload can have a volume, as harness.Access names them.
+// accesses are all ways in which a workload can use a volume, as harness.Access names them.
 var accesses = []string{"ext4", "ext3", "xfs", "btrfs", "block"}
 
 // placement is a volume on a node of the fixture.
@@ -132,8 +133,8 @@ type placement struct {
 	harness.Placement
 }
 
-// attachedTo attaches the volume to the node's instance. What the spec does not undo is undone when
-// it ends.
+// attachedTo attaches the volume to the node's instance. What the spec does not undo is undone
+// when it ends.
 func (f *nodeFixture) attachedTo(
 	ctx context.Context, volume *csi.Volume, n *node, capability *csi.VolumeCapability,
 ) *placement {
@@ -155,7 +156,7 @@ func (n *node) placement(volume *csi.Volume, capability *csi.VolumeCapability) *
 	return p
 }
 
-// another is the same volume on the same node for another pod.
+// another returns the same volume on the same node for another pod.
 func (p *placement) another() *placement {
 	GinkgoHelper()
 	other := *p
@@ -172,7 +173,7 @@ func (p *placement) publish(ctx context.Context) error { return p.Publish(ctx, p
 func (p *placement) unpublish(ctx context.Context) error { return p.Unpublish(ctx, p.Node()) }
 func (p *placement) unstage(ctx context.Context) error   { return p.Unstage(ctx, p.Node()) }
 
-// stageAndPublish makes the attached volume ready and shows it to the workload; leave undoes both.
+// stageAndPublish stages and publishes the attached volume. leave undoes both.
 func (p *placement) stageAndPublish(ctx context.Context) {
 	GinkgoHelper()
 	Expect(p.stage(ctx)).To(Succeed())
@@ -185,7 +186,7 @@ func (p *placement) remove(ctx context.Context) {
 	Expect(p.unstage(ctx)).To(Succeed())
 }
 
-// inUse is a new or a known volume, in use on the node.
+// inUse attaches, stages and publishes a volume on the node.
 func (f *nodeFixture) inUse(
 	ctx context.Context, volume *csi.Volume, n *node, capability *csi.VolumeCapability,
 ) *placement {
@@ -195,7 +196,7 @@ func (f *nodeFixture) inUse(
 	return p
 }
 
-// detached takes the volume away from its node altogether.
+// detached unpublishes, unstages and detaches the volume.
 func (f *nodeFixture) detached(ctx context.Context, p *placement) {
 	GinkgoHelper()
 	p.remove(ctx)
@@ -203,38 +204,38 @@ func (f *nodeFixture) detached(ctx context.Context, p *placement) {
 	Expect(err).NotTo(HaveOccurred())
 }
 
-// device is the path of the volume's device on its node.
+// device returns the path of the volume's device on its node.
 func (p *placement) device() string {
 	GinkgoHelper()
 	return p.node.device(p.Volume.GetVolumeContext()["diskName"])
 }
 
-// shown reports whether the node sees the volume's device.
+// shown returns nil if the node shows the volume's device.
 func (p *placement) shown() error {
 	_, err := deviceOf(p.instance, p.Volume.GetVolumeContext()["diskName"])
 	return err
 }
 
-// pieceSize is how much a spec writes at a time.
+// pieceSize is the number of bytes that a spec writes at a time.
 const pieceSize = 4 * harness.MiB
 
-// data is what the workload keeps in the volume.
+// data returns the data that the workload keeps in the volume.
 func (p *placement) data() harness.Data {
 	return harness.Data{Rack: p.rack, Target: p.Target, Raw: p.Capability.GetBlock() != nil,
 		PieceBytes: pieceSize}
 }
 
-// write writes a piece as a workload does. It does not ask for it to be on the disk: that is what
-// unstaging is for.
+// write writes a piece as a workload does. It does not sync, because unstaging must write the
+// data to the disk.
 func (p *placement) write(n int) error { return p.data().Write(n, false) }
 
-// writeThrough writes a piece and has it on the disk when it returns.
+// writeThrough writes a piece, which is on the disk when it returns.
 func (p *placement) writeThrough(n int) error { return p.data().Write(n, true) }
 
-// verify demands that a piece is there, byte for byte.
+// verify demands that a piece has its content, byte for byte.
 func (p *placement) verify(n int) error { return p.data().Verify(n) }
 
-// mountsAt are the mounts at a path of this namespace, the lowest first.
+// mountsAt returns the mounts at a path of this namespace, the lowest first.
 func mountsAt(path string) []*mountinfo.Info {
 	GinkgoHelper()
 	mounts, err := mountinfo.GetMounts(func(info *mountinfo.Info) (skip, stop bool) {
@@ -244,7 +245,7 @@ func mountsAt(path string) []*mountinfo.Info {
 	return mounts
 }
 
-// logged is what the node has logged so far.
+// logged returns the node's log so far.
 func (n *node) logged() string {
 	GinkgoHelper()
 	text, err := os.ReadFile(n.LogFile)
@@ -252,7 +253,7 @@ func (n *node) logged() string {
 	return string(text)
 }
 
-// edges are the first and the last MiB of a device, where every format has its marks.
+// edges returns the first and the last MiB of a device, where every format has its signatures.
 func edges(device string) string {
 	GinkgoHelper()
 	file, err := os.Open(device)
@@ -268,15 +269,15 @@ func edges(device string) string {
 	return string(both)
 }
 
-// blank reports whether the edges hold nothing.
+// blank reports whether the edges are zero.
 func blank(edges string) bool { return strings.Trim(edges, "\x00") == "" }
 
-// writer is a pod that writes a line, has it on the disk, and writes the next one.
+// writer is a pod that writes a line, syncs it, and writes the next one.
 type writer struct {
 	stop func() (lines int, err error)
 }
 
-// keepWriting starts a writer in the volume; it must be stopped.
+// keepWriting starts a writer in the volume. The caller must stop it.
 func (p *placement) keepWriting() writer {
 	GinkgoHelper()
 	file, err := os.OpenFile(filepath.Join(p.Target, "lines"),
@@ -319,7 +320,8 @@ func (p *placement) keepWriting() writer {
 	return w
 }
 
-// holdsLines demands that at least the lines are there that a writer had on the disk, in order.
+// holdsLines demands that the volume contains at least the lines that a writer had synced, in
+// order.
 func (p *placement) holdsLines(lines int) {
 	GinkgoHelper()
 	text, err := os.ReadFile(filepath.Join(p.Target, "lines"))

@@ -48,7 +48,7 @@ func atOnce(n int, call func(ctx context.Context) error) []error {
 	return errs
 }
 
-// expectOneAborted demands that of two calls at the same time one succeeded and the other got
+// expectOneAborted demands that one of two simultaneous calls succeeded and the other got
 // ABORTED.
 func expectOneAborted(errs []error) {
 	GinkgoHelper()
@@ -56,7 +56,7 @@ func expectOneAborted(errs []error) {
 		To(ConsistOf(codes.OK, codes.Aborted), "%v", errs)
 }
 
-// inBackground starts a call and returns what waits for its success.
+// inBackground starts a call, and returns a function that waits for its success.
 func inBackground[T any](call func() (T, error)) func() T {
 	var (
 		result T
@@ -91,7 +91,7 @@ func (f *rackFixture) awaitDisk(ctx context.Context, state string) *oxide.Disk {
 	return found
 }
 
-// rackJSON is an answer of the rack as it comes, for specs that change it.
+// rackJSON returns the unchanged JSON of an answer of the rack, for specs that edit it.
 func (f *faultFixture) rackJSON(ctx context.Context, path string,
 	query map[string]string) map[string]any {
 	GinkgoHelper()
@@ -105,14 +105,15 @@ func (f *faultFixture) rackJSON(ctx context.Context, path string,
 	return answer
 }
 
-// rackPage is the first page of the project's objects, in the order in which the driver lists them.
+// rackPage returns the first page of the project's objects, in the order in which the driver
+// lists them.
 func (f *faultFixture) rackPage(ctx context.Context, path string) map[string]any {
 	GinkgoHelper()
 	return f.rackJSON(ctx, path, map[string]string{"project": f.rack.Project, "limit": "1000",
 		"sort_by": "id_ascending"})
 }
 
-// answer makes the rack answer an operation on an object with this, until the spec ends.
+// answer makes the rack give this answer to an operation on an object, until the spec ends.
 func (f *faultFixture) answer(ctx context.Context, operation, object string, answer any) {
 	GinkgoHelper()
 	body, err := json.Marshal(answer)
@@ -131,7 +132,7 @@ func (f *faultFixture) refuse(
 		Response: &adminapi.Response{Status: statusCode, ErrorCode: code, Message: message}})
 }
 
-// diskState is a disk's state as the rack writes it.
+// diskState returns a disk's state in the rack's format.
 func diskState(state, instance string) map[string]any {
 	value := map[string]any{"state": state}
 	if instance != "" {
@@ -140,8 +141,8 @@ func diskState(state, instance string) map[string]any {
 	return value
 }
 
-// pretend makes the rack show the volume's disk in a state that disks come to in ways that a spec
-// cannot take, whoever looks and however; instance goes with the states that have one.
+// pretend makes the rack show the volume's disk in a state that a spec cannot cause, in every
+// answer. instance belongs to the states that have one.
 func (f *faultFixture) pretend(ctx context.Context, volume *csi.Volume, state, instance string) {
 	GinkgoHelper()
 	id := volume.GetVolumeId()
@@ -153,7 +154,7 @@ func (f *faultFixture) pretend(ctx context.Context, volume *csi.Volume, state, i
 	f.pretendListed(ctx, "disk_list", "/v1/disks", id, disk)
 }
 
-// pretendSnapshot does the same for a snapshot.
+// pretendSnapshot makes the rack show a snapshot in a state.
 func (f *faultFixture) pretendSnapshot(ctx context.Context, id, state string) {
 	GinkgoHelper()
 	snapshot := f.rackJSON(ctx, "/v1/snapshots/"+id, nil)
@@ -164,7 +165,7 @@ func (f *faultFixture) pretendSnapshot(ctx context.Context, id, state string) {
 	f.pretendListed(ctx, "snapshot_list", "/v1/snapshots", id, snapshot)
 }
 
-// pretendListed makes a list show one of its objects otherwise.
+// pretendListed makes a list show one of its objects with other values.
 func (f *faultFixture) pretendListed(ctx context.Context, operation, path, id string, object any) {
 	GinkgoHelper()
 	page := f.rackPage(ctx, path)
@@ -174,7 +175,7 @@ func (f *faultFixture) pretendListed(ctx context.Context, operation, path, id st
 	})
 	Expect(i).To(BeNumerically(">=", 0), "%s does not list %s", path, id)
 	items[i] = object
-	// The last page, so that no request for the next one gets this one again.
+	// The page is the last one, so that a request for the next page does not get this one again.
 	page["next_page"] = nil
 	f.answer(ctx, operation, "", page)
 }

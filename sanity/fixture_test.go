@@ -21,33 +21,33 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// callTimeout bounds a call of a spec, which is far longer than any of them takes.
+// callTimeout limits a call of a spec. It is far longer than any call takes.
 const callTimeout = time.Minute
 
-// rackFixture is a rack, with what an administrator does and sees there.
+// rackFixture is a rack, with the actions and views of an administrator.
 type rackFixture struct{ rack *harness.Rack }
 
 // faultFixture is a rack into which a spec injects faults.
 type faultFixture struct{ rackFixture }
 
-// fixture is what the specs of a container share: a rack and the driver's controller. Each spec
-// uses names of its own and removes what it made; a ledger at the end proves that.
+// fixture is shared by the specs of a container: a rack and the driver's controller. Each spec
+// uses names of its own and removes what it created; a ledger at the end proves that.
 type fixture struct {
 	faultFixture
-	// plugin is the controller's process, ctl a client of it.
+	// plugin is the controller's process, and ctl its client.
 	plugin *harness.Plugin
 	ctl    csi.ControllerClient
 }
 
-// fixtureOptions chooses the rack and the controller of a fixture; the zero value has the defaults
-// of both.
+// fixtureOptions configures the rack and the controller of a fixture. The zero value has the
+// defaults of both.
 type fixtureOptions struct {
 	rack   harness.RackOptions
 	plugin harness.PluginOptions
 }
 
-// describeController registers a container whose specs share a fixture. One that fails does not
-// keep the others from running.
+// describeController registers a container whose specs share a fixture. A failed spec does not
+// stop the others.
 func describeController(text string, options fixtureOptions, specs func(f *fixture)) bool {
 	return Describe(text, Offset(1), Ordered, ContinueOnFailure, Label("controller"), func() {
 		f := &fixture{}
@@ -63,8 +63,9 @@ func (f *fixture) open(ctx context.Context, options fixtureOptions) {
 	mustBalance(ctx, f.rack, f.plugin)
 }
 
-// controller starts another controller on the fixture's rack, which ends with the spec. It is
-// ready: it has asked the rack what it needs to know, and idles.
+// controller starts another controller on the fixture's rack, which ends with the spec. It
+// returns when the controller is idle: it has already asked the rack for everything that it needs
+// to know.
 func (f *fixture) controller(ctx context.Context, options harness.PluginOptions) *harness.Plugin {
 	GinkgoHelper()
 	options.Mode = harness.ModeController
@@ -73,7 +74,8 @@ func (f *fixture) controller(ctx context.Context, options harness.PluginOptions)
 	return p
 }
 
-// all starts a driver in mode all, which ends with the spec or the container, and is ready.
+// all starts a driver in mode all, which ends with the spec or the container. It returns when the
+// driver is ready.
 func (f *fixture) all(ctx context.Context) *harness.Plugin {
 	GinkgoHelper()
 	p := startPlugin(ctx, f.rack, harness.PluginOptions{})
@@ -81,14 +83,14 @@ func (f *fixture) all(ctx context.Context) *harness.Plugin {
 	return p
 }
 
-// freshNumber makes names that no other spec of this run uses.
+// freshNumber numbers the names, so that no other spec of this run uses the same name.
 var freshNumber atomic.Int64
 
 func fresh(prefix string) string {
 	return fmt.Sprintf("%s-%d", prefix, freshNumber.Add(1))
 }
 
-// created makes the volume that the request asks for, and deletes it when the spec ends.
+// created creates the volume of the request, and deletes it when the spec ends.
 func (f *fixture) created(ctx context.Context, req *csi.CreateVolumeRequest) *csi.Volume {
 	GinkgoHelper()
 	resp, err := f.ctl.CreateVolume(ctx, req)
@@ -97,8 +99,8 @@ func (f *fixture) created(ctx context.Context, req *csi.CreateVolumeRequest) *cs
 	return resp.GetVolume()
 }
 
-// Volume makes a volume of 1 GiB for these ways to have it, or for filesystems, that ends with the
-// spec.
+// volume creates a volume of 1 GiB with these capabilities, or for filesystems. The volume is
+// deleted when the spec ends.
 func (f *fixture) volume(ctx context.Context, uses ...*csi.VolumeCapability) *csi.Volume {
 	GinkgoHelper()
 	return f.created(ctx, harness.CreateRequest(fresh("volume"), uses...))
@@ -135,7 +137,7 @@ func (f *fixture) unpublishedLater(volume *csi.Volume, node string) {
 	}, NodeTimeout(callTimeout))
 }
 
-// snapshotted takes a snapshot that ends with the spec.
+// snapshotted takes a snapshot, and deletes it when the spec ends.
 func (f *fixture) snapshotted(ctx context.Context, volume *csi.Volume) *csi.Snapshot {
 	GinkgoHelper()
 	resp, err := f.ctl.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{
@@ -153,7 +155,7 @@ func (f *fixture) snapshotDeletedLater(id string) {
 	}, NodeTimeout(callTimeout))
 }
 
-// disk is what the rack says of a volume.
+// disk returns the rack's view of a volume's disk.
 func (f *rackFixture) disk(ctx context.Context, id string) *oxide.Disk {
 	GinkgoHelper()
 	disk, err := f.rack.Client.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(id)})
@@ -161,7 +163,7 @@ func (f *rackFixture) disk(ctx context.Context, id string) *oxide.Disk {
 	return disk
 }
 
-// disks lists the project's.
+// disks returns the project's disks.
 func (f *rackFixture) disks(ctx context.Context) []oxide.Disk {
 	GinkgoHelper()
 	disks, err := f.rack.Client.DiskListAllPages(ctx,
@@ -170,7 +172,8 @@ func (f *rackFixture) disks(ctx context.Context) []oxide.Disk {
 	return disks
 }
 
-// rackDisk makes a disk as an administrator would, by hand, and deletes it when the spec ends.
+// rackDisk creates a disk without the driver, as an administrator does, and deletes it when the
+// spec ends.
 func (f *rackFixture) rackDisk(ctx context.Context, name, project string) *oxide.Disk {
 	GinkgoHelper()
 	disk, err := f.rack.CreateDisk(ctx, project, name, harness.GiB)
@@ -201,8 +204,8 @@ func (f *faultFixture) switched(ctx context.Context, name string, now, later any
 	}, NodeTimeout(callTimeout))
 }
 
-// calls does something and lists the operations that the rack was asked for meanwhile, in order.
-// Looks at the project are left out: every controller takes one a minute, for Probe.
+// calls calls do and returns the operations that the rack received in the meantime, in order. It
+// leaves out reads of the project, because every controller sends one a minute for Probe.
 func (f *rackFixture) calls(ctx context.Context, do func()) []string {
 	GinkgoHelper()
 	return slices.DeleteFunc(f.callsAndLooks(ctx, do), func(operation string) bool {
@@ -228,7 +231,7 @@ func (f *rackFixture) callsAndLooks(ctx context.Context, do func()) []string {
 	return operations
 }
 
-// callsOf lists what an RPC costs, which must succeed.
+// callsOf makes a call that must succeed, and returns its operations on the rack.
 func callsOf[Req, Resp any](
 	ctx context.Context, f *fixture, req Req,
 	call func(context.Context, Req, ...grpc.CallOption) (Resp, error),
@@ -240,7 +243,7 @@ func callsOf[Req, Resp any](
 	})
 }
 
-// expectRefusal demands an error of that code whose message has each of the words.
+// expectRefusal demands an error of that code whose message contains each of the words.
 func expectRefusal(err error, code codes.Code, words ...string) {
 	GinkgoHelper()
 	Expect(status.Code(err)).To(Equal(code), "the driver answered: %v", err)
@@ -249,13 +252,13 @@ func expectRefusal(err error, code codes.Code, words ...string) {
 	}
 }
 
-// eventually waits for a condition that something else brings about.
+// eventually waits for a condition that another process causes.
 func eventually(ctx context.Context, ask func() error) {
 	GinkgoHelper()
 	Expect(harness.Await(ctx, 20*time.Second, ask)).To(Succeed())
 }
 
-// stateOf is a disk's state in one word, with the instance it is attached to.
+// stateOf returns a disk's state in one word, with the instance to which it is attached.
 func stateOf(disk *oxide.Disk) string {
 	if attached, ok := disk.State.AsAttached(); ok {
 		return "attached to " + attached.Instance
@@ -263,7 +266,7 @@ func stateOf(disk *oxide.Disk) string {
 	return string(disk.State.State())
 }
 
-// stopInstance and startInstance act as an administrator does, and wait for it.
+// stopInstance and startInstance do the same as an administrator, and wait until it has happened.
 func (f *rackFixture) stopInstance(ctx context.Context, id string) {
 	GinkgoHelper()
 	Expect(f.rack.StopInstance(ctx, id)).To(Succeed())
@@ -282,7 +285,7 @@ func (f *rackFixture) instanceState(ctx context.Context, id string) oxide.Instan
 	return instance.RunState
 }
 
-// volumeIDs lists what ListVolumes shows.
+// volumeIDs returns the volume IDs in an answer of ListVolumes.
 func volumeIDs(entries []*csi.ListVolumesResponse_Entry) []string {
 	var ids []string
 	for _, entry := range entries {

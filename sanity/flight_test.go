@@ -14,7 +14,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// recorded are the events that a process has said in its log, in order.
+// recorded returns the events in the log of a process, in order.
 func recorded(p *harness.Plugin) []harness.Change {
 	GinkgoHelper()
 	changes, err := harness.Changes(p.LogFile)
@@ -29,18 +29,18 @@ func eventsOf(changes []harness.Change) (events []string) {
 	return events
 }
 
-// The operations that change a rack, by the event that the driver says.
+// operationOf has the operation that changes the rack for each event of the driver.
 var operationOf = map[string]string{"DiskCreated": "disk_create", "DiskDeleted": "disk_delete",
 	"DiskAttached": "instance_disk_attach", "DiskDetached": "instance_disk_detach",
 	"SnapshotCreated": "snapshot_create", "SnapshotDeleted": "snapshot_delete"}
 
-// The flight recorder: each change is said once, and none that was not made.
+// The flight recorder must report each change once, and no change that was not made.
 var _ = describeNodes("the flight recorder", func(f *nodeFixture) {
 	var controller *harness.Plugin
 	json := harness.PluginOptions{Args: []string{"--log-format=json"}}
 	BeforeEach(func(ctx SpecContext) { controller = f.controller(ctx, json) })
 
-	It("says each change of the rack with the id of the request that made it", func(ctx SpecContext) {
+	It("reports each change of the rack with the ID of its request", func(ctx SpecContext) {
 		ctl, at := controller.Controller(), f.rack.Instance("a").ID
 		before, err := f.rack.Admin.Requests(ctx, 0)
 		Expect(err).NotTo(HaveOccurred())
@@ -48,7 +48,7 @@ var _ = describeNodes("the flight recorder", func(f *nodeFixture) {
 		req.Parameters = map[string]string{"csi.storage.k8s.io/pvc/name": "data",
 			"csi.storage.k8s.io/pvc/namespace": "shop"}
 		var volume *csi.Volume
-		for range 2 { // what is repeated changes nothing
+		for range 2 { // repeated calls change nothing
 			resp, err := ctl.CreateVolume(ctx, req)
 			Expect(err).NotTo(HaveOccurred())
 			volume = resp.GetVolume()
@@ -83,7 +83,7 @@ var _ = describeNodes("the flight recorder", func(f *nodeFixture) {
 		Expect(recorded(controller)[0]).To(HaveField("Claim", "shop/data"))
 	})
 
-	It("says a change whose answer was lost when a repeated call finds it made",
+	It("reports a change with a lost answer when a repeated call finds it",
 		func(ctx SpecContext) {
 			req := harness.CreateRequest(fresh("unheard"))
 			f.fault(ctx, adminapi.Fault{Operation: "disk_create", Phase: adminapi.After, Times: 1,
@@ -100,12 +100,12 @@ var _ = describeNodes("the flight recorder", func(f *nodeFixture) {
 			Expect(changes[0].Volume).To(Equal(resp.GetVolume().GetVolumeId()))
 		})
 
-	DescribeTable("says each change of a node once, in the log and in the volume's file",
+	DescribeTable("reports each change of a node once, in the log and in the volume's file",
 		func(ctx SpecContext, access string, stage ...string) {
 			n := f.node(ctx, "a", json)
 			volume := f.volume(ctx, harness.Access(access))
 			p := f.inUse(ctx, volume, n, harness.Access(access))
-			for range 2 { // what is repeated changes nothing
+			for range 2 { // repeated calls change nothing
 				Expect(p.stage(ctx)).To(Succeed())
 				Expect(p.publish(ctx)).To(Succeed())
 			}

@@ -13,7 +13,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// theRun is the run that this process's specs share.
+// theRun is the run that the specs of this process share.
 var theRun *harness.Run
 
 // shareRun opens the run of this process.
@@ -23,8 +23,8 @@ func shareRun() (*harness.Run, error) {
 	return run, err
 }
 
-// startRack starts a simulated rack for the spec or container that asks, and stops it at its end,
-// when nothing of it may be left.
+// startRack starts a simulated rack for the current spec or container. At its end it stops the
+// rack, and demands that nothing of the rack is left.
 func startRack(ctx context.Context, options harness.RackOptions) *harness.Rack {
 	GinkgoHelper()
 	rack, err := theRun.StartRack(ctx, options)
@@ -34,7 +34,7 @@ func startRack(ctx context.Context, options harness.RackOptions) *harness.Rack {
 			Expect(rack.Stop()).To(Succeed())
 			return
 		}
-		// The spec killed it for good, so its loop devices are let go by a last start.
+		// The spec killed the rack for good. One more start and stop frees the loop devices.
 		ctx, cancel := context.WithTimeout(context.Background(), harness.StartTimeout)
 		defer cancel()
 		Expect(rack.Start(ctx)).To(Succeed(), "a killed simulator must start again")
@@ -44,7 +44,7 @@ func startRack(ctx context.Context, options harness.RackOptions) *harness.Rack {
 	return rack
 }
 
-// startPlugin starts the driver for the spec or container that asks, and stops it at its end.
+// startPlugin starts the driver for the current spec or container, and stops it at its end.
 func startPlugin(
 	ctx context.Context, rack *harness.Rack, options harness.PluginOptions,
 ) *harness.Plugin {
@@ -60,9 +60,9 @@ func startPlugin(
 	return plugin
 }
 
-// mustBalance takes the ledger now and again at the end of the spec or container, when nothing may
-// have been added: no disk, snapshot, attachment, loop device, mount, open file or goroutine. Call
-// it after the last startRack and startPlugin.
+// mustBalance takes a ledger now and another one at the end of the spec or container. Nothing may
+// have been added: no disk, snapshot, attachment, loop device, mount, open file or goroutine.
+// Call it after the last startRack and startPlugin.
 func mustBalance(ctx context.Context, rack *harness.Rack, plugins ...*harness.Plugin) {
 	GinkgoHelper()
 	start, err := rack.Ledger(ctx, plugins...)
@@ -72,8 +72,8 @@ func mustBalance(ctx context.Context, rack *harness.Rack, plugins ...*harness.Pl
 	})
 }
 
-// shown are the logs of running processes: their paths, and how long they were when the current
-// spec began.
+// shown has the logs of running processes: the paths, and the lengths at the beginning of the
+// current spec.
 var shown = map[string]int64{}
 
 func showOnFailure(path string) {
@@ -81,8 +81,8 @@ func showOnFailure(path string) {
 	DeferCleanup(func() { delete(shown, path) })
 }
 
-// watchSpecs keeps the evidence of a failed spec: what the processes logged during it, in its
-// report, and the run's directory. It is called once, at the top of the suite.
+// watchSpecs keeps the evidence of a failed spec: the log lines of the processes during the spec
+// in its report, and the run's directory. Call it once, at the top of the suite.
 func watchSpecs() {
 	BeforeEach(func() {
 		for path := range shown {

@@ -18,7 +18,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// capabilities is everything that a driver declares, in words.
+// capabilities returns the names of all capabilities that a driver declares.
 func capabilities(ctx context.Context, p *harness.Plugin) []string {
 	GinkgoHelper()
 	var declared []string
@@ -51,7 +51,7 @@ var _ = describeController("what the driver declares", fixtureOptions{}, func(f 
 
 	It("CAP-1 CAP-2 CAP-3 CAP-4 CAP-5 CAP-6 CAP-7 CAP-8 CAP-9 CAP-10 CAP-11 CAP-12 CAP-13 CAP-14 "+
 		"CAP-15 CAP-16 CAP-17 CAP-18 CAP-19 CAP-20 CAP-21 CAP-22 CAP-23 CAP-24 CC-1 "+
-		"declares what a rack can keep, once, and nothing else", func(ctx SpecContext) {
+		"declares each capability that a rack can support once, and nothing else", func(ctx SpecContext) {
 		Expect(capabilities(ctx, all)).To(ConsistOf("plugin CONTROLLER_SERVICE",
 			"controller CREATE_DELETE_VOLUME", "controller PUBLISH_UNPUBLISH_VOLUME",
 			"controller LIST_VOLUMES", "controller LIST_VOLUMES_PUBLISHED_NODES",
@@ -81,7 +81,7 @@ var _ = describeController("what the driver declares", fixtureOptions{}, func(f 
 		})
 
 	It("B-41 D-68 EX-1 MV-1 NE-1 GR-1 GR-2 GR-3 GR-4 SM-1 SM-2 answers every RPC of the standard, "+
-		"if only to say that it is not implemented", func(ctx SpecContext) {
+		"if only with UNIMPLEMENTED", func(ctx SpecContext) {
 		rpcs, absent := 0, []string{}
 		for _, service := range csiServices() {
 			for i := range service.Methods().Len() {
@@ -93,7 +93,7 @@ var _ = describeController("what the driver declares", fixtureOptions{}, func(f 
 					absent = append(absent, string(method.Name()))
 					continue
 				}
-				// None of them does anything for an empty request.
+				// No RPC does anything for an empty request.
 				Expect(status.Code(err)).To(BeElementOf(codes.OK, codes.InvalidArgument),
 					"%s: %v", method.Name(), err)
 			}
@@ -106,7 +106,7 @@ var _ = describeController("what the driver declares", fixtureOptions{}, func(f 
 	})
 })
 
-// identityOf is what the identity service says of the plugin.
+// identityOf returns the answers of the plugin's identity service.
 func identityOf(ctx context.Context, p *harness.Plugin) []proto.Message {
 	GinkgoHelper()
 	info, err := p.Identity().GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
@@ -126,7 +126,7 @@ func expectServices(ctx context.Context, p *harness.Plugin, controller, node boo
 	expectRefusal(err, want[node])
 }
 
-// csiServices are the services of the standard, from the standard's own description.
+// csiServices returns the services of CSI from the standard's own description.
 func csiServices() []protoreflect.ServiceDescriptor {
 	var services []protoreflect.ServiceDescriptor
 	list := (&csi.ProbeRequest{}).ProtoReflect().Descriptor().ParentFile().Services()
@@ -136,7 +136,7 @@ func csiServices() []protoreflect.ServiceDescriptor {
 	return services
 }
 
-// probe asks whether a plugin is ready.
+// probe calls Probe and returns whether the plugin is ready.
 func probe(ctx context.Context, p *harness.Plugin) (bool, error) {
 	resp, err := p.Identity().Probe(ctx, &csi.ProbeRequest{})
 	return resp.GetReady().GetValue(), err
@@ -156,20 +156,20 @@ var _ = describeController("Probe", fixtureOptions{}, func(f *fixture) {
 			})
 			expectRefusal(last, codes.FailedPrecondition, word)
 		},
-		Entry("PR-3 says so when the rack rejects its token",
+		Entry("PR-3 reports that the rack rejects its token",
 			map[string]string{"OXIDE_TOKEN": harness.TokenPrefix + "of-nobody"}, "token"),
-		Entry("PR-3 says so when there is no such project",
+		Entry("PR-3 reports that the project does not exist",
 			map[string]string{"OXIDE_PROJECT": "nowhere"}, "project"),
 	)
 
-	It("PR-4 is not well on a node without the programs that it needs", func(ctx SpecContext) {
+	It("PR-4 fails on a node without the programs that it needs", func(ctx SpecContext) {
 		p := startPlugin(ctx, f.rack, harness.PluginOptions{Mode: harness.ModeNode,
 			Env: map[string]string{"PATH": "/nonexistent"}})
 		_, err := probe(ctx, p)
 		expectRefusal(err, codes.FailedPrecondition, "mkfs")
 	})
 
-	It("PR-5 stays well while the rack cannot be reached", func(ctx SpecContext) {
+	It("PR-5 succeeds while the rack cannot be reached", func(ctx SpecContext) {
 		Expect(f.rack.Stop()).To(Succeed())
 		DeferCleanup(func(ctx SpecContext) { Expect(f.rack.Start(ctx)).To(Succeed()) })
 		for range 5 {

@@ -13,7 +13,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// size is how many bytes of a filesystem, or of a device, a workload sees.
+// size returns the number of bytes of a filesystem or device that a workload sees.
 func (p *placement) size(ctx context.Context) int64 {
 	GinkgoHelper()
 	resp, err := p.Node().NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{
@@ -23,13 +23,13 @@ func (p *placement) size(ctx context.Context) int64 {
 	if p.Capability.GetBlock() != nil {
 		return resp.GetUsage()[0].GetTotal()
 	}
-	// As the workload asks, not as the driver answers.
+	// Ask the kernel as the workload does, instead of the driver.
 	var st unix.Statfs_t
 	Expect(unix.Statfs(p.Target, &st)).To(Succeed())
 	return int64(st.Blocks) * st.Bsize
 }
 
-// everyAccess are the entries of a table whose story holds for every access type.
+// everyAccess returns the entries of a table that runs for every access type.
 func everyAccess() []TableEntry {
 	var entries []TableEntry
 	for _, name := range accesses {
@@ -45,7 +45,7 @@ var _ = describeNodes("the life of a volume", func(f *nodeFixture) {
 })
 
 func describeMoves(f *nodeFixture) {
-	DescribeTable("D-12 B-38 what a workload wrote is there wherever the volume moves",
+	DescribeTable("D-12 B-38 a workload's data is there wherever the volume moves",
 		func(ctx SpecContext, name string) {
 			volume := f.volume(ctx, harness.Access(name))
 			first := f.inUse(ctx, volume, f.a, harness.Access(name))
@@ -81,7 +81,7 @@ func describeMoves(f *nodeFixture) {
 		}, everyAccess())
 }
 
-// restored makes a volume of some GiB from a snapshot.
+// restored creates a volume of the given number of GiB from a snapshot.
 func (f *nodeFixture) restored(
 	ctx context.Context, snapshot *csi.Snapshot, gibs int64, use *csi.VolumeCapability,
 ) *csi.Volume {
@@ -93,7 +93,7 @@ func (f *nodeFixture) restored(
 }
 
 func describeSnapshots(f *nodeFixture) {
-	DescribeTable("CV-18 a restored volume holds what its origin held when the snapshot was taken",
+	DescribeTable("CV-18 a restored volume has the data that its origin had at the snapshot",
 		func(ctx SpecContext, name string) {
 			origin := f.inUse(ctx, f.volume(ctx, harness.Access(name)), f.a, harness.Access(name))
 			Expect(origin.writeThrough(0)).To(Succeed())
@@ -125,7 +125,7 @@ func describeSnapshots(f *nodeFixture) {
 			Expect(copied.verify(2)).NotTo(Succeed(), "the two share a filesystem")
 			Expect(origin.verify(1)).NotTo(Succeed(), "the two share a filesystem")
 
-			// Each goes its own way, the origin first: the copy must not depend on it.
+			// Detach the origin first, because the copy must not depend on it.
 			f.detached(ctx, origin)
 			Expect(copied.verify(0)).To(Succeed())
 			Expect(copied.verify(1)).To(Succeed())

@@ -12,7 +12,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// listed is what ListVolumes shows, by ID.
+// listed returns the volumes of ListVolumes, by ID.
 func (f *fixture) listed(
 	ctx context.Context, ctl csi.ControllerClient,
 ) map[string]*csi.ListVolumesResponse_Entry {
@@ -29,7 +29,7 @@ func (f *fixture) listed(
 }
 
 var _ = describeController("what is listed", fixtureOptions{}, func(f *fixture) {
-	It("LV-4 a token is good for the rest, even when a volume of the page is deleted",
+	It("LV-4 a token returns the rest, even when a volume of the page is deleted",
 		func(ctx SpecContext) {
 			for range 4 {
 				f.volume(ctx)
@@ -46,7 +46,7 @@ var _ = describeController("what is listed", fixtureOptions{}, func(f *fixture) 
 			Expect(volumeIDs(rest.GetEntries())).NotTo(ContainElements(seen[0], seen[1]))
 		})
 
-	It("LV-5 every volume says where it is published", func(ctx SpecContext) {
+	It("LV-5 every volume shows where it is published", func(ctx SpecContext) {
 		free, used := f.volume(ctx), f.volume(ctx)
 		f.published(ctx, used, "b")
 		volumes := f.listed(ctx, f.ctl)
@@ -115,7 +115,7 @@ var _ = describeController("what is listed", fixtureOptions{}, func(f *fixture) 
 		}
 	})
 
-	It("CG-1 what is left is what the silo has not given out", func(ctx SpecContext) {
+	It("CG-1 the capacity is the rest of the silo's quota", func(ctx SpecContext) {
 		f.switched(ctx, "quota_bytes", 10*harness.GiB, 1024*harness.GiB)
 		f.volume(ctx)
 		resp, err := f.ctl.GetCapacity(ctx, &csi.GetCapacityRequest{})

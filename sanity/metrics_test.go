@@ -13,7 +13,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// metric is a sample of a process, 0 if there is none.
+// metric returns a sample of a process, or 0 if there is none.
 func metric(ctx SpecContext, p *harness.Plugin, name string) float64 {
 	GinkgoHelper()
 	samples, err := p.Metrics(ctx)
@@ -24,7 +24,7 @@ func metric(ctx SpecContext, p *harness.Plugin, name string) float64 {
 var rackRequests = regexp.MustCompile(
 	`^oxide_csi_rack_request_seconds_count\{operation="(.*)",status="(.*)"\}$`)
 
-// The metrics: what they say is what happened.
+// The metrics must agree with the events.
 var _ = describeNodes("the metrics", func(f *nodeFixture) {
 	It("count the requests to the rack as the rack does, by operation and status",
 		func(ctx SpecContext) {

@@ -20,16 +20,16 @@ const (
 	multiWriter  = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
 )
 
-// expectGone demands that nothing is left at a path.
+// expectGone demands that nothing exists at a path.
 func expectGone(path string) {
 	GinkgoHelper()
 	_, err := os.Lstat(path)
 	Expect(errors.Is(err, fs.ErrNotExist)).To(BeTrue(), "%s is still there: %v", path, err)
 }
 
-// describeSharedVolumes registers second pods of a volume on its node.
+// describeSharedVolumes registers specs about a second pod that uses a volume on the same node.
 func describeSharedVolumes(f *nodeFixture) {
-	DescribeTable("D-31 NP-8 whether a second pod may have it is for the access mode to say",
+	DescribeTable("D-31 NP-8 the access mode decides whether a second pod may use the volume",
 		func(ctx SpecContext, mode csi.VolumeCapability_AccessMode_Mode, want codes.Code) {
 			for _, capability := range []*csi.VolumeCapability{harness.Mounted(""), harness.Raw()} {
 				p := f.inUse(ctx, f.volume(ctx, capability), f.a, harness.InMode(mode, capability))
@@ -43,7 +43,7 @@ func describeSharedVolumes(f *nodeFixture) {
 				}
 				Expect(p.write(0)).To(Succeed())
 				Expect(second.verify(0)).To(Succeed())
-				// The one that goes takes nothing from the one that stays.
+				// The unpublish of one pod does not affect the other.
 				Expect(p.unpublish(ctx)).To(Succeed())
 				expectRefusal(p.unstage(ctx), codes.Internal, second.Target)
 				Expect(second.verify(0)).To(Succeed())
@@ -75,7 +75,7 @@ func describeSharedVolumes(f *nodeFixture) {
 	})
 }
 
-// describeBusyVolumes registers pods that still use what is taken from them.
+// describeBusyVolumes registers specs about pods that use a volume while it is taken away.
 func describeBusyVolumes(f *nodeFixture) {
 	It("UP-6 does not take a volume from a pod that has a file open, nor any of its files",
 		func(ctx SpecContext) {
@@ -92,7 +92,7 @@ func describeBusyVolumes(f *nodeFixture) {
 			Expect(p.verify(0)).To(Succeed())
 		})
 
-	It("NU-5 does not let go of a volume while a pod has it, and loses nothing that it wrote",
+	It("NU-5 does not unstage a volume that a pod uses, and loses nothing that the pod wrote",
 		func(ctx SpecContext) {
 			p := f.inUse(ctx, f.volume(ctx), f.a, harness.Mounted(""))
 			pod := p.keepWriting()

@@ -17,7 +17,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// The specs of the node service share one fixture: a rack and four processes take their time.
+// The specs of the node service share one fixture, because a rack and four processes take long to
+// start.
 var _ = describeNodes("the node service", func(f *nodeFixture) {
 	Describe("NodeStageVolume", func() {
 		describeRepeatedStages(f)
@@ -25,12 +26,12 @@ var _ = describeNodes("the node service", func(f *nodeFixture) {
 	})
 	Describe("NodePublishVolume", func() { describeSharedVolumes(f) })
 	Describe("NodeUnpublishVolume and NodeUnstageVolume", func() { describeBusyVolumes(f) })
-	Describe("what a node says of itself and its volumes", func() { describeNodeInfo(f) })
+	Describe("a node's information about itself and its volumes", func() { describeNodeInfo(f) })
 })
 
-// describeRepeatedStages registers calls for a volume that is staged or being staged.
+// describeRepeatedStages registers specs about calls for a volume that is staged or being staged.
 func describeRepeatedStages(f *nodeFixture) {
-	DescribeTable("NS-7 a second stage of the same finds that nothing is left to do",
+	DescribeTable("NS-7 a repeated stage finds that nothing is left to do",
 		func(ctx SpecContext, name string) {
 			p := f.inUse(ctx, f.volume(ctx, harness.Access(name)), f.a, harness.Access(name))
 			Expect(p.write(0)).To(Succeed())
@@ -53,7 +54,7 @@ func describeRepeatedStages(f *nodeFixture) {
 		Expect(p.verify(0)).To(Succeed())
 	})
 
-	It("NS-9 NU-6 NP-10 what else is asked of a volume that is being staged is refused for now",
+	It("NS-9 NU-6 NP-10 other calls for a volume that is being staged are refused for now",
 		func(ctx SpecContext) {
 			p, tools := f.heldFormat(ctx)
 			staged := inBackground(func() (any, error) { return nil, p.stage(ctx) })
@@ -68,7 +69,7 @@ func describeRepeatedStages(f *nodeFixture) {
 			Expect(tools.runs()).To(Equal(1))
 		})
 
-	It("B-12 a format goes on when its caller has gone, and no second format runs beside it",
+	It("B-12 a format continues when its caller has gone, and no second one runs beside it",
 		func(ctx SpecContext) {
 			p, tools := f.heldFormat(ctx)
 			impatient, leave := context.WithCancel(ctx)
@@ -86,7 +87,7 @@ func describeRepeatedStages(f *nodeFixture) {
 		})
 }
 
-// describeStages registers first stages of a disk that are more than a format and a mount.
+// describeStages registers specs about a first stage that is more than a format and a mount.
 func describeStages(f *nodeFixture) {
 	It("E-1 a filesystem that an administrator made by hand, with the volume's UUID, is used", func(
 		ctx SpecContext) {
@@ -111,7 +112,7 @@ func describeStages(f *nodeFixture) {
 
 	It("OF-8 finds a disk whose name is longer than its serial", func(ctx SpecContext) {
 		disk := f.rackDisk(ctx, fresh("a-disk-with-a-name-longer-than-a-serial"), f.rack.Project)
-		// A static volume has nothing but the disk's UUID.
+		// A static volume is known only by its disk's UUID.
 		p := f.attachedTo(ctx, &csi.Volume{VolumeId: disk.Id}, f.a, harness.Mounted(""))
 		p.stageAndPublish(ctx)
 		Expect(p.write(0)).To(Succeed())
@@ -120,7 +121,7 @@ func describeStages(f *nodeFixture) {
 	})
 }
 
-// toolsWith is a PATH on which a shell script takes the place of one tool.
+// toolsWith returns a PATH in which a shell script replaces one tool.
 func toolsWith(tool, script string) string {
 	GinkgoHelper()
 	dir := GinkgoT().TempDir()
@@ -129,10 +130,10 @@ func toolsWith(tool, script string) string {
 	return dir + ":" + os.Getenv("PATH")
 }
 
-// heldTool is a mke2fs that waits until it may go on.
+// heldTool is a mke2fs that waits until it is released.
 type heldTool struct{ path, dir string }
 
-// heldFormat is an attached volume on a node whose mke2fs waits.
+// heldFormat returns an attached volume on a node whose mke2fs waits.
 func (f *nodeFixture) heldFormat(ctx context.Context) (*placement, heldTool) {
 	GinkgoHelper()
 	real, err := exec.LookPath("mke2fs")

@@ -36,10 +36,10 @@ func describeNodeInfo(f *nodeFixture) {
 		expectReason(err, codes.NotFound, "VolumeUnknownToNode")
 	})
 
-	It("NI-2 B-40 disks that are not the driver's take places away", func(ctx SpecContext) {
+	It("NI-2 B-40 foreign disks reduce the number of volumes", func(ctx SpecContext) {
 		before := info(ctx, f.a).GetMaxVolumesPerNode()
 		Expect(before).To(BeNumerically(">", 0))
-		// A volume takes none: it is what the places are for.
+		// A volume takes no place, because the places are meant for volumes.
 		volume := f.volume(ctx)
 		f.published(ctx, volume, "a")
 		f.awaitDevice(ctx, "a", volume.GetVolumeContext()["diskName"])
@@ -50,14 +50,14 @@ func describeNodeInfo(f *nodeFixture) {
 		f.awaitDevice(ctx, "a", string(byHand.Name))
 		Expect(info(ctx, f.a).GetMaxVolumesPerNode()).To(Equal(before - 1))
 
-		// Staged as a static volume it is one of those that the orchestrator counts.
+		// A disk that is staged as a static volume is one of the volumes that the orchestrator counts.
 		p := f.attachedTo(ctx, &csi.Volume{VolumeId: byHand.Id}, f.a, harness.Mounted(""))
 		p.stageAndPublish(ctx)
 		Expect(info(ctx, f.a).GetMaxVolumesPerNode()).To(Equal(before))
 	})
 }
 
-// complaints are what the node has to say against the volume's health.
+// complaints returns the node's complaints about the volume's health.
 func (p *placement) complaints(ctx context.Context) []csi.VolumeHealthErrorType {
 	GinkgoHelper()
 	var complaints []csi.VolumeHealthErrorType

@@ -27,11 +27,11 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
-// programs are what the parts start.
+// programs are the programs that the parts start.
 var programs = []string{"oxide-simulator", "oxide-csi-plugin"}
 
-// part is a share of the suite that runs as a process of its own, beside others: each brings racks
-// of its own, so they have nothing in common but the machine.
+// part is a part of the suite that runs as a process of its own, at the same time as others. Each
+// part starts its own racks, so parts share nothing but the machine.
 type part struct{ name, filter string }
 
 // parts cover the whole suite.
@@ -47,10 +47,10 @@ func parts() []part {
 	return all
 }
 
-// runsSpecs is set when this binary has been started again to run specs.
+// runsSpecs is the variable that is set when this binary was started again to run specs.
 const runsSpecs = "OXIDE_SANITY_PART"
 
-// again is this binary, started again in a mount namespace of its own.
+// again returns a command that starts this binary again in a mount namespace of its own.
 func again(ctx context.Context, t *testing.T, run *harness.Run, args []string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, os.Args[0], args...)
 	cmd.Env = append(os.Environ(), runsSpecs+"=1")
@@ -62,8 +62,8 @@ func again(ctx context.Context, t *testing.T, run *harness.Run, args []string) *
 		cmd.Env = append(cmd.Env, harness.BinaryVariable(program)+"="+path)
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{
-		// An interrupt makes Ginkgo end the specs and clean up behind them, a second one makes
-		// it give that up. So it comes from here only, once.
+		// A first interrupt makes Ginkgo end the specs and clean up; a second one makes it skip the
+		// clean-up. So the part gets its interrupt only once, from here.
 		Setpgid:   true,
 		Pdeathsig: syscall.SIGINT,
 	}
@@ -72,7 +72,7 @@ func again(ctx context.Context, t *testing.T, run *harness.Run, args []string) *
 	return cmd
 }
 
-// runChosen runs a part that the caller chose.
+// runChosen runs the specs that the caller chose.
 func runChosen(t *testing.T, run *harness.Run) {
 	ctx, stop := signal.NotifyContext(t.Context(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -83,7 +83,7 @@ func runChosen(t *testing.T, run *harness.Run) {
 	}
 }
 
-// runParts runs the whole suite: this binary again, once for each part, a few at a time.
+// runParts runs the whole suite: it starts this binary once for each part, a few at a time.
 func runParts(t *testing.T, run *harness.Run) {
 	start := time.Now()
 	ctx, stop := signal.NotifyContext(t.Context(), os.Interrupt, syscall.SIGTERM)
@@ -127,7 +127,7 @@ func runParts(t *testing.T, run *harness.Run) {
 				t.Errorf("%s: %d specs did not run; give them more time (make sanity TIMEOUT=1h):\n%s",
 					p.name, len(names), bullets(names))
 			}
-			return nil // the other parts run on
+			return nil // the other parts continue
 		})
 	}
 	if err := group.Wait(); err != nil {
@@ -139,7 +139,7 @@ func runParts(t *testing.T, run *harness.Run) {
 		t.Error(err)
 	}
 	faults := whole.Faults
-	if !t.Failed() { // else not all has run
+	if !t.Failed() { // otherwise not everything has run
 		faults = slices.Concat(faults, whole.Unused())
 		wrong, err := faultsOfReasons(reasons)
 		if err != nil {

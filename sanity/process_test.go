@@ -24,8 +24,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// failFast is how long a misconfigured driver may take to say so and end. The race detector's
-// build takes a multiple of the real one's time to start.
+// failFast limits how long a misconfigured driver takes to report the mistake and end. A build
+// with the race detector starts several times slower than the real one.
 func failFast() time.Duration {
 	if harness.RaceDetector {
 		return 5 * time.Second
@@ -46,13 +46,13 @@ func nodeEnv(dir string) map[string]string {
 	return map[string]string{
 		"OXIDE_MODE": harness.ModeNode, "CSI_ENDPOINT": "unix://" + filepath.Join(dir, "csi.sock"),
 		"OXIDE_INSTANCE_ID": someUUID,
-		// An empty directory, so that the machine that runs this is no instance.
+		// The sysfs is empty, so that the machine that runs this is no instance.
 		"OXIDE_SYSFS_ROOT": sysfsOf(dir),
 		"OXIDE_STATE_DIR":  stateDirOf(dir),
 	}
 }
 
-// sysfsOf is an empty directory beside dir, in which a driver looks for a sysfs in vain.
+// sysfsOf returns an empty directory next to dir, in which the driver finds no sysfs.
 func sysfsOf(dir string) string {
 	GinkgoHelper()
 	sysfs := dir + "-sys"
@@ -61,14 +61,15 @@ func sysfsOf(dir string) string {
 	return sysfs
 }
 
-// stateDirOf is where a driver may make its state directory.
+// stateDirOf returns a directory in which a driver can create its state directory.
 func stateDirOf(dir string) string {
 	GinkgoHelper()
 	DeferCleanup(os.RemoveAll, dir+"-state")
 	return dir + "-state"
 }
 
-// driverCommand is the driver with exactly that environment and the machine's PATH.
+// driverCommand returns a command that runs the driver with exactly that environment and the
+// machine's PATH.
 func driverCommand(ctx context.Context, env map[string]string, args ...string) *exec.Cmd {
 	GinkgoHelper()
 	path, err := theRun.Binary(ctx, "oxide-csi-plugin")
@@ -83,8 +84,8 @@ func driverCommand(ctx context.Context, env map[string]string, args ...string) *
 	return cmd
 }
 
-// expectMisconfigured runs the driver, which must end at once with exit code 1 and one line that
-// has the words, and not the secret.
+// expectMisconfigured runs the driver. The driver must end at once with exit code 1 and one line
+// that contains the words but not the secret.
 func expectMisconfigured(ctx context.Context, env map[string]string, words ...string) {
 	GinkgoHelper()
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
@@ -109,7 +110,7 @@ func expectMisconfigured(ctx context.Context, env map[string]string, words ...st
 	Expect(said).NotTo(ContainSubstring(harness.Canary), "a value may be a secret")
 }
 
-// workDir is a directory of the spec's own, short enough for a socket in it.
+// workDir creates a directory for the spec. Its path is short enough for a socket.
 func workDir() string {
 	GinkgoHelper()
 	dir, err := os.MkdirTemp(theRun.Dir, "work-")
@@ -118,7 +119,7 @@ func workDir() string {
 	return dir
 }
 
-// The driver's own tests have the table of settings that are wrong.
+// The driver's own tests have the table of wrong settings.
 var _ = Describe("a misconfigured driver", func() {
 	DescribeTable("B-26 ends at once with exit code 1 and one line that names the variable",
 		func(ctx SpecContext, base func(dir string) map[string]string, variable, value string,
@@ -129,9 +130,9 @@ var _ = Describe("a misconfigured driver", func() {
 			expectMisconfigured(ctx, env, append(words, variable)...)
 			Expect(filepath.Join(dir, "csi.sock")).NotTo(BeAnExistingFile())
 		},
-		Entry("B-28 a mode that is none", controllerEnv, "OXIDE_MODE", "both-"+harness.Canary,
+		Entry("B-28 an unknown mode", controllerEnv, "OXIDE_MODE", "both-"+harness.Canary,
 			"controller", "node", "all"),
-		Entry("B-17 B-18 an endpoint that is no UNIX socket", controllerEnv, "CSI_ENDPOINT",
+		Entry("B-17 B-18 an endpoint that is not a UNIX socket", controllerEnv, "CSI_ENDPOINT",
 			"tcp://127.0.0.1:10000"),
 		Entry("B-26 a CA file without a certificate", controllerEnv, "OXIDE_CA_FILE", "/dev/null"),
 		Entry("NI-4 D-64 no instance ID on a machine that is no instance", nodeEnv,
@@ -146,7 +147,7 @@ var _ = Describe("a misconfigured driver", func() {
 	)
 })
 
-// started runs the driver with an environment of the spec's own and waits until it serves.
+// started runs the driver with the spec's environment and waits until it serves.
 func started(ctx context.Context, dir string, env map[string]string) *exec.Cmd {
 	GinkgoHelper()
 	cmd := driverCommand(context.WithoutCancel(ctx), env)
@@ -162,7 +163,7 @@ func started(ctx context.Context, dir string, env map[string]string) *exec.Cmd {
 	return cmd
 }
 
-// answers reports whether a driver answers at the socket.
+// answers returns nil if a driver answers at the socket.
 func answers(ctx context.Context, socket string) error {
 	conn, err := grpc.NewClient("unix://"+socket,
 		grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -189,7 +190,7 @@ func inDir(dir string) []string {
 }
 
 var _ = Describe("the driver's process", func() {
-	It("B-19 B-22 has a socket for its owner and group, and nothing at all when it has ended",
+	It("B-19 B-22 has a socket for its owner and group, and leaves nothing when it ends",
 		func(ctx SpecContext) {
 			dir := workDir()
 			cmd := started(ctx, dir, nodeEnv(dir))
@@ -212,14 +213,14 @@ var _ = Describe("the driver's process", func() {
 		Expect(inDir(dir)).To(ConsistOf("csi.sock"))
 	})
 
-	It("B-19 leaves a socket alone at which somebody answers", func(ctx SpecContext) {
+	It("B-19 does not take a socket at which another process answers", func(ctx SpecContext) {
 		dir := workDir()
 		started(ctx, dir, nodeEnv(dir))
 		expectMisconfigured(ctx, nodeEnv(dir), "CSI_ENDPOINT")
 		Expect(answers(ctx, filepath.Join(dir, "csi.sock"))).To(Succeed())
 	})
 
-	It("B-19 leaves a socket alone at which somebody listens but says nothing",
+	It("B-19 does not take a socket at which another process listens without an answer",
 		func(ctx SpecContext) {
 			dir := workDir()
 			listener, err := net.Listen("unix", filepath.Join(dir, "csi.sock"))
@@ -246,7 +247,7 @@ var _ = Describe("the driver's process", func() {
 		Expect(stderr.String()).NotTo(BeEmpty())
 	})
 
-	It("B-23 a flag wins over its variable", func(ctx SpecContext) {
+	It("B-23 gives a flag precedence over its variable", func(ctx SpecContext) {
 		dir := workDir()
 		env := nodeEnv(dir)
 		env["OXIDE_MODE"], env["CSI_ENDPOINT"] = "neither", "unix:///elsewhere/csi.sock"
@@ -267,7 +268,7 @@ var _ = Describe("the driver's process", func() {
 })
 
 var _ = describeController("the end of the driver's process", fixtureOptions{}, func(f *fixture) {
-	It("B-29 finishes what is under way at SIGTERM, takes nothing new, and ends well",
+	It("B-29 finishes running calls at SIGTERM, accepts no new ones, and exits with 0",
 		func(ctx SpecContext) {
 			p := f.controller(ctx, harness.PluginOptions{})
 			f.switched(ctx, "create_hold", "1s", "0s")

@@ -24,9 +24,10 @@ const (
 	// part begins, and again when the spec has passed or failed.
 	progressVariable           = "OXIDE_SANITY_PROGRESS"
 	willRun, hasPassed, failed = "-", ".", "F"
-	// progressInterval is how often the suite says how far it is.
+	// progressInterval is the time between two lines of progress.
 	progressInterval = 15 * time.Second
-	// endMargin is how long before the process that runs it a suite has to end, to report that.
+	// endMargin is the time between the end of a suite and the timeout of its process, which the
+	// suite needs to write its report.
 	endMargin = time.Minute
 )
 
@@ -53,7 +54,8 @@ func reportProgress(path string) {
 	})
 }
 
-// watchProgress says how far the parts are that report to files in a directory, until ctx ends.
+// watchProgress prints the progress of the parts that report to files in a directory, until ctx
+// ends.
 func watchProgress(ctx context.Context, run *harness.Run, dir string) {
 	start := time.Now()
 	tick := time.NewTicker(progressInterval)
@@ -80,7 +82,7 @@ func progressIn(dir string) string {
 		count(hasPassed)+count(failed), count(willRun), count(failed))
 }
 
-// timeLeft is how long a process may run that this test starts now, 0 for as long as it needs.
+// timeLeft returns the time that a process may run if this test starts it now; 0 means no limit.
 func timeLeft(t *testing.T) time.Duration {
 	deadline, ok := t.Deadline()
 	if !ok {
@@ -89,7 +91,7 @@ func timeLeft(t *testing.T) time.Duration {
 	return max(time.Until(deadline)-endMargin, time.Second)
 }
 
-// notRun names the specs that a filter chooses and that did not run.
+// notRun names the specs that a filter selects and that did not run.
 func notRun(report types.Report, filter string) []string {
 	chosen := types.MustParseLabelFilter(filter)
 	var names []string
@@ -102,7 +104,7 @@ func notRun(report types.Report, filter string) []string {
 	return names
 }
 
-func TestSpecsThatATimeoutKeptFromRunningAreNamed(t *testing.T) {
+func TestSpecsThatDidNotRunBeforeTheTimeoutAreNamed(t *testing.T) {
 	spec := func(name, label string, attempts int, state types.SpecState) types.SpecReport {
 		return types.SpecReport{LeafNodeType: types.NodeTypeIt, LeafNodeText: name,
 			LeafNodeLabels: []string{label}, NumAttempts: attempts, State: state}

@@ -43,7 +43,7 @@ func describeAttachPlaces(f *fixture) {
 			Expect(stateOf(f.disk(ctx, volume.GetVolumeId()))).To(Equal("attached to " + there))
 		})
 
-	It("CP-9 the limit is the rack's, as the operator says it", func(ctx SpecContext) {
+	It("CP-9 the limit is the rack's, as the operator configures it", func(ctx SpecContext) {
 		f.switched(ctx, "disk_limit", 1, 12)
 		p := f.controller(ctx, harness.PluginOptions{Env: map[string]string{"OXIDE_MAX_DISKS": "1"}})
 		f.published(ctx, f.volume(ctx), "b")
@@ -61,9 +61,9 @@ func describeAttachPlaces(f *fixture) {
 	})
 }
 
-// describeAttachDoubt registers calls that get no answer.
+// describeAttachDoubt registers specs about calls that get no answer.
 func describeAttachDoubt(f *fixture) {
-	It("CP-15 a publish that meets its deadline goes on where it was", func(ctx SpecContext) {
+	It("CP-15 a repeated publish continues after a deadline", func(ctx SpecContext) {
 		volume := f.volume(ctx)
 		node := f.rack.Instance("a").ID
 		f.fault(ctx,
@@ -85,7 +85,7 @@ func describeAttachDoubt(f *fixture) {
 	})
 }
 
-// attached lists the disks of an instance, as the rack has it.
+// attached returns the rack's list of an instance's disks.
 func (f *rackFixture) attached(ctx context.Context, instance string) []string {
 	GinkgoHelper()
 	disks, err := f.rack.Client.InstanceDiskListAllPages(ctx, oxide.InstanceDiskListParams{
@@ -98,7 +98,7 @@ func (f *rackFixture) attached(ctx context.Context, instance string) []string {
 	return ids
 }
 
-// describeDetach registers the ends of attachments.
+// describeDetach registers specs about the end of attachments.
 func describeDetach(f *fixture) {
 	It("CU-8 a detach of the boot disk is refused", func(ctx SpecContext) {
 		volume := f.volume(ctx)
@@ -116,7 +116,7 @@ func describeDetach(f *fixture) {
 		Expect(f.attached(ctx, "b")).To(ConsistOf(volume.GetVolumeId()))
 	})
 
-	It("CU-9 B-10 a detach is told OK after an attach that is done although its caller gave up",
+	It("CU-9 B-10 a detach gets OK after an attach that took effect although its caller gave up",
 		func(ctx SpecContext) {
 			volume := f.volume(ctx)
 			slow := f.fault(ctx, adminapi.Fault{Operation: "instance_disk_attach",

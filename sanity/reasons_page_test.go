@@ -10,13 +10,14 @@ import (
 	"strings"
 )
 
-// reasonsPage is the page that explains every reason of the driver, seen from this package.
+// reasonsPage is the path of the page that explains every reason of the driver.
 const reasonsPage = "../docs/reasons.md"
 
-// reasonEntry is where the page explains a reason; the line below has its codes.
+// reasonEntry matches the entry of a reason on the page. The line below the heading has the
+// reason's codes.
 var reasonEntry = regexp.MustCompile("(?m)^### `([A-Za-z0-9]+)`\n\n(.+)$")
 
-// explainedReasons are the reasons that the page explains, each with its codes.
+// explainedReasons returns the reasons that the page explains, each with its codes.
 func explainedReasons() (map[string]string, error) {
 	page, err := os.ReadFile(reasonsPage)
 	if err != nil {
@@ -29,8 +30,8 @@ func explainedReasons() (map[string]string, error) {
 	return reasons, nil
 }
 
-// faultsOfReasons compares the page with what the driver said in the whole suite: every reason has
-// to have happened, with the codes that the page names and no others.
+// faultsOfReasons compares the page with the driver's reasons in the whole suite. Every reason
+// must have occurred, with exactly the codes that the page names.
 func faultsOfReasons(file string) ([]string, error) {
 	explained, err := explainedReasons()
 	if err != nil {
@@ -58,11 +59,11 @@ func faultsOfReasons(file string) ([]string, error) {
 	return slices.Compact(faults), nil
 }
 
-// happenElsewhere are the reasons that no caller can bring about from outside; tests of the driver
-// make them happen.
+// happenElsewhere are the reasons that no caller can cause from outside. Tests of the driver
+// cause them.
 var happenElsewhere = []string{
-	"Canceled",           // a caller that gave up hears nothing
-	"FilesystemNotGrown", // no call fails with it; a volume's health has it
+	"Canceled",           // a caller that gave up gets no answer
+	"FilesystemNotGrown", // no call fails with it, but a volume's health shows it
 	"Internal",           // a bug
 	"InstanceUnknown",    // a node without an identity does not start
 }

@@ -28,8 +28,9 @@ func expectReason(err error, code codes.Code, reason string) {
 
 var onTwoProjects = fixtureOptions{rack: withOtherProject}
 
-// Most reasons happen in the specs of the call that gives them, those of a node in the situations
-// of the doctor. Here are the others; the suite as a whole is held to bring about every one.
+// Most reasons are caused in the specs of the call that returns them, and those of a node in the
+// doctor's situations. These specs cause the others. The suite as a whole must cause every
+// reason.
 var _ = describeController("a reason that the rack causes", onTwoProjects, func(f *fixture) {
 	It("CP-10 InstanceState: the instance is in a state without attach", func(ctx SpecContext) {
 		volume, instance := f.volume(ctx), f.rack.Instance("a").ID
@@ -47,13 +48,13 @@ var _ = describeController("a reason that the rack causes", onTwoProjects, func(
 		expectReason(f.create(ctx, req), codes.InvalidArgument, "ImageNotFound")
 	})
 
-	It("OX-6 ObjectNotFound: the rack does not know what a listing is of", func(ctx SpecContext) {
+	It("OX-6 ObjectNotFound: the rack does not know the listed object", func(ctx SpecContext) {
 		f.refuse(ctx, "disk_list", "", http.StatusNotFound, "ObjectNotFound", "not found: something")
 		_, err := f.ctl.ListVolumes(ctx, &csi.ListVolumesRequest{})
 		expectReason(err, codes.NotFound, "ObjectNotFound")
 	})
 
-	It("OX-1 NameTaken: the rack speaks of a name where none was given", func(ctx SpecContext) {
+	It("OX-1 NameTaken: the rack refuses a name although none was sent", func(ctx SpecContext) {
 		volume := f.volume(ctx)
 		f.refuse(ctx, "disk_delete", volume.GetVolumeId(), http.StatusBadRequest,
 			"ObjectAlreadyExists", "already exists: something")
@@ -66,13 +67,13 @@ var _ = describeController("a reason that the rack causes", onTwoProjects, func(
 		expectReason(err, codes.InvalidArgument, "OtherProject")
 	})
 
-	It("OX-7 Conflict: the rack speaks of a conflict", func(ctx SpecContext) {
+	It("OX-7 Conflict: the rack reports a conflict", func(ctx SpecContext) {
 		volume := f.volume(ctx)
 		f.refuse(ctx, "disk_delete", volume.GetVolumeId(), http.StatusConflict, "Conflict", "in use")
 		expectReason(f.delete(ctx, volume.GetVolumeId()), codes.FailedPrecondition, "Conflict")
 	})
 
-	It("OX-2 ValueRefused: the rack does not take a value", func(ctx SpecContext) {
+	It("OX-2 ValueRefused: the rack refuses a value", func(ctx SpecContext) {
 		f.refuse(ctx, "disk_create", "", http.StatusBadRequest, "InvalidValue", "too large")
 		expectReason(f.create(ctx, harness.CreateRequest(fresh("refused"))), codes.OutOfRange,
 			"ValueRefused")
@@ -108,8 +109,8 @@ var _ = describeController("a reason that the rack causes", onTwoProjects, func(
 	})
 })
 
-// shutDown makes the kernel give up the ext4 or xfs filesystem that is mounted there, as it does
-// after an error in its metadata.
+// shutDown makes the kernel shut down the ext4 or xfs filesystem that is mounted at the path, as
+// it does after an error in the metadata.
 func shutDown(path string) {
 	GinkgoHelper()
 	const goingDown = 0x8004587d // EXT4_IOC_SHUTDOWN and XFS_IOC_GOINGDOWN

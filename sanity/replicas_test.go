@@ -28,7 +28,7 @@ var _ = describeController("several controllers, and the end of one", fixtureOpt
 			}
 			errs := atOnce(50, func(ctx context.Context) error {
 				ctl := controllers[<-turn]
-				// What is under way is asked for again until it is done.
+				// A create that is still under way is repeated until it is done.
 				return harness.Await(ctx, callTimeout, func() error {
 					resp, err := ctl.CreateVolume(ctx, req)
 					if err == nil {
@@ -48,7 +48,7 @@ var _ = describeController("several controllers, and the end of one", fixtureOpt
 			Expect(f.disks(ctx)).To(HaveLen(1))
 		})
 
-		It("B-11 fifty creates of different names do not hold each other up", func(ctx SpecContext) {
+		It("B-11 fifty creates of different names do not delay each other", func(ctx SpecContext) {
 			f.switched(ctx, "create_hold", "1s", "0s")
 			names := make(chan string, 50)
 			for range 50 {
@@ -139,7 +139,7 @@ var _ = describeController("several controllers, and the end of one", fixtureOpt
 				Expect(f.attached(ctx, "a")).To(ConsistOf(volume.GetVolumeId()))
 			})
 
-		It("B-10 a rack that is killed and comes back has what it had promised",
+		It("B-10 a rack that is killed and started again has everything that it had confirmed",
 			func(ctx SpecContext) {
 				volume := f.volume(ctx)
 				published := f.published(ctx, volume, "a")

@@ -9,11 +9,11 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// The simulator is no part of a rack that could fail alone: a disk goes on while the rack's API is
-// away. So it must not matter to a workload that the simulator ends, in whatever way.
+// On a real rack the disks keep working while the API is away. So a workload must not notice if
+// the simulator ends, in whatever way.
 var _ = describeOutage("the rack's API goes away under volumes in use", func(f *nodeFixture) {
 	BeforeEach(func(ctx SpecContext) {
-		if !f.rack.Running() { // a spec that failed left it so
+		if !f.rack.Running() { // a failed spec left it stopped
 			Expect(f.rack.Start(ctx)).To(Succeed())
 		}
 	})
@@ -43,14 +43,14 @@ var _ = describeOutage("the rack's API goes away under volumes in use", func(f *
 		Entry("killed under ext4", "ext4"), Entry("killed under xfs", "xfs"),
 		Entry("killed under btrfs", "btrfs"), Entry("killed under block", "block"))
 
-	DescribeTable("B-38 stopped, which says what it could not take away, and what was on the disks "+
-		"is there again",
+	DescribeTable("B-38 stopped, and reports the devices in use, and the disks have their data "+
+		"when it is started again",
 		func(ctx SpecContext, name string) {
 			p := f.inUse(ctx, f.volume(ctx, harness.Access(name)), f.a, harness.Access(name))
 			Expect(p.writeThrough(0)).To(Succeed())
 
 			ended := f.rack.Terminate()
-			if name == "block" { // it is not open
+			if name == "block" { // a block volume is not open
 				Expect(ended).To(Succeed())
 			} else {
 				Expect(ended).To(MatchError(ContainSubstring("still held")))
@@ -58,7 +58,7 @@ var _ = describeOutage("the rack's API goes away under volumes in use", func(f *
 			}
 			Expect(f.rack.Start(ctx)).To(Succeed())
 			eventually(ctx, p.shown)
-			_ = p.write(1) // it may go nowhere
+			_ = p.write(1) // it may have no effect
 
 			p.remove(ctx)
 			p.stageAndPublish(ctx)

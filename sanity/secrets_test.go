@@ -17,12 +17,12 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// Secrets are what an orchestrator may hand to every RPC, though the driver needs none.
+// secrets are the secrets that an orchestrator may pass to every RPC. The driver needs none.
 func secrets() map[string]string {
 	return map[string]string{"user.name_1-x": "me", "password": "pass-" + harness.Canary}
 }
 
-// secretMount is a capability whose mount flags are secret.
+// secretMount returns a capability with secret mount flags.
 func secretMount() *csi.VolumeCapability {
 	capability := harness.Mounted("")
 	capability.GetMount().MountFlags = []string{"x-" + harness.Canary}
@@ -32,7 +32,7 @@ func secretMount() *csi.VolumeCapability {
 var _ = describeController("secrets", fixtureOptions{plugin: harness.PluginOptions{
 	Env: map[string]string{"OXIDE_LOG_LEVEL": "debug"},
 }}, func(f *fixture) {
-	It("B-14 B-15 are ignored, and are in no log, as are mount flags and the token",
+	It("B-14 B-15 are ignored, and no log contains them, the mount flags or the token",
 		func(ctx SpecContext) {
 			f.secretLife(ctx, fresh("logged"))
 			node := startPlugin(ctx, f.rack, harness.PluginOptions{Mode: harness.ModeNode,
@@ -53,7 +53,7 @@ var _ = describeController("secrets", fixtureOptions{plugin: harness.PluginOptio
 		})
 })
 
-// secretLife calls every RPC of the controller that takes secrets, in the life of a volume.
+// secretLife calls every RPC of the controller that accepts secrets, in the life of a volume.
 func (f *fixture) secretLife(ctx context.Context, name string) {
 	GinkgoHelper()
 	node := f.rack.Instance("a").ID
@@ -90,7 +90,7 @@ func (f *fixture) secretLife(ctx context.Context, name string) {
 	Expect(err).NotTo(HaveOccurred())
 }
 
-// secretNodeCalls calls the node's RPCs that take secrets, for a volume that is not there.
+// secretNodeCalls calls the node's RPCs that accept secrets, for a volume that does not exist.
 func (f *fixture) secretNodeCalls(ctx context.Context, node *harness.Plugin) {
 	GinkgoHelper()
 	staging := filepath.Join(node.Dir, "staging")
@@ -132,7 +132,7 @@ var _ = describeController("the token",
 				stop()
 				Expect(<-done).NotTo(HaveOccurred(), "no call fails while the token is rotated")
 
-				// That the file is really read again shows when it holds a token of nobody.
+				// A token that the rack does not know proves that the file is read again.
 				rotated(file, "nobody")
 				eventually(ctx, func() error {
 					_, err := p.Controller().ListVolumes(ctx, &csi.ListVolumesRequest{})
@@ -162,7 +162,7 @@ func listUntil(ctx context.Context, ctl csi.ControllerClient) error {
 
 var _ = describeController("a rack with a certificate of its own",
 	fixtureOptions{rack: harness.RackOptions{TLS: true}}, func(f *fixture) {
-		It("B-26 OX-9 is trusted by the CA file, and not without it, which an operator can repair",
+		It("B-26 OX-9 is trusted only with the CA file, and an operator can add the file later",
 			func(ctx SpecContext) {
 				f.volume(ctx)
 				p := startPlugin(ctx, f.rack, harness.PluginOptions{Mode: harness.ModeController,

@@ -14,7 +14,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// otherProject stands beside the driver's own on racks that are started with it.
+// otherProject is a second project, on racks that are started with it.
 const otherProject = "other"
 
 var withOtherProject = harness.RackOptions{Args: []string{"--project", otherProject}}

@@ -14,14 +14,14 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// softRack is a rack of a coming release: what is deleted is gone at once, and its bytes and its
-// share of the quota are freed when the answer is long given.
+// softRack is a rack of a coming release. A deleted disk disappears at once, but its bytes and
+// its share of the quota are freed long after the answer.
 var softRack = fixtureOptions{rack: harness.RackOptions{
 	Args: []string{"--free-delay", "1s"},
 }}
 
-// onSoftRack registers a container whose specs share such a rack. Each begins when what was deleted
-// before it is freed.
+// onSoftRack registers a container whose specs share such a rack. Each spec begins when
+// everything that was deleted before is freed.
 func onSoftRack(text string, specs func(f *fixture)) bool {
 	return describeController(text+" on a rack that frees later", softRack, func(f *fixture) {
 		BeforeEach(f.free, NodeTimeout(callTimeout))
@@ -29,7 +29,7 @@ func onSoftRack(text string, specs func(f *fixture)) bool {
 	})
 }
 
-// free frees what was deleted.
+// free frees everything that was deleted.
 func (f *rackFixture) free(ctx SpecContext) {
 	GinkgoHelper()
 	Expect(f.rack.Admin.RunDeferred(ctx)).To(Succeed())
@@ -55,7 +55,7 @@ var _ = onSoftRack("a deleted volume", func(f *fixture) {
 		return id
 	}
 
-	It("OX-10 uses up the quota until it is freed, and a create that meets it can be repeated",
+	It("OX-10 uses quota until it is freed, and a create that fails for that can be repeated",
 		func(ctx SpecContext) {
 			f.switched(ctx, "quota_bytes", harness.GiB, 1024*harness.GiB)
 			deleted(ctx, fresh("full"))

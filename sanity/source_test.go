@@ -14,7 +14,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-func TestWhatTheSourceSays(t *testing.T) {
+func TestTheSourceFulfilsItsRequirements(t *testing.T) {
 	t.Run("B-7 B-21 the standard is csi.v1, pinned to one version", func(t *testing.T) {
 		mod, err := os.ReadFile("../go.mod")
 		if err != nil {

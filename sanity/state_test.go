@@ -15,10 +15,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// stateDir is where the node keeps which disk a volume is.
+// stateDir is the directory in which the node records the disk of each volume.
 func (n *node) stateDir() string { return filepath.Join(n.Dir, "volumes") }
 
-// records are the files in which the node notes which disk a volume is.
+// records returns the files in which the node records the disk of each volume.
 func (n *node) records() []string {
 	GinkgoHelper()
 	files, err := filepath.Glob(filepath.Join(n.stateDir(), "*.json"))
@@ -37,7 +37,7 @@ var _ = describeOutage("the node's driver is killed and started again", func(f *
 	var n *node
 	BeforeEach(func(ctx SpecContext) { n = f.node(ctx, "a", harness.PluginOptions{}) })
 
-	It("NU-5 and does not let go of a raw volume that a pod has", func(ctx SpecContext) {
+	It("NU-5 and does not unstage a raw volume that a pod uses", func(ctx SpecContext) {
 		p := f.inUse(ctx, f.volume(ctx, harness.Raw()), n, harness.Raw())
 		Expect(p.write(0)).To(Succeed())
 		n.dieAndReturn(ctx)
@@ -49,7 +49,7 @@ var _ = describeOutage("the node's driver is killed and started again", func(f *
 		Expect(n.records()).To(BeEmpty(), "what is unstaged is forgotten")
 	})
 
-	DescribeTable("VS-5 and knows a path that shows another volume",
+	DescribeTable("VS-5 and recognizes a path that shows another volume",
 		func(ctx SpecContext, name string) {
 			p := f.inUse(ctx, f.volume(ctx, harness.Access(name)), n, harness.Access(name))
 			other := f.inUse(ctx, f.volume(ctx, harness.Access(name)), n, harness.Access(name))
@@ -83,7 +83,7 @@ var _ = describeOutage("the node's driver is killed and started again", func(f *
 		},
 		Entry("over ext4", "ext4"), Entry("over btrfs", "btrfs"), Entry("over block", "block"))
 
-	It("B-10 and a truncated record is named in the log and keeps nothing from going on",
+	It("B-10 and a truncated record is named in the log and stops no call",
 		func(ctx SpecContext) {
 			p := f.inUse(ctx, f.volume(ctx, harness.Raw()), n, harness.Raw())
 			record := filepath.Join(n.stateDir(), p.Volume.GetVolumeId()+".json")

@@ -17,12 +17,12 @@ import (
 
 func TestMain(m *testing.M) { namespace.Main(m) }
 
-// TestSanity runs csi-sanity in all combinations and our own specs against simulated racks: the
-// whole suite in parts, side by side, or what -ginkgo.label-filter ('ext4 && split') or
-// -ginkgo.focus chooses.
+// TestSanity runs csi-sanity in all combinations and our own specs against simulated racks. It
+// runs the whole suite in parts, several at a time, or the specs that -ginkgo.label-filter ('ext4
+// && split') or -ginkgo.focus chooses.
 //
-// The specs run in this binary, started again in a mount namespace of its own. So a run sees no
-// mounts of another, and what a failed spec leaves mounted is gone when the run is over.
+// The specs run in this binary, which is started again in a mount namespace of its own. So a run
+// sees no mounts of another run, and the mounts of a failed spec disappear when the run ends.
 func TestSanity(t *testing.T) {
 	run, err := shareRun()
 	if err != nil {

@@ -25,11 +25,12 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// strangeToken is a token that does not look like one of a rack's, and is written in another way in
-// quotes and in JSON. harness.ErrorRules knows the canary in it.
+// strangeToken is a token that does not look like a token of a rack, and that changes when it is
+// quoted or written as JSON. harness.ErrorRules finds the canary in it.
 const strangeToken = `a"` + harness.Canary + `<b\c`
 
-// echoing is an answer that sends the request's token back in every place that the driver reads.
+// echoing returns an answer that contains the request's token in every place that the driver
+// reads.
 func echoing(status int, errorCode, token string) *adminapi.Response {
 	GinkgoHelper()
 	body, err := json.Marshal(map[string]any{
@@ -44,7 +45,7 @@ func echoing(status int, errorCode, token string) *adminapi.Response {
 		"X-Request-Id": token, "Location": "http://" + token + "/%zz"}}
 }
 
-// gate lets any token through to the rack.
+// gate starts a proxy that replaces any token by the rack's, and returns its address.
 func (f *fixture) gate() string {
 	GinkgoHelper()
 	rack, err := url.Parse(f.rack.URL)
@@ -87,7 +88,7 @@ var _ = describeController("a token that comes back", fixtureOptions{}, func(f *
 		Entry("B-16 of Internal", 500, "Internal"),
 	)
 
-	It("B-16 is in no status and no log when another has taken its place", func(ctx SpecContext) {
+	It("B-16 is in no status and no log after another has replaced it", func(ctx SpecContext) {
 		file := filepath.Join(workDir(), "token")
 		rotated(file, strangeToken+"-first")
 		p := startPlugin(ctx, f.rack, harness.PluginOptions{Mode: harness.ModeController,
@@ -109,7 +110,7 @@ var _ = describeController("a token that comes back", fixtureOptions{}, func(f *
 })
 
 var _ = describeController("a token file that blocks", fixtureOptions{}, func(f *fixture) {
-	It("D-63 holds no call up, and is reported by Probe until it is a file again",
+	It("D-63 delays no call, and Probe reports it until it is a regular file again",
 		func(ctx SpecContext) {
 			file := filepath.Join(workDir(), "token")
 			rotated(file, f.rack.Token)
@@ -123,7 +124,7 @@ var _ = describeController("a token file that blocks", fixtureOptions{}, func(f 
 			}
 			Expect(unix.Mkfifo(file+".new", 0o600)).To(Succeed())
 			Expect(os.Rename(file+".new", file)).To(Succeed())
-			// Somebody has it open and writes nothing.
+			// Another process has the pipe open and writes nothing.
 			writer, err := os.OpenFile(file, os.O_RDWR, 0)
 			Expect(err).NotTo(HaveOccurred())
 			DeferCleanup(writer.Close)
@@ -138,15 +139,15 @@ var _ = describeController("a token file that blocks", fixtureOptions{}, func(f 
 		})
 })
 
-// rotated puts a token into a file in the way of a kubelet: a new file in the old one's place.
+// rotated writes a token into a file as a kubelet does: a new file replaces the old one.
 func rotated(file, token string) {
 	GinkgoHelper()
 	Expect(os.WriteFile(file+".new", []byte(token+"\n"), 0o600)).To(Succeed())
 	Expect(os.Rename(file+".new", file)).To(Succeed())
 }
 
-// strayed calls every RPC of the controller while a fault is in force, and says how often that
-// struck. What errors show is looked at by harness.ErrorRules.
+// strayed calls every RPC of the controller while a fault is active, and returns the number of
+// requests that the fault struck. harness.ErrorRules checks the text of the errors.
 func (f *fixture) strayed(ctx context.Context, p *harness.Plugin, fault adminapi.Fault) int {
 	GinkgoHelper()
 	ctl := p.Controller()

@@ -13,7 +13,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// The places of the two deployments below.
+// These are the places of the two deployments below.
 const (
 	topologyRegion = "topology.csi.oxide.computer/region"
 	topologyZone   = "topology.csi.oxide.computer/zone"
@@ -44,7 +44,7 @@ var _ = describeController("topology", fixtureOptions{plugin: harness.PluginOpti
 		here := at(topologyRack, "R1", topologyZone, "Z2", topologyRegion, "north")
 		elsewhere := at(topologyRack, "R2", topologyZone, "Z2", topologyRegion, "north")
 
-		It("CAP-2 NI-3 D-75 is declared by controller and node, and is where the node says it is",
+		It("CAP-2 NI-3 D-75 is declared by controller and node, and names the node's place",
 			func(ctx SpecContext) {
 				node := startPlugin(ctx, f.rack, harness.PluginOptions{Mode: harness.ModeNode,
 					Env: map[string]string{"OXIDE_TOPOLOGY": "rack=R1,zone=Z2,region=north"}})
@@ -87,7 +87,7 @@ var _ = describeController("volumes that stay with their node", fixtureOptions{
 	plugin: harness.PluginOptions{Env: map[string]string{"OXIDE_TOPOLOGY_INSTANCE": "true"}}},
 	func(f *fixture) {
 		const key = "topology.csi.oxide.computer/instance"
-		// place is where the node in an instance says that it is.
+		// place returns the place that the node in an instance reports.
 		place := func(ctx SpecContext, instance string) *csi.Topology {
 			GinkgoHelper()
 			node := startPlugin(ctx, f.rack, harness.PluginOptions{Mode: harness.ModeNode,
@@ -96,12 +96,12 @@ var _ = describeController("volumes that stay with their node", fixtureOptions{
 			Expect(err).NotTo(HaveOccurred())
 			return resp.GetAccessibleTopology()
 		}
-		// strict is what the provisioner requires of a node with --strict-topology.
+		// strict returns the requirement that the provisioner sends for a node with --strict-topology.
 		strict := func(places ...*csi.Topology) *csi.TopologyRequirement {
 			return &csi.TopologyRequirement{Requisite: places, Preferred: places}
 		}
 
-		It("CAP-2 NI-3 a node says in which instance it is", func(ctx SpecContext) {
+		It("CAP-2 NI-3 a node reports its instance", func(ctx SpecContext) {
 			Expect(place(ctx, "a")).To(BeComparableTo(at(key, f.rack.Instance("a").ID), protoCmp))
 			expectTopology(ctx, f.plugin)
 		})

@@ -17,13 +17,14 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// twinRounds is how often two disks that a guest cannot tell apart are published at once.
+// twinRounds is the number of rounds in which two disks with the same serial are published at the
+// same time.
 const twinRounds = 25
 
 var _ = describeController("CP-12 two disks whose names begin with the same 20 bytes",
 	fixtureOptions{},
 	func(f *fixture) {
-		It("are never both published to one node, however close the two calls are",
+		It("are never both published to one node, however close together the two calls are",
 			func(ctx SpecContext) {
 				one := &csi.Volume{VolumeId: f.rackDisk(ctx, "twenty-bytes-alike-x-1", f.rack.Project).Id}
 				two := &csi.Volume{VolumeId: f.rackDisk(ctx, "twenty-bytes-alike-x-2", f.rack.Project).Id}
@@ -36,15 +37,15 @@ var _ = describeController("CP-12 two disks whose names begin with the same 20 b
 		})
 	})
 
-// backupOf is a static volume whose disk's name begins with that of a volume of the driver.
+// backupOf returns a static volume whose disk's name begins with the name of the driver's volume.
 func (f *fixture) backupOf(ctx context.Context, volume *csi.Volume) *csi.Volume {
 	GinkgoHelper()
 	name := volume.GetVolumeContext()["diskName"] + "-backup"
 	return &csi.Volume{VolumeId: f.rackDisk(ctx, name, f.rack.Project).Id}
 }
 
-// raceTwins publishes two volumes to one node at the same time, again and again, with each call
-// late at another place.
+// raceTwins publishes two volumes to one node at the same time, in many rounds. Each round delays
+// another request.
 func (f *fixture) raceTwins(ctx context.Context, twins ...*csi.Volume) {
 	GinkgoHelper()
 	node := f.rack.Instance("a").ID
@@ -74,7 +75,7 @@ func (f *fixture) raceTwins(ctx context.Context, twins ...*csi.Volume) {
 	}
 }
 
-// expectOneTwin demands that at most one of two volumes was published, and that just the disk of
+// expectOneTwin demands that at most one of two volumes was published, and that only the disk of
 // that one is attached.
 func (f *fixture) expectOneTwin(ctx context.Context, round int, errs []error, twins []*csi.Volume) {
 	GinkgoHelper()

@@ -15,7 +15,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// change is how a spec's request differs from createRequest's.
+// change modifies the request that createRequest returns.
 type change func(*csi.CreateVolumeRequest)
 
 func withRange(required, limit int64) change {
@@ -28,12 +28,12 @@ func withParameter(key, value string) change {
 	return func(req *csi.CreateVolumeRequest) { req.Parameters = map[string]string{key: value} }
 }
 
-// someUUID is the ID of nothing.
+// someUUID is a UUID that belongs to no object.
 const someUUID = "0e5be1f8-5f0f-4d3c-9a52-2c1f1d4bd20e"
 
-// The driver's own tests have the table of bad requests; here is one for each reason.
+// The driver's own tests have the table of bad requests. This table has one for each reason.
 var _ = describeController("CreateVolume", fixtureOptions{}, func(f *fixture) {
-	DescribeTable("a bad request costs the rack nothing and says why",
+	DescribeTable("a bad request is refused with its reason and without a request to the rack",
 		func(ctx SpecContext, bad change, code codes.Code, reason string) {
 			req := harness.CreateRequest(fresh("bad"))
 			bad(req)
@@ -49,7 +49,7 @@ var _ = describeController("CreateVolume", fixtureOptions{}, func(f *fixture) {
 			}), codes.InvalidArgument, "CapabilityUnsupported"),
 		Entry("CV-6 an unknown parameter", withParameter("color", "red"), codes.InvalidArgument,
 			"ParameterInvalid"),
-		Entry("CV-8 a topology, though none is configured",
+		Entry("CV-8 a topology although none is configured",
 			change(func(req *csi.CreateVolumeRequest) {
 				req.AccessibilityRequirements = &csi.TopologyRequirement{
 					Requisite: []*csi.Topology{at(topologyRack, "R1")}}
@@ -103,7 +103,7 @@ var _ = describeController("CreateVolume", fixtureOptions{}, func(f *fixture) {
 		Expect(f.disk(ctx, first.GetVolumeId())).To(Equal(before))
 	})
 
-	It("CV-20 a disk that another controller is still creating is not answered as made",
+	It("CV-20 a disk that another controller is still creating is not reported as created",
 		func(ctx SpecContext) {
 			second := f.controller(ctx, harness.PluginOptions{})
 			f.switched(ctx, "create_hold", "1s", "0s")
@@ -124,7 +124,8 @@ var _ = describeController("CreateVolume", fixtureOptions{}, func(f *fixture) {
 		})
 })
 
-// The calls under way for one object, each held up in the rack for a moment.
+// In these specs the rack holds the first call for a moment, so that two calls for one object run
+// at the same time.
 var _ = describeController("of two calls at once", fixtureOptions{}, func(f *fixture) {
 	DescribeTable("one is aborted",
 		func(ctx SpecContext, operation string, prepare func(ctx context.Context) func() error) {
