@@ -41,8 +41,8 @@ func (f *nodeFixture) repaired(ctx context.Context, volume *csi.Volume) {
 }
 
 func describeFailures(f *nodeFixture) {
-	DescribeTable("NU-4 NH-2 B-38 fails under a pod: the failure is reported, the volume can be unstaged, "+
-		"and acknowledged data is there after the repair", func(ctx SpecContext, name string) {
+	DescribeTable("NU-4 NH-2 B-38 fails under a pod: the failure is reported, the volume can be "+
+		"unstaged, and acknowledged data is there after the repair", func(ctx SpecContext, name string) {
 		p := f.inUse(ctx, f.volume(ctx, harness.Access(name)), f.a, harness.Access(name))
 		Expect(p.writeThrough(0)).To(Succeed())
 		f.fails(ctx, p.Volume, adminapi.DiskFault{On: []string{"write", "flush"}})

@@ -19,8 +19,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// Admin serves what package adminapi describes, for tests and operators of the simulator. It is a
-// handler of its own, for a listener of its own, because a rack has nothing of the kind.
+// Admin returns the handler of the admin listener, which package adminapi describes, for tests
+// and operators of the simulator. It has a listener of its own, because a rack has no such
+// interface.
 func (s *Server) Admin() http.Handler {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(),
@@ -63,7 +64,7 @@ func (s *Server) Admin() http.Handler {
 	return mux
 }
 
-// badAdminRequest is an error of the caller's.
+// badAdminRequest is a mistake in a request to the admin listener.
 type badAdminRequest struct{ error }
 
 func adminRespond(w http.ResponseWriter, body any, err error) {
@@ -88,7 +89,8 @@ func adminView(show func() (any, error)) http.Handler {
 	})
 }
 
-// adminRead decodes a JSON body. It refuses an unknown field, and names those that it knows.
+// adminRead decodes a JSON body. If the body has an unknown field, it returns an error that lists
+// the known ones.
 func adminRead(r *http.Request, into any) error {
 	d := json.NewDecoder(http.MaxBytesReader(nil, r.Body, maxBody))
 	d.DisallowUnknownFields()
@@ -102,7 +104,7 @@ func adminRead(r *http.Request, into any) error {
 	return badAdminRequest{fmt.Errorf("read the body of %s %s: %w", r.Method, r.URL.Path, err)}
 }
 
-// jsonFields lists the names of a struct's fields in JSON, and those of the structs in it.
+// jsonFields returns the JSON names of a struct's fields, and of the fields of nested structs.
 func jsonFields(of any) (names []string) {
 	var add func(t reflect.Type, prefix string)
 	add = func(t reflect.Type, prefix string) {
@@ -177,7 +179,7 @@ func (s *Server) adminMutate(w http.ResponseWriter, name string) {
 }
 
 func (s *Server) adminSwitch(w http.ResponseWriter, r *http.Request) {
-	// Read the whole body first, so that a slow caller does not hold the switches.
+	// Read the whole body first, so that a slow caller does not block the switches.
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
 		adminRespond(w, nil, badAdminRequest{fmt.Errorf("read the body: %w", err)})

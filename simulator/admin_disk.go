@@ -14,7 +14,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/dataplane"
 )
 
-// diskOps are the operations of a disk by their names in a fault.
+// diskOps are the operations of a disk, by their names in a fault.
 var diskOps = map[string]flakydisk.Op{
 	"read": flakydisk.OnRead, "write": flakydisk.OnWrite, "flush": flakydisk.OnFlush,
 }
@@ -67,7 +67,7 @@ func respondOfDisk(w http.ResponseWriter, body any, err error) {
 	}
 }
 
-// diskFault is a fault as the disk knows it.
+// diskFault converts a fault to the form that package flakydisk uses.
 func diskFault(fault adminapi.DiskFault) (f flakydisk.Fault, err error) {
 	f = flakydisk.Fault{From: fault.From, To: fault.To, Times: fault.Times,
 		Delay: time.Duration(fault.Delay), Hang: fault.Hang, Lie: fault.Lie}

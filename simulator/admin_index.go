@@ -8,7 +8,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// adminIndex shows what the admin listener answers: a page for a browser, JSON for everybody else.
+// adminIndex lists the routes of the admin listener: as a page for a browser, and as JSON for
+// every other client.
 func adminIndex(w http.ResponseWriter, r *http.Request) {
 	if !strings.Contains(r.Header.Get("Accept"), "text/html") {
 		adminRespond(w, adminapi.Routes, nil)

@@ -11,7 +11,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 )
 
-// admin sends a request to the admin listener.
+// askAdmin sends a request to the admin listener.
 func (r *rack) askAdmin(method, path, body, accept string) *httptest.ResponseRecorder {
 	req := httptest.NewRequestWithContext(r.t.Context(), method, path, strings.NewReader(body))
 	req.Header.Set("Accept", accept)

@@ -58,7 +58,7 @@ func parseInstanceCreate(f *fields) any {
 	return c
 }
 
-// unsupported returns the name of the first of some lists that is not empty.
+// unsupported returns the name of the first list that is not empty.
 func (f *fields) unsupported(names ...string) string {
 	for _, name := range names {
 		var wanted []json.RawMessage
@@ -94,8 +94,8 @@ func parseInstanceUpdate(f *fields) any {
 	return u
 }
 
-// readInterfaces reads which interfaces an instance is to have. "none" is nil, unlike an empty
-// list.
+// readInterfaces reads the network interfaces of a new instance. It returns nil for "none", and
+// an empty list for an empty list.
 func readInterfaces(f *fields) []engine.InterfaceCreate {
 	if !f.has("network_interfaces") {
 		return []engine.InterfaceCreate{engine.DefaultInterface}

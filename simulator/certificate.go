@@ -19,9 +19,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 )
 
-// Certificate returns a server's certificate for the given names and addresses, and the file of the
-// authority that signed it, which a client has to trust. They are kept in dir, and made when there
-// is none that is valid for these hosts, so that a client's trust survives a restart.
+// Certificate returns a server's certificate for the given names and addresses, and the file of
+// the authority that signed it, which a client must trust. Both are kept in dir. They are created
+// if none is valid for these hosts, so that a client's trust survives a restart.
 func Certificate(dir string, hosts []string) (cert tls.Certificate, caFile string, err error) {
 	dir = filepath.Join(dir, "tls")
 	caFile = filepath.Join(dir, "ca.pem")
@@ -57,8 +57,8 @@ func goodFor(leaf *x509.Certificate, hosts []string) bool {
 	return time.Now().AddDate(0, 1, 0).Before(leaf.NotAfter)
 }
 
-// makeCertificate makes an authority and a certificate that it signed: PEM of the authority, of the
-// certificate's key, and of the certificate. The authority's own key is dropped.
+// makeCertificate creates an authority and a certificate that it signs. It returns, as PEM, the
+// authority, the certificate's key and the certificate. The authority's own key is dropped.
 func makeCertificate(hosts []string) (files [3]string, err error) {
 	caKey, caErr := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	key, keyErr := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

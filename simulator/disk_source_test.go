@@ -20,7 +20,7 @@ func TestARestartBringsDisksToTheirSize(t *testing.T) {
 		Device: &adminapi.DeviceFault{SizeBytes: 2 << 30}})
 	must[*oxide.Disk](t)(r.doAttach("a", "d"))
 	simtest.Eventually(t, "the device", func() bool { return len(r.guestDevices("a")) == 1 })
-	r.force("d", store.DiskState{State: store.StateDetached}) // as a detach that got no further
+	r.force("d", store.DiskState{State: store.StateDetached}) // a detach that ended halfway
 	next := r.again()
 	if got := diskSize(t, next, d.Id); got != 1<<30 {
 		t.Errorf("the disk has %d bytes, want 1 GiB", got)

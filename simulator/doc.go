@@ -1,20 +1,20 @@
-// Package simulator serves a simulated Oxide rack: the API over HTTP, and an admin listener to
-// watch and disturb it.
+// Package simulator serves a simulated Oxide rack: the API over HTTP, and an admin listener
+// through which tests watch and disturb it.
 //
-// [Open] opens a rack and returns its [Server]. A request passes, in this order: the version that
-// it asks for, its route, its path, query and body, the faults of the phase before, its token, the
-// faults that replace the effect, the operation itself, and the faults that act after it. One place
-// turns results and errors into responses, and one writes the request log.
+// [Open] opens a rack and returns its [Server]. The server handles a request in this order: the
+// version in its header, its route, its path, query and body, the faults of the phase before, its
+// token, the faults that replace the effect, the operation itself, and the faults that act after
+// it. One function turns results and errors into responses, and one writes the request log.
 //
-// The operations are in package engine, which decides by the rack's rules. The records are in
-// package store and what was acknowledged is on disk; bytes and guest views are in package
-// dataplane. The wire types of the admin listener, faults among them, are in package adminapi.
+// Package engine has the operations and decides by the rack's rules. Package store has the
+// records; everything that was acknowledged is on disk. Package dataplane has the bytes and the
+// guest views. Package adminapi has the wire types of the admin listener, including faults.
 //
-// Every rule that imitates the rack cites an assumption (A01, A02, …) of ASSUMPTIONS.md, which
-// gives its source; the test of a rule has its number in its name. An operation that the rack has
-// and this package lacks is answered with 501 and logged as an error, so no response is wrong by
-// accident. What goes wrong on purpose is an adminapi.Fault.
+// Every rule of the rack in this code cites an assumption (A01, A02, …) of ASSUMPTIONS.md, which
+// names its source. The test of a rule has the rule's number in its name. An operation that a
+// rack has and this package lacks is answered with 501 and logged as an error, so no response is
+// wrong by accident. An adminapi.Fault makes a response wrong on purpose.
 //
-// A rack needs Linux and root, for its loop devices. On other systems the package builds, and Open
+// A rack needs Linux and root for its loop devices. On other systems the package builds, and Open
 // fails.
 package simulator

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// Client calls the admin listener at URL. It keeps no connection open, so that a count of the
-// simulator's connections does not include it.
+// Client calls the admin listener at URL. It keeps no connection open, so that it does not affect
+// a count of the simulator's connections.
 type Client struct {
 	URL string
 }
@@ -21,7 +21,7 @@ var httpClient = &http.Client{
 	Transport: &http.Transport{DisableKeepAlives: true}, Timeout: time.Minute,
 }
 
-// Requests reads the request log after the entry since; 0 reads all of it.
+// Requests returns the entries of the request log after the entry since; 0 returns all of them.
 func (c Client) Requests(ctx context.Context, since int) ([]Request, error) {
 	var requests []Request
 	err := c.call(ctx, http.MethodGet, "/requests?since="+strconv.Itoa(since), nil, &requests)
@@ -42,14 +42,14 @@ func (c Client) AddFault(ctx context.Context, fault Fault) (string, error) {
 	return added.ID, err
 }
 
-// Faults lists the faults in force.
+// Faults returns the active faults.
 func (c Client) Faults(ctx context.Context) ([]ActiveFault, error) {
 	var faults []ActiveFault
 	err := c.call(ctx, http.MethodGet, "/faults", nil, &faults)
 	return faults, err
 }
 
-// Fired returns how often a fault has fired.
+// Fired returns the number of times that a fault has fired.
 func (c Client) Fired(ctx context.Context, id string) (int, error) {
 	faults, err := c.Faults(ctx)
 	if err != nil {
@@ -73,8 +73,8 @@ func (c Client) ClearFaults(ctx context.Context) error {
 	return c.call(ctx, http.MethodDelete, "/faults", nil, nil)
 }
 
-// RunDeferred carries out now what faults of the phase [Deferred] and Switches.FreeDelay hold back,
-// and waits until it is done.
+// RunDeferred carries out at once the work that faults of the phase [Deferred] and
+// Switches.FreeDelay have delayed, and waits until it is done.
 func (c Client) RunDeferred(ctx context.Context) error {
 	return c.call(ctx, http.MethodPost, "/deferred", nil, nil)
 }
@@ -84,26 +84,27 @@ func (c Client) Switch(ctx context.Context, switches map[string]any) error {
 	return c.call(ctx, http.MethodPatch, "/switches", switches, nil)
 }
 
-// Switches reads the switches in force.
+// Switches returns the present switches.
 func (c Client) Switches(ctx context.Context) (Switches, error) {
 	var switches Switches
 	err := c.call(ctx, http.MethodGet, "/switches", nil, &switches)
 	return switches, err
 }
 
-// State reads all that the rack has.
+// State returns everything that the rack has.
 func (c Client) State(ctx context.Context) (State, error) {
 	var state State
 	err := c.call(ctx, http.MethodGet, "/state", nil, &state)
 	return state, err
 }
 
-// Goroutines reads the stacks of the simulator's goroutines, as text.
+// Goroutines returns the stacks of the simulator's goroutines as text.
 func (c Client) Goroutines(ctx context.Context) ([]byte, error) {
 	return c.send(ctx, http.MethodGet, "/debug/pprof/goroutine?debug=1", nil)
 }
 
-// call sends body as JSON, if there is one, and decodes the response into a value, if there is one.
+// call sends body as JSON unless it is nil, and decodes the response into a value unless that is
+// nil.
 func (c Client) call(ctx context.Context, method, path string, body, into any) error {
 	var data []byte
 	if body != nil {
@@ -122,7 +123,7 @@ func (c Client) call(ctx context.Context, method, path string, body, into any) e
 	return nil
 }
 
-// send reads the whole response, which must be a success.
+// send reads the whole response, and returns an error unless it is a success.
 func (c Client) send(ctx context.Context, method, path string, body []byte) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, method, c.URL+path, bytes.NewReader(body))
 	if err != nil {

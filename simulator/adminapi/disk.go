@@ -5,10 +5,11 @@ import (
 	"net/http"
 )
 
-// DiskFault lets a disk fail, wherever it is attached: On lists what it strikes ("read", "write",
-// "flush"), of the bytes From up to To (both 0 are all; a flush has no place), Times times (0 is
-// until the disk is healed). What it strikes fails with EIO, or takes Delay longer, or Hangs until
-// the disk is healed or detached, or is answered without being done (Lie). A discard is a write.
+// DiskFault makes a disk fail, in every guest to which it is attached. On lists the operations
+// that fail ("read", "write", "flush"). The fault applies to the bytes From up to To; both 0
+// means all bytes, and a flush has no bytes. It applies Times times; 0 means until the disk is
+// healed. An operation that it applies to fails with EIO, takes Delay longer, Hangs until the
+// disk is healed or detached, or is acknowledged but not done (Lie). A discard counts as a write.
 //
 // The rack needs disks that can fail: oxide-simulator serve --disks=fuse.
 type DiskFault struct {
@@ -19,11 +20,11 @@ type DiskFault struct {
 	Delay Duration `json:"delay,omitempty"`
 	Hang  bool     `json:"hang,omitempty"`
 	Lie   bool     `json:"lie,omitempty"`
-	// Fired is how often it has struck.
+	// Fired is the number of times that the fault has applied.
 	Fired int `json:"fired,omitempty"`
 }
 
-// FailDisk lets the disk with that ID fail.
+// FailDisk adds a fault to the disk with that ID.
 func (c Client) FailDisk(ctx context.Context, id string, fault DiskFault) error {
 	return c.call(ctx, http.MethodPost, "/disks/"+id+"/faults", fault, nil)
 }

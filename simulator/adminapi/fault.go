@@ -1,45 +1,45 @@
 package adminapi
 
-// Phase is when a fault acts, relative to the effect of the operation.
+// Phase is the time at which a fault acts, relative to the effect of the operation.
 type Phase string
 
-// The phases of a fault.
+// These are the phases of a fault.
 const (
-	// Before acts ahead of everything: the request is not even read, unless the fault only delays
-	// it.
+	// Before acts first: the request is not even read, unless the fault only delays it.
 	Before Phase = "before"
-	// Instead replaces the effect: the request was read and its caller authenticated, but nothing
-	// is done.
+	// Instead replaces the effect: the request was read and its caller authenticated, but the
+	// operation is not carried out.
 	Instead Phase = "instead"
-	// After acts when the operation is done: its effect is there, and the caller gets another
+	// After acts when the operation is done: it has taken effect, and the caller gets another
 	// response.
 	After Phase = "after"
 	// Twice repeats the operation, as a proxy with retries does. The caller gets the second
 	// response, or the fault's.
 	Twice Phase = "twice"
-	// Deferred responds first and carries the operation out afterwards: the fault's Delay after the
-	// caller had the response or gave up. It needs a Response, a Cut or a Hang. POST /deferred
-	// skips the Delay.
+	// Deferred responds first and carries the operation out later. The fault's Delay begins when the
+	// caller has the response or gives up. It needs a Response, a Cut or a Hang. POST /deferred ends
+	// the Delay.
 	Deferred Phase = "deferred"
-	// Unwind lets the rack fail halfway and undo what it began: a create leaves nothing, a delete
-	// leaves the disk faulted under another name (A24).
+	// Unwind makes the rack fail halfway and undo the operation: a create leaves nothing, and a
+	// delete leaves the disk faulted under another name (A24).
 	Unwind Phase = "unwind"
-	// Reread acts when a disk was attached or detached and the rack reads it again for its response:
-	// the effect is there, and the caller gets 503 (A67).
+	// Reread acts when the rack has attached or detached a disk and reads it again for its response.
+	// The operation has taken effect, and the caller gets 503 (A67).
 	Reread Phase = "reread"
 )
 
 // Fault injects a failure into the rack.
 //
-// It matches the requests of Operation (an operationId; "" is any) that name Object (a name or an
-// ID; "" is any) and carry the token Bearer ("" is any). It fires for those after the first Skip,
-// Times times (0 is always), each with Probability (0 is always; Seed seeds the random numbers).
+// It matches the requests of Operation (an operationId) that name Object (a name or an ID) and
+// carry the token Bearer; an empty field matches everything. It skips the first Skip of them, and
+// then fires Times times (0 means always), each time with Probability (0 means always; Seed seeds
+// the random numbers).
 //
-// When it fires, it waits for Delay and then goes on, or ends the request with Response, with a Cut
-// connection, or with a Hang that ends in a cut. Or it changes how the response is sent: slowly (in
-// eight pieces with SlowBody before each, or byte by byte with SlowByte before each), cut off after
-// TruncateBody bytes, or without DropFields in the object or in the objects of a page. Or it spoils
-// the attached Device.
+// When it fires, it waits for Delay. Then it lets the request continue, or ends it with Response,
+// with a Cut connection, or with a Hang that ends in a cut. Other fields change the response: it
+// is sent slowly (in eight pieces with SlowBody before each, or byte by byte with SlowByte before
+// each), cut off after TruncateBody bytes, or sent without DropFields in the object or in the
+// objects of a page. Device changes the device of an attached disk.
 type Fault struct {
 	Operation    string       `json:"operation,omitempty"`
 	Object       string       `json:"object,omitempty"`
@@ -60,8 +60,8 @@ type Fault struct {
 	Device       *DeviceFault `json:"device,omitempty"`
 }
 
-// Response replaces the rack's own: an error in the rack's form, or a raw Body as a proxy in front
-// of the rack would send, after PadBytes of white space.
+// Response replaces the rack's own response: with an error in the rack's form, or with a raw Body
+// as a proxy in front of the rack would send, after PadBytes of white space.
 type Response struct {
 	Status      int               `json:"status"`
 	ErrorCode   string            `json:"error_code,omitempty"`
@@ -72,9 +72,9 @@ type Response struct {
 	Header      map[string]string `json:"header,omitempty"`
 }
 
-// DeviceFault changes how an attached disk appears in its guest: never, after a delay, or with
-// another size. Or the rack Fails to give the disk to the guest: an attach or a start is then
-// undone, and an instance that reboots becomes failed.
+// DeviceFault changes the device of an attached disk in its guest: it never appears, appears
+// after a delay, or has another size. With Fails the rack cannot give the disk to the guest: an
+// attach or a start is then undone, and an instance that reboots becomes failed.
 type DeviceFault struct {
 	Never     bool     `json:"never,omitempty"`
 	Delay     Duration `json:"delay,omitempty"`
@@ -82,7 +82,8 @@ type DeviceFault struct {
 	Fails     bool     `json:"fails,omitempty"`
 }
 
-// ActiveFault is a fault in force, with how often it matched a request and how often it fired.
+// ActiveFault is an active fault, with the number of requests that it matched and the number of
+// times that it fired.
 type ActiveFault struct {
 	ID string `json:"id"`
 	Fault

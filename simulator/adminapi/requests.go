@@ -3,7 +3,7 @@ package adminapi
 import "time"
 
 // Request is an entry of the request log: one call of the rack's API. Entries are in the order in
-// which the calls ended, and are written before the caller has the answer.
+// which the calls ended, and are written before the caller gets the answer.
 type Request struct {
 	// Seq counts the entries from 1.
 	Seq  int       `json:"seq"`
@@ -14,7 +14,7 @@ type Request struct {
 	Operation string `json:"operation"`
 	Method    string `json:"method"`
 	Path      string `json:"path"`
-	// Object is the name or ID of what the call was about.
+	// Object is the name or ID of the call's object.
 	Object   string `json:"object"`
 	ObjectID string `json:"object_id"`
 	// Status is 0 when the connection was cut.
@@ -22,6 +22,6 @@ type Request struct {
 	DurationMS float64 `json:"duration_ms"`
 	// Faults are the IDs of the faults that fired.
 	Faults []string `json:"faults"`
-	// Deferred marks the effect of an earlier request that a fault has answered already.
+	// Deferred marks the effect of an earlier request that a fault has already answered.
 	Deferred bool `json:"deferred,omitempty"`
 }

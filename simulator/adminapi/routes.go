@@ -1,15 +1,16 @@
 package adminapi
 
-// Route is something that the admin listener answers.
+// Route is a request that the admin listener answers.
 type Route struct {
 	Method string `json:"method"`
 	Path   string `json:"path"`
 	Does   string `json:"does"`
-	// Body is an example of a request's body, "" if it has none.
+	// Body is an example of the request's body, or "" if it has none.
 	Body string `json:"body,omitempty"`
 }
 
-// Routes lists what the admin listener answers, but itself. A path may have names in braces.
+// Routes lists the requests that the admin listener answers, except GET /. A path may have names
+// in braces.
 var Routes = []Route{
 	{Method: "GET", Path: "/requests", Does: "the request log; ?since=SEQ leaves out what is known"},
 	{Method: "DELETE", Path: "/requests", Does: "empties the log; the numbers go on"},

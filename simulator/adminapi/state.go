@@ -2,7 +2,7 @@ package adminapi
 
 import "time"
 
-// State is all that a rack has at one moment.
+// State is everything that a rack has at one moment.
 type State struct {
 	Projects    []Project    `json:"projects"`
 	Instances   []Instance   `json:"instances"`
@@ -11,11 +11,12 @@ type State struct {
 	Images      []Image      `json:"images"`
 	Attachments []Attachment `json:"attachments"`
 	LoopDevices []LoopDevice `json:"loop_devices"`
-	// StorageBytes is what disks and snapshots take of the quota, deleted ones until they are freed.
+	// StorageBytes is the quota that disks and snapshots use, including deleted ones until they are
+	// freed.
 	StorageBytes int64 `json:"storage_bytes"`
 }
 
-// Identity is what every named object of the rack has.
+// Identity has the fields that every named object of the rack has.
 type Identity struct {
 	ID           string    `json:"id"`
 	Name         string    `json:"name"`
@@ -27,7 +28,7 @@ type Identity struct {
 // Project is a project of the rack.
 type Project struct{ Identity }
 
-// Instance is an instance, in whatever run state.
+// Instance is an instance in any run state.
 type Instance struct {
 	Identity
 	ProjectID           string    `json:"project_id"`
@@ -39,7 +40,7 @@ type Instance struct {
 	BootDiskID          *string   `json:"boot_disk_id"`
 }
 
-// Disk is a disk, in whatever state.
+// Disk is a disk in any state.
 type Disk struct {
 	Identity
 	ProjectID  string    `json:"project_id"`
@@ -53,13 +54,13 @@ type Disk struct {
 	ReadOnly   bool      `json:"read_only"`
 }
 
-// DiskState is a state's name, and the ID of its instance where the state has one.
+// DiskState is the name of a state, with the instance's ID if the state has one.
 type DiskState struct {
 	State    string `json:"state"`
 	Instance string `json:"instance,omitempty"`
 }
 
-// Snapshot is a snapshot, in whatever state.
+// Snapshot is a snapshot in any state.
 type Snapshot struct {
 	Identity
 	ProjectID string `json:"project_id"`
@@ -69,7 +70,7 @@ type Snapshot struct {
 	BlockSize int    `json:"block_size"`
 }
 
-// Image is an image of a project or, without one, of the silo.
+// Image is an image of a project, or of the silo if it has no project.
 type Image struct {
 	Identity
 	ProjectID *string `json:"project_id"`
@@ -86,7 +87,7 @@ type Attachment struct {
 	DiskID     string `json:"disk_id"`
 }
 
-// LoopDevice is the device by which a guest sees a disk.
+// LoopDevice is the loop device through which a guest sees a disk.
 type LoopDevice struct {
 	Path        string `json:"path"`
 	Serial      string `json:"serial"`

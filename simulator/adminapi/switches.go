@@ -5,39 +5,40 @@ import (
 	"time"
 )
 
-// Switches are the settings that can be changed while the rack serves.
+// Switches are the settings that can be changed while the rack runs.
 type Switches struct {
 	// Hotplug allows disks to be attached to and detached from a running instance.
 	Hotplug bool `json:"hotplug"`
 	// DeviceDelay is the time from an attach until the device appears in the guest.
 	DeviceDelay Duration `json:"device_delay"`
-	// CreateHold and SnapshotHold are how long those requests stay open, done or not. A change is in
-	// force for the requests that are open already.
+	// CreateHold and SnapshotHold are the times for which the rack holds those requests open, even
+	// when they are done. A change also applies to requests that are already open.
 	CreateHold   Duration `json:"create_hold"`
 	SnapshotHold Duration `json:"snapshot_hold"`
 	// FreeDelay is the time from the deletion of a disk or a snapshot until its bytes and its share
 	// of the quota are freed; 0 frees them within the request (A68).
 	FreeDelay Duration `json:"free_delay"`
-	// InstanceDelay is how long an instance takes to start, stop or reboot.
+	// InstanceDelay is the time that an instance takes to start, stop or reboot.
 	InstanceDelay Duration `json:"instance_delay"`
 	// QuotaBytes is the silo's quota of storage.
 	QuotaBytes int64 `json:"quota_bytes"`
-	// Full is a rack without physical space: what needs some is refused, whatever the quota (A27).
+	// Full makes the rack run out of physical space. It then refuses everything that needs space,
+	// whatever the quota (A27).
 	Full bool `json:"full"`
 	// DiskLimit is the number of disks that an instance may have.
 	DiskLimit int `json:"disk_limit"`
-	// Role is what the token's bearer may do in the projects.
+	// Role is the role of the token's bearer in the projects.
 	Role string `json:"role"`
 }
 
-// Roles that the bearer of the token may have in the rack's projects.
+// These are the roles that the token's bearer may have in the rack's projects.
 const (
 	RoleCollaborator = "collaborator"
 	RoleViewer       = "viewer"
 	RoleNone         = "none"
 )
 
-// Duration is a time.Duration that is "1.5s" in JSON.
+// Duration is a time.Duration that JSON shows as "1.5s".
 type Duration time.Duration
 
 // MarshalText writes the duration as "1.5s".

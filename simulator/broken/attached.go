@@ -2,13 +2,13 @@ package broken
 
 import "github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 
-// The operations that show disks and snapshots.
+// These are the operations that show disks and snapshots.
 var (
 	shownDisks     = []string{"disk_create", "disk_view", "disk_list"}
 	shownSnapshots = []string{"snapshot_create", "snapshot_view", "snapshot_list"}
 )
 
-// instance reads the instance in the path; the zero value is none.
+// instance returns the instance in the path, or the zero value if there is none.
 func (x *Exchange) instance() (instance store.Instance) {
 	sel, _ := store.ParseSelector(x.Path.Get("instance"))
 	_ = x.Rack.Records().View(func(tx *store.Tx) error {
@@ -19,7 +19,8 @@ func (x *Exchange) instance() (instance store.Instance) {
 	return instance
 }
 
-// force changes the record of the disk that the request names, past the rules, and answers with it.
+// force changes the record of the disk that the request names, without the rules, and answers
+// with the disk.
 func (x *Exchange) force(state store.DiskState) {
 	disk := x.disk()
 	disk.State = state
@@ -34,7 +35,7 @@ func (x *Exchange) force(state store.DiskState) {
 // accept answers 202 with an object.
 func (x *Exchange) accept(object any) { x.Reply(202, object) }
 
-// on is a change of the answer to these operations.
+// on returns a mutation that changes the answers to these operations.
 func on(change func(map[string]any), operations ...string) func(*Exchange) {
 	return func(x *Exchange) {
 		if x.Is(operations...) {
@@ -43,12 +44,12 @@ func on(change func(map[string]any), operations ...string) func(*Exchange) {
 	}
 }
 
-// set is a change of one field.
+// set returns a change of one field.
 func set(field string, value any) func(map[string]any) {
 	return func(object map[string]any) { object[field] = value }
 }
 
-// sends is a change of one field of the body that is sent to these operations.
+// sends returns a mutation that changes one field of the body of requests for these operations.
 func sends[T any](field string, change func(T) T, operations ...string) func(*Exchange) {
 	return func(x *Exchange) {
 		body := x.Sent()
@@ -59,7 +60,7 @@ func sends[T any](field string, change func(T) T, operations ...string) func(*Ex
 	}
 }
 
-// inState refuses an operation on an instance that is in a state.
+// inState returns a mutation that refuses an operation on an instance in the given state.
 func inState(operation, state, message string) func(*Exchange) {
 	return func(x *Exchange) {
 		if x.Is(operation) && x.instance().RunState == state {
@@ -68,7 +69,8 @@ func inState(operation, state, message string) func(*Exchange) {
 	}
 }
 
-// acceptsIn accepts an operation on an instance that is in a state, without effect.
+// acceptsIn returns a mutation that accepts an operation on an instance in the given state
+// without carrying it out.
 func acceptsIn(operation, state string) func(*Exchange) {
 	return func(x *Exchange) {
 		if i := x.instance(); x.Is(operation) && i.RunState == state {
@@ -77,7 +79,7 @@ func acceptsIn(operation, state string) func(*Exchange) {
 	}
 }
 
-// ofDisk refuses an operation on a disk that is in a state.
+// ofDisk returns a mutation that refuses an operation on a disk in the given state.
 func ofDisk(operation, state string, status int, code, message string) func(*Exchange) {
 	return func(x *Exchange) {
 		if x.Is(operation) && x.disk().State.State == state {
@@ -86,15 +88,15 @@ func ofDisk(operation, state string, status int, code, message string) func(*Exc
 	}
 }
 
-// detach takes a disk from its instance, whatever the rules say.
+// detach detaches a disk from its instance without the rules.
 func (x *Exchange) detach(disk store.Disk) {
 	_ = x.Rack.Plane().Unplug(disk.State.Instance, disk.ID)
 	disk.State = store.DiskState{State: store.StateDetached}
 	x.putDisk(disk)
 }
 
-// reword changes the answers that are errors with this status and text: to another status, code and
-// message, of which "" is the same as before.
+// reword returns a mutation that changes error answers with this status and text to another
+// status, code and message; "" keeps the old value.
 func reword(status int, text string, want int, code, message string) func(*Exchange) {
 	return func(x *Exchange) {
 		if !x.Refused(status, text) {
@@ -112,7 +114,7 @@ func reword(status int, text string, want int, code, message string) func(*Excha
 	}
 }
 
-// disks reads the disks of the instance in the path.
+// disks returns the disks of the instance in the path.
 func (x *Exchange) disks() (disks []store.Disk) {
 	id := x.instance().ID
 	_ = x.Rack.Records().View(func(tx *store.Tx) (err error) {
@@ -147,8 +149,8 @@ func refuseTaken(x *Exchange) {
 	})
 }
 
-// leave creates an instance that was refused for a disk, stopped and with another body, and keeps
-// the refusal.
+// leave creates the instance that was refused because of a disk, stopped and with a changed body,
+// and keeps the refusal.
 func (x *Exchange) leave(change func(map[string]any)) {
 	if !x.Is("instance_create") || !x.Refused(400, "attached to another instance") {
 		return
@@ -161,7 +163,8 @@ func (x *Exchange) leave(change func(map[string]any)) {
 	x.Answer = answer
 }
 
-// unstarted is the instance that was created to be started, and is stopped; the zero value is none.
+// unstarted returns the instance that should have been started at its creation and is stopped, or
+// the zero value.
 func (x *Exchange) unstarted() (instance store.Instance) {
 	answer := object(x.Answer.Body)
 	if !x.Is("instance_create") || x.Sent()["start"] == false || answer["run_state"] != "stopped" {

@@ -7,7 +7,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// creations are the mutations of what an instance is made with.
+// creations are the mutations of the parts with which an instance is created.
 var creations = []Mutation{
 	{
 		Name: "A50-64-vcpus", Says: "an instance has at most 64 vCPUs",
@@ -82,7 +82,7 @@ var creations = []Mutation{
 	},
 }
 
-// networks are the mutations of instances' interfaces and addresses.
+// networks are the mutations of the interfaces and addresses of instances.
 var networks = []Mutation{
 	{
 		Name: "A52-v4-alone", Says: "an interface has IPv4 alone, as on racks up to v18",

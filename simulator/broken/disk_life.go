@@ -107,7 +107,7 @@ var diskLife = []Mutation{
 	},
 }
 
-// takeAway detaches the disk that is to be deleted, whatever the rules say, and reports whether it
+// takeAway detaches the disk of a delete request without the rules. It reports whether the disk
 // was attached.
 func (x *Exchange) takeAway() bool {
 	d := x.disk()
@@ -118,10 +118,11 @@ func (x *Exchange) takeAway() bool {
 	return true
 }
 
-// usedNames are the names of the disks that were deleted while names stay taken.
+// usedNames has the names of the disks that were deleted, for the mutation that keeps names
+// taken.
 var usedNames sync.Map
 
-// addStorage changes what is provisioned, whatever the rules say.
+// addStorage changes the provisioned amount without the rules.
 func (x *Exchange) addStorage(bytes int64) {
 	_ = x.Rack.Records().Update(func(tx *store.Tx) error { return tx.AddStorage(bytes) })
 }

@@ -78,7 +78,7 @@ var diskLimits = []Mutation{
 			case x.Succeeded("snapshot_create"):
 				x.addStorage(-int64(size))
 			case x.Succeeded("snapshot_delete"):
-				x.addStorage(2 * gibibyte) // what the check's has
+				x.addStorage(2 * gibibyte) // the size of the check's disk
 			}
 		},
 	},

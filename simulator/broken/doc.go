@@ -1,8 +1,9 @@
-// Package broken lets a simulated rack break its rules: each [Mutation] of its table breaks one, by
-// changing requests on their way in, answers on their way out, or the bytes of disks. With them the
-// conformance suite proves that it would notice a rack that does the same.
+// Package broken makes a simulated rack break its rules. Each [Mutation] of its table breaks one
+// rule: it changes requests before the rack reads them, answers before the caller gets them, or
+// the bytes of disks. With the mutations the conformance suite proves that it would notice a rack
+// that does the same.
 //
-// A mutation is in force for the whole rack, from its start (oxide-simulator serve --mutation NAME)
-// or from the admin listener's PUT /mutations/NAME on. One is in force at a time. What goes wrong
-// once, or at a chosen request, is an adminapi.Fault instead.
+// A mutation applies to the whole rack. It begins with the rack (oxide-simulator serve --mutation
+// NAME) or with PUT /mutations/NAME on the admin listener. Only one mutation is active at a time.
+// For an error that happens once, or at a chosen request, use an adminapi.Fault instead.
 package broken

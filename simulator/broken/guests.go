@@ -12,8 +12,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// guests are the mutations of what a guest sees. A device is changed right after its attach, and is
-// as it should be when it is attached again.
+// guests are the mutations of a guest's view. Such a mutation changes a device immediately after
+// its attach. The device is right again when its disk is next attached.
 var guests = []Mutation{
 	{
 		Name: "A54-serial-of-id", DriverSays: "DeviceNotFound",
@@ -35,7 +35,7 @@ var guests = []Mutation{
 		Before: hideSecond,
 		After: plugged(func(disk store.Disk, dir string) error {
 			if _, err := os.Stat(filepath.Join(dir, "../../../hidden", disk.ID)); err != nil {
-				return nil // it is the first one
+				return nil // it is the first device
 			}
 			return os.CopyFS(second(dir), os.DirFS(dir))
 		}),
@@ -104,7 +104,8 @@ var guests = []Mutation{
 	},
 }
 
-// device is the directory of a disk's device in the sysfs of the instance in the path, or "".
+// device returns the directory of a disk's device in the sysfs of the instance in the path, or
+// "".
 func (x *Exchange) device(disk store.Disk) string {
 	serials, _ := filepath.Glob(filepath.Join(x.Rack.Plane().GuestDir(x.instance().ID),
 		"sys/block/*/device/serial"))
@@ -119,20 +120,21 @@ func (x *Exchange) device(disk store.Disk) string {
 	return ""
 }
 
-// more is how the name of a device ends that is another one, shown once more.
+// more ends the name of a second device for the same disk.
 const more = "00n1"
 
-// second is where a device is shown once more.
+// second returns the directory of a device's second copy.
 func second(dir string) string { return strings.TrimSuffix(dir, "n1") + more }
 
-// hideSecond removes what is shown once more before its disk is detached.
+// hideSecond removes the second copy of a device before its disk is detached.
 func hideSecond(x *Exchange) {
 	if dir := x.device(x.disk()); dir != "" && x.Is("instance_disk_detach") {
 		_ = os.RemoveAll(second(dir))
 	}
 }
 
-// plugged changes a device when its disk has been attached to a running instance.
+// plugged returns a mutation that changes a device when its disk has been attached to a running
+// instance.
 func plugged(change func(disk store.Disk, dir string) error) func(*Exchange) {
 	return func(x *Exchange) {
 		if !x.Is("instance_disk_attach") || x.Answer.Status >= 300 {
@@ -146,7 +148,7 @@ func plugged(change func(disk store.Disk, dir string) error) func(*Exchange) {
 	}
 }
 
-// firmware changes what the firmware of every guest says.
+// firmware returns a function that changes a value in the firmware of every guest.
 func firmware(field string, value func(instance string, broken bool) string,
 ) func(*engine.Rack, bool) error {
 	return func(rack *engine.Rack, broken bool) error {

@@ -10,7 +10,7 @@ import (
 // instances are the mutations of instances and of their networks.
 var instances = slices.Concat(lives, creations, networks)
 
-// lives are the mutations of what an instance goes through.
+// lives are the mutations of the start, stop, update and deletion of instances.
 var lives = []Mutation{
 	{
 		Name: "A20-counts-until-deleted",

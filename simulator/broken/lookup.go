@@ -11,7 +11,7 @@ import (
 
 // Reply answers with a success.
 func (x *Exchange) Reply(status int, body any) {
-	text, _ := json.Marshal(body) // our own types always encode
+	text, _ := json.Marshal(body) // this package's types always encode
 	x.Answer = &Answer{Status: status, Header: http.Header{}, Body: text}
 }
 
@@ -27,13 +27,13 @@ func (x *Exchange) query(change func(map[string][]string)) {
 	x.Request.URL.RawQuery = values.Encode()
 }
 
-// isList reports whether the exchange is about a list.
+// isList reports whether the request is for a list.
 func (x *Exchange) isList() bool {
 	return x.Is("disk_list", "snapshot_list", "instance_list", "image_list", "project_list",
 		"instance_disk_list")
 }
 
-// projectID is the ID of the project in the query.
+// projectID returns the ID of the project in the query.
 func (x *Exchange) projectID() (id string) {
 	_ = x.Rack.Records().View(func(tx *store.Tx) error {
 		sel, _ := store.ParseSelector(x.Request.URL.Query().Get("project"))
@@ -44,7 +44,7 @@ func (x *Exchange) projectID() (id string) {
 	return id
 }
 
-// eachDisk visits all disks.
+// eachDisk calls visit for every disk.
 func (x *Exchange) eachDisk(visit func(store.Disk)) {
 	_ = x.Rack.Records().View(func(tx *store.Tx) error {
 		return store.Disks.Each(tx, func(d store.Disk) error {
@@ -54,7 +54,7 @@ func (x *Exchange) eachDisk(visit func(store.Disk)) {
 	})
 }
 
-// namesake is the disk that has the name in the request's body already; the zero value is none.
+// namesake returns the disk that already has the name in the request's body, or the zero value.
 func (x *Exchange) namesake() (found store.Disk) {
 	name, project := x.Sent()["name"], x.projectID()
 	x.eachDisk(func(d store.Disk) {
@@ -65,10 +65,10 @@ func (x *Exchange) namesake() (found store.Disk) {
 	return found
 }
 
-// putDisk changes a record, whatever the rules say.
+// putDisk changes a record without the rules.
 func (x *Exchange) putDisk(d store.Disk) {
 	_ = x.Rack.Records().Update(func(tx *store.Tx) error { return tx.PutDisk(d) })
 }
 
-// isID reports whether text is an ID and no name.
+// isID reports whether text is an ID instead of a name.
 func isID(text string) bool { return uuid.Validate(text) == nil }

@@ -18,25 +18,25 @@ import (
 
 // Mutation is one way in which a rack breaks a rule.
 type Mutation struct {
-	// Name says what it does: the rule's ID and a few words, such as A33-refuses-again.
+	// Name is the rule's ID and a few words that describe the mutation, such as A33-refuses-again.
 	Name string
-	// Rule is the rule's ID, with which the name begins, or Data.
+	// Rule is the rule's ID, with which Name begins, or Data.
 	Rule string
-	// Says is what the broken rack does, in a sentence.
+	// Says describes in a sentence what the broken rack does.
 	Says string
-	// DriverSays is the reason (docs/reasons.md) with which the driver must refuse to go on; "" is
-	// none, because the driver is not endangered or cannot know.
+	// DriverSays is the reason (docs/reasons.md) with which the driver must refuse to continue. It
+	// is "" if the mutation does not endanger the driver, or if the driver cannot notice it.
 	DriverSays string
-	// Before may change a request, or answer it. After may change the answer.
+	// Before may change a request or answer it. After may change the answer.
 	Before, After func(*Exchange)
-	// Guests changes what the rack's guests see when the mutation comes into force, and puts it right
-	// (broken is false) when it ends.
+	// Guests changes the view of the rack's guests when the mutation begins (broken is true), and
+	// restores it when the mutation ends.
 	Guests func(rack *engine.Rack, broken bool) error
-	// tamper is what goes wrong with bytes and devices; the zero value is nothing.
+	// tamper spoils bytes or devices; the zero value spoils nothing.
 	tamper dataplane.Tamper
 }
 
-// Data is the Rule of a mutation that breaks no rule of the API, but what disks are for.
+// Data is the Rule of a mutation that breaks a promise about data instead of a rule of the API.
 const Data = "data"
 
 // Table lists every mutation.
@@ -51,9 +51,9 @@ func Table() []Mutation {
 	return table
 }
 
-// Exchange is one request on its way through a broken rack.
+// Exchange is one request to a broken rack and its answer.
 type Exchange struct {
-	// Rack is the rack in order.
+	// Rack is the rack without the mutation.
 	Rack *engine.Rack
 	// RequestID is the ID in the answer.
 	RequestID string
@@ -61,31 +61,32 @@ type Exchange struct {
 	Operation string
 	// Request is the request. Before may change its URL and its header.
 	Request *http.Request
-	// Path are the parameters in the path.
+	// Path has the parameters in the path.
 	Path url.Values
 	// Body is the request's body, which Before may change.
 	Body []byte
-	// Answer is nil until there is one. Before may set it, and then the rack is not asked.
+	// Answer is nil until there is an answer. If Before sets it, the rack does not see the request.
 	Answer *Answer
-	// Carry lets Before ask the rack in order, once or more often, for the answer to this request.
+	// Carry carries out this request on the rack without the mutation, and returns the answer.
+	// Before may call it more than once.
 	Carry func() *Answer
-	// Later lets Before have the rack carry the request out after its answer, and after the delay.
+	// Later makes the rack carry out the request after its answer and the delay.
 	Later func(delay time.Duration)
 }
 
-// Answer is what the caller gets.
+// Answer is the answer that the caller gets.
 type Answer struct {
 	Status int
 	Header http.Header
 	Body   []byte
 }
 
-// Is reports whether the exchange is one of these operations.
+// Is reports whether the request is for one of these operations.
 func (x *Exchange) Is(operations ...string) bool {
 	return slices.Contains(operations, x.Operation)
 }
 
-// Refuse answers with an error in the rack's form. The code "" is left out.
+// Refuse answers with an error in the rack's form. An empty code is left out.
 func (x *Exchange) Refuse(status int, code, format string, args ...any) {
 	body := map[string]any{"message": fmt.Sprintf(format, args...), "request_id": x.RequestID}
 	if code != "" {
@@ -94,7 +95,8 @@ func (x *Exchange) Refuse(status int, code, format string, args ...any) {
 	x.Answer = &Answer{Status: status, Header: http.Header{}, Body: errorText(body)}
 }
 
-// errorText writes an error in the rack's order of fields, without those that are nil.
+// errorText encodes an error with its fields in the rack's order, and leaves out fields that are
+// nil.
 func errorText(body map[string]any) []byte {
 	text, _ := json.MarshalIndent(struct {
 		RequestID any `json:"request_id,omitempty"`
@@ -110,13 +112,13 @@ func (x *Exchange) Refused(status int, text string) bool {
 	return x.Answer.Status == status && strings.Contains(string(x.Answer.Body), text)
 }
 
-// Sent reads the request's body as a JSON object; it is nil if it is none.
+// Sent returns the request's body as a JSON object, or nil if it is not one.
 func (x *Exchange) Sent() map[string]any { return object(x.Body) }
 
 // Send replaces the request's body.
 func (x *Exchange) Send(body map[string]any) { x.Body, _ = json.Marshal(body) }
 
-// Edit changes the answer's JSON object, and each object of a page.
+// Edit changes the JSON object of the answer, or each object of a page.
 func (x *Exchange) Edit(change func(map[string]any)) {
 	body := object(x.Answer.Body)
 	if body == nil || x.Answer.Status >= 300 {
@@ -134,7 +136,7 @@ func (x *Exchange) Edit(change func(map[string]any)) {
 	x.Answer.Body, _ = json.Marshal(body)
 }
 
-// EditBody changes the answer's JSON object itself, be it an error or a page.
+// EditBody changes the JSON object of the answer itself, also if it is an error or a page.
 func (x *Exchange) EditBody(change func(map[string]any)) {
 	if body := object(x.Answer.Body); body != nil {
 		change(body)
@@ -154,13 +156,13 @@ func object(text []byte) map[string]any {
 	return body
 }
 
-// Switch holds the mutation in force. The zero value has none.
+// Switch holds the active mutation. Its zero value has none.
 type Switch struct{ active atomic.Pointer[Mutation] }
 
-// Active is the mutation in force, or nil.
+// Active returns the active mutation, or nil.
 func (s *Switch) Active() *Mutation { return s.active.Load() }
 
-// Set puts a mutation in force on a rack, in the place of any other; "" puts the rack in order.
+// Set activates a mutation on a rack, which replaces the active one; "" only ends the active one.
 func (s *Switch) Set(rack *engine.Rack, name string) error {
 	var next Mutation
 	if name != "" {
@@ -186,7 +188,7 @@ func (s *Switch) Set(rack *engine.Rack, name string) error {
 	return errors.Join(err, rack.Plane().Tamper(next.tamper))
 }
 
-// List describes the table.
+// List returns descriptions of all mutations.
 func (s *Switch) List() []adminapi.Mutation {
 	var list []adminapi.Mutation
 	active := s.Active()

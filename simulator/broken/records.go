@@ -2,8 +2,7 @@ package broken
 
 import "github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 
-// disk reads the disk that an attach or a detach names, or whose ID is in the path; the zero value
-// is none.
+// disk returns the disk of an attach, a detach or a path with a disk's ID, or the zero value.
 func (x *Exchange) disk() (disk store.Disk) {
 	name, _ := x.Sent()["disk"].(string)
 	if name == "" {

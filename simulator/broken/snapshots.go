@@ -142,7 +142,7 @@ var snapshots = []Mutation{
 	},
 }
 
-// snapshotsOf lists the snapshots of a disk.
+// snapshotsOf returns the IDs of the snapshots of a disk.
 func (x *Exchange) snapshotsOf(diskID string) (ids []string) {
 	_ = x.Rack.Records().View(func(tx *store.Tx) error {
 		return store.Snapshots.Each(tx, func(s store.SnapshotRecord) error {
@@ -155,7 +155,7 @@ func (x *Exchange) snapshotsOf(diskID string) (ids []string) {
 	return ids
 }
 
-// unfinished reports whether a snapshot is being taken.
+// unfinished reports whether the snapshot is still being taken.
 func (x *Exchange) unfinished(id string) bool {
 	var s store.SnapshotRecord
 	_ = x.Rack.Records().View(func(tx *store.Tx) (err error) {
@@ -165,7 +165,7 @@ func (x *Exchange) unfinished(id string) bool {
 	return s.State == store.SnapshotCreating
 }
 
-// images lists all images.
+// images returns all images.
 func (x *Exchange) images() []store.Image {
 	all := []store.Image{}
 	_ = x.Rack.Records().View(func(tx *store.Tx) error {

@@ -2,6 +2,6 @@ package broken
 
 import "slices"
 
-// wire are the mutations of what every request and answer has.
+// wire are the mutations that concern every request and answer.
 var wire = slices.Concat(wireErrors, wireNames, wireBodies, wirePages, wireAlike, wireAccess,
 	wireSagas)

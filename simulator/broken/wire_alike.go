@@ -7,7 +7,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// wireAlike are the mutations of what one answer says otherwise than another.
+// wireAlike are the mutations that make two answers about the same object differ.
 var wireAlike = []Mutation{
 	{
 		Name: "A72-other-time", Says: "each answer gives another time of creation",
@@ -57,7 +57,8 @@ func newlyCreated(object map[string]any) {
 	object["time_created"] = time.Now().UTC().Format("2006-01-02T15:04:05.000000Z")
 }
 
-// dropsTheLast leaves the last object out of each full page of these lists.
+// dropsTheLast returns a mutation that leaves the last object out of each full page of these
+// lists.
 func dropsTheLast(lists ...string) func(*Exchange) {
 	return func(x *Exchange) {
 		limit, err := strconv.Atoi(x.Request.URL.Query().Get("limit"))

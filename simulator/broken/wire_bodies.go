@@ -99,5 +99,5 @@ var wireBodies = []Mutation{
 	},
 }
 
-// bodyPath is where a path of fields stands in a refusal.
+// bodyPath matches the path of the field in a refusal.
 var bodyPath = regexp.MustCompile(`body: [a-z_.]+: `)

@@ -66,7 +66,7 @@ var wireErrors = []Mutation{
 	},
 }
 
-// onErrors is a change of every error.
+// onErrors returns a mutation that changes every error.
 func onErrors(change func(map[string]any)) func(*Exchange) {
 	return func(x *Exchange) {
 		if x.Answer.Status >= 400 {

@@ -128,7 +128,7 @@ var wirePages = []Mutation{
 	},
 }
 
-// pageToken is what the query's token holds, or nil.
+// pageToken returns the content of the query's token, or nil.
 func (x *Exchange) pageToken() map[string]string {
 	data, _ := base64.URLEncoding.DecodeString(x.Request.URL.Query().Get("page_token"))
 	var token struct {
@@ -140,7 +140,8 @@ func (x *Exchange) pageToken() map[string]string {
 	return token.Start
 }
 
-// sameToken is the query's token or, without one, the token of the page after everything.
+// sameToken returns the query's token. Without one it returns the token of the page after the
+// last object.
 func (x *Exchange) sameToken() string {
 	query := x.Request.URL.Query()
 	if token := query.Get("page_token"); token != "" {

@@ -35,7 +35,7 @@ var wireSagas = []Mutation{
 	},
 }
 
-// halfMade is the record of the disk that the request is to create.
+// halfMade returns the record of the disk that the request creates.
 func (x *Exchange) halfMade(state string) store.Disk {
 	body := x.Sent()
 	name, _ := body["name"].(string)

@@ -1,27 +1,29 @@
-// Package dataplane has the bytes of a simulated rack and what its guests see: the files of disks,
-// snapshots and images, the loop devices that carry the disks of running instances, and a directory
-// for each guest that looks like its /sys and /dev. It knows nothing of projects, quotas or states.
+// Package dataplane has the bytes of a simulated rack and the view of its guests: the files of
+// disks, snapshots and images, the loop devices of the disks of running instances, and for each
+// guest a directory that looks like its /sys and /dev. It knows nothing of projects, quotas or
+// states.
 //
-// [Plane] plugs a disk into a guest and unplugs it, also by force; copies disks, with the guest's
-// filesystem frozen while a snapshot is taken; and adopts or releases, with [Plane.Reconcile], what
-// a simulator left that was killed. Its directory, which one process uses at a time, has
+// [Plane] plugs a disk into a guest and unplugs it, also by force. It copies disks, and freezes
+// the guest's filesystem while it takes a snapshot. After a simulator was killed,
+// [Plane.Reconcile] adopts or releases what it left. One process at a time uses the directory of
+// a plane, which contains
 //
 //	disks/<uuid>.img      the bytes of a disk; likewise snapshots/ and images/
-//	identity              of the rack, which its devices carry
-//	guests/<uuid>/sys     what the guest of that instance sees as /sys
-//	guests/<uuid>/dev     and as /dev
+//	identity              the identity of the rack, which its devices carry
+//	guests/<uuid>/sys     the /sys of that instance's guest
+//	guests/<uuid>/dev     its /dev
 //	guests/<uuid>/hidden  its disks that an equal serial hides until the guest restarts
-//	guests/<uuid>/aside   entries that are being made or removed
+//	guests/<uuid>/aside   entries that are being created or removed
 //	frozen/<disk uuid>    a freeze in progress
-//	tamper                what a [Tamper] keeps while it is in force
-//	fuse-…                the disks in the guests, if they are such that can fail
+//	tamper                files of the active [Tamper]
+//	fuse-…                the disks in the guests, if the disks can fail
 //
 // With Config.FlakyDisks a guest's devices lead to this process (package flakydisk), which passes
-// reads, writes and flushes on to the disk's file or lets them fail. They end with the process, and
-// the next one makes new ones: a guest that has one in use loses it.
+// reads, writes and flushes on to the disk's file or makes them fail. These devices end with the
+// process, and the next process creates new ones. A guest that uses a device then loses it.
 //
-// There is no other state: the kernel keeps each loop device's file and serial. The package needs
-// Linux and root. On other systems it builds, and [Open] fails.
+// There is no other state: the kernel keeps the file and serial of each loop device. The package
+// needs Linux and root. On other systems it builds, and [Open] fails.
 package dataplane
 
 import (
@@ -39,25 +41,25 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/keylock"
 )
 
-// Plane is a data plane in a directory. Open makes one.
+// Plane is a data plane in a directory. Open returns one.
 type Plane struct {
 	files
 	freezer freezer
 	seed    uint64
-	// firstLoop is the lowest number of a loop device that may be taken.
+	// firstLoop is the lowest number of a loop device that the plane may use.
 	firstLoop int
-	// owner is the rack's identity. Its devices carry it, for another rack may have the same paths in
-	// a container of its own.
+	// owner is the rack's identity. Its devices carry it, because another rack may have the same
+	// paths in a container of its own.
 	owner string
-	// device is the st_dev of the files in dir, which on an overlay need not be that of dir.
+	// device is the st_dev of the files in dir. On an overlay it may differ from that of dir.
 	device uint64
 
-	// ctx ends with Stop; working are the devices that will appear later.
+	// ctx ends with Stop. working counts the devices that will appear later.
 	ctx     context.Context
 	cancel  context.CancelFunc
 	working sync.WaitGroup
 
-	// disks locks a disk's bytes while its device is made, removed or copied.
+	// disks locks a disk's bytes while its device is created, removed or copied.
 	disks keylock.Map
 
 	guests    guests
@@ -65,10 +67,10 @@ type Plane struct {
 	flaky     flaky
 }
 
-// Guest is what a guest's firmware reports of its instance.
+// Guest has the values that a guest's firmware reports about its instance.
 type Guest struct{ InstanceID, Name string }
 
-// Device is an attached disk, as its guest is to see it.
+// Device describes an attached disk as its guest must see it.
 type Device struct {
 	InstanceID, DiskID, DiskName string
 	SizeBytes                    int64
@@ -76,11 +78,12 @@ type Device struct {
 	ReadOnly                     bool
 }
 
-// serial is the serial number of the disk's NVMe controller: as much of the name as fits (A54).
+// serial returns the serial number of the disk's NVMe controller: as much of the name as fits
+// (A54).
 func (d Device) serial() string { return d.DiskName[:min(len(d.DiskName), nvmeSerialBytes)] }
 
-// Fault changes how a device appears: never, later, or with another size. Or the disk cannot be
-// plugged at all. The zero value changes nothing.
+// Fault changes a device: it never appears, appears later, or has another size. Or the disk
+// cannot be plugged at all. The zero value changes nothing.
 type Fault struct {
 	Never     bool
 	Delay     time.Duration
@@ -88,29 +91,29 @@ type Fault struct {
 	Fails     bool
 }
 
-// Config is where a data plane is, and what it may use of the machine.
+// Config configures a data plane.
 type Config struct {
-	// Dir is the directory; it exists.
+	// Dir is an existing directory.
 	Dir string
 	Log *slog.Logger
-	// Seed decides in which order and under which names devices appear.
+	// Seed determines the order and the names in which devices appear.
 	Seed uint64
-	// FirstLoop is the lowest number of a loop device that is used.
+	// FirstLoop is the lowest number of a loop device that the plane uses.
 	FirstLoop int
 	// ProcRoot is a procfs that shows the processes of all guests; "" is /proc.
 	ProcRoot string
-	// FlakyDisks makes disks that can fail, with [Plane.FailDisk].
+	// FlakyDisks creates disks that [Plane.FailDisk] can make fail.
 	FlakyDisks bool
 }
 
-// Open prepares the directory. It fails in a directory, or on a machine, where no disk could be
-// attached.
+// Open prepares the directory. It returns an error if no disk could be attached in this directory
+// or on this machine.
 func Open(c Config) (*Plane, error) {
 	dir, err := filepath.Abs(c.Dir)
 	if err != nil {
 		return nil, fmt.Errorf("open the data plane: %w", err)
 	}
-	// The kernel names the files of its loop devices without symbolic links.
+	// The kernel shows the files of its loop devices without symbolic links.
 	if dir, err = filepath.EvalSymlinks(dir); err != nil {
 		return nil, fmt.Errorf("open the data plane: %w", err)
 	}
@@ -137,15 +140,15 @@ func Open(c Config) (*Plane, error) {
 	return p, nil
 }
 
-// Stop ends the plane's own work and leaves the guests their devices. The next plane adopts them.
+// Stop ends the plane's own work. The guests keep their devices, and the next plane adopts them.
 func (p *Plane) Stop() {
 	p.cancel()
 	p.working.Wait()
 }
 
-// Close removes every device from its guest and releases it. A device that is in use stays, with
-// its bytes, until its last user closes it, so that a filesystem on it can be unmounted properly;
-// Close reports it.
+// Close removes every device from its guest and releases it. A device in use stays, with its
+// bytes, until its last user closes it, so that a filesystem on it can be unmounted properly;
+// Close returns an error that names it.
 func (p *Plane) Close() error {
 	p.Stop()
 	errs := []error{p.Tamper(Tamper{})}
@@ -153,7 +156,7 @@ func (p *Plane) Close() error {
 	for _, g := range p.guests.all() {
 		devices = append(devices, p.guests.devices(g)...)
 	}
-	// Wait once for all that are in use, not for each.
+	// Wait once for all devices in use instead of once for each.
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
 	for _, d := range devices {

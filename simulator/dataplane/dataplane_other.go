@@ -10,7 +10,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// Open fails on this system, so that none of these is called.
+// Open fails on this system, so these functions are never called.
 
 type freezer struct{}
 

@@ -26,7 +26,7 @@ import (
 
 const testDiskSize = 64 << 20
 
-// newPlane opens a data plane whose devices are gone when the test ends.
+// newPlane opens a data plane and removes its devices when the test ends.
 func newPlane(t *testing.T) *Plane { return newPlaneIn(t, t.TempDir()) }
 
 func newPlaneIn(t *testing.T, dir string) *Plane {
@@ -37,7 +37,8 @@ func newPlaneIn(t *testing.T, dir string) *Plane {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		// A mount namespace that somebody makes meanwhile holds our mounts, for as long as it lives.
+		// A mount namespace that another process creates in the meantime keeps our mounts as long as it
+		// lives.
 		if err := p.Close(); err != nil && !errors.Is(err, loopdev.ErrBusy) {
 			t.Error(err)
 		}
@@ -91,7 +92,7 @@ func newGuest(t *testing.T, p *Plane) string {
 	return id
 }
 
-// newDisk makes a blank disk that can be plugged into the instance.
+// newDisk creates a blank disk that can be plugged into the instance.
 func newDisk(t *testing.T, p *Plane, instanceID, name string) Device {
 	t.Helper()
 	spec := Device{InstanceID: instanceID, DiskID: newID(), DiskName: name,
@@ -100,7 +101,7 @@ func newDisk(t *testing.T, p *Plane, instanceID, name string) Device {
 	return spec
 }
 
-// seen are the names of the devices that the guest sees.
+// seen returns the names of the devices that the guest sees.
 func seen(t *testing.T, p *Plane, instanceID string) []string {
 	t.Helper()
 	var names []string
@@ -112,7 +113,7 @@ func seen(t *testing.T, p *Plane, instanceID string) []string {
 	return names
 }
 
-// nodeOf is the path of the only device node that the guest has.
+// nodeOf returns the path of the guest's only device node.
 func nodeOf(t *testing.T, p *Plane, instanceID string) string {
 	t.Helper()
 	names := seen(t, p, instanceID)
@@ -298,7 +299,7 @@ func TestASecondDeviceWithAnEqualSerialStaysHiddenUntilTheGuestRestarts(t *testi
 	if names := seen(t, p, id); len(names) != 0 {
 		t.Errorf("after the first went, the guest sees %v, want none", names)
 	}
-	// A restart takes everything away and gives it back.
+	// A restart removes every device and adds it again.
 	simtest.NoError(t, p.Unplug(id, second.DiskID))
 	simtest.NoError(t, p.Plug(second, Fault{}))
 	if names := seen(t, p, id); len(names) != 1 {
@@ -372,7 +373,7 @@ func TestRemovingAGuestReleasesItsDevices(t *testing.T) {
 	}
 }
 
-// TestForceDetachCutsTheGuestOff takes a disk away under a mount and gives it to another.
+// TestForceDetachCutsTheGuestOff detaches a mounted disk and attaches it to another guest.
 func TestForceDetachCutsTheGuestOff(t *testing.T) {
 	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
 		t.Run(fsType, func(t *testing.T) {

@@ -14,17 +14,17 @@ import (
 	"syscall"
 )
 
-// files are the bytes of disks, snapshots and images: a file each, below dir.
+// files are the bytes of disks, snapshots and images, one file for each, below dir.
 type files struct {
 	dir string
 	log *slog.Logger
 }
 
-// IdentityFile is the file with the identity of the rack in a directory.
+// IdentityFile is the name of the file with the rack's identity.
 const IdentityFile = "identity"
 
-// identify returns the identity of the rack in a directory, which the first simulator there makes
-// if whoever started it has not.
+// identify returns the identity of the rack in a directory. The first simulator there creates it,
+// unless the caller that starts the rack has done so.
 func identify(dir string) (string, error) {
 	path := filepath.Join(dir, IdentityFile)
 	err := makeBacking(path, func(f *os.File) error {
@@ -41,18 +41,18 @@ func identify(dir string) (string, error) {
 	return string(id), err
 }
 
-// DiskPath is the file of a disk's bytes.
+// DiskPath returns the path of a disk's file.
 func (p files) DiskPath(id string) string { return filepath.Join(p.dir, "disks", id+".img") }
 
-// SnapshotPath is the file of a snapshot's bytes.
+// SnapshotPath returns the path of a snapshot's file.
 func (p files) SnapshotPath(id string) string {
 	return filepath.Join(p.dir, "snapshots", id+".img")
 }
 
-// ImagePath is the file of an image's bytes.
+// ImagePath returns the path of an image's file.
 func (p files) ImagePath(id string) string { return filepath.Join(p.dir, "images", id+".img") }
 
-// CreateDisk makes a blank disk, which takes no space. It leaves an existing one alone.
+// CreateDisk creates a blank disk, which uses no space. It does not change an existing one.
 func (p files) CreateDisk(id string, size int64) error {
 	err := makeBacking(p.DiskPath(id), func(f *os.File) error { return f.Truncate(size) })
 	if err != nil {
@@ -61,8 +61,8 @@ func (p files) CreateDisk(id string, size int64) error {
 	return nil
 }
 
-// CloneDisk makes a disk with the bytes of source, a snapshot's or an image's file, and blank space
-// after them. It leaves an existing one alone.
+// CloneDisk creates a disk with the bytes of source, the file of a snapshot or an image, and
+// blank space after them. It does not change an existing disk.
 func (p files) CloneDisk(ctx context.Context, id, source string, size int64) error {
 	err := makeBacking(p.DiskPath(id), func(f *os.File) error { return fill(ctx, f, source, size) })
 	if err != nil {
@@ -71,8 +71,8 @@ func (p files) CloneDisk(ctx context.Context, id, source string, size int64) err
 	return nil
 }
 
-// ImportImage makes an image of a file, or a blank one. It replaces existing bytes: they have no
-// record yet, and may be those of another file.
+// ImportImage creates an image from a file, or a blank one. It replaces existing bytes, because
+// an earlier import may have ended without a record and may have been of another file.
 func (p files) ImportImage(ctx context.Context, id, file string, size int64) error {
 	if err := removeBacking(p.ImagePath(id)); err != nil {
 		return fmt.Errorf("import image %s: %w", id, err)
@@ -100,7 +100,7 @@ func (p files) RemoveSnapshot(id string) error {
 // unfinished is the suffix of files that are being written.
 const unfinished = ".tmp"
 
-// makeBacking makes a file that is complete and durable, or does not exist.
+// makeBacking creates a file that is complete and durable, or does not exist.
 func makeBacking(path string, write func(*os.File) error) error {
 	if _, err := os.Stat(path); err == nil {
 		return nil
@@ -130,7 +130,7 @@ func removeBacking(path string) error {
 	return FlushDir(filepath.Dir(path))
 }
 
-// fill gives f the bytes of the file at source, which has no writers, and the size.
+// fill copies into f the bytes of the file at source, which nobody writes, and sets f's size.
 func fill(ctx context.Context, f *os.File, source string, size int64) error {
 	src, err := os.Open(source)
 	if err != nil {
@@ -154,10 +154,10 @@ func fill(ctx context.Context, f *os.File, source string, size int64) error {
 	return f.Truncate(size)
 }
 
-// errNoData means that only a hole follows.
+// errNoData means that the rest of the file is a hole.
 var errNoData = errors.New("no data")
 
-// copyKeepingHoles copies the parts of src that are not holes. The copy is of one point in time
+// copyKeepingHoles copies the parts of src that are not holes. The copy shows one point in time
 // only if nobody writes to src.
 func copyKeepingHoles(ctx context.Context, dst, src *os.File) error {
 	st, err := src.Stat()
@@ -193,7 +193,7 @@ func copyStretch(ctx context.Context, dst, src *os.File, from, to int64) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		// The kernel copies between two files where it can.
+		// The kernel copies between two files if it can.
 		n, err := io.CopyN(dst, src, min(piece, to-from))
 		if err != nil {
 			return err
@@ -236,9 +236,9 @@ func (p files) trim(diskID string, size int64) error {
 	return os.Truncate(p.DiskPath(diskID), size)
 }
 
-// diskInodes are the inodes of the disks' files, by their names. Loop devices identify files by
-// them. Paths do not: the kernel reports the path that a file had in the mount namespace where it
-// was attached.
+// diskInodes returns the inodes of the disks' files, by file name. A loop device is compared by
+// its inode. Its path is no use, because the kernel reports the path in the mount namespace in
+// which the file was attached.
 func (p files) diskInodes() (map[string]uint64, error) {
 	entries, err := os.ReadDir(filepath.Join(p.dir, "disks"))
 	if err != nil {
@@ -269,7 +269,7 @@ func (p files) removeOrphans(kind string, ids []string) error {
 	return p.removeFiles(kind, func(name string) bool { return !belongs[name] })
 }
 
-// removeUnfinished removes the files of a kind whose writing was cut off.
+// removeUnfinished removes the files of a kind that were not written completely.
 func (p files) removeUnfinished(kind string) error {
 	return p.removeFiles(kind, func(name string) bool {
 		return strings.HasSuffix(name, unfinished)

@@ -15,7 +15,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 )
 
-// allocated is how many bytes a file takes on its filesystem.
+// allocated returns the number of bytes that a file uses on its filesystem.
 func allocated(t *testing.T, path string) int64 {
 	t.Helper()
 	var st unix.Stat_t
@@ -45,7 +45,7 @@ func TestACloneHasTheSourcesBytesAndHolesAndItsOwnSize(t *testing.T) {
 	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
 		t.Run(fsType, func(t *testing.T) {
 			p, id := newPlaneOn(t, fsType), newID()
-			source := filepath.Join(t.TempDir(), "image.raw") // On another filesystem.
+			source := filepath.Join(t.TempDir(), "image.raw") // the source is on another filesystem
 			f, err := os.Create(source)
 			simtest.NoError(t, err)
 			defer f.Close()

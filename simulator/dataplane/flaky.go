@@ -10,14 +10,15 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
-// ErrCannotFail means that the disks of this plane are plain files (Config.FlakyDisks).
+// ErrCannotFail means that the disks of this plane are plain files and cannot fail
+// (Config.FlakyDisks).
 var ErrCannotFail = errors.New("the disks of this rack cannot fail")
 
-// flaky are the disks of a plane whose disks can fail. The faults of a disk stay in force when it
-// is detached, and strike in the guest that has it next.
+// flaky has the disks of a plane that can fail. The faults of a disk stay active when the disk is
+// detached, and apply in the next guest.
 type flaky struct {
 	dir string
-	// server is nil when the disks are plain files; device is the st_dev of its files.
+	// server is nil if the disks are plain files. device is the st_dev of its files.
 	server *flakydisk.Server
 	device uint64
 
@@ -26,13 +27,13 @@ type flaky struct {
 	disks map[string]*flakyDisk
 }
 
-// flakyDisk is a disk while it is plugged, or its faults while it is not.
+// flakyDisk is a plugged disk, or the faults of a disk that is not plugged.
 type flakyDisk struct {
 	*flakydisk.Disk
 	file flakydisk.File
 }
 
-// open takes away what a killed simulator has left and, if it is to serve disks, begins to do so.
+// open removes what a killed simulator has left. With serve it starts to serve disks.
 func (f *flaky) open(dir string, serve bool) error {
 	left, err := filepath.Glob(filepath.Join(dir, fusePrefix+"*"))
 	for _, mount := range left {
@@ -42,7 +43,7 @@ func (f *flaky) open(dir string, serve bool) error {
 		return err
 	}
 	f.disks = map[string]*flakyDisk{}
-	// The name is new, so that nobody who cleans up after the last simulator takes this one away.
+	// The name is new, so that nobody who cleans up after the last simulator removes this mount.
 	if f.dir, err = os.MkdirTemp(dir, fusePrefix); err != nil {
 		return err
 	}
@@ -57,7 +58,7 @@ func (f *flaky) open(dir string, serve bool) error {
 
 const fusePrefix = "fuse-"
 
-// close ends what hangs, and serves no disk any more.
+// close ends the hanging operations and stops serving disks.
 func (f *flaky) close() error {
 	if f.server == nil {
 		return nil
@@ -85,8 +86,8 @@ func (f *flaky) disk(id string) *flakyDisk {
 	return f.disks[id]
 }
 
-// plug returns the path of a file that has the bytes of the disk's file, and fails as the disk
-// does.
+// plug returns the path of a file that has the bytes of the disk's file, and that fails according
+// to the disk's faults.
 func (f *flaky) plug(id, path string) (string, error) {
 	if f.server == nil {
 		return path, nil
@@ -105,7 +106,8 @@ func (f *flaky) plug(id, path string) (string, error) {
 	return f.server.Put(filepath.Base(path), d.Disk), nil
 }
 
-// unplug ends the use of a disk's file: what hangs fails, and nothing reaches the bytes any more.
+// unplug ends the use of a disk's file: hanging operations fail, and no write reaches the bytes
+// any more.
 func (f *flaky) unplug(id string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -123,19 +125,19 @@ func (f *flaky) unplug(id string) error {
 	return d.file.Close()
 }
 
-// forget drops the faults of a disk that was removed.
+// forget drops the faults of a removed disk.
 func (f *flaky) forget(id string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.disks, id)
 }
 
-// FailDisk puts a fault of a disk in force, wherever the disk is plugged.
+// FailDisk adds a fault to a disk, in every guest into which the disk is plugged.
 func (p *Plane) FailDisk(id string, fault flakydisk.Fault) error {
 	return p.withFlaky(id, func(d *flakyDisk) { d.AddFault(fault) })
 }
 
-// HealDisk removes all faults of a disk. What hangs goes on.
+// HealDisk removes all faults of a disk. Hanging operations continue.
 func (p *Plane) HealDisk(id string) error {
 	return p.withFlaky(id, func(d *flakyDisk) { d.Heal() })
 }
@@ -146,8 +148,8 @@ func (p *Plane) DiskFaults(id string) (faults []flakydisk.Fault, err error) {
 	return faults, err
 }
 
-// withFlaky does something with a disk. It does not wait for what is done with the disk: that may
-// hang.
+// withFlaky calls do with a disk. It does not wait for other operations on the disk, because
+// those may hang.
 func (p *Plane) withFlaky(id string, do func(*flakyDisk)) error {
 	if p.flaky.server == nil {
 		return ErrCannotFail

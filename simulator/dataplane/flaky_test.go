@@ -41,7 +41,7 @@ func writeTo(path string, fill byte) error {
 	return errors.Join(err, f.Sync(), f.Close())
 }
 
-// first is the first byte of a disk's file.
+// first returns the first byte of a disk's file.
 func first(t *testing.T, p *Plane, d Device) byte {
 	t.Helper()
 	content, err := os.ReadFile(p.DiskPath(d.DiskID))
@@ -114,7 +114,7 @@ func TestTheDisksOfASimulatorThatWasKilledAreMadeAgain(t *testing.T) {
 	d := newDisk(t, p, guest, "db")
 	simtest.NoError(t, p.Plug(d, Fault{}))
 	simtest.NoError(t, writeTo(nodeOf(t, p, guest), 'k'))
-	// As at the end of a process: its connection to the kernel ends.
+	// The connection to the kernel ends, as at the end of a process.
 	simtest.NoError(t, unix.Unmount(p.flaky.dir, unix.MNT_FORCE|unix.MNT_DETACH))
 	p.Stop()
 	dead := devicesOf(t, p)

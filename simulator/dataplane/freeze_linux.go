@@ -33,10 +33,10 @@ type freezer struct {
 
 func newFreezer(dir, proc string, log *slog.Logger) freezer { return freezer{dir, proc, log} }
 
-// freeze stops writes to the filesystem on the device, if a mount of it can be found, and returns
-// how to resume them. The filesystem must never stay frozen, because its writers wait in the kernel
-// and ignore signals. So there are three that thaw it: the caller; a guard process, in case this
-// one is killed; and the next start, which finds the record of the freeze.
+// freeze stops writes to the filesystem on the device if it finds a mount of it. It returns a
+// function that resumes them. The filesystem must never stay frozen, because its writers wait in
+// the kernel and ignore signals. So three parties can thaw it: the caller; a guard process, if
+// this process is killed; and the next start, which finds the record of the freeze.
 func (z freezer) freeze(loop loopdev.Device, diskID string) (thaw func() error, err error) {
 	mount, err := z.findMount(loop)
 	if err != nil {
@@ -56,8 +56,8 @@ func (z freezer) freeze(loop loopdev.Device, diskID string) (thaw func() error, 
 	err = unix.IoctlSetInt(int(mount.Fd()), ioctlFreeze, 0)
 	frozen := err == nil
 	switch {
-	// It is frozen already, or cannot be frozen. The device's counters show whether anything is
-	// written meanwhile.
+	// The filesystem is already frozen, or cannot be frozen. The device's counters show whether
+	// anything is written in the meantime.
 	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENOTTY):
 	case err != nil:
 		err = fmt.Errorf("freeze the filesystem on %s: %w", loop.Path, err)
@@ -69,7 +69,7 @@ func (z freezer) freeze(loop loopdev.Device, diskID string) (thaw func() error, 
 			err = thawMount(mount)
 		}
 		if guardErr := end(err == nil); err != nil && guardErr != nil {
-			// Keep the note for the next start.
+			// Keep the record for the next start.
 			return fmt.Errorf("thaw the filesystem on %s: %w", loop.Path,
 				errors.Join(err, guardErr, mount.Close()))
 		}
@@ -88,8 +88,8 @@ func thawMount(mount *os.File) error {
 	return err
 }
 
-// guardThaw starts a process that thaws the filesystem when this one is killed: its standard input
-// then ends without a line. So does end(false).
+// guardThaw starts a process that thaws the filesystem when this one is killed, because the
+// guard's standard input then ends without a line. end(false) has the same effect.
 func guardThaw(mount *os.File) (end func(thawed bool) error, err error) {
 	in, out, err := os.Pipe()
 	if err != nil {
@@ -98,7 +98,7 @@ func guardThaw(mount *os.File) (end func(thawed bool) error, err error) {
 	guard := exec.Command("sh", "-c",
 		"read -r word && exit 0; exec fsfreeze --unfreeze /proc/self/fd/3")
 	guard.Stdin, guard.ExtraFiles = in, []*os.File{mount}
-	// A signal to our process group must not end the guard before us.
+	// A signal to our process group must not end the guard before this process.
 	guard.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	err = guard.Start()
 	in.Close()
@@ -115,7 +115,8 @@ func guardThaw(mount *os.File) (end func(thawed bool) error, err error) {
 	}, nil
 }
 
-// thawLeftovers thaws what a killed process left frozen, in case its guard was killed as well.
+// thawLeftovers thaws the filesystems that a killed process left frozen, if its guard was killed
+// as well.
 func (z freezer) thawLeftovers(devices []loopdev.Device, diskPath func(id string) string) error {
 	notes, err := os.ReadDir(z.dir)
 	if err != nil {
@@ -151,8 +152,8 @@ func (z freezer) thawLeftover(d loopdev.Device) error {
 	return errors.Join(thawMount(mount), mount.Close())
 }
 
-// thawUnmounted thaws a filesystem that was unmounted while it was frozen. Such a filesystem keeps
-// its device busy for ever; it can only be reached by mounting it again.
+// thawUnmounted thaws a filesystem that was unmounted while it was frozen. Such a filesystem
+// keeps its device busy for ever, and can be reached only by another mount.
 func (z freezer) thawUnmounted(d loopdev.Device) error {
 	f, err := os.OpenFile(d.Path, os.O_RDONLY|unix.O_EXCL, 0)
 	if !errors.Is(err, unix.EBUSY) {
@@ -167,7 +168,7 @@ func (z freezer) thawUnmounted(d loopdev.Device) error {
 	}
 	defer os.Remove(dir)
 	if out, err := exec.Command("mount", d.Path, dir).CombinedOutput(); err != nil {
-		// Something else uses the device.
+		// Another program uses the device.
 		z.log.Warn("cannot check a device in use for a frozen filesystem",
 			slog.String("device", d.Path), slog.String("mount", string(out)))
 		return nil

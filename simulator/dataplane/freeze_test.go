@@ -17,7 +17,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 )
 
-// isFrozen asks for a freeze, which is refused where there is one.
+// isFrozen tries a freeze, which fails if the filesystem is already frozen.
 func isFrozen(t *testing.T, dir string) bool {
 	t.Helper()
 	f, err := os.Open(dir)
@@ -32,7 +32,8 @@ func isFrozen(t *testing.T, dir string) bool {
 	return false
 }
 
-// thawAtEnd is for tests that freeze: whatever they find, nobody shall hang.
+// thawAtEnd thaws the filesystem after a test that freezes it, so that no process hangs whatever
+// the test finds.
 func thawAtEnd(t *testing.T, dir string) {
 	t.Helper()
 	f, err := os.Open(dir)
@@ -71,7 +72,7 @@ func TestAMountInAnotherNamespaceIsFound(t *testing.T) {
 			loop := *p.guests.disk(spec.DiskID).loop
 			dir := filepath.Join(t.TempDir(), "a name with spaces")
 			simtest.NoError(t, os.Mkdir(dir, 0o700))
-			// Away from here, and in there under another name.
+			// The mount is removed here, and has another path in the new namespace.
 			inside := exec.CommandContext(t.Context(), "unshare", "--mount", "sh", "-c",
 				`mount --move "$1" "$2" || mount --bind "$1" "$2" && umount "$1"
 				echo mounted; read -r word; true`, "sh", spec.dir, dir)
@@ -171,7 +172,7 @@ func TestAKilledSnapshotThaws(t *testing.T) {
 		t.Error("the filesystem is not frozen")
 	}
 	simtest.NoError(t, child.Process.Kill())
-	_ = child.Wait() // It was killed; that is no news.
+	_ = child.Wait() // the process was killed
 	simtest.Eventually(t, "the guard thaws", func() bool { return !isFrozen(t, spec.dir) })
 	simtest.NoError(t, os.WriteFile(filepath.Join(spec.dir, "f"), nil, 0o600))
 }

@@ -14,12 +14,12 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// GuestDir is the directory of an instance's guest view, with sys and dev in it.
+// GuestDir returns the directory of an instance's guest view, which contains sys and dev.
 func (p *Plane) GuestDir(id string) string { return filepath.Join(p.dir, "guests", id) }
 
 func (p *Plane) view(id string) view { return view(p.GuestDir(id)) }
 
-// AddGuest makes the view of an instance's guest. An existing one keeps its devices.
+// AddGuest creates the view of an instance's guest. An existing view keeps its devices.
 func (p *Plane) AddGuest(g Guest) error {
 	if err := p.view(g.InstanceID).make(g.InstanceID); err != nil {
 		return fmt.Errorf("make the guest of instance %s: %w", g.Name, err)
@@ -28,7 +28,7 @@ func (p *Plane) AddGuest(g Guest) error {
 	return nil
 }
 
-// RemoveGuest removes a guest, if it exists, with its devices.
+// RemoveGuest removes a guest and its devices, if it exists.
 func (p *Plane) RemoveGuest(id string) error {
 	if g := p.guests.all()[id]; g != nil {
 		for _, d := range p.guests.devices(g) {
@@ -46,20 +46,20 @@ func (p *Plane) RemoveGuest(id string) error {
 
 // guest is the guest of one instance.
 type guest struct {
-	// plugged are its disks, by ID; the mu of guests guards it.
+	// plugged are its disks, by ID. The mu of guests guards it.
 	plugged map[string]*plugged
 
 	mu sync.Mutex
-	// mu guards the guest's view, the nodes of its devices, and what follows. Lock it before that of
-	// guests.
+	// mu guards the guest's view, the nodes of its devices, and the fields below. Lock it before the
+	// mu of guests.
 	//
 	// random chooses the numbers of its devices.
 	random *rand.Rand
-	// removed is set when the guest is no longer one of the plane's.
+	// removed is set when the guest no longer belongs to the plane.
 	removed bool
 }
 
-// plugged is a disk that a guest has, visible or not.
+// plugged is a disk of a guest, visible or not.
 type plugged struct {
 	spec  Device
 	guest *guest
@@ -67,7 +67,7 @@ type plugged struct {
 	loop *loopdev.Device
 	// node is the device's name in the guest, "" while it is not visible.
 	node string
-	// cancel ends the wait for its appearance, and appeared is closed at the end.
+	// cancel ends the wait for the device's appearance. appeared is closed when the wait has ended.
 	cancel   context.CancelFunc
 	appeared chan struct{}
 }
@@ -75,11 +75,11 @@ type plugged struct {
 // guests has the guests by the IDs of their instances.
 type guests struct {
 	mu sync.Mutex
-	// mu guards byID and the plugged of each. It is never held while files are written.
+	// mu guards byID and the plugged disks of each guest. It is never held while files are written.
 	byID map[string]*guest
 }
 
-// add adds a guest that is not there.
+// add adds a guest unless it exists.
 func (g *guests) add(instanceID string, seed uint64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -108,21 +108,21 @@ func (g *guests) remove(instanceID string) {
 	delete(g.byID, instanceID)
 }
 
-// all returns the guests by their instances.
+// all returns the guests by their instances' IDs.
 func (g *guests) all() map[string]*guest {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return maps.Clone(g.byID)
 }
 
-// devices returns the disks that a guest has.
+// devices returns the disks of a guest.
 func (g *guests) devices(of *guest) []*plugged {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return slices.Collect(maps.Values(of.plugged))
 }
 
-// lock returns an instance's guest with its mu locked, or nil when there is none.
+// lock locks the mu of an instance's guest and returns the guest, or nil if there is none.
 func (g *guests) lock(instanceID string) *guest {
 	guest := g.all()[instanceID]
 	if guest == nil {
@@ -136,21 +136,21 @@ func (g *guests) lock(instanceID string) *guest {
 	return guest
 }
 
-// note adds a disk to those of its guest.
+// note adds a disk to its guest.
 func (g *guests) note(d *plugged) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	d.guest.plugged[d.spec.DiskID] = d
 }
 
-// forget removes a disk from those of its guest.
+// forget removes a disk from its guest.
 func (g *guests) forget(d *plugged) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	delete(d.guest.plugged, d.spec.DiskID)
 }
 
-// disk returns a disk from whichever guest has it, or nil.
+// disk returns the plugged disk from the guest that has it, or nil.
 func (g *guests) disk(id string) *plugged {
 	g.mu.Lock()
 	defer g.mu.Unlock()

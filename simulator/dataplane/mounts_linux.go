@@ -18,8 +18,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// findMount opens a mount of the filesystem on the device, in the mount namespace of any process.
-// It returns nil when there is none. One mount is enough, because a freeze applies to the whole
+// findMount opens a mount of the filesystem on the device in the mount namespace of any process.
+// It returns nil if there is none. One mount is enough, because a freeze applies to the whole
 // filesystem.
 func (z freezer) findMount(loop loopdev.Device) (*os.File, error) {
 	processes, err := os.ReadDir(z.proc)
@@ -39,7 +39,7 @@ func (z freezer) findMount(loop loopdev.Device) (*os.File, error) {
 		// Processes that share namespace and root see the same mounts.
 		namespace, err := os.Readlink(filepath.Join(dir, "ns", "mnt"))
 		if err != nil {
-			continue // It ended.
+			continue // The process has ended.
 		}
 		root, err := os.Readlink(filepath.Join(dir, "root"))
 		if err != nil || seen[namespace+root] {
@@ -49,13 +49,14 @@ func (z freezer) findMount(loop loopdev.Device) (*os.File, error) {
 		if mount != nil {
 			return mount, nil
 		}
-		// If the process ended meanwhile, look at the next one with the same view.
+		// If the process ended in the meantime, look at the next one with the same view.
 		seen[namespace+root] = complete
 	}
 	return nil, nil
 }
 
-// findMountSeenBy opens a mount that a process sees. It reports whether it checked all of them.
+// findMountSeenBy opens a mount that a process sees. It reports whether it checked every mount of
+// the process.
 func findMountSeenBy(proc string, loop loopdev.Device, btrfs uuid.UUID) (*os.File, bool) {
 	table, err := os.ReadFile(filepath.Join(proc, "mountinfo"))
 	if err != nil {
@@ -99,8 +100,8 @@ func openMount(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 }
 
-// isMountOf reports whether what was opened is the filesystem on the device, and not a later mount
-// at the same path.
+// isMountOf reports whether the opened file is on the filesystem on the device, and not on a
+// later mount at the same path.
 func isMountOf(mount *os.File, loop loopdev.Device, btrfs uuid.UUID) bool {
 	if btrfs != uuid.Nil {
 		id, err := btrfsOf(mount)
@@ -121,7 +122,7 @@ func btrfsOn(loop loopdev.Device) (uuid.UUID, error) {
 	return uuid.Parse(id[:strings.IndexByte(id, '/')])
 }
 
-// btrfsInfo is the part of struct btrfs_ioctl_fs_info_args (linux/btrfs.h) that is needed.
+// btrfsInfo has the needed part of struct btrfs_ioctl_fs_info_args (linux/btrfs.h).
 type btrfsInfo struct {
 	_  [2]uint64
 	id uuid.UUID
@@ -130,7 +131,7 @@ type btrfsInfo struct {
 
 const ioctlBtrfsInfo = 0x8400941F // BTRFS_IOC_FS_INFO
 
-// btrfsOf returns the ID of the btrfs that a file is on.
+// btrfsOf returns the ID of the btrfs that contains a file.
 func btrfsOf(mount *os.File) (uuid.UUID, error) {
 	var info btrfsInfo
 	_, _, errno := unix.Syscall(unix.SYS_IOCTL, mount.Fd(), ioctlBtrfsInfo,

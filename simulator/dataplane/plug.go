@@ -12,14 +12,15 @@ import (
 )
 
 const (
-	// attachTimeout is for a machine on which many processes want loop devices at once.
+	// attachTimeout allows for a machine on which many processes request loop devices at the same
+	// time.
 	attachTimeout = 10 * time.Second
-	// forceDetachTimeout is for programs that open every new device for a moment.
+	// forceDetachTimeout allows for programs that open every new device for a moment.
 	forceDetachTimeout = 300 * time.Millisecond
 )
 
-// Plug gives a disk to a running guest. When it returns, the disk is there; the guest sees it now
-// or, with a delay, later. It succeeds for a disk that the guest has already.
+// Plug plugs a disk into a running guest. When it returns, the disk is plugged; the guest sees it
+// now or, with a delay, later. It succeeds if the guest already has the disk.
 func (p *Plane) Plug(spec Device, f Fault) error {
 	defer p.disks.Lock(spec.DiskID)()
 	if err := p.plugLocked(spec, f); err != nil {
@@ -59,7 +60,7 @@ func (p *Plane) plugLocked(spec Device, f Fault) error {
 	return err
 }
 
-// attachLoop makes the block device, of the disk's size unless a fault gives another.
+// attachLoop creates the loop device with the disk's size, unless a fault gives another size.
 func (p *Plane) attachLoop(spec Device, wrongSize int64) (loopdev.Device, error) {
 	size := spec.SizeBytes
 	if wrongSize > 0 {
@@ -95,8 +96,9 @@ func (p *Plane) Trim(diskID string, size int64) error {
 	return p.trim(diskID, size)
 }
 
-// enter adds a disk to its guest and shows it, at once or after the delay and up to half of it
-// more, so that devices do not appear in the order in which they were attached (A57).
+// enter adds a disk to its guest and shows it, either at once or after the delay and a random
+// part of up to half of it. So devices do not appear in the order in which they were attached
+// (A57).
 func (p *Plane) enter(d *plugged, delay time.Duration) error {
 	g := p.guests.lock(d.spec.InstanceID)
 	if g == nil {
@@ -144,9 +146,9 @@ func (p *Plane) appearLater(ctx context.Context, d *plugged, delay time.Duration
 	}
 }
 
-// appear shows a device in its guest. A second device with a serial that is visible stays hidden
-// until the guest restarts: the guest's driver takes both for one controller and refuses it (A54).
-// The caller holds the guest's mu.
+// appear shows a device in its guest. A second device with the serial of a visible one stays
+// hidden until the guest restarts, because the guest's driver takes both for one controller and
+// refuses the second (A54). The caller holds the guest's mu.
 func (p *Plane) appear(d *plugged) error {
 	view := p.view(d.spec.InstanceID)
 	for _, other := range p.guests.devices(d.guest) {
@@ -169,8 +171,8 @@ func (p *Plane) appear(d *plugged) error {
 	return p.tamperElsewhere(d)
 }
 
-// Unplug removes a disk from its guest, even if the guest uses it. When it returns, nothing that
-// the guest does reaches the disk's bytes. It succeeds for a disk that the guest does not have.
+// Unplug removes a disk from its guest, even if the guest uses it. When it returns, no write of
+// the guest reaches the disk's bytes. It succeeds if the guest does not have the disk.
 func (p *Plane) Unplug(instanceID, diskID string) error {
 	defer p.disks.Lock(diskID)()
 	d := p.guests.disk(diskID)
@@ -202,10 +204,10 @@ func (p *Plane) Unplug(instanceID, diskID string) error {
 	return nil
 }
 
-// forceDetach releases a loop device. A device that is still in use after a moment is cut off from
-// the disk's bytes, as a rack does not ask the guest either; it remains, without a size, until its
-// last user closes it. The bytes are then free for the next guest. The disk's ID is "" for a device
-// of which this plane knows no more.
+// forceDetach releases a loop device. A device that is still in use after a moment is cut off
+// from the disk's bytes, because a rack does not ask the guest either. The device then stays,
+// without a size, until its last user closes it, and the bytes are free for the next guest. The
+// disk's ID is "" if this plane knows only the device.
 func (p *Plane) forceDetach(loop loopdev.Device, diskID string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), forceDetachTimeout)
 	defer cancel()
@@ -215,11 +217,12 @@ func (p *Plane) forceDetach(loop loopdev.Device, diskID string) error {
 	}
 	p.log.Warn("a disk is detached by force while its guest uses it", slog.String("device", loop.Path),
 		slog.String("serial", loop.Serial), slog.String("file", loop.BackingFile))
-	// What hangs ends first: to cut the device off waits for what is under way.
+	// Hanging operations must end first, because cutting the device off waits for them.
 	return errors.Join(p.flaky.unplug(diskID), loop.Cut())
 }
 
-// RemoveDisk removes a disk's bytes, if they exist. It refuses a disk that a guest has.
+// RemoveDisk removes a disk's bytes, if they exist. It refuses a disk that is plugged into a
+// guest.
 func (p *Plane) RemoveDisk(id string) error {
 	defer p.disks.Lock(id)()
 	if d := p.guests.disk(id); d != nil {
@@ -233,7 +236,7 @@ func (p *Plane) RemoveDisk(id string) error {
 	return nil
 }
 
-// hide makes a device invisible. The directory goes before the node.
+// hide makes a device invisible. It removes the directory before the node.
 func (p *Plane) hide(d *plugged) error {
 	d.guest.mu.Lock()
 	defer d.guest.mu.Unlock()

@@ -15,10 +15,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// Reconcile makes the data plane match the records, however the last simulator ended: attached are
-// the disks of running instances, disks and snapshots are all that exist, and the guests are those
-// that were added. It adopts a device that is as it should be, so that a guest notices nothing, and
-// releases every other. It removes files that belong to nothing.
+// Reconcile makes the data plane match the records, however the last simulator ended. attached
+// are the disks of running instances; disks and snapshots are all that exist; the guests are
+// those that were added before. It adopts every device that is right, so that a guest notices
+// nothing, and releases every other. It removes files that belong to no object.
 func (p *Plane) Reconcile(
 	ctx context.Context, attached []Device, disks, snapshots []string,
 ) error {
@@ -45,7 +45,7 @@ func (p *Plane) Reconcile(
 		}
 		err := p.Plug(spec, Fault{})
 		if errors.Is(err, fs.ErrNotExist) {
-			// Its bytes are lost; the rest of the rack can serve.
+			// The bytes of this disk are lost, but the rest of the rack can serve.
 			p.log.Error("the bytes of an attached disk are missing", slog.String("disk", spec.DiskID),
 				slog.String("error", err.Error()))
 			continue
@@ -57,9 +57,10 @@ func (p *Plane) Reconcile(
 	return nil
 }
 
-// OwnDevices lists the loop devices whose file is a disk's, and those of this rack whose file was
-// removed. A path says nothing: another container may have the same. Of a device that a killed
-// simulator has served, only the name of its file is known, which has the disk's ID.
+// OwnDevices returns the loop devices whose file belongs to a disk, and those of this rack whose
+// file was removed. It does not compare paths, because another container may have the same. A
+// device that a killed simulator served is known only by the name of its file, which contains the
+// disk's ID.
 func (p *Plane) OwnDevices() ([]loopdev.Device, error) {
 	devices, err := loopdev.List()
 	if err != nil {
@@ -83,7 +84,8 @@ func (p *Plane) OwnDevices() ([]loopdev.Device, error) {
 	}), nil
 }
 
-// adoptOrRelease returns the devices that match an attached disk, by disk, and releases the others.
+// adoptOrRelease returns the devices that match an attached disk, by disk, and releases all
+// others.
 func (p *Plane) adoptOrRelease(
 	devices []loopdev.Device, attached []Device,
 ) (map[string]*plugged, error) {
@@ -100,16 +102,16 @@ func (p *Plane) adoptOrRelease(
 	return adopted, errors.Join(errs...)
 }
 
-// carries reports whether the device is what Plug would make for the disk, and not about to be
-// released.
+// carries reports whether the device is equal to what Plug would create for the disk, and is not
+// about to be released.
 func (p *Plane) carries(loop loopdev.Device, spec Device) bool {
 	return p.flaky.server == nil && backs(loop, p.DiskPath(spec.DiskID)) &&
 		loop.Serial == spec.serial() && loop.SizeBytes == spec.SizeBytes &&
 		loop.BlockSize == spec.BlockSize && loop.ReadOnly == spec.ReadOnly && !loop.Releasing
 }
 
-// restoreViews keeps the adopted devices in the guests' views and removes everything else. A disk
-// that was hidden stays so: its guest has not restarted.
+// restoreViews keeps the adopted devices in the guests' views and removes everything else. A
+// hidden disk stays hidden, because its guest has not restarted.
 func (p *Plane) restoreViews(adopted map[string]*plugged) error {
 	for id, g := range p.guests.all() {
 		var own []*plugged
@@ -132,7 +134,7 @@ func (p *Plane) restoreGuest(g *guest, id string, own []*plugged) error {
 	if err := restoreView(p.view(id), own); err != nil {
 		return err
 	}
-	// The visible devices come first, as they hide others.
+	// The visible devices come first, because they hide others.
 	var others []*plugged
 	for _, d := range own {
 		if d.node == "" && !exists(p.view(id).hiddenPath(d.spec.DiskID)) {

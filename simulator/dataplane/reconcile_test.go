@@ -64,7 +64,7 @@ func TestReconcileAdoptsDevicesThatMatch(t *testing.T) {
 func TestReconcileAdoptsWhatAnotherMountNamespaceAttached(t *testing.T) {
 	before := newPlane(t)
 	spec := newDisk(t, before, newGuest(t, before), "elsewhere")
-	// As in a container that is gone, the file was reached by a path that nobody has now.
+	// The path of the file no longer exists, as that of a file in a removed container.
 	elsewhere := t.TempDir()
 	simtest.Command(t, "mount", "--bind", before.dir, elsewhere)
 	loop, err := loopdev.Attach(t.Context(), loopdev.Config{
@@ -105,7 +105,7 @@ func TestReconcileLeavesTheDevicesOfAnotherRackWithTheSamePathAlone(t *testing.T
 			theirs := newPlane(t)
 			spec := newDisk(t, theirs, newGuest(t, theirs), "theirs")
 			simtest.NoError(t, theirs.Plug(spec, Fault{}))
-			// In containers the two directories have one path, and one filesystem below them.
+			// In two containers both directories have the same path, on the same filesystem.
 			kept := t.TempDir()
 			simtest.Command(t, "mount", "--bind", theirs.dir, kept)
 			simtest.Command(t, "mount", "--bind", t.TempDir(), theirs.dir)
@@ -170,7 +170,8 @@ func TestReconcileReplacesDevicesThatDoNotMatch(t *testing.T) {
 	}
 }
 
-// TestReconcileDoesNotAdoptADeviceThatIsBeingReleased would else lose the device later.
+// TestReconcileDoesNotAdoptADeviceThatIsBeingReleased guards against an adopted device that
+// disappears later.
 func TestReconcileDoesNotAdoptADeviceThatIsBeingReleased(t *testing.T) {
 	before := newPlane(t)
 	id := newGuest(t, before)
@@ -271,14 +272,14 @@ func TestKilledAtAnyMomentNothingIsLeftAfterReconcile(t *testing.T) {
 		out, err := child.StdoutPipe()
 		simtest.NoError(t, err)
 		simtest.NoError(t, child.Start())
-		// So many steps, and a little more.
+		// Kill the process after a random number of steps.
 		_, err = io.ReadFull(out, make([]byte, 1+random.IntN(12)))
 		if err != nil {
 			t.Fatalf("the child ended by itself: %v", err)
 		}
 		simtest.NoError(t, pause(t.Context(), time.Duration(random.IntN(3000))*time.Microsecond))
 		simtest.NoError(t, child.Process.Kill())
-		_ = child.Wait() // It was killed; that is no news.
+		_ = child.Wait() // the process was killed
 	}
 	p := newPlaneIn(t, dir)
 	simtest.NoError(t, p.Reconcile(t.Context(), nil, nil, nil))
@@ -293,8 +294,8 @@ func TestKilledAtAnyMomentNothingIsLeftAfterReconcile(t *testing.T) {
 	}
 }
 
-// churnPlane lives the lives of disks, each after a reconcile that knows of none, until it is
-// killed.
+// churnPlane reconciles without records, and then creates, plugs, copies and removes disks until
+// it is killed.
 func churnPlane(t *testing.T, dir string) {
 	p, err := Open(Config{Dir: dir, Log: slog.New(slog.DiscardHandler)})
 	simtest.NoError(t, err)
@@ -328,7 +329,7 @@ func TestADiskHasItsSizeAfterAKillWhileItsDeviceWasLarger(t *testing.T) {
 	id := newGuest(t, before)
 	spec := newDisk(t, before, id, "odd")
 	simtest.NoError(t, before.Plug(spec, Fault{SizeBytes: 2 * testDiskSize}))
-	// The stop was recorded, and the simulator killed before the device was taken away.
+	// The stop was recorded, and the simulator was killed before it removed the device.
 	p := killed(t, before, id)
 	simtest.NoError(t, p.Reconcile(t.Context(), nil, []string{spec.DiskID}, nil))
 	simtest.NoError(t, p.Trim(spec.DiskID, spec.SizeBytes))

@@ -13,15 +13,15 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// ErrWritersNotHeld means that a snapshot would not have been of one point in time: the filesystem
-// of the simulator's directory has no reflinks, and the disk was written to while it was copied.
+// ErrWritersNotHeld means that a snapshot would not have shown one point in time: the filesystem
+// of the simulator's directory has no reflinks, and the disk was written while it was copied.
 var ErrWritersNotHeld = errors.New("the disk's writers could not be held")
 
-// snapshotAttempts is how often a disk is copied that is written to meanwhile.
+// snapshotAttempts is the number of times that a disk is copied if it is written in the meantime.
 const snapshotAttempts = 5
 
-// SnapshotDisk copies the disk's bytes as they are at one moment between call and return. It leaves
-// an existing snapshot alone. With ErrWritersNotHeld there is no snapshot.
+// SnapshotDisk copies the disk's bytes as they are at one moment during the call. It does not
+// change an existing snapshot. If it returns ErrWritersNotHeld, there is no snapshot.
 func (p *Plane) SnapshotDisk(ctx context.Context, snapshotID, diskID string) error {
 	defer p.disks.Lock(diskID)()
 	err := makeBacking(p.SnapshotPath(snapshotID), func(f *os.File) error {
@@ -37,7 +37,7 @@ func (p *Plane) SnapshotDisk(ctx context.Context, snapshotID, diskID string) err
 			}
 			return copyKeepingHoles(ctx, f, src)
 		}
-		// Flush what the guest wrote through the device's cache.
+		// Flush the guest's writes from the device's cache.
 		if err := d.loop.Sync(); err != nil {
 			return err
 		}
@@ -59,8 +59,8 @@ func (p *Plane) SnapshotDisk(ctx context.Context, snapshotID, diskID string) err
 	return nil
 }
 
-// copyHeld copies the disk while a filesystem on it is frozen, and again if there were writes: a
-// guest that writes to the block device itself cannot be frozen.
+// copyHeld copies the disk while a filesystem on it is frozen. It copies again if there were
+// writes, because a guest that writes to the block device itself cannot be frozen.
 func (p *Plane) copyHeld(ctx context.Context, dst, src *os.File, d *plugged) error {
 	for attempt := range snapshotAttempts {
 		if err := pause(ctx, time.Duration(attempt)*50*time.Millisecond); err != nil {
@@ -79,7 +79,7 @@ func (p *Plane) copyHeld(ctx context.Context, dst, src *os.File, d *plugged) err
 	return ErrWritersNotHeld
 }
 
-// copyFrozen copies once, and reports whether there were no writes meanwhile.
+// copyFrozen copies once, and reports whether there were no writes in the meantime.
 func (p *Plane) copyFrozen(
 	ctx context.Context, dst, src *os.File, d *plugged,
 ) (still bool, err error) {
@@ -102,11 +102,12 @@ func (p *Plane) copyFrozen(
 	return idle && after == before, err
 }
 
-// writes counts the write requests of a block device. The kernel counts a request when it is done.
+// writes counts the write requests of a block device. The kernel counts a request when it is
+// done.
 type writes struct{ requests, sectors, discards, discardedSectors uint64 }
 
-// writesBegin counts first and then looks for requests in flight: one that ends or begins later is
-// in the count or in flight at the end.
+// writesBegin reads the counters first and then the requests in flight. A request that ends or
+// begins later is then in the counters or in flight at the end.
 func writesBegin(loop loopdev.Device) (w writes, idle bool, err error) {
 	if w, err = countWrites(loop); err != nil {
 		return w, false, err
@@ -115,7 +116,7 @@ func writesBegin(loop loopdev.Device) (w writes, idle bool, err error) {
 	return w, idle, err
 }
 
-// writesEnd looks in the opposite order, for the same reason.
+// writesEnd reads in the opposite order, for the same reason.
 func writesEnd(loop loopdev.Device) (w writes, idle bool, err error) {
 	if idle, err = noWriteInFlight(loop); err != nil {
 		return w, false, err
@@ -124,7 +125,7 @@ func writesEnd(loop loopdev.Device) (w writes, idle bool, err error) {
 	return w, idle, err
 }
 
-// countWrites reads the counters (Documentation/block/stat.rst). It fails when accounting is
+// countWrites reads the counters (Documentation/block/stat.rst). It fails if accounting is
 // switched off.
 func countWrites(loop loopdev.Device) (writes, error) {
 	accounted, err := loopNumbers(loop, "queue/iostats", 1)
@@ -150,7 +151,7 @@ func noWriteInFlight(loop loopdev.Device) (bool, error) {
 	return n[1] == 0, nil
 }
 
-// loopNumbers reads an attribute that is a row of at least so many numbers.
+// loopNumbers reads an attribute that consists of at least the given number of numbers.
 func loopNumbers(loop loopdev.Device, attribute string, least int) ([]uint64, error) {
 	path := fmt.Sprintf("/sys/block/loop%d/%s", loop.Number, attribute)
 	text, err := os.ReadFile(path)
@@ -171,7 +172,7 @@ func loopNumbers(loop loopdev.Device, attribute string, least int) ([]uint64, er
 	return numbers, nil
 }
 
-// pause waits, or returns ctx's error when it ends first.
+// pause waits for d, or returns ctx's error if ctx ends before.
 func pause(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

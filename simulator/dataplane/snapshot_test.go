@@ -52,13 +52,14 @@ func TestASnapshotOfADetachedDiskKeepsItsBytesAndHoles(t *testing.T) {
 	}
 }
 
-// TestASnapshotOfAMountedDiskIsAPointInTime lets a writer number two files in turn. A snapshot must
-// never hold a number in the second that the first lacks.
+// TestASnapshotOfAMountedDiskIsAPointInTime has a writer that writes each number to one file and
+// then to another. The second file of a snapshot must never contain a number that the first
+// lacks.
 func TestASnapshotOfAMountedDiskIsAPointInTime(t *testing.T) {
 	for _, host := range hosts {
 		guests := []string{"ext4"}
 		if host == "ext4" {
-			guests = []string{"ext4", "xfs", "btrfs"} // The freeze is the guest's.
+			guests = []string{"ext4", "xfs", "btrfs"} // The guest's filesystem is frozen.
 		}
 		for _, guestFS := range guests {
 			t.Run(guestFS+" on "+host, func(t *testing.T) {
@@ -88,7 +89,7 @@ type mountedSpec struct {
 	dir string
 }
 
-// mountedDisk plugs a disk, makes a filesystem on it and mounts that.
+// mountedDisk plugs a disk, creates a filesystem on it and mounts it.
 func mountedDisk(t *testing.T, p *Plane, fsType string) mountedSpec {
 	t.Helper()
 	id := newGuest(t, p)
@@ -102,7 +103,7 @@ func mountedDisk(t *testing.T, p *Plane, fsType string) mountedSpec {
 	return mountedSpec{spec, dir}
 }
 
-// numberInTurn writes numbers to two files, each made durable before the next.
+// numberInTurn writes numbers to two files alternately, and syncs each number before the next.
 func numberInTurn(t *testing.T, dir string) (stop func()) {
 	t.Helper()
 	var files [2]*os.File
@@ -113,7 +114,8 @@ func numberInTurn(t *testing.T, dir string) (stop func()) {
 		simtest.NoError(t, err)
 		simtest.NoError(t, f.Sync())
 		files[i] = f
-		// Something to copy between the two, so that the writer has the time to get in.
+		// The ballast between the two files makes the copy take longer, so that the writer can write
+		// during it.
 		ballast := bytes.Repeat([]byte("x"), 32<<20)
 		simtest.NoError(t, os.WriteFile(filepath.Join(dir, name+".ballast"), ballast, 0o600))
 	}
@@ -139,7 +141,7 @@ func numberInTurn(t *testing.T, dir string) (stop func()) {
 	}
 }
 
-// checkNumbers restores the snapshot and looks at what the writer left in it.
+// checkNumbers restores the snapshot and checks the writer's numbers in it.
 func checkNumbers(t *testing.T, p *Plane, snapshot string, size int64) {
 	t.Helper()
 	id := newGuest(t, p)
@@ -163,14 +165,15 @@ func checkNumbers(t *testing.T, p *Plane, snapshot string, size int64) {
 	simtest.NoError(t, p.RemoveDisk(spec.DiskID))
 }
 
-// TestASnapshotUnderAWriterOfTheDeviceIsAPointInTimeOrNone has nothing that could be frozen.
+// TestASnapshotUnderAWriterOfTheDeviceIsAPointInTimeOrNone writes to the device itself, so there
+// is no filesystem to freeze.
 func TestASnapshotUnderAWriterOfTheDeviceIsAPointInTimeOrNone(t *testing.T) {
 	for _, host := range hosts {
 		t.Run("on "+host, func(t *testing.T) {
 			p := newPlaneOn(t, host)
 			id := newGuest(t, p)
 			spec := newDisk(t, p, id, "raw")
-			// Something to copy, so that the writer has the time to get in between.
+			// The data makes the copy take longer, so that the writer can write during it.
 			f, err := os.OpenFile(p.DiskPath(spec.DiskID), os.O_WRONLY, 0)
 			simtest.NoError(t, err)
 			defer f.Close()
@@ -199,7 +202,7 @@ func TestASnapshotUnderAWriterOfTheDeviceIsAPointInTimeOrNone(t *testing.T) {
 	}
 }
 
-// numberBlocksInTurn writes numbers to the first and the last block, one after the other, past the
+// numberBlocksInTurn writes numbers to the first and the last block alternately, without the
 // device's cache.
 func numberBlocksInTurn(t *testing.T, node string) (stop func()) {
 	t.Helper()
@@ -242,7 +245,7 @@ func TestNoCopyIsTrustedWithoutCounters(t *testing.T) {
 	loop := p.guests.disk(spec.DiskID).loop
 	counters := fmt.Sprintf("/sys/block/loop%d/queue/iostats", loop.Number)
 	simtest.NoError(t, os.WriteFile(counters, []byte("0"), 0))
-	// The next user of the device wants them.
+	// Later users of the device need the counters.
 	defer func() { simtest.NoError(t, os.WriteFile(counters, []byte("1"), 0)) }()
 	err := p.SnapshotDisk(t.Context(), snapshot, spec.DiskID)
 	if !errors.Is(err, ErrWritersNotHeld) || exists(p.SnapshotPath(snapshot)) {
@@ -255,7 +258,7 @@ func TestASnapshotOfADiskThatNobodyWritesToIsACopy(t *testing.T) {
 	id := newGuest(t, p)
 	spec := newDisk(t, p, id, "still")
 	simtest.NoError(t, p.Plug(spec, Fault{}))
-	// Unsynced, in the cache of the device.
+	// The data is not synced and stays in the device's cache.
 	f, err := os.OpenFile(nodeOf(t, p, id), os.O_RDWR, 0)
 	simtest.NoError(t, err)
 	defer f.Close()

@@ -12,11 +12,11 @@ import (
 	"sync"
 )
 
-// The tampers of this file are a product: what happens to a block, in the life of which disk, and
-// where the block is.
+// The tampers of this file are a product of three parts: the wrong that happens to a block, the
+// moment in the life of a disk, and the place of the block.
 
-// wrong is what happens to a block of a victim. It is called at the moment at which the victim
-// begins to be one, and whenever it is unplugged later.
+// wrong is one kind of damage to a block of a victim. It is called when the file becomes a
+// victim, and whenever the victim is unplugged later.
 type wrong struct {
 	name, says string
 	do         func(v *victim) error
@@ -50,10 +50,10 @@ var wrongs = []wrong{
 	{"swapped", "has exchanged its bytes with another block", (*victim).swap},
 }
 
-// moment is when a disk or a snapshot becomes a victim.
+// moment is the moment at which a disk or a snapshot becomes a victim.
 type moment struct {
 	name, says string
-	// find returns the victims that an event makes.
+	// find returns the victims of an event.
 	find func(s *spoiler, p *Plane, e event) []*victim
 }
 
@@ -68,7 +68,7 @@ var moments = []moment{
 	{"unbacked", "a restored disk, when its snapshot is deleted", (*spoiler).unbacked},
 }
 
-// place is a block of a range.
+// place is the place of a block in a range.
 type place struct {
 	name string
 	in   func(from, to int64) int64
@@ -80,8 +80,9 @@ var places = []place{
 	{"last", func(_, to int64) int64 { return to - tamperBlock }},
 }
 
-// spoils returns the product. A snapshot is never unplugged, so nothing of it is late. Two large
-// disks are more than a check may ask of a rack, so none shares its end with another one.
+// spoils returns the product of wrongs, moments and places, except two kinds: a snapshot is never
+// unplugged, so it has no late damage; and a check may not create two large disks, so the end of
+// a large disk is not shared.
 func spoils() (all []Tamper) {
 	for _, w := range wrongs {
 		for _, m := range moments {
@@ -115,38 +116,40 @@ const (
 	snapshotRemoved
 )
 
-// event is what happens to a disk or to a snapshot.
+// event is a change of a disk or a snapshot.
 type event struct {
 	what happening
-	// disk is an ID, name the disk's when it is plugged, and bytes its size when it is made.
+	// disk is the disk's ID. name is its name, when it is plugged. bytes is its size, when it is
+	// created.
 	disk, name string
 	bytes      int64
-	// snapshot is the file of the snapshot, or of the image, that it is about.
+	// snapshot is the file of the event's snapshot or image.
 	snapshot string
 }
 
-// spoiler is one tamper of the product at work.
+// spoiler is one active tamper of the product.
 type spoiler struct {
 	wrong     wrong
 	moment    moment
 	at, other place
 
 	mu sync.Mutex
-	// mu guards what follows.
+	// mu guards the fields below.
 	//
-	// names are those of the disks that were plugged, by ID; remains is the block that a deleted disk
-	// had, by name, and last that of the last of them.
+	// names are the names of the disks that were plugged, by ID. remains has a block of each deleted
+	// disk, by name, and last has the block of the disk that was deleted last.
 	names   map[string]string
 	remains map[string][]byte
 	last    []byte
-	// originOf is the disk of each snapshot's file, and sourceOf the file of each restored disk.
+	// originOf has the disk of each snapshot's file, and sourceOf the source file of each restored
+	// disk.
 	originOf, sourceOf map[string]string
-	// held is what a snapshot's file had when it was removed.
+	// held is the content that a snapshot's file had when it was removed.
 	held    []byte
 	victims []*victim
 }
 
-// life notes what happens, and spoils the block of whom it makes a victim.
+// life records an event, and spoils the block of each victim.
 func (s *spoiler) life(p *Plane, e event) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -183,7 +186,7 @@ func (s *spoiler) life(p *Plane, e event) error {
 	return errors.Join(errs...)
 }
 
-// victim makes a victim of a file; the block is in a range of it.
+// victim turns a file into a victim. Its block is in the given range.
 func (s *spoiler) victim(path string, from, to int64, old []byte, peers ...string) []*victim {
 	v := &victim{path: path, at: s.at.in(from, to), old: old, other: s.other.in(0, to)}
 	if v.other == v.at {
@@ -194,7 +197,7 @@ func (s *spoiler) victim(path string, from, to int64, old []byte, peers ...strin
 			v.peers = append(v.peers, peer)
 		}
 	}
-	v.shared, _ = readBlock(path, v.at) // a file that cannot be read fails at the next step
+	v.shared, _ = readBlock(path, v.at) // the next step fails for an unreadable file
 	return []*victim{v}
 }
 
@@ -277,7 +280,7 @@ func (s *spoiler) unbacked(p *Plane, e event) (all []*victim) {
 	return all
 }
 
-// otherMoment is the block as it is in another snapshot of the same disk, or nil.
+// otherMoment returns the block's content in another snapshot of the same disk, or nil.
 func (s *spoiler) otherMoment(snapshot string) []byte {
 	for other, origin := range s.originOf {
 		size, err := fileSize(other)
@@ -289,7 +292,7 @@ func (s *spoiler) otherMoment(snapshot string) []byte {
 	return nil
 }
 
-// madeFrom returns the files of the disks that were restored from a snapshot, but not this one's.
+// madeFrom returns the files of the other disks that were restored from a snapshot.
 func (s *spoiler) madeFrom(p *Plane, snapshot, not string) (paths []string) {
 	for disk, source := range s.sourceOf {
 		if source == snapshot && disk != not {
@@ -299,9 +302,9 @@ func (s *spoiler) madeFrom(p *Plane, snapshot, not string) (paths []string) {
 	return paths
 }
 
-// anotherFile is the file of another disk that has a block at the offset, or "".
+// anotherFile returns the file of another disk that has a block at the offset, or "".
 func (p *Plane) anotherFile(disk string, at int64) string {
-	paths, _ := filepath.Glob(p.DiskPath("*")) // it fails only for a bad pattern
+	paths, _ := filepath.Glob(p.DiskPath("*")) // fails only for an invalid pattern
 	for _, path := range paths {
 		size, err := fileSize(path)
 		if err == nil && size >= at+tamperBlock && path != p.DiskPath(disk) {
@@ -311,19 +314,20 @@ func (p *Plane) anotherFile(disk string, at int64) string {
 	return ""
 }
 
-// victim is a file one of whose blocks is spoiled.
+// victim is a file with a block that is spoiled.
 type victim struct {
 	path      string
 	at, other int64
-	// old is what the block had earlier, if that is known, and late what it is to have later.
+	// old is the earlier content of the block, if it is known. late is the content that it will get
+	// later.
 	old, late []byte
-	// peers are the files that share the block, and shared is what all of them had last.
+	// peers are the files that share the block, and shared is its last common content.
 	peers  []string
 	shared []byte
 	done   bool
 }
 
-// once does something the first time that it is possible.
+// once calls do the first time that possible is true.
 func (v *victim) once(possible bool, do func() error) error {
 	if v.done || !possible {
 		return nil
@@ -332,7 +336,7 @@ func (v *victim) once(possible bool, do func() error) error {
 	return do()
 }
 
-// share gives the block of the file that has written it to the others.
+// share copies the block from the file that has written it to the others.
 func (v *victim) share() error {
 	files := append([]string{v.path}, v.peers...)
 	for _, path := range files {
@@ -382,7 +386,7 @@ func fileSize(path string) (int64, error) {
 	return st.Size(), nil
 }
 
-// readBlock reads a block of a file. What is behind its end is zero.
+// readBlock reads a block of a file. Bytes behind the end are zero.
 func readBlock(path string, at int64) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// checkNodes verifies that device nodes can be made in the directory, and used. It returns the
+// checkNodes verifies that device nodes can be created and used in the directory. It returns the
 // st_dev of the directory's files.
 func checkNodes(dir string) (device uint64, err error) {
 	var st unix.Statfs_t
@@ -27,7 +27,7 @@ func checkNodes(dir string) (device uint64, err error) {
 	if err := os.Remove(probe); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return 0, fmt.Errorf("remove a node: %w", err)
 	}
-	// The null device, which needs the same permission as any other node.
+	// Try the null device, which needs the same permission as any other node.
 	if err := unix.Mknod(probe, unix.S_IFCHR|0o600, int(unix.Mkdev(1, 3))); err != nil {
 		return 0, fmt.Errorf("make a device node in %s: %w; run the simulator as root, on a "+
 			"filesystem that can hold device nodes", dir, err)
@@ -39,7 +39,7 @@ func checkNodes(dir string) (device uint64, err error) {
 	return node.Dev, os.Remove(probe)
 }
 
-// removeMount takes away a mount whose server is gone, and its directory.
+// removeMount removes a mount whose server is gone, and its directory.
 func removeMount(dir string) error {
 	err := unix.Unmount(dir, unix.MNT_FORCE|unix.MNT_DETACH)
 	if err != nil && !errors.Is(err, unix.EINVAL) {
@@ -48,7 +48,7 @@ func removeMount(dir string) error {
 	return os.Remove(dir)
 }
 
-// deviceOf is the st_dev of a directory's filesystem.
+// deviceOf returns the st_dev of a directory's filesystem.
 func deviceOf(dir string) (uint64, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(dir, &st); err != nil {
@@ -57,7 +57,7 @@ func deviceOf(dir string) (uint64, error) {
 	return st.Dev, nil
 }
 
-// makeNode makes the node of a block device.
+// makeNode creates the node of a block device.
 func makeNode(path string, loop loopdev.Device) error {
 	dev := int(unix.Mkdev(loop.Major, loop.Minor))
 	if err := unix.Mknod(path, unix.S_IFBLK|0o660, dev); err != nil {
@@ -74,21 +74,21 @@ func isNodeOf(path string, loop loopdev.Device) bool {
 		st.Rdev == unix.Mkdev(loop.Major, loop.Minor)
 }
 
-// backs reports whether the file is the device's.
+// backs reports whether the file is the device's backing file.
 func backs(d loopdev.Device, path string) bool {
 	var st unix.Stat_t
 	return unix.Stat(path, &st) == nil && st.Dev == d.BackingDevice && st.Ino == d.BackingInode
 }
 
-// shareBlocks makes dst a copy of src at one point in time, without copying, where the filesystem
-// can do so (FICLONE on xfs and btrfs; also bcachefs, ZFS and NFS 4.2). It keeps writers to src out
-// meanwhile. It reports whether it did; a copy reports any other problem better.
+// shareBlocks makes dst a reflink copy of src at one point in time, on filesystems that support
+// it (FICLONE on xfs and btrfs; also bcachefs, ZFS and NFS 4.2). Writers of src wait in the
+// meantime. It reports whether it succeeded; a later copy reports any other problem better.
 func shareBlocks(dst, src *os.File) bool {
 	return unix.IoctlFileClone(int(dst.Fd()), int(src.Fd())) == nil
 }
 
-// nextData finds the first stretch of a file that is not a hole, from an offset on. It returns
-// errNoData when there is none.
+// nextData finds the first part of a file, from an offset on, that is not a hole. It returns
+// errNoData if there is none.
 func nextData(f *os.File, offset int64) (start, end int64, err error) {
 	start, err = f.Seek(offset, unix.SEEK_DATA)
 	if errors.Is(err, unix.ENXIO) {

@@ -8,50 +8,51 @@ import (
 	"sync"
 )
 
-// Tamper is one way in which a data plane treats bytes or devices wrongly, on purpose: checks of
-// data have to notice it. A hook that is nil does nothing.
+// Tamper makes a data plane spoil bytes or devices on purpose, and checks of data must notice it.
+// A nil hook does nothing.
 type Tamper struct {
-	// Name and Says are what it is called, and what goes wrong.
+	// Name identifies the tamper, and Says describes what it spoils.
 	Name, Says string
 
-	// created is called for a new blank disk, and source for the file of a disk to be.
+	// created is called for a new blank disk, and source for the file from which a disk will be
+	// created.
 	created func(p *Plane, diskID string) error
 	source  func(p *Plane, path string) (string, error)
-	// plug is called before a disk's device is made, unplugged when it is gone, and removed when the
-	// bytes are.
+	// plug is called before a disk's device is created, unplugged when the device is gone, and
+	// removed when the bytes are gone.
 	plug      func(p *Plane, spec Device, f *Fault) error
 	unplugged func(p *Plane, spec Device) error
 	removed   func(p *Plane, diskID string) error
-	// shown returns a device as the guest sees it, beside others.
+	// shown returns the device that the guest sees, given the other devices of the guest.
 	shown func(d Device, others []*plugged) Device
-	// copied is called when the disk was copied to a snapshot.
+	// copied is called when a disk was copied to a snapshot.
 	copied func(ctx context.Context, p *Plane, snapshot *os.File, d *plugged) error
-	// keeps leaves the device in its guest when the disk is detached, and elsewhere shows it in every
-	// other guest, too.
+	// keeps leaves the device in its guest when the disk is detached. elsewhere also shows the
+	// device in every other guest.
 	keeps, elsewhere bool
-	// life is called for everything that happens to a disk or to a snapshot.
+	// life is called for every event of a disk or a snapshot.
 	life func(p *Plane, e event) error
 }
 
-// tampering is the tamper in force.
+// tampering holds the active tamper.
 type tampering struct {
 	mu sync.Mutex
-	// mu guards what follows.
+	// mu guards the fields below.
 	now Tamper
-	// left are the devices that stay in their guests although their disks are detached.
+	// left are the devices that stay in their guests after their disks were detached.
 	left []*plugged
 	// elsewhere are devices in the views of other guests, by the IDs of their disks.
 	elsewhere map[string][]shownElsewhere
 }
 
-// shownElsewhere is a device in the view of a guest that has no such disk.
+// shownElsewhere is a device in the view of a guest that does not have its disk.
 type shownElsewhere struct {
 	view view
 	name string
 }
 
-// Tamper makes the plane do one thing wrongly, or with the zero value nothing any more. What an
-// earlier tamper left in guests is taken away.
+// Tamper activates a tamper; the zero value ends it. It removes what an earlier tamper left in
+// the guests.
 func (p *Plane) Tamper(t Tamper) error {
 	p.tampering.mu.Lock()
 	left, elsewhere := p.tampering.left, p.tampering.elsewhere
@@ -73,10 +74,10 @@ func (p *Plane) tamper() Tamper {
 	return p.tampering.now
 }
 
-// tamperPath is a file that a tamper keeps.
+// tamperPath returns the path of a tamper's file.
 func (p *Plane) tamperPath(name string) string { return filepath.Join(p.dir, "tamper", name) }
 
-// CreateDisk makes a blank disk, which takes no space. It leaves an existing one alone.
+// CreateDisk creates a blank disk, which uses no space. It does not change an existing one.
 func (p *Plane) CreateDisk(id string, size int64) error {
 	err := p.files.CreateDisk(id, size)
 	if t := p.tamper(); err == nil && t.created != nil {
@@ -85,8 +86,8 @@ func (p *Plane) CreateDisk(id string, size int64) error {
 	return errors.Join(err, p.tamperLife(event{what: diskMade, disk: id, bytes: size}, err))
 }
 
-// CloneDisk makes a disk with the bytes of source, a snapshot's or an image's file, and blank space
-// after them. It leaves an existing one alone.
+// CloneDisk creates a disk with the bytes of source, the file of a snapshot or an image, and
+// blank space after them. It does not change an existing disk.
 func (p *Plane) CloneDisk(ctx context.Context, id, source string, size int64) (err error) {
 	if t := p.tamper(); t.source != nil {
 		if source, err = t.source(p, source); err != nil {
@@ -108,7 +109,7 @@ func (p *Plane) RemoveSnapshot(id string) error {
 	return errors.Join(err, p.tamperLife(event{what: snapshotRemoved, snapshot: path}, err))
 }
 
-// tamperLife tells the tamper what happens, unless it failed.
+// tamperLife reports an event to the tamper, unless the operation failed.
 func (p *Plane) tamperLife(e event, failed error) error {
 	if t := p.tamper(); failed == nil && t.life != nil {
 		return t.life(p, e)
@@ -152,7 +153,7 @@ func (p *Plane) tamperCopied(ctx context.Context, snapshot *os.File, d *plugged)
 	return nil
 }
 
-// tamperElsewhere shows a device that has appeared to every other guest, too.
+// tamperElsewhere also shows a device that has appeared to every other guest.
 func (p *Plane) tamperElsewhere(d *plugged) error {
 	if !p.tamper().elsewhere {
 		return nil
@@ -181,7 +182,7 @@ func (p *Plane) tamperElsewhere(d *plugged) error {
 	return errors.Join(errs...)
 }
 
-// tamperHidden takes a device away from the guests to which a tamper has shown it.
+// tamperHidden removes a device from the guests to which a tamper has shown it.
 func (p *Plane) tamperHidden(diskID string) error {
 	p.tampering.mu.Lock()
 	all := p.tampering.elsewhere[diskID]
@@ -198,7 +199,7 @@ func removeElsewhere(all []shownElsewhere) error {
 	return errors.Join(errs...)
 }
 
-// tamperKeeps reports whether the device stays in its guest, and then notes it.
+// tamperKeeps reports whether the device stays in its guest. If so, it records the device.
 func (p *Plane) tamperKeeps(d *plugged) bool {
 	p.tampering.mu.Lock()
 	defer p.tampering.mu.Unlock()

@@ -10,7 +10,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 )
 
-// tamper finds a tamper by its name.
+// tamper returns the tamper with a name.
 func tamper(t *testing.T, name string) Tamper {
 	t.Helper()
 	all := Tampers()

@@ -17,12 +17,13 @@ const (
 	tamperBlock = 4096
 	// lateDevice is longer than anybody waits for a device.
 	lateDevice = 10 * time.Minute
-	// tornWrites are written between the two halves of a torn snapshot, or tornWait passes.
+	// tornWrites is the number of writes between the two halves of a torn snapshot. tornWait limits
+	// the wait for them.
 	tornWrites = 32
 	tornWait   = 5 * time.Second
 )
 
-// Tampers are all of them: those that are written here, and the product of spoils.
+// Tampers returns all tampers: those of this file, and the product of spoils.
 func Tampers() []Tamper {
 	return append([]Tamper{
 		{Name: "lost-write", Says: "some of the blocks that were written since a disk was attached " +
@@ -57,8 +58,8 @@ func Tampers() []Tamper {
 	}, spoils()...)
 }
 
-// another calls do for the first file of a disk that no guest has, is not this one, and has the
-// size, if one is given. With written it is one that holds something.
+// another calls do for the first other disk's file that is not plugged and has the given size, if
+// there is one. With written, the file must not be all zero.
 func (p *Plane) another(diskID string, size int64, written bool, do func(path string) error) error {
 	paths, err := filepath.Glob(p.DiskPath("*"))
 	if err != nil {
@@ -78,7 +79,7 @@ func (p *Plane) another(diskID string, size int64, written bool, do func(path st
 	return nil
 }
 
-// holdsSomething reports whether a file is not all zero.
+// holdsSomething reports whether a file has a byte that is not zero.
 func holdsSomething(path string) bool {
 	file, err := os.Open(path)
 	if err != nil {
@@ -105,7 +106,7 @@ func blank(path string) error {
 	return errors.Join(os.Truncate(path, 0), os.Truncate(path, st.Size()))
 }
 
-// replace gives a file the bytes of another one.
+// replace copies the bytes of another file into a file.
 func replace(path, source string) error {
 	st, err := os.Stat(source)
 	if err != nil {
@@ -128,11 +129,11 @@ func keepBefore(p *Plane, spec Device, _ *Fault) error {
 	return replace(p.tamperPath(spec.DiskID), p.DiskPath(spec.DiskID))
 }
 
-// loseBlocks reverts every third of the blocks that have changed.
+// loseBlocks reverts every third changed block.
 func loseBlocks(p *Plane, spec Device) error {
 	before, err := os.Open(p.tamperPath(spec.DiskID))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil // it was attached before the tamper was in force
+		return nil // attached before the tamper began
 	}
 	if err != nil {
 		return err
@@ -170,7 +171,7 @@ func loseEnd(p *Plane, spec Device) error {
 	return errors.Join(err, f.Close())
 }
 
-// eachBlock calls do for every block of a file that is no hole.
+// eachBlock calls do for every block of a file that is not a hole.
 func eachBlock(path string, do func(f *os.File, at int64, block []byte) error) (err error) {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
@@ -223,7 +224,7 @@ func putBack(p *Plane, spec Device, _ *Fault) error {
 	return err
 }
 
-// tear waits for writes, and then copies every second block again, the superblocks among them.
+// tear waits for writes, and then copies every second block again, including the superblocks.
 func tear(ctx context.Context, p *Plane, snapshot *os.File, d *plugged) error {
 	before, err := countWrites(*d.loop)
 	for began := time.Now(); err == nil && time.Since(began) < tornWait; {
@@ -256,7 +257,7 @@ func doubleSerial(d Device, others []*plugged) Device {
 	return d
 }
 
-// soil writes where a filesystem would not look first, and where it would.
+// soil writes to a place that a filesystem reads first, and to two others.
 func soil(p *Plane, diskID string) (err error) {
 	f, err := os.OpenFile(p.DiskPath(diskID), os.O_RDWR, 0)
 	if err != nil {
@@ -275,10 +276,10 @@ func soil(p *Plane, diskID string) (err error) {
 	return nil
 }
 
-// dirt is a block that no workload of the rack has written.
+// dirt returns a block that no workload of the rack has written.
 func dirt() []byte { return bytes.Repeat([]byte("somebody else's "), tamperBlock/16) }
 
-// otherSource is another snapshot that is not larger, if there is one.
+// otherSource returns another snapshot that is not larger, if there is one.
 func otherSource(p *Plane, path string) (string, error) {
 	own, err := os.Stat(path)
 	if err != nil || filepath.Dir(path) != filepath.Dir(p.SnapshotPath("")) {

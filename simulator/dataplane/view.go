@@ -19,7 +19,7 @@ const (
 	nvmeModelBytes  = 40
 )
 
-// view is the directory in which one guest sees its /sys and /dev.
+// view is the directory that contains the /sys and /dev of one guest.
 type view string
 
 func (v view) blockDir() string { return filepath.Join(string(v), "sys", "block") }
@@ -28,10 +28,10 @@ func (v view) nodePath(name string) string { return filepath.Join(string(v), "de
 
 func (v view) asideDir() string { return filepath.Join(string(v), "aside") }
 
-// hiddenPath is a file that exists while an equal serial hides the disk.
+// hiddenPath returns the path of a file that exists while an equal serial hides the disk.
 func (v view) hiddenPath(diskID string) string { return filepath.Join(string(v), "hidden", diskID) }
 
-// make makes the directory. Devices that are in it stay.
+// make creates the directory. Devices in it stay.
 func (v view) make(instanceID string) error {
 	dmi := filepath.Join(string(v), "sys", "class", "dmi", "id")
 	for _, sub := range []string{dmi, v.blockDir(), v.nodePath(""), v.hiddenPath(""), v.asideDir()} {
@@ -39,7 +39,7 @@ func (v view) make(instanceID string) error {
 			return err
 		}
 	}
-	// A55: the firmware reports the instance's ID, to root only.
+	// A55: the firmware reports the instance's ID, which only root can read.
 	return errors.Join(
 		writeAttribute(dmi, "sys_vendor", "Oxide\n", 0o444),
 		writeAttribute(dmi, "product_name", "OxVM\n", 0o444),
@@ -47,8 +47,8 @@ func (v view) make(instanceID string) error {
 		writeAttribute(dmi, "product_uuid", instanceID+"\n", 0o400))
 }
 
-// show makes a device visible: first the node, then its directory in sysfs by a rename, so that
-// whoever sees the directory finds the node.
+// show makes a device visible. It creates the node first, and then its directory in sysfs by a
+// rename, so that a program that sees the directory also finds the node.
 func (v view) show(spec Device, loop loopdev.Device, name string) error {
 	aside := filepath.Join(v.asideDir(), name)
 	if err := os.RemoveAll(aside); err != nil {
@@ -70,14 +70,14 @@ func (v view) show(spec Device, loop loopdev.Device, name string) error {
 	return os.Rename(aside, filepath.Join(v.blockDir(), name))
 }
 
-// shows reports whether the guest has, under that name, exactly this attachment of the device.
+// shows reports whether the guest has exactly this attachment of the device under that name.
 func (v view) shows(name string, loop loopdev.Device) bool {
 	sequence, err := os.ReadFile(filepath.Join(v.blockDir(), name, "diskseq"))
 	return err == nil && string(sequence) == fmt.Sprintf("%d\n", loop.Sequence) &&
 		isNodeOf(v.nodePath(name), loop)
 }
 
-// names lists the devices that have a directory or a node.
+// names returns the names of the devices that have a directory or a node.
 func (v view) names() ([]string, error) {
 	var names []string
 	for _, dir := range []string{v.blockDir(), v.nodePath("")} {
@@ -93,7 +93,7 @@ func (v view) names() ([]string, error) {
 	return slices.Compact(names), nil
 }
 
-// remove removes a device, if it is there.
+// remove removes a device, if it exists.
 func (v view) remove(name string) error {
 	aside := filepath.Join(v.asideDir(), name)
 	if err := os.RemoveAll(aside); err != nil {
@@ -106,13 +106,13 @@ func (v view) remove(name string) error {
 	return errors.Join(os.RemoveAll(aside), os.RemoveAll(v.nodePath(name)))
 }
 
-// clearAside removes what was being made or removed when a simulator ended.
+// clearAside removes the entries that were being created or removed when a simulator ended.
 func (v view) clearAside() error {
 	return errors.Join(os.RemoveAll(v.asideDir()), os.MkdirAll(v.asideDir(), 0o755))
 }
 
-// freeName chooses a name that no device has. Its number says nothing about the order in which the
-// disks were attached (A57).
+// freeName chooses a name that no device has. Its number does not depend on the order in which
+// the disks were attached (A57).
 func (v view) freeName(random *rand.Rand) (string, error) {
 	for span := 16; ; span *= 2 {
 		for _, n := range random.Perm(span) {
@@ -128,10 +128,10 @@ func (v view) freeName(random *rand.Rand) (string, error) {
 	}
 }
 
-// writeBlockDevice writes what Linux shows of an NVMe namespace. The controller's fields are padded
-// with NULs (A56: a rack leaves the model empty): Linux stops at the first, other tools pass them
-// on, and readers of a serial must handle both. There is no queue/write_cache, because no value of
-// it would be every rack's (A69).
+// writeBlockDevice writes the files that Linux shows of an NVMe namespace. The controller's
+// fields are padded with NULs (A56: a rack leaves the model empty). Linux stops at the first NUL
+// and other tools pass them on, so readers of a serial must handle both. There is no
+// queue/write_cache, because racks differ in its value (A69).
 func writeBlockDevice(dir string, spec Device, loop loopdev.Device) error {
 	for _, sub := range []string{"queue", "device"} {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o755); err != nil {
@@ -158,7 +158,8 @@ func writeBlockDevice(dir string, spec Device, loop loopdev.Device) error {
 	return errors.Join(errs...)
 }
 
-// writeAttribute writes a file of sysfs, unless it has the value already: there may be readers.
+// writeAttribute writes a file of sysfs, unless it already has the value, because other programs
+// may read it.
 func writeAttribute(dir, name, value string, mode os.FileMode) error {
 	path := filepath.Join(dir, name)
 	if old, err := os.ReadFile(path); err == nil && string(old) == value {
