@@ -20,7 +20,7 @@ func (r *rack) askAdmin(method, path, body, accept string) *httptest.ResponseRec
 	return w
 }
 
-func TestTheAdminListenerSaysWhatItAnswersAndAnswersIt(t *testing.T) {
+func TestTheAdminListenerAnswersEveryRouteThatItLists(t *testing.T) {
 	r := newRack(t, engine.Config{FlakyDisks: true})
 	var listed []adminapi.Route
 	if err := json.Unmarshal(r.askAdmin("GET", "/", "", "*/*").Body.Bytes(), &listed); err != nil {
@@ -44,7 +44,7 @@ func TestTheAdminListenerSaysWhatItAnswersAndAnswersIt(t *testing.T) {
 	}
 }
 
-func TestAnUnknownFieldIsRefusedWithThoseThatAreKnown(t *testing.T) {
+func TestAnUnknownFieldIsRefusedWithAListOfTheKnownFields(t *testing.T) {
 	r := newRack(t, engine.Config{})
 	for path, want := range map[string]string{"/faults": "response.status", "/switches": "hotplug"} {
 		method := map[string]string{"/faults": "POST", "/switches": "PATCH"}[path]

@@ -11,7 +11,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 )
 
-func TestTheZeroConfigIsARack(t *testing.T) {
+func TestTheZeroConfigServesARack(t *testing.T) {
 	s := must[*Server](t)(Open(t.Context(), engine.Config{}))
 	server := httptest.NewServer(s)
 	defer server.Close()
@@ -29,7 +29,7 @@ func TestTheZeroConfigIsARack(t *testing.T) {
 	}
 }
 
-func TestEveryOperationOfTheRackHasItsRoute(t *testing.T) {
+func TestEveryOperationOfTheRackHasARoute(t *testing.T) {
 	names := map[string]bool{}
 	for _, op := range routes {
 		names[op.name] = true

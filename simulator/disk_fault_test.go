@@ -10,7 +10,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 )
 
-func TestAFaultOfADiskThatSaysNothingSensibleIsRefused(t *testing.T) {
+func TestAnInvalidFaultOfADiskIsRefused(t *testing.T) {
 	r := newRack(t, engine.Config{FlakyDisks: true})
 	path := "/disks/" + r.disk("d").Id + "/faults"
 	for body, want := range map[string]string{
@@ -43,7 +43,7 @@ func TestAFaultOfADiskThatSaysNothingSensibleIsRefused(t *testing.T) {
 	}
 }
 
-func TestTheDisksOfARackOfFilesCannotFail(t *testing.T) {
+func TestDisksThatArePlainFilesCannotFail(t *testing.T) {
 	r := newRack(t, engine.Config{})
 	w := r.askAdmin("POST", "/disks/"+r.disk("d").Id+"/faults", `{"on": ["read"]}`, "*/*")
 	if w.Code != http.StatusBadRequest || !strings.Contains(w.Body.String(), "--disks=fuse") {

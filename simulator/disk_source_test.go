@@ -13,7 +13,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-func TestARestartBringsDisksToTheirSize(t *testing.T) {
+func TestARestartRestoresTheSizesOfDisks(t *testing.T) {
 	r := newRack(t, engine.Config{})
 	d := r.disk("d")
 	r.fault(adminapi.Fault{Operation: "instance_disk_attach",
@@ -27,7 +27,7 @@ func TestARestartBringsDisksToTheirSize(t *testing.T) {
 	}
 }
 
-func TestA60AnInstanceThatDoesNotComeBackFails(t *testing.T) {
+func TestA60AnInstanceWhoseRebootFailsIsFailed(t *testing.T) {
 	r := newRack(t, engine.Config{InstanceDelay: time.Millisecond})
 	lost := r.disk("lost")
 	r.disk("data")

@@ -17,9 +17,9 @@ func imageSource(id string, readOnly bool) oxide.DiskSource {
 	return oxide.DiskSource{Value: &oxide.DiskSourceImage{ImageId: id, ReadOnly: &readOnly}}
 }
 
-// TestADiskIsMadeOnlyFromASourceThatItsProjectMayUse is no rule, because a real rack's silo may
+// TestADiskIsCreatedOnlyFromASourceThatItsProjectMayUse is no rule, because a real rack's silo may
 // have no image, and a token of a real rack no second project.
-func TestADiskIsMadeOnlyFromASourceThatItsProjectMayUse(t *testing.T) {
+func TestADiskIsCreatedOnlyFromASourceThatItsProjectMayUse(t *testing.T) {
 	r := newRack(t, engine.Config{Projects: []string{"default", "other"}, Images: []engine.ImageSpec{
 		{Name: "silo", SizeBytes: 2 << 30, BlockSize: 4096},
 		{Name: "theirs", Project: "other", SizeBytes: 1 << 30}}})

@@ -14,7 +14,7 @@ var (
 	errNoRoute = &engine.Error{Status: http.StatusNotFound, Message: "Not Found"}
 )
 
-// badRequest is an error of the rack's HTTP layer, before any rule is checked: it has no code
+// badRequest is an error of the rack's HTTP layer, before any rule is checked. It has no code
 // (A01).
 func badRequest(format string, args ...any) error {
 	return &engine.Error{Status: http.StatusBadRequest, Message: fmt.Sprintf(format, args...)}
@@ -30,7 +30,7 @@ func badQuery(format string, args ...any) error {
 
 func badPath(problem string) error { return badRequest("bad parameter in URL path: %s", problem) }
 
-// unknownVariant is the error for a word that is not allowed.
+// unknownVariant returns the error for a word that is not allowed.
 func unknownVariant(word string, allowed []string) string {
 	expected := "`" + strings.Join(allowed, "`, `") + "`"
 	switch len(allowed) {

@@ -9,27 +9,27 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// Faults are the faults in force. The zero value has none.
+// Faults are the active faults. The zero value has none.
 type Faults struct {
 	mu sync.Mutex
-	// mu guards active, their counters and last.
+	// mu guards active, the counters of the faults, and last.
 	active []*activeFault
 	last   int
 }
 
-// activeFault is a fault in force, with its own random numbers.
+// activeFault is an active fault with its own random numbers.
 type activeFault struct {
 	adminapi.ActiveFault
 	random *rand.Rand
 }
 
-// firing is a fault that fired for a request.
+// firing is a fault that fires for a request.
 type firing struct {
 	id string
 	adminapi.Fault
 }
 
-// Add adds a fault behind those in force, and returns its ID.
+// Add adds a fault behind the active ones, and returns its ID.
 func (f *Faults) Add(r adminapi.Fault) (id string, err error) {
 	if err := checkFault(r); err != nil {
 		return "", err
@@ -56,7 +56,7 @@ func (f *Faults) Clear() {
 	f.active = nil
 }
 
-// Remove removes a fault and reports whether it was there.
+// Remove removes a fault and reports whether it existed.
 func (f *Faults) Remove(id string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -65,7 +65,7 @@ func (f *Faults) Remove(id string) bool {
 	return len(f.active) < n
 }
 
-// List lists the faults in force.
+// List returns the active faults.
 func (f *Faults) List() []adminapi.ActiveFault {
 	f.mu.Lock()
 	defer f.mu.Unlock()

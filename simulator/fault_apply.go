@@ -13,7 +13,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// matchFaults decides which faults fire for the request, and logs them.
+// matchFaults finds the faults that fire for the request, and logs them.
 func (s *Server) matchFaults(r *request) error {
 	if s.Faults.empty() {
 		return nil
@@ -36,7 +36,7 @@ func (s *Server) matchFaults(r *request) error {
 	return nil
 }
 
-// resolve adds to a request's subjects the names of its IDs and the IDs of its names, so that a
+// resolve adds the names of a request's IDs and the IDs of its names to the subjects, so that a
 // fault may use either.
 func (s *Server) resolve(r *request) error {
 	return s.rack.Records().View(func(tx *store.Tx) error {
@@ -63,15 +63,15 @@ func (s *Server) resolve(r *request) error {
 	})
 }
 
-// applyFaults applies the faults of a phase. It reports whether one ended the request, and with
-// which response.
+// applyFaults applies the faults of a phase. It reports whether a fault ended the request, and
+// returns the response in that case.
 func (s *Server) applyFaults(r *request, phase adminapi.Phase) (response, bool) {
 	for _, f := range r.faults {
 		if f.Phase != phase {
 			continue
 		}
 		if phase != adminapi.Deferred {
-			// A delayed request is carried out although its caller may have given up.
+			// A delayed request is carried out even if its caller has given up.
 			s.rack.Pause(context.Background(), time.Duration(f.Delay))
 		}
 		switch {
@@ -106,8 +106,8 @@ func encodeResponse(a *adminapi.Response, requestID string) response {
 	return response{a.Status, header, contentType, body}
 }
 
-// dropFields removes the fields that a fault drops from a response, as a rack of another release
-// lacks them.
+// dropFields removes the fields that a fault drops from a response, because a rack of another
+// release lacks them.
 func (r *request) dropFields(a response) response {
 	var fields []string
 	for _, f := range r.faults {
@@ -135,12 +135,13 @@ func drop(object map[string]json.RawMessage, fields []string) {
 	}
 }
 
-// waitWithCaller waits, but not longer than the caller does.
+// waitWithCaller waits for d, but ends when the caller gives up.
 func (s *Server) waitWithCaller(r *request, d time.Duration) bool {
 	return s.rack.Pause(r.Context(), d)
 }
 
-// writeFaulty writes the body slowly or truncated, if a fault says so. It reports whether it did.
+// writeFaulty writes the body slowly or truncated if a fault demands it. It reports whether it
+// has written the body.
 func (s *Server) writeFaulty(w http.ResponseWriter, r *request, body []byte) bool {
 	for _, f := range r.faults {
 		switch {
@@ -180,7 +181,7 @@ func writePiece(w http.ResponseWriter, piece []byte) {
 	}
 }
 
-// deferred is the fault that defers the request's effect, or nil.
+// deferred returns the fault that defers the request's effect, or nil.
 func (r *request) deferred() *firing {
 	for _, f := range r.faults {
 		if f.Phase == adminapi.Deferred {
@@ -190,9 +191,10 @@ func (r *request) deferred() *firing {
 	return nil
 }
 
-// deferRequest carries a request out after the delay, when its caller has the response or is gone.
+// deferRequest carries out a request after the delay, which begins when its caller has the
+// response or is gone.
 func (s *Server) deferRequest(r *request, delay time.Duration) {
-	// The response in progress writes into the request.
+	// The request is copied, because the response in progress writes into it.
 	effect := *r
 	effect.entry.Deferred = true
 	s.rack.DeferWork(r.Context(), delay, func() {

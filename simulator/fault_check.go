@@ -11,8 +11,8 @@ import (
 var phases = []adminapi.Phase{adminapi.Before, adminapi.Instead, adminapi.After, adminapi.Twice,
 	adminapi.Deferred, adminapi.Unwind, adminapi.Reread}
 
-// The operations that can fail halfway, those that read a disk again for their response, and those
-// that show devices to a guest.
+// These are the operations that can fail halfway, those that read a disk again for their
+// response, and those that show devices to a guest.
 var (
 	unwinding = []string{"disk_create", "disk_delete", "instance_create", "snapshot_create"}
 	rereading = []string{"instance_disk_attach", "instance_disk_detach"}
@@ -21,10 +21,11 @@ var (
 	}
 )
 
-// maxPadding is the most that a response can be padded with.
+// maxPadding is the largest padding of a response.
 const maxPadding = 1 << 30
 
-// checkFault refuses a fault that can never fire or has no effect, which is a mistake in a test.
+// checkFault refuses a fault that can never fire or has no effect, because that is a mistake in a
+// test.
 func checkFault(r adminapi.Fault) error {
 	known := r.Operation == "" || slices.ContainsFunc(routes, func(op *operation) bool {
 		return op.name == r.Operation
@@ -56,7 +57,7 @@ func effective(r adminapi.Fault) bool {
 		slices.Contains([]adminapi.Phase{adminapi.Twice, adminapi.Unwind, adminapi.Reread}, r.Phase)
 }
 
-// ends reports whether the fault ends the request itself.
+// ends reports whether the fault itself ends the request.
 func ends(r adminapi.Fault) bool { return r.Response != nil || r.Cut || r.Hang > 0 }
 
 func checkResponse(r adminapi.Fault) error {
@@ -72,7 +73,7 @@ func checkResponse(r adminapi.Fault) error {
 	return nil
 }
 
-// checkOperation refuses what has no effect on that operation or in that phase.
+// checkOperation refuses a fault that has no effect on its operation or in its phase.
 func checkOperation(r adminapi.Fault) error {
 	notFor := func(operations []string) bool {
 		return r.Operation != "" && !slices.Contains(operations, r.Operation)

@@ -23,7 +23,7 @@ func (r *rack) fault(rule adminapi.Fault) string {
 	return must[string](r.t)(r.Faults.Add(rule))
 }
 
-// exists reports whether a disk is there, past all faults.
+// exists reports whether the rack has a disk, without regard to faults.
 func (r *rack) exists(name string) bool {
 	r.t.Helper()
 	r.Faults.Clear()
@@ -41,7 +41,7 @@ func TestFaultsApplyInTheirPhase(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		rule adminapi.Fault
-		want refused // the zero value is a cut connection
+		want refused // the zero value means a cut connection
 		done bool
 	}{
 		{"before: refused and not done", adminapi.Fault{Phase: adminapi.Before, Response: answer},
@@ -92,7 +92,7 @@ func TestFaultsApplyInTheirPhase(t *testing.T) {
 	}
 }
 
-func TestADelayedRequestIsCarriedOutAlthoughItsCallerIsGone(t *testing.T) {
+func TestADelayedRequestIsCarriedOutAfterItsCallerHasGone(t *testing.T) {
 	r := newRack(t, engine.Config{})
 	r.fault(adminapi.Fault{Operation: "disk_create", Phase: adminapi.Before,
 		Delay: adminapi.Duration(200 * time.Millisecond)})
@@ -124,7 +124,7 @@ func TestFaultsMatchTheirRequests(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		rule adminapi.Fault
-		want []bool // of an attach of d by name, d by ID, e, and again
+		want []bool // for attaches of d by name, d by ID, e, and again
 	}{
 		{"any object", adminapi.Fault{}, []bool{true, true, true, true, true, true}},
 		{"a disk by name", adminapi.Fault{Object: "d"}, []bool{true, true, false, true, true, false}},
@@ -156,7 +156,7 @@ func TestFaultsMatchTheirRequests(t *testing.T) {
 	}
 }
 
-func TestAFaultsRandomNumbersAreItsSeeds(t *testing.T) {
+func TestTheSeedOfAFaultDeterminesItsRandomNumbers(t *testing.T) {
 	throw := func(seed uint64) (thrown []bool) {
 		var f Faults
 		if _, err := f.Add(adminapi.Fault{Cut: true, Probability: 0.5, Seed: seed}); err != nil {
@@ -227,7 +227,7 @@ func TestAFaultThatCannotFireIsRefused(t *testing.T) {
 	}
 }
 
-// adminCall makes a request of the admin listener and decodes its answer.
+// adminCall sends a request to the admin listener and decodes its answer.
 func adminCall(t *testing.T, url, method, path, body string, into any) int {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), method, url+path, strings.NewReader(body))
@@ -251,7 +251,7 @@ func adminCall(t *testing.T, url, method, path, body string, into any) int {
 	return resp.StatusCode
 }
 
-func TestTheAdminClient(t *testing.T) {
+func TestTheAdminClientReadsAndChangesTheRack(t *testing.T) {
 	r := newRack(t, engine.Config{})
 	client, ctx := adminapi.Client{URL: serveAdmin(t, r.Server)}, t.Context()
 	id := must[string](t)(client.AddFault(ctx, adminapi.Fault{Operation: "disk_create",

@@ -15,11 +15,12 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// fields reads a JSON object as the rack does: a required field must be there, an unknown one is
-// ignored, a known one is given once, and the first mistake is named by its path (A06).
+// fields parses a JSON object as the rack does. A required field must exist, an unknown field is
+// ignored, a known field may occur only once, and the error names the path of the first mistake
+// (A06).
 type fields struct {
 	raw map[string]json.RawMessage
-	// repeated are the keys that the object has more than once.
+	// repeated are the keys that occur more than once in the object.
 	repeated map[string]bool
 	path     string
 	err      *error
@@ -32,7 +33,7 @@ func parseFields(body []byte) (*fields, error) {
 	return f, err
 }
 
-// decode reads an object, and nothing that follows it.
+// decode parses one object, and ignores any text after it.
 func (f *fields) decode(data []byte) {
 	f.raw, f.repeated = map[string]json.RawMessage{}, map[string]bool{}
 	data = bytes.TrimSpace(data)
@@ -71,7 +72,7 @@ func (f *fields) decodeMembers(d *json.Decoder) error {
 	return err
 }
 
-// unexpected describes what was found in place of what was expected, in serde's words.
+// unexpected returns serde's message for a value of the wrong kind.
 func unexpected(raw json.RawMessage, expected string) string {
 	found, what := string(raw), "type"
 	switch {
@@ -95,7 +96,7 @@ func unexpected(raw json.RawMessage, expected string) string {
 	return fmt.Sprintf("invalid %s: %s, expected %s", what, found, expected)
 }
 
-// fail keeps the first mistake.
+// fail records the first mistake.
 func (f *fields) fail(name, problem string) {
 	if *f.err != nil {
 		return
@@ -113,7 +114,7 @@ func (f *fields) at(name string) string {
 	return f.path + "." + name
 }
 
-// get returns a field by a name that the rack knows, so it may be given only once (A63).
+// get returns a field that the rack knows. Such a field may occur only once (A63).
 func (f *fields) get(name string) (json.RawMessage, bool) {
 	if f.repeated[name] {
 		f.fail("", duplicateField(name))
@@ -122,7 +123,7 @@ func (f *fields) get(name string) (json.RawMessage, bool) {
 	return raw, ok
 }
 
-// has reports whether a field is there and not null.
+// has reports whether a field exists and is not null.
 func (f *fields) has(name string) bool {
 	raw, ok := f.get(name)
 	return ok && string(raw) != "null"
@@ -142,7 +143,8 @@ func (f *fields) read(name, expected string, into any) bool {
 	return true
 }
 
-// identity reads name and description. A bad name is the one mistake without a path (A06).
+// identity reads name and description. A bad name is the only mistake whose error has no path
+// (A06).
 func (f *fields) identity() (name, description string) {
 	name = f.text("name")
 	if problem := store.CheckName(name); problem != "" {
@@ -188,7 +190,7 @@ func (f *fields) uuid(name string) string {
 	return id.String()
 }
 
-// byteCount reads a size. The rack keeps sizes in signed 64 bits (A07).
+// byteCount reads a size, which the rack keeps in signed 64 bits (A07).
 func (f *fields) byteCount(name string) int64 {
 	var size uint64
 	if f.read(name, "u64", &size) && size > math.MaxInt64 {
@@ -203,7 +205,8 @@ func (f *fields) cpus(name string) int {
 	return int(n)
 }
 
-// blockSize is checked while the body is read, which is why its error has no code (A08).
+// blockSize reads a block size. The rack checks it while it reads the body, so its error has no
+// code (A08).
 func (f *fields) blockSize(name string) int {
 	var size uint32
 	if f.read(name, "u32", &size) && size != 512 && size != 2048 && size != 4096 {

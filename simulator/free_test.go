@@ -12,8 +12,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 )
 
-// freesLater is a rack with room for one disk and its snapshot, which frees what is deleted in an
-// hour or when it is told to.
+// freesLater starts a rack with room for one disk and its snapshot. It frees deleted objects in
+// an hour, or when the test asks for it.
 func freesLater(t *testing.T) *rack {
 	return newRack(t, engine.Config{FreeDelay: time.Hour, QuotaBytes: 2 * 1 << 30})
 }
@@ -24,7 +24,7 @@ func (r *rack) provisioned() int64 {
 	return int64(u.Provisioned.Storage)
 }
 
-// kept are the files of a disk and its snapshot that are still there.
+// kept returns the files of a disk and its snapshot that still exist.
 func (r *rack) kept(diskID, snapshotID string) (kept []string) {
 	for _, path := range []string{r.rack.Plane().DiskPath(diskID),
 		r.rack.Plane().SnapshotPath(snapshotID)} {
@@ -51,7 +51,7 @@ func (r *rack) deleteBoth() (diskID, snapshotID string) {
 	return d.Id, sn.Id
 }
 
-func TestA68WhatIsDeletedIsGoneAtOnceAndFreedLater(t *testing.T) {
+func TestA68DeletedObjectsDisappearAtOnceAndAreFreedLater(t *testing.T) {
 	r := freesLater(t)
 	diskID, snapshotID := r.deleteBoth()
 
@@ -68,7 +68,7 @@ func TestA68WhatIsDeletedIsGoneAtOnceAndFreedLater(t *testing.T) {
 	if got := r.provisioned(); got != 2<<30 {
 		t.Errorf("storage is %d, want 2 GiB until it is freed", got)
 	}
-	// The quota is looked at before the name.
+	// The rack checks the quota before the name.
 	if _, err := r.DiskCreate(t.Context(), r.blank("d", 1)); !errors.Is(err, oxide.ErrHTTP507) {
 		t.Errorf("got %v, want 507", err)
 	}
@@ -95,7 +95,7 @@ func TestA68TheDelayEndsByItself(t *testing.T) {
 	})
 }
 
-func TestA68ARestartFreesWhatWasDeleted(t *testing.T) {
+func TestA68ARestartFreesDeletedObjects(t *testing.T) {
 	r := freesLater(t)
 	diskID, snapshotID := r.deleteBoth()
 	next := r.again()

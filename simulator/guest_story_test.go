@@ -19,7 +19,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 )
 
-// device awaits the only device in an instance's guest and returns where its node lies.
+// device waits for the only device in an instance's guest and returns the path of its node.
 func (r *rack) device(instance string) string {
 	r.t.Helper()
 	simtest.Eventually(r.t, "a device in guest "+instance, func() bool {
@@ -102,7 +102,7 @@ func TestStoppingTakesTheDevicesAwayAndStartingBringsThemBack(t *testing.T) {
 	r.device("idle")
 }
 
-func TestDevicesAppearAsFaultsAndSwitchesSay(t *testing.T) {
+func TestDevicesAppearAccordingToFaultsAndSwitches(t *testing.T) {
 	r := newRack(t, engine.Config{})
 	size := func(node string) int64 {
 		text, err := os.ReadFile(filepath.Join(filepath.Dir(filepath.Dir(node)), "sys", "block",
@@ -178,7 +178,7 @@ func TestDevicesAppearAsFaultsAndSwitchesSay(t *testing.T) {
 	})
 }
 
-func TestOfManyAtOnceOneWins(t *testing.T) {
+func TestOneOfManySimultaneousRequestsSucceeds(t *testing.T) {
 	r := newRack(t, engine.Config{})
 	r.disk("d")
 	race := func(want string, try func(n int) error) {
@@ -210,7 +210,7 @@ func TestOfManyAtOnceOneWins(t *testing.T) {
 	for n := range 5 {
 		must[*oxide.Instance](t)(r.doCreate(r.instanceBody("i" + strconv.Itoa(n))))
 	}
-	names := r.instances() // eight
+	names := r.instances() // eight instances
 	race("disk is attached to another instance", func(n int) error {
 		_, err := r.doAttach(names[n], "d")
 		return err
@@ -227,8 +227,9 @@ func (r *rack) instances() []string {
 	return names
 }
 
-// A host without space refuses what needs some and loses nothing.
-func TestA27AFullHost(t *testing.T) {
+// TestA27AFullHostRefusesWhatNeedsSpaceAndLosesNothing shows that a host without space refuses
+// requests that need space, and loses nothing.
+func TestA27AFullHostRefusesWhatNeedsSpaceAndLosesNothing(t *testing.T) {
 	dir := t.TempDir()
 	simtest.Mount(t, "tmpfs", dir, "-t", "tmpfs", "-o", "size=3m")
 	r := newRack(t, engine.Config{Dir: filepath.Join(dir, "rack")})

@@ -30,7 +30,7 @@ func utilization(rack *engine.Rack, _ *request) (int, any, error) {
 	return http.StatusOK, u, err
 }
 
-// fleetOnly refuses what an ordinary user of the silo may not see (A21).
+// fleetOnly refuses a list that an ordinary user of the silo may not see (A21).
 func fleetOnly(*engine.Rack, *request) (int, any, error) { return 0, nil, engine.ErrForbidden }
 
 func projectList(rack *engine.Rack, r *request) (int, any, error) {
@@ -43,7 +43,7 @@ func projectView(rack *engine.Rack, r *request) (int, any, error) {
 	return http.StatusOK, p, err
 }
 
-// projectNothing is a list that is empty in every project of this rack.
+// projectNothing returns a list that is empty in every project of this rack.
 func projectNothing(rack *engine.Rack, r *request) (int, any, error) {
 	_, err := rack.Silo.Project(&r.call, r.project())
 	return http.StatusOK, emptyPage(), err
@@ -161,7 +161,7 @@ func externalIPList(rack *engine.Rack, r *request) (int, any, error) {
 	return http.StatusOK, page[engine.SourceNAT]{Items: ips}, err
 }
 
-// instanceNothing is a list that is empty for every instance of this rack.
+// instanceNothing returns a list that is empty for every instance of this rack.
 func instanceNothing(rack *engine.Rack, r *request) (int, any, error) {
 	_, err := rack.Instances.View(&r.call, r.instance())
 	return http.StatusOK, emptyPage(), err

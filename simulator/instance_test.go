@@ -33,8 +33,9 @@ func (r *rack) doCreate(body *oxide.InstanceCreate) (*oxide.Instance, error) {
 		oxide.InstanceCreateParams{Project: "default", Body: body})
 }
 
-// The lists that Oxide's own clients read of every instance.
-func TestNeighboursReadPaths(t *testing.T) {
+// TestTheRackServesTheListsThatOtherClientsRead reads the lists that Oxide's own clients read for
+// every instance.
+func TestTheRackServesTheListsThatOtherClientsRead(t *testing.T) {
 	r := newRack(t, engine.Config{})
 	ctx := t.Context()
 	a := r.instance("a")
@@ -83,7 +84,7 @@ func TestNeighboursReadPaths(t *testing.T) {
 	}
 }
 
-func TestInstancesKeepTheirIDsOverDirectories(t *testing.T) {
+func TestInstancesHaveTheSameIDsInEveryDirectory(t *testing.T) {
 	given := "6A3E1F3A-0000-4000-8000-000000000001"
 	c := engine.Config{Instances: []engine.InstanceSpec{{Name: "x"}, {Name: "y", ID: given}}}
 	first := newRack(t, c)

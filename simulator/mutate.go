@@ -10,7 +10,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/broken"
 )
 
-// respond carries a request out, in order or as the mutation in force breaks it.
+// respond carries out a request, with the active mutation if there is one.
 func (s *Server) respond(r *request) response {
 	m := s.mutation.Active()
 	if m == nil {
@@ -33,9 +33,9 @@ func (s *Server) respond(r *request) response {
 	return a
 }
 
-// exchange is a request as a mutation sees it.
+// exchange returns the request in the form that a mutation changes.
 func (s *Server) exchange(r *request) *broken.Exchange {
-	// A body that cannot be read is read again, and refused, by the rack.
+	// If the body cannot be read, the rack reads it again and refuses it.
 	body, _ := io.ReadAll(r.Body)
 	x := &broken.Exchange{Rack: s.rack, RequestID: r.id, Request: r.Request, Body: body}
 	if op, path, err := route(r.Method, r.URL.EscapedPath()); err == nil {
@@ -52,7 +52,7 @@ func (s *Server) exchange(r *request) *broken.Exchange {
 		return &broken.Answer{Status: a.status, Header: a.header, Body: a.body}
 	}
 	x.Later = func(delay time.Duration) {
-		// The request itself ends with its answer.
+		// The context of the request ends with its answer.
 		later := newRequest(r.Clone(context.WithoutCancel(r.Context())))
 		later.Body, later.entry.Deferred = io.NopCloser(bytes.NewReader(x.Body)), true
 		s.rack.DeferWork(r.Context(), delay, func() { s.record(later, s.handle(later)) })

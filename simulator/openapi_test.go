@@ -23,7 +23,7 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 )
 
-// schema is a rack's published document, which the environment variable OXIDE_OPENAPI names.
+// schema is a rack's published document. The environment variable OXIDE_OPENAPI names its file.
 type schema struct {
 	*openapi3.T
 	options *openapi3filter.Options
@@ -48,7 +48,7 @@ func loadSchema(t *testing.T) *schema {
 	for _, s := range doc.Components.Schemas {
 		closeSchema(s)
 	}
-	// What tells a name from an ID is the lookahead that closeSchema drops.
+	// The schema distinguishes a name from an ID by the lookahead that closeSchema drops.
 	nameOrID := doc.Components.Schemas["NameOrId"].Value
 	nameOrID.AnyOf, nameOrID.OneOf = nameOrID.OneOf, nil
 	openapi3.DefineStringFormatValidator("uuid", openapi3.NewCallbackValidator(uuid.Validate))
@@ -60,8 +60,8 @@ func loadSchema(t *testing.T) *schema {
 	}, map[string]int{}}
 }
 
-// closeSchema lets no field pass that the schema does not have, and drops from its pattern what
-// Go's regular expressions lack.
+// closeSchema forbids fields that the schema does not have, and removes from its patterns the
+// syntax that Go's regular expressions lack.
 func closeSchema(ref *openapi3.SchemaRef) {
 	s := ref.Value
 	if s == nil || ref.Ref != "" {
@@ -84,7 +84,8 @@ func closeSchema(ref *openapi3.SchemaRef) {
 
 var lookarounds = regexp.MustCompile(`\(\?<?[!=](\([^()]*\)|[^()])*\)`)
 
-// watch passes requests on and checks each with its answer.
+// watch returns a handler that passes requests on, and checks each request together with its
+// answer.
 func (s *schema) watch(t *testing.T, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		op, params, err := route(r.Method, r.URL.EscapedPath())
@@ -149,7 +150,8 @@ func (s *schema) check(t *testing.T, op *operation, input *openapi3filter.Reques
 	}
 }
 
-// Every operation that the simulator serves answers as the rack's published schema says.
+// TestAnswersMatchThePublishedSchema demands that every operation that the simulator serves
+// answers according to the rack's published schema.
 func TestAnswersMatchThePublishedSchema(t *testing.T) {
 	s := loadSchema(t)
 	for path, item := range s.Paths.Map() {
@@ -182,7 +184,8 @@ func TestAnswersMatchThePublishedSchema(t *testing.T) {
 	}
 }
 
-// schemaStory calls every operation that is served, and is refused in many ways.
+// schemaStory calls every operation that the simulator serves, and sends many requests that are
+// refused.
 func schemaStory(t *testing.T, r *rack) {
 	ctx := t.Context()
 	must[*oxide.Ping](t)(r.Ping(ctx))

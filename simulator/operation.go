@@ -1,6 +1,6 @@
 package simulator
 
-// served are the operations that this simulator carries out.
+// served are the operations that this simulator supports.
 var served = map[string]*operation{
 	"ping":                           {noAuth: true, serve: ping},
 	"current_user_view":              {serve: currentUser},

@@ -19,11 +19,11 @@ const (
 	maxToken     = 512
 )
 
-// orders are the orders that a list may have, as the rack names them.
+// orders are the orders of a list, by the rack's names.
 var orders = []string{store.ByName, store.ByNameDescending, store.ByID}
 
-// scan is the part of a list that is wanted: by the query of its first page, or by the token of a
-// later one, which contains the query (A09).
+// scan is the requested part of a list. The first page has it in its query, and a later page has
+// it in its token, which contains the query (A09).
 type scan struct {
 	SortBy   string  `json:"sort_by"`
 	Project  string  `json:"project,omitempty"`
@@ -44,15 +44,15 @@ type page[T any] struct {
 	Items    []T     `json:"items"`
 }
 
-// named is an object of a list.
+// named is an object in a list.
 type named interface{ Ident() store.Identity }
 
-// window is the part of the list that the scan wants.
+// window returns the part of the list that the scan requests.
 func (s scan) window() engine.Window {
 	return engine.Window{SortBy: s.SortBy, After: s.LastSeen, Limit: s.limit}
 }
 
-// parseScan reads a list's query. With a token it ignores the other parameters except limit.
+// parseScan parses a list's query. With a token it ignores the other parameters except limit.
 func parseScan(query url.Values) (scan, error) {
 	limit, err := parseLimit(query)
 	if err != nil {
@@ -74,7 +74,7 @@ func parseScan(query url.Values) (scan, error) {
 	return s, nil
 }
 
-// selectors are the parameters of the first page that name project and instance.
+// selectors returns the parameters of the first page that name the project and the instance.
 func (s scan) selectors() url.Values {
 	given := url.Values{}
 	for name, value := range map[string]string{"project": s.Project, "instance": s.Instance} {
@@ -125,7 +125,7 @@ func parseToken(token string) (scan, error) {
 	return t.Start, nil
 }
 
-// after makes the token of the page that begins after an item.
+// after returns the token of the page that begins after an item.
 func (s scan) after(item store.Identity) *string {
 	last := item.Name
 	if s.SortBy == store.ByID {
@@ -140,7 +140,7 @@ func (s scan) after(item store.Identity) *string {
 	return &token
 }
 
-// newPage puts items into a page of the scan.
+// newPage returns a page of the scan with the items.
 func newPage[T named](s scan, items []T) page[T] {
 	p := page[T]{Items: items}
 	if len(items) > 0 {
@@ -149,7 +149,7 @@ func newPage[T named](s scan, items []T) page[T] {
 	return p
 }
 
-// emptyPage is an empty list.
+// emptyPage returns the page of an empty list.
 func emptyPage() page[struct{}] { return page[struct{}]{Items: []struct{}{}} }
 
 // slice returns the scan's page of a list that is in memory.

@@ -29,9 +29,10 @@ func TestAListMayBeLongerThanAPage(t *testing.T) {
 	}
 }
 
-// Whatever is inserted and deleted, a scan sees every object that was there all along exactly
-// once, in order, and none of another project.
-func TestA09AScanSeesWhatStaysOnceAndInOrder(t *testing.T) {
+// TestA09AScanReturnsEveryLastingObjectOnceAndInOrder inserts and deletes objects during a scan.
+// The scan must return every object that existed all the time exactly once, in order, and no
+// object of another project.
+func TestA09AScanReturnsEveryLastingObjectOnceAndInOrder(t *testing.T) {
 	s, err := store.Open(t.TempDir() + "/rack.db")
 	if err != nil {
 		t.Fatal(err)

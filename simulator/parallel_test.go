@@ -37,7 +37,7 @@ func (r *rack) serials(instance string) []string {
 	return serials
 }
 
-func TestManyCallersGiveEachGuestItsDisks(t *testing.T) {
+func TestManyCallersAttachEveryDiskToItsGuest(t *testing.T) {
 	var guests []string
 	wanted := map[string][]string{}
 	var c engine.Config
@@ -53,7 +53,7 @@ func TestManyCallersGiveEachGuestItsDisks(t *testing.T) {
 		guest := guests[i%len(guests)]
 		wanted[guest] = append(wanted[guest], name)
 	}
-	// everybody does it to every disk, each with a caller that repeats it at the same time.
+	// everybody calls do for every disk, and a second caller repeats each call at the same time.
 	everybody := func(do func(instance, disk string) (*oxide.Disk, error)) {
 		t.Helper()
 		var callers sync.WaitGroup

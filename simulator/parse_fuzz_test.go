@@ -10,10 +10,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// The seeds lie in testdata/fuzz.
+// The seeds are in testdata/fuzz.
 
-// FuzzPageToken holds that a token which is taken is one that this simulator could have given, and
-// that the one it gives for an item is taken again, with the same scan behind the item.
+// FuzzPageToken demands that an accepted token is one that this simulator could have returned.
+// The token for the next item must be accepted again, with the same scan behind the item.
 func FuzzPageToken(f *testing.F) {
 	f.Fuzz(func(t *testing.T, token, last string) {
 		s, err := parseToken(token)
@@ -39,8 +39,8 @@ func FuzzPageToken(f *testing.F) {
 	})
 }
 
-// FuzzListQuery holds that a list's query is refused or gives a limit and an order that the lists
-// have.
+// FuzzListQuery demands that a list's query is refused, or returns a limit and an order that the
+// lists have.
 func FuzzListQuery(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		query, err := url.ParseQuery(text)
@@ -58,8 +58,8 @@ func FuzzListQuery(f *testing.F) {
 	})
 }
 
-// FuzzSelector holds that a selector is an id or a name and never both, and that no name could be
-// taken for an id.
+// FuzzSelector demands that a selector is either an ID or a name, and that no name has the form
+// of an ID.
 func FuzzSelector(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		s, problem := store.ParseSelector(text)

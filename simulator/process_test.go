@@ -80,7 +80,7 @@ func startProcess(t *testing.T, binary, dir string, args ...string) *process {
 	return p
 }
 
-// stop ends the process as an operator does, and demands that it ends well.
+// stop ends the process as an operator does, and demands the exit status 0.
 func (p *process) stop(t *testing.T) {
 	t.Helper()
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
@@ -96,10 +96,10 @@ func (p *process) kill(t *testing.T) {
 	if err := p.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	_ = p.cmd.Wait() // it was killed
+	_ = p.cmd.Wait() // the process was killed
 }
 
-// loopsUnder lists the loop devices whose files lie in a directory.
+// loopsUnder returns the loop devices whose files are in a directory.
 func loopsUnder(t *testing.T, dir string) []loopdev.Device {
 	t.Helper()
 	dir, err := filepath.EvalSymlinks(dir)
@@ -190,14 +190,15 @@ func TestTheBinaryRefusesABadCommandLine(t *testing.T) {
 	}
 }
 
-// ledger is what callers were told: disks that exist, with the instance they are attached to.
+// ledger has the rack's answers to the callers: the existing disks, with the instances to which
+// they are attached.
 type ledger struct {
 	mu sync.Mutex
 	// mu guards disks and doubt.
 	disks map[string]string
-	// doubt are the disks of calls that got no answer: they may be this way or that.
+	// doubt has the disks of calls without an answer. The calls may have taken effect or not.
 	doubt map[string]bool
-	// acknowledged gets one value for each call that was answered.
+	// acknowledged receives one value for each call that was answered.
 	acknowledged chan struct{}
 }
 
@@ -217,7 +218,7 @@ func (l *ledger) note(disk, instance string, exists bool, err error) bool {
 	return true
 }
 
-// churn makes, attaches, detaches and deletes disks until the rack no longer answers.
+// churn creates, attaches, detaches and deletes disks until the rack no longer answers.
 func (l *ledger) churn(ctx context.Context, r *rack, worker, round int) {
 	instance := []string{"a", "b"}[worker%2]
 	for n := 0; ; n++ {
@@ -250,8 +251,8 @@ func (l *ledger) churn(ctx context.Context, r *rack, worker, round int) {
 	}
 }
 
-// A rack that is killed at any moment keeps what it acknowledged, and the next simulator leaves
-// no device that its records do not explain.
+// TestAKilledRackKeepsWhatItAcknowledged kills a rack at any moment. The rack must keep
+// everything that it acknowledged, and the next simulator must leave no device without a record.
 func TestAKilledRackKeepsWhatItAcknowledged(t *testing.T) {
 	binary := buildSimulator(t)
 	dir := filepath.Join(t.TempDir(), "rack")
@@ -270,7 +271,7 @@ func TestAKilledRackKeepsWhatItAcknowledged(t *testing.T) {
 				told.churn(ctx, &rack{t: t, Client: newClient(t, p.said.URL)}, worker, round)
 			})
 		}
-		// The moment is counted in calls, so that a slow machine does as much as a fast one.
+		// The moment is a number of calls, so that a slow machine does as much as a fast one.
 		for range 40 + dice.IntN(80) {
 			select {
 			case <-told.acknowledged:
@@ -293,8 +294,8 @@ func TestAKilledRackKeepsWhatItAcknowledged(t *testing.T) {
 	}
 }
 
-// compare holds a rack that came back against what callers were told; what was in doubt is taken
-// as it is found.
+// compare compares a restarted rack with the answers that the callers got. It accepts either
+// state of a disk in doubt.
 func (l *ledger) compare(t *testing.T, r *rack, p *process, dir string) {
 	t.Helper()
 	ids := map[string]string{}
@@ -351,7 +352,7 @@ func trust(t *testing.T, pem []byte) *tls.Config {
 	return &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
 }
 
-func TestARackThatKeepsDevicesLeavesThemToTheNextOne(t *testing.T) {
+func TestARackThatKeepsDevicesPassesThemToTheNextOne(t *testing.T) {
 	binary, dir := buildSimulator(t), t.TempDir()
 	const first = 600
 	p := startProcess(t, binary, dir, "--keep-devices", "--first-loop", strconv.Itoa(first))

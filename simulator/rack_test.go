@@ -22,7 +22,7 @@ import (
 
 const testToken = "oxide-token-test"
 
-// rack is a server under test with Oxide's own client for it.
+// rack is a server under test with Oxide's own client.
 type rack struct {
 	*Server
 	dir string
@@ -31,7 +31,7 @@ type rack struct {
 	url string
 }
 
-// newRack serves a rack, in a directory of the test's when none is given.
+// newRack serves a rack. Without a directory in the config it uses a new one.
 func newRack(t *testing.T, c engine.Config) *rack {
 	t.Helper()
 	if c.Dir == "" {
@@ -66,13 +66,13 @@ func newClient(t *testing.T, url string) *oxide.Client {
 	return c
 }
 
-// reply is what comes back beside the body.
+// reply is the status and the header of an answer.
 type reply struct {
 	status int
 	header http.Header
 }
 
-// call makes a request by hand; header fields come in pairs.
+// call sends a request without Oxide's client. header has names and values alternately.
 func (r *rack) call(method, path, body string, header ...string) (reply, string) {
 	r.t.Helper()
 	req, err := http.NewRequestWithContext(r.t.Context(), method, r.url+path,
@@ -182,7 +182,7 @@ func (r *rack) awaitState(instance, state string) {
 	})
 }
 
-// update changes the records of the project, past the rules.
+// update changes the records of the project without the rules.
 func (r *rack) update(change func(tx *store.Tx, project string) error) {
 	r.t.Helper()
 	simtest.NoError(r.t, r.rack.Records().Update(func(tx *store.Tx) error {
@@ -194,7 +194,7 @@ func (r *rack) update(change func(tx *store.Tx, project string) error) {
 	}))
 }
 
-// force puts a disk into a state that the API does not lead to.
+// force sets a disk to a state that no request of the API causes.
 func (r *rack) force(name string, state store.DiskState) {
 	r.t.Helper()
 	r.update(func(tx *store.Tx, project string) error {
@@ -213,7 +213,7 @@ func (r *rack) forceRun(name, state string) {
 	})
 }
 
-// refused is a refusal as the rack words it. The zero value is none.
+// refused is a refusal in the rack's words. The zero value means no refusal.
 type refused struct {
 	status        int
 	code, message string
@@ -255,7 +255,7 @@ func gone(kind, name string) refused {
 	return refusedAs(404, "ObjectNotFound", "not found: %s with name %q", kind, name)
 }
 
-// ownDevices are the loop devices of the rack.
+// ownDevices returns the loop devices of the rack.
 func (r *rack) ownDevices() []loopdev.Device {
 	r.t.Helper()
 	return must[[]loopdev.Device](r.t)(r.rack.Plane().OwnDevices())

@@ -28,7 +28,7 @@ const (
 	maxBody = 1 << 20
 )
 
-// request is one call of the API on its way through the rack.
+// request is one call of the API while the rack handles it.
 type request struct {
 	*http.Request
 	id      string
@@ -67,8 +67,9 @@ func (r *request) find() error {
 	return nil
 }
 
-// checkVersion accepts the rack's own version; none means the newest (A13). A rack responds to an
-// older version in its shape, which this simulator does not have, so it refuses (501).
+// checkVersion accepts the rack's own version; a missing version means the newest (A13). A rack
+// answers an older version in that version's form, which this simulator does not support, so it
+// refuses the request (501).
 func checkVersion(version string) error {
 	if version == "" {
 		return nil
@@ -105,7 +106,7 @@ func parseVersion(s string) ([]uint64, error) {
 	return numbers, nil
 }
 
-// parse reads path, query and body, as the rack does before it authenticates the caller (A14).
+// parse parses path, query and body, as the rack does before it authenticates the caller (A14).
 func (r *request) parse() error {
 	body, bodyErr := r.readBody()
 	r.identify(body)
@@ -158,8 +159,8 @@ func (r *request) parseQuery() error {
 	return nil
 }
 
-// readRepeated handles a parameter that is given more than once: a list uses its last value, except
-// for the limit; elsewhere a known parameter is refused (A62).
+// readRepeated handles a parameter that occurs more than once. A list uses the last value, except
+// for the limit; other operations refuse a known parameter (A62).
 func (r *request) readRepeated() error {
 	once := []string{"project", "instance"}
 	if r.op.list {
@@ -207,7 +208,7 @@ func (r *request) identify(body []byte) {
 	}
 }
 
-// subject adds a name or ID; the last one is what the log shows.
+// subject adds a name or an ID. The log shows the last one.
 func (r *request) subject(nameOrID string) {
 	if nameOrID == "" {
 		return
@@ -216,19 +217,20 @@ func (r *request) subject(nameOrID string) {
 	r.entry.Object = nameOrID
 }
 
-// project is the project of the query.
+// project returns the project of the query.
 func (r *request) project() store.Selector {
 	sel, _ := store.ParseSelector(r.query.Get("project"))
 	return sel
 }
 
-// ref is the object that a parameter of the path names.
+// ref returns the object that a parameter of the path names.
 func (r *request) ref(param string) engine.Ref {
 	sel, _ := store.ParseSelector(r.path.Get(param))
 	return engine.Ref{Project: r.project(), Object: sel}
 }
 
-// instance is the instance of the path or, for lists beside instances, of the query.
+// instance returns the instance of the path or, for lists that have it in the query, of the
+// query.
 func (r *request) instance() engine.Ref {
 	if !r.path.Has("instance") {
 		sel, _ := store.ParseSelector(r.query.Get("instance"))
@@ -237,7 +239,7 @@ func (r *request) instance() engine.Ref {
 	return r.ref("instance")
 }
 
-// authenticate accepts the bearer of the rack's token (A11).
+// authenticate accepts a request with the rack's token as its bearer (A11).
 func (s *Server) authenticate(r *request) error {
 	if r.op.noAuth {
 		return nil

@@ -7,7 +7,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// keptRequests bounds the log's memory.
+// keptRequests limits the number of entries in the log.
 const keptRequests = 100_000
 
 type requestLog struct {
@@ -28,7 +28,7 @@ func (l *requestLog) add(entry adminapi.Request) {
 	l.entries = append(l.entries, entry)
 }
 
-// since lists the entries after one of them.
+// since returns the entries after the given one.
 func (l *requestLog) since(seq int) []adminapi.Request {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -38,7 +38,7 @@ func (l *requestLog) since(seq int) []adminapi.Request {
 	return append([]adminapi.Request{}, l.entries[i:]...)
 }
 
-// clear removes the entries; the numbers go on.
+// clear removes the entries. The numbering continues.
 func (l *requestLog) clear() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

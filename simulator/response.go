@@ -10,7 +10,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 )
 
-// response is what the caller gets. With a zero status the connection is cut.
+// response is the response to the caller. A zero status means that the connection is cut.
 type response struct {
 	status      int
 	header      http.Header
@@ -39,7 +39,7 @@ func newResponse(requestID string, status int, body any, err error) response {
 
 const jsonType = "application/json"
 
-// encode writes JSON as the rack does: without the escapes that HTML needs, errors over several
+// encode encodes JSON as the rack does: without the escapes for HTML, and errors over several
 // lines (A01).
 func encode(body any, indent string) []byte {
 	var b bytes.Buffer
@@ -47,7 +47,7 @@ func encode(body any, indent string) []byte {
 	e.SetEscapeHTML(false)
 	e.SetIndent("", indent)
 	if err := e.Encode(body); err != nil {
-		panic(err) // our own types always encode
+		panic(err) // this package's types always encode
 	}
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
 }
@@ -69,7 +69,7 @@ func (s *Server) write(w http.ResponseWriter, r *request, a response) {
 	}
 	w.WriteHeader(a.status)
 	if !s.writeFaulty(w, r, a.body) {
-		// The caller may be gone, and the effect stays.
+		// The caller may be gone, but the effect stays.
 		if _, err := w.Write(a.body); err != nil {
 			s.log.Debug("the caller is gone", slog.String("request_id", r.id))
 		}

@@ -25,7 +25,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// again serves the directory of a rack that was closed.
+// again opens the directory of a closed rack again.
 func (r *rack) again() *rack {
 	r.t.Helper()
 	if err := r.Close(); err != nil {
@@ -34,7 +34,7 @@ func (r *rack) again() *rack {
 	return newRack(r.t, engine.Config{Dir: r.dir})
 }
 
-// guestDevices lists what an instance's guest sees.
+// guestDevices returns the devices in an instance's guest.
 func (r *rack) guestDevices(instance string) []string {
 	r.t.Helper()
 	entries, err := os.ReadDir(filepath.Join(r.GuestDir(r.instance(instance).Id), "sys", "block"))
@@ -90,8 +90,9 @@ func (r *rack) disks() []oxide.Disk {
 		oxide.DiskListParams{Project: "default"}))
 }
 
-// What was under way when the simulator died is taken back or brought to its end.
-func TestA19ARestartSettlesWhatWasHalfDone(t *testing.T) {
+// TestA19ARestartUndoesOrCompletesUnfinishedWork demands that the unfinished work of a simulator
+// that died is undone or completed.
+func TestA19ARestartUndoesOrCompletesUnfinishedWork(t *testing.T) {
 	r := newRack(t, engine.Config{})
 	for _, name := range []string{"half", "resting", "attached", "made", "lent"} {
 		r.disk(name)
@@ -139,7 +140,7 @@ func TestA19ARestartSettlesWhatWasHalfDone(t *testing.T) {
 	}
 }
 
-// halfMadeInstance leaves what a creation leaves that is cut off halfway.
+// halfMadeInstance leaves the records of a creation that was cut off halfway.
 func halfMadeInstance(r *rack, name, made, lent string) {
 	r.t.Helper()
 	r.update(func(tx *store.Tx, project string) error {
@@ -162,7 +163,7 @@ func halfMadeInstance(r *rack, name, made, lent string) {
 	})
 }
 
-func TestADirectoryOfAnotherVersionIsLeftAlone(t *testing.T) {
+func TestADirectoryOfAnotherVersionIsRefusedUnchanged(t *testing.T) {
 	r := newRack(t, engine.Config{})
 	r.disk("d")
 	if err := r.Close(); err != nil {
@@ -187,7 +188,7 @@ func TestADirectoryOfAnotherVersionIsLeftAlone(t *testing.T) {
 	}
 }
 
-func TestADirectoryServesOneSimulator(t *testing.T) {
+func TestADirectoryIsUsedByOneSimulatorOnly(t *testing.T) {
 	r := newRack(t, engine.Config{})
 	r.disk("d")
 	_, err := Open(t.Context(), engine.Config{Dir: r.dir, Log: slog.New(slog.DiscardHandler)})
@@ -199,7 +200,7 @@ func TestADirectoryServesOneSimulator(t *testing.T) {
 	}
 }
 
-func TestADirectoryOfSomebodyElseIsLeftAlone(t *testing.T) {
+func TestAForeignDirectoryIsRefusedUnchanged(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "letter"), []byte("dear"), 0o600); err != nil {
 		t.Fatal(err)
@@ -215,7 +216,7 @@ func TestADirectoryOfSomebodyElseIsLeftAlone(t *testing.T) {
 	}
 }
 
-func TestADirectoryThatWasMadeOnAFullDiskServesLater(t *testing.T) {
+func TestADirectoryThatWasCreatedOnAFullDiskWorksLater(t *testing.T) {
 	simtest.NeedRoot(t)
 	for _, kib := range []int{4, 8, 12, 16, 20, 24} {
 		dir := t.TempDir()
@@ -266,7 +267,7 @@ func TestASlowCallerOfTheAdminListenerBlocksNobody(t *testing.T) {
 			http.MethodPatch, "/switches", body))
 	}()
 	_, err := io.WriteString(slow, "{")
-	simtest.NoError(t, err) // it is being read
+	simtest.NoError(t, err) // the listener reads the body
 	answered := make(chan struct{})
 	go func() {
 		defer close(answered)
@@ -303,7 +304,7 @@ func TestBadConfigurationsAreRefused(t *testing.T) {
 	}
 }
 
-func TestTheAdminListener(t *testing.T) {
+func TestTheAdminListenerShowsAndChangesTheRack(t *testing.T) {
 	r := newRack(t, engine.Config{})
 	url := serveAdmin(t, r.Server)
 	r.disk("d")

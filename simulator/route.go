@@ -12,19 +12,20 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 )
 
-// operation is one of the rack's: its route, what it takes, and its handler.
+// operation is an operation of the rack: its route, its parameters and its handler.
 type operation struct {
 	name, method string
 	path         []string
 	// noAuth needs no token (A11).
 	noAuth bool
-	// list takes limit, page_token and sort_by; required are its other parameters that the first
-	// page must have.
+	// list means that it accepts limit, page_token and sort_by. required are the other parameters
+	// that the first page must have.
 	list     bool
 	required []string
-	// body reads the request's body; nil takes none.
+	// body parses the request's body; nil means that there is no body.
 	body func(*fields) any
-	// serve handles it; it is nil for an operation that the rack has and this simulator lacks.
+	// serve carries out the operation. It is nil if the rack has the operation and this simulator
+	// lacks it.
 	serve func(*engine.Rack, *request) (status int, body any, err error)
 }
 
@@ -52,8 +53,8 @@ func parseOperations(text string) []*operation {
 	return all
 }
 
-// route finds a request's operation and the parameters in its path. Another method of a path that
-// exists is 405 with Allow, an unknown path the rack's own 404 (A01).
+// route finds a request's operation and the parameters in its path. For another method of an
+// existing path it returns 405 with Allow, and for an unknown path the rack's 404 (A01).
 func route(method, escapedPath string) (*operation, url.Values, error) {
 	segments, err := parsePath(escapedPath)
 	if err != nil {
@@ -110,7 +111,7 @@ func match(path, segments []string) (url.Values, bool) {
 	return params, true
 }
 
-// unimplemented is never the rack's response: the simulator lacks the operation.
+// unimplemented is an error that no rack returns: the simulator lacks the operation.
 func unimplemented(op *operation) error {
 	return &engine.Error{Status: http.StatusNotImplemented,
 		Message: fmt.Sprintf("the simulator does not have %s (%s /%s), which the rack has",

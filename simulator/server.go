@@ -13,9 +13,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 )
 
-// What kind of rack to serve.
+// These types configure the rack.
 type (
-	// Config is the rack's.
+	// Config configures the rack.
 	Config = engine.Config
 	// InstanceSpec is an instance that the rack has from the start.
 	InstanceSpec = engine.InstanceSpec
@@ -31,7 +31,7 @@ type Server struct {
 	token    string
 	log      *slog.Logger
 	requests requestLog
-	// mutation is how the rack is broken, if it is.
+	// mutation holds the active mutation of the rack, if there is one.
 	mutation broken.Switch
 }
 
@@ -44,24 +44,24 @@ func Open(ctx context.Context, c engine.Config) (*Server, error) {
 	return &Server{rack: rack, token: c.Token, log: cmp.Or(c.Log, slog.Default())}, nil
 }
 
-// Close closes the rack: it waits for the work in progress, cutting its delays short, and releases
-// every device. What was acknowledged is in the directory.
+// Close closes the rack: it ends the delays of the work in progress, waits for the work, and
+// releases every device. Everything that was acknowledged is in the directory.
 func (s *Server) Close() error { return s.rack.Close() }
 
-// Mutate lets the rack break a rule from now on, in the place of any other; "" puts it in order.
+// Mutate activates a mutation, which replaces the active one; "" only ends the active one.
 func (s *Server) Mutate(name string) error { return s.mutation.Set(s.rack, name) }
 
-// Requests lists the calls that the rack has answered.
+// Requests returns the calls that the rack has answered.
 func (s *Server) Requests() []adminapi.Request { return s.requests.since(0) }
 
-// Instances lists the instances that the Config named, with their IDs.
+// Instances returns the instances of the Config with their IDs.
 func (s *Server) Instances() []engine.InstanceSpec { return s.rack.InstanceSpecs() }
 
-// GuestDir is the directory of an instance's guest view, with sys and dev in it.
+// GuestDir returns the directory of an instance's guest view, which contains sys and dev.
 func (s *Server) GuestDir(instanceID string) string { return s.rack.Plane().GuestDir(instanceID) }
 
-// RunDeferred carries out now what faults of the phase Deferred and the switch FreeDelay hold back,
-// and returns when it is done.
+// RunDeferred carries out at once the work that faults of the phase Deferred and the switch
+// FreeDelay have delayed. It returns when the work is done.
 func (s *Server) RunDeferred(ctx context.Context) error { return s.rack.RunDeferred(ctx) }
 
 // ServeHTTP serves the rack's API.
@@ -81,7 +81,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, hr *http.Request) {
 	s.write(w, r, a)
 }
 
-// handle carries a request out. A caller that gives up does not stop it (A18).
+// handle carries out a request. It does not stop when the caller gives up (A18).
 func (s *Server) handle(r *request) response {
 	if err := r.find(); err != nil {
 		return newResponse(r.id, 0, nil, err)
@@ -135,8 +135,8 @@ func (s *Server) serve(r *request) response {
 	return newResponse(r.id, status, body, nil)
 }
 
-// fail responds with an error. It logs an error that is no rule of the rack's, because the caller
-// gets only "Internal Server Error".
+// fail responds with an error. It logs an error that is not a refusal of the rack, because the
+// caller gets only "Internal Server Error".
 func (s *Server) fail(r *request, err error) response {
 	var known *engine.Error
 	if !errors.As(err, &known) {
@@ -146,7 +146,7 @@ func (s *Server) fail(r *request, err error) response {
 	return newResponse(r.id, 0, nil, err)
 }
 
-// record writes the request into the logs, before its caller has the response.
+// record writes the request into the logs before its caller gets the response.
 func (s *Server) record(r *request, a response) {
 	r.entry.Time = r.started.UTC()
 	r.entry.Status = a.status

@@ -8,14 +8,15 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// wireCase is a call by hand and how the rack answers it; message is "" where it does not refuse.
+// wireCase is a call without Oxide's client, and the rack's answer. message is "" if the rack
+// does not refuse.
 type wireCase struct {
 	name, path, body string
 	status           int
 	message          string
 }
 
-// check makes the call: a POST where there is a body.
+// check makes the call, which is a POST if it has a body.
 func (c wireCase) check(t *testing.T, r *rack, header ...string) {
 	t.Run(c.name, func(t *testing.T) {
 		method := "GET"
@@ -30,8 +31,9 @@ func (c wireCase) check(t *testing.T, r *rack, header ...string) {
 	})
 }
 
-// A rack has more than the simulator, which says so instead of imitating it wrongly.
-func TestWhatOnlyTheSimulatorLacksIs501(t *testing.T) {
+// TestRequestsThatTheSimulatorLacksAreAnsweredWith501 calls operations that a rack has and the
+// simulator lacks. The simulator must answer 501 instead of a wrong imitation.
+func TestRequestsThatTheSimulatorLacksAreAnsweredWith501(t *testing.T) {
 	r := newRack(t, engine.Config{})
 	wireCase{"an operation", "/v1/vpcs?project=default", "", 501,
 		"the simulator does not have vpc_list (GET /v1/vpcs), which the rack has"}.check(t, r)
@@ -56,15 +58,16 @@ func TestWhatOnlyTheSimulatorLacksIs501(t *testing.T) {
 	}
 }
 
-// diskBody is a body that makes a disk, with some of its text replaced.
+// diskBody returns a body that creates a disk. It replaces the given parts of the text.
 func diskBody(change ...string) string {
 	return strings.NewReplacer(change...).Replace(`{"name":"d","description":"",` +
 		`"size":1073741824,"disk_backend":{"type":"distributed",` +
 		`"disk_source":{"type":"blank","block_size":512}}}`)
 }
 
-// These are our guesses at serde's words; the rule A06 has those that a rack is asked for.
-func TestA06BadBodies(t *testing.T) {
+// TestA06BadBodiesAreRefusedWithSerdesMessages compares our guesses of serde's messages. The rule
+// A06 has the messages that are checked on a rack.
+func TestA06BadBodiesAreRefusedWithSerdesMessages(t *testing.T) {
 	r := newRack(t, engine.Config{})
 	const backend = `{"type":"distributed","disk_source":{"type":"blank","block_size":512}}`
 	for _, test := range []struct{ name, body, message string }{

@@ -373,8 +373,9 @@ func TestRemovingAGuestReleasesItsDevices(t *testing.T) {
 	}
 }
 
-// TestForceDetachCutsTheGuestOff detaches a mounted disk and attaches it to another guest.
-func TestForceDetachCutsTheGuestOff(t *testing.T) {
+// TestForceDetachCutsTheGuestOffFromTheDisk detaches a mounted disk and attaches it to another
+// guest.
+func TestForceDetachCutsTheGuestOffFromTheDisk(t *testing.T) {
 	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
 		t.Run(fsType, func(t *testing.T) {
 			p := newPlane(t)

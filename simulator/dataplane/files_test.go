@@ -41,7 +41,7 @@ func TestABlankDiskTakesNoSpace(t *testing.T) {
 	}
 }
 
-func TestACloneHasTheSourcesBytesAndHolesAndItsOwnSize(t *testing.T) {
+func TestACloneHasTheBytesAndHolesOfItsSourceAndItsOwnSize(t *testing.T) {
 	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
 		t.Run(fsType, func(t *testing.T) {
 			p, id := newPlaneOn(t, fsType), newID()

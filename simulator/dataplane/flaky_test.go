@@ -85,7 +85,7 @@ func TestADiskFailsInEachGuestUntilItIsHealed(t *testing.T) {
 	}
 }
 
-func TestADiskThatHangsCanBeTakenFromItsGuest(t *testing.T) {
+func TestAHangingDiskCanBeDetachedFromItsGuest(t *testing.T) {
 	p := newFlakyPlane(t)
 	guest := newGuest(t, p)
 	d := newDisk(t, p, guest, "db")
@@ -106,7 +106,7 @@ func TestADiskThatHangsCanBeTakenFromItsGuest(t *testing.T) {
 	}
 }
 
-func TestTheDisksOfASimulatorThatWasKilledAreMadeAgain(t *testing.T) {
+func TestTheDisksOfAKilledSimulatorAreCreatedAgain(t *testing.T) {
 	simtest.NeedRoot(t)
 	dir := t.TempDir()
 	p := openFlaky(t, dir)

@@ -99,7 +99,7 @@ func TestAMountInAnotherNamespaceIsFound(t *testing.T) {
 	}
 }
 
-func TestAMountThatCoversAnotherIsNotMistakenForIt(t *testing.T) {
+func TestFindMountDistinguishesAMountFromOneThatCoversIt(t *testing.T) {
 	p := newPlane(t)
 	below, above := mountedDisk(t, p, "ext4"), mountedDisk(t, p, "ext4")
 	simtest.Command(t, "umount", above.dir)
@@ -116,7 +116,7 @@ func TestAMountThatCoversAnotherIsNotMistakenForIt(t *testing.T) {
 	simtest.Command(t, "umount", below.dir)
 }
 
-func TestASnapshotLeavesTheFreezeOfAnotherAlone(t *testing.T) {
+func TestASnapshotDoesNotEndTheFreezeOfAnotherProgram(t *testing.T) {
 	p := newPlaneOn(t, "ext4")
 	spec := mountedDisk(t, p, "ext4")
 	thawAtEnd(t, spec.dir)
@@ -128,7 +128,7 @@ func TestASnapshotLeavesTheFreezeOfAnotherAlone(t *testing.T) {
 	simtest.Command(t, "fsfreeze", "--unfreeze", spec.dir)
 }
 
-func TestAnInterruptedSnapshotThaws(t *testing.T) {
+func TestAnInterruptedSnapshotThawsTheFilesystem(t *testing.T) {
 	p := newPlaneOn(t, "ext4")
 	spec := mountedDisk(t, p, "ext4")
 	thawAtEnd(t, spec.dir)
@@ -149,8 +149,9 @@ func TestAnInterruptedSnapshotThaws(t *testing.T) {
 	}
 }
 
-// TestAKilledSnapshotThaws kills a process while it holds a filesystem frozen.
-func TestAKilledSnapshotThaws(t *testing.T) {
+// TestTheGuardThawsTheFilesystemOfAKilledSnapshot kills a process while it holds a filesystem
+// frozen.
+func TestTheGuardThawsTheFilesystemOfAKilledSnapshot(t *testing.T) {
 	if dir := os.Getenv("SIMULATOR_TEST_FREEZE"); dir != "" {
 		freezeUntilKilled(t, dir, os.Getenv("SIMULATOR_TEST_DISK"))
 		return
@@ -158,7 +159,8 @@ func TestAKilledSnapshotThaws(t *testing.T) {
 	p := newPlane(t)
 	spec := mountedDisk(t, p, "ext4")
 	thawAtEnd(t, spec.dir)
-	child := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestAKilledSnapshotThaws$")
+	child := exec.CommandContext(t.Context(), os.Args[0],
+		"-test.run=^"+t.Name()+"$")
 	child.Env = append(os.Environ(),
 		"SIMULATOR_TEST_FREEZE="+p.dir, "SIMULATOR_TEST_DISK="+spec.DiskID)
 	out, err := child.StdoutPipe()
@@ -192,7 +194,7 @@ func freezeUntilKilled(t *testing.T, dir, diskID string) {
 	t.Fatal("the disk has no device")
 }
 
-func TestReconcileThawsWhatAKilledSnapshotLeft(t *testing.T) {
+func TestReconcileThawsTheFilesystemThatAKilledSnapshotLeft(t *testing.T) {
 	p := newPlane(t)
 	spec := mountedDisk(t, p, "ext4")
 	thawAtEnd(t, spec.dir)
@@ -205,7 +207,7 @@ func TestReconcileThawsWhatAKilledSnapshotLeft(t *testing.T) {
 	}
 }
 
-func TestReconcileThawsWhatWasUnmountedWhileFrozen(t *testing.T) {
+func TestReconcileThawsAFilesystemThatWasUnmountedWhileFrozen(t *testing.T) {
 	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
 		t.Run(fsType, func(t *testing.T) {
 			p := newPlane(t)

@@ -61,7 +61,7 @@ func TestReconcileAdoptsDevicesThatMatch(t *testing.T) {
 	simtest.NoError(t, p.Unplug(spec.InstanceID, spec.DiskID))
 }
 
-func TestReconcileAdoptsWhatAnotherMountNamespaceAttached(t *testing.T) {
+func TestReconcileAdoptsADeviceThatAnotherMountNamespaceAttached(t *testing.T) {
 	before := newPlane(t)
 	spec := newDisk(t, before, newGuest(t, before), "elsewhere")
 	// The path of the file no longer exists, as that of a file in a removed container.
@@ -84,7 +84,7 @@ func TestReconcileAdoptsWhatAnotherMountNamespaceAttached(t *testing.T) {
 	}
 }
 
-func TestReconcileLeavesADeviceOfAnotherFilesystemAlone(t *testing.T) {
+func TestReconcileDoesNotReleaseADeviceOfAnotherFilesystem(t *testing.T) {
 	hidden := newPlane(t)
 	spec := newDisk(t, hidden, newGuest(t, hidden), "theirs")
 	simtest.NoError(t, hidden.Plug(spec, Fault{}))
@@ -99,7 +99,7 @@ func TestReconcileLeavesADeviceOfAnotherFilesystemAlone(t *testing.T) {
 	}
 }
 
-func TestReconcileLeavesTheDevicesOfAnotherRackWithTheSamePathAlone(t *testing.T) {
+func TestReconcileDoesNotReleaseTheDevicesOfAnotherRackWithTheSamePath(t *testing.T) {
 	for name, remove := range map[string]bool{"in use": false, "whose file was removed": true} {
 		t.Run(name, func(t *testing.T) {
 			theirs := newPlane(t)
@@ -256,9 +256,9 @@ func TestADiskWithoutBytesDoesNotStopTheOthers(t *testing.T) {
 	nodeOf(t, p, id)
 }
 
-// TestKilledAtAnyMomentNothingIsLeftAfterReconcile kills processes in the middle of plugging,
+// TestReconcileRemovesEverythingAfterAKillAtAnyMoment kills processes in the middle of plugging,
 // unplugging, snapshots and clones.
-func TestKilledAtAnyMomentNothingIsLeftAfterReconcile(t *testing.T) {
+func TestReconcileRemovesEverythingAfterAKillAtAnyMoment(t *testing.T) {
 	if dir := os.Getenv("SIMULATOR_TEST_CHURN"); dir != "" {
 		churnPlane(t, dir)
 		return

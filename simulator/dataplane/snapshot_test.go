@@ -165,9 +165,9 @@ func checkNumbers(t *testing.T, p *Plane, snapshot string, size int64) {
 	simtest.NoError(t, p.RemoveDisk(spec.DiskID))
 }
 
-// TestASnapshotUnderAWriterOfTheDeviceIsAPointInTimeOrNone writes to the device itself, so there
+// TestASnapshotUnderAWriterOfTheDeviceIsAPointInTimeOrFails writes to the device itself, so there
 // is no filesystem to freeze.
-func TestASnapshotUnderAWriterOfTheDeviceIsAPointInTimeOrNone(t *testing.T) {
+func TestASnapshotUnderAWriterOfTheDeviceIsAPointInTimeOrFails(t *testing.T) {
 	for _, host := range hosts {
 		t.Run("on "+host, func(t *testing.T) {
 			p := newPlaneOn(t, host)
@@ -237,7 +237,7 @@ func numberBlocksInTurn(t *testing.T, node string) (stop func()) {
 	}
 }
 
-func TestNoCopyIsTrustedWithoutCounters(t *testing.T) {
+func TestACopyWithoutTheDevicesCountersIsAnError(t *testing.T) {
 	p := newPlaneOn(t, "ext4")
 	id := newGuest(t, p)
 	spec, snapshot := newDisk(t, p, id, "uncounted"), newID()

@@ -21,7 +21,7 @@ func tamper(t *testing.T, name string) Tamper {
 	return all[i]
 }
 
-func TestADeviceThatWasLeftGoesWithItsTamper(t *testing.T) {
+func TestADeviceThatATamperLeftIsRemovedWithTheTamper(t *testing.T) {
 	p := newPlane(t)
 	spec := newDisk(t, p, newGuest(t, p), "left")
 	simtest.NoError(t, p.Tamper(tamper(t, "device-left")))
@@ -39,7 +39,7 @@ func TestADeviceThatWasLeftGoesWithItsTamper(t *testing.T) {
 	}
 }
 
-func TestATamperThatIsSwitchedOffLeavesNoFiles(t *testing.T) {
+func TestAnEndedTamperLeavesNoFiles(t *testing.T) {
 	p := newPlane(t)
 	spec := newDisk(t, p, newGuest(t, p), "kept")
 	simtest.NoError(t, p.Tamper(tamper(t, "stale-read")))
@@ -54,7 +54,7 @@ func TestATamperThatIsSwitchedOffLeavesNoFiles(t *testing.T) {
 	}
 }
 
-func TestADeviceIsShownElsewhereUntilItsDiskIsUnplugged(t *testing.T) {
+func TestATamperShowsADeviceToOtherGuestsUntilItsDiskIsUnplugged(t *testing.T) {
 	p := newPlane(t)
 	spec, other := newDisk(t, p, newGuest(t, p), "shown"), newGuest(t, p)
 	simtest.NoError(t, p.Tamper(tamper(t, "device-elsewhere")))

@@ -23,8 +23,8 @@ func (s Attachments) List(call *Call, ref Ref) (attached []store.Disk, err error
 	return attached, err
 }
 
-// pair finds the instance and then the disk of an attach or a detach. A disk's name is looked up in
-// the instance's project, its ID anywhere (A30).
+// pair finds the instance and then the disk of an attach or a detach. It finds a disk's name only
+// in the instance's project, and its ID in every project (A30).
 func (s Attachments) pair(call *Call, tx *store.Tx, ref Ref, disk store.Selector) (
 	store.Instance, store.Disk, error,
 ) {
@@ -40,7 +40,7 @@ func (s Attachments) pair(call *Call, tx *store.Tx, ref Ref, disk store.Selector
 	return i, d, nil
 }
 
-// locked finds instance and disk, and locks both while it works on them. A disk that is being
+// locked finds the instance and the disk, and locks both during the change. A disk that is being
 // created may be attached; the call waits for its bytes (A32).
 func (s Attachments) locked(call *Call, ref Ref, disk store.Selector,
 	work func(store.Instance, store.Disk) (store.Disk, error),
@@ -86,7 +86,7 @@ func (s Attachments) attach(call *Call, instanceID, diskID string) (store.Disk, 
 			return err
 		}
 		if d.AttachedTo(i.ID) {
-			return nil // A33: already so, even while it runs
+			return nil // A33: already attached, even while it runs
 		}
 		attached, err := tx.DisksOf(i.ID)
 		if err != nil {
@@ -123,8 +123,9 @@ func (s Attachments) setState(d store.Disk, state store.DiskState) error {
 	return s.store.Update(func(tx *store.Tx) error { return tx.PutDisk(d) })
 }
 
-// attachProblem is why a disk that is not attached here cannot be, in the rack's words and order:
-// the disk's state, the guest's, the instance's, and then the limit (A34).
+// attachProblem returns the reason why a disk that is not attached here cannot be attached, in
+// the rack's words. It checks in the rack's order: the disk's state, the guest's state, the
+// instance's state, and then the limit (A34).
 func attachProblem(i store.Instance, d store.Disk, attached int, now adminapi.Switches) error {
 	switch d.State.State {
 	case store.StateCreating, store.StateDetached:
@@ -137,7 +138,7 @@ func attachProblem(i store.Instance, d store.Disk, attached int, now adminapi.Sw
 	case i.Active() && !now.Hotplug:
 		return invalidRequest("cannot attach disk: instance is not fully stopped")
 	case i.Active() && d.DiskType == store.TypeLocal:
-		// A35: a running guest's zone cannot gain a local disk, hot-plug or not.
+		// A35: a local disk cannot be added to the zone of a running guest, with or without hot-plug.
 		return conflict("cannot attach local storage disk: instance is starting")
 	case !i.Active() && i.RunState != store.RunStopped && i.RunState != store.StateCreating:
 		return invalidRequest("cannot attach disk to instance in %s state", i.RunState)
@@ -166,7 +167,7 @@ func (s Attachments) detach(instanceID, diskID string) (store.Disk, error) {
 			return err
 		}
 		if d.State.State == store.StateDetached {
-			return nil // A36: already so, whichever instance is named
+			return nil // A36: already detached, for any instance
 		}
 		if err := detachProblem(i, d, s.switches.get()); err != nil {
 			return err
@@ -185,7 +186,8 @@ func (s Attachments) detach(instanceID, diskID string) (store.Disk, error) {
 	return d, nil
 }
 
-// detachProblem is why a disk cannot be detached, in the rack's words and order (A37).
+// detachProblem returns the reason why a disk cannot be detached, in the rack's words and order
+// (A37).
 func detachProblem(i store.Instance, d store.Disk, now adminapi.Switches) error {
 	switch {
 	case d.AttachedTo(i.ID):
@@ -196,7 +198,7 @@ func detachProblem(i store.Instance, d store.Disk, now adminapi.Switches) error 
 	}
 	boot := store.Deref(i.BootDiskID) == d.ID
 	switch {
-	// A35: a running guest cannot lose a local disk either.
+	// A35: a local disk cannot be removed from a running guest either.
 	case i.Active() && (!now.Hotplug || d.DiskType == store.TypeLocal):
 		return invalidRequest("cannot detach disk: instance is not fully stopped")
 	case i.Active(), i.RunState == store.StateCreating, i.RunState == store.RunStopped:

@@ -9,25 +9,26 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// Call is one request as the rules see it.
+// Call has the parts of one request that the rules need.
 type Call struct {
-	// Context ends when the caller has the response or gave up. It does not stop the call (A18).
+	// Context ends when the caller has the response or has given up. Its end does not stop the call
+	// (A18).
 	Context context.Context
 	// ReadOnly marks a call that changes nothing.
 	ReadOnly bool
-	// Unwind makes the call fail halfway and undo what it began; Reread makes it fail when its
-	// effect is there.
+	// Unwind makes the call fail halfway and undo its changes. Reread makes it fail after it has
+	// taken effect.
 	Unwind, Reread bool
-	// Device changes how the devices appear that the call attaches; nil changes nothing.
+	// Device is the fault of the devices that the call attaches; nil means no fault.
 	Device *adminapi.DeviceFault
-	// Object is set to what the call was about.
+	// Object is set to the object of the call.
 	Object store.Identity
 }
 
-// Ref names an object as a request does: by ID, or by name in a project.
+// Ref names an object in the form of a request: by ID, or by name in a project.
 type Ref struct{ Project, Object store.Selector }
 
-// Window is the part of a list that is wanted: up to Limit items after (never at) the name or ID
+// Window is the requested part of a list: up to Limit items behind (never at) the name or ID
 // After, in the order SortBy.
 type Window struct {
 	SortBy string
@@ -35,7 +36,8 @@ type Window struct {
 	Limit  int
 }
 
-// deviceFault is how the devices appear that the call attaches.
+// deviceFault returns the fault of the devices that the call attaches, with the delay of the
+// switches.
 func (c *Call) deviceFault(delay adminapi.Duration) dataplane.Fault {
 	if d := c.Device; d != nil {
 		return dataplane.Fault{Never: d.Never, Delay: time.Duration(max(delay, d.Delay)),

@@ -8,15 +8,15 @@ import (
 	"time"
 )
 
-// deferredWork is the work of calls that have been answered already.
+// deferredWork is the rest of calls that have already been answered.
 type deferredWork struct {
 	mu sync.Mutex
 	// mu guards items.
 	items []*deferredItem
 }
 
-// deferredItem is one piece of deferred work: now is closed to end its wait, done when it has
-// ended.
+// deferredItem is one piece of deferred work. Closing now ends its wait; done is closed when it
+// has ended.
 type deferredItem struct{ now, done chan struct{} }
 
 func (w *deferredWork) add() *deferredItem {
@@ -37,7 +37,7 @@ func (i *deferredItem) over() bool {
 	}
 }
 
-// release ends the wait of all items and returns them.
+// release ends the wait of all items and returns the items.
 func (w *deferredWork) release() []*deferredItem {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -49,8 +49,8 @@ func (w *deferredWork) release() []*deferredItem {
 	return all
 }
 
-// DeferWork does something when ctx has ended and then the delay is over. A rack that closes
-// meanwhile drops it.
+// DeferWork calls do when ctx has ended and the delay after that has passed. If the rack closes
+// before, do is not called.
 func (r *Rack) DeferWork(ctx context.Context, delay time.Duration, do func()) {
 	h := r.deferred.add()
 	drop := func() { close(h.done) }
@@ -79,8 +79,8 @@ func (r *Rack) DeferWork(ctx context.Context, delay time.Duration, do func()) {
 	}()
 }
 
-// RunDeferred does the deferred work now, and returns when all of it is done, including what was in
-// progress already.
+// RunDeferred carries out the deferred work at once. It returns when all of it is done, including
+// work that was already in progress.
 func (r *Rack) RunDeferred(ctx context.Context) error {
 	for _, h := range r.deferred.release() {
 		select {

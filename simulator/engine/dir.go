@@ -12,13 +12,14 @@ import (
 )
 
 const (
-	// dirVersion is the layout of a simulator's directory.
+	// dirVersion is the version of the layout of a simulator's directory.
 	dirVersion  = "1"
 	versionFile = "VERSION"
 	recordsFile = "rack.db"
 )
 
-// prepareDir verifies that dir is a simulator's, of this version, before anything in it is changed.
+// prepareDir verifies that dir is a simulator's directory of this version, before anything in it
+// is changed.
 func prepareDir(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("make the directory: %w", err)
@@ -39,9 +40,9 @@ func prepareDir(dir string) error {
 	return nil
 }
 
-// claimDir marks an empty directory as a simulator's. It refuses one that is not empty, except for
-// empty guest views, which may be mounted before the rack starts, and for an identity, which
-// whoever starts the rack may choose.
+// claimDir marks an empty directory as a simulator's. It refuses a directory that is not empty,
+// with two exceptions: empty guest views, which may be mounted before the rack starts, and an
+// identity, which the caller may choose.
 func claimDir(dir, versionPath string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -69,7 +70,8 @@ func claimDir(dir, versionPath string) error {
 	return dataplane.FlushDir(dir)
 }
 
-// awaitsGuests reports whether an entry is the directory of the guest views, with nothing in them.
+// awaitsGuests reports whether an entry is the directory of the guest views and all views are
+// empty.
 func awaitsGuests(dir string, entry fs.DirEntry) (bool, error) {
 	if entry.Name() != "guests" || !entry.IsDir() {
 		return false, nil
@@ -93,7 +95,7 @@ func awaitsGuests(dir string, entry fs.DirEntry) (bool, error) {
 	return true, nil
 }
 
-// WriteDurably writes a file that is on disk when it returns.
+// WriteDurably writes a file, which is on disk when it returns.
 func WriteDurably(path, text string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {

@@ -9,10 +9,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 )
 
-func TestADirectoryIsTakenOnlyWhenItHoldsNothingOfAnybody(t *testing.T) {
+func TestTheRackAcceptsOnlyAnEmptyOrItsOwnDirectory(t *testing.T) {
 	for _, test := range []struct {
-		name, path string // path is what lies in the directory; with a slash at its end a directory
-		want       string // part of the refusal; "" is taken
+		name, path string // path is an entry of the directory, with a slash at its end a directory
+		want       string // part of the refusal; "" means that the directory is accepted
 	}{
 		{"an empty one", "", ""},
 		{"the root of a filesystem", "lost+found/", ""},

@@ -13,16 +13,16 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// DiskCreate is what a disk is made with.
+// DiskCreate has the parameters of a new disk.
 type DiskCreate struct {
 	Name, Description string
 	Size              int64
 	Backend           string
 	Source            DiskSource
-	ID                string // of the disk to be; "" is a new one
+	ID                string // the disk's ID; "" means a new ID
 }
 
-// DiskSource is what a disk's content comes from.
+// DiskSource is the source of a disk's content.
 type DiskSource struct {
 	Kind      string
 	BlockSize int
@@ -30,9 +30,9 @@ type DiskSource struct {
 	ReadOnly  bool
 }
 
-// The kinds of source that a distributed disk has. A disk that imports blocks becomes import_ready
-// and stays so: the driver does not write blocks through the API, so the bulk-write operations are
-// left out (501).
+// These are the sources of a distributed disk. A disk that imports blocks becomes import_ready
+// and stays so. The driver does not write blocks through the API, so the bulk-write operations
+// are left out (501).
 const (
 	SourceBlank     = "blank"
 	SourceSnapshot  = "snapshot"
@@ -44,7 +44,8 @@ const (
 	minDiskSize = gibibyte
 	// A25: 1023 GiB itself is allowed.
 	maxDistributed = 1023 * gibibyte
-	// LocalBlockSize is a local disk's: it is a volume on one sled's NVMe drive (A26).
+	// LocalBlockSize is the block size of a local disk, which is a volume on one sled's NVMe drive
+	// (A26).
 	LocalBlockSize = 4096
 )
 
@@ -61,7 +62,7 @@ func (s Disks) View(call *Call, ref Ref) (store.Disk, error) {
 	return view(s.Rack, call, store.Disks, ref)
 }
 
-// Create makes a disk in a project.
+// Create creates a disk in a project.
 func (s Disks) Create(call *Call, project store.Selector, c DiskCreate) (store.Disk, error) {
 	var owner store.Project
 	err := s.store.View(func(tx *store.Tx) error {
@@ -75,9 +76,9 @@ func (s Disks) Create(call *Call, project store.Selector, c DiskCreate) (store.D
 	return s.create(call, owner, c)
 }
 
-// create is the rack's saga: first the record, for everybody to see, then the bytes, then the state
-// that lets the disk be used. It returns the record as first inserted, so its state is creating
-// although the disk is detached by then (A22).
+// create runs the rack's saga. It creates first the record, which everybody can see, then the
+// bytes, and then sets the state in which the disk can be used. It returns the record as it was
+// inserted, so its state is creating although the disk is detached by then (A22).
 func (s Disks) create(call *Call, owner store.Project, c DiskCreate) (store.Disk, error) {
 	d := store.Disk{Identity: store.NewIdentity(cmp.Or(c.ID, uuid.NewString()),
 		c.Name, c.Description)}
@@ -93,10 +94,10 @@ func (s Disks) create(call *Call, owner store.Project, c DiskCreate) (store.Disk
 	return s.finish(d, c)
 }
 
-// fill makes the record and then the bytes, or neither.
+// fill creates the record and then the bytes. If one fails, it leaves neither.
 func (s Disks) fill(owner store.Project, c DiskCreate, d *store.Disk) error {
 	if c.Source.ID != "" {
-		// Lock the source, so that it is not deleted while it is read.
+		// Lock the source, so that it is not deleted during the copy.
 		defer s.locks.Lock(c.Source.ID)()
 	}
 	var from origin
@@ -126,7 +127,7 @@ func (s Disks) fill(owner store.Project, c DiskCreate, d *store.Disk) error {
 	return nil
 }
 
-// finish makes the disk usable.
+// finish sets the state in which the disk can be used.
 func (s Disks) finish(d store.Disk, c DiskCreate) (store.Disk, error) {
 	final := d
 	final.State.State = store.StateDetached
@@ -142,7 +143,7 @@ func (s Disks) finish(d store.Disk, c DiskCreate) (store.Disk, error) {
 	return d, nil
 }
 
-// undo removes a half-made disk.
+// undo removes a partly created disk.
 func (s Disks) undo(d store.Disk, cause error) error {
 	if err := s.plane.RemoveDisk(d.ID); err != nil {
 		return fmt.Errorf("%w; and undoing it: %w", cause, err)
@@ -159,8 +160,8 @@ func (s Disks) undo(d store.Disk, cause error) error {
 	return cause
 }
 
-// origin is what a disk is made from: a file, or nothing. The bytes of an unfinished snapshot
-// cannot be read, which the rack notices only when it needs them (A59).
+// origin is the file from which a disk is created, or no file. The bytes of an unfinished
+// snapshot cannot be read, which the rack notices only when it needs them (A59).
 type origin struct {
 	file       string
 	unfinished bool
@@ -233,7 +234,7 @@ func checkDiskSize(d *store.Disk) error {
 	return nil
 }
 
-// insert charges the quota before it looks at the name, so the error of an exhausted quota hides
+// insert charges the quota before it checks the name, so the error of an exhausted quota hides
 // that of a taken name (A28).
 func (s Disks) insert(tx *store.Tx, d store.Disk) error {
 	if err := checkDescription(d.Description); err != nil {
@@ -329,10 +330,11 @@ const (
 	tebibyte = 1 << 40
 )
 
-// devicePath is always this; the guest does not use it (A03).
+// devicePath returns the path that a rack reports for every disk; the guest does not use it
+// (A03).
 func devicePath(name string) string { return fmt.Sprintf("/mnt/%s", name) }
 
-// deviceOf is the disk as the guest of its instance is to see it.
+// deviceOf returns the disk as the guest of its instance must see it.
 func deviceOf(d store.Disk, instanceID string) dataplane.Device {
 	return dataplane.Device{
 		InstanceID: instanceID, DiskID: d.ID, DiskName: d.Name,

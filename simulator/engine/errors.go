@@ -10,13 +10,12 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// Error is a refusal in the rack's words: status, code and message go to the caller as they are
-// (A01).
+// Error is a refusal of the rack. The caller gets its status, code and message unchanged (A01).
 type Error struct {
 	Status  int
 	Code    string
 	Message string
-	// Header is added to the response's: a 405 has an Allow.
+	// Header is added to the response's header: a 405 has an Allow.
 	Header http.Header
 }
 
@@ -37,7 +36,8 @@ func conflict(format string, args ...any) error {
 		Message: fmt.Sprintf(format, args...)}
 }
 
-// notFound names the object as the caller did (A01).
+// notFound is the error for an object that does not exist, by the name or ID that the caller used
+// (A01).
 func notFound(kind string, s store.Selector) error {
 	by := "name"
 	if s.ID != "" {
@@ -47,7 +47,7 @@ func notFound(kind string, s store.Selector) error {
 		Message: fmt.Sprintf("not found: %s with %s %q", kind, by, s)}
 }
 
-// alreadyExists is a 400, not a 409 (A01).
+// alreadyExists is the error for a taken name, which is a 400 instead of a 409 (A01).
 func alreadyExists(kind, name string) error {
 	return &Error{Status: http.StatusBadRequest, Code: "ObjectAlreadyExists",
 		Message: fmt.Sprintf("already exists: %s %q", kind, name)}
@@ -59,19 +59,19 @@ func insufficientCapacity(text string) *Error {
 }
 
 var (
-	// ErrForbidden is for a caller who may see the object.
+	// ErrForbidden is the error for a caller who may see the object.
 	ErrForbidden = &Error{Status: http.StatusForbidden, Code: "Forbidden",
 		Message: "Forbidden"}
 	errUnavailable = &Error{Status: http.StatusServiceUnavailable, Code: "ServiceNotAvailable",
 		Message: "Service Unavailable"}
 	errInternal = &Error{Status: http.StatusInternalServerError, Code: "Internal",
 		Message: "Internal Server Error"}
-	// errNoSpace is the rack's lack of physical space (A27).
+	// errNoSpace means that the rack has no physical space left (A27).
 	errNoSpace = insufficientCapacity("Not enough storage")
 )
 
-// AsError returns what the caller gets for an error. An error that is no rule of the rack's is a
-// 500 without its reason (A01); a full host is the rack's "no space" (A27).
+// AsError returns the error that the caller gets. An error that is not a refusal of the rack
+// becomes a 500 without its reason (A01). A full host becomes the rack's "no space" (A27).
 func AsError(err error) *Error {
 	var known *Error
 	switch {

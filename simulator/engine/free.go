@@ -9,8 +9,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// freeLater removes the bytes of a deleted object and frees its share of the quota, some time after
-// the response (A68). What a closed rack has not freed, the next start frees.
+// freeLater removes the bytes of a deleted object and frees its share of the quota some time
+// after the response (A68). The next start frees what a closed rack has not freed.
 func (r *Rack) freeLater(call *Call, id string, remove func(id string) error,
 	delay adminapi.Duration) {
 	r.DeferWork(call.Context, time.Duration(delay), func() {
@@ -26,7 +26,7 @@ func (r *Rack) freeLater(call *Call, id string, remove func(id string) error,
 	})
 }
 
-// settleDeleted releases the quota of what was deleted. Reconcile removes its files.
+// settleDeleted releases the quota of deleted objects. Reconcile removes their files.
 func settleDeleted(tx *store.Tx) error {
 	ids, err := tx.DeferredReleases()
 	for _, id := range ids {
@@ -35,7 +35,7 @@ func settleDeleted(tx *store.Tx) error {
 	return err
 }
 
-// release returns the quota that a deleted object takes, now or after the delay (A68).
+// release returns the quota of a deleted object, now or after the delay (A68).
 func release(tx *store.Tx, id string, size int64, delay adminapi.Duration) error {
 	if delay > 0 {
 		return tx.DeferRelease(id, size)

@@ -22,7 +22,8 @@ func (s Instances) View(call *Call, ref Ref) (store.Instance, error) {
 	return view(s.Rack, call, store.Instances, ref)
 }
 
-// change finds an instance and locks it while its record is changed and work is done with it.
+// change finds an instance, locks it and changes its record, and then does the work of the
+// change.
 func (s Instances) change(call *Call, ref Ref, change func(*store.Tx, *store.Instance) error,
 	work func(before, after store.Instance) error,
 ) (store.Instance, error) {
@@ -51,11 +52,11 @@ func (s Instances) change(call *Call, ref Ref, change func(*store.Tx, *store.Ins
 	return after, nil
 }
 
-// errStillCreating refuses to stop or reboot an instance that is being created (A53).
+// errStillCreating is the refusal to stop or reboot an instance that is being created (A53).
 var errStillCreating = invalidRequest(
 	"cannot change instance state while it is still being created")
 
-// Start starts a stopped or failed instance. It leaves a running or starting one alone (A45).
+// Start starts a stopped or failed instance. It does not change a running or starting one (A45).
 func (s Instances) Start(call *Call, ref Ref) (store.Instance, error) {
 	return s.change(call, ref, func(_ *store.Tx, i *store.Instance) error {
 		switch i.RunState {
@@ -100,8 +101,8 @@ func (s Instances) Stop(call *Call, ref Ref) (store.Instance, error) {
 	})
 }
 
-// Reboot removes the devices and adds them again, in a new order (A47). An instance that does not
-// come back with all of them fails, without an error for the caller (A60).
+// Reboot removes the devices and adds them again in a new order (A47). If a device cannot be
+// added, the instance fails, without an error for the caller (A60).
 func (s Instances) Reboot(call *Call, ref Ref) (store.Instance, error) {
 	return s.change(call, ref, func(_ *store.Tx, i *store.Instance) error {
 		switch i.RunState {
@@ -131,8 +132,8 @@ func (s Instances) Reboot(call *Call, ref Ref) (store.Instance, error) {
 	})
 }
 
-// failInstance makes an instance failed: it has no devices any more, and can be started again. The
-// caller holds its lock.
+// failInstance makes an instance failed: it has no devices any more, and can be started again.
+// The caller holds the instance's lock.
 func (s Instances) failInstance(i store.Instance, cause error) {
 	s.log.Error("an instance has failed", slog.String("instance", i.ID),
 		slog.String("error", cause.Error()))
@@ -143,7 +144,8 @@ func (s Instances) failInstance(i store.Instance, cause error) {
 	}
 }
 
-// settleLater ends a transition after its delay, or when the directory is next opened.
+// settleLater ends a transition after its delay. If the rack closes before, the next start ends
+// the transition.
 func (s Instances) settleLater(i store.Instance) {
 	delay := time.Duration(s.switches.get().InstanceDelay)
 	s.background(func() {
@@ -153,7 +155,7 @@ func (s Instances) settleLater(i store.Instance) {
 		err := s.store.Update(func(tx *store.Tx) error {
 			now, ok, err := store.Instances.Get(tx, i.ID)
 			if err != nil || !ok || !now.TimeRunStateUpdated.Equal(i.TimeRunStateUpdated.Time) {
-				return err // another transition began meanwhile
+				return err // another transition has begun
 			}
 			now.SetRunState(settled[now.RunState])
 			return store.Instances.Put(tx, now)
@@ -231,7 +233,7 @@ func (s Instances) Delete(call *Call, ref Ref) error {
 	return s.plane.RemoveGuest(i.ID)
 }
 
-// InstanceUpdate is what an instance is changed to.
+// InstanceUpdate has the new values of an instance.
 type InstanceUpdate struct {
 	NCPUs             int
 	Memory            int64
@@ -239,18 +241,18 @@ type InstanceUpdate struct {
 	AutoRestartPolicy *string
 	CPUPlatform       *string
 	JumboFrames       bool
-	// Unsupported names a part of the request that this simulator does not have.
+	// Unsupported names a part of the request that this simulator does not support.
 	Unsupported string
 }
 
-// The values that the rack allows.
+// These are the values that the rack allows.
 var (
 	RestartPolicies = []string{"never", "best_effort"}
 	CPUPlatforms    = []string{"amd_milan", "amd_turin", "amd_turin_v2"}
 )
 
-// Update replaces all that can be changed. A change of boot disk, size or processor needs the
-// instance stopped; the time of its last change stays (A49).
+// Update replaces every value that can be changed. The instance must be stopped for a change of
+// boot disk, size or processor; its time of modification stays the same (A49).
 func (s Instances) Update(call *Call, ref Ref, u InstanceUpdate) (store.Instance, error) {
 	if u.Unsupported != "" {
 		return store.Instance{}, lacking(u.Unsupported)
@@ -282,7 +284,7 @@ func (s Instances) Update(call *Call, ref Ref, u InstanceUpdate) (store.Instance
 	}, func(_, _ store.Instance) error { return nil })
 }
 
-// bootDisk finds the disk that is to be the boot disk; it must be attached already.
+// bootDisk finds the new boot disk, which must already be attached.
 func bootDisk(tx *store.Tx, i store.Instance, sel store.Selector) (*string, error) {
 	if !sel.Given() {
 		return nil, nil

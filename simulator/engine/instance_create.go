@@ -12,7 +12,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// InstanceCreate is what an instance is made with.
+// InstanceCreate has the parameters of a new instance.
 type InstanceCreate struct {
 	Name, Description, Hostname string
 	NCPUs                       int
@@ -24,18 +24,18 @@ type InstanceCreate struct {
 	AutoRestartPolicy           *string
 	CPUPlatform                 *string
 	JumboFrames                 bool
-	// Unsupported names a part of the request that this simulator does not have.
+	// Unsupported names a part of the request that this simulator does not support.
 	Unsupported string
 }
 
-// DiskAttachment is a disk that an instance is created with: a new or an existing one.
+// DiskAttachment is a new or existing disk of a new instance.
 type DiskAttachment struct {
 	Create *DiskCreate
 	Attach string
 }
 
-// Create is the rack's saga: the instance, its disks, their attachment, and the start. A failure
-// undoes everything (A51).
+// Create runs the rack's saga: it creates the instance and its disks, attaches the disks, and
+// starts the instance. A failure undoes everything (A51).
 func (s Instances) Create(call *Call, project store.Selector, c InstanceCreate) (
 	none store.Instance, _ error,
 ) {
@@ -69,7 +69,7 @@ func (s Instances) Create(call *Call, project store.Selector, c InstanceCreate) 
 	return i, nil
 }
 
-// insert records the instance, and which disks are being created for it.
+// insert records the instance and the disks that are created for it.
 func (s Instances) insert(call *Call, project store.Selector, c InstanceCreate,
 	attachments []DiskAttachment,
 ) (
@@ -130,7 +130,7 @@ func (s Instances) fill(call *Call, owner store.Project, i store.Instance,
 	return nil
 }
 
-// attachmentDisk creates or finds the disk, and returns its ID.
+// attachmentDisk creates or finds the disk and returns its ID.
 func (s Instances) attachmentDisk(call *Call, owner store.Project, a DiskAttachment) (string,
 	error) {
 	if a.Create != nil {
@@ -146,8 +146,8 @@ func (s Instances) attachmentDisk(call *Call, owner store.Project, a DiskAttachm
 	return d.ID, err
 }
 
-// finish makes the instance stopped and, if wanted, starts it. If the start fails, the instance is
-// created all the same, and stopped (A58).
+// finish sets the instance to stopped, and starts it if requested. If the start fails, the
+// instance exists all the same, and is stopped (A58).
 func (s Instances) finish(call *Call, made store.Instance, c InstanceCreate) (store.Instance,
 	error) {
 	defer s.locks.Lock(made.ID)()
@@ -194,7 +194,7 @@ func (s Instances) putInstance(i store.Instance) error {
 	return s.store.Update(func(tx *store.Tx) error { return store.Instances.Put(tx, i) })
 }
 
-// undo removes a half-made instance.
+// undo removes a partly created instance.
 func (s Instances) undo(i store.Instance, attachments []DiskAttachment, cause error) error {
 	defer s.locks.Lock(i.ID)()
 	err := s.store.Update(func(tx *store.Tx) error { return tx.UnwindInstance(i.ID) })
@@ -212,7 +212,7 @@ func (s Instances) undo(i store.Instance, attachments []DiskAttachment, cause er
 	return cause
 }
 
-// attachments are the disks that the instance shall have, its boot disk first.
+// attachments returns the disks of the new instance, its boot disk first.
 func (c InstanceCreate) attachments() []DiskAttachment {
 	if c.Boot == nil {
 		return c.Disks
@@ -220,7 +220,7 @@ func (c InstanceCreate) attachments() []DiskAttachment {
 	return append([]DiskAttachment{*c.Boot}, c.Disks...)
 }
 
-// checkSize are the rack's limits for an instance (A50).
+// checkSize checks the rack's limits for an instance (A50).
 func checkSize(ncpus int, memory int64) error {
 	const maxCPUs, maxMemory = 254, 1536 * gibibyte
 	switch {
@@ -238,7 +238,8 @@ func checkSize(ncpus int, memory int64) error {
 	return nil
 }
 
-// checkCreate checks, in the rack's order, what the rack checks before the name (A66).
+// checkCreate makes the checks that the rack makes before that of the name, in the rack's order
+// (A66).
 func (s Instances) checkCreate(tx *store.Tx, owner store.Project, c InstanceCreate) error {
 	if err := checkSize(c.NCPUs, c.Memory); err != nil {
 		return err
@@ -262,8 +263,8 @@ func (s Instances) checkCreate(tx *store.Tx, owner store.Project, c InstanceCrea
 	return interfacesProblem(c.Interfaces)
 }
 
-// lacking is never the rack's response: it names what this simulator does not support of an
-// instance.
+// lacking is an error that no rack returns: it names a part of an instance that this simulator
+// does not support.
 func lacking(part string) error {
 	return &Error{Status: http.StatusNotImplemented, Message: fmt.Sprintf(
 		"the simulator does not have an instance's %s, which the rack has", part)}

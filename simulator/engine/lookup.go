@@ -5,7 +5,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// selectorTexts are the rack's errors for an ID with a project, or a name without (A05).
+// selectorTexts are the rack's errors for an ID with a project, and for a name without one (A05).
 var selectorTexts = map[string]struct{ both, neither string }{
 	"disk": {
 		"when providing disk as an ID project should not be specified",
@@ -20,8 +20,8 @@ var selectorTexts = map[string]struct{ both, neither string }{
 		"when providing image as an ID, project should not be specified", ""},
 }
 
-// allow refuses what the caller's role does not permit: a viewer gets Forbidden, a caller without a
-// role gets Not Found (A15).
+// allow refuses a call that the caller's role does not permit. A viewer gets Forbidden, and a
+// caller without a role gets Not Found (A15).
 func (r *Rack) allow(call *Call, kind string, sel store.Selector) error {
 	switch role := r.switches.get().Role; {
 	case role == adminapi.RoleNone:
@@ -32,7 +32,7 @@ func (r *Rack) allow(call *Call, kind string, sel store.Selector) error {
 	return nil
 }
 
-// project finds the project of the query or the path.
+// project finds the project that the query or the path names.
 func (r *Rack) project(call *Call, tx *store.Tx, sel store.Selector) (store.Project, error) {
 	p, ok, err := tx.Project(sel)
 	if err == nil && !ok {
@@ -44,7 +44,7 @@ func (r *Rack) project(call *Call, tx *store.Tx, sel store.Selector) (store.Proj
 	return p, err
 }
 
-// lookup finds the object that a Ref names, in the project that was given with it.
+// lookup finds the object that a Ref names. A name is looked up in the Ref's project.
 func lookup[T any](r *Rack, call *Call, tx *store.Tx, t store.Table[T], ref Ref) (T, error) {
 	object, err := lookupRef(r, call, tx, t, ref)
 	if err == nil {
@@ -65,12 +65,12 @@ func lookupRef[T any](r *Rack, call *Call, tx *store.Tx, t store.Table[T], ref R
 		return none, err
 	}
 	if t.Parent(object) == "" && call.ReadOnly {
-		return object, nil // everybody in the silo may read what belongs to it
+		return object, nil // everybody in the silo may read an object of the silo
 	}
 	return object, r.allow(call, kindOf(t, parent, sel), sel)
 }
 
-// owner is the project in which to look up a name.
+// owner returns the ID of the project in which a name is looked up.
 func owner(tx *store.Tx, kind string, ref Ref) (string, error) {
 	sel, given := ref.Object, ref.Project.Given()
 	texts := selectorTexts[kind]
@@ -80,7 +80,7 @@ func owner(tx *store.Tx, kind string, ref Ref) (string, error) {
 	case sel.ID != "":
 		return "", nil
 	case !given && texts.neither == "":
-		return "", nil // an image without a project is the silo's
+		return "", nil // an image without a project belongs to the silo
 	case !given:
 		return "", invalidRequest("%s", texts.neither)
 	}
@@ -91,7 +91,7 @@ func owner(tx *store.Tx, kind string, ref Ref) (string, error) {
 	return p.ID, err
 }
 
-// find returns the object that a selector names; a name is looked up in parent.
+// find returns the object that a selector names. A name is looked up in parent.
 func find[T any](tx *store.Tx, t store.Table[T], parent string, sel store.Selector) (T, error) {
 	var object T
 	var ok bool
@@ -107,8 +107,8 @@ func find[T any](tx *store.Tx, t store.Table[T], parent string, sel store.Select
 	return object, err
 }
 
-// kindOf is the rack's word for an object that it does not find: an image by name is the project's
-// or the silo's (A44).
+// kindOf returns the rack's word for an object that was not found: an image by name is the
+// project's or the silo's (A44).
 func kindOf[T any](t store.Table[T], parent string, sel store.Selector) string {
 	switch {
 	case t.Name != store.Images.Name || sel.ID != "":
@@ -128,7 +128,7 @@ func view[T any](r *Rack, call *Call, t store.Table[T], ref Ref) (object T, err 
 	return object, err
 }
 
-// list reads a part of what a table has in a project.
+// list returns a part of a project's objects in a table.
 func list[T any](r *Rack, call *Call, t store.Table[T], project store.Selector, w Window) (
 	items []T, err error,
 ) {
@@ -143,7 +143,7 @@ func list[T any](r *Rack, call *Call, t store.Table[T], project store.Selector, 
 	return items, err
 }
 
-// listOfSilo reads a part of what a table has outside of projects.
+// listOfSilo returns a part of a table's objects that belong to no project.
 func listOfSilo[T any](r *Rack, t store.Table[T], w Window) (items []T, err error) {
 	err = r.store.View(func(tx *store.Tx) error {
 		items, err = t.Scan(tx, "", w.SortBy, w.After, w.Limit)

@@ -6,10 +6,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// InterfaceCreate is what a network interface is made with.
+// InterfaceCreate has the parameters of a new network interface.
 type InterfaceCreate struct {
 	Name, Description, Stack, VPC, Subnet string
-	// Unsupported names a part of it that this simulator does not have.
+	// Unsupported names a part of it that this simulator does not support.
 	Unsupported string
 }
 
@@ -20,7 +20,7 @@ const (
 	StackDual = "dual_stack"
 )
 
-// DefaultInterface is what the rack gives an instance that asks for nothing else (A52).
+// DefaultInterface is the interface of an instance whose request names none (A52).
 var DefaultInterface = InterfaceCreate{
 	Name: "net0", Description: "default primary interface", Stack: StackDual,
 	VPC: defaultNetwork, Subnet: defaultNetwork,
@@ -32,7 +32,8 @@ const (
 	maxInterfaces  = 8
 )
 
-// interfacesProblem is what the rack checks before it creates anything of an instance (A64).
+// interfacesProblem returns the mistake in the interfaces that the rack finds before it creates
+// any part of an instance (A64).
 func interfacesProblem(create []InterfaceCreate) error {
 	if len(create) > maxInterfaces {
 		return invalidRequest("An instance may not have more than %d network interfaces",
@@ -48,7 +49,8 @@ func interfacesProblem(create []InterfaceCreate) error {
 	return nil
 }
 
-// interfaceProblem is why an interface cannot be added to those that its instance has (A64).
+// interfaceProblem returns the reason why an interface cannot be added to the instance's other
+// interfaces (A64).
 func interfaceProblem(c InterfaceCreate, others int) error {
 	switch {
 	case c.VPC != defaultNetwork:
@@ -63,7 +65,7 @@ func interfaceProblem(c InterfaceCreate, others int) error {
 
 const macFormat = "A8:40:25:F0:%02X:%02X"
 
-// newInterfaces makes the interfaces of an instance, each with an address of its own.
+// newInterfaces creates the interfaces of an instance. Each gets an address of its own.
 func newInterfaces(tx *store.Tx, i store.Instance,
 	create []InterfaceCreate) ([]store.NetworkInterface, error) {
 	nics := []store.NetworkInterface{}
@@ -87,7 +89,8 @@ func newInterfaces(tx *store.Tx, i store.Instance,
 	return nics, nil
 }
 
-// newStack numbers hosts behind the five addresses that a subnet keeps for itself (A52).
+// newStack returns the addresses of a host. It skips the first five addresses of a subnet, which
+// the rack reserves (A52).
 func newStack(kind string, host uint64) store.IPStack {
 	host += 4
 	v4 := store.Address{IP: fmt.Sprintf("172.30.%d.%d", byte(host>>8), byte(host)),
@@ -116,7 +119,7 @@ func (s Instances) Interfaces(call *Call, ref Ref) (nics []store.NetworkInterfac
 	return nics, err
 }
 
-// SourceNAT is the address and the ports with which an instance connects to the outside.
+// SourceNAT is the address and the ports from which an instance connects to the outside.
 type SourceNAT struct {
 	Kind      string `json:"kind"`
 	IP        string `json:"ip"`
@@ -125,7 +128,8 @@ type SourceNAT struct {
 	LastPort  int    `json:"last_port"`
 }
 
-// ExternalIPs has the one address of an instance whose primary interface speaks IPv4 (A65).
+// ExternalIPs returns the external address of an instance whose primary interface has IPv4, and
+// no address for other instances (A65).
 func (s Instances) ExternalIPs(call *Call, ref Ref) ([]SourceNAT, error) {
 	ips := []SourceNAT{}
 	nics, err := s.Interfaces(call, ref)
@@ -137,7 +141,8 @@ func (s Instances) ExternalIPs(call *Call, ref Ref) ([]SourceNAT, error) {
 	return ips, err
 }
 
-// natOf gives every four instances an address, and each its quarter of the ports (A65).
+// natOf returns the address that four instances share, and the instance's quarter of the ports
+// (A65).
 func natOf(n store.NetworkInterface) SourceNAT {
 	var high, low byte
 	if _, err := fmt.Sscanf(n.MAC, macFormat, &high, &low); err != nil {

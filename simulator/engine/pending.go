@@ -9,7 +9,7 @@ type pending struct {
 	done map[string]chan struct{}
 }
 
-// begin marks an object as being created, until end is called.
+// begin marks an object as being created until end is called.
 func (p *pending) begin(id string) (end func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -26,7 +26,7 @@ func (p *pending) begin(id string) (end func()) {
 	}
 }
 
-// wait returns when the object's creation has ended, at once when it is not being created.
+// wait returns when the creation of the object has ended, or at once if there is none.
 func (p *pending) wait(id string) {
 	p.mu.Lock()
 	done := p.done[id]
@@ -36,7 +36,8 @@ func (p *pending) wait(id string) {
 	}
 }
 
-// repairs are the disks that hold the rack's "volume repair lock": one snapshot at a time (A39).
+// repairs has the disks that hold the rack's "volume repair lock", which permits one snapshot at
+// a time (A39).
 type repairs struct {
 	mu sync.Mutex
 	// mu guards disks.

@@ -1,15 +1,16 @@
-// Package engine decides as a rack does. It finds the objects that a call names, checks the rules
-// in the rack's order and with its words, keeps the records and drives the data plane.
+// Package engine decides as a rack does. It finds the objects of a call, checks the rules in the
+// rack's order and with the rack's messages, keeps the records and drives the data plane.
 //
-// [Open] opens a [Rack]: it finishes or undoes what an earlier simulator left half done, and gives
-// running instances their devices. The operations are grouped: [Disks], [Snapshots], [Instances],
-// [Attachments] and [Silo]. Each gets a [Call], which has what matters of the request: whether it
-// may change anything and which faults apply. A refusal is an [Error] as the rack sends it.
+// [Open] opens a [Rack]: it completes or undoes the unfinished work of an earlier simulator, and
+// gives running instances their devices. The operations are grouped: [Disks], [Snapshots],
+// [Instances], [Attachments] and [Silo]. Each gets a [Call] with the parts of the request that
+// matter: whether it may change anything, and its faults. A refusal is an [Error] in the rack's
+// form.
 //
-// An operation decides in a transaction over the records, and then works on the data plane while it
-// holds the locks of its objects. What takes long, and everything that a caller may see half done,
-// has a state in the records, as on the rack. Every rule cites an assumption (A01, A02, …) of
-// ASSUMPTIONS.md, which says where it comes from.
+// An operation decides in a transaction over the records, and then works on the data plane while
+// it holds the locks of its objects. Work that takes long, and work that a caller may see half
+// done, has a state in the records, as on a rack. Every rule cites an assumption (A01, A02, …) of
+// ASSUMPTIONS.md, which names its source.
 //
 // The package knows nothing of HTTP requests, paths or pages.
 package engine
@@ -31,63 +32,66 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// Config says what kind of rack it is. The zero value is one, in a directory of its own that is
-// removed when the rack is closed.
+// Config configures a rack. The zero value is a rack in a new directory, which is removed when
+// the rack is closed.
 type Config struct {
-	// Dir is the rack's directory. A rack that is opened on it again has everything that it had.
+	// Dir is the rack's directory. A rack that is opened on it again has all its earlier objects.
 	Dir string
-	// Projects exist from the start; nil is one, "default". The first has the Instances.
+	// Projects exist from the start; nil means one project, "default". The first project has the
+	// Instances that name none.
 	Projects  []string
 	Instances []InstanceSpec
 	Images    []ImageSpec
-	// Token is the only token accepted; "" accepts every oxide-token-….
+	// Token is the only accepted token; "" accepts every oxide-token-….
 	Token string
-	// TokenExpires is when the rack says that the token expires; the zero time is never.
+	// TokenExpires is the expiry that the rack reports for the token; the zero time means never.
 	TokenExpires time.Time
-	// ColdPlug allows attach and detach only while the instance is stopped, as on racks of today
+	// ColdPlug permits attach and detach only while the instance is stopped, as on present racks
 	// (A17).
 	ColdPlug bool
-	// QuotaBytes is the silo's storage, 64 TiB when 0; DiskLimit the disks of an instance, 12.
+	// QuotaBytes is the silo's storage quota; 0 means 64 TiB. DiskLimit is the number of disks that
+	// an instance may have; 0 means 12.
 	QuotaBytes int64
 	DiskLimit  int
-	// Role is what the token's bearer may do in the projects; "" is adminapi.RoleCollaborator.
+	// Role is the role of the token's bearer in the projects; "" means adminapi.RoleCollaborator.
 	Role string
 	// DeviceDelay is the time from an attach until the device appears in the guest. CreateHold and
-	// SnapshotHold keep those requests open, as the rack's sagas do. InstanceDelay is how long an
-	// instance takes to start, stop or reboot.
+	// SnapshotHold delay the answers of those requests, as the rack's sagas do. InstanceDelay is the
+	// time that an instance takes to start, stop or reboot.
 	DeviceDelay, CreateHold, SnapshotHold, InstanceDelay time.Duration
-	// FreeDelay makes deletion soft, as in a coming release: a disk or a snapshot is gone when its
+	// FreeDelay makes deletion soft, as in a coming release. A disk or a snapshot is gone when its
 	// DELETE is answered, and its bytes and its share of the quota are freed after the delay. With 0
-	// they are freed first, as on racks of today (A68).
+	// they are freed before the answer, as on present racks (A68).
 	FreeDelay time.Duration
-	// Seed decides in which order and under which numbers devices appear.
+	// Seed determines the order and the numbers of the devices.
 	Seed uint64
-	// Log is where the rack logs; nil is slog.Default.
+	// Log is the rack's logger; nil means slog.Default.
 	Log *slog.Logger
 	// FirstLoop is the lowest number of a loop device that the rack uses. In a container whose /dev
-	// has only the nodes of its start, others need the low numbers.
+	// has only the nodes of its start, other programs need the low numbers.
 	FirstLoop int
-	// ProcRoot is a procfs that shows the processes of all guests, to find the mounts that are
-	// frozen while a snapshot is taken; "" is /proc.
+	// ProcRoot is a procfs that shows the processes of all guests; "" means /proc. A snapshot uses
+	// it to find the mounts that it freezes.
 	ProcRoot string
-	// KeepDevices leaves the disks with their guests when the rack is closed, as when a rack's
-	// control plane ends. The next rack that is opened on Dir adopts them.
+	// KeepDevices leaves the devices in the guests when the rack is closed, as when the control
+	// plane of a real rack ends. The next rack that is opened on Dir adopts them.
 	KeepDevices bool
-	// FlakyDisks makes disks that can fail (adminapi.DiskFault). They end with the process.
+	// FlakyDisks creates disks that can fail (adminapi.DiskFault). Their devices end with the
+	// process.
 	FlakyDisks bool
 }
 
-// InstanceSpec is an instance that the rack has from the start. An ID that is not given is derived
-// from the names of project and instance, so it is the same on every machine.
+// InstanceSpec is an instance that the rack has from the start. A missing ID is derived from the
+// names of project and instance, so it is the same on every machine.
 type InstanceSpec struct {
 	Name, ID string
-	// Project is the first of the Config when empty.
+	// Project is the instance's project; "" means the first project of the Config.
 	Project string
 	Stopped bool
 }
 
-// ImageSpec is an image that the rack has from the start, with the content of File or, without one,
-// SizeBytes of zeroes. Without a Project it is the silo's.
+// ImageSpec is an image that the rack has from the start. Its content is that of File or, without
+// a file, SizeBytes of zeroes. An image without a Project belongs to the silo.
 type ImageSpec struct {
 	Name, Project string
 	SizeBytes     int64
@@ -95,8 +99,8 @@ type ImageSpec struct {
 	File          string
 }
 
-// Rack carries out what the API asks for: it decides by the rules, keeps the records and drives the
-// data plane. Its operations are grouped by what they are about.
+// Rack carries out the requests of the API: it decides by the rules, keeps the records and drives
+// the data plane. Its operations are grouped by object.
 type Rack struct {
 	Disks       Disks
 	Snapshots   Snapshots
@@ -110,28 +114,29 @@ type Rack struct {
 	store     *store.Store
 	plane     *dataplane.Plane
 	switches  switchboard
-	// locks serialises the work on the data plane, object by object: always an instance before a
-	// disk before a snapshot, so that no two calls wait for each other. The records need no locks,
-	// as their transactions are serial.
+	// locks serialises the work on the data plane for each object. An instance is always locked
+	// before a disk, and a disk before a snapshot, so that no two calls wait for each other. The
+	// records need no locks, because their transactions are serial.
 	locks    keylock.Map
 	creating pending
 	repairs  repairs
 	deferred deferredWork
-	// ctx ends when the rack closes; work is what is still in progress then.
+	// ctx ends when the rack closes. work counts the work that is still in progress then.
 	ctx    context.Context
 	cancel context.CancelFunc
 	work   sync.WaitGroup
 
 	mu sync.Mutex
-	// mu guards closed and keeps it from changing while work is added.
+	// mu guards closed, which must not change while work is added.
 	closed bool
 }
 
-// ErrClosed is returned for a call to a closed rack.
+// ErrClosed is the error of a call to a closed rack.
 var ErrClosed = errors.New("the simulator is closed")
 
-// Open opens the rack. It finishes or undoes what an earlier simulator left half done, gives the
-// running instances their devices, and makes what the config names and the directory lacks.
+// Open opens the rack. It completes or undoes the unfinished work of an earlier simulator, gives
+// the running instances their devices, and creates the objects of the config that the directory
+// lacks.
 func Open(ctx context.Context, c Config) (*Rack, error) {
 	r := &Rack{config: c, log: cmp.Or(c.Log, slog.Default())}
 	r.Disks, r.Snapshots, r.Silo = Disks{r}, Snapshots{r}, Silo{r}
@@ -174,8 +179,8 @@ func (r *Rack) open(ctx context.Context) (err error) {
 	return r.restore(ctx)
 }
 
-// Close waits for the work in progress, cutting its delays short, and releases every device unless
-// Config.KeepDevices. What was acknowledged is in the directory.
+// Close ends the delays of the work in progress, waits for the work, and releases every device
+// unless Config.KeepDevices. Everything that was acknowledged is in the directory.
 func (r *Rack) Close() error {
 	r.mu.Lock()
 	wasClosed := r.closed
@@ -185,7 +190,7 @@ func (r *Rack) Close() error {
 		return nil
 	}
 	r.cancel()
-	r.plane.HealDisks() // work may wait for one that hangs
+	r.plane.HealDisks() // a disk that hangs may block work
 	r.work.Wait()
 	return r.release()
 }
@@ -219,7 +224,7 @@ func (r *Rack) Begin() (end func(), ok bool) {
 	return r.work.Done, true
 }
 
-// background does work that outlives its request; Close waits for it.
+// background runs work that continues after its request; Close waits for the work.
 func (r *Rack) background(work func()) {
 	end, ok := r.Begin()
 	if !ok {
@@ -231,7 +236,7 @@ func (r *Rack) background(work func()) {
 	}()
 }
 
-// Pause waits. It reports whether the whole time passed before the end of ctx or of the rack.
+// Pause waits for d. It returns false if ctx or the rack ended before.
 func (r *Rack) Pause(ctx context.Context, d time.Duration) bool {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -249,7 +254,7 @@ func (r *Rack) Pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// hold keeps a request open for as long as a switch says, which may change meanwhile.
+// hold delays an answer for the time of a switch, which may change in the meantime.
 func (r *Rack) hold(long func(adminapi.Switches) adminapi.Duration) {
 	for began := time.Now(); ; {
 		now, changed := r.switches.watch()
@@ -266,11 +271,11 @@ func (r *Rack) hold(long func(adminapi.Switches) adminapi.Duration) {
 	}
 }
 
-// InstanceSpecs lists the instances of the Config, with their IDs.
+// InstanceSpecs returns the instances of the Config with their IDs.
 func (r *Rack) InstanceSpecs() []InstanceSpec { return r.config.Instances }
 
-// Records are the rack's records. A change bypasses the rules.
+// Records returns the rack's records. A change of the records bypasses the rules.
 func (r *Rack) Records() *store.Store { return r.store }
 
-// Plane is the rack's data plane.
+// Plane returns the rack's data plane.
 func (r *Rack) Plane() *dataplane.Plane { return r.plane }

@@ -9,8 +9,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// restore brings records and data plane to where a proper end would have left them, and adds what
-// the config names and the directory lacks.
+// restore brings records and data plane into the state that a proper end would have left, and
+// adds the objects of the config that the directory lacks.
 func (r *Rack) restore(ctx context.Context) error {
 	seed := seeder{r}
 	err := r.store.Update(func(t *store.Tx) error {
@@ -36,8 +36,8 @@ func (r *Rack) restore(ctx context.Context) error {
 	return r.reconcilePlane(ctx)
 }
 
-// settleDisks undoes creations that were not acknowledged, and ends the maintenance of snapshots
-// that are undone (A19).
+// settleDisks undoes creations that were not acknowledged, and ends the maintenance of disks
+// whose snapshots are undone (A19).
 func settleDisks(tx *store.Tx) error {
 	var unsettled []store.Disk
 	err := store.Disks.Each(tx, func(d store.Disk) error {
@@ -71,7 +71,8 @@ func settleSnapshots(tx *store.Tx) error {
 	return err
 }
 
-// settleSagas undoes the creations of instances, with the disks created for them.
+// settleSagas undoes unfinished creations of instances, together with the disks that were created
+// for them.
 func settleSagas(tx *store.Tx) error {
 	unsettled, err := tx.UnfinishedInstances()
 	for _, id := range unsettled {
@@ -96,7 +97,7 @@ func settleInstances(tx *store.Tx) error {
 	return err
 }
 
-// settled is where a transition of an instance ends.
+// settled is the final state of each transition of an instance.
 var settled = map[string]string{
 	store.RunStarting: store.RunRunning, store.RunRebooting: store.RunRunning,
 	store.RunStopping: store.RunStopped,

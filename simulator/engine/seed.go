@@ -13,7 +13,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// seeder makes what the Config names and the directory lacks.
+// seeder creates the objects of the Config that the directory lacks.
 type seeder struct{ *Rack }
 
 func (r seeder) projectNames() []string {
@@ -52,7 +52,7 @@ func (r seeder) instances(tx *store.Tx) error {
 	return nil
 }
 
-// instanceID is the ID of an instance of the Config.
+// instanceID returns the ID of an instance of the Config.
 func (r seeder) instanceID(i InstanceSpec) string {
 	if i.ID == "" {
 		return store.DerivedID("instance", cmp.Or(i.Project, r.projectNames()[0]), i.Name)
@@ -63,7 +63,7 @@ func (r seeder) instanceID(i InstanceSpec) string {
 	return i.ID
 }
 
-// instance makes an instance if the directory lacks it, and returns its ID.
+// instance creates an instance if the directory lacks it, and returns its ID.
 func (r seeder) instance(tx *store.Tx, spec InstanceSpec) (id string, err error) {
 	if problem := store.CheckName(spec.Name); problem != "" {
 		return "", errors.New(problem)
@@ -111,7 +111,7 @@ func (r seeder) instance(tx *store.Tx, spec InstanceSpec) (id string, err error)
 	return i.ID, tx.InsertInstance(i, nics, nil)
 }
 
-// images imports the images that the directory lacks. The content comes before the record.
+// images imports the images that the directory lacks. It writes the content before the record.
 func (r seeder) images(ctx context.Context) error {
 	for _, spec := range r.config.Images {
 		if err := r.image(ctx, spec); err != nil {

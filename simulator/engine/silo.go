@@ -5,7 +5,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// Silo are the operations on the silo: its user, quota, projects and images.
+// Silo has the operations on the silo: its user, quota, projects and images.
 type Silo struct{ *Rack }
 
 // Projects lists the projects.
@@ -26,7 +26,7 @@ func (s Silo) Project(call *Call, sel store.Selector) (p store.Project, err erro
 	return p, err
 }
 
-// Images lists the images of a project or, without one, of the silo (A44).
+// Images returns the images of a project or, without a project, of the silo (A44).
 func (s Silo) Images(call *Call, project store.Selector, w Window) ([]store.Image, error) {
 	if project.Given() {
 		return list(s.Rack, call, store.Images, project, w)
@@ -72,17 +72,18 @@ func (s Silo) User() (User, error) {
 	return user, err
 }
 
-// AccessToken is what the user is told of a token: not the token itself.
+// AccessToken describes a token to its user, without the token itself.
 type AccessToken struct {
 	ID          string           `json:"id"`
 	TimeCreated store.Timestamp  `json:"time_created"`
 	TimeExpires *store.Timestamp `json:"time_expires"`
 }
 
-// Ident lets a list be paged.
+// Ident returns the ID by which the pages of a list are ordered.
 func (t AccessToken) Ident() store.Identity { return store.Identity{ID: t.ID, Name: t.ID} }
 
-// AccessTokens lists the user's tokens, which is one. It is announced to expire, and never does.
+// AccessTokens returns the user's tokens, of which there is one. It never expires, whatever
+// expiry the rack reports.
 func (s Silo) AccessTokens() ([]AccessToken, error) {
 	user, err := s.User()
 	token := AccessToken{ID: store.DerivedID("token", siloName), TimeCreated: user.TimeCreated}
@@ -93,21 +94,21 @@ func (s Silo) AccessTokens() ([]AccessToken, error) {
 	return []AccessToken{token}, err
 }
 
-// ResourceCounts are amounts of what instances and disks take.
+// ResourceCounts are amounts of the resources that instances and disks use.
 type ResourceCounts struct {
 	CPUs    int64 `json:"cpus"`
 	Memory  int64 `json:"memory"`
 	Storage int64 `json:"storage"`
 }
 
-// Utilization is what the silo has, and what of it is provisioned.
+// Utilization is the silo's capacity and the provisioned part of it.
 type Utilization struct {
 	Provisioned ResourceCounts `json:"provisioned"`
 	Capacity    ResourceCounts `json:"capacity"`
 }
 
-// Utilization may be read by everybody in the silo (A15). CPUs and memory count while an instance
-// is not stopped (A20).
+// Utilization returns the silo's utilization, which everybody in the silo may read (A15). CPUs
+// and memory count while an instance is not stopped (A20).
 func (s Silo) Utilization() (Utilization, error) {
 	u := Utilization{Capacity: ResourceCounts{CPUs: 1024, Memory: 4 * tebibyte,
 		Storage: s.switches.get().QuotaBytes}}

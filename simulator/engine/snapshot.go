@@ -10,7 +10,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// SnapshotCreate is what a snapshot is made with.
+// SnapshotCreate has the parameters of a new snapshot.
 type SnapshotCreate struct {
 	Name, Description string
 	Disk              store.Selector
@@ -35,8 +35,8 @@ func (s Snapshots) View(call *Call, ref Ref) (store.Snapshot, error) {
 	return record.Snapshot, err
 }
 
-// Create is the rack's saga: it returns when the snapshot is ready. Meanwhile others see it
-// creating, and its disk, unless attached, in maintenance (A38).
+// Create runs the rack's saga, and returns when the snapshot is ready. In the meantime others see
+// the snapshot in the state creating, and its disk, unless attached, in maintenance (A38).
 func (s Snapshots) Create(call *Call, project store.Selector, c SnapshotCreate) (
 	store.Snapshot, error,
 ) {
@@ -86,8 +86,8 @@ func snapshotProblem(owner store.Project, d store.Disk) error {
 	return nil
 }
 
-// insert adds the record, charges its full size, and puts a detached disk into maintenance (A38).
-// It checks the name first, then the quota, then the disk's state (A41).
+// insert adds the record, charges its full size, and sets a detached disk to maintenance (A38).
+// It checks the name first, then the quota, and then the disk's state (A41).
 func (s Snapshots) insert(record store.SnapshotRecord) error {
 	return s.store.Update(func(tx *store.Tx) error {
 		d, err := find(tx, store.Disks, "", store.Selector{ID: record.DiskID})
@@ -111,7 +111,7 @@ func (s Snapshots) insert(record store.SnapshotRecord) error {
 				return err
 			}
 		default:
-			// A42: the disk's state has changed, or does not allow it yet.
+			// A42: the disk's state has changed, or does not permit a snapshot yet.
 			return errUnavailable
 		}
 		return store.Snapshots.Put(tx, record)
@@ -170,8 +170,8 @@ func (s Snapshots) end(record store.SnapshotRecord, change func(*store.Tx) error
 	})
 }
 
-// Delete deletes a snapshot and frees its share of the quota, now or later. Disks made from it stay
-// as they are (A43).
+// Delete deletes a snapshot and frees its share of the quota, now or later. Disks that were
+// created from it stay unchanged (A43).
 func (s Snapshots) Delete(call *Call, ref Ref) error {
 	record, err := view(s.Rack, call, store.Snapshots, ref)
 	if err != nil {

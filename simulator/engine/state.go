@@ -9,7 +9,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// State reads all that the rack has.
+// State returns everything that the rack has.
 func (r *Rack) State() (adminapi.State, error) {
 	state := adminapi.State{
 		Attachments: []adminapi.Attachment{}, LoopDevices: []adminapi.LoopDevice{},
@@ -40,8 +40,8 @@ func (r *Rack) State() (adminapi.State, error) {
 	return state, err
 }
 
-// collect decodes every record of a table into the admin listener's type, which has the record's
-// JSON keys.
+// collect decodes every record of a table into the admin listener's type, which has the same JSON
+// keys as the record.
 func collect[R, T any](tx *store.Tx, t store.Table[R], into *[]T) error {
 	*into = []T{}
 	return t.EachRaw(tx, func(id string, data []byte) error {

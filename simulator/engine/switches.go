@@ -9,7 +9,7 @@ import (
 )
 
 const (
-	// A16: twelve disks for an instance, its boot disk among them.
+	// A16: an instance may have twelve disks, including its boot disk.
 	defaultDiskLimit = 12
 	defaultQuota     = 64 * tebibyte
 )
@@ -30,16 +30,16 @@ func checkSwitches(s adminapi.Switches) error {
 		adminapi.RoleNone)
 }
 
-// switchboard holds the switches in force.
+// switchboard holds the present switches.
 type switchboard struct {
 	mu sync.Mutex
 	// mu guards now and changed.
 	now adminapi.Switches
-	// changed is closed at the next change, if somebody waits for it.
+	// changed is closed at the next change if somebody waits for it.
 	changed chan struct{}
 }
 
-// watch returns the switches in force, and a channel that is closed when they change.
+// watch returns the present switches, and a channel that is closed when they change.
 func (b *switchboard) watch() (now adminapi.Switches, changed <-chan struct{}) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -55,7 +55,7 @@ func (b *switchboard) get() adminapi.Switches {
 	return b.now
 }
 
-// change applies a change that leaves the switches valid, or none of it.
+// change applies a change as a whole, or returns an error if the switches would become invalid.
 func (b *switchboard) change(apply func(*adminapi.Switches) error) (adminapi.Switches, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -74,7 +74,7 @@ func (b *switchboard) change(apply func(*adminapi.Switches) error) (adminapi.Swi
 	return b.now, err
 }
 
-// switches are those in force at the start.
+// switches returns the switches at the start.
 func (c Config) switches() adminapi.Switches {
 	return adminapi.Switches{
 		Hotplug:       !c.ColdPlug,
@@ -89,10 +89,11 @@ func (c Config) switches() adminapi.Switches {
 	}
 }
 
-// Switches are those in force.
+// Switches returns the present switches.
 func (r *Rack) Switches() adminapi.Switches { return r.switches.get() }
 
-// ChangeSwitches applies a change that leaves the switches valid, or none of it.
+// ChangeSwitches applies a change as a whole, or returns an error if the switches would become
+// invalid.
 func (r *Rack) ChangeSwitches(apply func(*adminapi.Switches) error) (adminapi.Switches, error) {
 	return r.switches.change(apply)
 }

@@ -4,8 +4,8 @@ package keylock
 
 import "sync"
 
-// Map is a set of mutexes, each made when its key is first locked and dropped with its last user.
-// The zero value is ready for use.
+// Map is a set of mutexes. A mutex is created when its key is first locked, and dropped with its
+// last user. The zero value is ready for use.
 type Map struct {
 	mu sync.Mutex
 	// mu guards held.

@@ -1,5 +1,5 @@
-// Package program is oxide-simulator without its main function: it reads the command line and
-// serves a rack. The conformance program has it inside, too, for its demonstration.
+// Package program is oxide-simulator without its main function: it parses the command line and
+// serves a rack. The conformance program contains it, too, for its demonstration.
 package program
 
 import (
@@ -21,7 +21,7 @@ import (
 // Release is set in release builds: -ldflags "-X <this package>.Release=v1.2.3".
 var Release = ""
 
-// Main is oxide-simulator: it serves until ctx ends, and returns the exit status.
+// Main runs oxide-simulator until ctx ends, and returns the exit status.
 func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if err := run(ctx, args, stdout, stderr); err != nil {
 		// Print joined errors in one line.
@@ -31,7 +31,7 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return 0
 }
 
-// run serves until ctx ends and then releases everything.
+// run serves a rack until ctx ends, and then releases everything.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if len(args) == 1 && strings.TrimLeft(args[0], "-") == "version" {
 		_, err := fmt.Fprintln(stdout, cmp.Or(Release, "devel"))

@@ -29,13 +29,13 @@ is in DIR.
 
 `
 
-// What --disks may be.
+// These are the values of --disks.
 const (
 	diskFiles = "file"
 	diskFUSE  = "fuse"
 )
 
-// options are the command line's.
+// options are the values of the command line.
 type options struct {
 	rack            simulator.Config
 	listen, admin   string
@@ -49,7 +49,7 @@ type options struct {
 	logFormat       string
 }
 
-// parse reads the command line. It returns nil options and no error for help.
+// parse parses the command line. For help it returns nil options and no error.
 func parse(args []string, stderr io.Writer) (*options, error) {
 	o := &options{hotplug: true, tlsHosts: []string{"localhost", "127.0.0.1", "::1"}}
 	flags := o.flags()
@@ -191,7 +191,7 @@ func (o *options) serverLog() *log.Logger {
 	return slog.NewLogLogger(o.rack.Log.Handler(), slog.LevelDebug)
 }
 
-// secure wraps a listener in TLS if asked to.
+// secure wraps a listener in TLS if the options demand it.
 func (o *options) secure(l net.Listener) (_ net.Listener, caFile string, err error) {
 	var cert tls.Certificate
 	switch {
@@ -211,7 +211,7 @@ func (o *options) secure(l net.Listener) (_ net.Listener, caFile string, err err
 	return tls.NewListener(l, config), caFile, nil
 }
 
-// shut drains in-flight requests, and cuts their delays short.
+// shut waits for requests in progress, and ends their delays.
 func shut(server *http.Server, rack *simulator.Server) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()

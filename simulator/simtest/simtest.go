@@ -1,4 +1,4 @@
-// Package simtest has what the tests of the simulator's packages share. It is for tests only.
+// Package simtest has helpers for the tests of the simulator's packages.
 package simtest
 
 import (
@@ -17,7 +17,7 @@ func NoError(t *testing.T, err error) {
 	}
 }
 
-// Eventually waits until a condition holds, and fails the test when it does not.
+// Eventually waits until a condition holds, and fails the test if it does not.
 func Eventually(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); !holds(); <-time.After(5 * time.Millisecond) {
@@ -27,8 +27,8 @@ func Eventually(t *testing.T, what string, holds func() bool) {
 	}
 }
 
-// NeedRoot fails a test that attaches loop devices and cannot. A skipped test would look like one
-// that passed.
+// NeedRoot fails a test that cannot attach loop devices. A skipped test would look like one that
+// passed.
 func NeedRoot(t *testing.T) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -36,7 +36,7 @@ func NeedRoot(t *testing.T) {
 	}
 }
 
-// Command runs a program, which must succeed, and returns its output.
+// Command runs a program and returns its output. It fails the test if the program fails.
 func Command(t *testing.T, name string, args ...string) string {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), name, args...).CombinedOutput()

@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Mount mounts something until the test ends.
+// Mount mounts a device until the test ends.
 func Mount(t *testing.T, device, dir string, options ...string) {
 	t.Helper()
 	Command(t, "mount", append(options, device, dir)...)

@@ -6,8 +6,8 @@ import (
 	"fmt"
 )
 
-// InsertInstance adds the record of an instance; made are the disks that are undone with it if it
-// cannot be created.
+// InsertInstance adds the record of an instance. made are the disks that UnwindInstance removes
+// if the creation fails.
 func (tx *Tx) InsertInstance(i Instance, nics []NetworkInterface, made []string) error {
 	if err := tx.putInterfaces(i.ID, nics); err != nil {
 		return err
@@ -40,7 +40,8 @@ func (tx *Tx) DeleteInstance(i Instance) error {
 		tx.Bucket(bucketSagas).Delete([]byte(i.ID)), Instances.Delete(tx, i))
 }
 
-// UnwindInstance removes an instance that is being created, with the disks created for it.
+// UnwindInstance removes an instance that is being created, together with the disks that were
+// created for it.
 func (tx *Tx) UnwindInstance(id string) error {
 	var made []string
 	if err := json.Unmarshal(tx.Bucket(bucketSagas).Get([]byte(id)), &made); err != nil {
@@ -71,7 +72,7 @@ func (tx *Tx) UnwindInstance(id string) error {
 	return nil
 }
 
-// UnfinishedInstances lists the instances that are being created.
+// UnfinishedInstances returns the IDs of the instances that are being created.
 func (tx *Tx) UnfinishedInstances() (ids []string, err error) {
 	err = tx.Bucket(bucketSagas).ForEach(func(id, _ []byte) error {
 		ids = append(ids, string(id))
@@ -127,5 +128,5 @@ func (tx *Tx) Interfaces(instanceID string) (nics []NetworkInterface, err error)
 	return nics, json.Unmarshal(tx.Bucket(bucketInterfaces).Get([]byte(instanceID)), &nics)
 }
 
-// NextHost returns a number for a network interface, each once.
+// NextHost returns a number for a network interface. It returns each number once.
 func (tx *Tx) NextHost() (uint64, error) { return tx.Bucket(bucketInterfaces).NextSequence() }

@@ -1,17 +1,17 @@
 // Package store keeps the simulated rack's records: projects, instances, disks, snapshots and
-// images, with the quota they take and the indexes by which they are found.
+// images, with their share of the quota and the indexes by which they are found.
 //
-// A change is one transaction in a bbolt file and is on disk when [Store.Update] returns, so nobody
-// reads, and no caller is told, what a power cut could take back. The record types are the API's
-// JSON. The store decides nothing: the rules are package engine's.
+// A change is one transaction in a bbolt file, and is on disk when [Store.Update] returns. So
+// nobody reads, and no caller is told of, a change that a power cut could undo. The record types
+// are the API's JSON. The store decides nothing: package engine has the rules.
 package store
 
 import (
 	"time"
 )
 
-// Identity is what every named object of the rack begins with, in the rack's order of fields. The
-// record of an object is what every answer shows of it (A72).
+// Identity has the first fields of every named object of the rack, in the rack's order. Every
+// answer shows the record of an object (A72).
 type Identity struct {
 	ID           string    `json:"id"`
 	Name         string    `json:"name"`
@@ -23,13 +23,13 @@ type Identity struct {
 // Ident returns the identity of the object that embeds it.
 func (i Identity) Ident() Identity { return i }
 
-// NewIdentity makes the identity of a new object.
+// NewIdentity returns the identity of a new object.
 func NewIdentity(id, name, description string) Identity {
 	t := now()
 	return Identity{id, name, description, t, t}
 }
 
-// Timestamp is a moment as the rack's database keeps it: UTC, in microseconds (A02).
+// Timestamp is a time as the rack's database stores it: UTC, in microseconds (A02).
 type Timestamp struct{ time.Time }
 
 func now() Timestamp { return Timestamp{time.Now().UTC().Truncate(time.Microsecond)} }
@@ -42,7 +42,7 @@ func (t Timestamp) MarshalJSON() ([]byte, error) {
 // Project is a project.
 type Project struct{ Identity }
 
-// Disk is a disk, as the API shows it.
+// Disk is a disk in the form of the API.
 type Disk struct {
 	Identity
 	ProjectID  string    `json:"project_id"`
@@ -56,13 +56,13 @@ type Disk struct {
 	ReadOnly   bool      `json:"read_only"`
 }
 
-// DiskState is the state's name, and the instance where the state has one.
+// DiskState is the name of the state, and the instance if the state has one.
 type DiskState struct {
 	State    string `json:"state"`
 	Instance string `json:"instance,omitempty"`
 }
 
-// The states that this rack's disks have.
+// These are the states of this rack's disks.
 const (
 	StateCreating    = "creating"
 	StateDetached    = "detached"
@@ -83,7 +83,7 @@ func (d Disk) AttachedTo(instanceID string) bool {
 	return d.State == DiskState{StateAttached, instanceID}
 }
 
-// Snapshot is a snapshot, as the API shows it.
+// Snapshot is a snapshot in the form of the API.
 type Snapshot struct {
 	Identity
 	ProjectID string `json:"project_id"`
@@ -99,13 +99,13 @@ const (
 	snapshotFaulted  = "faulted"
 )
 
-// SnapshotRecord is a snapshot with what the API does not show (A40).
+// SnapshotRecord is a snapshot with the fields that the API does not show (A40).
 type SnapshotRecord struct {
 	Snapshot
 	BlockSize int `json:"block_size"`
 }
 
-// Image is an image, as the API shows it.
+// Image is an image in the form of the API.
 type Image struct {
 	Identity
 	ProjectID *string `json:"project_id"`
@@ -116,7 +116,7 @@ type Image struct {
 	Size      int64   `json:"size"`
 }
 
-// Instance is an instance, as the API shows it.
+// Instance is an instance in the form of the API.
 type Instance struct {
 	Identity
 	ProjectID             string     `json:"project_id"`
@@ -134,7 +134,7 @@ type Instance struct {
 	EnableJumboFrames     bool       `json:"enable_jumbo_frames"`
 }
 
-// The run states that this rack's instances have.
+// These are the run states of this rack's instances.
 const (
 	RunStarting  = "starting"
 	RunRunning   = "running"

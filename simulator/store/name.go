@@ -7,11 +7,11 @@ import (
 	"github.com/google/uuid"
 )
 
-// MaxName is the length that a name may have.
+// MaxName is the greatest length of a name.
 const MaxName = 63
 
-// CheckName returns what is wrong with a name, in the rack's words, or "" (A04). The published
-// pattern allows upper case; the rack does not.
+// CheckName returns the mistake in a name, in the rack's words, or "" (A04). The published
+// pattern allows upper case, but the rack does not.
 func CheckName(name string) string {
 	switch {
 	case name == "":
@@ -40,14 +40,15 @@ func nameCharacter(c rune) bool {
 	return c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || c == '-'
 }
 
-// Selector is what the rack calls a NameOrId: what parses as a UUID is an ID, everything else a
-// name (A05). The zero value was not given.
+// Selector is a value of the rack's type NameOrId. A text in the form of a UUID is an ID, and
+// every other text is a name (A05). The zero value means that none was given.
 type Selector struct{ ID, Name string }
 
-// InvalidNameOrID is the rack's error for what is neither a name nor an ID (A05).
+// InvalidNameOrID is the rack's error for a text that is neither a name nor an ID (A05).
 const InvalidNameOrID = "data did not match any variant of untagged enum NameOrId"
 
-// ParseSelector reads a name or an ID. What is neither is a problem, in the rack's words.
+// ParseSelector parses a name or an ID. For any other text it returns the problem in the rack's
+// words.
 func ParseSelector(s string) (sel Selector, problem string) {
 	if id, err := uuid.Parse(s); err == nil {
 		return Selector{ID: id.String()}, ""
@@ -68,11 +69,11 @@ func (s Selector) String() string {
 // Given reports whether there is a name or an ID.
 func (s Selector) Given() bool { return s != Selector{} }
 
-// DerivedID is the same for the same words, so that what is named at the start has the same ID in
-// every directory and on every machine.
+// DerivedID returns the same ID for the same words, so that an object of the config has the same
+// ID in every directory and on every machine.
 func DerivedID(words ...string) string {
 	return uuid.NewSHA1(namespace, []byte(strings.Join(words, "/"))).String()
 }
 
-// namespace is this simulator's, for derived IDs.
+// namespace is the UUID namespace of derived IDs.
 var namespace = uuid.MustParse("e1a6c2d4-5c0b-4d0e-9a7b-6f1d2f6c0de5")

@@ -6,7 +6,7 @@ import (
 	"fmt"
 )
 
-// Storage is what disks and snapshots take of the quota.
+// Storage returns the quota that disks and snapshots use.
 func (tx *Tx) Storage() (int64, error) {
 	var sum int64
 	data := tx.Bucket(bucketMeta).Get(keyStorage)
@@ -19,7 +19,7 @@ func (tx *Tx) Storage() (int64, error) {
 	return sum, nil
 }
 
-// AddStorage changes what disks and snapshots take of the quota.
+// AddStorage changes the quota that disks and snapshots use.
 func (tx *Tx) AddStorage(delta int64) error {
 	sum, err := tx.Storage()
 	if err != nil {

@@ -14,20 +14,20 @@ import (
 	bberrors "go.etcd.io/bbolt/errors"
 )
 
-// Store is the records' file.
+// Store is the file of the records.
 type Store struct{ db *bbolt.DB }
 
 // ErrInUse means that another simulator serves the directory.
 var ErrInUse = errors.New("another simulator serves this directory")
 
-// Open opens the records' file, and makes it if it is missing.
+// Open opens the records' file. It creates the file if it is missing.
 func Open(path string) (*Store, error) {
 	if err := createStore(path); err != nil {
 		return nil, fmt.Errorf("make the records in %s: %w", path, err)
 	}
 	db, err := bbolt.Open(path, 0o600, &bbolt.Options{
-		Timeout: time.Second, // for the lock that another simulator may hold
-		// The list of free pages can be rebuilt, so it need not be written each time.
+		Timeout: time.Second, // another simulator may hold the lock
+		// The list of free pages can be rebuilt, so it is not written each time.
 		NoFreelistSync: true, FreelistType: bbolt.FreelistMapType,
 	})
 	if errors.Is(err, bberrors.ErrTimeout) {
@@ -39,8 +39,8 @@ func Open(path string) (*Store, error) {
 	return &Store{db}, nil
 }
 
-// createStore makes an empty file of records where there is none: complete or not at all, because
-// bbolt cannot read the beginning of a file that a full disk or a kill has cut off.
+// createStore creates an empty file of records if there is none. It creates the complete file or
+// none, because bbolt cannot read a file that a full disk or a kill has truncated.
 func createStore(path string) error {
 	if _, err := os.Lstat(path); err == nil {
 		return nil
@@ -54,7 +54,8 @@ func createStore(path string) error {
 		err = db.Close()
 	}
 	if err == nil {
-		// Unlike a rename, a link never replaces what another simulator has made meanwhile.
+		// Unlike a rename, a link never replaces a file that another simulator has created in the
+		// meantime.
 		err = os.Link(temp, path)
 	}
 	if errors.Is(err, fs.ErrExist) {
@@ -66,7 +67,7 @@ func createStore(path string) error {
 // Close closes the file.
 func (s *Store) Close() error { return s.db.Close() }
 
-// View reads the records.
+// View calls fn with a transaction that reads the records.
 func (s *Store) View(fn func(*Tx) error) error {
 	return s.db.View(func(t *bbolt.Tx) error { return fn(&Tx{t}) })
 }
@@ -80,14 +81,14 @@ func (s *Store) Update(fn func(*Tx) error) error {
 type Tx struct{ *bbolt.Tx }
 
 // Table is one kind of record. Records are found by ID, by name within their parent (the project,
-// or "" for what belongs to the silo), and in the order of either.
+// or "" for an object of the silo), and in the order of either.
 type Table[T any] struct {
 	Name   string
 	Ident  func(T) Identity
 	Parent func(T) string
 }
 
-// The tables.
+// These are the tables.
 var (
 	Projects = Table[Project]{"project",
 		func(p Project) Identity { return p.Identity }, func(Project) string { return "" }}
@@ -112,7 +113,7 @@ func Deref(s *string) string {
 	return *s
 }
 
-// key orders an index: all entries of a parent are adjacent.
+// key returns a key of an index. All entries of a parent are adjacent.
 func key(parent, last string) []byte { return []byte(parent + "/" + last) }
 
 func (t Table[T]) bucket(tx *Tx) *bbolt.Bucket { return tx.Bucket([]byte(t.Name)) }
@@ -128,7 +129,7 @@ func (t Table[T]) create(tx *Tx) error {
 	return nil
 }
 
-// Get reads a record by ID, and reports whether there is one.
+// Get returns the record with an ID, and reports whether it exists.
 func (t Table[T]) Get(tx *Tx, id string) (T, bool, error) {
 	var record T
 	data := t.bucket(tx).Get([]byte(id))
@@ -141,7 +142,7 @@ func (t Table[T]) Get(tx *Tx, id string) (T, bool, error) {
 	return record, true, nil
 }
 
-// ByName reads a record by name, and reports whether there is one.
+// ByName returns the record with a name, and reports whether it exists.
 func (t Table[T]) ByName(tx *Tx, parent, name string) (T, bool, error) {
 	id := t.names(tx).Get(key(parent, name))
 	if id == nil {
@@ -156,7 +157,7 @@ func (t Table[T]) Taken(tx *Tx, parent, name string) bool {
 	return t.names(tx).Get(key(parent, name)) != nil
 }
 
-// Put adds the record, or replaces the one with its ID, whatever its name was.
+// Put adds the record, or replaces the record with the same ID, whatever name that has.
 func (t Table[T]) Put(tx *Tx, record T) error {
 	ident, parent := t.Ident(record), t.Parent(record)
 	old, ok, err := t.Get(tx, ident.ID)
@@ -189,7 +190,7 @@ func (t Table[T]) Delete(tx *Tx, record T) error {
 	)
 }
 
-// Scan reads up to limit of a parent's records after (never at) last, in the order of sortBy.
+// Scan returns up to limit of a parent's records behind (never at) last, in the order of sortBy.
 func (t Table[T]) Scan(tx *Tx, parent, sortBy string, last *string, limit int) ([]T, error) {
 	index := t.names(tx)
 	if sortBy == ByID {
@@ -216,7 +217,7 @@ func step(c *bbolt.Cursor, sortBy string) (k, v []byte) {
 	return c.Next()
 }
 
-// first seeks the first entry of a scan.
+// first moves the cursor to the first entry of a scan.
 func first(c *bbolt.Cursor, prefix []byte, descending bool, last *string) (k, v []byte) {
 	start := prefix
 	if last != nil {
@@ -239,7 +240,7 @@ func first(c *bbolt.Cursor, prefix []byte, descending bool, last *string) (k, v 
 	return c.Prev()
 }
 
-// Each visits every record of the table.
+// Each calls visit for every record of the table.
 func (t Table[T]) Each(tx *Tx, visit func(T) error) error {
 	return t.bucket(tx).ForEach(func(id, _ []byte) error {
 		record, _, err := t.Get(tx, string(id))
@@ -250,7 +251,7 @@ func (t Table[T]) Each(tx *Tx, visit func(T) error) error {
 	})
 }
 
-// EachRaw visits every record of the table as JSON.
+// EachRaw calls visit for every record of the table as JSON.
 func (t Table[T]) EachRaw(tx *Tx, visit func(id string, data []byte) error) error {
 	return t.bucket(tx).ForEach(func(id, data []byte) error { return visit(string(id), data) })
 }
@@ -269,7 +270,7 @@ var (
 	bucketUnfreed = []byte("unfreed")
 )
 
-// Prepare makes the buckets that an empty store lacks.
+// Prepare creates the buckets that an empty store lacks.
 func Prepare(tx *Tx) error {
 	for _, name := range [][]byte{
 		bucketMeta, bucketAttached, bucketInterfaces, bucketSagas, bucketUnfreed,
@@ -282,7 +283,7 @@ func Prepare(tx *Tx) error {
 		Images.create(tx), Instances.create(tx))
 }
 
-// PutDisk writes the record, and the index of which instance has which disks.
+// PutDisk writes the record, and the index of each instance's disks.
 func (tx *Tx) PutDisk(d Disk) error {
 	old, ok, err := Disks.Get(tx, d.ID)
 	if err != nil {
@@ -318,7 +319,7 @@ func (tx *Tx) DisksOf(instanceID string) ([]Disk, error) {
 	return attached, nil
 }
 
-// The orders of a scan, as the rack names them.
+// These are the orders of a scan, by the rack's names.
 const (
 	ByName           = "name_ascending"
 	ByNameDescending = "name_descending"
