@@ -123,11 +123,11 @@ func TestARunCountsAsDeadOnlyIfThisMachineCanKnowIt(t *testing.T) {
 		named    bool
 		dead     bool
 	}{
-		"its process is gone":               {boot + " " + namespace, nobody, "a", false, true},
-		"in a container of this machine":    {boot + " pid:[1]", nobody, "a", false, false},
-		"here, before a restart":            {"before " + namespace, nobody, "a", false, true},
-		"on another that has the same name": {"other " + namespace, nobody, "b", false, false},
-		"on another, and it was named":      {"other " + namespace, nobody, "b", true, true},
+		"a run whose process is gone":                 {boot + " " + namespace, nobody, "a", false, true},
+		"a run in a container of this machine":        {boot + " pid:[1]", nobody, "a", false, false},
+		"a run on this machine before its last boot":  {"before " + namespace, nobody, "a", false, true},
+		"a run on another machine with the same name": {"other " + namespace, nobody, "b", false, false},
+		"a named run on another machine":              {"other " + namespace, nobody, "b", true, true},
 	} {
 		r := deadRun{id: "11111111", mark: mark{Run: "11111111", Host: host, Boot: test.boot,
 			PID: test.pid, Began: &now, Instances: []string{test.instance, "c"}}}

@@ -26,8 +26,8 @@ func TestARunPrintsTheFolderThatContainsItsReport(t *testing.T) {
 		status int
 		says   string
 	}{
-		"beside the run's directory": {"", func(*job) {}, ExitConforms, ""},
-		"in a folder that takes no more": {"gone", func(w *job) {
+		"next to the run's directory": {"", func(*job) {}, ExitConforms, ""},
+		"in a folder that cannot be written": {"gone", func(w *job) {
 			must(t, os.WriteFile(w.folder(), nil, 0o600))
 		}, ExitUsage, "folder of the report"},
 		"a report that does not add up": {"odd", func(w *job) {

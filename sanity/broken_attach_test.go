@@ -19,22 +19,22 @@ import (
 // brokenSnapshots are the racks that break a rule of snapshots.
 var brokenSnapshots = []brokenRack{
 	{"A38-faulted", "SnapshotFaulted", codes.Internal,
-		"A38 whose snapshots are faulted gets none reported", sufferSnapshot},
+		"A38 whose snapshots are faulted gets none reported", provokeSnapshot},
 	{"A38-another-disk", "SnapshotExists", codes.AlreadyExists,
-		"A38 whose snapshots are of another disk gets none reported", sufferSnapshot},
+		"A38 whose snapshots are of another disk gets none reported", provokeSnapshot},
 	{"A59-blank", "SnapshotNotReady", codes.FailedPrecondition,
-		"A59 that restores a snapshot too early, to a blank disk, is not asked to", sufferEarlyRestore},
+		"A59 that restores a snapshot too early, to a blank disk, is not asked to", provokeEarlyRestore},
 }
 
 // brokenAttachments are the racks that break a rule of attachments, instances and their guests.
 var brokenAttachments = []brokenRack{
 	{"A17-needs-it-stopped", "InstanceMustBeStopped", codes.FailedPrecondition,
-		"A17 that cannot hot-plug although it should leaves the disk detached", sufferNoAttach},
+		"A17 that cannot hot-plug although it should leaves the disk detached", provokeNoAttach},
 	{"A31-attach-without-effect", "DiskBusy", codes.Aborted,
-		"A31 whose attach has no effect gets no attachment reported", sufferNoAttach},
+		"A31 whose attach has no effect gets no attachment reported", provokeNoAttach},
 	{"A31-detach-without-effect", "RackResponseInvalid", codes.Internal,
 		"A31 whose detach has no effect does not let the driver take the disk for free",
-		func(ctx SpecContext, r *sufferer) {
+		func(ctx SpecContext, r *brokenFixture) {
 			volume := r.volume(ctx)
 			r.published(ctx, volume, "a")
 			r.refuses(ctx, func() error { return r.unpublish(ctx, volume, "a") })
@@ -42,14 +42,14 @@ var brokenAttachments = []brokenRack{
 		}},
 	{"A34-takes-it-away", "DiskAttachedElsewhere", codes.FailedPrecondition,
 		"A34 that takes a disk away from another instance is not asked for it",
-		func(ctx SpecContext, r *sufferer) {
+		func(ctx SpecContext, r *brokenFixture) {
 			p := r.inUse(ctx)
 			r.refuses(ctx, func() error { return r.publish(ctx, p.Volume, "b") })
 			r.works(ctx, p)
 		}},
 	{"A37-detaches-elsewhere", "", codes.OK,
 		"A37 that detaches from any instance is not asked to, as another one has the disk",
-		func(ctx SpecContext, r *sufferer) {
+		func(ctx SpecContext, r *brokenFixture) {
 			p := r.inUse(ctx)
 			mend := r.breaks(ctx)
 			Expect(r.unpublish(ctx, p.Volume, "b")).To(Succeed())
@@ -58,16 +58,16 @@ var brokenAttachments = []brokenRack{
 		}},
 	{"A48-keeps-the-disks", "InstanceNotFound", codes.NotFound,
 		"A48 that leaves a disk with a deleted instance does not let the driver take it for free",
-		sufferGhost},
+		provokeGhost},
 	{"A54-serial-of-id", "DeviceNotFound", codes.NotFound,
-		"A54 whose guests see other serials gets no device taken for the disk", sufferStage},
+		"A54 whose guests see other serials gets no device taken for the disk", provokeStage},
 	{"A54-twice", "DeviceNotUnique", codes.FailedPrecondition,
-		"A54 whose guests see each disk twice gets neither device written", sufferStage},
+		"A54 whose guests see each disk twice gets neither device written", provokeStage},
 }
 
-// sufferSnapshot takes a snapshot. When the rack is in order again, the repeated call finds the
+// provokeSnapshot takes a snapshot. When the rack is in order again, the repeated call finds the
 // snapshot, so nothing has leaked.
-func sufferSnapshot(ctx SpecContext, r *sufferer) {
+func provokeSnapshot(ctx SpecContext, r *brokenFixture) {
 	req := harness.SnapshotRequest(fresh("snapshot"), r.volume(ctx).GetVolumeId())
 	r.refuses(ctx, func() error {
 		_, err := r.ctl.CreateSnapshot(ctx, req)
@@ -92,8 +92,8 @@ func (f *rackFixture) snapshotIDs(ctx context.Context) []string {
 	return ids
 }
 
-// sufferEarlyRestore creates a volume from a snapshot that is still being taken.
-func sufferEarlyRestore(ctx SpecContext, r *sufferer) {
+// provokeEarlyRestore creates a volume from a snapshot that is still being taken.
+func provokeEarlyRestore(ctx SpecContext, r *brokenFixture) {
 	volume := r.volume(ctx)
 	before := r.ids(ctx)
 	r.switched(ctx, "snapshot_hold", time.Hour.String(), "0s")
@@ -115,15 +115,15 @@ func sufferEarlyRestore(ctx SpecContext, r *sufferer) {
 	r.snapshotDeletedLater(taken().GetSnapshot().GetSnapshotId())
 }
 
-// sufferNoAttach publishes a volume whose disk the rack does not attach.
-func sufferNoAttach(ctx SpecContext, r *sufferer) {
+// provokeNoAttach publishes a volume whose disk the rack does not attach.
+func provokeNoAttach(ctx SpecContext, r *brokenFixture) {
 	volume := r.volume(ctx)
 	r.refuses(ctx, func() error { return r.publish(ctx, volume, "a") })
 	r.remains(ctx, volume, "detached")
 }
 
 // inUse returns a volume to which a workload on a has written.
-func (r *sufferer) inUse(ctx context.Context) *placement {
+func (r *brokenFixture) inUse(ctx context.Context) *placement {
 	GinkgoHelper()
 	f := &nodeFixture{fixture: r.fixture}
 	p := f.inUse(ctx, r.volume(ctx), f.node(ctx, "a", harness.PluginOptions{}), harness.Mounted(""))
@@ -132,7 +132,7 @@ func (r *sufferer) inUse(ctx context.Context) *placement {
 }
 
 // works demands that the instance a still has the volume with its data, and can write to it.
-func (r *sufferer) works(ctx context.Context, p *placement) {
+func (r *brokenFixture) works(ctx context.Context, p *placement) {
 	GinkgoHelper()
 	r.remains(ctx, p.Volume, "attached to "+p.instance.ID)
 	Expect(p.shown()).To(Succeed())
@@ -140,13 +140,13 @@ func (r *sufferer) works(ctx context.Context, p *placement) {
 	Expect(p.writeThrough(1)).To(Succeed())
 }
 
-// sufferGhost unpublishes a volume from an instance that was deleted without the driver and still
+// provokeGhost unpublishes a volume from an instance that was deleted without the driver and still
 // has the disk. Nothing can detach that disk, so the test uses a rack of its own.
-func sufferGhost(ctx SpecContext, shared *sufferer) {
+func provokeGhost(ctx SpecContext, shared *brokenFixture) {
 	f := &fixture{}
 	f.rack = startRack(ctx, harness.RackOptions{})
 	f.ctl = f.controller(ctx, harness.PluginOptions{}).Controller()
-	r := &sufferer{fixture: f, broken: shared.broken}
+	r := &brokenFixture{fixture: f, broken: shared.broken}
 	resp, err := f.ctl.CreateVolume(ctx, harness.CreateRequest(fresh("haunted")))
 	Expect(err).NotTo(HaveOccurred())
 	volume, gone := resp.GetVolume(), f.rack.Instance("b").ID
@@ -162,9 +162,9 @@ func sufferGhost(ctx SpecContext, shared *sufferer) {
 	shared.refused += r.refused
 }
 
-// sufferStage stages a volume whose disk is attached while the rack is broken, and then detaches
+// provokeStage stages a volume whose disk is attached while the rack is broken, and then detaches
 // it.
-func sufferStage(ctx SpecContext, r *sufferer) {
+func provokeStage(ctx SpecContext, r *brokenFixture) {
 	f := &nodeFixture{fixture: r.fixture}
 	n, volume := f.impatientNode(ctx), r.volume(ctx)
 	r.refuses(ctx, func() error {

@@ -21,38 +21,38 @@ import (
 var brokenWire = []brokenRack{
 	{"A01-no-code", "RackUnknown", codes.Internal,
 		"A01 whose errors have no code does not let the driver take a volume for deleted",
-		func(ctx SpecContext, r *sufferer) {
+		func(ctx SpecContext, r *brokenFixture) {
 			r.refuses(ctx, func() error { return r.delete(ctx, someUUID) })
 		}},
 	{"A01-taken-name-is-reused", "VolumeExists", codes.AlreadyExists,
 		"A01 that answers with the disk that has the name does not get a foreign disk taken for a volume",
-		sufferForeignName},
+		provokeForeignName},
 	{"A02-no-time", "EffectUnknown", codes.Unavailable,
 		"A02 that does not say when a snapshot was taken gets no snapshot reported",
-		sufferSnapshot},
+		provokeSnapshot},
 	{"A04-cut", "EffectUnknown", codes.Unavailable,
-		"A04 that cuts names gets no volume reported", sufferLostDisk},
+		"A04 that cuts names gets no volume reported", provokeLostDisk},
 	{"A05-another-disk", "RackResponseInvalid", codes.Internal,
 		"A05 that shows another disk gets neither of them deleted",
-		func(ctx SpecContext, r *sufferer) {
+		func(ctx SpecContext, r *brokenFixture) {
 			volume, other := r.volume(ctx), r.volume(ctx)
 			r.refuses(ctx, func() error { return r.delete(ctx, volume.GetVolumeId()) })
 			r.remains(ctx, volume, "detached")
 			r.remains(ctx, other, "detached")
 		}},
 	{"A08-one-size", "VolumeExists", codes.AlreadyExists,
-		"A08 that makes blocks of 512 bytes gets no volume reported", sufferOtherDisk("")},
+		"A08 that makes blocks of 512 bytes gets no volume reported", provokeOtherDisk("")},
 	{"A09-first-page-again", "RackResponseInvalid", codes.Internal,
-		"A09 that answers with the first page again gets no list reported", sufferList},
+		"A09 that answers with the first page again gets no list reported", provokeList},
 	{"A09-one-order", "RackResponseInvalid", codes.Internal,
-		"A09 that lists in the order of names gets no list reported", sufferList},
+		"A09 that lists in the order of names gets no list reported", provokeList},
 	{"A10-endless", "RackResponseInvalid", codes.Internal,
-		"A10 whose lists never end gets none reported", sufferList},
+		"A10 whose lists never end gets none reported", provokeList},
 	{"A10-no-items", "RackResponseInvalid", codes.Internal,
-		"A10 whose last page has no list gets none reported", sufferList},
+		"A10 whose last page has no list gets none reported", provokeList},
 	{"A15-not-found", "DiskBusy", codes.Aborted,
 		"A15 that denies what it shows does not let the driver take a volume for deleted",
-		func(ctx SpecContext, r *sufferer) {
+		func(ctx SpecContext, r *brokenFixture) {
 			volume := r.volume(ctx)
 			r.switched(ctx, "role", adminapi.RoleViewer, adminapi.RoleCollaborator)
 			r.refuses(ctx, func() error { return r.delete(ctx, volume.GetVolumeId()) })
@@ -64,7 +64,7 @@ var brokenWire = []brokenRack{
 var brokenDisks = []brokenRack{
 	{"A19-left-behind", "DiskFaulted", codes.Internal,
 		"A19 that leaves a faulted disk does not get it reported as a volume",
-		func(ctx SpecContext, r *sufferer) {
+		func(ctx SpecContext, r *brokenFixture) {
 			before, req := r.ids(ctx), harness.CreateRequest(fresh("halfway"))
 			r.fault(ctx, adminapi.Fault{Operation: "disk_create", Times: 1, Phase: adminapi.Unwind})
 			mend := r.breaks(ctx)
@@ -74,12 +74,12 @@ var brokenDisks = []brokenRack{
 			r.deleteByHand(ctx, before)
 		}},
 	{"A22-smaller", "VolumeExists", codes.AlreadyExists,
-		"A22 that makes smaller disks gets no volume reported", sufferOtherDisk("")},
+		"A22 that makes smaller disks gets no volume reported", provokeOtherDisk("")},
 	{"A22-read-only", "VolumeExists", codes.AlreadyExists,
-		"A22 that makes read-only disks gets no volume reported", sufferOtherDisk("")},
+		"A22 that makes read-only disks gets no volume reported", provokeOtherDisk("")},
 	{"A24-detached", "DiskNotOurs", codes.FailedPrecondition,
 		"A24 that renames a disk and keeps it detached does not get it deleted by its old name",
-		func(ctx SpecContext, r *sufferer) {
+		func(ctx SpecContext, r *brokenFixture) {
 			before := r.ids(ctx)
 			volume := r.volume(ctx)
 			mend := r.breaks(ctx)
@@ -90,10 +90,11 @@ var brokenDisks = []brokenRack{
 			r.deleteByHand(ctx, before)
 		}},
 	{"A26-small-blocks", "VolumeExists", codes.AlreadyExists,
-		"A26 that makes local disks with small blocks gets no volume reported", sufferOtherDisk("local")},
+		"A26 that makes local disks with small blocks gets no volume reported",
+		provokeOtherDisk("local")},
 	{"A27-left-behind", "DiskFaulted", codes.Internal,
 		"A27 that leaves a disk for which it has no space does not get it reported as a volume",
-		func(ctx SpecContext, r *sufferer) {
+		func(ctx SpecContext, r *brokenFixture) {
 			before := r.ids(ctx)
 			r.switched(ctx, "full", true, false)
 			r.refuses(ctx, func() error { return r.create(ctx, harness.CreateRequest(fresh("full"))) })
@@ -101,7 +102,7 @@ var brokenDisks = []brokenRack{
 		}},
 	{"A43-kept", "DiskBusy", codes.Aborted,
 		"A43 that keeps a disk with snapshots does not let the driver take it for deleted",
-		func(ctx SpecContext, r *sufferer) {
+		func(ctx SpecContext, r *brokenFixture) {
 			volume := r.volume(ctx)
 			snapshot := r.snapshotted(ctx, volume)
 			r.refuses(ctx, func() error { return r.delete(ctx, volume.GetVolumeId()) })
@@ -110,7 +111,7 @@ var brokenDisks = []brokenRack{
 		}},
 	{"A68-name-taken", "DiskBusy", codes.Aborted,
 		"A68 that keeps the name of a deleted disk gets no volume reported",
-		func(ctx SpecContext, r *sufferer) {
+		func(ctx SpecContext, r *brokenFixture) {
 			before, req := r.ids(ctx), harness.CreateRequest(fresh("again"))
 			mend := r.breaks(ctx)
 			Expect(r.delete(ctx, r.created(ctx, req).GetVolumeId())).To(Succeed())
@@ -120,8 +121,8 @@ var brokenDisks = []brokenRack{
 		}},
 }
 
-// sufferForeignName creates a volume whose disk needs a name that somebody else's disk has.
-func sufferForeignName(ctx SpecContext, r *sufferer) {
+// provokeForeignName creates a volume whose disk needs a name that somebody else's disk has.
+func provokeForeignName(ctx SpecContext, r *brokenFixture) {
 	req := harness.CreateRequest(fresh("taken"))
 	volume := r.created(ctx, req)
 	name := volume.GetVolumeContext()["diskName"]
@@ -133,18 +134,18 @@ func sufferForeignName(ctx SpecContext, r *sufferer) {
 	Expect(stateOf(now)).To(Equal("detached"))
 }
 
-// sufferLostDisk creates a volume whose disk is created but cannot be found by its name.
-func sufferLostDisk(ctx SpecContext, r *sufferer) {
+// provokeLostDisk creates a volume whose disk is created but cannot be found by its name.
+func provokeLostDisk(ctx SpecContext, r *brokenFixture) {
 	before := r.ids(ctx)
 	r.refuses(ctx, func() error { return r.create(ctx, harness.CreateRequest(fresh("lost"))) })
 	r.deleteByHand(ctx, before)
 }
 
-// sufferOtherDisk creates a volume of a disk type. The rack shows a disk that differs from the
+// provokeOtherDisk creates a volume of a disk type. The rack shows a disk that differs from the
 // request. When the rack is in order again, the repeated call finds the disk, so nothing has
 // leaked.
-func sufferOtherDisk(diskType string) func(ctx SpecContext, r *sufferer) {
-	return func(ctx SpecContext, r *sufferer) {
+func provokeOtherDisk(diskType string) func(ctx SpecContext, r *brokenFixture) {
+	return func(ctx SpecContext, r *brokenFixture) {
 		before, req := r.ids(ctx), harness.CreateRequest(fresh("other"))
 		if diskType != "" {
 			withParameter("diskType", diskType)(req)
@@ -155,9 +156,9 @@ func sufferOtherDisk(diskType string) func(ctx SpecContext, r *sufferer) {
 	}
 }
 
-// sufferList lists volumes whose order by name differs from the order by ID. The rack is broken
+// provokeList lists volumes whose order by name differs from the order by ID. The rack is broken
 // after the driver has listed them in order.
-func sufferList(ctx SpecContext, r *sufferer) {
+func provokeList(ctx SpecContext, r *brokenFixture) {
 	list := func() error {
 		_, err := r.ctl.ListVolumes(ctx, &csi.ListVolumesRequest{})
 		return err

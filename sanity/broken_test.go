@@ -27,13 +27,13 @@ type brokenRack struct {
 	code   codes.Code
 	// says continues the sentence "a broken rack ...".
 	says string
-	// suffer makes the calls that would do harm, and passes the refused call to refuses. It then
+	// provoke makes the calls that would do harm, and passes the refused call to refuses. It then
 	// demands that nothing was harmed.
-	suffer func(ctx SpecContext, r *sufferer)
+	provoke func(ctx SpecContext, r *brokenFixture)
 }
 
-// sufferer is a fixture on whose rack one mutation can be active.
-type sufferer struct {
+// brokenFixture is a fixture on whose rack one mutation can be active.
+type brokenFixture struct {
 	*fixture
 	broken brokenRack
 	// refused counts the calls that were refused as demanded.
@@ -41,7 +41,7 @@ type sufferer struct {
 }
 
 // breaks activates the mutation until the spec ends or mend is called.
-func (r *sufferer) breaks(ctx context.Context) (mend func()) {
+func (r *brokenFixture) breaks(ctx context.Context) (mend func()) {
 	GinkgoHelper()
 	Expect(r.rack.Admin.Mutate(ctx, r.broken.mutation)).To(Succeed())
 	mend = func() {
@@ -54,7 +54,7 @@ func (r *sufferer) breaks(ctx context.Context) (mend func()) {
 
 // refuses demands that a call is refused while the rack is broken. The rack is in order before
 // and after.
-func (r *sufferer) refuses(ctx context.Context, call func() error) {
+func (r *brokenFixture) refuses(ctx context.Context, call func() error) {
 	GinkgoHelper()
 	mend := r.breaks(ctx)
 	err := call()
@@ -103,11 +103,11 @@ func (f *fixture) deleteByHand(ctx context.Context, before []string) {
 
 var _ = describeController("a broken rack", fixtureOptions{}, func(f *fixture) {
 	all := slices.Concat(brokenWire, brokenDisks, brokenSnapshots, brokenAttachments)
-	r := &sufferer{fixture: f}
+	r := &brokenFixture{fixture: f}
 	for _, broken := range all {
 		It(broken.says, func(ctx SpecContext) {
 			r.broken = broken
-			broken.suffer(ctx, r)
+			broken.provoke(ctx, r)
 		}, NodeTimeout(callTimeout))
 	}
 

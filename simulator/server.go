@@ -25,7 +25,7 @@ type (
 
 // Server serves a rack's API, and its admin listener. Its Faults can be changed at any time.
 type Server struct {
-	// Faults are the faults in force.
+	// Faults are the active faults.
 	Faults   Faults
 	rack     *engine.Rack
 	token    string

@@ -21,7 +21,7 @@ const (
 	maxFindings = 8
 )
 
-// Place is where a volume is published for a workload.
+// Place is the place at which a volume is published for a workload.
 type Place struct {
 	// Path is a file in a filesystem, or a device.
 	Path string

@@ -27,11 +27,11 @@ func TestAFindingDescribesTheContentOfAWrongBlock(t *testing.T) {
 	}{
 		{"itself", made(p, 3), "", ""},
 		{"zeros", make([]byte, BlockBytes), Zero, "zero"},
-		{"the generation before", made(p.At(1), 3), OtherGeneration, "generation 1 instead of 2"},
+		{"the previous generation", made(p.At(1), 3), OtherGeneration, "generation 1 instead of 2"},
 		{"the next block", made(p, 4), OtherBlock, "block 4 of the same volume"},
-		{"another volume's", made(Pattern{Seed: 8, Generation: 2}, 3), OtherVolume,
+		{"a block of another volume", made(Pattern{Seed: 8, Generation: 2}, 3), OtherVolume,
 			"its seed is 8, this one's 7"},
-		{"half of it", torn, Garbage, "torn block that begins as block 3 of generation 2"},
+		{"a torn block", torn, Garbage, "torn block that begins as block 3 of generation 2"},
 		{"text", []byte(strings.Repeat("ab", BlockBytes/2)), Garbage, "begins with 61 62"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -34,8 +34,8 @@ func TestAReportAddsUpOnlyIfEverythingAgrees(t *testing.T) {
 		}, "needs a group"},
 		{"the same result twice", func(r *Report) { r.Results[1].ID = "A01" }, "is there twice"},
 		{"a success with a reason", func(r *Report) { r.Results[0].Reason = "x" }, "has a reason"},
-		{"time that runs back", func(r *Report) { r.Results[0].Seconds = -1 }, "took -1 s"},
-		{"no number", func(r *Report) { r.Results[0].Seconds = math.NaN() }, "took NaN s"},
+		{"a negative duration", func(r *Report) { r.Results[0].Seconds = -1 }, "took -1 s"},
+		{"a duration of NaN", func(r *Report) { r.Results[0].Seconds = math.NaN() }, "took NaN s"},
 		{"negative tries", func(r *Report) { r.Results[0].Tries = -1 }, "in -1 tries"},
 		{"evidence of no kind", func(r *Report) { r.Results[0].Evidence[0].Kind = "" }, `kind ""`},
 		{"evidence without end", func(r *Report) {
@@ -53,8 +53,8 @@ func TestAReportAddsUpOnlyIfEverythingAgrees(t *testing.T) {
 		{"an interrupted result that conforms", status(Interrupted), "1 were interrupted"},
 		{"a result that was not tested and conforms", status(NotTested), ""},
 		{"no result that conforms", func(r *Report) { r.Results = nil }, "0 results passed"},
-		{"what is left conforms", func(r *Report) { r.Ledger.Left = []string{"x"} }, "1 objects"},
-		{"a contradiction conforms", func(r *Report) {
+		{"a left object that conforms", func(r *Report) { r.Ledger.Left = []string{"x"} }, "1 objects"},
+		{"a contradiction that conforms", func(r *Report) {
 			r.Witness.Findings = []string{"x"}
 		}, "1 findings"},
 		{"nothing failed, and it does not conform", verdict(DoesNotConform, Passed), "0 failed"},

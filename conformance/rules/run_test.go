@@ -39,16 +39,20 @@ func TestACheckThatDidNotReachTheRackDoesNotPass(t *testing.T) {
 		want  Status
 		says  string
 	}{
-		"it asked":                {ping, []string{"ping"}, Passed, ""},
-		"it asked nothing":        {func(*Check) {}, []string{"ping"}, Failed, "no answer to ping"},
-		"it asked something else": {ping, []string{"disk_view"}, Failed, "no answer to disk_view"},
-		"it was told something else": {func(c *Check) { ping(c); c.Errorf("no") },
+		"a check that called its operation": {ping, []string{"ping"}, Passed, ""},
+		"a check that called nothing": {func(*Check) {}, []string{"ping"}, Failed,
+			"no answer to ping"},
+		"a check that called another operation": {ping, []string{"disk_view"}, Failed,
+			"no answer to disk_view"},
+		"a check that found a difference": {func(c *Check) { ping(c); c.Errorf("no") },
 			[]string{"ping"}, Failed, "no"},
-		"it went wrong": {func(c *Check) { ping(c); _ = *(*oxide.Disk)(nil) }, []string{"ping"}, Failed,
-			"could not go on"},
-		"it could not": {func(c *Check) { c.NotTested("why") }, []string{"ping"}, NotTested, "why"},
-		"it may not":   {func(c *Check) { c.Blocked("why") }, []string{"ping"}, Blocked, "why"},
-		"it failed before it could not": {func(c *Check) { c.Errorf("no"); c.Blocked("why") },
+		"a check that panicked": {func(c *Check) { ping(c); _ = *(*oxide.Disk)(nil) }, []string{"ping"},
+			Failed, "could not go on"},
+		"a check that was not tested": {func(c *Check) { c.NotTested("why") }, []string{"ping"},
+			NotTested, "why"},
+		"a check that was blocked": {func(c *Check) { c.Blocked("why") }, []string{"ping"},
+			Blocked, "why"},
+		"a check blocked after a difference": {func(c *Check) { c.Errorf("no"); c.Blocked("why") },
 			[]string{"ping"}, Failed, "no"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -99,20 +103,20 @@ func TestACheckWithMissingAnswersIsRepeatedOrNotTested(t *testing.T) {
 		want   Status
 		tries  int
 	}{
-		"a read that is refused":                        {read, []int{404}, Failed, 1},
-		"a read that fails":                             {read, []int{500}, Failed, 2},
-		"a read that fails once":                        {read, []int{500, 200}, Passed, 2},
-		"a change that fails once":                      {change, []int{500, 200, 202}, Passed, 2},
-		"a read that was limited is sent again":         {read, []int{429, 429, 200}, Passed, 1},
-		"a read without an answer is sent again":        {read, []int{0, 502, 503, 200}, Passed, 1},
-		"a change that was limited is sent again":       {change, []int{429, 202}, Passed, 1},
-		"a change without an answer is not sent again":  {change, []int{0, 200, 202}, Passed, 2},
-		"a change that a proxy refused is not, either":  {change, []int{502, 200, 202}, Passed, 2},
-		"a rack that limits everything is not tested":   {read, []int{429}, NotTested, 1},
-		"a rack that never answers is not tested":       {read, []int{0}, NotTested, 1},
-		"a rack that redirects is not tested":           {read, []int{308}, NotTested, 1},
-		"what is wrong between answers of a busy rack":  {read, []int{429, 404}, Failed, 1},
-		"what is wrong after an answer that is missing": {change, []int{0, 200, 404}, Failed, 2},
+		"a read that is refused":                          {read, []int{404}, Failed, 1},
+		"a read that fails":                               {read, []int{500}, Failed, 2},
+		"a read that fails once":                          {read, []int{500, 200}, Passed, 2},
+		"a change that fails once":                        {change, []int{500, 200, 202}, Passed, 2},
+		"a read that was limited is sent again":           {read, []int{429, 429, 200}, Passed, 1},
+		"a read without an answer is sent again":          {read, []int{0, 502, 503, 200}, Passed, 1},
+		"a change that was limited is sent again":         {change, []int{429, 202}, Passed, 1},
+		"a change without an answer is not sent again":    {change, []int{0, 200, 202}, Passed, 2},
+		"a change that a proxy refused is not sent again": {change, []int{502, 200, 202}, Passed, 2},
+		"a rack that limits everything is not tested":     {read, []int{429}, NotTested, 1},
+		"a rack that never answers is not tested":         {read, []int{0}, NotTested, 1},
+		"a rack that redirects is not tested":             {read, []int{308}, NotTested, 1},
+		"a wrong answer between answers of a busy rack":   {read, []int{429, 404}, Failed, 1},
+		"a wrong answer after a missing one":              {change, []int{0, 200, 404}, Failed, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := scripted(t, test.script...).Run(t.Context(), test.rule)

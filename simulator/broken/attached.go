@@ -35,7 +35,7 @@ func (x *Exchange) force(state store.DiskState) {
 // accept answers 202 with an object.
 func (x *Exchange) accept(object any) { x.Reply(202, object) }
 
-// on returns a mutation that changes the answers to these operations.
+// on returns a hook that changes the answers to these operations.
 func on(change func(map[string]any), operations ...string) func(*Exchange) {
 	return func(x *Exchange) {
 		if x.Is(operations...) {
@@ -49,7 +49,7 @@ func set(field string, value any) func(map[string]any) {
 	return func(object map[string]any) { object[field] = value }
 }
 
-// sends returns a mutation that changes one field of the body of requests for these operations.
+// sends returns a hook that changes one field of the body of requests for these operations.
 func sends[T any](field string, change func(T) T, operations ...string) func(*Exchange) {
 	return func(x *Exchange) {
 		body := x.Sent()
@@ -60,7 +60,7 @@ func sends[T any](field string, change func(T) T, operations ...string) func(*Ex
 	}
 }
 
-// inState returns a mutation that refuses an operation on an instance in the given state.
+// inState returns a hook that refuses an operation on an instance in the given state.
 func inState(operation, state, message string) func(*Exchange) {
 	return func(x *Exchange) {
 		if x.Is(operation) && x.instance().RunState == state {
@@ -69,7 +69,7 @@ func inState(operation, state, message string) func(*Exchange) {
 	}
 }
 
-// acceptsIn returns a mutation that accepts an operation on an instance in the given state
+// acceptsIn returns a hook that accepts an operation on an instance in the given state
 // without carrying it out.
 func acceptsIn(operation, state string) func(*Exchange) {
 	return func(x *Exchange) {
@@ -79,7 +79,7 @@ func acceptsIn(operation, state string) func(*Exchange) {
 	}
 }
 
-// ofDisk returns a mutation that refuses an operation on a disk in the given state.
+// ofDisk returns a hook that refuses an operation on a disk in the given state.
 func ofDisk(operation, state string, status int, code, message string) func(*Exchange) {
 	return func(x *Exchange) {
 		if x.Is(operation) && x.disk().State.State == state {
@@ -95,7 +95,7 @@ func (x *Exchange) detach(disk store.Disk) {
 	x.putDisk(disk)
 }
 
-// reword returns a mutation that changes error answers with this status and text to another
+// reword returns a hook that changes error answers with this status and text to another
 // status, code and message; "" keeps the old value.
 func reword(status int, text string, want int, code, message string) func(*Exchange) {
 	return func(x *Exchange) {

@@ -133,7 +133,7 @@ func hideSecond(x *Exchange) {
 	}
 }
 
-// plugged returns a mutation that changes a device when its disk has been attached to a running
+// plugged returns a hook that changes a device when its disk has been attached to a running
 // instance.
 func plugged(change func(disk store.Disk, dir string) error) func(*Exchange) {
 	return func(x *Exchange) {

@@ -57,7 +57,7 @@ func newlyCreated(object map[string]any) {
 	object["time_created"] = time.Now().UTC().Format("2006-01-02T15:04:05.000000Z")
 }
 
-// dropsTheLast returns a mutation that leaves the last object out of each full page of these
+// dropsTheLast returns a hook that leaves the last object out of each full page of these
 // lists.
 func dropsTheLast(lists ...string) func(*Exchange) {
 	return func(x *Exchange) {

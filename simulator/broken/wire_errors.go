@@ -66,7 +66,7 @@ var wireErrors = []Mutation{
 	},
 }
 
-// onErrors returns a mutation that changes every error.
+// onErrors returns a hook that changes every error.
 func onErrors(change func(map[string]any)) func(*Exchange) {
 	return func(x *Exchange) {
 		if x.Answer.Status >= 400 {

@@ -159,8 +159,7 @@ func TestTheGuardThawsTheFilesystemOfAKilledSnapshot(t *testing.T) {
 	p := newPlane(t)
 	spec := mountedDisk(t, p, "ext4")
 	thawAtEnd(t, spec.dir)
-	child := exec.CommandContext(t.Context(), os.Args[0],
-		"-test.run=^"+t.Name()+"$")
+	child := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$")
 	child.Env = append(os.Environ(),
 		"SIMULATOR_TEST_FREEZE="+p.dir, "SIMULATOR_TEST_DISK="+spec.DiskID)
 	out, err := child.StdoutPipe()
