@@ -19,15 +19,12 @@ func TestAVolumeThatWorksHasNoFinding(t *testing.T) {
 	for name, edits := range map[string][]edit{
 		"in use": nil,
 		"in use, after errors that were overcome": {
-			event(kindPod, "db-0", "FailedMount", `MountVolume.MountDevice failed for volume "`+pvName+
-				`" : `+rpc("DiskNotBlank")),
-			event(kindPod, "db-0", "FailedAttachVolume", `AttachVolume.Attach failed for volume "`+pvName+
-				`" : `+rpc("InstanceFull")),
+			podEvent("FailedMount", pvName, "DiskNotBlank"),
+			podEvent("FailedAttachVolume", pvName, "InstanceFull"),
 			event(kindClaim, "data", "ProvisioningFailed", rpc("RackFull"))},
-		"used by nobody": {without(kindPod), without(kindAttachment),
-			disk(func(d *Disk) { d.State, d.Instance = diskDetached, "" }), empty},
-		"used by nobody, with no node to ask": {without(kindPod), without(kindAttachment),
-			disk(func(d *Disk) { d.State, d.Instance = diskDetached, "" }), noReport},
+		"used by nobody": {unused},
+		"used by nobody, with no node to ask": {without(kindPod, kindAttachment),
+			detached, noReport},
 		"of a pod whose image is missing": {pending, object(kindPod, func(o *kube.Object) {
 			o.Status.ContainerStatuses = make([]kube.ContainerStatus, 1)
 			o.Status.ContainerStatuses[0].State.Waiting.Reason = "ImagePullBackOff"
@@ -41,50 +38,35 @@ func TestAVolumeThatWorksHasNoFinding(t *testing.T) {
 		"with a read-only device, and mounted read-only": {onNode(func(v *inspection.Volume) {
 			v.Devices[0].ReadOnly = true
 		})},
-		"with events of another pod of that name": {pending, object(kindPod, youngPod),
-			event(kindPod, "db-0", "FailedMount", `failed for volume "`+pvName+`" : `+rpc("DiskNotBlank")),
+		"with events of another pod of that name": {pending, object(kindPod, young),
+			podEvent("FailedMount", pvName, "DiskNotBlank"),
 			lastEvent(func(o *kube.Object) { o.InvolvedObject.UID = racktest.Image })},
-		"with events of another namespace": {pending, object(kindPod, youngPod),
-			event(kindPod, "db-0", "FailedMount", `failed for volume "`+pvName+`" : `+rpc("DiskNotBlank")),
+		"with events of another namespace": {pending, object(kindPod, young),
+			podEvent("FailedMount", pvName, "DiskNotBlank"),
 			lastEvent(func(o *kube.Object) { o.InvolvedObject.Namespace = "other" })},
-		"with events about another volume of the pod": {pending, object(kindPod, youngPod),
-			event(kindPod, "db-0", "FailedMount", `failed for volume "pvc-2" : `+rpc("DiskNotBlank"))},
-		"about to leave another node": {secondPod, object(kindAttachment, func(o *kube.Object) {
-			o.Metadata.DeletionTimestamp = testNow.Add(-time.Second)
-		}), without(kindPod), secondPod},
+		"with events about another volume of the pod": {pending, object(kindPod, young),
+			podEvent("FailedMount", "pvc-2", "DiskNotBlank")},
+		"about to leave another node": {secondPod, deleted(kindAttachment, time.Second),
+			without(kindPod), secondPod},
 		"waiting for a pod": {unbound, without(kindPod), event(kindClaim, "data", "WaitForFirstConsumer",
 			"waiting for first consumer to be created before binding")},
-		"on its way": {notAttached(""), object(kindAttachment, func(o *kube.Object) {
-			o.Metadata.CreationTimestamp = testNow.Add(-time.Second)
-		}), object(kindPod, func(o *kube.Object) {
-			o.Metadata.CreationTimestamp = testNow.Add(-2 * time.Second)
-		})},
-		"just left by its pod": {without(kindPod), onNode(func(v *inspection.Volume) {
-			v.Flight = []flight.Entry{over(flight.Unpublished, time.Second, "")}
-		})},
-		"of a pod that has ended, after errors that were overcome": {object(kindPod,
-			func(o *kube.Object) { o.Status.Phase = "Succeeded" }), event(kindPod, "db-0", "FailedMount",
-			`MountVolume.SetUp failed for volume "`+pvName+`" : `+rpc("NotStaged")),
-			func(_ testing.TB, e *Evidence) { e.Question = Question{AskPod, "default", "db-0"} },
-			onNode(func(v *inspection.Volume) {
-				v.Flight = []flight.Entry{over(flight.Published, time.Second, "")}
-			})},
-		"unmounted at last": {onNode(func(v *inspection.Volume) {
-			v.Flight = []flight.Entry{over(flight.Unmounted, time.Minute, csierr.StillMounted),
-				over(flight.Published, time.Second, "")}
-		})},
+		"on its way":           {notAttached(""), object(kindAttachment, young), object(kindPod, young)},
+		"just left by its pod": {without(kindPod), recorded(over(flight.Unpublished, time.Second, ""))},
+		"of a pod that has ended, after errors that were overcome": {
+			object(kindPod, func(o *kube.Object) { o.Status.Phase = "Succeeded" }),
+			podEvent("FailedMount", pvName, "NotStaged"), ask(Question{AskPod, "default", "db-0"}),
+			recorded(over(flight.Published, time.Second, ""))},
+		"unmounted at last": {recorded(over(flight.Unmounted, time.Minute, csierr.StillMounted),
+			over(flight.Published, time.Second, ""))},
 		"of a pod that is on its way out": {object(kindPod, func(o *kube.Object) {
 			o.Metadata.DeletionTimestamp = testNow
-		}), onNode(func(v *inspection.Volume) { v.Mounts = v.Mounts[:1] })},
+		}), staged},
 		"with a change that was interrupted, and repeated since": {onNode(func(v *inspection.Volume) {
 			v.Open = []flight.Entry{entry(flight.Formatted, time.Hour), entry(flight.Mounted, time.Hour)}
 		})},
 	} {
 		t.Run(name, func(t *testing.T) {
-			e := healthy(t)
-			for _, change := range edits {
-				change(t, e)
-			}
+			e := healthy(t, edits...)
 			d := Diagnose(*e)
 			if len(d.Chains) != 1 || d.Chains[0].Finding != nil || d.Status() != 0 {
 				t.Errorf("status %d\n%s", d.Status(), text(d))
@@ -106,8 +88,6 @@ var failingUnmount = onNode(func(v *inspection.Volume) {
 var goingPod = object(kindPod, func(o *kube.Object) {
 	o.Status.Phase, o.Metadata.DeletionTimestamp = "Succeeded", testNow.Add(-time.Hour)
 })
-
-func youngPod(o *kube.Object) { o.Metadata.CreationTimestamp = testNow.Add(-time.Second) }
 
 // secondPod is a pod that waits on another node, which has nothing of the volume.
 func secondPod(t testing.TB, e *Evidence) {
@@ -133,16 +113,6 @@ func secondPod(t testing.TB, e *Evidence) {
 	e.Nodes.Reports[racktest.OtherInstance] = r
 }
 
-// noReport is a node that was not asked.
-func noReport(_ testing.TB, e *Evidence) {
-	e.Nodes.Reports, e.Nodes.Unseen = nil, map[string]string{"": "no node was asked"}
-}
-
-// lastEvent edits the event that was added last.
-func lastEvent(change func(*kube.Object)) edit {
-	return func(_ testing.TB, e *Evidence) { change(&e.Cluster.Objects[len(e.Cluster.Objects)-1]) }
-}
-
 // situation is what is wrong, and where and with which reason a diagnosis has to say so.
 type situation struct {
 	name   string
@@ -151,50 +121,35 @@ type situation struct {
 	reason csierr.Reason
 }
 
+// mounting edits a volume whose mount ended with a reason.
 func mounting(reason string) edit {
-	return func(t testing.TB, e *Evidence) {
-		pending(t, e)
-		onNode(func(v *inspection.Volume) { v.Mounts, v.Filesystems = nil, nil })(t, e)
-		event(kindPod, "db-0", "FailedMount", `MountVolume.MountDevice failed for volume "`+pvName+`" : `+
-			rpc(reason))(t, e)
-	}
+	return all(pending, blank, podEvent("FailedMount", pvName, reason))
 }
 
 var situations = []situation{
 	// The claim and the volume.
-	{"a claim that does not exist", []edit{without(kindClaim), without(kindVolume),
-		without(kindAttachment), without(kindPod)}, LinkClaim, ""},
+	{"a claim that does not exist", []edit{without(kindClaim, kindVolume, kindAttachment,
+		kindPod)}, LinkClaim, ""},
 	{"a claim that nobody provisions", []edit{unbound}, LinkClaim, ""},
-	{"a claim without its volume", []edit{without(kindVolume), without(kindAttachment)}, LinkVolume,
-		""},
+	{"a claim without its volume", []edit{without(kindVolume, kindAttachment)}, LinkVolume, ""},
 	{"a claim that a pod keeps from going", []edit{object(kindClaim,
 		stuck("kubernetes.io/pvc-protection"))}, LinkClaim, ""},
-	{"a volume that does not go", []edit{without(kindPod), without(kindClaim), object(kindVolume,
-		stuck("external-provisioner.volume.kubernetes.io/finalizer")), func(_ testing.TB, e *Evidence) {
-		e.Question = Question{Kind: AskVolume, Name: racktest.Disk}
-	}}, LinkVolume, ""},
-	{"a volume that does not go and has no claim", []edit{without(kindPod), without(kindClaim),
-		object(kindVolume, stuck("external-provisioner.volume.kubernetes.io/finalizer")),
-		object(kindVolume, func(o *kube.Object) { o.Spec.ClaimRef = kube.Reference{} }),
-		func(_ testing.TB, e *Evidence) {
-			e.Question = Question{Kind: AskVolume, Name: racktest.Disk}
-		}}, LinkVolume, ""},
+	{"a volume that does not go", []edit{keptVolume}, LinkVolume, ""},
+	{"a volume that does not go and has no claim", []edit{keptVolume,
+		object(kindVolume, func(o *kube.Object) { o.Spec.ClaimRef = kube.Reference{} })}, LinkVolume, ""},
 	{"a volume of another claim", []edit{object(kindVolume, func(o *kube.Object) {
 		o.Spec.ClaimRef.Name = "other"
 	})}, LinkVolume, ""},
-	{"a lost claim", []edit{without(kindVolume), without(kindAttachment),
+	{"a lost claim", []edit{without(kindVolume, kindAttachment),
 		object(kindClaim, func(o *kube.Object) { o.Status.Phase = phaseLost })}, LinkClaim, ""},
-	{"a class that Kubernetes does not know", []edit{unbound, event(kindClaim, "data",
-		"ProvisioningFailed", `storageclass.storage.k8s.io "x" not found`)}, LinkClaim, ""},
-	{"a class that Kubernetes does not know, after it waited for a pod", []edit{unbound,
-		event(kindClaim, "data", "ProvisioningFailed", `storageclass.storage.k8s.io "x" not found`),
+	{"a class that Kubernetes does not know", []edit{unknownClass}, LinkClaim, ""},
+	{"a class that Kubernetes does not know, after it waited for a pod", []edit{unknownClass,
 		event(kindClaim, "data", "WaitForFirstConsumer", "waiting"), lastEvent(func(o *kube.Object) {
 			o.LastTimestamp = testNow.Add(-time.Hour)
 			o.FirstTimestamp = o.LastTimestamp
 		})}, LinkClaim, ""},
-	{"a volume that cannot be deleted", []edit{without(kindPod), without(kindAttachment),
-		object(kindVolume, func(o *kube.Object) { o.Status.Phase = phaseFailed }), empty,
-		disk(func(d *Disk) { d.State, d.Instance = diskDetached, "" }),
+	{"a volume that cannot be deleted", []edit{unused,
+		object(kindVolume, func(o *kube.Object) { o.Status.Phase = phaseFailed }),
 		event(kindVolume, pvName, "VolumeFailedDelete", rpc("DiskNotOurs"))}, LinkDisk,
 		csierr.DiskNotOurs},
 	// The attachment.
@@ -206,47 +161,35 @@ var situations = []situation{
 		csierr.DiskAttachedElsewhere},
 	{"a serial number that is taken", []edit{notAttached(rpc("SerialTaken"))}, LinkSerial,
 		csierr.SerialTaken},
-	{"an attach that only the pod's event tells of", []edit{notAttached(""), event(kindPod, "db-0",
-		"FailedAttachVolume", `AttachVolume.Attach failed for volume "`+pvName+`" : `+
-			rpc("RackUnavailable"))}, LinkRack, csierr.RackUnavailable},
+	{"an attach that only the pod's event tells of", []edit{notAttached(""),
+		podEvent("FailedAttachVolume", pvName, "RackUnavailable")}, LinkRack, csierr.RackUnavailable},
 	{"an attach that fails without a word of the driver's", []edit{notAttached("timed out")},
 		LinkAttachment, ""},
 	{"an attach that nobody does", []edit{notAttached("")}, LinkAttachment, ""},
-	{"no attachment for a pod on a node", []edit{pending, without(kindAttachment), empty,
-		disk(func(d *Disk) { d.State, d.Instance = diskDetached, "" })}, LinkAttachment, ""},
+	{"no attachment for a pod on a node", []edit{pending, without(kindAttachment), empty, detached},
+		LinkAttachment, ""},
 	{"a second pod on another node", []edit{secondPod}, LinkAttachment, csierr.DiskAttachedElsewhere},
-	{"a detach that is refused", []edit{without(kindPod), object(kindAttachment, func(o *kube.Object) {
-		o.Metadata.DeletionTimestamp = testNow.Add(-time.Hour)
-		o.Status.DetachError = &kube.Failure{Time: testNow, Message: rpc("InstanceMustBeStopped")}
-	}), empty}, LinkInstance, csierr.InstanceMustBeStopped},
-	{"a pod that waits for a detach that is refused", []edit{secondPod, object(kindAttachment,
-		func(o *kube.Object) {
-			o.Metadata.DeletionTimestamp = testNow.Add(-time.Hour)
-			o.Status.DetachError = &kube.Failure{Time: testNow, Message: rpc("InstanceMustBeStopped")}
-		})}, LinkInstance, csierr.InstanceMustBeStopped},
+	{"a detach that is refused", []edit{without(kindPod), refusedDetach, empty}, LinkInstance,
+		csierr.InstanceMustBeStopped},
+	{"a pod that waits for a detach that is refused", []edit{secondPod, refusedDetach}, LinkInstance,
+		csierr.InstanceMustBeStopped},
 	{"a claim that waits although its pod is on a node", []edit{unbound, object(kindPod,
 		func(o *kube.Object) { o.Spec.NodeName = "worker-1" }), event(kindClaim, "data",
 		"WaitForFirstConsumer", "waiting for first consumer")}, LinkClaim, ""},
-	{"a volume whose deletion only its status tells of", []edit{without(kindPod),
-		without(kindAttachment), object(kindVolume, func(o *kube.Object) {
+	{"a volume whose deletion only its status tells of", []edit{unused,
+		object(kindVolume, func(o *kube.Object) {
 			o.Status.Phase, o.Status.Message = phaseFailed, rpc("DiskAttached")
-		}), empty, disk(func(d *Disk) { d.State, d.Instance = diskDetached, "" })}, LinkDisk,
-		csierr.DiskAttached},
-	{"a detach that nobody does", []edit{without(kindPod), object(kindAttachment,
-		func(o *kube.Object) { o.Metadata.DeletionTimestamp = testNow.Add(-time.Hour) }), empty},
+		})}, LinkDisk, csierr.DiskAttached},
+	{"a detach that nobody does", []edit{without(kindPod), deleted(kindAttachment, time.Hour), empty},
 		LinkAttachment, ""},
 	// The node and its instance.
-	{"a node without the driver", []edit{notAttached(""), object(kindCSINode, func(o *kube.Object) {
-		o.Spec.Drivers = nil
-	}), object(kindAttachment, young)}, LinkNode, ""},
+	{"a node without the driver", []edit{notAttached(""), noDriver, object(kindAttachment, young)},
+		LinkNode, ""},
 	{"a node without a CSINode", []edit{notAttached(""), without(kindCSINode),
 		object(kindAttachment, young)}, LinkNode, ""},
-	{"a node that does not report", []edit{object(kindNode, func(o *kube.Object) {
-		o.Status.Conditions[0].Status = "Unknown"
-	})}, LinkNode, ""},
-	{"a node whose instance is gone", []edit{machine(""), object(kindNode, func(o *kube.Object) {
-		o.Status.Conditions[0].Status = "Unknown"
-	})}, LinkInstance, csierr.InstanceNotFound},
+	{"a node that does not report", []edit{notReady}, LinkNode, ""},
+	{"a node whose instance is gone", []edit{machine(""), notReady}, LinkInstance,
+		csierr.InstanceNotFound},
 	{"a stopped instance", []edit{machine(instanceStopped)}, LinkInstance, ""},
 	{"a failed instance", []edit{machine(instanceFailed)}, LinkInstance, csierr.InstanceState},
 	{"a node that became another instance", []edit{func(_ testing.TB, e *Evidence) {
@@ -255,18 +198,15 @@ var situations = []situation{
 		e.Nodes.Reports[racktest.Instance] = r
 	}}, LinkNode, ""},
 	// The disk.
-	{"a faulted disk", []edit{disk(func(d *Disk) { d.State, d.Instance = diskFaulted, "" })}, LinkDisk,
-		csierr.DiskFaulted},
+	{"a faulted disk", []edit{faulted}, LinkDisk, csierr.DiskFaulted},
 	{"a disk that is gone", []edit{func(_ testing.TB, e *Evidence) {
 		e.Rack.Disks[racktest.Disk] = Found[Disk]{}
 	}}, LinkDisk, csierr.VolumeNotFound},
-	{"a disk that was detached by hand", []edit{disk(func(d *Disk) {
-		d.State, d.Instance = diskDetached, ""
-	})}, LinkDisk, csierr.DeviceNotFound},
+	{"a disk that was detached by hand", []edit{detached}, LinkDisk, csierr.DeviceNotFound},
 	{"a disk that was moved by hand", []edit{disk(func(d *Disk) {
 		d.Instance = racktest.OtherInstance
 	})}, LinkDisk, csierr.DiskAttachedElsewhere},
-	{"a disk that stayed attached", []edit{without(kindPod), without(kindAttachment), empty}, LinkDisk,
+	{"a disk that stayed attached", []edit{without(kindPod, kindAttachment), empty}, LinkDisk,
 		csierr.DiskAttached},
 	{"a volume attribute of another disk", []edit{object(kindVolume, func(o *kube.Object) {
 		o.Spec.CSI.VolumeAttributes.DiskName = "another"
@@ -301,11 +241,8 @@ var situations = []situation{
 	{"a filesystem that was overwritten under its mount", []edit{onNode(func(v *inspection.Volume) {
 		v.Filesystems = nil
 	})}, LinkFilesystem, csierr.FilesystemDamaged},
-	{"a filesystem that was overwritten after its use", []edit{pending, onNode(
-		func(v *inspection.Volume) {
-			v.Filesystems, v.Mounts = nil, nil
-			v.Flight = []flight.Entry{over(flight.Formatted, time.Hour, "")}
-		})}, LinkFilesystem, csierr.FilesystemDamaged},
+	{"a filesystem that was overwritten after its use", []edit{pending, blank,
+		recorded(over(flight.Formatted, time.Hour, ""))}, LinkFilesystem, csierr.FilesystemDamaged},
 	{"a device that cannot be read", []edit{onNode(func(v *inspection.Volume) {
 		v.Problems = []inspection.Problem{{Reason: csierr.DeviceUnreadable, Says: "I/O error"},
 			{Reason: "NoReason", Says: "x"}}
@@ -327,43 +264,33 @@ var situations = []situation{
 	{"a filesystem that was not grown", []edit{onNode(func(v *inspection.Volume) {
 		v.Filesystems[0].NotGrown = true
 	})}, LinkFilesystem, csierr.FilesystemNotGrown},
-	{"a format that was interrupted", []edit{pending, onNode(func(v *inspection.Volume) {
-		v.Mounts, v.Filesystems = nil, nil
-		v.Open = []flight.Entry{entry(flight.Formatted, time.Hour)}
-	})}, LinkFilesystem, ""},
+	{"a format that was interrupted", []edit{pending, blank, begun(flight.Formatted)},
+		LinkFilesystem, ""},
 	// The mounts.
-	{"a mount that was interrupted", []edit{pending, onNode(func(v *inspection.Volume) {
-		v.Mounts = nil
-		v.Open = []flight.Entry{entry(flight.Mounted, time.Hour)}
-	})}, LinkMounts, ""},
-	{"a volume that is mounted nowhere under a running pod", []edit{onNode(
-		func(v *inspection.Volume) { v.Mounts = nil })}, LinkMounts, csierr.NotStaged},
-	{"a volume that is not published to the pod", []edit{onNode(func(v *inspection.Volume) {
-		v.Mounts = v.Mounts[:1]
-	})}, LinkMounts, csierr.VolumeNotAtPath},
-	{"a volume that is still mounted", []edit{without(kindPod), object(kindAttachment,
-		func(o *kube.Object) { o.Metadata.DeletionTimestamp = testNow.Add(-time.Second) })}, LinkMounts,
-		csierr.StillMounted},
+	{"a mount that was interrupted", []edit{pending, unmounted, begun(flight.Mounted)}, LinkMounts,
+		""},
+	{"a volume that is mounted nowhere under a running pod", []edit{unmounted}, LinkMounts,
+		csierr.NotStaged},
+	{"a volume that is not published to the pod", []edit{staged}, LinkMounts, csierr.VolumeNotAtPath},
+	{"a volume that is still mounted", []edit{without(kindPod), deleted(kindAttachment, time.Second)},
+		LinkMounts, csierr.StillMounted},
 	{"a volume that is still mounted long after its pod", []edit{without(kindPod)}, LinkMounts,
 		csierr.StillMounted},
 	{"a volume whose unmount fails again and again", []edit{without(kindPod), failingUnmount},
 		LinkMounts, csierr.StillMounted},
 	{"a pod that has ended, whose volume cannot be unmounted", []edit{goingPod, failingUnmount},
 		LinkMounts, csierr.StillMounted},
-	{"a pod that should be gone, and shows nothing of why it is not", []edit{goingPod,
-		onNode(func(v *inspection.Volume) { v.Mounts = v.Mounts[:1] })}, LinkPod, ""},
+	{"a pod that should be gone, and shows nothing of why it is not", []edit{goingPod, staged},
+		LinkPod, ""},
 	{"a volume that is mounted in another namespace only", []edit{without(kindPod),
-		object(kindAttachment, func(o *kube.Object) {
-			o.Metadata.DeletionTimestamp = testNow.Add(-time.Second)
-		}), onNode(func(v *inspection.Volume) { v.Mounts = v.Mounts[2:] })}, LinkMounts,
-		csierr.StillMounted},
+		deleted(kindAttachment, time.Second), onNode(func(v *inspection.Volume) {
+			v.Mounts = v.Mounts[2:]
+		})}, LinkMounts, csierr.StillMounted},
 	{"a second pod", []edit{mounting("PublishedElsewhere")}, LinkMounts, csierr.PublishedElsewhere},
 	{"an error that any call may have", []edit{mounting("Internal")}, LinkMounts, csierr.Internal},
 	// The pod.
-	{"a pod that cannot be scheduled", []edit{object(kindPod, func(o *kube.Object) {
-		o.Status.Phase, o.Spec.NodeName = "Pending", ""
-	}), without(kindAttachment), empty, disk(func(d *Disk) { d.State, d.Instance = diskDetached, "" }),
-		event(kindPod, "db-0", "FailedScheduling", "0/3 nodes are available")}, LinkPod, ""},
+	{"a pod that cannot be scheduled", []edit{unscheduled, event(kindPod, "db-0", "FailedScheduling",
+		"0/3 nodes are available")}, LinkPod, ""},
 	{"a pod that waits for no visible cause", []edit{pending}, LinkPod, ""},
 	// What a report says besides, in testdata/reports.txt.
 	{"a stop that the node keeper plans", []edit{notAttached(rpc("InstanceMustBeStopped")),
@@ -374,32 +301,15 @@ var situations = []situation{
 		"FailedMount", `MountVolume.SetUp failed for volume "config" : configmap "db" not found`)},
 		LinkPod, ""},
 	{"a failed call of another node, which the command is for", []edit{secondPod,
-		object(kindAttachment, func(o *kube.Object) {
-			o.Status.DetachError = &kube.Failure{Time: testNow, Message: rpc("InstanceState")}
-		})}, LinkInstance, csierr.InstanceState},
+		detachError("InstanceState")}, LinkInstance, csierr.InstanceState},
 	{"an error of the driver about a link that is broken anyway, which is noted",
-		[]edit{notAttached(rpc("DiskAttachedElsewhere")), disk(func(d *Disk) {
-			d.State, d.Instance = diskFaulted, ""
-		})}, LinkDisk, csierr.DiskFaulted},
+		[]edit{notAttached(rpc("DiskAttachedElsewhere")), faulted}, LinkDisk, csierr.DiskFaulted},
 }
-
-// stuck is an object that was deleted 40 minutes ago, and has a finalizer.
-func stuck(finalizer string) func(*kube.Object) {
-	return func(o *kube.Object) {
-		o.Metadata.DeletionTimestamp = testNow.Add(-40 * time.Minute)
-		o.Metadata.Finalizers = []string{finalizer}
-	}
-}
-
-func young(o *kube.Object) { o.Metadata.CreationTimestamp = testNow.Add(-time.Second) }
 
 func TestTheFirstBrokenLinkIsFound(t *testing.T) {
 	for _, s := range situations {
 		t.Run(s.name, func(t *testing.T) {
-			e := healthy(t)
-			for _, change := range s.edits {
-				change(t, e)
-			}
+			e := healthy(t, s.edits...)
 			checkFinding(t, Diagnose(*e), s.link, s.reason)
 		})
 	}
@@ -515,21 +425,10 @@ func TestANodeWhoseAttachmentsCouldNotBeSeenIsNotFine(t *testing.T) {
 }
 
 func TestWhatCouldNotBeSeenIsNotFine(t *testing.T) {
-	kubernetes := func(kind string) edit {
-		return func(t testing.TB, e *Evidence) {
-			without(kind)(t, e)
-			e.Cluster.Unseen[kind] = "forbidden"
-		}
-	}
 	for name, test := range map[string]struct {
 		change edit
 		unseen Link
 	}{
-		"the claim":       {kubernetes(kindClaim), LinkClaim},
-		"the volume":      {kubernetes(kindVolume), LinkVolume},
-		"the attachments": {kubernetes(kindAttachment), LinkAttachment},
-		"the nodes":       {kubernetes(kindCSINode), LinkNode},
-		"the pods":        {kubernetes(kindPod), LinkPod},
 		"the rack": {func(_ testing.TB, e *Evidence) {
 			e.Rack = Rack{Unseen: "RackUnavailable: nobody answers", Reason: "RackUnavailable"}
 		}, LinkRack},
@@ -544,9 +443,6 @@ func TestWhatCouldNotBeSeenIsNotFine(t *testing.T) {
 			r.Unseen = []inspection.Unseen{{Part: inspection.PartDevices, Why: "no sysfs"}}
 			e.Nodes.Reports[racktest.Instance] = r
 		}, LinkDevice},
-		"the node": {func(_ testing.TB, e *Evidence) {
-			e.Nodes.Reports, e.Nodes.Unseen = nil, map[string]string{"": "exec is forbidden"}
-		}, LinkMounts},
 		"a filesystem": {onNode(func(v *inspection.Volume) {
 			v.Filesystems = nil
 			v.Unseen = []inspection.Unseen{{Part: inspection.PartFilesystem, Why: "input/output error"}}
@@ -556,26 +452,13 @@ func TestWhatCouldNotBeSeenIsNotFine(t *testing.T) {
 		}), LinkDevice},
 	} {
 		t.Run(name, func(t *testing.T) {
-			e := healthy(t)
-			test.change(t, e)
-			d := Diagnose(*e)
+			d := Diagnose(*healthy(t, test.change))
 			i := slices.IndexFunc(d.Chains[0].Links, func(s Step) bool { return s.Link == test.unseen })
 			if d.Status() != 3 || i < 0 || d.Chains[0].Links[i].State != Unseen ||
 				!strings.Contains(text(d), "these links could not be seen: ") {
 				t.Errorf("status %d\n%s", d.Status(), text(d))
 			}
 		})
-	}
-}
-
-func TestAClaimThatCouldNotBeSeenHidesItsVolume(t *testing.T) {
-	e := healthy(t)
-	without(kindClaim)(t, e)
-	e.Cluster.Unseen[kindClaim] = "forbidden"
-	for _, s := range Diagnose(*e).Chains[0].Links {
-		if (s.Link == LinkVolume || s.Link == LinkAttachment || s.Link == LinkDisk) && s.State != Unseen {
-			t.Errorf("got %+v", s)
-		}
 	}
 }
 
@@ -622,7 +505,7 @@ func TestANodeHasAChainOfItsOwnAndOneForEachVolume(t *testing.T) {
 	if len(d.Chains) != 2 || d.Status() != 0 {
 		t.Errorf("status %d\n%s", d.Status(), text(d))
 	}
-	object(kindCSINode, func(o *kube.Object) { o.Spec.Drivers = nil })(t, e)
+	noDriver(t, e)
 	checkFinding(t, Diagnose(*e), LinkNode, "")
 }
 
@@ -645,43 +528,6 @@ func TestAVolumeIsFoundByItsID(t *testing.T) {
 	// A volume that nothing names and that is not on the rack does not exist.
 	e.Rack.Disks[racktest.Disk] = Found[Disk]{}
 	checkFinding(t, Diagnose(*e), LinkDisk, csierr.VolumeNotFound)
-}
-
-func TestTheRackItself(t *testing.T) {
-	room := func(n int64) *Found[int64] { return &Found[int64]{Object: &n} }
-	disks := func(states ...string) *Found[[]Disk] {
-		all := []Disk{}
-		for i, state := range states {
-			all = append(all, Disk{ID: racktest.Numbered(i), State: state})
-		}
-		return &Found[[]Disk]{Object: &all}
-	}
-	for name, test := range map[string]struct {
-		rack   Rack
-		status int
-		link   Link
-		reason csierr.Reason
-	}{
-		"in order": {Rack{Project: "p", Owned: disks(diskAttached, diskDetached),
-			LeftBytes: room(1 << 40)}, 0, "", ""},
-		"full": {Rack{Project: "p", Owned: disks(), LeftBytes: room(5)}, 2, LinkRack,
-			csierr.RackFull},
-		"a fault": {Rack{Owned: disks(diskFaulted), LeftBytes: room(1 << 40)}, 2, LinkDisk,
-			csierr.DiskFaulted},
-		"no token": {Rack{Unseen: "TokenRejected: no", Reason: "TokenRejected"}, 2, LinkRack,
-			csierr.TokenRejected},
-		"not asked": {Rack{Unseen: "OXIDE_HOST is not set"}, 3, "", ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			d := Diagnose(Evidence{At: testNow, Question: Question{Kind: AskRack}, Rack: test.rack})
-			if d.Status() != test.status {
-				t.Fatalf("status %d\n%s", d.Status(), text(d))
-			}
-			if test.status == 2 {
-				checkFinding(t, d, test.link, test.reason)
-			}
-		})
-	}
 }
 
 func TestNamesInACommandAreSafeToType(t *testing.T) {

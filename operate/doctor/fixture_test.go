@@ -119,8 +119,8 @@ func theNode() inspection.Report {
 		}}}
 }
 
-// healthy is the evidence of a volume that works.
-func healthy(t testing.TB) *Evidence {
+// healthy returns the evidence of a volume that works, with edits.
+func healthy(t testing.TB, edits ...edit) *Evidence {
 	t.Helper()
 	e := &Evidence{Version: "v1", At: testNow, Question: Question{AskClaim, "default", "data"}}
 	objects, err := kube.Parse([]byte(allObjects()))
@@ -139,22 +139,29 @@ func healthy(t testing.TB) *Evidence {
 		Instances: map[string]Found[Machine]{racktest.Instance: {Object: &Machine{racktest.Instance,
 			"worker-1", instanceRunning}}},
 		Neighbours: map[string]Found[[]Disk]{racktest.Instance: {Object: &neighbours}}}
+	all(edits...)(t, e)
 	return e
 }
 
 // The edits of a situation.
 type edit func(t testing.TB, e *Evidence)
 
-// without removes the objects of a kind; the cluster has none.
-func without(kind string) edit {
-	return func(_ testing.TB, e *Evidence) {
-		var rest []kube.Object
-		for _, o := range e.Cluster.Objects {
-			if o.Kind != kind {
-				rest = append(rest, o)
-			}
+func all(edits ...edit) edit {
+	return func(t testing.TB, e *Evidence) {
+		for _, change := range edits {
+			change(t, e)
 		}
-		e.Cluster.Objects = rest
+	}
+}
+
+// ask sets the question.
+func ask(q Question) edit { return func(_ testing.TB, e *Evidence) { e.Question = q } }
+
+// without removes the objects of some kinds; the cluster has none.
+func without(kinds ...string) edit {
+	return func(_ testing.TB, e *Evidence) {
+		e.Cluster.Objects = slices.DeleteFunc(slices.Clone(e.Cluster.Objects),
+			func(o kube.Object) bool { return slices.Contains(kinds, o.Kind) })
 	}
 }
 
@@ -187,6 +194,52 @@ func rpc(reason string) string {
 	return "rpc error: code = FailedPrecondition desc = " + reason + ": expected this, found that"
 }
 
+// podEvent adds an event of the pod: a call for a volume ended with a reason.
+func podEvent(cause, volume, reason string) edit {
+	return event(kindPod, "db-0", cause, `failed for volume "`+volume+`" : `+rpc(reason))
+}
+
+// lastEvent edits the event that was added last.
+func lastEvent(change func(*kube.Object)) edit {
+	return func(_ testing.TB, e *Evidence) { change(&e.Cluster.Objects[len(e.Cluster.Objects)-1]) }
+}
+
+// deleted marks the object of a kind as deleted some time ago.
+func deleted(kind string, ago time.Duration) edit {
+	return object(kind, func(o *kube.Object) { o.Metadata.DeletionTimestamp = testNow.Add(-ago) })
+}
+
+// stuck edits an object that was deleted 40 minutes ago, and has a finalizer.
+func stuck(finalizer string) func(*kube.Object) {
+	return func(o *kube.Object) {
+		o.Metadata.DeletionTimestamp = testNow.Add(-40 * time.Minute)
+		o.Metadata.Finalizers = []string{finalizer}
+	}
+}
+
+func young(o *kube.Object) { o.Metadata.CreationTimestamp = testNow.Add(-time.Second) }
+
+// detachError sets the error of the last attempt to detach.
+func detachError(reason string) edit {
+	return object(kindAttachment, func(o *kube.Object) {
+		o.Status.DetachError = &kube.Failure{Time: testNow, Message: rpc(reason)}
+	})
+}
+
+// recorded sets the changes in the node's flight recorder.
+func recorded(entries ...flight.Entry) edit {
+	return onNode(func(v *inspection.Volume) { v.Flight = entries })
+}
+
+// begun records changes that began an hour ago, and have no end.
+func begun(events ...flight.Event) edit {
+	return onNode(func(v *inspection.Volume) {
+		for _, event := range events {
+			v.Open = append(v.Open, entry(event, time.Hour))
+		}
+	})
+}
+
 // disk edits the rack's disk.
 func disk(change func(*Disk)) edit {
 	return func(_ testing.TB, e *Evidence) {
@@ -210,49 +263,68 @@ func machine(state string) edit {
 // onNode edits the node's report of the volume.
 func onNode(change func(*inspection.Volume)) edit {
 	return func(_ testing.TB, e *Evidence) {
-		r := theNode()
+		r, reported := e.Nodes.Reports[racktest.Instance]
+		if !reported {
+			r = theNode()
+		}
 		change(&r.Volumes[0])
 		e.Nodes.Reports[racktest.Instance] = r
 	}
 }
 
-// pending is a pod that waits on its node for its volumes.
-var pending = object(kindPod, func(o *kube.Object) {
-	o.Status.Phase = "Pending"
-	o.Status.ContainerStatuses = nil
-})
+// Edits that several tests share.
+var (
+	// pending is a pod that waits on its node for its volumes.
+	pending = object(kindPod, func(o *kube.Object) {
+		o.Status.Phase = "Pending"
+		o.Status.ContainerStatuses = nil
+	})
+	notReady = object(kindNode, func(o *kube.Object) { o.Status.Conditions[0].Status = "Unknown" })
+	noDriver = object(kindCSINode, func(o *kube.Object) { o.Spec.Drivers = nil })
+	detached = disk(func(d *Disk) { d.State, d.Instance = diskDetached, "" })
+	faulted  = disk(func(d *Disk) { d.State, d.Instance = diskFaulted, "" })
+	// empty is a node that has nothing of the volume.
+	empty = onNode(func(v *inspection.Volume) {
+		v.Record, v.Devices, v.Filesystems, v.Mounts = nil, nil, nil, nil
+	})
+	blank     = onNode(func(v *inspection.Volume) { v.Mounts, v.Filesystems = nil, nil })
+	unmounted = onNode(func(v *inspection.Volume) { v.Mounts = nil })
+	staged    = onNode(func(v *inspection.Volume) { v.Mounts = v.Mounts[:1] })
+	// unused is a volume that no pod uses.
+	unused = all(without(kindPod, kindAttachment), detached, empty)
+	// unscheduled is a pod without a node.
+	unscheduled = all(object(kindPod, func(o *kube.Object) {
+		o.Status.Phase, o.Spec.NodeName, o.Status.ContainerStatuses = "Pending", "", nil
+	}), without(kindAttachment), empty, detached)
+	// unbound is a claim that has no volume yet.
+	unbound = all(object(kindClaim, func(o *kube.Object) {
+		o.Status.Phase, o.Spec.VolumeName = "Pending", ""
+	}), unscheduled, without(kindVolume), func(_ testing.TB, e *Evidence) {
+		e.Rack.Disks = map[string]Found[Disk]{}
+	})
+	unknownClass = all(unbound, event(kindClaim, "data", "ProvisioningFailed",
+		`storageclass.storage.k8s.io "x" not found`))
+	// keptVolume is a PersistentVolume without a claim that was deleted and is still there.
+	keptVolume = all(without(kindPod, kindClaim), object(kindVolume,
+		stuck("external-provisioner.volume.kubernetes.io/finalizer")), askVolume)
+	askVolume     = ask(Question{Kind: AskVolume, Name: racktest.Disk})
+	refusedDetach = all(deleted(kindAttachment, time.Hour), detachError("InstanceMustBeStopped"))
+)
 
-// notAttached is an attachment that has not succeeded, and a disk that is attached nowhere.
-func notAttached(message string) edit {
-	return func(t testing.TB, e *Evidence) {
-		pending(t, e)
-		object(kindAttachment, func(o *kube.Object) {
-			o.Status.Attached = false
-			if message != "" {
-				o.Status.AttachError = &kube.Failure{Time: testNow.Add(-time.Minute), Message: message}
-			}
-		})(t, e)
-		disk(func(d *Disk) { d.State, d.Instance = diskDetached, "" })(t, e)
-		empty(t, e)
-	}
+// noReport is a node that was not asked.
+func noReport(_ testing.TB, e *Evidence) {
+	e.Nodes.Reports, e.Nodes.Unseen = nil, map[string]string{"": "no node was asked"}
 }
 
-// empty is a node that has nothing of the volume.
-var empty = onNode(func(v *inspection.Volume) {
-	v.Record, v.Devices, v.Filesystems, v.Mounts = nil, nil, nil, nil
-})
-
-// unbound is a claim that has no volume yet.
-func unbound(t testing.TB, e *Evidence) {
-	object(kindClaim, func(o *kube.Object) {
-		o.Status.Phase, o.Spec.VolumeName = "Pending", ""
-	})(t, e)
-	object(kindPod, func(o *kube.Object) {
-		o.Status.Phase, o.Spec.NodeName, o.Status.ContainerStatuses = "Pending", "", nil
-	})(t, e)
-	without(kindVolume)(t, e)
-	without(kindAttachment)(t, e)
-	e.Rack.Disks = map[string]Found[Disk]{}
+// notAttached returns an edit: an attachment that has not succeeded, and a disk that is attached
+// nowhere.
+func notAttached(message string) edit {
+	return all(pending, detached, empty, object(kindAttachment, func(o *kube.Object) {
+		o.Status.Attached = false
+		if message != "" {
+			o.Status.AttachError = &kube.Failure{Time: testNow.Add(-time.Minute), Message: message}
+		}
+	}))
 }
 
 func entry(event flight.Event, age time.Duration) flight.Entry {

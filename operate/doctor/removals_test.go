@@ -8,8 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
 // partLinks are the links that the parts of a healthy chain's evidence belong to: the first pattern
@@ -37,118 +35,47 @@ var partLinks = []struct {
 // irrelevant are the parts of a healthy chain without which the volume works, or that no object
 // lacks, with the reason.
 var irrelevant = []struct{ parts, why string }{
-	{
-		`.*/metadata/(creationTimestamp|uid)|.*/Pod:oxide-[^/]+/metadata/namespace`,
-		"no object lacks it",
-	},
-	{
-		`.*/(VolumeAttachment:csi-1/metadata|(VolumeAttachment:csi-1|Pod:[^/]+)/metadata/name)`,
-		"no object lacks it",
-	},
-	{
-		`.*/PersistentVolumeClaim:data/metadata/annotations(/.*)?`,
-		"it matters until the claim is bound",
-	},
-	{
-		`.*/PersistentVolumeClaim:data/spec/storageClassName`,
-		"it matters until the claim is bound",
-	},
-	{
-		`.*/PersistentVolume(Claim)?:[^/]+/spec/volumeMode`,
-		"without one, it is Filesystem",
-	},
-	{
-		`.*/PersistentVolume:[^/]+/spec/capacity(/.*)?`,
-		"the disk has the size",
-	},
-	{
-		`.*/PersistentVolume:[^/]+/spec/csi/volumeAttributes(/.*)?`,
-		"the rack has the disk's name",
-	},
-	{
-		`.*/PersistentVolume:[^/]+/spec/mountOptions(/.*)?`,
-		"a volume needs none",
-	},
-	{
-		`.*/CSINode:worker-1/spec/drivers/0(/.*)?`,
-		"it is of another driver",
-	},
-	{
-		`.*/CSINode:worker-1/spec/drivers/1/allocatable(/.*)?`,
-		"it limits the next volumes, not this one",
-	},
-	{
-		`.*/conditions/0/lastTransitionTime`,
-		"the state counts, not its time",
-	},
-	{
-		`.*/Pod:db-0/spec/volumes/0/name`,
-		"the claim's name counts",
-	},
-	{
-		`.*/Pod:db-0/status/(phase|containerStatuses(/.*)?)`,
-		"the pod runs by the one or by the other, and a container that is not ready has its volumes",
-	},
-	{
-		`.*/Pod:oxide-csi-node-x/status/containerStatuses/[0-9](/name|/state|/state/running)?`,
-		"ready counts",
-	},
-	{
-		`.*/Pod:oxide-csi-controller-x(/.*)?`,
-		"it matters where something waits for it: see processes",
-	},
-	{
-		`/nodes/reports/[^/]+/(at|format|version)`,
-		"the parser refuses another format",
-	},
-	{
-		`/nodes/reports/[^/]+/instance`,
-		"the report is named by it, or its list unseen has it",
-	},
-	{
-		`/nodes/reports/[^/]+/devices(/.*)?`,
-		"the volume has its device in a list of its own",
-	},
-	{
-		`/nodes/reports/[^/]+/volumes/0/devices/0/(blockBytes|name|number|serial)`,
-		"the device was found by its serial number; the rest is shown",
-	},
-	{
-		`/nodes/reports/[^/]+/volumes/0/filesystems/0/(sizeBytes|type)`,
-		"the UUID tells whose it is",
-	},
-	{
-		`/nodes/reports/[^/]+/volumes/0/(flight|open|from)`,
-		"what is there counts, not how it came",
-	},
-	{
-		`/nodes/reports/[^/]+/volumes/0/record(/instance)?`,
-		"the driver needs no memory",
-	},
-	{
-		`/nodes/reports/[^/]+/volumes/0/mounts/[0-9]/fsType`,
-		"it is shown",
-	},
-	{
-		`/nodes/reports/[^/]+/volumes/0/mounts/(0|2)(/.*)?`,
-		"the pod has the volume by its own path",
-	},
-	{
-		`/rack/cluster`,
-		"a cluster may have no id",
-	},
-	{
-		`/rack/disks/[^/]+/object/(filesystemUUID|id|type)`,
-		"it is asked for by its id; the others may be missing",
-	},
-	{
-		`/rack/instances/[^/]+/object/(id|name)`,
-		"it is asked for by its id",
-	},
-	{
-		`/rack/neighbours/[^/]+/object/0(/[^i].*|/instance)?`,
-		"it is the disk itself",
-	},
+	{`.*/metadata/(creationTimestamp|uid)|.*/Pod:oxide-[^/]+/metadata/namespace`,
+		"no object lacks it"},
+	{`.*/(VolumeAttachment:csi-1/metadata|(VolumeAttachment:csi-1|Pod:[^/]+)/metadata/name)`,
+		"no object lacks it"},
+	{`.*/PersistentVolumeClaim:data/metadata/annotations(/.*)?`,
+		"it matters until the claim is bound"},
+	{`.*/PersistentVolumeClaim:data/spec/storageClassName`,
+		"it matters until the claim is bound"},
+	{`.*/PersistentVolume(Claim)?:[^/]+/spec/volumeMode`, "without one, it is Filesystem"},
+	{`.*/PersistentVolume:[^/]+/spec/capacity(/.*)?`, "the disk has the size"},
+	{`.*/PersistentVolume:[^/]+/spec/csi/volumeAttributes(/.*)?`, "the rack has the disk's name"},
+	{`.*/PersistentVolume:[^/]+/spec/mountOptions(/.*)?`, "a volume needs none"},
+	{`.*/CSINode:worker-1/spec/drivers/0(/.*)?`, "it is of another driver"},
+	{`.*/CSINode:worker-1/spec/drivers/1/allocatable(/.*)?`,
+		"it limits the next volumes, not this one"},
+	{`.*/conditions/0/lastTransitionTime`, "the state counts, not its time"},
+	{`.*/Pod:db-0/spec/volumes/0/name`, "the claim's name counts"},
+	{`.*/Pod:db-0/status/(phase|containerStatuses(/.*)?)`,
+		"the pod runs by the one or by the other, and a container that is not ready has its volumes"},
+	{`.*/Pod:oxide-csi-node-x/status/containerStatuses/[0-9](/name|/state|/state/running)?`,
+		"ready counts"},
+	{`.*/Pod:oxide-csi-controller-x(/.*)?`,
+		"it matters where something waits for it: see processes"},
+	{`/nodes/reports/[^/]+/(at|format|version)`, "the parser refuses another format"},
+	{`/nodes/reports/[^/]+/instance`, "the report is named by it, or its list unseen has it"},
+	{`/nodes/reports/[^/]+/devices(/.*)?`, "the volume has its device in a list of its own"},
+	{`/nodes/reports/[^/]+/volumes/0/devices/0/(blockBytes|name|number|serial)`,
+		"the device was found by its serial number; the rest is shown"},
+	{`/nodes/reports/[^/]+/volumes/0/filesystems/0/(sizeBytes|type)`,
+		"the UUID tells whose it is"},
+	{`/nodes/reports/[^/]+/volumes/0/(flight|open|from)`,
+		"what is there counts, not how it came"},
+	{`/nodes/reports/[^/]+/volumes/0/record(/instance)?`, "the driver needs no memory"},
+	{`/nodes/reports/[^/]+/volumes/0/mounts/[0-9]/fsType`, "it is shown"},
+	{`/nodes/reports/[^/]+/volumes/0/mounts/(0|2)(/.*)?`,
+		"the pod has the volume by its own path"},
+	{`/rack/cluster`, "a cluster may have no id"},
+	{`/rack/disks/[^/]+/object/(filesystemUUID|id|type)`,
+		"it is asked for by its id; the others may be missing"},
+	{`/rack/instances/[^/]+/object/(id|name)`, "it is asked for by its id"},
+	{`/rack/neighbours/[^/]+/object/0(/[^i].*|/instance)?`, "it is the disk itself"},
 }
 
 // linkOf returns the link that a part of the evidence belongs to.
@@ -318,25 +245,11 @@ var processes = []struct {
 	{"node-driver-registrar", dead("oxide-csi-node", "node-driver-registrar"), LinkNode,
 		"-c node-driver-registrar"},
 	{"node-driver-registrar, before it registered", all(dead("oxide-csi-node",
-		"node-driver-registrar"), object(kindCSINode, func(o *kube.Object) { o.Spec.Drivers = nil })),
+		"node-driver-registrar"), noDriver),
 		LinkNode, "-c node-driver-registrar"},
-	{"the kubelet", object(kindNode, func(o *kube.Object) {
-		o.Status.Conditions[0].Status = "Unknown"
-	}), LinkNode, "kubectl describe node worker-1"},
+	{"the kubelet", notReady, LinkNode, "kubectl describe node worker-1"},
 	{"the machine", machine(instanceStopped), LinkInstance, "instance view"},
-	{"the scheduler", all(object(kindPod, func(o *kube.Object) {
-		o.Status.Phase, o.Spec.NodeName, o.Status.ContainerStatuses = "Pending", "", nil
-	}), without(kindAttachment), empty, disk(func(d *Disk) {
-		d.State, d.Instance = diskDetached, ""
-	})), LinkPod, "kubectl describe pod"},
-}
-
-func all(edits ...edit) edit {
-	return func(t testing.TB, e *Evidence) {
-		for _, change := range edits {
-			change(t, e)
-		}
-	}
+	{"the scheduler", unscheduled, LinkPod, "kubectl describe pod"},
 }
 
 // dead is a container of the driver that crashes again and again.

@@ -24,11 +24,7 @@ var inOrder = regexp.MustCompile(`(?m)^  \w+ +(ok|idle) .*\n`)
 func TestTheReportOfEachSituation(t *testing.T) {
 	var all strings.Builder
 	report := func(name string, edits ...edit) string {
-		e := healthy(t)
-		for _, change := range edits {
-			change(t, e)
-		}
-		return "==== " + name + "\n" + text(Diagnose(*e)) + "\n"
+		return "==== " + name + "\n" + text(Diagnose(*healthy(t, edits...))) + "\n"
 	}
 	all.WriteString(report("a volume that works"))
 	all.WriteString(report("a volume that works, on a node that was not asked", noReport))
