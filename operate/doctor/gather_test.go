@@ -126,15 +126,18 @@ func TestTheEventsOfPersistentVolumesAreInTheDefaultNamespace(t *testing.T) {
 	}
 }
 
-func TestMountOptionsAndTokensAreRemovedFromWhatOthersWrote(t *testing.T) {
+func TestB26NoSecretIsInTheEvidence(t *testing.T) {
 	said := `MountVolume.MountDevice failed for volume "` + pvName + `" : ` + rpc("NodeToolFailed") +
 		" with context=canary-flag, canary-flag, ro and oxide-token-canary"
 	o := Options{Question: Question{AskClaim, "default", "data"}, Objects: writeFile(t,
-		listJSON(claimJSON, pvJSON, attachmentJSON, podJSON,
+		listJSON(claimJSON, pvJSON, attachmentJSON, csiNodeJSON, podJSON,
+			`{"kind":"Secret","metadata":{"name":"oxide-csi"},"data":{"token":"canary"}}`,
 			eventJSON(kindPod, "db-0", "FailedMount", said),
-			eventJSON(kindPod, "db-0", "Pulled", "canary")))}
+			eventJSON(kindPod, "db-0", "Pulled", "canary"))), NodeReports: []string{writeFile(t,
+		strings.Replace(asJSON(t, theNode()), "{", `{"environment":"canary",`, 1))}}
 	text := asJSON(t, gather(t, Sources{NoRack: "none"}, o))
-	if strings.Contains(text, "canary") || !strings.Contains(text, "with ***, ***, ro and ***") {
+	if strings.Contains(text, "canary") || !strings.Contains(text, "with ***, ***, ro and ***") ||
+		!strings.Contains(text, "nvme1n1") {
 		t.Error(text)
 	}
 }
