@@ -18,10 +18,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
-const (
-	someVolume  = "6f1f1d4e-0d2f-4d0c-9a53-3c1e8f9b6a01"
-	otherVolume = "6f1f1d4e-0d2f-4d0c-9a53-3c1e8f9b6a02"
-)
+const someVolume = "6f1f1d4e-0d2f-4d0c-9a53-3c1e8f9b6a01"
 
 // recording is a recorder and what it has said.
 type recording struct {
@@ -255,15 +252,6 @@ func TestProcessesThatWriteAtOnceLoseNothing(t *testing.T) {
 	csitest.Must(t, err)
 	if len(entries) != 2*processes*changes {
 		t.Errorf("%d entries, want %d", len(entries), 2*processes*changes)
-	}
-}
-
-func TestVolumesAreKeptApart(t *testing.T) {
-	dir := t.TempDir()
-	r := record(dir)
-	Begin(r.call(t.Context()), Mounted, Fields{}).End(nil, Fields{})
-	if entries, err := Read(dir, otherVolume); err != nil || len(entries) != 0 {
-		t.Errorf("another volume has %v, %v", entries, err)
 	}
 }
 

@@ -145,21 +145,6 @@ func TestTheTokenGoesToTheRackOnly(t *testing.T) {
 	}
 }
 
-func TestACertificateInTheCAFileIsTrusted(t *testing.T) {
-	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = io.WriteString(w, racktest.ProjectOf())
-	}))
-	t.Cleanup(server.Close)
-	path := filepath.Join(t.TempDir(), "ca.pem")
-	must(t, os.WriteFile(path, racktest.PEM(server.Certificate().Raw), 0o600))
-	client := clientWith(t, Options{Host: server.URL, CAFile: path}, &Transport{
-		Tokens: &TokenSource{Fixed: racktest.Token}})
-	if _, err := client.ProjectView(t.Context(),
-		oxide.ProjectViewParams{Project: "x"}); err != nil {
-		t.Error(err)
-	}
-}
-
 func TestOX9AResponseThatIsTooLargeIsRejected(t *testing.T) {
 	var sent atomic.Int64
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

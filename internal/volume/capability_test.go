@@ -42,8 +42,11 @@ func TestCV4AndCV5Capabilities(t *testing.T) {
 	block.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
 	grouped := csitest.Filesystem("xfs")
 	grouped.GetMount().VolumeMountGroup = "1000"
-	flagged := csitest.Filesystem("xfs")
-	flagged.GetMount().MountFlags = []string{strings.Repeat("tweety", 1000)}
+	flagged := func(bytes int) *csi.VolumeCapability {
+		c := csitest.Filesystem("xfs")
+		c.GetMount().MountFlags = []string{strings.Repeat("tweety", 1000)[:bytes]}
+		return c
+	}
 	typeless := csitest.Filesystem("")
 	typeless.AccessType = nil
 	for _, test := range []struct {
@@ -62,7 +65,8 @@ func TestCV4AndCV5Capabilities(t *testing.T) {
 		{"no access mode", &csi.VolumeCapability{AccessType: block.AccessType}, true, false},
 		{"no access type", typeless, true, false},
 		{"a mount group", grouped, false, true},
-		{"too many mount flags", flagged, true, false},
+		{"B-2 mount flags of 4096 bytes", flagged(4096), false, false},
+		{"B-2 mount flags of 4097 bytes", flagged(4097), true, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			p := CapabilityProblem(test.c)

@@ -2,6 +2,7 @@ package volume
 
 import (
 	"math"
+	"strings"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -70,6 +71,33 @@ func TestCV11AndCV12DiskSize(t *testing.T) {
 				t.Errorf("got %d, %v; want %d GiB", got, err, test.want)
 			}
 		})
+	}
+}
+
+func TestARangeContainsItsLimits(t *testing.T) {
+	r, err := ParseCapacityRange(csitest.Range(2*GiB, 3*GiB))
+	must(t, err)
+	for size, want := range map[int64]bool{2*GiB - 1: false, 2 * GiB: true, 3 * GiB: true,
+		3*GiB + 1: false} {
+		if got := r.Contains(size); got != want {
+			t.Errorf("%d bytes are in it: %v, want %v", size, got, want)
+		}
+	}
+}
+
+func TestTheRefusalOfASourceSaysWhichLimitItExceeds(t *testing.T) {
+	for want, c := range map[string]struct {
+		r     *csi.CapacityRange
+		floor int64
+	}{
+		"is less than the source's":  {csitest.Range(0, 3*GiB), 4 * GiB},
+		"is above limit_bytes":       {csitest.Range(0, 3*GiB+1), 3*GiB + 1},
+		"disks have whole GiB, at l": {csitest.Range(GiB+1, GiB+2), 0},
+	} {
+		if _, err := sizeFor(c.r, c.floor, MaxDistributedBytes); err == nil ||
+			!strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %q", err, want)
+		}
 	}
 }
 

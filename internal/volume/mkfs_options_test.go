@@ -25,6 +25,7 @@ func TestMkfsOptions(t *testing.T) {
 		{"inodeSize=4096", Ext4, nil, "has to be 256, 512"},
 		{"inodeSize=2048,fsBlockSize=1024", Ext4, nil, "more than fsBlockSize"},
 		{"inodeSize=256", XFS, nil, "xfs takes 512"},
+		{"inodeSize=2048,fsBlockSize=4096", XFS, []string{"-i", "size=2048", "-b", "size=4096"}, ""},
 		{"inodeSize=1024,fsBlockSize=1024", XFS, nil, "half of its block size"},
 		{"bytesPerInode=0", Ext4, nil, "1024 to 67108864"},
 		{"bytesPerInode=+16384", Ext4, nil, "1024 to 67108864"},

@@ -8,6 +8,9 @@ import (
 )
 
 func TestParseMountFlags(t *testing.T) {
+	if o, err := ParseMountFlags(nil); err != nil || o.Given {
+		t.Errorf("of no flags given is %v, %v", o.Given, err)
+	}
 	for _, c := range []struct {
 		flags string // with | between the flags
 		want  MountOptions

@@ -44,6 +44,14 @@ func TestIsOwnName(t *testing.T) {
 	}
 }
 
+func TestANameHasAtMost128Bytes(t *testing.T) { // B-1
+	for length, want := range map[int]bool{128: true, 129: false} {
+		if err := CheckName(strings.Repeat("x", length)); (err == nil) != want {
+			t.Errorf("a name of %d bytes: %v", length, err)
+		}
+	}
+}
+
 func TestOnlyUUIDsReachTheRack(t *testing.T) {
 	for id, want := range map[string]string{
 		someID:                                   someID,
@@ -62,20 +70,7 @@ func TestOnlyUUIDsReachTheRack(t *testing.T) {
 	}
 }
 
-func TestParseTag(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		m := Tag{
-			Name:        rapid.StringN(1, 40, 128).Draw(t, "name"),
-			Cluster:     rapid.StringN(0, -1, 60).Draw(t, "cluster"),
-			MkfsOptions: rapid.StringN(0, -1, 60).Draw(t, "options"),
-		}
-		if len(m.encode()) > MaxDescriptionBytes {
-			return // TestADescriptionFitsIntoTheRacksColumn
-		}
-		if got, ok := ParseTag(m.Description()); !ok || got != m {
-			t.Fatalf("ParseTag(%q) = %+v, %v", m.Description(), got, ok)
-		}
-	})
+func TestAForeignDescriptionIsNoTag(t *testing.T) {
 	for _, foreign := range []string{"", "my disk", "csi.oxide.computer", "csi.oxide.computer {",
 		"csi.oxide.computer {}", `csi.oxide.computer.evil {"name":"x"}`} {
 		if m, ok := ParseTag(foreign); ok {

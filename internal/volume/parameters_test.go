@@ -28,12 +28,14 @@ func TestCV6ParseParameters(t *testing.T) {
 	}
 	p, err = ParseParameters(nil)
 	if err != nil || p.DiskType != diskTypeDistributed || p.BlockSize != 0 ||
-		p.Placement != placementRack {
+		p.Placement != placementRack || p.Largest() != MaxDistributedBytes {
 		t.Errorf("without parameters: %+v, %v", p, err)
 	}
-	if _, err = ParseParameters(map[string]string{"diskType": "local",
-		"blockSize": "4096"}); err != nil {
-		t.Error(err)
+	for _, values := range []map[string]string{{"diskType": "local"},
+		{"diskType": "local", "blockSize": "4096"}} {
+		if p, err = ParseParameters(values); err != nil || p.Largest() <= MaxDistributedBytes {
+			t.Errorf("%v: a local disk has at most %d bytes, %v", values, p.Largest(), err)
+		}
 	}
 }
 
