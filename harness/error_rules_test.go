@@ -31,9 +31,7 @@ func askedByRules(ctx context.Context, t *testing.T, answer func(ctx context.Con
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "s")
 	listener, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	server := grpc.NewServer()
 	csi.RegisterControllerServer(server, capacities{answer: answer})
 	served := make(chan error, 1)
@@ -44,9 +42,7 @@ func askedByRules(ctx context.Context, t *testing.T, answer func(ctx context.Con
 	})
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithUnaryInterceptor(ErrorRules),
 		grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	_, err = csi.NewControllerClient(conn).GetCapacity(ctx, &csi.GetCapacityRequest{})
 	return err

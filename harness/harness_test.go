@@ -10,14 +10,20 @@ import (
 	"time"
 )
 
+// must ends the test on an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // script starts a shell script in place of a program under test.
 func script(t *testing.T, text string, env ...string) *process {
 	t.Helper()
 	p, err := startProcess("script", filepath.Join(t.TempDir(), "log"),
 		[]string{"/bin/sh", "-c", text}, env)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(p.kill)
 	return p
 }
@@ -27,9 +33,7 @@ func firstLine(t *testing.T, p *process) string {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	line, err := p.firstLine(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return line
 }
 
@@ -88,9 +92,7 @@ func TestAProgramGetsOnlyTheEnvironmentThatTheHarnessSets(t *testing.T) {
 
 func TestTheTailOfALogIsWholeLines(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
-	if err := os.WriteFile(path, []byte("first\nsecond\nthird\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, []byte("first\nsecond\nthird\n"), 0o600))
 	for size, want := range map[int64]string{
 		100: "first\nsecond\nthird\n", 10: "third\n", 15: "second\nthird\n",
 	} {
@@ -104,9 +106,7 @@ func TestARunKeepsItsDirectoryAfterAFailure(t *testing.T) {
 	var said strings.Builder
 	for _, failed := range []bool{false, true} {
 		run, err := NewRun(&said)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		t.Cleanup(func() { os.RemoveAll(run.Dir) })
 		if failed {
 			run.Failed()

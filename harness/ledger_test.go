@@ -42,25 +42,17 @@ func TestKernelAddressParsesTheFormatOfProcNetTCP(t *testing.T) {
 
 func TestOpenFilesCountsConnectionsToTheRackSeparately(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer listener.Close()
 	conn, err := net.Dial("tcp", listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer conn.Close()
 	served, err := listener.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer served.Close()
 	port := netPort("http://" + listener.Addr().String())
 	names, connections, err := openFiles(os.Getpid(), port)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if connections != 2 {
 		t.Errorf("%d connections, want both ends of one: %q", connections, names)
 	}
@@ -85,9 +77,7 @@ func TestAChildThatOutlivesItsProcessIsNamed(t *testing.T) {
 	shell := exec.Command("sh", "-c",
 		`sleep 60 & until [ "$(cat /proc/$!/comm)" = sleep ]; do :; done`)
 	shell.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if err := shell.Run(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, shell.Run())
 	p := &process{name: "shell", cmd: shell}
 	err := p.noneLeft()
 	if killed := syscall.Kill(-p.pid(), syscall.SIGKILL); killed != nil {
@@ -118,9 +108,7 @@ func TestAGoroutineIsNamedByTheFunctionWithWhichItWasStarted(t *testing.T) {
 	got, err := goroutinesIn(profile)
 	want := []string{"main.serve.func1.2", "main.serve.func1.2",
 		"driver.wait", "driver.wait"}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("goroutines (-want +got):\n%s", diff)
 	}

@@ -13,9 +13,7 @@ import (
 
 func TestARunDoesNotUseADirectoryOnANodevFilesystem(t *testing.T) {
 	dir, err := os.MkdirTemp("/var/tmp", "nodev-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NODEV, ""); err != nil {
 		t.Fatalf("mount a tmpfs, which takes root: %v", err)
 	}

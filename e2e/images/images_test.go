@@ -11,6 +11,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
+// must ends the test on an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestEveryInputChangesTheName(t *testing.T) {
 	base := hash("ab", "c")
 	for _, other := range [][]string{{"a", "bc"}, {"ab", "c", ""}, {"ab"}, {"ab", "d"}} {
@@ -23,9 +31,7 @@ func TestEveryInputChangesTheName(t *testing.T) {
 	}
 	tree := fstest.MapFS{"dir/a": {Data: []byte("1")}, "b": {Data: []byte("2")}}
 	first, err := hashTree(tree)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for name, other := range map[string]fstest.MapFS{
 		"a content": {"dir/a": {Data: []byte("1")}, "b": {Data: []byte("3")}},
 		"a path":    {"a": {Data: []byte("1")}, "b": {Data: []byte("2")}},
@@ -40,16 +46,10 @@ func TestEveryInputChangesTheName(t *testing.T) {
 func TestFilesAreHashedAndPlaced(t *testing.T) {
 	dir := t.TempDir()
 	file, copied := filepath.Join(dir, "program"), filepath.Join(dir, "placed")
-	if err := os.WriteFile(file, []byte("one"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(file, []byte("one"), 0o700))
 	before, err := hashFiles(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := place(file, copied); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, place(file, copied))
 	if after, err := hashFiles(copied); err != nil || after != before {
 		t.Errorf("the placed file is %s, %v, want the same as %s", after, err, before)
 	}
@@ -109,12 +109,8 @@ func TestASystemSaysItsReleaseAndSources(t *testing.T) {
 	write := func(path, text string) {
 		t.Helper()
 		file := filepath.Join(root, path)
-		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.MkdirAll(filepath.Dir(file), 0o755))
+		must(t, os.WriteFile(file, []byte(text), 0o600))
 	}
 	says := func(want string) {
 		t.Helper()
@@ -158,9 +154,7 @@ func TestTheModulesPinWhatTheImagesAreCalled(t *testing.T) {
 		},
 	} {
 		text, err := os.ReadFile(filepath.Join(module, "go.mod"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, line := range want {
 			if !strings.Contains(string(text), line) {
 				t.Errorf("%s/go.mod does not require %s", module, line)
@@ -206,9 +200,7 @@ func TestEveryImageOfTheManifestsIsBuilt(t *testing.T) { // D-7, B-36
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if found < 8 {
 		t.Errorf("found %d images in the manifests, want those of controller, node and simulator",
 			found)

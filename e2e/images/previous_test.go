@@ -29,9 +29,7 @@ func twoReleases(t *testing.T) (dir string, commits [2]string) {
 	dir = t.TempDir()
 	git(t, dir, "init", "--quiet")
 	for i, text := range []string{"1", "2"} {
-		if err := os.WriteFile(filepath.Join(dir, "release"), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(dir, "release"), []byte(text), 0o600))
 		git(t, dir, "add", ".")
 		git(t, dir, "commit", "--quiet", "--message", text)
 		commits[i] = git(t, dir, "rev-parse", "HEAD")
@@ -49,15 +47,11 @@ func TestTheTreeOfTheReleaseBeforeIsUnpackedByTagOrCommit(t *testing.T) { // D-5
 		// The second time it is there already.
 		for range 2 {
 			p, err := FindPrevious(t.Context(), dir, test.release)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if test.name != "" && p.Name != test.name {
 				t.Errorf("%s is called %s, want %s", test.release, p.Name, test.name)
 			}
-			if err := b.Unpack(t.Context(), &p); err != nil {
-				t.Fatal(err)
-			}
+			must(t, b.Unpack(t.Context(), &p))
 			got, err := os.ReadFile(filepath.Join(p.Root, "release"))
 			if err != nil || string(got) != test.want {
 				t.Errorf("the tree of %s says %q, %v, want %s", test.release, got, err, test.want)

@@ -27,9 +27,7 @@ func fakes(t *testing.T, scripts map[string]string) string {
 	dir := t.TempDir()
 	for name, script := range scripts {
 		file := filepath.Join(dir, name)
-		if err := os.WriteFile(file, []byte("#!/bin/sh\n"+script+"\n"), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(file, []byte("#!/bin/sh\n"+script+"\n"), 0o700))
 	}
 	return dir
 }
@@ -86,9 +84,7 @@ func TestThePostgresStandInStartsAsThePublishedImageDoes(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			data := t.TempDir()
 			if test.filled {
-				if err := os.WriteFile(filepath.Join(data, "PG_VERSION"), []byte("15\n"), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				must(t, os.WriteFile(filepath.Join(data, "PG_VERSION"), []byte("15\n"), 0o600))
 			}
 			script := exec.CommandContext(t.Context(), "bash",
 				append([]string{"workloads/postgres-entrypoint"}, test.args...)...)
@@ -110,13 +106,9 @@ func TestAProgramIsCollectedWithAllThatItLoads(t *testing.T) {
 	}
 	for _, program := range []string{"sh", "env"} {
 		path, err := exec.LookPath(program)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		libraries, err := exec.CommandContext(t.Context(), "ldd", path).Output()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		wanted := []string{path}
 		for word := range strings.FieldsSeq(string(libraries)) {
 			if strings.HasPrefix(word, "/") {
@@ -126,9 +118,7 @@ func TestAProgramIsCollectedWithAllThatItLoads(t *testing.T) {
 		for _, file := range wanted {
 			// What is asked for may be reached over a link, to a file that has to be there, too.
 			resolved, err := filepath.EvalSymlinks(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			for _, there := range []string{file, resolved} {
 				if _, err := os.Stat(filepath.Join(out, there)); err != nil {
 					t.Errorf("%s wants %s: %v", program, there, err)

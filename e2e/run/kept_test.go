@@ -32,14 +32,10 @@ func kept(t *testing.T) (s *session, work string, disk loopdev.Device) {
 		os.MkdirAll(disks, 0o755), os.WriteFile(file, nil, 0o600), os.Truncate(file, 1<<20),
 		os.WriteFile(s.note(), []byte(work), 0o600),
 	} {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	disk, err := attachElsewhere(t, filepath.Join(work, "rack"), "disks/disk")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		if err := disk.Detach(context.WithoutCancel(t.Context())); err != nil {
 			t.Error(err)
@@ -77,9 +73,7 @@ func attachElsewhere(t *testing.T, dir, file string) (disk loopdev.Device, err e
 func attached(t *testing.T, disk loopdev.Device) bool {
 	t.Helper()
 	all, err := loopdev.List()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return slices.ContainsFunc(all, func(d loopdev.Device) bool {
 		return d.Sequence == disk.Sequence
 	})
@@ -91,9 +85,7 @@ func TestWhatWasKeptGoesWithItsLoopDevices(t *testing.T) {
 		t.Fatalf("the kernel reports %s, want a path outside of the work directory %s",
 			disk.BackingFile, work)
 	}
-	if err := s.removeKept(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.removeKept(t.Context()))
 	if attached(t, disk) {
 		t.Errorf("%s is still attached", disk.Path)
 	}
@@ -106,9 +98,7 @@ func TestWhatWasKeptGoesWithItsLoopDevices(t *testing.T) {
 
 func TestAFailedRunLeavesTheFilesOfDisksAndNoLoopDevice(t *testing.T) {
 	s, work, disk := kept(t)
-	if err := s.tidy(t.Context(), work, "", false); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.tidy(t.Context(), work, "", false))
 	if attached(t, disk) {
 		t.Errorf("%s is still attached", disk.Path)
 	}
@@ -123,9 +113,7 @@ func TestAFailedRunLeavesTheFilesOfDisksAndNoLoopDevice(t *testing.T) {
 func TestTheFilesStayWhileALoopDeviceIsHeld(t *testing.T) {
 	s, work, disk := kept(t)
 	holder, err := os.Open(disk.Path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer holder.Close()
 	err = s.removeKept(t.Context())
 	if !errors.Is(err, loopdev.ErrBusy) || !strings.Contains(err.Error(), "make e2e-down") {

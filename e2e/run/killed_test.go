@@ -21,20 +21,14 @@ func TestARunThatIsKilledTakesTheSuiteWithIt(t *testing.T) {
 		t.Fatal(s.suite(t.Context(), nil, "sh", "-c", "echo begun; exec sleep 60"))
 	}
 	output, itsOutput, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer output.Close()
 	run := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
 	run.Env = append(os.Environ(), killedRun+"=1")
 	run.Stdout, run.Stderr = itsOutput, itsOutput
-	if err := run.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, run.Start())
 	itsOutput.Close()
-	if err := output.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, output.SetReadDeadline(time.Now().Add(20*time.Second)))
 	begun := make([]byte, len("begun\n"))
 	_, err = io.ReadFull(output, begun)
 	killErr := run.Process.Kill()

@@ -8,6 +8,14 @@ import (
 	"testing"
 )
 
+// must ends the test on an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 func there() (bool, error)    { return true, nil }
 func notThere() (bool, error) { return false, nil }
 
@@ -27,9 +35,7 @@ func refused(t *testing.T, err error, words ...string) {
 func TestARunWithAnotherCacheDoesNotTouchTheClusterOfARun(t *testing.T) {
 	dir, note := t.TempDir(), filepath.Join(t.TempDir(), "note")
 	release, err := claimCluster(dir, "engine-1", "/a/oxide-csi-e2e", notThere, note)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_, err = claimCluster(dir, "engine-1", "/b/oxide-csi-e2e", there, note)
 	refused(t, err, "the cluster oxide-csi on the Docker engine engine-1", "/a/oxide-csi-e2e",
 		"the process "+strconv.Itoa(os.Getpid()), "wait for it to end")
@@ -51,9 +57,7 @@ func TestARunWithAnotherCacheDoesNotTouchTheClusterOfARun(t *testing.T) {
 
 	t.Log("the cluster was removed")
 	release, err = claimCluster(dir, "engine-1", "/b/oxide-csi-e2e", notThere, note)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	release()
 	_, err = claimCluster(dir, "engine-1", "/a/oxide-csi-e2e", there, note)
 	refused(t, err, "/b/oxide-csi-e2e")
@@ -63,9 +67,7 @@ func TestAClusterOfWhichNothingIsKnownIsLeftAlone(t *testing.T) {
 	dir, note := t.TempDir(), filepath.Join(t.TempDir(), "note")
 	_, err := claimCluster(dir, "engine", "/a/oxide-csi-e2e", there, note)
 	refused(t, err, "no run with the cache /a/oxide-csi-e2e has made it")
-	if err := os.WriteFile(note, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(note, nil, 0o600))
 	release, err := claimCluster(dir, "engine", "/a/oxide-csi-e2e", there, note)
 	if err != nil {
 		t.Fatalf("the note of this cache is of the cluster: %v", err)
@@ -76,9 +78,7 @@ func TestAClusterOfWhichNothingIsKnownIsLeftAlone(t *testing.T) {
 func TestTheLockOfACacheNamesItsHolder(t *testing.T) {
 	cache := filepath.Join(t.TempDir(), "oxide-csi-e2e")
 	unlock, err := lock(cache)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_, err = lock(cache)
 	refused(t, err, "the cache "+cache, "the process "+strconv.Itoa(os.Getpid()))
 	unlock()

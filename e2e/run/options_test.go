@@ -102,20 +102,3 @@ func TestTheRackLiesWhereDeviceNodesWork(t *testing.T) {
 		t.Errorf("mountFlags: %v", err)
 	}
 }
-
-func TestASecondRunWithTheSameCacheIsRefused(t *testing.T) {
-	cache := filepath.Join(t.TempDir(), "cache")
-	unlock, err := lock(cache)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := lock(cache); err == nil || !strings.Contains(err.Error(), "another one") {
-		t.Errorf("a second lock = %v, want that another run has it", err)
-	}
-	unlock()
-	again, err := lock(cache)
-	if err != nil {
-		t.Fatalf("lock after the first run's end: %v", err)
-	}
-	again()
-}

@@ -130,9 +130,7 @@ func TestDiskIsMeasuredWhereACacheWillBe(t *testing.T) {
 		t.Errorf("free of a directory that is not there yet = %d, %v, want its parent's", notYet, err)
 	}
 	file := filepath.Join(dir, "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(file, nil, 0o600))
 	if _, err := free(filepath.Join(file, "below")); err == nil {
 		t.Error("free of a path below a file succeeded")
 	}

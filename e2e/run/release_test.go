@@ -18,9 +18,7 @@ func TestAReleaseHasOneChartAndTheImagesThatItWants(t *testing.T) {
 		{"oxide-node-keeper.oci.tar", ""},
 		{"oxide-csi-driver-1.2.4.tgz", "one chart"},
 	} {
-		if err := os.WriteFile(filepath.Join(dir, step.made), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(dir, step.made), nil, 0o600))
 		r, err := findRelease(dir)
 		if step.lacks != "" {
 			if err == nil || !strings.Contains(err.Error(), step.lacks) {

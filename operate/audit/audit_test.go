@@ -14,6 +14,14 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
+// must ends the test on an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 const auditUID = "6a3e0f2c-7e5c-4b7a-9a52-0a4c9a1f0b99"
 
 var auditNow = time.Date(2026, 6, 12, 12, 0, 0, 0, time.UTC)
@@ -221,21 +229,15 @@ func TestSkipReasons(t *testing.T) {
 func TestFirstSeenIsOfTheSameOrphan(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state")
 	s, err := readState(path, "blue", racktest.ProjectID)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	sound, later := trust{}, auditNow.Add(time.Hour)
 	bad := trust{kindDisk: "another cluster's list"}
 	first := s.next([]object{testDisk(1), testDisk(2), testDisk(3, func(o *object) {
 		o.State, o.AttachedTo = "attached", racktest.Instance
 	})}, auditNow, sound)
-	if err := first.write(path); err != nil {
-		t.Fatal(err)
-	}
+	must(t, first.write(path))
 	read, err := readState(path, "blue", racktest.ProjectID)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if diff := cmp.Diff(first, read); diff != "" {
 		t.Error(diff)
 	}
@@ -262,9 +264,7 @@ func TestFirstSeenIsOfTheSameOrphan(t *testing.T) {
 		}
 	}
 	for _, text := range []string{"", "{", `{"version":2,"cluster":"blue"}`, "[]"} {
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, []byte(text), 0o600))
 		if _, err := readState(path, "blue", racktest.ProjectID); err == nil {
 			t.Errorf("%q was read", text)
 		}

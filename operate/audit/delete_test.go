@@ -209,9 +209,7 @@ func rackThat(t *testing.T, lines ...racktest.Exchange) *ownedRack {
 	client, closeIdle, err := rack.New(rack.Options{Host: racktest.Serve(t, lines...),
 		Project: racktest.Project, UserAgent: "test"},
 		&rack.Transport{Tokens: &rack.TokenSource{Fixed: racktest.Token}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(closeIdle)
 	return &ownedRack{client, "blue"}
 }

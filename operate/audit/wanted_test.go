@@ -60,9 +60,7 @@ func TestParseWanted(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			got, err := parseWanted([]byte(test.text), auditNow)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if diff := cmp.Diff(test.want, got.Handles, cmpopts.EquateEmpty()); diff != "" {
 				t.Error(diff)
 			}
@@ -97,18 +95,14 @@ func TestAnIncompleteListIsAnError(t *testing.T) {
 
 func TestAFileIsAsOldAsItsLastWrite(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "wanted")
-	if err := os.WriteFile(path, []byte(racktest.Disk), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, []byte(racktest.Disk), 0o600))
 	written := time.Now().Add(-48 * time.Hour).Truncate(time.Second)
 	for name, want := range map[string]time.Time{"old": written, "from the future": time.Now()} {
 		stamp := written
 		if name != "old" {
 			stamp = time.Now().Add(48 * time.Hour)
 		}
-		if err := os.Chtimes(path, stamp, stamp); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Chtimes(path, stamp, stamp))
 		got, err := (&wantedFile{path: path, began: time.Now()}).read(t.Context())
 		if err != nil || got.listedAt.Sub(want).Abs() > time.Minute {
 			t.Errorf("%s: got %v, %v, want %v", name, got.listedAt, err, want)
@@ -136,9 +130,7 @@ func TestD69AListOfLinesForDeletionNeedsAnEnd(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "wanted")
-			if err := os.WriteFile(path, []byte(test.text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.WriteFile(path, []byte(test.text), 0o600))
 			if _, err := (Options{Volumes: path}).wantedSource().read(t.Context()); err != nil {
 				t.Errorf("without --delete: %v", err)
 			}

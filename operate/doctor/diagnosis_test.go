@@ -96,9 +96,7 @@ func secondPod(t testing.TB, e *Evidence) {
 		before(time.Hour), before(time.Second))
 	for _, text := range []string{podJSON, csiNodeJSON, nodeJSON, driverPodJSON} {
 		objects, err := kube.Parse([]byte(second.Replace(text)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if text == driverPodJSON {
 			e.Nodes.DriverPods = append(e.Nodes.DriverPods, objects...)
 			continue

@@ -69,9 +69,7 @@ func clientOf(t *testing.T, url string) *rack.Client {
 	client, closeIdle, err := rack.New(rack.Options{Host: url, Project: racktest.Project},
 		&rack.Transport{Tokens: &rack.TokenSource{Fixed: racktest.Token,
 			Log: slog.New(slog.DiscardHandler)}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(closeIdle)
 	return client
 }
@@ -81,9 +79,7 @@ func gather(t *testing.T, s Sources, o Options) Evidence {
 	t.Helper()
 	s.ClusterID, s.Version = "blue", "v1"
 	e, err := Gather(t.Context(), s, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if time.Since(e.At) > time.Minute {
 		t.Errorf("the evidence is of %s", e.At)
 	}
@@ -270,9 +266,7 @@ func TestWithoutKubectlNothingOfTheClusterIsSeen(t *testing.T) {
 func writeFile(t testing.TB, text string) (path string) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "file.json")
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, []byte(text), 0o600))
 	return path
 }
 

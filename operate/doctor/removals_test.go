@@ -120,9 +120,7 @@ func removals(path string, part any, visit func(path string)) {
 // it, as broken or as what could not be seen.
 func TestADoctorNamesWhatIsMissingInAHealthyChain(t *testing.T) {
 	var evidence map[string]any
-	if err := json.Unmarshal([]byte(asJSON(t, healthy(t))), &evidence); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal([]byte(asJSON(t, healthy(t))), &evidence))
 	removed, right, nothingFound, needless := 0, 0, 0, 0
 	used := map[string]bool{}
 	judge := func(path string) {

@@ -33,14 +33,10 @@ func TestTheReportOfEachSituation(t *testing.T) {
 	}
 	const path = "testdata/reports.txt"
 	if *update {
-		if err := os.WriteFile(path, []byte(all.String()), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, []byte(all.String()), 0o600))
 	}
 	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(all.String(), "\n"))
 	if diff != "" {
 		t.Errorf("if this is meant, run the test with -update:\n%s", diff)

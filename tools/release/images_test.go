@@ -31,9 +31,7 @@ func TestImages(t *testing.T) {
 		out := filepath.Join(t.TempDir(), "dist")
 		r := release{Version: testVersion, Root: root, Out: out, Arch: []string{imageArch},
 			Base: base, Images: true, Dirty: true, Log: io.Discard}
-		if err := r.run(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, r.run(t.Context()))
 		dirs = append(dirs, out)
 	}
 	sameFiles(t, dirs[0], dirs[1])
@@ -91,17 +89,13 @@ func imageIs(t *testing.T, dir, image, program, user string, packages []string) 
 				found = bytes.Equal(content, read(t, dir, program+"-linux-"+imageArch))
 			}
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	if !found {
 		t.Errorf("%s in it is not the binary of the release", config.Config.Entrypoint[0])
 	}
 	doc, err := json.Read(bytes.NewReader(read(t, dir, image+"-image-linux-"+imageArch+".spdx.json")))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var listed []string
 	for _, p := range doc.Packages {
 		listed = append(listed, p.PackageName)
@@ -118,10 +112,6 @@ func imageIs(t *testing.T, dir, image, program, user string, packages []string) 
 
 func place(t *testing.T, name string, content []byte) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(name, content, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(filepath.Dir(name), 0o755))
+	must(t, os.WriteFile(name, content, 0o644))
 }

@@ -10,6 +10,14 @@ import (
 	"testing"
 )
 
+// must ends the test on an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestNotesAreTheVersionsSectionOfTheChangelog(t *testing.T) {
 	const changelog = "# Changelog\n\n## Unreleased\n\n- new, see [the page](docs/new.md)\n\n" +
 		"## v1.2.3 – 2026-05-01\n\n- one\n- [two](https://example.com/a.md)\n\n## v1.2.2\n\n"
@@ -36,9 +44,7 @@ func TestNotesAreTheVersionsSectionOfTheChangelog(t *testing.T) {
 
 func TestAWrongRequestIsExplainedBeforeAnythingIsMade(t *testing.T) {
 	full := t.TempDir()
-	if err := os.WriteFile(filepath.Join(full, "letters"), nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(full, "letters"), nil, 0o644))
 	good := release{Version: "v1.2.3", Root: "../..", Out: filepath.Join(t.TempDir(), "dist"),
 		Arch: []string{"amd64"}, Dirty: true, Log: io.Discard}
 	for _, c := range []struct {
@@ -86,15 +92,11 @@ var pinned = regexp.MustCompile(`^[\w./-]+@[0-9a-f]{40} # v[0-9.]+$`)
 
 func TestWhatABuildFetchesIsPinned(t *testing.T) {
 	workflows, err := filepath.Glob("../../.github/workflows/*.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	actions := 0
 	for _, workflow := range workflows {
 		text, err := os.ReadFile(workflow)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for line := range strings.SplitSeq(string(text), "\n") {
 			_, action, ok := strings.Cut(line, "uses: ")
 			if !ok {
@@ -107,9 +109,7 @@ func TestWhatABuildFetchesIsPinned(t *testing.T) {
 		}
 	}
 	dockerfile, err := os.ReadFile("../../Dockerfile")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	base := regexp.MustCompile(`(?m)^ARG BASE=[a-z]+:[a-z-]+@sha256:[0-9a-f]{64}$`)
 	if actions == 0 || !base.Match(dockerfile) {
 		t.Errorf("there are %d actions, and BASE of the Dockerfile has to have a digest", actions)

@@ -29,9 +29,7 @@ func unpack(t *testing.T, archive []byte) map[string][]byte {
 		if errors.Is(err, io.EOF) {
 			return files
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if files[header.Name], err = io.ReadAll(r); err != nil {
 			t.Fatal(err)
 		}

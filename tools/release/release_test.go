@@ -69,14 +69,10 @@ func TestARelease(t *testing.T) {
 	})
 	t.Run("another release in the folder is replaced", func(t *testing.T) {
 		extra := filepath.Join(first, "of-the-old-one")
-		if err := os.WriteFile(extra, nil, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(extra, nil, 0o644))
 		r := release{Version: testVersion, Root: root, Out: first, Arch: []string{runtime.GOARCH},
 			Dirty: true, Log: io.Discard}
-		if err := r.run(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, r.run(t.Context()))
 		if _, err := os.Stat(extra); err == nil {
 			t.Error("a file of the old release is left")
 		}
@@ -87,10 +83,7 @@ func TestAFileThatIsInNoCommitIsNotReleased(t *testing.T) {
 	root := filepath.Join(t.TempDir(), "clone")
 	output(t, projectDir(t), "git", "clone", "--quiet", "--shared", ".", root)
 	const token = "deploy/chart/values-with-a-token.yaml"
-	err := os.WriteFile(filepath.Join(root, token), []byte("token: oxide-token-x\n"), 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(root, token), []byte("token: oxide-token-x\n"), 0o600))
 	r := release{Version: testVersion, Root: root, Out: filepath.Join(t.TempDir(), "dist"),
 		Arch: []string{runtime.GOARCH}, Log: io.Discard}
 	if err := r.run(t.Context()); err == nil || !strings.Contains(err.Error(), token) {
@@ -102,9 +95,7 @@ func TestAFileThatIsInNoCommitIsNotReleased(t *testing.T) {
 func projectDir(t *testing.T) string {
 	t.Helper()
 	root, err := filepath.Abs("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return root
 }
 
@@ -120,13 +111,8 @@ func copyOf(t *testing.T, root string) string {
 		if err != nil { // removed, and not committed yet
 			continue
 		}
-		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		err = os.WriteFile(filepath.Join(dir, name), read(t, root, name), info.Mode())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755))
+		must(t, os.WriteFile(filepath.Join(dir, name), read(t, root, name), info.Mode()))
 	}
 	return dir
 }
@@ -136,9 +122,7 @@ func makeRelease(t *testing.T, root string) string {
 	out := filepath.Join(t.TempDir(), "dist")
 	r := release{Version: testVersion, Root: root, Out: out, Arch: []string{runtime.GOARCH},
 		Dirty: true, Log: io.Discard}
-	if err := r.run(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.run(t.Context()))
 	return out
 }
 
@@ -190,9 +174,7 @@ func billMatches(t *testing.T, root, dir, program string) {
 	want = slices.Compact(want)
 	var got []string
 	doc, err := json.Read(bytes.NewReader(read(t, dir, name+".spdx.json")))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ids := map[string]bool{}
 	for _, p := range doc.Packages {
 		if ids[string(p.PackageSPDXIdentifier)] {
@@ -223,9 +205,7 @@ func chartIsOf(t *testing.T, root, dir string) {
 		Annotations         map[string]string
 	}
 	text := output(t, root, "go", "tool", "-modfile=tools/go.mod", "helm", "show", "chart", name)
-	if err := yaml.Unmarshal([]byte(text), &chart); err != nil {
-		t.Fatal(err)
-	}
+	must(t, yaml.Unmarshal([]byte(text), &chart))
 	if "v"+chart.Version != testVersion || chart.AppVersion != testVersion ||
 		chart.Annotations["artifacthub.io/license"] != license {
 		t.Errorf("Chart.yaml says %+v, want %s and %s", chart, testVersion, license)
@@ -243,9 +223,7 @@ func chartIsOf(t *testing.T, root, dir string) {
 func imagesAre(t *testing.T, name string, text []byte, some bool) int {
 	t.Helper()
 	targets, err := targetsOf("../../Dockerfile")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	r := release{targets: targets}
 	found := map[string]bool{}
 	for _, m := range ours.FindAllSubmatch(text, -1) {
@@ -266,9 +244,7 @@ var named = regexp.MustCompile(`(?:^|[^/.\w])oxidecomputer/(oxide-[a-z0-9-]+)`)
 func TestOnlyImagesThatAReleaseHasAreNamed(t *testing.T) {
 	root := projectDir(t)
 	targets, err := targetsOf(filepath.Join(root, "Dockerfile"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	r := release{targets: targets}
 	found := map[string]bool{}
 	for name := range strings.SplitSeq(strings.TrimSpace(output(t, root, "git", "ls-files", "--",
@@ -298,9 +274,7 @@ func TestOnlyImagesThatAReleaseHasAreNamed(t *testing.T) {
 func listing(t *testing.T, dir string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var names []string
 	for _, entry := range entries {
 		names = append(names, entry.Name())
@@ -311,9 +285,7 @@ func listing(t *testing.T, dir string) []string {
 func read(t *testing.T, dir, name string) []byte {
 	t.Helper()
 	content, err := os.ReadFile(filepath.Join(dir, name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return content
 }
 
