@@ -30,52 +30,46 @@ func TestAnOrphanIsReadOnceMoreBeforeItIsDeleted(t *testing.T) {
 	looks := func(state string, edit ...func(map[string]any)) racktest.Exchange {
 		return racktest.OK(racktest.ViewDisk, racktest.DiskOf(state, edit...))
 	}
+	tagged := func(name, cluster string) func(map[string]any) {
+		return racktest.With("description", volume.Tag{Name: name, Cluster: cluster}.Description())
+	}
+	project := racktest.OK(racktest.ViewProject, racktest.ProjectOf())
+	hidden := racktest.NotFound.To(racktest.ViewDisk)
+	unknown := racktest.NotFound.To(racktest.DeleteDisk)
+	type script []racktest.Exchange
 	for _, test := range []struct {
 		name    string
-		lines   []racktest.Exchange
+		lines   script
 		skipped string // a word of the skip reason; empty: it is deleted
 		code    codes.Code
 	}{
-		{"and deleted when it is the same", []racktest.Exchange{looks("detached"), gone}, "", codes.OK},
-		{"and stays when it is in use", []racktest.Exchange{looks(racktest.AttachedHere)},
-			racktest.Instance,
+		{"and deleted when it is the same", script{looks("detached"), gone}, "", codes.OK},
+		{"and stays when it is in use", script{looks(racktest.AttachedHere)}, racktest.Instance,
 			codes.OK},
-		{"and stays while it is snapshotted", []racktest.Exchange{looks("maintenance")}, "maintenance",
+		{"and stays while it is snapshotted", script{looks("maintenance")}, "maintenance", codes.OK},
+		{"and stays when it has another tag", script{looks("detached", tagged("pvc-1", "red"))}, `"red"`,
 			codes.OK},
-		{"and stays when it has another tag", []racktest.Exchange{looks("detached",
-			racktest.With("description",
-				volume.Tag{Name: "pvc-1", Cluster: "red"}.Description()))}, `"red"`, codes.OK},
-		{"and stays when it has another name", []racktest.Exchange{looks("detached", racktest.With("name",
-			"mine"))},
+		{"and stays when it has another name", script{looks("detached", racktest.With("name", "mine"))},
 			"another name", codes.OK},
-		{"and stays when it is for another volume now", []racktest.Exchange{looks("detached",
-			racktest.With("name", volume.DiskName("blue", "pvc-2")), racktest.With("description",
-				volume.Tag{Name: "pvc-2",
-					Cluster: "blue"}.Description()))}, "changed since it was listed", codes.OK},
-		{"and stays when it was made at another time", []racktest.Exchange{looks("detached",
+		{"and stays when it is for another volume now", script{looks("detached",
+			racktest.With("name", volume.DiskName("blue", "pvc-2")), tagged("pvc-2", "blue"))},
+			"changed since it was listed", codes.OK},
+		{"and stays when it was made at another time", script{looks("detached",
 			racktest.With("time_created", "2026-06-12T18:01:03Z"))}, "changed since it was listed",
 			codes.OK},
-		{"and may be gone", []racktest.Exchange{racktest.NotFound.To(racktest.ViewDisk),
-			racktest.OK(racktest.ViewProject,
-				racktest.ProjectOf())}, "gone",
+		{"and may be gone", script{hidden, project}, "gone", codes.OK},
+		{"and may be hidden, which is an error", script{hidden,
+			racktest.NotFound.To(racktest.ViewProject)}, "", codes.PermissionDenied},
+		{"and may go before the request", script{looks("detached"), unknown, hidden, project}, "gone",
 			codes.OK},
-		{"and may be hidden, which is an error",
-			[]racktest.Exchange{racktest.NotFound.To(racktest.ViewDisk),
-				racktest.NotFound.To(racktest.ViewProject)}, "", codes.PermissionDenied},
-		{"and may go before the request", []racktest.Exchange{looks("detached"),
-			racktest.NotFound.To(racktest.DeleteDisk),
-			racktest.NotFound.To(racktest.ViewDisk), racktest.OK(racktest.ViewProject,
-				racktest.ProjectOf())},
-			"gone", codes.OK},
-		{"and is not gone because a delete does not find it", []racktest.Exchange{looks("detached"),
-			racktest.NotFound.To(racktest.DeleteDisk), looks("detached")}, "shows it", codes.OK},
-		{"and stays when the rack refuses", []racktest.Exchange{looks("detached"),
-			racktest.Refused.To(racktest.DeleteDisk)},
-			"the rack refuses", codes.OK},
-		{"and another answer than was asked for is an error", []racktest.Exchange{looks("detached",
+		{"and is not gone because a delete does not find it", script{looks("detached"), unknown,
+			looks("detached")}, "shows it", codes.OK},
+		{"and stays when the rack refuses", script{looks("detached"),
+			racktest.Refused.To(racktest.DeleteDisk)}, "the rack refuses", codes.OK},
+		{"and another answer than was asked for is an error", script{looks("detached",
 			racktest.With("id", racktest.Image))}, "", codes.Internal},
-		{"and no answer is an error", []racktest.Exchange{looks("detached"), {Want: racktest.DeleteDisk,
-			Cut: true}}, "", codes.Unavailable},
+		{"and no answer is an error", script{looks("detached"), {Want: racktest.DeleteDisk, Cut: true}},
+			"", codes.Unavailable},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			skipped, err := rackThat(t, test.lines...).deleteOrphan(t.Context(), seenDisk())
@@ -132,8 +126,7 @@ func TestTheListIsReadAgainBeforeADeletion(t *testing.T) {
 		return a
 	}
 	gone := []racktest.Exchange{racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached")),
-		{Want: racktest.DeleteDisk,
-			Status: 204}}
+		{Want: racktest.DeleteDisk, Status: 204}}
 	for _, test := range []struct {
 		name    string
 		again   func() (wanted, error)
@@ -179,8 +172,7 @@ func TestD69MoreOrphansThanAtMostAreAllSkipped(t *testing.T) {
 			a.report.Orphans = append(a.report.Orphans, &orphan{object: o})
 			a.state.Objects[o.ID] = firstSeen{FirstSeen: auditNow}
 			lines = append(lines, racktest.OK("GET /v1/disks/"+o.ID, racktest.DiskOf("detached",
-				racktest.With("id",
-					o.ID))),
+				racktest.With("id", o.ID))),
 				racktest.Exchange{Want: "DELETE /v1/disks/" + o.ID, Status: 204})
 		}
 		// An orphan with another skip reason does not count.

@@ -44,8 +44,7 @@ func TestParseWanted(t *testing.T) {
 			persistent("two", "ebs.csi.aws.com", racktest.Image)), []handle{{kindDisk, racktest.Disk,
 			"PersistentVolume one"}}},
 		{"one volume", persistent("one", volume.DriverName, racktest.Disk), []handle{{kindDisk,
-			racktest.Disk,
-			"PersistentVolume one"}}},
+			racktest.Disk, "PersistentVolume one"}}},
 		{"a list from the API itself", `{"kind":"PersistentVolumeList","items":[{"metadata":` +
 			`{"name":"one"},"spec":{"csi":{"driver":"` + volume.DriverName + `","volumeHandle":"` +
 			racktest.Disk + `"}}}]}`, []handle{{kindDisk, racktest.Disk, "PersistentVolume one"}}},

@@ -32,6 +32,9 @@ const (
 	showVolume    = "kubectl get pv {pv} -o yaml"
 	showPods      = "kubectl get pods -n {namespace} -o wide"
 	showNodePods  = "kubectl get pods --all-namespaces --field-selector spec.nodeName={node}"
+	showNodeEntry = "kubectl get csinode {node} -o yaml"
+	showDrivers   = "kubectl get pods --all-namespaces -l app=" + driverPodApp + " -o wide"
+	describePod   = "kubectl describe pod -n {namespace} {pod}"
 	showDisk      = "oxide disk view --disk {volume}"
 	showInstance  = "oxide instance view --instance {instance}"
 	showSnapshots = "kubectl get volumesnapshotcontents"
@@ -50,9 +53,9 @@ const (
 // controllerLogs names the pods of the controller for kubectl logs.
 const controllerLogs = "deployment/oxide-csi-controller"
 
-// controllerLogOf is the command that shows the log of a container of the controller.
-func controllerLogOf(container string) string {
-	return strings.Replace(controllerLog, driverContainer, container, 1)
+// logOf changes a command that shows the log of the driver to another container of the same pod.
+func logOf(command, container string) string {
+	return strings.Replace(command, driverContainer, container, 1)
 }
 
 // advices has an entry for every reason, in the order of docs/reasons.md.
@@ -80,7 +83,7 @@ var advices = map[csierr.Reason]advice{
 	csierr.OperationPending: {"", passes, showPods},
 	csierr.VolumeNotFound:   {LinkDisk, "Nothing: a disk does not come back.", showDisk},
 	csierr.VolumeExists:     {LinkClaim, repeated, showClaim},
-	csierr.InstanceNotFound: {LinkInstance, repeated, "kubectl get csinode {node} -o yaml"},
+	csierr.InstanceNotFound: {LinkInstance, repeated, showNodeEntry},
 	csierr.InstanceFull:     {LinkInstance, repeated, listDisks},
 	csierr.InstanceMustBeStopped: {LinkInstance,
 		"The orchestrator repeats the call, which succeeds while the instance is stopped. The " +

@@ -142,7 +142,7 @@ func (c *chain) judgePendingClaim(what string) Step {
 // sidecar's, unless another container of the pod does not work.
 func (e *Evidence) silence(f Finding, sidecar string) Finding {
 	f.Do = "Check that the controller of the driver runs, and the log of its " + sidecar + "."
-	f.Next = controllerLogOf(sidecar)
+	f.Next = logOf(controllerLog, sidecar)
 	if e.Cluster.Unseen[kindDriverPod] != "" {
 		return f
 	}
@@ -157,7 +157,7 @@ func (e *Evidence) silence(f Finding, sidecar string) Finding {
 			continue
 		}
 		f.Wrong += "; " + s.Name + " of the pod " + pod.Metadata.Name + " does not work: " + podWords(pod)
-		f.Next = controllerLogOf(s.Name)
+		f.Next = logOf(controllerLog, s.Name)
 		if name := pod.Metadata.Name; commandWord.MatchString(name) {
 			f.Next = strings.Replace(f.Next, controllerLogs, name, 1)
 		}
@@ -265,7 +265,7 @@ func (c *chain) judgeAttachment() Step {
 			c.nodeName + ", and no VolumeAttachment asks for its volume there", Source: "Kubernetes",
 			ByItself: "The attach controller of Kubernetes tries again.",
 			Do:       "Check the events of the pod: another node may still have the volume.",
-			Next:     "kubectl describe pod -n {namespace} {pod}"})
+			Next:     describePod})
 	case a == nil:
 		return Step{State: Waiting, What: "none yet: the pod has just come to the node " + c.nodeName}
 	}

@@ -11,6 +11,13 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
+// What to do about a node where the driver does not work.
+const (
+	registerAgain = "Delete the driver's pod on the node, so that it registers again."
+	runDaemonSet  = "Let the driver's DaemonSet run on the node: check its pod, taints and " +
+		"tolerations."
+)
+
 // wanted reports whether something on a node is to have the volume, or has it.
 func (c *chain) wanted() bool { return c.nodeName != "" }
 
@@ -35,8 +42,7 @@ func (c *chain) judgeNode() Step {
 	if d.NodeID == "" {
 		step.Finding = &Finding{Wrong: "the driver is registered without the id of an instance",
 			Source: "CSINode " + c.nodeName, ByItself: "Nothing until the driver registers again.",
-			Do:   "Delete the driver's pod on the node, so that it registers again.",
-			Next: "kubectl get csinode {node} -o yaml"}
+			Do: registerAgain, Next: showNodeEntry}
 	} else {
 		c.judgeReadiness(&step)
 	}
@@ -47,8 +53,7 @@ func (c *chain) judgeNode() Step {
 		step.Finding = &Finding{Wrong: fmt.Sprintf("the node is registered as the instance %s, and its "+
 			"driver runs on %s", c.instance, r.Instance), Source: "the node's report",
 			ByItself: "Nothing until the driver on the node registers again.",
-			Do:       "Delete the driver's pod on the node, so that it registers again.",
-			Next:     "kubectl get csinode {node} -o yaml"}
+			Do:       registerAgain, Next: showNodeEntry}
 	}
 	return step
 }
@@ -94,8 +99,8 @@ func (c *chain) driverPodFinding() *Finding {
 	}
 	f := Finding{Source: "Kubernetes", ByItself: "Volumes that are mounted stay so. None is mounted " +
 		"or unmounted on the node until the driver's pod runs.",
-		Do:   "Let the driver's DaemonSet run on the node: check its pod, taints and tolerations.",
-		Next: "kubectl get pods --all-namespaces -l app=oxide-csi-node -o wide"}
+		Do:   runDaemonSet,
+		Next: showDrivers}
 	pod := c.driverPod(c.nodeName)
 	if pod == nil {
 		f.Wrong = "no pod of the driver (" + driverPodApp + ") is on the node " + c.nodeName
@@ -110,7 +115,7 @@ func (c *chain) driverPodFinding() *Finding {
 	f.Next = "kubectl describe pod -n {driverNamespace} {driverPod}"
 	if s != nil && commandWord.MatchString(s.Name) {
 		f.Do = "Follow the log of " + s.Name + "."
-		f.Next = strings.Replace(nodeLog, driverContainer, s.Name, 1)
+		f.Next = logOf(nodeLog, s.Name)
 	}
 	return &f
 }
@@ -122,13 +127,13 @@ func (c *chain) nodeWithoutDriver() Step {
 		wrong = "there is no CSINode " + c.nodeName + ", so the node may be gone"
 	}
 	pod := c.driverPod(c.nodeName)
-	next := "kubectl get pods --all-namespaces -l app=oxide-csi-node -o wide"
+	next := showDrivers
 	switch {
 	case pod != nil:
 		wrong += "; its pod there, " + pod.Metadata.Name + ", is " + podWords(*pod)
-		next = strings.Replace(nodeLog, driverContainer, "node-driver-registrar", 1)
+		next = logOf(nodeLog, "node-driver-registrar")
 		if s := deadContainer(*pod); s != nil && commandWord.MatchString(s.Name) {
-			next = strings.Replace(nodeLog, driverContainer, s.Name, 1)
+			next = logOf(nodeLog, s.Name)
 		}
 	case c.Cluster.Unseen[kindDriverPod] != "":
 		wrong += "; whether its pod runs there could not be seen: " + c.Cluster.Unseen[kindDriverPod]
@@ -137,7 +142,7 @@ func (c *chain) nodeWithoutDriver() Step {
 	}
 	return broken("node "+c.nodeName, Finding{Wrong: wrong, Source: "CSINode " + c.nodeName,
 		ByItself: "The driver registers as soon as its pod runs on the node.",
-		Do:       "Let the driver's DaemonSet run on the node: check its pod, taints and tolerations.",
+		Do:       runDaemonSet,
 		Next:     next})
 }
 
@@ -203,7 +208,7 @@ func (c *chain) judgePod() Step {
 	}
 	return broken(what, Finding{Wrong: wrong, Source: source, Since: o.Metadata.CreationTimestamp,
 		ByItself: "The kubelet tries again.", Do: "Follow the events of the pod.",
-		Next: "kubectl describe pod -n {namespace} {pod}"})
+		Next: describePod})
 }
 
 // containersMade reports whether a container of the pod was made, which the kubelet does when every
@@ -234,12 +239,12 @@ func (c *chain) judgeUnscheduled(what string) Step {
 		return broken(what, Finding{Wrong: "it is on no node: " + last.Message,
 			Source: "event FailedScheduling", Since: last.First(), Last: last.Last(),
 			ByItself: "The scheduler tries again whenever something changes.",
-			Do:       "Follow the message.", Next: "kubectl describe pod -n {namespace} {pod}"})
+			Do:       "Follow the message.", Next: describePod})
 	case c.old(c.pod):
 		return broken(what, Finding{Wrong: "it has been on no node for " + c.age(c.pod),
 			Source: "Kubernetes", Since: c.pod.Metadata.CreationTimestamp,
 			ByItself: "The scheduler tries again whenever something changes.",
-			Do:       "Follow the events of the pod.", Next: "kubectl describe pod -n {namespace} {pod}"})
+			Do:       "Follow the events of the pod.", Next: describePod})
 	}
 	return Step{State: Waiting, What: what + ", not yet on a node"}
 }
