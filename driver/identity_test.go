@@ -44,10 +44,30 @@ func (m *moodyRack) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	_, _ = w.Write([]byte(m.mood.Body))
 }
 
+// healthOf returns the health of a controller whose rack answers by a handler.
+func healthOf(t *testing.T, rack http.Handler, log *slog.Logger) *rackHealth {
+	t.Helper()
+	return &rackHealth{Rack: clientFor(t, rackAt(t, rack)), Log: log, asked: make(chan struct{}, 1)}
+}
+
+// begin runs the checks of a rack until end, which waits for the last one.
+func begin(t *testing.T, h *rackHealth) (end func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		h.run(ctx)
+	}()
+	return func() {
+		cancel()
+		<-ended
+	}
+}
+
 func TestPR1ToPR5Probe(t *testing.T) {
 	rack := &moodyRack{}
-	h := &rackHealth{Rack: clientFor(t, rackAt(t, rack)), Log: slog.New(slog.DiscardHandler),
-		asked: make(chan struct{}, 1)}
+	h := healthOf(t, rack, slog.New(slog.DiscardHandler))
 	identity := &identityService{Health: h.state}
 	probe := func() (bool, error) {
 		answer, err := identity.Probe(t.Context(), &csi.ProbeRequest{})
@@ -79,22 +99,20 @@ func TestPR1ToPR5Probe(t *testing.T) {
 		t.Errorf("an outage after the first answer makes the process wait: %v", why)
 	}
 
-	rack.set(racktest.Error(401, "Unauthorized", "credentials missing or invalid"))
-	h.check(t.Context())
-	_, err := probe()
-	csitest.Want(t, err, codes.FailedPrecondition, csierr.TokenRejected)
-	rack.set(away)
-	h.check(t.Context())
-	_, err = probe()
-	csitest.Want(t, err, codes.FailedPrecondition, csierr.TokenRejected)
-	rack.set(racktest.Error(403, "Forbidden", "Forbidden"))
-	h.check(t.Context())
-	_, err = probe()
-	csitest.Want(t, err, codes.FailedPrecondition, csierr.RoleMissing)
-	rack.set(racktest.Error(404, "ObjectNotFound", "not found: project"))
-	h.check(t.Context())
-	_, err = probe()
-	csitest.Want(t, err, codes.FailedPrecondition, csierr.ProjectNotFound)
+	for _, refusal := range []struct {
+		mood   racktest.Exchange
+		reason csierr.Reason
+	}{
+		{racktest.Error(401, "Unauthorized", "credentials missing or invalid"), csierr.TokenRejected},
+		{away, csierr.TokenRejected}, // an outage is no answer
+		{racktest.Error(403, "Forbidden", "Forbidden"), csierr.RoleMissing},
+		{racktest.Error(404, "ObjectNotFound", "not found: project"), csierr.ProjectNotFound},
+	} {
+		rack.set(refusal.mood)
+		h.check(t.Context())
+		_, err := probe()
+		csitest.Want(t, err, codes.FailedPrecondition, refusal.reason)
+	}
 	rack.set(fine)
 	h.check(t.Context())
 	expect("PR-1 mended", true)
@@ -110,14 +128,8 @@ func TestPR1ToPR5Probe(t *testing.T) {
 
 func TestARefusedTokenCausesACheckAtOnce(t *testing.T) {
 	rack := &moodyRack{mood: inOrder}
-	h := &rackHealth{Rack: clientFor(t, rackAt(t, rack)), Log: slog.New(slog.DiscardHandler),
-		asked: make(chan struct{}, 1)}
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		h.run(ctx)
-	}()
+	h := healthOf(t, rack, slog.New(slog.DiscardHandler))
+	end := begin(t, h)
 	csitest.Await(t, "the first look is done", func() bool {
 		ready, err := h.state()
 		return ready && err == nil
@@ -132,8 +144,7 @@ func TestARefusedTokenCausesACheckAtOnce(t *testing.T) {
 	for range 100 {
 		h.checkSoon()
 	}
-	cancel()
-	<-ended
+	end()
 	if more := rack.count() - served; more > 1 {
 		t.Errorf("a hundred refusals made %d more requests", more)
 	}

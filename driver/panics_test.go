@@ -51,21 +51,14 @@ func panicking() (any, error) { panic("the secret is " + canary) }
 func TestAPanicInARackCheckIsReportedByProbe(t *testing.T) {
 	book := &logBook{}
 	// Without a client every check panics.
-	h := &rackHealth{Rack: &rack.Client{Project: racktest.Project}, Log: newLog(Config{}, &hidden{},
-		book),
-		asked: make(chan struct{}, 1)}
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		h.run(ctx)
-	}()
+	h := &rackHealth{Rack: &rack.Client{Project: racktest.Project},
+		Log: newLog(Config{}, &hidden{}, book), asked: make(chan struct{}, 1)}
+	end := begin(t, h)
 	csitest.Await(t, "Probe says so", func() bool {
 		_, err := h.state()
 		return err != nil
 	})
-	cancel()
-	<-ended
+	end()
 	_, err := h.state()
 	csitest.Want(t, err, codes.Internal, csierr.Internal)
 	if !strings.Contains(book.String(), "ProjectView") {

@@ -215,8 +215,7 @@ func TestDangerousSettingsAreLoggedAtStart(t *testing.T) {
 func TestAProblemWithTheRackIsLoggedOnce(t *testing.T) {
 	rack := &moodyRack{}
 	book := &logBook{}
-	h := &rackHealth{Rack: clientFor(t, rackAt(t, rack)),
-		Log: newLog(Config{}, &hidden{}, book), asked: make(chan struct{}, 1)}
+	h := healthOf(t, rack, newLog(Config{}, &hidden{}, book))
 	for i, step := range []struct {
 		mood racktest.Exchange
 		want int // lines in the log from the start
