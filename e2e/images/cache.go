@@ -63,6 +63,37 @@ func addFile(sum io.Writer, path string) error {
 	return err
 }
 
+// keep returns a file or directory of the cache whose name ends in the hash of what it is made of.
+// Where it is not there, keep removes those of the same name before it, and build makes it at
+// another path first.
+func (b *Builder) keep(dir, name, inputs, extension string, build func(partial string) error) (
+	string, error) {
+	dir = filepath.Join(b.Cache, dir)
+	path := filepath.Join(dir, name+"-"+inputs+extension)
+	if _, err := os.Stat(path); err == nil {
+		return path, nil
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", fmt.Errorf("make the directory of %s: %w", dir, err)
+	}
+	old, err := filepath.Glob(filepath.Join(dir, name+"-????????????"+extension))
+	if err != nil {
+		return "", err
+	}
+	for _, file := range old {
+		if err := os.RemoveAll(file); err != nil {
+			return "", fmt.Errorf("remove what an older version has left: %w", err)
+		}
+	}
+	if err := build(path + ".partial"); err != nil {
+		return "", err
+	}
+	if err := os.Rename(path+".partial", path); err != nil {
+		return "", fmt.Errorf("keep what was built: %w", err)
+	}
+	return path, nil
+}
+
 // scratch makes a directory to put a build together in, beside what goes into it.
 func (b *Builder) scratch() (string, error) {
 	parent := filepath.Join(b.Cache, "build")

@@ -70,32 +70,18 @@ func (b *Builder) compile(ctx context.Context, p programs) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	dir := filepath.Join(b.Cache, "programs",
-		p.name+"-"+hash(version, ldflags, strings.Join(p.packages, " "), source))
-	if _, err := os.Stat(dir); err == nil {
-		b.say("%s: compiled before", p.name)
-		return dir, nil
-	}
-	partial := dir + ".partial"
-	err = b.step("compiling "+p.name+" from its modules", func() error {
-		return b.goBuild(ctx, module, partial, ldflags, p.packages...)
+	compiled := false
+	dir, err := b.keep("programs", p.name, hash(version, ldflags, strings.Join(p.packages, " "),
+		source), "", func(partial string) error {
+		compiled = true
+		return b.step("compiling "+p.name+" from its modules", func() error {
+			return b.goBuild(ctx, module, partial, ldflags, p.packages...)
+		})
 	})
-	if err != nil {
-		return "", err
+	if err == nil && !compiled {
+		b.say("%s: compiled before", p.name)
 	}
-	older, err := filepath.Glob(filepath.Join(b.Cache, "programs", p.name+"-????????????"))
-	if err != nil {
-		return "", err
-	}
-	for _, old := range older {
-		if err := os.RemoveAll(old); err != nil {
-			return "", fmt.Errorf("remove what an older version compiled to: %w", err)
-		}
-	}
-	if err := os.Rename(partial, dir); err != nil {
-		return "", fmt.Errorf("keep what was compiled: %w", err)
-	}
-	return dir, nil
+	return dir, err
 }
 
 // goBuild builds static programs that are the same wherever they are built.

@@ -122,32 +122,11 @@ func (b *Builder) save(ctx context.Context, name string, images ...string) (stri
 	if err != nil {
 		return "", err
 	}
-	dir := filepath.Join(b.Cache, "archives")
-	archive := filepath.Join(dir, name+"-"+hash(ids, strings.Join(images, " "))+".tar")
-	if _, err := os.Stat(archive); err == nil {
-		return archive, nil
-	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return "", fmt.Errorf("make the directory of archives: %w", err)
-	}
-	old, err := filepath.Glob(filepath.Join(dir, name+"-????????????.tar"))
-	if err != nil {
-		return "", err
-	}
-	for _, file := range old {
-		if err := os.Remove(file); err != nil {
-			return "", fmt.Errorf("remove an old archive: %w", err)
-		}
-	}
-	partial := archive + ".partial"
-	if _, err := b.Engine.Output(ctx, append([]string{"save", "--output", partial},
-		images...)...); err != nil {
-		return "", err
-	}
-	if err := os.Rename(partial, archive); err != nil {
-		return "", fmt.Errorf("keep an archive: %w", err)
-	}
-	return archive, nil
+	return b.keep("archives", name, hash(ids, strings.Join(images, " ")), ".tar",
+		func(partial string) error {
+			_, err := b.Engine.Output(ctx, append([]string{"save", "--output", partial}, images...)...)
+			return err
+		})
 }
 
 // command runs a program in a directory. An error has the end of what it printed.

@@ -37,24 +37,12 @@ func pack(w io.Writer, files []file, date time.Time) error {
 
 // repack packs a .tgz anew, without its times and owners.
 func repack(packed io.Reader, date time.Time) ([]byte, error) {
-	unzipped, err := gzip.NewReader(packed)
+	var files []file
+	err := eachFile(packed, func(header *tar.Header, content []byte) {
+		files = append(files, file{header.Name, content})
+	})
 	if err != nil {
 		return nil, err
-	}
-	var files []file
-	for t := tar.NewReader(unzipped); ; {
-		header, err := t.Next()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			return nil, err
-		}
-		content, err := io.ReadAll(t)
-		if err != nil {
-			return nil, err
-		}
-		files = append(files, file{header.Name, content})
 	}
 	var out bytes.Buffer
 	zipped := gzip.NewWriter(&out)
@@ -62,6 +50,28 @@ func repack(packed io.Reader, date time.Time) ([]byte, error) {
 		return nil, err
 	}
 	return out.Bytes(), nil
+}
+
+// eachFile visits the entries of a .tgz.
+func eachFile(packed io.Reader, visit func(header *tar.Header, content []byte)) error {
+	unzipped, err := gzip.NewReader(packed)
+	if err != nil {
+		return err
+	}
+	for t := tar.NewReader(unzipped); ; {
+		header, err := t.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		content, err := io.ReadAll(t)
+		if err != nil {
+			return err
+		}
+		visit(header, content)
+	}
 }
 
 // filesIn reads all files of a tree.

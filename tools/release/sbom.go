@@ -3,13 +3,11 @@ package main
 import (
 	"archive/tar"
 	"bytes"
-	"compress/gzip"
 	"crypto/sha256"
 	"debug/buildinfo"
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path"
 	"regexp"
@@ -144,27 +142,15 @@ func (l layout) walk(layer ocispec.Descriptor, visit func(name string, content [
 		return err
 	}
 	defer f.Close()
-	unzipped, err := gzip.NewReader(f)
+	err = eachFile(f, func(header *tar.Header, content []byte) {
+		if header.Typeflag == tar.TypeReg {
+			visit(path.Clean(header.Name), content)
+		}
+	})
 	if err != nil {
 		return fmt.Errorf("layer %s (%s): %w", layer.Digest, layer.MediaType, err)
 	}
-	for t := tar.NewReader(unzipped); ; {
-		header, err := t.Next()
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		if header.Typeflag != tar.TypeReg {
-			continue
-		}
-		content, err := io.ReadAll(t)
-		if err != nil {
-			return err
-		}
-		visit(path.Clean(header.Name), content)
-	}
+	return nil
 }
 
 // debian parses dpkg's list of packages.
