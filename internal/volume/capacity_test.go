@@ -7,7 +7,6 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
-	"pgregory.net/rapid"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
@@ -99,40 +98,4 @@ func TestTheRefusalOfASourceSaysWhichLimitItExceeds(t *testing.T) {
 			t.Errorf("got %v, want %q", err, want)
 		}
 	}
-}
-
-func TestOF7AnySizeIsOneTheRackMakes(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		r := csitest.Range(rapid.Int64Min(0).Draw(t, "required"), rapid.Int64Min(0).Draw(t, "limit"))
-		floor := rapid.Int64Range(0, MaxDistributedBytes).Draw(t, "floor")
-		ceiling := rapid.SampledFrom([]int64{MaxDistributedBytes, Parameters{
-			DiskType: "local"}.Largest()}).Draw(t, "ceiling")
-		size, err := sizeFor(r, floor, ceiling)
-		if err != nil {
-			return
-		}
-		if size%GiB != 0 || size < GiB || size > ceiling || size < floor ||
-			size < r.RequiredBytes || (r.LimitBytes != 0 && size > r.LimitBytes) {
-			t.Fatalf("%v from %d bytes becomes %d", r, floor, size)
-		}
-		// The same request finds the disk again (CV-18).
-		if parsed, _ := ParseCapacityRange(r); !parsed.Contains(size) {
-			t.Fatalf("%v does not contain its own %d", r, size)
-		}
-	})
-}
-
-func TestOF7WhatIsRefusedIsImpossible(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		r := csitest.Range(rapid.Int64Range(0, 1<<41).Draw(t, "required"),
-			rapid.Int64Range(1, 1<<41).Draw(t, "limit"))
-		if _, err := sizeFor(r, 0, MaxDistributedBytes); err == nil {
-			return
-		}
-		for size := int64(GiB); size <= MaxDistributedBytes; size += GiB {
-			if r.RequiredBytes <= size && size <= r.LimitBytes {
-				t.Fatalf("%v was refused, though %d is in it", r, size)
-			}
-		}
-	})
 }

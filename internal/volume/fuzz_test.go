@@ -92,8 +92,8 @@ func FuzzParameters(f *testing.F) {
 	})
 }
 
-// FuzzCapacityRange checks that a size is whole GiB, in the range, and what the rack can make; and
-// that a refusal is right: there is no such size.
+// FuzzCapacityRange checks that a size is whole GiB, in the range, and what the rack can make
+// (OF-7); and that a refusal is right: there is no such size.
 func FuzzCapacityRange(f *testing.F) {
 	f.Fuzz(func(t *testing.T, required, limit, floor int64, local bool) {
 		r, err := ParseCapacityRange(&csi.CapacityRange{RequiredBytes: required, LimitBytes: limit})
