@@ -195,6 +195,29 @@ func TestALatencyIsComparedOnlyIfThereAreEnoughCalls(t *testing.T) {
 	}
 }
 
+// drawReport draws some results and calls of the example, with other statuses, words and latencies.
+func drawReport(t *rapid.T) *Report {
+	r, word := example(), rapid.String()
+	drop := func() bool { return rapid.IntRange(0, 3).Draw(t, "drop") == 0 }
+	r.Rack.Release, r.Run.Machine = word.Draw(t, "release"), word.Draw(t, "machine")
+	r.Run.Selected = rapid.SliceOfN(rapid.SampledFrom(groups), 0, 4).Draw(t, "selected")
+	without := rapid.SampledFrom([]string{"", "rules", "ext4"}).Draw(t, "without")
+	r.Results = slices.DeleteFunc(r.Results[18:30], func(result Result) bool { // rules, and ext4
+		return result.Group == without || drop()
+	})
+	for i := range r.Results {
+		result := &r.Results[i]
+		result.Status = rapid.SampledFrom(Statuses()).Draw(t, "status")
+		result.Name, result.Reason = word.Draw(t, "name"), word.Draw(t, "reason")
+	}
+	r.Calls = slices.DeleteFunc(r.Calls[:4], func(Calls) bool { return drop() })
+	for i, c := range r.Calls {
+		r.Calls[i] = NewCalls(c.Kind, c.Operation, 0,
+			rapid.SliceOfN(rapid.Float64Range(0, 1e300), 0, 50).Draw(t, "samples"))
+	}
+	return r
+}
+
 func TestTheNumbersOfADifferenceAddUp(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		a, b := drawReport(t), drawReport(t)

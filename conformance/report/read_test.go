@@ -5,11 +5,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
-	"pgregory.net/rapid"
 )
 
 func TestAnInvalidReportIsRefusedWithASentence(t *testing.T) {
@@ -98,96 +96,4 @@ func FuzzRead(f *testing.F) {
 			t.Errorf("a report is worse than itself:\n%s", d)
 		}
 	})
-}
-
-func TestReadReturnsAnyReportThatWasWritten(t *testing.T) {
-	dir := t.TempDir()
-	rapid.Check(t, func(t *rapid.T) {
-		want := drawReport(t)
-		if err := Write(dir, want); err != nil {
-			t.Fatal(err)
-		}
-		got, err := Read(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
-			t.Fatalf("what was written differs from what was read (-want +got):\n%s", diff)
-		}
-	})
-}
-
-// drawReport draws a random consistent report.
-func drawReport(t *rapid.T) *Report {
-	word := rapid.Map(rapid.String(), Plain)
-	words := rapid.SliceOfN(word, 0, 3)
-	at := rapid.Map(rapid.Int64Range(0, 4e18), func(n int64) time.Time {
-		return time.Unix(0, n).UTC()
-	})
-	counts := rapid.MapOfN(word, rapid.IntRange(0, 1e6), 0, 4)
-	began := at.Draw(t, "began")
-	r := &Report{
-		Schema: SchemaVersion, Why: "because " + word.Draw(t, "why"),
-		Run: Run{ID: word.Draw(t, "id"), Mark: word.Draw(t, "mark"), Began: began,
-			Ended:   began.Add(time.Duration(rapid.Int64Range(0, 1e15).Draw(t, "took"))),
-			Machine: word.Draw(t, "machine"), Second: word.Draw(t, "second"),
-			Command: words.Draw(t, "command"), Selected: words.Draw(t, "selected")},
-		Rack: Rack{Host: word.Draw(t, "host"), HotPlug: rapid.SampledFrom(
-			[]HotPlug{HotPlugYes, HotPlugNo, HotPlugUnknown}).Draw(t, "hot-plug"),
-			Simulated: rapid.Bool().Draw(t, "simulated")},
-		Versions: Versions{Tools: rapid.MapOfN(word, word, 0, 3).Draw(t, "tools")},
-		Preflight: rapid.SliceOfN(rapid.Custom(func(t *rapid.T) Line {
-			return Line{Name: word.Draw(t, "name"), Found: word.Draw(t, "found"),
-				Status: rapid.SampledFrom([]LineStatus{Pass, Warn, Fail, Skip}).Draw(t, "status")}
-		}), 0, 3).Draw(t, "preflight"),
-		Results: drawResults(t), Calls: drawCalls(t),
-		Ledger: Ledger{Before: counts.Draw(t, "before"), After: counts.Draw(t, "after"),
-			Left: words.Draw(t, "left")},
-		Witness: Witness{Source: word.Draw(t, "source"), Findings: words.Draw(t, "findings")},
-		CleanUp: word.Draw(t, "clean up"),
-	}
-	switch {
-	case r.Count(Failed)+len(r.Ledger.Left)+len(r.Witness.Findings) > 0:
-		r.Verdict = DoesNotConform
-	case r.Count(Interrupted) > 0:
-		r.Verdict = InterruptedRun
-	case r.Count(Blocked) > 0:
-		r.Verdict = BlockedByRack
-	case r.Count(Passed) > 0:
-		r.Verdict = Conforms
-	default:
-		r.Verdict = Incomplete
-	}
-	return r
-}
-
-func drawResults(t *rapid.T) []Result {
-	word := rapid.Map(rapid.String(), Plain)
-	amount := rapid.Float64Range(0, 1e9)
-	exchange := rapid.Custom(func(t *rapid.T) Exchange {
-		return Exchange{Kind: rapid.SampledFrom([]Kind{API, RPC}).Draw(t, "kind"),
-			Operation: word.Draw(t, "operation"), Path: word.Draw(t, "path"),
-			Status: rapid.IntRange(0, 599).Draw(t, "status"), Answer: word.Draw(t, "answer"),
-			Milliseconds: amount.Draw(t, "milliseconds")}
-	})
-	return rapid.SliceOfNDistinct(rapid.Custom(func(t *rapid.T) Result {
-		r := Result{Group: rapid.SampledFrom([]string{"rules", "data", "ext4"}).Draw(t, "group"),
-			ID: rapid.StringMatching(`[A-Z][0-9]{2}`).Draw(t, "id"), Name: word.Draw(t, "name"),
-			Status:  rapid.SampledFrom(Statuses()).Draw(t, "status"),
-			Seconds: amount.Draw(t, "seconds"), Tries: rapid.IntRange(0, 9).Draw(t, "tries"),
-			Evidence: rapid.SliceOfN(exchange, 0, 2).Draw(t, "evidence")}
-		if r.Status != Passed {
-			r.Reason = "reason " + word.Draw(t, "reason")
-		}
-		return r
-	}), 0, 8, Result.key).Draw(t, "results")
-}
-
-func drawCalls(t *rapid.T) []Calls {
-	return rapid.SliceOfNDistinct(rapid.Custom(func(t *rapid.T) Calls {
-		samples := rapid.SliceOfN(rapid.Float64Range(0, 1e300), 0, 50).Draw(t, "samples")
-		return NewCalls(rapid.SampledFrom([]Kind{API, RPC}).Draw(t, "kind"),
-			rapid.Map(rapid.String(), Plain).Draw(t, "operation"),
-			rapid.IntRange(0, len(samples)).Draw(t, "failed"), samples)
-	}), 0, 4, func(c Calls) string { return string(c.Kind) + " " + c.Operation }).Draw(t, "calls")
 }
