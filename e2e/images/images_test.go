@@ -206,12 +206,3 @@ func TestEveryImageOfTheManifestsIsBuilt(t *testing.T) { // D-7, B-36
 			found)
 	}
 }
-
-func TestAProgramsImageHasItWhereItIsCalled(t *testing.T) {
-	want := "FROM scratch\nENV PATH=/usr/local/bin\nCOPY etcd /usr/local/bin/etcd\n" +
-		"ENTRYPOINT [\"/usr/local/bin/etcd\"]\n"
-	got := single{program: "etcd", path: "/usr/local/bin/etcd"}.dockerfile()
-	if got != want {
-		t.Errorf("dockerfile = %q, want %q", got, want)
-	}
-}

@@ -37,7 +37,8 @@ func (g *gatherer) rack(ctx context.Context) {
 	}
 	for _, c := range resolve(&g.e) {
 		if c.handle != "" {
-			r.Disks[c.handle] = g.disk(ctx, c.handle)
+			r.Disks[c.handle] = found(c.handle, csierr.VolumeNotFound,
+				func(id oxide.NameOrId) (*oxide.Disk, error) { return g.Rack.Disk(ctx, id) }, g.diskOf)
 		}
 	}
 	// Only now is the instance known of a disk that no node has an entry for.
@@ -45,73 +46,57 @@ func (g *gatherer) rack(ctx context.Context) {
 		if _, asked := r.Instances[c.instance]; asked || c.instance == "" {
 			continue
 		}
-		r.Instances[c.instance] = g.instance(ctx, c.instance)
-		r.Neighbours[c.instance] = g.neighbours(ctx, c.instance)
+		r.Instances[c.instance] = found(c.instance, csierr.InstanceNotFound,
+			func(id oxide.NameOrId) (*oxide.Instance, error) { return g.Rack.Instance(ctx, id) }, machineOf)
+		r.Neighbours[c.instance] = found(c.instance, csierr.InstanceNotFound,
+			func(id oxide.NameOrId) ([]oxide.Disk, error) { return g.Rack.InstanceDisks(ctx, id) },
+			g.disksOf)
 	}
 }
 
-func (g *gatherer) disk(ctx context.Context, handle string) Found[Disk] {
-	id, ok := rack.ID(handle)
+// found asks the rack for what belongs to an id, and converts its answer.
+func found[O, T any](id string, notFound csierr.Reason, ask func(oxide.NameOrId) (O, error),
+	convert func(O) T) Found[T] {
+	param, ok := rack.ID(id)
 	if !ok {
-		return Found[Disk]{} // the rack's ids are UUIDs
+		return Found[T]{} // the rack's ids are UUIDs
 	}
-	disk, err := g.Rack.Disk(ctx, id)
-	if err != nil {
-		return failed[Disk](err, csierr.VolumeNotFound)
-	}
-	found := g.diskOf(disk)
-	return Found[Disk]{Object: &found}
-}
-
-// failed is the result of a look that failed, or that found nothing.
-func failed[T any](err error, notFound csierr.Reason) Found[T] {
-	if csierr.Has(err, notFound) {
+	answer, err := ask(param)
+	switch {
+	case csierr.Has(err, notFound):
 		return Found[T]{}
+	case err != nil:
+		return Found[T]{Unseen: csierr.Message(err)}
 	}
-	return Found[T]{Unseen: csierr.Message(err)}
+	object := convert(answer)
+	return Found[T]{Object: &object}
 }
 
 func (g *gatherer) diskOf(d *oxide.Disk) Disk {
 	tag, _ := volume.ParseTag(d.Description)
-	found := Disk{ID: d.Id, Name: string(d.Name), State: string(d.State.State()),
+	disk := Disk{ID: d.Id, Name: string(d.Name), State: string(d.State.State()),
 		Instance: rack.InstanceOf(d), SizeBytes: int64(d.Size), BlockBytes: int64(d.BlockSize),
 		Type: string(d.DiskType), CSIName: tag.Name, Foreign: rack.ForeignDisk(d, g.ClusterID)}
 	switch {
 	case tag.Use != volume.UseFilesystem:
 	case tag.Origin == volume.OriginBlank:
-		found.FilesystemUUID = d.Id
+		disk.FilesystemUUID = d.Id
 	default:
-		found.FilesystemUUID = strings.ToLower(tag.FilesystemUUID)
+		disk.FilesystemUUID = strings.ToLower(tag.FilesystemUUID)
 	}
-	return found
+	return disk
 }
 
-func (g *gatherer) instance(ctx context.Context, id string) Found[Machine] {
-	param, ok := rack.ID(id)
-	if !ok {
-		return Found[Machine]{}
-	}
-	i, err := g.Rack.Instance(ctx, param)
-	if err != nil {
-		return failed[Machine](err, csierr.InstanceNotFound)
-	}
-	return Found[Machine]{Object: &Machine{ID: i.Id, Name: string(i.Name), State: string(i.RunState)}}
+func machineOf(i *oxide.Instance) Machine {
+	return Machine{ID: i.Id, Name: string(i.Name), State: string(i.RunState)}
 }
 
-func (g *gatherer) neighbours(ctx context.Context, instance string) Found[[]Disk] {
-	param, ok := rack.ID(instance)
-	if !ok {
-		return Found[[]Disk]{}
-	}
-	all, err := g.Rack.InstanceDisks(ctx, param)
-	if err != nil {
-		return failed[[]Disk](err, csierr.InstanceNotFound)
-	}
-	found := []Disk{}
+func (g *gatherer) disksOf(all []oxide.Disk) []Disk {
+	disks := []Disk{}
 	for i := range all {
-		found = append(found, g.diskOf(&all[i]))
+		disks = append(disks, g.diskOf(&all[i]))
 	}
-	return Found[[]Disk]{Object: &found}
+	return disks
 }
 
 // rackItself collects the cluster's disks and what is left of the quota.

@@ -146,7 +146,7 @@ func TestEachAlertFiresInItsFaultAndInNoOther(t *testing.T) {
 				})
 			}
 			maps.Copy(all, f.differ)
-			found, ever := firingAt(t, stdcmp.Or(f.interval, interval), all)
+			found, ever := firing(t, stdcmp.Or(f.interval, interval), all)
 			if diff := cmp.Diff(append([]string{}, f.want...), names(found)); diff != "" {
 				t.Errorf("expected alerts (-) and those that fire at the end (+):\n%s", diff)
 			}

@@ -101,7 +101,7 @@ func TestEveryReasonThatStaysRaisesOneAlert(t *testing.T) {
 		all[leader.failed("ControllerPublishVolume", reason)] = eachMinute
 	}
 	raised := map[string][]string{}
-	found, _ := firing(t, all)
+	found, _ := firing(t, interval, all)
 	for _, alert := range found {
 		reason := alert.Labels.Get("reason")
 		raised[reason] = append(raised[reason], alert.Labels.Get("alertname"))
@@ -131,7 +131,7 @@ func TestEveryCallThatChangesAVolumeIsWatched(t *testing.T) {
 			want = append(want, method)
 		}
 	}
-	found, _ := firing(t, all)
+	found, _ := firing(t, interval, all)
 	got := []string{}
 	for _, alert := range found {
 		got = append(got, alert.Labels.Get("method"))

@@ -23,15 +23,10 @@ const interval = time.Minute
 // series are time series in the notation of promtool, by metric and labels.
 type series map[string]string
 
-// firing evaluates the rules from the first sample to the last, as Prometheus does. It returns the
-// alerts that fire at the end, and the names of those that have ever fired.
-func firing(t *testing.T, all series) (atEnd []*rules.Alert, ever []string) {
-	t.Helper()
-	return firingAt(t, interval, all)
-}
-
-// firingAt does so with samples and evaluations at another distance.
-func firingAt(t *testing.T, interval time.Duration, all series) (atEnd []*rules.Alert,
+// firing evaluates the rules from the first sample to the last, as Prometheus does; interval is the
+// distance of samples and evaluations. It returns the alerts that fire at the end, and the names of
+// those that have ever fired.
+func firing(t *testing.T, interval time.Duration, all series) (atEnd []*rules.Alert,
 	ever []string) {
 	t.Helper()
 	load := "load " + interval.String() + "\n"

@@ -70,9 +70,7 @@ func TestARelease(t *testing.T) {
 	t.Run("another release in the folder is replaced", func(t *testing.T) {
 		extra := filepath.Join(first, "of-the-old-one")
 		must(t, os.WriteFile(extra, nil, 0o644))
-		r := release{Version: testVersion, Root: root, Out: first, Arch: []string{runtime.GOARCH},
-			Dirty: true, Log: io.Discard}
-		must(t, r.run(t.Context()))
+		must(t, releaseOf(root, first).run(t.Context()))
 		if _, err := os.Stat(extra); err == nil {
 			t.Error("a file of the old release is left")
 		}
@@ -84,8 +82,8 @@ func TestAFileThatIsInNoCommitIsNotReleased(t *testing.T) {
 	output(t, projectDir(t), "git", "clone", "--quiet", "--shared", ".", root)
 	const token = "deploy/chart/values-with-a-token.yaml"
 	must(t, os.WriteFile(filepath.Join(root, token), []byte("token: oxide-token-x\n"), 0o600))
-	r := release{Version: testVersion, Root: root, Out: filepath.Join(t.TempDir(), "dist"),
-		Arch: []string{runtime.GOARCH}, Log: io.Discard}
+	r := releaseOf(root, filepath.Join(t.TempDir(), "dist"))
+	r.Dirty = false
 	if err := r.run(t.Context()); err == nil || !strings.Contains(err.Error(), token) {
 		t.Errorf("got %v, want an error that names the file", err)
 	}
@@ -117,12 +115,16 @@ func copyOf(t *testing.T, root string) string {
 	return dir
 }
 
+// releaseOf is a release of the tree as it is, for this machine and without images.
+func releaseOf(root, out string) *release {
+	return &release{Version: testVersion, Root: root, Out: out, Arch: []string{runtime.GOARCH},
+		Dirty: true, Log: io.Discard}
+}
+
 func makeRelease(t *testing.T, root string) string {
 	t.Helper()
 	out := filepath.Join(t.TempDir(), "dist")
-	r := release{Version: testVersion, Root: root, Out: out, Arch: []string{runtime.GOARCH},
-		Dirty: true, Log: io.Discard}
-	must(t, r.run(t.Context()))
+	must(t, releaseOf(root, out).run(t.Context()))
 	return out
 }
 
