@@ -83,9 +83,11 @@ type setting struct {
 // The token has no flag, because the process list shows arguments to everybody.
 var settings = []setting{
 	{"mode", "OXIDE_MODE", "", "what to serve: controller, node or all", setMode},
-	{"endpoint", "CSI_ENDPOINT", "", "the CSI socket: unix:///path/name.sock", setEndpoint},
+	{"endpoint", "CSI_ENDPOINT", "", "the CSI socket: unix:///path/name.sock",
+		socket(func(c *Config) *string { return &c.Endpoint })},
 	{"liveness-endpoint", "OXIDE_LIVENESS_ENDPOINT", "", "a second socket, whose Probe reports only " +
-		"that the process works, for what restarts it: unix:///path/name.sock", setLivenessEndpoint},
+		"that the process works, for what restarts it: unix:///path/name.sock",
+		socket(func(c *Config) *string { return &c.LivenessEndpoint })},
 	{"host", "OXIDE_HOST", "", "the rack's address, https://silo.sys.example.com (controller)",
 		setHost},
 	{"", "OXIDE_TOKEN", "", "the rack's token (controller)", setToken},
@@ -112,19 +114,21 @@ var settings = []setting{
 	{"max-disks", "OXIDE_MAX_DISKS", "12", "the rack's limit of disks per instance, including the " +
 		"boot disk", setMaxDisks},
 	{"device-timeout", "OXIDE_DEVICE_TIMEOUT", "30s", "how long to wait for an attached disk's " +
-		"device (node)", setDeviceTimeout},
+		"device (node)", duration(func(c *Config) *time.Duration { return &c.DeviceTimeout })},
 	{"late-limit", "OXIDE_LATE_LIMIT", "1m", "how long the rack may take to attach or detach a disk " +
-		"although it did not answer (controller)", setLateLimit},
+		"although it did not answer (controller)",
+		duration(func(c *Config) *time.Duration { return &c.LateLimit })},
 	{"sysfs-root", "OXIDE_SYSFS_ROOT", node.DefaultSysfsRoot, "where sysfs is mounted (node)",
 		text(func(c *Config) *string { return &c.SysfsRoot })},
 	{"dev-root", "OXIDE_DEV_ROOT", node.DefaultDevRoot, "the directory of the device nodes (node)",
 		text(func(c *Config) *string { return &c.DevRoot })},
 	{"state-dir", "OXIDE_STATE_DIR", node.DefaultStateDir, "the directory of the volume records; " +
-		"has to outlive the process, not the machine (node)", setStateDir},
+		"has to outlive the process, not the machine (node)",
+		absolute(func(c *Config) *string { return &c.StateDir })},
 	{"log-level", "OXIDE_LOG_LEVEL", "info", "debug, info, warn or error", setLogLevel},
 	{"log-format", "OXIDE_LOG_FORMAT", "text", "text or json", setLogFormat},
 	{"leave-socket", "OXIDE_LEAVE_SOCKET", "", "where oxide-csi-plugin prestop waits: " +
-		"/path/name.sock (node)", setLeaveSocket},
+		"/path/name.sock (node)", absolute(func(c *Config) *string { return &c.LeaveSocket })},
 	{"metrics-address", "OXIDE_METRICS_ADDRESS", "", "where to serve Prometheus metrics: " +
 		"unix:///path/name.sock or host:port", setMetricsAddress},
 	{"pprof-address", "OXIDE_PPROF_ADDRESS", "", "where to serve profiles of this process: " +
@@ -307,24 +311,24 @@ func setMode(c *Config, value string) error {
 	return errors.New("has to be controller, node or all")
 }
 
-func setEndpoint(c *Config, value string) error {
-	c.Endpoint = value
-	_, err := socketPath(value)
-	return err
-}
-
-func setLivenessEndpoint(c *Config, value string) error {
-	c.LivenessEndpoint = value
-	_, err := socketPath(value)
-	return err
-}
-
-func setStateDir(c *Config, value string) error {
-	if !filepath.IsAbs(value) {
-		return errors.New("has to be an absolute path")
+// socket returns the set function of an endpoint.
+func socket(field func(*Config) *string) func(*Config, string) error {
+	return func(c *Config, value string) error {
+		*field(c) = value
+		_, err := socketPath(value)
+		return err
 	}
-	c.StateDir = filepath.Clean(value)
-	return nil
+}
+
+// absolute returns the set function of an absolute path.
+func absolute(field func(*Config) *string) func(*Config, string) error {
+	return func(c *Config, value string) error {
+		if !filepath.IsAbs(value) {
+			return errors.New("has to be an absolute path")
+		}
+		*field(c) = filepath.Clean(value)
+		return nil
+	}
 }
 
 func setMaxDisks(c *Config, value string) (err error) {
@@ -335,15 +339,15 @@ func setMaxDisks(c *Config, value string) (err error) {
 	return nil
 }
 
-func setDeviceTimeout(c *Config, value string) error { return setDuration(&c.DeviceTimeout, value) }
-
-func setLateLimit(c *Config, value string) error { return setDuration(&c.LateLimit, value) }
-
-func setDuration(to *time.Duration, value string) (err error) {
-	if *to, err = time.ParseDuration(value); err != nil || *to <= 0 || *to > time.Hour {
-		return errors.New("has to be a duration such as 30s, at most 1h")
+// duration returns the set function of a time limit.
+func duration(field func(*Config) *time.Duration) func(*Config, string) error {
+	return func(c *Config, value string) (err error) {
+		if *field(c), err = time.ParseDuration(value); err != nil || *field(c) <= 0 ||
+			*field(c) > time.Hour {
+			return errors.New("has to be a duration such as 30s, at most 1h")
+		}
+		return nil
 	}
-	return nil
 }
 
 func setLogLevel(c *Config, value string) error {

@@ -8,7 +8,6 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"path/filepath"
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/async"
@@ -72,12 +71,4 @@ func Prestop(ctx context.Context, c PrestopConfig, out io.Writer) error {
 			err)
 	}
 	return err
-}
-
-func setLeaveSocket(c *Config, value string) error {
-	if !filepath.IsAbs(value) {
-		return errors.New("has to be an absolute path")
-	}
-	c.LeaveSocket = filepath.Clean(value)
-	return nil
 }
