@@ -20,6 +20,14 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
+// must ends the test on an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // identity is a driver that answers Probe as the test says.
 type identity struct {
 	csi.UnimplementedIdentityServer
@@ -31,42 +39,30 @@ func (i *identity) Probe(ctx context.Context, _ *csi.ProbeRequest) (*csi.ProbeRe
 }
 
 func TestTheKubeletIsToldWhatTheDriverSays(t *testing.T) {
+	answer := func(ready *wrapperspb.BoolValue) func(context.Context) (*csi.ProbeResponse, error) {
+		return func(context.Context) (*csi.ProbeResponse, error) {
+			return &csi.ProbeResponse{Ready: ready}, nil
+		}
+	}
 	for name, test := range map[string]struct {
 		probe func(context.Context) (*csi.ProbeResponse, error)
 		code  int
 		says  string
 	}{
-		"a driver that is ready is healthy": {
-			probe: func(context.Context) (*csi.ProbeResponse, error) {
-				return &csi.ProbeResponse{Ready: wrapperspb.Bool(true)}, nil
-			},
-			code: http.StatusOK, says: "ok",
-		},
-		"a driver that says nothing of its readiness is healthy": {
-			probe: func(context.Context) (*csi.ProbeResponse, error) {
-				return &csi.ProbeResponse{}, nil
-			},
-			code: http.StatusOK, says: "ok",
-		},
-		"a driver that is not ready yet is not healthy": {
-			probe: func(context.Context) (*csi.ProbeResponse, error) {
-				return &csi.ProbeResponse{Ready: wrapperspb.Bool(false)}, nil
-			},
-			code: http.StatusInternalServerError, says: errNotReady.Error(),
-		},
+		"a driver that is ready is healthy": {answer(wrapperspb.Bool(true)), http.StatusOK,
+			"ok"},
+		"a driver that says nothing of its readiness is healthy": {answer(nil), http.StatusOK, "ok"},
+		"a driver that is not ready yet is not healthy": {answer(wrapperspb.Bool(false)),
+			http.StatusInternalServerError, errNotReady.Error()},
 		"a driver that refuses is not healthy, and its reason is told": {
-			probe: func(context.Context) (*csi.ProbeResponse, error) {
+			func(context.Context) (*csi.ProbeResponse, error) {
 				return nil, status.Error(codes.FailedPrecondition, "no mkfs here")
-			},
-			code: http.StatusInternalServerError, says: "no mkfs here",
-		},
+			}, http.StatusInternalServerError, "no mkfs here"},
 		"a driver that hangs is not healthy": {
-			probe: func(ctx context.Context) (*csi.ProbeResponse, error) {
+			func(ctx context.Context) (*csi.ProbeResponse, error) {
 				<-ctx.Done()
 				return nil, ctx.Err()
-			},
-			code: http.StatusInternalServerError, says: "DeadlineExceeded",
-		},
+			}, http.StatusInternalServerError, "DeadlineExceeded"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			code, body := healthz(t, test.probe)
@@ -82,25 +78,19 @@ func healthz(t *testing.T, probe func(context.Context) (*csi.ProbeResponse, erro
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "csi.sock")
 	listener, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	server := grpc.NewServer()
 	csi.RegisterIdentityServer(server, &identity{probe: probe})
 	go func() { _ = server.Serve(listener) }()
 	t.Cleanup(server.Stop)
 	driver, err := grpc.NewClient("unix:"+socket,
 		grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = driver.Close() })
 
 	ctx, cancel := context.WithCancel(t.Context())
 	web, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	served := make(chan error, 1)
 	go func() {
 		served <- serve(ctx, web, &prober{
@@ -114,14 +104,10 @@ func healthz(t *testing.T, probe func(context.Context) (*csi.ProbeResponse, erro
 		}
 	})
 	answer, err := http.Get("http://" + web.Addr().String() + "/healthz")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer answer.Body.Close()
 	body, err := io.ReadAll(answer.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return answer.StatusCode, string(body)
 }
 

@@ -20,6 +20,14 @@ import (
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
+// must ends the test on an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // identity is a driver that says its name from the second call on, as one that starts late.
 type identity struct {
 	csi.UnimplementedIdentityServer
@@ -50,9 +58,7 @@ func newNode(t *testing.T) *node {
 	t.Helper()
 	dir := t.TempDir()
 	listener, err := net.Listen("unix", filepath.Join(dir, "csi.sock"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	server := grpc.NewServer()
 	csi.RegisterIdentityServer(server, &identity{name: "csi.example"})
 	go func() { _ = server.Serve(listener) }()
@@ -60,18 +66,14 @@ func newNode(t *testing.T) *node {
 
 	// The port is free when we close it, and nobody else asks for one of this machine's at once.
 	free, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	n := &node{
 		health: free.Addr().String(), log: &bytes.Buffer{}, ended: make(chan error, 1),
 		socket: filepath.Join(dir, "csi.example-reg.sock"),
 	}
 	_ = free.Close()
 	// What a registrar that was killed has left.
-	if err := os.WriteFile(n.socket, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(n.socket, nil, 0o600))
 	ctx, stop := context.WithCancel(t.Context())
 	n.stop = stop
 	t.Cleanup(stop)
@@ -87,9 +89,7 @@ func newNode(t *testing.T) *node {
 	connection, err := grpc.NewClient("unix:"+n.socket,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: time.Second}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = connection.Close() })
 	n.kubelet = registration.NewRegistrationClient(connection)
 	return n
@@ -100,9 +100,7 @@ func (n *node) info(t *testing.T) *registration.PluginInfo {
 	t.Helper()
 	info, err := n.kubelet.GetInfo(t.Context(), &registration.InfoRequest{},
 		grpc.WaitForReady(true))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return info
 }
 
@@ -123,9 +121,7 @@ func TestTheKubeletLearnsTheDriver(t *testing.T) {
 	if code := n.healthz(t); code != http.StatusOK {
 		t.Errorf("GET /healthz = %d while the socket is there, want 200", code)
 	}
-	if err := os.Remove(n.socket); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(n.socket))
 	if code := n.healthz(t); code != http.StatusInternalServerError {
 		t.Errorf("GET /healthz = %d after the socket is gone, want 500", code)
 	}
@@ -154,9 +150,7 @@ func TestADriverThatTheKubeletRefusesIsAnError(t *testing.T) {
 func (n *node) healthz(t *testing.T) int {
 	t.Helper()
 	answer, err := http.Get("http://" + n.health + "/healthz")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer answer.Body.Close()
 	return answer.StatusCode
 }
