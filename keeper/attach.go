@@ -10,12 +10,12 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
 )
 
-// A stopped instance may be started by anybody at any time; the controller of Cluster API's
-// provider does it within ten seconds. The attacher hears of the stop only when it is woken, and
-// may be busy. So the keeper attaches the disks itself, the moment the instance is stopped.
+// Anybody may start a stopped instance at any time; the controller of Cluster API's provider does
+// it within ten seconds. The attacher tries again only when it is woken, and it may be busy. So the
+// keeper attaches the disks itself as soon as the instance is stopped.
 
-// glance is how often the keeper looks at an instance that is stopping, and glances is for how long
-// in one round.
+// glance is how often the keeper looks at an instance that is stopping. glances is how long it goes
+// on looking in one round.
 const (
 	glance  = 100 * time.Millisecond
 	glances = 4 * time.Second
@@ -32,14 +32,14 @@ func (k *Keeper) awaitStopped(ctx context.Context, instance string) (oxide.Insta
 	}
 }
 
-// attachDisks attaches the disks for which an instance was stopped. The driver has checked each in
-// this operation and was refused by the rack only because the instance ran; when the attacher asks
-// it again, the driver finds the disk attached, checks it once more, and answers OK. What fails
-// here the attacher does, and explains.
+// attachDisks attaches the disks for which an instance was stopped. The driver has checked each of
+// them in this operation, and the rack refused the attach only because the instance ran. When the
+// attacher asks the driver again, the driver finds the disk attached, checks it once more, and
+// answers OK. If an attach fails here, the attacher tries it again and reports the error.
 //
-// It detaches nothing: a detach that arrives late could undo an attach that was answered in
-// between. And it looks right before whether the attach is still wanted: of one that comes after
-// the attacher has detached, nobody would know.
+// attachDisks detaches nothing: a detach that arrives late could undo an attach that was answered
+// in between. Right before the attach it checks that the attach is still wanted: nobody would know
+// of a disk that is attached after the attacher has detached it.
 func (k *Keeper) attachDisks(ctx context.Context, n *node) {
 	now, err := k.Kubernetes.StorageV1().VolumeAttachments().List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -57,7 +57,7 @@ func (k *Keeper) attachDisks(ctx context.Context, n *node) {
 	}
 }
 
-// attachDisk attaches a disk that no instance has.
+// attachDisk attaches a disk if it is attached to no instance.
 func (k *Keeper) attachDisk(ctx context.Context, instance, id string) error {
 	disk, err := k.Rack.Disk(ctx, oxide.NameOrId(id))
 	if err != nil || disk.State.State() != oxide.DiskStateStateDetached {

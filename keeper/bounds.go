@@ -12,48 +12,51 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// The bounds of the keeper's stops. What it knows of earlier stops is in the outcome on each Node.
+// This file limits how often the keeper stops instances. The outcome on each Node records the
+// earlier stops.
 
-// AgainAnnotation is on a PersistentVolume or a Node: with any new value a person lets the keeper
-// forget its earlier stops for the volume or of the node.
+// AgainAnnotation is an annotation of a PersistentVolume or a Node. When a person sets it to a new
+// value, the keeper forgets its earlier stops for this volume or of this node.
 const AgainAnnotation = DriverName + "/cold-attach-again"
 
-// HeldAnnotation is on VolumeAttachments that wait: why the keeper stops no instance for them.
+// HeldAnnotation is an annotation of a VolumeAttachment that waits. It contains the reason why the
+// keeper stops no instance for it.
 const HeldAnnotation = DriverName + "/cold-attach-held"
 
-// day is the time in which stops are counted.
+// day is the period in which stops are counted.
 const day = 24 * time.Hour
 
-// cause is a volume for which an instance is stopped, as it was then.
+// cause describes a volume for which an instance is stopped, as it was at that time.
 type cause struct {
 	// Disk is the volume's disk, and Again the value of its AgainAnnotation.
 	Disk  string `json:"disk,omitempty"`
 	Again string `json:"again,omitempty"`
 	// Detach reports whether the disk is to be detached; otherwise it is to be attached.
 	Detach bool `json:"detach,omitempty"`
-	// Refused reports whether the driver was refused it in this operation because the instance ran.
+	// Refused reports whether the rack refused it to the driver in this operation because the
+	// instance ran.
 	Refused bool `json:"refused,omitempty"`
-	// Failed is the attacher's error while the instance was stopped, if another stop would not mend
-	// it; otherwise it is empty.
+	// Failed is the error that the attacher got while the instance was stopped, if another stop would
+	// not help. Otherwise it is empty.
 	Failed string `json:"failed,omitempty"`
 }
 
-// history is what is known of the stops of a node, or of those for a volume.
+// history records the stops of one node, or the stops for one volume.
 type history struct {
-	// Stops are the times of the stops within a day.
+	// Stops contains the times of the stops within the last day.
 	Stops []time.Time `json:"stops,omitempty"`
-	// Last is the volume at the last stop; of a node it has only Again.
+	// Last describes the volume at the last stop. In the history of a node only Again is set.
 	Last cause `json:"last,omitzero"`
 }
 
-// within returns the stops within a day.
+// within returns the stops within the day before now.
 func (h history) within(now time.Time) []time.Time {
 	return slices.DeleteFunc(slices.Clone(h.Stops), func(at time.Time) bool {
 		return now.Sub(at) >= day
 	})
 }
 
-// stopped adds a stop. What a person has asked to forget is left out.
+// stopped adds a stop. It drops the earlier stops if a person has asked the keeper to forget them.
 func (h history) stopped(at time.Time, c cause) history {
 	if h.Last.Again != c.Again {
 		h.Stops = nil
@@ -61,7 +64,8 @@ func (h history) stopped(at time.Time, c cause) history {
 	return history{Stops: append(h.within(at), at), Last: c}
 }
 
-// remember adds an operation in which the instance was stopped to what was known before.
+// remember takes over the history of the outcome before, and adds this operation if it stopped the
+// instance.
 func (o *outcome) remember(before *outcome, r *record, now time.Time, again string) {
 	o.Volumes = map[string]history{}
 	if before != nil {
@@ -79,7 +83,7 @@ func (o *outcome) remember(before *outcome, r *record, now time.Time, again stri
 	})
 }
 
-// forget removes what is known of volumes that are gone.
+// forget removes the history of volumes that no longer exist.
 func (o *outcome) forget(volumes []corev1.PersistentVolume) {
 	if o == nil {
 		return
@@ -91,7 +95,7 @@ func (o *outcome) forget(volumes []corev1.PersistentVolume) {
 	})
 }
 
-// holdBack finds the attachments for which no instance is stopped, and says so of each once.
+// holdBack finds the attachments for which no instance is stopped, and reports each of them once.
 func (k *Keeper) holdBack(ctx context.Context, v *view) error {
 	held := 0
 	var errs []error
@@ -123,7 +127,8 @@ func (k *Keeper) holdBack(ctx context.Context, v *view) error {
 	return errors.Join(errs...)
 }
 
-// remembers reports whether an instance was stopped for a volume, or the node for any.
+// remembers reports whether any instance was stopped for the volume, or whether this node was
+// stopped for any volume.
 func (v *view) remembers(n *node, volume string) bool {
 	return n.Last != nil && len(n.Last.Node.Stops) > 0 || slices.ContainsFunc(v.Nodes,
 		func(o *node) bool {
@@ -134,10 +139,10 @@ func (v *view) remembers(n *node, volume string) bool {
 
 // bound returns why the node must not be stopped for an attachment, or "".
 //
-// An attachment that failed while the instance was stopped fails the next time, too, unless its
-// volume has changed since: on a running instance the rack always refuses it for the same reason,
-// which says nothing new. A failure that may pass (see passes) is tried again, as often as the
-// bounds allow.
+// An attachment that failed while the instance was stopped will fail again unless its volume has
+// changed since. The error that the rack returns while the instance runs proves nothing: it is
+// always the same. The keeper repeats a failure that may pass (see passes) as often as the limits
+// allow.
 func (k *Keeper) bound(v *view, n *node, a *attachment, volume *corev1.PersistentVolume) string {
 	last := n.Last
 	if last == nil {
@@ -171,13 +176,14 @@ func (k *Keeper) bound(v *view, n *node, a *attachment, volume *corev1.Persisten
 	return ""
 }
 
-// again is the command by which a person lets the keeper try again.
+// again returns the command with which a person makes the keeper try again.
 func again(kind, name string) string {
 	return fmt.Sprintf("run kubectl annotate --overwrite %s %s %s=\"$(date)\"", kind, name,
 		AgainAnnotation)
 }
 
-// sayHeld notes on an attachment why it is held back, and makes events of that when it is new.
+// sayHeld writes on an attachment why it is held back. If the reason is new, it also creates
+// events.
 func (k *Keeper) sayHeld(ctx context.Context, v *view, n *node, a *attachment) error {
 	if a.Annotations[HeldAnnotation] == a.held || n.working() || !n.allowed() {
 		return nil
@@ -209,7 +215,7 @@ func (v *view) causes(n *node) map[string]cause {
 }
 
 // noteFailures records which attachments failed while the instance was stopped, for a reason that
-// another stop does not mend.
+// another stop would not remove.
 func (v *view) noteFailures(n *node) {
 	for _, a := range v.of(n) {
 		c, caused := n.Record.Volumes[a.volume()]
@@ -231,7 +237,7 @@ func (r *record) failures() string {
 	return text
 }
 
-// shortened cuts an error that has to fit beside others into an annotation.
+// shortened cuts an error so that it fits into an annotation together with others.
 func shortened(text string) string {
 	const most = 300
 	if runes := []rune(text); len(runes) > most {
@@ -240,7 +246,8 @@ func shortened(text string) string {
 	return text
 }
 
-// persistentVolume returns a volume of the driver that was read; an empty one if there is none.
+// persistentVolume returns a volume from those that were read, or an empty one if it is not among
+// them.
 func (v *view) persistentVolume(name string) *corev1.PersistentVolume {
 	for i := range v.volumes {
 		if v.volumes[i].Name == name {
@@ -257,8 +264,8 @@ func diskOf(v *corev1.PersistentVolume) string {
 	return v.Spec.CSI.VolumeHandle
 }
 
-// nodeReference names a Node as the kubelet's events do, by its name for a UID, too; kubectl
-// describe looks for that.
+// nodeReference refers to a Node as the events of the kubelet do: the UID is the node's name.
+// kubectl describe looks for events with that UID.
 func nodeReference(n *corev1.Node) corev1.ObjectReference {
 	return corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: n.Name, UID: types.UID(n.Name)}
 }

@@ -16,15 +16,15 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
 
-// Errors of the driver on a stopped instance.
+// These are errors that the driver returns while the instance is stopped.
 const (
 	full = "rpc error: code = ResourceExhausted desc = InstanceFull: 8 of 8 disks"
 	away = "rpc error: code = Unavailable desc = RackUnavailable: it does not answer"
 )
 
-// live lets the cluster live for a time: kubelets report, the attacher tries each attachment all
-// the time, and the keeper does its rounds. The attacher finds the error that refused names for a
-// volume on a stopped instance; "" lets it attach or detach the volume.
+// live simulates the cluster for a time: kubelets report, the attacher tries each attachment again
+// and again, and the keeper does its rounds. For a volume on a stopped instance the attacher gets
+// the error that refused returns; "" means that it attaches or detaches the volume.
 func (w *world) live(d time.Duration, refused func(volume string) string) {
 	w.t.Helper()
 	for end := w.clock.Add(d); w.clock.Before(end); {
@@ -63,7 +63,7 @@ func (w *world) live(d time.Duration, refused func(volume string) string) {
 	}
 }
 
-// stops returns how often the instance of each node was stopped since the last call.
+// stops returns how often each node's instance was stopped since the last call.
 func (w *world) stops() map[string]int {
 	stops := map[string]int{}
 	for _, effect := range w.seen() {
@@ -119,7 +119,6 @@ func TestD61AnAttachmentThatFailsWhileTheInstanceIsStoppedCausesNoStopsWithoutEn
 	}
 }
 
-// What may have changed about an attachment that has failed while the instance was stopped.
 func TestD61AnAttachmentThatFailedIsTriedAgainWhenSomethingAboutItHasChanged(t *testing.T) {
 	volume := func(change func(*corev1.PersistentVolume)) func(*world) {
 		return func(w *world) { keepertest.Edit(w.api, "", "data", change) }
@@ -176,7 +175,7 @@ func TestD61AnAttachmentThatFailedIsTriedAgainWhenSomethingAboutItHasChanged(t *
 	}
 }
 
-func TestD61AVolumeOnAnotherNodeIsTriedThere(t *testing.T) {
+func TestD61AVolumeThatFailedOnOneNodeIsTriedOnAnotherNode(t *testing.T) {
 	w := newWorld(t, "a", "b")
 	w.wait("a", "data")
 	refused := func(string) string { return full }
@@ -190,7 +189,7 @@ func TestD61AVolumeOnAnotherNodeIsTriedThere(t *testing.T) {
 	}
 }
 
-func TestD61ANodeIsStoppedOnlySoOftenADay(t *testing.T) {
+func TestD61ANodeIsStoppedAtMostMaxStopsPerNodeTimesADay(t *testing.T) {
 	w := newWorld(t, "a")
 	w.Config.MaxStopsPerNode = 3
 	attach := func(string) string { return "" }
@@ -217,8 +216,7 @@ func TestD61ANodeIsStoppedOnlySoOftenADay(t *testing.T) {
 	}
 }
 
-// What fails on a node does not keep the others from being attached.
-func TestD61AnAttachmentThatFailsHoldsUpNoOther(t *testing.T) {
+func TestD61AnAttachmentThatFailsDelaysNoOther(t *testing.T) {
 	w := newWorld(t, "a")
 	w.wait("a", "bad")
 	w.wait("a", "good")

@@ -11,8 +11,9 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Cluster is what this package asks of Kubernetes. The clientset of client-go has it, too, and with
-// it the clients of all other API groups, which are a fifth of the memory that the keeper needs.
+// Cluster contains the Kubernetes clients that this package uses. The clientset of client-go would
+// also do, but it contains the clients of all other API groups, too, which are a fifth of the
+// keeper's memory.
 type Cluster interface {
 	CoordinationV1() coordinationv1.CoordinationV1Interface
 	CoreV1() corev1.CoreV1Interface
@@ -20,7 +21,7 @@ type Cluster interface {
 	StorageV1() storagev1.StorageV1Interface
 }
 
-// clients are the clients of a Cluster. They share their connections.
+// clients implements Cluster. The clients share their connections.
 type clients struct {
 	coordination *coordinationv1.CoordinationV1Client
 	core         *corev1.CoreV1Client
@@ -33,7 +34,7 @@ func (c *clients) CoreV1() corev1.CoreV1Interface                         { retu
 func (c *clients) PolicyV1() policyv1.PolicyV1Interface                   { return c.policy }
 func (c *clients) StorageV1() storagev1.StorageV1Interface                { return c.storage }
 
-// connect returns the clients of a cluster, which present themselves as userAgent.
+// connect returns the clients of a cluster. They send userAgent as their User-Agent.
 func connect(config *rest.Config, userAgent string) (Cluster, error) {
 	config = rest.CopyConfig(config)
 	config.UserAgent = userAgent

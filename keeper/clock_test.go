@@ -7,16 +7,16 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// putBack sets the clock of the keeper back, as a replica has it whose clock is behind that of the
-// one which led before.
+// putBack sets the keeper's clock back, as if a replica with a slow clock took over from one with a
+// fast clock.
 func (w *world) putBack(d time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.clock = w.clock.Add(-d)
 }
 
-// begun are operations on the node "a" that have come to a step which will not end by itself, with
-// the limit of each.
+// begun contains operations on the node "a", each in a step that does not end by itself, and the
+// time limit of that step.
 var begun = map[step]struct {
 	begin func(*world)
 	limit func(*Config) time.Duration
@@ -47,7 +47,7 @@ var begun = map[step]struct {
 	}, func(c *Config) time.Duration { return c.ReturnTimeout }},
 }
 
-func TestD61AStepThatIsDatedAheadTakesNoLongerThanItMay(t *testing.T) {
+func TestD61AStepWithAStartInTheFutureStillEndsAtItsLimit(t *testing.T) {
 	for s, c := range begun {
 		for _, skew := range []time.Duration{maxSkew, maxSkew + time.Second, 24 * time.Hour} {
 			t.Run(string(s)+", "+skew.String(), func(t *testing.T) {
@@ -68,7 +68,7 @@ func TestD61AStepThatIsDatedAheadTakesNoLongerThanItMay(t *testing.T) {
 	}
 }
 
-func TestAnInstanceThatIsUnseenSinceATimeAheadIsGivenUp(t *testing.T) {
+func TestAnInstanceThatIsUnseenSinceAFutureTimeIsGivenUp(t *testing.T) {
 	w := newWorld(t, "a", "b")
 	w.stopped()
 	w.attach("data", "")
@@ -81,7 +81,7 @@ func TestAnInstanceThatIsUnseenSinceATimeAheadIsGivenUp(t *testing.T) {
 	w.steps("")
 }
 
-func TestD61AnOutcomeThatIsDatedAheadHoldsUpNobodyForLonger(t *testing.T) {
+func TestD61AnOutcomeDatedInTheFutureDelaysNothingBeyondItsPause(t *testing.T) {
 	ahead := outcome{Ended: begin.Add(time.Hour), Stopped: true,
 		StoppedWith: map[string]time.Time{"shop/db": begin.Add(time.Hour)}}
 	for node, pause := range map[string]time.Duration{"a": 10 * time.Minute, "b": 30 * time.Minute} {
@@ -102,7 +102,7 @@ func TestD61AnOutcomeThatIsDatedAheadHoldsUpNobodyForLonger(t *testing.T) {
 	}
 }
 
-func TestAVolumeThatWaitsSinceATimeAheadIsWaitedFor(t *testing.T) {
+func TestANodeWhoseVolumeWaitsSinceAFutureTimeIsStopped(t *testing.T) {
 	w := newWorld(t, "a")
 	w.wait("a", "data")
 	w.putBack(time.Hour)

@@ -15,13 +15,13 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// What the keeper reads and changes in the cluster.
+// This file contains what the keeper reads and changes in the cluster.
 
 // observe reads what every round needs.
 func (k *Keeper) observe(ctx context.Context) (*view, error) {
 	all := metav1.ListOptions{}
-	// The attachments first: a node that has been worked on since is one whose attachments have
-	// changed since, and the update of its record would conflict.
+	// Read the attachments first. If another keeper works on a node after that, our update of the
+	// node's record conflicts.
 	attachments, err := k.Kubernetes.StorageV1().VolumeAttachments().List(ctx, all)
 	if err != nil {
 		return nil, fmt.Errorf("list VolumeAttachments: %w", err)
@@ -39,7 +39,7 @@ func (k *Keeper) observe(ctx context.Context) (*view, error) {
 	return v, nil
 }
 
-// sorted reads and sorts the pods of a node, and returns all of them.
+// sorted reads the pods of a node, sorts them, and returns all of them, too.
 func (k *Keeper) sorted(ctx context.Context, v *view, n *node) (sorted, []corev1.Pod, error) {
 	if err := k.readVolumes(ctx, v); err != nil {
 		return sorted{}, nil, err
@@ -62,7 +62,7 @@ func (k *Keeper) readVolumes(ctx context.Context, v *view) error {
 	return nil
 }
 
-// pods reads and sorts the pods of a node, and looks what budgets say of a stop.
+// pods reads and sorts the pods of a node, and checks whether a PodDisruptionBudget forbids a stop.
 func (k *Keeper) pods(ctx context.Context, v *view, n *node) (sorted, error) {
 	s, own, err := k.sorted(ctx, v, n)
 	if err != nil {
@@ -84,7 +84,7 @@ func (k *Keeper) pods(ctx context.Context, v *view, n *node) (sorted, error) {
 	waiting := waitingPods(own, v.claims, v.waiting(n))
 	s.budget = exhausted(v.budgets, s, waiting)
 	for _, other := range v.Nodes {
-		// Only what a budget is about costs a look at other nodes.
+		// Read the pods of other nodes only if a budget is in the way.
 		if s.budget == "" || other == n || len(v.waiting(other)) == 0 {
 			continue
 		}
@@ -98,8 +98,8 @@ func (k *Keeper) pods(ctx context.Context, v *view, n *node) (sorted, error) {
 	return s, nil
 }
 
-// recount corrects the number of healthy pods of a budget that a stop would use. Its controller
-// counts after the event: a pod that somebody has just evicted or deleted may still be in it.
+// recount corrects how many healthy pods a budget counts. Its controller counts late: it may still
+// count a pod that somebody has just evicted or deleted.
 func (k *Keeper) recount(ctx context.Context, b *policyv1.PodDisruptionBudget,
 	stay []*corev1.Pod) error {
 	if !slices.ContainsFunc(stay, func(p *corev1.Pod) bool { return healthy(p) && covers(b, p) }) {
@@ -128,7 +128,7 @@ func (k *Keeper) podsOn(ctx context.Context, n *node) ([]corev1.Pod, error) {
 	return pods.Items, nil
 }
 
-// write records an operation's step on its node, and says so.
+// write records an operation's step on its node, and reports it in an event and the log.
 func (k *Keeper) write(ctx context.Context, n *node, said string) error {
 	setAnnotation(n.Node, RecordAnnotation, n.Record)
 	if err := k.update(ctx, n); err != nil {
@@ -138,8 +138,8 @@ func (k *Keeper) write(ctx context.Context, n *node, said string) error {
 	return nil
 }
 
-// update writes a node as it was read and changed. Somebody else's change in between is a conflict,
-// and the next round looks again.
+// update writes back a node that was read and changed. If somebody else has changed it in between,
+// the write fails with a conflict, and the next round reads it again.
 func (k *Keeper) update(ctx context.Context, n *node) error {
 	updated, err := k.Kubernetes.CoreV1().Nodes().Update(ctx, n.Node, metav1.UpdateOptions{})
 	if err != nil {
@@ -149,7 +149,8 @@ func (k *Keeper) update(ctx context.Context, n *node) error {
 	return nil
 }
 
-// plan sets the text that says what is going to happen to a node; empty removes it.
+// plan sets the annotation that describes what is going to happen to a node; an empty text removes
+// it.
 func (k *Keeper) plan(ctx context.Context, n *node, text string) error {
 	if n.Annotations[PlanAnnotation] == text {
 		return nil
@@ -159,7 +160,7 @@ func (k *Keeper) plan(ctx context.Context, n *node, text string) error {
 		value = text
 		k.Log.InfoContext(ctx, "cold attach", "node", n.Name, "plan", text)
 	}
-	// With the version that was read: what is planned was decided on it.
+	// Send the version that was read, because the plan was decided on it.
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
 		"resourceVersion": n.ResourceVersion, "annotations": map[string]any{PlanAnnotation: value}}})
 	if err != nil {
@@ -174,7 +175,7 @@ func (k *Keeper) plan(ctx context.Context, n *node, text string) error {
 	return nil
 }
 
-// wake makes the attacher try an attachment now, instead of at the end of its pause.
+// wake makes the attacher try an attachment now instead of at the end of its backoff.
 func (k *Keeper) wake(ctx context.Context, a *attachment, r *record) error {
 	if value := a.wakeup(r); a.Annotations[WokenAnnotation] != value {
 		return k.annotate(ctx, a, WokenAnnotation, value)
@@ -201,7 +202,7 @@ func annotationPatch(key string, value any) ([]byte, error) {
 		"annotations": map[string]any{key: value}}})
 }
 
-// evict asks for the eviction of pods, which a PodDisruptionBudget may refuse for now.
+// evict requests the eviction of pods. A PodDisruptionBudget may refuse it for now.
 func (k *Keeper) evict(ctx context.Context, pods []*corev1.Pod) error {
 	var errs []error
 	for _, p := range pods {
@@ -210,7 +211,7 @@ func (k *Keeper) evict(ctx context.Context, pods []*corev1.Pod) error {
 		}
 		err := k.Kubernetes.PolicyV1().Evictions(p.Namespace).Evict(ctx, &policyv1.Eviction{
 			ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name},
-			// Not a pod of the same name that has been made since.
+			// Do not evict a pod of the same name that was created since.
 			DeleteOptions: &metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(p.UID))},
 		})
 		switch {

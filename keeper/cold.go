@@ -18,21 +18,21 @@ import (
 // pace is how often the keeper looks while it works on a node.
 const pace = time.Second
 
-// lateStop is how long after an operation a stop of the instance may still be one that the keeper
-// asked for: a request that was on its way when its sender died.
+// lateStop is the time after an operation in which the keeper may still have caused a stop of the
+// instance: the request may have been on its way when the keeper that sent it died.
 const lateStop = 2 * time.Minute
 
-// staleAfter is the age at which a failed attempt says nothing any more: the attacher does not run,
-// and would not use a stopped instance.
+// staleAfter is the age at which a failed attempt proves nothing any more: the attacher does not
+// run, so it would not use a stopped instance either.
 const staleAfter = 10 * time.Minute
 
-// coldAttach continues what is in progress; if nothing is, it looks for a node to work on.
+// coldAttach continues the operation in progress. If there is none, it looks for a node to work on.
 func (k *Keeper) coldAttach(ctx context.Context, v *view) (time.Duration, error) {
 	if restarted, err := k.restartLateStopped(ctx, v); restarted || err != nil {
 		return pace, err
 	}
 	busy := slices.DeleteFunc(slices.Clone(v.Nodes), func(n *node) bool { return n.Record == nil })
-	// There is one at most, unless somebody copied annotations. Each has to come to its end.
+	// There is at most one, unless somebody copied annotations. Bring each of them to its end.
 	errs := []error{k.tidy(ctx, v), k.holdBack(ctx, v)}
 	for _, n := range busy {
 		if err := k.advance(ctx, v, n); err != nil {
@@ -49,9 +49,9 @@ func (k *Keeper) coldAttach(ctx context.Context, v *view) (time.Duration, error)
 	return again, errors.Join(append(errs, err)...)
 }
 
-// tidy corrects what is left of earlier operations. What a keeper whose clock is ahead has noted of
-// one is dated as of now, or the node and its StatefulSets would be left alone until that time
-// comes. A Node whose record somebody has removed by hand is not held any more.
+// tidy corrects what is left of earlier operations. If a keeper whose clock is ahead recorded one,
+// tidy dates it as of now; otherwise the node and its StatefulSets would be left alone until that
+// time. It releases a Node whose record somebody has removed by hand.
 func (k *Keeper) tidy(ctx context.Context, v *view) error {
 	var errs []error
 	for _, n := range v.Nodes {
@@ -71,10 +71,10 @@ func (k *Keeper) tidy(ctx context.Context, v *view) error {
 	return errors.Join(errs...)
 }
 
-// restartLateStopped starts an instance that stopped right after the keeper had started it. Nobody
-// may have led for a while since, so it asks about a node that is not ready later, too. It does so
-// whatever the keeper may do now, since it was the keeper that asked for the stop; but where the
-// label was taken away since the operation ended, it was somebody.
+// restartLateStopped starts an instance that stopped right after the keeper had started it. Perhaps
+// nobody has led for a while, so it also looks, later, at nodes that are not ready. It acts even if
+// the keeper may not stop instances now, because the keeper asked for the stop. But if the label
+// was removed after the operation ended, somebody else stopped the instance.
 func (k *Keeper) restartLateStopped(ctx context.Context, v *view) (bool, error) {
 	for _, n := range v.Nodes {
 		if n.working() || n.Last == nil || !n.Last.Stopped || n.Last.Late ||
@@ -89,7 +89,7 @@ func (k *Keeper) restartLateStopped(ctx context.Context, v *view) (bool, error) 
 		case csierr.IsNotFound(err):
 			continue
 		case err != nil:
-			// An operation in progress must not wait for this.
+			// This error must not delay an operation in progress.
 			k.Log.WarnContext(ctx, "not known whether an instance stopped late", "node", n.Name,
 				"error", err)
 			continue
@@ -109,7 +109,7 @@ func (k *Keeper) restartLateStopped(ctx context.Context, v *view) (bool, error) 
 	return false, nil
 }
 
-// consider begins an operation on the node that waits longest and may be stopped.
+// consider begins an operation on the node that has waited longest and may be stopped.
 func (k *Keeper) consider(ctx context.Context, v *view) (time.Duration, error) {
 	candidates := slices.DeleteFunc(slices.Clone(v.Nodes), func(n *node) bool {
 		return len(v.due(n)) == 0
@@ -118,7 +118,7 @@ func (k *Keeper) consider(ctx context.Context, v *view) (time.Duration, error) {
 		return cmp.Or(v.oldest(a).Compare(v.oldest(b)), strings.Compare(a.Name, b.Name))
 	})
 	aside := false
-	var errs []error // what is wrong with one node hides no other
+	var errs []error // an error at one node hides no error at another
 	for _, n := range v.Nodes {
 		switch {
 		case !n.allowed():
@@ -149,18 +149,18 @@ func (k *Keeper) consider(ctx context.Context, v *view) (time.Duration, error) {
 	return pace, ErrStepAside
 }
 
-// candidate is a node with volumes that wait, and what stands in the way of an operation.
+// candidate is a node with volumes that wait, and the reason that prevents an operation on it.
 type candidate struct {
 	*node
 	pods sorted
 	why  string
 	err  error
-	// next reports whether only a recent stop of another node with pods of the same StatefulSet is in
-	// the way.
+	// next reports whether the only obstacle is that another node with pods of the same StatefulSet
+	// was stopped recently.
 	next bool
 }
 
-// candidates looks at what stands in the way of an operation on each of the nodes that allow one.
+// candidates determines for each node with the label what prevents an operation on it.
 func (k *Keeper) candidates(ctx context.Context, v *view, nodes []*node) []*candidate {
 	var all []*candidate
 	for _, n := range nodes {
@@ -178,8 +178,8 @@ func (k *Keeper) candidates(ctx context.Context, v *view, nodes []*node) []*cand
 		if c.why == "" && c.err == nil {
 			c.why = c.turnOfAnother(v, all)
 		}
-		// Last: where anything else is in the way, another replica cannot do more. And anyone may say
-		// what would be done.
+		// Check this last: if anything else prevents the operation, another replica cannot do it
+		// either. In a dry run any replica may report what would be done.
 		if c.why == "" && c.err == nil && c.Name == k.Config.NodeName && !k.Config.DryRun {
 			c.why = runsHere
 		}
@@ -204,9 +204,9 @@ func (k *Keeper) stoppedElsewhere(v *view, n *node, pods sorted) string {
 	return ""
 }
 
-// turnOfAnother returns which node has to be stopped before this one, or "": it waits since before
-// this node's last stop, and another stop of this node would let their StatefulSet's interval begin
-// anew.
+// turnOfAnother returns why another node has to be stopped before this one, or "". The other node
+// has waited since before this node's last stop. Another stop of this node would restart the
+// interval of the StatefulSet that both have.
 func (c *candidate) turnOfAnother(v *view, all []*candidate) string {
 	sets := statefulSets(c.pods.stay)
 	for _, other := range all {
@@ -223,25 +223,25 @@ func (c *candidate) turnOfAnother(v *view, all []*candidate) string {
 	return ""
 }
 
-// oldest returns since when the first attachment of a node waits.
+// oldest returns when the first of a node's attachments began to wait.
 func (v *view) oldest(n *node) time.Time {
 	return slices.MinFunc(v.due(n), func(a, b *attachment) int {
 		return a.since().Compare(b.since())
 	}).since()
 }
 
-// newest returns since when the last attachment of a node is wanted.
+// newest returns when the last of a node's attachments was requested.
 func (v *view) newest(n *node) time.Time {
 	return slices.MaxFunc(v.of(n), func(a, b *attachment) int {
 		return a.since().Compare(b.since())
 	}).since()
 }
 
-// runsHere is why a keeper does not stop its own node.
+// runsHere is the reason why a keeper does not stop its own node.
 const runsHere = "waits: the keeper runs here, and another replica has to take over"
 
-// hindrance returns why an operation on a node may not begin now, whatever happened to other nodes,
-// or "" with the node's pods.
+// hindrance returns what prevents an operation on a node now, apart from stops of other nodes. If
+// nothing does, it returns "" and the node's pods.
 func (k *Keeper) hindrance(ctx context.Context, v *view, n *node) (string, sorted, error) {
 	if why := k.hindranceOfNode(v, n); why != "" {
 		return why, sorted{}, nil
@@ -259,7 +259,7 @@ func (k *Keeper) hindrance(ctx context.Context, v *view, n *node) (string, sorte
 	return "", pods, nil
 }
 
-// hindranceOfNode is the part of hindrance that needs no further look at the cluster.
+// hindranceOfNode is the part of hindrance that reads nothing more from the cluster.
 func (k *Keeper) hindranceOfNode(v *view, n *node) string {
 	ready, _ := n.ready()
 	settle := k.Config.Settle
@@ -290,11 +290,13 @@ func (k *Keeper) hindranceOfNode(v *view, n *node) string {
 	return ""
 }
 
-// controlPlane is the label of nodes without which there may be no Kubernetes to read records from.
+// controlPlane is the label of control plane nodes. Without them there may be no Kubernetes to read
+// records from.
 const controlPlane = "node-role.kubernetes.io/control-plane"
 
-// doubtful returns why the instance of a node must not be stopped at all: the cluster may need it,
-// or it may be another node's. A kubelet can write most of what its own Node and CSINode say.
+// doubtful returns why the instance of a node must not be stopped at all: the cluster may need the
+// instance, or it may belong to another node. A kubelet can write most fields of its own Node and
+// CSINode.
 func (k *Keeper) doubtful(v *view, n *node) string {
 	if n.DeletionTimestamp != nil {
 		return "the Node is being deleted"
@@ -320,8 +322,8 @@ func (k *Keeper) doubtful(v *view, n *node) string {
 	return ""
 }
 
-// contradicts returns why an instance cannot be the node's, or "". Unlike what the annotations and
-// the CSINode say, a node's spec.providerID never changes.
+// contradicts returns why an instance cannot be the node's, or "". A node's spec.providerID never
+// changes, unlike the annotations and the CSINode.
 func (n *node) contradicts(instance string) string {
 	if provider, ok := strings.CutPrefix(n.Spec.ProviderID, "oxide://"); ok && provider != instance {
 		return fmt.Sprintf("its spec.providerID names the instance %.40s, and not %.40s", provider,
@@ -330,8 +332,8 @@ func (n *node) contradicts(instance string) string {
 	return ""
 }
 
-// pauseAfter returns how long a node is left alone after an operation: longer after each that
-// failed, since a node that is cordoned for nothing again and again is of no use.
+// pauseAfter returns how long a node is left alone after an operation. The pause is longer after
+// each failure, because a node that is cordoned again and again for nothing is of no use.
 func (k *Keeper) pauseAfter(last *outcome) time.Duration {
 	return k.Config.MinInterval << max(0, min(last.Failures, 4))
 }
@@ -353,7 +355,7 @@ func (k *Keeper) begin(ctx context.Context, v *view, n *node, pods sorted) error
 		len(pods.evict), n.Instance))
 }
 
-// announce says on the node, the claims and the pods what is going to happen, and why.
+// announce reports what is going to happen, and why, on the node, the claims and the pods.
 func (k *Keeper) announce(ctx context.Context, v *view, n *node, pods sorted, verb string) error {
 	waiting := v.due(n)
 	text := planText(n, waiting, waiting, pods, verb)
@@ -368,7 +370,7 @@ func (k *Keeper) announce(ctx context.Context, v *view, n *node, pods sorted, ve
 	return nil
 }
 
-// planText says what is going to happen to a node, and names some of the volumes that wait.
+// planText describes what is going to happen to a node, and names some of the volumes that wait.
 func planText(n *node, waiting, named []*attachment, pods sorted, verb string) string {
 	names := ""
 	if len(named) > 0 {
@@ -378,7 +380,7 @@ func planText(n *node, waiting, named []*attachment, pods sorted, verb string) s
 		"and stop with it", verb, n.Instance, len(waiting), names, len(pods.evict), len(pods.stay))
 }
 
-// volumesText names the first of the volumes.
+// volumesText returns the names of at most three volumes.
 func volumesText(all []*attachment) string {
 	names := []string{}
 	for _, a := range all {

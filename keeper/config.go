@@ -5,46 +5,48 @@ import (
 	"fmt"
 	"time"
 
-	// For the zone of a window in an image with only this binary, which has no file of zones.
+	// Embed the time zones: an image with only this binary has no files of zones.
 	_ "time/tzdata"
 
 	"github.com/robfig/cron/v3"
 )
 
-// Config is what an operator decides. Zero durations are not replaced; Defaults has the usual ones.
+// Config contains an operator's decisions. A zero duration means zero; Defaults returns the usual
+// values.
 type Config struct {
-	// The duties.
+	// The duties that are switched on.
 	ColdAttach, StartupTaint, LeavingNodes bool
-	// DryRun says what a cold attach would do, and does nothing.
+	// DryRun makes the keeper report what a cold attach would do, without doing it.
 	DryRun bool
-	// Fence lets LeavingNodes set the out-of-service taint.
+	// Fence allows LeavingNodes to set the out-of-service taint.
 	Fence bool
 
-	// NodeName is the node that this keeper runs on, whose instance it never stops.
+	// NodeName is the node that this keeper runs on. It never stops that node's instance.
 	NodeName string
 
-	// Settle is how long nothing new may begin to wait on a node before the keeper begins; it begins
-	// anyway when something has waited five times as long.
+	// Settle is how long no further volume may begin to wait on a node before the keeper begins. The
+	// keeper begins anyway when a volume has waited five times as long.
 	Settle time.Duration
 	// MinInterval is the least time between the end of a node's operation and its next.
 	MinInterval time.Duration
 	// StatefulSetInterval is the least time between operations on two nodes with pods of the same
 	// StatefulSet.
 	StatefulSetInterval time.Duration
-	// MaxStopsPerVolume and MaxStopsPerNode are how often in 24 hours instances are stopped for one
-	// volume, and how often one node is stopped.
+	// MaxStopsPerVolume limits how often instances are stopped for one volume in 24 hours.
+	// MaxStopsPerNode limits how often one node is stopped in 24 hours.
 	MaxStopsPerVolume, MaxStopsPerNode int
-	// Window is when operations may begin; nil means always.
+	// Window limits when operations may begin; nil means always.
 	Window *Window
 
-	// The longest time for each step, after which the operation is undone or goes on without it.
+	// The longest time for each step. After it, the operation is undone or continues without the
+	// step.
 	DrainTimeout, StopTimeout, AttachTimeout, StartTimeout, ReturnTimeout time.Duration
 
-	// Interval is how often the keeper looks when nothing tells it that something has changed.
+	// Interval is how often the keeper looks when no change is reported to it.
 	Interval time.Duration
 }
 
-// Defaults returns a configuration without duties.
+// Defaults returns a configuration in which no duty is switched on.
 func Defaults() Config {
 	return Config{
 		Settle: 30 * time.Second, MinInterval: 10 * time.Minute, StatefulSetInterval: 30 * time.Minute,
@@ -89,18 +91,18 @@ func (c *Config) Check() error {
 	return nil
 }
 
-// Window is a repeated span of time.
+// Window is a period that repeats.
 type Window struct {
 	begins cron.Schedule
 	length time.Duration
 	text   string
 }
 
-// fiveFields takes no "@every 1h", which names no time of a day.
+// fiveFields does not accept "@every 1h", because that names no time of day.
 var fiveFields = cron.NewParser(cron.Minute | cron.Hour | cron.Dom | cron.Month | cron.Dow)
 
-// ParseWindow parses a window that begins by a cron expression of five fields, such as "0 2 * * 6",
-// or "CRON_TZ=Europe/Zurich 0 2 * * 6"; without a zone it is UTC.
+// ParseWindow parses a window that begins at the times of a cron expression of five fields, such as
+// "0 2 * * 6", or "CRON_TZ=Europe/Zurich 0 2 * * 6". Without a zone the times are UTC.
 func ParseWindow(expression string, length time.Duration) (*Window, error) {
 	begins, err := fiveFields.Parse(expression)
 	switch {

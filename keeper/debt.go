@@ -13,15 +13,15 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
 )
 
-// debt is the start of an instance whose stop this process has asked for. The record on the Node
-// says the same to every keeper, as long as there is an API server to read it from.
+// debt is an instance that this process has to start again, because it has asked for its stop.
+// Other keepers read the same from the record on the Node, as long as there is an API server.
 type debt struct {
 	asked   time.Time
 	volumes map[string]cause
 }
 
-// patience is how long the API server may take to answer, and outage how long it answers nothing
-// before a keeper goes on without it.
+// patience is how long the API server may take to answer. outage is how long it must have answered
+// nothing before a keeper continues without it.
 const (
 	patience = 2 * time.Second
 	outage   = 10 * time.Second
@@ -45,9 +45,9 @@ func (k *Keeper) owesNothing(instance string) {
 	delete(k.debts, instance)
 }
 
-// Repay starts the instances that this process has stopped, if the API server does not answer and
-// the attach is done or hopeless: without the API server no attacher works either. If it answers,
-// the keeper that leads continues the operation.
+// Repay starts the instances that this process has stopped if the API server does not answer and
+// the attach is done or hopeless; without the API server no attacher works either. If the API
+// server answers, the leading keeper continues the operation.
 func (k *Keeper) Repay(ctx context.Context) error {
 	k.mu.Lock()
 	debts := maps.Clone(k.debts)
@@ -62,7 +62,8 @@ func (k *Keeper) Repay(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// gone reports whether the API server has not answered for long, with whether it has now.
+// gone reports whether the API server has been silent for long. answers reports whether it has
+// answered now.
 func (k *Keeper) gone(answers bool) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -76,8 +77,8 @@ func (k *Keeper) gone(answers bool) bool {
 	return passed(k.now(), k.silent, outage)
 }
 
-// clusterAnswers reports whether the API server answers, and if so drops the debts that are not on
-// record any more: another keeper has started the instance.
+// clusterAnswers reports whether the API server answers. If so, it drops the debts that are no
+// longer on record: another keeper has started the instance.
 func (k *Keeper) clusterAnswers(ctx context.Context, debts map[string]debt) bool {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -110,7 +111,7 @@ func (k *Keeper) repay(ctx context.Context, instance string, d debt) error {
 	case err != nil:
 		return err
 	case state == oxide.InstanceStateRunning && overdue:
-		k.owesNothing(instance) // not before: the stop may still be on its way
+		k.owesNothing(instance) // not earlier: the stop may still be on its way
 		return nil
 	case state != oxide.InstanceStateStopped && state != oxide.InstanceStateFailed,
 		!overdue && !k.attached(ctx, instance, d.volumes):
@@ -121,8 +122,8 @@ func (k *Keeper) repay(ctx context.Context, instance string, d debt) error {
 	return k.startInstance(ctx, instance)
 }
 
-// attached reports whether the disks of volumes are attached to an instance, or detached from it,
-// as they are to be.
+// attached reports whether each of the volumes' disks is attached to the instance, or detached from
+// it, as its cause asks.
 func (k *Keeper) attached(ctx context.Context, instance string, volumes map[string]cause) bool {
 	for _, c := range volumes {
 		disk, err := k.Rack.Disk(ctx, oxide.NameOrId(c.Disk))

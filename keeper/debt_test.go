@@ -11,14 +11,14 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
 
-// outage lets the API server answer nobody.
+// outage makes the API server answer nobody.
 func (w *world) outage() {
 	gone := func(keepertest.Request) error { return keepertest.ErrBreak }
 	w.api.Intercept(gone)
 	w.api.InterceptReads(gone)
 }
 
-// advance lets time go by.
+// advance sets the clock forward.
 func (w *world) advance(d time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -32,13 +32,13 @@ func TestD61AnInstanceIsStartedWithoutTheAPIServer(t *testing.T) {
 		early, after bool   // whether it is started before --attach-timeout, and after it
 		given        func(*world)
 	}{
-		{"when the disk is attached", "attached", true, true, func(*world) {}},
-		{"when the attach is hopeless", "detached", false, true, func(*world) {}},
-		{"when the rack does not show the disk", "", false, true, func(*world) {}},
-		{"when it was refused the start once", "attached", false, true, func(w *world) {
+		{"the disk is attached", "attached", true, true, func(*world) {}},
+		{"the attach is hopeless", "detached", false, true, func(*world) {}},
+		{"the rack does not show the disk", "", false, true, func(*world) {}},
+		{"the rack refused the start once", "attached", false, true, func(w *world) {
 			w.rack.fail["start a"] = 503
 		}},
-		{"unless it never stopped it", "attached", false, false, func(w *world) {
+		{"the keeper never stopped the instance", "attached", false, false, func(w *world) {
 			w.debts = nil
 		}},
 	} {
@@ -120,8 +120,9 @@ func TestD61NoStopComesAfterTheWindow(t *testing.T) {
 	}
 }
 
-// New volumes wait on one node again and again; another node with pods of their StatefulSet waits.
-func TestD61NoNodeIsStarvedByAnotherOneOfItsStatefulSet(t *testing.T) {
+// New volumes begin to wait on one node again and again, while another node waits that has pods of
+// the same StatefulSet.
+func TestD61NoNodeIsStarvedByAnotherNodeWithItsStatefulSet(t *testing.T) {
 	w := newWorld(t, "a", "b")
 	w.Config.MaxStopsPerNode = 1000
 	attach := func(string) string { return "" }

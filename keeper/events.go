@@ -11,28 +11,28 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// component is the source of the keeper's events, and its name elsewhere.
+// component is the keeper's name in events, leases and elsewhere.
 const component = "oxide-node-keeper"
 
-// say logs what was done to a node, and makes an event of it.
+// say logs what was done to a node, and creates an event for it.
 func (k *Keeper) say(ctx context.Context, n *corev1.Node, r *record, reason, said string) {
 	k.Log.InfoContext(ctx, said, "node", n.Name, "event", reason)
 	of := ""
 	if r != nil {
-		of = r.id() + r.Since.String() // a step that begins anew is said again
+		of = r.id() + r.Since.String() // a step that begins again is reported again
 	}
 	k.event(ctx, nodeReference(n), corev1.EventTypeNormal, of, reason, said)
 }
 
-// warn makes an event of something that a person has to look after.
+// warn creates an event for something that a person has to look at.
 func (k *Keeper) warn(ctx context.Context, about corev1.ObjectReference, reason, said string) {
 	k.Log.WarnContext(ctx, said, "kind", about.Kind, "name", about.Name, "event", reason)
 	k.event(ctx, about, corev1.EventTypeWarning, "", reason, said)
 }
 
-// sayToUsers makes events of what is going to happen, on the pods that stop with the node and on
-// the claims whose volumes wait. Who reads the events of a namespace is told the names of its own
-// volumes only.
+// sayToUsers creates events for what is going to happen: on the pods that stop with the node, and
+// on the claims whose volumes wait. Each event names only volumes of its own namespace, because
+// others may read it.
 func (k *Keeper) sayToUsers(ctx context.Context, v *view, n *node, pods sorted, verb string) {
 	waiting := v.due(n)
 	claims := map[string]*corev1.ObjectReference{} // by volume
@@ -58,8 +58,8 @@ func (k *Keeper) sayToUsers(ctx context.Context, v *view, n *node, pods sorted, 
 	}
 }
 
-// event makes an event, once: its name is made of what it says. An event that cannot be made is no
-// reason to leave an instance stopped, so it is only logged.
+// event creates an event, but only once: its name is a hash of its content. A failure is only
+// logged, because a missing event is no reason to leave an instance stopped.
 func (k *Keeper) event(ctx context.Context, about corev1.ObjectReference, kind, of, reason,
 	said string) {
 	h := fnv.New64a()

@@ -13,17 +13,17 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 )
 
-// FencedAnnotation marks a node whose out-of-service taint is the keeper's; its value is the
+// FencedAnnotation marks a node whose out-of-service taint was set by the keeper. Its value is the
 // instance.
 const FencedAnnotation = DriverName + "/fenced"
 
-// outOfService says that a node is off for certain, so that Kubernetes deletes its pods and
+// outOfService asserts that a node is off for certain, so that Kubernetes deletes its pods and
 // detaches their volumes without waiting for its kubelet.
 var outOfService = corev1.Taint{Key: corev1.TaintNodeOutOfService, Value: "nodeshutdown",
 	Effect: corev1.TaintEffectNoExecute}
 
-// fence marks nodes whose instances the rack reports as stopped or destroyed, and takes the mark
-// from those whose instances run again.
+// fence sets the taint on nodes whose instances the rack reports as stopped or destroyed, and
+// removes it when the instance runs again.
 func (k *Keeper) fence(ctx context.Context, v *view) error {
 	var errs []error
 	for _, n := range v.Nodes {
@@ -39,8 +39,8 @@ func (k *Keeper) fenceNode(ctx context.Context, v *view, n *node) error {
 	switch {
 	case fenced != "":
 		return k.unfence(ctx, n, fenced)
-	// A node that the keeper itself has stopped, or may have, comes back with its pods. One whose
-	// kubelet reports is not off, whatever the driver there was registered with.
+	// A node that the keeper has stopped, or may have stopped, comes back with its pods. A node whose
+	// kubelet reports is not off, whatever instance its driver was registered with.
 	case !n.silent(), n.Instance == "", n.working(), !k.Config.Fence,
 		n.tainted(outOfService.Key):
 		return nil
@@ -63,15 +63,16 @@ func (k *Keeper) fenceNode(ctx context.Context, v *view, n *node) error {
 	return nil
 }
 
-// silent reports whether Kubernetes hears nothing of a node's kubelet.
+// silent reports whether Kubernetes no longer hears from the node's kubelet.
 func (n *node) silent() bool {
 	return slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionUnknown
 	})
 }
 
-// unfence takes the keeper's taint from a node whose instance runs again. One whose kubelet reports
-// runs, whatever its instance is now. A taint that somebody took away may since be somebody's.
+// unfence removes the keeper's taint from a node whose instance runs again. A node whose kubelet
+// reports is running, whatever its instance is now. If somebody has removed the taint, a taint that
+// is there now is not the keeper's.
 func (k *Keeper) unfence(ctx context.Context, n *node, instance string) error {
 	ours := slices.Contains(n.Spec.Taints, outOfService)
 	if n.silent() && ours {
@@ -96,9 +97,9 @@ func (k *Keeper) unfence(ctx context.Context, n *node, instance string) error {
 	return nil
 }
 
-// off asks the rack whether a node's instance can write no more: it is stopped, or destroyed. A
-// token that has lost its rights sees no instance at all, so an instance is destroyed only if the
-// rack shows another node's at the same time.
+// off asks the rack whether a node's instance can no longer write because it is stopped or
+// destroyed. A token that has lost its rights sees no instances at all. So an instance counts as
+// destroyed only if the rack shows the instance of another node at the same time.
 func (k *Keeper) off(ctx context.Context, v *view, n *node) (off bool, why string, err error) {
 	state, err := k.instanceState(ctx, n.Instance)
 	if err == nil {
@@ -124,7 +125,7 @@ func (k *Keeper) seesOthers(ctx context.Context, v *view, instance string) bool 
 			return true
 		}
 		if asked++; asked == 5 {
-			break // a token that sees none of them sees none
+			break // if the token shows none of five, it shows none at all
 		}
 	}
 	return false

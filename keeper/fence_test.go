@@ -10,7 +10,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
 
-// lost is a world whose node "a" is not ready any more.
+// lost returns a world whose node "a" is no longer ready.
 func lost(t *testing.T) *world {
 	t.Helper()
 	w := newWorld(t, "a", "b")
@@ -88,7 +88,7 @@ func TestANodeWhoseRecordCannotBeReadIsNotFenced(t *testing.T) {
 	w := lost(t)
 	w.rack.set("a", "stopped")
 	w.edit("a", func(n *corev1.Node) { n.Annotations = map[string]string{RecordAnnotation: "{"} })
-	// The error says so in every round, and nothing else is left undone for it.
+	// Every round returns the error, and still does everything else.
 	_, err := w.Round(t.Context())
 	if w.fenced("a") || err == nil || !strings.Contains(err.Error(), "then remove the annotation") {
 		t.Errorf("the node is fenced: %v; the error is %v", w.fenced("a"), err)
@@ -103,7 +103,7 @@ func TestTheFenceGoesWhenTheNodeIsBack(t *testing.T) {
 	}{
 		{"the instance runs", func(w *world) { w.rack.set("a", "running") }, false},
 		{"the node is ready", func(w *world) { w.heartbeat("a") }, false},
-		{"also without --fence", func(w *world) {
+		{"the node is ready, without --fence", func(w *world) {
 			w.rack.set("a", "running")
 			w.Config.Fence = false
 		}, false},
@@ -176,8 +176,7 @@ func TestTheStartupTaintGoesWhenTheDriverIsRegisteredOnThisVeryNode(t *testing.T
 	}
 }
 
-// A round writes a node more than once without a conflict with itself.
-func TestANodeThatJoinsIsWorkedOnInTheRoundThatTakesItsTaint(t *testing.T) {
+func TestARoundThatRemovesAStartupTaintAlsoWorksOnTheNode(t *testing.T) {
 	w := newWorld(t, "a")
 	w.wait("a", "data")
 	w.pass(31 * time.Second)

@@ -21,18 +21,18 @@ type Keeper struct {
 	Now func() time.Time
 
 	mu sync.Mutex
-	// guarded by mu: the starts of instances that this process has stopped, by instance; and since
-	// when the API server does not answer Repay, zero if it does
+	// guarded by mu: debts contains the instances that this process has stopped and has to start, and
+	// silent the time since which the API server does not answer Repay, zero if it answers.
 	debts  map[string]debt
 	silent time.Time
 }
 
-// ErrStepAside reports that only nodes wait that this keeper runs on, so that another replica has
-// to lead.
+// ErrStepAside reports that only the node on which this keeper runs is left to be stopped, so
+// another replica has to lead.
 var ErrStepAside = errors.New("the node to be stopped is the one this keeper runs on")
 
-// Round looks once and does what is next. It returns when it wants to look again, at the latest.
-// An error is about something that the next round tries again, or ErrStepAside.
+// Round looks at the cluster and the rack once, and does the next thing. It returns after which
+// time at the latest to look again. An error is ErrStepAside, or one that the next round retries.
 func (k *Keeper) Round(ctx context.Context) (time.Duration, error) {
 	v, err := k.observe(ctx)
 	if err != nil {
@@ -42,7 +42,7 @@ func (k *Keeper) Round(ctx context.Context) (time.Duration, error) {
 	for _, n := range v.Nodes {
 		errs = append(errs, n.Unreadable)
 	}
-	// First what an instance may be stopped for, whatever else there is to do.
+	// Cold attach comes first: an instance may be stopped for it, whatever else is to be done.
 	again, err := k.coldAttach(ctx, v)
 	errs = append(errs, err)
 	if k.Config.StartupTaint {

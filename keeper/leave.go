@@ -18,27 +18,28 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/async"
 )
 
-// Leaver is the program beside a node's driver that keeps it until the node's volumes are detached.
-// The driver must outlive the pods whose volumes it unmounts; it does not ask Kubernetes whether it
-// has. Its preStop hook connects to the Leaver's socket and waits for the end of the connection.
+// Leaver is the program that runs beside a node's driver and keeps it until the node's volumes are
+// detached. The driver must outlive the pods whose volumes it unmounts, but it does not ask
+// Kubernetes whether they are gone. Instead its preStop hook connects to the Leaver's socket and
+// waits until the connection is closed.
 type Leaver struct {
 	Kubernetes Cluster
 	NodeName   string
 	Socket     string
 	Log        *slog.Logger
-	// Limit is how long to wait for the volumes at most; the pod's grace period should be longer.
+	// Limit is the longest time to wait for the volumes. The pod's grace period should be longer.
 	Limit time.Duration
 }
 
-// leavingPace is how often the Leaver looks at the volumes of a node that goes.
+// leavingPace is how often the Leaver looks at the volumes of a node that is leaving.
 const leavingPace = time.Second
 
-// refusedLimit is how long an API server may refuse to say anything before the Leaver gives up.
-// When a driver is removed, by Helm or by kubectl, its rights go before its pods have ended.
+// refusedLimit is how long the API server may refuse the Leaver's requests before it gives up. When
+// the driver is removed by Helm or kubectl, its rights disappear before its pods have ended.
 const refusedLimit = 5 * time.Second
 
-// Run holds the connections of the driver until ctx ends, as it does when the pod is asked to end,
-// and then, if the node goes, until the node has no VolumeAttachments of the driver.
+// Run holds the driver's connections until ctx ends, which happens when the pod is asked to end. If
+// the node is leaving, it then holds them until the node has no VolumeAttachments of the driver.
 func (l *Leaver) Run(ctx context.Context) error {
 	if err := os.Remove(l.Socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("remove the socket of an earlier process: %w", err)
@@ -59,7 +60,7 @@ func (l *Leaver) Run(ctx context.Context) error {
 		}
 	})
 	<-ctx.Done()
-	// The process has been asked to end; what is left to do has a limit of its own.
+	// ctx has ended, so the remaining work has a limit of its own.
 	wait, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.Limit)
 	defer cancel()
 	err = l.await(wait)
@@ -72,8 +73,9 @@ func (l *Leaver) Run(ctx context.Context) error {
 	return err
 }
 
-// await waits until the node has no volumes any more, if it goes. What cannot be read now is read
-// again; what may not be read, only for as long as an API server that starts refuses everybody.
+// await waits until the node has no volumes any more, if it is leaving. It repeats a read that
+// fails. A read that is forbidden it repeats only briefly, as an API server that starts refuses
+// everybody.
 func (l *Leaver) await(ctx context.Context) error {
 	var refused time.Time // since when
 	for said := -1; ; {
@@ -111,7 +113,7 @@ func (l *Leaver) await(ctx context.Context) error {
 	}
 }
 
-// look returns why the node goes, or "", and how many of its volumes are left.
+// look returns why the node is leaving, or "", and how many volumes it still has.
 func (l *Leaver) look(ctx context.Context) (why string, left int, err error) {
 	node, err := l.Kubernetes.CoreV1().Nodes().Get(ctx, l.NodeName, metav1.GetOptions{})
 	switch {
@@ -142,12 +144,12 @@ func (l *Leaver) attachments(ctx context.Context) (int, error) {
 	return left, nil
 }
 
-// leavingTaints are those by which programs say that they remove a node.
+// leavingTaints are the taints with which programs announce that they remove a node.
 var leavingTaints = []string{corev1.TaintNodeOutOfService, "ToBeDeletedByClusterAutoscaler",
 	"karpenter.sh/disrupted", "node.cloudprovider.kubernetes.io/shutdown"}
 
-// leaves returns why a node is about to go, or "": somebody drains it, somebody removes it, or its
-// kubelet shuts down. A node that the keeper stops keeps its volumes.
+// leaves returns why a node is about to leave, or "": somebody drains or removes it, or its kubelet
+// shuts down. A node that the keeper stops is not leaving: it keeps its volumes.
 func leaves(n *corev1.Node) string {
 	_, keeper := n.Annotations[RecordAnnotation]
 	switch {
@@ -166,7 +168,7 @@ func leaves(n *corev1.Node) string {
 		}
 	}
 	for _, c := range n.Status.Conditions {
-		// What the kubelet says during a graceful shutdown.
+		// The kubelet sets this message during a graceful shutdown.
 		if c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue &&
 			strings.Contains(c.Message, "node is shutting down") {
 			return c.Message

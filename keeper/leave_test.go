@@ -22,7 +22,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
 
-func TestANodeLeavesIfSomebodySaysSo(t *testing.T) {
+func TestANodeLeavesWhenItIsCordonedDeletedTaintedOrShutDown(t *testing.T) {
 	taint := func(key string) func(*corev1.Node) {
 		return func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: "mine"}, {Key: key}} }
 	}
@@ -66,8 +66,7 @@ func TestANodeLeavesIfSomebodySaysSo(t *testing.T) {
 	}
 }
 
-// leaving is a Leaver that runs on the node "a", with a driver that waits for the end of its
-// connection.
+// leaving is a Leaver for the node "a", and a driver that waits until its connection is closed.
 type leaving struct {
 	*world
 	leaver *Leaver
@@ -107,7 +106,7 @@ func leave(t *testing.T, limit time.Duration) *leaving {
 	return l
 }
 
-// end awaits the end of the Leaver, and of the driver's connection.
+// end waits until the Leaver has ended and the driver's connection is closed.
 func (l *leaving) end() error {
 	err := <-l.result
 	<-l.ended
@@ -123,7 +122,7 @@ func (l *leaving) drained() {
 
 func TestTheDriverIsKeptUntilTheVolumesOfANodeThatGoesAreDetached(t *testing.T) {
 	l := leave(t, time.Minute)
-	// Others' volumes do not matter.
+	// VolumeAttachments of other drivers or nodes must not matter.
 	for name, change := range map[string]func(*storagev1.VolumeAttachment){
 		"other": func(a *storagev1.VolumeAttachment) { a.Spec.Attacher = "other.example.com" },
 		"b":     func(a *storagev1.VolumeAttachment) { a.Spec.NodeName = "b" }} {
@@ -160,7 +159,7 @@ func TestTheDriverOfANodeThatStaysEndsAtOnce(t *testing.T) {
 }
 
 func TestTheDriverIsKeptForALimitedTime(t *testing.T) {
-	t.Parallel() // it takes its time
+	t.Parallel() // it waits for real seconds
 	l := leave(t, 2*time.Second)
 	l.drained()
 	l.asked()
@@ -169,8 +168,8 @@ func TestTheDriverIsKeptForALimitedTime(t *testing.T) {
 	}
 }
 
-func TestTheDriverIsKeptAlsoIfTheNodeIsDeleted(t *testing.T) {
-	t.Parallel() // it takes its time
+func TestTheDriverIsKeptWhenTheNodeIsDeleted(t *testing.T) {
+	t.Parallel() // it waits for real seconds
 	l := leave(t, 2*time.Second)
 	keepertest.Remove[*corev1.Node](l.api, "", "a")
 	l.asked()

@@ -17,8 +17,8 @@ import (
 // Release is set in release builds: -ldflags "-X …/keeper.Release=v1.2.3".
 var Release = ""
 
-// Main is oxide-node-keeper: it does what the arguments and the environment say until ctx ends, and
-// returns the exit status.
+// Main runs oxide-node-keeper with the arguments and the environment until ctx ends, and returns
+// the exit status.
 func Main(ctx context.Context, args []string, getenv func(string) string,
 	stdout, stderr io.Writer) int {
 	err := mainErr(ctx, args, getenv, stdout, stderr)
@@ -55,7 +55,7 @@ func mainErr(ctx context.Context, args []string, getenv func(string) string,
 		handler = slog.NewJSONHandler(stderr, &slog.HandlerOptions{Level: s.LogLevel})
 	}
 	log := slog.New(handler)
-	klog.SetSlogLogger(log) // the client's lines of the election, in the same form
+	klog.SetSlogLogger(log) // so client-go's log lines have the same form
 	return Run(ctx, s, log)
 }
 
@@ -109,7 +109,7 @@ func mainMove(ctx context.Context, args []string, stdout io.Writer) error {
 	return m.Move(ctx, operands[0], operands[1])
 }
 
-// parse parses the arguments of a verb with so many operands, between which flags may stand.
+// parse parses the flags of a command and its operands. Flags may stand between the operands.
 func parse(flags *flag.FlagSet, args []string, help io.Writer, want int) (operands []string,
 	err error) {
 	flags.SetOutput(io.Discard)

@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// kubeconfig is a file that names the cluster.
+// kubeconfig writes a kubeconfig file for the cluster, and returns its path.
 func (w *world) kubeconfig() string {
 	w.t.Helper()
 	config, _ := w.api.Client("kubeconfig")
@@ -70,8 +70,8 @@ func TestTheProgramEndsWithAStatus(t *testing.T) {
 	}
 }
 
-// run runs the program until met, and returns its status and what it wrote. What the program leaves
-// going on, the race detector tells of: these writers are not locked.
+// run runs the program until met returns true, and returns its status and its output. The writers
+// have no lock, so that the race detector finds goroutines that the program left running.
 func (w *world) run(met func() bool, env func(string) string, args ...string) (int, string) {
 	w.t.Helper()
 	var stdout, stderr bytes.Buffer

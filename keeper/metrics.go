@@ -52,7 +52,7 @@ func NewMetrics() *Metrics {
 	}
 	m.Registry.MustRegister(m.waits, m.working, m.holds, m.operations, m.problems, m.steps,
 		m.evictions, m.fences, m.rounds)
-	// From zero on, so that the first of a kind is an increase.
+	// Start the counters at zero, so that the first event of each kind is an increase.
 	for _, s := range []step{draining, stopping, attaching, starting, returning} {
 		m.problems.WithLabelValues(string(s))
 	}
@@ -75,7 +75,7 @@ func (m *Metrics) observe(v *view) {
 
 func (m *Metrics) held(n int) { m.holds.Set(float64(n)) }
 
-// rest sets what only a leader knows to zero, when another replica leads.
+// rest sets the gauges that only a leader knows to zero when another replica leads.
 func (m *Metrics) rest() {
 	for _, g := range []prometheus.Gauge{m.waits, m.working, m.holds} {
 		g.Set(0)
@@ -83,7 +83,7 @@ func (m *Metrics) rest() {
 }
 
 func (m *Metrics) step(s step, took time.Duration) {
-	m.steps.WithLabelValues(string(s)).Observe(max(0, took).Seconds()) // clocks differ
+	m.steps.WithLabelValues(string(s)).Observe(max(0, took).Seconds()) // clocks of replicas may differ
 }
 
 func (m *Metrics) problem(s step) { m.problems.WithLabelValues(string(s)).Inc() }

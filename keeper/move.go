@@ -19,15 +19,15 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// MovingAnnotation is on a PersistentVolume that is retained only because it is being replaced.
-// With the volume's name behind it, it is on the CSIDriver object, and holds the replacement: a
-// move that was interrupted continues from there. Who may write claims, or a Node, may not write
-// that one.
+// MovingAnnotation is an annotation of a PersistentVolume that is set to Retain only while it is
+// being replaced. With the volume's name appended, it is an annotation of the CSIDriver object that
+// contains the replacement, from which an interrupted move continues. Whoever may write claims or a
+// Node cannot write the CSIDriver object.
 const MovingAnnotation = DriverName + "/moving"
 
-// movingKey is the annotation of the CSIDriver object for a volume.
+// movingKey returns the key of the annotation of the CSIDriver object for a volume.
 func movingKey(name string) string {
-	const most = 63 // of the part behind the slash
+	const most = 63 // characters after the slash
 	if key := "moving-" + name; len(key) <= most {
 		return DriverName + "/" + key
 	}
@@ -36,13 +36,13 @@ func movingKey(name string) string {
 }
 
 // Mover moves a volume that stays with its node to another node. Kubernetes never changes the node
-// affinity of a PersistentVolume, so it is replaced by one of the same name that is bound to the
-// same claim. The disk is not touched: on a rack without hot-plug its detach and its attach wait
-// for the keeper, or a person, to stop the two instances.
+// affinity of a PersistentVolume, so the Mover replaces the PersistentVolume by one with the same
+// name that is bound to the same claim. It does not touch the disk. On a rack without hot-plug, the
+// keeper or a person has to stop both instances before the disk can be detached and attached.
 type Mover struct {
 	Kubernetes Cluster
 	Out        io.Writer
-	// Pace is how often it looks whether Kubernetes has done its part.
+	// Pace is how often it checks whether Kubernetes has done its part.
 	Pace time.Duration
 }
 
@@ -88,8 +88,9 @@ func (m *Mover) Move(ctx context.Context, name, to string) error {
 	return nil
 }
 
-// replaces reports whether a volume is the replacement already. One that an interrupted move has
-// retained or deleted is not, even if it moves back to the node that it belongs to.
+// replaces reports whether a volume is already the replacement. A volume that an interrupted move
+// has set to Retain or deleted is not the replacement, even if it moves back to the node that it
+// belongs to.
 func replaces(v *corev1.PersistentVolume, instance string) bool {
 	_, moving := v.Annotations[MovingAnnotation]
 	return v.DeletionTimestamp == nil && onInstance(v, instance) && !moving
@@ -97,7 +98,7 @@ func replaces(v *corev1.PersistentVolume, instance string) bool {
 
 func (m *Mover) say(format string, args ...any) { _, _ = fmt.Fprintf(m.Out, format+"\n", args...) }
 
-// instance returns the instance of the node that a volume moves to.
+// instance returns the instance of the node to which a volume moves.
 func (m *Mover) instance(ctx context.Context, name string) (string, error) {
 	n, err := m.Kubernetes.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
@@ -116,7 +117,7 @@ func (m *Mover) instance(ctx context.Context, name string) (string, error) {
 	return instance, nil
 }
 
-// find returns the volume and its claim. A volume whose replacement was interrupted may be nil.
+// find returns the volume and its claim. If an earlier move was interrupted, the volume may be nil.
 func (m *Mover) find(ctx context.Context, name string, saved *corev1.PersistentVolume) (
 	*corev1.PersistentVolume, *corev1.PersistentVolumeClaim, error) {
 	v, err := m.Kubernetes.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
@@ -196,8 +197,8 @@ func (m *Mover) save(ctx context.Context, name string, value any) error {
 	return nil
 }
 
-// prepare saves the replacement before anything is removed, and returns it. It is made of the
-// volume as it is now, but for what an interrupted move has changed of it.
+// prepare saves the replacement before anything is removed, and returns it. The replacement is a
+// copy of the volume as it is now, without the changes of an interrupted move.
 func (m *Mover) prepare(ctx context.Context, old, saved *corev1.PersistentVolume,
 	instance string) (*corev1.PersistentVolume, error) {
 	replacement := saved
@@ -219,8 +220,8 @@ func (m *Mover) prepare(ctx context.Context, old, saved *corev1.PersistentVolume
 	return replacement, m.save(ctx, replacement.Name, string(text))
 }
 
-// remove deletes a PersistentVolume and leaves its disk alone: nobody deletes the disk of one that
-// is retained.
+// remove deletes a PersistentVolume without its disk: nobody deletes the disk of a volume that is
+// set to Retain.
 func (m *Mover) remove(ctx context.Context, v *corev1.PersistentVolume) error {
 	volumes := m.Kubernetes.CoreV1().PersistentVolumes()
 	now, err := volumes.Patch(ctx, v.Name, types.MergePatchType, fmt.Appendf(nil,
@@ -238,7 +239,7 @@ func (m *Mover) remove(ctx context.Context, v *corev1.PersistentVolume) error {
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("delete the PersistentVolume %s: %w", v.Name, err)
 	}
-	// The finalizers keep a volume that is in use, as this one is, and goes on being.
+	// Remove the finalizers, which would keep the volume because it is in use and stays in use.
 	for {
 		now, err := volumes.Get(ctx, v.Name, metav1.GetOptions{})
 		switch {
@@ -308,7 +309,7 @@ func (m *Mover) bound(ctx context.Context, claim *corev1.PersistentVolumeClaim,
 	}
 }
 
-// evict asks the pods of the claim to go from any other node.
+// evict requests the eviction of the claim's pods on other nodes.
 func (m *Mover) evict(ctx context.Context, claim *corev1.PersistentVolumeClaim, to string) error {
 	pods, err := m.Kubernetes.CoreV1().Pods(claim.Namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -323,7 +324,8 @@ func (m *Mover) evict(ctx context.Context, claim *corev1.PersistentVolumeClaim, 
 		}
 		err := m.Kubernetes.PolicyV1().Evictions(p.Namespace).Evict(ctx, &policyv1.Eviction{
 			ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name},
-			// Not a pod of the same name that has been made since: it is where the volume is now.
+			// Do not evict a pod of the same name that was created since: it runs where the volume is
+			// now.
 			DeleteOptions: &metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(p.UID))}})
 		switch {
 		case apierrors.IsTooManyRequests(err):
@@ -344,7 +346,8 @@ func (m *Mover) pause(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// onInstance reports whether a volume has an affinity to the instance, or, for "", to none.
+// onInstance reports whether a volume has an affinity to the instance. With "", it reports whether
+// the volume has an affinity to no instance.
 func onInstance(v *corev1.PersistentVolume, instance string) bool {
 	found := ""
 	for _, e := range instanceTerms(v) {

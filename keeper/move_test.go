@@ -26,9 +26,9 @@ type moving struct {
 	*world
 	mover  *Mover
 	out    bytes.Buffer
-	old    *corev1.PersistentVolume // as it was
+	old    *corev1.PersistentVolume // before the move
 	losing sync.Mutex
-	// guarded by losing: lose is asked for each change that the Mover makes whether its connection
+	// guarded by losing: for each change that the Mover makes, lose decides whether the connection
 	// breaks
 	lose func(r keepertest.Request) bool
 }
@@ -62,8 +62,8 @@ func newMoving(t *testing.T) *moving {
 	return m
 }
 
-// intercept plays the controller of volumes, and watches that no disk is deleted: the provisioner
-// deletes that of a volume which goes and is not retained.
+// intercept acts as the controller of volumes, and checks that no disk is deleted: the provisioner
+// deletes the disk of a volume that is removed and not set to Retain.
 func (m *moving) intercept(r keepertest.Request) error {
 	v, there := keepertest.Get[*corev1.PersistentVolume](m.api, "", "pv-1")
 	gone := r.Verb == "delete" && !r.Applied || there && v.DeletionTimestamp != nil
@@ -81,7 +81,7 @@ func (m *moving) intercept(r keepertest.Request) error {
 	return nil
 }
 
-// bind is what the controller of volumes says of the claim and its volume.
+// bind binds the claim and its volume, as the controller of volumes does.
 func (m *moving) bind() {
 	v, there := keepertest.Get[*corev1.PersistentVolume](m.api, "", "pv-1")
 	keepertest.Edit(m.api, "shop", "data", func(c *corev1.PersistentVolumeClaim) {
@@ -109,14 +109,14 @@ func (m *moving) move(to string) error {
 	return m.mover.Move(ctx, "pv-1", to)
 }
 
-// belongs checks that the volume belongs to a node now, and is otherwise as it was.
+// belongs checks that the volume belongs to a node now, and is otherwise unchanged.
 func (m *moving) belongs(to string) {
 	m.t.Helper()
 	v, _ := keepertest.Get[*corev1.PersistentVolume](m.api, "", "pv-1")
 	want := m.old.DeepCopy()
 	want.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[1].Values =
 		[]string{instanceOf(to)}
-	// Those are the server's.
+	// The server sets these.
 	want.UID, want.ResourceVersion = v.UID, v.ResourceVersion
 	want.CreationTimestamp = v.CreationTimestamp
 	if diff := cmp.Diff(want, v); diff != "" {
@@ -129,7 +129,7 @@ func (m *moving) belongs(to string) {
 	}
 }
 
-// evicted reports whether a pod is asked to go.
+// evicted reports whether the eviction of a pod was requested.
 func (m *moving) evicted(name string) bool {
 	p, ok := keepertest.Get[*corev1.Pod](m.api, "shop", name)
 	return !ok || p.DeletionTimestamp != nil
@@ -152,7 +152,7 @@ func TestAVolumeIsMovedToAnotherNode(t *testing.T) {
 			t.Errorf("the text has no %q:\n%s", want, m.out.String())
 		}
 	}
-	// Once more, nothing is left to do.
+	// A second move has nothing to do.
 	v, _ := keepertest.Get[*corev1.PersistentVolume](m.api, "", "pv-1")
 	if err := m.move("b"); err != nil {
 		t.Fatal(err)
@@ -235,8 +235,8 @@ func TestAMoveThatIsNotPossibleIsRefused(t *testing.T) {
 	}
 }
 
-// interrupted lets the connection break at a change of the Mover's, counted from 1, before or after
-// it is applied. It reports whether there were so many.
+// interrupted breaks the connection at the Mover's change number at, counted from 1, before or
+// after the change is applied. It reports whether there were that many changes.
 func (m *moving) interrupted(to string, at int, applied bool) bool {
 	m.t.Helper()
 	n := 0
@@ -256,7 +256,7 @@ func (m *moving) interrupted(to string, at int, applied bool) bool {
 
 func TestAMoveThatIsInterruptedAnywhereContinues(t *testing.T) {
 	for _, applied := range []bool{false, true} {
-		for _, to := range []string{"b", "a"} { // the same once more, or back again
+		for _, to := range []string{"b", "a"} { // repeat the move, or move back
 			at := 1
 			for more := true; more; at++ {
 				t.Run(fmt.Sprintf("at change %d, applied %v, then to %s", at, applied, to), func(t *testing.T) {
@@ -278,7 +278,7 @@ func TestAMoveThatIsInterruptedAnywhereContinues(t *testing.T) {
 	}
 }
 
-func TestAMoveWaitsForKubernetesNoLongerThanItMay(t *testing.T) {
+func TestAMoveStopsWaitingForKubernetesWhenItsContextEnds(t *testing.T) {
 	m := newMoving(t)
 	m.api.Intercept(func(r keepertest.Request) error {
 		if r.Applied && r.Verb == "create" {
@@ -291,7 +291,7 @@ func TestAMoveWaitsForKubernetesNoLongerThanItMay(t *testing.T) {
 	if err := m.mover.Move(ctx, "pv-1", "b"); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("the error is %v", err)
 	}
-	m.api.Intercept(m.intercept) // a slow machine may not have come as far as to create it
+	m.api.Intercept(m.intercept) // on a slow machine it may not exist yet
 	m.bind()
 	if err := m.move("b"); err != nil {
 		t.Fatal(err)
@@ -299,7 +299,7 @@ func TestAMoveWaitsForKubernetesNoLongerThanItMay(t *testing.T) {
 	m.belongs("b")
 }
 
-func TestAMoveSaysWhichPodMayNotGoNow(t *testing.T) {
+func TestAMoveNamesThePodWhoseEvictionIsRefused(t *testing.T) {
 	m := newMoving(t)
 	b := budget(policyv1.PodDisruptionBudgetSpec{}, 1, 1, 0)
 	keepertest.Put(m.api, &b)
@@ -314,7 +314,7 @@ func TestAMoveSaysWhichPodMayNotGoNow(t *testing.T) {
 	}
 }
 
-func TestAMoveEvictsNoPodThatWasMadeSince(t *testing.T) {
+func TestAMoveDoesNotEvictAPodThatWasCreatedSince(t *testing.T) {
 	m := newMoving(t)
 	m.loses(func(r keepertest.Request) bool {
 		if r.Subresource == "eviction" && !r.Applied {
@@ -331,7 +331,7 @@ func TestAMoveEvictsNoPodThatWasMadeSince(t *testing.T) {
 	}
 }
 
-func TestAMoveLeavesAVolumeAloneThatIsNotTheOneItFound(t *testing.T) {
+func TestAMoveDoesNotTouchAVolumeThatReplacedTheOneItFound(t *testing.T) {
 	m := newMoving(t)
 	other := m.old.DeepCopy()
 	other.Finalizers = nil

@@ -10,16 +10,18 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// sorted are the pods of a node by what happens to them when its instance is stopped.
+// sorted contains the pods of a node, sorted by what happens to them when its instance is stopped.
 type sorted struct {
-	// evict: they have none of the driver's volumes, and run elsewhere meanwhile.
+	// evict contains pods without volumes of the driver. They run elsewhere in the meantime.
 	evict []*corev1.Pod
-	// stay: pods with the driver's volumes, running and waiting ones. Their disks stay attached, so
-	// they have to come back to this node; elsewhere each would make another instance stop.
+	// stay contains pods with volumes of the driver, both running and waiting ones. Their disks stay
+	// attached, so these pods have to come back to this node; on another node each would cause
+	// another stop.
 	stay []*corev1.Pod
-	// lost explains why a pod would not come back, or must not go; empty if all may go and would.
+	// lost explains why a pod would not come back, or must not be stopped. It is empty if there is no
+	// such pod.
 	lost string
-	// budget explains which PodDisruptionBudget the pods that stay would break; empty if none.
+	// budget names the PodDisruptionBudget that stopping the pods in stay would violate, or "".
 	budget string
 	claims map[claim]*corev1.PersistentVolume
 }
@@ -27,7 +29,7 @@ type sorted struct {
 // claim names a PersistentVolumeClaim.
 type claim struct{ namespace, name string }
 
-// claimsOf returns the claims that are bound to the driver's volumes.
+// claimsOf returns the claims that are bound to the driver's volumes, with their volumes.
 func claimsOf(volumes []corev1.PersistentVolume) map[claim]*corev1.PersistentVolume {
 	claims := map[claim]*corev1.PersistentVolume{}
 	for i := range volumes {
@@ -53,7 +55,7 @@ func sortPods(pods []corev1.Pod, claims map[claim]*corev1.PersistentVolume) sort
 			s.lost = fmt.Sprintf("the pod %s/%s is of the control plane, whose nodes the keeper does not "+
 				"stop", p.Namespace, p.Name)
 		case mirror, owner != nil && owner.Kind == "DaemonSet":
-			// The kubelet starts them again with the node.
+			// The kubelet starts these again with the node.
 		case volumes:
 			s.stay = append(s.stay, p)
 			if p.Spec.RestartPolicy == corev1.RestartPolicyNever && hasRun(p) {
@@ -65,7 +67,7 @@ func sortPods(pods []corev1.Pod, claims map[claim]*corev1.PersistentVolume) sort
 				"another", p.Namespace, p.Name)
 		case p.Spec.RestartPolicy == corev1.RestartPolicyNever,
 			p.Spec.RestartPolicy == corev1.RestartPolicyOnFailure:
-			// An eviction counts as a failure of its Job, also before it runs.
+			// Its Job would count the eviction as a failure, even before the pod runs.
 			s.lost = fmt.Sprintf("the pod %s/%s has not ended: it has restartPolicy %s, and an eviction "+
 				"may end its work for good", p.Namespace, p.Name, p.Spec.RestartPolicy)
 		default:
@@ -75,7 +77,7 @@ func sortPods(pods []corev1.Pod, claims map[claim]*corev1.PersistentVolume) sort
 	return s
 }
 
-// hasRun reports whether a container of a pod runs or has run. Phase Pending lasts until the init
+// hasRun reports whether a container of a pod runs or has run. The phase is Pending until the init
 // containers have ended.
 func hasRun(p *corev1.Pod) bool {
 	return p.Status.Phase != corev1.PodPending && p.Status.Phase != "" || slices.ContainsFunc(
@@ -85,14 +87,14 @@ func hasRun(p *corev1.Pod) bool {
 		})
 }
 
-// ofControlPlane reports whether a static pod is one without which there may be no Kubernetes. The
-// nodes of some installers do not have the label.
+// ofControlPlane reports whether a pod is a static pod that Kubernetes may need to work. With some
+// installers the nodes of the control plane do not have the label.
 func ofControlPlane(p *corev1.Pod) bool {
 	return p.Namespace == metav1.NamespaceSystem && (p.Labels["tier"] == "control-plane" ||
 		p.Labels["component"] == "kube-apiserver" || p.Labels["component"] == "etcd")
 }
 
-// volumesOf returns which of the driver's volumes a pod has.
+// volumesOf returns the driver's volumes that a pod uses.
 func volumesOf(p *corev1.Pod,
 	claims map[claim]*corev1.PersistentVolume) []*corev1.PersistentVolume {
 	var volumes []*corev1.PersistentVolume
@@ -102,7 +104,7 @@ func volumesOf(p *corev1.Pod,
 		case v.PersistentVolumeClaim != nil:
 			name = v.PersistentVolumeClaim.ClaimName
 		case v.Ephemeral != nil:
-			name = p.Name + "-" + v.Name // as Kubernetes names the claim of an ephemeral volume
+			name = p.Name + "-" + v.Name // Kubernetes' name for an ephemeral volume's claim
 		}
 		if volume, ok := claims[claim{p.Namespace, name}]; ok {
 			volumes = append(volumes, volume)
@@ -123,7 +125,7 @@ func statefulSets(pods []*corev1.Pod) []string {
 	return slices.Compact(sets)
 }
 
-// waitingPods returns the pods that have a volume which waits.
+// waitingPods returns the pods that use a volume that waits.
 func waitingPods(pods []corev1.Pod, claims map[claim]*corev1.PersistentVolume,
 	waiting []*attachment) []*corev1.Pod {
 	var found []*corev1.Pod
@@ -137,9 +139,9 @@ func waitingPods(pods []corev1.Pod, claims map[claim]*corev1.PersistentVolume,
 	return found
 }
 
-// exhausted returns which budget allows no eviction, or would be broken by the stop of the pods
-// that stay; "" if none. A pod that waits for its volume counts as one that is not wanted yet: it
-// is not healthy before the stop, and without the stop it never will be.
+// exhausted returns the budget that allows no eviction, or that stopping the pods in stay would
+// violate; "" if there is none. A pod that waits for its volume does not count: it is not healthy
+// before the stop, and without the stop it never will be.
 func exhausted(budgets []policyv1.PodDisruptionBudget, s sorted, waiting []*corev1.Pod) string {
 	for _, b := range budgets {
 		if _, err := metav1.LabelSelectorAsSelector(b.Spec.Selector); err != nil {
@@ -178,7 +180,7 @@ func exhausted(budgets []policyv1.PodDisruptionBudget, s sorted, waiting []*core
 	return ""
 }
 
-// covers reports whether a budget is about a pod.
+// covers reports whether a budget selects a pod.
 func covers(b *policyv1.PodDisruptionBudget, p *corev1.Pod) bool {
 	selector, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
 	return err == nil && p.Namespace == b.Namespace && selector.Matches(labels.Set(p.Labels))

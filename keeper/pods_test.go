@@ -15,7 +15,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
 
-// changed is a pod with something changed.
+// changed returns the pod after changing it.
 func changed(p *corev1.Pod, changes ...func(*corev1.Pod)) *corev1.Pod {
 	for _, change := range changes {
 		change(p)
@@ -27,7 +27,7 @@ func phase(phase corev1.PodPhase) func(*corev1.Pod) {
 	return func(p *corev1.Pod) { p.Status.Phase = phase }
 }
 
-// initializing lets the pod's init container run.
+// initializing makes the pod's init container run.
 func initializing(p *corev1.Pod) {
 	p.Status.Phase = corev1.PodPending
 	p.Status.InitContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{
@@ -56,7 +56,7 @@ func TestPodsAreSortedByWhatAStopDoesToThem(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		pod  *corev1.Pod
-		want string // "evict", "stay", "", or a part of what is lost
+		want string // "evict", "stay", "", or a part of lost
 	}{
 		{"without a volume", podOf("a", "web-1", "ReplicaSet"), "evict"},
 		{"with a volume", podOf("a", "db-0", "StatefulSet", "data"), "stay"},
@@ -112,9 +112,8 @@ func TestPodsAreSortedByWhatAStopDoesToThem(t *testing.T) {
 			}), "has not ended: it has restartPolicy OnFailure"},
 		{"of a Job, without a volume, that has ended", changed(podOf("a", "job-1", "Job"), never,
 			phase(corev1.PodSucceeded)), ""},
-		{"owned by what controls it not", changed(podOf("a", "one", "ConfigMap"), func(p *corev1.Pod) {
-			p.OwnerReferences[0].Controller = nil
-		}), "no controller that makes another"},
+		{"its owner is not its controller", changed(podOf("a", "one", "ConfigMap"),
+			func(p *corev1.Pod) { p.OwnerReferences[0].Controller = nil }), "no controller that makes another"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := sortPods([]corev1.Pod{*c.pod}, claims)
@@ -142,8 +141,8 @@ func TestTheStatefulSetsOfPodsAreNamedOnce(t *testing.T) {
 	}
 }
 
-// budget is a PodDisruptionBudget of the pods of app "shop", with the numbers that its controller
-// has counted. Percentages are counted there, too.
+// budget is a PodDisruptionBudget for the pods of the app "shop", with the numbers that its
+// controller has computed. The controller also resolves percentages.
 func budget(spec policyv1.PodDisruptionBudgetSpec, desired, healthy, allowed int32,
 ) policyv1.PodDisruptionBudget {
 	spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"app": "shop"}}
@@ -231,11 +230,11 @@ func TestABudgetHindersAStopThatWouldBreakIt(t *testing.T) {
 	}
 }
 
-// The controller of budgets counts after the API server has answered, and the keeper may look in
-// between.
-func TestAPodThatGoesElsewhereIsCountedBeforeItsBudgetIs(t *testing.T) {
+// The controller of budgets updates its counts after the API server has answered, and the keeper
+// may read them in between.
+func TestAPodLostElsewhereCountsBeforeTheBudgetsStatusIsUpdated(t *testing.T) {
 	for name, given := range map[string]func(*world){
-		"it is evicted": func(w *world) { // by another program, as the budget allows
+		"it is evicted": func(w *world) { // by another program, which the budget allowed
 			p, _ := keepertest.Get[*corev1.Pod](w.api, "shop", "db-b")
 			if err := w.evict(w.t.Context(), []*corev1.Pod{p}); err != nil {
 				w.t.Fatal(err)
@@ -254,13 +253,13 @@ func TestAPodThatGoesElsewhereIsCountedBeforeItsBudgetIs(t *testing.T) {
 			w.pod("b", "db-b", "StatefulSet")
 			keepertest.Put(w.api, ptr.To(budget(policyv1.PodDisruptionBudgetSpec{}, 1, 2, 1)))
 			w.pass(time.Minute)
-			w.steps(draining, draining) // with one of the two it may be stopped
+			w.steps(draining, draining) // with one of the two pods it may be stopped
 			given(w)
 			w.steps(draining, draining)
 			keepertest.Remove[*corev1.Pod](w.api, "shop", "db-b")
 			w.pod("b", "db-b", "StatefulSet")
 			w.steps(stopping)
-			// The same once more, before the rack is asked.
+			// Repeat it before the rack is asked for the stop.
 			keepertest.Put(w.api, ptr.To(budget(policyv1.PodDisruptionBudgetSpec{}, 1, 2, 1)))
 			given(w)
 			w.steps(starting)
@@ -282,7 +281,7 @@ func TestAnEvictionAndTheStopDoNotUseTheSameDisruption(t *testing.T) {
 	keepertest.Put(w.api, &b)
 	w.pass(time.Minute)
 	w.steps(draining, draining)
-	keepertest.Remove[*corev1.Pod](w.api, "shop", "web-1") // and the budget is not counted again
+	keepertest.Remove[*corev1.Pod](w.api, "shop", "web-1") // and the budget's counts stay as they are
 	w.steps(draining, draining)
 	w.pod("b", "web-2", "ReplicaSet")
 	w.steps(draining, stopping)

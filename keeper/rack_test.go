@@ -8,13 +8,14 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
 )
 
-// testRack answers for instances, and does at once what it is asked for, unless it is lame.
+// testRack answers requests about instances and disks. It carries out a request at once, unless it
+// is lame.
 type testRack struct {
 	w  *world
 	mu sync.Mutex
 	// guarded by mu
-	states map[string]string // of an instance, by its ID
-	fail   map[string]int    // by "view a", "stop a", "start a": the status to answer with
+	states map[string]string // of the instances, by ID
+	fail   map[string]int    // the status to answer "view a", "stop a", "start a" with
 	lame   bool
 	disk   string // the state of every disk, at the instance of the node "a"; empty: there is none
 }
@@ -25,7 +26,7 @@ func (r *testRack) set(node, state string) {
 	r.states[instanceOf(node)] = state
 }
 
-// mend lets the rack do again what it is asked for.
+// mend removes the faults, so that requests are carried out again.
 func (r *testRack) mend() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

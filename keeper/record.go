@@ -10,30 +10,30 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Names in the cluster.
+// The labels and annotations of the keeper.
 const (
 	DriverName = "csi.oxide.computer"
 
-	// ColdAttachLabel allows the keeper to stop a node's instance, if its value is Allowed.
+	// ColdAttachLabel on a node allows the keeper to stop its instance if the value is Allowed.
 	ColdAttachLabel = DriverName + "/cold-attach"
 	Allowed         = "allowed"
 
-	// RecordAnnotation holds the operation in progress on a Node, a record in JSON.
+	// RecordAnnotation on a Node contains the operation in progress: a record in JSON.
 	RecordAnnotation = DriverName + "/cold-attach"
-	// LastAnnotation holds how the last operation on a Node ended, an outcome in JSON.
+	// LastAnnotation on a Node contains the outcome of its last operation, in JSON.
 	LastAnnotation = DriverName + "/cold-attach-last"
-	// PlanAnnotation says in words what the keeper would do to a Node, or why it does not.
+	// PlanAnnotation on a Node describes what the keeper would do to it, or why it does nothing.
 	PlanAnnotation = DriverName + "/cold-attach-plan"
-	// recordFinalizer is on a Node with a record: whoever deletes the Node in the middle of an
-	// operation does not delete what is known of its stopped instance.
+	// recordFinalizer is a finalizer of a Node that has a record. If somebody deletes the Node during
+	// an operation, the record stays until the stopped instance runs again.
 	recordFinalizer = RecordAnnotation
 
-	// WokenAnnotation is on VolumeAttachments: the operation for which the attacher was woken.
+	// WokenAnnotation on a VolumeAttachment names the operation for which the attacher was woken.
 	WokenAnnotation = DriverName + "/woken"
 )
 
-// step is a step of an operation. The record names the step that is being taken, so whatever the
-// step does may have happened already, or not yet.
+// step is a step of an operation. The record names the current step: its effect may have happened
+// already or not.
 type step string
 
 const (
@@ -52,39 +52,40 @@ const (
 // record is an operation in progress.
 type record struct {
 	Step    step      `json:"step"`
-	Since   time.Time `json:"since"`   // when the step was begun
-	Started time.Time `json:"started"` // when the operation was begun; it identifies it
-	// Instance is the node's instance on the rack. The node's driver is not registered all the time.
+	Since   time.Time `json:"since"`   // when the step began
+	Started time.Time `json:"started"` // when the operation began; it is the operation's id
+	// Instance is the node's instance on the rack. CSINode cannot replace it: the driver is not
+	// always registered.
 	Instance string `json:"instance"`
-	// Cordoned reports whether the keeper cordoned the node, and so has to uncordon it.
+	// Cordoned reports whether the keeper cordoned the node and therefore has to uncordon it.
 	Cordoned bool `json:"cordoned"`
-	// Waiting are the VolumeAttachments for which the operation was begun.
+	// Waiting contains the names of the VolumeAttachments for which the operation began.
 	Waiting []string `json:"waiting,omitempty"`
-	// Volumes are the PersistentVolumes for which the instance is stopped, by their names.
+	// Volumes contains the PersistentVolumes for which the instance is stopped, by name.
 	Volumes map[string]cause `json:"volumes,omitempty"`
-	// StatefulSets are those that have pods on the node that stop with it.
+	// StatefulSets contains those whose pods stop with the node.
 	StatefulSets []string `json:"statefulSets,omitempty"`
 	// Heartbeat is the node's last heartbeat before its instance was started again.
 	Heartbeat time.Time `json:"heartbeat,omitzero"`
-	// Unseen is since when the rack does not show the instance; zero if it does.
+	// Unseen is the time since which the rack does not show the instance; zero if it shows it.
 	Unseen time.Time `json:"unseen,omitzero"`
 	// Late reports whether the operation only starts an instance that a late request stopped.
 	Late bool `json:"late,omitempty"`
-	// Problem is why the operation ends without having done what it was for; empty so far.
+	// Problem is the reason why the operation did not reach its aim; empty if there is none so far.
 	Problem string `json:"problem,omitempty"`
 }
 
-// id names the operation in events and annotations.
+// id identifies the operation in events and annotations.
 func (r *record) id() string { return r.Started.UTC().Format("20060102T150405.000000000Z") }
 
-// outcome is how the last operation on a node ended.
+// outcome describes how the last operation on a node ended.
 type outcome struct {
 	Ended    time.Time `json:"ended"`
 	Instance string    `json:"instance"`
-	// Stopped reports whether the operation got as far as to ask for the instance's stop.
+	// Stopped reports whether the operation requested the instance's stop.
 	Stopped bool `json:"stopped"`
-	// StoppedWith is when the StatefulSets that have stopped with the node did so last, by the ends
-	// of the operations, as far back as --stateful-set-interval.
+	// StoppedWith contains the StatefulSets that stopped with the node, each with the end of the
+	// operation that last stopped it. Entries older than --stateful-set-interval are dropped.
 	StoppedWith map[string]time.Time `json:"stoppedWith,omitempty"`
 	// Failures counts the operations in a row that had a problem.
 	Failures int  `json:"failures,omitempty"`
@@ -92,12 +93,13 @@ type outcome struct {
 	// Unlabeled reports whether the label was already gone when the operation ended.
 	Unlabeled bool   `json:"unlabeled,omitempty"`
 	Problem   string `json:"problem,omitempty"`
-	// Node and Volumes are the stops of the node and those for PersistentVolumes, by their names.
+	// Node is the history of the node, and Volumes contains the histories of PersistentVolumes, by
+	// name.
 	Node    history            `json:"node,omitzero"`
 	Volumes map[string]history `json:"volumes,omitempty"`
 }
 
-// correct dates as of now what a clock that is ahead has noted, and reports whether there was any.
+// correct replaces times that are too far in the future by now, and reports whether there were any.
 func (o *outcome) correct(now time.Time) bool {
 	wrong := ahead(now, o.Ended)
 	if wrong {
@@ -118,7 +120,7 @@ func (o *outcome) correct(now time.Time) bool {
 	return wrong
 }
 
-// fromAnnotation decodes an annotation of a node; false if it has none.
+// fromAnnotation decodes an annotation of a node. It returns false if the node does not have it.
 func fromAnnotation(n *corev1.Node, key string, into any) (bool, error) {
 	text, ok := n.Annotations[key]
 	if !ok {
@@ -131,8 +133,8 @@ func fromAnnotation(n *corev1.Node, key string, into any) (bool, error) {
 	return true, nil
 }
 
-// hold keeps a Node that is deleted until release. To one that is being deleted, the API server
-// adds no finalizer.
+// hold adds the finalizer that keeps a deleted Node until release. The API server adds no finalizer
+// to a Node that is already being deleted.
 func (n *node) hold() {
 	if n.DeletionTimestamp == nil && !slices.Contains(n.Finalizers, recordFinalizer) {
 		n.Finalizers = append(n.Finalizers, recordFinalizer)
@@ -147,7 +149,7 @@ func (n *node) release() {
 func setAnnotation(n *corev1.Node, key string, value any) {
 	text, err := json.Marshal(value)
 	if err != nil {
-		panic(err) // records hold nothing that JSON cannot
+		panic(err) // JSON can encode every record
 	}
 	if n.Annotations == nil {
 		n.Annotations = map[string]string{}

@@ -25,8 +25,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
 )
 
-// Run is the keeper's process until ctx ends: it stands for election, works while it leads, and
-// serves metrics.
+// Run is the keeper's process until ctx ends: it takes part in the leader election, works while it
+// leads, and serves metrics.
 func Run(ctx context.Context, s Settings, log *slog.Logger) error {
 	config, err := kubernetesConfig(s.Kubeconfig)
 	if err != nil {
@@ -45,7 +45,8 @@ func Run(ctx context.Context, s Settings, log *slog.Logger) error {
 	}
 	defer closeIdle()
 	k := &Keeper{Config: s.Config, Kubernetes: client, Rack: racks, Log: log, Metrics: NewMetrics()}
-	// A container that is started again in its pod goes on as who it was.
+	// The host name stays the same when a container is restarted in its pod, so the keeper keeps its
+	// lease.
 	name, err := os.Hostname()
 	if err != nil {
 		return fmt.Errorf("a name for the lease: %w", err)
@@ -81,7 +82,7 @@ func kubernetesConfig(path string) (*rest.Config, error) {
 	return config, nil
 }
 
-// process is a keeper that stands for election.
+// process is a keeper that takes part in the leader election.
 type process struct {
 	*Keeper
 	settings Settings
@@ -89,10 +90,11 @@ type process struct {
 	elector  atomic.Pointer[leaderelection.LeaderElector]
 }
 
-// candidacy stands for election once, and works while it leads.
+// candidacy takes part in one election, and works while it leads.
 func (p *process) candidacy(ctx context.Context) error {
 	lease := p.settings.LeaseDuration
-	// The elector does not wait for what it started, and may start it when its context is over.
+	// The elector does not wait for the callback that it started, and may start it after its context
+	// has ended.
 	var leading sync.Mutex
 	aside := false // guarded by leading
 	candidacy, stepAside := context.WithCancel(ctx)
@@ -128,14 +130,14 @@ func (p *process) candidacy(ctx context.Context) error {
 	leading.Lock()
 	defer leading.Unlock()
 	if aside {
-		// Long enough for another replica to notice that the lease is free.
+		// Wait long enough for another replica to notice that the lease is free.
 		p.Log.InfoContext(ctx, "stepping aside, so that another replica stops this keeper's node")
 		pause(ctx, 2*lease)
 	}
 	return nil
 }
 
-// lead does rounds until ctx ends, and reports whether it steps aside.
+// lead does rounds until ctx ends, and reports whether this replica steps aside.
 func (p *process) lead(ctx context.Context) (aside bool) {
 	var watching async.Group
 	defer watching.Wait()
@@ -158,7 +160,7 @@ func (p *process) lead(ctx context.Context) (aside bool) {
 		case <-ctx.Done():
 		case <-timer.C:
 		case <-changed:
-			// What changes together is looked at together.
+			// Changes often come together; wait a moment to handle them in one round.
 			pause(ctx, min(again, 200*time.Millisecond))
 		}
 		timer.Stop()
@@ -166,16 +168,16 @@ func (p *process) lead(ctx context.Context) (aside bool) {
 	return false
 }
 
-// round is one round. It ends before the lease can have gone to another: a process that was frozen
-// finds its time over.
+// round does one round. Its time limit ends before another replica can take the lease, also for a
+// process that was frozen.
 func (p *process) round(ctx context.Context) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.settings.LeaseDuration*2/3)
 	defer cancel()
 	return p.Round(ctx)
 }
 
-// repay starts instances for which nobody else can any more, until ctx ends. Without the API server
-// no replica leads.
+// repay starts instances that nobody else can start, until ctx ends: without the API server no
+// replica leads.
 func (p *process) repay(ctx context.Context) {
 	for ctx.Err() == nil {
 		if err := p.Repay(ctx); err != nil && ctx.Err() == nil {
@@ -185,8 +187,9 @@ func (p *process) repay(ctx context.Context) {
 	}
 }
 
-// watch reports changes of the VolumeAttachments that a round is about, until ctx ends. A round
-// lists everything, and clusters have attachments of other drivers, too, and many that do not wait.
+// watch reports the changes of VolumeAttachments that need a new round, until ctx ends. It filters
+// them, because a round lists everything, and a cluster may have many attachments that do not wait
+// or that belong to other drivers.
 func (p *process) watch(ctx context.Context, changed chan<- struct{}) {
 	for ctx.Err() == nil {
 		w, err := p.Kubernetes.StorageV1().VolumeAttachments().Watch(ctx, metav1.ListOptions{})
@@ -208,9 +211,9 @@ func (p *process) watch(ctx context.Context, changed chan<- struct{}) {
 	}
 }
 
-// matters reports whether a change is about an attachment that begins to wait until an instance is
-// stopped, or does not any more; waited has the names of those that wait. What changes in an
-// operation is looked at every second anyway.
+// matters reports whether an attachment begins to wait for a stop, or no longer waits. waited
+// contains the names of those that wait. During an operation the keeper looks every second anyway,
+// so other changes do not matter.
 func matters(event watch.Event, waited map[string]bool) bool {
 	object, ok := event.Object.(*storagev1.VolumeAttachment)
 	if !ok {
@@ -225,7 +228,7 @@ func matters(event watch.Event, waited map[string]bool) bool {
 	return waits != before
 }
 
-// pause waits, but not beyond ctx.
+// pause waits for a duration or until ctx ends.
 func pause(ctx context.Context, d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

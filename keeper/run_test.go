@@ -21,8 +21,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
 
-// replica lets a process stand for election until the test ends. Its node is the one that it is
-// named for.
+// replica runs a process that takes part in the election until the test ends. It runs on the node
+// of its name.
 func (w *world) replica(node string) (cut func()) {
 	w.t.Helper()
 	k := &Keeper{Config: w.Config, Rack: w.Rack, Log: w.Log, Now: w.Now, Metrics: NewMetrics()}
@@ -47,7 +47,7 @@ func (w *world) replica(node string) (cut func()) {
 	return cut
 }
 
-// leader is who holds the lease, or "".
+// leader returns the holder of the lease, or "".
 func (w *world) leader() string {
 	lease, ok := keepertest.Get[*coordinationv1.Lease](w.api, "oxide", component)
 	if !ok || lease.Spec.HolderIdentity == nil {
@@ -61,7 +61,7 @@ func (w *world) await(what string, met func() bool) {
 	csitest.Await(w.t, what, met)
 }
 
-func TestD61ASecondReplicaContinuesWhatTheFirstBegan(t *testing.T) {
+func TestD61ASecondReplicaContinuesTheOperationOfTheFirst(t *testing.T) {
 	w := newWorld(t, "a")
 	w.pod("a", "web-1", "ReplicaSet")
 	w.wait("a", "data")
@@ -84,7 +84,7 @@ func TestD61ASecondReplicaContinuesWhatTheFirstBegan(t *testing.T) {
 	t.Error("it was not the second that went on")
 }
 
-func TestD61AReplicaStepsAsideForTheOneThatMayStopItsNode(t *testing.T) {
+func TestD61AReplicaStepsAsideSoThatAnotherMayStopItsNode(t *testing.T) {
 	w := newWorld(t, "a")
 	w.wait("a", "data")
 	w.pass(time.Minute)
@@ -106,7 +106,7 @@ func TestD61AReplicaStepsAsideForTheOneThatMayStopItsNode(t *testing.T) {
 	}
 }
 
-func TestAChangeIsLookedAtBeforeTheNextRoundIsDue(t *testing.T) {
+func TestAChangeOfAnAttachmentStartsARoundAtOnce(t *testing.T) {
 	w := newWorld(t)
 	w.Config.Interval = time.Hour
 	p := &process{Keeper: w.Keeper, settings: Settings{LeaseDuration: time.Minute}}
@@ -130,7 +130,7 @@ func TestAChangeIsLookedAtBeforeTheNextRoundIsDue(t *testing.T) {
 	}
 }
 
-func TestOnlyWhatBeginsToWaitOrEndsIsLookedAtAtOnce(t *testing.T) {
+func TestOnlyAttachmentsThatBeginOrEndToWaitStartARoundAtOnce(t *testing.T) {
 	waits := attachFailed(mustStop, 0)
 	others := func(a *storagev1.VolumeAttachment) { a.Spec.Attacher = "other.example.com" }
 	goes := va(attached, deleted, detaching(mustStop)).VolumeAttachment

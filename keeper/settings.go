@@ -12,14 +12,14 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
 )
 
-// Settings are what the arguments and the environment of the program say.
+// Settings contains what the arguments and the environment of the program set.
 type Settings struct {
 	Config
 	Kubeconfig   string // empty: the pod's service account
 	HTTPEndpoint string // host:port of metrics and health; empty: none
 	// LeaseNamespace is where the replicas elect their leader.
 	LeaseNamespace string
-	// LeaseDuration is how long a leader that does not say so counts as one.
+	// LeaseDuration is how long a leader that does not renew its lease still counts as the leader.
 	LeaseDuration time.Duration
 
 	Rack      rack.Options
@@ -31,8 +31,8 @@ type Settings struct {
 	Version  bool
 }
 
-// ParseSettings parses the arguments, and the variables of the rack and of the pod. --help writes
-// its text and returns flag.ErrHelp.
+// ParseSettings parses the arguments and the environment variables of the rack and of the pod. With
+// --help it writes the help text and returns flag.ErrHelp.
 func ParseSettings(args []string, getenv func(string) string, help io.Writer) (Settings, error) {
 	s := Settings{Config: Defaults(), LeaseDuration: 15 * time.Second}
 	var window string
@@ -118,7 +118,7 @@ func (s *Settings) flags(f *flag.FlagSet) {
 	f.BoolVar(&s.Version, "version", false, "print the version and end")
 }
 
-// setRack reads the variables that name the rack.
+// setRack reads the environment variables of the rack.
 func (s *Settings) setRack(getenv func(string) string) (err error) {
 	get := func(name string) string { return strings.TrimSpace(getenv(name)) }
 	s.Rack.CAFile, s.TokenFile, s.Token = get("OXIDE_CA_FILE"), get("OXIDE_TOKEN_FILE"),
@@ -135,7 +135,7 @@ func (s *Settings) setRack(getenv func(string) string) (err error) {
 	return nil
 }
 
-// complete reports what is missing.
+// complete returns which setting is missing, as an error.
 func (s *Settings) complete() error {
 	switch {
 	case !s.ColdAttach && !s.StartupTaint && !s.LeavingNodes:

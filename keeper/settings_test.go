@@ -13,11 +13,11 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
 )
 
-// complete is an environment with which any duty starts.
+// complete is an environment that suffices for every duty.
 var complete = map[string]string{"OXIDE_HOST": "https://rack.example.com",
 	"OXIDE_TOKEN": racktest.Token, "K8S_NODE_NAME": "z", "K8S_NAMESPACE": "oxide"}
 
-// env is the complete environment with some variables changed.
+// env returns the complete environment with some variables changed.
 func env(changed ...string) func(string) string {
 	set := maps.Clone(complete)
 	for i := 0; i < len(changed); i += 2 {

@@ -82,12 +82,12 @@ func TestD61AStartThatIsRefusedIsTriedUntilTheInstanceRuns(t *testing.T) {
 	w.attach("data", "")
 	w.steps(starting)
 	w.rack.fail["start a"] = 503
-	for range 3 { // times --start-timeout
+	for range 3 { // each time --start-timeout passes
 		for range 3 {
 			_, _ = w.Round(t.Context())
 		}
 		w.pass(6 * time.Minute)
-		w.steps(starting) // anew
+		w.steps(starting) // the step begins again
 	}
 	if got := w.metric("problems_total", string(starting)); got != 3 {
 		t.Errorf("the metric has %v problems", got)
@@ -147,7 +147,7 @@ func TestAnInstanceThatTheRackNoLongerShowsIsGivenUpInTheEnd(t *testing.T) {
 	w.attach("data", "")
 	w.steps(starting)
 	w.rack.set("a", "")
-	w.steps(starting) // which notes since when
+	w.steps(starting) // the first round records since when
 	if _, err := w.Round(t.Context()); err == nil || w.step("a") != string(starting) {
 		t.Errorf("the error is %v, the step %s", err, w.step("a"))
 	}
@@ -161,12 +161,12 @@ func TestAnInstanceThatTheRackNoLongerShowsIsGivenUpInTheEnd(t *testing.T) {
 	}
 }
 
-func TestANodeThatDoesNotReturnIsLeftToPeople(t *testing.T) {
+func TestAnOperationEndsWithAProblemIfItsNodeDoesNotReturn(t *testing.T) {
 	w := newWorld(t, "a")
 	w.stopped()
 	w.attach("data", "")
 	w.steps(starting, starting, starting, returning, returning)
-	// The rack takes it down once more.
+	// The rack stops the instance once more.
 	w.rack.set("a", "stopped")
 	w.steps(starting, starting, returning)
 	w.pass(6 * time.Minute)
@@ -177,7 +177,7 @@ func TestANodeThatDoesNotReturnIsLeftToPeople(t *testing.T) {
 	}
 }
 
-// The condition of the node before its stop says that it is ready, for as long as nobody notices.
+// The node's condition from before the stop is still Ready until Kubernetes notices the silence.
 func TestANodeHasReturnedOnlyWithANewHeartbeat(t *testing.T) {
 	w := newWorld(t, "a")
 	w.stopped()
@@ -189,7 +189,7 @@ func TestANodeHasReturnedOnlyWithANewHeartbeat(t *testing.T) {
 	w.ends(ending{stopped: true})
 }
 
-func TestAStepThatNobodyKnowsIsReported(t *testing.T) {
+func TestARecordWithAnUnknownStepIsReported(t *testing.T) {
 	w := newWorld(t, "a")
 	w.edit("a", func(n *corev1.Node) { setAnnotation(n, RecordAnnotation, record{Step: "Moving"}) })
 	w.seen()
@@ -199,14 +199,14 @@ func TestAStepThatNobodyKnowsIsReported(t *testing.T) {
 	}
 }
 
-func TestD61AStopThatComesLateIsMadeUpForOnce(t *testing.T) {
+func TestD61AnInstanceThatALateRequestStoppedIsStartedOnce(t *testing.T) {
 	w := newWorld(t, "a")
 	w.stopped()
 	w.attach("data", "")
 	w.steps(starting, starting, starting, returning)
 	w.heartbeatLater("a")
 	w.steps("")
-	w.rack.set("a", "stopped") // by the request that was late
+	w.rack.set("a", "stopped") // by the keeper's late request
 	w.lose("a")
 	w.Config.Fence = false
 	w.steps(starting, starting, starting, returning)
@@ -224,7 +224,7 @@ func TestD61AStopThatComesLateIsMadeUpForOnce(t *testing.T) {
 	}
 }
 
-func TestAStopThatComesTooLateOrWithoutAnOperationIsSomebodys(t *testing.T) {
+func TestAnInstanceThatSomebodyElseStoppedIsNotStarted(t *testing.T) {
 	for name, o := range map[string]outcome{"without a stop": {Ended: begin},
 		"once before": {Stopped: true, Ended: begin, Late: true},
 		"too late":    {Stopped: true, Ended: begin.Add(-3 * time.Minute)}} {
@@ -242,14 +242,14 @@ func TestAStopThatComesTooLateOrWithoutAnOperationIsSomebodys(t *testing.T) {
 	}
 }
 
-func TestD61AStopThatComesLateIsMadeUpForWhateverTheKeeperMayDo(t *testing.T) {
+func TestD61ALateStopIsUndoneEvenIfTheKeeperMayStopNoInstances(t *testing.T) {
 	unlabel := func(w *world) {
 		w.edit("a", func(n *corev1.Node) { delete(n.Labels, ColdAttachLabel) })
 	}
 	for _, c := range []struct {
 		name          string
-		before, since func(*world) // the end of the operation
-		left          bool         // whether the instance is left as it is
+		before, since func(*world) // changes before and after the end of the operation
+		left          bool         // whether the instance stays stopped
 	}{
 		{name: "the duty is taken", since: func(w *world) { w.Config.ColdAttach = false }},
 		{name: "a dry run begins", since: func(w *world) { w.Config.DryRun = true }},
@@ -301,7 +301,7 @@ func TestARecordOfAnotherInstanceIsReportedAndNotFollowed(t *testing.T) {
 	}
 }
 
-// Such as an admission webhook that does not answer, and without which no Node is written.
+// An admission webhook that does not answer, for example, prevents every write to a Node.
 func TestD61AnInstanceIsStartedEvenIfNoRecordCanBeWritten(t *testing.T) {
 	for name, given := range map[string]func(*world){
 		"the attacher is done": func(w *world) { w.attach("data", "") },
@@ -335,7 +335,7 @@ func TestD61AnInstanceIsStartedEvenIfNoRecordCanBeWritten(t *testing.T) {
 	}
 }
 
-func TestACordonThatSomebodySetsAgainStays(t *testing.T) {
+func TestACordonThatSomebodySetsDuringAnOperationStays(t *testing.T) {
 	for _, s := range []step{attaching, starting, returning} {
 		w := newWorld(t, "a")
 		begun[s].begin(w)
@@ -383,12 +383,12 @@ func TestD61ANodeThatIsDeletedInAnOperationIsGoneWhenItsInstanceRuns(t *testing.
 	}
 }
 
-func TestANodeWhoseRecordIsRemovedByHandIsHeldNoMore(t *testing.T) {
+func TestANodeWhoseRecordIsRemovedByHandLosesItsFinalizer(t *testing.T) {
 	w := newWorld(t, "a")
 	w.stopped()
 	keepertest.Delete[*corev1.Node](w.api, "", "a")
 	w.edit("a", func(n *corev1.Node) { delete(n.Annotations, RecordAnnotation) })
-	_, _ = w.Round(t.Context()) // in which the Node goes
+	_, _ = w.Round(t.Context()) // this round removes the Node
 	if n, there := keepertest.Get[*corev1.Node](w.api, "", "a"); there {
 		t.Errorf("the Node is there: %v", n.Finalizers)
 	}

@@ -15,17 +15,17 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 )
 
-// The steps of an operation. Each function looks at the step that the record names, and either
-// does what is due, or records the next step, or waits.
+// This file contains the steps of an operation. Each function handles the step that the record
+// names: it does what is due, records the next step, or waits.
 
-// advance takes the next step of an operation.
+// advance does the next thing in an operation.
 func (k *Keeper) advance(ctx context.Context, v *view, n *node) error {
 	if why := n.contradicts(n.Record.Instance); why != "" {
 		return fmt.Errorf("the annotation %s is of another instance: %s; see that the node's instance "+
 			"runs, then remove the annotation", RecordAnnotation, why)
 	}
 	if n.Record.Cordoned && !n.Spec.Unschedulable && n.Record.Step != draining {
-		// Somebody uncordoned it. If it is cordoned again, that is not the keeper's.
+		// Somebody uncordoned the node. If it is cordoned again, the keeper did not do it.
 		n.Record.Cordoned = false
 		setAnnotation(n.Node, RecordAnnotation, n.Record)
 		if err := k.update(ctx, n); err != nil {
@@ -53,15 +53,17 @@ func (n *node) overdue(now time.Time, limit time.Duration) bool {
 	return passed(now, n.Record.Since, limit)
 }
 
-// maxSkew is how far the clocks of replicas and of the API server may be apart and make no
-// difference.
+// maxSkew is the difference between the clocks of replicas and of the API server that the keeper
+// tolerates.
 const maxSkew = time.Minute
 
-// ahead reports whether a time was noted by a clock that is too far ahead of this keeper's.
+// ahead reports whether a time is too far in the future: a clock that is ahead of this keeper's
+// recorded it.
 func ahead(now, noted time.Time) bool { return noted.Sub(now) > maxSkew }
 
-// passed reports whether more than d has passed. What is noted too far ahead has passed: nothing
-// takes longer than it may, and maxSkew, because a clock is wrong or was put back.
+// passed reports whether more than d has passed. A time that is too far in the future counts as
+// passed, so that nothing takes longer than its limit and maxSkew because a clock is wrong or was
+// put back.
 func passed(now, since time.Time, d time.Duration) bool {
 	return now.Sub(since) > d || ahead(now, since)
 }
@@ -73,8 +75,8 @@ func (k *Keeper) to(ctx context.Context, v *view, n *node, next step, said strin
 	n.Record.Step, n.Record.Since = next, v.Now
 	if err := k.write(ctx, n, said); err != nil {
 		if late && !apierrors.IsConflict(err) {
-			// Whatever keeps a record from being written does not keep the instance stopped: a start
-			// that is asked for twice does no harm.
+			// Start the instance even if the record cannot be written. A second start request does no
+			// harm.
 			err = errors.Join(err, k.startInstance(ctx, n.Record.Instance))
 		}
 		return err
@@ -83,14 +85,14 @@ func (k *Keeper) to(ctx context.Context, v *view, n *node, next step, said strin
 	return nil
 }
 
-// giveUp goes on to the start of the instance in an operation that has not reached its aim.
+// giveUp records the problem of an operation and goes on to the start of the instance.
 func (k *Keeper) giveUp(ctx context.Context, v *view, n *node, problem string) error {
 	was := n.Record.Step
 	n.Record.Problem = cmp.Or(n.Record.Problem, problem)
 	return k.failed(was, k.to(ctx, v, n, starting, problem))
 }
 
-// failed counts a step that did not reach its aim, when that is recorded.
+// failed counts a step that did not reach its aim, once that is recorded.
 func (k *Keeper) failed(s step, err error) error {
 	if err == nil {
 		k.Metrics.problem(s)
@@ -144,10 +146,11 @@ func (k *Keeper) finish(ctx context.Context, v *view, n *node, problem string) e
 	return nil
 }
 
-// nothingWaits is why an operation ends that has become needless, which is no failure.
+// nothingWaits is the reason for the end of an operation that is no longer needed. It is not a
+// failure.
 const nothingWaits = "nothing waits any more"
 
-// forbidden returns why an operation must not go as far as the instance's stop any more, or "".
+// forbidden returns why an operation must not proceed to the stop of the instance, or "".
 func (k *Keeper) forbidden(v *view, n *node) string {
 	switch {
 	case !n.Spec.Unschedulable:
@@ -168,7 +171,7 @@ func (k *Keeper) forbidden(v *view, n *node) string {
 	return k.doubtful(v, n)
 }
 
-// drain evicts what would not come back to the node.
+// drain evicts the pods that would not come back to the node.
 func (k *Keeper) drain(ctx context.Context, v *view, n *node) error {
 	switch {
 	case n.Name == k.Config.NodeName:
@@ -183,7 +186,8 @@ func (k *Keeper) drain(ctx context.Context, v *view, n *node) error {
 	switch {
 	case pods.lost != "":
 		return k.finish(ctx, v, n, pods.lost)
-	// First: an operation that nobody has continued for long would stop the instance at any time.
+	// Check the time first: an operation that nobody has continued for long must not stop the
+	// instance now.
 	case n.overdue(v.Now, k.Config.DrainTimeout):
 		problem := cmp.Or(pods.budget, "the attacher has not tried again; see its log")
 		if len(pods.evict) > 0 {
@@ -197,7 +201,7 @@ func (k *Keeper) drain(ctx context.Context, v *view, n *node) error {
 	case pods.budget != "":
 		return nil
 	}
-	// What waits may have been tried long ago, on a rack that has learned more since.
+	// The attachments may have failed long ago, and the rack may support hot-plug by now.
 	if still, err := k.stillWaits(ctx, v, n); err != nil || !still {
 		return err
 	}
@@ -209,7 +213,8 @@ func (k *Keeper) drain(ctx context.Context, v *view, n *node) error {
 	return k.to(ctx, v, n, stopping, "drained; the instance "+n.Record.Instance+" is stopped")
 }
 
-// stillWaits lets the attacher try again what waits, and reports whether it has and something does.
+// stillWaits makes the attacher try again everything that waits. It reports whether an attachment
+// still waits after it was tried again.
 func (k *Keeper) stillWaits(ctx context.Context, v *view, n *node) (bool, error) {
 	waits := false
 	for _, a := range v.due(n) {
@@ -246,7 +251,7 @@ func (k *Keeper) stop(ctx context.Context, v *view, n *node) error {
 	if why := k.forbidden(v, n); why != "" {
 		return k.giveUp(ctx, v, n, why)
 	}
-	// The keeper that recorded this step may have died long ago.
+	// Read the pods again: the keeper that recorded this step may have died long ago.
 	pods, err := k.pods(ctx, v, n)
 	if err != nil {
 		return err
@@ -258,7 +263,7 @@ func (k *Keeper) stop(ctx context.Context, v *view, n *node) error {
 	if err := k.stopInstance(ctx, n.Record.Instance); err != nil {
 		return err
 	}
-	// At once: the next round comes late for a program that starts stopped instances.
+	// Attach at once: in the next round a program that starts stopped instances may have been faster.
 	if state, err = k.awaitStopped(ctx, n.Record.Instance); err == nil &&
 		state == oxide.InstanceStateStopped {
 		k.attachDisks(ctx, n)
@@ -272,7 +277,7 @@ func (k *Keeper) attach(ctx context.Context, v *view, n *node) error {
 	switch {
 	case err != nil, state == oxide.InstanceStateStopped:
 	case k.attached(ctx, n.Record.Instance, n.Record.Volumes):
-		return k.restart(ctx, v, n, "") // whoever started it came late enough
+		return k.restart(ctx, v, n, "") // somebody started it after the disks were attached
 	default:
 		return k.restart(ctx, v, n, fmt.Sprintf("somebody started the instance; it is %s", state))
 	}
@@ -282,7 +287,7 @@ func (k *Keeper) attach(ctx context.Context, v *view, n *node) error {
 	switch {
 	case err == nil && len(left) == 0 && len(missing) == 0:
 		return k.restart(ctx, v, n, "")
-	// Whatever else goes wrong, the instance is started in time.
+	// Whatever else fails, the instance is started in time.
 	case err != nil && n.overdue(v.Now, k.Config.AttachTimeout):
 		return k.restart(ctx, v, n, fmt.Sprintf("what waits could not be read for %s: %v",
 			k.Config.AttachTimeout, err))
@@ -303,7 +308,7 @@ func (k *Keeper) attach(ctx context.Context, v *view, n *node) error {
 	return nil
 }
 
-// restart goes on to the instance's start.
+// restart records the failures and goes on to the start of the instance.
 func (k *Keeper) restart(ctx context.Context, v *view, n *node, problem string) error {
 	v.noteFailures(n)
 	if problem != "" {
@@ -312,8 +317,8 @@ func (k *Keeper) restart(ctx context.Context, v *view, n *node, problem string) 
 	return k.to(ctx, v, n, starting, "the attacher is done; the instance is started")
 }
 
-// start starts the instance. It does not give up, except for an instance that the rack has not
-// shown for as long as a start may take, while it showed another node's.
+// start starts the instance. It gives up only if the rack has not shown the instance for
+// --start-timeout while it showed the instance of another node.
 func (k *Keeper) start(ctx context.Context, v *view, n *node) error {
 	state, err := k.instanceState(ctx, n.Record.Instance)
 	_, heartbeat := n.ready()
@@ -332,14 +337,14 @@ func (k *Keeper) start(ctx context.Context, v *view, n *node) error {
 		k.seesOthers(ctx, v, n.Record.Instance):
 		return k.finish(ctx, v, n, "the rack no longer shows the instance "+n.Record.Instance)
 	case n.overdue(v.Now, k.Config.StartTimeout):
-		// The step begins anew, so that people hear of it again.
+		// The step begins again, so that it is reported to people again.
 		return k.giveUp(ctx, v, n, fmt.Sprintf("the instance does not run %s after its "+
 			"start was asked for; the keeper goes on trying: see the instance on the rack",
 			k.Config.StartTimeout))
 	case err != nil:
 		return err
 	case n.Record.Heartbeat.IsZero() && !heartbeat.IsZero():
-		// No kubelet runs there now, so the next heartbeat is that of the node that has come back.
+		// No kubelet runs there now, so a newer heartbeat means that the node has come back.
 		n.Record.Heartbeat = heartbeat
 		setAnnotation(n.Node, RecordAnnotation, n.Record)
 		return k.update(ctx, n)
@@ -349,7 +354,7 @@ func (k *Keeper) start(ctx context.Context, v *view, n *node) error {
 	return nil
 }
 
-// awaitReturn waits for the node.
+// awaitReturn waits until the node is ready again.
 func (k *Keeper) awaitReturn(ctx context.Context, v *view, n *node) error {
 	state, err := k.instanceState(ctx, n.Record.Instance)
 	ready, heartbeat := n.ready()

@@ -70,13 +70,13 @@ func TestD61AColdAttachRecordsEachStepBeforeItTakesIt(t *testing.T) {
 	}
 }
 
-// what is expected in the end of an operation.
+// ending is the expected end of an operation.
 type ending struct {
-	problem string // a part
+	problem string // a part of it
 	stopped bool
 }
 
-// ends checks how the operation on the node "a" has ended, and that it has left nothing.
+// ends checks how the operation on the node "a" has ended, and that nothing of it is left.
 func (w *world) ends(want ending) {
 	w.t.Helper()
 	last, n := w.last("a"), w.node("a")
@@ -89,7 +89,7 @@ func (w *world) ends(want ending) {
 	}
 }
 
-func TestD61ADrainEndsWithoutAStopIfSomethingComesUp(t *testing.T) {
+func TestD61ADrainEndsWithoutAStopWhenSomethingForbidsTheStop(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		given   func(*world)
@@ -141,7 +141,8 @@ func TestD61ADrainEndsWithoutAStopIfSomethingComesUp(t *testing.T) {
 	}
 }
 
-// As two keepers may have begun, one of which was frozen; or somebody has copied an annotation.
+// Two keepers may have begun one each while one of them was frozen, or somebody has copied an
+// annotation.
 func TestD61OfTwoOperationsNeitherStopsAnInstance(t *testing.T) {
 	w := newWorld(t, "a", "b")
 	for _, name := range []string{"a", "b"} {
@@ -165,7 +166,7 @@ func TestD61OfTwoOperationsNeitherStopsAnInstance(t *testing.T) {
 	w.ends(ending{"an operation is in progress on the node b, too", true})
 }
 
-func TestD61NoOperationBeginsBesideARecordThatCannotBeRead(t *testing.T) {
+func TestD61NoOperationBeginsWhileARecordCannotBeRead(t *testing.T) {
 	w := newWorld(t, "a", "b")
 	w.wait("a", "data")
 	w.edit("b", func(n *corev1.Node) {
@@ -178,7 +179,7 @@ func TestD61NoOperationBeginsBesideARecordThatCannotBeRead(t *testing.T) {
 	}
 }
 
-func TestARefusedEvictionIsAskedForAgain(t *testing.T) {
+func TestARefusedEvictionIsRequestedAgain(t *testing.T) {
 	w := newWorld(t, "a")
 	w.pod("a", "web-1", "ReplicaSet")
 	w.wait("a", "data")
@@ -194,7 +195,8 @@ func TestARefusedEvictionIsAskedForAgain(t *testing.T) {
 		w.metric("evictions_total", "accepted"); refused != 2 || accepted != 1 {
 		t.Errorf("%v evictions were refused, %v accepted", refused, accepted)
 	}
-	// The pod's controller has made another one of the name, on which nobody has decided.
+	// The controller has created another pod of the same name, and nobody has decided to evict that
+	// one.
 	again := podOf("a", "web-1", "ReplicaSet")
 	w.api.Intercept(func(r keepertest.Request) error {
 		if r.Subresource == "eviction" && !r.Applied {
@@ -211,7 +213,7 @@ func TestARefusedEvictionIsAskedForAgain(t *testing.T) {
 	}
 }
 
-func TestD61AStopEndsWithTheInstanceRunningIfSomethingComesUp(t *testing.T) {
+func TestD61AStopEndsWithTheInstanceRunningWhenSomethingForbidsIt(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		given   func(*world)
@@ -271,7 +273,7 @@ func TestD61AStopEndsWithTheInstanceRunningIfSomethingComesUp(t *testing.T) {
 	}
 }
 
-func TestD61AStopForgetsNoStatefulSetThatStoppedWithTheNodeBefore(t *testing.T) {
+func TestD61AStopKeepsTheEarlierStopsOfOtherStatefulSets(t *testing.T) {
 	w := newWorld(t, "a", "b")
 	earlier := begin.Add(-11 * time.Minute)
 	w.edit("a", func(n *corev1.Node) {

@@ -10,8 +10,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// StartupTaint keeps pods off a node that has just joined, until the driver is registered there.
-// Pods that come earlier would fail, and be scheduled by a count of volumes that is not known yet.
+// StartupTaint keeps pods away from a node that has just joined until the driver is registered
+// there. Without it, pods would fail, and the scheduler would not know the node's limit of volumes.
 const StartupTaint = DriverName + "/agent-not-ready"
 
 // removeStartupTaints removes the startup taint of nodes on which the driver is registered.

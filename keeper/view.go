@@ -16,37 +16,39 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// view is what one round sees of the cluster.
+// view contains what one round reads from the cluster.
 type view struct {
 	Now         time.Time
 	Nodes       []*node
 	Attachments []*attachment
 
-	// What is read only if it is needed, once a round; nil so far.
+	// These are read at most once a round, when they are needed; nil means not yet.
 	volumes []corev1.PersistentVolume
 	claims  map[claim]*corev1.PersistentVolume
 	budgets []policyv1.PodDisruptionBudget
 }
 
-// node is a Node with what belongs to it.
+// node is a Node with the values from its annotations and its CSINode.
 type node struct {
 	*corev1.Node
-	// Instance is the node's instance, as its driver registered it; empty if it is not registered.
+	// Instance is the instance with which the node's driver is registered; empty if it is not
+	// registered.
 	Instance string
 	Record   *record
 	Last     *outcome
-	// Unreadable is why its annotations cannot be read, or nil.
+	// Unreadable is the error of an annotation that cannot be read, or nil.
 	Unreadable error
 }
 
 // attachment is a VolumeAttachment of the driver.
 type attachment struct {
 	*storagev1.VolumeAttachment
-	// held is why no instance is stopped for it although it waits for that; "" if one may be.
+	// held is the reason why no instance is stopped for it although it waits; "" if one may be
+	// stopped.
 	held string
 }
 
-// newView joins what the cluster has.
+// newView builds a view from lists of objects.
 func newView(now time.Time, nodes []corev1.Node, csiNodes []storagev1.CSINode,
 	attachments []storagev1.VolumeAttachment) *view {
 	v := &view{Now: now}
@@ -79,11 +81,11 @@ func (n *node) readAnnotations() {
 	}
 }
 
-// working reports whether an operation is in progress on the node, or may be.
+// working reports whether an operation is, or may be, in progress on the node.
 func (n *node) working() bool { return n.Record != nil || n.Unreadable != nil }
 
-// registeredInstance returns the instance with which the driver is registered on a node: the entry
-// of its CSINode, if that belongs to this Node and not to an earlier one of the same name.
+// registeredInstance returns the instance with which the driver is registered on a node. It ignores
+// a CSINode that belongs to an earlier Node of the same name.
 func registeredInstance(c storagev1.CSINode, n *corev1.Node) string {
 	if c.Name != n.Name || !slices.ContainsFunc(c.OwnerReferences, func(o metav1.OwnerReference) bool {
 		return o.UID == n.UID
@@ -115,7 +117,7 @@ func (v *view) due(n *node) []*attachment {
 	return slices.DeleteFunc(v.waiting(n), func(a *attachment) bool { return a.held != "" })
 }
 
-// held returns why the first of a node's attachments that are held back is, or "".
+// held returns why the first of a node's attachments that is held back is held back, or "".
 func (v *view) held(n *node) string {
 	for _, a := range v.waiting(n) {
 		if a.held != "" {
@@ -125,9 +127,8 @@ func (v *view) held(n *node) string {
 	return ""
 }
 
-// unasked returns the volumes of pods on a node that no VolumeAttachment asks for. A pod that was
-// made again on its node has none while the one of the pod before it is being deleted, and then
-// another.
+// unasked returns the volumes of pods on a node that have no VolumeAttachment. While the
+// VolumeAttachment of a deleted pod is being removed, the pod that replaces it has none yet.
 func (v *view) unasked(pods sorted) []string {
 	var missing []string
 	for _, p := range pods.stay {
@@ -143,16 +144,17 @@ func (v *view) unasked(pods sorted) []string {
 	return missing
 }
 
-// wanted reports whether something that an operation was begun for is still to be done. Whether the
-// attacher's last attempt failed for another reason does not matter.
+// wanted reports whether the operation still has a purpose: an attachment waits, or one for which
+// it began is not done. It does not matter whether the attacher's last attempt failed for another
+// reason.
 func (v *view) wanted(n *node) bool {
 	return slices.ContainsFunc(v.of(n), func(a *attachment) bool {
 		return a.waits() && a.held == "" || a.open() && slices.Contains(n.Record.Waiting, a.Name)
 	})
 }
 
-// failure returns the error of what is wanted of the attachment, and nil if there is none or if it
-// is as wanted.
+// failure returns the error of the attachment's current direction, attach or detach. It returns nil
+// if there is none, or if the attachment is done.
 func (a *attachment) failure() *storagev1.VolumeError {
 	switch {
 	case a.DeletionTimestamp != nil:
@@ -163,17 +165,17 @@ func (a *attachment) failure() *storagev1.VolumeError {
 	return nil
 }
 
-// open reports whether the attacher still has something to do: to attach or to detach.
+// open reports whether the attacher still has to attach or detach.
 func (a *attachment) open() bool { return a.DeletionTimestamp != nil || !a.Status.Attached }
 
-// waits reports whether the rack does what is wanted only while the instance is stopped.
+// waits reports whether the rack refuses the attach or detach until the instance is stopped.
 func (a *attachment) waits() bool {
 	failed := a.failure()
 	return failed != nil && strings.Contains(failed.Message, string(csierr.InstanceMustBeStopped)+":")
 }
 
-// wakeup is the value of WokenAnnotation that wakes the attacher in an operation. It changes with
-// the attacher's attempts, so it also tells whether there was one.
+// wakeup returns the value of WokenAnnotation that wakes the attacher in an operation. The value
+// changes with each attempt, so it also shows whether the attacher has tried since.
 func (a *attachment) wakeup(r *record) string {
 	value := r.id()
 	if failed := a.failure(); failed != nil {
@@ -182,15 +184,15 @@ func (a *attachment) wakeup(r *record) string {
 	return value
 }
 
-// settled reports whether nothing more is to be expected of the attacher in an operation: it is
-// done, or it was woken, has tried, and failed for a reason that neither a stopped instance nor
-// another attempt mends.
+// settled reports whether the attacher will do nothing more in an operation. Either it is done, or
+// it was woken, has tried, and failed for a reason that neither a stopped instance nor another
+// attempt removes.
 func (a *attachment) settled(r *record) bool {
 	return !a.open() || a.failure() != nil && !a.waits() && !a.passes() && a.triedAgain(r)
 }
 
-// passes reports whether the attempt failed for what may be over at the next one, by the codes that
-// CSI has for that.
+// passes reports whether the attempt failed with a gRPC code that means that a later attempt may
+// succeed.
 func (a *attachment) passes() bool {
 	failed := a.failure()
 	return failed != nil && slices.ContainsFunc([]codes.Code{codes.Unavailable, codes.Aborted,
@@ -205,7 +207,7 @@ func (a *attachment) triedAgain(r *record) bool {
 	return strings.HasPrefix(woken, r.id()) && woken != a.wakeup(r)
 }
 
-// since returns when the attachment was wanted, or no longer wanted.
+// since returns when the attach or the detach was requested.
 func (a *attachment) since() time.Time {
 	if a.DeletionTimestamp != nil {
 		return a.DeletionTimestamp.Time
@@ -221,7 +223,7 @@ func (a *attachment) volume() string {
 	return *a.Spec.Source.PersistentVolumeName
 }
 
-// ready returns whether the node is ready, and when its kubelet said so last.
+// ready returns whether the node is ready, and its kubelet's last heartbeat.
 func (n *node) ready() (ready bool, heartbeat time.Time) {
 	for _, c := range n.Status.Conditions {
 		if c.Type == corev1.NodeReady {

@@ -11,7 +11,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// va is an attachment of the volume "data" on the node "a".
+// va returns an attachment of the volume "data" on the node "a".
 func va(change ...func(*storagev1.VolumeAttachment)) *attachment {
 	a := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: "va-data",
 		CreationTimestamp: metav1.NewTime(begin)}, Spec: storagev1.VolumeAttachmentSpec{
@@ -23,7 +23,7 @@ func va(change ...func(*storagev1.VolumeAttachment)) *attachment {
 	return &attachment{VolumeAttachment: a}
 }
 
-// failure is an attempt that failed so many seconds after the beginning.
+// failure returns the error of an attempt at this many seconds after begin.
 func failure(message string, after int) *storagev1.VolumeError {
 	return &storagev1.VolumeError{Message: message,
 		Time: metav1.NewTime(begin.Add(time.Duration(after) * time.Second))}
@@ -49,7 +49,7 @@ func woken(value string) func(*storagev1.VolumeAttachment) {
 	}
 }
 
-func TestWhatIsExpectedOfTheAttacher(t *testing.T) {
+func TestAnAttachmentWaitsIsWantedOrIsSettled(t *testing.T) {
 	r := &record{Started: begin}
 	earlier := &record{Started: begin.Add(-time.Hour)}
 	const (
@@ -104,7 +104,7 @@ func TestAnAttachmentIsWantedSinceItsCreationOrDeletion(t *testing.T) {
 	}
 }
 
-func TestAnInstanceIsThatOfTheNodeThatIsThereNow(t *testing.T) {
+func TestANodesInstanceIsReadFromItsOwnCSINodeOnly(t *testing.T) {
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "now"}}
 	for _, c := range []struct {
 		name   string
@@ -132,7 +132,7 @@ func TestAnInstanceIsThatOfTheNodeThatIsThereNow(t *testing.T) {
 	}
 }
 
-func TestAViewHasTheAttachmentsOfTheDriverAlone(t *testing.T) {
+func TestAViewContainsOnlyTheDriversAttachments(t *testing.T) {
 	other := va(func(a *storagev1.VolumeAttachment) { a.Spec.Attacher = "other.example.com" })
 	v := newView(begin, nil, nil, []storagev1.VolumeAttachment{*va().VolumeAttachment,
 		*other.VolumeAttachment})
@@ -145,7 +145,7 @@ func TestAViewHasTheAttachmentsOfTheDriverAlone(t *testing.T) {
 	}
 }
 
-func TestVolumesOfPodsThatNobodyAsksToAttach(t *testing.T) {
+func TestVolumesOfPodsWithoutAVolumeAttachmentAreFound(t *testing.T) {
 	gone := podOf("a", "gone", "StatefulSet", "old")
 	gone.DeletionTimestamp = ptr.To(metav1.NewTime(begin))
 	pods := sortPods([]corev1.Pod{*podOf("a", "db-0", "StatefulSet", "data", "log"),
@@ -157,7 +157,7 @@ func TestVolumesOfPodsThatNobodyAsksToAttach(t *testing.T) {
 	}
 }
 
-func TestAnnotationsThatAreReadAndThatAreNot(t *testing.T) {
+func TestAnnotationsAreReadAndUnreadableOnesAreReported(t *testing.T) {
 	r := record{Step: attaching, Since: begin.Add(time.Second), Started: begin,
 		Instance: instanceOf("a"), Cordoned: true, Waiting: []string{"va"},
 		StatefulSets: []string{"shop/db"}, Heartbeat: begin, Problem: "a problem"}
@@ -183,7 +183,7 @@ func TestAnnotationsThatAreReadAndThatAreNot(t *testing.T) {
 	}
 }
 
-func TestAStepIsOverdueAfterItsTime(t *testing.T) {
+func TestAStepIsOverdueAfterItsTimeLimit(t *testing.T) {
 	n := &node{Record: &record{Since: begin}}
 	for after, want := range map[time.Duration]bool{0: false, time.Minute: false,
 		time.Minute + 1: true, -time.Minute: false} {

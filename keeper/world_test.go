@@ -24,32 +24,32 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
 
-// begin is when the stories begin.
+// begin is the time at which each test begins.
 var begin = time.Date(2030, 1, 1, 12, 0, 0, 0, time.UTC)
 
-// mustStop is what the driver says where an instance has to be stopped first.
+// mustStop is the driver's error when an instance has to be stopped first.
 const mustStop = "rpc error: code = FailedPrecondition desc = InstanceMustBeStopped: it is running"
 
-// world is a cluster and a rack with a keeper. Nodes have names of one letter, and their instances
-// IDs that end with its code.
+// world is a cluster and a rack with a keeper. A node's name is one letter, and its instance's ID
+// ends with the code of that letter.
 type world struct {
 	*Keeper
-	t    *testing.T
-	api  *keepertest.Server
-	rack *testRack
-	// rackURL is the rack's address.
+	t       *testing.T
+	api     *keepertest.Server
+	rack    *testRack
 	rackURL string
-	cut     func() // cuts the keeper off from the cluster
+	cut     func() // disconnects the keeper from the cluster
 	mu      sync.Mutex
-	// guarded by mu where requests may be under way: the keeper's clock, and the API server's
+	// guarded by mu, because requests may be in progress: the clock of the keeper and of the API
+	// server
 	clock time.Time
-	// guarded by mu: what was changed in the cluster and on the rack, each with the step that the
-	// record of the node "a" named at that time
+	// guarded by mu: the changes made to the cluster and the rack, each with the step that the record
+	// of the node "a" named at that time
 	effects []string
 }
 
-// newWorld makes a cluster of nodes that are ready, registered and labeled, and whose instances
-// run. The keeper runs on the node "z", which is not one of them unless it is named.
+// newWorld creates a cluster with these nodes. They are ready, registered and labeled, and their
+// instances run. The keeper runs on the node "z", which exists only if it is among them.
 func newWorld(t *testing.T, nodes ...string) *world {
 	t.Helper()
 	w := &world{t: t, clock: begin}
@@ -80,7 +80,7 @@ func newWorld(t *testing.T, nodes ...string) *world {
 	return w
 }
 
-// client is a client of the cluster, and what cuts it off.
+// client returns a client of the cluster, and a function that disconnects it.
 func (w *world) client(name string) (client kubernetes.Interface, cut func()) {
 	w.t.Helper()
 	config, cut := w.api.Client(name)
@@ -101,7 +101,7 @@ func (w *world) addNode(name string) {
 	w.heartbeat(name)
 }
 
-// csiNode registers the driver on a node.
+// csiNode returns the CSINode with which the driver is registered on a node.
 func csiNode(n *corev1.Node) *storagev1.CSINode {
 	return &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: n.Name,
 		OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: n.Name,
@@ -113,10 +113,10 @@ func csiNode(n *corev1.Node) *storagev1.CSINode {
 
 func instanceOf(node string) string { return racktest.Numbered(int(node[0])) }
 
-// heartbeat is the kubelet's word that the node is ready.
+// heartbeat updates the node's condition to ready, as its kubelet does.
 func (w *world) heartbeat(name string) { w.condition(name, corev1.ConditionTrue, w.clock) }
 
-// lose is Kubernetes's word that the kubelet says nothing any more.
+// lose sets the node's condition to unknown, as Kubernetes does when the kubelet is silent.
 func (w *world) lose(name string) {
 	_, last := (&node{Node: w.node(name)}).ready()
 	w.condition(name, corev1.ConditionUnknown, last)
@@ -145,7 +145,7 @@ func (w *world) node(name string) *corev1.Node {
 	return n
 }
 
-// step is the step that a node's record names, or "".
+// step returns the step that a node's record names, or "".
 func (w *world) step(name string) string {
 	n := &node{Node: w.node(name)}
 	if n.readAnnotations(); n.Record == nil {
@@ -154,7 +154,7 @@ func (w *world) step(name string) string {
 	return string(n.Record.Step)
 }
 
-// last is how the last operation on a node ended.
+// last returns the outcome of the last operation on a node.
 func (w *world) last(name string) outcome {
 	w.t.Helper()
 	n := &node{Node: w.node(name)}
@@ -166,7 +166,8 @@ func (w *world) last(name string) outcome {
 
 func (w *world) plan(name string) string { return w.node(name).Annotations[PlanAnnotation] }
 
-// pod makes a pod that is ready: with an owner of the kind, unless that is empty, and volumes.
+// pod creates a pod that is ready, with volumes, and with an owner of the kind unless that is
+// empty.
 func (w *world) pod(node, name, kind string, volumes ...string) {
 	keepertest.Put(w.api, podOf(node, name, kind, volumes...))
 }
@@ -189,7 +190,7 @@ func podOf(node, name, kind string, volumes ...string) *corev1.Pod {
 	return p
 }
 
-// pv is a volume that is bound to the claim of the same name.
+// pv returns a volume that is bound to the claim of the same name.
 func pv(name string) *corev1.PersistentVolume {
 	return &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: corev1.PersistentVolumeSpec{
@@ -199,7 +200,7 @@ func pv(name string) *corev1.PersistentVolume {
 				Namespace: "shop", Name: name, UID: types.UID("claim-" + name)}}}
 }
 
-// wait lets a volume wait on a node, as the attacher says, with a pod of a StatefulSet.
+// wait makes a volume wait on a node, with a pod of a StatefulSet, and with the attacher's error.
 func (w *world) wait(node, volume string) {
 	keepertest.Put(w.api, pv(volume))
 	w.pod(node, "db-"+volume, "StatefulSet", volume)
@@ -210,7 +211,7 @@ func (w *world) wait(node, volume string) {
 	w.attach(volume, mustStop)
 }
 
-// attach is what the attacher says of its attempt; "" means that it has attached the volume.
+// attach sets the result of the attacher's attempt; "" means that the volume is attached.
 func (w *world) attach(volume, failed string) {
 	keepertest.Edit(w.api, "", "va-"+volume, func(a *storagev1.VolumeAttachment) {
 		a.Status = storagev1.VolumeAttachmentStatus{Attached: failed == ""}
@@ -220,7 +221,7 @@ func (w *world) attach(volume, failed string) {
 	})
 }
 
-// pass lets time go by, with heartbeats and vain attempts to attach.
+// pass advances the clock, with heartbeats and failing attempts to attach.
 func (w *world) pass(d time.Duration) {
 	w.mu.Lock()
 	w.clock = w.clock.Add(d)
@@ -242,7 +243,7 @@ func (n *node) isReady() bool {
 	return ready
 }
 
-// round is a round without error.
+// round does a round that must not fail.
 func (w *world) round() {
 	w.t.Helper()
 	if _, err := w.Round(w.t.Context()); err != nil {
@@ -251,7 +252,7 @@ func (w *world) round() {
 	w.retry()
 }
 
-// retry is what the attacher does when it is woken while the node "a" is drained: it fails again.
+// retry acts as the attacher that is woken while the node "a" is drained: it tries again and fails.
 func (w *world) retry() {
 	if n, ok := keepertest.Get[*corev1.Node](w.api, "", "a"); !ok ||
 		!strings.Contains(n.Annotations[RecordAnnotation], string(draining)) {
@@ -268,7 +269,7 @@ func (w *world) retry() {
 	}
 }
 
-// steps are rounds, after each of which the node "a" has to have come to a step.
+// steps does rounds, and checks the step of the node "a" after each.
 func (w *world) steps(want ...step) {
 	w.t.Helper()
 	for _, s := range want {
@@ -279,11 +280,11 @@ func (w *world) steps(want ...step) {
 	}
 }
 
-// stopped brings an operation on the node "a" to its step Attaching, a minute after a volume began
-// to wait there.
+// stopped advances an operation on the node "a" to the step Attaching, a minute after a volume
+// began to wait there.
 func (w *world) stopped() { w.stoppedButFor(func() {}) }
 
-// stoppedButFor does something when the node is drained.
+// stoppedButFor is stopped, and calls drained when the node is drained.
 func (w *world) stoppedButFor(drained func()) {
 	w.t.Helper()
 	w.wait("a", "data")
@@ -293,17 +294,17 @@ func (w *world) stoppedButFor(drained func()) {
 		w.steps(draining)
 	}
 	drained()
-	w.steps(draining, stopping, stopping, attaching) // first the attacher tries again
+	w.steps(draining, stopping, stopping, attaching) // the attacher tries again first
 	w.lose("a")
 }
 
-// heartbeatLater is the kubelet's word that the node is back.
+// heartbeatLater updates the node's condition to ready with a newer heartbeat: the node is back.
 func (w *world) heartbeatLater(name string) {
 	w.pass(time.Second)
 	w.heartbeat(name)
 }
 
-// events are the events' objects, reasons and messages.
+// events returns the object, reason and message of each event.
 func (w *world) events() []string {
 	var found []string
 	for _, e := range keepertest.List[*corev1.Event](w.api, "") {
@@ -336,8 +337,8 @@ func (w *world) seen() []string {
 	return seen
 }
 
-// metric is the value of one of the keeper's metrics, with the label's value: of a histogram, the
-// number of samples.
+// metric returns the value of the keeper's metric with this label value. For a histogram it returns
+// the number of samples.
 func (w *world) metric(name, label string) float64 {
 	w.t.Helper()
 	for _, family := range try(w.Metrics.Registry.Gather())(w.t) {
@@ -354,7 +355,7 @@ func (w *world) metric(name, label string) float64 {
 	return 0
 }
 
-// try ends the test on an error: try(f())(t).
+// try returns the value, and fails the test on an error: try(f())(t).
 func try[V any](v V, err error) func(*testing.T) V {
 	return func(t *testing.T) V {
 		t.Helper()

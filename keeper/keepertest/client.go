@@ -10,13 +10,14 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Client returns the configuration of a client whose User-Agent is the name, and a function that
-// cuts it off for good: its connections break, and none of its requests reaches the server any
-// more. So a test kills a keeper. A request that has arrived is still applied, as of a keeper that
-// dies, perhaps after cut has returned; an interceptor decides that, and sees when it is applied.
+// Client returns the configuration of a client with the name as its User-Agent, and a function that
+// disconnects it for good: its connections break, and none of its requests reaches the server any
+// more. With it a test kills a keeper. A request that has already arrived is still applied, perhaps
+// after cut has returned, as with a keeper that dies. An interceptor can prevent that, and sees
+// when the request is applied.
 func (s *Server) Client(name string) (config *rest.Config, cut func()) {
 	l := &line{name: name}
-	// A client may have more requests at once than the default keeps connections for.
+	// The default keeps fewer idle connections than a client may have requests at once.
 	l.transport = &http.Transport{DialContext: l.dial, MaxIdleConnsPerHost: 64}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -26,7 +27,7 @@ func (s *Server) Client(name string) (config *rest.Config, cut func()) {
 			AcceptContentTypes: "application/json"}}, l.cut
 }
 
-// line is how a client reaches the server.
+// line is a client's connection to the server.
 type line struct {
 	name      string
 	transport *http.Transport
@@ -42,7 +43,7 @@ func (l *line) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err == nil {
 		return response, nil
 	}
-	// client-go repeats a read that breaks otherwise, after a second.
+	// Return the error at once: client-go would repeat a broken read after a second.
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.broken != nil {

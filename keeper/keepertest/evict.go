@@ -24,7 +24,7 @@ func (s *Server) evict(c call, old *stored) ([]byte, error) {
 		return nil, apierrors.NewBadRequest("name in URL does not match name in Eviction object")
 	}
 	pod := old.object.(*corev1.Pod)
-	// No budget counts a pod that has ended, has not begun, or is being deleted.
+	// A budget does not count a pod that has ended, has not begun, or is being deleted.
 	if !slices.Contains([]corev1.PodPhase{corev1.PodSucceeded, corev1.PodFailed,
 		corev1.PodPending}, pod.Status.Phase) && pod.DeletionTimestamp == nil {
 		if err := s.disrupt(pod); err != nil {
@@ -34,7 +34,8 @@ func (s *Server) evict(c call, old *stored) ([]byte, error) {
 	return s.delete(c, old, ptr.Deref(eviction.DeleteOptions, metav1.DeleteOptions{}))
 }
 
-// disrupt takes the pod from its budget, or returns the error that refuses it.
+// disrupt uses up one disruption that the pod's budget allows, or returns the error that refuses
+// the eviction.
 func (s *Server) disrupt(pod *corev1.Pod) error {
 	var found []*stored
 	for _, budget := range s.store.all(budgets, pod.Namespace) {

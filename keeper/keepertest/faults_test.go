@@ -34,7 +34,7 @@ func TestAnInterceptorDecidesBeforeAndAfterAChange(t *testing.T) {
 				if r.Applied != c.applied || r.Client != "keeper-1" {
 					return nil
 				}
-				// Another keeper may act in between.
+				// Another keeper may act between the two calls.
 				must(other.CoreV1().Nodes().Create(t.Context(),
 					&corev1.Node{ObjectMeta: named("b")}, metav1.CreateOptions{}))(t)
 				return c.err
@@ -57,7 +57,7 @@ func TestAnInterceptorDecidesBeforeAndAfterAChange(t *testing.T) {
 	}
 }
 
-// complaints is a test that is allowed to fail.
+// complaints is a T that records failures instead of failing.
 type complaints struct {
 	*testing.T
 	texts []string
@@ -67,7 +67,7 @@ func (c *complaints) Errorf(format string, args ...any) {
 	c.texts = append(c.texts, fmt.Sprintf(format, args...))
 }
 
-func TestWhatTheServerDoesNotKnowFailsTheTest(t *testing.T) {
+func TestARequestThatTheServerDoesNotKnowFailsTheTest(t *testing.T) {
 	heard := &complaints{T: t}
 	s := Serve(heard, time.Now)
 	client, _ := clientset(t, s, "keeper")

@@ -7,8 +7,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// Put creates or replaces an object, with its status, and returns what is stored. Its uid and its
-// resourceVersion do not matter.
+// Put creates or replaces an object, including its status, and returns the stored object. It
+// ignores the object's uid and resourceVersion.
 func Put[O Object](s *Server, object O) O {
 	next := object.DeepCopyObject().(Object)
 	next.SetUID("")
@@ -29,8 +29,8 @@ func Put[O Object](s *Server, object O) O {
 	return written.copy().(O)
 }
 
-// Edit changes an object, with its status, while nobody else can. It returns false if there is
-// none.
+// Edit changes an object, including its status, under the store's lock. It returns false if the
+// object does not exist.
 func Edit[O Object](s *Server, namespace, name string, change func(O)) bool {
 	return with[O](s, namespace, name, func(r *resource, old *stored) error {
 		next := old.copy().(O)
@@ -49,7 +49,8 @@ func Get[O Object](s *Server, namespace, name string) (object O, ok bool) {
 	return object, ok
 }
 
-// List returns the objects of a namespace, or of all, sorted by namespace and name.
+// List returns the objects of a namespace, or of all namespaces for "", sorted by namespace and
+// name.
 func List[O Object](s *Server, namespace string) []O {
 	s.store.mu.Lock()
 	defer s.store.mu.Unlock()
@@ -60,23 +61,24 @@ func List[O Object](s *Server, namespace string) []O {
 	return list
 }
 
-// Delete deletes an object as a client does: it stays, with a deletionTimestamp, while it has
-// finalizers, and a pod that has a node until Remove. It returns false if there is none.
+// Delete deletes an object as a client does. An object with finalizers, and a pod that has a node,
+// stay with a deletionTimestamp; Remove removes such a pod. It returns false if the object does not
+// exist.
 func Delete[O Object](s *Server, namespace, name string) bool {
 	return with[O](s, namespace, name, func(r *resource, old *stored) error {
 		return s.store.remove(r, old, metav1.DeleteOptions{})
 	})
 }
 
-// Remove deletes an object as a kubelet does with a pod that has ended: without a grace period. It
-// stays while it has finalizers.
+// Remove deletes an object without a grace period, as a kubelet does with a pod that has ended. An
+// object with finalizers stays.
 func Remove[O Object](s *Server, namespace, name string) bool {
 	return with[O](s, namespace, name, func(r *resource, old *stored) error {
 		return s.store.remove(r, old, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)})
 	})
 }
 
-// with calls f with an object, if there is one. f's errors are mistakes of the test.
+// with calls f with an object if it exists. An error of f is a mistake in the test.
 func with[O Object](s *Server, namespace, name string, f func(*resource, *stored) error) bool {
 	r := resourceOf[O]()
 	s.store.mu.Lock()

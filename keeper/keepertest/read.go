@@ -24,8 +24,7 @@ func (s *Server) get(c call) ([]byte, error) {
 	return found.json, nil
 }
 
-// list answers with all objects in one page and in their present state, whatever resourceVersion is
-// asked for.
+// list answers with all objects in one page and in their present state. It ignores resourceVersion.
 func (s *Server) list(c call) ([]byte, error) {
 	selected, err := selection(c)
 	if err != nil {
@@ -44,7 +43,7 @@ func (s *Server) list(c call) ([]byte, error) {
 		c.object.Name(), c.GroupVersion(), len(s.store.history), bytes.Join(items, []byte(","))), nil
 }
 
-// selection returns which objects a list or watch is about.
+// selection returns a function that reports whether a list or watch includes an object.
 func selection(c call) (func(*stored) bool, error) {
 	byLabel, err := labels.Parse(c.query.Get("labelSelector"))
 	if err != nil {
@@ -73,8 +72,8 @@ func selection(c call) (func(*stored) bool, error) {
 	}, nil
 }
 
-// watch streams changes until the client or the server ends it. If it returns an error, nothing is
-// sent yet, and the error is the response.
+// watch streams changes until the client or the server ends it. If it returns an error, it has sent
+// nothing, and the error is the response.
 func (s *Server) watch(w http.ResponseWriter, r *http.Request, c call) error {
 	selected, err := selection(c)
 	if err != nil {
@@ -102,8 +101,8 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, c call) error {
 	}
 }
 
-// initial returns the objects that a watch begins with if it has no resourceVersion to begin after,
-// or asks for them, and the version that the watch has seen.
+// initial returns the objects with which a watch begins, and the version that the watch has seen. A
+// watch begins with objects if it names no resourceVersion or asks for them.
 func (s *Server) initial(c call, selected func(*stored) bool) ([]byte, int, error) {
 	version, all := c.query.Get("resourceVersion"), c.query.Get("sendInitialEvents") == "true"
 	s.store.mu.Lock()
@@ -129,9 +128,9 @@ func (s *Server) initial(c call, selected func(*stored) bool) ([]byte, int, erro
 	return lines, len(s.store.history), nil
 }
 
-// since returns the changes after a version as lines of a watch, the version of the last one, and
-// what is closed by the next. An object that comes to be selected is added, for the watch; one that
-// is so no more is deleted.
+// since returns the changes after a version as lines of a watch, the version of the last change,
+// and a channel that the next change closes. An object that begins to match the selection is
+// reported as added, one that no longer matches as deleted.
 func (s *Server) since(c call, selected func(*stored) bool, seen int) ([]byte, int,
 	<-chan struct{}) {
 	s.store.mu.Lock()

@@ -25,11 +25,11 @@ type Object interface {
 	runtime.Object
 }
 
-// resource is a resource that the server has.
+// resource describes a resource that the server has.
 type resource struct {
 	schema.GroupVersionResource
 	namespaced bool
-	object     reflect.Type // a struct, named as the kind
+	object     reflect.Type // a struct with the name of the kind
 }
 
 const cluster, namespaced = false, true
@@ -64,7 +64,7 @@ func (r *resource) kind() schema.GroupVersionKind {
 
 func (r *resource) new() Object { return reflect.New(r.object).Interface().(Object) }
 
-// resourceOf panics if the server has no objects of the type.
+// resourceOf returns the resource of an object type, or panics if the server has none.
 func resourceOf[O Object]() *resource {
 	for _, r := range resources {
 		if reflect.PointerTo(r.object) == reflect.TypeFor[O]() {
@@ -77,7 +77,7 @@ func resourceOf[O Object]() *resource {
 // statusField returns an object's field Status. It is invalid if the kind has none.
 func statusField(o Object) reflect.Value { return reflect.ValueOf(o).Elem().FieldByName("Status") }
 
-// routes returns the verb and subresource of each method and path of the resource.
+// routes returns the verb and subresource for each method and path of the resource.
 func (r *resource) routes() map[string]string {
 	// The core group's paths begin with /api instead of /apis/GROUP.
 	all := "/" + strings.TrimSuffix("apis/"+r.Group, "s/") + "/" + r.Version + "/"
@@ -103,18 +103,18 @@ type call struct {
 	Request
 	*resource
 	query   url.Values
-	content string // the body's type
-	unknown string // what of it the server does not know
+	content string // the body's media type
+	unknown string // the part of the request that the server does not know
 }
 
-// parameters are those that the server follows or may ignore. A server need not split a list into
-// pages, end a watch in time or send bookmarks.
+// parameters contains the query parameters that the server follows or may ignore. A server need not
+// split a list into pages, end a watch in time or send bookmarks.
 var parameters = map[string]bool{"fieldSelector": true, "labelSelector": true, "watch": true,
 	"resourceVersion": true, "resourceVersionMatch": true, "sendInitialEvents": true, "limit": true,
 	"allowWatchBookmarks": true, "timeoutSeconds": true, "timeout": true, "fieldManager": true,
 	"fieldValidation": true}
 
-// parse parses a request to a resource, or to none that the server has.
+// parse parses a request. Without a resource it is a request to one that the server does not have.
 func parse(r *http.Request, to *resource, verb string, body []byte) call {
 	c := call{resource: to, query: r.URL.Query(), content: r.Header.Get("Content-Type")}
 	c.Request = Request{Client: r.UserAgent(), Namespace: r.PathValue("namespace"),

@@ -1,11 +1,11 @@
-// Package keepertest is an API server for the tests of the node keeper: it answers over HTTP, in
-// the test's process, as much of Kubernetes as the keeper and its actors ask. It has no scheduler,
-// no kubelet and no controller; the test is all of them.
+// Package keepertest is an API server for the tests of the node keeper. It runs in the test's
+// process and answers over HTTP those requests that the keeper and its actors send. It has no
+// scheduler, no kubelet and no controller; the test does their work.
 //
-// It differs from an API server in this: objects are hardly validated; unknown fields are refused;
-// metadata.generation does not rise; a write to a status changes nothing but the status; the events
-// of core/v1 and of events.k8s.io/v1 are separate; lists have one page; an update may leave out the
-// resourceVersion of any object. What it does not know it answers with 501, and the test fails.
+// It differs from a real API server: it hardly validates objects; it refuses unknown fields;
+// metadata.generation does not rise; a write to a status changes only the status; events of core/v1
+// and of events.k8s.io/v1 are separate; lists have one page; an update may omit the resourceVersion
+// of any object. A request that it does not know gets 501, and the test fails.
 package keepertest
 
 import (
@@ -31,8 +31,8 @@ type T interface {
 	Cleanup(func())
 }
 
-// Server is the API server. Its Go API (Put, Get, Edit, Delete, Remove, List) passes no interceptor
-// and leaves nothing in the log.
+// Server is the API server. Its Go functions (Put, Get, Edit, Delete, Remove, List) call no
+// interceptor and write no log.
 type Server struct {
 	t      T
 	store  store
@@ -45,7 +45,7 @@ type Server struct {
 	cuts            []func()
 }
 
-// Request is a request to the server, in the words of RBAC.
+// Request is a request to the server, in the terms of RBAC.
 type Request struct {
 	Client      string // its User-Agent
 	Verb        string // get, list, watch, create, update, patch, delete
@@ -53,9 +53,9 @@ type Request struct {
 	Resource    string // plural
 	Subresource string // status, eviction, or none
 	Namespace   string
-	Name        string // as in the path, or in the body of a create
+	Name        string // from the path, or from the body of a create
 	Body        []byte
-	// Applied is false if the interceptor is called before the request is applied.
+	// Applied reports whether the interceptor is called after the request was applied.
 	Applied bool
 	// Status is the status of the response, or 0 if there is none (yet). A watch has 0.
 	Status int
@@ -68,7 +68,7 @@ func (r Request) String() string {
 	return fmt.Sprintf("%s: %s %s %s", r.Client, r.Verb, resource, name)
 }
 
-// ErrBreak is what an interceptor returns to break the connection.
+// ErrBreak makes the server break the connection when an interceptor returns it.
 var ErrBreak = errors.New("the connection is broken")
 
 // Serve starts a server that runs until the test ends.
@@ -78,7 +78,7 @@ func Serve(t T, now func() time.Time) *Server {
 	s.http = httptest.NewServer(s.handler())
 	t.Cleanup(func() {
 		close(s.closed)
-		s.http.Close() // waits for the requests
+		s.http.Close() // waits for the requests in progress
 		for _, cut := range s.cuts {
 			cut()
 		}
@@ -86,18 +86,19 @@ func Serve(t T, now func() time.Time) *Server {
 	return s
 }
 
-// Intercept has f called for each request that changes something, before it is applied and again
-// after that, before the response. If f returns nil, the request goes on; if ErrBreak, the client
-// sees a broken connection; any other error is the response, by its apierrors.APIStatus. No lock is
-// held, so that f may use the server, and send requests, for which it is called as well.
+// Intercept sets an interceptor for requests that change something. The server calls f before it
+// applies the request, and again before it responds. If f returns nil, the request continues. If f
+// returns ErrBreak, the connection breaks. Any other error becomes the response, by its
+// apierrors.APIStatus. The server holds no lock meanwhile, so f may use the server and send
+// requests, for which f is called as well.
 func (s *Server) Intercept(f func(Request) error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.change = f
 }
 
-// InterceptReads has f called for each request that changes nothing, before its response, for which
-// f decides as that of Intercept does.
+// InterceptReads sets an interceptor for requests that change nothing. The server calls f before
+// the response, and treats its error as Intercept does.
 func (s *Server) InterceptReads(f func(Request) error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -111,7 +112,7 @@ func (s *Server) Log() []Request {
 	return slices.Clone(s.log)
 }
 
-// handler has a route for each verb of each resource, and one for everything else.
+// handler has a route for each verb of each resource, and one for all other requests.
 func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
@@ -130,10 +131,10 @@ func (s *Server) handler() http.Handler {
 func (s *Server) serve(w http.ResponseWriter, r *http.Request, to *resource, verb string) {
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
-		return // the client went away
+		return // the client is gone
 	}
 	if r.Header.Get("Content-Type") == runtime.ContentTypeProtobuf {
-		// What clients send unless they are told otherwise.
+		// Clients send this form by default.
 		object, _, err := scheme.Codecs.UniversalDeserializer().Decode(body, nil, nil)
 		if err != nil {
 			s.t.Errorf("decode a request's body: %v", err)
@@ -173,8 +174,8 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, to *resource, ver
 	_, _ = w.Write(answer)
 }
 
-// read answers a request that changes nothing, after a call of the interceptor. A watch is over
-// when it returns, unless it has an error.
+// read answers a request that changes nothing, after it has called the interceptor. When it returns
+// without an error, a watch has ended.
 func (s *Server) read(w http.ResponseWriter, r *http.Request, c call) ([]byte, error) {
 	if err := s.ask(&s.reading, c.Request); err != nil {
 		return nil, err
@@ -188,7 +189,7 @@ func (s *Server) read(w http.ResponseWriter, r *http.Request, c call) ([]byte, e
 	return nil, s.watch(w, r, c)
 }
 
-// changed applies a request that changes something, between two calls of the interceptor.
+// changed applies a request that changes something, and calls the interceptor before and after.
 func (s *Server) changed(c call) ([]byte, error) {
 	if err := s.ask(&s.change, c.Request); err != nil {
 		return nil, err
@@ -212,7 +213,7 @@ func (s *Server) ask(which *func(Request) error, r Request) error {
 	return f(r)
 }
 
-// notImplemented fails the test.
+// notImplemented fails the test and returns a 501.
 func (s *Server) notImplemented(c call, what string) error {
 	message := fmt.Sprintf("the server of package keepertest does not know %s (%s)", what, c.Request)
 	s.t.Errorf("%s", message)

@@ -18,14 +18,14 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// store has the objects.
+// store contains the objects.
 type store struct {
 	now func() time.Time
 	mu  sync.Mutex
 	// guarded by mu
 	objects map[*resource]map[string]*stored
-	history []change      // its length is the present resourceVersion
-	changed chan struct{} // closed by the next change
+	history []change      // its length is the current resourceVersion
+	changed chan struct{} // the next change closes it
 }
 
 // stored is an object and its JSON. It never changes.
@@ -36,7 +36,8 @@ type stored struct {
 
 func (s *stored) copy() Object { return s.object.DeepCopyObject().(Object) }
 
-// change is a change of an object. A new one has no before, a removed one no after.
+// change is a change of an object. before is nil for a new object, and after is nil for a removed
+// one.
 type change struct {
 	*resource
 	before, after *stored
@@ -44,7 +45,7 @@ type change struct {
 
 func key(namespace, name string) string { return namespace + "/" + name }
 
-// find returns the error of an API server if there is no such object.
+// find returns an object, or the error of an API server if it does not exist.
 func (s *store) find(r *resource, namespace, name string) (*stored, error) {
 	if found := s.objects[r][key(namespace, name)]; found != nil {
 		return found, nil
@@ -52,7 +53,8 @@ func (s *store) find(r *resource, namespace, name string) (*stored, error) {
 	return nil, apierrors.NewNotFound(r.GroupResource(), name)
 }
 
-// all returns the objects of a namespace, or of all, sorted by namespace and name.
+// all returns the objects of a namespace, or of all namespaces for "", sorted by namespace and
+// name.
 func (s *store) all(r *resource, namespace string) []*stored {
 	var found []*stored
 	for _, key := range slices.Sorted(maps.Keys(s.objects[r])) {
@@ -83,8 +85,8 @@ func (s *store) create(r *resource, object Object) (*stored, error) {
 	return s.write(r, nil, object), nil
 }
 
-// update replaces an object, unless it is another one or has changed since. It removes one that is
-// to be deleted and has lost its last finalizer.
+// update replaces an object, unless it was replaced or has changed since. It removes the object if
+// that is being deleted and has lost its last finalizer.
 func (s *store) update(r *resource, old *stored, object Object) (*stored, error) {
 	if version := object.GetResourceVersion(); version != "" &&
 		version != old.object.GetResourceVersion() {
@@ -102,8 +104,8 @@ func (s *store) update(r *resource, old *stored, object Object) (*stored, error)
 	return s.writeOrRemove(r, old, object), nil
 }
 
-// remove deletes an object, or marks it for deletion while it has finalizers or, of a pod, while
-// its kubelet is given time.
+// remove deletes an object. While the object has finalizers, or is a pod within its grace period,
+// remove only marks it for deletion.
 func (s *store) remove(r *resource, old *stored, o metav1.DeleteOptions) error {
 	if want := o.Preconditions; want != nil {
 		if want.UID != nil && *want.UID != old.object.GetUID() ||
@@ -122,7 +124,7 @@ func (s *store) remove(r *resource, old *stored, o metav1.DeleteOptions) error {
 		}
 		grace = ptr.Deref(given, corev1.DefaultTerminationGracePeriodSeconds)
 	}
-	// A second deletion can only shorten the time.
+	// A second deletion can only shorten the grace period.
 	if left := object.GetDeletionGracePeriodSeconds(); left == nil || grace < *left {
 		object.SetDeletionTimestamp(&metav1.Time{
 			Time: s.now().Add(time.Duration(grace) * time.Second)})
@@ -132,7 +134,8 @@ func (s *store) remove(r *resource, old *stored, o metav1.DeleteOptions) error {
 	return nil
 }
 
-// writeOrRemove removes an object that is to be deleted and that nothing holds any more.
+// writeOrRemove writes an object, or removes it if it is being deleted and nothing holds it any
+// more.
 func (s *store) writeOrRemove(r *resource, old *stored, object Object) *stored {
 	grace := object.GetDeletionGracePeriodSeconds()
 	if grace == nil || *grace > 0 || len(object.GetFinalizers()) > 0 {
@@ -143,7 +146,7 @@ func (s *store) writeOrRemove(r *resource, old *stored, object Object) *stored {
 	return old
 }
 
-// write stores an object. As in an API server, a write that changes nothing is no change.
+// write stores an object. As in an API server, a write that changes nothing creates no version.
 func (s *store) write(r *resource, old *stored, object Object) *stored {
 	object.GetObjectKind().SetGroupVersionKind(r.kind())
 	if old != nil {
@@ -173,7 +176,7 @@ func encode(object any) []byte {
 	return encoded
 }
 
-// record wakes the watches.
+// record appends a change and wakes the watches.
 func (s *store) record(c change) {
 	s.history = append(s.history, c)
 	close(s.changed)

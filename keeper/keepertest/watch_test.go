@@ -8,7 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// expect reads the next event of a watch of pods.
+// expect reads the next event of a watch of pods and checks its kind.
 func expect(t *testing.T, w watch.Interface, kind watch.EventType, name, version string) {
 	t.Helper()
 	event, ok := <-w.ResultChan()
@@ -21,7 +21,7 @@ func expect(t *testing.T, w watch.Interface, kind watch.EventType, name, version
 	}
 }
 
-func TestAWatchSeesWhatIsAddedChangedAndDeleted(t *testing.T) {
+func TestAWatchReportsAddedChangedAndDeletedObjects(t *testing.T) {
 	s := serve(t)
 	client, _ := clientset(t, s, "keeper")
 	Put(s, pod("old", "a"))

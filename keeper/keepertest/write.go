@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 )
 
-// succeeded is the answer to deletions and evictions. Typed clients do not look at it.
+// succeeded is the response to deletions and evictions. Typed clients ignore it.
 const succeeded = `{"kind":"Status","apiVersion":"v1","status":"Success"}`
 
 // apply applies a request that changes something.
@@ -65,7 +65,7 @@ func (s *Server) create(c call) ([]byte, error) {
 		return nil, apierrors.NewBadRequest(
 			"resourceVersion should not be set on objects to be created")
 	}
-	// A kubelet creates its node with a status. Others' statuses are written by controllers.
+	// A kubelet creates its node with a status. Other statuses are written by controllers.
 	if status := statusField(object); status.IsValid() && c.resource != nodes {
 		status.SetZero()
 	}
@@ -76,7 +76,7 @@ func (s *Server) create(c call) ([]byte, error) {
 	return created.json, nil
 }
 
-// update replaces the object but its status, or the status alone.
+// update replaces either the object without its status, or only the status.
 func (s *Server) update(c call, old *stored, object Object) ([]byte, error) {
 	if object.GetName() != c.Name || object.GetNamespace() != c.Namespace {
 		return nil, apierrors.NewBadRequest(fmt.Sprintf("the object is called %s, and the URL has %s",
@@ -149,7 +149,7 @@ func merge(object, patch map[string]any) map[string]any {
 	return object
 }
 
-// decode refuses fields that the type does not have. An API server ignores them, and warns.
+// decode refuses fields that the type does not have. An API server would ignore them and warn.
 func decode(body []byte, into any) error {
 	if len(body) == 0 {
 		return nil
