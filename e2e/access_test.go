@@ -18,8 +18,8 @@ var _ = Describe("a claim", func() {
 		servesOneNode)
 })
 
-// saysWhyNot makes claims that look as if they could be had. They wait, for a claim cannot fail;
-// what the user gets is the event.
+// saysWhyNot creates claims that look valid but cannot be satisfied. A claim waits instead of
+// failing, so the user only gets an event.
 func saysWhyNot(ctx SpecContext) {
 	class := s.Class(ctx, Class{Immediate: true})
 	source := s.Claim(ctx, Claim{Class: class})
@@ -36,7 +36,7 @@ func saysWhyNot(ctx SpecContext) {
 			`fs_type "ntfs" is not supported`},
 		s.Claim(ctx, Claim{Class: s.Class(ctx, Class{Immediate: true,
 			Parameters: map[string]string{"replicas": "3"}})}): {"ParameterInvalid", "replicas"},
-		// The provisioner knows that the driver declares no clones, and does not ask it.
+		// The provisioner knows that the driver does not support clones, and does not call it.
 		s.cloneOf(ctx, source, class): {"CLONE_VOLUME capability is not reported"},
 	}
 	for claim, words := range refused {
@@ -46,7 +46,7 @@ func saysWhyNot(ctx SpecContext) {
 	Expect(requestsOf(ctx, "disk_create", start)).To(BeEmpty(), "the rack should not be asked")
 }
 
-// cloneOf claims a copy of another claim.
+// cloneOf creates a claim for a copy of another claim.
 func (f *fixture) cloneOf(ctx context.Context, source, class string) string {
 	GinkgoHelper()
 	c := Claim{Class: class}
@@ -77,7 +77,7 @@ func servesOneNode(ctx SpecContext) {
 	disk := s.Bound(ctx, shared).Spec.CSI.VolumeHandle
 	Expect(theRack.attachedTo(ctx, disk)).To(Equal(workers[0]))
 
-	// Those who waited go on when they can.
+	// The pods that waited start when they can.
 	deletePods(ctx, writer, reader, only)
 	Expect(far.Running(ctx).Sh(ctx, "cat /data/0/file")).To(Equal("shared"))
 	Expect(theRack.attachedTo(ctx, disk)).To(Equal(workers[1]))

@@ -19,18 +19,19 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// canary is in every value that is wrong, and may appear nowhere.
+// canary is part of every wrong value, and must not appear anywhere.
 const canary = "canary"
 
-// wrongSecret is a Secret that is not as it has to be, and what is to be seen of it.
+// wrongSecret is a Secret with one wrong value, and the errors that it has to cause.
 type wrongSecret struct {
 	name, key string
-	// value takes the right one's place; with missing there is none.
+	// value replaces the right value; if missing is set, there is no value.
 	value   string
 	missing bool
-	// says is what the controller's log says, in one line; with missing, what its status says.
+	// says lists the parts of one line of the controller's log; if missing is set, of the pod's
+	// status.
 	says []string
-	// event is what an event of the pod says of a controller that runs and cannot work.
+	// event lists the parts of an event of the pod, for a controller that runs but cannot work.
 	event []string
 }
 
@@ -81,7 +82,7 @@ var _ = Describe("a Secret", func() {
 	}, NodeTimeout(5*time.Minute))
 })
 
-// rightSecret is what the suite installed.
+// rightSecret returns the Secret that the suite installed.
 func rightSecret(ctx context.Context) map[string][]byte {
 	GinkgoHelper()
 	secret, err := api.CoreV1().Secrets(driverNamespace).Get(ctx, "oxide-secret",
@@ -92,7 +93,7 @@ func rightSecret(ctx context.Context) map[string][]byte {
 
 func (w wrongSecret) secretName() string { return "oxide-secret-" + w.name }
 
-// secret makes a wrong Secret of the right one.
+// secret creates a wrong Secret from the right one.
 func (f *fixture) secret(ctx context.Context, wrong wrongSecret, right map[string][]byte) {
 	GinkgoHelper()
 	data := maps.Clone(right)
@@ -106,8 +107,8 @@ func (f *fixture) secret(ctx context.Context, wrong wrongSecret, right map[strin
 	Expect(err).NotTo(HaveOccurred())
 }
 
-// controllerOf runs the controller as it is installed, once more beside the installed one, with
-// another Secret and without the sidecars that would do something in the cluster.
+// controllerOf runs a second controller beside the installed one. It has another Secret, and lacks
+// the sidecars that would change something in the cluster.
 func (f *fixture) controllerOf(ctx context.Context, name string) {
 	GinkgoHelper()
 	d := installedController()
@@ -141,7 +142,7 @@ func (f *fixture) controllerOf(ctx context.Context, name string) {
 	Expect(err).NotTo(HaveOccurred())
 }
 
-// installedController is the Deployment that the suite installed, to be changed.
+// installedController returns a copy of the Deployment that the suite installed.
 func installedController() *appsv1.Deployment {
 	GinkgoHelper()
 	d := &appsv1.Deployment{}
@@ -150,7 +151,7 @@ func installedController() *appsv1.Deployment {
 	return d
 }
 
-// findInstalled is an object that the suite installed, as it was applied; a copy.
+// findInstalled returns a copy of an object that the suite installed, as it was applied.
 func findInstalled(kind, name string) *unstructured.Unstructured {
 	GinkgoHelper()
 	for _, o := range installed {
@@ -162,7 +163,7 @@ func findInstalled(kind, name string) *unstructured.Unstructured {
 	return nil
 }
 
-// podOfSecret is the pod of the controller with a Secret, or nil as long as there is none.
+// podOfSecret returns the pod of the controller with this Secret, or nil if there is none yet.
 func (f *fixture) podOfSecret(ctx context.Context, name string) *corev1.Pod {
 	GinkgoHelper()
 	list, err := api.CoreV1().Pods(f.ns).List(ctx,
@@ -176,7 +177,7 @@ func (f *fixture) podOfSecret(ctx context.Context, name string) *corev1.Pod {
 	return nil
 }
 
-// complains waits until the pod says what is wrong.
+// complains waits until the pod reports what is wrong.
 func (f *fixture) complains(ctx context.Context, wrong wrongSecret) {
 	GinkgoHelper()
 	Eventually(func() []string {
@@ -204,7 +205,7 @@ func (f *fixture) complains(ctx context.Context, wrong wrongSecret) {
 	}
 }
 
-// eventsOf are the messages of a pod's events.
+// eventsOf returns the messages of a pod's events.
 func (f *fixture) eventsOf(ctx context.Context, p *corev1.Pod) []string {
 	GinkgoHelper()
 	events, err := api.CoreV1().Events(f.ns).List(ctx,
@@ -217,7 +218,7 @@ func (f *fixture) eventsOf(ctx context.Context, p *corev1.Pod) []string {
 	return messages
 }
 
-// linesOf is the log of the driver in a pod, of its last life that has one.
+// linesOf returns the log of the driver in a pod, from its last container that has a log.
 func (f *fixture) linesOf(ctx context.Context, p *corev1.Pod) []string {
 	text, err := api.CoreV1().Pods(f.ns).GetLogs(p.Name,
 		&corev1.PodLogOptions{Container: "oxide-plugin"}).DoRaw(ctx)
@@ -227,7 +228,7 @@ func (f *fixture) linesOf(ctx context.Context, p *corev1.Pod) []string {
 	return strings.Split(strings.TrimSpace(string(text)), "\n")
 }
 
-// containsEach matches a text that contains all of the texts.
+// containsEach matches a text that contains all of these texts.
 func containsEach(texts []string) OmegaMatcher {
 	each := make([]OmegaMatcher, len(texts))
 	for i, text := range texts {
@@ -236,7 +237,8 @@ func containsEach(texts []string) OmegaMatcher {
 	return And(each...)
 }
 
-// keepsSecret looks for the wrong value, and for the right token, in status, events and logs.
+// keepsSecret checks that neither the wrong value nor the right token appears in status, events or
+// logs.
 func (f *fixture) keepsSecret(ctx context.Context, wrong wrongSecret, right map[string][]byte) {
 	GinkgoHelper()
 	p := f.podOfSecret(ctx, wrong.name)
@@ -260,7 +262,7 @@ func (f *fixture) keepsSecret(ctx context.Context, wrong wrongSecret, right map[
 	}
 }
 
-// mend makes a Secret right. A pod that has taken its variables already is started anew.
+// mend corrects a Secret. A pod that has already read its variables is started again.
 func (f *fixture) mend(ctx context.Context, wrong wrongSecret, right map[string][]byte) {
 	GinkgoHelper()
 	secrets := api.CoreV1().Secrets(f.ns)
@@ -274,7 +276,7 @@ func (f *fixture) mend(ctx context.Context, wrong wrongSecret, right map[string]
 		Expect(api.CoreV1().Pods(f.ns).Delete(ctx, p.Name, metav1.DeleteOptions{})).To(Succeed())
 		return
 	}
-	// A kubelet looks at a pod that was changed at once, and at what it mounts as well.
+	// A change of a pod makes its kubelet update the pod's mounts at once.
 	_, err = api.CoreV1().Pods(f.ns).Patch(ctx, p.Name, types.MergePatchType,
 		[]byte(`{"metadata":{"annotations":{"secret":"mended"}}}`), metav1.PatchOptions{})
 	Expect(err).NotTo(HaveOccurred())

@@ -22,33 +22,35 @@ import (
 
 const clusterName = "oxide-csi"
 
-// controlPlane and workers are the nodes. Each worker is an instance of the rack, which calls it by
+// controlPlane and workers are the names of the nodes. Each worker is an instance of the rack with
 // the same name.
 const controlPlane = clusterName + "-control-plane"
 
 var workers = [2]string{clusterName + "-worker", clusterName + "-worker2"}
 
-// instanceIDs are the workers' instances. deploy/kustomize/simulator names them too.
+// instanceIDs contains the IDs of the workers' instances. deploy/kustomize/simulator contains them,
+// too.
 var instanceIDs = map[string]string{
 	workers[0]: "0a1de000-0000-4000-8000-000000000001",
 	workers[1]: "0a1de000-0000-4000-8000-000000000002",
 }
 
 // nodeStatusPeriod is how often a kubelet reports which volumes it uses. Kubernetes waits for that
-// before it mounts and before it detaches; ten seconds, its default, would be most of every spec.
+// report before it mounts and before it detaches. With the default of ten seconds, most of every
+// spec would be waiting.
 const nodeStatusPeriod = time.Second
 
-// nodeGrace is how long a node may be silent before Kubernetes calls it lost. Its default, 50 s, is
-// measured by kubelets that report five times in it; these report more often.
+// nodeGrace is how long a node may be silent before Kubernetes treats it as lost. The default of 50
+// s is five times the default period of the kubelets' reports, and here they report more often.
 const nodeGrace = 20 * time.Second
 
-// kubernetesReady is how long the nodes may take.
+// kubernetesReady is how long the nodes may take to be ready.
 const kubernetesReady = 3 * time.Minute
 
-// newCluster makes the kind cluster. rackDir is the rack's directory on this machine.
+// newCluster creates the kind cluster. rackDir is the rack's directory on this machine.
 func newCluster(provider *cluster.Provider, set settings, rackDir, kubeconfig string) error {
 	for _, id := range instanceIDs {
-		// A guest's view has to be there before its node is: it is mounted into it.
+		// The guest's view has to exist before its node, because it is mounted into the node.
 		if err := os.MkdirAll(filepath.Join(rackDir, "guests", id), 0o755); err != nil {
 			return fmt.Errorf("make the guests' views: %w", err)
 		}
@@ -74,7 +76,7 @@ func clusterConfig(set settings, rackDir string) *v1alpha4.Cluster {
 			Role: v1alpha4.ControlPlaneRole,
 			ExtraMounts: []v1alpha4.Mount{
 				{HostPath: rackDir, ContainerPath: "/rack"},
-				// The simulator makes loop devices and looks for the mounts of all nodes.
+				// The simulator creates loop devices and looks for the mounts of all nodes.
 				{HostPath: "/dev", ContainerPath: "/host/dev"},
 				{HostPath: "/proc", ContainerPath: "/host/proc"},
 			},
@@ -94,7 +96,7 @@ func clusterConfig(set settings, rackDir string) *v1alpha4.Cluster {
 			ExtraMounts: []v1alpha4.Mount{
 				{HostPath: filepath.Join(rackDir, "guests", id), ContainerPath: "/oxide"},
 			},
-			// As a cloud controller manager names it (RFD 493).
+			// A cloud controller manager would set this (RFD 493).
 			KubeadmConfigPatchesJSON6902: []v1alpha4.PatchJSON6902{
 				kubeadmFlag(set, "JoinConfiguration", "/nodeRegistration/kubeletExtraArgs",
 					"provider-id", "oxide://"+id, "1"),
@@ -102,7 +104,7 @@ func clusterConfig(set settings, rackDir string) *v1alpha4.Cluster {
 		})
 	}
 	if set.offline {
-		// The node image has a network of its own, and nothing here asks a name server.
+		// The node image has its own network, and nothing here needs DNS.
 		config.Networking.DisableDefaultCNI = true
 		config.KubeadmConfigPatches = append(config.KubeadmConfigPatches,
 			"kind: InitConfiguration\nskipPhases: [preflight, addon/coredns]\n")
@@ -110,9 +112,9 @@ func clusterConfig(set settings, rackDir string) *v1alpha4.Cluster {
 	return config
 }
 
-// kubeadmFlag is a patch that gives a program of the cluster a flag. Up to 1.35 kind speaks
-// kubeadm's v1beta3, in which flags are a map, and then v1beta4, in which they are a list; at is
-// the place of the flag in kind's own list.
+// kubeadmFlag returns a patch that gives a program of the cluster a flag. Up to Kubernetes 1.35
+// kind uses kubeadm's v1beta3, in which flags are a map, and later v1beta4, in which they are a
+// list. at is the index of the flag in kind's own list.
 func kubeadmFlag(set settings, kind, flags, name, value, at string) v1alpha4.PatchJSON6902 {
 	patch := v1alpha4.PatchJSON6902{Group: "kubeadm.k8s.io", Version: "v1beta3", Kind: kind}
 	var minor int
@@ -132,10 +134,10 @@ func kubeadmFlag(set settings, kind, flags, name, value, at string) v1alpha4.Pat
 	return patch
 }
 
-// node is a machine of the cluster, as a container.
+// node is a machine of the cluster, which is a container.
 type node struct{ nodes.Node }
 
-// findNodes are the cluster's nodes by name.
+// findNodes returns the cluster's nodes by name.
 func findNodes(provider *cluster.Provider) (map[string]node, error) {
 	list, err := provider.ListInternalNodes(clusterName)
 	if err != nil {
@@ -163,15 +165,15 @@ func (n node) run(ctx context.Context, script string) (string, error) {
 	return out.String(), nil
 }
 
-// loopNodes makes the nodes of the low loop devices. A container's /dev is a copy from its start,
-// and the kubelet takes a loop device for each raw block volume.
+// loopNodes is a script that creates the device nodes of the first loop devices. A container's /dev
+// is copied when it starts, and the kubelet takes a loop device for each raw block volume.
 const loopNodes = `n=0
 while [ $n -lt 256 ]; do
 	[ -e /dev/loop$n ] || mknod -m 660 /dev/loop$n b 7 $n
 	n=$((n+1))
 done`
 
-// prepare makes a node that has started what the suite needs.
+// prepare creates in a started node what the suite needs.
 func (n node) prepare(ctx context.Context) error {
 	if _, err := n.run(ctx, loopNodes); err != nil {
 		return fmt.Errorf("make the loop devices' nodes: %w", err)
@@ -179,7 +181,7 @@ func (n node) prepare(ctx context.Context) error {
 	return nil
 }
 
-// loadArchives gives every node the images that are in no registry.
+// loadArchives loads the images that are in no registry into every node.
 func loadArchives(ctx context.Context, all map[string]node, archives []string) error {
 	group, ctx := errgroup.WithContext(ctx)
 	for _, n := range all {
@@ -210,7 +212,7 @@ func (n node) load(archive string) (err error) {
 	return nil
 }
 
-// kindLog shows kind's progress in the report.
+// kindLog writes kind's progress to the report.
 type kindLog struct{}
 
 func (kindLog) Warn(message string) { GinkgoWriter.Println("kind:", message) }

@@ -12,9 +12,9 @@ var _ = Describe("a rack without hot-plug", func() {
 		"waited runs, and so does the one that ran, with its data", attachesByHand)
 })
 
-// attachesByHand does what docs/hot-plug.md tells an operator to do.
+// attachesByHand follows the instructions for operators in docs/hot-plug.md.
 func attachesByHand(ctx SpecContext) {
-	// Where both controllers are on the node, nothing is attached while it is off.
+	// If both controllers run on the node, nothing is attached while it is off.
 	spreadControllers(ctx)
 	worker := workers[1]
 	kept := s.Beating(ctx, worker, s.Claim(ctx, Claim{}))

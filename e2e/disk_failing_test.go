@@ -39,15 +39,15 @@ var _ = Describe("a disk that fails", Label("long"), func() {
 	}, NodeTimeout(6*time.Minute))
 })
 
-// disksThatFail gives the rack disks that can fail, for the spec. No other volumes are in use:
-// their devices would end with the rack's process.
+// disksThatFail makes the rack's disks ones that can fail, until the spec ends. No other volumes
+// may be in use, because their devices disappear with the rack's process.
 func disksThatFail(ctx context.Context) {
 	GinkgoHelper()
 	s.atEnd(func(ctx context.Context) { replaceRackArgument(ctx, "--disks=fuse", "--keep-devices") })
 	replaceRackArgument(ctx, "--keep-devices", "--disks=fuse")
 }
 
-// replaceRackArgument starts the simulated rack with another argument in the place of one.
+// replaceRackArgument restarts the simulated rack with one argument replaced.
 func replaceRackArgument(ctx context.Context, old, replacement string) {
 	GinkgoHelper()
 	all := api.AppsV1().Deployments(driverNamespace)

@@ -45,7 +45,8 @@ var _ = Describe("an audit", func() {
 	}, NodeTimeout(4*time.Minute))
 })
 
-// orphan makes a volume and lets everybody forget it: its disk is left, until the spec ends.
+// orphan creates a volume and removes its PersistentVolume, so that its disk is left until the spec
+// ends.
 func (f *fixture) orphan(ctx context.Context) (disk string) {
 	GinkgoHelper()
 	claim := f.Claim(ctx, Claim{})
@@ -74,11 +75,11 @@ type auditReport struct {
 	Missing []struct{ ID, Kind string }
 }
 
-// audited is where the control plane keeps the program meanwhile.
+// audited is the path of the program on the control plane during the audit.
 const audited = "/kind/oxide-csi-plugin"
 
-// auditor returns an audit for a cluster's id of the cluster, by the program that its nodes run and
-// the kubectl of its control plane. found is what its exit status says.
+// auditor returns a function that audits the cluster for a cluster ID. It runs the program that the
+// nodes run, with the kubectl of the control plane. found reports the exit status of the audit.
 func auditor(ctx context.Context) func(clusterID string) (report auditReport, found bool) {
 	GinkgoHelper()
 	path := filepath.Join(GinkgoT().TempDir(), "oxide-csi-plugin")

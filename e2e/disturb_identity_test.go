@@ -47,8 +47,8 @@ var _ = Describe("a node whose SMBIOS is hidden", func() {
 		}, NodeTimeout(5*time.Minute))
 })
 
-// hideSMBIOS is a kustomization that shows the drivers of the nodes no SMBIOS, and gives them their
-// instances otherwise. Both nodes are changed at once, to save time.
+// hideSMBIOS is a kustomization that hides SMBIOS from the drivers of the nodes, and configures
+// their instances in another way. It changes both nodes at once, to save time.
 const hideSMBIOS = `
 apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
@@ -69,7 +69,7 @@ patches:
             volumes: [{name: nothing, emptyDir: {}}]
 `
 
-// identified is what the suite installs, for nodes whose instances must be configured.
+// identified returns what the suite installs, changed for nodes whose instances must be configured.
 func identified(via string) ([]*unstructured.Unstructured, error) {
 	memory, err := manifests(deploy.Files)
 	if err != nil {
@@ -83,7 +83,7 @@ func identified(via string) ([]*unstructured.Unstructured, error) {
 	return kustomizedIn(memory, dir)
 }
 
-// rbacObject names a ClusterRole, or what binds it.
+// rbacObject returns an object that names a ClusterRole or its binding.
 func rbacObject(kind, name string) *unstructured.Unstructured {
 	o := &unstructured.Unstructured{}
 	o.SetAPIVersion("rbac.authorization.k8s.io/v1")
@@ -92,7 +92,7 @@ func rbacObject(kind, name string) *unstructured.Unstructured {
 	return o
 }
 
-// processOf is the id of a container's process, in the node that the pod is on.
+// processOf returns the process ID of a container in the namespace of its node.
 func processOf(ctx context.Context, p corev1.Pod, container string) string {
 	GinkgoHelper()
 	id := containerID(p, container)

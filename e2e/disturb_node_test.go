@@ -17,12 +17,13 @@ import (
 	"k8s.io/client-go/util/retry"
 )
 
-// outOfService reports whether a node is off for certain, so that its volumes may be taken from it.
+// outOfService asserts that a node is off for certain, so that its volumes may be taken from it.
 var outOfService = corev1.Taint{
 	Key: corev1.TaintNodeOutOfService, Value: "nodeshutdown", Effect: corev1.TaintEffectNoExecute,
 }
 
-// nodeLostTimeout is for Kubernetes to notice that a node is silent, and to collect its pods.
+// nodeLostTimeout is how long Kubernetes may take to notice that a node is silent and to delete its
+// pods.
 const nodeLostTimeout = 3 * time.Minute
 
 var _ = Describe("a node", func() {
@@ -81,7 +82,7 @@ var _ = Describe("a node", func() {
 			servesSinceBoot(ctx, off)
 			taint(ctx, off, false)
 			serving(ctx)
-			// What the kubelet finds of its former pods it takes down, with the driver.
+			// The kubelet removes what is left of its former pods, with the driver's help.
 			Eventually(func() (string, error) {
 				return machines[off].run(ctx, "find /var/lib/kubelet -path '*kubernetes.io*csi*' "+
 					"-name '"+s.Bound(ctx, "data-"+keeper.name).Name+"'")
@@ -92,7 +93,7 @@ var _ = Describe("a node", func() {
 	}, NodeTimeout(7*time.Minute))
 })
 
-// onlyOn keeps new pods off the other worker until the spec lets them there, or ends.
+// onlyOn keeps new pods off the other worker until the spec allows them there, or ends.
 func onlyOn(ctx context.Context, worker string) {
 	GinkgoHelper()
 	DeferCleanup(func(ctx SpecContext) {
@@ -105,7 +106,8 @@ func onlyOn(ctx context.Context, worker string) {
 	}
 }
 
-// budget lets at most one pod of a set be away, and waits until that holds.
+// budget creates a PodDisruptionBudget that allows one pod of a set to be unavailable, and waits
+// until it is in force.
 func (f *fixture) budget(ctx context.Context, set string) {
 	GinkgoHelper()
 	one := intstr.FromInt32(1)
@@ -125,8 +127,8 @@ func (f *fixture) budget(ctx context.Context, set string) {
 	}).WithContext(ctx).Should(Succeed(), "the budget should let one pod go")
 }
 
-// drain evicts what a drain evicts, all at once and again until it is gone, and returns how often a
-// budget refused.
+// drain evicts the pods that a drain evicts, all at once and repeatedly until they are gone. It
+// returns how often a budget refused.
 func drain(ctx context.Context, node string) (refusals int) {
 	GinkgoHelper()
 	Eventually(func(g Gomega) {
@@ -150,14 +152,14 @@ func drain(ctx context.Context, node string) (refusals int) {
 	return refusals
 }
 
-// stays reports whether a drain leaves a pod where it is: a DaemonSet's, and one of the node's own.
+// stays reports whether a drain leaves a pod on its node: a pod of a DaemonSet, or a static pod.
 func stays(p corev1.Pod) bool {
 	_, mirror := p.Annotations[corev1.MirrorPodAnnotationKey]
 	owner := metav1.GetControllerOf(&p)
 	return mirror || owner != nil && owner.Kind == "DaemonSet"
 }
 
-// spreadControllers puts the controllers on a node each again, as they are without a drain.
+// spreadControllers puts the two controllers on different nodes again, after a drain.
 func spreadControllers(ctx context.Context) {
 	GinkgoHelper()
 	serving(ctx)
@@ -169,7 +171,7 @@ func spreadControllers(ctx context.Context) {
 	}
 }
 
-// taint reports whether a node is off for certain, or no longer.
+// taint sets or removes the out-of-service taint of a node.
 func taint(ctx context.Context, name string, off bool) {
 	GinkgoHelper()
 	Expect(retry.RetryOnConflict(retry.DefaultRetry, func() error {

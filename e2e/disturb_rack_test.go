@@ -15,8 +15,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// mustBeStopped is how the driver says that a rack attaches and detaches only at instances that are
-// stopped, with what to do.
+// mustBeStopped lists the parts of the driver's error for a rack that attaches and detaches only at
+// stopped instances: the reason, and what to do.
 var mustBeStopped = []string{"FailedPrecondition", "InstanceMustBeStopped", "stop"}
 
 var _ = Describe("a rack", func() {
@@ -68,14 +68,14 @@ var _ = Describe("a rack", func() {
 		By("cutting every connection to the rack")
 		away := time.Now()
 		cut := faults(ctx, adminapi.Fault{Cut: true})[0]
-		// What fails late is repeated soon: the pauses grow.
+		// A call that fails late is repeated soon, because the pauses grow with each failure.
 		const late, back = 50 * time.Second, time.Minute
 		waiting := []*pod{more(), more()}
 		taken := s.Snapshot(ctx, claims[1])
 		sum := runners[1].Fill(ctx)
 		staysSo(ctx, lives, away.Add(late))
 		waiting = append(waiting, more())
-		// Unmounting is the node's, which needs no rack; the rest has to wait for it.
+		// The node unmounts without the rack; everything else has to wait for the rack.
 		runners[0].Delete(ctx)
 		s.DeleteClaim(ctx, leaving)
 		staysSo(ctx, lives, away.Add(back))
@@ -105,7 +105,7 @@ var _ = Describe("a rack", func() {
 	}, NodeTimeout(6*time.Minute))
 })
 
-// staysSo says until a moment that no container of the driver is restarted or stops being ready.
+// staysSo checks until a time that no container of the driver is restarted or stops being ready.
 func staysSo(ctx context.Context, lives []string, until time.Time) {
 	GinkgoHelper()
 	Consistently(func() []string { return driverRestarts(ctx) }).WithContext(ctx).
@@ -113,12 +113,12 @@ func staysSo(ctx context.Context, lives []string, until time.Time) {
 		Should(Equal(lives), "an outage of the rack should restart nothing")
 }
 
-// askedSeldom waits for four requests of an operation on a disk, and says that there are pauses
+// askedSeldom waits for four requests of an operation on a disk, and checks that there are pauses
 // between them.
 func askedSeldom(ctx context.Context, operation, disk string, since int) {
 	GinkgoHelper()
 	const enough = 4
-	// Pauses that begin with none and a second, and double, make three seconds.
+	// The pauses are at least 0, 1 and 2 seconds, because each is twice as long as the last.
 	const least = 2 * time.Second
 	name := string(theRack.disk(ctx, disk).Name)
 	var asked []adminapi.Request
@@ -131,13 +131,13 @@ func askedSeldom(ctx context.Context, operation, disk string, since int) {
 		"the first %d requests of %s should not come in a hot loop", enough, operation)
 }
 
-// volumeOf is the name of a claim's volume.
+// volumeOf returns the name of a claim's volume.
 func (f *fixture) volumeOf(ctx context.Context, claim string) string {
 	GinkgoHelper()
 	return f.Bound(ctx, claim).Name
 }
 
-// detachError is why a volume is not detached, as its VolumeAttachment reports.
+// detachError returns the error in a VolumeAttachment that explains why its volume is not detached.
 func detachError(ctx context.Context, volume string) (string, error) {
 	status, err := attachmentOf(ctx, volume)
 	if err != nil || status.DetachError == nil {
@@ -146,7 +146,7 @@ func detachError(ctx context.Context, volume string) (string, error) {
 	return status.DetachError.Message, nil
 }
 
-// attachmentOf is what the VolumeAttachment of a volume reports; without one, it is zero.
+// attachmentOf returns the status of a volume's VolumeAttachment, or zero if there is none.
 func attachmentOf(ctx context.Context, volume string) (storagev1.VolumeAttachmentStatus, error) {
 	list, err := api.StorageV1().VolumeAttachments().List(ctx, metav1.ListOptions{})
 	if err != nil {

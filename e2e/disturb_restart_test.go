@@ -13,8 +13,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// slowly is how long a disk takes to be made, or to show in its guest, where a spec wants to be
-// there before.
+// slowly delays the creation of a disk, or its appearance in the guest, so that a spec can act
+// before it.
 const slowly = "3s"
 
 var _ = Describe("a restart", func() {
@@ -88,7 +88,8 @@ var _ = Describe("a restart", func() {
 					s.Pod(ctx, Pod{Claims: []string{claim}, Node: workers[i%len(workers)]}))
 			}
 			leader := provisionerLeader(ctx)
-			// The disk is there before its request is answered, and only then in the rack's log.
+			// The disk exists before its request is answered, but the rack logs the request only after
+			// the answer.
 			Eventually(func() int { return len(newDisks(ctx, before)) }).WithContext(ctx).
 				Should(BeNumerically(">", len(runners)), "the rack should be making disks")
 			Expect(len(requestsOf(ctx, "disk_create", since))).To(BeNumerically("<", len(waiting)),
@@ -125,8 +126,8 @@ var _ = Describe("a restart", func() {
 	}, NodeTimeout(6*time.Minute))
 })
 
-// provisionerLeader is the controller's pod whose provisioner acts, as its Lease says. The driver
-// beside it gets its calls.
+// provisionerLeader returns the controller's pod whose provisioner holds the Lease. The driver in
+// that pod gets its calls.
 func provisionerLeader(ctx context.Context) corev1.Pod {
 	GinkgoHelper()
 	var leader corev1.Pod
@@ -150,7 +151,7 @@ func leaseHolds(lease *coordinationv1.Lease) bool {
 		time.Since(spec.RenewTime.Time) < time.Duration(*spec.LeaseDurationSeconds)*time.Second
 }
 
-// loopDevices are the loop devices of the rack, with the serials of their disks.
+// loopDevices returns the loop devices of the rack, with the serials of their disks.
 func loopDevices(ctx context.Context) []string {
 	GinkgoHelper()
 	state, err := theRack.Admin.State(ctx)

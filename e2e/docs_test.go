@@ -70,8 +70,8 @@ var _ = Describe("the documentation", func() {
 // keeperPage is the page that turns the node keeper on.
 const keeperPage = "docs/howto/node-keeper.md"
 
-// expectRelease demands that the driver's pods run the images of the release that is tested, if one
-// is.
+// expectRelease checks that the driver's pods run the images of the tested release, if a release is
+// tested.
 func expectRelease(ctx context.Context) {
 	GinkgoHelper()
 	if config.chart == "" {
@@ -92,12 +92,12 @@ func expectRelease(ctx context.Context) {
 	}
 }
 
-// guestPatches are the patches of the overlay by which the nodes' driver looks at its guest of the
-// simulated rack. A chart of any release can be patched so; not each has values for it.
+// guestPatches lists the patches of the overlay that make the nodes' driver use its guest's view on
+// the simulated rack. They fit the chart of every release; not every chart has values for this.
 var guestPatches = []string{"node-paths.yaml", "node-workers.yaml"}
 
-// helmForGuests has Helm apply what a chart makes with these patches. In the place of the tree's
-// chart it takes a release's, if one is tested.
+// helmForGuests is a script that runs Helm and applies these patches to the chart's output. If a
+// release is tested, it uses the release's chart instead of the tree's.
 const helmForGuests = `#!/bin/sh
 for word do
 	shift
@@ -114,14 +114,14 @@ const patchGuests = `#!/bin/sh
 cat >'%[1]s/all.yaml' && exec kubectl kustomize '%[1]s'
 `
 
-// reader is somebody who types what a page says, at the root of the repository.
+// reader types the commands of a page at the root of the repository.
 type reader struct {
 	env []string
 	dir string
 }
 
-// newReader is one with kubectl, whose namespace is the spec's, with helm and the driver's program,
-// and with the variables that the pages use.
+// newReader returns a reader with kubectl set to the spec's namespace, with helm, the driver's
+// program, and the variables that the pages use.
 func newReader(ctx context.Context, variables ...string) reader {
 	GinkgoHelper()
 	dir := GinkgoT().TempDir()
@@ -163,7 +163,8 @@ func newReader(ctx context.Context, variables ...string) reader {
 		"KUBECONFIG="+filepath.Join(dir, "kubeconfig"), "OXIDE_TOKEN_FILE="+token)}
 }
 
-// rackVariables are the settings of an operator's program for the rack, without a token.
+// rackVariables returns the variables with which an operator's program finds the rack, without a
+// token.
 func rackVariables() []string {
 	GinkgoHelper()
 	address, _, err := machines[controlPlane].IP()
@@ -172,7 +173,7 @@ func rackVariables() []string {
 		"OXIDE_PROJECT=" + rackProject, "OXIDE_CLUSTER_ID=e2e"}
 }
 
-// copyKubectl copies the control plane's, so that its version is the cluster's.
+// copyKubectl copies kubectl from the control plane, so that it has the cluster's version.
 func copyKubectl(ctx context.Context, path string) {
 	GinkgoHelper()
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o755)
@@ -182,7 +183,7 @@ func copyKubectl(ctx context.Context, path string) {
 	Expect(file.Close()).To(Succeed())
 }
 
-// follow runs the commands of a page for a cluster.
+// follow runs those commands of a page that are for a cluster.
 func (r reader) follow(ctx context.Context, path string) {
 	GinkgoHelper()
 	page, err := docs.Read("..", path)

@@ -16,13 +16,15 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// doctor asks the doctor of the program that the nodes run about the cluster.
+// doctor runs the doctor of the program that the nodes run.
 type doctor struct{ env []string }
 
-// doctorDir has that program and the cluster's kubectl, as soon as one spec has copied them.
+// doctorDir contains that program and the cluster's kubectl. The first spec that needs them copies
+// them.
 var doctorDir string
 
-// diagnoses counts what doctors said in the whole suite: how many links they could not see, too.
+// diagnoses counts the diagnoses of the whole suite, and the links that the doctors could not
+// check.
 var diagnoses struct{ asked, right, unseen int }
 
 var _ = AfterSuite(func() {
@@ -32,8 +34,8 @@ var _ = AfterSuite(func() {
 	}
 })
 
-// newDoctor is a doctor who needs nothing more of the cluster than answers. Call it before anything
-// is disturbed.
+// newDoctor returns a doctor that needs nothing from the cluster but answers to kubectl. Call it
+// before anything is disturbed.
 func newDoctor(ctx context.Context) doctor {
 	GinkgoHelper()
 	if doctorDir == "" {
@@ -58,8 +60,7 @@ func copyProgram(ctx context.Context, path string) {
 	Expect(file.Close()).To(Succeed())
 }
 
-// firstFinding is the link and the reason of the first finding, and what it says; empty without
-// one.
+// firstFinding returns the link, the reason and the text of the first finding, or "".
 func firstFinding(d harness.Diagnosis) (link, reason, wrong string) {
 	for _, c := range d.Chains {
 		if c.Finding.Link != "" {
@@ -69,12 +70,12 @@ func firstFinding(d harness.Diagnosis) (link, reason, wrong string) {
 	return "", "", ""
 }
 
-// ask asks a question, such as pvc NAMESPACE/NAME.
+// ask asks the doctor a question, such as pvc NAMESPACE/NAME.
 func (d doctor) ask(ctx context.Context, question []string) (said harness.Diagnosis, err error) {
 	cmd := exec.CommandContext(ctx, filepath.Join(doctorDir, "oxide-csi-plugin"),
 		append([]string{"doctor", "--output=json"}, question...)...)
 	cmd.Env, cmd.Stderr = d.env, GinkgoWriter
-	out, failed := cmd.Output() // that something is broken is a status
+	out, failed := cmd.Output() // a finding gives an exit status
 	if err := json.Unmarshal(out, &said); err != nil || len(said.Chains) == 0 {
 		return said, fmt.Errorf("the doctor said %q: %w, %w", out, failed, err)
 	}
@@ -82,8 +83,8 @@ func (d doctor) ask(ctx context.Context, question []string) (said harness.Diagno
 	return said, nil
 }
 
-// finds waits until the first broken link and its reason are these: Kubernetes shows some things
-// late.
+// finds waits until the doctor reports this link and reason first, because Kubernetes shows some
+// things late.
 func (d doctor) finds(ctx context.Context, link, reason string, question ...string) {
 	GinkgoHelper()
 	diagnoses.asked++
@@ -99,7 +100,8 @@ func (d doctor) finds(ctx context.Context, link, reason string, question ...stri
 	diagnoses.unseen += len(said.Unseen())
 }
 
-// findsNothing demands that nothing is broken, as far as can be seen, and returns what cannot.
+// findsNothing checks that the doctor finds nothing broken, and returns the links that it could not
+// check.
 func (d doctor) findsNothing(ctx context.Context, question ...string) (unseen []string) {
 	GinkgoHelper()
 	diagnoses.asked++
@@ -113,5 +115,5 @@ func (d doctor) findsNothing(ctx context.Context, question ...string) (unseen []
 	return unseen
 }
 
-// path names an object of the spec's namespace in a question.
+// path returns how a question names an object of the spec's namespace.
 func (f *fixture) path(name string) string { return f.ns + "/" + name }

@@ -18,7 +18,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// evidenceKinds are the objects that tell what happened.
+// evidenceKinds lists the kinds of objects that are saved after a failure.
 var evidenceKinds = []schema.GroupVersionKind{
 	{Version: "v1", Kind: "Pod"},
 	{Version: "v1", Kind: "Event"},
@@ -31,7 +31,7 @@ var evidenceKinds = []schema.GroupVersionKind{
 	{Group: "snapshot.storage.k8s.io", Version: "v1", Kind: "VolumeSnapshotContent"},
 }
 
-// nodeEvidence are scripts for every node, by the file that gets what they print.
+// nodeEvidence contains scripts that run on every node, by the name of the file for their output.
 var nodeEvidence = map[string]string{
 	"mounts.txt":  "cat /proc/mounts; losetup --list --output-all",
 	"guest.txt":   "ls -lR /oxide 2>/dev/null | head -200; ls -lR /run/csi.oxide.computer 2>/dev/null",
@@ -40,8 +40,8 @@ var nodeEvidence = map[string]string{
 
 var notInFileNames = regexp.MustCompile(`[^A-Za-z0-9-]+`)
 
-// collectEvidence writes down what there is to know of a failure, into one directory, and says
-// where. What cannot be had is named there too.
+// collectEvidence writes everything known about a failure into one directory, and prints its path.
+// It also records what could not be read.
 func collectEvidence(suffix string) {
 	if config.evidence == "" {
 		return
@@ -72,7 +72,7 @@ type evidence struct {
 	dir string
 }
 
-// keep writes one file; an error takes the place of what could not be had.
+// keep writes one file: the content, or the error if there is one.
 func (e evidence) keep(name string, content []byte, err error) {
 	if err != nil {
 		content = append(content, []byte("\n(not complete: "+err.Error()+")\n")...)
@@ -103,7 +103,7 @@ func (e evidence) objects() {
 	}
 }
 
-// logs keeps the logs of everything that is ours, those of the last life included.
+// logs saves the logs of all our containers, including those of the container before.
 func (e evidence) logs() {
 	for _, namespace := range []string{driverNamespace, "kube-system"} {
 		list, err := api.CoreV1().Pods(namespace).List(e.ctx, metav1.ListOptions{})

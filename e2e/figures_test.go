@@ -20,9 +20,11 @@ import (
 )
 
 const (
-	// started is how many volumes the time to a running container is taken from, one after another.
+	// started is the number of volumes for which the time to a running container is measured, one
+	// after another.
 	started = 20
-	// inWaves is how many volumes live and die altogether, as many at once as the nodes take.
+	// inWaves is the total number of volumes that are created and deleted, and atOnce how many of
+	// them exist at a time: as many as fit on the nodes.
 	inWaves, atOnce = 100, 20
 )
 
@@ -31,8 +33,8 @@ var _ = Describe("figures", func() {
 		"volumes that come and go in waves and leave nothing", takeFigures, NodeTimeout(15*time.Minute))
 })
 
-// takeFigures measures how long a pod with a new volume waits, twenty times; these twenty are the
-// first of the hundred.
+// takeFigures measures twenty times how long a pod with a new volume waits. These twenty belong to
+// the hundred.
 func takeFigures(ctx SpecContext) {
 	since, before, start := metav1.Now(), usages(ctx), time.Now()
 	var waits []time.Duration
@@ -51,7 +53,7 @@ func takeFigures(ctx SpecContext) {
 		percentile(without(waits, driver), 50).Milliseconds(), nodeStatusPeriod.Milliseconds())
 	Expect(driver).To(HaveLen(started), "every volume has to be found in the driver's logs")
 
-	// The nodes have no room for others before these are gone.
+	// The nodes have no room for more pods before these are gone.
 	s.ebb(ctx)
 	waves, began := (inWaves-started)/atOnce, time.Now()
 	for number := range waves {
@@ -65,7 +67,8 @@ func takeFigures(ctx SpecContext) {
 		after[controllerProgram].peakKiB>>10, after[nodeProgram].peakKiB>>10)
 }
 
-// timeToRunning makes a claim and a pod, and measures until the API says that the pod runs.
+// timeToRunning creates a claim and a pod, and measures the time until the API reports that the pod
+// runs.
 func (f *fixture) timeToRunning(ctx context.Context) (claim string, wait time.Duration) {
 	GinkgoHelper()
 	name := fmt.Sprintf("timed-%d", pods.Add(1))
@@ -92,8 +95,8 @@ func (f *fixture) timeToRunning(ctx context.Context) (claim string, wait time.Du
 	}
 }
 
-// wave makes as many pods with a volume each as the nodes take, waits until all have written to
-// it, and deletes all.
+// wave creates as many pods with a volume each as fit on the nodes, waits until all have written to
+// their volumes, and deletes all.
 func (f *fixture) wave(ctx context.Context, number int) {
 	GinkgoHelper()
 	By(fmt.Sprintf("wave %d", number+1))
@@ -130,13 +133,14 @@ func (f *fixture) ebb(ctx context.Context) {
 		"the volumes should be gone")
 }
 
-// ourCalls are the calls between a claim and a running container.
+// ourCalls lists the CSI calls between a claim and a running container.
 var ourCalls = []string{
 	"CreateVolume", "ControllerPublishVolume", "NodeStageVolume", "NodePublishVolume",
 }
 
-// ourShare sums, for each volume, how long the driver's calls took by its own log, and how much of
-// that the rack took by its. A volume whose calls are not all there is left out.
+// ourShare returns, for each volume, how long the driver's calls took according to its log, and the
+// part of that time which the rack took according to its log. It leaves out a volume if one of its
+// calls is missing.
 func ourShare(ctx context.Context, since metav1.Time, volumes []*corev1.PersistentVolume) (
 	driver, rack []time.Duration) {
 	GinkgoHelper()
@@ -181,7 +185,7 @@ func ourShare(ctx context.Context, since metav1.Time, volumes []*corev1.Persiste
 	return driver, rack
 }
 
-// driverLogs are the lines of all of the driver's containers since a moment.
+// driverLogs returns the log lines of all containers of the driver since a time.
 func driverLogs(ctx context.Context, since metav1.Time) []string {
 	GinkgoHelper()
 	list, err := api.CoreV1().Pods(driverNamespace).List(ctx, metav1.ListOptions{
@@ -197,7 +201,8 @@ func driverLogs(ctx context.Context, since metav1.Time) []string {
 	return lines
 }
 
-// logFields are the key=value pairs of a line of the driver's log whose values have no spaces.
+// logFields returns the key=value pairs of a line of the driver's log whose values contain no
+// spaces.
 func logFields(line string) map[string]string {
 	fields := map[string]string{}
 	for field := range strings.FieldsSeq(line) {
@@ -208,10 +213,11 @@ func logFields(line string) map[string]string {
 	return fields
 }
 
-// usage is what the processes of one container took since they started.
+// usage is the memory and processor time that a container's process has used since it started.
 type usage struct{ peakKiB, cpuMillis int }
 
-// measured are the programs of the driver's pods. Stand-ins have the names of what they stand for.
+// measured is a script that lists the programs of the driver's pods. A stand-in has the name of the
+// program that it replaces.
 const measured = `for name in oxide-csi-plugin csi-provisioner csi-attacher csi-snapshotter \
 	node-driver-registrar csi-node-driver-registrar livenessprobe; do
 	for pid in $(pidof $name); do
@@ -222,8 +228,8 @@ const measured = `for name in oxide-csi-plugin csi-provisioner csi-attacher csi-
 	done
 done`
 
-// usages is the most that any process of each program has used, of memory at any time and of the
-// processor altogether.
+// usages returns, for each program, the highest peak memory and the highest processor time of its
+// processes.
 func usages(ctx context.Context) map[string]usage {
 	GinkgoHelper()
 	most := map[string]usage{}
@@ -250,8 +256,8 @@ const (
 	nodeProgram       = "oxide-csi-plugin --mode=node"
 )
 
-// tellUsage prints what the waves took of each program's processor, and the most that it ever took
-// of the memory: what the manifests request.
+// tellUsage prints how much processor time each program used during the waves, and its peak memory.
+// The requests in the manifests come from these figures.
 func tellUsage(before, after map[string]usage, wall time.Duration) {
 	GinkgoHelper()
 	Expect(after).To(And(HaveKey(controllerProgram), HaveKey(nodeProgram)))
@@ -263,7 +269,7 @@ func tellUsage(before, after map[string]usage, wall time.Duration) {
 	}
 }
 
-// percentile is the smallest value that p percent of all do not exceed.
+// percentile returns the smallest value that at least p percent of all values do not exceed.
 func percentile(values []time.Duration, p float64) time.Duration {
 	if len(values) == 0 {
 		return 0

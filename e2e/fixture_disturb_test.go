@@ -19,15 +19,15 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// What the manifests label the pods with.
+// The labels of the pods in the manifests.
 const (
 	ofController = "app=" + controllerName
 	ofNode       = "app=" + nodeName
 	ofSimulator  = "app=" + simulatorName
 )
 
-// beating writes a number to the first volume again and again, durably, and then to its log. It
-// counts up from the last one there. What fails once leaves a file.
+// beating is a script that counts up from the last number on the first volume. It writes each
+// number to the volume durably and then to its log. If a write fails, it leaves a file.
 const beating = `
 (
 	n=$(cat /data/0/beat 2>/dev/null || echo 0)
@@ -39,7 +39,8 @@ const beating = `
 	done
 ) &`
 
-// Beating makes a pod that writes to its first volume as long as it lives, and waits until it does.
+// Beating creates a pod that writes to its first volume as long as it runs, and waits until it
+// does.
 func (f *fixture) Beating(ctx context.Context, node string, claims ...string) *pod {
 	GinkgoHelper()
 	p := f.Pod(ctx, Pod{Claims: claims, Node: node, Script: beating}).Running(ctx)
@@ -47,14 +48,14 @@ func (f *fixture) Beating(ctx context.Context, node string, claims ...string) *p
 	return p
 }
 
-// Beats waits until the pod has written once more, says that no write ever failed and that the
-// container was never restarted, and returns the number of the last write.
+// Beats waits until the pod has written once more, and returns the number of the last write. It
+// checks that no write ever failed and that the container was never restarted.
 func (p *pod) Beats(ctx context.Context) int {
 	GinkgoHelper()
 	return p.beatsAfter(ctx, 0)
 }
 
-// beatsAfter is Beats for a pod whose container was restarted so many times.
+// beatsAfter is Beats for a pod whose container was restarted this many times.
 func (p *pod) beatsAfter(ctx context.Context, restarts int32) int {
 	GinkgoHelper()
 	before := p.beat(ctx)
@@ -71,21 +72,21 @@ func (p *pod) beatsAfter(ctx context.Context, restarts int32) int {
 	return now
 }
 
-// Fill writes 16 MiB of random bytes to the pod's first volume and returns their sum.
+// Fill writes 16 MiB of random bytes to the pod's first volume and returns their checksum.
 func (p *pod) Fill(ctx context.Context) string {
 	GinkgoHelper()
 	p.Sh(ctx, "dd if=/dev/urandom of=/data/0/random bs=1M count=16 conv=fsync 2>/dev/null")
 	return p.Sum(ctx)
 }
 
-// Sum is the sum of what Fill wrote, read from the volume now.
+// Sum returns the checksum of what Fill wrote, read from the volume now.
 func (p *pod) Sum(ctx context.Context) string {
 	GinkgoHelper()
 	return p.Sh(ctx, "sha256sum < /data/0/random")
 }
 
-// Staging makes a pod with a new volume on a node, and waits until the rack has attached it there:
-// now the node's driver is at work on it, or about to be.
+// Staging creates a pod with a new volume on a node, and waits until the rack has attached the disk
+// there. At this time the node's driver stages the volume, or is about to.
 func (f *fixture) Staging(ctx context.Context, node string) *pod {
 	GinkgoHelper()
 	claim := f.Claim(ctx, Claim{})
@@ -95,7 +96,7 @@ func (f *fixture) Staging(ctx context.Context, node string) *pod {
 	return p
 }
 
-// AttachedTo waits until the rack has attached a disk to a node, or with "" to none.
+// AttachedTo waits until the rack has attached a disk to a node, or to no node if it is "".
 func (f *fixture) AttachedTo(ctx context.Context, disk, node string) {
 	GinkgoHelper()
 	Eventually(func() (string, error) { return theRack.attachedTo(ctx, disk) }).WithContext(ctx).
@@ -110,14 +111,14 @@ func (p *pod) beat(ctx context.Context) int {
 	return n
 }
 
-// Keepers makes a StatefulSet of pods that beat, each with a volume of its own, and waits until
-// they do.
+// Keepers creates a StatefulSet of pods that run the script beating, each with its own volume, and
+// waits until they write.
 func (f *fixture) Keepers(ctx context.Context, name string, replicas int32) []*pod {
 	GinkgoHelper()
 	return f.keepersOf(ctx, diskClass, name, replicas)
 }
 
-// keepersOf is Keepers with volumes of a class.
+// keepersOf is Keepers with volumes of a given class.
 func (f *fixture) keepersOf(ctx context.Context, class, name string, replicas int32) []*pod {
 	GinkgoHelper()
 	template := f.podObject(ctx, &Pod{Script: beating}).Spec
@@ -146,7 +147,7 @@ func (f *fixture) keepersOf(ctx context.Context, class, name string, replicas in
 	return keepers
 }
 
-// scale gives a StatefulSet another number of replicas.
+// scale sets the number of replicas of a StatefulSet.
 func scale(ctx context.Context, name string, replicas int) {
 	GinkgoHelper()
 	_, err := api.AppsV1().StatefulSets(s.ns).Patch(ctx, name, types.MergePatchType,
@@ -154,7 +155,7 @@ func scale(ctx context.Context, name string, replicas int) {
 	Expect(err).NotTo(HaveOccurred())
 }
 
-// scaled waits until a StatefulSet has as many pods as it is to have, and all are ready.
+// scaled waits until a StatefulSet has all of its pods, and all are ready.
 func scaled(ctx context.Context, name string, replicas int) {
 	GinkgoHelper()
 	Eventually(func(g Gomega) {
@@ -166,7 +167,7 @@ func scaled(ctx context.Context, name string, replicas int) {
 	}).WithContext(ctx).Should(Succeed(), "the StatefulSet %s should have %d pods", name, replicas)
 }
 
-// Present waits until there is a pod of that name that is not on its way out.
+// Present waits until there is a pod of this name that is not being deleted.
 func (p *pod) Present(ctx context.Context) *pod {
 	GinkgoHelper()
 	Eventually(func(g Gomega) {
@@ -177,8 +178,8 @@ func (p *pod) Present(ctx context.Context) *pod {
 	return p
 }
 
-// installedPods are the pods of what the suite installed that a selector finds, on a node or, with
-// "", on all; without those on their way out.
+// installedPods returns the pods of the installation that match a selector and are not being
+// deleted, on a node or, with "", on all nodes.
 func installedPods(ctx context.Context, selector, node string) []corev1.Pod {
 	GinkgoHelper()
 	options := metav1.ListOptions{LabelSelector: selector}
@@ -192,7 +193,7 @@ func installedPods(ctx context.Context, selector, node string) []corev1.Pod {
 	})
 }
 
-// installedPod is the only such pod.
+// installedPod returns the only such pod.
 func installedPod(ctx context.Context, selector, node string) corev1.Pod {
 	GinkgoHelper()
 	all := installedPods(ctx, selector, node)
@@ -200,7 +201,7 @@ func installedPod(ctx context.Context, selector, node string) corev1.Pod {
 	return all[0]
 }
 
-// driverRestarts says of every container of the driver which life it is in.
+// driverRestarts returns how often each container of the driver was restarted.
 func driverRestarts(ctx context.Context) []string {
 	GinkgoHelper()
 	var lives []string
@@ -214,7 +215,7 @@ func driverRestarts(ctx context.Context) []string {
 	return lives
 }
 
-// kill ends a container of a pod with SIGKILL, behind the kubelet's back.
+// kill ends a container of a pod with SIGKILL, without the kubelet's knowledge.
 func kill(ctx context.Context, p corev1.Pod, container string) {
 	GinkgoHelper()
 	_, err := machines[p.Spec.NodeName].run(ctx,
@@ -222,7 +223,7 @@ func kill(ctx context.Context, p corev1.Pod, container string) {
 	Expect(err).NotTo(HaveOccurred())
 }
 
-// containerID is what containerd calls a container.
+// containerID returns containerd's ID of a container.
 func containerID(p corev1.Pod, container string) string {
 	GinkgoHelper()
 	_, id, _ := strings.Cut(containerStatus(p, container).ContainerID, "://")
@@ -230,7 +231,7 @@ func containerID(p corev1.Pod, container string) string {
 	return id
 }
 
-// restarted waits until a container serves again in a later life than the one it has in p.
+// restarted waits until a container was restarted since p was read, and serves again.
 func restarted(ctx context.Context, p corev1.Pod, container string) {
 	GinkgoHelper()
 	before := containerStatus(p, container).RestartCount
@@ -253,7 +254,7 @@ func containerStatus(p corev1.Pod, container string) corev1.ContainerStatus {
 	return corev1.ContainerStatus{}
 }
 
-// removePod deletes a pod of what the suite installed and waits until it is gone.
+// removePod deletes a pod of the installation and waits until it is gone.
 func removePod(ctx context.Context, p corev1.Pod, options metav1.DeleteOptions) {
 	GinkgoHelper()
 	all := api.CoreV1().Pods(p.Namespace)
@@ -264,7 +265,7 @@ func removePod(ctx context.Context, p corev1.Pod, options metav1.DeleteOptions) 
 	}).WithContext(ctx).Should(BeTrue(), "pod %s should be gone", p.Name)
 }
 
-// serving waits until everything that the suite installed serves, the rack as well.
+// serving waits until everything that the suite installed serves, including the rack.
 func serving(ctx context.Context) {
 	GinkgoHelper()
 	Expect(rolledOut(ctx, installed)).To(Succeed())
@@ -274,7 +275,7 @@ func serving(ctx context.Context) {
 	rackServes(ctx)
 }
 
-// mountsOf are the mounts of volumes in a node, as its kernel lists them.
+// mountsOf returns the mounts of volumes in a node, from its kernel's list.
 func mountsOf(ctx context.Context, worker string) []string {
 	GinkgoHelper()
 	out, err := machines[worker].run(ctx, "grep kubernetes.io.csi /proc/mounts || true")
@@ -284,14 +285,14 @@ func mountsOf(ctx context.Context, worker string) []string {
 	return lines
 }
 
-// docker asks the engine that runs the nodes.
+// docker runs a command of the engine that runs the nodes.
 func docker(ctx context.Context, arguments ...string) {
 	GinkgoHelper()
 	out, err := exec.CommandContext(ctx, "docker", arguments...).CombinedOutput()
 	Expect(err).NotTo(HaveOccurred(), "docker %v: %s", arguments, out)
 }
 
-// cordon keeps new pods off a node, or lets them on it again.
+// cordon cordons or uncordons a node.
 func cordon(ctx context.Context, name string, off bool) {
 	GinkgoHelper()
 	patchNode(ctx, name, fmt.Sprintf(`{"spec":{"unschedulable":%t}}`, off))

@@ -20,7 +20,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/deploy"
 )
 
-// The node keeper, as its manifests name it, and what it writes on Nodes.
+// The names in the node keeper's manifests, and the names of what it writes on Nodes.
 const (
 	keeperName   = "oxide-csi-node-keeper"
 	ofKeeper     = "app=" + keeperName
@@ -33,9 +33,9 @@ const (
 	instanceKey  = "topology." + driverName + "/instance"
 )
 
-// keeping is a kustomization of what the suite installs and the node keeper, with all of its duties
-// and for nodes that report their instances, as the chart's topologyInstance makes them. The keeper
-// waits less than by default. Both nodes' drivers are replaced at once, to save time.
+// keeping is a kustomization of what the suite installs together with the node keeper. The keeper
+// has all of its duties, and waits less than by default. The nodes report their instances, as with
+// topologyInstance in the chart. Both nodes' drivers are replaced at once, to save time.
 const keeping = `
 apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
@@ -71,8 +71,8 @@ patches:
       - {op: replace, path: /spec/updateStrategy/rollingUpdate/maxUnavailable, value: 100%}
 `
 
-// installKeeper installs the node keeper beside what the suite has installed, and lets it stop both
-// workers. In the end it is removed.
+// installKeeper installs the node keeper beside what the suite has installed, and allows it to stop
+// both workers. At the end it is removed.
 func installKeeper(ctx context.Context) {
 	GinkgoHelper()
 	memory, err := manifests(deploy.Files)
@@ -102,7 +102,7 @@ func installKeeper(ctx context.Context) {
 	}
 }
 
-// among reports whether one of the objects is the one.
+// among reports whether one of the objects has the same kind and name.
 func among(all []*unstructured.Unstructured, one *unstructured.Unstructured) bool {
 	return slices.ContainsFunc(all, func(o *unstructured.Unstructured) bool {
 		return o.GetKind() == one.GetKind() && o.GetName() == one.GetName() &&
@@ -110,8 +110,8 @@ func among(all []*unstructured.Unstructured, one *unstructured.Unstructured) boo
 	})
 }
 
-// coldAttached waits until the keeper has nothing to do on the workers: all are nodes, and take
-// pods.
+// coldAttached waits until the keeper has nothing to do on the workers, and all of them are ready
+// and take pods.
 func coldAttached(ctx context.Context) {
 	GinkgoHelper()
 	Eventually(func(g Gomega) {
@@ -129,7 +129,7 @@ func coldAttached(ctx context.Context) {
 }
 
 // stopsSince counts how often each worker's instance was stopped since an entry of the rack's log.
-// A stop that is asked for again before there was a start is the same one.
+// A repeated request counts only if the instance was started in between.
 func stopsSince(ctx context.Context, since int) map[string]int {
 	GinkgoHelper()
 	all, err := theRack.Admin.Requests(ctx, since)
@@ -167,7 +167,7 @@ func leader(ctx context.Context) corev1.Pod {
 	return leads
 }
 
-// inStep waits until an operation is in one of the steps, and returns on which worker.
+// inStep waits until an operation is in one of these steps, and returns its worker.
 func inStep(ctx context.Context, steps ...string) string {
 	GinkgoHelper()
 	var found string
@@ -185,7 +185,7 @@ func inStep(ctx context.Context, steps ...string) string {
 	return found
 }
 
-// onNode decodes an annotation of a Node. One that it does not have changes nothing.
+// onNode decodes an annotation of a Node. If the Node does not have it, the value stays unchanged.
 func onNode(ctx context.Context, name, annotation string, into any) error {
 	n, err := api.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	if err != nil || n.Annotations[annotation] == "" {
@@ -194,8 +194,8 @@ func onNode(ctx context.Context, name, annotation string, into any) error {
 	return json.Unmarshal([]byte(n.Annotations[annotation]), into)
 }
 
-// tellMemory prints the most that the keepers, and the containers of them beside the nodes'
-// drivers, have ever used. Three quarters of it are pages of the program.
+// tellMemory prints the peak memory of the keepers and of their containers beside the nodes'
+// drivers. Three quarters of it are pages of the program file.
 func tellMemory(ctx context.Context) {
 	GinkgoHelper()
 	leads := leader(ctx)
@@ -216,7 +216,7 @@ func tellMemory(ctx context.Context) {
 		standby, leave)
 }
 
-// peakMiB returns the most memory that the process of a container has ever used.
+// peakMiB returns the peak memory of a container's process.
 func peakMiB(ctx context.Context, p corev1.Pod, container string) int {
 	GinkgoHelper()
 	text, err := machines[p.Spec.NodeName].run(ctx, fmt.Sprintf(
@@ -227,15 +227,15 @@ func peakMiB(ctx context.Context, p corev1.Pod, container string) int {
 	return kib >> 10
 }
 
-// lostBeats counts the writes that a pod reported as done in the life of its container before the
-// last one and that were not on its volume when the last one began.
+// lostBeats counts lost writes: the container before the last one reported them as done, but they
+// were not on the volume when the last container started.
 func (p *pod) lostBeats(ctx context.Context) int {
 	GinkgoHelper()
 	before, now := p.logged(ctx, true), p.logged(ctx, false)
 	return max(0, before[len(before)-1]-(now[0]-1))
 }
 
-// logged are the numbers that a life of the pod's container has reported.
+// logged returns the numbers in the log of the pod's container, or of the container before it.
 func (p *pod) logged(ctx context.Context, previous bool) []int {
 	GinkgoHelper()
 	text, err := api.CoreV1().Pods(p.s.ns).GetLogs(p.name, &corev1.PodLogOptions{
@@ -252,5 +252,5 @@ func (p *pod) logged(ctx context.Context, previous bool) []int {
 	return numbers
 }
 
-// keeperTimeout is for everything that the keeper does on both nodes, one after the other.
+// keeperTimeout is how long the keeper may take for everything on both nodes, one after the other.
 const keeperTimeout = 5 * time.Minute

@@ -20,7 +20,7 @@ func rackServes(ctx context.Context) {
 	}).WithContext(ctx).WithTimeout(restartTimeout).Should(Succeed(), "the rack should serve")
 }
 
-// switchRack changes switches of the rack for the spec.
+// switchRack changes switches of the rack until the spec ends.
 func switchRack(ctx context.Context, to, back map[string]any) {
 	GinkgoHelper()
 	DeferCleanup(func(ctx SpecContext) {
@@ -30,7 +30,7 @@ func switchRack(ctx context.Context, to, back map[string]any) {
 	Expect(theRack.Admin.Switch(ctx, to)).To(Succeed())
 }
 
-// faults injects faults until the spec ends, and returns their ids.
+// faults injects faults until the spec ends, and returns their IDs.
 func faults(ctx context.Context, rules ...adminapi.Fault) []string {
 	GinkgoHelper()
 	ids := make([]string, len(rules))
@@ -51,14 +51,14 @@ func faults(ctx context.Context, rules ...adminapi.Fault) []string {
 	return ids
 }
 
-// withoutHotplug makes the rack, for the spec, one that attaches and detaches disks only at
-// instances that are stopped.
+// withoutHotplug makes the rack attach and detach disks only at stopped instances, until the spec
+// ends.
 func withoutHotplug(ctx context.Context) {
 	GinkgoHelper()
 	switchRack(ctx, map[string]any{"hotplug": false}, map[string]any{"hotplug": true})
 }
 
-// requestsOf are the requests of an operation since an entry of the rack's log.
+// requestsOf returns the requests of an operation since an entry of the rack's log.
 func requestsOf(ctx context.Context, operation string, since int) []adminapi.Request {
 	GinkgoHelper()
 	all, err := theRack.Admin.Requests(ctx, since)
@@ -66,7 +66,7 @@ func requestsOf(ctx context.Context, operation string, since int) []adminapi.Req
 	return slices.DeleteFunc(all, func(r adminapi.Request) bool { return r.Operation != operation })
 }
 
-// lastRequest is the number of the newest entry of the rack's log.
+// lastRequest returns the number of the newest entry of the rack's log.
 func lastRequest(ctx context.Context) int {
 	GinkgoHelper()
 	all, err := theRack.Admin.Requests(ctx, 0)
@@ -77,7 +77,7 @@ func lastRequest(ctx context.Context) int {
 	return all[len(all)-1].Seq
 }
 
-// newDisks are the ids of the disks that the rack has more than before.
+// newDisks returns the IDs of the disks that the rack did not have before.
 func newDisks(ctx context.Context, before adminapi.State) []string {
 	GinkgoHelper()
 	now, err := theRack.Admin.State(ctx)
@@ -95,8 +95,7 @@ func newDisks(ctx context.Context, before adminapi.State) []string {
 	return ids
 }
 
-// OneDiskEach reports whether the rack has exactly one disk more than before for each of the
-// claims.
+// OneDiskEach reports whether the rack has exactly one new disk for each of the claims.
 func (f *fixture) OneDiskEach(ctx context.Context, before adminapi.State, claims ...string) {
 	GinkgoHelper()
 	handles := make([]string, len(claims))

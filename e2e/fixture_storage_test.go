@@ -21,20 +21,20 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/deploy"
 )
 
-// Class says in what a StorageClass of the spec's own differs from oxide-disk.
+// Class describes how a StorageClass of a spec differs from oxide-disk.
 type Class struct {
 	Parameters   map[string]string
 	MountOptions []string
-	Immediate    bool // a claim is bound without a pod
+	Immediate    bool // a claim is bound before a pod uses it
 	Retain       bool // a volume outlives its claim
 }
 
-// fsTypeKey is the parameter that names the filesystem to Kubernetes.
+// fsTypeKey is the StorageClass parameter for the filesystem.
 const fsTypeKey = "csi.storage.k8s.io/fstype"
 
 var classes atomic.Int64
 
-// Class makes a StorageClass, gone when the spec ends, and returns its name.
+// Class creates a StorageClass that is deleted when the spec ends, and returns its name.
 func (f *fixture) Class(ctx context.Context, c Class) string {
 	GinkgoHelper()
 	class := &storagev1.StorageClass{
@@ -61,7 +61,7 @@ func (f *fixture) Class(ctx context.Context, c Class) string {
 	return class.Name
 }
 
-// atEnd does something when all that is in the spec's namespace is gone, also when the spec failed.
+// atEnd calls a function when everything in the spec's namespace is gone, also after a failure.
 func (f *fixture) atEnd(do func(context.Context)) {
 	DeferCleanup(func(ctx SpecContext) {
 		f.close(ctx)
@@ -69,8 +69,8 @@ func (f *fixture) atEnd(do func(context.Context)) {
 	}, NodeTimeout(settleTimeout+time.Minute))
 }
 
-// Volume makes a PersistentVolume of a disk that somebody made by hand, known by its UUID alone,
-// for the claim of that name. When the spec ends, the PersistentVolume is gone, the disk is not.
+// Volume creates a PersistentVolume for the claim of that name, from the UUID of a disk that
+// somebody made by hand. When the spec ends, the PersistentVolume is deleted, and the disk is not.
 func (f *fixture) Volume(ctx context.Context, disk, claim string, giB int,
 	edit func(*corev1.PersistentVolume)) *corev1.PersistentVolume {
 	GinkgoHelper()
@@ -95,8 +95,9 @@ func (f *fixture) Volume(ctx context.Context, disk, claim string, giB int,
 	return made
 }
 
-// Hurry waits until a claim is bound to the volume that it names. Kubernetes trips over itself when
-// it binds the two, and would look again after 15 seconds, or when the claim changes.
+// Hurry waits until a claim is bound to the volume that it names, and changes the claim meanwhile.
+// Two controllers of Kubernetes can conflict here, and would try again only after 15 seconds or
+// when the claim changes.
 func (f *fixture) Hurry(ctx context.Context, claim string) {
 	GinkgoHelper()
 	all := api.CoreV1().PersistentVolumeClaims(f.ns)
@@ -110,8 +111,8 @@ func (f *fixture) Hurry(ctx context.Context, claim string) {
 	}).WithContext(ctx).Should(Succeed(), "the claim %s should be bound", claim)
 }
 
-// DeleteVolume deletes a PersistentVolume, as an operator does who wants to keep the disk: with the
-// policy Retain. One that is gone is a success.
+// DeleteVolume deletes a PersistentVolume after setting its policy to Retain, as an operator does
+// to keep the disk. It is no error if the PersistentVolume is gone.
 func (f *fixture) DeleteVolume(ctx context.Context, name string) {
 	GinkgoHelper()
 	all := api.CoreV1().PersistentVolumes()
@@ -130,7 +131,7 @@ func (f *fixture) DeleteVolume(ctx context.Context, name string) {
 	}).WithContext(ctx).Should(BeTrue(), "the PersistentVolume %s should be gone", name)
 }
 
-// VolumeEvent is Event for a PersistentVolume, which is in no namespace.
+// VolumeEvent is Event for a PersistentVolume, which has no namespace.
 func (f *fixture) VolumeEvent(ctx context.Context, name string, texts ...string) string {
 	GinkgoHelper()
 	everywhere := fixture{ns: metav1.NamespaceDefault}
@@ -147,13 +148,13 @@ var snapshotContentKind = schema.GroupVersionKind{
 type snapshot struct {
 	name   string
 	object *unstructured.Unstructured
-	// content is its VolumeSnapshotContent, handle its UUID on the rack.
+	// content is the name of its VolumeSnapshotContent, and handle the snapshot's UUID on the rack.
 	content, handle string
 }
 
 var snapshots atomic.Int64
 
-// Snapshot orders a snapshot of a claim. It is taken when Ready returns.
+// Snapshot requests a snapshot of a claim. The snapshot is taken when Ready returns.
 func (f *fixture) Snapshot(ctx context.Context, claim string) *snapshot {
 	GinkgoHelper()
 	made := &snapshot{name: fmt.Sprintf("snapshot-%d", snapshots.Add(1))}
@@ -192,15 +193,15 @@ func (n *snapshot) Ready(ctx context.Context) *snapshot {
 	return n
 }
 
-// Delete deletes a snapshot and waits until it is gone, in the cluster.
+// Delete deletes a snapshot and waits until it is gone from the cluster.
 func (n *snapshot) Delete(ctx context.Context) {
 	GinkgoHelper()
 	Expect(api.remove(ctx, n.object)).To(Succeed())
 	Expect(api.gone(ctx, n.object)).To(Succeed())
 }
 
-// applyExample applies an example of package deploy in the spec's namespace, as it is but for what
-// edit changes.
+// applyExample applies an example of package deploy in the spec's namespace. edit may change it
+// first.
 func (f *fixture) applyExample(ctx context.Context, name string,
 	edit func(*unstructured.Unstructured)) {
 	GinkgoHelper()
@@ -232,7 +233,8 @@ func deletePods(ctx context.Context, all ...*pod) {
 	}
 }
 
-// Filesystem says which filesystem a pod has mounted at a path, and of how many bytes.
+// Filesystem returns the type and the size in bytes of the filesystem that a pod has mounted at a
+// path.
 func (p *pod) Filesystem(ctx context.Context, path string) (kind string, sizeBytes int64) {
 	GinkgoHelper()
 	out := p.Sh(ctx, fmt.Sprintf(
@@ -243,8 +245,8 @@ func (p *pod) Filesystem(ctx context.Context, path string) (kind string, sizeByt
 	return kind, blocks * blockBytes
 }
 
-// beMostOf matches the size of a filesystem that fills a disk of so many GiB; what it needs for
-// itself does not count.
+// beMostOf matches the size of a filesystem that fills a disk of this many GiB, apart from its own
+// metadata.
 func beMostOf(giB int) OmegaMatcher {
 	disk := int64(giB) << 30
 	return SatisfyAll(BeNumerically(">", disk/100*85), BeNumerically("<=", disk))

@@ -18,21 +18,21 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// What the manifests call the classes.
+// The names of the classes in the manifests.
 const (
 	diskClass     = "oxide-disk"
 	snapshotClass = "oxide-snapshot"
 )
 
-// workload is the image of the pods that only run a shell.
+// workload is the image of pods that only run a shell.
 const workload = "busybox:1.37"
 
-// fixture is the namespace of one spec. What a spec makes there goes with it.
+// fixture is the namespace of one spec. It is deleted with everything that the spec creates in it.
 type fixture struct{ ns string }
 
 func newFixture(ctx context.Context) *fixture {
 	GinkgoHelper()
-	// A run that was ended early may have left others.
+	// A run that was ended early may have left other namespaces.
 	namespace, err := api.CoreV1().Namespaces().Create(ctx,
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "e2e-"}},
 		metav1.CreateOptions{})
@@ -42,8 +42,9 @@ func newFixture(ctx context.Context) *fixture {
 	return made
 }
 
-// close deletes the namespace and, as its controller takes some seconds to come to them, pods and
-// claims itself. The ledger waits until the volumes are gone; nothing waits for the namespace.
+// close deletes the namespace. It also deletes the pods and claims, because the namespace's
+// controller takes some seconds to begin. The ledger waits until the volumes are gone; nothing
+// waits for the namespace.
 func (f *fixture) close(ctx SpecContext) {
 	now, all := metav1.DeleteOptions{}, metav1.ListOptions{}
 	err := api.CoreV1().Namespaces().Delete(ctx, f.ns, now)
@@ -54,21 +55,21 @@ func (f *fixture) close(ctx SpecContext) {
 		api.CoreV1().PersistentVolumeClaims(f.ns).DeleteCollection(ctx, now, all))).To(Succeed())
 }
 
-// Claim says what to claim. The zero value is 1 GiB of the class oxide-disk, ReadWriteOnce, with a
+// Claim describes a claim. The zero value is 1 GiB of the class oxide-disk, ReadWriteOnce, with a
 // filesystem.
 type Claim struct {
 	Name    string // default: claim-N
-	Class   string // "-" is none
+	Class   string // "-" means none
 	GiB     int
 	Block   bool
 	Access  corev1.PersistentVolumeAccessMode
-	Restore string // a VolumeSnapshot in the same namespace
-	Volume  string // a PersistentVolume that it has to be
+	Restore string // from a VolumeSnapshot in the same namespace
+	Volume  string // the PersistentVolume to bind to
 }
 
 var claims atomic.Int64
 
-// Claim makes a PersistentVolumeClaim and returns its name.
+// Claim creates a PersistentVolumeClaim and returns its name.
 func (f *fixture) Claim(ctx context.Context, c Claim) string {
 	GinkgoHelper()
 	_, err := api.CoreV1().PersistentVolumeClaims(f.ns).Create(ctx, c.object(),
@@ -77,7 +78,7 @@ func (f *fixture) Claim(ctx context.Context, c Claim) string {
 	return c.Name
 }
 
-// object fills in what c leaves open and builds the claim.
+// object sets the defaults of c and returns the claim.
 func (c *Claim) object() *corev1.PersistentVolumeClaim {
 	if c.Name == "" {
 		c.Name = fmt.Sprintf("claim-%d", claims.Add(1))
@@ -154,8 +155,8 @@ func (f *fixture) DeleteClaim(ctx context.Context, claim string) {
 	}).WithContext(ctx).Should(BeTrue(), "the claim %s should be gone", claim)
 }
 
-// Event waits for an event about an object of the spec, such as "Pod", "PersistentVolumeClaim" or
-// "VolumeSnapshot", whose message contains all of the texts, and returns the message.
+// Event waits for an event about an object of the spec whose message contains all of the texts, and
+// returns the message. kind is, for example, "Pod", "PersistentVolumeClaim" or "VolumeSnapshot".
 func (f *fixture) Event(ctx context.Context, kind, name string, texts ...string) string {
 	GinkgoHelper()
 	var message string
@@ -191,25 +192,25 @@ func containsAll(text string, parts []string) bool {
 // stopGrace is how long a pod may take to end; the shell of a workload ends at once.
 const stopGrace = int64(5)
 
-// idle keeps a shell there until it is signalled.
+// idle is a script that keeps a shell running until it gets a signal.
 const idle = "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"
 
-// Pod says what to run. Claim number I is mounted at /data/I, or a device at /dev/data-I when it is
-// a raw block volume.
+// Pod describes a pod. Claim number I is mounted at /data/I; a raw block volume is a device at
+// /dev/data-I.
 type Pod struct {
 	Name   string // default: pod-N
 	Claims []string
-	Node   string // where it has to run; "" is anywhere
-	// FSGroup and User are the pod's; nil is the image's.
+	Node   string // where it has to run; "" means anywhere
+	// FSGroup and User are set in the pod's security context; nil leaves the image's.
 	FSGroup, User *int64
 	ReadOnly      bool
-	// Script runs before the pod idles; the pod fails when it does.
+	// Script runs before the pod idles. If it fails, the pod fails.
 	Script string
-	// Edit changes whatever else is to be different.
+	// Edit changes the pod before it is created.
 	Edit func(*corev1.Pod)
 }
 
-// pod is one that was made.
+// pod is a pod that was created.
 type pod struct {
 	s    *fixture
 	name string
@@ -217,7 +218,7 @@ type pod struct {
 
 var pods atomic.Int64
 
-// Pod makes a pod with the claims and does not wait for it.
+// Pod creates a pod with the claims and does not wait for it.
 func (f *fixture) Pod(ctx context.Context, p Pod) *pod {
 	GinkgoHelper()
 	_, err := api.CoreV1().Pods(f.ns).Create(ctx, f.podObject(ctx, &p), metav1.CreateOptions{})
@@ -289,7 +290,7 @@ func (p *pod) Running(ctx context.Context) *pod {
 	return p
 }
 
-// Pending waits for an event about the pod with the texts, and says that it does not run.
+// Pending waits for an event about the pod with the texts, and checks that the pod does not run.
 func (p *pod) Pending(ctx context.Context, texts ...string) string {
 	GinkgoHelper()
 	message := p.s.Event(ctx, "Pod", p.name, texts...)
@@ -304,13 +305,13 @@ func (p *pod) get(ctx context.Context) *corev1.Pod {
 	return got
 }
 
-// Node is where the pod runs.
+// Node returns the name of the node that the pod runs on.
 func (p *pod) Node(ctx context.Context) string {
 	GinkgoHelper()
 	return p.get(ctx).Spec.NodeName
 }
 
-// Sh runs a script in the pod and returns what it printed, without white space around it.
+// Sh runs a script in the pod and returns its output, without white space around it.
 func (p *pod) Sh(ctx context.Context, script string) string {
 	GinkgoHelper()
 	out, err := p.Try(ctx, script)
@@ -318,7 +319,7 @@ func (p *pod) Sh(ctx context.Context, script string) string {
 	return out
 }
 
-// Try runs a script in the pod that may fail.
+// Try runs a script in the pod and returns its error.
 func (p *pod) Try(ctx context.Context, script string) (string, error) {
 	out, err := api.exec(ctx, p.s.ns, p.name, "main", "sh", "-ec", script)
 	return strings.TrimSpace(out), err
@@ -335,5 +336,5 @@ func (p *pod) Delete(ctx context.Context) {
 	}).WithContext(ctx).Should(BeTrue(), "pod %s should be gone", p.name)
 }
 
-// restartTimeout is for a component that was killed to serve again.
+// restartTimeout is how long a component that was killed may take to serve again.
 const restartTimeout = time.Minute

@@ -20,31 +20,33 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// hypervisor makes the workers' containers follow their instances, as a rack's guests do. A stop
-// takes effect when the guest is off: the rack answers, and then waits until it is.
+// hypervisor makes the workers' containers follow their instances, as guests of a real rack do. A
+// stop halts the guest: the rack answers at once, and the instance is stopped only when the guest
+// is off.
 //
-// It knows a stop by a fault, so a spec that has one must not clear faults that it did not make.
-// The guest of an instance that reboots runs on. Of two instances that are stopped in the same
-// moment the second may lose its disks just before its guest ends.
+// It detects a stop by a fault that it injects, so a spec that uses it may clear only its own
+// faults. When an instance reboots, its guest runs on. If two instances are stopped at the same
+// moment, the second may lose its disks shortly before its guest ends.
 type hypervisor struct {
-	// holds are the faults that hold stops, by worker, and stops is how often each has fired.
+	// holds contains the faults that delay stops, by worker, and stops how often each of them has
+	// fired.
 	holds map[string]string
 	stops map[string]int
 	off   map[string]bool
 }
 
-// hypervisorPeriod is how often instances are looked at.
+// hypervisorPeriod is how often it looks at the instances.
 const hypervisorPeriod = 200 * time.Millisecond
 
-// guestsFollow makes the guests follow their instances until the spec ends. Then every instance
-// runs, and every guest is a node again.
+// guestsFollow makes the guests follow their instances until the spec ends. At the end every
+// instance runs, and every guest is a node again.
 func guestsFollow(ctx context.Context) {
 	GinkgoHelper()
 	h := &hypervisor{holds: map[string]string{}, stops: map[string]int{}, off: map[string]bool{}}
 	for _, worker := range workers {
 		h.holds[worker] = faults(ctx, heldStop(ctx, worker))[0]
 	}
-	// The spec's own context ends before its cleanup, in which instances may stop and start as well.
+	// The spec's own context ends before its cleanup, in which instances may also stop and start.
 	ctx, end := context.WithCancel(context.WithoutCancel(ctx))
 	ended := make(chan struct{})
 	DeferCleanup(func(ctx SpecContext) {
@@ -62,14 +64,14 @@ func guestsFollow(ctx context.Context) {
 		defer GinkgoRecover()
 		_ = wait.PollUntilContextCancel(ctx, hypervisorPeriod, true,
 			func(ctx context.Context) (bool, error) {
-				h.follow(context.WithoutCancel(ctx)) // a step that has begun is done
+				h.follow(context.WithoutCancel(ctx)) // completes a step that has begun
 				return false, nil
 			})
 	}()
 }
 
-// heldStop is the fault by which the rack accepts to stop a worker's instance, and does it when it
-// is told to.
+// heldStop returns a fault: the rack accepts the stop of a worker's instance, but waits until the
+// fault is cleared.
 func heldStop(ctx context.Context, worker string) adminapi.Fault {
 	GinkgoHelper()
 	instance := theRack.instance(ctx, worker)
@@ -79,13 +81,13 @@ func heldStop(ctx context.Context, worker string) adminapi.Fault {
 	return adminapi.Fault{
 		Operation: "instance_stop", Object: instance.Id, Phase: adminapi.Deferred,
 		Response: &adminapi.Response{Status: http.StatusAccepted, Body: string(body)},
-		// Nobody waits for it: the rack is told when the guest is off.
+		// The delay is never reached: the fault is cleared when the guest is off.
 		Delay: adminapi.Duration(time.Minute),
 	}
 }
 
-// follow switches off the guests whose instances were told to stop, and then makes every guest what
-// its instance is.
+// follow switches off the guests whose instances were asked to stop, and then brings every guest
+// into the state of its instance.
 func (h *hypervisor) follow(ctx context.Context) {
 	for worker, hold := range h.holds {
 		stops, err := theRack.Admin.Fired(ctx, hold)
@@ -125,8 +127,8 @@ func powerOn(ctx context.Context, worker string) {
 	Expect(machines[worker].prepare(ctx)).To(Succeed())
 }
 
-// bootTime is when a worker's guest was started. A container's start is known to the second only,
-// so it is cut to that.
+// bootTime returns when a worker's guest was started, in whole seconds, because a container's start
+// time has no fractions.
 func bootTime(ctx context.Context, worker string) time.Time {
 	GinkgoHelper()
 	out, err := exec.CommandContext(ctx, "docker", "inspect", "--format", "{{.State.StartedAt}}",
@@ -137,8 +139,8 @@ func bootTime(ctx context.Context, worker string) time.Time {
 	return boot.Truncate(time.Second)
 }
 
-// servesSinceBoot waits until a worker is a node again: it is ready, and the driver's containers on
-// it are ones that were started since the guest was.
+// servesSinceBoot waits until a worker is ready and the driver's containers on it were started
+// after the guest.
 func servesSinceBoot(ctx context.Context, worker string) {
 	GinkgoHelper()
 	boot := bootTime(ctx, worker)
@@ -157,7 +159,7 @@ func servesSinceBoot(ctx context.Context, worker string) {
 		"%s should be ready again", worker)
 }
 
-// RunningSinceBoot waits until the pod's container runs in a life that began with its node's.
+// RunningSinceBoot waits until the pod's container runs and was started after its node.
 func (p *pod) RunningSinceBoot(ctx context.Context) *pod {
 	GinkgoHelper()
 	boot := bootTime(ctx, p.Node(ctx))
@@ -175,7 +177,7 @@ func runsSince(g Gomega, p corev1.Pod, boot time.Time) {
 	}
 }
 
-// instance is what the rack's API says of a worker's instance.
+// instance returns a worker's instance from the rack's API.
 func (r *rack) instance(ctx context.Context, worker string) *oxide.Instance {
 	GinkgoHelper()
 	instance, err := r.InstanceView(ctx,
@@ -193,8 +195,8 @@ func stopInstance(ctx context.Context, worker string) {
 	instanceIs(ctx, worker, oxide.InstanceStateStopped)
 }
 
-// startInstance starts a worker's instance on the rack and waits until it runs. One that runs
-// already stays as it is.
+// startInstance starts a worker's instance on the rack and waits until it runs. If it already runs,
+// it does nothing.
 func startInstance(ctx context.Context, worker string) {
 	GinkgoHelper()
 	_, err := theRack.InstanceStart(ctx,

@@ -30,16 +30,17 @@ import (
 
 const (
 	driverName = "csi.oxide.computer"
-	// driverNamespace is where the overlay puts everything that has a namespace.
+	// driverNamespace is the namespace in the overlay.
 	driverNamespace = "oxide-csi"
 	controllerName  = "oxide-csi-controller"
 	nodeName        = "oxide-csi-node"
 	simulatorName   = "oxide-simulator"
-	// overlay is what the suite installs: the plain manifests, with a simulated rack.
+	// overlay is the directory that the suite installs: the plain manifests, with a simulated rack.
 	overlay = "kustomize/e2e"
 )
 
-// rolloutTimeout is for pods to start and to be ready, images being there.
+// rolloutTimeout is how long pods may take to start and to be ready when their images are already
+// there.
 const rolloutTimeout = 3 * time.Minute
 
 // kustomized builds a directory of package deploy, as kubectl apply -k does.
@@ -51,7 +52,7 @@ func kustomized(dir string) ([]*unstructured.Unstructured, error) {
 	return kustomizedIn(memory, dir)
 }
 
-// manifests is a tree of package deploy, as a directory that a spec may add to.
+// manifests returns a tree of package deploy as a file system that a spec may add files to.
 func manifests(tree fs.FS) (filesys.FileSystem, error) {
 	memory := filesys.MakeFsInMemory()
 	return memory, fs.WalkDir(tree, ".",
@@ -79,7 +80,7 @@ func kustomizedIn(memory filesys.FileSystem, dir string) ([]*unstructured.Unstru
 	return parseObjects(text)
 }
 
-// crds are the definitions of the kinds that snapshots need; the cluster brings them, not we.
+// crds returns the definitions of the kinds for snapshots. A cluster provides them, not the driver.
 func crds(dir string) ([]*unstructured.Unstructured, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
 	if err != nil {
@@ -107,7 +108,7 @@ func crds(dir string) ([]*unstructured.Unstructured, error) {
 	return all, nil
 }
 
-// applyAll applies objects in their order, which kustomize has made one that works.
+// applyAll applies objects in the order in which kustomize has put them.
 func applyAll(ctx context.Context, objects []*unstructured.Unstructured) error {
 	for _, object := range objects {
 		if err := api.apply(ctx, object); err != nil {
@@ -132,11 +133,11 @@ func removeAll(ctx context.Context, objects []*unstructured.Unstructured) error 
 	return nil
 }
 
-// gone waits until an object is no more.
+// gone waits until an object no longer exists.
 func (k *kube) gone(ctx context.Context, object *unstructured.Unstructured) error {
 	client, err := k.resource(object.GroupVersionKind(), object.GetNamespace())
 	if meta.IsNoMatchError(err) {
-		return nil // Its kind is gone as well.
+		return nil // The kind is gone as well.
 	}
 	if err != nil {
 		return err
@@ -159,7 +160,7 @@ func (k *kube) gone(ctx context.Context, object *unstructured.Unstructured) erro
 }
 
 // rolledOut waits until the driver serves everywhere: each Deployment and DaemonSet of the objects
-// has what it wants, and the kubelets have published what the driver reported.
+// has all of its pods, and the kubelets have published what the driver reported.
 func rolledOut(ctx context.Context, objects []*unstructured.Unstructured) error {
 	for _, object := range objects {
 		var ready func(context.Context) error
@@ -213,7 +214,7 @@ func daemonSetReady(ctx context.Context, namespace, name string) error {
 	return nil
 }
 
-// registered waits until a worker's kubelet knows the driver.
+// registered waits until the driver is registered at a worker's kubelet.
 func registered(ctx context.Context, worker string) error {
 	err := poll(ctx, rolloutTimeout, func(ctx context.Context) error {
 		csiNode, err := api.StorageV1().CSINodes().Get(ctx, worker, metav1.GetOptions{})
@@ -233,7 +234,7 @@ func registered(ctx context.Context, worker string) error {
 	return nil
 }
 
-// poll asks until there is no error, or the time is over: then it says the last one.
+// poll calls ask until it returns no error or the time is over; then it returns the last error.
 func poll(ctx context.Context, timeout time.Duration, ask func(context.Context) error) error {
 	var last error
 	err := wait.PollUntilContextTimeout(ctx, 200*time.Millisecond, timeout, true,

@@ -39,13 +39,13 @@ var _ = Describe("a node that is lost", Label("long"), func() {
 	}, NodeTimeout(15*time.Minute))
 })
 
-// nodeLoss is how long a volume was away from its pod when its node was lost, with the node keeper
-// and without.
+// nodeLoss is how long a pod was without its volume after its node was lost, with and without the
+// node keeper.
 var nodeLoss loss
 
 type loss struct{ with, without time.Duration }
 
-// tell prints the figure when both are known.
+// tell prints the figure when both times are known.
 func (l loss) tell() {
 	if l.with > 0 && l.without > 0 {
 		fmt.Printf("FIGURE node-loss with_s=%.0f without_s=%.0f\n", l.with.Seconds(),
@@ -53,7 +53,7 @@ func (l loss) tell() {
 	}
 }
 
-// fences loses the node on which the keeper that leads runs.
+// fences stops the node on which the leading keeper runs.
 func fences(ctx SpecContext) {
 	off := leader(ctx).Spec.NodeName
 	s.replaced(ctx, off)
@@ -78,8 +78,8 @@ func fences(ctx SpecContext) {
 	s.Beating(ctx, off, s.Claim(ctx, Claim{}))
 }
 
-// replaced makes a Deployment of one pod with a volume, which Kubernetes replaces soon if its node
-// is silent, and waits until it runs on the worker.
+// replaced creates a Deployment of one pod with a volume, and waits until the pod runs on the
+// worker. Kubernetes replaces the pod soon after its node becomes silent.
 func (f *fixture) replaced(ctx context.Context, worker string) *pod {
 	GinkgoHelper()
 	claim := f.Claim(ctx, Claim{})
@@ -112,8 +112,8 @@ func (f *fixture) replaced(ctx context.Context, worker string) *pod {
 	return p
 }
 
-// elsewhere waits until a pod of the spec runs on another node than the worker, with what was
-// written before.
+// elsewhere waits until a pod of the spec runs on another node than the worker and has the data
+// that was written before.
 func (f *fixture) elsewhere(ctx context.Context, worker string, limit time.Duration) {
 	GinkgoHelper()
 	var runs *pod
@@ -129,7 +129,7 @@ func (f *fixture) elsewhere(ctx context.Context, worker string, limit time.Durat
 	Expect(runs.logged(ctx, false)[0]).To(BeNumerically(">", 1), "it goes on where another ended")
 }
 
-// keepsTheDriver makes a node's driver and its pods with volumes end in the same moment.
+// keepsTheDriver makes a node's driver and its pods with volumes end at the same moment.
 func keepsTheDriver(ctx SpecContext) {
 	stays, goes := workers[0], workers[1]
 	s.Beating(ctx, stays, s.Claim(ctx, Claim{}))
@@ -179,8 +179,9 @@ func keepsTheDriver(ctx SpecContext) {
 	})
 }
 
-// deleted waits until a watch reports that one of the objects is gone, and returns the resource
-// version of that. They are numbers that grow over all kinds in one etcd.
+// deleted waits until a watch reports that one of the objects is deleted, and returns the resource
+// version of the deletion. With one etcd, the resource versions of all kinds are increasing
+// numbers.
 func deleted(ctx context.Context, w watch.Interface, one func(metav1.Object) bool) int {
 	GinkgoHelper()
 	limit := time.After(nodeLostTimeout)
@@ -200,7 +201,7 @@ func deleted(ctx context.Context, w watch.Interface, one func(metav1.Object) boo
 	}
 }
 
-// freesNewNodes makes a worker look like one that has just joined.
+// freesNewNodes makes a worker look as if it had just joined.
 func freesNewNodes(ctx SpecContext) {
 	worker := workers[0]
 	patch := func(operations string) error {

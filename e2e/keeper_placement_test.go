@@ -79,7 +79,7 @@ func movesWhatStays(ctx SpecContext) {
 	})
 }
 
-// moveVolume runs the program's verb on this machine, as an operator does.
+// moveVolume runs the command move on this machine, as an operator does.
 func moveVolume(ctx context.Context, volume, node string) {
 	GinkgoHelper()
 	program := filepath.Join(GinkgoT().TempDir(), "oxide-node-keeper")

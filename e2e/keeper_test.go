@@ -15,7 +15,7 @@ import (
 
 var _ = Describe("the node keeper", Ordered, ContinueOnFailure, func() {
 	BeforeAll(func(ctx SpecContext) {
-		// Where both controllers are on the node, nothing is attached while it is off.
+		// If both controllers run on the node, nothing is attached while it is off.
 		spreadControllers(ctx)
 		guestsFollow(ctx)
 		installKeeper(ctx)
@@ -42,7 +42,7 @@ var _ = Describe("the node keeper", Ordered, ContinueOnFailure, func() {
 		NodeTimeout(2*time.Minute))
 })
 
-// attachesToMany lets pods come to a rack without hot-plug, on whose nodes some run already.
+// attachesToMany creates pods on a rack without hot-plug, on nodes that already run some.
 func attachesToMany(ctx SpecContext) {
 	const all = 20
 	var kept []*pod
@@ -75,7 +75,8 @@ func attachesToMany(ctx SpecContext) {
 	tellMemory(ctx)
 }
 
-// survivesItsLeader ends the keeper that leads, without a farewell, while an instance is stopped.
+// survivesItsLeader kills the leading keeper, so that it keeps its lease, while an instance is
+// stopped.
 func survivesItsLeader(ctx SpecContext) {
 	kept := s.Keepers(ctx, "kept", 3)
 	sums := map[*pod]string{}
@@ -99,7 +100,8 @@ func survivesItsLeader(ctx SpecContext) {
 	Expect(inStep(ctx, "Stopping", "Attaching")).To(Equal(stopped))
 	dies := leader(ctx)
 	Expect(dies.Spec.NodeName).NotTo(Equal(stopped), "no keeper stops its own node")
-	// Frozen, it does not hear that it is to end, and keeps its lease until that is over.
+	// The frozen process does not notice the pod's deletion, so it keeps its lease until the lease
+	// expires.
 	_, err := machines[dies.Spec.NodeName].run(ctx, "kill -STOP "+
 		processOf(ctx, dies, "oxide-node-keeper"))
 	Expect(err).NotTo(HaveOccurred())
@@ -121,7 +123,7 @@ func survivesItsLeader(ctx SpecContext) {
 	}
 }
 
-// allReady waits until so many pods of the spec are ready.
+// allReady waits until this many pods of the spec are ready.
 func (f *fixture) allReady(ctx context.Context, want int) {
 	GinkgoHelper()
 	Eventually(func(g Gomega) {

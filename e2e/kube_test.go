@@ -24,10 +24,10 @@ import (
 	"k8s.io/client-go/tools/remotecommand"
 )
 
-// fieldManager is who the suite is to the API server.
+// fieldManager is the suite's name for the API server.
 const fieldManager = "oxide-csi-e2e"
 
-// kube is the cluster's API.
+// kube is a client of the cluster's API.
 type kube struct {
 	kubernetes.Interface
 	config  *rest.Config
@@ -41,7 +41,7 @@ func newKube(kubeconfig string) (*kube, error) {
 		return nil, fmt.Errorf("read the kubeconfig: %w", err)
 	}
 	config.QPS = -1 // no limit: the suite is the only user
-	// The API warns of what is deprecated to those who read logs; nobody does.
+	// Nobody reads the API server's warnings about deprecated versions.
 	config.WarningHandler = rest.NoWarnings{}
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
@@ -56,12 +56,12 @@ func newKube(kubeconfig string) (*kube, error) {
 	return &kube{Interface: client, config: config, dynamic: dyn, mapper: mapper}, nil
 }
 
-// resource is where objects of that kind are.
+// resource returns a client for the objects of a kind.
 func (k *kube) resource(gvk schema.GroupVersionKind, namespace string) (
 	dynamic.ResourceInterface, error) {
 	mapping, err := k.mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
 	if meta.IsNoMatchError(err) {
-		// A kind may have been defined a moment ago.
+		// The kind may have been defined a moment ago.
 		k.mapper.Reset()
 		mapping, err = k.mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
 	}
@@ -74,7 +74,7 @@ func (k *kube) resource(gvk schema.GroupVersionKind, namespace string) (
 	return k.dynamic.Resource(mapping.Resource), nil
 }
 
-// apply makes an object what it says, as kubectl apply --server-side does.
+// apply creates or changes an object, as kubectl apply --server-side does.
 func (k *kube) apply(ctx context.Context, object *unstructured.Unstructured) error {
 	client, err := k.resource(object.GroupVersionKind(), object.GetNamespace())
 	if err == nil {
@@ -87,7 +87,7 @@ func (k *kube) apply(ctx context.Context, object *unstructured.Unstructured) err
 	return nil
 }
 
-// remove deletes an object. One that is gone, or of a kind that is gone, is a success.
+// remove deletes an object. It is no error if the object or its kind is gone.
 func (k *kube) remove(ctx context.Context, object *unstructured.Unstructured) error {
 	client, err := k.resource(object.GroupVersionKind(), object.GetNamespace())
 	if meta.IsNoMatchError(err) {
@@ -104,7 +104,7 @@ func (k *kube) remove(ctx context.Context, object *unstructured.Unstructured) er
 	return nil
 }
 
-// exec runs a command in a container and returns what it printed.
+// exec runs a command in a container and returns its output.
 func (k *kube) exec(ctx context.Context, namespace, pod, container string, command ...string) (
 	string, error) {
 	url := k.CoreV1().RESTClient().Post().Resource("pods").Namespace(namespace).Name(pod).
@@ -125,7 +125,8 @@ func (k *kube) exec(ctx context.Context, namespace, pod, container string, comma
 	return out.String(), nil
 }
 
-// list lists objects of a kind in all namespaces. A kind that the cluster does not know has none.
+// list lists objects of a kind in all namespaces. If the cluster does not know the kind, the list
+// is empty.
 func (k *kube) list(ctx context.Context, gvk schema.GroupVersionKind) (
 	[]unstructured.Unstructured, error) {
 	client, err := k.resource(gvk, metav1.NamespaceAll)
@@ -142,5 +143,5 @@ func (k *kube) list(ctx context.Context, gvk schema.GroupVersionKind) (
 	return list.Items, nil
 }
 
-// errNotYet reports whether something is on its way.
+// errNotYet reports that something has not happened yet.
 var errNotYet = errors.New("not yet")

@@ -16,13 +16,13 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// settleTimeout is how long it may take until nothing of a spec is left: Kubernetes detaches,
-// deletes and collects in its own time, with pauses that grow after each refusal.
+// settleTimeout is how long it may take until nothing of a spec is left. Kubernetes detaches and
+// deletes with pauses that grow after each refusal.
 const settleTimeout = 2 * time.Minute
 
-// inventory is a script for a node: one line for each mount of a volume, each directory that the
-// kubelet keeps for one, each disk in the guest's view, and each record of the driver's; what its
-// flight recorder keeps is to stay.
+// inventory is a script for a node. It prints one line for each mount of a volume, each directory
+// that the kubelet keeps for one, each disk in the guest's view, and each of the driver's records.
+// The files of the flight recorder are left out, because they are meant to stay.
 const inventory = `
 awk '$2 ~ "^/var/lib/kubelet/.*(kubernetes.io~csi|kubernetes.io/csi)" {print "mount " $2}' \
 	/proc/mounts
@@ -38,16 +38,16 @@ for entry in $(ls -A /oxide/sys/block); do echo "sysfs $entry"; done
 cd /run/csi.oxide.computer
 for entry in $(find . -type f -name "*.json"); do echo "record $entry"; done`
 
-// clusterKinds are the objects that a volume leaves behind when something leaks.
+// clusterKinds lists the kinds of objects that remain when a volume leaks.
 var clusterKinds = []schema.GroupVersionKind{
 	{Version: "v1", Kind: "PersistentVolume"},
 	{Group: "storage.k8s.io", Version: "v1", Kind: "VolumeAttachment"},
 	{Group: "snapshot.storage.k8s.io", Version: "v1", Kind: "VolumeSnapshotContent"},
 }
 
-// takeLedger counts what there is: the rack's disks, snapshots and attachments, this machine's loop
-// devices, the mounts, directories, devices and records of every worker, the cluster's volumes, and
-// what is the matter with its nodes.
+// takeLedger counts what exists: the rack's disks, snapshots and attachments; this machine's loop
+// devices; the mounts, directories, devices and records of every worker; the cluster's volumes; and
+// the taints, cordons and operations of its nodes.
 func takeLedger(ctx context.Context) (harness.Ledger, error) {
 	ledger := harness.Ledger{}
 	state, err := theRack.Admin.State(ctx)
@@ -70,7 +70,8 @@ func takeLedger(ctx context.Context) (harness.Ledger, error) {
 	for _, own := range state.LoopDevices {
 		ledger["the rack's loop device of "+own.Serial]++
 		for _, disk := range loops {
-			// Another cluster on this machine has kubelets, too; those of this one have its rack's disks.
+			// Kubelets of another cluster on this machine may have loop devices, too, so count only those
+			// of this rack's disks.
 			for _, l := range loops {
 				if disk.Path == own.Path && l.On(disk) {
 					ledger["a kubelet's loop device of "+l.BackingFile]++
@@ -93,7 +94,7 @@ func takeLedger(ctx context.Context) (harness.Ledger, error) {
 	return ledger, addWorkers(ctx, ledger)
 }
 
-// addNodes counts what keeps pods off a Node, and what the node keeper has in progress there.
+// addNodes counts what keeps pods off each Node, and the node keeper's operations.
 func addNodes(ctx context.Context, ledger harness.Ledger) error {
 	list, err := api.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -135,7 +136,7 @@ func addWorkers(ctx context.Context, ledger harness.Ledger) error {
 	return nil
 }
 
-// balanced waits until there is what there was at the start, no more and no less.
+// balanced waits until exactly the same things exist as at the start.
 func balanced(ctx context.Context, start harness.Ledger) error {
 	err := poll(ctx, settleTimeout, func(ctx context.Context) error {
 		now, err := takeLedger(ctx)

@@ -18,19 +18,19 @@ var _ = Describe("a node", func() {
 		"many waits, and so does a disk that the rack has no room for", takesSoMany)
 })
 
-// mostDisks is what the manifests say that a rack lets an instance have.
+// mostDisks is the number of disks per instance in the manifests.
 const mostDisks = 12
 
 func takesSoMany(ctx SpecContext) {
-	// A kubelet that asked while a static volume was attached and not staged yet counts one less
-	// until it asks again.
+	// If a kubelet asks while a static volume is attached but not staged yet, it gets one less, until
+	// it asks again.
 	countEvery(ctx, 10)
 	for _, worker := range workers {
 		Eventually(func() int { return allocatable(ctx, worker) }).WithContext(ctx).
 			Should(Equal(mostDisks))
 		Expect(instanceOf(ctx, worker)).To(Equal(instanceIDs[worker]))
 	}
-	// Between two counts Kubernetes schedules by the old one. Here it is the last for now.
+	// Kubernetes schedules by the last count. No further count is made in this spec for now.
 	countEvery(ctx, 3600)
 	worker := workers[1]
 	next := func() *pod {
@@ -38,14 +38,14 @@ func takesSoMany(ctx SpecContext) {
 	}
 	next().Running(ctx)
 
-	// The rack allows less than OXIDE_MAX_DISKS says: its own words are in the event.
+	// The rack allows fewer disks than OXIDE_MAX_DISKS; the event contains the rack's own error.
 	switchRack(ctx, diskLimit(1), diskLimit(mostDisks))
 	second := next()
 	second.Pending(ctx, "AttachVolume.Attach failed", "cannot attach more than 1 disks to instance")
 	Expect(theRack.Admin.Switch(ctx, diskLimit(mostDisks))).To(Succeed())
 	second.Running(ctx)
 
-	// The instance is full, and the scheduler does not know yet.
+	// The instance is full, but the scheduler does not know it yet.
 	disks := fillByHand(ctx, worker, mostDisks-2)
 	third := next()
 	third.Pending(ctx, "AttachVolume.Attach failed", "ResourceExhausted",
@@ -54,7 +54,7 @@ func takesSoMany(ctx SpecContext) {
 	detachByHand(ctx, disks[0], worker)
 	third.Running(ctx)
 
-	// Now it does.
+	// After another count the scheduler knows it.
 	countEvery(ctx, 10)
 	Eventually(func() int { return allocatable(ctx, worker) }).WithContext(ctx).Should(Equal(3))
 	fourth := next()
@@ -66,7 +66,8 @@ func takesSoMany(ctx SpecContext) {
 	Expect(allocatable(ctx, worker)).To(Equal(mostDisks))
 }
 
-// fillByHand attaches so many disks of somebody else's to the worker's instance.
+// fillByHand attaches this many disks, which belong to nobody in the cluster, to the worker's
+// instance.
 func fillByHand(ctx context.Context, worker string, n int) []string {
 	GinkgoHelper()
 	disks := []string{}
@@ -78,7 +79,7 @@ func fillByHand(ctx context.Context, worker string, n int) []string {
 	return disks
 }
 
-// allocatable is how many volumes the scheduler counts for a worker.
+// allocatable returns how many volumes the scheduler allows on a worker.
 func allocatable(ctx context.Context, worker string) int {
 	GinkgoHelper()
 	csiNode, err := api.StorageV1().CSINodes().Get(ctx, worker, metav1.GetOptions{})
@@ -91,7 +92,7 @@ func allocatable(ctx context.Context, worker string) int {
 	return 0
 }
 
-// instanceOf is what the driver calls a worker.
+// instanceOf returns the node ID with which the driver is registered on a worker.
 func instanceOf(ctx context.Context, worker string) string {
 	GinkgoHelper()
 	csiNode, err := api.StorageV1().CSINodes().Get(ctx, worker, metav1.GetOptions{})
@@ -104,7 +105,7 @@ func instanceOf(ctx context.Context, worker string) string {
 	return ""
 }
 
-// countEvery says how often the kubelets ask the driver for its number, until the spec ends.
+// countEvery sets how often the kubelets ask the driver for its limit, until the spec ends.
 func countEvery(ctx context.Context, seconds int64) {
 	GinkgoHelper()
 	drivers := api.StorageV1().CSIDrivers()
@@ -119,10 +120,10 @@ func countEvery(ctx context.Context, seconds int64) {
 	DeferCleanup(func(ctx SpecContext) { set(ctx, *now.Spec.NodeAllocatableUpdatePeriodSeconds) })
 }
 
-// diskLimit is how many disks the rack lets an instance have, in truth.
+// diskLimit returns the switch that sets the rack's real limit of disks per instance.
 func diskLimit(n int) map[string]any { return map[string]any{"disk_limit": n} }
 
-// expectExhausted looks for the code by which a kubelet knows that its count is wrong.
+// expectExhausted checks for the gRPC code by which a kubelet learns that its limit is wrong.
 func expectExhausted(ctx context.Context, worker string) {
 	GinkgoHelper()
 	list, err := api.StorageV1().VolumeAttachments().List(ctx, metav1.ListOptions{})

@@ -17,13 +17,13 @@ var _ = Describe("the examples", func() {
 	It("D-59 of PostgreSQL keeps its rows when its pod moves to the other node", keepRows)
 })
 
-// postgresUser is the user postgres in the image.
+// postgresUser is the ID of the user postgres in the image.
 const postgresUser = "999"
 
-// applyRFD applies what RFD 595 shows, word for word, and what the project adds to it. All that the
-// RFD's manifest asks of a driver is there. The server does not stay, for reasons of its own: the
-// published image wants a password first, and then PostgreSQL makes no database in the root of a
-// filesystem, where lost+found is.
+// applyRFD applies the manifest of RFD 595 unchanged, and the project's additions to it. Everything
+// that the manifest requires of a driver works. PostgreSQL itself does not stay up, for two reasons
+// that no driver can change: the published image requires a password, and PostgreSQL creates no
+// database in the root of a filesystem, where lost+found is.
 func applyRFD(ctx SpecContext) {
 	s.applyExample(ctx, "rfd-595-postgres.yaml", nil)
 	s.applyExample(ctx, "block.yaml", nil)
@@ -39,8 +39,8 @@ func applyRFD(ctx SpecContext) {
 	Expect(server.get(ctx).Spec.Containers[0].VolumeMounts).To(
 		ContainElement(HaveField("MountPath", "/var/lib/postgresql/data")))
 
-	// The server's container had the volume and could write to it: its root is the server's now.
-	// The snapshot is taken of that.
+	// The root of the volume belongs to the server's user now, so the server's container had it and
+	// could write. The snapshot is taken after that.
 	s.applyExample(ctx, "snapshot-restore.yaml", nil)
 	beside := s.Pod(ctx, Pod{Claims: []string{claim}, Node: server.Node(ctx)})
 	restored := s.Pod(ctx, Pod{Claims: []string{"oxide-postgres-copy"}})
@@ -56,7 +56,7 @@ func applyRFD(ctx SpecContext) {
 	Expect(out).To(Equal("10737418240\n"))
 }
 
-// log is what the pod's container has printed in this life, "" when it has none.
+// log returns the output of the pod's current container, or "" if there is none.
 func (p *pod) log(ctx context.Context) string {
 	GinkgoHelper()
 	text, err := api.CoreV1().Pods(p.s.ns).GetLogs(p.name, &corev1.PodLogOptions{}).DoRaw(ctx)
@@ -66,7 +66,7 @@ func (p *pod) log(ctx context.Context) string {
 	return string(text)
 }
 
-// keepRows kills the server after its last commit, so that what counts is on the disk.
+// keepRows kills the server after its last commit, so that only data on the disk survives.
 func keepRows(ctx SpecContext) {
 	s.applyExample(ctx, "postgres.yaml", nil)
 	server := &pod{s: s, name: "postgres-0"}
@@ -89,7 +89,7 @@ func keepRows(ctx SpecContext) {
 	Expect(server.Node(ctx)).NotTo(Equal(first))
 }
 
-// query asks the server in its own container.
+// query runs SQL in the server's own container.
 func query(ctx context.Context, server *pod, sql string) (string, error) {
 	return api.exec(ctx, s.ns, server.name, "postgres", "psql", "--username=postgres",
 		"--no-align", "--tuples-only", "--command="+sql)

@@ -10,9 +10,10 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 )
 
-// What an operator does on the rack by hand.
+// This file does what an operator does on the rack by hand.
 
-// diskByHand makes a blank disk of 1 GiB, gone when the spec ends, and returns its UUID.
+// diskByHand creates a blank disk of 1 GiB that is deleted when the spec ends, and returns its
+// UUID.
 func (f *fixture) diskByHand(ctx context.Context, name string) string {
 	GinkgoHelper()
 	return f.diskByHandOf(ctx, name, 1)
@@ -36,7 +37,7 @@ func (f *fixture) diskByHandOf(ctx context.Context, name string, giB int) string
 	return disk.Id
 }
 
-// diskRemovedLater sees to it that a disk is gone when the spec ends.
+// diskRemovedLater deletes a disk when the spec ends.
 func (f *fixture) diskRemovedLater(id string) {
 	f.atEnd(func(ctx context.Context) {
 		worker, err := theRack.attachedTo(ctx, id)
@@ -51,7 +52,7 @@ func (f *fixture) diskRemovedLater(id string) {
 	})
 }
 
-// hasDisk reports whether there is a disk of that UUID.
+// hasDisk reports whether a disk with this UUID exists.
 func (r *rack) hasDisk(ctx context.Context, id string) bool {
 	GinkgoHelper()
 	state, err := r.Admin.State(ctx)
@@ -64,7 +65,7 @@ func (r *rack) hasDisk(ctx context.Context, id string) bool {
 	return false
 }
 
-// hasSnapshot reports whether there is a snapshot of that UUID.
+// hasSnapshot reports whether a snapshot with this UUID exists.
 func (r *rack) hasSnapshot(ctx context.Context, id string) bool {
 	GinkgoHelper()
 	state, err := r.Admin.State(ctx)
@@ -77,7 +78,7 @@ func (r *rack) hasSnapshot(ctx context.Context, id string) bool {
 	return false
 }
 
-// diskIDs are the UUIDs of all disks.
+// diskIDs returns the UUIDs of all disks.
 func (r *rack) diskIDs(ctx context.Context) []string {
 	GinkgoHelper()
 	state, err := r.Admin.State(ctx)
@@ -89,7 +90,7 @@ func (r *rack) diskIDs(ctx context.Context) []string {
 	return ids
 }
 
-// disk is what the rack's API says of a disk.
+// disk returns a disk from the rack's API.
 func (r *rack) disk(ctx context.Context, id string) *oxide.Disk {
 	GinkgoHelper()
 	disk, err := r.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(id)})

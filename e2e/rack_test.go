@@ -13,7 +13,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// What deploy/kustomize/simulator says of the rack.
+// The rack's names in deploy/kustomize/simulator.
 const (
 	rackAPIPort   = 12225
 	rackAdminPort = 12226
@@ -21,13 +21,13 @@ const (
 	rackToken     = "oxide-token-e2e"
 )
 
-// rack is the simulated rack, from the outside: Oxide's own client, and the admin listener.
+// rack accesses the simulated rack from outside, with Oxide's own client and the admin listener.
 type rack struct {
 	*oxide.Client
 	Admin adminapi.Client
 }
 
-// newRack reaches the rack at the control plane's address, whose network its pod is in.
+// newRack connects to the rack at the address of the control plane, whose network its pod uses.
 func newRack(n node) (*rack, error) {
 	address, _, err := n.IP()
 	if err != nil {
@@ -46,7 +46,7 @@ func newRack(n node) (*rack, error) {
 	return &rack{Client: client, Admin: admin}, nil
 }
 
-// attachedTo is the name of the node whose instance has the disk, or "".
+// attachedTo returns the name of the node whose instance has the disk, or "".
 func (r *rack) attachedTo(ctx context.Context, diskID string) (string, error) {
 	state, err := r.Admin.State(ctx)
 	if err != nil {

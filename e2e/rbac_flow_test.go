@@ -18,14 +18,14 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// flow is what a volume and a snapshot can go through in their lives. It returns errors where specs
-// fail, because somebody wants to know whether it works.
+// flow makes a volume and a snapshot go through their whole life. It returns errors instead of
+// failing the spec, because the caller needs to know whether it works.
 type flow struct {
 	ns, name string
 	made     []*unstructured.Unstructured
 }
 
-// clean deletes what was made. What that leaves is what the ledger finds.
+// clean deletes what was created. The ledger finds what that leaves behind.
 func (f *flow) clean(ctx context.Context) {
 	ctx = context.WithoutCancel(ctx)
 	for _, object := range slices.Backward(f.made) {
@@ -78,7 +78,7 @@ spec:
   resources: {requests: {storage: 1Gi}}
 `
 
-// run lets all that happen, until ctx ends. What is left then is deleted, and not waited for.
+// run goes through everything until ctx ends. Then it deletes what is left without waiting.
 func (f *flow) run(ctx context.Context) error {
 	defer f.clean(ctx)
 	for _, step := range []func(context.Context) error{
@@ -91,8 +91,8 @@ func (f *flow) run(ctx context.Context) error {
 	return nil
 }
 
-// claim makes a volume for a pod. At first the rack is not there, which two events report;
-// then it has no room, and the scheduler is asked again.
+// claim creates a volume for a pod. At first the rack is unreachable, which two events report; then
+// it has no capacity, and the scheduler is asked again.
 func (f *flow) claim(ctx context.Context) error {
 	for _, fault := range []adminapi.Fault{
 		{Operation: "disk_create", Times: 2, Cut: true},
@@ -147,7 +147,7 @@ func (f *flow) restore(ctx context.Context) error {
 	return err
 }
 
-// end deletes everything and waits until nothing of it is left in the cluster.
+// end deletes everything and waits until nothing is left in the cluster.
 func (f *flow) end(ctx context.Context) error {
 	var volumes []string
 	list, err := api.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})

@@ -34,7 +34,8 @@ var _ = Describe("every right of the node keeper", Label("long"), func() {
 	}, NodeTimeout(90*time.Minute))
 })
 
-// rolesOfKeeper are what the node keeper's pods, and its container beside a node's driver, may do.
+// rolesOfKeeper returns the roles of the node keeper's pods, and of its container beside a node's
+// driver.
 func rolesOfKeeper() []*unstructured.Unstructured {
 	var roles []*unstructured.Unstructured
 	for _, o := range installed {
@@ -45,7 +46,7 @@ func rolesOfKeeper() []*unstructured.Unstructured {
 	return roles
 }
 
-// restartKeepers starts the keepers anew, at once.
+// restartKeepers deletes the keepers' pods and their lease, without a grace period.
 func restartKeepers(ctx context.Context) {
 	GinkgoHelper()
 	now := int64(0)
@@ -55,7 +56,7 @@ func restartKeepers(ctx context.Context) {
 	removeLeases(ctx, driverNamespace, keeperLease)
 }
 
-// keeperSettles gives the keeper, which has all of its rights again, the time to end what it has
+// keeperSettles waits until the keeper, which has all of its rights again, has ended what it has
 // begun.
 func keeperSettles(ctx context.Context) {
 	GinkgoHelper()
@@ -68,7 +69,7 @@ func keeperSettles(ctx context.Context) {
 	spreadControllers(ctx)
 }
 
-// coldAttach lets a pod come to a node that has just joined a rack without hot-plug.
+// coldAttach creates a pod for a node that has just joined, on a rack without hot-plug.
 func (f *flow) coldAttach(ctx context.Context) error {
 	defer f.clean(ctx)
 	worker := workers[1]
@@ -99,7 +100,7 @@ func (f *flow) coldAttach(ctx context.Context) error {
 	})
 }
 
-// leave lets a pod with a volume and the driver of its node end in the same moment.
+// leave makes a pod with a volume and the driver of its node end at the same moment.
 func (f *flow) leave(ctx context.Context) error {
 	defer f.clean(ctx)
 	worker := workers[0]
@@ -134,8 +135,8 @@ func (f *flow) leave(ctx context.Context) error {
 	return f.endsLast(ctx, worker)
 }
 
-// endsLast deletes the pod and the node's driver, and fails if the driver is gone before the volume
-// is detached, or much later.
+// endsLast deletes the pod and the node's driver, and fails if the driver ends before the volume is
+// detached, or much later.
 func (f *flow) endsLast(ctx context.Context, worker string) error {
 	list, err := api.CoreV1().Pods(driverNamespace).List(ctx, metav1.ListOptions{
 		LabelSelector: ofNode, FieldSelector: "spec.nodeName=" + worker})

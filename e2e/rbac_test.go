@@ -18,8 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// right is one verb on one resource, which a role of the installation gives; list and watch are one
-// right, since it depends on the version of Kubernetes with which of them an informer begins.
+// right is one verb on one resource, from a role of the installation. list and watch are one right,
+// because the version of Kubernetes decides with which of them an informer begins.
 type right struct {
 	kind, role      string
 	group, resource string
@@ -31,7 +31,8 @@ func (r right) String() string {
 		r.resource, r.group)
 }
 
-// refusals are what the API server answers to who lacks the right, one or the other.
+// refusals returns the errors of the API server for a client without the right; one of them is
+// enough.
 func (r right) refusals() []string {
 	var texts []string
 	for _, verb := range r.verbs {
@@ -41,8 +42,8 @@ func (r right) refusals() []string {
 	return texts
 }
 
-// flowTimeout is for everything that a volume and its snapshot go through in their lives, by
-// controllers that were just started.
+// flowTimeout is how long controllers that were just started may take for the whole life of a
+// volume and its snapshot.
 const flowTimeout = 3 * time.Minute
 
 var _ = Describe("every right", Label("long"), func() {
@@ -66,13 +67,13 @@ var _ = Describe("every right", Label("long"), func() {
 	}, NodeTimeout(90*time.Minute))
 })
 
-// proof takes rights away, one after the other.
+// proof removes rights, one after the other.
 type proof struct {
-	// restart starts all anew that acts by the roles.
+	// restart restarts all programs that use the roles.
 	restart func(context.Context)
-	// life is what needs all of the rights.
+	// life does everything that needs the rights.
 	life func(ctx context.Context, name string) error
-	// settle undoes what a life that was ended early has left.
+	// settle removes what a life that was ended early has left.
 	settle func(context.Context)
 }
 
@@ -101,8 +102,8 @@ func (p proof) run(ctx context.Context, all []right) {
 	Expect(needless).To(BeEmpty(), "rights that nobody missed")
 }
 
-// allRights are the rights that the driver's roles give, one by one. The snapshot controller's are
-// the cluster's affair.
+// allRights returns the rights that the driver's roles give, one by one. The rights of the snapshot
+// controller are left out, because the cluster provides it.
 func allRights(objects []*unstructured.Unstructured) []right {
 	GinkgoHelper()
 	var all []right
@@ -125,7 +126,7 @@ func allRights(objects []*unstructured.Unstructured) []right {
 	return all
 }
 
-// apart takes verbs apart, but for list and watch.
+// apart returns each verb in a list of its own, but list and watch together.
 func apart(verbs []string) [][]string {
 	read := []string{"list", "watch"}
 	var all [][]string
@@ -142,13 +143,13 @@ func apart(verbs []string) [][]string {
 
 func rulesOf(o *unstructured.Unstructured) []rbacv1.PolicyRule {
 	GinkgoHelper()
-	// A Role and a ClusterRole have their rules at the same place.
+	// A Role and a ClusterRole have their rules in the same field.
 	role := &rbacv1.ClusterRole{}
 	Expect(runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, role)).To(Succeed())
 	return role.Rules
 }
 
-// reduced is the role without the right.
+// reduced returns the role without the right.
 func (r right) reduced() *unstructured.Unstructured {
 	GinkgoHelper()
 	o := findInstalled(r.kind, r.role)
@@ -174,8 +175,8 @@ func (r right) reduced() *unstructured.Unstructured {
 	return o
 }
 
-// without takes the right away, restarts who has it, lets everything happen that needs it, and says
-// who missed it; "" is nobody.
+// without removes the right, restarts the programs that had it, runs the life, and returns the
+// program that lacked the right, or "".
 func (p proof) without(ctx context.Context, r right, number int) (seen string) {
 	GinkgoHelper()
 	Expect(api.apply(ctx, r.reduced())).To(Succeed())
@@ -204,7 +205,7 @@ func (p proof) without(ctx context.Context, r right, number int) (seen string) {
 	return seen
 }
 
-// refused is nil when the log of some container says that it lacked the right.
+// refused returns nil if the log of some container reports that it lacked the right.
 func refused(ctx context.Context, r right) error {
 	for _, namespace := range []string{driverNamespace, metav1.NamespaceSystem} {
 		list, err := api.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{
@@ -219,7 +220,7 @@ func refused(ctx context.Context, r right) error {
 				if err != nil {
 					continue // Not started yet.
 				}
-				// Errors stand in the logs with their quotes escaped, once or more.
+				// Errors appear in the logs with escaped quotes, perhaps escaped twice.
 				message := strings.ReplaceAll(string(text), `\`, "")
 				if slices.ContainsFunc(r.refusals(), func(refusal string) bool {
 					return strings.Contains(message, refusal)
@@ -232,7 +233,7 @@ func refused(ctx context.Context, r right) error {
 	return fmt.Errorf("%w: nobody was refused to %s", errNotYet, r)
 }
 
-// restartControllers starts all anew that acts by the roles, at once.
+// restartControllers restarts all programs that use the roles, at once.
 func restartControllers(ctx context.Context) {
 	GinkgoHelper()
 	now := int64(0)

@@ -8,19 +8,20 @@ import (
 	"strings"
 )
 
-// settings are what e2e/run prepared.
+// settings contains what e2e/run has prepared.
 type settings struct {
 	nodeImage, kubernetes, crds, work, evidence, standIns string
 	archives                                              []string
-	// previous is the tree of the release before, which previousName names; empty without one.
+	// previous is the directory of the previous release, and previousName its name; both are empty
+	// without one.
 	previous, previousName string
-	// chart is a release's, empty for the tree's.
+	// chart is the chart of a release; empty means the chart of this tree.
 	chart string
-	// reuse takes the cluster that an earlier run has kept, with what is installed on it.
+	// reuse uses the cluster that an earlier run has kept, and its installation.
 	offline, keep, reuse bool
 }
 
-// readSettings reads the environment; what is missing is named.
+// readSettings reads the environment. Its error names missing variables.
 func readSettings() (settings, error) {
 	var missing []string
 	get := func(name string) string {

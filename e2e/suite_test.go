@@ -16,16 +16,16 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// What BeforeSuite makes, for all specs.
+// BeforeSuite sets these for all specs.
 var (
 	config   settings
 	provider *cluster.Provider
 	machines map[string]node
 	api      *kube
 	theRack  *rack
-	// installed is what users install, as it was applied.
+	// installed contains what the suite installed, as it was applied.
 	installed []*unstructured.Unstructured
-	// s is the spec's own namespace.
+	// s is the namespace of the current spec.
 	s *fixture
 )
 
@@ -33,10 +33,10 @@ func TestE2E(t *testing.T) {
 	RegisterFailHandler(Fail)
 	SetDefaultEventuallyTimeout(90 * time.Second)
 	SetDefaultEventuallyPollingInterval(200 * time.Millisecond)
-	// Without this a wait that has a context has no other end.
+	// Without this, a wait that has a context ends only with the context.
 	EnforceDefaultTimeoutsWhenUsingContexts()
 	suite, reporter := GinkgoConfiguration()
-	// A spec that needs to be tried again is one to understand.
+	// A flaky spec has to be understood, not repeated.
 	suite.FlakeAttempts, suite.RandomizeAllSpecs = 0, false
 	reporter.Verbose = true
 	RunSpecs(t, "the driver on a Kubernetes cluster", suite, reporter)
@@ -71,10 +71,10 @@ var _ = BeforeSuite(func(ctx SpecContext) {
 	By("installing the driver", func() { install(ctx) })
 }, NodeTimeout(15*time.Minute))
 
-// create makes the cluster, and sees to its end.
+// create creates the cluster, and registers its removal.
 func create(ctx context.Context, kubeconfig string) {
 	rackDir := filepath.Join(config.work, "rack")
-	// What a run that was killed left would be in the way of this one.
+	// Remove what a killed run has left, because this run uses the same name.
 	Expect(provider.Delete(clusterName, kubeconfig)).To(Succeed())
 	DeferCleanup(takeDown, kubeconfig)
 	By("creating the cluster", func() {
@@ -91,7 +91,7 @@ func create(ctx context.Context, kubeconfig string) {
 	})
 }
 
-// install installs the driver and the rack as the overlay says, and waits until both serve.
+// install installs the driver and the rack from the overlay, and waits until both serve.
 func install(ctx context.Context) {
 	GinkgoHelper()
 	var err error
@@ -104,8 +104,8 @@ func install(ctx context.Context) {
 	}
 }
 
-// takeDown removes the cluster. Loop devices that live longer are released by whoever runs the
-// suite and removes the rack's files, however the suite ends.
+// takeDown removes the cluster. The program that runs the suite releases loop devices that are
+// left, and removes the rack's files, however the suite ends.
 func takeDown(kubeconfig string) {
 	if config.keep {
 		GinkgoWriter.Printf("The cluster %s is kept. Look at it with KUBECONFIG=%s kubectl get pods -A\n",
@@ -122,7 +122,7 @@ var _ = BeforeEach(func(ctx SpecContext) {
 	s = newFixture(ctx)
 }, NodeTimeout(time.Minute))
 
-// settle is the end of every spec.
+// settle runs at the end of every spec.
 func settle(ctx context.Context, start harness.Ledger) {
 	if err := balanced(ctx, start); err != nil {
 		collectEvidence("ledger")

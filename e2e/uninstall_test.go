@@ -41,7 +41,7 @@ var _ = Describe("an installation", func() {
 			unregistered(ctx)
 			doctor.finds(ctx, "node", "", "pvc", s.path(claims[0]))
 			staying.Beats(ctx)
-			// Its volume cannot be unmounted now, and so it waits.
+			// The volume cannot be unmounted now, so the pod's deletion waits.
 			Expect(api.CoreV1().Pods(s.ns).Delete(ctx, leaving.name, metav1.DeleteOptions{})).
 				To(Succeed())
 		})
@@ -81,7 +81,7 @@ var _ = Describe("an installation", func() {
 	}, NodeTimeout(8*time.Minute))
 })
 
-// remains is a script for a node that prints what an installation may leave there.
+// remains is a script for a node. It prints what an installation has left there.
 const remains = `
 for dir in /var/lib/kubelet/plugins/csi.oxide.computer /run/csi.oxide.computer; do
 	[ ! -d $dir ] || find $dir ! -type d ! -path "*/flight/*" ! -name lock
@@ -91,7 +91,7 @@ find /var/lib/kubelet/plugins_registry /var/lib/kubelet/plugins/kubernetes.io -n
 grep -e kubernetes.io.csi -e csi.oxide /proc/mounts
 true`
 
-// withoutSnapshots is what the suite installs, for a cluster in which nothing knows of snapshots.
+// withoutSnapshots returns what the suite installs, for a cluster without the kinds for snapshots.
 func withoutSnapshots() ([]*unstructured.Unstructured, error) {
 	memory, err := manifests(deploy.Files)
 	if err != nil {
@@ -110,16 +110,16 @@ func withoutSnapshots() ([]*unstructured.Unstructured, error) {
 	return kustomizedIn(memory, overlay)
 }
 
-// uninstall removes what is installed but the rack. Since the rack keeps the namespace, it removes
-// what else would go with that: who led.
+// uninstall removes the installation without the rack. The rack keeps the namespace, so uninstall
+// also removes the leases, which would otherwise go with the namespace.
 func uninstall(ctx context.Context) {
 	GinkgoHelper()
 	Expect(removeAll(ctx, withoutRack(installed))).To(Succeed())
 	removeLeases(ctx, driverNamespace, "csi-oxide")
 }
 
-// removeLeases removes the leases of a namespace that have a part of a name, so that nobody waits
-// for those who led and are gone.
+// removeLeases removes the leases of a namespace whose names contain part, so that nobody waits for
+// a leader that is gone.
 func removeLeases(ctx context.Context, namespace, part string) {
 	GinkgoHelper()
 	leases := api.CoordinationV1().Leases(namespace)
@@ -132,14 +132,14 @@ func removeLeases(ctx context.Context, namespace, part string) {
 	}
 }
 
-// withoutRack leaves the simulated rack out, and the namespace that it is in.
+// withoutRack returns the objects without the simulated rack and its namespace.
 func withoutRack(objects []*unstructured.Unstructured) []*unstructured.Unstructured {
 	return slices.DeleteFunc(slices.Clone(objects), func(o *unstructured.Unstructured) bool {
 		return o.GetKind() == "Namespace" || o.GetName() == simulatorName
 	})
 }
 
-// unregistered waits until no pod of the driver is left, and the kubelets know no driver.
+// unregistered waits until no pod of the driver is left, and no kubelet has the driver registered.
 func unregistered(ctx context.Context) {
 	GinkgoHelper()
 	Eventually(func(g Gomega) {
@@ -155,7 +155,7 @@ func unregistered(ctx context.Context) {
 	}).WithContext(ctx).Should(Succeed(), "nothing of the driver should be left in the cluster")
 }
 
-// noVolumes waits until the cluster has no volume of the driver and no attachment of one.
+// noVolumes waits until the cluster has no PersistentVolume and no VolumeAttachment of the driver.
 func noVolumes(ctx context.Context) {
 	GinkgoHelper()
 	for _, kind := range clusterKinds {

@@ -21,11 +21,11 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/docs"
 )
 
-// operator is somebody who changes the release, by commands that wait for their own end. The
-// release before is in $PREVIOUS, and $RELEASES has the manifests of both.
+// operator contains the commands with which somebody changes the release. Each command waits until
+// it is done. $PREVIOUS is the previous release, and $RELEASES has the manifests of both.
 type operator struct{ by, install, upgrade, back, remove string }
 
-// onlyNewer is an object that the newer release has, and the release before has not.
+// onlyNewer is an object that the newer release has and the previous release does not have.
 const onlyNewer = "oxide-csi-dashboard"
 
 var byHelm = operator{
@@ -46,7 +46,7 @@ helm uninstall oxide-csi --namespace oxide-csi --ignore-not-found --wait --timeo
 kubectl delete --ignore-not-found -f deploy/kustomize/e2e/secret.yaml`,
 }
 
-// byManifests goes as docs/howto/upgrade.md says.
+// byManifests follows docs/howto/upgrade.md.
 var byManifests = operator{
 	by: "kustomize",
 	install: `
@@ -94,7 +94,7 @@ var _ = Describe("an upgrade", func() {
 		}, NodeTimeout(10*time.Minute))
 })
 
-// changeReleases installs the release before, upgrades it and goes back, while pods write.
+// changeReleases installs the previous release, upgrades it and goes back, while pods write.
 func (o operator) changeReleases(ctx context.Context, r reader, u *users) {
 	GinkgoHelper()
 	run := func(what, commands string) {
@@ -158,7 +158,8 @@ generatorOptions: {disableNameSuffixHash: true}
 	}
 }
 
-// driverIs waits until the driver serves, and says whether all of it is of the release before.
+// driverIs waits until the driver serves, and checks that all of it belongs to the expected
+// release.
 func driverIs(ctx context.Context, previous bool) {
 	GinkgoHelper()
 	poll := func(ready func(context.Context) error) {
@@ -180,7 +181,8 @@ func driverIs(ctx context.Context, previous bool) {
 	}
 }
 
-// csiDriver is the UID of the driver's object. Its immutable fields change only in another object.
+// csiDriver returns the UID of the CSIDriver object. Its immutable fields can change only if it is
+// replaced.
 func csiDriver(ctx context.Context) types.UID {
 	GinkgoHelper()
 	object, err := api.StorageV1().CSIDrivers().Get(ctx, driverName, metav1.GetOptions{})
@@ -188,7 +190,7 @@ func csiDriver(ctx context.Context) types.UID {
 	return object.UID
 }
 
-// has reports whether the driver's namespace has a ConfigMap.
+// has reports whether the driver's namespace has this ConfigMap.
 func has(ctx context.Context, name string) bool {
 	GinkgoHelper()
 	list, err := api.CoreV1().ConfigMaps(driverNamespace).List(ctx,

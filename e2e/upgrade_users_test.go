@@ -16,24 +16,25 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// users are pods that write while the driver's release changes: one on each worker with a
-// filesystem, and the first with a raw block volume, too.
+// users are pods that write while the driver's release changes. There is one on each worker with a
+// filesystem; the first pod also has a raw block volume.
 type users struct {
 	claims [2][]string
 	pods   [2]*pod
 	sums   [2]string
 	raw    string
-	// on is the worker of the first pod.
+	// on is the index of the worker of the first pod.
 	on int
 	observed
 }
 
-// observed is what was lost of the bytes that were acknowledged in journals, how many restarts of
-// how many pods were seen, and how many bytes were read and compared.
+// observed counts the bytes that were acknowledged in journals and those of them that were lost,
+// the restarts that were seen and the pods that restarted, and the bytes that were read and
+// compared.
 type observed struct{ lost, acknowledged, restarted, seen, checked int }
 
-// journal appends a number to a file of the first volume again and again, durably, and notes
-// outside of the volume which is the last that was acknowledged.
+// journal is a script that appends numbers to a file on the first volume, durably, and records the
+// last acknowledged number outside of the volume.
 const journal = `
 (
 	n=$(wc -l </data/0/journal 2>/dev/null || echo 0)
@@ -45,20 +46,20 @@ const journal = `
 	done
 ) &`
 
-// missing prints how many bytes of the journal's lines up to the %d-th are not there, and how many
-// there have to be.
+// missing is a script that prints how many bytes of the first %d lines of the journal are missing,
+// and how many there have to be.
 const missing = `awk -v last=%d '{there[$1] = 1} END {
 	for (i = 1; i <= last; i++) { n = length(i) + 1; all += n; if (!(i in there)) lost += n }
 	print lost + 0, all + 0
 }' /data/0/journal`
 
-// What the first pod writes to its device, and reads from it.
+// These scripts write to the first pod's device, and read from it.
 const (
 	writeRaw = "dd if=/dev/urandom of=/dev/data-1 bs=1M count=16 conv=fsync 2>/dev/null"
 	readRaw  = "dd if=/dev/data-1 bs=1M count=16 2>/dev/null"
 )
 
-// begin starts the pods, unless they run since another operator's time.
+// begin starts the pods, unless they have been running since an earlier operator's test.
 func (u *users) begin(ctx context.Context) {
 	GinkgoHelper()
 	if u.raw != "" {
@@ -74,7 +75,7 @@ func (u *users) begin(ctx context.Context) {
 	u.raw = u.rawSum(ctx)
 }
 
-// start makes the pods, the first on the worker whose turn it is, and one with a new volume.
+// start creates the pods, the first on the worker with index on, and one with a new volume.
 func (u *users) start(ctx context.Context) {
 	GinkgoHelper()
 	for i := range u.pods {
@@ -92,9 +93,9 @@ func (u *users) rawSum(ctx context.Context) string {
 	return u.pods[0].Sh(ctx, readRaw+" | sha256sum")
 }
 
-// live changes the release while the pods write and while one more pod's volume is being staged,
-// and returns how long that took. Then the pods change places: the new release unmounts and
-// detaches what the other has mounted and attached.
+// live changes the release while the pods write and while the volume of one more pod is being
+// staged, and returns how long that took. Then the pods change places, so that the new release
+// unmounts and detaches what the old one has mounted and attached.
 func (u *users) live(ctx context.Context, change func()) time.Duration {
 	GinkgoHelper()
 	var mounts [2][]string
@@ -130,8 +131,8 @@ func (u *users) live(ctx context.Context, change func()) time.Duration {
 	return took
 }
 
-// halfStaged makes a pod whose volume is attached to a node, and whose device does not appear
-// there: the node's driver waits for it until somebody attaches the disk again.
+// halfStaged creates a pod whose volume is attached to a node but whose device does not appear
+// there. The node's driver waits for the device until the disk is attached again.
 func (f *fixture) halfStaged(ctx context.Context, node string) (p *pod, disk string) {
 	GinkgoHelper()
 	faults(ctx, adminapi.Fault{Operation: "instance_disk_attach", Times: 1,
@@ -141,8 +142,8 @@ func (f *fixture) halfStaged(ctx context.Context, node string) (p *pod, disk str
 	return p, f.Bound(ctx, claim).Spec.CSI.VolumeHandle
 }
 
-// appearWithEnd attaches the disk of a half staged pod again when the node's driver is told to end.
-// That has waited for the device until now, and so has the pod.
+// appearWithEnd attaches the disk of a half-staged pod again at the moment when the node's driver
+// is asked to end. Until then the driver has waited for the device, and so has the pod.
 func appearWithEnd(ctx context.Context, p *pod, disk, node string) (appeared <-chan struct{}) {
 	GinkgoHelper()
 	driver := installedPod(ctx, ofNode, node)
@@ -161,7 +162,7 @@ func appearWithEnd(ctx context.Context, p *pod, disk, node string) (appeared <-c
 	return done
 }
 
-// check says that the pods go on writing and that what they have written is there, and counts.
+// check checks that the pods still write and that everything they wrote is there, and counts it.
 func (u *users) check(ctx context.Context) {
 	GinkgoHelper()
 	var n int
@@ -184,7 +185,7 @@ func (u *users) check(ctx context.Context) {
 	}
 }
 
-// Scan runs a script in the pod and reads what it prints.
+// Scan runs a script in the pod and parses its output into variables.
 func (p *pod) Scan(ctx context.Context, script string, into ...any) {
 	GinkgoHelper()
 	_, err := fmt.Sscan(p.Sh(ctx, script), into...)

@@ -34,7 +34,7 @@ func belongToGroup(ctx SpecContext) {
 	kept := s.Bound(ctx, claim).Spec.CSI.VolumeHandle
 	p.Delete(ctx)
 
-	// Another group gets what the first one wrote.
+	// The files that the first group wrote belong to another group now.
 	other := int64(3000)
 	again := s.Pod(ctx, Pod{Claims: []string{claim}, User: &user, FSGroup: &other}).Running(ctx)
 	Expect(again.Sh(ctx, "stat -c %g /data/0/file")).To(Equal("3000"))
@@ -44,7 +44,7 @@ func belongToGroup(ctx SpecContext) {
 	Expect(theRack.hasDisk(ctx, kept)).To(BeTrue())
 }
 
-// ephemeral is a volume that is claimed with its pod and deleted with it.
+// ephemeral returns a volume whose claim is created and deleted with its pod.
 func ephemeral(name string) corev1.Volume {
 	claim := Claim{}
 	return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{

@@ -16,8 +16,8 @@ var _ = Describe("a disk that somebody made by hand", func() {
 		"with Delete, which is refused", usesDiskByHand)
 })
 
-// provisionedBy is the annotation by which the provisioner knows the volumes that are its own.
-// Whoever copies a PersistentVolume copies it.
+// provisionedBy is the annotation by which the provisioner recognizes its own volumes. Whoever
+// copies a PersistentVolume copies it, too.
 const provisionedBy = "pv.kubernetes.io/provisioned-by"
 
 func usesDiskByHand(ctx SpecContext) {
@@ -33,7 +33,7 @@ func usesDiskByHand(ctx SpecContext) {
 	})
 	s.Hurry(ctx, first)
 	writer := s.Pod(ctx, Pod{Claims: []string{first}, Node: workers[0]}).Running(ctx)
-	// The disk was blank, so it has got a filesystem.
+	// The disk was blank, so the driver has formatted it.
 	writer.Sh(ctx, "echo by hand >/data/0/file; sync")
 	kind, sizeBytes := writer.Filesystem(ctx, "/data/0")
 	Expect(kind).To(Equal("ext4"))
@@ -56,7 +56,7 @@ func usesDiskByHand(ctx SpecContext) {
 	s.VolumeEvent(ctx, second.Name, "DiskNotOurs", "has no ownership tag of this driver",
 		"give the volume the reclaim policy Retain")
 	Expect(theRack.disk(ctx, disk).Description).To(Equal("made by hand"))
-	// What the sentence says helps: the volume goes, the disk does not.
+	// The advice in the event helps: the PersistentVolume is deleted, and the disk stays.
 	s.DeleteVolume(ctx, second.Name)
 	Expect(theRack.hasDisk(ctx, disk)).To(BeTrue())
 }

@@ -20,8 +20,8 @@ var _ = Describe("a volume", func() {
 		"says", beginsAndEnds)
 })
 
-// rawPattern writes 4 MiB of noise to the end of the device and prints its sum; rawSum prints the
-// sum of what is there.
+// rawPattern writes 4 MiB of noise to the end of the device and prints its checksum. rawSum prints
+// the checksum of what is there.
 const (
 	rawPattern = `head -c 4194304 /dev/urandom >/tmp/noise
 dd if=/tmp/noise of=/dev/data-2 bs=1048576 seek=1020 conv=fsync 2>/dev/null
@@ -66,8 +66,8 @@ func expectFilesystems(ctx context.Context, p *pod) {
 	Expect(p.Sh(ctx, "blockdev --getsize64 /dev/data-2")).To(Equal("1073741824"))
 }
 
-// expectDisks holds the claims' volumes to their disks, which have to be attached to the worker,
-// and returns the disks' UUIDs.
+// expectDisks checks that each claim's volume is a disk of the driver that is attached to the
+// worker, and returns the disks' UUIDs.
 func expectDisks(ctx context.Context, claims []string, worker string) []string {
 	GinkgoHelper()
 	disks := []string{}
@@ -82,8 +82,8 @@ func expectDisks(ctx context.Context, claims []string, worker string) []string {
 	return disks
 }
 
-// expectFixedSize tries to make a claim of the class oxide-disk larger (D-68): the API server
-// refuses, so nobody waits for what no disk can do.
+// expectFixedSize tries to enlarge a claim of the class oxide-disk (D-68). The API server refuses,
+// so that nobody waits for an expansion that no disk can do.
 func expectFixedSize(ctx context.Context, claim string) {
 	GinkgoHelper()
 	_, err := api.CoreV1().PersistentVolumeClaims(s.ns).Patch(ctx, claim, types.MergePatchType,

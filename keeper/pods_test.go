@@ -113,7 +113,8 @@ func TestPodsAreSortedByWhatAStopDoesToThem(t *testing.T) {
 		{"of a Job, without a volume, that has ended", changed(podOf("a", "job-1", "Job"), never,
 			phase(corev1.PodSucceeded)), ""},
 		{"its owner is not its controller", changed(podOf("a", "one", "ConfigMap"),
-			func(p *corev1.Pod) { p.OwnerReferences[0].Controller = nil }), "no controller that makes another"},
+			func(p *corev1.Pod) { p.OwnerReferences[0].Controller = nil }),
+			"no controller that makes another"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := sortPods([]corev1.Pod{*c.pod}, claims)
