@@ -29,8 +29,8 @@
 //		Expect(reader.Running(ctx).Sh(ctx, "cat /data/0/file")).To(Equal("kept"))
 //	})
 //
-// A container runs on when its instance is stopped. A spec that stops and starts instances, or lets
-// somebody else do it, begins with guestsFollow: then a stop halts the node, as on a rack, before
+// A container runs on when its instance is stopped. A spec in which instances are stopped and
+// started begins with guestsFollow: then a stop halts the node, as on a rack, before
 // its disks go, and a start boots it. servesSinceBoot and RunningSinceBoot wait for what comes
 // back, for Kubernetes reports what ran before the halt until the node speaks again. After that,
 // installKeeper lets the node keeper stop and start them, until the specs of the container end.

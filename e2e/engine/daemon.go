@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// daemon is a dockerd of our own. Everything it has lies in one directory; what an earlier one left
-// there when it was killed is taken over or removed.
+// daemon is our own dockerd. All of its files are in one directory. It reuses or removes what an
+// earlier dockerd left there when it was killed.
 type daemon struct {
 	dir, root string
 	log       io.Writer
@@ -31,8 +31,8 @@ func (d *daemon) socket() string          { return d.file("docker.sock") }
 func (d *daemon) pidFile() string         { return d.file("pid") }
 func (d *daemon) configFile() string      { return d.file("daemon.json") }
 
-// startTime is how long an engine may take to answer: an earlier one that was killed may have left
-// containers for it to end.
+// startTime is how long an engine may take to answer: it may first have to end the containers of an
+// engine that was killed.
 const startTime = 2 * time.Minute
 
 // run starts the daemon and waits until it answers.
@@ -71,8 +71,8 @@ func (e *Engine) run(ctx context.Context) error {
 	return e.sayDriver(ctx)
 }
 
-// launch starts dockerd in a session of its own: an interrupt at the terminal is for us, who then
-// take it down in order.
+// launch starts dockerd in a process session of its own, so that an interrupt at the terminal
+// reaches only us. We then stop it in order.
 func (d *daemon) launch() (ended <-chan error, err error) {
 	log, err := os.Create(d.file("log"))
 	if err != nil {
@@ -96,8 +96,8 @@ func (d *daemon) launch() (ended <-chan error, err error) {
 	return result, nil
 }
 
-// configure writes the daemon's settings. The bridge is left out: it would be the machine's, shared
-// with every other engine, and neither kind nor our builds use it.
+// configure writes the daemon's settings. It leaves out the bridge, which all engines of the
+// machine would share, and which neither kind nor our builds use.
 func (d *daemon) configure(ctx context.Context) error {
 	settings := map[string]any{
 		"data-root": d.file("data"),
@@ -130,7 +130,7 @@ func (d *daemon) configure(ctx context.Context) error {
 	return nil
 }
 
-// wrapper builds the program that stands before runc.
+// wrapper builds the program that runs instead of runc.
 func (d *daemon) wrapper(ctx context.Context) (string, error) {
 	path := d.file("runc-wrapper")
 	command := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-o", path,
@@ -145,8 +145,8 @@ func (d *daemon) wrapper(ctx context.Context) (string, error) {
 	return path, nil
 }
 
-// tidy ends a daemon of ours that lives and does not answer, and removes pid files that name
-// processes which are not ours any more: dockerd would wait for those.
+// tidy ends a daemon of ours that runs but does not answer. It also removes pid files of processes
+// that are no longer ours, because dockerd would wait for those processes.
 func (d *daemon) tidy(ctx context.Context) error {
 	if err := os.MkdirAll(d.dir, 0o700); err != nil {
 		return fmt.Errorf("make the engine's directory: %w", err)
@@ -158,8 +158,8 @@ func (d *daemon) tidy(ctx context.Context) error {
 	if err := d.stop(ctx); err != nil {
 		return err
 	}
-	// containerd is dockerd's child and may outlive it; a dockerd takes it over if it is there. What
-	// else is in its directory it needs, to find the containers that outlived it.
+	// containerd is a child of dockerd and may outlive it; the next dockerd takes it over. Keep the
+	// other files in its directory: it needs them to find the containers that outlived it.
 	containerd := d.file("exec/containerd/containerd.pid")
 	if pid := livingPID(containerd, d.file("exec/containerd")); pid == 0 {
 		if err := os.Remove(containerd); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -169,11 +169,11 @@ func (d *daemon) tidy(ctx context.Context) error {
 	return nil
 }
 
-// socketPathMax is the length that the kernel sets for the path of a socket. containerd's lies
-// deeper in our directory than docker's.
+// socketPathMax is the longest path of our directory: the kernel limits the path of a socket, and
+// containerd's socket is deeper in our directory than docker's.
 const socketPathMax = 107 - len("exec/containerd/containerd.sock.ttrpc") + len("docker.sock")
 
-// stop ends the daemon by its pid file and waits for its end. No daemon is fine, too.
+// stop ends the daemon of the pid file and waits for its end. It is no error if there is no daemon.
 func (d *daemon) stop(ctx context.Context) error {
 	pid := livingPID(d.pidFile(), d.configFile())
 	if pid == 0 {
@@ -198,8 +198,8 @@ func (d *daemon) stop(ctx context.Context) error {
 	return nil
 }
 
-// livingPID is the process that the pid file names, if it lives and is ours: its command line
-// names a file of ours. Else it is zero.
+// livingPID returns the process in the pid file if it runs and is ours, and zero otherwise. It is
+// ours if its command line names a file of ours.
 func livingPID(pidFile, ours string) int {
 	text, err := os.ReadFile(pidFile)
 	if err != nil {
@@ -212,8 +212,8 @@ func livingPID(pidFile, ours string) int {
 	return pid
 }
 
-// names reports whether the process's command line has the path in it. A process that has ended and
-// was not waited for has an empty one.
+// names reports whether the process's command line contains the path. A process that has ended, but
+// that nobody has waited for, has an empty command line.
 func names(pid int, path string) bool {
 	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 	return err == nil && strings.Contains(string(line), path)
@@ -227,7 +227,7 @@ func (d *daemon) lastLines() string {
 	return tail(text)
 }
 
-// sayDriver warns of a storage driver that copies whole images for every container.
+// sayDriver warns if the storage driver copies whole images for every container.
 func (e *Engine) sayDriver(ctx context.Context) error {
 	driver, err := e.Output(ctx, "info", "--format", "{{.Driver}}")
 	if err != nil {

@@ -1,9 +1,8 @@
-// Package engine gives the end-to-end suite a Docker engine. It takes the one that DOCKER_HOST
-// names, or one that runs on the machine already, and does not change it. Where there is none it
-// runs one of its own, with its state in the suite's cache, and takes it down at the end; what it
-// built stays for the next time. Debian's docker.io is installed for that where it is missing, so
-// such a machine has to be a Debian or an Ubuntu, and the user root; a registry is asked for
-// nothing.
+// Package engine provides a Docker engine for the end-to-end suite. It uses the engine of
+// DOCKER_HOST, or one that already runs on the machine, and does not change it. If there is none,
+// it runs its own, with its state in the suite's cache, and stops it at the end; what it has built
+// stays for the next run. For that it installs Debian's docker.io if it is missing, so the machine
+// has to be a Debian or an Ubuntu, and the user root. It uses no registry.
 package engine
 
 import (
@@ -21,25 +20,25 @@ import (
 
 // Engine is a Docker engine that answers.
 type Engine struct {
-	// Host is what DOCKER_HOST has to be for it. Empty means docker's default.
+	// Host is the value of DOCKER_HOST for this engine. Empty means docker's default.
 	Host string
 
-	// daemon is our own engine; nil is somebody else's.
+	// daemon is our own engine; nil means that the engine belongs to somebody else.
 	daemon *daemon
 	log    io.Writer
 }
 
-// Options say where an engine of our own lives, and where it logs.
+// Options configures where our own engine keeps its state, and where it logs.
 type Options struct {
-	// Root is the project's directory, from which the wrapper of runc is built.
+	// Root is the project's directory. The wrapper of runc is built from it.
 	Root string
-	// Cache is the suite's directory for what the next run can use.
+	// Cache is the suite's directory for what the next run can reuse.
 	Cache string
-	// Log gets a line for everything that takes a while or changes the machine.
+	// Log gets a line for everything that takes long or changes the machine.
 	Log io.Writer
 }
 
-// Start finds an engine that answers, or runs one.
+// Start returns an engine that answers. If it finds none, it runs one.
 func Start(ctx context.Context, o Options) (*Engine, error) {
 	found, err := Find(ctx)
 	if err != nil {
@@ -54,7 +53,7 @@ func Start(ctx context.Context, o Options) (*Engine, error) {
 		if err := installDocker(ctx, o.Log); err != nil {
 			return nil, err
 		}
-		// Where an init system starts services, the package's engine runs now.
+		// If an init system starts services, the engine of the package runs now.
 		if found, err = Find(ctx); err != nil {
 			return nil, err
 		}
@@ -81,8 +80,8 @@ func Start(ctx context.Context, o Options) (*Engine, error) {
 	return own, nil
 }
 
-// Find returns the engine that DOCKER_HOST names or that runs on this machine, and nil where there
-// is none. An engine that DOCKER_HOST names and that does not answer is an error.
+// Find returns the engine of DOCKER_HOST or the one that runs on this machine, and nil if there is
+// none. If DOCKER_HOST names an engine that does not answer, that is an error.
 func Find(ctx context.Context) (*Engine, error) {
 	e := &Engine{Host: os.Getenv("DOCKER_HOST"), log: io.Discard}
 	if e.answers(ctx) {
@@ -95,8 +94,9 @@ func Find(ctx context.Context) (*Engine, error) {
 	return nil, nil
 }
 
-// Kept returns our own engine of an earlier run, and nil if that one was taken down in order. One
-// that was killed is run again: nobody else can end the containers that outlived it.
+// Kept returns our own engine of an earlier run, or nil if that engine was stopped in order. An
+// engine that was killed is started again, because nothing else can end the containers that
+// outlived it.
 func Kept(ctx context.Context, o Options) (*Engine, error) {
 	d := newDaemon(o)
 	e := &Engine{Host: "unix://" + d.socket(), daemon: d, log: o.Log}
@@ -120,7 +120,7 @@ func at(host string) string {
 	return " at " + host
 }
 
-// answerTime is how long an engine that is well may take to say its version.
+// answerTime is how long a working engine may take to report its version.
 const answerTime = 20 * time.Second
 
 func (e *Engine) answers(ctx context.Context) bool {
@@ -130,10 +130,10 @@ func (e *Engine) answers(ctx context.Context) bool {
 	return err == nil && version != ""
 }
 
-// Own reports whether the engine is one that we run.
+// Own reports whether we run the engine ourselves.
 func (e *Engine) Own() bool { return e.daemon != nil }
 
-// Environment is what a child needs to reach the engine, beside what we have.
+// Environment returns our environment and what a child needs to reach the engine.
 func (e *Engine) Environment() []string {
 	environment := os.Environ()
 	if e.Host != "" {
@@ -142,18 +142,18 @@ func (e *Engine) Environment() []string {
 	return environment
 }
 
-// Command is a docker command for this engine. It uses the builder that every engine has: buildx is
-// a program of its own, which may be missing.
+// Command returns a docker command for this engine. It uses the builder that every engine contains,
+// because buildx is a separate program that may be missing.
 func (e *Engine) Command(ctx context.Context, args ...string) *exec.Cmd {
 	command := exec.CommandContext(ctx, "docker", args...)
 	command.Env = append(e.Environment(), "DOCKER_BUILDKIT=0")
-	// A docker that was signalled ends what it does in the engine, too.
+	// A docker client that gets a signal also ends its work in the engine.
 	command.Cancel = func() error { return command.Process.Signal(os.Interrupt) }
 	command.WaitDelay = 10 * time.Second
 	return command
 }
 
-// Output runs a docker command and returns what it printed. An error says what it complained of.
+// Output runs a docker command and returns its output. An error contains the error output.
 func (e *Engine) Output(ctx context.Context, args ...string) (string, error) {
 	var complaints bytes.Buffer
 	command := e.Command(ctx, args...)
@@ -166,13 +166,12 @@ func (e *Engine) Output(ctx context.Context, args ...string) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// prepare sees to what the machine must have for an engine with a cluster on it.
+// prepare sets up what an engine with a cluster needs on the machine.
 func (e *Engine) prepare() error {
 	return raiseWatchers(e.log, "/proc/sys/fs/inotify/max_user_instances")
 }
 
-// Stop takes down an engine of our own with all that runs on it. One that is not ours stays as it
-// is.
+// Stop stops our own engine and everything that runs on it. Another engine stays as it is.
 func (e *Engine) Stop(ctx context.Context) error {
 	if e.daemon == nil {
 		return nil
@@ -186,7 +185,7 @@ func (e *Engine) Stop(ctx context.Context) error {
 }
 
 // clear removes every container and network of our own engine, and the containers' volumes. Images
-// stay, but for those that newer ones took the name of a week ago.
+// stay, except those that lost their name to newer ones a week ago.
 func (e *Engine) clear(ctx context.Context) error {
 	containers, err := e.Output(ctx, "ps", "--all", "--quiet")
 	if err != nil {
@@ -218,7 +217,7 @@ func missingPrograms(names ...string) []string {
 	return missing
 }
 
-// installDocker installs the engine, and its client where that is a package of its own.
+// installDocker installs the engine, and its client if that is a separate package.
 func installDocker(ctx context.Context, log io.Writer) error {
 	if err := Install(ctx, log, "docker.io"); err != nil {
 		return err
@@ -229,7 +228,7 @@ func installDocker(ctx context.Context, log io.Writer) error {
 	return nil
 }
 
-// Install installs Debian packages where apt-get is.
+// Install installs Debian packages if apt-get exists.
 func Install(ctx context.Context, log io.Writer, packages ...string) error {
 	began := time.Now()
 	fmt.Fprintf(log, "engine: installing %s\n", strings.Join(packages, ", "))
@@ -246,7 +245,7 @@ func Install(ctx context.Context, log io.Writer, packages ...string) error {
 	return nil
 }
 
-// tail is the end of a long output, in which the reason is.
+// tail returns the end of a long output, which contains the reason of a failure.
 func tail(output []byte) string {
 	const enough = 2000
 	output = bytes.TrimSpace(output)
@@ -261,5 +260,5 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// Directory is where an engine of our own keeps its state.
+// Directory returns the directory in which our own engine keeps its state.
 func Directory(cache string) string { return filepath.Join(cache, "engine") }

@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestTheBoundingSetIsRead(t *testing.T) {
+func TestTheBoundingSetOfCapabilitiesIsRead(t *testing.T) {
 	const restricted = "Name:\tcat\nCapEff:\t000001ffffffffff\nCapBnd:\t000001fffeffffff\nCapAmb:\t0\n"
 	for name, test := range map[string]struct {
 		status string
@@ -39,7 +39,7 @@ func TestTheBoundingSetIsRead(t *testing.T) {
 	}
 }
 
-func TestTheLimitOfWatchersIsRaisedAndSaidOnlyWhereItIsTooLow(t *testing.T) {
+func TestTheLimitOfWatchersIsRaisedOnlyIfItIsTooLow(t *testing.T) {
 	for _, test := range []struct {
 		before, after string
 		says          bool
@@ -65,7 +65,7 @@ func TestTheLimitOfWatchersIsRaisedAndSaidOnlyWhereItIsTooLow(t *testing.T) {
 	}
 }
 
-func TestAPidFileIsBelievedOnlyIfItsProcessIsOurs(t *testing.T) {
+func TestAPidFileCountsOnlyIfItsProcessIsOurs(t *testing.T) {
 	dir := t.TempDir()
 	ours := filepath.Join(dir, "daemon.json")
 	child := exec.CommandContext(t.Context(), "sh", "-c", "echo; read line", ours)
@@ -74,7 +74,7 @@ func TestAPidFileIsBelievedOnlyIfItsProcessIsOurs(t *testing.T) {
 	if err := errors.Join(err, errSays, child.Start()); err != nil {
 		t.Fatal(err)
 	}
-	// The kernel shows a command line a moment after the process has begun.
+	// The kernel shows a command line shortly after the process has begun.
 	if _, err := says.Read(make([]byte, 1)); err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +88,7 @@ func TestAPidFileIsBelievedOnlyIfItsProcessIsOurs(t *testing.T) {
 	if got := pid(fmt.Sprintln(child.Process.Pid)); got != child.Process.Pid {
 		t.Errorf("the pid of our process is read as %d, want %d", got, child.Process.Pid)
 	}
-	// After a restart of the machine the number is another process's: this test's own, here.
+	// After a restart of the machine the number belongs to another process, here to this test.
 	if got := pid(fmt.Sprint(os.Getpid())); got != 0 {
 		t.Errorf("a process that is not ours is taken for ours: %d", got)
 	}
@@ -130,7 +130,7 @@ func TestAStalePidFileIsRemovedBeforeTheStart(t *testing.T) {
 	}
 }
 
-func TestACacheTooDeepForASocketIsSaidSo(t *testing.T) {
+func TestACachePathTooLongForASocketIsReported(t *testing.T) {
 	d := newDaemon(Options{Cache: filepath.Join(t.TempDir(), strings.Repeat("d", 100))})
 	err := d.tidy(t.Context())
 	if err == nil || !strings.Contains(err.Error(), "XDG_CACHE_HOME") {
@@ -138,7 +138,7 @@ func TestACacheTooDeepForASocketIsSaidSo(t *testing.T) {
 	}
 }
 
-func TestAnEngineThatIsNamedHasToAnswer(t *testing.T) {
+func TestAnEngineInDockerHostThatDoesNotAnswerIsAnError(t *testing.T) {
 	t.Setenv("DOCKER_HOST", "unix://"+filepath.Join(t.TempDir(), "none.sock"))
 	found, err := Find(t.Context())
 	if err == nil || !strings.Contains(err.Error(), "DOCKER_HOST") {
@@ -146,7 +146,7 @@ func TestAnEngineThatIsNamedHasToAnswer(t *testing.T) {
 	}
 }
 
-func TestOnlyWhatAnEngineAddedIsTakenOutOfATable(t *testing.T) {
+func TestOnlyTheRulesOfAnEngineAreRemovedFromATable(t *testing.T) {
 	fresh := []string{"-P INPUT ACCEPT", "-P FORWARD ACCEPT", "-P OUTPUT ACCEPT"}
 	used := []string{
 		"-P INPUT ACCEPT", "-P FORWARD DROP", "-P OUTPUT ACCEPT",
@@ -187,7 +187,7 @@ func TestOnlyWhatAnEngineAddedIsTakenOutOfATable(t *testing.T) {
 	}
 }
 
-func TestTheNetworkIsWrittenDownOnce(t *testing.T) {
+func TestTheNetworkIsRecordedOnlyOnce(t *testing.T) {
 	d := newDaemon(Options{Cache: t.TempDir(), Log: &strings.Builder{}})
 	if err := os.MkdirAll(d.dir, 0o700); err != nil {
 		t.Fatal(err)

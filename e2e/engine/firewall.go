@@ -13,18 +13,18 @@ import (
 	"strings"
 )
 
-// A Docker engine forwards packets and filters what it forwards, and leaves both so when it ends. A
-// machine that had no engine gets back what it had.
+// A Docker engine turns on packet forwarding and adds filter rules, and leaves both when it ends.
+// The functions in this file restore the network of a machine that had no engine.
 
-// network is what an engine changes in the machine's.
+// network contains the settings of the machine that an engine changes.
 type network struct {
-	// Rules are those of each table, as iptables lists them.
+	// Rules contains the rules of each table, as iptables lists them.
 	Rules map[table][]string
-	// Forward is net.ipv4.ip_forward.
+	// Forward is the value of net.ipv4.ip_forward.
 	Forward string
 }
 
-// table is a table of rules: the program that lists it, and its name.
+// table is a table of rules: the program that lists it, and the table's name.
 type table struct{ Program, Name string }
 
 func (t table) MarshalText() ([]byte, error) { return []byte(t.Program + " " + t.Name), nil }
@@ -40,11 +40,11 @@ var tables = []table{
 	{"iptables", "filter"}, {"iptables", "nat"}, {"ip6tables", "filter"}, {"ip6tables", "nat"},
 }
 
-// networkFile is there from an engine's start to its end in order.
+// networkFile is the file that exists from an engine's start until its orderly end.
 func (d *daemon) networkFile() string { return d.file("network.json") }
 
-// remember writes down the network as it is before our engine runs. What an engine of ours that was
-// killed has written down is the truth still.
+// remember records the network before our engine runs. If an engine of ours was killed, its record
+// is kept, because it is still the right one.
 func (d *daemon) remember(ctx context.Context) error {
 	if exists(d.networkFile()) {
 		return nil
@@ -59,7 +59,8 @@ func (d *daemon) remember(ctx context.Context) error {
 	return nil
 }
 
-// giveBack makes the network what it was. While another engine runs, it is that one's.
+// giveBack restores the network. While another engine runs, it does nothing, because that engine
+// uses the rules.
 func (d *daemon) giveBack(ctx context.Context) error {
 	text, err := os.ReadFile(d.networkFile())
 	if errors.Is(err, os.ErrNotExist) {
@@ -81,8 +82,8 @@ func (d *daemon) giveBack(ctx context.Context) error {
 	return os.Remove(d.networkFile())
 }
 
-// otherEngine is the process of any dockerd on this machine, or zero. Ours has ended; until it is
-// waited for it has no command line.
+// otherEngine returns the process ID of any other dockerd on this machine, or zero. Our own has
+// ended; it has no command line until somebody waits for it.
 func otherEngine() int {
 	found, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	for _, file := range found {
@@ -96,7 +97,8 @@ func otherEngine() int {
 	return 0
 }
 
-// readNetwork reads what can be read: a machine without a table has nothing in it to give back.
+// readNetwork reads the network. A table that cannot be read does not exist, so there is nothing in
+// it to restore.
 func readNetwork(ctx context.Context) network {
 	now := network{Rules: map[table][]string{}}
 	if text, err := os.ReadFile(forwardFile); err == nil {
@@ -132,16 +134,16 @@ func restore(ctx context.Context, before, now network) error {
 	return errors.Join(problems...)
 }
 
-// undo lists the changes that take an engine's rules out of a table: first the rules that lead to
-// its chains, then the chains, and the policy that it set. Rules that were there before stay, and
-// so do rules that are not an engine's.
+// undo returns the changes that remove an engine's rules from a table: first the rules that lead to
+// its chains, then the chains, then the policy that it set. It keeps rules that were there before,
+// and rules that do not belong to an engine.
 func undo(before, now []string) [][]string {
 	var rules, flushed, removed, policies [][]string
 	for _, line := range now {
 		if slices.Contains(before, line) {
 			continue
 		}
-		// iptables quotes as a shell does; no rule of an engine has a word with a space.
+		// iptables quotes like a shell, but no rule of an engine contains a word with a space.
 		words := strings.Fields(line)
 		switch {
 		case len(words) == 3 && words[0] == "-P":

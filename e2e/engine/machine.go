@@ -18,7 +18,7 @@ import (
 // capSysResource is the number of CAP_SYS_RESOURCE.
 const capSysResource = 24
 
-// WithoutSysResource reports whether this machine cannot lend CAP_SYS_RESOURCE to a container.
+// WithoutSysResource reports whether this machine cannot give CAP_SYS_RESOURCE to a container.
 func WithoutSysResource() (bool, error) {
 	status, err := os.ReadFile("/proc/self/status")
 	if err != nil {
@@ -31,8 +31,8 @@ func WithoutSysResource() (bool, error) {
 	return bounding&(1<<capSysResource) == 0, nil
 }
 
-// boundingSet finds the capabilities that a process and its children may have at most, in its
-// status.
+// boundingSet returns the capabilities that a process and its children can have at most, from the
+// process's status.
 func boundingSet(status string) (uint64, error) {
 	for line := range strings.Lines(status) {
 		if value, ok := strings.CutPrefix(line, "CapBnd:"); ok {
@@ -46,11 +46,11 @@ func boundingSet(status string) (uint64, error) {
 	return 0, fmt.Errorf("read our capabilities: no line CapBnd in %q", status)
 }
 
-// watchersNeeded is how many inotify instances three nodes take: systemd, containerd and the
-// kubelet of each, and their children.
+// watchersNeeded is how many inotify instances three nodes use: each has systemd, containerd, a
+// kubelet and their children.
 const watchersNeeded = 512
 
-// raiseWatchers raises the kernel's limit of inotify instances where it is too low for a cluster.
+// raiseWatchers raises the kernel's limit of inotify instances if it is too low for a cluster.
 func raiseWatchers(log io.Writer, file string) error {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -72,11 +72,11 @@ func raiseWatchers(log io.Writer, file string) error {
 	return nil
 }
 
-// unmountTime is how long a mount may be busy with the last threads of an engine that has ended.
+// unmountTime is how long the last threads of an engine that has ended may keep a mount busy.
 const unmountTime = 20 * time.Second
 
-// unmountBelow unmounts what an engine that was killed has left mounted in its directory. The last
-// mounted go first.
+// unmountBelow unmounts what a killed engine has left mounted in its directory, the last mounts
+// first.
 func unmountBelow(ctx context.Context, dir string) error {
 	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
 	if err != nil {

@@ -11,13 +11,13 @@ import (
 	"github.com/moby/sys/mountinfo"
 )
 
-func TestWhatIsMountedBelowIsUnmounted(t *testing.T) {
+func TestMountsBelowADirectoryAreUnmounted(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("only root can mount: run the tests as root, as make test does")
 	}
 	dir := t.TempDir()
 	inner := filepath.Join(dir, "outer", "inner")
-	// One over the other, as an engine that was killed twice leaves them.
+	// One mount covers another, as an engine leaves them that was killed twice.
 	for _, path := range []string{filepath.Dir(inner), inner, inner} {
 		if err := os.MkdirAll(path, 0o755); err != nil {
 			t.Fatal(err)

@@ -10,17 +10,17 @@ import (
 	"path/filepath"
 )
 
-// hash names what is made of the given strings: equal ones have equal names.
+// hash returns a name for the given strings: equal strings have equal names.
 func hash(inputs ...string) string {
 	sum := sha256.New()
 	for _, input := range inputs {
-		// The length keeps "ab", "c" from being "a", "bc".
+		// The length distinguishes "ab", "c" from "a", "bc".
 		fmt.Fprintf(sum, "%d:%s", len(input), input)
 	}
 	return hex.EncodeToString(sum.Sum(nil))[:12]
 }
 
-// hashTree names what lies in a tree: paths and contents. How files may be accessed does not count.
+// hashTree returns a name for a tree's paths and contents. Permissions do not count.
 func hashTree(tree fs.FS) (string, error) {
 	var inputs []string
 	err := fs.WalkDir(tree, ".", func(path string, entry fs.DirEntry, err error) error {
@@ -37,7 +37,7 @@ func hashTree(tree fs.FS) (string, error) {
 	return hash(inputs...), nil
 }
 
-// hashFiles names what lies in files, which may be large.
+// hashFiles returns a name for the contents of files, which may be large.
 func hashFiles(paths ...string) (string, error) {
 	sum := sha256.New()
 	for _, path := range paths {
@@ -94,7 +94,7 @@ func (b *Builder) keep(dir, name, inputs, extension string, build func(partial s
 	return path, nil
 }
 
-// scratch makes a directory to put a build together in, beside what goes into it.
+// scratch creates a directory for a build, on the file system of the files that go into it.
 func (b *Builder) scratch() (string, error) {
 	parent := filepath.Join(b.Cache, "build")
 	if err := os.MkdirAll(parent, 0o755); err != nil {
@@ -107,7 +107,7 @@ func (b *Builder) scratch() (string, error) {
 	return dir, nil
 }
 
-// Tidy removes what a run that was killed has left half built. Nobody else may build meanwhile.
+// Tidy removes incomplete builds of a run that was killed. Nobody else may build at the same time.
 func (b *Builder) Tidy() error {
 	left, err := filepath.Glob(filepath.Join(b.Cache, "*", "*.partial"))
 	if err != nil {
@@ -121,7 +121,7 @@ func (b *Builder) Tidy() error {
 	return nil
 }
 
-// place puts a file where a build finds it, without a copy where it can.
+// place puts a file where a build finds it, without a copy if that is possible.
 func place(from, to string) error {
 	if err := os.Link(from, to); err == nil {
 		return nil

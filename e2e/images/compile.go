@@ -8,17 +8,17 @@ import (
 	"strings"
 )
 
-// programs are commands that one module builds.
+// programs are the commands that are built from one module.
 type programs struct {
-	// name is the module's directory below this package, and what the log calls it.
+	// name is the module's directory below this package, and its name in the log.
 	name string
-	// packages are the commands.
+	// packages contains the import paths of the commands.
 	packages []string
-	// ldflags go to the linker, beside those that leave symbols out.
+	// ldflags are flags of the linker, besides those that omit symbols.
 	ldflags string
 }
 
-// compiled are the modules whose programs the offline cluster runs.
+// compiled contains the modules of the programs that the offline cluster runs.
 var compiled = []programs{
 	{
 		name: "kubernetes",
@@ -48,7 +48,8 @@ func prefixed(prefix string, names ...string) []string {
 	return names
 }
 
-// kubernetesVersion makes the programs say their version; kubeadm and kind ask for it.
+// kubernetesVersion returns the linker flags that set the programs' version; kubeadm and kind ask
+// for it.
 func kubernetesVersion(version string) string {
 	const set = "-X k8s.io/component-base/version."
 	major, rest, _ := strings.Cut(strings.TrimPrefix(version, "v"), ".")
@@ -57,8 +58,8 @@ func kubernetesVersion(version string) string {
 		set + "gitMinor=" + minor
 }
 
-// compile builds a module's programs and returns the directory they are in, whose name has the hash
-// of what they are made of. Programs that are there are not built again.
+// compile builds a module's programs and returns their directory, whose name contains the hash of
+// the inputs. Programs that exist are not built again.
 func (b *Builder) compile(ctx context.Context, p programs) (string, error) {
 	module := filepath.Join(b.Root, "e2e", "images", p.name)
 	ldflags := strings.TrimSpace("-s -w " + p.ldflags)
@@ -84,7 +85,7 @@ func (b *Builder) compile(ctx context.Context, p programs) (string, error) {
 	return dir, err
 }
 
-// goBuild builds static programs that are the same wherever they are built.
+// goBuild builds static programs. The same inputs give the same bytes on every machine.
 func (b *Builder) goBuild(ctx context.Context, module, dir, ldflags string,
 	packages ...string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {

@@ -7,12 +7,12 @@ import (
 	"path/filepath"
 )
 
-// snapshotClient is the module that the kinds of snapshots are published in.
+// snapshotClient is the module in which the kinds of snapshots are published.
 const snapshotClient = "github.com/kubernetes-csi/external-snapshotter/client/v8@v8.7.0"
 
-// SnapshotCRDs returns the directory of the kinds that snapshots need in a cluster.
+// SnapshotCRDs returns the directory with the definitions of the kinds for snapshots.
 func (b *Builder) SnapshotCRDs(ctx context.Context) (string, error) {
-	// From a directory of its own: the product's module is not to learn of it.
+	// Use another directory, so that the product's module does not require this one.
 	out, err := command(ctx, b.directory("sidecars"), nil, "go", "mod", "download", "-json",
 		snapshotClient)
 	if err != nil {

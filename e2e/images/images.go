@@ -1,7 +1,7 @@
-// Package images makes what the end-to-end suite's cluster runs. The product's own images are built
-// from this tree in every run. The others come from where they are published; or, with Offline,
-// from nothing but the Go module proxy and Debian's packages, for a machine that reaches no
-// registry:
+// Package images builds or pulls what the end-to-end suite's cluster runs. The product's own images
+// are built from this tree in every run. The others are pulled from where they are published. With
+// Offline they are built instead, on a machine that reaches no registry, from the Go module proxy
+// and Debian's packages only:
 //
 //	Kubernetes, etcd      compiled from their modules (kubernetes/, etcd/)
 //	CSI sidecars          compiled from their modules (provisioner/, sidecars/)
@@ -9,10 +9,10 @@
 //	busybox, PostgreSQL   Debian's packages (workloads/)
 //	kind's node image     Debian's packages, kind's own files, and all of the above (node/)
 //
-// Somebody behind an air gap points GOPROXY and the machine's apt sources at mirrors, and gets the
-// same suite; no other host is asked. What is built is kept in the cache and in the engine, under a
-// name that has the hash of all that went into it, so a second run takes seconds, and a change of a
-// version builds what depends on it.
+// The package uses no other hosts, so it also works behind an air gap if GOPROXY and the machine's
+// apt sources point to mirrors. What is built stays in the cache and in the engine, under a name
+// that contains the hash of its inputs. So a second run takes seconds, and a changed version
+// rebuilds only what depends on it.
 package images
 
 import (
@@ -32,12 +32,13 @@ import (
 )
 
 // Kubernetes is the version that the offline cluster runs. The modules below this directory pin the
-// same one, and the etcd that its kubeadm asks for.
+// same version, and the version of etcd that its kubeadm requires.
 const Kubernetes = "v1.35.4"
 
 const etcd = "3.6.6-0"
 
-// Tag is what the manifests call a release's images; the suite runs the tree's own under it.
+// Tag is the tag of a release's images in the manifests. The suite runs the tree's own images under
+// it.
 const Tag = "v0.1.0"
 
 // Builder builds images with an engine.
@@ -45,11 +46,11 @@ type Builder struct {
 	Engine *engine.Engine
 	// Root is the project's directory.
 	Root string
-	// Cache is the suite's directory for what the next run can use.
+	// Cache is the suite's directory for what the next run can reuse.
 	Cache string
-	// Offline builds everything here.
+	// Offline makes the Builder build everything on this machine.
 	Offline bool
-	// Log gets a line for every step, with how long it took.
+	// Log gets a line for every step, with its duration.
 	Log io.Writer
 
 	logging sync.Mutex
@@ -61,7 +62,7 @@ func (b *Builder) say(format string, args ...any) {
 	fmt.Fprintf(b.Log, "images: "+format+"\n", args...)
 }
 
-// step does what takes a while, and says so before and after.
+// step does something that takes long, and logs its beginning and its end.
 func (b *Builder) step(what string, do func() error) error {
 	began := time.Now()
 	b.say("%s …", what)
@@ -78,22 +79,22 @@ func (b *Builder) has(ctx context.Context, image string) bool {
 	return err == nil
 }
 
-// recipe is what an image is built from.
+// recipe describes how an image is built.
 type recipe struct {
-	// dir is what the engine gets to see.
+	// dir is the directory that the engine gets.
 	dir string
-	// file is the Dockerfile in it; empty is Docker's default name. target is a stage of it; empty
-	// is the last.
+	// file is the Dockerfile in dir; empty means Docker's default name. target is one of its stages;
+	// empty means the last.
 	file, target string
-	// network is the build's. Empty is the engine's default.
+	// network is the network of the build. Empty means the engine's default.
 	network string
 	args    []string
 }
 
-// noNetwork is a build's that needs none.
+// noNetwork is the network of a build that needs none.
 const noNetwork = "none"
 
-// build makes an image.
+// build builds an image.
 func (b *Builder) build(ctx context.Context, image string, r recipe) error {
 	args := []string{"build", "--quiet", "--tag", image}
 	if r.file != "" {
@@ -114,8 +115,8 @@ func (b *Builder) build(ctx context.Context, image string, r recipe) error {
 	return nil
 }
 
-// save writes images into one archive, unless the archive of these very images is there. The name
-// has their hash in it; archives of the same name before the hash are removed.
+// save writes images into one archive, unless an archive of exactly these images exists. Their hash
+// is part of the archive's name; archives with another hash are removed.
 func (b *Builder) save(ctx context.Context, name string, images ...string) (string, error) {
 	ids, err := b.Engine.Output(ctx, append([]string{"image", "inspect", "--format", "{{.Id}}"},
 		images...)...)
@@ -129,7 +130,7 @@ func (b *Builder) save(ctx context.Context, name string, images ...string) (stri
 		})
 }
 
-// command runs a program in a directory. An error has the end of what it printed.
+// command runs a program in a directory. An error contains the end of its output.
 func command(ctx context.Context, dir string, environment []string, program string,
 	args ...string) (string, error) {
 	c := exec.CommandContext(ctx, program, args...)
@@ -148,11 +149,11 @@ func command(ctx context.Context, dir string, environment []string, program stri
 	return strings.TrimSpace(string(out)), nil
 }
 
-// interruptible lets a program clean up after itself when the context ends.
+// interruptible gives a program the time to clean up after itself when the context ends.
 func interruptible(c *exec.Cmd) {
 	c.Cancel = func() error { return c.Process.Signal(os.Interrupt) }
 	c.WaitDelay = time.Minute
 }
 
-// architecture is the machine's, as Go and Docker call it.
+// architecture is this machine's architecture, in the words of Go and Docker.
 const architecture = runtime.GOARCH

@@ -43,7 +43,7 @@ func TestEveryInputChangesTheName(t *testing.T) {
 	}
 }
 
-func TestFilesAreHashedAndPlaced(t *testing.T) {
+func TestFilesAreHashedByContentAndPlacedForABuild(t *testing.T) {
 	dir := t.TempDir()
 	file, copied := filepath.Join(dir, "program"), filepath.Join(dir, "placed")
 	must(t, os.WriteFile(file, []byte("one"), 0o700))
@@ -104,7 +104,7 @@ func TestOnlyTheReleasesOwnPackagesAreUsed(t *testing.T) {
 	}
 }
 
-func TestASystemSaysItsReleaseAndSources(t *testing.T) {
+func TestTheReleaseAndTheSourcesOfASystemAreRead(t *testing.T) {
 	root := t.TempDir()
 	write := func(path, text string) {
 		t.Helper()
@@ -133,7 +133,7 @@ func TestASystemSaysItsReleaseAndSources(t *testing.T) {
 	}
 }
 
-func TestTheProgramsSayTheirVersion(t *testing.T) {
+func TestTheKubernetesProgramsReportTheirVersion(t *testing.T) {
 	got := kubernetesVersion("v1.35.4")
 	for _, want := range []string{"gitVersion=v1.35.4", "gitMajor=1", "gitMinor=35"} {
 		if !strings.Contains(got, "version."+want) {
@@ -142,7 +142,7 @@ func TestTheProgramsSayTheirVersion(t *testing.T) {
 	}
 }
 
-func TestTheModulesPinWhatTheImagesAreCalled(t *testing.T) {
+func TestTheModulesPinTheVersionsInTheImagesNames(t *testing.T) {
 	for module, want := range map[string][]string{
 		"kubernetes":  {"k8s.io/kubernetes " + Kubernetes},
 		"etcd":        {"go.etcd.io/etcd/server/v3 v" + strings.TrimSuffix(etcd, "-0")},

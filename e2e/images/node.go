@@ -14,21 +14,21 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/e2e/engine"
 )
 
-// parts are what the offline images are made of.
+// parts contains what the offline images are made of.
 type parts struct {
-	// programs are directories by the module's name.
+	// programs contains directories, by the module's name.
 	programs map[string]string
-	// node and workloads are images of packages.
+	// node and workloads are names of images of packages.
 	node, workloads string
 }
 
-// Node returns the image of kind's nodes: the published one, or one made here, with every image in
-// it that the suite's pods need.
+// Node returns the image of kind's nodes: the published one, or one that is built here and contains
+// every image that the suite's pods need.
 //
-// The one made here writes the pods' network configuration itself, and has no CoreDNS, so a cluster
-// of it is made with disableDefaultCNI, and with the phases preflight and addon/coredns skipped in
-// kubeadm's InitConfiguration. On a machine with cgroup v1 the KubeletConfiguration has to have
-// failCgroupV1 false, whoever made the image.
+// The image that is built here writes the pods' network configuration itself, and has no CoreDNS.
+// So its cluster has to set disableDefaultCNI, and skip the phases preflight and addon/coredns in
+// kubeadm's InitConfiguration. On a machine with cgroup v1 the KubeletConfiguration has to set
+// failCgroupV1 to false, with either image.
 func (b *Builder) Node(ctx context.Context, kubernetes string) (string, error) {
 	if !b.Offline {
 		return b.publishedNode(ctx, kubernetes)
@@ -72,7 +72,7 @@ func (b *Builder) Node(ctx context.Context, kubernetes string) (string, error) {
 	return image, b.dropOlder(ctx, repository, image)
 }
 
-// publishedNode gets the node image that kind's project publishes for a version.
+// publishedNode returns the node image that kind's project publishes for a version.
 func (b *Builder) publishedNode(ctx context.Context, kubernetes string) (string, error) {
 	image := "kindest/node:" + kubernetes
 	if b.has(ctx, image) {
@@ -90,7 +90,8 @@ func (b *Builder) publishedNode(ctx context.Context, kubernetes string) (string,
 	return image, nil
 }
 
-// makeParts compiles and collects at once: the one waits for processors, the other for the network.
+// makeParts compiles and collects at the same time: one needs the processors, the other the
+// network.
 func (b *Builder) makeParts(ctx context.Context) (parts, error) {
 	p := parts{programs: map[string]string{}}
 	group, ctx := errgroup.WithContext(ctx)
@@ -116,7 +117,7 @@ func (b *Builder) makeParts(ctx context.Context) (parts, error) {
 	return p, group.Wait()
 }
 
-// nodeKey names what a node image is made of.
+// nodeKey returns a name for what a node image is made of.
 func (b *Builder) nodeKey(ctx context.Context, p parts, restricted bool) (string, error) {
 	inputs := []string{p.node, p.workloads, fmt.Sprint(restricted), fmt.Sprint(singles(), collected)}
 	for _, name := range slices.Sorted(maps.Keys(p.programs)) {
@@ -142,7 +143,7 @@ func (b *Builder) nodeKey(ctx context.Context, p parts, restricted bool) (string
 	return hash(append(inputs, kind)...), err
 }
 
-// bakedImages builds every image that lies in the node image, and returns their archive.
+// bakedImages builds every image that the node image contains, and returns their archive.
 func (b *Builder) bakedImages(ctx context.Context, p parts) (string, error) {
 	var images []string
 	for _, s := range singles() {
@@ -165,8 +166,8 @@ func (b *Builder) bakedImages(ctx context.Context, p parts) (string, error) {
 	return b.save(ctx, "baked", images...)
 }
 
-// buildNode builds the node image: first what can be said in a Dockerfile, then the images are put
-// into its containerd, which has to run for that.
+// buildNode builds the node image: first from a Dockerfile, then it loads the images into its
+// containerd, which has to run for that.
 func (b *Builder) buildNode(ctx context.Context, image string, p parts, baked string,
 	restricted bool) error {
 	dir, err := b.scratch()
@@ -220,10 +221,11 @@ func (b *Builder) placeNode(ctx context.Context, dir, programs string) error {
 	return nil
 }
 
-// importer is the container that fills a node image.
+// importer is the name of the container that fills a node image.
 const importer = "oxide-e2e-import"
 
-// fill puts an archive of images into the containerd of a node image, and keeps that as an image.
+// fill loads an archive of images into the containerd of a node image, and saves the result as an
+// image.
 func (b *Builder) fill(ctx context.Context, empty, full, archive string) error {
 	input, err := os.Open(archive)
 	if err != nil {
@@ -234,7 +236,7 @@ func (b *Builder) fill(ctx context.Context, empty, full, archive string) error {
 		_, err := b.Engine.Output(context.WithoutCancel(ctx), "rm", "--force", importer)
 		return err
 	}
-	// One that was ended half way may be left.
+	// A run that was ended early may have left the container.
 	_ = remove()
 	run := b.Engine.Command(ctx, "run", "--interactive", "--name", importer, "--network", noNetwork,
 		"--entrypoint", "sh", empty, "/kind/import")
@@ -252,8 +254,8 @@ func (b *Builder) fill(ctx context.Context, empty, full, archive string) error {
 	return err
 }
 
-// dropOlder removes the images that an image takes the place of: each is as large as a cluster. One
-// that is in use stays.
+// dropOlder removes the images that an image replaces, because each is as large as a cluster. An
+// image that is in use stays.
 func (b *Builder) dropOlder(ctx context.Context, repository, image string) error {
 	list, err := b.Engine.Output(ctx, "image", "ls", "--format", "{{.Repository}}:{{.Tag}}",
 		repository)

@@ -7,14 +7,15 @@ import (
 	"path/filepath"
 )
 
-// Previous is the release before, from which the suite upgrades. The zero Previous is none.
+// Previous is the previous release, from which the suite upgrades. The zero value means that there
+// is none.
 type Previous struct {
-	// Name is what git describe calls it; Root has its tree.
+	// Name is its name according to git describe, and Root the directory of its tree.
 	Name, Root string
 	commit     string
 }
 
-// FindPrevious finds a commit or a tag in the clone at root. Its tree is not there yet.
+// FindPrevious finds a commit or a tag in the clone at root. It does not create its tree.
 func FindPrevious(ctx context.Context, root, release string) (Previous, error) {
 	commit, err := command(ctx, root, nil, "git", "rev-parse", "--verify", release+"^{commit}")
 	if err != nil {
@@ -27,7 +28,7 @@ func FindPrevious(ctx context.Context, root, release string) (Previous, error) {
 	return Previous{Name: name, commit: commit}, err
 }
 
-// Unpack puts the tree of a release into the cache, unless it is there.
+// Unpack puts the tree of a release into the cache unless it is there.
 func (b *Builder) Unpack(ctx context.Context, p *Previous) error {
 	if *p == (Previous{}) {
 		return nil
@@ -37,7 +38,7 @@ func (b *Builder) Unpack(ctx context.Context, p *Previous) error {
 	if _, err := os.Stat(p.Root); err == nil {
 		return nil
 	}
-	// One release is enough.
+	// Keep only one release in the cache.
 	if err := os.RemoveAll(parent); err != nil {
 		return fmt.Errorf("remove the tree of another release: %w", err)
 	}

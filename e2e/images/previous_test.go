@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// git runs git in a directory, without anybody's configuration, and returns what it printed.
+// git runs git in a directory, without the user's configuration, and returns its output.
 func git(t *testing.T, dir string, args ...string) string {
 	t.Helper()
 	c := exec.CommandContext(t.Context(), "git", append([]string{"-c", "user.name=test",
@@ -23,7 +23,7 @@ func git(t *testing.T, dir string, args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// twoReleases makes a repository of two commits, in which the file release says 1, and then 2.
+// twoReleases makes a repository of two commits, with "1" and "2" in the file release.
 func twoReleases(t *testing.T) (dir string, commits [2]string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -37,14 +37,14 @@ func twoReleases(t *testing.T) (dir string, commits [2]string) {
 	return dir, commits
 }
 
-func TestTheTreeOfTheReleaseBeforeIsUnpackedByTagOrCommit(t *testing.T) { // D-57
+func TestTheTreeOfThePreviousReleaseIsUnpackedByTagOrCommit(t *testing.T) { // D-57
 	dir, commits := twoReleases(t)
 	git(t, dir, "tag", "v1.0.0", commits[0])
 	b := &Builder{Root: dir, Cache: t.TempDir(), Log: io.Discard}
 	for _, test := range []struct{ release, name, want string }{
 		{"v1.0.0", "v1.0.0", "1"}, {commits[0], "v1.0.0", "1"}, {commits[1], "", "2"},
 	} {
-		// The second time it is there already.
+		// The second time the tree is already there.
 		for range 2 {
 			p, err := FindPrevious(t.Context(), dir, test.release)
 			must(t, err)
@@ -64,7 +64,7 @@ func TestTheTreeOfTheReleaseBeforeIsUnpackedByTagOrCommit(t *testing.T) { // D-5
 	}
 }
 
-func TestAShallowCloneIsToldToFetchTheReleaseBefore(t *testing.T) { // D-57
+func TestAShallowCloneGetsAnErrorWithTheCommandThatFetches(t *testing.T) { // D-57
 	dir, commits := twoReleases(t)
 	shallow := filepath.Join(t.TempDir(), "shallow")
 	git(t, dir, "clone", "--quiet", "--depth", "1", "file://"+dir, shallow)

@@ -7,10 +7,10 @@ import (
 	"strings"
 )
 
-// target is a target of the project's Dockerfile, and the image that is made of it.
+// target is a target of the project's Dockerfile, and the name of its image.
 type target struct{ name, image string }
 
-// product are the project's own images.
+// product contains the project's own images.
 var product = []target{
 	{"controller", "oxidecomputer/oxide-csi-plugin:" + Tag},
 	{"node", "oxidecomputer/oxide-csi-plugin-node:" + Tag},
@@ -19,23 +19,23 @@ var product = []target{
 	{"simulator", "oxidecomputer/oxide-simulator:" + Tag},
 }
 
-// previousTag is the tag of the driver's images of the release before, in a cluster of the suite.
+// previousTag is the tag of the driver's images of the previous release in the suite's cluster.
 const previousTag = "previous"
 
-// previous are the images that an upgrade changes, by target.
+// previous contains the images that an upgrade changes, by target.
 var previous = []target{
 	{"controller", "oxidecomputer/oxide-csi-plugin:" + previousTag},
 	{"node", "oxidecomputer/oxide-csi-plugin-node:" + previousTag},
 }
 
 // Product builds the project's own images from this tree, and those of the driver from the tree of
-// the release before. It returns one archive of them, for the nodes, and says how large each is.
+// the previous release. It returns one archive of them for the nodes, and prints the size of each.
 func (b *Builder) Product(ctx context.Context, before Previous) (string, error) {
 	bases, err := b.productBases(ctx)
 	if err != nil {
 		return "", err
 	}
-	// Without git there is no name for what is built; the images are the tree's all the same.
+	// Without git the build has no version name, but the images are the same.
 	revision, err := command(ctx, b.Root, nil, "git", "describe", "--tags", "--always", "--dirty")
 	if err != nil {
 		revision = ""
@@ -49,7 +49,7 @@ func (b *Builder) Product(ctx context.Context, before Previous) (string, error) 
 		{"the driver of " + before.Name, before.Root, before.Name, previous},
 	} {
 		if from.root == "" {
-			continue // there is no release before
+			continue // there is no previous release
 		}
 		bin := filepath.Join(from.root, "bin", "linux-"+architecture)
 		err = b.step("compiling "+from.what, func() error {
@@ -72,7 +72,8 @@ func (b *Builder) Product(ctx context.Context, before Previous) (string, error) 
 	return b.save(ctx, "product", images...)
 }
 
-// productBases are the values of BASE, by target; none is the Dockerfile's own.
+// productBases returns the values of BASE, by target. A target without a value uses the default in
+// the Dockerfile.
 func (b *Builder) productBases(ctx context.Context) (map[string]string, error) {
 	if !b.Offline {
 		return nil, nil
@@ -113,7 +114,7 @@ func (b *Builder) buildProduct(ctx context.Context, root string, targets []targe
 	return nil
 }
 
-// figure prints a measured number as the rest of the project does.
+// figure prints a measured number in the project's format.
 func (b *Builder) figure(text string) {
 	b.logging.Lock()
 	defer b.logging.Unlock()

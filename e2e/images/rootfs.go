@@ -17,8 +17,8 @@ type rootfs struct {
 	packages []string
 }
 
-// nodeRootfs is the node image's, and what the product's own images take their programs from. The
-// first lines are what kind's own base image has.
+// nodeRootfs is the root file system of the node image. The product's own images take their
+// programs from it, too. The first lines are the packages of kind's own base image.
 var nodeRootfs = rootfs{name: "node", packages: []string{
 	"systemd", "systemd-sysv", "conntrack", "iptables", "nftables", "iproute2", "ethtool",
 	"util-linux", "mount", "kmod", "libseccomp2", "pigz", "ca-certificates", "curl", "jq", "procps",
@@ -26,10 +26,11 @@ var nodeRootfs = rootfs{name: "node", packages: []string{
 	"e2fsprogs", "xfsprogs", "btrfs-progs",
 }}
 
-// workloadRootfs has the programs that the workloads are taken from.
+// workloadRootfs contains the programs of the workload images.
 var workloadRootfs = rootfs{name: "workloads", packages: []string{"busybox-static", "postgresql"}}
 
-// noManuals are options of dpkg: images keep the copyright of what they carry, and no manuals.
+// noManuals contains options of dpkg: images contain the copyright files of their packages, and no
+// manuals.
 var noManuals = []string{
 	"--dpkgopt=path-exclude=/usr/share/doc/*",
 	"--dpkgopt=path-include=/usr/share/doc/*/copyright",
@@ -37,7 +38,7 @@ var noManuals = []string{
 	"--dpkgopt=path-exclude=/usr/share/info/*",
 }
 
-// makeRootfs makes an image of packages, and returns its name, unless it is there.
+// makeRootfs makes an image of packages unless it exists, and returns its name.
 func (b *Builder) makeRootfs(ctx context.Context, r rootfs) (string, error) {
 	machine, err := readSystem("/")
 	if err != nil {
@@ -67,7 +68,7 @@ func (b *Builder) makeRootfs(ctx context.Context, r rootfs) (string, error) {
 	})
 }
 
-// pack pipes what mmdebstrap makes into the engine, as an image.
+// pack pipes the output of mmdebstrap into the engine, as an image.
 func (b *Builder) pack(ctx context.Context, image string, args []string) error {
 	read, write, err := os.Pipe()
 	if err != nil {
@@ -76,7 +77,7 @@ func (b *Builder) pack(ctx context.Context, image string, args []string) error {
 	var said strings.Builder
 	pack := exec.CommandContext(ctx, "mmdebstrap", args...)
 	pack.Stdout, pack.Stderr = write, &said
-	// It has mounted file systems below its directory.
+	// mmdebstrap has to unmount the file systems below its directory.
 	interruptible(pack)
 	keep := b.Engine.Command(ctx, "import", "-", image+"-partial")
 	keep.Stdin, keep.Stderr = read, &said
@@ -85,7 +86,8 @@ func (b *Builder) pack(ctx context.Context, image string, args []string) error {
 			break
 		}
 	}
-	// Each child has its end; ours would keep the other one waiting.
+	// Each child has its own end of the pipe. If ours stayed open, the other child would wait for
+	// ever.
 	err = errors.Join(err, read.Close(), write.Close())
 	for _, c := range []*exec.Cmd{pack, keep} {
 		if c.Process != nil {
@@ -95,7 +97,7 @@ func (b *Builder) pack(ctx context.Context, image string, args []string) error {
 	if err != nil {
 		return fmt.Errorf("mmdebstrap %s: %w: %s", strings.Join(args, " "), err, said.String())
 	}
-	// Half a tar is an image, too; only a whole one gets the name.
+	// Half a tar is an image, too, so only a complete one gets the name.
 	if _, err := b.Engine.Output(ctx, "tag", image+"-partial", image); err != nil {
 		return err
 	}

@@ -20,8 +20,8 @@ func TestEveryCollectedImageHasADockerfile(t *testing.T) {
 	}
 }
 
-// fakes makes programs that print their names and arguments, and returns their directory. The
-// script under test finds them and the machine's own tools.
+// fakes writes scripts as programs, and returns their directory. Only they and the machine's own
+// tools are on the PATH of the script under test.
 func fakes(t *testing.T, scripts map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -32,7 +32,7 @@ func fakes(t *testing.T, scripts map[string]string) string {
 	return dir
 }
 
-func TestThePostgresStandInStartsAsThePublishedImageDoes(t *testing.T) {
+func TestThePostgresStandInStartsLikeThePublishedImage(t *testing.T) {
 	programs := fakes(t, map[string]string{
 		"id": `echo "${FAKE_UID:-999}"`,
 		"initdb": `echo "initdb $*"
@@ -48,7 +48,7 @@ func TestThePostgresStandInStartsAsThePublishedImageDoes(t *testing.T) {
 	const listen = "postgres -c listen_addresses=*\n"
 	for name, test := range map[string]struct {
 		args, env []string
-		// filled is a database that is there already.
+		// filled reports whether a database already exists.
 		filled bool
 		want   string
 	}{
@@ -98,7 +98,7 @@ func TestThePostgresStandInStartsAsThePublishedImageDoes(t *testing.T) {
 	}
 }
 
-func TestAProgramIsCollectedWithAllThatItLoads(t *testing.T) {
+func TestAProgramIsCollectedWithTheLibrariesThatItLoads(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "out")
 	collect := exec.CommandContext(t.Context(), "sh", "workloads/collect", out, "sh", "env", "test")
 	if said, err := collect.CombinedOutput(); err != nil {
@@ -116,7 +116,7 @@ func TestAProgramIsCollectedWithAllThatItLoads(t *testing.T) {
 			}
 		}
 		for _, file := range wanted {
-			// What is asked for may be reached over a link, to a file that has to be there, too.
+			// A file may be reached over a link; the file itself has to be there, too.
 			resolved, err := filepath.EvalSymlinks(file)
 			must(t, err)
 			for _, there := range []string{file, resolved} {
@@ -132,7 +132,7 @@ func TestAProgramIsCollectedWithAllThatItLoads(t *testing.T) {
 	}
 }
 
-func TestTheNodesScriptsCanBeRead(t *testing.T) {
+func TestTheNodesScriptsAreValidShell(t *testing.T) {
 	scripts := []string{"kind/prepare", "kind/import", "kind/bin/pod-network.sh",
 		"usr/local/bin/crictl"}
 	for _, name := range scripts {

@@ -9,13 +9,13 @@ import (
 	"strings"
 )
 
-// system is the Debian or Ubuntu that the machine runs, whose packages the root file systems are
-// made of.
+// system describes the Debian or Ubuntu that the machine runs. The root file systems are made of
+// its packages.
 type system struct {
-	// codename is the release's, such as bookworm.
+	// codename is the release's codename, such as bookworm.
 	codename string
-	// sources are the files that say where its packages are. They name the user's mirrors; we name
-	// no host.
+	// sources contains the files with the sources of its packages. They name the user's mirrors; we
+	// name no host.
 	sources []string
 }
 
@@ -60,8 +60,8 @@ func codename(osRelease string) string {
 	return ""
 }
 
-// servesRelease reports whether a file of apt sources is about the release itself, and about
-// nothing else: the sources of other vendors are left out.
+// servesRelease reports whether a file of apt sources contains only sources of the release itself.
+// The sources of other vendors are left out.
 func servesRelease(text string, stanzas bool, codename string) bool {
 	entries := oneLineEntries(text)
 	if stanzas {
@@ -83,7 +83,7 @@ func servesRelease(text string, stanzas bool, codename string) bool {
 	return len(entries) > 0
 }
 
-// entry is where some packages are.
+// entry is one source of packages.
 type entry struct{ suites, components []string }
 
 // oneLineEntries reads "deb [options] URI suite component…".

@@ -7,29 +7,31 @@ import (
 	"path/filepath"
 )
 
-// StandIns says what of an offline cluster is not what users run, for the suite's report.
+// StandIns names the parts of an offline cluster that differ from what users run, for the suite's
+// report.
 const StandIns = "csi-node-driver-registrar, livenessprobe and pause are small programs of the " +
 	"suite's own; busybox is Debian's; postgres:17.6 is Debian's PostgreSQL with an entrypoint of " +
 	"the suite's own, which trusts everybody where no password is set; Kubernetes, etcd and the " +
 	"other sidecars are compiled from their modules"
 
-// registry is where Kubernetes publishes images; the nodes look for them under these names.
+// registry is where Kubernetes publishes images. The nodes look for the images under these names.
 const registry = "registry.k8s.io/"
 
 // single is an image of one static program.
 type single struct {
 	image string
-	// module says which programs it is from.
+	// module is the module that contains the program.
 	module string
-	// program is the file, and path where it lies in the image.
+	// program is the file, and path its place in the image.
 	program, path string
 }
 
-// singles are all that a node's containerd needs at its first start, and the sidecars.
+// singles returns the images that a node's containerd needs at its first start, and those of the
+// sidecars.
 func singles() []single {
 	list := []single{
 		{registry + "etcd:" + etcd, "etcd", "etcd", "/usr/local/bin/etcd"},
-		// kubeadm and kind's containerd name different ones.
+		// kubeadm and kind's containerd name different images of pause.
 		{registry + "pause:3.10", standIns, "pause", "/pause"},
 		{registry + "pause:3.10.1", standIns, "pause", "/pause"},
 		sidecar(standIns, "node-driver-registrar", "csi-node-driver-registrar:v2.17.0"),
@@ -40,7 +42,7 @@ func singles() []single {
 		sidecar("sidecars", "snapshot-controller", "snapshot-controller:v8.7.0"),
 	}
 	for _, name := range []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler"} {
-		// kubeadm's pods name the program without its path.
+		// kubeadm's pods name the program without a path.
 		list = append(list, single{registry + name + ":" + Kubernetes, "kubernetes", name,
 			"/usr/local/bin/" + name})
 	}
@@ -51,10 +53,10 @@ func sidecar(module, program, image string) single {
 	return single{registry + "sig-storage/" + image, module, program, "/" + program}
 }
 
-// standIns is the name under which the stand-ins' programs are kept.
+// standIns is the module name of the stand-ins' programs.
 const standIns = "standin"
 
-// dockerfile makes an image of a static program.
+// dockerfile returns the Dockerfile of an image with one static program.
 func (s single) dockerfile() string {
 	return fmt.Sprintf("FROM scratch\nENV PATH=/usr/local/bin\nCOPY %s %s\nENTRYPOINT [%q]\n",
 		s.program, s.path, s.path)
@@ -76,7 +78,7 @@ func (b *Builder) buildSingle(ctx context.Context, s single, programs string) er
 	return b.build(ctx, s.image, recipe{dir: dir, network: noNetwork})
 }
 
-// collected are the images whose programs are collected from a root file system, by the name of
+// collected contains the images whose programs are copied from a root file system, by the name of
 // their Dockerfile.
 var collected = map[string]string{
 	"kube-proxy": registry + "kube-proxy:" + Kubernetes,
@@ -84,11 +86,11 @@ var collected = map[string]string{
 	"postgres":   "postgres:17.6",
 }
 
-// smallBase is the base of the simulator's image, also collected.
+// smallBase is the base of the simulator's image. It is collected, too.
 const smallBase = "oxide-e2e/base:latest"
 
-// buildCollected builds an image of programs that a root file system has; more are files that go in
-// beside them.
+// buildCollected builds an image from programs of a root file system. more contains files that are
+// added.
 func (b *Builder) buildCollected(ctx context.Context, name, image, rootfs string,
 	more ...string) error {
 	dir, err := b.scratch()
@@ -109,7 +111,7 @@ func (b *Builder) buildCollected(ctx context.Context, name, image, rootfs string
 	})
 }
 
-// directory is one of ours, with files that images are made of.
+// directory returns one of our directories that contain the files of images.
 func (b *Builder) directory(name string) string {
 	return filepath.Join(b.Root, "e2e", "images", name)
 }

@@ -34,7 +34,7 @@ func down(ctx context.Context, where engine.Options, stdout io.Writer) error {
 	return errors.Join(err, docker.Stop(ctx))
 }
 
-// projectRoot is the directory of the module that we are of.
+// projectRoot returns the directory of this program's module.
 func projectRoot(ctx context.Context) (string, error) {
 	out, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}").Output()
 	if err != nil {

@@ -16,9 +16,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// kept makes what a run with KEEP=1 leaves, but for the cluster: the note, and a work directory
-// with one attached disk. As in a container the disk was opened in another mount namespace, which
-// is gone.
+// kept creates what a run with KEEP=1 leaves, without the cluster: the note, and a work directory
+// with one attached disk. The disk was attached in another mount namespace, which is gone, as if by
+// a container.
 func kept(t *testing.T) (s *session, work string, disk loopdev.Device) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -44,14 +44,14 @@ func kept(t *testing.T) (s *session, work string, disk loopdev.Device) {
 	return s, work, disk
 }
 
-// attachElsewhere attaches a file of the directory in a mount namespace that shows the directory at
+// attachElsewhere attaches a file of the directory in a mount namespace in which the directory has
 // another path.
 func attachElsewhere(t *testing.T, dir, file string) (disk loopdev.Device, err error) {
 	mountpoint := t.TempDir()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		// The thread ends with the goroutine, and the namespace with the thread.
+		// The thread ends with the goroutine, and the namespace ends with the thread.
 		runtime.LockOSThread()
 		if err = syscall.Unshare(syscall.CLONE_NEWNS); err != nil {
 			return
@@ -79,7 +79,7 @@ func attached(t *testing.T, disk loopdev.Device) bool {
 	})
 }
 
-func TestWhatWasKeptGoesWithItsLoopDevices(t *testing.T) {
+func TestAKeptRackIsRemovedWithItsLoopDevices(t *testing.T) {
 	s, work, disk := kept(t)
 	if strings.HasPrefix(disk.BackingFile, work) {
 		t.Fatalf("the kernel reports %s, want a path outside of the work directory %s",
@@ -110,7 +110,7 @@ func TestAFailedRunLeavesTheFilesOfDisksAndNoLoopDevice(t *testing.T) {
 	}
 }
 
-func TestTheFilesStayWhileALoopDeviceIsHeld(t *testing.T) {
+func TestTheFilesOfDisksStayWhileALoopDeviceIsBusy(t *testing.T) {
 	s, work, disk := kept(t)
 	holder, err := os.Open(disk.Path)
 	must(t, err)

@@ -12,7 +12,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/e2e/engine"
 )
 
-// killedRun is set for the process that TestARunThatIsKilledTakesTheSuiteWithIt kills.
+// killedRun is an environment variable. TestARunThatIsKilledTakesTheSuiteWithIt sets it for the
+// process that it kills.
 const killedRun = "E2E_RUN_TEST_IS_KILLED"
 
 func TestARunThatIsKilledTakesTheSuiteWithIt(t *testing.T) {
@@ -36,7 +37,7 @@ func TestARunThatIsKilledTakesTheSuiteWithIt(t *testing.T) {
 	if err != nil || string(begun) != "begun\n" || killErr != nil {
 		t.Fatalf("the suite wrote %q, %v; kill: %v", begun, err, killErr)
 	}
-	// The suite has the pipe open for as long as it lives.
+	// The suite keeps the pipe open as long as it runs.
 	if rest, err := io.ReadAll(output); err != nil {
 		t.Errorf("the suite lives on, and writes %q: %v", rest, err)
 	}

@@ -17,7 +17,7 @@ import (
 	"sigs.k8s.io/kind/pkg/cluster"
 )
 
-// holder is who has a lock, or had it last, as the lock's file says.
+// holder describes the process that has a lock, or had it last, according to the lock's file.
 type holder struct {
 	Process int       `json:"process"`
 	Since   time.Time `json:"since"`
@@ -29,8 +29,8 @@ func (h holder) String() string {
 		h.Since.Format(time.RFC3339), h.Cache)
 }
 
-// hold locks a file for as long as this process lives, and writes itself into it. what says what
-// the lock protects, and allowed whether the holder before us lets us have it.
+// hold locks a file until this process ends, and writes this process into it. what names what the
+// lock protects. allowed decides by the previous holder whether this process may have the lock.
 func hold(path, what, cache string, allowed func(before holder) error) (unlock func(), err error) {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
@@ -47,7 +47,7 @@ func hold(path, what, cache string, allowed func(before holder) error) (unlock f
 		return nil, fmt.Errorf("lock %s: %w", what, err)
 	}
 	var before holder
-	_ = json.Unmarshal(text, &before) // without it, the holder is not known
+	_ = json.Unmarshal(text, &before) // if this fails, the holder is unknown
 	if lockErr != nil {
 		return nil, fmt.Errorf("expected to be the only run with %s, and another one has it (%s): wait "+
 			"for it to end", what, before)
@@ -70,7 +70,7 @@ func writeAt(file *os.File, text []byte) error {
 	return err
 }
 
-// lock keeps two runs from building in one cache, and from sharing an engine of our own in it.
+// lock prevents that two runs build in one cache, or share our own engine in it.
 func lock(cache string) (unlock func(), err error) {
 	if err := os.MkdirAll(cache, 0o755); err != nil {
 		return nil, fmt.Errorf("make the cache: %w", err)
@@ -79,12 +79,12 @@ func lock(cache string) (unlock func(), err error) {
 		func(holder) error { return nil })
 }
 
-// lockDir has the locks of clusters. It is the same for every run on the machine, whatever its
+// lockDir contains the locks of clusters. It is the same for every run on the machine, whatever its
 // cache and its TMPDIR are.
 const lockDir = "/tmp"
 
-// claim makes the cluster's name on the engine this run's own: no other run makes or removes the
-// cluster until release, and a cluster that is there already was left by a run with this cache.
+// claim reserves the cluster's name on the engine for this run until release: no other run creates
+// or removes the cluster. A cluster that already exists was left by a run with this cache.
 func (s *session) claim(ctx context.Context) (release func(), err error) {
 	if s.engine == nil {
 		return func() {}, nil
@@ -96,8 +96,9 @@ func (s *session) claim(ctx context.Context) (release func(), err error) {
 	return claimCluster(lockDir, id, s.cache, s.clusterExists, s.note())
 }
 
-// claimCluster takes the lock of the cluster on the engine with the id. Without a record, as after
-// an update of this program, the note in the cache tells whether the cluster is ours.
+// claimCluster takes the lock of the cluster on the engine with this ID. If the lock has no record,
+// for example after an update of this program, the note in the cache shows whether the cluster is
+// ours.
 func claimCluster(
 	dir, engine, cache string, exists func() (bool, error), note string,
 ) (release func(), err error) {
@@ -121,7 +122,7 @@ func claimCluster(
 	})
 }
 
-// clusterExists reports whether the engine has a cluster of the suite's name.
+// clusterExists reports whether the engine has a cluster with the suite's name.
 func (s *session) clusterExists() (bool, error) {
 	provider, err := s.provider()
 	if err != nil {
@@ -134,7 +135,7 @@ func (s *session) clusterExists() (bool, error) {
 	return slices.Contains(names, clusterName), nil
 }
 
-// provider is kind with our engine, which it finds in our own environment.
+// provider returns kind's provider, which reads the address of our engine from the environment.
 func (s *session) provider() (*cluster.Provider, error) {
 	if s.engine.Host != "" {
 		if err := os.Setenv("DOCKER_HOST", s.engine.Host); err != nil {

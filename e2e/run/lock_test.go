@@ -19,7 +19,7 @@ func must(t testing.TB, err error) {
 func there() (bool, error)    { return true, nil }
 func notThere() (bool, error) { return false, nil }
 
-// refused demands that a claim fails, and that its error says all the words.
+// refused checks that a claim fails and that its error contains all the words.
 func refused(t *testing.T, err error, words ...string) {
 	t.Helper()
 	if err == nil {
@@ -63,7 +63,7 @@ func TestARunWithAnotherCacheDoesNotTouchTheClusterOfARun(t *testing.T) {
 	refused(t, err, "/b/oxide-csi-e2e")
 }
 
-func TestAClusterOfWhichNothingIsKnownIsLeftAlone(t *testing.T) {
+func TestAClusterWithoutARecordIsNotRemoved(t *testing.T) {
 	dir, note := t.TempDir(), filepath.Join(t.TempDir(), "note")
 	_, err := claimCluster(dir, "engine", "/a/oxide-csi-e2e", there, note)
 	refused(t, err, "no run with the cache /a/oxide-csi-e2e has made it")

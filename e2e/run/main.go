@@ -1,6 +1,6 @@
-// Command run prepares a machine for the end-to-end suite, runs it, and leaves the machine as it
-// was: what the machine lacks is said first, then come a Docker engine, the images, the suite, and
-// the end of the engine if it was ours.
+// Command run prepares a machine for the end-to-end suite, runs the suite, and leaves the machine as
+// it was. First it lists what the machine lacks. Then it starts a Docker engine if there is none,
+// builds the images, runs the suite, and stops the engine that it has started.
 //
 //	go run ./e2e/run                        images from where they are published
 //	go run ./e2e/run -offline               every image built here
@@ -33,7 +33,7 @@ that was kept; DOCKER_HOST names an engine; XDG_CACHE_HOME is where what is buil
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	// The first signal ends the run in order; a second one ends it at once.
+	// The first signal ends the run in order; the second one ends it at once.
 	context.AfterFunc(ctx, stop)
 	err := run(ctx, os.Args[1:], os.Getenv, os.Stdout)
 	switch {
@@ -78,7 +78,7 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout 
 		switch {
 		case err != nil && o.previous != previousRelease:
 			return err
-		case err != nil: // a tree without its history, such as an archive
+		case err != nil: // a tree without its git history, such as an archive
 			fmt.Fprintf(stdout, "e2e: NO UPGRADE IS TESTED, its spec is skipped: %v\n", err)
 		}
 	}
@@ -110,6 +110,6 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout 
 			"go run ./e2e/run -down\n", docker.Host)
 		return err
 	}
-	// The engine is taken down after an interrupt, too.
+	// Stop the engine also after an interrupt.
 	return errors.Join(err, docker.Stop(context.WithoutCancel(ctx)))
 }

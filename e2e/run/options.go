@@ -13,7 +13,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/e2e/images"
 )
 
-// options are what the user asked for.
+// options contains the user's settings.
 type options struct {
 	offline, down, buildOnly bool
 	focus, label, kubernetes string
@@ -21,20 +21,20 @@ type options struct {
 
 	// previous is the release that the suite upgrades from: a tag or a commit.
 	previous string
-	// release is a folder of make release, whose chart and images the pages' commands install.
+	// release is a folder of make release. The commands of the pages install its chart and images.
 	release string
-	// keep leaves cluster and engine, and reuse takes a cluster that was kept.
+	// keep leaves cluster and engine running, and reuse uses a cluster that was kept.
 	keep, reuse bool
-	// cache is where what is built is kept.
+	// cache is the directory for what is built.
 	cache string
 }
 
-// published is the Kubernetes of a run with published images, unless another is asked for: the last
-// offline run's line, in the patch that kind's release has an image of.
+// published is the default Kubernetes version of a run with published images. Its minor version is
+// that of the offline run, and its patch version is one for which kind's release has an image.
 const published = "v1.35.8"
 
-// previousRelease is the tag of the last release. Until there is one, it is the driver before its
-// flight recorder, its doctor and most of the chart's values.
+// previousRelease is the tag of the last release. There is none yet, so it is a commit from before
+// the flight recorder, the doctor and most of the chart's values.
 const previousRelease = "e6877c0dc0dc97bb955365d67faaa05b967e4f0a"
 
 func parse(args []string, getenv func(string) string, output io.Writer) (options, error) {
@@ -87,7 +87,7 @@ func parse(args []string, getenv func(string) string, output io.Writer) (options
 	return o, err
 }
 
-// cacheDir is below XDG_CACHE_HOME, or the home directory's .cache.
+// cacheDir returns a directory below XDG_CACHE_HOME or ~/.cache.
 func cacheDir(getenv func(string) string) (string, error) {
 	base := getenv("XDG_CACHE_HOME")
 	if base == "" {
@@ -104,11 +104,11 @@ func cacheDir(getenv func(string) string) (string, error) {
 	return filepath.Join(base, "oxide-csi-e2e"), nil
 }
 
-// mountedNoDev is the flag of a mount on which device nodes do not work.
+// mountedNoDev is the flag of a mount that does not allow device nodes.
 const mountedNoDev = 0x4
 
-// workDir makes the directory for the rack. The guests' devices are made in it, so it has to lie
-// where device nodes work; /tmp often does not.
+// workDir creates the directory for the rack. The guests' devices are created in it, so its file
+// system has to allow device nodes; that of /tmp often does not.
 func workDir(candidates []string, flagsOf func(dir string) (int64, error)) (string, error) {
 	for _, dir := range candidates {
 		if err := os.MkdirAll(dir, 0o755); err != nil {

@@ -24,7 +24,7 @@ func env(pairs ...string) func(string) string {
 	}
 }
 
-func TestFlagsAndEnvironmentSayWhatToRun(t *testing.T) {
+func TestOptionsAreReadFromFlagsAndEnvironment(t *testing.T) {
 	got, err := parse([]string{"-offline", "-focus", "CP-10", "-label", "!slow"},
 		env("HOME", "/home/me", "KEEP", "1"), io.Discard)
 	want := options{
@@ -44,7 +44,7 @@ func TestFlagsAndEnvironmentSayWhatToRun(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeRunIsRefused(t *testing.T) {
+func TestOptionsThatCannotWorkAreRefused(t *testing.T) {
 	home := env("HOME", "/home/me")
 	for name, test := range map[string]struct {
 		args []string
@@ -82,7 +82,7 @@ func TestTheSuiteGetsItsFlagsAndTimeToCleanUp(t *testing.T) {
 	}
 }
 
-func TestTheRackLiesWhereDeviceNodesWork(t *testing.T) {
+func TestTheRacksDirectoryAllowsDeviceNodes(t *testing.T) {
 	first, second := filepath.Join(t.TempDir(), "first"), filepath.Join(t.TempDir(), "second")
 	flags := map[string]int64{first: mountedNoDev | 1, second: 1}
 	flagsOf := func(dir string) (int64, error) { return flags[dir], nil }

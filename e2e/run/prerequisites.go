@@ -13,32 +13,33 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/e2e/engine"
 )
 
-// What three nodes, a rack and the builds take.
+// The resources that three nodes, a rack and the builds need.
 const (
 	memoryNeeded = 6 << 30
 	diskNeeded   = 15 << 30
 )
 
-// machine is what there is to know of a machine before anything is built on it.
+// machine contains the facts about a machine that decide whether the suite can run.
 type machine struct {
 	root bool
-	// docker reports whether an engine answers; dockerProblem is why a named one does not.
+	// docker reports whether an engine answers. dockerProblem explains why the engine of DOCKER_HOST
+	// does not answer.
 	docker        bool
 	dockerProblem error
-	// dockerHost is what DOCKER_HOST says.
+	// dockerHost is the value of DOCKER_HOST.
 	dockerHost string
-	// programs says which of the programs are there that may be looked for.
+	// programs reports which of the needed programs exist.
 	programs map[string]bool
-	// memory and disk are bytes that are free; loop is the loop driver's control node.
+	// memory and disk are free bytes, and loop is the control device of the loop driver.
 	memory, disk int64
 	loop         bool
-	// cache is where disk was measured.
+	// cache is the directory in which disk was measured.
 	cache   string
 	offline bool
 }
 
-// missing lists what the machine lacks, each in a sentence: what was expected, what was found, what
-// to do. None means that a run can begin.
+// missing lists what the machine lacks, one sentence each: what was expected, what was found, what
+// to do. The run can begin if the list is empty.
 func (m machine) missing() []string {
 	var list []string
 	add := func(is bool, format string, args ...any) {
@@ -76,12 +77,12 @@ func (m machine) missing() []string {
 	return list
 }
 
-// gib writes a size as a person reads it.
+// gib formats a size for people.
 func gib(bytes int64) string {
 	return strconv.FormatFloat(float64(bytes)/(1<<30), 'f', 1, 64) + " GiB"
 }
 
-// look finds out what the machine is like.
+// look collects the facts about this machine.
 func look(ctx context.Context, o options) (machine, error) {
 	m := machine{
 		root: os.Geteuid() == 0, cache: o.cache, offline: o.offline, programs: map[string]bool{},
@@ -108,7 +109,7 @@ func look(ctx context.Context, o options) (machine, error) {
 	return m, err
 }
 
-// available finds what can be had without swapping, in /proc/meminfo.
+// available returns the memory that is available without swapping, from /proc/meminfo.
 func available(meminfo string) (int64, error) {
 	lines := bufio.NewScanner(strings.NewReader(meminfo))
 	for lines.Scan() {

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// well is a machine that lacks nothing.
+// well returns a machine that lacks nothing.
 func well() machine {
 	return machine{
 		root: true, docker: true, loop: true, offline: true, cache: "/cache",
@@ -18,7 +18,7 @@ func well() machine {
 	}
 }
 
-func TestWhatAMachineLacksIsSaidInOneSentenceEach(t *testing.T) {
+func TestEverythingAMachineLacksIsReportedInOneSentence(t *testing.T) {
 	without := func(m *machine, names ...string) {
 		for _, name := range names {
 			delete(m.programs, name)
@@ -26,7 +26,7 @@ func TestWhatAMachineLacksIsSaidInOneSentenceEach(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		change func(*machine)
-		// want are words of each sentence, in order.
+		// want contains words of each sentence, in order.
 		want [][]string
 	}{
 		"a machine that lacks nothing": {change: func(*machine) {}},
@@ -120,7 +120,7 @@ func TestAvailableMemoryIsReadFromTheKernelsTable(t *testing.T) {
 	}
 }
 
-func TestDiskIsMeasuredWhereACacheWillBe(t *testing.T) {
+func TestFreeDiskSpaceIsMeasuredWhereTheCacheWillBe(t *testing.T) {
 	dir := t.TempDir()
 	there, err := free(dir)
 	if err != nil || there <= 0 || there == math.MaxInt64 {
@@ -136,7 +136,7 @@ func TestDiskIsMeasuredWhereACacheWillBe(t *testing.T) {
 	}
 }
 
-func TestThisMachineCanBeLookedAt(t *testing.T) {
+func TestTheFactsAboutThisMachineCanBeRead(t *testing.T) {
 	m, err := look(t.Context(), options{cache: t.TempDir()})
 	if err != nil || !m.programs["go"] || m.memory == 0 || m.disk == 0 {
 		t.Errorf("look = %+v, %v, want a machine with Go, memory and disk", m, err)

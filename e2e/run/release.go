@@ -5,14 +5,14 @@ import (
 	"path/filepath"
 )
 
-// release is a folder that make release has made.
+// release is a folder that make release has written.
 type release struct {
-	// chart is the Helm chart; archives are the images that it wants.
+	// chart is the file of the Helm chart, and archives are the images that it uses.
 	chart    string
 	archives []string
 }
 
-// findRelease looks at a folder for what an installation takes.
+// findRelease finds in a folder the files of an installation.
 func findRelease(dir string) (release, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {

@@ -74,8 +74,8 @@ func (s *session) buildAndTest(ctx context.Context) (err error) {
 	return errors.Join(err, s.tidy(ctx, work, evidence, err == nil))
 }
 
-// workDir makes the rack's directory, or finds that of the cluster that was kept. A cluster that is
-// not asked for again makes room.
+// workDir creates the rack's directory, or returns that of the cluster that was kept. It removes a
+// kept cluster if this run does not reuse it.
 func (s *session) workDir(ctx context.Context) (string, error) {
 	if s.reuse {
 		work, err := os.ReadFile(s.note())
@@ -95,10 +95,10 @@ func (s *session) workDir(ctx context.Context) (string, error) {
 	return work, os.WriteFile(s.note(), []byte(work), 0o600)
 }
 
-// note is the file that names the work directory of the cluster that there is.
+// note returns the file that contains the work directory of the kept cluster.
 func (s *session) note() string { return filepath.Join(s.cache, "kept-work") }
 
-// removeKept removes the cluster that there is, and then its rack.
+// removeKept removes the kept cluster, and then its rack.
 func (s *session) removeKept(ctx context.Context) error {
 	clusterErr := s.removeCluster()
 	work, err := os.ReadFile(s.note())
@@ -108,7 +108,8 @@ func (s *session) removeKept(ctx context.Context) error {
 	case err != nil:
 		return errors.Join(clusterErr, fmt.Errorf("find the rack that was kept: %w", err))
 	}
-	// Only its files tell which loop devices are the rack's, so they stay until none is.
+	// Only the files show which loop devices belong to the rack, so keep the files until all devices
+	// are detached.
 	if err := errors.Join(clusterErr, s.detach(ctx, string(work))); err != nil {
 		return err
 	}
@@ -118,8 +119,8 @@ func (s *session) removeKept(ctx context.Context) error {
 // suiteEnd is how long the suite may take to clean up after an interrupt.
 const suiteEnd = 3 * time.Minute
 
-// test runs the suite. Its program is built first and started by us, not by the go command, so that
-// an interrupt reaches it and its end is waited for.
+// test runs the suite. It builds the suite's program first and then starts it itself, without the
+// go command, so that an interrupt reaches the program and its end is awaited.
 func (s *session) test(ctx context.Context, environment []string) error {
 	program := filepath.Join(s.cache, "e2e.test")
 	build := exec.CommandContext(ctx, "go", "test", "-c", "-tags=e2e", "-o", program, "./e2e")
@@ -136,26 +137,28 @@ func (s *session) test(ctx context.Context, environment []string) error {
 	return nil
 }
 
-// suite runs the suite's program to its end.
+// suite runs the suite's program and waits for its end.
 func (s *session) suite(
 	ctx context.Context, environment []string, program string, args ...string,
 ) error {
 	suite := exec.CommandContext(ctx, program, args...)
 	suite.Dir, suite.Stdout, suite.Stderr = filepath.Join(s.root, "e2e"), s.stdout, os.Stderr
 	suite.Env = append(s.engine.Environment(), environment...)
-	// A group of its own: an interrupt at the terminal reaches the suite once, through us, and what
-	// the suite runs to clean up not at all. If we are killed the suite is, too: it would use, and in
-	// the end remove, a cluster that the next run has made.
+	// Put the suite into its own process group: then an interrupt at the terminal reaches it only
+	// once, through us, and does not reach the programs that it runs to clean up. If we are killed,
+	// the suite is killed, too; otherwise it would use, and at the end remove, a cluster that the
+	// next run has created.
 	suite.SysProcAttr = suiteAttr()
 	suite.Cancel = func() error { return suite.Process.Signal(os.Interrupt) }
 	suite.WaitDelay = suiteEnd
-	// Pdeathsig comes with the end of the thread that started the process.
+	// Pdeathsig is sent when the thread ends that started the process.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	return suite.Run()
 }
 
-// suiteArgs are the suite's own flags. It gets less time than the process has, to clean up.
+// suiteArgs returns the suite's own flags. Its timeout is shorter than the process's, so that it
+// can clean up.
 func suiteArgs(o options) []string {
 	args := []string{"-test.v", "-test.timeout=" + o.timeout.String(),
 		"-ginkgo.timeout=" + (o.timeout - suiteEnd).String()}
@@ -168,7 +171,7 @@ func suiteArgs(o options) []string {
 	return args
 }
 
-// tidy removes what the suite worked in, and says where to look if it failed.
+// tidy removes the suite's work directory. If the suite failed, it prints where to look.
 func (s *session) tidy(ctx context.Context, work, evidence string, green bool) error {
 	if _, err := os.Stat(evidence); !green && err == nil {
 		fmt.Fprintf(s.stdout, "e2e: what is known of the failure lies in %s\n", evidence)
@@ -178,7 +181,7 @@ func (s *session) tidy(ctx context.Context, work, evidence string, green bool) e
 			"with E2E_REUSE=1 KEEP=1\n", filepath.Join(work, "kubeconfig"))
 		return nil
 	}
-	// One that was interrupted asks for no look at its disks.
+	// After an interrupt nobody needs to look at the disks.
 	interrupted := ctx.Err() != nil
 	ctx = context.WithoutCancel(ctx)
 	if green || interrupted {
@@ -192,11 +195,11 @@ func (s *session) tidy(ctx context.Context, work, evidence string, green bool) e
 	return os.Remove(s.note())
 }
 
-// clusterName is the suite's cluster.
+// clusterName is the name of the suite's cluster.
 const clusterName = "oxide-csi"
 
-// removeCluster removes the cluster if the suite has not: one that was ended hard cannot. Without
-// an engine there is no cluster.
+// removeCluster removes the cluster if the suite has not done it; a suite that was killed cannot.
+// Without an engine there is no cluster.
 func (s *session) removeCluster() error {
 	if s.engine == nil {
 		return nil
@@ -211,8 +214,8 @@ func (s *session) removeCluster() error {
 	return nil
 }
 
-// detach releases the loop devices whose files lie in the work directory, before the files go: they
-// outlive every cluster.
+// detach releases the loop devices whose files are in the work directory. It has to run before the
+// files are removed, because loop devices outlive the cluster.
 func (s *session) detach(ctx context.Context, work string) error {
 	released, err := loopdev.DetachBelow(ctx, work)
 	if err != nil {

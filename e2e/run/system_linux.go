@@ -7,7 +7,7 @@ import (
 	"syscall"
 )
 
-// free returns how many bytes fit into a directory, which need not exist yet.
+// free returns how many bytes are free for a directory, which need not exist yet.
 func free(dir string) (int64, error) {
 	for {
 		var fs syscall.Statfs_t

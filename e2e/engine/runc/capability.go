@@ -7,13 +7,14 @@ import (
 	"strings"
 )
 
-// takesValue are the flags of runc that have a value and that an engine sets: those before the
-// command, so that a value is not taken for one, and those that name a file.
+// takesValue contains those flags of runc that have a value and that an engine sets before the
+// command, so that a value is not taken for the command. It also contains the flags that name a
+// file.
 var takesValue = []string{"root", "log", "log-format", "criu", "rootless",
 	"bundle", "b", "process", "p"}
 
-// asked finds the file in which a runc command line names the capabilities it asks for, and where
-// in that file they are. Only the commands that start a process ask for any.
+// asked returns the file in which a runc command line requests capabilities, and the path of the
+// capabilities in that file. Only commands that start a process request any.
 func asked(args []string) (file string, at []string, ok bool) {
 	command := ""
 	values := map[string]string{}
@@ -34,7 +35,8 @@ func asked(args []string) (file string, at []string, ok bool) {
 		bundle := values["bundle"] + values["b"]
 		return filepath.Join(bundle, "config.json"), []string{"process", "capabilities"}, true
 	case "exec":
-		// A command line to run has what the container has; a file may ask for more.
+		// A process given on the command line has the container's capabilities; a file may request
+		// more.
 		if process := values["process"] + values["p"]; process != "" {
 			return process, []string{"capabilities"}, true
 		}
@@ -42,8 +44,8 @@ func asked(args []string) (file string, at []string, ok bool) {
 	return "", nil, false
 }
 
-// without returns the document with the capability gone from every list of the object at the
-// path. What the document says otherwise is kept byte by byte.
+// without returns the document without the capability in the lists of the object at the path. All
+// other bytes stay the same.
 func without(document []byte, path []string, capability string) ([]byte, error) {
 	if len(path) > 0 {
 		object := map[string]json.RawMessage{}

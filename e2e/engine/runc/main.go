@@ -1,7 +1,7 @@
-// Command runc stands before runc where the machine's bounding set lacks CAP_SYS_RESOURCE, as a
-// virtual machine's or a container's may. Docker asks for every capability when a container or a
-// command in it is privileged, and the kernel then refuses the whole set; this program takes that
-// one capability out of what is asked for, and becomes the runc of the PATH.
+// Command runc runs instead of runc on a machine whose bounding set lacks CAP_SYS_RESOURCE, such as
+// some virtual machines and containers. For a privileged container Docker requests every
+// capability, and the kernel then refuses the whole set. This program removes that one capability
+// from the request and then executes the runc of the PATH.
 package main
 
 import (
@@ -31,7 +31,7 @@ func run(args []string) error {
 	return fmt.Errorf("become %s: %w", runc, syscall.Exec(runc, args, os.Environ()))
 }
 
-// edit rewrites the file without the capability. A file without capabilities stays as it is.
+// edit removes the capability from the file. A file without capabilities stays unchanged.
 func edit(file string, at []string) error {
 	info, err := os.Stat(file)
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestTheCommandLineNamesWhatIsAskedFor(t *testing.T) {
+func TestTheFileWithTheCapabilitiesIsFoundInTheCommandLine(t *testing.T) {
 	atContainer := []string{"process", "capabilities"}
 	for name, test := range map[string]struct {
 		args []string
@@ -55,7 +55,7 @@ func TestTheCommandLineNamesWhatIsAskedFor(t *testing.T) {
 	}
 }
 
-func TestOnlyTheCapabilityIsTakenOut(t *testing.T) {
+func TestOnlyTheOneCapabilityIsRemoved(t *testing.T) {
 	for name, test := range map[string]struct{ before, after string }{
 		"it is gone from every set, and all else is kept": {
 			before: `{"ociVersion":"1.0","process":{"oomScoreAdj":-9007199254740993,"capabilities":
@@ -91,7 +91,7 @@ func TestOnlyTheCapabilityIsTakenOut(t *testing.T) {
 	}
 }
 
-// parsed keeps numbers as they are written.
+// parsed parses JSON without changing how its numbers are written.
 func parsed(t *testing.T, document string) any {
 	t.Helper()
 	var value map[string]any
@@ -103,7 +103,7 @@ func parsed(t *testing.T, document string) any {
 	return value
 }
 
-func TestADocumentThatIsNoneIsRefused(t *testing.T) {
+func TestADocumentThatIsNotJSONIsRefused(t *testing.T) {
 	if _, err := without([]byte(`{"process"`), []string{"process"}, "CAP_KILL"); err == nil {
 		t.Error("without took half a document")
 	}

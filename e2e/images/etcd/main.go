@@ -1,6 +1,6 @@
-// Command etcd is the etcd server of the cluster that the end-to-end suite makes where no
-// registry can be reached. It is the published server: etcd's own main package has no released
-// module that can be built alone, so this one calls the same function.
+// Command etcd is the etcd server of the end-to-end suite's cluster when no registry can be
+// reached. It is the published server: etcd's own main package is in no released module that can be
+// built alone, so this program calls the same function.
 package main
 
 import (

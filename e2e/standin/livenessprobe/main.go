@@ -1,6 +1,6 @@
 // Command livenessprobe answers the kubelet's HTTP probe of a CSI driver by calling the driver's
-// Probe, in the place of registry.k8s.io/sig-storage/livenessprobe where no registry can be
-// reached. It takes the flags that our manifests set.
+// Probe. It replaces registry.k8s.io/sig-storage/livenessprobe where no registry can be reached,
+// and takes the flags that our manifests set.
 package main
 
 import (
@@ -77,7 +77,7 @@ func run(ctx context.Context, args []string, stderr io.Writer) error {
 	})
 }
 
-// serve answers until the context ends.
+// serve answers requests until the context ends.
 func serve(ctx context.Context, listener net.Listener, p *prober) error {
 	mux := http.NewServeMux()
 	mux.Handle("GET /healthz", p)

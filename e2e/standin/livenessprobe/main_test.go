@@ -28,7 +28,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// identity is a driver that answers Probe as the test says.
+// identity is a driver whose Probe the test defines.
 type identity struct {
 	csi.UnimplementedIdentityServer
 	probe func(context.Context) (*csi.ProbeResponse, error)
@@ -38,7 +38,7 @@ func (i *identity) Probe(ctx context.Context, _ *csi.ProbeRequest) (*csi.ProbeRe
 	return i.probe(ctx)
 }
 
-func TestTheKubeletIsToldWhatTheDriverSays(t *testing.T) {
+func TestTheStatusForTheKubeletFollowsTheDriversProbe(t *testing.T) {
 	answer := func(ready *wrapperspb.BoolValue) func(context.Context) (*csi.ProbeResponse, error) {
 		return func(context.Context) (*csi.ProbeResponse, error) {
 			return &csi.ProbeResponse{Ready: ready}, nil
@@ -73,7 +73,7 @@ func TestTheKubeletIsToldWhatTheDriverSays(t *testing.T) {
 	}
 }
 
-// healthz asks a stand-in before a driver that probes as given.
+// healthz sends one request to a stand-in for a driver with this Probe.
 func healthz(t *testing.T, probe func(context.Context) (*csi.ProbeResponse, error)) (int, string) {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "csi.sock")
@@ -111,7 +111,7 @@ func healthz(t *testing.T, probe func(context.Context) (*csi.ProbeResponse, erro
 	return answer.StatusCode, string(body)
 }
 
-func TestItListensWhereTheFlagsSay(t *testing.T) {
+func TestTheLivenessProbeListensAtTheAddressInItsFlags(t *testing.T) {
 	for _, test := range []struct {
 		args []string
 		want string

@@ -11,10 +11,10 @@ import (
 	"google.golang.org/grpc"
 )
 
-// errNotReady is a driver's that answers, and says that it cannot work yet.
+// errNotReady means that the driver answers but reports that it is not ready.
 var errNotReady = errors.New("the driver says that it is not ready")
 
-// prober answers a probe over HTTP with one over CSI.
+// prober answers an HTTP probe by calling the driver's Probe.
 type prober struct {
 	driver  grpc.ClientConnInterface
 	timeout time.Duration
@@ -30,7 +30,8 @@ func (p *prober) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write([]byte("ok"))
 }
 
-// probe asks the driver once. A driver that leaves its readiness out is ready, as CSI says.
+// probe asks the driver once. According to CSI a driver that does not report its readiness is
+// ready.
 func (p *prober) probe(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, p.timeout)
 	defer cancel()

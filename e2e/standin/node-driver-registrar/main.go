@@ -1,6 +1,6 @@
-// Command node-driver-registrar makes a CSI driver known to the kubelet of its node, in the place
-// of registry.k8s.io/sig-storage/csi-node-driver-registrar where no registry can be reached. It
-// takes the flags that our manifests set.
+// Command node-driver-registrar registers a CSI driver at the kubelet of its node. It replaces
+// registry.k8s.io/sig-storage/csi-node-driver-registrar where no registry can be reached, and takes
+// the flags that our manifests set.
 package main
 
 import (

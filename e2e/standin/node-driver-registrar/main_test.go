@@ -28,7 +28,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// identity is a driver that says its name from the second call on, as one that starts late.
+// identity is a driver that starts late: it returns its name from the second call on.
 type identity struct {
 	csi.UnimplementedIdentityServer
 	name  string
@@ -44,7 +44,7 @@ func (i *identity) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (
 	return &csi.GetPluginInfoResponse{Name: i.name}, nil
 }
 
-// node is a stand-in that runs before a driver, and the kubelet's end of it.
+// node is a stand-in that starts before its driver, and the kubelet's end of the connection.
 type node struct {
 	kubelet registration.RegistrationClient
 	health  string
@@ -64,7 +64,8 @@ func newNode(t *testing.T) *node {
 	go func() { _ = server.Serve(listener) }()
 	t.Cleanup(server.Stop)
 
-	// The port is free when we close it, and nobody else asks for one of this machine's at once.
+	// The port is free after Close, and no other process of this machine is likely to take it at
+	// once.
 	free, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
 	n := &node{
@@ -72,7 +73,7 @@ func newNode(t *testing.T) *node {
 		socket: filepath.Join(dir, "csi.example-reg.sock"),
 	}
 	_ = free.Close()
-	// What a registrar that was killed has left.
+	// A registrar that was killed leaves its socket.
 	must(t, os.WriteFile(n.socket, nil, 0o600))
 	ctx, stop := context.WithCancel(t.Context())
 	n.stop = stop
@@ -95,7 +96,7 @@ func newNode(t *testing.T) *node {
 	return n
 }
 
-// info asks as the kubelet does when it sees the socket.
+// info asks for the driver as the kubelet does when it sees the socket.
 func (n *node) info(t *testing.T) *registration.PluginInfo {
 	t.Helper()
 	info, err := n.kubelet.GetInfo(t.Context(), &registration.InfoRequest{},
@@ -104,7 +105,7 @@ func (n *node) info(t *testing.T) *registration.PluginInfo {
 	return info
 }
 
-func TestTheKubeletLearnsTheDriver(t *testing.T) {
+func TestTheRegistrarReportsTheDriverToTheKubelet(t *testing.T) {
 	n := newNode(t)
 	want := &registration.PluginInfo{
 		Type: "CSIPlugin", Name: "csi.example",
@@ -163,7 +164,7 @@ func TestFlagsThatAreMissingOrUnknownAreRefused(t *testing.T) {
 	}
 }
 
-func TestADriverThatNeverAnswersIsWaitedForUntilTheEnd(t *testing.T) {
+func TestTheRegistrarWaitsForASilentDriverUntilItIsStopped(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
 	err := run(ctx, []string{

@@ -16,13 +16,13 @@ import (
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// registrar is one driver's: it serves the kubelet on a socket of its own.
+// registrar registers one driver: it serves the kubelet on its own socket.
 type registrar struct {
 	options
 	log *log.Logger
 }
 
-// driverName asks the driver for its name until it answers: it may start later than we do.
+// driverName asks the driver for its name until it answers, because the driver may start later.
 func (r *registrar) driverName(ctx context.Context, driver grpc.ClientConnInterface) (
 	string, error) {
 	for {
@@ -53,11 +53,11 @@ func (r *registrar) askName(ctx context.Context, driver grpc.ClientConnInterface
 	return info.GetName(), nil
 }
 
-// register serves the kubelet until the context ends, or the kubelet refuses the driver: then it
-// fails, and the container's restart is the next try.
+// register serves the kubelet until the context ends. If the kubelet refuses the driver, it fails,
+// and the container is restarted to try again.
 func (r *registrar) register(ctx context.Context, driver string) error {
 	socket := filepath.Join(r.registrationPath, driver+"-reg.sock")
-	// One left by a container that was killed cannot be listened on.
+	// A socket that a killed container left has to be removed first.
 	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("remove the socket of an earlier registrar: %w", err)
 	}
@@ -88,7 +88,7 @@ func (r *registrar) register(ctx context.Context, driver string) error {
 	return nil
 }
 
-// serveHealth answers probes: the registrar is well as long as its socket is there.
+// serveHealth answers health probes: the registrar is healthy as long as its socket exists.
 func (r *registrar) serveHealth(socket string) (stop func(), err error) {
 	if r.listen == "" {
 		return func() {}, nil
@@ -117,7 +117,7 @@ func (r *registrar) serveHealth(socket string) (stop func(), err error) {
 	}, nil
 }
 
-// kubeletSide is what the kubelet asks and tells.
+// kubeletSide is the service that the kubelet calls.
 type kubeletSide struct {
 	registration.UnimplementedRegistrationServer
 	driver, endpoint string

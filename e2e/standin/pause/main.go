@@ -1,6 +1,5 @@
-// Command pause holds a pod's namespaces open, in the place of registry.k8s.io/pause where no
-// registry can be reached: it waits until it is told to end, and takes in children that their
-// parents left.
+// Command pause keeps a pod's namespaces open. It replaces registry.k8s.io/pause where no registry
+// can be reached: it waits for a signal that asks it to end, and reaps orphaned children.
 package main
 
 import (
@@ -15,7 +14,7 @@ func main() {
 	wait(signals, reap)
 }
 
-// wait returns at the first signal that asks for the end.
+// wait reaps children, and returns at the first signal that asks for the end.
 func wait(signals <-chan os.Signal, reap func()) {
 	for s := range signals {
 		if s != syscall.SIGCHLD {
@@ -25,7 +24,7 @@ func wait(signals <-chan os.Signal, reap func()) {
 	}
 }
 
-// reap takes in every child that has ended.
+// reap waits for every child that has ended.
 func reap() {
 	for {
 		pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil)

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-func TestItTakesInChildrenAndEndsWhenTold(t *testing.T) {
+func TestPauseReapsChildrenAndEndsOnASignal(t *testing.T) {
 	signals := make(chan os.Signal, 3)
 	signals <- syscall.SIGCHLD
 	signals <- syscall.SIGCHLD
@@ -19,7 +19,7 @@ func TestItTakesInChildrenAndEndsWhenTold(t *testing.T) {
 	}
 }
 
-func TestAnEndedChildIsTakenIn(t *testing.T) {
+func TestAChildThatEndedIsReaped(t *testing.T) {
 	child := exec.CommandContext(t.Context(), "true")
 	output, err := child.StdoutPipe()
 	if err != nil {
@@ -28,7 +28,7 @@ func TestAnEndedChildIsTakenIn(t *testing.T) {
 	if err := child.Start(); err != nil {
 		t.Fatal(err)
 	}
-	// The end of its output is the end of the child, give or take the kernel's last touch.
+	// The child closes its output when it ends; the kernel may need a moment more.
 	if _, err := output.Read(make([]byte, 1)); err == nil {
 		t.Fatal("true wrote something")
 	}
