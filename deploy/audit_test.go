@@ -12,7 +12,7 @@ import (
 
 const auditName = "oxide-csi-audit"
 
-// audited is the chart with its audit.
+// audited returns the arguments for the chart with its audit.
 func audited() []string {
 	return with("audit.enabled=true", "audit.kubectlImage.repository=mine/kubectl",
 		"audit.kubectlImage.tag=v1.35.4", "audit.extraArgs[0]=--output=json", "ownCA=true")
@@ -26,7 +26,7 @@ func TestTheAuditKnowsItsArguments(t *testing.T) {
 	}
 }
 
-func TestAnAuditHasNoMorePowerThanItNeeds(t *testing.T) {
+func TestAnAuditHasOnlyTheRightsThatItNeeds(t *testing.T) {
 	for _, c := range []struct {
 		args []string
 		want []string

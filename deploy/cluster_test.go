@@ -59,7 +59,7 @@ func TestControllerAndNodeHaveRightsOfTheirOwn(t *testing.T) { // D-54
 	}
 }
 
-func TestNoRuleReachesFurtherThanItsWords(t *testing.T) { // D-54
+func TestEachRuleOfARoleHasOneResourceAndNoWildcard(t *testing.T) { // D-54
 	all := objects(t, append(everything(), audited()...)...)
 	count := 0
 	for _, o := range append(all.kinds("ClusterRole"), all.kinds("Role")...) {
@@ -147,7 +147,7 @@ func newer(t *testing.T, image string, than [3]int) bool {
 	return n == 3 && slices.Compare(got[:], than[:]) >= 0
 }
 
-func TestTheDriverKnowsEveryVariableItIsGiven(t *testing.T) { // B-23
+func TestTheDriverKnowsEveryVariableInTheManifests(t *testing.T) { // B-23
 	out, complaints, err := finish(t, exec.CommandContext(t.Context(), "go", "run",
 		"../cmd/oxide-csi-plugin", "--help"), nil)
 	help := out + complaints

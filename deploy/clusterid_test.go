@@ -12,11 +12,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// systemUID is that of the cluster's namespace kube-system.
+// systemUID is the UID of the cluster's namespace kube-system.
 const systemUID = "9f3f1c52-0d1c-4b1e-8a41-6c7f4d1a2b3c"
 
-// answering is an API server that has these objects, by their paths, and the namespace kube-system.
-// helm asks one for what `lookup` looks up.
+// answering runs an API server that has these objects, by their paths, and the namespace
+// kube-system. helm reads from it what a template looks up.
 func answering(t *testing.T, objects map[string]any) []string {
 	t.Helper()
 	resources := func(group string, names ...string) any {
@@ -65,7 +65,7 @@ const (
 	deploymentPath = "/apis/apps/v1/namespaces/oxide-csi/deployments"
 )
 
-// secretWith is the Secret as it lies in the cluster; what it holds is x.
+// secretWith returns the Secret as it is stored in the cluster; the value of each key is x.
 func secretWith(keys ...string) any {
 	data := map[string]any{"host": "eA==", "token": "eA==", "project": "eA=="}
 	for _, key := range keys {
@@ -75,8 +75,8 @@ func secretWith(keys ...string) any {
 		"metadata": map[string]any{"name": "oxide-secret", "namespace": "oxide-csi"}}
 }
 
-// deployed is the namespace's Deployments: another one, and the controller of an earlier release
-// with its cluster's id.
+// deployed returns the namespace's Deployments: another one, and the controller of an earlier
+// release with its cluster ID.
 func deployed(id map[string]any) any {
 	id["name"] = "OXIDE_CLUSTER_ID"
 	deployment := func(name, app string, containers ...any) any {
@@ -97,7 +97,7 @@ func deployed(id map[string]any) any {
 		)}}
 }
 
-// otherSecret is another Secret, whose keys hold other.
+// otherSecret returns another Secret; the value of each key is other.
 func otherSecret(keys ...string) any {
 	data := map[string]any{"host": "eA==", "token": "eA==", "project": "eA=="}
 	for _, key := range keys {
@@ -115,8 +115,8 @@ func fromSecret(optional bool) map[string]any {
 	return map[string]any{"valueFrom": map[string]any{"secretKeyRef": ref}}
 }
 
-// The id is part of the ownership tag of every disk. If it changed, no disk would be this
-// cluster's.
+// The ID is part of the ownership tag of every disk. If it changed, no disk would belong to this
+// cluster any more.
 func TestTheClustersIDIsStable(t *testing.T) { // A2.1
 	const required, optional, warning = "of the Secret", "of the Secret, if it is there", "WARNING"
 	for _, c := range []struct {
@@ -190,7 +190,7 @@ func TestTheClustersIDIsStable(t *testing.T) { // A2.1
 	}
 }
 
-// clusterIDOf says what the controller's OXIDE_CLUSTER_ID is, or where it comes from.
+// clusterIDOf returns the controller's OXIDE_CLUSTER_ID, or where it comes from.
 func clusterIDOf(t *testing.T, all manifests) string {
 	t.Helper()
 	pod := find[appsv1.Deployment](t, all, "Deployment", controllerName).Spec.Template.Spec
@@ -206,7 +206,7 @@ func isOptional(v corev1.EnvVar) bool {
 	return ref.Optional != nil && *ref.Optional
 }
 
-func TestAClustersIDIsDemandedWhereNoClusterWasAsked(t *testing.T) { // A2.1
+func TestAClusterIDIsRequiredIfHelmCannotReadTheCluster(t *testing.T) { // A2.1
 	if got := clusterIDOf(t, objects(t)); got != "of the Secret" {
 		t.Errorf("helm template takes the cluster's id %s", got)
 	}

@@ -1,4 +1,4 @@
-// Package deploy holds what users install: the Helm chart, the kustomizations that are rendered
+// Package deploy contains what users install: the Helm chart, the kustomizations that are rendered
 // from it, examples, and the jobs for Nomad.
 package deploy
 

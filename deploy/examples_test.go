@@ -8,9 +8,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-func TestTheRFDsExampleIsKeptAsItIs(t *testing.T) { // D-58, D-59
+func TestTheRFDsExampleIsUnchanged(t *testing.T) { // D-58, D-59
 	text := string(readFile(t, "examples/rfd-595-postgres.yaml"))
-	// The RFD's text, whose indentation the page does not show.
+	// This is the text of the RFD. Its page does not show the indentation.
 	want := `apiVersion: v1
 kind: PersistentVolumeClaim
 metadata:
@@ -48,7 +48,7 @@ claimName: oxide-postgres-data
 	}
 }
 
-func TestPostgresHasADirectoryOfItsOwn(t *testing.T) { // D-59
+func TestPostgresUsesASubdirectoryOfItsVolume(t *testing.T) { // D-59
 	all := parse(t, string(readFile(t, "examples/postgres.yaml")))
 	pod := find[appsv1.StatefulSet](t, all, "StatefulSet", "postgres").Spec.Template.Spec
 	c := container(t, pod, "postgres")

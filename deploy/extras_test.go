@@ -15,7 +15,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 )
 
-// extras are the values that add something to every pod and container.
+// extras contains the values that add something to every pod and container.
 const extras = `
 commonLabels: {team: storage}
 controller: &pod
@@ -50,7 +50,8 @@ nodeKeeper:
   extraVolumeMounts: *mounts
 `
 
-// pods returns the pod templates of controller and node, and of node keeper and audit if there are.
+// pods returns the pod templates of controller and node, and those of node keeper and audit if they
+// exist.
 func pods(t *testing.T, all manifests) map[string]corev1.PodTemplateSpec {
 	t.Helper()
 	found := map[string]corev1.PodTemplateSpec{
@@ -66,12 +67,12 @@ func pods(t *testing.T, all manifests) map[string]corev1.PodTemplateSpec {
 	return found
 }
 
-// containers are all of a pod, of either sort.
+// containers returns all containers of a pod, including its init containers.
 func containers(pod corev1.PodSpec) []corev1.Container {
 	return slices.Concat(pod.InitContainers, pod.Containers)
 }
 
-func TestEveryContainerTakesFurtherArgumentsVariablesAndMounts(t *testing.T) {
+func TestArgumentsVariablesAndMountsCanBeAddedToEveryContainer(t *testing.T) {
 	all := objects(t, append(everything(), values(t, extras)...)...)
 	ours := 0
 	for name, pod := range pods(t, all) {
@@ -79,7 +80,7 @@ func TestEveryContainerTakesFurtherArgumentsVariablesAndMounts(t *testing.T) {
 		for _, c := range containers(pod.Spec) {
 			names = append(names, c.Name)
 			if c.Name == "beside" || c.Name == "before" || c.Name == "leave" {
-				continue // leave takes nothing from users
+				continue // the container leave has no such values
 			}
 			ours++
 			mount := mountedAt(c, "/extra")
@@ -89,7 +90,7 @@ func TestEveryContainerTakesFurtherArgumentsVariablesAndMounts(t *testing.T) {
 			}
 		}
 		if name == keeperName {
-			names = append(names, "beside", "before") // it takes no further containers
+			names = append(names, "beside", "before") // nothing can be added to these
 		}
 		if !slices.Contains(names, "beside") || !slices.Contains(names, "before") {
 			t.Errorf("%s has the containers %q", name, names)
@@ -129,13 +130,13 @@ func TestCommonLabelsAreOnEveryObjectAndInNoSelector(t *testing.T) {
 	}
 }
 
-// selectors is what an object selects pods by.
+// selectors returns the labels by which an object selects pods.
 func selectors(object map[string]any) any {
 	spec, _ := object["spec"].(map[string]any)
 	return spec["selector"]
 }
 
-func TestTheNamesOfTheObjectsCanBeOthers(t *testing.T) {
+func TestTheNamesOfTheObjectsCanBeChanged(t *testing.T) {
 	all := objects(t, append(everything(), with("fullnameOverride=blue-csi", "nameOverride=blue",
 		"metrics.podMonitor=true")...)...)
 	d := find[appsv1.Deployment](t, all, "Deployment", "blue-csi-controller")
@@ -212,7 +213,7 @@ func TestEveryContainersResourcesCanBeSetOrLeftOut(t *testing.T) {
 	}
 }
 
-func TestTheSidecarsShowTheirMetricsToo(t *testing.T) {
+func TestTheSidecarsCanServeTheirMetricsToo(t *testing.T) {
 	all := objects(t, append(everything(), with("metrics.podMonitor=true", "metrics.attacherPort=9999",
 		"metrics.podMonitorLabels.release=prometheus")...)...)
 	want := map[string]int32{"metrics": 9809, "provisioner": 9812, "attacher": 9999,
@@ -246,7 +247,7 @@ func TestTheSidecarsShowTheirMetricsToo(t *testing.T) {
 	}
 }
 
-// The ports that kubelet probes need no rule: the pod's own node is never kept away.
+// The ports that kubelet probes need no rule, because a policy never blocks the pod's own node.
 func TestEveryPortOfMetricsIsInThePolicy(t *testing.T) {
 	all := objects(t, append(everything(), policed()...)...)
 	for name, pod := range pods(t, all) {

@@ -10,8 +10,9 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// immutable are the fields that Kubernetes refuses to change in an object that is there. CSIDriver
-// has two of them; podInfoOnMount and fsGroupPolicy were others before 1.29, which the chart needs.
+// immutable contains the fields that Kubernetes refuses to change in an existing object. CSIDriver
+// has two of them. podInfoOnMount and fsGroupPolicy were immutable before 1.29, which is the oldest
+// version for the chart.
 var immutable = map[string][]string{
 	"CSIDriver":          {"spec.attachRequired", "spec.volumeLifecycleModes"},
 	"StorageClass":       {"provisioner", "parameters", "reclaimPolicy", "volumeBindingMode"},
@@ -21,9 +22,9 @@ var immutable = map[string][]string{
 	"RoleBinding":        {"roleRef.name"},
 }
 
-// forever is what these fields are in every release. A release that changes one cannot be upgraded
-// to: Helm and kubectl apply end with "field is immutable", and the object would have to be deleted
-// first, while pods use volumes.
+// forever contains the values of these fields in every release. Nobody can upgrade to a release
+// that changes one: Helm and kubectl apply end with "field is immutable", and the object would have
+// to be deleted first, while pods use volumes.
 var forever = map[string]string{
 	"CSIDriver csi.oxide.computer spec.attachRequired":          `true`,
 	"CSIDriver csi.oxide.computer spec.volumeLifecycleModes":    `["Persistent"]`,
@@ -44,7 +45,7 @@ func selector(app string) string {
 	return fmt.Sprintf(`{"app":%q,"app.kubernetes.io/name":"oxide-csi-driver"}`, app)
 }
 
-func TestNoReleaseChangesWhatKubernetesLetsNobodyChange(t *testing.T) { // D-57
+func TestNoReleaseChangesAnImmutableField(t *testing.T) { // D-57
 	for form, all := range map[string]manifests{
 		"the chart":       objects(t, with("snapshots.enabled=true")...),
 		"plain manifests": build(t, "kustomize/snapshots"),

@@ -19,7 +19,7 @@ const (
 	leaveRole  = "oxide-csi-node-leave"
 )
 
-// kept is the chart with its node keeper.
+// kept returns the arguments for the chart with its node keeper, and with further values.
 func kept(values ...string) []string { return with(append(values, "nodeKeeper.enabled=true")...) }
 
 func TestTheKeeperKnowsItsArguments(t *testing.T) {
@@ -35,7 +35,7 @@ func TestTheKeeperKnowsItsArguments(t *testing.T) {
 	if diff := cmp.Diff(want, c.Args); diff != "" {
 		t.Errorf("the arguments (-want +got):\n%s", diff)
 	}
-	// The variables are those of a pod and of a rack where nobody is asked.
+	// Set the variables of a pod, and a rack that is never contacted.
 	program := filepath.Join(t.TempDir(), "oxide-node-keeper")
 	if out, complaints, err := run(t, nil, "go", "build", "-o", program,
 		"../cmd/oxide-node-keeper"); err != nil {
@@ -50,7 +50,7 @@ func TestTheKeeperKnowsItsArguments(t *testing.T) {
 	}
 }
 
-// The program's own tests have such windows, too.
+// The tests of the program have the same windows.
 func TestAWindowThatTheKeeperWouldRefuseIsRefused(t *testing.T) {
 	rendered := func(window string) error {
 		_, complaints, err := helm(t, append(kept(), values(t, fmt.Sprintf(
@@ -74,7 +74,7 @@ func TestAWindowThatTheKeeperWouldRefuseIsRefused(t *testing.T) {
 	}
 }
 
-// rights are the rules of a role, as resource: verbs.
+// rights returns the rules of a role, as resource: verbs.
 func rights(t *testing.T, all manifests, kind, name string) map[string]string {
 	t.Helper()
 	found := map[string]string{}
@@ -88,8 +88,9 @@ func rights(t *testing.T, all manifests, kind, name string) map[string]string {
 	return found
 }
 
-// Package keeper has what these rights are for: cluster.go, fence.go, taint.go, events.go, run.go.
-func TestTheKeeperHasTheRightsOfItsDutiesAlone(t *testing.T) {
+// The files cluster.go, fence.go, taint.go, events.go and run.go of package keeper use these
+// rights.
+func TestTheKeeperHasOnlyTheRightsOfItsDuties(t *testing.T) {
 	const cold, taint, leaving = "nodeKeeper.coldAttach.enabled=false",
 		"nodeKeeper.startupTaint.enabled=false", "nodeKeeper.leavingNodes.enabled=false"
 	always := map[string]string{"nodes": "list update", "csinodes": "list",
@@ -125,7 +126,7 @@ func TestTheKeeperHasTheRightsOfItsDutiesAlone(t *testing.T) {
 			}
 		})
 	}
-	// Each rule says what needs it.
+	// Each rule has a comment that names what needs it.
 	lines := strings.Split(render(t, kept()...)["rbac-node-keeper.yaml"], "\n")
 	for i, line := range lines {
 		if strings.Contains(line, "  - apiGroups:") && strings.Contains(lines[i+1], "pods]") &&
@@ -135,7 +136,7 @@ func TestTheKeeperHasTheRightsOfItsDutiesAlone(t *testing.T) {
 	}
 }
 
-func TestANodeThatGoesAsksForItsNodeAndItsAttachments(t *testing.T) {
+func TestTheLeaverMayReadOnlyNodesAndVolumeAttachments(t *testing.T) {
 	want := map[string]string{"nodes": "get", "volumeattachments": "list"}
 	if diff := cmp.Diff(want, rights(t, objects(t, kept()...), "ClusterRole", leaveRole)); diff != "" {
 		t.Errorf("the rights of leave (-want +got):\n%s", diff)
@@ -146,7 +147,7 @@ func TestANodeThatGoesAsksForItsNodeAndItsAttachments(t *testing.T) {
 	}
 }
 
-func TestWhatMakesANodeReadyToleratesTheStartupTaint(t *testing.T) {
+func TestPodsThatMakeANodeReadyTolerateTheStartupTaint(t *testing.T) {
 	taint := corev1.Taint{Key: "csi.oxide.computer/agent-not-ready",
 		Effect: corev1.TaintEffectNoSchedule}
 	for _, set := range [][]string{nil, {"controller.tolerations[0].key=a",

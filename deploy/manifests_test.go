@@ -14,7 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// update writes what the tests would compare: `make manifests` sets it.
+// update makes the tests write the files that they would compare; `make manifests` sets it.
 var update = flag.Bool("update", false, "write the rendered manifests instead of comparing them")
 
 const renderedHead = "# Rendered from deploy/chart; change that, and run `make manifests`.\n"
@@ -78,8 +78,8 @@ func TestThePlainManifestsAreTheChartRendered(t *testing.T) { // D-57
 	}
 }
 
-// sidecarPatch makes the patch that adds the snapshotter, the last container of the chart's
-// Deployment, with its comments.
+// sidecarPatch returns the patch that adds the snapshotter, which is the last container of the
+// chart's Deployment, with its comments.
 func sidecarPatch(t *testing.T, controller string) string {
 	t.Helper()
 	_, rest, ok := strings.Cut(controller, "        - name: csi-snapshotter\n")
@@ -106,7 +106,7 @@ func TestKustomizeAndHelmInstallTheSameObjects(t *testing.T) {
 			if got["Namespace//oxide-csi"] == nil {
 				t.Error("the plain manifests bring no namespace")
 			}
-			delete(got, "Namespace//oxide-csi") // Helm's --create-namespace makes it
+			delete(got, "Namespace//oxide-csi") // Helm creates it with --create-namespace
 			want := objects(t, values...).byKey(t)
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("kustomize and helm differ (-helm +kustomize):\n%s", diff)
@@ -118,8 +118,8 @@ func TestKustomizeAndHelmInstallTheSameObjects(t *testing.T) {
 	}
 }
 
-// components are the components of a kustomization, with the values of the chart that do the same.
-// Of those with the same option a kustomization has one.
+// components lists the components of a kustomization with the values of the chart that have the
+// same effect. A kustomization uses only one of those with the same option.
 var components = []struct {
 	name, option string
 	values       []string
@@ -131,7 +131,7 @@ var components = []struct {
 		"instanceMetadata.via=env"}},
 }
 
-func TestComponentsInAnyOrderDoWhatTheChartsValuesDo(t *testing.T) {
+func TestComponentsInAnyOrderHaveTheEffectOfTheChartsValues(t *testing.T) {
 	var subsets [][]int
 	for bits := range 1 << len(components) {
 		var subset []int
@@ -211,9 +211,9 @@ func permutations(items []int) iter.Seq[[]int] {
 	}
 }
 
-// unordered sorts the lists in the objects whose items have names, such as containers and volumes:
-// a patch by name does not promise a place. The init containers may run in any order, too: the
-// registrar goes on running beside the others, and waits for nobody.
+// unordered sorts the lists in the objects whose items have names, such as containers and volumes,
+// because a patch by name does not determine the position. The init containers may run in any
+// order, too: the registrar continues to run beside the others and waits for none of them.
 func unordered(objects map[string]map[string]any) map[string]map[string]any {
 	var sorted func(part any)
 	sorted = func(part any) {

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// nomadTask is what a job's only task is made of.
+// nomadTask contains the parts of a job's only task.
 type nomadTask struct {
 	Driver string
 	User   string
@@ -41,7 +41,7 @@ type nomadJob struct {
 	}
 }
 
-// decode reads an HCL file by the specification of what it may consist of.
+// decode reads an HCL file by a specification of its allowed contents.
 func decode[T any](t *testing.T, spec, file string) T {
 	t.Helper()
 	out, complaints, err := run(t, nil, tool(t, "hcldec"), "--spec", filepath.Join("testdata", spec),
@@ -99,7 +99,7 @@ func TestNomadRunsTheSamePlugin(t *testing.T) { // D-3
 	}
 }
 
-func TestNomadsControllerLearnsTheRackFromVariables(t *testing.T) {
+func TestNomadsControllerGetsTheRackFromVariables(t *testing.T) {
 	_, task := job(t, "controller.nomad.hcl")
 	var variables string
 	for _, template := range task.Template {

@@ -7,10 +7,10 @@ import (
 	"testing"
 )
 
-// notesOf are the notes that the chart shows in a namespace.
+// notesOf returns the notes that the chart prints in a namespace.
 func notesOf(t *testing.T, namespace string, args ...string) string {
 	t.Helper()
-	// Helm shows the notes of an installation only. A template beside them shows them here.
+	// Helm prints notes only for an installation, so a template beside them prints them here.
 	dir := filepath.Join(t.TempDir(), "chart")
 	if err := os.CopyFS(dir, os.DirFS("chart")); err != nil {
 		t.Fatal(err)
@@ -33,7 +33,7 @@ func notesOf(t *testing.T, namespace string, args ...string) string {
 	return out
 }
 
-func TestHelmsNotesSayWhatIsLeftToDo(t *testing.T) {
+func TestTheChartsNotesListWhatTheUserStillHasToDo(t *testing.T) {
 	const secret, cluster = "kubectl create secret generic", "no cluster was asked"
 	got := notesOf(t, "there")
 	for _, want := range []string{secret + " oxide-secret --namespace there", "--from-literal=host=",
@@ -53,7 +53,7 @@ func TestHelmsNotesSayWhatIsLeftToDo(t *testing.T) {
 	}
 }
 
-func TestHelmsNotesReadTheSecretThatIsThere(t *testing.T) {
+func TestTheChartsNotesDependOnTheExistingSecret(t *testing.T) {
 	const create, lacks = "kubectl create secret", "WARNING: the Secret oxide-secret has no key token"
 	for _, c := range []struct {
 		name         string
@@ -85,7 +85,8 @@ func TestHelmsNotesReadTheSecretThatIsThere(t *testing.T) {
 	}
 }
 
-// The driver reads host, project and certificates once, and a new token without a restart.
+// The driver reads host, project and certificates only at its start. It reads a new token without a
+// restart.
 func TestAChangedHostOfTheChartsOwnSecretReplacesThePods(t *testing.T) {
 	mark := func(set ...string) string {
 		t.Helper()

@@ -8,15 +8,15 @@ import (
 	"testing"
 )
 
-// TestTheSuiteInstallsWhatUsersInstall holds the end-to-end overlay to its promise: a path of an
-// object that is not listed here must be the same for users.
+// TestTheSuiteInstallsWhatUsersInstall compares the end-to-end overlay with what users install.
+// Only the paths of objects that are listed here may differ.
 func TestTheSuiteInstallsWhatUsersInstall(t *testing.T) {
 	users, suite := build(t, "kustomize/snapshots").byKey(t), build(t, "kustomize/e2e").byKey(t)
 	added := map[string]bool{
-		"Secret/oxide-csi/oxide-secret":         true, // everybody makes this one
+		"Secret/oxide-csi/oxide-secret":         true, // every user creates this one
 		"Deployment/oxide-csi/oxide-simulator":  true, // the rack
 		"Service/oxide-csi/oxide-simulator":     true,
-		"ServiceAccount/kube-system/" + snapper: true, // the cluster's, where it has none
+		"ServiceAccount/kube-system/" + snapper: true, // for a cluster that has none
 		"ClusterRole//" + snapper:               true,
 		"ClusterRoleBinding//" + snapper:        true,
 		"Role/kube-system/" + snapper:           true,
@@ -57,7 +57,7 @@ func TestTheSuiteInstallsWhatUsersInstall(t *testing.T) {
 
 const snapper = "snapshot-controller"
 
-// differences are the paths at which b is not as a. Items of lists are known by their names.
+// differences returns the paths at which a and b differ. It matches items of lists by their names.
 func differences(path string, a, b any) []string {
 	if x, y := named(a), named(b); x != nil && y != nil {
 		var found []string
@@ -77,7 +77,7 @@ func differences(path string, a, b any) []string {
 	return nil
 }
 
-// named are the parts of a mapping, or of a list whose items have names.
+// named returns the parts of a mapping, or of a list whose items have names, by name.
 func named(part any) map[string]any {
 	parts := map[string]any{}
 	switch part := part.(type) {

@@ -18,13 +18,14 @@ const (
 	tokenPath      = "/var/run/secrets/kubernetes.io/serviceaccount"
 )
 
-// everything is the chart with all that adds containers, variables and volumes.
+// everything returns the arguments for the chart with all values that add containers, variables and
+// volumes.
 func everything() []string {
 	return with("snapshots.enabled=true", "instanceMetadata.enabled=true", "nodeKeeper.enabled=true",
 		"metrics.enabled=true", "ownCA=true", "topology=rack=a")
 }
 
-// container is the container of that name, of either sort.
+// container returns the container of that name, init containers included.
 func container(t *testing.T, pod corev1.PodSpec, name string) corev1.Container {
 	t.Helper()
 	all := slices.Concat(pod.InitContainers, pod.Containers)
@@ -44,7 +45,7 @@ func volume(t *testing.T, pod corev1.PodSpec, name string) corev1.Volume {
 	return pod.Volumes[i]
 }
 
-// mountedAt is the volume that a container has mounted there.
+// mountedAt returns the volume that a container mounts at a path.
 func mountedAt(c corev1.Container, path string) *corev1.VolumeMount {
 	for i := range c.VolumeMounts {
 		if strings.TrimSuffix(c.VolumeMounts[i].MountPath, "/") == path {
@@ -54,7 +55,7 @@ func mountedAt(c corev1.Container, path string) *corev1.VolumeMount {
 	return nil
 }
 
-// variable is what the container has in its environment under that name.
+// variable returns the environment variable of a container.
 func variable(t *testing.T, c corev1.Container, name string) corev1.EnvVar {
 	t.Helper()
 	i := slices.IndexFunc(c.Env, func(v corev1.EnvVar) bool { return v.Name == name })
@@ -64,7 +65,7 @@ func variable(t *testing.T, c corev1.Container, name string) corev1.EnvVar {
 	return c.Env[i]
 }
 
-// locked says what an unprivileged container may do that it need not.
+// locked checks that an unprivileged container has no rights that it does not need.
 func locked(t *testing.T, c corev1.Container) {
 	t.Helper()
 	s := c.SecurityContext
@@ -80,7 +81,7 @@ func locked(t *testing.T, c corev1.Container) {
 func TestSidecarsArePinnedToTheRFDsVersionsOrNewerOnes(t *testing.T) { // D-47, D-48, D-49, D-53
 	least := map[string][3]int{"csi-provisioner": {5, 0, 2}, "csi-attacher": {4, 6, 1},
 		"csi-snapshotter": {8, 0, 0}, "liveness-probe": {2, 13, 1},
-		"node-driver-registrar": {2, 9, 0}} // older ones write a file beside the socket
+		"node-driver-registrar": {2, 9, 0}} // older versions write a file beside the socket
 	seen := map[string]bool{}
 	for name, pod := range pods(t, objects(t, everything()...)) {
 		for _, c := range containers(pod.Spec) {
@@ -138,8 +139,8 @@ func TestOnlyTheNodesDriverHasPowerOverItsMachine(t *testing.T) { // D-52, B-31
 	}
 }
 
-// Kubernetes' token and the rack's are never in one pod's container, except in the node keeper.
-func TestOnlyWhoSpeaksToKubernetesHasAToken(t *testing.T) { // D-54, D-66
+// No container has both Kubernetes' token and the rack's, except the node keeper.
+func TestOnlyContainersThatUseKubernetesHaveItsToken(t *testing.T) { // D-54, D-66
 	all := append(everything(), audited()...)
 	for _, c := range []struct {
 		args []string
@@ -194,7 +195,7 @@ func TestTheSecretNamesTheRackToEveryProgram(t *testing.T) { // D-45, D-63, E-31
 				"OXIDE_TOKEN": c.prefix + "token", "OXIDE_PROJECT": c.prefix + "project",
 				"OXIDE_CLUSTER_ID": "cluster-id"} {
 				if name == keeperName && key != c.prefix+"host" && key != c.prefix+"token" {
-					continue // the keeper knows instances, and neither the project nor the cluster
+					continue // the keeper needs neither the project nor the cluster's ID
 				}
 				ref := variable(t, program, variableName).ValueFrom.SecretKeyRef
 				if ref.Name != c.secret || ref.Key != key || ref.Optional != nil {
@@ -214,9 +215,9 @@ func TestTheSecretNamesTheRackToEveryProgram(t *testing.T) { // D-45, D-63, E-31
 	}
 }
 
-// A sidecar that finds the driver not ready logs the driver's reason, ends, and is restarted ever
-// more seldom. kubectl describe shows the log's end only if kubelet keeps it.
-func TestEveryContainerAsksForWhatItNeedsAndShowsWhyItFailed(t *testing.T) { // B-34
+// A sidecar that finds the driver not ready logs the driver's reason and ends, and is restarted
+// less and less often. kubectl describe shows the end of the log only with this policy.
+func TestEveryContainerRequestsResourcesAndReportsWhyItFailed(t *testing.T) { // B-34
 	for name, pod := range pods(t, objects(t, append(everything(), audited()...)...)) {
 		for _, c := range containers(pod.Spec) {
 			if c.Resources.Requests.Cpu().IsZero() || c.Resources.Requests.Memory().IsZero() ||

@@ -19,10 +19,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/deploy"
 )
 
-// kubernetes is the version that the plain manifests are rendered for and checked against.
+// kubernetes is the version for which the plain manifests are rendered and checked.
 const kubernetes = "1.35.4"
 
-// with makes --set arguments.
+// with returns --set arguments.
 func with(values ...string) []string {
 	var args []string
 	for _, v := range values {
@@ -31,7 +31,7 @@ func with(values ...string) []string {
 	return args
 }
 
-// values makes a file of values, and the arguments that name it.
+// values writes a file of values, and returns the arguments that name it.
 func values(t *testing.T, text string) []string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "values.yaml")
@@ -49,10 +49,10 @@ func helm(t *testing.T, args ...string) (text, complaints string, err error) {
 	return run(t, nil, tool(t, "helm"), all...)
 }
 
-// source is what helm puts before each document.
+// source matches the line that helm writes before each document.
 var source = regexp.MustCompile(`^# Source: [^/]+/templates/(.+)\n`)
 
-// render is what the chart makes of the values, by the name of the template.
+// render returns what the chart renders with the values, by the name of the template.
 func render(t *testing.T, args ...string) map[string]string {
 	t.Helper()
 	text, complaints, err := helm(t, args...)
@@ -76,7 +76,7 @@ func render(t *testing.T, args ...string) map[string]string {
 	return files
 }
 
-// objects is what the chart makes of the values.
+// objects returns the objects that the chart renders with the values.
 func objects(t *testing.T, args ...string) manifests {
 	t.Helper()
 	files := render(t, args...)
@@ -87,13 +87,13 @@ func objects(t *testing.T, args ...string) manifests {
 	return all
 }
 
-// build is what `kubectl apply -k` would apply, built from the embedded files.
+// build returns what `kubectl apply -k` would apply, from the embedded files.
 func build(t *testing.T, dir string) manifests {
 	t.Helper()
 	return buildWith(t, dir, nil)
 }
 
-// buildWith builds with further files, those of a user.
+// buildWith is build with further files, as a user adds them.
 func buildWith(t *testing.T, dir string, files map[string]string) manifests {
 	t.Helper()
 	memory := filesys.MakeFsInMemory()
@@ -126,7 +126,7 @@ func buildWith(t *testing.T, dir string, files map[string]string) manifests {
 	return parse(t, string(text))
 }
 
-// manifests are the objects of one form.
+// manifests contains the objects of one form.
 type manifests []*unstructured.Unstructured
 
 func parse(t *testing.T, text string) manifests {
@@ -144,12 +144,12 @@ func parse(t *testing.T, text string) manifests {
 	return all
 }
 
-// key tells objects apart.
+// key returns a string that identifies an object.
 func key(object *unstructured.Unstructured) string {
 	return object.GetKind() + "/" + object.GetNamespace() + "/" + object.GetName()
 }
 
-// byKey indexes the objects; two with one key are an error.
+// byKey indexes the objects. It fails if two have the same key.
 func (m manifests) byKey(t *testing.T) map[string]map[string]any {
 	t.Helper()
 	all := map[string]map[string]any{}
@@ -162,7 +162,8 @@ func (m manifests) byKey(t *testing.T) map[string]map[string]any {
 	return all
 }
 
-// find reads the object of that kind and name into a typed one, strictly.
+// find returns the object of that kind and name as a typed one. A field that the type does not have
+// is an error.
 func find[T any](t *testing.T, m manifests, kind, name string) *T {
 	t.Helper()
 	i := slices.IndexFunc(m, func(o *unstructured.Unstructured) bool {
@@ -180,7 +181,7 @@ func find[T any](t *testing.T, m manifests, kind, name string) *T {
 	return typed
 }
 
-// kinds are all objects of a kind.
+// kinds returns all objects of a kind.
 func (m manifests) kinds(kind string) manifests {
 	var found manifests
 	for _, object := range m {

@@ -20,9 +20,10 @@ func policed(values ...string) []string {
 }
 
 // rendered lists what the chart has to make of its values. Each key of want is an object's kind and
-// name, and a path in it if only that part matters. Of a mapping or of a list of items with names,
-// what is not listed may be anything, and null says that nothing is there. A list of words has to
-// contain those listed, and none that begins with a word behind "!".
+// name, followed by a path in the object if only that part matters. In a mapping, and in a list of
+// items with names, items that are not listed may have any value, and null means that the item does
+// not exist. A list of words has to contain the listed words, and no word that begins with a word
+// behind "!".
 var rendered = []struct {
 	name string
 	args []string
@@ -80,7 +81,8 @@ Deployment/oxide-csi-controller spec.template.spec:
         --kube-api-qps=20]
     - {name: csi-snapshotter, volumeMounts: *mounts, args: *args}
 `},
-	// CSI's Probe fails for what no restart mends, so the liveness probe asks at another socket.
+	// CSI's Probe fails for reasons that no restart removes, so the liveness probe uses another
+	// socket.
 	{"D-11 D-49 kubelet restarts a driver that is stuck and sees that one cannot work", nil, `
 Deployment/oxide-csi-controller spec.template.spec: &probed
   volumes: [{name: liveness-dir, emptyDir: {}}]
@@ -288,8 +290,8 @@ Deployment/oxide-csi-node-keeper spec.template.spec:
 	{"the node keeper's budget can be left out", kept("nodeKeeper.podDisruptionBudget=false"), `
 PodDisruptionBudget/oxide-csi-node-keeper: null
 `},
-	// kubelet forgets the driver when the registrar ends, and unmounts nothing from then on. The
-	// program beside the driver ends first, then the hook, and then there is a minute left.
+	// When the registrar ends, kubelet forgets the driver and no longer unmounts. So the program
+	// beside the driver has to end first, then the hook, and then a minute is left.
 	{"a node that goes keeps its driver", kept("nodeKeeper.leavingNodes.gracePeriodSeconds=300"), `
 DaemonSet/oxide-csi-node spec.template.spec:
   terminationGracePeriodSeconds: 300
@@ -349,7 +351,7 @@ NetworkPolicy/oxide-csi-node-keeper spec:
 NetworkPolicy/oxide-csi-controller spec: &closed {policyTypes: [Ingress], ingress: []}
 NetworkPolicy/oxide-csi-node spec: *closed
 `},
-	// Exit status 2 is a finding, which another attempt would not take away.
+	// Exit status 2 means that the audit found something, so another attempt would find it again.
 	{"an audit compares the cluster's volumes with the rack, once", audited(), `
 CronJob/oxide-csi-audit spec:
   {schedule: 17 3 * * *, concurrencyPolicy: Forbid, jobTemplate: {spec: {backoffLimit: 0}}}
@@ -393,10 +395,10 @@ func TestTheChartRendersItsValues(t *testing.T) {
 	}
 }
 
-// steps matches the steps of a path, as named writes them.
+// steps matches the steps of a path, in the form that named writes.
 var steps = regexp.MustCompile(`\.[^.[]+|\[[^]]+\]`)
 
-// faults returns where got is not as want demands.
+// faults returns the places at which got is not as want requires.
 func faults(path string, want, got any) []string {
 	var found []string
 	fault := func(want any) {
@@ -425,7 +427,7 @@ func faults(path string, want, got any) []string {
 	return found
 }
 
-// allWords reports whether the items are strings, and at least one.
+// allWords reports whether there is at least one item and all items are strings.
 func allWords(items []any) bool {
 	return len(items) > 0 && !slices.ContainsFunc(items, func(item any) bool {
 		_, word := item.(string)
@@ -433,7 +435,7 @@ func allWords(items []any) bool {
 	})
 }
 
-func TestARowThatTheChartDoesNotKeepIsNoticed(t *testing.T) {
+func TestARowThatTheChartDoesNotFulfilIsReported(t *testing.T) {
 	got := map[string]any{"a": "b", "l": []any{map[string]any{"name": "n", "v": 1.0}},
 		"w": []any{"--x=1"}}
 	for _, want := range []string{"{a: c}", "{a: null}", "{b: {}}", "{l: [{name: n, v: 2}]}",

@@ -14,15 +14,15 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Where the schemas of Kubernetes' kinds come from: modules that bring them as data. Nothing has to
-// be fetched from the places that kubeconform knows.
+// The schemas of Kubernetes' kinds come from modules that contain them as data. So nothing has to
+// be fetched from the places that kubeconform uses by default.
 const (
 	kubernetesModule = "k8s.io/kubernetes@v" + kubernetes
 	snapshotsModule  = "github.com/kubernetes-csi/external-snapshotter/client/v8@v8.7.0"
 )
 
-// TestKubeconformAcceptsEveryForm holds every object to the schema of its kind, strictly: a field
-// that Kubernetes does not know is an error.
+// TestKubeconformAcceptsEveryForm checks every object strictly against the schema of its kind: a
+// field that Kubernetes does not know is an error.
 func TestKubeconformAcceptsEveryForm(t *testing.T) { // D-43
 	schemas := kindSchemas(t)
 	forms := map[string]manifests{}
@@ -66,7 +66,7 @@ func TestKubeconformAcceptsEveryForm(t *testing.T) { // D-43
 	}
 }
 
-func TestKubeconformRefusesAFieldThatNobodyKnows(t *testing.T) {
+func TestKubeconformRefusesAnUnknownField(t *testing.T) {
 	schemas := kindSchemas(t)
 	for _, wrong := range []string{
 		"kind: ServiceAccount\napiVersion: v1\nmetadata: {name: a}\nautomount: false\n",
@@ -82,7 +82,7 @@ func TestKubeconformRefusesAFieldThatNobodyKnows(t *testing.T) {
 	}
 }
 
-// conforms runs kubeconform on the objects.
+// conforms runs kubeconform on the objects and returns its findings.
 func conforms(t *testing.T, schemas string, all manifests) (complaints string, ok bool) {
 	t.Helper()
 	var stream strings.Builder
@@ -102,7 +102,7 @@ func conforms(t *testing.T, schemas string, all manifests) (complaints string, o
 	return out + complaints, err == nil
 }
 
-// kindSchemas makes a directory of JSON schemas, one for each kind, as group/version/kind.json.
+// kindSchemas creates a directory of JSON schemas, one for each kind, as group/version/kind.json.
 func kindSchemas(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -111,11 +111,12 @@ func kindSchemas(t *testing.T) string {
 	return dir
 }
 
-// module is the directory of a module, downloaded when it was not yet. It is no dependency of ours.
+// module returns the directory of a module, and downloads it if necessary. The project does not
+// depend on it.
 func module(t *testing.T, name string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "go", "mod", "download", "-json", name)
-	cmd.Dir = t.TempDir() // outside of any module, to whose sums it would be held
+	cmd.Dir = t.TempDir() // outside of any module, whose go.sum would apply
 	out, complaints, err := finish(t, cmd, nil)
 	var found struct{ Dir string }
 	if err == nil {
@@ -143,7 +144,7 @@ func kubernetesKinds(t *testing.T, dir string) {
 	for _, definition := range definitions {
 		closed(definition)
 	}
-	// Both are written as strings or as numbers, and described as strings.
+	// These are written as strings or as numbers, but described as strings.
 	definitions["io.k8s.apimachinery.pkg.util.intstr.IntOrString"] = map[string]any{
 		"type": []string{"integer", "string"}}
 	definitions["io.k8s.apimachinery.pkg.api.resource.Quantity"] = map[string]any{
@@ -166,7 +167,8 @@ func kubernetesKinds(t *testing.T, dir string) {
 	}
 }
 
-// groupVersionKind is what the definition is of; most are parts of others, or of many groups.
+// groupVersionKind returns the kind that a definition describes. Most definitions are parts of
+// others, or belong to many groups.
 func groupVersionKind(definition map[string]any) (group, version, kind string) {
 	all, _ := definition["x-kubernetes-group-version-kind"].([]any)
 	if len(all) != 1 {
@@ -179,7 +181,7 @@ func groupVersionKind(definition map[string]any) (group, version, kind string) {
 	return group, version, kind
 }
 
-// closed lets no object have other fields than those that are described, at any depth.
+// closed makes a schema refuse fields that it does not describe, at any depth.
 func closed(schema map[string]any) {
 	_, fields := schema["properties"].(map[string]any)
 	_, others := schema["additionalProperties"]
@@ -205,7 +207,7 @@ func closed(schema map[string]any) {
 	}
 }
 
-// collect gathers the definitions that one needs.
+// collect gathers the definitions on which one depends.
 func collect(name string, definitions map[string]map[string]any, needed map[string]any) {
 	if needed[name] != nil || definitions[name] == nil {
 		return
@@ -269,7 +271,7 @@ func snapshotKinds(t *testing.T, dir string) {
 func writeSchema(t *testing.T, dir, group, version, kind string, schema map[string]any) {
 	t.Helper()
 	if group == "" {
-		group = version // as kubeconform calls the group that has no name
+		group = version // kubeconform's name for the group without a name
 	}
 	at := filepath.Join(dir, group, version)
 	if err := os.MkdirAll(at, 0o755); err != nil {

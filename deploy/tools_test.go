@@ -9,13 +9,15 @@ import (
 	"testing"
 )
 
-// toolsModule keeps the programs of these tests apart from what the driver is built of.
+// toolsModule is the flag that takes the programs of these tests from a module of their own, so
+// that the driver's module does not depend on them.
 const toolsModule = "-modfile=../tools/go.mod"
 
-// tools are the paths that tool has found.
+// tools contains the paths of the programs that were built.
 var tools sync.Map
 
-// tool is the path of a program of the tools' module, built when it was not yet.
+// tool returns the path of a program of the tools' module. It builds the program if that was not
+// done yet.
 func tool(t *testing.T, name string) string {
 	t.Helper()
 	if found, ok := tools.Load(name); ok {
@@ -30,7 +32,7 @@ func tool(t *testing.T, name string) string {
 	return found
 }
 
-// run runs a program to its end; the error is its exit status.
+// run runs a program and returns its output. The error is its exit status.
 func run(t *testing.T, input []byte, name string, args ...string) (stdout, stderr string,
 	err error) {
 	t.Helper()

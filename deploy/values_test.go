@@ -9,7 +9,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-func TestAWrongValueIsRefusedWithASentence(t *testing.T) {
+func TestAWrongValueIsRefusedWithAnExplanation(t *testing.T) {
 	for _, c := range []struct{ set, want string }{
 		{"controller.replicas=0", "controller.replicas is 0: at least one controller has to run"},
 		{"controller.replicas=-1", "controller.replicas is -1: at least one"},
@@ -110,7 +110,7 @@ func TestAWrongValueIsRefusedWithASentence(t *testing.T) {
 	}
 }
 
-func TestAParameterIsRefusedByItsNameAndItsValue(t *testing.T) {
+func TestAWrongParameterIsRefusedWithItsNameAndValue(t *testing.T) {
 	const class, fsType = "storageClass.parameters.", `csi\.storage\.k8s\.io/`
 	const names = "which the driver does not know; it knows blockSize, diskType, imageId, " +
 		"mkfsOptions, placement and csi.storage.k8s.io/fstype"
@@ -172,7 +172,7 @@ func TestAParameterIsRefusedByItsNameAndItsValue(t *testing.T) {
 	}
 }
 
-func TestWhatIsEmptyMayBeNull(t *testing.T) {
+func TestAnEmptyValueMayBeNull(t *testing.T) {
 	var none []string
 	for _, name := range []string{"commonLabels", "controller.podLabels", "node.podLabels",
 		"controller.affinity", "node.affinity",
@@ -189,7 +189,7 @@ func TestWhatIsEmptyMayBeNull(t *testing.T) {
 	}
 }
 
-func TestAllThatIsWrongIsToldAtOnce(t *testing.T) {
+func TestAllWrongValuesAreReportedAtOnce(t *testing.T) {
 	_, complaints, err := helm(t, with("controller.replicas=0", "maxDisks=0", "clusterId=-")...)
 	for _, want := range []string{"controller.replicas is 0", "maxDisks is 0", "clusterId is"} {
 		if err == nil || !strings.Contains(complaints, want) {
@@ -198,7 +198,7 @@ func TestAllThatIsWrongIsToldAtOnce(t *testing.T) {
 	}
 }
 
-func TestAnOldKubernetesIsRefusedWithASentence(t *testing.T) {
+func TestAnOldKubernetesIsRefusedWithAnExplanation(t *testing.T) {
 	_, complaints, err := helm(t, "--kube-version", "1.28.15")
 	want := "chart requires kubeVersion: >=1.29.0-0 which is incompatible with Kubernetes v1.28.15"
 	if err == nil || !strings.Contains(complaints, want) {

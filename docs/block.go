@@ -9,7 +9,7 @@ import (
 	"github.com/yuin/goldmark/ast"
 )
 
-// Who runs a block.
+// The runners of a block.
 const (
 	Here    = "here"
 	Cluster = "cluster"
@@ -17,20 +17,21 @@ const (
 
 // Block is a block of code of a page.
 type Block struct {
-	// At is its place, PAGE:LINE.
+	// At is the block's place, PAGE:LINE.
 	At string
-	// Text is what it says.
+	// Text is the content of the block.
 	Text string
-	// Run is Here or Cluster, or empty where nothing runs it; then Reason says why.
+	// Run is the block's runner, Here or Cluster. It is empty if nothing runs the block; then Reason
+	// says why.
 	Run, Reason string
-	// Prints, if it is not empty, is what the commands have to print.
+	// Prints is a text that the commands have to print, or empty.
 	Prints string
 }
 
 var class = regexp.MustCompile(
 	`^<!-- (?:run: (here|cluster)(?:; prints: (.+))?|not run: (.+)) -->$`)
 
-// Blocks are the page's blocks of code. Every block needs a class.
+// Blocks returns the page's blocks of code. Every block needs a class.
 func (p Page) Blocks() ([]Block, error) {
 	var blocks []Block
 	var errs []error
@@ -61,7 +62,7 @@ func (p Page) Blocks() ([]Block, error) {
 
 const drawing = "a drawing"
 
-// RunBy are the blocks that one runner runs.
+// RunBy returns the blocks of one runner.
 func RunBy(runner string, blocks []Block) []Block {
 	var chosen []Block
 	for _, b := range blocks {
@@ -72,8 +73,8 @@ func RunBy(runner string, blocks []Block) []Block {
 	return chosen
 }
 
-// The pages with blocks of the class Cluster. ByHelm install, change and remove the driver, in this
-// order; OnCluster need it installed.
+// These lists contain the pages with blocks of the class Cluster. The pages of ByHelm install,
+// change and remove the driver, in this order. Those of OnCluster need it installed.
 var (
 	ByHelm = []string{"docs/howto/install.md", "docs/howto/upgrade.md",
 		"docs/howto/node-keeper.md", "docs/howto/uninstall.md"}

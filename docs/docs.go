@@ -27,7 +27,7 @@ import (
 
 // Page is a Markdown file of the repository.
 type Page struct {
-	// Path is below the repository's root, with slashes.
+	// Path is the path below the repository's root, with slashes.
 	Path string
 
 	source []byte
@@ -50,8 +50,8 @@ func Read(root, path string) (Page, error) {
 	return Parse(path, source), nil
 }
 
-// Pages reads every page of the repository at root. Directories that begin with a dot are left out,
-// but .github.
+// Pages reads every page of the repository at root. It skips directories whose names begin with a
+// dot, except .github.
 func Pages(root string) ([]Page, error) {
 	var pages []Page
 	err := fs.WalkDir(os.DirFS(root), ".", func(path string, entry fs.DirEntry, err error) error {
@@ -72,22 +72,22 @@ func Pages(root string) ([]Page, error) {
 	return pages, err
 }
 
-// WithCommands reports whether the blocks of a page have to have a class: those of this directory,
-// and the two pages at which people begin.
+// WithCommands reports whether the blocks of a page need a class. That holds for this directory and
+// for the two pages at which people begin.
 func (p Page) WithCommands() bool {
 	return strings.HasPrefix(p.Path, "docs/") ||
 		slices.Contains([]string{"README.md", "deploy/README.md"}, p.Path)
 }
 
-// at is the place of an offset in the page, for a message.
+// at returns the place of an offset in the page, for a message.
 func (p Page) at(offset int) string {
 	return fmt.Sprintf("%s:%d", p.Path, 1+strings.Count(string(p.source[:offset]), "\n"))
 }
 
-// nodes are the page's nodes, in order.
+// nodes returns the page's nodes, in order.
 func (p Page) nodes() []ast.Node {
 	var all []ast.Node
-	// The function returns no error.
+	// The function passed to Walk never returns an error.
 	_ = ast.Walk(p.tree, func(n ast.Node, entering bool) (ast.WalkStatus, error) {
 		if entering {
 			all = append(all, n)
@@ -97,7 +97,7 @@ func (p Page) nodes() []ast.Node {
 	return all
 }
 
-// linesOf is the text of a block.
+// linesOf returns the text of a block.
 func (p Page) linesOf(n ast.Node) string {
 	return string(n.Lines().Value(p.source))
 }

@@ -15,13 +15,14 @@ import (
 
 var update = flag.Bool("update", false, "write the generated parts of the pages")
 
-// The table of events stands between these lines.
+// The table of events is between these lines.
 const (
 	tableBegins = "<!-- events, written by go test ./docs -run Events -update -->\n"
 	tableEnds   = "<!-- end of events -->\n"
 )
 
-// byController are the events of the process that calls the rack; the others are a node's.
+// byController contains the events of the controller process, which calls the rack. The others are
+// events of a node.
 var byController = []flight.Event{flight.DiskCreated, flight.DiskDeleted, flight.DiskAttached,
 	flight.DiskDetached, flight.SnapshotCreated, flight.SnapshotDeleted}
 

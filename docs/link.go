@@ -13,8 +13,8 @@ import (
 	"github.com/yuin/goldmark/ast"
 )
 
-// Anchors are the anchors that GitHub gives the page's headings: lower case, without punctuation,
-// with hyphens for spaces, and numbered where several are the same.
+// Anchors returns the anchors that GitHub gives the page's headings: in lower case, without
+// punctuation, with hyphens for spaces, and numbered if several are the same.
 func (p Page) Anchors() []string {
 	var anchors []string
 	seen := map[string]int{}
@@ -41,7 +41,7 @@ func (p Page) Anchors() []string {
 	return anchors
 }
 
-// plain is the text of a node without its marks.
+// plain returns the text of a node without its markup.
 func (p Page) plain(n ast.Node) string {
 	var words strings.Builder
 	for child := n.FirstChild(); child != nil; child = child.NextSibling() {
@@ -54,7 +54,7 @@ func (p Page) plain(n ast.Node) string {
 	return words.String()
 }
 
-// Links are the destinations of the page's links and pictures.
+// Links returns the destinations of the page's links and pictures.
 func (p Page) Links() []string {
 	var links []string
 	for _, n := range p.nodes() {
@@ -70,14 +70,14 @@ func (p Page) Links() []string {
 	return links
 }
 
-// Site is all pages of a repository.
+// Site contains all pages of a repository.
 type Site struct {
 	Root  string
 	Pages []Page
 }
 
-// Check returns an error if a link of a page leads nowhere. Of a link to another site only the form
-// is checked.
+// Check returns an error if a link of a page leads nowhere. For a link to another site it checks
+// only the form.
 func (s Site) Check(from Page, link string) error {
 	u, err := url.Parse(link)
 	if err != nil {

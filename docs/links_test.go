@@ -7,7 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// root is the repository, seen from this package.
+// root is the repository's directory, relative to this package.
 const root = ".."
 
 func TestEveryLinkLeadsSomewhere(t *testing.T) {

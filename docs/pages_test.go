@@ -14,9 +14,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-func TestAPageNamesAllThatItsProgramHas(t *testing.T) {
+func TestAReferencePageListsEverythingOfItsProgram(t *testing.T) {
 	for _, c := range []struct {
-		page, from, to string // the part of the page; empty is all of it
+		page, from, to string // the part of the page; empty means the whole page
 		words          []string
 	}{
 		{"configuration.md", "", "", parameters(t)},

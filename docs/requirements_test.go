@@ -13,7 +13,7 @@ var (
 	version    = regexp.MustCompile(`[a-z0-9-]*[0-9]+\.[0-9.]*[0-9]`)
 )
 
-func TestTheVersionsOfThePageAreThoseOfTheFilesThatItNames(t *testing.T) {
+func TestTheVersionsInThePageAreThoseInTheFilesThatItNames(t *testing.T) {
 	page, err := os.ReadFile("requirements.md")
 	if err != nil {
 		t.Fatal(err)
@@ -37,7 +37,7 @@ func TestTheVersionsOfThePageAreThoseOfTheFilesThatItNames(t *testing.T) {
 			}
 		}
 	}
-	// The other way: a Kubernetes that the suite runs on is in the page.
+	// Every version of Kubernetes that the suite runs on is on the page.
 	workflow, err := os.ReadFile(filepath.Join(root, ".github/workflows/e2e.yaml"))
 	if err != nil {
 		t.Fatal(err)

@@ -13,22 +13,22 @@ import (
 	"time"
 )
 
-// Session is where the commands of a page run.
+// Session is the environment in which the commands of a page run.
 type Session struct {
-	// Root is the repository, in which a reader types the commands.
+	// Root is the directory of the repository. A reader types the commands there.
 	Root string
-	// Dir is for what the commands make: mktemp -d makes its directories there. Their output is kept
+	// Dir is the directory for what the commands create: mktemp -d uses it. Their output is kept
 	// there, too.
 	Dir string
-	// Env is the whole environment of the commands.
+	// Env is the complete environment of the commands.
 	Env []string
 }
 
-// endGrace is how long processes that a page has left may take to end.
+// endGrace is how long processes that a page has left running may take to end.
 const endGrace = 30 * time.Second
 
-// Run runs blocks in one bash -e, and demands that they succeed, print what they promise, and leave
-// no process behind.
+// Run runs blocks in one bash -e. It returns an error if a block fails, does not print what it
+// promises, or leaves a process running.
 func (s Session) Run(ctx context.Context, blocks []Block) (err error) {
 	log, err := os.Create(filepath.Join(s.Dir, "session.log"))
 	if err != nil {
@@ -42,7 +42,7 @@ func (s Session) Run(ctx context.Context, blocks []Block) (err error) {
 	bash := exec.CommandContext(ctx, "bash", "-e", "-o", "pipefail", script)
 	bash.Dir, bash.Stdout, bash.Stderr = s.Root, log, log
 	bash.Env = slices.Concat(s.Env, []string{"TMPDIR=" + s.Dir})
-	// What the commands start in the background is in their group.
+	// Background processes of the commands belong to this group.
 	bash.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	bash.Cancel = func() error { return syscall.Kill(-bash.Process.Pid, syscall.SIGTERM) }
 	bash.WaitDelay = endGrace
@@ -57,7 +57,7 @@ func (s Session) Run(ctx context.Context, blocks []Block) (err error) {
 	return errors.Join(left, s.printed(blocks))
 }
 
-// script is the session: what a block prints goes to a file of its own.
+// script returns the commands of the session. The output of each block goes to a file of its own.
 func (s Session) script(blocks []Block) string {
 	var script strings.Builder
 	for i, b := range blocks {
@@ -66,12 +66,12 @@ func (s Session) script(blocks []Block) string {
 	return script.String()
 }
 
-// output is the file of what a block prints.
+// output returns the file with the output of a block.
 func (s Session) output(block int) string {
 	return filepath.Join(s.Dir, fmt.Sprintf("block-%d.out", block))
 }
 
-// printed demands of the blocks what they promise to print.
+// printed checks that the blocks have printed what they promise.
 func (s Session) printed(blocks []Block) error {
 	var errs []error
 	for i, b := range blocks {
@@ -85,7 +85,7 @@ func (s Session) printed(blocks []Block) error {
 	return errors.Join(errs...)
 }
 
-// end is the end of the log, with what the block printed at which the session ended.
+// end returns the end of the log, and the output of the block at which the session ended.
 func (s Session) end(blocks []Block) string {
 	log, err := os.ReadFile(filepath.Join(s.Dir, "session.log"))
 	if err != nil {
@@ -102,7 +102,7 @@ func (s Session) end(blocks []Block) string {
 
 func lastBytes(data []byte) string { return string(data[max(0, len(data)-4<<10):]) }
 
-// endGroup ends the processes of a group, if there are any, which is an error.
+// endGroup ends the processes of a group. It returns an error if there were any.
 func endGroup(group int) error {
 	gone := func() bool { return errors.Is(syscall.Kill(-group, 0), syscall.ESRCH) }
 	if gone() {

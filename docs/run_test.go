@@ -17,13 +17,13 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// pageTimeout is for the commands of one page.
+// pageTimeout is how long the commands of one page may take.
 const pageTimeout = 10 * time.Minute
 
-// programs are on the PATH of the commands, with the helm of the tools' module.
+// programs lists the programs on the PATH of the commands, besides the helm of the tools' module.
 var programs = []string{"oxide-csi-plugin", "oxide-simulator"}
 
-func TestTheCommandsThatThePagesShowWork(t *testing.T) {
+func TestTheCommandsInThePagesWork(t *testing.T) {
 	pages, err := Pages(root)
 	if err != nil {
 		t.Fatal(err)
@@ -67,7 +67,7 @@ func TestTheCommandsThatThePagesShowWork(t *testing.T) {
 	}
 }
 
-// link puts the programs into a directory, once.
+// link puts links to the programs into a directory, once.
 func link(t *testing.T, run *harness.Run, path string) {
 	t.Helper()
 	if err := os.MkdirAll(path, 0o755); err != nil {
@@ -92,7 +92,7 @@ func link(t *testing.T, run *harness.Run, path string) {
 	}
 }
 
-// directory makes one in the run's, which a failed test keeps.
+// directory creates a directory in the run's, which is kept after a failed test.
 func directory(t *testing.T, run *harness.Run) string {
 	t.Helper()
 	dir, err := os.MkdirTemp(run.Dir, "page-")
@@ -102,8 +102,8 @@ func directory(t *testing.T, run *harness.Run) string {
 	return dir
 }
 
-// nothingLeft demands that no loop device and no mount below a directory is left. It detaches loop
-// devices that are.
+// nothingLeft returns an error if a loop device or a mount below a directory is left. It detaches
+// the loop devices.
 func nothingLeft(dir string) error {
 	released, err := loopdev.DetachBelow(context.Background(), dir)
 	if err != nil {
@@ -144,7 +144,7 @@ func TestTheCommandsForAClusterAreValidShell(t *testing.T) {
 	}
 }
 
-func TestASessionThatFailsSaysWhere(t *testing.T) {
+func TestTheErrorOfAFailedSessionNamesTheBlock(t *testing.T) {
 	for name, c := range map[string]struct {
 		blocks []Block
 		want   []string

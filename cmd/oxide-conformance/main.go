@@ -1,8 +1,8 @@
-// Command oxide-conformance tells whether a rack does what the CSI driver needs, and whether the
-// driver keeps its users' bytes on it. --help lists its verbs and settings.
+// Command oxide-conformance tests whether a rack does what the CSI driver needs, and whether the
+// driver keeps its users' data on it. --help lists its verbs and settings.
 //
-// It is one file with the driver and the simulator inside, which it starts as processes of their
-// own: "oxide-conformance oxide-csi-plugin …" is the driver.
+// The one file contains the driver and the simulator, which it starts as processes of their own:
+// "oxide-conformance oxide-csi-plugin …" runs the driver.
 package main
 
 import (
@@ -11,7 +11,7 @@ import (
 	"os/signal"
 	"syscall"
 
-	// The certificates to trust on a machine that has none.
+	// Certificates to trust on a machine that has none.
 	_ "golang.org/x/crypto/x509roots/fallback"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance"
@@ -20,7 +20,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/program"
 )
 
-// self is this file, also when it was replaced or removed since it was started.
+// self is this program's file, even if it was replaced or removed since the start.
 const self = "/proc/self/exe"
 
 func main() {
@@ -44,7 +44,7 @@ func run(args []string) int {
 	return p.Main(ctx)
 }
 
-// programs are those inside.
+// programs contains the programs in this file.
 var programs = map[string]func(context.Context, []string) int{
 	"oxide-csi-plugin": func(ctx context.Context, args []string) int {
 		return driver.Main(ctx, args, os.Getenv, os.Stdout, os.Stderr)
@@ -52,6 +52,6 @@ var programs = map[string]func(context.Context, []string) int{
 	"oxide-simulator": func(ctx context.Context, args []string) int {
 		return program.Main(ctx, args, os.Stdout, os.Stderr)
 	},
-	// An agent works in another instance of the rack, into which a run has copied this file.
+	// An agent runs in another instance of the rack, to which a run has copied this file.
 	guest.Verb: func(ctx context.Context, _ []string) int { return guest.Main(ctx) },
 }

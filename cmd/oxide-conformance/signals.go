@@ -12,10 +12,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance"
 )
 
-// interruptible returns a context that ends with the first interrupt, and standard output. A
-// second interrupt ends the program at once: a rack may keep it from sweeping. That nobody reads
-// what is printed any more, or that the terminal is gone, is an interrupt, too, but never a second
-// one: a shell passes on the hangup that the program has had already.
+// interruptible returns a context that the first interrupt cancels, and standard output. A second
+// interrupt ends the program at once, because a rack that does not answer may keep it from cleaning
+// up. It also counts as an interrupt when the reader of the output or the terminal is gone, but
+// never as the second one: a shell passes on a hangup that the program has already received.
 func interruptible() (context.Context, io.Writer) {
 	ctx, cancel := context.WithCancel(context.Background())
 	signals := make(chan os.Signal, 4)
@@ -23,7 +23,7 @@ func interruptible() (context.Context, io.Writer) {
 	if !signal.Ignored(syscall.SIGHUP) { // nohup ignores it
 		signal.Notify(signals, syscall.SIGHUP)
 	}
-	// Else a write to a closed standard output ends the program.
+	// Without this, a write to a closed standard output would end the program.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	go func() {
 		unheard := false
@@ -32,7 +32,7 @@ func interruptible() (context.Context, io.Writer) {
 			case s == syscall.SIGHUP:
 				if ctx.Err() == nil && !unheard {
 					unheard = true
-					// Ginkgo listens for this one.
+					// Ginkgo ends its suite at this signal.
 					_ = syscall.Kill(os.Getpid(), syscall.SIGTERM)
 				}
 			case ctx.Err() == nil:
@@ -47,12 +47,12 @@ func interruptible() (context.Context, io.Writer) {
 	return ctx, heard{os.Stdout, func() {
 		select {
 		case signals <- syscall.SIGHUP:
-		default: // others are under way
+		default: // an interrupt is already pending
 		}
 	}}
 }
 
-// heard tells when nobody reads what is written.
+// heard is a writer that reports when nobody reads its output any more.
 type heard struct {
 	io.Writer
 	closed func()

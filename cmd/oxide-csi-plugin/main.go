@@ -10,7 +10,7 @@ import (
 	"os/signal"
 	"syscall"
 
-	// The certificates to trust in an image with only this binary, which has no system certificates.
+	// Certificates to trust in an image that contains only this binary and no system certificates.
 	_ "golang.org/x/crypto/x509roots/fallback"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver"

@@ -11,8 +11,9 @@ import (
 	"testing"
 )
 
-// trustOf, when it is set, makes TestTheSystemsCertificatesTakePrecedence the process that is asked
-// whom it trusts: the certificates of the file, or of the binary if it names none.
+// trustOf is an environment variable. With it, TestTheSystemsCertificatesTakePrecedence checks whom
+// this process trusts: the certificates of the file that it names, or those in the binary if it is
+// empty.
 const trustOf = "TEST_TRUST_OF"
 
 func TestTheSystemsCertificatesTakePrecedence(t *testing.T) {
@@ -43,8 +44,8 @@ func TestTheSystemsCertificatesTakePrecedence(t *testing.T) {
 	}
 }
 
-// trusts fails unless this process trusts only the authority in a file, or many when no file is
-// named.
+// trusts fails unless this process trusts exactly the authority in a file, or many authorities if
+// no file is named.
 func trusts(t *testing.T, path string) {
 	t.Helper()
 	pool, err := x509.SystemCertPool()

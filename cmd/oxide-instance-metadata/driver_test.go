@@ -15,7 +15,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// plugin is the driver's program: a ready one of OXIDE_CSI_PLUGIN, or one built now.
+// plugin returns the driver's program: the one in OXIDE_CSI_PLUGIN, or one that is built now.
 func plugin(t *testing.T) string {
 	t.Helper()
 	if ready := os.Getenv("OXIDE_CSI_PLUGIN"); ready != "" {
@@ -30,8 +30,8 @@ func plugin(t *testing.T) string {
 	return path
 }
 
-// nodeProgram is the driver as a node on a machine without disks that is not an instance, with more
-// variables.
+// nodeProgram returns the driver's command as a node, with more variables, on a machine without
+// disks that is no instance.
 func nodeProgram(t *testing.T, program, dir string, variables ...string) (*exec.Cmd,
 	*bytes.Buffer) {
 	t.Helper()
@@ -54,7 +54,7 @@ func TestD67TheDriverReadsTheFileAndTheVariable(t *testing.T) {
 	if written.err != nil {
 		t.Fatal(written.err)
 	}
-	// The kubelet's parsing of the file for a fileKeyRef.
+	// Parse the file as the kubelet does for a fileKeyRef.
 	value := strings.TrimSuffix(strings.TrimPrefix(written.file, "OXIDE_INSTANCE_ID='"), "'\n")
 	for _, test := range []struct {
 		name      string
@@ -67,7 +67,7 @@ func TestD67TheDriverReadsTheFileAndTheVariable(t *testing.T) {
 			file(t, "config.env", written.file)}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			// The path of a socket is short.
+			// The path of a socket has to be short.
 			dir, err := os.MkdirTemp("", "node")
 			if err != nil {
 				t.Fatal(err)

@@ -26,8 +26,8 @@ const (
 	testToken = "a-service-account's-token"
 )
 
-// apiServer is a Kubernetes API with one node. answer writes the response to a GET of that node by
-// the right service account.
+// apiServer is a Kubernetes API with one node. answer writes the response to a GET of that node
+// with the right service account.
 func apiServer(t *testing.T, answer http.HandlerFunc) *rest.Config {
 	t.Helper()
 	mux := http.NewServeMux()
@@ -53,7 +53,7 @@ func apiServer(t *testing.T, answer http.HandlerFunc) *rest.Config {
 	}
 }
 
-// refuse answers as an API server does: with an object of kind Status.
+// refuse answers with an object of kind Status, as an API server does.
 func refuse(w http.ResponseWriter, code int, message string) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
@@ -66,7 +66,7 @@ func quoted(s string) string {
 	return string(b)
 }
 
-// nodeWith is a node as the Oxide cloud controller manager leaves it, with some of the rest.
+// nodeWith returns a Node as the Oxide cloud controller manager sets it, with some other fields.
 func nodeWith(providerID string) http.HandlerFunc {
 	spec := `{"podCIDR":"10.244.1.0/24"}`
 	if providerID != "" {
@@ -94,7 +94,7 @@ type outcome struct {
 	err        error
 }
 
-// patience is a log that ends the wait with its first line.
+// patience is a log writer that ends the wait with its first line.
 type patience struct {
 	bytes.Buffer
 	end context.CancelFunc
@@ -105,7 +105,7 @@ func (p *patience) Write(b []byte) (int, error) {
 	return p.Buffer.Write(b)
 }
 
-// tell runs the command as a pod on the node called name, until it waits.
+// tell runs the command as a pod on the node called name, until it begins to wait.
 func tell(ctx context.Context, t *testing.T, config *rest.Config, name string, args ...string,
 ) outcome {
 	t.Helper()
@@ -141,7 +141,7 @@ func TestD65TheInstanceComesFromTheProviderID(t *testing.T) {
 			if got.err != nil {
 				t.Fatal(got.err)
 			}
-			// D-67: the kubelet reads a value only in single quotes.
+			// D-67: the kubelet reads a value only if it is in single quotes.
 			if want := "OXIDE_INSTANCE_ID='" + testID + "'\n"; got.file != want {
 				t.Errorf("wrote %q, want %q", got.file, want)
 			}
@@ -173,7 +173,7 @@ func TestD65AProviderIDThatNamesNoInstanceIsRefused(t *testing.T) {
 	}
 }
 
-// wantRefusal wants one sentence with a text, and no file.
+// wantRefusal checks that the output is one sentence with a text, and that no file was written.
 func wantRefusal(t *testing.T, got outcome, want string) {
 	t.Helper()
 	if got.err == nil {

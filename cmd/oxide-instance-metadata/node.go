@@ -19,7 +19,7 @@ import (
 // manager.
 const providerPrefix = "oxide://"
 
-// How long one request to the API server may take, and the pause before the next.
+// The timeout of one request to the API server, and the pause before the next.
 const (
 	askTimeLimit = 10 * time.Second
 	askInterval  = 2 * time.Second
@@ -71,7 +71,7 @@ func (n *node) instance(ctx context.Context, timeout time.Duration) (string, err
 		if !errors.As(err, &later) {
 			return "", err
 		}
-		// The error of a request that is canceled by the timeout is less useful than the one before it.
+		// If the timeout canceled the request, its error is less useful than the one before it.
 		if said == "" || ctx.Err() == nil && later.text != said {
 			said = later.text
 			_, _ = fmt.Fprintf(n.Log, "waiting up to %s: %s\n", timeout, said)
@@ -104,7 +104,7 @@ func (n *node) providerID(ctx context.Context) (string, error) {
 		return "", notYet{"the Kubernetes API does not answer: " + reasonOf(err)}
 	}
 	defer func() { _ = response.Body.Close() }()
-	// A Node with many images and volumes has some hundred KiB.
+	// A Node with many images and volumes has a few hundred KiB.
 	const most = 16 << 20
 	var found struct {
 		Message string `json:"message"`

@@ -6,8 +6,8 @@ import (
 	"path/filepath"
 )
 
-// write creates the file atomically. The value is in single quotes: the kubelet, which reads the
-// file for a fileKeyRef, accepts no other form.
+// write creates the file atomically. The value is in single quotes, because the kubelet, which
+// reads the file for a fileKeyRef, accepts no other form.
 func write(path, id string) (err error) {
 	file, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
 	if err != nil {

@@ -1,5 +1,5 @@
 // Command oxide-node-keeper looks after the nodes of a Kubernetes cluster on Oxide racks: it stops
-// and starts instances for volumes that wait for that, and helps nodes that join and leave.
+// and starts instances for volumes that wait for a stop, and helps nodes that join and leave.
 package main
 
 import (
@@ -8,7 +8,7 @@ import (
 	"os/signal"
 	"syscall"
 
-	// The certificates to trust in an image with only this binary, which has no system certificates.
+	// Certificates to trust in an image that contains only this binary and no system certificates.
 	_ "golang.org/x/crypto/x509roots/fallback"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper"

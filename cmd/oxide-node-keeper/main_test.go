@@ -16,7 +16,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper"
 )
 
-// page is a page of the documentation.
+// page returns the text of a page of the documentation.
 func page(t *testing.T, name string) string {
 	t.Helper()
 	text, err := os.ReadFile("../../docs/" + name)
@@ -26,7 +26,7 @@ func page(t *testing.T, name string) string {
 	return string(text)
 }
 
-// written is a default as it is compared: 1m30s and 90s are the same.
+// written returns a default in one form for comparison: 1m30s and 90s become the same.
 func written(text string) string {
 	text = strings.ToLower(strings.Trim(text, "`\""))
 	if d, err := time.ParseDuration(text); err == nil {
@@ -35,7 +35,7 @@ func written(text string) string {
 	return text
 }
 
-// Defaults in the table for flags that have none in the program.
+// spokenDefaults contains the defaults in the table for flags that have no default in the program.
 var spokenDefaults = map[string]string{"node-name": "$k8s_node_name",
 	"leader-election-namespace": "$k8s_namespace", "kubeconfig": "the pod's service account",
 	"http-endpoint": "none"}
@@ -64,8 +64,8 @@ func TestTheDocumentationListsEveryFlag(t *testing.T) {
 	}
 }
 
-// The types are held to the names: a registry describes no type, and gathers no vector without a
-// sample.
+// The types are compared by the metrics' names: a registry does not describe types, and does not
+// return a vector that has no sample.
 func TestTheDocumentationListsEveryMetric(t *testing.T) {
 	described := make(chan *prometheus.Desc)
 	go func() {

@@ -1,5 +1,5 @@
-// Command oxide-simulator is an Oxide rack on one machine: the API over HTTP, the disks' bytes in
-// files, and loop devices in the guest views of its instances.
+// Command oxide-simulator simulates an Oxide rack on one machine: it serves the API over HTTP,
+// keeps the disks' bytes in files, and shows loop devices in the guest views of its instances.
 package main
 
 import (

@@ -10,7 +10,7 @@ import (
 	"github.com/prometheus/prometheus/promql/parser"
 )
 
-// dashboard is what is checked of Grafana's format.
+// dashboard contains the fields of Grafana's format that the test checks.
 type dashboard struct {
 	UID, Title    string
 	SchemaVersion int
@@ -32,7 +32,7 @@ type dashboard struct {
 	}
 }
 
-func TestTheDashboardIsValidAndShowsWhatExists(t *testing.T) {
+func TestTheDashboardIsValidAndUsesExistingMetrics(t *testing.T) {
 	var d dashboard
 	text := read(t, "deploy/chart/monitoring/dashboard.json")
 	if err := json.Unmarshal([]byte(text), &d); err != nil {
@@ -86,7 +86,7 @@ func TestTheDashboardIsValidAndShowsWhatExists(t *testing.T) {
 	}
 }
 
-// unselected returns the series in a query that are not those of the chosen cluster.
+// unselected returns the series in a query that are not restricted to the chosen cluster.
 func unselected(t *testing.T, query string) (found []string) {
 	t.Helper()
 	expression, err := parser.ParseExpr(strings.ReplaceAll(query, "$__rate_interval", "5m"))

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// quiet is what must wake nobody.
+// quiet lists the faults for which no alert may fire.
 var quiet = []fault{
 	{name: "a healthy cluster"},
 	{name: "single failures of each kind", differ: series{

@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// samples is how many samples a series has: 90 minutes of them, if a fault has no interval of its
+// samples is the number of samples in a series: 90 minutes, unless the fault has an interval of its
 // own.
 const samples = 90
 
@@ -25,7 +25,8 @@ const (
 	keeper          target = "node-keeper"
 )
 
-// of names a series of the target: the metric, then names and values of labels.
+// of returns the name of a series of the target, from the metric and the names and values of
+// labels.
 func (p target) of(metric string, labels ...string) string {
 	text := fmt.Sprintf(`%s{job="oxide-csi/oxide-csi-driver",namespace="oxide-csi",pod="%s",`+
 		`instance="%s:9809"`, metric, p, p)
@@ -35,18 +36,18 @@ func (p target) of(metric string, labels ...string) string {
 	return text + "}"
 }
 
-// failed names the counter of a method's failures.
+// failed returns the name of the counter of a method's failures.
 func (p target) failed(method, reason string) string {
 	return p.of("oxide_csi_calls_total", "method", method, "code", "FailedPrecondition",
 		"reason", reason)
 }
 
-// done names the counter of a method's successes.
+// done returns the name of the counter of a method's successes.
 func (p target) done(method string) string {
 	return p.of("oxide_csi_calls_total", "method", method, "code", "OK", "reason", "")
 }
 
-// problems and operations name the counters of the node keeper.
+// problems and operations return the names of counters of the node keeper.
 func (p target) problems(step string) string {
 	return p.of("oxide_node_keeper_problems_total", "step", step)
 }
@@ -55,17 +56,18 @@ func (p target) operations(result string) string {
 	return p.of("oxide_node_keeper_operations_total", "result", result)
 }
 
-// Values of series.
+// The values of series.
 var (
 	always0, always1 = always(0), always(1)
-	// eachMinute is what a sidecar's repetitions count.
+	// eachMinute is a counter of retries of a sidecar.
 	eachMinute = fmt.Sprintf("0+1x%d", samples)
-	// slowly is what kubelet's repetitions count, which are two minutes apart at last.
+	// slowly is a counter of retries of the kubelet, which are two minutes apart in the end.
 	slowly = counts(2)
-	// restarted is a value of a container that is there for 2 of 7 minutes, and up is its target.
+	// restarted0 and its neighbors are series of a container that exists for 2 of every 7 minutes,
+	// and of its target.
 	restarted0  = strings.Repeat("0 0 stale _x4 ", samples/7+1)
 	restartedUp = strings.Repeat("1 1 0 0 0 0 0 ", samples/7+1)
-	// fiveMinutely is a counter that begins with 1 and grows by one each five minutes, to 10.
+	// fiveMinutely is a counter that begins with 1 and grows by one every five minutes, up to 10.
 	fiveMinutely = "1x4 2x4 3x4 4x4 5x4 6x4 7x4 8x4 9x4 10x4"
 	endsAt40     = fmt.Sprintf("1x39 stale _x%d", samples-41)
 	beginsAt40   = fmt.Sprintf("_x39 0 1x%d", samples-41)
@@ -74,7 +76,7 @@ var (
 
 func always(n int) string { return fmt.Sprintf("%dx%d", n, samples) }
 
-// counts is a counter that grows by one at each n-th sample, but the first.
+// counts returns a counter that grows by one at every n-th sample after the first.
 func counts(n int) string {
 	var text strings.Builder
 	for i := range samples {
@@ -83,13 +85,13 @@ func counts(n int) string {
 	return text.String()
 }
 
-// change is a value that another one follows after so many samples.
+// change returns a series of one value, and of another one after a number of samples.
 func change(from, to, after int) string {
 	return fmt.Sprintf("%dx%d %dx%d", from, after-1, to, samples-after)
 }
 
-// once is a counter that grows by one in the 40th minute, and since40 by one in each minute from
-// then on; for5 stops after five.
+// once is a counter that grows by one in the 40th minute. since40 grows by one in each minute from
+// then on, and for5 stops growing after five.
 var (
 	once     = change(0, 1, 40)
 	since40  = fmt.Sprintf("0x39 1+1x%d", samples-41)
@@ -97,10 +99,11 @@ var (
 	awayFor5 = fmt.Sprintf("1x39 0x4 1x%d", samples-46)
 )
 
-// days is a moment so many days after the first sample.
+// days returns a constant series: the time a number of days after the first sample.
 func days(n int) string { return always(n * 86400) }
 
-// healthy is a cluster with two controllers and two nodes, whose volumes come and go.
+// healthy returns the series of a cluster with two controllers and two nodes on which volumes are
+// created and deleted.
 func healthy() series {
 	all := series{}
 	for _, p := range []target{leader, standby, nodeA, nodeB} {
@@ -125,13 +128,13 @@ func healthy() series {
 	return all
 }
 
-// fault is what differs from a healthy cluster, and the alerts that fire.
+// fault describes how the series differ from those of a healthy cluster, and which alerts fire.
 type fault struct {
 	name     string
 	differ   series
-	missing  []target // pods that are not there
+	missing  []target // pods that do not exist
 	want     []string
-	interval time.Duration // the distance of the samples, if it is not a minute
+	interval time.Duration // the time between samples, if not a minute
 }
 
 func TestEachAlertFiresInItsFaultAndInNoOther(t *testing.T) {

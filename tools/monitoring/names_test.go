@@ -15,11 +15,11 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// targetLabels are what Prometheus adds to every series; namespace and pod are the operator's, and
-// cluster is of those who collect several.
+// targetLabels contains labels that Prometheus adds to every series. An operator may add namespace
+// and pod, and somebody who collects from several clusters may add cluster.
 var targetLabels = []string{"job", "instance", "namespace", "pod", "cluster"}
 
-// metricRows are name, type and labels of our metrics in docs/metrics.md.
+// metricRows returns name, type and labels of our metrics from docs/metrics.md.
 func metricRows(t *testing.T) [][]string {
 	t.Helper()
 	row := regexp.MustCompile("(?m)^\\| `(oxide_(?:csi|node_keeper)_\\w+)` \\| (\\w+) \\| (.*?) ?\\| ")
@@ -30,8 +30,8 @@ func metricRows(t *testing.T) [][]string {
 	return rows
 }
 
-// known returns the labels of each series that an expression may name: our metrics, of which
-// tests of the programs hold the page complete, Prometheus' own, and what the rules record.
+// known returns the labels of each series that an expression may name: our metrics, Prometheus'
+// own, and those that the rules record. Other tests check that the page lists all of our metrics.
 func known(t *testing.T) map[string][]string {
 	t.Helper()
 	all := map[string][]string{"up": targetLabels,
@@ -51,7 +51,7 @@ func known(t *testing.T) map[string][]string {
 	return all
 }
 
-// values are those of the labels that an expression may ask for.
+// values returns the values that the labels in an expression may have.
 func values(t *testing.T) map[string][]string {
 	t.Helper()
 	var methods, results []string
@@ -69,7 +69,7 @@ func values(t *testing.T) map[string][]string {
 		"result": {"done", "problem", "ok", "error"}}
 }
 
-// problems says what an expression names that does not exist.
+// problems returns which names in an expression do not exist.
 func problems(t *testing.T, text string) (found []string) {
 	t.Helper()
 	expression, err := parser.ParseExpr(text)
@@ -105,8 +105,9 @@ func problems(t *testing.T, text string) (found []string) {
 	return found
 }
 
-// problemsOfMatcher says what a matcher asks for that a metric with these labels never has. Each
-// alternative of a regular expression has to be a value; one with parentheses has to match a value.
+// problemsOfMatcher returns what a matcher requires that a metric with these labels never has. Each
+// alternative of a regular expression has to be a value; an alternative with parentheses has to
+// match a value.
 func problemsOfMatcher(t *testing.T, own []string, m *labels.Matcher) (found []string) {
 	t.Helper()
 	if m.Name == labels.MetricName {
@@ -138,7 +139,7 @@ func TestEveryNameInAnAlertExists(t *testing.T) {
 	}
 }
 
-func TestANameThatDoesNotExistIsFound(t *testing.T) {
+func TestANameThatDoesNotExistIsReported(t *testing.T) {
 	for _, wrong := range []string{
 		`oxide_csi_rack_upp`,
 		`oxide_csi_call_seconds`,

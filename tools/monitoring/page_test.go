@@ -23,7 +23,7 @@ func read(t *testing.T, name string) string {
 	return string(text)
 }
 
-// ruleList are all rules in the file.
+// ruleList returns all rules in the file.
 func ruleList(t *testing.T) []rulefmt.Rule {
 	t.Helper()
 	groups, errs := rulefmt.ParseFile(alertsFile, false, model.UTF8Validation)
@@ -37,13 +37,14 @@ func ruleList(t *testing.T) []rulefmt.Rule {
 	return all
 }
 
-// alerts are the alert rules in the file.
+// alerts returns the alert rules in the file.
 func alerts(t *testing.T) []rulefmt.Rule {
 	t.Helper()
 	return slices.DeleteFunc(ruleList(t), func(r rulefmt.Rule) bool { return r.Alert == "" })
 }
 
-// reasons are all reasons of the driver, of which a test of the driver holds the page complete.
+// reasons returns all reasons of the driver from its page. A test of the driver checks that the
+// page is complete.
 func reasons(t *testing.T) []string {
 	t.Helper()
 	var all []string
@@ -59,7 +60,7 @@ func reasons(t *testing.T) []string {
 
 const runbook = "https://github.com/oxidecomputer/oxide-csi-plugin/blob/main/docs/alerts.md#"
 
-func TestEveryAlertSaysHowBadItIsAndWhereItIsExplained(t *testing.T) {
+func TestEveryAlertHasASeverityAndALinkToItsSection(t *testing.T) {
 	page := read(t, "docs/alerts.md")
 	var sections []string
 	for _, m := range regexp.MustCompile(`(?m)^## (OxideCSI\w+)$`).FindAllStringSubmatch(page, -1) {
@@ -91,11 +92,11 @@ func TestEveryAlertSaysHowBadItIsAndWhereItIsExplained(t *testing.T) {
 	}
 }
 
-// byItself are the reasons that pass by themselves, or that no call of a volume has.
+// byItself lists the reasons that disappear without help, or that no call of a volume can have.
 var byItself = []string{"Canceled", "OperationPending", "DiskProofPending", "SnapshotNotReady",
 	"DiskBusy"}
 
-func TestEveryReasonThatStaysRaisesOneAlert(t *testing.T) {
+func TestEveryReasonThatStaysFiresExactlyOneAlert(t *testing.T) {
 	all := healthy()
 	for _, reason := range reasons(t) {
 		all[leader.failed("ControllerPublishVolume", reason)] = eachMinute
@@ -121,7 +122,7 @@ func TestEveryReasonThatStaysRaisesOneAlert(t *testing.T) {
 	}
 }
 
-func TestEveryCallThatChangesAVolumeIsWatched(t *testing.T) {
+func TestEveryCallThatChangesAVolumeIsInAnAlert(t *testing.T) {
 	changes := regexp.MustCompile(`^(Create|Delete|(Controller|Node)(Publish|Unpublish)|` +
 		`Node(Stage|Unstage))(Volume|Snapshot)$`)
 	all, want := healthy(), []string{}

@@ -14,13 +14,13 @@ import (
 	"github.com/prometheus/prometheus/rules"
 )
 
-// alertsFile has the alert rules, which the chart installs as well.
+// alertsFile contains the alert rules, which the chart installs, too.
 const alertsFile = "../../deploy/chart/monitoring/alerts.yaml"
 
-// interval is how often the rules are evaluated, and the distance of the samples.
+// interval is the time between evaluations of the rules and between samples.
 const interval = time.Minute
 
-// series are time series in the notation of promtool, by metric and labels.
+// series contains time series in the notation of promtool, by metric and labels.
 type series map[string]string
 
 // firing evaluates the rules from the first sample to the last, as Prometheus does; interval is the
@@ -96,7 +96,7 @@ func names(alerts []*rules.Alert) []string {
 	return slices.Compact(all)
 }
 
-// checkTexts checks that what a person reads of an alert is complete.
+// checkTexts checks that the texts of the alerts are complete.
 func checkTexts(t *testing.T, alerts []*rules.Alert) {
 	t.Helper()
 	for _, alert := range alerts {

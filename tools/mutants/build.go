@@ -15,7 +15,7 @@ import (
 
 var spaces = regexp.MustCompile(`\s+`)
 
-// switches is what a package with mutants has besides.
+// switches is a file that is added to each package with mutants.
 const switches = `package %s
 
 import (
@@ -44,8 +44,8 @@ func mutant(id string) bool {
 }
 `
 
-// buildTests makes the test binaries of the packages in dirs, with all mutants of the packages. Mutants
-// that the compiler refuses are left out.
+// buildTests builds the test binaries of the packages in dirs, with all mutants of the packages. It
+// leaves out mutants that the compiler refuses.
 func buildTests(ctx context.Context, work string, packages []*pkg, dirs []string, sites []site) (
 	binaries []test, left []site, err error) {
 	for i := 0; i < len(dirs); {
@@ -79,7 +79,8 @@ func buildTests(ctx context.Context, work string, packages []*pkg, dirs []string
 
 var place = regexp.MustCompile(`(?m)^(\S+\.go):(\d+):\d+: `)
 
-// without leaves out the mutants on the lines that the compiler, in dir, complains about.
+// without leaves out the mutants on the lines that the compiler reports. dir is the compiler's
+// directory.
 func without(sites []site, lines map[string]map[int][]string, dir, out string) []site {
 	var bad []string
 	for _, m := range place.FindAllStringSubmatch(out, -1) {
@@ -94,7 +95,8 @@ func without(sites []site, lines map[string]map[int][]string, dir, out string) [
 	return slices.DeleteFunc(slices.Clone(sites), func(s site) bool { return slices.Contains(bad, s.id) })
 }
 
-// writeOverlay writes the changed files aside, and returns the mutants on each of their lines.
+// writeOverlay writes the changed files to another place, and returns the mutants on each of their
+// lines.
 func writeOverlay(work string, packages []*pkg, sites []site) (string, map[string]map[int][]string,
 	error) {
 	list := struct{ Replace map[string]string }{map[string]string{}}
@@ -132,7 +134,7 @@ func writeOverlay(work string, packages []*pkg, sites []site) (string, map[strin
 	return path, lines, os.WriteFile(path, b, 0o600)
 }
 
-// withMutants returns a file's text with its mutants, and the mutants of each line.
+// withMutants returns a file's text with its mutants, and the mutants on each line.
 func withMutants(text []byte, sites []site) (string, map[int][]string) {
 	slices.SortFunc(sites, func(a, b site) int { return a.start - b.start })
 	var changed strings.Builder

@@ -71,14 +71,14 @@ type test struct {
 	took              time.Duration
 }
 
-// result is how a mutant ended.
+// result describes how a mutant ended.
 type result struct {
 	site
 	caught bool
-	by     string // the tests that it met, or why none
+	by     string // the tests that ran with it, or why none did
 }
 
-// run measures packages and prints what it found.
+// run measures packages and prints the results.
 func run(ctx context.Context, dirs []string, o options) error {
 	results, err := measure(ctx, dirs, o)
 	if err != nil {
@@ -153,8 +153,8 @@ func measure(ctx context.Context, dirs []string, o options) ([]result, error) {
 	return results, ctx.Err()
 }
 
-// record runs each test of a binary by itself, those of fuzz targets' seeds too, and adds it to the
-// mutants that it reaches.
+// record runs each test of a binary alone, including the seeds of fuzz targets, and adds the test
+// to the mutants that it reaches.
 func record(ctx context.Context, b test, work string, reach map[string][]test) error {
 	cmd := exec.CommandContext(ctx, b.binary, "-test.list", "^(Test|Fuzz)")
 	cmd.Dir = b.dir
@@ -184,7 +184,7 @@ func record(ctx context.Context, b test, work string, reach map[string][]test) e
 	return nil
 }
 
-// try runs the tests that reach a mutant until one fails. A test that hangs has failed.
+// try runs the tests that reach a mutant until one fails. A test that hangs counts as failed.
 func try(ctx context.Context, s site, tests []test, budget time.Duration) result {
 	tests = slices.Clone(tests)
 	slices.SortStableFunc(tests, func(a, b test) int { return int(a.took - b.took) })
@@ -209,7 +209,7 @@ func try(ctx context.Context, s site, tests []test, budget time.Duration) result
 func (t test) run(ctx context.Context, env string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, t.binary, "-test.failfast", "-test.count=1",
 		"-test.run=^"+t.name+"$")
-	// A property that fails leaves no file behind in the tree.
+	// RAPID_NOFAILFILE keeps a failing property from writing a file into the tree.
 	cmd.Dir, cmd.Env = t.dir, append(os.Environ(), env, "RAPID_NOFAILFILE=1")
 	cmd.WaitDelay = 5 * time.Second
 	return cmd.CombinedOutput()

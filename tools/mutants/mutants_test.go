@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// fixture writes a module with two packages: grade has no tests of its own, and the tests of school
+// fixture writes a module with two packages. grade has no tests of its own, and the tests of school
 // cover one of its functions.
 func fixture(t *testing.T) (grade, school string) {
 	t.Helper()

@@ -14,27 +14,27 @@ import (
 	"strconv"
 )
 
-// site is a place in the source and its mutant.
+// site is a place in the source, and the mutant for it.
 type site struct {
 	pkg           *pkg
 	id            string
 	file          string
 	line          int
 	kind          string
-	start, end    int // in bytes
+	start, end    int // offsets in bytes
 	before, after string
-	// with returns the text with both variants, behind the switch.
+	// with returns the text that selects between both variants by the switch.
 	with func(id string) string
 }
 
 // pkg is a package under test.
 type pkg struct {
 	dir, name string
-	text      map[string][]byte // by file name
+	text      map[string][]byte // the files, by name
 	sites     []site
 }
 
-// readPackage finds the places in those of the package's files whose names match.
+// readPackage finds the places in the package's files whose names match.
 func readPackage(dir string, files *regexp.Regexp) (*pkg, error) {
 	abs, err := filepath.Abs(dir)
 	if err != nil {
@@ -91,7 +91,7 @@ type finder struct {
 	name  string
 	text  []byte
 	files *token.FileSet
-	// results are the results of the function that is being visited.
+	// results contains the results of the function that is being visited.
 	results *ast.FieldList
 }
 
@@ -150,7 +150,7 @@ var others = map[token.Token]token.Token{
 	token.EQL: token.NEQ, token.NEQ: token.EQL, token.LAND: token.LOR, token.LOR: token.LAND,
 }
 
-// binary adds mutants of a comparison: with another operator, or with another number.
+// binary adds mutants of a comparison: one with another operator, or one with another number.
 func (f *finder) binary(e *ast.BinaryExpr) {
 	other, ok := others[e.Op]
 	if !ok {
@@ -170,7 +170,7 @@ func (f *finder) either(e ast.Expr, kind, after string) {
 	})
 }
 
-// returned adds a mutant of a return that drops its error.
+// returned adds a mutant of a return statement that drops its error.
 func (f *finder) returned(n *ast.ReturnStmt) {
 	if f.results == nil || len(n.Results) == 0 || len(n.Results) != f.results.NumFields() {
 		return

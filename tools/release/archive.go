@@ -18,7 +18,7 @@ type file struct {
 	content []byte
 }
 
-// pack makes a tar whose bytes depend on names, contents and the date only.
+// pack writes a tar whose bytes depend only on names, contents and the date.
 func pack(w io.Writer, files []file, date time.Time) error {
 	slices.SortFunc(files, func(a, b file) int { return strings.Compare(a.name, b.name) })
 	t := tar.NewWriter(w)
@@ -35,7 +35,7 @@ func pack(w io.Writer, files []file, date time.Time) error {
 	return t.Close()
 }
 
-// repack packs a .tgz anew, without its times and owners.
+// repack packs a .tgz again, without its times and owners.
 func repack(packed io.Reader, date time.Time) ([]byte, error) {
 	var files []file
 	err := eachFile(packed, func(header *tar.Header, content []byte) {
@@ -74,7 +74,7 @@ func eachFile(packed io.Reader, visit func(header *tar.Header, content []byte)) 
 	}
 }
 
-// filesIn reads all files of a tree.
+// filesIn returns all files of a tree.
 func filesIn(tree fs.FS) ([]file, error) {
 	var files []file
 	err := fs.WalkDir(tree, ".", func(path string, entry fs.DirEntry, err error) error {

@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// binaries compiles the programs as `make binaries` does, and says of each what is linked into it.
+// binaries compiles the programs as `make binaries` does, and writes a bill of materials for each.
 func (r *release) binaries(ctx context.Context) error {
 	bin := filepath.Join(r.stage, "bin")
 	_, err := r.output(ctx, "make", "binaries", "RELEASE="+r.Version, "BIN="+bin,
@@ -49,10 +49,10 @@ func (r *release) binaries(ctx context.Context) error {
 	return nil
 }
 
-// sums is the file of the checksums, by which a folder is known to be a release.
+// sums is the file of the checksums. It marks a folder as a release.
 const sums = "SHA256SUMS"
 
-// checksums lists every file with its checksum, as sha256sum does.
+// checksums lists the checksum of every file, as sha256sum does.
 func (r *release) checksums(context.Context) error {
 	files, err := os.ReadDir(r.made)
 	if err != nil {

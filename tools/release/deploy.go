@@ -16,10 +16,10 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// chartName is what Chart.yaml says.
+// chartName is the name in Chart.yaml.
 const chartName = "oxide-csi-driver"
 
-// kustomizations are the directories that become one file each.
+// kustomizations contains the directories of which each is rendered into one file.
 var kustomizations = map[string]string{
 	"base":                chartName + ".yaml",
 	"snapshots":           chartName + "-snapshots.yaml",
@@ -27,15 +27,15 @@ var kustomizations = map[string]string{
 	"simulator":           "oxide-simulator.yaml",
 }
 
-// jobs are Nomad's, by the names they get.
+// jobs contains Nomad's jobs, by the names of their files in the release.
 var jobs = map[string]string{
 	"controller.nomad.hcl": chartName + "-controller.nomad.hcl",
 	"node.nomad.hcl":       chartName + "-node.nomad.hcl",
 }
 
-// chart packages the chart, as a file and as what registries keep.
+// chart packages the chart as a file, and in the form in which registries store it.
 func (r *release) chart(ctx context.Context) error {
-	version := r.Version[1:] // SemVer knows no v
+	version := r.Version[1:] // SemVer has no v
 	_, err := r.output(ctx, "go", "tool", "-modfile=tools/go.mod", "helm", "package", "deploy/chart",
 		"--version", version, "--app-version", r.Version, "--destination", r.stage)
 	if err != nil {
@@ -61,7 +61,7 @@ func (r *release) chart(ctx context.Context) error {
 	return r.chartLayout(text, archive, version)
 }
 
-// chartLayout writes what `helm push` would send to a registry, but for the time of doing so.
+// chartLayout writes what `helm push` would send to a registry, without the time of the push.
 func (r *release) chartLayout(chartYAML, archive []byte, version string) error {
 	var chart map[string]any
 	if err := yaml.Unmarshal(chartYAML, &chart); err != nil {
@@ -136,7 +136,7 @@ func (r *release) manifests(context.Context) error {
 // ours matches the name of an image of the project, and its tag.
 var ours = regexp.MustCompile(`\boxidecomputer/([a-z0-9-]+):([\w.-]+)`)
 
-// writePinned writes a text whose images of ours have the version as their tag.
+// writePinned writes a text in which our images have the version as their tag.
 func (r *release) writePinned(name string, text []byte) error {
 	for _, m := range ours.FindAllSubmatch(text, -1) {
 		if !r.builds(string(m[1])) {

@@ -50,8 +50,8 @@ func (r *release) builds(image string) bool {
 	return slices.ContainsFunc(r.targets, func(t target) bool { return t.image == image })
 }
 
-// images builds every target of the Dockerfile with buildah, which needs no daemon, and writes each
-// as an archive of an OCI layout with all architectures.
+// images builds every target of the Dockerfile with buildah, which needs no daemon. It writes each
+// image as an archive of an OCI layout with all architectures.
 func (r *release) images(ctx context.Context) error {
 	if _, err := exec.LookPath("buildah"); err != nil {
 		return fmt.Errorf("images are built with buildah, which is not on this machine: install it "+
@@ -90,17 +90,17 @@ func (r *release) images(ctx context.Context) error {
 	return nil
 }
 
-// seconds is the date as buildah wants it.
+// seconds returns the date in the form that buildah needs.
 func (r *release) seconds() string { return strconv.FormatInt(r.date.Unix(), 10) }
 
-// buildah runs it with a store of its own, which is thrown away.
+// buildah runs buildah with a temporary store.
 func (r *release) buildah(ctx context.Context, args ...string) (string, error) {
 	store := []string{"--root", filepath.Join(r.stage, "store"),
 		"--runroot", filepath.Join(r.stage, "run"), "--storage-driver", "vfs"}
 	return r.output(ctx, "buildah", append(store, args...)...)
 }
 
-// importBase makes an image of the root file system that was given.
+// importBase makes an image of the given root file system.
 func (r *release) importBase(ctx context.Context) (string, error) {
 	if r.Base == "" {
 		return "", nil
@@ -122,7 +122,8 @@ func (r *release) importBase(ctx context.Context) (string, error) {
 	return name, nil
 }
 
-// contextDir puts together what the Dockerfile copies from: the binaries of the release.
+// contextDir creates the directory from which the Dockerfile copies: it contains the binaries of
+// the release.
 func (r *release) contextDir() error {
 	dir, bin := filepath.Join(r.stage, "context"), os.DirFS(filepath.Join(r.stage, "bin"))
 	if err := os.CopyFS(filepath.Join(dir, "bin"), bin); err != nil {
@@ -144,8 +145,8 @@ func (r *release) contextDir() error {
 	return nil
 }
 
-// joinArchitectures makes one image of those that are in a layout, each tagged with its
-// architecture, and writes it with what is in it.
+// joinArchitectures makes one image of the images in a layout, of which each is tagged with its
+// architecture. It writes that image and its bill.
 func (r *release) joinArchitectures(name, dir string) error {
 	l, err := newLayout(dir)
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/spdx/tools-golang/json"
 )
 
-// imageArch is what the images are built for: a base of one architecture is made here.
+// imageArch is the architecture of the images: the test makes a base of one architecture.
 const imageArch = "amd64"
 
 // TestImages builds every image twice, from Debian's packages and without a registry. It needs
@@ -50,7 +50,7 @@ func TestImages(t *testing.T) {
 	}
 }
 
-// imageIs looks at an image: what it says of itself, its binary, and its bill.
+// imageIs checks an image: its configuration, its binary, and its bill of materials.
 func imageIs(t *testing.T, dir, image, program, user string, packages []string) {
 	t.Helper()
 	files := unpack(t, read(t, dir, image+".oci.tar"))

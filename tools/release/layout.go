@@ -15,7 +15,7 @@ import (
 // layout is a directory in the form of an OCI image layout.
 type layout struct{ dir string }
 
-// newLayout makes the directory, or takes one that is there.
+// newLayout creates the directory, or opens it if it exists.
 func newLayout(dir string) (layout, error) {
 	l := layout{dir}
 	if err := os.MkdirAll(filepath.Dir(l.blob(digest.FromString(""))), 0o755); err != nil {
@@ -60,7 +60,7 @@ func (l layout) read(d ocispec.Descriptor, into any) error {
 	return json.Unmarshal(text, into)
 }
 
-// manifests returns what the layout's index lists.
+// manifests returns the manifests in the layout's index.
 func (l layout) manifests() ([]ocispec.Descriptor, error) {
 	text, err := os.ReadFile(filepath.Join(l.dir, ocispec.ImageIndexFile))
 	if err != nil {
@@ -73,21 +73,23 @@ func (l layout) manifests() ([]ocispec.Descriptor, error) {
 	return index.Manifests, nil
 }
 
-// index is an OCI index of manifests.
+// index returns an OCI index of manifests.
 func index(manifests ...ocispec.Descriptor) ocispec.Index {
 	return ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2},
 		MediaType: ocispec.MediaTypeImageIndex, Manifests: manifests}
 }
 
-// digests is the file of what is pushed: image, tag, platform and digest, one line each.
+// digests is the file that lists what is pushed: image, tag, platform and digest, one line each.
 const digests = "DIGESTS"
 
-// containerdName is the annotation by which containerd and Docker name what they import.
+// containerdName is the annotation from which containerd and Docker take the name of an imported
+// image.
 const containerdName = "io.containerd.image.name"
 
-// writeLayout writes an archive of a layout with one entry, and notes its digest.
+// writeLayout writes an archive of a layout with one entry, and records its digest.
 func (r *release) writeLayout(l layout, name, tag string, root ocispec.Descriptor) error {
-	// Whoever imports an archive into containerd by hand gets the name that the manifests have.
+	// When somebody imports an archive into containerd by hand, the image gets the name in the
+	// manifests.
 	full, err := reference.ParseNormalizedNamed("oxidecomputer/" + name + ":" + tag)
 	if err != nil {
 		return fmt.Errorf("%s: %w", name, err)

@@ -47,24 +47,24 @@ func main() {
 	}
 }
 
-// release is one version in the making.
+// release is a version that is being made.
 type release struct {
-	Version   string // with the v
+	Version   string // with its v
 	Root, Out string
 	Arch      []string
 	Base      string
 	Images    bool
-	Dirty     bool // of the tree as it is; else only of a commit
+	Dirty     bool // from the tree as it is; otherwise only from a commit
 	Log       io.Writer
 
-	revision string    // the commit
-	date     time.Time // the commit's
-	stage    string    // a directory for what is thrown away
-	made     string    // what becomes Out
+	revision string    // the commit's hash
+	date     time.Time // the commit's date
+	stage    string    // a directory for temporary files
+	made     string    // the directory that becomes Out
 	targets  []target
 }
 
-// run makes the folder. What was there stays until all of the new one is made.
+// run makes the folder. It replaces an older folder only when all of the new one is made.
 func (r *release) run(ctx context.Context) (err error) {
 	if err := r.prepare(ctx); err != nil {
 		return err
@@ -89,7 +89,7 @@ func (r *release) run(ctx context.Context) (err error) {
 	if err := os.RemoveAll(r.Out); err != nil {
 		return err
 	}
-	// Not a rename: the folder may be on another filesystem.
+	// Copy instead of renaming: the folder may be on another filesystem.
 	if err := os.CopyFS(r.Out, os.DirFS(r.made)); err != nil {
 		return err
 	}
@@ -97,7 +97,7 @@ func (r *release) run(ctx context.Context) (err error) {
 	return err
 }
 
-// prepare checks what was asked for and reads the commit.
+// prepare checks the request and reads the commit.
 func (r *release) prepare(ctx context.Context) (err error) {
 	for _, dir := range []*string{&r.Root, &r.Out} {
 		if *dir, err = filepath.Abs(*dir); err != nil {
@@ -134,7 +134,7 @@ func (r *release) prepare(ctx context.Context) (err error) {
 	return err
 }
 
-// commit reads what is released, and its date, which every file gets.
+// commit reads the commit and its date, which every file gets.
 func (r *release) commit(ctx context.Context) error {
 	revision, err := r.output(ctx, "git", "describe", "--always", "--dirty", "--abbrev=40",
 		"--match=")
@@ -164,7 +164,7 @@ func (r *release) commit(ctx context.Context) error {
 	return nil
 }
 
-// output runs a program in the project's directory.
+// output runs a program in the project's directory and returns its output.
 func (r *release) output(ctx context.Context, name string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Dir = r.Root
@@ -176,7 +176,7 @@ func (r *release) output(ctx context.Context, name string, args ...string) (stri
 	return out.String(), nil
 }
 
-// write makes a file of the release.
+// write writes a file of the release.
 func (r *release) write(name string, content []byte) error {
 	return os.WriteFile(filepath.Join(r.made, name), content, 0o644)
 }

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/mod/semver"
 )
 
-// project is where the sources are.
+// project is the URL of the sources.
 const project = "https://github.com/oxidecomputer/oxide-csi-plugin"
 
 func (r *release) notes(context.Context) error {
@@ -26,11 +26,11 @@ func (r *release) notes(context.Context) error {
 	return r.write("RELEASE_NOTES.md", []byte(notes))
 }
 
-// link matches a link to a file of the project, which a page elsewhere does not have.
+// link matches a relative link to a file of the project, which does not work on another page.
 var link = regexp.MustCompile(`\]\(([^):#]+[^):]*)\)`)
 
-// section returns a version's section of the changelog. A version before a release, such as
-// v1.2.3-rc.1, has what is unreleased.
+// section returns a version's section of the changelog. For a version before a release, such as
+// v1.2.3-rc.1, it returns the section of unreleased changes.
 func section(changelog, version string) (string, error) {
 	wanted := []string{version}
 	if semver.Prerelease(version) != "" {

@@ -42,7 +42,7 @@ func TestNotesAreTheVersionsSectionOfTheChangelog(t *testing.T) {
 	}
 }
 
-func TestAWrongRequestIsExplainedBeforeAnythingIsMade(t *testing.T) {
+func TestAWrongRequestIsRefusedBeforeAnythingIsMade(t *testing.T) {
 	full := t.TempDir()
 	must(t, os.WriteFile(filepath.Join(full, "letters"), nil, 0o644))
 	good := release{Version: "v1.2.3", Root: "../..", Out: filepath.Join(t.TempDir(), "dist"),
@@ -76,7 +76,7 @@ func TestAWrongRequestIsExplainedBeforeAnythingIsMade(t *testing.T) {
 	}
 }
 
-func TestDebiansPackagesAreThoseInstalled(t *testing.T) {
+func TestTheBillListsTheInstalledDebianPackagesOnly(t *testing.T) {
 	got := debian("Package: libstdc++6\nStatus: install ok installed\nArchitecture: amd64\n" +
 		"Version: 12.2.0-14+deb12u1\nDescription: a library\n Version: of nothing\n\n" +
 		"Package: gone\nStatus: deinstall ok config-files\nArchitecture: amd64\nVersion: 1\n\n")
@@ -87,10 +87,10 @@ func TestDebiansPackagesAreThoseInstalled(t *testing.T) {
 	}
 }
 
-// pinned matches an action at a commit, with the version that it is.
+// pinned matches an action that is pinned to a commit, with its version in a comment.
 var pinned = regexp.MustCompile(`^[\w./-]+@[0-9a-f]{40} # v[0-9.]+$`)
 
-func TestWhatABuildFetchesIsPinned(t *testing.T) {
+func TestEverythingThatABuildFetchesIsPinned(t *testing.T) {
 	workflows, err := filepath.Glob("../../.github/workflows/*.yaml")
 	must(t, err)
 	actions := 0

@@ -41,7 +41,7 @@ func unpack(t *testing.T, archive []byte) map[string][]byte {
 	}
 }
 
-// parse reads JSON that has to be right.
+// parse parses JSON, and fails the test if it is not valid.
 func parse[T any](t *testing.T, text []byte) T {
 	t.Helper()
 	var value T
@@ -51,7 +51,7 @@ func parse[T any](t *testing.T, text []byte) T {
 	return value
 }
 
-// rootOf is the one entry of a layout.
+// rootOf returns the only entry of a layout.
 func rootOf(t *testing.T, files map[string][]byte, tag string) ocispec.Descriptor {
 	t.Helper()
 	entries := parse[ocispec.Index](t, files[ocispec.ImageIndexFile]).Manifests
@@ -69,7 +69,7 @@ func blobOf(files map[string][]byte, d ocispec.Descriptor) []byte {
 	return files["blobs/sha256/"+d.Digest.Encoded()]
 }
 
-// helmPulls serves the chart's layout as a registry would, and pulls from there.
+// helmPulls serves the chart's layout as a registry would, and pulls the chart from it.
 func helmPulls(t *testing.T, root, dir string) {
 	t.Helper()
 	version := testVersion[1:]

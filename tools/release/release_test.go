@@ -23,11 +23,11 @@ import (
 
 const testVersion = "v9.8.7-rc.1"
 
-// programs are what a release has a binary of.
+// programs lists the programs of which a release contains binaries.
 var programs = []string{"oxide-conformance", "oxide-csi-plugin", "oxide-instance-metadata",
 	"oxide-node-keeper", "oxide-simulator"}
 
-func TestARelease(t *testing.T) {
+func TestAReleaseIsCompleteAndReproducible(t *testing.T) {
 	root := projectDir(t)
 	elsewhere := copyOf(t, root)
 	first, second := makeRelease(t, root), makeRelease(t, elsewhere)
@@ -89,7 +89,7 @@ func TestAFileThatIsInNoCommitIsNotReleased(t *testing.T) {
 	}
 }
 
-// projectDir is the project's directory.
+// projectDir returns the project's directory.
 func projectDir(t *testing.T) string {
 	t.Helper()
 	root, err := filepath.Abs("../..")
@@ -97,7 +97,7 @@ func projectDir(t *testing.T) string {
 	return root
 }
 
-// copyOf is the tree as it is, in another directory, with the same commit.
+// copyOf copies the tree as it is into another directory, with the same commit.
 func copyOf(t *testing.T, root string) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "a-copy-of-the-tree")
@@ -106,7 +106,7 @@ func copyOf(t *testing.T, root string) string {
 	list := output(t, root, "git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
 	for name := range strings.SplitSeq(strings.TrimRight(list, "\x00"), "\x00") {
 		info, err := os.Stat(filepath.Join(root, name))
-		if err != nil { // removed, and not committed yet
+		if err != nil { // the file was removed, and that is not committed yet
 			continue
 		}
 		must(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755))
@@ -164,7 +164,7 @@ func hasNot(t *testing.T, content []byte, path string) {
 	}
 }
 
-// billMatches compares with what the go command says of the sources.
+// billMatches compares a bill with the modules that the go command lists for the sources.
 func billMatches(t *testing.T, root, dir, program string) {
 	t.Helper()
 	name := program + "-linux-" + runtime.GOARCH
@@ -220,8 +220,8 @@ func chartIsOf(t *testing.T, root, dir string) {
 	}
 }
 
-// imagesAre checks that the images of a text are those that the Dockerfile makes, with the version,
-// and returns how many there are.
+// imagesAre checks that the images in a text are those of the Dockerfile, with the version, and
+// returns how many there are.
 func imagesAre(t *testing.T, name string, text []byte, some bool) int {
 	t.Helper()
 	targets, err := targetsOf("../../Dockerfile")
@@ -240,10 +240,10 @@ func imagesAre(t *testing.T, name string, text []byte, some bool) int {
 	return len(found)
 }
 
-// named matches the name of an image, and not a repository's.
+// named matches the name of an image, but not that of a repository.
 var named = regexp.MustCompile(`(?:^|[^/.\w])oxidecomputer/(oxide-[a-z0-9-]+)`)
 
-func TestOnlyImagesThatAReleaseHasAreNamed(t *testing.T) {
+func TestTheProjectNamesOnlyImagesThatAReleaseContains(t *testing.T) {
 	root := projectDir(t)
 	targets, err := targetsOf(filepath.Join(root, "Dockerfile"))
 	must(t, err)
@@ -291,7 +291,7 @@ func read(t *testing.T, dir, name string) []byte {
 	return content
 }
 
-// output runs a program that has to succeed.
+// output runs a program that has to succeed, and returns its output.
 func output(t *testing.T, dir, name string, args ...string) string {
 	t.Helper()
 	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), name, args...)

@@ -21,14 +21,14 @@ import (
 	"github.com/spdx/tools-golang/spdx/v2/v2_3"
 )
 
-// license is the project's. That of what others wrote is unknown here; an image has its copyright
-// files.
+// license is the project's license. The licenses of other parts are not determined here; an image
+// contains their copyright files.
 const license, unknown = "MPL-2.0", "NOASSERTION"
 
 // part is a Go module or a Debian package.
-type part struct{ name, version, url string } // a package URL
+type part struct{ name, version, url string } // url is a package URL
 
-// bill lists what is in a binary or an image.
+// bill is a bill of materials: it lists the contents of a binary or an image.
 type bill struct {
 	name, version, sha256, purpose, license string
 	date                                    time.Time
@@ -41,7 +41,7 @@ func (r *release) bill(name string, content []byte) *bill {
 		purpose: "APPLICATION", license: license, date: r.date}
 }
 
-// modules returns what is linked into a Go program, with the version of Go.
+// modules returns the modules that are linked into a Go program, and the version of Go.
 func (b *bill) modules(info *buildinfo.BuildInfo) []part {
 	golang := strings.TrimPrefix(info.GoVersion, "go")
 	parts := []part{{"stdlib", info.GoVersion, "pkg:golang/stdlib@" + golang}}
@@ -54,7 +54,7 @@ func (b *bill) modules(info *buildinfo.BuildInfo) []part {
 	return parts
 }
 
-// unfit matches what no SPDX identifier has.
+// unfit matches characters that no SPDX identifier may contain.
 var unfit = regexp.MustCompile(`[^a-zA-Z0-9.-]+`)
 
 // writeBill writes NAME.spdx.json.
@@ -93,7 +93,7 @@ func (r *release) writeBill(b *bill) error {
 	return r.write(b.name+".spdx.json", text.Bytes())
 }
 
-// imageBill writes what is in an image: Debian's packages, and the modules of its Go programs.
+// imageBill writes the bill of an image: Debian's packages, and the modules of its Go programs.
 func (r *release) imageBill(l layout, name, arch string, image ocispec.Descriptor) error {
 	var manifest ocispec.Manifest
 	if err := l.read(image, &manifest); err != nil {

@@ -11,7 +11,7 @@ import (
 // walls contains the tables.
 type walls struct {
 	module string
-	// levels contains each top directory's place in the table of rooms, the highest first.
+	// levels contains the position of each top directory in the table of rooms; the highest is first.
 	levels map[string]int
 	rooms  map[string]*room // by the directory of the package
 	// libraries contains the names of the libraries by their import paths.
@@ -20,7 +20,7 @@ type walls struct {
 	never     []never
 }
 
-// The cells with which a library needs no room's permission.
+// The cells of a library that needs no room's permission.
 const (
 	anyPackage = "any package"
 	anyTest    = "any test"
@@ -39,7 +39,7 @@ type never struct {
 	promise   string
 }
 
-// parse reads the tables. A package's name is the end of its path.
+// parse reads the tables. The name of a package is the end of its path.
 func parse(document, module string) (*walls, error) {
 	w := &walls{module: module, levels: map[string]int{}, rooms: map[string]*room{}, libraries: map[string]string{},
 		free: map[string]string{}}
@@ -167,7 +167,8 @@ func (w *walls) names(cell string) ([]string, error) {
 }
 
 // target returns the directory of the package with an import path, or the name of the library. It
-// returns "" for the standard library, as far as no row names it, and the path of anything else.
+// returns "" for packages of the standard library that no row names, and the path itself for
+// anything else.
 func (w *walls) target(of string) string {
 	if dir, ok := strings.CutPrefix(of, w.module+"/"); ok {
 		return dir
@@ -198,7 +199,7 @@ func (w *walls) refusal(i imported) string {
 		r.promise)
 }
 
-// check returns the imports that are refused, and what the tables name although nothing needs it.
+// check returns the imports that are refused, and the names in the tables that nothing needs.
 func (w *walls) check(t tree) []string {
 	type edge struct {
 		from, to string
@@ -260,7 +261,7 @@ func (w *walls) level(name string) int {
 	return w.levels[top]
 }
 
-// linked returns the libraries that a package must not link, and does.
+// linked returns the libraries that a package links although it must not.
 func (w *walls) linked(n never, paths []string) []string {
 	var problems []string
 	for _, of := range paths {

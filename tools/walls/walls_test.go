@@ -42,8 +42,8 @@ func TestEveryPackageOfTheGoCommandIsRead(t *testing.T) {
 	}
 }
 
-// What the project imports today is known from its files. Every other import of a package or a
-// library is injected.
+// The test reads from the files what the project imports today, and injects every other import of a
+// package or a library.
 func TestEveryImportThatTheProjectLacksIsRefused(t *testing.T) {
 	tree, err := load(os.DirFS(root))
 	if err != nil {
@@ -118,7 +118,7 @@ const tables = `
 | testing | ~testing~ | any test | tests |
 `
 
-func TestWhatTheTablesDoNotNameIsAProblem(t *testing.T) {
+func TestNamesThatAreMissingInTheTablesAreReported(t *testing.T) {
 	files := map[string]string{
 		"go.mod":                        "module example.org/m\n",
 		"internal/rack/rack.go":         goFile("example.org/m/internal/csierr", "example.org/http/v2", "os"),
@@ -229,7 +229,7 @@ func TestAPackageDoesNotLinkALibraryThroughAnother(t *testing.T) {
 	}
 }
 
-// goFile is a file of a package with these imports, from the third line on.
+// goFile returns a file of a package that has these imports from the third line on.
 func goFile(paths ...string) string {
 	text := "package p\n\n"
 	for _, path := range paths {
