@@ -12,9 +12,9 @@ import (
 )
 
 var _ = Describe("a claim", func() {
-	It("D-19 D-70 D-71 that no disk can satisfy says why in an event, and nothing is left on the "+
-		"rack", saysWhyNot)
-	It("E-5 D-70 that is ReadWriteOnce serves the pods of one node, ReadWriteOncePod one pod",
+	It("D-19 D-70 D-71 that no disk can satisfy gets an event with the reason, and leaves nothing on "+
+		"the rack", saysWhyNot)
+	It("E-5 D-70 with ReadWriteOnce serves the pods of one node, with ReadWriteOncePod one pod",
 		servesOneNode)
 })
 

@@ -8,8 +8,8 @@ import (
 )
 
 var _ = Describe("a rack without hot-plug", func() {
-	It("D-61 attaches a volume while the node's instance is stopped by hand; then the pod that "+
-		"waited runs, and so does the one that ran, with its data", attachesByHand)
+	It("D-61 attaches a volume while a person has stopped the node's instance; then the pod that "+
+		"waited runs, and the pod that ran before runs again with its data", attachesByHand)
 })
 
 // attachesByHand follows the instructions for operators in docs/hot-plug.md.

@@ -19,8 +19,8 @@ import (
 )
 
 var _ = Describe("an audit", func() {
-	It("B-42 of the cluster that kubectl speaks to finds the disk that nobody wants, and names "+
-		"nothing that is in use or another's", func(ctx SpecContext) {
+	It("B-42 of kubectl's current cluster reports the orphaned disk, and no disk that is in use or "+
+		"belongs to somebody else", func(ctx SpecContext) {
 		s.diskByHand(ctx, "by-hand-"+s.ns)
 		used := []string{s.Claim(ctx, Claim{}), s.Claim(ctx, Claim{})}
 		s.Pod(ctx, Pod{Claims: used}).Running(ctx)

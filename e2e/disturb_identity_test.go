@@ -17,7 +17,7 @@ import (
 )
 
 var _ = Describe("a node whose SMBIOS is hidden", func() {
-	It("D-64 D-65 D-66 D-67 knows its instance from its Node object, by a file and by a variable",
+	It("D-64 D-65 D-66 D-67 gets its instance from its Node object, by a file and by a variable",
 		func(ctx SpecContext) {
 			doctor := newDoctor(ctx)
 			DeferCleanup(func(ctx SpecContext) {

@@ -20,8 +20,8 @@ import (
 var mustBeStopped = []string{"FailedPrecondition", "InstanceMustBeStopped", "stop"}
 
 var _ = Describe("a rack", func() {
-	It("D-61 without hot-plug is asked less and less often, with the reason in the pod's events, and "+
-		"nothing stays behind once it has it", func(ctx SpecContext) {
+	It("D-61 without hot-plug gets requests less and less often, the pod's events have the reason, "+
+		"and nothing is left when the rack gets hot-plug", func(ctx SpecContext) {
 		doctor, moving := newDoctor(ctx), s.Claim(ctx, Claim{})
 		first := s.Beating(ctx, workers[0], moving)
 		last := first.Beats(ctx)
@@ -50,8 +50,8 @@ var _ = Describe("a rack", func() {
 		Expect(doctor.findsNothing(ctx, "pvc", s.path(moving))).To(BeEmpty(), "links unseen")
 	}, NodeTimeout(5*time.Minute))
 
-	It("PR-5 B-10 B-42 that is away for a minute restarts nothing and disturbs no pod that runs, and "+
-		"what was asked meanwhile is done when it is back, once", func(ctx SpecContext) {
+	It("PR-5 B-10 B-42 that is unreachable for a minute causes no restart and disturbs no running "+
+		"pod, and everything requested meanwhile is done once when it is back", func(ctx SpecContext) {
 		doctor := newDoctor(ctx)
 		before, err := theRack.Admin.State(ctx)
 		Expect(err).NotTo(HaveOccurred())

@@ -18,8 +18,8 @@ import (
 const slowly = "3s"
 
 var _ = Describe("a restart", func() {
-	It("B-10 D-42 of the driver on a node, by its pod's end and by SIGKILL, and of the kubelet "+
-		"disturbs no pod that runs and none that starts", func(ctx SpecContext) {
+	It("B-10 D-42 of the driver on a node, by deletion and by SIGKILL, or of the kubelet disturbs no "+
+		"pod that runs or starts", func(ctx SpecContext) {
 		doctor, on := newDoctor(ctx), workers[0]
 		claim := s.Claim(ctx, Claim{})
 		runner := s.Beating(ctx, on, claim)
@@ -59,8 +59,8 @@ var _ = Describe("a restart", func() {
 		Expect(moved.Sum(ctx)).To(Equal(sum))
 	}, NodeTimeout(6*time.Minute))
 
-	It("D-8 B-13 of the controller that leads, while it makes volumes, loses none and makes none "+
-		"twice, and a restart of the rack is not felt by pods that run", func(ctx SpecContext) {
+	It("D-8 B-13 of the leading controller, while it creates volumes, loses none and creates none "+
+		"twice, and a restart of the rack does not disturb running pods", func(ctx SpecContext) {
 		doctor := newDoctor(ctx)
 		before, err := theRack.Admin.State(ctx)
 		Expect(err).NotTo(HaveOccurred())

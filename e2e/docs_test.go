@@ -23,7 +23,7 @@ import (
 
 var _ = Describe("the documentation", func() {
 	for _, path := range docs.OnCluster {
-		It("D-1 D-58 has commands that work as they are written: "+path, func(ctx SpecContext) {
+		It("D-1 D-58 contains commands that work as they are written: "+path, func(ctx SpecContext) {
 			claim := s.Claim(ctx, Claim{Name: "claim"})
 			user := s.Pod(ctx, Pod{Name: "pod", Claims: []string{claim}}).Running(ctx)
 			reader := newReader(ctx, "NS="+s.ns, "POD="+user.name, "PVC="+claim,
@@ -32,7 +32,7 @@ var _ = Describe("the documentation", func() {
 		}, NodeTimeout(5*time.Minute))
 	}
 
-	It("D-57 has commands that install, upgrade and remove the driver: "+
+	It("D-57 contains commands that install, upgrade and remove the driver: "+
 		strings.Join(docs.ByHelm, ", "), func(ctx SpecContext) {
 		reader := newReader(ctx)
 		DeferCleanup(func(ctx SpecContext) {

@@ -29,8 +29,8 @@ const (
 )
 
 var _ = Describe("figures", func() {
-	It("D-60 D-62 of twenty pods whose wait for a volume is not the driver's, and of a hundred "+
-		"volumes that come and go in waves and leave nothing", takeFigures, NodeTimeout(15*time.Minute))
+	It("D-60 D-62 show that twenty pods do not wait for the driver, and that a hundred volumes which "+
+		"are created and deleted in waves leave nothing", takeFigures, NodeTimeout(15*time.Minute))
 })
 
 // takeFigures measures twenty times how long a pod with a new volume waits. These twenty belong to

@@ -21,7 +21,7 @@ import (
 )
 
 var _ = Describe("a node that is lost", Label("long"), func() {
-	It("D-38 has its volumes taken away after minutes, and only from pods that somebody deletes by "+
+	It("D-38 loses its volumes only after minutes, and only those of pods that somebody deletes by "+
 		"force", func(ctx SpecContext) {
 		guestsFollow(ctx)
 		off := workers[1]

@@ -23,7 +23,7 @@ var _ = Describe("the node keeper", Ordered, ContinueOnFailure, func() {
 
 	It("D-61 stops each of two nodes once for twenty pods with volumes, and no write is lost",
 		Label("long"), attachesToMany, NodeTimeout(2*keeperTimeout))
-	It("D-61 ends what its leader has begun on a node when that one dies, while a StatefulSet grows",
+	It("D-61 ends an operation whose leader dies, while a StatefulSet grows",
 		survivesItsLeader, NodeTimeout(2*keeperTimeout))
 	It("D-61 stops nothing on a rack with hot-plug", func(ctx SpecContext) {
 		s.Keepers(ctx, "kept", 3)
@@ -34,11 +34,11 @@ var _ = Describe("the node keeper", Ordered, ContinueOnFailure, func() {
 	}, NodeTimeout(keeperTimeout))
 	It("D-61 moves a volume that stays with its node to the other node, with its data",
 		Label("long"), movesWhatStays, NodeTimeout(2*keeperTimeout))
-	It("D-38 D-61 gives the volumes of a node whose instance is stopped to the other node",
+	It("D-38 D-61 passes the volumes of a node whose instance is stopped to the other node",
 		Label("long"), fences, NodeTimeout(2*nodeLostTimeout))
-	It("D-38 keeps the driver on a node that goes until its volumes are detached, and no longer on "+
-		"one that stays", keepsTheDriver, NodeTimeout(keeperTimeout))
-	It("CP-9 frees a new node when the driver is registered there, and not before", freesNewNodes,
+	It("D-38 keeps the driver on a leaving node until its volumes are detached, and lets it end at "+
+		"once on a node that stays", keepsTheDriver, NodeTimeout(keeperTimeout))
+	It("CP-9 removes the startup taint when the driver is registered, and not before", freesNewNodes,
 		NodeTimeout(2*time.Minute))
 })
 

@@ -14,8 +14,8 @@ import (
 )
 
 var _ = Describe("a node", func() {
-	It("D-26 D-62 CP-9 reports how many volumes it takes, less what was attached by hand; a pod too "+
-		"many waits, and so does a disk that the rack has no room for", takesSoMany)
+	It("D-26 D-62 CP-9 reports how many volumes it takes, without the disks attached by hand; a pod "+
+		"beyond that limit or the rack's limit waits", takesSoMany)
 })
 
 // mostDisks is the number of disks per instance in the manifests.

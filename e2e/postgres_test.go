@@ -13,8 +13,8 @@ import (
 
 var _ = Describe("the examples", func() {
 	It("D-15 D-18 D-58 D-59 D-71 of RFD 595, of a device and of a restored snapshot get their "+
-		"volumes as they are written", applyRFD)
-	It("D-59 of PostgreSQL keeps its rows when its pod moves to the other node", keepRows)
+		"volumes without changes", applyRFD)
+	It("D-59 of PostgreSQL keep their rows when the pod moves to the other node", keepRows)
 })
 
 // postgresUser is the ID of the user postgres in the image.

@@ -19,7 +19,7 @@ import (
 )
 
 var _ = Describe("every right of the node keeper", Label("long"), func() {
-	It("D-54 is missed by it when it is taken away", func(ctx SpecContext) {
+	It("D-54 is necessary: without it the node keeper fails", func(ctx SpecContext) {
 		spreadControllers(ctx)
 		guestsFollow(ctx)
 		installKeeper(ctx)

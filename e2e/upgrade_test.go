@@ -68,7 +68,7 @@ kubectl rollout status --namespace oxide-csi deployment/oxide-csi-controller --t
 kubectl rollout status --namespace oxide-csi daemonset/oxide-csi-node --timeout 5m`
 
 var _ = Describe("an upgrade", func() {
-	It("D-57 B-10 from the release before to this one, and back, by Helm and by plain manifests, "+
+	It("D-57 B-10 from the previous release to this one, and back, by Helm and by plain manifests, "+
 		"disturbs no pod and loses no byte, and each release takes over the other's volumes",
 		func(ctx SpecContext) {
 			if config.previous == "" {

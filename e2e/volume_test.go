@@ -16,8 +16,8 @@ import (
 var _ = Describe("a volume", func() {
 	It("D-1 D-58 D-33 keeps its data when its pod moves: ext4 for a plain claim, xfs, or a raw device",
 		keepsItsData)
-	It("D-56 D-39 begins with its first pod, or at once if its class says so, and ends as its class "+
-		"says", beginsAndEnds)
+	It("D-56 D-39 is created with its first pod, or at once, and deleted or kept, as its class "+
+		"demands", beginsAndEnds)
 })
 
 // rawPattern writes 4 MiB of noise to the end of the device and prints its checksum. rawSum prints

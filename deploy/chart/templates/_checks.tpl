@@ -1,6 +1,6 @@
-{{- /* An invalid value ends `helm template` with an explanation. The schema has types, names and fixed
-words; what it would express with a regular expression is checked here, the parameters of storage classes in
-_parameters.tpl. Each problem is a line. */ -}}
+{{- /* An invalid value ends `helm template` with an explanation. The schema checks types, names and fixed
+words. This file checks what the schema could only check with regular expressions, and _parameters.tpl checks the
+parameters of storage classes. Each problem is a line. */ -}}
 
 {{- define "oxide.problems" -}}
 {{- template "oxide.problems.secret" . }}

@@ -1,6 +1,6 @@
-{{- /* Where the cluster's id comes from: "is ID", or from the Secret's key: "secret", "nothing" (there is no
-key, and this release has always run without an id), "unasked" (Helm asked no cluster). What this release has
-used stays, because the id is part of the ownership tag of every disk: only clusterId, or another Secret with
+{{- /* The source of the cluster's id: "is ID", or the Secret's key: "secret", "nothing" (there is no key, and
+this release has always run without an id), "unasked" (Helm asked no cluster). This release keeps the id that
+it has used, because the id is part of the ownership tag of every disk. Only clusterId, or another Secret with
 an id, changes it, and then NOTES.txt warns. */ -}}
 {{- define "oxide.clusterId" -}}
 {{- $inSecret := include "oxide.clusterIdOf" (dict "root" . "secret" (include "oxide.secretName" .) "key" .Values.secret.keys.clusterId) -}}
@@ -29,7 +29,7 @@ unasked
 {{- index ($secret.data | default dict) .key | default "" | b64dec | trim -}}
 {{- end -}}
 
-{{- /* What the controller in the cluster has, whatever its name: "is ID", "secret ID" (of its Secret),
+{{- /* The cluster's id of the controller in the cluster, whatever its name is: "is ID", "secret ID" (of its Secret),
 "nothing" (an optional key that is not in its Secret), or "". */ -}}
 {{- define "oxide.usedClusterId" -}}
 {{- range (lookup "apps/v1" "Deployment" .Release.Namespace "").items -}}

@@ -1,4 +1,4 @@
-{{- /* What an unprivileged container of a sidecar may do: nothing but its work. */ -}}
+{{- /* The security context of a sidecar without privileges. */ -}}
 {{- define "oxide.locked" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
@@ -6,7 +6,7 @@ capabilities:
   drop: [ALL]
 {{- end -}}
 
-{{- /* How a pod without power over its machine runs. */ -}}
+{{- /* The security context of a pod without privileges. */ -}}
 {{- define "oxide.unprivileged" -}}
 runAsNonRoot: true
 runAsUser: 65532
@@ -59,8 +59,8 @@ csi.oxide.computer/settings: {{ list .root.Values.secret.host .root.Values.secre
 {{- end }}
 {{- end -}}
 
-{{- /* What a pod tolerates, of (dict "root" $ "of" KEY). While nodes join with the startup taint, what
-lets them take pods has to run there. */ -}}
+{{- /* The tolerations of a pod, of (dict "root" $ "of" KEY). The pods that make a node ready tolerate the
+startup taint. */ -}}
 {{- define "oxide.tolerations" -}}
 {{- $all := (index .root.Values .of).tolerations | default list }}
 {{- $every := false }}
@@ -76,7 +76,7 @@ lets them take pods has to run there. */ -}}
 {{- end }}
 {{- end -}}
 
-{{- /* The variables with which the rack is called. */ -}}
+{{- /* The variables with which a program connects to the rack. */ -}}
 {{- define "oxide.rackLogin" -}}
 # A key that is missing keeps the container from starting, with an event that names it.
 - name: OXIDE_HOST
@@ -101,7 +101,7 @@ lets them take pods has to run there. */ -}}
   value: {{ ternary "/etc/oxide/ca.crt" "" .Values.ownCA | quote }}
 {{- end -}}
 
-{{- /* The variables that name the rack and the cluster's part of it: of controller and audit. */ -}}
+{{- /* The variables of controller and audit for the rack, the project and the cluster's id. */ -}}
 {{- define "oxide.rackEnv" -}}
 {{ include "oxide.rackLogin" . }}
 - name: OXIDE_PROJECT
@@ -145,7 +145,7 @@ lets them take pods has to run there. */ -}}
       {{- end }}
 {{- end -}}
 
-{{- /* How kubelet learns that a driver is stuck, or that it cannot work, and why. */ -}}
+{{- /* The probes by which kubelet learns that a driver is stuck, or that it cannot work, and why. */ -}}
 {{- define "oxide.probes" -}}
 # A driver that is stuck is restarted: kubelet asks the liveness-probe container, which asks the
 # driver at a socket of its own. No restart mends a token, a rack or a missing program.

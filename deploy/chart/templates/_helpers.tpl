@@ -1,4 +1,4 @@
-{{- /* An image's whole name, of (dict "root" $ "image" <one of the values>). */ -}}
+{{- /* An image's full name, of (dict "root" $ "image" <one of the values>). */ -}}
 {{- define "oxide.image" -}}
 {{- $registry := .root.Values.imageRegistry | default .image.registry | trimSuffix "/" -}}
 {{- $name := ternary .image.repository (printf "%s/%s" $registry .image.repository) (empty $registry) -}}
@@ -9,12 +9,12 @@
 {{- end -}}
 {{- end -}}
 
-{{- /* What the names of the objects begin with. */ -}}
+{{- /* The prefix of the names of the objects. */ -}}
 {{- define "oxide.fullname" -}}
 {{- .Values.fullnameOverride | default "oxide-csi" -}}
 {{- end -}}
 
-{{- /* The label by which pods are found; selectors cannot change, so it is all that they have beside app. */ -}}
+{{- /* The label that selects pods. Selectors cannot change, so they contain only this label and app. */ -}}
 {{- define "oxide.selector" -}}
 app.kubernetes.io/name: {{ .Values.nameOverride | default "oxide-csi-driver" }}
 {{- end -}}
@@ -31,8 +31,7 @@ app.kubernetes.io/name: {{ .Values.nameOverride | default "oxide-csi-driver" }}
 {{- .Values.secret.existing | default "oxide-secret" -}}
 {{- end -}}
 
-{{- /* What the driver declares of its topology, as variables of controller and nodes: of (dict "root" $
-"topology" TEXT). */ -}}
+{{- /* The variables of controller and nodes for the driver's topology, of (dict "root" $ "topology" TEXT). */ -}}
 {{- define "oxide.topologyEnv" -}}
 {{- with .topology }}
 - name: OXIDE_TOPOLOGY
@@ -44,12 +43,12 @@ app.kubernetes.io/name: {{ .Values.nameOverride | default "oxide-csi-driver" }}
 {{- end }}
 {{- end -}}
 
-{{- /* "true" when the provisioner asks where nodes are; otherwise empty. */ -}}
+{{- /* "true" if the provisioner reads the topology of nodes; otherwise empty. */ -}}
 {{- define "oxide.topology" -}}
 {{- if or .Values.topology .Values.topologyInstance }}true{{ end -}}
 {{- end -}}
 
-{{- /* "true" when what needs the snapshot CRDs is to be installed. */ -}}
+{{- /* "true" if the objects that need the snapshot CRDs are to be installed. */ -}}
 {{- define "oxide.snapshots" -}}
 {{- if eq (toString .Values.snapshots.enabled) "auto" -}}
 {{- .Capabilities.APIVersions.Has "snapshot.storage.k8s.io/v1" -}}
@@ -91,7 +90,7 @@ mountOptions:
 {{- end }}
 {{- end -}}
 
-{{- /* Where the replicas of the controller run: controller.affinity and the anti-affinity. */ -}}
+{{- /* The affinity of the controller: controller.affinity and the anti-affinity of its replicas. */ -}}
 {{- define "oxide.controllerAffinity" -}}
 {{- with .Values.controller.affinity }}
 {{ toYaml . }}

@@ -57,8 +57,8 @@
 {{- and .Values.nodeKeeper.enabled .Values.nodeKeeper.leavingNodes.enabled -}}
 {{- end -}}
 
-{{- /* The container of the node's pod that knows whether the node goes. It ends 60 seconds before the
-grace period does, and the driver's hook a little later, should it be stuck. */ -}}
+{{- /* The container of the node's pod that learns whether the node is leaving. It ends 60 seconds before the
+grace period. If it is stuck, the driver's hook ends a little later. */ -}}
 {{- define "oxide.leaveContainer" -}}
 {{- $args := printf "- leave\n- --timeout=%ds" (sub .Values.nodeKeeper.leavingNodes.gracePeriodSeconds 60) }}
 {{- $mounts := printf "- name: leaving\n  mountPath: /leaving\n%s" (include "oxide.kubeApiMount" . | replace "kube-api-access" "leave-api-access") }}

@@ -1,4 +1,4 @@
-{{- /* Who may read metrics, of (dict "root" $ "ports" <list>); nothing else comes in. */ -}}
+{{- /* The only ingress that is allowed: metrics, of (dict "root" $ "ports" <list>). */ -}}
 {{- define "oxide.metricsIngress" -}}
 {{- if .root.Values.metrics.enabled -}}
 ingress:
@@ -15,7 +15,7 @@ ingress: []
 {{- end -}}
 {{- end -}}
 
-{{- /* What a pod may call that calls the rack and Kubernetes. */ -}}
+{{- /* The egress of a pod that calls the rack and Kubernetes. */ -}}
 {{- define "oxide.callsOut" -}}
 egress:
   # The rack.
@@ -30,7 +30,7 @@ egress:
         protocol: TCP
 {{- end -}}
 
-{{- /* What pods may call, of (dict "cidrs" <list> "port" <number>). */ -}}
+{{- /* An egress rule, of (dict "cidrs" <list> "port" <number>). */ -}}
 {{- define "oxide.egress" -}}
 - to:
     {{- range .cidrs }}

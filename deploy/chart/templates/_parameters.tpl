@@ -1,6 +1,6 @@
-{{- /* What is wrong with the parameters of a storage class, of (dict "root" $ "class" <values>). The driver
-would refuse them when the first volume is made; parameters.yaml has what it knows. What needs two options
-together, such as inodeSize and fsBlockSize, is left to the driver. */ -}}
+{{- /* The problems in the parameters of a storage class, of (dict "root" $ "class" <values>). The driver would
+report them only when the first volume is created. parameters.yaml lists the parameters that it knows. Only the
+driver checks rules about two options, such as inodeSize and fsBlockSize. */ -}}
 {{- define "oxide.problems.parameters" -}}
 {{- $known := .root.Files.Get "parameters.yaml" | fromYaml }}
 {{- $class := .class.name | default "" }}

@@ -1,4 +1,4 @@
-{{- /* A container without power over its machine, of (dict "root" $ "name" NAME "of" KEY "args" TEXT "env" TEXT
+{{- /* A container without privileges, of (dict "root" $ "name" NAME "of" KEY "args" TEXT "env" TEXT
 "mounts" TEXT "values" VALUES "port" NAME). KEY names its values, its resources and its port; env, args, values
 and port may be missing. */ -}}
 {{- define "oxide.sidecar" -}}
@@ -50,7 +50,7 @@ and port may be missing. */ -}}
 {{- include "oxide.sidecar" (dict "root" .root "name" .name "of" .of "args" $args "mounts" $mounts) }}
 {{- end -}}
 
-{{- /* The arguments that the sidecars of the controller have in common. */ -}}
+{{- /* The arguments that all sidecars of the controller have. */ -}}
 {{- define "oxide.sidecarArgs" -}}
 {{- $values := index .root.Values .of -}}
 - --csi-address=/csi/csi.sock
@@ -89,7 +89,7 @@ and port may be missing. */ -}}
 - --feature-gates=CSIVolumeGroupSnapshot=false
 {{- end -}}
 
-{{- /* The container that asks whether the driver's process works, of (dict "root" $). */ -}}
+{{- /* The container that checks whether the driver's process works, of (dict "root" $). */ -}}
 {{- define "oxide.livenessProbe" -}}
 {{- $mounts := "- name: liveness-dir\n  mountPath: /liveness" }}
 {{- include "oxide.sidecar" (dict "root" .root "name" "liveness-probe" "of" "livenessProbe" "args" (include "oxide.probeArgs" .root) "mounts" $mounts) }}
