@@ -9,7 +9,8 @@ import (
 )
 
 var _ = Describe("the files of a volume", func() {
-	It("D-55 belong to the pod's fsGroup, in the root, in a subPath, and in an ephemeral volume", belongToGroup)
+	It("D-55 belong to the pod's fsGroup, in the root, in a subPath, and in an "+
+		"ephemeral volume", belongToGroup)
 })
 
 func belongToGroup(ctx SpecContext) {

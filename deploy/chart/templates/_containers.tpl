@@ -37,7 +37,7 @@ resources:
 {{- define "oxide.env" -}}
 - name: CSI_ENDPOINT
   value: unix:///csi/csi.sock
-# In a directory of its own: CSI wants nothing else beside its socket.
+# In a directory of its own: CSI allows nothing else beside its socket.
 - name: OXIDE_LIVENESS_ENDPOINT
   value: unix:///liveness/liveness.sock
 - name: OXIDE_MAX_DISKS
@@ -148,7 +148,7 @@ startup taint. */ -}}
 {{- /* The probes by which kubelet learns that a driver is stuck, or that it cannot work, and why. */ -}}
 {{- define "oxide.probes" -}}
 # A driver that is stuck is restarted: kubelet asks the liveness-probe container, which asks the
-# driver at a socket of its own. No restart mends a token, a rack or a missing program.
+# driver at a separate socket. A restart solves no problem of a token, a rack or a missing program.
 startupProbe:
   httpGet:
     path: /healthz
@@ -164,7 +164,7 @@ livenessProbe:
   timeoutSeconds: 5
   failureThreshold: {{ .Values.livenessProbe.failureThreshold }}
 # A driver that cannot work is not ready: the rack refuses it or has not answered yet, or programs are
-# missing. The program says why, and kubelet shows that in the pod's events.
+# missing. The program prints the reason, and kubelet shows it in the pod's events.
 readinessProbe:
   exec:
     command: [/oxide-csi-plugin, ready]

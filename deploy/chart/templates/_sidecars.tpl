@@ -111,7 +111,7 @@ and port may be missing. */ -}}
 
 {{- define "oxide.registrar" -}}
 {{- include "oxide.sidecar" (dict "root" . "name" "node-driver-registrar" "of" "registrar" "args" (include "oxide.registrarArgs" .) "mounts" (include "oxide.registrarMounts" .)) }}
-  # Restarted, it registers anew where its socket is gone.
+  # After a restart it registers again if its socket is gone.
   livenessProbe:
     httpGet:
       path: /healthz
