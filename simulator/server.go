@@ -27,7 +27,7 @@ type (
 type Server struct {
 	// Faults are the active faults.
 	Faults   Faults
-	rack     *engine.Rack
+	rack     *engine.Simulation
 	token    string
 	log      *slog.Logger
 	requests requestLog

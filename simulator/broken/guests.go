@@ -150,8 +150,8 @@ func plugged(change func(disk store.Disk, dir string) error) func(*Exchange) {
 
 // firmware returns a function that changes a value in the firmware of every guest.
 func firmware(field string, value func(instance string, broken bool) string,
-) func(*engine.Rack, bool) error {
-	return func(rack *engine.Rack, broken bool) error {
+) func(*engine.Simulation, bool) error {
+	return func(rack *engine.Simulation, broken bool) error {
 		dirs, err := os.ReadDir(rack.Plane().GuestDir(""))
 		for _, dir := range dirs {
 			path := filepath.Join(rack.Plane().GuestDir(dir.Name()), "sys/class/dmi/id", field)

@@ -31,7 +31,7 @@ type Mutation struct {
 	Before, After func(*Exchange)
 	// Guests changes the view of the rack's guests when the mutation begins (broken is true), and
 	// restores it when the mutation ends.
-	Guests func(rack *engine.Rack, broken bool) error
+	Guests func(rack *engine.Simulation, broken bool) error
 	// tamper spoils bytes or devices; the zero value spoils nothing.
 	tamper dataplane.Tamper
 }
@@ -54,7 +54,7 @@ func Table() []Mutation {
 // Exchange is one request to a broken rack and its answer.
 type Exchange struct {
 	// Rack is the rack without the mutation.
-	Rack *engine.Rack
+	Rack *engine.Simulation
 	// RequestID is the ID in the answer.
 	RequestID string
 	// Operation is the API's operationId, or "" for an unknown path.
@@ -163,7 +163,7 @@ type Switch struct{ active atomic.Pointer[Mutation] }
 func (s *Switch) Active() *Mutation { return s.active.Load() }
 
 // Set activates a mutation on a rack, which replaces the active one; "" only ends the active one.
-func (s *Switch) Set(rack *engine.Rack, name string) error {
+func (s *Switch) Set(rack *engine.Simulation, name string) error {
 	var next Mutation
 	if name != "" {
 		table := Table()

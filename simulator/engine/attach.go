@@ -8,12 +8,12 @@ import (
 )
 
 // Attachments are the operations that attach disks to instances.
-type Attachments struct{ *Rack }
+type Attachments struct{ *Simulation }
 
 // List lists the disks that are attached to an instance.
 func (s Attachments) List(call *Call, ref Ref) (attached []store.Disk, err error) {
 	err = s.store.View(func(tx *store.Tx) error {
-		i, err := lookup(s.Rack, call, tx, store.Instances, ref)
+		i, err := lookup(s.Simulation, call, tx, store.Instances, ref)
 		if err != nil {
 			return err
 		}
@@ -28,7 +28,7 @@ func (s Attachments) List(call *Call, ref Ref) (attached []store.Disk, err error
 func (s Attachments) pair(call *Call, tx *store.Tx, ref Ref, disk store.Selector) (
 	store.Instance, store.Disk, error,
 ) {
-	i, err := lookup(s.Rack, call, tx, store.Instances, ref)
+	i, err := lookup(s.Simulation, call, tx, store.Instances, ref)
 	if err != nil {
 		return i, store.Disk{}, err
 	}

@@ -51,7 +51,7 @@ func (w *deferredWork) release() []*deferredItem {
 
 // DeferWork calls do when ctx has ended and the delay after that has passed. If the rack closes
 // before, do is not called.
-func (r *Rack) DeferWork(ctx context.Context, delay time.Duration, do func()) {
+func (r *Simulation) DeferWork(ctx context.Context, delay time.Duration, do func()) {
 	h := r.deferred.add()
 	drop := func() { close(h.done) }
 	end, ok := r.Begin()
@@ -81,7 +81,7 @@ func (r *Rack) DeferWork(ctx context.Context, delay time.Duration, do func()) {
 
 // RunDeferred carries out the deferred work at once. It returns when all of it is done, including
 // work that was already in progress.
-func (r *Rack) RunDeferred(ctx context.Context) error {
+func (r *Simulation) RunDeferred(ctx context.Context) error {
 	for _, h := range r.deferred.release() {
 		select {
 		case <-h.done:

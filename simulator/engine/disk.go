@@ -50,16 +50,16 @@ const (
 )
 
 // Disks are the operations on disks.
-type Disks struct{ *Rack }
+type Disks struct{ *Simulation }
 
 // List lists the disks of a project.
 func (s Disks) List(call *Call, project store.Selector, w Window) ([]store.Disk, error) {
-	return list(s.Rack, call, store.Disks, project, w)
+	return list(s.Simulation, call, store.Disks, project, w)
 }
 
 // View reads a disk.
 func (s Disks) View(call *Call, ref Ref) (store.Disk, error) {
-	return view(s.Rack, call, store.Disks, ref)
+	return view(s.Simulation, call, store.Disks, ref)
 }
 
 // Create creates a disk in a project.
@@ -258,7 +258,7 @@ func checkDescription(description string) error {
 }
 
 // chargeStorage charges the silo's quota (A29).
-func (r *Rack) chargeStorage(tx *store.Tx, size int64) error {
+func (r *Simulation) chargeStorage(tx *store.Tx, size int64) error {
 	used, err := tx.Storage()
 	if err != nil {
 		return err

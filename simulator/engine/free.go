@@ -11,7 +11,7 @@ import (
 
 // freeLater removes the bytes of a deleted object and frees its share of the quota some time
 // after the response (A68). The next start frees what a closed rack has not freed.
-func (r *Rack) freeLater(call *Call, id string, remove func(id string) error,
+func (r *Simulation) freeLater(call *Call, id string, remove func(id string) error,
 	delay adminapi.Duration) {
 	r.DeferWork(call.Context, time.Duration(delay), func() {
 		defer r.locks.Lock(id)()

@@ -10,16 +10,16 @@ import (
 )
 
 // Instances are the operations on instances.
-type Instances struct{ *Rack }
+type Instances struct{ *Simulation }
 
 // List lists the instances of a project.
 func (s Instances) List(call *Call, project store.Selector, w Window) ([]store.Instance, error) {
-	return list(s.Rack, call, store.Instances, project, w)
+	return list(s.Simulation, call, store.Instances, project, w)
 }
 
 // View reads an instance.
 func (s Instances) View(call *Call, ref Ref) (store.Instance, error) {
-	return view(s.Rack, call, store.Instances, ref)
+	return view(s.Simulation, call, store.Instances, ref)
 }
 
 // change finds an instance, locks it and changes its record, and then does the work of the

@@ -22,7 +22,7 @@ var selectorTexts = map[string]struct{ both, neither string }{
 
 // allow refuses a call that the caller's role does not permit. A viewer gets Forbidden, and a
 // caller without a role gets Not Found (A15).
-func (r *Rack) allow(call *Call, kind string, sel store.Selector) error {
+func (r *Simulation) allow(call *Call, kind string, sel store.Selector) error {
 	switch role := r.switches.get().Role; {
 	case role == adminapi.RoleNone:
 		return notFound(kind, sel)
@@ -33,7 +33,7 @@ func (r *Rack) allow(call *Call, kind string, sel store.Selector) error {
 }
 
 // project finds the project that the query or the path names.
-func (r *Rack) project(call *Call, tx *store.Tx, sel store.Selector) (store.Project, error) {
+func (r *Simulation) project(call *Call, tx *store.Tx, sel store.Selector) (store.Project, error) {
 	p, ok, err := tx.Project(sel)
 	if err == nil && !ok {
 		err = notFound("project", sel)
@@ -45,7 +45,7 @@ func (r *Rack) project(call *Call, tx *store.Tx, sel store.Selector) (store.Proj
 }
 
 // lookup finds the object that a Ref names. A name is looked up in the Ref's project.
-func lookup[T any](r *Rack, call *Call, tx *store.Tx, t store.Table[T], ref Ref) (T, error) {
+func lookup[T any](r *Simulation, call *Call, tx *store.Tx, t store.Table[T], ref Ref) (T, error) {
 	object, err := lookupRef(r, call, tx, t, ref)
 	if err == nil {
 		call.Object = t.Ident(object)
@@ -53,7 +53,8 @@ func lookup[T any](r *Rack, call *Call, tx *store.Tx, t store.Table[T], ref Ref)
 	return object, err
 }
 
-func lookupRef[T any](r *Rack, call *Call, tx *store.Tx, t store.Table[T], ref Ref) (T, error) {
+func lookupRef[T any](r *Simulation, call *Call, tx *store.Tx, t store.Table[T], ref Ref) (
+	T, error) {
 	var none T
 	sel := ref.Object
 	parent, err := owner(tx, t.Name, ref)
@@ -120,7 +121,7 @@ func kindOf[T any](t store.Table[T], parent string, sel store.Selector) string {
 }
 
 // view reads the object that a Ref names.
-func view[T any](r *Rack, call *Call, t store.Table[T], ref Ref) (object T, err error) {
+func view[T any](r *Simulation, call *Call, t store.Table[T], ref Ref) (object T, err error) {
 	err = r.store.View(func(tx *store.Tx) error {
 		object, err = lookup(r, call, tx, t, ref)
 		return err
@@ -129,7 +130,7 @@ func view[T any](r *Rack, call *Call, t store.Table[T], ref Ref) (object T, err 
 }
 
 // list returns a part of a project's objects in a table.
-func list[T any](r *Rack, call *Call, t store.Table[T], project store.Selector, w Window) (
+func list[T any](r *Simulation, call *Call, t store.Table[T], project store.Selector, w Window) (
 	items []T, err error,
 ) {
 	err = r.store.View(func(tx *store.Tx) error {
@@ -144,7 +145,7 @@ func list[T any](r *Rack, call *Call, t store.Table[T], project store.Selector, 
 }
 
 // listOfSilo returns a part of a table's objects that belong to no project.
-func listOfSilo[T any](r *Rack, t store.Table[T], w Window) (items []T, err error) {
+func listOfSilo[T any](r *Simulation, t store.Table[T], w Window) (items []T, err error) {
 	err = r.store.View(func(tx *store.Tx) error {
 		items, err = t.Scan(tx, "", w.SortBy, w.After, w.Limit)
 		return err

@@ -109,7 +109,7 @@ func newStack(kind string, host uint64) store.IPStack {
 // Interfaces lists the network interfaces of an instance.
 func (s Instances) Interfaces(call *Call, ref Ref) (nics []store.NetworkInterface, err error) {
 	err = s.store.View(func(tx *store.Tx) error {
-		i, err := lookup(s.Rack, call, tx, store.Instances, ref)
+		i, err := lookup(s.Simulation, call, tx, store.Instances, ref)
 		if err != nil {
 			return err
 		}

@@ -11,7 +11,7 @@ import (
 
 // restore brings records and data plane into the state that a proper end would have left, and
 // adds the objects of the config that the directory lacks.
-func (r *Rack) restore(ctx context.Context) error {
+func (r *Simulation) restore(ctx context.Context) error {
 	seed := seeder{r}
 	err := r.store.Update(func(t *store.Tx) error {
 		for _, step := range []func(*store.Tx) error{
@@ -104,7 +104,7 @@ var settled = map[string]string{
 }
 
 // reconcilePlane makes the data plane match the records.
-func (r *Rack) reconcilePlane(ctx context.Context) error {
+func (r *Simulation) reconcilePlane(ctx context.Context) error {
 	var attached []dataplane.Device
 	var diskIDs, snapshotIDs []string
 	var guests []dataplane.Guest

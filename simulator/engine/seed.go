@@ -14,7 +14,7 @@ import (
 )
 
 // seeder creates the objects of the Config that the directory lacks.
-type seeder struct{ *Rack }
+type seeder struct{ *Simulation }
 
 func (r seeder) projectNames() []string {
 	if len(r.config.Projects) == 0 {

@@ -6,14 +6,14 @@ import (
 )
 
 // Silo has the operations on the silo: its user, quota, projects and images.
-type Silo struct{ *Rack }
+type Silo struct{ *Simulation }
 
 // Projects lists the projects.
 func (s Silo) Projects(w Window) ([]store.Project, error) {
 	if s.switches.get().Role == adminapi.RoleNone {
 		return []store.Project{}, nil
 	}
-	return listOfSilo(s.Rack, store.Projects, w)
+	return listOfSilo(s.Simulation, store.Projects, w)
 }
 
 // Project reads a project.
@@ -29,14 +29,14 @@ func (s Silo) Project(call *Call, sel store.Selector) (p store.Project, err erro
 // Images returns the images of a project or, without a project, of the silo (A44).
 func (s Silo) Images(call *Call, project store.Selector, w Window) ([]store.Image, error) {
 	if project.Given() {
-		return list(s.Rack, call, store.Images, project, w)
+		return list(s.Simulation, call, store.Images, project, w)
 	}
-	return listOfSilo(s.Rack, store.Images, w)
+	return listOfSilo(s.Simulation, store.Images, w)
 }
 
 // Image reads an image.
 func (s Silo) Image(call *Call, ref Ref) (store.Image, error) {
-	return view(s.Rack, call, store.Images, ref)
+	return view(s.Simulation, call, store.Images, ref)
 }
 
 var (

@@ -17,11 +17,11 @@ type SnapshotCreate struct {
 }
 
 // Snapshots are the operations on snapshots.
-type Snapshots struct{ *Rack }
+type Snapshots struct{ *Simulation }
 
 // List lists the snapshots of a project.
 func (s Snapshots) List(call *Call, project store.Selector, w Window) ([]store.Snapshot, error) {
-	records, err := list(s.Rack, call, store.Snapshots, project, w)
+	records, err := list(s.Simulation, call, store.Snapshots, project, w)
 	shown := make([]store.Snapshot, len(records))
 	for i := range records {
 		shown[i] = records[i].Snapshot
@@ -31,7 +31,7 @@ func (s Snapshots) List(call *Call, project store.Selector, w Window) ([]store.S
 
 // View reads a snapshot.
 func (s Snapshots) View(call *Call, ref Ref) (store.Snapshot, error) {
-	record, err := view(s.Rack, call, store.Snapshots, ref)
+	record, err := view(s.Simulation, call, store.Snapshots, ref)
 	return record.Snapshot, err
 }
 
@@ -173,7 +173,7 @@ func (s Snapshots) end(record store.SnapshotRecord, change func(*store.Tx) error
 // Delete deletes a snapshot and frees its share of the quota, now or later. Disks that were
 // created from it stay unchanged (A43).
 func (s Snapshots) Delete(call *Call, ref Ref) error {
-	record, err := view(s.Rack, call, store.Snapshots, ref)
+	record, err := view(s.Simulation, call, store.Snapshots, ref)
 	if err != nil {
 		return err
 	}

@@ -10,7 +10,7 @@ import (
 )
 
 // State returns everything that the rack has.
-func (r *Rack) State() (adminapi.State, error) {
+func (r *Simulation) State() (adminapi.State, error) {
 	state := adminapi.State{
 		Attachments: []adminapi.Attachment{}, LoopDevices: []adminapi.LoopDevice{},
 	}

@@ -90,10 +90,10 @@ func (c Config) switches() adminapi.Switches {
 }
 
 // Switches returns the present switches.
-func (r *Rack) Switches() adminapi.Switches { return r.switches.get() }
+func (r *Simulation) Switches() adminapi.Switches { return r.switches.get() }
 
-// ChangeSwitches applies a change as a whole, or returns an error if the switches would become
-// invalid.
-func (r *Rack) ChangeSwitches(apply func(*adminapi.Switches) error) (adminapi.Switches, error) {
+// ChangeSwitches applies a change that leaves the switches valid, or none of it.
+func (r *Simulation) ChangeSwitches(apply func(*adminapi.Switches) error) (
+	adminapi.Switches, error) {
 	return r.switches.change(apply)
 }

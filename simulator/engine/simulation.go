@@ -101,7 +101,7 @@ type ImageSpec struct {
 
 // Rack carries out the requests of the API: it decides by the rules, keeps the records and drives
 // the data plane. Its operations are grouped by object.
-type Rack struct {
+type Simulation struct {
 	Disks       Disks
 	Snapshots   Snapshots
 	Instances   Instances
@@ -137,8 +137,8 @@ var ErrClosed = errors.New("the simulator is closed")
 // Open opens the rack. It completes or undoes the unfinished work of an earlier simulator, gives
 // the running instances their devices, and creates the objects of the config that the directory
 // lacks.
-func Open(ctx context.Context, c Config) (*Rack, error) {
-	r := &Rack{config: c, log: cmp.Or(c.Log, slog.Default())}
+func Open(ctx context.Context, c Config) (*Simulation, error) {
+	r := &Simulation{config: c, log: cmp.Or(c.Log, slog.Default())}
 	r.Disks, r.Snapshots, r.Silo = Disks{r}, Snapshots{r}, Silo{r}
 	r.Instances, r.Attachments = Instances{r}, Attachments{r}
 	r.ctx, r.cancel = context.WithCancel(context.WithoutCancel(ctx))
@@ -148,7 +148,7 @@ func Open(ctx context.Context, c Config) (*Rack, error) {
 	return r, nil
 }
 
-func (r *Rack) open(ctx context.Context) (err error) {
+func (r *Simulation) open(ctx context.Context) (err error) {
 	if _, err := r.ChangeSwitches(func(now *adminapi.Switches) error {
 		*now = r.config.switches()
 		return nil
@@ -181,7 +181,7 @@ func (r *Rack) open(ctx context.Context) (err error) {
 
 // Close ends the delays of the work in progress, waits for the work, and releases every device
 // unless Config.KeepDevices. Everything that was acknowledged is in the directory.
-func (r *Rack) Close() error {
+func (r *Simulation) Close() error {
 	r.mu.Lock()
 	wasClosed := r.closed
 	r.closed = true
@@ -195,7 +195,7 @@ func (r *Rack) Close() error {
 	return r.release()
 }
 
-func (r *Rack) release() error {
+func (r *Simulation) release() error {
 	r.cancel()
 	var errs []error
 	switch {
@@ -214,7 +214,7 @@ func (r *Rack) release() error {
 }
 
 // Begin registers work that Close waits for, unless the rack is closed.
-func (r *Rack) Begin() (end func(), ok bool) {
+func (r *Simulation) Begin() (end func(), ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
@@ -225,7 +225,7 @@ func (r *Rack) Begin() (end func(), ok bool) {
 }
 
 // background runs work that continues after its request; Close waits for the work.
-func (r *Rack) background(work func()) {
+func (r *Simulation) background(work func()) {
 	end, ok := r.Begin()
 	if !ok {
 		return
@@ -237,7 +237,7 @@ func (r *Rack) background(work func()) {
 }
 
 // Pause waits for d. It returns false if ctx or the rack ended before.
-func (r *Rack) Pause(ctx context.Context, d time.Duration) bool {
+func (r *Simulation) Pause(ctx context.Context, d time.Duration) bool {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(r.ctx, cancel)()
@@ -255,7 +255,7 @@ func (r *Rack) Pause(ctx context.Context, d time.Duration) bool {
 }
 
 // hold delays an answer for the time of a switch, which may change in the meantime.
-func (r *Rack) hold(long func(adminapi.Switches) adminapi.Duration) {
+func (r *Simulation) hold(long func(adminapi.Switches) adminapi.Duration) {
 	for began := time.Now(); ; {
 		now, changed := r.switches.watch()
 		timer := time.NewTimer(time.Duration(long(now)) - time.Since(began))
@@ -272,10 +272,10 @@ func (r *Rack) hold(long func(adminapi.Switches) adminapi.Duration) {
 }
 
 // InstanceSpecs returns the instances of the Config with their IDs.
-func (r *Rack) InstanceSpecs() []InstanceSpec { return r.config.Instances }
+func (r *Simulation) InstanceSpecs() []InstanceSpec { return r.config.Instances }
 
 // Records returns the rack's records. A change of the records bypasses the rules.
-func (r *Rack) Records() *store.Store { return r.store }
+func (r *Simulation) Records() *store.Store { return r.store }
 
 // Plane returns the rack's data plane.
-func (r *Rack) Plane() *dataplane.Plane { return r.plane }
+func (r *Simulation) Plane() *dataplane.Plane { return r.plane }
