@@ -147,7 +147,7 @@ func eachField(below string, object map[string]any, visit func(string, map[strin
 }
 
 // openAltered opens the checks of a rack with altered answers.
-func openAltered(rack *harness.Rack, visit func(string, map[string]any)) (*Rack, error) {
+func openAltered(rack *harness.Rack, visit func(string, map[string]any)) (*TestedRack, error) {
 	config := configOf(rack, true)
 	config.Through = func(next http.RoundTripper) http.RoundTripper { return altering{next, visit} }
 	return Open(config)
@@ -180,7 +180,7 @@ func answers(t *testing.T, rack *harness.Rack) (fields []field, asking map[strin
 
 // survey checks the rules on a rack in order. It returns each result, and for each operation the
 // passed rules that call it, the quickest first.
-func survey(t *testing.T, r *Rack) (asking map[string][]Rule, results map[string]Result) {
+func survey(t *testing.T, r *TestedRack) (asking map[string][]Rule, results map[string]Result) {
 	t.Helper()
 	asking, results = map[string][]Rule{}, map[string]Result{}
 	for _, rule := range All() {

@@ -13,15 +13,15 @@ const GiB = 1 << 30
 
 // Name returns a new name for an object of the check. Its first 20 bytes, which a guest shows,
 // are unique.
-func (r *Rack) Name() oxide.Name {
+func (r *TestedRack) Name() oxide.Name {
 	r.made++
 	return oxide.Name(fmt.Sprintf("conf-%s-%05d", r.Mark, r.made))
 }
 
-func (r *Rack) project() oxide.NameOrId { return oxide.NameOrId(r.Project) }
+func (r *TestedRack) project() oxide.NameOrId { return oxide.NameOrId(r.Project) }
 
 // Blank returns a request for a blank distributed disk of 1 GiB with blocks of 512 bytes.
-func (r *Rack) Blank() oxide.DiskCreateParams {
+func (r *TestedRack) Blank() oxide.DiskCreateParams {
 	return oxide.DiskCreateParams{Project: r.project(), Body: &oxide.DiskCreate{
 		Name: r.Name(), Description: r.Description, Size: GiB, DiskBackend: From(
 			&oxide.DiskSourceBlank{BlockSize: 512})}}
@@ -77,7 +77,7 @@ func leavesOpen(status int) bool {
 
 // shares reports whether the checks share an object. A check may have requested the object's name
 // again.
-func (r *Rack) shares(id string) bool {
+func (r *TestedRack) shares(id string) bool {
 	return r.stopped != nil && r.stopped.Id == id || r.running != nil && r.running.Id == id ||
 		r.runningDisk != nil && r.runningDisk.Id == id
 }
@@ -100,7 +100,7 @@ func (c *Check) DeleteDisk(id string) error {
 }
 
 // removeDisk deletes a disk of this check. If necessary it detaches the disk first.
-func (r *Rack) removeDisk(ctx context.Context, id string) error {
+func (r *TestedRack) removeDisk(ctx context.Context, id string) error {
 	remove := func() error {
 		return gone(r.Client.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(id)}))
 	}
@@ -133,7 +133,7 @@ func (c *Check) DeleteSnapshot(id string) error {
 
 // NewInstance returns a request for the smallest instance. It has no disks and no network, and
 // stays stopped.
-func (r *Rack) NewInstance() oxide.InstanceCreateParams {
+func (r *TestedRack) NewInstance() oxide.InstanceCreateParams {
 	return oxide.InstanceCreateParams{Project: r.project(), Body: &oxide.InstanceCreate{
 		Name: r.Name(), Description: r.Description, Hostname: "conformance",
 		Ncpus: 1, Memory: GiB, Start: oxide.NewPointer(false),
@@ -162,7 +162,7 @@ func (c *Check) CreateInstance(params oxide.InstanceCreateParams) (*oxide.Instan
 }
 
 // RemoveInstance deletes an instance of this check. If necessary it stops the instance first.
-func (r *Rack) RemoveInstance(ctx context.Context, id string) error {
+func (r *TestedRack) RemoveInstance(ctx context.Context, id string) error {
 	instance := oxide.NameOrId(id)
 	remove := func() error {
 		return gone(r.Client.InstanceDelete(ctx, oxide.InstanceDeleteParams{Instance: instance}))
@@ -182,11 +182,11 @@ func (r *Rack) RemoveInstance(ctx context.Context, id string) error {
 // StoppedInstance returns a small instance without disks that all checks share. It is never
 // started.
 func (c *Check) StoppedInstance() *oxide.Instance {
-	return Must[*oxide.Instance](c, "make a stopped instance")(c.Rack.StoppedInstance(c.ctx))
+	return Must[*oxide.Instance](c, "make a stopped instance")(c.TestedRack.StoppedInstance(c.ctx))
 }
 
 // StoppedInstance returns the stopped instance that the checks share. Close removes it.
-func (r *Rack) StoppedInstance(ctx context.Context) (*oxide.Instance, error) {
+func (r *TestedRack) StoppedInstance(ctx context.Context) (*oxide.Instance, error) {
 	if r.stopped == nil {
 		made, err := r.createShared(ctx, r.NewInstance())
 		if err != nil {
@@ -199,7 +199,7 @@ func (r *Rack) StoppedInstance(ctx context.Context) (*oxide.Instance, error) {
 
 // createShared creates an instance that the checks share. If the creation has no answer, the
 // instance is found by its name.
-func (r *Rack) createShared(ctx context.Context,
+func (r *TestedRack) createShared(ctx context.Context,
 	params oxide.InstanceCreateParams) (*oxide.Instance, error) {
 	made, err := r.Client.InstanceCreate(ctx, params)
 	if mayBeDone(err) {
@@ -228,5 +228,5 @@ func (c *Check) Detach(disk, instance string) (*oxide.Disk, error) {
 // Await waits until an instance is in a state.
 func (c *Check) Await(instance string, want oxide.InstanceState) {
 	c.must(fmt.Sprintf("wait until instance %s is %s", instance, want),
-		c.Rack.Await(c.ctx, instance, want))
+		c.TestedRack.Await(c.ctx, instance, want))
 }

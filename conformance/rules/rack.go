@@ -52,8 +52,8 @@ type Files interface {
 	ReadDir(name string) ([]string, error)
 }
 
-// Rack is a rack that is being checked. Its checks run one at a time.
-type Rack struct {
+// TestedRack is a rack that is being checked. Its checks run one at a time.
+type TestedRack struct {
 	Config
 	// Client is Oxide's own client, unmodified.
 	Client *oxide.Client
@@ -72,13 +72,13 @@ type Rack struct {
 }
 
 // Open prepares the checks. It sends no request to the rack.
-func Open(c Config) (*Rack, error) {
+func Open(c Config) (*TestedRack, error) {
 	transport, err := harness.Transport(c.CAFile)
 	if err != nil {
 		return nil, err
 	}
-	r := &Rack{Config: c, cleaning: cleanTimeout, recorder: &recorder{next: transport, token: c.Token,
-		patience: requestPatience}}
+	r := &TestedRack{Config: c, cleaning: cleanTimeout, recorder: &recorder{next: transport,
+		token: c.Token, patience: requestPatience}}
 	if c.Through != nil {
 		r.recorder.next = c.Through(transport)
 	}
@@ -97,7 +97,7 @@ func Open(c Config) (*Rack, error) {
 const requestTimeout = 2 * time.Minute
 
 // Close removes the objects that the checks shared.
-func (r *Rack) Close(ctx context.Context) error {
+func (r *TestedRack) Close(ctx context.Context) error {
 	var errs []error
 	for _, instance := range []**oxide.Instance{&r.stopped, &r.running} {
 		if *instance == nil {
@@ -126,10 +126,10 @@ func (r *Rack) Close(ctx context.Context) error {
 }
 
 // HTTP returns the HTTP client that sends the requests.
-func (r *Rack) HTTP() *http.Client { return r.http }
+func (r *TestedRack) HTTP() *http.Client { return r.http }
 
 // Exchanges returns the requests and answers outside of checks since its last call.
-func (r *Rack) Exchanges() []Exchange { return r.recorder.take() }
+func (r *TestedRack) Exchanges() []Exchange { return r.recorder.take() }
 
 // refusal returns the rack's refusal in an error, or nil.
 func refusal(err error) *oxide.HTTPError {

@@ -375,7 +375,7 @@ func placeOf(exchanges []Exchange, operation string, random *rand.Rand) int {
 }
 
 // sweep removes and names everything that the checks of a run have left.
-func sweep(ctx context.Context, r *Rack) (left []string, err error) {
+func sweep(ctx context.Context, r *TestedRack) (left []string, err error) {
 	prefix := "conf-" + r.Mark + "-"
 	remove := func(kind string, name oxide.Name, do func() error) {
 		if strings.HasPrefix(string(name), prefix) {

@@ -92,13 +92,13 @@ func triesOf(exchanges []Exchange) int {
 }
 
 // Run runs the check of a rule.
-func (r *Rack) Run(ctx context.Context, rule Rule) Result {
+func (r *TestedRack) Run(ctx context.Context, rule Rule) Result {
 	began := time.Now()
 	var result Result
 	pause := harness.Backoff{Next: 200 * time.Millisecond, Max: 2 * time.Second}
 	for {
 		r.recorder.take()
-		c := &Check{Rack: r, ctx: ctx, rule: rule}
+		c := &Check{TestedRack: r, ctx: ctx, rule: rule}
 		c.run()
 		now := r.recorder.take()
 		result.Tries++
@@ -123,7 +123,7 @@ func (r *Rack) Run(ctx context.Context, rule Rule) Result {
 }
 
 // answers waits until the rack answers. It returns false if the time is up before.
-func (r *Rack) answers(ctx context.Context) bool {
+func (r *TestedRack) answers(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, r.recorder.patience)
 	defer cancel()
 	_, err := r.Client.Ping(ctx)
@@ -199,7 +199,7 @@ func MeansBusy(status int) bool {
 
 // Check is one running check.
 type Check struct {
-	*Rack
+	*TestedRack
 	ctx  context.Context
 	rule Rule
 	// problems are the differences that the check found.

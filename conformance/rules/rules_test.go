@@ -101,7 +101,7 @@ func TestTheSimulatorCitesEveryRuleAndNoOther(t *testing.T) {
 var marks atomic.Int64
 
 // openRack opens the checks of a simulated rack, as from inside its first instance.
-func openRack(t *testing.T, rack *harness.Rack, hotplug bool) *Rack {
+func openRack(t *testing.T, rack *harness.Rack, hotplug bool) *TestedRack {
 	t.Helper()
 	r, err := Open(configOf(rack, hotplug))
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 )
 
 // answering opens the checks of a rack that gives the same answer to every request.
-func answering(t *testing.T, status int, body string) *Rack {
+func answering(t *testing.T, status int, body string) *TestedRack {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("X-Request-Id", "1")
@@ -67,7 +67,7 @@ func TestACheckThatDidNotReachTheRackDoesNotPass(t *testing.T) {
 
 // scripted opens the checks of a rack that answers the requests with the statuses of the script,
 // one after another, and repeats the last one; 0 means no answer.
-func scripted(t *testing.T, script ...int) *Rack {
+func scripted(t *testing.T, script ...int) *TestedRack {
 	t.Helper()
 	var asked atomic.Int64
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

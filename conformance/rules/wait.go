@@ -19,7 +19,7 @@ const patience = time.Minute
 // Await waits until an instance is in a state. It sends at most one request a second, because a
 // real rack takes many seconds. A failed read ends it, because the transport has already repeated
 // what may be repeated.
-func (r *Rack) Await(ctx context.Context, instance string, want oxide.InstanceState) error {
+func (r *TestedRack) Await(ctx context.Context, instance string, want oxide.InstanceState) error {
 	ctx, cancel := context.WithTimeout(ctx, stateTimeout)
 	defer cancel()
 	for backoff := (harness.Backoff{Max: time.Second}); ; {
