@@ -40,7 +40,7 @@ func TestARunPrintsTheFolderThatContainsItsReport(t *testing.T) {
 				operator: operator{id: newRunID()}, budget: newBudget(amount{1, 1}),
 				report: &report.Report{Schema: report.SchemaVersion, Results: []report.Result{{
 					Group: partRules, ID: "A01", Name: "x", Status: report.Passed, Tries: 1}},
-					Rack: report.Rack{HotPlug: report.HotPlugUnknown}}}
+					Rack: report.RackFacts{HotPlug: report.HotPlugUnknown}}}
 			w.report.Run.ID = w.id
 			w.dir = &harness.Run{Dir: filepath.Join(here, workDir(w.id)), Progress: &out}
 			must(t, os.Mkdir(w.dir.Dir, 0o700))

@@ -48,7 +48,7 @@ type job struct {
 // driver.
 type operator struct {
 	id   string // the run's ID
-	rack *rules.Rack
+	rack *rules.TestedRack
 	// client is used for everything but the checks of the rules. It repeats requests while a rack is
 	// busy.
 	client      *oxide.Client
@@ -66,7 +66,7 @@ func openJob(p *Program, s *settings) (*job, error) {
 		w.admin = &adminapi.Client{URL: s.admin}
 	}
 	w.report = &report.Report{Schema: report.SchemaVersion, CleanUp: w.cleanCommand(),
-		Rack: report.Rack{Host: s.host, Project: s.project, APIVersion: rules.APIVersion,
+		Rack: report.RackFacts{Host: s.host, Project: s.project, APIVersion: rules.APIVersion,
 			HotPlug: report.HotPlugUnknown, Release: s.release, Simulated: s.admin != ""}}
 	var err error
 	w.rack, err = rules.Open(rules.Config{Host: s.host, Token: s.token, Project: s.project,

@@ -73,7 +73,7 @@ func TestTheVerdictFollowsFromWhatRan(t *testing.T) {
 				test.ctx = t.Context()
 			}
 			w := &job{report: &report.Report{Schema: report.SchemaVersion, Results: test.results,
-				Rack: report.Rack{HotPlug: report.HotPlugUnknown}}, stopped: test.stopped}
+				Rack: report.RackFacts{HotPlug: report.HotPlugUnknown}}, stopped: test.stopped}
 			w.report.Ledger.Left, w.report.Witness.Findings = test.left, test.witness
 			w.report.Run.Selected = test.selected
 			status := w.judge(test.ctx)

@@ -26,7 +26,7 @@ func example() *Report {
 			Selected: []string{"rules", "ext4", "block", "data"},
 			Budget:   "12 disks of 2 GiB at a time, 40 min",
 		},
-		Rack: Rack{Host: "oxide.sys.rack2.example.com", APIVersion: "2026060800.0.0",
+		Rack: RackFacts{Host: "oxide.sys.rack2.example.com", APIVersion: "2026060800.0.0",
 			Project: "csi-conformance", HotPlug: HotPlugYes, Release: "v20, in this invented example"},
 		Versions: Versions{Suite: "v0.4.0", Driver: "v0.4.0", SDK: "oxide.go v0.10.0",
 			Go: "go1.26.8", Kernel: "6.12.41", OS: "Debian 13", Arch: "amd64",
@@ -236,7 +236,7 @@ func exampleCalls() (all []Calls) {
 // minimal returns the smallest report: a run that ended before its first result.
 func minimal() *Report {
 	return &Report{Schema: SchemaVersion, Verdict: Incomplete, Why: "The rack did not answer.",
-		Rack: Rack{HotPlug: HotPlugUnknown}}
+		Rack: RackFacts{HotPlug: HotPlugUnknown}}
 }
 
 // good returns the report of a run against a simulated rack in which everything passed.

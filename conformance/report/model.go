@@ -12,10 +12,10 @@ type Report struct {
 	Schema  int     `json:"schema"`
 	Verdict Verdict `json:"verdict"`
 	// Why gives the reason for the verdict in one sentence.
-	Why      string   `json:"why"`
-	Run      Run      `json:"run"`
-	Rack     Rack     `json:"rack"`
-	Versions Versions `json:"versions"`
+	Why      string    `json:"why"`
+	Run      Run       `json:"run"`
+	Rack     RackFacts `json:"rack"`
+	Versions Versions  `json:"versions"`
 	// Preflight has the checks before the run, in their order.
 	Preflight []Line   `json:"preflight"`
 	Results   []Result `json:"results"`
@@ -70,7 +70,7 @@ type Run struct {
 }
 
 // Rack describes the rack of the run.
-type Rack struct {
+type RackFacts struct {
 	Host       string `json:"host"`
 	APIVersion string `json:"api_version"`
 	Project    string `json:"project"`
