@@ -390,7 +390,7 @@ func TestAnAttachmentsErrorLastsSinceTheFirstEventOfThePod(t *testing.T) {
 func TestAReportOfAnUnknownNodeIsUsedIfItIsTheOnlyOneAndNoNodeIsKnown(t *testing.T) {
 	e := healthy(t)
 	e.Question = Question{Kind: AskVolume, Name: racktest.Disk}
-	e.Cluster.Objects, e.Rack = nil, Rack{Unseen: "OXIDE_HOST is not set"}
+	e.Cluster.Objects, e.Rack = nil, RackObjects{Unseen: "OXIDE_HOST is not set"}
 	for kind := range resources {
 		e.Cluster.Unseen[kind] = "there is no Kubernetes"
 	}
@@ -428,7 +428,7 @@ func TestWhatCouldNotBeSeenIsNotFine(t *testing.T) {
 		unseen Link
 	}{
 		"the rack": {func(_ testing.TB, e *Evidence) {
-			e.Rack = Rack{Unseen: "RackUnavailable: nobody answers", Reason: "RackUnavailable"}
+			e.Rack = RackObjects{Unseen: "RackUnavailable: nobody answers", Reason: "RackUnavailable"}
 		}, LinkRack},
 		"the disk": {func(_ testing.TB, e *Evidence) {
 			e.Rack.Disks[racktest.Disk] = Found[Disk]{Unseen: "RackError: no"}

@@ -10,12 +10,12 @@ import (
 // Evidence is all that a diagnosis is made from. What could not be seen says why; nothing follows
 // from its absence.
 type Evidence struct {
-	Version  string    `json:"version"` // of this program
-	At       time.Time `json:"at"`
-	Question Question  `json:"question"`
-	Cluster  Cluster   `json:"cluster"`
-	Nodes    Nodes     `json:"nodes"`
-	Rack     Rack      `json:"rack"`
+	Version  string      `json:"version"` // of this program
+	At       time.Time   `json:"at"`
+	Question Question    `json:"question"`
+	Cluster  Cluster     `json:"cluster"`
+	Nodes    Nodes       `json:"nodes"`
+	Rack     RackObjects `json:"rack"`
 }
 
 // Cluster holds the objects of Kubernetes.
@@ -46,8 +46,8 @@ type Nodes struct {
 	Unseen map[string]string `json:"unseen,omitempty"`
 }
 
-// Rack holds the objects of the rack, by id.
-type Rack struct {
+// RackObjects holds the objects of the rack, by id.
+type RackObjects struct {
 	Unseen string `json:"unseen,omitempty"` // why the rack could not be asked at all
 	// Reason is the reason of the error that Unseen tells, if it has one.
 	Reason    string                    `json:"reason,omitempty"`

@@ -140,7 +140,7 @@ func healthy(t testing.TB, edits ...edit) *Evidence {
 	disk := Disk{ID: racktest.Disk, Name: diskName, State: diskAttached, Instance: racktest.Instance,
 		SizeBytes: diskBytes, BlockBytes: 4096, Type: "distributed", FilesystemUUID: racktest.Disk}
 	neighbours := []Disk{disk}
-	e.Rack = Rack{Cluster: "blue", Project: racktest.ProjectID,
+	e.Rack = RackObjects{Cluster: "blue", Project: racktest.ProjectID,
 		Disks: map[string]Found[Disk]{racktest.Disk: {Object: &disk}},
 		Instances: map[string]Found[Machine]{racktest.Instance: {Object: &Machine{racktest.Instance,
 			"worker-1", instanceRunning}}},
