@@ -12,7 +12,7 @@ import (
 )
 
 // askAdmin sends a request to the admin listener.
-func (r *rack) askAdmin(method, path, body, accept string) *httptest.ResponseRecorder {
+func (r *rackServer) askAdmin(method, path, body, accept string) *httptest.ResponseRecorder {
 	req := httptest.NewRequestWithContext(r.t.Context(), method, path, strings.NewReader(body))
 	req.Header.Set("Accept", accept)
 	w := httptest.NewRecorder()
@@ -21,7 +21,7 @@ func (r *rack) askAdmin(method, path, body, accept string) *httptest.ResponseRec
 }
 
 func TestTheAdminListenerAnswersEveryRouteThatItLists(t *testing.T) {
-	r := newRack(t, engine.Config{FlakyDisks: true})
+	r := serveRack(t, engine.Config{FlakyDisks: true})
 	var listed []adminapi.Route
 	if err := json.Unmarshal(r.askAdmin("GET", "/", "", "*/*").Body.Bytes(), &listed); err != nil {
 		t.Fatal(err)
@@ -45,7 +45,7 @@ func TestTheAdminListenerAnswersEveryRouteThatItLists(t *testing.T) {
 }
 
 func TestAnUnknownFieldIsRefusedWithAListOfTheKnownFields(t *testing.T) {
-	r := newRack(t, engine.Config{})
+	r := serveRack(t, engine.Config{})
 	for path, want := range map[string]string{"/faults": "response.status", "/switches": "hotplug"} {
 		method := map[string]string{"/faults": "POST", "/switches": "PATCH"}[path]
 		w := r.askAdmin(method, path, `{"colour": 1}`, "*/*")

@@ -11,7 +11,7 @@ import (
 )
 
 func TestAnInvalidFaultOfADiskIsRefused(t *testing.T) {
-	r := newRack(t, engine.Config{FlakyDisks: true})
+	r := serveRack(t, engine.Config{FlakyDisks: true})
 	path := "/disks/" + r.disk("d").Id + "/faults"
 	for body, want := range map[string]string{
 		`{}`:                                           `"read", "write" or "flush"`,
@@ -44,7 +44,7 @@ func TestAnInvalidFaultOfADiskIsRefused(t *testing.T) {
 }
 
 func TestDisksThatArePlainFilesCannotFail(t *testing.T) {
-	r := newRack(t, engine.Config{})
+	r := serveRack(t, engine.Config{})
 	w := r.askAdmin("POST", "/disks/"+r.disk("d").Id+"/faults", `{"on": ["read"]}`, "*/*")
 	if w.Code != http.StatusBadRequest || !strings.Contains(w.Body.String(), "--disks=fuse") {
 		t.Errorf("HTTP %d: %s, want 400 that says how to have such disks", w.Code, w.Body)

@@ -14,7 +14,7 @@ import (
 )
 
 func TestARestartRestoresTheSizesOfDisks(t *testing.T) {
-	r := newRack(t, engine.Config{})
+	r := serveRack(t, engine.Config{})
 	d := r.disk("d")
 	r.fault(adminapi.Fault{Operation: "instance_disk_attach",
 		Device: &adminapi.DeviceFault{SizeBytes: 2 << 30}})
@@ -28,7 +28,7 @@ func TestARestartRestoresTheSizesOfDisks(t *testing.T) {
 }
 
 func TestA60AnInstanceWhoseRebootFailsIsFailed(t *testing.T) {
-	r := newRack(t, engine.Config{InstanceDelay: time.Millisecond})
+	r := serveRack(t, engine.Config{InstanceDelay: time.Millisecond})
 	lost := r.disk("lost")
 	r.disk("data")
 	for _, name := range []string{"data", "lost"} {
@@ -55,7 +55,7 @@ func TestA60AnInstanceWhoseRebootFailsIsFailed(t *testing.T) {
 	simtest.Eventually(t, "both devices again", func() bool { return len(r.guestDevices("a")) == 2 })
 }
 
-func diskSize(t *testing.T, r *rack, id string) int64 {
+func diskSize(t *testing.T, r *rackServer, id string) int64 {
 	t.Helper()
 	st, err := os.Stat(r.rack.Plane().DiskPath(id))
 	simtest.NoError(t, err)

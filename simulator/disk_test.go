@@ -20,7 +20,7 @@ func imageSource(id string, readOnly bool) oxide.DiskSource {
 // TestADiskIsCreatedOnlyFromASourceThatItsProjectMayUse is no rule, because a real rack's silo may
 // have no image, and a token of a real rack no second project.
 func TestADiskIsCreatedOnlyFromASourceThatItsProjectMayUse(t *testing.T) {
-	r := newRack(t, engine.Config{Projects: []string{"default", "other"}, Images: []engine.ImageSpec{
+	r := serveRack(t, engine.Config{Projects: []string{"default", "other"}, Images: []engine.ImageSpec{
 		{Name: "silo", SizeBytes: 2 << 30, BlockSize: 4096},
 		{Name: "theirs", Project: "other", SizeBytes: 1 << 30}}})
 	elsewhere := r.blank("there", 1)
@@ -62,7 +62,7 @@ func TestADiskIsCreatedOnlyFromASourceThatItsProjectMayUse(t *testing.T) {
 }
 
 func TestAnImportedDiskWaitsForItsBlocks(t *testing.T) {
-	r := newRack(t, engine.Config{})
+	r := serveRack(t, engine.Config{})
 	d := must[*oxide.Disk](t)(r.DiskCreate(t.Context(), r.from(oxide.DiskSource{
 		Value: &oxide.DiskSourceImportingBlocks{BlockSize: 512}}, "d", 1)))
 	if got := r.state("d"); d.State.State() != "creating" || got != "import_ready" {

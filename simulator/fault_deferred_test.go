@@ -19,7 +19,7 @@ import (
 const hour = adminapi.Duration(time.Hour)
 
 func TestADeferredEffectComesAfterTheResponse(t *testing.T) {
-	r := newRack(t, engine.Config{})
+	r := serveRack(t, engine.Config{})
 	answer := &adminapi.Response{Status: 503, ErrorCode: "ServiceNotAvailable", Message: "no"}
 	for name, rule := range map[string]adminapi.Fault{
 		"answered": {Response: answer},
@@ -55,7 +55,7 @@ func TestADeferredEffectComesAfterTheResponse(t *testing.T) {
 }
 
 func TestADeferredEffectComesWhenItsDelayIsOver(t *testing.T) {
-	r := newRack(t, engine.Config{})
+	r := serveRack(t, engine.Config{})
 	r.disk("d")
 	r.fault(adminapi.Fault{Operation: "disk_delete", Phase: adminapi.Deferred, Cut: true, Delay: 1})
 	if err := r.DiskDelete(t.Context(),
@@ -66,7 +66,7 @@ func TestADeferredEffectComesWhenItsDelayIsOver(t *testing.T) {
 }
 
 func TestADeferredEffectComesAfterACallerGaveUp(t *testing.T) {
-	r := newRack(t, engine.Config{})
+	r := serveRack(t, engine.Config{})
 	r.fault(adminapi.Fault{Operation: "disk_create", Phase: adminapi.Deferred, Hang: hour,
 		Delay: hour})
 	ctx, cancel := context.WithCancel(t.Context())
@@ -100,20 +100,20 @@ func TestCloseDropsDeferredRequests(t *testing.T) {
 		Delay: hour}); err != nil {
 		t.Fatal(err)
 	}
-	r := &rack{Server: s, Client: newClient(t, server.URL), t: t}
+	r := &rackServer{Server: s, Client: newClient(t, server.URL), t: t}
 	if _, err := r.DiskCreate(t.Context(), r.blank("d", 1)); err == nil {
 		t.Fatal("the caller was told of a success")
 	}
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if again := newRack(t, engine.Config{Dir: dir}); again.exists("d") {
+	if again := serveRack(t, engine.Config{Dir: dir}); again.exists("d") {
 		t.Error("it was done by a rack that was closed")
 	}
 }
 
 func TestAdminRunsDeferredRequests(t *testing.T) {
-	r := newRack(t, engine.Config{})
+	r := serveRack(t, engine.Config{})
 	admin := httptest.NewServer(r.Admin())
 	defer admin.Close()
 	r.fault(adminapi.Fault{Operation: "disk_create", Phase: adminapi.Deferred, Cut: true, Delay: hour})
@@ -129,7 +129,7 @@ func TestAdminRunsDeferredRequests(t *testing.T) {
 }
 
 func TestAFaultDropsTheFieldsOfAnotherRelease(t *testing.T) {
-	r := newRack(t, engine.Config{})
+	r := serveRack(t, engine.Config{})
 	r.disk("d")
 	r.fault(adminapi.Fault{DropFields: []string{"disk_type", "read_only"}})
 	for _, path := range []string{"/v1/disks/d?project=default", "/v1/disks?project=default"} {
@@ -142,7 +142,7 @@ func TestAFaultDropsTheFieldsOfAnotherRelease(t *testing.T) {
 }
 
 func TestAFaultMatchesAToken(t *testing.T) {
-	r := newRack(t, engine.Config{})
+	r := serveRack(t, engine.Config{})
 	r.fault(adminapi.Fault{Operation: "project_view", Bearer: testToken,
 		Response: &adminapi.Response{Status: 401, ErrorCode: "Unauthorized", Message: "expired"}})
 	view := func() error {
@@ -160,7 +160,7 @@ func TestAFaultMatchesAToken(t *testing.T) {
 }
 
 func TestABodyArrivesByteForByte(t *testing.T) {
-	r := newRack(t, engine.Config{})
+	r := serveRack(t, engine.Config{})
 	r.fault(adminapi.Fault{Operation: "ping", SlowByte: adminapi.Duration(2 * time.Millisecond)})
 	start := time.Now()
 	if _, body := r.call("GET", "/v1/ping", ""); body != `{"status":"ok"}` {
@@ -172,7 +172,7 @@ func TestABodyArrivesByteForByte(t *testing.T) {
 }
 
 func TestAResponseHasTheSizeAndHeaderOfItsFault(t *testing.T) {
-	r := newRack(t, engine.Config{})
+	r := serveRack(t, engine.Config{})
 	r.fault(adminapi.Fault{Operation: "ping", Response: &adminapi.Response{Status: 299, Body: "{}",
 		PadBytes: 1 << 20,
 		Header:   map[string]string{"Location": "/v1/me"}}})

@@ -18,13 +18,13 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 )
 
-func (r *rack) fault(rule adminapi.Fault) string {
+func (r *rackServer) fault(rule adminapi.Fault) string {
 	r.t.Helper()
 	return must[string](r.t)(r.Faults.Add(rule))
 }
 
 // exists reports whether the rack has a disk, without regard to faults.
-func (r *rack) exists(name string) bool {
+func (r *rackServer) exists(name string) bool {
 	r.t.Helper()
 	r.Faults.Clear()
 	_, err := r.DiskView(r.t.Context(),
@@ -68,7 +68,7 @@ func TestFaultsApplyInTheirPhase(t *testing.T) {
 			answered, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			r := newRack(t, engine.Config{})
+			r := serveRack(t, engine.Config{})
 			test.rule.Operation = "disk_create"
 			id := r.fault(test.rule)
 			_, err := r.DiskCreate(t.Context(), r.blank("d", 1))
@@ -93,7 +93,7 @@ func TestFaultsApplyInTheirPhase(t *testing.T) {
 }
 
 func TestADelayedRequestIsCarriedOutAfterItsCallerHasGone(t *testing.T) {
-	r := newRack(t, engine.Config{})
+	r := serveRack(t, engine.Config{})
 	r.fault(adminapi.Fault{Operation: "disk_create", Phase: adminapi.Before,
 		Delay: adminapi.Duration(200 * time.Millisecond)})
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
@@ -108,7 +108,7 @@ func TestADelayedRequestIsCarriedOutAfterItsCallerHasGone(t *testing.T) {
 }
 
 func TestFaultsMatchTheirRequests(t *testing.T) {
-	r := newRack(t, engine.Config{})
+	r := serveRack(t, engine.Config{})
 	d := r.disk("d")
 	r.disk("e")
 	attach := func(instance, disk string) bool {
@@ -181,7 +181,7 @@ func TestTheSeedOfAFaultDeterminesItsRandomNumbers(t *testing.T) {
 }
 
 func TestASlowBodyArrivesWhole(t *testing.T) {
-	r := newRack(t, engine.Config{})
+	r := serveRack(t, engine.Config{})
 	r.disk("d")
 	r.fault(adminapi.Fault{Operation: "disk_view", SlowBody: adminapi.Duration(5 * time.Millisecond)})
 	start := time.Now()
@@ -194,7 +194,7 @@ func TestASlowBodyArrivesWhole(t *testing.T) {
 }
 
 func TestAFaultRespondsAsAProxyWould(t *testing.T) {
-	r := newRack(t, engine.Config{})
+	r := serveRack(t, engine.Config{})
 	r.fault(adminapi.Fault{Operation: "ping", Response: &adminapi.Response{Status: 502,
 		Body:        "<html>bad gateway</html>",
 		ContentType: "text/html"}})
@@ -252,7 +252,7 @@ func adminCall(t *testing.T, url, method, path, body string, into any) int {
 }
 
 func TestTheAdminClientReadsAndChangesTheRack(t *testing.T) {
-	r := newRack(t, engine.Config{})
+	r := serveRack(t, engine.Config{})
 	client, ctx := adminapi.Client{URL: serveAdmin(t, r.Server)}, t.Context()
 	id := must[string](t)(client.AddFault(ctx, adminapi.Fault{Operation: "disk_create",
 		Phase: adminapi.Deferred, Cut: true, Delay: hour}))

@@ -14,18 +14,18 @@ import (
 
 // freesLater starts a rack with room for one disk and its snapshot. It frees deleted objects in
 // an hour, or when the test asks for it.
-func freesLater(t *testing.T) *rack {
-	return newRack(t, engine.Config{FreeDelay: time.Hour, QuotaBytes: 2 * 1 << 30})
+func freesLater(t *testing.T) *rackServer {
+	return serveRack(t, engine.Config{FreeDelay: time.Hour, QuotaBytes: 2 * 1 << 30})
 }
 
-func (r *rack) provisioned() int64 {
+func (r *rackServer) provisioned() int64 {
 	r.t.Helper()
 	u := must[*oxide.Utilization](r.t)(r.UtilizationView(r.t.Context()))
 	return int64(u.Provisioned.Storage)
 }
 
 // kept returns the files of a disk and its snapshot that still exist.
-func (r *rack) kept(diskID, snapshotID string) (kept []string) {
+func (r *rackServer) kept(diskID, snapshotID string) (kept []string) {
 	for _, path := range []string{r.rack.Plane().DiskPath(diskID),
 		r.rack.Plane().SnapshotPath(snapshotID)} {
 		if _, err := os.Stat(path); err == nil {
@@ -36,7 +36,7 @@ func (r *rack) kept(diskID, snapshotID string) (kept []string) {
 }
 
 // deleteBoth deletes disk d and its snapshot s, and returns their IDs.
-func (r *rack) deleteBoth() (diskID, snapshotID string) {
+func (r *rackServer) deleteBoth() (diskID, snapshotID string) {
 	r.t.Helper()
 	d := r.disk("d")
 	sn := must[*oxide.Snapshot](r.t)(r.doSnapshot("s", "d"))
@@ -88,7 +88,7 @@ func TestA68DeletedObjectsDisappearAtOnceAndAreFreedLater(t *testing.T) {
 }
 
 func TestA68TheDelayEndsByItself(t *testing.T) {
-	r := newRack(t, engine.Config{FreeDelay: time.Millisecond})
+	r := serveRack(t, engine.Config{FreeDelay: time.Millisecond})
 	diskID, snapshotID := r.deleteBoth()
 	simtest.Eventually(t, "everything to be freed", func() bool {
 		return r.provisioned() == 0 && len(r.kept(diskID, snapshotID)) == 0

@@ -20,7 +20,7 @@ import (
 )
 
 // device waits for the only device in an instance's guest and returns the path of its node.
-func (r *rack) device(instance string) string {
+func (r *rackServer) device(instance string) string {
 	r.t.Helper()
 	simtest.Eventually(r.t, "a device in guest "+instance, func() bool {
 		return len(r.guestDevices(instance)) == 1
@@ -28,7 +28,7 @@ func (r *rack) device(instance string) string {
 	return filepath.Join(r.GuestDir(r.instance(instance).Id), "dev", r.guestDevices(instance)[0])
 }
 
-func (r *rack) noDevice(instance string) {
+func (r *rackServer) noDevice(instance string) {
 	r.t.Helper()
 	if got := r.guestDevices(instance); len(got) != 0 {
 		r.t.Errorf("guest %s still sees %v", instance, got)
@@ -67,7 +67,7 @@ func TestADiskOfAnImageHasItsContent(t *testing.T) {
 	if err := os.WriteFile(file, content, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	r := newRack(t, engine.Config{Images: []engine.ImageSpec{{Name: "image", File: file}}})
+	r := serveRack(t, engine.Config{Images: []engine.ImageSpec{{Name: "image", File: file}}})
 	img := must[*oxide.Image](t)(r.ImageView(t.Context(), oxide.ImageViewParams{Image: "image"}))
 	must[*oxide.Disk](t)(r.DiskCreate(t.Context(), r.from(imageSource(img.Id, false), "d", 1)))
 	must[*oxide.Disk](t)(r.doAttach("a", "d"))
@@ -77,7 +77,7 @@ func TestADiskOfAnImageHasItsContent(t *testing.T) {
 }
 
 func TestStoppingTakesTheDevicesAwayAndStartingBringsThemBack(t *testing.T) {
-	r := newRack(t, engine.Config{})
+	r := serveRack(t, engine.Config{})
 	r.disk("d")
 	must[*oxide.Disk](t)(r.doAttach("a", "d"))
 	writeDevice(t, r.device("a"), "kept")
@@ -103,7 +103,7 @@ func TestStoppingTakesTheDevicesAwayAndStartingBringsThemBack(t *testing.T) {
 }
 
 func TestDevicesAppearAccordingToFaultsAndSwitches(t *testing.T) {
-	r := newRack(t, engine.Config{})
+	r := serveRack(t, engine.Config{})
 	size := func(node string) int64 {
 		text, err := os.ReadFile(filepath.Join(filepath.Dir(filepath.Dir(node)), "sys", "block",
 			filepath.Base(node), "size"))
@@ -179,7 +179,7 @@ func TestDevicesAppearAccordingToFaultsAndSwitches(t *testing.T) {
 }
 
 func TestOneOfManySimultaneousRequestsSucceeds(t *testing.T) {
-	r := newRack(t, engine.Config{})
+	r := serveRack(t, engine.Config{})
 	r.disk("d")
 	race := func(want string, try func(n int) error) {
 		t.Helper()
@@ -217,7 +217,7 @@ func TestOneOfManySimultaneousRequestsSucceeds(t *testing.T) {
 	})
 }
 
-func (r *rack) instances() []string {
+func (r *rackServer) instances() []string {
 	r.t.Helper()
 	var names []string
 	for _, i := range must[[]oxide.Instance](r.t)(r.InstanceListAllPages(r.t.Context(),
@@ -232,7 +232,7 @@ func (r *rack) instances() []string {
 func TestA27AFullHostRefusesWhatNeedsSpaceAndLosesNothing(t *testing.T) {
 	dir := t.TempDir()
 	simtest.Mount(t, "tmpfs", dir, "-t", "tmpfs", "-o", "size=3m")
-	r := newRack(t, engine.Config{Dir: filepath.Join(dir, "rack")})
+	r := serveRack(t, engine.Config{Dir: filepath.Join(dir, "rack")})
 	r.disk("kept")
 	ballast := filepath.Join(dir, "ballast")
 	f, err := os.Create(ballast)

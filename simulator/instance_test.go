@@ -9,7 +9,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 )
 
-func (r *rack) change(verb, instance string) (*oxide.Instance, error) {
+func (r *rackServer) change(verb, instance string) (*oxide.Instance, error) {
 	ctx, name := r.t.Context(), oxide.NameOrId(instance)
 	switch verb {
 	case "start":
@@ -23,12 +23,12 @@ func (r *rack) change(verb, instance string) (*oxide.Instance, error) {
 		oxide.InstanceRebootParams{Instance: name, Project: "default"})
 }
 
-func (r *rack) instanceBody(name string) *oxide.InstanceCreate {
+func (r *rackServer) instanceBody(name string) *oxide.InstanceCreate {
 	return &oxide.InstanceCreate{Name: oxide.Name(name), Hostname: oxide.Hostname(name), Ncpus: 2,
 		Memory: 4 << 30}
 }
 
-func (r *rack) doCreate(body *oxide.InstanceCreate) (*oxide.Instance, error) {
+func (r *rackServer) doCreate(body *oxide.InstanceCreate) (*oxide.Instance, error) {
 	return r.InstanceCreate(r.t.Context(),
 		oxide.InstanceCreateParams{Project: "default", Body: body})
 }
@@ -36,7 +36,7 @@ func (r *rack) doCreate(body *oxide.InstanceCreate) (*oxide.Instance, error) {
 // TestTheRackServesTheListsThatOtherClientsRead reads the lists that Oxide's own clients read for
 // every instance.
 func TestTheRackServesTheListsThatOtherClientsRead(t *testing.T) {
-	r := newRack(t, engine.Config{})
+	r := serveRack(t, engine.Config{})
 	ctx := t.Context()
 	a := r.instance("a")
 	nics := must[[]oxide.InstanceNetworkInterface](t)(r.InstanceNetworkInterfaceListAllPages(ctx,
@@ -87,8 +87,8 @@ func TestTheRackServesTheListsThatOtherClientsRead(t *testing.T) {
 func TestInstancesHaveTheSameIDsInEveryDirectory(t *testing.T) {
 	given := "6A3E1F3A-0000-4000-8000-000000000001"
 	c := engine.Config{Instances: []engine.InstanceSpec{{Name: "x"}, {Name: "y", ID: given}}}
-	first := newRack(t, c)
-	second := newRack(t, engine.Config{Instances: c.Instances})
+	first := serveRack(t, c)
+	second := serveRack(t, engine.Config{Instances: c.Instances})
 	for _, name := range []string{"x", "y"} {
 		if a, b := first.instance(name).Id, second.instance(name).Id; a != b {
 			t.Errorf("%s is %s and %s", name, a, b)

@@ -174,7 +174,7 @@ func TestAnswersMatchThePublishedSchema(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	r := &rack{t: t, Server: server, Client: newClient(t, listener.URL), url: listener.URL}
+	r := &rackServer{t: t, Server: server, Client: newClient(t, listener.URL), url: listener.URL}
 	schemaStory(t, r)
 	for name, op := range served {
 		if s.seen[name] == 0 && name != "rack_list" && name != "silo_quotas_view" &&
@@ -186,7 +186,7 @@ func TestAnswersMatchThePublishedSchema(t *testing.T) {
 
 // schemaStory calls every operation that the simulator serves, and sends many requests that are
 // refused.
-func schemaStory(t *testing.T, r *rack) {
+func schemaStory(t *testing.T, r *rackServer) {
 	ctx := t.Context()
 	must[*oxide.Ping](t)(r.Ping(ctx))
 	must[*oxide.CurrentUser](t)(r.CurrentUserView(ctx))
@@ -258,7 +258,7 @@ func schemaStory(t *testing.T, r *rack) {
 	}
 }
 
-func neighbourLists(t *testing.T, r *rack) {
+func neighbourLists(t *testing.T, r *rackServer) {
 	ctx := t.Context()
 	must[[]oxide.InstanceNetworkInterface](t)(r.InstanceNetworkInterfaceListAllPages(ctx,
 		oxide.InstanceNetworkInterfaceListParams{Instance: "a", Project: "default"}))

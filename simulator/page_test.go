@@ -13,7 +13,7 @@ import (
 )
 
 func TestAListMayBeLongerThanAPage(t *testing.T) {
-	r := newRack(t, engine.Config{})
+	r := serveRack(t, engine.Config{})
 	for n := range 205 {
 		r.disk(fmt.Sprintf("d%03d", n))
 	}

@@ -18,7 +18,7 @@ import (
 )
 
 // serials lists the serials that an instance's guest sees, in order.
-func (r *rack) serials(instance string) []string {
+func (r *rackServer) serials(instance string) []string {
 	r.t.Helper()
 	files, err := filepath.Glob(filepath.Join(r.GuestDir(r.instance(instance).Id),
 		"sys/block/*/device/serial"))
@@ -46,7 +46,7 @@ func TestManyCallersAttachEveryDiskToItsGuest(t *testing.T) {
 		guests = append(guests, name)
 		c.Instances = append(c.Instances, engine.InstanceSpec{Name: name})
 	}
-	r := newRack(t, c)
+	r := serveRack(t, c)
 	for i := range 4 * len(guests) {
 		name := fmt.Sprintf("disk-%02d", i)
 		r.disk(name)

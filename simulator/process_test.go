@@ -130,7 +130,7 @@ func TestTheBinaryPrintsItsAddressesAndReleasesEverything(t *testing.T) {
 		}
 	}
 	client := trusting(t, p.said.CA, p.said.URL)
-	r := &rack{t: t, Client: client}
+	r := &rackServer{t: t, Client: client}
 	d := r.blank("d", 1)
 	d.Project = "one"
 	must[*oxide.Disk](t)(r.DiskCreate(t.Context(), d))
@@ -219,7 +219,7 @@ func (l *ledger) note(disk, instance string, exists bool, err error) bool {
 }
 
 // churn creates, attaches, detaches and deletes disks until the rack no longer answers.
-func (l *ledger) churn(ctx context.Context, r *rack, worker, round int) {
+func (l *ledger) churn(ctx context.Context, r *rackServer, worker, round int) {
 	instance := []string{"a", "b"}[worker%2]
 	for n := 0; ; n++ {
 		name := fmt.Sprintf("w%d-r%d-n%d", worker, round, n)
@@ -263,12 +263,12 @@ func TestAKilledRackKeepsWhatItAcknowledged(t *testing.T) {
 	dice := rand.New(rand.NewPCG(seed, 0))
 	for round := range 4 {
 		p := startProcess(t, binary, dir, "--disk-limit", "1000")
-		told.compare(t, &rack{t: t, Client: newClient(t, p.said.URL)}, p, dir)
+		told.compare(t, &rackServer{t: t, Client: newClient(t, p.said.URL)}, p, dir)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		var workers sync.WaitGroup
 		for worker := range 4 {
 			workers.Go(func() {
-				told.churn(ctx, &rack{t: t, Client: newClient(t, p.said.URL)}, worker, round)
+				told.churn(ctx, &rackServer{t: t, Client: newClient(t, p.said.URL)}, worker, round)
 			})
 		}
 		// The moment is a number of calls, so that a slow machine does as much as a fast one.
@@ -284,7 +284,7 @@ func TestAKilledRackKeepsWhatItAcknowledged(t *testing.T) {
 		cancel()
 	}
 	p := startProcess(t, binary, dir)
-	told.compare(t, &rack{t: t, Client: newClient(t, p.said.URL)}, p, dir)
+	told.compare(t, &rackServer{t: t, Client: newClient(t, p.said.URL)}, p, dir)
 	if len(told.disks) < 4 {
 		t.Errorf("only %d disks were made, which shows little", len(told.disks))
 	}
@@ -296,7 +296,7 @@ func TestAKilledRackKeepsWhatItAcknowledged(t *testing.T) {
 
 // compare compares a restarted rack with the answers that the callers got. It accepts either
 // state of a disk in doubt.
-func (l *ledger) compare(t *testing.T, r *rack, p *process, dir string) {
+func (l *ledger) compare(t *testing.T, r *rackServer, p *process, dir string) {
 	t.Helper()
 	ids := map[string]string{}
 	for _, i := range p.said.Instances {
@@ -360,7 +360,7 @@ func TestARackThatKeepsDevicesPassesThemToTheNextOne(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &rack{t: t, Client: client}
+	r := &rackServer{t: t, Client: client}
 	must[*oxide.Disk](t)(r.DiskCreate(t.Context(), r.blank("kept", 1)))
 	must[*oxide.Disk](t)(r.InstanceDiskAttach(t.Context(), oxide.InstanceDiskAttachParams{
 		Instance: "a", Project: "default", Body: &oxide.DiskPath{Disk: "kept"}}))

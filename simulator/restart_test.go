@@ -26,16 +26,16 @@ import (
 )
 
 // again opens the directory of a closed rack again.
-func (r *rack) again() *rack {
+func (r *rackServer) again() *rackServer {
 	r.t.Helper()
 	if err := r.Close(); err != nil {
 		r.t.Fatalf("close: %v", err)
 	}
-	return newRack(r.t, engine.Config{Dir: r.dir})
+	return serveRack(r.t, engine.Config{Dir: r.dir})
 }
 
 // guestDevices returns the devices in an instance's guest.
-func (r *rack) guestDevices(instance string) []string {
+func (r *rackServer) guestDevices(instance string) []string {
 	r.t.Helper()
 	entries, err := os.ReadDir(filepath.Join(r.GuestDir(r.instance(instance).Id), "sys", "block"))
 	if err != nil {
@@ -49,7 +49,7 @@ func (r *rack) guestDevices(instance string) []string {
 }
 
 func TestARestartedRackHasEverything(t *testing.T) {
-	r := newRack(t, engine.Config{Images: []engine.ImageSpec{{Name: "image", SizeBytes: 1 << 20}}})
+	r := serveRack(t, engine.Config{Images: []engine.ImageSpec{{Name: "image", SizeBytes: 1 << 20}}})
 	d := r.disk("d")
 	r.disk("e")
 	must[*oxide.Disk](t)(r.doAttach("a", "d"))
@@ -84,7 +84,7 @@ func TestARestartedRackHasEverything(t *testing.T) {
 	}
 }
 
-func (r *rack) disks() []oxide.Disk {
+func (r *rackServer) disks() []oxide.Disk {
 	r.t.Helper()
 	return must[[]oxide.Disk](r.t)(r.DiskListAllPages(r.t.Context(),
 		oxide.DiskListParams{Project: "default"}))
@@ -93,7 +93,7 @@ func (r *rack) disks() []oxide.Disk {
 // TestA19ARestartUndoesOrCompletesUnfinishedWork demands that the unfinished work of a simulator
 // that died is undone or completed.
 func TestA19ARestartUndoesOrCompletesUnfinishedWork(t *testing.T) {
-	r := newRack(t, engine.Config{})
+	r := serveRack(t, engine.Config{})
 	for _, name := range []string{"half", "resting", "attached", "made", "lent"} {
 		r.disk(name)
 	}
@@ -141,7 +141,7 @@ func TestA19ARestartUndoesOrCompletesUnfinishedWork(t *testing.T) {
 }
 
 // halfMadeInstance leaves the records of a creation that was cut off halfway.
-func halfMadeInstance(r *rack, name, made, lent string) {
+func halfMadeInstance(r *rackServer, name, made, lent string) {
 	r.t.Helper()
 	r.update(func(tx *store.Tx, project string) error {
 		i := store.Instance{Identity: store.NewIdentity(store.DerivedID(name), name, ""),
@@ -164,7 +164,7 @@ func halfMadeInstance(r *rack, name, made, lent string) {
 }
 
 func TestADirectoryOfAnotherVersionIsRefusedUnchanged(t *testing.T) {
-	r := newRack(t, engine.Config{})
+	r := serveRack(t, engine.Config{})
 	r.disk("d")
 	if err := r.Close(); err != nil {
 		t.Fatal(err)
@@ -189,7 +189,7 @@ func TestADirectoryOfAnotherVersionIsRefusedUnchanged(t *testing.T) {
 }
 
 func TestADirectoryIsUsedByOneSimulatorOnly(t *testing.T) {
-	r := newRack(t, engine.Config{})
+	r := serveRack(t, engine.Config{})
 	r.disk("d")
 	_, err := Open(t.Context(), engine.Config{Dir: r.dir, Log: slog.New(slog.DiscardHandler)})
 	if !errors.Is(err, store.ErrInUse) {
@@ -227,7 +227,7 @@ func TestADirectoryThatWasCreatedOnAFullDiskWorksLater(t *testing.T) {
 			t.Fatalf("%d KiB: got %v, want %v", kib, err, syscall.ENOSPC)
 		}
 		simtest.Command(t, "mount", "-o", "remount,size=4m", dir)
-		newRack(t, engine.Config{Dir: dir}).disk("d")
+		serveRack(t, engine.Config{Dir: dir}).disk("d")
 	}
 }
 
@@ -235,12 +235,12 @@ func TestAnImageWhoseImportWasNotRecordedIsImportedAnew(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	simtest.NoError(t, os.WriteFile(file, bytes.Repeat([]byte("new!"), 256), 0o600))
 	dir := t.TempDir()
-	first := newRack(t, engine.Config{Dir: dir})
+	first := serveRack(t, engine.Config{Dir: dir})
 	id := store.DerivedID("image", "", "image")
 	simtest.NoError(t, os.WriteFile(first.rack.Plane().ImagePath(id), make([]byte, 4096), 0o600))
 	simtest.NoError(t, first.Close())
 
-	r := newRack(t, engine.Config{Dir: dir, Images: []engine.ImageSpec{{Name: "image", File: file}}})
+	r := serveRack(t, engine.Config{Dir: dir, Images: []engine.ImageSpec{{Name: "image", File: file}}})
 	got, err := os.ReadFile(r.rack.Plane().ImagePath(id))
 	if err != nil || len(got) != 1024 || string(got[:4]) != "new!" {
 		t.Errorf("the image has %d bytes (%v), want the file's 1024", len(got), err)
@@ -249,16 +249,16 @@ func TestAnImageWhoseImportWasNotRecordedIsImportedAnew(t *testing.T) {
 
 func TestAServerReportsTheIDsOfItsInstances(t *testing.T) {
 	id := store.DerivedID("some", "other")
-	first := newRack(t, engine.Config{Instances: []engine.InstanceSpec{{Name: "a", ID: id}}})
+	first := serveRack(t, engine.Config{Instances: []engine.InstanceSpec{{Name: "a", ID: id}}})
 	simtest.NoError(t, first.Close())
-	again := newRack(t, engine.Config{Dir: first.dir, Instances: []engine.InstanceSpec{{Name: "a"}}})
+	again := serveRack(t, engine.Config{Dir: first.dir, Instances: []engine.InstanceSpec{{Name: "a"}}})
 	if got := again.Server.Instances()[0].ID; got != id {
 		t.Errorf("it says %s, want %s", got, id)
 	}
 }
 
 func TestASlowCallerOfTheAdminListenerBlocksNobody(t *testing.T) {
-	r := newRack(t, engine.Config{})
+	r := serveRack(t, engine.Config{})
 	body, slow := io.Pipe()
 	done := make(chan struct{})
 	go func() {
@@ -305,7 +305,7 @@ func TestBadConfigurationsAreRefused(t *testing.T) {
 }
 
 func TestTheAdminListenerShowsAndChangesTheRack(t *testing.T) {
-	r := newRack(t, engine.Config{})
+	r := serveRack(t, engine.Config{})
 	url := serveAdmin(t, r.Server)
 	r.disk("d")
 	must[*oxide.Disk](t)(r.doAttach("a", "d"))
@@ -381,7 +381,7 @@ func TestCloseCutsDelaysShortAndLeavesNothingRunning(t *testing.T) {
 		DeviceDelay: time.Hour, Instances: []engine.InstanceSpec{{Name: "a"}}}))
 	server := httptest.NewServer(s)
 	defer server.Close()
-	r := &rack{t: t, Server: s, Client: newClient(t, server.URL), url: server.URL}
+	r := &rackServer{t: t, Server: s, Client: newClient(t, server.URL), url: server.URL}
 	created := make(chan error)
 	go func() {
 		_, err := r.DiskCreate(t.Context(), r.blank("d", 1))

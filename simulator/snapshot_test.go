@@ -9,7 +9,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 )
 
-func (r *rack) snapshotState(name string) string {
+func (r *rackServer) snapshotState(name string) string {
 	sn, err := r.SnapshotView(r.t.Context(),
 		oxide.SnapshotViewParams{Snapshot: oxide.NameOrId(name), Project: "default"})
 	if err != nil {
@@ -19,7 +19,7 @@ func (r *rack) snapshotState(name string) string {
 }
 
 func TestASnapshotThatUnwindsLeavesNothing(t *testing.T) {
-	r := newRack(t, engine.Config{QuotaBytes: 2 << 30})
+	r := serveRack(t, engine.Config{QuotaBytes: 2 << 30})
 	r.disk("d")
 	r.fault(adminapi.Fault{Operation: "snapshot_create", Phase: adminapi.Unwind, Times: 1})
 	_, err := r.doSnapshot("s", "d")

@@ -17,7 +17,7 @@ type wireCase struct {
 }
 
 // check makes the call, which is a POST if it has a body.
-func (c wireCase) check(t *testing.T, r *rack, header ...string) {
+func (c wireCase) check(t *testing.T, r *rackServer, header ...string) {
 	t.Run(c.name, func(t *testing.T) {
 		method := "GET"
 		if c.body != "" {
@@ -34,7 +34,7 @@ func (c wireCase) check(t *testing.T, r *rack, header ...string) {
 // TestRequestsThatTheSimulatorLacksAreAnsweredWith501 calls operations that a rack has and the
 // simulator lacks. The simulator must answer 501 instead of a wrong imitation.
 func TestRequestsThatTheSimulatorLacksAreAnsweredWith501(t *testing.T) {
-	r := newRack(t, engine.Config{})
+	r := serveRack(t, engine.Config{})
 	wireCase{"an operation", "/v1/vpcs?project=default", "", 501,
 		"the simulator does not have vpc_list (GET /v1/vpcs), which the rack has"}.check(t, r)
 	wireCase{"an older version", "/v1/ping", "", 501, "the simulator emulates API version " +
@@ -68,7 +68,7 @@ func diskBody(change ...string) string {
 // TestA06BadBodiesAreRefusedWithSerdesMessages compares our guesses of serde's messages. The rule
 // A06 has the messages that are checked on a rack.
 func TestA06BadBodiesAreRefusedWithSerdesMessages(t *testing.T) {
-	r := newRack(t, engine.Config{})
+	r := serveRack(t, engine.Config{})
 	const backend = `{"type":"distributed","disk_source":{"type":"blank","block_size":512}}`
 	for _, test := range []struct{ name, body, message string }{
 		{"the beginning of a text", `{"name":"d`, "EOF while parsing an object"},

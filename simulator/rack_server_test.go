@@ -23,7 +23,7 @@ import (
 const testToken = "oxide-token-test"
 
 // rack is a server under test with Oxide's own client.
-type rack struct {
+type rackServer struct {
 	*Server
 	dir string
 	*oxide.Client
@@ -32,7 +32,7 @@ type rack struct {
 }
 
 // newRack serves a rack. Without a directory in the config it uses a new one.
-func newRack(t *testing.T, c engine.Config) *rack {
+func serveRack(t *testing.T, c engine.Config) *rackServer {
 	t.Helper()
 	if c.Dir == "" {
 		c.Dir = t.TempDir()
@@ -53,7 +53,7 @@ func newRack(t *testing.T, c engine.Config) *rack {
 			t.Errorf("close: %v", err)
 		}
 	})
-	return &rack{Server: s, dir: c.Dir, Client: newClient(t, server.URL), t: t, url: server.URL}
+	return &rackServer{Server: s, dir: c.Dir, Client: newClient(t, server.URL), t: t, url: server.URL}
 }
 
 func newClient(t *testing.T, url string) *oxide.Client {
@@ -73,7 +73,7 @@ type reply struct {
 }
 
 // call sends a request without Oxide's client. header has names and values alternately.
-func (r *rack) call(method, path, body string, header ...string) (reply, string) {
+func (r *rackServer) call(method, path, body string, header ...string) (reply, string) {
 	r.t.Helper()
 	req, err := http.NewRequestWithContext(r.t.Context(), method, r.url+path,
 		strings.NewReader(body))
@@ -106,7 +106,7 @@ func must[T any](t *testing.T) func(T, error) T {
 	}
 }
 
-func (r *rack) blank(name string, gib uint64) oxide.DiskCreateParams {
+func (r *rackServer) blank(name string, gib uint64) oxide.DiskCreateParams {
 	return oxide.DiskCreateParams{Project: "default", Body: &oxide.DiskCreate{
 		Name: oxide.Name(name), Size: oxide.ByteCount(gib << 30),
 		DiskBackend: oxide.DiskBackend{Value: &oxide.DiskBackendDistributed{
@@ -115,67 +115,67 @@ func (r *rack) blank(name string, gib uint64) oxide.DiskCreateParams {
 	}}
 }
 
-func (r *rack) from(source oxide.DiskSource, name string, gib uint64) oxide.DiskCreateParams {
+func (r *rackServer) from(source oxide.DiskSource, name string, gib uint64) oxide.DiskCreateParams {
 	p := r.blank(name, gib)
 	p.Body.DiskBackend.Value = &oxide.DiskBackendDistributed{DiskSource: source}
 	return p
 }
 
-func (r *rack) disk(name string) *oxide.Disk {
+func (r *rackServer) disk(name string) *oxide.Disk {
 	r.t.Helper()
 	return must[*oxide.Disk](r.t)(r.DiskCreate(r.t.Context(), r.blank(name, 1)))
 }
 
-func (r *rack) state(name string) string {
+func (r *rackServer) state(name string) string {
 	r.t.Helper()
 	d := must[*oxide.Disk](r.t)(r.DiskView(r.t.Context(),
 		oxide.DiskViewParams{Disk: oxide.NameOrId(name), Project: "default"}))
 	return string(d.State.State())
 }
 
-func (r *rack) doAttach(instance, disk string) (*oxide.Disk, error) {
+func (r *rackServer) doAttach(instance, disk string) (*oxide.Disk, error) {
 	return r.InstanceDiskAttach(r.t.Context(), oxide.InstanceDiskAttachParams{
 		Instance: oxide.NameOrId(instance), Project: "default",
 		Body: &oxide.DiskPath{Disk: oxide.NameOrId(disk)}})
 }
 
-func (r *rack) doDetach(instance, disk string) (*oxide.Disk, error) {
+func (r *rackServer) doDetach(instance, disk string) (*oxide.Disk, error) {
 	return r.InstanceDiskDetach(r.t.Context(), oxide.InstanceDiskDetachParams{
 		Instance: oxide.NameOrId(instance), Project: "default",
 		Body: &oxide.DiskPath{Disk: oxide.NameOrId(disk)}})
 }
 
-func (r *rack) doDelete(disk string) error {
+func (r *rackServer) doDelete(disk string) error {
 	return r.DiskDelete(r.t.Context(),
 		oxide.DiskDeleteParams{Disk: oxide.NameOrId(disk), Project: "default"})
 }
 
-func (r *rack) doSnapshot(name, disk string) (*oxide.Snapshot, error) {
+func (r *rackServer) doSnapshot(name, disk string) (*oxide.Snapshot, error) {
 	return r.SnapshotCreate(r.t.Context(), oxide.SnapshotCreateParams{Project: "default",
 		Body: &oxide.SnapshotCreate{Name: oxide.Name(name), Disk: oxide.NameOrId(disk)}})
 }
 
-func (r *rack) doStop(instance string) {
+func (r *rackServer) doStop(instance string) {
 	r.t.Helper()
 	must[*oxide.Instance](r.t)(r.InstanceStop(r.t.Context(),
 		oxide.InstanceStopParams{Instance: oxide.NameOrId(instance), Project: "default"}))
 	r.awaitState(instance, "stopped")
 }
 
-func (r *rack) doStart(instance string) {
+func (r *rackServer) doStart(instance string) {
 	r.t.Helper()
 	must[*oxide.Instance](r.t)(r.InstanceStart(r.t.Context(),
 		oxide.InstanceStartParams{Instance: oxide.NameOrId(instance), Project: "default"}))
 	r.awaitState(instance, "running")
 }
 
-func (r *rack) instance(name string) *oxide.Instance {
+func (r *rackServer) instance(name string) *oxide.Instance {
 	r.t.Helper()
 	return must[*oxide.Instance](r.t)(r.InstanceView(r.t.Context(),
 		oxide.InstanceViewParams{Instance: oxide.NameOrId(name), Project: "default"}))
 }
 
-func (r *rack) awaitState(instance, state string) {
+func (r *rackServer) awaitState(instance, state string) {
 	r.t.Helper()
 	simtest.Eventually(r.t, fmt.Sprintf("instance %s to be %s", instance, state), func() bool {
 		return string(r.instance(instance).RunState) == state
@@ -183,7 +183,7 @@ func (r *rack) awaitState(instance, state string) {
 }
 
 // update changes the records of the project without the rules.
-func (r *rack) update(change func(tx *store.Tx, project string) error) {
+func (r *rackServer) update(change func(tx *store.Tx, project string) error) {
 	r.t.Helper()
 	simtest.NoError(r.t, r.rack.Records().Update(func(tx *store.Tx) error {
 		p, _, err := store.Projects.ByName(tx, "", "default")
@@ -195,7 +195,7 @@ func (r *rack) update(change func(tx *store.Tx, project string) error) {
 }
 
 // force sets a disk to a state that no request of the API causes.
-func (r *rack) force(name string, state store.DiskState) {
+func (r *rackServer) force(name string, state store.DiskState) {
 	r.t.Helper()
 	r.update(func(tx *store.Tx, project string) error {
 		d, _, err := store.Disks.ByName(tx, project, name)
@@ -204,7 +204,7 @@ func (r *rack) force(name string, state store.DiskState) {
 	})
 }
 
-func (r *rack) forceRun(name, state string) {
+func (r *rackServer) forceRun(name, state string) {
 	r.t.Helper()
 	r.update(func(tx *store.Tx, project string) error {
 		i, _, err := store.Instances.ByName(tx, project, name)
@@ -256,7 +256,7 @@ func gone(kind, name string) refused {
 }
 
 // ownDevices returns the loop devices of the rack.
-func (r *rack) ownDevices() []loopdev.Device {
+func (r *rackServer) ownDevices() []loopdev.Device {
 	r.t.Helper()
 	return must[[]loopdev.Device](r.t)(r.rack.Plane().OwnDevices())
 }
