@@ -196,7 +196,9 @@ func schemaStory(t *testing.T, r *rackServer) {
 
 	r.disk("d")
 	r.state("d")
-	must[*oxide.Disk](t)(r.DiskCreate(ctx, r.local("l", 1)))
+	local := r.blank("l", 1)
+	local.Body.DiskBackend.Value = &oxide.DiskBackendLocal{}
+	must[*oxide.Disk](t)(r.DiskCreate(ctx, local))
 	must[*oxide.Disk](t)(r.doAttach("a", "d"))
 	sn := must[*oxide.Snapshot](t)(r.doSnapshot("s", "d"))
 	r.snapshotState("s")
@@ -250,12 +252,25 @@ func schemaStory(t *testing.T, r *rackServer) {
 	if err != nil {
 		t.Error(err)
 	}
-	if err := r.dropSnapshot("s"); err != nil {
+	err = r.SnapshotDelete(ctx, oxide.SnapshotDeleteParams{Snapshot: "s", Project: "default"})
+	if err != nil {
 		t.Error(err)
 	}
 	if err := r.doDelete("d"); err != nil {
 		t.Error(err)
 	}
+}
+
+func createdDisk(name string) oxide.InstanceDiskAttachment {
+	return oxide.InstanceDiskAttachment{Value: &oxide.InstanceDiskAttachmentCreate{
+		Name: oxide.Name(name), Size: 1 << 30,
+		DiskBackend: oxide.DiskBackend{Value: &oxide.DiskBackendDistributed{
+			DiskSource: oxide.DiskSource{Value: &oxide.DiskSourceBlank{BlockSize: 512}}}}}}
+}
+
+func attachedDisk(name string) oxide.InstanceDiskAttachment {
+	return oxide.InstanceDiskAttachment{
+		Value: &oxide.InstanceDiskAttachmentAttach{Name: oxide.Name(name)}}
 }
 
 func neighbourLists(t *testing.T, r *rackServer) {
