@@ -178,7 +178,7 @@ func runsSince(g Gomega, p corev1.Pod, boot time.Time) {
 }
 
 // instance returns a worker's instance from the rack's API.
-func (r *rack) instance(ctx context.Context, worker string) *oxide.Instance {
+func (r *rackClients) instance(ctx context.Context, worker string) *oxide.Instance {
 	GinkgoHelper()
 	instance, err := r.InstanceView(ctx,
 		oxide.InstanceViewParams{Instance: oxide.NameOrId(instanceIDs[worker])})

@@ -53,7 +53,7 @@ func (f *fixture) diskRemovedLater(id string) {
 }
 
 // hasDisk reports whether a disk with this UUID exists.
-func (r *rack) hasDisk(ctx context.Context, id string) bool {
+func (r *rackClients) hasDisk(ctx context.Context, id string) bool {
 	GinkgoHelper()
 	state, err := r.Admin.State(ctx)
 	Expect(err).NotTo(HaveOccurred())
@@ -66,7 +66,7 @@ func (r *rack) hasDisk(ctx context.Context, id string) bool {
 }
 
 // hasSnapshot reports whether a snapshot with this UUID exists.
-func (r *rack) hasSnapshot(ctx context.Context, id string) bool {
+func (r *rackClients) hasSnapshot(ctx context.Context, id string) bool {
 	GinkgoHelper()
 	state, err := r.Admin.State(ctx)
 	Expect(err).NotTo(HaveOccurred())
@@ -79,7 +79,7 @@ func (r *rack) hasSnapshot(ctx context.Context, id string) bool {
 }
 
 // diskIDs returns the UUIDs of all disks.
-func (r *rack) diskIDs(ctx context.Context) []string {
+func (r *rackClients) diskIDs(ctx context.Context) []string {
 	GinkgoHelper()
 	state, err := r.Admin.State(ctx)
 	Expect(err).NotTo(HaveOccurred())
@@ -91,7 +91,7 @@ func (r *rack) diskIDs(ctx context.Context) []string {
 }
 
 // disk returns a disk from the rack's API.
-func (r *rack) disk(ctx context.Context, id string) *oxide.Disk {
+func (r *rackClients) disk(ctx context.Context, id string) *oxide.Disk {
 	GinkgoHelper()
 	disk, err := r.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(id)})
 	Expect(err).NotTo(HaveOccurred())

@@ -22,13 +22,13 @@ const (
 )
 
 // rack accesses the simulated rack from outside, with Oxide's own client and the admin listener.
-type rack struct {
+type rackClients struct {
 	*oxide.Client
 	Admin adminapi.Client
 }
 
 // newRack connects to the rack at the address of the control plane, whose network its pod uses.
-func newRack(n node) (*rack, error) {
+func newRackClients(n node) (*rackClients, error) {
 	address, _, err := n.IP()
 	if err != nil {
 		return nil, fmt.Errorf("find the rack's address: %w", err)
@@ -43,11 +43,11 @@ func newRack(n node) (*rack, error) {
 		return nil, fmt.Errorf("speak to the rack: %w", err)
 	}
 	admin := adminapi.Client{URL: fmt.Sprintf("http://%s:%d", address, rackAdminPort)}
-	return &rack{Client: client, Admin: admin}, nil
+	return &rackClients{Client: client, Admin: admin}, nil
 }
 
 // attachedTo returns the name of the node whose instance has the disk, or "".
-func (r *rack) attachedTo(ctx context.Context, diskID string) (string, error) {
+func (r *rackClients) attachedTo(ctx context.Context, diskID string) (string, error) {
 	state, err := r.Admin.State(ctx)
 	if err != nil {
 		return "", err

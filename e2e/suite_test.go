@@ -22,7 +22,7 @@ var (
 	provider *cluster.Provider
 	machines map[string]node
 	api      *kube
-	theRack  *rack
+	theRack  *rackClients
 	// installed contains what the suite installed, as it was applied.
 	installed []*unstructured.Unstructured
 	// s is the namespace of the current spec.
@@ -61,7 +61,7 @@ var _ = BeforeSuite(func(ctx SpecContext) {
 	}
 	api, err = newKube(kubeconfig)
 	Expect(err).NotTo(HaveOccurred())
-	theRack, err = newRack(machines[controlPlane])
+	theRack, err = newRackClients(machines[controlPlane])
 	Expect(err).NotTo(HaveOccurred())
 	By("installing the kinds that snapshots need", func() {
 		definitions, err := crds(config.crds)
