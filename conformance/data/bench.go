@@ -93,17 +93,17 @@ func (b *Bench) deviceTimeout() time.Duration { return cmp.Or(b.DeviceTimeout, 3
 func (b *Bench) startTimeout() time.Duration { return cmp.Or(b.StartTimeout, 5*time.Minute) }
 
 // once runs a check with the first access only.
-func once(check func(*session)) func(context.Context, *Bench) error {
+func once(check func(*checkRun)) func(context.Context, *Bench) error {
 	return func(ctx context.Context, b *Bench) error {
-		return b.session(ctx, b.accesses()[0], check)
+		return b.runCheck(ctx, b.accesses()[0], check)
 	}
 }
 
 // eachAccess runs a check for every filesystem and for raw block.
-func eachAccess(check func(*session)) func(context.Context, *Bench) error {
+func eachAccess(check func(*checkRun)) func(context.Context, *Bench) error {
 	return func(ctx context.Context, b *Bench) error {
 		for _, access := range b.accesses() {
-			if err := b.session(ctx, access, check); err != nil {
+			if err := b.runCheck(ctx, access, check); err != nil {
 				return fmt.Errorf("%s: %w", access, err)
 			}
 		}
@@ -112,11 +112,11 @@ func eachAccess(check func(*session)) func(context.Context, *Bench) error {
 }
 
 // rawOnly runs a check for raw block, if the Bench has it.
-func rawOnly(check func(*session)) func(context.Context, *Bench) error {
+func rawOnly(check func(*checkRun)) func(context.Context, *Bench) error {
 	return func(ctx context.Context, b *Bench) error {
 		if !slices.Contains(b.accesses(), "block") {
 			return nil
 		}
-		return b.session(ctx, "block", check)
+		return b.runCheck(ctx, "block", check)
 	}
 }

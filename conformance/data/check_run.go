@@ -26,7 +26,7 @@ const (
 // session is one running check. It records what the check creates. A step that fails ends the
 // check, so that the text of a check has no error handling. Methods with a context return their
 // errors, because the removal of what the check created continues after an error.
-type session struct {
+type checkRun struct {
 	*Bench
 	ctx context.Context
 	// access is the access of the volumes that the check creates.
@@ -66,8 +66,8 @@ type snapshot struct {
 var seeds atomic.Uint64
 
 // session runs a check, and then removes what it created.
-func (b *Bench) session(ctx context.Context, access string, check func(*session)) error {
-	s := &session{Bench: b, ctx: ctx, access: access}
+func (b *Bench) runCheck(ctx context.Context, access string, check func(*checkRun)) error {
+	s := &checkRun{Bench: b, ctx: ctx, access: access}
 	err := s.run(check)
 	finally := func(step func(context.Context) error) error {
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
@@ -83,7 +83,7 @@ func (b *Bench) session(ctx context.Context, access string, check func(*session)
 // over is the panic that ends a check.
 type over struct{ err error }
 
-func (s *session) run(check func(*session)) (err error) {
+func (s *checkRun) run(check func(*checkRun)) (err error) {
 	defer func() {
 		ended := recover()
 		if failed, is := ended.(over); is {
@@ -97,7 +97,7 @@ func (s *session) run(check func(*session)) (err error) {
 }
 
 // must ends the check if there is an error.
-func (s *session) must(err error) {
+func (s *checkRun) must(err error) {
 	if err == nil {
 		return
 	}
@@ -107,10 +107,10 @@ func (s *session) must(err error) {
 	panic(over{err})
 }
 
-func (s *session) fail(format string, args ...any) { s.must(fmt.Errorf(format, args...)) }
+func (s *checkRun) fail(format string, args ...any) { s.must(fmt.Errorf(format, args...)) }
 
 // got returns a value, or ends the check if there is an error.
-func got[T any](s *session) func(T, error) T {
+func got[T any](s *checkRun) func(T, error) T {
 	return func(value T, err error) T {
 		s.must(err)
 		return value
@@ -118,14 +118,14 @@ func got[T any](s *session) func(T, error) T {
 }
 
 // during runs a part of a check. Errors name the step.
-func (s *session) during(step string, part func()) {
+func (s *checkRun) during(step string, part func()) {
 	s.step = step
 	part()
 	s.step = ""
 }
 
 // cleanUp removes everything, and continues after an error.
-func (s *session) cleanUp(ctx context.Context) error {
+func (s *checkRun) cleanUp(ctx context.Context) error {
 	var errs []error
 	for _, w := range s.writers {
 		_, err := w.stop(ctx)
@@ -199,7 +199,7 @@ func repeat(ctx context.Context, call func() error) error {
 
 // create creates a volume that is blank or restored from a snapshot. Its size is a multiple of
 // the usual size.
-func (s *session) create(times int64, from *snapshot) *volume {
+func (s *checkRun) create(times int64, from *snapshot) *volume {
 	v := &volume{name: s.Name("volume"), access: s.access, capability: harness.Access(s.access),
 		seed: s.Seed<<20 + seeds.Add(1)}
 	v.request = harness.CreateRequest(v.name, v.capability)
@@ -213,7 +213,7 @@ func (s *session) create(times int64, from *snapshot) *volume {
 }
 
 // make creates the volume, or finds the one that was created before.
-func (s *session) make(ctx context.Context, v *volume) error {
+func (s *checkRun) make(ctx context.Context, v *volume) error {
 	err := repeat(ctx, func() error {
 		resp, err := s.Controller.CreateVolume(ctx, v.request)
 		v.Volume = resp.GetVolume()
@@ -223,7 +223,7 @@ func (s *session) make(ctx context.Context, v *volume) error {
 	return err
 }
 
-func (s *session) delete(ctx context.Context, v *volume) error {
+func (s *checkRun) delete(ctx context.Context, v *volume) error {
 	if v.deleted || v.Volume == nil {
 		return nil
 	}
@@ -236,7 +236,7 @@ func (s *session) delete(ctx context.Context, v *volume) error {
 }
 
 // snap takes a snapshot.
-func (s *session) snap(v *volume) *snapshot {
+func (s *checkRun) snap(v *volume) *snapshot {
 	snap := &snapshot{name: s.Name("snapshot")}
 	snap.request = harness.SnapshotRequest(snap.name, v.GetVolumeId())
 	s.snapshots = append(s.snapshots, snap)
@@ -245,7 +245,7 @@ func (s *session) snap(v *volume) *snapshot {
 }
 
 // take takes the snapshot, or finds the one that was taken before.
-func (s *session) take(ctx context.Context, snap *snapshot) error {
+func (s *checkRun) take(ctx context.Context, snap *snapshot) error {
 	err := repeat(ctx, func() error {
 		resp, err := s.Controller.CreateSnapshot(ctx, snap.request)
 		snap.id = resp.GetSnapshot().GetSnapshotId()
@@ -258,7 +258,7 @@ func (s *session) take(ctx context.Context, snap *snapshot) error {
 	return err
 }
 
-func (s *session) deleteSnapshot(ctx context.Context, snap *snapshot) error {
+func (s *checkRun) deleteSnapshot(ctx context.Context, snap *snapshot) error {
 	if snap.deleted || snap.id == "" {
 		return nil
 	}
@@ -269,25 +269,25 @@ func (s *session) deleteSnapshot(ctx context.Context, snap *snapshot) error {
 }
 
 // newInUse creates a volume of the usual size, and attaches, stages and publishes it in a guest.
-func (s *session) newInUse(g *guest.Guest) *use { return s.inUse(s.create(1, nil), g) }
+func (s *checkRun) newInUse(g *guest.Guest) *use { return s.inUse(s.create(1, nil), g) }
 
 // inUse attaches a volume to a guest, stages and publishes it.
-func (s *session) inUse(v *volume, g *guest.Guest) *use {
+func (s *checkRun) inUse(v *volume, g *guest.Guest) *use {
 	u := s.attach(v, g)
 	u.mount()
 	return u
 }
 
 // attach attaches a volume to a guest's instance.
-func (s *session) attach(v *volume, g *guest.Guest) *use {
+func (s *checkRun) attach(v *volume, g *guest.Guest) *use {
 	u := s.publish(v, got[guest.Facts](s)(g.Facts(s.ctx)).InstanceID)
 	u.guest = g
 	return u
 }
 
 // publish attaches a volume to an instance.
-func (s *session) publish(v *volume, instance string) *use {
-	u := &use{session: s, volume: v, instance: instance, attached: true}
+func (s *checkRun) publish(v *volume, instance string) *use {
+	u := &use{checkRun: s, volume: v, instance: instance, attached: true}
 	u.Placement = harness.Placement{Volume: v.Volume, Capability: v.capability}
 	s.uses = append(s.uses, u)
 	s.must(u.publish(s.ctx))

@@ -12,7 +12,7 @@ import (
 
 // checkDevices attaches two volumes of different sizes, and compares the devices in the instance
 // with the answers of rack and driver.
-func checkDevices(s *session) {
+func checkDevices(s *checkRun) {
 	var uses []*use
 	for i := range 2 {
 		uses = append(uses, s.attach(s.create(int64(i+1), nil), s.A))
@@ -40,8 +40,8 @@ func (u *use) compareDevice() {
 			name, u.serial())
 	}
 	u.awaitDevices(1)
-	facts := got[guest.Facts](u.session)(u.guest.Facts(u.ctx))
-	info := got[*csi.NodeGetInfoResponse](u.session)(
+	facts := got[guest.Facts](u.checkRun)(u.guest.Facts(u.ctx))
+	info := got[*csi.NodeGetInfoResponse](u.checkRun)(
 		csi.NewNodeClient(u.guest.Conn()).NodeGetInfo(u.ctx, &csi.NodeGetInfoRequest{}))
 	var errs []error
 	differ := func(what string, shown, want any) {

@@ -26,7 +26,7 @@ func rackMessage(err error) string {
 }
 
 // stop stops an instance and waits until it is stopped.
-func (s *session) stop(ctx context.Context, instance string) error {
+func (s *checkRun) stop(ctx context.Context, instance string) error {
 	_, err := s.Oxide.InstanceStop(ctx,
 		oxide.InstanceStopParams{Instance: oxide.NameOrId(instance)})
 	if err != nil {
@@ -36,7 +36,7 @@ func (s *session) stop(ctx context.Context, instance string) error {
 }
 
 // start starts an instance and waits until it runs.
-func (s *session) start(ctx context.Context, instance string) error {
+func (s *checkRun) start(ctx context.Context, instance string) error {
 	_, err := s.Oxide.InstanceStart(ctx,
 		oxide.InstanceStartParams{Instance: oxide.NameOrId(instance)})
 	if err != nil {
@@ -45,7 +45,7 @@ func (s *session) start(ctx context.Context, instance string) error {
 	return s.awaitState(ctx, instance, oxide.InstanceStateRunning)
 }
 
-func (s *session) awaitState(
+func (s *checkRun) awaitState(
 	ctx context.Context, instance string, want oxide.InstanceState,
 ) error {
 	return harness.Await(ctx, s.startTimeout(), func() error {
@@ -81,8 +81,8 @@ func (u *use) restart(ctx context.Context) error {
 
 // checkHelper attaches a volume of each kind to a stopped instance, starts it and uses the
 // volumes, stops and starts it, and reads the volumes again. The instance is stopped at the end.
-func checkHelper(s *session) {
-	h := &helper{session: s}
+func checkHelper(s *checkRun) {
+	h := &helper{checkRun: s}
 	for _, s.access = range s.accesses() {
 		h.uses = append(h.uses, s.publish(s.create(1, nil), s.Helper.InstanceID))
 	}
@@ -102,7 +102,7 @@ func checkHelper(s *session) {
 
 // helper is the helper instance during a check.
 type helper struct {
-	*session
+	*checkRun
 	uses []*use
 	// guest is nil while the instance is stopped.
 	guest *guest.Guest
@@ -141,7 +141,7 @@ func (h *helper) compareDisks() {
 
 // start starts the instance and connects to it.
 func (h *helper) start() {
-	h.must(h.session.start(h.ctx, h.Helper.InstanceID))
+	h.must(h.checkRun.start(h.ctx, h.Helper.InstanceID))
 	var reached *guest.Guest
 	h.must(harness.Await(h.ctx, h.startTimeout(), func() (err error) {
 		reached, err = h.Helper.Connect(h.ctx)
@@ -155,7 +155,7 @@ func (h *helper) start() {
 
 // stop stops the instance as hard as the rack does. Its mounts are gone afterwards.
 func (h *helper) stop(ctx context.Context) error {
-	err := h.session.stop(ctx, h.Helper.InstanceID)
+	err := h.checkRun.stop(ctx, h.Helper.InstanceID)
 	if h.guest != nil {
 		h.guest.Kill()
 		h.guest = nil

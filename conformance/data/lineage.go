@@ -11,7 +11,7 @@ import (
 // volume writes its own generation, so the generation of a block identifies the volume that wrote
 // it last.
 type lineage struct {
-	*session
+	*checkRun
 	// blocks are the origin's blocks. behind are those after the origin's end in a volume of twice
 	// its size. Blocks that a restored volume writes have the origin's seed, too.
 	blocks, behind []guest.Pattern
@@ -53,8 +53,8 @@ func (l *lineage) restoredOnce(which string, from *snapshot, generation uint64) 
 
 // checkLineage writes a volume and the volumes that were restored from its snapshots, and deletes
 // the volume and a snapshot. No step may change another volume or snapshot.
-func checkLineage(s *session) {
-	l := &lineage{session: s}
+func checkLineage(s *checkRun) {
+	l := &lineage{checkRun: s}
 	u := s.newInUse(s.A)
 	origin := u.volume
 	l.blocks = u.patterns(1)
@@ -110,8 +110,8 @@ func (l *lineage) checkLarger(from *snapshot) {
 
 // checkRecreated writes a volume, restores it from its snapshot, deletes it, and creates a volume
 // with the same name.
-func checkRecreated(s *session) {
-	l := &lineage{session: s}
+func checkRecreated(s *checkRun) {
+	l := &lineage{checkRun: s}
 	u := s.newInUse(s.A)
 	old := u.volume
 	l.blocks = u.patterns(1)
@@ -143,7 +143,7 @@ const (
 
 // checkLarge writes blocks all over a large volume. Every block must be zero before, and must
 // have its own content afterwards.
-func checkLarge(s *session) {
+func checkLarge(s *checkRun) {
 	s.writtenAndDeleted()
 	v := s.create(largeTimes, nil)
 	size := largeTimes * s.volumeBytes()
@@ -151,7 +151,7 @@ func checkLarge(s *session) {
 		{Seed: v.seed, Count: size / largeStride, Stride: largeStride},
 		{Seed: v.seed, First: size/guest.BlockBytes - 1, Count: 1},
 	}
-	l := &lineage{session: s}
+	l := &lineage{checkRun: s}
 	which := fmt.Sprintf("a volume of %d GiB", size/harness.GiB)
 	for generation := range uint64(2) {
 		l.visit(which, v, at(generation, blocks), at(generation+1, blocks))

@@ -10,7 +10,7 @@ import (
 
 // checkNeighbours writes two volumes at the same time, and deletes a third while both are
 // detached.
-func checkNeighbours(s *session) {
+func checkNeighbours(s *checkRun) {
 	pair := []*volume{s.create(1, nil), s.create(1, nil)}
 	third := s.create(1, nil)
 	uses := s.allInUse(pair)
@@ -32,7 +32,7 @@ func checkNeighbours(s *session) {
 }
 
 // allInUse attaches the volumes to this instance before it mounts the first.
-func (s *session) allInUse(volumes []*volume) (uses []*use) {
+func (s *checkRun) allInUse(volumes []*volume) (uses []*use) {
 	for _, v := range volumes {
 		uses = append(uses, s.attach(v, s.A))
 	}
@@ -43,7 +43,7 @@ func (s *session) allInUse(volumes []*volume) (uses []*use) {
 }
 
 // writtenAndDeleted creates a raw volume, writes it and deletes it.
-func (s *session) writtenAndDeleted() *volume {
+func (s *checkRun) writtenAndDeleted() *volume {
 	u := s.newInUse(s.A)
 	u.writeAll(1, true)
 	u.leave()
@@ -52,7 +52,7 @@ func (s *session) writtenAndDeleted() *volume {
 }
 
 // checkBlank reads a whole new volume after another volume was written and deleted.
-func checkBlank(s *session) {
+func checkBlank(s *checkRun) {
 	old := s.writtenAndDeleted()
 	u := s.newInUse(s.A)
 	if scan := u.scan(); scan.NonZero > 0 {
@@ -64,7 +64,7 @@ func checkBlank(s *session) {
 
 // checkWhole compares the checksums of a whole device. Its two halves and its last block are
 // written.
-func checkWhole(s *session) {
+func checkWhole(s *checkRun) {
 	u := s.newInUse(s.A)
 	u.writeAll(1, true)
 	before := u.scan()

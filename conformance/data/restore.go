@@ -23,7 +23,7 @@ const (
 )
 
 // checkSnapshot takes a snapshot of a volume that is being written.
-func checkSnapshot(s *session) {
+func checkSnapshot(s *checkRun) {
 	u := s.newInUse(s.A)
 	records := guest.Pattern{Seed: u.volume.seed, Generation: 1, Count: maxRecords}
 	if s.access != "block" {
@@ -107,7 +107,7 @@ func judgeRecords(found guest.Records, before, all int64) error {
 }
 
 // checkRestore restores two snapshots of a volume, one of them into a larger volume.
-func checkRestore(s *session) {
+func checkRestore(s *checkRun) {
 	u := s.newInUse(s.A)
 	var snaps [2]*snapshot
 	for i := range snaps {
@@ -128,7 +128,7 @@ func checkRestore(s *session) {
 
 // checkRestored demands the blocks of the origin in a restored volume, and the volume's size. A
 // filesystem uses some of that size itself.
-func (s *session) checkRestored(v *volume, p guest.Pattern, size int64) {
+func (s *checkRun) checkRestored(v *volume, p guest.Pattern, size int64) {
 	u := s.inUse(v, s.A)
 	u.verify(p)
 	if got := u.size(); got < size-size/10 || got > size+size/10 {
@@ -141,9 +141,9 @@ func (s *session) checkRestored(v *volume, p guest.Pattern, size int64) {
 // size returns the number of bytes of the filesystem or device that the workload can use.
 func (u *use) size() int64 {
 	if u.volume.access != "block" {
-		return got[int64](u.session)(u.guest.FilesystemBytes(u.ctx, u.Target))
+		return got[int64](u.checkRun)(u.guest.FilesystemBytes(u.ctx, u.Target))
 	}
-	for _, d := range got[guest.Facts](u.session)(u.guest.Facts(u.ctx)).With(u.serial()) {
+	for _, d := range got[guest.Facts](u.checkRun)(u.guest.Facts(u.ctx)).With(u.serial()) {
 		return d.SizeBytes
 	}
 	u.fail("the instance shows no device with the serial %q", u.serial())

@@ -6,7 +6,7 @@ import (
 
 // checkReturn takes a volume away from its instance twice. The second round detects a disk that
 // returns older content than the last.
-func checkReturn(s *session) {
+func checkReturn(s *checkRun) {
 	u := s.newInUse(s.A)
 	for generation := uint64(1); generation <= 2; generation++ {
 		// Nothing syncs these blocks, because unstaging must write them to the disk.
@@ -21,7 +21,7 @@ func checkReturn(s *session) {
 }
 
 // checkMove moves a volume to the other instance and back.
-func checkMove(s *session) {
+func checkMove(s *checkRun) {
 	u := s.newInUse(s.A)
 	written := []guest.Pattern{u.pattern(1)}
 	for _, g := range []*guest.Guest{s.B, s.A} {
@@ -43,7 +43,7 @@ func checkMove(s *session) {
 }
 
 // checkRestart stops and starts the instance that has a volume attached.
-func checkRestart(s *session) {
+func checkRestart(s *checkRun) {
 	u := s.newInUse(s.B)
 	u.write(true, u.pattern(1))
 	s.must(u.restart(s.ctx))
@@ -52,7 +52,7 @@ func checkRestart(s *session) {
 }
 
 // checkCut detaches a volume that is mounted and being written.
-func checkCut(s *session) {
+func checkCut(s *checkRun) {
 	lost := s.newInUse(s.A)
 	synced, dirty := lost.pattern(1), next(lost.pattern(1))
 	lost.write(true, synced)

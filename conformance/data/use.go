@@ -15,7 +15,7 @@ import (
 
 // use is a volume that is used in an instance.
 type use struct {
-	*session
+	*checkRun
 	harness.Placement
 	volume   *volume
 	guest    *guest.Guest
