@@ -17,7 +17,7 @@ import (
 
 // call is a system call at its entry.
 type call struct {
-	*session
+	*tracing
 	syscallInfo
 	tid int
 }
@@ -258,7 +258,7 @@ func hasHeaders(data []byte) bool {
 
 // fileTarget returns the name of a descriptor's file. It returns false for a log, a pipe and a
 // file of the kernel.
-func (s *session) fileTarget(tid, fd int) (string, bool) {
+func (s *tracing) fileTarget(tid, fd int) (string, bool) {
 	link := fmt.Sprintf("/proc/%d/fd/%d", tid, fd)
 	name, err := os.Readlink(link)
 	if err != nil || kernelFile(name) || slices.Contains(s.order.Logs, name) {
@@ -277,7 +277,7 @@ func (s *session) fileTarget(tid, fd int) (string, bool) {
 	return "", false
 }
 
-func (c call) fileTarget(fd int) (string, bool) { return c.session.fileTarget(c.tid, fd) }
+func (c call) fileTarget(fd int) (string, bool) { return c.tracing.fileTarget(c.tid, fd) }
 
 // The parts of a path that differ between runs.
 var (
@@ -287,7 +287,7 @@ var (
 )
 
 // plain returns a path without the parts that differ between runs.
-func (s *session) plain(path string) string {
+func (s *tracing) plain(path string) string {
 	path = strings.TrimPrefix(path, s.order.Root)
 	path = uuids.ReplaceAllString(path, "ID")
 	path = names.ReplaceAllString(path, "NAME")

@@ -22,7 +22,7 @@ const (
 
 // socket returns the kind of a socket, given its name in /proc. The kernel does not reuse the
 // number while a process has the socket, and a session is short.
-func (s *session) socket(link string) socketKind {
+func (s *tracing) socket(link string) socketKind {
 	kind, known := s.sockets[link]
 	if !known {
 		inode := strings.TrimSuffix(strings.TrimPrefix(link, "socket:["), "]")
@@ -32,7 +32,7 @@ func (s *session) socket(link string) socketKind {
 	return kind
 }
 
-func (s *session) socketKind(inode string) socketKind {
+func (s *tracing) socketKind(inode string) socketKind {
 	for _, table := range []string{"tcp", "tcp6"} {
 		data, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s", s.order.PID, table))
 		if err != nil {

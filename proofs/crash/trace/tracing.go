@@ -17,7 +17,7 @@ import (
 
 // session watches one process and the programs that it starts. Only the thread that seized the
 // process may use it, except for release.
-type session struct {
+type tracing struct {
 	order  Order
 	report Report
 
@@ -57,8 +57,8 @@ type thread struct {
 }
 
 // begin seizes every thread of a process, and lets all threads continue.
-func begin(order Order) (*session, error) {
-	s := &session{
+func begin(order Order) (*tracing, error) {
+	s := &tracing{
 		order: order, threads: map[int]*thread{}, known: map[int]bool{},
 		programs: map[int]string{}, counts: map[string]int{},
 		sockets: map[string]socketKind{}, answers: -1, goOn: make(chan struct{}),
@@ -94,7 +94,7 @@ func begin(order Order) (*session, error) {
 
 // firstStops waits until every thread has stopped once. From then on, the threads stop at
 // their system calls.
-func (s *session) firstStops() error {
+func (s *tracing) firstStops() error {
 	waiting := map[int]bool{}
 	for tid := range s.threads {
 		waiting[tid] = true
@@ -124,7 +124,7 @@ func wait() (tid int, status syscall.WaitStatus, err error) {
 
 // run handles stops until the process is released, or until the process and all programs that
 // it started are dead.
-func (s *session) run() error {
+func (s *tracing) run() error {
 	for len(s.threads) > 0 {
 		if s.letGo.Load() && !s.detached && !s.report.Killed {
 			s.detached = true
@@ -148,13 +148,13 @@ func (s *session) run() error {
 
 // release makes run release the process. Any thread may call it. The signal wakes the tracer's
 // wait; Go programs ignore it.
-func (s *session) release() {
+func (s *tracing) release() {
 	s.letGo.Store(true)
 	_ = unix.Kill(s.order.PID, unix.SIGURG)
 }
 
 // step handles one stop or end.
-func (s *session) step(tid int, status syscall.WaitStatus) error {
+func (s *tracing) step(tid int, status syscall.WaitStatus) error {
 	if status.Exited() || status.Signaled() {
 		s.ended(tid)
 		return nil
@@ -193,7 +193,7 @@ func (s *session) step(tid int, status syscall.WaitStatus) error {
 	return gone(resume(tid, pass))
 }
 
-func (s *session) add(tid, pid int) *thread {
+func (s *tracing) add(tid, pid int) *thread {
 	t := &thread{pid: pid, doing: -1}
 	s.threads[tid], s.known[tid] = t, true
 	return t
@@ -201,7 +201,7 @@ func (s *session) add(tid, pid int) *thread {
 
 // expect records the thread that a stopped thread has made. The new thread may not have
 // stopped yet, and the session does not end before it is released.
-func (s *session) expect(maker int) error {
+func (s *tracing) expect(maker int) error {
 	made, err := unix.PtraceGetEventMsg(maker)
 	if tid := int(made); err == nil && !s.known[tid] {
 		s.add(tid, processOf(tid))
@@ -220,7 +220,7 @@ func gone(err error) error {
 
 // leave detaches from a stopped thread. A tool that still lives when its process was killed is
 // an orphan.
-func (s *session) leave(tid int, pass unix.Signal) error {
+func (s *tracing) leave(tid int, pass unix.Signal) error {
 	t := s.threads[tid]
 	if s.report.Killed && t != nil && t.pid != s.order.PID && !dying(tid) {
 		s.report.Orphans = append(s.report.Orphans, s.program(t.pid))
@@ -253,7 +253,7 @@ func dying(tid int) bool {
 	return false
 }
 
-func (s *session) ended(tid int) {
+func (s *tracing) ended(tid int) {
 	delete(s.threads, tid)
 	if tid != s.order.PID {
 		return
@@ -273,7 +273,7 @@ func (s *session) ended(tid int) {
 }
 
 // program returns the name of the program for the effects of a process.
-func (s *session) program(pid int) string {
+func (s *tracing) program(pid int) string {
 	if pid == s.order.PID {
 		return s.order.As
 	}
@@ -292,13 +292,13 @@ func comm(pid int) string {
 }
 
 // atSyscall handles a thread that is at the entry or the exit of a system call.
-func (s *session) atSyscall(tid int, t *thread) error {
+func (s *tracing) atSyscall(tid int, t *thread) error {
 	info, err := look(tid)
 	switch {
 	case err != nil:
 		return err
 	case info.entry():
-		return s.enter(call{session: s, syscallInfo: info, tid: tid}, t)
+		return s.enter(call{tracing: s, syscallInfo: info, tid: tid}, t)
 	case info.exit():
 		return s.leaveCall(t, info)
 	}
@@ -306,7 +306,7 @@ func (s *session) atSyscall(tid int, t *thread) error {
 }
 
 // enter records an effect that is about to happen.
-func (s *session) enter(c call, t *thread) error {
+func (s *tracing) enter(c call, t *thread) error {
 	t.doing = -1
 	if s.answers >= 0 && t.pid == s.order.PID && c.descriptor() == s.answers &&
 		slices.Contains(readCalls, c.number()) {
@@ -346,7 +346,7 @@ var readCalls = []uint64{unix.SYS_READ, unix.SYS_READV, unix.SYS_RECVFROM}
 const reading = -2
 
 // leaveCall records the result of an effect.
-func (s *session) leaveCall(t *thread, info syscallInfo) error {
+func (s *tracing) leaveCall(t *thread, info syscallInfo) error {
 	doing := t.doing
 	t.doing = -1
 	switch {
@@ -365,7 +365,7 @@ func (s *session) leaveCall(t *thread, info syscallInfo) error {
 	return nil
 }
 
-func (s *session) here(e Effect, phase Phase) bool {
+func (s *tracing) here(e Effect, phase Phase) bool {
 	k := s.order.Kill
 	if k == nil || k.Phase != phase {
 		return false
@@ -377,10 +377,10 @@ func (s *session) here(e Effect, phase Phase) bool {
 }
 
 // resume ends the pause, or prevents a later one. A second call does nothing.
-func (s *session) resume() { s.resumed.Do(func() { close(s.goOn) }) }
+func (s *tracing) resume() { s.resumed.Do(func() { close(s.goOn) }) }
 
 // actAt kills or pauses the process at the point, as ordered.
-func (s *session) actAt() error {
+func (s *tracing) actAt() error {
 	if !s.order.Kill.Pause {
 		s.kill()
 		return nil
@@ -397,7 +397,7 @@ func (s *session) actAt() error {
 
 // kill kills the process while the thread that reached the point is stopped. If that thread is
 // at the entry of a system call, the call is not made.
-func (s *session) kill() {
+func (s *tracing) kill() {
 	s.report.Killed = true
 	_ = unix.Kill(s.order.PID, unix.SIGKILL)
 	if s.order.Kill.Group {
