@@ -21,7 +21,7 @@ func down(ctx context.Context, where engine.Options, stdout io.Writer) error {
 	if err != nil {
 		return err
 	}
-	s := session{options: options{cache: where.Cache}, engine: docker, stdout: stdout}
+	s := suiteRun{options: options{cache: where.Cache}, engine: docker, stdout: stdout}
 	release, err := s.claim(ctx)
 	if err != nil {
 		return err

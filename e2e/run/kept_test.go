@@ -19,12 +19,12 @@ import (
 // kept creates what a run with KEEP=1 leaves, without the cluster: the note, and a work directory
 // with one attached disk. The disk was attached in another mount namespace, which is gone, as if by
 // a container.
-func kept(t *testing.T) (s *session, work string, disk loopdev.Device) {
+func kept(t *testing.T) (s *suiteRun, work string, disk loopdev.Device) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Fatal("only root can attach loop devices: run the tests as root, as make test does")
 	}
-	s = &session{options: options{cache: t.TempDir()}, stdout: t.Output()}
+	s = &suiteRun{options: options{cache: t.TempDir()}, stdout: t.Output()}
 	work = filepath.Join(t.TempDir(), "work")
 	disks := filepath.Join(work, "rack", "disks")
 	file := filepath.Join(disks, "disk")

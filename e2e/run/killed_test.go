@@ -18,7 +18,7 @@ const killedRun = "E2E_RUN_TEST_IS_KILLED"
 
 func TestARunThatIsKilledTakesTheSuiteWithIt(t *testing.T) {
 	if os.Getenv(killedRun) != "" {
-		s := session{engine: &engine.Engine{}, root: "../..", stdout: os.Stdout}
+		s := suiteRun{engine: &engine.Engine{}, root: "../..", stdout: os.Stdout}
 		t.Fatal(s.suite(t.Context(), nil, "sh", "-c", "echo begun; exec sleep 60"))
 	}
 	output, itsOutput, err := os.Pipe()

@@ -85,7 +85,7 @@ const lockDir = "/tmp"
 
 // claim reserves the cluster's name on the engine for this run until release: no other run creates
 // or removes the cluster. A cluster that already exists was left by a run with this cache.
-func (s *session) claim(ctx context.Context) (release func(), err error) {
+func (s *suiteRun) claim(ctx context.Context) (release func(), err error) {
 	if s.engine == nil {
 		return func() {}, nil
 	}
@@ -123,7 +123,7 @@ func claimCluster(
 }
 
 // clusterExists reports whether the engine has a cluster with the suite's name.
-func (s *session) clusterExists() (bool, error) {
+func (s *suiteRun) clusterExists() (bool, error) {
 	provider, err := s.provider()
 	if err != nil {
 		return false, err
@@ -136,7 +136,7 @@ func (s *session) clusterExists() (bool, error) {
 }
 
 // provider returns kind's provider, which reads the address of our engine from the environment.
-func (s *session) provider() (*cluster.Provider, error) {
+func (s *suiteRun) provider() (*cluster.Provider, error) {
 	if s.engine.Host != "" {
 		if err := os.Setenv("DOCKER_HOST", s.engine.Host); err != nil {
 			return nil, err

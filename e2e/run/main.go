@@ -95,7 +95,7 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout 
 	if err != nil {
 		return err
 	}
-	s := session{options: o, root: root, before: before, install: install, engine: docker,
+	s := suiteRun{options: o, root: root, before: before, install: install, engine: docker,
 		stdout: stdout}
 	if !o.buildOnly {
 		release, err := s.claim(ctx)

@@ -17,8 +17,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// session is one run with an engine that answers.
-type session struct {
+// suiteRun is one run with an engine that answers.
+type suiteRun struct {
 	options
 	root    string
 	before  images.Previous
@@ -28,7 +28,7 @@ type session struct {
 }
 
 // buildAndTest builds the images and runs the suite with them.
-func (s *session) buildAndTest(ctx context.Context) (err error) {
+func (s *suiteRun) buildAndTest(ctx context.Context) (err error) {
 	builder := &images.Builder{
 		Engine: s.engine, Root: s.root, Cache: s.cache, Offline: s.offline, Log: s.stdout,
 	}
@@ -76,7 +76,7 @@ func (s *session) buildAndTest(ctx context.Context) (err error) {
 
 // workDir creates the rack's directory, or returns that of the cluster that was kept. It removes a
 // kept cluster if this run does not reuse it.
-func (s *session) workDir(ctx context.Context) (string, error) {
+func (s *suiteRun) workDir(ctx context.Context) (string, error) {
 	if s.reuse {
 		work, err := os.ReadFile(s.note())
 		if err != nil {
@@ -96,10 +96,10 @@ func (s *session) workDir(ctx context.Context) (string, error) {
 }
 
 // note returns the file that contains the work directory of the kept cluster.
-func (s *session) note() string { return filepath.Join(s.cache, "kept-work") }
+func (s *suiteRun) note() string { return filepath.Join(s.cache, "kept-work") }
 
 // removeKept removes the kept cluster, and then its rack.
-func (s *session) removeKept(ctx context.Context) error {
+func (s *suiteRun) removeKept(ctx context.Context) error {
 	clusterErr := s.removeCluster()
 	work, err := os.ReadFile(s.note())
 	switch {
@@ -121,7 +121,7 @@ const suiteEnd = 3 * time.Minute
 
 // test runs the suite. It builds the suite's program first and then starts it itself, without the
 // go command, so that an interrupt reaches the program and its end is awaited.
-func (s *session) test(ctx context.Context, environment []string) error {
+func (s *suiteRun) test(ctx context.Context, environment []string) error {
 	program := filepath.Join(s.cache, "e2e.test")
 	build := exec.CommandContext(ctx, "go", "test", "-c", "-tags=e2e", "-o", program, "./e2e")
 	build.Dir, build.Stdout, build.Stderr = s.root, s.stdout, os.Stderr
@@ -138,7 +138,7 @@ func (s *session) test(ctx context.Context, environment []string) error {
 }
 
 // suite runs the suite's program and waits for its end.
-func (s *session) suite(
+func (s *suiteRun) suite(
 	ctx context.Context, environment []string, program string, args ...string,
 ) error {
 	suite := exec.CommandContext(ctx, program, args...)
@@ -172,7 +172,7 @@ func suiteArgs(o options) []string {
 }
 
 // tidy removes the suite's work directory. If the suite failed, it prints where to look.
-func (s *session) tidy(ctx context.Context, work, evidence string, green bool) error {
+func (s *suiteRun) tidy(ctx context.Context, work, evidence string, green bool) error {
 	if _, err := os.Stat(evidence); !green && err == nil {
 		fmt.Fprintf(s.stdout, "e2e: what is known of the failure lies in %s\n", evidence)
 	}
@@ -200,7 +200,7 @@ const clusterName = "oxide-csi"
 
 // removeCluster removes the cluster if the suite has not done it; a suite that was killed cannot.
 // Without an engine there is no cluster.
-func (s *session) removeCluster() error {
+func (s *suiteRun) removeCluster() error {
 	if s.engine == nil {
 		return nil
 	}
@@ -216,7 +216,7 @@ func (s *session) removeCluster() error {
 
 // detach releases the loop devices whose files are in the work directory. It has to run before the
 // files are removed, because loop devices outlive the cluster.
-func (s *session) detach(ctx context.Context, work string) error {
+func (s *suiteRun) detach(ctx context.Context, work string) error {
 	released, err := loopdev.DetachBelow(ctx, work)
 	if err != nil {
 		return fmt.Errorf("expected to release the loop devices of the rack in %s, and found: %w; "+
