@@ -136,14 +136,15 @@ func (w *job) bench(ctx context.Context) (b *data.Bench, end func() error, err e
 	}
 	if w.helper != nil && w.guestShell != "" {
 		b.Helper = &data.Helper{InstanceID: w.helper.Id,
-			Connect: func(ctx context.Context) (*guest.Guest, error) {
+			Connect: func(ctx context.Context) (*guest.AgentClient, error) {
 				return w.connect(ctx, w.guestShell, config)
 			}}
 	}
 	return b, end, nil
 }
 
-func (w *job) connect(ctx context.Context, shell string, c guest.Config) (*guest.Guest, error) {
+func (w *job) connect(ctx context.Context, shell string, c guest.Config) (
+	*guest.AgentClient, error) {
 	g, err := guest.Connect(ctx, strings.Fields(shell), c)
 	if err == nil {
 		g.Observe = w.observe

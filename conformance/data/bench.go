@@ -19,7 +19,7 @@ type Bench struct {
 	// Controller is the driver's controller service.
 	Controller csi.ControllerClient
 	// A is this instance. B is another running instance that may be stopped and started, or nil.
-	A, B *guest.Guest
+	A, B *guest.AgentClient
 	// Helper is a stopped instance that may be started, or nil.
 	Helper *Helper
 	// Oxide and Project serve the requests of an administrator.
@@ -46,7 +46,7 @@ type Bench struct {
 type Helper struct {
 	InstanceID string
 	// Connect connects to the instance while it runs.
-	Connect func(context.Context) (*guest.Guest, error)
+	Connect func(context.Context) (*guest.AgentClient, error)
 }
 
 // Check is one check of data.

@@ -269,17 +269,17 @@ func (s *checkRun) deleteSnapshot(ctx context.Context, snap *snapshot) error {
 }
 
 // newInUse creates a volume of the usual size, and attaches, stages and publishes it in a guest.
-func (s *checkRun) newInUse(g *guest.Guest) *use { return s.inUse(s.create(1, nil), g) }
+func (s *checkRun) newInUse(g *guest.AgentClient) *use { return s.inUse(s.create(1, nil), g) }
 
 // inUse attaches a volume to a guest, stages and publishes it.
-func (s *checkRun) inUse(v *volume, g *guest.Guest) *use {
+func (s *checkRun) inUse(v *volume, g *guest.AgentClient) *use {
 	u := s.attach(v, g)
 	u.mount()
 	return u
 }
 
 // attach attaches a volume to a guest's instance.
-func (s *checkRun) attach(v *volume, g *guest.Guest) *use {
+func (s *checkRun) attach(v *volume, g *guest.AgentClient) *use {
 	u := s.publish(v, got[guest.Facts](s)(g.Facts(s.ctx)).InstanceID)
 	u.guest = g
 	return u

@@ -105,7 +105,7 @@ type helper struct {
 	*checkRun
 	uses []*use
 	// guest is nil while the instance is stopped.
-	guest *guest.Guest
+	guest *guest.AgentClient
 }
 
 // useAgain writes a volume in the first round and reads it in the second.
@@ -142,7 +142,7 @@ func (h *helper) compareDisks() {
 // start starts the instance and connects to it.
 func (h *helper) start() {
 	h.must(h.checkRun.start(h.ctx, h.Helper.InstanceID))
-	var reached *guest.Guest
+	var reached *guest.AgentClient
 	h.must(harness.Await(h.ctx, h.startTimeout(), func() (err error) {
 		reached, err = h.Helper.Connect(h.ctx)
 		return err

@@ -63,7 +63,7 @@ func newBench(t *testing.T, options harness.RackOptions) *bench {
 	here.SysfsRoot, here.DevRoot = filepath.Join(view, "sys"), filepath.Join(view, "dev")
 	a, err := guest.Here(ctx, here)
 	must(err)
-	closed := func(g *guest.Guest) {
+	closed := func(g *guest.AgentClient) {
 		if err := g.Close(); err != nil {
 			t.Error(err)
 		}
@@ -80,7 +80,7 @@ func newBench(t *testing.T, options harness.RackOptions) *bench {
 	return &bench{env: env, Bench: &data.Bench{
 		Controller: controller.Controller(), A: a, B: b,
 		Helper: &data.Helper{InstanceID: helper,
-			Connect: func(ctx context.Context) (*guest.Guest, error) {
+			Connect: func(ctx context.Context) (*guest.AgentClient, error) {
 				return guest.Connect(ctx, shell(env.Rack, "helper"), config)
 			}},
 		Oxide: env.Rack.Client, Project: env.Rack.Project, Hotplug: !options.ColdPlug,

@@ -24,7 +24,7 @@ func checkReturn(s *checkRun) {
 func checkMove(s *checkRun) {
 	u := s.newInUse(s.A)
 	written := []guest.Pattern{u.pattern(1)}
-	for _, g := range []*guest.Guest{s.B, s.A} {
+	for _, g := range []*guest.AgentClient{s.B, s.A} {
 		last := written[len(written)-1]
 		u.write(false, last)
 		u.leave()

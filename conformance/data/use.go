@@ -18,7 +18,7 @@ type use struct {
 	*checkRun
 	harness.Placement
 	volume   *volume
-	guest    *guest.Guest
+	guest    *guest.AgentClient
 	instance string
 	// attached and mounted are set before the call that may attach or mount, and cleared when that
 	// is undone.

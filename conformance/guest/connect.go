@@ -25,8 +25,8 @@ const Verb = "agent"
 const endTimeout = 30 * time.Second
 
 // Here runs an agent in this process, which must be in a mount namespace of its own.
-func Here(ctx context.Context, c Config) (*Guest, error) {
-	g := &Guest{Name: "this instance", config: c, open: here}
+func Here(ctx context.Context, c Config) (*AgentClient, error) {
+	g := &AgentClient{Name: "this instance", config: c, open: here}
 	return g, g.connect(ctx)
 }
 
@@ -50,8 +50,8 @@ func here(context.Context) (*link, error) {
 // Connect copies this program into another instance and starts it there as an agent. The command
 // must run a shell script, its last argument, in that instance with root's rights, as "ssh b"
 // does.
-func Connect(ctx context.Context, command []string, c Config) (*Guest, error) {
-	g := &Guest{Name: "the instance of " + strings.Join(command, " "), config: c}
+func Connect(ctx context.Context, command []string, c Config) (*AgentClient, error) {
+	g := &AgentClient{Name: "the instance of " + strings.Join(command, " "), config: c}
 	if len(command) == 0 {
 		return nil, errors.New("expected a command such as ssh b, found none")
 	}

@@ -62,7 +62,7 @@ func (rawCodec) Unmarshal(data []byte, v any) error {
 
 // conn is a connection to the driver's node service in an instance, for the generated CSI
 // clients. It has no streams.
-type conn struct{ guest *Guest }
+type conn struct{ guest *AgentClient }
 
 func (c conn) Invoke(
 	ctx context.Context, method string, args, reply any, _ ...grpc.CallOption,

@@ -60,7 +60,7 @@ func (w *world) shell(instance string) []string {
 		"OXIDE_DEV_ROOT=" + filepath.Join(view, "dev"), "sh", "-c"}
 }
 
-func (w *world) connect(instance string) *guest.Guest {
+func (w *world) connect(instance string) *guest.AgentClient {
 	w.Helper()
 	g, err := guest.Connect(w.Context(), w.shell(instance), w.config)
 	if err != nil {
@@ -69,7 +69,7 @@ func (w *world) connect(instance string) *guest.Guest {
 	return g
 }
 
-func (w *world) here(instance string) *guest.Guest {
+func (w *world) here(instance string) *guest.AgentClient {
 	w.Helper()
 	c := w.config
 	view := w.rack.Instance(instance).Guest
@@ -89,7 +89,7 @@ func (w *world) must(err error) {
 }
 
 // attached creates a volume and attaches it to an instance.
-func (w *world) attached(g *guest.Guest, instance, access string) *harness.Placement {
+func (w *world) attached(g *guest.AgentClient, instance, access string) *harness.Placement {
 	w.Helper()
 	ctx := w.Context()
 	capability := harness.Access(access)
@@ -132,7 +132,7 @@ func TestAnAgentUsesAVolumeHereAndInAnotherInstance(t *testing.T) {
 	w := newWorld(t)
 	for _, where := range []struct {
 		instance string
-		open     func(string) *guest.Guest
+		open     func(string) *guest.AgentClient
 	}{{"a", w.here}, {"b", w.connect}} {
 		g := where.open(where.instance)
 		node := csi.NewNodeClient(g.Conn())
@@ -166,7 +166,7 @@ func TestAnAgentUsesAVolumeHereAndInAnotherInstance(t *testing.T) {
 }
 
 // records runs a writer for a moment, and reads what it wrote.
-func (w *world) records(g *guest.Guest, p *harness.Placement) {
+func (w *world) records(g *guest.AgentClient, p *harness.Placement) {
 	w.Helper()
 	ctx := w.Context()
 	at := place(p)
@@ -238,10 +238,10 @@ func TestAnAgentThatEndsLeavesNothing(t *testing.T) {
 	t.Setenv("TMPDIR", dir)
 	for _, c := range []struct {
 		name string
-		end  func(g *guest.Guest) error
+		end  func(g *guest.AgentClient) error
 	}{
-		{"in order", func(g *guest.Guest) error { return g.Close() }},
-		{"with its instance", func(g *guest.Guest) error {
+		{"in order", func(g *guest.AgentClient) error { return g.Close() }},
+		{"with its instance", func(g *guest.AgentClient) error {
 			g.Kill()
 			// The next agent removes the empty directory of the one that was killed.
 			return errors.Join(g.Reconnect(t.Context()), g.Close())

@@ -14,7 +14,7 @@ import (
 )
 
 // Guest calls the agent of one instance.
-type Guest struct {
+type AgentClient struct {
 	// Name is the instance's name in errors.
 	Name string
 	// Observe, if it is not nil, is called at the end of every call of the driver's node service.
@@ -41,7 +41,7 @@ type link struct {
 }
 
 // connect connects to the agent and starts the driver.
-func (g *Guest) connect(ctx context.Context) error {
+func (g *AgentClient) connect(ctx context.Context) error {
 	l, err := g.open(ctx)
 	if err != nil {
 		return fmt.Errorf("start an agent in %s: %w", g.Name, err)
@@ -61,13 +61,13 @@ func (g *Guest) connect(ctx context.Context) error {
 
 // Reconnect starts a new agent after the instance was stopped and started. It ends the old agent
 // first.
-func (g *Guest) Reconnect(ctx context.Context) error {
+func (g *AgentClient) Reconnect(ctx context.Context) error {
 	g.Kill()
 	return g.connect(ctx)
 }
 
 // Kill ends the agent and all that it started at once, as the loss of its instance does.
-func (g *Guest) Kill() {
+func (g *AgentClient) Kill() {
 	g.mu.Lock()
 	l := g.link
 	g.mu.Unlock()
@@ -77,7 +77,7 @@ func (g *Guest) Kill() {
 
 // Close ends the agent and all that it started. It returns an error if volumes were still
 // mounted.
-func (g *Guest) Close() error {
+func (g *AgentClient) Close() error {
 	g.mu.Lock()
 	l := g.link
 	g.mu.Unlock()
@@ -90,8 +90,9 @@ func (g *Guest) Close() error {
 // cancelTimeout limits how long a canceled call takes to end.
 const cancelTimeout = 10 * time.Second
 
-// do calls a method of the agent. When the context ends, it cancels the call in the agent.
-func do[In, Out any](ctx context.Context, g *Guest, method string, args In) (out Out, err error) {
+// do makes a call of the agent. A call whose context ends is canceled there.
+func do[In, Out any](ctx context.Context, g *AgentClient, method string, args In) (
+	out Out, err error) {
 	c := Call[In]{ID: g.calls.Add(1), Args: args}
 	if deadline, ok := ctx.Deadline(); ok {
 		c.Timeout = max(time.Until(deadline), 1)
@@ -124,68 +125,68 @@ func do[In, Out any](ctx context.Context, g *Guest, method string, args In) (out
 }
 
 // Conn returns a connection to the driver's node service in the instance.
-func (g *Guest) Conn() grpc.ClientConnInterface { return conn{g} }
+func (g *AgentClient) Conn() grpc.ClientConnInterface { return conn{g} }
 
 // Path returns a path below the agent's directory, for volumes.
-func (g *Guest) Path(elements ...string) string {
+func (g *AgentClient) Path(elements ...string) string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return filepath.Join(append([]string{g.dir}, elements...)...)
 }
 
 // Facts returns the facts of the instance.
-func (g *Guest) Facts(ctx context.Context) (Facts, error) {
+func (g *AgentClient) Facts(ctx context.Context) (Facts, error) {
 	return do[Nothing, Facts](ctx, g, "Facts", Nothing{})
 }
 
 // Log returns the end of the driver's log.
-func (g *Guest) Log(ctx context.Context) (string, error) {
+func (g *AgentClient) Log(ctx context.Context) (string, error) {
 	return do[Nothing, string](ctx, g, "Log", Nothing{})
 }
 
 // MakeDirs makes directories.
-func (g *Guest) MakeDirs(ctx context.Context, paths ...string) error {
+func (g *AgentClient) MakeDirs(ctx context.Context, paths ...string) error {
 	_, err := do[[]string, Nothing](ctx, g, "MakeDirs", paths)
 	return err
 }
 
 // Write writes the blocks of a pattern.
-func (g *Guest) Write(ctx context.Context, w Writing) error {
+func (g *AgentClient) Write(ctx context.Context, w Writing) error {
 	_, err := do[Writing, Nothing](ctx, g, "Write", w)
 	return err
 }
 
 // Verify reads every block of a pattern from the disk and reports the wrong ones.
-func (g *Guest) Verify(ctx context.Context, place Place, p Pattern) (Report, error) {
+func (g *AgentClient) Verify(ctx context.Context, place Place, p Pattern) (Report, error) {
 	return do[Reading, Report](ctx, g, "Verify", Reading{place, p})
 }
 
 // Records reads the records that a writer has written.
-func (g *Guest) Records(ctx context.Context, place Place, p Pattern) (Records, error) {
+func (g *AgentClient) Records(ctx context.Context, place Place, p Pattern) (Records, error) {
 	return do[Reading, Records](ctx, g, "Records", Reading{place, p})
 }
 
 // Scan reads a whole device or file from the disk.
-func (g *Guest) Scan(ctx context.Context, place Place) (Scan, error) {
+func (g *AgentClient) Scan(ctx context.Context, place Place) (Scan, error) {
 	return do[Place, Scan](ctx, g, "Scan", place)
 }
 
 // FilesystemBytes returns the size of the filesystem at a path, as a workload asks for it.
-func (g *Guest) FilesystemBytes(ctx context.Context, path string) (int64, error) {
+func (g *AgentClient) FilesystemBytes(ctx context.Context, path string) (int64, error) {
 	return do[string, int64](ctx, g, "FilesystemBytes", path)
 }
 
 // StartWriter starts a writer and returns its number.
-func (g *Guest) StartWriter(ctx context.Context, r Recording) (int, error) {
+func (g *AgentClient) StartWriter(ctx context.Context, r Recording) (int, error) {
 	return do[Recording, int](ctx, g, "StartWriter", r)
 }
 
 // Acknowledged returns the number of a writer's records that fsync has acknowledged so far.
-func (g *Guest) Acknowledged(ctx context.Context, writer int) (int64, error) {
+func (g *AgentClient) Acknowledged(ctx context.Context, writer int) (int64, error) {
 	return do[int, int64](ctx, g, "Acknowledged", writer)
 }
 
 // StopWriter stops a writer and returns its result.
-func (g *Guest) StopWriter(ctx context.Context, writer int) (WriterEnd, error) {
+func (g *AgentClient) StopWriter(ctx context.Context, writer int) (WriterEnd, error) {
 	return do[int, WriterEnd](ctx, g, "StopWriter", writer)
 }
