@@ -274,7 +274,7 @@ func (p preflight) askHere(ctx context.Context) finding {
 		return fail("Set OXIDE_PROJECT to the project of this instance: a disk is attached within "+
 			"its project only.", "%s (%s) is not in the project %s", p.here.Name, id, p.project)
 	}
-	p.rack.Here = &rules.Guest{ID: id, Sys: rules.Dir(p.sysfsRoot), Dev: rules.Dir(p.devRoot)}
+	p.rack.Here = &rules.GuestFiles{ID: id, Sys: rules.Dir(p.sysfsRoot), Dev: rules.Dir(p.devRoot)}
 	p.report.Run.Instance = string(p.here.Name)
 	return pass("%s (%s), %s", p.here.Name, id, p.here.RunState)
 }

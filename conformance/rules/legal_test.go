@@ -110,7 +110,7 @@ func runLegal(ctx context.Context, rack *harness.Rack, kind legal.Kind, seed uin
 			here := rack.Instance("a")
 			r, err := Open(Config{Host: front.URL, Token: rack.Token, Project: rack.Project, Mark: mark,
 				Description: "made by a test", Hotplug: true,
-				Here: &Guest{ID: here.ID, Sys: Dir(filepath.Join(here.Guest, "sys")),
+				Here: &GuestFiles{ID: here.ID, Sys: Dir(filepath.Join(here.Guest, "sys")),
 					Dev: Dir(filepath.Join(here.Guest, "dev"))}})
 			if err != nil {
 				return err

@@ -27,7 +27,7 @@ type Config struct {
 	Hotplug bool
 	// Here is the instance in which this program runs, or nil. Rules about guests are not tested
 	// without a guest in which a disk appears.
-	Here *Guest
+	Here *GuestFiles
 	// Through, if it is not nil, wraps the transport of all requests to the rack.
 	Through func(http.RoundTripper) http.RoundTripper
 	// Admin is the admin listener of a simulated rack. It is nil for a real rack.
@@ -37,7 +37,7 @@ type Config struct {
 }
 
 // Guest is an instance whose files can be read.
-type Guest struct {
+type GuestFiles struct {
 	// ID is the instance's ID.
 	ID string
 	// Sys reads its /sys, and Dev its /dev.

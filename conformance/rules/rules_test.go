@@ -119,7 +119,7 @@ func configOf(rack *harness.Rack, hotplug bool) Config {
 			rack.Kill()
 			return rack.Start(ctx)
 		},
-		Here: &Guest{ID: here.ID, Sys: Dir(filepath.Join(here.Guest, "sys")),
+		Here: &GuestFiles{ID: here.ID, Sys: Dir(filepath.Join(here.Guest, "sys")),
 			Dev: Dir(filepath.Join(here.Guest, "dev"))}}
 }
 
