@@ -21,7 +21,7 @@ var Members = []Member{Journal, BtrfsMember}
 type Bench struct {
 	// Dir contains all files of the bench.
 	Dir    string
-	Guest  Guest
+	Guest  GuestView
 	Plugin *harness.Plugin
 	// Bin comes first in the driver's PATH. A proof may put programs there that replace the
 	// system's.
@@ -45,7 +45,7 @@ func StartBench(ctx context.Context, run *harness.Run, program string, env map[s
 	if err := os.Mkdir(b.Bin, 0o755); err != nil {
 		return nil, err
 	}
-	if b.Guest, err = NewGuest(filepath.Join(dir, "guest")); err != nil {
+	if b.Guest, err = NewGuestView(filepath.Join(dir, "guest")); err != nil {
 		return nil, fmt.Errorf("make a guest: %w", err)
 	}
 	all := map[string]string{

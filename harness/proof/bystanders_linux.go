@@ -74,8 +74,8 @@ const bystanderBytes = 128 << 20
 
 // NewGuestBystanders makes the three disks for a guest, with their files in a directory. The
 // guest sees them after Show.
-func NewGuestBystanders(ctx context.Context, g Guest, dir string, member Member, count *Invariant) (
-	b *GuestBystanders, err error) {
+func NewGuestBystanders(ctx context.Context, g GuestView, dir string, member Member,
+	count *Invariant) (b *GuestBystanders, err error) {
 	var files [bystanders]string
 	for i := range files {
 		files[i] = filepath.Join(dir, fmt.Sprint("bystander-", i))
@@ -109,7 +109,7 @@ func NewGuestBystanders(ctx context.Context, g Guest, dir string, member Member,
 // none.
 type GuestBystanders struct {
 	*Bystanders
-	guest Guest
+	guest GuestView
 	loops []loopdev.Device
 }
 

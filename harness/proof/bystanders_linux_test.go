@@ -18,7 +18,7 @@ func TestMain(m *testing.M) { namespace.Main(m) }
 func plug(t *testing.T, member proof.Member) (*proof.GuestBystanders, string) {
 	t.Helper()
 	dir := t.TempDir()
-	guest, err := proof.NewGuest(filepath.Join(dir, "guest"))
+	guest, err := proof.NewGuestView(filepath.Join(dir, "guest"))
 	if err != nil {
 		t.Fatal(err)
 	}

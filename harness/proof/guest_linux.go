@@ -23,7 +23,7 @@ const SerialBytes = 20
 
 // Guest is the view of an instance: a /sys and a /dev with loop devices as its disks. Proofs
 // that need no rack use it.
-type Guest struct{ dir string }
+type GuestView struct{ dir string }
 
 // detachLeft releases, once for each process, the devices that killed proofs have left. If a
 // device is still in use, the kernel releases it with its last user.
@@ -35,12 +35,12 @@ var detachLeft = sync.OnceValue(func() error {
 	return nil
 })
 
-// NewGuest makes a guest without disks in a directory.
-func NewGuest(dir string) (Guest, error) {
+// NewGuestView makes a guest without disks in a directory.
+func NewGuestView(dir string) (GuestView, error) {
 	if err := detachLeft(); err != nil {
-		return Guest{}, err
+		return GuestView{}, err
 	}
-	g := Guest{dir}
+	g := GuestView{dir}
 	dmi := g.Sys("class/dmi/id")
 	for _, d := range []string{dmi, g.Sys("block"), g.Node("")} {
 		if err := os.MkdirAll(d, 0o755); err != nil {
@@ -59,15 +59,15 @@ func NewGuest(dir string) (Guest, error) {
 }
 
 // Sys returns the path of an entry of the guest's /sys.
-func (g Guest) Sys(path string) string { return filepath.Join(g.dir, "sys", path) }
+func (g GuestView) Sys(path string) string { return filepath.Join(g.dir, "sys", path) }
 
 // Node returns the path of a device node in the guest's /dev.
-func (g Guest) Node(name string) string { return filepath.Join(g.dir, "dev", name) }
+func (g GuestView) Node(name string) string { return filepath.Join(g.dir, "dev", name) }
 
 // Plug adds a disk in the kernel's order: the node first, so that a program that sees the
 // directory in /sys also finds the node. The rack fills the serial's 20 bytes with NULs, and
 // sysfs ends the line.
-func (g Guest) Plug(name, diskName string, loop loopdev.Device) error {
+func (g GuestView) Plug(name, diskName string, loop loopdev.Device) error {
 	serial := make([]byte, SerialBytes)
 	copy(serial, diskName)
 	err := errors.Join(
@@ -87,7 +87,7 @@ func (g Guest) Plug(name, diskName string, loop loopdev.Device) error {
 
 // SetAttribute sets an attribute of a disk in the guest's sysfs, to any value, also a false
 // one.
-func (g Guest) SetAttribute(name, attribute, value string) error {
+func (g GuestView) SetAttribute(name, attribute, value string) error {
 	path := g.Sys("block/" + name + "/" + attribute)
 	if err := os.RemoveAll(path); err != nil {
 		return err
@@ -96,7 +96,7 @@ func (g Guest) SetAttribute(name, attribute, value string) error {
 }
 
 // Unplug removes all disks.
-func (g Guest) Unplug() error {
+func (g GuestView) Unplug() error {
 	var errs []error
 	for _, dir := range []string{g.Sys("block"), g.Node("")} {
 		entries, err := os.ReadDir(dir)
