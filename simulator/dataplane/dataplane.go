@@ -68,7 +68,7 @@ type Plane struct {
 }
 
 // Guest has the values that a guest's firmware reports about its instance.
-type Guest struct{ InstanceID, Name string }
+type Firmware struct{ InstanceID, Name string }
 
 // Device describes an attached disk as its guest must see it.
 type Device struct {

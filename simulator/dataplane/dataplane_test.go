@@ -88,7 +88,7 @@ func devicesOf(t *testing.T, p *Plane) []loopdev.Device {
 func newGuest(t *testing.T, p *Plane) string {
 	t.Helper()
 	id := newID()
-	simtest.NoError(t, p.AddGuest(Guest{id, "web-1"}))
+	simtest.NoError(t, p.AddGuest(Firmware{id, "web-1"}))
 	return id
 }
 

@@ -20,7 +20,7 @@ func (p *Plane) GuestDir(id string) string { return filepath.Join(p.dir, "guests
 func (p *Plane) view(id string) view { return view(p.GuestDir(id)) }
 
 // AddGuest creates the view of an instance's guest. An existing view keeps its devices.
-func (p *Plane) AddGuest(g Guest) error {
+func (p *Plane) AddGuest(g Firmware) error {
 	if err := p.view(g.InstanceID).make(g.InstanceID); err != nil {
 		return fmt.Errorf("make the guest of instance %s: %w", g.Name, err)
 	}
@@ -45,7 +45,7 @@ func (p *Plane) RemoveGuest(id string) error {
 }
 
 // guest is the guest of one instance.
-type guest struct {
+type guestState struct {
 	// plugged are its disks, by ID. The mu of guests guards it.
 	plugged map[string]*plugged
 
@@ -62,7 +62,7 @@ type guest struct {
 // plugged is a disk of a guest, visible or not.
 type plugged struct {
 	spec  Device
-	guest *guest
+	guest *guestState
 	// loop is nil for a device that never appears.
 	loop *loopdev.Device
 	// node is the device's name in the guest, "" while it is not visible.
@@ -76,7 +76,7 @@ type plugged struct {
 type guests struct {
 	mu sync.Mutex
 	// mu guards byID and the plugged disks of each guest. It is never held while files are written.
-	byID map[string]*guest
+	byID map[string]*guestState
 }
 
 // add adds a guest unless it exists.
@@ -84,12 +84,12 @@ func (g *guests) add(instanceID string, seed uint64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.byID == nil {
-		g.byID = map[string]*guest{}
+		g.byID = map[string]*guestState{}
 	}
 	if g.byID[instanceID] == nil {
 		h := fnv.New64a()
 		h.Write([]byte(instanceID))
-		g.byID[instanceID] = &guest{
+		g.byID[instanceID] = &guestState{
 			random:  rand.New(rand.NewPCG(seed, h.Sum64())),
 			plugged: map[string]*plugged{},
 		}
@@ -109,21 +109,21 @@ func (g *guests) remove(instanceID string) {
 }
 
 // all returns the guests by their instances' IDs.
-func (g *guests) all() map[string]*guest {
+func (g *guests) all() map[string]*guestState {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return maps.Clone(g.byID)
 }
 
 // devices returns the disks of a guest.
-func (g *guests) devices(of *guest) []*plugged {
+func (g *guests) devices(of *guestState) []*plugged {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return slices.Collect(maps.Values(of.plugged))
 }
 
 // lock locks the mu of an instance's guest and returns the guest, or nil if there is none.
-func (g *guests) lock(instanceID string) *guest {
+func (g *guests) lock(instanceID string) *guestState {
 	guest := g.all()[instanceID]
 	if guest == nil {
 		return nil

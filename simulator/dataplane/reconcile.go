@@ -128,7 +128,7 @@ func (p *Plane) restoreViews(adopted map[string]*plugged) error {
 	return nil
 }
 
-func (p *Plane) restoreGuest(g *guest, id string, own []*plugged) error {
+func (p *Plane) restoreGuest(g *guestState, id string, own []*plugged) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if err := restoreView(p.view(id), own); err != nil {

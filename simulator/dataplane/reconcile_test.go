@@ -28,7 +28,7 @@ func killed(t *testing.T, p *Plane, guests ...string) *Plane {
 	after, err := Open(Config{Dir: p.dir, Log: p.log})
 	simtest.NoError(t, err)
 	for _, id := range guests {
-		simtest.NoError(t, after.AddGuest(Guest{id, "web-1"}))
+		simtest.NoError(t, after.AddGuest(Firmware{id, "web-1"}))
 	}
 	t.Cleanup(func() { _ = after.Close() })
 	return after

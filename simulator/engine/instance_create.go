@@ -108,7 +108,7 @@ func (s Instances) insert(call *Call, project store.Selector, c InstanceCreate,
 func (s Instances) fill(call *Call, owner store.Project, i store.Instance,
 	attachments []DiskAttachment,
 ) error {
-	if err := s.plane.AddGuest(dataplane.Guest{InstanceID: i.ID, Name: i.Name}); err != nil {
+	if err := s.plane.AddGuest(dataplane.Firmware{InstanceID: i.ID, Name: i.Name}); err != nil {
 		return err
 	}
 	for _, a := range attachments {

@@ -107,14 +107,14 @@ var settled = map[string]string{
 func (r *Simulation) reconcilePlane(ctx context.Context) error {
 	var attached []dataplane.Device
 	var diskIDs, snapshotIDs []string
-	var guests []dataplane.Guest
+	var guests []dataplane.Firmware
 	sizes := map[string]int64{}
 	err := r.store.View(func(tx *store.Tx) error {
 		running := map[string]bool{}
 		return errors.Join(
 			store.Instances.Each(tx, func(i store.Instance) error {
 				running[i.ID] = i.HasGuest()
-				guests = append(guests, dataplane.Guest{InstanceID: i.ID, Name: i.Name})
+				guests = append(guests, dataplane.Firmware{InstanceID: i.ID, Name: i.Name})
 				return nil
 			}),
 			store.Disks.Each(tx, func(d store.Disk) error {
