@@ -18,17 +18,17 @@ import (
 )
 
 func TestAMountThatIsNotTheVolumesIsLeftAlone(t *testing.T) {
-	foreign := map[string]func(t *testing.T, g *guest, path string){
-		"UP-6 NU-5 a tmpfs": func(t *testing.T, _ *guest, path string) {
+	foreign := map[string]func(t *testing.T, g *testGuest, path string){
+		"UP-6 NU-5 a tmpfs": func(t *testing.T, _ *testGuest, path string) {
 			guesttest.Run(t, "mount", "-t", "tmpfs", "none", path)
 		},
-		"a disk of no instance": func(t *testing.T, g *guest, path string) {
+		"a disk of no instance": func(t *testing.T, g *testGuest, path string) {
 			d := g.Attach(guesttest.OtherSerial, 16*guesttest.MiB)
 			g.Unplug(d)
 			guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", d.Loop)
 			guesttest.Run(t, "mount", d.Loop, path)
 		},
-		"a btrfs of two disks": func(t *testing.T, g *guest, path string) {
+		"a btrfs of two disks": func(t *testing.T, g *testGuest, path string) {
 			a, b := g.Attach("backup-a", 512*guesttest.MiB), g.Attach("backup-b", 512*guesttest.MiB)
 			guesttest.Run(t, "mkfs.btrfs", "-q", "-d", "raid0", a.Loop, b.Loop)
 			scanBtrfs(t, g.Dev(b.Name))
@@ -36,7 +36,7 @@ func TestAMountThatIsNotTheVolumesIsLeftAlone(t *testing.T) {
 		},
 	}
 	for _, fsType := range volume.Filesystems {
-		foreign["an administrator's "+fsType] = func(t *testing.T, g *guest, path string) {
+		foreign["an administrator's "+fsType] = func(t *testing.T, g *testGuest, path string) {
 			d := g.Attach("backup", 512*guesttest.MiB)
 			guesttest.Run(t, "mkfs."+fsType, "-q", d.Loop)
 			must(t, unix.Mount(g.Dev(d.Name), path, fsType, 0, ""))

@@ -26,23 +26,23 @@ var must = csitest.Must
 // instance is the id of a guest.
 const instance = "5e3a9f62-7c1b-4e0b-9a3d-0f6f0c9b8a01"
 
-// guest is a guest with an orchestrator's directory.
-type guest struct {
+// testGuest is a guest with an orchestrator's directory.
+type testGuest struct {
 	*guesttest.Guest
 	t     *testing.T
 	state string // the state directory, for those tests that give it one
 	log   bytes.Buffer
 }
 
-func newGuest(t *testing.T) *guest {
+func newGuest(t *testing.T) *testGuest {
 	t.Helper()
-	g := &guest{Guest: guesttest.New(t), t: t}
+	g := &testGuest{Guest: guesttest.New(t), t: t}
 	must(t, os.MkdirAll(g.path(""), 0o755))
 	return g
 }
 
 // node is a fresh process on the guest: it knows no more than the state directory holds.
-func (g *guest) node() *Service {
+func (g *testGuest) node() *Service {
 	return &Service{
 		SysfsRoot: g.Sys(""), DevRoot: g.Dev(""),
 		InstanceID:    instance,
@@ -52,11 +52,11 @@ func (g *guest) node() *Service {
 }
 
 // path is a path below the directory of the orchestrator.
-func (g *guest) path(name string) string { return filepath.Join(g.Dir, "kubelet", name) }
+func (g *testGuest) path(name string) string { return filepath.Join(g.Dir, "kubelet", name) }
 
 // volume is a volume of the guest and where the orchestrator wants it.
 type testVolume struct {
-	guest   *guest
+	guest   *testGuest
 	disk    *guesttest.Disk
 	ID      string
 	Name    string // of the disk
@@ -69,7 +69,7 @@ type testVolume struct {
 	Whole   bool              // not made blank for filesystems, so it is read whole
 }
 
-func (g *guest) volume(d *guesttest.Disk, fsType string) testVolume {
+func (g *testGuest) volume(d *guesttest.Disk, fsType string) testVolume {
 	return testVolume{guest: g, disk: d, ID: "0b54dc0e-93a4-4f5f-8f5d-" + fmt.Sprintf("%012x",
 		g.Disks()),
 		Name: d.Serial, FSType: fsType, Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}

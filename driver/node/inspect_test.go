@@ -24,7 +24,7 @@ import (
 
 // inspect inspects the volumes as a process of its own does, and reads the report as the doctor
 // does.
-func (g *guest) inspect(asked ...inspection.Asked) inspection.Report {
+func (g *testGuest) inspect(asked ...inspection.Asked) inspection.Report {
 	g.t.Helper()
 	b, err := json.Marshal(g.node().Inspect(g.t.Context(), asked))
 	must(g.t, err)

@@ -82,7 +82,7 @@ func (n *neighbour) mounts(dir string) []string {
 }
 
 // impatient is a fresh process that does not wait long for others to release a device.
-func (g *guest) impatient() *Service {
+func (g *testGuest) impatient() *Service {
 	n := g.node()
 	n.ReleaseTimeout = 50 * time.Millisecond
 	return n
@@ -168,7 +168,7 @@ func TestNU5AVolumeThatAnotherMountNamespaceHasIsNotTakenDown(t *testing.T) {
 
 // shared gives the orchestrator's directory copies in other namespaces, as kubelet's has in the
 // driver's container.
-func (g *guest) shared() {
+func (g *testGuest) shared() {
 	g.t.Helper()
 	dir := filepath.Join(g.Dir, "kubelet")
 	guesttest.Run(g.t, "mount", "--bind", dir, dir)

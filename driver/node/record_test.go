@@ -23,14 +23,14 @@ import (
 )
 
 // statefulGuest is a guest whose node has a state directory.
-func statefulGuest(t *testing.T) *guest {
+func statefulGuest(t *testing.T) *testGuest {
 	g := newGuest(t)
 	g.state = filepath.Join(g.Dir, "state", "volumes")
 	return g
 }
 
 // records are the names of the files in the state directory.
-func (g *guest) records() []string {
+func (g *testGuest) records() []string {
 	g.t.Helper()
 	entries, err := os.ReadDir(g.state)
 	if os.IsNotExist(err) {
