@@ -49,7 +49,7 @@ func TestD61OnlyDisksThatTheDriverHasCheckedInTheOperationAreAttachedByTheKeeper
 			a.Name, a.Spec.Source.PersistentVolumeName = name, &name
 		})...)
 	}
-	r := &record{Started: begin}
+	r := &operation{Started: begin}
 	first := va(attachFailed(mustStop, 0)).wakeup(r)
 	v := &view{Now: begin.Add(time.Minute),
 		volumes: []corev1.PersistentVolume{*pv("tried"), *pv("new")},

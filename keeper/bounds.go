@@ -66,7 +66,7 @@ func (h history) stopped(at time.Time, c cause) history {
 
 // remember takes over the history of the outcome before, and adds this operation if it stopped the
 // instance.
-func (o *outcome) remember(before *outcome, r *record, now time.Time, again string) {
+func (o *outcome) remember(before *outcome, r *operation, now time.Time, again string) {
 	o.Volumes = map[string]history{}
 	if before != nil {
 		o.Node = before.Node
@@ -227,7 +227,7 @@ func (v *view) noteFailures(n *node) {
 }
 
 // failures returns what went wrong with the volumes of an operation, or "".
-func (r *record) failures() string {
+func (r *operation) failures() string {
 	text := ""
 	for _, name := range slices.Sorted(maps.Keys(r.Volumes)) {
 		if failed := r.Volumes[name].Failed; failed != "" {

@@ -176,7 +176,7 @@ func (k *Keeper) plan(ctx context.Context, n *node, text string) error {
 }
 
 // wake makes the attacher try an attachment now instead of at the end of its backoff.
-func (k *Keeper) wake(ctx context.Context, a *attachment, r *record) error {
+func (k *Keeper) wake(ctx context.Context, a *attachment, r *operation) error {
 	if value := a.wakeup(r); a.Annotations[WokenAnnotation] != value {
 		return k.annotate(ctx, a, WokenAnnotation, value)
 	}

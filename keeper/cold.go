@@ -99,7 +99,7 @@ func (k *Keeper) restartLateStopped(ctx context.Context, v *view) (bool, error) 
 				instance.TimeRunStateUpdated.Sub(n.Last.Ended) > lateStop:
 			continue
 		}
-		n.Record = &record{Step: starting, Since: v.Now, Started: v.Now, Instance: n.Last.Instance,
+		n.Record = &operation{Step: starting, Since: v.Now, Started: v.Now, Instance: n.Last.Instance,
 			StatefulSets: slices.Sorted(maps.Keys(n.Last.StoppedWith)), Late: true,
 			Problem: "the instance stopped after it had been started again; a stop that was on its way " +
 				"may have come late"}
@@ -343,7 +343,7 @@ func (k *Keeper) begin(ctx context.Context, v *view, n *node, pods sorted) error
 	if err := k.announce(ctx, v, n, pods, "stops"); err != nil {
 		return err
 	}
-	n.Record = &record{Step: draining, Since: v.Now, Started: v.Now, Instance: n.Instance,
+	n.Record = &operation{Step: draining, Since: v.Now, Started: v.Now, Instance: n.Instance,
 		Cordoned: true, StatefulSets: statefulSets(pods.stay)}
 	for _, a := range v.due(n) {
 		n.Record.Waiting = append(n.Record.Waiting, a.Name)

@@ -27,7 +27,7 @@ const (
 	outage   = 10 * time.Second
 )
 
-func (k *Keeper) owe(r *record) {
+func (k *Keeper) owe(r *operation) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if _, has := k.debts[r.Instance]; has {

@@ -15,7 +15,7 @@ import (
 const component = "oxide-node-keeper"
 
 // say logs what was done to a node, and creates an event for it.
-func (k *Keeper) say(ctx context.Context, n *corev1.Node, r *record, reason, said string) {
+func (k *Keeper) say(ctx context.Context, n *corev1.Node, r *operation, reason, said string) {
 	k.Log.InfoContext(ctx, said, "node", n.Name, "event", reason)
 	of := ""
 	if r != nil {

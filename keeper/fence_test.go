@@ -53,7 +53,9 @@ func TestANodeIsFencedOnlyIfItsInstanceIsOffForCertain(t *testing.T) {
 		{"stopped by the keeper", func(w *world) {
 			w.rack.set("a", "stopped")
 			w.rack.lame = true
-			w.edit("a", func(n *corev1.Node) { setAnnotation(n, RecordAnnotation, record{Step: starting}) })
+			w.edit("a", func(n *corev1.Node) {
+				setAnnotation(n, RecordAnnotation, operation{Step: starting})
+			})
 		}, false},
 		{"without --fence", func(w *world) {
 			w.rack.set("a", "stopped")

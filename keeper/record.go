@@ -49,8 +49,8 @@ const (
 	returning step = "Returning"
 )
 
-// record is an operation in progress.
-type record struct {
+// operation is an operation in progress, as the annotation of a Node holds it.
+type operation struct {
 	Step    step      `json:"step"`
 	Since   time.Time `json:"since"`   // when the step began
 	Started time.Time `json:"started"` // when the operation began; it is the operation's id
@@ -76,7 +76,7 @@ type record struct {
 }
 
 // id identifies the operation in events and annotations.
-func (r *record) id() string { return r.Started.UTC().Format("20060102T150405.000000000Z") }
+func (r *operation) id() string { return r.Started.UTC().Format("20060102T150405.000000000Z") }
 
 // outcome describes how the last operation on a node ended.
 type outcome struct {

@@ -121,7 +121,9 @@ func TestD61AnInstanceIsStartedWhereverTheOperationStands(t *testing.T) {
 		{"the instance failed", func(w *world) { w.rack.set("a", "failed") }},
 		{"another node has a record that nobody knows", func(w *world) {
 			w.addNode("A")
-			w.edit("A", func(n *corev1.Node) { setAnnotation(n, RecordAnnotation, record{Step: "Moving"}) })
+			w.edit("A", func(n *corev1.Node) {
+				setAnnotation(n, RecordAnnotation, operation{Step: "Moving"})
+			})
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -191,7 +193,7 @@ func TestANodeHasReturnedOnlyWithANewHeartbeat(t *testing.T) {
 
 func TestARecordWithAnUnknownStepIsReported(t *testing.T) {
 	w := newWorld(t, "a")
-	w.edit("a", func(n *corev1.Node) { setAnnotation(n, RecordAnnotation, record{Step: "Moving"}) })
+	w.edit("a", func(n *corev1.Node) { setAnnotation(n, RecordAnnotation, operation{Step: "Moving"}) })
 	w.seen()
 	_, err := w.Round(t.Context())
 	if err == nil || !strings.Contains(err.Error(), `the step "Moving"`) || len(w.seen()) > 0 {
@@ -290,7 +292,7 @@ func TestARecordOfAnotherInstanceIsReportedAndNotFollowed(t *testing.T) {
 		w := newWorld(t, "a", "b")
 		w.edit("a", func(n *corev1.Node) {
 			n.Spec.ProviderID = "oxide://" + instanceOf("a")
-			setAnnotation(n, RecordAnnotation, record{Step: s, Since: begin, Instance: instanceOf("b")})
+			setAnnotation(n, RecordAnnotation, operation{Step: s, Since: begin, Instance: instanceOf("b")})
 		})
 		w.rack.set("b", "stopped") // by somebody
 		w.seen()

@@ -149,7 +149,7 @@ func TestD61OfTwoOperationsNeitherStopsAnInstance(t *testing.T) {
 		w.wait(name, "of-"+name)
 		w.edit(name, func(n *corev1.Node) {
 			n.Spec.Unschedulable = true
-			setAnnotation(n, RecordAnnotation, record{Step: stopping, Since: begin, Started: begin,
+			setAnnotation(n, RecordAnnotation, operation{Step: stopping, Since: begin, Started: begin,
 				Instance: instanceOf(name), Cordoned: true})
 		})
 	}

@@ -34,7 +34,7 @@ type node struct {
 	// Instance is the instance with which the node's driver is registered; empty if it is not
 	// registered.
 	Instance string
-	Record   *record
+	Record   *operation
 	Last     *outcome
 	// Unreadable is the error of an annotation that cannot be read, or nil.
 	Unreadable error
@@ -69,7 +69,7 @@ func newView(now time.Time, nodes []corev1.Node, csiNodes []storagev1.CSINode,
 }
 
 func (n *node) readAnnotations() {
-	var r record
+	var r operation
 	var last outcome
 	has, err := fromAnnotation(n.Node, RecordAnnotation, &r)
 	if has && err == nil {
@@ -176,7 +176,7 @@ func (a *attachment) waits() bool {
 
 // wakeup returns the value of WokenAnnotation that wakes the attacher in an operation. The value
 // changes with each attempt, so it also shows whether the attacher has tried since.
-func (a *attachment) wakeup(r *record) string {
+func (a *attachment) wakeup(r *operation) string {
 	value := r.id()
 	if failed := a.failure(); failed != nil {
 		value += " after the failure of " + failed.Time.UTC().Format(time.RFC3339)
@@ -187,7 +187,7 @@ func (a *attachment) wakeup(r *record) string {
 // settled reports whether the attacher will do nothing more in an operation. Either it is done, or
 // it was woken, has tried, and failed for a reason that neither a stopped instance nor another
 // attempt removes.
-func (a *attachment) settled(r *record) bool {
+func (a *attachment) settled(r *operation) bool {
 	return !a.open() || a.failure() != nil && !a.waits() && !a.passes() && a.triedAgain(r)
 }
 
@@ -202,7 +202,7 @@ func (a *attachment) passes() bool {
 }
 
 // triedAgain reports whether the attacher has tried since it was woken in an operation.
-func (a *attachment) triedAgain(r *record) bool {
+func (a *attachment) triedAgain(r *operation) bool {
 	woken := a.Annotations[WokenAnnotation]
 	return strings.HasPrefix(woken, r.id()) && woken != a.wakeup(r)
 }

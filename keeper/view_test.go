@@ -50,8 +50,8 @@ func woken(value string) func(*storagev1.VolumeAttachment) {
 }
 
 func TestAnAttachmentWaitsIsWantedOrIsSettled(t *testing.T) {
-	r := &record{Started: begin}
-	earlier := &record{Started: begin.Add(-time.Hour)}
+	r := &operation{Started: begin}
+	earlier := &operation{Started: begin.Add(-time.Hour)}
 	const (
 		full    = "rpc error: code = ResourceExhausted desc = InstanceFull: 8 of 8 disks"
 		busy    = "rpc error: code = Unavailable desc = RackUnavailable: it does not answer"
@@ -158,7 +158,7 @@ func TestVolumesOfPodsWithoutAVolumeAttachmentAreFound(t *testing.T) {
 }
 
 func TestAnnotationsAreReadAndUnreadableOnesAreReported(t *testing.T) {
-	r := record{Step: attaching, Since: begin.Add(time.Second), Started: begin,
+	r := operation{Step: attaching, Since: begin.Add(time.Second), Started: begin,
 		Instance: instanceOf("a"), Cordoned: true, Waiting: []string{"va"},
 		StatefulSets: []string{"shop/db"}, Heartbeat: begin, Problem: "a problem"}
 	o := outcome{Ended: begin, Instance: instanceOf("a"), Stopped: true, Failures: 2, Problem: "one"}
@@ -184,7 +184,7 @@ func TestAnnotationsAreReadAndUnreadableOnesAreReported(t *testing.T) {
 }
 
 func TestAStepIsOverdueAfterItsTimeLimit(t *testing.T) {
-	n := &node{Record: &record{Since: begin}}
+	n := &node{Record: &operation{Since: begin}}
 	for after, want := range map[time.Duration]bool{0: false, time.Minute: false,
 		time.Minute + 1: true, -time.Minute: false} {
 		if got := n.overdue(begin.Add(after), time.Minute); got != want {
