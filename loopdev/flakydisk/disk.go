@@ -26,7 +26,7 @@ type Disk struct {
 	store   Store
 	logging bool
 	reads   bool
-	log     []Record
+	log     []LogEntry
 	faults  []*armed
 	cut     bool
 }
@@ -124,7 +124,7 @@ func (d *Disk) StartLog(reads bool) {
 }
 
 // Log returns a copy of the log.
-func (d *Disk) Log() []Record {
+func (d *Disk) Log() []LogEntry {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return slices.Clone(d.log)
@@ -134,13 +134,13 @@ func (d *Disk) Log() []Record {
 func (d *Disk) Note(text string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.add(Record{Kind: Note, Text: text})
+	d.add(LogEntry{Kind: Note, Text: text})
 }
 
 // add adds a record to the log. The caller holds mu.
-func (d *Disk) add(r Record) {
-	if d.logging && (r.Kind != Read || d.reads) {
-		d.log = append(d.log, r)
+func (d *Disk) add(e LogEntry) {
+	if d.logging && (e.Kind != Read || d.reads) {
+		d.log = append(d.log, e)
 	}
 }
 
@@ -187,7 +187,7 @@ func await(f *armed) {
 func (d *Disk) ReadAt(b []byte, offset int64) (int, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.add(Record{Kind: Read, Offset: offset, Bytes: int64(len(b))})
+	d.add(LogEntry{Kind: Read, Offset: offset, Bytes: int64(len(b))})
 	if _, err := d.begin(OnRead, offset, int64(len(b))); err != nil {
 		return 0, err
 	}
@@ -203,7 +203,7 @@ func (d *Disk) WriteAt(b []byte, offset int64) (int, error) {
 		return len(b), err
 	}
 	if d.logging {
-		d.add(Record{Kind: Write, Offset: offset, Bytes: int64(len(b)), Data: slices.Clone(b)})
+		d.add(LogEntry{Kind: Write, Offset: offset, Bytes: int64(len(b)), Data: slices.Clone(b)})
 	}
 	return d.store.WriteAt(b, offset)
 }
@@ -216,7 +216,7 @@ func (d *Disk) Zero(offset, n int64) error {
 	if lie || err != nil {
 		return err
 	}
-	d.add(Record{Kind: Discard, Offset: offset, Bytes: n})
+	d.add(LogEntry{Kind: Discard, Offset: offset, Bytes: n})
 	return d.store.Zero(offset, n)
 }
 
@@ -228,7 +228,7 @@ func (d *Disk) Flush() error {
 	if lie || err != nil {
 		return err
 	}
-	d.add(Record{Kind: Flush})
+	d.add(LogEntry{Kind: Flush})
 	return d.store.Flush()
 }
 

@@ -93,11 +93,11 @@ func TestTheLogContainsEveryWriteDiscardAndFlushInOrder(t *testing.T) {
 	}
 	for i := range want {
 		if got[i] != want[i] {
-			t.Errorf("record %d has the kind %v, want %v", i, got[i], want[i])
+			t.Errorf("entry %d has the kind %v, want %v", i, got[i], want[i])
 		}
 	}
 	if r := disk.Log()[0]; r.Offset != 4096 || !bytes.Equal(r.Data, bytes.Repeat([]byte("a"), 4096)) {
-		t.Errorf("the first record is of %d bytes at %d, want 4096 at 4096", len(r.Data), r.Offset)
+		t.Errorf("the first entry is of %d bytes at %d, want 4096 at 4096", len(r.Data), r.Offset)
 	}
 	if r := disk.Log()[3]; r.Offset != mib || r.Bytes != 64<<10 {
 		t.Errorf("the discard is of %d bytes at %d, want %d at %d", r.Bytes, r.Offset, 64<<10, mib)
@@ -119,7 +119,7 @@ func TestAnImageContainsAllFlushedDataAndTheSurvivingPieces(t *testing.T) {
 	last := epochs[1]
 	lost := disk.Log()[last.First:last.End]
 	torn := last.Durable.Fork()
-	if err := flakydisk.Apply(torn, flakydisk.Piece{Record: lost[0], From: 1, To: 3}); err != nil {
+	if err := flakydisk.Apply(torn, flakydisk.Piece{Entry: lost[0], From: 1, To: 3}); err != nil {
 		t.Fatal(err)
 	}
 	got := make([]byte, 12288)
@@ -206,7 +206,7 @@ func TestADiskThatLiesLogsNoFlush(t *testing.T) {
 		t.Fatal(err)
 	}
 	if log := disk.Log(); len(log) != 1 || log[0].Kind != flakydisk.Write {
-		t.Errorf("the log has %d records, want the write alone", len(log))
+		t.Errorf("the log has %d entries, want the write alone", len(log))
 	}
 }
 

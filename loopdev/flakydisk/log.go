@@ -3,7 +3,7 @@ package flakydisk
 // Kind is the kind of a record in a disk's log.
 type Kind int
 
-// The kinds of records.
+// The kinds of entries.
 const (
 	Write   Kind = iota // data were written at Offset
 	Discard             // bytes from Offset on became zero
@@ -12,8 +12,8 @@ const (
 	Note                // the disk's user added Text
 )
 
-// Record is an entry of a disk's log.
-type Record struct {
+// LogEntry is an entry of a disk's log.
+type LogEntry struct {
 	Kind   Kind
 	Offset int64
 	Bytes  int64
@@ -21,33 +21,33 @@ type Record struct {
 	Text   string
 }
 
-// Changes reports whether the record changes the disk's content.
-func (r Record) Changes() bool { return r.Kind == Write || r.Kind == Discard }
+// Changes reports whether the entry changes the disk's content.
+func (e LogEntry) Changes() bool { return e.Kind == Write || e.Kind == Discard }
 
-// Sectors returns how many sectors the record touches.
-func (r Record) Sectors() int64 { return (r.Bytes + SectorBytes - 1) / SectorBytes }
+// Sectors returns how many sectors the entry touches.
+func (e LogEntry) Sectors() int64 { return (e.Bytes + SectorBytes - 1) / SectorBytes }
 
 // Piece is a part of a record that survives a power cut: the sectors from From up to, but not
 // including, To, counted from the record's first sector.
 type Piece struct {
-	Record   Record
+	Entry    LogEntry
 	From, To int64
 }
 
 // Whole returns a piece that covers the whole record.
-func Whole(r Record) Piece { return Piece{r, 0, r.Sectors()} }
+func Whole(e LogEntry) Piece { return Piece{e, 0, e.Sectors()} }
 
 // Apply writes the pieces to the image in their order, as they were written to the disk.
 func Apply(m *Image, pieces ...Piece) error {
 	for _, p := range pieces {
-		from, to := p.From*SectorBytes, min(p.To*SectorBytes, p.Record.Bytes)
+		from, to := p.From*SectorBytes, min(p.To*SectorBytes, p.Entry.Bytes)
 		var err error
 		switch {
 		case from >= to:
-		case p.Record.Kind == Write:
-			_, err = m.WriteAt(p.Record.Data[from:to], p.Record.Offset+from)
-		case p.Record.Kind == Discard:
-			err = m.Zero(p.Record.Offset+from, to-from)
+		case p.Entry.Kind == Write:
+			_, err = m.WriteAt(p.Entry.Data[from:to], p.Entry.Offset+from)
+		case p.Entry.Kind == Discard:
+			err = m.Zero(p.Entry.Offset+from, to-from)
 		}
 		if err != nil {
 			return err
@@ -68,7 +68,7 @@ type Epoch struct {
 }
 
 // Replay splits a log into its epochs. The first epoch begins with the content of base.
-func Replay(base *Image, log []Record) ([]Epoch, error) {
+func Replay(base *Image, log []LogEntry) ([]Epoch, error) {
 	var epochs []Epoch
 	now := base.Fork()
 	first := Epoch{Durable: base.Fork()}

@@ -160,7 +160,7 @@ func (m image) headless(found *flakydisk.Image, answer error) bool {
 	if _, err := found.ReadAt(head, at&^(treeBlock-1)); err != nil || !isZero(head) {
 		return false
 	}
-	return slices.ContainsFunc(m.of.log[:m.at], func(r flakydisk.Record) bool {
+	return slices.ContainsFunc(m.of.log[:m.at], func(r flakydisk.LogEntry) bool {
 		return r.Kind == flakydisk.Write && r.Offset <= at && at < r.Offset+r.Bytes &&
 			!isZero(r.Data[at-r.Offset:])
 	})

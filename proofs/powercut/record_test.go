@@ -24,7 +24,7 @@ type recording struct {
 	volume volume
 	base   *flakydisk.Image
 	// log contains no reads. stage is its part until the volume is staged, with reads.
-	log, stage []flakydisk.Record
+	log, stage []flakydisk.LogEntry
 	ledger     ledger
 	// final is the content of the disk at the end, and kept contains the promises at that time.
 	final *flakydisk.Image
@@ -74,11 +74,11 @@ func record(ctx context.Context, b *bench, r *recording, random *rand.Rand,
 		return fmt.Errorf("record %s: %w", r.name, err)
 	}
 	r.log = disk.Log()
-	staged := slices.IndexFunc(r.log, func(r flakydisk.Record) bool {
+	staged := slices.IndexFunc(r.log, func(r flakydisk.LogEntry) bool {
 		return r.Kind == flakydisk.Note
 	})
 	r.stage = slices.Clone(r.log[:staged])
-	r.log = slices.DeleteFunc(r.log, func(r flakydisk.Record) bool {
+	r.log = slices.DeleteFunc(r.log, func(r flakydisk.LogEntry) bool {
 		return r.Kind == flakydisk.Read
 	})
 	disk.WithStore(func(flakydisk.Store) { r.final = image.Fork() })
@@ -328,7 +328,7 @@ func marks(m *flakydisk.Image) (offsets []int64) {
 
 // usedFrom returns the index in a log from which on the disk must not be formatted. It follows
 // the flush that makes the erasure of the format's last record durable.
-func usedFrom(base *flakydisk.Image, log []flakydisk.Record) int {
+func usedFrom(base *flakydisk.Image, log []flakydisk.LogEntry) int {
 	now, places := base.Fork(), map[int64]bool{}
 	for _, at := range marks(base) {
 		places[at] = true

@@ -35,7 +35,7 @@ func (m image) content() *flakydisk.Image {
 func (m image) whole() image {
 	m.pieces, m.torn = slices.Clone(m.pieces), false
 	for i, p := range m.pieces {
-		m.pieces[i] = flakydisk.Whole(p.Record)
+		m.pieces[i] = flakydisk.Whole(p.Entry)
 	}
 	return m
 }
@@ -69,7 +69,7 @@ func (s *sampler) flushes() []image {
 // flushes except one, and each record alone.
 func (s *sampler) early() []image {
 	var all []image
-	staged := slices.IndexFunc(s.of.log, func(r flakydisk.Record) bool {
+	staged := slices.IndexFunc(s.of.log, func(r flakydisk.LogEntry) bool {
 		return r.Kind == flakydisk.Note
 	})
 	for i, e := range s.epochs {
@@ -201,7 +201,7 @@ func (s *sampler) add(all []image, epoch, cut int, name string, pieces ...flakyd
 	}
 	s.seen[key] = true
 	torn := slices.ContainsFunc(pieces, func(p flakydisk.Piece) bool {
-		return p.From > 0 || p.To < p.Record.Sectors()
+		return p.From > 0 || p.To < p.Entry.Sectors()
 	})
 	name = fmt.Sprintf("%s, cut at %d of %d, %s of epoch %d of %d", s.of.name, cut, len(s.of.log),
 		name, epoch+1, len(s.epochs))

@@ -219,7 +219,7 @@ func finish(ctx context.Context, b *bench, life *recording, r *rand.Rand) (*reco
 }
 
 // write writes the data of a record to the disk, without a flush.
-func (p *placement) write(r flakydisk.Record) error {
+func (p *placement) write(r flakydisk.LogEntry) error {
 	device, err := os.OpenFile(p.loop.Path, os.O_WRONLY, 0)
 	if err != nil {
 		return err

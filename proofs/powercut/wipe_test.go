@@ -33,7 +33,7 @@ func TestAWipeThatIsTornIsRepeated(t *testing.T) {
 				continue
 			}
 			wipes++
-			torn := append(s.whole(e.First, one), flakydisk.Piece{Record: record, To: 1})
+			torn := append(s.whole(e.First, one), flakydisk.Piece{Entry: record, To: 1})
 			for _, m := range s.add(nil, i, one+1, fmt.Sprintf("a wipe at %d torn", record.Offset),
 				torn...) {
 				if v, err := b.check(t.Context(), m); err != nil || !v.converged || v.wrong != nil {
