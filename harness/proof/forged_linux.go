@@ -35,7 +35,7 @@ type Forgery struct {
 const Trace = "forged by a workload"
 
 // record is a record in the driver's format.
-type record struct {
+type forgedRecord struct {
 	Volume     string `json:"volume"`
 	Disk       string `json:"disk"`
 	SizeBytes  int64  `json:"sizeBytes"`
@@ -50,7 +50,7 @@ const recordBytes = 512
 
 // page returns a record in a page of its own. A record consists of the magic and a version; at
 // 20, the checksum of all that follows; at 24, the length of the text; and the text.
-func (f Forgery) page(r record) []byte {
+func (f Forgery) page(r forgedRecord) []byte {
 	text, err := json.Marshal(r)
 	if err != nil {
 		panic(err) // impossible: the record contains only texts and numbers
@@ -70,7 +70,8 @@ func (f Forgery) page(r record) []byte {
 
 // FormatRecord returns the record of a format of the disk, for a disk of that size.
 func (f Forgery) FormatRecord(size int64) []byte {
-	return f.page(record{Volume: f.Volume, Disk: f.Disk, SizeBytes: size, Filesystem: f.Filesystem})
+	return f.page(forgedRecord{Volume: f.Volume, Disk: f.Disk, SizeBytes: size,
+		Filesystem: f.Filesystem})
 }
 
 // GrowthRecord returns the record of a growth to a size. If that is the disk's present size,
@@ -81,8 +82,8 @@ func (f Forgery) GrowthRecord(size, mounted int64, checked bool) []byte {
 	if size == from {
 		from /= 2
 	}
-	return f.page(record{Volume: f.Volume, Disk: f.Disk, SizeBytes: size, Filesystem: f.Filesystem,
-		GrowFrom: from, Mounted: mounted, Checked: checked})
+	return f.page(forgedRecord{Volume: f.Volume, Disk: f.Disk, SizeBytes: size,
+		Filesystem: f.Filesystem, GrowFrom: from, Mounted: mounted, Checked: checked})
 }
 
 // FormatSlots returns the offsets at which the driver keeps its records of a format on a disk
