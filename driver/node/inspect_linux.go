@@ -118,7 +118,8 @@ func (in inspector) state(v *inspection.Volume) {
 	case err != nil:
 		v.Unseen = append(v.Unseen, unseen(inspection.PartRecord, err))
 	default:
-		v.Record = &inspection.Record{Disk: known.Disk, Instance: known.Instance, Block: known.Block}
+		v.Record = &inspection.VolumeRecord{Disk: known.Disk, Instance: known.Instance,
+			Block: known.Block}
 	}
 	entries, err := flight.Read(filepath.Join(in.stateDir, flight.DirName), v.ID)
 	if err != nil {

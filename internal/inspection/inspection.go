@@ -67,7 +67,7 @@ type Volume struct {
 	Serial string `json:"serial,omitempty"`
 	From   string `json:"from,omitempty"`
 	// Record is the driver's record of the volume, which it has while it is staged.
-	Record *Record `json:"record,omitempty"`
+	Record *VolumeRecord `json:"record,omitempty"`
 	// Devices are the disks with the serial number: one, if all is well.
 	Devices     []Device       `json:"devices"`
 	Filesystems []Filesystem   `json:"filesystems"`
@@ -85,8 +85,8 @@ type Problem struct {
 	Says   string        `json:"says"`
 }
 
-// Record is the driver's record of a volume.
-type Record struct {
+// VolumeRecord is the driver's record of a volume.
+type VolumeRecord struct {
 	Disk     string `json:"disk"`
 	Instance string `json:"instance"`
 	Block    bool   `json:"block,omitempty"`

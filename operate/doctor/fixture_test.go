@@ -114,7 +114,7 @@ func theNode() inspection.Report {
 	return inspection.Report{Format: inspection.Format, Version: "v1", At: testNow,
 		Instance: racktest.Instance, Devices: []inspection.Device{device},
 		Volumes: []inspection.Volume{{ID: racktest.Disk, Serial: diskName, From: "the volume's record",
-			Record:  &inspection.Record{Disk: diskName, Instance: racktest.Instance},
+			Record:  &inspection.VolumeRecord{Disk: diskName, Instance: racktest.Instance},
 			Devices: []inspection.Device{device},
 			Filesystems: []inspection.Filesystem{{Type: "ext4", UUID: uuid.MustParse(racktest.Disk),
 				SizeBytes: diskBytes}},
