@@ -83,7 +83,7 @@ func (f *Faults) empty() bool {
 }
 
 // match returns the faults that fire for a request, in the order in which they were added.
-func (f *Faults) match(r *request) []*firing {
+func (f *Faults) match(r *apiRequest) []*firing {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var fired []*firing
@@ -95,7 +95,7 @@ func (f *Faults) match(r *request) []*firing {
 	return fired
 }
 
-func (r *activeFault) matches(req *request) bool {
+func (r *activeFault) matches(req *apiRequest) bool {
 	return (r.Operation == "" || r.Operation == req.entry.Operation) &&
 		(r.Object == "" || slices.Contains(req.subjects, r.Object)) &&
 		(r.Bearer == "" || req.Header.Get("Authorization") == "Bearer "+r.Bearer)

@@ -14,7 +14,7 @@ import (
 )
 
 // matchFaults finds the faults that fire for the request, and logs them.
-func (s *Server) matchFaults(r *request) error {
+func (s *Server) matchFaults(r *apiRequest) error {
 	if s.Faults.empty() {
 		return nil
 	}
@@ -38,7 +38,7 @@ func (s *Server) matchFaults(r *request) error {
 
 // resolve adds the names of a request's IDs and the IDs of its names to the subjects, so that a
 // fault may use either.
-func (s *Server) resolve(r *request) error {
+func (s *Server) resolve(r *apiRequest) error {
 	return s.rack.Records().View(func(tx *store.Tx) error {
 		parent := ""
 		if sel, _ := store.ParseSelector(r.query.Get("project")); sel.Given() {
@@ -65,7 +65,7 @@ func (s *Server) resolve(r *request) error {
 
 // applyFaults applies the faults of a phase. It reports whether a fault ended the request, and
 // returns the response in that case.
-func (s *Server) applyFaults(r *request, phase adminapi.Phase) (response, bool) {
+func (s *Server) applyFaults(r *apiRequest, phase adminapi.Phase) (response, bool) {
 	for _, f := range r.faults {
 		if f.Phase != phase {
 			continue
@@ -108,7 +108,7 @@ func encodeResponse(a *adminapi.Response, requestID string) response {
 
 // dropFields removes the fields that a fault drops from a response, because a rack of another
 // release lacks them.
-func (r *request) dropFields(a response) response {
+func (r *apiRequest) dropFields(a response) response {
 	var fields []string
 	for _, f := range r.faults {
 		fields = append(fields, f.DropFields...)
@@ -136,13 +136,13 @@ func drop(object map[string]json.RawMessage, fields []string) {
 }
 
 // waitWithCaller waits for d, but ends when the caller gives up.
-func (s *Server) waitWithCaller(r *request, d time.Duration) bool {
+func (s *Server) waitWithCaller(r *apiRequest, d time.Duration) bool {
 	return s.rack.Pause(r.Context(), d)
 }
 
 // writeFaulty writes the body slowly or truncated if a fault demands it. It reports whether it
 // has written the body.
-func (s *Server) writeFaulty(w http.ResponseWriter, r *request, body []byte) bool {
+func (s *Server) writeFaulty(w http.ResponseWriter, r *apiRequest, body []byte) bool {
 	for _, f := range r.faults {
 		switch {
 		case f.TruncateBody > 0 && f.TruncateBody < len(body):
@@ -160,7 +160,7 @@ func (s *Server) writeFaulty(w http.ResponseWriter, r *request, body []byte) boo
 }
 
 // writeSlowly writes the body in pieces with a pause before each.
-func (s *Server) writeSlowly(w http.ResponseWriter, r *request, body []byte, pieces int,
+func (s *Server) writeSlowly(w http.ResponseWriter, r *apiRequest, body []byte, pieces int,
 	pause time.Duration,
 ) {
 	pieces = max(1, pieces)
@@ -182,7 +182,7 @@ func writePiece(w http.ResponseWriter, piece []byte) {
 }
 
 // deferred returns the fault that defers the request's effect, or nil.
-func (r *request) deferred() *firing {
+func (r *apiRequest) deferred() *firing {
 	for _, f := range r.faults {
 		if f.Phase == adminapi.Deferred {
 			return f
@@ -193,7 +193,7 @@ func (r *request) deferred() *firing {
 
 // deferRequest carries out a request after the delay, which begins when its caller has the
 // response or is gone.
-func (s *Server) deferRequest(r *request, delay time.Duration) {
+func (s *Server) deferRequest(r *apiRequest, delay time.Duration) {
 	// The request is copied, because the response in progress writes into it.
 	effect := *r
 	effect.entry.Deferred = true

@@ -164,7 +164,7 @@ func TestTheSeedOfAFaultDeterminesItsRandomNumbers(t *testing.T) {
 		}
 		for range 64 {
 			thrown = append(thrown,
-				len(f.match(&request{entry: adminapi.Request{Operation: "disk_view"}})) == 1)
+				len(f.match(&apiRequest{entry: adminapi.Request{Operation: "disk_view"}})) == 1)
 		}
 		return thrown
 	}

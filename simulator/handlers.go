@@ -9,162 +9,162 @@ import (
 
 // The handlers turn a request into a call of the rack, and its result into status and body.
 
-func ping(*engine.Simulation, *request) (int, any, error) {
+func ping(*engine.Simulation, *apiRequest) (int, any, error) {
 	return http.StatusOK, struct {
 		Status string `json:"status"`
 	}{"ok"}, nil
 }
 
-func currentUser(rack *engine.Simulation, _ *request) (int, any, error) {
+func currentUser(rack *engine.Simulation, _ *apiRequest) (int, any, error) {
 	user, err := rack.Silo.User()
 	return http.StatusOK, user, err
 }
 
-func accessTokens(rack *engine.Simulation, r *request) (int, any, error) {
+func accessTokens(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	tokens, err := rack.Silo.AccessTokens()
 	return http.StatusOK, slice(r.scan, tokens), err
 }
 
-func utilization(rack *engine.Simulation, _ *request) (int, any, error) {
+func utilization(rack *engine.Simulation, _ *apiRequest) (int, any, error) {
 	u, err := rack.Silo.Utilization()
 	return http.StatusOK, u, err
 }
 
 // fleetOnly refuses what an ordinary user of the silo may not see (A21).
-func fleetOnly(*engine.Simulation, *request) (int, any, error) {
+func fleetOnly(*engine.Simulation, *apiRequest) (int, any, error) {
 	return 0, nil, engine.ErrForbidden
 }
 
-func projectList(rack *engine.Simulation, r *request) (int, any, error) {
+func projectList(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	items, err := rack.Silo.Projects(r.scan.window())
 	return http.StatusOK, newPage(r.scan, items), err
 }
 
-func projectView(rack *engine.Simulation, r *request) (int, any, error) {
+func projectView(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	p, err := rack.Silo.Project(&r.call, r.ref("project").Object)
 	return http.StatusOK, p, err
 }
 
 // projectNothing returns a list that is empty in every project of this rack.
-func projectNothing(rack *engine.Simulation, r *request) (int, any, error) {
+func projectNothing(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	_, err := rack.Silo.Project(&r.call, r.project())
 	return http.StatusOK, emptyPage(), err
 }
 
-func imageList(rack *engine.Simulation, r *request) (int, any, error) {
+func imageList(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	items, err := rack.Silo.Images(&r.call, r.project(), r.scan.window())
 	return http.StatusOK, newPage(r.scan, items), err
 }
 
-func imageView(rack *engine.Simulation, r *request) (int, any, error) {
+func imageView(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	image, err := rack.Silo.Image(&r.call, r.ref("image"))
 	return http.StatusOK, image, err
 }
 
-func diskList(rack *engine.Simulation, r *request) (int, any, error) {
+func diskList(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	items, err := rack.Disks.List(&r.call, r.project(), r.scan.window())
 	return http.StatusOK, newPage(r.scan, items), err
 }
 
-func diskView(rack *engine.Simulation, r *request) (int, any, error) {
+func diskView(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	d, err := rack.Disks.View(&r.call, r.ref("disk"))
 	return http.StatusOK, d, err
 }
 
-func diskCreate(rack *engine.Simulation, r *request) (int, any, error) {
+func diskCreate(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	d, err := rack.Disks.Create(&r.call, r.project(), r.body.(engine.DiskCreate))
 	return http.StatusCreated, d, err
 }
 
-func diskDelete(rack *engine.Simulation, r *request) (int, any, error) {
+func diskDelete(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	return http.StatusNoContent, nil, rack.Disks.Delete(&r.call, r.ref("disk"))
 }
 
-func snapshotList(rack *engine.Simulation, r *request) (int, any, error) {
+func snapshotList(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	items, err := rack.Snapshots.List(&r.call, r.project(), r.scan.window())
 	return http.StatusOK, newPage(r.scan, items), err
 }
 
-func snapshotView(rack *engine.Simulation, r *request) (int, any, error) {
+func snapshotView(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	s, err := rack.Snapshots.View(&r.call, r.ref("snapshot"))
 	return http.StatusOK, s, err
 }
 
-func snapshotCreate(rack *engine.Simulation, r *request) (int, any, error) {
+func snapshotCreate(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	s, err := rack.Snapshots.Create(&r.call, r.project(), r.body.(engine.SnapshotCreate))
 	return http.StatusCreated, s, err
 }
 
-func snapshotDelete(rack *engine.Simulation, r *request) (int, any, error) {
+func snapshotDelete(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	return http.StatusNoContent, nil, rack.Snapshots.Delete(&r.call, r.ref("snapshot"))
 }
 
-func instanceList(rack *engine.Simulation, r *request) (int, any, error) {
+func instanceList(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	items, err := rack.Instances.List(&r.call, r.project(), r.scan.window())
 	return http.StatusOK, newPage(r.scan, items), err
 }
 
-func instanceView(rack *engine.Simulation, r *request) (int, any, error) {
+func instanceView(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	i, err := rack.Instances.View(&r.call, r.instance())
 	return http.StatusOK, i, err
 }
 
-func instanceCreate(rack *engine.Simulation, r *request) (int, any, error) {
+func instanceCreate(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	i, err := rack.Instances.Create(&r.call, r.project(), r.body.(engine.InstanceCreate))
 	return http.StatusCreated, i, err
 }
 
-func instanceUpdate(rack *engine.Simulation, r *request) (int, any, error) {
+func instanceUpdate(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	i, err := rack.Instances.Update(&r.call, r.instance(), r.body.(engine.InstanceUpdate))
 	return http.StatusOK, i, err
 }
 
-func instanceDelete(rack *engine.Simulation, r *request) (int, any, error) {
+func instanceDelete(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	return http.StatusNoContent, nil, rack.Instances.Delete(&r.call, r.instance())
 }
 
-func instanceStart(rack *engine.Simulation, r *request) (int, any, error) {
+func instanceStart(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	i, err := rack.Instances.Start(&r.call, r.instance())
 	return http.StatusAccepted, i, err
 }
 
-func instanceStop(rack *engine.Simulation, r *request) (int, any, error) {
+func instanceStop(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	i, err := rack.Instances.Stop(&r.call, r.instance())
 	return http.StatusAccepted, i, err
 }
 
-func instanceReboot(rack *engine.Simulation, r *request) (int, any, error) {
+func instanceReboot(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	i, err := rack.Instances.Reboot(&r.call, r.instance())
 	return http.StatusAccepted, i, err
 }
 
-func instanceDiskList(rack *engine.Simulation, r *request) (int, any, error) {
+func instanceDiskList(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	attached, err := rack.Attachments.List(&r.call, r.instance())
 	return http.StatusOK, slice(r.scan, attached), err
 }
 
-func instanceDiskAttach(rack *engine.Simulation, r *request) (int, any, error) {
+func instanceDiskAttach(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	d, err := rack.Attachments.Attach(&r.call, r.instance(), r.body.(store.Selector))
 	return http.StatusAccepted, d, err
 }
 
-func instanceDiskDetach(rack *engine.Simulation, r *request) (int, any, error) {
+func instanceDiskDetach(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	d, err := rack.Attachments.Detach(&r.call, r.instance(), r.body.(store.Selector))
 	return http.StatusAccepted, d, err
 }
 
-func interfaceList(rack *engine.Simulation, r *request) (int, any, error) {
+func interfaceList(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	nics, err := rack.Instances.Interfaces(&r.call, r.instance())
 	return http.StatusOK, slice(r.scan, nics), err
 }
 
-func externalIPList(rack *engine.Simulation, r *request) (int, any, error) {
+func externalIPList(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	ips, err := rack.Instances.ExternalIPs(&r.call, r.instance())
 	return http.StatusOK, page[engine.SourceNAT]{Items: ips}, err
 }
 
 // instanceNothing returns a list that is empty for every instance of this rack.
-func instanceNothing(rack *engine.Simulation, r *request) (int, any, error) {
+func instanceNothing(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	_, err := rack.Instances.View(&r.call, r.instance())
 	return http.StatusOK, emptyPage(), err
 }

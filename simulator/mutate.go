@@ -11,7 +11,7 @@ import (
 )
 
 // respond carries out a request, with the active mutation if there is one.
-func (s *Server) respond(r *request) response {
+func (s *Server) respond(r *apiRequest) response {
 	m := s.mutation.Active()
 	if m == nil {
 		return s.handle(r)
@@ -34,7 +34,7 @@ func (s *Server) respond(r *request) response {
 }
 
 // exchange returns the request in the form that a mutation changes.
-func (s *Server) exchange(r *request) *broken.Exchange {
+func (s *Server) exchange(r *apiRequest) *broken.Exchange {
 	// If the body cannot be read, the rack reads it again and refuses it.
 	body, _ := io.ReadAll(r.Body)
 	x := &broken.Exchange{Rack: s.rack, RequestID: r.id, Request: r.Request, Body: body}

@@ -29,7 +29,7 @@ const (
 )
 
 // request is one call of the API while the rack handles it.
-type request struct {
+type apiRequest struct {
 	*http.Request
 	id      string
 	started time.Time
@@ -45,16 +45,16 @@ type request struct {
 	subjects []string
 }
 
-func newRequest(hr *http.Request) *request {
+func newRequest(hr *http.Request) *apiRequest {
 	id := uuid.NewString()
-	return &request{Request: hr, id: id, started: time.Now(), query: hr.URL.Query(),
+	return &apiRequest{Request: hr, id: id, started: time.Now(), query: hr.URL.Query(),
 		call: engine.Call{Context: hr.Context(), ReadOnly: hr.Method == http.MethodGet},
 		entry: adminapi.Request{RequestID: id, Method: hr.Method,
 			Path: hr.URL.RequestURI()}}
 }
 
 // find finds the operation. The version is checked first (A13).
-func (r *request) find() error {
+func (r *apiRequest) find() error {
 	if err := checkVersion(r.Header.Get("Api-Version")); err != nil {
 		return err
 	}
@@ -107,7 +107,7 @@ func parseVersion(s string) ([]uint64, error) {
 }
 
 // parse parses path, query and body, as the rack does before it authenticates the caller (A14).
-func (r *request) parse() error {
+func (r *apiRequest) parse() error {
 	body, bodyErr := r.readBody()
 	r.identify(body)
 	for name := range r.path {
@@ -132,7 +132,7 @@ func (r *request) parse() error {
 	return *f.err
 }
 
-func (r *request) parseQuery() error {
+func (r *apiRequest) parseQuery() error {
 	if err := r.readRepeated(); err != nil {
 		return err
 	}
@@ -161,7 +161,7 @@ func (r *request) parseQuery() error {
 
 // readRepeated handles a parameter that occurs more than once. A list uses the last value, except
 // for the limit; other operations refuse a known parameter (A62).
-func (r *request) readRepeated() error {
+func (r *apiRequest) readRepeated() error {
 	once := []string{"project", "instance"}
 	if r.op.list {
 		once = []string{"limit"}
@@ -177,7 +177,7 @@ func (r *request) readRepeated() error {
 	return nil
 }
 
-func (r *request) readBody() ([]byte, error) {
+func (r *apiRequest) readBody() ([]byte, error) {
 	if r.op.body == nil {
 		return nil, nil
 	}
@@ -197,7 +197,7 @@ func (r *request) readBody() ([]byte, error) {
 }
 
 // identify collects the names and IDs in the request, for the log and for faults.
-func (r *request) identify(body []byte) {
+func (r *apiRequest) identify(body []byte) {
 	for _, values := range r.path {
 		r.subject(values[0])
 	}
@@ -209,7 +209,7 @@ func (r *request) identify(body []byte) {
 }
 
 // subject adds a name or an ID. The log shows the last one.
-func (r *request) subject(nameOrID string) {
+func (r *apiRequest) subject(nameOrID string) {
 	if nameOrID == "" {
 		return
 	}
@@ -218,20 +218,20 @@ func (r *request) subject(nameOrID string) {
 }
 
 // project returns the project of the query.
-func (r *request) project() store.Selector {
+func (r *apiRequest) project() store.Selector {
 	sel, _ := store.ParseSelector(r.query.Get("project"))
 	return sel
 }
 
 // ref returns the object that a parameter of the path names.
-func (r *request) ref(param string) engine.Ref {
+func (r *apiRequest) ref(param string) engine.Ref {
 	sel, _ := store.ParseSelector(r.path.Get(param))
 	return engine.Ref{Project: r.project(), Object: sel}
 }
 
 // instance returns the instance of the path or, for lists that have it in the query, of the
 // query.
-func (r *request) instance() engine.Ref {
+func (r *apiRequest) instance() engine.Ref {
 	if !r.path.Has("instance") {
 		sel, _ := store.ParseSelector(r.query.Get("instance"))
 		return engine.Ref{Project: r.project(), Object: sel}
@@ -240,7 +240,7 @@ func (r *request) instance() engine.Ref {
 }
 
 // authenticate accepts a request with the rack's token as its bearer (A11).
-func (s *Server) authenticate(r *request) error {
+func (s *Server) authenticate(r *apiRequest) error {
 	if r.op.noAuth {
 		return nil
 	}

@@ -53,7 +53,7 @@ func encode(body any, indent string) []byte {
 }
 
 // write sends every response.
-func (s *Server) write(w http.ResponseWriter, r *request, a response) {
+func (s *Server) write(w http.ResponseWriter, r *apiRequest, a response) {
 	if a.status == 0 {
 		panic(http.ErrAbortHandler)
 	}

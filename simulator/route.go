@@ -26,7 +26,7 @@ type operation struct {
 	body func(*fields) any
 	// serve carries out the operation. It is nil if the rack has the operation and this simulator
 	// lacks it.
-	serve func(*engine.Simulation, *request) (status int, body any, err error)
+	serve func(*engine.Simulation, *apiRequest) (status int, body any, err error)
 }
 
 //go:embed operations.txt

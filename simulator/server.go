@@ -82,7 +82,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, hr *http.Request) {
 }
 
 // handle carries out a request. It does not stop when the caller gives up (A18).
-func (s *Server) handle(r *request) response {
+func (s *Server) handle(r *apiRequest) response {
 	if err := r.find(); err != nil {
 		return newResponse(r.id, 0, nil, err)
 	}
@@ -122,7 +122,7 @@ func (s *Server) handle(r *request) response {
 	return a
 }
 
-func (s *Server) serve(r *request) response {
+func (s *Server) serve(r *apiRequest) response {
 	if r.op.serve == nil {
 		err := unimplemented(r.op)
 		s.log.Error("an operation is not implemented", slog.String("error", err.Error()))
@@ -137,7 +137,7 @@ func (s *Server) serve(r *request) response {
 
 // fail responds with an error. It logs an error that is not a refusal of the rack, because the
 // caller gets only "Internal Server Error".
-func (s *Server) fail(r *request, err error) response {
+func (s *Server) fail(r *apiRequest, err error) response {
 	var known *engine.Error
 	if !errors.As(err, &known) {
 		s.log.Error("a request failed", slog.String("operation", r.entry.Operation),
@@ -147,7 +147,7 @@ func (s *Server) fail(r *request, err error) response {
 }
 
 // record writes the request into the logs before its caller gets the response.
-func (s *Server) record(r *request, a response) {
+func (s *Server) record(r *apiRequest, a response) {
 	r.entry.Time = r.started.UTC()
 	r.entry.Status = a.status
 	if r.call.Object.ID != "" {
