@@ -13,17 +13,17 @@ import (
 )
 
 // Request is a call of the driver's node service. Its message is protobuf bytes.
-type Request struct {
+type NodeRequest struct {
 	Method  string
 	Message []byte
 }
 
 // Response is the answer to a Request. For an error, Status has the gRPC status as protobuf
 // bytes.
-type Response struct{ Message, Status []byte }
+type NodeResponse struct{ Message, Status []byte }
 
 // Invoke calls the driver's node service.
-func (a *Agent) Invoke(ctx context.Context, req Request) (resp Response, err error) {
+func (a *Agent) Invoke(ctx context.Context, req NodeRequest) (resp NodeResponse, err error) {
 	a.mu.Lock()
 	plugin := a.plugin
 	a.mu.Unlock()
@@ -89,7 +89,7 @@ func (c conn) invoke(ctx context.Context, method string, args, reply any) error 
 	if err != nil {
 		return status.Errorf(codes.Internal, "%s: %v", method, err)
 	}
-	resp, err := do[Request, Response](ctx, c.guest, "Invoke", Request{method, message})
+	resp, err := do[NodeRequest, NodeResponse](ctx, c.guest, "Invoke", NodeRequest{method, message})
 	switch {
 	case ctx.Err() != nil && err != nil:
 		return status.FromContextError(ctx.Err()).Err()

@@ -163,7 +163,7 @@ func (s *service) Facts(c Call[Nothing], out *Facts) error {
 	return answer(s, c, out, s.agent.Facts)
 }
 
-func (s *service) Invoke(c Call[Request], out *Response) error {
+func (s *service) Invoke(c Call[NodeRequest], out *NodeResponse) error {
 	return answer(s, c, out, s.agent.Invoke)
 }
 
