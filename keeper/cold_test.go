@@ -287,7 +287,7 @@ func TestD61TheNodeThatWaitsLongestIsFirst(t *testing.T) {
 
 func TestEventsThatCannotBeMadeKeepNothingFromBeingDone(t *testing.T) {
 	w := newWorld(t, "a")
-	w.api.Intercept(func(r keepertest.Request) error {
+	w.api.Intercept(func(r keepertest.KubeRequest) error {
 		if r.Resource == "events" {
 			return errBroken
 		}
@@ -317,7 +317,7 @@ func TestNoEventIsMadeTwice(t *testing.T) {
 			w.wait("a", "data")
 			w.pass(time.Minute)
 			lost := map[string]bool{}
-			w.api.Intercept(func(r keepertest.Request) error {
+			w.api.Intercept(func(r keepertest.KubeRequest) error {
 				key := w.step("a") + r.Name
 				w.mu.Lock()
 				defer w.mu.Unlock()

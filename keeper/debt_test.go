@@ -13,7 +13,7 @@ import (
 
 // outage makes the API server answer nobody.
 func (w *world) outage() {
-	gone := func(keepertest.Request) error { return keepertest.ErrBreak }
+	gone := func(keepertest.KubeRequest) error { return keepertest.ErrBreak }
 	w.api.Intercept(gone)
 	w.api.InterceptReads(gone)
 }

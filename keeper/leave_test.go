@@ -187,7 +187,7 @@ func TestTheDriverThatIsRemovedWithItsRightsIsNotKept(t *testing.T) {
 			t.Parallel()
 			l := leave(t, time.Minute)
 			l.drained()
-			l.api.InterceptReads(func(keepertest.Request) error { return refusal })
+			l.api.InterceptReads(func(keepertest.KubeRequest) error { return refusal })
 			begun := time.Now()
 			l.asked()
 			if err := l.end(); err == nil || !strings.Contains(err.Error(), "lacks some") ||

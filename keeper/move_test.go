@@ -30,7 +30,7 @@ type moving struct {
 	losing sync.Mutex
 	// guarded by losing: for each change that the Mover makes, lose decides whether the connection
 	// breaks
-	lose func(r keepertest.Request) bool
+	lose func(r keepertest.KubeRequest) bool
 }
 
 var finalizers = []string{"kubernetes.io/pv-protection", "external-attacher/csi-oxide-computer"}
@@ -64,7 +64,7 @@ func newMoving(t *testing.T) *moving {
 
 // intercept acts as the controller of volumes, and checks that no disk is deleted: the provisioner
 // deletes the disk of a volume that is removed and not set to Retain.
-func (m *moving) intercept(r keepertest.Request) error {
+func (m *moving) intercept(r keepertest.KubeRequest) error {
 	v, there := keepertest.Get[*corev1.PersistentVolume](m.api, "", "pv-1")
 	gone := r.Verb == "delete" && !r.Applied || there && v.DeletionTimestamp != nil
 	if gone && there && v.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimRetain {
@@ -97,7 +97,7 @@ func (m *moving) bind() {
 	}
 }
 
-func (m *moving) loses(lose func(keepertest.Request) bool) {
+func (m *moving) loses(lose func(keepertest.KubeRequest) bool) {
 	m.losing.Lock()
 	defer m.losing.Unlock()
 	m.lose = lose
@@ -240,7 +240,7 @@ func TestAMoveThatIsNotPossibleIsRefused(t *testing.T) {
 func (m *moving) interrupted(to string, at int, applied bool) bool {
 	m.t.Helper()
 	n := 0
-	m.loses(func(r keepertest.Request) bool {
+	m.loses(func(r keepertest.KubeRequest) bool {
 		if r.Applied == applied {
 			n++
 		}
@@ -280,7 +280,7 @@ func TestAMoveThatIsInterruptedAnywhereContinues(t *testing.T) {
 
 func TestAMoveStopsWaitingForKubernetesWhenItsContextEnds(t *testing.T) {
 	m := newMoving(t)
-	m.api.Intercept(func(r keepertest.Request) error {
+	m.api.Intercept(func(r keepertest.KubeRequest) error {
 		if r.Applied && r.Verb == "create" {
 			return nil // nobody binds the volume
 		}
@@ -316,7 +316,7 @@ func TestAMoveNamesThePodWhoseEvictionIsRefused(t *testing.T) {
 
 func TestAMoveDoesNotEvictAPodThatWasCreatedSince(t *testing.T) {
 	m := newMoving(t)
-	m.loses(func(r keepertest.Request) bool {
+	m.loses(func(r keepertest.KubeRequest) bool {
 		if r.Subresource == "eviction" && !r.Applied {
 			keepertest.Remove[*corev1.Pod](m.api, "shop", "db-0")
 			m.pod("b", "db-0", "StatefulSet", "data")
@@ -335,7 +335,7 @@ func TestAMoveDoesNotTouchAVolumeThatReplacedTheOneItFound(t *testing.T) {
 	m := newMoving(t)
 	other := m.old.DeepCopy()
 	other.Finalizers = nil
-	m.loses(func(r keepertest.Request) bool {
+	m.loses(func(r keepertest.KubeRequest) bool {
 		if r.Resource == "persistentvolumes" && r.Verb == "patch" && !r.Applied {
 			keepertest.Edit(m.api, "", "pv-1", func(v *corev1.PersistentVolume) {
 				v.Finalizers, v.Spec.PersistentVolumeReclaimPolicy = nil, corev1.PersistentVolumeReclaimRetain

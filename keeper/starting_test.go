@@ -317,7 +317,7 @@ func TestD61AnInstanceIsStartedEvenIfNoRecordCanBeWritten(t *testing.T) {
 			w := newWorld(t, "a")
 			w.stopped()
 			given(w)
-			w.api.Intercept(func(r keepertest.Request) error {
+			w.api.Intercept(func(r keepertest.KubeRequest) error {
 				if r.Resource == "nodes" {
 					return errBroken
 				}

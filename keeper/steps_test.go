@@ -198,7 +198,7 @@ func TestARefusedEvictionIsRequestedAgain(t *testing.T) {
 	// The controller has created another pod of the same name, and nobody has decided to evict that
 	// one.
 	again := podOf("a", "web-1", "ReplicaSet")
-	w.api.Intercept(func(r keepertest.Request) error {
+	w.api.Intercept(func(r keepertest.KubeRequest) error {
 		if r.Subresource == "eviction" && !r.Applied {
 			keepertest.Remove[*corev1.Pod](w.api, "shop", "web-1")
 			keepertest.Put(w.api, again)

@@ -54,7 +54,7 @@ func newWorld(t *testing.T, nodes ...string) *world {
 	t.Helper()
 	w := &world{t: t, clock: begin}
 	w.api = keepertest.Serve(t, w.now)
-	w.api.Intercept(func(r keepertest.Request) error {
+	w.api.Intercept(func(r keepertest.KubeRequest) error {
 		if r.Resource != "events" && r.Applied {
 			w.note(strings.TrimPrefix(r.String(), "keeper: "))
 		}

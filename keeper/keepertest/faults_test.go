@@ -30,7 +30,7 @@ func TestAnInterceptorDecidesBeforeAndAfterAChange(t *testing.T) {
 			s := serve(t)
 			client, _ := clientset(t, s, "keeper-1")
 			other, _ := clientset(t, s, "keeper-2")
-			s.Intercept(func(r Request) error {
+			s.Intercept(func(r KubeRequest) error {
 				if r.Applied != c.applied || r.Client != "keeper-1" {
 					return nil
 				}

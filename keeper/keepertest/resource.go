@@ -100,7 +100,7 @@ func (r *resource) routes() map[string]string {
 
 // call is a parsed request.
 type call struct {
-	Request
+	KubeRequest
 	*resource
 	query   url.Values
 	content string // the body's media type
@@ -117,7 +117,7 @@ var parameters = map[string]bool{"fieldSelector": true, "labelSelector": true, "
 // parse parses a request. Without a resource it is a request to one that the server does not have.
 func parse(r *http.Request, to *resource, verb string, body []byte) call {
 	c := call{resource: to, query: r.URL.Query(), content: r.Header.Get("Content-Type")}
-	c.Request = Request{Client: r.UserAgent(), Namespace: r.PathValue("namespace"),
+	c.KubeRequest = KubeRequest{Client: r.UserAgent(), Namespace: r.PathValue("namespace"),
 		Name: r.PathValue("name"), Body: body}
 	c.Verb, c.Subresource, _ = strings.Cut(verb, "/")
 	if to == nil {

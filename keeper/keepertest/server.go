@@ -40,13 +40,13 @@ type Server struct {
 	closed chan struct{}
 	mu     sync.Mutex
 	// guarded by mu
-	log             []Request
-	change, reading func(Request) error // the interceptors
+	log             []KubeRequest
+	change, reading func(KubeRequest) error // the interceptors
 	cuts            []func()
 }
 
 // Request is a request to the server, in the terms of RBAC.
-type Request struct {
+type KubeRequest struct {
 	Client      string // its User-Agent
 	Verb        string // get, list, watch, create, update, patch, delete
 	Group       string
@@ -62,7 +62,7 @@ type Request struct {
 }
 
 // String describes the request in one line.
-func (r Request) String() string {
+func (r KubeRequest) String() string {
 	resource := strings.TrimSuffix(r.Resource+"/"+r.Subresource, "/")
 	name := strings.Trim(r.Namespace+"/"+r.Name, "/")
 	return fmt.Sprintf("%s: %s %s %s", r.Client, r.Verb, resource, name)
@@ -91,7 +91,7 @@ func Serve(t T, now func() time.Time) *Server {
 // returns ErrBreak, the connection breaks. Any other error becomes the response, by its
 // apierrors.APIStatus. The server holds no lock meanwhile, so f may use the server and send
 // requests, for which f is called as well.
-func (s *Server) Intercept(f func(Request) error) {
+func (s *Server) Intercept(f func(KubeRequest) error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.change = f
@@ -99,14 +99,14 @@ func (s *Server) Intercept(f func(Request) error) {
 
 // InterceptReads sets an interceptor for requests that change nothing. The server calls f before
 // the response, and treats its error as Intercept does.
-func (s *Server) InterceptReads(f func(Request) error) {
+func (s *Server) InterceptReads(f func(KubeRequest) error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.reading = f
 }
 
 // Log returns the requests so far, in the order of their arrival.
-func (s *Server) Log() []Request {
+func (s *Server) Log() []KubeRequest {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.log)
@@ -145,7 +145,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, to *resource, ver
 	c := parse(r, to, verb, body)
 	s.mu.Lock()
 	entry := len(s.log)
-	s.log = append(s.log, c.Request)
+	s.log = append(s.log, c.KubeRequest)
 	s.mu.Unlock()
 	var answer []byte
 	switch {
@@ -177,7 +177,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, to *resource, ver
 // read answers a request that changes nothing, after it has called the interceptor. When it returns
 // without an error, a watch has ended.
 func (s *Server) read(w http.ResponseWriter, r *http.Request, c call) ([]byte, error) {
-	if err := s.ask(&s.reading, c.Request); err != nil {
+	if err := s.ask(&s.reading, c.KubeRequest); err != nil {
 		return nil, err
 	}
 	switch c.Verb {
@@ -191,19 +191,19 @@ func (s *Server) read(w http.ResponseWriter, r *http.Request, c call) ([]byte, e
 
 // changed applies a request that changes something, and calls the interceptor before and after.
 func (s *Server) changed(c call) ([]byte, error) {
-	if err := s.ask(&s.change, c.Request); err != nil {
+	if err := s.ask(&s.change, c.KubeRequest); err != nil {
 		return nil, err
 	}
 	answer, err := s.apply(c)
 	c.Applied, c.Status = true, codeOf(c, err)
-	if instead := s.ask(&s.change, c.Request); instead != nil {
+	if instead := s.ask(&s.change, c.KubeRequest); instead != nil {
 		return nil, instead
 	}
 	return answer, err
 }
 
 // ask calls an interceptor.
-func (s *Server) ask(which *func(Request) error, r Request) error {
+func (s *Server) ask(which *func(KubeRequest) error, r KubeRequest) error {
 	s.mu.Lock()
 	f := *which
 	s.mu.Unlock()
@@ -215,7 +215,8 @@ func (s *Server) ask(which *func(Request) error, r Request) error {
 
 // notImplemented fails the test and returns a 501.
 func (s *Server) notImplemented(c call, what string) error {
-	message := fmt.Sprintf("the server of package keepertest does not know %s (%s)", what, c.Request)
+	message := fmt.Sprintf("the server of package keepertest does not know %s (%s)", what,
+		c.KubeRequest)
 	s.t.Errorf("%s", message)
 	return &apierrors.StatusError{ErrStatus: metav1.Status{Status: metav1.StatusFailure,
 		Code: http.StatusNotImplemented, Reason: "NotImplemented", Message: message}}

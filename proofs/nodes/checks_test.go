@@ -228,7 +228,7 @@ func readiness(n *corev1.Node) corev1.ConditionStatus {
 
 // checkClusterRequest checks the promises for a change that a keeper makes in the cluster. The
 // caller has to call the returned function if the change is made.
-func (w *world) checkClusterRequest(k *replica, r keepertest.Request) (made func()) {
+func (w *world) checkClusterRequest(k *replica, r keepertest.KubeRequest) (made func()) {
 	if r.Subresource == "eviction" {
 		p, ok := keepertest.Get[*corev1.Pod](w.api, r.Namespace, r.Name)
 		if ok && p.Spec.RestartPolicy == corev1.RestartPolicyNever {

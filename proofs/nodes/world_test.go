@@ -392,7 +392,7 @@ func (w *world) changed(rack time.Time) time.Time {
 }
 
 // intercept passes each change of a keeper in the cluster through the keeper's gate.
-func (w *world) intercept(r keepertest.Request) error {
+func (w *world) intercept(r keepertest.KubeRequest) error {
 	k := w.sender(r)
 	if k == nil || r.Resource == "events" {
 		return nil
@@ -415,7 +415,7 @@ func (w *world) intercept(r keepertest.Request) error {
 }
 
 // interceptRead passes each read of a keeper through the keeper's gate, or makes it fail.
-func (w *world) interceptRead(r keepertest.Request) error {
+func (w *world) interceptRead(r keepertest.KubeRequest) error {
 	k := w.sender(r)
 	if k == nil {
 		return nil
@@ -433,7 +433,7 @@ func (w *world) interceptRead(r keepertest.Request) error {
 func (w *world) away() bool { return w.clock.Before(w.outage) }
 
 // sender returns the keeper that has sent a request.
-func (w *world) sender(r keepertest.Request) *replica {
+func (w *world) sender(r keepertest.KubeRequest) *replica {
 	for i, k := range w.keepers {
 		if r.Client == fmt.Sprintf("keeper-%d", i) {
 			return k
