@@ -24,7 +24,7 @@ import (
 // These actors play the programs of the cluster that the keeper does not replace.
 
 // attacher tries to make every attachment once, like external-attacher with the driver.
-func (w *world) attacher() {
+func (w *testCluster) attacher() {
 	states := w.states()
 	for _, a := range keepertest.List[*storagev1.VolumeAttachment](w.api, "") {
 		if a.DeletionTimestamp == nil && a.Status.Attached {
@@ -80,7 +80,7 @@ func explain(err error) string {
 
 // controllers create attachments, and delete those of pods that are gone. They create pods
 // again and update the budgets.
-func (w *world) controllers() {
+func (w *testCluster) controllers() {
 	alive := w.alive()
 	wanted := map[string]string{} // the node for each volume
 	for _, p := range keepertest.List[*corev1.Pod](w.api, "default") {
@@ -112,7 +112,7 @@ func (w *world) controllers() {
 }
 
 // end ends a pod that has a deletion timestamp, and creates it again on another node.
-func (w *world) end(p *corev1.Pod) {
+func (w *testCluster) end(p *corev1.Pod) {
 	if p.DeletionTimestamp == nil || w.stuck {
 		return
 	}
@@ -138,7 +138,7 @@ var apps = []string{"db", "web"}
 
 // most returns how many pods of a kind may be unavailable. After everything was mended it is
 // the number of pods that a node has, so that each node can be stopped.
-func (w *world) most(app string) int {
+func (w *testCluster) most(app string) int {
 	most, on, healthies := 2, map[string]int{}, 0
 	for _, p := range keepertest.List[*corev1.Pod](w.api, "default") {
 		if p.Labels["app"] != app {
@@ -163,7 +163,7 @@ func (w *world) most(app string) int {
 }
 
 // budgets updates the number of disruptions that each PodDisruptionBudget allows.
-func (w *world) budgets() {
+func (w *testCluster) budgets() {
 	for _, app := range apps {
 		expected, current := int32(0), int32(0)
 		for _, p := range keepertest.List[*corev1.Pod](w.api, "default") {
@@ -187,7 +187,7 @@ func (w *world) budgets() {
 }
 
 // alive returns the nodes whose kubelets work.
-func (w *world) alive() map[string]bool {
+func (w *testCluster) alive() map[string]bool {
 	alive := map[string]bool{}
 	for name, state := range w.states() {
 		alive[name] = state == oxide.InstanceStateRunning && !w.dead[name]
@@ -197,7 +197,7 @@ func (w *world) alive() map[string]bool {
 
 // kubelets reports nodes and pods. For a node without a working kubelet, it reports what
 // Kubernetes does: the node and its pods are lost.
-func (w *world) kubelets() {
+func (w *testCluster) kubelets() {
 	attached := map[string]bool{}
 	for _, a := range keepertest.List[*storagev1.VolumeAttachment](w.api, "") {
 		attached[*a.Spec.Source.PersistentVolumeName+"@"+a.Spec.NodeName] = a.Status.Attached
@@ -240,7 +240,7 @@ func (w *world) kubelets() {
 }
 
 // runJob makes the pod of a Job begin with its init container, run, and end.
-func (w *world) runJob(p *corev1.Pod, ready bool) {
+func (w *testCluster) runJob(p *corev1.Pod, ready bool) {
 	if p.Spec.RestartPolicy != corev1.RestartPolicyNever || !ready {
 		return
 	}
@@ -256,7 +256,7 @@ func (w *world) runJob(p *corev1.Pod, ready bool) {
 }
 
 // starts runs the program that starts stopped instances, every ten seconds.
-func (w *world) starts() {
+func (w *testCluster) starts() {
 	if !w.starter || w.clock.Sub(w.looked) < 10*time.Second {
 		return
 	}
@@ -278,7 +278,7 @@ func heartbeat(n *corev1.Node) metav1.Time {
 }
 
 // pass advances the clock. Delayed requests reach the rack when they are due.
-func (w *world) pass(d time.Duration) {
+func (w *testCluster) pass(d time.Duration) {
 	end := w.clock.Add(d)
 	w.onWay = slices.DeleteFunc(w.onWay, func(r onWay) bool {
 		if r.due.After(end) {

@@ -59,7 +59,7 @@ type operation struct {
 const late = 2 * time.Minute
 
 // look checks the promises for the state of the cluster.
-func (w *world) look() {
+func (w *testCluster) look() {
 	busy := w.busy()
 	if len(busy) > 1 && !w.stale && !w.edited {
 		w.breaks("the keepers work on several nodes at once: %v", busy)
@@ -74,7 +74,7 @@ func (w *world) look() {
 }
 
 // checkRackRequest checks the promises for a request of a keeper to the rack.
-func (w *world) checkRackRequest(k *replica, r *http.Request) {
+func (w *testCluster) checkRackRequest(k *replica, r *http.Request) {
 	asked := r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:]
 	i := slices.IndexFunc(names, func(name string) bool {
 		return strings.Contains(r.URL.Path, w.rack.Instance(name).ID)
@@ -92,7 +92,7 @@ func (w *world) checkRackRequest(k *replica, r *http.Request) {
 	}
 }
 
-func (w *world) checkStop(k *replica, name string) {
+func (w *testCluster) checkStop(k *replica, name string) {
 	n, o := w.node(name), w.operations[name]
 	switch {
 	case name == k.node:
@@ -146,7 +146,7 @@ func (w *world) checkStop(k *replica, name string) {
 
 // checkAttach checks that a disk is attached only where Kubernetes asks for it, and while the
 // operation has stopped the instance.
-func (w *world) checkAttach(name string, r *http.Request) {
+func (w *testCluster) checkAttach(name string, r *http.Request) {
 	w.count("attached by a keeper")
 	body, err := r.GetBody()
 	w.must(err)
@@ -164,7 +164,7 @@ func (w *world) checkAttach(name string, r *http.Request) {
 }
 
 // sinceStop records how long after the instance's stop a disk was attached.
-func (w *world) sinceStop(name string) {
+func (w *testCluster) sinceStop(name string) {
 	instance, err := w.rack.Client.InstanceView(w.ctx,
 		oxide.InstanceViewParams{Instance: oxide.NameOrId(w.rack.Instance(name).ID)})
 	w.must(err)
@@ -174,7 +174,7 @@ func (w *world) sinceStop(name string) {
 }
 
 // checkJobs checks that no pod is stopped that is not created again.
-func (w *world) checkJobs(name string) {
+func (w *testCluster) checkJobs(name string) {
 	for _, p := range keepertest.List[*corev1.Pod](w.api, "default") {
 		if p.Spec.NodeName == name && running(p) && !w.stale && !w.raced {
 			w.breaks("%s is stopped with the instance of %s, and does not come back", p.Name, name)
@@ -189,7 +189,7 @@ func running(p *corev1.Pod) bool {
 }
 
 // countStop counts a stop for each volume for which the instance is stopped.
-func (w *world) countStop(k *replica, name string, r *recorded) {
+func (w *testCluster) countStop(k *replica, name string, r *recorded) {
 	if r == nil || w.edited {
 		return
 	}
@@ -210,7 +210,7 @@ func (w *world) countStop(k *replica, name string, r *recorded) {
 }
 
 // registered returns the instance with which the driver of a node is registered.
-func (w *world) registered(name string) string {
+func (w *testCluster) registered(name string) string {
 	c, ok := keepertest.Get[*storagev1.CSINode](w.api, "", name)
 	if !ok || len(c.Spec.Drivers) == 0 || c.OwnerReferences[0].UID != w.node(name).UID {
 		return ""
@@ -228,7 +228,7 @@ func readiness(n *corev1.Node) corev1.ConditionStatus {
 
 // checkClusterRequest checks the promises for a change that a keeper makes in the cluster. The
 // caller has to call the returned function if the change is made.
-func (w *world) checkClusterRequest(k *replica, r keepertest.KubeRequest) (made func()) {
+func (w *testCluster) checkClusterRequest(k *replica, r keepertest.KubeRequest) (made func()) {
 	if r.Subresource == "eviction" {
 		p, ok := keepertest.Get[*corev1.Pod](w.api, r.Namespace, r.Name)
 		if ok && p.Spec.RestartPolicy == corev1.RestartPolicyNever {
@@ -263,7 +263,7 @@ func (w *world) checkClusterRequest(k *replica, r keepertest.KubeRequest) (made 
 }
 
 // checkBegin checks the first record of an operation.
-func (w *world) checkBegin(k *replica, n *corev1.Node, r *recorded) (made func()) {
+func (w *testCluster) checkBegin(k *replica, n *corev1.Node, r *recorded) (made func()) {
 	o, byPeople := w.operations[n.Name], w.byPeople[n.Name]
 	if r.Late {
 		if !byPeople.IsZero() && byPeople.Sub(o.ended) > late {
@@ -302,7 +302,7 @@ func (w *world) checkBegin(k *replica, n *corev1.Node, r *recorded) (made func()
 
 // checkEnd checks the end of an operation: the instance must run, unless somebody else has
 // stopped it.
-func (w *world) checkEnd(n *corev1.Node, r *recorded) (made func()) {
+func (w *testCluster) checkEnd(n *corev1.Node, r *recorded) (made func()) {
 	o := w.operations[n.Name]
 	if state := w.states()[n.Name]; r.Step != "Draining" && state != oxide.InstanceStateRunning &&
 		w.byPeople[n.Name].IsZero() && !w.stale && !w.edited && !w.raced {
@@ -318,7 +318,7 @@ func (w *world) checkEnd(n *corev1.Node, r *recorded) (made func()) {
 }
 
 // statefulSets returns the StatefulSets that have pods on a node.
-func (w *world) statefulSets(name string) []string {
+func (w *testCluster) statefulSets(name string) []string {
 	var sets []string
 	for _, p := range keepertest.List[*corev1.Pod](w.api, "default") {
 		owner := metav1.GetControllerOf(p)
@@ -332,7 +332,7 @@ func (w *world) statefulSets(name string) []string {
 
 // checkBudgets checks that the pods that stop with a node break no budget. Of the pods that
 // have run before, only as many as the budget allows may be unavailable.
-func (w *world) checkBudgets(name string) {
+func (w *testCluster) checkBudgets(name string) {
 	if w.stale || w.raced {
 		return
 	}
@@ -367,7 +367,7 @@ func (w *world) checkBudgets(name string) {
 }
 
 // checkTaints checks the taints that a keeper sets and removes.
-func (w *world) checkTaints(k *replica, old, next *corev1.Node) {
+func (w *testCluster) checkTaints(k *replica, old, next *corev1.Node) {
 	name, state := old.Name, w.states()[old.Name]
 	silent := readiness(old) == corev1.ConditionUnknown
 	switch was, is := tainted(old, corev1.TaintNodeOutOfService),

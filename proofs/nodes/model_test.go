@@ -73,7 +73,7 @@ func drawActs(t *rapid.T, turn uint64) []act {
 }
 
 // do does an act.
-func (w *world) do(a act) {
+func (w *testCluster) do(a act) {
 	name := names[a.a%len(names)]
 	w.count(a.kind)
 	switch a.kind {
@@ -118,7 +118,7 @@ func (w *world) do(a act) {
 }
 
 // turn does what happens in about a second if nothing is disturbed.
-func (w *world) turn() {
+func (w *testCluster) turn() {
 	w.controllers()
 	w.attacher()
 	w.round()
@@ -127,7 +127,7 @@ func (w *world) turn() {
 }
 
 // turnWithout is turn without the keeper.
-func (w *world) turnWithout() {
+func (w *testCluster) turnWithout() {
 	w.controllers()
 	w.attacher()
 	w.kubelets()
@@ -135,10 +135,10 @@ func (w *world) turnWithout() {
 }
 
 // arm sets a gate at one of the next requests of the leader.
-func (w *world) arm(g *gate) { w.keepers[w.leader].gate = g }
+func (w *testCluster) arm(g *gate) { w.keepers[w.leader].gate = g }
 
 // round makes the leader do a round.
-func (w *world) round() {
+func (w *testCluster) round() {
 	i := w.leader
 	w.raced = false
 	_, err := w.keepers[i].Round(w.ctx)
@@ -158,7 +158,7 @@ func (w *world) round() {
 }
 
 // repay does the work that both replicas do all the time.
-func (w *world) repay() {
+func (w *testCluster) repay() {
 	for _, k := range w.keepers {
 		if err := k.Repay(w.ctx); err != nil {
 			w.say("%s: %.200s", k.node, err)
@@ -168,7 +168,7 @@ func (w *world) repay() {
 
 // elect makes a keeper the leader. Earlier decisions of another keeper have been carried out,
 // unless a request of it is delayed, or an instance is still stopped because of it.
-func (w *world) elect(i int) {
+func (w *testCluster) elect(i int) {
 	w.leader = i
 	if !w.stale || len(w.onWay) > 0 || len(w.busy()) > 1 {
 		return
@@ -182,7 +182,7 @@ func (w *world) elect(i int) {
 }
 
 // kill ends the leader at once. Another keeper becomes the leader after the interrupted round.
-func (w *world) kill() error {
+func (w *testCluster) kill() error {
 	k := w.keepers[w.leader]
 	w.say("the keeper on %s is killed", k.node)
 	w.killed = true
@@ -193,7 +193,7 @@ func (w *world) kill() error {
 
 // freeze stops a keeper before a change that it has decided on. Meanwhile the world continues,
 // with the other keeper as the leader.
-func (w *world) freeze() error {
+func (w *testCluster) freeze() error {
 	frozen := w.leader
 	w.say("the keeper on %s freezes", w.keepers[frozen].node)
 	w.stale = true
@@ -209,7 +209,7 @@ func (w *world) freeze() error {
 }
 
 // unrest returns the reason why the world is not at rest, or "".
-func (w *world) unrest() string {
+func (w *testCluster) unrest() string {
 	states := w.states()
 	for _, name := range names {
 		n := w.node(name)
@@ -235,7 +235,7 @@ func (w *world) unrest() string {
 
 // rest makes the world continue until it is at rest. After failures, a keeper waits at most
 // half an hour.
-func (w *world) rest() error {
+func (w *testCluster) rest() error {
 	unrest := ""
 	for i := range 700 {
 		w.turn()
@@ -250,7 +250,7 @@ func (w *world) rest() error {
 }
 
 // clear restores the rack: all instances run and have no disks.
-func (w *world) clear() error {
+func (w *testCluster) clear() error {
 	for _, name := range names {
 		_, err := w.rack.Client.InstanceStop(w.ctx,
 			oxide.InstanceStopParams{Instance: oxide.NameOrId(w.rack.Instance(name).ID)})
@@ -290,7 +290,7 @@ func (w *world) clear() error {
 }
 
 // await waits until all instances are in a state.
-func (w *world) await(want oxide.InstanceState) error {
+func (w *testCluster) await(want oxide.InstanceState) error {
 	return harness.Await(w.ctx, time.Minute, func() error {
 		for name, s := range w.states() {
 			if s != want {
@@ -302,8 +302,8 @@ func (w *world) await(want oxide.InstanceState) error {
 }
 
 // run runs a history.
-func run(ctx context.Context, t keepertest.T, r *harness.Rack, acts []act) (*world, error) {
-	w := newWorld(ctx, t, r)
+func run(ctx context.Context, t keepertest.T, r *harness.Rack, acts []act) (*testCluster, error) {
+	w := newTestCluster(ctx, t, r)
 	for i := range 4 {
 		w.addPod(names[i%len(names)], i)
 	}

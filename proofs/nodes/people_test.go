@@ -22,55 +22,55 @@ import (
 
 // disturbances contains acts of people, and failures of programs and racks. Most of them end
 // when they are done again.
-var disturbances = map[string]func(w *world, name string, a act){
-	"cordon":          (*world).cordon,
-	"label":           (*world).label,
-	"copy record":     (*world).copyRecord,
-	"spoil record":    (*world).spoilRecord,
-	"redirect record": (*world).redirectRecord,
-	"registration":    (*world).reregister,
-	"node deleted":    (*world).deleteNode,
-	"startup taint":   (*world).taint,
-	"stop by hand":    (*world).stopByHand,
-	"destroyed":       (*world).destroy,
-	"hot-plug":        (*world).plug,
-	"configuration":   (*world).configure,
-	"dead kubelet": func(w *world, name string, _ act) {
+var disturbances = map[string]func(w *testCluster, name string, a act){
+	"cordon":          (*testCluster).cordon,
+	"label":           (*testCluster).label,
+	"copy record":     (*testCluster).copyRecord,
+	"spoil record":    (*testCluster).spoilRecord,
+	"redirect record": (*testCluster).redirectRecord,
+	"registration":    (*testCluster).reregister,
+	"node deleted":    (*testCluster).deleteNode,
+	"startup taint":   (*testCluster).taint,
+	"stop by hand":    (*testCluster).stopByHand,
+	"destroyed":       (*testCluster).destroy,
+	"hot-plug":        (*testCluster).plug,
+	"configuration":   (*testCluster).configure,
+	"dead kubelet": func(w *testCluster, name string, _ act) {
 		w.dead[name] = !w.dead[name]
 		w.say("the kubelet of %s is dead: %v", name, w.dead[name])
 	},
-	"lying kubelet": func(w *world, name string, _ act) {
+	"lying kubelet": func(w *testCluster, name string, _ act) {
 		w.lying[name] = !w.lying[name]
 		w.say("the kubelet of %s lies: %v", name, w.lying[name])
 	},
-	"lagging": func(w *world, _ string, _ act) {
+	"lagging": func(w *testCluster, _ string, _ act) {
 		w.lagging = !w.lagging
 		w.say("Kubernetes notices no dead kubelet: %v", w.lagging)
 	},
-	"no eviction": func(w *world, _ string, _ act) {
+	"no eviction": func(w *testCluster, _ string, _ act) {
 		w.noEviction = !w.noEviction
 		w.say("the budgets allow nothing: %v", w.noEviction)
 		w.budgets()
 	},
-	"stuck pods":      func(w *world, _ string, _ act) { w.stuck = !w.stuck },
-	"refused volumes": (*world).refuse,
-	"no API server":   (*world).cutOff,
-	"job": func(w *world, name string, a act) {
+	"stuck pods":      func(w *testCluster, _ string, _ act) { w.stuck = !w.stuck },
+	"refused volumes": (*testCluster).refuse,
+	"no API server":   (*testCluster).cutOff,
+	"job": func(w *testCluster, name string, a act) {
 		w.addPod(name, 5+a.b)
 	},
-	"starter": func(w *world, name string, a act) {
+	"starter": func(w *testCluster, name string, a act) {
 		w.starter = !w.starter
 		w.say("a program starts stopped instances: %v", w.starter)
 		if !w.raced {
 			w.untilBusy(name, a.b+2)
 		}
 	},
-	"hidden": func(w *world, _ string, _ act) {
+	"hidden": func(w *testCluster, _ string, _ act) {
 		w.hidden = !w.hidden
 		w.say("the token has no rights: %v", w.hidden)
 	},
 	// The keeper waits for the answer, and the world continues.
-	"slow rack": func(w *world, _ string, a act) {
+	"slow rack": func(w *testCluster, _ string, a act) {
 		for range a.b {
 			w.turnWithout()
 		}
@@ -80,7 +80,7 @@ var disturbances = map[string]func(w *world, name string, a act){
 func init() {
 	for _, resource := range []string{"nodes", "pods", "poddisruptionbudgets", "persistentvolumes",
 		"volumeattachments", "csinodes"} {
-		disturbances["failing "+resource] = func(w *world, _ string, a act) {
+		disturbances["failing "+resource] = func(w *testCluster, _ string, a act) {
 			w.failing[resource] = failure{4 * a.b, []error{
 				apierrors.NewForbidden(schema.GroupResource{Resource: resource}, "", nil),
 				apierrors.NewInternalError(errors.New("etcdserver: leader changed")),
@@ -89,13 +89,13 @@ func init() {
 		}
 	}
 	for _, operation := range []string{"stop", "start", "view", "attach"} {
-		disturbances["failing "+operation] = func(w *world, _ string, a act) {
+		disturbances["failing "+operation] = func(w *testCluster, _ string, a act) {
 			w.failing[operation] = failure{a.b, errors.New("503")}
 			w.say("the rack refuses: %s", operation)
 		}
 	}
 	for _, operation := range []string{"stop", "start"} {
-		disturbances["late "+operation] = func(w *world, _ string, a act) {
+		disturbances["late "+operation] = func(w *testCluster, _ string, a act) {
 			w.delays[operation] = time.Duration(a.b*a.b*7-5) * time.Second // less than two minutes
 			w.say("the rack is to be asked late: %s", operation)
 		}
@@ -104,7 +104,7 @@ func init() {
 
 // disturb does one of the disturbances: now, in the middle of an operation, or in the middle
 // of a round.
-func (w *world) disturb(a act) {
+func (w *testCluster) disturb(a act) {
 	name, does := names[a.a%len(names)], disturbances[a.kind]
 	if a.at%2 != 0 || strings.HasSuffix(a.kind, "record") {
 		w.untilBusy(name, a.b)
@@ -123,7 +123,7 @@ func (w *world) disturb(a act) {
 
 // untilBusy makes the world continue until an operation is in progress and has done some
 // steps.
-func (w *world) untilBusy(name string, steps int) {
+func (w *testCluster) untilBusy(name string, steps int) {
 	w.addPod(name, 0)
 	for i := 0; i < 20 && len(w.busy()) == 0; i++ {
 		w.turn()
@@ -134,18 +134,18 @@ func (w *world) untilBusy(name string, steps int) {
 	}
 }
 
-func (w *world) edit(name string, change func(*corev1.Node)) {
+func (w *testCluster) edit(name string, change func(*corev1.Node)) {
 	keepertest.Edit(w.api, "", name, change)
 }
 
-func (w *world) cordon(name string, _ act) {
+func (w *testCluster) cordon(name string, _ act) {
 	cordoned := w.node(name).Spec.Unschedulable
 	w.say("somebody sets unschedulable of %s to %v", name, !cordoned)
 	w.byHand[name] = !cordoned
 	w.edit(name, func(n *corev1.Node) { n.Spec.Unschedulable = !cordoned })
 }
 
-func (w *world) label(name string, _ act) {
+func (w *testCluster) label(name string, _ act) {
 	w.edit(name, func(n *corev1.Node) {
 		if n.Labels[keeper.ColdAttachLabel] == "" {
 			n.Labels = map[string]string{keeper.ColdAttachLabel: keeper.Allowed}
@@ -168,7 +168,7 @@ var refusals = []string{
 }
 
 // refuse makes the driver refuse each volume that waits on a node, for hours.
-func (w *world) refuse(name string, a act) {
+func (w *testCluster) refuse(name string, a act) {
 	w.addPod(name, 0)
 	w.controllers()
 	for _, v := range keepertest.List[*storagev1.VolumeAttachment](w.api, "") {
@@ -186,7 +186,7 @@ func (w *world) refuse(name string, a act) {
 }
 
 // cutOff makes the API server unavailable for hours. The keepers and the rack continue.
-func (w *world) cutOff(name string, a act) {
+func (w *testCluster) cutOff(name string, a act) {
 	if !w.raced {
 		w.untilStopped(name, a)
 	}
@@ -219,7 +219,7 @@ func (w *world) cutOff(name string, a act) {
 
 // untilStopped makes the world continue until a keeper has asked for an instance's stop, and
 // for some more rounds.
-func (w *world) untilStopped(name string, a act) {
+func (w *testCluster) untilStopped(name string, a act) {
 	w.untilBusy(name, 1)
 	for range 20 {
 		if slices.ContainsFunc(w.busy(), func(name string) bool { return w.stoppedBy(name) != nil }) {
@@ -234,11 +234,11 @@ func (w *world) untilStopped(name string, a act) {
 
 // stoppedBy returns the keeper that has asked for the stop of an instance in the present
 // operation.
-func (w *world) stoppedBy(name string) *replica { return w.operations[name].stopper }
+func (w *testCluster) stoppedBy(name string) *replica { return w.operations[name].stopper }
 
 // copyRecord copies the record of a node to another node. A person who does this has to check
 // the other node's cordon, because only the overwritten record may have mentioned it.
-func (w *world) copyRecord(name string, _ act) {
+func (w *testCluster) copyRecord(name string, _ act) {
 	for _, from := range w.busy() {
 		if from == name {
 			continue
@@ -251,7 +251,7 @@ func (w *world) copyRecord(name string, _ act) {
 	}
 }
 
-func (w *world) setRecord(name, record string) {
+func (w *testCluster) setRecord(name, record string) {
 	w.edit(name, func(n *corev1.Node) {
 		if n.Annotations == nil {
 			n.Annotations = map[string]string{}
@@ -261,7 +261,7 @@ func (w *world) setRecord(name, record string) {
 }
 
 // spoilRecord makes a record unreadable. A person who does this has to check the instance.
-func (w *world) spoilRecord(name string, _ act) {
+func (w *testCluster) spoilRecord(name string, _ act) {
 	for _, busy := range w.busy() {
 		name = busy
 	}
@@ -273,7 +273,7 @@ func (w *world) spoilRecord(name string, _ act) {
 
 // redirectRecord writes the name of another instance into a record. A person who does this has
 // to check both instances.
-func (w *world) redirectRecord(name string, _ act) {
+func (w *testCluster) redirectRecord(name string, _ act) {
 	for _, busy := range w.busy() {
 		var record map[string]any
 		if json.Unmarshal([]byte(w.node(busy).Annotations[keeper.RecordAnnotation]), &record) != nil ||
@@ -294,12 +294,12 @@ func (w *world) redirectRecord(name string, _ act) {
 }
 
 // mayStop records that people have to make sure that an instance runs.
-func (w *world) mayStop(name string) { w.byPeople[name] = w.clock }
+func (w *testCluster) mayStop(name string) { w.byPeople[name] = w.clock }
 
 // reregister makes a driver register with no instance, with another one, or with its own
 // again. The other nodes keep the right registrations, because two wrong ones could not be
 // distinguished.
-func (w *world) reregister(name string, a act) {
+func (w *testCluster) reregister(name string, a act) {
 	w.correctOthers(name)
 	other := names[(a.a+1)%len(names)]
 	instance := ""
@@ -313,7 +313,7 @@ func (w *world) reregister(name string, a act) {
 	w.register(name, instance)
 }
 
-func (w *world) correctOthers(name string) {
+func (w *testCluster) correctOthers(name string) {
 	for _, other := range names {
 		if other != name && w.node(other).UID != "" {
 			w.register(other, w.rack.Instance(other).ID)
@@ -323,7 +323,7 @@ func (w *world) correctOthers(name string) {
 
 // deleteNode deletes a Node, or creates it again. A Node with an operation in progress stays
 // until the operation has ended.
-func (w *world) deleteNode(name string, a act) {
+func (w *testCluster) deleteNode(name string, a act) {
 	w.correctOthers(name)
 	n := w.node(name)
 	if n.UID == "" {
@@ -344,7 +344,7 @@ func (w *world) deleteNode(name string, a act) {
 }
 
 // taint sets the taint that a kubelet sets when it registers a node.
-func (w *world) taint(name string, _ act) {
+func (w *testCluster) taint(name string, _ act) {
 	w.edit(name, func(n *corev1.Node) {
 		if !tainted(n, keeper.StartupTaint) {
 			n.Spec.Taints = append(n.Spec.Taints,
@@ -353,7 +353,7 @@ func (w *world) taint(name string, _ act) {
 	})
 }
 
-func (w *world) stopByHand(name string, _ act) {
+func (w *testCluster) stopByHand(name string, _ act) {
 	w.say("somebody stops the instance of %s", name)
 	w.mayStop(name)
 	w.must(w.rack.StopInstance(w.ctx, w.rack.Instance(name).ID))
@@ -361,7 +361,7 @@ func (w *world) stopByHand(name string, _ act) {
 }
 
 // destroy makes the rack hide an instance, or show it again.
-func (w *world) destroy(name string, a act) {
+func (w *testCluster) destroy(name string, a act) {
 	if w.destroyed[name] {
 		delete(w.destroyed, name)
 		w.say("the rack shows the instance of %s again", name)
@@ -373,7 +373,7 @@ func (w *world) destroy(name string, a act) {
 }
 
 // plug gives the rack hot-plug.
-func (w *world) plug(_ string, _ act) {
+func (w *testCluster) plug(_ string, _ act) {
 	if !w.hotplug.IsZero() {
 		return
 	}
@@ -383,7 +383,7 @@ func (w *world) plug(_ string, _ act) {
 }
 
 // configure restarts one of the keepers, or both, with other arguments.
-func (w *world) configure(_ string, a act) {
+func (w *testCluster) configure(_ string, a act) {
 	for i := range w.keepers {
 		if a.b < 3 && i != a.b%2 {
 			continue
@@ -410,7 +410,7 @@ func (w *world) configure(_ string, a act) {
 }
 
 // ask makes the keepers forget earlier stops, as a person does after a repair.
-func (w *world) ask() {
+func (w *testCluster) ask() {
 	for _, v := range keepertest.List[*corev1.PersistentVolume](w.api, "") {
 		keepertest.Edit(w.api, "", v.Name, func(v *corev1.PersistentVolume) {
 			v.Annotations = map[string]string{keeper.AgainAnnotation: "mended"}
@@ -427,14 +427,14 @@ func (w *world) ask() {
 	w.causes = map[string][]stop{}
 }
 
-func (w *world) must(err error) {
+func (w *testCluster) must(err error) {
 	if err != nil {
 		panic(err)
 	}
 }
 
 // mend ends all disturbances, and does the work that people have to do.
-func (w *world) mend() {
+func (w *testCluster) mend() {
 	for _, r := range w.onWay {
 		r.send()
 	}

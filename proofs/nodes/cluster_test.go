@@ -35,7 +35,7 @@ import (
 var names = []string{"a", "b", "c"}
 
 // world is the environment of a history.
-type world struct {
+type testCluster struct {
 	t     keepertest.T
 	ctx   context.Context
 	rack  *harness.Rack
@@ -158,9 +158,9 @@ func (g *gate) pass(read, after bool) error {
 	return nil
 }
 
-// newWorld makes a cluster of three nodes on the rack, whose instances run and have no disks.
-func newWorld(ctx context.Context, t keepertest.T, r *harness.Rack) *world {
-	w := &world{t: t, ctx: ctx, rack: r, clock: time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC),
+// newTestCluster makes a cluster of three nodes on the rack, whose instances run and have no disks.
+func newTestCluster(ctx context.Context, t keepertest.T, r *harness.Rack) *testCluster {
+	w := &testCluster{t: t, ctx: ctx, rack: r, clock: time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC),
 		disks: map[string]string{}, byHand: map[string]bool{}, byPeople: map[string]time.Time{},
 		changes: map[string]time.Time{}, operations: map[string]*operation{},
 		causes: map[string][]stop{}, ends: map[string]time.Time{}, counts: map[string]int{}}
@@ -183,7 +183,7 @@ func newWorld(ctx context.Context, t keepertest.T, r *harness.Rack) *world {
 }
 
 // calm ends all temporary disturbances.
-func (w *world) calm() {
+func (w *testCluster) calm() {
 	w.noEviction, w.stuck, w.lagging, w.hidden, w.starter = false, false, false, false, false
 	w.outage = time.Time{}
 	w.dead, w.lying, w.destroyed = map[string]bool{}, map[string]bool{}, map[string]bool{}
@@ -193,7 +193,7 @@ func (w *world) calm() {
 
 // join creates a Node, and registers its driver. The record that an earlier Node had of its
 // last operation is lost. If a stop is still delayed then, people have to repair its effect.
-func (w *world) join(name string) {
+func (w *testCluster) join(name string) {
 	w.operations[name] = &operation{}
 	for volume, stops := range w.causes {
 		w.causes[volume] = slices.DeleteFunc(stops, func(s stop) bool { return s.node == name })
@@ -207,7 +207,7 @@ func (w *world) join(name string) {
 }
 
 // register registers the driver of a node with an instance, or with none.
-func (w *world) register(name, instance string) {
+func (w *testCluster) register(name, instance string) {
 	c := &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: name,
 		OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: name,
 			UID: w.node(name).UID}}}}
@@ -229,7 +229,7 @@ func config(node string) keeper.Config {
 }
 
 // restart starts a keeper that replaces another one.
-func (w *world) restart(i int) {
+func (w *testCluster) restart(i int) {
 	k := &replica{node: names[i]}
 	kube, cut := w.api.Client(fmt.Sprintf("keeper-%d", i))
 	k.cut = cut
@@ -252,7 +252,7 @@ func (w *world) restart(i int) {
 // gatedTransport is the transport of a keeper's requests to the rack.
 type gatedTransport struct {
 	http.RoundTripper
-	w *world
+	w *testCluster
 	k *replica
 	i int
 }
@@ -292,7 +292,7 @@ func (g *gatedTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 // nameOf returns the instance that a request names.
-func (w *world) nameOf(r *http.Request) string {
+func (w *testCluster) nameOf(r *http.Request) string {
 	i := slices.IndexFunc(names, func(name string) bool {
 		return strings.Contains(r.URL.Path, w.rack.Instance(name).ID)
 	})
@@ -301,7 +301,7 @@ func (w *world) nameOf(r *http.Request) string {
 
 // hinder returns the result of a request that does not reach the rack in time, or nothing if
 // the request reaches it.
-func (w *world) hinder(to http.RoundTripper, r *http.Request) (*http.Response, error) {
+func (w *testCluster) hinder(to http.RoundTripper, r *http.Request) (*http.Response, error) {
 	operation := "view"
 	if r.Method != http.MethodGet {
 		operation = r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:]
@@ -350,7 +350,7 @@ func answer(status int, code string) *http.Response {
 }
 
 // fails returns the error of the next request for something, or nil.
-func (w *world) fails(what string) error {
+func (w *testCluster) fails(what string) error {
 	f := w.failing[what]
 	if f.times == 0 {
 		return nil
@@ -361,7 +361,7 @@ func (w *world) fails(what string) error {
 }
 
 // inTime converts the times in the rack's answers about instances to the world's time.
-func (w *world) inTime(response *http.Response) (*http.Response, error) {
+func (w *testCluster) inTime(response *http.Response) (*http.Response, error) {
 	body, err := io.ReadAll(response.Body)
 	_ = response.Body.Close()
 	if err != nil {
@@ -383,7 +383,7 @@ func (w *world) inTime(response *http.Response) (*http.Response, error) {
 }
 
 // changed returns the time at which the world first saw a change of an instance.
-func (w *world) changed(rack time.Time) time.Time {
+func (w *testCluster) changed(rack time.Time) time.Time {
 	key := rack.UTC().String()
 	if _, known := w.changes[key]; !known {
 		w.changes[key] = w.clock
@@ -392,7 +392,7 @@ func (w *world) changed(rack time.Time) time.Time {
 }
 
 // intercept passes each change of a keeper in the cluster through the keeper's gate.
-func (w *world) intercept(r keepertest.KubeRequest) error {
+func (w *testCluster) intercept(r keepertest.KubeRequest) error {
 	k := w.sender(r)
 	if k == nil || r.Resource == "events" {
 		return nil
@@ -415,7 +415,7 @@ func (w *world) intercept(r keepertest.KubeRequest) error {
 }
 
 // interceptRead passes each read of a keeper through the keeper's gate, or makes it fail.
-func (w *world) interceptRead(r keepertest.KubeRequest) error {
+func (w *testCluster) interceptRead(r keepertest.KubeRequest) error {
 	k := w.sender(r)
 	if k == nil {
 		return nil
@@ -430,10 +430,10 @@ func (w *world) interceptRead(r keepertest.KubeRequest) error {
 }
 
 // away reports whether the API server is unavailable.
-func (w *world) away() bool { return w.clock.Before(w.outage) }
+func (w *testCluster) away() bool { return w.clock.Before(w.outage) }
 
 // sender returns the keeper that has sent a request.
-func (w *world) sender(r keepertest.KubeRequest) *replica {
+func (w *testCluster) sender(r keepertest.KubeRequest) *replica {
 	for i, k := range w.keepers {
 		if r.Client == fmt.Sprintf("keeper-%d", i) {
 			return k
@@ -443,10 +443,10 @@ func (w *world) sender(r keepertest.KubeRequest) *replica {
 }
 
 // count counts an event.
-func (w *world) count(what string) { w.counts[what]++ }
+func (w *testCluster) count(what string) { w.counts[what]++ }
 
 // say adds a line to the transcript, unless it is equal to the last line.
-func (w *world) say(format string, args ...any) {
+func (w *testCluster) say(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	if len(w.lines) == 0 || !strings.HasSuffix(w.lines[len(w.lines)-1], text) {
 		w.lines = append(w.lines, w.clock.Format("15:04:05 ")+text)
@@ -454,13 +454,13 @@ func (w *world) say(format string, args ...any) {
 }
 
 // breaks records a broken promise.
-func (w *world) breaks(format string, args ...any) {
+func (w *testCluster) breaks(format string, args ...any) {
 	w.say("BROKEN: "+format, args...)
 	w.broken = append(w.broken, fmt.Sprintf(format, args...))
 }
 
 // states returns the instances' states. No fault affects this request.
-func (w *world) states() map[string]oxide.InstanceState {
+func (w *testCluster) states() map[string]oxide.InstanceState {
 	page, err := w.rack.Client.InstanceList(w.ctx,
 		oxide.InstanceListParams{Project: oxide.NameOrId(w.rack.Project)})
 	if err != nil {
@@ -477,7 +477,7 @@ func (w *world) states() map[string]oxide.InstanceState {
 }
 
 // node returns a Node, or an empty one if the Node was deleted.
-func (w *world) node(name string) *corev1.Node {
+func (w *testCluster) node(name string) *corev1.Node {
 	n, ok := keepertest.Get[*corev1.Node](w.api, "", name)
 	if !ok {
 		return &corev1.Node{}
@@ -486,14 +486,14 @@ func (w *world) node(name string) *corev1.Node {
 }
 
 // busy returns the nodes with an operation in progress.
-func (w *world) busy() []string {
+func (w *testCluster) busy() []string {
 	return slices.DeleteFunc(slices.Clone(names), func(name string) bool {
 		return w.node(name).Annotations[keeper.RecordAnnotation] == ""
 	})
 }
 
 // addPod schedules a pod to a node, with or without a volume of its own.
-func (w *world) addPod(name string, kind int) {
+func (w *testCluster) addPod(name string, kind int) {
 	w.pods++
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default",
 		Name: fmt.Sprintf("pod-%d", w.pods), Labels: map[string]string{"app": "web"}},
@@ -525,7 +525,7 @@ func (w *world) addPod(name string, kind int) {
 
 // addVolume creates a disk and the objects that Kubernetes has for it, and asks for its
 // attachment.
-func (w *world) addVolume(pod *corev1.Pod) {
+func (w *testCluster) addVolume(pod *corev1.Pod) {
 	w.volumes++
 	volume := fmt.Sprintf("pvc-%d", w.volumes)
 	disk, err := w.rack.Client.DiskCreate(w.ctx, oxide.DiskCreateParams{
