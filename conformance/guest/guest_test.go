@@ -20,15 +20,15 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// world is a rack with a controller, and its instance b, in which an agent runs.
-type world struct {
+// agentTest is a rack with a controller, and its instance b, in which an agent runs.
+type agentTest struct {
 	*testing.T
 	rack       *harness.Rack
 	controller csi.ControllerClient
 	config     guest.Config
 }
 
-func newWorld(t *testing.T) *world {
+func newAgentTest(t *testing.T) *agentTest {
 	t.Helper()
 	run := harness.RunFor(t)
 	ctx := t.Context()
@@ -49,18 +49,18 @@ func newWorld(t *testing.T) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &world{T: t, rack: env.Rack, controller: controller.Controller(),
+	return &agentTest{T: t, rack: env.Rack, controller: controller.Controller(),
 		config: guest.Config{Plugin: []string{driver}}}
 }
 
 // shell returns a command that runs a script with the view of an instance.
-func (w *world) shell(instance string) []string {
+func (w *agentTest) shell(instance string) []string {
 	view := w.rack.Instance(instance).Guest
 	return []string{"env", "OXIDE_SYSFS_ROOT=" + filepath.Join(view, "sys"),
 		"OXIDE_DEV_ROOT=" + filepath.Join(view, "dev"), "sh", "-c"}
 }
 
-func (w *world) connect(instance string) *guest.AgentClient {
+func (w *agentTest) connect(instance string) *guest.AgentClient {
 	w.Helper()
 	g, err := guest.Connect(w.Context(), w.shell(instance), w.config)
 	if err != nil {
@@ -69,7 +69,7 @@ func (w *world) connect(instance string) *guest.AgentClient {
 	return g
 }
 
-func (w *world) here(instance string) *guest.AgentClient {
+func (w *agentTest) here(instance string) *guest.AgentClient {
 	w.Helper()
 	c := w.config
 	view := w.rack.Instance(instance).Guest
@@ -81,7 +81,7 @@ func (w *world) here(instance string) *guest.AgentClient {
 	return g
 }
 
-func (w *world) must(err error) {
+func (w *agentTest) must(err error) {
 	w.Helper()
 	if err != nil {
 		w.Fatal(err)
@@ -89,7 +89,7 @@ func (w *world) must(err error) {
 }
 
 // attached creates a volume and attaches it to an instance.
-func (w *world) attached(g *guest.AgentClient, instance, access string) *harness.Placement {
+func (w *agentTest) attached(g *guest.AgentClient, instance, access string) *harness.Placement {
 	w.Helper()
 	ctx := w.Context()
 	capability := harness.Access(access)
@@ -106,14 +106,14 @@ func (w *world) attached(g *guest.AgentClient, instance, access string) *harness
 	return p
 }
 
-func (w *world) detach(p *harness.Placement) {
+func (w *agentTest) detach(p *harness.Placement) {
 	w.Helper()
 	_, err := w.controller.ControllerUnpublishVolume(w.Context(),
 		harness.UnpublishRequest(p.Volume, ""))
 	w.must(err)
 }
 
-func (w *world) delete(p *harness.Placement) {
+func (w *agentTest) delete(p *harness.Placement) {
 	w.Helper()
 	_, err := w.controller.DeleteVolume(w.Context(),
 		&csi.DeleteVolumeRequest{VolumeId: p.Volume.GetVolumeId()})
@@ -129,7 +129,7 @@ func place(p *harness.Placement) guest.Place {
 }
 
 func TestAnAgentUsesAVolumeHereAndInAnotherInstance(t *testing.T) {
-	w := newWorld(t)
+	w := newAgentTest(t)
 	for _, where := range []struct {
 		instance string
 		open     func(string) *guest.AgentClient
@@ -138,7 +138,7 @@ func TestAnAgentUsesAVolumeHereAndInAnotherInstance(t *testing.T) {
 		node := csi.NewNodeClient(g.Conn())
 		for _, access := range []string{"ext4", "block"} {
 			t.Run(access+" in "+where.instance, func(t *testing.T) {
-				w := &world{T: t, rack: w.rack, controller: w.controller}
+				w := &agentTest{T: t, rack: w.rack, controller: w.controller}
 				ctx := t.Context()
 				p := w.attached(g, where.instance, access)
 				w.must(p.Stage(ctx, node))
@@ -166,7 +166,7 @@ func TestAnAgentUsesAVolumeHereAndInAnotherInstance(t *testing.T) {
 }
 
 // records runs a writer for a moment, and reads what it wrote.
-func (w *world) records(g *guest.AgentClient, p *harness.Placement) {
+func (w *agentTest) records(g *guest.AgentClient, p *harness.Placement) {
 	w.Helper()
 	ctx := w.Context()
 	at := place(p)
@@ -198,7 +198,7 @@ func (w *world) records(g *guest.AgentClient, p *harness.Placement) {
 }
 
 func TestTheAgentReturnsTheDriversErrorsUnchanged(t *testing.T) {
-	w := newWorld(t)
+	w := newAgentTest(t)
 	g := w.connect("b")
 	defer func() { w.must(g.Close()) }()
 	node := csi.NewNodeClient(g.Conn())
@@ -226,7 +226,7 @@ func TestTheAgentReturnsTheDriversErrorsUnchanged(t *testing.T) {
 }
 
 func TestAnAgentThatEndsLeavesNothing(t *testing.T) {
-	w := newWorld(t)
+	w := newAgentTest(t)
 	// The agents of other tests have their directories in another place.
 	dir, err := os.MkdirTemp("", "agents-")
 	w.must(err)
@@ -248,7 +248,7 @@ func TestAnAgentThatEndsLeavesNothing(t *testing.T) {
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := &world{T: t, rack: w.rack, controller: w.controller, config: w.config}
+			w := &agentTest{T: t, rack: w.rack, controller: w.controller, config: w.config}
 			g := w.connect("b")
 			node := csi.NewNodeClient(g.Conn())
 			p := w.attached(g, "b", "ext4")
@@ -284,7 +284,7 @@ func TestAnAgentThatEndsLeavesNothing(t *testing.T) {
 }
 
 func TestAnAgentReleasesTheVolumesThatItsNamespaceInherits(t *testing.T) {
-	w := newWorld(t)
+	w := newAgentTest(t)
 	ctx := t.Context()
 	a := w.here("a")
 	node := csi.NewNodeClient(a.Conn())
