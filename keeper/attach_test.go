@@ -11,7 +11,7 @@ import (
 )
 
 func TestD61TheDisksAreAttachedTheMomentTheInstanceIsStopped(t *testing.T) {
-	w := newWorld(t, "a")
+	w := newStory(t, "a")
 	w.rack.disk = "detached"
 	w.stopped()
 	seen := w.seen()
@@ -30,7 +30,7 @@ func TestD61TheDisksAreAttachedTheMomentTheInstanceIsStopped(t *testing.T) {
 }
 
 func TestD61AnInstanceThatIsStartedBeforeItsDisksAreAttachedIsAProblem(t *testing.T) {
-	w := newWorld(t, "a")
+	w := newStory(t, "a")
 	w.rack.disk = "faulted"
 	w.stopped()
 	w.rack.set("a", "running")

@@ -25,7 +25,7 @@ const (
 // live simulates the cluster for a time: kubelets report, the attacher tries each attachment again
 // and again, and the keeper does its rounds. For a volume on a stopped instance the attacher gets
 // the error that refused returns; "" means that it attaches or detaches the volume.
-func (w *world) live(d time.Duration, refused func(volume string) string) {
+func (w *story) live(d time.Duration, refused func(volume string) string) {
 	w.t.Helper()
 	for end := w.clock.Add(d); w.clock.Before(end); {
 		for _, n := range keepertest.List[*corev1.Node](w.api, "") {
@@ -64,7 +64,7 @@ func (w *world) live(d time.Duration, refused func(volume string) string) {
 }
 
 // stops returns how often each node's instance was stopped since the last call.
-func (w *world) stops() map[string]int {
+func (w *story) stops() map[string]int {
 	stops := map[string]int{}
 	for _, effect := range w.seen() {
 		if _, node, found := strings.Cut(effect, "Stopping: stop "); found {
@@ -92,7 +92,7 @@ func TestD61AnAttachmentThatFailsWhileTheInstanceIsStoppedCausesNoStopsWithoutEn
 			Defaults().MaxStopsPerVolume},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := newWorld(t, "a", "b")
+			w := newStory(t, "a", "b")
 			w.wait("a", "data")
 			w.live(day-time.Hour, func(string) string { return c.refused })
 			if got := w.stops(); got["a"] != c.most || got["b"] != 0 {
@@ -120,20 +120,20 @@ func TestD61AnAttachmentThatFailsWhileTheInstanceIsStoppedCausesNoStopsWithoutEn
 }
 
 func TestD61AnAttachmentThatFailedIsTriedAgainWhenSomethingAboutItHasChanged(t *testing.T) {
-	volume := func(change func(*corev1.PersistentVolume)) func(*world) {
-		return func(w *world) { keepertest.Edit(w.api, "", "data", change) }
+	volume := func(change func(*corev1.PersistentVolume)) func(*story) {
+		return func(w *story) { keepertest.Edit(w.api, "", "data", change) }
 	}
 	for _, c := range []struct {
 		name   string
-		change func(*world)
+		change func(*story)
 		again  bool
 	}{
-		{"nothing", func(*world) {}, false},
-		{"another attachment of the same volume", func(w *world) {
+		{"nothing", func(*story) {}, false},
+		{"another attachment of the same volume", func(w *story) {
 			keepertest.Remove[*storagev1.VolumeAttachment](w.api, "", "va-data")
 			w.wait("a", "data")
 		}, false},
-		{"its pod", func(w *world) {
+		{"its pod", func(w *story) {
 			keepertest.Remove[*corev1.Pod](w.api, "shop", "db-data")
 			w.pod("a", "db-data", "StatefulSet", "data")
 		}, false},
@@ -146,13 +146,13 @@ func TestD61AnAttachmentThatFailedIsTriedAgainWhenSomethingAboutItHasChanged(t *
 		{"its disk", volume(func(v *corev1.PersistentVolume) {
 			v.Spec.CSI.VolumeHandle = instanceOf("x")
 		}), true},
-		{"the node's instance", func(w *world) {
+		{"the node's instance", func(w *story) {
 			c, _ := keepertest.Get[*storagev1.CSINode](w.api, "", "a")
 			c.Spec.Drivers[1].NodeID = instanceOf("n")
 			keepertest.Put(w.api, c)
 			w.rack.set("n", "running")
 		}, true},
-		{"it is to be detached", func(w *world) {
+		{"it is to be detached", func(w *story) {
 			keepertest.Edit(w.api, "", "va-data", func(a *storagev1.VolumeAttachment) {
 				a.Finalizers = []string{"external-attacher"}
 			})
@@ -160,7 +160,7 @@ func TestD61AnAttachmentThatFailedIsTriedAgainWhenSomethingAboutItHasChanged(t *
 		}, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := newWorld(t, "a", "b")
+			w := newStory(t, "a", "b")
 			w.wait("a", "data")
 			refused := func(string) string { return full }
 			w.live(2*time.Hour, refused)
@@ -176,7 +176,7 @@ func TestD61AnAttachmentThatFailedIsTriedAgainWhenSomethingAboutItHasChanged(t *
 }
 
 func TestD61AVolumeThatFailedOnOneNodeIsTriedOnAnotherNode(t *testing.T) {
-	w := newWorld(t, "a", "b")
+	w := newStory(t, "a", "b")
 	w.wait("a", "data")
 	refused := func(string) string { return full }
 	w.live(2*time.Hour, refused)
@@ -190,7 +190,7 @@ func TestD61AVolumeThatFailedOnOneNodeIsTriedOnAnotherNode(t *testing.T) {
 }
 
 func TestD61ANodeIsStoppedAtMostMaxStopsPerNodeTimesADay(t *testing.T) {
-	w := newWorld(t, "a")
+	w := newStory(t, "a")
 	w.Config.MaxStopsPerNode = 3
 	attach := func(string) string { return "" }
 	for i := range 10 {
@@ -217,7 +217,7 @@ func TestD61ANodeIsStoppedAtMostMaxStopsPerNodeTimesADay(t *testing.T) {
 }
 
 func TestD61AnAttachmentThatFailsDelaysNoOther(t *testing.T) {
-	w := newWorld(t, "a")
+	w := newStory(t, "a")
 	w.wait("a", "bad")
 	w.wait("a", "good")
 	refused := func(volume string) string {

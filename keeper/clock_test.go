@@ -9,7 +9,7 @@ import (
 
 // putBack sets the keeper's clock back, as if a replica with a slow clock took over from one with a
 // fast clock.
-func (w *world) putBack(d time.Duration) {
+func (w *story) putBack(d time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.clock = w.clock.Add(-d)
@@ -18,29 +18,29 @@ func (w *world) putBack(d time.Duration) {
 // begun contains operations on the node "a", each in a step that does not end by itself, and the
 // time limit of that step.
 var begun = map[step]struct {
-	begin func(*world)
+	begin func(*story)
 	limit func(*Config) time.Duration
 }{
-	draining: {func(w *world) {
+	draining: {func(w *story) {
 		w.pod("a", "web-1", "ReplicaSet")
 		w.wait("a", "data")
 		w.pass(time.Minute)
 		w.steps(draining)
 	}, func(c *Config) time.Duration { return c.DrainTimeout }},
-	stopping: {func(w *world) {
+	stopping: {func(w *story) {
 		w.rack.lame = true
 		w.wait("a", "data")
 		w.pass(time.Minute)
 		w.steps(draining, draining, stopping)
 	}, func(c *Config) time.Duration { return c.StopTimeout }},
-	attaching: {(*world).stopped, func(c *Config) time.Duration { return c.AttachTimeout }},
-	starting: {func(w *world) {
+	attaching: {(*story).stopped, func(c *Config) time.Duration { return c.AttachTimeout }},
+	starting: {func(w *story) {
 		w.stopped()
 		w.attach("data", "")
 		w.steps(starting)
 		w.rack.lame = true
 	}, func(c *Config) time.Duration { return c.StartTimeout }},
-	returning: {func(w *world) {
+	returning: {func(w *story) {
 		w.stopped()
 		w.attach("data", "")
 		w.steps(starting, starting, starting, returning)
@@ -51,7 +51,7 @@ func TestD61AStepWithAStartInTheFutureStillEndsAtItsLimit(t *testing.T) {
 	for s, c := range begun {
 		for _, skew := range []time.Duration{maxSkew, maxSkew + time.Second, 24 * time.Hour} {
 			t.Run(string(s)+", "+skew.String(), func(t *testing.T) {
-				w := newWorld(t, "a")
+				w := newStory(t, "a")
 				c.begin(w)
 				w.putBack(skew)
 				if skew <= maxSkew {
@@ -69,7 +69,7 @@ func TestD61AStepWithAStartInTheFutureStillEndsAtItsLimit(t *testing.T) {
 }
 
 func TestAnInstanceThatIsUnseenSinceAFutureTimeIsGivenUp(t *testing.T) {
-	w := newWorld(t, "a", "b")
+	w := newStory(t, "a", "b")
 	w.stopped()
 	w.attach("data", "")
 	w.steps(starting)
@@ -86,7 +86,7 @@ func TestD61AnOutcomeDatedInTheFutureDelaysNothingBeyondItsPause(t *testing.T) {
 		StoppedWith: map[string]time.Time{"shop/db": begin.Add(time.Hour)}}
 	for node, pause := range map[string]time.Duration{"a": 10 * time.Minute, "b": 30 * time.Minute} {
 		t.Run("of the node "+node, func(t *testing.T) {
-			w := newWorld(t, "a", "b")
+			w := newStory(t, "a", "b")
 			ahead.Instance = instanceOf(node)
 			w.edit(node, func(n *corev1.Node) { setAnnotation(n, LastAnnotation, ahead) })
 			w.wait("a", "data")
@@ -103,7 +103,7 @@ func TestD61AnOutcomeDatedInTheFutureDelaysNothingBeyondItsPause(t *testing.T) {
 }
 
 func TestANodeWhoseVolumeWaitsSinceAFutureTimeIsStopped(t *testing.T) {
-	w := newWorld(t, "a")
+	w := newStory(t, "a")
 	w.wait("a", "data")
 	w.putBack(time.Hour)
 	w.steps(draining)

@@ -18,36 +18,36 @@ import (
 )
 
 func TestD61ANodeIsStoppedOnlyIfNothingIsInTheWay(t *testing.T) {
-	ended := func(name string, o outcome) func(*world) {
-		return func(w *world) {
+	ended := func(name string, o outcome) func(*story) {
+		return func(w *story) {
 			o.Instance = instanceOf(name)
 			w.edit(name, func(n *corev1.Node) { setAnnotation(n, LastAnnotation, o) })
 		}
 	}
 	for _, c := range []struct {
 		name  string
-		given func(*world)
+		given func(*story)
 		want  string // a part of the plan; "" if nothing is in the way
 	}{
-		{"nothing", func(*world) {}, ""},
-		{"a record that cannot be read", func(w *world) {
+		{"nothing", func(*story) {}, ""},
+		{"a record that cannot be read", func(w *story) {
 			w.edit("a", func(n *corev1.Node) { n.Annotations = map[string]string{RecordAnnotation: "{"} })
 		}, "is not what a keeper writes"},
-		{"not registered", func(w *world) { keepertest.Delete[*storagev1.CSINode](w.api, "", "a") },
+		{"not registered", func(w *story) { keepertest.Delete[*storagev1.CSINode](w.api, "", "a") },
 			"the driver is not registered on this node"},
-		{"the keeper's own node", func(w *world) { w.Config.NodeName = "a" }, "the keeper runs here"},
-		{"cordoned", func(w *world) { w.edit("a", func(n *corev1.Node) { n.Spec.Unschedulable = true }) },
+		{"the keeper's own node", func(w *story) { w.Config.NodeName = "a" }, "the keeper runs here"},
+		{"cordoned", func(w *story) { w.edit("a", func(n *corev1.Node) { n.Spec.Unschedulable = true }) },
 			"somebody cordoned this node"},
-		{"not ready", func(w *world) { w.lose("a") }, "the node is not ready"},
-		{"the attacher does not try", func(w *world) { w.clock = w.clock.Add(staleAfter) },
+		{"not ready", func(w *story) { w.lose("a") }, "the node is not ready"},
+		{"the attacher does not try", func(w *story) { w.clock = w.clock.Add(staleAfter) },
 			"the attacher has not tried for 10m0s"},
-		{"outside the window", func(w *world) { w.Config.Window = try(ParseWindow("0 2 * * *", 1))(w.t) },
+		{"outside the window", func(w *story) { w.Config.Window = try(ParseWindow("0 2 * * *", 1))(w.t) },
 			`waits for the maintenance window, "0 2 * * *"`},
-		{"within the window", func(w *world) {
+		{"within the window", func(w *story) {
 			w.Config.Window = try(ParseWindow("0 12 * * *", time.Hour))(w.t)
 		}, ""},
-		{"something new is asked for", func(w *world) { w.wait("a", "new") }, "nothing new has been"},
-		{"something new, and something old", func(w *world) {
+		{"something new is asked for", func(w *story) { w.wait("a", "new") }, "nothing new has been"},
+		{"something new, and something old", func(w *story) {
 			w.pass(2 * time.Minute)
 			w.wait("a", "new")
 		}, ""},
@@ -55,29 +55,29 @@ func TestD61ANodeIsStoppedOnlyIfNothingIsInTheWay(t *testing.T) {
 		{"worked on before", ended("a", outcome{Ended: begin.Add(-9 * time.Minute)}), ""},
 		{"failed before", ended("a", outcome{Ended: begin.Add(-9 * time.Minute), Failures: 1}),
 			"less than 20m0s ago"},
-		{"a pod that would be lost", func(w *world) { w.pod("a", "one", "") },
+		{"a pod that would be lost", func(w *story) { w.pod("a", "one", "") },
 			"no controller that makes another; move it away, or remove the label"},
-		{"static pods of the control plane", func(w *world) {
+		{"static pods of the control plane", func(w *story) {
 			w.pod("a", "etcd-a", "Node")
 			p, _ := keepertest.Get[*corev1.Pod](w.api, "shop", "etcd-a")
 			p.Namespace, p.Labels = "kube-system", map[string]string{"component": "etcd"}
 			p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x"}
 			keepertest.Put(w.api, p)
 		}, "the pod kube-system/etcd-a is of the control plane"},
-		{"of the control plane", func(w *world) {
+		{"of the control plane", func(w *story) {
 			w.edit("a", func(n *corev1.Node) { n.Labels[controlPlane] = "" })
 		}, "stops no node of the control plane"},
-		{"another instance by its provider", func(w *world) {
+		{"another instance by its provider", func(w *story) {
 			w.edit("a", func(n *corev1.Node) { n.Spec.ProviderID = "oxide://" + instanceOf("b") })
 		}, "its spec.providerID names the instance " + instanceOf("b") + ", and not " + instanceOf("a")},
-		{"the same instance by its provider", func(w *world) {
+		{"the same instance by its provider", func(w *story) {
 			w.edit("a", func(n *corev1.Node) { n.Spec.ProviderID = "oxide://" + instanceOf("a") })
 		}, ""},
-		{"a budget", func(w *world) {
+		{"a budget", func(w *story) {
 			w.pod("a", "web-1", "ReplicaSet")
 			keepertest.Put(w.api, ptr.To(budget(policyv1.PodDisruptionBudgetSpec{}, 1, 1, 0)))
 		}, "the PodDisruptionBudget shop/shop allows no eviction"},
-		{"a budget that a pod on another node waits for", func(w *world) {
+		{"a budget that a pod on another node waits for", func(w *story) {
 			w.pod("a", "db-ready", "StatefulSet", "data")
 			w.wait("b", "other")
 			w.edit("b", func(n *corev1.Node) { n.Labels = nil })
@@ -95,7 +95,7 @@ func TestD61ANodeIsStoppedOnlyIfNothingIsInTheWay(t *testing.T) {
 			StoppedWith: map[string]time.Time{"shop/cache": begin}}), ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := newWorld(t, "a", "b")
+			w := newStory(t, "a", "b")
 			w.wait("a", "data")
 			w.pass(time.Minute)
 			c.given(w)
@@ -116,7 +116,7 @@ func TestD61ANodeIsStoppedOnlyIfNothingIsInTheWay(t *testing.T) {
 
 func TestTheKeeperLooksOftenOnlyWhileItWorksOnANode(t *testing.T) {
 	for _, on := range []bool{true, false} {
-		w := newWorld(t, "a")
+		w := newStory(t, "a")
 		w.wait("a", "data")
 		w.pass(time.Minute)
 		w.Config.ColdAttach = on
@@ -150,7 +150,7 @@ func TestTheNextOperationWaitsLongerAfterEachFailure(t *testing.T) {
 }
 
 func TestD61ANodeWithoutTheLabelHasNoPlanAndIsLeftAlone(t *testing.T) {
-	w := newWorld(t, "a")
+	w := newStory(t, "a")
 	w.wait("a", "data")
 	w.round()
 	if w.plan("a") == "" {
@@ -167,7 +167,7 @@ func TestD61ANodeWithoutTheLabelHasNoPlanAndIsLeftAlone(t *testing.T) {
 }
 
 func TestD61TheKeeperStepsAsideOnlyForWhatAnotherReplicaWouldDo(t *testing.T) {
-	w := newWorld(t, "a", "b")
+	w := newStory(t, "a", "b")
 	w.Config.NodeName = "a"
 	w.wait("a", "data")
 	w.pass(time.Second) // --settle is not over
@@ -194,7 +194,7 @@ func TestD61TheKeeperStepsAsideOnlyForWhatAnotherReplicaWouldDo(t *testing.T) {
 }
 
 func TestD61ADryRunSaysWhatWouldBeDoneAndDoesNothing(t *testing.T) {
-	w := newWorld(t, "a", "b")
+	w := newStory(t, "a", "b")
 	w.Config.DryRun = true
 	w.wait("a", "data")
 	w.pod("a", "web-1", "ReplicaSet")
@@ -226,7 +226,7 @@ func TestD61ADryRunSaysWhatWouldBeDoneAndDoesNothing(t *testing.T) {
 }
 
 func TestTheEventsOfANamespaceNameNoVolumesOfOthers(t *testing.T) {
-	w := newWorld(t, "a")
+	w := newStory(t, "a")
 	w.Config.DryRun = true
 	w.wait("a", "data")
 	w.wait("a", "secret")
@@ -271,7 +271,7 @@ func TestTheTextOfVolumesNamesTheFirst(t *testing.T) {
 }
 
 func TestD61TheNodeThatWaitsLongestIsFirst(t *testing.T) {
-	w := newWorld(t, "a", "b", "c")
+	w := newStory(t, "a", "b", "c")
 	w.Config.StatefulSetInterval = 0
 	for _, name := range []string{"c", "a", "b"} {
 		w.wait(name, "of-"+name)
@@ -286,7 +286,7 @@ func TestD61TheNodeThatWaitsLongestIsFirst(t *testing.T) {
 }
 
 func TestEventsThatCannotBeMadeKeepNothingFromBeingDone(t *testing.T) {
-	w := newWorld(t, "a")
+	w := newStory(t, "a")
 	w.api.Intercept(func(r keepertest.KubeRequest) error {
 		if r.Resource == "events" {
 			return errBroken
@@ -313,7 +313,7 @@ func TestNoEventIsMadeTwice(t *testing.T) {
 		{"responses to events", "events", true, 9},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := newWorld(t, "a")
+			w := newStory(t, "a")
 			w.wait("a", "data")
 			w.pass(time.Minute)
 			lost := map[string]bool{}

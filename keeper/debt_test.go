@@ -12,14 +12,14 @@ import (
 )
 
 // outage makes the API server answer nobody.
-func (w *world) outage() {
+func (w *story) outage() {
 	gone := func(keepertest.KubeRequest) error { return keepertest.ErrBreak }
 	w.api.Intercept(gone)
 	w.api.InterceptReads(gone)
 }
 
 // advance sets the clock forward.
-func (w *world) advance(d time.Duration) {
+func (w *story) advance(d time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.clock = w.clock.Add(d)
@@ -30,20 +30,20 @@ func TestD61AnInstanceIsStartedWithoutTheAPIServer(t *testing.T) {
 		name         string
 		disk         string // the state of the volume's disk
 		early, after bool   // whether it is started before --attach-timeout, and after it
-		given        func(*world)
+		given        func(*story)
 	}{
-		{"the disk is attached", "attached", true, true, func(*world) {}},
-		{"the attach is hopeless", "detached", false, true, func(*world) {}},
-		{"the rack does not show the disk", "", false, true, func(*world) {}},
-		{"the rack refused the start once", "attached", false, true, func(w *world) {
+		{"the disk is attached", "attached", true, true, func(*story) {}},
+		{"the attach is hopeless", "detached", false, true, func(*story) {}},
+		{"the rack does not show the disk", "", false, true, func(*story) {}},
+		{"the rack refused the start once", "attached", false, true, func(w *story) {
 			w.rack.fail["start a"] = 503
 		}},
-		{"the keeper never stopped the instance", "attached", false, false, func(w *world) {
+		{"the keeper never stopped the instance", "attached", false, false, func(w *story) {
 			w.debts = nil
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := newWorld(t, "a", "b")
+			w := newStory(t, "a", "b")
 			w.stopped()
 			w.rack.disk = c.disk
 			if err := w.Repay(t.Context()); err != nil || w.rack.state("a") != "stopped" {
@@ -78,7 +78,7 @@ func TestD61AnInstanceIsStartedWithoutTheAPIServer(t *testing.T) {
 }
 
 func TestD61AnInstanceThatAnotherKeeperStartedIsNotStartedAgain(t *testing.T) {
-	w := newWorld(t, "a", "b")
+	w := newStory(t, "a", "b")
 	w.stopped()
 	w.edit("a", func(n *corev1.Node) { delete(n.Annotations, RecordAnnotation) })
 	if err := w.Repay(t.Context()); err != nil {
@@ -96,7 +96,7 @@ func TestD61AnInstanceThatAnotherKeeperStartedIsNotStartedAgain(t *testing.T) {
 func TestD61NoStopComesAfterTheWindow(t *testing.T) {
 	for _, during := range []step{draining, stopping} {
 		t.Run(string(during), func(t *testing.T) {
-			w := newWorld(t, "a")
+			w := newStory(t, "a")
 			w.Config.Window = try(ParseWindow("0 12 * * *", 5*time.Minute))(t)
 			w.wait("a", "data")
 			w.pass(time.Minute)
@@ -123,7 +123,7 @@ func TestD61NoStopComesAfterTheWindow(t *testing.T) {
 // New volumes begin to wait on one node again and again, while another node waits that has pods of
 // the same StatefulSet.
 func TestD61NoNodeIsStarvedByAnotherNodeWithItsStatefulSet(t *testing.T) {
-	w := newWorld(t, "a", "b")
+	w := newStory(t, "a", "b")
 	w.Config.MaxStopsPerNode = 1000
 	attach := func(string) string { return "" }
 	for i := range 12 {

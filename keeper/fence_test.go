@@ -11,14 +11,14 @@ import (
 )
 
 // lost returns a world whose node "a" is no longer ready.
-func lost(t *testing.T) *world {
+func lost(t *testing.T) *story {
 	t.Helper()
-	w := newWorld(t, "a", "b")
+	w := newStory(t, "a", "b")
 	w.lose("a")
 	return w
 }
 
-func (w *world) fenced(name string) bool {
+func (w *story) fenced(name string) bool {
 	n := w.node(name)
 	tainted := (&node{Node: n}).tainted(corev1.TaintNodeOutOfService)
 	if (n.Annotations[FencedAnnotation] != "") != tainted {
@@ -30,34 +30,34 @@ func (w *world) fenced(name string) bool {
 func TestANodeIsFencedOnlyIfItsInstanceIsOffForCertain(t *testing.T) {
 	for _, c := range []struct {
 		name  string
-		given func(*world)
+		given func(*story)
 		want  bool
 	}{
-		{"stopped", func(w *world) { w.rack.set("a", "stopped") }, true},
-		{"destroyed, and another is shown", func(w *world) { w.rack.set("a", "") }, true},
-		{"destroyed, in words", func(w *world) { w.rack.set("a", "destroyed") }, true},
-		{"none is shown", func(w *world) { w.rack.set("a", ""); w.rack.set("b", "") }, false},
-		{"destroyed, and no other node is registered", func(w *world) {
+		{"stopped", func(w *story) { w.rack.set("a", "stopped") }, true},
+		{"destroyed, and another is shown", func(w *story) { w.rack.set("a", "") }, true},
+		{"destroyed, in words", func(w *story) { w.rack.set("a", "destroyed") }, true},
+		{"none is shown", func(w *story) { w.rack.set("a", ""); w.rack.set("b", "") }, false},
+		{"destroyed, and no other node is registered", func(w *story) {
 			w.rack.set("a", "")
 			keepertest.Delete[*corev1.Node](w.api, "", "b")
 		}, false},
-		{"running", func(*world) {}, false},
-		{"failed", func(w *world) { w.rack.set("a", "failed") }, false},
-		{"stopping", func(w *world) { w.rack.set("a", "stopping") }, false},
-		{"starting", func(w *world) { w.rack.set("a", "starting") }, false},
-		{"rebooting", func(w *world) { w.rack.set("a", "rebooting") }, false},
-		{"stopped, but the node is ready", func(w *world) {
+		{"running", func(*story) {}, false},
+		{"failed", func(w *story) { w.rack.set("a", "failed") }, false},
+		{"stopping", func(w *story) { w.rack.set("a", "stopping") }, false},
+		{"starting", func(w *story) { w.rack.set("a", "starting") }, false},
+		{"rebooting", func(w *story) { w.rack.set("a", "rebooting") }, false},
+		{"stopped, but the node is ready", func(w *story) {
 			w.rack.set("a", "stopped")
 			w.heartbeat("a")
 		}, false},
-		{"stopped by the keeper", func(w *world) {
+		{"stopped by the keeper", func(w *story) {
 			w.rack.set("a", "stopped")
 			w.rack.lame = true
 			w.edit("a", func(n *corev1.Node) {
 				setAnnotation(n, RecordAnnotation, operation{Step: starting})
 			})
 		}, false},
-		{"without --fence", func(w *world) {
+		{"without --fence", func(w *story) {
 			w.rack.set("a", "stopped")
 			w.Config.Fence = false
 		}, false},
@@ -100,18 +100,18 @@ func TestANodeWhoseRecordCannotBeReadIsNotFenced(t *testing.T) {
 func TestTheFenceGoesWhenTheNodeIsBack(t *testing.T) {
 	for _, c := range []struct {
 		name  string
-		given func(*world)
+		given func(*story)
 		want  bool // that it stays
 	}{
-		{"the instance runs", func(w *world) { w.rack.set("a", "running") }, false},
-		{"the node is ready", func(w *world) { w.heartbeat("a") }, false},
-		{"the node is ready, without --fence", func(w *world) {
+		{"the instance runs", func(w *story) { w.rack.set("a", "running") }, false},
+		{"the node is ready", func(w *story) { w.heartbeat("a") }, false},
+		{"the node is ready, without --fence", func(w *story) {
 			w.rack.set("a", "running")
 			w.Config.Fence = false
 		}, false},
-		{"the instance starts", func(w *world) { w.rack.set("a", "starting") }, true},
-		{"the instance is destroyed", func(w *world) { w.rack.set("a", "") }, true},
-		{"the instance is still stopped", func(*world) {}, true},
+		{"the instance starts", func(w *story) { w.rack.set("a", "starting") }, true},
+		{"the instance is destroyed", func(w *story) { w.rack.set("a", "") }, true},
+		{"the instance is still stopped", func(*story) {}, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := lost(t)
@@ -149,7 +149,7 @@ func TestATaintThatAPersonSetIsLeftAlone(t *testing.T) {
 }
 
 func TestTheStartupTaintGoesWhenTheDriverIsRegisteredOnThisVeryNode(t *testing.T) {
-	w := newWorld(t, "a", "b")
+	w := newStory(t, "a", "b")
 	taint := corev1.Taint{Key: StartupTaint, Effect: corev1.TaintEffectNoSchedule}
 	other := corev1.Taint{Key: "mine", Effect: corev1.TaintEffectNoSchedule}
 	for _, name := range []string{"a", "b"} {
@@ -179,7 +179,7 @@ func TestTheStartupTaintGoesWhenTheDriverIsRegisteredOnThisVeryNode(t *testing.T
 }
 
 func TestARoundThatRemovesAStartupTaintAlsoWorksOnTheNode(t *testing.T) {
-	w := newWorld(t, "a")
+	w := newStory(t, "a")
 	w.wait("a", "data")
 	w.pass(31 * time.Second)
 	w.edit("a", func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: StartupTaint}} })

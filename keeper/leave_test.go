@@ -68,7 +68,7 @@ func TestANodeLeavesWhenItIsCordonedDeletedTaintedOrShutDown(t *testing.T) {
 
 // leaving is a Leaver for the node "a", and a driver that waits until its connection is closed.
 type leaving struct {
-	*world
+	*story
 	leaver *Leaver
 	asked  func() // to end
 	result chan error
@@ -78,7 +78,7 @@ type leaving struct {
 
 func leave(t *testing.T, limit time.Duration) *leaving {
 	t.Helper()
-	l := &leaving{world: newWorld(t, "a"), result: make(chan error, 1), ended: make(chan struct{})}
+	l := &leaving{story: newStory(t, "a"), result: make(chan error, 1), ended: make(chan struct{})}
 	l.wait("a", "data")
 	l.leaver = &Leaver{Kubernetes: l.Kubernetes, NodeName: "a", Limit: limit,
 		Socket: filepath.Join(t.TempDir(), "leave.sock"), Log: slog.New(slog.DiscardHandler)}

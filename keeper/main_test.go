@@ -18,7 +18,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // kubeconfig writes a kubeconfig file for the cluster, and returns its path.
-func (w *world) kubeconfig() string {
+func (w *story) kubeconfig() string {
 	w.t.Helper()
 	config, _ := w.api.Client("kubeconfig")
 	path := filepath.Join(w.t.TempDir(), "kubeconfig")
@@ -72,7 +72,7 @@ func TestTheProgramEndsWithAStatus(t *testing.T) {
 
 // run runs the program until met returns true, and returns its status and its output. The writers
 // have no lock, so that the race detector finds goroutines that the program left running.
-func (w *world) run(met func() bool, env func(string) string, args ...string) (int, string) {
+func (w *story) run(met func() bool, env func(string) string, args ...string) (int, string) {
 	w.t.Helper()
 	var stdout, stderr bytes.Buffer
 	ctx, cancel := context.WithCancel(w.t.Context())
@@ -86,7 +86,7 @@ func (w *world) run(met func() bool, env func(string) string, args ...string) (i
 
 func TestTheProgramLooksAfterTheNodesUntilItIsAskedToEnd(t *testing.T) {
 	for format, line := range map[string]string{"text": "time=", "json": "{"} {
-		w := newWorld(t, "a")
+		w := newStory(t, "a")
 		w.wait("a", "data")
 		status, wrote := w.run(func() bool { return w.plan("a") != "" },
 			env("OXIDE_HOST", w.rackURL), "--cold-attach", "--kubeconfig="+w.kubeconfig(),
@@ -106,7 +106,7 @@ func TestTheProgramLooksAfterTheNodesUntilItIsAskedToEnd(t *testing.T) {
 }
 
 func TestTheProgramHoldsTheDriverOfANode(t *testing.T) {
-	w := newWorld(t, "a")
+	w := newStory(t, "a")
 	socket := filepath.Join(t.TempDir(), "leave.sock")
 	status, wrote := w.run(func() bool {
 		connection, err := net.Dial("unix", socket)

@@ -21,9 +21,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
 
-// moving is a world with a volume that stays with the node "a", and its pod there.
+// moving is a story with a volume that stays with the node "a", and its pod there.
 type moving struct {
-	*world
+	*story
 	mover  *Mover
 	out    bytes.Buffer
 	old    *corev1.PersistentVolume // before the move
@@ -37,7 +37,7 @@ var finalizers = []string{"kubernetes.io/pv-protection", "external-attacher/csi-
 
 func newMoving(t *testing.T) *moving {
 	t.Helper()
-	m := &moving{world: newWorld(t, "a", "b")}
+	m := &moving{story: newStory(t, "a", "b")}
 	m.mover = &Mover{Kubernetes: m.Kubernetes, Out: &m.out, Pace: time.Millisecond}
 	m.api.Intercept(m.intercept)
 	keepertest.Put(m.api, &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: DriverName}})

@@ -234,21 +234,21 @@ func TestABudgetHindersAStopThatWouldBreakIt(t *testing.T) {
 // The controller of budgets updates its counts after the API server has answered, and the keeper
 // may read them in between.
 func TestAPodLostElsewhereCountsBeforeTheBudgetsStatusIsUpdated(t *testing.T) {
-	for name, given := range map[string]func(*world){
-		"it is evicted": func(w *world) { // by another program, which the budget allowed
+	for name, given := range map[string]func(*story){
+		"it is evicted": func(w *story) { // by another program, which the budget allowed
 			p, _ := keepertest.Get[*corev1.Pod](w.api, "shop", "db-b")
 			if err := w.evict(w.t.Context(), []*corev1.Pod{p}); err != nil {
 				w.t.Fatal(err)
 			}
 		},
-		"it is deleted": func(w *world) { keepertest.Delete[*corev1.Pod](w.api, "shop", "db-b") },
-		"it is gone":    func(w *world) { keepertest.Remove[*corev1.Pod](w.api, "shop", "db-b") },
-		"it is not ready": func(w *world) {
+		"it is deleted": func(w *story) { keepertest.Delete[*corev1.Pod](w.api, "shop", "db-b") },
+		"it is gone":    func(w *story) { keepertest.Remove[*corev1.Pod](w.api, "shop", "db-b") },
+		"it is not ready": func(w *story) {
 			keepertest.Edit(w.api, "shop", "db-b", func(p *corev1.Pod) { p.Status.Conditions = nil })
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, "a", "b")
+			w := newStory(t, "a", "b")
 			w.wait("a", "data")
 			w.pod("a", "db-a", "StatefulSet", "data")
 			w.pod("b", "db-b", "StatefulSet")
@@ -272,7 +272,7 @@ func TestAPodLostElsewhereCountsBeforeTheBudgetsStatusIsUpdated(t *testing.T) {
 }
 
 func TestAnEvictionAndTheStopDoNotUseTheSameDisruption(t *testing.T) {
-	w := newWorld(t, "a", "b")
+	w := newStory(t, "a", "b")
 	w.wait("a", "data")
 	w.pod("a", "db-a", "StatefulSet", "data")
 	w.pod("a", "web-1", "ReplicaSet")

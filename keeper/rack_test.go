@@ -11,7 +11,7 @@ import (
 // testRack answers requests about instances and disks. It carries out a request at once, unless it
 // is lame.
 type testRack struct {
-	w  *world
+	w  *story
 	mu sync.Mutex
 	// guarded by mu
 	states map[string]string // of the instances, by ID

@@ -23,7 +23,7 @@ import (
 
 // replica runs a process that takes part in the election until the test ends. It runs on the node
 // of its name.
-func (w *world) replica(node string) (cut func()) {
+func (w *story) replica(node string) (cut func()) {
 	w.t.Helper()
 	k := &Keeper{Config: w.Config, Rack: w.Rack, Log: w.Log, Now: w.Now, Metrics: NewMetrics()}
 	k.Config.NodeName, k.Config.Interval = node, 50*time.Millisecond
@@ -48,7 +48,7 @@ func (w *world) replica(node string) (cut func()) {
 }
 
 // leader returns the holder of the lease, or "".
-func (w *world) leader() string {
+func (w *story) leader() string {
 	lease, ok := keepertest.Get[*coordinationv1.Lease](w.api, "oxide", component)
 	if !ok || lease.Spec.HolderIdentity == nil {
 		return ""
@@ -56,13 +56,13 @@ func (w *world) leader() string {
 	return *lease.Spec.HolderIdentity
 }
 
-func (w *world) await(what string, met func() bool) {
+func (w *story) await(what string, met func() bool) {
 	w.t.Helper()
 	csitest.Await(w.t, what, met)
 }
 
 func TestD61ASecondReplicaContinuesTheOperationOfTheFirst(t *testing.T) {
-	w := newWorld(t, "a")
+	w := newStory(t, "a")
 	w.pod("a", "web-1", "ReplicaSet")
 	w.wait("a", "data")
 	w.pass(time.Minute)
@@ -85,7 +85,7 @@ func TestD61ASecondReplicaContinuesTheOperationOfTheFirst(t *testing.T) {
 }
 
 func TestD61AReplicaStepsAsideSoThatAnotherMayStopItsNode(t *testing.T) {
-	w := newWorld(t, "a")
+	w := newStory(t, "a")
 	w.wait("a", "data")
 	w.pass(time.Minute)
 	w.replica("a")
@@ -107,7 +107,7 @@ func TestD61AReplicaStepsAsideSoThatAnotherMayStopItsNode(t *testing.T) {
 }
 
 func TestAChangeOfAnAttachmentStartsARoundAtOnce(t *testing.T) {
-	w := newWorld(t)
+	w := newStory(t)
 	w.Config.Interval = time.Hour
 	p := &process{Keeper: w.Keeper, settings: Settings{LeaseDuration: time.Minute}}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -164,7 +164,7 @@ func TestOnlyAttachmentsThatBeginOrEndToWaitStartARoundAtOnce(t *testing.T) {
 }
 
 func TestMetricsAndHealthAreServed(t *testing.T) {
-	w := newWorld(t)
+	w := newStory(t)
 	w.round()
 	w.Metrics.round(nil)
 	w.Metrics.round(errBroken)

@@ -18,47 +18,47 @@ func TestD61AnAttachEndsEvenIfTheAttacherDoesNot(t *testing.T) {
 	)
 	for _, c := range []struct {
 		name    string
-		given   func(*world)
+		given   func(*story)
 		problem string
 	}{
-		{"it has attached the volume", func(w *world) { w.attach("data", "") }, ""},
+		{"it has attached the volume", func(w *story) { w.attach("data", "") }, ""},
 		{"the volume is not wanted any more",
-			func(w *world) {
+			func(w *story) {
 				keepertest.Remove[*storagev1.VolumeAttachment](w.api, "", "va-data")
 				keepertest.Remove[*corev1.Pod](w.api, "shop", "db-data")
 			}, ""},
-		{"it fails for another reason", func(w *world) {
+		{"it fails for another reason", func(w *story) {
 			w.steps(attaching)
 			w.pass(2 * time.Second)
 			w.attach("data", full)
 		}, ""},
-		{"it does nothing", func(w *world) {
+		{"it does nothing", func(w *story) {
 			w.steps(attaching)
 			w.pass(4 * time.Minute)
 		}, "1 VolumeAttachments were not done within 3m0s, such as va-data"},
-		{"the rack has answered none of its calls", func(w *world) {
+		{"the rack has answered none of its calls", func(w *story) {
 			w.steps(attaching)
 			w.pass(2 * time.Second)
 			w.attach("data", busy)
 			w.steps(attaching)
 			w.pass(4 * time.Minute)
 		}, "1 VolumeAttachments were not done within 3m0s, such as va-data"},
-		{"Kubernetes does not ask for another volume of a pod", func(w *world) {
+		{"Kubernetes does not ask for another volume of a pod", func(w *story) {
 			w.attach("data", "")
 			keepertest.Put(w.api, pv("log"))
 			w.pod("a", "db-2", "StatefulSet", "log")
 			w.steps(attaching)
 			w.pass(4 * time.Minute)
 		}, "did not ask for the volume log"},
-		{"somebody starts the instance", func(w *world) { w.rack.set("a", "running") },
+		{"somebody starts the instance", func(w *story) { w.rack.set("a", "running") },
 			"somebody started the instance; it is running"},
-		{"the rack does not answer, and the attacher is done", func(w *world) {
+		{"the rack does not answer, and the attacher is done", func(w *story) {
 			w.rack.fail["view a"] = 503
 			w.attach("data", "")
 		}, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := newWorld(t, "a")
+			w := newStory(t, "a")
 			w.stopped()
 			c.given(w)
 			w.steps(starting)
@@ -77,7 +77,7 @@ func TestD61AnAttachEndsEvenIfTheAttacherDoesNot(t *testing.T) {
 }
 
 func TestD61AStartThatIsRefusedIsTriedUntilTheInstanceRuns(t *testing.T) {
-	w := newWorld(t, "a")
+	w := newStory(t, "a")
 	w.stopped()
 	w.attach("data", "")
 	w.steps(starting)
@@ -105,21 +105,21 @@ func TestD61AStartThatIsRefusedIsTriedUntilTheInstanceRuns(t *testing.T) {
 func TestD61AnInstanceIsStartedWhereverTheOperationStands(t *testing.T) {
 	for _, c := range []struct {
 		name  string
-		given func(*world)
+		given func(*story)
 	}{
-		{"the node has no heartbeat", func(w *world) {
+		{"the node has no heartbeat", func(w *story) {
 			w.edit("a", func(n *corev1.Node) { n.Status.Conditions = nil })
 		}},
-		{"the label is gone", func(w *world) { w.edit("a", func(n *corev1.Node) { n.Labels = nil }) }},
+		{"the label is gone", func(w *story) { w.edit("a", func(n *corev1.Node) { n.Labels = nil }) }},
 		{"the node is uncordoned",
-			func(w *world) { w.edit("a", func(n *corev1.Node) { n.Spec.Unschedulable = false }) }},
+			func(w *story) { w.edit("a", func(n *corev1.Node) { n.Spec.Unschedulable = false }) }},
 		{"the driver is not registered",
-			func(w *world) { keepertest.Remove[*storagev1.CSINode](w.api, "", "a") }},
-		{"the duty is taken", func(w *world) { w.Config.ColdAttach = false }},
-		{"a dry run begins", func(w *world) { w.Config.DryRun = true }},
-		{"the keeper runs there", func(w *world) { w.Config.NodeName = "a" }},
-		{"the instance failed", func(w *world) { w.rack.set("a", "failed") }},
-		{"another node has a record that nobody knows", func(w *world) {
+			func(w *story) { keepertest.Remove[*storagev1.CSINode](w.api, "", "a") }},
+		{"the duty is taken", func(w *story) { w.Config.ColdAttach = false }},
+		{"a dry run begins", func(w *story) { w.Config.DryRun = true }},
+		{"the keeper runs there", func(w *story) { w.Config.NodeName = "a" }},
+		{"the instance failed", func(w *story) { w.rack.set("a", "failed") }},
+		{"another node has a record that nobody knows", func(w *story) {
 			w.addNode("A")
 			w.edit("A", func(n *corev1.Node) {
 				setAnnotation(n, RecordAnnotation, operation{Step: "Moving"})
@@ -127,7 +127,7 @@ func TestD61AnInstanceIsStartedWhereverTheOperationStands(t *testing.T) {
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := newWorld(t, "a")
+			w := newStory(t, "a")
 			w.stopped()
 			c.given(w)
 			w.attach("data", "")
@@ -144,7 +144,7 @@ func TestD61AnInstanceIsStartedWhereverTheOperationStands(t *testing.T) {
 }
 
 func TestAnInstanceThatTheRackNoLongerShowsIsGivenUpInTheEnd(t *testing.T) {
-	w := newWorld(t, "a", "b")
+	w := newStory(t, "a", "b")
 	w.stopped()
 	w.attach("data", "")
 	w.steps(starting)
@@ -164,7 +164,7 @@ func TestAnInstanceThatTheRackNoLongerShowsIsGivenUpInTheEnd(t *testing.T) {
 }
 
 func TestAnOperationEndsWithAProblemIfItsNodeDoesNotReturn(t *testing.T) {
-	w := newWorld(t, "a")
+	w := newStory(t, "a")
 	w.stopped()
 	w.attach("data", "")
 	w.steps(starting, starting, starting, returning, returning)
@@ -181,7 +181,7 @@ func TestAnOperationEndsWithAProblemIfItsNodeDoesNotReturn(t *testing.T) {
 
 // The node's condition from before the stop is still Ready until Kubernetes notices the silence.
 func TestANodeHasReturnedOnlyWithANewHeartbeat(t *testing.T) {
-	w := newWorld(t, "a")
+	w := newStory(t, "a")
 	w.stopped()
 	w.edit("a", func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionTrue })
 	w.attach("data", "")
@@ -192,7 +192,7 @@ func TestANodeHasReturnedOnlyWithANewHeartbeat(t *testing.T) {
 }
 
 func TestARecordWithAnUnknownStepIsReported(t *testing.T) {
-	w := newWorld(t, "a")
+	w := newStory(t, "a")
 	w.edit("a", func(n *corev1.Node) { setAnnotation(n, RecordAnnotation, operation{Step: "Moving"}) })
 	w.seen()
 	_, err := w.Round(t.Context())
@@ -202,7 +202,7 @@ func TestARecordWithAnUnknownStepIsReported(t *testing.T) {
 }
 
 func TestD61AnInstanceThatALateRequestStoppedIsStartedOnce(t *testing.T) {
-	w := newWorld(t, "a")
+	w := newStory(t, "a")
 	w.stopped()
 	w.attach("data", "")
 	w.steps(starting, starting, starting, returning)
@@ -231,7 +231,7 @@ func TestAnInstanceThatSomebodyElseStoppedIsNotStarted(t *testing.T) {
 		"once before": {Stopped: true, Ended: begin, Late: true},
 		"too late":    {Stopped: true, Ended: begin.Add(-3 * time.Minute)}} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, "a")
+			w := newStory(t, "a")
 			o.Instance = instanceOf("a")
 			w.edit("a", func(n *corev1.Node) { setAnnotation(n, LastAnnotation, o) })
 			w.rack.set("a", "stopped")
@@ -245,24 +245,24 @@ func TestAnInstanceThatSomebodyElseStoppedIsNotStarted(t *testing.T) {
 }
 
 func TestD61ALateStopIsUndoneEvenIfTheKeeperMayStopNoInstances(t *testing.T) {
-	unlabel := func(w *world) {
+	unlabel := func(w *story) {
 		w.edit("a", func(n *corev1.Node) { delete(n.Labels, ColdAttachLabel) })
 	}
 	for _, c := range []struct {
 		name          string
-		before, since func(*world) // changes before and after the end of the operation
+		before, since func(*story) // changes before and after the end of the operation
 		left          bool         // whether the instance stays stopped
 	}{
-		{name: "the duty is taken", since: func(w *world) { w.Config.ColdAttach = false }},
-		{name: "a dry run begins", since: func(w *world) { w.Config.DryRun = true }},
+		{name: "the duty is taken", since: func(w *story) { w.Config.ColdAttach = false }},
+		{name: "a dry run begins", since: func(w *story) { w.Config.DryRun = true }},
 		{name: "the label was taken before the end", before: unlabel},
 		{name: "the label was taken after the end", since: unlabel, left: true},
-		{name: "the outcome is of another instance", since: func(w *world) {
+		{name: "the outcome is of another instance", since: func(w *story) {
 			w.edit("a", func(n *corev1.Node) { n.Spec.ProviderID = "oxide://" + instanceOf("b") })
 		}, left: true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := newWorld(t, "a")
+			w := newStory(t, "a")
 			w.Config.Fence = false
 			w.stopped()
 			w.attach("data", "")
@@ -289,7 +289,7 @@ func TestD61ALateStopIsUndoneEvenIfTheKeeperMayStopNoInstances(t *testing.T) {
 
 func TestARecordOfAnotherInstanceIsReportedAndNotFollowed(t *testing.T) {
 	for s := range begun {
-		w := newWorld(t, "a", "b")
+		w := newStory(t, "a", "b")
 		w.edit("a", func(n *corev1.Node) {
 			n.Spec.ProviderID = "oxide://" + instanceOf("a")
 			setAnnotation(n, RecordAnnotation, operation{Step: s, Since: begin, Instance: instanceOf("b")})
@@ -305,16 +305,16 @@ func TestARecordOfAnotherInstanceIsReportedAndNotFollowed(t *testing.T) {
 
 // An admission webhook that does not answer, for example, prevents every write to a Node.
 func TestD61AnInstanceIsStartedEvenIfNoRecordCanBeWritten(t *testing.T) {
-	for name, given := range map[string]func(*world){
-		"the attacher is done": func(w *world) { w.attach("data", "") },
-		"the attacher is not":  func(*world) {},
-		"the start was recorded": func(w *world) {
+	for name, given := range map[string]func(*story){
+		"the attacher is done": func(w *story) { w.attach("data", "") },
+		"the attacher is not":  func(*story) {},
+		"the start was recorded": func(w *story) {
 			w.attach("data", "")
 			w.steps(starting)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, "a")
+			w := newStory(t, "a")
 			w.stopped()
 			given(w)
 			w.api.Intercept(func(r keepertest.KubeRequest) error {
@@ -339,7 +339,7 @@ func TestD61AnInstanceIsStartedEvenIfNoRecordCanBeWritten(t *testing.T) {
 
 func TestACordonThatSomebodySetsDuringAnOperationStays(t *testing.T) {
 	for _, s := range []step{attaching, starting, returning} {
-		w := newWorld(t, "a")
+		w := newStory(t, "a")
 		begun[s].begin(w)
 		w.edit("a", func(n *corev1.Node) { n.Spec.Unschedulable = false })
 		w.round()
@@ -360,7 +360,7 @@ func TestACordonThatSomebodySetsDuringAnOperationStays(t *testing.T) {
 func TestD61ANodeThatIsDeletedInAnOperationIsGoneWhenItsInstanceRuns(t *testing.T) {
 	for s, c := range begun {
 		t.Run(string(s), func(t *testing.T) {
-			w := newWorld(t, "a")
+			w := newStory(t, "a")
 			c.begin(w)
 			keepertest.Delete[*corev1.Node](w.api, "", "a")
 			w.rack.mend()
@@ -386,7 +386,7 @@ func TestD61ANodeThatIsDeletedInAnOperationIsGoneWhenItsInstanceRuns(t *testing.
 }
 
 func TestANodeWhoseRecordIsRemovedByHandLosesItsFinalizer(t *testing.T) {
-	w := newWorld(t, "a")
+	w := newStory(t, "a")
 	w.stopped()
 	keepertest.Delete[*corev1.Node](w.api, "", "a")
 	w.edit("a", func(n *corev1.Node) { delete(n.Annotations, RecordAnnotation) })

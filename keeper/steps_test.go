@@ -13,7 +13,7 @@ import (
 )
 
 func TestD61AColdAttachRecordsEachStepBeforeItTakesIt(t *testing.T) {
-	w := newWorld(t, "a", "b")
+	w := newStory(t, "a", "b")
 	w.pod("a", "web-1", "ReplicaSet")
 	w.stoppedButFor(func() { keepertest.Remove[*corev1.Pod](w.api, "shop", "web-1") })
 	if n := w.node("a"); !n.Spec.Unschedulable {
@@ -77,7 +77,7 @@ type ending struct {
 }
 
 // ends checks how the operation on the node "a" has ended, and that nothing of it is left.
-func (w *world) ends(want ending) {
+func (w *story) ends(want ending) {
 	w.t.Helper()
 	last, n := w.last("a"), w.node("a")
 	if !strings.Contains(last.Problem, want.problem) || (last.Problem == "") != (want.problem == "") ||
@@ -92,21 +92,21 @@ func (w *world) ends(want ending) {
 func TestD61ADrainEndsWithoutAStopWhenSomethingForbidsTheStop(t *testing.T) {
 	for _, c := range []struct {
 		name    string
-		given   func(*world)
+		given   func(*story)
 		problem string
 	}{
 		{"somebody uncordons the node",
-			func(w *world) { w.edit("a", func(n *corev1.Node) { n.Spec.Unschedulable = false }) },
+			func(w *story) { w.edit("a", func(n *corev1.Node) { n.Spec.Unschedulable = false }) },
 			"somebody uncordoned the node"},
 		{"somebody takes the label",
-			func(w *world) { w.edit("a", func(n *corev1.Node) { n.Labels = nil }) },
+			func(w *story) { w.edit("a", func(n *corev1.Node) { n.Labels = nil }) },
 			"somebody removed the label"},
-		{"the duty is taken", func(w *world) { w.Config.ColdAttach = false }, "told to stop no"},
-		{"a dry run begins", func(w *world) { w.Config.DryRun = true }, "told to stop no"},
-		{"the keeper moves here", func(w *world) { w.Config.NodeName = "a" }, "runs on this node itself"},
-		{"nothing waits any more", func(w *world) { w.attach("data", "") }, "nothing waits any more"},
-		{"a pod comes that would be lost", func(w *world) { w.pod("a", "one", "") }, "shop/one would"},
-		{"a budget is exhausted", func(w *world) {
+		{"the duty is taken", func(w *story) { w.Config.ColdAttach = false }, "told to stop no"},
+		{"a dry run begins", func(w *story) { w.Config.DryRun = true }, "told to stop no"},
+		{"the keeper moves here", func(w *story) { w.Config.NodeName = "a" }, "runs on this node itself"},
+		{"nothing waits any more", func(w *story) { w.attach("data", "") }, "nothing waits any more"},
+		{"a pod comes that would be lost", func(w *story) { w.pod("a", "one", "") }, "shop/one would"},
+		{"a budget is exhausted", func(w *story) {
 			keepertest.Remove[*corev1.Pod](w.api, "shop", "web-1")
 			w.pod("a", "db-ready", "StatefulSet", "data")
 			b := budget(policyv1.PodDisruptionBudgetSpec{}, 1, 1, 0)
@@ -114,13 +114,13 @@ func TestD61ADrainEndsWithoutAStopWhenSomethingForbidsTheStop(t *testing.T) {
 			w.steps(draining) // it may change
 			w.pass(6 * time.Minute)
 		}, "wants 1 healthy pods"},
-		{"an eviction takes too long", func(w *world) {
+		{"an eviction takes too long", func(w *story) {
 			w.steps(draining)
 			w.pass(6 * time.Minute)
 		}, "1 pods were still there after 5m0s, such as shop/web-1"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := newWorld(t, "a", "b")
+			w := newStory(t, "a", "b")
 			w.pod("a", "web-1", "ReplicaSet")
 			w.wait("a", "data")
 			w.pass(time.Minute)
@@ -144,7 +144,7 @@ func TestD61ADrainEndsWithoutAStopWhenSomethingForbidsTheStop(t *testing.T) {
 // Two keepers may have begun one each while one of them was frozen, or somebody has copied an
 // annotation.
 func TestD61OfTwoOperationsNeitherStopsAnInstance(t *testing.T) {
-	w := newWorld(t, "a", "b")
+	w := newStory(t, "a", "b")
 	for _, name := range []string{"a", "b"} {
 		w.wait(name, "of-"+name)
 		w.edit(name, func(n *corev1.Node) {
@@ -167,7 +167,7 @@ func TestD61OfTwoOperationsNeitherStopsAnInstance(t *testing.T) {
 }
 
 func TestD61NoOperationBeginsWhileARecordCannotBeRead(t *testing.T) {
-	w := newWorld(t, "a", "b")
+	w := newStory(t, "a", "b")
 	w.wait("a", "data")
 	w.edit("b", func(n *corev1.Node) {
 		n.Annotations, n.Labels = map[string]string{RecordAnnotation: "{"}, nil
@@ -180,7 +180,7 @@ func TestD61NoOperationBeginsWhileARecordCannotBeRead(t *testing.T) {
 }
 
 func TestARefusedEvictionIsRequestedAgain(t *testing.T) {
-	w := newWorld(t, "a")
+	w := newStory(t, "a")
 	w.pod("a", "web-1", "ReplicaSet")
 	w.wait("a", "data")
 	w.pass(time.Minute)
@@ -216,36 +216,36 @@ func TestARefusedEvictionIsRequestedAgain(t *testing.T) {
 func TestD61AStopEndsWithTheInstanceRunningWhenSomethingForbidsIt(t *testing.T) {
 	for _, c := range []struct {
 		name    string
-		given   func(*world)
+		given   func(*story)
 		problem string
 		asked   bool // whether the rack was asked for the stop at all
 	}{
 		{"somebody uncordons the node",
-			func(w *world) { w.edit("a", func(n *corev1.Node) { n.Spec.Unschedulable = false }) },
+			func(w *story) { w.edit("a", func(n *corev1.Node) { n.Spec.Unschedulable = false }) },
 			"somebody uncordoned the node", false},
 		{"somebody takes the label",
-			func(w *world) { w.edit("a", func(n *corev1.Node) { n.Labels = nil }) },
+			func(w *story) { w.edit("a", func(n *corev1.Node) { n.Labels = nil }) },
 			"somebody removed the label", false},
-		{"the duty is taken", func(w *world) { w.Config.ColdAttach = false }, "told to stop no",
+		{"the duty is taken", func(w *story) { w.Config.ColdAttach = false }, "told to stop no",
 			false},
-		{"the keeper moves here", func(w *world) { w.Config.NodeName = "a" }, "runs on this node itself",
+		{"the keeper moves here", func(w *story) { w.Config.NodeName = "a" }, "runs on this node itself",
 			false},
-		{"the instance failed", func(w *world) { w.rack.set("a", "failed") }, "failed while", false},
-		{"the stop takes too long", func(w *world) {
+		{"the instance failed", func(w *story) { w.rack.set("a", "failed") }, "failed while", false},
+		{"the stop takes too long", func(w *story) {
 			w.rack.lame = true
 			w.steps(stopping)
 			w.rack.set("a", "stopping")
 			w.steps(stopping)
 			w.pass(3 * time.Minute)
 		}, "not stopped within 2m0s", true},
-		{"the rack refuses the stop", func(w *world) {
+		{"the rack refuses the stop", func(w *story) {
 			w.rack.fail["stop a"] = 503
 			_, _ = w.Round(w.t.Context())
 			w.pass(3 * time.Minute)
 		}, "not stopped within 2m0s", true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := newWorld(t, "a")
+			w := newStory(t, "a")
 			w.wait("a", "data")
 			w.pass(time.Minute)
 			w.steps(draining, draining, stopping)
@@ -274,7 +274,7 @@ func TestD61AStopEndsWithTheInstanceRunningWhenSomethingForbidsIt(t *testing.T) 
 }
 
 func TestD61AStopKeepsTheEarlierStopsOfOtherStatefulSets(t *testing.T) {
-	w := newWorld(t, "a", "b")
+	w := newStory(t, "a", "b")
 	earlier := begin.Add(-11 * time.Minute)
 	w.edit("a", func(n *corev1.Node) {
 		setAnnotation(n, LastAnnotation, outcome{Ended: earlier, StoppedWith: map[string]time.Time{

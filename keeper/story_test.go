@@ -32,7 +32,7 @@ const mustStop = "rpc error: code = FailedPrecondition desc = InstanceMustBeStop
 
 // world is a cluster and a rack with a keeper. A node's name is one letter, and its instance's ID
 // ends with the code of that letter.
-type world struct {
+type story struct {
 	*Keeper
 	t       *testing.T
 	api     *keepertest.Server
@@ -50,9 +50,9 @@ type world struct {
 
 // newWorld creates a cluster with these nodes. They are ready, registered and labeled, and their
 // instances run. The keeper runs on the node "z", which exists only if it is among them.
-func newWorld(t *testing.T, nodes ...string) *world {
+func newStory(t *testing.T, nodes ...string) *story {
 	t.Helper()
-	w := &world{t: t, clock: begin}
+	w := &story{t: t, clock: begin}
 	w.api = keepertest.Serve(t, w.now)
 	w.api.Intercept(func(r keepertest.KubeRequest) error {
 		if r.Resource != "events" && r.Applied {
@@ -81,19 +81,19 @@ func newWorld(t *testing.T, nodes ...string) *world {
 }
 
 // client returns a client of the cluster, and a function that disconnects it.
-func (w *world) client(name string) (client kubernetes.Interface, cut func()) {
+func (w *story) client(name string) (client kubernetes.Interface, cut func()) {
 	w.t.Helper()
 	config, cut := w.api.Client(name)
 	return try(kubernetes.NewForConfig(config))(w.t), cut
 }
 
-func (w *world) now() time.Time {
+func (w *story) now() time.Time {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.clock
 }
 
-func (w *world) addNode(name string) {
+func (w *story) addNode(name string) {
 	n := keepertest.Put(w.api, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name,
 		Labels: map[string]string{ColdAttachLabel: Allowed, volume.InstanceKey: instanceOf(name)}}})
 	keepertest.Put(w.api, csiNode(n))
@@ -114,29 +114,29 @@ func csiNode(n *corev1.Node) *storagev1.CSINode {
 func instanceOf(node string) string { return racktest.Numbered(int(node[0])) }
 
 // heartbeat updates the node's condition to ready, as its kubelet does.
-func (w *world) heartbeat(name string) { w.condition(name, corev1.ConditionTrue, w.clock) }
+func (w *story) heartbeat(name string) { w.condition(name, corev1.ConditionTrue, w.clock) }
 
 // lose sets the node's condition to unknown, as Kubernetes does when the kubelet is silent.
-func (w *world) lose(name string) {
+func (w *story) lose(name string) {
 	_, last := (&node{Node: w.node(name)}).ready()
 	w.condition(name, corev1.ConditionUnknown, last)
 }
 
-func (w *world) condition(name string, status corev1.ConditionStatus, at time.Time) {
+func (w *story) condition(name string, status corev1.ConditionStatus, at time.Time) {
 	w.edit(name, func(n *corev1.Node) {
 		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: status,
 			LastHeartbeatTime: metav1.NewTime(at)}}
 	})
 }
 
-func (w *world) edit(name string, change func(*corev1.Node)) {
+func (w *story) edit(name string, change func(*corev1.Node)) {
 	w.t.Helper()
 	if !keepertest.Edit(w.api, "", name, change) {
 		w.t.Fatalf("there is no node %s", name)
 	}
 }
 
-func (w *world) node(name string) *corev1.Node {
+func (w *story) node(name string) *corev1.Node {
 	w.t.Helper()
 	n, ok := keepertest.Get[*corev1.Node](w.api, "", name)
 	if !ok {
@@ -146,7 +146,7 @@ func (w *world) node(name string) *corev1.Node {
 }
 
 // step returns the step that a node's record names, or "".
-func (w *world) step(name string) string {
+func (w *story) step(name string) string {
 	n := &node{Node: w.node(name)}
 	if n.readAnnotations(); n.Record == nil {
 		return ""
@@ -155,7 +155,7 @@ func (w *world) step(name string) string {
 }
 
 // last returns the outcome of the last operation on a node.
-func (w *world) last(name string) outcome {
+func (w *story) last(name string) outcome {
 	w.t.Helper()
 	n := &node{Node: w.node(name)}
 	if n.readAnnotations(); n.Last == nil {
@@ -164,11 +164,11 @@ func (w *world) last(name string) outcome {
 	return *n.Last
 }
 
-func (w *world) plan(name string) string { return w.node(name).Annotations[PlanAnnotation] }
+func (w *story) plan(name string) string { return w.node(name).Annotations[PlanAnnotation] }
 
 // pod creates a pod that is ready, with volumes, and with an owner of the kind unless that is
 // empty.
-func (w *world) pod(node, name, kind string, volumes ...string) {
+func (w *story) pod(node, name, kind string, volumes ...string) {
 	keepertest.Put(w.api, podOf(node, name, kind, volumes...))
 }
 
@@ -201,7 +201,7 @@ func pv(name string) *corev1.PersistentVolume {
 }
 
 // wait makes a volume wait on a node, with a pod of a StatefulSet, and with the attacher's error.
-func (w *world) wait(node, volume string) {
+func (w *story) wait(node, volume string) {
 	keepertest.Put(w.api, pv(volume))
 	w.pod(node, "db-"+volume, "StatefulSet", volume)
 	keepertest.Edit(w.api, "shop", "db-"+volume, func(p *corev1.Pod) { p.Status.Conditions = nil })
@@ -212,7 +212,7 @@ func (w *world) wait(node, volume string) {
 }
 
 // attach sets the result of the attacher's attempt; "" means that the volume is attached.
-func (w *world) attach(volume, failed string) {
+func (w *story) attach(volume, failed string) {
 	keepertest.Edit(w.api, "", "va-"+volume, func(a *storagev1.VolumeAttachment) {
 		a.Status = storagev1.VolumeAttachmentStatus{Attached: failed == ""}
 		if failed != "" {
@@ -222,7 +222,7 @@ func (w *world) attach(volume, failed string) {
 }
 
 // pass advances the clock, with heartbeats and failing attempts to attach.
-func (w *world) pass(d time.Duration) {
+func (w *story) pass(d time.Duration) {
 	w.mu.Lock()
 	w.clock = w.clock.Add(d)
 	w.mu.Unlock()
@@ -244,7 +244,7 @@ func (n *node) isReady() bool {
 }
 
 // round does a round that must not fail.
-func (w *world) round() {
+func (w *story) round() {
 	w.t.Helper()
 	if _, err := w.Round(w.t.Context()); err != nil {
 		w.t.Fatalf("round: %v", err)
@@ -253,7 +253,7 @@ func (w *world) round() {
 }
 
 // retry acts as the attacher that is woken while the node "a" is drained: it tries again and fails.
-func (w *world) retry() {
+func (w *story) retry() {
 	if n, ok := keepertest.Get[*corev1.Node](w.api, "", "a"); !ok ||
 		!strings.Contains(n.Annotations[RecordAnnotation], string(draining)) {
 		return
@@ -270,7 +270,7 @@ func (w *world) retry() {
 }
 
 // steps does rounds, and checks the step of the node "a" after each.
-func (w *world) steps(want ...step) {
+func (w *story) steps(want ...step) {
 	w.t.Helper()
 	for _, s := range want {
 		w.round()
@@ -282,10 +282,10 @@ func (w *world) steps(want ...step) {
 
 // stopped advances an operation on the node "a" to the step Attaching, a minute after a volume
 // began to wait there.
-func (w *world) stopped() { w.stoppedButFor(func() {}) }
+func (w *story) stopped() { w.stoppedButFor(func() {}) }
 
 // stoppedButFor is stopped, and calls drained when the node is drained.
-func (w *world) stoppedButFor(drained func()) {
+func (w *story) stoppedButFor(drained func()) {
 	w.t.Helper()
 	w.wait("a", "data")
 	w.pass(time.Minute)
@@ -299,13 +299,13 @@ func (w *world) stoppedButFor(drained func()) {
 }
 
 // heartbeatLater updates the node's condition to ready with a newer heartbeat: the node is back.
-func (w *world) heartbeatLater(name string) {
+func (w *story) heartbeatLater(name string) {
 	w.pass(time.Second)
 	w.heartbeat(name)
 }
 
 // events returns the object, reason and message of each event.
-func (w *world) events() []string {
+func (w *story) events() []string {
 	var found []string
 	for _, e := range keepertest.List[*corev1.Event](w.api, "") {
 		found = append(found, fmt.Sprintf("%s %s: %s: %s", e.InvolvedObject.Kind, e.InvolvedObject.Name,
@@ -315,7 +315,7 @@ func (w *world) events() []string {
 	return found
 }
 
-func (w *world) note(effect string) {
+func (w *story) note(effect string) {
 	step := ""
 	if n, ok := keepertest.Get[*corev1.Node](w.api, "", "a"); ok {
 		read := &node{Node: n}
@@ -329,7 +329,7 @@ func (w *world) note(effect string) {
 }
 
 // seen returns the effects since the last call.
-func (w *world) seen() []string {
+func (w *story) seen() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	seen := w.effects
@@ -339,7 +339,7 @@ func (w *world) seen() []string {
 
 // metric returns the value of the keeper's metric with this label value. For a histogram it returns
 // the number of samples.
-func (w *world) metric(name, label string) float64 {
+func (w *story) metric(name, label string) float64 {
 	w.t.Helper()
 	for _, family := range try(w.Metrics.Registry.Gather())(w.t) {
 		if family.GetName() != "oxide_node_keeper_"+name {
