@@ -34,10 +34,10 @@ func (s *Server) respond(r *apiRequest) response {
 }
 
 // exchange returns the request in the form that a mutation changes.
-func (s *Server) exchange(r *apiRequest) *broken.Exchange {
+func (s *Server) exchange(r *apiRequest) *broken.Interception {
 	// If the body cannot be read, the rack reads it again and refuses it.
 	body, _ := io.ReadAll(r.Body)
-	x := &broken.Exchange{Rack: s.rack, RequestID: r.id, Request: r.Request, Body: body}
+	x := &broken.Interception{Rack: s.rack, RequestID: r.id, Request: r.Request, Body: body}
 	if op, path, err := route(r.Method, r.URL.EscapedPath()); err == nil {
 		x.Operation, x.Path = op.name, path
 		r.entry.Operation = op.name

@@ -9,7 +9,7 @@ var (
 )
 
 // instance returns the instance in the path, or the zero value if there is none.
-func (x *Exchange) instance() (instance store.Instance) {
+func (x *Interception) instance() (instance store.Instance) {
 	sel, _ := store.ParseSelector(x.Path.Get("instance"))
 	_ = x.Rack.Records().View(func(tx *store.Tx) error {
 		var err error
@@ -21,7 +21,7 @@ func (x *Exchange) instance() (instance store.Instance) {
 
 // force changes the record of the disk that the request names, without the rules, and answers
 // with the disk.
-func (x *Exchange) force(state store.DiskState) {
+func (x *Interception) force(state store.DiskState) {
 	disk := x.disk()
 	disk.State = state
 	err := x.Rack.Records().Update(func(tx *store.Tx) error { return tx.PutDisk(disk) })
@@ -33,11 +33,11 @@ func (x *Exchange) force(state store.DiskState) {
 }
 
 // accept answers 202 with an object.
-func (x *Exchange) accept(object any) { x.Reply(202, object) }
+func (x *Interception) accept(object any) { x.Reply(202, object) }
 
 // on returns a hook that changes the answers to these operations.
-func on(change func(map[string]any), operations ...string) func(*Exchange) {
-	return func(x *Exchange) {
+func on(change func(map[string]any), operations ...string) func(*Interception) {
+	return func(x *Interception) {
 		if x.Is(operations...) {
 			x.Edit(change)
 		}
@@ -50,8 +50,8 @@ func set(field string, value any) func(map[string]any) {
 }
 
 // sends returns a hook that changes one field of the body of requests for these operations.
-func sends[T any](field string, change func(T) T, operations ...string) func(*Exchange) {
-	return func(x *Exchange) {
+func sends[T any](field string, change func(T) T, operations ...string) func(*Interception) {
+	return func(x *Interception) {
 		body := x.Sent()
 		if value, is := body[field].(T); is && x.Is(operations...) {
 			body[field] = change(value)
@@ -61,8 +61,8 @@ func sends[T any](field string, change func(T) T, operations ...string) func(*Ex
 }
 
 // inState returns a hook that refuses an operation on an instance in the given state.
-func inState(operation, state, message string) func(*Exchange) {
-	return func(x *Exchange) {
+func inState(operation, state, message string) func(*Interception) {
+	return func(x *Interception) {
 		if x.Is(operation) && x.instance().RunState == state {
 			x.Refuse(400, "InvalidRequest", "%s", message)
 		}
@@ -71,8 +71,8 @@ func inState(operation, state, message string) func(*Exchange) {
 
 // acceptsIn returns a hook that accepts an operation on an instance in the given state
 // without carrying it out.
-func acceptsIn(operation, state string) func(*Exchange) {
-	return func(x *Exchange) {
+func acceptsIn(operation, state string) func(*Interception) {
+	return func(x *Interception) {
 		if i := x.instance(); x.Is(operation) && i.RunState == state {
 			x.accept(i)
 		}
@@ -80,8 +80,8 @@ func acceptsIn(operation, state string) func(*Exchange) {
 }
 
 // ofDisk returns a hook that refuses an operation on a disk in the given state.
-func ofDisk(operation, state string, status int, code, message string) func(*Exchange) {
-	return func(x *Exchange) {
+func ofDisk(operation, state string, status int, code, message string) func(*Interception) {
+	return func(x *Interception) {
 		if x.Is(operation) && x.disk().State.State == state {
 			x.Refuse(status, code, "%s", message)
 		}
@@ -89,7 +89,7 @@ func ofDisk(operation, state string, status int, code, message string) func(*Exc
 }
 
 // detach detaches a disk from its instance without the rules.
-func (x *Exchange) detach(disk store.Disk) {
+func (x *Interception) detach(disk store.Disk) {
 	_ = x.Rack.Plane().Unplug(disk.State.Instance, disk.ID)
 	disk.State = store.DiskState{State: store.StateDetached}
 	x.putDisk(disk)
@@ -97,8 +97,8 @@ func (x *Exchange) detach(disk store.Disk) {
 
 // reword returns a hook that changes error answers with this status and text to another
 // status, code and message; "" keeps the old value.
-func reword(status int, text string, want int, code, message string) func(*Exchange) {
-	return func(x *Exchange) {
+func reword(status int, text string, want int, code, message string) func(*Interception) {
+	return func(x *Interception) {
 		if !x.Refused(status, text) {
 			return
 		}
@@ -115,7 +115,7 @@ func reword(status int, text string, want int, code, message string) func(*Excha
 }
 
 // disks returns the disks of the instance in the path.
-func (x *Exchange) disks() (disks []store.Disk) {
+func (x *Interception) disks() (disks []store.Disk) {
 	id := x.instance().ID
 	_ = x.Rack.Records().View(func(tx *store.Tx) (err error) {
 		disks, err = tx.DisksOf(id)
@@ -124,13 +124,13 @@ func (x *Exchange) disks() (disks []store.Disk) {
 	return disks
 }
 
-func (x *Exchange) putInstance(instance store.Instance) {
+func (x *Interception) putInstance(instance store.Instance) {
 	_ = x.Rack.Records().Update(func(tx *store.Tx) error {
 		return store.Instances.Put(tx, instance)
 	})
 }
 
-func (x *Exchange) eachInstance(do func(store.Instance)) {
+func (x *Interception) eachInstance(do func(store.Instance)) {
 	_ = x.Rack.Records().View(func(tx *store.Tx) error {
 		return store.Instances.Each(tx, func(i store.Instance) error {
 			do(i)
@@ -140,7 +140,7 @@ func (x *Exchange) eachInstance(do func(store.Instance)) {
 }
 
 // refuseTaken refuses to create an instance whose name is taken.
-func refuseTaken(x *Exchange) {
+func refuseTaken(x *Interception) {
 	name, _ := x.Sent()["name"].(string)
 	x.eachInstance(func(i store.Instance) {
 		if x.Is("instance_create") && i.Name == name {
@@ -151,7 +151,7 @@ func refuseTaken(x *Exchange) {
 
 // leave creates the instance that was refused because of a disk, stopped and with a changed body,
 // and keeps the refusal.
-func (x *Exchange) leave(change func(map[string]any)) {
+func (x *Interception) leave(change func(map[string]any)) {
 	if !x.Is("instance_create") || !x.Refused(400, "attached to another instance") {
 		return
 	}
@@ -165,7 +165,7 @@ func (x *Exchange) leave(change func(map[string]any)) {
 
 // unstarted returns the instance that should have been started at its creation and is stopped, or
 // the zero value.
-func (x *Exchange) unstarted() (instance store.Instance) {
+func (x *Interception) unstarted() (instance store.Instance) {
 	answer := object(x.Answer.Body)
 	if !x.Is("instance_create") || x.Sent()["start"] == false || answer["run_state"] != "stopped" {
 		return instance

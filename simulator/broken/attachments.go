@@ -10,7 +10,7 @@ import (
 var attachments = []Mutation{
 	{
 		Name: "A16-eight", Says: "an instance has at most 8 disks, as on racks up to v17",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			const most, text = 8, "cannot attach more than 8 disks to instance"
 			disks, _ := x.Sent()["disks"].([]any)
 			if x.Is("instance_disk_attach") && len(x.disks()) >= most ||
@@ -22,7 +22,7 @@ var attachments = []Mutation{
 	{
 		Name: "A16-says-it-first",
 		Says: "a full instance is the first reason for which an attach is refused",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			if x.Is("instance_disk_attach") && len(x.disks()) >= 12 {
 				x.Refuse(400, "InvalidRequest", "cannot attach more than 12 disks to instance")
 			}
@@ -31,7 +31,7 @@ var attachments = []Mutation{
 	{
 		Name: "A17-needs-it-stopped", DriverSays: "InstanceMustBeStopped",
 		Says: "a running instance gains no disk, although the rack can hot-plug",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			if x.Is("instance_disk_attach") && x.instance().Active() && x.disk().State.Instance == "" {
 				x.Refuse(400, "InvalidRequest", "cannot attach disk: instance is not fully stopped")
 			}
@@ -39,7 +39,7 @@ var attachments = []Mutation{
 	},
 	{
 		Name: "A30-disk-first", Says: "attach and detach look for the disk first",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			if x.Is("instance_disk_attach", "instance_disk_detach") && x.instance().ID == "" {
 				id, _ := x.Sent()["disk"].(string)
 				x.Refuse(404, "ObjectNotFound", "not found: disk with id %q", id)
@@ -48,7 +48,7 @@ var attachments = []Mutation{
 	},
 	{
 		Name: "A30-across-projects", Says: "a disk of another project is attached",
-		After: func(x *Exchange) {
+		After: func(x *Interception) {
 			if x.Is("instance_disk_attach") && x.Refused(400, "same project") {
 				x.force(store.DiskState{State: store.StateAttached, Instance: x.instance().ID})
 			}
@@ -63,7 +63,7 @@ var attachments = []Mutation{
 	{
 		Name: "A31-attach-without-effect", DriverSays: "DiskBusy",
 		Says: "an attach is answered with an attached disk, and nothing is attached",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			if disk := x.disk(); x.Is("instance_disk_attach") && disk.State.Instance == "" {
 				disk.State = store.DiskState{State: store.StateAttached, Instance: x.instance().ID}
 				x.accept(disk)
@@ -73,7 +73,7 @@ var attachments = []Mutation{
 	{
 		Name: "A31-detach-without-effect", DriverSays: "RackResponseInvalid",
 		Says: "a detach is answered with the disk as it is, attached",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			if x.Is("instance_disk_detach") {
 				x.accept(x.disk())
 			}
@@ -91,7 +91,7 @@ var attachments = []Mutation{
 	},
 	{
 		Name: "A32-refuses-creating", Says: "a disk in creating is not attached",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			if disk := x.disk(); x.Is("instance_disk_attach") && disk.State.State == "creating" {
 				x.Refuse(400, "InvalidRequest", "cannot attach disk %q: invalid state creating", disk.Name)
 			}
@@ -106,7 +106,7 @@ var attachments = []Mutation{
 	{
 		Name: "A33-refuses-while-it-runs",
 		Says: "what a running instance has is not attached to it again",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			if i := x.instance(); x.Is("instance_disk_attach") && i.Active() && x.disk().AttachedTo(i.ID) {
 				x.Refuse(400, "InvalidRequest", "cannot attach disk: instance is not fully stopped")
 			}
@@ -115,7 +115,7 @@ var attachments = []Mutation{
 	{
 		Name: "A34-takes-it-away", DriverSays: "DiskAttachedElsewhere",
 		Says: "a disk that another instance has is taken from it and attached",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			disk := x.disk()
 			if x.Is("instance_disk_attach") && disk.State.Instance != "" &&
 				!disk.AttachedTo(x.instance().ID) && x.instance().ID != "" {
@@ -138,7 +138,7 @@ var attachments = []Mutation{
 	},
 	{
 		Name: "A35-detaches-local", Says: "a running instance loses a local disk",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			if x.Is("instance_disk_detach") && x.disk().DiskType == store.TypeLocal {
 				_ = x.Rack.Plane().Unplug(x.instance().ID, x.disk().ID)
 				x.force(store.DiskState{State: store.StateDetached})
@@ -159,7 +159,7 @@ var attachments = []Mutation{
 	{
 		Name: "A37-detaches-elsewhere",
 		Says: "a disk is detached from the instance that has it, whichever is named",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			if disk := x.disk(); x.Is("instance_disk_detach") && disk.State.Instance != "" {
 				_ = x.Rack.Plane().Unplug(disk.State.Instance, disk.ID)
 				x.force(store.DiskState{State: store.StateDetached})
@@ -168,7 +168,7 @@ var attachments = []Mutation{
 	},
 	{
 		Name: "A37-detaches-the-boot-disk", Says: "a stopped instance loses its boot disk",
-		After: func(x *Exchange) {
+		After: func(x *Interception) {
 			if x.Refused(409, "boot disk cannot be detached") {
 				x.force(store.DiskState{State: store.StateDetached})
 			}
@@ -181,7 +181,7 @@ var attachments = []Mutation{
 	},
 	{
 		Name: "A67-undone", Says: "an attach that is answered with 503 is not done",
-		After: func(x *Exchange) {
+		After: func(x *Interception) {
 			if x.Is("instance_disk_attach") && x.Answer.Status == 503 {
 				answer := x.Answer
 				x.force(store.DiskState{State: store.StateDetached})
@@ -191,7 +191,7 @@ var attachments = []Mutation{
 	},
 	{
 		Name: "A67-is-500", Says: "an attach or a detach that cannot be read again is 500",
-		After: func(x *Exchange) {
+		After: func(x *Interception) {
 			if strings.HasPrefix(x.Operation, "instance_disk_") {
 				reword(503, "", 500, "Internal", "Internal Server Error")(x)
 			}

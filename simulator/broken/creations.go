@@ -11,7 +11,7 @@ import (
 var creations = []Mutation{
 	{
 		Name: "A50-64-vcpus", Says: "an instance has at most 64 vCPUs",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			if cpus, _ := x.Sent()["ncpus"].(float64); x.Is("instance_create") && cpus > 64 {
 				x.Refuse(400, "InvalidRequest", "cannot have more than 64 vCPUs per instance")
 			}
@@ -29,12 +29,12 @@ var creations = []Mutation{
 	{
 		Name:  "A51-leaves-the-instance",
 		Says:  "an instance whose disk is taken is made without its disks, and an error",
-		After: func(x *Exchange) { x.leave(func(body map[string]any) { delete(body, "disks") }) },
+		After: func(x *Interception) { x.leave(func(body map[string]any) { delete(body, "disks") }) },
 	},
 	{
 		Name: "A51-leaves-an-attachment",
 		Says: "a disk stays attached to an instance that was not made",
-		After: func(x *Exchange) {
+		After: func(x *Interception) {
 			x.leave(func(body map[string]any) {
 				body["disks"] = slices.DeleteFunc(body["disks"].([]any), func(disk any) bool {
 					name, _ := disk.(map[string]any)["name"].(string)
@@ -46,7 +46,7 @@ var creations = []Mutation{
 	},
 	{
 		Name: "A58-is-undone", Says: "an instance that cannot be started is not created, and an error",
-		After: func(x *Exchange) {
+		After: func(x *Interception) {
 			if i := x.unstarted(); i.ID != "" {
 				err := x.Rack.Records().Update(func(tx *store.Tx) error { return tx.DeleteInstance(i) })
 				if err == nil {
@@ -58,7 +58,7 @@ var creations = []Mutation{
 	},
 	{
 		Name: "A58-is-failed", Says: "an instance that cannot be started is created and failed",
-		After: func(x *Exchange) {
+		After: func(x *Interception) {
 			if i := x.unstarted(); i.ID != "" {
 				i.SetRunState(store.RunFailed)
 				x.putInstance(i)
@@ -74,7 +74,7 @@ var creations = []Mutation{
 	{
 		Name: "A66-disks-late",
 		Says: "the disks that are made with an instance are checked after its name",
-		After: func(x *Exchange) {
+		After: func(x *Interception) {
 			if x.Is("instance_create") && x.Refused(400, "total size") {
 				refuseTaken(x)
 			}
@@ -113,7 +113,7 @@ var networks = []Mutation{
 	},
 	{
 		Name: "A64-two-in-a-subnet", Says: "two interfaces may be in one subnet",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			body := x.Sent()
 			nics, _ := body["network_interfaces"].(map[string]any)
 			if params, _ := nics["params"].([]any); x.Is("instance_create") && len(params) == 2 {
@@ -124,7 +124,7 @@ var networks = []Mutation{
 	},
 	{
 		Name: "A65-not-listed", Says: "the address for source NAT is not among the external ones",
-		After: func(x *Exchange) {
+		After: func(x *Interception) {
 			if x.Is("instance_external_ip_list") {
 				x.EditBody(func(page map[string]any) { page["items"] = []any{} })
 			}

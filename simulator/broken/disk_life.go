@@ -45,7 +45,7 @@ var diskLife = []Mutation{
 	{
 		Name: "A24-detached", Says: "a deletion fails, and leaves the disk renamed and detached",
 		DriverSays: "DiskNotOurs",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			if d := x.disk(); x.Is("disk_delete") && d.State.State == store.StateDetached &&
 				!strings.HasPrefix(d.Name, "deleted-") {
 				d.Name = "deleted-" + d.ID
@@ -64,7 +64,7 @@ var diskLife = []Mutation{
 	},
 	{
 		Name: "A68-still-there", Says: "a deleted disk is there until it is freed",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			if x.Is("disk_delete") {
 				x.Later(time.Hour)
 				x.Answer = &Answer{Status: 204, Header: map[string][]string{}}
@@ -73,7 +73,7 @@ var diskLife = []Mutation{
 	},
 	{
 		Name: "A68-name-taken", Says: "the name of a deleted disk stays taken", DriverSays: "DiskBusy",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			name, _ := x.Sent()["name"].(string)
 			if _, used := usedNames.Load(name); x.Is("disk_create") && used {
 				x.Refuse(400, "ObjectAlreadyExists", "already exists: disk %q", name)
@@ -85,7 +85,7 @@ var diskLife = []Mutation{
 	},
 	{
 		Name: "A68-quota-first", Says: "a deleted disk does not count although it is not freed",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			if d := x.disk(); x.Is("disk_delete") {
 				if x.Answer = x.Carry(); x.Answer.Status == 204 {
 					x.addStorage(-d.Size)
@@ -95,11 +95,11 @@ var diskLife = []Mutation{
 	},
 	{
 		Name: "A71-attached", Says: "an attached disk is taken away and deleted",
-		Before: func(x *Exchange) { x.takeAway() },
+		Before: func(x *Interception) { x.takeAway() },
 	},
 	{
 		Name: "A71-detached", Says: "an attached disk is detached in place of its deletion",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			if state := x.disk().State.State; x.takeAway() {
 				x.Refuse(400, "InvalidRequest", "disk cannot be deleted in state %q", state)
 			}
@@ -109,7 +109,7 @@ var diskLife = []Mutation{
 
 // takeAway detaches the disk of a delete request without the rules. It reports whether the disk
 // was attached.
-func (x *Exchange) takeAway() bool {
+func (x *Interception) takeAway() bool {
 	d := x.disk()
 	if !x.Is("disk_delete") || d.State.Instance == "" {
 		return false
@@ -123,6 +123,6 @@ func (x *Exchange) takeAway() bool {
 var usedNames sync.Map
 
 // addStorage changes the provisioned amount without the rules.
-func (x *Exchange) addStorage(bytes int64) {
+func (x *Interception) addStorage(bytes int64) {
 	_ = x.Rack.Records().Update(func(tx *store.Tx) error { return tx.AddStorage(bytes) })
 }

@@ -30,7 +30,7 @@ var diskLimits = []Mutation{
 	},
 	{
 		Name: "A26-snapshots", Says: "local disks can be snapshotted",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			if d := x.disk(); x.Is("snapshot_create") && d.DiskType == store.TypeLocal {
 				d.DiskType = store.TypeDistributed
 				x.putDisk(d)
@@ -48,7 +48,7 @@ var diskLimits = []Mutation{
 	{
 		Name: "A27-left-behind", Says: "a disk for which there is no space is left, faulted",
 		DriverSays: "DiskFaulted",
-		After: func(x *Exchange) {
+		After: func(x *Interception) {
 			if x.Is("disk_create") && x.Refused(507, "Insufficient capacity: Not enough storage") {
 				x.putDisk(x.halfMade(store.StateFaulted))
 			}
@@ -56,7 +56,7 @@ var diskLimits = []Mutation{
 	},
 	{
 		Name: "A28-name-first", Says: "the name is looked at before anything else",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			if d := x.namesake(); x.Is("disk_create") && d.ID != "" {
 				x.Refuse(400, "ObjectAlreadyExists", "already exists: disk %q", d.Name)
 			}
@@ -64,7 +64,7 @@ var diskLimits = []Mutation{
 	},
 	{
 		Name: "A28-size-first", Says: "the size is looked at before the source",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			if size, is := x.Sent()["size"].(float64); is && x.Is("disk_create") && size < gibibyte {
 				x.Refuse(400, "InvalidValue", "unsupported value for %q: total size must be at least 1 GiB",
 					"size")
@@ -73,7 +73,7 @@ var diskLimits = []Mutation{
 	},
 	{
 		Name: "A29-free-snapshots", Says: "snapshots do not count",
-		After: func(x *Exchange) {
+		After: func(x *Interception) {
 			switch size, _ := object(x.Answer.Body)["size"].(float64); {
 			case x.Succeeded("snapshot_create"):
 				x.addStorage(-int64(size))
@@ -88,7 +88,7 @@ var diskLimits = []Mutation{
 	},
 	{
 		Name: "A29-per-role", Says: "collaborators are shown what they have left, not the quota",
-		After: func(x *Exchange) {
+		After: func(x *Interception) {
 			if x.Is("utilization_view") && x.Rack.Switches().Role == adminapi.RoleCollaborator {
 				x.Edit(func(use map[string]any) {
 					use["capacity"], use["provisioned"] = use["provisioned"], use["capacity"]

@@ -85,7 +85,7 @@ var guests = []Mutation{
 	},
 	{
 		Name: "A57-comes-again", Says: "a detach lets the guest's other devices go and come again",
-		After: func(x *Exchange) {
+		After: func(x *Interception) {
 			if !x.Is("instance_disk_detach") {
 				return
 			}
@@ -106,7 +106,7 @@ var guests = []Mutation{
 
 // device returns the directory of a disk's device in the sysfs of the instance in the path, or
 // "".
-func (x *Exchange) device(disk store.Disk) string {
+func (x *Interception) device(disk store.Disk) string {
 	serials, _ := filepath.Glob(filepath.Join(x.Rack.Plane().GuestDir(x.instance().ID),
 		"sys/block/*/device/serial"))
 	for _, path := range serials {
@@ -127,7 +127,7 @@ const more = "00n1"
 func second(dir string) string { return strings.TrimSuffix(dir, "n1") + more }
 
 // hideSecond removes the second copy of a device before its disk is detached.
-func hideSecond(x *Exchange) {
+func hideSecond(x *Interception) {
 	if dir := x.device(x.disk()); dir != "" && x.Is("instance_disk_detach") {
 		_ = os.RemoveAll(second(dir))
 	}
@@ -135,8 +135,8 @@ func hideSecond(x *Exchange) {
 
 // plugged returns a hook that changes a device when its disk has been attached to a running
 // instance.
-func plugged(change func(disk store.Disk, dir string) error) func(*Exchange) {
-	return func(x *Exchange) {
+func plugged(change func(disk store.Disk, dir string) error) func(*Interception) {
+	return func(x *Interception) {
 		if !x.Is("instance_disk_attach") || x.Answer.Status >= 300 {
 			return
 		}

@@ -15,7 +15,7 @@ var lives = []Mutation{
 	{
 		Name: "A20-counts-until-deleted",
 		Says: "CPUs and memory count from an instance's creation to its deletion",
-		After: func(x *Exchange) {
+		After: func(x *Interception) {
 			if !x.Is("utilization_view") {
 				return
 			}
@@ -35,7 +35,7 @@ var lives = []Mutation{
 	},
 	{
 		Name: "A45-refuses-while-active", Says: "a running instance is not started again",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			if i := x.instance(); x.Is("instance_start") && i.Active() {
 				x.Refuse(400, "InvalidRequest", "cannot start an instance in state %s", i.RunState)
 			}
@@ -69,7 +69,7 @@ var lives = []Mutation{
 	},
 	{
 		Name: "A47-starts-failed", Says: "the reboot of a failed instance starts it",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			if x.Is("instance_reboot") && x.instance().RunState == store.RunFailed {
 				x.Operation, x.Request.URL.Path = "instance_start", strings.Replace(x.Request.URL.Path,
 					"/reboot", "/start", 1)
@@ -78,7 +78,7 @@ var lives = []Mutation{
 	},
 	{
 		Name: "A47-detaches", Says: "a reboot detaches the instance's disks",
-		After: func(x *Exchange) {
+		After: func(x *Interception) {
 			if x.Is("instance_reboot") && x.Answer.Status < 300 {
 				for _, d := range x.disks() {
 					x.detach(d)
@@ -88,7 +88,7 @@ var lives = []Mutation{
 	},
 	{
 		Name: "A48-deletes-a-running-one", Says: "a running instance is deleted",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			if i := x.instance(); x.Is("instance_delete") && i.RunState == store.RunRunning {
 				i.SetRunState(store.RunFailed)
 				x.putInstance(i)
@@ -98,7 +98,7 @@ var lives = []Mutation{
 	{
 		Name: "A48-keeps-the-disks", DriverSays: "InstanceNotFound",
 		Says: "the disks of a deleted instance stay attached to it",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			if !x.Is("instance_delete") {
 				return
 			}
@@ -113,7 +113,7 @@ var lives = []Mutation{
 	{
 		Name: "A49-changes-while-it-runs",
 		Says: "an update that needs the instance stopped is accepted while it runs, without effect",
-		After: func(x *Exchange) {
+		After: func(x *Interception) {
 			if x.Is("instance_update") && x.Refused(409, "must be stopped") {
 				x.accept(x.instance())
 				x.Answer.Status = 200
@@ -127,7 +127,7 @@ var lives = []Mutation{
 	},
 	{
 		Name: "A49-keeps-what-is-null", Says: "what is null in an update stays as it was",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			if body := x.Sent(); x.Is("instance_update") && body["auto_restart_policy"] == nil {
 				body["auto_restart_policy"] = x.instance().AutoRestartPolicy
 				x.Send(body)
@@ -136,7 +136,7 @@ var lives = []Mutation{
 	},
 	{
 		Name: "A49-any-boot-disk", Says: "a boot disk need not be attached",
-		After: func(x *Exchange) {
+		After: func(x *Interception) {
 			if x.Refused(409, "boot disk must be attached") {
 				x.accept(x.instance())
 				x.Answer.Status = 200
@@ -153,7 +153,7 @@ var lives = []Mutation{
 	},
 	{
 		Name: "A60-is-500", Says: "a reboot from which the guest does not come back is 500",
-		After: func(x *Exchange) {
+		After: func(x *Interception) {
 			if x.Is("instance_reboot") && x.instance().RunState == store.RunFailed {
 				x.Refuse(500, "Internal", "Internal Server Error")
 			}
@@ -161,7 +161,7 @@ var lives = []Mutation{
 	},
 	{
 		Name: "A60-detaches", Says: "an instance that fails loses its disks",
-		After: func(x *Exchange) {
+		After: func(x *Interception) {
 			if x.Is("instance_reboot") && x.instance().RunState == store.RunFailed {
 				for _, d := range x.disks() {
 					d.State = store.DiskState{State: store.StateDetached}

@@ -10,31 +10,31 @@ import (
 )
 
 // Reply answers with a success.
-func (x *Exchange) Reply(status int, body any) {
+func (x *Interception) Reply(status int, body any) {
 	text, _ := json.Marshal(body) // this package's types always encode
 	x.Answer = &Answer{Status: status, Header: http.Header{}, Body: text}
 }
 
 // Succeeded reports whether the answer is a success of one of these operations.
-func (x *Exchange) Succeeded(operations ...string) bool {
+func (x *Interception) Succeeded(operations ...string) bool {
 	return x.Is(operations...) && x.Answer.Status < 300
 }
 
 // query changes the request's query.
-func (x *Exchange) query(change func(map[string][]string)) {
+func (x *Interception) query(change func(map[string][]string)) {
 	values := x.Request.URL.Query()
 	change(values)
 	x.Request.URL.RawQuery = values.Encode()
 }
 
 // isList reports whether the request is for a list.
-func (x *Exchange) isList() bool {
+func (x *Interception) isList() bool {
 	return x.Is("disk_list", "snapshot_list", "instance_list", "image_list", "project_list",
 		"instance_disk_list")
 }
 
 // projectID returns the ID of the project in the query.
-func (x *Exchange) projectID() (id string) {
+func (x *Interception) projectID() (id string) {
 	_ = x.Rack.Records().View(func(tx *store.Tx) error {
 		sel, _ := store.ParseSelector(x.Request.URL.Query().Get("project"))
 		p, _, err := tx.Project(sel)
@@ -45,7 +45,7 @@ func (x *Exchange) projectID() (id string) {
 }
 
 // eachDisk calls visit for every disk.
-func (x *Exchange) eachDisk(visit func(store.Disk)) {
+func (x *Interception) eachDisk(visit func(store.Disk)) {
 	_ = x.Rack.Records().View(func(tx *store.Tx) error {
 		return store.Disks.Each(tx, func(d store.Disk) error {
 			visit(d)
@@ -55,7 +55,7 @@ func (x *Exchange) eachDisk(visit func(store.Disk)) {
 }
 
 // namesake returns the disk that already has the name in the request's body, or the zero value.
-func (x *Exchange) namesake() (found store.Disk) {
+func (x *Interception) namesake() (found store.Disk) {
 	name, project := x.Sent()["name"], x.projectID()
 	x.eachDisk(func(d store.Disk) {
 		if d.Name == name && d.ProjectID == project {
@@ -66,7 +66,7 @@ func (x *Exchange) namesake() (found store.Disk) {
 }
 
 // putDisk changes a record without the rules.
-func (x *Exchange) putDisk(d store.Disk) {
+func (x *Interception) putDisk(d store.Disk) {
 	_ = x.Rack.Records().Update(func(tx *store.Tx) error { return tx.PutDisk(d) })
 }
 

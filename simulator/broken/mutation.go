@@ -28,7 +28,7 @@ type Mutation struct {
 	// is "" if the mutation does not endanger the driver, or if the driver cannot notice it.
 	DriverSays string
 	// Before may change a request or answer it. After may change the answer.
-	Before, After func(*Exchange)
+	Before, After func(*Interception)
 	// Guests changes the view of the rack's guests when the mutation begins (broken is true), and
 	// restores it when the mutation ends.
 	Guests func(rack *engine.Simulation, broken bool) error
@@ -52,7 +52,7 @@ func Table() []Mutation {
 }
 
 // Exchange is one request to a broken rack and its answer.
-type Exchange struct {
+type Interception struct {
 	// Rack is the rack without the mutation.
 	Rack *engine.Simulation
 	// RequestID is the ID in the answer.
@@ -82,12 +82,12 @@ type Answer struct {
 }
 
 // Is reports whether the request is for one of these operations.
-func (x *Exchange) Is(operations ...string) bool {
+func (x *Interception) Is(operations ...string) bool {
 	return slices.Contains(operations, x.Operation)
 }
 
 // Refuse answers with an error in the rack's form. An empty code is left out.
-func (x *Exchange) Refuse(status int, code, format string, args ...any) {
+func (x *Interception) Refuse(status int, code, format string, args ...any) {
 	body := map[string]any{"message": fmt.Sprintf(format, args...), "request_id": x.RequestID}
 	if code != "" {
 		body["error_code"] = code
@@ -108,18 +108,18 @@ func errorText(body map[string]any) []byte {
 
 // Refused reports whether the answer is an error with this status and a message that contains the
 // text.
-func (x *Exchange) Refused(status int, text string) bool {
+func (x *Interception) Refused(status int, text string) bool {
 	return x.Answer.Status == status && strings.Contains(string(x.Answer.Body), text)
 }
 
 // Sent returns the request's body as a JSON object, or nil if it is not one.
-func (x *Exchange) Sent() map[string]any { return object(x.Body) }
+func (x *Interception) Sent() map[string]any { return object(x.Body) }
 
 // Send replaces the request's body.
-func (x *Exchange) Send(body map[string]any) { x.Body, _ = json.Marshal(body) }
+func (x *Interception) Send(body map[string]any) { x.Body, _ = json.Marshal(body) }
 
 // Edit changes the JSON object of the answer, or each object of a page.
-func (x *Exchange) Edit(change func(map[string]any)) {
+func (x *Interception) Edit(change func(map[string]any)) {
 	body := object(x.Answer.Body)
 	if body == nil || x.Answer.Status >= 300 {
 		return
@@ -137,7 +137,7 @@ func (x *Exchange) Edit(change func(map[string]any)) {
 }
 
 // EditBody changes the JSON object of the answer itself, also if it is an error or a page.
-func (x *Exchange) EditBody(change func(map[string]any)) {
+func (x *Interception) EditBody(change func(map[string]any)) {
 	if body := object(x.Answer.Body); body != nil {
 		change(body)
 		if x.Answer.Status >= 400 {

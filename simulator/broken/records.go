@@ -3,7 +3,7 @@ package broken
 import "github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 
 // disk returns the disk of an attach, a detach or a path with a disk's ID, or the zero value.
-func (x *Exchange) disk() (disk store.Disk) {
+func (x *Interception) disk() (disk store.Disk) {
 	name, _ := x.Sent()["disk"].(string)
 	if name == "" {
 		name = x.Path.Get("disk")

@@ -49,7 +49,7 @@ var snapshots = []Mutation{
 	},
 	{
 		Name: "A41-quota-first", Says: "a snapshot's quota is charged before its name is taken",
-		After: func(x *Exchange) {
+		After: func(x *Interception) {
 			use, _ := x.Rack.Silo.Utilization()
 			if x.Is("snapshot_create") && x.Refused(400, "ObjectAlreadyExists") &&
 				use.Provisioned.Storage >= use.Capacity.Storage {
@@ -64,7 +64,7 @@ var snapshots = []Mutation{
 	},
 	{
 		Name: "A42-invalid", Says: "a faulted disk cannot be snapshotted: 400",
-		After: func(x *Exchange) {
+		After: func(x *Interception) {
 			if x.Is("snapshot_create") && x.Answer.Status == 503 {
 				x.Refuse(400, "InvalidRequest", "disk cannot be snapshotted in state %q", "faulted")
 			}
@@ -72,7 +72,7 @@ var snapshots = []Mutation{
 	},
 	{
 		Name: "A43-cascade", Says: "deleting a disk deletes its snapshots",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			if d := x.disk(); x.Is("disk_delete") {
 				of := x.snapshotsOf(d.ID)
 				if x.Answer = x.Carry(); x.Answer.Status == 204 {
@@ -86,7 +86,7 @@ var snapshots = []Mutation{
 	},
 	{
 		Name: "A43-kept", Says: "a disk that has snapshots is not deleted", DriverSays: "DiskBusy",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			if x.Is("disk_delete") && len(x.snapshotsOf(x.disk().ID)) > 0 {
 				x.Refuse(400, "InvalidRequest", "disk cannot be deleted: it has snapshots")
 			}
@@ -99,7 +99,7 @@ var snapshots = []Mutation{
 	},
 	{
 		Name: "A44-all", Says: "listing images without a project lists those of projects too",
-		After: func(x *Exchange) {
+		After: func(x *Interception) {
 			if x.Is("image_list") && !x.Request.URL.Query().Has("project") {
 				x.Reply(200, map[string]any{"next_page": nil, "items": x.images()})
 			}
@@ -111,7 +111,7 @@ var snapshots = []Mutation{
 	},
 	{
 		Name: "A44-kind", Says: "an image that is not there is an image, whosever it is",
-		After: func(x *Exchange) {
+		After: func(x *Interception) {
 			if name := x.Path.Get("image"); x.Refused(404, "-image with name") {
 				x.Refuse(404, "ObjectNotFound", "not found: image with name %q", name)
 			}
@@ -120,7 +120,7 @@ var snapshots = []Mutation{
 	{
 		Name: "A59-blank", Says: "a disk from a snapshot that is being taken is blank",
 		DriverSays: "SnapshotNotReady",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			body := x.Sent()
 			backend, _ := body["disk_backend"].(map[string]any)
 			source, _ := backend["disk_source"].(map[string]any)
@@ -132,7 +132,7 @@ var snapshots = []Mutation{
 	},
 	{
 		Name: "A59-refused", Says: "a disk from a snapshot that is being taken is 400",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			backend, _ := x.Sent()["disk_backend"].(map[string]any)
 			source, _ := backend["disk_source"].(map[string]any)
 			if id, is := source["snapshot_id"].(string); is && x.Is("disk_create") && x.unfinished(id) {
@@ -143,7 +143,7 @@ var snapshots = []Mutation{
 }
 
 // snapshotsOf returns the IDs of the snapshots of a disk.
-func (x *Exchange) snapshotsOf(diskID string) (ids []string) {
+func (x *Interception) snapshotsOf(diskID string) (ids []string) {
 	_ = x.Rack.Records().View(func(tx *store.Tx) error {
 		return store.Snapshots.Each(tx, func(s store.SnapshotRecord) error {
 			if s.DiskID == diskID {
@@ -156,7 +156,7 @@ func (x *Exchange) snapshotsOf(diskID string) (ids []string) {
 }
 
 // unfinished reports whether the snapshot is still being taken.
-func (x *Exchange) unfinished(id string) bool {
+func (x *Interception) unfinished(id string) bool {
 	var s store.SnapshotRecord
 	_ = x.Rack.Records().View(func(tx *store.Tx) (err error) {
 		s, _, err = store.Snapshots.Get(tx, id)
@@ -166,7 +166,7 @@ func (x *Exchange) unfinished(id string) bool {
 }
 
 // images returns all images.
-func (x *Exchange) images() []store.Image {
+func (x *Interception) images() []store.Image {
 	all := []store.Image{}
 	_ = x.Rack.Records().View(func(tx *store.Tx) error {
 		return store.Images.Each(tx, func(i store.Image) error {

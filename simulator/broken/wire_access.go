@@ -5,7 +5,7 @@ import "github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 var wireAccess = []Mutation{
 	{
 		Name: "A11-ping", Says: "a ping needs a token",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			if x.Is("ping") && x.Request.Header.Get("Authorization") == "" {
 				x.Refuse(401, "Unauthorized", "credentials missing or invalid")
 			}
@@ -17,7 +17,7 @@ var wireAccess = []Mutation{
 	},
 	{
 		Name: "A13-needed", Says: "a request without a version is refused",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			if x.Request.Header.Get("Api-Version") == "" {
 				x.Refuse(400, "", "missing expected header \"api-version\"")
 			}
@@ -25,7 +25,7 @@ var wireAccess = []Mutation{
 	},
 	{
 		Name: "A13-any", Says: "a version of the future is answered as the newest",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			if x.Request.Header.Get("Api-Version") > "9" {
 				x.Request.Header.Del("Api-Version")
 			}
@@ -33,7 +33,7 @@ var wireAccess = []Mutation{
 	},
 	{
 		Name: "A13-path-first", Says: "an unknown path is 404 in every version",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			if x.Is("") {
 				x.Refuse(404, "", "Not Found")
 			}
@@ -41,7 +41,7 @@ var wireAccess = []Mutation{
 	},
 	{
 		Name: "A15-forbidden", Says: "who may not read an object gets 403",
-		After: func(x *Exchange) {
+		After: func(x *Interception) {
 			if x.Rack.Switches().Role == adminapi.RoleNone && x.Answer.Status == 404 {
 				x.Refuse(403, "Forbidden", "Forbidden")
 			}
@@ -50,7 +50,7 @@ var wireAccess = []Mutation{
 	{
 		Name: "A15-not-found", Says: "who may read an object and not change it gets 404",
 		DriverSays: "DiskBusy",
-		After: func(x *Exchange) {
+		After: func(x *Interception) {
 			if x.Answer.Status == 403 && x.Is("disk_delete") {
 				x.Refuse(404, "ObjectNotFound", "not found: disk with id %q", x.Path.Get("disk"))
 			}
@@ -58,7 +58,7 @@ var wireAccess = []Mutation{
 	},
 	{
 		Name: "A15-utilization", Says: "the silo's utilization is for its viewers",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			if x.Is("utilization_view") && x.Rack.Switches().Role != adminapi.RoleViewer {
 				x.Refuse(403, "Forbidden", "Forbidden")
 			}
@@ -66,7 +66,7 @@ var wireAccess = []Mutation{
 	},
 	{
 		Name: "A21-open", Says: "everybody may list the racks",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			if x.Is("rack_list") {
 				x.Reply(200, map[string]any{"next_page": nil, "items": []any{}})
 			}

@@ -11,7 +11,7 @@ import (
 var wireAlike = []Mutation{
 	{
 		Name: "A72-other-time", Says: "each answer gives another time of creation",
-		After: func(x *Exchange) {
+		After: func(x *Interception) {
 			if x.Answer.Status < 300 && x.Is("disk_view", "snapshot_view", "instance_view") {
 				x.Edit(newlyCreated)
 			}
@@ -45,7 +45,7 @@ var wireAlike = []Mutation{
 	},
 	{
 		Name: "A72-view-by-name", Says: "a disk that is read by name has no path of its device",
-		After: func(x *Exchange) {
+		After: func(x *Interception) {
 			if x.Is("disk_view") && !isID(x.Path.Get("disk")) {
 				x.Edit(func(disk map[string]any) { disk["device_path"] = "" })
 			}
@@ -59,8 +59,8 @@ func newlyCreated(object map[string]any) {
 
 // dropsTheLast returns a hook that leaves the last object out of each full page of these
 // lists.
-func dropsTheLast(lists ...string) func(*Exchange) {
-	return func(x *Exchange) {
+func dropsTheLast(lists ...string) func(*Interception) {
+	return func(x *Interception) {
 		limit, err := strconv.Atoi(x.Request.URL.Query().Get("limit"))
 		if err != nil {
 			limit = 100

@@ -9,7 +9,7 @@ import (
 var wireBodies = []Mutation{
 	{
 		Name: "A06-unknown-fields", Says: "unknown fields of a body are refused",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			known := map[string]bool{"name": true, "description": true, "size": true, "disk_backend": true}
 			for key := range x.Sent() {
 				if x.Is("disk_create") && !known[key] {
@@ -20,7 +20,7 @@ var wireBodies = []Mutation{
 	},
 	{
 		Name: "A06-no-path", Says: "mistakes in a body are named without their path",
-		After: func(x *Exchange) {
+		After: func(x *Interception) {
 			if x.Refused(400, "unable to parse JSON body: ") {
 				x.EditBody(func(body map[string]any) {
 					message, _ := body["message"].(string)
@@ -31,7 +31,7 @@ var wireBodies = []Mutation{
 	},
 	{
 		Name: "A07-unsigned", Says: "byte counts have 64 bits without a sign",
-		After: func(x *Exchange) {
+		After: func(x *Interception) {
 			if x.Refused(400, "value is too large for a byte count") {
 				x.Refuse(400, "InvalidValue", "unsupported value for %q: total size must be less than "+
 					"1023 GiB", "size")
@@ -40,7 +40,7 @@ var wireBodies = []Mutation{
 	},
 	{
 		Name: "A08-any", Says: "blocks of 1024 bytes are made blocks of 512",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			x.Body = bytes.ReplaceAll(x.Body, []byte(`"block_size":1024`), []byte(`"block_size":512`))
 		},
 	},
@@ -51,11 +51,11 @@ var wireBodies = []Mutation{
 	},
 	{
 		Name: "A12-no-limit", Says: "bodies of more than 1 MiB are read",
-		Before: func(x *Exchange) { x.Body = bytes.TrimSpace(x.Body) },
+		Before: func(x *Interception) { x.Body = bytes.TrimSpace(x.Body) },
 	},
 	{
 		Name: "A12-any-type", Says: "the type of a body does not matter",
-		Before: func(x *Exchange) { x.Request.Header.Set("Content-Type", "application/json") },
+		Before: func(x *Interception) { x.Request.Header.Set("Content-Type", "application/json") },
 	},
 	{
 		Name: "A70-cuts", Says: "a description is cut after 512 characters",
@@ -66,7 +66,7 @@ var wireBodies = []Mutation{
 	},
 	{
 		Name: "A70-bytes", Says: "a description has at most 512 bytes",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			text, _ := x.Sent()["description"].(string)
 			if x.Is("disk_create", "snapshot_create") && len(text) > 512 {
 				x.Refuse(500, "Internal", "Internal Server Error")
@@ -75,7 +75,7 @@ var wireBodies = []Mutation{
 	},
 	{
 		Name: "A14-token-first", Says: "the token is checked before anything is read",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			if x.Operation != "ping" && x.Request.Header.Get("Authorization") == "" {
 				x.Refuse(401, "Unauthorized", "credentials missing or invalid")
 			}
@@ -83,7 +83,7 @@ var wireBodies = []Mutation{
 	},
 	{
 		Name: "A63-last-wins", Says: "of a key that is given twice the last value counts",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			if body := x.Sent(); body != nil {
 				x.Send(body)
 			}
@@ -91,7 +91,7 @@ var wireBodies = []Mutation{
 	},
 	{
 		Name: "A63-end", Says: "what follows the body's object is refused",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			if x.Is("disk_create") && !json.Valid(x.Body) {
 				x.Refuse(400, "", "unable to parse JSON body: trailing characters")
 			}

@@ -15,7 +15,7 @@ var wireErrors = []Mutation{
 		Name:       "A01-taken-name-is-reused",
 		Says:       "creating a disk whose name is taken returns the disk that has it",
 		DriverSays: "VolumeExists",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			if x.Is("disk_create") {
 				if d := x.namesake(); d.ID != "" {
 					x.Reply(201, d)
@@ -33,7 +33,7 @@ var wireErrors = []Mutation{
 	},
 	{
 		Name: "A02-local-time", Says: "times are in the rack's own time zone",
-		After: func(x *Exchange) {
+		After: func(x *Interception) {
 			x.Edit(func(object map[string]any) {
 				for key, value := range object {
 					if text, is := value.(string); is && strings.HasPrefix(key, "time_") {
@@ -50,7 +50,7 @@ var wireErrors = []Mutation{
 	},
 	{
 		Name: "A02-no-nulls", Says: "fields without a value are left out",
-		After: func(x *Exchange) {
+		After: func(x *Interception) {
 			x.Edit(func(object map[string]any) {
 				for key, value := range object {
 					if value == nil {
@@ -67,8 +67,8 @@ var wireErrors = []Mutation{
 }
 
 // onErrors returns a hook that changes every error.
-func onErrors(change func(map[string]any)) func(*Exchange) {
-	return func(x *Exchange) {
+func onErrors(change func(map[string]any)) func(*Interception) {
+	return func(x *Interception) {
 		if x.Answer.Status >= 400 {
 			x.EditBody(change)
 		}

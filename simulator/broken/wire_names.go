@@ -22,7 +22,7 @@ var wireNames = []Mutation{
 	},
 	{
 		Name: "A05-both", Says: "a project beside an ID is ignored",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			for _, named := range x.Path {
 				if isID(named[0]) {
 					x.query(func(query map[string][]string) { delete(query, "project") })
@@ -33,7 +33,7 @@ var wireNames = []Mutation{
 	{
 		Name: "A05-another-disk", Says: "a disk read by ID is another one",
 		DriverSays: "RackResponseInvalid",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			id := x.Path.Get("disk")
 			if x.Is("disk_view") && isID(id) {
 				x.eachDisk(func(d store.Disk) {
@@ -46,7 +46,7 @@ var wireNames = []Mutation{
 	},
 	{
 		Name: "A05-case", Says: "an ID in upper case is not found",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			if id := x.Path.Get("disk"); isID(id) && strings.ToLower(id) != id {
 				x.Refuse(404, "ObjectNotFound", "not found: disk with name %q", id)
 			}
@@ -54,7 +54,7 @@ var wireNames = []Mutation{
 	},
 	{
 		Name: "A61-strict", Says: "a path with an empty segment is unknown",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			if path := x.Request.URL.Path; strings.Contains(path, "//") || strings.HasSuffix(path, "/") {
 				x.Refuse(404, "", "Not Found")
 			}
@@ -62,7 +62,7 @@ var wireNames = []Mutation{
 	},
 	{
 		Name: "A61-tidy", Says: "dots in a path are resolved",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			url := x.Request.URL
 			for _, dots := range []string{"/./", "/disks/../"} {
 				url.Path = strings.Replace(url.Path, dots, "/", 1)

@@ -10,7 +10,7 @@ var wirePages = []Mutation{
 	{
 		Name: "A09-first-page-again", Says: "the page after a token is the first one again",
 		DriverSays: "RackResponseInvalid",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			if token := x.pageToken(); x.isList() && token != nil {
 				x.query(func(query map[string][]string) {
 					delete(query, "page_token")
@@ -25,7 +25,7 @@ var wirePages = []Mutation{
 	{
 		Name: "A09-one-order", Says: "lists are in the order of names, whatever is asked for",
 		DriverSays: "RackResponseInvalid",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			if x.isList() {
 				x.query(func(query map[string][]string) {
 					if slices.Contains(query["sort_by"], "id_ascending") {
@@ -37,7 +37,7 @@ var wirePages = []Mutation{
 	},
 	{
 		Name: "A09-small-pages", Says: "a page has one object",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			if x.isList() {
 				x.query(func(query map[string][]string) {
 					if limit := query["limit"]; len(limit) == 1 && limit[0] != "0" {
@@ -49,7 +49,7 @@ var wirePages = []Mutation{
 	},
 	{
 		Name: "A09-least-limit", Says: "a limit of more than 500 is refused",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			if limit := x.Request.URL.Query().Get("limit"); x.isList() && len(limit) > 3 {
 				x.Refuse(400, "", "unable to parse query string: limit is greater than 500")
 			}
@@ -73,7 +73,7 @@ var wirePages = []Mutation{
 	},
 	{
 		Name: "A10-no-token-at-the-end", Says: "the last page that is not empty has no token",
-		After: func(x *Exchange) {
+		After: func(x *Interception) {
 			if x.Succeeded("instance_disk_list") {
 				x.EditBody(func(page map[string]any) { page["next_page"] = nil })
 			}
@@ -82,7 +82,7 @@ var wirePages = []Mutation{
 	{
 		Name: "A10-endless", Says: "the empty page has a token as well",
 		DriverSays: "RackResponseInvalid",
-		After: func(x *Exchange) {
+		After: func(x *Interception) {
 			if x.isList() && x.Answer.Status == 200 {
 				x.EditBody(func(page map[string]any) {
 					if page["next_page"] == nil {
@@ -94,7 +94,7 @@ var wirePages = []Mutation{
 	},
 	{
 		Name: "A10-no-items", Says: "the empty page has no list", DriverSays: "RackResponseInvalid",
-		After: func(x *Exchange) {
+		After: func(x *Interception) {
 			if x.isList() && x.Answer.Status == 200 {
 				x.EditBody(func(page map[string]any) {
 					if items, is := page["items"].([]any); is && len(items) == 0 {
@@ -106,7 +106,7 @@ var wirePages = []Mutation{
 	},
 	{
 		Name: "A62-first-wins", Says: "of a parameter that is given twice the first value counts",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			x.query(func(query map[string][]string) {
 				for name, values := range query {
 					query[name] = values[:1]
@@ -116,7 +116,7 @@ var wirePages = []Mutation{
 	},
 	{
 		Name: "A62-empty-is-absent", Says: "an empty parameter counts as absent",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			x.query(func(query map[string][]string) {
 				for name, values := range query {
 					if values[0] == "" {
@@ -129,7 +129,7 @@ var wirePages = []Mutation{
 }
 
 // pageToken returns the content of the query's token, or nil.
-func (x *Exchange) pageToken() map[string]string {
+func (x *Interception) pageToken() map[string]string {
 	data, _ := base64.URLEncoding.DecodeString(x.Request.URL.Query().Get("page_token"))
 	var token struct {
 		Start map[string]string `json:"page_start"`
@@ -142,7 +142,7 @@ func (x *Exchange) pageToken() map[string]string {
 
 // sameToken returns the query's token. Without one it returns the token of the page after the
 // last object.
-func (x *Exchange) sameToken() string {
+func (x *Interception) sameToken() string {
 	query := x.Request.URL.Query()
 	if token := query.Get("page_token"); token != "" {
 		return token

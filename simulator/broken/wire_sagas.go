@@ -11,7 +11,7 @@ import (
 var wireSagas = []Mutation{
 	{
 		Name: "A18-undone", Says: "a creation is undone when its caller gives up",
-		Before: func(x *Exchange) {
+		Before: func(x *Interception) {
 			if !x.Is("disk_create") || x.Rack.Switches().CreateHold == 0 {
 				return
 			}
@@ -27,7 +27,7 @@ var wireSagas = []Mutation{
 	{
 		Name: "A19-left-behind", Says: "a creation that fails leaves its disk, faulted",
 		DriverSays: "DiskFaulted",
-		After: func(x *Exchange) {
+		After: func(x *Interception) {
 			if x.Is("disk_create") && x.Answer.Status == 500 {
 				x.putDisk(x.halfMade(store.StateFaulted))
 			}
@@ -36,7 +36,7 @@ var wireSagas = []Mutation{
 }
 
 // halfMade returns the record of the disk that the request creates.
-func (x *Exchange) halfMade(state string) store.Disk {
+func (x *Interception) halfMade(state string) store.Disk {
 	body := x.Sent()
 	name, _ := body["name"].(string)
 	description, _ := body["description"].(string)
