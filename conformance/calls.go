@@ -172,10 +172,10 @@ func objectOf(req any) string {
 }
 
 // evidence converts calls of the driver for the report.
-func evidence(calls []rpc) []report.Exchange {
-	var all []report.Exchange
+func evidence(calls []rpc) []report.LoggedCall {
+	var all []report.LoggedCall
 	for _, c := range calls {
-		e := report.Exchange{Kind: report.RPC, Operation: c.name, Code: c.code.String(),
+		e := report.LoggedCall{Kind: report.RPC, Operation: c.name, Code: c.code.String(),
 			ErrorCode: c.reason, Milliseconds: milliseconds(c.took)}
 		if c.tries > 1 {
 			e.Answer = fmt.Sprintf("after %d tries", c.tries)
@@ -186,10 +186,10 @@ func evidence(calls []rpc) []report.Exchange {
 }
 
 // answers converts requests to the rack for the report.
-func answers(exchanges []rules.Exchange) []report.Exchange {
-	var all []report.Exchange
+func answers(exchanges []rules.RecordedCall) []report.LoggedCall {
+	var all []report.LoggedCall
 	for _, e := range exchanges {
-		all = append(all, report.Exchange{Kind: report.API, Operation: e.Operation, Method: e.Method,
+		all = append(all, report.LoggedCall{Kind: report.API, Operation: e.Operation, Method: e.Method,
 			Path: e.Path, Status: e.Status, ErrorCode: e.ErrorCode, RequestID: e.RequestID,
 			Milliseconds: milliseconds(e.Took), Answer: e.Answer})
 	}

@@ -35,7 +35,7 @@ type job struct {
 	// dir has the run's processes and their logs. It is nil until something runs.
 	dir       *harness.Run
 	calls     callLog
-	exchanges []rules.Exchange
+	exchanges []rules.RecordedCall
 	progress  progress
 	report    *report.Report
 	// stopped is the reason why the run ended early. loss is the reason why the rack was lost, if it

@@ -14,7 +14,7 @@ import (
 )
 
 // note keeps exchanges for the latencies and the witness.
-func (w *job) note(exchanges []rules.Exchange) {
+func (w *job) note(exchanges []rules.RecordedCall) {
 	w.exchanges = append(w.exchanges, exchanges...)
 }
 
@@ -56,7 +56,7 @@ func (w *job) testify(ctx context.Context) {
 }
 
 // unknownTo lists the answers of the run that the rack's log does not have.
-func unknownTo(log []adminapi.Request, exchanges []rules.Exchange) (findings []string) {
+func unknownTo(log []adminapi.Request, exchanges []rules.RecordedCall) (findings []string) {
 	known := map[string]adminapi.Request{}
 	for _, entry := range log {
 		known[entry.RequestID] = entry

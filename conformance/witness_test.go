@@ -19,21 +19,21 @@ func TestTheWitnessFindsAnAnswerThatTheRackDidNotGive(t *testing.T) {
 	log := []adminapi.Request{{RequestID: "1", Operation: "disk_view", Status: 200},
 		{RequestID: "2", Status: 400}}
 	for name, test := range map[string]struct {
-		seen rules.Exchange
+		seen rules.RecordedCall
 		says string
 	}{
-		"the rack gave it": {rules.Exchange{RequestID: "1", Operation: "disk_view", Status: 200}, ""},
-		"the rack refused it before it knew what it was": {rules.Exchange{RequestID: "2",
+		"the rack gave it": {rules.RecordedCall{RequestID: "1", Operation: "disk_view", Status: 200}, ""},
+		"the rack refused it before it knew what it was": {rules.RecordedCall{RequestID: "2",
 			Operation: "disk_view", Status: 400}, ""},
-		"no answer came":  {rules.Exchange{Operation: "disk_view"}, ""},
-		"another gave it": {rules.Exchange{RequestID: "3", Status: 200}, "did not give"},
-		"a proxy gave it": {rules.Exchange{Status: 429}, ""},
-		"it was another one": {rules.Exchange{RequestID: "1", Operation: "disk_delete",
+		"no answer came":  {rules.RecordedCall{Operation: "disk_view"}, ""},
+		"another gave it": {rules.RecordedCall{RequestID: "3", Status: 200}, "did not give"},
+		"a proxy gave it": {rules.RecordedCall{Status: 429}, ""},
+		"it was another one": {rules.RecordedCall{RequestID: "1", Operation: "disk_delete",
 			Status: 200}, "disk_delete"},
-		"it was another code": {rules.Exchange{RequestID: "1", Operation: "disk_view",
+		"it was another code": {rules.RecordedCall{RequestID: "1", Operation: "disk_view",
 			Status: 404}, "HTTP 404"},
 	} {
-		found := strings.Join(unknownTo(log, []rules.Exchange{test.seen}), "\n")
+		found := strings.Join(unknownTo(log, []rules.RecordedCall{test.seen}), "\n")
 		if (found == "") != (test.says == "") || !strings.Contains(found, test.says) {
 			t.Errorf("%s: found %q, want %q", name, found, test.says)
 		}

@@ -140,7 +140,7 @@ func exampleResults() (results []Result) {
 
 // spoil changes some results of the example.
 func spoil(results []Result) {
-	change := func(i int, status Status, reason string, evidence ...Exchange) {
+	change := func(i int, status Status, reason string, evidence ...LoggedCall) {
 		r := &results[i]
 		r.Status, r.Reason, r.Evidence = status, reason, evidence
 		if status == Blocked || status == NotTested {
@@ -148,25 +148,25 @@ func spoil(results []Result) {
 		}
 	}
 	change(7, Failed, "expected 400 for a block size of 1024, found 201: the rack made the disk.",
-		Exchange{Kind: API, Operation: "disk_create", Method: "POST",
+		LoggedCall{Kind: API, Operation: "disk_create", Method: "POST",
 			Path: "/v1/disks?project=csi-conformance", Status: 201, Milliseconds: 412.6,
 			RequestID: "f0b3c1de-6f0e-4a55-9d61-6b8a3a1c7e10",
 			Answer: `{"id":"0d9c4c0e-…","name":"conformance-7c1d0f3a-a08","size":1073741824,` +
 				`"block_size":1024,"state":{"state":"creating"}}`},
-		Exchange{Kind: API, Operation: "disk_delete", Method: "DELETE",
+		LoggedCall{Kind: API, Operation: "disk_delete", Method: "DELETE",
 			Path: "/v1/disks/0d9c4c0e-58a5-4f8e-8a0c-2f6f8f3f5b11", Status: 204, Milliseconds: 188.2,
 			RequestID: "5a7c4f7c-0d43-4b0e-8f3e-cf7e6e2f9d02"})
 	change(20, Failed, "expected 202 for the second detach, found 400 InvalidRequest.",
-		Exchange{Kind: API, Operation: "instance_disk_detach", Method: "POST",
+		LoggedCall{Kind: API, Operation: "instance_disk_detach", Method: "POST",
 			Path: "/v1/instances/csi-helper/disks/detach?project=csi-conformance", Status: 400,
 			ErrorCode: "InvalidRequest", Milliseconds: 61.4,
 			RequestID: "a3b9f7f2-9b1f-4c56-8c88-2f1f0b0c6a7d",
 			Answer:    `{"message":"cannot detach disk \"conformance-7c1d0f3a-a21\": disk is detached"}`})
 	change(51, Failed, "expected to write to the volume on csi-b, found EROFS: the filesystem is "+
 		"mounted read-only there. The disk is left for you to look at.",
-		Exchange{Kind: RPC, Operation: "ControllerPublishVolume", Code: "OK", Milliseconds: 1893},
-		Exchange{Kind: RPC, Operation: "NodeStageVolume", Code: "OK", Milliseconds: 2210},
-		Exchange{Kind: RPC, Operation: "NodePublishVolume", Code: "Internal",
+		LoggedCall{Kind: RPC, Operation: "ControllerPublishVolume", Code: "OK", Milliseconds: 1893},
+		LoggedCall{Kind: RPC, Operation: "NodeStageVolume", Code: "OK", Milliseconds: 2210},
+		LoggedCall{Kind: RPC, Operation: "NodePublishVolume", Code: "Internal",
 			ErrorCode: "MOUNT_READ_ONLY", Milliseconds: 12.3,
 			Answer: "mount at /var/lib/conformance/b/target: expected a writable mount, found ro: " +
 				"the kernel found an error on the device; see dmesg"})
@@ -181,12 +181,12 @@ func spoil(results []Result) {
 	results[26].Tries = 2
 }
 
-func exampleEvidence(random *rand.Rand) []Exchange {
+func exampleEvidence(random *rand.Rand) []LoggedCall {
 	uuid := func() string {
 		return fmt.Sprintf("%08x-%04x-4%03x-9%03x-%012x", random.Uint32(), random.IntN(1<<16),
 			random.IntN(1<<12), random.IntN(1<<12), random.Int64N(1<<48))
 	}
-	return []Exchange{
+	return []LoggedCall{
 		{Kind: API, Operation: "disk_create", Method: "POST",
 			Path: "/v1/disks?project=csi-conformance", Status: 201, RequestID: uuid(),
 			Milliseconds: math.Round(random.ExpFloat64()*4000) / 10},

@@ -111,7 +111,7 @@ func junitSeconds(seconds float64) string { return strconv.FormatFloat(seconds, 
 
 // evidenceText returns evidence as plain text: a line for each exchange and a line for its
 // answer.
-func evidenceText(evidence []Exchange) string {
+func evidenceText(evidence []LoggedCall) string {
 	var text strings.Builder
 	for _, e := range evidence {
 		fmt.Fprintf(&text, "%s: %s, %s\n", e.request(), e.outcome(), inMilliseconds(e.Milliseconds))

@@ -143,7 +143,7 @@ type Result struct {
 	// Source cites the source of a rule.
 	Source string `json:"source"`
 	// Evidence has the requests and answers, in order.
-	Evidence []Exchange `json:"evidence"`
+	Evidence []LoggedCall `json:"evidence"`
 }
 
 // Status is the status of a result.
@@ -168,8 +168,8 @@ func Statuses() []Status {
 	return []Status{Failed, Interrupted, Blocked, NotTested, NotApplicable, Passed}
 }
 
-// Exchange is one request and its answer.
-type Exchange struct {
+// LoggedCall is one request and its answer.
+type LoggedCall struct {
 	Kind Kind `json:"kind"`
 	// Operation is the name of the API's operation, such as "disk_create", or of the RPC.
 	Operation string `json:"operation"`

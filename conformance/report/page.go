@@ -16,8 +16,8 @@ var pageFiles embed.FS
 
 var pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{
 	"words":        Status.words,
-	"outcome":      Exchange.outcome,
-	"bad":          Exchange.bad,
+	"outcome":      LoggedCall.outcome,
+	"bad":          LoggedCall.bad,
 	"milliseconds": inMilliseconds,
 	"seconds":      inSeconds,
 	"moment":       moment,

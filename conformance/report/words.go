@@ -47,12 +47,12 @@ func (r *Report) Headline() string {
 }
 
 // request describes the request: "disk_create POST /v1/disks", or the name of the RPC.
-func (e Exchange) request() string {
+func (e LoggedCall) request() string {
 	return strings.Join(strings.Fields(e.Operation+" "+e.Method+" "+e.Path), " ")
 }
 
 // outcome describes the answer: "400 Bad Request ObjectAlreadyExists", "NotFound".
-func (e Exchange) outcome() string {
+func (e LoggedCall) outcome() string {
 	var parts []string
 	if e.Status != 0 {
 		parts = append(parts, strconv.Itoa(e.Status), http.StatusText(e.Status))
@@ -65,7 +65,7 @@ func (e Exchange) outcome() string {
 }
 
 // bad reports whether the answer was an error.
-func (e Exchange) bad() bool {
+func (e LoggedCall) bad() bool {
 	return e.Status >= 400 || e.ErrorCode != "" || (e.Code != "" && e.Code != "OK") ||
 		(e.Status == 0 && e.Code == "")
 }

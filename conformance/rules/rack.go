@@ -129,7 +129,7 @@ func (r *TestedRack) Close(ctx context.Context) error {
 func (r *TestedRack) HTTP() *http.Client { return r.http }
 
 // Exchanges returns the requests and answers outside of checks since its last call.
-func (r *TestedRack) Exchanges() []Exchange { return r.recorder.take() }
+func (r *TestedRack) Exchanges() []RecordedCall { return r.recorder.take() }
 
 // refusal returns the rack's refusal in an error, or nil.
 func refusal(err error) *oxide.HTTPError {

@@ -18,7 +18,7 @@ import (
 )
 
 // Exchange is one request to the rack and its answer.
-type Exchange struct {
+type RecordedCall struct {
 	// Operation is the API's operationId, or "" for an unknown path.
 	Operation    string
 	Method, Path string
@@ -59,7 +59,7 @@ type recorder struct {
 
 	mu sync.Mutex
 	// mu guards exchanges.
-	exchanges []Exchange
+	exchanges []RecordedCall
 }
 
 // RoundTrip sends the request and reads the whole answer.
@@ -82,13 +82,13 @@ func (r *recorder) RoundTrip(req *http.Request) (*http.Response, error) {
 }
 
 // mayRepeat reports whether sending the request twice has the same effect as sending it once.
-func mayRepeat(e Exchange) bool {
+func mayRepeat(e RecordedCall) bool {
 	return e.Status == http.StatusTooManyRequests ||
 		e.Method == http.MethodGet && (e.unanswered() || MeansBusy(e.Status))
 }
 
 // unanswered reports whether no answer came although the request was sent and not given up.
-func (e Exchange) unanswered() bool {
+func (e RecordedCall) unanswered() bool {
 	return e.failure != nil && !errors.Is(e.failure, ErrNotSent) &&
 		!errors.Is(e.failure, context.Canceled)
 }
@@ -122,10 +122,10 @@ func retryAfter(resp *http.Response) time.Duration {
 }
 
 // once sends the request once.
-func (r *recorder) once(req *http.Request) (Exchange, *http.Response, error) {
+func (r *recorder) once(req *http.Request) (RecordedCall, *http.Response, error) {
 	began := time.Now()
 	operation := OperationOf(req.Method, PathOf(req))
-	exchange := Exchange{Operation: operation, Method: req.Method, Path: req.URL.RequestURI()}
+	exchange := RecordedCall{Operation: operation, Method: req.Method, Path: req.URL.RequestURI()}
 	resp, err := r.next.RoundTrip(req)
 	var body []byte
 	if err == nil {
@@ -154,7 +154,7 @@ func (r *recorder) once(req *http.Request) (Exchange, *http.Response, error) {
 }
 
 // take returns the exchanges since the last take.
-func (r *recorder) take() []Exchange {
+func (r *recorder) take() []RecordedCall {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	taken := r.exchanges

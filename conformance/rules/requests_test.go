@@ -356,7 +356,7 @@ func (h *faulted) strike(ctx context.Context, rack *harness.Rack, tried trial, r
 
 // placeOf chooses one request of an operation that succeeded in a check without a fault. It
 // returns the number of the operation's requests before it.
-func placeOf(exchanges []Exchange, operation string, random *rand.Rand) int {
+func placeOf(exchanges []RecordedCall, operation string, random *rand.Rand) int {
 	var places []int
 	n := 0
 	for _, e := range exchanges {

@@ -69,12 +69,12 @@ type Result struct {
 	// missing, or if it said that the rack was busy (429, 502, 503, 504) or has failed (500).
 	Tries int
 	// Exchanges are all requests of the check and their answers.
-	Exchanges []Exchange
+	Exchanges []RecordedCall
 	Took      time.Duration
 }
 
 // triesOf returns the number of times that a check with these answers runs.
-func triesOf(exchanges []Exchange) int {
+func triesOf(exchanges []RecordedCall) int {
 	const disturbed, lasting = 8, 2
 	most := 1
 	for _, e := range exchanges {
@@ -131,12 +131,12 @@ func (r *TestedRack) answers(ctx context.Context) bool {
 }
 
 // disturbed reports whether the last answer is missing or means that the rack is busy.
-func (e Exchange) disturbed() bool {
+func (e RecordedCall) disturbed() bool {
 	return !e.repeated && (e.unanswered() || MeansBusy(e.Status))
 }
 
 // undecided returns what disturbed a failed check, or "".
-func (c *Check) undecided(exchanges []Exchange) string {
+func (c *Check) undecided(exchanges []RecordedCall) string {
 	for _, e := range exchanges {
 		what := e.Method + " " + e.Path
 		switch {
@@ -173,7 +173,7 @@ func (c *Check) storageLeft() int64 {
 }
 
 // verdict returns the result of the check, and the reason.
-func (c *Check) verdict(exchanges []Exchange) (Status, string) {
+func (c *Check) verdict(exchanges []RecordedCall) (Status, string) {
 	switch {
 	case len(c.problems) > 0:
 		return Failed, strings.Join(c.problems, "\n")
@@ -181,7 +181,7 @@ func (c *Check) verdict(exchanges []Exchange) (Status, string) {
 		return c.status, c.reason
 	}
 	for _, operation := range c.rule.Calls {
-		if !slices.ContainsFunc(exchanges, func(e Exchange) bool {
+		if !slices.ContainsFunc(exchanges, func(e RecordedCall) bool {
 			return e.Operation == operation && e.Status != 0
 		}) {
 			return Failed, fmt.Sprintf("the check of %s has had no answer to %s, which it is about",
