@@ -38,7 +38,7 @@ func (n *Service) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolum
 
 func (n *Service) volumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthRequest) (
 	healthEntries, error) {
-	known, ok := n.records().load(ctx, req.GetVolumeId())
+	known, ok := n.records().of(req.GetVolumeId()).load(ctx)
 	if !ok {
 		return n.healthAt(ctx, req)
 	}

@@ -204,7 +204,7 @@ func (in inspector) content(v *inspection.Volume, d blockdev.Device,
 			SizeBytes: sb.SizeBytes, Damaged: sb.Damaged})
 	}
 	if len(found) == 1 && len(own) > 0 {
-		known, err := in.records.read(v.ID)
+		known, err := in.records.of(v.ID).read()
 		v.Filesystems[0].NotGrown = err == nil && known.Covers > 0
 	}
 	return nil

@@ -33,7 +33,7 @@ func (n *Service) ownMounts(ctx context.Context, volumeID string, layers []*moun
 		if err != nil {
 			return nil, err
 		}
-		why, certain := n.records().otherVolume(ctx, volumeID, d.Serial)
+		why, certain := n.records().of(volumeID).otherVolume(ctx, d.Serial)
 		if d.Path == "" && !certain {
 			why = goneToo(n.host(), n.records().all())
 		}

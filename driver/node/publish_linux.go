@@ -74,7 +74,7 @@ func (n *Service) publish(ctx context.Context, v nodeVolume) error {
 	if err := checkTarget(device.Device, v, staged, top, table); err != nil {
 		return err
 	}
-	if err := n.records().save(ctx, v.ID, v.DiskName, v.Block, asKnown); err != nil {
+	if err := n.records().of(v.ID).save(ctx, v.DiskName, v.Block, asKnown); err != nil {
 		return err
 	}
 	switch {

@@ -121,6 +121,20 @@ func recordFile(volumeID string) string {
 	return hex.EncodeToString(sum[:]) + recordSuffix
 }
 
+// storedRecord is the place of one volume's record in the store.
+type storedRecord struct {
+	*recordStore
+	id     string // the volume's, as the request has it
+	volume string // the id in the one form in which records are kept
+	file   string // the name of the record's file
+}
+
+// of returns the place of a volume's record. There need be no record.
+func (s *recordStore) of(volumeID string) storedRecord {
+	return storedRecord{recordStore: s, id: volumeID, volume: recordKey(volumeID),
+		file: recordFile(volumeID)}
+}
+
 // save records which disk a volume is. It is called after every check that may refuse the
 // request and before the first change, so that a driver that dies after that still knows the disk.
 // A record that cannot be written is an error, because the calls that undo this one could not be as
@@ -128,11 +142,10 @@ func recordFile(volumeID string) string {
 //
 // Until it is unstaged, a volume keeps its disk. If workloads had it as a raw device, the record
 // keeps saying so, because they may still have the device open.
-func (s *recordStore) save(ctx context.Context, volumeID, disk string, block bool,
-	covers int64) error {
-	r := volumeRecord{Version: recordVersion, Volume: recordKey(volumeID), Instance: s.instance,
+func (s storedRecord) save(ctx context.Context, disk string, block bool, covers int64) error {
+	r := volumeRecord{Version: recordVersion, Volume: s.volume, Instance: s.instance,
 		Disk: disk, Block: block, Covers: max(covers, 0)}
-	if known, ok := s.load(ctx, volumeID); ok {
+	if known, ok := s.load(ctx); ok {
 		if volume.Serial(known.Disk) != volume.Serial(disk) {
 			return csierr.New(csierr.StagedDifferently, "the volume is disk %s on this node, but the "+
 				"request names disk %s; unstage the volume first", known.Disk, disk)
@@ -146,7 +159,7 @@ func (s *recordStore) save(ctx context.Context, volumeID, disk string, block boo
 	if s.dir == "" {
 		return nil
 	}
-	if kept, err := s.read(volumeID); err == nil && kept == r {
+	if kept, err := s.read(); err == nil && kept == r {
 		return nil
 	}
 	if err := s.write(r); err != nil {
@@ -158,31 +171,31 @@ func (s *recordStore) save(ctx context.Context, volumeID, disk string, block boo
 
 // saveDisk records the disk of a volume that has no record and is about to be unmounted. A failure
 // is logged and does not stop the unmount.
-func (s *recordStore) saveDisk(ctx context.Context, volumeID, serial string) {
-	if _, known := s.load(ctx, volumeID); known {
+func (s storedRecord) saveDisk(ctx context.Context, serial string) {
+	if _, known := s.load(ctx); known {
 		return
 	}
-	if err := s.save(ctx, volumeID, serial, false, asKnown); err != nil {
+	if err := s.save(ctx, serial, false, asKnown); err != nil {
 		s.log.WarnContext(ctx, "a volume is unstaged without a record of its disk",
-			"volume", volumeID, "error", err)
+			"volume", s.id, "error", err)
 	}
 }
 
 // load returns the record of a volume. It ignores an invalid one, with a line in the log.
-func (s *recordStore) load(ctx context.Context, volumeID string) (volumeRecord, bool) {
+func (s storedRecord) load(ctx context.Context) (volumeRecord, bool) {
 	s.mu.Lock()
-	r, ok := s.kept[recordKey(volumeID)]
+	r, ok := s.kept[s.volume]
 	s.mu.Unlock()
 	if ok || s.dir == "" {
 		return r, ok
 	}
-	r, err := s.read(volumeID)
+	r, err := s.read()
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return volumeRecord{}, false
 	case err != nil:
 		s.log.WarnContext(ctx, "a record in the state directory is ignored",
-			"file", recordFile(volumeID), "error", err)
+			"file", s.file, "error", err)
 		return volumeRecord{}, false
 	}
 	s.keep(r)
@@ -192,15 +205,14 @@ func (s *recordStore) load(ctx context.Context, volumeID string) (volumeRecord, 
 // otherVolume returns why the disk with that serial cannot be the volume's, or "" when no record
 // contradicts, and whether a record says whose it is: this volume's or another's. The volume's own
 // record does not say that of a disk that it does not name.
-func (s *recordStore) otherVolume(ctx context.Context, volumeID, serial string) (why string,
-	certain bool) {
-	known, ok := s.load(ctx, volumeID)
+func (s storedRecord) otherVolume(ctx context.Context, serial string) (why string, certain bool) {
+	known, ok := s.load(ctx)
 	want := volume.Serial(known.Disk)
 	if ok && (serial == "" || want == serial) {
 		return "", true
 	}
 	for _, r := range s.all() {
-		if r.Volume != recordKey(volumeID) && volume.Serial(r.Disk) == serial {
+		if r.Volume != s.volume && volume.Serial(r.Disk) == serial {
 			return fmt.Sprintf("the disk with serial %q, which is volume %s", serial,
 				csierr.Plain(r.Volume)), true
 		}
@@ -234,27 +246,27 @@ func (s *recordStore) all() []volumeRecord {
 
 // delete deletes the record of a volume that is gone from this node. A record that stays
 // behind only makes a later answer stricter, so a failure is only logged.
-func (s *recordStore) delete(ctx context.Context, volumeID string) {
+func (s storedRecord) delete(ctx context.Context) {
 	s.mu.Lock()
-	delete(s.kept, recordKey(volumeID))
+	delete(s.kept, s.volume)
 	s.mu.Unlock()
 	if s.dir == "" {
 		return
 	}
-	path := filepath.Join(s.dir, recordFile(volumeID))
+	path := filepath.Join(s.dir, s.file)
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		s.log.WarnContext(ctx, "a record stays in the state directory",
-			"file", recordFile(volumeID), "error", err)
+			"file", s.file, "error", err)
 	}
 }
 
 // read reads the record of a volume, which has to be this node's and that volume's.
-func (s *recordStore) read(volumeID string) (volumeRecord, error) {
-	r, err := readRecordFile(filepath.Join(s.dir, recordFile(volumeID)))
+func (s storedRecord) read() (volumeRecord, error) {
+	r, err := readRecordFile(filepath.Join(s.dir, s.file))
 	switch {
 	case err != nil:
 		return volumeRecord{}, err
-	case r.Volume != recordKey(volumeID):
+	case r.Volume != s.volume:
 		return volumeRecord{}, errors.New("it is about another volume")
 	case r.Instance != s.instance:
 		return volumeRecord{}, errors.New("it is another instance's")

@@ -24,7 +24,8 @@ type nodeVolume struct {
 	Mode       csi.VolumeCapability_AccessMode_Mode
 	MountFlags volume.MountOptions
 	Staging    string
-	lock       *os.File // of the volume, while a call works on it
+	lock       *os.File     // of the volume, while a call works on it
+	record     storedRecord // of the volume, while NodeStageVolume works on it
 
 	// NodePublishVolume has these, too.
 	Target          string

@@ -32,11 +32,12 @@ func (n *Service) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeR
 		return nil, csierr.Convert(err, csierr.NodeToolFailed)
 	}
 	defer func() { _ = v.lock.Close() }()
-	_, known := n.records().load(ctx, v.ID)
+	v.record = n.records().of(v.ID)
+	_, known := v.record.load(ctx)
 	if err := n.stage(ctx, v); err != nil {
 		if !known {
 			// A failed stage leaves nothing here, and an orchestrator need not undo it.
-			n.records().delete(ctx, v.ID)
+			v.record.delete(ctx)
 		}
 		return nil, csierr.Convert(err, csierr.NodeToolFailed)
 	}
@@ -67,11 +68,11 @@ func (n *Service) stage(ctx context.Context, v nodeVolume) error {
 			return err
 		}
 		flight.Confirm(ctx, flight.Mounted, flight.Fields{}, flight.Fields{Filesystem: v.FSType})
-		return n.records().save(ctx, v.ID, v.DiskName, v.Block, asKnown)
+		return v.record.save(ctx, v.DiskName, v.Block, asKnown)
 	}
 	mounts := table.Of(device.Device)
 	if v.Block {
-		if err := n.records().save(ctx, v.ID, v.DiskName, v.Block, 0); err != nil {
+		if err := v.record.save(ctx, v.DiskName, v.Block, 0); err != nil {
 			return err
 		}
 		return filesystem.DropRecord(ctx, device, v.Volume, len(mounts) > 0)
@@ -230,8 +231,8 @@ func checkStaged(top *mountinfo.Info, d blockdev.Device, v nodeVolume) error {
 // only on a disk that may have been published so.
 func (n *Service) begin(ctx context.Context, device *blockdev.OpenDevice, v nodeVolume,
 	covers int64) error {
-	known, _ := n.records().load(ctx, v.ID)
-	if err := n.records().save(ctx, v.ID, v.DiskName, v.Block, covers); err != nil || v.ReadOnly {
+	known, _ := v.record.load(ctx)
+	if err := v.record.save(ctx, v.DiskName, v.Block, covers); err != nil || v.ReadOnly {
 		return err
 	}
 	return device.MakeWritable(known.Block || v.Use != volume.UseFilesystem)
@@ -252,10 +253,10 @@ func (n *Service) mountAt(ctx context.Context, path string, device *blockdev.Ope
 			return err
 		}
 	}
-	if known, ok := n.records().load(ctx, v.ID); ok && known.Covers > 0 && v.FSType == volume.XFS {
+	if known, ok := v.record.load(ctx); ok && known.Covers > 0 && v.FSType == volume.XFS {
 		covers, err := filesystem.Uncovered(m, device.Device)
 		if err == nil {
-			err = n.records().save(ctx, v.ID, v.DiskName, v.Block, covers)
+			err = v.record.save(ctx, v.DiskName, v.Block, covers)
 		}
 		if err != nil {
 			return err

@@ -121,7 +121,7 @@ func (n *Service) volumeAt(ctx context.Context, volumeID, path string) (shownVol
 	if err != nil {
 		return shownVolume{}, err
 	}
-	if why, _ := n.records().otherVolume(ctx, volumeID, shown.Device.Serial); why != "" {
+	if why, _ := n.records().of(volumeID).otherVolume(ctx, shown.Device.Serial); why != "" {
 		return shownVolume{}, csierr.New(csierr.VolumeNotAtPath, "%q shows %s", path, why)
 	}
 	return shown, nil

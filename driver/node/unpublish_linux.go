@@ -104,7 +104,7 @@ func (n *Service) unmountTarget(ctx context.Context, volumeID, target string,
 // died after it unmounted the target. A device that cannot be opened is left to the call that needs
 // it writable.
 func (n *Service) undoReadOnly(ctx context.Context, volumeID string) error {
-	known, ok := n.records().load(ctx, volumeID)
+	known, ok := n.records().of(volumeID).load(ctx)
 	if !ok || !known.Block {
 		return nil
 	}

@@ -41,7 +41,7 @@ func (n *Service) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVol
 		return nil, csierr.Convert(err, csierr.NodeToolFailed)
 	}
 	flight.Confirm(ctx, flight.Unmounted, flight.Fields{}, flight.Fields{})
-	n.records().delete(ctx, req.GetVolumeId())
+	n.records().of(req.GetVolumeId()).delete(ctx)
 	return &csi.NodeUnstageVolumeResponse{}, nil
 }
 
@@ -126,7 +126,7 @@ func (n *Service) stagedDisks(ctx context.Context, volumeID string, own []staged
 			disks = append(disks, d)
 		}
 	}
-	known, ok := n.records().load(ctx, volumeID)
+	known, ok := n.records().of(volumeID).load(ctx)
 	if !ok {
 		return disks, nil
 	}
@@ -169,7 +169,7 @@ func (n *Service) unmount(ctx context.Context, volumeID, path string, layers []*
 		// If the device is not released in time, the repeated call finds nothing mounted, and still
 		// has to know which disk to release.
 		if d.Path != "" {
-			n.records().saveDisk(ctx, volumeID, d.Serial)
+			n.records().of(volumeID).saveDisk(ctx, d.Serial)
 		}
 	}
 	// A write to a frozen filesystem would block until it is thawed.

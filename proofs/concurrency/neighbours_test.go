@@ -71,7 +71,7 @@ func TestABtrfsThatHangsInACommitHoldsUpOnlyBtrfs(t *testing.T) {
 // from keeping a thread for a disk that hangs.
 var waits = []proof.Guard{
 	{Name: "an unstage reads no other disk", Edits: []proof.Edit{{
-		Place: "node.Service.stagedDisks", Text: "known, ok := n.records().load(ctx, volumeID)",
+		Place: "node.Service.stagedDisks", Text: "known, ok := n.records().of(volumeID).load(ctx)",
 		With: `TEXT
 	if REMOVED && !ok {
 		all, _ := n.host().List()
