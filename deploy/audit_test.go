@@ -18,7 +18,7 @@ func audited() []string {
 		"audit.kubectlImage.tag=v1.35.4", "audit.extraArgs[0]=--output=json", "ownCA=true")
 }
 
-func TestTheAuditKnowsItsArguments(t *testing.T) {
+func TestTheAuditAcceptsTheArgumentsInTheChart(t *testing.T) {
 	out, complaints, err := finish(t, exec.CommandContext(t.Context(), "go", "run",
 		"../cmd/oxide-csi-plugin", "audit", "--help"), nil)
 	if err != nil || !strings.Contains(out, "--volumes FILE") {

@@ -22,7 +22,7 @@ const (
 // kept returns the arguments for the chart with its node keeper, and with further values.
 func kept(values ...string) []string { return with(append(values, "nodeKeeper.enabled=true")...) }
 
-func TestTheKeeperKnowsItsArguments(t *testing.T) {
+func TestTheKeeperAcceptsTheArgumentsInTheChart(t *testing.T) {
 	all := objects(t, append(kept("nodeKeeper.coldAttach.dryRun=true",
 		"nodeKeeper.leavingNodes.fence=true"), "--set-string",
 		"nodeKeeper.coldAttach.window=CRON_TZ=Europe/Zurich 0 2 * * 6")...)

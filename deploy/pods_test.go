@@ -98,7 +98,7 @@ func TestSidecarsArePinnedToTheRFDsVersionsOrNewerOnes(t *testing.T) { // D-47, 
 	}
 }
 
-func TestOnlyTheNodesDriverHasPowerOverItsMachine(t *testing.T) { // D-52, B-31
+func TestOnlyTheNodesDriverIsPrivileged(t *testing.T) { // D-52, B-31
 	args := append(everything(), audited()...)
 	all := pods(t, objects(t, args...))
 	if len(all) != 4 {

@@ -10,7 +10,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 )
 
-func TestD61TheDisksAreAttachedTheMomentTheInstanceIsStopped(t *testing.T) {
+func TestD61TheDisksAreAttachedAsSoonAsTheInstanceIsStopped(t *testing.T) {
 	w := newStory(t, "a")
 	w.rack.disk = "detached"
 	w.stopped()

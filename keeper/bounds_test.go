@@ -76,7 +76,7 @@ func (w *story) stops() map[string]int {
 	return stops
 }
 
-func TestD61AnAttachmentThatFailsWhileTheInstanceIsStoppedCausesNoStopsWithoutEnd(t *testing.T) {
+func TestD61AnAttachmentThatFailsOnAStoppedInstanceCausesOnlyAFewStops(t *testing.T) {
 	for _, c := range []struct {
 		name, refused string
 		most          int

@@ -17,7 +17,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
 
-func TestD61ANodeIsStoppedOnlyIfNothingIsInTheWay(t *testing.T) {
+func TestD61ANodeIsStoppedOnlyIfNothingForbidsIt(t *testing.T) {
 	ended := func(name string, o outcome) func(*story) {
 		return func(w *story) {
 			o.Instance = instanceOf(name)
@@ -149,7 +149,7 @@ func TestTheNextOperationWaitsLongerAfterEachFailure(t *testing.T) {
 	}
 }
 
-func TestD61ANodeWithoutTheLabelHasNoPlanAndIsLeftAlone(t *testing.T) {
+func TestD61ANodeWithoutTheLabelHasNoPlanAndIsNotStopped(t *testing.T) {
 	w := newStory(t, "a")
 	w.wait("a", "data")
 	w.round()
@@ -166,7 +166,7 @@ func TestD61ANodeWithoutTheLabelHasNoPlanAndIsLeftAlone(t *testing.T) {
 	}
 }
 
-func TestD61TheKeeperStepsAsideOnlyForWhatAnotherReplicaWouldDo(t *testing.T) {
+func TestD61TheKeeperStepsAsideOnlyIfAnotherReplicaCouldStopItsNode(t *testing.T) {
 	w := newStory(t, "a", "b")
 	w.Config.NodeName = "a"
 	w.wait("a", "data")
@@ -193,7 +193,7 @@ func TestD61TheKeeperStepsAsideOnlyForWhatAnotherReplicaWouldDo(t *testing.T) {
 	}
 }
 
-func TestD61ADryRunSaysWhatWouldBeDoneAndDoesNothing(t *testing.T) {
+func TestD61ADryRunReportsItsPlanAndChangesNothing(t *testing.T) {
 	w := newStory(t, "a", "b")
 	w.Config.DryRun = true
 	w.wait("a", "data")
@@ -225,7 +225,7 @@ func TestD61ADryRunSaysWhatWouldBeDoneAndDoesNothing(t *testing.T) {
 	w.steps(draining)
 }
 
-func TestTheEventsOfANamespaceNameNoVolumesOfOthers(t *testing.T) {
+func TestEventsInANamespaceNameNoVolumesOfOtherNamespaces(t *testing.T) {
 	w := newStory(t, "a")
 	w.Config.DryRun = true
 	w.wait("a", "data")
@@ -257,7 +257,7 @@ func TestTheEventsOfANamespaceNameNoVolumesOfOthers(t *testing.T) {
 	}
 }
 
-func TestTheTextOfVolumesNamesTheFirst(t *testing.T) {
+func TestAPlanNamesAtMostThreeVolumes(t *testing.T) {
 	named := func(name string) *attachment {
 		return va(func(a *storagev1.VolumeAttachment) { a.Spec.Source.PersistentVolumeName = &name })
 	}
@@ -270,7 +270,7 @@ func TestTheTextOfVolumesNamesTheFirst(t *testing.T) {
 	}
 }
 
-func TestD61TheNodeThatWaitsLongestIsFirst(t *testing.T) {
+func TestD61TheNodeThatHasWaitedLongestIsStoppedFirst(t *testing.T) {
 	w := newStory(t, "a", "b", "c")
 	w.Config.StatefulSetInterval = 0
 	for _, name := range []string{"c", "a", "b"} {
@@ -285,7 +285,7 @@ func TestD61TheNodeThatWaitsLongestIsFirst(t *testing.T) {
 	}
 }
 
-func TestEventsThatCannotBeMadeKeepNothingFromBeingDone(t *testing.T) {
+func TestAnOperationContinuesWhenEventsCannotBeCreated(t *testing.T) {
 	w := newStory(t, "a")
 	w.api.Intercept(func(r keepertest.KubeRequest) error {
 		if r.Resource == "events" {
@@ -300,7 +300,7 @@ func TestEventsThatCannotBeMadeKeepNothingFromBeingDone(t *testing.T) {
 }
 
 // Whatever is lost on the way, the next round goes on, and no event is there twice.
-func TestNoEventIsMadeTwice(t *testing.T) {
+func TestNoEventIsCreatedTwice(t *testing.T) {
 	for _, c := range []struct {
 		name, resource string
 		applied        bool // what is lost is the response

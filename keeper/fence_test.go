@@ -97,7 +97,7 @@ func TestANodeWhoseRecordCannotBeReadIsNotFenced(t *testing.T) {
 	}
 }
 
-func TestTheFenceGoesWhenTheNodeIsBack(t *testing.T) {
+func TestTheOutOfServiceTaintIsRemovedWhenTheNodeIsBack(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		given func(*story)
@@ -134,7 +134,7 @@ func TestTheFenceGoesWhenTheNodeIsBack(t *testing.T) {
 	}
 }
 
-func TestATaintThatAPersonSetIsLeftAlone(t *testing.T) {
+func TestATaintThatAPersonSetIsNotRemoved(t *testing.T) {
 	w := lost(t)
 	w.edit("a", func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{outOfService} })
 	for _, state := range []string{"stopped", "running"} {
@@ -148,7 +148,7 @@ func TestATaintThatAPersonSetIsLeftAlone(t *testing.T) {
 	}
 }
 
-func TestTheStartupTaintGoesWhenTheDriverIsRegisteredOnThisVeryNode(t *testing.T) {
+func TestTheStartupTaintIsRemovedWhenTheDriverIsRegisteredOnThisVeryNode(t *testing.T) {
 	w := newStory(t, "a", "b")
 	taint := corev1.Taint{Key: StartupTaint, Effect: corev1.TaintEffectNoSchedule}
 	other := corev1.Taint{Key: "mine", Effect: corev1.TaintEffectNoSchedule}

@@ -120,7 +120,7 @@ func (l *leaving) drained() {
 	l.edit("a", func(n *corev1.Node) { n.Spec.Unschedulable = true })
 }
 
-func TestTheDriverIsKeptUntilTheVolumesOfANodeThatGoesAreDetached(t *testing.T) {
+func TestTheDriverOfALeavingNodeIsKeptUntilItsVolumesAreDetached(t *testing.T) {
 	l := leave(t, time.Minute)
 	// VolumeAttachments of other drivers or nodes must not matter.
 	for name, change := range map[string]func(*storagev1.VolumeAttachment){

@@ -105,7 +105,7 @@ func TestTheProgramLooksAfterTheNodesUntilItIsAskedToEnd(t *testing.T) {
 	}
 }
 
-func TestTheProgramHoldsTheDriverOfANode(t *testing.T) {
+func TestTheProgramKeepsTheDriverOfALeavingNode(t *testing.T) {
 	w := newStory(t, "a")
 	socket := filepath.Join(t.TempDir(), "leave.sock")
 	status, wrote := w.run(func() bool {

@@ -152,7 +152,7 @@ func budget(spec policyv1.PodDisruptionBudgetSpec, desired, healthy, allowed int
 			CurrentHealthy: healthy, DisruptionsAllowed: allowed}}
 }
 
-func TestABudgetHindersAStopThatWouldBreakIt(t *testing.T) {
+func TestABudgetForbidsAStopThatWouldViolateIt(t *testing.T) {
 	least := policyv1.PodDisruptionBudgetSpec{MinAvailable: ptr.To(intstr.FromInt32(2))}
 	half := policyv1.PodDisruptionBudgetSpec{MinAvailable: ptr.To(intstr.FromString("50%"))}
 	most := policyv1.PodDisruptionBudgetSpec{MaxUnavailable: ptr.To(intstr.FromInt32(1))}
