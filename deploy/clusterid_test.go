@@ -117,7 +117,7 @@ func fromSecret(optional bool) map[string]any {
 
 // The ID is part of the ownership tag of every disk. If it changed, no disk would belong to this
 // cluster any more.
-func TestAnUpgradeKeepsTheClustersID(t *testing.T) { // A2.1
+func TestTheClustersIDStaysTheSame(t *testing.T) { // A2.1
 	const required, optional, warning = "of the Secret", "of the Secret, if it is there", "WARNING"
 	for _, c := range []struct {
 		name    string

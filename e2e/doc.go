@@ -16,8 +16,8 @@
 // # Writing a spec
 //
 // The suite has the build tag e2e, since it needs a cluster. Every spec gets a namespace of its own
-// (fixture), which is deleted when the spec ends. After that the ledger compares rack, loop devices,
-// mounts and state of every node with those before the spec; they have to be the same.
+// (fixture), which is deleted when the spec ends. After that the ledger compares rack, loop
+// devices, mounts and state of every node with those before the spec; they have to be the same.
 //
 //	It("CU-1 a volume keeps its data when its pod moves", func(ctx SpecContext) {
 //		claim := f.Claim(ctx, Claim{})                               // 1 GiB, oxide-disk
@@ -31,8 +31,8 @@
 //
 // A container continues to run when its instance is stopped. So a spec in which instances are
 // stopped and started begins with guestsFollow. Then a stop halts the node before its disks are
-// detached, as on a rack, and a start boots it. servesSinceBoot and RunningSinceBoot wait until node
-// and pod are back: until the node reports again, Kubernetes still shows what ran before the halt.
+// detached, as on a rack, and a start boots it. servesSinceBoot and RunningSinceBoot wait until
+// node and pod are back: until the node reports again, Kubernetes still shows what ran before.
 // After guestsFollow, installKeeper makes the node keeper stop and start instances until the specs
 // of the container end.
 package e2e
