@@ -1,6 +1,6 @@
-// Command run prepares a machine for the end-to-end suite, runs the suite, and leaves the machine as
-// it was. First it lists what the machine lacks. Then it starts a Docker engine if there is none,
-// builds the images, runs the suite, and stops the engine that it has started.
+// Command run prepares a machine for the end-to-end suite, runs the suite, and leaves the machine
+// as it was. First it lists what the machine lacks. Then it starts a Docker engine if there is
+// none, builds the images, runs the suite, and stops the engine that it has started.
 //
 //	go run ./e2e/run                        images from where they are published
 //	go run ./e2e/run -offline               every image built here
