@@ -21,13 +21,15 @@ const (
 	rackToken     = "oxide-token-e2e"
 )
 
-// rack accesses the simulated rack from outside, with Oxide's own client and the admin listener.
+// rackClients accesses the simulated rack from outside, with Oxide's own client and the admin
+// listener.
 type rackClients struct {
 	*oxide.Client
 	Admin adminapi.Client
 }
 
-// newRack connects to the rack at the address of the control plane, whose network its pod uses.
+// newRackClients connects to the rack at the address of the control plane, whose network its pod
+// uses.
 func newRackClients(n node) (*rackClients, error) {
 	address, _, err := n.IP()
 	if err != nil {

@@ -30,7 +30,7 @@ var begin = time.Date(2030, 1, 1, 12, 0, 0, 0, time.UTC)
 // mustStop is the driver's error when an instance has to be stopped first.
 const mustStop = "rpc error: code = FailedPrecondition desc = InstanceMustBeStopped: it is running"
 
-// world is a cluster and a rack with a keeper. A node's name is one letter, and its instance's ID
+// story is a cluster and a rack with a keeper. A node's name is one letter, and its instance's ID
 // ends with the code of that letter.
 type story struct {
 	*Keeper
@@ -48,7 +48,7 @@ type story struct {
 	effects []string
 }
 
-// newWorld creates a cluster with these nodes. They are ready, registered and labeled, and their
+// newStory creates a cluster with these nodes. They are ready, registered and labeled, and their
 // instances run. The keeper runs on the node "z", which exists only if it is among them.
 func newStory(t *testing.T, nodes ...string) *story {
 	t.Helper()

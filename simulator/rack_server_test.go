@@ -22,7 +22,7 @@ import (
 
 const testToken = "oxide-token-test"
 
-// rack is a server under test with Oxide's own client.
+// rackServer is a server under test with Oxide's own client.
 type rackServer struct {
 	*Server
 	dir string
@@ -31,7 +31,7 @@ type rackServer struct {
 	url string
 }
 
-// newRack serves a rack. Without a directory in the config it uses a new one.
+// serveRack serves a rack. Without a directory in the config it uses a new one.
 func serveRack(t *testing.T, c engine.Config) *rackServer {
 	t.Helper()
 	if c.Dir == "" {

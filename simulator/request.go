@@ -28,7 +28,7 @@ const (
 	maxBody = 1 << 20
 )
 
-// request is one call of the API while the rack handles it.
+// apiRequest is one call of the API while the rack handles it.
 type apiRequest struct {
 	*http.Request
 	id      string

@@ -23,7 +23,7 @@ const (
 	retryTimeout = 2 * time.Minute
 )
 
-// session is one running check. It records what the check creates. A step that fails ends the
+// checkRun is one running check. It records what the check creates. A step that fails ends the
 // check, so that the text of a check has no error handling. Methods with a context return their
 // errors, because the removal of what the check created continues after an error.
 type checkRun struct {
@@ -65,7 +65,7 @@ type snapshot struct {
 // seeds makes the data of each volume differ from that of every other.
 var seeds atomic.Uint64
 
-// session runs a check, and then removes what it created.
+// runCheck runs a check, and then removes what it created.
 func (b *Bench) runCheck(ctx context.Context, access string, check func(*checkRun)) error {
 	s := &checkRun{Bench: b, ctx: ctx, access: access}
 	err := s.run(check)

@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc"
 )
 
-// Guest calls the agent of one instance.
+// AgentClient calls the agent of one instance.
 type AgentClient struct {
 	// Name is the instance's name in errors.
 	Name string

@@ -12,13 +12,13 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Request is a call of the driver's node service. Its message is protobuf bytes.
+// NodeRequest is a call of the driver's node service. Its message is protobuf bytes.
 type NodeRequest struct {
 	Method  string
 	Message []byte
 }
 
-// Response is the answer to a Request. For an error, Status has the gRPC status as protobuf
+// NodeResponse is the answer to a NodeRequest. For an error, Status has the gRPC status as protobuf
 // bytes.
 type NodeResponse struct{ Message, Status []byte }
 

@@ -69,7 +69,7 @@ type Run struct {
 	Budget string `json:"budget"`
 }
 
-// Rack describes the rack of the run.
+// RackFacts describes the rack of the run.
 type RackFacts struct {
 	Host       string `json:"host"`
 	APIVersion string `json:"api_version"`

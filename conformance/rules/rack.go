@@ -36,7 +36,7 @@ type Config struct {
 	Restart func(context.Context) error
 }
 
-// Guest is an instance whose files can be read.
+// GuestFiles is an instance whose files can be read.
 type GuestFiles struct {
 	// ID is the instance's ID.
 	ID string

@@ -17,7 +17,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// Exchange is one request to the rack and its answer.
+// RecordedCall is one request to the rack and its answer.
 type RecordedCall struct {
 	// Operation is the API's operationId, or "" for an unknown path.
 	Operation    string

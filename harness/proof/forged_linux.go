@@ -34,7 +34,7 @@ type Forgery struct {
 // Trace follows the text in the sector of a forged record.
 const Trace = "forged by a workload"
 
-// record is a record in the driver's format.
+// forgedRecord is a record in the driver's format.
 type forgedRecord struct {
 	Volume     string `json:"volume"`
 	Disk       string `json:"disk"`

@@ -21,7 +21,7 @@ const InstanceID = "5e3a9f62-7c1b-4e0b-9a3d-0f6f0c9b8a01"
 // SerialBytes is the number of bytes of a disk's name that NVMe shows as the serial.
 const SerialBytes = 20
 
-// Guest is the view of an instance: a /sys and a /dev with loop devices as its disks. Proofs
+// GuestView is the view of an instance: a /sys and a /dev with loop devices as its disks. Proofs
 // that need no rack use it.
 type GuestView struct{ dir string }
 

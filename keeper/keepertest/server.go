@@ -45,7 +45,7 @@ type Server struct {
 	cuts            []func()
 }
 
-// Request is a request to the server, in the terms of RBAC.
+// KubeRequest is a request to the server, in the terms of RBAC.
 type KubeRequest struct {
 	Client      string // its User-Agent
 	Verb        string // get, list, watch, create, update, patch, delete

@@ -1,6 +1,6 @@
 //go:build linux
 
-package model
+package nodes
 
 import (
 	"bytes"
@@ -34,7 +34,7 @@ import (
 // first two nodes.
 var names = []string{"a", "b", "c"}
 
-// world is the environment of a history.
+// testCluster is the environment of a history.
 type testCluster struct {
 	t     keepertest.T
 	ctx   context.Context

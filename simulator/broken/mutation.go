@@ -51,7 +51,7 @@ func Table() []Mutation {
 	return table
 }
 
-// Exchange is one request to a broken rack and its answer.
+// Interception is one request to a broken rack and its answer.
 type Interception struct {
 	// Rack is the rack without the mutation.
 	Rack *engine.Simulation

@@ -67,7 +67,7 @@ type Plane struct {
 	flaky     flaky
 }
 
-// Guest has the values that a guest's firmware reports about its instance.
+// Firmware has the values that a guest's firmware reports about its instance.
 type Firmware struct{ InstanceID, Name string }
 
 // Device describes an attached disk as its guest must see it.

@@ -44,7 +44,7 @@ func (p *Plane) RemoveGuest(id string) error {
 	return nil
 }
 
-// guest is the guest of one instance.
+// guestState is the guest of one instance.
 type guestState struct {
 	// plugged are its disks, by ID. The mu of guests guards it.
 	plugged map[string]*plugged

@@ -99,8 +99,8 @@ type ImageSpec struct {
 	File          string
 }
 
-// Rack carries out the requests of the API: it decides by the rules, keeps the records and drives
-// the data plane. Its operations are grouped by object.
+// Simulation carries out the requests of the API: it decides by the rules, keeps the records and
+// drives the data plane. Its operations are grouped by object.
 type Simulation struct {
 	Disks       Disks
 	Snapshots   Snapshots

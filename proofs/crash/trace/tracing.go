@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// session watches one process and the programs that it starts. Only the thread that seized the
+// tracing watches one process and the programs that it starts. Only the thread that seized the
 // process may use it, except for release.
 type tracing struct {
 	order  Order
