@@ -34,8 +34,8 @@ func TestAReferencePageListsEverythingOfItsProgram(t *testing.T) {
 				part, _, found = strings.Cut(part, c.to)
 			}
 			if !found || len(c.words) < 10 {
-				t.Fatalf("the page has the part: %v; it has to have %d words, expected more", found,
-					len(c.words))
+				t.Fatalf("found the part from %q to %q: %v, and %d words to look for; expected the part, and "+
+					"at least 10 words", c.from, c.to, found, len(c.words))
 			}
 			for _, word := range c.words {
 				if !strings.Contains(part, word) {

@@ -10,7 +10,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
 
-// lost returns a world whose node "a" is no longer ready.
+// lost returns a story whose node "a" is no longer ready.
 func lost(t *testing.T) *story {
 	t.Helper()
 	w := newStory(t, "a", "b")

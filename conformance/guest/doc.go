@@ -3,7 +3,7 @@
 //
 // An [Agent] does the work. [Here] starts one in this process. [Connect] copies this program into
 // another instance, through a command such as "ssh b", and starts it there as an agent that
-// serves its standard streams ([Serve]). Both return a [Guest] with the same methods:
+// serves its standard streams ([Serve]). Both return a [AgentClient] with the same methods:
 //
 //	here, err := guest.Here(ctx, config)
 //	there, err := guest.Connect(ctx, []string{"ssh", "b"}, config)

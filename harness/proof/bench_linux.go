@@ -16,7 +16,7 @@ import (
 // Members contains the kinds of members, for benches that use each in turn.
 var Members = []Member{Journal, BtrfsMember}
 
-// Bench is a [Guest] with a driver in it, to which one disk after the other is attached.
+// Bench is a [GuestView] with a driver in it, to which one disk after the other is attached.
 // Proofs that need no rack use it.
 type Bench struct {
 	// Dir contains all files of the bench.

@@ -105,7 +105,7 @@ func NewGuestBystanders(ctx context.Context, g GuestView, dir string, member Mem
 	return b, b.Mount()
 }
 
-// GuestBystanders are the bystanders of a [Guest], with their loop devices. The zero value has
+// GuestBystanders are the bystanders of a [GuestView], with their loop devices. The zero value has
 // none.
 type GuestBystanders struct {
 	*Bystanders

@@ -15,7 +15,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// InstanceID is the ID of the instance of a [Guest].
+// InstanceID is the ID of the instance of a [GuestView].
 const InstanceID = "5e3a9f62-7c1b-4e0b-9a3d-0f6f0c9b8a01"
 
 // SerialBytes is the number of bytes of a disk's name that NVMe shows as the serial.

@@ -10,17 +10,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
-
-// must ends the test on an error.
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
 
 const auditUID = "6a3e0f2c-7e5c-4b7a-9a52-0a4c9a1f0b99"
 
@@ -229,15 +222,15 @@ func TestSkipReasons(t *testing.T) {
 func TestFirstSeenIsOfTheSameOrphan(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state")
 	s, err := readState(path, "blue", racktest.ProjectID)
-	must(t, err)
+	csitest.Must(t, err)
 	sound, later := trust{}, auditNow.Add(time.Hour)
 	bad := trust{kindDisk: "another cluster's list"}
 	first := s.next([]object{testDisk(1), testDisk(2), testDisk(3, func(o *object) {
 		o.State, o.AttachedTo = "attached", racktest.Instance
 	})}, auditNow, sound)
-	must(t, first.write(path))
+	csitest.Must(t, first.write(path))
 	read, err := readState(path, "blue", racktest.ProjectID)
-	must(t, err)
+	csitest.Must(t, err)
 	if diff := cmp.Diff(first, read); diff != "" {
 		t.Error(diff)
 	}
@@ -264,7 +257,7 @@ func TestFirstSeenIsOfTheSameOrphan(t *testing.T) {
 		}
 	}
 	for _, text := range []string{"", "{", `{"version":2,"cluster":"blue"}`, "[]"} {
-		must(t, os.WriteFile(path, []byte(text), 0o600))
+		csitest.Must(t, os.WriteFile(path, []byte(text), 0o600))
 		if _, err := readState(path, "blue", racktest.ProjectID); err == nil {
 			t.Errorf("%q was read", text)
 		}

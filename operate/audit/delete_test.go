@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
@@ -201,7 +202,7 @@ func rackThat(t *testing.T, lines ...racktest.Exchange) *ownedRack {
 	client, closeIdle, err := rack.New(rack.Options{Host: racktest.Serve(t, lines...),
 		Project: racktest.Project, UserAgent: "test"},
 		&rack.Transport{Tokens: &rack.TokenSource{Fixed: racktest.Token}})
-	must(t, err)
+	csitest.Must(t, err)
 	t.Cleanup(closeIdle)
 	return &ownedRack{client, "blue"}
 }

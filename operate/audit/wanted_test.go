@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
@@ -59,7 +60,7 @@ func TestParseWanted(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			got, err := parseWanted([]byte(test.text), auditNow)
-			must(t, err)
+			csitest.Must(t, err)
 			if diff := cmp.Diff(test.want, got.Handles, cmpopts.EquateEmpty()); diff != "" {
 				t.Error(diff)
 			}
@@ -94,14 +95,14 @@ func TestAnIncompleteListIsAnError(t *testing.T) {
 
 func TestAFileIsAsOldAsItsLastWrite(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "wanted")
-	must(t, os.WriteFile(path, []byte(racktest.Disk), 0o600))
+	csitest.Must(t, os.WriteFile(path, []byte(racktest.Disk), 0o600))
 	written := time.Now().Add(-48 * time.Hour).Truncate(time.Second)
 	for name, want := range map[string]time.Time{"old": written, "from the future": time.Now()} {
 		stamp := written
 		if name != "old" {
 			stamp = time.Now().Add(48 * time.Hour)
 		}
-		must(t, os.Chtimes(path, stamp, stamp))
+		csitest.Must(t, os.Chtimes(path, stamp, stamp))
 		got, err := (&wantedFile{path: path, began: time.Now()}).read(t.Context())
 		if err != nil || got.listedAt.Sub(want).Abs() > time.Minute {
 			t.Errorf("%s: got %v, %v, want %v", name, got.listedAt, err, want)
@@ -129,7 +130,7 @@ func TestD69AListOfLinesForDeletionNeedsAnEnd(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "wanted")
-			must(t, os.WriteFile(path, []byte(test.text), 0o600))
+			csitest.Must(t, os.WriteFile(path, []byte(test.text), 0o600))
 			if _, err := (Options{Volumes: path}).wantedSource().read(t.Context()); err != nil {
 				t.Errorf("without --delete: %v", err)
 			}

@@ -9,6 +9,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/flight"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/inspection"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
@@ -96,7 +97,7 @@ func secondPod(t testing.TB, e *Evidence) {
 		before(time.Hour), before(time.Second))
 	for _, text := range []string{podJSON, csiNodeJSON, nodeJSON, driverPodJSON} {
 		objects, err := kube.Parse([]byte(second.Replace(text)))
-		must(t, err)
+		csitest.Must(t, err)
 		if text == driverPodJSON {
 			e.Nodes.DriverPods = append(e.Nodes.DriverPods, objects...)
 			continue

@@ -10,20 +10,13 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/flight"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/inspection"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
-
-// must ends the test on an error.
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
 
 var testNow = time.Date(2026, 6, 12, 12, 0, 0, 0, time.UTC)
 
@@ -132,7 +125,7 @@ func healthy(t testing.TB, edits ...edit) *Evidence {
 	t.Helper()
 	e := &Evidence{Version: "v1", At: testNow, Question: Question{AskClaim, "default", "data"}}
 	objects, err := kube.Parse([]byte(allObjects()))
-	must(t, err)
+	csitest.Must(t, err)
 	e.Cluster.Objects, e.Cluster.Unseen = slices.Clip(objects[:6]), map[string]string{}
 	e.Nodes.Reports = map[string]inspection.Report{racktest.Instance: theNode()}
 	e.Nodes.Unseen = map[string]string{}
@@ -188,7 +181,7 @@ func object(kind string, change func(*kube.Object)) edit {
 func event(kind, name, reason, message string) edit {
 	return func(t testing.TB, e *Evidence) {
 		objects, err := kube.Parse([]byte(eventJSON(kind, name, reason, message)))
-		must(t, err)
+		csitest.Must(t, err)
 		e.Cluster.Objects = append(e.Cluster.Objects, objects...)
 	}
 }
@@ -351,6 +344,6 @@ func text(d Diagnosis) string { return string(d.text()) }
 func asJSON(t testing.TB, v any) string {
 	t.Helper()
 	b, err := json.Marshal(v)
-	must(t, err)
+	csitest.Must(t, err)
 	return string(b)
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/inspection"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
@@ -69,7 +70,7 @@ func clientOf(t *testing.T, url string) *rack.Client {
 	client, closeIdle, err := rack.New(rack.Options{Host: url, Project: racktest.Project},
 		&rack.Transport{Tokens: &rack.TokenSource{Fixed: racktest.Token,
 			Log: slog.New(slog.DiscardHandler)}})
-	must(t, err)
+	csitest.Must(t, err)
 	t.Cleanup(closeIdle)
 	return client
 }
@@ -79,7 +80,7 @@ func gather(t *testing.T, s Sources, o Options) Evidence {
 	t.Helper()
 	s.ClusterID, s.Version = "blue", "v1"
 	e, err := Gather(t.Context(), s, o)
-	must(t, err)
+	csitest.Must(t, err)
 	if time.Since(e.At) > time.Minute {
 		t.Errorf("the evidence is of %s", e.At)
 	}
@@ -266,7 +267,7 @@ func TestWithoutKubectlNothingOfTheClusterIsSeen(t *testing.T) {
 func writeFile(t testing.TB, text string) (path string) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "file.json")
-	must(t, os.WriteFile(path, []byte(text), 0o600))
+	csitest.Must(t, os.WriteFile(path, []byte(text), 0o600))
 	return path
 }
 

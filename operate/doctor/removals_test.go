@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
 // partLinks are the links that the parts of a healthy chain's evidence belong to: the first pattern
@@ -120,7 +122,7 @@ func removals(path string, part any, visit func(path string)) {
 // it, as broken or as what could not be seen.
 func TestADoctorNamesWhatIsMissingInAHealthyChain(t *testing.T) {
 	var evidence map[string]any
-	must(t, json.Unmarshal([]byte(asJSON(t, healthy(t))), &evidence))
+	csitest.Must(t, json.Unmarshal([]byte(asJSON(t, healthy(t))), &evidence))
 	removed, right, nothingFound, needless := 0, 0, 0, 0
 	used := map[string]bool{}
 	judge := func(path string) {

@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
 var update = flag.Bool("update", false, "write testdata/reports.txt")
@@ -33,10 +35,10 @@ func TestTheReportOfEachSituation(t *testing.T) {
 	}
 	const path = "testdata/reports.txt"
 	if *update {
-		must(t, os.WriteFile(path, []byte(all.String()), 0o600))
+		csitest.Must(t, os.WriteFile(path, []byte(all.String()), 0o600))
 	}
 	want, err := os.ReadFile(path)
-	must(t, err)
+	csitest.Must(t, err)
 	diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(all.String(), "\n"))
 	if diff != "" {
 		t.Errorf("if this is meant, run the test with -update:\n%s", diff)

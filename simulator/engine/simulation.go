@@ -1,8 +1,8 @@
 // Package engine decides as a rack does. It finds the objects of a call, checks the rules in the
 // rack's order and with the rack's messages, keeps the records and drives the data plane.
 //
-// [Open] opens a [Rack]: it completes or undoes the unfinished work of an earlier simulator, and
-// gives running instances their devices. The operations are grouped: [Disks], [Snapshots],
+// [Open] opens a [Simulation]: it completes or undoes the unfinished work of an earlier simulator,
+// and gives running instances their devices. The operations are grouped: [Disks], [Snapshots],
 // [Instances], [Attachments] and [Silo]. Each gets a [Call] with the parts of the request that
 // matter: whether it may change anything, and its faults. A refusal is an [Error] in the rack's
 // form.
