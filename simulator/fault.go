@@ -82,14 +82,23 @@ func (f *Faults) empty() bool {
 	return len(f.active) == 0
 }
 
-// match returns the faults that fire for a request, in the order in which they were added.
+// match returns the faults that fire for a request: in the order of their phases, and of one phase
+// in the order in which they were added. If a fault ends the request before its effect, the faults
+// behind it do not fire: they wait for the next request.
 func (f *Faults) match(r *apiRequest) []*firing {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var fired []*firing
-	for _, fault := range f.active {
-		if fault.matches(r) && fault.fires() {
+	for _, phase := range phases {
+		for _, fault := range f.active {
+			if fault.Phase != phase || !fault.matches(r) || !fault.fires() {
+				continue
+			}
 			fired = append(fired, &firing{fault.ID, fault.Fault})
+			early := phase == adminapi.Before || phase == adminapi.Instead
+			if early && ends(fault.Fault) {
+				return fired
+			}
 		}
 	}
 	return fired

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"slices"
@@ -153,6 +154,59 @@ func TestFaultsMatchTheirRequests(t *testing.T) {
 				t.Errorf("got %v, want %v", got, test.want)
 			}
 		})
+	}
+}
+
+func TestAFaultWaitsForARequestThatReachesItsPhase(t *testing.T) {
+	answer := &adminapi.Response{Status: 503}
+	for _, first := range []adminapi.Phase{adminapi.Before, adminapi.Instead} {
+		for at, phase := range phases {
+			if at <= slices.Index(phases, first) {
+				continue
+			}
+			for _, addedFirst := range []bool{false, true} {
+				name := fmt.Sprintf("%s before %s, added first: %t", first, phase, addedFirst)
+				t.Run(name, func(t *testing.T) {
+					r := serveRack(t, engine.Config{})
+					operation := "disk_create"
+					send := func() error {
+						_, err := r.DiskCreate(t.Context(), r.blank("d", 1))
+						return err
+					}
+					later := adminapi.Fault{Phase: phase, Times: 1, Response: answer}
+					switch phase {
+					case adminapi.Unwind:
+						later.Response = nil
+					case adminapi.Reread:
+						later.Response = nil
+						disk, instance := r.disk("e"), r.instance("a")
+						operation = "instance_disk_attach"
+						send = func() error {
+							_, err := r.doAttach(instance.Id, disk.Id)
+							return err
+						}
+					}
+					ending := adminapi.Fault{Operation: operation, Phase: first, Times: 1,
+						Response: &adminapi.Response{Status: 429}}
+					later.Operation = operation
+					if addedFirst {
+						r.fault(ending)
+						r.fault(later)
+					} else {
+						r.fault(later)
+						r.fault(ending)
+					}
+					if send() == nil {
+						t.Fatal("the request was not refused")
+					}
+					for _, f := range r.Faults.List() {
+						if want := map[bool]int{true: 1, false: 0}[f.Phase == first]; f.Fired != want {
+							t.Errorf("the fault %s has fired %d times, want %d", f.Phase, f.Fired, want)
+						}
+					}
+				})
+			}
+		}
 	}
 }
 

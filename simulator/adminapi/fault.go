@@ -33,7 +33,7 @@ const (
 // It matches the requests of Operation (an operationId) that name Object (a name or an ID) and
 // carry the token Bearer; an empty field matches everything. It skips the first Skip of them, and
 // then fires Times times (0 means always), each time with Probability (0 means always; Seed seeds
-// the random numbers).
+// the random numbers). A request that another fault ends before this fault's phase does not count.
 //
 // When it fires, it waits for Delay. Then it lets the request continue, or ends it with Response,
 // with a Cut connection, or with a Hang that ends in a cut. Other fields change the response: it
