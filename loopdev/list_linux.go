@@ -92,8 +92,9 @@ func identify(number int) (Device, error) {
 func (d Device) fill(f *os.File) (Device, error) {
 	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
 	switch {
-	// The ioctl asks the file, and FUSE answers with these errors if no process serves it.
-	case errors.Is(err, unix.ENOTCONN), errors.Is(err, unix.ECONNABORTED):
+	// The ioctl asks the file. FUSE answers with the first two errors if no process serves it, and
+	// an XFS that was shut down with the third one.
+	case errors.Is(err, unix.ENOTCONN), errors.Is(err, unix.ECONNABORTED), errors.Is(err, unix.EIO):
 		d.Orphaned = true
 	case err != nil:
 		return d, fmt.Errorf("get status: %w", err)

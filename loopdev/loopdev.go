@@ -75,9 +75,9 @@ type Device struct {
 	// Releasing reports whether the kernel is going to release the device and waits for its last
 	// user.
 	Releasing bool
-	// Orphaned reports whether the file was served by a program (FUSE) that has ended, so that
-	// every read and write fails. Serial, Owner, BackingDevice, BackingInode, BackingNumber,
-	// ReadOnly and Releasing are then unknown.
+	// Orphaned reports whether the file was served by a program (FUSE) that has ended, or by a
+	// filesystem that was shut down, so that every read and write fails. Serial, Owner,
+	// BackingDevice, BackingInode, BackingNumber, ReadOnly and Releasing are then unknown.
 	Orphaned bool
 	// Sequence is the kernel's number of this attachment (diskseq). It is unique until the next
 	// boot.

@@ -506,6 +506,40 @@ func TestListReportsADeviceWhoseFileNoProcessServesAsOrphaned(t *testing.T) {
 	}
 }
 
+func TestListReportsADeviceWhoseFilesystemWasShutDownAsOrphaned(t *testing.T) {
+	lower := attach(t, loopdev.Config{Path: newFile(t, 320*mib), Serial: serial(t)})
+	if out, err := exec.Command("mkfs.xfs", "-q", lower.Path).CombinedOutput(); err != nil {
+		t.Fatalf("mkfs.xfs: %v: %s", err, out)
+	}
+	dir := t.TempDir()
+	if err := unix.Mount(lower.Path, dir, "xfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Error(err)
+		}
+	}()
+	file := filepath.Join(dir, "disk")
+	f, err := os.Create(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := f.Truncate(8 * mib); err != nil {
+		t.Fatal(err)
+	}
+	upper := attach(t, loopdev.Config{Path: file, Serial: serial(t)})
+	const shutdown, withoutLog = 0x8004587d, 2 // FS_IOC_SHUTDOWN of the kernel's XFS
+	if err := unix.IoctlSetPointerInt(int(f.Fd()), shutdown, withoutLog); err != nil {
+		t.Fatal(err)
+	}
+	orphaned(t, upper)
+	if err := upper.Detach(t.Context()); err != nil {
+		t.Errorf("Detach = %v", err)
+	}
+}
+
 // waiting is the content of a disk. Once on is set, Size blocks.
 type waiting struct {
 	*flakydisk.Image

@@ -29,6 +29,8 @@ type Disk struct {
 	log     []LogEntry
 	faults  []*armed
 	cut     bool
+	// recent has the operations of each of the last seconds, at the second modulo its length.
+	recent [ActivitySeconds]second
 }
 
 // NewDisk returns a disk with that content.
@@ -144,9 +146,10 @@ func (d *Disk) add(e LogEntry) {
 	}
 }
 
-// begin applies the faults that affect an operation. The caller holds mu. While the operation
-// hangs or is delayed, begin releases mu.
+// begin counts an operation and applies the faults that affect it. The caller holds mu. While the
+// operation hangs or is delayed, begin releases mu.
 func (d *Disk) begin(op Op, offset, n int64) (lie bool, err error) {
+	d.count(op, time.Now())
 	for _, f := range slices.Clone(d.faults) {
 		if !f.strikes(op, offset, n) {
 			continue
