@@ -243,6 +243,7 @@ func printHelp(w io.Writer) {
 	_, _ = fmt.Fprintf(w, "  %-56s %s\n", "--version", "print the version and exit")
 	_, _ = fmt.Fprintln(w, "\nPrograms for an operator, each with a --help of its own:\n"+
 		"  oxide-csi-plugin audit    find and delete disks and snapshots that nobody uses\n"+
+		"  oxide-csi-plugin claim    grow a claim, or revert it to a snapshot\n"+
 		"  oxide-csi-plugin doctor   explain why a volume does not work\n"+
 		"  oxide-csi-plugin inspect  print what a node sees of its volumes\n"+
 		"  oxide-csi-plugin ready    say why the plugin at CSI_ENDPOINT cannot work, if it cannot\n"+

@@ -141,6 +141,15 @@ func setPprofAddress(c *Config, value string) error {
 	return nil
 }
 
+// startFields returns what the first line of the log has. A node knows no rack.
+func (c *Config) startFields() []any {
+	fields := []any{"version", Version(), "mode", string(c.Mode)}
+	if u, err := url.Parse(c.Host); err == nil && c.Mode.controller() {
+		fields = append(fields, "rack", u.Host, "project", c.Project, "cluster", c.ClusterID)
+	}
+	return fields
+}
+
 // rackOptions returns the rack client's options.
 func (c *Config) rackOptions() rack.Options {
 	return rack.Options{Host: c.Host, Project: c.Project, CAFile: c.CAFile,

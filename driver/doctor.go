@@ -31,6 +31,7 @@ var doctorCommand = subcommand{
 		"  oxide-csi-plugin doctor pod NAMESPACE/NAME\n" +
 		"  oxide-csi-plugin doctor volume ID\n" +
 		"  oxide-csi-plugin doctor node NAME\n" +
+		"  oxide-csi-plugin doctor cluster\n" +
 		"  oxide-csi-plugin doctor rack\n\n" +
 		"Exit status: 0 nothing found, 2 something is broken, 3 nothing broken was found but something " +
 		"could not be seen, 1 error.",
@@ -57,6 +58,7 @@ func ParseDoctorConfig(args []string, getenv func(string) string, help io.Writer
 // the exit status.
 func Doctor(ctx context.Context, c DoctorConfig, out io.Writer) (status int, err error) {
 	secrets := &hidden{}
+	c.Colour = terminal(out)
 	status, err = diagnose(ctx, c, tokensOf(c.Config, secrets, slog.New(slog.DiscardHandler)),
 		hiddenWriter{out, secrets}, secrets)
 	if err != nil {
@@ -82,31 +84,48 @@ func diagnose(ctx context.Context, c DoctorConfig, tokens *rack.TokenSource, out
 		return 0, fmt.Errorf("doctor: %w", err)
 	}
 	diagnosis := doctor.Diagnose(evidence)
-	if c.Bundle != "" {
-		if err := writeBundle(c.Bundle, diagnosis, evidence, secrets); err != nil {
-			return 0, err
-		}
+	err = errors.Join(
+		writeNew("--bundle", c.Bundle, secrets, func(w io.Writer) error {
+			return doctor.WriteBundle(w, diagnosis, evidence)
+		}),
+		writeNew("--html", c.HTML, secrets, diagnosis.WriteHTML))
+	if err != nil {
+		return 0, err
 	}
-	return diagnosis.Status(), diagnosis.Write(out, c.JSON)
+	return diagnosis.Status(), diagnosis.Write(out, c.Options)
 }
 
-// writeBundle writes the bundle to a new file that only its owner reads. A file that exists, or a
-// link, keeps its mode and its readers, so it is refused.
-func writeBundle(path string, d doctor.Diagnosis, e doctor.Evidence, secrets *hidden) error {
+// writeNew writes to a new file that only its owner reads. A file that exists, or a link, keeps its
+// mode and its readers, so it is refused. Without a path it does nothing.
+func writeNew(flag, path string, secrets *hidden, write func(io.Writer) error) error {
+	if path == "" {
+		return nil
+	}
 	var text bytes.Buffer
-	if err := doctor.WriteBundle(hiddenWriter{&text, secrets}, d, e); err != nil {
-		return err
+	if err := write(hiddenWriter{&text, secrets}); err != nil {
+		return fmt.Errorf("%s: %w", flag, err)
 	}
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600) // O_EXCL follows no link
 	if errors.Is(err, fs.ErrExist) {
-		return errors.New("--bundle: has to name a new file, and the name exists; choose another one")
+		return fmt.Errorf("%s: has to name a new file, and the name exists; choose another one", flag)
 	}
 	if err == nil {
 		_, err = f.Write(text.Bytes())
 		err = errors.Join(err, f.Close())
 	}
 	if err != nil {
-		return fmt.Errorf("--bundle: %w", csierr.WithoutPath(err))
+		return fmt.Errorf("%s: %w", flag, csierr.WithoutPath(err))
 	}
 	return nil
+}
+
+// terminal reports whether text with colours may be written: to a terminal whose user wants them
+// (no-color.org).
+func terminal(out io.Writer) bool {
+	f, isFile := out.(*os.File)
+	if !isFile || os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb" {
+		return false
+	}
+	info, err := f.Stat()
+	return err == nil && info.Mode()&fs.ModeCharDevice != 0
 }

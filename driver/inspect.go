@@ -1,7 +1,6 @@
 package driver
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -57,12 +56,12 @@ func (c *InspectConfig) flags(flags *flag.FlagSet) {
 }
 
 // Inspect writes what this node sees of the volumes to out.
-func Inspect(ctx context.Context, c InspectConfig, out io.Writer) error {
+func Inspect(c InspectConfig, out io.Writer) error {
 	id, unknown := node.InstanceID(node.Identity{Explicit: c.InstanceID,
 		MetadataFile: c.InstanceMetadataFile, SysfsRoot: c.SysfsRoot})
 	service := &node.Service{SysfsRoot: c.SysfsRoot, DevRoot: c.DevRoot, StateDir: c.StateDir,
 		InstanceID: id, Log: slog.New(slog.DiscardHandler)}
-	r := service.Inspect(ctx, c.Volumes)
+	r := service.Inspect(c.Volumes)
 	r.Version = Version()
 	if unknown != nil {
 		r.Unseen = append(r.Unseen, inspection.Unseen{Part: inspection.PartInstance,

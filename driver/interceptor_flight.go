@@ -7,14 +7,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/flight"
-)
-
-// What external-provisioner and external-snapshotter tell with --extra-create-metadata.
-const (
-	claimNamespaceKey    = "csi.storage.k8s.io/pvc/namespace"
-	claimNameKey         = "csi.storage.k8s.io/pvc/name"
-	snapshotNamespaceKey = "csi.storage.k8s.io/volumesnapshot/namespace"
-	snapshotNameKey      = "csi.storage.k8s.io/volumesnapshot/name"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
 // flightRecorders are the flight recorders of the services of one process.
@@ -57,17 +50,7 @@ func changedBy(req any) (f flight.Fields) {
 		f.Path = r.GetTargetPath()
 	}
 	if r, ok := req.(interface{ GetParameters() map[string]string }); ok {
-		f.Claim = claimIn(r.GetParameters())
+		f.Claim = volume.Claim(r.GetParameters())
 	}
 	return f
-}
-
-func claimIn(parameters map[string]string) string {
-	for _, keys := range [][2]string{{claimNamespaceKey, claimNameKey},
-		{snapshotNamespaceKey, snapshotNameKey}} {
-		if name := parameters[keys[1]]; name != "" {
-			return parameters[keys[0]] + "/" + name
-		}
-	}
-	return ""
 }

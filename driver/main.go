@@ -6,6 +6,8 @@ import (
 	"flag"
 	"fmt"
 	"io"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/operate/claim"
 )
 
 // Main is oxide-csi-plugin: it does what the arguments and the environment say until ctx ends, and
@@ -51,13 +53,17 @@ var subcommands = map[string]program{
 		}
 		return 0, err
 	}),
+	claimCommand.name: programOf(ParseClaimConfig, func(ctx context.Context, o claim.Options,
+		stdout, _ io.Writer) (int, error) {
+		return 0, Claim(ctx, o, stdout)
+	}),
 	doctorCommand.name: programOf(ParseDoctorConfig, func(ctx context.Context, c DoctorConfig,
 		stdout, _ io.Writer) (int, error) {
 		return Doctor(ctx, c, stdout)
 	}),
-	inspectCommand.name: programOf(ParseInspectConfig, func(ctx context.Context, c InspectConfig,
+	inspectCommand.name: programOf(ParseInspectConfig, func(_ context.Context, c InspectConfig,
 		stdout, _ io.Writer) (int, error) {
-		return 0, Inspect(ctx, c, stdout)
+		return 0, Inspect(c, stdout)
 	}),
 	readyCommand.name: programOf(ParseReadyConfig, func(ctx context.Context, c Config,
 		_, _ io.Writer) (int, error) {

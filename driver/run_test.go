@@ -37,7 +37,8 @@ func TestAPluginServesShowsItsMetricsAndEndsCleanly(t *testing.T) {
 	}
 	p.stop()
 	if log := p.log.String(); strings.Contains(log, canary) ||
-		!strings.Contains(log, `"msg":"serving"`) {
+		!strings.Contains(log, `"mode":"controller","rack":"127.0.0.1:`) ||
+		!strings.Contains(log, `,"project":"kittens","cluster":"blue"`) {
 		t.Errorf("the log is %s", log)
 	}
 	goleak.VerifyNone(t, before)

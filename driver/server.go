@@ -117,7 +117,7 @@ func Run(ctx context.Context, c Config, logTo io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("CSI_ENDPOINT (--endpoint): %w", err)
 	}
-	log.Info("serving", "version", Version(), "mode", string(c.Mode))
+	log.Info("serving", c.startFields()...)
 	if c.Mode.controller() {
 		for _, warning := range c.rackWarnings() {
 			log.Warn(warning)

@@ -1,7 +1,7 @@
 // Command oxide-csi-plugin serves the disks of an Oxide rack as CSI volumes. --help lists its
-// settings. "oxide-csi-plugin audit" finds leaked disks and snapshots, "oxide-csi-plugin doctor"
-// explains why a volume does not work, and "oxide-csi-plugin inspect" prints what a node sees of
-// its volumes; each has a --help of its own.
+// settings. "oxide-csi-plugin audit" finds leaked disks and snapshots, "oxide-csi-plugin claim"
+// grows or reverts a claim, "oxide-csi-plugin doctor" explains why a volume does not work, and
+// "oxide-csi-plugin inspect" prints what a node sees of its volumes; each has a --help of its own.
 package main
 
 import (

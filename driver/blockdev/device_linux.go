@@ -50,9 +50,9 @@ type Host struct {
 	Locks      string // the file for the locks of Lock; may be empty
 }
 
-// Find waits, at most for the given time, until exactly one device has the serial and a device
+// Await waits, at most for the given time, until exactly one device has the serial and a device
 // node. It polls: the kernel reports no sysfs changes through inotify, and udev need not run.
-func (h Host) Find(ctx context.Context, serial string, wait time.Duration) (Device, error) {
+func (h Host) Await(ctx context.Context, serial string, wait time.Duration) (Device, error) {
 	backoff := async.Backoff{Pause: 20 * time.Millisecond, Max: 250 * time.Millisecond,
 		End: time.Now().Add(wait)}
 	for {
@@ -86,8 +86,9 @@ func (h Host) Lookup(serial string) (Device, error) {
 	switch len(found) {
 	case 0:
 		return Device{}, csierr.New(csierr.DeviceNotFound, "no device in %s has the serial %q; found: "+
-			"%s; is the disk attached to this instance?", filepath.Join(h.Sysfs, "block"), serial,
-			orNone(seen))
+			"%s; if the rack says that the disk is attached to this instance, it recorded an attach and "+
+			"did not carry it out: stop the instance and start it again, or detach the disk while the "+
+			"instance is stopped", filepath.Join(h.Sysfs, "block"), serial, orNone(seen))
 	case 1:
 		return found[0], h.checkNode(found[0])
 	}

@@ -54,13 +54,13 @@ func TestFind(t *testing.T) {
 			t.Fatalf("listed %+v", all)
 		}
 		// The error is only that the device has no node.
-		_, err = host.Find(t.Context(), "csi-0123456789abcdef", time.Millisecond)
+		_, err = host.Await(t.Context(), "csi-0123456789abcdef", time.Millisecond)
 		if err == nil || !strings.Contains(err.Error(), "nvme5n1") {
 			t.Fatal(err)
 		}
 	})
 	t.Run("a missing block directory is an error that names it", func(t *testing.T) {
-		_, err := Host{Sysfs: "/no/such/sys"}.Find(t.Context(), "x", time.Hour)
+		_, err := Host{Sysfs: "/no/such/sys"}.Await(t.Context(), "x", time.Hour)
 		if err == nil || !strings.Contains(err.Error(), "/no/such/sys/block") {
 			t.Fatal(err)
 		}

@@ -22,25 +22,25 @@ func useProblem(d *oxide.Disk, wanted ...*csi.VolumeCapability) string {
 	words := map[string]string{volume.UseFilesystem: "filesystems (mount)", volume.UseBlock: "raw " +
 		"access (block)"}
 	return fmt.Sprintf("the volume of the disk %s was created for %s only; create one with the "+
-		"access type that the workload needs, and copy the data", d.Name, words[m.Use])
+		"access type that the workload needs, and copy the data", rack.DiskText(d), words[m.Use])
 }
 
 // checkOwnDisk refuses a disk that this driver did not make, such as a boot disk that somebody
 // wrote into a PersistentVolume. The driver deletes only what it made.
 func checkOwnDisk(d *oxide.Disk, cluster string) error {
 	if why := rack.ForeignDisk(d, cluster); why != "" {
-		return csierr.New(csierr.DiskNotOurs, "the disk %.80s (%s) %s; the driver "+
+		return csierr.New(csierr.DiskNotOurs, "the disk %s %s; the driver "+
 			"deletes only what it made: give the volume the reclaim policy Retain, and delete the "+
-			"disk by hand on the rack", d.Name, d.Id, why)
+			"disk by hand on the rack", rack.DiskText(d), why)
 	}
 	return nil
 }
 
 func checkOwnSnapshot(s *oxide.Snapshot, cluster string) error {
 	if why := rack.ForeignSnapshot(s, cluster); why != "" {
-		return csierr.New(csierr.DiskNotOurs, "the snapshot %.80s (%s) %s; the "+
+		return csierr.New(csierr.DiskNotOurs, "the snapshot %s %s; the "+
 			"driver deletes only what it made: give the VolumeSnapshotContent the deletionPolicy "+
-			"Retain, and delete the snapshot by hand on the rack", s.Name, s.Id, why)
+			"Retain, and delete the snapshot by hand on the rack", rack.SnapshotText(s), why)
 	}
 	return nil
 }

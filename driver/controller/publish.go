@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -24,6 +25,7 @@ func (c *Service) ControllerPublishVolume(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
+	a.flight = flight.Of(ctx)
 	disk, err := a.attach(ctx)
 	if err != nil {
 		return nil, err
@@ -40,6 +42,7 @@ type attachment struct {
 	Capability *csi.VolumeCapability
 
 	rack     *rack.Client
+	flight   flight.Call
 	late     *lateChanges
 	limit    time.Duration // of a late change
 	maxDisks int           // of an instance
@@ -106,7 +109,7 @@ func (a attachment) attach(ctx context.Context) (*oxide.Disk, error) {
 	before, err := a.neighbours(ctx)
 	if own := before.Own; err == nil && own != nil && a.has(own) &&
 		own.State.State() == oxide.DiskStateStateAttached {
-		confirmAttach(ctx, own)
+		a.flight.Confirm(flight.DiskAttached, flight.Fields{}, flight.Fields{Disk: string(own.Name)})
 		a.late.seen(a.attached())
 		return own, a.check(own, before)
 	}
@@ -131,7 +134,7 @@ func (a attachment) attach(ctx context.Context) (*oxide.Disk, error) {
 	if err != nil {
 		return nil, err
 	}
-	confirmAttach(ctx, disk)
+	a.flight.Confirm(flight.DiskAttached, flight.Fields{}, flight.Fields{Disk: string(disk.Name)})
 	after, err := a.listAfter(ctx, disk)
 	if err != nil {
 		return nil, err
@@ -143,17 +146,12 @@ func (a attachment) attach(ctx context.Context) (*oxide.Disk, error) {
 	return disk, why
 }
 
-// confirmAttach notes that a disk has turned out to be attached.
-func confirmAttach(ctx context.Context, disk *oxide.Disk) {
-	flight.Confirm(ctx, flight.DiskAttached, flight.Fields{}, flight.Fields{Disk: string(disk.Name)})
-}
-
 // requestAttach attaches the disk and returns it. mine reports whether this request may have
 // attached it, and repeated is set if an earlier one has, or is about to.
 func (a attachment) requestAttach(ctx context.Context, before neighbours, repeated bool) (
 	disk *oxide.Disk, mine bool, err error) {
 	const doing = "attach disk"
-	change := flight.Begin(ctx, flight.DiskAttached, flight.Fields{})
+	change := a.flight.Begin(flight.DiskAttached, flight.Fields{})
 	a.late.sent(a.attached())
 	disk, err = a.rack.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
 		Instance: a.Instance,
@@ -172,7 +170,7 @@ func (a attachment) requestAttach(ctx context.Context, before neighbours, repeat
 	switch {
 	case err == nil:
 	case mine:
-		disk, err = a.resolveAttach(ctx, rack.Error(ctx, doing, err))
+		disk, err = a.resolveAttach(ctx, before, rack.Error(ctx, doing, err))
 	case rack.NotFound(err), rack.Refused(err):
 		disk, err = a.explainRefusedAttach(ctx, before, err)
 	default:
@@ -204,8 +202,7 @@ func (a attachment) checkPlace(doing string, disk *oxide.Disk) error {
 	state := disk.State.State()
 	if !a.has(disk) || state == oxide.DiskStateStateDetaching {
 		return rack.InvalidResponse(doing, "the disk %s is %s %s, not attached to the instance %s",
-			disk.Name,
-			state, rack.InstanceOf(disk), a.Instance)
+			rack.DiskText(disk), state, rack.InstanceOf(disk), a.Instance)
 	}
 	return nil
 }
@@ -218,13 +215,17 @@ func (a attachment) awaitAttached(ctx context.Context, disk *oxide.Disk) (*oxide
 		return nil, err
 	case disk.State.State() == oxide.DiskStateStateAttaching:
 		return nil, csierr.New(csierr.DeadlineExceeded, "the rack is still attaching the disk %s; "+
-			"repeat the call", disk.Name)
+			"repeat the call", rack.DiskText(disk))
 	}
 	return disk, a.checkPlace("attach disk", disk)
 }
 
-// resolveAttach reads the disk to find out whether an attach without a clear response was done.
-func (a attachment) resolveAttach(ctx context.Context, why error) (*oxide.Disk, error) {
+// resolveAttach reads the disk to find out whether an attach without a clear response was done. It
+// does not repeat the attach of a disk that is recorded as attached. The instance may have the
+// device already, and a rack may disturb it by a second one. If the instance lacks the device, the
+// node reports DeviceNotFound.
+func (a attachment) resolveAttach(ctx context.Context, before neighbours, why error) (*oxide.Disk,
+	error) {
 	disk, err := a.rack.Disk(ctx, a.Disk)
 	switch {
 	case csierr.IsNotFound(err):
@@ -232,6 +233,12 @@ func (a attachment) resolveAttach(ctx context.Context, why error) (*oxide.Disk, 
 	case err != nil:
 		return nil, retryLater(err)
 	case disk.State.State() == oxide.DiskStateStateDetached:
+		if len(before.Others) >= a.maxDisks {
+			e := csierr.From(why, csierr.RackError)
+			why = e.WithText(fmt.Sprintf("%s; the instance %s has %d disks, the boot disk included, and "+
+				"the rack allows %d: if it cannot say so, detach one of them", e.Error(), a.Instance,
+				len(before.Others), a.maxDisks))
+		}
 		return nil, retryLater(why)
 	case a.has(disk):
 		a.late.seen(a.attached())
@@ -257,7 +264,7 @@ func (a attachment) explainRefusedAttach(ctx context.Context, before neighbours,
 	}
 	if disk.ProjectId != instance.ProjectId {
 		return nil, csierr.New(csierr.OtherProject, "the disk %s and the instance %s "+
-			"are in different projects", disk.Name, instance.Name)
+			"are in different projects", rack.DiskText(disk), rack.InstanceText(instance))
 	}
 	now, err := a.neighbours(ctx)
 	switch {
@@ -265,12 +272,12 @@ func (a attachment) explainRefusedAttach(ctx context.Context, before neighbours,
 		return nil, err
 	case len(now.Others) >= a.maxDisks:
 		return nil, csierr.New(csierr.InstanceFull, "the instance %s has %d disks, "+
-			"the boot disk included, and the rack allows %d", instance.Name, len(now.Others),
-			a.maxDisks)
+			"the boot disk included, and the rack allows %d",
+			rack.InstanceText(instance), len(now.Others), a.maxDisks)
 	case now.differ(before):
 		return nil, csierr.New(csierr.OperationPending, "the rack did not attach the disk %s, and the "+
-			"disks of the instance %s changed meanwhile; repeat the call", disk.Name,
-			instance.Name)
+			"disks of the instance %s changed meanwhile; repeat the call", rack.DiskText(disk),
+			rack.InstanceText(instance))
 	}
 	return nil, instanceRefusal("attach", disk, instance, why)
 }
@@ -284,7 +291,7 @@ func (a attachment) stateProblem(disk *oxide.Disk) error {
 		return diskBusy(disk)
 	case rack.InstanceOf(disk) != "" && !a.has(disk):
 		return csierr.New(csierr.DiskAttachedElsewhere, "the disk %s is %s at the instance %s; "+
-			"unpublish it from that node first", disk.Name, state,
+			"unpublish it from that node first", rack.DiskText(disk), state,
 			rack.InstanceOf(disk))
 	case state == oxide.DiskStateStateAttached, state == oxide.DiskStateStateAttaching:
 		return nil
@@ -316,7 +323,7 @@ func (a attachment) check(disk *oxide.Disk, n neighbours) error {
 	}
 	return csierr.New(csierr.SerialTaken, "the names of the disks %s and %s, which is attached to "+
 		"the instance %s, begin with the same %d bytes, so the guest would show only one of them; "+
-		"detach that one", disk.Name, twin.Name, a.Instance, volume.SerialBytes)
+		"detach that one", rack.DiskText(disk), rack.DiskText(twin), a.Instance, volume.SerialBytes)
 }
 
 // listAfter lists the instance's disks after the attach. The attach is done, so every error
@@ -328,7 +335,7 @@ func (a attachment) listAfter(ctx context.Context, disk *oxide.Disk) (neighbours
 		return after, retryLater(err)
 	case after.Own == nil:
 		return after, csierr.New(csierr.DiskBusy, "the disk %s was attached to the instance %s, but is "+
-			"not among its disks; repeat the call", disk.Name, a.Instance)
+			"not among its disks; repeat the call", rack.DiskText(disk), a.Instance)
 	}
 	return after, nil
 }
@@ -339,7 +346,7 @@ func (a attachment) undo(ctx context.Context, disk *oxide.Disk, why error) error
 	if _, err := a.detach(ctx, false); err != nil {
 		return csierr.New(csierr.EffectUnknown, "the disk %s, which this call attached to the instance "+
 			"%s, has to be detached again (%s), but may still be attached: %s; repeat the "+
-			"call", disk.Name, a.Instance, csierr.Message(why), csierr.Message(err))
+			"call", rack.DiskText(disk), a.Instance, csierr.Message(why), csierr.Message(err))
 	}
 	return why
 }
@@ -404,6 +411,10 @@ func instanceRefusal(verb string, disk *oxide.Disk, instance *oxide.Instance, wh
 	}
 	if slices.Contains(activeStates, instance.RunState) {
 		cause := "this rack has no hot-plug"
+		if verb == "detach" {
+			// A rack may attach while the instance runs and detach only while it is stopped.
+			cause = "this rack detaches no disk from a running instance, whether or not it attaches them"
+		}
 		if disk.DiskType == oxide.DiskTypeLocal {
 			// A running zone cannot gain a volume of its sled, not even with hot-plug.
 			cause = "a local disk is only attached and detached while the instance is stopped"
@@ -411,8 +422,9 @@ func instanceRefusal(verb string, disk *oxide.Disk, instance *oxide.Instance, wh
 		return csierr.New(csierr.InstanceMustBeStopped, "the instance %s is %s and must be stopped to "+
 			"%s a disk: %s; see https://github.com/oxidecomputer/oxide-csi-plugin#limits (the rack says: "+
 			"%s; if that is about the disk, the disk was busy, and a repeated call succeeds)",
-			instance.Name, instance.RunState, verb, cause, words)
+			rack.InstanceText(instance), instance.RunState, verb, cause, words)
 	}
 	return csierr.New(csierr.InstanceState, "the rack does not %s a disk while "+
-		"the instance %s is %s (it says: %s)", verb, instance.Name, instance.RunState, words)
+		"the instance %s is %s (it says: %s)", verb, rack.InstanceText(instance),
+		instance.RunState, words)
 }

@@ -22,7 +22,7 @@ func (c *Service) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshotReq
 	if err != nil {
 		return nil, err
 	}
-	snapshot, err := c.createSnapshot(ctx, spec)
+	snapshot, err := spec.create(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -92,100 +92,112 @@ func snapshotIDMissing() error {
 	return csierr.New(csierr.FieldMissing, "snapshot_id is missing")
 }
 
-// createSnapshot reads the disk first, because the UUID of its filesystem goes into the snapshot's
+// create reads the disk first, because the UUID of its filesystem goes into the snapshot's
 // tag.
-func (c *Service) createSnapshot(ctx context.Context, spec snapshotSpec) (*oxide.Snapshot,
-	error) {
+func (s snapshotSpec) create(ctx context.Context) (*oxide.Snapshot, error) {
 	const doing = "create snapshot"
-	source, err := c.Rack.Disk(ctx, spec.Disk)
+	source, err := s.rack.Disk(ctx, s.Disk)
 	switch {
 	case csierr.IsNotFound(err):
-		return c.existingSnapshot(ctx, spec, err)
+		return s.existing(ctx, err)
 	case err != nil:
 		return nil, err
 	}
-	change := flight.Begin(ctx, flight.SnapshotCreated, flight.Fields{Name: spec.rackName()})
-	snapshot, err := c.Rack.SnapshotCreate(ctx, oxide.SnapshotCreateParams{
-		Project: c.Rack.ProjectParam(),
+	// The rack would answer as if it were only busy (A42).
+	if err := checkImported(source); err != nil {
+		return nil, err
+	}
+	change := flight.Of(ctx).Begin(flight.SnapshotCreated, flight.Fields{Name: s.rackName()})
+	snapshot, err := s.rack.SnapshotCreate(ctx, oxide.SnapshotCreateParams{
+		Project: s.rack.ProjectParam(),
 		Body: &oxide.SnapshotCreate{
-			Name:        oxide.Name(spec.rackName()),
-			Description: spec.tag(source).Description(),
-			Disk:        spec.Disk,
+			Name:        oxide.Name(s.rackName()),
+			Description: s.tag(source).Description(),
+			Disk:        s.Disk,
 		},
 	})
 	open := err == nil || rack.MaybeApplied(err)
 	if err == nil {
-		err = spec.checkAnswer(doing, snapshot)
+		err = s.checkAnswer(doing, snapshot)
 	} else {
 		settle(change, err, flight.Fields{})
 	}
 	switch {
 	case err == nil:
 		change.End(nil, flight.Fields{Snapshot: snapshot.Id})
-		return snapshot, snapshotFaulted(snapshot)
+		return snapshot, checkTaken(snapshot)
 	case open:
-		return c.resolveSnapshot(ctx, spec, rack.Error(ctx, doing, err))
+		return s.resolveCreate(ctx, rack.Error(ctx, doing, err))
 	case errors.Is(err, oxide.ErrObjectAlreadyExists),
-		errors.Is(err, oxide.ErrInsufficientCapacity), rack.NotFound(err):
-		// The rack checks the quota and the disk before the name, so either error may hide a taken name.
-		return c.existingSnapshot(ctx, spec, err)
+		errors.Is(err, oxide.ErrInsufficientCapacity), errors.Is(err, oxide.ErrConflict),
+		rack.NotFound(err):
+		// The rack checks the disk, its lock and the space before the name, so each of these errors may
+		// hide a taken name.
+		return s.existing(ctx, err)
 	case rack.Refused(err):
-		return nil, explainRefusedSnapshot(ctx, c.Rack, spec.Disk, err)
+		return nil, explainRefusedSnapshot(ctx, s.rack, s.Disk, err)
 	}
 	return nil, rack.Error(ctx, doing, err)
 }
 
-// resolveSnapshot reads the snapshot by its name to find out whether a create without a clear
+// resolveCreate reads the snapshot by its name to find out whether a create without a clear
 // response was done. A different snapshot with the name existed before.
-func (c *Service) resolveSnapshot(ctx context.Context, spec snapshotSpec, why error) (
-	*oxide.Snapshot, error) {
-	snapshot, err := c.existingSnapshot(ctx, spec, why)
+func (s snapshotSpec) resolveCreate(ctx context.Context, why error) (*oxide.Snapshot, error) {
+	snapshot, err := s.existing(ctx, why)
 	if csierr.IsAlreadyExists(err) {
 		return nil, err
 	}
 	return snapshot, retryLater(err)
 }
 
-// existingSnapshot returns the snapshot that already has the name, if it is of the requested disk.
+// existing returns the snapshot that already has the name, if it is of the requested disk.
 // why is the rack's refusal to take it.
-func (c *Service) existingSnapshot(ctx context.Context, spec snapshotSpec, why error) (
-	*oxide.Snapshot, error) {
+func (s snapshotSpec) existing(ctx context.Context, why error) (*oxide.Snapshot, error) {
 	const doing = "read snapshot"
-	snapshot, err := c.Rack.SnapshotView(ctx, oxide.SnapshotViewParams{
-		Snapshot: oxide.NameOrId(spec.rackName()), Project: c.Rack.ProjectParam(),
+	snapshot, err := s.rack.SnapshotView(ctx, oxide.SnapshotViewParams{
+		Snapshot: oxide.NameOrId(s.rackName()), Project: s.rack.ProjectParam(),
 	})
 	switch {
 	case rack.NotFound(err) && (rack.NotFound(why) || csierr.IsNotFound(why)):
-		if err := c.Rack.CheckProject(ctx); err != nil {
+		if err := s.rack.CheckProject(ctx); err != nil {
 			return nil, err
 		}
-		return nil, rack.VolumeNotFound(string(spec.Disk))
+		return nil, rack.VolumeNotFound(string(s.Disk))
+	case rack.NotFound(err) && errors.Is(why, oxide.ErrConflict):
+		return nil, explainRefusedSnapshot(ctx, s.rack, s.Disk, why)
 	case rack.NotFound(err) && !errors.Is(why, oxide.ErrObjectAlreadyExists):
 		return nil, rack.Error(ctx, "create snapshot", why)
 	case err != nil && !rack.NotFound(err):
 		return nil, rack.Error(ctx, doing, err)
 	case rack.NotFound(err), snapshot.State == oxide.SnapshotStateDestroyed:
 		return nil, csierr.New(csierr.OperationPending, "the snapshot %s existed and is gone; repeat "+
-			"the call", spec.rackName())
+			"the call", s.rackName())
 	}
-	if err := spec.checkName(doing, snapshot); err != nil {
+	if err := s.checkName(doing, snapshot); err != nil {
 		return nil, err
 	}
-	if difference := spec.difference(snapshot); difference != "" {
+	if difference := s.difference(snapshot); difference != "" {
 		return nil, csierr.New(csierr.SnapshotExists, "the name belongs to the snapshot %s, %s",
-			snapshot.Id, difference)
+			rack.SnapshotText(snapshot), difference)
 	}
-	flight.Confirm(ctx, flight.SnapshotCreated, flight.Fields{Name: spec.rackName()},
+	flight.Of(ctx).Confirm(flight.SnapshotCreated, flight.Fields{Name: s.rackName()},
 		flight.Fields{Snapshot: snapshot.Id})
-	return snapshot, snapshotFaulted(snapshot)
+	return snapshot, checkTaken(snapshot)
 }
 
-func snapshotFaulted(s *oxide.Snapshot) error {
-	if s.State != oxide.SnapshotStateFaulted {
-		return nil
+// checkTaken returns an error unless the snapshot is ready. While the rack takes it, its point in
+// time is not known to be fixed, and the rack removes it if that fails (CS-7). An answer OK, with
+// ready_to_use false, would let the workload write again, and the orchestrator keep the id.
+func checkTaken(s *oxide.Snapshot) error {
+	switch {
+	case !cut(s):
+		return csierr.New(csierr.DiskBusy, "the rack is still taking the snapshot %s; repeat the call "+
+			"later", rack.SnapshotText(s))
+	case s.State == oxide.SnapshotStateFaulted:
+		return csierr.Coded(codes.Internal, csierr.SnapshotFaulted, "the rack failed to take the "+
+			"snapshot %s; delete it and take another", rack.SnapshotText(s))
 	}
-	return csierr.Coded(codes.Internal, csierr.SnapshotFaulted, "the rack failed to take the "+
-		"snapshot %s; delete it and take another", s.Id)
+	return nil
 }
 
 // explainRefusedSnapshot finds the reason of a refusal in the disk's state.
@@ -197,7 +209,7 @@ func explainRefusedSnapshot(ctx context.Context, client *rack.Client, id oxide.N
 	}
 	impossible := func(what string) error {
 		return csierr.New(csierr.SnapshotImpossible, "the rack takes no snapshots of %s disks such as %s",
-			what, disk.Name)
+			what, rack.DiskText(disk))
 	}
 	switch state := disk.State.State(); {
 	case disk.DiskType == oxide.DiskTypeLocal:
@@ -206,10 +218,12 @@ func explainRefusedSnapshot(ctx context.Context, client *rack.Client, id oxide.N
 		return impossible("read-only")
 	case state == oxide.DiskStateStateFaulted:
 		return diskFaulted(disk)
-	case state != oxide.DiskStateStateDetached && state != oxide.DiskStateStateAttached,
-		errors.Is(why, oxide.ErrConflict):
-		// Another snapshot of the disk, or its repair, is in progress.
+	case state != oxide.DiskStateStateDetached && state != oxide.DiskStateStateAttached:
 		return diskBusy(disk)
+	case errors.Is(why, oxide.ErrConflict):
+		return csierr.New(csierr.DiskBusy, "the rack takes another snapshot of the disk %s, or replaces "+
+			"a part of it, and takes no snapshot until then; repeat the call later",
+			rack.DiskText(disk))
 	}
 	project, err := client.ReadProject(ctx)
 	switch {
@@ -217,7 +231,7 @@ func explainRefusedSnapshot(ctx context.Context, client *rack.Client, id oxide.N
 		return rack.Error(ctx, "read project", err)
 	case disk.ProjectId != project.Id:
 		return csierr.New(csierr.OtherProject, "the disk %s is not in the project OXIDE_PROJECT, and "+
-			"its snapshots have to be in the disk's project", disk.Name)
+			"its snapshots have to be in the disk's project", rack.DiskText(disk))
 	}
 	return rack.Error(ctx, "create snapshot", why)
 }
@@ -233,7 +247,7 @@ func (c *Service) deleteSnapshot(ctx context.Context, id oxide.NameOrId) error {
 	if err := checkOwnSnapshot(snapshot, c.ClusterID); err != nil {
 		return err
 	}
-	change := flight.Begin(ctx, flight.SnapshotDeleted, flight.Fields{})
+	change := flight.Of(ctx).Begin(flight.SnapshotDeleted, flight.Fields{})
 	err = c.Rack.SnapshotDelete(ctx, oxide.SnapshotDeleteParams{Snapshot: id})
 	settle(change, err, flight.Fields{Name: string(snapshot.Name), Volume: snapshot.DiskId})
 	switch {
@@ -252,7 +266,7 @@ func (c *Service) deleteSnapshot(ctx context.Context, id oxide.NameOrId) error {
 		return viewErr
 	case snapshot.State == oxide.SnapshotStateCreating:
 		return csierr.Coded(codes.Aborted, csierr.SnapshotNotReady, "the rack is still taking the "+
-			"snapshot %s; repeat the call later", snapshot.Id)
+			"snapshot %s; repeat the call later", rack.SnapshotText(snapshot))
 	}
 	return rack.Error(ctx, "delete snapshot", err)
 }
@@ -274,7 +288,7 @@ func snapshotGone(ctx context.Context, client *rack.Client, id oxide.NameOrId) e
 func confirmSnapshotGone(ctx context.Context, client *rack.Client) error {
 	err := client.CheckProject(ctx)
 	if err == nil {
-		flight.Confirm(ctx, flight.SnapshotDeleted, flight.Fields{}, flight.Fields{})
+		flight.Of(ctx).Confirm(flight.SnapshotDeleted, flight.Fields{}, flight.Fields{})
 	}
 	return err
 }

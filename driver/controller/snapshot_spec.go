@@ -13,14 +13,18 @@ import (
 
 // snapshotSpec is a parsed CreateSnapshot request.
 type snapshotSpec struct {
+	rack *rack.Client
+
 	Name    string // the CO's
 	Cluster string
 	Disk    oxide.NameOrId
+	Claim   string // the VolumeSnapshot; no part of its identity
 }
 
 // snapshotSpec parses a request. It makes no call.
 func (c *Service) snapshotSpec(req *csi.CreateSnapshotRequest) (snapshotSpec, error) {
-	spec := snapshotSpec{Name: req.GetName(), Cluster: c.ClusterID}
+	spec := snapshotSpec{rack: c.Rack, Name: req.GetName(), Cluster: c.ClusterID,
+		Claim: volume.Claim(req.GetParameters())}
 	if err := volume.CheckName(req.GetName()); err != nil {
 		return spec, err
 	}
@@ -49,7 +53,7 @@ func (s snapshotSpec) rackName() string { return volume.SnapshotName(s.Cluster, 
 // tag returns the snapshot's ownership tag. The UUID of the filesystem is known for a disk that
 // this driver made, and with it that of a volume restored from the snapshot.
 func (s snapshotSpec) tag(source *oxide.Disk) volume.Tag {
-	m := volume.Tag{Name: s.Name, Cluster: s.Cluster}
+	m := volume.Tag{Name: s.Name, Cluster: s.Cluster, Claim: s.Claim}
 	if tag, ok := rack.DiskTag(source); ok {
 		m.FilesystemUUID = expectedUUID(source, tag)
 	}

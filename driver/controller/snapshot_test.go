@@ -60,8 +60,22 @@ func TestTakingSnapshots(t *testing.T) {
 			csierr.OperationPending, ""},
 		{"of a name that has gone", script{taken.To(postSnap), racktest.NotFound.To(viewSnapName)},
 			codes.Aborted, csierr.OperationPending, ""},
-		{"CS-7 while another is taken", script{busy.To(postSnap), held}, codes.Aborted,
-			csierr.DiskBusy, ""},
+		{"CS-7 while another is taken, or a part of the disk is replaced", script{busy.To(postSnap),
+			racktest.NotFound.To(viewSnapName), held}, codes.Aborted, csierr.DiskBusy, "replaces a part"},
+		{"CS-5 twice, while a part of the disk is replaced", script{busy.To(postSnap),
+			racktest.OK(viewSnapName, racktest.SnapshotOf("ready"))}, codes.OK, "", ""},
+		{"CS-7 while an earlier call with the name takes it", script{busy.To(postSnap),
+			racktest.OK(viewSnapName, racktest.SnapshotOf("creating"))}, codes.Aborted, csierr.DiskBusy,
+			"still taking"},
+		{"CS-7 twice, while the first call takes it", script{taken.To(postSnap),
+			racktest.OK(viewSnapName, racktest.SnapshotOf("creating"))}, codes.Aborted, csierr.DiskBusy,
+			"still taking"},
+		{"CS-7 that is answered before it is taken", script{created(postSnap,
+			racktest.SnapshotOf("creating"))}, codes.Aborted, csierr.DiskBusy, "still taking"},
+		{"CS-6 of another volume, while that one is taken", script{busy.To(postSnap),
+			racktest.OK(viewSnapName, racktest.SnapshotOf("creating",
+				racktest.With("disk_id", racktest.Image)))}, codes.AlreadyExists, csierr.SnapshotExists,
+			racktest.Image},
 		{"CS-8 without capacity", script{full.To(postSnap), racktest.NotFound.To(viewSnapName)},
 			codes.ResourceExhausted, csierr.RackFull, ""},
 		{"CS-9 that fails", script{created(postSnap, racktest.SnapshotOf("faulted"))}, codes.Internal,
@@ -118,6 +132,8 @@ func TestTakingASnapshotOfAVolumeThatIsGone(t *testing.T) {
 		{"OX-6 is something else in a project that cannot be seen", script{noDisk,
 			racktest.NotFound.To(viewSnapName), noProject}, codes.PermissionDenied,
 			csierr.ProjectNotFound, ""},
+		{"CS-10 is not possible before its import is finalized", script{shown("import_ready")},
+			codes.FailedPrecondition, csierr.DiskImporting, "finalize"},
 		{"CS-5 finds the snapshot that was taken of it", script{noDisk, racktest.OK(viewSnapName,
 			racktest.SnapshotOf("ready"))}, codes.OK, "", ""},
 	} {
@@ -152,17 +168,21 @@ func TestASnapshotRecordsTheUUIDOfItsFilesystem(t *testing.T) {
 			"somebodys-disk")), ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
+			request := snapshotRequest()
+			request.Parameters = map[string]string{"csi.storage.k8s.io/volumesnapshot/name": "nightly",
+				"csi.storage.k8s.io/volumesnapshot/namespace": "shop"}
 			_, err := rackThat(t, racktest.OK(racktest.ViewDisk, test.disk),
 				racktest.Exchange{Want: postSnap,
 					Status: 201,
 					Body:   racktest.SnapshotOf("ready"), Check: func(t *testing.T, body []byte) {
 						var got struct{ Description string }
 						_ = json.Unmarshal(body, &got)
-						want := volume.Tag{Name: "snap-1", Cluster: "blue", FilesystemUUID: test.want}
+						want := volume.Tag{Name: "snap-1", Cluster: "blue", FilesystemUUID: test.want,
+							Claim: "shop/nightly"}
 						if m, _ := volume.ParseTag(got.Description); m != want {
 							t.Errorf("the tag is %+v, want %+v", m, want)
 						}
-					}}).CreateSnapshot(t.Context(), snapshotRequest())
+					}}).CreateSnapshot(t.Context(), request)
 			if err != nil {
 				t.Error(err)
 			}
@@ -179,7 +199,8 @@ func TestOX8AnUnclearSnapshotCreateIsResolvedByTheName(t *testing.T) {
 			reason csierr.Reason
 		}{
 			{"it is there", racktest.OK(viewSnapName, racktest.SnapshotOf("ready")), codes.OK, ""},
-			{"it is being taken", racktest.OK(viewSnapName, racktest.SnapshotOf("creating")), codes.OK, ""},
+			{"CS-7 it is being taken", racktest.OK(viewSnapName, racktest.SnapshotOf("creating")),
+				codes.Aborted, csierr.DiskBusy},
 			{"another has the name", racktest.OK(viewSnapName, racktest.SnapshotOf("ready",
 				racktest.With("disk_id", racktest.Image))), codes.AlreadyExists, csierr.SnapshotExists},
 			{"it is faulted", racktest.OK(viewSnapName, racktest.SnapshotOf("faulted")),
@@ -210,15 +231,6 @@ func wantedSnapshot(ready bool) *csi.Snapshot {
 		SizeBytes:  10 * volume.GiB,
 		ReadyToUse: ready, CreationTime: timestamppb.New(
 			time.Date(2026, 6, 12, 18, 1, 2, 345678000, time.UTC))}
-}
-
-func TestCS5ASnapshotBeingTakenIsNotReady(t *testing.T) {
-	answer, err := rackThat(t, shown("maintenance"),
-		taken.To(postSnap),
-		racktest.OK(viewSnapName, racktest.SnapshotOf("creating"))).CreateSnapshot(t.Context(),
-		snapshotRequest())
-	must(t, err)
-	csitest.SameMessage(t, answer.GetSnapshot(), wantedSnapshot(false))
 }
 
 func TestDeletingSnapshots(t *testing.T) {

@@ -28,6 +28,7 @@ func (c *Service) ControllerUnpublishVolume(ctx context.Context,
 		return &csi.ControllerUnpublishVolumeResponse{}, nil
 	}
 	a := c.attachment(disk, instance)
+	a.flight = flight.Of(ctx)
 	for {
 		if err := a.lookAndDetach(ctx); err != nil {
 			return nil, err
@@ -99,7 +100,7 @@ func (a attachment) detachEverywhere(ctx context.Context, disk *oxide.Disk) erro
 func (a attachment) detach(ctx context.Context, repeated bool) (*oxide.Disk, error) {
 	const doing = "detach disk"
 	a.late.sent(a.detached())
-	record := flight.Begin(ctx, flight.DiskDetached, flight.Fields{Instance: string(a.Instance)})
+	record := a.flight.Begin(flight.DiskDetached, flight.Fields{Instance: string(a.Instance)})
 	disk, err := a.rack.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
 		Instance: a.Instance,
 		Body:     &oxide.DiskPath{Disk: a.Disk},
@@ -130,9 +131,10 @@ func (a attachment) detach(ctx context.Context, repeated bool) (*oxide.Disk, err
 		return nil, err
 	case disk.State.State() == oxide.DiskStateStateDetaching:
 		return nil, csierr.New(csierr.DeadlineExceeded, "the rack is still detaching the disk %s; "+
-			"repeat the call", disk.Name)
+			"repeat the call", rack.DiskText(disk))
 	case a.has(disk):
-		return nil, rack.InvalidResponse(doing, "the disk %s is still %s", disk.Name, disk.State.State())
+		return nil, rack.InvalidResponse(doing, "the disk %s is still %s", rack.DiskText(disk),
+			disk.State.State())
 	}
 	if err = a.checkDetached(ctx, disk); err == nil {
 		record.End(nil, flight.Fields{Disk: string(disk.Name)})
@@ -145,7 +147,7 @@ func (a attachment) detach(ctx context.Context, repeated bool) (*oxide.Disk, err
 func (a attachment) confirmDetached(ctx context.Context, disk *oxide.Disk) error {
 	err := a.checkDetached(ctx, disk)
 	if err == nil {
-		flight.Confirm(ctx, flight.DiskDetached, flight.Fields{Instance: string(a.Instance)},
+		a.flight.Confirm(flight.DiskDetached, flight.Fields{Instance: string(a.Instance)},
 			flight.Fields{Disk: string(disk.Name)})
 	}
 	return err
@@ -176,7 +178,7 @@ func (a attachment) checkDetached(ctx context.Context, disk *oxide.Disk) error {
 	case slices.ContainsFunc(disks, func(d oxide.Disk) bool { return d.Id == disk.Id }):
 		return csierr.New(csierr.DiskFaulted, "the disk %s is %s and still among those of the instance "+
 			"%s, so it is not known to be detached; stop the instance, or ask the rack's "+
-			"operator", disk.Name, disk.State.State(), a.Instance)
+			"operator", rack.DiskText(disk), disk.State.State(), a.Instance)
 	}
 	return nil
 }
@@ -200,13 +202,13 @@ func (a attachment) explainRefusedDetach(ctx context.Context, why error) (*oxide
 	case csierr.IsNotFound(err):
 		return nil, csierr.New(csierr.InstanceNotFound, "the rack reports that the disk %s is attached "+
 			"to the instance %s, and that there is no such instance; the disk is not known to be detached",
-			disk.Name, a.Instance)
+			rack.DiskText(disk), a.Instance)
 	case err != nil:
 		return nil, err
 	case instance.BootDiskId == disk.Id:
 		return nil, csierr.New(csierr.BootDisk, "the disk %s is the boot disk of the instance %s, "+
 			"which the rack does not detach; set another boot disk first",
-			disk.Name, instance.Name)
+			rack.DiskText(disk), rack.InstanceText(instance))
 	}
 	return nil, instanceRefusal("detach", disk, instance, fmt.Errorf("detach disk: %w", why))
 }

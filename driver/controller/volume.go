@@ -14,6 +14,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/flight"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
 // CreateVolume creates the volume's disk, or finds the one that an earlier call with the same name
@@ -24,7 +25,7 @@ func (c *Service) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest
 	if err != nil {
 		return nil, err
 	}
-	disk, err := c.createDisk(ctx, spec)
+	disk, err := spec.create(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -44,7 +45,7 @@ func (c *Service) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest
 	if !ok {
 		return &csi.DeleteVolumeResponse{}, nil
 	}
-	if err := c.deleteDisk(ctx, id); err != nil {
+	if err := deleteDisk(ctx, c.Rack, c.ClusterID, id); err != nil {
 		return nil, err
 	}
 	return &csi.DeleteVolumeResponse{}, nil
@@ -56,28 +57,29 @@ func volumeIDMissing() error {
 
 // deleteDisk reads the disk before it deletes it, because a deleted disk cannot be checked any
 // more.
-func (c *Service) deleteDisk(ctx context.Context, id oxide.NameOrId) error {
-	disk, err := c.Rack.Disk(ctx, id)
+func deleteDisk(ctx context.Context, client *rack.Client, cluster string,
+	id oxide.NameOrId) error {
+	disk, err := client.Disk(ctx, id)
 	switch {
 	case csierr.IsNotFound(err):
-		return confirmDiskGone(ctx, c.Rack, id)
+		return confirmDiskGone(ctx, client, id)
 	case err != nil:
 		return err
 	}
-	if err := checkOwnDisk(disk, c.ClusterID); err != nil {
+	if err := checkOwnDisk(disk, cluster); err != nil {
 		return err
 	}
 	if rack.InstanceOf(disk) != "" {
 		return diskAttached(disk)
 	}
-	change := flight.Begin(ctx, flight.DiskDeleted, flight.Fields{Volume: string(id)})
-	err = c.Rack.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: id})
+	change := flight.Of(ctx).Begin(flight.DiskDeleted, flight.Fields{Volume: string(id)})
+	err = client.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: id})
 	settle(change, err, flight.Fields{Disk: string(disk.Name)})
 	switch {
 	case err == nil:
 		return nil
 	case rack.NotFound(err), rack.Refused(err):
-		return explainRefusedDelete(ctx, c.Rack, id, err)
+		return explainRefusedDelete(ctx, client, id, err)
 	}
 	return rack.Error(ctx, "delete disk", err)
 }
@@ -86,7 +88,7 @@ func (c *Service) deleteDisk(ctx context.Context, id oxide.NameOrId) error {
 func confirmDiskGone(ctx context.Context, client *rack.Client, id oxide.NameOrId) error {
 	err := client.CheckProject(ctx)
 	if err == nil {
-		flight.Confirm(ctx, flight.DiskDeleted, flight.Fields{Volume: string(id)}, flight.Fields{})
+		flight.Of(ctx).Confirm(flight.DiskDeleted, flight.Fields{Volume: string(id)}, flight.Fields{})
 	}
 	return err
 }
@@ -117,44 +119,56 @@ func explainRefusedDelete(ctx context.Context, client *rack.Client, id oxide.Nam
 
 func diskAttached(d *oxide.Disk) error {
 	return csierr.New(csierr.DiskAttached, "the disk %s is %s at the instance "+
-		"%s; unpublish the volume first", d.Name, d.State.State(), rack.InstanceOf(d))
+		"%s; unpublish the volume first", rack.DiskText(d), d.State.State(), rack.InstanceOf(d))
 }
 
+// diskBusy returns the error for a disk in a state that ends by itself, or in one of an import.
 func diskBusy(d *oxide.Disk) error {
-	return csierr.New(csierr.DiskBusy, "the rack is busy with the disk %s (%s); repeat the call later",
-		d.Name, d.State.State())
+	if err := checkImported(d); err != nil {
+		return err
+	}
+	return csierr.New(csierr.DiskBusy, "the rack is busy with the disk %s, which is %s; repeat "+
+		"the call later", rack.DiskText(d), d.State.State())
 }
 
-// createDisk creates the requested disk. When the rack responds 201 the disk is complete, although
+// checkImported returns an error if the disk waits for its content or for the end of its import.
+func checkImported(d *oxide.Disk) error {
+	if problem := rack.ImportProblem(string(d.Name), d.State.State()); problem != "" {
+		return csierr.New(csierr.DiskImporting, "%s", problem)
+	}
+	return nil
+}
+
+// create creates the requested disk. When the rack responds 201 the disk is complete, although
 // its state in the response is still "creating".
-func (c *Service) createDisk(ctx context.Context, spec volumeSpec) (*oxide.Disk, error) {
+func (v volumeSpec) create(ctx context.Context) (*oxide.Disk, error) {
 	const doing = "create disk"
-	source, err := spec.source(ctx, c.Rack)
+	source, err := v.source(ctx)
 	switch {
 	case source.gone:
-		return c.existingWithoutSource(ctx, spec, err)
+		return v.existingWithoutSource(ctx, err)
 	case err != nil:
 		return nil, err
 	}
-	sizeBytes, err := spec.Range.DiskSize(source.floorBytes, spec.Parameters.Largest())
+	sizeBytes, err := v.Range.DiskSize(source.floorBytes, v.Parameters.Largest())
 	if err != nil {
 		return nil, err
 	}
-	change := flight.Begin(ctx, flight.DiskCreated, flight.Fields{Disk: spec.diskName()})
-	disk, err := c.Rack.DiskCreate(ctx, oxide.DiskCreateParams{
-		Project: c.Rack.ProjectParam(),
+	change := flight.Of(ctx).Begin(flight.DiskCreated, flight.Fields{Disk: v.diskName()})
+	disk, err := v.rack.DiskCreate(ctx, oxide.DiskCreateParams{
+		Project: v.rack.ProjectParam(),
 		Body: &oxide.DiskCreate{
-			Name:        oxide.Name(spec.diskName()),
-			Description: spec.tag(source).Description(),
+			Name:        oxide.Name(v.diskName()),
+			Description: v.tag(source).Description(),
 			Size:        oxide.ByteCount(sizeBytes),
-			DiskBackend: spec.backend(),
+			DiskBackend: v.backend(),
 		},
 	})
 	open := rack.MaybeApplied(err)
 	if err == nil {
-		if err = spec.checkAnswer(doing, disk, sizeBytes); err == nil {
+		if err = v.checkAnswer(doing, disk, sizeBytes); err == nil {
 			change.End(nil, flight.Fields{Volume: disk.Id})
-			return disk, c.checkCreated(ctx, spec, disk)
+			return disk, v.checkCreated(ctx, disk)
 		}
 		open = true
 	} else {
@@ -162,14 +176,14 @@ func (c *Service) createDisk(ctx context.Context, spec volumeSpec) (*oxide.Disk,
 	}
 	switch {
 	case open:
-		return c.resolveCreate(ctx, spec, rack.Error(ctx, doing, err))
+		return v.resolveCreate(ctx, rack.Error(ctx, doing, err))
 	case errors.Is(err, oxide.ErrObjectAlreadyExists),
 		errors.Is(err, oxide.ErrInsufficientCapacity):
 		// The rack checks the quota before the name, so a repeated create may get either error.
-		return c.existingDisk(ctx, spec, err)
-	case rack.Refused(err) && spec.hasSource():
-		return nil, source.explainRefusal(ctx, c.Rack, err)
-	case rack.NotFound(err) && !spec.hasSource():
+		return v.existing(ctx, err)
+	case rack.Refused(err) && v.hasSource():
+		return nil, source.explainRefusal(ctx, v.rack, err)
+	case rack.NotFound(err) && !v.hasSource():
 		return nil, csierr.Coded(codes.NotFound, csierr.ProjectNotFound, "this token sees no project "+
 			"with the name or id in OXIDE_PROJECT")
 	}
@@ -178,9 +192,8 @@ func (c *Service) createDisk(ctx context.Context, spec volumeSpec) (*oxide.Disk,
 
 // resolveCreate reads the disk by its name to find out whether a create without a clear response
 // was done. A disk with the name that does not match the spec existed before.
-func (c *Service) resolveCreate(ctx context.Context, spec volumeSpec, why error) (
-	*oxide.Disk, error) {
-	disk, err := c.existingDisk(ctx, spec, nil)
+func (v volumeSpec) resolveCreate(ctx context.Context, why error) (*oxide.Disk, error) {
+	disk, err := v.existing(ctx, nil)
 	switch status.Code(err) {
 	case codes.OK, codes.AlreadyExists, codes.InvalidArgument:
 		return disk, err
@@ -192,52 +205,51 @@ func (c *Service) resolveCreate(ctx context.Context, spec volumeSpec, why error)
 
 // existingWithoutSource handles a source that is gone: the disk may have been created before, and
 // then a repeated create has to find it.
-func (c *Service) existingWithoutSource(ctx context.Context, spec volumeSpec, sourceErr error) (
-	*oxide.Disk, error) {
-	disk, err := c.existingDisk(ctx, spec, nil)
+func (v volumeSpec) existingWithoutSource(ctx context.Context, sourceErr error) (*oxide.Disk,
+	error) {
+	disk, err := v.existing(ctx, nil)
 	if csierr.IsNotFound(err) || csierr.IsAlreadyExists(err) {
 		return nil, sourceErr
 	}
 	return disk, err
 }
 
-// existingDisk returns the disk that already has the spec's name, if it matches the spec. why is
-// the rack's refusal to create it, nil if the driver has not tried.
-func (c *Service) existingDisk(ctx context.Context, spec volumeSpec, why error) (
-	*oxide.Disk, error) {
-	disk, err := c.Rack.DiskView(ctx, oxide.DiskViewParams{
-		Disk: oxide.NameOrId(spec.diskName()), Project: c.Rack.ProjectParam(),
+// existing returns the disk that already has the spec's name, if it is what the spec asks for. why
+// is the rack's refusal to create it, nil if the driver has not tried.
+func (v volumeSpec) existing(ctx context.Context, why error) (*oxide.Disk, error) {
+	disk, err := v.rack.DiskView(ctx, oxide.DiskViewParams{
+		Disk: oxide.NameOrId(v.diskName()), Project: v.rack.ProjectParam(),
 	})
 	switch {
 	case rack.NotFound(err) && why == nil:
-		return nil, rack.VolumeNotFound(spec.diskName())
+		return nil, rack.VolumeNotFound(v.diskName())
 	case rack.NotFound(err) && errors.Is(why, oxide.ErrInsufficientCapacity):
 		return nil, rack.Error(ctx, "create disk", why)
 	case rack.NotFound(err):
 		// The rack undid another create, or somebody deleted the disk.
 		return nil, csierr.New(csierr.DiskBusy, "the disk %s existed and is gone; repeat the call",
-			spec.diskName())
+			v.diskName())
 	case err != nil:
 		return nil, rack.Error(ctx, "read disk", err)
 	}
 	if err := rack.ValidateDisk("read disk", disk); err != nil {
 		return nil, err
 	}
-	if string(disk.Name) != spec.diskName() {
-		return nil, rack.InvalidResponse("read disk", "asked for %s and got %.80q", spec.diskName(),
+	if string(disk.Name) != v.diskName() {
+		return nil, rack.InvalidResponse("read disk", "asked for %s and got %.80q", v.diskName(),
 			disk.Name)
 	}
-	if spec.neverReturned(disk) {
+	if v.neverReturned(disk) {
 		// An earlier call could not undo it.
-		return nil, c.deleteInherited(ctx, spec, disk)
+		return nil, v.deleteInherited(ctx, disk)
 	}
-	if difference := spec.difference(disk); difference != "" {
-		return nil, csierr.New(csierr.VolumeExists, "the name belongs to the disk %s (%s), which "+
-			"%s", disk.Name, disk.Id, difference)
+	if difference := v.difference(disk); difference != "" {
+		return nil, csierr.New(csierr.VolumeExists, "the name belongs to the disk %s, which "+
+			"%s", rack.DiskText(disk), difference)
 	}
-	flight.Confirm(ctx, flight.DiskCreated, flight.Fields{Disk: spec.diskName()},
+	flight.Of(ctx).Confirm(flight.DiskCreated, flight.Fields{Disk: v.diskName()},
 		flight.Fields{Volume: disk.Id})
-	return readyDisk(ctx, c.Rack, disk)
+	return readyDisk(ctx, v.rack, disk)
 }
 
 // readyDisk waits while another request creates the disk.
@@ -268,8 +280,8 @@ func newDiskFaulted(d *oxide.Disk) error {
 }
 
 func faultText(d *oxide.Disk) string {
-	return fmt.Sprintf("the rack reports the disk %s (%s) as faulted; delete the volume, or ask the "+
-		"rack's operator", d.Name, d.Id)
+	return fmt.Sprintf("the rack reports the disk %s as faulted; delete the volume, or ask the "+
+		"rack's operator", rack.DiskText(d))
 }
 
 // statesOfNewDisk are the states that a disk may have in the response to its own create.
@@ -290,7 +302,8 @@ func (v volumeSpec) checkAnswer(doing string, d *oxide.Disk, sizeBytes int64) er
 	case string(d.Name) != v.diskName():
 		return rack.InvalidResponse(doing, "asked for %s and got %.80q", v.diskName(), d.Name)
 	case int64(d.Size) != sizeBytes:
-		return rack.InvalidResponse(doing, "asked for %d bytes and got %d", sizeBytes, d.Size)
+		return rack.InvalidResponse(doing, "asked for %s and got %s",
+			volume.SizeText(sizeBytes), volume.SizeText(int64(d.Size)))
 	case !slices.Contains(statesOfNewDisk, state):
 		return rack.InvalidResponse(doing, "the new disk is %s", state)
 	}
@@ -303,34 +316,34 @@ func (v volumeSpec) checkAnswer(doing string, d *oxide.Disk, sizeBytes int64) er
 // checkCreated refuses a faulted disk, and deletes one that inherited a block size other than the
 // requested one. Only now is that known: a snapshot does not show its block size, and its disk was
 // gone.
-func (c *Service) checkCreated(ctx context.Context, spec volumeSpec, d *oxide.Disk) error {
+func (v volumeSpec) checkCreated(ctx context.Context, d *oxide.Disk) error {
 	if d.State.State() == oxide.DiskStateStateFaulted {
 		return newDiskFaulted(d)
 	}
-	want := spec.Parameters.BlockSize
-	if !spec.hasSource() || want == 0 || want == int(d.BlockSize) {
+	want := v.Parameters.BlockSize
+	if !v.hasSource() || want == 0 || want == int(d.BlockSize) {
 		return nil
 	}
-	return c.deleteInherited(ctx, spec, d)
+	return v.deleteInherited(ctx, d)
 }
 
 // deleteInherited deletes a disk that was never returned to a CO. Its error names the block size to
 // request, if the spec is still the one that the disk was made for. If the deletion may have failed
 // the error is retryable: the next call finds the disk by its ownership tag.
-func (c *Service) deleteInherited(ctx context.Context, spec volumeSpec, d *oxide.Disk) error {
-	err := c.deleteDisk(ctx, oxide.NameOrId(d.Id))
+func (v volumeSpec) deleteInherited(ctx context.Context, d *oxide.Disk) error {
+	err := deleteDisk(ctx, v.rack, v.Cluster, oxide.NameOrId(d.Id))
 	switch {
 	case err == nil:
 	case csierr.Retryable(err):
 		return err
 	default:
-		return csierr.New(csierr.DiskBusy, "the disk %s (%s) inherited a block size other than the "+
-			"requested one, and cannot be deleted now; repeat the call: %s", d.Name, d.Id,
+		return csierr.New(csierr.DiskBusy, "the disk %s inherited a block size other than the "+
+			"requested one, and cannot be deleted now; repeat the call: %s", rack.DiskText(d),
 			csierr.Message(err))
 	}
-	if want := spec.Parameters.BlockSize; want != 0 && want != int(d.BlockSize) {
+	if want := v.Parameters.BlockSize; want != 0 && want != int(d.BlockSize) {
 		return blockSizeInherited(want, int(d.BlockSize))
 	}
-	return csierr.New(csierr.DiskBusy, "the disk %s (%s), left by an earlier call with another block "+
-		"size, is deleted; repeat the call", d.Name, d.Id)
+	return csierr.New(csierr.DiskBusy, "the disk %s, left by an earlier call with another block "+
+		"size, is deleted; repeat the call", rack.DiskText(d))
 }

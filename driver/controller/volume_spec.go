@@ -15,6 +15,8 @@ import (
 
 // volumeSpec is a parsed CreateVolume request.
 type volumeSpec struct {
+	rack *rack.Client
+
 	Name       string // the CO's
 	Cluster    string
 	Range      volume.CapacityRange
@@ -22,12 +24,13 @@ type volumeSpec struct {
 	SnapshotID oxide.NameOrId // empty: blank, or the parameters' image
 	Topology   []*csi.Topology
 	Use        string // what the capabilities are for
+	Claim      string // whose volume it is; no part of its identity
 }
 
 // volumeSpec parses a request. It makes no call.
 func (c *Service) volumeSpec(req *csi.CreateVolumeRequest) (volumeSpec, error) {
-	spec := volumeSpec{Name: req.GetName(), Cluster: c.ClusterID,
-		Use: useOf(req.GetVolumeCapabilities())}
+	spec := volumeSpec{rack: c.Rack, Name: req.GetName(), Cluster: c.ClusterID,
+		Use: useOf(req.GetVolumeCapabilities()), Claim: volume.Claim(req.GetParameters())}
 	if err := volume.CheckName(req.GetName()); err != nil {
 		return spec, err
 	}
@@ -99,7 +102,7 @@ func (v volumeSpec) hasSource() bool { return v.SnapshotID != "" || v.Parameters
 // tag returns the ownership tag of the disk that is made from source.
 func (v volumeSpec) tag(source volumeSource) volume.Tag {
 	m := volume.Tag{Name: v.Name, Cluster: v.Cluster, MkfsOptions: v.Parameters.MkfsOptions.String(),
-		Use: v.Use, Origin: volume.OriginBlank}
+		Use: v.Use, Origin: volume.OriginBlank, Claim: v.Claim}
 	switch {
 	case v.SnapshotID != "":
 		m.Origin, m.SourceBytes = volume.OriginSnapshot, source.floorBytes
@@ -194,7 +197,7 @@ func (v volumeSpec) difference(d *oxide.Disk) string {
 	case m.Use != "" && m.Use != v.Use:
 		return fmt.Sprintf("is for the use %q, not %q", m.Use, v.Use)
 	case !v.Range.Contains(int64(d.Size)):
-		return fmt.Sprintf("has %d bytes, not what capacity_range asks for", d.Size)
+		return fmt.Sprintf("has %s, not what capacity_range asks for", volume.SizeText(int64(d.Size)))
 	case wantBlocks != 0 && wantBlocks != int(d.BlockSize):
 		return fmt.Sprintf("has blocks of %d bytes, not %d", d.BlockSize, wantBlocks)
 	case string(d.DiskType) != string(v.Parameters.DiskType):
@@ -221,19 +224,18 @@ type volumeSource struct {
 }
 
 // source reads the snapshot or image of a request. A blank disk needs no call.
-func (v volumeSpec) source(ctx context.Context, client *rack.Client) (volumeSource, error) {
+func (v volumeSpec) source(ctx context.Context) (volumeSource, error) {
 	switch {
 	case v.SnapshotID != "":
-		return v.snapshotSource(ctx, client)
+		return v.snapshotSource(ctx)
 	case v.Parameters.ImageID != "":
-		return v.imageSource(ctx, client)
+		return v.imageSource(ctx)
 	}
 	return volumeSource{}, nil
 }
 
-func (v volumeSpec) snapshotSource(ctx context.Context, client *rack.Client) (volumeSource,
-	error) {
-	snapshot, err := client.Snapshot(ctx, v.SnapshotID)
+func (v volumeSpec) snapshotSource(ctx context.Context) (volumeSource, error) {
+	snapshot, err := v.rack.Snapshot(ctx, v.SnapshotID)
 	if err != nil {
 		return volumeSource{gone: csierr.IsNotFound(err)}, err
 	}
@@ -242,10 +244,10 @@ func (v volumeSpec) snapshotSource(ctx context.Context, client *rack.Client) (vo
 	case oxide.SnapshotStateReady:
 	case oxide.SnapshotStateFaulted:
 		return volumeSource{}, csierr.New(csierr.SnapshotFaulted, "the rack reports the snapshot %s as "+
-			"faulted; take another", snapshot.Id)
+			"faulted; take another", rack.SnapshotText(snapshot))
 	default:
 		return volumeSource{}, csierr.New(csierr.SnapshotNotReady, "the snapshot %s is %s; repeat the "+
-			"call when it is ready", snapshot.Id, snapshot.State)
+			"call when it is ready", rack.SnapshotText(snapshot), snapshot.State)
 	}
 	source := volumeSource{floorBytes: int64(snapshot.Size), projectID: snapshot.ProjectId}
 	if m, ok := rack.SnapshotTag(snapshot); ok {
@@ -254,7 +256,7 @@ func (v volumeSpec) snapshotSource(ctx context.Context, client *rack.Client) (vo
 	want := v.Parameters.BlockSize
 	if id, ok := rack.ID(snapshot.DiskId); ok && want != 0 {
 		// The snapshot's disk, unless it is gone, has the block size that the new disk inherits.
-		disk, err := client.Disk(ctx, id)
+		disk, err := v.rack.Disk(ctx, id)
 		switch {
 		case csierr.IsNotFound(err):
 		case err != nil:
@@ -266,9 +268,9 @@ func (v volumeSpec) snapshotSource(ctx context.Context, client *rack.Client) (vo
 	return source, nil
 }
 
-func (v volumeSpec) imageSource(ctx context.Context, client *rack.Client) (volumeSource, error) {
+func (v volumeSpec) imageSource(ctx context.Context) (volumeSource, error) {
 	id := oxide.NameOrId(v.Parameters.ImageID)
-	image, err := client.ImageView(ctx, oxide.ImageViewParams{Image: id})
+	image, err := v.rack.ImageView(ctx, oxide.ImageViewParams{Image: id})
 	if err == nil {
 		err = rack.ValidateImage(id, image)
 	}

@@ -116,6 +116,30 @@ func TestCV18ARepeatedCreateFindsTheDisk(t *testing.T) {
 	}
 }
 
+// The claim's name may change hands under the same volume name, so it is no reason to refuse.
+func TestCV18TheClaimIsALabelOfTheDisk(t *testing.T) {
+	c := rackThat(t, racktest.Exchange{Want: postDisk, Status: 201, Body: racktest.DiskOf("creating"),
+		Check: func(t *testing.T, body []byte) {
+			var got struct{ Description string }
+			must(t, json.Unmarshal(body, &got))
+			if want := `csi.oxide.computer {"name":"pvc-1","cluster":"blue","origin":"blank",` +
+				`"use":"filesystem","claim":"shop/data"}`; got.Description != want {
+				t.Errorf("got %s\nwant %s", got.Description, want)
+			}
+		}}, taken.To(postDisk), racktest.OK(viewName, racktest.DiskOf("detached",
+		racktest.With("description", volume.Tag{Name: "pvc-1", Cluster: "blue", Claim: "shop/data",
+			Origin: volume.OriginBlank, Use: volume.UseFilesystem}.Description()))))
+	for _, claim := range []string{"data", "renamed"} {
+		r := createRequest()
+		r.Parameters = map[string]string{"csi.storage.k8s.io/pvc/namespace": "shop",
+			"csi.storage.k8s.io/pvc/name": claim}
+		answer, err := c.CreateVolume(t.Context(), r)
+		if err != nil || answer.GetVolume().GetVolumeId() != racktest.Disk {
+			t.Errorf("for the claim %s: got %v, %v", claim, answer, err)
+		}
+	}
+}
+
 func TestCV19AnotherVolumeWithTheNameIsReported(t *testing.T) {
 	for name, edit := range map[string]func(map[string]any){
 		"another size": racktest.With("size", 20*volume.GiB),

@@ -1,9 +1,6 @@
 package filesystem
 
 import (
-	"context"
-	"fmt"
-	"os"
 	"slices"
 	"strings"
 
@@ -11,84 +8,21 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/flight"
 )
 
-// growExt checks the filesystem, which resize2fs requires, and grows it. resize2fs cannot be killed
-// without damage, and e2fsck does not write the superblock atomically. So growth records stand on
-// the disk meanwhile and show which step was reached.
-func (d disk) growExt(ctx context.Context, v Volume, found state) (err error) {
-	change := flight.Begin(ctx, flight.FilesystemGrown, flight.Fields{Filesystem: v.FSType})
-	defer func() { change.End(err, flight.Fields{}) }()
-	sb := found.Filesystem
-	record := Record{Volume: v.ID, Disk: v.DiskName, SizeBytes: d.SizeBytes, Filesystem: sb.Type,
-		UUID: sb.UUID.String(), GrowFrom: sb.SizeBytes, Mounted: sb.Mounted, Checked: found.Checked}
-	if err := d.writeRecords(record, growthSlots(d.SizeBytes, record.GrowFrom)); err != nil {
-		return err
+// allow returns an error if the filesystem must not be mounted. It precedes everything that mounts,
+// checks, grows or writes to a filesystem, for each of these can write to the other devices, too.
+func (d disk) allow(sb Superblock) error {
+	if sb.Refused == "" {
+		return nil
 	}
-	if found.Checked && v.neverRaw() {
-		if err := d.tryRead(); err != nil {
-			return err
-		}
-	}
-	if err := d.checkExt(ctx, growCheck(found, v)...); err != nil {
-		return err
-	}
-	// The check may have replaced a truncated superblock with a copy.
-	sbs, err := Find(d.OpenDevice)
-	if err != nil {
-		return err
-	}
-	if len(sbs) != 1 {
-		return csierr.New(csierr.FilesystemDamaged, "%s holds %d filesystems after a check", d.Path,
-			len(sbs))
-	}
-	if sb = sbs[0]; sb.canGrow(d.SizeBytes) {
-		record.GrowFrom, record.Mounted, record.Checked = sb.SizeBytes, sb.Mounted, true
-		if err := d.writeRecords(record, growthSlots(d.SizeBytes, record.GrowFrom)); err != nil {
-			return err
-		}
-		result, err := runRepair(d.Inherited, "resize2fs", inherited,
-			fmt.Sprintf("%dK", sb.largest(d.SizeBytes)>>10))
-		if err != nil {
-			return err
-		}
-		if result.Exit != 0 {
-			return result.failure("resize2fs", d.Path)
-		}
-	}
-	return d.WithExclusive(func(w *os.File) error {
-		return d.eraseRecords(w, growthSlots(d.SizeBytes, sb.SizeBytes),
-			func(r Record) bool { return r.GrowFrom != 0 })
-	})
-}
-
-// growCheck returns the arguments of the e2fsck before a growth.
-func growCheck(found state, v Volume) []string {
-	sb := found.Filesystem
-	switch {
-	case found.Checked && v.neverRaw():
-		// Any error was left by a resize2fs that was killed: the filesystem had been checked right
-		// before, and it has not been mounted since. No workload can have written the record that says
-		// so, for it lies behind the filesystem, on a disk that no workload ever had as a raw device.
-		return []string{"-f", "-y"}
-	case found.Growing && sb.Damaged:
-		// An e2fsck was killed while it wrote the superblock. The copy is whole (see allowCopy).
-		return []string{"-f", "-p", "-b", fmt.Sprint(sb.copyBlock()), "-B", fmt.Sprint(sb.BlockBytes)}
-	}
-	return []string{"-f", "-p"}
-}
-
-// copyBlock returns the block of the first copy of an ext's superblock.
-func (sb Superblock) copyBlock() int64 {
-	block := sb.UnitBytes / sb.BlockBytes
-	if sb.BlockBytes == 1<<10 {
-		block++ // the boot block comes first
-	}
-	return block
+	return csierr.New(csierr.FilesystemFeature, "the %s filesystem on %s with serial %q has %s; the "+
+		"driver mounts only a filesystem that is whole on its disk and whose features it knows",
+		sb.Type, d.Path, d.Serial, sb.Refused)
 }
 
 // allowCopy is allow for the copy that a check takes in place of a damaged superblock. The copy may
 // have the larger size, because a growth writes it first.
 func (d disk) allowCopy(sb Superblock) error {
-	at := sb.copyBlock() * sb.BlockBytes
+	at := sb.CopyBlock * sb.BlockBytes
 	b, err := d.Read(at&^(sectorBytes-1), sectorBytes)
 	if err != nil {
 		return unreadable(err)
@@ -96,10 +30,52 @@ func (d disk) allowCopy(sb Superblock) error {
 	whole, ok := extSuperblock(slices.Concat(make([]byte, extOffset), b[at%sectorBytes:]))
 	if !ok || whole.Damaged || whole.UUID != sb.UUID || whole.SizeBytes < sb.SizeBytes {
 		return csierr.New(csierr.FilesystemDamaged, "the superblock of the %s filesystem on %s is "+
-			"damaged, and so is its first copy, at offset %d; run e2fsck on a snapshot first", sb.Type,
+			"damaged, and so is its first copy, at offset %d", sb.Type,
 			d.Path, at)
 	}
 	return d.allow(whole)
+}
+
+// checkDescriptors returns an error if a group descriptor cannot be right. With -p e2fsck does not
+// turn to the copies then: it deletes the journal that it cannot find, writes the bad descriptors
+// over the copies, and asks for a person, who can find no file any more. Without -p it takes a
+// copy.
+func (d disk) checkDescriptors() error {
+	head, err := d.Read(0, sectorBytes)
+	if err != nil {
+		return unreadable(err)
+	}
+	t := extTableOf(head[extOffset:])
+	from := t.Offset &^ (sectorBytes - 1)
+	to := (t.Offset + t.Bytes + sectorBytes - 1) &^ (sectorBytes - 1)
+	if t.Bytes == 0 || to > d.SizeBytes {
+		return nil // nothing is known
+	}
+	b, err := d.Read(from, to-from)
+	if err != nil {
+		return unreadable(err)
+	}
+	group := t.firstBad(b[t.Offset-from:])
+	if group < 0 {
+		// A wrong block inside of the filesystem is as bad: e2fsck deletes a journal that is not there.
+		at, n := t.inodesAt(b[t.Offset-from:])
+		from, to := at&^(sectorBytes-1), (at+n+sectorBytes-1)&^(sectorBytes-1)
+		if at > d.SizeBytes-n || to > d.SizeBytes {
+			return nil // the filesystem is larger than the disk
+		}
+		inodes, err := d.Read(from, to-from)
+		if err != nil {
+			return unreadable(err)
+		}
+		if !t.areInodes(inodes[at-from:]) {
+			group = 0
+		}
+	}
+	if group >= 0 {
+		return csierr.New(csierr.FilesystemDamaged, "the descriptor of the block group %d on %s is "+
+			"damaged; e2fsck has to take a copy, which needs a decision", group, d.Path)
+	}
+	return nil
 }
 
 // The bits of e2fsck's exit code (e2fsck(8)).
@@ -111,8 +87,14 @@ const (
 
 // checkExt runs e2fsck. With -p it repairs what needs no decision; with -f it also checks a
 // filesystem that is marked clean.
-func (d disk) checkExt(ctx context.Context, args ...string) (err error) {
-	change := flight.Begin(ctx, flight.FilesystemChecked,
+func (p *Preparation) checkExt(args ...string) (err error) {
+	d := disk{p.Device}
+	if slices.Contains(args, "-p") && !slices.Contains(args, "-b") {
+		if err := d.checkDescriptors(); err != nil {
+			return err
+		}
+	}
+	change := p.Flight.Begin(flight.FilesystemChecked,
 		flight.Fields{Detail: "e2fsck " + strings.Join(args, " ")})
 	defer func() { change.End(err, flight.Fields{}) }()
 	result, err := runRepair(d.Inherited, "e2fsck", append(args, inherited)...)
@@ -123,12 +105,12 @@ func (d disk) checkExt(ctx context.Context, args ...string) (err error) {
 		return result.failure("e2fsck", d.Path)
 	case result.Exit&^(fsckCorrected|fsckCorrectedReboot) == 0:
 		if result.Exit != 0 {
-			flight.Note(ctx, flight.FilesystemRepaired, flight.Fields{})
+			p.Flight.Note(flight.FilesystemRepaired, flight.Fields{})
 		}
 		return nil
 	case result.Exit&fsckUncorrected != 0:
 		return csierr.New(csierr.FilesystemDamaged, "the filesystem on %s needs a repair that may lose "+
-			"data; run e2fsck on a snapshot first: %s", d.Path,
+			"data: %s", d.Path,
 			csierr.OutputTail(result.Stdout+result.Stderr))
 	}
 	return result.failure("e2fsck", d.Path)

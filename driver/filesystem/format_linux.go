@@ -4,11 +4,35 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/flight"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
+
+// format formats the device, which is proven blank or an unfinished format of this volume.
+func (p *Preparation) format(unfinished bool, left []int64) (Superblock, error) {
+	d, v := disk{p.Device}, p.Volume
+	proof := "read whole"
+	if v.madeBlank() && !unfinished {
+		proof = "a sample read, of a disk that was created blank"
+	}
+	p.Flight.Note(flight.ProvenBlank, flight.Fields{Detail: proof})
+	if unfinished {
+		p.Flight.Note(flight.FormatResumed, flight.Fields{Filesystem: v.FSType})
+	}
+	name, args, err := mkfsCommand(v)
+	if err != nil {
+		return Superblock{}, err
+	}
+	change := p.Flight.Begin(flight.Formatted, flight.Fields{Filesystem: v.FSType,
+		Detail: strings.Join(append([]string{name}, args...), " ")})
+	made, err := d.format(v, left, name, args)
+	change.End(err, flight.Fields{})
+	return made, err
+}
 
 // mkfsCommand returns the program that makes the filesystem and its arguments. No argument lets it
 // overwrite existing content: mkfs.xfs and mkfs.btrfs refuse a disk that holds something, which is

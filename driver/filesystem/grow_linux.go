@@ -1,7 +1,6 @@
 package filesystem
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -24,13 +23,79 @@ const (
 	btrfsResize   = 0x50009403 // _IOW(0x94, 3, struct btrfs_ioctl_vol_args)
 )
 
+// growExt checks the filesystem, which resize2fs requires, and grows it. resize2fs cannot be killed
+// without damage, and e2fsck does not write the superblock atomically. So growth records stand on
+// the disk meanwhile and show which step was reached.
+func (p *Preparation) growExt(found state) (err error) {
+	d, v := disk{p.Device}, p.Volume
+	change := p.Flight.Begin(flight.FilesystemGrown, flight.Fields{Filesystem: v.FSType})
+	defer func() { change.End(err, flight.Fields{}) }()
+	sb := found.Filesystem
+	record := Record{Volume: v.ID, Disk: v.DiskName, SizeBytes: d.SizeBytes, Filesystem: sb.Type,
+		UUID: sb.UUID.String(), GrowFrom: sb.SizeBytes, Mounted: sb.Mounted, Checked: found.Checked}
+	if err := d.writeRecords(record, growthSlots(d.SizeBytes, record.GrowFrom)); err != nil {
+		return err
+	}
+	if found.Checked && v.neverRaw() {
+		if err := d.tryRead(); err != nil {
+			return err
+		}
+	}
+	if err := p.checkExt(growCheck(found, v)...); err != nil {
+		return err
+	}
+	// The check may have replaced a truncated superblock with a copy.
+	sbs, err := Find(d.OpenDevice)
+	if err != nil {
+		return err
+	}
+	if len(sbs) != 1 {
+		return csierr.New(csierr.FilesystemDamaged, "%s holds %d filesystems after a check", d.Path,
+			len(sbs))
+	}
+	if sb = sbs[0]; sb.canGrow(d.SizeBytes) {
+		record.GrowFrom, record.Mounted, record.Checked = sb.SizeBytes, sb.Mounted, true
+		if err := d.writeRecords(record, growthSlots(d.SizeBytes, record.GrowFrom)); err != nil {
+			return err
+		}
+		result, err := runRepair(d.Inherited, "resize2fs", inherited,
+			fmt.Sprintf("%dK", sb.largest(d.SizeBytes)>>10))
+		if err != nil {
+			return err
+		}
+		if result.Exit != 0 {
+			return result.failure("resize2fs", d.Path)
+		}
+	}
+	return d.WithExclusive(func(w *os.File) error {
+		return d.eraseRecords(w, growthSlots(d.SizeBytes, sb.SizeBytes),
+			func(r Record) bool { return r.GrowFrom != 0 })
+	})
+}
+
+// growCheck returns the arguments of the e2fsck before a growth.
+func growCheck(found state, v Volume) []string {
+	sb := found.Filesystem
+	switch {
+	case found.Checked && v.neverRaw():
+		// Any error was left by a resize2fs that was killed: the filesystem had been checked right
+		// before, and it has not been mounted since. No workload can have written the record that says
+		// so, for it lies behind the filesystem, on a disk that no workload ever had as a raw device.
+		return []string{"-f", "-y"}
+	case found.Growing && sb.Damaged:
+		// An e2fsck was killed while it wrote the superblock. The copy is whole (see allowCopy).
+		return []string{"-f", "-p", "-b", fmt.Sprint(sb.CopyBlock), "-B", fmt.Sprint(sb.BlockBytes)}
+	}
+	return []string{"-f", "-p"}
+}
+
 // GrowMounted grows a mounted xfs or btrfs to the whole device. It does nothing if the filesystem
 // already covers it, or is of a type that grows before it is mounted.
-func GrowMounted(ctx context.Context, m *mount.Mount, d blockdev.Device) error {
+func GrowMounted(call flight.Call, m *mount.Mount, d blockdev.Device) error {
 	if m.FSType != volume.XFS && m.FSType != volume.Btrfs {
 		return nil
 	}
-	change := flight.Begin(ctx, flight.FilesystemGrown, flight.Fields{Filesystem: m.FSType})
+	change := call.Begin(flight.FilesystemGrown, flight.Fields{Filesystem: m.FSType})
 	root, err := m.Root()
 	if err == nil {
 		if m.FSType == volume.Btrfs {

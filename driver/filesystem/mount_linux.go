@@ -11,17 +11,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// allow returns an error if the filesystem must not be mounted. It precedes everything that mounts,
-// checks, grows or writes to a filesystem, for each of these can write to the other devices, too.
-func (d disk) allow(sb Superblock) error {
-	if sb.Refused == "" {
-		return nil
-	}
-	return csierr.New(csierr.FilesystemFeature, "the %s filesystem on %s with serial %q has %s; the "+
-		"driver mounts only a filesystem that is whole on its disk and whose features it knows",
-		sb.Type, d.Path, d.Serial, sb.Refused)
-}
-
 // Untouched makes the options those of a mount that writes nothing to the disk, not even what is in
 // a journal.
 func Untouched(fsType string, o *volume.MountOptions) {

@@ -3,11 +3,11 @@ package filesystem
 import (
 	"context"
 	"log/slog"
-	"strings"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/flight"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
 // disk is an open device that holds a filesystem, or is to hold one.
@@ -18,6 +18,7 @@ type Preparation struct {
 	Device *blockdev.OpenDevice // stays open from the scan to the mount
 	Volume Volume
 	Scans  *ZeroScans
+	Flight flight.Call // records what is changed
 	Log    *slog.Logger
 	// Begin is called after every check, right before the first write to the disk or the mount, with
 	// the size of a filesystem that will leave a part of its disk unused, and otherwise with 0.
@@ -57,7 +58,7 @@ func (p *Preparation) Run(ctx context.Context) (grow bool, err error) {
 		if err := p.Begin(0); err != nil {
 			return false, err
 		}
-		if found.Filesystem, err = p.format(ctx, found.Unfinished, left); err != nil {
+		if found.Filesystem, err = p.format(found.Unfinished, left); err != nil {
 			return false, err
 		}
 		p.Scans.Drop(v.ID) // the disk is no longer blank
@@ -72,44 +73,21 @@ func (p *Preparation) Run(ctx context.Context) (grow bool, err error) {
 		}
 	}
 	if !v.ReadOnly {
-		if err := d.prepare(ctx, v, found); err != nil {
+		if err := p.finish(found); err != nil {
 			return false, err
 		}
 	}
-	p.confirm(ctx, found)
+	p.confirm(found)
 	return found.Grow, nil
 }
 
-// format formats the device, which is proven blank or an unfinished format of this volume.
-func (p *Preparation) format(ctx context.Context, unfinished bool, left []int64) (Superblock,
-	error) {
-	d, v := disk{p.Device}, p.Volume
-	proof := "read whole"
-	if v.madeBlank() && !unfinished {
-		proof = "a sample read, of a disk that was created blank"
-	}
-	flight.Note(ctx, flight.ProvenBlank, flight.Fields{Detail: proof})
-	if unfinished {
-		flight.Note(ctx, flight.FormatResumed, flight.Fields{Filesystem: v.FSType})
-	}
-	name, args, err := mkfsCommand(v)
-	if err != nil {
-		return Superblock{}, err
-	}
-	change := flight.Begin(ctx, flight.Formatted, flight.Fields{Filesystem: v.FSType,
-		Detail: strings.Join(append([]string{name}, args...), " ")})
-	made, err := d.format(v, left, name, args)
-	change.End(err, flight.Fields{})
-	return made, err
-}
-
 // confirm closes the changes that an earlier process began, and that the filesystem shows.
-func (p *Preparation) confirm(ctx context.Context, found state) {
+func (p *Preparation) confirm(found state) {
 	about := flight.Fields{Filesystem: p.Volume.FSType}
-	flight.Confirm(ctx, flight.Formatted, flight.Fields{}, about)
-	flight.Confirm(ctx, flight.FilesystemChecked, flight.Fields{}, about)
+	p.Flight.Confirm(flight.Formatted, flight.Fields{}, about)
+	p.Flight.Confirm(flight.FilesystemChecked, flight.Fields{}, about)
 	if !found.Grow {
-		flight.Confirm(ctx, flight.FilesystemGrown, flight.Fields{}, about)
+		p.Flight.Confirm(flight.FilesystemGrown, flight.Fields{}, about)
 	}
 }
 
@@ -134,7 +112,7 @@ func (p *Preparation) proveMountable(ctx context.Context, found *state) error {
 		}
 	}
 	// The last check, because it thaws a frozen filesystem, which a call that is refused must not do.
-	if err := TryExclusive(ctx, p.Log, p.Device); err != nil {
+	if err := TryExclusive(p.Log, p.Device); err != nil {
 		return err
 	}
 	return p.Begin(covers)
@@ -153,7 +131,7 @@ func (p *Preparation) mayGrow(ctx context.Context, found state) (bool, error) {
 	notProven := csierr.Has(err, csierr.DiskNotBlank) ||
 		csierr.Has(err, csierr.DeviceUnreadable) && !found.Growing
 	if notProven && !found.Filesystem.Damaged {
-		p.Log.WarnContext(ctx, "the filesystem is smaller than its disk and is not grown",
+		p.Log.Warn("the filesystem is smaller than its disk and is not grown",
 			"volume", p.Volume.ID, "device", p.Device.Path,
 			"filesystem_bytes", found.Filesystem.SizeBytes, "disk_bytes", p.Device.SizeBytes, "error", err)
 		return false, nil
@@ -169,24 +147,25 @@ func (p *Preparation) proveTail(ctx context.Context, from int64, e expected) err
 	return err
 }
 
-// prepare makes a filesystem fit to be mounted. ext3 and ext4 are checked if they ask for it and
+// finish makes a filesystem fit to be mounted. ext3 and ext4 are checked if they ask for it and
 // grown to the device before the mount, which needs no privilege beyond the device; xfs and btrfs
 // can only grow when mounted (see GrowMounted).
-func (d disk) prepare(ctx context.Context, v Volume, found state) error {
-	sb := found.Filesystem
+func (p *Preparation) finish(found state) error {
+	d, sb := disk{p.Device}, found.Filesystem
 	if found.NeedsCheck {
-		if err := d.finishFormat(v, sb); err != nil {
+		if err := d.finishFormat(p.Volume, sb); err != nil {
 			return err
 		}
 	}
 	switch {
 	case sb.SizeBytes > d.SizeBytes:
-		return csierr.New(csierr.FilesystemTooLarge, "%s has %d bytes, but its %s filesystem has %d; "+
-			"was the disk truncated, or is it another disk?", d.Path, d.SizeBytes, sb.Type, sb.SizeBytes)
+		return csierr.New(csierr.FilesystemTooLarge, "%s has %s, but its %s filesystem has %s; "+
+			"was the disk truncated, or is it another disk?", d.Path, volume.SizeText(d.SizeBytes),
+			sb.Type, volume.SizeText(sb.SizeBytes))
 	case sb.isExt() && found.Grow:
-		return d.growExt(ctx, v, found)
+		return p.growExt(found)
 	case sb.isExt() && sb.Unclean:
-		return d.checkExt(ctx, "-p")
+		return p.checkExt("-p")
 	}
 	return nil
 }

@@ -1,7 +1,6 @@
 package filesystem
 
 import (
-	"context"
 	"os"
 	"slices"
 
@@ -64,8 +63,8 @@ func (d disk) eraseFormat(w *os.File, v Volume) error {
 // workload's, and a record would claim that it is not. What was written to a raw device, and only
 // looks like a record, stays: it is not beside traces of mkfs alone, nor behind an ext that it
 // fits. A device that is mounted is already in use.
-func DropRecord(ctx context.Context, device *blockdev.OpenDevice, v Volume, mounted bool) error {
-	d := disk{device}
+func (p *Preparation) DropRecord(mounted bool) error {
+	d, v := disk{p.Device}, p.Volume
 	if v.ReadOnly || mounted {
 		return nil
 	}
@@ -87,13 +86,13 @@ func DropRecord(ctx context.Context, device *blockdev.OpenDevice, v Volume, moun
 		return err
 	}
 	if len(own) == 0 {
-		flight.Confirm(ctx, flight.RecordErased, flight.Fields{}, flight.Fields{})
+		p.Flight.Confirm(flight.RecordErased, flight.Fields{}, flight.Fields{})
 		return nil
 	}
 	if err := d.MakeWritable(true); err != nil {
 		return err
 	}
-	change := flight.Begin(ctx, flight.RecordErased, flight.Fields{})
+	change := p.Flight.Begin(flight.RecordErased, flight.Fields{})
 	err = d.WithExclusive(func(w *os.File) error {
 		return d.eraseRecords(w, own, func(Record) bool { return true })
 	})

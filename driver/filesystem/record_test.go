@@ -30,7 +30,7 @@ func TestRecordsAreDroppedOnlyFromADiskThatIsFree(t *testing.T) {
 			csitest.Must(t, disk{device}.writeRecords(RecordOf(own), RecordOffsets(own.SizeBytes)))
 			v := own
 			c.change(&v)
-			csitest.Must(t, DropRecord(t.Context(), device, v, c.mounted))
+			csitest.Must(t, (&Preparation{Device: device, Volume: v}).DropRecord(c.mounted))
 			left := 0
 			for _, at := range RecordOffsets(own.SizeBytes) {
 				b, err := device.Read(at, sectorBytes)

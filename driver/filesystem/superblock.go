@@ -26,6 +26,8 @@ type Superblock struct {
 	Fixed bool
 	// BlockBytes is the block size of an ext, NodeBytes the size of the tree blocks of a btrfs.
 	BlockBytes, NodeBytes int64
+	// CopyBlock is the block of the first copy of the superblock of an ext.
+	CopyBlock int64
 	// ChecksumOK reports that the superblock has a checksum and that it is right.
 	ChecksumOK bool
 	// Damaged reports that the superblock has a checksum that is wrong.
@@ -130,6 +132,7 @@ func extSuperblock(head []byte) (Superblock, bool) {
 		Mounted:    extMounted(b),
 		SizeBytes:  product(blocks, blockBytes),
 		UnitBytes:  product(uint64(le32(b[0x20:])), blockBytes),
+		CopyBlock:  int64(le32(b[0x14:])) + int64(le32(b[0x20:])), // where the second group begins
 		Fixed:      roCompat&extROBigalloc != 0,
 		Unclean:    extUnclean(b, incompat, roCompat),
 		Fresh:      incompat&extIncompatRecover == 0 && extFresh(b),
@@ -138,7 +141,7 @@ func extSuperblock(head []byte) (Superblock, bool) {
 	sb.MetadataUUID = sb.UUID // in the copies of the superblock; nothing else has one
 	sb.addFeatures(b, binary.LittleEndian, extFeatures)
 	journal := le32(b[0xE0:]) // an inode of this filesystem
-	sb.refuse(journal != 8 && compat&extCompatJournal != 0 ||
+	sb.refuse(journal != extJournalInode && compat&extCompatJournal != 0 ||
 		journal != 0 && compat&extCompatJournal == 0, "s_journal_inum", journal)
 	if roCompat&extROMetadataChecksum != 0 && b[0x175] == 1 {
 		// The kernel starts from ~0 and does not invert at the end, as Go's crc32 does.
@@ -146,6 +149,99 @@ func extSuperblock(head []byte) (Superblock, bool) {
 		sb.Damaged = !sb.ChecksumOK
 	}
 	return sb, true
+}
+
+// extTable is where an ext has its group descriptors, and what they may say.
+type extTable struct {
+	Offset, Bytes int64 // 0 bytes if they are not in one place, or the superblock contradicts itself
+	descBytes     int64
+	first, blocks uint64 // the filesystem's blocks
+	inodeBlocks   uint64 // of each group
+	blockBytes    int64
+	inodeBytes    int64
+	journal       bool // in the inode extJournalInode
+}
+
+// mostExtTable is more than what mke2fs makes by default for the largest disk of a rack: 8 MiB for
+// 1 TiB in blocks of 1 KiB. A superblock that asks for more must not fill a node's memory.
+const mostExtTable = 64 << 20
+
+// extTableOf returns the table of the filesystem with the superblock b.
+func extTableOf(b []byte) extTable {
+	le16, le32 := binary.LittleEndian.Uint16, binary.LittleEndian.Uint32
+	sizeLog, incompat := le32(b[0x18:]), le32(b[0x60:])
+	perGroup, inodeBytes := uint64(le32(b[0x20:])), uint64(128)
+	if le32(b[0x4C:]) > 0 { // s_rev_level; the first revision had no field for it
+		inodeBytes = uint64(le16(b[0x58:]))
+	}
+	t := extTable{descBytes: 32, first: uint64(le32(b[0x14:])), blocks: uint64(le32(b[0x4:]))}
+	if incompat&extIncompat64Bit != 0 {
+		t.blocks |= uint64(le32(b[0x150:])) << 32
+		t.descBytes = int64(le16(b[0xFE:]))
+	}
+	if sizeLog > 6 || incompat&extIncompatMetaBG != 0 || perGroup == 0 || t.blocks <= t.first ||
+		inodeBytes < 128 || t.descBytes < 32 || t.descBytes > 1024 || t.blocks > 1<<48 {
+		return extTable{}
+	}
+	blockBytes := uint64(1024) << sizeLog
+	t.blockBytes, t.inodeBytes = int64(blockBytes), int64(inodeBytes)
+	t.journal = le32(b[0x5C:])&extCompatJournal != 0 // in another inode it is refused
+	t.inodeBlocks = (uint64(le32(b[0x28:]))*inodeBytes + blockBytes - 1) / blockBytes
+	t.Offset = int64((t.first + 1) * blockBytes)
+	if blockBytes == extOffset && t.first == 0 {
+		t.Offset += extOffset // bigalloc counts the boot block, and the superblock comes after it
+	}
+	groups := int64((t.blocks - t.first + perGroup - 1) / perGroup)
+	if groups > mostExtTable/t.descBytes {
+		return extTable{}
+	}
+	t.Bytes = groups * t.descBytes
+	return t
+}
+
+// block returns a block that a descriptor names: of the bitmap of blocks (0) or of inodes (1), or
+// the first of the inodes (2).
+func (t extTable) block(descriptor []byte, i int) uint64 {
+	at := uint64(binary.LittleEndian.Uint32(descriptor[4*i:]))
+	if t.descBytes >= 64 {
+		at |= uint64(binary.LittleEndian.Uint32(descriptor[0x20+4*i:])) << 32
+	}
+	return at
+}
+
+// Inodes with fixed numbers.
+const (
+	extRootInode    = 2
+	extJournalInode = 8
+)
+
+// inodesAt returns where the first inodes of the filesystem are, as the descriptors in b have it.
+func (t extTable) inodesAt(b []byte) (offset, bytes int64) {
+	return product(t.block(b, 2), uint64(t.blockBytes)), extJournalInode * t.inodeBytes
+}
+
+// areInodes reports whether b can be the first inodes: the root is a directory, and the journal is
+// a file.
+func (t extTable) areInodes(b []byte) bool {
+	const format, directory, file = 0xF000, 0x4000, 0x8000
+	mode := func(inode int64) uint16 {
+		return binary.LittleEndian.Uint16(b[(inode-1)*t.inodeBytes:]) & format
+	}
+	return mode(extRootInode) == directory && (!t.journal || mode(extJournalInode) == file)
+}
+
+// firstBad returns the first group of which the descriptor in b cannot be right, or -1: its bitmaps
+// or its inodes would be outside of the filesystem.
+func (t extTable) firstBad(b []byte) int {
+	for group := int64(0); (group+1)*t.descBytes <= min(t.Bytes, int64(len(b))); group++ {
+		d := b[group*t.descBytes:]
+		for i, blocks := range []uint64{1, 1, t.inodeBlocks} {
+			if at := t.block(d, i); at <= t.first || at >= t.blocks || blocks > t.blocks-at {
+				return int(group)
+			}
+		}
+	}
+	return -1
 }
 
 // extType distinguishes ext2, ext3 and ext4 as blkid does: by the features that the kernel's ext2

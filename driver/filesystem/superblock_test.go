@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -22,12 +23,24 @@ const someUUID = "7d3c1f60-52c1-4f0e-8a57-2f5d1f0a9be1"
 // freshDisk returns the start of a disk that a mkfs has just formatted.
 func freshDisk(t *testing.T, sizeBytes int64, mkfs ...string) []byte {
 	t.Helper()
+	return startOf(t, freshFile(t, sizeBytes, mkfs...))
+}
+
+// freshFile returns the file of a disk that a mkfs has just formatted.
+func freshFile(t *testing.T, sizeBytes int64, mkfs ...string) string {
+	t.Helper()
 	file := filepath.Join(t.TempDir(), "disk.img")
 	csitest.Must(t, os.WriteFile(file, nil, 0o600))
 	csitest.Must(t, os.Truncate(file, sizeBytes))
 	if out, err := exec.Command(mkfs[0], append(mkfs[1:], file)...).CombinedOutput(); err != nil {
 		t.Fatalf("%q: %v\n%s", mkfs, err, out)
 	}
+	return file
+}
+
+// startOf returns the start of a disk.
+func startOf(t *testing.T, file string) []byte {
+	t.Helper()
 	f, err := os.Open(file)
 	csitest.Must(t, err)
 	defer func() { _ = f.Close() }()
@@ -77,7 +90,8 @@ func TestFindSuperblocks(t *testing.T) {
 					t.Errorf("it is fresh or maybe fresh: %+v", found[i])
 				}
 				found[i].Fresh, found[i].MaybeFresh = false, false
-				found[i].LogOffset, found[i].BlockBytes, found[i].Features = 0, 0, ""
+				found[i].LogOffset, found[i].BlockBytes, found[i].CopyBlock = 0, 0, 0
+				found[i].Features = ""
 				found[i].NodeBytes = 0
 				found[i].Offset = 0
 				if id := found[i].UUID; id.String() != someUUID || found[i].MetadataUUID != id {
@@ -112,6 +126,73 @@ func TestFindSuperblocks(t *testing.T) {
 	})
 }
 
+func TestADescriptorOfAnExtThatCannotBeRightIsFound(t *testing.T) {
+	for mkfs, size := range map[string]int64{
+		"mke2fs -q -F -t ext4":                                     guesttest.GiB,
+		"mke2fs -q -F -t ext4 -b 1024 -O ^64bit":                   64 * guesttest.MiB,
+		"mke2fs -q -F -t ext4 -b 1024 -O bigalloc":                 guesttest.GiB,
+		"mke2fs -q -F -t ext4 -b 2048 -O ^flex_bg":                 guesttest.GiB,
+		"mke2fs -q -F -t ext4 -O bigalloc":                         200 * guesttest.GiB,
+		"mke2fs -q -F -t ext4 -E lazy_itable_init=1 -O ^uninit_bg": 200 * guesttest.GiB,
+		"mke2fs -q -F -t ext3":                                     256 * guesttest.MiB,
+	} {
+		t.Run(mkfs, func(t *testing.T) {
+			head := freshDisk(t, size, strings.Fields(mkfs)...)
+			table := extTableOf(head[extOffset:])
+			if table.Bytes < 8*table.descBytes || table.Offset+table.Bytes > int64(len(head)) {
+				t.Fatalf("the table is %+v", table)
+			}
+			b := head[table.Offset:]
+			if group := table.firstBad(b); group >= 0 {
+				t.Fatalf("the descriptor of the group %d is bad: %x", group, b[:64])
+			}
+			last := table.Bytes - table.descBytes
+			for field := range int64(3) {
+				for _, at := range []uint32{0, uint32(table.blocks), 0x20202020} {
+					bad := slices.Clone(b)
+					binary.LittleEndian.PutUint32(bad[last+4*field:], at)
+					if group := table.firstBad(bad); group != int(last/table.descBytes) {
+						t.Errorf("block %#x in the field %d: the group %d is bad", at, field, group)
+					}
+				}
+			}
+		})
+	}
+}
+
+func TestTheFirstCopyOfAnExtsSuperblockIsFound(t *testing.T) {
+	for _, mkfs := range []string{
+		"mke2fs -q -F -t ext4 -b 1024",
+		"mke2fs -q -F -t ext4 -b 1024 -O bigalloc -C 16384",
+		"mke2fs -q -F -t ext4 -b 2048",
+		"mke2fs -q -F -t ext4 -b 4096",
+		"mke2fs -q -F -t ext4 -b 4096 -O bigalloc -C 8192",
+		"mke2fs -q -F -t ext3 -b 1024",
+	} {
+		t.Run(mkfs, func(t *testing.T) {
+			file := freshFile(t, guesttest.GiB, strings.Fields(mkfs)...)
+			sb, ok := extSuperblock(startOf(t, file))
+			if !ok {
+				t.Fatal("it has no superblock")
+			}
+			f, err := os.Open(file)
+			csitest.Must(t, err)
+			defer func() { _ = f.Close() }()
+			b := make([]byte, extOffset+extBytes)
+			_, err = f.ReadAt(b[extOffset:], sb.CopyBlock*sb.BlockBytes)
+			csitest.Must(t, err)
+			if whole, ok := extSuperblock(b); !ok || whole.Damaged || whole.UUID != sb.UUID {
+				t.Errorf("in block %d there is no copy: %+v", sb.CopyBlock, whole)
+			}
+			cmd := exec.Command("e2fsck", append(growCheck(state{Filesystem: Superblock{Damaged: true,
+				BlockBytes: sb.BlockBytes, CopyBlock: sb.CopyBlock}, Growing: true}, Volume{}), file)...)
+			if out, err := cmd.CombinedOutput(); cmd.ProcessState.ExitCode()&^fsckCorrected != 0 {
+				t.Errorf("%v: %v\n%s", cmd.Args, err, out)
+			}
+		})
+	}
+}
+
 // FuzzFindSuperblocks checks that no content of a disk makes findSuperblocks panic, and that no
 // size is negative.
 func FuzzFindSuperblocks(f *testing.F) {
@@ -133,6 +214,13 @@ func FuzzFindSuperblocks(f *testing.F) {
 			for _, sb := range findSuperblocks(b) {
 				if sb.SizeBytes < 0 || sb.UnitBytes < 0 || sb.Type == "" {
 					t.Fatalf("found %+v", sb)
+				}
+				if sb.isExt() {
+					table := extTableOf(b[extOffset:])
+					if group := table.firstBad(b); table.Bytes < 0 ||
+						int64(group)*table.descBytes >= max(table.Bytes, 1) {
+						t.Fatalf("of %+v the group %d is bad", table, group)
+					}
 				}
 			}
 		}

@@ -1,7 +1,6 @@
 package filesystem
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -14,12 +13,12 @@ import (
 
 // TryExclusive is OpenDevice.TryExclusive for a device that is mounted nowhere. A frozen filesystem
 // that was unmounted keeps the device in use; TryExclusive thaws it, which releases the device.
-func TryExclusive(ctx context.Context, log *slog.Logger, d *blockdev.OpenDevice) error {
+func TryExclusive(log *slog.Logger, d *blockdev.OpenDevice) error {
 	err := d.TryExclusive()
 	if !csierr.Has(err, csierr.DeviceHeld) {
 		return err
 	}
-	if failed := thawUnmounted(ctx, log, d); failed != nil {
+	if failed := thawUnmounted(log, d); failed != nil {
 		return csierr.New(csierr.DeviceHeld, "%w; %w", err, failed)
 	}
 	return d.TryExclusive()
@@ -28,8 +27,8 @@ func TryExclusive(ctx context.Context, log *slog.Logger, d *blockdev.OpenDevice)
 // thawUnmounted thaws the filesystem that keeps the device in use, unless a mount is seen, for
 // whose sake it may be frozen. It reaches the filesystem through a detached mount. If it cannot be
 // mounted, the device is in use by something else. If that has gone by now, nothing is replayed.
-func thawUnmounted(ctx context.Context, log *slog.Logger, d *blockdev.OpenDevice) error {
-	views, err := mount.ReadViews(ctx, log)
+func thawUnmounted(log *slog.Logger, d *blockdev.OpenDevice) error {
+	views, err := mount.ReadViews(log)
 	if err != nil {
 		return err
 	}

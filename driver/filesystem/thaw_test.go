@@ -38,7 +38,7 @@ func TestNoJournalIsReplayedToFindAFrozenFilesystem(t *testing.T) {
 			csitest.Must(t, err)
 			device, err := host.OpenLocked(t.Context(), found, false)
 			csitest.Must(t, err)
-			csitest.Must(t, thawUnmounted(t.Context(), slog.Default(), device))
+			csitest.Must(t, thawUnmounted(slog.Default(), device))
 			csitest.Must(t, device.Close())
 			if d.Digest(t) != before {
 				t.Error("the disk was written")

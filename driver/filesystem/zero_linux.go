@@ -56,9 +56,9 @@ func (p *Preparation) proveRange(ctx context.Context, from, to int64, e expected
 		if err != nil {
 			return nil, unread(err)
 		}
-		job, joined := p.Scans.join(r, func(ctx context.Context, j *zeroScan) {
+		job, joined := p.Scans.join(r, func(j *zeroScan) {
 			defer func() { _ = own.Close() }()
-			runScan(ctx, p.Log, disk{own}, p.Volume, j)
+			j.run(p.Log, disk{own}, p.Volume)
 		})
 		if joined {
 			_ = own.Close()
@@ -156,13 +156,13 @@ func (d disk) judgeFound(job *zeroScan, old bool) (again bool, err error) {
 		errNotBlank)
 }
 
-// runScan is the job. Its d has no lock, so that the job does not block other calls.
-func runScan(ctx context.Context, log *slog.Logger, d disk, v Volume, j *zeroScan) {
+// run does the job. Its d has no lock, so that the job does not block other calls.
+func (j *zeroScan) run(log *slog.Logger, d disk, v Volume) {
 	log = log.With("device", d.Path, "serial", d.Serial, "from", j.From, "to", j.To)
 	log.Info("reading a whole disk to prove that it is blank")
 	j.found = -1
-	j.err = async.Guard(ctx, log, "the read of a disk", func() error {
-		ctx, stop := context.WithCancel(ctx)
+	j.err = async.Guard(j.ctx, log, "the read of a disk", func() error {
+		ctx, stop := context.WithCancel(j.ctx)
 		defer stop()
 		watch := async.Start(func() (struct{}, error) {
 			defer stop()
@@ -209,11 +209,12 @@ func (d disk) readCounted(ctx context.Context, v Volume, j *zeroScan) error {
 // note returns a byteCheck that also notes the chunks that are not zero.
 func (j *zeroScan) note(check byteCheck) byteCheck {
 	return func(b []byte, at int64) (int, error) {
-		if nonZero(b) >= 0 {
-			j.leftMu.Lock()
-			j.left = append(j.left, at&^(chunkBytes-1))
-			j.leftMu.Unlock()
+		if nonZero(b) < 0 {
+			return -1, nil
 		}
+		j.leftMu.Lock()
+		j.left = append(j.left, at&^(chunkBytes-1))
+		j.leftMu.Unlock()
 		return check(b, at)
 	}
 }

@@ -48,7 +48,8 @@ type expected struct {
 type zeroScan struct {
 	zeroRange
 	began  time.Time
-	read   atomic.Int64 // bytes that passed
+	read   atomic.Int64    // bytes that passed
+	ctx    context.Context // the job's own, because the next call joins a job whose caller gave up
 	cancel context.CancelFunc
 	done   chan struct{}
 
@@ -75,24 +76,23 @@ func (j *zeroScan) ended() bool {
 
 // join returns the job for the range and whether it existed before. A new job calls run in the
 // background. The job is nil after Close.
-func (z *ZeroScans) join(r zeroRange, run func(context.Context, *zeroScan)) (job *zeroScan,
+func (z *ZeroScans) join(r zeroRange, run func(*zeroScan)) (job *zeroScan,
 	joined bool) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
 	if job := z.jobs[r]; job != nil || z.closed {
 		return job, true
 	}
-	// The job does not end with the caller's context, because the next call joins it.
-	ctx, cancel := context.WithCancel(context.Background())
-	job = &zeroScan{zeroRange: r, began: time.Now(), cancel: cancel, done: make(chan struct{})}
+	job = &zeroScan{zeroRange: r, began: time.Now(), done: make(chan struct{})}
+	job.ctx, job.cancel = context.WithCancel(context.Background())
 	if z.jobs == nil {
 		z.jobs = map[zeroRange]*zeroScan{}
 	}
 	z.jobs[r] = job
 	z.running.Go(func() {
 		defer close(job.done)
-		defer cancel()
-		run(ctx, job)
+		defer job.cancel()
+		run(job)
 	})
 	return job, false
 }

@@ -37,7 +37,7 @@ type Views []view
 // A container without the host's processes sees few of them, and a namespace may be kept by a
 // thread or a descriptor only. A mount that is missed here still keeps the device in use, and the
 // exclusive open at the end of NodeUnstageVolume finds that.
-func ReadViews(ctx context.Context, log *slog.Logger) (Views, error) {
+func ReadViews(log *slog.Logger) (Views, error) {
 	table, err := ReadTable()
 	if err != nil {
 		return nil, err
@@ -77,7 +77,7 @@ func ReadViews(ctx context.Context, log *slog.Logger) (Views, error) {
 		views = append(views, view{pid: pid, table: table})
 	}
 	if hidden > 0 {
-		log.InfoContext(ctx, "the mount namespaces of some processes are not visible",
+		log.Info("the mount namespaces of some processes are not visible",
 			"processes", hidden)
 	}
 	return views, nil
@@ -327,7 +327,7 @@ func AwaitNone(ctx context.Context, log *slog.Logger, wait time.Duration,
 	backoff := async.Backoff{Pause: 20 * time.Millisecond, Max: 500 * time.Millisecond,
 		End: time.Now().Add(wait)}
 	for {
-		views, err := ReadViews(ctx, log)
+		views, err := ReadViews(log)
 		if err != nil {
 			return err
 		}

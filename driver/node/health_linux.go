@@ -16,7 +16,7 @@ type healthEntries = []*csi.VolumeHealth_VolumeHealthEntry
 
 // NodeGetVolumeHealth reports what this node can see of a volume: whether its device is there, and
 // whether errors made its filesystem read-only. It reads neither the device nor what is on it.
-func (n *Service) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthRequest) (
+func (n *Service) NodeGetVolumeHealth(_ context.Context, req *csi.NodeGetVolumeHealthRequest) (
 	*csi.NodeGetVolumeHealthResponse, error) {
 	if req.GetVolumeId() == "" {
 		return nil, csierr.New(csierr.VolumeIDMissing, "volume_id is missing")
@@ -27,7 +27,7 @@ func (n *Service) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolum
 	if err := checkPathText("staging_target_path", req.GetStagingTargetPath()); err != nil {
 		return nil, err
 	}
-	entries, err := n.volumeHealth(ctx, req)
+	entries, err := n.volumeHealth(req)
 	if err != nil {
 		return nil, csierr.Convert(err, csierr.NodeToolFailed)
 	}
@@ -36,11 +36,11 @@ func (n *Service) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolum
 	}}, nil
 }
 
-func (n *Service) volumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthRequest) (
+func (n *Service) volumeHealth(req *csi.NodeGetVolumeHealthRequest) (
 	healthEntries, error) {
-	known, ok := n.records().of(req.GetVolumeId()).load(ctx)
+	known, ok := n.records().of(req.GetVolumeId()).load()
 	if !ok {
-		return n.healthAt(ctx, req)
+		return n.healthAt(req)
 	}
 	if err := checkPaths(n.host(), req, volume.Serial(known.Disk)); err != nil {
 		return nil, err
@@ -67,9 +67,9 @@ func (n *Service) volumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealth
 		return nil, nil
 	}
 	return unhealthy(csi.VolumeHealthErrorType_DEGRADED, csierr.FilesystemNotGrown, fmt.Errorf(
-		"the filesystem at %q covers %d of its disk's %d bytes; it was not grown because something lies "+
+		"the filesystem at %q covers %s of its disk's %s; it was not grown because something lies "+
 			"behind it, or because nothing grows it; see the log of the node's driver",
-		mounts[0].Mountpoint, known.Covers, d.SizeBytes)), nil
+		mounts[0].Mountpoint, volume.SizeText(known.Covers), volume.SizeText(d.SizeBytes))), nil
 }
 
 // checkPaths refuses a path of the request that shows another volume. A path that shows nothing
@@ -89,13 +89,13 @@ func checkPaths(host blockdev.Host, req *csi.NodeGetVolumeHealthRequest, serial 
 }
 
 // healthAt judges by the paths of the request, for a volume without a record.
-func (n *Service) healthAt(ctx context.Context, req *csi.NodeGetVolumeHealthRequest) (
+func (n *Service) healthAt(req *csi.NodeGetVolumeHealthRequest) (
 	healthEntries, error) {
 	for _, path := range []string{req.GetVolumePublishPath(), req.GetStagingTargetPath()} {
 		if path == "" {
 			continue
 		}
-		shown, err := n.volumeAt(ctx, req.GetVolumeId(), path)
+		shown, err := n.volumeAt(req.GetVolumeId(), path)
 		switch {
 		case csierr.Has(err, csierr.VolumeNotAtPath):
 			continue

@@ -78,12 +78,12 @@ func TestNodeGetInfo(t *testing.T) {
 				}
 			}
 			room(10)
-			must(t, n.records().of(racktest.Disk).save(t.Context(), disk, false, asKnown))
+			must(t, n.records().of(racktest.Disk).save(disk, false, asKnown))
 			room(11)
 			n = &Service{InstanceID: n.InstanceID, StateDir: n.StateDir, SysfsRoot: n.SysfsRoot}
 			must(t, n.OpenState())
 			room(11)
-			n.records().of(racktest.Disk).delete(t.Context())
+			n.records().of(racktest.Disk).delete()
 			room(10)
 		})
 	t.Run("NI-3 a given topology is told", func(t *testing.T) {

@@ -2,7 +2,6 @@ package node
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"io/fs"
 	"path/filepath"
@@ -28,7 +27,7 @@ const (
 // Inspect reports what this node sees of volumes; without any, of each that has a record. It runs
 // beside the driver and changes nothing: it takes no lock, waits for nothing, writes nothing, and
 // opens a device for reading, which no call of the driver minds.
-func (n *Service) Inspect(ctx context.Context, asked []inspection.Asked) inspection.Report {
+func (n *Service) Inspect(asked []inspection.Asked) inspection.Report {
 	r := inspection.Report{Format: inspection.Format, At: time.Now().UTC(), Instance: n.InstanceID,
 		Devices: []inspection.Device{}, Volumes: []inspection.Volume{}}
 	all, err := n.host().List()
@@ -38,7 +37,7 @@ func (n *Service) Inspect(ctx context.Context, asked []inspection.Asked) inspect
 	for _, d := range all {
 		r.Devices = append(r.Devices, inspectDevice(d))
 	}
-	views, err := mount.ReadViews(ctx, n.log())
+	views, err := mount.ReadViews(n.log())
 	if err != nil {
 		r.Unseen = append(r.Unseen, unseen(inspection.PartMounts, err))
 	}

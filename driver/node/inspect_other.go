@@ -2,14 +2,10 @@
 
 package node
 
-import (
-	"context"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/internal/inspection"
-)
+import "github.com/oxidecomputer/oxide-csi-plugin/internal/inspection"
 
 // Inspect reports that it needs Linux.
-func (n *Service) Inspect(context.Context, []inspection.Asked) inspection.Report {
+func (n *Service) Inspect([]inspection.Asked) inspection.Report {
 	const why = "the node service needs Linux"
 	return inspection.Report{Format: inspection.Format, Unseen: []inspection.Unseen{
 		{Part: inspection.PartDevices, Why: why}, {Part: inspection.PartMounts, Why: why}}}

@@ -26,7 +26,7 @@ import (
 // does.
 func (g *testGuest) inspect(asked ...inspection.Asked) inspection.Report {
 	g.t.Helper()
-	b, err := json.Marshal(g.node().Inspect(g.t.Context(), asked))
+	b, err := json.Marshal(g.node().Inspect(asked))
 	must(g.t, err)
 	r, err := inspection.Parse(b)
 	must(g.t, err)
@@ -213,8 +213,8 @@ func TestAnInspectionShowsWhatWasBegunAndNotEnded(t *testing.T) {
 	recorder := &flight.Recorder{Log: slog.New(slog.DiscardHandler),
 		Dir: filepath.Join(g.state, flight.DirName)}
 	ctx := flight.With(t.Context(), recorder, flight.Fields{Volume: v.ID, Disk: v.Name})
-	flight.Begin(ctx, flight.Formatted, flight.Fields{}).End(nil, flight.Fields{})
-	flight.Begin(ctx, flight.Mounted, flight.Fields{Path: "/staging"})
+	flight.Of(ctx).Begin(flight.Formatted, flight.Fields{}).End(nil, flight.Fields{})
+	flight.Of(ctx).Begin(flight.Mounted, flight.Fields{Path: "/staging"})
 	got := g.inspect(inspection.Asked{ID: v.ID}).Volumes[0]
 	if len(got.Flight) != 3 || len(got.Open) != 1 || got.Open[0].Event != flight.Mounted ||
 		got.From != "the flight recorder" || len(got.Devices) != 1 {

@@ -149,21 +149,23 @@ func TestNothingIsUnstagedWhileAnotherDriverOfTheNodeIsInTheMiddleOfAStage(t *te
 
 func TestLocksWorkAgainWhenTheirFileWasRemoved(t *testing.T) {
 	g := statefulGuest(t)
-	held, err := g.node().lock(t.Context(), "a volume")
+	held, err := g.node().hold(t.Context(), "a volume")
 	must(t, err)
-	waiting := async.Start(func() (*os.File, error) { return g.node().lock(t.Context(), "a volume") })
+	waiting := async.Start(func() (heldVolume, error) {
+		return g.node().hold(t.Context(), "a volume")
+	})
 	locks := filepath.Join(g.state, lockName)
 	csitest.Await(t, "the second waits", func() bool { return ownDescriptors(t, locks) > 1 })
 	must(t, os.RemoveAll(g.state))
-	must(t, held.Close())
+	must(t, held.lock.Close())
 	second, err := waiting()
 	must(t, err)
-	_, err = g.node().lock(t.Context(), "a volume")
+	_, err = g.node().hold(t.Context(), "a volume")
 	csitest.Want(t, err, codes.Aborted, csierr.DeviceLocked)
-	must(t, second.Close())
-	third, err := g.node().lock(t.Context(), "a volume")
+	must(t, second.lock.Close())
+	third, err := g.node().hold(t.Context(), "a volume")
 	must(t, err)
-	must(t, third.Close())
+	must(t, third.lock.Close())
 }
 
 // ownDescriptors counts the descriptors of this process that are of the file.

@@ -2,7 +2,6 @@ package node
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -24,18 +23,18 @@ import (
 
 // ownMounts returns those of the mounts at an orchestrator's path that are the volume's. It returns
 // none when the path shows another volume.
-func (n *Service) ownMounts(ctx context.Context, volumeID string, layers []*mountinfo.Info,
-	reason csierr.Reason) ([]stagedDisk, error) {
+func (v heldVolume) ownMounts(layers []*mountinfo.Info, reason csierr.Reason) ([]stagedDisk,
+	error) {
 	var own []stagedDisk
 	var others string
 	for _, m := range layers {
-		d, err := mountedDisk(n.host(), m, reason)
+		d, err := mountedDisk(v.node.host(), m, reason)
 		if err != nil {
 			return nil, err
 		}
-		why, certain := n.records().of(volumeID).otherVolume(ctx, d.Serial)
+		why, certain := v.record.otherVolume(d.Serial)
 		if d.Path == "" && !certain {
-			why = goneToo(n.host(), n.records().all())
+			why = goneToo(v.node.host(), v.record.all())
 		}
 		switch {
 		case why != "" && certain:
@@ -55,8 +54,8 @@ func (n *Service) ownMounts(ctx context.Context, volumeID string, layers []*moun
 		return nil, csierr.New(reason, "%q shows the volume, and mounted over or under it %s; unmount "+
 			"what is not the volume's by hand", path, others)
 	}
-	n.log().WarnContext(ctx, "what is mounted at the path is left alone, for it is not the volume's",
-		"volume", volumeID, "path", path, "shown", others)
+	v.node.log().Warn("what is mounted at the path is left alone, for it is not the volume's",
+		"volume", v.id, "path", path, "shown", others)
 	return nil, nil
 }
 

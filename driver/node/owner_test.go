@@ -65,7 +65,7 @@ func TestUP2ATargetThatShowsAnotherVolumeIsNotUnpublished(t *testing.T) {
 func TestNU2AStagingPathThatShowsAnotherVolumeIsNotUnstaged(t *testing.T) {
 	eachTwoVolumes(t, func(t *testing.T, v, other testVolume) {
 		must(t, v.unpublish("pod"))
-		_, known := other.guest.node().records().of(other.ID).load(t.Context())
+		_, known := other.guest.node().records().of(other.ID).load()
 		before := guesttest.Mounts(t, v.guest.Dir)
 		err := other.unstageAt(v.staging())
 		if known && other.FSType != "block" {

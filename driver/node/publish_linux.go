@@ -11,8 +11,6 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/moby/sys/mountinfo"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/flight"
@@ -26,11 +24,11 @@ func (n *Service) NodePublishVolume(ctx context.Context, req *csi.NodePublishVol
 	v, err := parsePublish(req)
 	if err == nil {
 		n.told.Delete(v.ID)
-		v.lock, err = n.lock(ctx, v.ID)
+		v.heldVolume, err = n.hold(ctx, v.ID)
 	}
 	if err == nil {
-		defer func() { _ = v.lock.Close() }()
-		err = n.publish(ctx, v)
+		defer v.unlock()
+		err = v.publish(ctx)
 	}
 	if err != nil {
 		return nil, csierr.Convert(err, csierr.NodeToolFailed)
@@ -40,18 +38,16 @@ func (n *Service) NodePublishVolume(ctx context.Context, req *csi.NodePublishVol
 
 // publish verifies once more which device it is, and then shows it. It waits for no device, because
 // a staged volume has one.
-func (n *Service) publish(ctx context.Context, v nodeVolume) error {
-	n.scans.Drop(v.ID)
-	found, err := n.host().Lookup(v.serial())
+func (v *nodeVolume) publish(ctx context.Context) error {
+	v.node.scans.Drop(v.ID)
+	found, err := v.node.host().Lookup(v.serial())
 	if err != nil {
 		return err
 	}
-	device, err := n.openVolume(ctx, found, v)
-	if err != nil {
+	if err := v.open(ctx, found); err != nil {
 		return err
 	}
-	defer func() { _ = device.Close() }()
-	ctx = flight.About(ctx, about(device, v))
+	defer v.close()
 	table, err := mount.ReadTable()
 	if err != nil {
 		return err
@@ -66,30 +62,29 @@ func (n *Service) publish(ctx context.Context, v nodeVolume) error {
 	}
 	var staged *mountinfo.Info // nil for a block volume
 	if !v.Block {
-		if staged, err = findStaged(device, v, table); err != nil {
+		if staged, err = v.findStaged(table); err != nil {
 			return err
 		}
 	}
 	top := table.Top(v.Target)
-	if err := checkTarget(device.Device, v, staged, top, table); err != nil {
+	if err := v.checkTarget(staged, top, table); err != nil {
 		return err
 	}
-	if err := n.records().of(v.ID).save(ctx, v.DiskName, v.Block, asKnown); err != nil {
+	if err := v.record.save(v.DiskName, v.Block, asKnown); err != nil {
 		return err
 	}
 	switch {
 	case top != nil:
-		flight.Confirm(ctx, flight.Published, flight.Fields{}, flight.Fields{})
+		v.flight.Confirm(flight.Published, flight.Fields{}, flight.Fields{})
 		return nil
 	case v.Block:
-		return publishBlock(ctx, device, v, table)
+		return v.publishBlock(table)
 	}
-	return publishMount(ctx, device, v, staged)
+	return v.publishMount(staged)
 }
 
 // findStaged returns the volume's mount at the staging path, verified by the number of its device.
-func findStaged(device *blockdev.OpenDevice, v nodeVolume, table mount.Table) (*mountinfo.Info,
-	error) {
+func (v *nodeVolume) findStaged(table mount.Table) (*mountinfo.Info, error) {
 	path, err := mount.Canonical(v.Staging)
 	if err != nil && !mount.IsMissing(err) {
 		return nil, fmt.Errorf("resolve staging_target_path: %w", err)
@@ -99,10 +94,10 @@ func findStaged(device *blockdev.OpenDevice, v nodeVolume, table mount.Table) (*
 	case top == nil:
 		return nil, csierr.New(csierr.NotStaged, "nothing is mounted at the staging path %q; stage the "+
 			"volume again", v.Staging)
-	case !mount.Shows(top, device.Device):
+	case !mount.Shows(top, v.device.Device):
 		return nil, csierr.New(csierr.NotStaged, "the staging path %q has %s mounted, not %s with "+
-			"serial %q; unstage and stage the volume again", v.Staging, top.Source, device.Path,
-			device.Serial)
+			"serial %q; unstage and stage the volume again", v.Staging, top.Source, v.device.Path,
+			v.device.Serial)
 	case top.FSType != v.FSType:
 		return nil, csierr.New(csierr.NotStaged, "the volume is staged as %s, but the request is for %s",
 			top.FSType, v.FSType)
@@ -110,23 +105,22 @@ func findStaged(device *blockdev.OpenDevice, v nodeVolume, table mount.Table) (*
 	state := mount.ConditionOf(top)
 	if state == mount.Dead || state == mount.ReadOnlyAfterErrors && !v.PublishReadOnly {
 		return nil, csierr.New(csierr.FilesystemFailed, "the filesystem on %s is %s; look at the "+
-			"kernel's log, then stage the volume again", device.Path, state)
+			"kernel's log, then stage the volume again", v.device.Path, state)
 	}
 	return top, nil
 }
 
 // checkTarget compares what the request wants with what is at the target path, or else with the
 // volume's other publications.
-func checkTarget(d blockdev.Device, v nodeVolume, staged, top *mountinfo.Info,
-	table mount.Table) error {
+func (v *nodeVolume) checkTarget(staged, top *mountinfo.Info, table mount.Table) error {
 	var wanted []string // mount flags
 	if !v.Block {
 		wanted = volume.PublishedFlags(mount.Flags(staged), v.MountFlags, v.PublishReadOnly)
 	}
 	if top != nil {
-		return checkPublished(top, d, v, wanted)
+		return v.checkPublished(top, wanted)
 	}
-	others, err := publications(d, v, staged, table)
+	others, err := v.publications(staged, table)
 	if err != nil || len(others) == 0 {
 		return err
 	}
@@ -145,10 +139,10 @@ func checkTarget(d blockdev.Device, v nodeVolume, staged, top *mountinfo.Info,
 }
 
 // checkPublished compares what is at the target path with what the request wants there.
-func checkPublished(top *mountinfo.Info, d blockdev.Device, v nodeVolume, wanted []string) error {
+func (v *nodeVolume) checkPublished(top *mountinfo.Info, wanted []string) error {
 	readOnlyDiffers := v.Block && mount.ReadOnly(top) != v.PublishReadOnly
 	switch {
-	case !mount.Shows(top, d):
+	case !mount.Shows(top, v.device.Device):
 		return csierr.New(csierr.PublishedDifferently, "%q has %s mounted, not this volume", v.Target,
 			top.Source)
 	case mount.IsNode(top) != v.Block, !v.Block && top.FSType != v.FSType:
@@ -163,14 +157,13 @@ func checkPublished(top *mountinfo.Info, d blockdev.Device, v nodeVolume, wanted
 
 // publications lists the other targets that show the volume. Mounts of directories inside it are
 // the orchestrator's or a workload's own.
-func publications(d blockdev.Device, v nodeVolume, staged *mountinfo.Info, table mount.Table) (
-	mount.Table, error) {
+func (v *nodeVolume) publications(staged *mountinfo.Info, table mount.Table) (mount.Table, error) {
 	var found mount.Table
-	for _, m := range table.Of(d) {
+	for _, m := range table.Of(v.device.Device) {
 		switch {
 		case v.Block && !mount.IsNode(m):
 			return nil, csierr.New(csierr.DeviceHeld, "%s is mounted as a filesystem at %q, so it cannot "+
-				"be a block volume", d.Path, m.Mountpoint)
+				"be a block volume", v.device.Path, m.Mountpoint)
 		case m.Mountpoint == v.Target:
 		case v.Block && mount.ReadOnly(m) != v.PublishReadOnly:
 			return nil, csierr.New(csierr.PublishedElsewhere, "the volume is published at %q with another "+
@@ -187,8 +180,7 @@ func withoutReadOnly(words []string) []string {
 }
 
 // publishMount shows the staging mount at the target path.
-func publishMount(ctx context.Context, device *blockdev.OpenDevice, v nodeVolume,
-	staged *mountinfo.Info) error {
+func (v *nodeVolume) publishMount(staged *mountinfo.Info) error {
 	set, unset := v.MountFlags.Attr, uint64(0)
 	if v.PublishReadOnly {
 		set |= volume.AttrReadOnly
@@ -196,7 +188,7 @@ func publishMount(ctx context.Context, device *blockdev.OpenDevice, v nodeVolume
 	if v.MountFlags.AtimeChosen {
 		unset = volume.AttrAtimeMask
 	}
-	return attachCopy(ctx, device, staged.Mountpoint, staged.FSType, set, unset, v.Target, os.ModeDir)
+	return v.attachCopy(staged.Mountpoint, staged.FSType, set, unset, os.ModeDir)
 }
 
 // publishBlock shows the device's node at the target path.
@@ -204,34 +196,32 @@ func publishMount(ctx context.Context, device *blockdev.OpenDevice, v nodeVolume
 // A read-only mount of a node does not stop writes, so a read-only block volume makes the device
 // itself read-only. That applies to every user of the device, so read-only and writable
 // publications of one volume exclude each other.
-func publishBlock(ctx context.Context, device *blockdev.OpenDevice, v nodeVolume,
-	table mount.Table) error {
-	mounted := len(table.Of(device.Device)) > 0
-	if err := filesystem.DropRecord(ctx, device, v.Volume, mounted); err != nil {
+func (v *nodeVolume) publishBlock(table mount.Table) error {
+	mounted := len(table.Of(v.device.Device)) > 0
+	if err := v.preparation().DropRecord(mounted); err != nil {
 		return err
 	}
 	set := uint64(0)
 	if v.PublishReadOnly {
 		set = volume.AttrReadOnly
-		if err := device.SetReadOnly(true); err != nil {
-			return fmt.Errorf("make %s read-only: %w", device.Path, err)
+		if err := v.device.SetReadOnly(true); err != nil {
+			return fmt.Errorf("make %s read-only: %w", v.device.Path, err)
 		}
-	} else if err := device.MakeWritable(true); err != nil {
+	} else if err := v.device.MakeWritable(true); err != nil {
 		return err
 	}
-	return attachCopy(ctx, device, device.Path, "", set, 0, v.Target, 0)
+	return v.attachCopy(v.device.Path, "", set, 0, 0)
 }
 
-// attachCopy attaches a copy of what is mounted at source, a directory or a device node, at a
-// target of that kind, once it is verified to show the device.
-func attachCopy(ctx context.Context, device *blockdev.OpenDevice, source, fsType string, set,
-	unset uint64, target string, kind fs.FileMode) error {
+// attachCopy attaches a copy of what is mounted at source, a directory or a device node, at the
+// target, which is of that kind, once it is verified to show the device.
+func (v *nodeVolume) attachCopy(source, fsType string, set, unset uint64, kind fs.FileMode) error {
 	m, err := mount.Clone(source, fsType)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = m.Close() }()
-	if err := m.Verify(device.Device); err != nil {
+	if err := m.Verify(v.device.Device); err != nil {
 		return err
 	}
 	if set|unset != 0 {
@@ -239,21 +229,21 @@ func attachCopy(ctx context.Context, device *blockdev.OpenDevice, source, fsType
 			return err
 		}
 	}
-	created, err := createTarget(target, kind)
+	created, err := createTarget(v.Target, kind)
 	if err != nil {
 		return err
 	}
-	claim, err := claimPath(target, csierr.PublishedDifferently)
+	claim, err := claimPath(v.Target, csierr.PublishedDifferently)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = claim.Close() }()
-	change := flight.Begin(ctx, flight.Published, flight.Fields{Filesystem: fsType})
-	err = m.Attach(target)
+	change := v.flight.Begin(flight.Published, flight.Fields{Filesystem: fsType})
+	err = m.Attach(v.Target)
 	change.End(err, flight.Fields{})
 	if err != nil {
 		if created {
-			err = errors.Join(err, os.Remove(target))
+			err = errors.Join(err, os.Remove(v.Target))
 		}
 		return err
 	}

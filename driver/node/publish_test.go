@@ -247,7 +247,7 @@ func TestNodePublishVolumeFollowsTheTableOfSecondCalls(t *testing.T) {
 		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
 		v.Flags = []string{"nodev"}
 		must(t, v.stage())
-		v.Flags = []string{"noexec", "noatime"}
+		v.Flags = []string{"noexec", "noatime", selinuxFlag} // the label is the staging mount's
 		for range 2 {
 			must(t, v.publish("pod"))
 		}

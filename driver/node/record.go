@@ -2,7 +2,6 @@ package node
 
 import (
 	"bytes"
-	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -142,10 +141,10 @@ func (s *recordStore) of(volumeID string) storedRecord {
 //
 // Until it is unstaged, a volume keeps its disk. If workloads had it as a raw device, the record
 // keeps saying so, because they may still have the device open.
-func (s storedRecord) save(ctx context.Context, disk string, block bool, covers int64) error {
+func (s storedRecord) save(disk string, block bool, covers int64) error {
 	r := volumeRecord{Version: recordVersion, Volume: s.volume, Instance: s.instance,
 		Disk: disk, Block: block, Covers: max(covers, 0)}
-	if known, ok := s.load(ctx); ok {
+	if known, ok := s.load(); ok {
 		if volume.Serial(known.Disk) != volume.Serial(disk) {
 			return csierr.New(csierr.StagedDifferently, "the volume is disk %s on this node, but the "+
 				"request names disk %s; unstage the volume first", known.Disk, disk)
@@ -171,18 +170,18 @@ func (s storedRecord) save(ctx context.Context, disk string, block bool, covers 
 
 // saveDisk records the disk of a volume that has no record and is about to be unmounted. A failure
 // is logged and does not stop the unmount.
-func (s storedRecord) saveDisk(ctx context.Context, serial string) {
-	if _, known := s.load(ctx); known {
+func (s storedRecord) saveDisk(serial string) {
+	if _, known := s.load(); known {
 		return
 	}
-	if err := s.save(ctx, serial, false, asKnown); err != nil {
-		s.log.WarnContext(ctx, "a volume is unstaged without a record of its disk",
+	if err := s.save(serial, false, asKnown); err != nil {
+		s.log.Warn("a volume is unstaged without a record of its disk",
 			"volume", s.id, "error", err)
 	}
 }
 
 // load returns the record of a volume. It ignores an invalid one, with a line in the log.
-func (s storedRecord) load(ctx context.Context) (volumeRecord, bool) {
+func (s storedRecord) load() (volumeRecord, bool) {
 	s.mu.Lock()
 	r, ok := s.kept[s.volume]
 	s.mu.Unlock()
@@ -194,7 +193,7 @@ func (s storedRecord) load(ctx context.Context) (volumeRecord, bool) {
 	case errors.Is(err, fs.ErrNotExist):
 		return volumeRecord{}, false
 	case err != nil:
-		s.log.WarnContext(ctx, "a record in the state directory is ignored",
+		s.log.Warn("a record in the state directory is ignored",
 			"file", s.file, "error", err)
 		return volumeRecord{}, false
 	}
@@ -205,8 +204,8 @@ func (s storedRecord) load(ctx context.Context) (volumeRecord, bool) {
 // otherVolume returns why the disk with that serial cannot be the volume's, or "" when no record
 // contradicts, and whether a record says whose it is: this volume's or another's. The volume's own
 // record does not say that of a disk that it does not name.
-func (s storedRecord) otherVolume(ctx context.Context, serial string) (why string, certain bool) {
-	known, ok := s.load(ctx)
+func (s storedRecord) otherVolume(serial string) (why string, certain bool) {
+	known, ok := s.load()
 	want := volume.Serial(known.Disk)
 	if ok && (serial == "" || want == serial) {
 		return "", true
@@ -246,7 +245,7 @@ func (s *recordStore) all() []volumeRecord {
 
 // delete deletes the record of a volume that is gone from this node. A record that stays
 // behind only makes a later answer stricter, so a failure is only logged.
-func (s storedRecord) delete(ctx context.Context) {
+func (s storedRecord) delete() {
 	s.mu.Lock()
 	delete(s.kept, s.volume)
 	s.mu.Unlock()
@@ -255,7 +254,7 @@ func (s storedRecord) delete(ctx context.Context) {
 	}
 	path := filepath.Join(s.dir, s.file)
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		s.log.WarnContext(ctx, "a record stays in the state directory",
+		s.log.Warn("a record stays in the state directory",
 			"file", s.file, "error", err)
 	}
 }

@@ -180,7 +180,7 @@ func TestARecordThatMakesNoSenseIsIgnoredAndNamedInTheLog(t *testing.T) {
 			file := filepath.Join(g.state, v.ID+".json")
 			must(t, os.WriteFile(file, []byte(text), 0o600))
 			must(t, g.node().OpenState())
-			if _, known := g.node().records().of(v.ID).load(t.Context()); known {
+			if _, known := g.node().records().of(v.ID).load(); known {
 				t.Fatal("it is believed")
 			}
 			if !strings.Contains(g.log.String(), v.ID+".json") {
@@ -372,7 +372,7 @@ func TestALinkInTheStateDirectoryIsNeitherWrittenThroughNorRead(t *testing.T) {
 	before, err := os.ReadFile(elsewhere)
 	must(t, err)
 	must(t, os.Symlink(elsewhere, file))
-	if _, known := g.node().records().of(v.ID).load(t.Context()); known {
+	if _, known := g.node().records().of(v.ID).load(); known {
 		t.Error("a link is read")
 	}
 	must(t, os.WriteFile(elsewhere, append(before, "precious"...), 0o600))
@@ -381,7 +381,7 @@ func TestALinkInTheStateDirectoryIsNeitherWrittenThroughNorRead(t *testing.T) {
 	if b, err := os.ReadFile(elsewhere); err != nil || string(b) != string(before)+"precious" {
 		t.Errorf("the file that the link leads to is %q, %v", b, err)
 	}
-	if _, known := g.node().records().of(v.ID).load(t.Context()); !known {
+	if _, known := g.node().records().of(v.ID).load(); !known {
 		t.Error("the record was not written")
 	}
 	must(t, v.unstage())

@@ -2,7 +2,6 @@ package node
 
 import (
 	"cmp"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -11,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
@@ -24,12 +24,14 @@ type nodeVolume struct {
 	Mode       csi.VolumeCapability_AccessMode_Mode
 	MountFlags volume.MountOptions
 	Staging    string
-	lock       *os.File     // of the volume, while a call works on it
-	record     storedRecord // of the volume, while NodeStageVolume works on it
 
 	// NodePublishVolume has these, too.
 	Target          string
 	PublishReadOnly bool // for the workload; the disk itself may be writable
+
+	// A call that works on the volume holds it and then opens its device.
+	heldVolume
+	device *blockdev.OpenDevice
 }
 
 // serial returns the serial number of the volume's device.

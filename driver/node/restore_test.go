@@ -3,8 +3,10 @@
 package node
 
 import (
+	"bytes"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -85,6 +87,26 @@ func TestRestoredVolumes(t *testing.T) {
 		if got := guesttest.Mounts(t, g.Dir); len(got) != 0 {
 			t.Fatalf("mounts left: %q", got)
 		}
+	})
+	t.Run("NS-11 a check leaves the copies of the group descriptors to a repair", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 1024*guesttest.MiB), volume.Ext4)
+		must(t, v.stage())
+		must(t, os.WriteFile(filepath.Join(v.staging(), "who"), []byte("me"), 0o600))
+		must(t, v.unstage())
+		guesttest.Run(t, "tune2fs", "-E", "force_fsck", v.disk.Loop) // as a kernel that found an error
+		const descriptors = 4096
+		v.disk.WriteAt(t, descriptors, bytes.Repeat([]byte(" "), 4096))
+		csitest.Want(t, v.stage(), codes.Internal, csierr.FilesystemDamaged)
+		if out, err := exec.Command("e2fsck", "-f", "-y", v.disk.Loop).CombinedOutput(); err == nil {
+			t.Fatalf("nothing was damaged:\n%s", out)
+		}
+		must(t, v.stage())
+		b, err := os.ReadFile(filepath.Join(v.staging(), "who"))
+		if must(t, err); string(b) != "me" {
+			t.Fatalf("the repaired file reads %q", b)
+		}
+		must(t, v.unstage())
 	})
 	t.Run("NS-11 what the kernel finds damaged is reported as such", func(t *testing.T) {
 		g := newGuest(t)

@@ -28,16 +28,15 @@ func (n *Service) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeR
 		return nil, err
 	}
 	n.told.Delete(v.ID)
-	if v.lock, err = n.lock(ctx, v.ID); err != nil {
+	if v.heldVolume, err = n.hold(ctx, v.ID); err != nil {
 		return nil, csierr.Convert(err, csierr.NodeToolFailed)
 	}
-	defer func() { _ = v.lock.Close() }()
-	v.record = n.records().of(v.ID)
-	_, known := v.record.load(ctx)
-	if err := n.stage(ctx, v); err != nil {
+	defer v.unlock()
+	_, known := v.record.load()
+	if err := v.stage(ctx); err != nil {
 		if !known {
 			// A failed stage leaves nothing here, and an orchestrator need not undo it.
-			v.record.delete(ctx)
+			v.record.delete()
 		}
 		return nil, csierr.Convert(err, csierr.NodeToolFailed)
 	}
@@ -46,40 +45,38 @@ func (n *Service) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeR
 
 // stage keeps the device open from the first look to the mount, so that its number cannot become
 // another disk's.
-func (n *Service) stage(ctx context.Context, v nodeVolume) error {
-	found, err := n.host().Find(ctx, v.serial(),
-		cmp.Or(n.DeviceTimeout, defaultDeviceTimeout))
+func (v *nodeVolume) stage(ctx context.Context) error {
+	found, err := v.node.host().Await(ctx, v.serial(),
+		cmp.Or(v.node.DeviceTimeout, defaultDeviceTimeout))
 	if err != nil {
 		return err
 	}
-	device, err := n.openVolume(ctx, found, v)
-	if err != nil {
+	if err := v.open(ctx, found); err != nil {
 		return err
 	}
-	defer func() { _ = device.Close() }()
-	device.Keep(v.lock)
-	ctx = flight.About(ctx, about(device, v))
-	top, table, err := n.stagedAt(ctx, v.ID, v.Staging)
+	defer v.close()
+	v.device.Keep(v.lock)
+	top, table, err := v.stagedAt(v.Staging)
 	if err != nil {
 		return err
 	}
 	if top != nil {
-		if err := checkStaged(top, device.Device, v); err != nil {
+		if err := v.checkStaged(top); err != nil {
 			return err
 		}
-		flight.Confirm(ctx, flight.Mounted, flight.Fields{}, flight.Fields{Filesystem: v.FSType})
-		return v.record.save(ctx, v.DiskName, v.Block, asKnown)
+		v.flight.Confirm(flight.Mounted, flight.Fields{}, flight.Fields{Filesystem: v.FSType})
+		return v.record.save(v.DiskName, v.Block, asKnown)
 	}
-	mounts := table.Of(device.Device)
+	mounts := table.Of(v.device.Device)
 	if v.Block {
-		if err := v.record.save(ctx, v.DiskName, v.Block, 0); err != nil {
+		if err := v.record.save(v.DiskName, v.Block, 0); err != nil {
 			return err
 		}
-		return filesystem.DropRecord(ctx, device, v.Volume, len(mounts) > 0)
+		return v.preparation().DropRecord(len(mounts) > 0)
 	}
 	if len(mounts) > 0 {
 		return csierr.New(csierr.DeviceHeld, "%s is already mounted at %s; unmount it there first",
-			device.Path, mounts.Paths())
+			v.device.Path, mounts.Paths())
 	}
 	// The orchestrator creates the directory. Create it if it is missing.
 	if err := os.MkdirAll(v.Staging, 0o750); err != nil {
@@ -95,43 +92,52 @@ func (n *Service) stage(ctx context.Context, v nodeVolume) error {
 		return err
 	}
 	defer func() { _ = claim.Close() }()
-	p := filesystem.Preparation{Device: device, Volume: v.Volume, Scans: &n.scans, Log: n.log(),
-		Begin: func(covers int64) error { return n.begin(ctx, device, v, covers) }}
-	grow, err := p.Run(ctx)
+	grow, err := v.preparation().Run(ctx)
 	if err != nil {
 		// Whatever fails with a disk that was detached meanwhile is not the disk's failure.
-		if gone := device.Reverify(); csierr.Has(gone, csierr.DeviceNotFound) {
+		if gone := v.device.Reverify(); csierr.Has(gone, csierr.DeviceNotFound) {
 			return gone
 		}
-		return recall(n.StateDir, v, err)
+		return v.recall(err)
 	}
-	return n.mountAt(ctx, path, device, v, grow)
+	return v.mountAt(path, grow)
 }
 
-// openVolume opens and locks the device that was found for the volume, and compares it with what
-// the controller reports of the disk. Whether the disk is read-only is not compared: a guest's NVMe
+// preparation returns the work on the filesystem of the open device.
+func (v *nodeVolume) preparation() *filesystem.Preparation {
+	return &filesystem.Preparation{Device: v.device, Volume: v.Volume, Scans: &v.node.scans,
+		Flight: v.flight, Log: v.node.log(), Begin: v.begin}
+}
+
+// open opens and locks the device that was found for the volume, and compares it with what the
+// controller reports of the disk. Whether the disk is read-only is not compared: a guest's NVMe
 // device need not show it. A disk that is writable for the rack and not here is refused when it has
 // to be written (MakeWritable).
-func (n *Service) openVolume(ctx context.Context, d blockdev.Device, v nodeVolume) (
-	*blockdev.OpenDevice, error) {
+func (v *nodeVolume) open(ctx context.Context, d blockdev.Device) error {
 	if v.SizeBytes != 0 && v.SizeBytes != d.SizeBytes {
-		return nil, csierr.New(csierr.DeviceWrongSize, "%s with serial %q has %d bytes, but the disk "+
-			"has %d", d.Path, d.Serial, d.SizeBytes, v.SizeBytes)
+		return csierr.New(csierr.DeviceWrongSize, "%s with serial %q has %s, but the disk has %s",
+			d.Path, d.Serial, volume.SizeText(d.SizeBytes), volume.SizeText(v.SizeBytes))
 	}
-	device, err := n.host().OpenLocked(ctx, d, v.Use == volume.UseFilesystem)
+	device, err := v.node.host().OpenLocked(ctx, d, v.Use == volume.UseFilesystem)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if err := device.CheckBlockSize(v.BlockBytes); err != nil {
 		_ = device.Close()
-		return nil, err
+		return err
 	}
-	return device, nil
+	v.device = device
+	v.flight = v.flight.About(flight.Fields{Disk: v.DiskName, Device: device.Path,
+		DiskSeq: device.DiskSeq})
+	return nil
 }
+
+func (v *nodeVolume) close() { _ = v.device.Close() }
 
 // recall adds to the error of a disk that is not blank that this node has mounted the volume's
 // filesystem from it. It only says so: nothing is decided by what the flight recorder keeps.
-func recall(stateDir string, v nodeVolume, err error) error {
+func (v *nodeVolume) recall(err error) error {
+	stateDir := v.node.StateDir
 	if stateDir == "" || !csierr.Has(err, csierr.DiskNotBlank) {
 		return err
 	}
@@ -147,16 +153,10 @@ func recall(stateDir string, v nodeVolume, err error) error {
 		v.FSType)
 }
 
-// about is what the flight recorder says of a volume's device.
-func about(device *blockdev.OpenDevice, v nodeVolume) flight.Fields {
-	return flight.Fields{Disk: v.DiskName, Device: device.Path, DiskSeq: device.DiskSeq}
-}
-
 // stagedAt returns what is mounted at the staging path, nil if nothing is, and the mount table. A
 // filesystem that failed or lost its disk, and that no workload uses any more, is unmounted, so
 // that the volume can be staged again without anybody's help.
-func (n *Service) stagedAt(ctx context.Context, volumeID, path string) (*mountinfo.Info,
-	mount.Table, error) {
+func (v heldVolume) stagedAt(path string) (*mountinfo.Info, mount.Table, error) {
 	table, err := mount.ReadTable()
 	if err != nil {
 		return nil, nil, err
@@ -173,7 +173,7 @@ func (n *Service) stagedAt(ctx context.Context, volumeID, path string) (*mountin
 		return top, table, nil
 	}
 	state := mount.ConditionOf(top)
-	if d, err := mountedDisk(n.host(), top, csierr.StagedDifferently); err != nil {
+	if d, err := mountedDisk(v.node.host(), top, csierr.StagedDifferently); err != nil {
 		return nil, nil, err
 	} else if d.Path == "" {
 		state = mount.Dead
@@ -181,7 +181,7 @@ func (n *Service) stagedAt(ctx context.Context, volumeID, path string) (*mountin
 	if state == mount.Healthy {
 		return top, table, nil
 	}
-	if own, err := n.ownMounts(ctx, volumeID, table.At(path), csierr.StagedDifferently); err != nil {
+	if own, err := v.ownMounts(table.At(path), csierr.StagedDifferently); err != nil {
 		return nil, nil, err
 	} else if len(own) == 0 {
 		return top, table, nil // another volume's
@@ -192,7 +192,7 @@ func (n *Service) stagedAt(ctx context.Context, volumeID, path string) (*mountin
 	}
 	// A freeze that cannot be ended shows later, when the device is still in use.
 	_ = mount.ThawAt(top)
-	change := flight.Begin(ctx, flight.Unmounted, flight.Fields{Detail: "the filesystem was " +
+	change := v.flight.Begin(flight.Unmounted, flight.Fields{Detail: "the filesystem was " +
 		fmt.Sprint(state)})
 	err = mount.UnmountAll(path, len(table.At(path)))
 	change.End(err, flight.Fields{})
@@ -204,8 +204,8 @@ func (n *Service) stagedAt(ctx context.Context, volumeID, path string) (*mountin
 }
 
 // checkStaged compares what is mounted at the staging path with what the request wants there.
-func checkStaged(top *mountinfo.Info, d blockdev.Device, v nodeVolume) error {
-	at, wanted := top.Mountpoint, v.MountFlags
+func (v *nodeVolume) checkStaged(top *mountinfo.Info) error {
+	d, at, wanted := v.device.Device, top.Mountpoint, v.MountFlags
 	if v.ReadOnly {
 		wanted.SetReadOnly()
 	}
@@ -229,47 +229,45 @@ func checkStaged(top *mountinfo.Info, d blockdev.Device, v nodeVolume) error {
 // begin is called after every proof, right before the first write to the volume's disk. The driver
 // makes a device read-only only to publish it as a raw device, so it takes back a read-only switch
 // only on a disk that may have been published so.
-func (n *Service) begin(ctx context.Context, device *blockdev.OpenDevice, v nodeVolume,
-	covers int64) error {
-	known, _ := v.record.load(ctx)
-	if err := v.record.save(ctx, v.DiskName, v.Block, covers); err != nil || v.ReadOnly {
+func (v *nodeVolume) begin(covers int64) error {
+	known, _ := v.record.load()
+	if err := v.record.save(v.DiskName, v.Block, covers); err != nil || v.ReadOnly {
 		return err
 	}
-	return device.MakeWritable(known.Block || v.Use != volume.UseFilesystem)
+	return v.device.MakeWritable(known.Block || v.Use != volume.UseFilesystem)
 }
 
 // mountAt mounts the filesystem detached, grows it if it may and does that mounted, and attaches it
 // at path.
-func (n *Service) mountAt(ctx context.Context, path string, device *blockdev.OpenDevice,
-	v nodeVolume, grow bool) error {
-	options := mountOptions(v)
-	m, err := filesystem.Mount(device, v.FSType, options)
+func (v *nodeVolume) mountAt(path string, grow bool) error {
+	options := v.mountOptions()
+	m, err := filesystem.Mount(v.device, v.FSType, options)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = m.Close() }()
 	if grow && !options.ReadOnly() {
-		if err := filesystem.GrowMounted(ctx, m, device.Device); err != nil {
+		if err := filesystem.GrowMounted(v.flight, m, v.device.Device); err != nil {
 			return err
 		}
 	}
-	if known, ok := v.record.load(ctx); ok && known.Covers > 0 && v.FSType == volume.XFS {
-		covers, err := filesystem.Uncovered(m, device.Device)
+	if known, ok := v.record.load(); ok && known.Covers > 0 && v.FSType == volume.XFS {
+		covers, err := filesystem.Uncovered(m, v.device.Device)
 		if err == nil {
-			err = v.record.save(ctx, v.DiskName, v.Block, covers)
+			err = v.record.save(v.DiskName, v.Block, covers)
 		}
 		if err != nil {
 			return err
 		}
 	}
-	change := flight.Begin(ctx, flight.Mounted, flight.Fields{Filesystem: v.FSType})
+	change := v.flight.Begin(flight.Mounted, flight.Fields{Filesystem: v.FSType})
 	err = m.Attach(path)
 	change.End(err, flight.Fields{})
 	return err
 }
 
 // mountOptions returns the request's mount flags and what each filesystem needs besides.
-func mountOptions(v nodeVolume) volume.MountOptions {
+func (v *nodeVolume) mountOptions() volume.MountOptions {
 	o := v.MountFlags
 	o.Super, o.Data = slices.Clone(o.Super), slices.Clone(o.Data)
 	if v.FSType == volume.XFS {
@@ -280,20 +278,4 @@ func mountOptions(v nodeVolume) volume.MountOptions {
 		filesystem.Untouched(v.FSType, &o)
 	}
 	return o
-}
-
-func (n *Service) host() blockdev.Host {
-	h := blockdev.Host{Sysfs: cmp.Or(n.SysfsRoot, DefaultSysfsRoot),
-		Dev: cmp.Or(n.DevRoot, DefaultDevRoot)}
-	if n.StateDir != "" {
-		h.Locks = filepath.Join(n.StateDir, lockName)
-	}
-	return h
-}
-
-// lock keeps the other processes of the driver from the volume until the file is closed. Every call
-// that changes a volume on this node holds it from its begin to its end, so that none of them says
-// OK while another process is in the middle of one.
-func (n *Service) lock(ctx context.Context, volumeID string) (*os.File, error) {
-	return n.host().Lock(ctx, "the volume "+recordKey(volumeID))
 }

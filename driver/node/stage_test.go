@@ -289,6 +289,22 @@ func TestNodeStageVolumeMountsAsAsked(t *testing.T) { // D-30
 			t.Fatalf("NS-11 mounts left: %q", got)
 		}
 	})
+	t.Run("kubelet's SELinux label reaches the kernel", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
+		v.Flags = []string{selinuxFlag}
+		err := v.stage()
+		if _, off := os.Stat("/sys/fs/selinux/enforce"); off != nil {
+			csitest.Want(t, err, codes.FailedPrecondition, csierr.MountFlags) // the kernel refuses it
+			return
+		}
+		must(t, err)
+		table, err := mount.ReadTable()
+		must(t, err)
+		if top := table.Top(v.staging()); !strings.Contains(top.VFSOptions, selinuxFlag) {
+			t.Fatalf("the label is missing: %s", top.VFSOptions)
+		}
+	})
 	t.Run("B-4 a path of a thousand bytes works", func(t *testing.T) {
 		g := newGuest(t)
 		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)

@@ -16,7 +16,7 @@ import (
 )
 
 // NodeGetVolumeStats reports how full the volume at the path is.
-func (n *Service) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeStatsRequest) (
+func (n *Service) NodeGetVolumeStats(_ context.Context, req *csi.NodeGetVolumeStatsRequest) (
 	*csi.NodeGetVolumeStatsResponse, error) {
 	if req.GetVolumeId() == "" {
 		return nil, csierr.New(csierr.VolumeIDMissing, "volume_id is missing")
@@ -35,16 +35,16 @@ func (n *Service) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolume
 	if !filepath.IsAbs(req.GetVolumePath()) {
 		return nil, csierr.New(csierr.VolumeNotAtPath, "volume_path has to be an absolute path")
 	}
-	usage, err := n.usage(ctx, req.GetVolumeId(), req.GetVolumePath(), req.GetStagingTargetPath())
+	usage, err := n.usage(req.GetVolumeId(), req.GetVolumePath(), req.GetStagingTargetPath())
 	if err != nil {
 		return nil, csierr.Convert(err, csierr.NodeToolFailed)
 	}
 	return &csi.NodeGetVolumeStatsResponse{Usage: usage}, nil
 }
 
-func (n *Service) usage(ctx context.Context, volumeID, path, staging string) (
+func (n *Service) usage(volumeID, path, staging string) (
 	[]*csi.VolumeUsage, error) {
-	shown, err := n.volumeAt(ctx, volumeID, path)
+	shown, err := n.volumeAt(volumeID, path)
 	if err != nil {
 		return nil, err
 	}
@@ -116,12 +116,12 @@ func (v shownVolume) statfs(path string) (st unix.Statfs_t, err error) {
 }
 
 // volumeAt finds the disk that a path shows. It refuses one that a record says is not the volume's.
-func (n *Service) volumeAt(ctx context.Context, volumeID, path string) (shownVolume, error) {
+func (n *Service) volumeAt(volumeID, path string) (shownVolume, error) {
 	shown, err := shownAt(n.host(), path)
 	if err != nil {
 		return shownVolume{}, err
 	}
-	if why, _ := n.records().of(volumeID).otherVolume(ctx, shown.Device.Serial); why != "" {
+	if why, _ := n.records().of(volumeID).otherVolume(shown.Device.Serial); why != "" {
 		return shownVolume{}, csierr.New(csierr.VolumeNotAtPath, "%q shows %s", path, why)
 	}
 	return shown, nil

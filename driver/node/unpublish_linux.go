@@ -22,25 +22,25 @@ import (
 func (n *Service) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest) (
 	*csi.NodeUnpublishVolumeResponse, error) {
 	err := checkIDAndPath(req.GetVolumeId(), "target_path", req.GetTargetPath())
+	var v heldVolume
 	if err == nil {
-		err = n.unpublish(ctx, req.GetVolumeId(), req.GetTargetPath())
+		v, err = n.hold(ctx, req.GetVolumeId())
+	}
+	if err == nil {
+		defer v.unlock()
+		err = v.unpublish(ctx, req.GetTargetPath())
 	}
 	if err != nil {
 		return nil, csierr.Convert(err, csierr.NodeToolFailed)
 	}
-	flight.Confirm(ctx, flight.Unpublished, flight.Fields{}, flight.Fields{})
+	v.flight.Confirm(flight.Unpublished, flight.Fields{}, flight.Fields{})
 	return &csi.NodeUnpublishVolumeResponse{}, nil
 }
 
-func (n *Service) unpublish(ctx context.Context, volumeID, target string) error {
-	lock, err := n.lock(ctx, volumeID)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = lock.Close() }()
-	target, err = mount.Canonical(target)
+func (v heldVolume) unpublish(ctx context.Context, target string) error {
+	target, err := mount.Canonical(target)
 	if mount.IsMissing(err) {
-		return n.undoReadOnly(ctx, volumeID)
+		return v.undoReadOnly(ctx)
 	}
 	if err != nil {
 		return fmt.Errorf("resolve target_path: %w", err)
@@ -50,23 +50,23 @@ func (n *Service) unpublish(ctx context.Context, volumeID, target string) error 
 		return err
 	}
 	layers := table.At(target)
-	own, err := n.ownMounts(ctx, volumeID, layers, csierr.PublishedDifferently)
+	own, err := v.ownMounts(layers, csierr.PublishedDifferently)
 	if err != nil {
 		return err
 	}
 	if len(layers) > 0 && len(own) == 0 {
-		return n.undoReadOnly(ctx, volumeID) // the path shows another volume
+		return v.undoReadOnly(ctx) // the path shows another volume
 	}
 	// Removing the target would detach, lazily, what other namespaces have mounted on it.
-	if err := n.awaitNone(ctx, func(vs mount.Views) []mount.Found {
+	if err := v.awaitNone(ctx, func(vs mount.Views) []mount.Found {
 		return vs.Elsewhere(vs.CopiesAt(target), layers)
 	}); err != nil {
 		return err
 	}
 	if len(layers) == 0 {
-		err = n.undoReadOnly(ctx, volumeID)
+		err = v.undoReadOnly(ctx)
 	} else {
-		err = n.unmountTarget(ctx, volumeID, target, own)
+		err = v.unmountTarget(ctx, target, own)
 	}
 	if err != nil {
 		return err
@@ -76,19 +76,19 @@ func (n *Service) unpublish(ctx context.Context, volumeID, target string) error 
 
 // unmountTarget unmounts what is at the target. A raw device is written out first, because its
 // workload may have written through the cache and ended.
-func (n *Service) unmountTarget(ctx context.Context, volumeID, target string,
-	layers []stagedDisk) (err error) {
+func (v heldVolume) unmountTarget(ctx context.Context, target string, layers []stagedDisk) (
+	err error) {
 	top := layers[len(layers)-1]
 	var raw *blockdev.OpenDevice // nil for a filesystem and for a device that is gone
 	if top.Path != "" && mount.IsNode(top.layer) {
-		if raw, err = n.openFlushed(ctx, volumeID, top.Device); err != nil {
+		if raw, err = v.openFlushed(ctx, top.Device); err != nil {
 			return err
 		}
 	}
 	if raw != nil {
 		defer func() { _ = raw.Close() }()
 	}
-	change := flight.Begin(ctx, flight.Unpublished, flight.Fields{})
+	change := v.flight.Begin(flight.Unpublished, flight.Fields{})
 	err = mount.UnmountAll(target, len(layers))
 	change.End(err, flight.Fields{})
 	if err != nil {
@@ -103,16 +103,16 @@ func (n *Service) unmountTarget(ctx context.Context, volumeID, target string,
 // undoReadOnly takes back the read-only switch of a block volume that was left on by a driver that
 // died after it unmounted the target. A device that cannot be opened is left to the call that needs
 // it writable.
-func (n *Service) undoReadOnly(ctx context.Context, volumeID string) error {
-	known, ok := n.records().of(volumeID).load(ctx)
+func (v heldVolume) undoReadOnly(ctx context.Context) error {
+	known, ok := v.record.load()
 	if !ok || !known.Block {
 		return nil
 	}
-	d, err := n.host().Lookup(volume.Serial(known.Disk))
+	d, err := v.node.host().Lookup(volume.Serial(known.Disk))
 	if err != nil {
 		return nil
 	}
-	device, err := n.host().OpenLocked(ctx, d, false)
+	device, err := v.node.host().OpenLocked(ctx, d, false)
 	switch {
 	case csierr.Has(err, csierr.DeviceLocked):
 		return err

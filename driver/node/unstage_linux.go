@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"slices"
 	"time"
 
@@ -29,19 +28,19 @@ import (
 func (n *Service) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolumeRequest) (
 	*csi.NodeUnstageVolumeResponse, error) {
 	err := checkIDAndPath(req.GetVolumeId(), "staging_target_path", req.GetStagingTargetPath())
-	var lock *os.File
+	var v heldVolume
 	if err == nil {
-		lock, err = n.lock(ctx, req.GetVolumeId())
+		v, err = n.hold(ctx, req.GetVolumeId())
 	}
 	if err == nil {
-		defer func() { _ = lock.Close() }()
-		err = n.unstage(ctx, req.GetVolumeId(), req.GetStagingTargetPath())
+		defer v.unlock()
+		err = v.unstage(ctx, req.GetStagingTargetPath())
 	}
 	if err != nil {
 		return nil, csierr.Convert(err, csierr.NodeToolFailed)
 	}
-	flight.Confirm(ctx, flight.Unmounted, flight.Fields{}, flight.Fields{})
-	n.records().of(req.GetVolumeId()).delete(ctx)
+	v.flight.Confirm(flight.Unmounted, flight.Fields{}, flight.Fields{})
+	v.record.delete()
 	return &csi.NodeUnstageVolumeResponse{}, nil
 }
 
@@ -53,8 +52,8 @@ type stagedDisk struct {
 	journal         bool            // it was a healthy ext, mounted for writing, until this call
 }
 
-func (n *Service) unstage(ctx context.Context, volumeID, path string) error {
-	n.scans.Drop(volumeID)
+func (v heldVolume) unstage(ctx context.Context, path string) error {
+	v.node.scans.Drop(v.id)
 	table, err := mount.ReadTable()
 	if err != nil {
 		return err
@@ -67,24 +66,24 @@ func (n *Service) unstage(ctx context.Context, volumeID, path string) error {
 	if err == nil {
 		layers = table.At(path)
 	}
-	own, err := n.ownMounts(ctx, volumeID, layers, csierr.StagedDifferently)
+	own, err := v.ownMounts(layers, csierr.StagedDifferently)
 	if err != nil {
 		return err
 	}
 	if len(own) == 0 {
 		layers = nil // the path shows another volume
 	}
-	disks, err := n.stagedDisks(ctx, volumeID, own)
+	disks, err := v.stagedDisks(own)
 	if err != nil || len(disks) == 0 {
 		return err
 	}
 	// Check everything before the first unmount, so that a refusal changes nothing.
-	if err := n.awaitNone(ctx, func(vs mount.Views) []mount.Found {
+	if err := v.awaitNone(ctx, func(vs mount.Views) []mount.Found {
 		return vs.Elsewhere(mountsOf(vs, disks), layers)
 	}); err != nil {
 		return err
 	}
-	unwritten, err := n.takeDown(ctx, volumeID, path, layers, disks)
+	unwritten, err := v.takeDown(ctx, path, layers, disks)
 	switch {
 	case err == nil:
 		return unwritten
@@ -95,15 +94,15 @@ func (n *Service) unstage(ctx context.Context, volumeID, path string) error {
 }
 
 // takeDown unmounts what is at the staging path and releases the disks.
-func (n *Service) takeDown(ctx context.Context, volumeID, path string, layers []*mountinfo.Info,
+func (v heldVolume) takeDown(ctx context.Context, path string, layers []*mountinfo.Info,
 	disks []stagedDisk) (unwritten, err error) {
 	if len(layers) > 0 {
-		if unwritten, err = n.unmount(ctx, volumeID, path, layers, disks); err != nil {
+		if unwritten, err = v.unmount(ctx, path, layers, disks); err != nil {
 			return unwritten, err
 		}
 	}
 	for _, d := range disks {
-		gone, err := n.release(ctx, volumeID, d)
+		gone, err := v.release(ctx, d)
 		if err != nil {
 			return unwritten, err
 		}
@@ -116,8 +115,7 @@ func (n *Service) takeDown(ctx context.Context, volumeID, path string, layers []
 
 // stagedDisks returns the disks of the volume's mounts at the staging path and the one in its
 // record. It returns none when the volume is not staged, or when nothing of it is left to see.
-func (n *Service) stagedDisks(ctx context.Context, volumeID string, own []stagedDisk) (
-	[]stagedDisk, error) {
+func (v heldVolume) stagedDisks(own []stagedDisk) ([]stagedDisk, error) {
 	var disks []stagedDisk
 	for _, d := range own {
 		if !slices.ContainsFunc(disks, func(s stagedDisk) bool {
@@ -126,7 +124,7 @@ func (n *Service) stagedDisks(ctx context.Context, volumeID string, own []staged
 			disks = append(disks, d)
 		}
 	}
-	known, ok := n.records().of(volumeID).load(ctx)
+	known, ok := v.record.load()
 	if !ok {
 		return disks, nil
 	}
@@ -135,7 +133,7 @@ func (n *Service) stagedDisks(ctx context.Context, volumeID string, own []staged
 		disks[i].raw = known.Block
 		return disks, nil
 	}
-	d, err := n.host().Lookup(serial)
+	d, err := v.node.host().Lookup(serial)
 	if csierr.Has(err, csierr.DeviceNotFound) {
 		return disks, nil
 	}
@@ -154,27 +152,31 @@ func mountsOf(vs mount.Views, disks []stagedDisk) []mount.Found {
 	return found
 }
 
+func (v heldVolume) releaseTimeout() time.Duration {
+	return cmp.Or(v.node.ReleaseTimeout, defaultReleaseTimeout)
+}
+
 // awaitNone waits until look finds no mounts, for at most the release timeout.
-func (n *Service) awaitNone(ctx context.Context, look func(mount.Views) []mount.Found) error {
-	return mount.AwaitNone(ctx, n.log(), cmp.Or(n.ReleaseTimeout, defaultReleaseTimeout), look)
+func (v heldVolume) awaitNone(ctx context.Context, look func(mount.Views) []mount.Found) error {
+	return mount.AwaitNone(ctx, v.node.log(), v.releaseTimeout(), look)
 }
 
 // unmount writes out and unmounts what is at the staging path, and waits until no namespace has the
 // disks mounted. What could not be written is lost whether or not the filesystem is unmounted, so
 // it is unmounted, and unwritten is what the caller has to hear: an unmount tells nobody. Nothing
 // new is lost with a filesystem that had failed before, of which the volume's health tells.
-func (n *Service) unmount(ctx context.Context, volumeID, path string, layers []*mountinfo.Info,
+func (v heldVolume) unmount(ctx context.Context, path string, layers []*mountinfo.Info,
 	disks []stagedDisk) (unwritten, err error) {
 	for _, d := range disks {
 		// If the device is not released in time, the repeated call finds nothing mounted, and still
 		// has to know which disk to release.
 		if d.Path != "" {
-			n.records().of(volumeID).saveDisk(ctx, d.Serial)
+			v.record.saveDisk(d.Serial)
 		}
 	}
 	// A write to a frozen filesystem would block until it is thawed.
 	if err := mount.ThawAt(layers[len(layers)-1]); err != nil {
-		n.log().WarnContext(ctx, "a filesystem could not be thawed before its unmount",
+		v.node.log().Warn("a filesystem could not be thawed before its unmount",
 			"path", path, "error", err)
 	}
 	healthy := mount.ConditionOf(layers[len(layers)-1]) == mount.Healthy
@@ -183,32 +185,31 @@ func (n *Service) unmount(ctx context.Context, volumeID, path string, layers []*
 			(d.layer.FSType == volume.Ext3 || d.layer.FSType == volume.Ext4)
 	}
 	if err := mount.Sync(path); err != nil {
-		n.log().ErrorContext(ctx, "a filesystem could not be written out before its unmount",
+		v.node.log().Error("a filesystem could not be written out before its unmount",
 			"path", path, "error", err)
 		if healthy {
 			unwritten = csierr.New(csierr.NodeToolFailed, "the filesystem at %q could not be written "+
 				"out, so what its workload wrote last may be lost: %w", path, err)
 		}
 	}
-	change := flight.Begin(ctx, flight.Unmounted, flight.Fields{})
+	change := v.flight.Begin(flight.Unmounted, flight.Fields{})
 	err = mount.UnmountAll(path, len(layers))
 	change.End(err, flight.Fields{})
 	if err != nil {
 		return unwritten, err
 	}
-	return unwritten, n.awaitNone(ctx, func(vs mount.Views) []mount.Found {
+	return unwritten, v.awaitNone(ctx, func(vs mount.Views) []mount.Found {
 		return mountsOf(vs, disks)
 	})
 }
 
 // release flushes a disk and waits until nobody holds its device: no mount of it in any namespace
 // and no other user in the kernel. A device that is gone has nothing to flush.
-func (n *Service) release(ctx context.Context, volumeID string, d stagedDisk) (gone bool,
-	err error) {
+func (v heldVolume) release(ctx context.Context, d stagedDisk) (gone bool, err error) {
 	if d.Path == "" {
 		return true, nil
 	}
-	device, err := n.openFlushed(ctx, volumeID, d.Device)
+	device, err := v.openFlushed(ctx, d.Device)
 	if device == nil {
 		return true, err
 	}
@@ -217,24 +218,24 @@ func (n *Service) release(ctx context.Context, volumeID string, d stagedDisk) (g
 	if d.layer == nil || d.layer.FSType == volume.Btrfs {
 		filesystem.ForgetBtrfs(device)
 	}
-	err = n.awaitFree(ctx, device, d.raw)
+	err = v.awaitFree(ctx, device, d.raw)
 	switch {
 	case err != nil:
 	case d.raw:
 		err = endReadOnly(device)
 	case d.journal:
-		err = checkJournal(ctx, n.log(), device)
+		err = checkJournal(v.node.log(), device)
 	}
 	return false, err
 }
 
 // checkJournal returns an error if the journal of the filesystem that was unmounted has failed,
 // which nobody else tells.
-func checkJournal(ctx context.Context, log *slog.Logger, device *blockdev.OpenDevice) error {
+func checkJournal(log *slog.Logger, device *blockdev.OpenDevice) error {
 	failed, err := filesystem.JournalFailed(device)
 	switch {
 	case err != nil:
-		log.WarnContext(ctx, "an unmounted filesystem could not be looked at", "device", device.Path,
+		log.Warn("an unmounted filesystem could not be looked at", "device", device.Path,
 			"error", err)
 	case failed:
 		return csierr.New(csierr.NodeToolFailed, "the journal of the filesystem on %s could not be "+
@@ -247,9 +248,9 @@ func checkJournal(ctx context.Context, log *slog.Logger, device *blockdev.OpenDe
 // for a device that is gone, which has nothing to flush. If the flush fails, the caller hears it
 // once, because something may be lost. The repeated call goes on, or else the volume could never be
 // taken from a disk that has failed.
-func (n *Service) openFlushed(ctx context.Context, volumeID string, d blockdev.Device) (
-	*blockdev.OpenDevice, error) {
-	device, err := n.host().OpenLocked(ctx, d, false)
+func (v heldVolume) openFlushed(ctx context.Context, d blockdev.Device) (*blockdev.OpenDevice,
+	error) {
+	device, err := v.node.host().OpenLocked(ctx, d, false)
 	if mount.IsMissing(err) || blockdev.Vanished(err) || csierr.Has(err, csierr.DeviceChanged) {
 		return nil, nil
 	}
@@ -260,9 +261,9 @@ func (n *Service) openFlushed(ctx context.Context, volumeID string, d blockdev.D
 	if err == nil || blockdev.Lost(err) && !errors.Is(err, unix.EIO) {
 		return device, nil
 	}
-	if _, told := n.told.LoadOrStore(volumeID, true); told {
-		n.log().ErrorContext(ctx, "a device is released although it cannot be flushed",
-			"volume", volumeID, "device", d.Path, "error", err)
+	if _, told := v.node.told.LoadOrStore(v.id, true); told {
+		v.node.log().Error("a device is released although it cannot be flushed",
+			"volume", v.id, "device", d.Path, "error", err)
 		return device, nil
 	}
 	_ = device.Close()
@@ -271,10 +272,10 @@ func (n *Service) openFlushed(ctx context.Context, volumeID string, d blockdev.D
 
 // awaitFree waits until nobody holds the device any more, or until it is gone. A device that cannot
 // be asked is not taken for free.
-func (n *Service) awaitFree(ctx context.Context, device *blockdev.OpenDevice, raw bool) error {
+func (v heldVolume) awaitFree(ctx context.Context, device *blockdev.OpenDevice, raw bool) error {
 	backoff := async.Backoff{Pause: 20 * time.Millisecond, Max: 20 * time.Millisecond,
-		End: time.Now().Add(cmp.Or(n.ReleaseTimeout, defaultReleaseTimeout))}
-	thaw := func() error { return filesystem.TryExclusive(ctx, n.log(), device) }
+		End: time.Now().Add(v.releaseTimeout())}
+	thaw := func() error { return filesystem.TryExclusive(v.node.log(), device) }
 	for try := thaw; ; try = device.TryExclusive {
 		err := try()
 		if err == nil && raw {

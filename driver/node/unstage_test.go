@@ -130,17 +130,18 @@ func TestNodeUnstageVolume(t *testing.T) {
 func TestNU5ADeviceThatCannotBeAskedIsNotTakenForFree(t *testing.T) {
 	g := newGuest(t)
 	g.Attach(guesttest.Serial, 8*guesttest.MiB)
+	v := heldVolume{node: g.node()}
 	ds := g.node().host()
 	d, err := ds.Lookup(guesttest.Serial)
 	must(t, err)
 	held, err := ds.Open(d)
 	must(t, err)
 	defer func() { _ = held.Close() }()
-	must(t, g.node().awaitFree(t.Context(), held, false))
+	must(t, v.awaitFree(t.Context(), held, false))
 	var files unix.Rlimit
 	must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &files))
 	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Max: files.Max}))
-	err = csierr.Convert(g.node().awaitFree(t.Context(), held, false), csierr.NodeToolFailed)
+	err = csierr.Convert(v.awaitFree(t.Context(), held, false), csierr.NodeToolFailed)
 	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &files))
 	csitest.Want(t, err, codes.Internal, csierr.NodeToolFailed)
 }

@@ -21,7 +21,7 @@ import (
 // Reading a whole disk takes longer than a caller waits. The repeated call continues the read.
 func TestAVolumeWhoseDiskIsReadWholeIsStagedInTheEnd(t *testing.T) {
 	g := newGuest(t)
-	v := g.volume(g.Attach(guesttest.Serial, 4*guesttest.GiB), volume.Ext4)
+	v := g.volume(g.Attach(guesttest.Serial, guesttest.GiB), volume.Ext4)
 	v.Whole = true
 	n := g.node()
 	defer n.Close()
@@ -29,7 +29,7 @@ func TestAVolumeWhoseDiskIsReadWholeIsStagedInTheEnd(t *testing.T) {
 		_, err := n.NodeStageVolume(ctx, v.stageRequest())
 		return err
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	csitest.Want(t, stage(ctx), codes.Aborted, csierr.DiskProofPending)
 	if n := recordsOn(t, v.disk); n != 0 {

@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -45,8 +46,18 @@ func (e *Error) WithText(text string) *Error {
 	return &Error{Reason: e.Reason, code: e.code, err: errors.New(text)}
 }
 
-// Message returns the text for the caller, "Reason: sentence" on one line.
-func (e *Error) Message() string { return string(e.Reason) + ": " + Plain(e.Error()) }
+// Message returns the text for the caller, "Reason: sentence" on one line. A damaged filesystem
+// needs a person, whichever tool or kernel reported it, so the way to the repair follows.
+func (e *Error) Message() string {
+	text := string(e.Reason) + ": " + Plain(e.Error())
+	if e.Reason == FilesystemDamaged && !strings.Contains(text, repairAdvice) {
+		text += "; " + repairAdvice
+	}
+	return text
+}
+
+const repairAdvice = "take a snapshot, and repair a copy of the disk first: " +
+	"docs/howto/repair-a-filesystem.md"
 
 // GRPCStatus returns the status that gRPC sends. It has no details, as CSI requires.
 func (e *Error) GRPCStatus() *status.Status { return status.New(e.code, e.Message()) }

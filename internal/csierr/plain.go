@@ -17,12 +17,13 @@ var (
 )
 
 // Plain converts untrusted text to one line of at most about 1000 bytes, valid UTF-8, without
-// tokens. The text may come from any server that answered in the rack's place.
+// tokens, and without marks that change the order of what is shown. The text may come from any
+// server that answered in the rack's place.
 func Plain(text string) string {
 	const most = 1000
 	text = rackTokenAsSent.ReplaceAllString(strings.ToValidUTF8(text, "�"), "***")
 	text = strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) {
+		if unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) {
 			return ' '
 		}
 		return r

@@ -8,10 +8,11 @@ import (
 
 // FuzzPlain checks that anything can be shown once it is plain, and that plain text stays as it is.
 func FuzzPlain(f *testing.F) {
+	f.Add("a\u202eb")
 	f.Fuzz(func(t *testing.T, text string) {
 		got := Plain(text)
-		if !utf8.ValidString(got) || strings.ContainsAny(got, "\n\r\t\x00\x7f") || len(got) > 1100 ||
-			rackToken.MatchString(got) {
+		if !utf8.ValidString(got) || strings.ContainsAny(got, "\n\r\t\x00\x7f\u202e") ||
+			len(got) > 1100 || rackToken.MatchString(got) {
 			t.Fatalf("Plain(%q) = %q", text, got)
 		}
 		if again := Plain(got); len(got) < 1000 && again != got {

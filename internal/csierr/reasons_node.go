@@ -46,7 +46,10 @@ var nodeReasons = section{
 			Reason: DeviceNotFound, Code: codes.NotFound,
 			Means: "No device of this instance has the disk's serial.",
 			Do: "Check on the rack whether the disk is attached to this instance; compare the " +
-				"serials in the message.",
+				"serials in the message. If it is attached, the rack has recorded an attach that it did " +
+				"not carry out. Stop the instance and start it again: it starts with all its disks. Or " +
+				"delete the pod, so that the disk is detached; a rack may need the instance stopped for " +
+				"that, which the node keeper does where it may.",
 		},
 		{
 			Reason: DeviceNotUnique, Code: codes.FailedPrecondition,
@@ -143,7 +146,8 @@ var nodeReasons = section{
 			Reason: FilesystemDamaged, Code: codes.Internal,
 			Means: "The filesystem's check, or the kernel at the mount, found errors whose repair " +
 				"may lose data.",
-			Do: "Take a snapshot of the volume, then repair the filesystem by hand.",
+			Do: "Take a snapshot of the volume, and repair a copy of its disk first: " +
+				"docs/howto/repair-a-filesystem.md.",
 		},
 		{
 			Reason: FilesystemFeature, Code: codes.FailedPrecondition,

@@ -14,6 +14,7 @@ const (
 	DiskAttached          Reason = "DiskAttached"
 	DiskAttachedElsewhere Reason = "DiskAttachedElsewhere"
 	DiskBusy              Reason = "DiskBusy"
+	DiskImporting         Reason = "DiskImporting"
 	DiskFaulted           Reason = "DiskFaulted"
 	OtherProject          Reason = "OtherProject"
 	SerialTaken           Reason = "SerialTaken"
@@ -62,11 +63,11 @@ var stateReasons = section{
 		},
 		{
 			Reason: InstanceMustBeStopped, Code: codes.FailedPrecondition,
-			Means: "This rack attaches and detaches disks only while the instance is stopped. " +
-				"With local disks every rack does.",
-			Do: "Stop the instance until the volume is attached or detached, or let the node " +
-				"keeper do that (`docs/howto/node-keeper.md`). A rack with hot-plug needs neither, " +
-				"except for local disks.",
+			Means: "This rack attaches or detaches disks only while the instance is stopped. A rack may " +
+				"need that for detaches alone. With local disks every rack does.",
+			Do: "Stop the instance until the volume is attached or detached " +
+				"(`docs/howto/attach-by-hand.md`), or let the node keeper do that " +
+				"(`docs/howto/node-keeper.md`). A rack with hot-plug needs neither, except for local disks.",
 		},
 		{
 			Reason: InstanceState, Code: codes.FailedPrecondition,
@@ -87,8 +88,17 @@ var stateReasons = section{
 		},
 		{
 			Reason: DiskBusy, Code: codes.Aborted,
-			Means: "The rack is busy with the disk.",
-			Do:    "Nothing; the call is repeated.",
+			Means: "The rack is busy with the disk, or is still taking the snapshot.",
+			Do: "Nothing; the call is repeated. If snapshots stay refused, ask the rack's operator " +
+				"whether a part of the disk is being replaced, and for how long.",
+		},
+		{
+			Reason: DiskImporting, Code: codes.FailedPrecondition,
+			Means: "Somebody began to import content into the disk and has not finalized it. Until " +
+				"then the rack does not attach, snapshot or delete the disk.",
+			Do: "If everything is written, run `oxide disk import stop` while the disk is " +
+				"`importing_from_bulk_writes`, and then `oxide disk import finalize`. To use an image, " +
+				"name it in the StorageClass (`imageId`) instead of the disk that it was imported with.",
 		},
 		{
 			Reason: DiskFaulted, Code: codes.FailedPrecondition,

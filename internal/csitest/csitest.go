@@ -42,11 +42,17 @@ func Want(t *testing.T, err error, code codes.Code, reason csierr.Reason) {
 
 // Call calls the method of a service that takes the request.
 func Call(ctx context.Context, service any, request proto.Message) error {
+	_, err := Answer(ctx, service, request)
+	return err
+}
+
+// Answer calls the method of a service, or of its client, that takes the request.
+func Answer(ctx context.Context, service any, request proto.Message) (proto.Message, error) {
 	name := strings.TrimSuffix(string(request.ProtoReflect().Descriptor().Name()), "Request")
 	results := reflect.ValueOf(service).MethodByName(name).Call([]reflect.Value{
 		reflect.ValueOf(ctx), reflect.ValueOf(request)})
 	err, _ := results[1].Interface().(error)
-	return err
+	return results[0].Interface().(proto.Message), err
 }
 
 // With returns the request after an edit.

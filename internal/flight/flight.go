@@ -143,10 +143,10 @@ func (r *Recorder) history() history {
 
 // add adds an entry, and says it if it is a change that was made. recorded reports whether the next
 // entry of the change can rely on it.
-func (r *Recorder) add(ctx context.Context, e Entry, always bool) (recorded bool) {
+func (r *Recorder) add(e Entry, always bool) (recorded bool) {
 	added, err := r.history().add(e, always)
 	if err != nil {
-		r.Log.WarnContext(ctx, "the flight recorder cannot write its file", "volume", e.Volume,
+		r.Log.Warn("the flight recorder cannot write its file", "volume", e.Volume,
 			"error", csierr.WithoutPath(err))
 		added = e.Outcome == Done && !e.Seen // rather twice than never
 	}
@@ -154,15 +154,15 @@ func (r *Recorder) add(ctx context.Context, e Entry, always bool) (recorded bool
 		return err == nil
 	}
 	attrs := append([]slog.Attr{slog.String("event", string(e.Event))}, e.attrs()...)
-	r.Log.LogAttrs(ctx, slog.LevelInfo, e.Event.Says(), attrs...)
+	r.Log.LogAttrs(context.Background(), slog.LevelInfo, e.Event.Says(), attrs...)
 	if r.Observe != nil {
 		r.Observe(e)
 	}
 	return err == nil
 }
 
-// call is what a call's context carries.
-type call struct {
+// Call records the changes that one call makes. The zero value records none.
+type Call struct {
 	recorder *Recorder
 	fields   Fields
 	request  *atomic.Pointer[string]
@@ -170,49 +170,49 @@ type call struct {
 
 type callKey struct{}
 
-// With returns a context whose changes are recorded by r, with these fields.
+// With returns a context whose call's changes are recorded by r, with these fields.
 func With(ctx context.Context, r *Recorder, f Fields) context.Context {
-	return context.WithValue(ctx, callKey{}, call{r, f, &atomic.Pointer[string]{}})
+	return context.WithValue(ctx, callKey{}, Call{r, f, &atomic.Pointer[string]{}})
 }
 
-// About returns a context whose changes have these fields, too.
-func About(ctx context.Context, f Fields) context.Context {
-	c, ok := ctx.Value(callKey{}).(call)
-	if !ok {
-		return ctx
-	}
+// Of returns the call that a context belongs to.
+func Of(ctx context.Context) Call {
+	c, _ := ctx.Value(callKey{}).(Call)
+	return c
+}
+
+// About returns the call with these fields for its changes, too.
+func (c Call) About(f Fields) Call {
 	c.fields = c.fields.with(f)
-	return context.WithValue(ctx, callKey{}, c)
+	return c
 }
 
 // Answered notes the id of a request that the rack has answered. The first one after Begin is the
 // one that makes the change.
 func Answered(ctx context.Context, request string) {
-	if c, ok := ctx.Value(callKey{}).(call); ok {
+	if c := Of(ctx); c.recorder != nil {
 		c.request.CompareAndSwap(nil, &request)
 	}
 }
 
 // Change is a change that is being made.
 type Change struct {
-	ctx      context.Context
 	recorded bool // its begin
 	ended    bool
-	call     call
+	call     Call
 	entry    Entry
 }
 
-// Begin announces a change, right before it is made. Without a recorder in ctx nothing is recorded.
-func Begin(ctx context.Context, event Event, f Fields) *Change {
-	c, ok := ctx.Value(callKey{}).(call)
-	if !ok {
+// Begin announces a change, right before it is made.
+func (c Call) Begin(event Event, f Fields) *Change {
+	if c.recorder == nil {
 		return &Change{}
 	}
 	e := Entry{Time: time.Now().UTC(), Event: event, Outcome: Begun, Fields: c.fields.with(f)}
 	e.key = keyOf(event, e.Fields)
-	recorded := c.recorder.add(ctx, e, false)
+	recorded := c.recorder.add(e, false)
 	c.request.Store(nil)
-	return &Change{ctx: ctx, recorded: recorded, call: c, entry: e}
+	return &Change{recorded: recorded, call: c, entry: e}
 }
 
 // End closes the change: it was made if err is nil, and otherwise it failed. A change of which the
@@ -232,26 +232,25 @@ func (c *Change) End(err error, more Fields) {
 	if err != nil {
 		e.Outcome, e.Reason = Failed, string(csierr.ReasonOf(err))
 	}
-	c.call.recorder.add(c.ctx, e, !c.recorded)
+	c.call.recorder.add(e, !c.recorded)
 }
 
 // Confirm closes a change that is open, if there is one with this event, these fields and those of
-// the context: it has turned out to be made. more is what is known of it now.
-func Confirm(ctx context.Context, event Event, f, more Fields) {
-	c, ok := ctx.Value(callKey{}).(call)
-	if !ok {
+// the call: it has turned out to be made. more is what is known of it now.
+func (c Call) Confirm(event Event, f, more Fields) {
+	if c.recorder == nil {
 		return
 	}
 	e := Entry{Time: time.Now().UTC(), Event: event, Outcome: Done, Fields: c.fields.with(f)}
 	e.key = keyOf(event, e.Fields)
 	e.Fields, e.Seen = e.with(more), true
-	c.recorder.add(ctx, e, false)
+	c.recorder.add(e, false)
 }
 
 // Note records a change that is not announced, because its repetition is another one.
-func Note(ctx context.Context, event Event, f Fields) {
-	if c, ok := ctx.Value(callKey{}).(call); ok {
-		c.recorder.add(ctx, Entry{Time: time.Now().UTC(), Event: event, Outcome: Done,
+func (c Call) Note(event Event, f Fields) {
+	if c.recorder != nil {
+		c.recorder.add(Entry{Time: time.Now().UTC(), Event: event, Outcome: Done,
 			Fields: c.fields.with(f)}, true)
 	}
 }

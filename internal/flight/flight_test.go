@@ -34,8 +34,8 @@ func record(dir string) *recording {
 	return r
 }
 
-func (r *recording) call(ctx context.Context) context.Context {
-	return With(ctx, r.Recorder, Fields{Volume: someVolume, Path: "/staging"})
+func (r *recording) call(ctx context.Context) Call {
+	return Of(With(ctx, r.Recorder, Fields{Volume: someVolume, Path: "/staging"}))
 }
 
 // outcomes are the outcomes in a volume's file.
@@ -54,18 +54,18 @@ func TestAChangeIsSaidOnceAndOnlyWhenItWasMade(t *testing.T) {
 	for name, dir := range map[string]string{"in memory": "", "in files": t.TempDir()} {
 		t.Run(name, func(t *testing.T) {
 			r := record(dir)
-			ctx := About(r.call(t.Context()), Fields{Disk: "csi-x", Device: "/dev/nvme1n1"})
-			Confirm(ctx, Mounted, Fields{}, Fields{}) // nothing is open
-			change := Begin(ctx, Mounted, Fields{Filesystem: "ext4"})
+			call := r.call(t.Context()).About(Fields{Disk: "csi-x", Device: "/dev/nvme1n1"})
+			call.Confirm(Mounted, Fields{}, Fields{}) // nothing is open
+			change := call.Begin(Mounted, Fields{Filesystem: "ext4"})
 			change.End(csierr.New(csierr.NodeToolFailed, "no"), Fields{})
-			Confirm(ctx, Mounted, Fields{}, Fields{}) // it is known to have failed
+			call.Confirm(Mounted, Fields{}, Fields{}) // it is known to have failed
 			if len(r.seen) != 0 {
 				t.Fatalf("said %+v", r.seen)
 			}
-			change = Begin(ctx, Mounted, Fields{Filesystem: "ext4"})
+			change = call.Begin(Mounted, Fields{Filesystem: "ext4"})
 			change.End(nil, Fields{})
 			change.End(nil, Fields{})
-			Confirm(ctx, Mounted, Fields{}, Fields{})
+			call.Confirm(Mounted, Fields{}, Fields{})
 			if len(r.seen) != 1 || strings.Count(r.log.String(), "event=Mounted") != 1 {
 				t.Fatalf("said %+v", r.seen)
 			}
@@ -81,11 +81,11 @@ func TestAChangeIsSaidOnceAndOnlyWhenItWasMade(t *testing.T) {
 
 func TestAChangeWhoseProcessDiesIsClosedByTheCallThatFindsItMade(t *testing.T) {
 	dir := t.TempDir()
-	Begin(record(dir).call(t.Context()), Mounted, Fields{})
+	record(dir).call(t.Context()).Begin(Mounted, Fields{})
 	after := record(dir)
-	Begin(after.call(t.Context()), Mounted, Fields{}).End(errors.New("no"), Fields{})
-	Confirm(after.call(t.Context()), Mounted, Fields{}, Fields{Filesystem: "xfs"})
-	Confirm(after.call(t.Context()), Mounted, Fields{}, Fields{})
+	after.call(t.Context()).Begin(Mounted, Fields{}).End(errors.New("no"), Fields{})
+	after.call(t.Context()).Confirm(Mounted, Fields{}, Fields{Filesystem: "xfs"})
+	after.call(t.Context()).Confirm(Mounted, Fields{}, Fields{})
 	const want = "Mounted begun, Mounted begun, Mounted failed, Mounted done"
 	if got := outcomes(t, dir); got != want {
 		t.Errorf("the file has %s, want %s", got, want)
@@ -97,13 +97,13 @@ func TestAChangeWhoseProcessDiesIsClosedByTheCallThatFindsItMade(t *testing.T) {
 
 func TestAChangeOfADiskThatWasAwayIsNotConfirmed(t *testing.T) {
 	dir := t.TempDir()
-	Begin(About(record(dir).call(t.Context()), Fields{DiskSeq: 7}), Formatted, Fields{})
+	record(dir).call(t.Context()).About(Fields{DiskSeq: 7}).Begin(Formatted, Fields{})
 	after := record(dir)
-	Confirm(About(after.call(t.Context()), Fields{DiskSeq: 8}), Formatted, Fields{}, Fields{})
+	after.call(t.Context()).About(Fields{DiskSeq: 8}).Confirm(Formatted, Fields{}, Fields{})
 	if len(after.seen) != 0 {
 		t.Errorf("said %+v, although another node may have formatted it", after.seen)
 	}
-	Confirm(About(after.call(t.Context()), Fields{DiskSeq: 7}), Formatted, Fields{}, Fields{})
+	after.call(t.Context()).About(Fields{DiskSeq: 7}).Confirm(Formatted, Fields{}, Fields{})
 	if len(after.seen) != 1 {
 		t.Errorf("said %+v", after.seen)
 	}
@@ -112,8 +112,8 @@ func TestAChangeOfADiskThatWasAwayIsNotConfirmed(t *testing.T) {
 func TestTwoProcessesNeverSayTheSame(t *testing.T) {
 	dir := t.TempDir()
 	one, other := record(dir), record(dir)
-	change := Begin(one.call(t.Context()), Unmounted, Fields{})
-	Confirm(other.call(t.Context()), Unmounted, Fields{}, Fields{})
+	change := one.call(t.Context()).Begin(Unmounted, Fields{})
+	other.call(t.Context()).Confirm(Unmounted, Fields{}, Fields{})
 	change.End(nil, Fields{})
 	if len(one.seen) != 0 || len(other.seen) != 1 {
 		t.Errorf("said %+v and %+v", one.seen, other.seen)
@@ -124,17 +124,17 @@ func TestAnAnswerThatWasLostIsSaidWhenTheDiskIsFound(t *testing.T) {
 	r := record("")
 	ctx := With(t.Context(), r.Recorder, Fields{Claim: "default/data"})
 	disk := Fields{Disk: "csi-x"}
-	Begin(ctx, DiskCreated, disk) // no answer
+	Of(ctx).Begin(DiskCreated, disk) // no answer
 	again := With(t.Context(), r.Recorder, Fields{Claim: "default/data"})
-	change := Begin(again, DiskCreated, disk)
+	change := Of(again).Begin(DiskCreated, disk)
 	Answered(again, "refused-1")
 	change.End(csierr.New(csierr.NameTaken, "it exists"), Fields{})
-	Confirm(again, DiskCreated, disk, Fields{Volume: someVolume})
+	Of(again).Confirm(DiskCreated, disk, Fields{Volume: someVolume})
 	if len(r.seen) != 1 || r.seen[0].Volume != someVolume || !r.seen[0].Seen ||
 		r.seen[0].Request != "" || r.seen[0].Claim != "default/data" {
 		t.Errorf("said %+v", r.seen)
 	}
-	change = Begin(again, DiskDeleted, Fields{Volume: someVolume})
+	change = Of(again).Begin(DiskDeleted, Fields{Volume: someVolume})
 	Answered(again, "request-2")
 	Answered(again, "a later look")
 	change.End(nil, Fields{})
@@ -147,12 +147,12 @@ func TestAChangeIsSaidAlsoWhenItsBeginIsLost(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, FileName(someVolume))
 	removed := record(dir)
-	change := Begin(removed.call(t.Context()), Mounted, Fields{})
+	change := removed.call(t.Context()).Begin(Mounted, Fields{})
 	csitest.Must(t, os.Remove(path))
 	change.End(nil, Fields{})
 	csitest.Must(t, os.Mkdir(path, 0o700)) // nothing can be written while it is there
 	unwritten := record(dir)
-	change = Begin(unwritten.call(t.Context()), Unmounted, Fields{})
+	change = unwritten.call(t.Context()).Begin(Unmounted, Fields{})
 	csitest.Must(t, os.Remove(path))
 	change.End(nil, Fields{})
 	if len(removed.seen) != 1 || len(unwritten.seen) != 1 {
@@ -170,7 +170,7 @@ func TestAVolumesFileIsBoundedAndPrivate(t *testing.T) {
 		if i == 1 {
 			csitest.Must(t, os.Symlink(elsewhere, path+NewSuffix))
 		}
-		Begin(r.call(t.Context()), Published, Fields{Detail: strings.Repeat("x", 200)}).End(nil, Fields{})
+		r.call(t.Context()).Begin(Published, Fields{Detail: strings.Repeat("x", 200)}).End(nil, Fields{})
 	}
 	if b, err := os.ReadFile(elsewhere); err != nil || len(b) > 0 {
 		t.Errorf("%d bytes were written through a link, %v", len(b), err)
@@ -197,7 +197,7 @@ func TestANodeRemembersSoManyVolumesAndNoMore(t *testing.T) {
 	r := record(dir)
 	for i := range maxVolumes + 10 {
 		ctx := With(t.Context(), r.Recorder, Fields{Volume: fmt.Sprintf("volume %d", i)})
-		Begin(ctx, Mounted, Fields{}).End(nil, Fields{})
+		Of(ctx).Begin(Mounted, Fields{}).End(nil, Fields{})
 	}
 	files, err := os.ReadDir(dir)
 	csitest.Must(t, err)
@@ -226,7 +226,7 @@ func TestWhateverIsInTheFileACallIsNotHinderedAndSaysWhatItDid(t *testing.T) {
 			dir := t.TempDir()
 			csitest.Must(t, put(filepath.Join(dir, FileName(someVolume))))
 			r := record(dir)
-			Begin(r.call(t.Context()), Mounted, Fields{}).End(nil, Fields{})
+			r.call(t.Context()).Begin(Mounted, Fields{}).End(nil, Fields{})
 			if len(r.seen) != 1 || strings.Count(r.log.String(), "event=Mounted") != 1 {
 				t.Errorf("said %+v\n%s", r.seen, r.log.String())
 			}
@@ -243,7 +243,7 @@ func TestProcessesThatWriteAtOnceLoseNothing(t *testing.T) {
 			r := record(dir)
 			ctx := With(t.Context(), r.Recorder, Fields{Volume: someVolume, Path: fmt.Sprint(i)})
 			for range changes {
-				Begin(ctx, Published, Fields{}).End(nil, Fields{})
+				Of(ctx).Begin(Published, Fields{}).End(nil, Fields{})
 			}
 		})
 	}

@@ -33,6 +33,21 @@ var statesAtInstance = []oxide.DiskStateState{
 	oxide.DiskStateStateAttaching, oxide.DiskStateStateAttached, oxide.DiskStateStateDetaching,
 }
 
+// ImportProblem returns why a disk cannot be used whose import has not been finalized, or "". Such
+// a state lasts until somebody ends it.
+func ImportProblem(name string, state oxide.DiskStateState) string {
+	first := ""
+	switch state {
+	case oxide.DiskStateStateImportingFromBulkWrites, oxide.DiskStateStateImportingFromUrl:
+		first = "'oxide disk import stop' and then "
+	case oxide.DiskStateStateImportReady:
+	default:
+		return ""
+	}
+	return fmt.Sprintf("the disk %s is %s: the import of its content has not been finalized; when "+
+		"everything is written, run %s'oxide disk import finalize'", name, state, first)
+}
+
 // ReadOnly reports whether the rack marks the disk as read-only.
 func ReadOnly(d *oxide.Disk) bool { return d.ReadOnly != nil && *d.ReadOnly }
 
@@ -85,6 +100,15 @@ func ProjectError(ctx context.Context, err error) error {
 	}
 	return Error(ctx, "read project", err)
 }
+
+// DiskText returns how messages show a disk.
+func DiskText(d *oxide.Disk) string { return volume.NameAndID(string(d.Name), d.Id) }
+
+// InstanceText returns how messages show an instance.
+func InstanceText(i *oxide.Instance) string { return volume.NameAndID(string(i.Name), i.Id) }
+
+// SnapshotText returns how messages show a snapshot.
+func SnapshotText(s *oxide.Snapshot) string { return volume.NameAndID(string(s.Name), s.Id) }
 
 // DiskTag returns a disk's ownership tag. ok is false if the disk has none, or has another name
 // than the one that the tag stands for. What the tag says of the disk holds whoever's cluster it

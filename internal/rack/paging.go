@@ -258,7 +258,15 @@ func (c *Client) EachSnapshot(ctx context.Context, pages *Pager,
 // BootDisks returns the ids of the project's boot disks.
 func (c *Client) BootDisks(ctx context.Context) (map[string]bool, error) {
 	boot := map[string]bool{}
-	err := eachObject(func(token string) ([]oxide.Instance, string, error) {
+	err := c.EachInstance(ctx, func(instance *oxide.Instance) {
+		boot[strings.ToLower(instance.BootDiskId)] = true
+	})
+	return boot, err
+}
+
+// EachInstance visits the project's instances.
+func (c *Client) EachInstance(ctx context.Context, visit func(*oxide.Instance)) error {
+	return eachObject(func(token string) ([]oxide.Instance, string, error) {
 		params := oxide.InstanceListParams{Limit: oxide.NewPointer(pageSize), PageToken: token}
 		if token == "" {
 			params.Project, params.SortBy = c.ProjectParam(), oxide.NameOrIdSortModeIdAscending
@@ -269,8 +277,7 @@ func (c *Client) BootDisks(ctx context.Context) (map[string]bool, error) {
 		}
 		return page.Items, page.NextPage, nil
 	}, func(instance *oxide.Instance) (enough bool) {
-		boot[strings.ToLower(instance.BootDiskId)] = true
+		visit(instance)
 		return false
 	})
-	return boot, err
 }

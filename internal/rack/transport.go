@@ -1,11 +1,14 @@
 package rack
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"net/url"
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/async"
@@ -58,7 +61,7 @@ func (t *Transport) send(req *http.Request, token string) (*http.Response, error
 	}
 	if err != nil {
 		stop()
-		return nil, err
+		return nil, connectError(req.URL, err)
 	}
 	answer.Body = &endedBody{answer.Body, stop}
 	if answer.StatusCode != http.StatusUnauthorized {
@@ -76,6 +79,17 @@ func (t *Transport) send(req *http.Request, token string) (*http.Response, error
 			"proxies before it", answer.StatusCode)
 	}
 	return answer, nil
+}
+
+// connectError says to which host and port no connection could be made. The address that was looked
+// up, and all others in errors of package net, are left out of messages (transportText).
+func connectError(u *url.URL, err error) error {
+	var dial *net.OpError
+	if !errors.As(err, &dial) || dial.Op != "dial" {
+		return err
+	}
+	port := cmp.Or(u.Port(), map[string]string{"http": "80"}[u.Scheme], "443")
+	return fmt.Errorf("connect to %s: %w", net.JoinHostPort(u.Hostname(), port), dial.Err)
 }
 
 // patience is how long the response to a change is awaited after the caller has given up.

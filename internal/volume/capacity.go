@@ -35,13 +35,13 @@ func ParseCapacityRange(r *csi.CapacityRange) (CapacityRange, error) {
 		return out, csierr.New(csierr.CapacityInvalid, "capacity_range is negative")
 	case out.min == 0 && out.max == 0:
 		return out, csierr.New(csierr.CapacityInvalid, "capacity_range sets neither required_bytes nor "+
-			"limit_bytes; leave it out for a volume of %d bytes",
-			int64(defaultSizeBytes))
+			"limit_bytes; leave it out for a volume of %s",
+			SizeText(defaultSizeBytes))
 	case out.max == 0:
 		out.max = math.MaxInt64
 	case out.max < out.min:
-		return out, csierr.New(csierr.CapacityOutOfRange, "limit_bytes %d is less than "+
-			"required_bytes %d", out.max, out.min)
+		return out, csierr.New(csierr.CapacityOutOfRange, "limit_bytes is %s, less than "+
+			"required_bytes, which is %s", SizeText(out.max), SizeText(out.min))
 	}
 	return out, nil
 }
@@ -62,17 +62,17 @@ func (r CapacityRange) DiskSize(floor, ceiling int64) (int64, error) {
 	}
 	size = max(size, floor, GiB)
 	if size > ceiling {
-		return 0, csierr.New(csierr.CapacityOutOfRange, "%d bytes are more than the largest disk, "+
-			"%d", size, ceiling)
+		return 0, csierr.New(csierr.CapacityOutOfRange, "%s are more than the largest disk, %s",
+			SizeText(size), SizeText(ceiling))
 	}
 	size = roundUp(size)
 	if size > r.max {
 		if floor > r.max {
-			return 0, csierr.New(csierr.CapacityOutOfRange, "limit_bytes %d is less than the source's %d "+
-				"bytes", r.max, floor)
+			return 0, csierr.New(csierr.CapacityOutOfRange, "limit_bytes is %s, less than the source, "+
+				"which has %s", SizeText(r.max), SizeText(floor))
 		}
 		return 0, csierr.New(csierr.CapacityOutOfRange, "disks have whole GiB, at least one, and the "+
-			"next size, %d bytes, is above limit_bytes %d", size, r.max)
+			"next size, %s, is above limit_bytes, which is %s", SizeText(size), SizeText(r.max))
 	}
 	return size, nil
 }

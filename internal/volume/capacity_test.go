@@ -89,9 +89,9 @@ func TestTheRefusalOfASourceSaysWhichLimitItExceeds(t *testing.T) {
 		r     *csi.CapacityRange
 		floor int64
 	}{
-		"is less than the source's":  {csitest.Range(0, 3*GiB), 4 * GiB},
-		"is above limit_bytes":       {csitest.Range(0, 3*GiB+1), 3*GiB + 1},
-		"disks have whole GiB, at l": {csitest.Range(GiB+1, GiB+2), 0},
+		"less than the source, which": {csitest.Range(0, 3*GiB), 4 * GiB},
+		"is above limit_bytes":        {csitest.Range(0, 3*GiB+1), 3*GiB + 1},
+		"disks have whole GiB, at l":  {csitest.Range(GiB+1, GiB+2), 0},
 	} {
 		if _, err := sizeFor(c.r, c.floor, MaxDistributedBytes); err == nil ||
 			!strings.Contains(err.Error(), want) {

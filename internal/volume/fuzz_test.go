@@ -52,6 +52,7 @@ func FuzzDescription(f *testing.F) {
 		if m.RackName == "" {
 			again.Name, again.RackName = m.Name, "" // the name of a long one is cut
 		}
+		again.Claim = m.Claim // and before that the claim
 		if !ok || again != m {
 			t.Fatalf("%q is the tag %+v, then %+v", description, m, again)
 		}

@@ -60,6 +60,18 @@ func ForeignKey(key string) bool {
 	})
 }
 
+// Claim returns the namespace and name of the claim, or of the VolumeSnapshot, from the parameters
+// of a create call. They are there if external-provisioner and external-snapshotter have
+// --extra-create-metadata.
+func Claim(parameters map[string]string) string {
+	for _, of := range []string{"pvc", "volumesnapshot"} {
+		if name := parameters["csi.storage.k8s.io/"+of+"/name"]; name != "" {
+			return parameters["csi.storage.k8s.io/"+of+"/namespace"] + "/" + name
+		}
+	}
+	return ""
+}
+
 // ParseParameters parses the parameters of a StorageClass.
 func ParseParameters(values map[string]string) (Parameters, error) {
 	p := Parameters{DiskType: diskTypeDistributed, Placement: placementRack}

@@ -32,6 +32,10 @@ type Tag struct {
 	// that was restored from the snapshot. It is empty for a disk that was made blank, whose
 	// filesystem has the disk's id.
 	FilesystemUUID string `json:"filesystemUUID,omitempty"`
+	// Claim is the namespace and name of the claim, or of the VolumeSnapshot, for people who look at
+	// the rack. It is a label and no identity: nothing is decided from it, and nobody updates it. If
+	// the description would be too long, Claim is only a beginning with "…", or empty.
+	Claim string `json:"claim,omitempty"`
 }
 
 // MaxDescriptionBytes is the longest description of an object. The rack stores 512 characters
@@ -40,21 +44,32 @@ type Tag struct {
 const MaxDescriptionBytes = 512
 
 // Description returns the description of an object with the tag. It has at most MaxDescriptionBytes
-// for every legal request: the end of the name is left out first, and nothing else has to be,
-// because all other fields are limited to 403 bytes together.
+// for every legal request: first the claim is shortened or left out, then the end of the name.
+// Nothing else has to be, because all other fields are limited to 403 bytes together.
 func (t Tag) Description() string {
 	text := t.encode()
+	for claim := t.Claim; len(text) > MaxDescriptionBytes && t.Claim != ""; text = t.encode() {
+		claim = withoutLastRune(claim)
+		if t.Claim = claim + "…"; claim == "" {
+			t.Claim = ""
+		}
+	}
 	if len(text) > MaxDescriptionBytes && t.RackName == "" {
 		t.RackName = t.objectName()
 		for text = t.encode(); len(text) > MaxDescriptionBytes; text = t.encode() {
-			_, last := utf8.DecodeLastRuneInString(t.Name)
-			if last == len(t.Name) {
+			name := withoutLastRune(t.Name)
+			if name == "" {
 				break // of no legal request
 			}
-			t.Name = t.Name[:len(t.Name)-last]
+			t.Name = name
 		}
 	}
 	return text
+}
+
+func withoutLastRune(s string) string {
+	_, last := utf8.DecodeLastRuneInString(s)
+	return s[:len(s)-last]
 }
 
 func (t Tag) encode() string {

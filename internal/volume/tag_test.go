@@ -27,6 +27,7 @@ func legalTags(t *rapid.T) (tag Tag, csiName string) {
 		SourceBytes: rapid.SampledFrom([]int64{0, GiB, MaxDistributedBytes,
 			1 << 62}).Draw(t, "source"),
 		FilesystemUUID: uuid.Draw(t, "filesystem"),
+		Claim:          rapid.OneOf(rapid.Just(""), rapid.Just(longestClaim), legal).Draw(t, "claim"),
 	}
 	return tag, tag.Name
 }
@@ -34,6 +35,9 @@ func legalTags(t *rapid.T) (tag Tag, csiName string) {
 // longestOptions are all options of mkfs at once, more than any one filesystem has.
 const longestOptions = "bytesPerInode=67108864,fsBlockSize=4096,inodeSize=2048," +
 	"label=abcdefghijkl,nodeSize=65536,reflink=false,reservedPercent=50"
+
+// longestClaim has the longest namespace and name that Kubernetes allows.
+var longestClaim = strings.Repeat("n", 63) + "/" + strings.Repeat("c", 253)
 
 func TestADescriptionFitsIntoTheRacksColumn(t *testing.T) {
 	o, err := ParseMkfsOptions(longestOptions)
@@ -58,6 +62,15 @@ func TestADescriptionFitsIntoTheRacksColumn(t *testing.T) {
 		if got.IsOf(tag.Cluster+"x", name) {
 			t.Fatalf("%+v is of another cluster", got)
 		}
+		if beginning, cut := strings.CutSuffix(got.Claim, "…"); got.Claim != tag.Claim &&
+			(len(text) < 512-25 && tag.Claim != "" || got.Claim != "" && !cut ||
+				!strings.HasPrefix(tag.Claim, beginning)) {
+			t.Fatalf("of the claim %q %q is kept, in %d bytes", tag.Claim, got.Claim, len(text))
+		}
+		if got.RackName != "" && got.Claim != "" {
+			t.Fatalf("%q has a label, but not the whole name", text)
+		}
+		got.Claim = tag.Claim
 		if got.RackName == "" && got != tag {
 			t.Fatalf("%+v became %+v", tag, got)
 		}

@@ -30,6 +30,7 @@ type object struct {
 	ID         string    `json:"id"`
 	Name       string    `json:"name"`
 	CSIName    string    `json:"csiName,omitempty"`
+	Claim      string    `json:"claim,omitempty"` // when it was made
 	SizeBytes  int64     `json:"sizeBytes"`
 	Created    time.Time `json:"created,omitzero"`
 	State      string    `json:"state"`
@@ -98,7 +99,7 @@ func (c *ownedRack) list(ctx context.Context) (inventory, error) {
 func (c *ownedRack) diskObject(d *oxide.Disk) object {
 	m, _ := volume.ParseTag(d.Description)
 	return object{
-		Kind: kindDisk, ID: d.Id, Name: string(d.Name), CSIName: m.Name,
+		Kind: kindDisk, ID: d.Id, Name: string(d.Name), CSIName: m.Name, Claim: m.Claim,
 		SizeBytes: int64(d.Size), Created: createdAt(d.TimeCreated),
 		State: string(d.State.State()), AttachedTo: rack.InstanceOf(d), Foreign: rack.ForeignDisk(d,
 			c.ClusterID),
@@ -109,7 +110,7 @@ func (c *ownedRack) diskObject(d *oxide.Disk) object {
 func (c *ownedRack) snapshotObject(s *oxide.Snapshot) object {
 	m, _ := volume.ParseTag(s.Description)
 	return object{
-		Kind: kindSnapshot, ID: s.Id, Name: string(s.Name), CSIName: m.Name,
+		Kind: kindSnapshot, ID: s.Id, Name: string(s.Name), CSIName: m.Name, Claim: m.Claim,
 		SizeBytes: int64(s.Size), Created: createdAt(s.TimeCreated), State: string(s.State),
 		Foreign: rack.ForeignSnapshot(s, c.ClusterID), description: s.Description,
 	}

@@ -75,11 +75,11 @@ func (r *report) writeTables(out io.Writer) error {
 	line := func(format string, args ...any) { _, _ = fmt.Fprintf(w, format+"\n", args...) }
 	if len(r.Orphans) > 0 {
 		line("ORPHANS: made for this cluster, not wanted")
-		line("KIND\tID\tNAME\tCSI NAME\tSIZE\tAGE\tSTATE\tATTACHED TO\tDELETED")
+		line("KIND\tID\tNAME\tCSI NAME\tCLAIM\tSIZE\tAGE\tSTATE\tATTACHED TO\tDELETED")
 		for _, o := range r.Orphans {
-			line("%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s", o.Kind, o.ID, csierr.Plain(o.Name),
-				csierr.Plain(o.CSIName), sizeText(o.SizeBytes), o.age(r.ListedAt), csierr.Plain(o.State),
-				orDash(o.AttachedTo), o.deleted())
+			line("%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s", o.Kind, o.ID, csierr.Plain(o.Name),
+				csierr.Plain(o.CSIName), orDash(csierr.Plain(o.Claim)), sizeText(o.SizeBytes),
+				o.age(r.ListedAt), csierr.Plain(o.State), orDash(o.AttachedTo), o.deleted())
 		}
 		line("")
 	}

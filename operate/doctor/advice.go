@@ -94,6 +94,7 @@ var advices = map[csierr.Reason]advice{
 		"The orchestrator repeats the call, which succeeds when the volume is unpublished there. " +
 			"The driver never detaches a disk that is in use.", "kubectl get volumeattachments"},
 	csierr.DiskBusy:           {LinkDisk, passes, showDisk},
+	csierr.DiskImporting:      {LinkDisk, "Nothing: an import stays as it is.", showDisk},
 	csierr.DiskFaulted:        {LinkDisk, "Nothing: the disk stays faulted.", showDisk},
 	csierr.OtherProject:       {LinkDisk, never, showDisk},
 	csierr.SerialTaken:        {LinkSerial, repeated, listDisks},

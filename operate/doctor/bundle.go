@@ -1,9 +1,6 @@
 package doctor
 
-import (
-	"fmt"
-	"io"
-)
+import "io"
 
 // bundle is what a support case needs. The evidence has only the fields that a diagnosis reads: no
 // Secret, no environment, no mount option and no token has ever been in it.
@@ -22,8 +19,5 @@ func WriteBundle(w io.Writer, d Diagnosis, e Evidence) error {
 	if err == nil {
 		_, err = w.Write(text)
 	}
-	if err != nil {
-		return fmt.Errorf("--bundle: %w", err)
-	}
-	return nil
+	return err
 }

@@ -65,6 +65,8 @@ func resolve(e *Evidence) []*chain {
 		return podChains(e, q.Namespace, q.Name)
 	case AskNode:
 		return nodeChains(e, q.Name)
+	case AskCluster:
+		return allChains(e)
 	}
 	return []*chain{{Evidence: e, subject: "rack", links: []judgement{{LinkRack,
 		(*chain).judgeRackItself}, {LinkDisk, (*chain).judgeOwnDisks}}}}
@@ -86,7 +88,7 @@ func claimChain(e *Evidence, namespace, name string, pod *kube.Object) *chain {
 
 func volumeChain(e *Evidence, id string) *chain {
 	c := &chain{Evidence: e, subject: "volume " + id, links: volumeLinks, handle: id}
-	c.findVolume(func(o kube.Object) bool {
+	c.findVolume(func(o *kube.Object) bool {
 		handle, ok := volume.ParseID(o.Spec.CSI.VolumeHandle)
 		return ok && handle == id && o.Spec.CSI.Driver == volume.DriverName
 	})
@@ -130,7 +132,7 @@ func nodeChains(e *Evidence, name string) []*chain {
 		[]judgement{{LinkDevice, (*chain).judgeDevices}}), nodeName: name}
 	own.findNode()
 	chains := []*chain{own}
-	attached, why := e.Cluster.objects(kindAttachment, func(o kube.Object) bool {
+	attached, why := e.Cluster.objects(kindAttachment, func(o *kube.Object) bool {
 		return o.Spec.NodeName == name && o.Spec.Attacher == volume.DriverName
 	})
 	if why != "" {
@@ -138,18 +140,58 @@ func nodeChains(e *Evidence, name string) []*chain {
 		own.attachmentWhy = why
 	}
 	for _, a := range attached {
-		c := &chain{Evidence: e, subject: "PersistentVolume " + a.Spec.Source.PersistentVolumeName,
-			links: volumeLinks}
-		c.findVolume(named("", a.Spec.Source.PersistentVolumeName))
-		if c.volume != nil {
-			c.claimName = c.volume.Spec.ClaimRef
-			c.claim, c.claimWhy = e.Cluster.one(kindClaim, named(c.claimName.Namespace,
-				c.claimName.Name))
-		} else {
-			c.claimWhy = c.volumeWhy
+		chains = append(chains, persistentChain(e, a.Spec.Source.PersistentVolumeName))
+	}
+	return chains
+}
+
+// persistentChain returns the chain of a PersistentVolume.
+func persistentChain(e *Evidence, name string) *chain {
+	c := &chain{Evidence: e, subject: "PersistentVolume " + name, links: volumeLinks}
+	c.findVolume(named("", name))
+	if c.volume != nil {
+		c.claimName = c.volume.Spec.ClaimRef
+		c.claim, c.claimWhy = e.Cluster.one(kindClaim, named(c.claimName.Namespace, c.claimName.Name))
+	} else {
+		c.claimWhy = c.volumeWhy
+	}
+	c.complete()
+	return c
+}
+
+// allChains has a chain of each node with the driver, of each of the driver's PersistentVolumes, of
+// each of its claims without one, and of each of the cluster's disks without one.
+func allChains(e *Evidence) []*chain {
+	chains := []*chain{{Evidence: e, subject: "rack", links: []judgement{{LinkRack,
+		(*chain).judgeRack}}}}
+	for _, o := range e.Cluster.Objects {
+		if o.Kind == kindCSINode && nodeDriver(&o) != nil {
+			c := &chain{Evidence: e, subject: "node " + o.Metadata.Name, nodeName: o.Metadata.Name,
+				links: []judgement{{LinkNode, (*chain).judgeNode}, {LinkInstance, (*chain).judgeInstance}}}
+			c.findNode()
+			chains = append(chains, c)
 		}
-		c.complete()
-		chains = append(chains, c)
+	}
+	disks := map[string]bool{}
+	for _, o := range e.Cluster.Objects {
+		if o.Kind == kindVolume && o.Spec.CSI.Driver == volume.DriverName {
+			c := persistentChain(e, o.Metadata.Name)
+			disks[c.handle] = true
+			chains = append(chains, c)
+		}
+	}
+	for _, o := range e.Cluster.Objects {
+		if o.Kind == kindClaim && o.Spec.VolumeName == "" &&
+			o.Metadata.Annotations.Provisioner == volume.DriverName {
+			chains = append(chains, claimChain(e, o.Metadata.Namespace, o.Metadata.Name, nil))
+		}
+	}
+	for _, id := range sortedKeys(e.Rack.Disks) {
+		if e.Rack.Disks[id].Object != nil && !disks[id] {
+			c := volumeChain(e, id)
+			c.links = []judgement{{LinkVolume, (*chain).judgeVolume}, {LinkDisk, (*chain).judgeDisk}}
+			chains = append(chains, c)
+		}
 	}
 	return chains
 }
@@ -162,7 +204,7 @@ func claimOf(pod *kube.Object, v kube.PodVolume) string {
 	return v.PersistentVolumeClaim.ClaimName
 }
 
-func (c *chain) findVolume(match func(kube.Object) bool) {
+func (c *chain) findVolume(match func(*kube.Object) bool) {
 	c.volume, c.volumeWhy = c.Cluster.one(kindVolume, match)
 	if c.volume == nil || c.volume.Spec.CSI.Driver != volume.DriverName {
 		return
@@ -176,11 +218,11 @@ func (c *chain) findVolume(match func(kube.Object) bool) {
 // complete finds the objects that follow from the claim and the volume.
 func (c *chain) complete() {
 	if c.claimName.Name != "" {
-		c.pods, c.podsWhy = c.Cluster.objects(kindPod, func(o kube.Object) bool {
+		c.pods, c.podsWhy = c.Cluster.objects(kindPod, func(o *kube.Object) bool {
 			return o.Metadata.Namespace == c.claimName.Namespace &&
-				(!ended(o) || !o.Metadata.DeletionTimestamp.IsZero()) &&
+				(!ended(*o) || !o.Metadata.DeletionTimestamp.IsZero()) &&
 				slices.ContainsFunc(o.Spec.Volumes, func(v kube.PodVolume) bool {
-					return claimOf(&o, v) == c.claimName.Name
+					return claimOf(o, v) == c.claimName.Name
 				})
 		})
 	} else {
@@ -190,7 +232,7 @@ func (c *chain) complete() {
 		c.pod = mainPod(c.pods)
 	}
 	if c.volume != nil {
-		c.attachments, c.attachmentWhy = c.Cluster.objects(kindAttachment, func(o kube.Object) bool {
+		c.attachments, c.attachmentWhy = c.Cluster.objects(kindAttachment, func(o *kube.Object) bool {
 			return o.Spec.Source.PersistentVolumeName == c.volume.Metadata.Name &&
 				o.Spec.Attacher == volume.DriverName
 		})

@@ -52,7 +52,9 @@ type Diagnosis struct {
 // Chain is the chain of one volume, or the part of it that a question is about.
 type Chain struct {
 	Subject string `json:"subject"`
-	Links   []Step `json:"links"`
+	// Place tells where the chain is in the tree of a cluster.
+	Place *Place `json:"place,omitempty"`
+	Links []Step `json:"links"`
 	// Finding is the first one that is broken; nil if none is.
 	Finding *Finding `json:"finding,omitempty"`
 }
@@ -107,6 +109,9 @@ func Diagnose(e Evidence) Diagnosis {
 // judge judges every link of the chain that the question is about.
 func (c *chain) judge() Chain {
 	result := Chain{Subject: csierr.Plain(c.subject)}
+	if c.Question.Kind == AskCluster {
+		result.Place = c.place()
+	}
 	c.heard = c.said()
 	for _, l := range c.links {
 		step := l.judge(c)

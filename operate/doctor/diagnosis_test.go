@@ -198,6 +198,9 @@ var situations = []situation{
 	}}, LinkNode, ""},
 	// The disk.
 	{"a faulted disk", []edit{faulted}, LinkDisk, csierr.DiskFaulted},
+	{"a disk whose import was not finalized", []edit{disk(func(d *Disk) {
+		d.State, d.Instance = "import_ready", ""
+	})}, LinkDisk, csierr.DiskImporting},
 	{"a disk that is gone", []edit{func(_ testing.TB, e *Evidence) {
 		e.Rack.Disks[racktest.Disk] = Found[Disk]{}
 	}}, LinkDisk, csierr.VolumeNotFound},

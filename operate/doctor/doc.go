@@ -9,5 +9,5 @@
 // (the evidence, evidence.go), chain.go (which objects belong together), said.go (the driver's
 // errors that Kubernetes recorded), judge_cluster.go, judge_workload.go (node and pod),
 // judge_rack.go and judge_node.go (the links), diagnosis.go (the result), advice.go (what follows
-// from a reason), report.go and bundle.go (the result for people, and for a support case).
+// from a reason), report.go, tree.go and bundle.go (the result for people, and for a support case).
 package doctor

@@ -57,6 +57,8 @@ type RackObjects struct {
 	Instances map[string]Found[Machine] `json:"instances,omitempty"`
 	// Neighbours are the disks of an instance.
 	Neighbours map[string]Found[[]Disk] `json:"neighbours,omitempty"`
+	// Boot are the ids of the boot disks of the project's instances, if the question is the cluster.
+	Boot map[string]bool `json:"boot,omitempty"`
 	// Owned are the disks of this cluster and LeftBytes is what is left of the quota; they are asked
 	// for where the question is the rack itself.
 	Owned     *Found[[]Disk] `json:"owned,omitempty"`
@@ -84,7 +86,9 @@ type Disk struct {
 	// FilesystemUUID is the only one that the volume's filesystem may have, or empty.
 	FilesystemUUID string `json:"filesystemUUID,omitempty"`
 	CSIName        string `json:"csiName,omitempty"`
-	Foreign        string `json:"foreign,omitempty"` // why the disk is not this cluster's
+	// Claim is the claim that the disk was made for, as its description says.
+	Claim   string `json:"claim,omitempty"`
+	Foreign string `json:"foreign,omitempty"` // why the disk is not this cluster's
 }
 
 // Machine is an instance of the rack.
@@ -95,11 +99,11 @@ type Machine struct {
 }
 
 // objects returns the objects of a kind that match, or why the kind could not be seen.
-func (c Cluster) objects(kind string, match func(kube.Object) bool) ([]kube.Object, string) {
+func (c Cluster) objects(kind string, match func(*kube.Object) bool) ([]kube.Object, string) {
 	var found []kube.Object
-	for _, o := range c.Objects {
-		if o.Kind == kind && match(o) {
-			found = append(found, o)
+	for i := range c.Objects {
+		if o := &c.Objects[i]; o.Kind == kind && match(o) {
+			found = append(found, *o)
 		}
 	}
 	if len(found) > 0 {
@@ -110,7 +114,7 @@ func (c Cluster) objects(kind string, match func(kube.Object) bool) ([]kube.Obje
 
 // one returns the only object of a kind that matches. It is nil if there is none, or if the kind
 // could not be seen, which why then tells.
-func (c Cluster) one(kind string, match func(kube.Object) bool) (o *kube.Object, why string) {
+func (c Cluster) one(kind string, match func(*kube.Object) bool) (o *kube.Object, why string) {
 	found, why := c.objects(kind, match)
 	if len(found) == 0 {
 		return nil, why
@@ -119,8 +123,8 @@ func (c Cluster) one(kind string, match func(kube.Object) bool) (o *kube.Object,
 }
 
 // named matches an object by its namespace and name.
-func named(namespace, name string) func(kube.Object) bool {
-	return func(o kube.Object) bool {
+func named(namespace, name string) func(*kube.Object) bool {
+	return func(o *kube.Object) bool {
 		return o.Metadata.Name == name && o.Metadata.Namespace == namespace
 	}
 }

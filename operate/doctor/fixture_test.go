@@ -131,7 +131,8 @@ func healthy(t testing.TB, edits ...edit) *Evidence {
 	e.Nodes.Unseen = map[string]string{}
 	e.Nodes.DriverPods = slices.Clip(objects[6:8])
 	disk := Disk{ID: racktest.Disk, Name: diskName, State: diskAttached, Instance: racktest.Instance,
-		SizeBytes: diskBytes, BlockBytes: 4096, Type: "distributed", FilesystemUUID: racktest.Disk}
+		SizeBytes: diskBytes, BlockBytes: 4096, Type: "distributed", FilesystemUUID: racktest.Disk,
+		Claim: "default/data"}
 	neighbours := []Disk{disk}
 	e.Rack = RackObjects{Cluster: "blue", Project: racktest.ProjectID,
 		Disks: map[string]Found[Disk]{racktest.Disk: {Object: &disk}},

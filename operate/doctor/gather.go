@@ -101,7 +101,7 @@ func (g *gatherer) cluster(ctx context.Context) error {
 		if c := volumeChain(&g.e, q.Name); c.claimName.Namespace != "" {
 			namespaces = []string{c.claimName.Namespace}
 		}
-	case AskNode:
+	case AskNode, AskCluster:
 		namespaces = []string{allNamespaces}
 	}
 	for _, namespace := range namespaces {
@@ -170,13 +170,16 @@ func (g *gatherer) add(ofDriver bool, objects []kube.Object) {
 // maxFileBytes is more than a file of one cluster's objects and less than a machine's memory.
 const maxFileBytes = 256 << 20
 
-// readFile reads a file that a flag names.
+// readFile reads a file that a flag names; "-" is the standard input.
 func readFile(flag, path string, most int64) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", flag, err)
+	f := os.Stdin
+	if path != "-" {
+		var err error
+		if f, err = os.Open(path); err != nil {
+			return nil, fmt.Errorf("%s: %w", flag, err)
+		}
+		defer func() { _ = f.Close() }()
 	}
-	defer func() { _ = f.Close() }()
 	data, err := io.ReadAll(io.LimitReader(f, most+1))
 	if err == nil && int64(len(data)) > most {
 		err = fmt.Errorf("has more than %d bytes", most)

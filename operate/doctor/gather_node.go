@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"sync"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/inspection"
@@ -80,14 +81,25 @@ func (g *gatherer) askNodes(ctx context.Context) {
 		}
 		n.volumes = append(n.volumes, asked)
 	}
+	// Several at once: a cluster may have many nodes, and most of the time goes into connecting.
+	var mu sync.Mutex
+	var asking sync.WaitGroup
+	slots := make(chan struct{}, 8)
 	for _, n := range order {
-		r, err := g.askNode(ctx, n.chain, n.volumes)
-		if err != nil {
-			g.e.Nodes.Unseen[n.chain.instance] = csierr.Plain(err.Error())
-			continue
-		}
-		g.e.Nodes.Reports[n.chain.instance] = r
+		slots <- struct{}{}
+		asking.Go(func() {
+			defer func() { <-slots }()
+			r, err := g.askNode(ctx, n.chain, n.volumes)
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				g.e.Nodes.Unseen[n.chain.instance] = csierr.Plain(err.Error())
+				return
+			}
+			g.e.Nodes.Reports[n.chain.instance] = r
+		})
 	}
+	asking.Wait()
 }
 
 // askNode runs oxide-csi-plugin inspect in the driver's pod on a node.

@@ -35,6 +35,10 @@ func (g *gatherer) rack(ctx context.Context) {
 		g.rackItself(ctx)
 		return
 	}
+	if g.options.Question.Kind == AskCluster {
+		g.wholeProject(ctx)
+		return
+	}
 	for _, c := range resolve(&g.e) {
 		if c.handle != "" {
 			r.Disks[c.handle] = found(c.handle, csierr.VolumeNotFound,
@@ -52,6 +56,64 @@ func (g *gatherer) rack(ctx context.Context) {
 			func(id oxide.NameOrId) ([]oxide.Disk, error) { return g.Rack.InstanceDisks(ctx, id) },
 			g.disksOf)
 	}
+}
+
+// wholeProject collects the disks and instances of the cluster from two lists, however many volumes
+// there are. A list that fails leaves nothing seen of its kind.
+func (g *gatherer) wholeProject(ctx context.Context) {
+	r, listed := &g.e.Rack, map[string]Disk{}
+	failed := g.eachDisk(ctx, func(d *oxide.Disk) { listed[d.Id] = g.diskOf(d) })
+	nodes := map[string]bool{}
+	for _, c := range resolve(&g.e) {
+		nodes[c.instance] = true
+		if c.handle != "" {
+			r.Disks[c.handle] = Found[Disk]{Unseen: failed}
+		}
+	}
+	neighbours := map[string][]Disk{}
+	for _, id := range sortedKeys(listed) {
+		d := listed[id]
+		if _, asked := r.Disks[id]; asked || d.Foreign == "" {
+			r.Disks[id] = Found[Disk]{Object: &d}
+			nodes[d.Instance] = true
+		}
+		neighbours[d.Instance] = append(neighbours[d.Instance], d)
+	}
+	delete(nodes, "")
+	machines := map[string]Machine{}
+	r.Boot = map[string]bool{}
+	err := g.Rack.EachInstance(ctx, func(i *oxide.Instance) {
+		machines[i.Id] = machineOf(i)
+		r.Boot[strings.ToLower(i.BootDiskId)] = true
+	})
+	for id := range nodes {
+		found, beside := Found[Machine]{}, neighbours[id]
+		r.Neighbours[id] = Found[[]Disk]{Object: &beside}
+		if failed != "" {
+			r.Neighbours[id] = Found[[]Disk]{Unseen: failed}
+		}
+		if machine, ok := machines[id]; ok {
+			found.Object = &machine
+		} else if err != nil {
+			found.Unseen = csierr.Message(err)
+		}
+		r.Instances[id] = found
+	}
+}
+
+// eachDisk visits the project's disks, and returns why they could not be seen, or "".
+func (g *gatherer) eachDisk(ctx context.Context, visit func(*oxide.Disk)) (unseen string) {
+	var inside error
+	err := g.Rack.EachDisk(ctx, &rack.Pager{}, func(d *oxide.Disk) (enough bool) {
+		if inside = rack.ValidateDisk("list disks", d); inside == nil {
+			visit(d)
+		}
+		return inside != nil
+	})
+	if err = cmp.Or(inside, err); err != nil {
+		return csierr.Message(err)
+	}
+	return ""
 }
 
 // found asks the rack for what belongs to an id, and converts its answer.
@@ -76,7 +138,8 @@ func (g *gatherer) diskOf(d *oxide.Disk) Disk {
 	tag, _ := volume.ParseTag(d.Description)
 	disk := Disk{ID: d.Id, Name: string(d.Name), State: string(d.State.State()),
 		Instance: rack.InstanceOf(d), SizeBytes: int64(d.Size), BlockBytes: int64(d.BlockSize),
-		Type: string(d.DiskType), CSIName: tag.Name, Foreign: rack.ForeignDisk(d, g.ClusterID)}
+		Type: string(d.DiskType), CSIName: tag.Name, Claim: tag.Claim,
+		Foreign: rack.ForeignDisk(d, g.ClusterID)}
 	switch {
 	case tag.Use != volume.UseFilesystem:
 	case tag.Origin == volume.OriginBlank:
@@ -102,17 +165,14 @@ func (g *gatherer) disksOf(all []oxide.Disk) []Disk {
 // rackItself collects the cluster's disks and what is left of the quota.
 func (g *gatherer) rackItself(ctx context.Context) {
 	owned := []Disk{}
-	var inside error
-	err := g.Rack.EachDisk(ctx, &rack.Pager{}, func(d *oxide.Disk) (enough bool) {
-		inside = rack.ValidateDisk("list disks", d)
+	failed := g.eachDisk(ctx, func(d *oxide.Disk) {
 		if tag, ok := volume.ParseTag(d.Description); ok && tag.Cluster == g.ClusterID {
 			owned = append(owned, g.diskOf(d))
 		}
-		return inside != nil
 	})
 	g.e.Rack.Owned = &Found[[]Disk]{Object: &owned}
-	if err = cmp.Or(inside, err); err != nil {
-		g.e.Rack.Owned = &Found[[]Disk]{Unseen: csierr.Message(err)}
+	if failed != "" {
+		g.e.Rack.Owned = &Found[[]Disk]{Unseen: failed}
 	}
 	use, err := g.Rack.UtilizationView(ctx)
 	if err != nil {

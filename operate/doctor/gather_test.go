@@ -17,6 +17,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/inspection"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
@@ -198,7 +199,8 @@ func TestTheRackItselfIsAskedForItsDisksAndItsRoom(t *testing.T) {
 	}
 	room := utilization(1<<40, 1<<39)
 	const list = "GET /v1/disks"
-	faulted := racktest.DiskOf("faulted")
+	faulted := racktest.DiskOf("faulted", racktest.With("description", volume.Tag{Name: "pvc-1",
+		Cluster: "blue", Claim: "shop/data"}.Description()))
 	for name, test := range map[string]struct {
 		lines  []racktest.Exchange
 		status int
@@ -209,7 +211,8 @@ func TestTheRackItselfIsAskedForItsDisksAndItsRoom(t *testing.T) {
 			"512 GiB left of the silo's quota"},
 		"a fault": {[]racktest.Exchange{project, racktest.OK(list, racktest.PageOf("next", faulted)),
 			racktest.OK(list, racktest.PageOf("")), room}, 2, "1 disks are faulted: " +
-			racktest.Disk + "\n  reason      DiskFaulted"},
+			volume.DiskName("blue", "pvc-1") + " (" + racktest.Disk + ") of the claim shop/data\n" +
+			"  reason      DiskFaulted"},
 		"full": {[]racktest.Exchange{project, racktest.OK(list, racktest.PageOf("")),
 			utilization(1<<40, 1<<40-5)}, 2, "5 bytes are left of the silo's " +
 			"quota, less than a volume of 1 GiB needs\n  reason      RackFull"},

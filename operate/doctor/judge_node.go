@@ -9,6 +9,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/flight"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/inspection"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
@@ -57,15 +58,16 @@ func (c *chain) judgeDevice() Step {
 		return Step{State: Idle, What: "none: the disk is not attached here"}
 	case len(v.Devices) == 0:
 		return broken("none", Finding{Reason: csierr.DeviceNotFound, Source: theReport,
-			Wrong: fmt.Sprintf("the disk is attached, and no device of the instance has the serial %q; "+
-				"it has: %s", v.Serial, devicesText(r.Devices))})
+			Wrong: fmt.Sprintf("the rack has recorded the disk as attached, and no device of the "+
+				"instance has the serial %q; it has: %s", v.Serial, devicesText(r.Devices))})
 	case len(v.Devices) > 1:
 		return broken(devicesText(v.Devices), Finding{Reason: csierr.DeviceNotUnique, Source: theReport,
 			Wrong: fmt.Sprintf("%d devices have the serial %q: %s", len(v.Devices), v.Serial,
 				devicesText(v.Devices))})
 	}
 	d := v.Devices[0]
-	result := Step{State: OK, What: fmt.Sprintf("%s (%s), %d bytes", d.Name, d.Number, d.SizeBytes)}
+	result := Step{State: OK, What: fmt.Sprintf("%s (%s), %s", d.Name, d.Number,
+		volume.SizeText(d.SizeBytes))}
 	writable := slices.IndexFunc(v.Mounts, func(m inspection.Mount) bool { return m.Writable })
 	if d.ReadOnly {
 		result.Notes = append(result.Notes, "the device is read-only")
@@ -82,7 +84,8 @@ func (c *chain) judgeDevice() Step {
 	case disk == nil, disk.SizeBytes == 0:
 	case d.SizeBytes != disk.SizeBytes:
 		result.Finding = &Finding{Reason: csierr.DeviceWrongSize, Source: theReport,
-			Wrong: fmt.Sprintf("%s has %d bytes, and the disk has %d", d.Name, d.SizeBytes, disk.SizeBytes)}
+			Wrong: fmt.Sprintf("%s has %s, and the disk has %s", d.Name,
+				volume.SizeText(d.SizeBytes), volume.SizeText(disk.SizeBytes))}
 	case d.BlockBytes != 0 && disk.BlockBytes != 0 && d.BlockBytes != disk.BlockBytes:
 		result.Finding = &Finding{Reason: csierr.DeviceDiffers, Source: theReport,
 			Wrong: fmt.Sprintf("%s has blocks of %d bytes, and the disk has blocks of %d", d.Name,
@@ -115,7 +118,8 @@ func (c *chain) judgeDevices() Step {
 func devicesText(devices []inspection.Device) string {
 	words := make([]string, 0, len(devices))
 	for _, d := range devices {
-		words = append(words, fmt.Sprintf("%s (serial %q, %d bytes)", d.Name, d.Serial, d.SizeBytes))
+		words = append(words, fmt.Sprintf("%s with serial %q and %s", d.Name, d.Serial,
+			volume.SizeText(d.SizeBytes)))
 	}
 	return cmp.Or(strings.Join(words, ", "), "none")
 }
@@ -189,7 +193,8 @@ func vanished(v *inspection.Volume) *Finding {
 func filesystemsText(all []inspection.Filesystem) string {
 	var words []string
 	for _, f := range all {
-		words = append(words, fmt.Sprintf("%s, UUID %s, %d bytes", f.Type, f.UUID, f.SizeBytes))
+		words = append(words, fmt.Sprintf("%s, UUID %s, %s", f.Type, f.UUID,
+			volume.SizeText(f.SizeBytes)))
 	}
 	return strings.Join(words, "; ")
 }
@@ -210,15 +215,15 @@ func (s seen) filesystemFinding() *Finding {
 			"the UUID %s", f.UUID, disk.FilesystemUUID)
 	case f.SizeBytes > d.SizeBytes:
 		finding.Reason = csierr.FilesystemTooLarge
-		finding.Wrong = fmt.Sprintf("the filesystem claims %d bytes, and its device has %d", f.SizeBytes,
-			d.SizeBytes)
+		finding.Wrong = fmt.Sprintf("the filesystem claims %s, and its device has %s",
+			volume.SizeText(f.SizeBytes), volume.SizeText(d.SizeBytes))
 	case f.Damaged && len(s.Mounts) == 0:
 		finding.Reason = csierr.FilesystemDamaged
 		finding.Wrong = "the checksum of the filesystem's superblock is wrong"
 	case f.NotGrown:
 		finding.Reason = csierr.FilesystemNotGrown
-		finding.Wrong = fmt.Sprintf("the filesystem covers %d of its disk's %d bytes", f.SizeBytes,
-			d.SizeBytes)
+		finding.Wrong = fmt.Sprintf("the filesystem covers %s of its disk's %s",
+			volume.SizeText(f.SizeBytes), volume.SizeText(d.SizeBytes))
 	default:
 		return nil
 	}

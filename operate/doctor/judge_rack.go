@@ -5,7 +5,10 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/oxidecomputer/oxide.go/oxide"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
@@ -44,8 +47,8 @@ func (e *Evidence) judgeRackItself() Step {
 		step = unseenStep(step.What+"; what is left of the quota", left.Unseen)
 	case *left.Object < volume.GiB:
 		step.Finding = &Finding{Reason: csierr.RackFull, Source: "the rack",
-			Wrong: fmt.Sprintf("%d bytes are left of the silo's quota, less than a volume of 1 GiB needs",
-				*left.Object)}
+			Wrong: fmt.Sprintf("%s are left of the silo's quota, less than a volume of 1 GiB needs",
+				volume.SizeText(*left.Object))}
 	default:
 		step.What += fmt.Sprintf(", %d GiB left of the silo's quota", *left.Object/volume.GiB)
 	}
@@ -67,7 +70,12 @@ func (c *chain) judgeOwnDisks() Step {
 	for _, d := range *owned.Object {
 		count[d.State]++
 		if d.State == diskFaulted {
-			faulted = append(faulted, d.ID)
+			c.handle = cmp.Or(c.handle, d.ID)
+			text := volume.NameAndID(d.Name, d.ID)
+			if d.Claim != "" {
+				text += " of the claim " + d.Claim
+			}
+			faulted = append(faulted, text)
 		}
 	}
 	what := fmt.Sprintf("disks of the cluster %q", c.Rack.Cluster)
@@ -85,7 +93,6 @@ func (c *chain) judgeOwnDisks() Step {
 		what += fmt.Sprintf("%s%d %s", sep, count[state], state)
 	}
 	if len(faulted) > 0 {
-		c.handle = faulted[0]
 		return broken(what, Finding{Reason: csierr.DiskFaulted, Source: "the rack",
 			Wrong: fmt.Sprintf("%d disks are faulted: %s", len(faulted), firstOf(faulted))})
 	}
@@ -113,14 +120,15 @@ func (c *chain) judgeInstance() Step {
 	if i.State == "" {
 		return unseenStep("the instance "+c.instance, "the rack's answer has no state")
 	}
-	what := fmt.Sprintf("instance %s (%s): %s", i.Name, i.ID, i.State)
+	what := fmt.Sprintf("instance %s: %s", volume.NameAndID(i.Name, i.ID), i.State)
 	switch i.State {
 	case instanceFailed:
 		return broken(what, Finding{Reason: csierr.InstanceState, Source: "the rack",
-			Wrong: "the instance " + i.Name + " is failed"})
+			Wrong: "the instance " + c.instanceText(i.ID) + " is failed"})
 	case instanceStopped:
-		return broken(what, Finding{Source: "the rack", Wrong: "the instance " + i.Name + " is " +
-			"stopped, so nothing runs on the node",
+		return broken(what, Finding{Source: "the rack",
+			Wrong: "the instance " + c.instanceText(i.ID) + " is " +
+				"stopped, so nothing runs on the node",
 			ByItself: orElse(c.keeperSays(c.nodeName), "Nothing: the driver never starts an instance."),
 			Do:       "Start it, when every disk is attached that has to be attached while it is stopped.",
 			Next:     showInstance})
@@ -128,6 +136,14 @@ func (c *chain) judgeInstance() Step {
 		return Step{State: OK, What: what}
 	}
 	return Step{State: Waiting, What: what}
+}
+
+// instanceText returns how the report shows an instance, whose name is known if it was read.
+func (c *chain) instanceText(id string) string {
+	if i := c.Rack.Instances[id].Object; i != nil {
+		return volume.NameAndID(i.Name, id)
+	}
+	return id
 }
 
 // attachedHere reports whether the disk is attached to the node's instance, as the rack says, or
@@ -163,12 +179,15 @@ func (c *chain) judgeDisk() Step {
 		return unseenStep("the disk "+c.handle, "the rack's answer lacks its name, its state, its "+
 			"instance, its size or the size of its blocks")
 	}
-	what := fmt.Sprintf("disk %s (%s): %s", d.Name, d.ID, d.State)
+	what := fmt.Sprintf("disk %s: %s", volume.NameAndID(d.Name, d.ID), d.State)
 	if d.Instance != "" {
-		what += " at the instance " + d.Instance
+		what += " at the instance " + c.instanceText(d.Instance)
 	}
-	step := Step{State: OK, What: fmt.Sprintf("%s, %d bytes in blocks of %d", what, d.SizeBytes,
-		d.BlockBytes)}
+	step := Step{State: OK, What: fmt.Sprintf("%s, %s in blocks of %d", what,
+		volume.SizeText(d.SizeBytes), d.BlockBytes)}
+	if d.Claim != "" {
+		step.Notes = append(step.Notes, "made for the claim "+d.Claim)
+	}
 	if d.Foreign != "" {
 		step.Notes = append(step.Notes, "the disk "+d.Foreign+", so this cluster's driver does not "+
 			"delete it")
@@ -187,14 +206,18 @@ func (c *chain) judgeDisk() Step {
 // diskFinding returns what is wrong with a disk that the rack has.
 func (c *chain) diskFinding(d *Disk) *Finding {
 	finding := Finding{Source: "the rack"}
+	importing := rack.ImportProblem(d.Name, oxide.DiskStateState(d.State))
 	switch {
+	case importing != "":
+		finding.Reason, finding.Wrong = csierr.DiskImporting, importing
 	case d.State == diskFaulted:
 		finding.Reason, finding.Wrong = csierr.DiskFaulted, "the rack reports the disk as faulted"
 	case d.Instance != "" && c.wanted() && c.instance != "" && d.Instance != c.instance &&
 		(c.attachment != nil || len(c.attachments) == 0):
 		finding.Reason = csierr.DiskAttachedElsewhere
 		finding.Wrong = fmt.Sprintf("the disk is %s at the instance %s, and it is wanted at the node "+
-			"%s, which is the instance %s", d.State, d.Instance, c.nodeName, c.instance)
+			"%s, which is the instance %s", d.State, c.instanceText(d.Instance), c.nodeName,
+			c.instanceText(c.instance))
 	case d.State == diskDetached && c.saysAttached():
 		finding.Reason = csierr.DeviceNotFound
 		finding.Wrong = "VolumeAttachment " + c.attachment.Metadata.Name + " says that the disk is " +
@@ -242,8 +265,8 @@ func (c *chain) judgeSerial() Step {
 		})
 		if i >= 0 {
 			step.Finding = &Finding{Reason: csierr.SerialTaken, Source: "the rack",
-				Wrong: fmt.Sprintf("the instance also has the disk %s (%s), whose name begins with the same "+
-					"20 bytes", (*others)[i].Name, (*others)[i].ID)}
+				Wrong: fmt.Sprintf("the instance also has the disk %s, whose name begins with the same "+
+					"20 bytes", volume.NameAndID((*others)[i].Name, (*others)[i].ID))}
 			return step
 		}
 	}

@@ -12,7 +12,9 @@ type Options struct {
 	NodeReports []string // files with reports of nodes, instead of kubectl exec
 	Kubectl     bool
 	JSON        bool
+	Colour      bool   // the report goes to a terminal
 	Bundle      string // a file to write; empty for none
+	HTML        string // a file to write; empty for none
 }
 
 // Flags defines the flags that set the options.
@@ -20,7 +22,7 @@ func (o *Options) Flags(flags *flag.FlagSet) {
 	flags.BoolVar(&o.Kubectl, "kubectl", true, "ask kubectl's current cluster; --kubectl=false asks "+
 		"no cluster and no node")
 	flags.StringVar(&o.Objects, "objects", "", "`FILE` with the output of kubectl get -o json, "+
-		"instead of kubectl")
+		"instead of kubectl; - is the standard input")
 	flags.Func("node-report", "`FILE` with the output of oxide-csi-plugin inspect, instead of asking "+
 		"the driver's pod on the node; may be repeated", func(value string) error {
 		o.NodeReports = append(o.NodeReports, value)
@@ -28,6 +30,7 @@ func (o *Options) Flags(flags *flag.FlagSet) {
 	})
 	flags.StringVar(&o.Bundle, "bundle", "", "`FILE` to write with the diagnosis and what it was "+
 		"made from, without secrets, as JSON")
+	flags.StringVar(&o.HTML, "html", "", "`FILE` to write with the diagnosis as a page")
 	flags.Func("output", "`FORMAT` of the report: text (the default) or json",
 		func(value string) error {
 			o.JSON = value == "json"

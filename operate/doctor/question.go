@@ -3,11 +3,11 @@ package doctor
 import (
 	"errors"
 	"fmt"
-	"regexp"
 	"strings"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
+	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
 // Question is what a diagnosis is about.
@@ -19,19 +19,16 @@ type Question struct {
 
 // The kinds of questions.
 const (
-	AskClaim  = "pvc"
-	AskPod    = "pod"
-	AskVolume = "volume"
-	AskNode   = "node"
-	AskRack   = "rack"
+	AskClaim   = "pvc"
+	AskPod     = "pod"
+	AskVolume  = "volume"
+	AskNode    = "node"
+	AskRack    = "rack"
+	AskCluster = "cluster"
 )
 
-// objectName is the form of a name in Kubernetes. It never looks like a flag of kubectl's.
-var objectName = volume.Word{Most: 253,
-	Looks: regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`)}
-
 var errUsage = errors.New("expected pvc NAMESPACE/NAME, pod NAMESPACE/NAME, volume ID, node " +
-	"NAME, or rack")
+	"NAME, cluster, or rack")
 
 // ParseQuestion parses the arguments of a doctor.
 func ParseQuestion(args []string) (Question, error) {
@@ -40,9 +37,9 @@ func ParseQuestion(args []string) (Question, error) {
 		q.Kind = args[0]
 	}
 	switch {
-	case q.Kind == AskRack && len(args) == 1:
+	case q.alone() && len(args) == 1:
 		return q, nil
-	case q.Kind == AskRack, len(args) != 2:
+	case q.alone(), len(args) != 2:
 		return q, errUsage
 	}
 	q.Name = args[1]
@@ -56,25 +53,28 @@ func ParseQuestion(args []string) (Question, error) {
 		return q, nil
 	case AskClaim, AskPod:
 		q.Namespace, q.Name, _ = strings.Cut(q.Name, "/")
-		if !objectName.MatchString(q.Namespace) || q.Name == "" {
+		if !kube.IsName(q.Namespace) || q.Name == "" {
 			return q, fmt.Errorf("%s: has to be NAMESPACE/NAME", q.Kind)
 		}
 	case AskNode:
 	default:
 		return q, errUsage
 	}
-	if !objectName.MatchString(q.Name) {
+	if !kube.IsName(q.Name) {
 		return q, fmt.Errorf("%s: %q is not a name of Kubernetes", q.Kind, csierr.Plain(q.Name))
 	}
 	return q, nil
 }
+
+// alone reports whether the question names no object.
+func (q Question) alone() bool { return q.Kind == AskRack || q.Kind == AskCluster }
 
 // String returns the question as it was asked.
 func (q Question) String() string {
 	switch q.Kind {
 	case AskClaim, AskPod:
 		return q.Kind + " " + q.Namespace + "/" + q.Name
-	case AskRack:
+	case AskRack, AskCluster:
 		return q.Kind
 	}
 	return q.Kind + " " + q.Name

@@ -48,6 +48,7 @@ var irrelevant = []struct{ parts, why string }{
 	{`.*/PersistentVolume(Claim)?:[^/]+/spec/volumeMode`, "without one, it is Filesystem"},
 	{`.*/PersistentVolume:[^/]+/spec/capacity(/.*)?`, "the disk has the size"},
 	{`.*/PersistentVolume:[^/]+/spec/csi/volumeAttributes(/.*)?`, "the rack has the disk's name"},
+	{`/rack/disks/[^/]+/object/claim`, "it is a label"},
 	{`.*/PersistentVolume:[^/]+/spec/mountOptions(/.*)?`, "a volume needs none"},
 	{`.*/CSINode:worker-1/spec/drivers/0(/.*)?`, "it is of another driver"},
 	{`.*/CSINode:worker-1/spec/drivers/1/allocatable(/.*)?`,

@@ -9,13 +9,19 @@ import (
 )
 
 // Write writes the diagnosis, for people or as JSON.
-func (d Diagnosis) Write(w io.Writer, asJSON bool) error {
-	text := d.text()
-	if asJSON {
-		var err error
-		if text, err = indented(d); err != nil {
-			return fmt.Errorf("write the diagnosis: %w", err)
-		}
+func (d Diagnosis) Write(w io.Writer, o Options) error {
+	var text []byte
+	var err error
+	switch {
+	case o.JSON:
+		text, err = indented(d)
+	case o.Question.Kind == AskCluster:
+		text = d.treeText(o.Colour)
+	default:
+		text = d.text()
+	}
+	if err != nil {
+		return fmt.Errorf("write the diagnosis: %w", err)
 	}
 	// In one piece, so that no secret is split among writes.
 	if _, err := w.Write(text); err != nil {
@@ -48,9 +54,13 @@ func (d Diagnosis) text() []byte {
 		c.writeFinding(&b)
 		b.WriteByte('\n')
 	}
-	fmt.Fprintf(&b, "FIGURE doctor chains=%d broken=%d unseen=%d status=%d\n", len(d.Chains),
-		d.count(Broken), d.count(Unseen), d.Status())
+	d.writeFigure(&b)
 	return b.Bytes()
+}
+
+func (d Diagnosis) writeFigure(b *bytes.Buffer) {
+	fmt.Fprintf(b, "FIGURE doctor chains=%d broken=%d unseen=%d status=%d\n", len(d.Chains),
+		d.count(Broken), d.count(Unseen), d.Status())
 }
 
 // count counts the links in a state.

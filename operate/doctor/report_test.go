@@ -54,15 +54,17 @@ func TestAReportIsTextOrJSONAndAnErrorOfItsWriterIsOne(t *testing.T) {
 	d := Diagnose(*healthy(t))
 	for _, asJSON := range []bool{false, true} {
 		var b bytes.Buffer
-		if err := d.Write(&b, asJSON); err != nil || json.Valid(b.Bytes()) != asJSON {
+		if err := d.Write(&b, Options{JSON: asJSON}); err != nil || json.Valid(b.Bytes()) != asJSON {
 			t.Errorf("%v: %s", err, b.String())
 		}
-		if err := d.Write(broke{}, asJSON); err == nil {
+		if err := d.Write(broke{}, Options{JSON: asJSON}); err == nil {
 			t.Error("an error of the writer is lost")
 		}
 	}
-	if err := WriteBundle(broke{}, d, *healthy(t)); err == nil ||
-		!strings.HasPrefix(err.Error(), "--bundle: ") {
-		t.Errorf("got %v", err)
+	if err := WriteBundle(broke{}, d, *healthy(t)); err == nil {
+		t.Error("an error of the bundle's writer is lost")
+	}
+	if err := d.WriteHTML(broke{}); err == nil {
+		t.Error("an error of the page's writer is lost")
 	}
 }

@@ -141,7 +141,7 @@ func addFailure(all []said, attachment kube.Object, failure *kube.Failure) []sai
 
 // events returns the events of an object with one of the reasons.
 func (e *Evidence) events(o *kube.Object, reasons ...string) []kube.Object {
-	found, _ := e.Cluster.objects(kindEvent, func(event kube.Object) bool {
+	found, _ := e.Cluster.objects(kindEvent, func(event *kube.Object) bool {
 		about := event.InvolvedObject
 		return slices.Contains(reasons, event.Reason) && about.Kind == o.Kind &&
 			about.Name == o.Metadata.Name && about.Namespace == o.Metadata.Namespace &&

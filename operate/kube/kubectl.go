@@ -1,4 +1,4 @@
-// Package kube reads objects of Kubernetes for the programs of an operator: it runs the user's
+// Package kube is Kubernetes for the programs of an operator: it runs the user's
 // kubectl, and parses what kubectl get -o json prints. The driver itself never speaks to
 // Kubernetes.
 //
@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -22,11 +23,17 @@ import (
 // Kubectl runs kubectl with the user's configuration and returns what it prints. An error holds the
 // last line of what kubectl said.
 func Kubectl(ctx context.Context, args ...string) ([]byte, error) {
+	return KubectlInput(ctx, nil, args...)
+}
+
+// KubectlInput is Kubectl with a standard input.
+func KubectlInput(ctx context.Context, stdin []byte, args ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, "kubectl", args...)
 	// kubectl may run plugins, which must not see the rack's token.
 	cmd.Env = slices.DeleteFunc(os.Environ(), func(entry string) bool {
 		return strings.HasPrefix(entry, "OXIDE_")
 	})
+	cmd.Stdin = bytes.NewReader(stdin)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	cmd.WaitDelay = 5 * time.Second
@@ -37,3 +44,9 @@ func Kubectl(ctx context.Context, args ...string) ([]byte, error) {
 	}
 	return stdout.Bytes(), nil
 }
+
+// nameLooks is the form of a name in Kubernetes. It never looks like a flag of kubectl's.
+var nameLooks = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`)
+
+// IsName reports whether a text may be the name of an object.
+func IsName(text string) bool { return len(text) <= 253 && nameLooks.MatchString(text) }

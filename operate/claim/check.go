@@ -1,0 +1,340 @@
+package claim
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
+)
+
+// check reads everything that a change depends on, refuses what cannot work, and returns the plan
+// and the earlier PersistentVolume. It changes nothing.
+func (r *run) check(ctx context.Context) (p plan, old object, err error) {
+	claim, err := r.get(ctx, claims, r.Namespace, r.Claim)
+	if err != nil {
+		return p, nil, err
+	}
+	if claim.str("status", "phase") != "Bound" || claim.deleting() {
+		return p, nil, fmt.Errorf("expected a bound PersistentVolumeClaim %s/%s, found none, or one "+
+			"that is not bound or is being deleted", r.Namespace, r.Claim)
+	}
+	if old, err = r.get(ctx, persistentVolumes, "", claim.str("spec", "volumeName")); err != nil {
+		return p, nil, err
+	}
+	if old.str("spec", "csi", "driver") != volume.DriverName ||
+		old.str("spec", "claimRef", "uid") != claim.uid() {
+		return p, nil, fmt.Errorf("the volume of the claim has to be one of %s that is bound to it",
+			volume.DriverName)
+	}
+	if f := claim.foreignFinalizer(); f != "" {
+		return p, nil, fmt.Errorf("the claim has the finalizer %s: whoever set it has to let the "+
+			"claim go first", f)
+	}
+	if c := claim.controller(); c.str("kind") == "Pod" {
+		return p, nil, fmt.Errorf("the claim belongs to the pod %s and is deleted with it: it cannot "+
+			"be given another disk", c.str("name"))
+	}
+	p = plan{
+		Verb: r.Verb, Namespace: r.Namespace, Claim: r.Claim, ClaimUID: claim.uid(),
+		Manifest: object{"metadata": map[string]any{}, "spec": claim.at("spec")},
+		OldSize:  old.str("spec", "capacity", "storage"), Size: r.Size,
+		Old: old.name(), Handle: old.str("spec", "csi", "volumeHandle"),
+		Policy:    old.str("spec", "persistentVolumeReclaimPolicy"),
+		Temporary: shorten(r.Claim) + "-" + r.Verb + "-" + r.id, Run: r.id,
+	}
+	meta := p.Manifest["metadata"].(map[string]any)
+	for _, key := range []string{"labels", "annotations", "ownerReferences"} {
+		if value := claim.at("metadata", key); value != nil {
+			meta[key] = value
+		}
+	}
+	for _, check := range []func(context.Context, object, object, *plan) error{
+		r.checkOwner, r.checkClass, r.checkSnapshot, r.checkSize, r.rehearse, r.checkQuota} {
+		if err := check(ctx, claim, old, &p); err != nil {
+			return p, nil, err
+		}
+	}
+	return p, old, nil
+}
+
+// foreignFinalizer returns a finalizer that Kubernetes' own controllers do not remove.
+func (o object) foreignFinalizer() string {
+	all, _ := o.at("metadata", "finalizers").([]any)
+	for _, f := range all {
+		if text, _ := f.(string); !strings.HasPrefix(text, "kubernetes.io/") &&
+			!strings.HasPrefix(text, "snapshot.storage.kubernetes.io/") {
+			return text
+		}
+	}
+	return ""
+}
+
+// shorten makes room for a suffix in a name of 253 bytes.
+func shorten(name string) string { return strings.TrimRight(name[:min(len(name), 200)], "-.") }
+
+// checkOwner finds the one owner of the pods that use the claim.
+func (r *run) checkOwner(ctx context.Context, claim, _ object, p *plan) error {
+	pods, err := r.all(ctx, "pods", r.Namespace)
+	if err != nil {
+		return err
+	}
+	var ofPod object
+	for _, pod := range users(pods, r.Claim) {
+		o, workload, err := r.ownerOf(ctx, pod)
+		if err != nil {
+			return err
+		}
+		if p.Owner.Kind != "" && (p.Owner.Kind != o.Kind || p.Owner.Name != o.Name) {
+			return fmt.Errorf("expected one workload that uses the claim, found %s and %s: stop one",
+				p.Owner, o)
+		}
+		if p.Owner.Kind == "" {
+			p.Owner, ofPod = o, workload
+			p.Node = pod.str("spec", "nodeName")
+		}
+	}
+	if p.Owner.Resource == "" {
+		return nil
+	}
+	if ofPod.str("spec", "persistentVolumeClaimRetentionPolicy", "whenScaled") == "Delete" {
+		return fmt.Errorf("%s deletes the claims of the pods that it stops: set its "+
+			"persistentVolumeClaimRetentionPolicy.whenScaled to Retain first", p.Owner)
+	}
+	scalers, err := r.all(ctx, "horizontalpodautoscalers", r.Namespace)
+	if err != nil {
+		return err
+	}
+	for _, s := range scalers {
+		if s.str("spec", "scaleTargetRef", "kind") == p.Owner.Kind &&
+			s.str("spec", "scaleTargetRef", "name") == p.Owner.Name {
+			return fmt.Errorf("the HorizontalPodAutoscaler %s would start %s again: delete it first, or "+
+				"stop the workload yourself", s.name(), p.Owner)
+		}
+	}
+	for _, key := range []string{"argocd.argoproj.io/instance", "kustomize.toolkit.fluxcd.io/name",
+		"helm.toolkit.fluxcd.io/name"} {
+		if ofPod.str("metadata", "labels", key) != "" || ofPod.annotation(key) != "" ||
+			claim.str("metadata", "labels", key) != "" {
+			r.note("%s or its claim has the label %s: suspend the synchronization, or it undoes the "+
+				"scale, and write the new size where it reads", p.Owner, key)
+		}
+	}
+	_, err = r.Kubectl(ctx, nil, r.scale(*p, p.Owner.Replicas, p.Owner.Target,
+		"--dry-run=server")...)
+	return err
+}
+
+// scale returns the arguments that scale the owner, if it has the expected replicas.
+func (r *run) scale(p plan, from, to int64, flags ...string) []string {
+	return append([]string{"scale", p.Owner.Resource + "/" + p.Owner.Name,
+		"--namespace=" + p.Namespace, "--current-replicas=" + strconv.FormatInt(from, 10),
+		"--replicas=" + strconv.FormatInt(to, 10)}, flags...)
+}
+
+// ownerOf returns the object that decides whether a pod runs. One that is neither a Deployment nor
+// a StatefulSet, or is itself managed, has no resource: only a person knows how to stop it.
+func (r *run) ownerOf(ctx context.Context, pod object) (owner, object, error) {
+	above, top := pod, pod
+	for range 3 {
+		c := above.controller()
+		if c == nil {
+			break
+		}
+		resource := map[string]string{"ReplicaSet": "replicasets.apps",
+			"Deployment": "deployments.apps", "StatefulSet": "statefulsets.apps"}[c.str("kind")]
+		if resource == "" || !strings.HasPrefix(c.str("apiVersion"), "apps/") {
+			return owner{Kind: c.str("kind"), Name: c.str("name"), Pod: pod.name()}, nil, nil
+		}
+		next, err := r.get(ctx, resource, r.Namespace, c.str("name"))
+		if err != nil {
+			return owner{}, nil, err
+		}
+		if next.uid() != c.str("uid") {
+			return owner{}, nil, fmt.Errorf("the pod %s belongs to %s %s, which is gone: wait until the "+
+				"pod is gone", pod.name(), c.str("kind"), c.str("name"))
+		}
+		above, top = next, next
+	}
+	o := owner{Kind: top.str("kind"), Name: top.name(), UID: top.uid(), Pod: pod.name(),
+		Replicas: top.num("spec", "replicas")}
+	switch o.Kind {
+	case "Deployment":
+		o.Resource = "deployments.apps"
+	case "StatefulSet":
+		// The pods below this one need not stop.
+		ordinal, err := strconv.ParseInt(pod.name()[strings.LastIndex(pod.name(), "-")+1:], 10, 64)
+		if err != nil {
+			return owner{}, nil, fmt.Errorf("the pod %s of %s has no ordinal", pod.name(), o)
+		}
+		o.Resource, o.Target = "statefulsets.apps", ordinal-top.num("spec", "ordinals", "start")
+	}
+	if o.Resource != "" && o.Replicas <= o.Target {
+		return owner{}, nil, fmt.Errorf("%s is being scaled down to %d: wait until it has stopped, "+
+			"and repeat the command", o, o.Replicas)
+	}
+	return o, top, nil
+}
+
+// checkClass checks that the claim's class makes disks from snapshots, and finds the node for which
+// a class that waits for a pod makes one.
+func (r *run) checkClass(ctx context.Context, claim, old object, p *plan) error {
+	name := claim.str("spec", "storageClassName")
+	class, err := r.get(ctx, "storageclasses.storage.k8s.io", "", name)
+	if err != nil {
+		return err
+	}
+	switch {
+	case class.str("provisioner") != volume.DriverName:
+		return fmt.Errorf("the claim's StorageClass %q makes no disks of %s, so it cannot make another",
+			name, volume.DriverName)
+	case class.str("parameters", "diskType") == "local":
+		return errors.New("the claim's disk is a local one, which has no snapshots")
+	}
+	p.Retains = class.str("reclaimPolicy") == "Retain"
+	if class.str("volumeBindingMode") != "WaitForFirstConsumer" {
+		p.Node = ""
+		return nil
+	}
+	nodes, err := r.all(ctx, "csinodes.storage.k8s.io", "")
+	if err != nil {
+		return err
+	}
+	var able []string
+	for _, n := range nodes {
+		if slices.ContainsFunc(n.list("spec", "drivers"), func(d object) bool {
+			return d.str("name") == volume.DriverName
+		}) {
+			able = append(able, n.name())
+		}
+	}
+	for _, n := range []string{p.Node, claim.annotation(selectedNode)} {
+		if slices.Contains(able, n) {
+			p.Node = n
+			return nil
+		}
+	}
+	if len(able) == 0 || old.at("spec", "nodeAffinity") != nil {
+		return errors.New("no node that has used the claim runs the driver now, and the new disk is " +
+			"made near a node: start the workload once")
+	}
+	p.Node = able[0]
+	return nil
+}
+
+// checkSnapshot finds the class of the snapshot to take, or checks the one to revert to.
+func (r *run) checkSnapshot(ctx context.Context, claim, _ object, p *plan) error {
+	if r.Verb == Grow {
+		return r.findSnapshotClass(ctx, p)
+	}
+	p.Snapshot = r.Snapshot
+	shot, err := r.get(ctx, snapshots, r.Namespace, r.Snapshot)
+	if err != nil {
+		return err
+	}
+	if shot.at("status", "readyToUse") != true || shot.deleting() {
+		return fmt.Errorf("expected a VolumeSnapshot %s/%s that is ready, found none, or one that is not",
+			r.Namespace, r.Snapshot)
+	}
+	content, err := r.get(ctx, snapshotContents, "", shot.str("status",
+		"boundVolumeSnapshotContentName"))
+	if err != nil {
+		return err
+	}
+	known := append(strings.Split(claim.annotation(earlierKey), ","), p.Handle)
+	of := content.str("spec", "source", "volumeHandle")
+	if of == "" || content.str("spec", "driver") != volume.DriverName || !slices.Contains(known, of) {
+		return fmt.Errorf("the VolumeSnapshot %s was not taken of this claim: it is of the claim %q "+
+			"and of the volume %q, and the claim has had %s. A revert is to an earlier state of the "+
+			"same claim; make a new claim of a foreign snapshot (docs/howto/snapshots.md)", r.Snapshot,
+			shot.str("spec", "source", "persistentVolumeClaimName"), of,
+			strings.Join(slices.DeleteFunc(known, func(h string) bool { return h == "" }), ", "))
+	}
+	least := shot.str("status", "restoreSize")
+	if p.Size == "" {
+		p.Size = larger(claim.str("spec", "resources", "requests", "storage"), least)
+	}
+	if larger(p.Size, least) != p.Size {
+		return fmt.Errorf("--size: the snapshot needs a disk of at least %s", least)
+	}
+	return nil
+}
+
+// larger returns the larger one of two sizes, and a if they are equal or b is none.
+func larger(a, b string) string {
+	aBytes, _ := parseSize(a)
+	bBytes, err := parseSize(b)
+	if err == nil && bBytes > aBytes {
+		return b
+	}
+	return a
+}
+
+func (r *run) findSnapshotClass(ctx context.Context, p *plan) error {
+	p.Snapshot = p.Temporary
+	all, err := r.all(ctx, snapshotClasses, "")
+	if err != nil {
+		return err
+	}
+	var ours []object
+	for _, class := range all {
+		if class.str("driver") == volume.DriverName && (r.SnapshotClass == "" ||
+			class.name() == r.SnapshotClass) {
+			ours = append(ours, class)
+		}
+	}
+	if len(ours) != 1 {
+		return fmt.Errorf("expected one VolumeSnapshotClass of %s, found %d (%s): name one with "+
+			"--snapshot-class", volume.DriverName, len(ours), names(ours))
+	}
+	p.SnapshotClass = ours[0].name()
+	if ours[0].str("deletionPolicy") == "Retain" {
+		r.note("VolumeSnapshotClass %s has the deletionPolicy Retain: the snapshot stays on the rack, "+
+			"and in its quota, until you delete its VolumeSnapshotContent with the policy Delete",
+			p.SnapshotClass)
+	}
+	return nil
+}
+
+func (r *run) checkSize(_ context.Context, _, _ object, p *plan) error {
+	was, err := parseSize(p.OldSize)
+	if err != nil {
+		return fmt.Errorf("the capacity %q of PersistentVolume %s %w", p.OldSize, p.Old, err)
+	}
+	size, err := parseSize(p.Size)
+	switch {
+	case err != nil:
+		return fmt.Errorf("the size %q of the claim %w", p.Size, err)
+	case size > volume.MaxDistributedBytes:
+		return fmt.Errorf("--size: a disk has at most %d GiB", volume.MaxDistributedBytes/volume.GiB)
+	case p.Verb == Grow && size <= was:
+		return fmt.Errorf("--size: the claim's disk has %s already, and no disk shrinks", p.OldSize)
+	}
+	return nil
+}
+
+// rehearse asks the API server whether it would admit the temporary claim, and the claim when it is
+// made again: an admission webhook or a ResourceQuota may refuse them, and so may Kubernetes if the
+// user has no right to what the claim refers to, such as an owner whose deletion it blocks.
+func (r *run) rehearse(ctx context.Context, _, _ object, p *plan) error {
+	text, err := json.Marshal(p)
+	if err != nil {
+		return err
+	}
+	if len(text) > 200<<10 {
+		return errors.New("the claim's annotations are too large to be recorded with the plan")
+	}
+	if err := r.create(ctx, p.temporaryClaim(), "--dry-run=server"); err != nil {
+		return fmt.Errorf("the new disk's claim would not be admitted: %w", err)
+	}
+	again := p.claimOf(p.Claim, p.spec(object{"volumeName": p.Old}), nil)
+	again["metadata"].(object)["name"] = p.Temporary // the claim has its own name now
+	if err := r.createOwned(ctx, again, "--dry-run=server"); err != nil {
+		return fmt.Errorf("the claim would not be admitted when it is made again: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,241 @@
+package claim
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
+)
+
+// object is any object of Kubernetes. It keeps the fields that are unknown here, because a claim is
+// made again with all that it had.
+type object map[string]any
+
+// at returns the value at a path, or nil.
+func (o object) at(path ...string) any {
+	var value any = map[string]any(o)
+	for _, key := range path {
+		fields, _ := value.(map[string]any)
+		value = fields[key]
+	}
+	return value
+}
+
+func (o object) str(path ...string) string  { text, _ := o.at(path...).(string); return text }
+func (o object) num(path ...string) int64   { n, _ := o.at(path...).(float64); return int64(n) }
+func (o object) name() string               { return o.str("metadata", "name") }
+func (o object) uid() string                { return o.str("metadata", "uid") }
+func (o object) annotation(k string) string { return o.str("metadata", "annotations", k) }
+func (o object) deleting() bool             { return o.str("metadata", "deletionTimestamp") != "" }
+
+// list returns the objects in the list at a path.
+func (o object) list(path ...string) []object {
+	items, _ := o.at(path...).([]any)
+	var found []object
+	for _, item := range items {
+		if fields, ok := item.(map[string]any); ok {
+			found = append(found, fields)
+		}
+	}
+	return found
+}
+
+// controller returns the owner that manages the object, or nil.
+func (o object) controller() object {
+	for _, owner := range o.list("metadata", "ownerReferences") {
+		if owner.at("controller") == true {
+			return owner
+		}
+	}
+	return nil
+}
+
+// kinds maps the kinds that are changed to their API's path and resource.
+var kinds = map[string]struct{ api, resource string }{
+	"PersistentVolume":      {"/api/v1", "persistentvolumes"},
+	"PersistentVolumeClaim": {"/api/v1", "persistentvolumeclaims"},
+	"VolumeSnapshot":        {"/apis/snapshot.storage.k8s.io/v1", "volumesnapshots"},
+}
+
+// The resources that are read only, and those of snapshots, which need their group.
+const (
+	persistentVolumes = "persistentvolumes"
+	claims            = "persistentvolumeclaims"
+	snapshots         = "volumesnapshots.snapshot.storage.k8s.io"
+	snapshotContents  = "volumesnapshotcontents.snapshot.storage.k8s.io"
+	snapshotClasses   = "volumesnapshotclasses.snapshot.storage.k8s.io"
+)
+
+// get returns an object, or nil if it does not exist.
+func (r *run) get(ctx context.Context, resource, namespace, name string) (object, error) {
+	if name == "" {
+		return nil, nil
+	}
+	if !kube.IsName(name) { // such as a flag, in a field whose form the API server does not check
+		return nil, fmt.Errorf("%q is no name of an object", csierr.Plain(name))
+	}
+	args := []string{"get", resource, name, "--ignore-not-found", "--output=json"}
+	out, err := r.Kubectl(ctx, nil, inNamespace(args, namespace)...)
+	if err != nil || len(strings.TrimSpace(string(out))) == 0 {
+		return nil, err
+	}
+	var o object
+	if err := json.Unmarshal(out, &o); err != nil {
+		return nil, fmt.Errorf("the output of kubectl get %s %s is not JSON: %w", resource, name, err)
+	}
+	return o, nil
+}
+
+// all returns the objects of a resource.
+func (r *run) all(ctx context.Context, resource, namespace string, flags ...string) ([]object,
+	error) {
+	args := append([]string{"get", resource, "--output=json"}, flags...)
+	out, err := r.Kubectl(ctx, nil, inNamespace(args, namespace)...)
+	if err != nil {
+		return nil, err
+	}
+	var list object
+	if err := json.Unmarshal(out, &list); err != nil {
+		return nil, fmt.Errorf("the output of kubectl get %s is not JSON: %w", resource, err)
+	}
+	if list.str("metadata", "continue") != "" || list.at("items") == nil {
+		return nil, fmt.Errorf("the output of kubectl get %s is not a complete list", resource)
+	}
+	return list.list("items"), nil
+}
+
+func inNamespace(args []string, namespace string) []string {
+	if namespace == "" {
+		return args
+	}
+	return append(args, "--namespace="+namespace)
+}
+
+// patch merges a change into an object, unless it has changed since it was read.
+func (r *run) patch(ctx context.Context, o object, change object) error {
+	meta, _ := change["metadata"].(object)
+	guarded := object{}
+	maps.Copy(guarded, meta)
+	guarded["resourceVersion"] = o.str("metadata", "resourceVersion")
+	change["metadata"] = guarded
+	text, err := json.Marshal(change)
+	if err != nil {
+		return err
+	}
+	// An argument may have 128 KiB, and a plan may be larger.
+	_, err = r.Kubectl(ctx, text, inNamespace([]string{"patch", kinds[o.str("kind")].resource,
+		o.name(), "--type=merge", "--patch-file=/dev/stdin"}, o.str("metadata", "namespace"))...)
+	return err
+}
+
+// createOwned creates a claim without those of its owners that are gone: Kubernetes would collect
+// it as garbage. flags are further flags of kubectl.
+func (r *run) createOwned(ctx context.Context, o object, flags ...string) error {
+	meta, _ := o["metadata"].(object)
+	var owners []object
+	for _, ref := range meta.list("ownerReferences") {
+		kind, group := strings.ToLower(ref.str("kind")), ref.str("apiVersion")
+		if !kube.IsName(kind) {
+			return fmt.Errorf("%q is no kind of an owner", csierr.Plain(kind))
+		}
+		if group, version, found := strings.Cut(group, "/"); found {
+			kind += "." + version + "." + group
+		}
+		owner, err := r.get(ctx, kind, meta.str("namespace"), ref.str("name"))
+		switch {
+		case err != nil:
+			return err
+		case owner != nil && owner.uid() == ref.str("uid"):
+			owners = append(owners, ref)
+		default:
+			r.say("    note: the owner %s %s is gone, and the claim is made without it",
+				csierr.Plain(ref.str("kind")), csierr.Plain(ref.str("name")))
+		}
+	}
+	if delete(meta, "ownerReferences"); len(owners) > 0 {
+		meta["ownerReferences"] = owners
+	}
+	return r.create(ctx, o, flags...)
+}
+
+// create creates an object; flags are further flags of kubectl.
+func (r *run) create(ctx context.Context, o object, flags ...string) error {
+	text, err := json.Marshal(o)
+	if err != nil {
+		return err
+	}
+	_, err = r.Kubectl(ctx, text, append([]string{"create", "--filename=-", "--output=name"},
+		flags...)...)
+	return err
+}
+
+// remove deletes exactly this object in the state in which it was read. kubectl delete has no such
+// condition, and would delete another object that has got the name meanwhile.
+func (r *run) remove(ctx context.Context, o object) error {
+	if o.deleting() {
+		return nil
+	}
+	kind := kinds[o.str("kind")]
+	path := kind.api + "/namespaces/" + o.str("metadata", "namespace") + "/" + kind.resource + "/" +
+		o.name()
+	body, err := json.Marshal(object{"kind": "DeleteOptions", "apiVersion": "v1",
+		"preconditions": object{"uid": o.uid(),
+			"resourceVersion": o.str("metadata", "resourceVersion")}})
+	if err != nil {
+		return err
+	}
+	_, err = r.Kubectl(ctx, body, "delete", "--raw="+path, "--filename=-")
+	return err
+}
+
+func annotations(pairs map[string]any) object {
+	return object{"annotations": pairs}
+}
+
+// users returns the pods that use a claim or will, and have not ended.
+func users(pods []object, claim string) []object {
+	return slices.DeleteFunc(slices.Clone(pods), func(pod object) bool {
+		phase := pod.str("status", "phase")
+		return phase == "Succeeded" || phase == "Failed" ||
+			!slices.ContainsFunc(pod.list("spec", "volumes"), func(v object) bool {
+				return v.str("persistentVolumeClaim", "claimName") == claim
+			})
+	})
+}
+
+func names(objects []object) string {
+	var all []string
+	for _, o := range objects {
+		all = append(all, o.name())
+	}
+	return strings.Join(all, ", ")
+}
+
+// parseSize returns the bytes of a quantity of Kubernetes that is a disk's size, such as 200Gi.
+func parseSize(text string) (int64, error) {
+	n, err := parseQuantity(text)
+	if err != nil || n == 0 {
+		return 0, errors.New("has to be a whole number with a unit, such as 200Gi")
+	}
+	return n, nil
+}
+
+// parseQuantity returns the bytes of a quantity of Kubernetes that is a whole number.
+func parseQuantity(text string) (int64, error) {
+	digits := strings.TrimRight(text, "KMGTPEikmgtpe")
+	unit, known := map[string]int64{"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15,
+		"E": 1e18, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40, "Pi": 1 << 50,
+		"Ei": 1 << 60}[text[len(digits):]]
+	n, err := strconv.ParseInt(digits, 10, 64)
+	if !known || err != nil || n < 0 || n > (1<<62)/unit {
+		return 0, fmt.Errorf("%q is not a whole number with a unit", csierr.Plain(text))
+	}
+	return n * unit, nil
+}
