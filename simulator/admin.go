@@ -2,6 +2,7 @@ package simulator
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -42,7 +43,8 @@ func (s *Server) Admin() http.Handler {
 		"GET /disks/{disk}/faults":    http.HandlerFunc(s.adminDiskFaults),
 		"POST /disks/{disk}/faults":   http.HandlerFunc(s.adminFailDisk),
 		"DELETE /disks/{disk}/faults": http.HandlerFunc(s.adminHealDisk),
-		"POST /deferred":              http.HandlerFunc(s.adminRunDeferred),
+		"POST /deferred":              adminDo(s.RunDeferred),
+		"POST /reset":                 adminDo(s.Reset),
 		"GET /mutations":              adminView(func() (any, error) { return s.mutation.List(), nil }),
 		"PUT /mutations/{name}": http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			s.adminMutate(w, r.PathValue("name"))
@@ -57,11 +59,10 @@ func (s *Server) Admin() http.Handler {
 		"GET /debug/pprof/goroutine": pprof.Handler("goroutine"),
 	}
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /{$}", adminIndex)
 	for pattern, handler := range handlers {
 		mux.Handle(pattern, handler)
 	}
-	return mux
+	return s.addConsole(mux)
 }
 
 // badAdminRequest is a mistake in a request to the admin listener.
@@ -126,12 +127,15 @@ func jsonFields(of any) (names []string) {
 	return names
 }
 
-func (s *Server) adminRunDeferred(w http.ResponseWriter, r *http.Request) {
-	if err := s.RunDeferred(r.Context()); err != nil {
-		adminRespond(w, nil, err)
-		return
-	}
-	w.WriteHeader(http.StatusNoContent)
+// adminDo answers when do has ended.
+func adminDo(do func(context.Context) error) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if err := do(r.Context()); err != nil {
+			adminRespond(w, nil, err)
+			return
+		}
+		w.WriteHeader(http.StatusNoContent)
+	})
 }
 
 func (s *Server) adminRequests(w http.ResponseWriter, r *http.Request) {

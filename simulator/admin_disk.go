@@ -37,6 +37,10 @@ func (s *Server) adminHealDisk(w http.ResponseWriter, r *http.Request) {
 
 func (s *Server) adminDiskFaults(w http.ResponseWriter, r *http.Request) {
 	all, err := s.rack.Plane().DiskFaults(r.PathValue("disk"))
+	respondOfDisk(w, shownFaults(all), err)
+}
+
+func shownFaults(all []flakydisk.Fault) []adminapi.DiskFault {
 	shown := []adminapi.DiskFault{}
 	for _, f := range all {
 		one := adminapi.DiskFault{From: f.From, To: f.To, Times: f.Times,
@@ -49,7 +53,7 @@ func (s *Server) adminDiskFaults(w http.ResponseWriter, r *http.Request) {
 		slices.Sort(one.On)
 		shown = append(shown, one)
 	}
-	respondOfDisk(w, shown, err)
+	return shown
 }
 
 // respondOfDisk answers a request about a disk.

@@ -12,7 +12,7 @@ import (
 )
 
 func TestTheZeroConfigServesARack(t *testing.T) {
-	s := must[*Server](t)(Open(t.Context(), engine.Config{}))
+	s := must[*Server](t)(Open(t.Context(), engine.Config{Devices: withoutDevices}))
 	server := httptest.NewServer(s)
 	defer server.Close()
 	c := newClient(t, server.URL)

@@ -39,3 +39,28 @@ func parseSnapshotCreate(f *fields) any {
 }
 
 func parseDiskPath(f *fields) any { return f.nameOrID("disk") }
+
+func parseBulkWrite(f *fields) any {
+	var w engine.BulkWrite
+	f.read("offset", "u64", &w.Offset)
+	w.Base64 = f.text("base64_encoded_data")
+	return w
+}
+
+// parseFinalize returns the name of the snapshot, or "".
+func parseFinalize(f *fields) any {
+	if !f.has("snapshot_name") {
+		return ""
+	}
+	return f.name("snapshot_name")
+}
+
+func parseImageCreate(f *fields) any {
+	var c engine.ImageCreate
+	c.Name, c.Description = f.identity()
+	c.OS, c.Version = f.text("os"), f.text("version")
+	source := f.object("source")
+	source.variant("snapshot")
+	c.SnapshotID = source.uuid("id")
+	return c
+}

@@ -12,7 +12,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 )
 
-const maxUserData = 32 << 10
+const (
+	maxUserData = 32 << 10
+	maxHostname = 253
+)
 
 var hostnames = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9-]*[a-zA-Z0-9])?` +
 	`(\.[a-zA-Z0-9]([a-zA-Z0-9-]*[a-zA-Z0-9])?)*$`)
@@ -24,8 +27,11 @@ func parseInstanceCreate(f *fields) any {
 		JumboFrames: f.flag("enable_jumbo_frames", false),
 	}
 	c.Name, c.Description = f.identity()
-	if len(c.Hostname) > 253 || !hostnames.MatchString(c.Hostname) {
-		f.fail("hostname", "invalid hostname")
+	switch { // A50
+	case len(c.Hostname) > maxHostname:
+		f.fail("hostname", fmt.Sprintf("Max hostname length is %d", maxHostname))
+	case !hostnames.MatchString(c.Hostname):
+		f.fail("hostname", "Hostnames must comply with RFC 1035")
 	}
 	if f.has("user_data") {
 		data, err := base64.StdEncoding.DecodeString(f.text("user_data"))
@@ -50,8 +56,15 @@ func parseInstanceCreate(f *fields) any {
 		c.Disks = append(c.Disks, readAttachment(d))
 	}
 	c.Interfaces = readInterfaces(f)
-	c.Unsupported = f.unsupported(
-		"anti_affinity_groups", "external_ips", "multicast_groups", "ssh_public_keys")
+	c.ExternalIPs = readExternalIPs(f)
+	if f.has("ssh_public_keys") {
+		keys := f.namesOrIDs("ssh_public_keys")
+		c.SSHKeys = &keys
+	}
+	if f.has("anti_affinity_groups") {
+		c.Groups = f.namesOrIDs("anti_affinity_groups")
+	}
+	c.Unsupported = f.unsupported("multicast_groups")
 	for _, nic := range c.Interfaces {
 		c.Unsupported = cmp.Or(c.Unsupported, nic.Unsupported)
 	}
@@ -117,6 +130,13 @@ func readInterfaces(f *fields) []engine.InterfaceCreate {
 		return list
 	}
 	return []engine.InterfaceCreate{nic}
+}
+
+func parseInterfaceUpdate(f *fields) any {
+	u := engine.InterfaceUpdate{Primary: f.flag("primary", false),
+		Unsupported: f.unsupported("transit_ips")}
+	u.Name, u.Description = f.newIdentity()
+	return u
 }
 
 func readInterface(f *fields) engine.InterfaceCreate {

@@ -60,12 +60,3 @@ func TestADiskIsCreatedOnlyFromASourceThatItsProjectMayUse(t *testing.T) {
 	refusedAs(400, "InvalidRequest",
 		"can't create a snapshot of a disk in a different project").check(t, err)
 }
-
-func TestAnImportedDiskWaitsForItsBlocks(t *testing.T) {
-	r := serveRack(t, engine.Config{})
-	d := must[*oxide.Disk](t)(r.DiskCreate(t.Context(), r.from(oxide.DiskSource{
-		Value: &oxide.DiskSourceImportingBlocks{BlockSize: 512}}, "d", 1)))
-	if got := r.state("d"); d.State.State() != "creating" || got != "import_ready" {
-		t.Errorf("got %q and then %q", d.State.State(), got)
-	}
-}

@@ -8,13 +8,16 @@
 //
 // Package engine has the operations and decides by the rack's rules. Package store has the
 // records; everything that was acknowledged is on disk. Package dataplane has the bytes and the
-// guest views. Package adminapi has the wire types of the admin listener, including faults.
+// guest views. Package adminapi has the wire types of the admin listener, including faults, and
+// package console its web page, which also shows what package flightlog reads of drivers' flight
+// records.
 //
 // Every rule of the rack in this code cites an assumption (A01, A02, …) of ASSUMPTIONS.md, which
 // names its source. The test of a rule has the rule's number in its name. An operation that a
 // rack has and this package lacks is answered with 501 and logged as an error, so no response is
 // wrong by accident. An adminapi.Fault makes a response wrong on purpose.
 //
-// A rack needs Linux and root for its loop devices. On other systems the package builds, and Open
-// fails.
+// The instances see their disks as loop devices, which need Linux and root. A rack with
+// Config.Devices [NoDevices] does without, on any system. The tests of other programs get one from
+// package simulatortest.
 package simulator

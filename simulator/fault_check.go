@@ -15,7 +15,8 @@ var phases = []adminapi.Phase{adminapi.Before, adminapi.Instead, adminapi.After,
 // These are the operations that can fail halfway, those that read a disk again for their
 // response, and those that show devices to a guest.
 var (
-	unwinding = []string{"disk_create", "disk_delete", "instance_create", "snapshot_create"}
+	unwinding = []string{"disk_create", "disk_delete", "disk_finalize_import", "image_create",
+		"instance_create", "snapshot_create"}
 	rereading = []string{"instance_disk_attach", "instance_disk_detach"}
 	attaching = []string{
 		"instance_create", "instance_disk_attach", "instance_reboot", "instance_start",

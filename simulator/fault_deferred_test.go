@@ -92,7 +92,8 @@ func TestADeferredEffectComesAfterACallerGaveUp(t *testing.T) {
 
 func TestCloseDropsDeferredRequests(t *testing.T) {
 	dir := t.TempDir()
-	s := must[*Server](t)(Open(t.Context(), engine.Config{Dir: dir, Token: testToken}))
+	s := must[*Server](t)(Open(t.Context(), engine.Config{Dir: dir, Token: testToken,
+		Devices: withoutDevices}))
 	server := httptest.NewServer(s)
 	defer server.Close()
 	if _, err := s.Faults.Add(adminapi.Fault{Operation: "disk_create", Phase: adminapi.Deferred,

@@ -153,6 +153,22 @@ func (f *fields) identity() (name, description string) {
 	return name, f.text("description")
 }
 
+// newIdentity reads the name and the description of an update, which may be missing.
+func (f *fields) newIdentity() (name, description *string) {
+	if f.has("name") {
+		text := f.text("name")
+		if problem := store.CheckName(text); problem != "" {
+			f.fail("", problem)
+		}
+		name = &text
+	}
+	if f.has("description") {
+		text := f.text("description")
+		description = &text
+	}
+	return name, description
+}
+
 func (f *fields) text(name string) (s string) {
 	f.read(name, "a string", &s)
 	return s
@@ -180,6 +196,21 @@ func (f *fields) nameOrID(name string) store.Selector {
 		f.fail(name, problem)
 	}
 	return sel
+}
+
+// namesOrIDs reads a list of names and IDs.
+func (f *fields) namesOrIDs(name string) []store.Selector {
+	var texts []string
+	f.read(name, "a sequence", &texts)
+	list := []store.Selector{}
+	for n, text := range texts {
+		sel, problem := store.ParseSelector(text)
+		if problem != "" {
+			f.fail(fmt.Sprintf("%s[%d]", name, n), problem)
+		}
+		list = append(list, sel)
+	}
+	return list
 }
 
 func (f *fields) uuid(name string) string {

@@ -106,3 +106,23 @@ func TestA68ARestartFreesDeletedObjects(t *testing.T) {
 		t.Errorf("the files %v are still there", got)
 	}
 }
+
+func TestA68WithQuotaFirstTheQuotaIsFreeAtOnceAndTheSpaceLater(t *testing.T) {
+	r := serveRack(t, engine.Config{FreeDelay: time.Hour, QuotaFirst: true, QuotaBytes: 2 << 30})
+	diskID, snapshotID := r.deleteBoth()
+	if got := r.provisioned(); got != 0 {
+		t.Errorf("storage is %d, want none", got)
+	}
+	_, err := r.DiskCreate(t.Context(), r.blank("d", 1))
+	refusedAs(507, "InsufficientCapacity", "Insufficient capacity: Not enough storage").check(t, err)
+	if err := r.RunDeferred(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := r.kept(diskID, snapshotID); len(got) != 0 {
+		t.Errorf("the files %v are still there", got)
+	}
+	r.disk("d")
+	if got := r.provisioned(); got != 1<<30 {
+		t.Errorf("storage is %d, want that of one disk", got)
+	}
+}

@@ -103,6 +103,7 @@ func TestStoppingTakesTheDevicesAwayAndStartingBringsThemBack(t *testing.T) {
 }
 
 func TestDevicesAppearAccordingToFaultsAndSwitches(t *testing.T) {
+	needGuests(t)
 	r := serveRack(t, engine.Config{})
 	size := func(node string) int64 {
 		text, err := os.ReadFile(filepath.Join(filepath.Dir(filepath.Dir(node)), "sys", "block",
@@ -230,6 +231,7 @@ func (r *rackServer) instances() []string {
 // TestA27AFullHostRefusesWhatNeedsSpaceAndLosesNothing shows that a host without space refuses
 // requests that need space, and loses nothing.
 func TestA27AFullHostRefusesWhatNeedsSpaceAndLosesNothing(t *testing.T) {
+	needGuests(t)
 	dir := t.TempDir()
 	simtest.Mount(t, "tmpfs", dir, "-t", "tmpfs", "-o", "size=3m")
 	r := serveRack(t, engine.Config{Dir: filepath.Join(dir, "rack")})

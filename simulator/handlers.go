@@ -30,9 +30,23 @@ func utilization(rack *engine.Simulation, _ *apiRequest) (int, any, error) {
 	return http.StatusOK, u, err
 }
 
-// fleetOnly refuses what an ordinary user of the silo may not see (A21).
-func fleetOnly(*engine.Simulation, *apiRequest) (int, any, error) {
-	return 0, nil, engine.ErrForbidden
+func siloQuotas(rack *engine.Simulation, r *apiRequest) (int, any, error) {
+	q, err := rack.Silo.Quotas(r.ref("silo").Object)
+	return http.StatusOK, q, err
+}
+
+func siloUtilization(rack *engine.Simulation, r *apiRequest) (int, any, error) {
+	u, err := rack.Silo.UtilizationOf(r.ref("silo").Object)
+	return http.StatusOK, u, err
+}
+
+// fleetList is a list that an ordinary user of the silo may not see (A21).
+func fleetList[T named](list func(engine.Silo) ([]T, error)) *operation {
+	return &operation{list: true, serve: func(rack *engine.Simulation, r *apiRequest) (int, any,
+		error) {
+		items, err := list(rack.Silo)
+		return http.StatusOK, slice(r.scan, items), err
+	}}
 }
 
 func projectList(rack *engine.Simulation, r *apiRequest) (int, any, error) {
@@ -45,20 +59,39 @@ func projectView(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	return http.StatusOK, p, err
 }
 
-// projectNothing returns a list that is empty in every project of this rack.
-func projectNothing(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	_, err := rack.Silo.Project(&r.call, r.project())
-	return http.StatusOK, emptyPage(), err
+func siloView(rack *engine.Simulation, r *apiRequest) (int, any, error) {
+	silo, err := rack.Silo.View(&r.call, r.selector("silo"))
+	return http.StatusOK, silo, err
 }
 
 func imageList(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	items, err := rack.Silo.Images(&r.call, r.project(), r.scan.window())
+	items, err := rack.Images.List(&r.call, r.project(), r.scan.window())
 	return http.StatusOK, newPage(r.scan, items), err
 }
 
 func imageView(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	image, err := rack.Silo.Image(&r.call, r.ref("image"))
+	image, err := rack.Images.View(&r.call, r.ref("image"))
 	return http.StatusOK, image, err
+}
+
+func imageCreate(rack *engine.Simulation, r *apiRequest) (int, any, error) {
+	image, err := rack.Images.Create(&r.call, r.project(), r.body.(engine.ImageCreate))
+	return http.StatusCreated, image, err
+}
+
+func imageDelete(rack *engine.Simulation, r *apiRequest) (int, any, error) {
+	return http.StatusNoContent, nil, rack.Images.Delete(&r.call, r.ref("image"))
+}
+
+func imagePromote(rack *engine.Simulation, r *apiRequest) (int, any, error) {
+	image, err := rack.Images.Promote(&r.call, r.ref("image"))
+	return http.StatusAccepted, image, err
+}
+
+// imageDemote has the new project in the query, so the image is the silo's or found by its ID.
+func imageDemote(rack *engine.Simulation, r *apiRequest) (int, any, error) {
+	image, err := rack.Images.Demote(&r.call, r.ref("image").Object, r.project())
+	return http.StatusAccepted, image, err
 }
 
 func diskList(rack *engine.Simulation, r *apiRequest) (int, any, error) {
@@ -78,6 +111,23 @@ func diskCreate(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 
 func diskDelete(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	return http.StatusNoContent, nil, rack.Disks.Delete(&r.call, r.ref("disk"))
+}
+
+func importStart(rack *engine.Simulation, r *apiRequest) (int, any, error) {
+	return http.StatusNoContent, nil, rack.Disks.StartImport(&r.call, r.ref("disk"))
+}
+
+func importWrite(rack *engine.Simulation, r *apiRequest) (int, any, error) {
+	return http.StatusNoContent, nil, rack.Disks.Import(&r.call, r.ref("disk"),
+		r.body.(engine.BulkWrite))
+}
+
+func importStop(rack *engine.Simulation, r *apiRequest) (int, any, error) {
+	return http.StatusNoContent, nil, rack.Disks.StopImport(&r.call, r.ref("disk"))
+}
+
+func importFinalize(rack *engine.Simulation, r *apiRequest) (int, any, error) {
+	return http.StatusNoContent, nil, rack.Disks.Finalize(&r.call, r.ref("disk"), r.body.(string))
 }
 
 func snapshotList(rack *engine.Simulation, r *apiRequest) (int, any, error) {
@@ -158,9 +208,36 @@ func interfaceList(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	return http.StatusOK, slice(r.scan, nics), err
 }
 
+// interfaceOwner returns the instance that the query names.
+func (r *apiRequest) interfaceOwner() engine.Ref {
+	return engine.Ref{Project: r.project(), Object: r.selector("instance")}
+}
+
+func interfaceView(rack *engine.Simulation, r *apiRequest) (int, any, error) {
+	nic, err := rack.Instances.Interface(&r.call, r.interfaceOwner(), r.selector("interface"))
+	return http.StatusOK, nic, err
+}
+
+func interfaceCreate(rack *engine.Simulation, r *apiRequest) (int, any, error) {
+	nic, err := rack.Instances.CreateInterface(&r.call, r.interfaceOwner(),
+		r.body.(engine.InterfaceCreate))
+	return http.StatusCreated, nic, err
+}
+
+func interfaceUpdate(rack *engine.Simulation, r *apiRequest) (int, any, error) {
+	nic, err := rack.Instances.UpdateInterface(&r.call, r.interfaceOwner(), r.selector("interface"),
+		r.body.(engine.InterfaceUpdate))
+	return http.StatusOK, nic, err
+}
+
+func interfaceDelete(rack *engine.Simulation, r *apiRequest) (int, any, error) {
+	return http.StatusNoContent, nil,
+		rack.Instances.DeleteInterface(&r.call, r.interfaceOwner(), r.selector("interface"))
+}
+
 func externalIPList(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	ips, err := rack.Instances.ExternalIPs(&r.call, r.instance())
-	return http.StatusOK, page[engine.SourceNAT]{Items: ips}, err
+	return http.StatusOK, page[any]{Items: ips}, err
 }
 
 // instanceNothing returns a list that is empty for every instance of this rack.

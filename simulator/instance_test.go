@@ -33,6 +33,13 @@ func (r *rackServer) doCreate(body *oxide.InstanceCreate) (*oxide.Instance, erro
 		oxide.InstanceCreateParams{Project: "default", Body: body})
 }
 
+func createdDisk(name string) oxide.InstanceDiskAttachment {
+	return oxide.InstanceDiskAttachment{Value: &oxide.InstanceDiskAttachmentCreate{
+		Name: oxide.Name(name), Size: 1 << 30,
+		DiskBackend: oxide.DiskBackend{Value: &oxide.DiskBackendDistributed{
+			DiskSource: oxide.DiskSource{Value: &oxide.DiskSourceBlank{BlockSize: 512}}}}}}
+}
+
 // TestTheRackServesTheListsThatOtherClientsRead reads the lists that Oxide's own clients read for
 // every instance.
 func TestTheRackServesTheListsThatOtherClientsRead(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"maps"
 	"net/url"
 	"slices"
 	"strconv"
@@ -25,17 +26,19 @@ var orders = []string{store.ByName, store.ByNameDescending, store.ByID}
 // scan is the requested part of a list. The first page has it in its query, and a later page has
 // it in its token, which contains the query (A09).
 type scan struct {
-	SortBy   string  `json:"sort_by"`
-	Project  string  `json:"project,omitempty"`
-	Instance string  `json:"instance,omitempty"`
-	LastSeen *string `json:"last_seen,omitempty"`
+	SortBy string
+	// Parents are the parameters that name the objects in which the list is.
+	Parents  map[string]string
+	LastSeen *string
 
 	limit int
 }
 
+// pageToken has the scan's fields without distinction: order, parents, and the last one seen.
+// A rack writes them in this sequence.
 type pageToken struct {
-	V     string `json:"v"`
-	Start scan   `json:"page_start"`
+	V     string             `json:"v"`
+	Start map[string]*string `json:"page_start"`
 }
 
 // page is a part of a list. NextPage is null only when Items is empty (A10).
@@ -53,7 +56,7 @@ func (s scan) window() engine.Window {
 }
 
 // parseScan parses a list's query. With a token it ignores the other parameters except limit.
-func parseScan(query url.Values) (scan, error) {
+func parseScan(query url.Values, selectors []string) (scan, error) {
 	limit, err := parseLimit(query)
 	if err != nil {
 		return scan{}, err
@@ -63,8 +66,12 @@ func parseScan(query url.Values) (scan, error) {
 		s.limit = limit
 		return s, err
 	}
-	s := scan{SortBy: store.ByName, limit: limit,
-		Project: query.Get("project"), Instance: query.Get("instance")}
+	s := scan{SortBy: store.ByName, limit: limit, Parents: map[string]string{}}
+	for _, name := range selectors {
+		if query.Get(name) != "" {
+			s.Parents[name] = query.Get(name)
+		}
+	}
 	if query.Has("sort_by") {
 		s.SortBy = query.Get("sort_by")
 	}
@@ -74,13 +81,11 @@ func parseScan(query url.Values) (scan, error) {
 	return s, nil
 }
 
-// selectors returns the parameters of the first page that name the project and the instance.
+// selectors returns the parameters of the first page that name objects.
 func (s scan) selectors() url.Values {
 	given := url.Values{}
-	for name, value := range map[string]string{"project": s.Project, "instance": s.Instance} {
-		if value != "" {
-			given.Set(name, value)
-		}
+	for name, value := range s.Parents {
+		given.Set(name, value)
 	}
 	return given
 }
@@ -113,16 +118,26 @@ func parseToken(token string) (scan, error) {
 		return scan{}, badQuery(failed+"%s", err)
 	}
 	var t pageToken
-	if json.Unmarshal(data, &t) != nil || t.Start.LastSeen == nil {
+	if json.Unmarshal(data, &t) != nil || t.Start["last_seen"] == nil {
 		return scan{}, badQuery(failed + "corrupted token")
 	}
-	if !slices.Contains(orders, t.Start.SortBy) {
+	s := scan{Parents: map[string]string{}, LastSeen: t.Start["last_seen"]}
+	for name, value := range t.Start {
+		switch {
+		case value == nil, name == "last_seen":
+		case name == "sort_by":
+			s.SortBy = *value
+		default:
+			s.Parents[name] = *value
+		}
+	}
+	if !slices.Contains(orders, s.SortBy) {
 		return scan{}, badQuery(failed + "corrupted token")
 	}
 	if t.V != "v1" {
 		return scan{}, badQuery(failed+"unsupported version: %s", t.V)
 	}
-	return t.Start, nil
+	return s, nil
 }
 
 // after returns the token of the page that begins after an item.
@@ -131,14 +146,18 @@ func (s scan) after(item store.Identity) *string {
 	if s.SortBy == store.ByID {
 		last = item.ID
 	}
-	s.LastSeen = &last
-	data, err := json.Marshal(pageToken{V: "v1", Start: s})
-	if err != nil {
-		panic(err) // strings always encode
+	var b strings.Builder
+	b.WriteString(`{"v":"v1","page_start":{"sort_by":` + quoted(s.SortBy))
+	for _, name := range slices.Sorted(maps.Keys(s.Parents)) {
+		b.WriteString("," + quoted(name) + ":" + quoted(s.Parents[name]))
 	}
-	token := base64.URLEncoding.EncodeToString(data)
+	b.WriteString(`,"last_seen":` + quoted(last) + "}}")
+	token := base64.URLEncoding.EncodeToString([]byte(b.String()))
 	return &token
 }
+
+// quoted returns a string as JSON.
+func quoted(s string) string { return string(encode(s, "")) }
 
 // newPage returns a page of the scan with the items.
 func newPage[T named](s scan, items []T) page[T] {

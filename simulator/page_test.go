@@ -33,7 +33,7 @@ func TestAListMayBeLongerThanAPage(t *testing.T) {
 // The scan must return every object that existed all the time exactly once, in order, and no
 // object of another project.
 func TestA09AScanReturnsEveryLastingObjectOnceAndInOrder(t *testing.T) {
-	s, err := store.Open(t.TempDir() + "/rack.db")
+	s, err := store.Open(t.TempDir()+"/rack.db", false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,7 +51,7 @@ func TestA09AScanReturnsEveryLastingObjectOnceAndInOrder(t *testing.T) {
 				ProjectID: project}
 		}
 		err := s.Update(func(tx *store.Tx) error {
-			if err := store.Prepare(tx); err != nil {
+			if err := store.Prepare(tx, nil); err != nil {
 				return err
 			}
 			neighbour := make("zz")

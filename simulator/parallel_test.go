@@ -20,6 +20,7 @@ import (
 // serials lists the serials that an instance's guest sees, in order.
 func (r *rackServer) serials(instance string) []string {
 	r.t.Helper()
+	needGuests(r.t)
 	files, err := filepath.Glob(filepath.Join(r.GuestDir(r.instance(instance).Id),
 		"sys/block/*/device/serial"))
 	if err != nil {

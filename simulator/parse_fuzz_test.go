@@ -1,6 +1,7 @@
 package simulator
 
 import (
+	"maps"
 	"net/url"
 	"strings"
 	"testing"
@@ -33,7 +34,7 @@ func FuzzPageToken(f *testing.F) {
 		}
 		again, err := parseToken(*next)
 		if err != nil || *again.LastSeen != last || again.SortBy != s.SortBy ||
-			again.Project != s.Project || again.Instance != s.Instance {
+			!maps.Equal(again.Parents, s.Parents) {
 			t.Fatalf("%+v behind %q becomes %+v, %v", s, last, again, err)
 		}
 	})
@@ -47,7 +48,7 @@ func FuzzListQuery(f *testing.F) {
 		if err != nil {
 			return
 		}
-		s, err := parseScan(query)
+		s, err := parseScan(query, inProject)
 		switch {
 		case err != nil:
 		case s.limit < 1 || s.limit > maxLimit,

@@ -25,6 +25,7 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 )
 
 func serveAdmin(t *testing.T, s *Server) string {
@@ -102,6 +103,7 @@ func (p *process) kill(t *testing.T) {
 // loopsUnder returns the loop devices whose files are in a directory.
 func loopsUnder(t *testing.T, dir string) []loopdev.Device {
 	t.Helper()
+	needGuests(t)
 	dir, err := filepath.EvalSymlinks(dir)
 	if err != nil {
 		t.Fatal(err)
@@ -166,16 +168,28 @@ func trusting(t *testing.T, caFile, url string) *oxide.Client {
 
 func TestTheBinaryRefusesABadCommandLine(t *testing.T) {
 	binary := buildSimulator(t)
+	seed := func(disk string) string {
+		path := filepath.Join(t.TempDir(), "rack.yaml")
+		simtest.NoError(t, os.WriteFile(path, []byte("disks:\n- "+disk), 0o600))
+		return path
+	}
 	for _, test := range []struct {
 		want string
 		args []string
 	}{
 		{`the first argument must be "serve"`, nil},
-		{"--dir is missing", []string{"serve"}},
+		{"--keep-devices needs --dir", []string{"serve", "--keep-devices"}},
+		{"--disks is \"tape\"; use file, fuse or none", []string{"serve", "--disks", "tape"}},
+		{`line 3: unknown key "size_bytes"`,
+			[]string{"serve", "--seed", seed("{name: d,\n size_bytes: 1}")}},
+		{`line 2: "much" is no size`, []string{"serve", "--seed", seed("{name: d, size: much}")}},
+		{`disk "d": project "default" has no instance "x"`, []string{"serve", "--disks=none", "--seed",
+			seed("{name: d, size: 1GiB, instance: x}")}},
 		{`unexpected argument "now"`, []string{"serve", "--dir", "x", "now"}},
 		{"--token does not begin with oxide-token-",
 			[]string{"serve", "--dir", "x", "--token", "secret"}},
 		{"--tls-cert and --tls-key go together", []string{"serve", "--dir", "x", "--tls-cert", "y"}},
+		{"-flight-records: syntax error in pattern", []string{"serve", "--flight-records", "a["}},
 		{"flag provided but not defined", []string{"serve", "--nope"}},
 		{"parse error", []string{"serve", "--dir", "x", "--quota", "much"}},
 	} {
@@ -188,6 +202,72 @@ func TestTheBinaryRefusesABadCommandLine(t *testing.T) {
 			t.Errorf("%v: got %v and %q, want exit 1 and one line with %q", test.args, err, out, test.want)
 		}
 	}
+}
+
+// TestTheBinaryAloneServesWhatItSays starts the binary without a directory, and does what it
+// prints.
+func TestTheBinaryAloneServesWhatItSays(t *testing.T) {
+	seed := filepath.Join(t.TempDir(), "rack.yaml")
+	simtest.NoError(t, os.WriteFile(filepath.Join(filepath.Dir(seed), "boot.raw"),
+		[]byte("bytes of an image"), 0o644))
+	simtest.NoError(t, os.WriteFile(seed, []byte(`
+projects: [lab, other]
+images: [{name: boot, file: boot.raw, block_size: 4096}]
+instances: [{name: web}, {name: idle, stopped: true, project: other}]
+disks:
+- {name: root, image: boot, size: 2 GiB, instance: web}
+- {name: spare, size: 1073741824, block_size: 512, project: other}
+`), 0o644))
+	cmd := exec.Command(buildSimulator(t), "serve", "--seed", seed, "--disks=none",
+		"--admin-host", "rack.test")
+	cmd.Stderr = t.Output()
+	cmd.Env = append(os.Environ(), "TMPDIR="+t.TempDir())
+	stdout, err := cmd.StdoutPipe()
+	simtest.NoError(t, err)
+	simtest.NoError(t, cmd.Start())
+	p := &process{cmd: cmd}
+	t.Cleanup(func() { _ = cmd.Process.Kill() })
+	said, admin := map[string]string{}, ""
+	lines := bufio.NewScanner(stdout)
+	for lines.Scan() && !strings.HasPrefix(lines.Text(), "# Stop it") {
+		if page, ok := strings.CutPrefix(lines.Text(), "# Watch and disturb it: "); ok {
+			admin = page
+		}
+		if name, value, ok := strings.Cut(strings.TrimPrefix(lines.Text(), "export "), "="); ok {
+			said[name] = value
+		}
+	}
+	if want := fmt.Sprintf("kill %d", cmd.Process.Pid); !strings.HasSuffix(lines.Text(), want) {
+		t.Errorf("its last line is %q, want one that ends in %q", lines.Text(), want)
+	}
+	client, err := oxide.NewClient(oxide.WithHost(said["OXIDE_HOST"]),
+		oxide.WithToken(said["OXIDE_TOKEN"]))
+	simtest.NoError(t, err)
+	root, err := client.DiskView(t.Context(), oxide.DiskViewParams{Disk: "root",
+		Project: oxide.NameOrId(said["OXIDE_PROJECT"])})
+	simtest.NoError(t, err)
+	if root.State.State() != oxide.DiskStateStateAttached || root.Size != 2<<30 {
+		t.Errorf("the seed's disk is %+v", root)
+	}
+	spare, err := client.DiskView(t.Context(), oxide.DiskViewParams{Disk: "spare", Project: "other"})
+	simtest.NoError(t, err)
+	if spare.State.State() != oxide.DiskStateStateDetached || spare.BlockSize != 512 {
+		t.Errorf("the seed's other disk is %+v", spare)
+	}
+	for host, want := range map[string]int{"rack.test": http.StatusOK,
+		"other.test": http.StatusForbidden} {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, admin+"state", nil)
+		simtest.NoError(t, err)
+		req.Host = host
+		answer, err := http.DefaultClient.Do(req)
+		simtest.NoError(t, err)
+		_ = answer.Body.Close()
+		if answer.StatusCode != want {
+			t.Errorf("the admin listener answers HTTP %d to Host %s, want %d", answer.StatusCode, host,
+				want)
+		}
+	}
+	p.stop(t)
 }
 
 // ledger has the rack's answers to the callers: the existing disks, with the instances to which
@@ -353,6 +433,7 @@ func trust(t *testing.T, pem []byte) *tls.Config {
 }
 
 func TestARackThatKeepsDevicesPassesThemToTheNextOne(t *testing.T) {
+	needGuests(t)
 	binary, dir := buildSimulator(t), t.TempDir()
 	const first = 600
 	p := startProcess(t, binary, dir, "--keep-devices", "--first-loop", strconv.Itoa(first))

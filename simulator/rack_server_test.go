@@ -2,6 +2,7 @@ package simulator
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,6 +10,8 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -31,6 +34,24 @@ type rackServer struct {
 	url string
 }
 
+// withoutDevices is NoDevices where a rack cannot have devices: for other users than root, and on
+// other systems than Linux. There only the tests of the API run.
+var withoutDevices = func() Devices {
+	if runtime.GOOS == "linux" && os.Geteuid() == 0 {
+		return ""
+	}
+	return NoDevices
+}()
+
+// needGuests skips a test that looks into a guest where nobody can have one. As root on Linux
+// nothing is skipped.
+func needGuests(t *testing.T) {
+	t.Helper()
+	if withoutDevices != "" {
+		t.Skip("only root on Linux can look into a guest")
+	}
+}
+
 // serveRack serves a rack. Without a directory in the config it uses a new one.
 func serveRack(t *testing.T, c engine.Config) *rackServer {
 	t.Helper()
@@ -41,6 +62,10 @@ func serveRack(t *testing.T, c engine.Config) *rackServer {
 		c.Instances = []engine.InstanceSpec{{Name: "a"}, {Name: "b"}, {Name: "idle", Stopped: true}}
 	}
 	c.Token = testToken
+	if c.FlakyDisks {
+		needGuests(t)
+	}
+	c.Devices = cmp.Or(c.Devices, withoutDevices)
 	c.Log = slog.New(slog.NewTextHandler(t.Output(), nil))
 	s, err := Open(t.Context(), c)
 	if err != nil {

@@ -2,6 +2,7 @@ package simulator
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -22,10 +23,15 @@ import (
 )
 
 const (
-	// apiVersion is the version of the API that this rack serves.
-	apiVersion = "2026060800.0.0"
-	// maxBody is the rack's limit for a request's body (A12).
-	maxBody = 1 << 20
+	// apiVersion is the newest version of the API that this rack serves: that of release v22.
+	apiVersion = "2026073100.0.0"
+	// oldestVersion is the oldest version that it serves: that of release v20. In the versions
+	// between the two the objects of this rack are alike.
+	oldestVersion = "2026060800.0.0"
+	// maxBody is the rack's limit for a request's body (A12), and maxBulkWrite that for the body of
+	// a bulk write (A90).
+	maxBody      = 1 << 20
+	maxBulkWrite = 8 << 20
 )
 
 // apiRequest is one call of the API while the rack handles it.
@@ -50,7 +56,7 @@ func newRequest(hr *http.Request) *apiRequest {
 	return &apiRequest{Request: hr, id: id, started: time.Now(), query: hr.URL.Query(),
 		call: engine.Call{Context: hr.Context(), ReadOnly: hr.Method == http.MethodGet},
 		entry: adminapi.Request{RequestID: id, Method: hr.Method,
-			Path: hr.URL.RequestURI()}}
+			Path: hr.URL.RequestURI(), Caller: hr.UserAgent()}}
 }
 
 // find finds the operation. The version is checked first (A13).
@@ -67,9 +73,9 @@ func (r *apiRequest) find() error {
 	return nil
 }
 
-// checkVersion accepts the rack's own version; a missing version means the newest (A13). A rack
-// answers an older version in that version's form, which this simulator does not support, so it
-// refuses the request (501).
+// checkVersion accepts the versions that the rack serves; a missing version means the newest (A13).
+// A rack answers a still older version in that version's form, which this simulator does not
+// support, so it refuses the request (501).
 func checkVersion(version string) error {
 	if version == "" {
 		return nil
@@ -79,13 +85,14 @@ func checkVersion(version string) error {
 		return badRequest("bad value for header \"api-version\": %s: %s", err, version)
 	}
 	newest, _ := parseVersion(apiVersion)
-	switch order := slices.Compare(want, newest); {
-	case order > 0:
+	oldest, _ := parseVersion(oldestVersion)
+	switch {
+	case slices.Compare(want, newest) > 0:
 		return badRequest("server does not support this API version: %s", version)
-	case order < 0:
+	case slices.Compare(want, oldest) < 0:
 		return &engine.Error{Status: http.StatusNotImplemented, Message: fmt.Sprintf(
-			"the simulator emulates API version %s alone; a rack answers %s in its older shape. "+
-				"Send api-version %s, or none", apiVersion, version, apiVersion)}
+			"the simulator serves the API versions from %s to %s; a rack answers %s in its older "+
+				"shape. Send api-version %s, or none", oldestVersion, apiVersion, version, apiVersion)}
 	}
 	return nil
 }
@@ -110,6 +117,9 @@ func parseVersion(s string) ([]uint64, error) {
 func (r *apiRequest) parse() error {
 	body, bodyErr := r.readBody()
 	r.identify(body)
+	if r.op.serve == nil {
+		return nil // what its parameters may be is not known here
+	}
 	for name := range r.path {
 		if _, problem := store.ParseSelector(r.path.Get(name)); problem != "" {
 			return badPath(problem)
@@ -138,7 +148,7 @@ func (r *apiRequest) parseQuery() error {
 	}
 	if r.op.list {
 		var err error
-		if r.scan, err = parseScan(r.query); err != nil {
+		if r.scan, err = parseScan(r.query, r.op.selectors); err != nil {
 			return err
 		}
 		if r.query.Has("page_token") {
@@ -150,7 +160,7 @@ func (r *apiRequest) parseQuery() error {
 			return badQuery("%s", missingField(name))
 		}
 	}
-	for _, name := range []string{"project", "instance"} {
+	for _, name := range r.op.selectors {
 		_, problem := store.ParseSelector(r.query.Get(name))
 		if r.query.Has(name) && problem != "" {
 			return badQuery("%s", problem)
@@ -162,7 +172,7 @@ func (r *apiRequest) parseQuery() error {
 // readRepeated handles a parameter that occurs more than once. A list uses the last value, except
 // for the limit; other operations refuse a known parameter (A62).
 func (r *apiRequest) readRepeated() error {
-	once := []string{"project", "instance"}
+	once := r.op.selectors
 	if r.op.list {
 		once = []string{"limit"}
 	}
@@ -181,12 +191,13 @@ func (r *apiRequest) readBody() ([]byte, error) {
 	if r.op.body == nil {
 		return nil, nil
 	}
-	body, err := io.ReadAll(io.LimitReader(r.Body, maxBody+1))
+	limit := cmp.Or(r.op.maxBody, maxBody)
+	body, err := io.ReadAll(io.LimitReader(r.Body, int64(limit)+1))
 	if err != nil {
 		return nil, badRequest("unable to read the body: %s", err)
 	}
-	if len(body) > maxBody {
-		return nil, badRequest("request body exceeded maximum size of %d bytes", maxBody)
+	if len(body) > limit {
+		return nil, badRequest("request body exceeded maximum size of %d bytes", limit)
 	}
 	if t := r.Header.Get("Content-Type"); t != "" {
 		if media, _, err := mime.ParseMediaType(t); err != nil || media != "application/json" {

@@ -3,6 +3,7 @@ package simulator
 import (
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
@@ -36,6 +37,23 @@ func (l *requestLog) since(seq int) []adminapi.Request {
 		return r.Seq - seq
 	})
 	return append([]adminapi.Request{}, l.entries[i:]...)
+}
+
+// newest returns up to limit entries after the entry since that are to be kept, the newest first,
+// and none of before an hour ago.
+func (l *requestLog) newest(since, limit int, keep func(*adminapi.Request) bool) (
+	found []adminapi.Request) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	oldest := time.Now().Add(-time.Hour)
+	for i := len(l.entries) - 1; i >= 0 && len(found) < limit; i-- {
+		if r := &l.entries[i]; r.Seq <= since || r.Time.Before(oldest) {
+			break
+		} else if keep(r) {
+			found = append(found, *r)
+		}
+	}
+	return found
 }
 
 // clear removes the entries. The numbering continues.

@@ -2,6 +2,7 @@ package simulator
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -37,6 +38,7 @@ func (r *rackServer) again() *rackServer {
 // guestDevices returns the devices in an instance's guest.
 func (r *rackServer) guestDevices(instance string) []string {
 	r.t.Helper()
+	needGuests(r.t)
 	entries, err := os.ReadDir(filepath.Join(r.GuestDir(r.instance(instance).Id), "sys", "block"))
 	if err != nil {
 		r.t.Fatal(err)
@@ -90,77 +92,152 @@ func (r *rackServer) disks() []oxide.Disk {
 		oxide.DiskListParams{Project: "default"}))
 }
 
-// TestA19ARestartUndoesOrCompletesUnfinishedWork demands that the unfinished work of a simulator
-// that died is undone or completed.
-func TestA19ARestartUndoesOrCompletesUnfinishedWork(t *testing.T) {
+// TestA19ARestartCompletesUnfinishedWork demands that the unfinished work of a simulator that died
+// is completed, and undone only if it cannot be completed.
+func TestA19ARestartCompletesUnfinishedWork(t *testing.T) {
 	r := serveRack(t, engine.Config{})
-	for _, name := range []string{"half", "resting", "attached", "made", "lent"} {
+	for _, name := range []string{"attached", "blank", "filled", "lent", "resting", "source"} {
 		r.disk(name)
 	}
-	must[*oxide.Snapshot](t)(r.doSnapshot("begun", "resting"))
+	r.disk("lost")
+	source := r.disk("content")
+	simtest.NoError(t, os.WriteFile(r.rack.Plane().DiskPath(source.Id), []byte("content"), 0o600))
+	whole := must[*oxide.Snapshot](t)(r.doSnapshot("whole", "content"))
+	of := func(snapshot *oxide.Snapshot) oxide.DiskSource {
+		return oxide.DiskSource{Value: &oxide.DiskSourceSnapshot{SnapshotId: snapshot.Id}}
+	}
+	restored := must[*oxide.Disk](t)(r.DiskCreate(t.Context(), r.from(of(whole), "restored", 1)))
+	must[*oxide.Disk](t)(r.DiskCreate(t.Context(), r.from(oxide.DiskSource{
+		Value: &oxide.DiskSourceImportingBlocks{BlockSize: 512}}, "imports", 1)))
+	begun := must[*oxide.Snapshot](t)(r.doSnapshot("begun", "resting"))
+	must[*oxide.Disk](t)(r.DiskCreate(t.Context(), r.from(of(begun), "early", 1)))
+	must[*oxide.Snapshot](t)(r.doSnapshot("sourceless", "lost"))
+	simtest.NoError(t, r.doDelete("lost"))
 	must[*oxide.Disk](t)(r.doAttach("a", "attached"))
 	r.forceRun("b", store.RunStopping)
 	r.forceRun("idle", store.RunStarting)
-	r.force("half", store.DiskState{State: store.StateCreating})
+
+	// These creations are open: some lack their bytes, and some have them.
+	for _, name := range []string{"blank", "restored", "early", "imports"} {
+		r.cutOff(name)
+	}
+	r.force("filled", store.DiskState{State: store.StateCreating})
 	r.force("resting", store.DiskState{State: store.StateMaintenance})
-	halfMadeInstance(r, "begun", "made", "lent")
-	r.update(func(tx *store.Tx, project string) error {
-		sn, _, err := store.Snapshots.ByName(tx, project, "begun")
-		sn.State = store.SnapshotCreating
-		return errors.Join(err, store.Snapshots.Put(tx, sn))
-	})
+	r.openSaga("imports", engine.DiskCreate{Source: engine.DiskSource{Kind: engine.SourceImporting}})
+	r.cutOffSnapshot("begun")
+	r.cutOffSnapshot("sourceless")
+	r.cutOffInstance("new", "lent", engine.DiskCreate{Name: "made", Size: 1 << 30,
+		Backend: store.TypeLocal, Source: engine.DiskSource{BlockSize: 4096}})
+	r.cutOffInstance("impossible", "source", engine.DiskCreate{Name: "attached", Size: 1 << 30,
+		Backend: store.TypeLocal, Source: engine.DiskSource{BlockSize: 4096}})
 
 	next := r.again()
 	var got []string
 	for _, d := range next.disks() {
 		got = append(got, string(d.Name)+" "+string(d.State.State()))
+		if _, err := os.Stat(next.rack.Plane().DiskPath(d.Id)); err != nil {
+			t.Errorf("disk %s: %v", d.Name, err)
+		}
 	}
-	want := "attached attached, lent detached, resting detached"
+	want := "attached attached, blank detached, content detached, filled detached, " +
+		"imports import_ready, lent attached, made attached, resting detached, restored detached, " +
+		"source detached"
 	if s := strings.Join(got, ", "); s != want {
 		t.Errorf("got  %s\nwant %s", s, want)
 	}
-	if s := next.snapshotState("begun"); s != "none" {
-		t.Errorf("the snapshot is %q", s)
+	content := make([]byte, len("content"))
+	file := must[*os.File](t)(os.Open(next.rack.Plane().DiskPath(restored.Id)))
+	defer file.Close()
+	if _, err := file.Read(content); err != nil || string(content) != "content" {
+		t.Errorf("the disk from a snapshot begins with %q (%v)", content, err)
 	}
-	for name, state := range map[string]string{"b": "stopped", "idle": "running"} {
+	if size := diskSize(t, next, restored.Id); size != 1<<30 {
+		t.Errorf("the disk from a snapshot has %d bytes, want 1 GiB", size)
+	}
+	for name, state := range map[string]string{"begun": "ready", "sourceless": "none"} {
+		if got := next.snapshotState(name); got != state {
+			t.Errorf("the snapshot %s is %q, want %q", name, got, state)
+		}
+	}
+	for name, state := range map[string]string{"b": "stopped", "idle": "running", "new": "stopped"} {
 		if got := next.instance(name).RunState; string(got) != state {
 			t.Errorf("instance %s is %s, want %s", name, got, state)
 		}
 	}
 	_, err := next.InstanceView(t.Context(),
-		oxide.InstanceViewParams{Instance: "begun", Project: "default"})
-	gone("instance", "begun").check(t, err)
+		oxide.InstanceViewParams{Instance: "impossible", Project: "default"})
+	gone("instance", "impossible").check(t, err)
 	u := must[*oxide.Utilization](t)(next.UtilizationView(t.Context()))
-	if u.Provisioned.Storage != 3<<30 {
-		t.Errorf("storage is %d, want 3 GiB", u.Provisioned.Storage)
-	}
-	files, err := filepath.Glob(filepath.Join(next.dir, "disks", "*"))
-	if err != nil || len(files) != 3 {
-		t.Errorf("the disks' files are %v (%v), want 3", files, err)
+	if u.Provisioned.Storage != 12<<30 {
+		t.Errorf("storage is %d GiB, want that of 10 disks and 2 snapshots", u.Provisioned.Storage>>30)
 	}
 }
 
-// halfMadeInstance leaves the records of a creation that was cut off halfway.
-func halfMadeInstance(r *rackServer, name, made, lent string) {
+// cutOff makes a disk one that is being created, without its bytes.
+func (r *rackServer) cutOff(name string) {
+	r.t.Helper()
+	r.force(name, store.DiskState{State: store.StateCreating})
+	r.update(func(tx *store.Tx, project string) error {
+		d, _, err := store.Disks.ByName(tx, project, name)
+		return errors.Join(err, os.Remove(r.rack.Plane().DiskPath(d.ID)))
+	})
+}
+
+// openSaga leaves the request of a disk's creation that is open.
+func (r *rackServer) openSaga(disk string, c engine.DiskCreate) {
+	r.t.Helper()
+	r.update(func(tx *store.Tx, project string) error {
+		d, _, err := store.Disks.ByName(tx, project, disk)
+		return errors.Join(err, tx.OpenSaga(d.ID, c))
+	})
+}
+
+// cutOffSnapshot makes a snapshot one that is being taken, without its bytes.
+func (r *rackServer) cutOffSnapshot(name string) {
+	r.t.Helper()
+	r.update(func(tx *store.Tx, project string) error {
+		sn, _, err := store.Snapshots.ByName(tx, project, name)
+		sn.State = store.SnapshotCreating
+		return errors.Join(err, store.Snapshots.Put(tx, sn),
+			os.Remove(r.rack.Plane().SnapshotPath(sn.ID)))
+	})
+}
+
+// cutOffInstance leaves the creation of an instance that has one of its disks and lacks the other.
+func (r *rackServer) cutOffInstance(name, lent string, lacks engine.DiskCreate) {
 	r.t.Helper()
 	r.update(func(tx *store.Tx, project string) error {
 		i := store.Instance{Identity: store.NewIdentity(store.DerivedID(name), name, ""),
 			ProjectID: project}
 		i.SetRunState(store.StateCreating)
-		var ids []string
-		for _, disk := range []string{made, lent} {
-			d, _, err := store.Disks.ByName(tx, project, disk)
-			if err != nil {
-				return err
-			}
-			d.State = store.DiskState{State: store.StateAttached, Instance: i.ID}
-			if err := tx.PutDisk(d); err != nil {
-				return err
-			}
-			ids = append(ids, d.ID)
-		}
-		return tx.InsertInstance(i, nil, ids[:1])
+		d, _, err := store.Disks.ByName(tx, project, lent)
+		d.State = store.DiskState{State: store.StateAttached, Instance: i.ID}
+		lacks.ID = store.DerivedID("disk of", name)
+		return errors.Join(err, tx.PutDisk(d), tx.InsertInstance(i, nil),
+			tx.OpenSaga(i.ID, engine.InstanceCreate{Name: name,
+				Disks: []engine.DiskAttachment{{Attach: lent}, {Create: &lacks}}}))
 	})
+}
+
+func TestARestartKeepsARenamedProjectOfTheConfig(t *testing.T) {
+	r := serveRack(t, engine.Config{})
+	before := r.demand(200, `"name":"renamed"`, `PUT /v1/projects/default {"name":"renamed"}`)
+	next := r.again()
+	if after := next.demand(200, "", "GET /v1/projects/renamed"); after != before {
+		t.Errorf("got  %s\nwant %s", after, before)
+	}
+	next.demand(200, `"name":"a"`, "GET /v1/instances/a?project=renamed")
+	next.demand(404, "", "GET /v1/projects/default")
+}
+
+func TestARestartMakesAnInstanceOfTheConfigWhoseNetworkIsRenamed(t *testing.T) {
+	r := serveRack(t, engine.Config{})
+	r.demand(200, "", `PUT /v1/vpcs/default?project=default {"name":"renamed"}`)
+	r.demand(204, "", "DELETE /v1/instances/idle?project=default")
+	const interfaces = "GET /v1/network-interfaces?instance=%s&project=default"
+	next := r.again()
+	next.demand(200, `"items":[]`, fmt.Sprintf(interfaces, "idle"))
+	next.demand(200, `"name":"net0"`, fmt.Sprintf(interfaces, "a"))
 }
 
 func TestADirectoryOfAnotherVersionIsRefusedUnchanged(t *testing.T) {
@@ -178,7 +255,7 @@ func TestADirectoryOfAnotherVersionIsRefusedUnchanged(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = Open(t.Context(), engine.Config{Dir: r.dir, Log: slog.New(slog.DiscardHandler)})
-	const want = `says version "7" and this simulator reads version "1"`
+	const want = `says version "7" and this simulator reads version "2"`
 	if err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("got %v", err)
 	}
@@ -217,7 +294,7 @@ func TestAForeignDirectoryIsRefusedUnchanged(t *testing.T) {
 }
 
 func TestADirectoryThatWasCreatedOnAFullDiskWorksLater(t *testing.T) {
-	simtest.NeedRoot(t)
+	needGuests(t)
 	for _, kib := range []int{4, 8, 12, 16, 20, 24} {
 		dir := t.TempDir()
 		simtest.Mount(t, "tmpfs", dir, "-t", "tmpfs", "-o", fmt.Sprintf("size=%dk", kib))
@@ -264,7 +341,7 @@ func TestASlowCallerOfTheAdminListenerBlocksNobody(t *testing.T) {
 	go func() {
 		defer close(done)
 		r.Admin().ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(
-			http.MethodPatch, "/switches", body))
+			http.MethodPatch, "http://localhost/switches", body))
 	}()
 	_, err := io.WriteString(slow, "{")
 	simtest.NoError(t, err) // the listener reads the body
@@ -297,7 +374,7 @@ func TestBadConfigurationsAreRefused(t *testing.T) {
 			{Name: "x", ID: store.DerivedID("x")}, {Name: "y", ID: store.DerivedID("x")}}},
 		"quota_bytes is -1; it cannot be": {QuotaBytes: -1},
 	} {
-		c.Dir, c.Log = t.TempDir(), slog.New(slog.DiscardHandler)
+		c.Dir, c.Log, c.Devices = t.TempDir(), slog.New(slog.DiscardHandler), withoutDevices
 		if _, err := Open(t.Context(), c); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want %q", err, want)
 		}
@@ -351,9 +428,9 @@ func TestTheAdminListenerShowsAndChangesTheRack(t *testing.T) {
 
 	var now adminapi.Switches
 	adminCall(t, url, "PATCH", "/switches",
-		`{"hotplug":false,"device_delay":"1.5s","disk_limit":3}`, &now)
-	if now.Hotplug || now.DeviceDelay != adminapi.Duration(1.5e9) || now.DiskLimit != 3 ||
-		now.QuotaBytes != 64<<40 {
+		`{"hotplug":"none","device_delay":"1.5s","disk_limit":3}`, &now)
+	if now.Hotplug != adminapi.HotplugNone || now.DeviceDelay != adminapi.Duration(1.5e9) ||
+		now.DiskLimit != 3 || now.QuotaBytes != 64<<40 {
 		t.Errorf("got %+v", now)
 	}
 	if got := adminCall(t, url, "PATCH", "/switches", `{"role":"king"}`, nil); got != 400 {
@@ -367,16 +444,18 @@ func TestTheAdminListenerShowsAndChangesTheRack(t *testing.T) {
 	var state adminapi.State
 	adminCall(t, url, "GET", "/state", "", &state)
 	if len(state.Disks) != 1 || len(state.Instances) != 3 || len(state.Attachments) != 1 ||
-		len(state.LoopDevices) != 1 || state.LoopDevices[0].Serial != "d" ||
 		state.StorageBytes != 1<<30 {
 		text, _ := json.MarshalIndent(state, "", " ")
 		t.Errorf("got %s", text)
+	}
+	if got := state.LoopDevices; withoutDevices == "" && (len(got) != 1 || got[0].Serial != "d") {
+		t.Errorf("the loop devices are %v", got)
 	}
 }
 
 func TestCloseCutsDelaysShortAndLeavesNothingRunning(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
-	s := must[*Server](t)(Open(t.Context(), engine.Config{Dir: t.TempDir(),
+	s := must[*Server](t)(Open(t.Context(), engine.Config{Dir: t.TempDir(), Devices: withoutDevices,
 		Log: slog.New(slog.DiscardHandler), CreateHold: time.Hour, InstanceDelay: time.Hour,
 		DeviceDelay: time.Hour, Instances: []engine.InstanceSpec{{Name: "a"}}}))
 	server := httptest.NewServer(s)
@@ -401,5 +480,61 @@ func TestCloseCutsDelaysShortAndLeavesNothingRunning(t *testing.T) {
 	}
 	if took := time.Since(start); took > 10*time.Second {
 		t.Errorf("it took %s", took)
+	}
+}
+
+func TestAResetTakesTheDisksFromGuestsThatUseThem(t *testing.T) {
+	needGuests(t)
+	r := serveRack(t, engine.Config{})
+	view := must[os.FileInfo](t)(os.Stat(r.GuestDir(r.instance("a").Id)))
+	for range 2 {
+		r.disk("d")
+		must[*oxide.Disk](t)(r.doAttach("a", "d"))
+		must[*oxide.Snapshot](t)(r.doSnapshot("s", "d"))
+		must[*oxide.Instance](t)(r.doCreate(r.instanceBody("more")))
+		used := must[*os.File](t)(os.Open(r.device("a")))
+		simtest.NoError(t, r.Reset(t.Context()))
+		if _, err := used.ReadAt(make([]byte, 4096), 0); err == nil {
+			t.Error("the guest still reads the disk")
+		}
+		simtest.NoError(t, used.Close())
+		left := r.guestDevices("a")
+		for _, kind := range []string{"disks/*", "snapshots/*"} {
+			left = append(left, must[[]string](t)(filepath.Glob(filepath.Join(r.dir, kind)))...)
+		}
+		guests := must[[]os.DirEntry](t)(os.ReadDir(filepath.Join(r.dir, "guests")))
+		if len(left) > 0 || len(r.disks()) > 0 || len(guests) != 3 {
+			t.Errorf("a reset leaves %v, the disks %v and the guests %v", left, r.disks(), guests)
+		}
+		now := must[os.FileInfo](t)(os.Stat(r.GuestDir(r.instance("a").Id)))
+		if !os.SameFile(view, now) {
+			t.Error("the guest's view is another directory, which nobody who mounted it sees")
+		}
+		simtest.Eventually(t, "the device is released", func() bool {
+			return len(loopsUnder(t, r.dir)) == 0
+		})
+	}
+}
+
+func TestASeededDiskIsBlankAfterAReset(t *testing.T) {
+	needGuests(t)
+	r := serveRack(t, engine.Config{Disks: []engine.DiskSpec{{Name: "seeded", SizeBytes: 1 << 30}}})
+	path := filepath.Join(r.dir, "disks", r.disks()[0].Id+".img")
+	f := must[*os.File](t)(os.OpenFile(path, os.O_WRONLY, 0))
+	must[int](t)(f.WriteString("of the earlier life"))
+	simtest.NoError(t, f.Close())
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel() // whoever asked has gone away
+	simtest.NoError(t, r.Reset(ctx))
+	f = must[*os.File](t)(os.Open(path))
+	defer f.Close()
+	b := make([]byte, 4096)
+	if must[int](t)(f.Read(b)); !bytes.Equal(b, make([]byte, 4096)) {
+		t.Errorf("the disk begins with %.20q", b)
+	}
+	select {
+	case <-r.rack.Closing():
+		t.Error("whoever watches the rack is told that it closes")
+	default:
 	}
 }

@@ -22,8 +22,12 @@ type operation struct {
 	// that the first page must have.
 	list     bool
 	required []string
+	// selectors are the parameters of the query that name objects; nil means project and instance.
+	selectors []string
 	// body parses the request's body; nil means that there is no body.
 	body func(*fields) any
+	// maxBody is the limit for the body; 0 means the rack's default (A12).
+	maxBody int
 	// serve carries out the operation. It is nil if the rack has the operation and this simulator
 	// lacks it.
 	serve func(*engine.Simulation, *apiRequest) (status int, body any, err error)
@@ -45,6 +49,9 @@ func parseOperations(text string) []*operation {
 		op := &operation{}
 		if known, ok := served[words[0]]; ok {
 			op = known
+		}
+		if op.selectors == nil {
+			op.selectors = []string{"project", "instance"}
 		}
 		op.name, op.method = words[0], words[1]
 		op.path = strings.Split(words[2], "/")[1:]

@@ -10,7 +10,9 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/broken"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/dataplane"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/flightlog"
 )
 
 // These types configure the rack.
@@ -21,16 +23,32 @@ type (
 	InstanceSpec = engine.InstanceSpec
 	// ImageSpec is an image that the rack has from the start.
 	ImageSpec = engine.ImageSpec
+	// DiskSpec is a disk that the rack has from the start.
+	DiskSpec = engine.DiskSpec
+	// Devices tells whether the guests see their disks.
+	Devices = dataplane.Devices
+	// Hotplug is what the rack does with the disks of running instances.
+	Hotplug = adminapi.Hotplug
+)
+
+// These are the values of Config.Devices, besides "".
+const (
+	NoDevices         = dataplane.NoDevices
+	DevicesIfPossible = dataplane.DevicesIfPossible
 )
 
 // Server serves a rack's API, and its admin listener. Its Faults can be changed at any time.
 type Server struct {
 	// Faults are the active faults.
-	Faults   Faults
-	rack     *engine.Simulation
-	token    string
-	log      *slog.Logger
-	requests requestLog
+	Faults Faults
+	// Flights are the flight records that the console follows. The rack itself knows no driver.
+	Flights flightlog.Log
+	rack    *engine.Simulation
+	token   string
+	// adminHosts are those of the Config.
+	adminHosts []string
+	log        *slog.Logger
+	requests   requestLog
 	// mutation holds the active mutation of the rack, if there is one.
 	mutation broken.Switch
 }
@@ -41,7 +59,8 @@ func Open(ctx context.Context, c engine.Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Server{rack: rack, token: c.Token, log: cmp.Or(c.Log, slog.Default())}, nil
+	return &Server{rack: rack, token: c.Token, adminHosts: c.AdminHosts,
+		log: cmp.Or(c.Log, slog.Default())}, nil
 }
 
 // Close closes the rack: it ends the delays of the work in progress, waits for the work, and
@@ -54,11 +73,31 @@ func (s *Server) Mutate(name string) error { return s.mutation.Set(s.rack, name)
 // Requests returns the calls that the rack has answered.
 func (s *Server) Requests() []adminapi.Request { return s.requests.since(0) }
 
+// Reset puts the rack back to its start: it has the objects and the switches of the Config and
+// nothing else, no fault or mutation is active, and the request log is empty. The guests lose their
+// disks.
+func (s *Server) Reset(ctx context.Context) error {
+	s.Faults.Clear()
+	if err := s.Mutate(""); err != nil {
+		return err
+	}
+	err := s.rack.Reset(ctx)
+	s.requests.clear()
+	s.Flights.Clear()
+	return err
+}
+
 // Instances returns the instances of the Config with their IDs.
 func (s *Server) Instances() []engine.InstanceSpec { return s.rack.InstanceSpecs() }
 
 // GuestDir returns the directory of an instance's guest view, which contains sys and dev.
 func (s *Server) GuestDir(instanceID string) string { return s.rack.Plane().GuestDir(instanceID) }
+
+// NoDevices returns the reason why no guest sees a disk, or nil if guests see their disks.
+func (s *Server) NoDevices() error { return s.rack.Plane().NoDevices() }
+
+// Dir returns the rack's directory.
+func (s *Server) Dir() string { return s.rack.Dir() }
 
 // RunDeferred carries out at once the work that faults of the phase Deferred and the switch
 // FreeDelay have delayed. It returns when the work is done.

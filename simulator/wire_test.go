@@ -35,19 +35,22 @@ func (c wireCase) check(t *testing.T, r *rackServer, header ...string) {
 // simulator lacks. The simulator must answer 501 instead of a wrong imitation.
 func TestRequestsThatTheSimulatorLacksAreAnsweredWith501(t *testing.T) {
 	r := serveRack(t, engine.Config{})
-	wireCase{"an operation", "/v1/vpcs?project=default", "", 501,
-		"the simulator does not have vpc_list (GET /v1/vpcs), which the rack has"}.check(t, r)
-	wireCase{"an older version", "/v1/ping", "", 501, "the simulator emulates API version " +
-		"2026060800.0.0 alone; a rack answers 2026032500.0.0 in its older shape. Send api-version " +
-		"2026060800.0.0, or none"}.check(t, r, "Api-Version", "2026032500.0.0")
+	wireCase{"an operation", "/v1/groups", "", 501,
+		"the simulator does not have group_list (GET /v1/groups), which the rack has"}.check(t, r)
+	wireCase{"an operation whose parameter is neither a name nor an ID",
+		"/v1/metrics/cpus_provisioned", "", 501, "the simulator does not have silo_metric " +
+			"(GET /v1/metrics/{metric_name}), which the rack has"}.check(t, r)
+	wireCase{"an older version", "/v1/ping", "", 501, "the simulator serves the API versions from " +
+		"2026060800.0.0 to 2026073100.0.0; a rack answers 2026032500.0.0 in its older shape. Send " +
+		"api-version 2026073100.0.0, or none"}.check(t, r, "Api-Version", "2026032500.0.0")
 	interfaceWith := func(stack string) string {
 		return `"ncpus":1,"network_interfaces":{"type":"create","params":[{"name":"nic",` +
 			`"description":"","vpc_name":"default","subnet_name":"default","ip_config":` +
 			`{"type":"v4","value":` + stack + `}}]}`
 	}
 	for part, body := range map[string]string{
-		"external_ips": `"ncpus":1,"external_ips":[{"type":"ephemeral"}]`,
-		"ncpus of 0":   `"ncpus":0`,
+		"multicast_groups": `"ncpus":1,"multicast_groups":[{"group":"m"}]`,
+		"ncpus of 0":       `"ncpus":0`,
 		"explicit ip_config": interfaceWith(
 			`{"ip":{"type":"explicit","value":"172.30.0.77"}}`),
 		"transit_ips": interfaceWith(`{"ip":{"type":"auto"},"transit_ips":["10.0.0.0/8"]}`),

@@ -79,6 +79,12 @@ func (c Client) RunDeferred(ctx context.Context) error {
 	return c.call(ctx, http.MethodPost, "/deferred", nil, nil)
 }
 
+// Reset puts the rack back to its start: the objects and switches that it was started with, no
+// fault, no mutation and no request in the log. The guests lose their disks.
+func (c Client) Reset(ctx context.Context) error {
+	return c.call(ctx, http.MethodPost, "/reset", nil, nil)
+}
+
 // Switch changes some of the [Switches], by their JSON names.
 func (c Client) Switch(ctx context.Context, switches map[string]any) error {
 	return c.call(ctx, http.MethodPatch, "/switches", switches, nil)

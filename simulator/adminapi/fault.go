@@ -20,8 +20,9 @@ const (
 	// caller has the response or gives up. It needs a Response, a Cut or a Hang. POST /deferred ends
 	// the Delay.
 	Deferred Phase = "deferred"
-	// Unwind makes the rack fail halfway and undo the operation: a create leaves nothing, and a
-	// delete leaves the disk faulted under another name (A24).
+	// Unwind makes the rack fail halfway and undo the operation: a create leaves nothing, a delete
+	// leaves the disk faulted under another name (A24), and a finalization leaves it import_ready
+	// (A90).
 	Unwind Phase = "unwind"
 	// Reread acts when the rack has attached or detached a disk and reads it again for its response.
 	// The operation has taken effect, and the caller gets 503 (A67).

@@ -10,6 +10,8 @@ type Request struct {
 	Time time.Time `json:"time"`
 	// RequestID is the ID in the answer.
 	RequestID string `json:"request_id"`
+	// Caller is the User-Agent of the request.
+	Caller string `json:"caller,omitempty"`
 	// Operation is the API's operationId.
 	Operation string `json:"operation"`
 	Method    string `json:"method"`

@@ -26,13 +26,15 @@ var Routes = []Route{
 	{Method: "DELETE", Path: "/disks/{disk}/faults", Does: "heals the disk"},
 	{Method: "POST", Path: "/deferred", Does: "carries out now what faults of the phase deferred " +
 		"and the switch free_delay hold back; answers when it is done"},
+	{Method: "POST", Path: "/reset", Does: "puts the rack back to its start, without faults and " +
+		"with an empty log; answers when it is done"},
 	{Method: "GET", Path: "/mutations", Does: "the ways in which the rack can be told to " +
 		"break its rules"},
 	{Method: "PUT", Path: "/mutations/{name}", Does: "lets it break one, in the place of any other"},
 	{Method: "DELETE", Path: "/mutations", Does: "puts the rack in order"},
 	{Method: "GET", Path: "/switches", Does: "settings of the running rack"},
 	{Method: "PATCH", Path: "/switches", Does: "changes those settings that are named",
-		Body: `{"hotplug": false}`},
+		Body: `{"hotplug": "none"}`},
 	{Method: "GET", Path: "/state", Does: "what the rack has: disks, instances, snapshots, devices"},
 	{Method: "GET", Path: "/metrics", Does: "metrics of the process, for Prometheus"},
 	{Method: "GET", Path: "/debug/pprof/goroutine", Does: "the stacks of all goroutines; " +

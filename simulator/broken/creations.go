@@ -27,6 +27,17 @@ var creations = []Mutation{
 		}, "instance_create"),
 	},
 	{
+		Name: "A50-any-host", Says: "a host name may have any characters",
+		Before: sends("hostname", func(name string) string {
+			return strings.Trim(strings.ReplaceAll(name, "_", "-"), "-.")
+		}, "instance_create"),
+	},
+	{
+		Name: "A50-long-host", Says: "a host name is cut after 253 characters",
+		Before: sends("hostname", func(name string) string { return name[:min(len(name), 253)] },
+			"instance_create"),
+	},
+	{
 		Name:  "A51-leaves-the-instance",
 		Says:  "an instance whose disk is taken is made without its disks, and an error",
 		After: func(x *Interception) { x.leave(func(body map[string]any) { delete(body, "disks") }) },

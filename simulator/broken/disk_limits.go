@@ -41,6 +41,30 @@ var diskLimits = []Mutation{
 		},
 	},
 	{
+		Name: "A26-any-size", Says: "the size of a local disk is rounded up to whole GiB",
+		Before: func(x *Interception) {
+			if size, _ := x.Sent()["size"].(float64); x.createsLocal() && size < 1<<40 {
+				sends("size", roundedUp, "disk_create")(x)
+			}
+		},
+	},
+	{
+		Name: "A26-no-largest", Says: "a local disk that no drive can hold is made smaller",
+		Before: func(x *Interception) {
+			if x.createsLocal() {
+				sends("size", func(size float64) float64 { return min(size, gibibyte) }, "disk_create")(x)
+			}
+		},
+	},
+	{
+		Name: "A27-local", Says: "a local disk takes its space when it is created",
+		Before: func(x *Interception) {
+			if x.createsLocal() && x.Rack.Switches().Full {
+				x.Refuse(507, "InsufficientCapacity", "Insufficient capacity: Not enough storage")
+			}
+		},
+	},
+	{
 		Name: "A27-internal", Says: "a lack of space is an internal error",
 		After: reword(507, "Insufficient capacity: Not enough storage", 500, "Internal",
 			"Internal Server Error"),
@@ -50,7 +74,7 @@ var diskLimits = []Mutation{
 		DriverSays: "DiskFaulted",
 		After: func(x *Interception) {
 			if x.Is("disk_create") && x.Refused(507, "Insufficient capacity: Not enough storage") {
-				x.putDisk(x.halfMade(store.StateFaulted))
+				x.leaveFaulted()
 			}
 		},
 	},
@@ -96,6 +120,12 @@ var diskLimits = []Mutation{
 			}
 		},
 	},
+}
+
+// createsLocal reports whether the request creates a local disk.
+func (x *Interception) createsLocal() bool {
+	backend, _ := x.Sent()["disk_backend"].(map[string]any)
+	return x.Is("disk_create") && backend["type"] == store.TypeLocal
 }
 
 // roundedUp rounds bytes up to whole GiB.

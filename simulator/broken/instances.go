@@ -144,6 +144,14 @@ var lives = []Mutation{
 		},
 	},
 	{
+		Name: "A49-states-first", Says: "an instance's state is looked at before its boot disk",
+		After: func(x *Interception) {
+			if x.Is("instance_update") && x.Refused(404, "disk with") && x.instance().Active() {
+				x.Refuse(409, "Conflict", "instance must be stopped to change CPU or memory")
+			}
+		},
+	},
+	{
 		Name: "A53-is-conflict", Says: "to stop an instance in creating is 409 Conflict",
 		After: reword(400, "still being created", 409, "Conflict", ""),
 	},

@@ -5,6 +5,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
@@ -36,6 +37,30 @@ var snapshots = []Mutation{
 		After: reword(409, "volume repair lock", 500, "Internal", "Internal Server Error"),
 	},
 	{
+		Name: "A39-replaces-on", Says: "a snapshot is taken while a region of its disk is replaced",
+		Before: func(x *Interception) {
+			if x.Is("snapshot_create") && x.Rack.Switches().Replacing {
+				replacing := func(on bool) {
+					_, _ = x.Rack.ChangeSwitches(func(now *adminapi.Switches) error {
+						now.Replacing = on
+						return nil
+					})
+				}
+				replacing(false)
+				defer replacing(true)
+				x.Answer = x.Carry()
+			}
+		},
+	},
+	{
+		Name: "A39-name-first", Says: "a snapshot's name is looked at before the lock of its disk",
+		After: func(x *Interception) {
+			if x.Is("snapshot_create") && x.Answer.Status == 409 {
+				x.refuseTakenSnapshot()
+			}
+		},
+	},
+	{
 		Name: "A40-default", Says: "a disk from a snapshot has blocks of 512 bytes",
 		After: on(func(disk map[string]any) {
 			if disk["snapshot_id"] != nil {
@@ -54,6 +79,14 @@ var snapshots = []Mutation{
 			if x.Is("snapshot_create") && x.Refused(400, "ObjectAlreadyExists") &&
 				use.Provisioned.Storage >= use.Capacity.Storage {
 				x.Refuse(507, "InsufficientCapacity", "Insufficient capacity: Storage Limit Exceeded")
+			}
+		},
+	},
+	{
+		Name: "A41-name-first", Says: "a snapshot's name is looked at before its physical space",
+		After: func(x *Interception) {
+			if x.Is("snapshot_create") && x.Refused(507, "Not enough storage") {
+				x.refuseTakenSnapshot()
 			}
 		},
 	},
@@ -153,6 +186,17 @@ func (x *Interception) snapshotsOf(diskID string) (ids []string) {
 		})
 	})
 	return ids
+}
+
+// refuseTakenSnapshot refuses to take a snapshot if its name is taken.
+func (x *Interception) refuseTakenSnapshot() {
+	name, _ := x.Sent()["name"].(string)
+	_ = x.Rack.Records().View(func(tx *store.Tx) error {
+		if store.Snapshots.Taken(tx, x.projectID(), name) {
+			x.Refuse(400, "ObjectAlreadyExists", "already exists: snapshot %q", name)
+		}
+		return nil
+	})
 }
 
 // unfinished reports whether the snapshot is still being taken.

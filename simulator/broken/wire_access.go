@@ -32,6 +32,15 @@ var wireAccess = []Mutation{
 		},
 	},
 	{
+		Name: "A13-v20", Says: "a version newer than that of v20 is refused",
+		Before: func(x *Interception) {
+			if version := x.Request.Header.Get("Api-Version"); version > "2026060800.0.0" &&
+				version < "9" {
+				x.Refuse(400, "", "server does not support this API version: %s", version)
+			}
+		},
+	},
+	{
 		Name: "A13-path-first", Says: "an unknown path is 404 in every version",
 		Before: func(x *Interception) {
 			if x.Is("") {
@@ -63,6 +72,18 @@ var wireAccess = []Mutation{
 				x.Refuse(403, "Forbidden", "Forbidden")
 			}
 		},
+	},
+	{
+		Name: "A21-own-silo", Says: "a silo's quotas are for fleet viewers, whosever silo it is",
+		Before: func(x *Interception) {
+			if x.Is("silo_quotas_view") {
+				x.Refuse(403, "Forbidden", "Forbidden")
+			}
+		},
+	},
+	{
+		Name: "A21-another-silo", Says: "another silo is known to exist: 403",
+		After: reword(404, "silo with id", 403, "Forbidden", "Forbidden"),
 	},
 	{
 		Name: "A21-open", Says: "everybody may list the racks",

@@ -59,10 +59,19 @@ var wireBodies = []Mutation{
 	},
 	{
 		Name: "A70-cuts", Says: "a description is cut after 512 characters",
-		Before: sends("description", func(text string) string {
-			letters := []rune(text)
-			return string(letters[:min(len(letters), 512)])
-		}, "disk_create", "snapshot_create"),
+		Before: sends("description", first512, "disk_create", "snapshot_create"),
+	},
+	{
+		Name: "A70-cuts-instances", Says: "an instance's description is cut after 512 characters",
+		Before: sends("description", first512, "instance_create"),
+	},
+	{
+		Name: "A70-first", Says: "a disk's description is checked before its quota",
+		Before: func(x *Interception) {
+			if text, _ := x.Sent()["description"].(string); x.Is("disk_create") && first512(text) != text {
+				x.Refuse(500, "Internal", "Internal Server Error")
+			}
+		},
 	},
 	{
 		Name: "A70-bytes", Says: "a description has at most 512 bytes",
@@ -97,6 +106,11 @@ var wireBodies = []Mutation{
 			}
 		},
 	},
+}
+
+func first512(text string) string {
+	letters := []rune(text)
+	return string(letters[:min(len(letters), 512)])
 }
 
 // bodyPath matches the path of the field in a refusal.

@@ -31,6 +31,15 @@ var wireNames = []Mutation{
 		},
 	},
 	{
+		Name: "A05-any-subnet", Says: "a subnet is looked up in all VPCs of the project",
+		Before: func(x *Interception) {
+			name := x.Path.Get("subnet")
+			if x.Is("vpc_subnet_view") && !isID(name) && !x.Request.URL.Query().Has("vpc") {
+				x.Refuse(404, "ObjectNotFound", "not found: vpc-subnet with name %q", name)
+			}
+		},
+	},
+	{
 		Name: "A05-another-disk", Says: "a disk read by ID is another one",
 		DriverSays: "RackResponseInvalid",
 		Before: func(x *Interception) {

@@ -1,6 +1,7 @@
 package broken
 
 import (
+	"context"
 	"time"
 
 	"github.com/google/uuid"
@@ -25,14 +26,35 @@ var wireSagas = []Mutation{
 		},
 	},
 	{
+		Name: "A19-undone", Says: "a creation that is open when the rack dies is not completed",
+		Before: func(x *Interception) {
+			if hold := x.Rack.Switches().CreateHold; x.Is("disk_create") && hold > 0 {
+				x.Rack.Pause(context.Background(), time.Duration(hold))
+			}
+		},
+		After: func(x *Interception) {
+			name := x.Path.Get("disk")
+			if x.Is("disk_view") && x.Refused(404, name) && x.Rack.Switches().CreateHold > 0 {
+				x.Reply(200, x.halfMade(store.StateCreating))
+			}
+		},
+	},
+	{
 		Name: "A19-left-behind", Says: "a creation that fails leaves its disk, faulted",
 		DriverSays: "DiskFaulted",
 		After: func(x *Interception) {
 			if x.Is("disk_create") && x.Answer.Status == 500 {
-				x.putDisk(x.halfMade(store.StateFaulted))
+				x.leaveFaulted()
 			}
 		},
 	},
+}
+
+// leaveFaulted leaves the disk that the request creates, faulted.
+func (x *Interception) leaveFaulted() {
+	d := x.halfMade(store.StateFaulted)
+	x.putDisk(d)
+	x.addStorage(d.Size)
 }
 
 // halfMade returns the record of the disk that the request creates.

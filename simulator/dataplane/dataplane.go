@@ -22,8 +22,9 @@
 // reads, writes and flushes on to the disk's file or makes them fail. These devices end with the
 // process, and the next process creates new ones. A guest that uses a device then loses it.
 //
-// There is no other state: the kernel keeps the file and serial of each loop device. The package
-// needs Linux and root. On other systems it builds, and [Open] fails.
+// There is no other state: the kernel keeps the file and serial of each loop device. Devices need
+// Linux and root. A plane without them ([NoDevices]) has the same files, on any system and for any
+// user; only its guests see no disk.
 package dataplane
 
 import (
@@ -34,6 +35,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -53,6 +55,8 @@ type Plane struct {
 	owner string
 	// device is the st_dev of the files in dir. On an overlay it may differ from that of dir.
 	device uint64
+	// noDevices is the reason why no guest sees a disk, or nil if guests see them.
+	noDevices error
 
 	// ctx ends with Stop. working counts the devices that will appear later.
 	ctx     context.Context
@@ -76,11 +80,27 @@ type Device struct {
 	SizeBytes                    int64
 	BlockSize                    int
 	ReadOnly                     bool
+	// WritesThrough means that the device reports no volatile write cache (A69).
+	WritesThrough bool
 }
 
 // serial returns the serial number of the disk's NVMe controller: as much of the name as fits
 // (A54).
 func (d Device) serial() string { return d.DiskName[:min(len(d.DiskName), nvmeSerialBytes)] }
+
+// loopSerial returns the serial of the disk's loop device, which no other disk has: mkfs.btrfs
+// takes two loop devices with the same text for the same device, and disks of two racks, or with
+// long names, have the same serial number.
+func (d Device) loopSerial() string { return d.serial() + serialEnd + d.DiskID[:8] }
+
+// serialEnd ends a serial number in the text of a loop device. No name of a disk contains it.
+const serialEnd = "/"
+
+// SerialOf returns the serial number that the guest of a rack's loop device sees.
+func SerialOf(loop loopdev.Device) string {
+	serial, _, _ := strings.Cut(loop.Serial, serialEnd)
+	return serial
+}
 
 // Fault changes a device: it never appears, appears later, or has another size. Or the disk
 // cannot be plugged at all. The zero value changes nothing.
@@ -90,6 +110,20 @@ type Fault struct {
 	SizeBytes int64
 	Fails     bool
 }
+
+// Devices tells whether guests see their disks.
+type Devices string
+
+// The zero value demands devices, so that nothing is tested without them by accident.
+const (
+	// NoDevices means that disks are files only.
+	NoDevices Devices = "none"
+	// DevicesIfPossible means NoDevices on a machine that cannot have devices, or for a user who may
+	// not make them.
+	DevicesIfPossible Devices = "auto"
+)
+
+var errNoDevices = errors.New("the rack was started without devices")
 
 // Config configures a data plane.
 type Config struct {
@@ -102,12 +136,16 @@ type Config struct {
 	FirstLoop int
 	// ProcRoot is a procfs that shows the processes of all guests; "" is /proc.
 	ProcRoot string
+	// Devices tells whether the guests see their disks.
+	Devices Devices
 	// FlakyDisks creates disks that [Plane.FailDisk] can make fail.
 	FlakyDisks bool
+	// Volatile creates files that need not survive a power cut of the machine.
+	Volatile bool
 }
 
-// Open prepares the directory. It returns an error if no disk could be attached in this directory
-// or on this machine.
+// Open prepares the directory. Unless the config does without devices, it returns an error if no
+// disk could be attached in this directory or on this machine.
 func Open(c Config) (*Plane, error) {
 	dir, err := filepath.Abs(c.Dir)
 	if err != nil {
@@ -117,20 +155,20 @@ func Open(c Config) (*Plane, error) {
 	if dir, err = filepath.EvalSymlinks(dir); err != nil {
 		return nil, fmt.Errorf("open the data plane: %w", err)
 	}
-	p := &Plane{files: files{dir, c.Log}, seed: c.Seed, firstLoop: c.FirstLoop,
+	p := &Plane{files: files{dir, c.Log, c.Volatile}, seed: c.Seed, firstLoop: c.FirstLoop,
 		freezer: newFreezer(filepath.Join(dir, "frozen"), cmp.Or(c.ProcRoot, "/proc"), c.Log)}
 	for _, sub := range []string{"disks", "snapshots", "images", "guests", "frozen"} {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o755); err != nil {
 			return nil, fmt.Errorf("open the data plane: %w", err)
 		}
 	}
-	if err := errors.Join(FlushDir(dir), loopdev.Available()); err != nil {
+	if err := p.flushDir(dir); err != nil {
 		return nil, fmt.Errorf("open the data plane: %w", err)
 	}
-	if p.owner, err = identify(dir); err != nil {
+	if p.owner, err = p.identify(); err != nil {
 		return nil, fmt.Errorf("open the data plane: %w", err)
 	}
-	if p.device, err = checkNodes(dir); err != nil {
+	if err := p.findDevices(c.Devices); err != nil {
 		return nil, fmt.Errorf("open the data plane: %w", err)
 	}
 	if err := p.flaky.open(dir, c.FlakyDisks); err != nil {
@@ -139,6 +177,28 @@ func Open(c Config) (*Plane, error) {
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	return p, nil
 }
+
+// findDevices verifies that disks can have devices, or does without.
+func (p *Plane) findDevices(want Devices) (err error) {
+	switch want {
+	case NoDevices:
+		p.noDevices = errNoDevices
+		return nil
+	case "", DevicesIfPossible:
+	default:
+		return fmt.Errorf("devices are %q; use %q, %q or nothing", want, NoDevices, DevicesIfPossible)
+	}
+	if err = loopdev.Available(); err == nil {
+		p.device, err = checkNodes(p.dir)
+	}
+	if err != nil && want == DevicesIfPossible {
+		p.noDevices, err = err, nil
+	}
+	return err
+}
+
+// NoDevices returns the reason why no guest sees a disk, or nil if guests see their disks.
+func (p *Plane) NoDevices() error { return p.noDevices }
 
 // Stop ends the plane's own work. The guests keep their devices, and the next plane adopts them.
 func (p *Plane) Stop() {

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -144,6 +143,20 @@ func TestAGuestReadsItsIdentityFromItsFirmware(t *testing.T) {
 	}
 }
 
+func TestADiskIsNotTakenForAMountedOneOfAnotherRackWithItsName(t *testing.T) {
+	for _, mounted := range []bool{true, false} {
+		p := newPlane(t)
+		spec := newDisk(t, p, newGuest(t, p), "same")
+		spec.SizeBytes = 256 << 20 // mkfs.btrfs refuses smaller disks
+		simtest.NoError(t, p.Plug(spec, Fault{}))
+		node := p.view(spec.InstanceID).nodePath(seen(t, p, spec.InstanceID)[0])
+		simtest.Command(t, "mkfs.btrfs", "-q", node)
+		if mounted {
+			simtest.Mount(t, node, t.TempDir(), "-t", "btrfs")
+		}
+	}
+}
+
 func TestAPluggedDiskIsSeenAsAnNVMeDevice(t *testing.T) {
 	for _, c := range []struct {
 		name, disk, serial string
@@ -193,14 +206,18 @@ func TestAPluggedDiskIsSeenAsAnNVMeDevice(t *testing.T) {
 	}
 }
 
-func TestA69AGuestsViewPromisesNoWriteCache(t *testing.T) {
-	p := newPlane(t)
-	id := newGuest(t, p)
-	simtest.NoError(t, p.Plug(newDisk(t, p, id, "data"), Fault{}))
-	path := filepath.Join(p.view(id).blockDir(), filepath.Base(nodeOf(t, p, id)),
-		"queue", "write_cache")
-	if says, err := os.ReadFile(path); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("%s says %q (%v), want no such file", path, says, err)
+func TestA69AGuestsViewShowsAWriteCacheUnlessTheDiskIsLocal(t *testing.T) {
+	for want, through := range map[string]bool{"write back\n": false, "write through\n": true} {
+		p := newPlane(t)
+		id := newGuest(t, p)
+		spec := newDisk(t, p, id, "data")
+		spec.WritesThrough = through
+		simtest.NoError(t, p.Plug(spec, Fault{}))
+		path := filepath.Join(p.view(id).blockDir(), filepath.Base(nodeOf(t, p, id)),
+			"queue", "write_cache")
+		if says, err := os.ReadFile(path); err != nil || string(says) != want {
+			t.Errorf("%s says %q (%v), want %q", path, says, err, want)
+		}
 	}
 }
 

@@ -1,6 +1,7 @@
 package dataplane
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -10,7 +11,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"strings"
 	"syscall"
 )
 
@@ -18,16 +18,18 @@ import (
 type files struct {
 	dir string
 	log *slog.Logger
+	// volatile files need not survive a power cut of the machine.
+	volatile bool
 }
 
 // IdentityFile is the name of the file with the rack's identity.
 const IdentityFile = "identity"
 
-// identify returns the identity of the rack in a directory. The first simulator there creates it,
+// identify returns the identity of the rack in the directory. The first simulator there creates it,
 // unless the caller that starts the rack has done so.
-func identify(dir string) (string, error) {
-	path := filepath.Join(dir, IdentityFile)
-	err := makeBacking(path, func(f *os.File) error {
+func (p files) identify() (string, error) {
+	path := filepath.Join(p.dir, IdentityFile)
+	err := p.makeBacking(path, func(f *os.File) error {
 		_, err := f.WriteString(rand.Text())
 		return err
 	})
@@ -52,9 +54,21 @@ func (p files) SnapshotPath(id string) string {
 // ImagePath returns the path of an image's file.
 func (p files) ImagePath(id string) string { return filepath.Join(p.dir, "images", id+".img") }
 
+// Allocated returns the bytes that a disk's file uses, not counting its holes.
+func (p files) Allocated(id string) (int64, error) {
+	info, err := os.Stat(p.DiskPath(id))
+	if err != nil {
+		return 0, err
+	}
+	if st, ok := info.Sys().(*syscall.Stat_t); ok {
+		return st.Blocks * 512, nil
+	}
+	return info.Size(), nil
+}
+
 // CreateDisk creates a blank disk, which uses no space. It does not change an existing one.
 func (p files) CreateDisk(id string, size int64) error {
-	err := makeBacking(p.DiskPath(id), func(f *os.File) error { return f.Truncate(size) })
+	err := p.makeBacking(p.DiskPath(id), func(f *os.File) error { return f.Truncate(size) })
 	if err != nil {
 		return fmt.Errorf("create disk %s: %w", id, err)
 	}
@@ -64,7 +78,7 @@ func (p files) CreateDisk(id string, size int64) error {
 // CloneDisk creates a disk with the bytes of source, the file of a snapshot or an image, and
 // blank space after them. It does not change an existing disk.
 func (p files) CloneDisk(ctx context.Context, id, source string, size int64) error {
-	err := makeBacking(p.DiskPath(id), func(f *os.File) error { return fill(ctx, f, source, size) })
+	err := p.makeBacking(p.DiskPath(id), func(f *os.File) error { return fill(ctx, f, source, size) })
 	if err != nil {
 		return fmt.Errorf("create disk %s: %w", id, err)
 	}
@@ -74,10 +88,10 @@ func (p files) CloneDisk(ctx context.Context, id, source string, size int64) err
 // ImportImage creates an image from a file, or a blank one. It replaces existing bytes, because
 // an earlier import may have ended without a record and may have been of another file.
 func (p files) ImportImage(ctx context.Context, id, file string, size int64) error {
-	if err := removeBacking(p.ImagePath(id)); err != nil {
+	if err := p.RemoveImage(id); err != nil {
 		return fmt.Errorf("import image %s: %w", id, err)
 	}
-	err := makeBacking(p.ImagePath(id), func(f *os.File) error {
+	err := p.makeBacking(p.ImagePath(id), func(f *os.File) error {
 		if file == "" {
 			return f.Truncate(size)
 		}
@@ -89,9 +103,39 @@ func (p files) ImportImage(ctx context.Context, id, file string, size int64) err
 	return nil
 }
 
+// WriteDisk writes a disk that no guest has. FlushDisk makes what it wrote durable.
+func (p files) WriteDisk(id string, offset int64, data []byte) error {
+	return p.changeDisk(id, func(f *os.File) error {
+		_, err := f.WriteAt(data, offset)
+		return err
+	})
+}
+
+// FlushDisk makes the bytes of a disk durable.
+func (p files) FlushDisk(id string) error { return p.changeDisk(id, (*os.File).Sync) }
+
+func (p files) changeDisk(id string, change func(*os.File) error) error {
+	f, err := os.OpenFile(p.DiskPath(id), os.O_WRONLY, 0)
+	if err == nil {
+		err = errors.Join(change(f), f.Close())
+	}
+	if err != nil {
+		return fmt.Errorf("write disk %s: %w", id, err)
+	}
+	return nil
+}
+
+// RemoveImage removes an image's bytes, if they exist.
+func (p files) RemoveImage(id string) error {
+	if err := p.removeBacking(p.ImagePath(id)); err != nil {
+		return fmt.Errorf("remove image %s: %w", id, err)
+	}
+	return nil
+}
+
 // RemoveSnapshot removes a snapshot's bytes, if they exist.
 func (p files) RemoveSnapshot(id string) error {
-	if err := removeBacking(p.SnapshotPath(id)); err != nil {
+	if err := p.removeBacking(p.SnapshotPath(id)); err != nil {
 		return fmt.Errorf("remove snapshot %s: %w", id, err)
 	}
 	return nil
@@ -101,7 +145,7 @@ func (p files) RemoveSnapshot(id string) error {
 const unfinished = ".tmp"
 
 // makeBacking creates a file that is complete and durable, or does not exist.
-func makeBacking(path string, write func(*os.File) error) error {
+func (p files) makeBacking(path string, write func(*os.File) error) error {
 	if _, err := os.Stat(path); err == nil {
 		return nil
 	}
@@ -110,7 +154,7 @@ func makeBacking(path string, write func(*os.File) error) error {
 	if err != nil {
 		return err
 	}
-	if err = write(f); err == nil {
+	if err = write(f); err == nil && !p.volatile {
 		err = f.Sync()
 	}
 	if err = errors.Join(err, f.Close()); err == nil {
@@ -120,14 +164,22 @@ func makeBacking(path string, write func(*os.File) error) error {
 		// Free the space: the filesystem may be full.
 		return errors.Join(err, os.Remove(temp))
 	}
-	return FlushDir(filepath.Dir(path))
+	return p.flushDir(filepath.Dir(path))
 }
 
-func removeBacking(path string) error {
+func (p files) removeBacking(path string) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	return FlushDir(filepath.Dir(path))
+	return p.flushDir(filepath.Dir(path))
+}
+
+// flushDir makes the names in a directory durable, unless the files are volatile.
+func (p files) flushDir(dir string) error {
+	if p.volatile {
+		return nil
+	}
+	return FlushDir(dir)
 }
 
 // fill copies into f the bytes of the file at source, which nobody writes, and sets f's size.
@@ -156,6 +208,33 @@ func fill(ctx context.Context, f *os.File, source string, size int64) error {
 
 // errNoData means that the rest of the file is a hole.
 var errNoData = errors.New("no data")
+
+// nextNonZero does what nextData does for a system that does not tell where a file's holes are: it
+// takes blocks of zeroes for holes.
+func nextNonZero(f *os.File, offset int64) (start, end int64, err error) {
+	var zeroes, block [64 << 10]byte
+	found := false
+	for at := offset; ; {
+		n, err := f.ReadAt(block[:], at)
+		last := errors.Is(err, io.EOF)
+		if err != nil && !last {
+			return 0, 0, fmt.Errorf("find data in %s: %w", f.Name(), err)
+		}
+		switch hole := bytes.Equal(block[:n], zeroes[:n]); {
+		case hole && found:
+			return start, at, nil
+		case !hole && !found:
+			start, found = at, true
+		}
+		at += int64(n)
+		if last && !found {
+			return 0, 0, errNoData
+		}
+		if last {
+			return start, at, nil
+		}
+	}
+}
 
 // copyKeepingHoles copies the parts of src that are not holes. The copy shows one point in time
 // only if nobody writes to src.
@@ -266,17 +345,6 @@ func (p files) removeOrphans(kind string, ids []string) error {
 	for _, id := range ids {
 		belongs[id+".img"] = true
 	}
-	return p.removeFiles(kind, func(name string) bool { return !belongs[name] })
-}
-
-// removeUnfinished removes the files of a kind that were not written completely.
-func (p files) removeUnfinished(kind string) error {
-	return p.removeFiles(kind, func(name string) bool {
-		return strings.HasSuffix(name, unfinished)
-	})
-}
-
-func (p files) removeFiles(kind string, remove func(name string) bool) error {
 	dir := filepath.Join(p.dir, kind)
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -284,12 +352,12 @@ func (p files) removeFiles(kind string, remove func(name string) bool) error {
 	}
 	var errs []error
 	for _, e := range entries {
-		if remove(e.Name()) {
+		if !belongs[e.Name()] {
 			p.log.Info("removing a file without a record", slog.String("file", e.Name()))
 			errs = append(errs, os.Remove(filepath.Join(dir, e.Name())))
 		}
 	}
-	return errors.Join(append(errs, FlushDir(dir))...)
+	return errors.Join(append(errs, p.flushDir(dir))...)
 }
 
 func exists(path string) bool {

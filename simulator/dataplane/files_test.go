@@ -8,6 +8,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -21,6 +22,39 @@ func allocated(t *testing.T, path string) int64 {
 	var st unix.Stat_t
 	simtest.NoError(t, unix.Stat(path, &st))
 	return st.Blocks * 512
+}
+
+// TestZeroesAreHolesWhereTheSystemTellsNone compares the data that a portable search finds with
+// what was written.
+func TestZeroesAreHolesWhereTheSystemTellsNone(t *testing.T) {
+	f, err := os.Create(filepath.Join(t.TempDir(), "disk"))
+	simtest.NoError(t, err)
+	defer f.Close()
+	const block = 64 << 10
+	for _, at := range []int64{block, 2*block + 5, 9*block - 1} {
+		_, err := f.WriteAt([]byte{1}, at)
+		simtest.NoError(t, err)
+	}
+	for _, c := range []struct {
+		size int64
+		want [][2]int64
+	}{{10*block + 7, [][2]int64{{block, 3 * block}, {8 * block, 9 * block}}},
+		{9 * block, [][2]int64{{block, 3 * block}, {8 * block, 9 * block}}},
+		{2*block + 10, [][2]int64{{block, 2*block + 10}}}, {block, nil}, {0, nil}} {
+		simtest.NoError(t, f.Truncate(c.size))
+		var got [][2]int64
+		for at := int64(0); ; at = got[len(got)-1][1] {
+			start, end, err := nextNonZero(f, at)
+			if errors.Is(err, errNoData) {
+				break
+			}
+			simtest.NoError(t, err)
+			got = append(got, [2]int64{start, end})
+		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("of %d bytes these hold data: %v, want %v", c.size, got, c.want)
+		}
+	}
 }
 
 func TestABlankDiskTakesNoSpace(t *testing.T) {

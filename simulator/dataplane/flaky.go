@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
@@ -146,6 +147,12 @@ func (p *Plane) HealDisk(id string) error {
 func (p *Plane) DiskFaults(id string) (faults []flakydisk.Fault, err error) {
 	err = p.withFlaky(id, func(d *flakyDisk) { faults = d.Faults() })
 	return faults, err
+}
+
+// DiskActivity returns what was asked of a disk in the last seconds, since it was plugged.
+func (p *Plane) DiskActivity(id string) (all []flakydisk.Activity, err error) {
+	err = p.withFlaky(id, func(d *flakyDisk) { all = d.Activity(time.Now()) })
+	return all, err
 }
 
 // withFlaky calls do with a disk. It does not wait for other operations on the disk, because

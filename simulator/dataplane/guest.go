@@ -44,6 +44,20 @@ func (p *Plane) RemoveGuest(id string) error {
 	return nil
 }
 
+// Empty removes every disk from its guest and forgets the guests. Their views stay, for guests that
+// are added again; Reconcile removes those of the others.
+func (p *Plane) Empty() error {
+	for id, g := range p.guests.all() {
+		for _, d := range p.guests.devices(g) {
+			if err := p.Unplug(id, d.spec.DiskID); err != nil {
+				return err
+			}
+		}
+		p.guests.remove(id)
+	}
+	return nil
+}
+
 // guestState is the guest of one instance.
 type guestState struct {
 	// plugged are its disks, by ID. The mu of guests guards it.
@@ -63,7 +77,7 @@ type guestState struct {
 type plugged struct {
 	spec  Device
 	guest *guestState
-	// loop is nil for a device that never appears.
+	// loop is nil for a device that never appears, as all do in a plane without devices.
 	loop *loopdev.Device
 	// node is the device's name in the guest, "" while it is not visible.
 	node string

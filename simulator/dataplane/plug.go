@@ -45,6 +45,7 @@ func (p *Plane) plugLocked(spec Device, f Fault) error {
 	if err := p.tamperPlug(spec, &f); err != nil {
 		return err
 	}
+	f.Never = f.Never || p.noDevices != nil
 	d := &plugged{spec: spec}
 	if !f.Never {
 		loop, err := p.attachLoop(spec, f.SizeBytes)
@@ -77,7 +78,7 @@ func (p *Plane) attachLoop(spec Device, wrongSize int64) (loopdev.Device, error)
 	defer cancel()
 	loop, err := loopdev.Attach(ctx, loopdev.Config{
 		Path:      path,
-		Serial:    spec.serial(),
+		Serial:    spec.loopSerial(),
 		Owner:     p.owner,
 		BlockSize: spec.BlockSize,
 		ReadOnly:  spec.ReadOnly,
@@ -216,7 +217,7 @@ func (p *Plane) forceDetach(loop loopdev.Device, diskID string) error {
 		return errors.Join(err, p.flaky.unplug(diskID))
 	}
 	p.log.Warn("a disk is detached by force while its guest uses it", slog.String("device", loop.Path),
-		slog.String("serial", loop.Serial), slog.String("file", loop.BackingFile))
+		slog.String("serial", SerialOf(loop)), slog.String("file", loop.BackingFile))
 	// Hanging operations must end first, because cutting the device off waits for them.
 	return errors.Join(p.flaky.unplug(diskID), loop.Cut())
 }
@@ -229,7 +230,7 @@ func (p *Plane) RemoveDisk(id string) error {
 		return fmt.Errorf("remove disk %s: instance %s still has it", id, d.spec.InstanceID)
 	}
 	err := p.tamperLife(event{what: diskRemoving, disk: id}, nil)
-	if err = errors.Join(err, removeBacking(p.DiskPath(id)), p.tamperRemoved(id)); err != nil {
+	if err = errors.Join(err, p.removeBacking(p.DiskPath(id)), p.tamperRemoved(id)); err != nil {
 		return fmt.Errorf("remove disk %s: %w", id, err)
 	}
 	p.flaky.forget(id)

@@ -16,23 +16,25 @@ import (
 )
 
 // Reconcile makes the data plane match the records, however the last simulator ended. attached
-// are the disks of running instances; disks and snapshots are all that exist; the guests are
-// those that were added before. It adopts every device that is right, so that a guest notices
+// are the disks of running instances; disks, snapshots and images are all that exist; the guests
+// are those that were added before. It adopts every device that is right, so that a guest notices
 // nothing, and releases every other. It removes files that belong to no object.
 func (p *Plane) Reconcile(
-	ctx context.Context, attached []Device, disks, snapshots []string,
+	ctx context.Context, attached []Device, disks, snapshots, images []string,
 ) error {
 	devices, err := p.OwnDevices()
 	if err != nil {
 		return fmt.Errorf("reconcile the data plane: %w", err)
 	}
-	if err := p.freezer.thawLeftovers(devices, p.DiskPath); err != nil {
-		return fmt.Errorf("reconcile the data plane: %w", err)
+	if p.noDevices == nil {
+		if err := p.freezer.thawLeftovers(devices, p.DiskPath); err != nil {
+			return fmt.Errorf("reconcile the data plane: %w", err)
+		}
 	}
 	adopted, err := p.adoptOrRelease(devices, attached)
 	err = errors.Join(err,
 		p.removeOrphans("disks", disks), p.removeOrphans("snapshots", snapshots),
-		p.removeUnfinished("images"), p.removeOrphanGuests())
+		p.removeOrphans("images", images), p.removeOrphanGuests())
 	if err != nil {
 		return fmt.Errorf("reconcile the data plane: %w", err)
 	}
@@ -62,6 +64,9 @@ func (p *Plane) Reconcile(
 // device that a killed simulator served is known only by the name of its file, which contains the
 // disk's ID.
 func (p *Plane) OwnDevices() ([]loopdev.Device, error) {
+	if p.noDevices != nil {
+		return nil, nil //nolint:nilerr // a plane without devices is in order
+	}
 	devices, err := loopdev.List()
 	if err != nil {
 		return nil, err
@@ -106,7 +111,7 @@ func (p *Plane) adoptOrRelease(
 // about to be released.
 func (p *Plane) carries(loop loopdev.Device, spec Device) bool {
 	return p.flaky.server == nil && backs(loop, p.DiskPath(spec.DiskID)) &&
-		loop.Serial == spec.serial() && loop.SizeBytes == spec.SizeBytes &&
+		loop.Serial == spec.loopSerial() && loop.SizeBytes == spec.SizeBytes &&
 		loop.BlockSize == spec.BlockSize && loop.ReadOnly == spec.ReadOnly && !loop.Releasing
 }
 

@@ -43,7 +43,7 @@ func TestReconcileAdoptsDevicesThatMatch(t *testing.T) {
 
 	p := killed(t, before, spec.InstanceID)
 	simtest.NoError(t, p.Reconcile(t.Context(), []Device{spec.Device, later},
-		[]string{spec.DiskID, later.DiskID}, nil))
+		[]string{spec.DiskID, later.DiskID}, nil, nil))
 	if got := *p.guests.disk(spec.DiskID).loop; got != loop {
 		t.Errorf("the device is %+v, was %+v", got, loop)
 	}
@@ -69,13 +69,13 @@ func TestReconcileAdoptsADeviceThatAnotherMountNamespaceAttached(t *testing.T) {
 	simtest.Command(t, "mount", "--bind", before.dir, elsewhere)
 	loop, err := loopdev.Attach(t.Context(), loopdev.Config{
 		Path:   filepath.Join(elsewhere, "disks", spec.DiskID+".img"),
-		Serial: spec.serial(), BlockSize: spec.BlockSize, SizeLimit: spec.SizeBytes,
+		Serial: spec.loopSerial(), BlockSize: spec.BlockSize, SizeLimit: spec.SizeBytes,
 	})
 	simtest.NoError(t, err)
 	simtest.Command(t, "umount", "--lazy", elsewhere)
 
 	p := killed(t, before, spec.InstanceID)
-	simtest.NoError(t, p.Reconcile(t.Context(), []Device{spec}, []string{spec.DiskID}, nil))
+	simtest.NoError(t, p.Reconcile(t.Context(), []Device{spec}, []string{spec.DiskID}, nil, nil))
 	if got := *p.guests.disk(spec.DiskID).loop; got.Sequence != loop.Sequence {
 		t.Errorf("the device is %+v, want the one that was there: %+v", got, loop)
 	}
@@ -91,7 +91,7 @@ func TestReconcileDoesNotReleaseADeviceOfAnotherFilesystem(t *testing.T) {
 	simtest.Mount(t, "tmpfs", hidden.dir, "-t", "tmpfs")
 	p, err := Open(Config{Dir: hidden.dir, Log: hidden.log})
 	simtest.NoError(t, err)
-	simtest.NoError(t, p.Reconcile(t.Context(), nil, nil, nil))
+	simtest.NoError(t, p.Reconcile(t.Context(), nil, nil, nil, nil))
 	simtest.NoError(t, p.Close())
 	simtest.Command(t, "umount", hidden.dir)
 	if got := devicesOf(t, hidden); len(got) != 1 || got[0].Releasing {
@@ -114,7 +114,7 @@ func TestReconcileDoesNotReleaseTheDevicesOfAnotherRackWithTheSamePath(t *testin
 			}
 			p, err := Open(Config{Dir: theirs.dir, Log: theirs.log})
 			simtest.NoError(t, err)
-			simtest.NoError(t, p.Reconcile(t.Context(), nil, nil, nil))
+			simtest.NoError(t, p.Reconcile(t.Context(), nil, nil, nil, nil))
 			simtest.NoError(t, p.Close())
 			simtest.Command(t, "umount", theirs.dir)
 			simtest.Command(t, "umount", kept)
@@ -132,7 +132,7 @@ func TestReconcileReleasesDevicesWithoutARecord(t *testing.T) {
 	simtest.NoError(t, before.Plug(other, Fault{}))
 
 	p := killed(t, before, spec.InstanceID)
-	simtest.NoError(t, p.Reconcile(t.Context(), nil, []string{spec.DiskID}, nil))
+	simtest.NoError(t, p.Reconcile(t.Context(), nil, []string{spec.DiskID}, nil, nil))
 	if names := seen(t, p, spec.InstanceID); len(names) != 0 {
 		t.Errorf("the guest sees %v, want none", names)
 	}
@@ -160,7 +160,7 @@ func TestReconcileReplacesDevicesThatDoNotMatch(t *testing.T) {
 			simtest.NoError(t, before.Plug(spec, Fault{}))
 			change(&spec)
 			p := killed(t, before, id)
-			simtest.NoError(t, p.Reconcile(t.Context(), []Device{spec}, []string{spec.DiskID}, nil))
+			simtest.NoError(t, p.Reconcile(t.Context(), []Device{spec}, []string{spec.DiskID}, nil, nil))
 			devices := devicesOf(t, p)
 			if len(devices) != 1 || !p.carries(devices[0], spec) {
 				t.Errorf("devices = %+v, want one as in %+v", devices, spec)
@@ -187,7 +187,7 @@ func TestReconcileDoesNotAdoptADeviceThatIsBeingReleased(t *testing.T) {
 		t.Fatal("the held device was released")
 	}
 	p := killed(t, before, id)
-	simtest.NoError(t, p.Reconcile(t.Context(), []Device{spec}, []string{spec.DiskID}, nil))
+	simtest.NoError(t, p.Reconcile(t.Context(), []Device{spec}, []string{spec.DiskID}, nil, nil))
 	if now := p.guests.disk(spec.DiskID).loop; now.Sequence == old.Sequence {
 		t.Error("the device that is being released was adopted")
 	}
@@ -205,7 +205,7 @@ func TestReconcileKeepsAHiddenDeviceHidden(t *testing.T) {
 	visible := nodeOf(t, before, id)
 	p := killed(t, before, id)
 	simtest.NoError(t, p.Reconcile(t.Context(), []Device{second, first},
-		[]string{first.DiskID, second.DiskID}, nil))
+		[]string{first.DiskID, second.DiskID}, nil, nil))
 	if got := nodeOf(t, p, id); got != visible || p.guests.disk(second.DiskID).node != "" {
 		t.Errorf("the guest sees %s, saw %s", got, visible)
 	}
@@ -224,14 +224,15 @@ func TestReconcileRemovesLeftovers(t *testing.T) {
 	var orphans []string
 	for _, path := range []string{
 		p.DiskPath(newID()), p.DiskPath(kept) + unfinished, p.SnapshotPath(newID()),
-		p.SnapshotPath(snapshot) + unfinished, p.ImagePath(newID()) + unfinished,
+		p.SnapshotPath(snapshot) + unfinished, p.ImagePath(newID()), p.ImagePath(kept) + unfinished,
 		p.GuestDir(newID()), filepath.Join(p.view(guest).blockDir(), "nvme3n1"),
 		p.view(guest).nodePath("nvme4n1"),
 	} {
 		orphans = append(orphans, path)
 		simtest.NoError(t, os.WriteFile(path, nil, 0o600))
 	}
-	simtest.NoError(t, p.Reconcile(t.Context(), nil, []string{kept}, []string{snapshot}))
+	simtest.NoError(t, p.Reconcile(t.Context(), nil, []string{kept}, []string{snapshot},
+		[]string{kept}))
 	for _, path := range orphans {
 		if exists(path) {
 			t.Errorf("%s is left", path)
@@ -252,7 +253,7 @@ func TestADiskWithoutBytesDoesNotStopTheOthers(t *testing.T) {
 	lost, whole := newDisk(t, p, id, "lost"), newDisk(t, p, id, "whole")
 	simtest.NoError(t, os.Remove(p.DiskPath(lost.DiskID)))
 	simtest.NoError(t, p.Reconcile(t.Context(), []Device{lost, whole},
-		[]string{lost.DiskID, whole.DiskID}, nil))
+		[]string{lost.DiskID, whole.DiskID}, nil, nil))
 	nodeOf(t, p, id)
 }
 
@@ -282,7 +283,7 @@ func TestReconcileRemovesEverythingAfterAKillAtAnyMoment(t *testing.T) {
 		_ = child.Wait() // the process was killed
 	}
 	p := newPlaneIn(t, dir)
-	simtest.NoError(t, p.Reconcile(t.Context(), nil, nil, nil))
+	simtest.NoError(t, p.Reconcile(t.Context(), nil, nil, nil, nil))
 	if left := devicesOf(t, p); len(left) != 0 {
 		t.Errorf("devices are left: %+v", left)
 	}
@@ -299,7 +300,7 @@ func TestReconcileRemovesEverythingAfterAKillAtAnyMoment(t *testing.T) {
 func churnPlane(t *testing.T, dir string) {
 	p, err := Open(Config{Dir: dir, Log: slog.New(slog.DiscardHandler)})
 	simtest.NoError(t, err)
-	simtest.NoError(t, p.Reconcile(t.Context(), nil, nil, nil))
+	simtest.NoError(t, p.Reconcile(t.Context(), nil, nil, nil, nil))
 	for {
 		id := newGuest(t, p)
 		spec := newDisk(t, p, id, "churned")
@@ -331,7 +332,7 @@ func TestADiskHasItsSizeAfterAKillWhileItsDeviceWasLarger(t *testing.T) {
 	simtest.NoError(t, before.Plug(spec, Fault{SizeBytes: 2 * testDiskSize}))
 	// The stop was recorded, and the simulator was killed before it removed the device.
 	p := killed(t, before, id)
-	simtest.NoError(t, p.Reconcile(t.Context(), nil, []string{spec.DiskID}, nil))
+	simtest.NoError(t, p.Reconcile(t.Context(), nil, []string{spec.DiskID}, nil, nil))
 	simtest.NoError(t, p.Trim(spec.DiskID, spec.SizeBytes))
 	if got := sizeOf(t, p.DiskPath(spec.DiskID)); got != spec.SizeBytes {
 		t.Errorf("the disk has %d bytes, want %d", got, spec.SizeBytes)

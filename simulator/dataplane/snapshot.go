@@ -24,7 +24,7 @@ const snapshotAttempts = 5
 // change an existing snapshot. If it returns ErrWritersNotHeld, there is no snapshot.
 func (p *Plane) SnapshotDisk(ctx context.Context, snapshotID, diskID string) error {
 	defer p.disks.Lock(diskID)()
-	err := makeBacking(p.SnapshotPath(snapshotID), func(f *os.File) error {
+	err := p.makeBacking(p.SnapshotPath(snapshotID), func(f *os.File) error {
 		src, err := os.Open(p.DiskPath(diskID))
 		if err != nil {
 			return err

@@ -107,7 +107,7 @@ func blank(path string) error {
 }
 
 // replace copies the bytes of another file into a file.
-func replace(path, source string) error {
+func (p files) replace(path, source string) error {
 	st, err := os.Stat(source)
 	if err != nil {
 		return err
@@ -116,7 +116,7 @@ func replace(path, source string) error {
 		return err
 	}
 	fresh := path + ".fresh"
-	err = makeBacking(fresh, func(f *os.File) error {
+	err = p.makeBacking(fresh, func(f *os.File) error {
 		return fill(context.Background(), f, source, st.Size())
 	})
 	if err != nil {
@@ -126,7 +126,7 @@ func replace(path, source string) error {
 }
 
 func keepBefore(p *Plane, spec Device, _ *Fault) error {
-	return replace(p.tamperPath(spec.DiskID), p.DiskPath(spec.DiskID))
+	return p.replace(p.tamperPath(spec.DiskID), p.DiskPath(spec.DiskID))
 }
 
 // loseBlocks reverts every third changed block.
@@ -213,11 +213,11 @@ func keepLastTwo(p *Plane, spec Device) error {
 	if err := os.Rename(last, older); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	return replace(last, p.DiskPath(spec.DiskID))
+	return p.replace(last, p.DiskPath(spec.DiskID))
 }
 
 func putBack(p *Plane, spec Device, _ *Fault) error {
-	err := replace(p.DiskPath(spec.DiskID), p.tamperPath(spec.DiskID+".older"))
+	err := p.replace(p.DiskPath(spec.DiskID), p.tamperPath(spec.DiskID+".older"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

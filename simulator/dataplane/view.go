@@ -130,8 +130,7 @@ func (v view) freeName(random *rand.Rand) (string, error) {
 
 // writeBlockDevice writes the files that Linux shows of an NVMe namespace. The controller's
 // fields are padded with NULs (A56: a rack leaves the model empty). Linux stops at the first NUL
-// and other tools pass them on, so readers of a serial must handle both. There is no
-// queue/write_cache, because racks differ in its value (A69).
+// and other tools pass them on, so readers of a serial must handle both.
 func writeBlockDevice(dir string, spec Device, loop loopdev.Device) error {
 	for _, sub := range []string{"queue", "device"} {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o755); err != nil {
@@ -142,6 +141,10 @@ func writeBlockDevice(dir string, spec Device, loop loopdev.Device) error {
 	if loop.ReadOnly {
 		ro = 1
 	}
+	writeCache := "write back"
+	if spec.WritesThrough {
+		writeCache = "write through"
+	}
 	padded := func(s string, n int) string { return s + strings.Repeat("\x00", n-len(s)) + "\n" }
 	var errs []error
 	for name, value := range map[string]string{
@@ -149,6 +152,7 @@ func writeBlockDevice(dir string, spec Device, loop loopdev.Device) error {
 		"size":                     fmt.Sprintf("%d\n", loop.SizeBytes/512),
 		"ro":                       fmt.Sprintf("%d\n", ro),
 		"diskseq":                  fmt.Sprintf("%d\n", loop.Sequence),
+		"queue/write_cache":        writeCache + "\n",
 		"queue/logical_block_size": fmt.Sprintf("%d\n", loop.BlockSize),
 		"device/serial":            padded(spec.serial(), nvmeSerialBytes),
 		"device/model":             padded("", nvmeModelBytes),

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"errors"
+	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
@@ -70,7 +71,12 @@ func (s Attachments) Attach(call *Call, ref Ref, disk store.Selector) (store.Dis
 		if d.ProjectID != i.ProjectID {
 			return d, invalidRequest("disk must be in the same project as the instance")
 		}
-		return s.attach(call, i.ID, d.ID)
+		d, err := s.attach(call, i.ID, d.ID)
+		var refused *Error
+		if errors.As(err, &refused) && s.switches.get().Hotplug.Has(adminapi.RefusalsAs500) {
+			return d, errInternal
+		}
+		return d, err
 	})
 }
 
@@ -79,20 +85,21 @@ func (s Attachments) Attach(call *Call, ref Ref, disk store.Selector) (store.Dis
 func (s Attachments) attach(call *Call, instanceID, diskID string) (store.Disk, error) {
 	var i store.Instance
 	var d store.Disk
-	changed := false
+	changed, now := false, s.switches.get()
 	err := s.store.Update(func(tx *store.Tx) error {
 		var err error
 		if i, d, err = pairByID(tx, instanceID, diskID); err != nil {
 			return err
 		}
 		if d.AttachedTo(i.ID) {
-			return nil // A33: already attached, even while it runs
+			changed = now.Hotplug.Has(adminapi.RecordFirst) // the machine is asked again
+			return nil                                      // A33: already attached, even while it runs
 		}
 		attached, err := tx.DisksOf(i.ID)
 		if err != nil {
 			return err
 		}
-		if err := attachProblem(i, d, len(attached), s.switches.get()); err != nil {
+		if err := attachProblem(i, d, len(attached), now); err != nil {
 			return err
 		}
 		changed = true
@@ -102,11 +109,11 @@ func (s Attachments) attach(call *Call, instanceID, diskID string) (store.Disk, 
 	if err != nil || !changed || !i.HasGuest() {
 		return d, err
 	}
-	delay := s.switches.get().DeviceDelay
-	if err := s.plane.Plug(deviceOf(d, i.ID), call.deviceFault(delay)); err != nil {
-		return d, errors.Join(err, s.setState(d, store.DiskState{State: store.StateDetached}))
+	err = s.plane.Plug(deviceOf(d, i.ID), call.deviceFault(now.DeviceDelay))
+	if err != nil && !now.Hotplug.Has(adminapi.RecordFirst) {
+		err = errors.Join(err, s.setState(d, store.DiskState{State: store.StateDetached}))
 	}
-	return d, nil
+	return d, err
 }
 
 func pairByID(tx *store.Tx, instanceID, diskID string) (store.Instance, store.Disk, error) {
@@ -135,7 +142,7 @@ func attachProblem(i store.Instance, d store.Disk, attached int, now adminapi.Sw
 		return invalidRequest("cannot attach disk %q: invalid state %s", d.Name, d.State.State)
 	}
 	switch {
-	case i.Active() && !now.Hotplug:
+	case i.Active() && !now.Hotplug.Attaches():
 		return invalidRequest("cannot attach disk: instance is not fully stopped")
 	case i.Active() && d.DiskType == store.TypeLocal:
 		// A35: a local disk cannot be added to the zone of a running guest, with or without hot-plug.
@@ -148,9 +155,17 @@ func attachProblem(i store.Instance, d store.Disk, attached int, now adminapi.Sw
 	return nil
 }
 
+// ejectTime is how long the prototype waits for a guest to release a disk before it removes the
+// disk by surprise (adminapi.SurpriseRemoval).
+const ejectTime = time.Second
+
 // Detach detaches a disk from an instance.
 func (s Attachments) Detach(call *Call, ref Ref, disk store.Selector) (store.Disk, error) {
 	return s.locked(call, ref, disk, func(i store.Instance, d store.Disk) (store.Disk, error) {
+		now := s.switches.get()
+		if now.Hotplug.Has(adminapi.SurpriseRemoval) && i.HasGuest() && detachProblem(i, d, now) == nil {
+			s.Pause(s.ctx, ejectTime) // the guest uses the disk meanwhile
+		}
 		return s.detach(i.ID, d.ID)
 	})
 }
@@ -199,7 +214,7 @@ func detachProblem(i store.Instance, d store.Disk, now adminapi.Switches) error 
 	boot := store.Deref(i.BootDiskID) == d.ID
 	switch {
 	// A35: a local disk cannot be removed from a running guest either.
-	case i.Active() && (!now.Hotplug || d.DiskType == store.TypeLocal):
+	case i.Active() && (!now.Hotplug.Detaches() || d.DiskType == store.TypeLocal):
 		return invalidRequest("cannot detach disk: instance is not fully stopped")
 	case i.Active(), i.RunState == store.StateCreating, i.RunState == store.RunStopped:
 		if boot {

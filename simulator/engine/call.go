@@ -19,8 +19,12 @@ type Call struct {
 	// Unwind makes the call fail halfway and undo its changes. Reread makes it fail after it has
 	// taken effect.
 	Unwind, Reread bool
+	// Resumed marks a call of an earlier simulator that a restart completes (A19).
+	Resumed bool
 	// Device is the fault of the devices that the call attaches; nil means no fault.
 	Device *adminapi.DeviceFault
+	// Cascade permits a deletion together with the objects that depend on it.
+	Cascade bool
 	// Object is set to the object of the call.
 	Object store.Identity
 }

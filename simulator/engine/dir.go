@@ -13,7 +13,7 @@ import (
 
 const (
 	// dirVersion is the version of the layout of a simulator's directory.
-	dirVersion  = "1"
+	dirVersion  = "2"
 	versionFile = "VERSION"
 	recordsFile = "rack.db"
 )

@@ -3,6 +3,7 @@ package engine
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"unicode/utf8"
 
@@ -31,8 +32,7 @@ type DiskSource struct {
 }
 
 // These are the sources of a distributed disk. A disk that imports blocks becomes import_ready
-// and stays so. The driver does not write blocks through the API, so the bulk-write operations
-// are left out (501).
+// (A90).
 const (
 	SourceBlank     = "blank"
 	SourceSnapshot  = "snapshot"
@@ -44,6 +44,8 @@ const (
 	minDiskSize = gibibyte
 	// A25: 1023 GiB itself is allowed.
 	maxDistributed = 1023 * gibibyte
+	// maxLocal is what a drive of this rack holds, one of 3.2 TB (A26).
+	maxLocal = 2900 * gibibyte
 	// LocalBlockSize is the block size of a local disk, which is a volume on one sled's NVMe drive
 	// (A26).
 	LocalBlockSize = 4096
@@ -87,7 +89,7 @@ func (s Disks) create(call *Call, owner store.Project, c DiskCreate) (store.Disk
 		return d, err
 	}
 	call.Object = d.Identity
-	s.hold(func(now adminapi.Switches) adminapi.Duration { return now.CreateHold })
+	s.hold(call, func(now adminapi.Switches) adminapi.Duration { return now.CreateHold })
 	if call.Unwind {
 		return d, s.undo(d, errInternal)
 	}
@@ -100,31 +102,54 @@ func (s Disks) fill(owner store.Project, c DiskCreate, d *store.Disk) error {
 		// Lock the source, so that it is not deleted during the copy.
 		defer s.locks.Lock(c.Source.ID)()
 	}
-	var from origin
 	err := s.store.Update(func(tx *store.Tx) error {
-		var err error
-		if from, err = s.describe(tx, owner, c, d); err != nil {
+		if err := s.describe(tx, owner, c, d); err != nil {
 			return err
 		}
-		return s.insert(tx, *d)
+		if err := s.insert(tx, *d); err != nil {
+			return err
+		}
+		return tx.OpenSaga(d.ID, c)
 	})
 	if err != nil {
 		return err
 	}
+	return s.fillBytes(*d)
+}
+
+// fillBytes creates the bytes of a disk that has a record, or undoes the creation. It does not
+// change existing bytes.
+func (s Disks) fillBytes(d store.Disk) error {
+	from, err := s.origin(d)
 	switch {
+	case err != nil:
 	case from.unfinished:
 		err = errInternal // A59
-	case s.switches.get().Full && !d.ReadOnly:
-		err = errNoSpace
+	case !d.ReadOnly && d.DiskType != store.TypeLocal && s.noSpace(0):
+		err = errNoSpace // A26: a local disk gets its space when its instance starts
 	case from.file == "":
 		err = s.plane.CreateDisk(d.ID, d.Size)
 	default:
 		err = s.plane.CloneDisk(context.WithoutCancel(s.ctx), d.ID, from.file, d.Size)
 	}
 	if err != nil {
-		return s.undo(*d, err)
+		return s.undo(d, err)
 	}
 	return nil
+}
+
+// resume completes a creation that was open when the last simulator ended, or undoes it (A19).
+func (s Disks) resume(d store.Disk) error {
+	var c DiskCreate
+	err := s.store.View(func(tx *store.Tx) error { return tx.SagaRequest(d.ID, &c) })
+	if err != nil {
+		return s.undo(d, err)
+	}
+	if err := s.fillBytes(d); err != nil {
+		return err
+	}
+	_, err = s.finish(d, c)
+	return err
 }
 
 // finish sets the state in which the disk can be used.
@@ -134,7 +159,10 @@ func (s Disks) finish(d store.Disk, c DiskCreate) (store.Disk, error) {
 	if c.Source.Kind == SourceImporting {
 		final.State.State = store.StateImportReady
 	}
-	if err := s.store.Update(func(tx *store.Tx) error { return tx.PutDisk(final) }); err != nil {
+	err := s.store.Update(func(tx *store.Tx) error {
+		return errors.Join(tx.PutDisk(final), tx.CloseSaga(d.ID))
+	})
+	if err != nil {
 		return d, s.undo(d, err)
 	}
 	if d.ReadOnly {
@@ -143,17 +171,13 @@ func (s Disks) finish(d store.Disk, c DiskCreate) (store.Disk, error) {
 	return d, nil
 }
 
-// undo removes a partly created disk.
+// undo removes a partly created disk. It removes the record first, so that no restart completes
+// what has failed.
 func (s Disks) undo(d store.Disk, cause error) error {
-	if err := s.plane.RemoveDisk(d.ID); err != nil {
-		return fmt.Errorf("%w; and undoing it: %w", cause, err)
+	err := s.store.Update(func(tx *store.Tx) error { return tx.UndoDisk(d) })
+	if err == nil {
+		err = s.plane.RemoveDisk(d.ID)
 	}
-	err := s.store.Update(func(tx *store.Tx) error {
-		if err := tx.AddStorage(-d.Size); err != nil {
-			return err
-		}
-		return store.Disks.Delete(tx, d)
-	})
 	if err != nil {
 		return fmt.Errorf("%w; and undoing it: %w", cause, err)
 	}
@@ -167,44 +191,56 @@ type origin struct {
 	unfinished bool
 }
 
+// origin returns the file from which the disk's bytes are copied.
+func (s Disks) origin(d store.Disk) (from origin, err error) {
+	switch {
+	case d.SnapshotID != nil:
+		err = s.store.View(func(tx *store.Tx) error {
+			source, _, err := store.Snapshots.Get(tx, *d.SnapshotID)
+			from = origin{s.plane.SnapshotPath(*d.SnapshotID), source.State == store.SnapshotCreating}
+			return err
+		})
+	case d.ImageID != nil:
+		from.file = s.plane.ImagePath(*d.ImageID)
+	}
+	return from, err
+}
+
 // describe checks the request in the rack's order (A28), and completes the record.
-func (s Disks) describe(tx *store.Tx, owner store.Project, c DiskCreate, d *store.Disk) (origin,
-	error) {
+func (s Disks) describe(tx *store.Tx, owner store.Project, c DiskCreate, d *store.Disk) error {
 	d.ProjectID, d.Size, d.DiskType = owner.ID, c.Size, c.Backend
 	d.BlockSize, d.ReadOnly = c.Source.BlockSize, c.Source.ReadOnly
 	d.DevicePath, d.State.State = devicePath(c.Name), store.StateCreating
-	from, err := s.describeSource(tx, c, d)
-	if err != nil {
-		return origin{}, err
+	if err := describeSource(tx, c, d); err != nil {
+		return err
 	}
-	return from, checkDiskSize(d)
+	return checkDiskSize(d)
 }
 
-func (s Disks) describeSource(tx *store.Tx, c DiskCreate, d *store.Disk) (origin, error) {
+func describeSource(tx *store.Tx, c DiskCreate, d *store.Disk) error {
 	switch c.Source.Kind {
 	case SourceSnapshot:
 		sn, err := find(tx, store.Snapshots, "", store.Selector{ID: c.Source.ID})
 		if err != nil {
-			return origin{}, err
+			return err
 		}
 		if sn.ProjectID != d.ProjectID {
-			return origin{}, invalidRequest("snapshot does not belong to this project")
+			return invalidRequest("snapshot does not belong to this project")
 		}
 		d.SnapshotID, d.BlockSize = &sn.ID, sn.BlockSize
-		return origin{s.plane.SnapshotPath(sn.ID), sn.State == store.SnapshotCreating},
-			checkSource("snapshot", c, sn.Size)
+		return checkSource("snapshot", c, sn.Size)
 	case SourceImage:
 		img, err := find(tx, store.Images, "", store.Selector{ID: c.Source.ID})
 		if err != nil {
-			return origin{}, err
+			return err
 		}
 		if img.ProjectID != nil && *img.ProjectID != d.ProjectID {
-			return origin{}, invalidRequest("image does not belong to this project")
+			return invalidRequest("image does not belong to this project")
 		}
 		d.ImageID, d.BlockSize = &img.ID, img.BlockSize
-		return origin{file: s.plane.ImagePath(img.ID)}, checkSource("image", c, img.Size)
+		return checkSource("image", c, img.Size)
 	}
-	return origin{}, nil
+	return nil
 }
 
 func checkSource(kind string, c DiskCreate, size int64) error {
@@ -230,6 +266,10 @@ func checkDiskSize(d *store.Disk) error {
 		return invalidValue("size", "total size must be a multiple of 1 GiB")
 	case d.DiskType == store.TypeDistributed && d.Size > maxDistributed:
 		return invalidValue("size", "total size must be less than 1023 GiB")
+	case d.DiskType == store.TypeLocal && d.Size > 10<<50:
+		return invalidValue("size", "requested size over 10 PiB")
+	case d.DiskType == store.TypeLocal && d.Size > maxLocal:
+		return invalidValue("size", "requested size is too large to fit on any physical disk")
 	}
 	return nil
 }
@@ -237,10 +277,10 @@ func checkDiskSize(d *store.Disk) error {
 // insert charges the quota before it checks the name, so the error of an exhausted quota hides
 // that of a taken name (A28).
 func (s Disks) insert(tx *store.Tx, d store.Disk) error {
-	if err := checkDescription(d.Description); err != nil {
+	if err := s.chargeStorage(tx, d.Size); err != nil {
 		return err
 	}
-	if err := s.chargeStorage(tx, d.Size); err != nil {
+	if err := checkDescription(d.Description); err != nil {
 		return err
 	}
 	if store.Disks.Taken(tx, d.ProjectID, d.Name) {
@@ -278,7 +318,7 @@ func (s Disks) Delete(call *Call, ref Ref) error {
 		return err
 	}
 	defer s.locks.Lock(d.ID)()
-	delay := s.switches.get().FreeDelay
+	now := s.switches.get()
 	err = s.store.Update(func(tx *store.Tx) error {
 		if d, err = find(tx, store.Disks, "", store.Selector{ID: d.ID}); err != nil {
 			return err
@@ -289,7 +329,7 @@ func (s Disks) Delete(call *Call, ref Ref) error {
 		if err := store.Disks.Delete(tx, d); err != nil {
 			return err
 		}
-		return release(tx, d.ID, d.Size, delay)
+		return release(tx, d.ID, d.Size, now)
 	})
 	if err != nil {
 		return err
@@ -297,8 +337,8 @@ func (s Disks) Delete(call *Call, ref Ref) error {
 	switch {
 	case call.Unwind:
 		err = errInternal
-	case delay > 0:
-		s.freeLater(call, d.ID, s.plane.RemoveDisk, delay)
+	case now.FreeDelay > 0:
+		s.freeLater(call, d.ID, d.Size, s.plane.RemoveDisk, now)
 	default:
 		err = s.plane.RemoveDisk(d.ID)
 	}
@@ -339,5 +379,6 @@ func deviceOf(d store.Disk, instanceID string) dataplane.Device {
 	return dataplane.Device{
 		InstanceID: instanceID, DiskID: d.ID, DiskName: d.Name,
 		SizeBytes: d.Size, BlockSize: d.BlockSize, ReadOnly: d.ReadOnly,
+		WritesThrough: d.DiskType == store.TypeLocal,
 	}
 }

@@ -225,7 +225,7 @@ func (s Instances) Delete(call *Call, ref Ref) error {
 		case i.RunState != store.RunStopped && i.RunState != store.RunFailed:
 			return invalidRequest("instance cannot be deleted in state %q", i.RunState)
 		}
-		return tx.DeleteInstance(i)
+		return errors.Join(s.releaseAddresses(tx, i.ID), tx.DeleteInstance(i))
 	})
 	if err != nil {
 		return err
@@ -264,6 +264,11 @@ func (s Instances) Update(call *Call, ref Ref, u InstanceUpdate) (store.Instance
 		if u.JumboFrames {
 			return invalidRequest("enable_jumbo_frames may only be set to true when the " +
 				"fleet-wide jumbo-frames opt-in is enabled by a fleet administrator")
+		}
+		if u.BootDisk.Given() {
+			if _, err := find(tx, store.Disks, i.ProjectID, u.BootDisk); err != nil {
+				return err
+			}
 		}
 		resized := u.NCPUs != i.NCPUs || u.Memory != i.Memory ||
 			store.Deref(u.CPUPlatform) != store.Deref(i.CPUPlatform)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"slices"
 
 	"github.com/google/uuid"
 
@@ -20,10 +21,15 @@ type InstanceCreate struct {
 	Boot                        *DiskAttachment
 	Disks                       []DiskAttachment
 	Interfaces                  []InterfaceCreate
-	Start                       bool
-	AutoRestartPolicy           *string
-	CPUPlatform                 *string
-	JumboFrames                 bool
+	ExternalIPs                 []ExternalIPCreate
+	// SSHKeys are the user's keys for the guest; nil means all of them.
+	SSHKeys *[]store.Selector
+	// Groups are the anti-affinity groups.
+	Groups            []store.Selector
+	Start             bool
+	AutoRestartPolicy *string
+	CPUPlatform       *string
+	JumboFrames       bool
 	// Unsupported names a part of the request that this simulator does not support.
 	Unsupported string
 }
@@ -53,26 +59,49 @@ func (s Instances) Create(call *Call, project store.Selector, c InstanceCreate) 
 	if err != nil {
 		return none, err
 	}
-	attachments := c.attachments()
-	i, owner, err := s.insert(call, project, c, attachments)
+	i, owner, err := s.insert(call, project, c)
 	if err != nil {
 		return none, err
 	}
-	err = s.fill(call, owner, i, attachments)
-	if err == nil {
-		i, err = s.finish(call, i, c)
-	}
+	i, err = s.complete(call, owner, i, c)
 	call.Object = i.Identity
 	if err != nil {
-		return none, s.undo(i, attachments, err)
+		return none, err
 	}
 	return i, nil
 }
 
-// insert records the instance and the disks that are created for it.
-func (s Instances) insert(call *Call, project store.Selector, c InstanceCreate,
-	attachments []DiskAttachment,
-) (
+// complete does everything that follows the record of a new instance, or undoes the creation.
+func (s Instances) complete(call *Call, owner store.Project, i store.Instance, c InstanceCreate) (
+	store.Instance, error,
+) {
+	err := s.fill(call, owner, i, c.attachments())
+	if err == nil {
+		i, err = s.finish(call, i, c)
+	}
+	if err != nil {
+		return i, s.undo(i, c.attachments(), err)
+	}
+	return i, nil
+}
+
+// resume completes a creation that was open when the last simulator ended, or undoes it (A19).
+func (s Instances) resume(i store.Instance) error {
+	var c InstanceCreate
+	var owner store.Project
+	err := s.store.View(func(tx *store.Tx) (err error) {
+		owner, _, err = store.Projects.Get(tx, i.ProjectID)
+		return errors.Join(err, tx.SagaRequest(i.ID, &c))
+	})
+	if err != nil {
+		return s.undo(i, nil, err)
+	}
+	_, err = s.complete(&Call{Resumed: true}, owner, i, c)
+	return err
+}
+
+// insert records the instance and the request that creates it.
+func (s Instances) insert(call *Call, project store.Selector, c InstanceCreate) (
 	i store.Instance, owner store.Project, err error,
 ) {
 	i = store.Instance{
@@ -82,17 +111,14 @@ func (s Instances) insert(call *Call, project store.Selector, c InstanceCreate,
 		AutoRestartPolicy:  c.AutoRestartPolicy, CPUPlatform: c.CPUPlatform,
 	}
 	i.SetRunState(store.StateCreating)
-	created := []string{}
-	for _, a := range attachments {
-		if a.Create != nil {
-			created = append(created, a.Create.ID)
-		}
-	}
 	err = s.store.Update(func(tx *store.Tx) error {
 		if owner, err = s.project(call, tx, project); err != nil {
 			return err
 		}
 		i.ProjectID = owner.ID
+		if err := checkDescription(i.Description); err != nil {
+			return err
+		}
 		if store.Instances.Taken(tx, owner.ID, i.Name) {
 			return alreadyExists("instance", i.Name)
 		}
@@ -100,7 +126,8 @@ func (s Instances) insert(call *Call, project store.Selector, c InstanceCreate,
 		if err != nil {
 			return err
 		}
-		return tx.InsertInstance(i, nics, created)
+		return errors.Join(tx.InsertInstance(i, nics), tx.OpenSaga(i.ID, c), s.link(tx, i, c),
+			s.attachExternalIPs(tx, i, c.ExternalIPs))
 	})
 	return i, owner, err
 }
@@ -130,19 +157,22 @@ func (s Instances) fill(call *Call, owner store.Project, i store.Instance,
 	return nil
 }
 
-// attachmentDisk creates or finds the disk and returns its ID.
+// attachmentDisk creates or finds the disk and returns its ID. A disk that an earlier simulator has
+// created is found.
 func (s Instances) attachmentDisk(call *Call, owner store.Project, a DiskAttachment) (string,
 	error) {
+	sel := store.Selector{Name: a.Attach}
 	if a.Create != nil {
-		d, err := s.Disks.create(call, owner, *a.Create)
-		return d.ID, err
+		sel = store.Selector{ID: a.Create.ID}
 	}
 	var d store.Disk
-	err := s.store.View(func(tx *store.Tx) error {
-		var err error
-		d, err = find(tx, store.Disks, owner.ID, store.Selector{Name: a.Attach})
+	err := s.store.View(func(tx *store.Tx) (err error) {
+		d, err = find(tx, store.Disks, owner.ID, sel)
 		return err
 	})
+	if a.Create != nil && err != nil {
+		d, err = s.Disks.create(call, owner, *a.Create)
+	}
 	return d.ID, err
 }
 
@@ -168,7 +198,7 @@ func (s Instances) finish(call *Call, made store.Instance, c InstanceCreate) (st
 			}
 			i.BootDiskID = boot
 		}
-		return tx.FinishInstance(i)
+		return errors.Join(tx.CloseSaga(i.ID), store.Instances.Put(tx, i))
 	})
 	if err != nil {
 		return made, err
@@ -197,10 +227,18 @@ func (s Instances) putInstance(i store.Instance) error {
 // undo removes a partly created instance.
 func (s Instances) undo(i store.Instance, attachments []DiskAttachment, cause error) error {
 	defer s.locks.Lock(i.ID)()
-	err := s.store.Update(func(tx *store.Tx) error { return tx.UnwindInstance(i.ID) })
+	var made []string
 	for _, a := range attachments {
-		if err == nil && a.Create != nil {
-			err = s.plane.RemoveDisk(a.Create.ID)
+		if a.Create != nil {
+			made = append(made, a.Create.ID)
+		}
+	}
+	err := s.store.Update(func(tx *store.Tx) error {
+		return errors.Join(s.releaseAddresses(tx, i.ID), tx.UndoInstance(i, made))
+	})
+	for _, id := range made {
+		if err == nil {
+			err = s.plane.RemoveDisk(id)
 		}
 	}
 	if err == nil {
@@ -252,15 +290,76 @@ func (s Instances) checkCreate(tx *store.Tx, owner store.Project, c InstanceCrea
 		if a.Create == nil {
 			continue
 		}
-		if _, err := s.Disks.describe(tx, owner, *a.Create, &store.Disk{}); err != nil {
+		if err := s.Disks.describe(tx, owner, *a.Create, &store.Disk{}); err != nil {
 			return err
 		}
+	}
+	if len(c.ExternalIPs) > maxExternalIPs {
+		return externalIPsProblem(c.ExternalIPs)
 	}
 	if c.JumboFrames {
 		return invalidRequest("enable_jumbo_frames may only be set on an instance when the " +
 			"fleet-wide jumbo-frames opt-in is enabled by a fleet administrator")
 	}
-	return interfacesProblem(c.Interfaces)
+	if err := externalIPsProblem(c.ExternalIPs); err != nil {
+		return err
+	}
+	if err := interfacesProblem(c.Interfaces); err != nil {
+		return err
+	}
+	_, _, err := linksOf(tx, owner.ID, c)
+	return err
+}
+
+// linksOf returns the IDs of the SSH keys and of the groups of a new instance.
+func linksOf(tx *store.Tx, projectID string, c InstanceCreate) (keys, groups []string, err error) {
+	if c.SSHKeys == nil {
+		all, err := SSHKey.Table().Scan(tx, userID, store.ByName, nil, noLimit)
+		if err != nil {
+			return nil, nil, err
+		}
+		for _, key := range all {
+			keys = append(keys, key.ID)
+		}
+	} else if keys, err = idsOf(tx, SSHKey, userID, *c.SSHKeys); err != nil {
+		return nil, nil, err
+	}
+	const maxKeys = 100
+	if c.SSHKeys != nil && len(keys) > maxKeys {
+		return nil, nil, invalidRequest("cannot attach more than %d ssh keys to the instance", maxKeys)
+	}
+	groups, err = idsOf(tx, AntiAffinityGroup, projectID, c.Groups)
+	return keys, groups, err
+}
+
+// idsOf returns the IDs of records that must be in a parent, each once.
+func idsOf(tx *store.Tx, k *Kind, parent string, wanted []store.Selector) (ids []string,
+	err error) {
+	for _, sel := range wanted {
+		r, err := find(tx, k.Table(), parent, sel)
+		if err == nil && k.Table().Parent(r) != parent {
+			err = notFound(k.Name, sel)
+		}
+		if err != nil {
+			return nil, err
+		}
+		if !slices.Contains(ids, r.ID) {
+			ids = append(ids, r.ID)
+		}
+	}
+	return ids, nil
+}
+
+// link records the SSH keys and the groups of a new instance.
+func (s Instances) link(tx *store.Tx, i store.Instance, c InstanceCreate) error {
+	keys, groups, err := linksOf(tx, i.ProjectID, c)
+	for _, id := range keys {
+		err = errors.Join(err, tx.Link(SSHKey.Name, i.ID, id))
+	}
+	for _, id := range groups {
+		err = errors.Join(err, tx.Link(AntiAffinityGroup.Name, i.ID, id))
+	}
+	return err
 }
 
 // lacking is an error that no rack returns: it names a part of an instance that this simulator

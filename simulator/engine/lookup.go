@@ -32,6 +32,21 @@ func (r *Simulation) allow(call *Call, kind string, sel store.Selector) error {
 	return nil
 }
 
+// allowInSilo refuses a change of the silo's objects, which everybody in the silo may read, to
+// those without the role.
+func (r *Simulation) allowInSilo(call *Call) error {
+	if !call.ReadOnly && !r.collaborates() {
+		return ErrForbidden
+	}
+	return nil
+}
+
+// collaborates reports whether the caller may change the silo's objects.
+func (r *Simulation) collaborates() bool {
+	role := r.switches.get().Role
+	return role == adminapi.RoleCollaborator || role == adminapi.RoleFleetAdmin
+}
+
 // project finds the project that the query or the path names.
 func (r *Simulation) project(call *Call, tx *store.Tx, sel store.Selector) (store.Project, error) {
 	p, ok, err := tx.Project(sel)
@@ -65,8 +80,8 @@ func lookupRef[T any](r *Simulation, call *Call, tx *store.Tx, t store.Table[T],
 	if err != nil {
 		return none, err
 	}
-	if t.Parent(object) == "" && call.ReadOnly {
-		return object, nil // everybody in the silo may read an object of the silo
+	if t.Parent(object) == "" {
+		return object, r.allowInSilo(call)
 	}
 	return object, r.allow(call, kindOf(t, parent, sel), sel)
 }

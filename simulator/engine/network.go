@@ -1,7 +1,14 @@
 package engine
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/google/uuid"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
@@ -27,7 +34,7 @@ var DefaultInterface = InterfaceCreate{
 }
 
 const (
-	// defaultNetwork is a project's only VPC, and its only subnet (A64).
+	// defaultNetwork is the VPC of a new project, and the subnet of a new VPC (A64).
 	defaultNetwork = "default"
 	maxInterfaces  = 8
 )
@@ -49,62 +56,87 @@ func interfacesProblem(create []InterfaceCreate) error {
 	return nil
 }
 
-// interfaceProblem returns the reason why an interface cannot be added to the instance's other
-// interfaces (A64).
-func interfaceProblem(c InterfaceCreate, others int) error {
-	switch {
-	case c.VPC != defaultNetwork:
-		return notFound("vpc", store.Selector{Name: c.VPC})
-	case c.Subnet != defaultNetwork:
-		return notFound("vpc-subnet", store.Selector{Name: c.Subnet})
-	case others > 0:
-		return invalidRequest("Each interface must be in a distinct VPC Subnet")
-	}
-	return nil
-}
-
 const macFormat = "A8:40:25:F0:%02X:%02X"
 
-// newInterfaces creates the interfaces of an instance. Each gets an address of its own.
+// newInterfaces creates the interfaces of an instance.
 func newInterfaces(tx *store.Tx, i store.Instance,
 	create []InterfaceCreate) ([]store.NetworkInterface, error) {
 	nics := []store.NetworkInterface{}
-	for n, c := range create {
-		if err := interfaceProblem(c, n); err != nil {
-			return nil, err
-		}
-		host, err := tx.NextHost()
+	for _, c := range create {
+		nic, err := newInterface(tx, i, nics, c)
 		if err != nil {
 			return nil, err
 		}
-		nics = append(nics, store.NetworkInterface{
-			Identity:   store.NewIdentity(store.DerivedID("interface", i.ID, c.Name), c.Name, c.Description),
-			InstanceID: i.ID, Primary: n == 0,
-			VPCID:    store.DerivedID("vpc", i.ProjectID, c.VPC),
-			SubnetID: store.DerivedID("subnet", i.ProjectID, c.VPC, c.Subnet),
-			MAC:      fmt.Sprintf(macFormat, byte(host>>8), byte(host)),
-			IPStack:  newStack(c.Stack, host),
-		})
+		nic.ID = store.DerivedID("interface", i.ID, c.Name)
+		nics = append(nics, nic)
 	}
 	return nics, nil
 }
 
-// newStack returns the addresses of a host. It skips the first five addresses of a subnet, which
-// the rack reserves (A52).
-func newStack(kind string, host uint64) store.IPStack {
-	host += 4
-	v4 := store.Address{IP: fmt.Sprintf("172.30.%d.%d", byte(host>>8), byte(host)),
-		TransitIPs: []string{}}
-	v6 := store.Address{IP: fmt.Sprintf("fd30::%x", host), TransitIPs: []string{}}
-	stack := store.IPStack{Type: kind, Value: store.DualStack{V4: v4, V6: v6}}
+// newInterface creates an interface beside the others of an instance. Each is in a subnet of its
+// own (A64).
+func newInterface(tx *store.Tx, i store.Instance, others []store.NetworkInterface,
+	c InterfaceCreate) (nic store.NetworkInterface, err error) {
+	vpc, err := find(tx, VPC.Table(), i.ProjectID, store.Selector{Name: c.VPC})
+	if err != nil {
+		return nic, err
+	}
+	subnet, err := find(tx, Subnet.Table(), vpc.ID, store.Selector{Name: c.Subnet})
+	if err != nil {
+		return nic, err
+	}
+	if slices.ContainsFunc(others, func(other store.NetworkInterface) bool {
+		return other.SubnetID == subnet.ID
+	}) {
+		return nic, invalidRequest("Each interface must be in a distinct VPC Subnet")
+	}
+	stack, err := newStack(tx, subnet, c.Stack)
+	if err != nil {
+		return nic, err
+	}
+	host, err := tx.NextHost()
+	return store.NetworkInterface{
+		Identity:   store.NewIdentity(uuid.NewString(), c.Name, c.Description),
+		InstanceID: i.ID, Primary: len(others) == 0, VPCID: vpc.ID, SubnetID: subnet.ID,
+		MAC:     fmt.Sprintf(macFormat, byte(host>>8), byte(host)),
+		IPStack: stack,
+	}, err
+}
+
+// newStack returns the lowest free addresses of a subnet. It skips the first five, which the rack
+// reserves (A52).
+func newStack(tx *store.Tx, subnet store.Resource, kind string) (store.IPStack, error) {
+	used := map[string]bool{}
+	err := tx.EachInterface(func(nic store.NetworkInterface) {
+		for _, address := range nic.Addresses() {
+			used[nic.SubnetID+" "+address] = true
+		}
+	})
+	lowest := func(field string) store.Address {
+		block := netip.MustParsePrefix(subnet.Text(field))
+		address := block.Masked().Addr()
+		for n := 0; n < reservedAddresses || used[subnet.ID+" "+address.String()]; n++ {
+			address = address.Next()
+		}
+		if !block.Contains(address) {
+			err = invalidRequest("No available %s addresses for interface in subnet '%s' with ID '%s'",
+				strings.Replace(field[:4], "ip", "IP", 1), subnet.Name, subnet.ID)
+		}
+		return store.Address{IP: address.String(), TransitIPs: []string{}}
+	}
+	var value any
 	switch kind {
 	case StackV4:
-		stack.Value = v4
+		value = lowest("ipv4_block")
 	case StackV6:
-		stack.Value = v6
+		value = lowest("ipv6_block")
+	default:
+		value = store.DualStack{V4: lowest("ipv4_block"), V6: lowest("ipv6_block")}
 	}
-	return stack
+	return store.IPStack{Type: kind, Value: value}, err
 }
+
+const reservedAddresses = 5
 
 // Interfaces lists the network interfaces of an instance.
 func (s Instances) Interfaces(call *Call, ref Ref) (nics []store.NetworkInterface, err error) {
@@ -119,6 +151,148 @@ func (s Instances) Interfaces(call *Call, ref Ref) (nics []store.NetworkInterfac
 	return nics, err
 }
 
+// findInterface finds an interface by its ID, or by its name on an instance.
+func (s Instances) findInterface(call *Call, tx *store.Tx, instance Ref, sel store.Selector) (
+	nic store.NetworkInterface, i store.Instance, err error) {
+	const kind = "instance-network-interface"
+	given := instance.Object.Given() || instance.Project.Given()
+	switch {
+	case sel.ID != "" && given:
+		return nic, i, invalidRequest("when providing network_interface as an id instance and " +
+			"project should not be specified")
+	case sel.ID == "" && !instance.Object.Given():
+		return nic, i, invalidRequest("network_interface should either be a UUID or instance should " +
+			"be specified")
+	case sel.ID == "":
+		if i, err = lookup(s.Simulation, call, tx, store.Instances, instance); err != nil {
+			return nic, i, err
+		}
+	}
+	err = tx.EachInterface(func(n store.NetworkInterface) {
+		if n.ID == sel.ID || n.Name == sel.Name && n.InstanceID == i.ID {
+			nic = n
+		}
+	})
+	if err == nil && nic.ID == "" {
+		err = notFound(kind, sel)
+	}
+	if err == nil {
+		i, err = find(tx, store.Instances, "", store.Selector{ID: nic.InstanceID})
+	}
+	if err == nil {
+		err = s.allow(call, kind, sel)
+	}
+	call.Object = nic.Identity
+	return nic, i, err
+}
+
+// Interface reads a network interface.
+func (s Instances) Interface(call *Call, instance Ref, sel store.Selector) (
+	nic store.NetworkInterface, err error) {
+	err = s.store.View(func(tx *store.Tx) error {
+		nic, _, err = s.findInterface(call, tx, instance, sel)
+		return err
+	})
+	return nic, err
+}
+
+// CreateInterface adds an interface to a stopped instance.
+func (s Instances) CreateInterface(call *Call, instance Ref, c InterfaceCreate) (
+	nic store.NetworkInterface, err error) {
+	if c.Unsupported != "" {
+		return nic, lacking(c.Unsupported)
+	}
+	err = s.store.Update(func(tx *store.Tx) error {
+		i, err := lookup(s.Simulation, call, tx, store.Instances, instance)
+		if err != nil {
+			return err
+		}
+		nics, err := tx.Interfaces(i.ID)
+		if err != nil {
+			return err
+		}
+		if nic, err = newInterface(tx, i, nics, c); err != nil {
+			return err
+		}
+		switch {
+		case i.RunState != store.RunStopped:
+			return invalidRequest("Instance must be stopped to attach a new network interface")
+		case slices.ContainsFunc(nics, func(n store.NetworkInterface) bool { return n.Name == c.Name }):
+			return alreadyExists("instance-network-interface", c.Name)
+		case len(nics) > 0 && nics[0].VPCID != nic.VPCID:
+			return invalidRequest("Networking may not span multiple VPCs, but the requested resource " +
+				"is associated with another VPC")
+		case len(nics) >= maxInterfaces:
+			return invalidRequest("May not attach more than %d network interfaces", maxInterfaces)
+		}
+		call.Object = nic.Identity
+		return errors.Join(tx.PutInterfaces(i.ID, append(nics, nic)), unwound(call))
+	})
+	return nic, err
+}
+
+// InterfaceUpdate has the new values of an interface; nil keeps the name or the description.
+type InterfaceUpdate struct {
+	Name, Description *string
+	// Primary makes it the instance's primary interface.
+	Primary bool
+	// Unsupported names a part of it that this simulator does not support.
+	Unsupported string
+}
+
+// UpdateInterface changes an interface of a stopped instance.
+func (s Instances) UpdateInterface(call *Call, instance Ref, sel store.Selector,
+	u InterfaceUpdate) (nic store.NetworkInterface, err error) {
+	if u.Unsupported != "" {
+		return nic, lacking(u.Unsupported)
+	}
+	err = s.store.Update(func(tx *store.Tx) error {
+		found, i, err := s.findInterface(call, tx, instance, sel)
+		if err == nil && i.RunState != store.RunStopped {
+			err = invalidRequest("Instance must be stopped to update its network interfaces")
+		}
+		if err != nil {
+			return err
+		}
+		nics, err := tx.Interfaces(i.ID)
+		for n := range nics {
+			if nics[n].ID != found.ID {
+				nics[n].Primary = nics[n].Primary && !u.Primary
+				continue
+			}
+			nics[n].Primary = nics[n].Primary || u.Primary
+			nics[n].Name = store.Deref(cmp.Or(u.Name, &nics[n].Name))
+			nics[n].Description = store.Deref(cmp.Or(u.Description, &nics[n].Description))
+			nics[n].Touch()
+			nic = nics[n]
+		}
+		return errors.Join(err, tx.PutInterfaces(i.ID, nics), unwound(call))
+	})
+	return nic, err
+}
+
+// DeleteInterface removes an interface from a stopped or failed instance.
+func (s Instances) DeleteInterface(call *Call, instance Ref, sel store.Selector) error {
+	return s.store.Update(func(tx *store.Tx) error {
+		nic, i, err := s.findInterface(call, tx, instance, sel)
+		if err != nil {
+			return err
+		}
+		nics, err := tx.Interfaces(i.ID)
+		switch {
+		case err != nil:
+			return err
+		case nic.Primary && len(nics) > 1:
+			return invalidRequest("The primary interface may not be deleted while secondary interfaces " +
+				"are still attached")
+		case i.RunState != store.RunStopped && i.RunState != store.RunFailed:
+			return invalidRequest("Instance must be stopped or failed to detach a network interface")
+		}
+		nics = slices.DeleteFunc(nics, func(n store.NetworkInterface) bool { return n.ID == nic.ID })
+		return errors.Join(tx.PutInterfaces(i.ID, nics), unwound(call))
+	})
+}
+
 // SourceNAT is the address and the ports from which an instance connects to the outside.
 type SourceNAT struct {
 	Kind      string `json:"kind"`
@@ -128,16 +302,31 @@ type SourceNAT struct {
 	LastPort  int    `json:"last_port"`
 }
 
-// ExternalIPs returns the external address of an instance whose primary interface has IPv4, and
-// no address for other instances (A65).
-func (s Instances) ExternalIPs(call *Call, ref Ref) ([]SourceNAT, error) {
-	ips := []SourceNAT{}
-	nics, err := s.Interfaces(call, ref)
-	for _, n := range nics {
-		if n.Primary && n.IPStack.Type != StackV6 {
-			ips = append(ips, natOf(n))
+// ExternalIPs returns the external addresses of an instance. One for source NAT is among them if
+// its primary interface has IPv4 (A65).
+func (s Instances) ExternalIPs(call *Call, ref Ref) ([]any, error) {
+	ips := []any{}
+	err := s.store.View(func(tx *store.Tx) error {
+		i, err := lookup(s.Simulation, call, tx, store.Instances, ref)
+		if err != nil {
+			return err
 		}
-	}
+		nics, err := tx.Interfaces(i.ID)
+		for _, n := range nics {
+			if n.Primary && n.IPStack.Type != StackV6 {
+				ips = append(ips, natOf(n))
+			}
+		}
+		floating, ephemeral, found := externalIPs(tx, i.ID)
+		for _, r := range ephemeral {
+			ips = append(ips, ephemeralOf(r))
+		}
+		for _, r := range floating {
+			r.Fields["kind"] = kindFloating
+			ips = append(ips, r)
+		}
+		return errors.Join(err, found)
+	})
 	return ips, err
 }
 
@@ -152,5 +341,6 @@ func natOf(n store.NetworkInterface) SourceNAT {
 	host := int(high)<<8 | int(low)
 	first := host % 4 * ports
 	return SourceNAT{Kind: "snat", IP: fmt.Sprintf("198.18.%d.%d", host>>10, byte(host>>2)),
-		IPPoolID: store.DerivedID("ip-pool", "default"), FirstPort: first, LastPort: first + ports - 1}
+		IPPoolID:  natPoolID(),
+		FirstPort: first, LastPort: first + ports - 1}
 }

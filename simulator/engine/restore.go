@@ -4,20 +4,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/dataplane"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
 // restore brings records and data plane into the state that a proper end would have left, and
-// adds the objects of the config that the directory lacks.
-func (r *Simulation) restore(ctx context.Context) error {
+// adds the objects of the config that the directory lacks. The first steps precede the others in
+// their transaction.
+func (r *Simulation) restore(ctx context.Context, first ...func(*store.Tx) error) error {
 	seed := seeder{r}
 	err := r.store.Update(func(t *store.Tx) error {
-		for _, step := range []func(*store.Tx) error{
-			store.Prepare, settleSagas, settleDeleted, settleDisks, settleSnapshots, settleInstances,
-			seed.projects,
-		} {
+		for _, step := range append(first, prepare, settleDeleted, settleInstances, seed.network) {
 			if err := step(t); err != nil {
 				return err
 			}
@@ -33,52 +32,73 @@ func (r *Simulation) restore(ctx context.Context) error {
 	if err := r.store.Update(seed.instances); err != nil {
 		return err
 	}
-	return r.reconcilePlane(ctx)
+	if err := seed.disks(); err != nil {
+		return err
+	}
+	if err := r.reconcilePlane(ctx); err != nil {
+		return err
+	}
+	return r.resume()
 }
 
-// settleDisks undoes creations that were not acknowledged, and ends the maintenance of disks
-// whose snapshots are undone (A19).
-func settleDisks(tx *store.Tx) error {
-	var unsettled []store.Disk
-	err := store.Disks.Each(tx, func(d store.Disk) error {
-		if d.State.State == store.StateCreating || d.State.State == store.StateMaintenance {
-			unsettled = append(unsettled, d)
+// prepare creates the tables that the directory lacks.
+func prepare(tx *store.Tx) error {
+	var tables []store.Table[store.Resource]
+	for _, k := range Kinds {
+		tables = append(tables, k.Table())
+	}
+	return store.Prepare(tx, tables)
+}
+
+// resume completes the creations that were open when the last simulator ended, as a rack resumes
+// its sagas. It undoes one that cannot be completed (A19). A snapshot completes the import that it
+// finalizes (A90). A disk comes before the instance that it is created for, and before its
+// source, so that it fails as it would have failed (A59).
+func (r *Simulation) resume() error {
+	var disks []store.Disk
+	var snapshots []store.SnapshotRecord
+	var instances []store.Instance
+	err := r.store.View(func(tx *store.Tx) error {
+		return errors.Join(
+			openCreations(tx, store.Disks, &disks, func(d store.Disk) bool {
+				return d.State.State == store.StateCreating
+			}),
+			openCreations(tx, store.Snapshots, &snapshots, func(s store.SnapshotRecord) bool {
+				return s.State == store.SnapshotCreating
+			}),
+			openCreations(tx, store.Instances, &instances, func(i store.Instance) bool {
+				return i.RunState == store.StateCreating
+			}))
+	})
+	if err != nil {
+		return fmt.Errorf("find the open creations: %w", err)
+	}
+	completed := func(id string, err error) {
+		if err != nil {
+			r.log.Error("a creation that a restart resumed has failed", slog.String("object", id),
+				slog.String("error", err.Error()))
+		}
+	}
+	for _, d := range disks {
+		completed(d.ID, r.Disks.resume(d))
+	}
+	for _, s := range snapshots {
+		_, err := r.Snapshots.fill(&Call{Resumed: true}, s)
+		completed(s.ID, err)
+	}
+	for _, i := range instances {
+		completed(i.ID, r.Instances.resume(i))
+	}
+	return nil
+}
+
+func openCreations[T any](tx *store.Tx, t store.Table[T], into *[]T, open func(T) bool) error {
+	return t.Each(tx, func(record T) error {
+		if open(record) {
+			*into = append(*into, record)
 		}
 		return nil
 	})
-	for _, d := range unsettled {
-		if d.State.State == store.StateCreating {
-			err = errors.Join(err, store.Disks.Delete(tx, d), tx.AddStorage(-d.Size))
-			continue
-		}
-		d.State.State = store.StateDetached
-		err = errors.Join(err, tx.PutDisk(d))
-	}
-	return err
-}
-
-func settleSnapshots(tx *store.Tx) error {
-	var unsettled []store.SnapshotRecord
-	err := store.Snapshots.Each(tx, func(s store.SnapshotRecord) error {
-		if s.State == store.SnapshotCreating {
-			unsettled = append(unsettled, s)
-		}
-		return nil
-	})
-	for _, s := range unsettled {
-		err = errors.Join(err, store.Snapshots.Delete(tx, s), tx.AddStorage(-s.Size))
-	}
-	return err
-}
-
-// settleSagas undoes unfinished creations of instances, together with the disks that were created
-// for them.
-func settleSagas(tx *store.Tx) error {
-	unsettled, err := tx.UnfinishedInstances()
-	for _, id := range unsettled {
-		err = errors.Join(err, tx.UnwindInstance(id))
-	}
-	return err
 }
 
 // settleInstances ends the transitions of instances.
@@ -106,7 +126,7 @@ var settled = map[string]string{
 // reconcilePlane makes the data plane match the records.
 func (r *Simulation) reconcilePlane(ctx context.Context) error {
 	var attached []dataplane.Device
-	var diskIDs, snapshotIDs []string
+	var diskIDs, snapshotIDs, imageIDs []string
 	var guests []dataplane.Firmware
 	sizes := map[string]int64{}
 	err := r.store.View(func(tx *store.Tx) error {
@@ -129,6 +149,10 @@ func (r *Simulation) reconcilePlane(ctx context.Context) error {
 				snapshotIDs = append(snapshotIDs, sn.ID)
 				return nil
 			}),
+			store.Images.Each(tx, func(i store.Image) error {
+				imageIDs = append(imageIDs, i.ID)
+				return nil
+			}),
 		)
 	})
 	if err != nil {
@@ -139,7 +163,7 @@ func (r *Simulation) reconcilePlane(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := r.plane.Reconcile(ctx, attached, diskIDs, snapshotIDs); err != nil {
+	if err := r.plane.Reconcile(ctx, attached, diskIDs, snapshotIDs, imageIDs); err != nil {
 		return err
 	}
 	for id, size := range sizes {

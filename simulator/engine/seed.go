@@ -5,11 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"slices"
 
 	"github.com/google/uuid"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
@@ -23,21 +25,35 @@ func (r seeder) projectNames() []string {
 	return r.config.Projects
 }
 
-func (r seeder) projects(tx *store.Tx) error {
+// network creates the projects with their networks, and the pools of external addresses.
+func (r seeder) network(tx *store.Tx) error {
+	c := &Change{Simulation: r.Simulation, tx: tx, derive: true}
 	for _, name := range r.projectNames() {
 		if problem := store.CheckName(name); problem != "" {
 			return fmt.Errorf("project %q: %s", name, problem)
 		}
-		if store.Projects.Taken(tx, "", name) {
+		_, ok, err := configured(tx, name)
+		if err != nil {
+			return err
+		}
+		if ok {
 			continue
 		}
-		p := store.Project{Identity: store.NewIdentity(store.DerivedID("project", name), name,
-			"made by the simulator")}
-		if err := store.Projects.Put(tx, p); err != nil {
+		in := named(name, "made by the simulator", nil)
+		in.id = store.DerivedID("project", name)
+		if _, err := c.create(Project, store.Resource{}, in); err != nil {
 			return err
 		}
 	}
-	return nil
+	return createPools(c)
+}
+
+// configured finds a project of the Config. A client may have given it another name.
+func configured(tx *store.Tx, name string) (p store.Project, ok bool, err error) {
+	if p, ok, err = store.Projects.Get(tx, store.DerivedID("project", name)); err != nil || ok {
+		return p, ok, err
+	}
+	return store.Projects.ByName(tx, "", name)
 }
 
 func (r seeder) instances(tx *store.Tx) error {
@@ -69,7 +85,7 @@ func (r seeder) instance(tx *store.Tx, spec InstanceSpec) (id string, err error)
 		return "", errors.New(problem)
 	}
 	owner := cmp.Or(spec.Project, r.projectNames()[0])
-	p, ok, err := store.Projects.ByName(tx, "", owner)
+	p, ok, err := configured(tx, owner)
 	if err != nil || !ok {
 		return "", errors.Join(err, fmt.Errorf("there is no project %q", owner))
 	}
@@ -105,10 +121,15 @@ func (r seeder) instance(tx *store.Tx, spec InstanceSpec) (id string, err error)
 		i.SetRunState(store.RunStopped)
 	}
 	nics, err := newInterfaces(tx, i, []InterfaceCreate{DefaultInterface})
+	var refused *Error
+	if errors.As(err, &refused) && refused.Status == http.StatusNotFound {
+		// A client has renamed or deleted the network. The instance is made without an interface.
+		nics, err = []store.NetworkInterface{}, nil
+	}
 	if err != nil {
 		return "", err
 	}
-	return i.ID, tx.InsertInstance(i, nics, nil)
+	return i.ID, tx.InsertInstance(i, nics)
 }
 
 // images imports the images that the directory lacks. It writes the content before the record.
@@ -154,16 +175,102 @@ func (r seeder) imageRecord(spec ImageSpec) (img store.Image, known bool, err er
 	}
 	err = r.store.View(func(tx *store.Tx) error {
 		if spec.Project != "" {
-			p, ok, err := store.Projects.ByName(tx, "", spec.Project)
+			p, ok, err := configured(tx, spec.Project)
 			if err != nil || !ok {
 				return errors.Join(err, fmt.Errorf("there is no project %q", spec.Project))
 			}
 			img.ProjectID = &p.ID
 		}
-		known = store.Images.Taken(tx, store.Deref(img.ProjectID), spec.Name)
-		return nil
+		// It may have been promoted or demoted since it was imported.
+		if _, known, err = store.Images.Get(tx, img.ID); !known {
+			known = store.Images.Taken(tx, store.Deref(img.ProjectID), spec.Name)
+		}
+		return err
 	})
 	return img, known, err
+}
+
+// disks creates the disks that the directory lacks, and attaches them.
+func (r seeder) disks() error {
+	for _, spec := range r.config.Disks {
+		if err := r.disk(spec); err != nil {
+			return fmt.Errorf("disk %q: %w", spec.Name, err)
+		}
+	}
+	return nil
+}
+
+func (r seeder) disk(spec DiskSpec) error {
+	if problem := store.CheckName(spec.Name); problem != "" {
+		return errors.New(problem)
+	}
+	c := DiskCreate{Name: spec.Name, Description: "made by the simulator", Size: spec.SizeBytes,
+		Backend: store.TypeDistributed,
+		Source:  DiskSource{Kind: SourceBlank, BlockSize: cmp.Or(spec.BlockSize, 4096)}}
+	if !slices.Contains([]int{512, 2048, 4096}, c.Source.BlockSize) {
+		return fmt.Errorf("its block size is %d; use 512, 2048 or 4096", spec.BlockSize)
+	}
+	var owner store.Project
+	var to store.Instance
+	known := false
+	err := r.store.View(func(tx *store.Tx) (err error) {
+		project := cmp.Or(spec.Project, r.projectNames()[0])
+		var ok bool
+		if owner, ok, err = configured(tx, project); err != nil || !ok {
+			return errors.Join(err, fmt.Errorf("there is no project %q", project))
+		}
+		c.ID = store.DerivedID("disk", owner.ID, spec.Name)
+		_, known, err = store.Disks.Get(tx, c.ID)
+		if known = known || store.Disks.Taken(tx, owner.ID, spec.Name); known || err != nil {
+			return err
+		}
+		if to, ok, err = store.Instances.ByName(tx, owner.ID, spec.Instance); err != nil {
+			return err
+		}
+		if !ok && spec.Instance != "" {
+			return fmt.Errorf("project %q has no instance %q", project, spec.Instance)
+		}
+		if spec.Image == "" {
+			return nil
+		}
+		c.Source, err = imageNamed(tx, owner.ID, spec.Image)
+		return err
+	})
+	if err != nil || known {
+		return err
+	}
+	// Its id is the same in every life of the rack, and bytes of an earlier life may be left.
+	if err := r.plane.RemoveDisk(c.ID); err != nil {
+		return err
+	}
+	made, err := r.Disks.create(&Call{Resumed: true}, owner, c)
+	if err != nil || spec.Instance == "" {
+		return err
+	}
+	return r.store.Update(func(tx *store.Tx) error {
+		attached, err := tx.DisksOf(to.ID)
+		if err != nil {
+			return err
+		}
+		now := r.switches.get()
+		now.Hotplug = adminapi.HotplugFull // nobody has started the instance yet
+		if err := attachProblem(to, made, len(attached), now); err != nil {
+			return err
+		}
+		made.State = store.DiskState{State: store.StateAttached, Instance: to.ID}
+		return tx.PutDisk(made)
+	})
+}
+
+// imageNamed returns an image of the project or, if that has none of the name, of the silo.
+func imageNamed(tx *store.Tx, projectID, name string) (DiskSource, error) {
+	for _, parent := range []string{projectID, ""} {
+		img, ok, err := store.Images.ByName(tx, parent, name)
+		if err != nil || ok {
+			return DiskSource{Kind: SourceImage, ID: img.ID}, err
+		}
+	}
+	return DiskSource{}, fmt.Errorf("neither its project nor the silo has an image %q", name)
 }
 
 func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit * unit }

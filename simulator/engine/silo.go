@@ -5,7 +5,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// Silo has the operations on the silo: its user, quota, projects and images.
+// Silo has the operations on the silo: its user, quota and projects.
 type Silo struct{ *Simulation }
 
 // Projects lists the projects.
@@ -26,24 +26,33 @@ func (s Silo) Project(call *Call, sel store.Selector) (p store.Project, err erro
 	return p, err
 }
 
-// Images returns the images of a project or, without a project, of the silo (A44).
-func (s Silo) Images(call *Call, project store.Selector, w Window) ([]store.Image, error) {
-	if project.Given() {
-		return list(s.Simulation, call, store.Images, project, w)
-	}
-	return listOfSilo(s.Simulation, store.Images, w)
-}
-
-// Image reads an image.
-func (s Silo) Image(call *Call, ref Ref) (store.Image, error) {
-	return view(s.Simulation, call, store.Images, ref)
-}
-
 var (
 	siloName = "simulated"
 	siloID   = store.DerivedID("silo", siloName)
 	userID   = store.DerivedID("user", siloName)
 )
+
+// SiloView is a silo in the form of the API.
+type SiloView struct {
+	store.Identity
+	Discoverable     bool                `json:"discoverable"`
+	IdentityMode     string              `json:"identity_mode"`
+	MappedFleetRoles map[string][]string `json:"mapped_fleet_roles"`
+}
+
+// View reads the user's own silo. Another silo does not exist for the user.
+func (s Silo) View(call *Call, sel store.Selector) (silo SiloView, err error) {
+	if sel.ID != siloID && sel.Name != siloName {
+		return silo, notFound("silo", sel)
+	}
+	user, err := s.User()
+	silo = SiloView{Identity: store.Identity{ID: siloID, Name: siloName,
+		Description: "made by the simulator", TimeCreated: user.TimeCreated,
+		TimeModified: user.TimeCreated}, Discoverable: true, IdentityMode: "local_only",
+		MappedFleetRoles: map[string][]string{}}
+	call.Object = silo.Identity
+	return silo, err
+}
 
 // User is the user that every token belongs to.
 type User struct {
@@ -68,6 +77,7 @@ func (s Silo) User() (User, error) {
 		}
 		return err
 	})
+	user.FleetViewer = s.fleetAdmin()
 	user.ID, user.SiloID, user.SiloName, user.DisplayName = userID, siloID, siloName, siloName
 	return user, err
 }
@@ -107,6 +117,51 @@ type Utilization struct {
 	Capacity    ResourceCounts `json:"capacity"`
 }
 
+// Ident returns the identity by which the pages of a list are ordered.
+func (q SiloQuotas) Ident() store.Identity { return store.Identity{ID: q.SiloID, Name: q.SiloID} }
+
+// Ident returns the identity by which the pages of a list are ordered.
+func (u SiloUtilization) Ident() store.Identity {
+	return store.Identity{ID: u.SiloID, Name: u.SiloName}
+}
+
+// Rack is a rack of the fleet.
+type Rack struct {
+	ID           string          `json:"id"`
+	TimeCreated  store.Timestamp `json:"time_created"`
+	TimeModified store.Timestamp `json:"time_modified"`
+}
+
+// Ident returns the identity by which the pages of a list are ordered.
+func (r Rack) Ident() store.Identity { return store.Identity{ID: r.ID, Name: r.ID} }
+
+// Racks lists the rack, AllQuotas and AllUtilization the silo, for those who may see the fleet
+// (A21).
+func (s Silo) Racks() ([]Rack, error) {
+	user, err := s.User()
+	return []Rack{{store.DerivedID("rack", siloName), user.TimeCreated, user.TimeCreated}},
+		s.seesFleet(err)
+}
+
+// AllQuotas lists the quotas of all silos.
+func (s Silo) AllQuotas() ([]SiloQuotas, error) {
+	q, err := s.Quotas(store.Selector{ID: siloID})
+	return []SiloQuotas{q}, s.seesFleet(err)
+}
+
+// AllUtilization lists the utilization of all silos.
+func (s Silo) AllUtilization() ([]SiloUtilization, error) {
+	u, err := s.UtilizationOf(store.Selector{ID: siloID})
+	return []SiloUtilization{u}, s.seesFleet(err)
+}
+
+func (s Silo) seesFleet(err error) error {
+	if err == nil && !s.fleetAdmin() {
+		err = ErrForbidden
+	}
+	return err
+}
+
 // Utilization returns the silo's utilization, which everybody in the silo may read (A15). CPUs
 // and memory count while an instance is not stopped (A20).
 func (s Silo) Utilization() (Utilization, error) {
@@ -127,4 +182,33 @@ func (s Silo) Utilization() (Utilization, error) {
 		return err
 	})
 	return u, err
+}
+
+// SiloQuotas are the quotas of a silo.
+type SiloQuotas struct {
+	SiloID string `json:"silo_id"`
+	ResourceCounts
+}
+
+// SiloUtilization is the utilization of a silo that the request names.
+type SiloUtilization struct {
+	SiloID      string         `json:"silo_id"`
+	SiloName    string         `json:"silo_name"`
+	Provisioned ResourceCounts `json:"provisioned"`
+	Allocated   ResourceCounts `json:"allocated"`
+}
+
+// Quotas returns the quotas of the silo, if the caller names their own (A21).
+func (s Silo) Quotas(sel store.Selector) (SiloQuotas, error) {
+	u, err := s.UtilizationOf(sel)
+	return SiloQuotas{u.SiloID, u.Allocated}, err
+}
+
+// UtilizationOf returns the utilization of the silo, if the caller names their own (A21).
+func (s Silo) UtilizationOf(sel store.Selector) (SiloUtilization, error) {
+	if sel.ID != siloID && sel.Name != siloName {
+		return SiloUtilization{}, notFound("silo", sel)
+	}
+	u, err := s.Utilization()
+	return SiloUtilization{siloID, siloName, u.Provisioned, u.Capacity}, err
 }

@@ -1,11 +1,11 @@
 // Package engine decides as a rack does. It finds the objects of a call, checks the rules in the
 // rack's order and with the rack's messages, keeps the records and drives the data plane.
 //
-// [Open] opens a [Simulation]: it completes or undoes the unfinished work of an earlier simulator,
-// and gives running instances their devices. The operations are grouped: [Disks], [Snapshots],
-// [Instances], [Attachments] and [Silo]. Each gets a [Call] with the parts of the request that
-// matter: whether it may change anything, and its faults. A refusal is an [Error] in the rack's
-// form.
+// [Open] opens a [Simulation]: it completes the unfinished work of an earlier simulator, and gives
+// running instances their devices. The operations are grouped: [Disks], [Snapshots], [Images],
+// [Instances], [Attachments], [Silo] and [Resources], which are only records. Each gets a [Call]
+// with the parts of the request that matter: whether it may change anything, and its faults. A
+// refusal is an [Error] in the rack's form.
 //
 // An operation decides in a transaction over the records, and then works on the data plane while
 // it holds the locks of its objects. Work that takes long, and work that a caller may see half
@@ -24,6 +24,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
@@ -37,18 +38,24 @@ import (
 type Config struct {
 	// Dir is the rack's directory. A rack that is opened on it again has all its earlier objects.
 	Dir string
+	// Volatile saves the time of writing records and new disks durably. They survive a kill of the
+	// simulator, and no power cut of the machine.
+	Volatile bool
 	// Projects exist from the start; nil means one project, "default". The first project has the
 	// Instances that name none.
 	Projects  []string
 	Instances []InstanceSpec
 	Images    []ImageSpec
+	Disks     []DiskSpec
 	// Token is the only accepted token; "" accepts every oxide-token-….
 	Token string
+	// AdminHosts are names by which clients reach the admin listener, besides localhost.
+	AdminHosts []string
 	// TokenExpires is the expiry that the rack reports for the token; the zero time means never.
 	TokenExpires time.Time
-	// ColdPlug permits attach and detach only while the instance is stopped, as on present racks
-	// (A17).
-	ColdPlug bool
+	// Hotplug is what the rack does with the disks of running instances (A17); "" means
+	// adminapi.HotplugFull. Present racks are adminapi.HotplugNone.
+	Hotplug adminapi.Hotplug
 	// QuotaBytes is the silo's storage quota; 0 means 64 TiB. DiskLimit is the number of disks that
 	// an instance may have; 0 means 12.
 	QuotaBytes int64
@@ -63,6 +70,8 @@ type Config struct {
 	// DELETE is answered, and its bytes and its share of the quota are freed after the delay. With 0
 	// they are freed before the answer, as on present racks (A68).
 	FreeDelay time.Duration
+	// QuotaFirst frees the quota of what is deleted before the answer, and delays only the rest.
+	QuotaFirst bool
 	// Seed determines the order and the numbers of the devices.
 	Seed uint64
 	// Log is the rack's logger; nil means slog.Default.
@@ -76,6 +85,8 @@ type Config struct {
 	// KeepDevices leaves the devices in the guests when the rack is closed, as when the control
 	// plane of a real rack ends. The next rack that is opened on Dir adopts them.
 	KeepDevices bool
+	// Devices tells whether the guests see their disks; "" demands it, which needs Linux and root.
+	Devices dataplane.Devices
 	// FlakyDisks creates disks that can fail (adminapi.DiskFault). Their devices end with the
 	// process.
 	FlakyDisks bool
@@ -99,14 +110,29 @@ type ImageSpec struct {
 	File          string
 }
 
+// DiskSpec is a disk that the rack has from the start. It is blank, or has the bytes of an Image of
+// its project or the silo. It may be attached to an Instance of its project, whether that runs or
+// not.
+type DiskSpec struct {
+	Name string
+	// Project is the disk's project; "" means the first project of the Config.
+	Project   string
+	SizeBytes int64
+	// BlockSize is 512, 2048 or 4096; 0 means 4096, or that of the image.
+	BlockSize       int
+	Image, Instance string
+}
+
 // Simulation carries out the requests of the API: it decides by the rules, keeps the records and
 // drives the data plane. Its operations are grouped by object.
 type Simulation struct {
 	Disks       Disks
 	Snapshots   Snapshots
+	Images      Images
 	Instances   Instances
 	Attachments Attachments
 	Silo        Silo
+	Resources   Resources
 
 	config    Config
 	temporary bool
@@ -121,12 +147,18 @@ type Simulation struct {
 	creating pending
 	repairs  repairs
 	deferred deferredWork
-	// ctx ends when the rack closes. work counts the work that is still in progress then.
+	// unfreed is the space of deleted objects that is not free yet and that no quota counts.
+	unfreed atomic.Int64
+	// closing is closed when the rack begins to close.
+	closing chan struct{}
+	// ctx ends when the rack closes, or is reset. work counts the work that is still in progress then.
 	ctx    context.Context
 	cancel context.CancelFunc
 	work   sync.WaitGroup
 
-	mu sync.Mutex
+	// life is held while the rack is reset or closed.
+	life sync.Mutex
+	mu   sync.Mutex
 	// mu guards closed, which must not change while work is added.
 	closed bool
 }
@@ -134,13 +166,12 @@ type Simulation struct {
 // ErrClosed is the error of a call to a closed rack.
 var ErrClosed = errors.New("the simulator is closed")
 
-// Open opens the rack. It completes or undoes the unfinished work of an earlier simulator, gives
-// the running instances their devices, and creates the objects of the config that the directory
-// lacks.
+// Open opens the rack. It creates the objects of the config that the directory lacks, gives the
+// running instances their devices, and completes the unfinished work of an earlier simulator.
 func Open(ctx context.Context, c Config) (*Simulation, error) {
-	r := &Simulation{config: c, log: cmp.Or(c.Log, slog.Default())}
-	r.Disks, r.Snapshots, r.Silo = Disks{r}, Snapshots{r}, Silo{r}
-	r.Instances, r.Attachments = Instances{r}, Attachments{r}
+	r := &Simulation{config: c, log: cmp.Or(c.Log, slog.Default()), closing: make(chan struct{})}
+	r.Disks, r.Snapshots, r.Images, r.Silo = Disks{r}, Snapshots{r}, Images{r}, Silo{r}
+	r.Instances, r.Attachments, r.Resources = Instances{r}, Attachments{r}, Resources{r}
 	r.ctx, r.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if err := r.open(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("start a rack in %s: %w", r.config.Dir, err), r.release())
@@ -167,12 +198,13 @@ func (r *Simulation) open(ctx context.Context) (err error) {
 	if err := prepareDir(r.config.Dir); err != nil {
 		return err
 	}
-	if r.store, err = store.Open(filepath.Join(r.config.Dir, recordsFile)); err != nil {
+	r.store, err = store.Open(filepath.Join(r.config.Dir, recordsFile), r.config.Volatile)
+	if err != nil {
 		return err
 	}
 	r.plane, err = dataplane.Open(dataplane.Config{Dir: r.config.Dir, Log: r.log, Seed: r.config.Seed,
 		FirstLoop: r.config.FirstLoop, ProcRoot: r.config.ProcRoot,
-		FlakyDisks: r.config.FlakyDisks})
+		Devices: r.config.Devices, FlakyDisks: r.config.FlakyDisks, Volatile: r.config.Volatile})
 	if err != nil {
 		return err
 	}
@@ -182,17 +214,32 @@ func (r *Simulation) open(ctx context.Context) (err error) {
 // Close ends the delays of the work in progress, waits for the work, and releases every device
 // unless Config.KeepDevices. Everything that was acknowledged is in the directory.
 func (r *Simulation) Close() error {
+	r.life.Lock()
+	defer r.life.Unlock()
+	select {
+	case <-r.closing:
+		return nil
+	default:
+		close(r.closing)
+	}
+	r.end()
+	return r.release()
+}
+
+// end admits no further work, and ends and awaits the present work. It returns false if that was
+// done before.
+func (r *Simulation) end() bool {
 	r.mu.Lock()
 	wasClosed := r.closed
 	r.closed = true
 	r.mu.Unlock()
 	if wasClosed {
-		return nil
+		return false
 	}
 	r.cancel()
 	r.plane.HealDisks() // a disk that hangs may block work
 	r.work.Wait()
-	return r.release()
+	return true
 }
 
 func (r *Simulation) release() error {
@@ -255,7 +302,10 @@ func (r *Simulation) Pause(ctx context.Context, d time.Duration) bool {
 }
 
 // hold delays an answer for the time of a switch, which may change in the meantime.
-func (r *Simulation) hold(long func(adminapi.Switches) adminapi.Duration) {
+func (r *Simulation) hold(call *Call, long func(adminapi.Switches) adminapi.Duration) {
+	if call.Resumed {
+		return
+	}
 	for began := time.Now(); ; {
 		now, changed := r.switches.watch()
 		timer := time.NewTimer(time.Duration(long(now)) - time.Since(began))
@@ -271,8 +321,14 @@ func (r *Simulation) hold(long func(adminapi.Switches) adminapi.Duration) {
 	}
 }
 
+// Closing returns a channel that is closed when the rack begins to close.
+func (r *Simulation) Closing() <-chan struct{} { return r.closing }
+
 // InstanceSpecs returns the instances of the Config with their IDs.
 func (r *Simulation) InstanceSpecs() []InstanceSpec { return r.config.Instances }
+
+// Dir returns the rack's directory.
+func (r *Simulation) Dir() string { return r.config.Dir }
 
 // Records returns the rack's records. A change of the records bypasses the rules.
 func (r *Simulation) Records() *store.Store { return r.store }

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/google/uuid"
@@ -56,22 +57,31 @@ func (s Snapshots) Create(call *Call, project store.Selector, c SnapshotCreate) 
 		return none, err
 	}
 	s.creating.wait(d.ID)
-	if !s.repairs.begin(d.ID) {
-		return none, conflict("volume repair lock")
+	return s.take(call, d, store.NewIdentity(uuid.NewString(), c.Name, c.Description),
+		func(*store.Tx) error { return nil })
+}
+
+// take takes a snapshot of a disk, unless the disk's state forbids that. It calls begin in the
+// transaction that adds the record, before its own checks.
+func (s Snapshots) take(call *Call, d store.Disk, ident store.Identity,
+	begin func(*store.Tx) error) (store.Snapshot, error) {
+	if s.switches.get().Replacing || !s.repairs.begin(d.ID) {
+		return store.Snapshot{}, conflict("volume repair lock") // A39
 	}
 	defer s.repairs.end(d.ID)
+	if s.noSpace(d.Size) {
+		return store.Snapshot{}, errNoSpace // A41: its space comes before its name and its quota
+	}
 	record := store.SnapshotRecord{BlockSize: d.BlockSize, Snapshot: store.Snapshot{
-		Identity:  store.NewIdentity(uuid.NewString(), c.Name, c.Description),
-		ProjectID: d.ProjectID, DiskID: d.ID, State: store.SnapshotCreating, Size: d.Size,
+		Identity: ident, ProjectID: d.ProjectID, DiskID: d.ID,
+		State: store.SnapshotCreating, Size: d.Size,
 	}}
 	call.Object = record.Identity
-	if err := s.insert(record); err != nil {
-		return none, err
+	if err := s.insert(record, begin); err != nil {
+		return store.Snapshot{}, err
 	}
-	if record, err = s.fill(call, record); err != nil {
-		return none, err
-	}
-	return record.Snapshot, nil
+	record, err := s.fill(call, record)
+	return record.Snapshot, err
 }
 
 func snapshotProblem(owner store.Project, d store.Disk) error {
@@ -87,9 +97,12 @@ func snapshotProblem(owner store.Project, d store.Disk) error {
 }
 
 // insert adds the record, charges its full size, and sets a detached disk to maintenance (A38).
-// It checks the name first, then the quota, and then the disk's state (A41).
-func (s Snapshots) insert(record store.SnapshotRecord) error {
+// It checks the name before the quota, and the disk's state last (A41).
+func (s Snapshots) insert(record store.SnapshotRecord, begin func(*store.Tx) error) error {
 	return s.store.Update(func(tx *store.Tx) error {
+		if err := begin(tx); err != nil {
+			return err
+		}
 		d, err := find(tx, store.Disks, "", store.Selector{ID: record.DiskID})
 		if err != nil {
 			return err
@@ -104,7 +117,7 @@ func (s Snapshots) insert(record store.SnapshotRecord) error {
 			return err
 		}
 		switch d.State.State {
-		case store.StateAttached:
+		case store.StateAttached, store.StateFinalizing:
 		case store.StateDetached:
 			d.State.State = store.StateMaintenance
 			if err := tx.PutDisk(d); err != nil {
@@ -118,34 +131,30 @@ func (s Snapshots) insert(record store.SnapshotRecord) error {
 	})
 }
 
-// fill copies the bytes and makes the snapshot ready, or undoes everything.
+// fill copies the bytes and makes the snapshot ready, or undoes everything. It does not copy again
+// what a simulator has copied that ended before the snapshot was ready (A19).
 func (s Snapshots) fill(call *Call, record store.SnapshotRecord) (store.SnapshotRecord, error) {
 	err := func() error {
-		if s.switches.get().Full {
-			return errNoSpace
-		}
 		defer s.locks.Lock(record.DiskID)()
 		return s.plane.SnapshotDisk(context.WithoutCancel(s.ctx), record.ID, record.DiskID)
 	}()
-	s.hold(func(now adminapi.Switches) adminapi.Duration { return now.SnapshotHold })
+	s.hold(call, func(now adminapi.Switches) adminapi.Duration { return now.SnapshotHold })
 	if err == nil && call.Unwind {
 		err = errInternal
 	}
 	if err == nil {
 		record.State = store.SnapshotReady
-		err = s.end(record, func(tx *store.Tx) error { return store.Snapshots.Put(tx, record) })
+		err = s.end(record, store.StateDetached,
+			func(tx *store.Tx) error { return store.Snapshots.Put(tx, record) })
 	}
 	if err == nil {
 		return record, nil
 	}
-	undo := s.plane.RemoveSnapshot(record.ID)
+	undo := s.end(record, store.StateImportReady, func(tx *store.Tx) error {
+		return errors.Join(tx.AddStorage(-record.Size), store.Snapshots.Delete(tx, record))
+	})
 	if undo == nil {
-		undo = s.end(record, func(tx *store.Tx) error {
-			if err := tx.AddStorage(-record.Size); err != nil {
-				return err
-			}
-			return store.Snapshots.Delete(tx, record)
-		})
+		undo = s.plane.RemoveSnapshot(record.ID)
 	}
 	if undo != nil {
 		err = fmt.Errorf("%w; and undoing it: %w", err, undo)
@@ -153,15 +162,19 @@ func (s Snapshots) fill(call *Call, record store.SnapshotRecord) (store.Snapshot
 	return record, err
 }
 
-// end changes the snapshot's record and ends the maintenance of its disk.
-func (s Snapshots) end(record store.SnapshotRecord, change func(*store.Tx) error) error {
+// end changes the snapshot's record and ends the maintenance of its disk. A disk that the
+// snapshot finalizes gets the state imported (A90).
+func (s Snapshots) end(record store.SnapshotRecord, imported string,
+	change func(*store.Tx) error) error {
 	return s.store.Update(func(tx *store.Tx) error {
 		d, ok, err := store.Disks.Get(tx, record.DiskID)
 		if err != nil {
 			return err
 		}
-		if ok && d.State.State == store.StateMaintenance {
-			d.State.State = store.StateDetached
+		next := map[string]string{store.StateMaintenance: store.StateDetached,
+			store.StateFinalizing: imported}[d.State.State]
+		if ok && next != "" {
+			d.State.State = next
 			if err := tx.PutDisk(d); err != nil {
 				return err
 			}
@@ -178,7 +191,7 @@ func (s Snapshots) Delete(call *Call, ref Ref) error {
 		return err
 	}
 	defer s.locks.Lock(record.ID)()
-	delay := s.switches.get().FreeDelay
+	now := s.switches.get()
 	err = s.store.Update(func(tx *store.Tx) error {
 		if record, err = find(tx, store.Snapshots, "", store.Selector{ID: record.ID}); err != nil {
 			return err
@@ -186,7 +199,7 @@ func (s Snapshots) Delete(call *Call, ref Ref) error {
 		if record.State == store.SnapshotCreating {
 			return invalidRequest("snapshot cannot be deleted in state Creating")
 		}
-		if err := release(tx, record.ID, record.Size, delay); err != nil {
+		if err := release(tx, record.ID, record.Size, now); err != nil {
 			return err
 		}
 		return store.Snapshots.Delete(tx, record)
@@ -194,8 +207,8 @@ func (s Snapshots) Delete(call *Call, ref Ref) error {
 	if err != nil {
 		return err
 	}
-	if delay > 0 {
-		s.freeLater(call, record.ID, s.plane.RemoveSnapshot, delay)
+	if now.FreeDelay > 0 {
+		s.freeLater(call, record.ID, record.Size, s.plane.RemoveSnapshot, now)
 		return nil
 	}
 	// If the bytes cannot be removed now, the next start removes them.

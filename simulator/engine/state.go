@@ -6,15 +6,33 @@ import (
 	"fmt"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/dataplane"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
 // State returns everything that the rack has.
 func (r *Simulation) State() (adminapi.State, error) {
-	state := adminapi.State{
+	state, _, err := r.RecordedState()
+	if err != nil {
+		return state, err
+	}
+	devices, err := r.plane.OwnDevices()
+	for _, d := range devices {
+		state.LoopDevices = append(state.LoopDevices,
+			adminapi.LoopDevice{
+				Path: d.Path, Serial: dataplane.SerialOf(d), BackingFile: d.BackingFile})
+	}
+	return state, err
+}
+
+// RecordedState returns what the records have, without the devices, and the version of the
+// records, which every change of them increases.
+func (r *Simulation) RecordedState() (state adminapi.State, version int, err error) {
+	state = adminapi.State{
 		Attachments: []adminapi.Attachment{}, LoopDevices: []adminapi.LoopDevice{},
 	}
-	err := r.store.View(func(tx *store.Tx) error {
+	err = r.store.View(func(tx *store.Tx) error {
+		version = tx.ID()
 		var err error
 		state.StorageBytes, err = tx.Storage()
 		return errors.Join(err,
@@ -23,7 +41,7 @@ func (r *Simulation) State() (adminapi.State, error) {
 			collect(tx, store.Images, &state.Images))
 	})
 	if err != nil {
-		return state, err
+		return state, 0, err
 	}
 	for _, d := range state.Disks {
 		if d.State.Instance != "" {
@@ -31,13 +49,16 @@ func (r *Simulation) State() (adminapi.State, error) {
 				adminapi.Attachment{InstanceID: d.State.Instance, DiskID: d.ID})
 		}
 	}
-	devices, err := r.plane.OwnDevices()
-	for _, d := range devices {
-		state.LoopDevices = append(state.LoopDevices,
-			adminapi.LoopDevice{
-				Path: d.Path, Serial: d.Serial, BackingFile: d.BackingFile})
-	}
-	return state, err
+	return state, version, nil
+}
+
+// Version returns the version of the records.
+func (r *Simulation) Version() (version int, err error) {
+	err = r.store.View(func(tx *store.Tx) error {
+		version = tx.ID()
+		return nil
+	})
+	return version, err
 }
 
 // collect decodes every record of a table into the admin listener's type, which has the same JSON

@@ -21,13 +21,16 @@ func checkSwitches(s adminapi.Switches) error {
 	case s.DiskLimit < 0:
 		return fmt.Errorf("disk_limit is %d; it cannot be negative", s.DiskLimit)
 	}
+	if err := s.Hotplug.Check(); err != nil {
+		return err
+	}
 	switch s.Role {
-	case adminapi.RoleCollaborator, adminapi.RoleViewer, adminapi.RoleNone:
+	case adminapi.RoleCollaborator, adminapi.RoleViewer, adminapi.RoleNone,
+		adminapi.RoleFleetAdmin:
 		return nil
 	}
-	return fmt.Errorf("role is %q; use %s, %s or %s", s.Role, adminapi.RoleCollaborator,
-		adminapi.RoleViewer,
-		adminapi.RoleNone)
+	return fmt.Errorf("role is %q; use %s, %s, %s or %s", s.Role, adminapi.RoleCollaborator,
+		adminapi.RoleViewer, adminapi.RoleNone, adminapi.RoleFleetAdmin)
 }
 
 // switchboard holds the present switches.
@@ -77,11 +80,12 @@ func (b *switchboard) change(apply func(*adminapi.Switches) error) (adminapi.Swi
 // switches returns the switches at the start.
 func (c Config) switches() adminapi.Switches {
 	return adminapi.Switches{
-		Hotplug:       !c.ColdPlug,
+		Hotplug:       cmp.Or(c.Hotplug, adminapi.HotplugFull),
 		DeviceDelay:   adminapi.Duration(c.DeviceDelay),
 		CreateHold:    adminapi.Duration(c.CreateHold),
 		SnapshotHold:  adminapi.Duration(c.SnapshotHold),
 		FreeDelay:     adminapi.Duration(c.FreeDelay),
+		QuotaFirst:    c.QuotaFirst,
 		InstanceDelay: adminapi.Duration(c.InstanceDelay),
 		QuotaBytes:    cmp.Or(c.QuotaBytes, defaultQuota),
 		DiskLimit:     cmp.Or(c.DiskLimit, defaultDiskLimit),

@@ -5,9 +5,9 @@ package program
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"strings"
@@ -45,6 +45,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
+	rack.Flights.Dirs = o.flightRecords
 	if err = rack.Mutate(o.mutation); err == nil {
 		err = serve(ctx, o, rack, stdout)
 	}
@@ -64,7 +65,7 @@ func serve(ctx context.Context, o *options, rack *simulator.Server, stdout io.Wr
 		return fmt.Errorf("listen for the admin listener: %w", err)
 	}
 	about := o.describe(rack, api.Addr(), admin.Addr())
-	if api, about.CA, err = o.secure(api); err != nil {
+	if api, about.CA, err = o.secure(api, rack.Dir()); err != nil {
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)
@@ -83,7 +84,11 @@ func serve(ctx context.Context, o *options, rack *simulator.Server, stdout io.Wr
 	}
 	start(api, rack)
 	start(admin, rack.Admin())
-	if err := json.NewEncoder(stdout).Encode(about); err != nil {
+	if about.NoDevices != "" && !o.alone {
+		o.rack.Log.Warn("the disks are files only, and no instance sees them as devices",
+			slog.String("reason", about.NoDevices))
+	}
+	if err := o.print(about, stdout); err != nil {
 		return fmt.Errorf("print where the rack is: %w", err)
 	}
 	return group.Wait()

@@ -1,8 +1,10 @@
 package program
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -11,7 +13,9 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -19,13 +23,15 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator"
 )
 
-const usage = `usage: oxide-simulator serve --dir DIR [flags]
+const usage = `usage: oxide-simulator serve [--dir DIR] [flags]
        oxide-simulator --version
 
-Serves a simulated Oxide rack, on Linux and as root. When it is ready, it prints one line of JSON:
+Serves a simulated Oxide rack. On Linux and as root its instances see their disks as devices;
+elsewhere the disks are files only. When it is ready, it prints one line of JSON:
 {"url":…,"admin":…,"project":…,"instances":[{"name":…,"id":…,"guest":DIR}]}
 SIGTERM ends it and releases every device, unless --keep-devices is given. What was acknowledged
-is in DIR.
+is in DIR. Without --dir the rack is gone when it ends, and what it prints is for a shell:
+OXIDE_HOST, OXIDE_TOKEN and OXIDE_PROJECT.
 
 `
 
@@ -33,6 +39,7 @@ is in DIR.
 const (
 	diskFiles = "file"
 	diskFUSE  = "fuse"
+	diskNone  = "none"
 )
 
 // options are the values of the command line.
@@ -42,16 +49,18 @@ type options struct {
 	tls             bool
 	tlsCert, tlsKey string
 	tlsHosts        []string
-	hotplug         bool
 	disks           string
 	mutation        string
-	logLevel        slog.Level
-	logFormat       string
+	flightRecords   []string
+	// alone means that the rack has no directory of the caller's and is gone at the end.
+	alone     bool
+	logLevel  slog.Level
+	logFormat string
 }
 
 // parse parses the command line. For help it returns nil options and no error.
 func parse(args []string, stderr io.Writer) (*options, error) {
-	o := &options{hotplug: true, tlsHosts: []string{"localhost", "127.0.0.1", "::1"}}
+	o := &options{tlsHosts: []string{"localhost", "127.0.0.1", "::1"}}
 	flags := o.flags()
 	// Report a mistake in one line, without a page of usage.
 	flags.SetOutput(io.Discard)
@@ -75,8 +84,7 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	if err := o.check(flags.Args()); err != nil {
 		return nil, err
 	}
-	o.rack.ColdPlug = !o.hotplug
-	o.rack.FlakyDisks = o.disks == diskFUSE
+	o.choose()
 	o.rack.Log = slog.New(o.logHandler(stderr))
 	return o, nil
 }
@@ -88,9 +96,17 @@ func (o *options) flags() *flag.FlagSet {
 		f.PrintDefaults()
 	}
 	r := &o.rack
-	f.StringVar(&r.Dir, "dir", "", "the rack's `directory`; created if it is missing")
+	f.StringVar(&r.Dir, "dir", "", "the rack's `directory`, created if it is missing; default: a new "+
+		"one, removed at the end")
+	f.BoolVar(&r.Volatile, "volatile", false, "write faster: the rack survives a kill of the "+
+		"simulator, and no power cut of the machine")
 	f.StringVar(&o.listen, "listen", "127.0.0.1:0", "`address` of the API; port 0 picks one")
 	f.StringVar(&o.admin, "admin", "127.0.0.1:0", "`address` of the admin listener")
+	f.Func("admin-host", "`name` by which clients reach the admin listener, beside localhost and its "+
+		"IP addresses; repeatable", func(s string) error {
+		r.AdminHosts = append(r.AdminHosts, s)
+		return nil
+	})
 	f.Func("project", "`name` of a project; repeatable, the first has the instances",
 		func(s string) error { r.Projects = append(r.Projects, s); return nil })
 	f.Func("instance", "`name[=uuid]` of an instance that runs from the start; repeatable",
@@ -108,14 +124,21 @@ func (o *options) flags() *flag.FlagSet {
 			r.TokenExpires = time.Now().Add(ttl)
 			return err
 		})
-	f.BoolVar(&o.hotplug, "hotplug", true,
-		"allow attach and detach while an instance runs; racks of today do not")
-	f.StringVar(&o.disks, "disks", diskFiles, "what the guests' disks are: `file`, or fuse: such as "+
-		"can fail\n(POST /disks/ID/faults at the admin listener), which end with the simulator")
+	f.Func("hotplug", "what is done while an instance runs: `full` (default), attach-only, or none "+
+		"as on racks of today;\nand, after commas, behaviours of the prototype: record-first (an attach "+
+		"is recorded before\nthe device appears, and stays so if it cannot), refusals-500 (a refused "+
+		"attach is a 500),\nsurprise-removal (a detach leaves the disk in use for a second, and then "+
+		"removes it)", func(s string) error {
+		r.Hotplug = simulator.Hotplug(s)
+		return r.Hotplug.Check()
+	})
+	f.StringVar(&o.disks, "disks", "", "what the guests' disks are: `file`; fuse: such as can fail "+
+		"(POST /disks/ID/faults\nat the admin listener), which end with the simulator; or none: no "+
+		"guest sees a disk\n(default file or, without Linux, root or loop devices, none)")
 	f.Int64Var(&r.QuotaBytes, "quota", 0, "the silo's storage in `bytes` (default 64 TiB)")
 	f.IntVar(&r.DiskLimit, "disk-limit", 0, "disks of an instance (default 12)")
 	f.StringVar(&r.Role, "role", "", "the token's role in the projects: collaborator (default), "+
-		"viewer or none")
+		"viewer, none, or fleet-admin: a collaborator who also has the pools of the fleet")
 	f.DurationVar(&r.DeviceDelay, "device-delay", 0,
 		"`time` from an attach until the device appears in the guest")
 	f.DurationVar(&r.CreateHold, "create-hold", 0, "how long the creation of a disk stays open")
@@ -123,14 +146,29 @@ func (o *options) flags() *flag.FlagSet {
 		"how long the creation of a snapshot stays open")
 	f.DurationVar(&r.FreeDelay, "free-delay", 0, "`time` from the deletion of a disk or snapshot "+
 		"until its bytes and quota are freed;\na coming release frees them after the response")
+	f.BoolVar(&r.QuotaFirst, "quota-first", false, "free the quota before the answer, and only the "+
+		"space after --free-delay")
 	f.DurationVar(&r.InstanceDelay, "instance-delay", 0, "how long an instance takes to start or stop")
-	f.Uint64Var(&r.Seed, "seed", 0, "seed for the order and the numbers of devices")
+	f.Func("seed", "YAML `file` with projects, images, instances and disks of the rack; or a number, "+
+		"the seed for\nthe order and the numbers of devices", func(s string) (err error) {
+		if r.Seed, err = strconv.ParseUint(s, 10, 64); err == nil {
+			return nil
+		}
+		return readSeed(s, r)
+	})
 	f.IntVar(&r.FirstLoop, "first-loop", 0, "the lowest `number` of a loop device to use")
 	f.StringVar(&r.ProcRoot, "proc", "/proc", "a procfs `directory` that shows the guests' processes")
 	f.BoolVar(&r.KeepDevices, "keep-devices", false, "leave the guests their disks at the end; "+
 		"the next simulator on the directory adopts them")
 	f.StringVar(&o.mutation, "mutation", "", "`name` of the rule that the rack breaks; "+
 		"the admin listener's GET /mutations lists them")
+	f.Func("flight-records", "`directory` of a driver's flight records, or a pattern of several, "+
+		"which the console\nshows beside the requests; repeatable, and need not exist yet",
+		func(s string) error {
+			o.flightRecords = append(o.flightRecords, s)
+			_, err := filepath.Match(s, "")
+			return err
+		})
 	f.BoolVar(&o.tls, "tls", false, "serve HTTPS, with a certificate made in the directory")
 	f.StringVar(&o.tlsCert, "tls-cert", "", "PEM `file` of a certificate to serve HTTPS with")
 	f.StringVar(&o.tlsKey, "tls-key", "", "PEM `file` of its key")
@@ -163,13 +201,13 @@ func (o *options) check(rest []string) error {
 	switch {
 	case len(rest) > 0:
 		return fmt.Errorf("unexpected argument %q", rest[0])
-	case o.rack.Dir == "":
-		return errors.New("--dir is missing: name the rack's directory")
+	case o.rack.Dir == "" && o.rack.KeepDevices:
+		return errors.New("--keep-devices needs --dir: without it the rack is gone at the end")
 	case (o.tlsCert == "") != (o.tlsKey == ""):
 		return errors.New("--tls-cert and --tls-key go together: give both or neither")
-	case o.disks != diskFiles && o.disks != diskFUSE:
-		return fmt.Errorf("--disks is %q; use %s or %s", o.disks, diskFiles, diskFUSE)
-	case o.disks == diskFUSE && o.rack.KeepDevices:
+	case !slices.Contains([]string{"", diskFiles, diskFUSE, diskNone}, o.disks):
+		return fmt.Errorf("--disks is %q; use %s, %s or %s", o.disks, diskFiles, diskFUSE, diskNone)
+	case o.disks != "" && o.disks != diskFiles && o.rack.KeepDevices:
 		return errors.New("--keep-devices needs --disks=file: others end with the simulator")
 	case o.logFormat != "text" && o.logFormat != "json":
 		return errors.New("--log-format is neither text nor json")
@@ -177,6 +215,20 @@ func (o *options) check(rest []string) error {
 		return errors.New("--token does not begin with oxide-token-, so no rack would accept it")
 	}
 	return nil
+}
+
+// choose makes the choices that the command line leaves open.
+func (o *options) choose() {
+	o.rack.FlakyDisks = o.disks == diskFUSE
+	switch {
+	case o.disks == diskNone:
+		o.rack.Devices = simulator.NoDevices
+	case o.disks == "" && !o.rack.KeepDevices:
+		o.rack.Devices = simulator.DevicesIfPossible
+	}
+	if o.alone = o.rack.Dir == ""; o.alone && len(o.rack.Instances)+len(o.rack.Disks) == 0 {
+		o.rack.Instances = []simulator.InstanceSpec{{Name: "a"}, {Name: "b"}}
+	}
 }
 
 func (o *options) logHandler(w io.Writer) slog.Handler {
@@ -192,7 +244,7 @@ func (o *options) serverLog() *log.Logger {
 }
 
 // secure wraps a listener in TLS if the options demand it.
-func (o *options) secure(l net.Listener) (_ net.Listener, caFile string, err error) {
+func (o *options) secure(l net.Listener, dir string) (_ net.Listener, caFile string, err error) {
 	var cert tls.Certificate
 	switch {
 	case o.tlsCert != "":
@@ -200,7 +252,7 @@ func (o *options) secure(l net.Listener) (_ net.Listener, caFile string, err err
 			cert, err = tls.LoadX509KeyPair(o.tlsCert, o.tlsKey)
 		}
 	case o.tls:
-		cert, caFile, err = simulator.Certificate(o.rack.Dir, o.tlsHosts)
+		cert, caFile, err = simulator.Certificate(dir, o.tlsHosts)
 	default:
 		return l, "", nil
 	}
@@ -226,10 +278,12 @@ func shut(server *http.Server, rack *simulator.Server) error {
 
 // about is the line that is printed when the rack is ready.
 type about struct {
-	URL       string     `json:"url"`
-	Admin     string     `json:"admin"`
-	Project   string     `json:"project"`
-	CA        string     `json:"ca,omitempty"`
+	URL     string `json:"url"`
+	Admin   string `json:"admin"`
+	Project string `json:"project"`
+	CA      string `json:"ca,omitempty"`
+	// NoDevices is the reason why no instance sees a disk, or "".
+	NoDevices string     `json:"no_devices,omitempty"`
 	Instances []instance `json:"instances"`
 }
 
@@ -239,20 +293,59 @@ type instance struct {
 	Guest string `json:"guest"`
 }
 
+// reachable returns an address at which this machine reaches a listener, which may have none.
+func reachable(listener net.Addr) string {
+	tcp, ok := listener.(*net.TCPAddr)
+	if !ok || !tcp.IP.IsUnspecified() {
+		return listener.String()
+	}
+	return net.JoinHostPort("127.0.0.1", strconv.Itoa(tcp.Port))
+}
+
 func (o *options) describe(rack *simulator.Server, api, admin net.Addr) about {
 	scheme := "http"
 	if o.tls || o.tlsCert != "" {
 		scheme = "https"
 	}
 	a := about{
-		URL: scheme + "://" + api.String(), Admin: "http://" + admin.String(),
+		URL: scheme + "://" + reachable(api), Admin: "http://" + reachable(admin),
 		Project: "default", Instances: []instance{},
 	}
 	if len(o.rack.Projects) > 0 {
 		a.Project = o.rack.Projects[0]
 	}
+	if why := rack.NoDevices(); why != nil {
+		a.NoDevices = why.Error()
+	}
 	for _, i := range rack.Instances() {
 		a.Instances = append(a.Instances, instance{i.Name, i.ID, rack.GuestDir(i.ID)})
 	}
 	return a
+}
+
+// print tells where the rack is.
+func (o *options) print(a about, w io.Writer) error {
+	if !o.alone {
+		return json.NewEncoder(w).Encode(a)
+	}
+	_, err := io.WriteString(w, o.exports(a))
+	return err
+}
+
+// exports is what a person reads and a shell evaluates when the rack is ready.
+func (o *options) exports(a about) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "# A simulated rack is ready. It is gone when it ends; --dir DIR keeps it.\n"+
+		"export OXIDE_HOST=%s\nexport OXIDE_TOKEN=%s\nexport OXIDE_PROJECT=%s\n", a.URL,
+		cmp.Or(o.rack.Token, "oxide-token-simulator"), a.Project)
+	if a.CA != "" {
+		fmt.Fprintf(&b, "export OXIDE_CA_FILE=%s\n", a.CA)
+	}
+	if a.NoDevices != "" {
+		fmt.Fprintf(&b, "# No instance sees its disks as devices: %s\n",
+			strings.ReplaceAll(a.NoDevices, "\n", "; "))
+	}
+	fmt.Fprintf(&b, "# Watch and disturb it: %s/\n# Stop it: Ctrl-C, or kill %d\n", a.Admin,
+		os.Getpid())
+	return b.String()
 }

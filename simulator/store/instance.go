@@ -6,22 +6,9 @@ import (
 	"fmt"
 )
 
-// InsertInstance adds the record of an instance. made are the disks that UnwindInstance removes
-// if the creation fails.
-func (tx *Tx) InsertInstance(i Instance, nics []NetworkInterface, made []string) error {
-	if err := tx.putInterfaces(i.ID, nics); err != nil {
-		return err
-	}
-	if made != nil {
-		data, err := json.Marshal(made)
-		if err != nil {
-			return err
-		}
-		if err := tx.Bucket(bucketSagas).Put([]byte(i.ID), data); err != nil {
-			return err
-		}
-	}
-	return Instances.Put(tx, i)
+// InsertInstance adds the record of an instance with its network interfaces.
+func (tx *Tx) InsertInstance(i Instance, nics []NetworkInterface) error {
+	return errors.Join(tx.PutInterfaces(i.ID, nics), Instances.Put(tx, i))
 }
 
 // DeleteInstance removes the record of an instance and detaches its disks.
@@ -36,54 +23,8 @@ func (tx *Tx) DeleteInstance(i Instance) error {
 			return err
 		}
 	}
-	return errors.Join(tx.Bucket(bucketInterfaces).Delete([]byte(i.ID)),
-		tx.Bucket(bucketSagas).Delete([]byte(i.ID)), Instances.Delete(tx, i))
-}
-
-// UnwindInstance removes an instance that is being created, together with the disks that were
-// created for it.
-func (tx *Tx) UnwindInstance(id string) error {
-	var made []string
-	if err := json.Unmarshal(tx.Bucket(bucketSagas).Get([]byte(id)), &made); err != nil {
-		return fmt.Errorf("read what was made for instance %s: %w", id, err)
-	}
-	i, ok, err := Instances.Get(tx, id)
-	if err == nil && !ok {
-		err = fmt.Errorf("there is no record of instance %s, which was being created", id)
-	}
-	if err != nil {
-		return err
-	}
-	if err := tx.DeleteInstance(i); err != nil {
-		return err
-	}
-	for _, diskID := range made {
-		d, ok, err := Disks.Get(tx, diskID)
-		if err != nil {
-			return err
-		}
-		if !ok {
-			continue
-		}
-		if err := errors.Join(Disks.Delete(tx, d), tx.AddStorage(-d.Size)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// UnfinishedInstances returns the IDs of the instances that are being created.
-func (tx *Tx) UnfinishedInstances() (ids []string, err error) {
-	err = tx.Bucket(bucketSagas).ForEach(func(id, _ []byte) error {
-		ids = append(ids, string(id))
-		return nil
-	})
-	return ids, err
-}
-
-// FinishInstance ends the creation of an instance.
-func (tx *Tx) FinishInstance(i Instance) error {
-	return errors.Join(tx.Bucket(bucketSagas).Delete([]byte(i.ID)), Instances.Put(tx, i))
+	return errors.Join(tx.UnlinkAll(i.ID), tx.Bucket(bucketInterfaces).Delete([]byte(i.ID)),
+		tx.CloseSaga(i.ID), Instances.Delete(tx, i))
 }
 
 // NetworkInterface is a network interface of an instance.
@@ -103,6 +44,25 @@ type IPStack struct {
 	Value any    `json:"value"`
 }
 
+// Addresses returns the interface's addresses. A record that was read has them as JSON values.
+func (n NetworkInterface) Addresses() (all []string) {
+	switch v := n.IPStack.Value.(type) {
+	case Address:
+		return []string{v.IP}
+	case DualStack:
+		return []string{v.V4.IP, v.V6.IP}
+	case map[string]any:
+		for _, stack := range []any{v, v["v4"], v["v6"]} {
+			if fields, ok := stack.(map[string]any); ok {
+				if ip, ok := fields["ip"].(string); ok {
+					all = append(all, ip)
+				}
+			}
+		}
+	}
+	return all
+}
+
 // Address is an address of one IP version.
 type Address struct {
 	IP         string   `json:"ip"`
@@ -115,7 +75,8 @@ type DualStack struct {
 	V6 Address `json:"v6"`
 }
 
-func (tx *Tx) putInterfaces(instanceID string, nics []NetworkInterface) error {
+// PutInterfaces writes the network interfaces of an instance.
+func (tx *Tx) PutInterfaces(instanceID string, nics []NetworkInterface) error {
 	data, err := json.Marshal(nics)
 	if err != nil {
 		return err
@@ -126,6 +87,20 @@ func (tx *Tx) putInterfaces(instanceID string, nics []NetworkInterface) error {
 // Interfaces reads the network interfaces of an instance.
 func (tx *Tx) Interfaces(instanceID string) (nics []NetworkInterface, err error) {
 	return nics, json.Unmarshal(tx.Bucket(bucketInterfaces).Get([]byte(instanceID)), &nics)
+}
+
+// EachInterface calls visit for the network interfaces of every instance.
+func (tx *Tx) EachInterface(visit func(NetworkInterface)) error {
+	return tx.Bucket(bucketInterfaces).ForEach(func(_, data []byte) error {
+		var nics []NetworkInterface
+		if err := json.Unmarshal(data, &nics); err != nil {
+			return fmt.Errorf("read the network interfaces of an instance: %w", err)
+		}
+		for _, nic := range nics {
+			visit(nic)
+		}
+		return nil
+	})
 }
 
 // NextHost returns a number for a network interface. It returns each number once.

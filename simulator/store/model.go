@@ -29,6 +29,9 @@ func NewIdentity(id, name, description string) Identity {
 	return Identity{id, name, description, t, t}
 }
 
+// Touch sets the time of modification.
+func (i *Identity) Touch() { i.TimeModified = now() }
+
 // Timestamp is a time as the rack's database stores it: UTC, in microseconds (A02).
 type Timestamp struct{ time.Time }
 
@@ -69,6 +72,8 @@ const (
 	StateAttached    = "attached"
 	StateMaintenance = "maintenance"
 	StateImportReady = "import_ready"
+	StateImporting   = "importing_from_bulk_writes"
+	StateFinalizing  = "finalizing"
 	StateFaulted     = "faulted"
 )
 
@@ -82,6 +87,9 @@ const (
 func (d Disk) AttachedTo(instanceID string) bool {
 	return d.State == DiskState{StateAttached, instanceID}
 }
+
+// Finalizing reports whether an imported disk is being made usable.
+func (d Disk) Finalizing() bool { return d.State.State == StateFinalizing }
 
 // Snapshot is a snapshot in the form of the API.
 type Snapshot struct {

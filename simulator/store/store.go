@@ -20,15 +20,16 @@ type Store struct{ db *bbolt.DB }
 // ErrInUse means that another simulator serves the directory.
 var ErrInUse = errors.New("another simulator serves this directory")
 
-// Open opens the records' file. It creates the file if it is missing.
-func Open(path string) (*Store, error) {
-	if err := createStore(path); err != nil {
+// Open opens the records' file. It creates the file if it is missing. If the store is volatile, it
+// survives a kill of the simulator and no power cut of the machine.
+func Open(path string, volatile bool) (*Store, error) {
+	if err := createStore(path, volatile); err != nil {
 		return nil, fmt.Errorf("make the records in %s: %w", path, err)
 	}
 	db, err := bbolt.Open(path, 0o600, &bbolt.Options{
 		Timeout: time.Second, // another simulator may hold the lock
 		// The list of free pages can be rebuilt, so it is not written each time.
-		NoFreelistSync: true, FreelistType: bbolt.FreelistMapType,
+		NoFreelistSync: true, FreelistType: bbolt.FreelistMapType, NoSync: volatile,
 	})
 	if errors.Is(err, bberrors.ErrTimeout) {
 		return nil, ErrInUse
@@ -41,7 +42,7 @@ func Open(path string) (*Store, error) {
 
 // createStore creates an empty file of records if there is none. It creates the complete file or
 // none, because bbolt cannot read a file that a full disk or a kill has truncated.
-func createStore(path string) error {
+func createStore(path string, volatile bool) error {
 	if _, err := os.Lstat(path); err == nil {
 		return nil
 	}
@@ -49,7 +50,7 @@ func createStore(path string) error {
 	if err := os.RemoveAll(temp); err != nil {
 		return err
 	}
-	db, err := bbolt.Open(temp, 0o600, nil)
+	db, err := bbolt.Open(temp, 0o600, &bbolt.Options{NoSync: volatile})
 	if err == nil {
 		err = db.Close()
 	}
@@ -72,13 +73,27 @@ func (s *Store) View(fn func(*Tx) error) error {
 	return s.db.View(func(t *bbolt.Tx) error { return fn(&Tx{t}) })
 }
 
-// Update changes the records in one transaction, which is on disk when it returns.
+// Update changes the records in one transaction, which is on disk when it returns, unless the
+// store is volatile.
 func (s *Store) Update(fn func(*Tx) error) error {
 	return s.db.Update(func(t *bbolt.Tx) error { return fn(&Tx{t}) })
 }
 
 // Tx is a transaction.
 type Tx struct{ *bbolt.Tx }
+
+// Clear removes every record and every table.
+func (tx *Tx) Clear() error {
+	var names [][]byte
+	err := tx.ForEach(func(name []byte, _ *bbolt.Bucket) error {
+		names = append(names, bytes.Clone(name))
+		return nil
+	})
+	for _, name := range names {
+		err = errors.Join(err, tx.DeleteBucket(name))
+	}
+	return err
+}
 
 // Table is one kind of record. Records are found by ID, by name within their parent (the project,
 // or "" for an object of the silo), and in the order of either.
@@ -157,15 +172,15 @@ func (t Table[T]) Taken(tx *Tx, parent, name string) bool {
 	return t.names(tx).Get(key(parent, name)) != nil
 }
 
-// Put adds the record, or replaces the record with the same ID, whatever name that has.
+// Put adds the record, or replaces the record with the same ID, whatever name and parent that has.
 func (t Table[T]) Put(tx *Tx, record T) error {
 	ident, parent := t.Ident(record), t.Parent(record)
 	old, ok, err := t.Get(tx, ident.ID)
 	if err != nil {
 		return err
 	}
-	if ok && t.Ident(old).Name != ident.Name {
-		if err := t.names(tx).Delete(key(parent, t.Ident(old).Name)); err != nil {
+	if ok {
+		if err := t.Delete(tx, old); err != nil {
 			return err
 		}
 	}
@@ -263,19 +278,23 @@ var (
 	bucketAttached = []byte("attached")
 	// bucketInterfaces has the network interfaces of an instance.
 	bucketInterfaces = []byte("interfaces")
-	// bucketSagas has, for an instance that is being created, the IDs of the disks that are
-	// created for it.
+	// bucketSagas has the requests of disks and instances that are being created.
 	bucketSagas = []byte("sagas")
 	// bucketUnfreed has the sizes of deleted disks and snapshots that the quota still counts.
 	bucketUnfreed = []byte("unfreed")
 )
 
-// Prepare creates the buckets that an empty store lacks.
-func Prepare(tx *Tx) error {
+// Prepare creates the buckets that an empty store lacks. resources are the tables of resources.
+func Prepare(tx *Tx, resources []Table[Resource]) error {
 	for _, name := range [][]byte{
-		bucketMeta, bucketAttached, bucketInterfaces, bucketSagas, bucketUnfreed,
+		bucketMeta, bucketAttached, bucketInterfaces, bucketSagas, bucketUnfreed, bucketLinks,
 	} {
 		if _, err := tx.CreateBucketIfNotExists(name); err != nil {
+			return err
+		}
+	}
+	for _, table := range resources {
+		if err := table.create(tx); err != nil {
 			return err
 		}
 	}
@@ -340,6 +359,7 @@ func (tx *Tx) OtherNames(parent, subject string) []string {
 		aliases(tx, Disks, parent, subject),
 		aliases(tx, Instances, parent, subject),
 		aliases(tx, Snapshots, parent, subject),
+		aliases(tx, Images, parent, subject),
 		aliases(tx, Projects, "", subject),
 	)
 }

@@ -1,0 +1,177 @@
+// Package console is the web page of a simulated rack: it shows the instances with their disks,
+// the requests and the drivers' flight records as they come, and the faults, and has buttons that
+// change them. It also guards the admin listener against pages of other origins.
+//
+// The page is rendered by html/template and works without its script, as a page that reloads. The
+// script replaces the parts of the page that change with those that the server sends (events.go).
+// Every form of the pages posts to one path (action.go), which turns it into the request of the
+// admin listener or of the rack's API that a person would otherwise send with curl.
+package console
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"embed"
+	"fmt"
+	"html/template"
+	"net/http"
+	"strings"
+	"sync"
+	"unicode"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/flightlog"
+)
+
+// Console serves the page of one rack. [New] makes one; the fields are set before it serves.
+type Console struct {
+	// State returns what the records have and their version. Version returns the version alone.
+	State   func() (adminapi.State, int, error)
+	Version func() (int, error)
+	// Switches and Faults return what is set.
+	Switches func() adminapi.Switches
+	Faults   func() []adminapi.ActiveFault
+	// Requests returns up to limit requests of the last hour behind the one with the number since
+	// for which keep reports true, the newest first.
+	Requests func(since, limit int, keep func(*adminapi.Request) bool) []adminapi.Request
+	// Flights returns entries of flight records in the same way.
+	Flights func(since, limit int, keep func(*flightlog.Entry) bool) []flightlog.Entry
+	// Disk returns what the records do not have of a disk.
+	Disk func(id string) (Disk, error)
+	// Admin answers the requests of package adminapi.
+	Admin http.Handler
+	// Run carries out a request of the rack's API that has no body.
+	Run func(ctx context.Context, method, path string) (status int, answer []byte)
+	// Operations are the operations of the rack's API.
+	Operations []string
+	// Closing is closed when the rack begins to close.
+	Closing <-chan struct{}
+	// Token is in every form of the pages.
+	Token string
+	// Hosts are names by which requests reach the admin listener, besides localhost.
+	Hosts []string
+
+	// boot tells the pages of this process from those of an earlier one.
+	boot string
+	mu   sync.Mutex
+	// mu guards what follows: stamp identifies what the board shows, and names are those of the
+	// instances and disks, by their IDs.
+	board board
+	stamp string
+	names map[string]string
+}
+
+// Disk is what the records do not have of a disk.
+type Disk struct {
+	AllocatedBytes int64
+	// CanFail reports whether the disk can have faults; Faults and Activity need it.
+	CanFail bool
+	Faults  []adminapi.DiskFault
+	// Activity is that of the last seconds, the oldest first.
+	Activity []Activity
+}
+
+// Activity is the number of operations of a disk in one second.
+type Activity struct{ Reads, Writes, Flushes int }
+
+// New returns a console with a new token.
+func New() *Console { return &Console{Token: rand.Text(), boot: rand.Text()} }
+
+// The paths of the console. The paths of package adminapi do not begin with /console.
+const (
+	actionPath = "/console/do"
+	eventsPath = "/console/events"
+)
+
+//go:embed page
+var files embed.FS
+
+// Handler serves the console's pages: the rack at /, a disk below /console/disks.
+func (c *Console) Handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /{$}", c.rackPage)
+	mux.HandleFunc("GET /console/disks/{disk}", c.diskPage)
+	mux.HandleFunc("GET /routes", c.routesPage)
+	mux.HandleFunc("GET "+eventsPath, c.events)
+	mux.HandleFunc("POST "+actionPath, c.act)
+	for _, name := range []string{"style.css", "script.js"} {
+		mux.HandleFunc("GET /console/"+name, func(w http.ResponseWriter, r *http.Request) {
+			http.ServeFileFS(w, r, files, "page/"+name)
+		})
+	}
+	return mux
+}
+
+// policy lets the pages load the style sheet and the script from this listener, and nothing else.
+// The icon is an empty data URL, so that no browser asks for one.
+const policy = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; " +
+	"img-src data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+
+// page is what every page has.
+type page struct {
+	Title, Token, Path string
+	// Events is the address of the page's events, or "" if the page stays as it is.
+	Events string
+	// Paused pages do not change.
+	Paused bool
+	// Said is the outcome of the last form.
+	Said string
+	Body any
+}
+
+func (c *Console) show(w http.ResponseWriter, r *http.Request, status int, name string, p page) {
+	p.Token, p.Path, p.Paused = c.Token, r.URL.RequestURI(), r.URL.Query().Has("pause")
+	p.Said = r.URL.Query().Get("said")
+	text, err := render(name, p)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	header := w.Header()
+	header.Set("Content-Type", "text/html; charset=utf-8")
+	header.Set("Content-Security-Policy", policy)
+	// Without a referrer, a form's Origin would be "null".
+	header.Set("Referrer-Policy", "same-origin")
+	header.Set("Cache-Control", "no-store")
+	w.WriteHeader(status)
+	// The caller may be gone.
+	_, _ = w.Write([]byte(text))
+}
+
+var templates = template.Must(template.New("").Funcs(template.FuncMap{
+	"bytes": bytesText, "plot": plot,
+	"ms": func(seconds float64) string { return fmt.Sprintf("%.1f", 1000*seconds) },
+}).ParseFS(files, "page/*.tmpl"))
+
+// render executes a template. Characters that a browser or a terminal would obey instead of
+// showing them, wherever they come from, are in the result by their numbers.
+func render(name string, data any) (template.HTML, error) {
+	var b bytes.Buffer
+	if err := templates.ExecuteTemplate(&b, name, data); err != nil {
+		return "", fmt.Errorf("render %s: %w", name, err)
+	}
+	return template.HTML(plain(b.String())), nil
+}
+
+func plain(text string) string {
+	var b strings.Builder
+	for _, r := range text {
+		if r == '\n' || r == '\t' || unicode.IsPrint(r) {
+			b.WriteRune(r)
+		} else {
+			fmt.Fprintf(&b, `\u%04x`, r)
+		}
+	}
+	return b.String()
+}
+
+// bytesText returns a number of bytes with a unit in which it is short.
+func bytesText(n int64) string {
+	value, units := float64(n), []string{"B", "KiB", "MiB", "GiB", "TiB"}
+	for value >= 1024 && len(units) > 1 {
+		value, units = value/1024, units[1:]
+	}
+	text := strings.TrimSuffix(fmt.Sprintf("%.1f", value), ".0")
+	return text + " " + units[0]
+}

@@ -1,0 +1,247 @@
+package console
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/flightlog"
+)
+
+// hostile is a text with markup, an escape sequence and a mark that turns the direction of writing.
+const hostile = "<script>alert(1)</script>\x1b[31m\u202egpj.exe\"'"
+
+// testConsole is the console of a rack whose every text is hostile. forwarded has the requests
+// that reach its admin listener.
+func testConsole(forwarded *[]string) *Console {
+	c := New()
+	id := "00000000-0000-0000-0000-00000000000d"
+	state := adminapi.State{
+		Instances: []adminapi.Instance{{Identity: adminapi.Identity{ID: "i", Name: hostile},
+			RunState: hostile}},
+		Disks: []adminapi.Disk{
+			{Identity: adminapi.Identity{ID: id, Name: hostile, Description: hostile},
+				State: adminapi.DiskState{State: hostile}},
+			{Identity: adminapi.Identity{ID: "e", Name: "e", Description: `x {"name": "` +
+				`<script>", "cluster": "\u001b\u202e", "` + `<script>` + `": 1}`},
+				State: adminapi.DiskState{State: "attached", Instance: "i"}}},
+		Snapshots: []adminapi.Snapshot{{Identity: adminapi.Identity{Name: hostile}, DiskID: id}},
+	}
+	c.State = func() (adminapi.State, int, error) { return state, 1, nil }
+	c.Version = func() (int, error) { return 1, nil }
+	c.Switches = func() adminapi.Switches { return adminapi.Switches{DiskLimit: 12, Role: hostile} }
+	c.Faults = func() []adminapi.ActiveFault {
+		return []adminapi.ActiveFault{{ID: "1", Fault: adminapi.Fault{Object: hostile,
+			Bearer: "oxide-token-secret"}}}
+	}
+	c.Requests = func(since, _ int, keep func(*adminapi.Request) bool) []adminapi.Request {
+		r := adminapi.Request{Seq: 1, Time: time.Now(), Operation: hostile, Object: hostile,
+			Caller: hostile, Path: "/v1/disks/" + hostile, ObjectID: id, Faults: []string{hostile}}
+		if since > 0 || !keep(&r) {
+			return nil
+		}
+		return []adminapi.Request{r}
+	}
+	c.Flights = func(since, _ int, keep func(*flightlog.Entry) bool) []flightlog.Entry {
+		e := flightlog.Entry{Seq: 1, Time: time.Now(), Event: hostile, Outcome: hostile, Volume: hostile,
+			Disk: hostile, Instance: hostile, Path: hostile, Filesystem: hostile, Detail: hostile,
+			Reason: hostile}
+		if since > 0 || !keep(&e) {
+			return nil
+		}
+		return []flightlog.Entry{e}
+	}
+	c.Disk = func(string) (Disk, error) {
+		return Disk{CanFail: true, Faults: []adminapi.DiskFault{{On: []string{hostile}}},
+			Activity: []Activity{{Reads: 1}, {Writes: 2}}}, nil
+	}
+	c.Admin = http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		*forwarded = append(*forwarded, r.Method+" "+r.URL.Path+" "+string(body))
+	})
+	return c
+}
+
+func TestEveryTextIsShownAndNoneObeyed(t *testing.T) {
+	c := testConsole(nil)
+	for _, path := range []string{"/", "/?disk=" + url.QueryEscape(hostile),
+		"/?said=" + url.QueryEscape(hostile), "/console/disks/00000000-0000-0000-0000-00000000000d",
+		"/console/disks/e", "/console/disks/" + url.PathEscape(hostile), "/routes"} {
+		w := httptest.NewRecorder()
+		c.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+		text := w.Body.String()
+		for _, never := range []string{"<script>", "\x1b", "\u202e", "oxide-token-secret"} {
+			if strings.Contains(text, never) {
+				t.Errorf("GET %s has %q", path, never)
+			}
+		}
+		shown := strings.Contains(text, `&lt;script&gt;`) && strings.Contains(text, `\u202e`)
+		if path != "/routes" && !shown {
+			t.Errorf("GET %s does not show the hostile texts: HTTP %d", path, w.Code)
+		}
+		if got := w.Header().Get("Content-Security-Policy"); got != policy {
+			t.Errorf("GET %s has the policy %q", path, got)
+		}
+	}
+}
+
+func TestAPageOfAnotherOriginChangesNothing(t *testing.T) {
+	var forwarded []string
+	c := testConsole(&forwarded)
+	c.Hosts = []string{"rack.test"}
+	const own = "127.0.0.1:8080"
+	handler := c.Guard(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == actionPath {
+			c.Handler().ServeHTTP(w, r)
+			return
+		}
+		c.Admin.ServeHTTP(w, r)
+	}))
+	for _, test := range []struct {
+		name, method, path, host, origin, site, token string
+		refused                                       string
+	}{
+		{name: "curl reads", method: "GET", path: "/state", host: own},
+		{name: "curl changes", method: "POST", path: "/faults", host: own},
+		{name: "by localhost", method: "POST", path: "/faults", host: "localhost:8080"},
+		{name: "by IPv6", method: "POST", path: "/faults", host: "[::1]:8080"},
+		{name: "by IPv6 without a port", method: "POST", path: "/faults", host: "[::1]"},
+		{name: "from another machine", method: "POST", path: "/faults", host: "172.18.0.2:80"},
+		{name: "a name reads", method: "GET", path: "/state", host: "evil.example:8080",
+			refused: "Host"},
+		{name: "a rebound name", method: "POST", path: "/faults", host: "evil.example:8080",
+			origin: "http://evil.example:8080", token: c.Token, refused: "Host"},
+		{name: "a name that looks like an address", method: "POST", path: "/faults",
+			host: "127.0.0.1.evil.example", refused: "Host"},
+		{name: "a name that is allowed", method: "POST", path: "/faults", host: "Rack.test:8080",
+			origin: "http://rack.test:8080", token: c.Token},
+		{name: "below a name that is allowed", method: "GET", path: "/state",
+			host: "a.rack.test:8080", refused: "Host"},
+		{name: "no host", method: "GET", path: "/state", refused: "Host"},
+		{name: "another origin", method: "POST", path: "/faults", host: own,
+			origin: "http://evil.example", token: c.Token, refused: "evil.example"},
+		{name: "another port", method: "DELETE", path: "/faults", host: own,
+			origin: "http://127.0.0.1:9090", token: c.Token, refused: "9090"},
+		{name: "another scheme", method: "POST", path: "/faults", host: own,
+			origin: "https://" + own, token: c.Token, refused: "https"},
+		{name: "an origin that is hidden", method: "POST", path: "/faults", host: own,
+			origin: "null", token: c.Token, refused: "null"},
+		{name: "another origin reads", method: "GET", path: "/state", host: own,
+			origin: "http://evil.example", refused: "evil.example"},
+		{name: "our page without the token", method: "POST", path: "/faults", host: own,
+			origin: "http://" + own, refused: "token"},
+		{name: "our page with another token", method: "POST", path: "/faults", host: own,
+			origin: "http://" + own, token: "x", refused: "token"},
+		{name: "our page", method: "POST", path: "/faults", host: own, origin: "http://" + own,
+			token: c.Token},
+		{name: "a browser without an origin", method: "POST", path: "/faults", host: own,
+			site: "cross-site", refused: "token"},
+		{name: "a form without a token", method: "POST", path: actionPath, host: own,
+			refused: "token"},
+		{name: "a form of another origin", method: "POST", path: actionPath, host: own,
+			origin: "http://evil.example", token: c.Token, refused: "evil.example"},
+		{name: "our form", method: "POST", path: actionPath, host: own, origin: "http://" + own,
+			token: c.Token},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			forwarded = nil
+			form := url.Values{"do": {"disarm 1"}}
+			if test.path == actionPath {
+				form.Set("token", test.token)
+			}
+			r := httptest.NewRequest(test.method, test.path, strings.NewReader(form.Encode()))
+			r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+			r.Host = test.host
+			for name, value := range map[string]string{"Origin": test.origin,
+				"Sec-Fetch-Site": test.site} {
+				if value != "" {
+					r.Header.Set(name, value)
+				}
+			}
+			if test.path != actionPath && test.token != "" {
+				r.Header.Set(tokenHeader, test.token)
+			}
+			w := httptest.NewRecorder()
+			handler.ServeHTTP(w, r)
+			switch {
+			case test.refused == "" && (w.Code != http.StatusOK || len(forwarded) != 1):
+				t.Errorf("HTTP %d: %s, and %q were done", w.Code, w.Body, forwarded)
+			case test.refused != "" && (w.Code != http.StatusForbidden || len(forwarded) != 0 ||
+				!strings.Contains(w.Body.String(), test.refused)):
+				t.Errorf("HTTP %d: %s, and %q were done; want a refusal with %q", w.Code, w.Body,
+					forwarded, test.refused)
+			}
+		})
+	}
+}
+
+func TestAFormIsARequestOfTheAdminListenerOrTheAPI(t *testing.T) {
+	for _, test := range []struct{ form, want string }{
+		{"do=hang+x", `POST /disks/x/faults {"on":["read","write","flush"],"hang":true}`},
+		{"do=slow+x", `POST /disks/x/faults {"on":["read","write","flush"],"delay":"500ms"}`},
+		{"do=heal+..%2Fy", `DELETE /disks/../y/faults `},
+		{`do=switch+{"full":true}`, `PATCH /switches {"full":true}`},
+		{"do=arm&what=lose&operation=disk_create&times=2&object=+x",
+			`POST /faults {"operation":"disk_create","object":"x","times":2,"phase":"after","cut":true}`},
+		{"do=stop+x", "POST /v1/instances/x/stop"},
+		{"do=arm&what=lose&times=x", `Refused: times is "x"`},
+		{"do=switch+}", "Refused: what the form says of /switches is no JSON"},
+		{"do=jump", `Refused: the form asks for "jump"`},
+	} {
+		var forwarded []string
+		c := testConsole(&forwarded)
+		c.Run = func(_ context.Context, method, path string) (int, []byte) {
+			forwarded = append(forwarded, method+" "+path)
+			return http.StatusAccepted, nil
+		}
+		r := httptest.NewRequest(http.MethodPost, actionPath, strings.NewReader(test.form))
+		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+		w := httptest.NewRecorder()
+		c.act(w, r)
+		got := strings.Join(forwarded, "\n")
+		if got == "" {
+			got = w.Body.String()
+		}
+		if !strings.HasPrefix(got, test.want) || test.want == "" {
+			t.Errorf("%s: %q, want %q", test.form, got, test.want)
+		}
+	}
+}
+
+func TestWithoutAScriptAPageReloadsUnlessItIsPaused(t *testing.T) {
+	for path, want := range map[string]bool{"/": true, "/?disk=x": true, "/console/disks/e": true,
+		"/?pause": false, "/routes": false} {
+		w := httptest.NewRecorder()
+		testConsole(nil).Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+		if strings.Contains(w.Body.String(), `<noscript><meta http-equiv="refresh"`) != want {
+			t.Errorf("GET %s reloads: %t, want %t", path, !want, want)
+		}
+	}
+}
+
+func TestWithoutAScriptAFormLeadsBackToItsPage(t *testing.T) {
+	for back, want := range map[string]string{
+		"/?disk=x":             "/?disk=x&said=The+fault+is+removed.",
+		"/console/disks/d":     "/console/disks/d?said=The+fault+is+removed.",
+		"//evil.example/":      "/?said=The+fault+is+removed.",
+		"http://evil.example/": "/?said=The+fault+is+removed.",
+		"/switches":            "/?said=The+fault+is+removed.",
+	} {
+		c := testConsole(new([]string))
+		form := url.Values{"do": {"disarm 1"}, "back": {back}}
+		r := httptest.NewRequest(http.MethodPost, actionPath, strings.NewReader(form.Encode()))
+		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+		r.Header.Set("Accept", "text/html")
+		w := httptest.NewRecorder()
+		c.act(w, r)
+		if got := w.Header().Get("Location"); w.Code != http.StatusSeeOther || got != want {
+			t.Errorf("back to %q: HTTP %d to %q, want %q", back, w.Code, got, want)
+		}
+	}
+}

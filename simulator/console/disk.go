@@ -1,0 +1,217 @@
+package console
+
+import (
+	"fmt"
+	"html/template"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/flightlog"
+)
+
+// diskAbout is what a disk's page says of it.
+type diskAbout struct {
+	adminapi.Disk
+	Instance  string
+	Allocated int64
+	Tag       []setting
+	Snapshots []snapshot
+}
+
+// tagWords are the words for the fields of a tag, in the order in which they are shown.
+var tagWords = []setting{{"name", "CSI name"}, {"claim", "claim"}, {"cluster", "cluster"},
+	{"origin", "birth"}, {"use", "use"}}
+
+// watched is the disk that a page is about, or that its requests are limited to.
+type watched struct {
+	*Console
+	// name is the disk's name, ID or label; "" means every disk.
+	name string
+	// about is what the records of that version have, if found.
+	about   diskAbout
+	found   bool
+	version int
+}
+
+// refresh reads the disk again if the records have changed.
+func (w *watched) refresh() error {
+	if w.name == "" {
+		return nil
+	}
+	version, err := w.Version()
+	if err != nil || version == w.version {
+		return err
+	}
+	state, version, err := w.State()
+	if err != nil {
+		return err
+	}
+	w.version, w.about, w.found = version, diskAbout{}, false
+	for _, d := range state.Disks {
+		if d.ID == w.name || d.Name == w.name || label(d) == w.name {
+			w.about.Disk, w.found = d, true
+			break
+		}
+	}
+	if !w.found {
+		return nil
+	}
+	for _, s := range state.Snapshots {
+		if s.DiskID == w.about.ID {
+			w.about.Snapshots = append(w.about.Snapshots, snapshot{s.ID, s.Name, s.State, s.Size})
+		}
+	}
+	for _, i := range state.Instances {
+		if i.ID == w.about.State.Instance {
+			w.about.Instance = i.Name
+		}
+	}
+	tag := readTag(w.about.Description)
+	for _, word := range tagWords {
+		if value, ok := tag[word.Name]; ok {
+			w.about.Tag = append(w.about.Tag, setting{word.Value, value})
+			delete(tag, word.Name)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(tag)) {
+		w.about.Tag = append(w.about.Tag, setting{name, tag[name]})
+	}
+	return nil
+}
+
+// wants reports whether a request is about the disk or a snapshot of it. A disk that is gone is
+// known by the name that its requests had.
+func (w *watched) wants(r *adminapi.Request) bool {
+	is := func(name string) bool {
+		return name != "" && (r.Object == name || r.ObjectID == name ||
+			strings.Contains(r.Path, "/disks/"+name))
+	}
+	return w.name == "" || is(w.name) || is(w.about.ID) || is(w.about.Name) ||
+		slices.ContainsFunc(w.about.Snapshots, func(s snapshot) bool { return r.ObjectID == s.ID })
+}
+
+// wantsEntry reports whether an entry of a flight record is about the disk.
+func (w *watched) wantsEntry(e *flightlog.Entry) bool {
+	return w.name == "" || e.Volume == w.name || e.Disk == w.name ||
+		w.found && e.Volume == w.about.ID
+}
+
+// parts returns the parts of the disk's page.
+func (w *watched) parts() (map[string][]part, error) {
+	if err := w.refresh(); err != nil {
+		return nil, err
+	}
+	if !w.found {
+		return map[string][]part{"disk": {{"gone", "gone", w.name}}}, nil
+	}
+	more, err := w.Disk(w.about.ID)
+	if err != nil {
+		return nil, err
+	}
+	about := w.about
+	about.Allocated = more.AllocatedBytes
+	var armed []string
+	for _, f := range more.Faults {
+		armed = append(armed, diskRule(f))
+	}
+	return map[string][]part{"disk": {
+		{"about", "about", about},
+		{"failing", "failing", struct {
+			ID      string
+			CanFail bool
+			Armed   []string
+		}{about.ID, more.CanFail, armed}},
+		{"activity", "activity", more.Activity},
+	}}, nil
+}
+
+func diskRule(f adminapi.DiskFault) string {
+	does := "fails"
+	switch {
+	case f.Hang:
+		does = "hangs"
+	case f.Lie:
+		does = "is not done, and succeeds"
+	case f.Delay > 0:
+		text, _ := f.Delay.MarshalText()
+		does = "takes " + string(text) + " longer"
+	}
+	where, often := "", ""
+	if f.From != 0 || f.To != 0 {
+		where = fmt.Sprintf(" of the bytes %d to %d", f.From, f.To)
+	}
+	if f.Times > 0 {
+		often = fmt.Sprintf(" %d times", f.Times)
+	}
+	return fmt.Sprintf("%s%s %s%s; struck %d times", strings.Join(f.On, ", "), where, does, often,
+		f.Fired)
+}
+
+func (c *Console) diskPage(w http.ResponseWriter, r *http.Request) {
+	disk := &watched{Console: c, name: r.PathValue("disk")}
+	at := position{boot: c.boot}
+	var b board
+	var rows []template.HTML
+	lists, err := disk.parts()
+	if err == nil {
+		err = b.put(lists)
+	}
+	if err == nil {
+		rows, err = c.rows(&at, disk)
+	}
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	status, title := http.StatusOK, "Disk "+label(disk.about.Disk)
+	if !disk.found {
+		status, title = http.StatusNotFound, "A disk that is gone"
+	}
+	c.show(w, r, status, "disk.tmpl", page{Title: title, Events: at.address("about", disk.name),
+		Body: struct {
+			Lists map[string][]template.HTML
+			Rows  []template.HTML
+		}{b.html(), rows}})
+}
+
+// curve is a line of the plot of a disk's activity.
+type curve struct {
+	Name, Points string
+	Now          int
+}
+
+// plotted is the plot of a disk's activity. Its points lie in a box of 59 by 40.
+type plotted struct {
+	Most   int
+	Curves []curve
+}
+
+func plot(all []Activity) plotted {
+	p := plotted{Most: 1}
+	kinds := []struct {
+		name string
+		of   func(Activity) int
+	}{
+		{"reads", func(a Activity) int { return a.Reads }},
+		{"writes", func(a Activity) int { return a.Writes }},
+		{"flushes", func(a Activity) int { return a.Flushes }},
+	}
+	for _, a := range all {
+		p.Most = max(p.Most, a.Reads, a.Writes, a.Flushes)
+	}
+	for _, kind := range kinds {
+		c := curve{Name: kind.name}
+		var points []string
+		for x, a := range all {
+			c.Now = kind.of(a)
+			points = append(points, fmt.Sprintf("%d,%.1f", x,
+				40-40*float64(c.Now)/float64(p.Most)))
+		}
+		c.Points = strings.Join(points, " ")
+		p.Curves = append(p.Curves, c)
+	}
+	return p
+}

@@ -1,0 +1,280 @@
+package console
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"html/template"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+)
+
+// card is an instance.
+type card struct {
+	ID, Name, State    string
+	CanStart, CanStop  bool
+	Slots              []slot
+	Attached, AllSlots int
+}
+
+// slot is a slot of an instance; without a disk it is empty.
+type slot struct {
+	Disk, Label, Title string
+	Boot               bool
+}
+
+// shelved is a detached disk.
+type shelved struct {
+	slot
+	State     string
+	Size      int64
+	Snapshots []snapshot
+}
+
+type snapshot struct {
+	ID, Name, State string
+	Size            int64
+}
+
+// toggle is a switch that is on or off.
+type toggle struct {
+	ID, Name, Explanation string
+	On                    bool
+	// Change is the body of the request that turns it over.
+	Change string
+}
+
+// parts returns the parts of the rack's page.
+func parts(state adminapi.State, switches adminapi.Switches, faults []adminapi.ActiveFault,
+) map[string][]part {
+	disks, snapshots := map[string][]adminapi.Disk{}, map[string][]snapshot{}
+	var detached []adminapi.Disk
+	for _, s := range state.Snapshots {
+		snapshots[s.DiskID] = append(snapshots[s.DiskID], snapshot{s.ID, s.Name, s.State, s.Size})
+	}
+	for _, d := range state.Disks {
+		if d.State.Instance == "" {
+			detached = append(detached, d)
+		} else {
+			disks[d.State.Instance] = append(disks[d.State.Instance], d)
+		}
+	}
+	lists := map[string][]part{"instances": {}, "shelf": {}, "switches": {}, "faults": {}}
+	add := func(list, id, template string, model any) {
+		lists[list] = append(lists[list], part{id, template, model})
+	}
+	for _, i := range sorted(state.Instances, func(i adminapi.Instance) string { return i.Name }) {
+		add("instances", "i-"+i.ID, "card", newCard(i, disks[i.ID], switches.DiskLimit))
+	}
+	for _, d := range sorted(detached, func(d adminapi.Disk) string { return d.Name }) {
+		add("shelf", "d-"+d.ID, "shelved", shelved{slotOf(d, false), d.State.State, d.Size,
+			snapshots[d.ID]})
+		delete(snapshots, d.ID)
+	}
+	var others []snapshot // of disks that are attached or gone
+	for _, of := range snapshots {
+		others = append(others, of...)
+	}
+	if len(others) > 0 {
+		add("shelf", "others", "others", sorted(others, func(s snapshot) string { return s.Name }))
+	}
+	lists["quota"] = []part{{"q", "quota", struct{ Used, All int64 }{state.StorageBytes,
+		switches.QuotaBytes}}}
+	for _, t := range toggles(switches) {
+		add("switches", t.ID, "toggle", t)
+	}
+	for _, f := range faults {
+		add("faults", "f-"+f.ID, "fault", struct {
+			ID, Rule string
+			Fired    int
+		}{f.ID, rule(f.Fault), f.Fired})
+	}
+	return lists
+}
+
+func sorted[T any](all []T, name func(T) string) []T {
+	slices.SortStableFunc(all, func(a, b T) int { return cmp.Compare(name(a), name(b)) })
+	return all
+}
+
+func newCard(i adminapi.Instance, attached []adminapi.Disk, limit int) card {
+	c := card{ID: i.ID, Name: i.Name, State: i.RunState, Attached: len(attached),
+		AllSlots: max(limit, len(attached)),
+		CanStart: i.RunState == "stopped" || i.RunState == "failed",
+		CanStop:  i.RunState == "running" || i.RunState == "starting",
+		Slots:    make([]slot, 0, limit),
+	}
+	for _, d := range sorted(attached, func(d adminapi.Disk) string { return d.Name }) {
+		if i.BootDiskID != nil && *i.BootDiskID == d.ID {
+			c.Slots = slices.Insert(c.Slots, 0, slotOf(d, true))
+		} else {
+			c.Slots = append(c.Slots, slotOf(d, false))
+		}
+	}
+	c.Slots = append(c.Slots, make([]slot, c.AllSlots-len(c.Slots))...)
+	return c
+}
+
+func slotOf(d adminapi.Disk, boot bool) slot {
+	return slot{d.ID, label(d), d.Name + ", " + bytesText(d.Size), boot}
+}
+
+// label returns the name by which people know a disk: the claim or the name in its tag, or the
+// name that it has on the rack.
+func label(d adminapi.Disk) string {
+	tag := readTag(d.Description)
+	return cmp.Or(tag["claim"], tag["name"], d.Name)
+}
+
+// readTag returns the fields of the JSON object in a description such as "who.made.it {…}", with
+// which a driver marks its disks.
+func readTag(description string) map[string]string {
+	_, text, _ := strings.Cut(description, " ")
+	var fields map[string]json.RawMessage
+	if json.Unmarshal([]byte(text), &fields) != nil {
+		return nil
+	}
+	tag := map[string]string{}
+	for name, value := range fields {
+		var s string
+		if json.Unmarshal(value, &s) != nil {
+			s = string(value)
+		}
+		tag[name] = s
+	}
+	return tag
+}
+
+// softDelete is the free delay that the switch sets.
+const softDelete = 30 * time.Second
+
+func toggles(s adminapi.Switches) []toggle {
+	hot := s.Hotplug != adminapi.HotplugNone
+	soft := s.FreeDelay > 0
+	change := func(field string, on, off any, now bool) string {
+		value := on
+		if now {
+			value = off
+		}
+		body, err := json.Marshal(map[string]any{field: value})
+		if err != nil {
+			panic(err) // cannot fail: strings and booleans
+		}
+		return string(body)
+	}
+	return []toggle{
+		{"s-hotplug", "Hot-plug",
+			fmt.Sprintf("disks come and go while an instance runs (now: %s)", s.Hotplug), hot,
+			change("hotplug", adminapi.HotplugFull, adminapi.HotplugNone, hot)},
+		{"s-soft", "Soft delete", "a deleted disk is freed after " +
+			cmp.Or(time.Duration(s.FreeDelay), softDelete).String(), soft,
+			change("free_delay", softDelete.String(), "0s", soft)},
+		{"s-first", "Quota first", "a deletion frees the quota at once", s.QuotaFirst,
+			change("quota_first", true, false, s.QuotaFirst)},
+		{"s-full", "Full", "there is no space, whatever the quota", s.Full,
+			change("full", true, false, s.Full)},
+		{"s-replacing", "Replacing", "a drive is replaced, and no snapshot is taken", s.Replacing,
+			change("replacing", true, false, s.Replacing)},
+	}
+}
+
+// rule describes a fault. It does not show the token that a fault may be limited to.
+func rule(f adminapi.Fault) string {
+	if f.Bearer != "" {
+		f.Bearer = "…"
+	}
+	data, err := json.Marshal(f)
+	if err != nil {
+		return err.Error()
+	}
+	return string(data)
+}
+
+// refresh brings the board up to date. The caller holds mu.
+func (c *Console) refresh() error {
+	version, err := c.Version()
+	if err != nil {
+		return err
+	}
+	switches, faults := c.Switches(), c.Faults()
+	told, err := json.Marshal([]any{version, switches, faults})
+	if err != nil || string(told) == c.stamp {
+		return err
+	}
+	state, _, err := c.State()
+	if err != nil {
+		return err
+	}
+	if err := c.board.put(parts(state, switches, faults)); err != nil {
+		return err
+	}
+	c.names = map[string]string{}
+	for _, i := range state.Instances {
+		c.names[i.ID] = i.Name
+	}
+	for _, d := range state.Disks {
+		c.names[d.ID] = d.Name
+	}
+	c.stamp = string(told)
+	return nil
+}
+
+// rackBody is the content of the rack's page.
+type rackBody struct {
+	Lists      map[string][]template.HTML
+	Rows       []template.HTML
+	Filter     string
+	Instances  int
+	Operations []string
+	Settings   []setting
+	Mischiefs  []mischief
+}
+
+type setting struct{ Name, Value string }
+
+// shownRows is the number of requests and entries of flight records that a page shows.
+const shownRows = 100
+
+func (c *Console) rackPage(w http.ResponseWriter, r *http.Request) {
+	body := rackBody{Filter: r.URL.Query().Get("disk"), Operations: c.Operations,
+		Mischiefs: mischiefs, Settings: settings(c.Switches())}
+	c.mu.Lock()
+	err := c.refresh()
+	last := c.board.last
+	body.Lists = c.board.html()
+	c.mu.Unlock()
+	at := position{boot: c.boot, change: last}
+	if err == nil {
+		body.Rows, err = c.rows(&at, &watched{Console: c, name: body.Filter})
+	}
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	body.Instances = len(body.Lists["instances"])
+	c.show(w, r, http.StatusOK, "rack.tmpl", page{Title: "A simulated rack",
+		Events: at.address("disk", body.Filter), Body: body})
+}
+
+func settings(s adminapi.Switches) []setting {
+	return []setting{{"hotplug", string(s.Hotplug)}, {"role", s.Role},
+		{"quota_bytes", fmt.Sprint(s.QuotaBytes)}, {"disk_limit", fmt.Sprint(s.DiskLimit)},
+		{"device_delay", time.Duration(s.DeviceDelay).String()},
+		{"create_hold", time.Duration(s.CreateHold).String()},
+		{"snapshot_hold", time.Duration(s.SnapshotHold).String()},
+		{"free_delay", time.Duration(s.FreeDelay).String()},
+		{"instance_delay", time.Duration(s.InstanceDelay).String()}}
+}
+
+// routesPage lists the requests of package adminapi.
+func (c *Console) routesPage(w http.ResponseWriter, r *http.Request) {
+	c.show(w, r, http.StatusOK, "routes.tmpl", page{Title: "Requests of the admin listener",
+		Body: struct {
+			Host   string
+			Routes []adminapi.Route
+		}{r.Host, adminapi.Routes}})
+}

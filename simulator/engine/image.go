@@ -1,0 +1,158 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"unicode/utf8"
+
+	"github.com/google/uuid"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
+)
+
+// ImageCreate has the parameters of a new image.
+type ImageCreate struct{ Name, Description, OS, Version, SnapshotID string }
+
+// maxWord is the length of an image's OS and version that fits into the rack's database (A91).
+const maxWord = 64
+
+// Images are the operations on images. An image uses nothing of the quota (A91).
+type Images struct{ *Simulation }
+
+// List returns the images of a project or, without a project, of the silo (A44).
+func (s Images) List(call *Call, project store.Selector, w Window) ([]store.Image, error) {
+	if project.Given() {
+		return list(s.Simulation, call, store.Images, project, w)
+	}
+	return listOfSilo(s.Simulation, store.Images, w)
+}
+
+// View reads an image.
+func (s Images) View(call *Call, ref Ref) (store.Image, error) {
+	return view(s.Simulation, call, store.Images, ref)
+}
+
+// Create creates an image from a snapshot, in a project or, without a project, in the silo.
+func (s Images) Create(call *Call, project store.Selector, c ImageCreate) (store.Image, error) {
+	defer s.locks.Lock(c.SnapshotID)() // it must not be deleted during the copy
+	img := store.Image{Identity: store.NewIdentity(uuid.NewString(), c.Name, c.Description),
+		OS: c.OS, Version: c.Version}
+	err := s.store.View(func(tx *store.Tx) error { return s.describe(call, tx, project, c, &img) })
+	if err != nil {
+		return img, err
+	}
+	call.Object = img.Identity
+	err = s.plane.ImportImage(context.WithoutCancel(s.ctx), img.ID,
+		s.plane.SnapshotPath(c.SnapshotID), img.Size)
+	if err == nil {
+		err = s.store.Update(func(tx *store.Tx) error {
+			if call.Unwind || checkDescription(c.Description) != nil ||
+				utf8.RuneCountInString(c.OS) > maxWord || utf8.RuneCountInString(c.Version) > maxWord {
+				return errInternal
+			}
+			return putImage(tx, "project-image", img)
+		})
+	}
+	if err != nil {
+		return img, errors.Join(err, s.plane.RemoveImage(img.ID))
+	}
+	return img, nil
+}
+
+// describe makes the checks that come before the record, in the rack's order (A91).
+func (s Images) describe(call *Call, tx *store.Tx, project store.Selector, c ImageCreate,
+	img *store.Image) error {
+	if project.Given() {
+		owner, err := s.project(call, tx, project)
+		if err != nil {
+			return err
+		}
+		img.ProjectID = &owner.ID
+	} else if err := s.allowInSilo(call); err != nil {
+		return err
+	}
+	source, err := find(tx, store.Snapshots, "", store.Selector{ID: c.SnapshotID})
+	switch {
+	case err != nil:
+		return err
+	case img.ProjectID != nil && *img.ProjectID != source.ProjectID:
+		return invalidRequest("snapshot does not belong to this project")
+	case source.State == store.SnapshotCreating:
+		return errInternal // A59
+	}
+	img.BlockSize, img.Size = source.BlockSize, source.Size
+	return nil
+}
+
+// putImage writes an image if its name is free. kind is the rack's word for what has the name.
+func putImage(tx *store.Tx, kind string, img store.Image) error {
+	if store.Images.Taken(tx, store.Deref(img.ProjectID), img.Name) {
+		return alreadyExists(kind, img.Name)
+	}
+	return store.Images.Put(tx, img)
+}
+
+// Delete deletes an image. Disks that were created from it stay unchanged (A91).
+func (s Images) Delete(call *Call, ref Ref) error {
+	img, err := s.View(call, ref)
+	if err != nil {
+		return err
+	}
+	defer s.locks.Lock(img.ID)()
+	err = s.store.Update(func(tx *store.Tx) error {
+		if img, err = find(tx, store.Images, "", store.Selector{ID: img.ID}); err != nil {
+			return err
+		}
+		return store.Images.Delete(tx, img)
+	})
+	if err != nil {
+		return err
+	}
+	// If the bytes cannot be removed now, the next start removes them.
+	return s.plane.RemoveImage(img.ID)
+}
+
+// Promote gives a project's image to the silo. A name without a project names an image of the
+// silo, which the rack does not even look for (A91).
+func (s Images) Promote(call *Call, ref Ref) (store.Image, error) {
+	errSilo := invalidRequest("Cannot promote a silo image")
+	if ref.Object.Name != "" && !ref.Project.Given() {
+		return store.Image{}, errSilo
+	}
+	return s.move(call, ref, "silo-image", func(_ *store.Tx, img *store.Image) error {
+		if img.ProjectID == nil {
+			return errSilo
+		}
+		img.ProjectID = nil
+		return nil
+	})
+}
+
+// Demote gives an image of the silo to a project (A91).
+func (s Images) Demote(call *Call, image, project store.Selector) (store.Image, error) {
+	return s.move(call, Ref{Object: image}, "project-image",
+		func(tx *store.Tx, img *store.Image) error {
+			if img.ProjectID != nil {
+				return invalidRequest("Cannot demote a project image")
+			}
+			owner, err := s.project(call, tx, project)
+			img.ProjectID = &owner.ID
+			return err
+		})
+}
+
+// move changes the owner of an image.
+func (s Images) move(call *Call, ref Ref, kind string,
+	change func(*store.Tx, *store.Image) error) (img store.Image, err error) {
+	err = s.store.Update(func(tx *store.Tx) error {
+		if img, err = lookup(s.Simulation, call, tx, store.Images, ref); err != nil {
+			return err
+		}
+		if err := change(tx, &img); err != nil {
+			return err
+		}
+		img.Touch()
+		return putImage(tx, kind, img)
+	})
+	return img, err
+}

@@ -1,0 +1,159 @@
+package engine
+
+import (
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
+)
+
+// These are the kinds of resources.
+var (
+	Project           = &Kind{}
+	SSHKey            = &Kind{}
+	IPPool            = &Kind{}
+	SubnetPool        = &Kind{}
+	FloatingIP        = &Kind{}
+	ExternalSubnet    = &Kind{}
+	AffinityGroup     = &Kind{}
+	AntiAffinityGroup = &Kind{}
+	VPC               = &Kind{}
+	Subnet            = &Kind{}
+	Router            = &Kind{}
+	Route             = &Kind{}
+	FirewallRule      = &Kind{}
+	Gateway           = &Kind{}
+	ephemeralIP       = &Kind{}
+
+	// Kinds lists every kind.
+	Kinds = []*Kind{Project, SSHKey, IPPool, SubnetPool, FloatingIP, ExternalSubnet,
+		AffinityGroup, AntiAffinityGroup, VPC, Subnet, Router, Route, FirewallRule, Gateway,
+		ephemeralIP}
+)
+
+// init fills the table of kinds, because the kinds refer to each other. A kind comes behind those
+// that forbid its deletion.
+func init() {
+	*SSHKey = Kind{
+		Name: "ssh-key", Operation: "current_user_ssh_key", Param: "ssh_key",
+		Owner: userID, In: "silo_user_id", Public: true,
+		Fields: []Field{{Name: "public_key", Type: Text}},
+	}
+	*IPPool = Kind{
+		Name: "ip-pool", Operation: "system_ip_pool", Param: "pool", Fleet: true,
+		Hidden: []string{isDefault, extents},
+		Fields: []Field{
+			{Name: "ip_version", Type: Enum, Values: []string{StackV4, StackV6}, Optional: true,
+				Default: StackV4},
+			{Name: "pool_type", Type: Enum, Values: []string{unicast, "multicast"}, Optional: true,
+				Default: unicast},
+			{Name: isDefault}, {Name: extents},
+		},
+		Permit: permitPool("IP Pool cannot be deleted while it contains IP ranges"),
+	}
+	*SubnetPool = Kind{
+		Name: "subnet-pool", Operation: "system_subnet_pool", Param: "pool", Fleet: true,
+		Hidden: []string{isDefault, extents},
+		Fields: []Field{
+			{Name: "ip_version", Type: Enum, Values: []string{StackV4, StackV6}},
+			{Name: isDefault}, {Name: extents},
+		},
+		Permit: permitPool("Cannot delete external subnet pool while it contains members. Please " +
+			"delete all external subnet pool members first."),
+	}
+	*FloatingIP = Kind{
+		Name: "floating-ip", Operation: "floating_ip", Param: "floating_ip",
+		Parent: Project, In: "project_id",
+		Both:    "Floating IP as an ID project",
+		Neither: "Floating IP should either be UUID or project",
+		Fields: []Field{
+			{Name: "address_allocator", Type: AddressSource, Optional: true, Default: Allocation{},
+				Set: setAddress},
+			{Name: "instance_id"},
+		},
+		Permit: permitFloatingIP,
+	}
+	*ExternalSubnet = Kind{
+		Name: "external-subnet", Operation: "external_subnet", Param: "external_subnet",
+		Parent: Project, In: "project_id",
+		Both:    "external subnet as an ID project",
+		Neither: "external subnet should either be a UUID or project",
+		Fields: []Field{
+			{Name: "allocator", Type: SubnetSource, Set: setSubnet}, {Name: "instance_id"},
+		},
+		Permit: permitExternalSubnet,
+	}
+	*ephemeralIP = Kind{Name: "ephemeral-ip", In: "instance_id", Fields: []Field{
+		{Name: "address_allocator", Default: Allocation{}, Set: setAddress}}}
+	*AffinityGroup = group("affinity")
+	*AntiAffinityGroup = group("anti-affinity")
+	*Subnet = Kind{
+		Name: "vpc-subnet", Operation: "vpc_subnet", Param: "subnet", Parent: VPC, In: "vpc_id",
+		Both: "subnet as an ID, vpc and project", Neither: "subnet should either be an ID or vpc",
+		Fields: []Field{
+			{Name: "custom_router", Type: NameOrID, Optional: true, Update: Cleared,
+				Set: setCustomRouter},
+			{Name: "ipv4_block", Type: IPv4Net, Set: setIPv4Block},
+			{Name: "ipv6_block", Type: IPv6Net, Optional: true, Set: setIPv6Block},
+		},
+		Created: createSubnetRoute, Updated: renameSubnetRoute, Deleted: deleteSubnetRoute,
+		Holders: []Holder{{interfaceIn,
+			"VPC Subnet cannot be deleted while network interfaces in the subnet exist"}},
+	}
+	*VPC = Kind{
+		Name: "vpc", Operation: "vpc", Param: "vpc", Parent: Project, In: "project_id",
+		Both: "vpc as an ID, project", Neither: "vpc should either be an ID or project",
+		Fields: []Field{
+			{Name: "ipv6_prefix", Type: IPv6Net, Optional: true, Set: setVPCPrefix},
+			{Name: "dns_name", Type: Name, Update: Kept},
+			{Name: "system_router_id", Set: setSystemRouter},
+		},
+		Created: createNetwork,
+		Holders: []Holder{holds(Subnet.Table(), "VPC cannot be deleted while VPC Subnets exist")},
+	}
+	*Router = Kind{
+		Name: "vpc-router", Operation: "vpc_router", Param: "router", Parent: VPC, In: "vpc_id",
+		Both: "router as an ID vpc and project", Neither: "router should either be an ID or vpc",
+		Fields:  []Field{{Name: "kind", Default: routeCustom}},
+		Permit:  permitRouter,
+		Deleted: clearCustomRouter,
+	}
+	*Route = Kind{
+		Name: "router-route", Operation: "vpc_router_route", Param: "route",
+		Parent: Router, In: "vpc_router_id",
+		Both:    "route as an ID router, subnet, vpc, and project",
+		Neither: "route should either be an ID or router",
+		Fields: []Field{
+			{Name: "kind", Default: routeCustom, Set: setRouteKind},
+			{Name: "destination", Type: Destination, Update: Required},
+			{Name: "target", Type: Target, Update: Required, Set: setTarget},
+		},
+		Permit: permitRoute,
+	}
+	*FirewallRule = Kind{Name: "vpc-firewall-rule", Parent: VPC, In: "vpc_id", Fields: []Field{
+		{Name: "status", Type: Enum, Values: []string{"disabled", "enabled"}},
+		{Name: "direction", Type: Enum, Values: []string{"inbound", "outbound"}},
+		{Name: "targets", Type: RuleTargets},
+		{Name: "filters", Type: RuleFilters},
+		{Name: "action", Type: Enum, Values: []string{"allow", "deny"}},
+		{Name: "priority", Type: Priority},
+	}}
+	*Gateway = Kind{
+		Name: "internet-gateway", Operation: "internet_gateway", Param: "gateway",
+		Parent: VPC, In: "vpc_id",
+		Both:    "gateway as an ID vpc and project",
+		Neither: "gateway should either be an ID or vpc",
+		Permit:  permitGateway,
+	}
+	*Project = Kind{
+		Name: "project", Operation: "project", Param: "project", Created: createDefaultVPC,
+		Holders: []Holder{
+			holds(store.Instances, "project to be deleted contains an instance: %s"),
+			holds(store.Disks, "project to be deleted contains a disk: %s"),
+			holds(FloatingIP.Table(), "project to be deleted contains a floating ip: %s"),
+			holds(store.Images, "project to be deleted contains a project image: %s"),
+			holds(store.Snapshots, "project to be deleted contains a snapshot: %s"),
+			holds(VPC.Table(), "project to be deleted contains a vpc: %s"),
+			holds(AffinityGroup.Table(), "project to be deleted contains an affinity group: %s"),
+			holds(AntiAffinityGroup.Table(),
+				"project to be deleted contains an anti affinity group: %s"),
+		},
+	}
+}

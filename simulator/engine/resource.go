@@ -1,0 +1,446 @@
+package engine
+
+import (
+	"errors"
+	"strings"
+
+	"github.com/google/uuid"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
+)
+
+// Kind describes one kind of resource: an object that is only a record. All kinds have the same
+// life, which Resources implements; a Kind has what differs. The table of kinds is in kinds.go.
+type Kind struct {
+	// Name is the rack's word for the object in its errors. Operation begins the names of its
+	// operations. Param is its parameter in paths and queries.
+	Name, Operation, Param string
+	// Parent is the kind of the object that contains it. A kind without a Parent belongs to Owner,
+	// or to the silo if Owner is "". Names are unique in the parent.
+	Parent *Kind
+	Owner  string
+	// In is the field with the ID of the parent or the owner; "" means that there is no such field.
+	In string
+	// Both and Neither are the beginnings of the errors for an ID beside a parent, and for a name
+	// without one (A05).
+	Both, Neither string
+	// Public means that every user of the silo may read it, and its owner may change it, whatever
+	// role the user has in the projects (A15).
+	Public bool
+	// Fleet means that only an administrator of the fleet has its operations. They do not show the
+	// Hidden fields.
+	Fleet  bool
+	Hidden []string
+	// Fields are the fields of a request, in the order in which the rack checks them.
+	Fields []Field
+	// Created, Updated and Deleted carry a change on to other records.
+	Created, Updated, Deleted func(*Change) error
+	// Permit refuses an update, or a deletion if the request is nil.
+	Permit func(*Change, *ResourceInput) error
+	// Holders are the objects that forbid deletion.
+	Holders []Holder
+}
+
+// Field is a field of a kind's requests.
+type Field struct {
+	Name string
+	Type FieldType
+	// Values are the words that an Enum allows.
+	Values []string
+	// Optional means that a creation may lack it. The value is then Default.
+	Optional bool
+	Default  any
+	// Update describes what an update does with it.
+	Update UpdateRule
+	// Set checks the value and writes it into the record. Without Set the record has the value under
+	// the same name.
+	Set func(*Change, any) error
+}
+
+// FieldType determines how a field is parsed, and the Go type of its value.
+type FieldType int
+
+// The types of fields. Internal fields are in no request.
+const (
+	Internal      FieldType = iota
+	Text                    // string
+	Name                    // string
+	NameOrID                // store.Selector
+	IPv4Net                 // string
+	IPv6Net                 // string
+	Enum                    // string
+	Priority                // uint16
+	Destination             // map[string]any
+	Target                  // map[string]any
+	AddressSource           // Allocation
+	SubnetSource            // SubnetAllocation
+	RuleTargets             // []any
+	RuleFilters             // map[string]any
+)
+
+// UpdateRule describes what an update does with a field.
+type UpdateRule int
+
+// The rules of updates.
+const (
+	Fixed    UpdateRule = iota // no update has the field
+	Kept                       // an update without the field leaves the value
+	Cleared                    // an update without the field sets Default
+	Required                   // every update must have the field
+)
+
+// Holder is an object that forbids the deletion of the record that it refers to.
+type Holder struct {
+	// Find returns the name of the first such object, or "".
+	Find func(tx *store.Tx, id string) (string, error)
+	// Text is the refusal. A %s in it is the name.
+	Text string
+}
+
+// holds returns a Holder for the objects that are in the record.
+func holds[T any](t store.Table[T], text string) Holder {
+	return Holder{func(tx *store.Tx, id string) (string, error) {
+		first, err := t.Scan(tx, id, store.ByName, nil, 1)
+		if err != nil || len(first) == 0 {
+			return "", err
+		}
+		return t.Ident(first[0]).Name, nil
+	}, text}
+}
+
+// refusal returns the error for a deletion that an object of that name forbids.
+func (h Holder) refusal(name string) error {
+	return invalidRequest("%s", strings.ReplaceAll(h.Text, "%s", name))
+}
+
+// Table returns the kind's records.
+func (k *Kind) Table() store.Table[store.Resource] { return store.Resources(k.Name, k.In) }
+
+// Ancestors returns the parameters of the kinds that contain this one, the nearest first.
+func (k *Kind) Ancestors() []string {
+	params := []string{}
+	for p := k.Parent; p != nil; p = p.Parent {
+		params = append(params, p.Param)
+	}
+	return params
+}
+
+// Scope has the objects that a query names by the parameters' names.
+type Scope map[string]store.Selector
+
+// ResourceInput has the fields of a request. In an update a name or a description may be nil.
+type ResourceInput struct {
+	Name, Description *string
+	// Values has the other fields that the request has and that are not null.
+	Values map[string]any
+	// id is the ID of a record that another record announces; "" means a new one.
+	id string
+}
+
+// named returns the fields of a record that the rack creates by itself.
+func named(name, description string, values map[string]any) ResourceInput {
+	return ResourceInput{Name: &name, Description: &description, Values: values}
+}
+
+// Change is a change of one record in a transaction.
+type Change struct {
+	*Simulation
+	tx     *store.Tx
+	kind   *Kind
+	parent store.Resource
+	old    store.Resource
+	// record is the record after the change.
+	record store.Resource
+	// cascade permits the deletion of a record with its dependents.
+	cascade bool
+	// derive gives new records the same IDs in every directory.
+	derive bool
+}
+
+// Resources are the operations on the records of every kind.
+type Resources struct{ *Simulation }
+
+// find finds a record by its ID, or by its name in the objects of the scope.
+func (s Resources) find(tx *store.Tx, k *Kind, scope Scope, sel store.Selector) (r store.Resource,
+	err error) {
+	if sel.ID != "" {
+		for _, param := range k.Ancestors() {
+			if scope[param].Given() {
+				return r, invalidRequest("when providing %s should not be specified", k.Both)
+			}
+		}
+		return find(tx, k.Table(), "", sel)
+	}
+	owner := k.Owner
+	if k.Parent != nil {
+		above := scope[k.Parent.Param]
+		if !above.Given() {
+			return r, invalidRequest("%s should be specified", k.Neither)
+		}
+		parent, err := s.find(tx, k.Parent, scope, above)
+		if err != nil {
+			return r, err
+		}
+		owner = parent.ID
+	}
+	return find(tx, k.Table(), owner, sel)
+}
+
+// lookup finds a record that the caller may read or change.
+func (s Resources) lookup(call *Call, tx *store.Tx, k *Kind, scope Scope, sel store.Selector) (
+	store.Resource, error) {
+	r, err := s.find(tx, k, scope, sel)
+	switch {
+	case err != nil:
+	case k.Fleet && !s.fleetAdmin():
+		err = notFound(k.Name, sel)
+	case !k.Public:
+		err = s.allow(call, k.Name, sel)
+	}
+	if err == nil {
+		call.Object = r.Identity
+	}
+	return r, err
+}
+
+// parent finds the object in which the records of a kind are. The caller may read or change it.
+func (s Resources) parent(call *Call, tx *store.Tx, k *Kind, scope Scope) (store.Resource, error) {
+	if k.Parent != nil {
+		return s.lookup(call, tx, k.Parent, scope, scope[k.Parent.Param])
+	}
+	if k.Fleet && !s.fleetAdmin() || !s.collaborates() && !call.ReadOnly && !k.Public {
+		return store.Resource{}, ErrForbidden
+	}
+	return store.Resource{Identity: store.Identity{ID: k.Owner}}, nil
+}
+
+// View reads a record.
+func (s Resources) View(call *Call, k *Kind, scope Scope, sel store.Selector) (r store.Resource,
+	err error) {
+	err = s.store.View(func(tx *store.Tx) error {
+		r, err = s.lookup(call, tx, k, scope, sel)
+		return err
+	})
+	return k.shown(r), err
+}
+
+// List returns a part of the records in a parent.
+func (s Resources) List(call *Call, k *Kind, scope Scope, w Window) (items []store.Resource,
+	err error) {
+	err = s.store.View(func(tx *store.Tx) error {
+		parent, err := s.parent(call, tx, k, scope)
+		if err != nil {
+			return err
+		}
+		items, err = k.Table().Scan(tx, parent.ID, w.SortBy, w.After, w.Limit)
+		for n := range items {
+			items[n] = k.shown(items[n])
+		}
+		return err
+	})
+	return items, err
+}
+
+// Create creates a record in a parent.
+func (s Resources) Create(call *Call, k *Kind, scope Scope, in ResourceInput) (r store.Resource,
+	err error) {
+	err = s.store.Update(func(tx *store.Tx) error {
+		parent, err := s.parent(call, tx, k, scope)
+		if err != nil {
+			return err
+		}
+		c := &Change{Simulation: s.Simulation, tx: tx}
+		if r, err = c.create(k, parent, in); err != nil {
+			return err
+		}
+		call.Object = r.Identity
+		return unwound(call)
+	})
+	return k.shown(r), err
+}
+
+// unwound fails a call that a fault makes fail halfway. The transaction then undoes its changes.
+func unwound(call *Call) error {
+	if call.Unwind {
+		return errInternal
+	}
+	return nil
+}
+
+// create creates a record, with those that come with it. The name is checked last, because the
+// rack finds a taken name when it writes the record (A01).
+func (c *Change) create(k *Kind, parent store.Resource, in ResourceInput) (store.Resource, error) {
+	id := in.id
+	switch {
+	case id != "":
+	case c.derive:
+		id = store.DerivedID(k.Name, parent.ID, *in.Name)
+	default:
+		id = uuid.NewString()
+	}
+	n := &Change{Simulation: c.Simulation, tx: c.tx, kind: k, parent: parent, derive: c.derive,
+		record: store.Resource{Identity: store.NewIdentity(id, *in.Name, *in.Description),
+			Fields: map[string]any{}}}
+	if k.In != "" {
+		n.record.Fields[k.In] = parent.ID
+	}
+	for _, f := range k.Fields {
+		value, given := in.Values[f.Name]
+		if !given {
+			value = f.Default
+		}
+		if err := n.set(f, value); err != nil {
+			return n.record, err
+		}
+	}
+	if err := checkDescription(n.record.Description); err != nil {
+		return n.record, err
+	}
+	if k.Table().Taken(n.tx, parent.ID, n.record.Name) {
+		return n.record, alreadyExists(k.Name, n.record.Name)
+	}
+	if err := n.put(); err != nil || k.Created == nil {
+		return n.record, err
+	}
+	return n.record, k.Created(n)
+}
+
+func (c *Change) set(f Field, value any) error {
+	if f.Set != nil {
+		return f.Set(c, value)
+	}
+	c.record.Fields[f.Name] = value
+	return nil
+}
+
+func (c *Change) put() error { return c.kind.Table().Put(c.tx, c.record) }
+
+// change finds a record and prepares its change.
+func (s Resources) change(call *Call, tx *store.Tx, k *Kind, scope Scope, sel store.Selector) (
+	*Change, error) {
+	r, err := s.lookup(call, tx, k, scope, sel)
+	if err != nil {
+		return nil, err
+	}
+	c := &Change{Simulation: s.Simulation, tx: tx, kind: k, old: r, record: r}
+	c.record.Fields = map[string]any{}
+	for name, value := range r.Fields {
+		c.record.Fields[name] = value
+	}
+	if k.Parent != nil {
+		c.parent, err = find(tx, k.Parent.Table(), "", store.Selector{ID: r.Text(k.In)})
+	}
+	return c, err
+}
+
+// Update changes the fields that the request has.
+func (s Resources) Update(call *Call, k *Kind, scope Scope, sel store.Selector, in ResourceInput) (
+	r store.Resource, err error) {
+	err = s.store.Update(func(tx *store.Tx) error {
+		c, err := s.change(call, tx, k, scope, sel)
+		if err == nil && k.Permit != nil {
+			err = k.Permit(c, &in)
+		}
+		if err == nil {
+			err = c.update(in)
+		}
+		if err != nil {
+			return err
+		}
+		r = c.record
+		return unwound(call)
+	})
+	return k.shown(r), err
+}
+
+// update writes the request's fields into the record. A new name that is taken is a failure of the
+// rack's database, which no rule expects: 500 (A01).
+func (c *Change) update(in ResourceInput) error {
+	for _, f := range c.kind.Fields {
+		value, given := in.Values[f.Name]
+		if f.Update == Fixed || f.Update == Kept && !given {
+			continue
+		}
+		if !given {
+			value = f.Default
+		}
+		if err := c.set(f, value); err != nil {
+			return err
+		}
+	}
+	if in.Description != nil {
+		c.record.Description = *in.Description
+	}
+	if in.Name != nil {
+		c.record.Name = *in.Name
+	}
+	if err := checkDescription(c.record.Description); err != nil {
+		return err
+	}
+	t := c.kind.Table()
+	if c.record.Name != c.old.Name && t.Taken(c.tx, t.Parent(c.old), c.record.Name) {
+		return errInternal
+	}
+	c.record.Touch()
+	if err := c.put(); err != nil || c.kind.Updated == nil {
+		return err
+	}
+	return c.kind.Updated(c)
+}
+
+// Delete deletes a record with everything that is in it, unless an object forbids it.
+func (s Resources) Delete(call *Call, k *Kind, scope Scope, sel store.Selector) error {
+	return s.store.Update(func(tx *store.Tx) error {
+		c, err := s.change(call, tx, k, scope, sel)
+		if err != nil {
+			return err
+		}
+		c.cascade = call.Cascade
+		if k.Permit != nil {
+			if err := k.Permit(c, nil); err != nil {
+				return err
+			}
+		}
+		for _, h := range k.Holders {
+			name, err := h.Find(tx, c.old.ID)
+			if err != nil {
+				return err
+			}
+			if name != "" {
+				return h.refusal(name)
+			}
+		}
+		return errors.Join(c.drop(), unwound(call))
+	})
+}
+
+// drop removes the record, its links and everything that is in it.
+func (c *Change) drop() error {
+	for _, k := range Kinds {
+		if k.Parent != c.kind {
+			continue
+		}
+		if err := c.each(k, c.old.ID, func(child *Change) error { return child.drop() }); err != nil {
+			return err
+		}
+	}
+	err := errors.Join(c.tx.UnlinkAll(c.old.ID), c.kind.Table().Delete(c.tx, c.old))
+	if err == nil && c.kind.Deleted != nil {
+		err = c.kind.Deleted(c)
+	}
+	return err
+}
+
+// each calls work with a change for each record of a kind in a parent.
+func (c *Change) each(k *Kind, parent string, work func(*Change) error) error {
+	records, err := k.Table().Scan(c.tx, parent, store.ByName, nil, noLimit)
+	for _, r := range records {
+		if err == nil {
+			err = work(&Change{Simulation: c.Simulation, tx: c.tx, kind: k, old: r, record: r})
+		}
+	}
+	return err
+}
+
+// noLimit is the limit of a scan that returns all records of a parent.
+const noLimit = 1 << 30

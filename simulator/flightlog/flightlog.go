@@ -1,0 +1,158 @@
+// Package flightlog follows the flight records of drivers: a node's driver appends a line of JSON
+// to the file of a volume for every change that it makes there, such as a format or a mount
+// (docs/events.md). No request of the rack's API tells of these changes.
+//
+// Package flightlog knows the form of the lines, and not the driver. It trusts no line: it follows
+// no link, reads regular files only, skips what is not an entry, and limits what it keeps. Nothing
+// happens between two calls of [Log.Newest].
+package flightlog
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+)
+
+// Entry is one line of a flight record. Its texts are those of whoever has written the file.
+type Entry struct {
+	// Seq is the number of the entry in the order in which entries were read.
+	Seq int `json:"-"`
+	// Change is the Seq of the entry with which the change was announced, or of this one.
+	Change int `json:"-"`
+
+	Time    time.Time `json:"time"`
+	Event   string    `json:"event"`
+	Outcome string    `json:"outcome"`
+	// Volume is the disk's ID, and Disk its name, if the driver knew it.
+	Volume     string `json:"volume"`
+	Disk       string `json:"disk"`
+	Instance   string `json:"instance"` // the instance's ID
+	Device     string `json:"device"`
+	Path       string `json:"path"`
+	Filesystem string `json:"filesystem"`
+	Detail     string `json:"detail"`
+	Reason     string `json:"reason"`
+	// Seconds is how long the change took, or 0.
+	Seconds float64 `json:"seconds"`
+}
+
+// The outcomes that matter here. Any other one ends a change, too.
+const (
+	Begun = "begun"
+	Done  = "done"
+)
+
+const (
+	// kept is how long an entry is kept.
+	kept = time.Hour
+	// maxEntries, maxLine and maxFiles limit what is kept, whatever the files have.
+	maxEntries = 5000
+	maxLine    = 8 << 10
+	maxFiles   = 4096
+	// seldom is the least time between two looks at the files.
+	seldom = 50 * time.Millisecond
+)
+
+// Log has the newest entries of flight records.
+type Log struct {
+	// Dirs are the directories with the files, or patterns of them (filepath.Match). A directory
+	// need not exist. They are set before the first use.
+	Dirs []string
+
+	mu sync.Mutex
+	// mu guards what follows.
+	files   map[string]*file
+	entries []Entry
+	seq     int
+	looked  time.Time
+	// cleared is the time before which entries are ignored.
+	cleared time.Time
+}
+
+// Newest reads what was written since the last call, and returns up to limit entries behind the one
+// with the number since for which keep reports true, the newest first, and none of before an hour
+// ago. Of a change that has ended there is only the end.
+func (l *Log) Newest(since, limit int, keep func(*Entry) bool) (found []Entry) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := time.Now()
+	l.follow(now)
+	for _, e := range slices.Backward(l.entries) {
+		if e.Seq <= since || len(found) == limit {
+			break
+		}
+		if l.current(e, now) && keep(&e) {
+			found = append(found, e)
+		}
+	}
+	return found
+}
+
+// Clear drops all entries until now.
+func (l *Log) Clear() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.entries, l.cleared = nil, time.Now()
+}
+
+// current reports whether an entry is neither too old nor cleared.
+func (l *Log) current(e Entry, now time.Time) bool {
+	return e.Time.After(now.Add(-kept)) && e.Time.After(l.cleared)
+}
+
+// follow reads what was written to the files.
+func (l *Log) follow(now time.Time) {
+	if now.Sub(l.looked) < seldom {
+		return
+	}
+	l.looked = now
+	files := map[string]*file{}
+	var fresh []Entry
+	for _, dir := range l.Dirs {
+		// The pattern of a caller is valid, or has no files.
+		paths, _ := filepath.Glob(filepath.Join(dir, "*.jsonl"))
+		for _, path := range paths {
+			info, err := os.Lstat(path)
+			// Nothing in a file that was not written to for so long is shown.
+			if err != nil || info.ModTime().Before(now.Add(-kept)) || len(files) == maxFiles {
+				continue
+			}
+			f := l.files[path]
+			if f == nil {
+				f = &file{}
+			}
+			files[path] = f
+			fresh = append(fresh, f.read(path, info)...)
+		}
+	}
+	l.files = files
+	slices.SortStableFunc(fresh, func(a, b Entry) int { return a.Time.Compare(b.Time) })
+	for _, e := range fresh {
+		if l.current(e, now) {
+			l.add(e)
+		}
+	}
+	if over := len(l.entries) - maxEntries; over > 0 {
+		l.entries = slices.Delete(l.entries, 0, over)
+	}
+}
+
+// add adds an entry. The end of a change takes the place of its begin.
+func (l *Log) add(e Entry) {
+	l.seq++
+	e.Seq, e.Change = l.seq, l.seq
+	if e.Outcome != Begun {
+		for i := len(l.entries) - 1; i >= 0; i-- {
+			b := l.entries[i]
+			if b.Outcome == Begun && b.Event == e.Event && b.Volume == e.Volume &&
+				b.Instance == e.Instance && b.Path == e.Path {
+				e.Change = b.Change
+				l.entries = slices.Delete(l.entries, i, i+1)
+				break
+			}
+		}
+	}
+	l.entries = append(l.entries, e)
+}

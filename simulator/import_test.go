@@ -1,0 +1,309 @@
+package simulator
+
+import (
+	"bytes"
+	"encoding/base64"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/uuid"
+	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
+)
+
+const chunk = 512 << 10
+
+func (r *rackServer) importing(name string) *oxide.Disk {
+	r.t.Helper()
+	return must[*oxide.Disk](r.t)(r.DiskCreate(r.t.Context(), r.from(oxide.DiskSource{
+		Value: &oxide.DiskSourceImportingBlocks{BlockSize: 512}}, name, 1)))
+}
+
+func (r *rackServer) doStartImport(disk string) error {
+	return r.DiskBulkWriteImportStart(r.t.Context(), oxide.DiskBulkWriteImportStartParams{
+		Disk: oxide.NameOrId(disk), Project: "default"})
+}
+
+func (r *rackServer) doStopImport(disk string) error {
+	return r.DiskBulkWriteImportStop(r.t.Context(), oxide.DiskBulkWriteImportStopParams{
+		Disk: oxide.NameOrId(disk), Project: "default"})
+}
+
+func (r *rackServer) doImport(disk string, offset uint64, data []byte) error {
+	return r.doImportText(disk, offset, base64.StdEncoding.EncodeToString(data))
+}
+
+func (r *rackServer) doImportText(disk string, offset uint64, text string) error {
+	return r.DiskBulkWriteImport(r.t.Context(), oxide.DiskBulkWriteImportParams{
+		Disk: oxide.NameOrId(disk), Project: "default",
+		Body: &oxide.ImportBlocksBulkWrite{Offset: &offset, Base64EncodedData: text}})
+}
+
+func (r *rackServer) doFinalize(disk, snapshot string) error {
+	return r.DiskFinalizeImport(r.t.Context(), oxide.DiskFinalizeImportParams{
+		Disk: oxide.NameOrId(disk), Project: "default",
+		Body: &oxide.FinalizeDisk{SnapshotName: oxide.Name(snapshot)}})
+}
+
+func (r *rackServer) imageBody(name, project, snapshot string) oxide.ImageCreateParams {
+	return oxide.ImageCreateParams{Project: oxide.NameOrId(project), Body: &oxide.ImageCreate{
+		Name: oxide.Name(name), Os: "debian", Version: "13",
+		Source: oxide.ImageSource{Value: &oxide.ImageSourceSnapshot{Id: snapshot}}}}
+}
+
+func (r *rackServer) doPromote(image, project string) (*oxide.Image, error) {
+	return r.ImagePromote(r.t.Context(), oxide.ImagePromoteParams{
+		Image: oxide.NameOrId(image), Project: oxide.NameOrId(project)})
+}
+
+func (r *rackServer) doDemote(image, project string) (*oxide.Image, error) {
+	return r.ImageDemote(r.t.Context(), oxide.ImageDemoteParams{
+		Image: oxide.NameOrId(image), Project: oxide.NameOrId(project)})
+}
+
+// images returns the names of a project's or of the silo's images.
+func (r *rackServer) images(project oxide.NameOrId) string {
+	r.t.Helper()
+	var names []string
+	for _, i := range must[[]oxide.Image](r.t)(r.ImageListAllPages(r.t.Context(),
+		oxide.ImageListParams{Project: project})) {
+		names = append(names, string(i.Name))
+	}
+	return strings.Join(names, " ")
+}
+
+// upload writes the chunks of content from an offset on as the command "oxide disk import" does:
+// eight at a time, and without those that contain only zeroes.
+func (r *rackServer) upload(disk string, content []byte, from, to int) {
+	r.t.Helper()
+	offsets := make(chan int)
+	var workers sync.WaitGroup
+	for range 8 {
+		workers.Go(func() {
+			for offset := range offsets {
+				part := content[offset:min(offset+chunk, len(content))]
+				if bytes.Count(part, []byte{0}) == len(part) {
+					continue
+				}
+				if err := r.doImport(disk, uint64(offset), part); err != nil {
+					r.t.Errorf("write at %d: %v", offset, err)
+				}
+			}
+		})
+	}
+	for offset := from; offset < to; offset += chunk {
+		offsets <- offset
+	}
+	close(offsets)
+	workers.Wait()
+}
+
+// TestA90AnImportedImageBecomesADiskWithItsBytes restarts the rack in every state of the import.
+func TestA90AnImportedImageBecomesADiskWithItsBytes(t *testing.T) {
+	content := make([]byte, 20*chunk+512)
+	random := rand.NewChaCha8([32]byte{1})
+	_, _ = random.Read(content[:3*chunk])
+	_, _ = random.Read(content[9*chunk:])
+
+	r := serveRack(t, engine.Config{})
+	if d := r.importing("d"); d.State.State() != "creating" {
+		t.Errorf("the answer to its creation says %q", d.State.State())
+	}
+	in := func(state string) {
+		t.Helper()
+		r = r.again()
+		if got := r.state("d"); got != state {
+			t.Fatalf("the disk is %q, want %q", got, state)
+		}
+	}
+	in("import_ready")
+	simtest.NoError(t, r.doStartImport("d"))
+	r.upload("d", content, 0, 10*chunk)
+	in("importing_from_bulk_writes")
+	r.upload("d", content, 10*chunk, len(content))
+	simtest.NoError(t, r.doStopImport("d"))
+	in("import_ready")
+	r.fault(adminapi.Fault{Operation: "disk_finalize_import", Phase: adminapi.Unwind, Times: 1})
+	refusedAs(500, "Internal", "Internal Server Error").check(t, r.doFinalize("d", "s"))
+	if got := r.snapshotState("s"); got != "none" {
+		t.Errorf("a finalization that was undone left a snapshot that is %s", got)
+	}
+	in("import_ready")
+	simtest.NoError(t, r.doFinalize("d", "s"))
+	snapshot := must[*oxide.Snapshot](t)(r.SnapshotView(t.Context(),
+		oxide.SnapshotViewParams{Snapshot: "s", Project: "default"}))
+	d := must[*oxide.Disk](t)(r.DiskView(t.Context(),
+		oxide.DiskViewParams{Disk: "d", Project: "default"}))
+	if want := "snapshot of finalized disk " + d.Id; snapshot.Description != want {
+		t.Errorf("the snapshot's description is %q, want %q", snapshot.Description, want)
+	}
+	// A simulator that was killed in the middle has finished neither.
+	r.force("d", store.DiskState{State: store.StateFinalizing})
+	r.update(func(tx *store.Tx, _ string) error {
+		sn, _, err := store.Snapshots.Get(tx, snapshot.Id)
+		sn.State = store.SnapshotCreating
+		return errors.Join(err, store.Snapshots.Put(tx, sn))
+	})
+	simtest.NoError(t, os.Remove(r.rack.Plane().SnapshotPath(snapshot.Id)))
+	in("detached")
+
+	img := must[*oxide.Image](t)(r.ImageCreate(t.Context(),
+		r.imageBody("image", "default", snapshot.Id)))
+	if img.Size != 1<<30 || img.BlockSize != 512 || img.Os != "debian" || img.Version != "13" {
+		t.Errorf("the image is %+v", img)
+	}
+	simtest.NoError(t, r.SnapshotDelete(t.Context(), oxide.SnapshotDeleteParams{
+		Snapshot: oxide.NameOrId(snapshot.Id)}))
+	simtest.NoError(t, r.doDelete("d"))
+	must[*oxide.Image](t)(r.doPromote("image", "default"))
+	r = r.again()
+	if ours, silos := r.images("default"), r.images(""); ours != "" || silos != "image" {
+		t.Errorf("after its promotion the project has %q and the silo %q", ours, silos)
+	}
+	u := must[*oxide.Utilization](t)(r.UtilizationView(t.Context()))
+	if u.Provisioned.Storage != 0 {
+		t.Errorf("A91: with an image alone %d bytes are provisioned", u.Provisioned.Storage)
+	}
+	must[*oxide.Disk](t)(r.DiskCreate(t.Context(), r.from(imageSource(img.Id, false), "e", 1)))
+	must[*oxide.Image](t)(r.doDemote("image", "default"))
+	simtest.NoError(t, r.ImageDelete(t.Context(),
+		oxide.ImageDeleteParams{Image: "image", Project: "default"}))
+	if got := r.images("default"); got != "" {
+		t.Errorf("the project still has %q", got)
+	}
+	must[*oxide.Disk](t)(r.doAttach("a", "e"))
+	got := readDevice(t, r.device("a"), 0, len(content)+chunk)
+	if want := string(content) + strings.Repeat("\x00", chunk); got != want {
+		t.Error("the guest reads other bytes than those that were imported")
+	}
+}
+
+func TestA90RefusalsOfImportsAndImages(t *testing.T) {
+	r := serveRack(t, engine.Config{Projects: []string{"default", "other"}, QuotaBytes: 5 << 30,
+		Images: []engine.ImageSpec{{Name: "silos", SizeBytes: 1 << 30},
+			{Name: "twice", SizeBytes: 1 << 30},
+			{Name: "twice", Project: "default", SizeBytes: 1 << 30}}})
+	r.importing("ready")
+	r.importing("open")
+	r.disk("attached")
+	attached := must[*oxide.Disk](t)(r.doAttach("a", "attached"))
+	instance := r.instance("a").Id
+	local := r.blank("local", 1)
+	local.Body.DiskBackend.Value = &oxide.DiskBackendLocal{}
+	must[*oxide.Disk](t)(r.DiskCreate(t.Context(), local))
+	simple := must[*oxide.Snapshot](t)(r.doSnapshot("taken", "attached"))
+	simtest.NoError(t, r.doStartImport("open"))
+	nobody := uuid.NewString()
+	internal := refusedAs(500, "Internal", "Internal Server Error")
+	invalid := func(format string, args ...any) refused {
+		return refusedAs(400, "InvalidRequest", format, args...)
+	}
+	write := func(disk string, offset uint64, bytes int) func() error {
+		return func() error { return r.doImport(disk, offset, make([]byte, bytes)) }
+	}
+	image := func(name, project, snapshot, os string) func() error {
+		return func() error {
+			body := r.imageBody(name, project, snapshot)
+			body.Body.Os = os
+			_, err := r.ImageCreate(t.Context(), body)
+			return err
+		}
+	}
+	promote := func(image, project string) func() error {
+		return func() error { _, err := r.doPromote(image, project); return err }
+	}
+	demote := func(image, project string) func() error {
+		return func() error { _, err := r.doDemote(image, project); return err }
+	}
+	for _, test := range []struct {
+		name string
+		do   func() error
+		want refused
+	}{
+		{"start twice", func() error { return r.doStartImport("open") }, invalid(
+			`cannot set disk in state ImportingFromBulkWrites to "importing_from_bulk_writes"`)},
+		{"start on an attached disk", func() error { return r.doStartImport("attached") }, invalid(
+			`cannot set disk in state Attached(%s) to "importing_from_bulk_writes"`, instance)},
+		{"stop without a start", func() error { return r.doStopImport("ready") },
+			invalid(`cannot set disk in state ImportReady to "import_ready"`)},
+		{"no disk", func() error { return r.doStartImport("none") }, gone("disk", "none")},
+		{"start on a local disk", func() error { return r.doStartImport("local") }, internal},
+		{"finalize a local disk", func() error { return r.doFinalize("local", "") }, internal},
+		{"write without a start", write("ready", 0, 512),
+			invalid("cannot import blocks with a bulk write for disk in state ImportReady")},
+		{"a letter that is no base64", func() error { return r.doImportText("open", 0, "AA!A") },
+			invalid("error base64 decoding data: Invalid symbol 33, offset 2.")},
+		{"base64 without its end", func() error { return r.doImportText("open", 0, "AAA") },
+			invalid("error base64 decoding data: Invalid padding")},
+		{"a chunk of more than 512 KiB", write("open", 1, chunk+512), invalid(
+			"Invalid number of blocks: data len 524800 over max chunk size 524288!")},
+		{"an offset within a block", write("open", 1, 1), invalid("Offset not block aligned")},
+		{"a part of a block", write("open", 512, 1),
+			invalid("Data length not block size multiple")},
+		{"an offset at the disk's end", write("open", 1<<30, 512),
+			invalid("Offset past end of extent")},
+		{"nothing behind the disk's end", write("open", 1<<40, 0), refused{}},
+		{"a chunk across the disk's end", write("open", 1<<30-512, 1024), refused{}},
+		{"a body of more than 8 MiB", write("open", 0, 6<<20), refusedAs(400, "",
+			"request body exceeded maximum size of 8388608 bytes")},
+		{"delete while importing", func() error { return r.doDelete("open") },
+			invalid(`disk cannot be deleted in state "importing_from_bulk_writes"`)},
+		{"delete before", func() error { return r.doDelete("ready") },
+			invalid(`disk cannot be deleted in state "import_ready"`)},
+		{"attach while importing", func() error { _, err := r.doAttach("b", "open"); return err },
+			invalid(`cannot attach disk "open": invalid state importing_from_bulk_writes`)},
+		{"finalize while importing", func() error { return r.doFinalize("open", "x") },
+			invalid("cannot finalize disk in state DiskState(ImportingFromBulkWrites)")},
+		{"finalize with the name of another snapshot",
+			func() error { return r.doFinalize("ready", "taken") },
+			refusedAs(400, "ObjectAlreadyExists", `already exists: snapshot "taken"`)},
+		{"finalize without quota", func() error { return r.doFinalize("ready", "x") },
+			refusedAs(507, "InsufficientCapacity", "Insufficient capacity: Storage Limit Exceeded: "+
+				"Not enough storage to complete request. Either remove unneeded disks and snapshots "+
+				"to free up resources or contact the rack operator to request a capacity increase.")},
+		{"finalize after these", func() error { return r.doFinalize("ready", "") }, refused{}},
+		{"finalize again", func() error { return r.doFinalize("ready", "") },
+			invalid("cannot finalize disk in state DiskState(Detached)")},
+
+		{"an image of no snapshot", image("x", "default", nobody, "a"),
+			refusedAs(404, "ObjectNotFound", "not found: snapshot with id %q", nobody)},
+		{"an image in another project", image("x", "other", simple.Id, "a"),
+			invalid("snapshot does not belong to this project")},
+		{"an image of no project", image("x", "none", simple.Id, "a"), gone("project", "none")},
+		{"an image with too long an OS", image("x", "default", simple.Id, strings.Repeat("a", 65)),
+			internal},
+		{"an image whose name the project has", image("twice", "default", simple.Id, "a"),
+			refusedAs(400, "ObjectAlreadyExists", `already exists: project-image "twice"`)},
+		{"an image whose name the silo has", image("silos", "", simple.Id, "a"),
+			refusedAs(400, "ObjectAlreadyExists", `already exists: project-image "silos"`)},
+		{"an image of the silo", image("new", "", simple.Id, "a"), refused{}},
+		{"promote by a name alone", promote("none", ""), invalid("Cannot promote a silo image")},
+		{"promote to a name that the silo has", promote("twice", "default"),
+			refusedAs(400, "ObjectAlreadyExists", `already exists: silo-image "twice"`)},
+		{"demote to a name that the project has", demote("twice", "default"),
+			refusedAs(400, "ObjectAlreadyExists", `already exists: project-image "twice"`)},
+		{"demote what the silo has not", demote("none", "default"), gone("silo-image", "none")},
+		{"demote to no project", demote("silos", "none"), gone("project", "none")},
+		{"demote", demote("silos", "other"), refused{}},
+		{"delete what is not there", func() error {
+			return r.ImageDelete(t.Context(), oxide.ImageDeleteParams{Image: "silos"})
+		}, gone("silo-image", "silos")},
+	} {
+		t.Run(test.name, func(t *testing.T) { test.want.check(t, test.do()) })
+	}
+	if got := must[*oxide.Disk](t)(r.DiskView(t.Context(), oxide.DiskViewParams{
+		Disk: oxide.NameOrId(attached.Id)})); got.State.State() != "attached" {
+		t.Errorf("the attached disk is %s", got.State.State())
+	}
+	if got := r.state("open"); got != "importing_from_bulk_writes" {
+		t.Errorf("the disk with the open import is %s", got)
+	}
+}

@@ -1,0 +1,115 @@
+package program
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator"
+)
+
+// seed is the content of the file of --seed, which docs/howto/simulator.md describes.
+type seed struct {
+	Projects []string `yaml:"projects"`
+	Images   []struct {
+		Name      string `yaml:"name"`
+		Project   string `yaml:"project"`
+		Size      size   `yaml:"size"`
+		BlockSize int    `yaml:"block_size"`
+		File      string `yaml:"file"`
+	} `yaml:"images"`
+	Instances []struct {
+		Name    string `yaml:"name"`
+		ID      string `yaml:"id"`
+		Project string `yaml:"project"`
+		Stopped bool   `yaml:"stopped"`
+	} `yaml:"instances"`
+	Disks []struct {
+		Name      string `yaml:"name"`
+		Project   string `yaml:"project"`
+		Size      size   `yaml:"size"`
+		BlockSize int    `yaml:"block_size"`
+		Image     string `yaml:"image"`
+		Instance  string `yaml:"instance"`
+	} `yaml:"disks"`
+}
+
+// size is a number of bytes, or a number with a unit.
+type size int64
+
+var sizes = regexp.MustCompile(`^([0-9]+) ?(MiB|GiB|TiB)?$`)
+
+// UnmarshalYAML reads 1073741824, 1GiB or 1 GiB.
+func (s *size) UnmarshalYAML(n *yaml.Node) error {
+	parts := sizes.FindStringSubmatch(n.Value)
+	if parts == nil {
+		return &yaml.TypeError{Errors: []string{fmt.Sprintf(
+			"line %d: %q is no size; write bytes, or a number of MiB, GiB or TiB", n.Line, n.Value)}}
+	}
+	unit := map[string]int64{"": 1, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}[parts[2]]
+	number, err := strconv.ParseInt(parts[1], 10, 64)
+	if err != nil || number > math.MaxInt64/unit {
+		return &yaml.TypeError{Errors: []string{
+			fmt.Sprintf("line %d: %s is too large", n.Line, n.Value)}}
+	}
+	*s = size(number * unit)
+	return nil
+}
+
+// readSeed adds the objects of a file to the config. Paths in the file are relative to it.
+func readSeed(path string, c *simulator.Config) error {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	var from seed
+	d := yaml.NewDecoder(bytes.NewReader(data))
+	d.KnownFields(true)
+	if err = d.Decode(&from); errors.Is(err, io.EOF) {
+		err = errors.New("it is empty")
+	}
+	if err == nil && !errors.Is(d.Decode(new(yaml.Node)), io.EOF) {
+		err = errors.New("it has more than one document")
+	}
+	if err != nil {
+		return fmt.Errorf("%w (docs/howto/simulator.md has the form)", inOurWords(err))
+	}
+	c.Projects = append(c.Projects, from.Projects...)
+	for _, i := range from.Images {
+		if i.File != "" && !filepath.IsAbs(i.File) {
+			i.File = filepath.Join(filepath.Dir(path), i.File)
+		}
+		c.Images = append(c.Images, simulator.ImageSpec{Name: i.Name, Project: i.Project,
+			SizeBytes: int64(i.Size), BlockSize: i.BlockSize, File: i.File})
+	}
+	for _, i := range from.Instances {
+		c.Instances = append(c.Instances, simulator.InstanceSpec{Name: i.Name, ID: i.ID,
+			Project: i.Project, Stopped: i.Stopped})
+	}
+	for _, d := range from.Disks {
+		c.Disks = append(c.Disks, simulator.DiskSpec{Name: d.Name, Project: d.Project,
+			SizeBytes: int64(d.Size), BlockSize: d.BlockSize, Image: d.Image, Instance: d.Instance})
+	}
+	return nil
+}
+
+var unknownKey = regexp.MustCompile(`field (\S+) not found in type .*`)
+
+// inOurWords returns the mistakes of a file in one line, without the names of types.
+func inOurWords(err error) error {
+	var mistakes *yaml.TypeError
+	if !errors.As(err, &mistakes) {
+		return err
+	}
+	text := strings.Join(mistakes.Errors, "; ")
+	return errors.New(unknownKey.ReplaceAllString(text, `unknown key "$1"`))
+}

@@ -1,0 +1,105 @@
+// Package simulatortest serves a simulated Oxide rack to the tests of programs that use one.
+//
+//	rack := simulatortest.Start(t)
+//	disk, err := rack.DiskCreate(t.Context(), …) // Oxide's own client
+//
+// The rack is in this process and ends with the test. It has the project default with the running
+// instances a and b. It runs on any system and for any user, because its disks are files without
+// devices: the API is whole, and only what an instance would see of its disks is missing. An
+// [Option] changes that.
+package simulatortest
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+)
+
+// Rack is a simulated rack that serves HTTP.
+type Rack struct {
+	// Client has a token for the rack.
+	*oxide.Client
+	// URL, Token and Project are what a program under test needs: OXIDE_HOST, OXIDE_TOKEN and
+	// OXIDE_PROJECT.
+	URL, Token, Project string
+	// Admin asks for the rack's state and request log, and changes its switches and faults.
+	Admin adminapi.Client
+	// Server is the rack itself.
+	Server *simulator.Server
+
+	t testing.TB
+}
+
+// Option changes the configuration of a rack before it starts.
+type Option func(*simulator.Config)
+
+// Start serves a rack until the test ends. It fails the test if the rack does not start, or does
+// not end in order.
+func Start(t testing.TB, options ...Option) *Rack {
+	t.Helper()
+	c := simulator.Config{
+		Volatile: true, Devices: simulator.NoDevices, Token: "oxide-token-test",
+		Projects:  []string{"default"},
+		Instances: []simulator.InstanceSpec{{Name: "a"}, {Name: "b"}},
+		Log:       slog.New(slog.NewTextHandler(t.Output(), nil)),
+	}
+	for _, change := range options {
+		change(&c)
+	}
+	server, err := simulator.Open(t.Context(), c)
+	if err != nil {
+		t.Fatalf("start a simulated rack: %v", err)
+	}
+	api, admin := httptest.NewServer(server), httptest.NewServer(server.Admin())
+	t.Cleanup(func() {
+		// Requests that a fault lets hang end first.
+		err := server.Close()
+		api.Close()
+		admin.Close()
+		if err != nil {
+			t.Errorf("end the simulated rack: %v", err)
+		}
+	})
+	r := &Rack{URL: api.URL, Token: c.Token, Project: c.Projects[0],
+		Admin: adminapi.Client{URL: admin.URL}, Server: server, t: t}
+	// Without a connection that stays open, a test can count those of its program.
+	r.Client, err = oxide.NewClient(oxide.WithHost(r.URL), oxide.WithToken(r.Token),
+		oxide.WithHTTPClient(&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}))
+	if err != nil {
+		t.Fatalf("make a client of the simulated rack: %v", err)
+	}
+	return r
+}
+
+// Fault lets requests fail, as f says, and returns a function that reports how often it has acted.
+// It fails the test if there can be no such fault.
+func (r *Rack) Fault(f adminapi.Fault) (fired func() int) {
+	r.t.Helper()
+	id, err := r.Server.Faults.Add(f)
+	if err != nil {
+		r.t.Fatalf("add a fault to the simulated rack: %v", err)
+	}
+	return func() int {
+		r.t.Helper()
+		n, err := r.Admin.Fired(context.WithoutCancel(r.t.Context()), id)
+		if err != nil {
+			r.t.Errorf("ask for the fault: %v", err)
+		}
+		return n
+	}
+}
+
+// Reset puts the rack back to its start, without faults and with an empty request log.
+func (r *Rack) Reset() {
+	r.t.Helper()
+	if err := r.Server.Reset(r.t.Context()); err != nil {
+		r.t.Fatal(err)
+	}
+}
