@@ -43,7 +43,7 @@ func (w *story) live(d time.Duration, refused func(volume string) string) {
 			}
 			switch {
 			case a.DeletionTimestamp != nil && said == "":
-				keepertest.Remove[*storagev1.VolumeAttachment](w.api, "", a.Name)
+				keepertest.Edit(w.api, "", a.Name, func(a *storagev1.VolumeAttachment) { a.Finalizers = nil })
 			case a.DeletionTimestamp != nil:
 				keepertest.Edit(w.api, "", a.Name, func(a *storagev1.VolumeAttachment) {
 					a.Status.DetachError = &storagev1.VolumeError{Time: metav1.Time{Time: w.clock}, Message: said}
@@ -57,7 +57,7 @@ func (w *story) live(d time.Duration, refused func(volume string) string) {
 			w.t.Fatalf("round: %v", err)
 		}
 		if again > pace && w.step("a") == "" {
-			again = 4 * time.Minute
+			again = w.idle
 		}
 		w.advance(max(again, 3*time.Second))
 	}

@@ -38,7 +38,8 @@ type story struct {
 	api     *keepertest.Server
 	rack    *testRack
 	rackURL string
-	cut     func() // disconnects the keeper from the cluster
+	cut     func()        // disconnects the keeper from the cluster
+	idle    time.Duration // between two rounds of live without an operation
 	mu      sync.Mutex
 	// guarded by mu, because requests may be in progress: the clock of the keeper and of the API
 	// server
@@ -52,7 +53,7 @@ type story struct {
 // instances run. The keeper runs on the node "z", which exists only if it is among them.
 func newStory(t *testing.T, nodes ...string) *story {
 	t.Helper()
-	w := &story{t: t, clock: begin}
+	w := &story{t: t, clock: begin, idle: 4 * time.Minute}
 	w.api = keepertest.Serve(t, w.now)
 	w.api.Intercept(func(r keepertest.KubeRequest) error {
 		if r.Resource != "events" && r.Applied {
