@@ -18,7 +18,9 @@ import (
 // extras contains the values that add something to every pod and container.
 const extras = `
 commonLabels: {team: storage}
+commonAnnotations: {team: storage, contact: us}
 controller: &pod
+  annotations: {team: pods}
   affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [
     {matchExpressions: [{key: pool, operator: In, values: [system]}]}]}}}
   podLabels: {team: pods, tier: csi}
@@ -40,6 +42,7 @@ registrar: *sidecar
 livenessProbe: *sidecar
 instanceMetadata: *sidecar
 nodeKeeper:
+  annotations: {team: pods}
   affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [
     {matchExpressions: [{key: pool, operator: In, values: [system]}]}]}}}
   podLabels: {team: pods, tier: csi}
@@ -112,12 +115,19 @@ func TestArgumentsVariablesAndMountsCanBeAddedToEveryContainer(t *testing.T) {
 	}
 }
 
-func TestCommonLabelsAreOnEveryObjectAndInNoSelector(t *testing.T) {
+func TestCommonLabelsAndAnnotationsAreOnEveryObjectAndInNoSelector(t *testing.T) {
 	all := objects(t, append(everything(), values(t, extras)...)...)
 	plain := objects(t, everything()...).byKey(t)
 	for _, o := range all {
 		if o.GetLabels()["team"] != "storage" || o.GetLabels()[driverLabel] != driverContext {
 			t.Errorf("%s has the labels %v", key(o), o.GetLabels())
+		}
+		team := "storage"
+		if o.GetKind() == "Deployment" || o.GetKind() == "DaemonSet" {
+			team = "pods" // their own annotations win
+		}
+		if a := o.GetAnnotations(); a["team"] != team || a["contact"] != "us" {
+			t.Errorf("%s has the annotations %v", key(o), a)
 		}
 		if diff := cmp.Diff(selectors(plain[key(o)]), selectors(o.Object)); diff != "" {
 			t.Errorf("the selector of %s changed:\n%s", key(o), diff)

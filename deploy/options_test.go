@@ -53,6 +53,30 @@ func TestTheChartsNotesListWhatTheUserStillHasToDo(t *testing.T) {
 	}
 }
 
+func TestTheChartsNotesSayWhatIsSeenWithoutHotPlug(t *testing.T) {
+	const byHand, label = "howto/attach-by-hand.md", "csi.oxide.computer/cold-attach=allowed"
+	const dry, keeper = "(dryRun)", "nodeKeeper.enabled=true"
+	for _, c := range []struct {
+		values []string
+		notes  map[string]bool // whether the notes have the text
+	}{
+		{nil, map[string]bool{byHand: true, label: false}},
+		{[]string{keeper}, map[string]bool{byHand: false, label: true, dry: false}},
+		{[]string{keeper, "nodeKeeper.coldAttach.dryRun=true"},
+			map[string]bool{byHand: false, label: true, dry: true}},
+		{[]string{keeper, "nodeKeeper.coldAttach.enabled=false"},
+			map[string]bool{byHand: true, label: false}},
+	} {
+		got := notesOf(t, "there", with(c.values...)...)
+		c.notes["FailedAttachVolume that says InstanceMustBeStopped"] = true
+		for text, want := range c.notes {
+			if strings.Contains(got, text) != want {
+				t.Errorf("%v: the notes have %q: %v, want %v:\n%s", c.values, text, !want, want, got)
+			}
+		}
+	}
+}
+
 func TestTheChartsNotesDependOnTheExistingSecret(t *testing.T) {
 	const create, lacks = "kubectl create secret", "WARNING: the Secret oxide-secret has no key token"
 	for _, c := range []struct {

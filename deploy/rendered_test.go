@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 )
 
@@ -163,12 +165,109 @@ DaemonSet/oxide-csi-node spec.template.spec.containers[oxide-plugin]:
 	{"D-55 B-47 the CSIDriver tells Kubernetes what the driver can", nil, `
 CSIDriver/csi.oxide.computer:
   metadata: {labels: {app.kubernetes.io/name: oxide-csi-driver}}
-  spec: {attachRequired: true, podInfoOnMount: false, fsGroupPolicy: File, seLinuxMount: false,
+  spec: {attachRequired: true, podInfoOnMount: false, fsGroupPolicy: File, seLinuxMount: true,
     storageCapacity: false, volumeLifecycleModes: [Persistent],
     nodeAllocatableUpdatePeriodSeconds: 60}
 `},
 	{"B-47 Kubernetes 1.32 gets no field that it refuses", []string{"--kube-version", "1.32.0"}, `
-CSIDriver/csi.oxide.computer spec.nodeAllocatableUpdatePeriodSeconds: null
+CSIDriver/csi.oxide.computer spec:
+  {nodeAllocatableUpdatePeriodSeconds: null, preventPodSchedulingIfMissing: null}
+`},
+	{"the scheduler of Kubernetes 1.37 waits for the driver, unless the user forbids it",
+		[]string{"--kube-version", "1.37.0"}, `
+CSIDriver/csi.oxide.computer spec.preventPodSchedulingIfMissing: true
+`},
+	{"the fields of the CSIDriver can be switched off", append(with("csiDriver.seLinuxMount=false",
+		"csiDriver.preventPodSchedulingIfMissing=false"), "--kube-version", "1.37.0"), `
+CSIDriver/csi.oxide.computer spec: {seLinuxMount: false, preventPodSchedulingIfMissing: null}
+`},
+	{"a sidecar without the gate of group snapshots does not get it", append(everything(),
+		with("snapshotter.featureGates=null")...), `
+Deployment/oxide-csi-controller spec.template.spec.containers[csi-snapshotter].args:
+  [--extra-create-metadata=true, "!--feature-gates"]
+`},
+	{"the snapshotter's gates are the user's", append(everything(),
+		with("snapshotter.featureGates.ReleaseLeaderElectionOnExit=true")...), `
+Deployment/oxide-csi-controller spec.template.spec.containers[csi-snapshotter].args:
+  ["--feature-gates=CSIVolumeGroupSnapshot=false,ReleaseLeaderElectionOnExit=true"]
+`},
+	{"a storage class has the user's labels and topologies", append(with("topology=rack=a"),
+		"--set-json", `storageClass={"labels": {"tier": "fast"}, "allowedTopologies": [
+		{"matchLabelExpressions": [{"key": "topology.csi.oxide.computer/rack", "values": ["a"]}]}]}`), `
+StorageClass/oxide-disk metadata.labels: {tier: fast, app.kubernetes.io/name: oxide-csi-driver}
+StorageClass/oxide-disk allowedTopologies:
+  [{matchLabelExpressions: [{key: topology.csi.oxide.computer/rack, values: [a]}]}]
+`},
+	{"snapshot classes have the user's labels, such as Velero's", []string{"--set-json",
+		`snapshots={"enabled": true, "class": {"labels": {"a": "b"}, "annotations": {"c": "d"},
+		"parameters": {"csi.storage.k8s.io/snapshotter-secret-name": "s"}}, "classes": [
+		{"name": "velero", "default": true, "deletionPolicy": "Retain",
+		"labels": {"velero.io/csi-volumesnapshot-class": "true"}}]}`}, `
+VolumeSnapshotClass/oxide-snapshot:
+  metadata: {labels: {a: b}, annotations: {c: d}}
+  driver: csi.oxide.computer
+  deletionPolicy: Delete
+  parameters: {csi.storage.k8s.io/snapshotter-secret-name: s}
+VolumeSnapshotClass/velero:
+  metadata:
+    labels: {velero.io/csi-volumesnapshot-class: "true", app.kubernetes.io/name: oxide-csi-driver}
+    annotations: {snapshot.storage.kubernetes.io/is-default-class: "true"}
+  driver: csi.oxide.computer
+  deletionPolicy: Retain
+  parameters: null
+`},
+	{"further snapshot classes can do without the first", with("snapshots.enabled=true",
+		"snapshots.class.create=false", "snapshots.classes[0].name=mine"), `
+VolumeSnapshotClass/oxide-snapshot: null
+VolumeSnapshotClass/mine deletionPolicy: Delete
+`},
+	{"accounts and roles can be the user's own", append(audited(), append(everything(),
+		with("serviceAccount.create=false", "rbac.create=false", "controller.serviceAccountName=c",
+			"node.serviceAccountName=n", "nodeKeeper.serviceAccountName=k",
+			"audit.serviceAccountName=a")...)...), `
+Deployment/oxide-csi-controller spec.template.spec.serviceAccountName: c
+DaemonSet/oxide-csi-node spec.template.spec.serviceAccountName: n
+Deployment/oxide-csi-node-keeper spec.template.spec.serviceAccountName: k
+CronJob/oxide-csi-audit spec.jobTemplate.spec.template.spec.serviceAccountName: a
+`},
+	{"the chart's accounts and bindings have the user's names", with("controller.serviceAccountName=c",
+		"controller.serviceAccountAnnotations.a=b"), `
+ServiceAccount/oxide-csi-controller: null
+ServiceAccount/c metadata.annotations: {a: b}
+ClusterRoleBinding/oxide-csi-controller:
+  roleRef: {kind: ClusterRole, name: oxide-csi-controller}
+  subjects: [{name: c, namespace: oxide-csi}]
+RoleBinding/oxide-csi-controller:
+  metadata: {namespace: oxide-csi}
+  roleRef: {kind: Role, name: oxide-csi-controller}
+  subjects: [{name: c, namespace: oxide-csi}]
+`},
+	{"the controller can use the node's network and other name servers", []string{"--set-json",
+		`controller={"hostNetwork": true, "antiAffinity": "required", "dnsPolicy": "None",
+		"dnsConfig": {"nameservers": ["192.0.2.53"], "options": [{"name": "ndots", "value": "1"}]}}`}, `
+Deployment/oxide-csi-controller spec.template.spec:
+  hostNetwork: true
+  dnsPolicy: None
+  dnsConfig: {nameservers: [192.0.2.53], options: [{name: ndots, value: "1"}]}
+DaemonSet/oxide-csi-node spec.template.spec.hostNetwork: null
+`},
+	{"helm test has a pod of the user's image that takes its volume with it", with("test.enabled=true",
+		"test.image.repository=mine", "test.image.tag=v1", "resources.test.requests.cpu=1",
+		"storageClass.name=fast"), `
+Pod/oxide-csi-test:
+  metadata: {annotations: {helm.sh/hook: test,
+    helm.sh/hook-delete-policy: "before-hook-creation,hook-succeeded"}}
+  spec:
+    containers:
+      - {name: test, image: "mine:v1", volumeMounts: [{name: data, mountPath: /data}],
+         resources: {requests: {cpu: 1}}}
+    volumes: [{name: data, ephemeral: {volumeClaimTemplate: {spec: {storageClassName: fast}}}}]
+`},
+	{"helm test uses the class of one's choice", with("test.enabled=true",
+		"test.image.repository=mine", "test.image.digest=sha256:"+strings.Repeat("0", 64),
+		"test.storageClassName=slow"), `
+Pod/oxide-csi-test spec.volumes:
+  [{name: data, ephemeral: {volumeClaimTemplate: {spec: {storageClassName: slow}}}}]
 `},
 	{"D-56 D-60 EX-1 claims name the class oxide-disk or a further one", with(
 		"extraStorageClasses[0].name=oxide-xfs", "extraStorageClasses[0].parameters.blockSize=512",
@@ -218,20 +317,29 @@ ConfigMap/oxide-csi-dashboard: null
 NetworkPolicy/oxide-csi-controller: null
 NetworkPolicy/oxide-csi-node: null
 CronJob/oxide-csi-audit: null
+Pod/oxide-csi-test: null
 Deployment/oxide-csi-node-keeper: null
 ClusterRole/oxide-csi-node-keeper: null
 ClusterRole/oxide-csi-node: null
 ClusterRole/oxide-csi-node-leave: null
 `},
 	{"metrics have ports of controller and node, and a PodMonitor",
-		with("metrics.enabled=true", "metrics.podMonitor=true"), `
+		with("metrics.enabled=true", "metrics.podMonitor=true", "metrics.podMonitorInterval=30s",
+			"metrics.podMonitorRelabelings[0].targetLabel=rack",
+			"metrics.podMonitorRelabelings[0].replacement=a"), `
 Deployment/oxide-csi-controller spec.template.spec.containers[oxide-plugin]:
   env: [{name: OXIDE_METRICS_ADDRESS, value: "0.0.0.0:9809"}]
   ports: [{name: metrics, containerPort: 9809}]
 DaemonSet/oxide-csi-node spec.template.spec.containers[oxide-plugin]:
   env: [{name: OXIDE_METRICS_ADDRESS, value: "0.0.0.0:9810"}]
   ports: [{name: metrics, containerPort: 9810}]
-PodMonitor/oxide-csi-driver spec.selector.matchLabels: {app.kubernetes.io/name: oxide-csi-driver}
+PodMonitor/oxide-csi-driver spec:
+  selector: {matchLabels: {app.kubernetes.io/name: oxide-csi-driver}}
+  podMetricsEndpoints:
+    - {port: metrics, interval: 30s, relabelings: &rack [{targetLabel: rack, replacement: a}]}
+    - {port: provisioner, interval: 30s, relabelings: *rack}
+    - {port: attacher, interval: 30s, relabelings: *rack}
+    - {port: snapshotter, interval: 30s, relabelings: *rack}
 `},
 	{"D-45 the Secret is made on request, with keys of one's own", with("secret.create=true",
 		"secret.host=https://rack", "secret.token=hush", "secret.project=p", "ownCA=true",
@@ -446,6 +554,28 @@ func TestARowThatTheChartDoesNotFulfilIsReported(t *testing.T) {
 		}
 		if len(faults("", part, got)) == 0 {
 			t.Errorf("%s is found in %v", want, got)
+		}
+	}
+}
+
+func TestWithoutAccountsAndRolesTheChartCreatesNone(t *testing.T) {
+	args := append(audited(), everything()...)
+	for value, kinds := range map[string][]string{
+		"serviceAccount.create=false": {"ServiceAccount"},
+		"rbac.create=false":           {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"},
+	} {
+		all, without := objects(t, args...), objects(t, append(with(value), args...)...)
+		for _, kind := range kinds {
+			if len(all.kinds(kind)) == 0 || len(without.kinds(kind)) != 0 {
+				t.Errorf("with %s there are %d objects of the kind %s, without it %d", value,
+					len(without.kinds(kind)), kind, len(all.kinds(kind)))
+			}
+			all = slices.DeleteFunc(all, func(o *unstructured.Unstructured) bool {
+				return o.GetKind() == kind
+			})
+		}
+		if diff := cmp.Diff(all.byKey(t), without.byKey(t)); diff != "" {
+			t.Errorf("%s changes other objects, too:\n%s", value, diff)
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
 	"sigs.k8s.io/yaml"
 )
 
@@ -36,6 +37,12 @@ func TestKubeconformAcceptsEveryForm(t *testing.T) { // D-43
 			"secret.create=true", "secret.host=https://a", "secret.token=t", "secret.project=p",
 			"secret.caBundle=c", "extraStorageClasses[0].name=xfs", "storageClass.default=true",
 			"extraStorageClasses[0].parameters.blockSize=512", "controller.antiAffinity=required",
+			"test.enabled=true", "test.image.repository=mine", "test.image.tag=v1",
+			`storageClass.allowedTopologies[0].matchLabelExpressions[0].key=`+
+				`topology\.csi\.oxide\.computer/rack`,
+			"storageClass.allowedTopologies[0].matchLabelExpressions[0].values={a}",
+			"controller.hostNetwork=true", "controller.dnsPolicy=None",
+			"controller.dnsConfig.nameservers={192.0.2.53}", "snapshots.classes[0].name=velero",
 			"imagePullSecrets[0].name=pull", "node.extraEnv[0].name=A", "node.extraEnv[0].value=b"),
 		"with further containers":    append(everything(), values(t, extras)...),
 		"with policies and an audit": append(append(audited(), policed()...), everything()...),
@@ -284,5 +291,42 @@ func writeSchema(t *testing.T, dir, group, version, kind string, schema map[stri
 	file := filepath.Join(at, strings.ToLower(kind)+".json")
 	if err := os.WriteFile(file, text, 0o644); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestTheSnapshottersVersionsKnowTheirFeatureGates finds a version that has removed a gate. Given
+// an unknown gate, both programs end with an error.
+func TestTheSnapshottersVersionsKnowTheirFeatureGates(t *testing.T) {
+	checked := 0
+	all := append(objects(t, with("snapshots.enabled=true")...),
+		build(t, "kustomize/snapshot-controller")...)
+	for _, d := range all.kinds("Deployment") {
+		for _, c := range find[appsv1.Deployment](t, all, "Deployment",
+			d.GetName()).Spec.Template.Spec.Containers {
+			for _, arg := range c.Args {
+				gates, ok := strings.CutPrefix(arg, "--feature-gates=")
+				if !ok {
+					continue
+				}
+				_, tag, _ := strings.Cut(c.Image, ":")
+				major, _, _ := strings.Cut(tag, ".")
+				text, err := os.ReadFile(filepath.Join(module(t, "github.com/kubernetes-csi/"+
+					"external-snapshotter/"+major+"@"+tag), "pkg", "features", "features.go"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				for gate := range strings.SplitSeq(gates, ",") {
+					name, _, _ := strings.Cut(gate, "=")
+					if !strings.Contains(string(text), `= "`+name+`"`) {
+						t.Errorf("%s has %s, and %s does not know it", c.Name, arg, c.Image)
+					}
+					checked++
+				}
+			}
+		}
+	}
+	if checked != 2 {
+		t.Errorf("%d feature gates were compared, want one of csi-snapshotter and of snapshot-controller",
+			checked)
 	}
 }

@@ -1,6 +1,7 @@
 package deploy_test
 
 import (
+	"encoding/json"
 	"os"
 	"regexp"
 	"strings"
@@ -92,7 +93,28 @@ func TestAWrongValueIsRefusedWithAnExplanation(t *testing.T) {
 		{"extraStorageClasses[0].name=oxide-disk", "two storage classes are called oxide-disk"},
 		{"storageClass.default=true,extraStorageClasses[0].name=b,extraStorageClasses[0].default=true",
 			"the storage classes oxide-disk and b are all the default"},
-		{"snapshots.class.name=A", `snapshots.class.name is "A"`},
+		{"snapshots.class.name=A", `a snapshot class is called "A"`},
+		{"snapshots.classes[0].name=oxide-snapshot", "two snapshot classes are called oxide-snapshot"},
+		{"snapshots.classes[0].name=b,snapshots.class.default=true,snapshots.classes[0].default=true",
+			"the snapshot classes oxide-snapshot and b are all the default"},
+		{"snapshots.classes[0].deletionPolicy=Keep", "'/snapshots/classes/0': missing property 'name'"},
+		{"snapshots.class.deletionPolicy=Keep", "'/snapshots/class/deletionPolicy': value must be"},
+		{"snapshots.class.parameters.a=b", "'/snapshots/class/parameters': additional properties 'a'"},
+		{"storageClass.allowedTopologies[0].matchLabelExpressions[0].key=rack",
+			"'/storageClass/allowedTopologies/0/matchLabelExpressions/0"},
+		{`storageClass.allowedTopologies[0].matchLabelExpressions[0].key=` +
+			`topology\.csi\.oxide\.computer/rack,` +
+			"storageClass.allowedTopologies[0].matchLabelExpressions[0].values={a}",
+			"oxide-disk has allowedTopologies, and neither topology nor topologyInstance is set"},
+		{"controller.hostNetwork=true", "controller.hostNetwork is set, and controller.antiAffinity is " +
+			"preferred: replicas on one node would want the same ports"},
+		{"controller.dnsPolicy=None", "controller.dnsPolicy is None, and controller.dnsConfig has no"},
+		{"node.serviceAccountName=oxide-csi-controller", "node.serviceAccountName is " +
+			"oxide-csi-controller, which another pod has, too"},
+		{"snapshotter.featureGates.A=perhaps", "'/snapshotter/featureGates/A': got string, want boolean"},
+		{"metrics.podMonitorInterval=often", "'/metrics/podMonitorInterval'"},
+		{"metrics.podMonitorRelabelings[0].a=b", "'/metrics/podMonitorRelabelings/0'"},
+		{"test.enabled=true", "test.image has neither a tag nor a digest"},
 		{"imageRegistry=https://mirror", "a registry without a scheme"},
 		{"image.repository=oxide:v1", `image.repository is "oxide:v1": it has to be a name such as`},
 		{"registrar.image.digest=abc", `registrar.image.digest is "abc": it has to be sha256:`},
@@ -175,6 +197,8 @@ func TestAWrongParameterIsRefusedWithItsNameAndValue(t *testing.T) {
 func TestAnEmptyValueMayBeNull(t *testing.T) {
 	var none []string
 	for _, name := range []string{"commonLabels", "controller.podLabels", "node.podLabels",
+		"commonAnnotations", "controller.annotations", "controller.dnsConfig", "snapshots.classes",
+		"storageClass.labels", "snapshots.class.labels", "metrics.podMonitorRelabelings",
 		"controller.affinity", "node.affinity",
 		"nodeKeeper.affinity", "nodeKeeper.tolerations", "nodeKeeper.extraEnv", "nodeKeeper.podLabels",
 		"controller.extraEnv", "attacher.extraArgs",
@@ -244,5 +268,83 @@ func TestThePlainValuesPassHelmLint(t *testing.T) {
 		kubernetes)
 	if err != nil {
 		t.Errorf("helm lint: %v\n%s%s", err, out, complaints)
+	}
+}
+
+// unchecked lists the values for which the chart takes any text, with the reason.
+var unchecked = map[string]string{
+	"secret.token":    "only the rack knows its tokens",
+	"secret.project":  "only the rack knows its projects",
+	"secret.caBundle": "the driver reads the certificates",
+}
+
+// TestEveryValueIsChecked sets every value to something that nobody wants. The schema has to report
+// it, or else the checks of the templates, which run only if the schema has nothing to report.
+func TestEveryValueIsChecked(t *testing.T) {
+	var all map[string]any
+	if err := yaml.Unmarshal(readFile(t, "chart/values.yaml"), &all); err != nil {
+		t.Fatal(err)
+	}
+	wrong := func(path string, value any) any {
+		switch value.(type) {
+		case string:
+			return "~ " + path + " ~" // some checks quote the value, and not its path
+		case float64:
+			return -1
+		case []any:
+			return []any{7}
+		case map[string]any:
+			return map[string]any{"~ wrong ~": []any{7}}
+		}
+		return "~ wrong ~" // in place of a switch
+	}
+	left := map[string]any{} // by path
+	var walk func(path string, part any)
+	walk = func(path string, part any) {
+		if parts, ok := part.(map[string]any); ok && len(parts) > 0 {
+			for name, deeper := range parts {
+				walk(strings.TrimPrefix(path+"."+name, "."), deeper)
+			}
+			return
+		}
+		left[path] = wrong(path, part)
+	}
+	walk("", all)
+	switches := with("secret.create=true", "ownCA=true", "networkPolicy.enabled=true",
+		"audit.enabled=true", "test.enabled=true", "nodeKeeper.enabled=true", "metrics.enabled=true")
+	for _, run := range []struct {
+		by   string
+		args []string
+	}{{"schema", nil}, {"templates", switches}} {
+		by, args := run.by, run.args
+		for path, value := range left {
+			text, err := json.Marshal(value)
+			if err != nil {
+				t.Fatal(err)
+			}
+			args = append(args, "--set-json", path+"="+string(text))
+		}
+		_, complaints, err := helm(t, args...)
+		if err == nil {
+			t.Fatalf("the %s report nothing", by)
+		}
+		for path := range left {
+			in := "'/" + strings.ReplaceAll(path, ".", "/")
+			for _, name := range []string{in + "'", in + "/", "  " + path + " ", "~ " + path + " ~"} {
+				if strings.Contains(complaints, name) {
+					delete(left, path)
+				}
+			}
+		}
+	}
+	for path := range left {
+		if unchecked[path] == "" {
+			t.Errorf("nothing reports the value %v of %s", left[path], path)
+		}
+	}
+	for path := range unchecked {
+		if left[path] == nil {
+			t.Errorf("%s is on the list of unchecked values, and is checked", path)
+		}
 	}
 }

@@ -116,6 +116,14 @@ fullnameOverride is {{ .Values.fullnameOverride | quote }}: it has to be at most
 {{- if and .Values.nameOverride (not (regexMatch "^[A-Za-z0-9]([-A-Za-z0-9._]{0,61}[A-Za-z0-9])?$" .Values.nameOverride)) }}
 nameOverride is {{ .Values.nameOverride | quote }}: it has to be the value of a label, at most 63 letters, digits, dots, hyphens and underscores, with a letter or digit at both ends.
 {{- end }}
+{{- $accounts := list }}
+{{- range $of := list "controller" "node" "nodeKeeper" "audit" }}
+{{- $account := include "oxide.account" (dict "root" $ "of" $of) }}
+{{- if has $account $accounts }}
+{{ $of }}.serviceAccountName is {{ $account }}, which another pod has, too: each needs an account of its own, with no more rights than it uses.
+{{- end }}
+{{- $accounts = append $accounts $account }}
+{{- end }}
 {{- $labels := dict "commonLabels" .Values.commonLabels "controller.podLabels" .Values.controller.podLabels "node.podLabels" .Values.node.podLabels "nodeKeeper.podLabels" .Values.nodeKeeper.podLabels "metrics.podMonitorLabels" .Values.metrics.podMonitorLabels "metrics.prometheusRule.labels" .Values.metrics.prometheusRule.labels "metrics.dashboard.labels" .Values.metrics.dashboard.labels }}
 {{- range $name, $given := $labels }}
 {{- range $label := list "app" "app.kubernetes.io/name" }}
@@ -132,6 +140,12 @@ controller.replicas is {{ .Values.controller.replicas }}: at least one controlle
 {{- end }}
 {{- if and (.Values.controller.affinity | default dict).podAntiAffinity (ne .Values.controller.antiAffinity "none") }}
 controller.affinity has a podAntiAffinity, and controller.antiAffinity is {{ .Values.controller.antiAffinity }}: set it to none, so that yours is the only one.
+{{- end }}
+{{- if and .Values.controller.hostNetwork (gt (int .Values.controller.replicas) 1) (ne .Values.controller.antiAffinity "required") }}
+controller.hostNetwork is set, and controller.antiAffinity is {{ .Values.controller.antiAffinity }}: replicas on one node would want the same ports; set it to required, or controller.replicas to 1.
+{{- end }}
+{{- if and (eq (.Values.controller.dnsPolicy | default "") "None") (empty (.Values.controller.dnsConfig | default dict).nameservers) }}
+controller.dnsPolicy is None, and controller.dnsConfig has no nameservers: the controller could not find the rack.
 {{- end }}
 {{- range $name := list "kubeletDir" "stateDir" }}
 {{- $path := index $.Values.node $name }}
@@ -183,17 +197,38 @@ two storage classes are called {{ $name }}: each needs a name of its own.
 {{- $defaults = append $defaults $name }}
 {{- end }}
 {{- template "oxide.problems.parameters" (dict "root" $ "class" .) }}
+{{- if and .allowedTopologies (not (include "oxide.topology" $)) }}
+storage class {{ $name }} has allowedTopologies, and neither topology nor topologyInstance is set: no node would report one, and no volume could be created.
+{{- end }}
 {{- end }}
 {{- if gt (len $defaults) 1 }}
 the storage classes {{ join " and " $defaults }} are all the default: one of them can be.
 {{- end }}
-{{- if not (regexMatch "^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$" .Values.snapshots.class.name) }}
-snapshots.class.name is {{ .Values.snapshots.class.name | quote }}: a name has lower-case letters, digits, dots and hyphens, with a letter or digit at both ends.
+{{- $names := list }}
+{{- $defaults := list }}
+{{- range $i, $class := prepend (.Values.snapshots.classes | default list) .Values.snapshots.class }}
+{{- $name := $class.name | default "" }}
+{{- if not (regexMatch "^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$" $name) }}
+a snapshot class is called {{ $name | quote }}: a name has lower-case letters, digits, dots and hyphens, with a letter or digit at both ends.
+{{- end }}
+{{- if or $i $class.create }}
+{{- if has $name $names }}
+two snapshot classes are called {{ $name }}: each needs a name of its own.
+{{- end }}
+{{- $names = append $names $name }}
+{{- if $class.default }}
+{{- $defaults = append $defaults $name }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if gt (len $defaults) 1 }}
+the snapshot classes {{ join " and " $defaults }} are all the default: one of them can be.
 {{- end }}
 {{- end -}}
 
 {{- define "oxide.problems.images" -}}
-{{- if contains "://" .Values.imageRegistry }}
+{{- $registry := "^([A-Za-z0-9.\\[\\]-][A-Za-z0-9.:_\\[\\]-]*(/[a-z0-9._-]+)*/?)?$" }}
+{{- if not (regexMatch $registry .Values.imageRegistry) }}
 imageRegistry is {{ .Values.imageRegistry | quote }}: it has to be a registry without a scheme, such as registry.example.com/mirror.
 {{- end }}
 {{- $images := dict "image" .Values.image "nodeImage" .Values.nodeImage }}
@@ -203,9 +238,18 @@ imageRegistry is {{ .Values.imageRegistry | quote }}: it has to be a registry wi
 {{- if .Values.audit.enabled }}
 {{- $_ := set $images "audit.kubectlImage" .Values.audit.kubectlImage }}
 {{- end }}
+{{- if .Values.test.enabled }}
+{{- $_ := set $images "test.image" .Values.test.image }}
+{{- if and (empty .Values.test.image.tag) (empty .Values.test.image.digest) }}
+test.image has neither a tag nor a digest: name an image with sh, sync and cat, which the driver's images have not.
+{{- end }}
+{{- end }}
 {{- range $name, $image := $images }}
 {{- if not (regexMatch "^[a-z0-9]+([._/-]+[a-z0-9]+)*$" $image.repository) }}
 {{ $name }}.repository is {{ $image.repository | quote }}: it has to be a name such as oxidecomputer/oxide-csi-plugin; registry, tag and digest are values of their own.
+{{- end }}
+{{- if not (regexMatch $registry $image.registry) }}
+{{ $name }}.registry is {{ $image.registry | quote }}: it has to be a registry without a scheme, such as registry.example.com/mirror.
 {{- end }}
 {{- if and $image.digest (not (regexMatch "^sha256:[0-9a-f]{64}$" $image.digest)) }}
 {{ $name }}.digest is {{ $image.digest | quote }}: it has to be sha256: and 64 hexadecimal digits.

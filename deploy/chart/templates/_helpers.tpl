@@ -19,12 +19,53 @@
 app.kubernetes.io/name: {{ .Values.nameOverride | default "oxide-csi-driver" }}
 {{- end -}}
 
-{{- /* The labels of every object. */ -}}
-{{- define "oxide.labels" -}}
-{{- include "oxide.selector" . -}}
-{{- with .Values.commonLabels }}
-{{ toYaml . }}
+{{- /* The labels and annotations of an object, of (dict "root" $ "labels" MAP "annotations" MAP). Both maps may be
+missing. They win over the common ones, and the label of the selector wins over all. */ -}}
+{{- define "oxide.meta" -}}
+labels:
+  {{- mergeOverwrite dict (.root.Values.commonLabels | default dict) (.labels | default dict) (include "oxide.selector" .root | fromYaml) | toYaml | nindent 2 }}
+{{- with mergeOverwrite dict (.root.Values.commonAnnotations | default dict) (.annotations | default dict) }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end -}}
+
+{{- /* The name of a pod's service account, of (dict "root" $ "of" KEY). KEY has the pod's values. */ -}}
+{{- define "oxide.account" -}}
+{{- (index .root.Values .of).serviceAccountName | default (printf "%s-%s" (include "oxide.fullname" .root) (kebabcase .of)) -}}
+{{- end -}}
+
+{{- /* The service account of a pod, of (dict "root" $ "of" KEY). */ -}}
+{{- define "oxide.serviceAccount" -}}
+{{- if .root.Values.serviceAccount.create -}}
+kind: ServiceAccount
+apiVersion: v1
+metadata:
+  name: {{ include "oxide.account" . }}
+  namespace: {{ .root.Release.Namespace }}
+  {{- include "oxide.meta" (dict "root" .root "annotations" (index .root.Values .of).serviceAccountAnnotations) | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- /* The binding of a role to a pod's service account, of (dict "root" $ "of" KEY "kind" KIND "name" NAME). The
+role, a Role or a ClusterRole, has the same name. */ -}}
+{{- define "oxide.binding" -}}
+kind: {{ .kind }}Binding
+apiVersion: rbac.authorization.k8s.io/v1
+metadata:
+  name: {{ .name }}
+  {{- if eq .kind "Role" }}
+  namespace: {{ .root.Release.Namespace }}
+  {{- end }}
+  {{- include "oxide.meta" (dict "root" .root) | nindent 2 }}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: {{ .kind }}
+  name: {{ .name }}
+subjects:
+  - kind: ServiceAccount
+    name: {{ include "oxide.account" . }}
+    namespace: {{ .root.Release.Namespace }}
 {{- end -}}
 
 {{- define "oxide.secretName" -}}
@@ -63,16 +104,9 @@ kind: StorageClass
 apiVersion: storage.k8s.io/v1
 metadata:
   name: {{ .class.name }}
-  labels:
-    {{- include "oxide.labels" .root | nindent 4 }}
-  {{- $annotations := .class.annotations | default dict }}
-  {{- if .class.default }}
-  {{- $annotations = merge (dict "storageclass.kubernetes.io/is-default-class" "true") $annotations }}
-  {{- end }}
-  {{- with $annotations }}
-  annotations:
-    {{- toYaml . | nindent 4 }}
-  {{- end }}
+  {{- $default := dict "storageclass.kubernetes.io/is-default-class" "true" }}
+  {{- $annotations := merge dict (ternary $default dict (.class.default | default false)) (.class.annotations | default dict) }}
+  {{- include "oxide.meta" (dict "root" .root "labels" .class.labels "annotations" $annotations) | nindent 2 }}
 provisioner: csi.oxide.computer
 # Oxide's disks have a fixed size.
 allowVolumeExpansion: false
@@ -87,6 +121,29 @@ parameters:
 {{- with .class.mountOptions }}
 mountOptions:
   {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .class.allowedTopologies }}
+allowedTopologies:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- /* A VolumeSnapshotClass, of (dict "root" $ "class" <values>). */ -}}
+{{- define "oxide.snapshotClass" -}}
+kind: VolumeSnapshotClass
+apiVersion: snapshot.storage.k8s.io/v1
+metadata:
+  name: {{ .class.name }}
+  {{- $default := dict "snapshot.storage.kubernetes.io/is-default-class" "true" }}
+  {{- $annotations := merge dict (ternary $default dict (.class.default | default false)) (.class.annotations | default dict) }}
+  {{- include "oxide.meta" (dict "root" .root "labels" .class.labels "annotations" $annotations) | nindent 2 }}
+driver: csi.oxide.computer
+deletionPolicy: {{ .class.deletionPolicy | default "Delete" }}
+{{- with .class.parameters }}
+parameters:
+  {{- range $key, $value := . }}
+  {{ $key }}: {{ $value | quote }}
+  {{- end }}
 {{- end }}
 {{- end -}}
 

@@ -85,8 +85,10 @@ and port may be missing. */ -}}
 
 {{- define "oxide.snapshotterArgs" -}}
 - --extra-create-metadata=true
-# A rack has no group snapshots; without this, the sidecar waits for their CRDs.
-- --feature-gates=CSIVolumeGroupSnapshot=false
+{{- with .Values.snapshotter.featureGates }}
+# A rack has no group snapshots; with the gate on, the sidecar waits for their CRDs.
+- --feature-gates={{ range $i, $gate := keys . | sortAlpha }}{{ if $i }},{{ end }}{{ $gate }}={{ index $.Values.snapshotter.featureGates $gate }}{{ end }}
+{{- end }}
 {{- end -}}
 
 {{- /* The container that checks whether the driver's process works, of (dict "root" $). */ -}}
