@@ -3,8 +3,10 @@
 package conformance
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -20,8 +22,9 @@ import (
 const sampled = 4
 
 func TestARunNoticesEveryMutationOfARack(t *testing.T) {
+	t.Parallel()
 	p := proof.New(t, "broken-racks")
-	run := harness.RunFor(t)
+	run := plainRun(t)
 	mutations, err := rackOf(t, run, harness.RackOptions{}).Admin.Mutations(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -37,32 +40,43 @@ func TestARunNoticesEveryMutationOfARack(t *testing.T) {
 		mutations = slices.DeleteFunc(mutations, ofData)[:sampled-1]
 		mutations = append(mutations, data)
 	}
+	var mu sync.Mutex
+	// mu guards the counts.
 	tried, noticed, preflight := 0, 0, 0
+	var group errgroup.Group
+	group.SetLimit(4) // the runs wait most of the time
 	for _, m := range mutations {
 		if p.Over() {
 			break
 		}
-		tried++
-		status := runBroken(t, run, m)
-		switch status {
-		case ExitFails:
-			noticed++
-		case ExitUsage:
-			noticed++
-			preflight++
-		default:
-			t.Errorf("%s, so that %s: the run ended with %d", m.Name, m.Says, status)
-		}
-		p.Say("%s: %d", m.Name, status)
+		program := brokenRun(t, run, m)
+		group.Go(func() error {
+			_ = program.limited() // the exit status counts
+			mu.Lock()
+			defer mu.Unlock()
+			tried++
+			switch status := program.ProcessState.ExitCode(); status {
+			case ExitFails:
+				noticed++
+			case ExitUsage:
+				noticed++
+				preflight++
+			default:
+				t.Errorf("%s, so that %s: the run ended with %d", m.Name, m.Says, status)
+			}
+			p.Say("%s: %s", m.Name, program.ProcessState)
+			return nil
+		})
 	}
+	_ = group.Wait() // no run returns an error
 	p.Figure("of", all, "mutations", tried, "noticed", noticed, "by_preflight", preflight)
 }
 
 func ofData(m adminapi.Mutation) bool { return m.Rule == "data" }
 
-// runBroken runs the part that a mutation is about against a rack that has the mutation from the
-// start. It returns the exit status.
-func runBroken(t *testing.T, run *harness.Run, m adminapi.Mutation) int {
+// brokenRun prepares a run of the part that a mutation is about, on a rack that has the mutation
+// from the start.
+func brokenRun(t *testing.T, run *harness.Run, m adminapi.Mutation) *program {
 	t.Helper()
 	rack := rackOf(t, run, harness.RackOptions{})
 	if err := rack.Admin.Mutate(t.Context(), m.Name); err != nil {
@@ -72,22 +86,15 @@ func runBroken(t *testing.T, run *harness.Run, m adminapi.Mutation) int {
 	if ofData(m) {
 		part = partData
 	}
-	p := prepare(t, run, rack, nil, "run", "--yes", "--only", part)
-	if err := p.Start(); err != nil {
-		t.Fatal(err)
-	}
-	end := time.AfterFunc(runTimeout, func() { _ = p.Process.Kill() })
-	defer end.Stop()
-	_ = p.Wait() // the caller checks the exit status
-	return p.ProcessState.ExitCode()
+	return prepare(t, run, rack, nil, "run", "--yes", "--only", part)
 }
 
-// noise makes a rack slow and busy: each request takes 50 ms, and one in a hundred is answered
+// noise makes a rack slow and busy: each request takes a while, and one in a hundred is answered
 // with 503 or 429.
-func noise(t *testing.T, rack *harness.Rack, seed uint64) {
+func noise(t *testing.T, rack *harness.Rack, delay time.Duration, seed uint64) {
 	t.Helper()
 	for _, fault := range []adminapi.Fault{
-		{Phase: adminapi.Before, Delay: adminapi.Duration(50 * time.Millisecond)},
+		{Phase: adminapi.Before, Delay: adminapi.Duration(delay)},
 		{Phase: adminapi.Before, Probability: 0.005, Seed: seed, Response: &adminapi.Response{
 			Status: 503, ErrorCode: "ServiceNotAvailable", Message: "Service Unavailable"}},
 		{Phase: adminapi.Before, Probability: 0.005, Seed: seed + 1, Response: &adminapi.Response{
@@ -102,34 +109,31 @@ func noise(t *testing.T, rack *harness.Rack, seed uint64) {
 // quietRuns is the number of runs that the long form makes.
 const quietRuns = 20
 
+// The short form has no more disks and space than a preflight demands for the rules.
 func TestARunPassesOnARackInOrderThatIsSlowAndBusy(t *testing.T) {
+	t.Parallel()
 	p := proof.New(t, "false-alarms")
-	run := harness.RunFor(t)
-	runs, args := 1, []string{"run", "--yes", "--only", partRules}
+	run := plainRun(t)
+	need := needOf([]string{partRules})
+	runs, delay, args := 1, 20*time.Millisecond, []string{"run", "--yes", "--only", partRules,
+		"--budget", fmt.Sprintf("%d,%d", need.objects, need.gib)}
 	if p.Long() {
-		runs, args = quietRuns, []string{"run", "--yes"}
+		runs, delay, args = quietRuns, 50*time.Millisecond, []string{"run", "--yes"}
 	}
 	programs, ends := make([]*program, runs), make([]error, runs)
 	var group errgroup.Group
 	group.SetLimit(4) // the runs wait most of the time
 	for i := range runs {
 		rack := rackOf(t, run, harness.RackOptions{})
-		noise(t, rack, p.Seed+2*uint64(i))
+		noise(t, rack, delay, p.Seed+2*uint64(i))
 		programs[i] = prepare(t, run, rack, nil, args...)
 		group.Go(func() error {
-			if err := programs[i].Start(); err != nil {
-				return err
-			}
-			end := time.AfterFunc(3*runTimeout, func() { _ = programs[i].Process.Kill() })
-			defer end.Stop()
-			ends[i] = programs[i].Wait()
+			ends[i] = programs[i].limited()
 			p.Say("run %d: %s", i+1, programs[i].ProcessState)
 			return nil
 		})
 	}
-	if err := group.Wait(); err != nil {
-		t.Fatal(err)
-	}
+	_ = group.Wait() // no run returns an error
 	alarms, results, again := 0, 0, 0
 	for i, end := range ends {
 		if end != nil {
@@ -149,7 +153,7 @@ func TestARunPassesOnARackInOrderThatIsSlowAndBusy(t *testing.T) {
 }
 
 func TestTheNamesOfTheRacksMutationsAreUnique(t *testing.T) {
-	mutations, err := rackOf(t, harness.RunFor(t), harness.RackOptions{}).Admin.
+	mutations, err := rackOf(t, plainRun(t), harness.RackOptions{}).Admin.
 		Mutations(t.Context())
 	if err != nil {
 		t.Fatal(err)

@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 )
 
@@ -47,23 +48,28 @@ type budget struct {
 	limit amount
 
 	mu sync.Mutex
-	// mu guards the fields below: the sizes of the existing objects by ID or name, the objects that
-	// are being created, and the peak.
-	sizes   map[string]int64
-	pending amount
+	// mu guards the fields below: the objects that exist or are being created, the IDs of those that
+	// are gone, and the peak.
+	objects []*object
+	gone    map[string]bool
 	most    amount
 }
 
-func newBudget(limit amount) *budget { return &budget{limit: limit, sizes: map[string]int64{}} }
+// object is a disk or snapshot of the run. A rack deletes it by its ID or by its name.
+type object struct {
+	// id is empty while the object is being created.
+	id string
+	// name is empty if the driver chose it.
+	name string
+	gib  int64
+}
 
-// begin reserves room for objects of these sizes in GiB. The caller ends the creation with an ID
-// or a name for each object, in the same order. An object without an ID, or with "", was not
-// created.
-func (b *budget) begin(gib ...int64) (end func(ids ...string), err error) {
-	asked := amount{objects: len(gib)}
-	for _, g := range gib {
-		asked.gib += g
-	}
+func newBudget(limit amount) *budget { return &budget{limit: limit, gone: map[string]bool{}} }
+
+// begin reserves room for objects. The caller ends the creation with whether they were created,
+// and with their IDs as far as it knows them.
+func (b *budget) begin(objects ...*object) (end func(made bool, ids ...string), err error) {
+	asked := sum(objects)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	now := b.now()
@@ -72,41 +78,42 @@ func (b *budget) begin(gib ...int64) (end func(ids ...string), err error) {
 		return nil, fmt.Errorf("the budget is %s, and the run has %s: %s more are not made; raise "+
 			"--budget, or leave parts out with --only", b.limit, now, asked)
 	}
-	b.pending.objects += asked.objects
-	b.pending.gib += asked.gib
-	b.note()
-	return func(ids ...string) {
+	b.objects = append(b.objects, objects...)
+	now = b.now()
+	b.most.objects, b.most.gib = max(b.most.objects, now.objects), max(b.most.gib, now.gib)
+	return func(made bool, ids ...string) {
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		b.pending.objects -= asked.objects
-		b.pending.gib -= asked.gib
 		for i, id := range ids {
-			if id != "" {
-				b.sizes[id] = gib[i]
-			}
+			objects[i].id = id
 		}
+		b.objects = slices.DeleteFunc(b.objects, func(o *object) bool {
+			return slices.Contains(objects, o) && (!made || b.gone[o.id])
+		})
 	}, nil
 }
 
-// gone releases the room of an object that no longer exists.
-func (b *budget) gone(id string) {
+// deleted releases the room of the object that was deleted by this ID or name. The answer to its
+// creation may come later.
+func (b *budget) deleted(idOrName string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	delete(b.sizes, id)
-}
-
-func (b *budget) now() amount {
-	now := b.pending
-	for _, gib := range b.sizes {
-		now.objects++
-		now.gib += gib
+	if isUUID(idOrName) {
+		b.gone[idOrName] = true
 	}
-	return now
+	b.objects = slices.DeleteFunc(b.objects, func(o *object) bool {
+		return idOrName != "" && (o.id == idOrName || o.name == idOrName)
+	})
 }
 
-func (b *budget) note() {
-	now := b.now()
-	b.most.objects, b.most.gib = max(b.most.objects, now.objects), max(b.most.gib, now.gib)
+func (b *budget) now() amount { return sum(b.objects) }
+
+func sum(objects []*object) amount {
+	all := amount{objects: len(objects)}
+	for _, o := range objects {
+		all.gib += o.gib
+	}
+	return all
 }
 
 // peak returns the most that existed at one time.

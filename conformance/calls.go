@@ -129,7 +129,7 @@ func (b *budget) charge(req any) (end func(reply any, err error), err error) {
 	default:
 		return func(any, error) {}, nil
 	}
-	done, err := b.begin((bytes + harness.GiB - 1) / harness.GiB)
+	done, err := b.begin(&object{gib: (bytes + harness.GiB - 1) / harness.GiB})
 	if err != nil {
 		return nil, err
 	}
@@ -141,17 +141,14 @@ func (b *budget) charge(req any) (end func(reply any, err error), err error) {
 		case *csi.CreateSnapshotResponse:
 			id = made.GetSnapshot().GetSnapshotId()
 		}
-		if err != nil {
-			id = ""
-		}
-		done(id)
+		done(err == nil && id != "", id)
 	}, nil
 }
 
 func (b *budget) freed(id string) func(any, error) {
 	return func(_ any, err error) {
 		if err == nil {
-			b.gone(id)
+			b.deleted(id)
 		}
 	}
 }
@@ -236,42 +233,40 @@ type budgeted struct {
 
 // RoundTrip refuses to create objects that do not fit into the budget.
 func (b budgeted) RoundTrip(req *http.Request) (*http.Response, error) {
-	sizes, names, err := created(req)
+	objects, together, err := created(req)
 	if err != nil {
 		return nil, err
 	}
-	end, err := b.budget.begin(sizes...)
+	end, err := b.budget.begin(objects...)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", rules.ErrNotSent, err)
 	}
 	resp, err := b.next.RoundTrip(req)
-	made := err == nil && resp.StatusCode == http.StatusCreated
-	switch {
-	case !made || len(sizes) == 0:
-		end()
-	case names != nil:
-		end(names...)
+	switch made := err == nil && resp.StatusCode == http.StatusCreated; {
+	case made && len(objects) > 0 && !together:
+		end(true, idOf(resp))
 	default:
-		end(idOf(resp))
+		end(made)
 	}
-	if err == nil && resp.StatusCode == http.StatusNoContent {
-		b.budget.gone(path.Base(rules.PathOf(req)))
+	// A repeated deletion may be answered 404.
+	if err == nil && req.Method == http.MethodDelete &&
+		(resp.StatusCode == http.StatusNoContent || resp.StatusCode == http.StatusNotFound) {
+		b.budget.deleted(path.Base(rules.PathOf(req)))
 	}
 	return resp, err
 }
 
-// created returns the sizes in GiB of the disks and snapshots that a request creates. Disks that
-// are created together with an instance are known by their names, because the run gives each a
-// name of its own.
-func created(req *http.Request) (sizes []int64, names []string, err error) {
+// created returns the disks and snapshots that a request creates, and whether they are created
+// together with an instance, whose answer does not tell their IDs.
+func created(req *http.Request) (objects []*object, together bool, err error) {
 	operation := rules.OperationOf(req.Method, rules.PathOf(req))
 	if req.Body == nil ||
 		!slices.Contains([]string{"disk_create", "snapshot_create", "instance_create"}, operation) {
-		return nil, nil, nil
+		return nil, false, nil
 	}
 	body, err := io.ReadAll(req.Body)
 	if err != nil {
-		return nil, nil, fmt.Errorf("read the request's body: %w", err)
+		return nil, false, fmt.Errorf("read the request's body: %w", err)
 	}
 	req.Body = io.NopCloser(bytes.NewReader(body))
 	type disk struct {
@@ -286,15 +281,14 @@ func created(req *http.Request) (sizes []int64, names []string, err error) {
 	}
 	_ = json.Unmarshal(body, &asked) // the rack refuses a malformed body
 	if operation != "instance_create" {
-		return []int64{gibOf(asked.Size)}, nil, nil
+		return []*object{{name: asked.Name, gib: gibOf(asked.Size)}}, false, nil
 	}
-	names = []string{}
 	for _, d := range append(asked.Disks, asked.BootDisk) {
 		if d.Type == "create" {
-			sizes, names = append(sizes, gibOf(d.Size)), append(names, d.Name)
+			objects = append(objects, &object{name: d.Name, gib: gibOf(d.Size)})
 		}
 	}
-	return sizes, names, nil
+	return objects, true, nil
 }
 
 // gibOf returns a size in GiB. It returns 1 for an absurd size, because the rack refuses such a

@@ -179,7 +179,8 @@ const settle = 500 * time.Millisecond
 func (r deadRun) onlyInTheWay() bool {
 	return slices.ContainsFunc(r.left.disks, func(d oxide.Disk) bool {
 		state := d.State.State()
-		return state == oxide.DiskStateStateCreating || state == oxide.DiskStateStateMaintenance
+		return state == oxide.DiskStateStateCreating || state == oxide.DiskStateStateMaintenance ||
+			state == oxide.DiskStateStateFinalizing
 	}) || slices.ContainsFunc(r.left.snapshots, func(s oxide.Snapshot) bool {
 		return s.State == oxide.SnapshotStateCreating
 	})
@@ -204,6 +205,11 @@ func (o *operator) removeOnce(ctx context.Context, run deadRun) error {
 		step("delete snapshot", s.Name, func() error {
 			return client.SnapshotDelete(ctx,
 				oxide.SnapshotDeleteParams{Snapshot: oxide.NameOrId(s.Id)})
+		})
+	}
+	for _, m := range run.left.images {
+		step("delete image", m.Name, func() error {
+			return client.ImageDelete(ctx, oxide.ImageDeleteParams{Image: oxide.NameOrId(m.Id)})
 		})
 	}
 	last := slices.IndexFunc(run.left.disks, describesRun)
@@ -240,6 +246,9 @@ func (o *operator) removeDisk(ctx context.Context, run deadRun, disk oxide.Disk)
 		if err != nil {
 			return err
 		}
+	}
+	if err := o.rack.EndImport(ctx, &disk); err != nil {
+		return err
 	}
 	err := o.client.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(disk.Id)})
 	if rules.IsGone(err) {

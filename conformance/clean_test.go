@@ -6,16 +6,20 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/rules"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
@@ -57,8 +61,37 @@ func made(t *testing.T, rack *harness.Rack, name, description string) string {
 	return disk.Id
 }
 
+// halfImported creates a disk whose import is open, and an image, with a run's mark.
+func halfImported(t *testing.T, rack *harness.Rack, description string) {
+	t.Helper()
+	project := oxide.NameOrId(rack.Project)
+	_, err := rack.Client.DiskCreate(t.Context(), oxide.DiskCreateParams{Project: project,
+		Body: &oxide.DiskCreate{Name: "importing", Description: description,
+			Size: oxide.ByteCount(harness.GiB), DiskBackend: rules.From(
+				&oxide.DiskSourceImportingBlocks{BlockSize: 512})}})
+	if err == nil {
+		err = rack.Client.DiskBulkWriteImportStart(t.Context(),
+			oxide.DiskBulkWriteImportStartParams{Disk: "importing", Project: project})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	source := made(t, rack, "imaged", description)
+	snapshot, err := rack.Client.SnapshotCreate(t.Context(), oxide.SnapshotCreateParams{
+		Project: project, Body: &oxide.SnapshotCreate{Name: "imaged", Description: description,
+			Disk: oxide.NameOrId(source)}})
+	if err == nil {
+		_, err = rack.Client.ImageCreate(t.Context(), oxide.ImageCreateParams{Project: project,
+			Body: &oxide.ImageCreate{Name: "imaged", Description: description, Os: "x", Version: "1",
+				Source: oxide.ImageSource{Value: &oxide.ImageSourceSnapshot{Id: snapshot.Id}}}})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestCleanRemovesOnlyTheObjectsOfDeadRuns(t *testing.T) {
-	run := harness.RunFor(t)
+	run := plainRun(t)
 	rack := rackOf(t, run, harness.RackOptions{})
 	strangers(t, rack, "1a2b3c4d")
 	host, err := os.Hostname()
@@ -79,6 +112,8 @@ func TestCleanRemovesOnlyTheObjectsOfDeadRuns(t *testing.T) {
 	if err := rack.AttachDisk(t.Context(), lost, rack.Instance("b").ID); err != nil {
 		t.Fatal(err)
 	}
+
+	halfImported(t, rack, mark{Run: "33333333"}.description())
 
 	p := prepare(t, run, rack, nil, "clean", "--yes")
 	p.exit(t, ExitFails)
@@ -162,44 +197,84 @@ func TestCleanNamesTheInstancesThatADeadRunLeftInAnotherState(t *testing.T) {
 	}
 }
 
-// deaths are the ways in which a run ends early.
-var deaths = []string{"SIGKILL", "SIGINT", "SIGHUP", "nobody reads", "the rack goes away"}
+// deaths are the ways in which a run ends early. dying are the parts in which it ends, each for a
+// run of its own; the long form also ends runs of all of them.
+var (
+	deaths = []string{"SIGKILL", "SIGINT", "SIGHUP", "nobody reads", "the rack goes away"}
+	dying  = []string{partData, "ext4", partRules}
+)
 
 func TestCleanRemovesTheRemainsOfARunThatEndsAtAnyMoment(t *testing.T) {
+	t.Parallel()
 	p := proof.New(t, "clean-after-death")
 	// A program that starts with SIGHUP ignored, as under nohup, ignores it. The programs here must
 	// not ignore it.
 	hangup := make(chan os.Signal, 1)
 	signal.Notify(hangup, syscall.SIGHUP)
 	defer signal.Stop(hangup)
-	run := harness.RunFor(t)
+	run := plainRun(t)
+	only := dying
+	if p.Long() {
+		only = append(slices.Clone(dying), strings.Join(dying, ","))
+	}
+	var trials, clean atomic.Int64
+	for round := 0; round == 0 || p.Long() && !p.Over() && trials.Load() < 50; round++ {
+		t.Run(fmt.Sprintf("round %d", round), func(t *testing.T) {
+			for i, death := range deaths {
+				parts, random := only[(round*len(deaths)+i)%len(only)], rand.New(rand.NewPCG(p.Seed,
+					p.Rand().Uint64()))
+				t.Run(death+" in "+parts, func(t *testing.T) {
+					t.Parallel()
+					moment := dieAndClean(t, run, death, parts, random)
+					trials.Add(1)
+					if !t.Failed() {
+						clean.Add(1)
+					}
+					p.Say("%s in %s at request %d", death, parts, moment)
+				})
+			}
+		})
+		if t.Failed() {
+			break
+		}
+	}
+	p.Figure("moments", trials.Load(), "clean", clean.Load())
+}
+
+// dieAndClean ends a run of some parts on a rack of its own at a random request, cleans up, and
+// demands that the rack is as before. It returns the number of the request.
+func dieAndClean(t *testing.T, run *harness.Run, death, parts string, random *rand.Rand) int {
+	t.Helper()
 	rack := rackOf(t, run, harness.RackOptions{})
 	strangers(t, rack, "1a2b3c4d")
 	check := balance(t.Context(), t, rack)
-	trials, clean := 0, 0
-	for trials < len(deaths) || p.Long() && !p.Over() && trials < 50 {
-		death := deaths[trials%len(deaths)]
-		moment := 20 + p.Rand().IntN(lastMoment)
-		if !die(t, run, rack, death, moment) {
+	requests := 0
+	for part := range strings.SplitSeq(parts, ",") {
+		requests += costs[part].requests
+	}
+	for {
+		moment := preflightRequests + random.IntN(requests)
+		if !die(t, run, rack, death, parts, moment) && !t.Failed() {
 			continue // the run had ended before
 		}
-		trials++
 		check()
 		if t.Failed() {
-			t.Fatalf("after %s at request %d", death, moment)
+			t.Fatalf("after %s at request %d of %s", death, moment, parts)
 		}
-		clean++
-		p.Say("%d: %s at request %d", trials, death, moment)
+		return moment
 	}
-	p.Figure("moments", trials, "clean", clean)
 }
+
+// preflightRequests is about the number of requests before a run creates something.
+const preflightRequests = 20
 
 // die runs the program until the rack has received the given number of requests, ends the
 // program, and cleans up. It returns false if the run had ended before.
-func die(t *testing.T, run *harness.Run, rack *harness.Rack, death string, moment int) bool {
+func die(t *testing.T, run *harness.Run, rack *harness.Rack, death, parts string, moment int,
+) bool {
 	t.Helper()
 	env := set("TMPDIR", rack.Dir) // the agents' directories
-	p := prepare(t, run, rack, env, "run", "--yes", "--only", "rules,ext4,data")
+	p := prepare(t, run, rack, env, "run", "--yes", "--only", parts)
 	first := lastRequest(t, rack, 0)
 	reader, writer, err := os.Pipe()
 	if err != nil {
@@ -218,6 +293,9 @@ func die(t *testing.T, run *harness.Run, rack *harness.Rack, death string, momen
 		defer close(ended)
 		exit = p.Wait()
 	}()
+	// Asking more often would take more of the machine than the run itself.
+	ask := time.NewTicker(25 * time.Millisecond)
+	defer ask.Stop()
 	for last := first; last-first < moment; last = lastRequest(t, rack, last) {
 		select {
 		case <-ended:
@@ -225,7 +303,7 @@ func die(t *testing.T, run *harness.Run, rack *harness.Rack, death string, momen
 				t.Errorf("the run ended by itself: %v", exit)
 			}
 			return false
-		case <-time.After(5 * time.Millisecond):
+		case <-ask.C:
 		}
 	}
 	want := cmp.Or(map[string]string{"SIGKILL": "signal: killed",
@@ -289,7 +367,8 @@ func lastRequest(t *testing.T, rack *harness.Rack, known int) int {
 }
 
 func TestASecondInterruptEndsARunWhoseRackBlocksTheCleanUp(t *testing.T) {
-	run := harness.RunFor(t)
+	t.Parallel()
+	run := plainRun(t)
 	rack := rackOf(t, run, harness.RackOptions{})
 	check := balance(t.Context(), t, rack)
 	p := prepare(t, run, rack, nil, "run", "--yes", "--only", "rules")
@@ -331,6 +410,3 @@ func TestASecondInterruptEndsARunWhoseRackBlocksTheCleanUp(t *testing.T) {
 	prepare(t, run, rack, nil, "clean", "--yes").exit(t, ExitConforms)
 	check()
 }
-
-// lastMoment is roughly the number of requests that a run of those parts makes.
-const lastMoment = 2000

@@ -46,6 +46,9 @@ func runsIn(all inventory, later ...inventory) []deadRun {
 	for _, s := range all.snapshots {
 		note(s.Description)
 	}
+	for _, m := range all.images {
+		note(m.Description)
+	}
 	for _, n := range all.instances {
 		if _, is := parseMark(n.Description); is {
 			note(n.Description)

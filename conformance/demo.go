@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -18,9 +19,10 @@ import (
 
 // Demo shows the life of one volume. It starts a simulated rack and the driver in a temporary
 // directory, creates the volume, uses it on one instance, moves it to another, reads it there and
-// deletes it. It prints every step with the requests that the step made to the rack. Nothing is
-// left when Demo returns.
-func Demo(ctx context.Context, out io.Writer, programs map[string][]string) (err error) {
+// deletes it. It prints every step with the requests that the step made to the rack, and before
+// each step waits for a line of in unless that is nil. Nothing is left when Demo returns.
+func Demo(ctx context.Context, in io.Reader, out io.Writer, programs map[string][]string) (
+	err error) {
 	run, err := harness.NewRun(out)
 	if err != nil {
 		return err
@@ -32,13 +34,15 @@ func Demo(ctx context.Context, out io.Writer, programs map[string][]string) (err
 		}
 		err = errors.Join(err, run.Close())
 	}()
-	d := &demo{out: out, nodes: map[string]csi.NodeClient{},
-		placements: map[string]*harness.Placement{}}
+	d := &demo{out: out, placements: map[string]*harness.Placement{}}
+	if in != nil {
+		d.lines = bufio.NewScanner(in)
+	}
 	defer func() { err = errors.Join(err, d.close()) }()
 	if err := d.open(ctx, run); err != nil {
 		return err
 	}
-	if err := d.run(ctx); err != nil {
+	if err := d.draw(ctx, d.run(ctx)); err != nil {
 		return err
 	}
 	return d.balance(ctx)
@@ -47,9 +51,11 @@ func Demo(ctx context.Context, out io.Writer, programs map[string][]string) (err
 // demo is a rack, the driver's three processes, and the volume.
 type demo struct {
 	*harness.Environment
-	out        io.Writer
+	out io.Writer
+	// lines has the lines for which the steps wait; nil means that they wait for none.
+	lines      *bufio.Scanner
 	controller csi.ControllerClient
-	nodes      map[string]csi.NodeClient
+	nodes      map[string]*harness.Plugin
 	volume     *csi.Volume
 	// placements has the volume's placement on each node, until it is removed there.
 	placements map[string]*harness.Placement
@@ -71,16 +77,14 @@ func (d *demo) open(ctx context.Context, run *harness.Run) (err error) {
 		return err
 	}
 	d.controller = controller.Controller()
-	for _, instance := range []string{"a", "b"} {
-		node, err := d.StartPlugin(ctx, harness.PluginOptions{
-			Mode: harness.ModeNode, Instance: instance})
-		if err != nil {
-			return err
-		}
-		d.nodes[instance] = node.Node()
+	if d.nodes, err = d.StartNodes(ctx, harness.PluginOptions{}); err != nil {
+		return err
 	}
 	d.began = time.Now()
-	d.say("\nA simulated rack serves at %s. Its instances are", d.Rack.URL)
+	d.Rack.History.Begin()
+	d.say("\nA simulated rack serves at %s, and shows itself in a browser at\n    %s/", d.Rack.URL,
+		d.Rack.Admin.URL)
+	d.say("Its instances are")
 	for _, instance := range d.Rack.Instances {
 		d.say("    %s  %s", instance.Name, instance.ID)
 	}
@@ -100,7 +104,7 @@ func (d *demo) close() error {
 	defer cancel()
 	var errs []error
 	for instance, p := range d.placements {
-		errs = append(errs, p.Remove(ctx, d.nodes[instance]))
+		errs = append(errs, p.Remove(ctx, d.nodes[instance].Node()))
 	}
 	if d.Environment != nil {
 		errs = append(errs, d.Close())
@@ -133,11 +137,34 @@ func (d *demo) run(ctx context.Context) error {
 		{"ControllerUnpublishVolume: it is detached from b", d.detach("b")},
 		{"DeleteVolume: the disk is gone", d.deleteVolume},
 	} {
+		if err := d.pause(ctx, step.title); err != nil {
+			return err
+		}
 		if err := d.show(ctx, step.title, step.do); err != nil {
 			return fmt.Errorf("%s: %w", step.title, err)
 		}
 	}
 	return nil
+}
+
+// pause waits for a line before a step, if there are lines.
+func (d *demo) pause(ctx context.Context, title string) error {
+	if d.lines == nil {
+		return nil
+	}
+	fmt.Fprintf(d.out, "\nNext: %s\nPress Enter to go on. ", title)
+	line := make(chan bool, 1)
+	// Nothing ends the read of a terminal, so an interrupted demo leaves it to the end of the program.
+	go func() { line <- d.lines.Scan() }()
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case more := <-line:
+		if !more {
+			d.lines = nil // the end of the input: nobody is there to wait for
+		}
+		return nil
+	}
 }
 
 // step is one step of the demo. It returns a description of its result.
@@ -147,7 +174,9 @@ type step func(context.Context) (outcome string, err error)
 func (d *demo) show(ctx context.Context, title string, do step) error {
 	d.steps++
 	start := time.Now()
+	ended := d.Rack.History.Step(title)
 	outcome, err := do(ctx)
+	ended(err)
 	took := time.Since(start)
 	if err != nil {
 		return err
@@ -174,7 +203,10 @@ func (d *demo) say(format string, args ...any) { fmt.Fprintf(d.out, format+"\n",
 func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
 func (d *demo) create(ctx context.Context) (string, error) {
-	resp, err := d.controller.CreateVolume(ctx, harness.CreateRequest("demo"))
+	req := harness.CreateRequest("demo")
+	req.Parameters = map[string]string{"csi.storage.k8s.io/pvc/namespace": "demo",
+		"csi.storage.k8s.io/pvc/name": "greeting"}
+	resp, err := d.controller.CreateVolume(ctx, req)
 	if err != nil {
 		return "", err
 	}
@@ -218,7 +250,7 @@ func (d *demo) deleteVolume(ctx context.Context) (string, error) {
 func (d *demo) stage(instance string) step {
 	return func(ctx context.Context) (string, error) {
 		p := d.placements[instance]
-		if err := p.Stage(ctx, d.nodes[instance]); err != nil {
+		if err := p.Stage(ctx, d.nodes[instance].Node()); err != nil {
 			return "", err
 		}
 		return mountedAt(p.Staging)
@@ -228,7 +260,7 @@ func (d *demo) stage(instance string) step {
 func (d *demo) publish(instance string) step {
 	return func(ctx context.Context) (string, error) {
 		p := d.placements[instance]
-		if err := p.Publish(ctx, d.nodes[instance]); err != nil {
+		if err := p.Publish(ctx, d.nodes[instance].Node()); err != nil {
 			return "", err
 		}
 		return mountedAt(p.Target)
@@ -249,7 +281,7 @@ func mountedAt(path string) (string, error) {
 
 func (d *demo) remove(instance string) step {
 	return func(ctx context.Context) (string, error) {
-		err := d.placements[instance].Remove(ctx, d.nodes[instance])
+		err := d.placements[instance].Remove(ctx, d.nodes[instance].Node())
 		if err == nil {
 			delete(d.placements, instance)
 		}
@@ -263,7 +295,7 @@ func (d *demo) write(ctx context.Context) (string, error) {
 	if err := os.WriteFile(path, []byte(greeting), 0o640); err != nil {
 		return "", err
 	}
-	stats, err := p.Stats(ctx, d.nodes["a"])
+	stats, err := p.Stats(ctx, d.nodes["a"].Node())
 	if err != nil {
 		return "", err
 	}

@@ -6,7 +6,12 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"flag"
+	"io"
+	"net/http"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -14,13 +19,44 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
+// update makes the test write the picture: go test ./conformance -run TheDemo -update.
+var update = flag.Bool("update", false, "write docs/life-of-a-volume.png")
+
+// screenshot writes docs/life-of-a-volume.png.
+func screenshot(t *testing.T, page string) {
+	t.Helper()
+	png, err := filepath.Abs("../docs/life-of-a-volume.png")
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.CommandContext(t.Context(), "chromium", "--headless", "--no-sandbox",
+		"--disable-gpu", "--user-data-dir="+t.TempDir(), "--hide-scrollbars",
+		"--window-size=2230,1210", "--screenshot="+png, "file://"+page).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+}
+
 func TestTheDemoShowsAVolumeThatMovesAndLeavesNothing(t *testing.T) {
-	var out bytes.Buffer
-	if err := Demo(t.Context(), &out, nil); err != nil {
-		t.Fatalf("Demo: %v\n%s", err, &out)
+	// row matches the row of a change that a node's driver has recorded.
+	row := func(node, change string) string {
+		return `<td>` + node + `<td><span title="[^<]*">` + change + `</span>[^\n]*<td>done<td>`
+	}
+	const claim = `/console/disks/[0-9a-f-]{36}" title="csi-[^"]*">demo/greeting</a>`
+	out := &visitor{t: t, shows: map[string]string{
+		"\n 4. ": `<h3>a</h3>.*` + claim + `.*<h3>b</h3>.*` + row("a", "Published") + ".*" +
+			row("a", "Mounted") + ".*" + row("a", "Formatted") + ".*" + row("a", "ProvenBlank"),
+		"\n 7. ": `id="shelf" .*` + claim + `.*id="quota".*` + row("a", "Unmounted"),
+		"\n10. ": `<h3>b</h3>.*` + claim + `.*id="shelf".*` + row("b", "Mounted") + ".*" +
+			row("a", "Unmounted"),
+	}}
+	t.Setenv(pictureFile, filepath.Join(t.TempDir(), "life.html"))
+	if err := Demo(t.Context(), strings.NewReader("\n"), out, nil); err != nil {
+		t.Fatalf("Demo: %v\n%s", err, out)
 	}
 	shown := out.String()
 	for _, want := range []string{
+		`shows itself in a browser at\n +http://127\.0\.0\.1:\d+/\n`,
 		`rack  POST /v1/disks\S* → 201`,
 		`rack  POST /v1/instances/\S+/disks/attach\S* → 202`,
 		`NodeStageVolume on a: .*\n +mounted: `,
@@ -34,12 +70,77 @@ func TestTheDemoShowsAVolumeThatMovesAndLeavesNothing(t *testing.T) {
 			t.Errorf("the demo does not show %q", want)
 		}
 	}
+	if len(out.shows) > 0 {
+		t.Errorf("the demo does not print %v", out.shows)
+	}
+	if waits := strings.Count(shown, "Press Enter"); waits != 2 {
+		t.Errorf("the demo waits %d times, want for the one line and the end of the input", waits)
+	}
 	if requests := strings.Count(shown, "      rack  "); requests != 15 {
 		t.Errorf("the demo shows %d requests to the rack, want 15", requests)
+	}
+	page, err := os.ReadFile(os.Getenv(pictureFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"DeleteVolume: the disk is gone", "driver 3: node b",
+		"instance_disk_attach", "Formatted", "every promise was kept"} {
+		if !bytes.Contains(page, []byte(want)) {
+			t.Errorf("the picture does not show %q", want)
+		}
+	}
+	if *update {
+		screenshot(t, os.Getenv(pictureFile))
 	}
 	if t.Failed() {
 		t.Log(shown)
 	}
+}
+
+// visitor reads the console of a demo's rack each time that the demo prints one of the texts, until
+// the page matches what it has to show by then. The demo waits meanwhile.
+type visitor struct {
+	bytes.Buffer
+	t     *testing.T
+	shows map[string]string
+}
+
+func (v *visitor) Write(p []byte) (int, error) {
+	n, err := v.Buffer.Write(p)
+	for at, want := range v.shows {
+		if !bytes.Contains(p, []byte(at)) {
+			continue
+		}
+		delete(v.shows, at)
+		address := regexp.MustCompile(`http://127\.0\.0\.1:\d+/\n`).Find(v.Bytes())
+		var page []byte
+		if harness.Await(v.t.Context(), harness.StartTimeout, func() (err error) {
+			if page, err = get(v.t.Context(), string(bytes.TrimSpace(address))); err == nil &&
+				!regexp.MustCompile("(?s)"+want).Match(page) {
+				err = errors.New("not yet")
+			}
+			return err
+		}) != nil {
+			v.t.Errorf("after %q the console does not show %q: %s", at, want, page)
+		}
+	}
+	return n, err
+}
+
+// get returns a page as a browser gets it.
+func get(ctx context.Context, url string) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Accept", "text/html")
+	req.Close = true // a connection that stays would be a leak of the demo
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	return io.ReadAll(resp.Body)
 }
 
 // interrupter ends a demo when the demo prints a text.
@@ -66,7 +167,7 @@ func TestAnInterruptedDemoLeavesNothing(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	out := &interrupter{at: "The workload writes", interrupt: cancel}
-	if err := Demo(ctx, out, nil); !errors.Is(err, context.Canceled) {
+	if err := Demo(ctx, nil, out, nil); !errors.Is(err, context.Canceled) {
 		t.Fatalf("Demo = %v, want the interrupt\n%s", err, out)
 	}
 	ledger, err := harness.KernelLedger(dir)

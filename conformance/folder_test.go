@@ -9,8 +9,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide.go/oxide"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/report"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
 func TestARunPrintsTheFolderThatContainsItsReport(t *testing.T) {
@@ -28,7 +31,7 @@ func TestARunPrintsTheFolderThatContainsItsReport(t *testing.T) {
 	}{
 		"next to the run's directory": {"", func(*job) {}, ExitConforms, ""},
 		"in a folder that cannot be written": {"gone", func(w *job) {
-			must(t, os.WriteFile(w.folder(), nil, 0o600))
+			csitest.Must(t, os.WriteFile(w.folder(), nil, 0o600))
 		}, ExitUsage, "folder of the report"},
 		"a report that does not add up": {"odd", func(w *job) {
 			w.report.Results = append(w.report.Results, w.report.Results[0])
@@ -43,8 +46,8 @@ func TestARunPrintsTheFolderThatContainsItsReport(t *testing.T) {
 					Rack: report.RackFacts{HotPlug: report.HotPlugUnknown}}}
 			w.report.Run.ID = w.id
 			w.dir = &harness.Run{Dir: filepath.Join(here, workDir(w.id)), Progress: &out}
-			must(t, os.Mkdir(w.dir.Dir, 0o700))
-			must(t, w.tryFolder())
+			csitest.Must(t, os.Mkdir(w.dir.Dir, 0o700))
+			csitest.Must(t, w.tryFolder())
 			test.spoil(w)
 			status, err := w.finish(t.Context())
 			if status != test.status || (err != nil) != (test.says != "") ||
@@ -63,44 +66,44 @@ func TestARunPrintsTheFolderThatContainsItsReport(t *testing.T) {
 
 func TestARunDoesNotReplaceTheReportOfAnother(t *testing.T) {
 	w := &job{settings: &settings{report: t.TempDir()}}
-	must(t, w.tryFolder())
-	must(t, os.WriteFile(filepath.Join(w.folder(), "report.json"), nil, 0o600))
+	csitest.Must(t, w.tryFolder())
+	csitest.Must(t, os.WriteFile(filepath.Join(w.folder(), "report.json"), nil, 0o600))
 	if err := w.tryFolder(); err == nil || !strings.Contains(err.Error(), "--report") {
 		t.Errorf("into the folder of another report: %v", err)
 	}
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 func TestARunEndsInOrderWhenItsDirectoryIsRemoved(t *testing.T) {
-	run := harness.RunFor(t)
+	t.Parallel()
+	run := plainRun(t)
 	rack := rackOf(t, run, harness.RackOptions{})
 	check := balance(t.Context(), t, rack)
-	p := prepare(t, run, rack, nil, "run", "--yes", "--only", "rules,ext4")
+	hold := func(hold string) {
+		csitest.Must(t, rack.Admin.Switch(t.Context(), map[string]any{"create_hold": hold}))
+	}
+	hold("1h") // the run waits for its first disk
+	p := prepare(t, run, rack, nil, "run", "--yes", "--only", "ext4")
 	p.Dir = filepath.Join(t.TempDir(), "here")
 	if err := os.Mkdir(p.Dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	first := lastRequest(t, rack, 0)
 	if err := p.Start(); err != nil {
 		t.Fatal(err)
 	}
 	if err := harness.Await(t.Context(), runTimeout, func() error {
-		if lastRequest(t, rack, first)-first < 100 {
-			return errors.New("the rules are not being checked yet")
+		disks, err := rack.Client.DiskListAllPages(t.Context(),
+			oxide.DiskListParams{Project: oxide.NameOrId(rack.Project)})
+		if err == nil && len(disks) == 0 {
+			err = errors.New("the run has not begun to create its first disk")
 		}
-		return nil
+		return err
 	}); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Remove(p.Dir); err != nil {
 		t.Fatal(err)
 	}
+	hold("0s")
 	p.await(t, ExitConforms)
 	check()
 }

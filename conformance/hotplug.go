@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -22,7 +25,17 @@ type errAttach struct{ error }
 // learnHotplug finds out whether the rack attaches a disk to this running instance. A refusal
 // means that the rack has no hot-plug only if it is the known refusal of such a rack, and if the
 // same disk then attaches to a stopped instance. Any other refusal is a failure of attach.
+//
+// A rack that only attaches would leave the disk here until this instance is stopped. So the trial
+// begins with an instance of its own. If that fails, the rules will say why.
 func (w *job) learnHotplug(ctx context.Context) (err error) {
+	trial, result := w.rack.TryHotplug(ctx)
+	w.note(result.Exchanges)
+	w.behaviours = trial.Says
+	if trial.Attaches && !trial.Detaches {
+		w.rack.AttachOnly, w.report.Rack.HotPlug = true, report.HotPlugAttachOnly
+		return nil
+	}
 	disk, err := w.createDisk(ctx, "hotplug", mark{Run: w.id})
 	if err != nil {
 		return err
@@ -39,11 +52,20 @@ func (w *job) learnHotplug(ctx context.Context) (err error) {
 	refused := w.attach(ctx, disk.Id, w.here.Id)
 	if refused == nil {
 		w.rack.Hotplug, w.report.Rack.HotPlug = true, report.HotPlugYes
-		return errors.Join(awaitDevice(ctx, w.sysfsRoot, disk.Name),
-			briefly("detach the disk of the trial from this instance",
-				w.detach(ctx, disk.Id, w.here.Id)))
+		if err := w.learnRemoval(ctx, disk); err != nil {
+			return err
+		}
+		trial, result := w.rack.TryRefusal(ctx)
+		w.note(result.Exchanges)
+		w.behaviours = append(w.behaviours, trial.Says...)
+		return nil
 	}
-	if !saysNotStopped(refused) {
+	if !rules.SaysNotStopped(refused) {
+		if now, err := w.look(ctx, disk.Id); err == nil {
+			if says := rules.Recorded(refused, now, w.here.Id); says != "" {
+				return errAttach{fmt.Errorf("attach: %s", strings.Join(append(w.behaviours, says), "; "))}
+			}
+		}
 		return errAttach{fmt.Errorf("attach: expected that the rack attaches a disk to this "+
 			"instance, or refuses because it is not stopped; found %s", rules.Brief(refused))}
 	}
@@ -64,21 +86,83 @@ func (w *job) learnHotplug(ctx context.Context) (err error) {
 	return nil
 }
 
-// deviceTimeout limits how long an instance takes to show the device of an attached disk.
-const deviceTimeout = 30 * time.Second
+// deviceTimeout limits how long an instance takes to show the device of an attached disk. A
+// simulated rack with an admin listener shows it at once.
+const (
+	deviceTimeout          = 30 * time.Second
+	simulatedDeviceTimeout = 5 * time.Second
+)
 
-// awaitDevice demands that this instance shows the disk. Otherwise every later volume would wait
-// for its device in vain.
-func awaitDevice(ctx context.Context, sysfsRoot string, disk oxide.Name) error {
-	serial := rules.SerialOf(disk)
-	err := harness.Await(ctx, deviceTimeout, func() error {
-		devices, err := guest.Devices(sysfsRoot)
+// learnRemoval waits for the device of the disk of the trial, and finds out how a detach removes it
+// from a program that reads it.
+func (w *job) learnRemoval(ctx context.Context, disk *oxide.Disk) error {
+	name, err := w.awaitDevice(ctx, disk.Name)
+	if err != nil {
+		return errors.Join(err, briefly("detach the disk of the trial from this instance",
+			w.detach(ctx, disk.Id, w.here.Id)))
+	}
+	device, err := os.Open(filepath.Join(w.devRoot, name))
+	if err != nil {
+		return errors.Join(err, w.detach(ctx, disk.Id, w.here.Id))
+	}
+	defer device.Close()
+	began, gone := time.Now(), make(chan time.Duration, 1)
+	go func() {
+		if last, is := readUntilGone(device, int64(disk.Size), began); is {
+			gone <- last
+		}
+	}()
+	if err := w.detach(ctx, disk.Id, w.here.Id); err != nil {
+		return briefly("detach the disk of the trial from this instance", err)
+	}
+	took := time.Since(began)
+	select {
+	case last := <-gone:
+		w.behaviours = append(w.behaviours, fmt.Sprintf("a detach takes a disk from a program that has "+
+			"it open: the program could read for %.1f s after the request, which took %.1f s",
+			last.Seconds(), took.Seconds()))
+	case <-time.After(deviceGrace): // the device stays, which a check of data reports, or was read
+	}
+	return nil
+}
+
+// deviceGrace is the time after a detach for which a device may still answer reads.
+const deviceGrace = 2 * time.Second
+
+// readUntilGone reads a device at places that are not in memory yet until a read fails. It returns
+// the time of the last read that succeeded. If it has read the whole device before, gone is false:
+// nobody knows for how long the device could have been read. A device that is gone may have no size
+// any more, so that a read finds its end.
+func readUntilGone(device io.ReaderAt, size int64, began time.Time) (last time.Duration,
+	gone bool) {
+	block, pace := make([]byte, 512), time.NewTicker(2*time.Millisecond)
+	defer pace.Stop()
+	for place := int64(0); place < size; place += harness.MiB / 4 {
+		if _, err := device.ReadAt(block, place); err != nil {
+			return last, true
+		}
+		last = time.Since(began)
+		<-pace.C
+	}
+	return last, false
+}
+
+// awaitDevice demands that this instance shows the disk, and returns its device's name. Otherwise
+// every later volume would wait for its device in vain.
+func (w *job) awaitDevice(ctx context.Context, disk oxide.Name) (name string, err error) {
+	serial, timeout := rules.SerialOf(disk), deviceTimeout
+	if w.rack.Admin != nil {
+		timeout = simulatedDeviceTimeout
+	}
+	err = harness.Await(ctx, timeout, func() error {
+		devices, err := guest.Devices(w.sysfsRoot)
 		if err != nil {
 			return err
 		}
 		var found []string
 		for _, d := range devices {
 			if d.Serial == serial {
+				name = d.Name
 				return nil
 			}
 			found = append(found, d.Serial)
@@ -87,9 +171,9 @@ func awaitDevice(ctx context.Context, sysfsRoot string, disk oxide.Name) error {
 			found)
 	})
 	if err != nil {
-		return errAttach{fmt.Errorf("attach: the rack attached a disk, but %w", err)}
+		return "", errAttach{fmt.Errorf("attach: the rack attached a disk, but %w", err)}
 	}
-	return nil
+	return name, nil
 }
 
 // onlyToStopped demands that the rack attaches the disk to a stopped instance, and refuses a
@@ -108,7 +192,7 @@ func (o *operator) onlyToStopped(ctx context.Context, disk, stopped, running str
 	case again == nil:
 		return errAttach{fmt.Errorf("attach: the rack attached a disk to this running instance only "+
 			"when it was asked again; at first: %s", rules.Brief(refused))}
-	case !saysNotStopped(again):
+	case !rules.SaysNotStopped(again):
 		return errAttach{fmt.Errorf("attach: expected that the rack refuses again because this "+
 			"instance is not stopped; found %s", rules.Brief(again))}
 	}
@@ -122,6 +206,13 @@ func (w *job) tellHotplug() {
 		found = warn("What needs it is blocked; the driver says that the instance must be stopped.",
 			"no: the rack attached a disk to a stopped instance, and to this one only when it is stopped")
 	}
+	if w.report.Rack.HotPlug == report.HotPlugAttachOnly {
+		found = warn("What needs it is blocked; the driver detaches a volume when the instance is "+
+			"stopped.", "attach only")
+	}
+	if len(w.behaviours) > 0 {
+		found.found += "; " + strings.Join(w.behaviours, "; ")
+	}
 	for i, line := range w.report.Preflight {
 		if line.Name == hotplugLine {
 			w.report.Preflight[i] = report.Line{Name: line.Name, Status: found.status,
@@ -129,13 +220,6 @@ func (w *job) tellHotplug() {
 		}
 	}
 	w.say("\n%-5s %-16s %s", found.status, hotplugLine, found.found)
-}
-
-// saysNotStopped recognizes the refusal of a rack without hot-plug (A17, A34).
-func saysNotStopped(err error) bool {
-	text := rules.Brief(err)
-	return errors.Is(err, oxide.ErrInvalidRequest) && errors.Is(err, oxide.ErrHTTP400) &&
-		strings.Contains(text, "instance is not fully stopped")
 }
 
 func (o *operator) attach(ctx context.Context, disk, instance string) error {

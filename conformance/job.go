@@ -32,6 +32,9 @@ type job struct {
 	// latency is the median time of a small request to the rack.
 	latency time.Duration
 
+	// behaviours are sentences about what the rack does with the disks of running instances.
+	behaviours []string
+
 	// dir has the run's processes and their logs. It is nil until something runs.
 	dir       *harness.Run
 	calls     callLog

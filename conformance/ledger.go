@@ -2,7 +2,6 @@ package conformance
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 
@@ -17,34 +16,43 @@ import (
 type inventory struct {
 	disks     []oxide.Disk
 	snapshots []oxide.Snapshot
+	images    []oxide.Image
 	instances []oxide.Instance
 }
 
 // inventory reads the objects of the project.
 func (o *operator) inventory(ctx context.Context) (inventory, error) {
 	var all inventory
-	read := func(what string, ask func() error) error {
-		if err := ask(); err != nil {
-			return fmt.Errorf("list the project's %s: %s", what, rules.Brief(err))
-		}
-		return nil
-	}
 	client, project := o.client, o.projectName
-	return all, errors.Join(
-		read("disks", func() (err error) {
+	for _, list := range []struct {
+		what string
+		ask  func() error
+	}{
+		{"disks", func() (err error) {
 			all.disks, err = client.DiskListAllPages(ctx, oxide.DiskListParams{Project: project})
 			return err
-		}),
-		read("snapshots", func() (err error) {
+		}},
+		{"snapshots", func() (err error) {
 			all.snapshots, err = client.SnapshotListAllPages(ctx,
 				oxide.SnapshotListParams{Project: project})
 			return err
-		}),
-		read("instances", func() (err error) {
+		}},
+		{"images", func() (err error) {
+			all.images, err = client.ImageListAllPages(ctx, oxide.ImageListParams{Project: project})
+			return err
+		}},
+		{"instances", func() (err error) {
 			all.instances, err = client.InstanceListAllPages(ctx,
 				oxide.InstanceListParams{Project: project})
 			return err
-		}))
+		}},
+	} {
+		// Each list of a rack that is away takes long, so the first error ends the inventory.
+		if err := list.ask(); err != nil {
+			return all, fmt.Errorf("list the project's %s: %s", list.what, rules.Brief(err))
+		}
+	}
+	return all, nil
 }
 
 // count returns the numbers of the objects for the report's ledger.
@@ -72,6 +80,9 @@ func (i inventory) of(is func(run string) bool) inventory {
 		slices.DeleteFunc(slices.Clone(i.snapshots), func(s oxide.Snapshot) bool {
 			return !ours(s.Description)
 		}),
+		slices.DeleteFunc(slices.Clone(i.images), func(m oxide.Image) bool {
+			return !ours(m.Description)
+		}),
 		slices.DeleteFunc(slices.Clone(i.instances), func(n oxide.Instance) bool {
 			// Only a run itself creates an instance, never its driver.
 			m, is := parseMark(n.Description)
@@ -97,7 +108,7 @@ func (i inventory) ofDriver() inventory {
 }
 
 func (i inventory) empty() bool {
-	return len(i.disks) == 0 && len(i.snapshots) == 0 && len(i.instances) == 0
+	return len(i.disks) == 0 && len(i.snapshots) == 0 && len(i.images) == 0 && len(i.instances) == 0
 }
 
 // names returns the names of the objects, for people.
@@ -112,6 +123,9 @@ func (i inventory) names() []string {
 	}
 	for _, s := range i.snapshots {
 		names = append(names, fmt.Sprintf("snapshot %s (%s)", s.Name, gibibytes(s.Size)))
+	}
+	for _, m := range i.images {
+		names = append(names, fmt.Sprintf("image %s (%s)", m.Name, gibibytes(m.Size)))
 	}
 	return names
 }

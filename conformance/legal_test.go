@@ -8,7 +8,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -23,6 +22,7 @@ import (
 const sampledKinds = 3
 
 func TestNoRunBlamesALegalRack(t *testing.T) {
+	t.Parallel()
 	p := proof.New(t, "legal-runs")
 	kinds := legal.Kinds()
 	p.Rand().Shuffle(len(kinds), func(i, j int) { kinds[i], kinds[j] = kinds[j], kinds[i] })
@@ -30,7 +30,7 @@ func TestNoRunBlamesALegalRack(t *testing.T) {
 	if !p.Long() {
 		kinds, args = kinds[:sampledKinds], append(args, "--only", partRules)
 	}
-	run := harness.RunFor(t)
+	run := plainRun(t)
 	var mu sync.Mutex
 	// mu guards the counts.
 	runs, alarms, verdicts := 0, 0, map[report.Verdict]int{}
@@ -112,12 +112,7 @@ func legalRuns(t *testing.T, run *harness.Run, rack *harness.Rack, kind legal.Ki
 		}
 		for _, p := range programs {
 			group.Go(func() error {
-				if err := p.Start(); err != nil {
-					return err
-				}
-				stop := time.AfterFunc(3*runTimeout, func() { _ = p.Process.Kill() })
-				defer stop.Stop()
-				_ = p.Wait() // the report has the result
+				_ = p.limited() // the report has the result
 				return nil
 			})
 		}

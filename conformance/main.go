@@ -89,7 +89,11 @@ func demoVerb(ctx context.Context, p *Program, args []string) (int, error) {
 	if len(args) > 0 {
 		return ExitUsage, fmt.Errorf("demo takes no arguments; found %q", args[0])
 	}
-	if err := Demo(ctx, p.Stdout, p.Self); err != nil {
+	var in io.Reader
+	if p.Getenv("PAUSE") != "" {
+		in = p.Stdin
+	}
+	if err := Demo(ctx, in, p.Stdout, p.Self); err != nil {
 		return ExitFails, fmt.Errorf("demo: %w", err)
 	}
 	return ExitConforms, nil

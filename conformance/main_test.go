@@ -26,6 +26,15 @@ const runTimeout = 10 * time.Minute
 // canary is a token that no rack accepts, and that no program may print.
 const canary = "oxide-token-canary-5c1f"
 
+// plainRun makes a run whose programs have no race detector. The whole run on a rack with hot-plug
+// has it: that run contains everything but interruptions and clean.
+func plainRun(t *testing.T) *harness.Run {
+	t.Helper()
+	run := harness.RunFor(t)
+	run.Plain = true
+	return run
+}
+
 // rackOf starts a simulated rack with TLS and the instances a and b, and helper, which is
 // stopped.
 func rackOf(t *testing.T, run *harness.Run, options harness.RackOptions) *harness.Rack {
@@ -124,6 +133,17 @@ func (p *program) exit(t *testing.T, want int) {
 		t.Fatal(err)
 	}
 	p.await(t, want)
+}
+
+// limited runs the program, and kills it if it takes far too long. The error of a program that
+// ended has its exit status.
+func (p *program) limited() error {
+	if err := p.Start(); err != nil {
+		return err
+	}
+	end := time.AfterFunc(3*runTimeout, func() { _ = p.Process.Kill() })
+	defer end.Stop()
+	return p.Wait()
 }
 
 // await waits for the end of the program and demands an exit status.

@@ -5,6 +5,7 @@ package conformance
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"slices"
 	"strings"
@@ -22,6 +23,7 @@ import (
 )
 
 func TestARackWithHotPlugConformsAndEverythingRuns(t *testing.T) {
+	t.Parallel()
 	run := harness.RunFor(t)
 	rack := rackOf(t, run, harness.RackOptions{})
 	// The disk of a stranger has a name that csi-sanity uses, too.
@@ -67,8 +69,9 @@ func TestARackWithHotPlugConformsAndEverythingRuns(t *testing.T) {
 }
 
 func TestARackWithoutHotPlugIsBlockedAndTheNumbersAddUp(t *testing.T) {
-	run := harness.RunFor(t)
-	rack := rackOf(t, run, harness.RackOptions{ColdPlug: true})
+	t.Parallel()
+	run := plainRun(t)
+	rack := rackOf(t, run, harness.RackOptions{Hotplug: adminapi.HotplugNone})
 	check := balance(t.Context(), t, rack)
 
 	p := prepare(t, run, rack, nil, "run", "--yes")
@@ -153,7 +156,8 @@ func figure(t *testing.T, name string, pairs ...any) {
 }
 
 func TestARackThatRefusesEveryAttachDoesNotConform(t *testing.T) {
-	run := harness.RunFor(t)
+	t.Parallel()
+	run := plainRun(t)
 	rack := rackOf(t, run, harness.RackOptions{})
 	check := balance(t.Context(), t, rack)
 	for refusal, times := range map[string]int{"instance is not fully stopped": 0, "no": 0,
@@ -177,7 +181,8 @@ func TestARackThatRefusesEveryAttachDoesNotConform(t *testing.T) {
 }
 
 func TestARackThatShowsNoDevicesDoesNotConform(t *testing.T) {
-	run := harness.RunFor(t)
+	t.Parallel()
+	run := plainRun(t)
 	rack := rackOf(t, run, harness.RackOptions{})
 	check := balance(t.Context(), t, rack)
 	if err := rack.Admin.Mutate(t.Context(), "A54-serial-of-id"); err != nil {
@@ -193,7 +198,8 @@ func TestARackThatShowsNoDevicesDoesNotConform(t *testing.T) {
 }
 
 func TestARunWhoseTokenExpiresReportsThatAndFailsNoResult(t *testing.T) {
-	run := harness.RunFor(t)
+	t.Parallel()
+	run := plainRun(t)
 	rack := rackOf(t, run, harness.RackOptions{})
 	fault, err := rack.Admin.AddFault(t.Context(), adminapi.Fault{Phase: adminapi.Instead, Skip: 200,
 		Response: &adminapi.Response{Status: 401, ErrorCode: "Unauthorized",
@@ -249,7 +255,7 @@ func TestTheDisksOfAnInstanceCountAgainstTheBudget(t *testing.T) {
 		if now := b.budget.now(); now != (amount{3, 4}) {
 			t.Errorf("%s: the budget has %s", name, now)
 		}
-		b.budget.gone("b")
+		b.budget.deleted("b")
 		if now := b.budget.now(); now != (amount{2, 2}) {
 			t.Errorf("%s: without the boot disk the budget has %s", name, now)
 		}
@@ -263,7 +269,7 @@ type roundTrip func(*http.Request) (*http.Response, error)
 func (f roundTrip) RoundTrip(req *http.Request) (*http.Response, error) { return f(req) }
 
 func TestAPreflightRefusesASiloWithoutRoomForTheRules(t *testing.T) {
-	run := harness.RunFor(t)
+	run := plainRun(t)
 	for gib, want := range map[int64]int{14: ExitUsage, 15: ExitConforms} {
 		rack := rackOf(t, run, harness.RackOptions{QuotaBytes: gib*harness.GiB + 1<<20})
 		p := prepare(t, run, rack, nil, "preflight", "--only", partRules)
@@ -272,35 +278,136 @@ func TestAPreflightRefusesASiloWithoutRoomForTheRules(t *testing.T) {
 			t.Errorf("with %d GiB: %s", gib, p.out.String())
 		}
 	}
-	rack := rackOf(t, run, harness.RackOptions{})
-	p := prepare(t, run, rack, nil, "run", "--yes", "--only", partRules, "--budget", "15,15")
-	p.exit(t, ExitConforms)
-	staysWithinItsNeed(t, p)
+}
+
+func TestADeletedObjectLeavesTheBudgetHoweverItWasNamedAndAnswered(t *testing.T) {
+	const id = "9a1c43ee-2c7c-4a4b-8d4d-6f6f1c3d2b10"
+	for name, test := range map[string]struct {
+		path   string
+		status int
+		// early means that the deletion ends before the creation is answered.
+		early bool
+		left  int
+	}{
+		"by its ID":                    {path: id, status: http.StatusNoContent},
+		"by its name":                  {path: "made", status: http.StatusNoContent},
+		"again, after a lost answer":   {path: id, status: http.StatusNotFound},
+		"by its ID, before the answer": {path: id, status: http.StatusNoContent, early: true},
+		"by its name, before the answer": {path: "made", status: http.StatusNoContent,
+			early: true},
+		"another one":   {path: "other", status: http.StatusNoContent, left: 1},
+		"refused":       {path: id, status: http.StatusBadRequest, left: 1},
+		"a busy rack's": {path: id, status: http.StatusServiceUnavailable, left: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := budgeted{budget: newBudget(amount{1, 1})}
+			send := func(method, path, body string) {
+				t.Helper()
+				req, err := http.NewRequestWithContext(t.Context(), method, "https://rack/v1"+path,
+					strings.NewReader(body))
+				if err != nil {
+					t.Fatal(err)
+				}
+				answer, err := b.RoundTrip(req)
+				if err != nil {
+					t.Fatal(err)
+				}
+				_ = answer.Body.Close()
+			}
+			remove := func() { send(http.MethodDelete, "/snapshots/"+test.path, "") }
+			b.next = roundTrip(func(req *http.Request) (*http.Response, error) {
+				if req.Method == http.MethodDelete {
+					return &http.Response{StatusCode: test.status, Body: http.NoBody}, nil
+				}
+				if test.early {
+					remove()
+				}
+				return &http.Response{StatusCode: http.StatusCreated,
+					Body: io.NopCloser(strings.NewReader(`{"id":"` + id + `"}`))}, nil
+			})
+			send(http.MethodPost, "/snapshots", `{"name":"made"}`)
+			if !test.early {
+				remove()
+			}
+			if now := b.budget.now().objects; now != test.left {
+				t.Errorf("the budget has %d objects, not %d", now, test.left)
+			}
+		})
+	}
 }
 
 func TestACreationThatExceedsTheBudgetIsRefused(t *testing.T) {
 	b := newBudget(amount{2, 3})
-	first, err := b.begin(1)
+	first, err := b.begin(&object{gib: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
-	second, err := b.begin(2)
+	second, err := b.begin(&object{gib: 2})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.begin(1); err == nil || !strings.Contains(err.Error(), "--budget") {
+	if _, err := b.begin(&object{gib: 1}); err == nil || !strings.Contains(err.Error(), "--budget") {
 		t.Errorf("a third object: %v", err)
 	}
-	first("a")
-	second("")
-	third, err := b.begin(2)
+	first(true, "a")
+	second(false)
+	third, err := b.begin(&object{gib: 2})
 	if err != nil {
 		t.Errorf("after one was not made: %v", err)
 	}
-	third("c")
-	b.gone("a")
-	b.gone("c")
+	third(true, "c")
+	b.deleted("a")
+	b.deleted("c")
 	if now := b.now(); now != (amount{}) || b.peak() != (amount{2, 3}) {
 		t.Errorf("there are %s, the most was %s", now, b.peak())
+	}
+}
+
+func TestARunSaysHowARackTreatsTheDisksOfRunningInstances(t *testing.T) {
+	fails := adminapi.Fault{Operation: "instance_disk_attach",
+		Device: &adminapi.DeviceFault{Fails: true}}
+	for name, test := range map[string]struct {
+		hotplug adminapi.Hotplug
+		fault   *adminapi.Fault
+		exit    int
+		want    report.HotPlug
+		says    []string
+	}{
+		"attach only, refusals as 500": {adminapi.HotplugAttachOnly.With(adminapi.RefusalsAs500), nil,
+			ExitFails, report.HotPlugAttachOnly, []string{
+				"attach only; a running instance gains a disk, and keeps it until it is stopped",
+				"cannot detach disk: instance is not fully stopped (request ",
+				"a refused attach is a 500 without a reason"}},
+		"a record without a device": {adminapi.HotplugFull.With(adminapi.RecordFirst), &fails,
+			ExitFails, report.HotPlugUnknown, []string{"an attach that failed stays recorded: the disk",
+				"the answer was HTTP 500 Internal: Internal Server Error (request "}},
+		"removal by surprise, refusals as 500": {
+			adminapi.HotplugFull.With(adminapi.SurpriseRemoval, adminapi.RefusalsAs500), nil,
+			ExitFails, report.HotPlugYes, []string{"a refused attach is a 500 without a reason",
+				"a detach takes a disk from a program that has it open", "which took "}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			run := harness.RunFor(t)
+			rack := rackOf(t, run, harness.RackOptions{Hotplug: test.hotplug})
+			if test.fault != nil {
+				if _, err := rack.Admin.AddFault(t.Context(), *test.fault); err != nil {
+					t.Fatal(err)
+				}
+			}
+			p := prepare(t, run, rack, nil, "run", "--yes", "--only", partRules)
+			p.exit(t, test.exit)
+			r := p.report(t)
+			if r.Rack.HotPlug != test.want {
+				t.Errorf("hot-plug is %q, want %q", r.Rack.HotPlug, test.want)
+			}
+			for _, says := range test.says {
+				if !strings.Contains(p.out.String(), says) {
+					t.Errorf("the output lacks %q:\n%s", says, p.out.String())
+				}
+			}
+			if strings.Contains(p.out.String(), "which took 0.0") {
+				t.Errorf("a removal by surprise took no time:\n%s", p.out.String())
+			}
+		})
 	}
 }

@@ -103,7 +103,9 @@ func (w *job) carryOut(ctx context.Context) {
 	if err != nil && w.askRack(ctx) == nil {
 		w.incomplete(err)
 	}
-	w.sweep(ctx)
+	if !w.sweep(ctx) {
+		return
+	}
 	after, err := w.inventory(context.WithoutCancel(ctx))
 	if err != nil {
 		w.incomplete(err)
@@ -219,8 +221,9 @@ func (w *job) result(r report.Result) {
 
 // sweep removes all that carries the run's mark. What the driver should have deleted is a failure.
 // What the program has made itself is not: its checks say so if they could not remove it, and a
-// creation that was not answered is found only now.
-func (w *job) sweep(ctx context.Context) {
+// creation that was not answered is found only now. It returns false if the rack does not list its
+// objects.
+func (w *job) sweep(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
 	defer cancel()
 	if err := w.rack.Close(ctx); err != nil {
@@ -229,7 +232,7 @@ func (w *job) sweep(ctx context.Context) {
 	all, err := w.inventory(ctx)
 	if err != nil {
 		w.incomplete(fmt.Errorf("sweep: %w; clean up with %s", err, w.cleanCommand()))
-		return
+		return false
 	}
 	mine := deadRun{id: w.id, mark: w.manifest(),
 		left: all.of(func(run string) bool { return run == w.id })}
@@ -237,6 +240,7 @@ func (w *job) sweep(ctx context.Context) {
 	if err := w.remove(ctx, mine); err != nil {
 		w.incomplete(fmt.Errorf("sweep: %w; clean up with %s", err, w.cleanCommand()))
 	}
+	return true
 }
 
 // finish judges, writes the report and says the verdict.

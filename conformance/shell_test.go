@@ -15,13 +15,14 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/report"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
 // shellOf writes an executable file with a script, and returns its command.
 func shellOf(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "shell")
-	must(t, os.WriteFile(path, []byte("#!/bin/sh\n"+text), 0o700))
+	csitest.Must(t, os.WriteFile(path, []byte("#!/bin/sh\n"+text), 0o700))
 	return path
 }
 
@@ -48,7 +49,8 @@ func TestAShellDoesNotGetTheToken(t *testing.T) {
 }
 
 func TestAShellThatReachesAnotherInstanceLaterChecksNoData(t *testing.T) {
-	run := harness.RunFor(t)
+	t.Parallel()
+	run := plainRun(t)
 	rack := rackOf(t, run, harness.RackOptions{})
 	p := prepare(t, run, rack, set("OXIDE_CONFORMANCE_SECOND_SHELL", shellOf(t, fmt.Sprintf(
 		"case $1 in *agent*) exec %s \"$1\";; esac\nexec %s \"$1\"\n", inside(rack, "a"),

@@ -11,7 +11,8 @@ import (
 )
 
 func TestAnImpossibleCommandEndsWithOneLineAndChangesNothing(t *testing.T) {
-	run := harness.RunFor(t)
+	t.Parallel()
+	run := plainRun(t)
 	rack := rackOf(t, run, harness.RackOptions{})
 	for name, test := range map[string]struct {
 		env  map[string]string
@@ -89,7 +90,7 @@ func TestEveryVerbAndSettingIsInTheHelp(t *testing.T) {
 }
 
 func TestAPreflightCreatesNothingAndReportsWhatARunWouldFind(t *testing.T) {
-	run := harness.RunFor(t)
+	run := plainRun(t)
 	rack := rackOf(t, run, harness.RackOptions{Args: []string{"--token-ttl", "240h"}})
 	p := prepare(t, run, rack, nil, "preflight")
 	p.exit(t, ExitConforms)
@@ -107,7 +108,7 @@ func TestAPreflightCreatesNothingAndReportsWhatARunWouldFind(t *testing.T) {
 }
 
 func TestAPreflightNamesTheRoleThatAViewerLacks(t *testing.T) {
-	run := harness.RunFor(t)
+	run := plainRun(t)
 	rack := rackOf(t, run, harness.RackOptions{})
 	if err := rack.Admin.Switch(t.Context(), map[string]any{"role": "viewer"}); err != nil {
 		t.Fatal(err)

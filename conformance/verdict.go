@@ -50,8 +50,9 @@ func (w *job) judge(ctx context.Context) int {
 			"any result: %s", r.Count(report.Interrupted), cmp.Or(strings.Join(notRun(r), ", "), "no part"))
 		return ExitUsage
 	case r.Count(report.Blocked) > 0:
-		r.Verdict, r.Why = report.BlockedByRack, fmt.Sprintf("the rack attaches disks to stopped "+
-			"instances only: %d of %d could not be run; the %d that could have passed",
+		r.Verdict, r.Why = report.BlockedByRack, fmt.Sprintf("the rack attaches or "+
+			"detaches disks of stopped instances only: %d of %d could not be run; the %d that "+
+			"could have passed",
 			r.Count(report.Blocked), len(r.Results)-r.Count(report.NotApplicable), passed)
 		return ExitBlocked
 	}

@@ -74,10 +74,13 @@ func RunBy(runner string, blocks []Block) []Block {
 }
 
 // These lists contain the pages with blocks of the class Cluster. The pages of ByHelm install,
-// change and remove the driver, in this order. Those of OnCluster need it installed.
+// change and remove the driver, in this order. Those of OnCluster need it installed, and OnColdRack
+// also takes the rack's hot-plug away and gives it back.
 var (
 	ByHelm = []string{"docs/howto/install.md", "docs/howto/upgrade.md",
 		"docs/howto/node-keeper.md", "docs/howto/uninstall.md"}
-	OnCluster = []string{"docs/tutorial.md", "docs/howto/snapshots.md",
+	OnCluster = []string{"docs/tutorial.md", "docs/howto/back-up.md", "docs/howto/snapshots.md",
+		"docs/howto/grow-a-volume.md", "docs/howto/revert-to-a-snapshot.md",
 		"docs/howto/rotate-the-token.md", "docs/troubleshooting.md"}
+	OnColdRack = []string{"docs/tutorial-cold-rack.md"}
 )

@@ -30,7 +30,7 @@ func TestEveryBlockOfCodeHasAClass(t *testing.T) {
 			onCluster = append(onCluster, page.Path)
 		}
 	}
-	want := slices.Sorted(slices.Values(slices.Concat(ByHelm, OnCluster)))
+	want := slices.Sorted(slices.Values(slices.Concat(ByHelm, OnCluster, OnColdRack)))
 	if diff := cmp.Diff(want, onCluster); diff != "" {
 		t.Errorf("the end-to-end suite runs other pages than those with blocks for it "+
 			"(-suite +pages):\n%s", diff)

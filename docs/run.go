@@ -22,6 +22,8 @@ type Session struct {
 	Dir string
 	// Env is the complete environment of the commands.
 	Env []string
+	// User is who runs the commands, who must be able to write to Dir; nil is this process's.
+	User *syscall.Credential
 }
 
 // endGrace is how long processes that a page has left running may take to end.
@@ -36,14 +38,14 @@ func (s Session) Run(ctx context.Context, blocks []Block) (err error) {
 	}
 	defer func() { err = errors.Join(err, log.Close()) }()
 	script := filepath.Join(s.Dir, "session.sh")
-	if err := os.WriteFile(script, []byte(s.script(blocks)), 0o600); err != nil {
+	if err := os.WriteFile(script, []byte(s.script(blocks)), 0o644); err != nil {
 		return fmt.Errorf("write the commands: %w", err)
 	}
 	bash := exec.CommandContext(ctx, "bash", "-e", "-o", "pipefail", script)
 	bash.Dir, bash.Stdout, bash.Stderr = s.Root, log, log
 	bash.Env = slices.Concat(s.Env, []string{"TMPDIR=" + s.Dir})
 	// Background processes of the commands belong to this group.
-	bash.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	bash.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: s.User}
 	bash.Cancel = func() error { return syscall.Kill(-bash.Process.Pid, syscall.SIGTERM) }
 	bash.WaitDelay = endGrace
 	if err := bash.Start(); err != nil {

@@ -4,12 +4,15 @@ package docs
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -125,7 +128,7 @@ func nothingLeft(dir string) error {
 }
 
 func TestTheCommandsForAClusterAreValidShell(t *testing.T) {
-	for _, path := range slices.Concat(ByHelm, OnCluster) {
+	for _, path := range slices.Concat(ByHelm, OnCluster, OnColdRack) {
 		page, err := Read(root, path)
 		if err != nil {
 			t.Fatal(err)
@@ -180,5 +183,132 @@ func TestTheBlocksOfAPageAreOneSession(t *testing.T) {
 		{Text: "T=$(mktemp -d)\nsleep 600 &"}, {Text: "echo $T", Prints: dir}, {Text: "kill %1; wait"}})
 	if err != nil {
 		t.Error(err)
+	}
+}
+
+// nobody is a user without rights.
+var nobody = &syscall.Credential{Uid: 65534, Gid: 65534}
+
+// TestAPageEndsForANewcomer runs the first blocks of the pages that wait for a simulator, as people
+// do who have not read what they need. No wait may last, and the last words of what failed must be
+// there.
+func TestAPageEndsForANewcomer(t *testing.T) {
+	run := harness.RunFor(t)
+	taken, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	for _, c := range []struct {
+		name, page string
+		blocks     int // so many of the page's first blocks
+		user       *syscall.Credential
+		// simulator is the program of this name on the PATH, in bash; SIMULATOR is the true one.
+		simulator string
+		says      string
+		fails     bool
+	}{
+		{"as nobody, without devices", "docs/howto/simulator.md", 3, nobody, `exec SIMULATOR "$@"`,
+			`"state":"detached"`, false},
+		{"as nobody, with devices", "README.md", 1, nobody, `exec SIMULATOR "$@"`,
+			"loop devices need root", true},
+		{"with the port taken", "docs/howto/simulator.md", 2, nil,
+			`exec SIMULATOR "$@" --listen ` + taken.Addr().String(), "address already in use", true},
+		{"with the port taken, of the driver", "README.md", 1, nil,
+			`exec SIMULATOR "$@" --listen ` + taken.Addr().String(), "address already in use", true},
+		{"without the program", "docs/howto/simulator.md", 2, nil, "",
+			"oxide-simulator: command not found", true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			session := Session{Root: root, Dir: public(t), User: c.user}
+			bin := filepath.Join(session.Dir, "bin")
+			if err := os.Mkdir(bin, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			session.Env = []string{"HOME=" + session.Dir,
+				"PATH=" + bin + ":/usr/bin:/bin:/usr/sbin:/sbin"}
+			for _, program := range programs {
+				copyProgram(t, run, program, filepath.Join(bin, "true-"+program))
+			}
+			// Go would compile for minutes. This one knows what the pages ask of it.
+			script := func(name, text string) {
+				text = strings.ReplaceAll("#!/bin/bash\n"+text+"\n", "SIMULATOR",
+					filepath.Join(bin, "true-oxide-simulator"))
+				if err := os.WriteFile(filepath.Join(bin, name), []byte(text), 0o755); err != nil {
+					t.Fatal(err)
+				}
+			}
+			script("go", `case $1 in
+build) cp "${0%/*}/oxide-simulator" "$3"
+	cp "${0%/*}/true-oxide-csi-plugin" "$3/oxide-csi-plugin";;
+*) exec sleep 600;;
+esac`)
+			if c.simulator != "" {
+				script("oxide-simulator", c.simulator)
+			}
+			page, err := Read(root, c.page)
+			if err != nil {
+				t.Fatal(err)
+			}
+			blocks, err := page.Blocks()
+			if err != nil {
+				t.Fatal(err)
+			}
+			blocks = RunBy(Here, blocks)[:c.blocks]
+			// A terminal goes on after a failure. What still runs is ended after the last block.
+			blocks[0].Text = "set +e\n" + blocks[0].Text
+			blocks[len(blocks)-1].Text += "\nkill $RACK $DRIVER; wait"
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+			defer cancel()
+			err = session.Run(ctx, blocks)
+			if ctx.Err() != nil {
+				t.Fatalf("%s waits for ever: %v", c.page, err)
+			}
+			var said strings.Builder
+			for i := range blocks {
+				out, err := os.ReadFile(session.output(i))
+				if err != nil {
+					t.Fatal(err)
+				}
+				said.Write(out)
+			}
+			if (err != nil) != c.fails || !strings.Contains(said.String(), c.says) {
+				t.Errorf("%s ended with %v and without %q in\n%s", c.page, err, c.says, &said)
+			}
+		})
+	}
+}
+
+// public creates a directory that everybody may use, and removes it when the test ends.
+func public(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "newcomer-")
+	if err == nil {
+		err = os.Chmod(dir, 0o777)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(nothingLeft(dir), os.RemoveAll(dir)); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+// copyProgram copies one of our programs to where everybody may run it.
+func copyProgram(t *testing.T, run *harness.Run, program, to string) {
+	t.Helper()
+	from, err := run.Binary(t.Context(), program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(from)
+	if err == nil {
+		err = os.WriteFile(to, data, 0o755)
+	}
+	if err != nil {
+		t.Fatal(err)
 	}
 }

@@ -23,8 +23,11 @@ type binaries struct {
 }
 
 // Binary returns the path of a program of this module. The first call builds the program, with
-// the race detector if this binary has it.
+// the race detector if this binary has it and the run is not plain.
 func (r *Run) Binary(ctx context.Context, program string) (string, error) {
+	if plain := os.Getenv(PlainVariable); r.Plain && plain != "" {
+		return filepath.Abs(filepath.Join(plain, program))
+	}
 	if ready := os.Getenv(BinaryVariable(program)); ready != "" {
 		return filepath.Abs(ready)
 	}
@@ -44,6 +47,10 @@ func (r *Run) Binary(ctx context.Context, program string) (string, error) {
 	return path, nil
 }
 
+// PlainVariable is the environment variable that names the directory of the programs of plain
+// runs.
+const PlainVariable = "OXIDE_PLAIN_PROGRAMS"
+
 // BinaryVariable returns the name of the environment variable that names a program that is
 // built already.
 func BinaryVariable(program string) string {
@@ -62,7 +69,7 @@ func (r *Run) command(ctx context.Context, program string) ([]string, error) {
 func (r *Run) build(ctx context.Context, program, path string) error {
 	args := []string{"build", "-o", path}
 	how := ""
-	if RaceDetector {
+	if RaceDetector && !r.Plain {
 		args = append(args, "-race")
 		how = " with the race detector"
 	}

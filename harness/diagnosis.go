@@ -4,7 +4,7 @@ package harness
 type Diagnosis struct {
 	Chains []struct {
 		Links   []struct{ Link, State, What string }
-		Finding struct{ Link, Reason, Wrong, Next string }
+		Finding struct{ Link, Reason, Wrong, Do, Next string }
 	}
 }
 

@@ -31,6 +31,22 @@ func (e *Environment) StartPlugin(ctx context.Context, options PluginOptions) (*
 	return plugin, plugin.AwaitReady(ctx)
 }
 
+// StartNodes starts a node driver in every instance, and returns them by the instance's name.
+func (e *Environment) StartNodes(ctx context.Context, options PluginOptions) (
+	map[string]*Plugin, error) {
+	options.Mode = ModeNode
+	nodes := map[string]*Plugin{}
+	for _, instance := range e.Rack.Instances {
+		options.Instance = instance.Name
+		plugin, err := e.StartPlugin(ctx, options)
+		if err != nil {
+			return nil, err
+		}
+		nodes[instance.Name] = plugin
+	}
+	return nodes, nil
+}
+
 // TakeBaseline takes the ledger with which Balance compares.
 func (e *Environment) TakeBaseline(ctx context.Context) (err error) {
 	e.Baseline, err = e.Rack.Ledger(ctx, e.Plugins...)

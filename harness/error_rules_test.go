@@ -13,6 +13,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
 // capacities is a controller that implements GetCapacity only.
@@ -31,7 +33,7 @@ func askedByRules(ctx context.Context, t *testing.T, answer func(ctx context.Con
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "s")
 	listener, err := net.Listen("unix", socket)
-	must(t, err)
+	csitest.Must(t, err)
 	server := grpc.NewServer()
 	csi.RegisterControllerServer(server, capacities{answer: answer})
 	served := make(chan error, 1)
@@ -42,7 +44,7 @@ func askedByRules(ctx context.Context, t *testing.T, answer func(ctx context.Con
 	})
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithUnaryInterceptor(ErrorRules),
 		grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must(t, err)
+	csitest.Must(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	_, err = csi.NewControllerClient(conn).GetCapacity(ctx, &csi.GetCapacityRequest{})
 	return err

@@ -52,9 +52,12 @@ func Changes(path string) ([]Change, error) {
 	return changes, lines.Err()
 }
 
+// flightDir is the directory of a node's flight record below the plugin's.
+const flightDir = "volumes/flight"
+
 // FlightFile returns the path at which a node's driver records the changes of a volume.
 func (p *Plugin) FlightFile(volumeID string) string {
-	return filepath.Join(p.Dir, "volumes", "flight", volumeID+".jsonl")
+	return filepath.Join(p.Dir, flightDir, volumeID+".jsonl")
 }
 
 // CheckFlightDirs checks two rules in the flight recorders of several nodes, which hold for

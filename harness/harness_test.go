@@ -8,22 +8,16 @@ import (
 	"strings"
 	"testing"
 	"time"
-)
 
-// must ends the test on an error.
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
+)
 
 // script starts a shell script in place of a program under test.
 func script(t *testing.T, text string, env ...string) *process {
 	t.Helper()
 	p, err := startProcess("script", filepath.Join(t.TempDir(), "log"),
 		[]string{"/bin/sh", "-c", text}, env)
-	must(t, err)
+	csitest.Must(t, err)
 	t.Cleanup(p.kill)
 	return p
 }
@@ -33,7 +27,7 @@ func firstLine(t *testing.T, p *process) string {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	line, err := p.firstLine(ctx)
-	must(t, err)
+	csitest.Must(t, err)
 	return line
 }
 
@@ -90,9 +84,21 @@ func TestAProgramGetsOnlyTheEnvironmentThatTheHarnessSets(t *testing.T) {
 	}
 }
 
+func TestOnlyAPlainRunStartsTheProgramsWithoutTheRaceDetector(t *testing.T) {
+	t.Setenv(BinaryVariable("oxide-simulator"), "/built/oxide-simulator")
+	t.Setenv(PlainVariable, "/built/plain")
+	for plain, want := range map[bool]string{false: "/built/oxide-simulator",
+		true: "/built/plain/oxide-simulator"} {
+		got, err := (&Run{Plain: plain}).Binary(t.Context(), "oxide-simulator")
+		if err != nil || got != want {
+			t.Errorf("plain: %t: Binary = %s, %v, want %s", plain, got, err, want)
+		}
+	}
+}
+
 func TestTheTailOfALogIsWholeLines(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
-	must(t, os.WriteFile(path, []byte("first\nsecond\nthird\n"), 0o600))
+	csitest.Must(t, os.WriteFile(path, []byte("first\nsecond\nthird\n"), 0o600))
 	for size, want := range map[int64]string{
 		100: "first\nsecond\nthird\n", 10: "third\n", 15: "second\nthird\n",
 	} {
@@ -106,7 +112,7 @@ func TestARunKeepsItsDirectoryAfterAFailure(t *testing.T) {
 	var said strings.Builder
 	for _, failed := range []bool{false, true} {
 		run, err := NewRun(&said)
-		must(t, err)
+		csitest.Must(t, err)
 		t.Cleanup(func() { os.RemoveAll(run.Dir) })
 		if failed {
 			run.Failed()

@@ -71,7 +71,7 @@ func (r *Rack) watched(plugins []*Plugin) []watchedProcess {
 	port := netPort(r.URL)
 	all := []watchedProcess{
 		{name: "the simulator", proc: r.proc, port: port, peers: max(1, len(plugins)),
-			goroutines: r.Admin.Goroutines},
+			console: netPort(r.Admin.URL), goroutines: r.Admin.Goroutines},
 	}
 	for _, p := range plugins {
 		all = append(all, watchedProcess{name: "the driver in mode " + p.options.Mode, proc: p.proc,
@@ -113,7 +113,7 @@ func (r *Rack) compare(ctx context.Context, start Ledger, plugins ...*Plugin) er
 func (r *Rack) addState(ctx context.Context, ledger Ledger) error {
 	state, err := r.Admin.State(ctx)
 	return errors.Join(err, addEach(ledger, "disk", state.Disks),
-		addEach(ledger, "snapshot", state.Snapshots),
+		addEach(ledger, "snapshot", state.Snapshots), addEach(ledger, "image", state.Images),
 		addEach(ledger, "attachment", state.Attachments))
 }
 

@@ -28,6 +28,9 @@ type watchedProcess struct {
 	name string
 	proc *process
 	port uint16
+	// console is the port whose connections are not counted: browsers that show a simulator's console
+	// come and go. It is 0 for a process without one.
+	console uint16
 	// peers is the number of processes that connect to this one, or to which it connects.
 	peers int
 	// goroutines returns the goroutine profile of the process, as text.
@@ -43,7 +46,7 @@ func (s watchedProcess) add(ctx context.Context, ledger Ledger) error {
 	if err != nil {
 		return fmt.Errorf("list the goroutines of %s: %w", s.name, err)
 	}
-	files, connections, err := openFiles(s.proc.pid(), s.port)
+	files, connections, err := openFiles(s.proc.pid(), s.port, s.console)
 	if err != nil {
 		return fmt.Errorf("list the open files of %s: %w", s.name, err)
 	}
@@ -58,8 +61,8 @@ func (s watchedProcess) add(ctx context.Context, ledger Ledger) error {
 func (s watchedProcess) goroutineEntry() string { return "goroutine of " + s.name + ":" }
 
 // openFiles lists the open files of a process. It counts connections between driver and rack
-// separately.
-func openFiles(pid int, port uint16) (names []string, connections int, err error) {
+// separately, and those to the console not at all.
+func openFiles(pid int, port, console uint16) (names []string, connections int, err error) {
 	dir := filepath.Join("/proc", strconv.Itoa(pid), "fd")
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -82,6 +85,7 @@ func openFiles(pid int, port uint16) (names []string, connections int, err error
 		case known && socket.remote.Port() != 0 &&
 			(socket.local.Port() == port || socket.remote.Port() == port):
 			connections++
+		case known && socket.remote.Port() != 0 && socket.local.Port() == console:
 		case known:
 			names = append(names, socket.name)
 		default:
@@ -246,7 +250,10 @@ func ofPool(name string) bool {
 
 // noneLeft returns an error if a process of this one's group still runs. A mkfs or a mount
 // that outlives the driver would continue to write to a disk.
-func (p *process) noneLeft() error {
+func (p *process) noneLeft() error { return NoneLeft(p.name, map[int]bool{p.pid(): true}) }
+
+// NoneLeft returns an error if a process of one of the groups still runs.
+func NoneLeft(leader string, groups map[int]bool) error {
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil {
 		return err
@@ -258,12 +265,12 @@ func (p *process) noneLeft() error {
 			continue // it ended since the directory was read
 		}
 		name, group, state := processStat(string(data))
-		if group == p.pid() && state != "Z" {
+		if groups[group] && state != "Z" {
 			left = append(left, name+" "+filepath.Base(filepath.Dir(file)))
 		}
 	}
 	if len(left) > 0 {
-		return fmt.Errorf("%s left running: %s", p.name, strings.Join(left, ", "))
+		return fmt.Errorf("%s left running: %s", leader, strings.Join(left, ", "))
 	}
 	return nil
 }

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
 func TestMoreListsEverythingThatTheLedgerHasMoreOfThanTheFirstOne(t *testing.T) {
@@ -42,23 +44,30 @@ func TestKernelAddressParsesTheFormatOfProcNetTCP(t *testing.T) {
 
 func TestOpenFilesCountsConnectionsToTheRackSeparately(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
+	csitest.Must(t, err)
 	defer listener.Close()
 	conn, err := net.Dial("tcp", listener.Addr().String())
-	must(t, err)
+	csitest.Must(t, err)
 	defer conn.Close()
 	served, err := listener.Accept()
-	must(t, err)
+	csitest.Must(t, err)
 	defer served.Close()
 	port := netPort("http://" + listener.Addr().String())
-	names, connections, err := openFiles(os.Getpid(), port)
-	must(t, err)
+	names, connections, err := openFiles(os.Getpid(), port, 0)
+	csitest.Must(t, err)
 	if connections != 2 {
 		t.Errorf("%d connections, want both ends of one: %q", connections, names)
 	}
 	if want := "listener at " + listener.Addr().String(); !strings.Contains(
 		strings.Join(names, "\n"), want) {
 		t.Errorf("open files are %q, want %q among them", names, want)
+	}
+	names, connections, err = openFiles(os.Getpid(), 0, port)
+	csitest.Must(t, err)
+	if served := served.RemoteAddr().String(); connections != 0 || strings.Contains(
+		strings.Join(names, "\n"), "to "+served) {
+		t.Errorf("a console's connection from %s is counted: %q, %d connections", served, names,
+			connections)
 	}
 }
 
@@ -77,7 +86,7 @@ func TestAChildThatOutlivesItsProcessIsNamed(t *testing.T) {
 	shell := exec.Command("sh", "-c",
 		`sleep 60 & until [ "$(cat /proc/$!/comm)" = sleep ]; do :; done`)
 	shell.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	must(t, shell.Run())
+	csitest.Must(t, shell.Run())
 	p := &process{name: "shell", cmd: shell}
 	err := p.noneLeft()
 	if killed := syscall.Kill(-p.pid(), syscall.SIGKILL); killed != nil {
@@ -108,7 +117,7 @@ func TestAGoroutineIsNamedByTheFunctionWithWhichItWasStarted(t *testing.T) {
 	got, err := goroutinesIn(profile)
 	want := []string{"main.serve.func1.2", "main.serve.func1.2",
 		"driver.wait", "driver.wait"}
-	must(t, err)
+	csitest.Must(t, err)
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("goroutines (-want +got):\n%s", diff)
 	}

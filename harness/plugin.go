@@ -21,6 +21,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/history"
 )
 
 // The modes of oxide-csi-plugin.
@@ -56,8 +58,13 @@ type Plugin struct {
 	// LogFile is the path of the log. The node service keeps its records in the directory volumes
 	// beside it.
 	LogFile string
+	// Instance is the instance of the rack in which the plugin runs.
+	Instance Instance
 	// Conn is a connection to the plugin. Controller, Node and Identity use it.
 	Conn *grpc.ClientConn
+
+	// History records the driver's calls, starts and ends. The drivers of a rack share the rack's.
+	History *history.Recorder
 
 	run     *Run
 	options PluginOptions
@@ -73,34 +80,37 @@ func (r *Rack) StartPlugin(ctx context.Context, options PluginOptions) (*Plugin,
 		env["OXIDE_HOST"], env["OXIDE_TOKEN"], env["OXIDE_PROJECT"] = r.URL, r.Token, r.Project
 		env["OXIDE_CA_FILE"] = r.CA
 	}
+	var instance Instance
 	if options.Mode != ModeController {
-		guest := r.Instance(options.Instance).Guest
-		env["OXIDE_SYSFS_ROOT"] = filepath.Join(guest, "sys")
-		env["OXIDE_DEV_ROOT"] = filepath.Join(guest, "dev")
+		instance = r.Instance(options.Instance)
+		env["OXIDE_SYSFS_ROOT"] = filepath.Join(instance.Guest, "sys")
+		env["OXIDE_DEV_ROOT"] = filepath.Join(instance.Guest, "dev")
 	}
 	for key, value := range options.Env {
 		env[key] = value
 	}
 	options.Env = env
-	return r.run.startPlugin(ctx, r.Dir, &r.plugs, options)
+	plugin, err := r.run.newPlugin(r.Dir, &r.plugs, options)
+	if err != nil {
+		return nil, err
+	}
+	plugin.Instance, plugin.History = instance, r.History
+	return plugin, plugin.Start(ctx)
 }
 
 // StartPlugin starts a driver without a simulated rack. The driver's environment is exactly
 // the one of the options. If the driver does not start, the plugin is returned all the same,
 // so that the caller can read its log.
 func (r *Run) StartPlugin(ctx context.Context, options PluginOptions) (*Plugin, error) {
-	return r.startPlugin(ctx, r.Dir, &r.plugs, options)
-}
-
-func (r *Run) startPlugin(
-	ctx context.Context, parent string, counter *atomic.Int64, options PluginOptions,
-) (*Plugin, error) {
-	plugin, err := r.newPlugin(parent, counter, options)
+	plugin, err := r.newPlugin(r.Dir, &r.plugs, options)
 	if err != nil {
 		return nil, err
 	}
 	return plugin, plugin.Start(ctx)
 }
+
+// pluginPrefix begins the name of a plugin's directory, which ends with a number.
+const pluginPrefix = "plugin-"
 
 // newPlugin prepares a driver and does not start it. The driver's environment is exactly the
 // one of the options.
@@ -110,7 +120,7 @@ func (r *Run) newPlugin(
 	if options.Mode == "" {
 		options.Mode = ModeAll
 	}
-	dir, err := r.newDir(parent, "plugin-", counter)
+	dir, err := r.newDir(parent, pluginPrefix, counter)
 	if err != nil {
 		return nil, err
 	}
@@ -128,6 +138,7 @@ func (r *Run) newPlugin(
 	return &Plugin{
 		Dir: dir, Endpoint: "unix://" + filepath.Join(dir, "csi.sock"),
 		LogFile: filepath.Join(dir, options.Mode+".log"),
+		History: &history.Recorder{},
 		run:     r, options: options, pages: unixClient(filepath.Join(dir, "metrics.sock")),
 		pprof: unixClient(filepath.Join(dir, "pprof.sock")),
 	}, nil
@@ -166,6 +177,7 @@ func (p *Plugin) Start(ctx context.Context) error {
 		p.proc.kill()
 		return err
 	}
+	p.History.Mark(p.Lane(), "started")
 	return nil
 }
 
@@ -192,7 +204,7 @@ func (p *Plugin) Dial(ctx context.Context, options ...grpc.DialOption) (*grpc.Cl
 	options = append([]grpc.DialOption{
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithAuthority("localhost"),
-		grpc.WithChainUnaryInterceptor(ErrorRules),
+		grpc.WithChainUnaryInterceptor(p.record, ErrorRules),
 	}, options...)
 	conn, err := grpc.NewClient(p.Endpoint, options...)
 	if err != nil {
@@ -206,6 +218,11 @@ func (p *Plugin) Dial(ctx context.Context, options ...grpc.DialOption) (*grpc.Cl
 		}
 	}
 	return conn, nil
+}
+
+// Kubelet returns a path of the orchestrator on the plugin's node.
+func (p *Plugin) Kubelet(elements ...string) string {
+	return filepath.Join(append([]string{p.Dir, "kubelet"}, elements...)...)
 }
 
 // Identity returns a client of the plugin's identity service.
@@ -246,6 +263,9 @@ func (p *Plugin) Stop() error {
 
 // Kill ends the plugin with SIGKILL. The plugin's mounts stay.
 func (p *Plugin) Kill() {
+	if p.Running() {
+		p.History.Mark(p.Lane(), "killed")
+	}
 	_ = p.Conn.Close()
 	p.proc.kill()
 }

@@ -1,6 +1,7 @@
 package harness
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/tls"
@@ -20,6 +21,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/oxidecomputer/oxide.go/oxide"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/history"
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
@@ -32,9 +34,9 @@ const StartTimeout = 30 * time.Second
 type RackOptions struct {
 	// Instances contains the names of the project's instances. Nil means a and b.
 	Instances []string
-	// ColdPlug makes the rack attach and detach disks only while the instance is stopped, as racks
-	// do today.
-	ColdPlug bool
+	// Hotplug is what the rack does with the disks of running instances; "" means
+	// adminapi.HotplugFull. Racks of today are adminapi.HotplugNone.
+	Hotplug adminapi.Hotplug
 	// TLS serves HTTPS with a certificate that the rack makes; Rack.CA is then set.
 	TLS bool
 	// QuotaBytes and DiskLimit override the simulator's defaults unless they are zero.
@@ -55,8 +57,10 @@ type Rack struct {
 	Instances []Instance
 	// Admin is a client of the simulator's administration API: request log, faults and switches.
 	Admin adminapi.Client
-	// Client is Oxide's own client.
-	Client *oxide.Client
+	// History records the calls of the rack's drivers, and the starts and ends of all processes.
+	History *history.Recorder
+	// Administrator has Oxide's own client.
+	Administrator
 
 	run     *Run
 	options RackOptions
@@ -87,7 +91,8 @@ func (r *Run) StartRack(ctx context.Context, options RackOptions) (*Rack, error)
 	}
 	rack := &Rack{
 		Dir: dir, Project: "sanity", Token: "oxide-token-" + uuid.NewString(),
-		run: r, options: options,
+		History: &history.Recorder{},
+		run:     r, options: options,
 		listen: []string{"--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"},
 	}
 	return rack, rack.Start(ctx)
@@ -126,14 +131,17 @@ func (r *Rack) Start(ctx context.Context) error {
 		proc.kill()
 		return fmt.Errorf("start a rack: %w", err)
 	}
+	r.History.Mark(history.Rack, "started")
 	return nil
 }
 
 func (r *Rack) args() []string {
 	o := r.options
-	args := append([]string{"serve", "--dir", filepath.Join(r.Dir, "sim"),
-		"--project", r.Project, "--token", r.Token,
-		"--hotplug=" + strconv.FormatBool(!o.ColdPlug)}, r.listen...)
+	// Nobody reads the rack of a test after a power cut of this machine.
+	args := append([]string{"serve", "--dir", filepath.Join(r.Dir, "sim"), "--disks=file",
+		"--flight-records", filepath.Join(r.Dir, pluginPrefix+"*", flightDir),
+		"--project", r.Project, "--token", r.Token, "--volatile",
+		"--hotplug=" + cmp.Or(string(o.Hotplug), string(adminapi.HotplugFull))}, r.listen...)
 	for _, name := range o.Instances {
 		args = append(args, "--instance", name)
 	}
@@ -225,6 +233,9 @@ func (r *Rack) Instance(name string) Instance {
 	return r.Instances[i]
 }
 
+// Port returns the port of the rack's API.
+func (r *Rack) Port() uint16 { return netPort(r.URL) }
+
 // PID returns the process ID of the simulator.
 func (r *Rack) PID() int { return r.proc.pid() }
 
@@ -247,8 +258,16 @@ func (r *Rack) Stop() error {
 // Terminate ends the simulator with SIGTERM while guests may use its disks, and returns the
 // simulator's error, which names the disks that it could not detach. Start brings all disks
 // back as new devices.
-func (r *Rack) Terminate() error { return r.proc.stop() }
+func (r *Rack) Terminate() error {
+	r.History.Mark(history.Rack, "stopped")
+	return r.proc.stop()
+}
 
 // Kill ends the simulator with SIGKILL, as a power cut would. Its loop devices stay. Start
 // adopts or releases them.
-func (r *Rack) Kill() { r.proc.kill() }
+func (r *Rack) Kill() {
+	if r.Running() {
+		r.History.Mark(history.Rack, "killed")
+	}
+	r.proc.kill()
+}

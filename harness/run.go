@@ -22,6 +22,9 @@ type Run struct {
 	Progress io.Writer
 	// Programs contains the commands of programs that need not be built, by name.
 	Programs map[string][]string
+	// Plain selects programs without the race detector, which computes several times as much. It is
+	// for a run that repeats what another run does with the detector.
+	Plain bool
 
 	racks  atomic.Int64
 	plugs  atomic.Int64

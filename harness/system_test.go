@@ -9,11 +9,13 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
 func TestARunDoesNotUseADirectoryOnANodevFilesystem(t *testing.T) {
 	dir, err := os.MkdirTemp("/var/tmp", "nodev-")
-	must(t, err)
+	csitest.Must(t, err)
 	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NODEV, ""); err != nil {
 		t.Fatalf("mount a tmpfs, which takes root: %v", err)
 	}

@@ -3,6 +3,7 @@ package harness
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 )
 
@@ -19,6 +20,20 @@ func Await(ctx context.Context, timeout time.Duration, ask func() error) error {
 			return fmt.Errorf("after %s: %w", timeout, err)
 		}
 	}
+}
+
+// AtOnce makes n calls at the same moment and waits for all of them.
+func AtOnce(n int, call func(caller int)) {
+	start := make(chan struct{})
+	var callers sync.WaitGroup
+	for i := range n {
+		callers.Go(func() {
+			<-start
+			call(i)
+		})
+	}
+	close(start)
+	callers.Wait()
 }
 
 // Backoff is a pause between two attempts. It doubles with each attempt.

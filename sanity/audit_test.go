@@ -37,8 +37,9 @@ func describeAuditReports(f *fixture) {
 			short, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
 			defer cancel()
 			req := harness.CreateRequest(fresh("lost"))
-			_, err := f.ctl.CreateVolume(short, req)
-			expectRefusal(err, codes.DeadlineExceeded)
+			req.Parameters = map[string]string{"csi.storage.k8s.io/pvc/name": "data",
+				"csi.storage.k8s.io/pvc/namespace": "shop"}
+			expectRefusal(errOf(f.ctl.CreateVolume(short, req)), codes.DeadlineExceeded)
 			var lost string
 			eventually(ctx, func() error {
 				for _, id := range f.ids(ctx) {
@@ -55,6 +56,7 @@ func describeAuditReports(f *fixture) {
 			Expect(report.status).To(Equal(2), report.log)
 			Expect(report.orphans()).To(ConsistOf(lost))
 			Expect(report.Orphans[0].CSIName).To(Equal(req.GetName()))
+			Expect(report.Orphans[0].Claim).To(Equal("shop/data"))
 			Expect(report.log).To(HaveSuffix(
 				"FIGURE audit owned=2 wanted=1 orphans=1 missing=0 deleted=0 too_young=0\n"))
 			Expect(f.ids(ctx)).To(ConsistOf(lost, wanted.GetVolumeId()))
@@ -64,8 +66,8 @@ func describeAuditReports(f *fixture) {
 		func(ctx SpecContext) {
 			other := f.controller(ctx,
 				harness.PluginOptions{Env: map[string]string{"OXIDE_CLUSTER_ID": "two"}})
-			resp, err := other.Controller().CreateVolume(ctx, harness.CreateRequest(fresh("of-two")))
-			Expect(err).NotTo(HaveOccurred())
+			resp := expectOK(ctx, other.Controller().CreateVolume,
+				harness.CreateRequest(fresh("of-two")))
 			f.removedLater(resp.GetVolume().GetVolumeId())
 			wanted := f.volume(ctx)
 			byHand := f.rackDisk(ctx, fresh("static"), f.rack.Project)
@@ -100,8 +102,8 @@ func describeAuditDeletions(f *fixture) {
 	It("D-69 deletes only old, detached disks that it saw twice", func(ctx SpecContext) {
 		other := f.controller(ctx,
 			harness.PluginOptions{Env: map[string]string{"OXIDE_CLUSTER_ID": "two"}})
-		resp, err := other.Controller().CreateVolume(ctx, harness.CreateRequest(fresh("of-two")))
-		Expect(err).NotTo(HaveOccurred())
+		resp := expectOK(ctx, other.Controller().CreateVolume,
+			harness.CreateRequest(fresh("of-two")))
 		f.removedLater(resp.GetVolume().GetVolumeId())
 		wanted := f.volume(ctx)
 		kept := f.snapshotted(ctx, wanted)
@@ -127,8 +129,7 @@ func describeAuditDeletions(f *fixture) {
 		Expect(report.log).To(ContainSubstring("deleted the disk " + lost))
 		Expect(f.ids(ctx)).To(ConsistOf(wanted.GetVolumeId(), used, byHand.Id,
 			resp.GetVolume().GetVolumeId()))
-		list, err := f.ctl.ListSnapshots(ctx, &csi.ListSnapshotsRequest{})
-		Expect(err).NotTo(HaveOccurred())
+		list := expectOK(ctx, f.ctl.ListSnapshots, &csi.ListSnapshotsRequest{})
 		Expect(list.GetEntries()).To(HaveLen(1))
 		Expect(list.GetEntries()[0].GetSnapshot().GetSnapshotId()).To(Equal(kept.GetSnapshotId()))
 	})

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
 // controllerRounds is the number of rounds of one iteration, because these calls are quick and
@@ -39,7 +40,7 @@ func BenchmarkController(b *testing.B) {
 	round := 0
 	for b.Loop() {
 		for range controllerRounds {
-			must(b, c.round(b.Context(), round))
+			csitest.Must(b, c.round(b.Context(), round))
 			round++
 		}
 	}
@@ -72,25 +73,22 @@ func (c *controllerBench) round(ctx context.Context, round int) error {
 			volume = resp.GetVolume()
 			return err
 		}, func() (err error) {
-			disk, err = c.createByHand(ctx, byHand, harness.GiB)
+			disk, err = c.byHand.CreateDisk(ctx, c.rack.Project, byHand, harness.GiB)
 			return err
 		}},
 		{func() error {
-			_, err := ctl.ControllerPublishVolume(ctx, harness.PublishRequest(volume, instance))
-			return err
-		}, func() error { return c.attachByHand(ctx, instance, disk.Id) }},
+			return errOf(ctl.ControllerPublishVolume(ctx, harness.PublishRequest(volume, instance)))
+		}, func() error { return c.byHand.AttachDisk(ctx, disk.Id, instance) }},
 		{func() error {
-			_, err := ctl.ControllerUnpublishVolume(ctx, harness.UnpublishRequest(volume, instance))
-			return err
-		}, func() error { return c.detachByHand(ctx, instance, disk.Id) }},
+			return errOf(ctl.ControllerUnpublishVolume(ctx, harness.UnpublishRequest(volume, instance)))
+		}, func() error { return c.byHand.DetachDisk(ctx, disk.Id, instance) }},
 		{func() error {
-			_, err := ctl.DeleteVolume(ctx,
-				&csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId()})
-			return err
+			return errOf(ctl.DeleteVolume(ctx,
+				&csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId()}))
 		}, func() error {
 			// The driver reads the disk's owner before it deletes the disk.
-			_, err := c.sdk.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(disk.Id)})
-			return errors.Join(err, c.deleteByHand(ctx, disk.Id))
+			_, err := c.byHand.Client.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(disk.Id)})
+			return errors.Join(err, c.byHand.DeleteDisk(ctx, disk.Id))
 		}},
 	} {
 		d := c.duels[i]
@@ -105,8 +103,7 @@ func (c *controllerBench) round(ctx context.Context, round int) error {
 		}
 	}
 	took, err := timed(func() error {
-		_, err := c.driver.Identity().GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
-		return err
+		return errOf(c.driver.Identity().GetPluginInfo(ctx, &csi.GetPluginInfoRequest{}))
 	})
 	c.empty = append(c.empty, took)
 	return err
@@ -129,11 +126,11 @@ func BenchmarkListVolumes(b *testing.B) {
 	have := 0
 	for _, size := range []int{small, large} {
 		b.Run(fmt.Sprint(size), func(b *testing.B) {
-			must(b, bn.fill(b.Context(), have, size))
+			csitest.Must(b, bn.fill(b.Context(), have, size))
 			have = size
 			list := duel{name: fmt.Sprint("list-volumes-", size), theirs: "sdk"}
 			for round := 0; b.Loop(); round++ {
-				must(b, inTurns(round, list.time(&list.driver, func() error {
+				csitest.Must(b, inTurns(round, list.time(&list.driver, func() error {
 					return bn.listVolumes(b.Context(), size)
 				}), list.time(&list.byHand, func() error {
 					return bn.listDisks(b.Context(), size)
@@ -163,8 +160,8 @@ func (bn *bench) fill(ctx context.Context, from, to int) error {
 	group.SetLimit(fillers)
 	for i := from; i < to; i++ {
 		group.Go(func() error {
-			_, err := bn.driver.Controller().CreateVolume(ctx, harness.CreateRequest(fmt.Sprint("list-", i)))
-			return err
+			return errOf(bn.driver.Controller().CreateVolume(ctx,
+				harness.CreateRequest(fmt.Sprint("list-", i))))
 		})
 	}
 	if err := group.Wait(); err != nil {
@@ -186,7 +183,7 @@ func (bn *bench) listVolumes(ctx context.Context, want int) error {
 
 func (bn *bench) listDisks(ctx context.Context, want int) error {
 	limit := 1000
-	disks, err := bn.sdk.DiskListAllPages(ctx, oxide.DiskListParams{
+	disks, err := bn.byHand.Client.DiskListAllPages(ctx, oxide.DiskListParams{
 		Project: oxide.NameOrId(bn.rack.Project), Limit: &limit,
 	})
 	if err == nil && len(disks) != want {
@@ -202,21 +199,21 @@ func BenchmarkProcess(b *testing.B) {
 	for _, mode := range []string{harness.ModeController, harness.ModeNode, harness.ModeAll} {
 		b.Run(mode, func(b *testing.B) {
 			plugin, err := bn.rack.StartPlugin(b.Context(), harness.PluginOptions{Mode: mode})
-			must(b, err)
+			csitest.Must(b, err)
 			var starts []time.Duration
 			for b.Loop() {
-				must(b, plugin.Stop())
+				csitest.Must(b, plugin.Stop())
 				took, err := startUp(b.Context(), plugin)
-				must(b, err)
+				csitest.Must(b, err)
 				starts = append(starts, took)
 			}
 			_, err = plugin.Identity().Probe(b.Context(), &csi.ProbeRequest{})
-			must(b, err)
+			csitest.Must(b, err)
 			memory, err := residentMiB(plugin.PID())
-			must(b, err)
+			csitest.Must(b, err)
 			fmt.Printf("FIGURE process mode=%s start_ms=%.1f rounds=%d idle_rss_mib=%.1f\n",
 				mode, ms(median(starts)), len(starts), memory)
-			must(b, plugin.Stop())
+			csitest.Must(b, plugin.Stop())
 		})
 	}
 	if before := os.Getenv("OXIDE_CSI_PLUGIN_BEFORE"); before != "" {
@@ -224,9 +221,9 @@ func BenchmarkProcess(b *testing.B) {
 	}
 	for _, program := range programs {
 		path, err := bn.run.Binary(b.Context(), program)
-		must(b, err)
+		csitest.Must(b, err)
 		info, err := os.Stat(path)
-		must(b, err)
+		csitest.Must(b, err)
 		fmt.Printf("FIGURE binary program=%s mib=%.1f\n", program,
 			float64(info.Size())/float64(harness.MiB))
 	}
@@ -237,7 +234,7 @@ func (bn *bench) compareMemory(b *testing.B, before string) {
 	b.Helper()
 	const rounds = 7
 	now, err := bn.run.Binary(b.Context(), "oxide-csi-plugin")
-	must(b, err)
+	csitest.Must(b, err)
 	for _, mode := range []string{harness.ModeController, harness.ModeNode} {
 		held := map[string][]float64{}
 		measure := func(program string) func() error {
@@ -248,7 +245,7 @@ func (bn *bench) compareMemory(b *testing.B, before string) {
 			}
 		}
 		for round := range rounds {
-			must(b, inTurns(round, measure(before), measure(now)))
+			csitest.Must(b, inTurns(round, measure(before), measure(now)))
 		}
 		was, is := median(held[before]), median(held[now])
 		fmt.Printf("FIGURE idle-rss mode=%s before_mib=%.2f now_mib=%.2f grown_mib=%.2f rounds=%d\n",

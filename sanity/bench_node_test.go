@@ -17,6 +17,7 @@ import (
 	"k8s.io/utils/exec"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
 const benchDisk = 10 * harness.GiB
@@ -45,11 +46,11 @@ func BenchmarkNode(b *testing.B) {
 	for round := 0; b.Loop(); round++ {
 		for i := 0; i < len(contests); i += 2 {
 			ways, err := bn.openWays(b.Context(), contests[i].fsType, round)
-			must(b, err)
+			csitest.Must(b, err)
 			for _, c := range contests[i : i+2] {
-				must(b, c.run(b.Context(), ways, round))
+				csitest.Must(b, c.run(b.Context(), ways, round))
 			}
-			must(b, bn.closeWays(b.Context(), ways))
+			csitest.Must(b, bn.closeWays(b.Context(), ways))
 		}
 	}
 	for _, c := range contests {
@@ -131,11 +132,11 @@ func (bn *bench) openWays(ctx context.Context, fsType string, round int) ([]*way
 		handsWay, peersWay,
 	} {
 		name := fmt.Sprintf("way-%d-%s-%d", len(ways), fsType, round)
-		disk, err := bn.createByHand(ctx, name, benchDisk)
+		disk, err := bn.byHand.CreateDisk(ctx, bn.rack.Project, name, benchDisk)
 		if err != nil {
 			return nil, err
 		}
-		if err := bn.attachByHand(ctx, bn.rack.Instance("").ID, disk.Id); err != nil {
+		if err := bn.byHand.AttachDisk(ctx, disk.Id, bn.rack.Instance("").ID); err != nil {
 			return nil, err
 		}
 		device, err := bn.awaitDevice(ctx, name)
@@ -236,8 +237,8 @@ func peersWay(device, fsType, staging, target string) *way {
 func (bn *bench) closeWays(ctx context.Context, ways []*way) error {
 	for _, w := range ways {
 		if w.volume == nil {
-			if err := errors.Join(bn.detachByHand(ctx, bn.rack.Instance("").ID, w.disk.Id),
-				bn.deleteByHand(ctx, w.disk.Id)); err != nil {
+			if err := errors.Join(bn.byHand.DetachDisk(ctx, w.disk.Id, bn.rack.Instance("").ID),
+				bn.byHand.DeleteDisk(ctx, w.disk.Id)); err != nil {
 				return err
 			}
 			continue

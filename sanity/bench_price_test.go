@@ -12,13 +12,14 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
 // stageSteps are the steps of a stage. The step other is the rest: the way to the driver and
 // back, the mount table, the flight recorder and the node's record.
 var stageSteps = []proof.Step{
-	{Name: "find", Functions: []string{"blockdev.Host.Find"}},
-	{Name: "open_lock", Functions: []string{"node.Service.openVolume"}},
+	{Name: "find", Functions: []string{"blockdev.Host.Await"}},
+	{Name: "open_lock", Functions: []string{"node.nodeVolume.open"}},
 	{Name: "proof", Functions: []string{"filesystem.disk.inspect", "filesystem.Preparation.proveBlank",
 		"filesystem.Preparation.proveMountable", "filesystem.disk.btrfsBroken",
 		"blockdev.OpenDevice.AwaitNoWriters", "blockdev.OpenDevice.Reverify"}},
@@ -26,8 +27,8 @@ var stageSteps = []proof.Step{
 	// the UUID.
 	{Name: "records", Functions: []string{"blockdev.OpenDevice.WithExclusive"}},
 	{Name: "mkfs", Functions: []string{"filesystem.disk.mkfs"}},
-	{Name: "mount", Functions: []string{"node.Service.mountAt"}},
-	{Name: "other", Functions: []string{"node.Service.stage", "node.Service.begin"}},
+	{Name: "mount", Functions: []string{"node.nodeVolume.mountAt"}},
+	{Name: "other", Functions: []string{"node.nodeVolume.stage", "node.nodeVolume.begin"}},
 }
 
 func TestTheStepsOfAStageAreFunctionsOfTheDriver(t *testing.T) {
@@ -41,27 +42,27 @@ func TestTheStepsOfAStageAreFunctionsOfTheDriver(t *testing.T) {
 func BenchmarkStagePrice(b *testing.B) {
 	bn := openBench(b, harness.RackOptions{})
 	program, err := proof.BuildTimed(b.Context(), bn.run.Dir, stageSteps)
-	must(b, err)
+	csitest.Must(b, err)
 	file := filepath.Join(bn.run.Dir, "step-times")
-	must(b, bn.driver.Stop())
+	csitest.Must(b, bn.driver.Stop())
 	bn.driver, err = bn.rack.StartPlugin(b.Context(), harness.PluginOptions{
 		Command: []string{program}, Env: map[string]string{proof.StepTimes: file}})
-	must(b, err)
+	csitest.Must(b, err)
 	prices := map[string]*stagePrice{}
 	for round := 0; b.Loop(); round++ {
 		for _, fsType := range stageKinds {
 			w, err := bn.driversWay(b.Context(), fsType, round,
 				filepath.Join(bn.dir, fmt.Sprint("price-", fsType, "-", round)))
-			must(b, err)
+			csitest.Must(b, err)
 			for _, state := range []string{"blank", "formatted"} {
 				price := prices[state+fsType]
 				if price == nil {
 					price = &stagePrice{steps: map[string][]time.Duration{}}
 					prices[state+fsType] = price
 				}
-				must(b, price.add(b.Context(), w, file))
+				csitest.Must(b, price.add(b.Context(), w, file))
 			}
-			must(b, bn.closeWays(b.Context(), []*way{w}))
+			csitest.Must(b, bn.closeWays(b.Context(), []*way{w}))
 		}
 	}
 	for _, fsType := range stageKinds {
@@ -118,23 +119,21 @@ func (p *stagePrice) report(state, fsType string) {
 func BenchmarkPublishPrice(b *testing.B) {
 	bn := openBench(b, harness.RackOptions{})
 	created, err := bn.driver.Controller().CreateVolume(b.Context(), harness.CreateRequest("price"))
-	must(b, err)
+	csitest.Must(b, err)
 	volume, instance := created.GetVolume(), bn.rack.Instance("").ID
 	rpcs := []*rpcPrice{
 		{rpc: "ControllerPublishVolume", call: func(ctx context.Context) error {
-			_, err := bn.driver.Controller().ControllerPublishVolume(ctx,
-				harness.PublishRequest(volume, instance))
-			return err
+			return errOf(bn.driver.Controller().ControllerPublishVolume(ctx,
+				harness.PublishRequest(volume, instance)))
 		}},
 		{rpc: "ControllerUnpublishVolume", call: func(ctx context.Context) error {
-			_, err := bn.driver.Controller().ControllerUnpublishVolume(ctx,
-				harness.UnpublishRequest(volume, instance))
-			return err
+			return errOf(bn.driver.Controller().ControllerUnpublishVolume(ctx,
+				harness.UnpublishRequest(volume, instance)))
 		}},
 	}
 	for b.Loop() {
 		for _, p := range rpcs {
-			must(b, p.add(b.Context(), bn))
+			csitest.Must(b, p.add(b.Context(), bn))
 		}
 	}
 	for _, p := range rpcs {

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
 const (
@@ -40,23 +41,27 @@ func BenchmarkSimulatorAttach(b *testing.B) {
 	transport := &http.Transport{MaxIdleConnsPerHost: slices.Max(attachCallers)}
 	b.Cleanup(transport.CloseIdleConnections)
 	var err error
-	bn.sdk, err = oxide.NewClient(oxide.WithHost(bn.rack.URL), oxide.WithToken(bn.rack.Token),
+	bn.byHand.Client, err = oxide.NewClient(oxide.WithHost(bn.rack.URL),
+		oxide.WithToken(bn.rack.Token),
 		oxide.WithHTTPClient(&http.Client{Transport: transport}))
-	must(b, err)
+	csitest.Must(b, err)
 	var disks []string
 	for i := range attachInstances * attachedDisks {
-		disk, err := bn.createByHand(b.Context(), fmt.Sprint("disk-", i), harness.GiB)
-		must(b, err)
+		disk, err := bn.byHand.CreateDisk(b.Context(), bn.rack.Project, fmt.Sprint("disk-", i),
+			harness.GiB)
+		csitest.Must(b, err)
 		disks = append(disks, disk.Id)
 	}
 	took := map[int][]time.Duration{}
 	for round := 0; b.Loop(); round++ {
 		for i := range attachCallers {
 			callers := attachCallers[(i+round)%len(attachCallers)]
-			d, err := timed(func() error { return bn.each(b.Context(), callers, disks, bn.attachByHand) })
-			must(b, err)
+			d, err := timed(func() error {
+				return bn.each(b.Context(), callers, disks, bn.byHand.AttachDisk)
+			})
+			csitest.Must(b, err)
 			took[callers] = append(took[callers], d)
-			must(b, bn.each(b.Context(), callers, disks, bn.detachByHand))
+			csitest.Must(b, bn.each(b.Context(), callers, disks, bn.byHand.DetachDisk))
 		}
 	}
 	one := median(took[1])
@@ -76,12 +81,12 @@ func BenchmarkSimulatorAttach(b *testing.B) {
 // each calls a function for every disk and its instance, with the given number of callers at the
 // same time.
 func (bn *bench) each(ctx context.Context, callers int, disks []string,
-	do func(ctx context.Context, instance, disk string) error,
+	do func(ctx context.Context, disk, instance string) error,
 ) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(callers)
 	for i, disk := range disks {
-		group.Go(func() error { return do(ctx, bn.rack.Instances[i%attachInstances].ID, disk) })
+		group.Go(func() error { return do(ctx, disk, bn.rack.Instances[i%attachInstances].ID) })
 	}
 	return group.Wait()
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
 // The benchmarks measure the driver and the same work without it, alternately within one run, so
@@ -37,34 +38,27 @@ type bench struct {
 	run    *harness.Run
 	rack   *harness.Rack
 	driver *harness.Plugin
-	// sdk is Oxide's client without changes.
-	sdk *oxide.Client
-	dir string
+	// byHand uses Oxide's client without changes.
+	byHand harness.Administrator
+	dir    string
 }
 
 func openBench(b *testing.B, options harness.RackOptions) *bench {
 	b.Helper()
 	run, err := harness.NewRun(os.Stdout)
-	must(b, err)
-	b.Cleanup(func() { must(b, run.Close()) })
+	csitest.Must(b, err)
+	b.Cleanup(func() { csitest.Must(b, run.Close()) })
 	buildShipped(b, run)
 	rack, err := run.StartRack(b.Context(), options)
-	must(b, err)
-	b.Cleanup(func() { must(b, rack.Stop()) })
+	csitest.Must(b, err)
+	b.Cleanup(func() { csitest.Must(b, rack.Stop()) })
 	driver, err := rack.StartPlugin(b.Context(), harness.PluginOptions{})
-	must(b, err)
+	csitest.Must(b, err)
 	bn := &bench{run: run, rack: rack, driver: driver, dir: filepath.Join(rack.Dir, "bench")}
-	b.Cleanup(func() { must(b, bn.driver.Stop()) })
-	bn.sdk, err = oxide.NewClient(oxide.WithHost(rack.URL), oxide.WithToken(rack.Token))
-	must(b, err)
+	b.Cleanup(func() { csitest.Must(b, bn.driver.Stop()) })
+	bn.byHand.Client, err = oxide.NewClient(oxide.WithHost(rack.URL), oxide.WithToken(rack.Token))
+	csitest.Must(b, err)
 	return bn
-}
-
-func must(b *testing.B, err error) {
-	b.Helper()
-	if err != nil {
-		b.Fatal(err)
-	}
 }
 
 // buildShipped builds the programs as `make build` does, and makes the harness use them.
@@ -135,36 +129,11 @@ func inTurns(round int, one, other func() error) error {
 	return other()
 }
 
-func (bn *bench) createByHand(ctx context.Context, name string, size int64) (*oxide.Disk, error) {
-	return bn.sdk.DiskCreate(ctx, oxide.DiskCreateParams{
-		Project: oxide.NameOrId(bn.rack.Project),
-		Body: &oxide.DiskCreate{Name: oxide.Name(name), Description: "by hand",
-			Size: oxide.ByteCount(size), DiskBackend: harness.BlankBackend()},
-	})
-}
-
-func (bn *bench) attachByHand(ctx context.Context, instance, disk string) error {
-	_, err := bn.sdk.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
-		Instance: oxide.NameOrId(instance), Body: &oxide.DiskPath{Disk: oxide.NameOrId(disk)},
-	})
-	return err
-}
-
-func (bn *bench) detachByHand(ctx context.Context, instance, disk string) error {
-	_, err := bn.sdk.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
-		Instance: oxide.NameOrId(instance), Body: &oxide.DiskPath{Disk: oxide.NameOrId(disk)},
-	})
-	return err
-}
-
-func (bn *bench) deleteByHand(ctx context.Context, disk string) error {
-	return bn.sdk.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(disk)})
-}
-
 // awaitDevice waits until a disk appears, so that no measured time includes the wait.
 func (bn *bench) awaitDevice(ctx context.Context, serial string) (device string, err error) {
-	err = harness.Await(ctx, time.Minute, func() (err error) {
-		device, err = deviceOf(bn.rack.Instance(""), serial)
+	err = harness.Await(ctx, time.Minute, func() error {
+		d, err := bn.rack.Instance("").Device(serial)
+		device = d.Path
 		return err
 	})
 	return device, err

@@ -69,12 +69,8 @@ var brokenAttachments = []brokenRack{
 // snapshot, so nothing has leaked.
 func provokeSnapshot(ctx SpecContext, r *brokenFixture) {
 	req := harness.SnapshotRequest(fresh("snapshot"), r.volume(ctx).GetVolumeId())
-	r.refuses(ctx, func() error {
-		_, err := r.ctl.CreateSnapshot(ctx, req)
-		return err
-	})
-	resp, err := r.ctl.CreateSnapshot(ctx, req)
-	Expect(err).NotTo(HaveOccurred())
+	r.refuses(ctx, func() error { return errOf(r.ctl.CreateSnapshot(ctx, req)) })
+	resp := expectOK(ctx, r.ctl.CreateSnapshot, req)
 	r.snapshotDeletedLater(resp.GetSnapshot().GetSnapshotId())
 	Expect(r.snapshotIDs(ctx)).To(ConsistOf(resp.GetSnapshot().GetSnapshotId()))
 }
@@ -134,7 +130,7 @@ func (r *brokenFixture) inUse(ctx context.Context) *placement {
 // works demands that the instance a still has the volume with its data, and can write to it.
 func (r *brokenFixture) works(ctx context.Context, p *placement) {
 	GinkgoHelper()
-	r.remains(ctx, p.Volume, "attached to "+p.instance.ID)
+	r.remains(ctx, p.Volume, "attached to "+p.Instance.ID)
 	Expect(p.shown()).To(Succeed())
 	Expect(p.verify(0)).To(Succeed())
 	Expect(p.writeThrough(1)).To(Succeed())
@@ -147,8 +143,7 @@ func provokeGhost(ctx SpecContext, shared *brokenFixture) {
 	f.rack = startRack(ctx, harness.RackOptions{})
 	f.ctl = f.controller(ctx, harness.PluginOptions{}).Controller()
 	r := &brokenFixture{fixture: f, broken: shared.broken}
-	resp, err := f.ctl.CreateVolume(ctx, harness.CreateRequest(fresh("haunted")))
-	Expect(err).NotTo(HaveOccurred())
+	resp := expectOK(ctx, f.ctl.CreateVolume, harness.CreateRequest(fresh("haunted")))
 	volume, gone := resp.GetVolume(), f.rack.Instance("b").ID
 	Expect(f.publish(ctx, volume, "b")).To(Succeed())
 	f.stopInstance(ctx, gone)

@@ -159,10 +159,7 @@ func provokeOtherDisk(diskType string) func(ctx SpecContext, r *brokenFixture) {
 // provokeList lists volumes whose order by name differs from the order by ID. The rack is broken
 // after the driver has listed them in order.
 func provokeList(ctx SpecContext, r *brokenFixture) {
-	list := func() error {
-		_, err := r.ctl.ListVolumes(ctx, &csi.ListVolumesRequest{})
-		return err
-	}
+	list := func() error { return errOf(r.ctl.ListVolumes(ctx, &csi.ListVolumesRequest{})) }
 	for inOrder := true; inOrder; {
 		r.volume(ctx)
 		inOrder = slices.IsSorted(r.idsByName(ctx))

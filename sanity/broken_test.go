@@ -64,25 +64,21 @@ func (r *brokenFixture) refuses(ctx context.Context, call func() error) {
 }
 
 func (f *fixture) create(ctx context.Context, req *csi.CreateVolumeRequest) error {
-	_, err := f.ctl.CreateVolume(ctx, req)
-	return err
+	return errOf(f.ctl.CreateVolume(ctx, req))
 }
 
 func (f *fixture) delete(ctx context.Context, id string) error {
-	_, err := f.ctl.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
-	return err
+	return errOf(f.ctl.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id}))
 }
 
 func (f *fixture) publish(ctx context.Context, volume *csi.Volume, instance string) error {
-	_, err := f.ctl.ControllerPublishVolume(ctx,
-		harness.PublishRequest(volume, f.rack.Instance(instance).ID))
-	return err
+	return errOf(f.ctl.ControllerPublishVolume(ctx,
+		harness.PublishRequest(volume, f.rack.Instance(instance).ID)))
 }
 
 func (f *fixture) unpublish(ctx context.Context, volume *csi.Volume, instance string) error {
-	_, err := f.ctl.ControllerUnpublishVolume(ctx,
-		harness.UnpublishRequest(volume, f.rack.Instance(instance).ID))
-	return err
+	return errOf(f.ctl.ControllerUnpublishVolume(ctx,
+		harness.UnpublishRequest(volume, f.rack.Instance(instance).ID)))
 }
 
 // remains demands that the volume's disk exists and is in this state.

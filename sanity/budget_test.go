@@ -72,8 +72,7 @@ var _ = describeController("the budget of API calls", fixtureOptions{}, func(f *
 			req := harness.CreateRequest(fresh("frugal"))
 			var volume *csi.Volume
 			Expect(f.calls(ctx, func() {
-				resp, err := f.ctl.CreateVolume(ctx, req)
-				Expect(err).NotTo(HaveOccurred())
+				resp := expectOK(ctx, f.ctl.CreateVolume, req)
 				volume = resp.GetVolume()
 			})).To(Equal(callsOfLife("CreateVolume")))
 			Expect(callsOf(ctx, f, harness.PublishRequest(volume, node), f.ctl.ControllerPublishVolume)).
@@ -111,8 +110,7 @@ var _ = describeController("the budget of API calls", fixtureOptions{}, func(f *
 	It("is two reads for a delete that finds no disk, to distinguish gone from hidden",
 		func(ctx SpecContext) {
 			Expect(f.callsAndLooks(ctx, func() {
-				_, err := f.ctl.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: someUUID})
-				Expect(err).NotTo(HaveOccurred())
+				expectOK(ctx, f.ctl.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: someUUID})
 			})).To(Equal([]string{"disk_view", "project_view"}))
 		})
 
@@ -154,8 +152,7 @@ var _ = describeController("the budget of API calls", fixtureOptions{}, func(f *
 			}
 			var id string
 			operations := f.calls(ctx, func() {
-				resp, err := f.ctl.CreateSnapshot(ctx, req)
-				Expect(err).NotTo(HaveOccurred())
+				resp := expectOK(ctx, f.ctl.CreateSnapshot, req)
 				id = resp.GetSnapshot().GetSnapshotId()
 			})
 			Expect(len(operations)).To(BeNumerically("<=", 2), "%v", operations)

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 // stoppingRequests are the operations that make a running instance attachable.
@@ -22,7 +23,7 @@ var stoppingRequests = []string{"instance_stop", "instance_reboot", "instance_de
 	"instance_update", "instance_start"}
 
 var _ = describeController("a rack that cannot attach to a running instance",
-	fixtureOptions{rack: harness.RackOptions{ColdPlug: true}}, func(f *fixture) {
+	fixtureOptions{rack: harness.RackOptions{Hotplug: adminapi.HotplugNone}}, func(f *fixture) {
 		BeforeEach(func(ctx SpecContext) {
 			Expect(f.instanceState(ctx, f.rack.Instance("a").ID)).
 				To(Equal(oxide.InstanceStateRunning))
@@ -55,10 +56,10 @@ var _ = describeController("a rack that cannot attach to a running instance",
 			node := f.rack.Instance("a").ID
 			f.stopInstance(ctx, node)
 			DeferCleanup(f.detachedAtRest, volume.GetVolumeId(), node)
-			published, err := f.ctl.ControllerPublishVolume(ctx, harness.PublishRequest(volume, node))
-			Expect(err).NotTo(HaveOccurred())
+			published := expectOK(ctx, f.ctl.ControllerPublishVolume,
+				harness.PublishRequest(volume, node))
 			name := published.GetPublishContext()["diskName"]
-			_, err = deviceOf(f.rack.Instance("a"), name)
+			_, err := f.rack.Instance("a").Device(name)
 			Expect(err).To(HaveOccurred(), "a stopped instance has no devices")
 			f.startInstance(ctx, node)
 			path := f.awaitDevice(ctx, "a", name)
@@ -86,7 +87,7 @@ var _ = describeController("a rack that cannot attach to a running instance",
 				node := f.rack.Instance("a").ID
 				_, err := f.ctl.ControllerPublishVolume(ctx, harness.PublishRequest(volume, node))
 				expectRefusal(err, codes.FailedPrecondition)
-				f.switched(ctx, "hotplug", true, false)
+				f.switched(ctx, "hotplug", adminapi.HotplugFull, adminapi.HotplugNone)
 				published := f.published(ctx, volume, "a")
 				f.awaitDevice(ctx, "a", published["diskName"])
 			})
@@ -104,8 +105,7 @@ var _ = describeController("a local disk", fixtureOptions{}, func(f *fixture) {
 			Expect(status.Convert(err).Message()).NotTo(ContainSubstring("no hot-plug"))
 			f.stopInstance(ctx, node)
 			DeferCleanup(f.detachedAtRest, volume.GetVolumeId(), node)
-			_, err = f.ctl.ControllerPublishVolume(ctx, harness.PublishRequest(volume, node))
-			Expect(err).NotTo(HaveOccurred())
+			expectOK(ctx, f.ctl.ControllerPublishVolume, harness.PublishRequest(volume, node))
 		})
 })
 

@@ -20,8 +20,7 @@ var _ = describeController("DeleteVolume", fixtureOptions{}, deleteVolumeSpecs)
 
 func deleteVolumeSpecs(f *fixture) {
 	deleteVolume := func(ctx context.Context, id string) error {
-		_, err := f.ctl.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
-		return err
+		return errOf(f.ctl.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id}))
 	}
 
 	It("DV-3 an attached volume is neither deleted nor detached", func(ctx SpecContext) {

@@ -85,7 +85,7 @@ func describeEqualSerials(f *nodeFixture) {
 			f.awaitDevice(ctx, "a", prefix)
 
 			_, err := f.ctl.ControllerPublishVolume(ctx,
-				harness.PublishRequest(&csi.Volume{VolumeId: two.Id}, f.a.instance.ID))
+				harness.PublishRequest(&csi.Volume{VolumeId: two.Id}, f.a.Instance.ID))
 			expectRefusal(err, codes.FailedPrecondition, string(one.Name))
 			Expect(stateOf(f.disk(ctx, two.Id))).To(Equal("detached"))
 
@@ -96,8 +96,8 @@ func describeEqualSerials(f *nodeFixture) {
 			impatient := f.impatientNode(ctx)
 			p := f.attachedTo(ctx, &csi.Volume{VolumeId: two.Id}, impatient, harness.Mounted(""))
 			expectRefusal(p.stage(ctx), codes.NotFound, prefix)
-			f.stopInstance(ctx, f.a.instance.ID)
-			f.startInstance(ctx, f.a.instance.ID)
+			f.stopInstance(ctx, f.a.Instance.ID)
+			f.startInstance(ctx, f.a.Instance.ID)
 			eventually(ctx, func() error { return p.stage(ctx) })
 			Expect(p.publish(ctx)).To(Succeed())
 			Expect(p.write(0)).To(Succeed())
@@ -108,7 +108,7 @@ func describeEqualSerials(f *nodeFixture) {
 // compare serials. The device is removed when the spec ends.
 func (n *node) showTwin(device, name string) {
 	GinkgoHelper()
-	block := filepath.Join(n.instance.Guest, "sys/block")
+	block := filepath.Join(n.Instance.Guest, "sys/block")
 	twin := filepath.Join(block, name)
 	Expect(os.CopyFS(twin, os.DirFS(filepath.Join(block, filepath.Base(device))))).To(Succeed())
 	DeferCleanup(os.RemoveAll, twin)

@@ -41,8 +41,8 @@ func (d doctored) state(link string) string {
 func (n *node) inspected(ctx context.Context, volume *csi.Volume) (path string) {
 	GinkgoHelper()
 	cmd := driverCommand(ctx, map[string]string{
-		"OXIDE_SYSFS_ROOT": filepath.Join(n.instance.Guest, "sys"),
-		"OXIDE_DEV_ROOT":   filepath.Join(n.instance.Guest, "dev"),
+		"OXIDE_SYSFS_ROOT": filepath.Join(n.Instance.Guest, "sys"),
+		"OXIDE_DEV_ROOT":   filepath.Join(n.Instance.Guest, "dev"),
 		"OXIDE_STATE_DIR":  filepath.Join(n.Dir, "volumes"),
 	}, "inspect", "--volume="+volume.GetVolumeId()+"="+volume.GetVolumeContext()["diskName"])
 	report, err := cmd.Output()
@@ -92,13 +92,13 @@ func clusterOf(p *placement) []object {
 				"volumeAttributes": p.Volume.GetVolumeContext()},
 				"capacity": object{"storage": "1Gi"}}, "status": object{"phase": "Bound"}},
 		{"kind": "VolumeAttachment", "metadata": object{"name": "csi-1"},
-			"spec": object{"attacher": driver, "nodeName": p.instance.Name,
+			"spec": object{"attacher": driver, "nodeName": p.Instance.Name,
 				"source": object{"persistentVolumeName": name}}, "status": object{"attached": true}},
-		{"kind": "CSINode", "metadata": object{"name": p.instance.Name}, "spec": object{
-			"drivers": []object{{"name": driver, "nodeID": p.instance.ID}}}},
+		{"kind": "CSINode", "metadata": object{"name": p.Instance.Name}, "spec": object{
+			"drivers": []object{{"name": driver, "nodeID": p.Instance.ID}}}},
 		{"kind": "Pod", "metadata": object{"name": "app", "namespace": "default",
 			"uid": filepath.Base(filepath.Dir(p.Target))},
-			"spec": object{"nodeName": p.instance.Name, "volumes": []object{{"name": "data",
+			"spec": object{"nodeName": p.Instance.Name, "volumes": []object{{"name": "data",
 				"persistentVolumeClaim": object{"claimName": "data"}}}},
 			"status": object{"phase": "Running"}},
 	}
@@ -120,6 +120,22 @@ func (f *nodeFixture) diagnosed(ctx context.Context, token, objects, report stri
 	return d
 }
 
+// clusterTree returns the doctor's tree of the cluster, and checks that nothing in it is broken.
+// The objects come from the standard input.
+func (f *nodeFixture) clusterTree(ctx context.Context, objects, report string) string {
+	GinkgoHelper()
+	cmd := driverCommand(ctx, map[string]string{"OXIDE_HOST": f.rack.URL, "OXIDE_TOKEN": f.rack.Token,
+		"OXIDE_PROJECT": f.rack.Project}, "doctor", "cluster", "--objects=-", "--node-report="+report)
+	in, err := os.Open(objects)
+	Expect(err).NotTo(HaveOccurred())
+	defer in.Close()
+	var log bytes.Buffer
+	cmd.Stdin, cmd.Stderr = in, &log
+	out, err := cmd.Output()
+	Expect(err).NotTo(HaveOccurred(), "%s%s", out, log.String())
+	return string(out)
+}
+
 var _ = describeNodes("the doctor", func(f *nodeFixture) {
 	It("finds nothing in a volume in use, and only reads from the rack", func(ctx SpecContext) {
 		p := f.inUse(ctx, f.volume(ctx), f.a, harness.Mounted("ext4"))
@@ -134,6 +150,10 @@ var _ = describeNodes("the doctor", func(f *nodeFixture) {
 		for _, r := range asked {
 			Expect(r.Method).To(Equal("GET"), "%+v", r)
 		}
+		By("asked for the cluster, it shows the volume in the tree, from what another kubectl printed")
+		tree := f.clusterTree(ctx, objects, report)
+		Expect(tree).To(ContainSubstring("instance " + p.Instance.Name + " ("))
+		Expect(tree).To(MatchRegexp(`ok +nvme\d+n1: .* attached → claim default/data → pod app\n`))
 		By("with a token that the rack refuses, it says what it could not see")
 		d = f.diagnosed(ctx, "oxide-token-wrong", objects, report)
 		Expect(d.status).To(Equal(3), "%+v", d)
@@ -152,7 +172,7 @@ var _ = describeNodes("the doctor", func(f *nodeFixture) {
 			Expect(d.Chains[0].Finding.Link).To(Equal("mounts"), "%+v", d)
 			Expect(d.Chains[0].Finding.Reason).To(Equal("VolumeNotAtPath"))
 			Expect(p.unstage(ctx)).To(Succeed())
-			Expect(f.rack.DetachDisk(ctx, p.Volume.GetVolumeId(), p.instance.ID)).To(Succeed())
+			Expect(f.rack.DetachDisk(ctx, p.Volume.GetVolumeId(), p.Instance.ID)).To(Succeed())
 			d = f.diagnosed(ctx, f.rack.Token, objects, f.a.inspected(ctx, p.Volume))
 			Expect(d.status).To(Equal(2), "%+v", d)
 			Expect(d.Chains[0].Finding.Link).To(Equal("disk"), "%+v", d)

@@ -142,9 +142,8 @@ func describeHangs(f *nodeFixture) {
 			bystander.remove(ctx)
 
 			// The disk can be detached from the instance, and the hanging calls end.
-			_, err := f.ctl.ControllerUnpublishVolume(ctx,
-				harness.UnpublishRequest(p.Volume, p.instance.ID))
-			Expect(err).NotTo(HaveOccurred())
+			expectOK(ctx, f.ctl.ControllerUnpublishVolume,
+				harness.UnpublishRequest(p.Volume, p.Instance.ID))
 			eventually(ctx, func() error { return p.unstage(ctx) })
 			f.repaired(ctx, p.Volume)
 			moved := f.inUse(ctx, p.Volume, f.b, harness.Mounted("ext4"))

@@ -65,11 +65,10 @@ var _ = describeController("a rack that answers with an error", fixtureOptions{}
 		req := &csi.ControllerGetVolumeRequest{VolumeId: someUUID}
 		short, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
 		defer cancel()
-		_, err := f.ctl.ControllerGetVolume(short, req)
-		expectRefusal(err, codes.DeadlineExceeded)
+		expectRefusal(errOf(f.ctl.ControllerGetVolume(short, req)), codes.DeadlineExceeded)
 		given, giveUp := context.WithCancel(ctx)
 		time.AfterFunc(300*time.Millisecond, giveUp)
-		_, err = f.ctl.ControllerGetVolume(given, req)
+		_, err := f.ctl.ControllerGetVolume(given, req)
 		expectRefusal(err, codes.Canceled)
 	})
 
@@ -159,9 +158,8 @@ func lostAnswerSpecs(f *fixture) {
 			{"instance_disk_detach", func() error { return f.unpublish(ctx, volume, "a") },
 				func() { f.remains(ctx, volume, "detached") }},
 			{"snapshot_delete", func() error {
-				_, err := f.ctl.DeleteSnapshot(ctx,
-					&csi.DeleteSnapshotRequest{SnapshotId: snapshot.GetSnapshotId()})
-				return err
+				return errOf(f.ctl.DeleteSnapshot(ctx,
+					&csi.DeleteSnapshotRequest{SnapshotId: snapshot.GetSnapshotId()}))
 			}, func() { Expect(f.snapshotIDs(ctx)).To(BeEmpty()) }},
 			{"disk_delete", func() error { return f.delete(ctx, volume.GetVolumeId()) },
 				func() { Expect(f.disks(ctx)).To(BeEmpty()) }},
@@ -194,20 +192,17 @@ func lostAnswerSpecs(f *fixture) {
 				Expect(f.rack.Admin.Fired(ctx, rule)).To(Equal(1))
 			}
 			unread("instance_disk_attach", func() error {
-				_, err := f.ctl.ControllerPublishVolume(ctx, harness.PublishRequest(volume, node))
-				return err
+				return errOf(f.ctl.ControllerPublishVolume(ctx, harness.PublishRequest(volume, node)))
 			})
 			Expect(f.attached(ctx, "a")).To(ConsistOf(volume.GetVolumeId()))
 			f.published(ctx, volume, "a")
 			Expect(f.attached(ctx, "a")).To(ConsistOf(volume.GetVolumeId()))
 
 			unread("instance_disk_detach", func() error {
-				_, err := f.ctl.ControllerUnpublishVolume(ctx, harness.UnpublishRequest(volume, node))
-				return err
+				return errOf(f.ctl.ControllerUnpublishVolume(ctx, harness.UnpublishRequest(volume, node)))
 			})
 			Expect(stateOf(f.disk(ctx, volume.GetVolumeId()))).To(Equal("detached"))
-			_, err := f.ctl.ControllerUnpublishVolume(ctx, harness.UnpublishRequest(volume, node))
-			Expect(err).NotTo(HaveOccurred())
+			expectOK(ctx, f.ctl.ControllerUnpublishVolume, harness.UnpublishRequest(volume, node))
 		})
 
 	It("OX-1 a repeated create finds its volume although the quota is used up",
@@ -215,10 +210,9 @@ func lostAnswerSpecs(f *fixture) {
 			f.switched(ctx, "quota_bytes", harness.GiB, 1024*harness.GiB)
 			req := harness.CreateRequest(fresh("quota"))
 			first := f.created(ctx, req)
-			again, err := f.ctl.CreateVolume(ctx, req)
-			Expect(err).NotTo(HaveOccurred())
+			again := expectOK(ctx, f.ctl.CreateVolume, req)
 			Expect(again.GetVolume().GetVolumeId()).To(Equal(first.GetVolumeId()))
-			_, err = f.ctl.CreateVolume(ctx, harness.CreateRequest(fresh("quota")))
+			_, err := f.ctl.CreateVolume(ctx, harness.CreateRequest(fresh("quota")))
 			expectRefusal(err, codes.ResourceExhausted)
 		})
 
@@ -228,11 +222,9 @@ func lostAnswerSpecs(f *fixture) {
 			req := &csi.CreateSnapshotRequest{
 				Name: fresh("quota"), SourceVolumeId: f.volume(ctx).GetVolumeId(),
 			}
-			first, err := f.ctl.CreateSnapshot(ctx, req)
-			Expect(err).NotTo(HaveOccurred())
+			first := expectOK(ctx, f.ctl.CreateSnapshot, req)
 			f.snapshotDeletedLater(first.GetSnapshot().GetSnapshotId())
-			again, err := f.ctl.CreateSnapshot(ctx, req)
-			Expect(err).NotTo(HaveOccurred())
+			again := expectOK(ctx, f.ctl.CreateSnapshot, req)
 			Expect(again.GetSnapshot()).To(BeComparableTo(first.GetSnapshot(), protoCmp))
 		})
 }

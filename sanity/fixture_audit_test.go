@@ -27,8 +27,8 @@ type auditReport struct {
 	Deleted  int `json:"deleted"`
 	TooYoung int `json:"tooYoung"`
 	Orphans  []struct {
-		ID, State, AttachedTo, CSIName, SkipReason string
-		Deleted                                    bool
+		ID, State, AttachedTo, CSIName, Claim, SkipReason string
+		Deleted                                           bool
 	} `json:"orphans"`
 	Missing []struct{ ID, WantedBy string } `json:"missing"`
 	Static  []struct{ ID, Why string }      `json:"static"`

@@ -3,7 +3,6 @@
 package sanity
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -29,10 +28,7 @@ type nodeFixture struct {
 // node is the driver's node service in one instance.
 type node struct {
 	*harness.Plugin
-	rack     *harness.Rack
-	instance harness.Instance
-	// dir is the directory of the orchestrator's paths on this node.
-	dir string
+	rack *harness.Rack
 }
 
 // describeNodes registers a container whose specs share a fixture with nodes. The other arguments
@@ -66,62 +62,26 @@ func (f *nodeFixture) node(ctx context.Context, instance string,
 	options harness.PluginOptions) *node {
 	GinkgoHelper()
 	options.Mode, options.Instance = harness.ModeNode, instance
-	plugin := startPlugin(ctx, f.rack, options)
-	return &node{Plugin: plugin, rack: f.rack, instance: f.rack.Instance(instance),
-		dir: filepath.Join(plugin.Dir, "kubelet")}
+	return &node{Plugin: startPlugin(ctx, f.rack, options), rack: f.rack}
 }
 
 // device returns the path of the node's only device for the disk of that name.
 func (n *node) device(diskName string) string {
 	GinkgoHelper()
-	path, err := deviceOf(n.instance, diskName)
+	device, err := n.Instance.Device(diskName)
 	Expect(err).NotTo(HaveOccurred())
-	return path
+	return device.Path
 }
 
 // awaitDevice waits until an instance shows the device of the disk of that name.
 func (f *rackFixture) awaitDevice(ctx context.Context, instance, diskName string) (path string) {
 	GinkgoHelper()
-	eventually(ctx, func() (err error) {
-		path, err = deviceOf(f.rack.Instance(instance), diskName)
+	eventually(ctx, func() error {
+		device, err := f.rack.Instance(instance).Device(diskName)
+		path = device.Path
 		return err
 	})
 	return path
-}
-
-// deviceOf finds the only device for the disk of that name in an instance.
-func deviceOf(instance harness.Instance, diskName string) (string, error) {
-	serial := diskName[:min(len(diskName), 20)]
-	paths, err := devicesWith(instance, serial)
-	if err == nil && len(paths) != 1 {
-		err = fmt.Errorf("instance %s has %d devices with serial %q", instance.Name, len(paths), serial)
-	}
-	if err != nil {
-		return "", err
-	}
-	_, err = os.Stat(paths[0])
-	return paths[0], err
-}
-
-// devicesWith finds an instance's devices with a serial, as its kernel shows them.
-func devicesWith(instance harness.Instance, serial string) ([]string, error) {
-	files, err := filepath.Glob(filepath.Join(instance.Guest, "sys/block/*/device/serial"))
-	if err != nil {
-		return nil, err
-	}
-	var paths []string
-	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			continue // unplugged after the directory was read
-		}
-		if string(bytes.Trim(text, "\x00 \n")) != serial {
-			continue
-		}
-		name := filepath.Base(filepath.Dir(filepath.Dir(file)))
-		paths = append(paths, filepath.Join(instance.Guest, "dev", name))
-	}
-	return paths, nil
 }
 
 // accesses are all ways in which a workload can use a volume, as harness.Access names them.
@@ -140,7 +100,7 @@ func (f *nodeFixture) attachedTo(
 ) *placement {
 	GinkgoHelper()
 	p := n.placement(volume, capability)
-	p.PublishContext = f.published(ctx, volume, n.instance.Name, capability)
+	p.PublishContext = f.published(ctx, volume, n.Instance.Name, capability)
 	DeferCleanup(func(ctx SpecContext) { p.remove(ctx) }, NodeTimeout(callTimeout))
 	return p
 }
@@ -150,8 +110,8 @@ func (n *node) placement(volume *csi.Volume, capability *csi.VolumeCapability) *
 	GinkgoHelper()
 	name := fresh("volume")
 	p := &placement{n, harness.Placement{Volume: volume, Capability: capability,
-		Staging: filepath.Join(n.dir, name, "globalmount"),
-		Target:  filepath.Join(n.dir, fresh("pod"), name)}}
+		Staging: n.Kubelet(name, "globalmount"),
+		Target:  n.Kubelet(fresh("pod"), name)}}
 	Expect(p.MakeDirs()).To(Succeed())
 	return p
 }
@@ -160,7 +120,7 @@ func (n *node) placement(volume *csi.Volume, capability *csi.VolumeCapability) *
 func (p *placement) another() *placement {
 	GinkgoHelper()
 	other := *p
-	other.Target = filepath.Join(p.dir, fresh("pod"), filepath.Base(p.Target))
+	other.Target = p.Kubelet(fresh("pod"), filepath.Base(p.Target))
 	Expect(other.MakeDirs()).To(Succeed())
 	DeferCleanup(func(ctx SpecContext) { Expect(other.unpublish(ctx)).To(Succeed()) },
 		NodeTimeout(callTimeout))
@@ -200,8 +160,8 @@ func (f *nodeFixture) inUse(
 func (f *nodeFixture) detached(ctx context.Context, p *placement) {
 	GinkgoHelper()
 	p.remove(ctx)
-	_, err := f.ctl.ControllerUnpublishVolume(ctx, harness.UnpublishRequest(p.Volume, p.instance.ID))
-	Expect(err).NotTo(HaveOccurred())
+	expectOK(ctx, f.ctl.ControllerUnpublishVolume,
+		harness.UnpublishRequest(p.Volume, p.Instance.ID))
 }
 
 // device returns the path of the volume's device on its node.
@@ -212,8 +172,7 @@ func (p *placement) device() string {
 
 // shown returns nil if the node shows the volume's device.
 func (p *placement) shown() error {
-	_, err := deviceOf(p.instance, p.Volume.GetVolumeContext()["diskName"])
-	return err
+	return errOf(p.Instance.Device(p.Volume.GetVolumeContext()["diskName"]))
 }
 
 // pieceSize is the number of bytes that a spec writes at a time.
@@ -238,9 +197,7 @@ func (p *placement) verify(n int) error { return p.data().Verify(n) }
 // mountsAt returns the mounts at a path of this namespace, the lowest first.
 func mountsAt(path string) []*mountinfo.Info {
 	GinkgoHelper()
-	mounts, err := mountinfo.GetMounts(func(info *mountinfo.Info) (skip, stop bool) {
-		return info.Mountpoint != path, false
-	})
+	mounts, err := harness.MountsAt(path)
 	Expect(err).NotTo(HaveOccurred())
 	return mounts
 }
@@ -275,6 +232,8 @@ func blank(edges string) bool { return strings.Trim(edges, "\x00") == "" }
 // writer is a pod that writes a line, syncs it, and writes the next one.
 type writer struct {
 	stop func() (lines int, err error)
+	// ended is closed when a write or a sync has failed, or when the writer is stopped.
+	ended <-chan struct{}
 }
 
 // keepWriting starts a writer in the volume. The caller must stop it.
@@ -305,7 +264,7 @@ func (p *placement) keepWriting() writer {
 		}
 	}()
 	var stopped bool
-	w := writer{stop: func() (int, error) {
+	w := writer{ended: done, stop: func() (int, error) {
 		if !stopped {
 			stopped = true
 			close(stopping)

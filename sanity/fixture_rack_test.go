@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
-	"sync"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
@@ -19,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/testing/protocmp"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
@@ -35,16 +35,7 @@ func atOnce(n int, call func(ctx context.Context) error) []error {
 	errs := make([]error, n)
 	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()
-	start := make(chan struct{})
-	var calls sync.WaitGroup
-	for i := range n {
-		calls.Go(func() {
-			<-start
-			errs[i] = call(ctx)
-		})
-	}
-	close(start)
-	calls.Wait()
+	harness.AtOnce(n, func(i int) { errs[i] = call(ctx) })
 	return errs
 }
 
@@ -95,13 +86,10 @@ func (f *rackFixture) awaitDisk(ctx context.Context, state string) *oxide.Disk {
 func (f *faultFixture) rackJSON(ctx context.Context, path string,
 	query map[string]string) map[string]any {
 	GinkgoHelper()
-	resp, err := f.rack.Client.MakeRequest(ctx,
-		oxide.Request{Method: http.MethodGet, Path: path, Query: query})
+	body, err := f.rack.Get(ctx, path, query)
 	Expect(err).NotTo(HaveOccurred())
-	defer resp.Body.Close()
-	Expect(resp.StatusCode).To(Equal(http.StatusOK), path)
 	var answer map[string]any
-	Expect(json.NewDecoder(resp.Body).Decode(&answer)).To(Succeed())
+	Expect(json.Unmarshal(body, &answer)).To(Succeed())
 	return answer
 }
 

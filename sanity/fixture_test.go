@@ -93,8 +93,7 @@ func fresh(prefix string) string {
 // created creates the volume of the request, and deletes it when the spec ends.
 func (f *fixture) created(ctx context.Context, req *csi.CreateVolumeRequest) *csi.Volume {
 	GinkgoHelper()
-	resp, err := f.ctl.CreateVolume(ctx, req)
-	Expect(err).NotTo(HaveOccurred())
+	resp := expectOK(ctx, f.ctl.CreateVolume, req)
 	f.deletedLater(resp.GetVolume().GetVolumeId())
 	return resp.GetVolume()
 }
@@ -108,8 +107,7 @@ func (f *fixture) volume(ctx context.Context, uses ...*csi.VolumeCapability) *cs
 
 func (f *fixture) deletedLater(id string) {
 	DeferCleanup(func(ctx SpecContext) {
-		_, err := f.ctl.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
-		Expect(err).NotTo(HaveOccurred())
+		expectOK(ctx, f.ctl.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: id})
 	}, NodeTimeout(callTimeout))
 }
 
@@ -124,16 +122,14 @@ func (f *fixture) published(
 	for _, capability := range as {
 		req.VolumeCapability = capability
 	}
-	resp, err := f.ctl.ControllerPublishVolume(ctx, req)
-	Expect(err).NotTo(HaveOccurred())
+	resp := expectOK(ctx, f.ctl.ControllerPublishVolume, req)
 	f.unpublishedLater(volume, node)
 	return resp.GetPublishContext()
 }
 
 func (f *fixture) unpublishedLater(volume *csi.Volume, node string) {
 	DeferCleanup(func(ctx SpecContext) {
-		_, err := f.ctl.ControllerUnpublishVolume(ctx, harness.UnpublishRequest(volume, node))
-		Expect(err).NotTo(HaveOccurred())
+		expectOK(ctx, f.ctl.ControllerUnpublishVolume, harness.UnpublishRequest(volume, node))
 	}, NodeTimeout(callTimeout))
 }
 
@@ -150,8 +146,7 @@ func (f *fixture) snapshotted(ctx context.Context, volume *csi.Volume) *csi.Snap
 
 func (f *fixture) snapshotDeletedLater(id string) {
 	DeferCleanup(func(ctx SpecContext) {
-		_, err := f.ctl.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: id})
-		Expect(err).NotTo(HaveOccurred())
+		expectOK(ctx, f.ctl.DeleteSnapshot, &csi.DeleteSnapshotRequest{SnapshotId: id})
 	}, NodeTimeout(callTimeout))
 }
 
@@ -231,16 +226,26 @@ func (f *rackFixture) callsAndLooks(ctx context.Context, do func()) []string {
 	return operations
 }
 
+// expectOK makes a call that must succeed, and returns the answer.
+func expectOK[Req, Resp any](
+	ctx context.Context, call func(context.Context, Req, ...grpc.CallOption) (Resp, error), req Req,
+) Resp {
+	GinkgoHelper()
+	resp, err := call(ctx, req)
+	Expect(err).NotTo(HaveOccurred())
+	return resp
+}
+
+// errOf returns the error of a call.
+func errOf[T any](_ T, err error) error { return err }
+
 // callsOf makes a call that must succeed, and returns its operations on the rack.
 func callsOf[Req, Resp any](
 	ctx context.Context, f *fixture, req Req,
 	call func(context.Context, Req, ...grpc.CallOption) (Resp, error),
 ) []string {
 	GinkgoHelper()
-	return f.calls(ctx, func() {
-		_, err := call(ctx, req)
-		Expect(err).NotTo(HaveOccurred())
-	})
+	return f.calls(ctx, func() { expectOK(ctx, call, req) })
 }
 
 // expectRefusal demands an error of that code whose message contains each of the words.

@@ -49,23 +49,18 @@ var _ = describeNodes("the flight recorder", func(f *nodeFixture) {
 			"csi.storage.k8s.io/pvc/namespace": "shop"}
 		var volume *csi.Volume
 		for range 2 { // repeated calls change nothing
-			resp, err := ctl.CreateVolume(ctx, req)
-			Expect(err).NotTo(HaveOccurred())
+			resp := expectOK(ctx, ctl.CreateVolume, req)
 			volume = resp.GetVolume()
-			_, err = ctl.ControllerPublishVolume(ctx, harness.PublishRequest(volume, at))
-			Expect(err).NotTo(HaveOccurred())
+			expectOK(ctx, ctl.ControllerPublishVolume, harness.PublishRequest(volume, at))
 		}
-		snapshot, err := ctl.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{Name: fresh("recorded"),
+		snapshot := expectOK(ctx, ctl.CreateSnapshot, &csi.CreateSnapshotRequest{Name: fresh("recorded"),
 			SourceVolumeId: volume.GetVolumeId()})
-		Expect(err).NotTo(HaveOccurred())
 		for range 2 {
-			_, err = ctl.ControllerUnpublishVolume(ctx, harness.UnpublishRequest(volume, at))
-			Expect(err).NotTo(HaveOccurred())
-			_, err = ctl.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId()})
-			Expect(err).NotTo(HaveOccurred())
-			_, err = ctl.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{
+			expectOK(ctx, ctl.ControllerUnpublishVolume, harness.UnpublishRequest(volume, at))
+			expectOK(ctx, ctl.DeleteVolume,
+				&csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId()})
+			expectOK(ctx, ctl.DeleteSnapshot, &csi.DeleteSnapshotRequest{
 				SnapshotId: snapshot.GetSnapshot().GetSnapshotId()})
-			Expect(err).NotTo(HaveOccurred())
 		}
 		requests, err := f.rack.Admin.Requests(ctx, len(before))
 		Expect(err).NotTo(HaveOccurred())
@@ -88,11 +83,9 @@ var _ = describeNodes("the flight recorder", func(f *nodeFixture) {
 			req := harness.CreateRequest(fresh("unheard"))
 			f.fault(ctx, adminapi.Fault{Operation: "disk_create", Phase: adminapi.After, Times: 1,
 				Cut: true})
-			_, err := controller.Controller().CreateVolume(ctx, req)
-			Expect(err).To(HaveOccurred())
+			Expect(errOf(controller.Controller().CreateVolume(ctx, req))).To(HaveOccurred())
 			Expect(recorded(controller)).To(BeEmpty())
-			resp, err := controller.Controller().CreateVolume(ctx, req)
-			Expect(err).NotTo(HaveOccurred())
+			resp := expectOK(ctx, controller.Controller().CreateVolume, req)
 			f.deletedLater(resp.GetVolume().GetVolumeId())
 			changes := recorded(controller)
 			Expect(eventsOf(changes)).To(Equal([]string{"DiskCreated"}))
@@ -119,7 +112,7 @@ var _ = describeNodes("the flight recorder", func(f *nodeFixture) {
 			Expect(eventsOf(changes)).To(Equal(want))
 			for _, c := range changes {
 				Expect(c.Volume).To(Equal(volume.GetVolumeId()), fmt.Sprint(c))
-				Expect(c.Instance).To(Equal(n.instance.ID), fmt.Sprint(c))
+				Expect(c.Instance).To(Equal(n.Instance.ID), fmt.Sprint(c))
 			}
 			kept, err := harness.Changes(n.FlightFile(volume.GetVolumeId()))
 			Expect(err).NotTo(HaveOccurred())

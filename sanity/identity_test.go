@@ -22,8 +22,7 @@ import (
 func capabilities(ctx context.Context, p *harness.Plugin) []string {
 	GinkgoHelper()
 	var declared []string
-	plugin, err := p.Identity().GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
-	Expect(err).NotTo(HaveOccurred())
+	plugin := expectOK(ctx, p.Identity().GetPluginCapabilities, &csi.GetPluginCapabilitiesRequest{})
 	for _, c := range plugin.GetCapabilities() {
 		if expansion := c.GetVolumeExpansion(); expansion != nil {
 			declared = append(declared, "plugin EXPANSION_"+expansion.GetType().String())
@@ -31,14 +30,12 @@ func capabilities(ctx context.Context, p *harness.Plugin) []string {
 		}
 		declared = append(declared, "plugin "+c.GetService().GetType().String())
 	}
-	controller, err := p.Controller().ControllerGetCapabilities(ctx,
+	controller := expectOK(ctx, p.Controller().ControllerGetCapabilities,
 		&csi.ControllerGetCapabilitiesRequest{})
-	Expect(err).NotTo(HaveOccurred())
 	for _, c := range controller.GetCapabilities() {
 		declared = append(declared, "controller "+c.GetRpc().GetType().String())
 	}
-	node, err := p.Node().NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
-	Expect(err).NotTo(HaveOccurred())
+	node := expectOK(ctx, p.Node().NodeGetCapabilities, &csi.NodeGetCapabilitiesRequest{})
 	for _, c := range node.GetCapabilities() {
 		declared = append(declared, "node "+c.GetRpc().GetType().String())
 	}
@@ -109,10 +106,9 @@ var _ = describeController("what the driver declares", fixtureOptions{}, func(f 
 // identityOf returns the answers of the plugin's identity service.
 func identityOf(ctx context.Context, p *harness.Plugin) []proto.Message {
 	GinkgoHelper()
-	info, err := p.Identity().GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
-	Expect(err).NotTo(HaveOccurred())
-	declared, err := p.Identity().GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
-	Expect(err).NotTo(HaveOccurred())
+	info := expectOK(ctx, p.Identity().GetPluginInfo, &csi.GetPluginInfoRequest{})
+	declared := expectOK(ctx, p.Identity().GetPluginCapabilities,
+		&csi.GetPluginCapabilitiesRequest{})
 	return []proto.Message{info, declared}
 }
 
@@ -165,8 +161,7 @@ var _ = describeController("Probe", fixtureOptions{}, func(f *fixture) {
 	It("PR-4 fails on a node without the programs that it needs", func(ctx SpecContext) {
 		p := startPlugin(ctx, f.rack, harness.PluginOptions{Mode: harness.ModeNode,
 			Env: map[string]string{"PATH": "/nonexistent"}})
-		_, err := probe(ctx, p)
-		expectRefusal(err, codes.FailedPrecondition, "mkfs")
+		expectRefusal(errOf(probe(ctx, p)), codes.FailedPrecondition, "mkfs")
 	})
 
 	It("PR-5 succeeds while the rack cannot be reached", func(ctx SpecContext) {

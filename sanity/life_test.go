@@ -67,16 +67,14 @@ func describeMoves(f *nodeFixture) {
 			Expect(f.calls(ctx, func() {
 				req := harness.CreateRequest(fresh("life"))
 				req.VolumeCapabilities[0] = harness.Access(name)
-				resp, err := f.ctl.CreateVolume(ctx, req)
-				Expect(err).NotTo(HaveOccurred())
+				resp := expectOK(ctx, f.ctl.CreateVolume, req)
 				volume := resp.GetVolume()
 				f.deletedLater(volume.GetVolumeId())
 				p := f.inUse(ctx, volume, f.a, harness.Access(name))
 				Expect(p.write(0)).To(Succeed())
 				f.detached(ctx, p)
-				_, err = f.ctl.DeleteVolume(ctx,
+				expectOK(ctx, f.ctl.DeleteVolume,
 					&csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId()})
-				Expect(err).NotTo(HaveOccurred())
 			})).To(Equal(callsOfLife("")))
 		}, everyAccess())
 }

@@ -17,8 +17,7 @@ func (f *fixture) listed(
 	ctx context.Context, ctl csi.ControllerClient,
 ) map[string]*csi.ListVolumesResponse_Entry {
 	GinkgoHelper()
-	resp, err := ctl.ListVolumes(ctx, &csi.ListVolumesRequest{})
-	Expect(err).NotTo(HaveOccurred())
+	resp := expectOK(ctx, ctl.ListVolumes, &csi.ListVolumesRequest{})
 	Expect(resp.GetNextToken()).To(BeEmpty())
 	volumes := map[string]*csi.ListVolumesResponse_Entry{}
 	for _, entry := range resp.GetEntries() {
@@ -34,14 +33,11 @@ var _ = describeController("what is listed", fixtureOptions{}, func(f *fixture) 
 			for range 4 {
 				f.volume(ctx)
 			}
-			first, err := f.ctl.ListVolumes(ctx, &csi.ListVolumesRequest{MaxEntries: 2})
-			Expect(err).NotTo(HaveOccurred())
+			first := expectOK(ctx, f.ctl.ListVolumes, &csi.ListVolumesRequest{MaxEntries: 2})
 			seen := volumeIDs(first.GetEntries())
-			_, err = f.ctl.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: seen[1]})
-			Expect(err).NotTo(HaveOccurred())
-			rest, err := f.ctl.ListVolumes(ctx,
+			expectOK(ctx, f.ctl.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: seen[1]})
+			rest := expectOK(ctx, f.ctl.ListVolumes,
 				&csi.ListVolumesRequest{StartingToken: first.GetNextToken()})
-			Expect(err).NotTo(HaveOccurred())
 			Expect(rest.GetEntries()).To(HaveLen(2))
 			Expect(volumeIDs(rest.GetEntries())).NotTo(ContainElements(seen[0], seen[1]))
 		})
@@ -74,23 +70,20 @@ var _ = describeController("what is listed", fixtureOptions{}, func(f *fixture) 
 			name := fresh("db")
 			var ids, snapshots []string
 			for _, p := range []*harness.Plugin{f.plugin, one, two, one, two} {
-				resp, err := p.Controller().CreateVolume(ctx, harness.CreateRequest(name))
-				Expect(err).NotTo(HaveOccurred())
+				resp := expectOK(ctx, p.Controller().CreateVolume, harness.CreateRequest(name))
 				ids = append(ids, resp.GetVolume().GetVolumeId())
-				taken, err := p.Controller().CreateSnapshot(ctx, &csi.CreateSnapshotRequest{
+				taken := expectOK(ctx, p.Controller().CreateSnapshot, &csi.CreateSnapshotRequest{
 					Name: name, SourceVolumeId: resp.GetVolume().GetVolumeId()})
-				Expect(err).NotTo(HaveOccurred())
 				snapshots = append(snapshots, taken.GetSnapshot().GetSnapshotId())
 			}
 			Expect(ids[3:]).To(Equal(ids[1:3]), "the repeated creates")
 			Expect(snapshots[3:]).To(Equal(snapshots[1:3]), "the repeated snapshots")
 			Expect(f.disks(ctx)).To(HaveLen(3))
 			for i, p := range []*harness.Plugin{f.plugin, one, two} {
-				_, err := p.Controller().DeleteSnapshot(ctx,
+				expectOK(ctx, p.Controller().DeleteSnapshot,
 					&csi.DeleteSnapshotRequest{SnapshotId: snapshots[i]})
-				Expect(err).NotTo(HaveOccurred())
-				_, err = p.Controller().DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: ids[i]})
-				Expect(err).NotTo(HaveOccurred())
+				expectOK(ctx, p.Controller().DeleteVolume,
+					&csi.DeleteVolumeRequest{VolumeId: ids[i]})
 				Expect(f.disks(ctx)).To(HaveLen(2 - i))
 			}
 		})
@@ -99,12 +92,10 @@ var _ = describeController("what is listed", fixtureOptions{}, func(f *fixture) 
 		volume := f.volume(ctx)
 		f.volume(ctx)
 		f.pretend(ctx, volume, "faulted", "")
-		one, err := f.ctl.ControllerGetVolumeHealth(ctx,
+		one := expectOK(ctx, f.ctl.ControllerGetVolumeHealth,
 			&csi.ControllerGetVolumeHealthRequest{VolumeId: volume.GetVolumeId()})
-		Expect(err).NotTo(HaveOccurred())
-		list, err := f.ctl.ControllerListVolumeHealth(ctx,
+		list := expectOK(ctx, f.ctl.ControllerListVolumeHealth,
 			&csi.ControllerListVolumeHealthRequest{})
-		Expect(err).NotTo(HaveOccurred())
 		Expect(list.GetEntries()).To(HaveLen(1))
 		for _, health := range []*csi.VolumeHealth{one.GetVolumeHealth(), list.GetEntries()[0]} {
 			Expect(health.GetVolumeId()).To(Equal(volume.GetVolumeId()))
@@ -118,12 +109,10 @@ var _ = describeController("what is listed", fixtureOptions{}, func(f *fixture) 
 	It("CG-1 the capacity is the rest of the silo's quota", func(ctx SpecContext) {
 		f.switched(ctx, "quota_bytes", 10*harness.GiB, 1024*harness.GiB)
 		f.volume(ctx)
-		resp, err := f.ctl.GetCapacity(ctx, &csi.GetCapacityRequest{})
-		Expect(err).NotTo(HaveOccurred())
+		resp := expectOK(ctx, f.ctl.GetCapacity, &csi.GetCapacityRequest{})
 		Expect(resp.GetAvailableCapacity()).To(Equal(9 * harness.GiB))
 		f.switched(ctx, "quota_bytes", harness.GiB/2, 1024*harness.GiB)
-		resp, err = f.ctl.GetCapacity(ctx, &csi.GetCapacityRequest{})
-		Expect(err).NotTo(HaveOccurred())
+		resp = expectOK(ctx, f.ctl.GetCapacity, &csi.GetCapacityRequest{})
 		Expect(resp.GetAvailableCapacity()).To(BeZero(), "never negative")
 	})
 })

@@ -150,8 +150,7 @@ exec `+real+` "$@"`)}
 }
 
 func (t heldTool) started() error {
-	_, err := os.Stat(filepath.Join(t.dir, "runs"))
-	return err
+	return errOf(os.Stat(filepath.Join(t.dir, "runs")))
 }
 
 func (t heldTool) goOn() {

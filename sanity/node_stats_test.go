@@ -16,8 +16,7 @@ import (
 func describeNodeInfo(f *nodeFixture) {
 	info := func(ctx context.Context, n *node) *csi.NodeGetInfoResponse {
 		GinkgoHelper()
-		resp, err := n.Node().NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
-		Expect(err).NotTo(HaveOccurred())
+		resp := expectOK(ctx, n.Node().NodeGetInfo, &csi.NodeGetInfoRequest{})
 		return resp
 	}
 

@@ -173,8 +173,7 @@ func answers(ctx context.Context, socket string) error {
 	defer conn.Close()
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	_, err = csi.NewIdentityClient(conn).GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
-	return err
+	return errOf(csi.NewIdentityClient(conn).GetPluginInfo(ctx, &csi.GetPluginInfoRequest{}))
 }
 
 // inDir lists a directory.

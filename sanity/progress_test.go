@@ -40,8 +40,7 @@ func reportProgress(path string) {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	Expect(err).NotTo(HaveOccurred())
 	say := func(s string) {
-		_, err := file.WriteString(s)
-		Expect(err).NotTo(HaveOccurred())
+		Expect(errOf(file.WriteString(s))).NotTo(HaveOccurred())
 	}
 	ReportBeforeSuite(func(r Report) { say(strings.Repeat(willRun, r.PreRunStats.SpecsThatWillRun)) })
 	ReportAfterEach(func(r SpecReport) {

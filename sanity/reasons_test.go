@@ -42,6 +42,14 @@ var _ = describeController("a reason that the rack causes", onTwoProjects, func(
 		expectReason(f.publish(ctx, volume, "a"), codes.FailedPrecondition, "InstanceState")
 	})
 
+	It("CS-10 DiskImporting: the disk's import was not finalized", func(ctx SpecContext) {
+		volume := f.volume(ctx)
+		f.pretend(ctx, volume, "import_ready", "")
+		_, err := f.ctl.CreateSnapshot(ctx,
+			harness.SnapshotRequest(fresh("imported"), volume.GetVolumeId()))
+		expectReason(err, codes.FailedPrecondition, "DiskImporting")
+	})
+
 	It("CV-14 ImageNotFound: the rack has no such image", func(ctx SpecContext) {
 		req := harness.CreateRequest(fresh("pictured"))
 		req.Parameters = map[string]string{"imageId": someUUID}

@@ -56,8 +56,7 @@ var _ = describeController("several controllers, and the end of one", fixtureOpt
 			}
 			start := time.Now()
 			errs := atOnce(50, func(ctx context.Context) error {
-				_, err := f.ctl.CreateVolume(ctx, harness.CreateRequest(<-names))
-				return err
+				return errOf(f.ctl.CreateVolume(ctx, harness.CreateRequest(<-names)))
 			})
 			took := time.Since(start)
 			for id := range f.listed(ctx, f.ctl) {
@@ -83,8 +82,7 @@ var _ = describeController("several controllers, and the end of one", fixtureOpt
 				attempts <- attempt{second.Controller(), f.rack.Instance("b").ID}
 				errs := atOnce(2, func(ctx context.Context) error {
 					a := <-attempts
-					_, err := a.ctl.ControllerPublishVolume(ctx, harness.PublishRequest(volume, a.node))
-					return err
+					return errOf(a.ctl.ControllerPublishVolume(ctx, harness.PublishRequest(volume, a.node)))
 				})
 				f.unpublishedLater(volume, "")
 				Expect([]codes.Code{codeOf(errs[0]), codeOf(errs[1])}).
@@ -133,8 +131,7 @@ var _ = describeController("several controllers, and the end of one", fixtureOpt
 				victim.Kill()
 				Expect(<-gone).To(HaveOccurred())
 				f.unpublishedLater(volume, req.GetNodeId())
-				resp, err := f.ctl.ControllerPublishVolume(ctx, req)
-				Expect(err).NotTo(HaveOccurred())
+				resp := expectOK(ctx, f.ctl.ControllerPublishVolume, req)
 				Expect(resp.GetPublishContext()).To(HaveKey("diskName"))
 				Expect(f.attached(ctx, "a")).To(ConsistOf(volume.GetVolumeId()))
 			})

@@ -62,32 +62,26 @@ func (f *fixture) secretLife(ctx context.Context, name string) {
 	volume := f.created(ctx, create)
 	publish := harness.PublishRequest(volume, node)
 	publish.Secrets, publish.VolumeCapability = secrets(), secretMount()
-	_, err := f.ctl.ControllerPublishVolume(ctx, publish)
-	Expect(err).NotTo(HaveOccurred())
-	_, err = f.ctl.ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{
+	expectOK(ctx, f.ctl.ControllerPublishVolume, publish)
+	_, err := f.ctl.ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{
 		VolumeId: volume.GetVolumeId(), Secrets: secrets(),
 		VolumeCapabilities: []*csi.VolumeCapability{secretMount()},
 	})
 	Expect(err).NotTo(HaveOccurred())
 	unpublish := harness.UnpublishRequest(volume, node)
 	unpublish.Secrets = secrets()
-	_, err = f.ctl.ControllerUnpublishVolume(ctx, unpublish)
-	Expect(err).NotTo(HaveOccurred())
+	expectOK(ctx, f.ctl.ControllerUnpublishVolume, unpublish)
 	snapshot, err := f.ctl.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{
 		Name: name, SourceVolumeId: volume.GetVolumeId(), Secrets: secrets(),
 	})
 	Expect(err).NotTo(HaveOccurred())
 	id := snapshot.GetSnapshot().GetSnapshotId()
-	_, err = f.ctl.ListSnapshots(ctx, &csi.ListSnapshotsRequest{Secrets: secrets()})
-	Expect(err).NotTo(HaveOccurred())
-	_, err = f.ctl.GetSnapshot(ctx, &csi.GetSnapshotRequest{SnapshotId: id, Secrets: secrets()})
-	Expect(err).NotTo(HaveOccurred())
-	_, err = f.ctl.DeleteSnapshot(ctx,
+	expectOK(ctx, f.ctl.ListSnapshots, &csi.ListSnapshotsRequest{Secrets: secrets()})
+	expectOK(ctx, f.ctl.GetSnapshot, &csi.GetSnapshotRequest{SnapshotId: id, Secrets: secrets()})
+	expectOK(ctx, f.ctl.DeleteSnapshot,
 		&csi.DeleteSnapshotRequest{SnapshotId: id, Secrets: secrets()})
-	Expect(err).NotTo(HaveOccurred())
-	_, err = f.ctl.DeleteVolume(ctx,
+	expectOK(ctx, f.ctl.DeleteVolume,
 		&csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId(), Secrets: secrets()})
-	Expect(err).NotTo(HaveOccurred())
 }
 
 // secretNodeCalls calls the node's RPCs that accept secrets, for a volume that does not exist.

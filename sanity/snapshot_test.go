@@ -24,37 +24,30 @@ var _ = describeController("a snapshot", fixtureOptions{}, func(f *fixture) {
 		return &csi.CreateSnapshotRequest{SourceVolumeId: volume, Name: name}
 	}
 
-	It("CS-5 is found again by its name and source, and not ready while it is created",
+	It("CS-5 CS-7 is found again by its name and source, and in progress while the rack takes it",
 		func(ctx SpecContext) {
 			volume := f.volume(ctx)
 			req := create(volume.GetVolumeId(), fresh("again"))
-			first, err := f.ctl.CreateSnapshot(ctx, req)
-			Expect(err).NotTo(HaveOccurred())
+			first := expectOK(ctx, f.ctl.CreateSnapshot, req)
 			id := first.GetSnapshot().GetSnapshotId()
 			f.snapshotDeletedLater(id)
 			Expect(first.GetSnapshot().GetReadyToUse()).To(BeTrue())
 			Expect(first.GetSnapshot().GetCreationTime().IsValid()).To(BeTrue())
 			Expect(first.GetSnapshot().GetSizeBytes()).To(Equal(harness.GiB))
-			again, err := f.ctl.CreateSnapshot(ctx, req)
-			Expect(err).NotTo(HaveOccurred())
+			again := expectOK(ctx, f.ctl.CreateSnapshot, req)
 			Expect(again.GetSnapshot()).To(BeComparableTo(first.GetSnapshot(), protoCmp))
 			f.pretendSnapshot(ctx, id, "creating")
-			again, err = f.ctl.CreateSnapshot(ctx, req)
-			Expect(err).NotTo(HaveOccurred())
-			Expect(again.GetSnapshot().GetSnapshotId()).To(Equal(id))
-			Expect(again.GetSnapshot().GetReadyToUse()).To(BeFalse())
+			expectRefusal(errOf(f.ctl.CreateSnapshot(ctx, req)), codes.Aborted, "still taking", id)
 		})
 
 	It("CS-9 that faulted is an error, which its deletion ends", func(ctx SpecContext) {
 		volume := f.volume(ctx)
 		req := create(volume.GetVolumeId(), fresh("faulted"))
-		resp, err := f.ctl.CreateSnapshot(ctx, req)
-		Expect(err).NotTo(HaveOccurred())
+		resp := expectOK(ctx, f.ctl.CreateSnapshot, req)
 		id := resp.GetSnapshot().GetSnapshotId()
 		f.snapshotDeletedLater(id)
 		f.pretendSnapshot(ctx, id, "faulted")
-		_, err = f.ctl.CreateSnapshot(ctx, req)
-		expectRefusal(err, codes.Internal, "delete it")
+		expectRefusal(errOf(f.ctl.CreateSnapshot(ctx, req)), codes.Internal, "delete it")
 	})
 
 	It("CS-10 cannot be taken of a disk on local storage", func(ctx SpecContext) {
@@ -72,17 +65,14 @@ var _ = describeController("a snapshot", fixtureOptions{}, func(f *fixture) {
 			req := harness.FromSnapshot(harness.CreateRequest(fresh("restored")),
 				snapshot.GetSnapshotId())
 			first := f.created(ctx, req)
-			_, err := f.ctl.DeleteVolume(ctx,
+			expectOK(ctx, f.ctl.DeleteVolume,
 				&csi.DeleteVolumeRequest{VolumeId: origin.GetVolumeId()})
-			Expect(err).NotTo(HaveOccurred())
-			again, err := f.ctl.CreateVolume(ctx, req)
-			Expect(err).NotTo(HaveOccurred())
+			again := expectOK(ctx, f.ctl.CreateVolume, req)
 			Expect(again.GetVolume()).To(BeComparableTo(first, protoCmp))
 			Expect(first.GetContentSource().GetSnapshot().GetSnapshotId()).
 				To(Equal(snapshot.GetSnapshotId()))
-			_, err = f.ctl.DeleteSnapshot(ctx,
+			expectOK(ctx, f.ctl.DeleteSnapshot,
 				&csi.DeleteSnapshotRequest{SnapshotId: snapshot.GetSnapshotId()})
-			Expect(err).NotTo(HaveOccurred())
 			Expect(stateOf(f.disk(ctx, first.GetVolumeId()))).To(Equal("detached"))
 		})
 
@@ -90,17 +80,15 @@ var _ = describeController("a snapshot", fixtureOptions{}, func(f *fixture) {
 		func(ctx SpecContext) {
 			origin := f.volume(ctx)
 			snapshot := f.snapshotted(ctx, origin)
-			_, err := f.ctl.DeleteVolume(ctx,
+			expectOK(ctx, f.ctl.DeleteVolume,
 				&csi.DeleteVolumeRequest{VolumeId: origin.GetVolumeId()})
-			Expect(err).NotTo(HaveOccurred())
 			req := harness.FromSnapshot(harness.CreateRequest(fresh("blocks")), snapshot.GetSnapshotId())
 			withParameter("blockSize", "512")(req)
 			f.fault(ctx, adminapi.Fault{Operation: "disk_delete", Phase: adminapi.Instead, Times: 1,
 				Response: &adminapi.Response{Status: http.StatusGone, ErrorCode: "Gone", Message: "Gone"}})
-			_, err = f.ctl.CreateVolume(ctx, req)
-			expectReason(err, codes.Aborted, "DiskBusy")
+			expectReason(errOf(f.ctl.CreateVolume(ctx, req)), codes.Aborted, "DiskBusy")
 			Expect(f.disks(ctx)).To(HaveLen(1))
-			_, err = f.ctl.CreateVolume(ctx, req)
+			_, err := f.ctl.CreateVolume(ctx, req)
 			expectReason(err, codes.InvalidArgument, "SourceIncompatible")
 			Expect(f.disks(ctx)).To(BeEmpty())
 			delete(req.Parameters, "blockSize")

@@ -47,11 +47,9 @@ var _ = onSoftRack("a deleted volume", func(f *fixture) {
 	})
 	deleted := func(ctx context.Context, name string) (id string) {
 		GinkgoHelper()
-		created, err := f.ctl.CreateVolume(ctx, harness.CreateRequest(name))
-		Expect(err).NotTo(HaveOccurred())
+		created := expectOK(ctx, f.ctl.CreateVolume, harness.CreateRequest(name))
 		id = created.GetVolume().GetVolumeId()
-		_, err = f.ctl.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
-		Expect(err).NotTo(HaveOccurred())
+		expectOK(ctx, f.ctl.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: id})
 		return id
 	}
 
@@ -60,15 +58,29 @@ var _ = onSoftRack("a deleted volume", func(f *fixture) {
 			f.switched(ctx, "quota_bytes", harness.GiB, 1024*harness.GiB)
 			deleted(ctx, fresh("full"))
 			req := harness.CreateRequest(fresh("full"))
-			capacity, err := f.ctl.GetCapacity(ctx, &csi.GetCapacityRequest{})
-			Expect(err).NotTo(HaveOccurred())
+			capacity := expectOK(ctx, f.ctl.GetCapacity, &csi.GetCapacityRequest{})
 			Expect(capacity.GetAvailableCapacity()).To(BeZero())
-			_, err = f.ctl.CreateVolume(ctx, req)
-			expectRefusal(err, codes.ResourceExhausted)
+			expectRefusal(errOf(f.ctl.CreateVolume(ctx, req)), codes.ResourceExhausted)
 			Expect(f.disks(ctx)).To(BeEmpty())
 			f.free(ctx)
 			f.created(ctx, req)
 		})
+
+	It("OX-10 uses no quota but its space until it is freed, and a create that fails for that can be "+
+		"repeated", func(ctx SpecContext) {
+		f.switched(ctx, "quota_first", true, false)
+		f.switched(ctx, "quota_bytes", harness.GiB, 1024*harness.GiB)
+		deleted(ctx, fresh("space"))
+		req := harness.CreateRequest(fresh("space"))
+		capacity, err := f.ctl.GetCapacity(ctx, &csi.GetCapacityRequest{})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(capacity.GetAvailableCapacity()).To(BeEquivalentTo(harness.GiB), "the quota has room")
+		_, err = f.ctl.CreateVolume(ctx, req)
+		expectRefusal(err, codes.ResourceExhausted, "Not enough storage")
+		Expect(f.disks(ctx)).To(BeEmpty())
+		f.free(ctx)
+		f.created(ctx, req)
+	})
 
 	It("DV-6 leaves its name to a new volume before it is freed",
 		func(ctx SpecContext) {

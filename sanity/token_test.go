@@ -119,8 +119,7 @@ var _ = describeController("a token file that blocks", fixtureOptions{}, func(f 
 			list := func() error {
 				short, cancel := context.WithTimeout(ctx, 10*time.Second)
 				defer cancel()
-				_, err := p.Controller().ListVolumes(short, &csi.ListVolumesRequest{})
-				return err
+				return errOf(p.Controller().ListVolumes(short, &csi.ListVolumesRequest{}))
 			}
 			Expect(unix.Mkfifo(file+".new", 0o600)).To(Succeed())
 			Expect(os.Rename(file+".new", file)).To(Succeed())

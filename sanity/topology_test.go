@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 // These are the places of the two deployments below.
@@ -34,8 +35,7 @@ func at(segments ...string) *csi.Topology {
 // expectTopology demands that a plugin declares that volumes have a topology.
 func expectTopology(ctx context.Context, p *harness.Plugin) {
 	GinkgoHelper()
-	resp, err := p.Identity().GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
-	Expect(err).NotTo(HaveOccurred())
+	resp := expectOK(ctx, p.Identity().GetPluginCapabilities, &csi.GetPluginCapabilitiesRequest{})
 	Expect(resp.String()).To(ContainSubstring("VOLUME_ACCESSIBILITY_CONSTRAINTS"))
 }
 
@@ -50,8 +50,7 @@ var _ = describeController("topology", fixtureOptions{plugin: harness.PluginOpti
 					Env: map[string]string{"OXIDE_TOPOLOGY": "rack=R1,zone=Z2,region=north"}})
 				expectTopology(ctx, f.plugin)
 				expectTopology(ctx, node)
-				resp, err := node.Node().NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
-				Expect(err).NotTo(HaveOccurred())
+				resp := expectOK(ctx, node.Node().NodeGetInfo, &csi.NodeGetInfoRequest{})
 				Expect(resp.GetAccessibleTopology()).To(BeComparableTo(here, protoCmp))
 			})
 
@@ -72,10 +71,8 @@ var _ = describeController("topology", fixtureOptions{plugin: harness.PluginOpti
 			req := harness.CreateRequest(fresh("of-two"))
 			req.AccessibilityRequirements = &csi.TopologyRequirement{
 				Requisite: []*csi.Topology{elsewhere}}
-			_, err := f.ctl.CreateVolume(ctx, req)
-			expectRefusal(err, codes.ResourceExhausted)
-			resp, err := two.CreateVolume(ctx, req)
-			Expect(err).NotTo(HaveOccurred())
+			expectRefusal(errOf(f.ctl.CreateVolume(ctx, req)), codes.ResourceExhausted)
+			resp := expectOK(ctx, two.CreateVolume, req)
 			f.deletedLater(resp.GetVolume().GetVolumeId())
 			Expect(resp.GetVolume().GetAccessibleTopology()).
 				To(HaveExactElements(BeComparableTo(elsewhere, protoCmp)))
@@ -92,8 +89,7 @@ var _ = describeController("volumes that stay with their node", fixtureOptions{
 			GinkgoHelper()
 			node := startPlugin(ctx, f.rack, harness.PluginOptions{Mode: harness.ModeNode,
 				Instance: instance, Env: map[string]string{"OXIDE_TOPOLOGY_INSTANCE": "true"}})
-			resp, err := node.Node().NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
-			Expect(err).NotTo(HaveOccurred())
+			resp := expectOK(ctx, node.Node().NodeGetInfo, &csi.NodeGetInfoRequest{})
 			return resp.GetAccessibleTopology()
 		}
 		// strict returns the requirement that the provisioner sends for a node with --strict-topology.
@@ -120,11 +116,34 @@ var _ = describeController("volumes that stay with their node", fixtureOptions{
 				Expect(again.GetAccessibleTopology()).To(HaveExactElements(BeComparableTo(b, protoCmp)))
 				for _, instance := range []string{"a", "b"} {
 					id := f.rack.Instance(instance).ID
-					_, err := f.ctl.ControllerPublishVolume(ctx, harness.PublishRequest(again, id))
-					Expect(err).NotTo(HaveOccurred())
-					_, err = f.ctl.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{
+					expectOK(ctx, f.ctl.ControllerPublishVolume, harness.PublishRequest(again, id))
+					expectOK(ctx, f.ctl.ControllerUnpublishVolume, &csi.ControllerUnpublishVolumeRequest{
 						VolumeId: again.GetVolumeId(), NodeId: id})
-					Expect(err).NotTo(HaveOccurred())
 				}
+			})
+
+		It("D-61 CU-7 a rack that only attaches stops no instance for a volume that stays",
+			func(ctx SpecContext) {
+				f.switched(ctx, "hotplug", adminapi.HotplugAttachOnly, adminapi.HotplugFull)
+				a, id := place(ctx, "a"), f.rack.Instance("a").ID
+				req := harness.CreateRequest(fresh("staying"))
+				req.Parameters = map[string]string{"placement": "instance"}
+				req.AccessibilityRequirements = strict(a)
+				staying := f.created(ctx, req)
+				DeferCleanup(func(ctx SpecContext) {
+					f.detachedAtRest(ctx, staying.GetVolumeId(), id)
+				}, NodeTimeout(callTimeout))
+				expectOK(ctx, f.ctl.ControllerPublishVolume, harness.PublishRequest(staying, id))
+				_, err := f.ctl.ControllerUnpublishVolume(ctx, harness.UnpublishRequest(staying, id))
+				expectReason(err, codes.FailedPrecondition, "InstanceMustBeStopped")
+
+				// The next pod comes to the same node.
+				again := expectOK(ctx, f.ctl.CreateVolume, req).GetVolume()
+				Expect(again).To(BeComparableTo(staying, protoCmp))
+				operations := f.calls(ctx, func() {
+					expectOK(ctx, f.ctl.ControllerPublishVolume, harness.PublishRequest(again, id))
+				})
+				Expect(operations).NotTo(ContainElements("instance_disk_attach", "instance_disk_detach"))
+				f.remains(ctx, again, "attached to "+id)
 			})
 	})

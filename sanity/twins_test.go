@@ -69,8 +69,7 @@ func (f *fixture) raceTwins(ctx context.Context, twins ...*csi.Volume) {
 		Expect(f.rack.Admin.ClearFaults(ctx)).To(Succeed())
 		f.expectOneTwin(ctx, round, errs, twins)
 		for _, twin := range twins {
-			_, err := f.ctl.ControllerUnpublishVolume(ctx, harness.UnpublishRequest(twin, node))
-			Expect(err).NotTo(HaveOccurred())
+			expectOK(ctx, f.ctl.ControllerUnpublishVolume, harness.UnpublishRequest(twin, node))
 		}
 	}
 }

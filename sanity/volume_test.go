@@ -38,8 +38,7 @@ var _ = describeController("CreateVolume", fixtureOptions{}, func(f *fixture) {
 			req := harness.CreateRequest(fresh("bad"))
 			bad(req)
 			Expect(f.calls(ctx, func() {
-				_, err := f.ctl.CreateVolume(ctx, req)
-				expectReason(err, code, reason)
+				expectReason(errOf(f.ctl.CreateVolume(ctx, req)), code, reason)
 			})).To(BeEmpty())
 		},
 		Entry("B-45 many nodes that write, as ReadWriteMany asks for",
@@ -84,8 +83,7 @@ var _ = describeController("CreateVolume", fixtureOptions{}, func(f *fixture) {
 				2*harness.GiB),
 				withRange(2*harness.GiB, 0), func(req *csi.CreateVolumeRequest) { req.CapacityRange = nil }} {
 				again(req)
-				resp, err := f.ctl.CreateVolume(ctx, req)
-				Expect(err).NotTo(HaveOccurred())
+				resp := expectOK(ctx, f.ctl.CreateVolume, req)
 				Expect(resp.GetVolume().GetVolumeId()).To(Equal(first.GetVolumeId()))
 				Expect(resp.GetVolume().GetVolumeContext()).To(Equal(first.GetVolumeContext()))
 				Expect(resp.GetVolume().GetCapacityBytes()).To(Equal(2 * harness.GiB))
@@ -98,8 +96,7 @@ var _ = describeController("CreateVolume", fixtureOptions{}, func(f *fixture) {
 		first := f.created(ctx, req)
 		before := f.disk(ctx, first.GetVolumeId())
 		withRange(3*harness.GiB, 0)(req)
-		_, err := f.ctl.CreateVolume(ctx, req)
-		expectRefusal(err, codes.AlreadyExists, "bytes")
+		expectRefusal(errOf(f.ctl.CreateVolume(ctx, req)), codes.AlreadyExists, "bytes")
 		Expect(f.disk(ctx, first.GetVolumeId())).To(Equal(before))
 	})
 
@@ -118,8 +115,7 @@ var _ = describeController("CreateVolume", fixtureOptions{}, func(f *fixture) {
 			Expect(codeOf(err)).To(BeElementOf(codes.Aborted, codes.DeadlineExceeded), "%v", err)
 			made := first()
 			f.deletedLater(made.GetVolume().GetVolumeId())
-			resp, err := f.ctl.CreateVolume(ctx, req)
-			Expect(err).NotTo(HaveOccurred())
+			resp := expectOK(ctx, f.ctl.CreateVolume, req)
 			Expect(resp.GetVolume().GetVolumeId()).To(Equal(made.GetVolume().GetVolumeId()))
 		})
 })

@@ -46,7 +46,8 @@ var Skips = []ExplainedSkip{
 
 // AttachSkips are the specs of csi-sanity that attach a disk to the running instance in which the
 // suite runs. A rack that attaches only to stopped instances cannot run them.
-var AttachSkips = withReason("CAP-7", "this rack attaches disks to stopped instances only",
+var AttachSkips = withReason("CAP-7",
+	"this rack attaches or detaches disks of stopped instances only",
 	`when publishing more volumes than the node max attach limit`,
 	`volume lifecycle should work`,
 	`volume lifecycle should be idempotent`,

@@ -70,7 +70,7 @@ type Needs struct{ Hotplug, Second, Helper bool }
 func (c Check) Blocked(b *Bench) string {
 	switch {
 	case c.Needs.Hotplug && !b.Hotplug:
-		return "not tested: this rack attaches disks only to stopped instances"
+		return "not tested: this rack attaches or detaches disks of stopped instances only"
 	case c.Needs.Second && b.B == nil:
 		return "not tested: it takes a second instance, and none was given"
 	case c.Needs.Helper && b.Helper == nil:

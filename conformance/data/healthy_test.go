@@ -12,7 +12,8 @@ import (
 )
 
 func TestARackInOrderPassesEveryCheck(t *testing.T) {
-	b := newBench(t, harness.RackOptions{})
+	t.Parallel()
+	b := benchOf(t, harness.RunFor(t), harness.RackOptions{})
 	for _, check := range data.Checks() {
 		t.Run(check.ID+" "+check.Says, func(t *testing.T) { runHealthy(t, b, check) })
 	}

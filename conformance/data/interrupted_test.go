@@ -18,6 +18,7 @@ import (
 )
 
 func TestACheckThatIsInterruptedLeavesNothing(t *testing.T) {
+	t.Parallel()
 	b := newBench(t, harness.RackOptions{})
 	for _, check := range data.Checks() {
 		for _, after := range []time.Duration{20, 90, 400} {
@@ -33,11 +34,13 @@ func TestACheckThatIsInterruptedLeavesNothing(t *testing.T) {
 }
 
 func TestACheckWhoseCreationIsNotAnsweredLeavesNothing(t *testing.T) {
+	t.Parallel()
 	b := newBench(t, harness.RackOptions{})
-	b.Accesses = []string{"block"}
+	// What is written does not matter.
+	b.Accesses, b.Blocks = []string{"block"}, 16
 	for _, check := range data.Checks() {
-		for _, made := range []bool{false, true} {
-			for number := 1; ; number++ {
+		for number, more := 1, true; more; number++ {
+			for _, made := range []bool{false, true} {
 				ctx, cancel := context.WithCancel(t.Context())
 				unheard := &unheard{ControllerClient: b.Controller, cancel: cancel, left: number,
 					made: made}
@@ -45,7 +48,7 @@ func TestACheckWhoseCreationIsNotAnsweredLeavesNothing(t *testing.T) {
 				bench.Controller = unheard
 				err := check.Run(ctx, &bench)
 				cancel()
-				if unheard.left > 0 { // the check makes fewer creations
+				if more = unheard.left <= 0; !more { // the check makes fewer creations
 					break
 				}
 				t.Run(fmt.Sprintf("%s creation %d made %t", check.ID, number, made),

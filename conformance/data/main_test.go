@@ -34,7 +34,16 @@ type bench struct {
 // deviceTimeout limits how long the driver and the checks wait for a device.
 const deviceTimeout = time.Second
 
+// newBench starts a bench whose programs have no race detector. TestARackInOrderPassesEveryCheck
+// runs every check with it.
 func newBench(t *testing.T, options harness.RackOptions) *bench {
+	t.Helper()
+	run := harness.RunFor(t)
+	run.Plain = true
+	return benchOf(t, run, options)
+}
+
+func benchOf(t *testing.T, run *harness.Run, options harness.RackOptions) *bench {
 	t.Helper()
 	ctx := t.Context()
 	must := func(err error) {
@@ -43,7 +52,6 @@ func newBench(t *testing.T, options harness.RackOptions) *bench {
 			t.Fatal(err)
 		}
 	}
-	run := harness.RunFor(t)
 	options.Instances = []string{"a", "b", "helper"}
 	env, err := run.StartEnvironment(ctx, options)
 	must(err)
@@ -83,7 +91,7 @@ func newBench(t *testing.T, options harness.RackOptions) *bench {
 			Connect: func(ctx context.Context) (*guest.AgentClient, error) {
 				return guest.Connect(ctx, shell(env.Rack, "helper"), config)
 			}},
-		Oxide: env.Rack.Client, Project: env.Rack.Project, Hotplug: !options.ColdPlug,
+		Oxide: env.Rack.Client, Project: env.Rack.Project, Hotplug: options.Hotplug == "",
 		Name:          func(what string) string { return fmt.Sprintf("%s-%d", what, names.Add(1)) },
 		Seed:          1,
 		DeviceTimeout: deviceTimeout,

@@ -148,6 +148,7 @@ func product(p *proof.Proof, known []string) map[string][]noticed {
 }
 
 func TestEveryTamperIsNoticed(t *testing.T) {
+	t.Parallel()
 	p := proof.New(t, "broken-data")
 	b := newBench(t, harness.RackOptions{})
 	mutations, err := b.env.Rack.Admin.Mutations(t.Context())

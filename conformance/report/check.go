@@ -64,8 +64,9 @@ func (r *Report) Check() error {
 		wrong = append(wrong, fmt.Errorf("the run ended (%s) before it began (%s)",
 			r.Run.Ended, r.Run.Began))
 	}
-	if !slices.Contains([]HotPlug{HotPlugYes, HotPlugNo, HotPlugUnknown}, r.Rack.HotPlug) {
-		wrong = append(wrong, fmt.Errorf("hot-plug is %q, expected yes, no or unknown",
+	if !slices.Contains([]HotPlug{HotPlugYes, HotPlugNo, HotPlugAttachOnly, HotPlugUnknown},
+		r.Rack.HotPlug) {
+		wrong = append(wrong, fmt.Errorf("hot-plug is %q, expected yes, no, attach only or unknown",
 			r.Rack.HotPlug))
 	}
 	for _, line := range r.Preflight {

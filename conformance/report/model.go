@@ -87,9 +87,11 @@ type HotPlug string
 
 // These are the values of HotPlug.
 const (
-	HotPlugYes     HotPlug = "yes"
-	HotPlugNo      HotPlug = "no"
-	HotPlugUnknown HotPlug = "unknown"
+	HotPlugYes HotPlug = "yes"
+	HotPlugNo  HotPlug = "no"
+	// HotPlugAttachOnly means that running instances gain disks and lose none.
+	HotPlugAttachOnly HotPlug = "attach only"
+	HotPlugUnknown    HotPlug = "unknown"
 )
 
 // Versions are the versions of the programs and systems of the run.

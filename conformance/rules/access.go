@@ -31,12 +31,14 @@ var accessRules = []Rule{
 		ID: "A13",
 		Says: "`api-version` absent is the newest; one newer than the server's is 400, and so is what " +
 			"is no version; the version is checked before the path. (A rack serves an older one in its " +
-			"own shape; the simulator has one version only and answers 501)",
+			"own shape. Disks, snapshots and instances are alike from v20 to v22; the simulator serves " +
+			"these versions, and answers 501 to an older one)",
 		Why: "Oxide's client names the version that it was made for, so that a newer rack answers " +
 			"it in that shape and an older one refuses it.",
-		Source: "read: dropshot/src/versioning.rs, the version ranges of nexus-external-api",
-		Calls:  []string{"ping", "current_user_view"},
-		Check:  checkVersions,
+		Source: "read: dropshot/src/versioning.rs, api_versions! and the version ranges of " +
+			"nexus/external-api/src/lib.rs, the documents of openapi/nexus compared",
+		Calls: []string{"ping", "current_user_view"},
+		Check: checkVersions,
 	},
 	{
 		ID: "A15",
@@ -49,12 +51,15 @@ var accessRules = []Rule{
 		Check:  checkRoles,
 	},
 	{
-		ID:     "A21",
-		Says:   "The racks, and the utilization of all silos, are for fleet viewers: 403 for others",
-		Why:    "The driver gets its capacity from the silo's utilization, as it may read nothing else.",
-		Source: "read: omicron.polar",
-		Calls:  []string{"current_user_view"},
-		Check:  checkFleet,
+		ID: "A21",
+		Says: "The racks, and the quotas and the utilization of all silos, are for fleet viewers: 403 " +
+			"for others. Those of the own silo may be read by everybody in it; another silo is 404",
+		Why: "The driver gets its capacity from the utilization of the silo without naming it; other " +
+			"clients name it.",
+		Source: "read: omicron.polar (\"all authenticated users can read their own Silo\"), " +
+			"nexus/src/app/quota.rs (silo_quotas_view), utilization.rs (silo_utilization_view)",
+		Calls: []string{"current_user_view", "utilization_view"},
+		Check: checkFleet,
 	},
 }
 
@@ -82,19 +87,31 @@ func checkTokens(c *Check) {
 	}
 }
 
+// versionTest is a request with a version, and its answer.
+type versionTest struct {
+	what, path, version string
+	want                Refused
+}
+
 func checkVersions(c *Check) {
 	const newer = "9999999999.0.0"
 	unsupported := bad("server does not support this API version: " + newer)
-	for _, test := range []struct {
-		what, path, version string
-		want                Refused
-	}{
+	tests := []versionTest{
 		{"no version", "/v1/me", "", ok},
 		{"the client's version", "/v1/me", APIVersion, ok},
 		{"a version of the future", "/v1/me", newer, unsupported},
 		{"a ping of the future", "/v1/ping", newer, unsupported},
 		{"an unknown path of the future", "/v1/nope", newer, unsupported},
-	} {
+	}
+	if c.Simulated() {
+		const next = "2026073101.0.0"
+		tests = append(tests,
+			versionTest{"the version of v21", "/v1/me", "2026061000.0.0", ok},
+			versionTest{"the version of v22", "/v1/me", "2026073100.0.0", ok},
+			versionTest{"the version after v22's", "/v1/me", next,
+				bad("server does not support this API version: " + next)})
+	}
+	for _, test := range tests {
 		request := get(test.path)
 		request.Header = map[string]string{"Api-Version": test.version}
 		c.Expect(expected{test.what, request, test.want})
@@ -164,7 +181,30 @@ func checkFleet(c *Check) {
 	}
 	c.Expect(
 		expected{"the racks", get("/v1/system/hardware/racks"), forbidden},
-		expected{"the utilization of all silos", get("/v1/system/utilization/silos"), forbidden})
+		expected{"the utilization of all silos", get("/v1/system/utilization/silos"), forbidden},
+		expected{"the quotas of all silos", get("/v1/system/silo-quotas"), forbidden})
+	for _, silo := range []string{me.SiloId, string(me.SiloName)} {
+		c.steadily(func() { c.checkOwnSilo(me, oxide.NameOrId(silo)) })
+	}
+	another := uuid.NewString()
+	c.Expect(
+		expected{"the quotas of another silo", get("/v1/system/silos/" + another + "/quotas"),
+			unknownID("silo", another)},
+		expected{"the utilization of another silo", get("/v1/system/utilization/silos/" + another),
+			unknownID("silo", another)})
+}
+
+// checkOwnSilo compares what a silo's user reads of the silo with and without its name or ID.
+func (c *Check) checkOwnSilo(me *oxide.CurrentUser, silo oxide.NameOrId) {
+	use := Must[*oxide.Utilization](c, "read the utilization")(c.Client.UtilizationView(c.ctx))
+	quotas := Must[*oxide.SiloQuotas](c, "read the own silo's quotas")(c.Client.SiloQuotasView(
+		c.ctx, oxide.SiloQuotasViewParams{Silo: silo}))
+	c.Same("the own silo's quotas", quotas, oxide.SiloQuotas{SiloId: me.SiloId,
+		Cpus: use.Capacity.Cpus, Memory: use.Capacity.Memory, Storage: use.Capacity.Storage})
+	named := Must[*oxide.SiloUtilization](c, "read the own silo's utilization by its name or ID")(
+		c.Client.SiloUtilizationView(c.ctx, oxide.SiloUtilizationViewParams{Silo: silo}))
+	c.Same("the own silo's utilization", named, oxide.SiloUtilization{SiloId: me.SiloId,
+		SiloName: me.SiloName, Allocated: use.Capacity, Provisioned: use.Provisioned})
 }
 
 // storageUsed returns the part of the silo's quota that its disks and snapshots use.

@@ -358,6 +358,7 @@ func (h *held) work(ctx context.Context, rack *harness.Rack) error {
 }
 
 func TestEveryFieldThatSomebodyReliesOnIsCheckedByARule(t *testing.T) {
+	t.Parallel()
 	p := proof.New(t, "answer-mutations")
 	fields, asking := answers(t, startRack(t, harness.RackOptions{}))
 	h := &held{p: p, asking: asking, try: notice}

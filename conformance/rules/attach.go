@@ -15,7 +15,7 @@ var attachRules = []Rule{
 	{
 		ID: "A17",
 		Says: "Attach and detach need the instance stopped on racks up to v22, and are 400 " +
-			"otherwise; with hot-plug the same endpoints do it while it runs",
+			"otherwise; with hot-plug the same endpoints do it while it runs, perhaps attach alone",
 		Why: "The driver attaches to the node that runs it, and says what to do where the rack " +
 			"refuses that.",
 		Source: "read: datastore/disk.rs; inferred from the open prototype",

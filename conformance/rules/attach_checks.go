@@ -74,7 +74,8 @@ func checkHotplug(c *Check) {
 			c.Attach(disk.Id, stopped.Id)), stopped.Id)
 	c.AttachedTo("detach while it is stopped",
 		Must[*oxide.Disk](c, "detach while it is stopped")(c.Detach(disk.Id, stopped.Id)), "")
-	if c.Hotplug {
+	switch {
+	case c.Hotplug:
 		id := running.Id
 		if c.Here != nil { // whose operating system must cooperate
 			id = c.Here.ID
@@ -84,11 +85,17 @@ func checkHotplug(c *Check) {
 		c.AttachedTo("detach while it runs",
 			Must[*oxide.Disk](c, "detach while it runs")(c.Detach(disk.Id, id)), "")
 		return
+	case c.AttachOnly:
+		own := c.Instance(c.Disk()) // its end detaches the disk
+		c.StartAndAwait(own.Id)
+		c.AttachedTo("attach while the instance runs",
+			Must[*oxide.Disk](c, "attach while the instance runs")(c.Attach(disk.Id, own.Id)), own.Id)
+	default:
+		_, err := c.Attach(disk.Id, running.Id)
+		c.Refuses("attach while the instance runs", err, notStopped("attach"))
+		c.AttachedTo("after that", c.Look(disk.Id), "")
 	}
-	_, err := c.Attach(disk.Id, running.Id)
-	c.Refuses("attach while the instance runs", err, notStopped("attach"))
-	c.AttachedTo("after that", c.Look(disk.Id), "")
-	_, err = c.Detach(there.Id, running.Id)
+	_, err := c.Detach(there.Id, running.Id)
 	c.Refuses("detach while it runs", err, notStopped("detach"))
 	c.AttachedTo("after that", c.Look(there.Id), running.Id)
 }

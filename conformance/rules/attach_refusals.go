@@ -42,7 +42,7 @@ func checkAttachRefusals(c *Check) {
 	_, err = c.Attach(disk.Id, running.Id)
 	c.Refuses("attach it to a running instance as well", err, attachedElsewhere("attach", disk))
 	c.AttachedTo("after that", c.Look(disk.Id), stopped.Id)
-	if !c.Hotplug {
+	if !c.Hotplug && !c.AttachOnly {
 		_, err = c.Attach(c.Disk().Id, running.Id)
 		c.Refuses("attach a detached disk to a running instance", err, notStopped("attach"))
 	}
@@ -69,7 +69,7 @@ func checkLocalDisks(c *Check) {
 	running, _ := c.RunningInstance()
 	_, err := c.Attach(disk.Id, running.Id)
 	want := notStopped("attach")
-	if c.Hotplug {
+	if c.Hotplug || c.AttachOnly {
 		want = inConflict("cannot attach local storage disk: instance is starting")
 	}
 	c.Refuses("attach a local disk to a running instance", err, want)

@@ -50,13 +50,14 @@ var bodyRules = []Rule{
 	},
 	{
 		ID: "A70",
-		Says: "A description of a disk or snapshot has at most 512 characters; a longer one is 500, " +
-			"every time",
+		Says: "A description has at most 512 characters; a longer one is 500, every time. A disk's " +
+			"share of the quota is charged before that",
 		Why: "The driver's ownership tag is a description. It would take the error for the rack's, and " +
 			"repeat the call for ever.",
-		Source: "read: schema/crdb/dbinit.sql (description STRING(512)), " +
-			"nexus/db-errors/src/transaction_error.rs",
-		Calls: []string{"disk_create", "snapshot_create"},
+		Source: "read: schema/crdb/dbinit.sql (description STRING(512) of disk, snapshot, instance, " +
+			"project and image), nexus/db-errors/src/transaction_error.rs " +
+			"(public_error_from_diesel_create), make_saga_dag in sagas/disk_create.rs",
+		Calls: []string{"disk_create", "snapshot_create", "instance_create"},
 		Check: checkDescriptions,
 	},
 	{
@@ -178,11 +179,20 @@ func checkDescriptions(c *Check) {
 	snapshot := Must[*oxide.Snapshot](c, "take a snapshot with a description of 512 characters")(
 		c.Snapshot(disk.Id))
 	Equal(c, "the description of a snapshot, of 512 characters", snapshot.Description, longest)
+	instance := Must[*oxide.Instance](c, "create an instance with a description of 512 characters")(
+		c.CreateInstance(c.NewInstance()))
+	Equal(c, "the description of an instance, of 512 characters", instance.Description, longest)
 	c.Description = longest + "é"
 	_, err := c.CreateDisk(c.Blank())
 	c.Refuses("create a disk with a description of 513 characters", err, internalError)
 	_, err = c.Snapshot(disk.Id)
 	c.Refuses("take a snapshot with a description of 513 characters", err, internalError)
+	_, err = c.CreateInstance(c.NewInstance())
+	c.Refuses("create an instance with a description of 513 characters", err, internalError)
+	if c.Simulated() {
+		c.Switch("quota_bytes", c.storageUsed(c.ctx))
+		c.refusesDisk("with a description of 513 characters, without quota", c.Blank(), quotaExceeded)
+	}
 }
 
 func checkOrderOfReading(c *Check) {

@@ -3,6 +3,7 @@ package rules
 import (
 	"context"
 	"slices"
+	"strings"
 
 	"github.com/google/uuid"
 	"github.com/oxidecomputer/oxide.go/oxide"
@@ -15,9 +16,10 @@ var creationRules = []Rule{
 	{
 		ID: "A50",
 		Says: "At most 254 vCPUs, 400 InvalidRequest above; memory is whole GiB, 1 to 1536, 400 " +
-			"InvalidValue otherwise",
+			"InvalidValue otherwise; a host name has at most 253 characters and complies with RFC 1035, " +
+			"a body error otherwise",
 		Why:    "Who makes nodes on the simulator is refused as on a rack; the driver makes none.",
-		Source: "read: nexus/src/app/instance.rs, mod.rs",
+		Source: "read: nexus/src/app/instance.rs, mod.rs, Hostname in common/src/api/external/mod.rs",
 		Calls:  []string{"instance_create"},
 		Check:  checkInstanceSize,
 	},
@@ -74,6 +76,17 @@ func checkInstanceSize(c *Check) {
 		create.Body.Memory = oxide.ByteCount(test.memory)
 		_, err := c.CreateInstance(create)
 		c.Refuses("create an instance with "+test.what, err, test.want)
+	}
+	const notRFC = "hostname: Hostnames must comply with RFC 1035"
+	for _, test := range []struct{ name, problem string }{
+		{strings.Repeat("a", 254), "hostname: Max hostname length is 253"},
+		{"an_host", notRFC}, {"-host", notRFC}, {"host.", notRFC},
+	} {
+		create := c.NewInstance()
+		create.Body.Hostname = oxide.Hostname(test.name)
+		_, err := c.CreateInstance(create)
+		Equal(c, "create an instance with the host name "+test.name, unplaced(refusedBy(err)),
+			badBody(test.problem))
 	}
 	// The instance stays stopped, and so uses nothing of the silo (A20).
 	create := c.NewInstance()

@@ -49,7 +49,8 @@ var diskLifeRules = []Rule{
 		Why: "The driver reports a deleted volume as gone, and may be asked for one of the same name " +
 			"in the next call.",
 		Source: "read: omicron #11027 and #11289; inferred that the quota waits as well, which #11027 " +
-			"still counts down within the request: it is the harder case for a caller",
+			"still counts down within the request: it is the harder case for a caller. The simulator's " +
+			"switch quota_first does that instead",
 		Calls: []string{"disk_create", "disk_delete", "snapshot_create", "snapshot_delete"},
 		Check: checkSoftDelete,
 	},

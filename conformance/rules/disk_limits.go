@@ -20,21 +20,22 @@ var diskLimitRules = []Rule{
 	},
 	{
 		ID: "A26",
-		Says: "A local disk has 4096-byte blocks, no source, no snapshots, is never read-only, and is " +
-			"refused for no size but the quota's (from v22 on also for one that no drive has)",
+		Says: "A local disk has 4096-byte blocks, no source, no snapshots, is never read-only, and has " +
+			"whole GiB, at least 1. From v22 on one of more than 10 PiB, and one that no drive can hold, " +
+			"is 400 InvalidValue",
 		Why: "The StorageClass's parameter diskType offers local disks, and the driver refuses block " +
 			"sizes and snapshots of them itself.",
-		Source: "read: nexus/src/app/disk.rs",
+		Source: "read: validate_disk_create_params in nexus/src/app/disk.rs",
 		Calls:  []string{"disk_create", "disk_view", "snapshot_create"},
 		Check:  checkLocalDisk,
 	},
 	{
 		ID: "A27",
 		Says: "No physical space is 507 \"Insufficient capacity: Not enough storage\", and leaves " +
-			"nothing behind",
+			"nothing behind. A local disk takes none when it is created, but when its instance starts",
 		Why: "The driver reports 507 as a lack of capacity, so that a claim is tried elsewhere or " +
 			"later.",
-		Source: "read: region allocation",
+		Source: "read: region allocation, make_saga_dag in sagas/disk_create.rs",
 		Calls:  []string{"disk_create"},
 		Check:  checkNoSpace,
 	},
@@ -58,6 +59,9 @@ var diskLimitRules = []Rule{
 		Check:  checkQuota,
 	},
 }
+
+// rackIsFull is the refusal for a lack of physical space.
+var rackIsFull = Refused{507, "InsufficientCapacity", "Insufficient capacity: Not enough storage"}
 
 const leastSize = "total size must be at least 1 GiB"
 
@@ -95,14 +99,31 @@ func checkLocalDisk(c *Check) {
 	_, err := c.Snapshot(disk.Id)
 	c.Refuses("take a snapshot of a local disk", err,
 		invalidRequest("can't create a snapshot of a local storage disk"))
+	c.refusesDisk("that is local, of half a GiB", c.local(GiB/2), invalidValue("size", leastSize))
+	c.refusesDisk("that is local, of a GiB and a block", c.local(GiB+4096),
+		invalidValue("size", "total size must be a multiple of 1 GiB"))
+	for bytes, problem := range map[int64]string{
+		11 << 50: "requested size over 10 PiB",
+		9 << 50:  "requested size is too large to fit on any physical disk",
+	} {
+		_, err = c.CreateDisk(c.local(bytes))
+		if noDriveHas(err) || c.Simulated() { // a rack before v22 looks at the quota alone
+			c.Refuses("create a local disk that no drive can hold", err, invalidValue("size", problem))
+		}
+	}
 	_, err = c.CreateDisk(c.local(c.beyondQuota()))
 	if !noDriveHas(err) {
 		c.Refuses("create a local disk beyond the quota", err, quotaExceeded)
 	}
 }
 
-// beyondQuota returns a size in whole GiB that the silo's quota cannot hold.
+// beyondQuota returns a size in whole GiB that the silo's quota cannot hold. A simulated rack gets
+// a quota that is used up.
 func (c *Check) beyondQuota() int64 {
+	if c.Simulated() {
+		c.Switch("quota_bytes", c.storageUsed(c.ctx))
+		return GiB
+	}
 	use := Must[*oxide.Utilization](c, "read the silo's utilization")(c.Client.UtilizationView(c.ctx))
 	return (int64(use.Capacity.Storage)/GiB + 1) * GiB
 }
@@ -122,16 +143,16 @@ func checkNoSpace(c *Check) {
 	disk := c.Disk()
 	source := Must[*oxide.Snapshot](c, "take a snapshot")(c.Snapshot(disk.Id))
 	before, params := c.storageUsed(c.ctx), c.Blank()
-	full := Refused{507, "InsufficientCapacity", "Insufficient capacity: Not enough storage"}
 	c.Switch("full", true)
-	c.refusesDisk("on a full rack", params, full)
+	c.refusesDisk("on a full rack", params, rackIsFull)
 	c.checkUndone(params.Body.Name, before)
 	_, err := c.Snapshot(disk.Id)
-	c.Refuses("take a snapshot on a full rack", err, full)
+	c.Refuses("take a snapshot on a full rack", err, rackIsFull)
 	Equal(c, "the disk's state afterwards", c.Look(disk.Id).State.State(),
 		oxide.DiskStateStateDetached)
 	Must[*oxide.Disk](c, "create a read-only disk, which needs no space, on a full rack")(
 		c.CreateDisk(c.fromSnapshot(source.Id, true)))
+	Must[*oxide.Disk](c, "create a local disk on a full rack")(c.CreateDisk(c.local(GiB)))
 }
 
 func checkOrderOnCreate(c *Check) {

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
@@ -280,6 +281,13 @@ func (c *Check) checkUpdateWhileRunning() {
 		_, err := c.updated(running.Id, test.change)
 		c.Refuses("change the "+test.what+" of a running instance", err, test.want)
 	}
+	missing := uuid.NewString()
+	_, err := c.updated(running.Id, func(u *oxide.InstanceUpdate) {
+		u.Ncpus++
+		u.BootDisk = oxide.NewPointer(oxide.NameOrId(missing))
+	})
+	c.Refuses("change the CPUs of a running instance, and its boot disk to none that is there", err,
+		unknownID("disk", missing))
 	Must[*oxide.Instance](c, "change nothing of a running instance")(
 		c.updated(running.Id, func(*oxide.InstanceUpdate) {}))
 }

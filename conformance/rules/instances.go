@@ -61,11 +61,12 @@ var lifeRules = []Rule{
 	{
 		ID: "A49",
 		Says: "Update replaces all that can be changed; CPU, memory, platform and boot disk change " +
-			"only while stopped, 409 otherwise; a boot disk must be attached, 409; `time_modified` stays; " +
-			"jumbo frames need an opt-in of the fleet's, 400 without",
+			"only while stopped, 409 otherwise; a boot disk must be attached, 409, and is looked up " +
+			"before the states; `time_modified` stays; jumbo frames need an opt-in of the fleet's, 400 " +
+			"without",
 		Why: "The driver's advice for a boot disk is to set another one; the rest is for those who " +
 			"change nodes of the simulator.",
-		Source: "read: nexus/src/app/instance.rs, datastore/instance.rs",
+		Source: "read: instance_reconfigure in nexus/src/app/instance.rs and in datastore/instance.rs",
 		Calls:  []string{"instance_update"},
 		Check:  checkUpdate,
 	},

@@ -26,6 +26,7 @@ const sampledRules = 12
 var alwaysChecked = []string{"A01", "A16", "A29", "A38", "A41", "A43", "A59"}
 
 func TestNoRuleBlamesALegalRack(t *testing.T) {
+	t.Parallel()
 	p := proof.New(t, "legal-racks")
 	kinds := legal.Kinds()
 	var mu sync.Mutex

@@ -22,12 +22,12 @@ var nameRules = []Rule{
 	{
 		ID: "A05",
 		Says: "What parses as a UUID is an ID; an ID with `project`, or a name without, is 400 " +
-			"InvalidRequest; an image without a project is one of the silo's; what is neither name nor " +
-			"ID is refused without saying why",
+			"InvalidRequest; an image without a project is one of the silo's, and a subnet's name needs " +
+			"its VPC; what is neither name nor ID is refused without saying why",
 		Why: "The driver names disks by ID without the project, and finds what it has made by name " +
 			"and project.",
-		Source: "read: nexus/src/app/disk.rs, instance.rs, snapshot.rs, image.rs; tested: " +
-			"omicron's basic.rs",
+		Source: "read: nexus/src/app/disk.rs, instance.rs, snapshot.rs, image.rs, vpc_subnet.rs; " +
+			"tested: omicron's basic.rs",
 		Calls: []string{"disk_view", "disk_list", "snapshot_view", "instance_view", "image_view",
 			"project_view"},
 		Check: checkNamesAndIDs,
@@ -111,6 +111,10 @@ func checkNamesAndIDs(c *Check) {
 			invalidRequest("when providing image as an ID, project should not be specified")},
 		expected{"an image by name, without a project", get("/v1/images/" + string(disk.Name)),
 			notFound("silo-image", "name", string(disk.Name))},
+		expected{"a subnet by ID, with a project", get("/v1/vpc-subnets/" + uuid.NewString() + project),
+			invalidRequest("when providing subnet as an ID, vpc and project should not be specified")},
+		expected{"a subnet by name, without a VPC", get("/v1/vpc-subnets/" + nobodys + project),
+			invalidRequest("subnet should either be an ID or vpc should be specified")},
 		expected{"what is neither a name nor an ID", get("/v1/disks/D"),
 			bad("bad parameter in URL path: " + notAName)},
 		expected{"disks of what is no project's name", get("/v1/disks?project=D"), badQuery(notAName)})

@@ -99,7 +99,8 @@ func (c *Check) DeleteDisk(id string) error {
 	return c.Client.DiskDelete(c.ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(id)})
 }
 
-// removeDisk deletes a disk of this check. If necessary it detaches the disk first.
+// removeDisk deletes a disk of this check. If necessary it first detaches the disk, or ends its
+// import.
 func (r *TestedRack) removeDisk(ctx context.Context, id string) error {
 	remove := func() error {
 		return gone(r.Client.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(id)}))
@@ -117,6 +118,9 @@ func (r *TestedRack) removeDisk(ctx context.Context, id string) error {
 			Body:     &oxide.DiskPath{Disk: oxide.NameOrId(id)}}); err != nil {
 			return err
 		}
+	}
+	if err := r.EndImport(ctx, disk); err != nil {
+		return err
 	}
 	return remove()
 }

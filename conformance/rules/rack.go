@@ -23,8 +23,9 @@ type Config struct {
 	// Mark is the run's mark: 1 to 8 of a-z0-9. It is part of the names of all objects that the
 	// checks create. Description is their description.
 	Mark, Description string
-	// Hotplug is true if the rack attaches and detaches disks while an instance runs.
-	Hotplug bool
+	// Hotplug is true if the rack attaches and detaches disks while an instance runs. AttachOnly is
+	// true if it only attaches them.
+	Hotplug, AttachOnly bool
 	// Here is the instance in which this program runs, or nil. Rules about guests are not tested
 	// without a guest in which a disk appears.
 	Here *GuestFiles
@@ -62,6 +63,8 @@ type TestedRack struct {
 	http     *http.Client
 	// cleaning limits the removal of what a check created.
 	cleaning time.Duration
+	// pause is the longest time between two tries of a check.
+	pause time.Duration
 	// made counts the names that Name has returned.
 	made int
 	// stopped is the shared instance that is never started.
@@ -77,8 +80,8 @@ func Open(c Config) (*TestedRack, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &TestedRack{Config: c, cleaning: cleanTimeout, recorder: &recorder{next: transport,
-		token: c.Token, patience: requestPatience}}
+	r := &TestedRack{Config: c, cleaning: cleanTimeout, pause: triesPause,
+		recorder: &recorder{next: transport, token: c.Token, patience: requestPatience}}
 	if c.Through != nil {
 		r.recorder.next = c.Through(transport)
 	}
@@ -92,6 +95,9 @@ func Open(c Config) (*TestedRack, error) {
 	}
 	return r, nil
 }
+
+// triesPause gives a busy rack time to do its work.
+const triesPause = 2 * time.Second
 
 // requestTimeout limits a request, which may run a saga on a busy rack.
 const requestTimeout = 2 * time.Minute
@@ -212,12 +218,20 @@ func (c *Check) Refuses(what string, err error, want Refused) {
 	case refused == nil || refused.HTTPResponse == nil || refused.ErrorResponse == nil:
 		c.Errorf("%s: expected %s; found %s", what, want, Brief(err))
 	default:
-		got := Refused{refused.HTTPResponse.StatusCode, refused.ErrorResponse.ErrorCode,
-			refused.ErrorResponse.Message}
-		if got != want {
+		if got := refusedBy(err); got != want {
 			c.Errorf("%s: expected %s; found %s", what, want, got)
 		}
 	}
+}
+
+// refusedBy returns the rack's refusal in an error of the client, or the zero value.
+func refusedBy(err error) Refused {
+	refused := refusal(err)
+	if refused == nil || refused.HTTPResponse == nil || refused.ErrorResponse == nil {
+		return Refused{}
+	}
+	return Refused{refused.HTTPResponse.StatusCode, refused.ErrorResponse.ErrorCode,
+		refused.ErrorResponse.Message}
 }
 
 // Equal demands that a value is the expected one.

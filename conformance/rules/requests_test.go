@@ -153,10 +153,8 @@ func (f *faulting) early(req *http.Request) (*http.Response, error) {
 		}
 	}
 	switch {
-	case strings.Contains(object, "/disks/"):
-		if asked.Disk != "" {
-			object = "/v1/disks/" + asked.Disk
-		}
+	case asked.Disk != "" && strings.Contains(object, "/disks/"):
+		object = "/v1/disks/" + asked.Disk
 	case OperationOf(http.MethodGet, object) == "":
 		object = path.Dir(object) // POST …/start
 	}
@@ -396,14 +394,21 @@ func sweep(ctx context.Context, r *TestedRack) (left []string, err error) {
 				oxide.SnapshotDeleteParams{Snapshot: oxide.NameOrId(s.Id)})
 		})
 	}
+	images, errImages := r.Client.ImageListAllPages(ctx, oxide.ImageListParams{Project: r.project()})
+	for _, i := range images {
+		remove("image", i.Name, func() error {
+			return r.Client.ImageDelete(ctx, oxide.ImageDeleteParams{Image: oxide.NameOrId(i.Id)})
+		})
+	}
 	disks, errDisks := r.Client.DiskListAllPages(ctx, oxide.DiskListParams{Project: r.project()})
 	for _, d := range disks {
 		remove("disk", d.Name, func() error { return r.removeDisk(ctx, d.Id) })
 	}
-	return left, errors.Join(err, errInstances, errSnapshots, errDisks)
+	return left, errors.Join(err, errInstances, errSnapshots, errImages, errDisks)
 }
 
 func TestEveryFaultOfARequestIsToleratedOrNoticed(t *testing.T) {
+	t.Parallel()
 	p := proof.New(t, "request-faults")
 	r, err := Open(realConfig(startRack(t, harness.RackOptions{})))
 	if err != nil {

@@ -37,7 +37,8 @@ type Rule struct {
 
 // All lists the rules in the order of their IDs.
 func All() []Rule {
-	all := slices.Concat(wireRules, diskRules, attachRules, snapshotRules, instanceRules, guestRules)
+	all := slices.Concat(wireRules, diskRules, attachRules, snapshotRules, importRules, instanceRules,
+		guestRules)
 	slices.SortFunc(all, func(a, b Rule) int { return strings.Compare(a.ID, b.ID) })
 	return all
 }
@@ -95,7 +96,7 @@ func triesOf(exchanges []RecordedCall) int {
 func (r *TestedRack) Run(ctx context.Context, rule Rule) Result {
 	began := time.Now()
 	var result Result
-	pause := harness.Backoff{Next: 200 * time.Millisecond, Max: 2 * time.Second}
+	pause := harness.Backoff{Next: min(r.pause, 200*time.Millisecond), Max: r.pause}
 	for {
 		r.recorder.take()
 		c := &Check{TestedRack: r, ctx: ctx, rule: rule}
@@ -150,6 +151,11 @@ func (c *Check) undecided(exchanges []RecordedCall) string {
 		// A rack's own 503 counts as its answer if the rack repeats it.
 		case e.disturbed() && (e.Status != http.StatusServiceUnavailable || e.ErrorCode == ""):
 			return fmt.Sprintf("%s was answered HTTP %d: the rack is busy", what, e.Status)
+		// The rule about this lock (A39) is the only one that expects it.
+		case e.Status == http.StatusConflict && c.rule.ID != "A39" &&
+			strings.Contains(e.Answer, "volume repair lock"):
+			return what + " was answered HTTP 409, volume repair lock: the rack seems to replace a region " +
+				"of the disk, as after the loss of a drive; try again when that is done"
 		case e.Status == http.StatusInsufficientStorage && !c.Simulated():
 			if left := c.storageLeft(); left < quotaNeeded {
 				return fmt.Sprintf("%s was answered HTTP 507: the silo's quota has %d GiB left, and a check "+

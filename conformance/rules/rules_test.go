@@ -4,6 +4,7 @@ package rules
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -13,9 +14,13 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 var update = flag.Bool("update", false, "write simulator/ASSUMPTIONS.md")
@@ -116,8 +121,15 @@ func configOf(rack *harness.Rack, hotplug bool) Config {
 		Mark: fmt.Sprintf("t%d", marks.Add(1)), Description: "made by a test", Hotplug: hotplug,
 		Admin: &rack.Admin,
 		Restart: func(ctx context.Context) error {
+			mutations, err := rack.Admin.Mutations(ctx)
 			rack.Kill()
-			return rack.Start(ctx)
+			err = errors.Join(err, rack.Start(ctx))
+			for _, m := range mutations {
+				if m.Active && err == nil {
+					err = rack.Admin.Mutate(ctx, m.Name) // a broken rack stays broken
+				}
+			}
+			return err
 		},
 		Here: &GuestFiles{ID: here.ID, Sys: Dir(filepath.Join(here.Guest, "sys")),
 			Dev: Dir(filepath.Join(here.Guest, "dev"))}}
@@ -142,12 +154,20 @@ func giveDisk(t *testing.T, rack *harness.Rack) {
 	}
 }
 
+// startRack starts a rack without the race detector. TestARackInOrderKeepsEveryRule has it.
 func startRack(t *testing.T, options harness.RackOptions) *harness.Rack {
+	t.Helper()
+	run := harness.RunFor(t)
+	run.Plain = true
+	return startRackOf(t, run, options)
+}
+
+func startRackOf(t *testing.T, run *harness.Run, options harness.RackOptions) *harness.Rack {
 	t.Helper()
 	// Some rules need an object of another project, or an image.
 	options.Args = append(options.Args, "--project", "other", "--image", "silos=1048576",
 		"--image", "sanity/projects=1073741824")
-	rack, err := harness.RunFor(t).StartRack(t.Context(), options)
+	rack, err := run.StartRack(t.Context(), options)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -160,15 +180,20 @@ func startRack(t *testing.T, options harness.RackOptions) *harness.Rack {
 }
 
 func TestARackInOrderKeepsEveryRule(t *testing.T) {
-	for name, cold := range map[string]bool{"with hot-plug": false, "without": true} {
+	t.Parallel()
+	for name, hotplug := range map[string]adminapi.Hotplug{"with hot-plug": adminapi.HotplugFull,
+		"that only attaches": adminapi.HotplugAttachOnly, "without": adminapi.HotplugNone} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cold := hotplug != adminapi.HotplugFull
 			// A check must not rely on the speed of a simulated rack.
-			rack := startRack(t, harness.RackOptions{ColdPlug: cold,
+			rack := startRackOf(t, harness.RunFor(t), harness.RackOptions{Hotplug: hotplug,
 				Args: []string{"--instance-delay", "100ms", "--device-delay", "50ms"}})
 			if cold {
 				giveDisk(t, rack)
 			}
 			r := openRack(t, rack, !cold)
+			r.AttachOnly = hotplug == adminapi.HotplugAttachOnly
 			before, err := rack.Ledger(t.Context())
 			if err != nil {
 				t.Fatal(err)
@@ -202,46 +227,75 @@ func TestARackInOrderKeepsEveryRule(t *testing.T) {
 	}
 }
 
+// breach is a mutation of a rack that breaks a rule.
+type breach struct {
+	rule Rule
+	adminapi.Mutation
+}
+
 func TestEveryBrokenRuleIsNoticed(t *testing.T) {
-	rack := startRack(t, harness.RackOptions{})
-	mutations, err := rack.Admin.Mutations(t.Context())
+	t.Parallel()
+	racks := make([]*harness.Rack, workers)
+	for i := range racks {
+		racks[i] = startRack(t, harness.RackOptions{})
+	}
+	mutations, err := racks[0].Admin.Mutations(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	ofRules, noticed := 0, 0
+	breaches := make(chan breach, len(mutations))
 	for _, rule := range All() {
-		broken := 0
+		before := len(breaches)
 		for _, m := range mutations {
-			if m.Rule != rule.ID {
-				continue
+			if m.Rule == rule.ID {
+				breaches <- breach{rule, m}
 			}
-			broken++
-			ofRules++
-			if err := rack.Admin.Mutate(t.Context(), m.Name); err != nil {
-				t.Fatal(err)
-			}
-			// Each rack is opened anew, so that it shares nothing with the one before.
-			r := openRack(t, rack, true)
-			result := r.Run(t.Context(), rule)
-			if err := rack.Admin.Mend(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			if err := r.Close(t.Context()); err != nil {
-				t.Error(err)
-			}
-			if result.Status != Failed {
-				t.Errorf("%s: %s: the check of %s says %s %s", m.Name, m.Says, rule.ID, result.Status,
-					result.Reason)
-				continue
-			}
-			noticed++
-			t.Logf("%s: %s", m.Name, result.Reason)
 		}
-		if broken == 0 {
+		if len(breaches) == before {
 			t.Errorf("nothing breaks %s: the simulator has no mutation for it", rule.ID)
 		}
 	}
-	figure(t, "broken-rules", "mutations", ofRules, "noticed", noticed)
+	ofRules := len(breaches)
+	close(breaches)
+	var noticed atomic.Int64
+	var group errgroup.Group
+	for _, rack := range racks {
+		group.Go(func() error {
+			for broken := range breaches {
+				result, err := checkBroken(t.Context(), rack, broken)
+				if err != nil {
+					return fmt.Errorf("%s: %w", broken.Name, err)
+				}
+				if result.Status != Failed {
+					t.Errorf("%s: %s: the check of %s says %s %s", broken.Name, broken.Says, broken.rule.ID,
+						result.Status, result.Reason)
+					continue
+				}
+				noticed.Add(1)
+				t.Logf("%s: %s", broken.Name, result.Reason)
+			}
+			return nil
+		})
+	}
+	if err := group.Wait(); err != nil {
+		t.Error(err)
+	}
+	figure(t, "broken-rules", "mutations", ofRules, "noticed", noticed.Load())
+}
+
+// checkBroken breaks a rule of the rack, checks the rule, and mends the rack.
+func checkBroken(ctx context.Context, rack *harness.Rack, broken breach) (Result, error) {
+	if err := rack.Admin.Mutate(ctx, broken.Name); err != nil {
+		return Result{}, err
+	}
+	// Each rack is opened anew, so that it shares nothing with the one before.
+	r, err := Open(configOf(rack, true))
+	if err != nil {
+		return Result{}, err
+	}
+	r.pause = time.Millisecond // a broken rule stays broken
+	result := r.Run(ctx, broken.rule)
+	return result, errors.Join(rack.Admin.Mend(ctx), r.Close(ctx))
 }
 
 func figure(t *testing.T, name string, pairs ...any) {

@@ -89,6 +89,7 @@ func scripted(t *testing.T, script ...int) *TestedRack {
 }
 
 func TestACheckWithMissingAnswersIsRepeatedOrNotTested(t *testing.T) {
+	t.Parallel()
 	read := Rule{ID: "A00", Calls: []string{"ping"}, Check: func(c *Check) {
 		_, err := c.Client.Ping(c.ctx)
 		c.must("ping", err)
@@ -119,6 +120,7 @@ func TestACheckWithMissingAnswersIsRepeatedOrNotTested(t *testing.T) {
 		"a wrong answer after a missing one":              {change, []int{0, 200, 404}, Failed, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			got := scripted(t, test.script...).Run(t.Context(), test.rule)
 			if got.Status != test.want || got.Tries != test.tries ||
 				got.Undecided != (test.want == NotTested) {
@@ -126,6 +128,20 @@ func TestACheckWithMissingAnswersIsRepeatedOrNotTested(t *testing.T) {
 					got.Undecided, test.want, test.tries, got.Reason)
 			}
 		})
+	}
+}
+
+func TestACheckOfADiskWhoseRegionIsReplacedIsNotTested(t *testing.T) {
+	r := answering(t, 409, `{"request_id":"1","error_code":"Conflict","message":"volume repair lock"}`)
+	for id, want := range map[string]Status{"A00": NotTested, "A39": Failed} {
+		got := r.Run(t.Context(), Rule{ID: id, Calls: []string{"snapshot_create"}, Check: func(c *Check) {
+			_, err := c.Snapshot(uuid.NewString())
+			c.must("take a snapshot", err)
+		}})
+		if got.Status != want || want == NotTested &&
+			!strings.Contains(got.Reason, "replace a region of the disk") {
+			t.Errorf("a check of %s: got %s, want %s: %s", id, got.Status, want, got.Reason)
+		}
 	}
 }
 

@@ -23,14 +23,15 @@ var sagaRules = []Rule{
 	},
 	{
 		ID: "A19",
-		Says: "A saga that fails halfway is undone; one that did not end is undone or completed when " +
-			"Nexus returns (the simulator undoes creations and completes transitions of instances). " +
-			"Nothing stays `creating`, and the quota does not count what was undone",
-		Why: "The driver repeats a creation that failed under the same name, and waits for a disk " +
-			"that is being created.",
-		Source: "read: steno; which way is inferred",
-		Calls:  []string{"disk_create", "disk_view"},
-		Check:  checkFailedSaga,
+		Says: "A saga that fails halfway is undone; one that is open when Nexus ends is completed when " +
+			"Nexus returns, unless it had begun to undo itself. Nothing stays `creating`, and the quota " +
+			"does not count what was undone",
+		Why: "The driver repeats a creation that failed under the same name, waits for a disk that is " +
+			"being created, and takes one that it finds under its name for that of an earlier call.",
+		Source: "read: steno/src/saga_exec.rs (new_recover goes forward unless the log is unwinding), " +
+			"nexus/src/app/background/tasks/saga_recovery.rs",
+		Calls: []string{"disk_create", "disk_view"},
+		Check: checkFailedSaga,
 	},
 }
 
@@ -106,10 +107,17 @@ func checkFailedSaga(c *Check) {
 		oxide.InstanceStartParams{Instance: oxide.NameOrId(instance.Id)})
 	c.must("start an instance", err)
 	cutOff := c.Blank()
-	creation := c.beginDisk(c.ctx, cutOff)
-	c.must("restart the rack", c.Restart(c.ctx))
+	ctx, giveUp := context.WithCancel(c.ctx)
+	defer giveUp()
+	creation := c.beginDisk(ctx, cutOff)
+	giveUp() // so that the check has no request without an answer
 	<-creation.done
-	c.checkUndone(cutOff.Body.Name, before)
+	c.must("restart the rack", c.Restart(c.ctx))
+	disk := Must[*oxide.Disk](c, "read the disk whose creation was open when the rack died")(
+		c.diskByName(c.ctx, cutOff.Body.Name))
+	Equal(c, "the disk whose creation was open when the rack died", disk.State.State(),
+		oxide.DiskStateStateDetached)
+	Equal(c, "what is provisioned with it", c.storageUsed(c.ctx), before+GiB)
 	c.Await(instance.Id, oxide.InstanceStateRunning)
 }
 

@@ -24,28 +24,32 @@ var takingRules = []Rule{
 		Check:  checkTaking,
 	},
 	{
-		ID:     "A39",
-		Says:   "A second snapshot of a disk while one is made is 409 \"volume repair lock\"",
-		Why:    "The driver answers that the disk is busy, so that the call is repeated.",
-		Source: "read: sagas/snapshot_create.rs",
-		Calls:  []string{"snapshot_create"},
-		Check:  checkRepairLock,
+		ID: "A39",
+		Says: "A snapshot of a disk is 409 \"volume repair lock\" while another one is made, and while " +
+			"a region of the disk is replaced, which may last. That comes before its space, name and " +
+			"quota",
+		Why: "The driver looks for the snapshot of an earlier call, and answers that the disk is busy " +
+			"if there is none, so that the call is repeated.",
+		Source: "read: ssc_take_volume_lock in sagas/snapshot_create.rs, " +
+			"nexus/src/app/background/tasks/region_replacement.rs, datastore/volume_repair.rs",
+		Calls: []string{"snapshot_create"},
+		Check: checkRepairLock,
 	},
 	{
 		ID: "A41",
-		Says: "A snapshot's name is taken before the quota is charged, unlike a disk's, and the disk's " +
-			"state is looked at last",
-		Why: "The driver looks for the snapshot of an earlier call when the name is taken, and " +
-			"explains a refusal by the disk's state.",
-		Source: "read: order of nodes in sagas/snapshot_create.rs",
+		Says: "A snapshot's physical space is allocated before its name is taken, and its name is " +
+			"taken before the quota is charged, unlike a disk's; the disk's state is looked at last",
+		Why: "The driver looks for the snapshot of an earlier call when the name is taken or space is " +
+			"lacking, and explains a refusal by the disk's state.",
+		Source: "read: order of nodes in make_saga_dag of sagas/snapshot_create.rs",
 		Calls:  []string{"snapshot_create"},
 		Check:  checkOrderOnSnapshot,
 	},
 	{
 		ID:     "A42",
-		Says:   "A disk that is neither attached nor detached when its snapshot begins is 503",
+		Says:   "A disk neither attached, detached nor finalizing when its snapshot begins is 503",
 		Why:    "The driver answers that the rack is unavailable, so that the call is repeated.",
-		Source: "inferred from \"state changed underneath\" in sagas/snapshot_create.rs",
+		Source: "read: ssc_attach_disk_to_pantry in sagas/snapshot_create.rs",
 		Calls:  []string{"snapshot_create"},
 		Check: func(c *Check) {
 			if !c.Simulated() {
@@ -143,12 +147,20 @@ func checkTaking(c *Check) {
 func checkRepairLock(c *Check) {
 	disk := c.Disk()
 	u := c.beginSnapshot(disk.Id)
+	locked := inConflict("volume repair lock")
 	_, err := c.Snapshot(disk.Id)
-	c.Refuses("take a second snapshot meanwhile", err, Refused{409, "Conflict", "volume repair lock"})
+	c.Refuses("take a second snapshot meanwhile", err, locked)
+	_, err = c.takeSnapshot(c.ctx, u.seen.Name, disk.Id)
+	c.Refuses("take a second snapshot meanwhile, under a name that is taken", err, locked)
 	_, err = u.end(c)
 	c.must("take the first snapshot", err)
 	_, err = c.Snapshot(disk.Id)
 	c.must("take a second snapshot afterwards", err)
+	if c.Simulated() {
+		c.Switch("replacing", true)
+		_, err = c.Snapshot(disk.Id)
+		c.Refuses("take a snapshot while a region is replaced", err, locked)
+	}
 }
 
 func checkOrderOnSnapshot(c *Check) {
@@ -171,6 +183,9 @@ func checkOrderOnSnapshot(c *Check) {
 		_, err = c.Snapshot(source)
 		c.Refuses("take a snapshot without quota", err, quotaExceeded)
 	}
+	c.Switch("full", true)
+	_, err = c.takeSnapshot(c.ctx, first.Name, disk.Id)
+	c.Refuses("take a snapshot on a full rack, under a name that is taken", err, rackIsFull)
 }
 
 func checkSurvival(c *Check) {

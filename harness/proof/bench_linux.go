@@ -10,6 +10,8 @@ import (
 	"os/exec"
 	"path/filepath"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
@@ -75,22 +77,30 @@ func (b *Bench) AddBystanders(ctx context.Context, member Member, count *Invaria
 // Stage calls NodeStageVolume and then checks the bystanders. Publish, Unpublish and Unstage
 // check them, too.
 func (b *Bench) Stage(ctx context.Context, p *harness.Placement) error {
-	return b.Bystanders.Called(p.Stage(ctx, b.Plugin.Node()))
+	return b.step(ctx, "stage", p.Stage)
 }
 
 // Publish calls NodePublishVolume.
 func (b *Bench) Publish(ctx context.Context, p *harness.Placement) error {
-	return b.Bystanders.Called(p.Publish(ctx, b.Plugin.Node()))
+	return b.step(ctx, "publish", p.Publish)
 }
 
 // Unpublish calls NodeUnpublishVolume.
 func (b *Bench) Unpublish(ctx context.Context, p *harness.Placement) error {
-	return b.Bystanders.Called(p.Unpublish(ctx, b.Plugin.Node()))
+	return b.step(ctx, "unpublish", p.Unpublish)
 }
 
 // Unstage calls NodeUnstageVolume.
 func (b *Bench) Unstage(ctx context.Context, p *harness.Placement) error {
-	return b.Bystanders.Called(p.Unstage(ctx, b.Plugin.Node()))
+	return b.step(ctx, "unstage", p.Unstage)
+}
+
+func (b *Bench) step(ctx context.Context, name string,
+	call func(context.Context, csi.NodeClient) error) error {
+	done := b.Plugin.History.Step(name)
+	err := call(ctx, b.Plugin.Node())
+	done(err)
+	return b.Bystanders.Called(err)
 }
 
 // Close ends the driver and compares the bystanders. It returns an error if the driver fails.

@@ -3,14 +3,12 @@ package proof
 import (
 	"context"
 	"crypto/rand"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"sync"
-	"time"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
@@ -55,15 +53,9 @@ type Bystanders struct {
 
 	// mu guards the fields below.
 	mu       sync.Mutex
-	pictures [bystanders]picture
+	pictures [bystanders]Picture
 	mounted  bool
 	harm     error
-}
-
-// picture is the state of a disk at one moment.
-type picture struct {
-	modified time.Time
-	sum      [sha256.Size]byte
 }
 
 var roles = [bystanders]string{"the mounted disk", "the member", "the blank disk"}
@@ -180,12 +172,6 @@ func run(ctx context.Context, name string, args ...string) error {
 	return nil
 }
 
-// These ioctls stop and resume writing to a filesystem (linux/fs.h). x/sys lacks them.
-const (
-	ioctlFreeze = 0xC0045877 // FIFREEZE
-	ioctlThaw   = 0xC0045878 // FITHAW
-)
-
 // Mount mounts the first disk, from the device that it has now, and writes a file there. It
 // does nothing if the disk is mounted.
 func (b *Bystanders) Mount() error {
@@ -207,17 +193,12 @@ func (b *Bystanders) Mount() error {
 		return err
 	}
 	// A freeze writes all data to their final place and empties the journal.
-	root, err := os.Open(b.mountpoint)
-	if err != nil {
-		return err
-	}
-	err = errors.Join(unix.IoctlSetInt(int(root.Fd()), ioctlFreeze, 0),
-		unix.IoctlSetInt(int(root.Fd()), ioctlThaw, 0), root.Close(), device.Sync())
+	err = errors.Join(SetFrozen(b.mountpoint, true), SetFrozen(b.mountpoint, false), device.Sync())
 	if err != nil {
 		return err
 	}
 	for i, file := range b.files {
-		if b.pictures[i], err = take(file); err != nil {
+		if b.pictures[i], err = TakePicture(file); err != nil {
 			return err
 		}
 	}
@@ -242,15 +223,6 @@ func deviceOf(file string) (loopdev.Device, error) {
 	return loopdev.Device{}, fmt.Errorf("%s has no loop device", file)
 }
 
-func take(file string) (picture, error) {
-	info, err := os.Stat(file)
-	if err != nil {
-		return picture{}, err
-	}
-	sum, err := digest(file)
-	return picture{info.ModTime(), sum}, err
-}
-
 // Check returns an error if something was written to the disks, or if the first one is not
 // mounted. Call it after every call of the driver. Check reports each change once.
 func (b *Bystanders) Check() error { return b.check(false) }
@@ -269,13 +241,22 @@ func (b *Bystanders) check(bytes bool) error {
 	}
 	var errs []error
 	for i := range b.files {
-		errs = append(errs, b.look(i, bytes))
+		errs = append(errs, b.compare(i, bytes))
 	}
 	mounted, err := mountinfo.Mounted(b.mountpoint)
 	if err == nil && !mounted {
 		b.mounted, err = false, errors.New("a bystander was unmounted")
 	}
 	return b.count.Checked(errors.Join(append(errs, err)...))
+}
+
+// compare compares a disk with its picture, and then replaces the picture.
+func (b *Bystanders) compare(role int, bytes bool) (err error) {
+	b.pictures[role], err = b.pictures[role].Compare("a bystander", b.files[role], bytes)
+	if err != nil {
+		err = fmt.Errorf("%w: %s", err, roles[role])
+	}
+	return err
 }
 
 // File returns the path of the backing file of a role's disk.
@@ -302,27 +283,6 @@ func (b *Bystanders) Harm() error {
 	harm := b.harm
 	b.harm = nil
 	return harm
-}
-
-// look compares a disk with its picture, and then replaces the picture.
-func (b *Bystanders) look(role int, bytes bool) error {
-	info, err := os.Stat(b.files[role])
-	if err != nil {
-		return err
-	}
-	same := info.ModTime().Equal(b.pictures[role].modified)
-	if same && !bytes {
-		return nil
-	}
-	now, err := take(b.files[role])
-	if err == nil && !same {
-		err = fmt.Errorf("a bystander was written to at %s: %s", now.modified, roles[role])
-	}
-	if err == nil && now.sum != b.pictures[role].sum {
-		err = fmt.Errorf("a bystander has other bytes than it had: %s", roles[role])
-	}
-	b.pictures[role] = now
-	return err
 }
 
 // Suspend compares the disks and unmounts the first one, before their instance ends. The disks
@@ -362,7 +322,7 @@ func (b *Bystanders) Close() error {
 	}
 	_, err = blank.WriteAt([]byte{1}, bystanderBytes/2)
 	errs = append(errs, err, blank.Close())
-	if b.look(BlankDisk, false) == nil {
+	if b.compare(BlankDisk, false) == nil {
 		errs = append(errs, errors.New("a write to a bystander is not noticed"))
 	}
 	return errors.Join(errs...)

@@ -23,7 +23,7 @@ func plug(t *testing.T, member proof.Member) (*proof.GuestBystanders, string) {
 		t.Fatal(err)
 	}
 	b, err := proof.NewGuestBystanders(t.Context(), guest, filepath.Join(dir, "bystanders"), member,
-		&proof.Invariant{Name: "bystanders"})
+		&proof.Invariant{})
 	if err != nil {
 		t.Fatal(err)
 	}

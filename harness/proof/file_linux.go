@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -50,25 +51,74 @@ func EachData(path string, do func(at int64, b []byte) error) error {
 	}
 }
 
+// EachPage calls do for every page of a file that is not zero. It counts zeros because the race
+// detector follows each byte of a comparison.
+func EachPage(path string, do func(at int64, page []byte) error) error {
+	return EachData(path, func(at int64, b []byte) error {
+		for i := 0; i < len(b); i += pageBytes {
+			page := b[i:min(i+pageBytes, len(b))]
+			if bytes.Count(page, []byte{0}) == len(page) {
+				continue
+			}
+			if err := do(at+int64(i), page); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
 // digest returns a hash of a file's size and bytes. A hole and zeros have the same hash.
 func digest(path string) (sum [sha256.Size]byte, err error) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return sum, err
 	}
-	var zeros [pageBytes]byte
 	hash := sha256.New()
 	hash.Write(binary.LittleEndian.AppendUint64(nil, uint64(info.Size())))
-	err = EachData(path, func(at int64, b []byte) error {
-		for i := 0; i < len(b); i += pageBytes {
-			page := b[i:min(i+pageBytes, len(b))]
-			if bytes.Equal(page, zeros[:len(page)]) {
-				continue
-			}
-			hash.Write(binary.LittleEndian.AppendUint64(nil, uint64(at)+uint64(i)))
-			hash.Write(page)
-		}
+	err = EachPage(path, func(at int64, page []byte) error {
+		hash.Write(binary.LittleEndian.AppendUint64(nil, uint64(at)))
+		hash.Write(page)
 		return nil
 	})
 	return [sha256.Size]byte(hash.Sum(nil)), err
+}
+
+// Picture is the state of a file at one moment. A write through a loop device updates the
+// modification time of the backing file.
+type Picture struct {
+	modified time.Time
+	sum      [sha256.Size]byte
+}
+
+// TakePicture reads a file.
+func TakePicture(path string) (Picture, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return Picture{}, err
+	}
+	sum, err := digest(path)
+	return Picture{info.ModTime(), sum}, err
+}
+
+// Compare returns an error that begins with the name if the file was written to since the picture
+// was taken. It compares the bytes, too, if the file was written to or if bytes is true. It also
+// returns a new picture.
+func (p Picture) Compare(name, path string, bytes bool) (now Picture, err error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return p, fmt.Errorf("%s: %w", name, err)
+	}
+	same := info.ModTime().Equal(p.modified)
+	if same && !bytes {
+		return p, nil
+	}
+	now, err = TakePicture(path)
+	if err == nil && !same {
+		err = fmt.Errorf("%s was written to at %s", name, now.modified)
+	}
+	if err == nil && now.sum != p.sum {
+		err = fmt.Errorf("%s has other bytes than before", name)
+	}
+	return now, err
 }

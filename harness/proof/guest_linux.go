@@ -6,10 +6,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 
-	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
@@ -104,19 +102,6 @@ func (g GuestView) Unplug() error {
 		for _, e := range entries {
 			errs = append(errs, os.RemoveAll(filepath.Join(dir, e.Name())))
 		}
-	}
-	return errors.Join(errs...)
-}
-
-// UnmountBelow unmounts everything below a directory, the last mount first.
-func UnmountBelow(dir string) error {
-	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for _, m := range slices.Backward(mounts) {
-		errs = append(errs, unix.Unmount(m.Mountpoint, unix.UMOUNT_NOFOLLOW))
 	}
 	return errors.Join(errs...)
 }

@@ -1,15 +1,11 @@
 package proof
 
-import (
-	"sync/atomic"
-	"testing"
-)
+import "sync/atomic"
 
 // Invariant counts how often a state that must not change was compared with the original.
 type Invariant struct {
-	// Name is the name of the figure.
-	Name string
-
+	name            string // of the figure
+	proof           *Proof
 	trials, changed atomic.Int64
 }
 
@@ -24,13 +20,15 @@ func (i *Invariant) Checked(err error) error {
 
 // Report prints the figure. The test fails if the invariant was never checked, or was found
 // broken.
-func (i *Invariant) Report(t testing.TB, proof string) {
+func (i *Invariant) Report() {
+	t := i.proof.t
 	t.Helper()
 	trials, changed := i.trials.Load(), i.changed.Load()
-	if err := Print(Line(i.Name, "proof", proof, "trials", trials, "changed", changed)); err != nil {
+	line := Line(i.name, "proof", i.proof.Name, "trials", trials, "changed", changed)
+	if err := Print(line); err != nil {
 		t.Error(err)
 	}
 	if trials == 0 || changed > 0 {
-		t.Errorf("%s: %d comparisons, %d of them with a change", i.Name, trials, changed)
+		t.Errorf("%s: %d comparisons, %d of them with a change", i.name, trials, changed)
 	}
 }

@@ -1,7 +1,8 @@
 // Package proof contains the common parts of the proofs of data safety: a seed that repeats a run,
-// a short and a long form, progress, the figure at the end, and two invariants that every trial
-// checks. Other disks of the instance do not change (Bystanders). Files in which a workload has
-// forged the records that the driver trusts do not change either (Forgery).
+// a short and a long form, progress, the figure at the end, a rack or a guest with drivers
+// (Environment, Bench), and two invariants that every trial checks. Other disks of the instance do
+// not change (Bystanders). Files in which a workload has forged the records that the driver trusts
+// do not change either (Forgery).
 //
 // PROOF_SEED sets the seed. PROOF_DURATION selects the long form and sets its time, of which a
 // proof takes one of PROOF_SHARES. PROOF_FIGURES names a file that collects the figures,
@@ -15,6 +16,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -26,17 +28,24 @@ const defaultSeed = 1
 type Proof struct {
 	Name string
 	Seed uint64
+	// Bystanders counts comparisons of other disks of the instances, and Forged comparisons of
+	// files with forged records.
+	Bystanders, Forged *Invariant
 
 	t        testing.TB
 	start    time.Time
 	duration time.Duration
 	rand     *rand.Rand
+	// drawn contains the paths of the pages that Draw has drawn.
+	drawn sync.Map
 }
 
 // New begins a proof. It fails the test if an environment variable has a wrong value.
 func New(t testing.TB, name string) *Proof {
 	t.Helper()
 	p := &Proof{Name: name, Seed: defaultSeed, t: t, start: time.Now()}
+	p.Bystanders = &Invariant{name: "bystanders", proof: p}
+	p.Forged = &Invariant{name: "forged-contents", proof: p}
 	var err error
 	if text := os.Getenv("PROOF_SEED"); text != "" {
 		if p.Seed, err = strconv.ParseUint(text, 10, 64); err != nil {

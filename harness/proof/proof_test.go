@@ -65,7 +65,7 @@ func TestAStepThatIsNoFunctionOfTheDriverIsRefused(t *testing.T) {
 	step := func(function string) error {
 		return proof.CheckSteps("../../driver", []proof.Step{{Name: "a", Functions: []string{function}}})
 	}
-	if err := step("blockdev.Host.Find"); err != nil {
+	if err := step("blockdev.Host.Await"); err != nil {
 		t.Error(err)
 	}
 	for _, name := range []string{"blockdev.Host.Lost", "blockdev.SysfsSectorBytes"} {

@@ -19,7 +19,8 @@ type RackBystanders struct {
 	ids []string
 }
 
-// NewRackBystanders creates the disks and attaches them to an instance that runs.
+// NewRackBystanders creates the disks and attaches them to an instance that runs. The result can be
+// closed after an error, too.
 func NewRackBystanders(ctx context.Context, rack *harness.Rack, instance string, member Member,
 	count *Invariant) (*RackBystanders, error) {
 	b := &RackBystanders{}
@@ -28,20 +29,20 @@ func NewRackBystanders(ctx context.Context, rack *harness.Rack, instance string,
 		disk, err := rack.CreateDisk(ctx, rack.Project, fmt.Sprintf("bystander-%s-%d", instance, i),
 			harness.GiB)
 		if err != nil {
-			return nil, err
+			return b, err
 		}
 		b.ids, files[i] = append(b.ids, disk.Id), DiskFile(rack, disk.Id)
 	}
 	dir := rack.Dir + "-bystanders-" + instance
 	var err error
 	if b.Bystanders, err = NewBystanders(ctx, dir, files, member, count); err != nil {
-		return nil, err
+		return b, err
 	}
 	for _, id := range b.ids {
 		err = errors.Join(err, rack.AttachDisk(ctx, id, rack.Instance(instance).ID))
 	}
 	if err != nil {
-		return nil, err
+		return b, err
 	}
 	return b, b.Resume(ctx)
 }

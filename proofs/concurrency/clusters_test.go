@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
 // clusters contains the IDs of clusters that share the project with the controllers of the
@@ -23,26 +24,19 @@ func (env *environment) manyClusters(ctx context.Context, name string) {
 	for _, id := range clusters {
 		p, err := env.Rack.StartPlugin(ctx, harness.PluginOptions{Mode: harness.ModeController,
 			Env: map[string]string{"OXIDE_CLUSTER_ID": id}})
-		must(env.t, err)
-		must(env.t, p.AwaitReady(ctx))
-		defer func() { must(env.t, p.Stop()) }()
+		csitest.Must(env.t, err)
+		csitest.Must(env.t, p.AwaitReady(ctx))
+		defer func() { csitest.Must(env.t, p.Stop()) }()
 		all = append(all, p.Controller())
 	}
 	volumes := make([]*csi.Volume, nameCallers)
 	snapshots := make([]*csi.Snapshot, nameCallers)
-	atOnce(nameCallers, func(caller int) {
+	harness.AtOnce(nameCallers, func(caller int) {
 		client := all[caller%len(all)]
-		env.converge(ctx, "CreateVolume "+name, busy, func(ctx context.Context) error {
-			answer, err := client.CreateVolume(ctx, harness.CreateRequest(name))
-			volumes[caller] = answer.GetVolume()
-			return err
-		})
-		env.converge(ctx, "CreateSnapshot "+name, busy, func(ctx context.Context) error {
-			answer, err := client.CreateSnapshot(ctx,
-				harness.SnapshotRequest(name, volumes[caller].GetVolumeId()))
-			snapshots[caller] = answer.GetSnapshot()
-			return err
-		})
+		volumes[caller] = ask(ctx, env, busy, client.CreateVolume,
+			harness.CreateRequest(name)).GetVolume()
+		snapshots[caller] = ask(ctx, env, busy, client.CreateSnapshot,
+			harness.SnapshotRequest(name, volumes[caller].GetVolumeId())).GetSnapshot()
 	})
 	if got := ids(volumes, (*csi.Volume).GetVolumeId); len(got) != len(all) {
 		env.fail("%d clusters that share a project created %s as the disks %q", len(all), name, got)
@@ -66,15 +60,9 @@ func (env *environment) eachDeletesItsOwn(ctx context.Context, all []csi.Control
 		}
 	}
 	for i, client := range all {
-		env.converge(ctx, "DeleteSnapshot", busy, func(ctx context.Context) error {
-			_, err := client.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{
-				SnapshotId: snapshots[i].GetSnapshotId()})
-			return err
-		})
-		env.converge(ctx, "DeleteVolume", busy, func(ctx context.Context) error {
-			_, err := client.DeleteVolume(ctx, &csi.DeleteVolumeRequest{
-				VolumeId: volumes[i].GetVolumeId()})
-			return err
-		})
+		ask(ctx, env, busy, client.DeleteSnapshot,
+			&csi.DeleteSnapshotRequest{SnapshotId: snapshots[i].GetSnapshotId()})
+		ask(ctx, env, busy, client.DeleteVolume,
+			&csi.DeleteVolumeRequest{VolumeId: volumes[i].GetVolumeId()})
 	}
 }

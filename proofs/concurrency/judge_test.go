@@ -4,10 +4,12 @@ package concurrency
 
 import (
 	"context"
+	"reflect"
 	"slices"
 	"strings"
 	"sync/atomic"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -62,10 +64,8 @@ func (env *environment) fail(format string, args ...any) {
 // whether the answer is OK.
 func (env *environment) judge(what string, err error, allowed answers) bool {
 	env.tally.calls.Add(1)
-	if env.bystanders != nil {
-		if harm := env.bystanders.Check(); harm != nil {
-			env.fail("by the end of %s: %v", what, harm)
-		}
+	if harm := env.Bystanders.Check(); harm != nil {
+		env.fail("by the end of %s: %v", what, harm)
 	}
 	code := codeOf(err)
 	switch code {
@@ -96,6 +96,22 @@ func transient(message string) bool {
 		(strings.Contains(message, "invalid state maintenance") ||
 			strings.Contains(message, "attached to another instance"))
 }
+
+// method is a method of one of the driver's clients.
+type method[Req, Resp any] func(context.Context, Req, ...grpc.CallOption) (Resp, error)
+
+// ask calls a method until it is OK, and returns the answer. See converge.
+func ask[Req, Resp any](ctx context.Context, env *environment, allowed answers,
+	method method[Req, Resp], req Req) (answer Resp) {
+	env.converge(ctx, nameOf(req), allowed, func(ctx context.Context) (err error) {
+		answer, err = method(ctx, req)
+		return err
+	})
+	return answer
+}
+
+// nameOf returns the name of the call with such a request.
+func nameOf(request any) string { return reflect.TypeOf(request).Elem().Name() }
 
 // converge repeats a call until it is OK. Until then, the call may get only the allowed
 // answers.

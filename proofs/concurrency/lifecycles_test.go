@@ -32,9 +32,9 @@ type lifecycle struct {
 	capability *csi.VolumeCapability
 	callers    []*rand.Rand
 	rand       *rand.Rand
-	// written is the text that was written last, and writtenOn the ID of the volume to which it
-	// was written.
-	written, writtenOn string
+	// written is the seed of the data that were written last, and writtenOn the ID of their volume.
+	written   uint64
+	writtenOn string
 	// filesystems is the number of disks of the lifecycle that were formatted.
 	filesystems int
 
@@ -62,7 +62,7 @@ func (env *environment) lifecycles(round int) {
 		all = append(all, lc)
 	}
 	formats := env.formatted()
-	atOnce(len(all), func(at int) { all[at].run(env.t.Context()) })
+	harness.AtOnce(len(all), func(at int) { all[at].run(env.t.Context()) })
 	made := 0
 	for _, lc := range all {
 		made += lc.filesystems
@@ -75,19 +75,19 @@ func (env *environment) lifecycles(round int) {
 
 // newRand returns a source of random numbers for one goroutine.
 func (env *environment) newRand() *rand.Rand {
-	return rand.New(rand.NewPCG(env.proof.Rand().Uint64(), env.proof.Rand().Uint64()))
+	return rand.New(rand.NewPCG(env.Proof.Rand().Uint64(), env.Proof.Rand().Uint64()))
 }
 
 // run runs the lifecycle, from the create to the delete.
 func (lc *lifecycle) run(ctx context.Context) {
-	for turn := range turns {
+	for range turns {
 		lc.atOnce(func(r *rand.Rand) { lc.callController(ctx, r) })
 		p := lc.place(ctx)
 		if p == nil {
 			return
 		}
 		lc.atOnce(func(r *rand.Rand) { lc.callNode(ctx, r, p) })
-		lc.verifyAndRemove(ctx, p, turn)
+		lc.verifyAndRemove(ctx, p)
 		lc.env.detached(ctx, p.Volume.GetVolumeId())
 	}
 	lc.deleteAll(ctx)
@@ -95,7 +95,7 @@ func (lc *lifecycle) run(ctx context.Context) {
 
 // atOnce makes each caller make some calls.
 func (lc *lifecycle) atOnce(choice func(*rand.Rand)) {
-	atOnce(len(lc.callers), func(caller int) {
+	harness.AtOnce(len(lc.callers), func(caller int) {
 		for range callsPerTurn {
 			choice(lc.callers[caller])
 		}
@@ -128,7 +128,7 @@ func (lc *lifecycle) place(ctx context.Context) *placement {
 		lc.env.detached(ctx, volume.GetVolumeId())
 		node := lc.env.nodes[lc.rand.IntN(len(lc.env.nodes))]
 		answer, err := lc.env.controller(lc.rand.IntN(2)).ControllerPublishVolume(ctx,
-			lc.publishRequest(volume, node.instance.ID))
+			lc.publishRequest(volume, node.Instance.ID))
 		if lc.env.judge("ControllerPublishVolume", err, attaching) {
 			p = lc.env.newPlacement(node, volume, answer.GetPublishContext(), lc.capability)
 		}
@@ -142,11 +142,9 @@ func (lc *lifecycle) place(ctx context.Context) *placement {
 
 // verifyAndRemove stages and publishes the volume, verifies the text that was written before,
 // and removes the volume from the node.
-func (lc *lifecycle) verifyAndRemove(ctx context.Context, p *placement, turn int) {
+func (lc *lifecycle) verifyAndRemove(ctx context.Context, p *placement) {
 	for i := range targets {
-		lc.env.converge(ctx, "NodeUnpublishVolume", busy, func(ctx context.Context) error {
-			return p.unpublish(ctx, p.target(i))
-		})
+		lc.env.converge(ctx, "NodeUnpublishVolume", busy, p.unpublish(i))
 	}
 	p.stageAndPublish(ctx)
 	if lc.writtenOn == p.Volume.GetVolumeId() {
@@ -154,7 +152,7 @@ func (lc *lifecycle) verifyAndRemove(ctx context.Context, p *placement, turn int
 	} else if !p.block() {
 		lc.filesystems++
 	}
-	lc.writtenOn, lc.written = p.Volume.GetVolumeId(), fmt.Sprintf("%s in turn %d", lc.name, turn)
+	lc.writtenOn, lc.written = p.Volume.GetVolumeId(), lc.rand.Uint64()
 	p.write(lc.written)
 	p.remove(ctx, targets)
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
@@ -71,12 +72,12 @@ func TestABtrfsThatHangsInACommitHoldsUpOnlyBtrfs(t *testing.T) {
 // from keeping a thread for a disk that hangs.
 var waits = []proof.Guard{
 	{Name: "an unstage reads no other disk", Edits: []proof.Edit{{
-		Place: "node.Service.stagedDisks", Text: "known, ok := n.records().of(volumeID).load(ctx)",
+		Place: "node.heldVolume.stagedDisks", Text: "known, ok := v.record.load()",
 		With: `TEXT
 	if REMOVED && !ok {
-		all, _ := n.host().List()
+		all, _ := v.node.host().List()
 		for _, d := range all {
-			if device, err := n.host().Open(d); err == nil {
+			if device, err := v.node.host().Open(d); err == nil {
 				_, _ = device.Read(0, 4096)
 				_ = device.Close()
 			}
@@ -95,7 +96,7 @@ var waits = []proof.Guard{
 
 func TestTheProofNoticesADriverThatWaitsForAnotherVolume(t *testing.T) {
 	program, err := proof.BuildMutant(t.Context(), t.TempDir(), waits)
-	must(t, err)
+	csitest.Must(t, err)
 	for _, guard := range waits {
 		t.Run(guard.Name, func(t *testing.T) {
 			n := newNeighbours(t, harness.PluginOptions{Command: []string{program},
@@ -113,7 +114,7 @@ func TestTheProofNoticesADriverThatWaitsForAnotherVolume(t *testing.T) {
 // neighbours are volumes of one node.
 type neighbours struct {
 	*environment
-	node *node
+	node *harness.Plugin
 	// limit is how long a call may take if it does not have to wait.
 	limit                 time.Duration
 	lives, stuck, threads int
@@ -133,15 +134,9 @@ func (n *neighbours) attach(name, fsType string) *placement {
 	ctx := n.t.Context()
 	capability := harness.InMode(oneWriter, harness.Access(fsType))
 	volume := n.created(ctx, harness.CreateRequest(name, capability))
-	req := harness.PublishRequest(volume, n.node.instance.ID)
+	req := harness.PublishRequest(volume, n.node.Instance.ID)
 	req.VolumeCapability = capability
-	var said map[string]string
-	n.converge(ctx, "ControllerPublishVolume", busy, func(ctx context.Context) error {
-		answer, err := n.controller(0).ControllerPublishVolume(ctx, req)
-		said = answer.GetPublishContext()
-		return err
-	})
-	return n.newPlacement(n.node, volume, said, capability)
+	return n.newPlacement(n.node, volume, n.attached(ctx, req), capability)
 }
 
 // call makes a call that must end within the limit, and reports whether it did.
@@ -150,7 +145,7 @@ func (n *neighbours) call(what string, call func(context.Context) error) bool {
 	defer cancel()
 	if err := call(ctx); err != nil {
 		n.stuck++
-		n.proof.Say("%s: %v", what, err)
+		n.Proof.Say("%s: %v", what, err)
 		return false
 	}
 	return true
@@ -168,13 +163,13 @@ func (n *neighbours) live(name string, kinds ...string) (took time.Duration) {
 		p := n.attach(name+"-"+fsType, fsType)
 		n.lives++
 		begun := time.Now()
-		if n.call("stage", p.stage) && n.call("publish", p.publishFirst) {
-			p.write(name)
-			p.verify(name)
+		if n.call("stage", p.stage) && n.call("publish", p.publish(0)) {
+			p.write(1)
+			p.verify(1)
 			n.call("usage", p.usage)
 			n.call("health", p.health)
 		}
-		if n.call("unpublish", p.unpublishFirst) && n.call("unstage", p.unstage) &&
+		if n.call("unpublish", p.unpublish(0)) && n.call("unstage", p.unstage) &&
 			n.call("a repeated unstage", p.unstage) {
 			took += time.Since(begun)
 			n.detached(ctx, p.Volume.GetVolumeId())
@@ -198,8 +193,8 @@ func (n *neighbours) inTrouble() {
 	n.trouble("fails", "ext4", true, adminapi.DiskFault{On: []string{"write", "flush"}})
 	raw := n.trouble("locked", "block", true, adminapi.DiskFault{})
 	device := n.nodeOf(raw)
-	must(n.t, unix.Flock(int(device.Fd()), unix.LOCK_EX))
-	n.end = append(n.end, func() { must(n.t, device.Close()) })
+	csitest.Must(n.t, unix.Flock(int(device.Fd()), unix.LOCK_EX))
+	n.end = append(n.end, func() { csitest.Must(n.t, device.Close()) })
 	blank := n.trouble("hangs-blank", "ext4", false, adminapi.DiskFault{On: all, Hang: true})
 	if code := codeOf(n.impatient(blank.stage)); code != codes.DeadlineExceeded {
 		n.fail("the stage of a blank disk that hangs ended with %s", code)
@@ -207,8 +202,8 @@ func (n *neighbours) inTrouble() {
 	n.threadsBefore = n.waiting()
 	n.ask(asked...)
 	// A volume may be published once more and unpublished, even if its own workload has locked it.
-	n.call("publish what its workload has locked", raw.publishFirst)
-	n.call("unpublish what its workload has locked", raw.unpublishFirst)
+	n.call("publish what its workload has locked", raw.publish(0))
+	n.call("unpublish what its workload has locked", raw.unpublish(0))
 }
 
 // trouble makes a volume, uses it if used is true, and then makes its disk fail.
@@ -218,12 +213,12 @@ func (n *neighbours) trouble(name, fsType string, used bool, fault adminapi.Disk
 	n.troubled = append(n.troubled, p)
 	if used {
 		p.stageAndPublish(ctx)
-		p.write(name)
+		p.write(1)
 	}
 	if len(fault.On) > 0 {
-		must(n.t, n.Rack.Admin.FailDisk(ctx, p.Volume.GetVolumeId(), fault))
+		csitest.Must(n.t, n.Rack.Admin.FailDisk(ctx, p.Volume.GetVolumeId(), fault))
 		n.end = append(n.end, func() {
-			must(n.t, n.Rack.Admin.HealDisk(ctx, p.Volume.GetVolumeId()))
+			csitest.Must(n.t, n.Rack.Admin.HealDisk(ctx, p.Volume.GetVolumeId()))
 		})
 	}
 	return p
@@ -242,9 +237,9 @@ func (n *neighbours) ask(of ...*placement) {
 // hangs.
 func (n *neighbours) commit(p *placement) {
 	f, err := os.Create(filepath.Join(p.target(0), "synced"))
-	must(n.t, err)
+	csitest.Must(n.t, err)
 	_, err = f.WriteString("the workload's last words")
-	must(n.t, err)
+	csitest.Must(n.t, err)
 	thread, synced := make(chan int, 1), make(chan struct{})
 	go func() {
 		defer close(synced)
@@ -256,7 +251,7 @@ func (n *neighbours) commit(p *placement) {
 	}()
 	n.end = append(n.end, func() { <-synced })
 	stack := fmt.Sprintf("/proc/self/task/%d/stack", <-thread)
-	must(n.t, harness.Await(n.t.Context(), 10*time.Second, func() error {
+	csitest.Must(n.t, harness.Await(n.t.Context(), 10*time.Second, func() error {
 		b, err := os.ReadFile(stack)
 		if err == nil && !bytes.Contains(b, []byte("barrier_all_devices")) &&
 			!bytes.Contains(b, []byte("write_all_supers")) {
@@ -271,13 +266,13 @@ func (n *neighbours) commit(p *placement) {
 // namespace.
 func (n *neighbours) nodeOf(p *placement) *os.File {
 	want, err := os.Stat(p.Target)
-	must(n.t, err)
-	all, err := filepath.Glob(filepath.Join(n.node.instance.Guest, "dev", "nvme*"))
-	must(n.t, err)
+	csitest.Must(n.t, err)
+	all, err := filepath.Glob(filepath.Join(n.node.Instance.Guest, "dev", "nvme*"))
+	csitest.Must(n.t, err)
 	for _, path := range all {
 		if info, err := os.Stat(path); err == nil && os.SameFile(info, want) {
 			device, err := os.Open(path)
-			must(n.t, err)
+			csitest.Must(n.t, err)
 			return device
 		}
 	}
@@ -295,7 +290,7 @@ func (n *neighbours) impatient(call func(context.Context) error) error {
 // waiting counts the threads of the node's process that wait for a disk.
 func (n *neighbours) waiting() (threads int) {
 	all, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", n.node.PID()))
-	must(n.t, err)
+	csitest.Must(n.t, err)
 	for _, path := range all {
 		b, _ := os.ReadFile(path) // the thread may have ended
 		if at := bytes.LastIndexByte(b, ')'); at >= 0 && bytes.HasPrefix(b[at:], []byte(") D")) {
@@ -322,18 +317,12 @@ func (n *neighbours) close() {
 	for _, p := range n.troubled {
 		// The driver reports a failure of the unmount once, as INTERNAL.
 		told := busy.and(answers{codes.Internal: {"NodeToolFailed"}})
-		n.converge(ctx, "NodeUnpublishVolume", told, p.unpublishFirst)
+		n.converge(ctx, "NodeUnpublishVolume", told, p.unpublish(0))
 		n.converge(ctx, "NodeUnstageVolume", told, p.unstage)
 		n.detached(ctx, p.Volume.GetVolumeId())
 		n.deleted(ctx, p.Volume.GetVolumeId())
 	}
 	n.environment.close()
-}
-
-func (p *placement) publishFirst(ctx context.Context) error { return p.publish(ctx, p.target(0)) }
-
-func (p *placement) unpublishFirst(ctx context.Context) error {
-	return p.unpublish(ctx, p.target(0))
 }
 
 func (p *placement) usage(ctx context.Context) error {

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
@@ -72,8 +73,8 @@ func (env *environment) conditions(seed uint64) []condition {
 func (env *environment) oneName(round int) {
 	ctx := env.t.Context()
 	origin := env.origin(ctx, round)
-	for _, cond := range env.conditions(env.proof.Seed + uint64(round)) {
-		if cond.rare && !env.proof.Long() || env.proof.Over() {
+	for _, cond := range env.conditions(env.Proof.Seed + uint64(round)) {
+		if cond.rare && !env.Proof.Long() || env.Proof.Over() {
 			continue
 		}
 		name := fmt.Sprintf("one-%s-%d", cond.name, round)
@@ -81,7 +82,7 @@ func (env *environment) oneName(round int) {
 		if volume == nil {
 			continue
 		}
-		if cond.whole || env.proof.Long() {
+		if cond.whole || env.Proof.Long() {
 			env.attachedByAll(ctx, volume)
 			env.snapshotByAll(ctx, volume, "snapshot-of-"+name)
 			env.deletedByAll(ctx, volume)
@@ -89,7 +90,7 @@ func (env *environment) oneName(round int) {
 			env.deleted(ctx, volume.GetVolumeId())
 		}
 		if env.t.Failed() {
-			env.proof.Say("the condition was %s", cond.name)
+			env.Proof.Say("the condition was %s", cond.name)
 			return
 		}
 	}
@@ -102,14 +103,10 @@ func (env *environment) oneName(round int) {
 
 // origin makes a snapshot from which volumes are restored.
 func (env *environment) origin(ctx context.Context, round int) *csi.Snapshot {
-	env.t.Helper()
 	name := fmt.Sprintf("origin-%d", round)
-	volume, err := env.controller(0).CreateVolume(ctx, harness.CreateRequest(name))
-	must(env.t, err)
-	snapshot, err := env.controller(1).CreateSnapshot(ctx,
-		harness.SnapshotRequest(name, volume.GetVolume().GetVolumeId()))
-	must(env.t, err)
-	return snapshot.GetSnapshot()
+	volume := env.created(ctx, harness.CreateRequest(name))
+	return ask(ctx, env, busy, env.controller(1).CreateSnapshot,
+		harness.SnapshotRequest(name, volume.GetVolumeId())).GetSnapshot()
 }
 
 // createdByAll makes many callers create one name at two controllers. Each repeats its call
@@ -123,7 +120,7 @@ func (env *environment) createdByAll(ctx context.Context, name string, cond cond
 		harness.FromSnapshot(req, origin)
 	}
 	volumes := make([]*csi.Volume, nameCallers)
-	atOnce(nameCallers, func(caller int) {
+	harness.AtOnce(nameCallers, func(caller int) {
 		env.converge(ctx, "CreateVolume "+name, busy.and(cond.allowed), func(ctx context.Context) error {
 			env.tally.creates.Add(1)
 			answer, err := env.controller(caller).CreateVolume(ctx, req)
@@ -161,18 +158,18 @@ func ids[T any](all []T, id func(T) string) []string {
 func (env *environment) setCondition(ctx context.Context, cond condition) {
 	env.t.Helper()
 	if cond.hold != "" {
-		must(env.t, env.Rack.Admin.Switch(ctx, map[string]any{"create_hold": cond.hold}))
+		csitest.Must(env.t, env.Rack.Admin.Switch(ctx, map[string]any{"create_hold": cond.hold}))
 	}
 	if cond.fault != nil {
 		_, err := env.Rack.Admin.AddFault(ctx, *cond.fault)
-		must(env.t, err)
+		csitest.Must(env.t, err)
 	}
 }
 
 func (env *environment) clearCondition(ctx context.Context) {
 	env.t.Helper()
-	must(env.t, env.Rack.Admin.ClearFaults(ctx))
-	must(env.t, env.Rack.Admin.Switch(ctx, map[string]any{"create_hold": "0s"}))
+	csitest.Must(env.t, env.Rack.Admin.ClearFaults(ctx))
+	csitest.Must(env.t, env.Rack.Admin.Switch(ctx, map[string]any{"create_hold": "0s"}))
 }
 
 // attachedByAll makes many callers attach the volume to one of two instances. One instance
@@ -180,8 +177,8 @@ func (env *environment) clearCondition(ctx context.Context) {
 // detach it.
 func (env *environment) attachedByAll(ctx context.Context, volume *csi.Volume) {
 	answered := make([]string, nameCallers)
-	atOnce(nameCallers, func(caller int) {
-		node := env.nodes[caller/2%2].instance.ID
+	harness.AtOnce(nameCallers, func(caller int) {
+		node := env.nodes[caller/2%2].Instance.ID
 		env.tally.attaches.Add(1)
 		_, err := env.controller(caller).ControllerPublishVolume(ctx, harness.PublishRequest(volume,
 			node))
@@ -194,12 +191,9 @@ func (env *environment) attachedByAll(ctx context.Context, volume *csi.Volume) {
 	if holder := env.holderOf(ctx, volume.GetVolumeId()); len(holders) != 1 || holders[0] != holder {
 		env.fail("the instance %s has the disk, and callers got an OK for %q", holder, holders)
 	}
-	atOnce(nameCallers, func(caller int) {
-		env.converge(ctx, "ControllerUnpublishVolume", busy, func(ctx context.Context) error {
-			_, err := env.controller(caller).ControllerUnpublishVolume(ctx,
-				&csi.ControllerUnpublishVolumeRequest{VolumeId: volume.GetVolumeId()})
-			return err
-		})
+	harness.AtOnce(nameCallers, func(caller int) {
+		ask(ctx, env, busy, env.controller(caller).ControllerUnpublishVolume,
+			harness.UnpublishRequest(volume, ""))
 	})
 	if holder := env.holderOf(ctx, volume.GetVolumeId()); holder != "" {
 		env.fail("all detaches succeeded, and %s has the disk", holder)
@@ -209,7 +203,7 @@ func (env *environment) attachedByAll(ctx context.Context, volume *csi.Volume) {
 // snapshotByAll makes many callers take one snapshot. One caller deletes it.
 func (env *environment) snapshotByAll(ctx context.Context, volume *csi.Volume, name string) {
 	taken := make([]*csi.Snapshot, nameCallers)
-	atOnce(nameCallers, func(caller int) {
+	harness.AtOnce(nameCallers, func(caller int) {
 		env.converge(ctx, "CreateSnapshot", busy, func(ctx context.Context) error {
 			env.tally.snapshots.Add(1)
 			answer, err := env.controller(caller).CreateSnapshot(ctx,
@@ -223,14 +217,9 @@ func (env *environment) snapshotByAll(ctx context.Context, volume *csi.Volume, n
 		!slices.Equal(listed, answered) {
 		env.fail("the snapshot %s has the ids %q, and the rack has %q", name, answered, listed)
 	}
-	atOnce(nameCallers, func(caller int) {
-		env.converge(ctx, "DeleteSnapshot",
-			busy.and(answers{codes.Aborted: {"SnapshotNotReady"}}),
-			func(ctx context.Context) error {
-				_, err := env.controller(caller).DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{
-					SnapshotId: answered[0]})
-				return err
-			})
+	harness.AtOnce(nameCallers, func(caller int) {
+		ask(ctx, env, forgetting, env.controller(caller).DeleteSnapshot,
+			&csi.DeleteSnapshotRequest{SnapshotId: answered[0]})
 	})
 	if left := env.snapshotsNamed(ctx, name); len(left) > 0 {
 		env.fail("the deleted snapshot %s is there as %q", name, left)
@@ -239,7 +228,7 @@ func (env *environment) snapshotByAll(ctx context.Context, volume *csi.Volume, n
 
 // deletedByAll makes many callers delete the volume.
 func (env *environment) deletedByAll(ctx context.Context, volume *csi.Volume) {
-	atOnce(nameCallers, func(caller int) {
+	harness.AtOnce(nameCallers, func(caller int) {
 		env.converge(ctx, "DeleteVolume", busy, func(ctx context.Context) error {
 			env.tally.deletes.Add(1)
 			_, err := env.controller(caller).DeleteVolume(ctx, &csi.DeleteVolumeRequest{
@@ -263,7 +252,7 @@ func (env *environment) twoSizes(ctx context.Context, name string) {
 	taken := answers{codes.AlreadyExists: {"VolumeExists"}}
 	var mu sync.Mutex
 	answered := map[int64][]string{}
-	atOnce(nameCallers, func(caller int) {
+	harness.AtOnce(nameCallers, func(caller int) {
 		size := int64(1+caller/2%2) * gib
 		err := harness.Await(ctx, patience, func() error {
 			env.tally.creates.Add(1)
@@ -296,7 +285,7 @@ func (env *environment) twoSizes(ctx context.Context, name string) {
 // more create at the end must return the only disk.
 func (env *environment) createAndDelete(ctx context.Context, name string) {
 	req := harness.CreateRequest(name)
-	atOnce(nameCallers, func(caller int) {
+	harness.AtOnce(nameCallers, func(caller int) {
 		for turn := range 4 {
 			env.tally.creates.Add(1)
 			answer, err := env.controller(caller+turn).CreateVolume(ctx, req)
@@ -309,13 +298,8 @@ func (env *environment) createAndDelete(ctx context.Context, name string) {
 			env.judge("DeleteVolume among creates", err, busy)
 		}
 	})
-	var volume *csi.Volume
-	env.converge(ctx, "CreateVolume", busy, func(ctx context.Context) error {
-		env.tally.creates.Add(1)
-		answer, err := env.controller(0).CreateVolume(ctx, req)
-		volume = answer.GetVolume()
-		return err
-	})
+	env.tally.creates.Add(1)
+	volume := env.created(ctx, req)
 	env.expectOneDisk(ctx, name, []string{volume.GetVolumeId()})
 	env.deletedByAll(ctx, volume)
 }

@@ -27,25 +27,26 @@ func (env *environment) oneVolume(round int) {
 	kinds := []string{"ext4", "xfs", "btrfs"}
 	volume := env.created(ctx, harness.CreateRequest(fmt.Sprint("everybodys-", round)))
 	node := env.nodes[round%len(env.nodes)]
-	p := env.newPlacement(node, volume, env.attached(ctx, volume, node),
+	said := env.attached(ctx, harness.PublishRequest(volume, node.Instance.ID))
+	p := env.newPlacement(node, volume, said,
 		harness.InMode(manyWriters, harness.Mounted(kinds[round%len(kinds)])))
 
 	formats := env.formatted()
-	atOnce(callers, func(int) { env.converge(ctx, "NodeStageVolume", busy, p.stage) })
+	harness.AtOnce(callers, func(int) { env.converge(ctx, "NodeStageVolume", busy, p.stage) })
 	env.tally.formats.Add(int64(env.formatted() - formats))
 	env.tally.mounts.Add(int64(env.mountsAt(p.Staging)))
 	p.expect("staged by all", 1, 0)
 	p.publishedByAll(ctx)
-	p.write(volume.GetVolumeId())
+	p.write(1)
 	filesystem := p.uuid()
 	p.unpublishedByAll(ctx)
 	p.unstageAndPublish(ctx)
 	p.callsAtOnce(ctx)
-	atOnce(callers, func(int) { env.converge(ctx, "NodeUnstageVolume", busy, p.unstage) })
+	harness.AtOnce(callers, func(int) { env.converge(ctx, "NodeUnstageVolume", busy, p.unstage) })
 	p.expect("unstaged by all", 0, 0)
 
 	p.stageAndPublish(ctx)
-	p.verify(volume.GetVolumeId())
+	p.verify(1)
 	if again := p.uuid(); again != filesystem {
 		env.fail("the filesystem was %s and is %s", filesystem, again)
 	}
@@ -60,10 +61,8 @@ func (env *environment) oneVolume(round int) {
 // publishedByAll publishes the volume at one target for half of the callers, and at a target
 // of its own for each of the others.
 func (p *placement) publishedByAll(ctx context.Context) {
-	atOnce(callers, func(caller int) {
-		p.env.converge(ctx, "NodePublishVolume", busy, func(ctx context.Context) error {
-			return p.publish(ctx, p.target(caller/2*(caller%2)))
-		})
+	harness.AtOnce(callers, func(caller int) {
+		p.env.converge(ctx, "NodePublishVolume", busy, p.publish(caller/2*(caller%2)))
 	})
 	for i := range callers / 2 {
 		if got := p.env.mountsAt(p.target(i)); got != 1 {
@@ -74,10 +73,8 @@ func (p *placement) publishedByAll(ctx context.Context) {
 }
 
 func (p *placement) unpublishedByAll(ctx context.Context) {
-	atOnce(callers, func(caller int) {
-		p.env.converge(ctx, "NodeUnpublishVolume", busy, func(ctx context.Context) error {
-			return p.unpublish(ctx, p.target(caller/2))
-		})
+	harness.AtOnce(callers, func(caller int) {
+		p.env.converge(ctx, "NodeUnpublishVolume", busy, p.unpublish(caller/2))
 	})
 	for i := range callers / 2 {
 		if got := p.env.mountsAt(p.target(i)); got != 0 {
@@ -93,12 +90,12 @@ func (p *placement) unstageAndPublish(ctx context.Context) {
 		p.env.converge(ctx, "NodeStageVolume", busy, p.stage)
 		p.expect("before unstage and publish", 1, 0)
 		var unstaged, published atomic.Int64
-		atOnce(callers, func(caller int) {
+		harness.AtOnce(callers, func(caller int) {
 			if caller%2 == 0 {
 				if p.env.judge("NodeUnstageVolume", p.unstage(ctx), busy.and(stillUsed)) {
 					unstaged.Add(1)
 				}
-			} else if p.env.judge("NodePublishVolume", p.publish(ctx, p.target(0)),
+			} else if p.env.judge("NodePublishVolume", p.publish(0)(ctx),
 				busy.and(notStaged)) {
 				published.Add(1)
 			}
@@ -114,9 +111,7 @@ func (p *placement) unstageAndPublish(ctx context.Context) {
 		default:
 			p.env.fail("of all the callers none came first")
 		}
-		p.env.converge(ctx, "NodeUnpublishVolume", busy, func(ctx context.Context) error {
-			return p.unpublish(ctx, p.target(0))
-		})
+		p.env.converge(ctx, "NodeUnpublishVolume", busy, p.unpublish(0))
 	}
 	p.env.converge(ctx, "NodeStageVolume", busy, p.stage)
 }
@@ -126,11 +121,10 @@ func (p *placement) unstageAndPublish(ctx context.Context) {
 func (p *placement) callsAtOnce(ctx context.Context) {
 	allowed := busy.and(notStaged).and(stillUsed)
 	for range 8 {
-		atOnce(callers, func(caller int) {
+		harness.AtOnce(callers, func(caller int) {
 			call := []func(context.Context) error{
 				p.stage, p.unstage,
-				func(ctx context.Context) error { return p.publish(ctx, p.target(0)) },
-				func(ctx context.Context) error { return p.unpublish(ctx, p.target(0)) },
+				p.publish(0), p.unpublish(0),
 			}[caller%4]
 			p.env.judge("a node's call among others", call(ctx), allowed)
 		})
@@ -139,7 +133,5 @@ func (p *placement) callsAtOnce(ctx context.Context) {
 			p.env.fail("%d mounts at the staging path and %d at the target", staged, shown)
 		}
 	}
-	p.env.converge(ctx, "NodeUnpublishVolume", busy, func(ctx context.Context) error {
-		return p.unpublish(ctx, p.target(0))
-	})
+	p.env.converge(ctx, "NodeUnpublishVolume", busy, p.unpublish(0))
 }

@@ -7,11 +7,9 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"github.com/moby/sys/mountinfo"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
@@ -20,15 +18,15 @@ import (
 type placement struct {
 	harness.Placement
 	env  *environment
-	node *node
+	node *harness.Plugin
 }
 
 // newPlacement makes the directories that an orchestrator makes.
-func (env *environment) newPlacement(n *node, volume *csi.Volume, publishContext map[string]string,
-	capability *csi.VolumeCapability) *placement {
+func (env *environment) newPlacement(n *harness.Plugin, volume *csi.Volume,
+	publishContext map[string]string, capability *csi.VolumeCapability) *placement {
 	p := &placement{env: env, node: n, Placement: harness.Placement{Volume: volume,
 		PublishContext: publishContext, Capability: capability,
-		Staging: filepath.Join(n.dir, volume.GetVolumeId(), "globalmount")}}
+		Staging: n.Kubelet(volume.GetVolumeId(), "globalmount")}}
 	p.Target = p.target(0)
 	if err := p.MakeDirs(); err != nil {
 		env.fail("prepare a path: %v", err)
@@ -38,7 +36,7 @@ func (env *environment) newPlacement(n *node, volume *csi.Volume, publishContext
 
 // target returns the target path of one of the volume's workloads.
 func (p *placement) target(i int) string {
-	return filepath.Join(p.node.dir, "pods", p.Volume.GetVolumeId()+fmt.Sprint("-", i))
+	return p.node.Kubelet("pods", p.Volume.GetVolumeId()+fmt.Sprint("-", i))
 }
 
 func (p *placement) block() bool { return p.Capability.GetBlock() != nil }
@@ -50,19 +48,22 @@ func (p *placement) stage(ctx context.Context) error {
 
 func (p *placement) unstage(ctx context.Context) error { return p.Unstage(ctx, p.node.Node()) }
 
-func (p *placement) publish(ctx context.Context, target string) error {
-	p.env.tally.publishes.Add(1)
-	return p.at(target).Publish(ctx, p.node.Node())
+// publish and unpublish return the call for a target.
+func (p *placement) publish(target int) func(context.Context) error {
+	return func(ctx context.Context) error {
+		p.env.tally.publishes.Add(1)
+		return p.at(target).Publish(ctx, p.node.Node())
+	}
 }
 
-func (p *placement) unpublish(ctx context.Context, target string) error {
-	return p.at(target).Unpublish(ctx, p.node.Node())
+func (p *placement) unpublish(target int) func(context.Context) error {
+	return func(ctx context.Context) error { return p.at(target).Unpublish(ctx, p.node.Node()) }
 }
 
 // at returns the placement of the volume at another target.
-func (p *placement) at(target string) *harness.Placement {
+func (p *placement) at(target int) *harness.Placement {
 	other := p.Placement
-	other.Target = target
+	other.Target = p.target(target)
 	return &other
 }
 
@@ -70,9 +71,7 @@ func (p *placement) at(target string) *harness.Placement {
 // call, as an orchestrator does.
 func (p *placement) stageAndPublish(ctx context.Context) {
 	p.env.converge(ctx, "NodeStageVolume", busy, p.stage)
-	p.env.converge(ctx, "NodePublishVolume", busy, func(ctx context.Context) error {
-		return p.publish(ctx, p.target(0))
-	})
+	p.env.converge(ctx, "NodePublishVolume", busy, p.publish(0))
 	staged := 1
 	if p.block() {
 		staged = 0
@@ -84,9 +83,7 @@ func (p *placement) stageAndPublish(ctx context.Context) {
 // left.
 func (p *placement) remove(ctx context.Context, targets int) {
 	for i := range targets {
-		p.env.converge(ctx, "NodeUnpublishVolume", busy, func(ctx context.Context) error {
-			return p.unpublish(ctx, p.target(i))
-		})
+		p.env.converge(ctx, "NodeUnpublishVolume", busy, p.unpublish(i))
 		if _, err := os.Lstat(p.target(i)); !os.IsNotExist(err) {
 			p.env.fail("the target %s is unpublished and still there: %v", p.target(i), err)
 		}
@@ -108,54 +105,29 @@ func (p *placement) expect(when string, staged, shown int) {
 
 // mountsAt counts the mounts at a path.
 func (env *environment) mountsAt(path string) int {
-	mounts, err := mountinfo.GetMounts(func(info *mountinfo.Info) (skip, stop bool) {
-		return info.Mountpoint != path, false
-	})
+	mounts, err := harness.MountsAt(path)
 	if err != nil {
 		env.fail("read the mount table: %v", err)
 	}
 	return len(mounts)
 }
 
-// write writes a text that verify expects later. In a block volume the text is at the start.
-func (p *placement) write(text string) {
-	path, flags := filepath.Join(p.target(0), "kept"), os.O_WRONLY|os.O_CREATE|os.O_TRUNC
-	if p.block() {
-		path, flags = p.target(0), os.O_WRONLY
-	}
-	f, err := os.OpenFile(path, flags, 0o640)
-	if err == nil && p.block() {
-		err = p.env.Rack.Owns(f)
-	}
-	if err == nil {
-		_, err = f.WriteString(text)
-		if syncErr := f.Sync(); err == nil {
-			err = syncErr
-		}
-		if closeErr := f.Close(); err == nil {
-			err = closeErr
-		}
-	}
-	if err != nil {
+// data returns the data that belong to a seed.
+func (p *placement) data(seed uint64) harness.Data {
+	return harness.Data{Rack: p.env.Rack, Target: p.target(0), Raw: p.block(), Seed: seed,
+		PieceBytes: 4096}
+}
+
+// write writes the data of a seed, which verify expects later.
+func (p *placement) write(seed uint64) {
+	if err := p.data(seed).Write(0, true); err != nil {
 		p.env.fail("write into a published volume: %v", err)
 	}
 }
 
-// verify reports a failure unless it reads the text that write wrote.
-func (p *placement) verify(text string) {
-	path := filepath.Join(p.target(0), "kept")
-	if p.block() {
-		path = p.target(0)
-	}
-	got := make([]byte, len(text))
-	f, err := os.Open(path)
-	if err == nil {
-		_, err = f.ReadAt(got, 0)
-		_ = f.Close()
-	}
-	if err != nil || string(got) != text {
-		p.env.fail("the volume %s has lost what was on its disk: it reads %q, %v, and not %q",
-			p.Volume.GetVolumeId(), got, err, text)
+func (p *placement) verify(seed uint64) {
+	if err := p.data(seed).Verify(0); err != nil {
+		p.env.fail("the volume %s has lost what was on its disk: %v", p.Volume.GetVolumeId(), err)
 	}
 }
 

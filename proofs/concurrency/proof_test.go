@@ -31,7 +31,7 @@ func TestManyCallersAtOnceSeeOneState(t *testing.T) {
 	env.close()
 	goleak.VerifyNone(t, before)
 	env.figures()
-	env.looked.Report(t, p.Name)
+	p.Bystanders.Report()
 }
 
 func (env *environment) figures() {
@@ -48,7 +48,7 @@ func (env *environment) figures() {
 			env.t.Error(err)
 		}
 	}
-	env.proof.Figure("callers", callers, "calls", n.calls.Load(), "aborted", n.aborted.Load(),
+	env.Proof.Figure("callers", callers, "calls", n.calls.Load(), "aborted", n.aborted.Load(),
 		"abandoned", n.abandoned.Load(), "volumes", n.volumes.Load(), "wrong", n.wrong.Load(),
 		"races", n.races.Load(), "leaked_goroutines", n.leaked.Load())
 }

@@ -29,6 +29,16 @@ var (
 	measuring  = answers{codes.NotFound: {"VolumeNotAtPath"}}
 )
 
+// callOnce calls a method once, and returns the answer. It reports whether the answer is OK.
+func callOnce[Req, Resp any](ctx context.Context, lc *lifecycle, r *rand.Rand, allowed answers,
+	method method[Req, Resp], req Req) (answer Resp, ok bool) {
+	ok = lc.call(ctx, r, nameOf(req), allowed, func(ctx context.Context) (err error) {
+		answer, err = method(ctx, req)
+		return err
+	})
+	return answer, ok
+}
+
 // call makes one call. Sometimes, at random, the caller does not wait for the answer.
 func (lc *lifecycle) call(ctx context.Context, r *rand.Rand, what string, allowed answers,
 	call func(context.Context) error) bool {
@@ -60,29 +70,20 @@ func (lc *lifecycle) callController(ctx context.Context, r *rand.Rand) {
 	}
 	switch choice {
 	case 0, 1:
-		lc.call(ctx, r, "CreateVolume", busy, func(ctx context.Context) error {
-			answer, err := ctl.CreateVolume(ctx, lc.createRequest())
-			if err == nil {
-				lc.setVolume(answer.GetVolume())
-			}
-			return err
-		})
+		answer, ok := callOnce(ctx, lc, r, busy, ctl.CreateVolume, lc.createRequest())
+		if ok {
+			lc.setVolume(answer.GetVolume())
+		}
 	case 2:
-		lc.call(ctx, r, "DeleteVolume", deleting, func(ctx context.Context) error {
-			_, err := ctl.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
-			return err
-		})
+		callOnce(ctx, lc, r, deleting, ctl.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: id})
 	case 3, 4:
-		node := lc.env.nodes[r.IntN(len(lc.env.nodes))].instance.ID
-		lc.call(ctx, r, "ControllerPublishVolume", attaching, func(ctx context.Context) error {
-			_, err := ctl.ControllerPublishVolume(ctx, lc.publishRequest(volume, node))
-			return err
-		})
+		node := lc.env.nodes[r.IntN(len(lc.env.nodes))].Instance.ID
+		callOnce(ctx, lc, r, attaching, ctl.ControllerPublishVolume, lc.publishRequest(volume, node))
 	case 5:
 		// No caller abandons a detach. If the rack carried it out late, it would take the disk from
 		// the node that has it then.
 		_, err := ctl.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{
-			VolumeId: id, NodeId: lc.env.nodes[r.IntN(len(lc.env.nodes))].instance.ID})
+			VolumeId: id, NodeId: lc.env.nodes[r.IntN(len(lc.env.nodes))].Instance.ID})
 		lc.env.judge("ControllerUnpublishVolume", err, busy)
 	case 6, 7:
 		lc.callSnapshot(ctx, r, ctl, id, snapshot)
@@ -96,21 +97,17 @@ func (lc *lifecycle) callController(ctx context.Context, r *rand.Rand) {
 func (lc *lifecycle) callSnapshot(ctx context.Context, r *rand.Rand, ctl csi.ControllerClient,
 	id, snapshot string) {
 	if snapshot == "" || r.IntN(2) == 0 {
-		lc.call(ctx, r, "CreateSnapshot", snapshotting, func(ctx context.Context) error {
-			answer, err := ctl.CreateSnapshot(ctx, harness.SnapshotRequest(lc.name, id))
-			if err == nil {
-				lc.mu.Lock()
-				defer lc.mu.Unlock()
-				lc.snapshot = answer.GetSnapshot().GetSnapshotId()
-			}
-			return err
-		})
+		answer, ok := callOnce(ctx, lc, r, snapshotting, ctl.CreateSnapshot,
+			harness.SnapshotRequest(lc.name, id))
+		if ok {
+			lc.mu.Lock()
+			defer lc.mu.Unlock()
+			lc.snapshot = answer.GetSnapshot().GetSnapshotId()
+		}
 		return
 	}
-	lc.call(ctx, r, "DeleteSnapshot", forgetting, func(ctx context.Context) error {
-		_, err := ctl.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: snapshot})
-		return err
-	})
+	callOnce(ctx, lc, r, forgetting, ctl.DeleteSnapshot,
+		&csi.DeleteSnapshotRequest{SnapshotId: snapshot})
 }
 
 // look makes a call that changes nothing.
@@ -120,24 +117,16 @@ func (lc *lifecycle) look(ctx context.Context, r *rand.Rand, ctl csi.ControllerC
 	case 0:
 		lc.listed(ctx, r, ctl)
 	case 1:
-		lc.call(ctx, r, "ListSnapshots", nil, func(ctx context.Context) error {
-			_, err := ctl.ListSnapshots(ctx, &csi.ListSnapshotsRequest{
-				SourceVolumeId: volume.GetVolumeId()})
-			return err
-		})
+		callOnce(ctx, lc, r, nil, ctl.ListSnapshots,
+			&csi.ListSnapshotsRequest{SourceVolumeId: volume.GetVolumeId()})
 	case 2:
-		lc.call(ctx, r, "ControllerGetVolume", looking, func(ctx context.Context) error {
-			_, err := ctl.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{
-				VolumeId: volume.GetVolumeId()})
-			return err
-		})
+		callOnce(ctx, lc, r, looking, ctl.ControllerGetVolume,
+			&csi.ControllerGetVolumeRequest{VolumeId: volume.GetVolumeId()})
 	default:
-		lc.call(ctx, r, "ValidateVolumeCapabilities", looking, func(ctx context.Context) error {
-			_, err := ctl.ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{
+		callOnce(ctx, lc, r, looking, ctl.ValidateVolumeCapabilities,
+			&csi.ValidateVolumeCapabilitiesRequest{
 				VolumeId: volume.GetVolumeId(), VolumeContext: volume.GetVolumeContext(),
 				VolumeCapabilities: []*csi.VolumeCapability{lc.capability}})
-			return err
-		})
 	}
 }
 
@@ -146,12 +135,8 @@ func (lc *lifecycle) look(ctx context.Context, r *rand.Rand, ctl csi.ControllerC
 func (lc *lifecycle) listed(ctx context.Context, r *rand.Rand, ctl csi.ControllerClient) {
 	seen := map[string]bool{}
 	for token := ""; ; {
-		var answer *csi.ListVolumesResponse
-		ok := lc.call(ctx, r, "ListVolumes", nil, func(ctx context.Context) (err error) {
-			answer, err = ctl.ListVolumes(ctx, &csi.ListVolumesRequest{
-				MaxEntries: 4, StartingToken: token})
-			return err
-		})
+		answer, ok := callOnce(ctx, lc, r, nil, ctl.ListVolumes,
+			&csi.ListVolumesRequest{MaxEntries: 4, StartingToken: token})
 		for _, entry := range answer.GetEntries() {
 			id := entry.GetVolume().GetVolumeId()
 			if seen[id] {
@@ -167,20 +152,16 @@ func (lc *lifecycle) listed(ctx context.Context, r *rand.Rand, ctl csi.Controlle
 
 // callNode makes one random call of the node for the volume.
 func (lc *lifecycle) callNode(ctx context.Context, r *rand.Rand, p *placement) {
-	target := p.target(r.IntN(targets))
+	target := r.IntN(targets)
 	switch r.IntN(9) {
 	case 0, 1:
 		lc.call(ctx, r, "NodeStageVolume", busy, p.stage)
 	case 2:
 		lc.call(ctx, r, "NodeUnstageVolume", unstaging, p.unstage)
 	case 3, 4, 5:
-		lc.call(ctx, r, "NodePublishVolume", publishing, func(ctx context.Context) error {
-			return p.publish(ctx, target)
-		})
+		lc.call(ctx, r, "NodePublishVolume", publishing, p.publish(target))
 	case 6, 7:
-		lc.call(ctx, r, "NodeUnpublishVolume", busy, func(ctx context.Context) error {
-			return p.unpublish(ctx, target)
-		})
+		lc.call(ctx, r, "NodeUnpublishVolume", busy, p.unpublish(target))
 	default:
 		lc.call(ctx, r, "NodeGetVolumeStats", measuring, func(ctx context.Context) error {
 			_, err := p.at(target).Stats(ctx, p.node.Node())

@@ -5,11 +5,9 @@ package concurrency
 import (
 	"context"
 	"slices"
-	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
-	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
@@ -36,48 +34,27 @@ func (env *environment) controller(turn int) csi.ControllerClient {
 // created, attached, detached, deleted and snapshotDeleted make one call for a caller who
 // repeats it until it succeeds.
 
-func (env *environment) created(ctx context.Context,
-	req *csi.CreateVolumeRequest) (volume *csi.Volume) {
-	env.converge(ctx, "CreateVolume", busy, func(ctx context.Context) error {
-		answer, err := env.controller(0).CreateVolume(ctx, req)
-		volume = answer.GetVolume()
-		return err
-	})
-	return volume
+func (env *environment) created(ctx context.Context, req *csi.CreateVolumeRequest) *csi.Volume {
+	return ask(ctx, env, busy, env.controller(0).CreateVolume, req).GetVolume()
 }
 
-func (env *environment) attached(ctx context.Context, volume *csi.Volume,
-	n *node) (said map[string]string) {
-	env.converge(ctx, "ControllerPublishVolume", busy, func(ctx context.Context) error {
-		answer, err := env.controller(1).ControllerPublishVolume(ctx,
-			harness.PublishRequest(volume, n.instance.ID))
-		said = answer.GetPublishContext()
-		return err
-	})
-	return said
+func (env *environment) attached(ctx context.Context,
+	req *csi.ControllerPublishVolumeRequest) (said map[string]string) {
+	return ask(ctx, env, busy, env.controller(1).ControllerPublishVolume, req).GetPublishContext()
 }
 
 func (env *environment) detached(ctx context.Context, id string) {
-	env.converge(ctx, "ControllerUnpublishVolume", busy, func(ctx context.Context) error {
-		_, err := env.controller(0).ControllerUnpublishVolume(ctx,
-			&csi.ControllerUnpublishVolumeRequest{VolumeId: id})
-		return err
-	})
+	ask(ctx, env, busy, env.controller(0).ControllerUnpublishVolume,
+		&csi.ControllerUnpublishVolumeRequest{VolumeId: id})
 }
 
 func (env *environment) deleted(ctx context.Context, id string) {
-	env.converge(ctx, "DeleteVolume", busy, func(ctx context.Context) error {
-		_, err := env.controller(1).DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
-		return err
-	})
+	ask(ctx, env, busy, env.controller(1).DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: id})
 }
 
 func (env *environment) snapshotDeleted(ctx context.Context, id string) {
-	allowed := busy.and(answers{codes.Aborted: {"SnapshotNotReady"}})
-	env.converge(ctx, "DeleteSnapshot", allowed, func(ctx context.Context) error {
-		_, err := env.controller(0).DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: id})
-		return err
-	})
+	ask(ctx, env, forgetting, env.controller(0).DeleteSnapshot,
+		&csi.DeleteSnapshotRequest{SnapshotId: id})
 }
 
 // disksOf lists the rack's disks of a CSI volume name, which the driver writes into the
@@ -89,13 +66,9 @@ func (env *environment) disksOf(ctx context.Context, name string) []oxide.Disk {
 	if err != nil {
 		env.fail("list the rack's disks: %v", err)
 	}
-	var found []oxide.Disk
-	for _, disk := range all {
-		if ownsName(disk.Description, name) {
-			found = append(found, disk)
-		}
-	}
-	return found
+	return slices.DeleteFunc(all, func(d oxide.Disk) bool {
+		return harness.NameIn(d.Description) != name
+	})
 }
 
 // snapshotsNamed lists the IDs of the rack's snapshots of a CSI name.
@@ -107,17 +80,12 @@ func (env *environment) snapshotsNamed(ctx context.Context, name string) []strin
 	}
 	var found []string
 	for _, snapshot := range all {
-		if ownsName(snapshot.Description, name) {
+		if harness.NameIn(snapshot.Description) == name {
 			found = append(found, snapshot.Id)
 		}
 	}
 	slices.Sort(found)
 	return found
-}
-
-// ownsName reports whether a description is the one that the driver writes for that name.
-func ownsName(description, name string) bool {
-	return strings.HasPrefix(description, `csi.oxide.computer {"name":"`+name+`"`)
 }
 
 // holderOf returns the instance that has the disk according to the rack, or "" if none has it.

@@ -32,9 +32,7 @@ func TestOnlyABlankDiskOrAnUnfinishedFormatIsFormatted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &tally{p: p, t: t, outcomes: map[outcome]int{},
-		bystanders: &proof.Invariant{Name: "bystanders"},
-		forged:     &proof.Invariant{Name: "forged-contents"}}
+	c := &tally{p: p, t: t, outcomes: map[outcome]int{}}
 	m := &mutation{p: p, t: t, run: run, bases: bases, program: program, all: corpus(),
 		unnoticed: map[string]bool{}}
 	noticesHarm(t.Context(), t, run, bases)
@@ -50,8 +48,8 @@ func TestOnlyABlankDiskOrAnUnfinishedFormatIsFormatted(t *testing.T) {
 		"mounted", c.outcomes[mounted], "refused", c.outcomes[refused],
 		"formatted_nonblank", c.overwritten, "guards", len(guards()),
 		"noticed", len(guards())-len(m.unnoticed))
-	c.bystanders.Report(t, p.Name)
-	c.forged.Report(t, p.Name)
+	p.Bystanders.Report()
+	p.Forged.Report()
 }
 
 // chosen returns the generators whose names PROOF_ONLY matches, or all if it is not set.
@@ -74,8 +72,6 @@ func chosen(t *testing.T, all []generator) []generator {
 type tally struct {
 	p *proof.Proof
 	t *testing.T
-	// bystanders and forged count the comparisons of disks and files that must not change.
-	bystanders, forged *proof.Invariant
 
 	// mu guards the fields below.
 	mu          sync.Mutex
@@ -85,8 +81,8 @@ type tally struct {
 	outcomes    map[outcome]int
 }
 
-// benches is the number of drivers that work at once.
-const benches = 2
+// benches is the number of drivers that work at once. Each often waits for the kernel.
+const benches = 3
 
 // round tries each generator once. The first round is always completed, so that it has every
 // kind of disk.
@@ -99,8 +95,8 @@ func (c *tally) round(
 		workers.Go(func() {
 			b, err := newBench(ctx, run, bases, "", nil)
 			if err == nil {
-				b.Forged = c.forged
-				err = b.AddBystanders(ctx, proof.Members[i%len(proof.Members)], c.bystanders)
+				b.Forged = c.p.Forged
+				err = b.AddBystanders(ctx, proof.Members[i%len(proof.Members)], c.p.Bystanders)
 			}
 			if err != nil {
 				c.t.Errorf("start a driver: %v", err)

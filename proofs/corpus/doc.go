@@ -17,7 +17,8 @@
 //     moment at which the driver inspects them;
 //   - disks with the mark of an unfinished format, of this volume or of another one;
 //   - filesystems of other volumes, with foreign marks in their data, or with something behind
-//     them on a larger disk.
+//     them on a larger disk;
+//   - ext3 and ext4 whose group descriptors or whose copies of them are damaged.
 //
 // There are three outcomes. A blank disk, and an unfinished format of the driver's own, gets the
 // wanted filesystem: without such disks a driver that refuses everything would pass. A healthy

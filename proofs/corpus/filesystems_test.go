@@ -25,8 +25,8 @@ type kind struct {
 	unmountable bool
 }
 
-// fsBytes is the size of the filesystems.
-const fsBytes = gib
+// fsBytes is the size of the filesystems. A smaller xfs of 8 groups has no space for its log.
+const fsBytes = 640 * mib
 
 // kinds are the filesystems of volumes, and those that could be mistaken for one. The places
 // of their copies are documented in Documentation/filesystems/ext4/blockgroup.rst (groups 1
@@ -174,7 +174,7 @@ func (k kind) whole() []generator {
 			t.Want.Outcome = mounted
 		}}, generator{k.name + ", healthy, on a larger disk", func(t *trial) {
 			k.of(t)
-			t.Size += gib
+			t.Size += fsBytes
 			t.Want.Outcome = mounted
 		}})
 	}
@@ -189,7 +189,7 @@ func (k kind) cut() []generator {
 			k.of(t)
 			t.Fill = func(im *image) {
 				im.filesystem(k)
-				im.resize(fsBytes - mib*(1+t.Rand.Int64N(600)))
+				im.resize(fsBytes - mib*(1+t.Rand.Int64N(300)))
 			}
 			t.Want = refuse(tooLarge, notBlank)
 			t.Want.Names = []string{k.fs}
@@ -197,7 +197,7 @@ func (k kind) cut() []generator {
 		{k.name + " whose end cannot be read", func(t *trial) {
 			k.of(t)
 			t.Set = func(f *fixture) error {
-				f.image.cut(fsBytes - mib*(1+t.Rand.Int64N(1000)))
+				f.image.cut(fsBytes - mib*(1+t.Rand.Int64N(500)))
 				return f.image.err
 			}
 			t.Want = refuse(unreadable, notBlank)
@@ -246,7 +246,7 @@ func (k kind) wiped() []generator {
 func (k kind) nested() []generator {
 	inside := func(t *trial, offset int64) {
 		k.of(t)
-		t.Size = fsBytes + gib
+		t.Size = 2 * fsBytes
 		t.Fill = func(im *image) { im.filesystemAt(k, offset) }
 		t.Want = foreign(k.fs, "ext4", "ext3", "ext2")
 	}

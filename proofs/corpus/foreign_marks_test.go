@@ -14,7 +14,6 @@ import (
 func marksThen(name string, w want, set func(f *fixture, mark []piece) error) generator {
 	return generator{name, func(t *trial) {
 		t.FS = ours[t.Rand.IntN(len(ours))]
-		t.Size += gib // so that all copies of labels have space
 		t.Want = w
 		t.Set = func(f *fixture) error {
 			mark, err := f.learnMark()
@@ -96,11 +95,15 @@ func takenFormats() []generator {
 	no := func(name string, w want, set func(f *fixture, mark []piece) error) {
 		all = append(all, marksThen("an unfinished format "+name, w, set))
 	}
-	no("on a disk where Ceph has put a label", foreign("ceph"),
+	ceph := marksThen("an unfinished format on a disk where Ceph has put a label", foreign("ceph"),
 		func(f *fixture, _ []piece) error {
 			// Only the driver knows this copy, because blkid looks only at the first one.
 			return f.poke(gib, []byte("bluestore block device\n")...)
 		})
+	all = append(all, generator{ceph.name, func(t *trial) {
+		ceph.make(t)
+		t.Size = gib + smallest
+	}})
 	no("on a disk on which blkid finds something", foreign("somebodys_volume"),
 		func(f *fixture, _ []piece) error {
 			_, err := f.wrap("blkid", "echo TYPE=somebodys_volume")

@@ -43,7 +43,7 @@ func TestEveryGuardIsInTheSource(t *testing.T) {
 // show what the driver does without it.
 func guards() []guard {
 	return slices.Concat(identityGuards(), holderGuards(), blankGuards(), areaGuards(), markGuards(),
-		historyGuards(), tailGuards())
+		historyGuards(), tailGuards(), repairGuards())
 }
 
 // in returns the edit of a single place.
@@ -75,7 +75,7 @@ func identityGuards() []guard {
 		}, []string{"a disk whose node is another's"}},
 		{"the device's size is what sysfs says", in("blockdev.OpenDevice.verify", "size != d.SizeBytes",
 			proof.NotAsked), []string{"a blank disk of which sysfs tells another size"}},
-		{"the device's size is the disk's", in("node.Service.openVolume",
+		{"the device's size is the disk's", in("node.nodeVolume.open",
 			"v.SizeBytes != 0 && v.SizeBytes != d.SizeBytes", proof.NotAsked),
 			[]string{"a blank disk that is larger than its volume",
 				"a healthy disk that is smaller than its volume"}},
@@ -125,10 +125,10 @@ func holderGuards() []guard {
 			[]string{"a blank disk that a program has exclusively",
 				"a disk that somebody takes meanwhile"}},
 		{"a disk is claimed before it is mounted", in("filesystem.Preparation.proveMountable",
-			"TryExclusive(ctx, p.Log, p.Device)", proof.NotCalled),
+			"TryExclusive(p.Log, p.Device)", proof.NotCalled),
 			[]string{"a disk that is mounted in another mount namespace"}},
 		{"a disk that is mounted is refused by where", []edit{
-			{"node.Service.stage", "if len(mounts) > 0 {", "if !REMOVED && len(mounts) > 0 {"},
+			{"node.nodeVolume.stage", "if len(mounts) > 0 {", "if !REMOVED && len(mounts) > 0 {"},
 			{"filesystem.thawUnmounted", "len(mounts) > 0", proof.NotAsked},
 		}, []string{"a disk that is mounted elsewhere"}},
 		{"a disk for reading gets no filesystem", in("filesystem.Preparation.Run",
@@ -138,7 +138,7 @@ func holderGuards() []guard {
 			`return csierr.New(csierr.DeviceReadOnly, "%s with serial`,
 			"if REMOVED {\nreturn nil\n}\nTEXT"),
 			[]string{"a blank disk that is read-only", "a healthy disk that is read-only"}},
-		{"a read-only switch of somebody else's stays", in("node.Service.begin",
+		{"a read-only switch of somebody else's stays", in("node.nodeVolume.begin",
 			"known.Block || v.Use != volume.UseFilesystem", "REMOVED || TEXT"),
 			[]string{"a healthy disk that somebody has switched read-only"}},
 	}
@@ -164,7 +164,7 @@ func blankGuards() []guard {
 		{"another filesystem is not the wanted one", in("filesystem.Preparation.Run",
 			"case sb.Type != v.FSType:",
 			"case !REMOVED && sb.Type != v.FSType:"), []string{"xfs where another is wanted"}},
-		{"a filesystem is not larger than its disk", in("filesystem.disk.prepare",
+		{"a filesystem is not larger than its disk", in("filesystem.Preparation.finish",
 			"sb.SizeBytes > d.SizeBytes", proof.NotAsked), []string{"ext4 on a smaller disk"}},
 		{"blkid is asked about what may be a file's", in("filesystem.scan.filesystem",
 			"s.Blkid == sb.Type", proof.Taken),
@@ -355,5 +355,25 @@ func tailGuards() []guard {
 		{"a growth that had begun is this volume's", in("filesystem.scan.growth",
 			"!r.of(v, s.SizeBytes)", proof.NotAsked),
 			[]string{"ext4 whose growth another volume had begun"}},
+	}
+}
+
+// repairGuards check that a repair does not make a damage worse.
+func repairGuards() []guard {
+	var damaged, misplaced []string
+	for _, k := range described() {
+		// Of these e2fsck itself gives up on some damages, before it writes.
+		if k.fs == ext3 || k.name == "ext4 without flexible groups" {
+			continue
+		}
+		damaged = append(damaged, k.name+", damaged in the group descriptors",
+			k.name+", damaged in the group descriptors and their copies")
+		misplaced = append(misplaced, k.name+", damaged in the place of its inodes")
+	}
+	return []guard{
+		{"e2fsck -p runs only on group descriptors that may be right", in(
+			"filesystem.Preparation.checkExt", "d.checkDescriptors()", proof.NotCalled), damaged},
+		{"e2fsck -p runs only where the descriptors name inodes", in("filesystem.disk.checkDescriptors",
+			"!t.areInodes(inodes[at-from:])", proof.NotAsked), misplaced},
 	}
 }

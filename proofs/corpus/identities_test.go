@@ -66,7 +66,7 @@ func identities() []generator {
 			t.Set, t.Want = (*fixture).expectOther, refuse(wrongFilesystem)
 		}}, generator{fs + " of another volume, on a larger disk", func(t *trial) {
 			kindOf(fs).of(t)
-			t.Size += gib
+			t.Size += fsBytes
 			t.Set, t.Want = (*fixture).expectOther, refuse(wrongFilesystem)
 		}}, generator{fs + " of this volume", func(t *trial) {
 			kindOf(fs).of(t)

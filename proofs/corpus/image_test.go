@@ -3,7 +3,6 @@
 package corpus_test
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
@@ -108,7 +107,7 @@ func runTool(name string, args ...string) error {
 // copyIn writes the bytes of another file at an offset, and skips zeros.
 func (im *image) copyIn(from string, offset int64) {
 	im.with(func(f *os.File) error {
-		return eachPage(from, func(at int64, b []byte) error {
+		return proof.EachPage(from, func(at int64, b []byte) error {
 			_, err := f.WriteAt(b, offset+at)
 			return err
 		})
@@ -128,24 +127,6 @@ func (im *image) read(offset, n int64) []byte {
 // pageBytes is the unit in which images are compared.
 const pageBytes = 4096
 
-var zeroPage [pageBytes]byte
-
-// eachPage calls do for every page of a file that is not zero.
-func eachPage(path string, do func(at int64, page []byte) error) error {
-	return proof.EachData(path, func(at int64, b []byte) error {
-		for i := 0; i < len(b); i += pageBytes {
-			page := b[i:min(i+pageBytes, len(b))]
-			if bytes.Equal(page, zeroPage[:len(page)]) {
-				continue
-			}
-			if err := do(at+int64(i), page); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-}
-
 // digest returns a hash of a file's size and of its bytes up to a place, or up to its end if
 // that is 0. A hole and zeros have the same hash.
 func digest(path string, until int64) (string, error) {
@@ -154,7 +135,7 @@ func digest(path string, until int64) (string, error) {
 		return "", err
 	}
 	sum := sha256.New()
-	err = eachPage(path, func(at int64, page []byte) error {
+	err = proof.EachPage(path, func(at int64, page []byte) error {
 		if until > 0 && at >= until {
 			return nil
 		}

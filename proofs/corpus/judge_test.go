@@ -58,7 +58,7 @@ func (b *bench) try(ctx context.Context, t *trial) (v verdict, err error) {
 	if err := f.loop.Sync(); err != nil {
 		return v, err
 	}
-	before, err := digest(f.image.Path, t.KernelWrites)
+	before, err := digest(f.image.Path, t.Until)
 	if err != nil {
 		return v, err
 	}
@@ -100,7 +100,7 @@ func (f *fixture) judge(before string, answer error) (outcome, error) {
 		return "", err
 	}
 	if answer != nil {
-		after, err := digest(f.image.Path, f.KernelWrites)
+		after, err := digest(f.image.Path, f.Until)
 		switch {
 		case err != nil:
 			return "", err
@@ -214,7 +214,7 @@ func (f *fixture) judgePlaces(sentence string) (named bool, err error) {
 		if f.image.err != nil {
 			return false, f.image.err
 		}
-		if bytes.Equal(sector, zeroPage[:len(sector)]) {
+		if bytes.Count(sector, []byte{0}) == len(sector) {
 			return false, fmt.Errorf("the evidence names offset %d, where all is zero", offset)
 		}
 		named = true

@@ -10,6 +10,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
 // piece is a part of a disk that is not zero.
@@ -47,7 +49,7 @@ func (f *fixture) learnMark() ([]piece, error) {
 		return nil, err
 	}
 	var pieces []piece
-	err := eachPage(f.image.Path, func(at int64, page []byte) error {
+	err := proof.EachPage(f.image.Path, func(at int64, page []byte) error {
 		pieces = append(pieces, piece{at, bytes.Clone(page)})
 		return nil
 	})
@@ -183,7 +185,7 @@ func (f *fixture) someOfIt() error {
 		unit = 16 * kib
 	}
 	last, gone := int64(-1), false
-	return eachPage(f.image.Path, func(at int64, page []byte) error {
+	return proof.EachPage(f.image.Path, func(at int64, page []byte) error {
 		isMark := slices.ContainsFunc(pieces, func(p piece) bool { return p.offset == at })
 		finished := f.FS == btrfs && at == 64*kib
 		if at/unit != last {
@@ -206,7 +208,7 @@ func (f *fixture) superblocksOfIt() error {
 	if err := f.cutOff(`"$real" "$@"; exit 1`); err != nil {
 		return err
 	}
-	return eachPage(f.image.Path, func(at int64, page []byte) error {
+	return proof.EachPage(f.image.Path, func(at int64, page []byte) error {
 		isMark := slices.ContainsFunc(pieces, func(p piece) bool { return p.offset == at })
 		if isMark || at == 64*kib || at == 64<<20 {
 			return nil
@@ -226,7 +228,7 @@ func (f *fixture) logOfItLost() error {
 		return err
 	}
 	lost := 0
-	err = eachPage(f.image.Path, func(at int64, page []byte) error {
+	err = proof.EachPage(f.image.Path, func(at int64, page []byte) error {
 		if !bytes.HasPrefix(page, []byte{0xFE, 0xED, 0xBA, 0xBE}) {
 			return nil
 		}
@@ -267,7 +269,7 @@ func growths() []generator {
 			all = append(all, generator{"a growth of " + fs + " that was cut off " + name,
 				func(t *trial) {
 					kindOf(fs).of(t)
-					t.Size += gib
+					t.Size += fsBytes
 					t.Set = func(f *fixture) error {
 						unwrap, err := f.wrap(script[0], script[1])
 						if err != nil {

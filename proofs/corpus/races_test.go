@@ -38,7 +38,7 @@ func races() []generator {
 		begun("a disk that is born again while mkfs runs", ext3, "mke2fs", refuse(changed), bornAgain),
 		{swapped + "its filesystem is checked", func(t *trial) {
 			kindOf(ext4).of(t)
-			t.Size += gib
+			t.Size += fsBytes
 			// The driver mounts the disk that it has opened.
 			t.Set, t.Want = during("e2fsck", (*fixture).swapNode), want{Outcome: mounted}
 		}},

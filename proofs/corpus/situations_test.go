@@ -112,7 +112,7 @@ func holders() []generator {
 			t.Fill = func(im *image) { im.tool("mkswap", "--quiet") }
 			// The kernel writes its head. If memory is short, unrelated pages of memory follow
 			// there.
-			t.KernelWrites = int64(os.Getpagesize())
+			t.Until = int64(os.Getpagesize())
 			t.Set = func(f *fixture) error {
 				f.atEnd(func() error { return runTool("swapoff", f.loop.Path) })
 				return runTool("swapon", f.loop.Path)

@@ -120,9 +120,10 @@ func tables() []generator {
 	// The disk was enlarged after it was partitioned: the backup is not at the end any more, and
 	// the table is at the start.
 	return append(all, with("a GPT of a disk that has grown", 512, func(im *image) {
-		im.resize(im.Size - gib/2)
+		grown := im.Size
+		im.resize(grown / 2)
 		im.gpt(512, false, true, true)
-		im.resize(im.Size + gib/2)
+		im.resize(grown)
 	}))
 }
 

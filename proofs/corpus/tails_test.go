@@ -10,6 +10,8 @@ import (
 	"fmt"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
 // tails returns filesystems on larger disks with data behind them. The driver must mount them
@@ -23,8 +25,8 @@ func tails() []generator {
 				im.write(at, randomBytes(t.Rand, 1+t.Rand.Int64N(4*mib))...)
 			}, nil),
 			tail(fs+" with a byte behind it that its snapshot had", fs, func(t *trial, im *image) {
-				im.write(fsBytes+t.Rand.Int64N(gib/2), 1)
-			}, restoredFrom("snapshot", "filesystem", fsBytes+gib/2)),
+				im.write(fsBytes+t.Rand.Int64N(fsBytes/2), 1)
+			}, restoredFrom("snapshot", "filesystem", fsBytes+fsBytes/2)),
 			tail(fs+" with a byte behind it that its snapshot had not", fs, anywhere,
 				restoredFrom("snapshot", "filesystem", fsBytes)),
 			nothingBehind(fs+" with nothing behind it", fs, nil),
@@ -59,7 +61,7 @@ func tail(name, fs string, fill func(*trial, *image), set func(*fixture) error) 
 	return generator{name, func(t *trial) {
 		var before string
 		kindOf(fs).of(t)
-		t.Size += gib
+		t.Size += fsBytes
 		t.Fill = func(im *image) {
 			im.filesystem(kindOf(fs))
 			fill(t, im)
@@ -126,7 +128,7 @@ func (f *fixture) growthOfAnother() error {
 		return setupViolation("the driver took a growth that failed for a good one")
 	}
 	f.VolumeID = volume
-	return errors.Join(unwrap(), f.poke(fsBytes+f.Rand.Int64N(gib/2), 1), f.loop.Sync())
+	return errors.Join(unwrap(), f.poke(fsBytes+f.Rand.Int64N(fsBytes/2), 1), f.loop.Sync())
 }
 
 // behind returns a hash of an image's bytes from an offset on.
@@ -135,7 +137,7 @@ func (im *image) behind(offset int64) string {
 		return ""
 	}
 	sum := sha256.New()
-	im.err = eachPage(im.Path, func(at int64, page []byte) error {
+	im.err = proof.EachPage(im.Path, func(at int64, page []byte) error {
 		if at >= offset {
 			sum.Write(binary.LittleEndian.AppendUint64(nil, uint64(at)))
 			sum.Write(page)

@@ -23,9 +23,9 @@ type trial struct {
 	Rand *rand.Rand
 	// Fill writes the content of the disk.
 	Fill func(*image)
-	// KernelWrites is the offset from which on the kernel itself writes to the disk. Only the
-	// bytes before it show what the driver did. With 0, the kernel writes nothing.
-	KernelWrites int64
+	// Until is the offset up to which a disk that is refused must keep its bytes. Behind it the
+	// kernel writes, or the driver its records of a growth. With 0, it is the disk's end.
+	Until int64
 	// Set arranges everything else, after the disk was attached to the guest.
 	Set func(*fixture) error
 	// Check checks the result, in addition to the rules for every trial.
@@ -87,8 +87,8 @@ func foreign(names ...string) want {
 	return want{Outcome: refused, Reasons: []string{notBlank}, Names: names}
 }
 
-// generator makes a trial. For fields that it does not set there are defaults: a disk of some
-// GiB, ext4.
+// generator makes a trial. For fields that it does not set there are defaults: a small
+// disk, ext4.
 type generator struct {
 	name string
 	make func(t *trial)
@@ -98,13 +98,18 @@ type generator struct {
 func corpus() []generator {
 	return slices.Concat(blanks(), filesystems(), tables(), headers(), noise(),
 		situations(), races(), formats(), regions(),
-		owners(), oddities(), identities(), grown(), tails(), foreignParts(), forged(), forgedRecords())
+		owners(), oddities(), identities(), grown(), tails(), descriptors(),
+		foreignParts(), forged(), forgedRecords())
 }
 
-// defaults returns the values that most trials have. The rack's disks are whole GiB.
+// smallest is the size from which on mke2fs makes an ordinary filesystem. Disks are not much
+// larger, because the driver reads many of them whole.
+const smallest = 512 * mib
+
+// defaults returns the values that most trials have.
 func defaults(name string, r *rand.Rand) *trial {
 	return &trial{
-		Name: name, Rand: r, Size: gib * (1 + r.Int64N(3)), BlockSize: 512, FS: ext4,
+		Name: name, Rand: r, Size: smallest + 64*mib*r.Int64N(4), BlockSize: 512, FS: ext4,
 		History: made, Fill: func(*image) {},
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 )
 
 // consistent returns an error unless the rack's records, its files, the kernel's loop devices
@@ -51,7 +50,7 @@ func (env *environment) consistent(ctx context.Context) error {
 	for _, l := range state.LoopDevices {
 		loops = append(loops, l.Serial+" on "+l.BackingFile)
 	}
-	views, err := guestViews(sim)
+	views, err := env.guestViews()
 	if err != nil {
 		return err
 	}
@@ -74,27 +73,25 @@ func (env *environment) consistent(ctx context.Context) error {
 	return nil
 }
 
-// guestViews lists the devices in the guest views, each with its node.
-func guestViews(sim string) ([]string, error) {
-	guests := namesIn(filepath.Join(sim, "guests"))
+// guestViews lists the devices in the guest views, each with its instance.
+func (env *environment) guestViews() ([]string, error) {
 	var views []string
-	for _, id := range guests {
-		guest := filepath.Join(sim, "guests", id)
-		blocks := namesIn(filepath.Join(guest, "sys/block"))
-		if nodes := namesIn(filepath.Join(guest, "dev")); !slices.Equal(blocks, nodes) {
-			return nil, fmt.Errorf("instance %s has the nodes %q for the devices %q", id, nodes, blocks)
+	for _, i := range env.Rack.Instances {
+		devices, err := i.Devices()
+		if err != nil {
+			return nil, err
+		}
+		var blocks []string
+		for _, d := range devices {
+			blocks, views = append(blocks, d.Name), append(views, i.ID+" sees "+d.Serial)
+		}
+		if nodes := namesIn(filepath.Join(i.Guest, "dev")); !slices.Equal(blocks, nodes) {
+			return nil, fmt.Errorf("instance %s has the nodes %q for the devices %q", i.ID, nodes, blocks)
 		}
 		for _, aside := range []string{"aside", "hidden"} {
-			if left := namesIn(filepath.Join(guest, aside)); len(left) > 0 {
-				return nil, fmt.Errorf("instance %s has %q in %s", id, left, aside)
+			if left := namesIn(filepath.Join(i.Guest, aside)); len(left) > 0 {
+				return nil, fmt.Errorf("instance %s has %q in %s", i.ID, left, aside)
 			}
-		}
-		for _, name := range blocks {
-			serial, err := os.ReadFile(filepath.Join(guest, "sys/block", name, "device/serial"))
-			if err != nil {
-				return nil, err
-			}
-			views = append(views, id+" sees "+strings.Trim(string(serial), "\x00\n "))
 		}
 	}
 	return views, nil

@@ -4,10 +4,14 @@ package crash_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"iter"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -46,20 +50,23 @@ const driverProof = "crash-points"
 // campaign is one run of a proof.
 type campaign struct {
 	*proof.Proof
-	t     *testing.T
-	run   *harness.Run
-	env   *environment
+	t   *testing.T
+	run *harness.Run
+	// envs work at once, because a trial mostly waits for processes and for the disk. There are
+	// two, one for each dry run.
+	envs  [2]*environment
 	kinds []string
 	// short is the number of trials in its short form.
 	short int
-	// bystanders and forged count the comparisons of disks and files that must not change.
-	bystanders, forged *proof.Invariant
 
 	points []point
-	tried  map[string]bool
-	rpcs   map[string]bool
 	// starts contains the number of effects in the start of each process.
-	starts    map[string]int
+	starts map[string]int
+
+	// mu guards the fields below.
+	mu        sync.Mutex
+	tried     map[string]bool
+	rpcs      map[string]bool
 	trials    int
 	kills     int
 	overlaps  int
@@ -70,16 +77,16 @@ type campaign struct {
 func newCampaign(t *testing.T, run *harness.Run, name string, kinds []string, short int) *campaign {
 	t.Helper()
 	return &campaign{Proof: proof.New(t, name), t: t, run: run, kinds: kinds, short: short,
-		bystanders: &proof.Invariant{Name: "bystanders"},
-		forged:     &proof.Invariant{Name: "forged-contents"},
-		tried:      map[string]bool{}, rpcs: map[string]bool{}, starts: map[string]int{}}
+		tried: map[string]bool{}, rpcs: map[string]bool{}, starts: map[string]int{}}
 }
 
 // runProof counts the points, tries them, and prints the figure.
 func (c *campaign) runProof() {
 	ctx := c.t.Context()
-	c.openEnvironment(ctx)
 	defer c.close()
+	if err := c.each(func(i int) error { return c.openEnvironment(ctx, i) }); err != nil {
+		c.t.Fatal(err)
+	}
 	c.count(ctx)
 	c.countStarts(ctx)
 	c.Say("%d points in %d RPCs", len(c.points), rpcsOf(c.points))
@@ -92,35 +99,37 @@ func (c *campaign) runProof() {
 	case c.Long():
 		for !c.Over() && !c.t.Failed() {
 			some := matching(c.points, os.Getenv(only))
-			c.round(ctx, sample(some, len(some), c.Rand()))
+			c.attempts(ctx, c.round(sample(some, len(some), c.Rand())))
 		}
 	default:
-		c.round(ctx, sample(c.points, c.short, c.Rand()))
+		some := sample(c.points, c.short, c.Rand())
+		some = append(some, sample(matching(c.points, deviceless), shortDeviceless, c.Rand())...)
+		c.attempts(ctx, c.round(some))
 	}
 	c.Figure("points", len(c.points), "tried", len(c.tried), "trials", c.trials,
 		"converged", c.converged, "kills", c.kills, "overlaps", c.overlaps,
 		"rpcs", len(c.rpcs))
-	c.bystanders.Report(c.t, c.Name)
-	c.forged.Report(c.t, c.Name)
+	c.Bystanders.Report()
+	c.Forged.Report()
 }
 
 // count finds the points: the points that two dry runs have in common. Points that only one of
 // them has are random, such as the number of pieces of a file on the disk, or the size of the
 // rack's records.
 func (c *campaign) count(ctx context.Context) {
-	known := map[string]int{}
-	for range 2 {
-		points, err := countPoints(ctx, c.env, c.kinds, c.Seed)
-		if err != nil {
-			c.t.Fatal(err)
-		}
-		c.points = nil
-		for _, p := range points {
-			if known[p.String()]++; known[p.String()] == 2 {
-				c.points = append(c.points, p)
-			}
-		}
+	var runs [len(c.envs)][]point
+	err := c.each(func(i int) (err error) {
+		runs[i], err = countPoints(ctx, c.envs[i], c.kinds, c.Seed)
+		return err
+	})
+	if err != nil {
+		c.t.Fatal(err)
 	}
+	known := map[string]bool{}
+	for _, p := range runs[0] {
+		known[p.String()] = true
+	}
+	c.points = slices.DeleteFunc(runs[1], func(p point) bool { return !known[p.String()] })
 }
 
 // countStarts counts the effects in the start of each process.
@@ -129,8 +138,8 @@ func (c *campaign) countStarts(ctx context.Context) {
 		if c.starts[p.process] > 0 {
 			continue
 		}
-		c.env.kill(p.process)
-		report, err := c.env.startWatched(ctx, p.process, nil)
+		c.envs[0].process(p.process).Kill()
+		report, err := c.envs[0].startWatched(ctx, p.process, nil)
 		if err != nil {
 			c.t.Fatal(err)
 		}
@@ -138,34 +147,67 @@ func (c *campaign) countStarts(ctx context.Context) {
 	}
 }
 
-func (c *campaign) openEnvironment(ctx context.Context) {
-	var err error
-	if c.env, err = newEnvironment(ctx, c.run, c.Name, c.bystanders, c.forged); err != nil {
-		c.t.Fatal(err)
+// each calls do for all environments at once.
+func (c *campaign) each(do func(i int) error) error {
+	var all sync.WaitGroup
+	var errs [len(c.envs)]error
+	for i := range c.envs {
+		all.Go(func() { errs[i] = do(i) })
 	}
+	all.Wait()
+	return errors.Join(errs[:]...)
+}
+
+func (c *campaign) openEnvironment(ctx context.Context, i int) (err error) {
+	c.envs[i], err = newEnvironment(ctx, c.run, c.Proof)
+	return err
 }
 
 func (c *campaign) close() {
-	if c.env == nil {
-		return
-	}
-	if err := c.env.close(); err != nil {
-		c.t.Error(err)
+	for _, env := range c.envs {
+		if env == nil {
+			continue
+		}
+		if err := env.close(); err != nil {
+			c.t.Error(err)
+		}
 	}
 }
 
-// round tries points one after the other, with random choices for the rest of each trial.
-func (c *campaign) round(ctx context.Context, points []point) {
-	for i, p := range points {
-		if c.Over() {
-			return
+// round returns a trial for each point, with random choices for the rest of the trial.
+func (c *campaign) round(points []point) iter.Seq[trial] {
+	return func(yield func(trial) bool) {
+		for _, p := range points {
+			if c.Over() || !yield(choose(p, c.points, c.starts[p.process], c.Rand())) {
+				return
+			}
 		}
-		c.attempt(ctx, choose(p, c.points, c.starts[p.process], c.Rand()))
-		if time.Since(c.said) > 10*time.Second {
-			c.said = time.Now()
-			c.Say("%d of %d: %d trials, %d converged, %d kills; last %s", i+1, len(points), c.trials,
-				c.converged, c.kills, p.rpc)
+	}
+}
+
+// attempts runs trials in all environments.
+func (c *campaign) attempts(ctx context.Context, trials iter.Seq[trial]) {
+	type attempt struct {
+		trial
+		seed uint64
+	}
+	work := make(chan attempt)
+	go func() {
+		defer close(work)
+		for t := range trials {
+			work <- attempt{t, c.Rand().Uint64()}
 		}
+	}()
+	err := c.each(func(i int) (err error) {
+		for a := range work {
+			if err == nil {
+				err = c.attempt(ctx, i, a.trial, a.seed)
+			}
+		}
+		return err
+	})
+	if err != nil {
+		c.t.Error(err)
 	}
 }
 
@@ -179,6 +221,7 @@ func matching(points []point, text string) []point {
 // chosen tries the trials whose names contain the text.
 func (c *campaign) chosen(ctx context.Context, text string) {
 	text, second, twice := strings.Cut(text, andAgain)
+	var all []trial
 	for _, p := range c.points {
 		for _, t := range trials(p) {
 			if !strings.Contains(t.String(), text) {
@@ -187,9 +230,10 @@ func (c *campaign) chosen(ctx context.Context, text string) {
 			if twice {
 				t.second = named(inStepOf(p, c.points), second)
 			}
-			c.attempt(ctx, t)
+			all = append(all, t)
 		}
 	}
+	c.attempts(ctx, slices.Values(all))
 	if c.trials == 0 {
 		c.t.Fatalf("%s: no trial has this in its name; the first is %q", only,
 			trials(c.points[0])[0])
@@ -206,24 +250,78 @@ func named(points []trace.Point, name string) *trace.Point {
 	return nil
 }
 
-// attempt runs a trial. After a failure it keeps the environment as it is, and opens a new
-// one.
-func (c *campaign) attempt(ctx context.Context, tr trial) {
-	seed := c.Rand().Uint64()
-	kills, overlaps := c.env.kills, c.env.overlaps
-	err := c.env.runTrial(ctx, tr, seed)
-	c.kills += c.env.kills - kills
-	c.overlaps += c.env.overlaps - overlaps
-	c.trials++
-	c.tried[tr.point.String()], c.rpcs[tr.rpc] = true, true
+// attempt runs a trial in an environment. After a failed trial it keeps the environment as it
+// is, and opens a new one. The error means that this failed.
+func (c *campaign) attempt(ctx context.Context, i int, tr trial, seed uint64) error {
+	env := c.envs[i]
+	kills, overlaps := env.kills, env.overlaps
+	err := env.runTrial(ctx, tr, seed)
+	c.note(tr, err == nil, env.kills-kills, env.overlaps-overlaps)
 	if err == nil {
-		c.converged++
-		return
+		return nil
 	}
 	c.Say("%s failed", tr)
+	c.draw(ctx, env, tr, err)
 	c.t.Errorf("%s\n  %v\n  the logs lie in %s; repeat it with\n  %s=%q PROOF_SEED=%d", tr, err,
-		c.env.Rack.Dir, only, fmt.Sprint(tr), c.Seed)
-	c.env.abandon(ctx)
-	c.env = nil
-	c.openEnvironment(ctx)
+		env.Rack.Dir, only, fmt.Sprint(tr), c.Seed)
+	_ = env.Abandon(ctx) // the trial's failure has been reported
+	if env.watcher != nil {
+		_ = env.watcher.Close()
+	}
+	c.envs[i] = nil
+	return c.openEnvironment(ctx, i)
+}
+
+// draw draws a trial that failed, and returns the path of the page.
+func (c *campaign) draw(ctx context.Context, env *environment, tr trial, broken error) string {
+	return c.Draw(ctx, proof.Failure{Name: tr.String(), Broken: broken, Dir: c.run.Dir,
+		Repeat: fmt.Sprintf("%s=%q make crash SEED=%d", only, tr, c.Seed), Rack: env.Rack,
+		Plugins: env.Plugins, History: env.Rack.History})
+}
+
+// TestATrialThatBreaksAPromiseIsDrawn leaves a file behind, which no trial may do.
+func TestATrialThatBreaksAPromiseIsDrawn(t *testing.T) {
+	run := harness.RunFor(t)
+	putGates(t, run)
+	c := newCampaign(t, run, driverProof, nil, 0)
+	defer c.close()
+	if err := c.openEnvironment(t.Context(), 0); err != nil {
+		t.Fatal(err)
+	}
+	env := c.envs[0]
+	points, err := countPoints(t.Context(), env, driverLifecycles[:1], c.Seed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	points = matching(points, "NodeStageVolume")
+	tr := trial{point: points[len(points)/2], then: again}
+	left := filepath.Join(env.plugins[driverA].Dir, "volumes", "nobody-needs-this")
+	if err := os.WriteFile(left, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	broken := env.runTrial(t.Context(), tr, c.Seed)
+	if broken == nil {
+		t.Fatal("the trial does not notice the file")
+	}
+	if err := c.CheckPage(c.draw(t.Context(), env, tr, broken), "nobody-needs-this",
+		"killed at the point", "NodeStageVolume", "Formatted", "disk_create", tr.String()); err != nil {
+		t.Error(err)
+	}
+}
+
+// note counts a trial.
+func (c *campaign) note(tr trial, converged bool, kills, overlaps int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.kills += kills
+	c.overlaps += overlaps
+	c.trials++
+	c.tried[tr.point.String()], c.rpcs[tr.rpc] = true, true
+	if converged {
+		c.converged++
+	}
+	if time.Since(c.said) > 10*time.Second {
+		c.said = time.Now()
+		c.Say("%d trials, %d converged, %d kills; last %s", c.trials, c.converged, c.kills, tr.rpc)
+	}
 }

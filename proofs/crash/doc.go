@@ -8,7 +8,8 @@
 // effect and started again. Then the orchestrator repeats its call, or gives up, or moves the
 // volume to another node. The result must converge: the same end, all data that a workload has
 // written, and nothing left over. In the same way, the simulator is killed at each effect that
-// it makes durable.
+// it makes durable. One kind of lifecycle has a rack that records an attach without giving the
+// instance a device.
 //
 // Three other disks of an instance are checked after every call and must not change. Files in
 // which the workload has forged records of the driver must not change either (package proof).

@@ -3,21 +3,21 @@
 package crash_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
-	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/history"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 	"github.com/oxidecomputer/oxide-csi-plugin/proofs/crash/trace"
 )
@@ -36,10 +36,7 @@ const (
 // environment is a rack with a driver in two instances, and a tracer. It runs one lifecycle at a
 // time.
 type environment struct {
-	*harness.Environment
-	// name makes the serials of two environments on one machine different.
-	name    string
-	run     *harness.Run
+	*proof.Environment
 	plugins map[string]*harness.Plugin
 	watcher *trace.Watcher
 	// files contains the files that existed before the first lifecycle.
@@ -48,10 +45,6 @@ type environment struct {
 	// killed contains the processes that were killed in this lifecycle. Each is the leader of a
 	// process group.
 	killed map[int]bool
-	// bystanders are other disks of an instance, which no call may change. forged counts
-	// comparisons of files with forged records.
-	bystanders *proof.RackBystanders
-	forged     *proof.Invariant
 	// kills counts how often a process was killed. overlaps counts how often a second driver was
 	// called while the first one stood still.
 	kills, overlaps int
@@ -59,19 +52,14 @@ type environment struct {
 
 // newEnvironment starts all processes and takes the baseline. The bystanders are disks of an
 // instance that is never stopped.
-func newEnvironment(ctx context.Context, run *harness.Run, name string,
-	bystanders, forged *proof.Invariant) (*environment, error) {
-	started, err := run.StartEnvironment(ctx, harness.RackOptions{})
-	if err != nil {
-		return nil, err
-	}
-	env := &environment{Environment: started, name: name, run: run,
-		plugins: map[string]*harness.Plugin{}, killed: map[int]bool{}, forged: forged}
+func newEnvironment(ctx context.Context, run *harness.Run, p *proof.Proof) (*environment, error) {
 	instance := driverB
-	if name == driverProof {
+	if p.Name == driverProof {
 		instance = driverA
 	}
-	env.bystanders, err = proof.NewRackBystanders(ctx, env.Rack, instance, proof.Journal, bystanders)
+	started, err := p.StartEnvironment(ctx, run, harness.RackOptions{}, instance, proof.Journal)
+	env := &environment{Environment: started, plugins: map[string]*harness.Plugin{},
+		killed: map[int]bool{}}
 	if err != nil {
 		return env, err
 	}
@@ -89,7 +77,11 @@ func newEnvironment(ctx context.Context, run *harness.Run, name string,
 		if env.plugins[name], err = env.StartPlugin(ctx, options); err != nil {
 			return env, err
 		}
-		if err := os.Mkdir(filepath.Join(env.plugins[name].Dir, "kubelet"), 0o750); err != nil {
+		// The driver makes the directory of its records once, at the first change of a volume. No
+		// later lifecycle would reach that point.
+		records := filepath.Dir(env.plugins[name].FlightFile("none"))
+		if err := errors.Join(os.Mkdir(env.plugins[name].Kubelet(), 0o750),
+			os.MkdirAll(records, 0o700)); err != nil {
 			return env, err
 		}
 	}
@@ -109,90 +101,73 @@ func (env *environment) close() error {
 	if env.watcher != nil {
 		err = env.watcher.Close()
 	}
-	return errors.Join(err, env.bystanders.Close(), env.Close())
+	return errors.Join(err, env.Close())
 }
 
-// abandon ends an environment after a failure. Its files are kept. Its devices are released,
-// at the latest together with the mounts of these tests.
-func (env *environment) abandon(ctx context.Context) {
-	env.run.Failed()
-	_ = env.bystanders.Suspend() // the trial's failure has been reported
-	for _, p := range env.plugins {
-		p.Kill()
-	}
-	env.Rack.Kill()
-	if env.Rack.Start(ctx) == nil {
-		_ = env.Rack.Stop()
-	}
-	if env.watcher != nil {
-		_ = env.watcher.Close()
-	}
+// controller returns the client of the controller.
+func (env *environment) controller() csi.ControllerClient {
+	return env.plugins[driverA].Controller()
 }
 
-// kill kills a process, if it is alive, and waits for its end.
-func (env *environment) kill(name string) {
+// process is a driver or the rack. Kill waits for its end.
+type process interface {
+	PID() int
+	Kill()
+	Start(ctx context.Context) error
+}
+
+func (env *environment) process(name string) process {
 	if name == rackProcess {
-		env.Rack.Kill()
-		return
+		return env.Rack
 	}
-	env.plugins[name].Kill()
+	return env.plugins[name]
 }
 
 // watched calls do while a process is watched. If a point is given, the process is killed
 // there. failed is the error of do. err is a failure of the proof itself.
 func (env *environment) watched(name string, kill *trace.Point, do func() error) (
 	report trace.Report, failed, err error) {
-	order, err := env.order(name, kill)
-	if err != nil {
-		return report, nil, err
-	}
-	if name == rackProcess {
-		order.PID = env.Rack.PID()
-	} else {
-		order.PID = env.plugins[name].PID()
-	}
+	order := env.order(name, env.process(name).PID(), kill)
 	if err := env.watcher.Watch(order); err != nil {
 		return report, nil, err
 	}
 	failed = do()
 	report, err = env.watcher.Release()
 	if report.Killed {
-		env.noteKilled(order.PID)
+		env.noteKilled(name, order.PID)
 	}
 	return report, failed, err
 }
 
-// order returns an order to watch a process of the environment, without the process ID.
-func (env *environment) order(name string, kill *trace.Point) (order trace.Order, err error) {
-	order = trace.Order{As: "driver", Root: env.Rack.Dir, Kill: kill}
+// order returns an order to watch a process of the environment.
+func (env *environment) order(name string, pid int, kill *trace.Point) trace.Order {
+	order := trace.Order{As: "driver", Root: env.Rack.Dir, Rack: env.Rack.Port(), PID: pid,
+		Kill: kill}
 	if name == rackProcess {
 		order.As, order.Logs = "rack", []string{env.Rack.LogFile()}
 	} else {
 		order.Logs = []string{env.plugins[name].LogFile}
 	}
-	order.Rack, err = portOf(env.Rack.URL)
-	return order, err
+	return order
 }
 
-// noteKilled records that a process was killed.
-func (env *environment) noteKilled(pid int) {
+// noteKilled records that the watcher has killed a process.
+func (env *environment) noteKilled(name string, pid int) {
+	lane := history.Rack
+	if name != rackProcess {
+		lane = env.plugins[name].Lane()
+	}
+	env.Rack.History.Mark(lane, "killed at the point")
 	env.killed[pid] = true
 	env.kills++
-}
-
-func portOf(address string) (uint16, error) {
-	u, err := url.Parse(address)
-	if err != nil {
-		return 0, err
-	}
-	port, err := strconv.ParseUint(u.Port(), 10, 16)
-	return uint16(port), err
 }
 
 // checkClean returns an error if something exists that did not exist before the first
 // lifecycle.
 func (env *environment) checkClean(ctx context.Context) error {
-	if err := harness.Await(ctx, patience, env.noProcessLeft); err != nil {
+	if err := harness.Await(ctx, patience, func() error {
+		return harness.NoneLeft("a killed process", env.killed)
+	}); err != nil {
 		return err
 	}
 	clear(env.killed) // other processes may soon get these numbers
@@ -218,30 +193,6 @@ func (env *environment) checkClean(ctx context.Context) error {
 		return fmt.Errorf("files left behind: %q, files lost: %q", more, less)
 	}
 	return env.consistent(ctx)
-}
-
-// noProcessLeft returns an error if a program that a killed process has started still runs.
-func (env *environment) noProcessLeft() error {
-	stats, err := filepath.Glob("/proc/[0-9]*/stat")
-	if err != nil {
-		return err
-	}
-	for _, path := range stats {
-		stat, err := os.ReadFile(path)
-		if err != nil {
-			continue // it ended since the directory was read
-		}
-		// The name may contain any character. The fields after it are state, parent and process
-		// group.
-		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-		if len(fields) < 3 || fields[0] == "Z" {
-			continue
-		}
-		if group, err := strconv.Atoi(fields[2]); err == nil && env.killed[group] {
-			return fmt.Errorf("a killed process left one behind: %s", stat)
-		}
-	}
-	return nil
 }
 
 // filesNow lists the files below the rack's directory: the disks' files, the guest views, the

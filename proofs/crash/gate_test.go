@@ -54,14 +54,6 @@ func putGates(t *testing.T, run *harness.Run) {
 	}
 }
 
-// start starts a process that was killed.
-func (env *environment) start(ctx context.Context, name string) error {
-	if name == rackProcess {
-		return env.Rack.Start(ctx)
-	}
-	return env.plugins[name].Start(ctx)
-}
-
 // startWatched starts a process that was killed and watches its start. It may kill the process
 // once more.
 func (env *environment) startWatched(ctx context.Context, name string, kill *trace.Point) (
@@ -75,7 +67,7 @@ func (env *environment) startWatched(ctx context.Context, name string, kill *tra
 		return report, fmt.Errorf("make a gate: %w", err)
 	}
 	started := make(chan error, 1)
-	go func() { started <- env.start(ctx, name) }()
+	go func() { started <- env.process(name).Start(ctx) }()
 	var pid int
 	err = harness.Await(ctx, patience, func() error {
 		text, err := os.ReadFile(pidFile)
@@ -87,12 +79,7 @@ func (env *environment) startWatched(ctx context.Context, name string, kill *tra
 	if err != nil {
 		return report, fmt.Errorf("wait for what starts: %w", err)
 	}
-	order, err := env.order(name, kill)
-	if err != nil {
-		return report, err
-	}
-	order.PID = pid
-	if err := env.watcher.Watch(order); err != nil {
+	if err := env.watcher.Watch(env.order(name, pid, kill)); err != nil {
 		return report, err
 	}
 	err = os.WriteFile(pipe, []byte("go\n"), 0)
@@ -100,7 +87,7 @@ func (env *environment) startWatched(ctx context.Context, name string, kill *tra
 	report, released := env.watcher.Release()
 	err = errors.Join(err, released, os.Remove(pipe), os.Remove(pidFile))
 	if report.Killed {
-		env.noteKilled(pid)
+		env.noteKilled(name, pid)
 		return report, err
 	}
 	return report, errors.Join(err, failed)

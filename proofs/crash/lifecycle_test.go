@@ -38,15 +38,18 @@ type lifecycle struct {
 
 // The kinds of lifecycles. A plain lifecycle moves a volume from one node to another. A
 // restored lifecycle has a second volume, which is made from a snapshot and is larger than it.
-// A shared lifecycle ends with a reader.
+// A shared lifecycle ends with a reader. In a deviceless one an
+// attach leaves no device.
 var driverLifecycles = []string{
 	"plain ext4", "plain xfs", "plain btrfs", "plain block",
 	"restored ext4", "restored xfs", "restored btrfs", "shared block", "shared ext4",
+	deviceless + " ext4",
 }
 
 // begin prepares a lifecycle. The seed determines its data.
 func (env *environment) begin(kind string, seed uint64) (*lifecycle, error) {
 	env.lifecycles++
+	env.Rack.History.Begin()
 	l := &lifecycle{environment: env, kind: kind}
 	shape, access, _ := strings.Cut(kind, " ")
 	v, err := l.volume(access, gib, seed)
@@ -60,6 +63,8 @@ func (env *environment) begin(kind string, seed uint64) (*lifecycle, error) {
 		err = l.restored(v)
 	case "shared":
 		l.shared(v)
+	case deviceless:
+		l.withoutDevice(v)
 	case "rack":
 		err = l.onRack(v)
 	}
@@ -67,10 +72,17 @@ func (env *environment) begin(kind string, seed uint64) (*lifecycle, error) {
 }
 
 func (l *lifecycle) volume(access string, size int64, seed uint64) (*volume, error) {
-	name := fmt.Sprintf("%s-%d-%d", l.name, l.lifecycles, len(l.volumes))
+	name := fmt.Sprintf("%s-%d-%d", l.Proof.Name, l.lifecycles, len(l.volumes))
 	v, err := l.newVolume(name, access, size, seed)
 	l.volumes = append(l.volumes, v)
 	return v, err
+}
+
+// snapshot prepares a snapshot for the orchestrator. The driver is not called.
+func (l *lifecycle) snapshot(of *volume, suffix string) *snapshot {
+	sn := &snapshot{of: of, name: fmt.Sprintf("snapshot-%d%s", l.lifecycles, suffix)}
+	l.snapshots = append(l.snapshots, sn)
+	return sn
 }
 
 func (l *lifecycle) add(steps ...step) { l.steps = append(l.steps, l.watching(steps)...) }
@@ -78,7 +90,12 @@ func (l *lifecycle) add(steps ...step) { l.steps = append(l.steps, l.watching(st
 // watching returns the same steps with a check of the bystanders after each call.
 func (l *lifecycle) watching(steps []step) []step {
 	for i, st := range steps {
-		steps[i].call = func(ctx context.Context) error { return l.bystanders.Called(st.call(ctx)) }
+		steps[i].call = func(ctx context.Context) error {
+			done := l.Rack.History.Step(st.String())
+			err := st.call(ctx)
+			done(err)
+			return l.Bystanders.Called(err)
+		}
 	}
 	return steps
 }
@@ -89,8 +106,7 @@ func (l *lifecycle) plain(v *volume) {
 	for _, node := range []string{driverA, driverB} {
 		l.add(v.up(node)...)
 		if node == driverA {
-			l.add(step{rpc: "NodeGetVolumeStats", on: node, watched: node,
-				call: func(ctx context.Context) error { return v.stats(ctx, node) }})
+			l.add(step{rpc: "NodeGetVolumeStats", on: node, watched: node, call: v.at[node].stats})
 		}
 		l.add(v.down(node)...)
 	}
@@ -99,26 +115,22 @@ func (l *lifecycle) plain(v *volume) {
 
 // up returns the steps that bring the volume to a workload on the node.
 func (v *volume) up(node string) []step {
+	p := v.at[node]
 	return []step{
-		{rpc: "ControllerPublishVolume", on: node, watched: driverA,
-			call: func(ctx context.Context) error { return v.attach(ctx, node) }},
-		{rpc: "NodeStageVolume", on: node, watched: node,
-			call: func(ctx context.Context) error { return v.stage(ctx, node) }},
-		{rpc: "NodePublishVolume", on: node, watched: node,
-			call: func(ctx context.Context) error { return v.publish(ctx, node) },
+		{rpc: "ControllerPublishVolume", on: node, watched: driverA, call: p.attach},
+		{rpc: "NodeStageVolume", on: node, watched: node, call: p.stage},
+		{rpc: "NodePublishVolume", on: node, watched: node, call: p.publish,
 			then: func() error { return v.writeAndVerify(node) }},
 	}
 }
 
 // down returns the steps that remove the volume from the node.
 func (v *volume) down(node string) []step {
+	p := v.at[node]
 	return []step{
-		{rpc: "NodeUnpublishVolume", on: node, watched: node,
-			call: func(ctx context.Context) error { return v.unpublish(ctx, node) }},
-		{rpc: "NodeUnstageVolume", on: node, watched: node,
-			call: func(ctx context.Context) error { return v.unstage(ctx, node) }},
-		{rpc: "ControllerUnpublishVolume", on: node, watched: driverA,
-			call: func(ctx context.Context) error { return v.detach(ctx, node) }},
+		{rpc: "NodeUnpublishVolume", on: node, watched: node, call: p.unpublish},
+		{rpc: "NodeUnstageVolume", on: node, watched: node, call: p.unstage},
+		{rpc: "ControllerUnpublishVolume", on: node, watched: driverA, call: p.detach},
 	}
 }
 
@@ -154,13 +166,11 @@ func (l *lifecycle) restored(v *volume) error {
 	if err != nil {
 		return err
 	}
-	sn := &snapshot{name: fmt.Sprintf("snapshot-%d", l.lifecycles)}
-	l.snapshots = append(l.snapshots, sn)
+	sn := l.snapshot(v, "")
 	copied.source = sn
 	l.add(step{rpc: "CreateVolume", call: v.create})
 	l.add(unwatched(v.up(driverA))...)
-	l.add(step{rpc: "CreateSnapshot", watched: driverA,
-		call: func(ctx context.Context) error { return v.snapshot(ctx, sn) }})
+	l.add(step{rpc: "CreateSnapshot", watched: driverA, call: sn.create})
 	l.add(unwatched(v.down(driverA))...)
 	l.add(step{rpc: "CreateVolume", on: "from a snapshot", watched: driverA, call: copied.create})
 	up := copied.up(driverA)
@@ -170,8 +180,7 @@ func (l *lifecycle) restored(v *volume) error {
 	l.add(
 		step{rpc: "DeleteVolume", call: copied.delete},
 		step{rpc: "DeleteVolume", call: v.delete},
-		step{rpc: "DeleteSnapshot", watched: driverA,
-			call: func(ctx context.Context) error { return l.deleteSnapshot(ctx, sn) }})
+		step{rpc: "DeleteSnapshot", watched: driverA, call: sn.delete})
 	return nil
 }
 
@@ -183,7 +192,7 @@ func (l *lifecycle) undo() []step {
 		steps = append(steps, step{rpc: "InstanceStart", call: l.startInstance})
 	}
 	for _, v := range l.volumes {
-		if !v.requested {
+		if !v.requested.Load() {
 			continue
 		}
 		if v.created == nil {
@@ -194,21 +203,18 @@ func (l *lifecycle) undo() []step {
 		}
 	}
 	for _, sn := range l.snapshots {
-		if sn.requested && sn.id == "" {
-			v := l.volumes[0]
-			steps = append(steps, step{rpc: "CreateSnapshot",
-				call: func(ctx context.Context) error { return v.snapshot(ctx, sn) }})
+		if sn.requested.Load() && sn.id == "" {
+			steps = append(steps, step{rpc: "CreateSnapshot", call: sn.create})
 		}
 	}
 	for _, v := range l.volumes {
-		if v.requested {
+		if v.requested.Load() {
 			steps = append(steps, step{rpc: "DeleteVolume", call: v.delete})
 		}
 	}
 	for _, sn := range l.snapshots {
-		if sn.requested {
-			steps = append(steps, step{rpc: "DeleteSnapshot",
-				call: func(ctx context.Context) error { return l.deleteSnapshot(ctx, sn) }})
+		if sn.requested.Load() {
+			steps = append(steps, step{rpc: "DeleteSnapshot", call: sn.delete})
 		}
 	}
 	return l.watching(steps)

@@ -18,11 +18,12 @@ import (
 
 // retryPatience limits how long the orchestrator repeats a call whose code means that an
 // operation is in progress. refusalPatience is the limit for a call that is refused.
-// callTimeout limits each call.
+// callTimeout limits each call. It is kubelet's, because a call that reads a disk whole takes
+// long on a busy machine, and must succeed at once in a dry run.
 const (
 	retryPatience   = 60 * time.Second
 	refusalPatience = 15 * time.Second
-	callTimeout     = 45 * time.Second
+	callTimeout     = 2 * time.Minute
 )
 
 // patienceFor returns how long an orchestrator repeats a call after a code.
@@ -89,10 +90,13 @@ func runSteps(ctx context.Context, steps []step) (replies []string, err error) {
 // finish ends a lifecycle, and returns an error if something of it is left.
 func (l *lifecycle) finish(ctx context.Context) error {
 	var errs []error
+	if strings.HasPrefix(l.kind, deviceless) {
+		errs = append(errs, l.mendDevices(ctx)) // the orchestrator may have given up before
+	}
 	for _, v := range l.volumes {
 		errs = append(errs, v.removeDirs(), l.checkChanges(v))
 	}
-	return errors.Join(append(errs, l.bystanders.Harm(), l.checkClean(ctx))...)
+	return errors.Join(append(errs, l.Bystanders.Harm(), l.checkClean(ctx))...)
 }
 
 // checkChanges compares the nodes' flight records of a volume with the changes that are

@@ -8,10 +8,9 @@ import (
 	"slices"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
 // overlapTimeout is how long the orchestrator waits for the second process, which may have to
@@ -21,12 +20,12 @@ const overlapTimeout = 3 * time.Second
 // secondProcess is the context key that sends calls to the second node driver.
 type secondProcess struct{}
 
-// driver returns the node driver to which a call goes.
-func (env *environment) driver(ctx context.Context, node string) *harness.Plugin {
+// driver returns the client of the node driver to which a call goes.
+func (env *environment) driver(ctx context.Context, node string) csi.NodeClient {
 	if ctx.Value(secondProcess{}) != nil {
 		node = beside
 	}
-	return env.plugins[node]
+	return env.plugins[node].Node()
 }
 
 // overlapped makes a step's call. While the process stands still at the point, overlapped
@@ -36,11 +35,7 @@ func (env *environment) driver(ctx context.Context, node string) *harness.Plugin
 func (l *lifecycle) overlapped(ctx context.Context, t trial) (paused bool, replies []string,
 	err error) {
 	st := l.steps[t.step]
-	order, err := l.order(st.watched, &t.trace)
-	if err != nil {
-		return false, nil, err
-	}
-	order.PID = l.plugins[st.watched].PID()
+	order := l.order(st.watched, l.plugins[st.watched].PID(), &t.trace)
 	if err := l.watcher.Watch(order); err != nil {
 		return false, nil, err
 	}

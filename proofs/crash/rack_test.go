@@ -4,7 +4,6 @@ package crash_test
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
@@ -20,20 +19,14 @@ func (l *lifecycle) onRack(v *volume) error {
 	if err != nil {
 		return err
 	}
-	for _, name := range []string{"in-use", "at-rest"} {
-		l.snapshots = append(l.snapshots,
-			&snapshot{name: fmt.Sprintf("snapshot-%d-%s", l.lifecycles, name)})
-	}
-	inUse, atRest := l.snapshots[0], l.snapshots[1]
+	inUse, atRest := l.snapshot(v, "-in-use"), l.snapshot(v, "-at-rest")
 	copied.source = atRest
 	up, down := v.up(driverA), v.down(driverA)
 	taken := func(sn *snapshot) step {
-		return step{rpc: "CreateSnapshot", on: sn.name,
-			call: func(ctx context.Context) error { return v.snapshot(ctx, sn) }}
+		return step{rpc: "CreateSnapshot", on: sn.name, call: sn.create}
 	}
 	gone := func(sn *snapshot) step {
-		return step{rpc: "DeleteSnapshot", on: sn.name,
-			call: func(ctx context.Context) error { return l.deleteSnapshot(ctx, sn) }}
+		return step{rpc: "DeleteSnapshot", on: sn.name, call: sn.delete}
 	}
 	l.add(byRack(step{rpc: "CreateVolume", call: v.create}, up[0])...)
 	l.add(unwatched(up[1:])...)

@@ -148,7 +148,7 @@ func (l *lifecycle) killDuring(ctx context.Context, st step, at trace.Point) (ki
 			}
 		}
 	}
-	l.kill(st.watched)
+	l.process(st.watched).Kill()
 	return true, replies, nil
 }
 
@@ -161,7 +161,7 @@ func (l *lifecycle) startAgain(ctx context.Context, name string, at *trace.Point
 			return err
 		}
 	}
-	if err := l.start(ctx, name); err != nil {
+	if err := l.process(name).Start(ctx); err != nil {
 		return fmt.Errorf("start again after the kill: %w", err)
 	}
 	return nil

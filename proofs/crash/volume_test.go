@@ -27,7 +27,7 @@ type volume struct {
 	// source is the snapshot from which the volume is made.
 	source *snapshot
 
-	requested bool // the driver was asked to create the volume
+	requested atomic.Bool // the driver was asked to create the volume
 	created   *csi.Volume
 	at        map[string]*placement
 	// pieces is the number of pieces of data that a workload has written and synced. files are the
@@ -39,6 +39,8 @@ type volume struct {
 // placement is a volume on a node.
 type placement struct {
 	harness.Placement
+	*environment
+	node string
 	// These calls were made and not undone. A call may still be in progress when another process
 	// of the driver is called.
 	attached, staged, published atomic.Bool
@@ -46,8 +48,9 @@ type placement struct {
 
 // snapshot is the orchestrator's knowledge of a snapshot.
 type snapshot struct {
+	of        *volume
 	name      string
-	requested bool
+	requested atomic.Bool
 	id        string
 	// pieces and files are the content of the volume at the time of the snapshot.
 	pieces int
@@ -59,10 +62,10 @@ func (env *environment) newVolume(name, access string, size int64, seed uint64) 
 	v := &volume{environment: env, name: name, access: access, size: size, seed: seed,
 		at: map[string]*placement{}}
 	for _, node := range []string{driverA, driverB} {
-		dir := filepath.Join(env.plugins[node].Dir, "kubelet", name)
-		p := &placement{Placement: harness.Placement{Capability: harness.Access(access),
-			Staging: filepath.Join(dir, "globalmount"),
-			Target:  filepath.Join(dir, "pod", "mount")}}
+		dir := env.plugins[node].Kubelet(name)
+		p := &placement{environment: env, node: node, Placement: harness.Placement{
+			Capability: harness.Access(access), Staging: filepath.Join(dir, "globalmount"),
+			Target: filepath.Join(dir, "pod", "mount")}}
 		v.at[node] = p
 		if err := p.MakeDirs(); err != nil {
 			return nil, err
@@ -85,13 +88,13 @@ func (v *volume) removeDirs() error {
 }
 
 func (v *volume) create(ctx context.Context) error {
-	v.requested = true
+	v.requested.Store(true)
 	req := harness.CreateRequest(v.name, harness.Access(v.access))
 	req.CapacityRange.RequiredBytes = v.size
 	if v.source != nil {
 		harness.FromSnapshot(req, v.source.id)
 	}
-	resp, err := v.plugins[driverA].Controller().CreateVolume(ctx, req)
+	resp, err := v.controller().CreateVolume(ctx, req)
 	if err != nil {
 		return err
 	}
@@ -106,81 +109,70 @@ func (v *volume) create(ctx context.Context) error {
 }
 
 func (v *volume) delete(ctx context.Context) error {
-	_, err := v.plugins[driverA].Controller().DeleteVolume(ctx,
+	_, err := v.controller().DeleteVolume(ctx,
 		&csi.DeleteVolumeRequest{VolumeId: v.created.GetVolumeId()})
+	return undone(&v.requested, err)
+}
+
+// undone records the success of a call that undoes what another call has done.
+func undone(done *atomic.Bool, err error) error {
 	if err == nil {
-		v.requested = false
+		done.Store(false)
 	}
 	return err
 }
 
-func (v *volume) attach(ctx context.Context, node string) error {
-	p := v.at[node]
+func (p *placement) attach(ctx context.Context) error {
 	p.attached.Store(true)
-	req := harness.PublishRequest(v.created, v.Rack.Instance(node).ID)
+	req := harness.PublishRequest(p.Volume, p.Rack.Instance(p.node).ID)
 	req.VolumeCapability = p.Capability
-	resp, err := v.plugins[driverA].Controller().ControllerPublishVolume(ctx, req)
+	resp, err := p.controller().ControllerPublishVolume(ctx, req)
 	p.PublishContext = resp.GetPublishContext()
 	return err
 }
 
-func (v *volume) detach(ctx context.Context, node string) error {
-	_, err := v.plugins[driverA].Controller().ControllerUnpublishVolume(ctx,
-		harness.UnpublishRequest(v.created, v.Rack.Instance(node).ID))
+func (p *placement) detach(ctx context.Context) error {
+	_, err := p.controller().ControllerUnpublishVolume(ctx,
+		harness.UnpublishRequest(p.Volume, p.Rack.Instance(p.node).ID))
+	return undone(&p.attached, err)
+}
+
+func (p *placement) stage(ctx context.Context) error {
+	p.staged.Store(true)
+	return p.Stage(ctx, p.driver(ctx, p.node))
+}
+
+func (p *placement) unstage(ctx context.Context) error {
+	return undone(&p.staged, p.Unstage(ctx, p.driver(ctx, p.node)))
+}
+
+func (p *placement) publish(ctx context.Context) error {
+	p.published.Store(true)
+	return p.Publish(ctx, p.driver(ctx, p.node))
+}
+
+func (p *placement) unpublish(ctx context.Context) error {
+	return undone(&p.published, p.Unpublish(ctx, p.driver(ctx, p.node)))
+}
+
+func (p *placement) stats(ctx context.Context) error {
+	_, err := p.Stats(ctx, p.driver(ctx, p.node))
+	return err
+}
+
+func (sn *snapshot) create(ctx context.Context) error {
+	sn.requested.Store(true)
+	resp, err := sn.of.controller().CreateSnapshot(ctx,
+		harness.SnapshotRequest(sn.name, sn.of.created.GetVolumeId()))
 	if err == nil {
-		v.at[node].attached.Store(false)
+		sn.id, sn.pieces, sn.files = resp.GetSnapshot().GetSnapshotId(), sn.of.pieces, sn.of.files
 	}
 	return err
 }
 
-func (v *volume) stage(ctx context.Context, node string) error {
-	v.at[node].staged.Store(true)
-	return v.at[node].Stage(ctx, v.driver(ctx, node).Node())
-}
-
-func (v *volume) unstage(ctx context.Context, node string) error {
-	err := v.at[node].Unstage(ctx, v.driver(ctx, node).Node())
-	if err == nil {
-		v.at[node].staged.Store(false)
-	}
-	return err
-}
-
-func (v *volume) publish(ctx context.Context, node string) error {
-	v.at[node].published.Store(true)
-	return v.at[node].Publish(ctx, v.driver(ctx, node).Node())
-}
-
-func (v *volume) unpublish(ctx context.Context, node string) error {
-	err := v.at[node].Unpublish(ctx, v.driver(ctx, node).Node())
-	if err == nil {
-		v.at[node].published.Store(false)
-	}
-	return err
-}
-
-func (v *volume) stats(ctx context.Context, node string) error {
-	_, err := v.at[node].Stats(ctx, v.driver(ctx, node).Node())
-	return err
-}
-
-func (v *volume) snapshot(ctx context.Context, sn *snapshot) error {
-	sn.requested = true
-	resp, err := v.plugins[driverA].Controller().CreateSnapshot(ctx,
-		harness.SnapshotRequest(sn.name, v.created.GetVolumeId()))
-	if err == nil {
-		sn.id, sn.pieces, sn.files = resp.GetSnapshot().GetSnapshotId(), v.pieces, v.files
-	}
-	return err
-}
-
-func (env *environment) deleteSnapshot(ctx context.Context, sn *snapshot) error {
-	_, err := env.plugins[driverA].Controller().DeleteSnapshot(ctx,
-		&csi.DeleteSnapshotRequest{SnapshotId: sn.id})
-	if err == nil {
-		sn.requested = false
-	}
-	return err
+func (sn *snapshot) delete(ctx context.Context) error {
+	_, err := sn.of.controller().DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: sn.id})
+	return undone(&sn.requested, err)
 }
 
 // data returns the data of the workload on a node.
@@ -198,7 +190,7 @@ func (v *volume) writeAndVerify(node string) error {
 		}
 	}
 	if v.files != nil {
-		if err := v.forged.Checked(v.files.Check(v.at[node].Target)); err != nil {
+		if err := v.Proof.Forged.Checked(v.files.Check(v.at[node].Target)); err != nil {
 			return fmt.Errorf("acknowledged data of volume %s are lost: %w", v.name, err)
 		}
 	}

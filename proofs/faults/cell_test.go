@@ -13,6 +13,8 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/history"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
@@ -22,10 +24,33 @@ type cell struct {
 	phase     phase
 	answer    answer
 	scenario  scenario
+	// hotplug is what the rack does with the disks of running instances; "" means full hot-plug.
+	hotplug adminapi.Hotplug
 }
 
 func (c cell) String() string {
-	return strings.Join([]string{c.operation, string(c.phase), c.answer.name, c.scenario.name}, "/")
+	parts := []string{c.operation, string(c.phase), c.answer.name, c.scenario.name}
+	if c.hotplug != "" {
+		parts = append(parts, string(c.hotplug))
+	}
+	return strings.Join(parts, "/")
+}
+
+// otherRacks are the racks on which the cells of attach and detach run, too.
+var otherRacks = []adminapi.Hotplug{adminapi.HotplugAttachOnly,
+	adminapi.HotplugFull.With(adminapi.RecordFirst, adminapi.RefusalsAs500)}
+
+// on returns the cell on another rack, with the code that its call has there without a fault.
+func (c cell) on(rack adminapi.Hotplug) cell {
+	c.hotplug = rack
+	switch {
+	case !rack.Detaches() && (c.scenario.name == "unpublish-from-a-running-node" ||
+		c.scenario.name == "unpublish-without-a-device"):
+		c.scenario.want = codes.FailedPrecondition // CU-7
+	case rack.Has(adminapi.RefusalsAs500) && c.scenario.name == "publish-to-a-full-node":
+		c.scenario.want = codes.Unavailable // OX-8
+	}
+	return c
 }
 
 // The time limits of a call. The first applies to a call that is meant to reach its limit, the
@@ -47,13 +72,18 @@ func (c cell) run(ctx context.Context, env *environment) error {
 		limit = shortLimit
 	}
 	for {
+		env.Rack.History.Begin()
 		err := c.runOnce(ctx, env, limit)
+		ended := time.Now()
 		if err != nil {
 			// Nothing of this cell may affect the next cell.
 			err = errors.Join(err, env.Rack.Admin.ClearFaults(ctx), env.Rack.Admin.RunDeferred(ctx))
 		}
 		err = errors.Join(err, env.cleanUp(ctx))
 		if !errors.Is(err, errNotFired) || limit >= longLimit {
+			if err != nil {
+				env.page = c.draw(ctx, env, err, ended)
+			}
 			return err
 		}
 		limit *= 2
@@ -71,10 +101,19 @@ type cellRun struct {
 	err    error
 }
 
-func (c cell) runOnce(ctx context.Context, env *environment, limit time.Duration) error {
+func (c cell) runOnce(ctx context.Context, env *environment, limit time.Duration) (err error) {
 	r := &cellRun{cell: c, env: env}
 	if err := r.prepare(ctx); err != nil {
 		return fmt.Errorf("prepare: %w", err)
+	}
+	if c.hotplug != "" {
+		if err := env.Rack.Admin.Switch(ctx, map[string]any{"hotplug": c.hotplug}); err != nil {
+			return err
+		}
+		defer func() {
+			err = errors.Join(err, env.Rack.Admin.Switch(ctx,
+				map[string]any{"hotplug": adminapi.HotplugFull}))
+		}()
 	}
 	if err := r.callWithFault(ctx, limit); err != nil {
 		return err
@@ -83,7 +122,7 @@ func (c cell) runOnce(ctx context.Context, env *environment, limit time.Duration
 		return err
 	}
 	if r.err != nil {
-		if err := env.diagnoses.ask(ctx, env, r.err); err != nil {
+		if err := env.diagnoses.ask(ctx, env, r.effect.request, r.err); err != nil {
 			return err
 		}
 	}
@@ -117,6 +156,9 @@ func (r *cellRun) prepare(ctx context.Context) error {
 	if s.err != nil {
 		return s.err
 	}
+	if r.scenario.want != codes.OK {
+		r.effect.apply = nil
+	}
 	var err error
 	if r.start, err = readState(ctx, r.env.Rack.Admin); err != nil {
 		return err
@@ -139,6 +181,7 @@ func (r *cellRun) callWithFault(ctx context.Context, limit time.Duration) error 
 	admin := r.env.Rack.Admin
 	var first, last string
 	for _, fault := range r.faults() {
+		r.env.Rack.History.Mark(history.Rack, "fault: "+r.cell.answer.name+" "+string(r.phase))
 		id, err := admin.AddFault(ctx, fault)
 		if err != nil {
 			return err
@@ -185,7 +228,10 @@ func (r *cellRun) faults() []adminapi.Fault {
 func (r *cellRun) callOnce(ctx context.Context, limit time.Duration) (proto.Message, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	return r.effect.call(ctx)
+	done := r.env.Rack.History.Step(r.scenario.name)
+	answer, err := csitest.Answer(ctx, r.env.ctl, r.effect.request)
+	done(err)
+	return answer, err
 }
 
 // checkResult compares the code with the table, and the result with the rack's state.

@@ -7,8 +7,10 @@
 // orchestrator does. The call with the fault must return the code of the error table. If it
 // returns OK, this must be true, both in the rack's state and in the response. After the
 // repetition the rack must have exactly the state that the call has as its effect, and nothing
-// more. The operations that each call needs are observed and not written down. All of them
-// together must be the operations that the driver's source uses.
+// more. The cells of attach and detach also run on a rack that detaches no disk from a running
+// instance, and on one that records an attach first and refuses without a reason. The operations
+// that each call needs are observed and not written down. All of them together must be the
+// operations that the driver's source uses.
 //
 // The short form runs every operation with every answer, in two phases and with calls that the
 // seed chooses. The long form runs every cell, and then repeats them in other orders until its

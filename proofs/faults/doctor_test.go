@@ -13,20 +13,11 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
-
-// remember is an interceptor that keeps the last request, which the doctor is asked about.
-func (env *environment) remember(ctx context.Context, method string, req, reply any,
-	conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption,
-) error {
-	env.request, _ = req.(proto.Message)
-	return invoke(ctx, method, req, reply, conn, options...)
-}
 
 // doctor counts the results of the doctor for cells that end in an error.
 type doctor struct {
@@ -39,13 +30,14 @@ type doctor struct {
 
 // ask runs a doctor for a call that has failed. The doctor gets the objects that Kubernetes
 // would show, and the rack works again. ask does so once for each call and reason.
-func (d *doctor) ask(ctx context.Context, env *environment, callError error) error {
+func (d *doctor) ask(ctx context.Context, env *environment, request proto.Message,
+	callError error) error {
 	reason, _, ours := strings.Cut(status.Convert(callError).Message(), ": ")
-	objects, question := kubernetesOf(env.request, callError)
-	if question == nil || !ours || strings.Contains(reason, " ") || !env.mayBe(env.request) {
+	objects, question := kubernetesOf(request, callError)
+	if question == nil || !ours || strings.Contains(reason, " ") || !env.mayBe(request) {
 		return nil // the call is not about a claim, or the caller itself gave up
 	}
-	situation := fmt.Sprintf("%T %s", env.request, reason)
+	situation := fmt.Sprintf("%T %s", request, reason)
 	d.mu.Lock()
 	asked := d.situations[situation]
 	d.situations[situation] = true
@@ -58,7 +50,7 @@ func (d *doctor) ask(ctx context.Context, env *environment, callError error) err
 		return fmt.Errorf("%s: %w", situation, err)
 	}
 	found := said.Chains[0].Finding
-	if want := linkOf(env.request, reason); found.Reason != reason || found.Link != want {
+	if want := linkOf(request, reason); found.Reason != reason || found.Link != want {
 		return fmt.Errorf("%s: the doctor finds %s at %s; want %s at %s: %s", situation,
 			found.Reason, found.Link, reason, want, found.Wrong)
 	}

@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -14,10 +12,9 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
-	"google.golang.org/grpc"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
 const (
@@ -35,14 +32,11 @@ const (
 // one cell at a time.
 type environment struct {
 	*harness.Environment
-	run    *harness.Run
-	plugin *harness.Plugin
-	conn   *grpc.ClientConn
-	ctl    csi.ControllerClient
+	proof *proof.Proof
+	run   *harness.Run
+	ctl   csi.ControllerClient
 	// diagnoses are the diagnoses of all racks.
 	diagnoses *doctor
-	// request is the last request.
-	request proto.Message
 
 	// up is an instance that runs, and down is one that is stopped. full is stopped and has as
 	// many disks as it can have.
@@ -61,6 +55,9 @@ type environment struct {
 	// others contains the objects with which the rack replaces the right ones, by kind.
 	others map[string]string
 
+	// page is the page of the last cell that failed.
+	page string
+
 	tokenFile string
 	tokenTime time.Time
 	tokens    int
@@ -70,7 +67,8 @@ type environment struct {
 }
 
 // newEnvironment starts a rack and a controller, and creates the objects.
-func newEnvironment(ctx context.Context, run *harness.Run, d *doctor) (*environment, error) {
+func newEnvironment(ctx context.Context, p *proof.Proof, run *harness.Run, d *doctor) (*environment,
+	error) {
 	started, err := run.StartEnvironment(ctx, harness.RackOptions{
 		Instances: []string{"up", "down", "full"}, QuotaBytes: quota, DiskLimit: diskLimit,
 		// The rack accepts any token, because the cells give the driver new ones.
@@ -81,7 +79,7 @@ func newEnvironment(ctx context.Context, run *harness.Run, d *doctor) (*environm
 		return nil, err
 	}
 	rack := started.Rack
-	env := &environment{Environment: started, run: run, diagnoses: d,
+	env := &environment{Environment: started, proof: p, run: run, diagnoses: d,
 		tokenFile: filepath.Join(rack.Dir, "token"),
 		tokenTime: time.Now(), others: map[string]string{}}
 	env.up, env.down = rack.Instance("up").ID, rack.Instance("down").ID
@@ -89,17 +87,13 @@ func newEnvironment(ctx context.Context, run *harness.Run, d *doctor) (*environm
 	env.rotate()
 	// When the driver is ready, it has looked up its project. So it does not do this while a cell
 	// runs.
-	env.plugin, err = env.StartPlugin(ctx, harness.PluginOptions{Mode: harness.ModeController,
+	plugin, err := env.StartPlugin(ctx, harness.PluginOptions{Mode: harness.ModeController,
 		Env: map[string]string{"OXIDE_TOKEN": "", "OXIDE_TOKEN_FILE": env.tokenFile,
 			"OXIDE_MAX_DISKS": strconv.Itoa(diskLimit)}})
 	if err != nil {
 		return env, err
 	}
-	env.conn, err = env.plugin.Dial(ctx, grpc.WithChainUnaryInterceptor(env.remember))
-	if err != nil {
-		return env, err
-	}
-	env.ctl = csi.NewControllerClient(env.conn)
+	env.ctl = plugin.Controller()
 	s := &setup{environment: env, ctx: ctx}
 	env.createObjects(s)
 	env.fetchOtherObjects(s)
@@ -114,15 +108,18 @@ func newEnvironment(ctx context.Context, run *harness.Run, d *doctor) (*environm
 
 // createObjects creates the objects that all cells need.
 func (env *environment) createObjects(s *setup) {
-	env.boot = s.handmade("boot", rackProject, harness.BlankBackend())
-	env.byHand = s.handmade("by-hand", rackProject, harness.BlankBackend())
-	env.foreignDisk = s.handmade("foreign", otherProject, harness.BlankBackend())
-	env.local = s.handmade("local", rackProject, oxide.DiskBackend{Value: &oxide.DiskBackendLocal{}})
+	env.boot = s.handmade("boot", rackProject)
+	env.byHand = s.handmade("by-hand", rackProject)
+	env.foreignDisk = s.handmade("foreign", otherProject)
+	env.local = s.madeDisk(func() (*oxide.Disk, error) {
+		return env.Rack.Client.DiskCreate(s.ctx, oxide.DiskCreateParams{Project: rackProject,
+			Body: &oxide.DiskCreate{Name: "local", Description: "made by hand", Size: oxide.ByteCount(gib),
+				DiskBackend: oxide.DiskBackend{Value: &oxide.DiskBackendLocal{}}}})
+	})
 	s.attach(env.byHand.Id, env.down)
 	s.attach(env.boot.Id, env.down)
 	for i := range diskLimit {
-		s.attach(s.handmade(fmt.Sprintf("filler-%d", i), rackProject, harness.BlankBackend()).Id,
-			env.full)
+		s.attach(s.handmade(fmt.Sprintf("filler-%d", i), rackProject).Id, env.full)
 	}
 	s.stop(env.down)
 	s.stop(env.full)
@@ -150,26 +147,14 @@ func (env *environment) fetchOtherObjects(s *setup) {
 		"image":    "/v1/images/" + env.image.Id,
 		"project":  "/v1/projects/" + otherProject,
 	} {
-		env.others[kind] = must(s, func() (string, error) { return env.fetch(s.ctx, path) })
+		env.others[kind] = string(must(s, func() ([]byte, error) {
+			return env.Rack.Get(s.ctx, path, nil)
+		}))
 	}
 	// The rack has only one image and one utilization. The image becomes another image, and the
 	// utilization becomes an empty one.
 	env.others["image"] = renamed(env.others["image"])
 	env.others["utilization"] = env.others["project"]
-}
-
-// fetch returns an answer of the rack without changes.
-func (env *environment) fetch(ctx context.Context, path string) (string, error) {
-	resp, err := env.Rack.Client.MakeRequest(ctx, oxide.Request{Method: http.MethodGet, Path: path})
-	if err != nil {
-		return "", err
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	if err == nil && resp.StatusCode != http.StatusOK {
-		err = fmt.Errorf("GET %s: %s: %s", path, resp.Status, body)
-	}
-	return string(body), err
 }
 
 // renamed returns an image as a different, larger image.
@@ -205,7 +190,7 @@ func (env *environment) shutDown(ctx context.Context) error {
 	if env.Baseline != nil {
 		err = env.Balance(ctx)
 	}
-	return errors.Join(err, env.conn.Close(), env.Close())
+	return errors.Join(err, env.Close())
 }
 
 // patience limits waits that take milliseconds on an idle machine.

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/codes"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
@@ -70,7 +72,7 @@ func (m *matrix) start() {
 	m.environments = make([]*environment, environmentCount)
 	errs := make([]error, environmentCount)
 	m.each(func(i int) {
-		m.environments[i], errs[i] = newEnvironment(m.t.Context(), m.run, m.diagnoses)
+		m.environments[i], errs[i] = newEnvironment(m.t.Context(), m.proof, m.run, m.diagnoses)
 	})
 	m.t.Cleanup(func() {
 		for _, env := range m.environments {
@@ -144,6 +146,12 @@ func (m *matrix) choose() {
 	pattern := os.Getenv(only)
 	calls := map[string][]cell{}
 	var kinds []string
+	add := func(kind string, c cell) {
+		if len(calls[kind]) == 0 {
+			kinds = append(kinds, kind)
+		}
+		calls[kind] = append(calls[kind], c)
+	}
 	for _, pair := range m.pairs {
 		for _, ph := range phases {
 			for _, a := range answers {
@@ -151,12 +159,14 @@ func (m *matrix) choose() {
 					continue
 				}
 				m.all++
-				c := cell{pair.operation, ph, a, pair.scenario}
-				kind := c.operation + "/" + c.answer.name
-				if len(calls[kind]) == 0 {
-					kinds = append(kinds, kind)
+				c := cell{operation: pair.operation, phase: ph, answer: a, scenario: pair.scenario}
+				add(c.operation+"/"+c.answer.name, c)
+				if slices.Contains([]string{"instance_disk_attach", "instance_disk_detach"}, c.operation) {
+					for _, rack := range otherRacks {
+						m.all++
+						add(c.operation+"/"+c.answer.name+"/"+string(rack), c.on(rack))
+					}
 				}
-				calls[kind] = append(calls[kind], c)
 			}
 		}
 	}
@@ -231,8 +241,40 @@ func (m *matrix) round() {
 	})
 }
 
+// draw draws a cell that failed at that time, and returns the path of the page.
+func (c cell) draw(ctx context.Context, env *environment, broken error, at time.Time) string {
+	return env.proof.Draw(ctx, proof.Failure{Name: c.String(), Broken: broken, At: at,
+		Repeat: fmt.Sprintf("%s='%s' make faults SEED=%d", only, c, env.proof.Seed), Dir: env.run.Dir,
+		Rack: env.Rack, Plugins: env.Plugins, History: env.Rack.History})
+}
+
+// TestACellThatBreaksAPromiseIsDrawn runs a cell whose call must have a code that it never has.
+func TestACellThatBreaksAPromiseIsDrawn(t *testing.T) {
+	p := proof.New(t, "fault-matrix")
+	env, err := newEnvironment(t.Context(), p, harness.RunFor(t),
+		&doctor{situations: map[string]bool{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := env.shutDown(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	c := cell{operation: "disk_create", phase: phases[0], scenario: scenarios[0]}
+	i := slices.IndexFunc(answers, func(a answer) bool { return a.suits(c.operation, c.phase) })
+	c.answer, c.scenario.want = answers[i], codes.DataLoss
+	broken := c.run(t.Context(), env)
+	if broken == nil {
+		t.Fatal("the cell passes")
+	}
+	if err := p.CheckPage(env.page, broken.Error(), only+"='"+c.String(), "fault strikes disk_create",
+		"CreateVolume"); err != nil {
+		t.Error(err)
+	}
+}
+
 // repetition returns the command that runs only this cell.
 func repetition(c cell) string {
-	return fmt.Sprintf("run just this cell: %s='%s' go test ./proofs/faults -run TestNoFault", only,
-		c)
+	return fmt.Sprintf("run just this cell: %s='%s' make faults", only, c)
 }

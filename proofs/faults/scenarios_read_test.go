@@ -10,41 +10,35 @@ import (
 // readScenarios are scenarios that change nothing.
 var readScenarios = []scenario{
 	{"list", codes.OK, func(s *setup) effect {
-		return effect{call: callOf(s.ctl.ListVolumes, &csi.ListVolumesRequest{})}
+		return effect{request: &csi.ListVolumesRequest{}}
 	}},
 	{"list-health", codes.OK, func(s *setup) effect {
-		return effect{call: callOf(s.ctl.ControllerListVolumeHealth,
-			&csi.ControllerListVolumeHealthRequest{})}
+		return effect{request: &csi.ControllerListVolumeHealthRequest{}}
 	}},
 	{"get", codes.OK, func(s *setup) effect {
-		return effect{call: callOf(s.ctl.ControllerGetVolume,
-			&csi.ControllerGetVolumeRequest{VolumeId: s.source.GetVolumeId()})}
+		return effect{request: &csi.ControllerGetVolumeRequest{VolumeId: s.source.GetVolumeId()}}
 	}},
 	{"get-health", codes.OK, func(s *setup) effect {
-		return effect{call: callOf(s.ctl.ControllerGetVolumeHealth,
-			&csi.ControllerGetVolumeHealthRequest{VolumeId: s.source.GetVolumeId()})}
+		return effect{request: &csi.ControllerGetVolumeHealthRequest{VolumeId: s.source.GetVolumeId()}}
 	}},
 	{"validate", codes.OK, func(s *setup) effect {
-		return effect{call: callOf(s.ctl.ValidateVolumeCapabilities,
-			&csi.ValidateVolumeCapabilitiesRequest{
-				VolumeId:           s.source.GetVolumeId(),
-				VolumeContext:      s.source.GetVolumeContext(),
-				VolumeCapabilities: []*csi.VolumeCapability{harness.Mounted("")},
-				Parameters:         map[string]string{"diskType": "distributed"},
-			})}
+		return effect{request: &csi.ValidateVolumeCapabilitiesRequest{
+			VolumeId:           s.source.GetVolumeId(),
+			VolumeContext:      s.source.GetVolumeContext(),
+			VolumeCapabilities: []*csi.VolumeCapability{harness.Mounted("")},
+			Parameters:         map[string]string{"diskType": "distributed"},
+		}}
 	}},
 	{"capacity", codes.OK, func(s *setup) effect {
-		return effect{call: callOf(s.ctl.GetCapacity, &csi.GetCapacityRequest{})}
+		return effect{request: &csi.GetCapacityRequest{}}
 	}},
 	{"list-snapshots", codes.OK, func(s *setup) effect {
-		return effect{call: callOf(s.ctl.ListSnapshots, &csi.ListSnapshotsRequest{})}
+		return effect{request: &csi.ListSnapshotsRequest{}}
 	}},
 	{"list-a-snapshot", codes.OK, func(s *setup) effect {
-		return effect{call: callOf(s.ctl.ListSnapshots,
-			&csi.ListSnapshotsRequest{SnapshotId: s.snap.GetSnapshotId()})}
+		return effect{request: &csi.ListSnapshotsRequest{SnapshotId: s.snap.GetSnapshotId()}}
 	}},
 	{"get-snapshot", codes.OK, func(s *setup) effect {
-		return effect{call: callOf(s.ctl.GetSnapshot,
-			&csi.GetSnapshotRequest{SnapshotId: s.snap.GetSnapshotId()})}
+		return effect{request: &csi.GetSnapshotRequest{SnapshotId: s.snap.GetSnapshotId()}}
 	}},
 }

@@ -1,19 +1,16 @@
 package faults_test
 
 import (
-	"context"
-
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// effect is a prepared call, with the state that the rack must have after the call.
+// effect is the request of a prepared call, with the state that the rack must have after the call.
 type effect struct {
-	call func(context.Context) (proto.Message, error)
+	request proto.Message
 	// apply changes the state as the call does. Nil means that the call changes nothing.
 	apply func(*rackState)
 	// halfway changes the state as a failed call may do. Nil means that it may change nothing.
@@ -32,19 +29,10 @@ type scenario struct {
 var scenarios = append(append(append([]scenario{}, volumeScenarios...), attachScenarios...),
 	readScenarios...)
 
-// callOf returns a call of the controller with its request.
-func callOf[Req, Resp any, Message interface {
-	*Resp
-	proto.Message
-}](method func(context.Context, Req, ...grpc.CallOption) (Message, error), req Req,
-) func(context.Context) (proto.Message, error) {
-	return func(ctx context.Context) (proto.Message, error) { return method(ctx, req) }
-}
-
 // createEffect returns the effect of a call that makes a disk of 1 GiB, with the block size of
 // its source.
 func createEffect(s *setup, req *csi.CreateVolumeRequest, from string) effect {
-	return effect{call: callOf(s.ctl.CreateVolume, req), apply: func(state *rackState) {
+	return effect{request: req, apply: func(state *rackState) {
 		state.Disks[req.GetName()] = disk{ID: fresh, State: "detached", From: from,
 			Size: gib, BlockSize: madeBlocks[from == s.imageID()]}
 		state.Storage += gib
@@ -72,19 +60,19 @@ var volumeScenarios = []scenario{
 	{"create-again", codes.OK, func(s *setup) effect {
 		req := harness.CreateRequest(s.name("again"))
 		s.made(req)
-		return effect{call: callOf(s.ctl.CreateVolume, req)}
+		return effect{request: req}
 	}},
 	{"create-of-another-size", codes.AlreadyExists, func(s *setup) effect {
 		name := s.name("size")
 		s.volume(name)
 		req := harness.CreateRequest(name)
 		req.CapacityRange.RequiredBytes = 2 * gib
-		return effect{call: callOf(s.ctl.CreateVolume, req)}
+		return effect{request: req}
 	}},
 	{"create-beyond-the-quota", codes.ResourceExhausted, func(s *setup) effect {
 		req := harness.CreateRequest(s.name("quota"))
 		req.CapacityRange.RequiredBytes = quota + gib
-		return effect{call: callOf(s.ctl.CreateVolume, req)}
+		return effect{request: req}
 	}},
 	{"restore", codes.OK, func(s *setup) effect {
 		snap := s.snap.GetSnapshotId()
@@ -106,11 +94,10 @@ var volumeScenarios = []scenario{
 		req := restoreRequest(s.name("orphan"), snap.GetSnapshotId(), "")
 		s.made(req)
 		s.deleteSnapshot(snap.GetSnapshotId())
-		return effect{call: callOf(s.ctl.CreateVolume, req)}
+		return effect{request: req}
 	}},
 	{"restore-from-another-project", codes.InvalidArgument, func(s *setup) effect {
-		return effect{call: callOf(s.ctl.CreateVolume,
-			restoreRequest(s.name("foreign"), s.foreign.Id, ""))}
+		return effect{request: restoreRequest(s.name("foreign"), s.foreign.Id, "")}
 	}},
 	{"create-from-an-image", codes.OK, func(s *setup) effect {
 		req := harness.CreateRequest(s.name("image"))
@@ -125,20 +112,18 @@ var volumeScenarios = []scenario{
 	{"delete-attached", codes.FailedPrecondition, func(s *setup) effect {
 		volume := s.volume(s.name("attached"))
 		s.attach(volume.GetVolumeId(), s.down)
-		return effect{call: callOf(s.ctl.DeleteVolume,
-			&csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId()})}
+		return effect{request: &csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId()}}
 	}},
 	{"delete-what-is-not-ours", codes.FailedPrecondition, func(s *setup) effect {
-		handmade := s.handmade(s.name("not-ours"), rackProject, harness.BlankBackend())
-		return effect{call: callOf(s.ctl.DeleteVolume,
-			&csi.DeleteVolumeRequest{VolumeId: handmade.Id})}
+		handmade := s.handmade(s.name("not-ours"), rackProject)
+		return effect{request: &csi.DeleteVolumeRequest{VolumeId: handmade.Id}}
 	}},
 	{"delete-again", codes.OK, func(s *setup) effect {
-		return effect{call: callOf(s.ctl.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: nobody})}
+		return effect{request: &csi.DeleteVolumeRequest{VolumeId: nobody}}
 	}},
 	{"snapshot", codes.OK, func(s *setup) effect {
 		name, source := s.name("snapshot"), s.source.GetVolumeId()
-		return effect{call: callOf(s.ctl.CreateSnapshot, harness.SnapshotRequest(name, source)),
+		return effect{request: harness.SnapshotRequest(name, source),
 			apply: func(state *rackState) {
 				state.Snapshots[name] = snapshot{ID: fresh, Disk: source, State: "ready", Size: gib}
 				state.Storage += gib
@@ -147,38 +132,33 @@ var volumeScenarios = []scenario{
 	{"snapshot-again", codes.OK, func(s *setup) effect {
 		name, source := s.name("snapshot"), s.source.GetVolumeId()
 		s.snapshot(name, source)
-		return effect{call: callOf(s.ctl.CreateSnapshot, harness.SnapshotRequest(name, source))}
+		return effect{request: harness.SnapshotRequest(name, source)}
 	}},
 	{"snapshot-of-a-local-disk", codes.FailedPrecondition, func(s *setup) effect {
-		return effect{call: callOf(s.ctl.CreateSnapshot,
-			harness.SnapshotRequest(s.name("snapshot"), s.local.Id))}
+		return effect{request: harness.SnapshotRequest(s.name("snapshot"), s.local.Id)}
 	}},
 	{"snapshot-in-another-project", codes.InvalidArgument, func(s *setup) effect {
-		return effect{call: callOf(s.ctl.CreateSnapshot,
-			harness.SnapshotRequest(s.name("snapshot"), s.foreignDisk.Id))}
+		return effect{request: harness.SnapshotRequest(s.name("snapshot"), s.foreignDisk.Id)}
 	}},
 	{"snapshot-of-nothing", codes.NotFound, func(s *setup) effect {
-		return effect{call: callOf(s.ctl.CreateSnapshot, harness.SnapshotRequest(s.name("snapshot"),
-			nobody))}
+		return effect{request: harness.SnapshotRequest(s.name("snapshot"), nobody)}
 	}},
 	{"delete-snapshot", codes.OK, func(s *setup) effect {
 		name := s.name("snapshot")
 		snap := s.snapshot(name, s.source.GetVolumeId())
-		return effect{call: callOf(s.ctl.DeleteSnapshot,
-			&csi.DeleteSnapshotRequest{SnapshotId: snap.GetSnapshotId()}),
+		return effect{request: &csi.DeleteSnapshotRequest{SnapshotId: snap.GetSnapshotId()},
 			apply: func(state *rackState) {
 				delete(state.Snapshots, name)
 				state.Storage -= gib
 			}}
 	}},
 	{"delete-snapshot-again", codes.OK, func(s *setup) effect {
-		return effect{call: callOf(s.ctl.DeleteSnapshot,
-			&csi.DeleteSnapshotRequest{SnapshotId: nobody})}
+		return effect{request: &csi.DeleteSnapshotRequest{SnapshotId: nobody}}
 	}},
 }
 
 func deleteEffect(s *setup, name, id string) effect {
-	return effect{call: callOf(s.ctl.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: id}),
+	return effect{request: &csi.DeleteVolumeRequest{VolumeId: id},
 		apply: func(state *rackState) {
 			delete(state.Disks, name)
 			state.Storage -= gib

@@ -9,6 +9,7 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 // rackProject is the project for which the driver is configured.
@@ -21,7 +22,7 @@ type setup struct {
 	err error
 }
 
-// must calls do unless an earlier step failed. Its result is never nil.
+// must calls do unless an earlier step failed.
 func must[T any](s *setup, do func() (T, error)) T {
 	var none T
 	if s.err != nil {
@@ -46,18 +47,18 @@ func (s *setup) name(prefix string) string {
 }
 
 // handmade makes a disk as an administrator does.
-func (s *setup) handmade(name, project string, backend oxide.DiskBackend) *oxide.Disk {
-	disk := must(s, func() (*oxide.Disk, error) {
-		return s.Rack.Client.DiskCreate(s.ctx, oxide.DiskCreateParams{
-			Project: oxide.NameOrId(project),
-			Body: &oxide.DiskCreate{Name: oxide.Name(name), Description: "made by hand",
-				Size: oxide.ByteCount(gib), DiskBackend: backend},
-		})
+func (s *setup) handmade(name, project string) *oxide.Disk {
+	return s.madeDisk(func() (*oxide.Disk, error) {
+		return s.Rack.CreateDisk(s.ctx, project, name, gib)
 	})
-	if disk == nil {
-		return &oxide.Disk{}
+}
+
+// madeDisk is must for a disk. Its result is never nil.
+func (s *setup) madeDisk(do func() (*oxide.Disk, error)) *oxide.Disk {
+	if disk := must(s, do); disk != nil {
+		return disk
 	}
-	return disk
+	return &oxide.Disk{}
 }
 
 func (s *setup) handmadeSnapshot(name, project, disk string) *oxide.Snapshot {
@@ -72,6 +73,34 @@ func (s *setup) handmadeSnapshot(name, project, disk string) *oxide.Snapshot {
 
 func (s *setup) attach(disk, instance string) {
 	s.do(func() error { return s.Rack.AttachDisk(s.ctx, disk, instance) })
+}
+
+// recordWithoutDevice attaches a disk to a running instance as a rack does that records the attach
+// first, and whose instance then gets no device (docs/hot-plug.md).
+func (s *setup) recordWithoutDevice(disk, instance string) {
+	admin := s.Rack.Admin
+	s.do(func() error {
+		return admin.Switch(s.ctx, map[string]any{
+			"hotplug": adminapi.HotplugFull.With(adminapi.RecordFirst)})
+	})
+	must(s, func() (string, error) {
+		return admin.AddFault(s.ctx, adminapi.Fault{Operation: "instance_disk_attach", Times: 1,
+			Device: &adminapi.DeviceFault{Fails: true}})
+	})
+	s.do(func() error {
+		if err := s.Rack.AttachDisk(s.ctx, disk, instance); err == nil {
+			return errors.New("the rack attached the disk in spite of the fault")
+		}
+		state, err := readState(s.ctx, admin)
+		for _, d := range state.Disks {
+			if d.ID == disk && (d.At != instance || state.Devices[serial(d.Name)] > 0) {
+				err = fmt.Errorf("the disk is %+v with %d devices, want a record without one", d,
+					state.Devices[serial(d.Name)])
+			}
+		}
+		return errors.Join(err, admin.ClearFaults(s.ctx),
+			admin.Switch(s.ctx, map[string]any{"hotplug": adminapi.HotplugFull}))
+	})
 }
 
 func (s *setup) stop(instance string) {

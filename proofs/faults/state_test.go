@@ -2,13 +2,13 @@ package faults_test
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"strings"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
@@ -54,10 +54,10 @@ func readState(ctx context.Context, admin adminapi.Client) (rackState, error) {
 		if d.ImageID != nil {
 			entry.From = *d.ImageID
 		}
-		insert(w.Disks, nameOf(d.Name, d.Description), entry)
+		insert(w.Disks, d.Name, d.Description, entry)
 	}
 	for _, s := range state.Snapshots {
-		insert(w.Snapshots, nameOf(s.Name, s.Description),
+		insert(w.Snapshots, s.Name, s.Description,
 			snapshot{ID: s.ID, Disk: s.DiskID, State: s.State, Size: s.Size})
 	}
 	for _, d := range state.LoopDevices {
@@ -68,7 +68,10 @@ func readState(ctx context.Context, admin adminapi.Client) (rackState, error) {
 
 // insert adds an object to a table. If there is one of the same name already, insert keeps
 // both.
-func insert[T any](table map[string]T, name string, object T) {
+func insert[T any](table map[string]T, name, description string, object T) {
+	if given := harness.NameIn(description); given != "" {
+		name = given
+	}
 	for n := 2; ; n++ {
 		if _, taken := table[name]; !taken {
 			table[name] = object
@@ -76,16 +79,6 @@ func insert[T any](table map[string]T, name string, object T) {
 		}
 		name = fmt.Sprintf("%s (%d)", strings.TrimSuffix(name, fmt.Sprintf(" (%d)", n-1)), n)
 	}
-}
-
-// nameOf returns the orchestrator's name of an object. The driver keeps it in the description.
-func nameOf(name, description string) string {
-	var mark struct{ Name string }
-	_, text, ok := strings.Cut(description, "csi.oxide.computer ")
-	if ok && json.Unmarshal([]byte(text), &mark) == nil && mark.Name != "" {
-		return mark.Name
-	}
-	return name
 }
 
 func (state rackState) clone() rackState {

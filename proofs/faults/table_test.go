@@ -5,6 +5,8 @@ import (
 	"strings"
 
 	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 // doubt contains further codes that an answer to an operation may have. For these answers the
@@ -81,6 +83,10 @@ func (c cell) allowed() []codes.Code {
 	}
 	if c.undoing() {
 		all = append(all, codes.Unavailable, codes.Aborted)
+	}
+	if c.hotplug.Has(adminapi.RefusalsAs500) && c.scenario.name == "publish-to-a-full-node" {
+		// Another refusal than the rack's own lets the driver look for the reason.
+		all = append(all, codes.ResourceExhausted)
 	}
 	return all
 }

@@ -5,6 +5,7 @@ package model
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
@@ -69,7 +70,7 @@ func (h *history) forge(s step, content *content) (err error) {
 	id, size := h.world.seen[diskField(s.vol)], gib
 	content.forged, err = proof.Forgery{Volume: id, Disk: h.serials[s.vol],
 		Filesystem: kinds[s.vol].fsType, SizeBytes: size, NextBytes: 2 * size,
-		Device: h.env.backing(id)}.Write(h.env.target(s.vol, s.node, s.pod))
+		Device: proof.DiskFile(h.env.Rack, id)}.Write(h.env.target(s.vol, s.node, s.pod))
 	return err
 }
 
@@ -89,12 +90,21 @@ func (h *history) wait(ctx context.Context) error {
 		return err
 	}
 	h.world.doubts = nil
+	h.world.recordsFirst = slices.Contains(h.world.faults, noDevice)
 	return nil
 }
 
 func (h *history) addFault(ctx context.Context, name string) (string, error) {
-	if h.world.rackDown || len(h.world.faults) >= 4 {
+	devices := func(fault string) bool { return fault == noDevice || fault == "slow device" }
+	if h.world.rackDown || len(h.world.faults) >= 4 ||
+		devices(name) && slices.ContainsFunc(h.world.faults, devices) {
 		return impossible, nil
+	}
+	if name == noDevice {
+		h.world.recordsFirst = true
+		if err := h.env.recordFirst(ctx, true); err != nil {
+			return "", err
+		}
 	}
 	id, err := h.env.Rack.Admin.AddFault(ctx, faults[name].Fault)
 	if err != nil {
@@ -162,7 +172,7 @@ func (h *history) actOnRack(ctx context.Context, o op) (string, error) {
 		h.world.rackDown = true
 		return "", nil
 	case restartRack:
-		if err := h.env.bystanders.Suspend(); err != nil {
+		if err := h.env.Bystanders.Suspend(); err != nil {
 			return "", err
 		}
 		err := h.env.Rack.Terminate()
@@ -180,7 +190,7 @@ func (h *history) actOnRack(ctx context.Context, o op) (string, error) {
 	}
 	h.count.restarts++
 	h.world.rackDown = false
-	h.world.faults = nil // the rack keeps them in memory
+	h.world.faults, h.world.recordsFirst = nil, false // the rack keeps them in memory
 	if err := h.env.Rack.Start(ctx); err != nil {
 		return "", err
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
 // check compares the observed state with the states that the calls allow, and with the rules
@@ -17,8 +18,10 @@ import (
 // model.
 func (h *history) check(j *joint, calls []ended) error {
 	h.unplugged(j, calls)
+	h.deviceless(j, calls)
 	for _, rule := range []func(*joint, []ended) error{
-		h.checkPromises, h.checkFields, h.checkHolders, h.checkReleased, h.checkMounts, h.checkForeign,
+		h.checkPromises, h.checkFields, h.checkAttached, h.checkHolders, h.checkReleased,
+		h.checkMounts, h.checkForeign,
 	} {
 		if err := rule(j, calls); err != nil {
 			return err
@@ -68,11 +71,9 @@ func (h *history) checkPromises(j *joint, calls []ended) error {
 		if c.how != succeeded {
 			continue
 		}
-		for _, promise := range c.promises() {
-			others := slices.Concat(calls[:i:i], calls[i+1:])
-			if h.kept(promise, j.facts) || h.mayTouch(promise.field, others) {
-				continue
-			}
+		promise, ok := c.promise()
+		others := slices.Concat(calls[:i:i], calls[i+1:])
+		if ok && !h.kept(promise, j.facts) && !h.mayTouch(promise.field, others) {
 			return fmt.Errorf("%s answered OK, but %q is %q", c.brief(), promise.field,
 				j.facts[promise.field])
 		}
@@ -88,35 +89,23 @@ type promise struct {
 	not   bool
 }
 
-func (s step) promises() []promise {
-	v, n := s.vol, s.node
-	switch s.op {
-	case createVolume:
-		return []promise{{diskField(v), s.id, false}}
-	case deleteVolume:
-		return []promise{{diskField(v), s.id, true}}
-	case attach:
-		return []promise{{holderField(v), n, false}}
-	case detach:
-		return []promise{{holderField(v), n, true}}
-	case detachAll:
-		return []promise{{holderField(v), "", false}}
-	case createSnapshot:
-		return []promise{{snapField(s.snap), s.id, false}}
-	case deleteSnapshot:
-		return []promise{{snapField(s.snap), s.id, true}}
-	case publish:
-		return []promise{{publishedField(v, n, s.pod), yes, false}}
-	case unpublish:
-		return []promise{{publishedField(v, n, s.pod), "", false}}
-	case stage:
-		if !kinds[v].block() {
-			return []promise{{stagedField(v, n), yes, false}}
-		}
-	case unstage:
-		return []promise{{stagedField(v, n), "", false}}
+// promise returns the meaning of an OK: the first of the changes that the call intends. Another
+// call may have made the object anew, or attached it elsewhere, since a delete or a detach.
+func (s step) promise() (p promise, ok bool) {
+	intends := s.intends()
+	if len(intends) == 0 {
+		return p, false
 	}
-	return nil
+	p = promise{intends[0].field, intends[0].value, false}
+	switch s.op {
+	case createVolume, createSnapshot:
+		p.value = s.id
+	case deleteVolume, deleteSnapshot:
+		p.value, p.not = s.id, true
+	case detach:
+		p.value, p.not = s.node, true
+	}
+	return p, true
 }
 
 func (h *history) kept(p promise, f facts) bool {
@@ -134,6 +123,42 @@ func (h *history) mayTouch(f field, calls []ended) bool {
 		slices.ContainsFunc(calls, func(c ended) bool {
 			return slices.ContainsFunc(c.intends(), touches)
 		})
+}
+
+// deviceless finds the volumes that the rack has recorded as attached without giving the node a
+// device.
+func (h *history) deviceless(j *joint, calls []ended) {
+	w := h.world
+	for v := 1; v < len(kinds); v++ {
+		for _, n := range nodes {
+			_, seen := j.device(v, n)
+			before := w.bare[at(v, n)]
+			w.bare[at(v, n)] = !seen && j.facts[holderField(v)] == n && !w.down[n] &&
+				(before || w.recordsFirst && h.mayTouch(holderField(v), calls))
+			if w.bare[at(v, n)] && !before {
+				h.count.bare++
+			}
+		}
+	}
+}
+
+// checkAttached returns an error unless the node has the device of a volume whose attach answered
+// OK. The device may be missing on a rack that records an attach first, may come late, or may lie
+// behind a namesake's.
+func (h *history) checkAttached(j *joint, calls []ended) error {
+	w := h.world
+	for i, c := range calls {
+		key := at(c.vol, c.node)
+		if c.op != attach || c.how != succeeded || w.bare[key] || w.slow[key] || w.down[c.node] ||
+			w.rackDown || j.shown[key] ||
+			h.mayTouch(holderField(c.vol), slices.Concat(calls[:i:i], calls[i+1:])) {
+			continue
+		}
+		if _, seen := j.device(c.vol, c.node); !seen {
+			return fmt.Errorf("%s answered OK, and the node has no device of it", c.brief())
+		}
+	}
+	return nil
 }
 
 // underWay returns the calls that were abandoned. Their effects may happen during the
@@ -155,7 +180,7 @@ func (h *history) checkHolders(j *joint, calls []ended) error {
 		var where []string
 		for _, n := range nodes {
 			for _, d := range j.devices[n] {
-				if d.serial != "" && d.serial == j.serials[v] {
+				if d.Serial != "" && d.Serial == j.serials[v] {
 					where = append(where, n)
 				}
 			}
@@ -166,7 +191,7 @@ func (h *history) checkHolders(j *joint, calls []ended) error {
 			return fmt.Errorf("v%d is held by %q, and its device is seen by %q", v, holder, where)
 		}
 		if id := j.facts[diskField(v)]; id != "" {
-			if devices := j.loops[h.env.backing(id)]; len(devices) > 1 {
+			if devices := j.loops[proof.DiskFile(h.env.Rack, id)]; len(devices) > 1 {
 				return fmt.Errorf("the bytes of v%d are reached through %q at once", v, devices)
 			}
 		}
@@ -226,7 +251,7 @@ func (h *history) checkMount(j *joint, v int, n string, infos []*mountinfo.Info)
 		return nil
 	}
 	device, ok := j.device(v, n)
-	if number := harness.MountedNumber(infos[0]); !ok || number != device.number {
+	if number := harness.MountedNumber(infos[0]); !ok || number != device.Number {
 		return fmt.Errorf("at %s device %s is mounted, not that of v%d (%v)",
 			infos[0].Mountpoint, number, v, device)
 	}
@@ -259,11 +284,11 @@ func (h *history) lostBy(j *joint, v int, n string) bool {
 
 // checkForeign returns an error unless the disks of others, and the bystanders, are unchanged.
 func (h *history) checkForeign(j *joint, _ []ended) error {
-	if err := h.env.bystanders.Check(); err != nil {
+	if err := h.env.Bystanders.Check(); err != nil {
 		return err
 	}
 	for _, d := range h.env.foreign {
-		if err := d.untouched(false); err != nil {
+		if err := d.unchanged(false); err != nil {
 			return err
 		}
 		disk, ok := j.disks[d.id]
@@ -330,7 +355,7 @@ func (h *history) checkData(j *joint, calls []ended) error {
 					err = c.read(v, data)
 				}
 				if err == nil && c.forged != nil {
-					err = h.env.forged.Checked(c.forged.Check(h.env.target(v, n, p)))
+					err = h.env.Proof.Forged.Checked(c.forged.Check(h.env.target(v, n, p)))
 				}
 				if err != nil {
 					h.count.lost += blockSize

@@ -102,7 +102,7 @@ func createCodes(s step, f facts) []codes.Code {
 
 func (w *world) nodeCodes(s step, f facts) []codes.Code {
 	here := f[diskField(s.vol)] != "" && f[diskField(s.vol)] == s.id &&
-		f[holderField(s.vol)] == s.node && !w.down[s.node]
+		f[holderField(s.vol)] == s.node && !w.down[s.node] && !w.bare[at(s.vol, s.node)]
 	lost := w.lost[at(s.vol, s.node)]
 	var list []codes.Code
 	switch s.op {

@@ -8,13 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"golang.org/x/sys/unix"
-)
-
-// These ioctls stop and resume writing to a filesystem (linux/fs.h). x/sys lacks them.
-const (
-	ioctlFreeze = 0xC0045877 // FIFREEZE
-	ioctlThaw   = 0xC0045878 // FITHAW
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
 // freeze freezes or thaws a filesystem in a pod, as a backup does. No pod writes to a frozen
@@ -25,29 +19,11 @@ func (h *history) freeze(s step) (string, error) {
 		h.world.lost[key] || h.world.frozen[key] == (s.op == freeze) {
 		return impossible, nil
 	}
-	request := uint(ioctlThaw)
-	if s.op == freeze {
-		request = ioctlFreeze
-	}
-	if err := onRoot(h.env.target(s.vol, s.node, s.pod), request); err != nil {
+	if err := proof.SetFrozen(h.env.target(s.vol, s.node, s.pod), s.op == freeze); err != nil {
 		return "", fmt.Errorf("%s: %w", s, err)
 	}
 	h.world.frozen[key] = s.op == freeze
 	return "", nil
-}
-
-// onRoot freezes or thaws the filesystem at a path. A filesystem that is not frozen counts as
-// thawed.
-func onRoot(path string, request uint) error {
-	root, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	err = unix.IoctlSetInt(int(root.Fd()), request, 0)
-	if request == ioctlThaw && errors.Is(err, unix.EINVAL) {
-		err = nil
-	}
-	return errors.Join(err, root.Close())
 }
 
 // hold opens a device for writing by a node of its own, as a process does that outlives the
@@ -65,10 +41,10 @@ func (h *history) hold(s step) (string, error) {
 		return impossible, nil
 	}
 	for _, d := range h.env.mustDevices(s.node) {
-		if d.serial != h.serials[s.vol] {
+		if d.Serial != h.serials[s.vol] {
 			continue
 		}
-		path := filepath.Join(h.env.Rack.Instance(s.node).Guest, "dev", d.name)
+		path := filepath.Join(h.env.Rack.Instance(s.node).Guest, "dev", d.Name)
 		file, err := os.OpenFile(path, os.O_WRONLY, 0)
 		if err != nil {
 			return "", err
@@ -115,7 +91,7 @@ func (h *history) dropAll() error {
 func (h *history) sensible(s step) bool {
 	w, here, there := h.world, at(s.vol, s.node), at(s.other, s.node)
 	if len(w.doubts) > 0 || w.rackDown || w.lost[here] || w.half[here] || w.lost[there] ||
-		w.half[there] || w.namesakes[here] || w.namesakes[there] ||
+		w.half[there] || w.namesakes[here] || w.namesakes[there] || w.bare[here] || w.bare[there] ||
 		s.op != publishOther && s.other == s.vol {
 		return false
 	}

@@ -11,11 +11,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 const (
@@ -28,15 +28,10 @@ const (
 // administrator's own disks, two controllers, and a node driver in each instance. A history
 // that ends clean leaves it for the next one.
 type environment struct {
-	*harness.Environment
-	run         *harness.Run
+	*proof.Environment
 	controllers []*harness.Plugin
 	nodes       map[string]*harness.Plugin
 	foreign     []*foreignDisk
-	// bystanders are other disks of node c, which no call may change. forged counts comparisons of
-	// files with forged records.
-	bystanders *proof.RackBystanders
-	forged     *proof.Invariant
 	// stopped contains the nodes whose instance is stopped.
 	stopped map[string]bool
 }
@@ -45,20 +40,14 @@ type environment struct {
 const bystandersAt = "c"
 
 // newEnvironment starts a rack and its drivers.
-func newEnvironment(ctx context.Context, run *harness.Run, bystanders, forged *proof.Invariant) (
-	*environment, error) {
-	started, err := run.StartEnvironment(ctx, harness.RackOptions{Instances: nodes})
+func newEnvironment(ctx context.Context, run *harness.Run, p *proof.Proof) (*environment, error) {
+	started, err := p.StartEnvironment(ctx, run, harness.RackOptions{Instances: nodes},
+		bystandersAt, proof.BtrfsMember)
 	if err != nil {
 		return nil, err
 	}
-	env := &environment{Environment: started, run: run, nodes: map[string]*harness.Plugin{},
-		stopped: map[string]bool{}, forged: forged}
+	env := &environment{Environment: started, stopped: map[string]bool{}}
 	if err := env.makeForeign(ctx); err != nil {
-		return nil, err
-	}
-	env.bystanders, err = proof.NewRackBystanders(ctx, env.Rack, bystandersAt, proof.BtrfsMember,
-		bystanders)
-	if err != nil {
 		return nil, err
 	}
 	for range 2 {
@@ -68,12 +57,10 @@ func newEnvironment(ctx context.Context, run *harness.Run, bystanders, forged *p
 		}
 		env.controllers = append(env.controllers, p)
 	}
-	for _, n := range nodes {
-		env.nodes[n], err = env.StartPlugin(ctx, harness.PluginOptions{
-			Mode: harness.ModeNode, Instance: n, Args: []string{"--device-timeout=1s"}})
-		if err != nil {
-			return nil, err
-		}
+	env.nodes, err = env.StartNodes(ctx, harness.PluginOptions{
+		Args: []string{"--device-timeout=1s"}})
+	if err != nil {
+		return nil, err
 	}
 	return env, env.TakeBaseline(ctx)
 }
@@ -96,33 +83,19 @@ func (env *environment) running() []*harness.Plugin {
 
 // staging and target return the orchestrator's paths on a node.
 func (env *environment) staging(v int, n string) string {
-	return filepath.Join(env.nodes[n].Dir, "kubelet", fmt.Sprintf("v%d", v), "globalmount")
+	return env.nodes[n].Kubelet(fmt.Sprintf("v%d", v), "globalmount")
 }
 
 func (env *environment) target(v int, n string, p int) string {
-	return filepath.Join(env.nodes[n].Dir, "kubelet", fmt.Sprintf("pod-%d", p), fmt.Sprintf("v%d", v))
-}
-
-// abandon ends an environment after a failed history. It keeps the files and ends the
-// processes.
-func (env *environment) abandon() {
-	env.run.Failed()
-	_ = env.bystanders.Suspend() // the history's failure has been reported
-	for _, p := range env.Plugins {
-		p.Kill()
-	}
-	unmountBelow(env.Rack.Dir)
-	_ = env.Rack.Terminate() // the rack may be dead, and the history's failure has been reported
-	freeLoops(filepath.Join(env.Rack.Dir, "sim"), func(string) bool { return true })
+	return env.nodes[n].Kubelet(fmt.Sprintf("pod-%d", p), fmt.Sprintf("v%d", v))
 }
 
 // cleanUp removes by force everything that a tampered history has left, so that the next
 // history needs no new environment. After an error the environment cannot be used again.
 func (env *environment) cleanUp(ctx context.Context) error {
 	for _, n := range nodes {
-		kubelet := filepath.Join(env.nodes[n].Dir, "kubelet")
-		unmountBelow(kubelet)
-		if err := os.RemoveAll(kubelet); err != nil {
+		kubelet := env.nodes[n].Kubelet()
+		if err := errors.Join(proof.EndMountsBelow(kubelet), os.RemoveAll(kubelet)); err != nil {
 			return err
 		}
 	}
@@ -152,32 +125,28 @@ func (env *environment) cleanUp(ctx context.Context) error {
 			return err
 		}
 	}
+	if err := errors.Join(env.Rack.Admin.ClearFaults(ctx), env.recordFirst(ctx, false)); err != nil {
+		return err
+	}
 	fake := filepath.Join(env.Rack.Instance("b").Guest, "sys/block", fakeDevice)
 	if err := os.RemoveAll(fake); err != nil {
 		return err
 	}
-	freeLoops(filepath.Join(env.Rack.Dir, "sim"), func(path string) bool {
-		return !env.bystanders.HasFile(path) &&
-			!slices.ContainsFunc(env.foreign, func(d *foreignDisk) bool { return d.path == path })
-	})
-	return newHistory(env).look(ctx, nil)
-}
-
-// freeLoops releases the loop devices of files below a directory. A failed history may have
-// left devices that the rack does not know.
-func freeLoops(dir string, goes func(path string) bool) {
-	loops, err := livingLoops(dir)
+	// The history may have left devices that the rack does not know.
+	loops, err := livingLoops(filepath.Join(env.Rack.Dir, "sim"))
 	if err != nil {
-		panic(err) // sysfs can be read
+		return err
 	}
 	for path, devices := range loops {
 		for _, device := range devices {
-			if goes(path) {
+			if !env.Bystanders.HasFile(path) &&
+				!slices.ContainsFunc(env.foreign, func(d *foreignDisk) bool { return d.path == path }) {
 				// If the device is in use, the kernel releases it with its last user.
 				_ = exec.Command("losetup", "--detach", "/dev/"+device).Run()
 			}
 		}
 	}
+	return newHistory(env).look(ctx, nil)
 }
 
 // awaitIdle waits until neither a driver nor the rack works on a request.
@@ -233,7 +202,7 @@ func (env *environment) activeFaults(ctx context.Context, names map[string]strin
 // disappear.
 func (env *environment) stopNode(ctx context.Context, n string) error {
 	if n == bystandersAt {
-		if err := env.bystanders.Suspend(); err != nil {
+		if err := env.Bystanders.Suspend(); err != nil {
 			return err
 		}
 	}
@@ -242,8 +211,7 @@ func (env *environment) stopNode(ctx context.Context, n string) error {
 	}
 	env.nodes[n].Kill()
 	env.stopped[n] = true
-	unmountBelow(filepath.Join(env.nodes[n].Dir, "kubelet"))
-	return nil
+	return proof.EndMountsBelow(env.nodes[n].Kubelet())
 }
 
 func (env *environment) startNode(ctx context.Context, n string) error {
@@ -259,13 +227,17 @@ func (env *environment) resumeBystanders(ctx context.Context) error {
 	if env.stopped[bystandersAt] {
 		return nil
 	}
-	return env.bystanders.Resume(ctx)
+	return env.Bystanders.Resume(ctx)
+}
+
+// recordFirst makes the rack record an attach before the instance has the device, or after it.
+func (env *environment) recordFirst(ctx context.Context, first bool) error {
+	mode := adminapi.HotplugFull
+	if first {
+		mode = mode.With(adminapi.RecordFirst)
+	}
+	return env.Rack.Admin.Switch(ctx, map[string]any{"hotplug": mode})
 }
 
 // name returns the orchestrator's name of a volume or a snapshot.
 func name(kind string, number int) string { return fmt.Sprintf("model-%s%d", kind, number) }
-
-// named reports whether a description on the rack contains the orchestrator's name.
-func named(description, name string) bool {
-	return strings.Contains(description, `"`+name+`"`)
-}

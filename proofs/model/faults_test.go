@@ -14,11 +14,17 @@ type rule struct {
 	adminapi.Fault
 }
 
+// noDevice is the fault of a rack that records an attach first: the answer is a 500, and the disk
+// is attached without a device (docs/hot-plug.md).
+const noDevice = "no device"
+
 // faults contains the faults of the rack, by name. Each applies once.
 var faults = func() map[string]rule {
 	all := map[string]rule{
 		"slow device": {"", adminapi.Fault{Operation: "instance_disk_attach",
 			Device: &adminapi.DeviceFault{Delay: adminapi.Duration(150 * time.Millisecond)}}},
+		noDevice: {"", adminapi.Fault{Operation: "instance_disk_attach",
+			Device: &adminapi.DeviceFault{Fails: true}}},
 	}
 	for _, operation := range []string{"disk_create", "disk_delete", "instance_disk_attach",
 		"instance_disk_detach", "snapshot_create", "snapshot_delete"} {

@@ -4,15 +4,13 @@ package model
 
 import (
 	"context"
-	"crypto/sha256"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
-	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
 // foreignDisk is a disk that an administrator made by hand. The driver must never change it.
@@ -21,8 +19,7 @@ type foreignDisk struct {
 	of             int    // the volume whose serial it has, or 0
 	gib            int64
 	path           string // the file with its bytes
-	sum            [sha256.Size]byte
-	modified       time.Time
+	picture        proof.Picture
 }
 
 // makeForeign makes disks with content beside the driver's disks: a filesystem that is not
@@ -78,7 +75,7 @@ func (h *history) namesake(v int) *foreignDisk {
 
 // takeForeign returns an error unless a foreign disk is unchanged, and removes the disk.
 func (env *environment) takeForeign(ctx context.Context, d *foreignDisk) error {
-	if err := d.untouched(true); err != nil {
+	if err := d.unchanged(true); err != nil {
 		return err
 	}
 	env.foreign = slices.DeleteFunc(env.foreign, func(f *foreignDisk) bool { return f == d })
@@ -94,7 +91,7 @@ func (env *environment) makeForeignDisk(ctx context.Context, d *foreignDisk) err
 	if err != nil {
 		return err
 	}
-	d.id, d.path = disk.Id, env.backing(disk.Id)
+	d.id, d.path = disk.Id, proof.DiskFile(env.Rack, disk.Id)
 	switch {
 	case d.name == "csi-random":
 		err = os.WriteFile(d.path, pattern(1, 1, 1), 0o600)
@@ -110,64 +107,13 @@ func (env *environment) makeForeignDisk(ctx context.Context, d *foreignDisk) err
 	if err != nil {
 		return err
 	}
-	if d.sum, err = sumOf(d.path); err != nil {
-		return err
-	}
-	d.modified, err = modified(d.path)
+	d.picture, err = proof.TakePicture(d.path)
 	env.foreign = append(env.foreign, d)
 	return err
 }
 
-// backing returns the backing file of a disk.
-func (env *environment) backing(id string) string {
-	return filepath.Join(env.Rack.Dir, "sim", "disks", id+".img")
-}
-
-func modified(path string) (time.Time, error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return time.Time{}, err
-	}
-	return info.ModTime(), nil
-}
-
-// sumOf reads the head and the tail of a file, which contain everything that a program could
-// mistake for its own data. Other writes can be seen from the file's modification time.
-func sumOf(path string) (sum [sha256.Size]byte, err error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return sum, err
-	}
-	defer file.Close()
-	info, err := file.Stat()
-	if err != nil {
-		return sum, err
-	}
-	const part = 4 << 20
-	h := sha256.New()
-	for _, offset := range []int64{0, info.Size() - part} {
-		if _, err := io.Copy(h, io.NewSectionReader(file, offset, part)); err != nil {
-			return sum, err
-		}
-	}
-	return [sha256.Size]byte(h.Sum(nil)), nil
-}
-
-// untouched returns an error if the bytes of a disk have changed.
-func (d *foreignDisk) untouched(thorough bool) error {
-	now, err := modified(d.path)
-	if err != nil {
-		return fmt.Errorf("the foreign disk %s: %w", d.name, err)
-	}
-	if !now.Equal(d.modified) {
-		return fmt.Errorf("the foreign disk %s was written to at %s", d.name, now)
-	}
-	if !thorough {
-		return nil
-	}
-	sum, err := sumOf(d.path)
-	if err == nil && sum != d.sum {
-		err = fmt.Errorf("the foreign disk %s holds other bytes than before", d.name)
-	}
+// unchanged returns an error if a disk was written to, and compares its bytes on demand.
+func (d *foreignDisk) unchanged(bytes bool) error {
+	_, err := d.picture.Compare("the foreign disk "+d.name, d.path, bytes)
 	return err
 }

@@ -4,6 +4,7 @@ package model
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -189,6 +190,9 @@ func (h *history) misfortune(w wish, v int) []step {
 			w.fault%8 == 0 && strings.HasSuffix(operation, "_view") {
 			names = append(names, name)
 		}
+	}
+	if next.op == attach { // this fault has a state of its own, so it is chosen more often
+		names = append(names, slices.Repeat([]string{noDevice}, 4)...)
 	}
 	return []step{{op: fault, fault: names[w.fault%len(names)]}, next}
 }

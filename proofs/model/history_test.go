@@ -47,6 +47,8 @@ type history struct {
 // counts contains the numbers of the figure.
 type counts struct {
 	steps, faults, restarts int
+	// bare counts the volumes that were attached without a device.
+	bare int
 	// bytes counts acknowledged bytes, and lost those of them that were lost. The first loss ends
 	// the history.
 	bytes, lost int64
@@ -71,10 +73,11 @@ func (h *history) do(ctx context.Context, s step) error {
 	return h.step(ctx, s)
 }
 
-func (h *history) step(ctx context.Context, s step) error {
+func (h *history) step(ctx context.Context, s step) (err error) {
 	var calls []ended
-	var err error
 	h.count.steps++
+	done := h.env.Rack.History.Step(s.String())
+	defer func() { done(err) }()
 	switch {
 	case !s.op.isCall():
 		var said string
@@ -184,7 +187,7 @@ func (h *history) make(ctx context.Context, s step) ([]ended, error) {
 		}
 		words[i] = fmt.Sprintf("%s = %s", one, shown(answers[i].err))
 		if one.mishap == none && s.mishap == none {
-			errs = append(errs, judge(*one, answers[i].err, allowed))
+			errs = append(errs, judge(*one, answers[i].err, allowed), h.explained(*one, answers[i].err))
 		}
 		h.learn(one, &c, answers[i])
 		calls = append(calls, c)
@@ -199,6 +202,22 @@ func judge(s step, err error, allowed []codes.Code) error {
 		slices.Sort(allowed)
 		return fmt.Errorf("%s answered %s, the model allows %v", s.brief(), shown(err),
 			slices.Compact(allowed))
+	}
+	return nil
+}
+
+// explained returns an error unless the answer to a stage without a device says what is wrong and
+// how it is healed.
+func (h *history) explained(s step, err error) error {
+	if s.op != stage || status.Code(err) != codes.NotFound || len(h.world.doubts) > 0 ||
+		!h.world.bare[at(s.vol, s.node)] {
+		return nil
+	}
+	for _, part := range []string{"DeviceNotFound: ", "recorded an attach and did not carry it out",
+		"stop the instance and start it again", "detach the disk while the instance is stopped"} {
+		if message := status.Convert(err).Message(); !strings.Contains(message, part) {
+			return fmt.Errorf("%s answered %q, without %q", s.brief(), message, part)
+		}
 	}
 	return nil
 }

@@ -4,7 +4,6 @@ package model
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -29,20 +28,19 @@ const (
 // runner runs histories. It makes an environment when it needs one, and a new one after a
 // failed history.
 type runner struct {
-	t   testing.TB
-	run *harness.Run
-	env *environment
-	// bystanders and forged count the comparisons of disks and files that must not change.
-	bystanders, forged *proof.Invariant
+	proof *proof.Proof
+	run   *harness.Run
+	env   *environment
+	// page is the page of the last history that failed.
+	page string
 }
 
-func newRunner(t testing.TB) *runner {
+func newRunner(t testing.TB, name string) *runner {
 	t.Helper()
-	r := &runner{t: t, run: harness.RunFor(t), bystanders: &proof.Invariant{Name: "bystanders"},
-		forged: &proof.Invariant{Name: "forged-contents"}}
+	r := &runner{proof: proof.New(t, name), run: harness.RunFor(t)}
 	t.Cleanup(func() {
 		if r.env != nil {
-			if err := errors.Join(r.env.bystanders.Close(), r.env.Close()); err != nil {
+			if err := r.env.Close(); err != nil {
 				t.Errorf("end the environment: %v", err)
 			}
 		}
@@ -51,15 +49,16 @@ func newRunner(t testing.TB) *runner {
 }
 
 // runHistory runs a history from its beginning to its clean end.
-func (r *runner) runHistory(ctx context.Context, l tampers, steps func(*history) error) (*history,
-	error) {
+func (r *runner) runHistory(ctx context.Context, name string, seed uint64, l tampers,
+	steps func(*history) error) (*history, error) {
 	if r.env == nil {
-		env, err := newEnvironment(ctx, r.run, r.bystanders, r.forged)
+		env, err := newEnvironment(ctx, r.run, r.proof)
 		if err != nil {
 			return nil, fmt.Errorf("make an environment: %w", err)
 		}
 		r.env = env
 	}
+	r.env.Rack.History.Begin()
 	h := newHistory(r.env)
 	h.tampers = l
 	err := steps(h)
@@ -67,13 +66,35 @@ func (r *runner) runHistory(ctx context.Context, l tampers, steps func(*history)
 		err = h.tearDown(ctx)
 	}
 	if err != nil {
+		r.page = r.proof.Draw(ctx, proof.Failure{Name: name, Seed: seed, Broken: err,
+			Repeat: fmt.Sprintf("make model SEED=%d", seed), Dir: r.run.Dir, Rack: r.env.Rack,
+			Plugins: r.env.Plugins, History: r.env.Rack.History})
 		_ = h.dropAll() // the history's failure has been reported
 	}
 	if err != nil && (l == nil || r.env.cleanUp(ctx) != nil) {
-		r.env.abandon()
+		_ = r.env.Abandon(ctx) // the history's failure has been reported
 		r.env = nil
 	}
 	return h, err
+}
+
+// replay runs a history that is given as text, and then the functions.
+func (r *runner) replay(t *testing.T, l tampers, text string, then ...func(*history) error) (
+	*history, error) {
+	t.Helper()
+	steps, err := parseHistory(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r.runHistory(t.Context(), t.Name(), r.proof.Seed, l, func(h *history) error {
+		err := h.runSteps(t.Context(), steps)
+		for _, do := range then {
+			if err == nil {
+				err = do(h)
+			}
+		}
+		return err
+	})
 }
 
 // transcript returns the text of a history, for people and for a file.
@@ -81,8 +102,8 @@ func (h *history) transcript() string { return "  " + strings.Join(h.lines, "\n 
 
 // TestEveryStateOfEveryHistoryIsOneThatTheModelAllows is the proof.
 func TestEveryStateOfEveryHistoryIsOneThatTheModelAllows(t *testing.T) {
-	p := proof.New(t, "model")
-	r := newRunner(t)
+	r := newRunner(t, "model")
+	p := r.proof
 	var sum counts
 	histories := 0
 	var failed []string
@@ -98,7 +119,8 @@ func TestEveryStateOfEveryHistoryIsOneThatTheModelAllows(t *testing.T) {
 		proof.SetFlags(t, "rapid.seed", strconv.FormatUint(max(seed, 1), 10))
 		rapid.Check(t, func(rt *rapid.T) {
 			volumes, wishes := drawHistory(rt, longest)
-			h, err := r.runHistory(t.Context(), nil, func(h *history) error {
+			name := fmt.Sprint("seed ", seed)
+			h, err := r.runHistory(t.Context(), name, seed, nil, func(h *history) error {
 				for _, w := range wishes {
 					if err := h.runSteps(t.Context(), h.resolve(w, volumes)); err != nil {
 						return err
@@ -120,20 +142,22 @@ func TestEveryStateOfEveryHistoryIsOneThatTheModelAllows(t *testing.T) {
 			sum.restarts)
 	}
 	p.Figure("histories", histories, "steps", sum.steps, "faults", sum.faults,
-		"restarts", sum.restarts, "bytes_acknowledged", sum.bytes, "bytes_lost", sum.lost)
+		"restarts", sum.restarts, "without_device", sum.bare, "bytes_acknowledged", sum.bytes,
+		"bytes_lost", sum.lost)
 	if r.env != nil {
-		if err := r.env.bystanders.Compare(); err != nil {
+		if err := r.env.Bystanders.Compare(); err != nil {
 			t.Error(err)
 		}
 	}
-	r.bystanders.Report(t, p.Name)
-	r.forged.Report(t, p.Name)
+	p.Bystanders.Report()
+	p.Forged.Report()
 }
 
 func (c *counts) add(other counts) {
 	c.steps += other.steps
 	c.faults += other.faults
 	c.restarts += other.restarts
+	c.bare += other.bare
 	c.bytes += other.bytes
 	c.lost += other.lost
 }

@@ -3,7 +3,6 @@
 package model
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"maps"
@@ -13,8 +12,8 @@ import (
 	"strings"
 
 	"github.com/moby/sys/mountinfo"
-	"golang.org/x/sys/unix"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
@@ -27,16 +26,13 @@ type joint struct {
 	serials map[int]string
 	// devices contains the devices that each node's guest sees. mounts contains the mounts below
 	// the rack's directory, by path.
-	devices map[string][]guestDevice
+	devices map[string][]harness.GuestDevice
 	mounts  map[string][]*mountinfo.Info
 	// shown contains the volumes for which a node shows a namesake's device, by "v1 a".
 	shown map[string]bool
 	// loops contains the loop devices that still reach their file, by file.
 	loops map[string][]string
 }
-
-// guestDevice is a device in a guest view. number is "major:minor".
-type guestDevice struct{ name, serial, number string }
 
 // observe reads the whole state. While the rack's API does not answer, observe assumes the
 // last known state, changed by the later answers.
@@ -80,11 +76,9 @@ func (env *environment) observeRack(ctx context.Context, j *joint) error {
 	j.disks = map[string]adminapi.Disk{}
 	for _, d := range state.Disks {
 		j.disks[d.ID] = d
-		v := slices.IndexFunc(volumeNames, func(name string) bool {
-			return named(d.Description, name)
-		})
+		v := slices.Index(volumeNames, harness.NameIn(d.Description))
 		switch {
-		case v < 0 && env.bystanders.Has(d.ID):
+		case v < 0 && env.Bystanders.Has(d.ID):
 			continue
 		case v < 0 && !slices.ContainsFunc(env.foreign, func(f *foreignDisk) bool {
 			return f.id == d.ID
@@ -102,9 +96,7 @@ func (env *environment) observeRack(ctx context.Context, j *joint) error {
 		}
 	}
 	for _, sn := range state.Snapshots {
-		n := slices.IndexFunc(snapshotNames, func(name string) bool {
-			return named(sn.Description, name)
-		})
+		n := slices.Index(snapshotNames, harness.NameIn(sn.Description))
 		if n < 0 || j.facts[snapField(n)] != "" {
 			return fmt.Errorf("nobody asked for the snapshot %s (%s)", sn.ID, sn.Description)
 		}
@@ -139,10 +131,10 @@ func (env *environment) nodeOf(instance string) string {
 }
 
 func (env *environment) observeNodes(j *joint) error {
-	j.devices, j.mounts = map[string][]guestDevice{}, map[string][]*mountinfo.Info{}
+	j.devices, j.mounts = map[string][]harness.GuestDevice{}, map[string][]*mountinfo.Info{}
 	for _, n := range nodes {
 		var err error
-		if j.devices[n], err = devicesOf(env.Rack.Instance(n).Guest); err != nil {
+		if j.devices[n], err = env.Rack.Instance(n).Devices(); err != nil {
 			return err
 		}
 	}
@@ -178,9 +170,9 @@ func (j *joint) leaveNamesakes(foreign []*foreignDisk) {
 			continue
 		}
 		for n := range j.devices {
-			j.devices[n] = slices.DeleteFunc(j.devices[n], func(g guestDevice) bool {
+			j.devices[n] = slices.DeleteFunc(j.devices[n], func(g harness.GuestDevice) bool {
 				its := slices.ContainsFunc(j.loops[d.path], func(loop string) bool {
-					return g.number == numberOf(loop)
+					return g.Number == numberOf(loop)
 				})
 				j.shown[at(d.of, n)] = j.shown[at(d.of, n)] || its
 				return its
@@ -189,34 +181,14 @@ func (j *joint) leaveNamesakes(foreign []*foreignDisk) {
 	}
 }
 
-// numberOf returns the number of a loop device in the form of guestDevice, or "" if the device
-// is gone.
+// numberOf returns the number of a loop device in the form of harness.GuestDevice, or "" if the
+// device is gone.
 func numberOf(loop string) string {
 	text, err := os.ReadFile(filepath.Join("/sys/block", loop, "dev"))
 	if err != nil {
 		return ""
 	}
 	return strings.TrimSpace(string(text))
-}
-
-// devicesOf lists the devices in a guest view. A device may disappear during the call.
-func devicesOf(guest string) ([]guestDevice, error) {
-	entries, err := os.ReadDir(filepath.Join(guest, "sys/block"))
-	if err != nil {
-		return nil, err
-	}
-	var devices []guestDevice
-	for _, e := range entries {
-		dir := filepath.Join(guest, "sys/block", e.Name())
-		serial, err1 := os.ReadFile(filepath.Join(dir, "device/serial"))
-		number, err2 := os.ReadFile(filepath.Join(dir, "dev"))
-		if err1 != nil || err2 != nil {
-			continue
-		}
-		devices = append(devices, guestDevice{e.Name(), string(bytes.Trim(serial, "\x00 \n")),
-			strings.TrimSpace(string(number))})
-	}
-	return devices, nil
 }
 
 // livingLoops returns the loop devices that still reach their file below a directory. A device
@@ -241,24 +213,12 @@ func livingLoops(dir string) (map[string][]string, error) {
 }
 
 // device returns the device with the volume's serial in the node's guest.
-func (j *joint) device(v int, n string) (guestDevice, bool) {
-	i := slices.IndexFunc(j.devices[n], func(d guestDevice) bool {
-		return d.serial != "" && d.serial == j.serials[v]
+func (j *joint) device(v int, n string) (harness.GuestDevice, bool) {
+	i := slices.IndexFunc(j.devices[n], func(d harness.GuestDevice) bool {
+		return d.Serial != "" && d.Serial == j.serials[v]
 	})
 	if i < 0 {
-		return guestDevice{}, false
+		return harness.GuestDevice{}, false
 	}
 	return j.devices[n][i], true
-}
-
-// unmountBelow unmounts everything below a directory, as the end of its guest does.
-func unmountBelow(dir string) {
-	infos, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
-	if err != nil {
-		panic(err) // the kernel's mount table can be read
-	}
-	for _, info := range slices.Backward(infos) {
-		_ = onRoot(info.Mountpoint, ioctlThaw)             // otherwise its device could never be released
-		_ = unix.Unmount(info.Mountpoint, unix.MNT_DETACH) // it may be gone already
-	}
 }

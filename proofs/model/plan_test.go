@@ -20,7 +20,9 @@ func (h *history) towards(v int, n string) step {
 		return step{op: attach, ctl: ctl, vol: v, node: n}
 	case h.world.down[n]:
 		return step{op: startInstance, node: n}
-	case h.world.lost[at(v, n)]:
+	case h.world.bare[at(v, n)] && len(h.lines)%3 == 1:
+		return step{op: stopInstance, node: n} // an instance starts with all its disks
+	case h.world.lost[at(v, n)] || h.world.bare[at(v, n)] && len(h.lines)%3 == 2:
 		s, _ := h.away(v)
 		return s
 	case !h.staged[at(v, n)] || !kinds[v].block() && f[stagedField(v, n)] == "":

@@ -13,9 +13,7 @@ import (
 var regressions = []struct{ name, steps string }{
 	{"a node forgets nothing when it dies: a device that a pod has is not released", `
 		controller 1: CreateVolume v4
-		controller 1: ControllerPublish v4 → node a
-		node a: NodeStage v4
-		node a: NodePublish v4 to pod 1
+		controller 1: bring v4 to pod 1 on a
 		kill -9 node a
 		node a: NodeUnstage v4
 		pod 1 on a: write and fsync v4 block 1`},
@@ -28,15 +26,11 @@ var regressions = []struct{ name, steps string }{
 		pod 1 on a: write and fsync v1 block 1`},
 	{"a disk is taken away while it is mounted, and comes back to another node", `
 		controller 1: CreateVolume v1
-		controller 1: ControllerPublish v1 → node a
-		node a: NodeStage v1
-		node a: NodePublish v1 to pod 1
+		controller 1: bring v1 to pod 1 on a
 		pod 1 on a: write and fsync v1 block 1
 		pod 1 on a: write v1 block 2
 		controller 2: ControllerUnpublish v1 → node a
-		controller 2: ControllerPublish v1 → node b
-		node b: NodeStage v1
-		node b: NodePublish v1 to pod 2
+		controller 2: bring v1 to pod 2 on b
 		pod 2 on b: write and fsync v1 block 2
 		node a: NodeStage v1
 		node a: NodeUnstage v1
@@ -44,9 +38,7 @@ var regressions = []struct{ name, steps string }{
 		node a: NodeUnstage v1`},
 	{"a disk is taken away while it is mounted, and comes back to the same node", `
 		controller 1: CreateVolume v2
-		controller 1: ControllerPublish v2 → node a
-		node a: NodeStage v2
-		node a: NodePublish v2 to pod 1
+		controller 1: bring v2 to pod 1 on a
 		pod 1 on a: write and fsync v2 block 1
 		controller 2: ControllerUnpublish v2 → node a
 		controller 2: ControllerPublish v2 → node a
@@ -58,15 +50,11 @@ var regressions = []struct{ name, steps string }{
 		pod 1 on a: write and fsync v2 block 3`},
 	{"a device goes to another number under a pod that has it, and the number to another disk", `
 		controller 1: CreateVolume v4
-		controller 1: ControllerPublish v4 → node a
-		node a: NodeStage v4
-		node a: NodePublish v4 to pod 1
+		controller 1: bring v4 to pod 1 on a
 		pod 1 on a: write and fsync v4 block 1
 		controller 1: CreateVolume v1
 		controller 1: ControllerUnpublish v4 → node a
-		controller 1: ControllerPublish v1 → node a
-		node a: NodeStage v1
-		node a: NodePublish v1 to pod 1
+		controller 1: bring v1 to pod 1 on a
 		controller 1: ControllerPublish v4 → node a
 		node a: NodePublish v4 to pod 2
 		node a: NodeUnstage v4
@@ -74,20 +62,14 @@ var regressions = []struct{ name, steps string }{
 		node a: NodeUnstage v1`},
 	{"a restored volume lives beside its origin, which goes first", `
 		controller 1: CreateVolume v2
-		controller 1: ControllerPublish v2 → node a
-		node a: NodeStage v2
-		node a: NodePublish v2 to pod 1
+		controller 1: bring v2 to pod 1 on a
 		pod 1 on a: write and fsync v2 block 1
 		controller 2: CreateSnapshot s3
 		pod 1 on a: write and fsync v2 block 1
 		controller 2: CreateVolume v7
-		controller 1: ControllerPublish v7 → node a
-		node a: NodeStage v7
-		node a: NodePublish v7 to pod 1
+		controller 1: bring v7 to pod 1 on a
 		pod 1 on a: write and fsync v7 block 2
-		node a: NodeUnpublish v2 from pod 1
-		node a: NodeUnstage v2
-		controller 1: ControllerUnpublish v2 → node a
+		controller 1: take v2 from pod 1 on a
 		controller 1: DeleteVolume v2
 		controller 1: CreateSnapshot s3
 		controller 1: CreateVolume v7`},
@@ -99,9 +81,7 @@ var regressions = []struct{ name, steps string }{
 		node a: NodeUnstage v1
 		node a: NodeStage v1 as another filesystem
 		controller 1: CreateVolume v4
-		controller 1: ControllerPublish v4 → node a
-		node a: NodeStage v4
-		node a: NodePublish v4 to pod 1
+		controller 1: bring v4 to pod 1 on a
 		pod 1 on a: write and fsync v4 block 0
 		node a: NodeStage v4 as another filesystem
 		node a: NodeUnpublish v4 from pod 1
@@ -140,9 +120,7 @@ var regressions = []struct{ name, steps string }{
 		pod 1 on a: write v3 block 1
 		pod 1 on a: freeze v3
 		controller 2: ControllerUnpublish v3 → node a
-		controller 2: ControllerPublish v3 → node b
-		node b: NodeStage v3
-		node b: NodePublish v3 to pod 1
+		controller 2: bring v3 to pod 1 on b
 		pod 1 on b: freeze v3
 		stop instance b
 		start instance b
@@ -193,17 +171,11 @@ var regressions = []struct{ name, steps string }{
 		start instance a
 		node a: NodeStage v1
 		controller 1: ControllerPublish v1 → node a
-		controller 1: ControllerPublish v1 → node b
-		node b: NodeStage v1
-		node b: NodePublish v1 to pod 1
+		controller 1: bring v1 to pod 1 on b
 		pod 1 on b: write and fsync v1 block 1
-		node b: NodeUnpublish v1 from pod 1
-		node b: NodeUnstage v1
-		controller 1: ControllerUnpublish v1 → node b
+		controller 1: take v1 from pod 1 on b
 		administrator: delete the namesake of v1
-		controller 1: ControllerPublish v1 → node a
-		node a: NodeStage v1
-		node a: NodePublish v1 to pod 1`},
+		controller 1: bring v1 to pod 1 on a`},
 	{"a blank namesake is not taken for the new disk of a volume", `
 		controller 2: CreateVolume v2
 		controller 2: ControllerPublish v2 → node b
@@ -217,6 +189,35 @@ var regressions = []struct{ name, steps string }{
 		administrator: attach a namesake of v4 → node c
 		node c: NodeStage v4
 		node c: NodePublish v4 to pod 1`},
+	{"a volume that is attached without a device is found, and healed by a detach or a stop", `
+		controller 1: CreateVolume v1
+		controller 1: bring v1 to pod 1 on a
+		pod 1 on a: write and fsync v1 block 1
+		controller 1: take v1 from pod 1 on a
+		rack: no device
+		controller 1: ControllerPublish v1 → node b
+		controller 2: ControllerPublish v1 → node b
+		node b: NodeStage v1
+		node b: NodePublish v1 to pod 1
+		controller 1: ControllerUnpublish v1 → node b
+		controller 1: bring v1 to pod 1 on b
+		controller 1: take v1 from pod 1 on b
+		rack: no device
+		controller 2: ControllerPublish v1 → node a
+		node a: NodeStage v1
+		stop instance a
+		controller 2: ControllerUnpublish v1 → node a
+		start instance a
+		controller 2: bring v1 to pod 1 on a
+		controller 1: CreateVolume v4
+		rack: no device
+		controller 1: ControllerPublish v4 → node a
+		node a: NodeStage v4
+		node a: NodeUnstage v4
+		stop instance a
+		start instance a
+		controller 1: bring v4 to pod 1 on a
+		pod 1 on a: write and fsync v4 block 1`},
 	{"a create that was given up is found by the next one", `
 		rack: disk_create late
 		controller 1: CreateVolume v1, abandoned after 5ms
@@ -227,17 +228,10 @@ var regressions = []struct{ name, steps string }{
 }
 
 func TestHistoriesThatOnceFailedDoNotFailAgain(t *testing.T) {
-	runner := newRunner(t)
+	runner := newRunner(t, "model-regressions")
 	for _, past := range regressions {
 		t.Run(past.name, func(t *testing.T) {
-			steps, err := parseHistory(past.steps)
-			if err != nil {
-				t.Fatal(err)
-			}
-			h, err := runner.runHistory(t.Context(), nil, func(h *history) error {
-				return h.runSteps(t.Context(), steps)
-			})
-			if err != nil {
+			if h, err := runner.replay(t, nil, past.steps); err != nil {
 				t.Errorf("%v\n%s", err, h.transcript())
 			}
 		})
@@ -247,20 +241,11 @@ func TestHistoriesThatOnceFailedDoNotFailAgain(t *testing.T) {
 // A device's name does not identify a disk. The mount of a btrfs has no usable number, only
 // the name that the device had at the time of the mount.
 func TestADeadMountIsNotTakenForANewDiskWithTheSameDeviceName(t *testing.T) {
-	runner := newRunner(t)
-	steps, err := parseHistory(`
+	runner := newRunner(t, "model-regressions")
+	h, err := runner.replay(t, nil, `
 		controller 1: CreateVolume v3
-		controller 1: ControllerPublish v3 → node a
-		node a: NodeStage v3
-		node a: NodePublish v3 to pod 1
-		pod 1 on a: write and fsync v3 block 1`)
-	if err != nil {
-		t.Fatal(err)
-	}
-	h, err := runner.runHistory(t.Context(), nil, func(h *history) error {
-		if err := h.runSteps(t.Context(), steps); err != nil {
-			return err
-		}
+		controller 1: bring v3 to pod 1 on a
+		pod 1 on a: write and fsync v3 block 1`, func(h *history) error {
 		if err := h.plugUntilNamedAsBefore(t.Context()); err != nil {
 			return err
 		}
@@ -281,8 +266,8 @@ func TestADeadMountIsNotTakenForANewDiskWithTheSameDeviceName(t *testing.T) {
 func (h *history) plugUntilNamedAsBefore(ctx context.Context) error {
 	nameOf := func() string {
 		for _, d := range h.env.mustDevices("a") {
-			if d.serial == h.serials[3] {
-				return d.name
+			if d.Serial == h.serials[3] {
+				return d.Name
 			}
 		}
 		return ""

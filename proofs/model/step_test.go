@@ -219,9 +219,19 @@ func (s *step) set(name, text string) {
 	}
 }
 
-// parseHistory parses a history with one step in each line. It ignores empty lines and lines
-// with a #.
+// bring and take are the three calls that bring a volume to a pod, or take it away.
+var (
+	bring = regexp.MustCompile(`(controller \d): bring (v\d) to (pod \d) on (\w)`)
+	take  = regexp.MustCompile(`(controller \d): take (v\d) from (pod \d) on (\w)`)
+)
+
+// parseHistory parses a history with one step, or bring or take, in each line. It ignores empty
+// lines and lines with a #.
 func parseHistory(text string) ([]step, error) {
+	text = bring.ReplaceAllString(text, "$1: ControllerPublish $2 → node $4\n"+
+		"node $4: NodeStage $2\nnode $4: NodePublish $2 to $3")
+	text = take.ReplaceAllString(text, "node $4: NodeUnpublish $2 from $3\n"+
+		"node $4: NodeUnstage $2\n$1: ControllerUnpublish $2 → node $4")
 	var steps []step
 	for line := range strings.Lines(text) {
 		line = strings.TrimSpace(line)

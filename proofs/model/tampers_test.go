@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
@@ -26,25 +27,23 @@ import (
 const (
 	inUse = `
 		controller 1: CreateVolume v1
-		controller 1: ControllerPublish v1 → node a
-		node a: NodeStage v1
-		node a: NodePublish v1 to pod 1
+		controller 1: bring v1 to pod 1 on a
 		pod 1 on a: write and fsync v1 block 3`
 	deviceInUse = `
 		controller 1: CreateVolume v4
-		controller 1: ControllerPublish v4 → node a
-		node a: NodeStage v4
-		node a: NodePublish v4 to pod 1
+		controller 1: bring v4 to pod 1 on a
 		pod 1 on a: write and fsync v4 block 2
 		pod 1 on a: write and fsync v4 block 3`
+	// bare attaches a volume without a device.
+	bare = `
+		controller 1: CreateVolume v1
+		rack: no device
+		controller 1: ControllerPublish v1 → node a
+		node a: NodeStage v1`
 	released = `
-		node a: NodeUnpublish v4 from pod 1
-		node a: NodeUnstage v4
-		controller 1: ControllerUnpublish v4 → node a`
+		controller 1: take v4 from pod 1 on a`
 	moved = released + `
-		controller 2: ControllerPublish v4 → node b
-		node b: NodeStage v4
-		node b: NodePublish v4 to pod 1`
+		controller 2: bring v4 to pod 1 on b`
 )
 
 // skipCall answers OK without making the call. pretend makes the call and answers something
@@ -71,7 +70,7 @@ func pretend(o op, err error) tamper {
 // onBacking changes the bytes of a volume's disk without the knowledge of driver and rack.
 func onBacking(when string, v int, change func(path string) error) tamper {
 	return tamper{when: when, action: func(_ context.Context, h *history) error {
-		return change(h.env.backing(h.orchestrator.volumes[v].GetVolumeId()))
+		return change(proof.DiskFile(h.env.Rack, h.orchestrator.volumes[v].GetVolumeId()))
 	}}
 }
 
@@ -103,9 +102,7 @@ var tamperCases = []struct {
 		skipCall(unpublish), `answered OK, but "v1 published a/1" is "yes"`},
 	{"a publication is made up", `
 		controller 1: CreateVolume v1
-		controller 1: ControllerPublish v1 → node a
-		node a: NodeStage v1
-		node a: NodePublish v1 to pod 1`,
+		controller 1: bring v1 to pod 1 on a`,
 		skipCall(publish), `answered OK, but "v1 published a/1" is ""`},
 	{"a stage is made up", `
 		controller 1: CreateVolume v1
@@ -145,6 +142,20 @@ var tamperCases = []struct {
 		tamper{when: "node a: NodeStage", action: func(_ context.Context, h *history) error {
 			return overwrite(h.namesake(2).path, gib/2, []byte{1})
 		}}, "-restore was written to"},
+	{"an attach that has left no device is called done", `
+		controller 1: CreateVolume v1
+		controller 1: ControllerPublish v1 → node a`,
+		tamper{when: "controller 1: CreateVolume v1", action: func(ctx context.Context,
+			h *history) error {
+			_, err := h.addFault(ctx, noDevice)
+			h.world.recordsFirst = false
+			return err
+		}}, "answered OK, and the node has no device of it"},
+	{"a volume without a device is called staged", bare, skipCall(stage),
+		"answered OK, the model allows [NotFound]"},
+	{"a volume without a device is not explained", bare,
+		pretend(stage, status.Error(codes.NotFound, "DeviceNotFound: wait for it")),
+		`without "recorded an attach`},
 	{"an attach is made up", `
 		controller 1: CreateVolume v1
 		controller 1: ControllerPublish v1 → node a`,
@@ -191,12 +202,8 @@ var tamperCases = []struct {
 			return overwrite(path, 3*gib/blocks, pattern(4, 3, 2))
 		}), "v4 block 3 holds value 2, the model says value [3]"},
 	{"a disk is formatted anew", inUse + `
-		node a: NodeUnpublish v1 from pod 1
-		node a: NodeUnstage v1
-		controller 1: ControllerUnpublish v1 → node a
-		controller 2: ControllerPublish v1 → node b
-		node b: NodeStage v1
-		node b: NodePublish v1 to pod 1`,
+		controller 1: take v1 from pod 1 on a
+		controller 2: bring v1 to pod 1 on b`,
 		onBacking("controller 1: ControllerUnpublish v1", 1, func(path string) error {
 			id := strings.TrimSuffix(filepath.Base(path), ".img")
 			return exec.Command("mke2fs", "-q", "-F", "-t", "ext4", "-U", id, path).Run()
@@ -238,7 +245,7 @@ var tamperCases = []struct {
 		}), "2 mounts lie upon each other"},
 	{"a mount lies where nobody asked for it", inUse,
 		mountAction("node a: NodePublish v1", func(h *history) error {
-			path := filepath.Join(h.env.nodes["b"].Dir, "kubelet", "stray")
+			path := h.env.nodes["b"].Kubelet("stray")
 			return errors.Join(os.MkdirAll(path, 0o750),
 				unix.Mount(h.env.staging(1, "a"), path, "", unix.MS_BIND, ""))
 		}), "nobody asked for the mount"},
@@ -252,7 +259,7 @@ var tamperCases = []struct {
 		}}, "forged-odd, which holds forged records, has other bytes"},
 	{"a bystander is written to", inUse,
 		tamper{when: "node a: NodeStage", action: func(_ context.Context, h *history) error {
-			return overwrite(h.env.bystanders.File(proof.BlankDisk), gib/2, []byte{1})
+			return overwrite(h.env.Bystanders.File(proof.BlankDisk), gib/2, []byte{1})
 		}}, "a bystander was written to"},
 	{"a foreign disk is written to", inUse,
 		tamper{when: "node a: NodeStage", action: func(_ context.Context, h *history) error {
@@ -293,18 +300,18 @@ const fakeDevice = "nvme99n1"
 // showInB shows v4's device in the guest of b, too.
 func showInB(_ context.Context, h *history) error {
 	for _, d := range h.env.mustDevices("a") {
-		if d.serial != h.serials[4] {
+		if d.Serial != h.serials[4] {
 			continue
 		}
-		from := filepath.Join(h.env.Rack.Instance("a").Guest, "sys/block", d.name)
+		from := filepath.Join(h.env.Rack.Instance("a").Guest, "sys/block", d.Name)
 		to := filepath.Join(h.env.Rack.Instance("b").Guest, "sys/block", fakeDevice)
 		return os.CopyFS(to, os.DirFS(from))
 	}
 	return errors.New("a has no device of v4")
 }
 
-func (env *environment) mustDevices(n string) []guestDevice {
-	devices, err := devicesOf(env.Rack.Instance(n).Guest)
+func (env *environment) mustDevices(n string) []harness.GuestDevice {
+	devices, err := env.Rack.Instance(n).Devices()
 	if err != nil {
 		panic(err) // the guest's directory exists as long as the rack
 	}
@@ -314,8 +321,8 @@ func (env *environment) mustDevices(n string) []guestDevice {
 // otherDevice returns the node of a device in a's guest that is not the one at path.
 func otherDevice(h *history, path string) (string, error) {
 	for _, d := range h.env.mustDevices("a") {
-		if d.serial != h.serials[4] {
-			return filepath.Join(h.env.Rack.Instance("a").Guest, "dev", d.name), nil
+		if d.Serial != h.serials[4] {
+			return filepath.Join(h.env.Rack.Instance("a").Guest, "dev", d.Name), nil
 		}
 	}
 	return "", fmt.Errorf("a has no device but the one at %s", path)
@@ -324,24 +331,20 @@ func otherDevice(h *history, path string) (string, error) {
 // TestTheModelNoticesEveryTampering tests the model itself, because a test that cannot fail
 // proves nothing.
 func TestTheModelNoticesEveryTampering(t *testing.T) {
-	p := proof.New(t, "model-lies")
-	r := newRunner(t)
+	r := newRunner(t, "model-lies")
 	noticed := 0
 	for _, u := range tamperCases {
 		t.Run(u.name, func(t *testing.T) {
-			steps, err := parseHistory(u.steps)
-			if err != nil {
-				t.Fatal(err)
-			}
-			h, err := r.runHistory(t.Context(), tampers{u.tamper}, func(h *history) error {
-				return h.runSteps(t.Context(), steps)
-			})
+			h, err := r.replay(t, tampers{u.tamper}, u.steps)
 			if err == nil || !strings.Contains(err.Error(), u.want) {
 				t.Fatalf("the history ended with %v, want an error with %q:\n%s", err, u.want,
 					h.transcript())
 			}
+			if err := r.proof.CheckPage(r.page, err.Error(), "make model SEED="); err != nil {
+				t.Error(err)
+			}
 			noticed++
 		})
 	}
-	p.Figure("lies", len(tamperCases), "noticed", noticed)
+	r.proof.Figure("lies", len(tamperCases), "noticed", noticed)
 }

@@ -107,9 +107,11 @@ func (h *history) calm(ctx context.Context) error {
 	if err := h.dropAll(); err != nil {
 		return err
 	}
-	if err := h.env.Rack.Admin.ClearFaults(ctx); err != nil {
+	if err := errors.Join(h.env.Rack.Admin.ClearFaults(ctx),
+		h.env.recordFirst(ctx, false)); err != nil {
 		return err
 	}
+	h.world.recordsFirst = false
 	for v := range kinds {
 		if err := h.do(ctx, step{op: takeNamesake, vol: v}); err != nil {
 			return err
@@ -136,7 +138,7 @@ func (h *history) clean(ctx context.Context) error {
 		}
 	}
 	for _, d := range h.env.foreign {
-		if err := d.untouched(true); err != nil {
+		if err := d.unchanged(true); err != nil {
 			return err
 		}
 	}

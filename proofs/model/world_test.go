@@ -165,6 +165,10 @@ type world struct {
 	// device of the node's instance. The guest shows one of the two (A54). shown contains those
 	// for which it shows the other one.
 	namesakes, shown map[string]bool
+	// bare contains, by "v1 a", the volumes that are attached to a node without a device.
+	// recordsFirst reports whether an attach may end like that.
+	bare         map[string]bool
+	recordsFirst bool
 	// slow contains the volumes whose device may appear late on their node.
 	slow map[string]bool
 	// down contains the instances that are stopped.
@@ -178,7 +182,8 @@ type world struct {
 func newWorld() *world {
 	return &world{seen: facts{}, lost: map[string]bool{}, half: map[string]bool{},
 		slow: map[string]bool{}, frozen: map[string]bool{}, held: map[string]bool{},
-		down: map[string]bool{}, namesakes: map[string]bool{}, shown: map[string]bool{}}
+		down: map[string]bool{}, bare: map[string]bool{}, namesakes: map[string]bool{},
+		shown: map[string]bool{}}
 }
 
 func at(v int, n string) string { return fmt.Sprintf("v%d %s", v, n) }

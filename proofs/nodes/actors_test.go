@@ -31,7 +31,11 @@ func (w *testCluster) attacher() {
 			continue
 		}
 		refused := w.refused[*a.Spec.Source.PersistentVolumeName]
-		if states[a.Spec.NodeName] == oxide.InstanceStateRunning && w.hotplug.IsZero() {
+		since := w.hotAttach
+		if a.DeletionTimestamp != nil {
+			since = w.hotplug
+		}
+		if states[a.Spec.NodeName] == oxide.InstanceStateRunning && since.IsZero() {
 			refused = ""
 		}
 		path := oxide.DiskPath{Disk: oxide.NameOrId(w.disks[*a.Spec.Source.PersistentVolumeName])}
@@ -41,8 +45,7 @@ func (w *testCluster) attacher() {
 		case refused != "":
 			err = errors.New(refused)
 		case a.DeletionTimestamp == nil:
-			_, err = w.rack.Client.InstanceDiskAttach(w.ctx,
-				oxide.InstanceDiskAttachParams{Instance: instance, Body: &path})
+			err = w.attachOnce(oxide.InstanceDiskAttachParams{Instance: instance, Body: &path})
 		default:
 			_, err = w.rack.Client.InstanceDiskDetach(w.ctx,
 				oxide.InstanceDiskDetachParams{Instance: instance, Body: &path})
@@ -66,6 +69,19 @@ func (w *testCluster) attacher() {
 			keepertest.Remove[*storagev1.VolumeAttachment](w.api, "", a.Name)
 		}
 	}
+}
+
+// attachOnce attaches a disk, unless the rack has recorded that, like the driver.
+func (w *testCluster) attachOnce(p oxide.InstanceDiskAttachParams) error {
+	attached, err := w.rack.Client.InstanceDiskListAllPages(w.ctx,
+		oxide.InstanceDiskListParams{Instance: p.Instance})
+	if err != nil || slices.ContainsFunc(attached, func(d oxide.Disk) bool {
+		return d.Id == string(p.Body.Disk)
+	}) {
+		return err
+	}
+	_, err = w.rack.Client.InstanceDiskAttach(w.ctx, p)
+	return err
 }
 
 // explain returns the driver's message for a refusal.

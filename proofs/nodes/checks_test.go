@@ -123,6 +123,15 @@ func (w *testCluster) checkStop(k *replica, name string) {
 	if !w.hotplug.IsZero() && w.hotplug.Before(o.began) {
 		w.breaks("the instance of %s is stopped on a rack with hot-plug", name)
 	}
+	if !w.hotAttach.IsZero() && w.hotAttach.Before(o.began) && !slices.ContainsFunc(
+		keepertest.List[*storagev1.VolumeAttachment](w.api, ""),
+		func(a *storagev1.VolumeAttachment) bool {
+			return a.Spec.NodeName == name && (a.DeletionTimestamp != nil ||
+				w.refused[*a.Spec.Source.PersistentVolumeName] != "")
+		}) {
+		w.breaks("the instance of %s is stopped for no detach, on a rack that attaches to it while it "+
+			"runs", name)
+	}
 	if w.registered(name) != w.rack.Instance(name).ID {
 		w.breaks("the instance of %s is stopped, and its driver is registered with %q", name,
 			w.registered(name))

@@ -11,6 +11,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"path"
 	"slices"
 	"strings"
 	"time"
@@ -25,6 +26,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/history"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper"
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
@@ -70,8 +72,9 @@ type testCluster struct {
 	looked  time.Time
 	// mended reports that all disturbances have ended.
 	mended bool
-	// hotplug is the time since which the rack has hot-plug.
-	hotplug time.Time
+	// hotplug is the time since which the rack has hot-plug, and hotAttach that since which it
+	// attaches disks to running instances.
+	hotplug, hotAttach time.Time
 	// failing contains how the requests to a resource, or to an operation of the rack, fail.
 	failing map[string]failure
 	// refused contains the errors with which the driver refuses to attach or detach volumes.
@@ -101,9 +104,11 @@ type testCluster struct {
 
 	lines  []string
 	broken []string
-	kills  int
-	killed bool
-	stops  int
+	// brokenAt is the time of the first broken promise.
+	brokenAt time.Time
+	kills    int
+	killed   bool
+	stops    int
 }
 
 // replica is one process of the keeper.
@@ -160,12 +165,13 @@ func (g *gate) pass(read, after bool) error {
 
 // newTestCluster makes a cluster of three nodes on the rack, whose instances run and have no disks.
 func newTestCluster(ctx context.Context, t keepertest.T, r *harness.Rack) *testCluster {
+	r.History.Begin()
 	w := &testCluster{t: t, ctx: ctx, rack: r, clock: time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC),
 		disks: map[string]string{}, byHand: map[string]bool{}, byPeople: map[string]time.Time{},
 		changes: map[string]time.Time{}, operations: map[string]*operation{},
 		causes: map[string][]stop{}, ends: map[string]time.Time{}, counts: map[string]int{}}
 	w.calm()
-	if err := r.Admin.Switch(ctx, map[string]any{"hotplug": false}); err != nil {
+	if err := r.Admin.Switch(ctx, map[string]any{"hotplug": "none"}); err != nil {
 		panic(err)
 	}
 	w.api = keepertest.Serve(t, func() time.Time { return w.clock })
@@ -273,10 +279,13 @@ func (g *gatedTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if response, err := w.hinder(g.RoundTripper, r); response != nil || err != nil {
 		return response, err
 	}
+	answered := w.rack.History.Call("keeper "+g.k.node, r.Method+" "+path.Base(r.URL.Path))
 	response, err := g.RoundTripper.RoundTrip(r)
 	if err != nil {
+		answered(err.Error(), true)
 		return nil, err
 	}
+	answered(response.Status, response.StatusCode >= http.StatusMultipleChoices)
 	if read {
 		return w.inTime(response)
 	}
@@ -408,6 +417,8 @@ func (w *testCluster) intercept(r keepertest.KubeRequest) error {
 		w.made = w.checkClusterRequest(k, r)
 		return nil
 	}
+	w.rack.History.Mark("keeper "+k.node, strings.Join([]string{r.Verb, r.Resource, r.Subresource,
+		r.Name}, " "))
 	if r.Status < http.StatusMultipleChoices {
 		w.made()
 	}
@@ -449,13 +460,18 @@ func (w *testCluster) count(what string) { w.counts[what]++ }
 func (w *testCluster) say(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	if len(w.lines) == 0 || !strings.HasSuffix(w.lines[len(w.lines)-1], text) {
-		w.lines = append(w.lines, w.clock.Format("15:04:05 ")+text)
+		line := w.clock.Format("15:04:05 ") + text
+		w.lines = append(w.lines, line)
+		w.rack.History.Mark(history.Orchestrator, line)
 	}
 }
 
 // breaks records a broken promise.
 func (w *testCluster) breaks(format string, args ...any) {
 	w.say("BROKEN: "+format, args...)
+	if w.brokenAt.IsZero() {
+		w.brokenAt = time.Now()
+	}
 	w.broken = append(w.broken, fmt.Sprintf(format, args...))
 }
 
@@ -528,12 +544,8 @@ func (w *testCluster) addPod(name string, kind int) {
 func (w *testCluster) addVolume(pod *corev1.Pod) {
 	w.volumes++
 	volume := fmt.Sprintf("pvc-%d", w.volumes)
-	disk, err := w.rack.Client.DiskCreate(w.ctx, oxide.DiskCreateParams{
-		Project: oxide.NameOrId(w.rack.Project),
-		Body: &oxide.DiskCreate{Name: oxide.Name(fmt.Sprintf("d%d-%d", time.Now().UnixNano(), w.volumes)),
-			Size: oxide.ByteCount(harness.GiB), DiskBackend: oxide.DiskBackend{
-				Value: &oxide.DiskBackendDistributed{DiskSource: oxide.DiskSource{
-					Value: &oxide.DiskSourceBlank{BlockSize: 512}}}}}})
+	disk, err := w.rack.CreateDisk(w.ctx, w.rack.Project,
+		fmt.Sprintf("d%d-%d", time.Now().UnixNano(), w.volumes), harness.GiB)
 	if err != nil {
 		panic(err)
 	}

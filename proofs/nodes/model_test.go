@@ -251,54 +251,26 @@ func (w *testCluster) rest() error {
 
 // clear restores the rack: all instances run and have no disks.
 func (w *testCluster) clear() error {
-	for _, name := range names {
-		_, err := w.rack.Client.InstanceStop(w.ctx,
-			oxide.InstanceStopParams{Instance: oxide.NameOrId(w.rack.Instance(name).ID)})
-		if err != nil {
+	for _, i := range w.rack.Instances {
+		if err := w.rack.StopInstance(w.ctx, i.ID); err != nil {
 			return err
 		}
-	}
-	if err := w.await(oxide.InstanceStateStopped); err != nil {
-		return err
 	}
 	state, err := w.rack.Admin.State(w.ctx)
 	if err != nil {
 		return err
 	}
+	var errs []error
 	for _, a := range state.Attachments {
-		_, err := w.rack.Client.InstanceDiskDetach(w.ctx, oxide.InstanceDiskDetachParams{
-			Instance: oxide.NameOrId(a.InstanceID),
-			Body:     &oxide.DiskPath{Disk: oxide.NameOrId(a.DiskID)}})
-		if err != nil {
-			return err
-		}
+		errs = append(errs, w.rack.DetachDisk(w.ctx, a.DiskID, a.InstanceID))
 	}
 	for _, disk := range w.disks {
-		if err := w.rack.Client.DiskDelete(w.ctx,
-			oxide.DiskDeleteParams{Disk: oxide.NameOrId(disk)}); err != nil {
-			return err
-		}
+		errs = append(errs, w.rack.DeleteDisk(w.ctx, disk))
 	}
-	for _, name := range names {
-		_, err := w.rack.Client.InstanceStart(w.ctx,
-			oxide.InstanceStartParams{Instance: oxide.NameOrId(w.rack.Instance(name).ID)})
-		if err != nil {
-			return err
-		}
+	for _, i := range w.rack.Instances {
+		errs = append(errs, w.rack.StartInstance(w.ctx, i.ID))
 	}
-	return w.await(oxide.InstanceStateRunning)
-}
-
-// await waits until all instances are in a state.
-func (w *testCluster) await(want oxide.InstanceState) error {
-	return harness.Await(w.ctx, time.Minute, func() error {
-		for name, s := range w.states() {
-			if s != want {
-				return fmt.Errorf("the instance %s is %s, not %s", name, s, want)
-			}
-		}
-		return nil
-	})
+	return errors.Join(errs...)
 }
 
 // run runs a history.
@@ -315,19 +287,55 @@ func run(ctx context.Context, t keepertest.T, r *harness.Rack, acts []act) (*tes
 	err := w.rest()
 	if len(w.broken) > 0 {
 		err = errors.New(strings.Join(w.broken, "\n"))
+	} else if err != nil {
+		w.brokenAt = time.Now()
 	}
 	return w, errors.Join(err, w.clear())
+}
+
+// startRack starts a rack, and returns the run's directory, too.
+func startRack(t *testing.T) (rack *harness.Rack, dir string) {
+	run := harness.RunFor(t)
+	rack, err := run.StartRack(t.Context(), harness.RackOptions{Instances: names, Hotplug: "none"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = rack.Stop() })
+	return rack, run.Dir
+}
+
+// draw draws a history that failed, and returns the path of the page.
+func (w *testCluster) draw(p *proof.Proof, dir string, seed uint64, broken error) string {
+	return p.Draw(w.ctx, proof.Failure{Name: fmt.Sprint("seed ", seed), Seed: seed, Broken: broken,
+		At: w.brokenAt, Repeat: fmt.Sprintf("make nodes SEED=%d", seed), Dir: dir, Rack: w.rack,
+		Omit: "instance_list", History: w.rack.History})
+}
+
+// TestABrokenPromiseIsDrawn makes a keeper stop the instance on which it runs.
+func TestABrokenPromiseIsDrawn(t *testing.T) {
+	p := proof.New(t, "keeper-model")
+	rack, dir := startRack(t)
+	w := newTestCluster(t.Context(), t, rack)
+	w.turn()
+	_, err := w.keepers[0].Rack.InstanceStop(t.Context(), oxide.InstanceStopParams{
+		Instance: oxide.NameOrId(rack.Instance(names[0]).ID)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(w.broken) == 0 {
+		t.Fatal("nobody notices the stop")
+	}
+	page := w.draw(p, dir, p.Seed, errors.New(strings.Join(w.broken, "\n")))
+	if err := p.CheckPage(page, w.broken[0], "keeper a", "POST stop", "instance_stop",
+		"make nodes SEED="); err != nil {
+		t.Error(err)
+	}
 }
 
 // TestWhateverHappensToTheKeeperEveryInstanceRunsInTheEnd is the proof (D-61).
 func TestWhateverHappensToTheKeeperEveryInstanceRunsInTheEnd(t *testing.T) {
 	p := proof.New(t, "keeper-model")
-	rack, err := harness.RunFor(t).StartRack(t.Context(),
-		harness.RackOptions{Instances: names, ColdPlug: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = rack.Stop() })
+	rack, dir := startRack(t)
 	proof.SetFlags(t, "rapid.checks", "1", "rapid.nofailfile", "true", "rapid.shrinktime", "0s")
 	histories, kills, stops, attached, most := 0, 0, 0, 0, 0
 	counts := map[string]int{}
@@ -341,6 +349,7 @@ func TestWhateverHappensToTheKeeperEveryInstanceRunsInTheEnd(t *testing.T) {
 			if err != nil {
 				failure := fmt.Sprintf("repeat with PROOF_SEED=%d:\n  %s\n%v", seed,
 					strings.Join(w.lines, "\n  "), err)
+				w.draw(p, dir, seed, err)
 				t.Log(failure) // rapid repeats a failed history, and prints only the last failure
 				rt.Fatal(failure)
 			}
@@ -385,5 +394,5 @@ var effects = []string{"failed nodes", "failed pods", "failed poddisruptionbudge
 	"failed start", "failed view", "late request", "started, stopped late", "within a round",
 	"record copied", "record redirected", "node deleted in an operation",
 	"hidden instance asked for", "destroyed instance asked for", "fenced", "unfenced", "freed",
-	"started by a program", "attached by a keeper", "failed attach",
+	"started by a program", "attached by a keeper", "failed attach", "attach only",
 	"no API server after a stop"}

@@ -372,14 +372,25 @@ func (w *testCluster) destroy(name string, a act) {
 	w.destroyed[name] = true
 }
 
-// plug gives the rack hot-plug.
-func (w *testCluster) plug(_ string, _ act) {
-	if !w.hotplug.IsZero() {
+// plug gives the rack hot-plug: first for attaches alone, or for both at once.
+func (w *testCluster) plug(_ string, a act) {
+	mode := "full"
+	switch {
+	case !w.hotplug.IsZero():
 		return
+	case w.hotAttach.IsZero():
+		w.hotAttach = w.clock
+		if a.a%2 == 0 {
+			mode = "attach-only"
+			w.count("attach only")
+			break
+		}
+		fallthrough
+	default:
+		w.hotplug = w.clock
 	}
-	w.say("the rack has hot-plug")
-	w.hotplug = w.clock
-	w.must(w.rack.Admin.Switch(w.ctx, map[string]any{"hotplug": true}))
+	w.say("the rack has the hot-plug %s", mode)
+	w.must(w.rack.Admin.Switch(w.ctx, map[string]any{"hotplug": mode}))
 }
 
 // configure restarts one of the keepers, or both, with other arguments.

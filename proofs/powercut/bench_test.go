@@ -16,9 +16,9 @@ import (
 	"sync/atomic"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"github.com/moby/sys/mountinfo"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/history"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
@@ -99,6 +99,29 @@ func peakMiB() (int64, error) {
 	return kib / 1024, err
 }
 
+// shownEntries is the number of entries of a disk's log that a page shows before the power cut.
+const shownEntries = 12
+
+// cut begins the history of an image, with the last changes of the disk before the power cut.
+func (b *bench) cut(m image) {
+	b.Plugin.History.Begin()
+	for _, e := range m.of.log[max(0, m.at-shownEntries):m.at] {
+		what := []string{"write", "discard", "flush", "read", "note"}[e.Kind]
+		b.Plugin.History.Mark(history.Disk, fmt.Sprintf("%s %d bytes at %d %s", what, e.Bytes, e.Offset,
+			e.Text))
+	}
+	b.Plugin.History.Mark(history.Disk, "power cut: "+m.name)
+}
+
+// draw draws the history of the last image, and returns the path of the page.
+func (b *bench) draw(ctx context.Context, p *proof.Proof, dir string, seed uint64,
+	broken error) string {
+	return p.Draw(ctx, proof.Failure{Name: fmt.Sprintf("seed %d, volume %d of %s", seed, b.shown,
+		filepath.Base(b.Dir)), Seed: seed, Broken: broken, Dir: dir,
+		Repeat:  fmt.Sprintf("make powercut SEED=%d", seed),
+		Plugins: []*harness.Plugin{b.Plugin}, History: b.Plugin.History})
+}
+
 // show attaches a disk to the guest. The driver has no record of the volume, as on an instance
 // that never had it.
 func (b *bench) show(ctx context.Context, v volume, disk *flakydisk.Disk) (*placement, error) {
@@ -157,7 +180,7 @@ func (p *placement) unstage(ctx context.Context) error {
 // staged returns an error unless the volume's filesystem is mounted at the staging path. For a
 // raw volume, nothing may be mounted there.
 func (p *placement) staged() error {
-	mounts, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(p.Staging))
+	mounts, err := harness.MountsAt(p.Staging)
 	switch {
 	case err != nil:
 		return err

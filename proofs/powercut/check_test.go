@@ -47,6 +47,7 @@ func (b *bench) check(ctx context.Context, m image) (verdict, error) {
 }
 
 func (b *bench) checkOnce(ctx context.Context, m image) (v verdict, err error) {
+	b.cut(m)
 	found := m.content()
 	content := found.Fork()
 	disk := flakydisk.NewDisk(content)
@@ -72,7 +73,7 @@ func (b *bench) checkOnce(ctx context.Context, m image) (v verdict, err error) {
 	if left := marks(found); staged && m.of.volume.raw() && len(left) > 0 {
 		v.wrong = fmt.Errorf("a workload had the raw disk, with records of a format at %d", left)
 	}
-	if size := m.btrfsBytes(found); staged && m.of.grows && size != 0 && size <= sizeBytes {
+	if size := m.btrfsBytes(found); staged && m.of.grows && size != 0 && size <= m.of.volume.size {
 		v.wrong = fmt.Errorf("a workload had a btrfs that had grown, and has %d bytes again", size)
 	}
 	if answer != nil {
@@ -216,7 +217,7 @@ func (p *placement) usable(of *recording) error {
 		return fmt.Errorf("the filesystem cannot be used: %w", err)
 	}
 	size, err := p.filesystemBytes()
-	if err == nil && of.grows && size < grownAtLeast {
+	if err == nil && of.grows && size < p.volume.grownAtLeast() {
 		err = fmt.Errorf("the filesystem has %d bytes and was not grown to its disk of %d", size,
 			of.base.Size())
 	}

@@ -10,11 +10,12 @@
 // and removes files. It adds a note to the disk's log for each promise that it got: an
 // acknowledged fsync, or an unstage.
 //
-// The images are made from the log. For every flush there is one image with everything before the
-// flush and nothing after it. Of the writes between two flushes an image has all up to one
-// record, all but one, one alone, or some, in any order, and torn at 512 bytes. An image that is
-// equal to an earlier one is left out. A driver on an instance that does not know the volume
-// stages each image. It must answer OK, and then:
+// The images are made from the log. For every flush, or for some flushes of each scenario in the
+// short form, there is one image with everything before the flush and nothing after it. Of the
+// writes between two flushes an image has all up to one record, all but one, one alone, or some,
+// in any order, and torn at 512 bytes. An image that is equal to an earlier one is left out. A
+// driver on an instance that does not know the volume stages each image. It must answer OK, and
+// then:
 //
 //   - all acknowledged data are there, byte for byte;
 //   - a filesystem that had been in use was not formatted;
@@ -55,7 +56,7 @@
 //
 // The long form makes every request of every scenario fail: in its first sector, its last one and
 // one in between, and in all its sectors if there are at most eight. A disk that is read whole,
-// to prove that it is blank, has 655,360 sectors, which are read in some thousand requests. A
+// to prove that it is blank, has 262,144 sectors, which are read in about a thousand requests. A
 // request with a bad sector fails completely, so its other sectors would show the same result.
 // The scenarios take turns. The figure contains the number of sectors that failed, and the number
 // of all sectors.
@@ -78,8 +79,8 @@
 //
 // The images and the sectors take that time each. Two cores check about 50 images in a second, or
 // about 15 with the race detector: 100,000 take 35 minutes, or two hours. All sectors of one seed
-// are more than 100,000 and take most of a day. The figures contain the maximum memory of the
-// process: less than 2 GiB, with the race detector too.
+// take hours. The figures contain the maximum memory of the process: less than 2 GiB, with the
+// race detector too.
 //
 // PROOF_ONLY is the name of the flush to remove.
 package powercut

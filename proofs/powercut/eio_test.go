@@ -46,7 +46,7 @@ func TestAFailingSectorNeverMakesAStageGuess(t *testing.T) {
 	}
 	c.p.Figure("sectors", c.sectors, "of", c.of, "right", c.right, "wrong", c.wrong, "not_grown",
 		c.notGrown, "peak_mib", peak)
-	c.bystanders.Report(t, c.p.Name)
+	c.p.Bystanders.Report()
 }
 
 // failures counts the results for the sectors.
@@ -269,10 +269,10 @@ func (p *placement) reportsNotGrown(ctx context.Context) (notGrown bool, err err
 	if err != nil {
 		return false, err
 	}
-	notGrown = size < grownAtLeast
+	notGrown = size < p.volume.grownAtLeast()
 	if told := strings.Contains(health.String(), "FilesystemNotGrown"); told != notGrown {
 		return notGrown, fmt.Errorf("the filesystem has %d bytes of a disk of %d, and its health is %v",
-			size, grownTo, health)
+			size, p.volume.grownTo(), health)
 	}
 	return notGrown, nil
 }

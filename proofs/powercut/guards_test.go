@@ -8,6 +8,8 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
@@ -51,14 +53,14 @@ func flushes() []flush {
 			"errors.Join(blockdev.WriteAt(w, b, at), unless(REMOVED, w.Sync))", of(btrfs, aLife)),
 		one("a record is erased before a workload gets the raw disk", "filesystem.disk.eraseRecords",
 			last, skip, of(ext4, aRelease)),
-		one("what was written is durable when the volume is unstaged", "node.Service.openFlushed",
+		one("what was written is durable when the volume is unstaged", "node.heldVolume.openFlushed",
 			"device.Flush()", proof.NotCalled, of(raw, aLife)),
 		{Guard: proof.Guard{Name: "what could not be written is told when the volume is unstaged",
-			Edits: []proof.Edit{{Place: "node.Service.unmount", Text: "mount.Sync(path)",
+			Edits: []proof.Edit{{Place: "node.heldVolume.unmount", Text: "mount.Sync(path)",
 				With: proof.NotCalled}}}, trial: failFlush},
 		{Guard: proof.Guard{Name: "a journal that has failed is told of when the volume is unstaged",
-			Edits: []proof.Edit{{Place: "node.Service.release", Text: "checkJournal(ctx, n.log(), device)",
-				With: proof.NotCalled}}}, trial: failJournal},
+			Edits: []proof.Edit{{Place: "node.heldVolume.release",
+				Text: "checkJournal(v.node.log(), device)", With: proof.NotCalled}}}, trial: failJournal},
 		one("what a format had left is wiped before mkfs", "filesystem.disk.clearSectors", last, skip,
 			of(btrfs, aResumption)),
 		one("a format that had ended is durable before its records are erased",
@@ -113,41 +115,83 @@ func TestTheAbsenceOfEachFlushIsNoticed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	whole, err := newBench(t.Context(), run, "", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	removed, noticed := 0, 0
+	g := guardTrials{t: t, p: p, run: run, program: program}
+	var jobs []func(whole *bench)
 	for i, f := range all {
-		if os.Getenv("PROOF_ONLY") != "" && os.Getenv("PROOF_ONLY") != f.Name {
-			continue
-		}
-		removed++
-		b, err := newBench(t.Context(), run, program,
-			map[string]string{proof.RemovedGuard: f.Name})
-		if err != nil {
-			t.Fatal(err)
-		}
-		r := rand.New(rand.NewPCG(p.Seed, uint64(i)))
-		wrong, err := f.try(t.Context(), b, whole, r)
-		switch {
-		case err != nil:
-			t.Errorf("without %q: %v", f.Name, err)
-		case wrong == nil:
-			t.Errorf("without %q nothing happens (seed %d)", f.Name, p.Seed)
-		default:
-			noticed++
-			p.Say("without %q: %v", f.Name, wrong)
-		}
-		if err := b.close(); err != nil {
-			t.Error(err)
+		if os.Getenv("PROOF_ONLY") == "" || os.Getenv("PROOF_ONLY") == f.Name {
+			jobs = append(jobs, func(whole *bench) { g.remove(whole, f, uint64(i)) })
 		}
 	}
-	lies := noticedLies(t, p, whole)
-	if err := whole.close(); err != nil {
-		t.Error(err)
+	removed := len(jobs)
+	for i, access := range append([]string{raw}, filesystems...) {
+		jobs = append(jobs, func(whole *bench) { g.lie(whole, access, uint64(100+i)) })
 	}
-	p.Figure("removed", removed, "noticed", noticed, "lies", len(filesystems)+1, "lies_noticed", lies)
+	g.work(jobs)
+	p.Figure("removed", removed, "noticed", g.noticed.Load(), "lies", len(jobs)-removed,
+		"lies_noticed", g.lies.Load())
+}
+
+// guardTrials remove flushes, several at once.
+type guardTrials struct {
+	t       *testing.T
+	p       *proof.Proof
+	run     *harness.Run
+	program string
+	// noticed and lies count the flushes and the disks of which the absence was noticed.
+	noticed, lies atomic.Int64
+}
+
+// guardWorkers is the number of flushes that are removed at once. Each often waits.
+const guardWorkers = 3
+
+// work does the jobs, each with an unmodified driver.
+func (g *guardTrials) work(jobs []func(whole *bench)) {
+	queue := make(chan func(*bench))
+	var all sync.WaitGroup
+	for range guardWorkers {
+		all.Go(func() {
+			whole, err := newBench(g.t.Context(), g.run, "", nil)
+			for do := range queue {
+				if err == nil {
+					do(whole)
+				}
+			}
+			if err == nil {
+				err = whole.close()
+			}
+			if err != nil {
+				g.t.Error(err)
+			}
+		})
+	}
+	for _, do := range jobs {
+		queue <- do
+	}
+	close(queue)
+	all.Wait()
+}
+
+// remove checks that the absence of a flush is noticed.
+func (g *guardTrials) remove(whole *bench, f flush, stream uint64) {
+	b, err := newBench(g.t.Context(), g.run, g.program,
+		map[string]string{proof.RemovedGuard: f.Name})
+	if err != nil {
+		g.t.Error(err)
+		return
+	}
+	wrong, err := f.try(g.t.Context(), b, whole, rand.New(rand.NewPCG(g.p.Seed, stream)))
+	switch {
+	case err != nil:
+		g.t.Errorf("without %q: %v", f.Name, err)
+	case wrong == nil:
+		g.t.Errorf("without %q nothing happens (seed %d)", f.Name, g.p.Seed)
+	default:
+		g.noticed.Add(1)
+		g.p.Say("without %q: %v", f.Name, wrong)
+	}
+	if err := b.close(); err != nil {
+		g.t.Error(err)
+	}
 }
 
 // try returns the fault that the absence of the flush causes.
@@ -173,7 +217,7 @@ func (b *bench) firstWrong(ctx context.Context, rec *recording, r *rand.Rand) (w
 	if err != nil {
 		return nil, err
 	}
-	for _, m := range slices.Concat(s.early(), s.flushes(), s.sample(guardImages)) {
+	for _, m := range slices.Concat(fromBothEnds(s.early()), s.flushes(), s.sample(guardImages)) {
 		v, err := b.check(ctx, m)
 		if err != nil {
 			return nil, err
@@ -185,28 +229,42 @@ func (b *bench) firstWrong(ctx context.Context, rec *recording, r *rand.Rand) (w
 	return nil, s.err
 }
 
-// noticedLies makes a disk ignore every flush, and returns the number of access types for
-// which the loss is noticed.
-func noticedLies(t *testing.T, p *proof.Proof, b *bench) (noticed int) {
-	for i, access := range append([]string{raw}, filesystems...) {
-		r := rand.New(rand.NewPCG(p.Seed, uint64(100+i)))
-		life := lifeOf(newVolume(access))
-		err := record(t.Context(), b, life, r, liveOnce,
-			flakydisk.Fault{On: flakydisk.OnFlush, Lie: true})
-		if err != nil {
-			t.Fatal(err)
+// fromBothEnds orders images so that the first and the last ones come first. The driver's own
+// flushes are before and after the many writes of mkfs, so a wrong image is found soon.
+func fromBothEnds(images []image) (all []image) {
+	for i, j := 0, len(images)-1; i <= j; i, j = i+1, j-1 {
+		all = append(all, images[i])
+		if i < j {
+			all = append(all, images[j])
 		}
-		life.used = 0 // without flushes everything after the first stage counts
-		wrong, err := b.firstLoss(t.Context(), life, r)
-		if err != nil || wrong == nil {
-			t.Errorf("a disk of %s that lies about flushes loses nothing (seed %d), %v", access, p.Seed,
-				err)
-			continue
-		}
-		noticed++
-		p.Say("a disk of %s that lies: %v", access, wrong)
 	}
-	return noticed
+	return all
+}
+
+// lie makes a disk ignore every flush, and checks that the loss is noticed.
+func (g *guardTrials) lie(b *bench, access string, stream uint64) {
+	r := rand.New(rand.NewPCG(g.p.Seed, stream))
+	life := lifeOf(newVolume(access))
+	err := record(g.t.Context(), b, life, r, liveOnce,
+		flakydisk.Fault{On: flakydisk.OnFlush, Lie: true})
+	if err != nil {
+		g.t.Error(err)
+		return
+	}
+	life.used = 0 // without flushes everything after the first stage counts
+	wrong, err := b.firstLoss(g.t.Context(), life, r)
+	if err != nil || wrong == nil {
+		g.t.Errorf("a disk of %s that lies about flushes loses nothing (seed %d), %v", access,
+			g.p.Seed, err)
+		return
+	}
+	page := b.draw(g.t.Context(), g.p, g.run.Dir, g.p.Seed, wrong)
+	if err := g.p.CheckPage(page, wrong.Error(), "power cut: ", "NodeStageVolume",
+		"make powercut SEED="); err != nil {
+		g.t.Error(err)
+	}
+	g.lies.Add(1)
+	g.p.Say("a disk of %s that lies: %v", access, wrong)
 }
 
 // firstLoss checks images of a recording until one lacks acknowledged data.

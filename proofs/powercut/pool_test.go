@@ -27,9 +27,6 @@ type trials struct {
 	p   *proof.Proof
 	t   *testing.T
 	run *harness.Run
-	// bystanders counts comparisons of other disks of the guests. forged counts comparisons of
-	// files with forged records.
-	bystanders, forged *proof.Invariant
 
 	// mu guards the fields below, and the counters.
 	mu    sync.Mutex
@@ -38,9 +35,7 @@ type trials struct {
 }
 
 func newTrials(t *testing.T, name string) *trials {
-	return &trials{p: proof.New(t, name), t: t, run: harness.RunFor(t),
-		bystanders: &proof.Invariant{Name: "bystanders"},
-		forged:     &proof.Invariant{Name: "forged-contents"}}
+	return &trials{p: proof.New(t, name), t: t, run: harness.RunFor(t)}
 }
 
 // noteHarm fails the test if a trial has changed a bystander.
@@ -84,8 +79,8 @@ func (c *trials) work(ctx context.Context, jobs []job) {
 		all.Go(func() {
 			b, err := newBench(ctx, c.run, "", nil)
 			if err == nil {
-				b.Forged = c.forged
-				err = b.AddBystanders(ctx, proof.Members[i%len(proof.Members)], c.bystanders)
+				b.Forged = c.p.Forged
+				err = b.AddBystanders(ctx, proof.Members[i%len(proof.Members)], c.p.Bystanders)
 			}
 			for j := range queues[i == 0] {
 				if err == nil && !c.over() {

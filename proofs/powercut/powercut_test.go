@@ -25,10 +25,11 @@ func TestMain(m *testing.M) {
 }
 
 // shortImages is the number of images in the short form, and longImages in a round of the long
-// form.
+// form. shortFlushes is how many flushes of a scenario have an image in the short form.
 const (
-	shortImages = 500
-	longImages  = 2000
+	shortImages  = 500
+	shortFlushes = 12
+	longImages   = 2000
 )
 
 // TestEveryStateAfterAPowerCutConverges is the proof.
@@ -38,8 +39,8 @@ func TestEveryStateAfterAPowerCutConverges(t *testing.T) {
 	c.p.Figure("records", c.records, "writes", c.writes, "flushes", c.flushes, "images", c.images,
 		"equal", c.equal, "converged", c.converged, "refused_rightly", c.refused, "lost", c.lost,
 		"formatted_used", c.formatted, "peak_mib", peak)
-	c.bystanders.Report(t, c.p.Name)
-	c.forged.Report(t, c.p.Name)
+	c.p.Bystanders.Report()
+	c.p.Forged.Report()
 	if !c.p.Long() && c.images < shortImages {
 		t.Errorf("%d images were checked, want at least %d", c.images, shortImages)
 	}
@@ -84,9 +85,15 @@ func (c *count) round(ctx context.Context, seed uint64) {
 			return
 		}
 		samplers = append(samplers, s)
-		images = append(images, s.flushes()...)
+		flushes := s.flushes()
+		if !c.p.Long() {
+			r.Shuffle(len(flushes), func(i, j int) { flushes[i], flushes[j] = flushes[j], flushes[i] })
+			flushes = flushes[:min(shortFlushes, len(flushes))]
+		}
+		images = append(images, flushes...)
 	}
-	c.p.Say("%d scenarios, an image for each of %d flushes", len(recorded), len(images))
+	c.p.Say("%d scenarios, an image for each of %d flushes of %d", len(recorded), len(images),
+		c.flushes)
 	want := shortImages
 	if c.p.Long() {
 		want = longImages
@@ -141,14 +148,15 @@ func (c *count) check(ctx context.Context, images []image, seed uint64) {
 	for _, m := range images {
 		jobs = append(jobs, job{m.of.volume.access, func(b *bench) {
 			v, failed := b.check(ctx, m)
-			c.note(m, v, failed, seed)
+			c.note(ctx, b, m, v, failed, seed)
 		}})
 	}
 	c.work(ctx, jobs)
 }
 
 // note counts the result for an image, and keeps an image with a fault.
-func (c *count) note(m image, v verdict, failed error, seed uint64) {
+func (c *count) note(ctx context.Context, b *bench, m image, v verdict, failed error,
+	seed uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.images++
@@ -160,6 +168,7 @@ func (c *count) note(m image, v verdict, failed error, seed uint64) {
 	}
 	if err := errors.Join(failed, v.wrong); err != nil {
 		c.wrong++
+		b.draw(ctx, c.p, c.run.Dir, seed, fmt.Errorf("%s: %w", m.name, err))
 		path := filepath.Join(c.run.Dir, fmt.Sprintf("image-%d", c.images))
 		c.t.Errorf("%s (seed %d): %v; the image is %s", m.name, seed, err, path)
 		if err := m.content().Save(path); err != nil {

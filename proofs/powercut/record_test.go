@@ -206,8 +206,8 @@ func (r *recorder) syncDir() error {
 func (r *recorder) forge() error {
 	size := r.base.Size()
 	files, err := proof.Forgery{Volume: r.volume.id, Disk: r.volume.disk,
-		Filesystem: r.volume.access, SizeBytes: size, NextBytes: grownTo, Device: r.place.loop.Path,
-		Traced: true}.Write(r.place.Target)
+		Filesystem: r.volume.access, SizeBytes: size, NextBytes: r.volume.grownTo(),
+		Device: r.place.loop.Path, Traced: true}.Write(r.place.Target)
 	if err != nil {
 		return err
 	}
@@ -285,7 +285,7 @@ func (r *recorder) workRaw(rounds int) error {
 		return err
 	}
 	for round := range rounds {
-		offset := int64(r.rand.IntN(64)) * 4 * mib
+		offset := r.rand.Int64N(r.base.Size()/(2*mib)) * 2 * mib
 		content := bytes.Repeat(r.content()[:1], 512*(1+r.rand.IntN(64)))
 		name := fmt.Sprint(offset)
 		r.undecided(name)

@@ -54,7 +54,7 @@ func recordings(ctx context.Context, b *bench, access string, r *rand.Rand) ([]*
 // lifeOf returns the recording of a volume that begins with its blank disk.
 func lifeOf(v volume) *recording {
 	return &recording{name: "the life of " + v.access, volume: v, blank: true,
-		base: flakydisk.NewImage(sizeBytes)}
+		base: flakydisk.NewImage(v.size)}
 }
 
 // wholeLife returns the recording of the life of a volume whose disk may have been a raw
@@ -102,8 +102,8 @@ func growthOf(life *recording) (*recording, error) {
 	made := &recording{name: "the growth of " + life.volume.access, volume: life.volume,
 		base: life.final.Fork(), ledger: ledger{first: life.kept}, grows: true}
 	made.volume.history = map[string]string{"origin": "snapshot", "use": "filesystem",
-		"sourceBytes": fmt.Sprint(sizeBytes), "filesystemUUID": life.volume.id}
-	return made, made.base.Resize(grownTo)
+		"sourceBytes": fmt.Sprint(life.volume.size), "filesystemUUID": life.volume.id}
+	return made, made.base.Resize(life.volume.grownTo())
 }
 
 // growAgain records the repetition of an interrupted growth. The interrupted growth had
@@ -113,7 +113,7 @@ func growAgain(ctx context.Context, b *bench, growth *recording, r *rand.Rand) (
 	base, err := cutAt(ctx, b, growth, r, func(m image) bool {
 		behind, content := false, m.content()
 		content.EachPage(func(at int64, _ []byte) bool {
-			behind = behind || at >= sizeBytes
+			behind = behind || at >= growth.volume.size
 			return !behind
 		})
 		_, staged := growth.ledger.at(m.events)

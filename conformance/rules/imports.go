@@ -1,0 +1,261 @@
+package rules
+
+import (
+	"context"
+	"encoding/base64"
+	"fmt"
+	"slices"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+)
+
+// importRules are about disks whose bytes come through the API, and about the images made of
+// them.
+var importRules = []Rule{
+	{
+		ID: "A90",
+		Says: "A disk from `importing_blocks` becomes `import_ready`; bulk-write-start makes it " +
+			"`importing_from_bulk_writes`, bulk-write-stop `import_ready` again, and finalize " +
+			"`detached`, with a snapshot by way of `finalizing`. Until then it is neither deleted nor " +
+			"attached nor snapshotted, and each step is 400 in the state of another. A write is of at " +
+			"most 512 KiB in base64 (the body of 8 MiB), of whole blocks at a block's start; what " +
+			"reaches beyond the end of the disk is dropped. A snapshot that fails leaves the disk " +
+			"`import_ready`; a restart keeps these states and completes a finalization",
+		Why: "The driver names the state of a disk that it cannot attach or delete, and what ends the " +
+			"import.",
+		Source: "read: nexus/src/app/disk.rs, sagas/finalize_disk.rs, crucible pantry/src/pantry.rs",
+		Calls: []string{"disk_bulk_write_import_start", "disk_bulk_write_import",
+			"disk_bulk_write_import_stop", "disk_finalize_import", "disk_delete"},
+		Check: checkImport,
+	},
+	{
+		ID: "A91",
+		Says: "An image is made of a snapshot, with its size and blocks, in the project or the silo, " +
+			"and uses nothing of the quota. Its name is unique there; a taken one is a `project-image` " +
+			"also in the silo. An OS or a version of more than 64 characters is 500. Disks survive " +
+			"their image, and images their snapshot. Promotion gives a project's image to the silo, " +
+			"demotion the silo's to a project",
+		Why: "The StorageClass names an image by ID, and the disks made from it must not need it any " +
+			"more.",
+		Source: "read: nexus/src/app/image.rs, sagas/image_create.rs, datastore/image.rs",
+		Calls:  []string{"image_create", "image_view", "image_delete", "disk_create"},
+		Check:  checkImageLife,
+	},
+}
+
+// importing creates a disk that waits for its bytes.
+func (c *Check) importing() *oxide.Disk {
+	params := c.Blank()
+	params.Body.DiskBackend = From(&oxide.DiskSourceImportingBlocks{BlockSize: 512})
+	return Must[*oxide.Disk](c, "create a disk that imports blocks")(c.CreateDisk(params))
+}
+
+func (r *TestedRack) startImport(ctx context.Context, disk string) error {
+	return r.Client.DiskBulkWriteImportStart(ctx,
+		oxide.DiskBulkWriteImportStartParams{Disk: oxide.NameOrId(disk)})
+}
+
+func (r *TestedRack) stopImport(ctx context.Context, disk string) error {
+	return r.Client.DiskBulkWriteImportStop(ctx,
+		oxide.DiskBulkWriteImportStopParams{Disk: oxide.NameOrId(disk)})
+}
+
+func (r *TestedRack) finalize(ctx context.Context, disk string, snapshot oxide.Name) error {
+	return r.Client.DiskFinalizeImport(ctx, oxide.DiskFinalizeImportParams{
+		Disk: oxide.NameOrId(disk), Body: &oxide.FinalizeDisk{SnapshotName: snapshot}})
+}
+
+// EndImport ends the import of a disk, which cannot be deleted before.
+func (r *TestedRack) EndImport(ctx context.Context, disk *oxide.Disk) error {
+	state := disk.State.State()
+	if state == oxide.DiskStateStateImportingFromBulkWrites {
+		if err := r.stopImport(ctx, disk.Id); err != nil {
+			return err
+		}
+	}
+	if !slices.Contains(importStates, state) {
+		return nil
+	}
+	return r.finalize(ctx, disk.Id, "")
+}
+
+var importStates = []oxide.DiskStateState{
+	oxide.DiskStateStateImportReady, oxide.DiskStateStateImportingFromBulkWrites,
+}
+
+func checkImport(c *Check) {
+	disk, instance := c.importing(), c.StoppedInstance().Id
+	in := func(state oxide.DiskStateState) {
+		Equal(c, "the disk's state", c.Look(disk.Id).State.State(), state)
+	}
+	unusable := func(state oxide.DiskStateState) {
+		in(state)
+		c.Refuses("delete a disk in state "+string(state), c.DeleteDisk(disk.Id),
+			invalidRequest("disk cannot be deleted in state %q", state))
+		_, err := c.Attach(disk.Id, instance)
+		c.Refuses("attach a disk in state "+string(state), err,
+			invalidRequest("cannot attach disk %q: invalid state %s", disk.Name, state))
+		if c.Simulated() { // a real rack's check would be repeated after a 503
+			_, err = c.Snapshot(disk.Id)
+			c.Refuses("take a snapshot of a disk in state "+string(state), err, unavailable)
+		}
+	}
+	write := func(offset uint64, bytes int) error {
+		return c.Client.DiskBulkWriteImport(c.ctx, oxide.DiskBulkWriteImportParams{
+			Disk: oxide.NameOrId(disk.Id), Body: &oxide.ImportBlocksBulkWrite{Offset: &offset,
+				Base64EncodedData: base64.StdEncoding.EncodeToString(make([]byte, bytes))}})
+	}
+	unusable(oxide.DiskStateStateImportReady)
+	c.Refuses("write before the start", write(0, 512), invalidRequest(
+		"cannot import blocks with a bulk write for disk in state ImportReady"))
+	c.Refuses("stop before the start", c.stopImport(c.ctx, disk.Id),
+		invalidRequest("cannot set disk in state ImportReady to %q", "import_ready"))
+	c.must("start the import", c.startImport(c.ctx, disk.Id))
+	unusable(oxide.DiskStateStateImportingFromBulkWrites)
+	c.must("write a block", write(512, 512))
+	for _, wrong := range []struct {
+		offset uint64
+		bytes  int
+		text   string
+	}{
+		{0, 513 << 10, "Invalid number of blocks: data len 525312 over max chunk size 524288!"},
+		{1, 512, "Offset not block aligned"},
+		{0, 511, "Data length not block size multiple"},
+		{GiB, 512, "Offset past end of extent"},
+	} {
+		c.Refuses(fmt.Sprintf("write %d bytes at %d", wrong.bytes, wrong.offset),
+			write(wrong.offset, wrong.bytes), invalidRequest("%s", wrong.text))
+	}
+	c.Refuses("finalize before the stop", c.finalize(c.ctx, disk.Id, ""), invalidRequest(
+		"cannot finalize disk in state DiskState(ImportingFromBulkWrites)"))
+	c.must("stop the import", c.stopImport(c.ctx, disk.Id))
+	in(oxide.DiskStateStateImportReady)
+	if c.Simulated() {
+		// On a real rack nothing would mark the snapshot as one of this run.
+		c.checkFinalizing(disk)
+	} else {
+		c.must("finalize the disk", c.finalize(c.ctx, disk.Id, ""))
+	}
+	in(oxide.DiskStateStateDetached)
+	c.Refuses("start an import into a detached disk", c.startImport(c.ctx, disk.Id),
+		invalidRequest("cannot set disk in state Detached to %q", "importing_from_bulk_writes"))
+	c.must("delete the disk", c.DeleteDisk(disk.Id))
+}
+
+// checkFinalizing finalizes a disk with a snapshot.
+func (c *Check) checkFinalizing(disk *oxide.Disk) {
+	name := c.Name()
+	view := func() (*oxide.Snapshot, error) {
+		return c.Client.SnapshotView(c.ctx, oxide.SnapshotViewParams{
+			Snapshot: oxide.NameOrId(name), Project: c.project()})
+	}
+	u := begin(c, "finalize a disk with a snapshot", "snapshot_hold", func() (any, error) {
+		return nil, c.finalize(c.ctx, disk.Id, name)
+	}, func() error { _, err := view(); return err }, func(ctx context.Context) error {
+		return c.removeSnapshotByName(ctx, name)
+	})
+	Equal(c, "the disk meanwhile", c.Look(disk.Id).State.State(), oxide.DiskStateStateFinalizing)
+	_, err := u.end(c)
+	c.must("finalize a disk with a snapshot", err)
+	snapshot := Must[*oxide.Snapshot](c, "read the snapshot")(view())
+	Equal(c, "the snapshot's state", snapshot.State, oxide.SnapshotStateReady)
+	Equal(c, "the snapshot's disk", snapshot.DiskId, disk.Id)
+	Equal(c, "the snapshot's description", snapshot.Description,
+		"snapshot of finalized disk "+disk.Id)
+}
+
+// image returns a request for an image of the project.
+func (c *Check) image(snapshot string) oxide.ImageCreateParams {
+	return oxide.ImageCreateParams{Project: c.project(), Body: &oxide.ImageCreate{
+		Name: c.Name(), Description: c.Description, Os: "conformance", Version: "1",
+		Source: oxide.ImageSource{Value: &oxide.ImageSourceSnapshot{Id: snapshot}}}}
+}
+
+// createImage sends a request for an image, and removes the image at the end if it was created.
+func (c *Check) createImage(params oxide.ImageCreateParams) (*oxide.Image, error) {
+	image, err := c.Client.ImageCreate(c.ctx, params)
+	remove := oxide.ImageDeleteParams{Project: params.Project,
+		Image: oxide.NameOrId(params.Body.Name)}
+	if err == nil {
+		remove = oxide.ImageDeleteParams{Image: oxide.NameOrId(image.Id)}
+	}
+	if err == nil || mayBeDone(err) {
+		c.Cleanup(func(ctx context.Context) error { return gone(c.Client.ImageDelete(ctx, remove)) })
+	}
+	return image, err
+}
+
+func (c *Check) viewImage(id string) (*oxide.Image, error) {
+	return c.Client.ImageView(c.ctx, oxide.ImageViewParams{Image: oxide.NameOrId(id)})
+}
+
+// sameImage demands that a read shows an image as another answer does.
+func (c *Check) sameImage(what string, answered *oxide.Image) {
+	c.Same(what, Must[*oxide.Image](c, "read the image")(c.viewImage(answered.Id)), answered)
+}
+
+func checkImageLife(c *Check) {
+	source := c.Disk()
+	snapshot := Must[*oxide.Snapshot](c, "take a snapshot")(c.Snapshot(source.Id))
+	var before int64
+	if c.Simulated() {
+		before = c.storageUsed(c.ctx)
+	}
+	params := c.image(snapshot.Id)
+	image := Must[*oxide.Image](c, "create an image")(c.createImage(params))
+	c.sameImage("the new image", image)
+	Equal(c, "its name", image.Name, params.Body.Name)
+	Equal(c, "its description", image.Description, params.Body.Description)
+	Equal(c, "its OS", image.Os, params.Body.Os)
+	Equal(c, "its version", image.Version, params.Body.Version)
+	Equal(c, "its project", image.ProjectId, source.ProjectId)
+	Equal(c, "its size", image.Size, snapshot.Size)
+	Equal(c, "its blocks", image.BlockSize, source.BlockSize)
+	_, err := c.createImage(params)
+	c.Refuses("create another of its name", err, nameTaken("project-image", image.Name))
+	if c.Simulated() { // a real rack's check would be repeated after a 500
+		long := c.image(snapshot.Id)
+		long.Body.Os = fmt.Sprintf("%065d", 0)
+		_, err = c.createImage(long)
+		c.Refuses("create one with an OS of 65 characters", err, internalError)
+	}
+	c.must("delete its snapshot", c.DeleteSnapshot(snapshot.Id))
+	fromImage := c.Blank()
+	fromImage.Body.DiskBackend = From(&oxide.DiskSourceImage{ImageId: image.Id})
+	disk := Must[*oxide.Disk](c, "create a disk from it")(c.CreateDisk(fromImage))
+	Equal(c, "the disk's image", disk.ImageId, image.Id)
+	if c.Simulated() {
+		Equal(c, "what is provisioned with an image and its disk, and without its snapshot",
+			c.storageUsed(c.ctx), before)
+		c.checkPromotion(image)
+	}
+	c.must("delete the image of a disk", c.Client.ImageDelete(c.ctx,
+		oxide.ImageDeleteParams{Image: oxide.NameOrId(image.Id)}))
+	_, err = c.viewImage(image.Id)
+	c.Refuses("read the deleted image", err, unknownID("image", image.Id))
+	Equal(c, "the state of the image's disk", c.Look(disk.Id).State.State(),
+		oxide.DiskStateStateDetached)
+}
+
+// checkPromotion gives an image to the silo and back. On a real rack others would see it.
+func (c *Check) checkPromotion(image *oxide.Image) {
+	ref := oxide.NameOrId(image.Id)
+	promote := func() (*oxide.Image, error) {
+		return c.Client.ImagePromote(c.ctx, oxide.ImagePromoteParams{Image: ref})
+	}
+	demote := func() (*oxide.Image, error) {
+		return c.Client.ImageDemote(c.ctx,
+			oxide.ImageDemoteParams{Image: ref, Project: c.project()})
+	}
+	_, err := demote()
+	c.Refuses("demote an image of the project", err,
+		invalidRequest("Cannot demote a project image"))
+	silos := Must[*oxide.Image](c, "promote an image")(promote())
+	Equal(c, "its project then", silos.ProjectId, "")
+	c.sameImage("the promoted image", silos)
+	_, err = promote()
+	c.Refuses("promote an image of the silo", err, invalidRequest("Cannot promote a silo image"))
+	again := Must[*oxide.Image](c, "demote an image")(demote())
+	Equal(c, "its project then", again.ProjectId, image.ProjectId)
+	c.sameImage("the demoted image", again)
+}

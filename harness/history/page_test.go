@@ -1,0 +1,154 @@
+package history
+
+import (
+	"bytes"
+	"encoding/xml"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// element is an element of a page. To parse it, the page must be well-formed.
+type element struct {
+	XMLName  xml.Name
+	ID       string     `xml:"id,attr"`
+	Class    string     `xml:"class,attr"`
+	X        int        `xml:"x,attr"`
+	Y        int        `xml:"y,attr"`
+	Width    int        `xml:"width,attr"`
+	Height   int        `xml:"height,attr"`
+	Text     string     `xml:",chardata"`
+	Children []*element `xml:",any"`
+}
+
+// all returns the element, and those in it, that the filter accepts.
+func (e *element) all(accept func(*element) bool) (found []*element) {
+	if accept(e) {
+		found = append(found, e)
+	}
+	for _, c := range e.Children {
+		found = append(found, c.all(accept)...)
+	}
+	return found
+}
+
+func parsePage(t *testing.T, p Page) (*element, string) {
+	t.Helper()
+	var b bytes.Buffer
+	if err := p.Write(&b); err != nil {
+		t.Fatal(err)
+	}
+	var e element
+	if err := xml.Unmarshal(b.Bytes(), &e); err != nil {
+		t.Fatalf("the page is not well-formed: %v\n%s", err, &b)
+	}
+	return &e, b.String()
+}
+
+func rectangles(e *element, classes ...string) []*element {
+	return e.all(func(e *element) bool {
+		return e.XMLName.Local == "rect" && slices.Contains(classes, e.Class)
+	})
+}
+
+func example() Page {
+	start := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+	at := func(ms int) time.Time { return start.Add(time.Duration(ms) * time.Millisecond) }
+	return Page{Title: "a history", Seed: "4711", Command: "PROOF_SEED=4711 make model",
+		Broken: "bytes were lost\nwant 1, got 0", At: at(55), Evidence: "/tmp/run",
+		Events: []Event{
+			{Lane: Disk, Name: "Formatted", Start: at(25), End: at(30)},
+			{Lane: Orchestrator, Name: "stage <script>alert(1)</script>", Start: at(10), End: at(50)},
+			{Lane: "driver 1", Name: "NodeStage \x1b[31m\u202eevil", Start: at(11), End: at(49),
+				Outcome: "Internal: no", Failed: true},
+			{Lane: "driver 1", Name: "NodeGetVolumeStats", Start: at(12), End: at(13), Outcome: "OK"},
+			{Lane: "driver 1", Name: "NodePublish", Start: at(14), End: at(20)},
+			{Lane: Rack, Name: "killed", Start: at(52), End: at(52), Mark: true},
+			{Lane: Rack, Name: "disk_view", Start: at(60)},
+		}}
+}
+
+func TestAPageShowsEveryTextAsItIsAndTheBrokenPromiseAtItsPlace(t *testing.T) {
+	root, source := parsePage(t, example())
+	for _, never := range []string{"<script", "\x1b", "\u202e", "http://", "src=", "@import"} {
+		text := strings.ReplaceAll(source, `xmlns="http://www.w3.org/2000/svg"`, "")
+		if strings.Contains(text, never) {
+			t.Errorf("the page contains %q", never)
+		}
+	}
+	texts := map[string]string{}
+	for _, e := range root.all(func(e *element) bool { return e.ID != "" }) {
+		for _, c := range e.all(func(*element) bool { return true }) {
+			texts[e.ID] += c.Text
+		}
+	}
+	for id, want := range map[string]string{"seed": "4711", "command": "PROOF_SEED=4711 make model",
+		"promise": "want 1, got 0", "broken": "bytes were lost"} {
+		if !strings.Contains(texts[id], want) {
+			t.Errorf("%s says %q, want %q in it", id, texts[id], want)
+		}
+	}
+	var order []string
+	for _, r := range root.all(func(e *element) bool { return e.Class == "row" }) {
+		order = append(order, strings.TrimSpace(r.Children[0].Text))
+	}
+	for i, want := range []string{"stage <script>alert(1)</script>",
+		"NodeStage �[31m�evil\nInternal: no", "NodeGetVolumeStats", "NodePublish", "Formatted",
+		"killed", "bytes were lost", "disk_view"} {
+		if i >= len(order) || !strings.Contains(order[i], want) {
+			t.Fatalf("the rows are %q, want %q as number %d", order, want, i+1)
+		}
+	}
+}
+
+func TestBarsAreInTimeOrderInsideTheirLanesAndNeverOverlap(t *testing.T) {
+	root, _ := parsePage(t, example())
+	lanes := rectangles(root, "lane")
+	bars := rectangles(root, "good", "failed", "open")
+	if len(lanes) != 4 || len(bars) != 6 {
+		t.Fatalf("%d lanes and %d bars, want 4 and 6", len(lanes), len(bars))
+	}
+	for i, b := range bars {
+		in := func(l *element) bool {
+			return b.X >= l.X && b.X+b.Width <= l.X+l.Width && b.Y+b.Height <= l.Y+l.Height
+		}
+		if !slices.ContainsFunc(lanes, in) || b.Height <= 0 {
+			t.Errorf("bar %d is in no lane: %+v", i, b)
+		}
+		if i > 0 && b.Y <= bars[i-1].Y {
+			t.Errorf("bar %d is not below the one before it", i)
+		}
+		for _, o := range bars[:i] {
+			if b.X < o.X+o.Width && o.X < b.X+b.Width && b.Y < o.Y+o.Height && o.Y < b.Y+b.Height {
+				t.Errorf("two bars overlap: %+v and %+v", o, b)
+			}
+		}
+	}
+	// The driver's second call runs beside its first one, and its third one after the second.
+	if bars[1].X == bars[2].X || bars[2].X != bars[3].X {
+		t.Errorf("the driver's bars are at %d, %d and %d", bars[1].X, bars[2].X, bars[3].X)
+	}
+}
+
+func TestARecorderKeepsOpenCallsAndTheLatestEvents(t *testing.T) {
+	var none *Recorder
+	none.Call("a", "b")("OK", false)
+	none.Mark("a", "b")
+	var r Recorder
+	r.Mark(Rack, "of an earlier history")
+	r.Begin()
+	r.Call(Orchestrator, "open")
+	r.Call(Orchestrator, "answered")("no", true)
+	events, since, _ := r.Events()
+	if len(events) != 2 || !events[0].End.IsZero() || events[1].End.IsZero() || !events[1].Failed ||
+		since.IsZero() {
+		t.Fatalf("the events are %+v since %s", events, since)
+	}
+	for range limit {
+		r.Mark(Rack, "x")
+	}
+	if events, _, dropped := r.Events(); len(events) > limit || dropped+len(events) != limit+2 {
+		t.Errorf("%d events and %d dropped, want %d together", len(events), dropped, limit+2)
+	}
+}

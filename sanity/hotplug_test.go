@@ -1,0 +1,145 @@
+//go:build linux
+
+package sanity
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+)
+
+// onRackWith starts the simulated rack with a mode of hot-plug and behaviours of the prototype.
+func onRackWith(mode adminapi.Hotplug, behaviours ...adminapi.Hotplug) string {
+	return "--hotplug=" + string(mode.With(behaviours...))
+}
+
+var _ = describeNodes("a rack that attaches to running instances, and detaches from none",
+	func(f *nodeFixture) {
+		It("CP-10 CU-7 a publish needs no stop, an unpublish waits for one and says so",
+			func(ctx SpecContext) {
+				volume := f.created(ctx, harness.CreateRequest(fresh("attach-only")))
+				p := f.onceAttached(ctx, volume, f.a)
+				p.stageAndPublish(ctx)
+				Expect(p.writeThrough(0)).To(Succeed())
+				p.remove(ctx)
+				operations := f.calls(ctx, func() {
+					expectRefusal(f.unpublish(ctx, volume, "a"), codes.FailedPrecondition, "instance a ",
+						"running", "must be stopped to detach",
+						"detaches no disk from a running instance, whether or not it attaches them")
+				})
+				Expect(slices.ContainsFunc(operations, func(operation string) bool {
+					return slices.Contains(stoppingRequests, operation)
+				})).To(BeFalse(), "%v", operations)
+				f.remains(ctx, volume, "attached to "+p.Instance.ID)
+				f.stopInstance(ctx, p.Instance.ID)
+				Expect(f.unpublish(ctx, volume, "a")).To(Succeed())
+				f.startInstance(ctx, p.Instance.ID)
+
+				moved := f.onceAttached(ctx, volume, f.b)
+				moved.stageAndPublish(ctx)
+				Expect(moved.verify(0)).To(Succeed())
+				moved.remove(ctx)
+			})
+
+		It("CP-9 OX-8 a refusal that is a 500 leaves nothing, and the error names the likely reason",
+			func(ctx SpecContext) {
+				f.switched(ctx, "disk_limit", 1, 12)
+				full := f.controller(ctx, harness.PluginOptions{
+					Env: map[string]string{"OXIDE_MAX_DISKS": "1"}})
+				f.onceAttached(ctx, f.created(ctx, harness.CreateRequest(fresh("one"))), f.a)
+				second := f.created(ctx, harness.CreateRequest(fresh("one-too-many")))
+				_, err := full.Controller().ControllerPublishVolume(ctx,
+					harness.PublishRequest(second, f.a.Instance.ID))
+				expectRefusal(err, codes.Unavailable, "has 1 disks, the boot disk included",
+					"the rack allows 1")
+				f.remains(ctx, second, "detached")
+			})
+
+		DescribeTable("NS-5 D-61 a volume that is attached without a device is found, and heals",
+			func(ctx SpecContext, heal func(context.Context, *placement)) {
+				volume := f.created(ctx, harness.CreateRequest(fresh("no-device")))
+				f.fault(ctx, adminapi.Fault{Operation: "instance_disk_attach", Times: 1,
+					Device: &adminapi.DeviceFault{Fails: true}})
+				var p *placement
+				operations := f.calls(ctx, func() { p = f.onceAttached(ctx, volume, f.impatientNode(ctx)) })
+				Expect(slices.DeleteFunc(operations, func(operation string) bool {
+					return operation != "instance_disk_attach"
+				})).To(HaveLen(1), "an attach that is recorded is not repeated")
+				err := p.stage(ctx)
+				expectReason(err, codes.NotFound, "DeviceNotFound")
+				Expect(status.Convert(err).Message()).To(And(
+					ContainSubstring("recorded an attach and did not carry it out"),
+					ContainSubstring("stop the instance and start it again"),
+					ContainSubstring("detach the disk while the instance is stopped")))
+				d := f.diagnosed(ctx, f.rack.Token, kubernetesOf(p), p.inspected(ctx, volume))
+				Expect(d.Chains[0].Finding.Link).To(Equal("device"), "%+v", d)
+				Expect(d.Chains[0].Finding.Wrong).To(ContainSubstring("recorded the disk as attached"))
+				Expect(d.Chains[0].Finding.Do).To(ContainSubstring("Stop the instance and start it again"))
+
+				heal(ctx, p)
+				Expect(p.stage(ctx)).To(Succeed())
+				Expect(p.publish(ctx)).To(Succeed())
+				p.remove(ctx)
+			},
+			Entry("NS-5 D-61 when the instance is stopped and started",
+				func(ctx context.Context, p *placement) {
+					f.stopInstance(ctx, p.Instance.ID)
+					f.startInstance(ctx, p.Instance.ID)
+				}),
+			Entry("NS-5 D-61 when it is detached from the stopped instance and attached again",
+				func(ctx context.Context, p *placement) {
+					f.stopInstance(ctx, p.Instance.ID)
+					Expect(f.unpublish(ctx, p.Volume, "a")).To(Succeed())
+					f.startInstance(ctx, p.Instance.ID)
+					Expect(f.publish(ctx, p.Volume, "a")).To(Succeed())
+				}))
+	}, onRackWith(adminapi.HotplugAttachOnly, adminapi.RecordFirst, adminapi.RefusalsAs500))
+
+// onceAttached attaches the volume. At the end of the spec the disk is detached from the stopped
+// instance, whatever the spec has done.
+func (f *nodeFixture) onceAttached(ctx context.Context, volume *csi.Volume, n *node) *placement {
+	GinkgoHelper()
+	p := n.placement(volume, harness.Mounted(""))
+	DeferCleanup(func(ctx SpecContext) {
+		if stateOf(f.disk(ctx, volume.GetVolumeId())) == "attached to "+n.Instance.ID {
+			f.detachedAtRest(ctx, volume.GetVolumeId(), n.Instance.ID)
+		}
+	}, NodeTimeout(callTimeout))
+	published, err := f.ctl.ControllerPublishVolume(ctx,
+		harness.PublishRequest(volume, n.Instance.ID))
+	Expect(err).NotTo(HaveOccurred())
+	p.PublishContext = published.GetPublishContext()
+	return p
+}
+
+var _ = describeOutage("a rack that removes disks by surprise", func(f *nodeFixture) {
+	DescribeTable("UP-5 D-61 a detach under a pod that writes loses nothing that fsync acknowledged, "+
+		"and is reported", func(ctx SpecContext, name string) {
+		p := f.inUse(ctx, f.volume(ctx, harness.Access(name)), f.a, harness.Access(name))
+		w := p.keepWriting()
+		Expect(f.unpublish(ctx, p.Volume, "a")).To(Succeed())
+		Eventually(ctx, w.ended).Should(BeClosed(), "the pod learns it from its fsync")
+		lines, err := w.stop()
+		Expect(err).To(HaveOccurred())
+		Expect(lines).NotTo(BeZero())
+		Expect(p.complaints(ctx)).To(Equal(
+			[]csi.VolumeHealthErrorType{csi.VolumeHealthErrorType_INACCESSIBLE}))
+		health, err := p.Node().NodeGetVolumeHealth(ctx,
+			&csi.NodeGetVolumeHealthRequest{VolumeId: p.Volume.GetVolumeId()})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(fmt.Sprint(health)).To(ContainSubstring("DeviceNotFound"))
+		p.remove(ctx)
+
+		moved := f.inUse(ctx, p.Volume, f.b, harness.Access(name))
+		moved.holdsLines(lines)
+	}, Entry("UP-5 ext4", "ext4"), Entry("UP-5 xfs", "xfs"), Entry("UP-5 btrfs", "btrfs"))
+}, onRackWith(adminapi.HotplugFull, adminapi.SurpriseRemoval))
