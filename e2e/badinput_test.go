@@ -19,7 +19,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// canary is part of every wrong value, and must not appear anywhere.
+// canary is part of every wrong value that nobody may see, and must not appear anywhere.
 const canary = "canary"
 
 // wrongSecret is a Secret with one wrong value, and the errors that it has to cause.
@@ -49,10 +49,12 @@ var wrongSecrets = []wrongSecret{
 	{name: "wrong-token", key: "token", value: "oxide-token-" + canary,
 		says:  []string{"the rack does not accept this controller", "TokenRejected"},
 		event: []string{"Readiness probe failed", "TokenRejected"}},
-	{name: "wrong-host", key: "host", value: "https://" + canary + ".invalid",
-		says:  []string{"the rack at OXIDE_HOST does not answer", "RackUnavailable"},
+	// Host and project are no secrets, and whoever is paged needs them.
+	{name: "wrong-host", key: "host", value: "https://nowhere.invalid",
+		says: []string{"the rack at OXIDE_HOST does not answer", "RackUnavailable",
+			"connect to nowhere.invalid:443"},
 		event: []string{"Readiness probe failed", "the rack at OXIDE_HOST", "RackUnavailable"}},
-	{name: "unknown-project", key: "project", value: canary + "-project",
+	{name: "unknown-project", key: "project", value: "no-such-project",
 		says:  []string{"the rack does not accept this controller", "OXIDE_PROJECT"},
 		event: []string{"Readiness probe failed", "ProjectNotFound"}},
 }

@@ -42,7 +42,7 @@ var _ = Describe("a rack", func() {
 		Expect(requestsOf(ctx, "instance_stop", since)).To(BeEmpty(), "the driver stops nothing")
 
 		By("giving it hot-plug")
-		Expect(theRack.Admin.Switch(ctx, map[string]any{"hotplug": true})).To(Succeed())
+		Expect(theRack.Admin.Switch(ctx, map[string]any{"hotplug": "full"})).To(Succeed())
 		waiting.Running(ctx)
 		moved := s.Beating(ctx, workers[1], moving)
 		Expect(moved.Beats(ctx)).To(BeNumerically(">", last), "no write is lost")

@@ -32,6 +32,11 @@ var _ = Describe("the documentation", func() {
 		}, NodeTimeout(5*time.Minute))
 	}
 
+	for _, path := range docs.OnColdRack {
+		It("D-58 D-61 contains commands that attach a volume by hand and by the node keeper: "+path,
+			func(ctx SpecContext) { followOnColdRack(ctx, path) }, NodeTimeout(10*time.Minute))
+	}
+
 	It("D-57 contains commands that install, upgrade and remove the driver: "+
 		strings.Join(docs.ByHelm, ", "), func(ctx SpecContext) {
 		reader := newReader(ctx)
@@ -66,6 +71,30 @@ var _ = Describe("the documentation", func() {
 		unregistered(ctx)
 	}, NodeTimeout(15*time.Minute))
 })
+
+// followOnColdRack follows a page that takes the rack's hot-plug away, stops and starts instances
+// with their nodes, and runs the node keeper. The page puts everything back. If it fails, the
+// cleanup does.
+func followOnColdRack(ctx context.Context, path string) {
+	GinkgoHelper()
+	reader := newReader(ctx)
+	DeferCleanup(func(ctx SpecContext) {
+		Expect(theRack.Admin.Switch(ctx, map[string]any{"hotplug": "full", "instance_delay": "0s"})).
+			To(Succeed())
+		reader.run(ctx, docs.Block{Text: "kubectl delete --ignore-not-found " +
+			"-f deploy/kustomize/node-keeper/rbac-node-keeper.yaml " +
+			"-f deploy/kustomize/node-keeper/node-keeper.yaml"})
+		removeLeases(ctx, driverNamespace, keeperLease)
+		for _, worker := range workers {
+			startInstance(ctx, worker)
+			powerOn(ctx, worker)
+			servesSinceBoot(ctx, worker)
+			patchNode(ctx, worker, fmt.Sprintf(`{"metadata":{"labels":{%q:null},"annotations":{%q:null,`+
+				`%q:null}},"spec":{"unschedulable":null}}`, mayStop, stopRecord, lastStop))
+		}
+	}, NodeTimeout(2*nodeLostTimeout))
+	reader.follow(ctx, path)
+}
 
 // keeperPage is the page that turns the node keeper on.
 const keeperPage = "docs/howto/node-keeper.md"

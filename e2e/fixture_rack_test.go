@@ -55,7 +55,7 @@ func faults(ctx context.Context, rules ...adminapi.Fault) []string {
 // ends.
 func withoutHotplug(ctx context.Context) {
 	GinkgoHelper()
-	switchRack(ctx, map[string]any{"hotplug": false}, map[string]any{"hotplug": true})
+	switchRack(ctx, map[string]any{"hotplug": "none"}, map[string]any{"hotplug": "full"})
 }
 
 // requestsOf returns the requests of an operation since an entry of the rack's log.

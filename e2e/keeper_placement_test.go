@@ -54,7 +54,7 @@ func movesWhatStays(ctx SpecContext) {
 		Expect(p.Sum(ctx)).To(Equal(sum))
 		// Kubernetes may have begun to detach the disk before it saw the new pod.
 		fmt.Printf("FIGURE same-node stops=%d\n", stopsSince(ctx, since)[from])
-		Expect(theRack.Admin.Switch(ctx, map[string]any{"hotplug": true})).To(Succeed())
+		Expect(theRack.Admin.Switch(ctx, map[string]any{"hotplug": "full"})).To(Succeed())
 	})
 	By("moving the volume", func() {
 		to := workers[0]

@@ -49,7 +49,7 @@ func takesSoMany(ctx SpecContext) {
 	disks := fillByHand(ctx, worker, mostDisks-2)
 	third := next()
 	third.Pending(ctx, "AttachVolume.Attach failed", "ResourceExhausted",
-		"InstanceFull: the instance "+worker+" has 12 disks")
+		"InstanceFull: the instance "+worker+" (", ") has 12 disks")
 	expectExhausted(ctx, worker)
 	detachByHand(ctx, disks[0], worker)
 	third.Running(ctx)

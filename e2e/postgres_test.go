@@ -9,6 +9,7 @@ import (
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
 var _ = Describe("the examples", func() {
@@ -68,14 +69,7 @@ func (p *pod) log(ctx context.Context) string {
 
 // keepRows kills the server after its last commit, so that only data on the disk survives.
 func keepRows(ctx SpecContext) {
-	s.applyExample(ctx, "postgres.yaml", nil)
-	server := &pod{s: s, name: "postgres-0"}
-	Eventually(func() error {
-		_, err := query(ctx, server, "select 1")
-		return err
-	}).WithContext(ctx).Should(Succeed(), "the server should answer")
-	Expect(query(ctx, server, "create table kept as select n from generate_series(1, 1000) n")).
-		To(Equal("SELECT 1000\n"))
+	server := s.postgres(ctx, nil)
 	first := server.Node(ctx)
 	cordon(ctx, first, true)
 	DeferCleanup(func(ctx SpecContext) { cordon(ctx, first, false) })
@@ -83,9 +77,7 @@ func keepRows(ctx SpecContext) {
 	Expect(api.CoreV1().Pods(s.ns).Delete(ctx, server.name,
 		metav1.DeleteOptions{GracePeriodSeconds: &now})).To(Succeed())
 	server.Present(ctx)
-	Eventually(func() (string, error) {
-		return query(ctx, server, "select count(*), sum(n) from kept")
-	}).WithContext(ctx).Should(Equal("1000|500500\n"))
+	expectRows(ctx, server)
 	Expect(server.Node(ctx)).NotTo(Equal(first))
 }
 
@@ -93,4 +85,26 @@ func keepRows(ctx SpecContext) {
 func query(ctx context.Context, server *pod, sql string) (string, error) {
 	return api.exec(ctx, s.ns, server.name, "postgres", "psql", "--username=postgres",
 		"--no-align", "--tuples-only", "--command="+sql)
+}
+
+// postgres applies the example of PostgreSQL, which edit may change first, and creates rows.
+func (f *fixture) postgres(ctx context.Context, edit func(*unstructured.Unstructured)) *pod {
+	GinkgoHelper()
+	f.applyExample(ctx, "postgres.yaml", edit)
+	server := &pod{s: f, name: "postgres-0"}
+	Eventually(func() error {
+		_, err := query(ctx, server, "select 1")
+		return err
+	}).WithContext(ctx).Should(Succeed(), "the server should answer")
+	Expect(query(ctx, server, "create table kept as select n from generate_series(1, 1000) n")).
+		To(Equal("SELECT 1000\n"))
+	return server
+}
+
+// expectRows waits until the server answers, and checks the rows.
+func expectRows(ctx context.Context, server *pod) {
+	GinkgoHelper()
+	Eventually(func() (string, error) {
+		return query(ctx, server, "select count(*), sum(n) from kept")
+	}).WithContext(ctx).Should(Equal("1000|500500\n"))
 }

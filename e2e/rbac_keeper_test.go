@@ -60,7 +60,7 @@ func restartKeepers(ctx context.Context) {
 // begun.
 func keeperSettles(ctx context.Context) {
 	GinkgoHelper()
-	Expect(theRack.Admin.Switch(ctx, map[string]any{"hotplug": true})).To(Succeed())
+	Expect(theRack.Admin.Switch(ctx, map[string]any{"hotplug": "full"})).To(Succeed())
 	coldAttached(ctx)
 	for _, worker := range workers {
 		Eventually(func() (bool, error) { return tainted(ctx, worker) }).WithContext(ctx).
@@ -73,9 +73,9 @@ func keeperSettles(ctx context.Context) {
 func (f *flow) coldAttach(ctx context.Context) error {
 	defer f.clean(ctx)
 	worker := workers[1]
-	err := theRack.Admin.Switch(ctx, map[string]any{"hotplug": false})
+	err := theRack.Admin.Switch(ctx, map[string]any{"hotplug": "none"})
 	defer func() {
-		_ = theRack.Admin.Switch(context.WithoutCancel(ctx), map[string]any{"hotplug": true})
+		_ = theRack.Admin.Switch(context.WithoutCancel(ctx), map[string]any{"hotplug": "full"})
 	}()
 	if err == nil {
 		_, err = api.CoreV1().Nodes().Patch(ctx, worker, types.MergePatchType,

@@ -11,7 +11,45 @@ import (
 var _ = Describe("the files of a volume", func() {
 	It("D-55 belong to the pod's fsGroup, in the root, in a subPath, and in an "+
 		"ephemeral volume", belongToGroup)
+	It("D-55 belong to the same users for pods with and without a user namespace of their own, on "+
+		"ext4, xfs and btrfs", passUserNamespaces)
 })
+
+// passUserNamespaces gives volumes to a pod whose root is not the node's root. The runtime mounts
+// them with mapped users, so the files on the disk keep their owners. The kernel has no such mounts
+// of ext3.
+func passUserNamespaces(ctx SpecContext) {
+	if config.offline {
+		Skip("Debian's containerd 1.6 has no user namespaces; that of kind's node images has")
+	}
+	var claims []string
+	for _, kind := range []string{"ext4", "xfs", "btrfs"} {
+		claims = append(claims, s.Claim(ctx, Claim{Class: s.Class(ctx, Class{
+			Parameters: map[string]string{fsTypeKey: kind}})}))
+	}
+	user, group, own := int64(1000), int64(2000), false
+	inNamespace := func(p *corev1.Pod) { p.Spec.HostUsers = &own }
+	write := Pod{Claims: claims, User: &user, FSGroup: &group, Node: workers[0]}
+	const files = "for i in 0 1 2; do stat -c '%u %g' /data/$i/$f; done | sort -u"
+
+	plain := s.Pod(ctx, write).Running(ctx)
+	plain.Sh(ctx, "for i in 0 1 2; do echo plain >/data/$i/plain; done; sync")
+	plain.Delete(ctx)
+
+	write.Edit, write.Node = inNamespace, workers[1]
+	mapped := s.Pod(ctx, write).Running(ctx)
+	Expect(mapped.Sh(ctx, "awk '{print $2}' /proc/self/uid_map")).NotTo(Equal("0"),
+		"the pod should have a user namespace of its own")
+	Expect(mapped.Sh(ctx, "f=plain; "+files)).To(Equal("1000 2000"))
+	mapped.Sh(ctx, "for i in 0 1 2; do cat /data/$i/plain; echo mapped >/data/$i/mapped; done; "+
+		"sync")
+	mapped.Delete(ctx)
+
+	write.Edit, write.Node = nil, workers[0]
+	again := s.Pod(ctx, write).Running(ctx)
+	Expect(again.Sh(ctx, "f=mapped; "+files)).To(Equal("1000 2000"))
+	Expect(again.Sh(ctx, "cat /data/*/mapped | sort -u")).To(Equal("mapped"))
+}
 
 func belongToGroup(ctx SpecContext) {
 	user, group := int64(1000), int64(2000)

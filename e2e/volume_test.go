@@ -20,14 +20,18 @@ var _ = Describe("a volume", func() {
 		"demands", beginsAndEnds)
 })
 
-// rawPattern writes 4 MiB of noise to the end of the device and prints its checksum. rawSum prints
-// the checksum of what is there.
-const (
-	rawPattern = `head -c 4194304 /dev/urandom >/tmp/noise
-dd if=/tmp/noise of=/dev/data-2 bs=1048576 seek=1020 conv=fsync 2>/dev/null
+// writeNoise returns a script that writes 4 MiB of noise to the end of a device's first GiB and
+// prints its checksum.
+func writeNoise(device string) string {
+	return `head -c 4194304 /dev/urandom >/tmp/noise
+dd if=/tmp/noise of=` + device + ` bs=1048576 seek=1020 conv=fsync 2>/dev/null
 sha256sum </tmp/noise`
-	rawSum = `dd if=/dev/data-2 bs=1048576 skip=1020 2>/dev/null | sha256sum`
-)
+}
+
+// readNoise returns a script that prints the checksum of what is there.
+func readNoise(device string) string {
+	return `dd if=` + device + ` bs=1048576 skip=1020 count=4 2>/dev/null | sha256sum`
+}
 
 func keepsItsData(ctx SpecContext) {
 	xfs := s.Class(ctx, Class{
@@ -40,7 +44,8 @@ func keepsItsData(ctx SpecContext) {
 		s.Claim(ctx, Claim{Block: true}),
 	}
 	writer := s.Pod(ctx, Pod{Claims: claims, Node: workers[0]}).Running(ctx)
-	noise := writer.Sh(ctx, "echo ext4 >/data/0/file; echo xfs >/data/1/file; sync\n"+rawPattern)
+	noise := writer.Sh(ctx, "echo ext4 >/data/0/file; echo xfs >/data/1/file; sync\n"+
+		writeNoise("/dev/data-2"))
 	expectFilesystems(ctx, writer)
 	disks := expectDisks(ctx, claims, workers[0])
 	Expect(theRack.disk(ctx, disks[1]).BlockSize).To(BeEquivalentTo(512))
@@ -49,7 +54,7 @@ func keepsItsData(ctx SpecContext) {
 	writer.Delete(ctx)
 	reader := s.Pod(ctx, Pod{Claims: claims, Node: workers[1]}).Running(ctx)
 	Expect(reader.Sh(ctx, "cat /data/0/file /data/1/file")).To(Equal("ext4\nxfs"))
-	Expect(reader.Sh(ctx, rawSum)).To(Equal(noise))
+	Expect(reader.Sh(ctx, readNoise("/dev/data-2"))).To(Equal(noise))
 	expectFilesystems(ctx, reader)
 	Expect(expectDisks(ctx, claims, workers[1])).To(Equal(disks))
 }

@@ -232,7 +232,9 @@ func installDocker(ctx context.Context, log io.Writer) error {
 func Install(ctx context.Context, log io.Writer, packages ...string) error {
 	began := time.Now()
 	fmt.Fprintf(log, "engine: installing %s\n", strings.Join(packages, ", "))
-	install := append([]string{"install", "--yes", "--no-install-recommends"}, packages...)
+	// Another program may be installing: a machine updates itself when it starts.
+	install := append([]string{"-o", "DPkg::Lock::Timeout=300", "install", "--yes",
+		"--no-install-recommends"}, packages...)
 	for _, args := range [][]string{{"update"}, install} {
 		command := exec.CommandContext(ctx, "apt-get", args...)
 		command.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")

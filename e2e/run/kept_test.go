@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
@@ -32,10 +33,10 @@ func kept(t *testing.T) (s *suiteRun, work string, disk loopdev.Device) {
 		os.MkdirAll(disks, 0o755), os.WriteFile(file, nil, 0o600), os.Truncate(file, 1<<20),
 		os.WriteFile(s.note(), []byte(work), 0o600),
 	} {
-		must(t, err)
+		csitest.Must(t, err)
 	}
 	disk, err := attachElsewhere(t, filepath.Join(work, "rack"), "disks/disk")
-	must(t, err)
+	csitest.Must(t, err)
 	t.Cleanup(func() {
 		if err := disk.Detach(context.WithoutCancel(t.Context())); err != nil {
 			t.Error(err)
@@ -73,7 +74,7 @@ func attachElsewhere(t *testing.T, dir, file string) (disk loopdev.Device, err e
 func attached(t *testing.T, disk loopdev.Device) bool {
 	t.Helper()
 	all, err := loopdev.List()
-	must(t, err)
+	csitest.Must(t, err)
 	return slices.ContainsFunc(all, func(d loopdev.Device) bool {
 		return d.Sequence == disk.Sequence
 	})
@@ -85,7 +86,7 @@ func TestAKeptRackIsRemovedWithItsLoopDevices(t *testing.T) {
 		t.Fatalf("the kernel reports %s, want a path outside of the work directory %s",
 			disk.BackingFile, work)
 	}
-	must(t, s.removeKept(t.Context()))
+	csitest.Must(t, s.removeKept(t.Context()))
 	if attached(t, disk) {
 		t.Errorf("%s is still attached", disk.Path)
 	}
@@ -98,7 +99,7 @@ func TestAKeptRackIsRemovedWithItsLoopDevices(t *testing.T) {
 
 func TestAFailedRunLeavesTheFilesOfDisksAndNoLoopDevice(t *testing.T) {
 	s, work, disk := kept(t)
-	must(t, s.tidy(t.Context(), work, "", false))
+	csitest.Must(t, s.tidy(t.Context(), work, "", false))
 	if attached(t, disk) {
 		t.Errorf("%s is still attached", disk.Path)
 	}
@@ -113,7 +114,7 @@ func TestAFailedRunLeavesTheFilesOfDisksAndNoLoopDevice(t *testing.T) {
 func TestTheFilesOfDisksStayWhileALoopDeviceIsBusy(t *testing.T) {
 	s, work, disk := kept(t)
 	holder, err := os.Open(disk.Path)
-	must(t, err)
+	csitest.Must(t, err)
 	defer holder.Close()
 	err = s.removeKept(t.Context())
 	if !errors.Is(err, loopdev.ErrBusy) || !strings.Contains(err.Error(), "make e2e-down") {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/e2e/engine"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
 // killedRun is an environment variable. TestARunThatIsKilledTakesTheSuiteWithIt sets it for the
@@ -22,14 +23,14 @@ func TestARunThatIsKilledTakesTheSuiteWithIt(t *testing.T) {
 		t.Fatal(s.suite(t.Context(), nil, "sh", "-c", "echo begun; exec sleep 60"))
 	}
 	output, itsOutput, err := os.Pipe()
-	must(t, err)
+	csitest.Must(t, err)
 	defer output.Close()
 	run := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
 	run.Env = append(os.Environ(), killedRun+"=1")
 	run.Stdout, run.Stderr = itsOutput, itsOutput
-	must(t, run.Start())
+	csitest.Must(t, run.Start())
 	itsOutput.Close()
-	must(t, output.SetReadDeadline(time.Now().Add(20*time.Second)))
+	csitest.Must(t, output.SetReadDeadline(time.Now().Add(20*time.Second)))
 	begun := make([]byte, len("begun\n"))
 	_, err = io.ReadFull(output, begun)
 	killErr := run.Process.Kill()

@@ -6,15 +6,9 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-)
 
-// must ends the test on an error.
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
+)
 
 func there() (bool, error)    { return true, nil }
 func notThere() (bool, error) { return false, nil }
@@ -35,7 +29,7 @@ func refused(t *testing.T, err error, words ...string) {
 func TestARunWithAnotherCacheDoesNotTouchTheClusterOfARun(t *testing.T) {
 	dir, note := t.TempDir(), filepath.Join(t.TempDir(), "note")
 	release, err := claimCluster(dir, "engine-1", "/a/oxide-csi-e2e", notThere, note)
-	must(t, err)
+	csitest.Must(t, err)
 	_, err = claimCluster(dir, "engine-1", "/b/oxide-csi-e2e", there, note)
 	refused(t, err, "the cluster oxide-csi on the Docker engine engine-1", "/a/oxide-csi-e2e",
 		"the process "+strconv.Itoa(os.Getpid()), "wait for it to end")
@@ -57,7 +51,7 @@ func TestARunWithAnotherCacheDoesNotTouchTheClusterOfARun(t *testing.T) {
 
 	t.Log("the cluster was removed")
 	release, err = claimCluster(dir, "engine-1", "/b/oxide-csi-e2e", notThere, note)
-	must(t, err)
+	csitest.Must(t, err)
 	release()
 	_, err = claimCluster(dir, "engine-1", "/a/oxide-csi-e2e", there, note)
 	refused(t, err, "/b/oxide-csi-e2e")
@@ -67,7 +61,7 @@ func TestAClusterWithoutARecordIsNotRemoved(t *testing.T) {
 	dir, note := t.TempDir(), filepath.Join(t.TempDir(), "note")
 	_, err := claimCluster(dir, "engine", "/a/oxide-csi-e2e", there, note)
 	refused(t, err, "no run with the cache /a/oxide-csi-e2e has made it")
-	must(t, os.WriteFile(note, nil, 0o600))
+	csitest.Must(t, os.WriteFile(note, nil, 0o600))
 	release, err := claimCluster(dir, "engine", "/a/oxide-csi-e2e", there, note)
 	if err != nil {
 		t.Fatalf("the note of this cache is of the cluster: %v", err)
@@ -78,7 +72,7 @@ func TestAClusterWithoutARecordIsNotRemoved(t *testing.T) {
 func TestTheLockOfACacheNamesItsHolder(t *testing.T) {
 	cache := filepath.Join(t.TempDir(), "oxide-csi-e2e")
 	unlock, err := lock(cache)
-	must(t, err)
+	csitest.Must(t, err)
 	_, err = lock(cache)
 	refused(t, err, "the cache "+cache, "the process "+strconv.Itoa(os.Getpid()))
 	unlock()

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
 // well returns a machine that lacks nothing.
@@ -130,7 +132,7 @@ func TestFreeDiskSpaceIsMeasuredWhereTheCacheWillBe(t *testing.T) {
 		t.Errorf("free of a directory that is not there yet = %d, %v, want its parent's", notYet, err)
 	}
 	file := filepath.Join(dir, "file")
-	must(t, os.WriteFile(file, nil, 0o600))
+	csitest.Must(t, os.WriteFile(file, nil, 0o600))
 	if _, err := free(filepath.Join(file, "below")); err == nil {
 		t.Error("free of a path below a file succeeded")
 	}

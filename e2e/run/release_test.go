@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
 func TestAReleaseHasOneChartAndTheImagesThatItWants(t *testing.T) {
@@ -18,7 +20,7 @@ func TestAReleaseHasOneChartAndTheImagesThatItWants(t *testing.T) {
 		{"oxide-node-keeper.oci.tar", ""},
 		{"oxide-csi-driver-1.2.4.tgz", "one chart"},
 	} {
-		must(t, os.WriteFile(filepath.Join(dir, step.made), nil, 0o600))
+		csitest.Must(t, os.WriteFile(filepath.Join(dir, step.made), nil, 0o600))
 		r, err := findRelease(dir)
 		if step.lacks != "" {
 			if err == nil || !strings.Contains(err.Error(), step.lacks) {

@@ -18,15 +18,9 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
-)
 
-// must ends the test on an error.
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
+)
 
 // identity is a driver whose Probe the test defines.
 type identity struct {
@@ -78,19 +72,19 @@ func healthz(t *testing.T, probe func(context.Context) (*csi.ProbeResponse, erro
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "csi.sock")
 	listener, err := net.Listen("unix", socket)
-	must(t, err)
+	csitest.Must(t, err)
 	server := grpc.NewServer()
 	csi.RegisterIdentityServer(server, &identity{probe: probe})
 	go func() { _ = server.Serve(listener) }()
 	t.Cleanup(server.Stop)
 	driver, err := grpc.NewClient("unix:"+socket,
 		grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must(t, err)
+	csitest.Must(t, err)
 	t.Cleanup(func() { _ = driver.Close() })
 
 	ctx, cancel := context.WithCancel(t.Context())
 	web, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
+	csitest.Must(t, err)
 	served := make(chan error, 1)
 	go func() {
 		served <- serve(ctx, web, &prober{
@@ -104,10 +98,10 @@ func healthz(t *testing.T, probe func(context.Context) (*csi.ProbeResponse, erro
 		}
 	})
 	answer, err := http.Get("http://" + web.Addr().String() + "/healthz")
-	must(t, err)
+	csitest.Must(t, err)
 	defer answer.Body.Close()
 	body, err := io.ReadAll(answer.Body)
-	must(t, err)
+	csitest.Must(t, err)
 	return answer.StatusCode, string(body)
 }
 

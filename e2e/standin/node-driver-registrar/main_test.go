@@ -18,15 +18,9 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/testing/protocmp"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
-)
 
-// must ends the test on an error.
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
+)
 
 // identity is a driver that starts late: it returns its name from the second call on.
 type identity struct {
@@ -58,7 +52,7 @@ func newNode(t *testing.T) *node {
 	t.Helper()
 	dir := t.TempDir()
 	listener, err := net.Listen("unix", filepath.Join(dir, "csi.sock"))
-	must(t, err)
+	csitest.Must(t, err)
 	server := grpc.NewServer()
 	csi.RegisterIdentityServer(server, &identity{name: "csi.example"})
 	go func() { _ = server.Serve(listener) }()
@@ -67,14 +61,14 @@ func newNode(t *testing.T) *node {
 	// The port is free after Close, and no other process of this machine is likely to take it at
 	// once.
 	free, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
+	csitest.Must(t, err)
 	n := &node{
 		health: free.Addr().String(), log: &bytes.Buffer{}, ended: make(chan error, 1),
 		socket: filepath.Join(dir, "csi.example-reg.sock"),
 	}
 	_ = free.Close()
 	// A registrar that was killed leaves its socket.
-	must(t, os.WriteFile(n.socket, nil, 0o600))
+	csitest.Must(t, os.WriteFile(n.socket, nil, 0o600))
 	ctx, stop := context.WithCancel(t.Context())
 	n.stop = stop
 	t.Cleanup(stop)
@@ -90,7 +84,7 @@ func newNode(t *testing.T) *node {
 	connection, err := grpc.NewClient("unix:"+n.socket,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: time.Second}))
-	must(t, err)
+	csitest.Must(t, err)
 	t.Cleanup(func() { _ = connection.Close() })
 	n.kubelet = registration.NewRegistrationClient(connection)
 	return n
@@ -101,7 +95,7 @@ func (n *node) info(t *testing.T) *registration.PluginInfo {
 	t.Helper()
 	info, err := n.kubelet.GetInfo(t.Context(), &registration.InfoRequest{},
 		grpc.WaitForReady(true))
-	must(t, err)
+	csitest.Must(t, err)
 	return info
 }
 
@@ -122,7 +116,7 @@ func TestTheRegistrarReportsTheDriverToTheKubelet(t *testing.T) {
 	if code := n.healthz(t); code != http.StatusOK {
 		t.Errorf("GET /healthz = %d while the socket is there, want 200", code)
 	}
-	must(t, os.Remove(n.socket))
+	csitest.Must(t, os.Remove(n.socket))
 	if code := n.healthz(t); code != http.StatusInternalServerError {
 		t.Errorf("GET /healthz = %d after the socket is gone, want 500", code)
 	}
@@ -151,7 +145,7 @@ func TestADriverThatTheKubeletRefusesIsAnError(t *testing.T) {
 func (n *node) healthz(t *testing.T) int {
 	t.Helper()
 	answer, err := http.Get("http://" + n.health + "/healthz")
-	must(t, err)
+	csitest.Must(t, err)
 	defer answer.Body.Close()
 	return answer.StatusCode
 }

@@ -1,0 +1,275 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+var _ = Describe("a claim that gets another disk", func() {
+	It("D-58 D-68 of a Deployment is grown by a command that is killed and continued, and reverted "+
+		"to a snapshot from before", growsAndReverts, NodeTimeout(8*time.Minute))
+	It("D-58 D-68 of a StatefulSet is as it was after the command was killed and undone; then it is "+
+		"grown while the other pods run on", undoesAndGrows, NodeTimeout(8*time.Minute))
+	It("D-58 D-68 is grown at the same time as another one: PostgreSQL on btrfs keeps its rows, and "+
+		"a raw device its bytes, though the rack's quota refuses its new disk at first", growsTwo,
+		NodeTimeout(8*time.Minute))
+})
+
+// claim runs oxide-csi-plugin claim and returns what it says.
+func (d doctor) claim(ctx context.Context, args ...string) string {
+	GinkgoHelper()
+	out, err := d.tryClaim(ctx, args...)
+	Expect(err).NotTo(HaveOccurred(), "%s", out)
+	return out
+}
+
+// tryClaim runs oxide-csi-plugin claim, and returns what it says and its error.
+func (d doctor) tryClaim(ctx context.Context, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, filepath.Join(doctorDir, "oxide-csi-plugin"),
+		append([]string{"claim"}, args...)...)
+	cmd.Env = d.env
+	out, err := cmd.CombinedOutput()
+	fmt.Fprintf(GinkgoWriter, "claim %v:\n%s", args, out)
+	return string(out), err
+}
+
+// claimKilled runs the command and kills it when it announces a step.
+func (d doctor) claimKilled(ctx context.Context, step string, args ...string) {
+	GinkgoHelper()
+	cmd := exec.CommandContext(ctx, filepath.Join(doctorDir, "oxide-csi-plugin"),
+		append([]string{"claim"}, args...)...)
+	cmd.Env, cmd.Stderr = d.env, GinkgoWriter
+	out, err := cmd.StdoutPipe()
+	Expect(err).NotTo(HaveOccurred())
+	Expect(cmd.Start()).To(Succeed())
+	reached := false
+	for lines := bufio.NewScanner(out); !reached && lines.Scan(); {
+		fmt.Fprintln(GinkgoWriter, lines.Text())
+		reached = strings.Contains(lines.Text(), " "+step+": ")
+	}
+	Expect(cmd.Process.Kill()).To(Succeed())
+	_ = cmd.Wait() // it was killed
+	Expect(reached).To(BeTrue(), "it should come to the step %s", step)
+}
+
+// volumeGone waits until a PersistentVolume is gone.
+func volumeGone(ctx context.Context, name string) {
+	GinkgoHelper()
+	Eventually(func() bool {
+		_, err := api.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
+		return apierrors.IsNotFound(err)
+	}).WithContext(ctx).Should(BeTrue(), "the PersistentVolume %s should be gone", name)
+}
+
+// app creates a Deployment of one pod with a claim.
+func (f *fixture) app(ctx context.Context, claim string) {
+	GinkgoHelper()
+	one, labels := int32(1), map[string]string{"app": "app"}
+	_, err := api.AppsV1().Deployments(f.ns).Create(ctx, &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Name: "app"},
+		Spec: appsv1.DeploymentSpec{
+			Replicas: &one, Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Strategy: appsv1.DeploymentStrategy{Type: appsv1.RecreateDeploymentStrategyType},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels},
+				Spec: f.podObject(ctx, &Pod{Claims: []string{claim}}).Spec},
+		},
+	}, metav1.CreateOptions{})
+	Expect(err).NotTo(HaveOccurred())
+}
+
+// appPod waits until the Deployment has one pod that runs, and returns it.
+func (f *fixture) appPod(ctx context.Context) *pod {
+	GinkgoHelper()
+	var found *pod
+	Eventually(func(g Gomega) {
+		list, err := api.CoreV1().Pods(f.ns).List(ctx, metav1.ListOptions{LabelSelector: "app=app"})
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(list.Items).To(HaveLen(1))
+		g.Expect(list.Items[0].DeletionTimestamp).To(BeNil())
+		found = &pod{s: f, name: list.Items[0].Name}
+	}).WithContext(ctx).Should(Succeed(), "the Deployment should have a pod")
+	return found.Running(ctx)
+}
+
+func growsAndReverts(ctx SpecContext) {
+	operator, claim := newDoctor(ctx), s.Claim(ctx, Claim{})
+	s.app(ctx, claim)
+	s.appPod(ctx).Sh(ctx, "echo before >/data/0/file; sync")
+	taken := s.Snapshot(ctx, claim).Ready(ctx)
+	s.appPod(ctx).Sh(ctx, "echo after >/data/0/file")
+	first := s.Bound(ctx, claim).Name
+
+	Expect(operator.claim(ctx, "grow", s.path(claim), "--size=2Gi", "--dry-run")).
+		To(ContainSubstring("POINT OF NO RETURN"))
+	operator.claimKilled(ctx, "disk", "grow", s.path(claim), "--size=2Gi")
+	operator.claim(ctx, "grow", s.path(claim), "--continue")
+	expectFile(ctx, "after")
+	second := s.Bound(ctx, claim).Name
+	operator.claim(ctx, "forget", s.path(claim))
+	volumeGone(ctx, first)
+
+	operator.claim(ctx, "revert", s.path(claim), "--snapshot="+taken.name)
+	expectFile(ctx, "before")
+	operator.claim(ctx, "forget", s.path(claim))
+	volumeGone(ctx, second)
+	taken.Delete(ctx)
+}
+
+// expectFile checks the file and the size of the Deployment's filesystem.
+func expectFile(ctx context.Context, text string) {
+	GinkgoHelper()
+	p := s.appPod(ctx)
+	Expect(p.Sh(ctx, "cat /data/0/file")).To(Equal(text))
+	kind, sizeBytes := p.Filesystem(ctx, "/data/0")
+	Expect(kind).To(Equal("ext4"))
+	Expect(sizeBytes).To(beMostOf(2))
+}
+
+func undoesAndGrows(ctx SpecContext) {
+	operator := newDoctor(ctx)
+	xfs := s.Class(ctx, Class{Parameters: map[string]string{fsTypeKey: "xfs"}})
+	keepers := s.keepersOf(ctx, xfs, "set", 2)
+	stays, moves, claim := keepers[0], keepers[1], "data-set-1"
+	uid, sum, first := stays.get(ctx).UID, moves.Fill(ctx), s.Bound(ctx, claim).Name
+
+	operator.claimKilled(ctx, "bind", "grow", s.path(claim), "--size=2Gi")
+	operator.claim(ctx, "grow", s.path(claim), "--undo")
+	Expect(moves.Present(ctx).Running(ctx).Sum(ctx)).To(Equal(sum))
+	Expect(s.Bound(ctx, claim).Name).To(Equal(first))
+
+	operator.claim(ctx, "grow", s.path(claim), "--size=2Gi")
+	Expect(moves.Present(ctx).Running(ctx).Sum(ctx)).To(Equal(sum))
+	_, sizeBytes := moves.Filesystem(ctx, "/data/0")
+	Expect(sizeBytes).To(beMostOf(2))
+	Expect(stays.get(ctx).UID).To(Equal(uid), "the pod below it should run on")
+	operator.claim(ctx, "forget", s.path(claim))
+	volumeGone(ctx, first)
+}
+
+// growsTwo grows two claims at the same time. The rack's quota has room for both snapshots, and
+// besides for the smaller one of the new disks only.
+func growsTwo(ctx SpecContext) {
+	const room, rows, device = 4 << 30, "data-postgres-0", "/dev/data-0"
+	operator := newDoctor(ctx)
+	before, err := theRack.Admin.State(ctx)
+	Expect(err).NotTo(HaveOccurred())
+	btrfs := s.Class(ctx, Class{Parameters: map[string]string{fsTypeKey: "btrfs"}})
+	server := s.postgres(ctx, func(o *unstructured.Unstructured) { inGiB(o, btrfs) })
+	raw := s.Claim(ctx, Claim{Block: true})
+	s.app(ctx, raw)
+	noise := s.appPod(ctx).Sh(ctx, writeNoise(device))
+	firsts := []string{s.Bound(ctx, rows).Name, s.Bound(ctx, raw).Name}
+	now, err := theRack.Admin.State(ctx)
+	Expect(err).NotTo(HaveOccurred())
+	switches, err := theRack.Admin.Switches(ctx)
+	Expect(err).NotTo(HaveOccurred())
+	enough := map[string]any{"quota_bytes": switches.QuotaBytes}
+	switchRack(ctx, map[string]any{"quota_bytes": now.StorageBytes + room}, enough)
+
+	By("growing both", func() {
+		type result struct {
+			out string
+			err error
+		}
+		ended := make(chan result, 1)
+		go func() {
+			out, err := operator.tryClaim(ctx, "grow", s.path(raw), "--size=4Gi")
+			ended <- result{out, err}
+		}()
+		operator.claim(ctx, "grow", s.path(rows), "--size=2Gi")
+		refused := <-ended
+		Expect(refused.err).To(HaveOccurred())
+		Expect(refused.out).To(And(ContainSubstring("1Gi (snapshot) and 4Gi (new disk)"),
+			ContainSubstring("Storage Limit Exceeded"), ContainSubstring("--continue"),
+			ContainSubstring("--undo")))
+	})
+	By("making room, and continuing", func() {
+		Expect(theRack.Admin.Switch(ctx, enough)).To(Succeed())
+		operator.claim(ctx, "grow", s.path(raw), "--continue")
+	})
+	expectRows(ctx, server)
+	Expect(api.exec(ctx, s.ns, server.name, "postgres", "df", "--block-size=1",
+		"--output=fstype,size", "/var/lib/postgresql/data")).To(MatchRegexp(`btrfs\s+2147483648\s`))
+	p := s.appPod(ctx)
+	Expect(p.Sh(ctx, readNoise(device))).To(Equal(noise))
+	Expect(p.Sh(ctx, "blockdev --getsize64 "+device)).To(Equal("4294967296"))
+
+	for i, claim := range []string{rows, raw} {
+		operator.claim(ctx, "forget", s.path(claim))
+		volumeGone(ctx, firsts[i])
+	}
+	s.OneDiskEach(ctx, before, rows, raw)
+	Eventually(func() (int, error) {
+		state, err := theRack.Admin.State(ctx)
+		return len(state.Snapshots), err
+	}).WithContext(ctx).Should(Equal(len(before.Snapshots)), "the snapshots should be gone")
+}
+
+// inGiB gives the claims of a StatefulSet a class and 1 GiB.
+func inGiB(o *unstructured.Unstructured, class string) {
+	GinkgoHelper()
+	if o.GetKind() != "StatefulSet" {
+		return
+	}
+	claim := (&Claim{Class: class}).object()
+	spec, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&claim.Spec)
+	Expect(err).NotTo(HaveOccurred())
+	templates, found, err := unstructured.NestedSlice(o.Object, "spec", "volumeClaimTemplates")
+	Expect(err).NotTo(HaveOccurred())
+	Expect(found).To(BeTrue())
+	for _, template := range templates {
+		template.(map[string]any)["spec"] = spec
+	}
+	Expect(unstructured.SetNestedSlice(o.Object, templates, "spec", "volumeClaimTemplates")).
+		To(Succeed())
+}
+
+// growsOnColdRack counts how often the node keeper stops a node for a growth. It takes minutes of
+// waiting, so the suite without a registry runs it only if it is asked for.
+func growsOnColdRack(ctx SpecContext) {
+	if suite, _ := GinkgoConfiguration(); config.offline && len(suite.FocusStrings) == 0 {
+		Skip("it waits for minutes: GitHub's runs have it, and FOCUS='stops nodes for a claim'")
+	}
+	operator, claim := newDoctor(ctx), s.Claim(ctx, Claim{})
+	s.app(ctx, claim)
+	p := s.appPod(ctx)
+	p.Sh(ctx, "echo kept >/data/0/file; sync")
+	first, from := s.Bound(ctx, claim).Name, p.Node(ctx)
+	withoutHotplug(ctx)
+	since, began := lastRequest(ctx), time.Now()
+	operator.claim(ctx, "grow", s.path(claim), "--size=2Gi")
+	took := time.Since(began)
+	coldAttached(ctx)
+	expectFile(ctx, "kept")
+	to, stops := s.appPod(ctx).Node(ctx), allStopsSince(ctx, since)
+	operator.claim(ctx, "forget", s.path(claim))
+	volumeGone(ctx, first)
+	coldAttached(ctx)
+	fmt.Printf("FIGURE claim-kind grow_seconds=%.0f stops=%d same_node=%t stops_with_forget=%d\n",
+		took.Seconds(), stops, from == to, allStopsSince(ctx, since))
+}
+
+// allStopsSince is stopsSince for all workers together.
+func allStopsSince(ctx context.Context, since int) (stops int) {
+	GinkgoHelper()
+	for _, n := range stopsSince(ctx, since) {
+		stops += n
+	}
+	return stops
+}
