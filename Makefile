@@ -47,16 +47,18 @@ E2E      = $(GO) run ./e2e/run $(if $(FOCUS),-focus '$(FOCUS)') $(if $(LABEL),-l
 
 .DEFAULT_GOAL := help
 .PHONY: help help-all build binaries sanity test proofs soak e2e e2e-offline e2e-down bench demo docs conformance conformance-simulator
-.PHONY: check mutants size fmt lint vulncheck manifests schema release release-check clean under-test
+.PHONY: check mutants size fmt lint vulncheck manifests schema clients release release-check clean under-test plain
 
 # The proofs of data safety, each a package below proofs/ and a target here.
 PROOFS   = corpus crash powercut faults model concurrency fuzz nodes
-# The programs that the suite and the proofs start, built once for all packages.
+# The programs that the suite and the proofs start, built once for all packages. Runs that repeat
+# what others do with the race detector start those below plain.
 PROGRAMS = .cache/under-test
 FIGURES  = .cache/figures
 SUITE    = OXIDE_SIMULATOR=$(CURDIR)/$(PROGRAMS)/oxide-simulator \
 	OXIDE_CSI_PLUGIN=$(CURDIR)/$(PROGRAMS)/oxide-csi-plugin \
 	OXIDE_CONFORMANCE=$(CURDIR)/$(PROGRAMS)/oxide-conformance \
+	OXIDE_PLAIN_PROGRAMS=$(CURDIR)/$(PROGRAMS)/plain \
 	PROOF_FIGURES=$(CURDIR)/$(FIGURES) PROOF_SEED=$(SEED)
 
 # The description behind "##" begins with who types the target; that behind "#" is of the others.
@@ -85,7 +87,7 @@ sanity: ## developer: csi-sanity and our specs against driver and simulated rack
 	$(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) -v ./sanity
 
 # Three packages at once also where there are two cores: most wait more than they compute.
-test: under-test ## developer: every test: sanity, the proofs in their short form, all packages
+test: under-test plain ## developer: every test: sanity, the proofs in their short form, all packages
 	@tools/prerequisites --browser
 	@rm -f $(FIGURES)
 	$(GO) test -C tools -timeout=$(TIMEOUT) ./mutants ./release
@@ -126,12 +128,16 @@ under-test:
 	@tools/prerequisites
 	@$(GO) build $(RACE) -o $(PROGRAMS)/ ./cmd/...
 
+plain:
+	@$(GO) build -o $(PROGRAMS)/plain/ ./cmd/oxide-simulator ./cmd/oxide-csi-plugin ./cmd/oxide-conformance
+
 # OXIDE_CSI_PLUGIN_BEFORE=FILE compares with an earlier driver.
 bench: ## developer: measure stages, publishes, memory, start-up and sizes
 	@tools/prerequisites
 	$(GO) test -count=1 -timeout=$(TIMEOUT) -p=1 -run '^$$' -bench . -benchtime=15x -v ./driver/filesystem ./sanity
 
-demo: ## operator: watch a volume live on a simulated rack
+# PICTURE=FILE draws the whole life as a page.
+demo: ## operator: watch a volume live on a simulated rack; PAUSE=1 waits at each step
 	@tools/prerequisites
 	@$(GO) run ./cmd/oxide-conformance demo
 
@@ -141,7 +147,7 @@ conformance: ## operator: test the rack of OXIDE_HOST, OXIDE_TOKEN and OXIDE_PRO
 docs: under-test ## developer: check the documentation, and run its commands
 	$(SUITE) $(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) ./docs
 
-conformance-simulator: under-test # the same program against a simulated rack, with hot-plug and without
+conformance-simulator: under-test plain # the same program against a simulated rack, with hot-plug and without
 	$(SUITE) $(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) -v ./conformance -run 'ARackWith(out)?HotPlug'
 
 mutants: # change the driver in small places and see what its tests notice: PACKAGES=driver/mount TESTS=driver/node BUDGET=30s COUNT=200 SEED=7
@@ -178,6 +184,9 @@ manifests: ## developer: render the plain manifests from the Helm chart again
 schema: # check the simulator's answers against a rack's OpenAPI document: SPEC=FILE
 	@test -n "$(SPEC)" || { echo "make schema: name the rack's OpenAPI document: make schema SPEC=FILE" >&2; exit 1; }
 	OXIDE_OPENAPI=$(abspath $(SPEC)) $(GO) test -tags=openapi -count=1 -run Schema ./simulator/
+
+clients: # run Oxide's own clients against a simulated rack: SOURCES=DIR SPEC=FILE (CONTRIBUTING.md)
+	@SOURCES='$(SOURCES)' SPEC='$(SPEC)' tools/clients/run
 
 # ARCH=amd64 for one architecture; IMAGES= without images.
 release: ## operator: make all that users of a version need in dist/: VERSION=v1.2.3
