@@ -91,7 +91,7 @@ test: under-test plain ## developer: every test: sanity, the proofs in their sho
 	@tools/prerequisites --browser
 	@rm -f $(FIGURES)
 	$(GO) test -C tools -timeout=$(TIMEOUT) ./mutants ./release
-	$(GO) test -C tools -count=1 ./walls
+	$(GO) test -C tools -count=1 ./crosscheck ./walls
 	$(GO) test -C tools/monitoring -count=1 .
 	$(SUITE) $(GO) test $(RACE) -p=3 -count=1 -timeout=$(TIMEOUT) ./...
 	@cat $(FIGURES)
@@ -164,11 +164,10 @@ check: fmt lint test ## developer: format, style and every test; green before a 
 fmt: # say which files gofmt and goimports would change
 	$(LINT) fmt --diff
 
-lint: # vet, also for macOS and illumos, style, the walls between the packages, and the workflows
+lint: # vet, style, types also for macOS and illumos, the walls between the packages, and the workflows
 	$(GO) run -C tools ./walls $(CURDIR)
 	$(LINT) run --allow-parallel-runners
-	GOOS=darwin $(GO) vet -tags e2e ./...
-	GOOS=illumos $(GO) vet -tags e2e ./...
+	$(GO) run -C tools ./crosscheck -tags e2e $(CURDIR) darwin illumos
 	$(GO) tool -modfile=tools/go.mod actionlint -shellcheck= -pyflakes=
 
 vulncheck: ## CI: fail if the programs reach a known vulnerability; asks vuln.go.dev
