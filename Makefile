@@ -37,12 +37,15 @@ IMAGES   = yes
 BASE     =
 # A copy of Go's vulnerability database, file:///DIRECTORY, instead of the published one.
 VULNDB   =
+# What does not need the race detector is built as a release is, so that Go compiles and keeps the
+# libraries in one form less.
+PLAIN    = CGO_ENABLED=0 GOFLAGS='$(strip $(GOFLAGS) -trimpath)'
 # Findings are cached with the paths of the tree they were made in, so each tree has its own cache.
-LINT     = GOLANGCI_LINT_CACHE=$(CURDIR)/.cache/golangci-lint $(GO) tool -modfile=tools/go.mod golangci-lint
+LINT     = $(PLAIN) GOLANGCI_LINT_CACHE=$(CURDIR)/.cache/golangci-lint $(GO) tool -modfile=tools/go.mod golangci-lint
 MODULE   = github.com/oxidecomputer/oxide-csi-plugin
 SAYS     = -X $(MODULE)/driver.Release=$(RELEASE) -X $(MODULE)/simulator/program.Release=$(RELEASE) \
 	-X $(MODULE)/keeper.Release=$(RELEASE) -X main.Release=$(RELEASE)
-E2E      = $(GO) run ./e2e/run $(if $(FOCUS),-focus '$(FOCUS)') $(if $(LABEL),-label '$(LABEL)') \
+E2E      = $(PLAIN) $(GO) run ./e2e/run $(if $(FOCUS),-focus '$(FOCUS)') $(if $(LABEL),-label '$(LABEL)') \
 	$(if $(filter long,$(LABEL)),-timeout 4h) $(if $(PREVIOUS),-previous '$(PREVIOUS)') $(if $(RELEASED),-release '$(abspath $(RELEASED))')
 
 .DEFAULT_GOAL := help
@@ -74,7 +77,7 @@ help-all: help # list every target
 	@echo "  make PROOF                 run one proof of data safety: $(PROOFS)"
 
 build: ## operator: build the programs into bin/
-	CGO_ENABLED=0 $(GO) build -trimpath -o $(BIN)/ -ldflags='$(SAYS)' ./cmd/...
+	$(PLAIN) $(GO) build -o $(BIN)/ -ldflags='$(SAYS)' ./cmd/...
 
 binaries: # compile what the images are made of: bin/linux-amd64 and bin/linux-arm64 (ARCH=amd64 for one)
 	@for arch in $(ARCH); do \
@@ -90,9 +93,9 @@ sanity: ## developer: csi-sanity and our specs against driver and simulated rack
 test: under-test plain ## developer: every test: sanity, the proofs in their short form, all packages
 	@tools/prerequisites --browser
 	@rm -f $(FIGURES)
-	$(GO) test -C tools -timeout=$(TIMEOUT) ./mutants ./release
-	$(GO) test -C tools -count=1 ./crosscheck ./walls
-	$(GO) test -C tools/monitoring -count=1 .
+	$(PLAIN) $(GO) test -C tools -timeout=$(TIMEOUT) ./mutants ./release
+	$(PLAIN) $(GO) test -C tools -count=1 ./crosscheck ./walls
+	$(PLAIN) $(GO) test -C tools/monitoring -count=1 .
 	$(SUITE) $(GO) test $(RACE) -p=3 -count=1 -timeout=$(TIMEOUT) ./...
 	@cat $(FIGURES)
 
@@ -122,14 +125,14 @@ e2e-offline: ## developer: the same suite with images built here, without a regi
 	@$(E2E) -offline
 
 e2e-down: ## developer: remove the cluster that a run with KEEP=1 has left
-	@$(GO) run ./e2e/run -down
+	@$(PLAIN) $(GO) run ./e2e/run -down
 
 under-test:
 	@tools/prerequisites
 	@$(GO) build $(RACE) -o $(PROGRAMS)/ ./cmd/...
 
 plain:
-	@$(GO) build -o $(PROGRAMS)/plain/ ./cmd/oxide-simulator ./cmd/oxide-csi-plugin ./cmd/oxide-conformance
+	@$(PLAIN) $(GO) build -o $(PROGRAMS)/plain/ ./cmd/oxide-simulator ./cmd/oxide-csi-plugin ./cmd/oxide-conformance
 
 # OXIDE_CSI_PLUGIN_BEFORE=FILE compares with an earlier driver.
 bench: ## developer: measure stages, publishes, memory, start-up and sizes
@@ -142,7 +145,7 @@ demo: ## operator: watch a volume live on a simulated rack; PAUSE=1 waits at eac
 	@$(GO) run ./cmd/oxide-conformance demo
 
 conformance: ## operator: test the rack of OXIDE_HOST, OXIDE_TOKEN and OXIDE_PROJECT
-	@CGO_ENABLED=0 $(GO) build -o bin/ ./cmd/oxide-conformance && bin/oxide-conformance run
+	@$(PLAIN) $(GO) build -o bin/ ./cmd/oxide-conformance && bin/oxide-conformance run
 
 docs: under-test ## developer: check the documentation, and run its commands
 	$(SUITE) $(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) ./docs
@@ -165,10 +168,10 @@ fmt: # say which files gofmt and goimports would change
 	$(LINT) fmt --diff
 
 lint: # vet, style, types also for macOS and illumos, the walls between the packages, and the workflows
-	$(GO) run -C tools ./walls $(CURDIR)
+	$(PLAIN) $(GO) run -C tools ./walls $(CURDIR)
 	$(LINT) run --allow-parallel-runners
-	$(GO) run -C tools ./crosscheck -tags e2e $(CURDIR) darwin illumos
-	$(GO) tool -modfile=tools/go.mod actionlint -shellcheck= -pyflakes=
+	$(PLAIN) $(GO) run -C tools ./crosscheck -tags e2e $(CURDIR) darwin illumos
+	$(PLAIN) $(GO) tool -modfile=tools/go.mod actionlint -shellcheck= -pyflakes=
 
 vulncheck: ## CI: fail if the programs reach a known vulnerability; asks vuln.go.dev
 	@$(GO) tool -modfile=tools/go.mod govulncheck $(if $(VULNDB),-db $(VULNDB)) ./cmd/... || { \

@@ -23,7 +23,9 @@ func tool(t *testing.T, name string) string {
 	if found, ok := tools.Load(name); ok {
 		return found.(string)
 	}
-	out, complaints, err := run(t, nil, "go", "tool", toolsModule, "-n", name)
+	// As make builds what has no race detector.
+	out, complaints, err := run(t, nil, "env", "CGO_ENABLED=0", "GOFLAGS=-trimpath",
+		"go", "tool", toolsModule, "-n", name)
 	if err != nil {
 		t.Fatalf("build the tool %s: %v\n%s", name, err, complaints)
 	}

@@ -76,8 +76,9 @@ func link(t *testing.T, run *harness.Run, path string) {
 	if err := os.MkdirAll(path, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	helm, err := exec.CommandContext(t.Context(), "go", "tool", "-modfile=../tools/go.mod", "-n",
-		"helm").Output()
+	// As make builds what has no race detector.
+	helm, err := exec.CommandContext(t.Context(), "env", "CGO_ENABLED=0", "GOFLAGS=-trimpath",
+		"go", "tool", "-modfile=../tools/go.mod", "-n", "helm").Output()
 	if err != nil {
 		t.Fatalf("build the tool helm: %v", err)
 	}
