@@ -341,13 +341,25 @@ func die(t *testing.T, run *harness.Run, rack *harness.Rack, death, parts string
 	if got := fmt.Sprint(exit); got != want {
 		t.Errorf("after %s the run ended with %q, want %q", death, got, want)
 	}
-	if want != "exit status 130" {
-		prepare(t, run, rack, env, "clean", "--yes").exit(t, ExitConforms)
-	}
-	for _, pattern := range []string{"oxide-conformance-*", "oxide-guest-*"} {
-		if left, err := filepath.Glob(filepath.Join(rack.Dir, pattern)); err != nil || len(left) > 0 {
-			t.Errorf("after %s there are %q: %v", death, left, err)
+	nothingLeft := func() error {
+		for _, pattern := range []string{"oxide-conformance-*", "oxide-guest-*"} {
+			if left, err := filepath.Glob(filepath.Join(rack.Dir, pattern)); err != nil || len(left) > 0 {
+				return errors.Join(fmt.Errorf("after %s there are %q", death, left), err)
+			}
 		}
+		return nil
+	}
+	if want == "exit status 130" {
+		err = nothingLeft()
+	} else {
+		// The driver of a killed run may still end a call. What it uses is cleaned up when it has ended.
+		err = harness.Await(t.Context(), harness.StopTimeout, func() error {
+			prepare(t, run, rack, env, "clean", "--yes").exit(t, ExitConforms)
+			return nothingLeft()
+		})
+	}
+	if err != nil {
+		t.Error(err)
 	}
 	return true
 }

@@ -12,8 +12,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// directory is an agent's own tmpfs. Other processes see an empty directory. The agent holds a
-// lock on it as long as it lives, and other agents remove the directory of a killed agent.
+// directory is an agent's own tmpfs. Other processes see an empty directory. The agent and the
+// programs that it starts hold a lock on it as long as one of them lives. Then other agents remove
+// it. They must not do so before: Linux detaches the tmpfs when its directory is removed outside,
+// and a driver that still ends its calls would write to the machine's disk.
 type directory struct {
 	path string
 	lock *os.File
@@ -29,6 +31,11 @@ func newDirectory() (*directory, error) {
 		d := &directory{path: path}
 		if d.lock, err = lockDirectory(path); err != nil {
 			continue // another agent swept it before it was locked
+		}
+		// Let the programs that the agent starts inherit the lock.
+		if _, err := unix.FcntlInt(d.lock.Fd(), unix.F_SETFD, 0); err != nil {
+			return nil, errors.Join(fmt.Errorf("share the lock on %s: %w", path, err),
+				os.Remove(path), d.lock.Close())
 		}
 		err = unix.Mount("oxide-guest", path, "tmpfs", unix.MS_NOSUID, "mode=0700")
 		if err == nil {
@@ -56,7 +63,7 @@ func lockDirectory(path string) (*os.File, error) {
 	return lock, nil
 }
 
-// Sweep removes the empty directories of agents that were killed.
+// Sweep removes the directories of agents that were killed and have left no program behind.
 func Sweep() {
 	paths, _ := filepath.Glob(filepath.Join(os.TempDir(), dirPrefix+"*"))
 	for _, path := range paths {
