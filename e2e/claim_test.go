@@ -240,12 +240,8 @@ func inGiB(o *unstructured.Unstructured, class string) {
 		To(Succeed())
 }
 
-// growsOnColdRack counts how often the node keeper stops a node for a growth. It takes minutes of
-// waiting, so the suite without a registry runs it only if it is asked for.
+// growsOnColdRack counts how often the node keeper stops a node for a growth.
 func growsOnColdRack(ctx SpecContext) {
-	if suite, _ := GinkgoConfiguration(); config.offline && len(suite.FocusStrings) == 0 {
-		Skip("it waits for minutes: GitHub's runs have it, and FOCUS='stops nodes for a claim'")
-	}
 	operator, claim := newDoctor(ctx), s.Claim(ctx, Claim{})
 	s.app(ctx, claim)
 	p := s.appPod(ctx)

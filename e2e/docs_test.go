@@ -34,7 +34,8 @@ var _ = Describe("the documentation", func() {
 
 	for _, path := range docs.OnColdRack {
 		It("D-58 D-61 contains commands that attach a volume by hand and by the node keeper: "+path,
-			func(ctx SpecContext) { followOnColdRack(ctx, path) }, NodeTimeout(10*time.Minute))
+			Label("long"), func(ctx SpecContext) { followOnColdRack(ctx, path) },
+			NodeTimeout(10*time.Minute))
 	}
 
 	It("D-57 contains commands that install, upgrade and remove the driver: "+

@@ -40,8 +40,8 @@ var _ = Describe("the node keeper", Ordered, ContinueOnFailure, func() {
 		"once on a node that stays", keepsTheDriver, NodeTimeout(keeperTimeout))
 	It("CP-9 removes the startup taint when the driver is registered, and not before", freesNewNodes,
 		NodeTimeout(2*time.Minute))
-	It("D-61 D-68 stops nodes for a claim that is grown, and so it gets its disk", growsOnColdRack,
-		NodeTimeout(2*keeperTimeout))
+	It("D-61 D-68 stops nodes for a claim that is grown, and so it gets its disk",
+		Label("long"), growsOnColdRack, NodeTimeout(2*keeperTimeout))
 })
 
 // attachesToMany creates pods on a rack without hot-plug, on nodes that already run some.

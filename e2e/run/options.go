@@ -48,8 +48,8 @@ func parse(args []string, getenv func(string) string, output io.Writer) (options
 	flags.BoolVar(&o.offline, "offline", false,
 		"build every image on this machine, from Go modules and Debian's packages")
 	flags.StringVar(&o.focus, "focus", "", "run the specs whose text matches this expression")
-	flags.StringVar(&o.label, "label", "!long",
-		"run the specs whose labels match this expression; empty is every spec")
+	flags.StringVar(&o.label, "label", "",
+		"run the specs whose labels match this expression (default !long, and every spec with -focus)")
 	flags.BoolVar(&o.buildOnly, "build-only", false, "build the images and run no spec")
 	flags.BoolVar(&o.down, "down", false, "remove what a run with KEEP=1 has left")
 	flags.StringVar(&o.kubernetes, "kubernetes", "",
@@ -61,6 +61,9 @@ func parse(args []string, getenv func(string) string, output io.Writer) (options
 	flags.DurationVar(&o.timeout, "timeout", time.Hour, "how long the suite may take")
 	if err := flags.Parse(args); err != nil {
 		return o, err
+	}
+	if o.label == "" && o.focus == "" {
+		o.label = "!long"
 	}
 	if o.kubernetes == "" {
 		o.kubernetes = published

@@ -42,6 +42,10 @@ func TestOptionsAreReadFromFlagsAndEnvironment(t *testing.T) {
 	if err != nil || plain.kubernetes != published || plain.label != "!long" {
 		t.Errorf("parse = %+v, %v, want %s and no long specs", plain, err, published)
 	}
+	named, err := parse([]string{"-focus=long"}, env("HOME", "/h"), io.Discard)
+	if err != nil || named.label != "" {
+		t.Errorf("parse = %+v, %v, want the specs of the focus, long ones too", named, err)
+	}
 }
 
 func TestOptionsThatCannotWorkAreRefused(t *testing.T) {
