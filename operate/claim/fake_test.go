@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -81,11 +80,17 @@ func keyOf(o object) string {
 
 // of returns the objects of a kind, by their names.
 func (c *cluster) of(kind string) []object {
-	var found []object
-	for _, key := range slices.Sorted(maps.Keys(c.objects)) {
-		if strings.HasPrefix(key, strings.ToLower(kind)+"/") {
-			found = append(found, c.objects[key])
+	prefix := strings.ToLower(kind) + "/"
+	var keys []string
+	for key := range c.objects {
+		if strings.HasPrefix(key, prefix) {
+			keys = append(keys, key)
 		}
+	}
+	slices.Sort(keys)
+	found := make([]object, len(keys))
+	for i, key := range keys {
+		found[i] = c.objects[key]
 	}
 	return found
 }
