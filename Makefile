@@ -54,6 +54,8 @@ E2E      = $(PLAIN) $(GO) run ./e2e/run $(if $(FOCUS),-focus '$(FOCUS)') $(if $(
 
 # The proofs of data safety, each a package below proofs/ and a target here.
 PROOFS   = corpus crash powercut faults model concurrency fuzz nodes
+# A soak also runs the packages whose tests have a long form.
+SOAKED   = $(PROOFS:%=./proofs/%) ./conformance ./conformance/data ./conformance/rules ./driver/filesystem
 # The programs that the suite and the proofs start, built once for all packages. Runs that repeat
 # what others do with the race detector start those below plain.
 PROGRAMS = .cache/under-test
@@ -109,11 +111,11 @@ $(PROOFS): under-test
 	$(SUITE) $(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) -v ./proofs/$@
 
 # The fault matrix runs whole, however short the duration.
-soak: under-test ## CI: the proofs in their long form, in turn: DURATION=2h SEED=7
+soak: under-test plain ## CI: the proofs in their long form, in turn: DURATION=2h SEED=7
 	@rm -f $(FIGURES)
-	@for proof in $(PROOFS:%=./proofs/%); do \
+	@for proof in $(SOAKED); do \
 		echo "soak: $$proof, its share of $(DURATION)"; \
-		$(SUITE) PROOF_DURATION=$(DURATION) PROOF_SHARES=$(words $(PROOFS)) \
+		$(SUITE) PROOF_DURATION=$(DURATION) PROOF_SHARES=$(words $(SOAKED)) \
 			$(GO) test $(RACE) -count=1 -timeout=0 -v $$proof || exit 1; \
 	done
 	@cat $(FIGURES)

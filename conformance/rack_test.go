@@ -364,6 +364,7 @@ func TestACreationThatExceedsTheBudgetIsRefused(t *testing.T) {
 }
 
 func TestARunSaysHowARackTreatsTheDisksOfRunningInstances(t *testing.T) {
+	t.Parallel()
 	fails := adminapi.Fault{Operation: "instance_disk_attach",
 		Device: &adminapi.DeviceFault{Fails: true}}
 	for name, test := range map[string]struct {
@@ -387,7 +388,8 @@ func TestARunSaysHowARackTreatsTheDisksOfRunningInstances(t *testing.T) {
 				"a detach takes a disk from a program that has it open", "which took "}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			run := harness.RunFor(t)
+			t.Parallel()
+			run := plainRun(t)
 			rack := rackOf(t, run, harness.RackOptions{Hotplug: test.hotplug})
 			if test.fault != nil {
 				if _, err := rack.Admin.AddFault(t.Context(), *test.fault); err != nil {
