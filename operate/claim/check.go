@@ -54,7 +54,8 @@ func (r *run) check(ctx context.Context) (p plan, old object, err error) {
 		}
 	}
 	for _, check := range []func(context.Context, object, object, *plan) error{
-		r.checkOwner, r.checkClass, r.checkSnapshot, r.checkSize, r.rehearse, r.checkQuota} {
+		r.checkOwner, r.checkClass, r.checkSnapshot, r.checkSize, r.rehearse, r.checkRights,
+		r.checkQuota} {
 		if err := check(ctx, claim, old, &p); err != nil {
 			return p, nil, err
 		}

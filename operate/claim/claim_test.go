@@ -1,6 +1,7 @@
 package claim
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -714,6 +715,52 @@ func TestARefusalIsReportedAtOnceAndOnlyOnce(t *testing.T) {
 	}
 }
 
+func TestAChangeAsksForEveryRightThatItNeeds(t *testing.T) {
+	asked := map[right]bool{}
+	s := newStory(t, "Deployment", Grow)
+	s.c.lacks = func(r right) bool { asked[r] = true; return false }
+	s.c.dies(s.options(), 7, true)
+	says, err := s.c.run(s.resumes(true))
+	must(t, says, err)
+	says, err = s.c.run(s.options())
+	must(t, says, err)
+	s.c.run(s.c.options(s.claim, Forget)) //nolint:errcheck // what it needs counts
+	// These two are rehearsed.
+	for _, r := range []right{{"create", "persistentvolumeclaims"}, {"scale", "deployments"}} {
+		if !s.c.needed[r] {
+			t.Errorf("%v is not needed", r)
+		}
+		delete(s.c.needed, r)
+	}
+	for r := range s.c.needed {
+		if !asked[r] {
+			t.Errorf("%v is needed and not asked for", r)
+		}
+	}
+	for r := range asked {
+		if r.verb != "list" && !s.c.needed[r] {
+			t.Errorf("%v is asked for and not needed", r)
+		}
+	}
+}
+
+func TestAnAPIServerThatDoesNotAnswerAboutRightsStopsNoChange(t *testing.T) {
+	s := newStory(t, "Deployment", Grow)
+	o := s.options()
+	kubectl := o.Kubectl
+	o.Kubectl = func(ctx context.Context, stdin []byte, args ...string) ([]byte, error) {
+		if strings.Contains(string(stdin), "SelfSubjectAccessReview") {
+			return nil, errors.New("exit status 1: Forbidden")
+		}
+		return kubectl(ctx, stdin, args...)
+	}
+	says, err := s.c.run(o)
+	must(t, says, err)
+	if !strings.Contains(says, "your rights are not checked: exit status 1: Forbidden") {
+		t.Errorf("it does not say so:\n%s", says)
+	}
+}
+
 func TestTwoChangesOfOneClaimAreRefused(t *testing.T) {
 	s := newStory(t, "Deployment", Grow)
 	other := s.c.options(s.claim, Revert)
@@ -863,6 +910,13 @@ func TestWhatCannotWorkIsRefusedBeforeAnythingIsChanged(t *testing.T) {
 		"a local one":        set("StorageClass", "", "oxide-disk", "local", "parameters", "diskType"),
 		"makes no disks":     set("StorageClass", "", "oxide-disk", "other", "provisioner"),
 		"start the workload": set("CSINode", "", "n1", nil, "spec", "drivers"),
+		"lack rights that the change needs: delete persistentvolumeclaims, create volumesnapshots. ": func(
+			c *cluster, _ object, _ *Options,
+		) {
+			c.lacks = func(r right) bool {
+				return r == right{"delete", "persistentvolumeclaims"} || r == right{"create", "volumesnapshots"}
+			}
+		},
 		"being scaled down": func(c *cluster, _ object, _ *Options) {
 			c.immortal = true
 			c.rescale(c.named("StatefulSet", "db", "web"), 1)

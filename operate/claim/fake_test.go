@@ -45,6 +45,8 @@ type cluster struct {
 	admits   func(o object) error   // refuses what is to be created
 	stuck    bool                   // no snapshot ends
 	denied   func(kind string) bool // reports whether a kind must not be read
+	lacks    func(right) bool       // reports whether the user lacks a right
+	needed   map[right]bool         // the rights that the changes needed
 }
 
 // making is a disk that the provisioner is making for a claim.
@@ -141,16 +143,21 @@ func (c *cluster) kubectl(_ context.Context, stdin []byte, args ...string) ([]by
 		c.pass()
 		return c.read(operands, flags)
 	}
+	var o object
+	if operands[0] == "create" {
+		if err := json.Unmarshal(stdin, &o); err != nil {
+			c.t.Fatal(err)
+		}
+		if o.str("kind") == "List" {
+			return c.review(o)
+		}
+	}
 	act := map[string]func([]string, map[string]string, []byte) error{"patch": c.patch,
 		"create": c.create, "delete": c.remove, "scale": c.scale}[operands[0]]
 	if act == nil {
 		c.t.Fatalf("kubectl %q is not known here", args)
 	}
 	if c.admits != nil && operands[0] == "create" {
-		var o object
-		if err := json.Unmarshal(stdin, &o); err != nil {
-			c.t.Fatal(err)
-		}
 		if err := c.admits(o); err != nil {
 			return nil, err
 		}
@@ -158,6 +165,7 @@ func (c *cluster) kubectl(_ context.Context, stdin []byte, args ...string) ([]by
 	if flags["--dry-run"] != "" {
 		return nil, nil
 	}
+	c.needs(operands, flags, o)
 	c.effects++
 	die := c.effects == c.killAt
 	if c.killed = die && !c.after; c.killed {
@@ -169,6 +177,42 @@ func (c *cluster) kubectl(_ context.Context, stdin []byte, args ...string) ([]by
 		err = errKilled
 	}
 	return nil, err
+}
+
+// needs records which right a change needs.
+func (c *cluster) needs(operands []string, flags map[string]string, created object) {
+	resource := ""
+	switch operands[0] {
+	case "create":
+		resource = strings.ToLower(created.str("kind")) + "s"
+	case "delete":
+		path := strings.Split(flags["--raw"], "/")
+		resource = path[len(path)-2]
+	default:
+		resource, _, _ = strings.Cut(operands[1], "/")
+	}
+	resource, _, _ = strings.Cut(resource, ".")
+	c.needed[right{operands[0], resource}] = true
+}
+
+// review answers reviews of the user's rights.
+func (c *cluster) review(list object) ([]byte, error) {
+	var out []byte
+	for _, item := range list.list("items") {
+		attributes := func(key string) string { return item.str("spec", "resourceAttributes", key) }
+		if namespace := attributes("namespace"); (namespace == "") !=
+			slices.Contains(global, kindOf(attributes("resource"))) {
+			c.t.Fatalf("a review has the wrong namespace: %v", item)
+		}
+		allowed := c.lacks == nil || !c.lacks(right{attributes("verb"), attributes("resource")})
+		item["status"] = object{"allowed": allowed}
+		text, err := json.Marshal(item)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, text...)
+	}
+	return out, nil
 }
 
 // kindOf returns the kind of a resource as the store's keys have it.
@@ -536,7 +580,7 @@ const (
 // its claim that was taken before its last write. A StatefulSet has three pods, and the claim is
 // that of the second one.
 func newCluster(t *testing.T, kind string) (c *cluster, claim string) {
-	c = &cluster{t: t, objects: map[string]object{}, disks: map[string]string{},
+	c = &cluster{t: t, needed: map[right]bool{}, objects: map[string]object{}, disks: map[string]string{},
 		shots: map[string]string{}, idle: map[string]int{}}
 	c.put(`{"kind":"Node","metadata":{"name":"n1"}}`)
 	c.put(`{"kind":"CSINode","metadata":{"name":"n1"},"spec":{"drivers":[{"name":
