@@ -120,7 +120,7 @@ func noticedBy(wrong, moment string) string {
 }
 
 // product adds the simulator's product of tampers, WRONG:MOMENT:PLACE, to those above. The long
-// form adds all of them; the short form adds one place of every second pair, which the seed chooses.
+// form adds all of them; the short form adds one place of every second pair. The seed chooses.
 func product(p *proof.Proof, known []string) map[string][]noticed {
 	all, pairs := maps.Clone(tampers), map[string][]string{}
 	for _, name := range known {

@@ -910,7 +910,7 @@ func TestWhatCannotWorkIsRefusedBeforeAnythingIsChanged(t *testing.T) {
 		"a local one":        set("StorageClass", "", "oxide-disk", "local", "parameters", "diskType"),
 		"makes no disks":     set("StorageClass", "", "oxide-disk", "other", "provisioner"),
 		"start the workload": set("CSINode", "", "n1", nil, "spec", "drivers"),
-		"lack rights that the change needs: delete persistentvolumeclaims, create volumesnapshots. ": func(
+		"needs: delete persistentvolumeclaims, create volumesnapshots. ": func(
 			c *cluster, _ object, _ *Options,
 		) {
 			c.lacks = func(r right) bool {

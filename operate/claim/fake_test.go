@@ -181,7 +181,7 @@ func (c *cluster) kubectl(_ context.Context, stdin []byte, args ...string) ([]by
 
 // needs records which right a change needs.
 func (c *cluster) needs(operands []string, flags map[string]string, created object) {
-	resource := ""
+	var resource string
 	switch operands[0] {
 	case "create":
 		resource = strings.ToLower(created.str("kind")) + "s"
@@ -580,7 +580,8 @@ const (
 // its claim that was taken before its last write. A StatefulSet has three pods, and the claim is
 // that of the second one.
 func newCluster(t *testing.T, kind string) (c *cluster, claim string) {
-	c = &cluster{t: t, needed: map[right]bool{}, objects: map[string]object{}, disks: map[string]string{},
+	c = &cluster{t: t, needed: map[right]bool{},
+		objects: map[string]object{}, disks: map[string]string{},
 		shots: map[string]string{}, idle: map[string]int{}}
 	c.put(`{"kind":"Node","metadata":{"name":"n1"}}`)
 	c.put(`{"kind":"CSINode","metadata":{"name":"n1"},"spec":{"drivers":[{"name":
