@@ -47,6 +47,8 @@ type PluginOptions struct {
 	// Command starts a driver that was built elsewhere. If it is empty, the run's driver is
 	// started, and built if necessary.
 	Command []string
+	// Files are open files that the driver and its programs inherit.
+	Files []*os.File
 }
 
 // Plugin is a running oxide-csi-plugin and a connection to it.
@@ -170,7 +172,7 @@ func (p *Plugin) Start(ctx context.Context) error {
 		return fmt.Errorf("remove the old socket: %w", err)
 	}
 	name := "oxide-csi-plugin " + p.options.Mode
-	if p.proc, err = startProcess(name, p.LogFile, command, env); err != nil {
+	if p.proc, err = startProcess(name, p.LogFile, command, env, p.options.Files...); err != nil {
 		return err
 	}
 	if p.Conn, err = p.Dial(ctx); err != nil {

@@ -36,16 +36,16 @@ type process struct {
 	err  error
 }
 
-// startProcess starts a program with the variables of env. The program does not inherit
-// variables of this process that configure our programs.
-func startProcess(name, log string, command, env []string) (*process, error) {
+// startProcess starts a program with the variables of env, which inherits files. It does not
+// inherit variables of this process that configure our programs.
+func startProcess(name, log string, command, env []string, files ...*os.File) (*process, error) {
 	file, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		return nil, fmt.Errorf("open the log of %s: %w", name, err)
 	}
 	cmd := exec.Command(command[0], command[1:]...)
 	cmd.Env = append(Environ(), env...)
-	cmd.Stderr = file
+	cmd.Stderr, cmd.ExtraFiles = file, files
 	cmd.SysProcAttr = programAttr()
 	stdout, err := cmd.StdoutPipe()
 	if err == nil {

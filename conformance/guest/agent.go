@@ -74,7 +74,8 @@ func (a *Agent) Start(ctx context.Context, c Config) (string, error) {
 	run := &harness.Run{Dir: a.dir.path, Progress: io.Discard}
 	plugin, err := run.StartPlugin(ctx, harness.PluginOptions{
 		Mode: harness.ModeNode, Command: c.Plugin, Args: c.Args,
-		Env: map[string]string{"OXIDE_SYSFS_ROOT": c.SysfsRoot, "OXIDE_DEV_ROOT": c.DevRoot},
+		Env:   map[string]string{"OXIDE_SYSFS_ROOT": c.SysfsRoot, "OXIDE_DEV_ROOT": c.DevRoot},
+		Files: []*os.File{a.dir.lock},
 	})
 	if err != nil {
 		return "", fmt.Errorf("start the driver's node service: %w", err)

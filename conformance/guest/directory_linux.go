@@ -12,10 +12,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// directory is an agent's own tmpfs. Other processes see an empty directory. The agent and the
-// programs that it starts hold a lock on it as long as one of them lives. Then other agents remove
-// it. They must not do so before: Linux detaches the tmpfs when its directory is removed outside,
-// and a driver that still ends its calls would write to the machine's disk.
+// directory is an agent's own tmpfs. Other processes see an empty directory. The agent, its
+// driver and the driver's programs hold a lock on it as long as one of them lives. Then other agents
+// remove it. They must not do so before: Linux detaches the tmpfs when its directory is removed
+// outside, and a driver that still ends its calls would write to the machine's disk.
 type directory struct {
 	path string
 	lock *os.File
@@ -31,11 +31,6 @@ func newDirectory() (*directory, error) {
 		d := &directory{path: path}
 		if d.lock, err = lockDirectory(path); err != nil {
 			continue // another agent swept it before it was locked
-		}
-		// Let the programs that the agent starts inherit the lock.
-		if _, err := unix.FcntlInt(d.lock.Fd(), unix.F_SETFD, 0); err != nil {
-			return nil, errors.Join(fmt.Errorf("share the lock on %s: %w", path, err),
-				os.Remove(path), d.lock.Close())
 		}
 		err = unix.Mount("oxide-guest", path, "tmpfs", unix.MS_NOSUID, "mode=0700")
 		if err == nil {

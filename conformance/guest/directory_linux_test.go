@@ -16,6 +16,7 @@ func TestADirectoryStaysUntilTheProgramsOfItsKilledAgentHaveEnded(t *testing.T) 
 		t.Fatal(err)
 	}
 	program := exec.Command("cat")
+	program.ExtraFiles = []*os.File{d.lock}
 	stdin, err := program.StdinPipe()
 	if err := errors.Join(err, program.Start()); err != nil {
 		t.Fatal(err)

@@ -249,6 +249,9 @@ func TestAnAgentThatEndsLeavesNothing(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			w := &agentTest{T: t, rack: w.rack, controller: w.controller, config: w.config}
 			g := w.connect("b")
+			if holders := holdersBelow(t, dir); holders < 2 {
+				t.Errorf("%d processes hold the agent's directory, want the agent and its driver", holders)
+			}
 			node := csi.NewNodeClient(g.Conn())
 			p := w.attached(g, "b", "ext4")
 			w.must(p.Stage(t.Context(), node))
@@ -281,6 +284,22 @@ func TestAnAgentThatEndsLeavesNothing(t *testing.T) {
 			w.delete(p)
 		})
 	}
+}
+
+// holdersBelow returns how many processes have opened an agent's directory in dir.
+func holdersBelow(t *testing.T, dir string) (holders int) {
+	t.Helper()
+	links, err := filepath.Glob("/proc/[0-9]*/fd/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, link := range links {
+		// A process that has ended meanwhile has no files.
+		if path, err := os.Readlink(link); err == nil && filepath.Dir(path) == dir {
+			holders++
+		}
+	}
+	return holders
 }
 
 func TestAnAgentReleasesTheVolumesThatItsNamespaceInherits(t *testing.T) {
