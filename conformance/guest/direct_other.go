@@ -17,7 +17,10 @@ func filesystemBytes(string) (int64, error) { return 0, errNotLinux }
 // KernelRelease needs Linux.
 func KernelRelease() (string, error) { return "", errNotLinux }
 
-type directory struct{ path string }
+type directory struct {
+	path string
+	lock *os.File
+}
 
 func newDirectory() (*directory, error) { return nil, errNotLinux }
 

@@ -12,8 +12,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// directory is an agent's own tmpfs. Other processes see an empty directory. The agent, its
-// driver and the driver's programs hold a lock on it as long as one of them lives. Then other agents
+// directory is an agent's own tmpfs. Other processes see an empty directory. The agent, its driver
+// and the driver's programs hold a lock on it as long as one of them lives. Then other agents
 // remove it. They must not do so before: Linux detaches the tmpfs when its directory is removed
 // outside, and a driver that still ends its calls would write to the machine's disk.
 type directory struct {

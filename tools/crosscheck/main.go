@@ -2,8 +2,8 @@
 //
 //	go run -C tools ./crosscheck -tags e2e .. darwin illumos
 //
-// It compiles nothing. GOOS=darwin go vet ./... finds the same type errors, but compiles Kubernetes'
-// libraries for each system first, which takes minutes when Go's cache is empty.
+// It compiles nothing. GOOS=darwin go vet ./... finds the same type errors, but compiles
+// Kubernetes' libraries for each system first, which takes minutes when Go's cache is empty.
 package main
 
 import (
