@@ -28,7 +28,7 @@ const (
 	inWaves, atOnce = 100, 20
 )
 
-var _ = Describe("figures", func() {
+var _ = Describe("figures", Label("long"), func() {
 	It("D-60 D-62 show that twenty pods do not wait for the driver, and that a hundred volumes which "+
 		"are created and deleted in waves leave nothing", takeFigures, NodeTimeout(15*time.Minute))
 })

@@ -111,9 +111,9 @@ func TestD61AnAttachmentThatFailsOnAStoppedInstanceCausesOnlyAFewStops(t *testin
 				a.Annotations[HeldAnnotation]) || w.metric("held_attachments", "") != 1 {
 				t.Errorf("the attachment has %v, the plan is %q", a.Annotations, w.plan("a"))
 			}
-			w.live(2*day, func(string) string { return c.refused })
-			if got := w.stops()["a"]; c.most == 1 && got > 0 || got > 3*c.most {
-				t.Errorf("in the next 2 days the instance was stopped %d times", got)
+			w.live(day, func(string) string { return c.refused })
+			if got := w.stops()["a"]; c.most == 1 && got > 0 || got > 2*c.most {
+				t.Errorf("on the next day the instance was stopped %d times", got)
 			}
 		})
 	}
