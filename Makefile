@@ -2,8 +2,13 @@
 # steps of its own: .ci/run and the workflows call these targets, first of all `make check`.
 
 GO      ?= go
-# RACE= (empty) turns the race detector off for a quicker look.
-RACE    ?= -race
+# RACE=-race runs all proofs with the race detector, not only those of RACED. SHORT= runs `make test`
+# and `make sanity` in the proofs' form. ONLY names packages for `make proofs`, PART is a part of them
+# that GitHub runs as a job of its own.
+RACE    ?=
+SHORT   ?= -short
+ONLY    ?=
+PART    ?=
 # What the proofs are repeatable by, and how long all of a soak takes.
 SEED     ?= 1
 DURATION ?= 30m
@@ -40,6 +45,11 @@ VULNDB   =
 # What does not need the race detector is built as a release is, so that Go compiles and keeps the
 # libraries in one form less.
 PLAIN    = CGO_ENABLED=0 GOFLAGS='$(strip $(GOFLAGS) -trimpath)'
+# Shows how far a target is, and ends with a summary and the figures. The figure of a run that began
+# with an empty cache says so.
+BEGAN   := $(shell date +%s)
+COLD    := $(shell [ -d "$$($(GO) env GOCACHE)/00" ] || echo -cold)
+TESTRUN  = .cache/testrun/testrun -since $(BEGAN) $(COLD) -target $@
 # Findings are cached with the paths of the tree they were made in, so each tree has its own cache.
 LINT     = $(PLAIN) GOLANGCI_LINT_CACHE=$(CURDIR)/.cache/golangci-lint $(GO) tool -modfile=tools/go.mod golangci-lint
 MODULE   = github.com/oxidecomputer/oxide-csi-plugin
@@ -50,21 +60,39 @@ E2E      = $(PLAIN) $(GO) run ./e2e/run $(if $(FOCUS),-focus '$(FOCUS)') $(if $(
 
 .DEFAULT_GOAL := help
 .PHONY: help help-all build binaries sanity test proofs soak e2e e2e-offline e2e-down bench demo docs conformance conformance-simulator
-.PHONY: check mutants size fmt lint vulncheck manifests schema clients release release-check clean under-test plain
+.PHONY: check mutants size fmt lint vulncheck manifests schema clients release release-check clean under-test raced testrun times ci
 
 # The proofs of data safety, each a package below proofs/ and a target here.
 PROOFS   = corpus crash powercut faults model concurrency fuzz nodes
 # A soak also runs the packages whose tests have a long form.
 SOAKED   = $(PROOFS:%=./proofs/%) ./conformance ./conformance/data ./conformance/rules ./driver/filesystem
-# The programs that the suite and the proofs start, built once for all packages. Runs that repeat
-# what others do with the race detector start those below plain.
-PROGRAMS = .cache/under-test
-FIGURES  = .cache/figures
-SUITE    = OXIDE_SIMULATOR=$(CURDIR)/$(PROGRAMS)/oxide-simulator \
-	OXIDE_CSI_PLUGIN=$(CURDIR)/$(PROGRAMS)/oxide-csi-plugin \
-	OXIDE_CONFORMANCE=$(CURDIR)/$(PROGRAMS)/oxide-conformance \
-	OXIDE_PLAIN_PROGRAMS=$(CURDIR)/$(PROGRAMS)/plain \
-	PROOF_FIGURES=$(CURDIR)/$(FIGURES) PROOF_SEED=$(SEED)
+# The programs that the suite and the proofs start, built once for all packages: without the race
+# detector, and with it in raced/.
+PROGRAMS = $(CURDIR)/.cache/under-test
+UNDER    = OXIDE_SIMULATOR=$(1)/oxide-simulator OXIDE_CSI_PLUGIN=$(1)/oxide-csi-plugin \
+	OXIDE_CONFORMANCE=$(1)/oxide-conformance OXIDE_PLAIN_PROGRAMS=$(PROGRAMS) PROOF_SEED=$(SEED)
+# Lint vets the tests. Three packages at once also where there are two cores: most wait more than they
+# compute.
+TESTS    = env $(PLAIN) $(call UNDER,$(PROGRAMS)) $(GO) test -vet=off -p=3 -count=1 -timeout=$(TIMEOUT)
+WITHRACE = env $(call UNDER,$(PROGRAMS)/raced) $(GO) test -race -vet=off -p=3 -count=1 -timeout=$(TIMEOUT)
+# What the tests start besides: compiled before them, where progress is seen.
+TOOLS    = helm.sh/helm/v3/cmd/helm github.com/yannh/kubeconform/cmd/kubeconform \
+	github.com/hashicorp/hcl/v2/cmd/hcldec github.com/hashicorp/hcl/v2/cmd/hclfmt
+BUILD    = env $(PLAIN) $(GO) build -o $(PROGRAMS)/ ./cmd/... \
+	-- env $(PLAIN) $(GO) build -modfile=tools/go.mod -o $(PROGRAMS)/ $(TOOLS)
+# The packages that have more than -short tries. Those of RACED run with the race detector: they make
+# many calls at once, or test what many goroutines share.
+WHOLE    = $(or $(ONLY),$(shell git grep -lE 'short\.(Some|Left|Skip)|testing\.Short|[.]Short\b' -- '*_test.go' ':!tools' | \
+	sed 's|/[^/]*$$||; s|^|./|' | sort -u))
+RACED    = ./driver% ./keeper% ./internal% ./proofs/concurrency ./proofs/model ./sanity ./simulator%
+disks    = ./proofs/corpus ./proofs/powercut ./proofs/fuzz
+calls    = ./proofs/crash ./proofs/faults ./proofs/model ./proofs/concurrency ./proofs/nodes
+others   = $(filter-out $(disks) $(calls),$(WHOLE))
+CHOSEN   = $(if $(PART),$($(PART)),$(WHOLE))
+NOTRACED = $(if $(RACE),,$(filter-out $(RACED),$(CHOSEN)))
+ISRACED  = $(if $(RACE),$(CHOSEN),$(filter $(RACED),$(CHOSEN)))
+# The release is of the tools' module.
+MAKES    = $(if $(ONLY)$(filter-out others,$(PART)),,-- env $(PLAIN) $(GO) -C tools test -vet=off -count=1 ./release)
 
 # The description behind "##" begins with who types the target; that behind "#" is of the others.
 help:
@@ -87,38 +115,40 @@ binaries: # compile what the images are made of: bin/linux-amd64 and bin/linux-a
 			-buildvcs=false -o $(BIN)/linux-$$arch/ -ldflags='-s -w $(SAYS)' ./cmd/... || exit 1; \
 	done
 
-sanity: ## developer: csi-sanity and our specs against driver and simulated rack
+sanity: testrun ## developer: csi-sanity and our specs against driver and simulated rack
 	@tools/prerequisites
-	$(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) -v ./sanity
+	@$(TESTRUN) -- env $(PLAIN) $(GO) build -o $(PROGRAMS)/ ./cmd/oxide-simulator ./cmd/oxide-csi-plugin \
+		-- $(TESTS) $(SHORT) -v ./sanity
 
-# Three packages at once also where there are two cores: most wait more than they compute.
-test: under-test plain ## developer: every test: sanity, the proofs in their short form, all packages
+test: testrun ## developer: every test, the proofs with a few of their cases
 	@tools/prerequisites --browser
-	@rm -f $(FIGURES)
-	$(PLAIN) $(GO) test -C tools -timeout=$(TIMEOUT) ./mutants ./release
-	$(PLAIN) $(GO) test -C tools -count=1 ./crosscheck ./walls
-	$(PLAIN) $(GO) test -C tools/monitoring -count=1 .
-	$(SUITE) $(GO) test $(RACE) -p=3 -count=1 -timeout=$(TIMEOUT) ./...
-	@cat $(FIGURES)
+	@$(TESTRUN) -- $(BUILD) -- $(TESTS) $(SHORT) ./... -- env $(PLAIN) $(GO) -C tools test -vet=off -count=1 $(SHORT) ./... \
+		-- env $(PLAIN) $(GO) -C tools/monitoring test -vet=off -count=1 $(SHORT) .
 
-proofs: under-test ## developer: the proofs of data safety alone, SEED=7; make crash runs one
-	@rm -f $(FIGURES)
-	$(SUITE) $(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) $(PROOFS:%=./proofs/%)
-	@cat $(FIGURES)
+proofs: testrun ## developer: all that `make test` leaves out: SEED=7, ONLY=./proofs/crash, RACE=-race
+	@tools/prerequisites --browser
+	@$(TESTRUN) -- $(BUILD) $(if $(NOTRACED),-- $(TESTS) $(NOTRACED)) \
+		$(if $(ISRACED),-- $(GO) build -race -o $(PROGRAMS)/raced/ ./cmd/... -- $(WITHRACE) $(ISRACED)) $(MAKES)
 
 .PHONY: $(PROOFS)
 $(PROOFS): under-test
-	$(SUITE) $(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) -v ./proofs/$@
+	$(TESTS) -v ./proofs/$@
 
 # The fault matrix runs whole, however short the duration.
-soak: under-test plain ## CI: the proofs in their long form, in turn: DURATION=2h SEED=7
-	@rm -f $(FIGURES)
+soak: under-test raced ## CI: the proofs in their long form, in turn: DURATION=2h SEED=7
 	@for proof in $(SOAKED); do \
 		echo "soak: $$proof, its share of $(DURATION)"; \
-		$(SUITE) PROOF_DURATION=$(DURATION) PROOF_SHARES=$(words $(SOAKED)) \
-			$(GO) test $(RACE) -count=1 -timeout=0 -v $$proof || exit 1; \
+		PROOF_DURATION=$(DURATION) PROOF_SHARES=$(words $(SOAKED)) $(WITHRACE) -timeout=0 -v $$proof || exit 1; \
 	done
-	@cat $(FIGURES)
+
+ci: testrun # what CI runs
+	@$(TESTRUN) -- $(MAKE) check -- $(MAKE) proofs -- $(MAKE) e2e-offline
+
+times: testrun # the packages and tests of the last `make test` by their time; TARGET=proofs
+	@.cache/testrun/testrun -table $(or $(TARGET),test)
+
+testrun:
+	@$(PLAIN) $(GO) build -C tools -o $(CURDIR)/.cache/testrun/ ./testrun
 
 e2e: ## developer: the suite on a kind cluster: FOCUS=CP-10 KEEP=1 KUBERNETES=v1.36.4
 	@$(E2E) -kubernetes $(KUBERNETES)
@@ -131,10 +161,10 @@ e2e-down: ## developer: remove the cluster that a run with KEEP=1 has left
 
 under-test:
 	@tools/prerequisites
-	@$(GO) build $(RACE) -o $(PROGRAMS)/ ./cmd/...
+	@$(PLAIN) $(GO) build -o $(PROGRAMS)/ ./cmd/...
 
-plain:
-	@$(PLAIN) $(GO) build -o $(PROGRAMS)/plain/ ./cmd/oxide-simulator ./cmd/oxide-csi-plugin ./cmd/oxide-conformance
+raced:
+	@$(GO) build -race -o $(PROGRAMS)/raced/ ./cmd/...
 
 # OXIDE_CSI_PLUGIN_BEFORE=FILE compares with an earlier driver.
 bench: ## developer: measure stages, publishes, memory, start-up and sizes
@@ -150,10 +180,10 @@ conformance: ## operator: test the rack of OXIDE_HOST, OXIDE_TOKEN and OXIDE_PRO
 	@$(PLAIN) $(GO) build -o bin/ ./cmd/oxide-conformance && bin/oxide-conformance run
 
 docs: under-test ## developer: check the documentation, and run its commands
-	$(SUITE) $(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) ./docs
+	$(TESTS) ./docs
 
-conformance-simulator: under-test plain # the same program against a simulated rack, with hot-plug and without
-	$(SUITE) $(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) -v ./conformance -run 'ARackWith(out)?HotPlug'
+conformance-simulator: under-test # the same program against a simulated rack, with hot-plug and without
+	$(TESTS) -v ./conformance -run 'ARackWith(out)?HotPlug'
 
 mutants: # change the driver in small places and see what its tests notice: PACKAGES=driver/mount TESTS=driver/node BUDGET=30s COUNT=200 SEED=7
 	@$(GO) build -C tools -o $(CURDIR)/.cache/mutants ./mutants
@@ -164,7 +194,8 @@ size: # lines of Go of each package, and of its tests
 		sub("/[^/]*$$", $$2 ~ /_test.go$$/ ? "/tests" : "", package); lines[package] += $$1 } \
 		END { for (p in lines) print "FIGURE size package=" p " lines=" lines[p] }' | sort
 
-check: fmt lint test ## developer: format, style and every test; green before a commit is shared
+check: fmt lint ## developer: format, style and every test; green before a commit is shared
+	@$(MAKE) test
 
 fmt: # say which files gofmt and goimports would change
 	$(LINT) fmt --diff

@@ -1,7 +1,9 @@
 // Testrun runs the commands of a make target, shows how far they are, and ends with a summary and a
-// figure. A command that is "go test" runs with -json; the output of others is shown as it is.
+// figure. A command that is "go test" runs with -json, and of "go build" the compiled packages are
+// counted; the output of others is shown as it is. A command that fails ends the run, unless it is a
+// test.
 //
-//	testrun -target test -- go test -short ./... -- go test -C tools ./...
+//	testrun -target test -- go build ./cmd/... -- env CGO_ENABLED=0 go test -short ./...
 //	testrun -table test        the packages and tests of the last run, the slowest first
 //
 // The events of a run are kept in .cache/testrun. The CPU time of a package includes the programs
@@ -21,6 +23,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -29,6 +32,7 @@ import (
 )
 
 func main() {
+	runtime.LockOSThread() // Pdeathsig is sent when the thread ends that has started the process
 	target := flag.String("target", "", "the name of the make target")
 	since := flag.Int64("since", time.Now().Unix(), "when make began, in seconds since 1970")
 	cold := flag.Bool("cold", false, "Go's build cache was empty then")
@@ -69,14 +73,13 @@ func commands(args []string) [][]string {
 
 func kept(target, kind string) string { return filepath.Join(".cache", "testrun", target+"."+kind) }
 
-// run runs commands one after the other, also after one has failed.
+// run runs commands one after the other.
 func run(target string, since time.Time, cold bool, commands [][]string) error {
-	// An interrupt ends the commands, and then this program.
-	signal.Notify(make(chan os.Signal, 1), os.Interrupt, syscall.SIGTERM)
-	if err := os.MkdirAll(filepath.Dir(kept(target, "json")), 0o755); err != nil {
-		return err
-	}
+	signal.Notify(make(chan os.Signal, 1), os.Interrupt) // the terminal interrupts the commands, too
 	cpu, err := filepath.Abs(kept(target, "cpu"))
+	if err == nil {
+		err = os.MkdirAll(filepath.Dir(cpu), 0o755)
+	}
 	if err == nil {
 		err = os.WriteFile(cpu, nil, 0o644)
 	}
@@ -89,22 +92,24 @@ func run(target string, since time.Time, cold bool, commands [][]string) error {
 	}
 	defer events.Close()
 	r := &results{out: os.Stderr, since: since}
-	tests := make([]bool, len(commands))
-	for i, command := range commands {
-		if tests[i] = len(command) > 1 && command[0] == "go" && command[1] == "test"; tests[i] {
+	for _, command := range commands {
+		if goes(command, "test") {
 			n, err := packages(command)
 			if err != nil {
-				return err
+				return fmt.Errorf("list the packages of %q: %w", command, err)
 			}
 			r.of += n
 		}
 	}
-	var errs []error
+	var failed error
 	var used time.Duration
-	for i, command := range commands {
-		took, err := r.one(command, tests[i], cpu, events)
+	for _, command := range commands {
+		took, err := r.one(command, cpu, events)
 		used += took
-		errs = append(errs, err)
+		failed = errors.Join(failed, err)
+		if err != nil && !goes(command, "test") {
+			break
+		}
 	}
 	r.summarize(target)
 	key := "warm_s"
@@ -113,35 +118,52 @@ func run(target string, since time.Time, cold bool, commands [][]string) error {
 	}
 	fmt.Printf("FIGURE loop target=%s %s=%.0f tests=%d cpu_s=%.0f\n", target, key,
 		time.Since(since).Seconds(), r.tests, used.Seconds())
-	return errors.Join(errs...)
+	return failed
+}
+
+// goes reports whether a command, behind the variables of env, is this one of go's.
+func goes(command []string, verb string) bool {
+	at := slices.Index(command, "go")
+	return at >= 0 && (at == 0 || command[0] == "env") && slices.Contains(command[at:], verb) &&
+		!slices.Contains(command, "-v") // somebody reads its output
 }
 
 // packages counts the packages of a go test.
 func packages(command []string) (int, error) {
-	args := []string{"list"}
+	list := exec.Command("go", "list")
 	for i, arg := range command {
 		switch {
 		case arg == "-C":
-			args = append([]string{"-C", command[i+1]}, args...)
+			list.Dir = command[i+1]
 		case strings.HasPrefix(arg, "./") || arg == ".":
-			args = append(args, arg)
+			list.Args = append(list.Args, arg)
 		}
 	}
-	out, err := exec.Command("go", args...).Output()
+	out, err := list.Output()
 	return strings.Count(string(out), "\n"), err
 }
 
 // one runs a command, and returns its CPU time.
-func (r *results) one(command []string, tests bool, cpu string, events io.Writer) (time.Duration,
-	error) {
-	if self, err := os.Executable(); tests && err == nil {
-		at := slices.Index(command, "-C") + 2 // go test demands -C first
-		at = max(at, 2)
-		command = slices.Insert(slices.Clone(command), at, "-json", "-exec", self+" -cpu "+cpu+" --")
+func (r *results) one(command []string, cpu string, events io.Writer) (time.Duration, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return 0, err
+	}
+	tests, builds := goes(command, "test"), goes(command, "build")
+	if verb := max(slices.Index(command, "test"), slices.Index(command, "build")); tests {
+		command = slices.Insert(slices.Clone(command), verb+1, "-json", "-exec="+self+" -cpu "+cpu)
+	} else if builds {
+		command = slices.Insert(slices.Clone(command), verb+1, "-v")
 	}
 	c := exec.Command(command[0], command[1:]...)
-	c.Stderr = os.Stderr
-	out, err := c.StdoutPipe()
+	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
+	var out io.Reader
+	if builds {
+		out, err = c.StderrPipe()
+	} else {
+		c.Stderr = os.Stderr
+		out, err = c.StdoutPipe()
+	}
 	if err == nil {
 		err = c.Start()
 	}
@@ -151,24 +173,46 @@ func (r *results) one(command []string, tests bool, cpu string, events io.Writer
 	for lines := bufio.NewReader(out); err == nil; {
 		var line []byte
 		line, err = lines.ReadBytes('\n')
-		if !tests {
+		switch {
+		case tests:
+			_, _ = events.Write(line)
+			r.event(line)
+		case builds:
+			r.compiled(string(line))
+		default:
 			_, _ = os.Stdout.Write(line)
 			r.count(string(line))
-			continue
 		}
-		_, _ = events.Write(line)
-		r.event(line)
 	}
 	err = c.Wait()
 	return c.ProcessState.UserTime() + c.ProcessState.SystemTime(), err
 }
 
+// compiled counts a package that was compiled. Anything else that go build prints is for the reader.
+func (r *results) compiled(line string) {
+	if name := strings.TrimSpace(line); strings.ContainsAny(name, " :") {
+		if !strings.HasPrefix(line, "go: downloading ") {
+			fmt.Fprint(r.out, line)
+			return
+		}
+		r.downloads++
+	} else if name != "" {
+		r.packages++
+	}
+	if time.Since(r.said) > 10*time.Second {
+		r.said = time.Now()
+		fmt.Fprintf(r.out, "[%d packages compiled, %d modules downloaded, %s]\n", r.packages,
+			r.downloads, time.Since(r.since).Round(time.Second))
+	}
+}
+
 // elsewhere matches how many tests another program, or another target, reports.
-var elsewhere = regexp.MustCompile(`^(?:Ran (\d+) of |FIGURE loop .* tests=(\d+))`)
+var elsewhere = regexp.MustCompile(
+	`^(?:Ran (\d+) of |FIGURE loop .* tests=(\d+)|FIGURE sanity specs=(\d+))`)
 
 func (r *results) count(line string) {
 	if m := elsewhere.FindStringSubmatch(line); m != nil {
-		n, _ := strconv.Atoi(cmp.Or(m[1], m[2]))
+		n, _ := strconv.Atoi(cmp.Or(m[1], m[2], m[3]))
 		r.tests += n
 	}
 }
@@ -178,6 +222,12 @@ func (r *results) count(line string) {
 func measured(file string, args []string) error {
 	c := exec.Command(args[0], args[1:]...)
 	c.Stdin, c.Stdout, c.Stderr = os.Stdin, os.Stdout, os.Stderr
+	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
+	_, _, errno := syscall.RawSyscall(syscall.SYS_PRCTL, syscall.PR_SET_PDEATHSIG,
+		uintptr(syscall.SIGTERM), 0)
+	if errno != 0 {
+		return errno
+	}
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGQUIT)
 	if err := c.Start(); err != nil {

@@ -41,6 +41,9 @@ type results struct {
 	// left and leaving are numbers of cases that the short form leaves out, and of their tests.
 	left, leaving int
 	figures       []string
+	// packages and downloads count what go build reports; said is when they were shown last.
+	packages, downloads int
+	said                time.Time
 }
 
 var (

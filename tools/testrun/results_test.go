@@ -59,10 +59,21 @@ func TestArgumentsAreSplitIntoCommandsWhoseTestsAreCounted(t *testing.T) {
 	}
 	r := &results{}
 	for _, line := range []string{"Ran 30 of 38 Specs in 1 seconds\n", "Ran aground\n",
-		"FIGURE loop target=test warm_s=1 tests=12 cpu_s=1\n", "FIGURE other tests=9\n"} {
+		"FIGURE loop target=test warm_s=1 tests=12 cpu_s=1\n", "FIGURE other tests=9\n",
+		"FIGURE sanity specs=100 passed=90\n"} {
 		r.count(line)
 	}
-	if r.tests != 42 {
-		t.Errorf("it counts %d tests, want 42", r.tests)
+	if r.tests != 142 {
+		t.Errorf("it counts %d tests, want 142", r.tests)
+	}
+}
+
+func TestOnlyACommandOfGoIsOne(t *testing.T) {
+	for command, want := range map[string]bool{"go test ./...": true, "env A=go go test .": true,
+		"go test -v ./sanity": false,
+		"make test": false, "go build ./cmd": false} {
+		if got := goes(strings.Fields(command), "test"); got != want {
+			t.Errorf("goes(%q) = %v, want %v", command, got, want)
+		}
 	}
 }
