@@ -71,7 +71,7 @@ func TestArgumentsAreSplitIntoCommandsWhoseTestsAreCounted(t *testing.T) {
 func TestOnlyACommandOfGoIsOne(t *testing.T) {
 	for command, want := range map[string]bool{"go test ./...": true, "env A=go go test .": true,
 		"go test -v ./sanity": false,
-		"make test": false, "go build ./cmd": false} {
+		"make test":           false, "go build ./cmd": false} {
 		if got := goes(strings.Fields(command), "test"); got != want {
 			t.Errorf("goes(%q) = %v, want %v", command, got, want)
 		}
