@@ -14,14 +14,17 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// sampled is the number of mutations that the short form tries. The tests of conformance/rules
-// and conformance/data try every mutation. This test shows that a run reports what they find.
+// sampled is the number of mutations that are tried outside of the long form. The tests of
+// conformance/rules and conformance/data try every mutation. This test shows that a run reports
+// what they find.
 const sampled = 3
 
 func TestARunNoticesEveryMutationOfARack(t *testing.T) {
+	short.Skip(t, sampled)
 	t.Parallel()
 	p := proof.New(t, "broken-racks")
 	run := plainRun(t)
@@ -109,8 +112,10 @@ func noise(t *testing.T, rack *harness.Rack, delay time.Duration, seed uint64) {
 // quietRuns is the number of runs that the long form makes.
 const quietRuns = 20
 
-// The short form has no more disks and space than a preflight demands for the rules.
+// Outside of the long form the run has no more disks and space than a preflight demands for the
+// rules.
 func TestARunPassesOnARackInOrderThatIsSlowAndBusy(t *testing.T) {
+	short.Skip(t, 1)
 	t.Parallel()
 	p := proof.New(t, "false-alarms")
 	run := plainRun(t)

@@ -19,10 +19,12 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/rules"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 func TestARackWithHotPlugConformsAndEverythingRuns(t *testing.T) {
+	short.Skip(t, 1)
 	t.Parallel()
 	run := harness.RunFor(t)
 	rack := rackOf(t, run, harness.RackOptions{})
@@ -69,6 +71,7 @@ func TestARackWithHotPlugConformsAndEverythingRuns(t *testing.T) {
 }
 
 func TestARackWithoutHotPlugIsBlockedAndTheNumbersAddUp(t *testing.T) {
+	short.Skip(t, 1)
 	t.Parallel()
 	run := plainRun(t)
 	rack := rackOf(t, run, harness.RackOptions{Hotplug: adminapi.HotplugNone})
@@ -364,6 +367,7 @@ func TestACreationThatExceedsTheBudgetIsRefused(t *testing.T) {
 }
 
 func TestARunSaysHowARackTreatsTheDisksOfRunningInstances(t *testing.T) {
+	short.Skip(t, 3)
 	t.Parallel()
 	fails := adminapi.Fault{Operation: "instance_disk_attach",
 		Device: &adminapi.DeviceFault{Fails: true}}

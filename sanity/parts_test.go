@@ -25,6 +25,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/csisuite"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
 // programs are the programs that the parts start.
@@ -32,17 +33,24 @@ var programs = []string{"oxide-simulator", "oxide-csi-plugin"}
 
 // part is a part of the suite that runs as a process of its own, at the same time as others. Each
 // part starts its own racks, so parts share nothing but the machine.
-type part struct{ name, filter string }
+type part struct {
+	name, filter string
+	// whole means that the short form leaves the part out.
+	whole bool
+}
 
 // parts cover the whole suite.
 func parts() []part {
 	all := []part{
-		{"our own specs of the controller", "controller"},
-		{"our own specs of outages", outages},
-		{"our other own specs", "!csi-sanity && !controller && !" + outages},
+		{name: "our own specs of the controller", filter: "controller"},
+		{name: "our own specs of outages", filter: outages},
+		{name: "our other own specs", filter: "!csi-sanity && !controller && !" + outages},
 	}
 	for _, c := range csisuite.Combinations() {
-		all = append(all, part{"csi-sanity over " + c.String(), strings.Join(c.Labels(), " && ")})
+		// The short form has a filesystem and raw block, one process and two.
+		inShort := c.Filesystem == "ext4" && !c.Split || c.Filesystem == "" && c.Split
+		all = append(all, part{"csi-sanity over " + c.String(), strings.Join(c.Labels(), " && "),
+			!inShort})
 	}
 	return all
 }
@@ -99,9 +107,14 @@ func runParts(t *testing.T, run *harness.Run) {
 	watch.Go(func() { watchProgress(watched, run, run.Dir) })
 	defer watch.Wait()
 	defer seen()
+	chosen := parts()
+	if testing.Short() {
+		chosen = slices.DeleteFunc(chosen, func(p part) bool { return p.whole })
+		short.Left(t, len(parts())-len(chosen))
+	}
 	var group errgroup.Group
 	group.SetLimit(4)
-	for i, p := range parts() {
+	for i, p := range chosen {
 		file := filepath.Join(run.Dir, fmt.Sprintf("part-%d.json", i))
 		cmd := again(ctx, t, run, []string{"-test.run=^TestSanity$",
 			"-ginkgo.label-filter=" + p.filter, "-ginkgo.json-report=" + file})

@@ -44,8 +44,12 @@ type process struct {
 	}
 }
 
+// buildSimulator returns the program that OXIDE_SIMULATOR names, or builds it.
 func buildSimulator(t *testing.T) string {
 	t.Helper()
+	if ready := os.Getenv("OXIDE_SIMULATOR"); ready != "" {
+		return ready
+	}
 	path := filepath.Join(t.TempDir(), "oxide-simulator")
 	build := exec.CommandContext(t.Context(), "go", "build", "-o", path,
 		"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-simulator")

@@ -12,6 +12,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/data"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
 // noticed names the check that notices a tamper with an access, and a text of its error. A |
@@ -120,7 +121,7 @@ func noticedBy(wrong, moment string) string {
 }
 
 // product adds the simulator's product of tampers, WRONG:MOMENT:PLACE, to those above. The long
-// form adds all of them; the short form adds one place of every second pair. The seed chooses.
+// form adds all of them; otherwise it is one place of every second pair. The seed chooses.
 func product(p *proof.Proof, known []string) map[string][]noticed {
 	all, pairs := maps.Clone(tampers), map[string][]string{}
 	for _, name := range known {
@@ -175,7 +176,7 @@ func TestEveryTamperIsNoticed(t *testing.T) {
 	}
 	all := product(p, known)
 	caught := 0
-	for _, name := range slices.Sorted(maps.Keys(all)) {
+	for _, name := range short.Some(t, 10, slices.Sorted(maps.Keys(all))) {
 		every := true
 		for _, want := range all[name] {
 			every = t.Run(name+" by "+want.check+" with "+want.access, func(t *testing.T) {

@@ -3,6 +3,7 @@ package guest
 import (
 	"context"
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -159,7 +160,8 @@ func (a *Agent) Records(ctx context.Context, r Reading) (records Records, err er
 
 // Scan describes the content of a whole device or file.
 type Scan struct {
-	Bytes  int64
+	Bytes int64
+	// SHA256 is the checksum of the blocks that are not zero, each with its offset.
 	SHA256 string
 	// NonZero is the number of blocks that are not zero, and First describes the first of them.
 	NonZero int64
@@ -187,8 +189,7 @@ func (a *Agent) Scan(ctx context.Context, place Place) (scan Scan, err error) {
 			return scan, err
 		}
 		n, err := file.ReadAt(buffer, scan.Bytes)
-		hash.Write(buffer[:n])
-		scan.note(buffer[:n])
+		scan.note(buffer[:n], hash)
 		scan.Bytes += int64(n)
 		if errors.Is(err, io.EOF) {
 			scan.SHA256 = hex.EncodeToString(hash.Sum(nil))
@@ -200,14 +201,20 @@ func (a *Agent) Scan(ctx context.Context, place Place) (scan Scan, err error) {
 	}
 }
 
-// note counts the blocks of a piece that are not zero.
-func (s *Scan) note(piece []byte) {
+// note counts and hashes the blocks of a piece that are not zero.
+func (s *Scan) note(piece []byte, hash io.Writer) {
 	if allZero(piece) {
 		return
 	}
-	for at := 0; at+BlockBytes <= len(piece); at += BlockBytes {
-		block := piece[at : at+BlockBytes]
+	for at := 0; at < len(piece); at += BlockBytes {
+		block := piece[at:min(at+BlockBytes, len(piece))]
 		if allZero(block) {
+			continue
+		}
+		// A hash returns no error.
+		_ = binary.Write(hash, binary.LittleEndian, s.Bytes+int64(at))
+		_, _ = hash.Write(block)
+		if len(block) < BlockBytes {
 			continue
 		}
 		s.NonZero++

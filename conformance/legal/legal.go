@@ -63,7 +63,7 @@ type proxy struct {
 	rack *harness.Rack
 	// host is the rack's address, and next the transport to it.
 	host *url.URL
-	next http.RoundTripper
+	next *http.Transport
 	// taking is locked while a snapshot is taken, so that nobody can see the snapshot before it is
 	// ready.
 	taking sync.RWMutex
@@ -100,6 +100,8 @@ func Front(ctx context.Context, rack *harness.Rack, k Kind, seed uint64) (*httpt
 	if err != nil {
 		return nil, fmt.Errorf("read the rack's address: %w", err)
 	}
+	// A handshake costs more than most requests.
+	transport.DisableKeepAlives, transport.IdleConnTimeout = false, 3*time.Second
 	p := &proxy{rack: rack, host: host, next: transport, rand: rand.New(rand.NewPCG(seed, seed))}
 	p.awayNext = 20 + p.rand.IntN(60)
 	if k.alter == nil {
@@ -278,6 +280,7 @@ func restarted(p *proxy, w http.ResponseWriter, r *http.Request) {
 		if err := p.rack.Start(context.WithoutCancel(r.Context())); err != nil {
 			panic(err) // the test's rack is broken
 		}
+		p.next.CloseIdleConnections() // they lead to the rack that was killed
 		return 0
 	})
 	send(w, p.forward(r))

@@ -61,6 +61,8 @@ type TestedRack struct {
 
 	recorder *recorder
 	http     *http.Client
+	// closeIdle closes the connections that no request uses.
+	closeIdle func()
 	// cleaning limits the removal of what a check created.
 	cleaning time.Duration
 	// pause is the longest time between two tries of a check.
@@ -80,8 +82,11 @@ func Open(c Config) (*TestedRack, error) {
 	if err != nil {
 		return nil, err
 	}
+	// Most of what a short request costs is its handshake. A rack keeps connections longer than this.
+	transport.DisableKeepAlives, transport.IdleConnTimeout = false, idleTimeout
 	r := &TestedRack{Config: c, cleaning: cleanTimeout, pause: triesPause,
-		recorder: &recorder{next: transport, token: c.Token, patience: requestPatience}}
+		closeIdle: transport.CloseIdleConnections,
+		recorder:  &recorder{next: transport, token: c.Token, patience: requestPatience}}
 	if c.Through != nil {
 		r.recorder.next = c.Through(transport)
 	}
@@ -102,8 +107,12 @@ const triesPause = 2 * time.Second
 // requestTimeout limits a request, which may run a saga on a busy rack.
 const requestTimeout = 2 * time.Minute
 
-// Close removes the objects that the checks shared.
+// idleTimeout limits how long a connection stays open for the next request.
+const idleTimeout = 3 * time.Second
+
+// Close removes the objects that the checks shared, and closes the connections.
 func (r *TestedRack) Close(ctx context.Context) error {
+	defer r.closeIdle()
 	var errs []error
 	for _, instance := range []**oxide.Instance{&r.stopped, &r.running} {
 		if *instance == nil {

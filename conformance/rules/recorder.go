@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"io"
@@ -81,8 +82,12 @@ func (r *recorder) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 }
 
-// mayRepeat reports whether sending the request twice has the same effect as sending it once.
+// mayRepeat reports whether sending the request twice has the same effect as sending it once, and
+// might be answered. A certificate that is not trusted stays so.
 func mayRepeat(e RecordedCall) bool {
+	if untrusted := new(tls.CertificateVerificationError); errors.As(e.failure, &untrusted) {
+		return false
+	}
 	return e.Status == http.StatusTooManyRequests ||
 		e.Method == http.MethodGet && (e.unanswered() || MeansBusy(e.Status))
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
@@ -243,19 +244,23 @@ func TestEveryBrokenRuleIsNoticed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	breaches := make(chan breach, len(mutations))
+	var all []breach
 	for _, rule := range All() {
-		before := len(breaches)
+		before := len(all)
 		for _, m := range mutations {
 			if m.Rule == rule.ID {
-				breaches <- breach{rule, m}
+				all = append(all, breach{rule, m})
 			}
 		}
-		if len(breaches) == before {
+		if len(all) == before {
 			t.Errorf("nothing breaks %s: the simulator has no mutation for it", rule.ID)
 		}
 	}
-	ofRules := len(breaches)
+	all = short.Some(t, len(all)/4, all)
+	breaches := make(chan breach, len(all))
+	for _, b := range all {
+		breaches <- b
+	}
 	close(breaches)
 	var noticed atomic.Int64
 	var group errgroup.Group
@@ -280,7 +285,7 @@ func TestEveryBrokenRuleIsNoticed(t *testing.T) {
 	if err := group.Wait(); err != nil {
 		t.Error(err)
 	}
-	figure(t, "broken-rules", "mutations", ofRules, "noticed", noticed.Load())
+	figure(t, "broken-rules", "mutations", len(all), "noticed", noticed.Load())
 }
 
 // checkBroken breaks a rule of the rack, checks the rule, and mends the rack.

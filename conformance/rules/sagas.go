@@ -113,6 +113,7 @@ func checkFailedSaga(c *Check) {
 	giveUp() // so that the check has no request without an answer
 	<-creation.done
 	c.must("restart the rack", c.Restart(c.ctx))
+	c.closeIdle() // they lead to the rack that has died
 	disk := Must[*oxide.Disk](c, "read the disk whose creation was open when the rack died")(
 		c.diskByName(c.ctx, cutOff.Body.Name))
 	Equal(c, "the disk whose creation was open when the rack died", disk.State.State(),
