@@ -39,20 +39,21 @@ const maxSocketPath = 107
 // NewRun makes the directory of a run, below OXIDE_SANITY_DIR or the directory for temporary
 // files.
 func NewRun(progress io.Writer) (*Run, error) {
-	return newRun(progress, func(parent string) (string, error) {
-		return os.MkdirTemp(parent, "oxide-sanity-")
-	})
+	return newRun(progress, RunParents(), makeTemp)
 }
+
+func makeTemp(parent string) (string, error) { return os.MkdirTemp(parent, "oxide-sanity-") }
 
 // NewNamedRun is NewRun with a name for the directory, which must not exist.
 func NewNamedRun(progress io.Writer, name string) (*Run, error) {
-	return newRun(progress, func(parent string) (string, error) {
+	return newRun(progress, RunParents(), func(parent string) (string, error) {
 		dir := filepath.Join(parent, name)
 		return dir, os.Mkdir(dir, 0o700)
 	})
 }
 
-func newRun(progress io.Writer, makeDir func(parent string) (string, error)) (*Run, error) {
+func newRun(progress io.Writer, parents []string, makeDir func(parent string) (string, error)) (
+	*Run, error) {
 	if err := checkSystem(); err != nil {
 		return nil, err
 	}
@@ -65,7 +66,7 @@ func newRun(progress io.Writer, makeDir func(parent string) (string, error)) (*R
 		!errors.Is(err, loopdev.ErrBusy) {
 		return nil, fmt.Errorf("release what a run that was killed has left: %w", err)
 	}
-	parent, err := runParent()
+	parent, err := runParent(parents)
 	if err != nil {
 		return nil, err
 	}
@@ -85,10 +86,12 @@ type Tester interface {
 	Error(args ...any)
 }
 
-// RunFor makes a run for a test. The run ends with the test.
+// RunFor makes a run for a test. The run ends with the test. Its directory is in memory if there is
+// enough: a hole of a disk that is read whole is not cached there, and a flush of a disk waits for
+// nothing.
 func RunFor(t Tester) *Run {
 	t.Helper()
-	run, err := NewRun(os.Stderr)
+	run, err := newRun(os.Stderr, append(inMemory(), RunParents()...), makeTemp)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,9 +114,9 @@ func (r *Run) EndWith(t Tester) {
 // runParent returns a directory for the runs. Its path must be short enough for the sockets
 // below it, and it must not be on a filesystem that is mounted nodev, as /tmp is on many
 // systems, because it will contain the guests' device nodes.
-func runParent() (string, error) {
+func runParent(parents []string) (string, error) {
 	var refused []error
-	for _, dir := range RunParents() {
+	for _, dir := range parents {
 		err := fitForRun(dir)
 		if err == nil {
 			return dir, nil

@@ -30,6 +30,19 @@ func mountedNodev(dir string) (bool, error) {
 	return fs.Flags&unix.ST_NODEV != 0, err
 }
 
+// inMemory returns the directory of files that are kept in memory, unless it has too little space or
+// the environment names another directory.
+func inMemory() []string {
+	const shm, enough = "/dev/shm", 4 * GiB
+	var fs unix.Statfs_t
+	if os.Getenv("OXIDE_SANITY_DIR") != "" || os.Getenv("TMPDIR") != "" ||
+		unix.Statfs(shm, &fs) != nil || fs.Type != unix.TMPFS_MAGIC ||
+		int64(fs.Bavail)*fs.Bsize < enough {
+		return nil
+	}
+	return []string{shm}
+}
+
 // Owns returns an error unless an open device is a disk of this rack. The path of a raw volume
 // leads to a device number, and all racks of a machine share the device numbers of one kernel.
 // A spec therefore calls Owns before it writes: if the path is stale, the spec fails and does

@@ -18,6 +18,8 @@ func programAttr() *syscall.SysProcAttr { return nil }
 
 func mountedNodev(string) (bool, error) { return false, errNotLinux }
 
+func inMemory() []string { return nil }
+
 // Owns needs Linux.
 func (r *Rack) Owns(*os.File) error { return errNotLinux }
 

@@ -25,11 +25,11 @@ func TestARunDoesNotUseADirectoryOnANodevFilesystem(t *testing.T) {
 		}
 	})
 	t.Setenv("TMPDIR", dir)
-	if got, err := runParent(); err != nil || got != "/var/tmp" {
+	if got, err := runParent(RunParents()); err != nil || got != "/var/tmp" {
 		t.Errorf("runParent = %q, %v, want /var/tmp", got, err)
 	}
 	t.Setenv("OXIDE_SANITY_DIR", dir)
-	if got, err := runParent(); err == nil || !strings.Contains(err.Error(), "mounted nodev") {
+	if got, err := runParent(RunParents()); err == nil || !strings.Contains(err.Error(), "mounted nodev") {
 		t.Errorf("runParent = %q, %v, want a refusal: OXIDE_SANITY_DIR was chosen", got, err)
 	}
 }

@@ -1,8 +1,11 @@
 // Package proof contains the common parts of the proofs of data safety: a seed that repeats a run,
-// a short and a long form, progress, the figure at the end, a rack or a guest with drivers
+// three lengths, progress, the figure at the end, a rack or a guest with drivers
 // (Environment, Bench), and two invariants that every trial checks. Other disks of the instance do
 // not change (Bystanders). Files in which a workload has forged the records that the driver trusts
 // do not change either (Forgery).
+//
+// A proof does a fixed amount of work. In the short form, which is go test -short, it does less of
+// the same. In the long form it repeats its work with other seeds for some time.
 //
 // PROOF_SEED sets the seed. PROOF_DURATION selects the long form and sets its time, of which a
 // proof takes one of PROOF_SHARES. PROOF_FIGURES names a file that collects the figures,
@@ -21,7 +24,7 @@ import (
 	"time"
 )
 
-// defaultSeed is the seed of the short form, so that every run of it does the same.
+// defaultSeed is the seed of a run that is given none, so that every such run does the same.
 const defaultSeed = 1
 
 // Proof is one run of a proof.
@@ -76,11 +79,14 @@ func New(t testing.TB, name string) *Proof {
 // Long reports whether the proof runs the long form, which ends when Over reports true.
 func (p *Proof) Long() bool { return p.duration > 0 }
 
-// Over reports whether the time of the long form is over. The short form has no time limit; it
-// does a fixed amount of work.
+// Short reports whether the proof runs the short form.
+func (p *Proof) Short() bool { return testing.Short() && !p.Long() }
+
+// Over reports whether the time of the long form is over. Without PROOF_DURATION there is no time
+// limit; the proof does a fixed amount of work.
 func (p *Proof) Over() bool { return p.Long() && time.Since(p.start) >= p.duration }
 
-// Duration returns the time of the long form, or 0 in the short form.
+// Duration returns the time of the long form, or 0 without PROOF_DURATION.
 func (p *Proof) Duration() time.Duration { return p.duration }
 
 // Rand returns the proof's only source of random numbers. It is not safe for use by several
@@ -102,6 +108,15 @@ func (p *Proof) Figure(pairs ...any) {
 	if err := Print(line); err != nil {
 		p.t.Error(err)
 	}
+}
+
+// OneCheck returns the value of rapid's flag "checks" with which it makes one check. Under go test
+// -short rapid makes a fifth of what the flag says.
+func OneCheck() string {
+	if testing.Short() {
+		return "5"
+	}
+	return "1"
 }
 
 // SetFlags sets flags of the test binary, given as names and values in turn. The package rapid

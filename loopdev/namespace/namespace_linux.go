@@ -34,6 +34,7 @@ func Main(m interface{ Run() int }) {
 func Enter() error {
 	if Entered() {
 		// Remove the marker, because a program that this one starts was not started by Enter.
+		allowDevices()
 		return errors.Join(os.Unsetenv(marker), leaveVolumes())
 	}
 	if os.Geteuid() != 0 {
@@ -56,6 +57,18 @@ func Enter() error {
 	return fmt.Errorf("start again in a mount namespace: %w", err)
 }
 
+// shm is a directory of files that are kept in memory, where tests have their disks.
+const shm = "/dev/shm"
+
+// allowDevices lets this namespace use the device nodes of a guest in memory. Most systems mount
+// this directory without devices. If this fails, the tests use another directory.
+func allowDevices() {
+	var fs unix.Statfs_t
+	if unix.Statfs(shm, &fs) == nil && fs.Flags&unix.ST_NODEV != 0 {
+		_ = unix.Mount("", shm, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_NOSUID, "")
+	}
+}
+
 // leaveVolumes unmounts the volumes of other processes in this namespace. Otherwise this
 // process would hold their devices, and a driver does not release a volume that another
 // namespace has mounted.
@@ -66,7 +79,7 @@ func leaveVolumes() error {
 	}
 	// The mounts of tests and guests are below these directories. Other mounts of the machine
 	// stay.
-	homes := []string{os.TempDir(), "/var/tmp"}
+	homes := []string{os.TempDir(), "/var/tmp", shm}
 	if dir := os.Getenv("OXIDE_SANITY_DIR"); dir != "" {
 		homes = append(homes, dir)
 	}

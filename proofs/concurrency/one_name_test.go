@@ -14,6 +14,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
@@ -73,8 +74,15 @@ func (env *environment) conditions(seed uint64) []condition {
 func (env *environment) oneName(round int) {
 	ctx := env.t.Context()
 	origin := env.origin(ctx, round)
-	for _, cond := range env.conditions(env.Proof.Seed + uint64(round)) {
-		if cond.rare && !env.Proof.Long() || env.Proof.Over() {
+	conditions := env.conditions(env.Proof.Seed + uint64(round))
+	if !env.Proof.Long() {
+		conditions = slices.DeleteFunc(conditions, func(c condition) bool { return c.rare })
+	}
+	if env.Proof.Short() {
+		conditions = append(conditions[:1], short.Some(env.t, 2, conditions[1:])...)
+	}
+	for _, cond := range conditions {
+		if env.Proof.Over() {
 			continue
 		}
 		name := fmt.Sprintf("one-%s-%d", cond.name, round)

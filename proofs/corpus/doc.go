@@ -34,8 +34,9 @@
 // files, at the places where the driver looks for its records. The files must be the same after
 // every stage, and the driver must not format or repair a disk because of them.
 //
-// Every disk has its own seed for random choices, so each can be made again alone. The short
-// form tries every generator once. The long form tries all of them with one seed after another.
+// Every disk has its own seed for random choices, so each can be made again alone. Every generator
+// is tried once. The short form tries some of each outcome, and the long form tries all of them
+// with one seed after another.
 //
 // # Features
 //
@@ -43,10 +44,10 @@
 // each pair of them, each bit of each word of features, each pair of values that tie a
 // filesystem to another disk, and filesystems that have a part on a second disk. The driver must
 // mount each, and its file must have the same bytes; or the driver must refuse it and name a
-// feature, without INTERNAL and without a write to it or to the second disk. The short form
-// takes all special values and a part of the others, chosen by its seed. The long form takes
-// all. Some bits need structures that only mkfs can make, and without them the filesystem is
-// damaged. These bits are not set alone.
+// feature, without INTERNAL and without a write to it or to the second disk. All special
+// values are tried, and a part of the others, chosen by the seed. The short form tries some of
+// them, and the long form tries all. Some bits need structures that only mkfs can make, and without
+// them the filesystem is damaged. These bits are not set alone.
 //
 // # The mutation check
 //
@@ -69,7 +70,8 @@
 //
 // # Running it
 //
-//	go test -race ./proofs/corpus                                 the short form
+//	go test -short ./proofs/corpus                                the short form
+//	go test -race ./proofs/corpus
 //	PROOF_SEED=7 PROOF_DURATION=10m go test -timeout=0 ./proofs/corpus
 //	PROOF_ONLY='LUKS|swap' PROOF_ANSWERS=1 go test -v ./proofs/corpus
 //

@@ -58,9 +58,8 @@ func forged() []generator {
 	const full, few = " full of forged records", " with forged records where the driver has its own"
 	// These filesystems do not report where their files are, so the whole disk must be full of
 	// records.
-	for fs, size := range map[string]int64{ext3: forgedFull, btrfs: forgedFullBtrfs} {
-		all = append(all, damaged(full+" of a format", fs, size, ofFormats)...)
-	}
+	all = append(all, damaged(full+" of a format", ext3, forgedFull, ofFormats)...)
+	all = append(all, damaged(full+" of a format", btrfs, forgedFullBtrfs, ofFormats)...)
 	all = append(all, forgery(ext3+full+" of a growth", ext3, forgedFull, ofGrowths, mounted, nil))
 	for _, fs := range []string{ext4, xfs} {
 		all = append(all, forgery(fs+few, fs, forgedBytes, proof.Forgery.Write, mounted, nil),

@@ -17,13 +17,16 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 	"github.com/oxidecomputer/oxide-csi-plugin/proofs/crash/trace"
 )
 
-// shortTrials and shortRackTrials are the minimum numbers of trials in the short form.
+// leastTrials and leastRackTrials are the minimum numbers of trials. The short form has shortTrials
+// with calls to a node, and as many with other calls.
 const (
-	shortTrials     = 20
-	shortRackTrials = 15
+	leastTrials     = 20
+	leastRackTrials = 15
+	shortTrials     = 2
 )
 
 // only is the environment variable that repeats a trial by its name, which a failure prints. A
@@ -36,11 +39,11 @@ func TestEveryCallConvergesAfterAKillAtAnyPoint(t *testing.T) {
 	putGates(t, run)
 	t.Run("the driver is killed", func(t *testing.T) {
 		t.Parallel()
-		newCampaign(t, run, driverProof, driverLifecycles, shortTrials).runProof()
+		newCampaign(t, run, driverProof, driverLifecycles, leastTrials).runProof()
 	})
 	t.Run("the rack is killed", func(t *testing.T) {
 		t.Parallel()
-		newCampaign(t, run, "crash-points-rack", rackLifecycles, shortRackTrials).runProof()
+		newCampaign(t, run, "crash-points-rack", rackLifecycles, leastRackTrials).runProof()
 	})
 }
 
@@ -53,11 +56,11 @@ type campaign struct {
 	t   *testing.T
 	run *harness.Run
 	// envs work at once, because a trial mostly waits for processes and for the disk. There are
-	// two, one for each dry run.
-	envs  [2]*environment
+	// two, one for each dry run. In the short form there is one.
+	envs  []*environment
 	kinds []string
-	// short is the number of trials in its short form.
-	short int
+	// least is the minimum number of trials.
+	least int
 
 	points []point
 	// starts contains the number of effects in the start of each process.
@@ -74,10 +77,15 @@ type campaign struct {
 	said      time.Time
 }
 
-func newCampaign(t *testing.T, run *harness.Run, name string, kinds []string, short int) *campaign {
+func newCampaign(t *testing.T, run *harness.Run, name string, kinds []string, least int) *campaign {
 	t.Helper()
-	return &campaign{Proof: proof.New(t, name), t: t, run: run, kinds: kinds, short: short,
-		tried: map[string]bool{}, rpcs: map[string]bool{}, starts: map[string]int{}}
+	c := &campaign{Proof: proof.New(t, name), t: t, run: run, envs: make([]*environment, 2),
+		kinds: kinds, least: least, tried: map[string]bool{}, rpcs: map[string]bool{},
+		starts: map[string]int{}}
+	if c.Short() {
+		c.envs, c.kinds = c.envs[:1], kinds[:min(1, len(kinds))]
+	}
+	return c
 }
 
 // runProof counts the points, tries them, and prints the figure.
@@ -101,23 +109,37 @@ func (c *campaign) runProof() {
 			some := matching(c.points, os.Getenv(only))
 			c.attempts(ctx, c.round(sample(some, len(some), c.Rand())))
 		}
+	case c.Short():
+		c.attempts(ctx, c.round(few(c.points, c.Rand())))
+		short.Left(c.t, c.least-c.trials)
 	default:
-		some := sample(c.points, c.short, c.Rand())
-		some = append(some, sample(matching(c.points, deviceless), shortDeviceless, c.Rand())...)
+		some := sample(c.points, c.least, c.Rand())
+		some = append(some, sample(matching(c.points, deviceless), leastDeviceless, c.Rand())...)
 		c.attempts(ctx, c.round(some))
 	}
 	c.Figure("points", len(c.points), "tried", len(c.tried), "trials", c.trials,
 		"converged", c.converged, "kills", c.kills, "overlaps", c.overlaps,
 		"rpcs", len(c.rpcs))
+	if want := c.wanted(); c.trials < want && os.Getenv(only) == "" {
+		c.t.Errorf("%d trials were made, want at least %d", c.trials, want)
+	}
 	c.Bystanders.Report()
 	c.Forged.Report()
+}
+
+// wanted returns the minimum number of trials of the form.
+func (c *campaign) wanted() int {
+	if c.Short() {
+		return shortTrials
+	}
+	return c.least
 }
 
 // count finds the points: the points that two dry runs have in common. Points that only one of
 // them has are random, such as the number of pieces of a file on the disk, or the size of the
 // rack's records.
 func (c *campaign) count(ctx context.Context) {
-	var runs [len(c.envs)][]point
+	runs := make([][]point, len(c.envs))
 	err := c.each(func(i int) (err error) {
 		runs[i], err = countPoints(ctx, c.envs[i], c.kinds, c.Seed)
 		return err
@@ -129,7 +151,7 @@ func (c *campaign) count(ctx context.Context) {
 	for _, p := range runs[0] {
 		known[p.String()] = true
 	}
-	c.points = slices.DeleteFunc(runs[1], func(p point) bool { return !known[p.String()] })
+	c.points = slices.DeleteFunc(runs[len(runs)-1], func(p point) bool { return !known[p.String()] })
 }
 
 // countStarts counts the effects in the start of each process.
@@ -150,12 +172,12 @@ func (c *campaign) countStarts(ctx context.Context) {
 // each calls do for all environments at once.
 func (c *campaign) each(do func(i int) error) error {
 	var all sync.WaitGroup
-	var errs [len(c.envs)]error
+	errs := make([]error, len(c.envs))
 	for i := range c.envs {
 		all.Go(func() { errs[i] = do(i) })
 	}
 	all.Wait()
-	return errors.Join(errs[:]...)
+	return errors.Join(errs...)
 }
 
 func (c *campaign) openEnvironment(ctx context.Context, i int) (err error) {

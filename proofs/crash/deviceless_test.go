@@ -14,8 +14,8 @@ import (
 // the device, and then gives it none (docs/hot-plug.md).
 const deviceless = "deviceless"
 
-// shortDeviceless is the number of its points in the short form.
-const shortDeviceless = 3
+// leastDeviceless is the minimum number of its points that are tried.
+const leastDeviceless = 3
 
 // withoutDevice adds the steps of a volume with data that is attached without a device. A detach
 // heals it. Only the attach and the detach have points.

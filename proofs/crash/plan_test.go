@@ -224,6 +224,21 @@ func sample(points []point, n int, rng *rand.Rand) []point {
 	return append(first, rest[:min(len(rest), max(0, n-len(first)))]...)
 }
 
+// few chooses random points with different RPCs for the short form.
+func few(points []point, rng *rand.Rand) (chosen []point) {
+	have, count := map[string]bool{}, map[bool]int{}
+	for _, i := range rng.Perm(len(points)) {
+		p := points[i]
+		node := strings.HasPrefix(p.rpc, "Node")
+		if !have[p.rpc] && count[node] < shortTrials {
+			have[p.rpc] = true
+			count[node]++
+			chosen = append(chosen, p)
+		}
+	}
+	return chosen
+}
+
 // rpcsOf counts the RPCs of the points.
 func rpcsOf(points []point) int {
 	rpcs := map[string]bool{}

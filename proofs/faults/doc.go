@@ -12,7 +12,8 @@
 // that each call needs are observed and not written down. All of them together must be the
 // operations that the driver's source uses.
 //
-// The short form runs every operation with every answer, in two phases and with calls that the
-// seed chooses. The long form runs every cell, and then repeats them in other orders until its
-// time is over. FAULTS_CELL is the name of one cell, or a pattern of several, to run alone.
+// Every operation is run with every answer, in two phases and with calls that the seed chooses. The
+// short form runs every operation with one answer. The long form runs every cell,
+// and then repeats them in other orders until its time is over. FAULTS_CELL is the name of one
+// cell, or a pattern of several, to run alone.
 package faults

@@ -19,6 +19,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
 // inUse and deviceInUse are histories that bring a filesystem, or a device, to a pod, which
@@ -333,7 +334,8 @@ func otherDevice(h *history, path string) (string, error) {
 func TestTheModelNoticesEveryTampering(t *testing.T) {
 	r := newRunner(t, "model-lies")
 	noticed := 0
-	for _, u := range tamperCases {
+	cases := short.Some(t, 6, tamperCases)
+	for _, u := range cases {
 		t.Run(u.name, func(t *testing.T) {
 			h, err := r.replay(t, tampers{u.tamper}, u.steps)
 			if err == nil || !strings.Contains(err.Error(), u.want) {
@@ -346,5 +348,5 @@ func TestTheModelNoticesEveryTampering(t *testing.T) {
 			noticed++
 		})
 	}
-	r.proof.Figure("lies", len(tamperCases), "noticed", noticed)
+	r.proof.Figure("lies", len(cases), "noticed", noticed)
 }

@@ -21,6 +21,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper"
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
@@ -28,10 +29,11 @@ import (
 
 func TestMain(m *testing.M) { namespace.Main(m) }
 
-// shortHistories is the number of histories in the short form. longest is the maximum number
-// of acts in a history.
+// wholeHistories is the number of histories, and shortHistories in the short form. longest is the
+// maximum number of acts in a history.
 const (
-	shortHistories = 20
+	wholeHistories = 20
+	shortHistories = 3
 	longest        = 44
 )
 
@@ -336,11 +338,17 @@ func TestABrokenPromiseIsDrawn(t *testing.T) {
 func TestWhateverHappensToTheKeeperEveryInstanceRunsInTheEnd(t *testing.T) {
 	p := proof.New(t, "keeper-model")
 	rack, dir := startRack(t)
-	proof.SetFlags(t, "rapid.checks", "1", "rapid.nofailfile", "true", "rapid.shrinktime", "0s")
+	proof.SetFlags(t, "rapid.checks", proof.OneCheck(), "rapid.nofailfile", "true",
+		"rapid.shrinktime", "0s")
 	histories, kills, stops, attached, most := 0, 0, 0, 0, 0
 	counts := map[string]int{}
 	var windows []time.Duration
-	for ; histories < shortHistories && !p.Long() || p.Long() && !p.Over(); histories++ {
+	many := wholeHistories
+	if p.Short() {
+		many = shortHistories
+		short.Left(t, wholeHistories-many)
+	}
+	for ; histories < many && !p.Long() || p.Long() && !p.Over(); histories++ {
 		seed := p.Seed + uint64(histories)
 		proof.SetFlags(t, "rapid.seed", strconv.FormatUint(max(seed, 1), 10))
 		rapid.Check(t, func(rt *rapid.T) {
@@ -364,11 +372,11 @@ func TestWhateverHappensToTheKeeperEveryInstanceRunsInTheEnd(t *testing.T) {
 		}
 	}
 	want := append(slices.Clone(kinds), slices.Collect(maps.Keys(disturbances))...)
-	if histories >= 10*shortHistories {
+	if histories >= 10*wholeHistories {
 		want = append(want, effects...)
 	}
 	for _, what := range want {
-		if histories >= shortHistories && counts[what] == 0 {
+		if histories >= wholeHistories && counts[what] == 0 {
 			t.Errorf("%d histories have none of this: %s", histories, what)
 		}
 	}

@@ -10,8 +10,8 @@
 // and removes files. It adds a note to the disk's log for each promise that it got: an
 // acknowledged fsync, or an unstage.
 //
-// The images are made from the log. For every flush, or for some flushes of each scenario in the
-// short form, there is one image with everything before the flush and nothing after it. Of the
+// The images are made from the log. For some flushes of each scenario, or for every flush in the
+// long form, there is one image with everything before the flush and nothing after it. Of the
 // writes between two flushes an image has all up to one record, all but one, one alone, or some,
 // in any order, and torn at 512 bytes. An image that is equal to an earlier one is left out. A
 // driver on an instance that does not know the volume stages each image. It must answer OK, and
@@ -74,7 +74,8 @@
 //
 // # Running it
 //
-//	go test -race ./proofs/powercut                                 the short form
+//	go test -short ./proofs/powercut                                the short form
+//	go test -race ./proofs/powercut
 //	PROOF_SEED=7 PROOF_DURATION=10m go test -timeout=0 ./proofs/powercut
 //
 // The images and the sectors take that time each. Two cores check about 50 images in a second, or

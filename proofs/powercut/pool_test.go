@@ -45,8 +45,8 @@ func (c *trials) noteHarm(b *bench) {
 	}
 }
 
-// rounds calls round with one seed after the other until the time is over. The short form has
-// one round. It returns the maximum memory of this process in MiB.
+// rounds calls round once, or in the long form with one seed after the other until the time is
+// over. It returns the maximum memory of this process in MiB.
 func (c *trials) rounds(round func(ctx context.Context, seed uint64)) (peak int64) {
 	for n := uint64(0); ; n++ {
 		round(c.t.Context(), c.p.Seed+n)

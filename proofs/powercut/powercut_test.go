@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"path/filepath"
 	"runtime/debug"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 )
@@ -24,13 +26,27 @@ func TestMain(m *testing.M) {
 	namespace.Main(m)
 }
 
-// shortImages is the number of images in the short form, and longImages in a round of the long
-// form. shortFlushes is how many flushes of a scenario have an image in the short form.
-const (
-	shortImages  = 500
-	shortFlushes = 12
-	longImages   = 2000
+// size is the number of images of a round. flushes of a scenario have an image each, and the others
+// are sampled, so that every scenario has at least sampled ones.
+type size struct{ images, flushes, sampled int }
+
+// The sizes of a round of the short form, of the proof, and of the long form.
+var (
+	shortRound = size{images: 60, flushes: 1, sampled: 1}
+	wholeRound = size{images: 500, flushes: 12, sampled: 10}
+	longRound  = size{images: 2000, flushes: math.MaxInt, sampled: 10}
 )
+
+// size returns the size of a round.
+func (c *count) size() size {
+	switch {
+	case c.p.Long():
+		return longRound
+	case c.p.Short():
+		return shortRound
+	}
+	return wholeRound
+}
 
 // TestEveryStateAfterAPowerCutConverges is the proof.
 func TestEveryStateAfterAPowerCutConverges(t *testing.T) {
@@ -41,8 +57,11 @@ func TestEveryStateAfterAPowerCutConverges(t *testing.T) {
 		"formatted_used", c.formatted, "peak_mib", peak)
 	c.p.Bystanders.Report()
 	c.p.Forged.Report()
-	if !c.p.Long() && c.images < shortImages {
-		t.Errorf("%d images were checked, want at least %d", c.images, shortImages)
+	if c.p.Short() {
+		short.Left(t, wholeRound.images-c.images)
+	}
+	if want := c.size().images; !c.p.Long() && c.images < want {
+		t.Errorf("%d images were checked, want at least %d", c.images, want)
 	}
 }
 
@@ -86,21 +105,14 @@ func (c *count) round(ctx context.Context, seed uint64) {
 		}
 		samplers = append(samplers, s)
 		flushes := s.flushes()
-		if !c.p.Long() {
-			r.Shuffle(len(flushes), func(i, j int) { flushes[i], flushes[j] = flushes[j], flushes[i] })
-			flushes = flushes[:min(shortFlushes, len(flushes))]
-		}
-		images = append(images, flushes...)
+		r.Shuffle(len(flushes), func(i, j int) { flushes[i], flushes[j] = flushes[j], flushes[i] })
+		images = append(images, flushes[:min(c.size().flushes, len(flushes))]...)
 	}
 	c.p.Say("%d scenarios, an image for each of %d flushes of %d", len(recorded), len(images),
 		c.flushes)
-	want := shortImages
-	if c.p.Long() {
-		want = longImages
-	}
 	for i, s := range samplers {
-		images = append(images, s.sample(max(10,
-			(want-len(images)+len(samplers)-i-1)/(len(samplers)-i)))...)
+		images = append(images, s.sample(max(c.size().sampled,
+			(c.size().images-len(images)+len(samplers)-i-1)/(len(samplers)-i)))...)
 		c.equal += s.equal
 		if s.err != nil {
 			c.t.Errorf("%s (seed %d): %v", s.of.name, seed, s.err)
@@ -110,7 +122,7 @@ func (c *count) round(ctx context.Context, seed uint64) {
 	c.check(ctx, images, seed)
 }
 
-// recorded contains the latest recordings. In the short form, the tests share them.
+// recorded contains the latest recordings. The tests share them.
 var recorded struct {
 	seed uint64
 	all  []*recording
