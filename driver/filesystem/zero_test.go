@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc/codes"
 
@@ -102,7 +103,8 @@ type zeroDisk struct {
 	log   *bytes.Buffer
 }
 
-const zeroVolume = "0b54dc0e-93a4-4f5f-8f5d-000000000001"
+// zeroVolume is random, because mkfs.btrfs refuses the UUID of any other disk of the machine.
+var zeroVolume = uuid.NewString()
 
 func newZeroDisk(t *testing.T, sizeBytes int64) zeroDisk {
 	t.Helper()

@@ -249,7 +249,7 @@ func TestASuperblockInAFileIsAFile(t *testing.T) {
 func (v testVolume) snapshotOf(t *testing.T, sizeBytes int64) testVolume {
 	t.Helper()
 	guesttest.Run(t, "blockdev", "--flushbufs", v.disk.Loop)
-	file := copyDisk(t, v.disk.File)
+	file := v.disk.Copy(t)
 	source := v.disk.SizeBytes
 	v.guest.Unplug(v.disk)
 	must(t, os.Truncate(file, sizeBytes))
