@@ -215,14 +215,14 @@ func TestProveZeroReadsADiskOnce(t *testing.T) {
 }
 
 func TestProveZeroGoesOnWhenItsCallerGivesUp(t *testing.T) {
-	const size = 4 * guesttest.GiB
+	const size = 2 * guesttest.GiB
 	giveUp := func(t *testing.T, z zeroDisk) {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 		defer cancel()
 		err := z.prove(ctx, t)
 		csitest.Want(t, err, codes.Aborted, csierr.DiskProofPending)
-		if !strings.Contains(err.Error(), "of 4096 MiB") {
+		if !strings.Contains(err.Error(), "of 2048 MiB") {
 			t.Errorf("the message does not contain the progress: %v", err)
 		}
 	}

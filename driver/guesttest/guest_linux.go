@@ -89,10 +89,16 @@ func (g *Guest) Disks() int { return g.disks }
 // Attach adds a disk of that size, backed by a sparse file.
 func (g *Guest) Attach(serial string, sizeBytes int64, options ...Option) *Disk {
 	g.t.Helper()
-	file := filepath.Join(g.files, fmt.Sprintf("disk-%d.img", g.disks))
-	csitest.Must(g.t, os.WriteFile(file, nil, 0o600))
-	csitest.Must(g.t, os.Truncate(file, sizeBytes))
-	return g.AttachFile(serial, file, options...)
+	return g.AttachFile(serial, g.Sparse(sizeBytes), options...)
+}
+
+// Sparse makes a sparse file in memory, and returns its path.
+func (g *Guest) Sparse(sizeBytes int64) string {
+	g.t.Helper()
+	file, err := os.CreateTemp(g.files, "disk-*.img")
+	csitest.Must(g.t, err)
+	csitest.Must(g.t, errors.Join(file.Truncate(sizeBytes), file.Close()))
+	return file.Name()
 }
 
 // Option changes how a disk's loop device is made.

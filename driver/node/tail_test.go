@@ -16,6 +16,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
@@ -115,31 +116,34 @@ func TestAGrowthThatWasCutOffGoesOnOverNothingButItsOwnTraces(t *testing.T) {
 		"another xfs": append([]byte("XFSB"), make([]byte, 508)...),
 		"another btrfs": slices.Concat(make([]byte, 48), []byte("\x00\x00\x50\x00\x00\x00\x00"+
 			"\x00\x01\x00\x00\x00\x00\x00\x00\x01"))}
+	type kind struct{ fsType, behind string }
+	var kinds []kind
 	for _, fsType := range volume.Filesystems {
 		for _, name := range []string{"", "foreign data", "another " + fsType} {
-			data, known := foreign[name]
-			if !known {
-				continue
+			if _, known := foreign[name]; known {
+				kinds = append(kinds, kind{fsType, name})
 			}
-			t.Run(fmt.Sprintf("a %s with %q behind it", fsType, name), func(t *testing.T) {
-				v := cutOff(t, fsType)
-				v.disk.WriteAt(t, 2*beforeGrowth+20480, data)
-				before := v.disk.DigestFrom(t, beforeGrowth)
-				err := v.stage()
-				if err == nil {
-					if v.isGrown(t) != (name == "") {
-						t.Error("it has grown over it, or has not grown")
-					}
-					must(t, v.unstage())
-				}
-				if name == "" {
-					must(t, err)
-					v.check(t)
-				} else if v.disk.DigestFrom(t, beforeGrowth) != before {
-					t.Error("what lies behind it was written")
-				}
-			})
 		}
+	}
+	for _, c := range short.Some(t, 3, kinds) {
+		t.Run(fmt.Sprintf("a %s with %q behind it", c.fsType, c.behind), func(t *testing.T) {
+			v := cutOff(t, c.fsType)
+			v.disk.WriteAt(t, 2*beforeGrowth+20480, foreign[c.behind])
+			before := v.disk.DigestFrom(t, beforeGrowth)
+			err := v.stage()
+			if err == nil {
+				if v.isGrown(t) != (c.behind == "") {
+					t.Error("it has grown over it, or has not grown")
+				}
+				must(t, v.unstage())
+			}
+			if c.behind == "" {
+				must(t, err)
+				v.check(t)
+			} else if v.disk.DigestFrom(t, beforeGrowth) != before {
+				t.Error("what lies behind it was written")
+			}
+		})
 	}
 }
 
