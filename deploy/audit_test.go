@@ -1,7 +1,6 @@
 package deploy_test
 
 import (
-	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -19,8 +18,7 @@ func audited() []string {
 }
 
 func TestTheAuditAcceptsTheArgumentsInTheChart(t *testing.T) {
-	out, complaints, err := finish(t, exec.CommandContext(t.Context(), "go", "run",
-		"../cmd/oxide-csi-plugin", "audit", "--help"), nil)
+	out, complaints, err := run(t, nil, program(t, "oxide-csi-plugin"), "audit", "--help")
 	if err != nil || !strings.Contains(out, "--volumes FILE") {
 		t.Errorf("the audit's help does not know --volumes (%v):\n%s%s", err, out, complaints)
 	}

@@ -3,7 +3,6 @@ package deploy_test
 import (
 	"fmt"
 	"maps"
-	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
@@ -148,8 +147,7 @@ func newer(t *testing.T, image string, than [3]int) bool {
 }
 
 func TestTheDriverKnowsEveryVariableInTheManifests(t *testing.T) { // B-23
-	out, complaints, err := finish(t, exec.CommandContext(t.Context(), "go", "run",
-		"../cmd/oxide-csi-plugin", "--help"), nil)
+	out, complaints, err := run(t, nil, program(t, "oxide-csi-plugin"), "--help")
 	help := out + complaints
 	known := regexp.MustCompile(`\$((?:CSI|OXIDE)_[A-Z_]+)`).FindAllStringSubmatch(help, -1)
 	if len(known) < 15 {

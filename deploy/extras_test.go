@@ -191,7 +191,7 @@ func TestEveryContainersResourcesCanBeSetOrLeftOut(t *testing.T) {
 		"registrar": "node-driver-registrar", "livenessProbe": "liveness-probe",
 		"instanceMetadata": "oxide-instance-metadata", "nodeKeeper": "oxide-node-keeper",
 		"leave": "leave"}
-	schemas := kindSchemas(t)
+	schemas := allSchemas(t)
 	for _, c := range []struct {
 		value string
 		want  func(corev1.ResourceRequirements) bool

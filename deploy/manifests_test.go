@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
 // update makes the tests write the files that they would compare; `make manifests` sets it.
@@ -145,6 +147,10 @@ func TestComponentsInAnyOrderHaveTheEffectOfTheChartsValues(t *testing.T) {
 			subsets = append(subsets, subset)
 		}
 	}
+	if len(subsets) != 12 {
+		t.Errorf("%d subsets, want 12: the generator is wrong, or a component is new", len(subsets))
+	}
+	subsets = short.Some(t, 3, subsets)
 	built := 0
 	for base, snapshots := range map[string]string{"base": "false", "snapshots": "true"} {
 		without := unordered(build(t, "kustomize/"+base).byKey(t))
@@ -176,9 +182,8 @@ func TestComponentsInAnyOrderHaveTheEffectOfTheChartsValues(t *testing.T) {
 			}
 		}
 	}
-	if len(subsets) != 12 || built != 2*27 {
-		t.Errorf("%d subsets in %d kustomizations, want 12 in 54: the generator is wrong, or a "+
-			"component is new", len(subsets), built)
+	if built != 2*27 && !testing.Short() {
+		t.Errorf("%d kustomizations, want 54", built)
 	}
 	entries, err := os.ReadDir("kustomize")
 	if err != nil {

@@ -1,6 +1,7 @@
 package deploy_test
 
 import (
+	"fmt"
 	"io/fs"
 	"os"
 	"path"
@@ -41,12 +42,28 @@ func values(t *testing.T, text string) []string {
 	return []string{"--values", file}
 }
 
-// helm runs `helm template` on the chart.
+// output is what a program wrote, and its exit status.
+type output struct {
+	text, complaints string
+	err              error
+}
+
+// templates contains the output of each `helm template`, by its arguments.
+var templates = map[string]output{}
+
+// helm runs `helm template` on the chart, unless it was run with these arguments before. Every
+// cluster and every file of values has a name of its own in the arguments.
 func helm(t *testing.T, args ...string) (text, complaints string, err error) {
 	t.Helper()
-	all := append([]string{"template", "oxide-csi", "chart", "--namespace", "oxide-csi",
-		"--kube-version", kubernetes}, args...)
-	return run(t, nil, tool(t, "helm"), all...)
+	name := fmt.Sprintf("%q", args)
+	o, ok := templates[name]
+	if !ok {
+		all := append([]string{"template", "oxide-csi", "chart", "--namespace", "oxide-csi",
+			"--kube-version", kubernetes}, args...)
+		o.text, o.complaints, o.err = run(t, nil, tool(t, "helm"), all...)
+		templates[name] = o
+	}
+	return o.text, o.complaints, o.err
 }
 
 // source matches the line that helm writes before each document.

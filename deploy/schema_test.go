@@ -1,9 +1,9 @@
 package deploy_test
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/yaml"
 )
 
@@ -25,7 +26,7 @@ const (
 // TestKubeconformAcceptsEveryForm checks every object strictly against the schema of its kind: a
 // field that Kubernetes does not know is an error.
 func TestKubeconformAcceptsEveryForm(t *testing.T) { // D-43
-	schemas := kindSchemas(t)
+	schemas := allSchemas(t)
 	forms := map[string]manifests{}
 	for name, values := range map[string][]string{
 		"the defaults":   nil,
@@ -74,7 +75,7 @@ func TestKubeconformAcceptsEveryForm(t *testing.T) { // D-43
 }
 
 func TestKubeconformRefusesAnUnknownField(t *testing.T) {
-	schemas := kindSchemas(t)
+	schemas := allSchemas(t)
 	for _, wrong := range []string{
 		"kind: ServiceAccount\napiVersion: v1\nmetadata: {name: a}\nautomount: false\n",
 		"kind: CSIDriver\napiVersion: storage.k8s.io/v1\nmetadata: {name: a}\nspec: {attach: true}\n",
@@ -90,10 +91,12 @@ func TestKubeconformRefusesAnUnknownField(t *testing.T) {
 }
 
 // conforms runs kubeconform on the objects and returns its findings.
-func conforms(t *testing.T, schemas string, all manifests) (complaints string, ok bool) {
+func conforms(t *testing.T, schemas kindSchemas, all manifests) (complaints string, ok bool) {
 	t.Helper()
+	dir := t.TempDir()
 	var stream strings.Builder
 	for _, object := range all {
+		schemas.write(t, dir, object.GroupVersionKind())
 		text, err := yaml.Marshal(object.Object)
 		if err != nil {
 			t.Fatal(err)
@@ -102,20 +105,25 @@ func conforms(t *testing.T, schemas string, all manifests) (complaints string, o
 	}
 	out, complaints, err := run(t, []byte(stream.String()), tool(t, "kubeconform"), "-strict",
 		"-summary", "-schema-location",
-		schemas+"/{{.Group}}/{{.ResourceAPIVersion}}/{{.ResourceKind}}.json")
+		dir+"/{{.Group}}/{{.ResourceAPIVersion}}/{{.ResourceKind}}.json")
 	if !strings.Contains(out, fmt.Sprintf("%d resource", len(all))) {
 		t.Errorf("kubeconform has not seen the %d objects: %s%s", len(all), out, complaints)
 	}
 	return out + complaints, err == nil
 }
 
-// kindSchemas creates a directory of JSON schemas, one for each kind, as group/version/kind.json.
-func kindSchemas(t *testing.T) string {
+// kindSchemas contains functions that return the JSON schema of a kind.
+type kindSchemas map[schema.GroupVersionKind]func() map[string]any
+
+var allKinds = kindSchemas{}
+
+func allSchemas(t *testing.T) kindSchemas {
 	t.Helper()
-	dir := t.TempDir()
-	kubernetesKinds(t, dir)
-	snapshotKinds(t, dir)
-	return dir
+	if len(allKinds) == 0 {
+		kubernetesKinds(t, allKinds)
+		snapshotKinds(t, allKinds)
+	}
+	return allKinds
 }
 
 // module returns the directory of a module, and downloads it if necessary. The project does not
@@ -135,8 +143,8 @@ func module(t *testing.T, name string) string {
 	return found.Dir
 }
 
-// kubernetesKinds writes the schemas of the kinds in Kubernetes' own OpenAPI document.
-func kubernetesKinds(t *testing.T, dir string) {
+// kubernetesKinds adds the schemas of the kinds in Kubernetes' own OpenAPI document.
+func kubernetesKinds(t *testing.T, schemas kindSchemas) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(module(t, kubernetesModule), "api", "openapi-spec",
 		"swagger.json"))
@@ -156,36 +164,34 @@ func kubernetesKinds(t *testing.T, dir string) {
 		"type": []string{"integer", "string"}}
 	definitions["io.k8s.apimachinery.pkg.api.resource.Quantity"] = map[string]any{
 		"type": []string{"number", "string"}}
-	kinds := 0
 	for name, definition := range definitions {
-		group, version, kind := groupVersionKind(definition)
-		if kind == "" {
+		kind := groupVersionKind(definition)
+		if kind.Kind == "" {
 			continue
 		}
-		kinds++
-		needed := map[string]any{}
-		collect(name, definitions, needed)
-		writeSchema(t, dir, group, version, kind, map[string]any{
-			"$ref": "#/definitions/" + name, "definitions": needed,
-		})
+		schemas[kind] = func() map[string]any {
+			needed := map[string]any{}
+			collect(name, definitions, needed)
+			return map[string]any{"$ref": "#/definitions/" + name, "definitions": needed}
+		}
 	}
-	if kinds < 100 {
+	if kinds := len(schemas); kinds < 100 {
 		t.Fatalf("found %d kinds in Kubernetes' OpenAPI document, expected more than 100", kinds)
 	}
 }
 
 // groupVersionKind returns the kind that a definition describes. Most definitions are parts of
 // others, or belong to many groups.
-func groupVersionKind(definition map[string]any) (group, version, kind string) {
+func groupVersionKind(definition map[string]any) (found schema.GroupVersionKind) {
 	all, _ := definition["x-kubernetes-group-version-kind"].([]any)
 	if len(all) != 1 {
-		return "", "", ""
+		return found
 	}
 	only, _ := all[0].(map[string]any)
-	group, _ = only["group"].(string)
-	version, _ = only["version"].(string)
-	kind, _ = only["kind"].(string)
-	return group, version, kind
+	found.Group, _ = only["group"].(string)
+	found.Version, _ = only["version"].(string)
+	found.Kind, _ = only["kind"].(string)
+	return found
 }
 
 // closed makes a schema refuse fields that it does not describe, at any depth.
@@ -239,8 +245,8 @@ func collect(name string, definitions map[string]map[string]any, needed map[stri
 	walk(definitions[name])
 }
 
-// snapshotKinds writes the schemas of the snapshot CRDs.
-func snapshotKinds(t *testing.T, dir string) {
+// snapshotKinds adds the schemas of the snapshot CRDs.
+func snapshotKinds(t *testing.T, schemas kindSchemas) {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(module(t, snapshotsModule), "config", "crd",
 		"snapshot.storage.k8s.io_*.yaml"))
@@ -268,27 +274,30 @@ func snapshotKinds(t *testing.T, dir string) {
 			t.Fatal(err)
 		}
 		for _, version := range crd.Spec.Versions {
-			schema := maps.Clone(version.Schema.OpenAPIV3Schema)
-			closed(schema)
-			writeSchema(t, dir, crd.Spec.Group, version.Name, crd.Spec.Names.Kind, schema)
+			open := version.Schema.OpenAPIV3Schema
+			closed(open)
+			schemas[schema.GroupVersionKind{Group: crd.Spec.Group, Version: version.Name,
+				Kind: crd.Spec.Names.Kind}] = func() map[string]any { return open }
 		}
 	}
 }
 
-func writeSchema(t *testing.T, dir, group, version, kind string, schema map[string]any) {
+// write writes the schema of a kind, if there is one, below a directory as group/version/kind.json.
+func (schemas kindSchemas) write(t *testing.T, dir string, kind schema.GroupVersionKind) {
 	t.Helper()
-	if group == "" {
-		group = version // kubeconform's name for the group without a name
+	group := cmp.Or(kind.Group, kind.Version) // kubeconform's name for the group without a name
+	at := filepath.Join(dir, group, kind.Version)
+	file := filepath.Join(at, strings.ToLower(kind.Kind)+".json")
+	if _, err := os.Stat(file); err == nil || schemas[kind] == nil {
+		return
 	}
-	at := filepath.Join(dir, group, version)
 	if err := os.MkdirAll(at, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	text, err := json.Marshal(schema)
+	text, err := json.Marshal(schemas[kind]())
 	if err != nil {
 		t.Fatal(err)
 	}
-	file := filepath.Join(at, strings.ToLower(kind)+".json")
 	if err := os.WriteFile(file, text, 0o644); err != nil {
 		t.Fatal(err)
 	}

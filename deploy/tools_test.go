@@ -3,7 +3,9 @@ package deploy_test
 import (
 	"bytes"
 	"errors"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -34,6 +36,21 @@ func tool(t *testing.T, name string) string {
 	return found
 }
 
+// program returns the path of one of our programs: the one that make built beside the driver, or
+// one that is built here.
+func program(t *testing.T, name string) string {
+	t.Helper()
+	beside := filepath.Join(filepath.Dir(os.Getenv("OXIDE_CSI_PLUGIN")), name)
+	if _, err := os.Stat(beside); err == nil {
+		return beside
+	}
+	built := filepath.Join(t.TempDir(), name)
+	if out, complaints, err := run(t, nil, "go", "build", "-o", built, "../cmd/"+name); err != nil {
+		t.Fatalf("build %s: %v\n%s%s", name, err, out, complaints)
+	}
+	return built
+}
+
 // run runs a program and returns its output. The error is its exit status.
 func run(t *testing.T, input []byte, name string, args ...string) (stdout, stderr string,
 	err error) {
@@ -45,6 +62,7 @@ func finish(t *testing.T, cmd *exec.Cmd, input []byte) (stdout, stderr string, e
 	t.Helper()
 	var out, complaints bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(input), &out, &complaints
+	cmd.Env = append(cmd.Environ(), "GOGC=400") // most programs end before they need a collection
 	err = cmd.Run()
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {

@@ -8,10 +8,12 @@ import (
 	"testing"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
 func TestAWrongValueIsRefusedWithAnExplanation(t *testing.T) {
-	for _, c := range []struct{ set, want string }{
+	for _, c := range short.Some(t, 12, []struct{ set, want string }{
 		{"controller.replicas=0", "controller.replicas is 0: at least one controller has to run"},
 		{"controller.replicas=-1", "controller.replicas is -1: at least one"},
 		{"controller.replicas=two", "/controller/replicas': got string, want integer"},
@@ -119,7 +121,7 @@ func TestAWrongValueIsRefusedWithAnExplanation(t *testing.T) {
 		{"image.repository=oxide:v1", `image.repository is "oxide:v1": it has to be a name such as`},
 		{"registrar.image.digest=abc", `registrar.image.digest is "abc": it has to be sha256:`},
 		{"replicas=3", "additional properties 'replicas' not allowed"},
-	} {
+	}) {
 		t.Run(c.set, func(t *testing.T) {
 			_, complaints, err := helm(t, with(c.set)...)
 			if err == nil || !strings.Contains(complaints, c.want) {
@@ -137,7 +139,7 @@ func TestAWrongParameterIsRefusedWithItsNameAndValue(t *testing.T) {
 	const names = "which the driver does not know; it knows blockSize, diskType, imageId, " +
 		"mkfsOptions, placement and csi.storage.k8s.io/fstype"
 	const image = "imageId=0a1de000-0000-4000-8000-000000000001"
-	for _, c := range []struct{ set, want string }{
+	for _, c := range short.Some(t, 4, []struct{ set, want string }{
 		{"blocksize=512", "storage class oxide-disk has the parameter blocksize, " + names},
 		{"fstype=xfs", "has the parameter fstype, " + names},
 		{fsType + "fsType=xfs", "has the parameter csi.storage.k8s.io/fsType, " + names},
@@ -168,7 +170,7 @@ func TestAWrongParameterIsRefusedWithItsNameAndValue(t *testing.T) {
 		{"mkfsOptions=reflink=true", "mkfsOptions reflink, which ext4 does not have; it is for xfs"},
 		{"mkfsOptions=reservedPercent=0," + class + fsType + "fstype=btrfs", "reservedPercent, which " +
 			"btrfs does not have; it is for ext3, ext4"},
-	} {
+	}) {
 		t.Run(c.set, func(t *testing.T) {
 			_, complaints, err := helm(t, with(class+c.set)...)
 			if err == nil || !strings.Contains(complaints, c.want) {
@@ -181,13 +183,13 @@ func TestAWrongParameterIsRefusedWithItsNameAndValue(t *testing.T) {
 	if err == nil || !strings.Contains(complaints, `storage class b has diskType "fast"`) {
 		t.Errorf("helm template said %q (%v) of a further class", complaints, err)
 	}
-	for _, fine := range []string{
+	for _, fine := range short.Some(t, 3, []string{
 		"diskType=local," + class + "blockSize=4096", "blockSize=512," + class + image,
 		`mkfsOptions=bytesPerInode=16384\,label=a`, "mkfsOptions=reservedPercent=0",
 		"mkfsOptions=reflink=false," + class + fsType + "fstype=xfs", "mkfsOptions=", "placement=rack",
 		"placement=rack,storageClass.volumeBindingMode=Immediate",
 		"placement=instance,topologyInstance=true",
-	} {
+	}) {
 		if _, complaints, err := helm(t, with(class+fine)...); err != nil {
 			t.Errorf("%s is refused: %v\n%s", fine, err, complaints)
 		}

@@ -4,8 +4,6 @@ package filesystem
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -13,6 +11,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
 // covered reports whether the regions contain an offset.
@@ -68,12 +67,6 @@ func TestMarkerRegions(t *testing.T) {
 
 // TestEverySuperblockCopyIsInARegion asks the filesystems' tools where the copies are.
 func TestEverySuperblockCopyIsInARegion(t *testing.T) {
-	image := func(t *testing.T, size int64) string {
-		file := filepath.Join(t.TempDir(), "disk.img")
-		csitest.Must(t, os.WriteFile(file, nil, 0o600))
-		csitest.Must(t, os.Truncate(file, size))
-		return file
-	}
 	numbers := func(t *testing.T, out, pattern string) []int64 {
 		t.Helper()
 		var all []int64
@@ -84,48 +77,58 @@ func TestEverySuperblockCopyIsInARegion(t *testing.T) {
 		}
 		return all
 	}
+	type format struct {
+		size, block int64
+		features    string   // of an ext
+		args        []string // of mkfs.xfs
+	}
+	var exts, xfses []format
 	for _, size := range []int64{64 * guesttest.MiB, guesttest.GiB, 3*guesttest.GiB + 8*guesttest.MiB,
 		10 * guesttest.GiB} {
 		for _, block := range []int64{1024, 2048, 4096, 65536} {
 			for _, features := range []string{"sparse_super", "sparse_super2", "meta_bg,^resize_inode"} {
-				name := fmt.Sprintf("ext4 with blocks of %d and %s on %d MiB", block, features,
-					size/guesttest.MiB)
-				t.Run(name, func(t *testing.T) {
-					file := image(t, size)
-					guesttest.Run(t, "mke2fs", "-q", "-F", "-t", "ext4", "-b", fmt.Sprint(block), "-O", features,
-						file)
-					copies := numbers(t, guesttest.Run(t, "dumpe2fs", file), `Backup superblock at (\d+)`)
-					for _, n := range copies {
-						if !covered(markerRegions(size), n*block) {
-							t.Errorf("the copy in block %d of %d bytes is not read", n, block)
-						}
-					}
-					if len(copies) == 0 && size > 8*block*block {
-						t.Error("it has no copies")
-					}
-				})
+				exts = append(exts, format{size: size, block: block, features: features})
 			}
-		}
-		if size < 300*guesttest.MiB {
-			continue
 		}
 		layouts := [][]string{nil, {"-d", "agcount=8"}, {"-b", "size=1024"}, {"-d", "agcount=16"}}
 		if size < 3*guesttest.GiB {
 			layouts = layouts[:3] // with more groups there is no room for a log
 		}
 		for _, args := range layouts {
-			t.Run(fmt.Sprintf("xfs on %d MiB with %q", size/guesttest.MiB, args), func(t *testing.T) {
-				file := image(t, size)
-				guesttest.Run(t, "mkfs.xfs", append(append([]string{"-q"}, args...), file)...)
-				out := guesttest.Run(t, "xfs_db", "-r", "-c", "sb 0", "-c", "p agcount agblocks blocksize",
-					file)
-				n := numbers(t, out, ` = (\d+)`)
-				for group := range n[0] {
-					if !covered(markerRegions(size), group*n[1]*n[2]) {
-						t.Errorf("the superblock of group %d of %d is not read", group, n[0])
-					}
-				}
-			})
+			if size >= 300*guesttest.MiB {
+				xfses = append(xfses, format{size: size, args: args})
+			}
 		}
+	}
+	for _, c := range short.Some(t, 8, exts) {
+		t.Run(fmt.Sprintf("ext4 with blocks of %d and %s on %d MiB", c.block, c.features,
+			c.size/guesttest.MiB), func(t *testing.T) {
+			file := guesttest.New(t).Sparse(c.size)
+			guesttest.Run(t, "mke2fs", "-q", "-F", "-t", "ext4", "-b", fmt.Sprint(c.block), "-O",
+				c.features, file)
+			copies := numbers(t, guesttest.Run(t, "dumpe2fs", file), `Backup superblock at (\d+)`)
+			for _, n := range copies {
+				if !covered(markerRegions(c.size), n*c.block) {
+					t.Errorf("the copy in block %d of %d bytes is not read", n, c.block)
+				}
+			}
+			if len(copies) == 0 && c.size > 8*c.block*c.block {
+				t.Error("it has no copies")
+			}
+		})
+	}
+	for _, c := range short.Some(t, 3, xfses) {
+		t.Run(fmt.Sprintf("xfs on %d MiB with %q", c.size/guesttest.MiB, c.args), func(t *testing.T) {
+			file := guesttest.New(t).Sparse(c.size)
+			guesttest.Run(t, "mkfs.xfs", append(append([]string{"-q"}, c.args...), file)...)
+			out := guesttest.Run(t, "xfs_db", "-r", "-c", "sb 0", "-c", "p agcount agblocks blocksize",
+				file)
+			n := numbers(t, out, ` = (\d+)`)
+			for group := range n[0] {
+				if !covered(markerRegions(c.size), group*n[1]*n[2]) {
+					t.Errorf("the superblock of group %d of %d is not read", group, n[0])
+				}
+			}
+		})
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -18,7 +17,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-const someUUID = "7d3c1f60-52c1-4f0e-8a57-2f5d1f0a9be1"
+var someUUID = uuid.NewString()
 
 // freshDisk returns the start of a disk that a mkfs has just formatted.
 func freshDisk(t *testing.T, sizeBytes int64, mkfs ...string) []byte {
@@ -29,9 +28,7 @@ func freshDisk(t *testing.T, sizeBytes int64, mkfs ...string) []byte {
 // freshFile returns the file of a disk that a mkfs has just formatted.
 func freshFile(t *testing.T, sizeBytes int64, mkfs ...string) string {
 	t.Helper()
-	file := filepath.Join(t.TempDir(), "disk.img")
-	csitest.Must(t, os.WriteFile(file, nil, 0o600))
-	csitest.Must(t, os.Truncate(file, sizeBytes))
+	file := guesttest.New(t).Sparse(sizeBytes)
 	if out, err := exec.Command(mkfs[0], append(mkfs[1:], file)...).CombinedOutput(); err != nil {
 		t.Fatalf("%q: %v\n%s", mkfs, err, out)
 	}

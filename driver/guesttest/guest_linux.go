@@ -3,7 +3,9 @@
 package guesttest
 
 import (
+	"bytes"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"hash/crc32"
 	"io"
@@ -39,6 +41,7 @@ const (
 type Guest struct {
 	t     testing.TB
 	Dir   string // holds sys and dev
+	files string // contains the disks' files, in memory, so that no flush waits for the machine's disk
 	disks int
 }
 
@@ -63,7 +66,10 @@ func New(t testing.TB) *Guest {
 			t.Logf("release %d loop devices that tests which were killed have left: %v", len(all), err)
 		}
 	})
-	g := &Guest{t: t, Dir: filepath.Join(t.TempDir(), "a guest\twith \\ and\nlines")}
+	g := &Guest{t: t, Dir: filepath.Join(t.TempDir(), "a guest\twith \\ and\nlines"),
+		files: t.TempDir()}
+	csitest.Must(t, unix.Mount("none", g.files, "tmpfs", 0, ""))
+	t.Cleanup(func() { csitest.Must(t, unix.Unmount(g.files, unix.MNT_DETACH)) })
 	for _, dir := range []string{g.Sys("block"), g.Dev("")} {
 		csitest.Must(t, os.MkdirAll(dir, 0o755))
 	}
@@ -83,10 +89,16 @@ func (g *Guest) Disks() int { return g.disks }
 // Attach adds a disk of that size, backed by a sparse file.
 func (g *Guest) Attach(serial string, sizeBytes int64, options ...Option) *Disk {
 	g.t.Helper()
-	file := filepath.Join(g.t.TempDir(), "disk.img")
-	csitest.Must(g.t, os.WriteFile(file, nil, 0o600))
-	csitest.Must(g.t, os.Truncate(file, sizeBytes))
-	return g.AttachFile(serial, file, options...)
+	return g.AttachFile(serial, g.Sparse(sizeBytes), options...)
+}
+
+// Sparse makes a sparse file in memory, and returns its path.
+func (g *Guest) Sparse(sizeBytes int64) string {
+	g.t.Helper()
+	file, err := os.CreateTemp(g.files, "disk-*.img")
+	csitest.Must(g.t, err)
+	csitest.Must(g.t, errors.Join(file.Truncate(sizeBytes), file.Close()))
+	return file.Name()
 }
 
 // Option changes how a disk's loop device is made.
@@ -181,14 +193,43 @@ func (d *Disk) WriteAt(t testing.TB, offset int64, b []byte) {
 // Digest returns a checksum of a disk's bytes.
 func (d *Disk) Digest(t testing.TB) string {
 	t.Helper()
+	return d.DigestFrom(t, 0)
+}
+
+// DigestFrom returns a checksum of a disk's bytes from an offset on. It reads no holes.
+func (d *Disk) DigestFrom(t testing.TB, offset int64) string {
+	t.Helper()
 	Run(t, "blockdev", "--flushbufs", d.Loop)
 	f, err := os.Open(d.File)
 	csitest.Must(t, err)
 	defer func() { _ = f.Close() }()
-	sum := crc32.NewIEEE()
-	_, err = io.Copy(sum, f)
+	sum, page := crc32.NewIEEE(), make([]byte, 64<<10)
+	for at := offset; ; at += int64(len(page)) {
+		at, err = unix.Seek(int(f.Fd()), at, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) {
+			return fmt.Sprint(sum.Sum32())
+		}
+		csitest.Must(t, err)
+		at = max(offset, at&^int64(len(page)-1)) // where the holes are must not matter
+		n, err := f.ReadAt(page, at)
+		if err != nil && !errors.Is(err, io.EOF) {
+			t.Fatal(err)
+		}
+		if read := page[:n]; len(bytes.Trim(read, "\x00")) > 0 {
+			_, _ = fmt.Fprint(sum, at)
+			_, _ = sum.Write(read)
+		}
+	}
+}
+
+// Copy copies the disk's file, as a snapshot and a restore do, and returns the copy's path.
+func (d *Disk) Copy(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp(filepath.Dir(d.File), "copy-")
 	csitest.Must(t, err)
-	return fmt.Sprint(sum.Sum32())
+	to := filepath.Join(dir, "disk.img")
+	Run(t, "cp", "--sparse=always", d.File, to)
+	return to
 }
 
 // Run runs a program and returns its output. It ends the test if the program fails.

@@ -30,7 +30,7 @@ func grown(t *testing.T, fsType string) testVolume {
 	must(t, os.WriteFile(filepath.Join(small.staging(), "hello"), []byte("rack"), 0o600))
 	must(t, small.unstage())
 	g.Unplug(small.disk)
-	file := copyDisk(t, small.disk.File)
+	file := small.disk.Copy(t)
 	must(t, os.Truncate(file, 256*guesttest.MiB))
 	return g.volume(g.AttachFile(guesttest.Serial, file), fsType)
 }

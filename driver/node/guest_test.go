@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
@@ -72,9 +73,12 @@ type testVolume struct {
 	Whole   bool              // not made blank for filesystems, so it is read whole
 }
 
+// idPrefix begins the volumes' ids. It is random, because Linux takes two btrfs with one UUID for
+// one filesystem, and other processes run these tests, too.
+var idPrefix = "0b54" + uuid.NewString()[4:24]
+
 func (g *testGuest) volume(d *guesttest.Disk, fsType string) testVolume {
-	return testVolume{guest: g, disk: d, ID: "0b54dc0e-93a4-4f5f-8f5d-" + fmt.Sprintf("%012x",
-		g.Disks()),
+	return testVolume{guest: g, disk: d, ID: fmt.Sprintf("%s%012x", idPrefix, g.Disks()),
 		Name: d.Serial, FSType: fsType, Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}
 }
 

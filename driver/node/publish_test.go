@@ -110,7 +110,7 @@ func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) { // D-29
 		csitest.Want(t, v.publish("pod"), codes.FailedPrecondition, csierr.NotStaged)
 	})
 	forceDetach := func(t *testing.T, v testVolume) {
-		copied := copyDisk(t, v.disk.File)
+		copied := v.disk.Copy(t)
 		v.guest.Unplug(v.disk)
 		*v.disk = *v.guest.AttachFile(guesttest.Serial, copied)
 	}

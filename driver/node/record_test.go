@@ -170,7 +170,7 @@ func TestARecordThatMakesNoSenseIsIgnoredAndNamedInTheLog(t *testing.T) {
 	for name, text := range map[string]string{
 		"truncated": `{"version":1,"vol`, "empty": "", "of a later version": `{"version":9}`,
 		"of another volume": other,
-		"of another instance": `{"version":1,"volume":"0b54dc0e-93a4-4f5f-8f5d-000000000001",` +
+		"of another instance": `{"version":1,"volume":"` + idPrefix + `000000000001",` +
 			`"instance":"x","disk":"d"}`,
 	} {
 		t.Run(name, func(t *testing.T) {

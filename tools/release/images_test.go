@@ -21,6 +21,7 @@ const imageArch = "amd64"
 // TestImages builds every image twice, from Debian's packages and without a registry. It needs
 // root, buildah and mmdebstrap.
 func TestImages(t *testing.T) {
+	whole(t, 6)
 	root := projectDir(t)
 	base := filepath.Join(t.TempDir(), "base.tar")
 	output(t, root, "mmdebstrap", "--quiet", "--variant=minbase", "--architectures="+imageArch,
