@@ -16,13 +16,6 @@ import (
 // theRun is the run that the specs of this process share.
 var theRun *harness.Run
 
-// shareRun opens the run of this process.
-func shareRun() (*harness.Run, error) {
-	run, err := harness.NewRun(os.Stdout)
-	theRun = run
-	return run, err
-}
-
 // startRack starts a simulated rack for the current spec or container. At its end it stops the
 // rack, and demands that nothing of the rack is left.
 func startRack(ctx context.Context, options harness.RackOptions) *harness.Rack {

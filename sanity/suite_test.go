@@ -12,6 +12,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/csisuite"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 )
 
@@ -24,11 +25,8 @@ func TestMain(m *testing.M) { namespace.Main(m) }
 // The specs run in this binary, which is started again in a mount namespace of its own. So a run
 // sees no mounts of another run, and the mounts of a failed spec disappear when the run ends.
 func TestSanity(t *testing.T) {
-	run, err := shareRun()
-	if err != nil {
-		t.Fatal(err)
-	}
-	run.EndWith(t)
+	run := harness.RunFor(t)
+	theRun = run
 	suite, reporter := GinkgoConfiguration()
 	switch {
 	case os.Getenv(runsSpecs) != "":

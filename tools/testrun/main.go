@@ -80,8 +80,14 @@ func run(target string, since time.Time, cold bool, commands [][]string) error {
 	if err == nil {
 		err = os.MkdirAll(filepath.Dir(cpu), 0o755)
 	}
+	figures := filepath.Join(filepath.Dir(cpu), target+".figures")
+	for _, file := range []string{cpu, figures} {
+		if err == nil {
+			err = os.WriteFile(file, nil, 0o644)
+		}
+	}
 	if err == nil {
-		err = os.WriteFile(cpu, nil, 0o644)
+		err = os.Setenv("PROOF_FIGURES", figures)
 	}
 	if err != nil {
 		return err
@@ -112,6 +118,9 @@ func run(target string, since time.Time, cold bool, commands [][]string) error {
 		}
 	}
 	r.summarize(target)
+	if text, err := os.ReadFile(figures); err == nil {
+		_, _ = os.Stdout.Write(text)
+	}
 	key := "warm_s"
 	if cold {
 		key = "cold_s"

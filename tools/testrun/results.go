@@ -40,7 +40,6 @@ type results struct {
 	byKey map[string]*result
 	// left and leaving are numbers of cases that the short form leaves out, and of their tests.
 	left, leaving int
-	figures       []string
 	// packages and downloads count what go build reports; said is when they were shown last.
 	packages, downloads int
 	said                time.Time
@@ -77,9 +76,6 @@ func (r *results) event(line []byte) {
 		if m := leftOut.FindStringSubmatch(text); m != nil {
 			n, _ := strconv.Atoi(m[1])
 			r.left, r.leaving = r.left+n, r.leaving+1
-		}
-		if strings.HasPrefix(text, "FIGURE ") {
-			r.figures = append(r.figures, text)
 		}
 	case "pass", "fail", "skip":
 		t.action, t.seconds = e.Action, e.Elapsed
@@ -141,9 +137,6 @@ func (r *results) summarize(target string) {
 			counts[t.action]++
 			r.tests++
 		}
-	}
-	for _, figure := range r.figures {
-		fmt.Fprintln(r.out, figure)
 	}
 	for _, t := range failed {
 		text := t.output.Bytes()

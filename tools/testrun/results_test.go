@@ -11,7 +11,6 @@ import (
 // events are those of a run with every kind of result.
 const events = `
 {"Action":"run","Package":"github.com/o/p/a","Test":"TestA"}
-{"Action":"output","Package":"github.com/o/p/a","Test":"TestA","Output":"FIGURE a n=1\n"}
 {"Action":"output","Package":"github.com/o/p/a","Test":"TestA","Output":"    a_test.go:3: 7 cases are left to make proofs\n"}
 {"Action":"pass","Package":"github.com/o/p/a","Test":"TestA/one","Elapsed":2}
 {"Action":"pass","Package":"github.com/o/p/a","Test":"TestA","Elapsed":9}
@@ -39,7 +38,7 @@ func TestASummaryNamesFailuresSkipsSlowTestsAndWhatIsLeft(t *testing.T) {
 		"[  1 of 2, 0 failed, 0s] ok       a 10.0s\n", "[  2 of 2, 1 failed, 0s] FAILED   b 1.5s\n",
 		"make test: 2 packages in 0s: 1 tests passed, 2 failed, 2 skipped\n",
 		"skipped: a TestB: b_test.go:3: there is no rack\n", "slow:    2.0s a TestA/one\n",
-		"FAILED b TestD\n    d_test.go:9: got 1, want 2\n", "FAILED b TestE\n", "FIGURE a n=1\n",
+		"FAILED b TestD\n    d_test.go:9: got 1, want 2\n", "FAILED b TestE\n",
 		"evidence: b the logs of this failed run are kept in /tmp/x\n",
 		"left to make proofs: 12 cases of 2 tests\n",
 	} {
