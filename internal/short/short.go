@@ -1,6 +1,6 @@
 // Package short chooses how much of a test runs. Under go test -short a test with many similar cases
 // tries some of them, and a test that only repeats what others show with whole programs is skipped.
-// Both report how many cases they leave to the long form, which is the same test without -short
+// Both report how many cases they leave to the whole form, which is the same test without -short
 // (make proofs). PROOF_SEED selects other cases.
 package short
 
@@ -32,7 +32,7 @@ func Some[T any](t testing.TB, n int, cases []T) []T {
 	return some
 }
 
-// Left reports that the test leaves cases to the long form. tools/testrun adds them up.
+// Left reports that the test leaves cases to the whole form. tools/testrun adds them up.
 func Left(t testing.TB, cases int) {
 	t.Helper()
 	if testing.Short() && cases > 0 {
