@@ -18,10 +18,13 @@ const toolsModule = "-modfile=../tools/go.mod"
 // tools contains the paths of the programs that were built.
 var tools sync.Map
 
-// tool returns the path of a program of the tools' module. It builds the program if that was not
-// done yet.
+// tool returns the path of a program of the tools' module. It builds the program unless that was
+// done by make or an earlier call.
 func tool(t *testing.T, name string) string {
 	t.Helper()
+	if made := madeBeside(name); made != "" {
+		return made
+	}
 	if found, ok := tools.Load(name); ok {
 		return found.(string)
 	}
@@ -40,15 +43,23 @@ func tool(t *testing.T, name string) string {
 // one that is built here.
 func program(t *testing.T, name string) string {
 	t.Helper()
-	beside := filepath.Join(filepath.Dir(os.Getenv("OXIDE_CSI_PLUGIN")), name)
-	if _, err := os.Stat(beside); err == nil {
-		return beside
+	if made := madeBeside(name); made != "" {
+		return made
 	}
 	built := filepath.Join(t.TempDir(), name)
 	if out, complaints, err := run(t, nil, "go", "build", "-o", built, "../cmd/"+name); err != nil {
 		t.Fatalf("build %s: %v\n%s%s", name, err, out, complaints)
 	}
 	return built
+}
+
+// madeBeside returns the path of a program that make built beside the driver, or "".
+func madeBeside(name string) string {
+	path := filepath.Join(filepath.Dir(os.Getenv("OXIDE_CSI_PLUGIN")), name)
+	if _, err := os.Stat(path); err != nil {
+		return ""
+	}
+	return path
 }
 
 // run runs a program and returns its output. The error is its exit status.
