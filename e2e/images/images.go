@@ -53,7 +53,7 @@ type Builder struct {
 	// Log gets a line for every step, with its duration.
 	Log io.Writer
 
-	logging sync.Mutex
+	logging, installing sync.Mutex
 }
 
 func (b *Builder) say(format string, args ...any) {

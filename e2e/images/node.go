@@ -108,9 +108,10 @@ func (b *Builder) makeParts(ctx context.Context) (parts, error) {
 		return b.goBuild(ctx, b.Root, dir, "-s -w", "./e2e/standin/...")
 	})
 	group.Go(func() (err error) {
-		if p.node, err = b.makeRootfs(ctx, nodeRootfs); err != nil {
-			return err
-		}
+		p.node, err = b.makeRootfs(ctx, nodeRootfs)
+		return err
+	})
+	group.Go(func() (err error) {
 		p.workloads, err = b.makeRootfs(ctx, workloadRootfs)
 		return err
 	})
