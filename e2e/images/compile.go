@@ -28,13 +28,10 @@ var compiled = []programs{
 	},
 	{name: "etcd", packages: []string{"."}},
 	{
-		name:     "provisioner",
-		packages: []string{"github.com/kubernetes-csi/external-provisioner/v6/cmd/csi-provisioner"},
-	},
-	{
 		name: "sidecars",
 		packages: []string{
 			"github.com/kubernetes-csi/external-attacher/v4/cmd/csi-attacher",
+			"github.com/kubernetes-csi/external-provisioner/v6/cmd/csi-provisioner",
 			"github.com/kubernetes-csi/external-snapshotter/v8/cmd/csi-snapshotter",
 			"github.com/kubernetes-csi/external-snapshotter/v8/cmd/snapshot-controller",
 		},

@@ -4,7 +4,7 @@
 // and Debian's packages only:
 //
 //	Kubernetes, etcd      compiled from their modules (kubernetes/, etcd/)
-//	CSI sidecars          compiled from their modules (provisioner/, sidecars/)
+//	CSI sidecars          compiled from their modules (sidecars/)
 //	registrar, livenessprobe, pause   stand-ins of our own: their modules are not served
 //	busybox, PostgreSQL   Debian's packages (workloads/)
 //	kind's node image     Debian's packages, kind's own files, and all of the above (node/)

@@ -36,7 +36,7 @@ func singles() []single {
 		{registry + "pause:3.10.1", standIns, "pause", "/pause"},
 		sidecar(standIns, "node-driver-registrar", "csi-node-driver-registrar:v2.17.0"),
 		sidecar(standIns, "livenessprobe", "livenessprobe:v2.19.0"),
-		sidecar("provisioner", "csi-provisioner", "csi-provisioner:v6.3.0"),
+		sidecar("sidecars", "csi-provisioner", "csi-provisioner:v6.3.0"),
 		sidecar("sidecars", "csi-attacher", "csi-attacher:v4.13.0"),
 		sidecar("sidecars", "csi-snapshotter", "csi-snapshotter:v8.7.0"),
 		sidecar("sidecars", "snapshot-controller", "snapshot-controller:v8.7.0"),
