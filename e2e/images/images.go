@@ -89,6 +89,8 @@ type recipe struct {
 	// network is the network of the build. Empty means the engine's default.
 	network string
 	args    []string
+	// names are further names of the image.
+	names []string
 }
 
 // noNetwork is the network of a build that needs none.
@@ -108,6 +110,9 @@ func (b *Builder) build(ctx context.Context, image string, r recipe) error {
 	}
 	for _, arg := range r.args {
 		args = append(args, "--build-arg", arg)
+	}
+	for _, name := range r.names {
+		args = append(args, "--tag", name)
 	}
 	if _, err := b.Engine.Output(ctx, append(args, r.dir)...); err != nil {
 		return fmt.Errorf("build %s: %w", image, err)

@@ -155,14 +155,14 @@ func (b *Builder) bakedImages(ctx context.Context, p parts) (string, error) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(collected)) {
 		rootfs, more := p.workloads, []string(nil)
-		if name == "kube-proxy" {
+		if name == "kubernetes" {
 			rootfs = p.node
 			more = []string{filepath.Join(p.programs["kubernetes"], name)}
 		}
 		if err := b.buildCollected(ctx, name, collected[name], rootfs, more...); err != nil {
 			return "", err
 		}
-		images = append(images, collected[name])
+		images = append(images, collected[name]...)
 	}
 	return b.save(ctx, "baked", images...)
 }
@@ -214,12 +214,11 @@ func (b *Builder) placeNode(ctx context.Context, dir, programs string) error {
 		return fmt.Errorf("place the programs of a node: %w", err)
 	}
 	for _, name := range []string{"kubelet", "kubeadm", "kubectl"} {
-		err := place(filepath.Join(programs, name), filepath.Join(dir, "bin", name))
-		if err != nil {
-			return err
+		if err := os.Symlink("kubernetes", filepath.Join(dir, "bin", name)); err != nil {
+			return fmt.Errorf("place the programs of a node: %w", err)
 		}
 	}
-	return nil
+	return place(filepath.Join(programs, "kubernetes"), filepath.Join(dir, "bin", "kubernetes"))
 }
 
 // importer is the name of the container that fills a node image.
