@@ -20,32 +20,17 @@ type programs struct {
 
 // compiled contains the modules of the programs that the offline cluster runs.
 var compiled = []programs{
-	{
-		name: "kubernetes",
-		packages: prefixed("k8s.io/kubernetes/cmd/", "kube-apiserver", "kube-controller-manager",
-			"kube-proxy", "kube-scheduler", "kubeadm", "kubectl", "kubelet"),
-		ldflags: kubernetesVersion(Kubernetes),
-	},
+	{name: "kubernetes", packages: []string{"."}, ldflags: kubernetesVersion(Kubernetes)},
 	{name: "etcd", packages: []string{"."}},
-	{
-		name:     "provisioner",
-		packages: []string{"github.com/kubernetes-csi/external-provisioner/v6/cmd/csi-provisioner"},
-	},
 	{
 		name: "sidecars",
 		packages: []string{
 			"github.com/kubernetes-csi/external-attacher/v4/cmd/csi-attacher",
+			"github.com/kubernetes-csi/external-provisioner/v6/cmd/csi-provisioner",
 			"github.com/kubernetes-csi/external-snapshotter/v8/cmd/csi-snapshotter",
 			"github.com/kubernetes-csi/external-snapshotter/v8/cmd/snapshot-controller",
 		},
 	},
-}
-
-func prefixed(prefix string, names ...string) []string {
-	for i, name := range names {
-		names[i] = prefix + name
-	}
-	return names
 }
 
 // kubernetesVersion returns the linker flags that set the programs' version; kubeadm and kind ask

@@ -4,7 +4,7 @@
 // and Debian's packages only:
 //
 //	Kubernetes, etcd      compiled from their modules (kubernetes/, etcd/)
-//	CSI sidecars          compiled from their modules (provisioner/, sidecars/)
+//	CSI sidecars          compiled from their modules (sidecars/)
 //	registrar, livenessprobe, pause   stand-ins of our own: their modules are not served
 //	busybox, PostgreSQL   Debian's packages (workloads/)
 //	kind's node image     Debian's packages, kind's own files, and all of the above (node/)
@@ -53,7 +53,7 @@ type Builder struct {
 	// Log gets a line for every step, with its duration.
 	Log io.Writer
 
-	logging sync.Mutex
+	logging, installing sync.Mutex
 }
 
 func (b *Builder) say(format string, args ...any) {
@@ -89,6 +89,8 @@ type recipe struct {
 	// network is the network of the build. Empty means the engine's default.
 	network string
 	args    []string
+	// names are further names of the image.
+	names []string
 }
 
 // noNetwork is the network of a build that needs none.
@@ -108,6 +110,9 @@ func (b *Builder) build(ctx context.Context, image string, r recipe) error {
 	}
 	for _, arg := range r.args {
 		args = append(args, "--build-arg", arg)
+	}
+	for _, name := range r.names {
+		args = append(args, "--tag", name)
 	}
 	if _, err := b.Engine.Output(ctx, append(args, r.dir)...); err != nil {
 		return fmt.Errorf("build %s: %w", image, err)

@@ -144,10 +144,10 @@ func TestTheKubernetesProgramsReportTheirVersion(t *testing.T) {
 
 func TestTheModulesPinTheVersionsInTheImagesNames(t *testing.T) {
 	for module, want := range map[string][]string{
-		"kubernetes":  {"k8s.io/kubernetes " + Kubernetes},
-		"etcd":        {"go.etcd.io/etcd/server/v3 v" + strings.TrimSuffix(etcd, "-0")},
-		"provisioner": {"external-provisioner/v6 " + versionOf(t, "csi-provisioner")},
+		"kubernetes": {"k8s.io/kubernetes " + Kubernetes},
+		"etcd":       {"go.etcd.io/etcd/server/v3 v" + strings.TrimSuffix(etcd, "-0")},
 		"sidecars": {
+			"external-provisioner/v6 " + versionOf(t, "csi-provisioner"),
 			"external-attacher/v4 " + versionOf(t, "csi-attacher"),
 			"external-snapshotter/v8 " + versionOf(t, "csi-snapshotter"),
 			"external-snapshotter/v8 " + versionOf(t, "snapshot-controller"),

@@ -108,9 +108,10 @@ func (b *Builder) makeParts(ctx context.Context) (parts, error) {
 		return b.goBuild(ctx, b.Root, dir, "-s -w", "./e2e/standin/...")
 	})
 	group.Go(func() (err error) {
-		if p.node, err = b.makeRootfs(ctx, nodeRootfs); err != nil {
-			return err
-		}
+		p.node, err = b.makeRootfs(ctx, nodeRootfs)
+		return err
+	})
+	group.Go(func() (err error) {
 		p.workloads, err = b.makeRootfs(ctx, workloadRootfs)
 		return err
 	})
@@ -143,25 +144,29 @@ func (b *Builder) nodeKey(ctx context.Context, p parts, restricted bool) (string
 	return hash(append(inputs, kind)...), err
 }
 
-// bakedImages builds every image that the node image contains, and returns their archive.
+// bakedImages builds every image that the node image contains, some at a time, and returns their
+// archive.
 func (b *Builder) bakedImages(ctx context.Context, p parts) (string, error) {
 	var images []string
+	group, building := errgroup.WithContext(ctx)
+	group.SetLimit(4)
 	for _, s := range singles() {
-		if err := b.buildSingle(ctx, s, p.programs[s.module]); err != nil {
-			return "", err
-		}
 		images = append(images, s.image)
+		group.Go(func() error { return b.buildSingle(building, s, p.programs[s.module]) })
 	}
 	for _, name := range slices.Sorted(maps.Keys(collected)) {
+		images = append(images, collected[name]...)
 		rootfs, more := p.workloads, []string(nil)
-		if name == "kube-proxy" {
+		if name == "kubernetes" {
 			rootfs = p.node
 			more = []string{filepath.Join(p.programs["kubernetes"], name)}
 		}
-		if err := b.buildCollected(ctx, name, collected[name], rootfs, more...); err != nil {
-			return "", err
-		}
-		images = append(images, collected[name])
+		group.Go(func() error {
+			return b.buildCollected(building, name, collected[name], rootfs, more...)
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return "", err
 	}
 	return b.save(ctx, "baked", images...)
 }
@@ -213,12 +218,11 @@ func (b *Builder) placeNode(ctx context.Context, dir, programs string) error {
 		return fmt.Errorf("place the programs of a node: %w", err)
 	}
 	for _, name := range []string{"kubelet", "kubeadm", "kubectl"} {
-		err := place(filepath.Join(programs, name), filepath.Join(dir, "bin", name))
-		if err != nil {
-			return err
+		if err := os.Symlink("kubernetes", filepath.Join(dir, "bin", name)); err != nil {
+			return fmt.Errorf("place the programs of a node: %w", err)
 		}
 	}
-	return nil
+	return place(filepath.Join(programs, "kubernetes"), filepath.Join(dir, "bin", "kubernetes"))
 }
 
 // importer is the name of the container that fills a node image.

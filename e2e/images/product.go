@@ -82,7 +82,7 @@ func (b *Builder) productBases(ctx context.Context) (map[string]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := b.buildCollected(ctx, "base", smallBase, rootfs); err != nil {
+	if err := b.buildCollected(ctx, "base", []string{smallBase}, rootfs); err != nil {
 		return nil, err
 	}
 	return map[string]string{"node": rootfs, "simulator": smallBase}, nil

@@ -29,9 +29,10 @@ var nodeRootfs = rootfs{name: "node", packages: []string{
 // workloadRootfs contains the programs of the workload images.
 var workloadRootfs = rootfs{name: "workloads", packages: []string{"busybox-static", "postgresql"}}
 
-// noManuals contains options of dpkg: images contain the copyright files of their packages, and no
-// manuals.
-var noManuals = []string{
+// dpkgOptions contains options of dpkg: images contain the copyright files of their packages, and
+// no manuals. A file system that a crash leaves incomplete is made again, so nothing is flushed.
+var dpkgOptions = []string{
+	"--dpkgopt=force-unsafe-io",
 	"--dpkgopt=path-exclude=/usr/share/doc/*",
 	"--dpkgopt=path-include=/usr/share/doc/*/copyright",
 	"--dpkgopt=path-exclude=/usr/share/man/*",
@@ -50,22 +51,30 @@ func (b *Builder) makeRootfs(ctx context.Context, r rootfs) (string, error) {
 	}
 	packages := strings.Join(r.packages, ",")
 	image := "oxide-e2e/rootfs-" + r.name + ":" +
-		hash(machine.codename, sources, packages, strings.Join(noManuals, " "))
+		hash(machine.codename, sources, packages, strings.Join(dpkgOptions, " "))
 	if b.has(ctx, image) {
 		b.say("root file system %s: made before", r.name)
 		return image, nil
 	}
-	if _, err := exec.LookPath("mmdebstrap"); err != nil {
-		if err := engine.Install(ctx, b.Log, "mmdebstrap"); err != nil {
-			return "", err
-		}
+	if err := b.installPacker(ctx); err != nil {
+		return "", err
 	}
-	args := append([]string{"--quiet", "--variant=minbase", "--include=" + packages}, noManuals...)
+	args := append([]string{"--quiet", "--variant=minbase", "--include=" + packages}, dpkgOptions...)
 	args = append(args, machine.codename, "-")
 	args = append(args, machine.sources...)
 	return image, b.step("root file system "+r.name+" of Debian's packages", func() error {
 		return b.pack(ctx, image, args)
 	})
+}
+
+// installPacker installs mmdebstrap if it is missing.
+func (b *Builder) installPacker(ctx context.Context) error {
+	b.installing.Lock()
+	defer b.installing.Unlock()
+	if _, err := exec.LookPath("mmdebstrap"); err == nil {
+		return nil
+	}
+	return engine.Install(ctx, b.Log, "mmdebstrap")
 }
 
 // pack pipes the output of mmdebstrap into the engine, as an image.

@@ -29,24 +29,18 @@ type single struct {
 // singles returns the images that a node's containerd needs at its first start, and those of the
 // sidecars.
 func singles() []single {
-	list := []single{
+	return []single{
 		{registry + "etcd:" + etcd, "etcd", "etcd", "/usr/local/bin/etcd"},
 		// kubeadm and kind's containerd name different images of pause.
 		{registry + "pause:3.10", standIns, "pause", "/pause"},
 		{registry + "pause:3.10.1", standIns, "pause", "/pause"},
 		sidecar(standIns, "node-driver-registrar", "csi-node-driver-registrar:v2.17.0"),
 		sidecar(standIns, "livenessprobe", "livenessprobe:v2.19.0"),
-		sidecar("provisioner", "csi-provisioner", "csi-provisioner:v6.3.0"),
+		sidecar("sidecars", "csi-provisioner", "csi-provisioner:v6.3.0"),
 		sidecar("sidecars", "csi-attacher", "csi-attacher:v4.13.0"),
 		sidecar("sidecars", "csi-snapshotter", "csi-snapshotter:v8.7.0"),
 		sidecar("sidecars", "snapshot-controller", "snapshot-controller:v8.7.0"),
 	}
-	for _, name := range []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler"} {
-		// kubeadm's pods name the program without a path.
-		list = append(list, single{registry + name + ":" + Kubernetes, "kubernetes", name,
-			"/usr/local/bin/" + name})
-	}
-	return list
 }
 
 func sidecar(module, program, image string) single {
@@ -79,19 +73,22 @@ func (b *Builder) buildSingle(ctx context.Context, s single, programs string) er
 }
 
 // collected contains the images whose programs are copied from a root file system, by the name of
-// their Dockerfile.
-var collected = map[string]string{
-	"kube-proxy": registry + "kube-proxy:" + Kubernetes,
-	"busybox":    "busybox:1.37",
-	"postgres":   "postgres:17.6",
+// their Dockerfile. An image with several names is built once.
+var collected = map[string][]string{
+	"kubernetes": {
+		registry + "kube-apiserver:" + Kubernetes, registry + "kube-controller-manager:" + Kubernetes,
+		registry + "kube-proxy:" + Kubernetes, registry + "kube-scheduler:" + Kubernetes,
+	},
+	"busybox":  {"busybox:1.37"},
+	"postgres": {"postgres:17.6"},
 }
 
 // smallBase is the base of the simulator's image. It is collected, too.
 const smallBase = "oxide-e2e/base:latest"
 
-// buildCollected builds an image from programs of a root file system. more contains files that are
-// added.
-func (b *Builder) buildCollected(ctx context.Context, name, image, rootfs string,
+// buildCollected builds an image from programs of a root file system, under each of the names. more
+// contains files that are added.
+func (b *Builder) buildCollected(ctx context.Context, name string, images []string, rootfs string,
 	more ...string) error {
 	dir, err := b.scratch()
 	if err != nil {
@@ -106,8 +103,9 @@ func (b *Builder) buildCollected(ctx context.Context, name, image, rootfs string
 			return err
 		}
 	}
-	return b.build(ctx, image, recipe{
+	return b.build(ctx, images[0], recipe{
 		dir: dir, file: name + ".Dockerfile", network: noNetwork, args: []string{"ROOTFS=" + rootfs},
+		names: images[1:],
 	})
 }
 
