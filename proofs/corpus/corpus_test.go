@@ -67,10 +67,10 @@ func TestOnlyABlankDiskOrAnUnfinishedFormatIsFormatted(t *testing.T) {
 
 // shortKinds is the number of kinds of disks that the short form tries, by the wanted outcome, or
 // because they have forged records. shortGuards is the number of guards without which it tries one.
-var shortKinds = map[string]int{string(formatted): 3, string(mounted): 5, string(refused): 16,
+var shortKinds = map[string]int{string(formatted): 4, string(mounted): 8, string(refused): 32,
 	"forged records": 1}
 
-const shortGuards = 6
+const shortGuards = 10
 
 // some returns the generators of the short form.
 func some(t *testing.T, all []generator, seed uint64) (chosen []generator) {

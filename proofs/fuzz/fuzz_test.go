@@ -152,10 +152,12 @@ func runSeeds(t *testing.T, all []target) (executions, crashers int) {
 	return len(passed.FindAll(out, -1)) + crashers, crashers
 }
 
-// goTest runs go test at the module's root.
+// goTest runs go test at the module's root, in the form in which make test has compiled the
+// packages.
 func goTest(ctx context.Context, args ...string) ([]byte, error) {
-	cmd := exec.CommandContext(ctx, "go", append([]string{"test", "-timeout=0"}, args...)...)
-	cmd.Dir = root
+	args = append([]string{"test", "-trimpath", "-timeout=0"}, args...)
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Dir, cmd.Env = root, append(os.Environ(), "CGO_ENABLED=0")
 	return cmd.CombinedOutput()
 }
 

@@ -226,6 +226,19 @@ func journalFails(ctx context.Context, b *bench, access string, r *rand.Rand) (w
 		if err != nil {
 			return err
 		}
+		// Only a name is left for the commit that fails. A thread of the kernel that still worked on
+		// the file's data, or on inode tables, would notice the failure before any call.
+		if err := unix.Syncfs(int(target.Fd())); err != nil {
+			return err
+		}
+		if access == ext4 {
+			if err := harness.StopLazyInit(rec.place.Staging); err != nil {
+				return err
+			}
+		}
+		if err := os.WriteFile(rec.path("last"), nil, 0o600); err != nil {
+			return err
+		}
 		fired := rec.disk.AddFault(flakydisk.Fault{On: flakydisk.OnFlush, Times: 1})
 		_ = unix.Syncfs(int(target.Fd())) // may return the error or not
 		if err := target.Close(); err != nil || fired() != 1 {

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
@@ -17,7 +18,9 @@ import (
 func TestAWipeThatIsTornIsRepeated(t *testing.T) {
 	p := proof.New(t, "torn-wipe")
 	b, r := startBench(t), rand.New(rand.NewPCG(p.Seed, 400))
-	rec, err := aResumption(t.Context(), b, b, newVolume(btrfs), r)
+	v := newVolume(btrfs)
+	v.size = 128 * mib // the smallest, because the driver reads every image whole
+	rec, err := aResumption(t.Context(), b, b, v, r)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -26,6 +29,7 @@ func TestAWipeThatIsTornIsRepeated(t *testing.T) {
 		t.Fatal(err)
 	}
 	wipes := 0
+	var images []image
 	for i, e := range s.epochs {
 		for _, one := range s.changes(e) {
 			record := rec.log[one]
@@ -34,12 +38,16 @@ func TestAWipeThatIsTornIsRepeated(t *testing.T) {
 			}
 			wipes++
 			torn := append(s.whole(e.First, one), flakydisk.Piece{Entry: record, To: 1})
-			for _, m := range s.add(nil, i, one+1, fmt.Sprintf("a wipe at %d torn", record.Offset),
-				torn...) {
-				if v, err := b.check(t.Context(), m); err != nil || !v.converged || v.wrong != nil {
-					t.Errorf("%s: converged %t, %v, %v", m.name, v.converged, v.wrong, err)
-				}
-			}
+			images = s.add(images, i, one+1, fmt.Sprintf("a wipe at %d torn", record.Offset), torn...)
+		}
+	}
+	if p.Short() {
+		images = short.Some(t, 5, images)
+	}
+	p.Say("%d wipes, %d images", wipes, len(images))
+	for _, m := range images {
+		if v, err := b.check(t.Context(), m); err != nil || !v.converged || v.wrong != nil {
+			t.Errorf("%s: converged %t, %v, %v", m.name, v.converged, v.wrong, err)
 		}
 	}
 	if s.err != nil || wipes == 0 {
