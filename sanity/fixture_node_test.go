@@ -65,6 +65,9 @@ func (f *nodeFixture) node(ctx context.Context, instance string,
 	return &node{Plugin: startPlugin(ctx, f.rack, options), rack: f.rack}
 }
 
+// stateDir is the directory in which the node records the disk of each volume.
+func (n *node) stateDir() string { return filepath.Join(n.Dir, "volumes") }
+
 // device returns the path of the node's only device for the disk of that name.
 func (n *node) device(diskName string) string {
 	GinkgoHelper()

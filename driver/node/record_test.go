@@ -128,15 +128,16 @@ func TestVS5ARestartedDriverKnowsAnotherVolumeAtThePath(t *testing.T) {
 			stats, health := at(v, v)
 			must(t, stats)
 			must(t, health)
-			stats, _ = at(v, w)
+			stats, health = at(v, w)
 			csitest.Want(t, stats, codes.NotFound, csierr.VolumeNotAtPath)
+			csitest.Want(t, health, codes.NotFound, csierr.VolumeNotAtPath)
 		})
 	}
 }
 
 // A process of its own makes every step of a volume's life, without the state directory. It has to
 // end as it would have with it.
-func TestNoCallNeedsTheStateDirectory(t *testing.T) {
+func TestNoCallNeedsTheStateDirectory(t *testing.T) { // B-10
 	for _, fsType := range []string{volume.Ext4, volume.Btrfs, "block"} {
 		for lost := range 9 {
 			g := statefulGuest(t)
