@@ -122,7 +122,7 @@ func TestOX12APlainErrorIsInternal(t *testing.T) {
 	csitest.Want(t, err, codes.Internal, csierr.Internal)
 }
 
-func TestB12TheLockIsHeldAsLongAsTheHandlerRuns(t *testing.T) {
+func TestB12TheLockIsHeldAsLongAsTheHandlerRuns(t *testing.T) { // B-11
 	working, finish := make(chan struct{}, 1), make(chan struct{})
 	_, controller := serveCreate(t, func(context.Context) (*csi.CreateVolumeResponse, error) {
 		working <- struct{}{}

@@ -14,7 +14,7 @@ import (
 // TestManyCallersAtOnceSeeOneState is the proof, on one rack with two controllers and two
 // nodes: fifty callers create one name, all callers call for one volume on one node, and 64
 // callers run whole lifecycles. Its long form repeats this until its time is over.
-func TestManyCallersAtOnceSeeOneState(t *testing.T) {
+func TestManyCallersAtOnceSeeOneState(t *testing.T) { // B-13, D-41
 	before := goleak.IgnoreCurrent()
 	p := proof.New(t, "concurrency")
 	env := newEnvironment(t, p, harness.PluginOptions{})

@@ -34,7 +34,7 @@ const (
 // such points, with random choices for the rest of the trial.
 const only = "CRASH_ONLY"
 
-func TestEveryCallConvergesAfterAKillAtAnyPoint(t *testing.T) {
+func TestEveryCallConvergesAfterAKillAtAnyPoint(t *testing.T) { // B-10
 	run := harness.RunFor(t)
 	putGates(t, run)
 	t.Run("the driver is killed", func(t *testing.T) {
