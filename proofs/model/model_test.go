@@ -103,7 +103,7 @@ func (r *runner) replay(t *testing.T, l tampers, text string, then ...func(*hist
 func (h *history) transcript() string { return "  " + strings.Join(h.lines, "\n  ") }
 
 // TestEveryStateOfEveryHistoryIsOneThatTheModelAllows is the proof.
-func TestEveryStateOfEveryHistoryIsOneThatTheModelAllows(t *testing.T) {
+func TestEveryStateOfEveryHistoryIsOneThatTheModelAllows(t *testing.T) { // B-38
 	r := newRunner(t, "model")
 	p := r.proof
 	var sum counts
