@@ -215,6 +215,10 @@ func TestB26RunFailsFastOnMisconfiguration(t *testing.T) {
 		"OXIDE_INSTANCE_ID": func(c *Config) {
 			c.Mode, c.SysfsRoot, c.InstanceID = ModeNode, dir, "tweety"
 		},
+		"OXIDE_STATE_DIR": func(c *Config) {
+			c.Mode, c.SysfsRoot, c.InstanceID = ModeNode, dir, racktest.Instance
+			c.StateDir = junk + "/volumes"
+		},
 	} {
 		c := good
 		change(&c)

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-func TestB18OnlyAbsoluteUnixSocketsAreEndpoints(t *testing.T) {
+func TestB18OnlyAbsoluteUnixSocketsAreEndpoints(t *testing.T) { // B-17
 	for _, bad := range []string{
 		"", "unix://csi/csi.sock", "unix:/csi/csi.sock", "unix:csi.sock", "/csi/csi.sock",
 		"csi.sock",

@@ -1,11 +1,14 @@
 package driver
 
 import (
+	"bytes"
 	"context"
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -42,6 +45,53 @@ func TestAPluginServesShowsItsMetricsAndEndsCleanly(t *testing.T) {
 		t.Errorf("the log is %s", log)
 	}
 	goleak.VerifyNone(t, before)
+}
+
+func TestB30AProcessMakesItsSocketAndLogsToItsStandardErrorOnly(t *testing.T) { // B-22, B-29
+	dir := shortDir(t)
+	endpoint := "unix://" + filepath.Join(dir, "csi.sock")
+	env := goodEnv(map[string]string{"CSI_ENDPOINT": endpoint, "OXIDE_LOG_LEVEL": "debug",
+		"OXIDE_HOST": rackAt(t, &moodyRack{mood: inOrder})})
+	ctx, terminate := context.WithCancel(t.Context())
+	defer terminate()
+	var out bytes.Buffer
+	log := &logBook{}
+	status := make(chan int, 1)
+	go func() { status <- Main(ctx, nil, env, &out, log) }()
+	csitest.Await(t, "the plugin answers", func() bool {
+		_, err := probeAt(t, endpoint)
+		return err == nil
+	})
+	if got := names(t, dir); !slices.Equal(got, []string{"csi.sock"}) {
+		t.Errorf("it has made %q", got)
+	}
+	info, err := os.Stat(filepath.Join(dir, "csi.sock"))
+	must(t, err)
+	if info.Mode().Perm()&0o007 != 0 {
+		t.Errorf("others can use the socket: %v", info.Mode())
+	}
+	terminate()
+	if got := <-status; got != 0 || out.Len() > 0 || log.String() == "" {
+		t.Errorf("status %d, on standard output %q, the log %q", got, out.String(), log)
+	}
+}
+
+func TestB26AMistakeEndsTheProcessWithOneLine(t *testing.T) {
+	var out, log bytes.Buffer
+	status := Main(t.Context(), nil, goodEnv(map[string]string{"OXIDE_MODE": "tweety"}), &out, &log)
+	said := log.String()
+	if status != 1 || out.Len() > 0 || strings.Count(said, "\n") != 1 ||
+		!strings.Contains(said, "OXIDE_MODE") || strings.Contains(said, "tweety") {
+		t.Errorf("status %d, on standard output %q, the log %q", status, out.String(), said)
+	}
+}
+
+func TestAProcessKnowsItsVersion(t *testing.T) { // GI-3
+	var out, log bytes.Buffer
+	status := Main(t.Context(), []string{"--version"}, goodEnv(nil), &out, &log)
+	if status != 0 || strings.TrimSpace(out.String()) == "" {
+		t.Errorf("status %d, %q, %q", status, out.String(), log.String())
+	}
 }
 
 // scrape reads the metrics.

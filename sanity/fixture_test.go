@@ -5,8 +5,11 @@ package sanity
 import (
 	"context"
 	"fmt"
+	"os"
+	"os/exec"
 	"slices"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -20,6 +23,22 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
+
+// driverCommand returns a command that runs the driver with exactly that environment and the
+// machine's PATH.
+func driverCommand(ctx context.Context, env map[string]string, args ...string) *exec.Cmd {
+	GinkgoHelper()
+	path, err := theRun.Binary(ctx, "oxide-csi-plugin")
+	Expect(err).NotTo(HaveOccurred())
+	cmd := exec.CommandContext(ctx, path, args...)
+	// The race detector waits a second before it ends a process, unless it is configured not to.
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "GORACE=atexit_sleep_ms=0"}
+	for key, value := range env {
+		cmd.Env = append(cmd.Env, key+"="+value)
+	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	return cmd
+}
 
 // callTimeout limits a call of a spec. It is far longer than any call takes.
 const callTimeout = time.Minute

@@ -17,6 +17,15 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
+// workDir creates a directory for the spec. Its path is short enough for a socket.
+func workDir() string {
+	GinkgoHelper()
+	dir, err := os.MkdirTemp(theRun.Dir, "work-")
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(os.RemoveAll, dir)
+	return dir
+}
+
 // secrets are the secrets that an orchestrator may pass to every RPC. The driver needs none.
 func secrets() map[string]string {
 	return map[string]string{"user.name_1-x": "me", "password": "pass-" + harness.Canary}
