@@ -106,6 +106,8 @@ func TestD45AControllerWhoseRackRefusesItSaysWhyAndIsAlive(t *testing.T) {
 	secure := secureRack(t, &moodyRack{mood: inOrder})
 	ca := filepath.Join(t.TempDir(), "ca.pem")
 	must(t, os.WriteFile(ca, racktest.PEM(secure.Certificate().Raw), 0o600))
+	// A token that does not look like one, and that changes when it is quoted.
+	const echoed = `a"tweety<b\c`
 	for _, test := range []struct {
 		name  string
 		env   map[string]string
@@ -115,6 +117,9 @@ func TestD45AControllerWhoseRackRefusesItSaysWhyAndIsAlive(t *testing.T) {
 		{"a rack in order", at(inOrder), "INFO", nil},
 		{"a wrong token", at(racktest.Error(401, "Unauthorized", "credentials missing or invalid")),
 			"ERROR", []string{"TokenRejected: ", "OXIDE_TOKEN"}},
+		{"B-16 a token that comes back", map[string]string{"OXIDE_TOKEN": echoed,
+			"OXIDE_HOST": rackAt(t, &moodyRack{mood: racktest.Error(401, echoed, echoed)})}, "ERROR",
+			[]string{"TokenRejected: ", "***"}},
 		{"a token without a role", at(racktest.Error(403, "Forbidden", "Forbidden")), "ERROR",
 			[]string{"RoleMissing: ", "limited-collaborator"}},
 		{"an unknown project", at(racktest.Error(404, "ObjectNotFound",
@@ -154,7 +159,7 @@ func TestD45AControllerWhoseRackRefusesItSaysWhyAndIsAlive(t *testing.T) {
 						t.Errorf("%q lacks %q", text, want)
 					}
 				}
-				for _, not := range []string{"rpc error", "dial tcp", "lookup", "/v1/"} {
+				for _, not := range []string{"rpc error", "dial tcp", "lookup", "/v1/", "tweety"} {
 					if strings.Contains(text, not) && test.want != nil {
 						t.Errorf("%q shows gRPC's words, or more of an address than host and port", text)
 					}

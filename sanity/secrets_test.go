@@ -149,8 +149,23 @@ var _ = describeController("the token",
 					return p.Controller().ListVolumes(ctx, &csi.ListVolumesRequest{})
 				})
 				Expect(p.AwaitReady(ctx)).To(Succeed())
+
+				// Without the file the last token is used, and Probe reports it.
+				Expect(os.Remove(file)).To(Succeed())
+				expectOK(ctx, p.Controller().ListVolumes, &csi.ListVolumesRequest{})
+				expectReason(errOf(probe(ctx, p)), codes.FailedPrecondition, "TokenFileUnreadable")
+				rotated(file, harness.TokenPrefix+"sixth")
+				expectOK(ctx, p.Controller().ListVolumes, &csi.ListVolumesRequest{})
+				Expect(p.AwaitReady(ctx)).To(Succeed())
 			})
 	})
+
+// rotated writes a token into a file as a kubelet does: a new file replaces the old one.
+func rotated(file, token string) {
+	GinkgoHelper()
+	Expect(os.WriteFile(file+".new", []byte(token+"\n"), 0o600)).To(Succeed())
+	Expect(os.Rename(file+".new", file)).To(Succeed())
+}
 
 // listUntil lists volumes again and again until the context ends, and returns the first failure.
 func listUntil(ctx context.Context, ctl csi.ControllerClient) error {
