@@ -56,35 +56,28 @@ var _ = describeController("a reason that the rack causes", onTwoProjects, func(
 		expectReason(f.create(ctx, req), codes.InvalidArgument, "ImageNotFound")
 	})
 
-	It("OX-6 ObjectNotFound: the rack does not know the listed object", func(ctx SpecContext) {
-		f.refuse(ctx, "disk_list", "", http.StatusNotFound, "ObjectNotFound", "not found: something")
-		_, err := f.ctl.ListVolumes(ctx, &csi.ListVolumesRequest{})
-		expectReason(err, codes.NotFound, "ObjectNotFound")
-	})
-
-	It("OX-1 NameTaken: the rack refuses a name although none was sent", func(ctx SpecContext) {
-		volume := f.volume(ctx)
-		f.refuse(ctx, "disk_delete", volume.GetVolumeId(), http.StatusBadRequest,
-			"ObjectAlreadyExists", "already exists: something")
-		expectReason(f.delete(ctx, volume.GetVolumeId()), codes.AlreadyExists, "NameTaken")
-	})
+	DescribeTable("the rack refuses a request",
+		func(ctx SpecContext, status int, errorCode string, code codes.Code, reason string) {
+			f.refuse(ctx, "disk_list", "", status, errorCode, errorCode)
+			_, err := f.ctl.ListVolumes(ctx, &csi.ListVolumesRequest{})
+			expectReason(err, code, reason)
+		},
+		Entry("OX-1 NameTaken", http.StatusBadRequest, "ObjectAlreadyExists", codes.AlreadyExists,
+			"NameTaken"),
+		Entry("OX-2 ValueRefused", http.StatusBadRequest, "InvalidValue", codes.OutOfRange,
+			"ValueRefused"),
+		Entry("OX-5 RoleMissing", http.StatusForbidden, "Forbidden", codes.PermissionDenied,
+			"RoleMissing"),
+		Entry("OX-6 ObjectNotFound", http.StatusNotFound, "ObjectNotFound", codes.NotFound,
+			"ObjectNotFound"),
+		Entry("OX-7 Conflict", http.StatusConflict, "Conflict", codes.FailedPrecondition, "Conflict"),
+		Entry("OX-12 RackError", http.StatusTeapot, "Teapot", codes.Internal, "RackError"),
+	)
 
 	It("CP-11 OtherProject: a disk of another project is not attached", func(ctx SpecContext) {
 		disk := f.rackDisk(ctx, fresh("foreign"), otherProject)
 		err := f.publish(ctx, &csi.Volume{VolumeId: disk.Id}, "a")
 		expectReason(err, codes.InvalidArgument, "OtherProject")
-	})
-
-	It("OX-7 Conflict: the rack reports a conflict", func(ctx SpecContext) {
-		volume := f.volume(ctx)
-		f.refuse(ctx, "disk_delete", volume.GetVolumeId(), http.StatusConflict, "Conflict", "in use")
-		expectReason(f.delete(ctx, volume.GetVolumeId()), codes.FailedPrecondition, "Conflict")
-	})
-
-	It("OX-2 ValueRefused: the rack refuses a value", func(ctx SpecContext) {
-		f.refuse(ctx, "disk_create", "", http.StatusBadRequest, "InvalidValue", "too large")
-		expectReason(f.create(ctx, harness.CreateRequest(fresh("refused"))), codes.OutOfRange,
-			"ValueRefused")
 	})
 
 	It("CP-3 ReadOnlyUnsupported: a disk cannot be attached read-only", func(ctx SpecContext) {

@@ -128,8 +128,8 @@ var _ = describeController("the token",
 				go func() { done <- listUntil(load, p.Controller()) }()
 				for _, token := range []string{"second", "third", "fourth"} {
 					rotated(file, harness.TokenPrefix+token)
-					converge(ctx, func() (*csi.ListVolumesResponse, error) {
-						return p.Controller().ListVolumes(ctx, &csi.ListVolumesRequest{})
+					eventually(ctx, func() error {
+						return errOf(p.Controller().ListVolumes(ctx, &csi.ListVolumesRequest{}))
 					})
 				}
 				stop()
@@ -145,8 +145,8 @@ var _ = describeController("the token",
 					return nil
 				})
 				rotated(file, harness.TokenPrefix+"fifth")
-				converge(ctx, func() (*csi.ListVolumesResponse, error) {
-					return p.Controller().ListVolumes(ctx, &csi.ListVolumesRequest{})
+				eventually(ctx, func() error {
+					return errOf(p.Controller().ListVolumes(ctx, &csi.ListVolumesRequest{}))
 				})
 				Expect(p.AwaitReady(ctx)).To(Succeed())
 

@@ -35,10 +35,7 @@ func (f *rackFixture) free(ctx SpecContext) {
 	Expect(f.rack.Admin.RunDeferred(ctx)).To(Succeed())
 }
 
-var (
-	_ = onSoftRack("DeleteVolume", deleteVolumeSpecs)
-	_ = onSoftRack("an answer that is lost", lostAnswerSpecs)
-)
+var _ = onSoftRack("DeleteVolume", deleteVolumeSpecs)
 
 var _ = onSoftRack("a deleted volume", func(f *fixture) {
 	BeforeEach(func(ctx SpecContext) {

@@ -24,7 +24,7 @@ func viewing(ctx context.Context, c *Client) error {
 	return Error(ctx, "read disk", err)
 }
 
-func TestEveryResponseOfTheRackHasItsCode(t *testing.T) {
+func TestEveryResponseOfTheRackHasItsCode(t *testing.T) { // OX-13
 	for _, test := range []struct {
 		name   string
 		answer racktest.Exchange
@@ -90,6 +90,11 @@ func TestEveryResponseOfTheRackHasItsCode(t *testing.T) {
 			if !strings.Contains(message, test.words) || !strings.Contains(message, "read disk") {
 				t.Errorf("the message %q lacks %q or what was done", message, test.words)
 			}
+			for _, leak := range []string{"127.0.0.1", "content-type", "authorization", "/v1/"} {
+				if strings.Contains(strings.ToLower(message), leak) {
+					t.Errorf("the message %q shows %q", message, leak)
+				}
+			}
 		})
 	}
 }
@@ -117,7 +122,7 @@ func TestOX9AnUntrustedCertificateIsUnavailable(t *testing.T) {
 	}
 }
 
-func TestOX11TheCallersDeadlineLimitsEveryRequest(t *testing.T) {
+func TestOX11TheCallersDeadlineLimitsEveryRequest(t *testing.T) { // OX-11
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
 	defer cancel()
 	csitest.Want(t, viewing(ctx, clientFor(t, racktest.Silent(t))), codes.DeadlineExceeded,

@@ -32,7 +32,7 @@ const (
 // only is the environment variable with a pattern of the cells to run alone.
 const only = "FAULTS_CELL"
 
-func TestTheDriverAnswersEveryFaultOfARackCorrectly(t *testing.T) {
+func TestTheDriverAnswersEveryFaultOfARackCorrectly(t *testing.T) { // B-9, B-10, B-43, OX-8
 	p := proof.New(t, "fault-matrix")
 	run := harness.RunFor(t)
 	m := &matrix{t: t, proof: p, run: run, diagnoses: &doctor{situations: map[string]bool{}},
