@@ -18,7 +18,6 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/testing/protocmp"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
@@ -29,23 +28,6 @@ var protoCmp cmp.Option = protocmp.Transform()
 const topologyRack = "topology.csi.oxide.computer/rack"
 
 func codeOf(err error) codes.Code { return status.Code(err) }
-
-// atOnce makes n calls at the same time and returns their errors.
-func atOnce(n int, call func(ctx context.Context) error) []error {
-	errs := make([]error, n)
-	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
-	defer cancel()
-	harness.AtOnce(n, func(i int) { errs[i] = call(ctx) })
-	return errs
-}
-
-// expectOneAborted demands that one of two simultaneous calls succeeded and the other got
-// ABORTED.
-func expectOneAborted(errs []error) {
-	GinkgoHelper()
-	Expect([]codes.Code{codeOf(errs[0]), codeOf(errs[1])}).
-		To(ConsistOf(codes.OK, codes.Aborted), "%v", errs)
-}
 
 // inBackground starts a call, and returns a function that waits for its success.
 func inBackground[T any](call func() (T, error)) func() T {
