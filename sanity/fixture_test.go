@@ -308,12 +308,3 @@ func (f *rackFixture) instanceState(ctx context.Context, id string) oxide.Instan
 	Expect(err).NotTo(HaveOccurred())
 	return instance.RunState
 }
-
-// volumeIDs returns the volume IDs in an answer of ListVolumes.
-func volumeIDs(entries []*csi.ListVolumesResponse_Entry) []string {
-	var ids []string
-	for _, entry := range entries {
-		ids = append(ids, entry.GetVolume().GetVolumeId())
-	}
-	return ids
-}

@@ -32,7 +32,7 @@ func volumeIDs(answer *csi.ListVolumesResponse) []string {
 	return ids
 }
 
-func TestD69ListVolumesShowsThisClustersVolumes(t *testing.T) {
+func TestD69ListVolumesShowsThisClustersVolumes(t *testing.T) { // LV-5
 	mine := racktest.With("description", "made by hand")
 	red := racktest.With("description", volume.Tag{Name: "x", Cluster: "red"}.Description())
 	c := rackThat(t,
@@ -115,7 +115,7 @@ func TestGV2AndVH4UnknownVolumes(t *testing.T) { // GV-2, VH-4
 	csitest.Want(t, err, codes.NotFound, csierr.VolumeNotFound)
 }
 
-func TestLV3AndLV4PagesOfAnySizeGiveEveryVolumeOnce(t *testing.T) { // LV-3
+func TestLV3AndLV4PagesOfAnySizeGiveEveryVolumeOnce(t *testing.T) { // LV-3, LV-4
 	rack := &longRack{project: racktest.Project}
 	var want []string
 	for n := range 57 {
@@ -182,7 +182,7 @@ func TestAListIsCompleteOrAnError(t *testing.T) {
 	csitest.Want(t, err, codes.Unavailable, csierr.RackUnavailable)
 }
 
-func TestVH6OnlyFaultedVolumesAreUnhealthy(t *testing.T) { // VH-5
+func TestVH6OnlyFaultedVolumesAreUnhealthy(t *testing.T) { // VH-5, VH-6
 	c := rackThat(t, racktest.OK(listDisks, racktest.PageOf("", listed(1, "detached"), listed(2,
 		"faulted"),
 		listed(3, "maintenance"), listed(4, "faulted"))))
@@ -196,6 +196,12 @@ func TestVH6OnlyFaultedVolumesAreUnhealthy(t *testing.T) { // VH-5
 		}}}
 	csitest.SameMessage(t, answer, &csi.ControllerListVolumeHealthResponse{
 		Entries: []*csi.VolumeHealth{ill}, NextToken: racktest.Numbered(2)})
+	alone, err := rackThat(t, shown("faulted")).ControllerGetVolumeHealth(t.Context(),
+		&csi.ControllerGetVolumeHealthRequest{VolumeId: racktest.Disk})
+	if s := alone.GetVolumeHealth().GetHealthStatuses(); err != nil || len(s) != 1 ||
+		s[0].GetStatus() != csi.VolumeHealthErrorType_INACCESSIBLE || s[0].GetReason() != "DiskFaulted" {
+		t.Errorf("VH-6: a faulted disk alone: %v, %v", alone, err)
+	}
 
 	for _, state := range []string{"creating", "detached", racktest.AttachedHere, "maintenance",
 		"import_ready"} {
