@@ -60,7 +60,7 @@ E2E      = $(PLAIN) $(GO) run ./e2e/run $(if $(FOCUS),-focus '$(FOCUS)') $(if $(
 
 .DEFAULT_GOAL := help
 .PHONY: help help-all build binaries sanity test proofs soak e2e e2e-offline e2e-down bench demo docs conformance conformance-simulator
-.PHONY: check mutants size fmt lint vulncheck manifests schema clients release release-check clean under-test raced testrun times ci
+.PHONY: check mutants size fmt lint vulncheck manifests schema clients release release-check clean under-test testrun times ci
 
 # The proofs of data safety, each a package below proofs/ and a target here.
 PROOFS   = corpus crash powercut faults model concurrency fuzz nodes
@@ -80,19 +80,22 @@ TOOLS    = helm.sh/helm/v3/cmd/helm github.com/yannh/kubeconform/cmd/kubeconform
 	github.com/hashicorp/hcl/v2/cmd/hcldec github.com/hashicorp/hcl/v2/cmd/hclfmt
 BUILD    = env $(PLAIN) $(GO) build -o $(PROGRAMS)/ ./cmd/... \
 	-- env $(PLAIN) $(GO) build -modfile=tools/go.mod -o $(PROGRAMS)/ $(TOOLS)
-# The packages that have more than -short tries. Those of RACED run with the race detector: they make
-# many calls at once, or test what many goroutines share.
+BUILDRACE = $(GO) build -race -o $(PROGRAMS)/raced/ ./cmd/...
+# The packages that have more than -short tries. Those of RACED run with the race detector, and so do
+# UNITS: they make many calls at once, or test what many goroutines share.
 WHOLE    = $(or $(ONLY),$(shell git grep -lE 'short\.(Some|Left|Skip)|testing\.Short|[.]Short\b' -- '*_test.go' ':!tools' | \
 	sed 's|/[^/]*$$||; s|^|./|' | sort -u))
 RACED    = ./driver% ./keeper% ./internal% ./proofs/concurrency ./proofs/model ./sanity ./simulator%
+UNITS    = ./driver/... ./keeper/... ./internal/... ./simulator/...
 disks    = ./proofs/corpus ./proofs/powercut ./proofs/fuzz
 calls    = ./proofs/crash ./proofs/faults ./proofs/model ./proofs/concurrency ./proofs/nodes
 others   = $(filter-out $(disks) $(calls),$(WHOLE))
 CHOSEN   = $(if $(PART),$($(PART)),$(WHOLE))
 NOTRACED = $(if $(RACE),,$(filter-out $(RACED),$(CHOSEN)))
-ISRACED  = $(if $(RACE),$(CHOSEN),$(filter $(RACED),$(CHOSEN)))
+SOME     = $(ONLY)$(filter-out others,$(PART))
+ISRACED  = $(if $(RACE),$(CHOSEN),$(filter $(RACED),$(CHOSEN))) $(if $(SOME),,$(UNITS))
 # The release is of the tools' module.
-MAKES    = $(if $(ONLY)$(filter-out others,$(PART)),,-- env $(PLAIN) $(GO) -C tools test -vet=off -count=1 ./release)
+MAKES    = $(if $(SOME),,-- env $(PLAIN) $(GO) -C tools test -vet=off -count=1 ./release)
 
 # The description behind "##" begins with who types the target; that behind "#" is of the others.
 help:
@@ -128,14 +131,15 @@ test: testrun ## developer: every test, the proofs with a few of their cases
 proofs: testrun ## developer: all that `make test` leaves out: SEED=7, ONLY=./proofs/crash, RACE=-race
 	@tools/prerequisites --browser
 	@$(TESTRUN) -- $(BUILD) $(if $(NOTRACED),-- $(TESTS) $(NOTRACED)) \
-		$(if $(ISRACED),-- $(GO) build -race -o $(PROGRAMS)/raced/ ./cmd/... -- $(WITHRACE) $(ISRACED)) $(MAKES)
+		$(if $(strip $(ISRACED)),-- $(BUILDRACE) -- $(WITHRACE) $(ISRACED)) $(MAKES)
 
 .PHONY: $(PROOFS)
 $(PROOFS): under-test
-	$(TESTS) -v ./proofs/$@
+	$(if $(RACE)$(filter $(RACED),./proofs/$@),$(BUILDRACE) && $(WITHRACE),$(TESTS)) -v ./proofs/$@
 
 # The fault matrix runs whole, however short the duration.
-soak: under-test raced ## CI: the proofs in their long form, in turn: DURATION=2h SEED=7
+soak: under-test ## CI: the proofs in their long form, in turn: DURATION=2h SEED=7
+	@$(BUILDRACE)
 	@for proof in $(SOAKED); do \
 		echo "soak: $$proof, its share of $(DURATION)"; \
 		PROOF_DURATION=$(DURATION) PROOF_SHARES=$(words $(SOAKED)) $(WITHRACE) -timeout=0 -v $$proof || exit 1; \
@@ -162,9 +166,6 @@ e2e-down: ## developer: remove the cluster that a run with KEEP=1 has left
 under-test:
 	@tools/prerequisites
 	@$(PLAIN) $(GO) build -o $(PROGRAMS)/ ./cmd/...
-
-raced:
-	@$(GO) build -race -o $(PROGRAMS)/raced/ ./cmd/...
 
 # OXIDE_CSI_PLUGIN_BEFORE=FILE compares with an earlier driver.
 bench: ## developer: measure stages, publishes, memory, start-up and sizes
