@@ -106,17 +106,6 @@ func (f *faultFixture) pretend(ctx context.Context, volume *csi.Volume, state, i
 	f.pretendListed(ctx, "disk_list", "/v1/disks", id, disk)
 }
 
-// pretendSnapshot makes the rack show a snapshot in a state.
-func (f *faultFixture) pretendSnapshot(ctx context.Context, id, state string) {
-	GinkgoHelper()
-	snapshot := f.rackJSON(ctx, "/v1/snapshots/"+id, nil)
-	snapshot["state"] = state
-	for _, object := range []string{id, snapshot["name"].(string)} {
-		f.answer(ctx, "snapshot_view", object, snapshot)
-	}
-	f.pretendListed(ctx, "snapshot_list", "/v1/snapshots", id, snapshot)
-}
-
 // pretendListed makes a list show one of its objects with other values.
 func (f *faultFixture) pretendListed(ctx context.Context, operation, path, id string, object any) {
 	GinkgoHelper()
