@@ -205,14 +205,6 @@ func mountsAt(path string) []*mountinfo.Info {
 	return mounts
 }
 
-// logged returns the node's log so far.
-func (n *node) logged() string {
-	GinkgoHelper()
-	text, err := os.ReadFile(n.LogFile)
-	Expect(err).NotTo(HaveOccurred())
-	return string(text)
-}
-
 // edges returns the first and the last MiB of a device, where every format has its signatures.
 func edges(device string) string {
 	GinkgoHelper()

@@ -5,7 +5,6 @@ package sanity
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"net/http"
 	"slices"
 
@@ -13,7 +12,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
-	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/testing/protocmp"
@@ -46,22 +44,6 @@ func inBackground[T any](call func() (T, error)) func() T {
 		Expect(err).NotTo(HaveOccurred())
 		return result
 	}
-}
-
-// awaitDisk waits until a disk of the project is in a state, and returns it.
-func (f *rackFixture) awaitDisk(ctx context.Context, state string) *oxide.Disk {
-	GinkgoHelper()
-	var found *oxide.Disk
-	eventually(ctx, func() error {
-		for _, disk := range f.disks(ctx) {
-			if string(disk.State.State()) == state {
-				found = &disk
-				return nil
-			}
-		}
-		return fmt.Errorf("no disk is %s", state)
-	})
-	return found
 }
 
 // rackJSON returns the unchanged JSON of an answer of the rack, for specs that edit it.
@@ -122,17 +104,6 @@ func (f *faultFixture) pretend(ctx context.Context, volume *csi.Volume, state, i
 		f.answer(ctx, "disk_view", object, disk)
 	}
 	f.pretendListed(ctx, "disk_list", "/v1/disks", id, disk)
-}
-
-// pretendSnapshot makes the rack show a snapshot in a state.
-func (f *faultFixture) pretendSnapshot(ctx context.Context, id, state string) {
-	GinkgoHelper()
-	snapshot := f.rackJSON(ctx, "/v1/snapshots/"+id, nil)
-	snapshot["state"] = state
-	for _, object := range []string{id, snapshot["name"].(string)} {
-		f.answer(ctx, "snapshot_view", object, snapshot)
-	}
-	f.pretendListed(ctx, "snapshot_list", "/v1/snapshots", id, snapshot)
 }
 
 // pretendListed makes a list show one of its objects with other values.

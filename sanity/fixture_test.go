@@ -198,6 +198,28 @@ func (f *rackFixture) rackDisk(ctx context.Context, name, project string) *oxide
 	return disk
 }
 
+// removedLater deletes a disk when the spec ends. The driver did not create the disk, so it does
+// not delete it.
+func (f *fixture) removedLater(id string) {
+	DeferCleanup(func(ctx SpecContext) {
+		Expect(f.rack.Client.DiskDelete(ctx,
+			oxide.DiskDeleteParams{Disk: oxide.NameOrId(id)})).To(Succeed())
+	}, NodeTimeout(callTimeout))
+}
+
+// attached returns the rack's list of an instance's disks.
+func (f *rackFixture) attached(ctx context.Context, instance string) []string {
+	GinkgoHelper()
+	disks, err := f.rack.Client.InstanceDiskListAllPages(ctx, oxide.InstanceDiskListParams{
+		Instance: oxide.NameOrId(f.rack.Instance(instance).ID)})
+	Expect(err).NotTo(HaveOccurred())
+	ids := []string{}
+	for _, disk := range disks {
+		ids = append(ids, disk.Id)
+	}
+	return ids
+}
+
 // fault injects a fault until the spec ends, and returns its ID.
 func (f *faultFixture) fault(ctx context.Context, fault adminapi.Fault) (id string) {
 	GinkgoHelper()

@@ -42,6 +42,33 @@ var _ = describeController("a reason that the rack causes", onTwoProjects, func(
 		expectReason(f.publish(ctx, volume, "a"), codes.FailedPrecondition, "InstanceState")
 	})
 
+	It("CP-9 InstanceFull: the instance has all disks that the rack allows", func(ctx SpecContext) {
+		f.switched(ctx, "disk_limit", 1, 12)
+		p := f.controller(ctx, harness.PluginOptions{Env: map[string]string{"OXIDE_MAX_DISKS": "1"}})
+		f.published(ctx, f.volume(ctx), "b")
+		_, err := p.Controller().ControllerPublishVolume(ctx,
+			harness.PublishRequest(f.volume(ctx), f.rack.Instance("b").ID))
+		expectReason(err, codes.ResourceExhausted, "InstanceFull")
+	})
+
+	It("CU-8 BootDisk: the instance's boot disk is not detached", func(ctx SpecContext) {
+		volume, instance := f.volume(ctx), f.rack.Instance("a").ID
+		f.published(ctx, volume, "a")
+		booted := f.rackJSON(ctx, "/v1/instances/"+instance, nil)
+		booted["boot_disk_id"] = volume.GetVolumeId()
+		f.refuse(ctx, "instance_disk_detach", "", http.StatusConflict, "Conflict",
+			"boot disk cannot be detached")
+		f.answer(ctx, "instance_view", instance, booted)
+		expectReason(f.unpublish(ctx, volume, "a"), codes.FailedPrecondition, "BootDisk")
+	})
+
+	It("DV-3 DiskAttached: an attached disk is neither deleted nor detached", func(ctx SpecContext) {
+		volume := f.volume(ctx)
+		f.published(ctx, volume, "a")
+		expectReason(f.delete(ctx, volume.GetVolumeId()), codes.FailedPrecondition, "DiskAttached")
+		f.remains(ctx, volume, "attached to "+f.rack.Instance("a").ID)
+	})
+
 	It("CS-10 DiskImporting: the disk's import was not finalized", func(ctx SpecContext) {
 		volume := f.volume(ctx)
 		f.pretend(ctx, volume, "import_ready", "")
