@@ -3,7 +3,7 @@
 
 GO      ?= go
 # RACE=-race runs all proofs with the race detector, not only those of RACED. SHORT= runs `make test`
-# and `make sanity` in the proofs' form. ONLY names packages for `make proofs`, PART is a part of them
+# in the proofs' form. ONLY names packages for `make proofs`, PART is a part of them
 # that GitHub runs as a job of its own.
 RACE    ?=
 SHORT   ?= -short
@@ -83,10 +83,11 @@ BUILD    = env $(PLAIN) $(GO) build -o $(PROGRAMS)/ ./cmd/... \
 BUILDRACE = $(GO) build -race -o $(PROGRAMS)/raced/ ./cmd/...
 # The packages that have more than -short tries. Those of RACED run with the race detector, and so do
 # UNITS: they make many calls at once, or test what many goroutines share.
-WHOLE    = $(or $(ONLY),$(shell git grep -lE 'short\.(Some|Left|Skip)|testing\.Short|[.]Short\b' -- '*_test.go' ':!tools' | \
-	sed 's|/[^/]*$$||; s|^|./|' | sort -u))
-RACED    = ./driver% ./keeper% ./internal% ./proofs/concurrency ./proofs/model ./sanity ./simulator%
-UNITS    = ./driver/... ./keeper/... ./internal/... ./simulator/...
+WHOLE    = $(or $(ONLY),$(shell grep -rlE 'short\.(Some|Left|Skip)|testing\.Short|[.]Short\b' \
+	--include='*_test.go' --exclude-dir=tools --exclude-dir=short . | sed 's|/[^/]*$$||' | sort -u))
+RACED    = ./driver% ./keeper% ./internal% ./simulator% ./proofs/concurrency ./proofs/model ./sanity ./conformance/rules
+UNITS    = ./driver/... ./keeper/... ./internal/... ./simulator/... ./loopdev/... ./harness/... \
+	./operate/... ./cmd/... ./conformance/guest ./conformance/report
 disks    = ./proofs/corpus ./proofs/powercut ./proofs/fuzz
 calls    = ./proofs/crash ./proofs/faults ./proofs/model ./proofs/concurrency ./proofs/nodes
 others   = $(filter-out $(disks) $(calls),$(WHOLE))
@@ -95,7 +96,7 @@ NOTRACED = $(if $(RACE),,$(filter-out $(RACED),$(CHOSEN)))
 SOME     = $(ONLY)$(filter-out others,$(PART))
 ISRACED  = $(if $(RACE),$(CHOSEN),$(filter $(RACED),$(CHOSEN))) $(if $(SOME),,$(UNITS))
 # The release is of the tools' module.
-MAKES    = $(if $(SOME),,-- env $(PLAIN) $(GO) -C tools test -vet=off -count=1 ./release)
+MAKES    = $(if $(SOME),,-- env $(PLAIN) $(GO) -C tools test -count=1 -timeout=$(TIMEOUT) ./release)
 
 # The description behind "##" begins with who types the target; that behind "#" is of the others.
 help:
@@ -121,16 +122,16 @@ binaries: # compile what the images are made of: bin/linux-amd64 and bin/linux-a
 sanity: testrun ## developer: csi-sanity and our specs against driver and simulated rack
 	@tools/prerequisites
 	@$(TESTRUN) -- env $(PLAIN) $(GO) build -o $(PROGRAMS)/ ./cmd/oxide-simulator ./cmd/oxide-csi-plugin \
-		-- $(TESTS) $(SHORT) -v ./sanity
+		-- $(TESTS) -v ./sanity
 
 test: testrun ## developer: every test, the proofs with a few of their cases
 	@tools/prerequisites --browser
-	@$(TESTRUN) -- $(BUILD) -- $(TESTS) $(SHORT) ./... -- env $(PLAIN) $(GO) -C tools test -vet=off -count=1 $(SHORT) ./... \
-		-- env $(PLAIN) $(GO) -C tools/monitoring test -vet=off -count=1 $(SHORT) .
+	@$(TESTRUN) -- $(BUILD) -- $(TESTS) $(SHORT) ./... -- env $(PLAIN) $(GO) -C tools test -count=1 -timeout=$(TIMEOUT) $(SHORT) ./... \
+		-- env $(PLAIN) $(GO) -C tools/monitoring test -count=1 -timeout=$(TIMEOUT) $(SHORT) .
 
 proofs: testrun ## developer: all that `make test` leaves out: SEED=7, ONLY=./proofs/crash, RACE=-race
 	@tools/prerequisites --browser
-	@$(TESTRUN) -- $(BUILD) $(if $(NOTRACED),-- $(TESTS) $(NOTRACED)) \
+	@$(if $(CHOSEN),,$(error make proofs: there is no PART=$(PART)))$(TESTRUN) -- $(BUILD) $(if $(NOTRACED),-- $(TESTS) $(NOTRACED)) \
 		$(if $(strip $(ISRACED)),-- $(BUILDRACE) -- $(WITHRACE) $(ISRACED)) $(MAKES)
 
 .PHONY: $(PROOFS)
@@ -140,10 +141,12 @@ $(PROOFS): under-test
 # The fault matrix runs whole, however short the duration.
 soak: under-test ## CI: the proofs in their long form, in turn: DURATION=2h SEED=7
 	@$(BUILDRACE)
+	@rm -f .cache/figures
 	@for proof in $(SOAKED); do \
 		echo "soak: $$proof, its share of $(DURATION)"; \
-		PROOF_DURATION=$(DURATION) PROOF_SHARES=$(words $(SOAKED)) $(WITHRACE) -timeout=0 -v $$proof || exit 1; \
+		PROOF_FIGURES=$(CURDIR)/.cache/figures PROOF_DURATION=$(DURATION) PROOF_SHARES=$(words $(SOAKED)) $(WITHRACE) -timeout=0 -v $$proof || exit 1; \
 	done
+	@cat .cache/figures
 
 ci: testrun # what CI runs
 	@$(TESTRUN) -- $(MAKE) check -- $(MAKE) proofs -- $(MAKE) e2e-offline
@@ -165,7 +168,7 @@ e2e-down: ## developer: remove the cluster that a run with KEEP=1 has left
 
 under-test:
 	@tools/prerequisites
-	@$(PLAIN) $(GO) build -o $(PROGRAMS)/ ./cmd/...
+	@$(PLAIN) $(GO) build -o $(PROGRAMS)/ ./cmd/... && $(PLAIN) $(GO) build -modfile=tools/go.mod -o $(PROGRAMS)/ $(TOOLS)
 
 # OXIDE_CSI_PLUGIN_BEFORE=FILE compares with an earlier driver.
 bench: ## developer: measure stages, publishes, memory, start-up and sizes
@@ -233,5 +236,5 @@ release: ## operator: make all that users of a version need in dist/: VERSION=v1
 release-check: ## CI: make a release with images twice, and compare
 	@$(GO) test -C tools -tags images -count=1 -timeout=$(TIMEOUT) -v -run TestImages ./release
 
-clean: # remove what was built
-	rm -rf bin dist .cache
+clean: # remove what was built, and what failed runs have kept in memory
+	rm -rf bin dist .cache /dev/shm/oxide-sanity-*

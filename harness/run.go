@@ -26,6 +26,7 @@ type Run struct {
 	// for a run that repeats what another run does with the detector.
 	Plain bool
 
+	lock   *os.File // of the directory, while this process lives
 	racks  atomic.Int64
 	plugs  atomic.Int64
 	failed atomic.Bool
@@ -74,7 +75,9 @@ func newRun(progress io.Writer, parents []string, makeDir func(parent string) (s
 	if err != nil {
 		return nil, fmt.Errorf("make the run's directory: %w", err)
 	}
-	return &Run{Dir: dir, Progress: progress}, nil
+	r := &Run{Dir: dir, Progress: progress}
+	r.lock, err = lockDir(dir)
+	return r, err
 }
 
 // Tester contains the methods of *testing.T that a run needs.
@@ -91,6 +94,7 @@ type Tester interface {
 // nothing.
 func RunFor(t Tester) *Run {
 	t.Helper()
+	removeKilled()
 	run, err := newRun(os.Stderr, append(inMemory(), RunParents()...), makeTemp)
 	if err != nil {
 		t.Fatal(err)
@@ -151,13 +155,20 @@ func fitForRun(dir string) error {
 	return nil
 }
 
+// failedMark is a file in the directory of a run that failed.
+const failedMark = "failed"
+
 // Failed records a failure, so that Close keeps the run's files.
 func (r *Run) Failed() { r.failed.Store(true) }
 
 // Close removes the run's directory. After a failure it keeps the directory and prints its
 // path.
 func (r *Run) Close() error {
+	defer r.lock.Close()
 	if r.failed.Load() {
+		if err := os.WriteFile(filepath.Join(r.Dir, failedMark), nil, 0o600); err != nil {
+			return err
+		}
 		r.Say("the state and the logs of this failed run are kept in %s", r.Dir)
 		return nil
 	}

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -30,10 +31,44 @@ func mountedNodev(dir string) (bool, error) {
 	return fs.Flags&unix.ST_NODEV != 0, err
 }
 
+// shm is a directory of files that are kept in memory.
+const shm = "/dev/shm"
+
+// lockDir locks a directory for as long as this process lives.
+func lockDir(dir string) (*os.File, error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return nil, errors.Join(fmt.Errorf("lock %s: %w", dir, err), f.Close())
+	}
+	return f, nil
+}
+
+// removeKilled gives back the memory of runs that were killed. Those that failed are kept.
+func removeKilled() {
+	dirs, _ := filepath.Glob(filepath.Join(shm, "oxide-sanity-*"))
+	for _, dir := range dirs {
+		info, err := os.Stat(dir)
+		if err != nil || time.Since(info.ModTime()) < time.Minute { // it may not be locked yet
+			continue
+		}
+		lock, err := lockDir(dir)
+		if err != nil {
+			continue // the run goes on
+		}
+		if _, err := os.Stat(filepath.Join(dir, failedMark)); errors.Is(err, os.ErrNotExist) {
+			_ = os.RemoveAll(dir)
+		}
+		_ = lock.Close()
+	}
+}
+
 // inMemory returns the directory of files that are kept in memory, unless it has too little space or
 // the environment names another directory.
 func inMemory() []string {
-	const shm, enough = "/dev/shm", 4 * GiB
+	const enough = 4 * GiB
 	var fs unix.Statfs_t
 	if os.Getenv("OXIDE_SANITY_DIR") != "" || os.Getenv("TMPDIR") != "" ||
 		unix.Statfs(shm, &fs) != nil || fs.Type != unix.TMPFS_MAGIC ||

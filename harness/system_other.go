@@ -20,6 +20,10 @@ func mountedNodev(string) (bool, error) { return false, errNotLinux }
 
 func inMemory() []string { return nil }
 
+func removeKilled() {}
+
+func lockDir(string) (*os.File, error) { return nil, errNotLinux }
+
 // Owns needs Linux.
 func (r *Rack) Owns(*os.File) error { return errNotLinux }
 

@@ -5,8 +5,10 @@ package harness
 import (
 	"errors"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -31,5 +33,35 @@ func TestARunDoesNotUseADirectoryOnANodevFilesystem(t *testing.T) {
 	t.Setenv("OXIDE_SANITY_DIR", dir)
 	if got, err := runParent(RunParents()); err == nil || !strings.Contains(err.Error(), "mounted nodev") {
 		t.Errorf("runParent = %q, %v, want a refusal: OXIDE_SANITY_DIR was chosen", got, err)
+	}
+}
+
+func TestTheDirectoryOfAKilledRunIsRemovedFromMemory(t *testing.T) {
+	old := time.Now().Add(-time.Hour)
+	for name, c := range map[string]struct{ locked, failed, stays bool }{
+		"killed": {}, "failed": {failed: true, stays: true}, "running": {locked: true, stays: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir, err := os.MkdirTemp(shm, "oxide-sanity-")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer os.RemoveAll(dir)
+			if c.failed {
+				err = os.WriteFile(filepath.Join(dir, failedMark), nil, 0o600)
+			}
+			if c.locked {
+				lock, failed := lockDir(dir)
+				defer lock.Close()
+				err = failed
+			}
+			if err := errors.Join(err, os.Chtimes(dir, old, old)); err != nil {
+				t.Fatal(err)
+			}
+			removeKilled()
+			if _, err := os.Stat(dir); (err == nil) != c.stays {
+				t.Errorf("after removeKilled: %v", err)
+			}
+		})
 	}
 }

@@ -23,6 +23,7 @@ func Main(m interface{ Run() int }) {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
+		allowDevices()
 	}
 	os.Exit(m.Run())
 }
@@ -34,7 +35,6 @@ func Main(m interface{ Run() int }) {
 func Enter() error {
 	if Entered() {
 		// Remove the marker, because a program that this one starts was not started by Enter.
-		allowDevices()
 		return errors.Join(os.Unsetenv(marker), leaveVolumes())
 	}
 	if os.Geteuid() != 0 {
@@ -65,7 +65,8 @@ const shm = "/dev/shm"
 func allowDevices() {
 	var fs unix.Statfs_t
 	if unix.Statfs(shm, &fs) == nil && fs.Flags&unix.ST_NODEV != 0 {
-		_ = unix.Mount("", shm, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_NOSUID, "")
+		flags := uintptr(fs.Flags) & (unix.MS_NOSUID | unix.MS_NOEXEC | unix.MS_RDONLY)
+		_ = unix.Mount("", shm, "", unix.MS_REMOUNT|unix.MS_BIND|flags, "")
 	}
 }
 

@@ -1,7 +1,7 @@
 // Testrun runs the commands of a make target, shows how far they are, and ends with a summary and a
 // figure. A command that is "go test" runs with -json, and of "go build" the compiled packages are
 // counted; the output of others is shown as it is. A command that fails ends the run, unless it is a
-// test.
+// test. An interrupt ends the command that runs, and then the run.
 //
 //	testrun -target test -- go build ./cmd/... -- env CGO_ENABLED=0 go test -short ./...
 //	testrun -table test        the packages and tests of the last run, the slowest first
@@ -75,7 +75,8 @@ func kept(target, kind string) string { return filepath.Join(".cache", "testrun"
 
 // run runs commands one after the other.
 func run(target string, since time.Time, cold bool, commands [][]string) error {
-	signal.Notify(make(chan os.Signal, 1), os.Interrupt) // the terminal interrupts the commands, too
+	interrupted := make(chan os.Signal, 1) // the terminal interrupts the command, too
+	signal.Notify(interrupted, os.Interrupt)
 	cpu, err := filepath.Abs(kept(target, "cpu"))
 	if err == nil {
 		err = os.MkdirAll(filepath.Dir(cpu), 0o755)
@@ -113,7 +114,7 @@ func run(target string, since time.Time, cold bool, commands [][]string) error {
 		took, err := r.one(command, cpu, events)
 		used += took
 		failed = errors.Join(failed, err)
-		if err != nil && !goes(command, "test") {
+		if err != nil && !goes(command, "test") || len(interrupted) > 0 {
 			break
 		}
 	}
@@ -140,6 +141,7 @@ func goes(command []string, verb string) bool {
 // packages counts the packages of a go test.
 func packages(command []string) (int, error) {
 	list := exec.Command("go", "list")
+	list.Stderr = os.Stderr
 	for i, arg := range command {
 		switch {
 		case arg == "-C":
@@ -250,6 +252,9 @@ func measured(file string, args []string) error {
 		}
 	}()
 	result := c.Wait()
+	if status, ok := c.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+		fmt.Fprintf(os.Stderr, "%s: %v\n", filepath.Base(args[0]), c.ProcessState)
+	}
 	dir, err := os.Getwd()
 	if err != nil {
 		return errors.Join(result, err)

@@ -40,6 +40,7 @@ type results struct {
 	byKey map[string]*result
 	// left and leaving are numbers of cases that the short form leaves out, and of their tests.
 	left, leaving int
+	uncompiled    string // what the compiler says
 	// packages and downloads count what go build reports; said is when they were shown last.
 	packages, downloads int
 	said                time.Time
@@ -51,7 +52,15 @@ var (
 	module   = regexp.MustCompile(`^github\.com/[^/]+/[^/]+/`)
 )
 
-const enough = 16 << 10 // bytes of a failed test's output that the summary shows
+const enough = 8 << 10 // bytes of either end of a failed test's output that the summary shows
+
+// ends returns the beginning, which names a panic, and the end of an output.
+func ends(text []byte) []byte {
+	if len(text) <= 2*enough {
+		return text
+	}
+	return slices.Concat(text[:enough], []byte("\n...\n"), text[len(text)-enough:])
+}
 
 // event adds one event, and prints the end of a package.
 func (r *results) event(line []byte) {
@@ -62,6 +71,7 @@ func (r *results) event(line []byte) {
 	}
 	if e.Action == "build-output" {
 		fmt.Fprint(r.out, e.Output)
+		r.uncompiled += e.Output
 		return
 	}
 	if e.Package == "" {
@@ -139,9 +149,9 @@ func (r *results) summarize(target string) {
 		}
 	}
 	for _, t := range failed {
-		text := t.output.Bytes()
-		fmt.Fprintf(r.out, "\nFAILED %s %s\n%s", t.pkg, t.name, text[max(0, len(text)-enough):])
+		fmt.Fprintf(r.out, "\nFAILED %s %s\n%s", t.pkg, t.name, ends(t.output.Bytes()))
 	}
+	fmt.Fprint(r.out, r.uncompiled)
 	if len(r.all) > 0 {
 		fmt.Fprintf(r.out, "\nmake %s: %d packages in %s: %d tests passed, %d failed, %d skipped\n",
 			target, r.done, time.Since(r.since).Round(time.Second), counts["pass"], counts["fail"],
@@ -154,7 +164,7 @@ func (r *results) summarize(target string) {
 		fmt.Fprintf(r.out, "  slow: %6.1fs %s %s\n", t.seconds, t.pkg, t.name)
 	}
 	for _, t := range failed {
-		for line := range strings.Lines(r.result(t.pkg, "").output.String() + t.output.String()) {
+		for line := range strings.Lines(t.output.String()) {
 			if evidence.MatchString(line) {
 				fmt.Fprintf(r.out, "  evidence: %s %s\n", t.pkg, strings.TrimSpace(line))
 			}

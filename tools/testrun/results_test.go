@@ -10,6 +10,7 @@ import (
 
 // events are those of a run with every kind of result.
 const events = `
+{"ImportPath":"github.com/o/p/c","Action":"build-output","Output":"\na.go:1: undefined: x\n"}
 {"Action":"run","Package":"github.com/o/p/a","Test":"TestA"}
 {"Action":"output","Package":"github.com/o/p/a","Test":"TestA","Output":"    a_test.go:3: 7 cases are left to make proofs\n"}
 {"Action":"pass","Package":"github.com/o/p/a","Test":"TestA/one","Elapsed":2}
@@ -39,7 +40,7 @@ func TestASummaryNamesFailuresSkipsSlowTestsAndWhatIsLeft(t *testing.T) {
 		"make test: 2 packages in 0s: 1 tests passed, 2 failed, 2 skipped\n",
 		"skipped: a TestB: b_test.go:3: there is no rack\n", "slow:    2.0s a TestA/one\n",
 		"FAILED b TestD\n    d_test.go:9: got 1, want 2\n", "FAILED b TestE\n",
-		"evidence: b the logs of this failed run are kept in /tmp/x\n",
+		"\na.go:1: undefined: x\n", "evidence: b the logs of this failed run are kept in /tmp/x\n",
 		"left to make proofs: 12 cases of 2 tests\n",
 	} {
 		if !strings.Contains(out.String(), want) {
