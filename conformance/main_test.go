@@ -26,8 +26,8 @@ const runTimeout = 10 * time.Minute
 // canary is a token that no rack accepts, and that no program may print.
 const canary = "oxide-token-canary-5c1f"
 
-// plainRun makes a run whose programs have no race detector. The whole run on a rack with hot-plug
-// has it: that run contains everything but interruptions and clean.
+// plainRun makes a run whose programs have no race detector. With RACE=-race, the whole run on a
+// rack with hot-plug has it: that run contains everything but interruptions and clean.
 func plainRun(t *testing.T) *harness.Run {
 	t.Helper()
 	run := harness.RunFor(t)

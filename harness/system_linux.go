@@ -65,8 +65,8 @@ func removeKilled() {
 	}
 }
 
-// inMemory returns the directory of files that are kept in memory, unless it has too little space or
-// the environment names another directory.
+// inMemory returns the directory of files that are kept in memory, unless it has too little space
+// or the environment names another directory.
 func inMemory() []string {
 	const enough = 4 * GiB
 	var fs unix.Statfs_t

@@ -31,7 +31,8 @@ func TestARunDoesNotUseADirectoryOnANodevFilesystem(t *testing.T) {
 		t.Errorf("runParent = %q, %v, want /var/tmp", got, err)
 	}
 	t.Setenv("OXIDE_SANITY_DIR", dir)
-	if got, err := runParent(RunParents()); err == nil || !strings.Contains(err.Error(), "mounted nodev") {
+	got, err := runParent(RunParents())
+	if err == nil || !strings.Contains(err.Error(), "mounted nodev") {
 		t.Errorf("runParent = %q, %v, want a refusal: OXIDE_SANITY_DIR was chosen", got, err)
 	}
 }

@@ -34,8 +34,8 @@ type bench struct {
 // deviceTimeout limits how long the driver and the checks wait for a device.
 const deviceTimeout = time.Second
 
-// newBench starts a bench whose programs have no race detector. TestARackInOrderPassesEveryCheck
-// runs every check with it.
+// newBench starts a bench whose programs have no race detector. With RACE=-race,
+// TestARackInOrderPassesEveryCheck runs every check with it.
 func newBench(t *testing.T, options harness.RackOptions) *bench {
 	t.Helper()
 	run := harness.RunFor(t)

@@ -82,14 +82,15 @@ func Open(c Config) (*TestedRack, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Most of what a short request costs is its handshake. A rack keeps connections longer than this.
-	transport.DisableKeepAlives, transport.IdleConnTimeout = false, idleTimeout
-	r := &TestedRack{Config: c, cleaning: cleanTimeout, pause: triesPause,
-		closeIdle: transport.CloseIdleConnections,
-		recorder:  &recorder{next: transport, token: c.Token, patience: requestPatience}}
+	reads := transport.Clone()
+	reads.DisableKeepAlives, reads.IdleConnTimeout = false, idleTimeout
+	var next http.RoundTripper = connections{reads: reads, changes: transport}
 	if c.Through != nil {
-		r.recorder.next = c.Through(transport)
+		next = c.Through(next)
 	}
+	r := &TestedRack{Config: c, cleaning: cleanTimeout, pause: triesPause,
+		closeIdle: reads.CloseIdleConnections,
+		recorder:  &recorder{next: next, token: c.Token, patience: requestPatience}}
 	r.http = &http.Client{Transport: r.recorder, Timeout: requestTimeout,
 		// A rack does not redirect, and a request to another host would carry the token.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
@@ -99,6 +100,19 @@ func Open(c Config) (*TestedRack, error) {
 		return nil, fmt.Errorf("make a client of the rack: %w", err)
 	}
 	return r, nil
+}
+
+// connections keeps the connections of reads, because most of what a read costs is its handshake. A
+// change has a connection of its own: whoever stands before the rack may close a kept one just when
+// the request is sent, and then nobody knows whether it was carried out.
+type connections struct{ reads, changes http.RoundTripper }
+
+// RoundTrip sends a request.
+func (c connections) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.Method == http.MethodGet {
+		return c.reads.RoundTrip(r)
+	}
+	return c.changes.RoundTrip(r)
 }
 
 // triesPause gives a busy rack time to do its work.

@@ -155,7 +155,8 @@ func giveDisk(t *testing.T, rack *harness.Rack) {
 	}
 }
 
-// startRack starts a rack without the race detector. TestARackInOrderKeepsEveryRule has it.
+// startRack starts a rack without the race detector. In make proofs, TestARackInOrderKeepsEveryRule
+// has it.
 func startRack(t *testing.T, options harness.RackOptions) *harness.Rack {
 	t.Helper()
 	run := harness.RunFor(t)

@@ -21,8 +21,8 @@ import (
 // TestEveryMkfsLeavesARecordAndKnownTraces checks what repeating an unfinished format relies
 // on: no mkfs of the driver, whatever its options, overwrites all records on a disk, and every byte
 // that it wrote is recognized. Otherwise the disk would be refused forever. The long form, with
-// PROOF_DURATION set, tries every size and all options in blocks of every size; the whole form tries
-// each option in blocks of one size.
+// PROOF_DURATION set, tries every size and all options in blocks of every size; the whole form
+// tries each option in blocks of one size.
 func TestEveryMkfsLeavesARecordAndKnownTraces(t *testing.T) {
 	long := os.Getenv("PROOF_DURATION") != ""
 	sizes := []int64{64 * guesttest.MiB, 300 * guesttest.MiB, guesttest.GiB}
