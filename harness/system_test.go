@@ -52,9 +52,10 @@ func TestTheDirectoryOfAKilledRunIsRemovedFromMemory(t *testing.T) {
 				err = os.WriteFile(filepath.Join(dir, failedMark), nil, 0o600)
 			}
 			if c.locked {
-				lock, failed := lockDir(dir)
-				defer lock.Close()
-				err = failed
+				var lock *os.File
+				if lock, err = lockDir(dir); err == nil {
+					defer lock.Close()
+				}
 			}
 			if err := errors.Join(err, os.Chtimes(dir, old, old)); err != nil {
 				t.Fatal(err)

@@ -1,7 +1,7 @@
 // Package short chooses how much of a test runs. Under go test -short a test with many similar
-// cases tries some of them, and a test that only repeats what others show with whole programs is skipped.
-// Both report how many cases they leave to the whole form, which is the same test without -short
-// (make proofs). PROOF_SEED selects other cases.
+// cases tries some of them, and a test that only repeats what others show with whole programs is
+// skipped. Both report how many cases they leave to the whole form, which is the same test without
+// -short (make proofs). PROOF_SEED selects other cases.
 package short
 
 import (
