@@ -19,6 +19,47 @@ var regressions = []struct{ name, steps string }{
 		kill -9 node a
 		node a: NodeUnstage v4
 		pod 1 on a: write and fsync v4 block 1`},
+	{"a rack is killed, and stopped, under volumes of every kind that are in use", `
+		controller 1: CreateVolume v1
+		controller 1: bring v1 to pod 1 on a
+		pod 1 on a: write and fsync v1 block 1
+		controller 1: CreateVolume v2
+		controller 1: bring v2 to pod 1 on a
+		pod 1 on a: write and fsync v2 block 1
+		controller 1: CreateVolume v3
+		controller 1: bring v3 to pod 1 on a
+		pod 1 on a: write and fsync v3 block 1
+		controller 1: CreateVolume v4
+		controller 1: bring v4 to pod 1 on a
+		pod 1 on a: write and fsync v4 block 1
+		kill -9 the rack's simulator
+		pod 1 on a: write and fsync v1 block 2
+		pod 1 on a: write and fsync v2 block 2
+		pod 1 on a: write and fsync v3 block 2
+		pod 1 on a: write and fsync v4 block 2
+		node a: NodeUnpublish v1 from pod 1
+		node a: NodeUnstage v1
+		start the rack's simulator
+		node a: NodeStage v1
+		node a: NodePublish v1 to pod 1
+		pod 1 on a: write and fsync v1 block 3
+		terminate and start the rack's simulator
+		node a: NodeUnpublish v1 from pod 1
+		node a: NodeUnstage v1
+		controller 1: bring v1 to pod 1 on a
+		pod 1 on a: write and fsync v1 block 0
+		node a: NodeUnpublish v2 from pod 1
+		node a: NodeUnstage v2
+		controller 1: bring v2 to pod 1 on a
+		pod 1 on a: write and fsync v2 block 0
+		node a: NodeUnpublish v3 from pod 1
+		node a: NodeUnstage v3
+		controller 1: bring v3 to pod 1 on a
+		pod 1 on a: write and fsync v3 block 0
+		node a: NodeUnpublish v4 from pod 1
+		node a: NodeUnstage v4
+		controller 1: bring v4 to pod 1 on a
+		pod 1 on a: write and fsync v4 block 0`},
 	{"a format that is cut off is done again", `
 		controller 1: CreateVolume v1
 		controller 1: ControllerPublish v1 → node a
