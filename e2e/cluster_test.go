@@ -44,6 +44,11 @@ const nodeStatusPeriod = time.Second
 // s is five times the default period of the kubelets' reports, and here they report more often.
 const nodeGrace = 20 * time.Second
 
+// claimPeriod is how often Kubernetes looks at claims and volumes that nobody has changed. When two
+// of its controllers change one at the same time, one of them tries again only then; the default is
+// 15 s. Each look at a claim that waits writes an event, and Kubernetes soon drops further ones.
+const claimPeriod = 5 * time.Second
+
 // kubernetesReady is how long the nodes may take to be ready.
 const kubernetesReady = 3 * time.Minute
 
@@ -87,6 +92,8 @@ func clusterConfig(set settings, rackDir string) *v1alpha4.Cluster {
 		KubeadmConfigPatchesJSON6902: []v1alpha4.PatchJSON6902{
 			kubeadmFlag(set, "ClusterConfiguration", "/controllerManager/extraArgs",
 				"node-monitor-grace-period", nodeGrace.String(), "-"),
+			kubeadmFlag(set, "ClusterConfiguration", "/controllerManager/extraArgs",
+				"pvclaimbinder-sync-period", claimPeriod.String(), "-"),
 		},
 	}
 	for _, worker := range workers {

@@ -95,22 +95,6 @@ func (f *fixture) Volume(ctx context.Context, disk, claim string, giB int,
 	return made
 }
 
-// Hurry waits until a claim is bound to the volume that it names, and changes the claim meanwhile.
-// Two controllers of Kubernetes can conflict here, and would try again only after 15 seconds or
-// when the claim changes.
-func (f *fixture) Hurry(ctx context.Context, claim string) {
-	GinkgoHelper()
-	all := api.CoreV1().PersistentVolumeClaims(f.ns)
-	tries := 0
-	Eventually(func(g Gomega) {
-		tries++
-		c, err := all.Patch(ctx, claim, types.MergePatchType, fmt.Appendf(nil,
-			`{"metadata":{"annotations":{"tries":"%d"}}}`, tries), metav1.PatchOptions{})
-		g.Expect(err).NotTo(HaveOccurred())
-		g.Expect(c.Status.Phase).To(Equal(corev1.ClaimBound))
-	}).WithContext(ctx).Should(Succeed(), "the claim %s should be bound", claim)
-}
-
 // DeleteVolume deletes a PersistentVolume after setting its policy to Retain, as an operator does
 // to keep the disk. It is no error if the PersistentVolume is gone.
 func (f *fixture) DeleteVolume(ctx context.Context, name string) {

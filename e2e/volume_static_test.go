@@ -31,7 +31,7 @@ func usesDiskByHand(ctx SpecContext) {
 			set(o, disk, "spec", "csi", "volumeHandle")
 		}
 	})
-	s.Hurry(ctx, first)
+	s.Bound(ctx, first)
 	writer := s.Pod(ctx, Pod{Claims: []string{first}, Node: workers[0]}).Running(ctx)
 	// The disk was blank, so the driver has formatted it.
 	writer.Sh(ctx, "echo by hand >/data/0/file; sync")
@@ -48,7 +48,7 @@ func usesDiskByHand(ctx SpecContext) {
 		pv.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimDelete
 	})
 	s.Claim(ctx, Claim{Name: "second", Class: "-", Volume: second.Name})
-	s.Hurry(ctx, "second")
+	s.Bound(ctx, "second")
 	reader := s.Pod(ctx, Pod{Claims: []string{"second"}, Node: workers[1]}).Running(ctx)
 	Expect(reader.Sh(ctx, "cat /data/0/file")).To(Equal("by hand"))
 	reader.Delete(ctx)
