@@ -25,7 +25,7 @@ var _ = Describe("a claim that gets another disk", func() {
 	It("D-58 D-68 of a Deployment is grown by a command that is killed and continued, and reverted "+
 		"to a snapshot from before", Label("long"), growsAndReverts, NodeTimeout(8*time.Minute))
 	It("D-58 D-68 of a StatefulSet is as it was after the command was killed and undone; then it is "+
-		"grown while the other pods run on", undoesAndGrows, NodeTimeout(8*time.Minute))
+		"grown while the other pods run on", Label("long"), undoesAndGrows, NodeTimeout(8*time.Minute))
 	It("D-58 D-68 is grown at the same time as another one: PostgreSQL on btrfs keeps its rows, and "+
 		"a raw device its bytes, though the rack's quota refuses its new disk at first", growsTwo,
 		NodeTimeout(8*time.Minute))
