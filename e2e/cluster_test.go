@@ -46,8 +46,8 @@ const nodeGrace = 20 * time.Second
 
 // claimPeriod is how often Kubernetes looks at claims and volumes that nobody has changed. When two
 // of its controllers change one at the same time, one of them tries again only then; the default is
-// 15 s.
-const claimPeriod = time.Second
+// 15 s. Each look at a claim that waits writes an event, and Kubernetes soon drops further ones.
+const claimPeriod = 5 * time.Second
 
 // kubernetesReady is how long the nodes may take to be ready.
 const kubernetesReady = 3 * time.Minute
