@@ -148,8 +148,9 @@ func (vs Views) CopiesAt(path string) []Found {
 	at := location{dir.major, dir.minor, filepath.Join(dir.dir, filepath.Base(path))}
 	var found []Found
 	for _, view := range vs[1:] {
+		parents := view.table.byID()
 		for _, m := range view.table {
-			if _, location, ok := view.table.locationIn(m); ok && location == at {
+			if _, location, ok := locationIn(parents, m); ok && location == at {
 				found = append(found, Found{m, view})
 			}
 		}
@@ -239,14 +240,23 @@ func (v view) device(m *mountinfo.Info) (major, minor uint32, err error) {
 	return btrfsNumber(root)
 }
 
-// locationIn returns where in its parent's filesystem a mount is attached. Its copies in the
-// parent's peers are attached at the same location.
-func (t Table) locationIn(m *mountinfo.Info) (parent *mountinfo.Info, at location, ok bool) {
-	i := slices.IndexFunc(t, func(p *mountinfo.Info) bool { return p.ID == m.Parent && p.ID != m.ID })
-	if i < 0 {
+// byID returns the mounts by their numbers.
+func (t Table) byID() map[int]*mountinfo.Info {
+	mounts := make(map[int]*mountinfo.Info, len(t))
+	for _, m := range t {
+		mounts[m.ID] = m
+	}
+	return mounts
+}
+
+// locationIn returns where in its parent's filesystem a mount is attached, given the mounts of its
+// namespace. Its copies in the parent's peers are attached at the same location.
+func locationIn(mounts map[int]*mountinfo.Info, m *mountinfo.Info) (parent *mountinfo.Info,
+	at location, ok bool) {
+	parent = mounts[m.Parent]
+	if parent == nil || m.Parent == m.ID {
 		return nil, location{}, false // it is the root, or its parent is outside the process's root
 	}
-	parent = t[i]
 	rest := strings.TrimPrefix(m.Mountpoint, parent.Mountpoint)
 	return parent, location{parent.Major, parent.Minor, filepath.Join(parent.Root, rest)}, true
 }
@@ -295,8 +305,8 @@ func (vs Views) unmountsWith(m Found, own *mountinfo.Info, groups map[string]boo
 	if m.view.pid == 0 && m.ID == own.ID {
 		return true
 	}
-	_, at, ok := vs[0].table.locationIn(own)
-	copyParent, copyAt, copyOK := m.view.table.locationIn(m.Info)
+	_, at, ok := locationIn(vs[0].table.byID(), own)
+	copyParent, copyAt, copyOK := locationIn(m.view.table.byID(), m.Info)
 	if !ok || !copyOK || at != copyAt {
 		return false
 	}
@@ -308,7 +318,7 @@ func (vs Views) unmountsWith(m Found, own *mountinfo.Info, groups map[string]boo
 func (vs Views) Elsewhere(mounts []Found, own []*mountinfo.Info) []Found {
 	for _, layer := range own {
 		var group string
-		if parent, _, ok := vs[0].table.locationIn(layer); ok {
+		if parent, _, ok := locationIn(vs[0].table.byID(), layer); ok {
 			group, _ = peers(parent)
 		}
 		groups := vs.receivers(group)

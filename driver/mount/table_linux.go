@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/moby/sys/mountinfo"
@@ -44,12 +45,61 @@ func ReadTable() (Table, error) {
 	return parseTable(before)
 }
 
+// parseTable parses a mount table. Any user can make a line longer than a bufio.Scanner accepts, with
+// directories in a user namespace of their own, so it has no limit for a line.
 func parseTable(b []byte) (Table, error) {
-	infos, err := mountinfo.GetMountsFromReader(bytes.NewReader(b), nil)
-	if err != nil {
-		return nil, fmt.Errorf("read the mount table: %w", err)
+	var table Table
+	for line := range strings.Lines(string(b)) {
+		if line = strings.TrimSuffix(line, "\n"); line == "" {
+			continue
+		}
+		m, err := parseMount(line)
+		if err != nil {
+			return nil, fmt.Errorf("read the mount table: %w in %.200q", err, line)
+		}
+		table = append(table, m)
 	}
-	return infos, nil
+	return table, nil
+}
+
+// parseMount parses a line of proc_pid_mountinfo(5).
+func parseMount(line string) (*mountinfo.Info, error) {
+	fields := strings.Split(line, " ")
+	end := slices.Index(fields, "-") // no field before it can be that
+	if end < 6 || len(fields) < end+4 {
+		return nil, errors.New("expected ten fields, one of them a hyphen")
+	}
+	m := &mountinfo.Info{Root: unescape(fields[3]), Mountpoint: unescape(fields[4]),
+		Options: fields[5], Optional: strings.Join(fields[6:end], " "),
+		FSType: unescape(fields[end+1]), Source: unescape(fields[end+2]),
+		VFSOptions: strings.Join(fields[end+3:], " ")}
+	major, minor, ok := strings.Cut(fields[2], ":")
+	if !ok {
+		return nil, errors.New("expected a device number")
+	}
+	for _, number := range []struct {
+		at   *int
+		text string
+	}{{&m.ID, fields[0]}, {&m.Parent, fields[1]}, {&m.Major, major}, {&m.Minor, minor}} {
+		var err error
+		if *number.at, err = strconv.Atoi(number.text); err != nil {
+			return nil, err
+		}
+	}
+	return m, nil
+}
+
+// escaped matches a character that the kernel writes as an octal number, such as a space.
+var escaped = regexp.MustCompile(`\\[0-3][0-7]{2}`)
+
+func unescape(field string) string {
+	if !strings.Contains(field, `\`) {
+		return field
+	}
+	return escaped.ReplaceAllStringFunc(field, func(octal string) string {
+		c, _ := strconv.ParseUint(octal[1:], 8, 8) // the pattern has only such numbers
+		return string([]byte{byte(c)})
+	})
 }
 
 // At lists the mounts at path, the topmost last.

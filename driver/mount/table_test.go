@@ -54,3 +54,22 @@ func TestTable(t *testing.T) {
 		t.Fatal("Top returns a mount for a prefix of its path")
 	}
 }
+
+// Any user may make such a line, in a user namespace (rule 3 of docs/data-safety.md).
+func TestALineOfAnyLengthIsParsed(t *testing.T) {
+	deep := strings.Repeat("/a-directory", 10_000)
+	table, err := parseTable([]byte("21 1 254:0 / / rw - ext4 /dev/root rw\n" +
+		"40 21 0:52 " + deep + " " + deep + ` rw master:1 - tmpfs  rw,opt=a b` + "\n" +
+		"41 21 259:3 / /volume rw - ext4 /dev/nvme3n1 rw\n"))
+	csitest.Must(t, err)
+	if len(table) != 3 || table[1].Mountpoint != deep || table[1].Source != "" ||
+		table[1].VFSOptions != "rw,opt=a b" || table.Top("/volume") == nil {
+		t.Errorf("got %d mounts", len(table))
+	}
+	for _, line := range []string{"40 21 0:52 / / rw tmpfs none rw", "x 21 0:52 / / rw - tmpfs none rw",
+		"40 21 0 / / rw - tmpfs none rw", "40 21 0:52 / / rw - tmpfs"} {
+		if _, err := parseTable([]byte(line)); err == nil {
+			t.Errorf("%q is taken for a mount", line)
+		}
+	}
+}
