@@ -41,9 +41,6 @@ func TestTheSuiteInstallsWhatUsersInstall(t *testing.T) {
 		node + plugin + ".ports",
 		node + plugin + ".volumeMounts[guest]",
 		node + ".volumes[guest]",
-		controller + ".containers[csi-attacher].args",
-		controller + ".containers[csi-provisioner].args",
-		controller + ".containers[csi-snapshotter].args",
 		controller + plugin + ".env[OXIDE_METRICS_ADDRESS]",
 		controller + plugin + ".ports",
 	}
