@@ -45,8 +45,8 @@ func ReadTable() (Table, error) {
 	return parseTable(before)
 }
 
-// parseTable parses a mount table. Any user can make a line longer than a bufio.Scanner accepts, with
-// directories in a user namespace of their own, so it has no limit for a line.
+// parseTable parses a mount table. Any user can make a line longer than a bufio.Scanner accepts,
+// with directories in a user namespace of their own, so it has no limit for a line.
 func parseTable(b []byte) (Table, error) {
 	var table Table
 	for line := range strings.Lines(string(b)) {

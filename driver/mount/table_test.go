@@ -66,8 +66,9 @@ func TestALineOfAnyLengthIsParsed(t *testing.T) {
 		table[1].VFSOptions != "rw,opt=a b" || table.Top("/volume") == nil {
 		t.Errorf("got %d mounts", len(table))
 	}
-	for _, line := range []string{"40 21 0:52 / / rw tmpfs none rw", "x 21 0:52 / / rw - tmpfs none rw",
-		"40 21 0 / / rw - tmpfs none rw", "40 21 0:52 / / rw - tmpfs"} {
+	for _, line := range []string{"40 21 0:52 / / rw tmpfs none rw",
+		"x 21 0:52 / / rw - tmpfs none rw", "40 21 0 / / rw - tmpfs none rw",
+		"40 21 0:52 / / rw - tmpfs"} {
 		if _, err := parseTable([]byte(line)); err == nil {
 			t.Errorf("%q is taken for a mount", line)
 		}
