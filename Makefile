@@ -160,8 +160,8 @@ testrun:
 e2e: ## developer: the suite on a kind cluster: FOCUS=CP-10 KEEP=1 KUBERNETES=v1.36.4
 	@$(E2E) -kubernetes $(KUBERNETES)
 
-e2e-offline: ## developer: the same suite with images built here, without a registry
-	@$(E2E) -offline
+e2e-offline: testrun ## developer: the same suite with images built here, without a registry
+	@$(TESTRUN) -- env $(E2E) -offline
 
 e2e-down: ## developer: remove the cluster that a run with KEEP=1 has left
 	@$(PLAIN) $(GO) run ./e2e/run -down

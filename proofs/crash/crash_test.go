@@ -139,24 +139,21 @@ func (c *campaign) wanted() int {
 // them has are random, such as the number of pieces of a file on the disk, or the size of the
 // rack's records.
 func (c *campaign) count(ctx context.Context) {
-	runs := make([][]point, len(c.envs))
-	dry := func(i int) (err error) {
-		runs[i], err = countPoints(ctx, c.envs[i], c.kinds, c.Seed)
+	var runs [2][]point
+	err := c.each(func(i int) (err error) {
+		for n := i; n < len(runs) && err == nil; n += len(c.envs) {
+			runs[n], err = countPoints(ctx, c.envs[i], c.kinds, c.Seed)
+		}
 		return err
-	}
-	err := c.each(dry)
-	first := runs[0]
-	if len(runs) == 1 && err == nil {
-		err = dry(0)
-	}
+	})
 	if err != nil {
 		c.t.Fatal(err)
 	}
 	known := map[string]bool{}
-	for _, p := range first {
+	for _, p := range runs[0] {
 		known[p.String()] = true
 	}
-	c.points = slices.DeleteFunc(runs[len(runs)-1], func(p point) bool { return !known[p.String()] })
+	c.points = slices.DeleteFunc(runs[1], func(p point) bool { return !known[p.String()] })
 }
 
 // countStarts counts the effects in the start of each process.

@@ -61,7 +61,7 @@ func startBench(t *testing.T) *bench {
 
 func TestAVolumeOnAFailingDiskIsReportedAndCanBeRemoved(t *testing.T) {
 	p := proof.New(t, "failing-disk")
-	for i, access := range some(t, p, filesystems) {
+	for i, access := range short.Some(t, 1, filesystems) {
 		t.Run(access, func(t *testing.T) {
 			r := rand.New(rand.NewPCG(p.Seed, uint64(200+i)))
 			err := onNewDisk(t.Context(), startBench(t), access, r, func(rec *recorder) error {
@@ -72,15 +72,6 @@ func TestAVolumeOnAFailingDiskIsReportedAndCanBeRemoved(t *testing.T) {
 			}
 		})
 	}
-}
-
-// some returns one of the access types in the short form, and otherwise all.
-func some(t *testing.T, p *proof.Proof, accesses []string) []string {
-	t.Helper()
-	if p.Short() {
-		return short.Some(t, 1, accesses)
-	}
-	return accesses
 }
 
 func (r *recorder) failUnderWorkload(ctx context.Context) error {
@@ -161,7 +152,7 @@ func checkReported(t *testing.T, name string, stream uint64, accesses []string,
 	fails func(context.Context, *bench, string, *rand.Rand) (wrong, err error)) {
 	t.Helper()
 	p := proof.New(t, name)
-	for i, access := range some(t, p, accesses) {
+	for i, access := range short.Some(t, 1, accesses) {
 		t.Run(access, func(t *testing.T) {
 			r := rand.New(rand.NewPCG(p.Seed, stream+uint64(i)))
 			wrong, err := fails(t.Context(), startBench(t), access, r)

@@ -130,9 +130,7 @@ func TestTheAbsenceOfEachFlushIsNoticed(t *testing.T) {
 	for i, access := range append([]string{raw}, filesystems...) {
 		lies = append(lies, func(whole *bench) { g.lie(whole, access, uint64(100+i)) })
 	}
-	if p.Short() {
-		jobs, lies = short.Some(t, shortGuards, jobs), short.Some(t, 1, lies)
-	}
+	jobs, lies = short.Some(t, shortGuards, jobs), short.Some(t, 1, lies)
 	g.work(append(slices.Clip(jobs), lies...))
 	removed := len(jobs)
 	p.Figure("removed", removed, "noticed", g.noticed.Load(), "lies", len(lies),

@@ -41,9 +41,7 @@ func TestAWipeThatIsTornIsRepeated(t *testing.T) {
 			images = s.add(images, i, one+1, fmt.Sprintf("a wipe at %d torn", record.Offset), torn...)
 		}
 	}
-	if p.Short() {
-		images = short.Some(t, 5, images)
-	}
+	images = short.Some(t, 5, images)
 	p.Say("%d wipes, %d images", wipes, len(images))
 	for _, m := range images {
 		if v, err := b.check(t.Context(), m); err != nil || !v.converged || v.wrong != nil {

@@ -219,7 +219,8 @@ func (r *results) compiled(line string) {
 
 // elsewhere matches how many tests another program, or another target, reports.
 var elsewhere = regexp.MustCompile(
-	`^(?:Ran (\d+) of |FIGURE loop .* tests=(\d+)|FIGURE sanity specs=(\d+))`)
+	`^(?:(?:\x1b\[[\d;]*m)*Ran (?:\x1b\[[\d;]*m)*(\d+) of ` +
+		`|FIGURE loop .* tests=(\d+)|FIGURE sanity specs=(\d+))`)
 
 func (r *results) count(line string) {
 	if m := elsewhere.FindStringSubmatch(line); m != nil {

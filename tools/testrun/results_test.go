@@ -58,7 +58,7 @@ func TestArgumentsAreSplitIntoCommandsWhoseTestsAreCounted(t *testing.T) {
 		t.Errorf("got %q", got)
 	}
 	r := &results{}
-	for _, line := range []string{"Ran 30 of 38 Specs in 1 seconds\n", "Ran aground\n",
+	for _, line := range []string{"\x1b[1mRan 30 of 38 Specs in 1 seconds\x1b[0m\n", "Ran aground\n",
 		"FIGURE loop target=test warm_s=1 tests=12 cpu_s=1\n", "FIGURE other tests=9\n",
 		"FIGURE sanity specs=100 passed=90\n"} {
 		r.count(line)
