@@ -48,6 +48,15 @@ func (d Device) Number() string { return fmt.Sprintf("%d:%d", d.Major, d.Minor) 
 type Host struct {
 	Sysfs, Dev string
 	Locks      string // the file for the locks of Lock; may be empty
+	// Mounted says where a device is mounted in any namespace; it may be nil.
+	Mounted func(Device) string
+}
+
+func (h Host) mounted(d Device) string {
+	if h.Mounted == nil {
+		return ""
+	}
+	return h.Mounted(d)
 }
 
 // Await waits, at most for the given time, until exactly one device has the serial and a device

@@ -23,8 +23,10 @@ type opener struct {
 }
 
 // isNode reports whether a file is a node of the device.
-func (d *OpenDevice) isNode(st *unix.Statx_t) bool {
-	return st.Mode&unix.S_IFMT == unix.S_IFBLK && st.Rdev_major == d.Major && st.Rdev_minor == d.Minor
+func (d *OpenDevice) isNode(st *unix.Statx_t) bool { return isNodeOf(st, d.Major, d.Minor) }
+
+func isNodeOf(st *unix.Statx_t, major, minor uint32) bool {
+	return st.Mode&unix.S_IFMT == unix.S_IFBLK && st.Rdev_major == major && st.Rdev_minor == minor
 }
 
 // openers lists the visible processes, other than this one, that have the file open. The mark is
@@ -98,22 +100,30 @@ func readDescriptor(fdinfo, mark string) (writing, locking bool) {
 	return writing, locking
 }
 
-// CheckWriters fails if a process has the device's node open for writing. The kernel lets many
-// processes write to a raw device at once, so the exclusive open does not exclude them.
+// CheckWriters fails if a process has a node of the device, or of a partition of it, open for
+// writing. The kernel lets many processes write to a raw device at once, so the exclusive open does
+// not exclude them.
 func (d *OpenDevice) CheckWriters() error {
-	writing := slices.DeleteFunc(openers(d.isNode, "FLOCK"), func(o opener) bool { return !o.Writing })
+	own := numbers(d.Device)
+	writing := slices.DeleteFunc(openers(func(st *unix.Statx_t) bool {
+		return st.Mode&unix.S_IFMT == unix.S_IFBLK && own[unix.Mkdev(st.Rdev_major, st.Rdev_minor)] != ""
+	}, "FLOCK"), func(o opener) bool { return !o.Writing })
 	if len(writing) > 0 {
 		return csierr.New(csierr.DeviceHeld, "%s is open for writing in %s", d.Path, nameOpeners(writing))
 	}
 	return nil
 }
 
-// AwaitNoWriters waits briefly until no process has the device's node open for writing, and fails
-// if one still has. Some have it open only for a moment: losetup in search of a free device, or a
-// program between fork and exec that has inherited a descriptor.
+// AwaitNoWriters waits briefly until no loop device uses the device and no process has its node
+// open for writing, and fails if one still has. Some have it open only for a moment: losetup in
+// search of a free device, or a program between fork and exec that has inherited a descriptor.
 func (d *OpenDevice) AwaitNoWriters() error {
 	for end := time.Now().Add(time.Second); ; <-time.After(10 * time.Millisecond) {
-		if err := d.CheckWriters(); err == nil || time.Now().After(end) {
+		err := d.CheckLoops()
+		if err == nil {
+			err = d.CheckWriters()
+		}
+		if err == nil || time.Now().After(end) {
 			return err
 		}
 	}
@@ -124,12 +134,35 @@ func (d *OpenDevice) DescribeHolders() string {
 	var words []string
 	// Device mapper, md and the like. The kernel creates the directory; it may be missing.
 	names, _ := ReadNames(filepath.Join(d.host.Sysfs, "block", d.Name, "holders"))
+	own := numbers(d.Device)
+	swaps, _ := os.ReadFile("/proc/swaps")
+	for line := range strings.Lines(string(swaps)) {
+		path, _, _ := strings.Cut(line, " ")
+		if major, minor, err := NumberAt(path); err == nil && own[unix.Mkdev(major, minor)] != "" {
+			words = append(words, fmt.Sprintf("as swap, %.200q", path))
+		}
+	}
+	for number, name := range own {
+		part := Device{Name: name, Path: "/dev/" + name, Major: unix.Major(number),
+			Minor: unix.Minor(number)}
+		if name == d.Name {
+			continue
+		}
+		more, _ := ReadNames(filepath.Join(kernelSysfs, "dev/block", part.Number(), "holders"))
+		names = append(names, more...)
+		if at := d.host.mounted(part); at != "" {
+			words = append(words, fmt.Sprintf("as its partition %s at %s", name, at))
+		}
+	}
 	if len(names) > 0 {
 		slices.Sort(names)
 		words = append(words, "by "+csierr.Plain(strings.Join(names, ", ")))
 	}
 	if found := openers(d.isNode, "FLOCK"); len(found) > 0 {
 		words = append(words, "open in "+nameOpeners(found))
+	}
+	if err := d.CheckLoops(); err != nil {
+		words = append(words, "by a loop device: "+err.Error())
 	}
 	if len(words) == 0 {
 		return "in a mount namespace that is not visible or by a driver of the kernel"

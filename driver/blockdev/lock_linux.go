@@ -98,6 +98,7 @@ func (h Host) OpenLocked(ctx context.Context, device Device, unshared bool) (*Op
 	if err == nil {
 		err = d.verify() // the lock may have waited
 	}
+	d.Shared = !unshared
 	if err != nil {
 		_ = d.Close()
 		return nil, err

@@ -23,6 +23,8 @@ type OpenDevice struct {
 	host Host
 	File *os.File
 	lock *os.File // against other processes of the driver; nil unless OpenLocked opened it
+	// Shared says that a workload may have, or have had, a node of the device.
+	Shared bool
 	// Inherited is what a program that works on the device has to inherit: File, and the locks that it
 	// keeps if this process dies.
 	Inherited []*os.File

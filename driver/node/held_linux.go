@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/flight"
 )
 
@@ -32,7 +33,13 @@ func (v heldVolume) unlock() { _ = v.lock.Close() }
 
 func (n *Service) host() blockdev.Host {
 	h := blockdev.Host{Sysfs: cmp.Or(n.SysfsRoot, DefaultSysfsRoot),
-		Dev: cmp.Or(n.DevRoot, DefaultDevRoot)}
+		Dev: cmp.Or(n.DevRoot, DefaultDevRoot), Mounted: func(d blockdev.Device) string {
+			views, err := mount.ReadViews(n.log())
+			if err != nil {
+				return ""
+			}
+			return mount.Describe(views.Of(d, nil))
+		}}
 	if n.StateDir != "" {
 		h.Locks = filepath.Join(n.StateDir, lockName)
 	}

@@ -5,8 +5,11 @@ package node
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -17,6 +20,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
@@ -62,6 +66,146 @@ func TestNU5ARawDeviceThatIsOpenForWritingIsNotReleased(t *testing.T) {
 	writer.leave()
 	must(t, v.unstage()) // to read is harmless
 	reader.leave()
+}
+
+// kernelUsers are the ways in which the kernel itself uses the device of a node. Each returns what
+// ends the use, and what the error has to name.
+var kernelUsers = map[string]func(t *testing.T, v testVolume, node string) (end func(), names []string){
+	"a loop device over the published file, with a filesystem that is mounted": func(t *testing.T,
+		v testVolume, node string) (func(), []string) {
+		loop := loopOver(t, node)
+		unmount := mountedOn(t, v.guest, loop)
+		return func() { unmount(); detach(t, loop) }, []string{filepath.Base(loop), "by hand"}
+	},
+	"a loop device from an offset, over a bind of the file": func(t *testing.T, v testVolume,
+		node string) (func(), []string) {
+		bind := v.guest.path("bind")
+		must(t, os.WriteFile(bind, nil, 0o600))
+		must(t, unix.Mount(node, bind, "", unix.MS_BIND, ""))
+		loop := loopOver(t, bind, "--offset", "1048576")
+		must(t, unix.Unmount(bind, unix.MNT_DETACH)) // as when a pod's namespace ends
+		return func() { detach(t, loop) }, []string{filepath.Base(loop)}
+	},
+	"a loop device over a loop device over a node of the pod's own": func(t *testing.T, v testVolume,
+		node string) (func(), []string) {
+		lower := loopOver(t, ownNode(t, v.guest, node))
+		upper := loopOver(t, lower)
+		n := opening(t, "<>", upper)
+		return func() { n.leave(); detach(t, upper); detach(t, lower) }, []string{filepath.Base(lower),
+			filepath.Base(upper), fmt.Sprintf("process %d (sh)", n.pid)}
+	},
+	"a filesystem on a loop device that was unmounted lazily": func(t *testing.T, v testVolume,
+		node string) (func(), []string) {
+		loop := loopOver(t, node)
+		unmount := mountedOn(t, v.guest, loop)
+		n := opening(t, "<", v.guest.path("by hand"))
+		must(t, unix.Unmount(v.guest.path("by hand"), unix.MNT_DETACH))
+		return func() { n.leave(); unmount(); detach(t, loop) }, []string{filepath.Base(loop)}
+	},
+	"a partition that is mounted": func(t *testing.T, v testVolume, node string) (func(), []string) {
+		part, end := partition(t, node)
+		unmount := mountedOn(t, v.guest, part)
+		return func() { unmount(); end() }, []string{filepath.Base(part), "by hand"}
+	},
+	"a partition that is open for writing": func(t *testing.T, v testVolume, node string) (func(),
+		[]string) {
+		part, end := partition(t, node)
+		n := opening(t, "<>", part)
+		return func() { n.leave(); end() }, []string{fmt.Sprintf("process %d (sh)", n.pid)}
+	},
+	"a loop device over a partition": func(t *testing.T, v testVolume, node string) (func(), []string) {
+		part, end := partition(t, node)
+		loop := loopOver(t, part)
+		return func() { detach(t, loop); end() }, []string{filepath.Base(loop), filepath.Base(part)}
+	},
+	"swap": func(t *testing.T, v testVolume, node string) (func(), []string) {
+		node = v.disk.Loop // a path that /proc/swaps does not escape
+		guesttest.Run(t, "mkswap", node)
+		guesttest.Run(t, "swapon", node)
+		return func() { guesttest.Run(t, "swapoff", node) }, []string{"as swap"}
+	},
+}
+
+func loopOver(t *testing.T, path string, args ...string) string {
+	t.Helper()
+	loop := strings.TrimSpace(guesttest.Run(t, "losetup", append([]string{"--find", "--show", path},
+		args...)...))
+	t.Cleanup(func() { _ = exec.Command("losetup", "--detach", loop).Run() })
+	return loop
+}
+
+func detach(t *testing.T, loop string) { guesttest.Run(t, "losetup", "--detach", loop) }
+
+// mountedOn makes a filesystem on a device and mounts it by hand.
+func mountedOn(t *testing.T, g *testGuest, device string) (unmount func()) {
+	t.Helper()
+	guesttest.Run(t, "mkfs.ext4", "-q", "-E", "lazy_itable_init=0,lazy_journal_init=0", device)
+	at := g.path("by hand")
+	must(t, os.Mkdir(at, 0o700))
+	guesttest.Run(t, "mount", device, at)
+	return func() { _ = unix.Unmount(at, 0) }
+}
+
+func ownNode(t *testing.T, g *testGuest, of string) string {
+	t.Helper()
+	var st unix.Stat_t
+	must(t, unix.Stat(of, &st))
+	must(t, unix.Mknod(g.path("node"), unix.S_IFBLK|0o600, int(st.Rdev)))
+	return g.path("node")
+}
+
+// partition makes a partition in the disk of a node, as a table that is read does.
+func partition(t *testing.T, node string) (part string, remove func()) {
+	t.Helper()
+	f, err := os.Open(node)
+	must(t, err)
+	defer func() { _ = f.Close() }()
+	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
+	must(t, err)
+	info.Flags |= unix.LO_FLAGS_PARTSCAN // else the kernel has no partitions of a loop device
+	must(t, unix.IoctlLoopSetStatus64(int(f.Fd()), info))
+	loop := fmt.Sprintf("/dev/loop%d", info.Number)
+	guesttest.Run(t, "addpart", loop, "1", "2048", "8192")
+	return loop + "p1", func() { guesttest.Run(t, "delpart", loop, "1") }
+}
+
+func TestNU5WhatTheKernelUsesADeviceForKeepsIt(t *testing.T) {
+	names := slices.Sorted(maps.Keys(kernelUsers))
+	for _, name := range short.Some(t, 3, names) {
+		use := kernelUsers[name]
+		t.Run(name, func(t *testing.T) {
+			g := statefulGuest(t)
+			v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), "block")
+			must(t, v.stage())
+			must(t, v.publish("dev"))
+			end, names := use(t, v, g.path("dev"))
+			err := v.unpublish("dev") // which the kernel refuses if the use is by the mount's path
+			if err == nil {
+				err = v.unstageSoon()
+			}
+			csitest.Want(t, err, codes.Internal, csierr.StillMounted)
+			for _, name := range names {
+				if !strings.Contains(err.Error(), name) {
+					t.Errorf("it does not name %s: %v", name, err)
+				}
+			}
+			end()
+			must(t, v.unpublish("dev"))
+			must(t, v.unstage())
+		})
+		t.Run(name+", over a disk for a filesystem", func(t *testing.T) {
+			g := statefulGuest(t)
+			v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
+			end, _ := use(t, v, v.disk.Loop)
+			before := v.disk.Digest(t)
+			err := v.stage()
+			if !csierr.Has(err, csierr.DeviceHeld) && !csierr.Has(err, csierr.DiskNotBlank) ||
+				v.disk.Digest(t) != before {
+				t.Errorf("it was staged or written to: %v", err)
+			}
+			end()
+		})
+	}
 }
 
 func TestAMountWhoseWritesFailIsTakenDown(t *testing.T) {

@@ -92,6 +92,9 @@ func (v heldVolume) unmountTarget(ctx context.Context, target string, layers []s
 	err = mount.UnmountAll(target, len(layers))
 	change.End(err, flight.Fields{})
 	if err != nil {
+		if raw != nil && csierr.Has(err, csierr.StillMounted) {
+			err = fmt.Errorf("%w; the device is in use %s", err, raw.DescribeHolders())
+		}
 		return err
 	}
 	if raw == nil || !mount.ReadOnly(top.layer) {

@@ -257,43 +257,62 @@ func (v heldVolume) openFlushed(ctx context.Context, d blockdev.Device) (*blockd
 	if err != nil {
 		return nil, err
 	}
-	err = device.Flush()
+	if err := v.flush(device); err != nil {
+		_ = device.Close()
+		return nil, err
+	}
+	return device, nil
+}
+
+func (v heldVolume) flush(device *blockdev.OpenDevice) error {
+	err := device.Flush()
 	if err == nil || blockdev.Lost(err) && !errors.Is(err, unix.EIO) {
-		return device, nil
+		return nil
 	}
 	if _, told := v.node.told.LoadOrStore(v.id, true); told {
 		v.node.log().Error("a device is released although it cannot be flushed",
-			"volume", v.id, "device", d.Path, "error", err)
-		return device, nil
+			"volume", v.id, "device", device.Path, "error", err)
+		return nil
 	}
-	_ = device.Close()
-	return nil, csierr.New(csierr.NodeToolFailed, "flush %s: %w", d.Path, err)
+	return csierr.New(csierr.NodeToolFailed, "flush %s: %w", device.Path, err)
 }
 
 // awaitFree waits until nobody holds the device any more, or until it is gone. A device that cannot
-// be asked is not taken for free.
+// be asked is not taken for free. What was written while it waited is flushed.
 func (v heldVolume) awaitFree(ctx context.Context, device *blockdev.OpenDevice, raw bool) error {
+	device.Shared = raw
+	waited := false
 	backoff := async.Backoff{Pause: 20 * time.Millisecond, Max: 20 * time.Millisecond,
 		End: time.Now().Add(v.releaseTimeout())}
 	thaw := func() error { return filesystem.TryExclusive(v.node.log(), device) }
 	for try := thaw; ; try = device.TryExclusive {
 		err := try()
+		if err == nil {
+			err = device.CheckLoops()
+		}
 		if err == nil && raw {
 			err = device.CheckWriters()
 		}
 		switch {
+		case err == nil && waited:
+			return v.flush(device)
 		case err == nil, mount.IsMissing(err), blockdev.Vanished(err), blockdev.Lost(err),
 			csierr.Has(err, csierr.DeviceChanged):
 			return nil
 		case !csierr.Has(err, csierr.DeviceHeld):
 			return csierr.New(csierr.NodeToolFailed, "ask whether %s is still in use: %w", device.Path, err)
 		}
+		waited = true
 		switch again, ended := backoff.Wait(ctx); {
 		case ended != nil:
 			return fmt.Errorf("wait until nobody holds %s: %w", device.Path, ended)
 		case !again:
+			holders := "" // what the error does not say
+			if errors.Is(err, unix.EBUSY) {
+				holders = ", " + device.DescribeHolders()
+			}
 			return csierr.New(csierr.StillMounted, "%s is unmounted here but still in use on this "+
-				"node, %s: %w", device.Path, device.DescribeHolders(), err)
+				"node%s: %w", device.Path, holders, err)
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -95,6 +96,8 @@ func holders() []generator {
 	return []generator{
 		situation("a blank disk that a program has exclusively", refuse(held), (*fixture).hold),
 		onHealthy("a healthy disk that a program has exclusively", refuse(held), (*fixture).hold),
+		situation("a blank disk under a loop device", refuse(held), (*fixture).loopOver),
+		onHealthy("a healthy disk under a loop device", refuse(held), (*fixture).loopOver),
 		onHealthy("a disk that is mounted elsewhere", aside, func(f *fixture) error {
 			return f.mountAside(f.loop.Path, ext4)
 		}),
@@ -130,6 +133,20 @@ func (f *fixture) hold() error {
 		f.atEnd(device.Close)
 	}
 	return err
+}
+
+// loopOver lets a loop device use the disk, or a loop device over that one.
+func (f *fixture) loopOver() error {
+	for over, depth := f.loop.Path, 1+f.Rand.IntN(2); depth > 0; depth-- {
+		out, err := exec.Command("losetup", "--find", "--show", "--offset",
+			fmt.Sprint(f.Rand.IntN(3)<<20), over).Output()
+		if err != nil {
+			return err
+		}
+		over = strings.TrimSpace(string(out))
+		f.atEnd(func() error { return runTool("losetup", "--detach", over) })
+	}
+	return nil
 }
 
 // mountAside mounts the disk at a path that the driver does not use.

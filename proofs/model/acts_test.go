@@ -21,7 +21,7 @@ func (h *history) act(ctx context.Context, s step) (string, error) {
 		return h.write(s)
 	case freeze, thaw:
 		return h.freeze(s)
-	case hold, letGo:
+	case hold, holdByLoop, letGo:
 		return h.hold(s)
 	case makeNamesake:
 		return h.makeNamesake(ctx, s)

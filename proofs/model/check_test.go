@@ -207,6 +207,10 @@ func (h *history) checkReleased(j *joint, calls []ended) error {
 		if c.op != unstage || c.how != succeeded || dead {
 			continue
 		}
+		if h.world.held[at(c.vol, c.node)] {
+			h.count.released++
+			return fmt.Errorf("%s answered OK while the device is in use", c.brief())
+		}
 		for _, p := range pods {
 			f := publishedField(c.vol, c.node, p)
 			if j.facts[f] != "" && !h.mayTouch(f, calls) {

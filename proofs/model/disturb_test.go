@@ -5,8 +5,11 @@ package model
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
@@ -27,7 +30,7 @@ func (h *history) freeze(s step) (string, error) {
 }
 
 // hold opens a device for writing by a node of its own, as a process does that outlives the
-// publication of its volume. letGo closes the device.
+// publication of its volume, or puts a loop device over it. letGo ends that use.
 func (h *history) hold(s step) (string, error) {
 	key := at(s.vol, s.node)
 	if s.op == letGo {
@@ -45,22 +48,40 @@ func (h *history) hold(s step) (string, error) {
 			continue
 		}
 		path := filepath.Join(h.env.Rack.Instance(s.node).Guest, "dev", d.Name)
-		file, err := os.OpenFile(path, os.O_WRONLY, 0)
+		var holder io.Closer
+		var err error
+		if s.op == hold {
+			holder, err = os.OpenFile(path, os.O_WRONLY, 0)
+		} else {
+			holder, err = loopOver(path)
+		}
 		if err != nil {
 			return "", err
 		}
-		h.open[key], h.world.held[key] = file, true
+		h.open[key], h.world.held[key] = holder, true
+		h.count.holders++
 		return "", nil
 	}
 	return impossible, nil
 }
 
-// drop closes the device that is kept open.
+// loopDevice is the path of a loop device.
+type loopDevice string
+
+func loopOver(path string) (loopDevice, error) {
+	out, err := exec.Command("losetup", "--find", "--show", path).Output()
+	return loopDevice(strings.TrimSpace(string(out))), err
+}
+
+// Close detaches the loop device from what it uses.
+func (l loopDevice) Close() error { return exec.Command("losetup", "--detach", string(l)).Run() }
+
+// drop ends the use of a device that is kept.
 func (h *history) drop(key string) error {
-	file := h.open[key]
+	holder := h.open[key]
 	delete(h.open, key)
 	delete(h.world.held, key)
-	return file.Close()
+	return holder.Close()
 }
 
 // dropLost closes the devices that do not exist any more. No call is made for them.

@@ -60,7 +60,7 @@ var restarts = []op{killNode, killController, endNode, endController, killRack, 
 
 // disturbances are acts of pods and administrators, and mistaken calls. No orchestrator
 // intends them.
-var disturbances = []op{freeze, thaw, hold, letGo, stageAstray, unstageAstray, publishOther,
+var disturbances = []op{freeze, thaw, hold, holdByLoop, letGo, stageAstray, unstageAstray, publishOther,
 	unpublishAstray, makeNamesake, makeNamesake, takeNamesake}
 
 func drawWish(t *rapid.T) wish {

@@ -6,7 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
+	"io"
 	"slices"
 	"strings"
 	"sync"
@@ -27,7 +27,7 @@ type history struct {
 	contents  map[int]*content
 	snapshots map[string]*content
 	serials   map[int]string
-	open      map[string]*os.File // the devices that are kept open, by "v4 a"
+	open      map[string]io.Closer // the uses of devices that are kept open, by "v4 a"
 	// lines are the steps that were done, with their answers.
 	lines []string
 	// tampers change answers or the state, to test the model itself. Nil changes nothing.
@@ -49,6 +49,8 @@ type counts struct {
 	steps, faults, restarts int
 	// bare counts the volumes that were attached without a device.
 	bare int
+	// holders counts the devices that were kept, and released the OKs to an unstage of one of them.
+	holders, released int
 	// bytes counts acknowledged bytes, and lost those of them that were lost. The first loss ends
 	// the history.
 	bytes, lost int64
@@ -58,7 +60,7 @@ func newHistory(env *environment) *history {
 	return &history{env: env, world: newWorld(), orchestrator: newOrchestrator(),
 		contents:  map[int]*content{},
 		snapshots: map[string]*content{}, serials: map[int]string{},
-		open: map[string]*os.File{}, faultNames: map[string]string{}, goals: map[int]string{},
+		open: map[string]io.Closer{}, faultNames: map[string]string{}, goals: map[int]string{},
 		staged: map[string]bool{}}
 }
 

@@ -152,6 +152,10 @@ func TestEveryStateOfEveryHistoryIsOneThatTheModelAllows(t *testing.T) { // B-38
 	p.Figure("histories", histories, "steps", sum.steps, "faults", sum.faults,
 		"restarts", sum.restarts, "without_device", sum.bare, "bytes_acknowledged", sum.bytes,
 		"bytes_lost", sum.lost)
+	if err := proof.Print(proof.Line("holders", "trials", sum.holders, "wrong_ok", sum.released,
+		"seed", p.Seed)); err != nil {
+		t.Error(err)
+	}
 	if r.env != nil {
 		if err := r.env.Bystanders.Compare(); err != nil {
 			t.Error(err)
@@ -168,6 +172,8 @@ func (c *counts) add(other counts) {
 	c.faults += other.faults
 	c.restarts += other.restarts
 	c.bare += other.bare
+	c.holders += other.holders
+	c.released += other.released
 	c.bytes += other.bytes
 	c.lost += other.lost
 }

@@ -36,7 +36,8 @@ const (
 	writeSynced
 	freeze
 	thaw
-	hold // keep a device open, even after the pod has ended
+	hold       // keep a device open, even after the pod has ended
+	holdByLoop // let a loop device use a device, which no process has open
 	letGo
 	makeNamesake // an administrator makes a disk with the serial of the volume's
 	takeNamesake
@@ -77,6 +78,7 @@ var forms = map[op]string{
 	freeze:          "pod {pod} on {node}: freeze v{vol}",
 	thaw:            "pod {pod} on {node}: thaw v{vol}",
 	hold:            "pod {pod} on {node}: keep v{vol} open",
+	holdByLoop:      "pod {pod} on {node}: put a loop device over v{vol}",
 	letGo:           "pod {pod} on {node}: close v{vol}",
 	makeNamesake:    "administrator: attach a namesake of v{vol} → node {node}",
 	takeNamesake:    "administrator: delete the namesake of v{vol}",

@@ -1,0 +1,189 @@
+package blockdev
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/async"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+)
+
+// kernelSysfs is where the kernel shows all its devices, also those that are in no Host's sysfs.
+const kernelSysfs = "/sys"
+
+// loopWait is how long a loop device may take to say what is below it. The kernel asks the
+// filesystem of the backing file, which may be a server that does not answer.
+const loopWait = time.Second
+
+// CheckLoops fails if a loop device uses the device or a partition of it, directly or through
+// others. A loop device opens what is below it, but not exclusively, and in no process. One that
+// does not say what is below it counts only if a workload may have the device's node.
+func (d *OpenDevice) CheckLoops() error {
+	bound, err := boundLoops()
+	if err != nil {
+		return err
+	}
+	askLoops(bound)
+	below, users := numbers(d.Device), []string(nil)
+	for i := 0; i < len(bound); i++ {
+		if _, ok := below[bound[i].below]; bound[i].err == nil && ok {
+			users = append(users, bound[i].describe(d.host, below[bound[i].below]))
+			maps.Copy(below, numbers(bound[i].Device))
+			bound, i = slices.Delete(bound, i, i+1), -1 // one before it may be over it
+		}
+	}
+	if len(users) > 0 {
+		return csierr.New(csierr.DeviceHeld, "%s is used by %s; unmount what is on it, and detach it "+
+			"with losetup -d", d.Path, strings.Join(users, " and by "))
+	}
+	for _, l := range bound {
+		if d.Shared && l.err != nil {
+			return csierr.New(csierr.DeviceHeld, "%s may be used by %s: %w; make the server of its "+
+				"backing file answer, or detach it with losetup -d", d.Path, l.describe(d.host, "it"), l.err)
+		}
+	}
+	return nil
+}
+
+// numbers returns the names of a device and of its partitions by their device numbers.
+func numbers(d Device) map[uint64]string {
+	found := map[uint64]string{unix.Mkdev(d.Major, d.Minor): d.Name}
+	dir := filepath.Join(kernelSysfs, "dev/block", d.Number())
+	names, _ := ReadNames(dir) // a device that is gone has none
+	for _, name := range names {
+		if _, err := os.Stat(filepath.Join(dir, name, "partition")); err != nil {
+			continue
+		}
+		b, _ := os.ReadFile(filepath.Join(dir, name, "dev"))
+		if major, minor, err := ParseNumber(b); err == nil {
+			found[unix.Mkdev(major, minor)] = name
+		}
+	}
+	return found
+}
+
+// loop is a loop device that has a backing file.
+type loop struct {
+	Device
+	file  string // the backing file, as the kernel shows it to this process
+	below uint64 // the number of the device that the backing file is a node of; 0 for another file
+	err   error  // below is not known
+}
+
+// describe names a user of the device over, and who uses it in turn.
+func (l loop) describe(h Host, over string) string {
+	words := fmt.Sprintf("%s (over %s by the path %.200q)", l.Name, over, l.file)
+	if at := h.mounted(l.Device); at != "" {
+		words += ", mounted at " + at
+	}
+	isNode := func(st *unix.Statx_t) bool { return isNodeOf(st, l.Major, l.Minor) }
+	if found := openers(isNode, "FLOCK"); len(found) > 0 {
+		words += ", open in " + nameOpeners(found)
+	}
+	return words
+}
+
+// boundLoops lists the loop devices that have a backing file.
+func boundLoops() ([]loop, error) {
+	dir := filepath.Join(kernelSysfs, "block")
+	names, err := ReadNames(dir)
+	if err != nil {
+		return nil, fmt.Errorf("list the loop devices: %w", err)
+	}
+	var bound []loop
+	for _, name := range names {
+		if !strings.HasPrefix(name, "loop") {
+			continue
+		}
+		file, err := os.ReadFile(filepath.Join(dir, name, "loop/backing_file"))
+		if err != nil {
+			continue // it has none
+		}
+		number, _ := os.ReadFile(filepath.Join(dir, name, "dev"))
+		l := loop{Device: Device{Name: name, Path: "/dev/" + name}, file: strings.TrimSpace(string(file))}
+		if l.Major, l.Minor, err = ParseNumber(number); err == nil {
+			bound = append(bound, l)
+		}
+	}
+	return bound, nil
+}
+
+// askLoops asks the loop devices what is below them.
+func askLoops(loops []loop) {
+	ctx, cancel := context.WithTimeout(context.Background(), loopWait)
+	defer cancel()
+	var all async.Group
+	for i := range loops {
+		all.Go(func() { loops[i].below, loops[i].err = loops[i].ask(ctx) })
+	}
+	all.Wait()
+}
+
+// loopQuestion is a question to a loop device.
+type loopQuestion struct {
+	answered chan struct{}
+	below    uint64
+	err      error
+}
+
+// loopQuestions has the questions without an answer by the name of the device, so that one that
+// does not answer keeps one thread, and not one for each call.
+var loopQuestions sync.Map
+
+// ask asks what is below the loop device, until ctx ends.
+func (l loop) ask(ctx context.Context) (below uint64, err error) {
+	for {
+		q := &loopQuestion{answered: make(chan struct{})}
+		earlier, asked := loopQuestions.LoadOrStore(l.Name, q)
+		if asked {
+			q = earlier.(*loopQuestion)
+		} else {
+			async.Detach(func() {
+				q.below, q.err = l.backing()
+				loopQuestions.Delete(l.Name)
+				close(q.answered)
+			})
+		}
+		select {
+		case <-ctx.Done():
+			return 0, errors.New("the kernel does not say what is below it")
+		case <-q.answered:
+		}
+		if !asked { // else the answer may be older than this call
+			return q.below, q.err
+		}
+	}
+}
+
+// backing asks the kernel for the number of the device that is below the loop device. It is not the
+// one that the path of the backing file leads to, which may be of another time or namespace.
+func (l loop) backing() (uint64, error) {
+	node, err := openNumbered(l.Major, l.Minor)
+	if err != nil {
+		return 0, ifGone(err)
+	}
+	defer func() { _ = node.Close() }()
+	info, err := unix.IoctlLoopGetStatus64(int(node.Fd()))
+	if err != nil {
+		return 0, ifGone(err)
+	}
+	return info.Rdevice, nil
+}
+
+// ifGone returns the error, or nil if it means that the loop device has no backing file any more.
+func ifGone(err error) error {
+	if Vanished(err) {
+		return nil
+	}
+	return err
+}
