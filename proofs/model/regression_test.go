@@ -18,7 +18,14 @@ var regressions = []struct{ name, steps string }{
 		controller 1: bring v4 to pod 1 on a
 		kill -9 node a
 		node a: NodeUnstage v4
-		pod 1 on a: write and fsync v4 block 1`},
+		pod 1 on a: write and fsync v4 block 1
+		pod 1 on a: put a loop device over v4
+		node a: NodeUnpublish v4 from pod 1
+		node a: NodeUnstage v4
+		kill -9 node a
+		node a: NodeUnstage v4
+		pod 1 on a: close v4
+		node a: NodeUnstage v4`},
 	{"a rack is killed, and stopped, under volumes of every kind that are in use", `
 		controller 1: CreateVolume v1
 		controller 1: bring v1 to pod 1 on a

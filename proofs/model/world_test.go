@@ -238,6 +238,9 @@ func (w *world) allowed(f field, calls []ended) []string {
 	before := w.seen[f]
 	var sure, perhaps []string
 	for _, c := range calls {
+		if c.op == stage && f == stagedField(c.vol, c.node) && w.lost[at(c.vol, c.node)] {
+			perhaps = append(perhaps, "") // a dead mount goes before what else may refuse the call
+		}
 		for _, e := range c.effects {
 			switch {
 			case e.field != f:
