@@ -132,8 +132,8 @@ func (p preflight) askHost(ctx context.Context) finding {
 		return fail("", "interrupted")
 	}
 	return fail("OXIDE_HOST names the rack, such as https://silo.sys.example.com; OXIDE_CA_FILE the "+
-		"authority of a private certificate.", "%s does not answer as a rack: %s", p.host,
-		rules.Brief(err))
+		"authority of a private certificate; HTTPS_PROXY and NO_PROXY apply.",
+		"%s does not answer as a rack: %s", p.host, rules.Brief(err))
 }
 
 // soon is the time before the expiry of a certificate or a token at which the preflight warns.

@@ -5,6 +5,8 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -108,6 +110,43 @@ func TestOX9AnUnreachableRackIsUnavailable(t *testing.T) {
 		": connect: connection refused"
 	if text := err.Error(); !strings.HasSuffix(text, refused) || strings.Contains(text, "/v1/") {
 		t.Errorf("%v should end with %q, without the URL", err, refused)
+	}
+}
+
+// A proxy that refuses, and one that does not listen, are named with the variable, without their
+// password.
+func TestOX9AnErrorNamesTheProxyAndItsVariable(t *testing.T) {
+	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusProxyAuthRequired)
+	}))
+	t.Cleanup(proxy.Close)
+	dead := httptest.NewServer(http.NotFoundHandler())
+	dead.Close()
+	for _, c := range []struct{ host, variable, proxy, why string }{
+		{"https://rack.invalid", "HTTPS_PROXY", proxy.URL, "Proxy Authentication Required"},
+		{"https://rack.invalid", "https_proxy", dead.URL, "connect: connection refused"},
+		{"http://rack.invalid", "HTTP_PROXY", dead.URL, "connect: connection refused"},
+	} {
+		for _, name := range []string{"HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy"} {
+			t.Setenv(name, "")
+		}
+		t.Setenv(c.variable, strings.Replace(c.proxy, "//", "//user:secret@", 1))
+		transport := &Transport{Tokens: &TokenSource{Fixed: racktest.Token}}
+		client := clientWith(t, Options{Host: c.host}, transport)
+		transport.Base.(*http.Transport).Proxy = func(*http.Request) (*url.URL, error) {
+			return url.Parse(os.Getenv(c.variable)) // net/http reads the environment once
+		}
+		err := viewing(t.Context(), client)
+		csitest.Want(t, err, codes.Unavailable, csierr.RackUnavailable)
+		want := "through the proxy " + strings.TrimPrefix(c.proxy, "http://") + " in " + c.variable
+		for _, words := range []string{want, c.why, "NO_PROXY"} {
+			if !strings.Contains(err.Error(), words) {
+				t.Errorf("%v lacks %q", err, words)
+			}
+		}
+		if strings.Contains(err.Error(), "secret") || strings.Contains(err.Error(), "user") {
+			t.Errorf("%v shows the proxy's password", err)
+		}
 	}
 }
 

@@ -9,6 +9,8 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
+	"strings"
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/async"
@@ -61,7 +63,7 @@ func (t *Transport) send(req *http.Request, token string) (*http.Response, error
 	}
 	if err != nil {
 		stop()
-		return nil, connectError(req.URL, err)
+		return nil, t.throughProxy(req, connectError(req.URL, err))
 	}
 	answer.Body = &endedBody{answer.Body, stop}
 	if answer.StatusCode != http.StatusUnauthorized {
@@ -90,6 +92,25 @@ func connectError(u *url.URL, err error) error {
 	}
 	port := cmp.Or(u.Port(), map[string]string{"http": "80"}[u.Scheme], "443")
 	return fmt.Errorf("connect to %s: %w", net.JoinHostPort(u.Hostname(), port), dial.Err)
+}
+
+// throughProxy adds to the error of a request the proxy that it went through, which net/http does
+// not name, and the variable that the proxy is from.
+func (t *Transport) throughProxy(req *http.Request, err error) error {
+	base, ok := t.Base.(*http.Transport)
+	if !ok || base.Proxy == nil {
+		return err
+	}
+	proxy, unknown := base.Proxy(req)
+	if proxy == nil || unknown != nil {
+		return err
+	}
+	variable := strings.ToUpper(req.URL.Scheme) + "_PROXY"
+	if os.Getenv(variable) == "" {
+		variable = strings.ToLower(variable)
+	}
+	return fmt.Errorf("through the proxy %s in %s (without it if NO_PROXY has the rack's host): %w",
+		proxy.Host, variable, err)
 }
 
 // patience is how long the response to a change is awaited after the caller has given up.
