@@ -77,7 +77,9 @@ func (n *Service) Use() (Use, error) {
 // foreignDisks counts the disks that are no volumes: the boot disk and disks attached by hand. They
 // take slots of those that the rack lets an instance have. Disks come and go, so each call counts
 // them. The orchestrator counts a static volume itself, whose disk somebody made by hand, so a disk
-// that has a record takes no slot. The cloud-init volume is no NVMe disk and takes none either.
+// that has a record takes no slot. Without a record, as after a reboot, it does until it is staged:
+// one slot too few makes a pod wait, and one too many makes it fail on a node that is full. The
+// cloud-init volume is no NVMe disk and takes none either.
 func foreignDisks(all []blockdev.Device, volumes []volumeRecord) int {
 	return len(slices.DeleteFunc(all, func(d blockdev.Device) bool {
 		return volume.IsOwnName(d.Serial) || slices.ContainsFunc(volumes, func(r volumeRecord) bool {
