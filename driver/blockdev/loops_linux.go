@@ -168,22 +168,22 @@ func (l loop) ask(ctx context.Context) (below uint64, err error) {
 // backing asks the kernel for the number of the device that is below the loop device. It is not the
 // one that the path of the backing file leads to, which may be of another time or namespace.
 func (l loop) backing() (uint64, error) {
-	node, err := openNumbered(l.Major, l.Minor)
+	root, err := l.Root() // the device may have no node here
 	if err != nil {
-		return 0, ifGone(err)
+		return 0, err
 	}
-	defer func() { _ = node.Close() }()
-	info, err := unix.IoctlLoopGetStatus64(int(node.Fd()))
-	if err != nil {
-		return 0, ifGone(err)
+	defer func() { _ = root.Close() }()
+	node, err := unix.Openat(int(root.Fd()), strings.TrimPrefix(l.Path, "/"),
+		unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err == nil {
+		defer func() { _ = unix.Close(node) }()
+		var info *unix.LoopInfo64
+		if info, err = unix.IoctlLoopGetStatus64(node); err == nil {
+			return info.Rdevice, nil
+		}
 	}
-	return info.Rdevice, nil
-}
-
-// ifGone returns the error, or nil if it means that the loop device has no backing file any more.
-func ifGone(err error) error {
 	if Vanished(err) {
-		return nil
+		err = nil // it has no backing file any more
 	}
-	return err
+	return 0, err
 }

@@ -4,8 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
-	"slices"
 	"syscall"
 	"time"
 	"unsafe"
@@ -286,15 +284,6 @@ func NumberAt(path string) (major, minor uint32, err error) {
 		return 0, 0, fmt.Errorf("%s is not a block device", path)
 	}
 	return unix.Major(st.Rdev), unix.Minor(st.Rdev), nil
-}
-
-// HasNode reports whether a device has a node in the directory.
-func HasNode(dir string, major, minor uint32) bool {
-	names, _ := ReadNames(dir)
-	return slices.ContainsFunc(names, func(name string) bool {
-		a, b, err := NumberAt(filepath.Join(dir, name))
-		return err == nil && a == major && b == minor
-	})
 }
 
 // openNumber returns the number of an open block device.

@@ -16,30 +16,13 @@ func (d *OpenDevice) descriptorPath() string {
 	return filepath.Join("/proc/self/fd", strconv.Itoa(d.descriptor()))
 }
 
-// Root opens a directory in which there is nothing but the device's path, which leads to the open
+// Root opens a directory in which there is nothing but the device's path, which leads to the
 // device, wherever the path leads to outside by now.
 //
 // It is for the kernel's mounts, which take a path and no descriptor, and show it afterwards: other
 // programs find out by it that the device is mounted. The directory is a detached tmpfs, of which
 // nothing is left when it is closed.
-func (d *OpenDevice) Root() (*os.File, error) { return nodeAt(d.Path, d.Major, d.Minor) }
-
-// openNumbered opens the device with that number for reading, whether or not it has a node.
-func openNumbered(major, minor uint32) (*os.File, error) {
-	root, err := nodeAt("node", major, minor)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = root.Close() }()
-	fd, err := unix.Openat(int(root.Fd()), "node", unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
-	}
-	return os.NewFile(uintptr(fd), "node"), nil
-}
-
-// nodeAt makes a detached directory in which there is nothing but the path of a device's node.
-func nodeAt(path string, major, minor uint32) (*os.File, error) {
+func (d Device) Root() (*os.File, error) {
 	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		return nil, err
@@ -52,14 +35,14 @@ func nodeAt(path string, major, minor uint32) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	path = strings.TrimPrefix(path, "/")
+	path := strings.TrimPrefix(d.Path, "/")
 	for i, c := range path {
 		if c == filepath.Separator && err == nil {
 			err = unix.Mkdirat(top, path[:i], 0o700)
 		}
 	}
 	if err == nil {
-		err = unix.Mknodat(top, path, unix.S_IFBLK|0o600, int(unix.Mkdev(major, minor)))
+		err = unix.Mknodat(top, path, unix.S_IFBLK|0o600, int(unix.Mkdev(d.Major, d.Minor)))
 	}
 	if err != nil {
 		return nil, errors.Join(err, unix.Close(top))

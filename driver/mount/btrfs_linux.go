@@ -1,12 +1,15 @@
 package mount
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"unsafe"
 
 	"github.com/google/uuid"
@@ -24,6 +27,7 @@ const btrfsDir = "/sys/fs/btrfs"
 const (
 	btrfsDevInfo = 0xd000941e // _IOWR(0x94, 30, struct btrfs_ioctl_dev_info_args)
 	btrfsFSInfo  = 0x8400941f // _IOR(0x94, 31, struct btrfs_ioctl_fs_info_args)
+	btrfsScan    = 0x50009404 // _IOW(0x94, 4, struct btrfs_ioctl_vol_args)
 	btrfsForget  = 0x50009405 // _IOW(0x94, 5, struct btrfs_ioctl_vol_args)
 )
 
@@ -34,10 +38,16 @@ var btrfsControl = int(unix.Mkdev(10, 234))
 // errNoBtrfsDevice reports that a mounted btrfs has lost its device.
 var errNoBtrfsDevice = errors.New("the filesystem's device is gone")
 
-// ErrBtrfsTwins reports that the kernel names two devices of one mounted btrfs. After a device scan
-// it may give to a copy, such as a restored snapshot, the UUID of its origin that is mounted, too.
-var ErrBtrfsTwins = errors.New("the kernel names two devices of this btrfs: another filesystem " +
-	"with its UUID is mounted; unmount that first")
+// TwinsError reports a mounted btrfs that may be on each of several devices. After a device scan
+// the kernel may give to a copy, such as a restored snapshot, the UUID of its origin that is
+// mounted, too.
+type TwinsError struct{ devices []string }
+
+// Error names the devices by their numbers.
+func (e *TwinsError) Error() string {
+	return "the kernel gives the UUID of this btrfs to those of the devices " +
+		strings.Join(e.devices, " and ") + ", and does not tell which it is on; unmount one of them"
+}
 
 // ErrBtrfsDevices reports a btrfs of several devices, which is no volume's.
 var ErrBtrfsDevices = errors.New("a volume's btrfs has one device, this one has another number")
@@ -75,28 +85,71 @@ func BtrfsDevice(root *os.File) (BtrfsMember, error) {
 // numbers of their own, and the mount source is only a name, which another disk may have once the
 // device is gone. So the filesystem itself is asked. The name is used only for a mount that cannot
 // be opened because another mount hides it or it is in another namespace.
-func btrfsMountNumber(m *mountinfo.Info) (major, minor uint32, err error) {
+func btrfsMountNumber(m *mountinfo.Info, likely blockdev.Device) (major, minor uint32, err error) {
 	root, err := openMount(m)
 	if err != nil {
 		return blockdev.NumberAt(m.Source)
 	}
 	defer func() { _ = root.Close() }()
-	return btrfsNumber(root)
+	return btrfsNumber(root, likely)
 }
 
-// btrfsNumber returns the number of the one device of the btrfs that an open directory is in. The
-// kernel tells it by the filesystem's UUID and by the device's path, of which each may be wrong.
-func btrfsNumber(root *os.File) (major, minor uint32, err error) {
+// btrfsNumber returns the number of the one device of the btrfs that an open directory is in. If
+// the kernel has several candidates, it is asked about the likely device, unless that is the zero
+// one. With a TwinsError the number is that to which the path leads that the kernel has.
+func btrfsNumber(root *os.File, likely blockdev.Device) (major, minor uint32, err error) {
 	member, err := BtrfsDevice(root)
 	if err != nil {
 		return 0, 0, err
 	}
 	pathMajor, pathMinor, pathErr := blockdev.NumberAt(member.path)
-	dir := filepath.Join(btrfsDir, member.fsid.String(), "devices")
-	names, err := blockdev.ReadNames(dir)
-	if errors.Is(err, fs.ErrNotExist) { // sysfs does not list the filesystem
+	dirs, err := member.dirs()
+	if err != nil {
+		return 0, 0, err
+	}
+	if len(dirs) == 0 { // sysfs does not list the filesystem
 		return pathMajor, pathMinor, pathErr
 	}
+	var twins TwinsError
+	for _, dir := range dirs {
+		major, minor, err = numberIn(filepath.Join(dir, "devices"))
+		onPath := err == nil && pathErr == nil && major == pathMajor && minor == pathMinor
+		if len(dirs) == 1 || onPath && filepath.Base(dir) == member.fsid.String() {
+			return major, minor, err
+		}
+		twins.devices = append(twins.devices, fmt.Sprintf("%d:%d", major, minor))
+	}
+	if slices.Contains(twins.devices, likely.Number()) && isOn(root, likely) {
+		return likely.Major, likely.Minor, nil
+	}
+	return pathMajor, pathMinor, &twins
+}
+
+// dirs returns the directories in sysfs of the filesystems to which the kernel gives this UUID by
+// now. The name of each is the UUID that its filesystem was mounted with.
+func (m BtrfsMember) dirs() ([]string, error) {
+	names, err := blockdev.ReadNames(btrfsDir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	var dirs []string
+	for _, name := range names {
+		dir := filepath.Join(btrfsDir, name)
+		b, err := os.ReadFile(filepath.Join(dir, "devinfo", fmt.Sprint(m.ID), "fsid"))
+		fsid := string(bytes.TrimSpace(b))
+		if err != nil { // before Linux 5.17, which mounts no twins
+			fsid = name
+		}
+		if fsid == m.fsid.String() {
+			dirs = append(dirs, dir)
+		}
+	}
+	return dirs, nil
+}
+
+// numberIn returns the number of the one device that a directory in sysfs lists.
+func numberIn(dir string) (major, minor uint32, err error) {
+	names, err := blockdev.ReadNames(dir)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -110,24 +163,47 @@ func btrfsNumber(root *os.File) (major, minor uint32, err error) {
 	if err != nil {
 		return 0, 0, err
 	}
-	major, minor, err = blockdev.ParseNumber(b)
-	if err == nil && pathErr == nil && (major != pathMajor || minor != pathMinor) {
-		err = ErrBtrfsTwins
-	}
-	return major, minor, err
+	return blockdev.ParseNumber(b)
 }
+
+// isOn reports whether the btrfs that the open directory is in is shown to be on the device. It
+// scans the device by a path that nobody else has: a mounted btrfs gets a new path only if the path
+// leads to its device. Then the mount gets back the source that the driver gives it.
+func isOn(root *os.File, d blockdev.Device) (shown bool) {
+	private, err := d.Root()
+	if err != nil {
+		return false
+	}
+	defer func() { _ = private.Close() }()
+	err = inRoot(private, func() error {
+		path := "/" + uuid.NewString()
+		if err := errors.Join(makeControl(), unix.Link(d.Path, path)); err != nil {
+			return err
+		}
+		if err := callControl(privateControl, btrfsScan, path); err != nil {
+			return err
+		}
+		member, err := BtrfsDevice(root)
+		shown = err == nil && member.path == path
+		return callControl(privateControl, btrfsScan, madeOf(d.Path))
+	})
+	return shown && err == nil
+}
+
+// privateControl is the control device in a private root directory.
+const privateControl = "/btrfs-control"
+
+func makeControl() error { return unix.Mknod(privateControl, unix.S_IFCHR|0o600, btrfsControl) }
 
 // forgetMount lets the kernel forget what a mount that failed, or mkfs, has left: it lists the
 // btrfs that it found at a device's number. Once that number is another disk's, Linux 6.18 takes
-// the one on it for the listed one, and refuses to mount it. The root directory is a private one,
-// in which the control device may be made.
+// the one on it for the listed one, and refuses to mount it. The root directory is a private one.
 func forgetMount(path, fsType string) error {
-	const control = "/btrfs-control"
 	if fsType != volume.Btrfs {
 		return nil
 	}
-	err := unix.Mknod(control, unix.S_IFCHR|0o600, btrfsControl)
-	ForgetBtrfs(control, path)
+	err := makeControl()
+	ForgetBtrfs(privateControl, path)
 	return err
 }
 
@@ -135,13 +211,16 @@ func forgetMount(path, fsType string) error {
 // Otherwise a copy of the volume (a restored snapshot has the same filesystem id) could not be
 // mounted while the remembered device is newer. Errors are ignored: without btrfs in the kernel, or
 // without a remembered device, there is nothing to drop.
-func ForgetBtrfs(control, path string) {
+func ForgetBtrfs(control, path string) { _ = callControl(control, btrfsForget, path) }
+
+// callControl makes a call of the control device about the device at path.
+func callControl(control string, request uintptr, path string) error {
 	f, err := os.OpenFile(control, os.O_RDWR, 0)
 	if err != nil {
-		return
+		return err
 	}
 	defer func() { _ = f.Close() }()
 	var args [4096]byte // fd, name
 	copy(args[8:len(args)-1], path)
-	_ = blockdev.Ioctl(int(f.Fd()), btrfsForget, unsafe.Pointer(&args))
+	return blockdev.Ioctl(int(f.Fd()), request, unsafe.Pointer(&args))
 }

@@ -40,7 +40,12 @@ func New(d *blockdev.OpenDevice, fsType string, o volume.MountOptions) (*Mount, 
 	}
 	defer func() { _ = root.Close() }()
 	if err = configure(fs, madeOf(d.Path), o); err == nil {
-		err = createIn(root, fs, d.Path, fsType)
+		err = inRoot(root, func() error {
+			if err := forgetMount(d.Path, fsType); err != nil {
+				return err
+			}
+			return unix.FsconfigCreate(fs)
+		})
 	}
 	if err != nil {
 		reason := csierr.NodeToolFailed
@@ -111,23 +116,21 @@ func configure(fs int, source string, o volume.MountOptions) error {
 	return nil
 }
 
-// createIn opens the filesystem of a context whose source leads to the device's path in the root
-// directory.
-func createIn(root *os.File, fs int, path, fsType string) error {
+// inRoot calls do in a thread whose root directory is the given one.
+func inRoot(root *os.File, do func() error) error {
 	_, err := async.Start(func() (struct{}, error) {
 		runtime.LockOSThread() // for good: the thread and its root end with the goroutine
 		if unix.Gettid() == unix.Getpid() {
 			// Go does not end the first thread, and its root is what /proc shows as the process's. While
 			// it is taken, the next one is another thread.
 			defer runtime.UnlockOSThread()
-			return struct{}{}, createIn(root, fs, path, fsType)
+			return struct{}{}, inRoot(root, do)
 		}
 		for _, step := range []func() error{
 			func() error { return unix.Unshare(unix.CLONE_FS) },
 			func() error { return unix.Fchdir(int(root.Fd())) },
 			func() error { return unix.Chroot(".") },
-			func() error { return forgetMount(path, fsType) },
-			func() error { return unix.FsconfigCreate(fs) },
+			do,
 		} {
 			if err := step(); err != nil {
 				return struct{}{}, err
@@ -188,7 +191,7 @@ func (m *Mount) Statfs() (st unix.Statfs_t, err error) {
 
 // Verify checks that the mount is of that device, and not of another one at the same path.
 func (m *Mount) Verify(d blockdev.Device) error {
-	major, minor, err := m.number()
+	major, minor, err := m.number(d)
 	if err != nil {
 		return fmt.Errorf("find the device of the mount: %w", err)
 	}
@@ -200,8 +203,8 @@ func (m *Mount) Verify(d blockdev.Device) error {
 }
 
 // number returns the number of the device that holds the mount's filesystem, or of the device node
-// that the mount shows.
-func (m *Mount) number() (major, minor uint32, err error) {
+// that the mount shows. A btrfs may be asked about the likely device.
+func (m *Mount) number(likely blockdev.Device) (major, minor uint32, err error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(m.fd, &st); err != nil {
 		return 0, 0, err
@@ -217,7 +220,7 @@ func (m *Mount) number() (major, minor uint32, err error) {
 		return 0, 0, err
 	}
 	defer func() { _ = root.Close() }()
-	return btrfsNumber(root)
+	return btrfsNumber(root, likely)
 }
 
 // SetAttributes sets and clears attributes of the mount.

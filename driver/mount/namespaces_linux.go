@@ -201,9 +201,10 @@ func (v view) shows(m *mountinfo.Info, d blockdev.Device, home location, known b
 		}
 	}
 	major, minor, err := v.device(m)
+	twins, isTwin := errors.AsType[*TwinsError](err)
 	switch {
-	case errors.Is(err, ErrBtrfsTwins): // or its path leads to another disk since its own is gone
-		return blockdev.HasNode(filepath.Dir(d.Path), major, minor)
+	case isTwin:
+		return slices.Contains(twins.devices, d.Number())
 	case err != nil: // the path may be of a disk that is gone, unless nobody could ask
 		return named && v.pid != 0 && !errors.Is(err, errNoBtrfsDevice) && !IsMissing(err)
 	}
@@ -218,7 +219,7 @@ const resolveCached = 0x20
 // that no path of that namespace is waited for.
 func (v view) device(m *mountinfo.Info) (major, minor uint32, err error) {
 	if v.pid == 0 || m.FSType != volume.Btrfs {
-		return Device(m)
+		return Device(m, blockdev.Device{})
 	}
 	top, err := os.OpenFile(filepath.Join("/proc", strconv.Itoa(v.pid), "root"), unix.O_PATH, 0)
 	if err != nil {
@@ -237,7 +238,7 @@ func (v view) device(m *mountinfo.Info) (major, minor uint32, err error) {
 		return 0, 0, err
 	}
 	defer func() { _ = root.Close() }()
-	return btrfsNumber(root)
+	return btrfsNumber(root, blockdev.Device{})
 }
 
 // byID returns the mounts by their numbers.

@@ -214,13 +214,14 @@ func IsNode(m *mountinfo.Info) bool {
 	return ok
 }
 
-// Device returns the number of the device that a mount is of.
-func Device(m *mountinfo.Info) (major, minor uint32, err error) {
+// Device returns the number of the device that a mount is of. The likely device, which may be the
+// zero one, is what the kernel is asked about where it has a btrfs on several.
+func Device(m *mountinfo.Info, likely blockdev.Device) (major, minor uint32, err error) {
 	if major, minor, ok := shownNode(m); ok {
 		return major, minor, nil
 	}
 	if m.FSType == volume.Btrfs {
-		return btrfsMountNumber(m)
+		return btrfsMountNumber(m, likely)
 	}
 	if m.Major == 0 {
 		return 0, 0, fmt.Errorf("a mount of type %s has no device", m.FSType)
@@ -292,6 +293,6 @@ func IsMissing(err error) bool {
 
 // Shows reports whether a mount is of the device or of its node.
 func Shows(m *mountinfo.Info, d blockdev.Device) bool {
-	major, minor, err := Device(m)
+	major, minor, err := Device(m, d)
 	return err == nil && major == d.Major && minor == d.Minor
 }

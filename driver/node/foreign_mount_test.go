@@ -48,9 +48,9 @@ func TestAMountThatIsNotTheVolumesIsLeftAlone(t *testing.T) {
 			v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
 			must(t, os.Mkdir(v.staging(), 0o755))
 			mountAt(t, g, v.staging())
-			csitest.Want(t, v.unpublish("staging "+v.disk.Serial), codes.AlreadyExists,
+			csitest.Want(t, v.unpublish("staging "+v.disk.Serial), codes.Internal,
 				csierr.PublishedDifferently)
-			csitest.Want(t, v.unstage(), codes.AlreadyExists, csierr.StagedDifferently)
+			csitest.Want(t, v.unstage(), codes.Internal, csierr.StagedDifferently)
 			csitest.Want(t, v.stage(), codes.AlreadyExists, csierr.StagedDifferently)
 			if left := guesttest.Mounts(t, g.Dir); len(left) != 1 {
 				t.Fatalf("mounts: %q", left)

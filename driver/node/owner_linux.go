@@ -8,6 +8,7 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
@@ -28,7 +29,7 @@ func (v heldVolume) ownMounts(layers []*mountinfo.Info, reason csierr.Reason) ([
 	var own []stagedDisk
 	var others string
 	for _, m := range layers {
-		d, err := mountedDisk(v.node.host(), m, reason)
+		d, err := v.mountedDisk(m, reason)
 		if err != nil {
 			return nil, err
 		}
@@ -91,6 +92,16 @@ func ofVolume(m *mountinfo.Info, d blockdev.Device, recorded bool) bool {
 		m.FSType == volume.Btrfs && (d.Path == "" || volume.IsOwnName(d.Serial)))
 }
 
+// undoError converts the error of a call that takes a volume away. CSI has no ALREADY_EXISTS for
+// those: what is in the way may go, and the call is repeated until it has.
+func undoError(err error) error {
+	err = csierr.Convert(err, csierr.NodeToolFailed)
+	if csierr.IsAlreadyExists(err) {
+		err = csierr.Coded(codes.Internal, csierr.ReasonOf(err), "%w", err)
+	}
+	return err
+}
+
 // goneToo returns, as text for an error, a volume whose record names a disk that is gone.
 // Nobody can tell what the mount of such a disk was.
 func goneToo(host blockdev.Host, records []volumeRecord) string {
@@ -104,8 +115,7 @@ func goneToo(host blockdev.Host, records []volumeRecord) string {
 
 // mountedDisk returns the disk of this instance that a mount shows, or the zero device if it is no
 // longer there.
-func mountedDisk(host blockdev.Host, m *mountinfo.Info, reason csierr.Reason) (blockdev.Device,
-	error) {
+func (v heldVolume) mountedDisk(m *mountinfo.Info, reason csierr.Reason) (blockdev.Device, error) {
 	node, deleted := mount.NodeRoot(m)
 	if !node && !volume.IsFilesystem(m.FSType) {
 		return blockdev.Device{}, csierr.New(reason, "%q has a mount of type %s, which no volume has; "+
@@ -114,13 +124,17 @@ func mountedDisk(host blockdev.Host, m *mountinfo.Info, reason csierr.Reason) (b
 	if deleted {
 		return blockdev.Device{}, nil // the number of a node that is gone may be another disk's by now
 	}
-	major, minor, err := mount.Device(m)
+	host := v.node.host()
+	known, _ := v.record.load()
+	likely, _ := host.Lookup(volume.Serial(known.Disk))
+	major, minor, err := mount.Device(m, likely)
 	d, missing := host.WithNumber(major, minor)
-	gone := csierr.Has(missing, csierr.DeviceNotFound)
+	_, twins := errors.AsType[*mount.TwinsError](err)
 	switch {
-	case errors.Is(err, mount.ErrBtrfsDevices), errors.Is(err, mount.ErrBtrfsTwins) && !gone:
+	case twins && mount.Shows(m, d):
+	case twins, errors.Is(err, mount.ErrBtrfsDevices):
 		return blockdev.Device{}, csierr.New(reason, "%q: %w", m.Mountpoint, err)
-	case err != nil, gone: // of two devices, the path leads to another disk that has its name now
+	case err != nil, csierr.Has(missing, csierr.DeviceNotFound):
 		return blockdev.Device{}, nil //nolint:nilerr // such a mount has lost its device
 	}
 	return d, missing

@@ -92,8 +92,8 @@ func TestAVolumeUnderAnotherOneIsNotTakenDown(t *testing.T) {
 	guesttest.Run(t, "mount", "--bind", other.staging(), v.guest.path("pod"))
 	guesttest.Run(t, "mount", "--bind", other.staging(), v.staging())
 	before := guesttest.Mounts(t, v.guest.Dir)
-	csitest.Want(t, v.unpublish("pod"), codes.AlreadyExists, csierr.PublishedDifferently)
-	csitest.Want(t, v.unstage(), codes.AlreadyExists, csierr.StagedDifferently)
+	csitest.Want(t, v.unpublish("pod"), codes.Internal, csierr.PublishedDifferently)
+	csitest.Want(t, v.unstage(), codes.Internal, csierr.StagedDifferently)
 	if after := guesttest.Mounts(t, v.guest.Dir); !slices.Equal(after, before) {
 		t.Fatalf("mounts: %q, were %q", after, before)
 	}
@@ -196,8 +196,8 @@ func TestAMountThatTheVolumesRecordContradictsIsAnError(t *testing.T) {
 	wrong := strings.ReplaceAll(string(right), guesttest.Serial, guesttest.OtherSerial)
 	must(t, os.WriteFile(record, []byte(wrong), 0o600))
 	before := guesttest.Mounts(t, g.Dir)
-	csitest.Want(t, v.unpublish("pod"), codes.AlreadyExists, csierr.PublishedDifferently)
-	csitest.Want(t, v.unstage(), codes.AlreadyExists, csierr.StagedDifferently)
+	csitest.Want(t, v.unpublish("pod"), codes.Internal, csierr.PublishedDifferently)
+	csitest.Want(t, v.unstage(), codes.Internal, csierr.StagedDifferently)
 	if after := guesttest.Mounts(t, g.Dir); !slices.Equal(after, before) {
 		t.Fatalf("mounts: %q, were %q", after, before)
 	}

@@ -173,7 +173,7 @@ func (v heldVolume) stagedAt(path string) (*mountinfo.Info, mount.Table, error) 
 		return top, table, nil
 	}
 	state := mount.ConditionOf(top)
-	if d, err := mountedDisk(v.node.host(), top, csierr.StagedDifferently); err != nil {
+	if d, err := v.mountedDisk(top, csierr.StagedDifferently); err != nil {
 		return nil, nil, err
 	} else if d.Path == "" {
 		state = mount.Dead

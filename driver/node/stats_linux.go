@@ -157,7 +157,7 @@ func shownAt(host blockdev.Host, path string) (shownVolume, error) {
 	if top == nil {
 		return shownVolume{}, csierr.New(csierr.VolumeNotAtPath, "nothing is mounted at %q", path)
 	}
-	major, minor, err := mount.Device(top)
+	major, minor, err := mount.Device(top, blockdev.Device{})
 	if err != nil {
 		return shownVolume{}, csierr.New(csierr.VolumeNotAtPath, "%q shows a %s filesystem that is on "+
 			"no disk: %w", path, top.FSType, err)

@@ -31,7 +31,7 @@ func (n *Service) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublis
 		err = v.unpublish(ctx, req.GetTargetPath())
 	}
 	if err != nil {
-		return nil, csierr.Convert(err, csierr.NodeToolFailed)
+		return nil, undoError(err)
 	}
 	v.flight.Confirm(flight.Unpublished, flight.Fields{}, flight.Fields{})
 	return &csi.NodeUnpublishVolumeResponse{}, nil

@@ -37,7 +37,7 @@ func (n *Service) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVol
 		err = v.unstage(ctx, req.GetStagingTargetPath())
 	}
 	if err != nil {
-		return nil, csierr.Convert(err, csierr.NodeToolFailed)
+		return nil, undoError(err)
 	}
 	v.flight.Confirm(flight.Unmounted, flight.Fields{}, flight.Fields{})
 	v.record.delete()

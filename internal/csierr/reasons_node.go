@@ -184,6 +184,7 @@ var nodeReasons = section{
 		},
 		{
 			Reason: StagedDifferently, Code: codes.AlreadyExists,
+			Also: "; at NodeUnstageVolume, `INTERNAL`",
 			Means: "Something other than the request is mounted at the staging path, or the " +
 				"volume is a different disk on this node. Or the path to unstage shows a mount that " +
 				"belongs to no volume, or the volume together with another one; the driver does not " +
@@ -197,6 +198,7 @@ var nodeReasons = section{
 		},
 		{
 			Reason: PublishedDifferently, Code: codes.AlreadyExists,
+			Also: "; at NodeUnpublishVolume, `INTERNAL`",
 			Means: "The volume is published at the target path with other arguments. Or the path " +
 				"to unpublish shows a mount that belongs to no volume, or the volume together with " +
 				"another one; the driver does not unmount it then.",

@@ -100,7 +100,7 @@ func identityGuards() []guard {
 			"append(args, map[bool]string{false: inherited, true: d.Path}[REMOVED])"),
 			[]string{"a disk whose node becomes another's as mke2fs begins",
 				"a disk whose node becomes another's as mkfs.xfs begins"}},
-		{"the open disk is mounted", in("mount.createIn", `unix.Chroot(".")`, proof.NotCalled),
+		{"the open disk is mounted", in("mount.inRoot", `unix.Chroot(".")`, proof.NotCalled),
 			[]string{"a disk whose node becomes another's as its filesystem is checked"}},
 		{"a filesystem is the volume's own", in("filesystem.Preparation.Run", "!sb.isOf(v)",
 			proof.NotAsked),
