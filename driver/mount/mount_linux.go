@@ -82,9 +82,19 @@ func madeOf(path string) string {
 	return dir + "./" + name
 }
 
-// Made reports whether the mount's source shows that the driver made it. A btrfs loses that source
-// when its device is scanned, and earlier versions of the driver had another one.
-func Made(m *mountinfo.Info) bool { return m.Source == madeOf(filepath.Clean(m.Source)) }
+// NodeMark is the attribute that the driver gives to its mounts of a disk's node, which nobody else
+// does: it is about directories.
+const NodeMark = unix.MOUNT_ATTR_NODIRATIME
+
+// Made reports whether a mount shows that the driver made it: the mount of a node by its mark, that
+// of a filesystem by its source. A btrfs loses that source when its device is scanned, and earlier
+// versions of the driver had another one, and no mark.
+func Made(m *mountinfo.Info) bool {
+	if node, _ := NodeRoot(m); node {
+		return slices.Contains(strings.Split(m.Options, ","), "nodiratime")
+	}
+	return m.Source == madeOf(filepath.Clean(m.Source))
+}
 
 // configure sets the source and the options of a filesystem context.
 func configure(fs int, source string, o volume.MountOptions) error {

@@ -28,6 +28,12 @@ func TestAMountThatIsNotTheVolumesIsLeftAlone(t *testing.T) {
 			guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", d.Loop)
 			guesttest.Run(t, "mount", d.Loop, path)
 		},
+		"an administrator's bind of a disk's node": func(t *testing.T, g *testGuest, path string) {
+			d := g.Attach(guesttest.OtherSerial, 16*guesttest.MiB)
+			must(t, os.Remove(path))
+			must(t, os.WriteFile(path, nil, 0o600))
+			guesttest.Run(t, "mount", "--bind", g.Dev(d.Name), path)
+		},
 		"a btrfs of two disks": func(t *testing.T, g *testGuest, path string) {
 			a, b := g.Attach("backup-a", 512*guesttest.MiB), g.Attach("backup-b", 512*guesttest.MiB)
 			guesttest.Run(t, "mkfs.btrfs", "-q", "-d", "raid0", a.Loop, b.Loop)

@@ -83,12 +83,12 @@ func claimPath(path string, reason csierr.Reason) (*os.File, error) {
 }
 
 // ofVolume reports whether a mount of the disk, the zero device if it is gone, may be taken for the
-// volume's: a record says so, or the driver made the mount. People do not mount a disk's node. A
-// btrfs may lose its source when its device is scanned.
+// volume's: a record says so, or the driver made the mount. A btrfs may lose its source when its
+// device is scanned.
 func ofVolume(m *mountinfo.Info, d blockdev.Device, recorded bool) bool {
 	node, _ := mount.NodeRoot(m)
-	isDisk := d.Path != "" || mount.IsDiskPath(m.Source)
-	return node || isDisk && (recorded || mount.Made(m) ||
+	isDisk := node || d.Path != "" || mount.IsDiskPath(m.Source)
+	return isDisk && (recorded || mount.Made(m) ||
 		m.FSType == volume.Btrfs && (d.Path == "" || volume.IsOwnName(d.Serial)))
 }
 

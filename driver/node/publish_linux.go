@@ -201,9 +201,9 @@ func (v *nodeVolume) publishBlock(table mount.Table) error {
 	if err := v.preparation().DropRecord(mounted); err != nil {
 		return err
 	}
-	set := uint64(0)
+	set := uint64(mount.NodeMark)
 	if v.PublishReadOnly {
-		set = volume.AttrReadOnly
+		set |= volume.AttrReadOnly
 		if err := v.device.SetReadOnly(true); err != nil {
 			return fmt.Errorf("make %s read-only: %w", v.device.Path, err)
 		}
