@@ -46,8 +46,8 @@ var reasonsAt = map[string][]string{
 	"device": {"DeviceChanged", "DeviceDiffers", "DeviceHeld", "DeviceLocked", "DeviceNotFound",
 		"DeviceNotUnique", "DeviceReadOnly", "DeviceUnreadable", "DeviceWrongSize"},
 	"filesystem": {"DiskNotBlank", "DiskProofPending", "DiskSizeUnknown", "FilesystemDamaged",
-		"FilesystemFailed", "FilesystemFeature", "FilesystemTooLarge", "NodeToolFailed",
-		"WrongFilesystem"},
+		"FilesystemFailed", "FilesystemFeature", "FilesystemTooLarge", "LogNotReplayed",
+		"NodeToolFailed", "WrongFilesystem"},
 	// A mistake in the requested mount is reported where the mount is missing.
 	"mounts": {"CapabilityInvalid", "CapabilityUnsupported", "MkfsOptionsInvalid", "NotStaged",
 		"PathInvalid", "PublishedDifferently", "PublishedElsewhere", "StagedDifferently",

@@ -94,6 +94,13 @@ var nodeSituations = []nodeSituation{
 	{stageCall, "FilesystemDamaged", damaged("clri <2>", "ssv state 2"), nil},
 	{stageCall, "FilesystemFeature", damaged("ssv feature_compat 0x2000"), nil},
 	{stageCall, "FilesystemTooLarge", damaged("ssv blocks_count 524288"), nil},
+	{stageCall, "LogNotReplayed", func(ctx context.Context, f *nodeFixture) (*placement, error) {
+		p := f.inUse(ctx, f.volume(ctx), f.a, harness.Mounted("ext4"))
+		p.remove(ctx)
+		tool("debugfs", "-w", "-R", "feature needs_recovery", p.device())
+		p.PublishContext["readOnly"] = "true"
+		return p, p.stage(ctx)
+	}, nil},
 	{stageCall, "NodeToolFailed", func(ctx context.Context, f *nodeFixture) (*placement, error) {
 		n := f.node(ctx, "a", harness.PluginOptions{Env: map[string]string{
 			"PATH": toolsWith("mke2fs", "exit 1")}})

@@ -1,8 +1,11 @@
 package filesystem
 
 import (
+	"errors"
 	"slices"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
@@ -11,23 +14,13 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// Untouched makes the options those of a mount that writes nothing to the disk, not even what is in
-// a journal.
-func Untouched(fsType string, o *volume.MountOptions) {
-	o.SetReadOnly()
-	switch fsType {
-	case volume.Ext3, volume.Ext4:
-		o.AddData("noload")
-	case volume.XFS:
-		o.AddData("norecovery")
-	case volume.Btrfs:
-		o.Data = append(o.Data, volume.MountOption{Key: "rescue", Value: "nologreplay", HasValue: true})
-	}
-}
-
-// Mount is mount.New. It names the filesystem's features if the kernel refuses them.
+// Mount is mount.New. It explains why the kernel refuses a filesystem. On a read-only device it
+// refuses an ext or xfs whose log has to be replayed with EROFS; for btrfs see proveMountable.
 func Mount(d *blockdev.OpenDevice, fsType string, o volume.MountOptions) (*mount.Mount, error) {
 	m, err := mount.New(d, fsType, o)
+	if errors.Is(err, unix.EROFS) {
+		return nil, notReplayed(d, err)
+	}
 	if csierr.Has(err, csierr.FilesystemFeature) {
 		if found, failed := Find(d); failed == nil && len(found) == 1 {
 			err = csierr.New(csierr.FilesystemFeature, "%w; the filesystem is damaged, or this node's "+
@@ -36,6 +29,13 @@ func Mount(d *blockdev.OpenDevice, fsType string, o volume.MountOptions) (*mount
 		}
 	}
 	return m, err
+}
+
+// notReplayed is the error of a log that cannot be replayed.
+func notReplayed(d *blockdev.OpenDevice, cause error) error {
+	return csierr.New(csierr.LogNotReplayed, "%w: %s is read-only, and the log of its filesystem "+
+		"holds changes to replay, without which synced files may be missing; restore the snapshot to a "+
+		"writable volume, and take it again when a pod has used that and is gone", cause, d.Path)
 }
 
 // forgetWait is how long ForgetBtrfs waits for the kernel.

@@ -2,6 +2,7 @@ package filesystem
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
@@ -101,6 +102,9 @@ func (p *Preparation) proveMountable(ctx context.Context, found *state) error {
 	}
 	if err := p.Device.Reverify(); err != nil {
 		return err
+	}
+	if p.Volume.ReadOnly && found.Filesystem.Logged {
+		return notReplayed(p.Device, errors.New("a btrfs has a tree of the last fsyncs"))
 	}
 	if !p.Volume.ReadOnly {
 		var err error

@@ -46,7 +46,9 @@ type Superblock struct {
 	Fresh bool
 	// MaybeFresh reports that the superblock of a btrfs shows no trace of a mount, which is no proof.
 	MaybeFresh bool
-	LogOffset  int64
+	// Logged reports that a btrfs has a log of fsyncs. A mount for writing replays it.
+	Logged    bool
+	LogOffset int64
 	// Offset is where the superblock is. Data before it are not the filesystem's.
 	Offset int64
 }
@@ -366,6 +368,7 @@ const (
 	btrfsBytes  = 4096
 
 	btrfsFSID         = 0x20
+	btrfsLogRoot      = 0x60
 	btrfsIncompat     = 0xBC
 	btrfsMetadataUUID = 0x23B
 
@@ -393,6 +396,7 @@ func btrfsSuperblock(head []byte) (Superblock, bool) {
 		// also be absent.
 		Fresh:      false,
 		MaybeFresh: btrfsMaybeFresh(b),
+		Logged:     binary.LittleEndian.Uint64(b[btrfsLogRoot:]) != 0,
 		Offset:     btrfsOffset,
 	}
 	if sb.MetadataUUID = sb.UUID; binary.LittleEndian.Uint64(b[btrfsIncompat:])&
@@ -416,9 +420,9 @@ func btrfsSuperblock(head []byte) (Superblock, bool) {
 // generation of the UUID tree, which mkfs does not set, the log of an fsync, and more generations
 // than mkfs makes.
 func btrfsMaybeFresh(b []byte) bool {
-	const generation, logRoot, uuidGeneration, maxByMkfs = 0x48, 0x60, 0x233, 16
+	const generation, uuidGeneration, maxByMkfs = 0x48, 0x233, 16
 	le64 := binary.LittleEndian.Uint64
-	return le64(b[logRoot:]) == 0 && le64(b[uuidGeneration:]) == 0 &&
+	return le64(b[btrfsLogRoot:]) == 0 && le64(b[uuidGeneration:]) == 0 &&
 		le64(b[generation:]) <= maxByMkfs
 }
 

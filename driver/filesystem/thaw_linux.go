@@ -41,8 +41,7 @@ func thawUnmounted(log *slog.Logger, d *blockdev.OpenDevice) error {
 	}
 	// A filesystem that was mounted read-only accepts only another read-only mount, and most that
 	// were mounted for writing accept only another such mount.
-	var readOnly volume.MountOptions
-	Untouched(found[0].Type, &readOnly)
+	readOnly := unreplayed(found[0].Type)
 	m, err := mount.New(d, found[0].Type, readOnly)
 	if err != nil {
 		m, err = mount.New(d, found[0].Type, volume.MountOptions{})
@@ -59,4 +58,18 @@ func thawUnmounted(log *slog.Logger, d *blockdev.OpenDevice) error {
 		return fmt.Errorf("the filesystem that holds it could not be thawed: %w", err)
 	}
 	return nil
+}
+
+// unreplayed returns the options of a read-only mount that does not even replay a log.
+func unreplayed(fsType string) (o volume.MountOptions) {
+	o.SetReadOnly()
+	switch fsType {
+	case volume.Ext3, volume.Ext4:
+		o.AddData("noload")
+	case volume.XFS:
+		o.AddData("norecovery")
+	case volume.Btrfs:
+		o.Data = append(o.Data, volume.MountOption{Key: "rescue", Value: "nologreplay", HasValue: true})
+	}
+	return o
 }

@@ -4,6 +4,8 @@ package node
 
 import (
 	"bytes"
+	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,32 +24,89 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
+// acknowledged writes files of which each is flushed, as a database does, and returns what they
+// hold.
+func (v testVolume) acknowledged() map[string]string {
+	files := map[string]string{"first": "1", "second": "2", "last": "3"}
+	for path, text := range files {
+		f, err := os.Create(filepath.Join(v.staging(), path))
+		must(v.guest.t, err)
+		_, err = f.WriteString(text)
+		must(v.guest.t, errors.Join(err, f.Sync(), f.Close()))
+	}
+	return files
+}
+
+// The copies are taken of a disk in use, of a frozen filesystem and of a disk that was unstaged. The
+// kernel replays no log on a disk that it cannot write; of a frozen filesystem only xfs has one.
+func TestNS13ACopyHasWhatWasFlushedOrIsNotShown(t *testing.T) {
+	trials, missing := 0, 0
+	for _, fsType := range short.Some(t, 2, volume.Filesystems) {
+		g := statefulGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 320*guesttest.MiB), fsType)
+		must(t, v.stage())
+		flushed, files := v.acknowledged(), map[string]string{}
+		files["live"] = v.disk.Copy(t)
+		v.freeze("staging " + v.Name)
+		files["frozen"] = v.disk.Copy(t)
+		must(t, v.unstage())
+		g.Unplug(v.disk)
+		files["unstaged"] = v.disk.Copy(t)
+		// use stages, checks and unstages a copy, and returns the error of the stage.
+		use := func(t *testing.T, file string, readOnly bool, as ...guesttest.Option) error {
+			c := g.volume(g.AttachFile("csi-restored00000000", file, as...), fsType)
+			defer g.Unplug(c.disk)
+			before := c.disk.Digest(t)
+			if readOnly {
+				c.Tag = map[string]string{volume.CtxReadOnly: "true"}
+			}
+			err := c.stage()
+			if trials++; err == nil {
+				for path, want := range flushed {
+					if b, err := os.ReadFile(filepath.Join(c.staging(), path)); string(b) != want {
+						missing++
+						t.Errorf("the flushed file %s reads %q, %v", path, b, err)
+					}
+				}
+				var st unix.Statfs_t
+				must(t, unix.Statfs(c.staging(), &st))
+				if size := int64(st.Blocks) * st.Bsize; size < c.disk.SizeBytes*3/4 {
+					t.Errorf("the filesystem has %d bytes of the disk's %d", size, c.disk.SizeBytes)
+				}
+			} else if got := guesttest.Mounts(t, c.staging()); len(got) != 0 {
+				t.Errorf("a refused stage has mounted %q", got)
+			}
+			must(t, c.unstage())
+			if readOnly && c.disk.Digest(t) != before {
+				t.Error("the read-only disk was written")
+			}
+			return err
+		}
+		for state, file := range files {
+			t.Run(fsType+" "+state, func(t *testing.T) {
+				for _, as := range [][]guesttest.Option{{guesttest.ReadOnly}, nil} {
+					// Without the option the disk looks writable, as a guest's NVMe device may.
+					err := use(t, file, true, as...)
+					if state == "live" || state == "frozen" && fsType == volume.XFS {
+						csitest.Want(t, err, codes.FailedPrecondition, csierr.LogNotReplayed)
+					} else {
+						must(t, err)
+					}
+				}
+				larger := (&guesttest.Disk{File: file}).Copy(t)
+				must(t, os.Truncate(larger, guesttest.GiB))
+				must(t, use(t, larger, false))
+				must(t, use(t, larger, false)) // there is nothing to grow
+				must(t, use(t, file, false))
+				must(t, use(t, file, true)) // the log was replayed
+			})
+		}
+	}
+	fmt.Printf("FIGURE acknowledged trials=%d missing=%d\n", trials, missing)
+}
+
 func TestRestoredVolumes(t *testing.T) {
 	for _, fsType := range short.Some(t, 2, volume.Filesystems) {
-		t.Run("NS-13 a filesystem of type "+fsType+" grows to its larger disk", func(t *testing.T) {
-			g := newGuest(t)
-			small := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), fsType)
-			must(t, small.stage())
-			must(t, os.WriteFile(filepath.Join(small.staging(), "hello"), []byte("rack"), 0o600))
-			must(t, small.unstage())
-			g.Unplug(small.disk)
-			file := small.disk.Copy(t)
-			must(t, os.Truncate(file, guesttest.GiB))
-
-			v := g.volume(g.AttachFile(guesttest.Serial, file), fsType)
-			for range 2 { // the second time there is nothing to grow
-				must(t, v.stage())
-				var st unix.Statfs_t
-				must(t, unix.Statfs(v.staging(), &st))
-				if size := int64(st.Blocks) * st.Bsize; size < guesttest.GiB*85/100 {
-					t.Fatalf("the filesystem has %d bytes of the disk's %d", size, v.disk.SizeBytes)
-				}
-				if b, err := os.ReadFile(filepath.Join(v.staging(), "hello")); string(b) != "rack" {
-					t.Fatalf("the data are %q, %v", b, err)
-				}
-				must(t, v.unstage())
-			}
-		})
 		t.Run("NS-14 a "+fsType+" filesystem is mounted next to its origin, each with its own data",
 			func(t *testing.T) {
 				g := newGuest(t)

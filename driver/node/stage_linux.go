@@ -226,13 +226,18 @@ func (v *nodeVolume) checkStaged(top *mountinfo.Info) error {
 	return nil
 }
 
-// begin is called after every proof, right before the first write to the volume's disk. The driver
-// makes a device read-only only to publish it as a raw device, so it takes back a read-only switch
-// only on a disk that may have been published so.
+// begin is called after every proof, right before the first write to the volume's disk, or before
+// the mount. The device of a read-only disk may look writable, so it is made read-only for good:
+// the kernel then writes nothing, and refuses a filesystem whose log it would have to replay. For
+// other disks the driver makes a device read-only only to publish it as a raw device, so it takes
+// back a read-only switch only on a disk that may have been published so.
 func (v *nodeVolume) begin(covers int64) error {
 	known, _ := v.record.load()
-	if err := v.record.save(v.DiskName, v.Block, covers); err != nil || v.ReadOnly {
+	if err := v.record.save(v.DiskName, v.Block, covers); err != nil {
 		return err
+	}
+	if v.ReadOnly {
+		return v.device.SetReadOnly(true)
 	}
 	return v.device.MakeWritable(known.Block || v.Use != volume.UseFilesystem)
 }
@@ -275,7 +280,7 @@ func (v *nodeVolume) mountOptions() volume.MountOptions {
 		o.AddData("nouuid")
 	}
 	if v.ReadOnly {
-		filesystem.Untouched(v.FSType, &o)
+		o.SetReadOnly()
 	}
 	return o
 }

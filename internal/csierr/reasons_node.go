@@ -22,6 +22,7 @@ const (
 	FilesystemTooLarge   Reason = "FilesystemTooLarge"
 	FilesystemNotGrown   Reason = "FilesystemNotGrown"
 	FilesystemFailed     Reason = "FilesystemFailed"
+	LogNotReplayed       Reason = "LogNotReplayed"
 	StagedDifferently    Reason = "StagedDifferently"
 	NotStaged            Reason = "NotStaged"
 	PublishedDifferently Reason = "PublishedDifferently"
@@ -181,6 +182,16 @@ var nodeReasons = section{
 			Means: "The kernel made the filesystem read-only, or shut it down, after errors.",
 			Do: "Check the kernel's log; delete the pods that use the volume, so that it is " +
 				"staged again.",
+		},
+		{
+			Reason: LogNotReplayed, Code: codes.FailedPrecondition,
+			Means: "The filesystem's log holds changes that are not yet in their place, and the disk " +
+				"is read-only, so that the kernel cannot replay them. Without them files that a " +
+				"workload had synced would be missing. The snapshot was taken of a disk in use; a " +
+				"frozen xfs, too, keeps something in its log.",
+			Do: "Restore the snapshot to a writable volume and let a pod use that once, which replays " +
+				"the log. Take the snapshot for the read-only disk of that volume when no pod uses it. " +
+				"Or restore to a writable volume for good, and publish it read-only to pods.",
 		},
 		{
 			Reason: StagedDifferently, Code: codes.AlreadyExists,

@@ -155,6 +155,7 @@ var advices = map[csierr.Reason]advice{
 		"Nothing: the filesystem is used at its size.", nodeLog},
 	csierr.FilesystemFailed: {LinkFilesystem,
 		"Nothing until the volume is unpublished everywhere and staged again.", kernelLog},
+	csierr.LogNotReplayed:    {LinkFilesystem, repeated, showDisk},
 	csierr.StagedDifferently: {LinkMounts, repeated, inspectNode},
 	csierr.NotStaged: {LinkMounts,
 		"The orchestrator may stage the volume again.", showPods},

@@ -3,8 +3,10 @@
 package corpus_test
 
 import (
+	"errors"
 	"fmt"
 	"hash/crc32"
+	"path/filepath"
 	"slices"
 )
 
@@ -176,9 +178,57 @@ func (k kind) whole() []generator {
 			k.of(t)
 			t.Size += fsBytes
 			t.Want.Outcome = mounted
+		}}, generator{k.name + ", healthy, on a read-only disk", func(t *trial) {
+			k.of(t)
+			t.Set, t.Want.Outcome = (*fixture).reading, mounted
 		}})
+		all = append(all, k.inUse()...)
 	}
 	return all
+}
+
+// inUse returns copies of filesystems in use. The payload was synced, and is in the log.
+func (k kind) inUse() []generator {
+	if k.name == "ext4 without a journal" {
+		return nil
+	}
+	live := func(t *trial) {
+		k.of(t)
+		t.Fill = func(im *image) { im.inUse(k) }
+		t.Want.Outcome = mounted
+	}
+	return []generator{{k.name + " in use", live}, {k.name + " in use, on a larger disk",
+		func(t *trial) {
+			live(t)
+			t.Size += fsBytes
+		}}, {k.name + " in use, on a read-only disk", func(t *trial) {
+		live(t)
+		t.Set, t.Want = (*fixture).reading, refuse("LogNotReplayed")
+	}}}
+}
+
+// reading makes the disk one that is read-only on the rack. The guest's device does not show it.
+func (f *fixture) reading() error {
+	f.Publish["readOnly"] = "true"
+	return nil
+}
+
+// inUse writes a copy of the filesystem to the start of the disk that was taken while it was
+// mounted.
+func (im *image) inUse(k kind) {
+	path, err := im.bases.get(k.name+" in use", fsBytes, func(base *image) {
+		base.tool(k.tool, append([]string{"-q"}, k.args...)...)
+		base.tool("sh", "-ec", `at=$(mktemp -d)
+mount -o loop "$1" "$at"
+dd if="$0" of="$at/${0##*/}" conv=fsync status=none
+cp --sparse=always "$1" "$1.live"
+umount "$at"
+rmdir "$at"
+mv "$1.live" "$1"`, filepath.Join(im.bases.root(), payloadName))
+	})
+	if im.err = errors.Join(im.err, err); im.err == nil {
+		im.copyIn(path, 0)
+	}
 }
 
 // cut returns filesystems whose end is missing: the disk is too small, or its end cannot be
