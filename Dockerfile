@@ -53,7 +53,7 @@ COPY bin/linux-${TARGETARCH}/oxide-node-keeper /oxide-node-keeper
 USER 65532:65532
 ENTRYPOINT ["/oxide-node-keeper"]
 
-# The simulator freezes filesystems before a snapshot, and a shell thaws them should it be killed.
+# A shell unmounts the disks that can fail (--disks=fuse) should the simulator be killed.
 FROM ${BASE} AS simulator
 ARG TARGETARCH
 ARG VERSION
@@ -65,9 +65,9 @@ LABEL org.opencontainers.image.source="https://github.com/oxidecomputer/oxide-cs
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.title="oxide-simulator" \
       org.opencontainers.image.description="An Oxide rack on one machine, for tests and trials"
-RUN { command -v mount && command -v fsfreeze; } || { \
+RUN command -v umount || { \
         apt-get update && \
-        DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends mount util-linux && \
+        DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends mount && \
         rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/* /var/log/*; }
 COPY bin/linux-${TARGETARCH}/oxide-simulator /usr/local/bin/oxide-simulator
 ENTRYPOINT ["/usr/local/bin/oxide-simulator"]

@@ -81,9 +81,8 @@ func clusterConfig(set settings, rackDir string) *v1alpha4.Cluster {
 			Role: v1alpha4.ControlPlaneRole,
 			ExtraMounts: []v1alpha4.Mount{
 				{HostPath: rackDir, ContainerPath: "/rack"},
-				// The simulator creates loop devices and looks for the mounts of all nodes.
+				// The simulator creates loop devices.
 				{HostPath: "/dev", ContainerPath: "/host/dev"},
-				{HostPath: "/proc", ContainerPath: "/host/proc"},
 			},
 		}},
 		KubeadmConfigPatches: []string{fmt.Sprintf(

@@ -60,7 +60,6 @@ func (env *environment) consistent(ctx context.Context) error {
 	}{
 		{"files of disks", diskFiles, namesIn(filepath.Join(sim, "disks"))},
 		{"files of snapshots", snapshotFiles, namesIn(filepath.Join(sim, "snapshots"))},
-		{"freezes under way", nil, namesIn(filepath.Join(sim, "frozen"))},
 		{"loop devices", devices, loops},
 		{"disks that guests see", seen, views},
 	} {

@@ -98,9 +98,8 @@ func (l *lifecycle) runInterrupted(ctx context.Context, t trial) (killed bool, r
 }
 
 // mayOutliveDriver contains the tools that are meant to continue when their driver dies,
-// because an interrupted repair is worse than the original damage. The rack has such a tool,
-// too, which thaws the filesystems that it has left frozen. The tools must end, and until then
-// no call may succeed.
+// because an interrupted repair is worse than the original damage. The tools must end, and until
+// then no call may succeed.
 var mayOutliveDriver = []string{"e2fsck", "resize2fs"}
 
 // mayOutlive reports whether a program may continue when its driver was killed at a point.

@@ -3,10 +3,9 @@
 // guest a directory that looks like its /sys and /dev. It knows nothing of projects, quotas or
 // states.
 //
-// [Plane] plugs a disk into a guest and unplugs it, also by force. It copies disks, and freezes
-// the guest's filesystem while it takes a snapshot. After a simulator was killed,
-// [Plane.Reconcile] adopts or releases what it left. One process at a time uses the directory of
-// a plane, which contains
+// [Plane] plugs a disk into a guest and unplugs it, also by force. It copies disks without the
+// help of their guests. After a simulator was killed, [Plane.Reconcile] adopts or releases what it
+// left. One process at a time uses the directory of a plane, which contains
 //
 //	disks/<uuid>.img      the bytes of a disk; likewise snapshots/ and images/
 //	identity              the identity of the rack, which its devices carry
@@ -14,7 +13,6 @@
 //	guests/<uuid>/dev     its /dev
 //	guests/<uuid>/hidden  its disks that an equal serial hides until the guest restarts
 //	guests/<uuid>/aside   entries that are being created or removed
-//	frozen/<disk uuid>    a freeze in progress
 //	tamper                files of the active [Tamper]
 //	fuse-…                the disks in the guests, if the disks can fail
 //
@@ -28,7 +26,6 @@
 package dataplane
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -46,8 +43,7 @@ import (
 // Plane is a data plane in a directory. Open returns one.
 type Plane struct {
 	files
-	freezer freezer
-	seed    uint64
+	seed uint64
 	// firstLoop is the lowest number of a loop device that the plane may use.
 	firstLoop int
 	// owner is the rack's identity. Its devices carry it, because another rack may have the same
@@ -134,8 +130,6 @@ type Config struct {
 	Seed uint64
 	// FirstLoop is the lowest number of a loop device that the plane uses.
 	FirstLoop int
-	// ProcRoot is a procfs that shows the processes of all guests; "" is /proc.
-	ProcRoot string
 	// Devices tells whether the guests see their disks.
 	Devices Devices
 	// FlakyDisks creates disks that [Plane.FailDisk] can make fail.
@@ -155,9 +149,8 @@ func Open(c Config) (*Plane, error) {
 	if dir, err = filepath.EvalSymlinks(dir); err != nil {
 		return nil, fmt.Errorf("open the data plane: %w", err)
 	}
-	p := &Plane{files: files{dir, c.Log, c.Volatile}, seed: c.Seed, firstLoop: c.FirstLoop,
-		freezer: newFreezer(filepath.Join(dir, "frozen"), cmp.Or(c.ProcRoot, "/proc"), c.Log)}
-	for _, sub := range []string{"disks", "snapshots", "images", "guests", "frozen"} {
+	p := &Plane{files: files{dir, c.Log, c.Volatile}, seed: c.Seed, firstLoop: c.FirstLoop}
+	for _, sub := range []string{"disks", "snapshots", "images", "guests"} {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o755); err != nil {
 			return nil, fmt.Errorf("open the data plane: %w", err)
 		}

@@ -4,25 +4,12 @@ package dataplane
 
 import (
 	"errors"
-	"log/slog"
 	"os"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
 // A plane on this system has no devices, so only the last two of these functions are called.
-
-type freezer struct{}
-
-func newFreezer(string, string, *slog.Logger) freezer { return freezer{} }
-
-func (freezer) freeze(loopdev.Device, string) (func() error, error) {
-	return nil, errors.ErrUnsupported
-}
-
-func (freezer) thawLeftovers([]loopdev.Device, func(string) string) error {
-	return errors.ErrUnsupported
-}
 
 func checkNodes(string) (uint64, error) { return 0, errors.ErrUnsupported }
 

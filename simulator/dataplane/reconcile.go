@@ -26,11 +26,6 @@ func (p *Plane) Reconcile(
 	if err != nil {
 		return fmt.Errorf("reconcile the data plane: %w", err)
 	}
-	if p.noDevices == nil {
-		if err := p.freezer.thawLeftovers(devices, p.DiskPath); err != nil {
-			return fmt.Errorf("reconcile the data plane: %w", err)
-		}
-	}
 	adopted, err := p.adoptOrRelease(devices, attached)
 	err = errors.Join(err,
 		p.removeOrphans("disks", disks), p.removeOrphans("snapshots", snapshots),

@@ -287,7 +287,7 @@ func TestReconcileRemovesEverythingAfterAKillAtAnyMoment(t *testing.T) {
 	if left := devicesOf(t, p); len(left) != 0 {
 		t.Errorf("devices are left: %+v", left)
 	}
-	for _, sub := range []string{"disks", "snapshots", "guests", "frozen"} {
+	for _, sub := range []string{"disks", "snapshots", "guests"} {
 		entries, err := os.ReadDir(filepath.Join(dir, sub))
 		if err != nil || len(entries) != 0 {
 			t.Errorf("%s has %v, %v", sub, entries, err)

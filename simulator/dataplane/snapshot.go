@@ -13,15 +13,18 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// ErrWritersNotHeld means that a snapshot would not have shown one point in time: the filesystem
-// of the simulator's directory has no reflinks, and the disk was written while it was copied.
-var ErrWritersNotHeld = errors.New("the disk's writers could not be held")
+// ErrWrittenMeanwhile means that a snapshot would not have shown one point in time: the filesystem
+// of the simulator's directory has no reflinks, and the disk was written whenever it was copied.
+var ErrWrittenMeanwhile = errors.New("the disk was written while it was copied")
 
 // snapshotAttempts is the number of times that a disk is copied if it is written in the meantime.
-const snapshotAttempts = 5
+const snapshotAttempts = 20
 
 // SnapshotDisk copies the disk's bytes as they are at one moment during the call. It does not
-// change an existing snapshot. If it returns ErrWritersNotHeld, there is no snapshot.
+// change an existing snapshot. If it returns ErrWrittenMeanwhile, there is no snapshot.
+//
+// The guest does not take part, as on a rack: what it has not written to the disk is not in the
+// snapshot, and a filesystem there is as after a loss of power.
 func (p *Plane) SnapshotDisk(ctx context.Context, snapshotID, diskID string) error {
 	defer p.disks.Lock(diskID)()
 	err := p.makeBacking(p.SnapshotPath(snapshotID), func(f *os.File) error {
@@ -31,20 +34,16 @@ func (p *Plane) SnapshotDisk(ctx context.Context, snapshotID, diskID string) err
 		}
 		defer src.Close()
 		d := p.guests.disk(diskID)
-		if d == nil || d.loop == nil {
-			if shareBlocks(f, src) {
-				return nil
-			}
-			return copyKeepingHoles(ctx, f, src)
+		plugged := d != nil && d.loop != nil
+		switch {
+		case shareBlocks(f, src):
+		case plugged:
+			err = p.copyStill(ctx, f, src, d)
+		default:
+			err = copyKeepingHoles(ctx, f, src)
 		}
-		// Flush the guest's writes from the device's cache.
-		if err := d.loop.Sync(); err != nil {
+		if err != nil || !plugged {
 			return err
-		}
-		if !shareBlocks(f, src) {
-			if err := p.copyHeld(ctx, f, src, d); err != nil {
-				return err
-			}
 		}
 		if err := p.tamperCopied(ctx, f, d); err != nil {
 			return err
@@ -59,38 +58,27 @@ func (p *Plane) SnapshotDisk(ctx context.Context, snapshotID, diskID string) err
 	return nil
 }
 
-// copyHeld copies the disk while a filesystem on it is frozen. It copies again if there were
-// writes, because a guest that writes to the block device itself cannot be frozen.
-func (p *Plane) copyHeld(ctx context.Context, dst, src *os.File, d *plugged) error {
+// copyStill copies the disk of a guest, again if there were writes in the meantime.
+func (p *Plane) copyStill(ctx context.Context, dst, src *os.File, d *plugged) error {
 	for attempt := range snapshotAttempts {
-		if err := pause(ctx, time.Duration(attempt)*50*time.Millisecond); err != nil {
+		if err := pause(ctx, time.Duration(attempt)*10*time.Millisecond); err != nil {
 			return err
 		}
 		if err := dst.Truncate(0); err != nil {
 			return err
 		}
-		still, err := p.copyFrozen(ctx, dst, src, d)
+		still, err := copyOnce(ctx, dst, src, d)
 		if err != nil || still {
 			return err
 		}
 		p.log.Info("copying a disk again that was written to meanwhile",
 			slog.String("disk", d.spec.DiskID), slog.Int("attempt", attempt+1))
 	}
-	return ErrWritersNotHeld
+	return ErrWrittenMeanwhile
 }
 
-// copyFrozen copies once, and reports whether there were no writes in the meantime.
-func (p *Plane) copyFrozen(
-	ctx context.Context, dst, src *os.File, d *plugged,
-) (still bool, err error) {
-	thaw, err := p.freezer.freeze(*d.loop, d.spec.DiskID)
-	if err != nil {
-		return false, err
-	}
-	defer func() { err = errors.Join(err, thaw()) }()
-	if err := d.loop.Sync(); err != nil {
-		return false, err
-	}
+// copyOnce copies once, and reports whether there were no writes in the meantime.
+func copyOnce(ctx context.Context, dst, src *os.File, d *plugged) (still bool, err error) {
 	before, idle, err := writesBegin(*d.loop)
 	if err != nil || !idle {
 		return false, err
@@ -134,7 +122,7 @@ func countWrites(loop loopdev.Device) (writes, error) {
 	}
 	if accounted[0] == 0 {
 		return writes{}, fmt.Errorf("%w: %s counts no requests (queue/iostats is 0)",
-			ErrWritersNotHeld, loop.Path)
+			ErrWrittenMeanwhile, loop.Path)
 	}
 	n, err := loopNumbers(loop, "stat", 15)
 	if err != nil {

@@ -77,7 +77,7 @@ func AsError(err error) *Error {
 	switch {
 	case errors.As(err, &known):
 		return known
-	case errors.Is(err, dataplane.ErrWritersNotHeld):
+	case errors.Is(err, dataplane.ErrWrittenMeanwhile):
 		return errUnavailable
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT),
 		errors.Is(err, syscall.EFBIG):

@@ -79,9 +79,6 @@ type Config struct {
 	// FirstLoop is the lowest number of a loop device that the rack uses. In a container whose /dev
 	// has only the nodes of its start, other programs need the low numbers.
 	FirstLoop int
-	// ProcRoot is a procfs that shows the processes of all guests; "" means /proc. A snapshot uses
-	// it to find the mounts that it freezes.
-	ProcRoot string
 	// KeepDevices leaves the devices in the guests when the rack is closed, as when the control
 	// plane of a real rack ends. The next rack that is opened on Dir adopts them.
 	KeepDevices bool
@@ -203,8 +200,8 @@ func (r *Simulation) open(ctx context.Context) (err error) {
 		return err
 	}
 	r.plane, err = dataplane.Open(dataplane.Config{Dir: r.config.Dir, Log: r.log, Seed: r.config.Seed,
-		FirstLoop: r.config.FirstLoop, ProcRoot: r.config.ProcRoot,
-		Devices: r.config.Devices, FlakyDisks: r.config.FlakyDisks, Volatile: r.config.Volatile})
+		FirstLoop: r.config.FirstLoop, Devices: r.config.Devices, FlakyDisks: r.config.FlakyDisks,
+		Volatile: r.config.Volatile})
 	if err != nil {
 		return err
 	}

@@ -157,7 +157,6 @@ func (o *options) flags() *flag.FlagSet {
 		return readSeed(s, r)
 	})
 	f.IntVar(&r.FirstLoop, "first-loop", 0, "the lowest `number` of a loop device to use")
-	f.StringVar(&r.ProcRoot, "proc", "/proc", "a procfs `directory` that shows the guests' processes")
 	f.BoolVar(&r.KeepDevices, "keep-devices", false, "leave the guests their disks at the end; "+
 		"the next simulator on the directory adopts them")
 	f.StringVar(&o.mutation, "mutation", "", "`name` of the rule that the rack breaks; "+
