@@ -21,7 +21,9 @@ const detachTimeout = 2 * time.Second
 // the caller can wait for that with another call of Detach.
 func (d Device) Detach(ctx context.Context) error {
 	err := d.with(func(f *os.File) error {
-		return unix.IoctlSetInt(int(f.Fd()), unix.LOOP_CLR_FD, 0)
+		// A real disk takes its read-only switch with it, and the next user of the number gets this one.
+		return errors.Join(unix.IoctlSetPointerInt(int(f.Fd()), unix.BLKROSET, 0),
+			unix.IoctlSetInt(int(f.Fd()), unix.LOOP_CLR_FD, 0))
 	})
 	// The device is gone or will be soon. The loop below waits for that.
 	if err != nil && !errors.Is(err, ErrGone) && !errors.Is(err, unix.ENXIO) {

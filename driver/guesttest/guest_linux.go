@@ -129,6 +129,7 @@ func (g *Guest) AttachFile(serial, file string, options ...Option) *Disk {
 	loop := d.Loop // the test may assign another disk to *d
 	g.t.Cleanup(func() {
 		unmountBelow(g.t, g.Dir)
+		Run(g.t, "blockdev", "--setrw", loop) // or the next user of the number has a read-only device
 		Run(g.t, "losetup", "--detach", loop)
 	})
 	sectors, err := os.ReadFile(filepath.Join("/sys/block", filepath.Base(loop), "size"))

@@ -436,10 +436,6 @@ func TestNS10AReadOnlySwitchIsLeftAsItIsUntilTheDiskIsProven(t *testing.T) {
 		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
 		guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
 		guesttest.Run(t, "blockdev", "--setro", v.disk.Loop)
-		t.Cleanup(func() {
-			guesttest.Run(t, "blockdev", "--setrw",
-				v.disk.Loop)
-		}) // the loop device stays so
 		return v
 	}
 	switched := func(v testVolume) bool {
