@@ -67,7 +67,7 @@ func (h *history) forge(s step, content *content) (err error) {
 	if kinds[s.vol].block() || content.forged != nil {
 		return nil
 	}
-	id, size := h.world.seen[diskField(s.vol)], gib
+	id, size := h.world.seen[diskField(s.vol)], kinds[s.vol].bytes()
 	content.forged, err = proof.Forgery{Volume: id, Disk: h.serials[s.vol],
 		Filesystem: kinds[s.vol].fsType, SizeBytes: size, NextBytes: 2 * size,
 		Device: proof.DiskFile(h.env.Rack, id)}.Write(h.env.target(s.vol, s.node, s.pod))

@@ -158,6 +158,7 @@ func (h *history) call(ctx context.Context, s step) (reply, error) {
 
 func createRequest(s step) *csi.CreateVolumeRequest {
 	req := harness.CreateRequest(volumeNames[s.vol], capabilityOf(s.vol))
+	req.CapacityRange.RequiredBytes = kinds[s.vol].bytes()
 	if s.source != "" {
 		harness.FromSnapshot(req, s.source)
 	}

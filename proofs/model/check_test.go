@@ -354,6 +354,9 @@ func (h *history) checkData(j *joint, calls []ended) error {
 				if j.facts[f] == "" || h.mayTouch(f, moving) {
 					continue
 				}
+				if c.partial && kinds[v].snap != 0 {
+					h.count.copies++
+				}
 				data, err := contents(h.env.target(v, n, p), v)
 				if err == nil {
 					err = c.read(v, data)

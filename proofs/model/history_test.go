@@ -54,6 +54,8 @@ type counts struct {
 	// bytes counts acknowledged bytes, and lost those of them that were lost. The first loss ends
 	// the history.
 	bytes, lost int64
+	// copies counts the restored volumes that were compared with their snapshot.
+	copies int
 }
 
 func newHistory(env *environment) *history {

@@ -156,6 +156,10 @@ func TestEveryStateOfEveryHistoryIsOneThatTheModelAllows(t *testing.T) { // B-38
 		"seed", p.Seed)); err != nil {
 		t.Error(err)
 	}
+	if err := proof.Print(proof.Line("acknowledged", "trials", sum.copies, "missing",
+		sum.lost/blockSize)); err != nil {
+		t.Error(err)
+	}
 	if r.env != nil {
 		if err := r.env.Bystanders.Compare(); err != nil {
 			t.Error(err)
@@ -176,6 +180,7 @@ func (c *counts) add(other counts) {
 	c.released += other.released
 	c.bytes += other.bytes
 	c.lost += other.lost
+	c.copies += other.copies
 }
 
 func TestParsingTheTextOfAStepReturnsTheSameStep(t *testing.T) {

@@ -22,14 +22,22 @@ type volumeKind struct {
 
 func (k volumeKind) block() bool { return k.fsType == "" }
 
+// bytes returns the size of the volume. A filesystem is restored to a larger disk.
+func (k volumeKind) bytes() int64 {
+	if k.snap != 0 && !k.block() {
+		return 2 * gib
+	}
+	return gib
+}
+
 // kinds contains the kinds of volumes by number. snapOf contains the volume of each snapshot.
 // Both begin with number 1.
 var (
 	kinds = []volumeKind{{},
 		{fsType: "ext4", shared: true}, {fsType: "xfs"}, {fsType: "btrfs"}, {shared: true},
-		{fsType: "ext4", snap: 1}, {snap: 2}, {fsType: "xfs", snap: 3},
+		{fsType: "ext4", snap: 1}, {snap: 2}, {fsType: "xfs", snap: 3}, {fsType: "btrfs", snap: 4},
 	}
-	snapOf = []int{0, 1, 4, 2}
+	snapOf = []int{0, 1, 4, 2, 3}
 	nodes  = []string{"a", "b", "c"}
 	pods   = []int{1, 2}
 )
@@ -195,8 +203,6 @@ func (w *world) doubtful(s step) bool {
 }
 
 // about reports whether a call depends on a field: of its volume, its snapshot, or its source.
-// A snapshot also affects calls on the volume's node, because the simulator holds the volume's
-// filesystem open there while it takes the snapshot.
 func about(f field, s step) bool {
 	var kind byte
 	var number int
@@ -204,8 +210,7 @@ func about(f field, s step) bool {
 		panic(err) // every field begins in this way
 	}
 	if kind == 's' {
-		return number == s.snap || s.op == createVolume && number == kinds[s.vol].snap ||
-			s.op.onNode() && snapOf[number] == s.vol
+		return number == s.snap || s.op == createVolume && number == kinds[s.vol].snap
 	}
 	return number == s.vol || s.op == createSnapshot && number == snapOf[s.snap]
 }
