@@ -37,9 +37,9 @@ func (v testVolume) acknowledged() map[string]string {
 	return files
 }
 
-// The copies are taken of a disk in use, of a frozen filesystem and of a disk that was unstaged. The
-// kernel replays no log on a disk that it cannot write; of a frozen filesystem only xfs has one.
-func TestNS13ACopyHasWhatWasFlushedOrIsNotShown(t *testing.T) {
+// The copies are taken of a disk in use, of a frozen filesystem and of a disk that was unstaged.
+// The kernel replays no log on a disk that it cannot write; a frozen xfs has one, too.
+func TestACopyHasWhatWasFlushedOrIsNotShown(t *testing.T) {
 	trials, missing := 0, 0
 	for _, fsType := range short.Some(t, 2, volume.Filesystems) {
 		g := statefulGuest(t)
@@ -83,7 +83,7 @@ func TestNS13ACopyHasWhatWasFlushedOrIsNotShown(t *testing.T) {
 			return err
 		}
 		for state, file := range files {
-			t.Run(fsType+" "+state, func(t *testing.T) {
+			t.Run("E-6 NS-13 "+fsType+" "+state, func(t *testing.T) {
 				for _, as := range [][]guesttest.Option{{guesttest.ReadOnly}, nil} {
 					// Without the option the disk looks writable, as a guest's NVMe device may.
 					err := use(t, file, true, as...)
