@@ -33,8 +33,7 @@ func (c *Service) snapshotSpec(req *csi.CreateSnapshotRequest) (snapshotSpec, er
 	}
 	for key := range req.GetParameters() {
 		if !volume.ForeignKey(key) {
-			return spec, csierr.New(csierr.ParameterInvalid, "the parameter %.80q is unknown; snapshots "+
-				"have none", key)
+			return spec, volume.UnknownParameter(key)
 		}
 	}
 	if req.GetAccessibilityRequirements() != nil {

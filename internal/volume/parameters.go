@@ -1,6 +1,7 @@
 package volume
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -20,6 +21,8 @@ const (
 	ParamMkfsOptions = CtxMkfsOptions
 	paramPlacement   = "placement"
 
+	foreignPrefix = "csi.storage.k8s.io/"
+
 	// DefaultBlockSize is the default block size of a blank disk, which today's filesystems use.
 	DefaultBlockSize = 4096
 	// localBlockSize is the block size of every local disk.
@@ -31,9 +34,27 @@ var (
 		paramPlacement}
 	// BlockSizes are the block sizes of disks, in bytes.
 	BlockSizes = []int{512, 2048, 4096}
-	// foreignKeys are the prefixes of keys that a CO adds to parameters and contexts for itself.
-	foreignKeys = []string{"csi.storage.k8s.io/", "storage.kubernetes.io/"}
+	// foreignKeys are the keys that Kubernetes' sidecars and kubelet read from parameters, or add to
+	// parameters and contexts.
+	foreignKeys = keysOfKubernetes()
 )
+
+func keysOfKubernetes() []string {
+	keys := []string{"storage.kubernetes.io/csiProvisionerIdentity"}
+	for _, use := range []string{"", "provisioner-", "controller-publish-", "controller-expand-",
+		"controller-modify-", "node-stage-", "node-publish-", "node-expand-", "snapshotter-",
+		"snapshotter-list-", "group-snapshotter-", "group-snapshotter-get-"} {
+		keys = append(keys, foreignPrefix+use+"secret-name", foreignPrefix+use+"secret-namespace")
+	}
+	for _, name := range []string{"fstype", "pvc/name", "pvc/namespace", "pv/name",
+		"volumesnapshot/name", "volumesnapshot/namespace", "volumesnapshotcontent/name",
+		"volumegroupsnapshot/name", "volumegroupsnapshot/namespace", "volumegroupsnapshotcontent/name",
+		"pod.name", "pod.namespace", "pod.uid", "serviceAccount.name", "serviceAccount.tokens",
+		"ephemeral"} {
+		keys = append(keys, foreignPrefix+name)
+	}
+	return keys
+}
 
 // DiskType is the type of a disk, in the rack's terms.
 type DiskType string
@@ -54,10 +75,34 @@ type Parameters struct {
 }
 
 // ForeignKey reports whether a key is one that a CO adds for itself.
-func ForeignKey(key string) bool {
-	return slices.ContainsFunc(foreignKeys, func(p string) bool {
-		return strings.HasPrefix(key, p)
-	})
+func ForeignKey(key string) bool { return slices.Contains(foreignKeys, key) }
+
+// UnknownParameter returns the error for a parameter that is neither one of the driver's own nor a
+// foreign key.
+func UnknownParameter(key string, own ...string) error {
+	nearest, best := "", 0
+	for _, name := range slices.Concat(own, foreignKeys) {
+		if n := similarity(key, name); n > best {
+			nearest, best = "; the nearest known one is "+name, n
+		}
+	}
+	return csierr.New(csierr.ParameterInvalid, "the parameter %.80q is unknown%s; the driver's own are "+
+		"%s", key, nearest, cmp.Or(strings.Join(own, ", "), "none"))
+}
+
+// similarity is how many letters two names have in common at their beginning and end, less those
+// that one has more.
+func similarity(a, b string) int {
+	a, b = strings.ToLower(a), strings.ToLower(b)
+	short, long := min(len(a), len(b)), max(len(a), len(b))
+	head, tail := 0, 0
+	for head < short && a[head] == b[head] {
+		head++
+	}
+	for tail < short-head && a[len(a)-1-tail] == b[len(b)-1-tail] {
+		tail++
+	}
+	return head + tail - (long - short)
 }
 
 // Claim returns the namespace and name of the claim, or of the VolumeSnapshot, from the parameters
@@ -65,8 +110,8 @@ func ForeignKey(key string) bool {
 // --extra-create-metadata.
 func Claim(parameters map[string]string) string {
 	for _, of := range []string{"pvc", "volumesnapshot"} {
-		if name := parameters["csi.storage.k8s.io/"+of+"/name"]; name != "" {
-			return parameters["csi.storage.k8s.io/"+of+"/namespace"] + "/" + name
+		if name := parameters[foreignPrefix+of+"/name"]; name != "" {
+			return parameters[foreignPrefix+of+"/namespace"] + "/" + name
 		}
 	}
 	return ""
@@ -101,8 +146,7 @@ func ParseParameters(values map[string]string) (Parameters, error) {
 			}
 		default:
 			if !ForeignKey(key) {
-				return p, csierr.New(csierr.ParameterInvalid, "the parameter %.80q is unknown; known are "+
-					"%s", key, strings.Join(parameterNames, ", "))
+				return p, UnknownParameter(key, parameterNames...)
 			}
 		}
 		if err != nil {

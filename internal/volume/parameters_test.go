@@ -14,11 +14,10 @@ import (
 func TestCV6ParseParameters(t *testing.T) {
 	p, err := ParseParameters(map[string]string{
 		"blockSize": "512", "diskType": "distributed", "imageId": strings.ToUpper(someID),
-		"placement":                      "instance",
-		"mkfsOptions":                    "reservedPercent=0,bytesPerInode=16384",
-		"csi.storage.k8s.io/pvc/name":    "claim",
-		"csi.storage.k8s.io/anything":    "goes",
-		"storage.kubernetes.io/whatever": "too",
+		"placement":                   "instance",
+		"mkfsOptions":                 "reservedPercent=0,bytesPerInode=16384",
+		"csi.storage.k8s.io/pvc/name": "claim",
+		"csi.storage.k8s.io/node-expand-secret-namespace": "secrets",
 	})
 	must(t, err)
 	if p.BlockSize != 512 || p.DiskType != diskTypeDistributed || p.ImageID != someID ||
@@ -55,11 +54,28 @@ func TestCV6BadParametersAreRefusedByName(t *testing.T) {
 		{"placement", "node", csierr.ParameterInvalid},
 		{"placement", "", csierr.ParameterInvalid},
 		{"colour", "blue", csierr.ParameterInvalid},
+		{"csi.storage.k8s.io/fstpye", "xfs", csierr.ParameterInvalid},
+		{"csi.storage.k8s.io/pvc", "x", csierr.ParameterInvalid},
+		{"storage.kubernetes.io/whatever", "x", csierr.ParameterInvalid},
 	} {
 		_, err := ParseParameters(map[string]string{test.key: test.value})
 		csitest.Want(t, err, codes.InvalidArgument, test.reason)
 		if !strings.Contains(err.Error(), test.key) {
 			t.Errorf("%v does not name %s", err, test.key)
+		}
+	}
+	for unknown, nearest := range map[string]string{
+		"csi.storage.k8s.io/fstpye":                    "csi.storage.k8s.io/fstype",
+		"csi.storage.k8s.io/fsType2":                   "csi.storage.k8s.io/fstype",
+		"csi.storage.k8s.io/node-publish-secrets-name": "csi.storage.k8s.io/node-publish-secret-name",
+		"csi.storage.k8s.io/pv/names":                  "csi.storage.k8s.io/pv/name",
+		"blocksize":                                    "blockSize",
+		"mkfsOption":                                   "mkfsOptions",
+		"imageID":                                      "imageId",
+	} {
+		_, err := ParseParameters(map[string]string{unknown: "x"})
+		if err == nil || !strings.Contains(err.Error(), "nearest known one is "+nearest+"; ") {
+			t.Errorf("%s: got %v, want the nearest to be %s", unknown, err, nearest)
 		}
 	}
 	for _, values := range []map[string]string{
