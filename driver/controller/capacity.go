@@ -52,7 +52,7 @@ func (c *Service) possible(req *csi.GetCapacityRequest) (bool, error) {
 		}
 	}
 	p, err := volume.ParseParameters(req.GetParameters())
-	if err != nil || p.Fits(req.GetVolumeCapabilities()) != nil ||
+	if err != nil || p.Fits(req.GetVolumeCapabilities(), 0) != nil ||
 		p.Placement == volume.PlacementInstance && !c.TopologyInstance {
 		return false, nil //nolint:nilerr // no volume can satisfy it, so there is no capacity
 	}

@@ -45,9 +45,6 @@ func (c *Service) volumeSpec(req *csi.CreateVolumeRequest) (volumeSpec, error) {
 	if spec.Parameters, err = volume.ParseParameters(req.GetParameters()); err != nil {
 		return spec, err
 	}
-	if err = spec.Parameters.Fits(req.GetVolumeCapabilities()); err != nil {
-		return spec, err
-	}
 	if err = spec.checkFilesystemBlocks(); err != nil {
 		return spec, err
 	}
@@ -70,8 +67,16 @@ func (c *Service) volumeSpec(req *csi.CreateVolumeRequest) (volumeSpec, error) {
 		c.TopologyInstance); err != nil {
 		return spec, err
 	}
-	spec.Range, err = volume.ParseCapacityRange(req.GetCapacityRange())
-	return spec, err
+	if spec.Range, err = volume.ParseCapacityRange(req.GetCapacityRange()); err != nil {
+		return spec, err
+	}
+	var blankBytes int64
+	if !spec.hasSource() {
+		if blankBytes, err = spec.Range.DiskSize(0, spec.Parameters.Largest()); err != nil {
+			return spec, err
+		}
+	}
+	return spec, spec.Parameters.Fits(req.GetVolumeCapabilities(), blankBytes)
 }
 
 // requestedSnapshot returns the snapshot to restore; empty for a blank volume.

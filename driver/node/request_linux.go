@@ -163,7 +163,7 @@ func parseVolume(id string, c *csi.VolumeCapability, published, vol map[string]s
 	if v.Mkfs, err = volume.ParseMkfsOptions(vol[volume.CtxMkfsOptions]); err != nil {
 		return v, err
 	}
-	if err := v.Mkfs.Check(v.FSType); err != nil {
+	if err := v.Mkfs.Check(v.FSType, 0); err != nil { // mke2fs itself finds what does not fit
 		return v, err
 	}
 	return v, v.checkUse()

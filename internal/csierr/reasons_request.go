@@ -121,9 +121,8 @@ var requestReasons = section{
 		{
 			Reason: MkfsOptions, Code: codes.InvalidArgument,
 			Means: "`mkfsOptions` has an option that the driver does not allow for this " +
-				"filesystem.",
-			Do: "Correct `mkfsOptions` of the StorageClass; the message lists the allowed " +
-				"options.",
+				"filesystem, or options with which mkfs cannot make it in the volume's size.",
+			Do: "Correct `mkfsOptions` of the StorageClass; the message says what is allowed.",
 		},
 		{
 			Reason: MountFlags, Code: codes.FailedPrecondition,

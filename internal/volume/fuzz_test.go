@@ -284,7 +284,7 @@ func FuzzMkfsOptions(f *testing.F) {
 					t.Fatalf("%q gives %s the arguments %q", text, fsType, args)
 				}
 			}
-			if len(args)%2 != 0 || (o.Check(fsType) == nil && len(args) != 2*len(o.chosen)) {
+			if len(args)%2 != 0 || (o.Check(fsType, 0) == nil && len(args) != 2*len(o.chosen)) {
 				t.Fatalf("%q is fine for %s, but gives %q", text, fsType, args)
 			}
 		}

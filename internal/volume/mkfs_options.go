@@ -103,19 +103,16 @@ func (o MkfsOptions) String() string {
 	return strings.Join(words, ",")
 }
 
-// Check returns an error if an option does not apply to the filesystem.
-func (o MkfsOptions) Check(fsType string) error {
+// Check returns an error if an option does not apply to the filesystem, or if mkfs cannot make the
+// filesystem with these options on a disk of that size. Size 0 means not known.
+func (o MkfsOptions) Check(fsType string, sizeBytes int64) error {
 	for _, c := range o.chosen {
 		if mkfsRules[c.name].args[fsType] == nil {
 			return csierr.New(csierr.MkfsOptions, "mkfsOptions: %s does not apply to %s; allowed are %s",
 				c.name, fsType, allowedMkfsOptions(fsType))
 		}
 	}
-	inode, _ := strconv.Atoi(o.Value("inodeSize"))
-	block, _ := strconv.Atoi(o.Value("fsBlockSize"))
-	if block == 0 {
-		block = 4096
-	}
+	inode, block := o.number("inodeSize", 0), o.number("fsBlockSize", 4096)
 	switch {
 	case fsType == XFS && inode > 0 && (inode < 512 || inode > block/2):
 		return csierr.New(csierr.MkfsOptions, "mkfsOptions: inodeSize=%d: xfs takes 512 up to half of "+
@@ -124,8 +121,59 @@ func (o MkfsOptions) Check(fsType string) error {
 		return csierr.New(csierr.MkfsOptions, "mkfsOptions: inodeSize=%d is more than fsBlockSize=%d",
 			inode,
 			block)
+	case (fsType == Ext3 || fsType == Ext4) && sizeBytes > 0 && !o.extFits(fsType, sizeBytes):
+		return csierr.New(csierr.MkfsOptions, "mkfsOptions: bytesPerInode=%d with inodeSize=%d and "+
+			"fsBlockSize=%d leaves too little of %s of %s to files; choose a bytesPerInode of at least "+
+			"twice inodeSize, or a larger fsBlockSize", o.number("bytesPerInode", extBytesPerInode),
+			o.number("inodeSize", extInodeSize), block, SizeText(sizeBytes), fsType)
 	}
 	return nil
+}
+
+// The defaults of mke2fs for disks of a GiB and more. It chooses fewer inodes from 4 TiB on.
+const extInodeSize, extBytesPerInode = 256, 16384
+
+// extFits reports whether each block group has room for what mke2fs puts into it, and its inode
+// table leaves a quarter of it to the journal and to files. The numbers are those of mke2fs (its
+// ext2fs_initialize), which fails without the room.
+func (o MkfsOptions) extFits(fsType string, sizeBytes int64) bool {
+	const most = 1<<32 - 1
+	block := o.number("fsBlockSize", 4096)
+	blocks, inodes := sizeBytes/block, sizeBytes/o.number("bytesPerInode", extBytesPerInode)
+	descriptor := int64(64)
+	if fsType == Ext3 {
+		descriptor = 32 // it has not the feature 64bit
+		if max(blocks, inodes) > most {
+			return false
+		}
+	}
+	inodes = min(inodes, most)
+	bitmap := 8 * block // the most blocks or inodes of a group
+	for group := bitmap; group >= 256; group -= 8 {
+		groups := ceil(blocks, group)
+		perGroup := ceil(inodes, groups)
+		if perGroup > bitmap {
+			continue // mke2fs then makes smaller groups
+		}
+		table := ceil(perGroup*o.number("inodeSize", extInodeSize), block)
+		descriptors := ceil(groups*descriptor, block) + block/4 // and those reserved for growth
+		if descriptors > group*3/4 {
+			descriptors = 1 // with meta_bg
+		}
+		return table <= group*3/4 && 3+table+descriptors <= group
+	}
+	return false
+}
+
+func ceil(a, b int64) int64 { return (a + b - 1) / b }
+
+// number returns the value of an option, or the default.
+func (o MkfsOptions) number(name string, unset int64) int64 {
+	n, err := strconv.ParseInt(o.Value(name), 10, 64)
+	if err != nil {
+		return unset
+	}
+	return n
 }
 
 // Args returns the options as arguments of the filesystem's mkfs.

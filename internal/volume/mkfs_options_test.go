@@ -27,6 +27,9 @@ func TestMkfsOptions(t *testing.T) {
 		{"inodeSize=256", XFS, nil, "xfs takes 512"},
 		{"inodeSize=2048,fsBlockSize=4096", XFS, []string{"-i", "size=2048", "-b", "size=4096"}, ""},
 		{"inodeSize=1024,fsBlockSize=1024", XFS, nil, "half of its block size"},
+		{"bytesPerInode=2048,inodeSize=1024", Ext4, []string{"-i", "2048", "-I", "1024"}, ""},
+		{"bytesPerInode=2048,inodeSize=2048", Ext4, nil, "at least twice inodeSize"},
+		{"bytesPerInode=2100,inodeSize=2048", Ext3, nil, "at least twice inodeSize"},
 		{"bytesPerInode=0", Ext4, nil, "1024 to 67108864"},
 		{"bytesPerInode=+16384", Ext4, nil, "1024 to 67108864"},
 		{"bytesPerInode=016384", Ext4, nil, "1024 to 67108864"},
@@ -44,7 +47,7 @@ func TestMkfsOptions(t *testing.T) {
 		t.Run("options "+c.text+" for "+c.fsType, func(t *testing.T) {
 			o, err := ParseMkfsOptions(c.text)
 			if err == nil {
-				err = o.Check(c.fsType)
+				err = o.Check(c.fsType, GiB)
 			}
 			if c.says != "" {
 				if err == nil || !strings.Contains(err.Error(), c.says) {

@@ -180,8 +180,9 @@ func (p Parameters) contradiction() error {
 	return nil
 }
 
-// Fits returns an error if the parameters do not apply to the capabilities.
-func (p Parameters) Fits(capabilities []*csi.VolumeCapability) error {
+// Fits returns an error if the parameters do not apply to the capabilities of a disk of that size.
+// Size 0 means that the filesystem may be on the disk already.
+func (p Parameters) Fits(capabilities []*csi.VolumeCapability, sizeBytes int64) error {
 	for _, c := range capabilities {
 		if c.GetMount() == nil {
 			continue
@@ -190,7 +191,7 @@ func (p Parameters) Fits(capabilities []*csi.VolumeCapability) error {
 		if fsType == "" {
 			fsType = Ext4
 		}
-		if err := p.MkfsOptions.Check(fsType); err != nil {
+		if err := p.MkfsOptions.Check(fsType, sizeBytes); err != nil {
 			return csierr.New(csierr.MkfsOptions, "%s", err.Error())
 		}
 	}

@@ -91,9 +91,9 @@ func TestMkfsOptionsHaveToApplyToTheFilesystem(t *testing.T) {
 	p, err := ParseParameters(map[string]string{"mkfsOptions": "bytesPerInode=16384"})
 	must(t, err)
 	if err := p.Fits([]*csi.VolumeCapability{csitest.Filesystem(""),
-		csitest.Filesystem("ext3")}); err != nil {
+		csitest.Filesystem("ext3")}, GiB); err != nil {
 		t.Error(err)
 	}
-	err = p.Fits([]*csi.VolumeCapability{csitest.Filesystem("ext4"), csitest.Filesystem("xfs")})
+	err = p.Fits([]*csi.VolumeCapability{csitest.Filesystem("ext4"), csitest.Filesystem("xfs")}, GiB)
 	csitest.Want(t, err, codes.InvalidArgument, csierr.MkfsOptions)
 }
