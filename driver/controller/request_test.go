@@ -121,6 +121,15 @@ func TestBadRequestsNeverReachTheRack(t *testing.T) {
 		{"CV-6 a filesystem with smaller blocks than the disk's", func(r *csi.CreateVolumeRequest) {
 			r.Parameters = map[string]string{"mkfsOptions": "fsBlockSize=1024"}
 		}, codes.InvalidArgument, csierr.MkfsOptions},
+		{"CV-6 more inodes than the disk has room for", func(r *csi.CreateVolumeRequest) {
+			r.Parameters = map[string]string{"mkfsOptions": "bytesPerInode=2048,inodeSize=2048"}
+		}, codes.InvalidArgument, csierr.MkfsOptions},
+		{"CV-6 a key that no sidecar of Kubernetes has", func(r *csi.CreateVolumeRequest) {
+			r.Parameters = map[string]string{"csi.storage.k8s.io/fstpye": "xfs"}
+		}, codes.InvalidArgument, csierr.ParameterInvalid},
+		{"CV-5 a mount flag that the filesystem refuses", func(r *csi.CreateVolumeRequest) {
+			r.VolumeCapabilities[0].GetMount().MountFlags = []string{"ro,noload"}
+		}, codes.InvalidArgument, csierr.MountFlags},
 		{"CV-7 mutable parameters", func(r *csi.CreateVolumeRequest) {
 			r.MutableParameters = map[string]string{"a": "b"}
 		}, codes.InvalidArgument, csierr.ParameterInvalid},

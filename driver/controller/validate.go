@@ -61,7 +61,8 @@ func validationOf(req *csi.ValidateVolumeCapabilitiesRequest) (id oxide.NameOrId
 		case p.Unsupported:
 			mismatch = p.Message
 		}
-		_, err := volume.ParseMountFlags(capability.GetMount().GetMountFlags())
+		m := capability.GetMount()
+		_, err := volume.ParseMountFlags(m.GetFsType(), m.GetMountFlags())
 		if err != nil && mismatch == "" {
 			mismatch = err.Error()
 		}

@@ -116,9 +116,9 @@ func TestABtrfsOfWhichOnlyTheRecordsAreLeftIsKeptWhateverALaterCheckFinds(t *tes
 	path := os.Getenv("PATH")
 	tools(t, map[string]string{"mkfs.btrfs": "exit 1"})
 	unmountable := v
-	unmountable.Flags = []string{"unknown"} // so the kernel leaves no trace of a mount
+	unmountable.Flags = []string{invalidLabel} // so the kernel leaves no trace of a mount
 	if unmountable.stage() == nil {
-		t.Fatal("it was mounted with an unknown flag")
+		t.Fatal("it was mounted with an invalid label")
 	}
 	if n := recordsOn(t, v.disk); n != 0 {
 		t.Fatalf("%d marks are left on the disk", n)

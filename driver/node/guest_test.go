@@ -30,6 +30,10 @@ const instance = "5e3a9f62-7c1b-4e0b-9a3d-0f6f0c9b8a01"
 // selinuxFlag is the mount flag that kubelet adds on a node with SELinux, to stage and to publish.
 const selinuxFlag = `context="system_u:object_r:container_file_t:s0:c1,c2"`
 
+// invalidLabel is a mount flag that the driver accepts, and that every kernel refuses: those with
+// SELinux, because it is no label.
+const invalidLabel = "context=canary"
+
 // testGuest is a guest with an orchestrator's directory.
 type testGuest struct {
 	*guesttest.Guest

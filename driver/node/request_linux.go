@@ -157,7 +157,8 @@ func parseVolume(id string, c *csi.VolumeCapability, published, vol map[string]s
 		return v, v.checkUse()
 	}
 	v.FSType = cmp.Or(c.GetMount().GetFsType(), volume.Ext4)
-	if v.MountFlags, err = volume.ParseMountFlags(c.GetMount().GetMountFlags()); err != nil {
+	v.MountFlags, err = volume.ParseMountFlags(v.FSType, c.GetMount().GetMountFlags())
+	if err != nil {
 		return v, err
 	}
 	if v.Mkfs, err = volume.ParseMkfsOptions(vol[volume.CtxMkfsOptions]); err != nil {

@@ -416,7 +416,7 @@ func TestB15AMountFlagThatTheFilesystemRefusesIsNamedByItsPlace(t *testing.T) {
 		t.Run(fsType, func(t *testing.T) {
 			g := newGuest(t)
 			v := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), fsType)
-			v.Flags = []string{"noatime", "nodev,canary=x"}
+			v.Flags = []string{"noatime", "nodev," + invalidLabel}
 			err := v.stage()
 			csitest.Want(t, err, codes.FailedPrecondition, csierr.MountFlags)
 			if text := err.Error(); !strings.Contains(text, "mount flag 2") ||

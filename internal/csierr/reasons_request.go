@@ -127,13 +127,13 @@ var requestReasons = section{
 		{
 			Reason: MountFlags, Code: codes.FailedPrecondition,
 			Also: "; from the controller, `INVALID_ARGUMENT`",
-			Means: "The driver does not allow a mount flag for volumes, or the flag takes no " +
-				"value (`ro=1`), or the filesystem does not know it, or refuses the flags together " +
-				"(the kernel's log says why). The message does not show the flags, because a flag may " +
-				"contain a secret.",
-			Do: "Remove the flag from `mountOptions`; the message counts the flags from 1. A " +
-				"volume keeps the flags of the StorageClass that it was made with: edit the " +
-				"PersistentVolume of an existing volume, and the StorageClass for new ones.",
+			Means: "A mount flag is none that the driver allows for the filesystem, or has a value that " +
+				"is not allowed (`commit=0`, `ro=1`), or contradicts another flag; or the kernel refuses it " +
+				"(its log says why). The message does not show the flags, because a flag may contain a secret.",
+			Do: "Correct or remove the flag in `mountOptions`; the message counts the flags from 1, and " +
+				"docs/configuration.md lists what is allowed. A volume keeps the flags of the StorageClass " +
+				"that it was made with: edit the PersistentVolume of an existing volume, and the " +
+				"StorageClass for new ones.",
 		},
 		{
 			Reason: PathInvalid, Code: codes.InvalidArgument,

@@ -113,7 +113,8 @@ func CheckCapability(c *csi.VolumeCapability) error {
 		return csierr.New(csierr.CapabilityUnsupported, "%s", p.Message)
 	}
 	// Otherwise the node would refuse them after the volume is made.
-	if _, err := ParseMountFlags(c.GetMount().GetMountFlags()); err != nil {
+	m := c.GetMount()
+	if _, err := ParseMountFlags(m.GetFsType(), m.GetMountFlags()); err != nil {
 		return csierr.Coded(codes.InvalidArgument, csierr.MountFlags, "%s", err)
 	}
 	return nil

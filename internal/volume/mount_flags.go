@@ -1,7 +1,9 @@
 package volume
 
 import (
+	"cmp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
@@ -58,18 +60,102 @@ var (
 	superFlags = []string{"sync", "async", "dirsync", "lazytime", "nolazytime"}
 	// ignoredFlags are for mount(8) and init systems.
 	ignoredFlags = []string{"", "defaults", "auto", "noauto", "nofail", "_netdev", "nouser"}
-	// refusedFlags would do something other than mount this volume's filesystem at this path, or would
-	// use another device or file.
-	refusedFlags = []string{
-		"bind", "rbind", "remount", "move", "loop", "offset", "sizelimit", "helper", "source", "subdir",
-		"user", "users", "owner", "group", "shared", "rshared", "private", "rprivate", "slave", "rslave",
-		"unbindable", "runbindable", "device", "journal_dev", "journal_path", "logdev", "rtdev",
-	}
+	// labelFlags are SELinux's, for any filesystem. Kubelet adds a context to a volume's own flags.
+	labelFlags = []string{"context", "fscontext", "defcontext", "rootcontext"}
 )
 
-// ParseMountFlags parses the mount flags of a volume capability. Its errors name the position of a
-// flag, never the flag.
-func ParseMountFlags(flags []string) (MountOptions, error) {
+// FlagSet are the mount flags that a filesystem takes: words, and names with their values.
+type FlagSet struct {
+	Words  []string
+	Values map[string]func(value string) bool
+}
+
+// FilesystemFlags are the flags of each filesystem, besides those that any filesystem takes. Linux
+// 5.12 and later versions take each of them, on every disk and whatever the kernel's configuration
+// is. So there are no quotas and no DAX. None of them leaves out the log or its ordering
+// (norecovery, barrier=0), shows another state or part of the filesystem (rescue, subvol, sb),
+// names another device, changes the filesystem's features (journal_checksum), or lets the damage of
+// one volume stop the node (errors=panic).
+var FilesystemFlags = map[string]FlagSet{
+	Ext3: {strings.Fields(extWords), extValues},
+	Ext4: {strings.Fields(extWords + " delalloc nodelalloc dioread_lock dioread_nolock"), extValues},
+	XFS: {
+		strings.Fields("bsdgroups discard filestreams grpid inode32 inode64 largeio noalign nodiscard " +
+			"nogrpid nolargeio noquota nouuid swalloc sysvgroups wsync"),
+		map[string]func(string) bool{
+			"allocsize": powerOfTwo(64<<10, 1<<30), // the largest page of an architecture is 64 KiB
+			"logbsize":  powerOfTwo(16<<10, 256<<10),
+			"logbufs":   numberFrom(2, 8),
+		},
+	},
+	Btrfs: {
+		strings.Fields("acl autodefrag barrier compress compress-force datacow datasum discard " +
+			"flushoncommit noacl noautodefrag nodatacow nodatasum nodiscard noflushoncommit nossd " +
+			"nossd_spread notreelog skip_balance ssd ssd_spread treelog user_subvol_rm_allowed"),
+		map[string]func(string) bool{
+			"commit":         numberFrom(1, 300),
+			"compress":       compression,
+			"compress-force": compression,
+			"discard":        anyOf("sync", "async"),
+			"max_inline":     numberFrom(0, 4096),
+			"metadata_ratio": numberFrom(0, 100),
+			"space_cache":    anyOf("v2"),
+			"thread_pool":    numberFrom(1, 256),
+		},
+	},
+}
+
+// The flags of ext3, which the kernel's ext4 mounts.
+const extWords = "acl auto_da_alloc barrier block_validity bsddf bsdgroups discard grpid " +
+	"init_itable noauto_da_alloc noblock_validity nodiscard nogrpid noinit_itable nombcache " +
+	"noquota sysvgroups user_xattr"
+
+var extValues = map[string]func(string) bool{
+	"auto_da_alloc":        anyOf("0", "1"),
+	"barrier":              anyOf("1"),
+	"commit":               numberFrom(1, 300),
+	"data":                 anyOf("journal", "ordered", "writeback"),
+	"data_err":             anyOf("abort", "ignore"),
+	"errors":               anyOf("remount-ro"),
+	"init_itable":          numberFrom(0, 1000),
+	"inode_readahead_blks": powerOfTwo(1, 4096),
+	"journal_ioprio":       numberFrom(0, 7),
+	"max_batch_time":       numberFrom(0, 1000000),
+	"max_dir_size_kb":      numberFrom(0, 1<<20),
+	"min_batch_time":       numberFrom(0, 1000000),
+	"resgid":               numberFrom(0, 1<<31-1),
+	"resuid":               numberFrom(0, 1<<31-1),
+	"stripe":               numberFrom(0, 32768),
+}
+
+// compression reports whether btrfs has a method of compression, such as zstd:3.
+func compression(value string) bool {
+	method, level, leveled := strings.Cut(value, ":")
+	switch {
+	case !leveled:
+		return anyOf("zlib", "lzo", "zstd", "no", "none")(method)
+	case method == "zlib":
+		return numberFrom(1, 9)(level)
+	}
+	return method == "zstd" && numberFrom(1, 15)(level)
+}
+
+// powerOfTwo accepts powers of two, also in units of k, m or g.
+func powerOfTwo(low, high int) func(string) bool {
+	return func(value string) bool {
+		digits := strings.TrimRight(value, "kKmMgG")
+		unit := map[string]int{"": 1, "k": 1 << 10, "m": 1 << 20,
+			"g": 1 << 30}[strings.ToLower(value[len(digits):])]
+		n, err := strconv.Atoi(digits)
+		n *= unit
+		return err == nil && numberFrom(1, high)(digits) && n >= low && n <= high && n&(n-1) == 0
+	}
+}
+
+// ParseMountFlags parses the mount flags of a volume capability; the default filesystem is ext4.
+// Its errors name the position of a flag, never the flag.
+func ParseMountFlags(fsType string, flags []string) (MountOptions, error) {
+	fsType = cmp.Or(fsType, Ext4)
 	var o MountOptions
 	for i, f := range flags {
 		words, ok := splitFlag(f)
@@ -78,10 +164,11 @@ func ParseMountFlags(flags []string) (MountOptions, error) {
 				"a NUL", i+1)
 		}
 		for _, word := range words {
-			if !o.add(word, i+1) {
-				return MountOptions{}, csierr.New(csierr.MountFlags, "mount flag %d is not for volumes: bind, "+
-					"remount, move, loop, propagation and user flags, those that name another device, and values "+
-					"for flags that have none, such as ro, are refused", i+1)
+			if !o.add(fsType, word, i+1) {
+				return MountOptions{}, csierr.New(csierr.MountFlags, "mount flag %d is not allowed for %s, or "+
+					"has a value that is not allowed, or contradicts another flag; docs/configuration.md lists "+
+					"what is allowed; correct mountOptions of the StorageClass and, of a volume that exists, "+
+					"those of its PersistentVolume", i+1, fsType)
 			}
 		}
 	}
@@ -112,15 +199,11 @@ func splitFlag(flag string) (words []string, ok bool) {
 	return append(words, word.String()), !quoted
 }
 
-// add adds one flag and reports whether a volume may have it.
-func (o *MountOptions) add(word string, flag int) bool {
+// add adds one flag and reports whether a volume with this filesystem may have it.
+func (o *MountOptions) add(fsType, word string, flag int) bool {
 	key, value, hasValue := strings.Cut(word, "=")
 	attr, isAttr := attrFlags[word]
 	switch {
-	case slices.Contains(refusedFlags, key):
-		return false
-	case hasValue && hasNoValue(key):
-		return false // the kernel treats "ro=0" as ro
 	case slices.Contains(ignoredFlags, word), key == "comment", strings.HasPrefix(key, "x-"),
 		strings.HasPrefix(key, "X-"):
 	case isAttr:
@@ -128,16 +211,35 @@ func (o *MountOptions) add(word string, flag int) bool {
 		o.AtimeChosen = o.AtimeChosen || (attr.set|attr.clear)&AttrAtimeMask != 0
 	case slices.Contains(superFlags, word):
 		o.Super = append(o.Super, word)
-	default:
+	case allowed(fsType, key, value, hasValue):
 		o.Data = append(o.Data, MountOption{key, value, hasValue, flag})
+	default:
+		return false
 	}
-	return true
+	return !o.contradictory()
 }
 
-// hasNoValue reports whether a flag takes no value.
-func hasNoValue(key string) bool {
-	_, isAttr := attrFlags[key]
-	return isAttr || slices.Contains(superFlags, key)
+// allowed reports whether a flag is an option of the filesystem that a volume may have.
+func allowed(fsType, key, value string, hasValue bool) bool {
+	if !hasValue {
+		return key == "seclabel" || slices.Contains(FilesystemFlags[fsType].Words, key)
+	}
+	check := FilesystemFlags[fsType].Values[key]
+	return slices.Contains(labelFlags, key) || check != nil && check(value)
+}
+
+// contradictory reports whether one option makes the kernel refuse another, or undoes it silently.
+func (o *MountOptions) contradictory() bool {
+	has := func(is func(d MountOption) bool) bool { return slices.ContainsFunc(o.Data, is) }
+	named := func(keys ...string) bool {
+		return has(func(d MountOption) bool { return slices.Contains(keys, d.Key) })
+	}
+	journaled := has(func(d MountOption) bool { return d.Key == "data" && d.Value == "journal" })
+	compressed := has(func(d MountOption) bool {
+		return strings.HasPrefix(d.Key, "compress") && !strings.HasPrefix(d.Value, "no")
+	})
+	return journaled && named("delalloc", "dioread_nolock") ||
+		compressed && named("nodatacow", "nodatasum") || named("context") && named("defcontext")
 }
 
 // ReadOnly reports whether the mount is to be read-only.

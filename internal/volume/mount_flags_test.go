@@ -1,6 +1,9 @@
 package volume
 
 import (
+	"os"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -8,7 +11,7 @@ import (
 )
 
 func TestParseMountFlags(t *testing.T) {
-	if o, err := ParseMountFlags(nil); err != nil || o.Given {
+	if o, err := ParseMountFlags("", nil); err != nil || o.Given {
 		t.Errorf("of no flags given is %v, %v", o.Given, err)
 	}
 	for _, c := range []struct {
@@ -41,7 +44,7 @@ func TestParseMountFlags(t *testing.T) {
 	} {
 		t.Run("flags "+c.flags, func(t *testing.T) {
 			c.want.Given = true
-			got, err := ParseMountFlags(strings.Split(c.flags, "|"))
+			got, err := ParseMountFlags(Ext4, strings.Split(c.flags, "|"))
 			must(t, err)
 			if diff := cmp.Diff(c.want, got); diff != "" {
 				t.Fatal(diff)
@@ -52,16 +55,61 @@ func TestParseMountFlags(t *testing.T) {
 		})
 	}
 	t.Run("B-15 a refused flag is not quoted", func(t *testing.T) {
-		for _, f := range []string{"bind", "remount", "loop=/canary", "source=canary", "rshared", "user",
-			"device=/canary", "journal_dev=canary", `a="canary`, "canary\x00", "ro=canary", "rw=canary",
-			"sync=canary", "noexec=canary"} {
-			_, err := ParseMountFlags([]string{"noatime", f})
-			if err == nil || strings.Contains(err.Error(), "canary") || !strings.Contains(err.Error(),
-				"mount flag 2") {
-				t.Errorf("ParseMountFlags(%q): %v", f, err)
+		for fsType, flags := range map[string]string{
+			Ext4: "bind remount loop=/canary source=canary rshared user device=/canary " +
+				`journal_dev=canary a="canary ro=canary rw=canary sync=canary noexec=canary ` +
+				"canary\x00 noload norecovery nobarrier barrier=0 commit=0 commit=301 commit data " +
+				"errors=panic data=journal,delalloc dioread_nolock,data=journal dax sb=canary abort " +
+				"journal_checksum journal_async_commit usrquota prjquota",
+			Ext3: "delalloc nodelalloc dioread_nolock noload nobarrier barrier=0 extents",
+			XFS: "norecovery norecovery,ro nobarrier sunit=8 logdev=canary rtdev=canary logbufs=1 " +
+				"logbufs=9 logbsize=8k logbsize=48k logbsize=512k allocsize=4k allocsize=2g " +
+				"allocsize=96k ikeep attr2 dax uquota prjquota nouuid=canary",
+			Btrfs: "nologreplay norecovery rescue=canary rescue=all usebackuproot nobarrier degraded " +
+				"subvol=canary subvolid=canary device=canary compress=canary compress=lzo:1 " +
+				"compress=zlib:10 compress=zstd:16 compress-force,nodatacow nodatasum,compress=zstd " +
+				"commit=301 thread_pool=0 space_cache=v1 nospace_cache fatal_errors=panic discard=canary",
+			"zfs": "discard",
+		} {
+			for f := range strings.SplitSeq(flags, " ") {
+				_, err := ParseMountFlags(fsType, []string{"noatime", f})
+				if err == nil || strings.Contains(err.Error(), "canary") || !strings.Contains(err.Error(),
+					"mount flag 2") {
+					t.Errorf("ParseMountFlags(%s, %q): %v", fsType, f, err)
+				}
 			}
 		}
 	})
+}
+
+func TestTheDocumentationListsTheMountFlags(t *testing.T) {
+	page, err := os.ReadFile("../../docs/configuration.md")
+	must(t, err)
+	_, part, _ := strings.Cut(string(page), "## Mount options")
+	part, _, _ = strings.Cut(part, "\n## ")
+	rows := map[string][]string{}
+	for row := range strings.Lines(part) {
+		cells := strings.Split(row, "|")
+		if len(cells) != 5 {
+			continue
+		}
+		for fsType := range strings.SplitSeq(strings.TrimSpace(cells[1]), ", ") {
+			for _, word := range regexp.MustCompile("`[^`]+`").FindAllString(cells[2]+cells[3], -1) {
+				rows[fsType] = append(rows[fsType], strings.Trim(word, "`"))
+			}
+		}
+	}
+	for _, fsType := range Filesystems {
+		want := slices.Clone(FilesystemFlags[fsType].Words)
+		for name := range FilesystemFlags[fsType].Values {
+			want = append(want, name+"=")
+		}
+		slices.Sort(want)
+		slices.Sort(rows[fsType])
+		if diff := cmp.Diff(want, rows[fsType]); diff != "" {
+			t.Errorf("the flags of %s differ (-driver +page):\n%s", fsType, diff)
+		}
+	}
 }
 
 func TestPublishedFlags(t *testing.T) {
@@ -79,7 +127,7 @@ func TestPublishedFlags(t *testing.T) {
 		{"noatime", []string{"strictatime"}, false, ""},
 		{"relatime,sync", []string{"ro"}, true, "relatime,ro,sync"},
 	} {
-		o, err := ParseMountFlags(c.flags)
+		o, err := ParseMountFlags("", c.flags)
 		must(t, err)
 		got := strings.Join(PublishedFlags(strings.Split(c.staged, ","), o, c.readOnly), ",")
 		if got != c.want {
