@@ -86,9 +86,12 @@ func TestAFreshFilesystemMountsWithTheAcceptedFlags(t *testing.T) {
 					continue
 				}
 				csitest.Must(t, m.Close())
-				Untouched(fsType, &o)
-				if m, err = Mount(d, fsType, o); err != nil {
-					t.Errorf("without its log, with %q: %v", flags, err)
+				o.SetReadOnly()
+				csitest.Must(t, d.SetReadOnly(true))
+				m, err = Mount(d, fsType, o)
+				csitest.Must(t, d.SetReadOnly(false))
+				if err != nil {
+					t.Errorf("read-only, with %q: %v", flags, err)
 					continue
 				}
 				csitest.Must(t, m.Close())
