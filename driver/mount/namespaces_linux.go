@@ -1,16 +1,20 @@
 package mount
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/moby/sys/mountinfo"
@@ -24,19 +28,35 @@ import (
 
 // view is the mount table of one mount namespace, as seen from one root directory.
 type view struct {
-	pid   int // a process that has this view; 0 for the driver's own
-	table Table
+	pid    int // a process that has this view; 0 for the driver's own
+	table  Table
+	byID   func() map[int]*mountinfo.Info
+	unread bool // a part of the table is missing
+}
+
+func newView(pid int, table Table, unread bool) view {
+	return view{pid, table, sync.OnceValue(table.byID), unread}
 }
 
 // Views are the mount tables of all visible mount namespaces, the driver's own first.
 type Views []view
 
+// The limits of what is read of other namespaces. Any user can have namespaces of their own, with
+// mounts, root directories and paths that are many and long.
+const (
+	maxRoots      = 4        // of one namespace, besides its own
+	maxTableBytes = 16 << 20 // 100,000 mounts, which is the kernel's limit, with ordinary paths
+	maxViewsBytes = 32 << 20
+	tableTime     = 2 * time.Second
+	viewsTime     = 5 * time.Second
+)
+
 // ReadViews reads the mount table of every namespace that a process is in: one table for each
 // namespace and root directory, because a process sees only what is mounted below its root.
 //
-// A container without the host's processes sees few of them, and a namespace may be kept by a
-// thread or a descriptor only. A mount that is missed here still keeps the device in use, and the
-// exclusive open at the end of NodeUnstageVolume finds that.
+// A container without the host's processes sees few of them, a namespace may be kept by a thread or
+// a descriptor only, and one beyond the limits is not read to its end. A mount that is missed here
+// still keeps the device in use, and the exclusive open at the end of NodeUnstageVolume finds that.
 func ReadViews(log *slog.Logger) (Views, error) {
 	table, err := ReadTable()
 	if err != nil {
@@ -46,13 +66,15 @@ func ReadViews(log *slog.Logger) (Views, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find the driver's mount namespace: %w", err)
 	}
-	views := Views{{table: table}}
+	views := Views{newView(0, table, false)}
 	pids, err := blockdev.Processes()
 	if err != nil {
 		return nil, err
 	}
-	type root struct{ namespace, path string }
-	read, hidden := map[root]bool{}, 0
+	// Nobody is the last every time, when those before take all the time.
+	rand.Shuffle(len(pids), func(i, j int) { pids[i], pids[j] = pids[j], pids[i] })
+	roots, hidden := map[string][]string{}, 0 // the roots of each namespace
+	end, left := time.Now().Add(viewsTime), maxViewsBytes
 	for _, pid := range pids {
 		dir := filepath.Join("/proc", strconv.Itoa(pid))
 		namespace, err := os.Readlink(filepath.Join(dir, "ns/mnt"))
@@ -62,25 +84,100 @@ func ReadViews(log *slog.Logger) (Views, error) {
 		if err != nil || namespace == own {
 			continue // the process has ended, or is in the driver's own namespace
 		}
-		path, err := os.Readlink(filepath.Join(dir, "root"))
-		if err != nil || read[root{namespace, path}] {
+		known, most := roots[namespace], min(left, maxTableBytes)
+		root, err := os.Readlink(filepath.Join(dir, "root"))
+		many := len(known) >= maxRoots && root != "/"
+		if err != nil || slices.Contains(known, root) || many && len(known) > maxRoots {
 			continue
 		}
-		b, err := os.ReadFile(filepath.Join(dir, "mountinfo"))
-		if err != nil {
+		if many {
+			most = 0
+		}
+		b, err := readOther(namespace, filepath.Join(dir, "mountinfo"), most, end)
+		if err != nil && !errors.Is(err, errUnread) {
 			continue
 		}
-		if table, err = parseTable(b); err != nil {
-			return nil, err
-		}
-		read[root{namespace, path}] = true
-		views = append(views, view{pid: pid, table: table})
+		table, bad := parseTable(b)
+		roots[namespace] = append(known, root)
+		views, left = append(views, newView(pid, table, err != nil || bad != nil)), left-len(b)
 	}
 	if hidden > 0 {
 		log.Info("the mount namespaces of some processes are not visible",
 			"processes", hidden)
 	}
+	if unread := views.Unread(); unread != "" {
+		log.Info("the mounts of some namespaces are too many or too slow to read", "processes", unread)
+	}
 	return views, nil
+}
+
+// errUnread reports that a part of a mount table was not read.
+var errUnread = errors.New("the mount table is too long or does not answer")
+
+// hanging has, for each namespace whose table did not answer, a channel that is closed when the
+// read that waits for it has ended. No other read begins before, so it costs one thread.
+var hanging sync.Map
+
+// readOther reads the mount table of another namespace, as far as the limits allow. It returns
+// errUnread if there is more.
+func readOther(namespace, path string, most int, end time.Time) ([]byte, error) {
+	if read, ok := hanging.Load(namespace); ok {
+		select {
+		case <-read.(chan struct{}):
+			hanging.Delete(namespace)
+		default:
+			return nil, errUnread
+		}
+	}
+	if soon := time.Now().Add(tableTime); soon.Before(end) {
+		end = soon
+	}
+	read, b, err := make(chan struct{}), []byte(nil), error(nil)
+	async.Detach(func() {
+		b, err = readUntil(path, most, end)
+		close(read)
+	})
+	const grace = time.Second / 2 // for a read that is slow and no more
+	select {
+	case <-read:
+		return b, err
+	case <-time.After(time.Until(end) + grace):
+		hanging.Store(namespace, read)
+		return nil, errUnread
+	}
+}
+
+// readUntil reads the lines of a mount table until it has so many bytes, or until the end of its
+// time.
+func readUntil(path string, most int, end time.Time) (b []byte, err error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	for len(b) < most && time.Now().Before(end) {
+		b = slices.Grow(b, os.Getpagesize()) // the kernel gives no more at once
+		n, err := f.Read(b[len(b):cap(b)])
+		b = b[:len(b)+n]
+		if errors.Is(err, io.EOF) {
+			return b, nil
+		}
+		if err != nil {
+			break
+		}
+	}
+	return b[:bytes.LastIndexByte(b, '\n')+1], errUnread
+}
+
+// Unread names a process of each namespace of which a part is not known, or is empty.
+func (vs Views) Unread() string {
+	var names []string
+	for _, v := range vs {
+		if v.unread {
+			names = append(names, v.process())
+		}
+	}
+	return Describe(names)
 }
 
 // Found is a mount in a namespace.
@@ -93,9 +190,9 @@ type Found struct {
 func (m Found) String() string {
 	process := m.Process()
 	if process == "" {
-		return fmt.Sprintf("%q", m.Mountpoint)
+		return fmt.Sprintf("%.500q", m.Mountpoint)
 	}
-	return fmt.Sprintf("%q in the mount namespace of process %s", m.Mountpoint, process)
+	return fmt.Sprintf("%.500q in the mount namespace of process %s", m.Mountpoint, process)
 }
 
 // Process names the process by which the mount is visible, or is empty for a mount in the driver's
@@ -104,18 +201,22 @@ func (m Found) Process() string {
 	if m.view.pid == 0 {
 		return ""
 	}
-	return fmt.Sprintf("%d (%s)", m.view.pid, blockdev.ProcessName(m.view.pid))
+	return m.view.process()
 }
 
-// Describe lists mounts for an error.
-func Describe(mounts []Found) string {
+func (v view) process() string {
+	return fmt.Sprintf("%d (%s)", v.pid, blockdev.ProcessName(v.pid))
+}
+
+// Describe lists the first of many mounts, or processes, for an error.
+func Describe[T any](all []T) string {
 	var words []string
-	for i, m := range mounts {
+	for i, one := range all {
 		if i == 8 {
-			words = append(words, fmt.Sprintf("%d more", len(mounts)-i))
+			words = append(words, fmt.Sprintf("%d more", len(all)-i))
 			break
 		}
-		words = append(words, m.String())
+		words = append(words, fmt.Sprint(one))
 	}
 	return strings.Join(words, ", ")
 }
@@ -148,9 +249,8 @@ func (vs Views) CopiesAt(path string) []Found {
 	at := location{dir.major, dir.minor, filepath.Join(dir.dir, filepath.Base(path))}
 	var found []Found
 	for _, view := range vs[1:] {
-		parents := view.table.byID()
 		for _, m := range view.table {
-			if _, location, ok := locationIn(parents, m); ok && location == at {
+			if view.attachedAt(m, at) {
 				found = append(found, Found{m, view})
 			}
 		}
@@ -181,10 +281,9 @@ func (v view) shows(m *mountinfo.Info, d blockdev.Device, home location, known b
 		return false
 	}
 	if v.pid != 0 && diskNode.MatchString(m.Root) {
-		major, minor, err := blockdev.NumberAt(filepath.Join("/proc", strconv.Itoa(v.pid), "root",
-			m.Mountpoint))
+		major, minor, err := v.device(m)
 		if err != nil {
-			// The process has ended or its root may not be read. Compare the path of the node instead.
+			// The process has ended, or the way there is not known. Compare the path of the node instead.
 			return known && filepath.Base(nodePath(m)) == d.Name
 		}
 		return major == d.Major && minor == d.Minor
@@ -214,11 +313,12 @@ func (v view) shows(m *mountinfo.Info, d blockdev.Device, home location, known b
 // resolveCached is RESOLVE_CACHED of linux/openat2.h, which x/sys lacks.
 const resolveCached = 0x20
 
-// device is Device for a mount of the view. A btrfs is asked, also in another namespace: its source
-// would name the disk long after the disk is gone. Only what the kernel has cached is opened, so
-// that no path of that namespace is waited for.
+// device is Device for a mount of the view. In another namespace what is mounted is asked: the
+// source of a btrfs would name the disk long after the disk is gone. Only what the kernel has
+// cached is looked up, and nothing is opened before it is known to be the mount, so that no path
+// of that namespace is waited for.
 func (v view) device(m *mountinfo.Info) (major, minor uint32, err error) {
-	if v.pid == 0 || m.FSType != volume.Btrfs {
+	if v.pid == 0 {
 		return Device(m, blockdev.Device{})
 	}
 	top, err := os.OpenFile(filepath.Join("/proc", strconv.Itoa(v.pid), "root"), unix.O_PATH, 0)
@@ -227,7 +327,7 @@ func (v view) device(m *mountinfo.Info) (major, minor uint32, err error) {
 	}
 	defer func() { _ = top.Close() }()
 	fd, err := unix.Openat2(int(top.Fd()), "."+m.Mountpoint, &unix.OpenHow{
-		Flags:   unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NONBLOCK | unix.O_CLOEXEC,
+		Flags:   unix.O_PATH | unix.O_CLOEXEC,
 		Resolve: resolveCached | unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_SYMLINKS,
 	})
 	if err != nil {
@@ -238,7 +338,7 @@ func (v view) device(m *mountinfo.Info) (major, minor uint32, err error) {
 		return 0, 0, err
 	}
 	defer func() { _ = root.Close() }()
-	return btrfsNumber(root, blockdev.Device{})
+	return (&Mount{int(root.Fd()), m.FSType}).number(blockdev.Device{})
 }
 
 // byID returns the mounts by their numbers.
@@ -250,16 +350,26 @@ func (t Table) byID() map[int]*mountinfo.Info {
 	return mounts
 }
 
-// locationIn returns where in its parent's filesystem a mount is attached, given the mounts of its
-// namespace. Its copies in the parent's peers are attached at the same location.
-func locationIn(mounts map[int]*mountinfo.Info, m *mountinfo.Info) (parent *mountinfo.Info,
-	at location, ok bool) {
-	parent = mounts[m.Parent]
-	if parent == nil || m.Parent == m.ID {
-		return nil, location{}, false // it is the root, or its parent is outside the process's root
+// parent returns what a mount is attached to, or nil for the root, or if that is outside the
+// process's root.
+func (v view) parent(m *mountinfo.Info) *mountinfo.Info {
+	if m.Parent == m.ID {
+		return nil
 	}
-	rest := strings.TrimPrefix(m.Mountpoint, parent.Mountpoint)
-	return parent, location{parent.Major, parent.Minor, filepath.Join(parent.Root, rest)}, true
+	return v.byID()[m.Parent]
+}
+
+// attachedAt reports whether a mount is attached at that location, in the parent's filesystem. Its
+// copies in the parent's peers are attached at the same location.
+func (v view) attachedAt(m *mountinfo.Info, at location) bool {
+	parent := v.parent(m)
+	return parent != nil && parent.Major == at.major && parent.Minor == at.minor &&
+		strings.HasPrefix(at.dir, parent.Root) && pathIn(parent, m) == at.dir
+}
+
+// pathIn returns the path at which a mount is attached in its parent's filesystem.
+func pathIn(parent, m *mountinfo.Info) string {
+	return filepath.Join(parent.Root, strings.TrimPrefix(m.Mountpoint, parent.Mountpoint))
 }
 
 // peers returns the peer groups of a mount: the one it propagates events to, and the one it
@@ -279,52 +389,48 @@ func peers(m *mountinfo.Info) (shared, master string) {
 // receivers returns the peer groups that events on a mount of that group propagate to: the group
 // itself, the groups of its slaves, and so on.
 func (vs Views) receivers(group string) map[string]bool {
-	groups := map[string]bool{}
-	if group == "" {
-		return groups
-	}
-	groups[group] = true
-	for grown := true; grown; {
-		grown = false
-		for _, view := range vs {
-			for _, m := range view.table {
-				shared, master := peers(m)
-				if groups[master] && shared != "" && !groups[shared] {
-					groups[shared], grown = true, true
-				}
+	slaves := map[string][]string{}
+	for _, view := range vs {
+		for _, m := range view.table {
+			if shared, master := peers(m); shared != "" && master != "" {
+				slaves[master] = append(slaves[master], shared)
 			}
+		}
+	}
+	groups := map[string]bool{}
+	for next := []string{group}; len(next) > 0; {
+		group, next = next[0], next[1:]
+		if group != "" && !groups[group] {
+			groups[group] = true
+			next = append(next, slaves[group]...)
 		}
 	}
 	return groups
 }
 
-// unmountsWith reports whether the kernel unmounts m together with the driver's own mount. Where
-// kubelet and the driver's container share a directory, each sees the other's mounts as copies.
-// Such a copy does not use the volume. The caller looks again after the unmount, which finds a copy
-// that stayed.
-func (vs Views) unmountsWith(m Found, own *mountinfo.Info, groups map[string]bool) bool {
-	if m.view.pid == 0 && m.ID == own.ID {
-		return true
-	}
-	_, at, ok := locationIn(vs[0].table.byID(), own)
-	copyParent, copyAt, copyOK := locationIn(m.view.table.byID(), m.Info)
-	if !ok || !copyOK || at != copyAt {
-		return false
-	}
-	shared, master := peers(copyParent)
-	return groups[shared] || groups[master]
-}
-
 // Elsewhere lists those of the mounts that stay when the driver's own mounts are unmounted.
+//
+// Where kubelet and the driver's container share a directory, each sees the other's mounts as
+// copies, which the kernel unmounts with the driver's own. Such a copy does not use the volume. The
+// caller looks again after the unmount, which finds a copy that stayed.
 func (vs Views) Elsewhere(mounts []Found, own []*mountinfo.Info) []Found {
 	for _, layer := range own {
-		var group string
-		if parent, _, ok := locationIn(vs[0].table.byID(), layer); ok {
-			group, _ = peers(parent)
+		var at location
+		var groups map[string]bool
+		if parent := vs[0].parent(layer); parent != nil {
+			at = location{parent.Major, parent.Minor, pathIn(parent, layer)}
+			group, _ := peers(parent)
+			groups = vs.receivers(group)
 		}
-		groups := vs.receivers(group)
 		mounts = slices.DeleteFunc(mounts, func(m Found) bool {
-			return vs.unmountsWith(m, layer, groups)
+			if m.view.pid == 0 && m.ID == layer.ID {
+				return true
+			}
+			if groups == nil || !m.view.attachedAt(m.Info, at) {
+				return false
+			}
+			shared, master := peers(m.view.parent(m.Info))
+			return groups[shared] || groups[master]
 		})
 	}
 	return mounts
@@ -332,29 +438,30 @@ func (vs Views) Elsewhere(mounts []Found, own []*mountinfo.Info) []Found {
 
 // AwaitNone waits until find returns no mounts, and returns an error that lists those that stay. A
 // mount in the driver's own namespace is a publication and does not go away by itself, so it is not
-// waited for. A copy in another namespace may be brief, as when a container starts.
+// waited for. A copy in another namespace may be brief, as when a container starts. The namespaces
+// of unread processes may have some that are not known.
 func AwaitNone(ctx context.Context, log *slog.Logger, wait time.Duration,
-	find func(Views) []Found) error {
+	find func(Views) []Found) (unread string, err error) {
 	backoff := async.Backoff{Pause: 20 * time.Millisecond, Max: 500 * time.Millisecond,
 		End: time.Now().Add(wait)}
 	for {
 		views, err := ReadViews(log)
 		if err != nil {
-			return err
+			return "", err
 		}
 		left := find(views)
 		if len(left) == 0 {
-			return nil
+			return views.Unread(), nil
 		}
 		again := !slices.ContainsFunc(left, func(m Found) bool { return m.view.pid == 0 })
 		if again {
 			if again, err = backoff.Wait(ctx); err != nil {
-				return fmt.Errorf("wait until the volume is not mounted at %s: %w", Describe(left), err)
+				return "", fmt.Errorf("wait until the volume is not mounted at %s: %w", Describe(left), err)
 			}
 		}
 		if !again {
-			return csierr.New(csierr.StillMounted, "the volume is still mounted at %s; unpublish it there "+
-				"first", Describe(left))
+			return "", csierr.New(csierr.StillMounted, "the volume is still mounted at %s; unpublish it "+
+				"there first", Describe(left))
 		}
 	}
 }

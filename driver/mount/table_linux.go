@@ -47,19 +47,19 @@ func ReadTable() (Table, error) {
 
 // parseTable parses a mount table. Any user can make a line longer than a bufio.Scanner accepts,
 // with directories in a user namespace of their own, so it has no limit for a line.
-func parseTable(b []byte) (Table, error) {
-	var table Table
+func parseTable(b []byte) (table Table, err error) {
 	for line := range strings.Lines(string(b)) {
 		if line = strings.TrimSuffix(line, "\n"); line == "" {
 			continue
 		}
-		m, err := parseMount(line)
-		if err != nil {
-			return nil, fmt.Errorf("read the mount table: %w in %.200q", err, line)
+		m, bad := parseMount(line)
+		if bad != nil {
+			err = fmt.Errorf("read the mount table: %w in %.200q", bad, line)
+			continue
 		}
 		table = append(table, m)
 	}
-	return table, nil
+	return table, err
 }
 
 // parseMount parses a line of proc_pid_mountinfo(5).

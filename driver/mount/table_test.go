@@ -3,9 +3,12 @@
 package mount
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/moby/sys/mountinfo"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
@@ -72,5 +75,17 @@ func TestALineOfAnyLengthIsParsed(t *testing.T) {
 		if _, err := parseTable([]byte(line)); err == nil {
 			t.Errorf("%q is taken for a mount", line)
 		}
+	}
+}
+
+func TestPropagationThroughManyGroupsIsFollowed(t *testing.T) {
+	const groups = 50_000
+	var table Table
+	for i := range groups { // the last first, which is the worst order
+		table = append(table, &mountinfo.Info{Optional: fmt.Sprintf("shared:%d master:%d", groups-i,
+			groups-i-1)})
+	}
+	if got := len(Views{newView(0, table, false)}.receivers("0")); got != groups+1 {
+		t.Errorf("%d of %d groups receive", got, groups+1)
 	}
 }

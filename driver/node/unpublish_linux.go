@@ -58,7 +58,7 @@ func (v heldVolume) unpublish(ctx context.Context, target string) error {
 		return v.undoReadOnly(ctx) // the path shows another volume
 	}
 	// Removing the target would detach, lazily, what other namespaces have mounted on it.
-	if err := v.awaitNone(ctx, func(vs mount.Views) []mount.Found {
+	if _, err := v.awaitNone(ctx, func(vs mount.Views) []mount.Found {
 		return vs.Elsewhere(vs.CopiesAt(target), layers)
 	}); err != nil {
 		return err

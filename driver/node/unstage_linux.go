@@ -78,12 +78,17 @@ func (v heldVolume) unstage(ctx context.Context, path string) error {
 		return err
 	}
 	// Check everything before the first unmount, so that a refusal changes nothing.
-	if err := v.awaitNone(ctx, func(vs mount.Views) []mount.Found {
+	unread, err := v.awaitNone(ctx, func(vs mount.Views) []mount.Found {
 		return vs.Elsewhere(mountsOf(vs, disks), layers)
-	}); err != nil {
+	})
+	if err != nil {
 		return err
 	}
 	unwritten, err := v.takeDown(ctx, path, layers, disks)
+	if unread != "" && csierr.Has(err, csierr.StillMounted) {
+		err = fmt.Errorf("%w; it may be mounted in the namespace of process %s, whose mounts are too "+
+			"many or too slow to read", err, unread)
+	}
 	switch {
 	case err == nil:
 		return unwritten
@@ -157,7 +162,8 @@ func (v heldVolume) releaseTimeout() time.Duration {
 }
 
 // awaitNone waits until look finds no mounts, for at most the release timeout.
-func (v heldVolume) awaitNone(ctx context.Context, look func(mount.Views) []mount.Found) error {
+func (v heldVolume) awaitNone(ctx context.Context, look func(mount.Views) []mount.Found) (
+	unread string, err error) {
 	return mount.AwaitNone(ctx, v.node.log(), v.releaseTimeout(), look)
 }
 
@@ -198,9 +204,8 @@ func (v heldVolume) unmount(ctx context.Context, path string, layers []*mountinf
 	if err != nil {
 		return unwritten, err
 	}
-	return unwritten, v.awaitNone(ctx, func(vs mount.Views) []mount.Found {
-		return mountsOf(vs, disks)
-	})
+	_, err = v.awaitNone(ctx, func(vs mount.Views) []mount.Found { return mountsOf(vs, disks) })
+	return unwritten, err
 }
 
 // release flushes a disk and waits until nobody holds its device: no mount of it in any namespace
