@@ -37,7 +37,12 @@ type neighbour struct {
 // startNeighbour runs a shell script that prints a line when it is ready.
 func startNeighbour(t *testing.T, command string, args ...string) *neighbour {
 	t.Helper()
-	cmd := exec.Command(command, args...)
+	return begin(t, exec.Command(command, args...))
+}
+
+// begin starts a process that prints a line when it is ready and ends with its input.
+func begin(t *testing.T, cmd *exec.Cmd) *neighbour {
+	t.Helper()
 	input, err := cmd.StdinPipe()
 	must(t, err)
 	output, err := cmd.StdoutPipe()
@@ -47,7 +52,7 @@ func startNeighbour(t *testing.T, command string, args ...string) *neighbour {
 	must(t, cmd.Start())
 	if _, err := bufio.NewReader(output).ReadString('\n'); err != nil {
 		_ = cmd.Wait()
-		t.Fatalf("%s: %v\n%s", command, err, complaints.String())
+		t.Fatalf("%s: %v\n%s", cmd, err, complaints.String())
 	}
 	n := &neighbour{t: t, pid: cmd.Process.Pid}
 	n.leave = sync.OnceFunc(func() {

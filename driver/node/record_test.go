@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"pgregory.net/rapid"
 
@@ -250,6 +251,18 @@ func TestAVolumeIsNotTouchedWhenItsDiskCannotBeWrittenDown(t *testing.T) {
 	// It is unstaged without a record, and without a way to write one.
 	must(t, os.RemoveAll(filepath.Dir(g.state)))
 	must(t, os.WriteFile(filepath.Dir(g.state), nil, 0o600))
+	must(t, v.unstage())
+	// One that is full says so, and holds up no volume that is written down.
+	g.state = smallTmpfs(t, 64<<10)
+	must(t, v.stage())
+	_ = os.WriteFile(filepath.Join(g.state, "somebody's"), make([]byte, 64<<10), 0o600)
+	err := g.volume(g.Attach(guesttest.OtherSerial, 8*guesttest.MiB), volume.Ext4).stage()
+	csitest.Want(t, err, codes.Internal, csierr.StateNotKept)
+	if !strings.Contains(err.Error(), unix.ENOSPC.Error()) {
+		t.Errorf("it does not say why: %v", err)
+	}
+	must(t, v.publish("pod"))
+	must(t, v.unpublish("pod"))
 	must(t, v.unstage())
 }
 
