@@ -42,7 +42,8 @@ func newView(pid int, table Table, unread bool) view {
 type Views []view
 
 // The limits of what is read of other namespaces. Any user can have namespaces of their own, with
-// mounts, root directories and paths that are many and long.
+// mounts, root directories and paths that are many and long. Who reads a table keeps its namespace,
+// and with it the devices of a process that has ended, so a table has less time than a release.
 const (
 	maxRoots      = 4        // of one namespace, besides its own
 	maxTableBytes = 16 << 20 // 100,000 mounts, which is the kernel's limit, with ordinary paths
