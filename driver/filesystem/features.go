@@ -3,8 +3,44 @@ package filesystem
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"strings"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
+
+// newFeatures are the features of the filesystems that the driver makes, by the names of the lists
+// below. Linux 5.12 mounts all of them. mkfs is told each one, and the result is compared with the
+// list, so that a disk does not depend on the version of mkfs or on a configuration file.
+var newFeatures = map[string]string{
+	volume.Ext3: "dir_index ext_attr filetype has_journal large_file resize_inode sparse_super",
+	volume.Ext4: "64bit dir_index dir_nlink ext_attr extents extra_isize filetype flex_bg " +
+		"has_journal huge_file large_file metadata_csum resize_inode sparse_super",
+	volume.XFS: "align attr2 bigtime crc dirv2 extflg finobt ftype inobtcount lazysbcount logv2 " +
+		"morebits nlink projid32bit reflink sparse",
+	volume.Btrfs: "extref free_space_tree free_space_tree_valid mixed_backref no_holes " +
+		"skinny_metadata",
+}
+
+// incidentalFeatures are bits that are not a choice of mkfs. They follow from the disk's blocks or
+// from the size of the nodes, or report a state, or the driver sets them itself.
+var incidentalFeatures = []string{"dalign", "sector", "big_metadata", "written", "metadata_uuid"}
+
+// newFeatures returns the features of the volume's filesystem when it is new, sorted.
+func (v Volume) newFeatures() []string {
+	return slices.DeleteFunc(strings.Fields(newFeatures[v.FSType]), func(name string) bool {
+		return name == "reflink" && v.Mkfs.Value(name) == "false"
+	})
+}
+
+// chosenFeatures returns the features that the mkfs of the filesystem chose, sorted.
+func (sb Superblock) chosenFeatures() []string {
+	names := strings.Fields(strings.ReplaceAll(sb.Features, ",", ""))
+	slices.Sort(names)
+	return slices.DeleteFunc(names, func(name string) bool {
+		return strings.HasSuffix(name, ":") || slices.Contains(incidentalFeatures, name)
+	})
+}
 
 // A filesystem is mounted only if it is whole on its device and every feature that it uses is in
 // these lists: what a kernel or a tool does with another feature, and to which disks, is unknown.
@@ -61,7 +97,7 @@ var btrfsFeatures = []featureWord{
 	{"compat_flags", 0xAC, 8, ""},
 	{"compat_ro_flags", 0xB4, 8, "free_space_tree free_space_tree_valid verity block_group_tree"},
 	{"incompat_flags", btrfsIncompat, 8, "mixed_backref default_subvol mixed_groups compress_lzo " +
-		"compress_zstd big_metadata extended_iref raid56 skinny_metadata no_holes metadata_uuid " +
+		"compress_zstd big_metadata extref raid56 skinny_metadata no_holes metadata_uuid " +
 		"raid1c34 !zoned !extent_tree_v2 !raid_stripe_tree - simple_quota"},
 	{"csum_type", 0xC4, 2, ". ."},
 }

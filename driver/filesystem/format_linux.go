@@ -3,6 +3,7 @@ package filesystem
 import (
 	"fmt"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -47,11 +48,16 @@ func (p *Preparation) format(unfinished bool, left []int64) (Superblock, error) 
 // The filesystem gets the volume's UUID, which distinguishes it from that of another disk attached
 // in its place. mkfs.btrfs refuses a UUID that any other disk of the machine has, such as the disk
 // that this volume was restored from, so a btrfs gets its UUID afterwards (see identify).
+//
+// Each feature that a mkfs can switch is switched on or off (see newFeatures). mkfs.xfs and
+// mkfs.btrfs are asked which they can switch: they refuse others, and a newer version may have
+// switched on what no list contains. If the answer is lost, a check finds it after mkfs.
 func mkfsCommand(v Volume) (name string, args []string, err error) {
 	id := v.makeUUID()
 	switch v.FSType {
 	case volume.Ext3, volume.Ext4:
 		name, args = "mke2fs", []string{"-q", "-t", v.FSType, "-e", "remount-ro",
+			"-O", "none," + strings.Join(v.newFeatures(), ","),
 			"-E", "nodiscard,lazy_itable_init=1,lazy_journal_init=1"}
 		if v.Mkfs.Value("reservedPercent") == "" {
 			args = append(args, "-m", "0")
@@ -60,16 +66,61 @@ func mkfsCommand(v Volume) (name string, args []string, err error) {
 			args = append(args, "-U", id)
 		}
 	case volume.XFS:
-		name, args = "mkfs.xfs", []string{"-q", "-K"}
+		name, args = "mkfs.xfs", append([]string{"-q", "-K"}, xfsSwitches(v)...)
 		if id != "" {
 			args = append(args, "-m", "uuid="+id)
 		}
 	case volume.Btrfs:
-		name, args = "mkfs.btrfs", []string{"-q", "-K"}
+		name, args = "mkfs.btrfs", append([]string{"-q", "-K", "-d", "single", "-m", "dup",
+			"-n", "16384", "-s", "4096", "--csum", "crc32c"}, btrfsSwitches(v)...)
 	default:
 		return "", nil, fmt.Errorf("no mkfs for filesystem %q", v.FSType)
 	}
 	return name, slices.Concat(args, v.Mkfs.Args(v.FSType)), nil
+}
+
+// xfsSwitch matches an option that is a switch in the usage of mkfs.xfs, or the start of a group.
+var xfsSwitch = regexp.MustCompile(`\[-(\w) |(\w+)=0\|1[],]`)
+
+// xfsSwitches returns the arguments for the switches of metadata, inodes and names that the node's
+// mkfs.xfs names in its usage, except for those that the volume's options contain.
+func xfsSwitches(v Volume) (args []string) {
+	usage, _ := runTool(nil, "mkfs.xfs")
+	text := strings.ReplaceAll(usage.Stderr, "inobtcnt", "inobtcount") // an error of xfsprogs 5.10
+	group := ""
+	for _, match := range xfsSwitch.FindAllStringSubmatch(text, -1) {
+		switch name := match[2]; {
+		case name == "":
+			group = match[1]
+		case !strings.Contains("min", group) || v.Mkfs.Value(name) != "":
+		case slices.Contains(v.newFeatures(), name):
+			args = append(args, "-"+group, name+"=1")
+		default:
+			args = append(args, "-"+group, name+"=0")
+		}
+	}
+	return args
+}
+
+// btrfsSwitch matches a feature in a list of mkfs.btrfs, but no alias of one.
+var btrfsSwitch = regexp.MustCompile(`(?m)^([a-z0-9-]+) +- .*\)$`)
+
+// btrfsSwitches returns the arguments for the features that the node's mkfs.btrfs lists. Older
+// versions have a second list, of those that may also be switched later.
+func btrfsSwitches(v Volume) (args []string) {
+	for _, flag := range []string{"-O", "-R"} {
+		list, _ := runTool(nil, "mkfs.btrfs", flag, "list-all")
+		for _, match := range btrfsSwitch.FindAllStringSubmatch(list.Stdout+list.Stderr, -1) {
+			name := match[1]
+			if !slices.Contains(v.newFeatures(), strings.ReplaceAll(name, "-", "_")) {
+				name = "^" + name
+			}
+			if !slices.Contains(args, name) {
+				args = append(args, flag, name)
+			}
+		}
+	}
+	return args
 }
 
 // format makes a filesystem on a device that is proven blank, or to hold nothing but an unfinished
@@ -134,7 +185,7 @@ func (d disk) mkfs(v Volume, name string, args []string) (Superblock, error) {
 		return Superblock{}, csierr.New(csierr.NodeToolFailed, "%s succeeded, but %s holds no %s", name,
 			d.Path, v.FSType)
 	}
-	return d.identify(made[0], v.makeUUID())
+	return d.identify(made[0], v)
 }
 
 // finishFormat makes the last steps of a format that was cut off right before them: it gives a
@@ -145,6 +196,9 @@ func (d disk) mkfs(v Volume, name string, args []string) (Superblock, error) {
 // A mkfs that was killed, or a driver, has not flushed what it wrote last. The records stay until
 // that is durable.
 func (d disk) finishFormat(v Volume, sb Superblock) error {
+	if err := d.checkNewFeatures(sb, v); err != nil {
+		return err
+	}
 	if !sb.isOf(v) {
 		if _, err := d.setBtrfsUUID(sb, v.FilesystemUUID); err != nil {
 			return err

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"hash/crc32"
 	"os"
+	"slices"
+	"strings"
 
 	"github.com/google/uuid"
 
@@ -24,12 +26,16 @@ func (d disk) wrongFilesystem(sb Superblock, want string) error {
 		d.Path, d.Serial, sb.Type, sb.UUID, want)
 }
 
-// identify makes sure that the new filesystem can be mounted and has the volume's UUID. An empty
-// one matches any.
-func (d disk) identify(made Superblock, want string) (Superblock, error) {
+// identify makes sure that the new filesystem can be mounted and has the features and the UUID of
+// the volume's. An empty UUID matches any.
+func (d disk) identify(made Superblock, v Volume) (Superblock, error) {
 	if err := d.allow(made); err != nil {
 		return Superblock{}, err
 	}
+	if err := d.checkNewFeatures(made, v); err != nil {
+		return Superblock{}, err
+	}
+	want := v.makeUUID()
 	if made.Type == volume.Btrfs && want != "" {
 		return d.setBtrfsUUID(made, want)
 	}
@@ -37,6 +43,16 @@ func (d disk) identify(made Superblock, want string) (Superblock, error) {
 		return Superblock{}, d.wrongFilesystem(made, want)
 	}
 	return made, nil
+}
+
+// checkNewFeatures returns an error unless a new filesystem has the features that it must have.
+func (d disk) checkNewFeatures(made Superblock, v Volume) error {
+	if got, want := made.chosenFeatures(), v.newFeatures(); !slices.Equal(got, want) {
+		return csierr.New(csierr.NodeToolFailed, "the new %s filesystem on %s has the features %s, but "+
+			"the driver asked for %s; give the node a version of the mkfs program that makes these",
+			made.Type, d.Path, strings.Join(got, " "), strings.Join(want, " "))
+	}
+	return nil
 }
 
 // setBtrfsUUID gives an unmounted btrfs the volume's UUID, as btrfstune -M does: the tree blocks

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -43,22 +44,50 @@ func runRepair(inherit []*os.File, name string, args ...string) (toolResult, err
 // one.
 const inherited = "/proc/self/fd/3"
 
+// extConfig replaces the machine's mke2fs.conf and e2fsck.conf, which would choose the layout of a
+// new ext3 or ext4 and how a check repairs one. The features are arguments of mke2fs.
+const extConfig = `[defaults]
+blocksize = 4096
+inode_ratio = 16384
+default_mntopts = acl,user_xattr
+enable_periodic_fsck = 0
+[fs_types]
+ext3 = {
+	inode_size = 256
+}
+ext4 = {
+	inode_size = 256
+}
+small = {
+	blocksize = 1024
+	inode_ratio = 4096
+}
+`
+
 func runProgram(attr *syscall.SysProcAttr, inherit []*os.File, name string, args []string) (
 	result toolResult, err error) {
 	// The output goes to memory and not to a pipe, which would fill up after the driver's death.
-	stdout, err := memoryFile(name)
+	stdout, err := memoryFile(name, "")
 	if err != nil {
 		return result, err
 	}
 	defer func() { _ = stdout.Close() }()
-	stderr, err := memoryFile(name)
+	stderr, err := memoryFile(name, "")
 	if err != nil {
 		return result, err
 	}
 	defer func() { _ = stderr.Close() }()
+	config, err := memoryFile(name, extConfig)
+	if err != nil {
+		return result, err
+	}
+	defer func() { _ = config.Close() }()
+	path := fmt.Sprintf("/proc/self/fd/%d", 3+len(inherit))
 	cmd := exec.Command(name, args...)
-	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = stdout, stderr, inherit
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "LC_ALL=C"}
+	cmd.Stdout, cmd.Stderr = stdout, stderr
+	cmd.ExtraFiles = append(slices.Clone(inherit), config)
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "LC_ALL=C", "MKE2FS_CONFIG=" + path,
+		"E2FSCK_CONFIG=" + path}
 	cmd.SysProcAttr = attr
 	// Pdeathsig is sent when the thread that started the child ends.
 	runtime.LockOSThread()
@@ -79,12 +108,14 @@ func runProgram(attr *syscall.SysProcAttr, inherit []*os.File, name string, args
 }
 
 // memoryFile creates an anonymous file in memory.
-func memoryFile(name string) (*os.File, error) {
+func memoryFile(name, content string) (*os.File, error) {
 	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
 	if err != nil {
-		return nil, fmt.Errorf("create a file for the output of %s: %w", name, err)
+		return nil, fmt.Errorf("create a file in memory for %s: %w", name, err)
 	}
-	return os.NewFile(uintptr(fd), name), nil
+	f := os.NewFile(uintptr(fd), name)
+	_, err = f.WriteString(content)
+	return f, err
 }
 
 // contents returns the first MiB of a program's output.

@@ -106,18 +106,19 @@ func (b *Bench) step(ctx context.Context, name string,
 // Close ends the driver and compares the bystanders. It returns an error if the driver fails.
 func (b *Bench) Close() error { return errors.Join(b.Plugin.Stop(), b.Bystanders.Close()) }
 
-// Formats counts the runs of mkfs. Its value is the path of a file to which each run adds a
-// line.
+// Formats counts the runs of mkfs on a disk. Its value is the path of a file to which each run
+// adds a line.
 type Formats string
 
 // CountFormats puts wrapper programs into a directory that comes first in a driver's PATH.
-// Each adds a line to the file and then runs the real mkfs of the same name.
+// Each adds a line to the file if it is given a disk, and then runs the real mkfs of the same name.
 func CountFormats(bin string) (Formats, error) {
 	file := filepath.Join(filepath.Dir(bin), "formats")
 	err := errors.Join(os.MkdirAll(bin, 0o755), os.WriteFile(file, nil, 0o600))
 	for _, mkfs := range []string{"mke2fs", "mkfs.xfs", "mkfs.btrfs"} {
 		real, missing := exec.LookPath(mkfs)
-		script := fmt.Sprintf("#!/bin/sh\necho %s \"$@\" >>'%s'\nexec '%s' \"$@\"\n", mkfs, file, real)
+		script := fmt.Sprintf("#!/bin/sh\ncase $* in */fd/*) echo %s \"$@\" >>'%s';; esac\n"+
+			"exec '%s' \"$@\"\n", mkfs, file, real)
 		err = errors.Join(err, missing, os.WriteFile(filepath.Join(bin, mkfs), []byte(script), 0o755))
 	}
 	return Formats(file), err

@@ -26,8 +26,8 @@ func (f *fixture) wrap(program, script string) (unwrap func() error, err error) 
 	return unwrap, os.WriteFile(path, []byte(text), 0o755)
 }
 
-// hook calls do when the driver starts the program for the first time, before the program does
-// anything. So the trial always wins a race that the driver can lose. The answer of the call
+// hook calls do when the driver starts the program on a disk for the first time, before the program
+// does anything. So the trial always wins a race that the driver can lose. The answer of the call
 // shows the consequence, and the fixture checks that do was called.
 func (f *fixture) hook(program string, do func() error) error {
 	ask, answer := filepath.Join(f.dir, program+".ask"), filepath.Join(f.dir, program+".answer")
@@ -66,6 +66,7 @@ func (f *fixture) hook(program string, do func() error) error {
 		}
 	}
 	_, err := f.wrap(program, fmt.Sprintf(
-		"printf . >'%s'\nhead -c 1 <'%s' >/dev/null\nexec \"$real\" \"$@\"", ask, answer))
+		"case $* in */fd/*) printf . >'%s'; head -c 1 <'%s' >/dev/null;; esac\nexec \"$real\" \"$@\"",
+		ask, answer))
 	return err
 }
