@@ -124,7 +124,7 @@ func wantNewFeatures(t *testing.T, head []byte, v Volume) {
 	made := findSuperblocks(head)
 	if len(made) != 1 || !slices.Equal(made[0].chosenFeatures(), v.newFeatures()) {
 		t.Errorf("the disk holds %+v, want the features %q", made, v.newFeatures())
-	} else if made[0].isExt() && extTableOf(head[extOffset:]).inodeBytes < 256 {
+	} else if made[0].isExt() && binary.LittleEndian.Uint16(head[extOffset+0x58:]) < 256 {
 		t.Error("the inodes are smaller than 256 bytes")
 	}
 }

@@ -92,7 +92,7 @@ func xfsSwitches(v Volume) (args []string) {
 		switch name := match[2]; {
 		case name == "":
 			group = match[1]
-		case !strings.Contains("min", group) || v.Mkfs.Value(name) != "":
+		case !strings.ContainsAny(group, "min") || v.Mkfs.Value(name) != "":
 		case slices.Contains(v.newFeatures(), name):
 			args = append(args, "-"+group, name+"=1")
 		default:

@@ -3,6 +3,7 @@
 package filesystem
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"slices"
@@ -68,10 +69,15 @@ func TestMkfsMakesWhatIsAcceptedForTheSize(t *testing.T) {
 		}
 		err = o.Check(c.fsType, c.size)
 		file := guesttest.New(t).Sparse(c.size)
-		name, args, failed := mkfsCommand(Volume{FSType: c.fsType, Mkfs: o})
+		v := Volume{FSType: c.fsType, Mkfs: o}
+		name, args, failed := mkfsCommand(v)
 		csitest.Must(t, failed)
 		out, made := exec.Command(name, append(args, file)...).CombinedOutput()
-		csitest.Must(t, os.Remove(file))
+		head := make([]byte, guesttest.MiB)
+		disk, failed := os.Open(file)
+		csitest.Must(t, failed)
+		_, failed = disk.ReadAt(head, 0)
+		csitest.Must(t, errors.Join(failed, disk.Close(), os.Remove(file)))
 		number := func(name string, unset int) int {
 			if n, err := strconv.Atoi(o.Value(name)); err == nil {
 				return n
@@ -88,6 +94,7 @@ func TestMkfsMakesWhatIsAcceptedForTheSize(t *testing.T) {
 				c.size/guesttest.GiB, err)
 		case err == nil:
 			accepted++
+			wantNewFeatures(t, head, v)
 		default:
 			refused++
 		}

@@ -86,8 +86,8 @@ func UnknownParameter(key string, own ...string) error {
 			nearest, best = "; the nearest known one is "+name, n
 		}
 	}
-	return csierr.New(csierr.ParameterInvalid, "the parameter %.80q is unknown%s; the driver's own are "+
-		"%s", key, nearest, cmp.Or(strings.Join(own, ", "), "none"))
+	return csierr.New(csierr.ParameterInvalid, "the parameter %.80q is unknown%s; the driver's own "+
+		"are %s", key, nearest, cmp.Or(strings.Join(own, ", "), "none"))
 }
 
 // similarity is how many letters two names have in common at their beginning and end, less those
