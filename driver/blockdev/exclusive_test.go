@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/async"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
@@ -128,4 +130,24 @@ func TestADeviceWhoseOpenHangsHoldsUpNoProgramOfOtherCalls(t *testing.T) {
 	release()
 	_, err = tried()
 	csitest.Must(t, err)
+}
+
+func TestALoopDeviceThatDoesNotAnswerKeepsOnlyDisksThatWorkloadsMayUse(t *testing.T) {
+	disk, d := openDisk(t, 8*guesttest.MiB)
+	loop := strings.TrimSpace(guesttest.Run(t, "losetup", "--find", "--show", disk.Copy(t)))
+	defer guesttest.Run(t, "losetup", "--detach", loop)
+	name := filepath.Base(loop)
+	loopQuestions.Store(name, &loopQuestion{answered: make(chan struct{})}) // the kernel waits
+	if err := d.CheckLoops(); err != nil {
+		t.Errorf("a disk of which no workload has a node: %v", err)
+	}
+	d.Shared = true
+	err := d.CheckLoops()
+	if !csierr.Has(err, csierr.DeviceHeld) || !strings.Contains(err.Error(), name) {
+		t.Errorf("the loop device may be over the disk: %v", err)
+	}
+	loopQuestions.Delete(name)
+	if err := d.CheckLoops(); err != nil {
+		t.Errorf("it is over another file: %v", err)
+	}
 }

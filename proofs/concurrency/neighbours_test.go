@@ -5,10 +5,13 @@ package concurrency
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -183,7 +186,8 @@ func (n *neighbours) live(name string, kinds ...string) (took time.Duration) {
 }
 
 // inTrouble makes volumes with different troubles: a blank disk that hangs while it is being
-// staged, disks in use that hang or fail, and a raw device that is locked by its workload.
+// staged, disks in use that hang or fail, a raw device that is locked by its workload, and one that
+// a loop device uses.
 func (n *neighbours) inTrouble() {
 	all := []string{"read", "write", "flush"}
 	var asked []*placement
@@ -196,6 +200,17 @@ func (n *neighbours) inTrouble() {
 	device := n.nodeOf(raw)
 	csitest.Must(n.t, unix.Flock(int(device.Fd()), unix.LOCK_EX))
 	n.end = append(n.end, func() { csitest.Must(n.t, device.Close()) })
+	held := n.trouble("under-a-loop-device", "block", true, adminapi.DiskFault{})
+	node := n.nodeOf(held)
+	loop, err := exec.Command("losetup", "--find", "--show", node.Name()).Output()
+	csitest.Must(n.t, errors.Join(err, node.Close()))
+	n.end = append(n.end, func() {
+		csitest.Must(n.t, exec.Command("losetup", "--detach", strings.TrimSpace(string(loop))).Run())
+	})
+	n.call("unpublish what a loop device uses", held.unpublish(0))
+	if n.impatient(held.unstage) == nil {
+		n.fail("a raw device was released although a loop device uses it")
+	}
 	blank := n.trouble("hangs-blank", "ext4", false, adminapi.DiskFault{On: all, Hang: true})
 	if code := codeOf(n.impatient(blank.stage)); code != codes.DeadlineExceeded {
 		n.fail("the stage of a blank disk that hangs ended with %s", code)
