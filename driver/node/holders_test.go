@@ -68,9 +68,11 @@ func TestNU5ARawDeviceThatIsOpenForWritingIsNotReleased(t *testing.T) {
 	reader.leave()
 }
 
-// kernelUsers are the ways in which the kernel itself uses the device of a node. Each returns what
-// ends the use, and what the error has to name.
-var kernelUsers = map[string]func(t *testing.T, v testVolume, node string) (end func(), names []string){
+// kernelUse makes the kernel use the device of a node. It returns what ends the use, and what the
+// error has to name.
+type kernelUse func(t *testing.T, v testVolume, node string) (end func(), names []string)
+
+var kernelUsers = map[string]kernelUse{
 	"a loop device over the published file, with a filesystem that is mounted": func(t *testing.T,
 		v testVolume, node string) (func(), []string) {
 		loop := loopOver(t, node)
@@ -113,13 +115,14 @@ var kernelUsers = map[string]func(t *testing.T, v testVolume, node string) (end 
 		n := opening(t, "<>", part)
 		return func() { n.leave(); end() }, []string{fmt.Sprintf("process %d (sh)", n.pid)}
 	},
-	"a loop device over a partition": func(t *testing.T, v testVolume, node string) (func(), []string) {
+	"a loop device over a partition": func(t *testing.T, v testVolume, node string) (func(),
+		[]string) {
 		part, end := partition(t, node)
 		loop := loopOver(t, part)
 		return func() { detach(t, loop); end() }, []string{filepath.Base(loop), filepath.Base(part)}
 	},
-	"swap": func(t *testing.T, v testVolume, node string) (func(), []string) {
-		node = v.disk.Loop // a path that /proc/swaps does not escape
+	"swap": func(t *testing.T, v testVolume, _ string) (func(), []string) {
+		node := v.disk.Loop // a path that /proc/swaps does not escape
 		guesttest.Run(t, "mkswap", node)
 		guesttest.Run(t, "swapon", node)
 		return func() { guesttest.Run(t, "swapoff", node) }, []string{"as swap"}

@@ -60,8 +60,8 @@ var restarts = []op{killNode, killController, endNode, endController, killRack, 
 
 // disturbances are acts of pods and administrators, and mistaken calls. No orchestrator
 // intends them.
-var disturbances = []op{freeze, thaw, hold, holdByLoop, letGo, stageAstray, unstageAstray, publishOther,
-	unpublishAstray, makeNamesake, makeNamesake, takeNamesake}
+var disturbances = []op{freeze, thaw, hold, holdByLoop, letGo, stageAstray, unstageAstray,
+	publishOther, unpublishAstray, makeNamesake, makeNamesake, takeNamesake}
 
 func drawWish(t *rapid.T) wish {
 	draw := func(most int, what string) int {
