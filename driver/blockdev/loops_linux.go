@@ -48,8 +48,8 @@ func (d *OpenDevice) CheckLoops() error {
 	}
 	for _, l := range bound {
 		if d.Shared && l.err != nil {
-			return csierr.New(csierr.DeviceHeld, "%s may be used by %s: %w; make the server of its "+
-				"backing file answer, or detach it with losetup -d", d.Path, l.describe(d.host, "it"), l.err)
+			return csierr.New(csierr.DeviceHeld, "%s may be used by %s: %s; make the server of its backing "+
+				"file answer, or detach it with losetup -d", d.Path, l.describe(d.host, "it"), l.err.Error())
 		}
 	}
 	return nil

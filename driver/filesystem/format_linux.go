@@ -66,13 +66,21 @@ func mkfsCommand(v Volume) (name string, args []string, err error) {
 			args = append(args, "-U", id)
 		}
 	case volume.XFS:
-		name, args = "mkfs.xfs", append([]string{"-q", "-K"}, xfsSwitches(v)...)
+		switches, err := xfsSwitches(v)
+		if err != nil {
+			return "", nil, err
+		}
+		name, args = "mkfs.xfs", append([]string{"-q", "-K"}, switches...)
 		if id != "" {
 			args = append(args, "-m", "uuid="+id)
 		}
 	case volume.Btrfs:
+		switches, err := btrfsSwitches(v)
+		if err != nil {
+			return "", nil, err
+		}
 		name, args = "mkfs.btrfs", append([]string{"-q", "-K", "-d", "single", "-m", "dup",
-			"-n", "16384", "-s", "4096", "--csum", "crc32c"}, btrfsSwitches(v)...)
+			"-n", "16384", "-s", "4096", "--csum", "crc32c"}, switches...)
 	default:
 		return "", nil, fmt.Errorf("no mkfs for filesystem %q", v.FSType)
 	}
@@ -84,8 +92,8 @@ var xfsSwitch = regexp.MustCompile(`\[-(\w) |(\w+)=0\|1[],]`)
 
 // xfsSwitches returns the arguments for the switches of metadata, inodes and names that the node's
 // mkfs.xfs names in its usage, except for those that the volume's options contain.
-func xfsSwitches(v Volume) (args []string) {
-	usage, _ := runTool(nil, "mkfs.xfs")
+func xfsSwitches(v Volume) (args []string, err error) {
+	usage, err := runTool(nil, "mkfs.xfs")
 	text := strings.ReplaceAll(usage.Stderr, "inobtcnt", "inobtcount") // an error of xfsprogs 5.10
 	group := ""
 	for _, match := range xfsSwitch.FindAllStringSubmatch(text, -1) {
@@ -99,7 +107,7 @@ func xfsSwitches(v Volume) (args []string) {
 			args = append(args, "-"+group, name+"=0")
 		}
 	}
-	return args
+	return args, err
 }
 
 // btrfsSwitch matches a feature in a list of mkfs.btrfs, but no alias of one.
@@ -107,9 +115,12 @@ var btrfsSwitch = regexp.MustCompile(`(?m)^([a-z0-9-]+) +- .*\)$`)
 
 // btrfsSwitches returns the arguments for the features that the node's mkfs.btrfs lists. Older
 // versions have a second list, of those that may also be switched later.
-func btrfsSwitches(v Volume) (args []string) {
+func btrfsSwitches(v Volume) (args []string, err error) {
 	for _, flag := range []string{"-O", "-R"} {
-		list, _ := runTool(nil, "mkfs.btrfs", flag, "list-all")
+		list, err := runTool(nil, "mkfs.btrfs", flag, "list-all")
+		if err != nil {
+			return nil, err
+		}
 		for _, match := range btrfsSwitch.FindAllStringSubmatch(list.Stdout+list.Stderr, -1) {
 			name := match[1]
 			if !slices.Contains(v.newFeatures(), strings.ReplaceAll(name, "-", "_")) {
@@ -120,7 +131,7 @@ func btrfsSwitches(v Volume) (args []string) {
 			}
 		}
 	}
-	return args
+	return args, nil
 }
 
 // format makes a filesystem on a device that is proven blank, or to hold nothing but an unfinished

@@ -49,7 +49,8 @@ func (d disk) identify(made Superblock, v Volume) (Superblock, error) {
 func (d disk) checkNewFeatures(made Superblock, v Volume) error {
 	if got, want := made.chosenFeatures(), v.newFeatures(); !slices.Equal(got, want) {
 		return csierr.New(csierr.NodeToolFailed, "the new %s filesystem on %s has the features %s, but "+
-			"the driver asked for %s; give the node a version of the mkfs program that makes these",
+			"the driver asked for %s; give the node a version of the mkfs program that makes these, and "+
+			"if this error stays, make the volume anew",
 			made.Type, d.Path, strings.Join(got, " "), strings.Join(want, " "))
 	}
 	return nil

@@ -22,6 +22,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
 // opening starts a process that has a file open in that way, "<" or "<>".
@@ -209,6 +210,44 @@ func TestNU5WhatTheKernelUsesADeviceForKeepsIt(t *testing.T) {
 			end()
 		})
 	}
+}
+
+// What cannot be asked may say so with the error of a device that is gone.
+func TestNU5WhatCannotBeAskedIsNotTakenForGone(t *testing.T) {
+	serve := func(t *testing.T) (*flakydisk.Server, *flakydisk.Disk, string) {
+		t.Helper()
+		dir := t.TempDir()
+		server, err := flakydisk.Mount(dir)
+		must(t, err)
+		t.Cleanup(func() { must(t, server.Close()) })
+		disk := flakydisk.NewDisk(flakydisk.NewImage(64 * guesttest.MiB))
+		return server, disk, server.Put("disk", disk)
+	}
+	t.Run("a loop device whose backing file's server is dead", func(t *testing.T) {
+		g := statefulGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), "block")
+		must(t, v.stage())
+		server, _, file := serve(t)
+		loop := loopOver(t, file)
+		must(t, server.Close())
+		v.held(filepath.Base(loop))
+		detach(t, loop)
+		must(t, v.unstage())
+	})
+	t.Run("a disk in use that cannot be read", func(t *testing.T) {
+		g := statefulGuest(t)
+		_, disk, file := serve(t)
+		v := g.volume(g.AttachFile(guesttest.Serial, file), volume.Ext4)
+		must(t, v.stage())
+		must(t, unix.Unmount(v.staging(), 0)) // and there the driver dies
+		user, err := os.OpenFile(v.disk.Loop, os.O_RDONLY|unix.O_EXCL, 0)
+		must(t, err)
+		disk.AddFault(flakydisk.Fault{On: flakydisk.OnRead})
+		v.held(v.disk.Name)
+		must(t, user.Close())
+		disk.Heal()
+		must(t, v.unstage())
+	})
 }
 
 func TestAMountWhoseWritesFailIsTakenDown(t *testing.T) {

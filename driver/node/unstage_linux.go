@@ -299,12 +299,15 @@ func (v heldVolume) awaitFree(ctx context.Context, device *blockdev.OpenDevice, 
 			err = device.CheckWriters()
 		}
 		switch {
-		case err == nil && waited:
+		case err == nil && (waited || raw): // a writer may have ended since the first flush
 			return v.flush(device)
-		case err == nil, mount.IsMissing(err), blockdev.Vanished(err), blockdev.Lost(err),
+		case err == nil:
+			return nil
+		case csierr.Has(err, csierr.DeviceHeld): // whatever other error it has in it
+		case mount.IsMissing(err), blockdev.Vanished(err), blockdev.Lost(err),
 			csierr.Has(err, csierr.DeviceChanged):
 			return nil
-		case !csierr.Has(err, csierr.DeviceHeld):
+		default:
 			return csierr.New(csierr.NodeToolFailed, "ask whether %s is still in use: %w", device.Path, err)
 		}
 		waited = true

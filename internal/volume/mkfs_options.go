@@ -130,7 +130,7 @@ func (o MkfsOptions) Check(fsType string, sizeBytes int64) error {
 	return nil
 }
 
-// The defaults of mke2fs for disks of a GiB and more. It chooses fewer inodes from 4 TiB on.
+// What the driver's configuration of mke2fs says.
 const extInodeSize, extBytesPerInode = 256, 16384
 
 // extFits reports whether each block group has room for what mke2fs puts into it, and its inode
