@@ -8,7 +8,6 @@ import (
 	"errors"
 	"net/http"
 	"os"
-	"strings"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -51,7 +50,7 @@ func describeAuditReports(f *fixture) {
 				return errors.New("the rack has not made the disk yet")
 			})
 			f.deletedLater(lost)
-			report := f.audit(ctx, nil,
+			report := f.audit(ctx,
 				"--volumes="+kubernetes(auditFiles()+"/wanted", []*csi.Volume{wanted}))
 			Expect(report.status).To(Equal(2), report.log)
 			Expect(report.orphans()).To(ConsistOf(lost))
@@ -73,13 +72,13 @@ func describeAuditReports(f *fixture) {
 			byHand := f.rackDisk(ctx, fresh("static"), f.rack.Project)
 			wantedFile := auditFiles() + "/wanted"
 			Expect(os.WriteFile(wantedFile, []byte(wanted.GetVolumeId()+"\n"), 0o600)).To(Succeed())
-			report := f.audit(ctx, nil, "--volumes="+wantedFile)
+			report := f.audit(ctx, "--volumes="+wantedFile)
 			Expect(report.status).To(BeZero(), report.log)
 			Expect(report.Owned).To(Equal(1))
 
 			kubernetes(wantedFile, []*csi.Volume{wanted, {VolumeId: byHand.Id}, {VolumeId: someUUID},
 				{VolumeId: "by-name"}})
-			report = f.audit(ctx, nil, "--volumes="+wantedFile)
+			report = f.audit(ctx, "--volumes="+wantedFile)
 			Expect(report.status).To(Equal(2), report.log)
 			Expect(report.orphans()).To(BeEmpty())
 			Expect(report.Missing).To(HaveLen(2))
@@ -90,7 +89,7 @@ func describeAuditReports(f *fixture) {
 	It("B-42 prints a table for people", func(ctx SpecContext) {
 		lost := f.orphan(ctx)
 		f.published(ctx, &csi.Volume{VolumeId: lost}, "a")
-		out, _ := f.auditCommand(ctx, nil, "--output=table", "--volumes=/dev/null").Output()
+		out, _ := f.auditCommand(ctx, "--output=table", "--volumes=/dev/null").Output()
 		Expect(string(out)).To(ContainSubstring(lost))
 		Expect(string(out)).To(ContainSubstring(f.rack.Instance("a").ID))
 		Expect(string(out)).To(HaveSuffix(
@@ -116,13 +115,13 @@ func describeAuditDeletions(f *fixture) {
 		args := []string{"--delete", "--volumes=" + wantedFile, "--state-file=" + dir + "/state"}
 		f.showAged(ctx)
 		for range 2 {
-			report := f.audit(ctx, nil, args...)
+			report := f.audit(ctx, args...)
 			Expect(report.status).To(Equal(2), report.log)
 			Expect(report.orphans()).To(ConsistOf(lost, used, lostSnapshot.GetSnapshotId()))
 			Expect(report.Deleted).To(BeZero())
 		}
 		ageFirstSeen(dir + "/state")
-		report := f.audit(ctx, nil, args...)
+		report := f.audit(ctx, args...)
 		f.clearFaults(ctx)
 		Expect(report.status).To(Equal(2), "the one in use is left: %s", report.log)
 		Expect(report.Deleted).To(Equal(2), "%+v", report)
@@ -141,11 +140,11 @@ func describeAuditDeletions(f *fixture) {
 		args := []string{"--delete", "--state-file=" + dir + "/state",
 			"--volumes=" + kubernetes(dir+"/wanted", []*csi.Volume{wanted})}
 		f.showAged(ctx)
-		Expect(f.audit(ctx, nil, args...).orphans()).To(ConsistOf(lost))
+		Expect(f.audit(ctx, args...).orphans()).To(ConsistOf(lost))
 		ageFirstSeen(dir + "/state")
 		f.fault(ctx, adminapi.Fault{Operation: "disk_delete", Skip: 1, Phase: adminapi.Before,
 			Hang: adminapi.Duration(30 * time.Second)})
-		cmd := f.auditCommand(ctx, nil, args...)
+		cmd := f.auditCommand(ctx, args...)
 		log := &bytes.Buffer{}
 		cmd.Stderr = log
 		before := f.deletions(ctx)
@@ -161,7 +160,7 @@ func describeAuditDeletions(f *fixture) {
 		f.clearFaults(ctx)
 		Expect(f.ids(ctx)).To(HaveLen(3), log.String())
 		f.showAged(ctx)
-		report := f.audit(ctx, nil, args...)
+		report := f.audit(ctx, args...)
 		f.clearFaults(ctx)
 		Expect(report.Deleted).To(Equal(2), "%+v", report)
 		Expect(report.status).To(BeZero(), report.log)
@@ -173,52 +172,30 @@ func describeAuditRefusals(f *fixture) {
 	// The orphan fulfils every condition for its deletion. Only the list or the rack's answer is
 	// wrong.
 	DescribeTable("D-69 deletes nothing on", func(ctx SpecContext, status int,
-		spoil func(ctx context.Context, dir string) (env map[string]string, args []string),
+		spoil func(ctx context.Context, dir string) (list string),
 	) {
 		wanted, lost := f.volume(ctx), f.orphan(ctx)
 		dir := auditFiles()
 		stateFile := "--state-file=" + dir + "/state"
 		wantedFile := "--volumes=" + kubernetes(dir+"/wanted", []*csi.Volume{wanted})
 		f.showAged(ctx)
-		Expect(f.audit(ctx, nil, wantedFile, stateFile).orphans()).To(ConsistOf(lost))
+		Expect(f.audit(ctx, wantedFile, stateFile).orphans()).To(ConsistOf(lost))
 		ageFirstSeen(dir + "/state")
-		env, args := spoil(ctx, dir)
-		report := f.audit(ctx, env, append([]string{"--delete", stateFile}, args...)...)
+		report := f.audit(ctx, "--delete", stateFile, "--volumes="+spoil(ctx, dir))
 		f.clearFaults(ctx)
 		Expect(report.status).To(Equal(status), "%+v", report)
 		Expect(report.Deleted).To(BeZero())
 		Expect(f.ids(ctx)).To(ConsistOf(wanted.GetVolumeId(), lost))
 	},
-		Entry("D-69 an empty list", 2, withList(`{"kind":"List","items":[]}`)),
-		Entry("D-69 a rack that fails at the second page", 1, func(ctx context.Context, dir string) (
-			map[string]string, []string) {
+		Entry("D-69 an empty list", 2, func(_ context.Context, dir string) string {
+			return kubernetes(dir+"/other", nil)
+		}),
+		Entry("D-69 a rack that fails at the second page", 1, func(ctx context.Context,
+			dir string) string {
 			f.clearFaults(ctx)
 			f.fault(ctx, adminapi.Fault{Operation: "disk_list", Skip: 1, Phase: adminapi.Instead,
 				Response: &adminapi.Response{Status: http.StatusServiceUnavailable}})
-			return nil, []string{"--volumes=" + dir + "/wanted"}
+			return dir + "/wanted"
 		}),
-		Entry("D-69 a kubectl that prints its list and fails", 1, withKubectl(`cat "$0.wanted"; exit 1`)),
 	)
-
-	It("D-69 asks kubectl for volumes, claims and snapshots, without the rack's token",
-		func(ctx SpecContext) {
-			wanted, lost := f.volume(ctx), f.orphan(ctx)
-			dir := auditFiles()
-			kubernetes(dir+"/list", []*csi.Volume{wanted})
-			env := fakeKubectl(dir, `case "$*" in
-*customresourcedefinitions*) echo customresourcedefinition.apiextensions.k8s.io/`+
-				`volumesnapshotcontents.snapshot.storage.k8s.io;;
-*) cat `+dir+`/list;; esac`)
-			report := f.audit(ctx, env, "--kubectl")
-			Expect(report.status).To(Equal(2), report.log)
-			Expect(report.orphans()).To(ConsistOf(lost))
-			asked, err := os.ReadFile(dir + "/asked")
-			Expect(err).NotTo(HaveOccurred())
-			Expect(strings.Split(string(asked), "\n")[1]).To(Equal("get persistentvolumes," +
-				"persistentvolumeclaims,volumesnapshotcontents.snapshot.storage.k8s.io " +
-				"--all-namespaces --output=json"))
-			seen, err := os.ReadFile(dir + "/env")
-			Expect(err).NotTo(HaveOccurred())
-			Expect(string(seen)).NotTo(ContainSubstring(f.rack.Token))
-		})
 }

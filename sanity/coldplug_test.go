@@ -12,7 +12,6 @@ import (
 	. "github.com/onsi/gomega"
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
@@ -92,22 +91,6 @@ var _ = describeController("a rack that cannot attach to a running instance",
 				f.awaitDevice(ctx, "a", published["diskName"])
 			})
 	})
-
-var _ = describeController("a local disk", fixtureOptions{}, func(f *fixture) {
-	It("CP-10 is attached only while the instance is stopped, also on a rack with hot-plug",
-		func(ctx SpecContext) {
-			req := harness.CreateRequest(fresh("local"))
-			withParameter("diskType", "local")(req)
-			volume, node := f.created(ctx, req), f.rack.Instance("a").ID
-			_, err := f.ctl.ControllerPublishVolume(ctx, harness.PublishRequest(volume, node))
-			expectReason(err, codes.FailedPrecondition, "InstanceMustBeStopped")
-			expectRefusal(err, codes.FailedPrecondition, "local disk", "must be stopped")
-			Expect(status.Convert(err).Message()).NotTo(ContainSubstring("no hot-plug"))
-			f.stopInstance(ctx, node)
-			DeferCleanup(f.detachedAtRest, volume.GetVolumeId(), node)
-			expectOK(ctx, f.ctl.ControllerPublishVolume, harness.PublishRequest(volume, node))
-		})
-})
 
 // detachedAtRest detaches the disk from an instance and starts the instance, which is its state
 // before the spec.

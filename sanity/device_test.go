@@ -5,6 +5,7 @@ package sanity
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"time"
@@ -15,7 +16,6 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
-	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 // impatience is the time for which the node service of some specs waits for a device.
@@ -47,32 +47,15 @@ func (f *rackFixture) detachByHand(ctx context.Context, disk, instance string) {
 }
 
 var _ = describeOutage("a device", func(f *nodeFixture) {
-	describeAppearance(f)
 	describeEqualSerials(f)
 	describeYank(f)
 })
 
-func describeAppearance(f *nodeFixture) {
-	attaching := func(how adminapi.DeviceFault) adminapi.Fault {
-		return adminapi.Fault{Operation: "instance_disk_attach", Times: 1, Device: &how}
-	}
-
-	It("NS-5 is not found when it never appears, and the error names the serials that are there",
-		func(ctx SpecContext) {
-			bystander := f.attachedTo(ctx, f.volume(ctx), f.a, harness.Mounted(""))
-			Expect(bystander.stage(ctx)).To(Succeed())
-			f.fault(ctx, attaching(adminapi.DeviceFault{Never: true}))
-			p := f.attachedTo(ctx, f.volume(ctx), f.impatientNode(ctx), harness.Mounted(""))
-			expectRefusal(p.stage(ctx), codes.NotFound,
-				p.Volume.GetVolumeContext()["diskName"],
-				bystander.Volume.GetVolumeContext()["diskName"])
-			Expect(mountsAt(p.Staging)).To(BeEmpty())
-
-			// An administrator attaches the disk again, and the stage succeeds.
-			f.detached(ctx, p)
-			again := f.inUse(ctx, p.Volume, f.a, harness.Mounted(""))
-			Expect(again.write(0)).To(Succeed())
-		})
+// expectGone demands that nothing exists at a path.
+func expectGone(path string) {
+	GinkgoHelper()
+	_, err := os.Lstat(path)
+	Expect(errors.Is(err, fs.ErrNotExist)).To(BeTrue(), "%s is still there: %v", path, err)
 }
 
 func describeEqualSerials(f *nodeFixture) {

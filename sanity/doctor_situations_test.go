@@ -22,7 +22,8 @@ import (
 // nodeSituations are failing calls of a node, one for each reason and kind of call.
 var nodeSituations = []nodeSituation{
 	{stageCall, "CapabilityInvalid", staging(func(p *placement) {
-		p.Capability = harness.InMode(singleWriter, &csi.VolumeCapability{})
+		p.Capability = harness.InMode(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER,
+			&csi.VolumeCapability{})
 	}), nil},
 	{stageCall, "CapabilityUnsupported", staging(func(p *placement) {
 		p.Capability = harness.Mounted("ntfs")

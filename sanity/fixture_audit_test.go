@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -45,23 +44,19 @@ func (r auditReport) orphans() []string {
 	return ids
 }
 
-func (f *fixture) auditCommand(ctx context.Context, env map[string]string,
-	args ...string) *exec.Cmd {
+func (f *fixture) auditCommand(ctx context.Context, args ...string) *exec.Cmd {
 	GinkgoHelper()
-	full := map[string]string{"OXIDE_HOST": f.rack.URL, "OXIDE_TOKEN": f.rack.Token,
-		"OXIDE_PROJECT": f.rack.Project, "OXIDE_CLUSTER_ID": auditCluster}
-	for key, value := range env {
-		full[key] = value
-	}
-	return driverCommand(ctx, full, append([]string{"audit", "--output=json",
+	return driverCommand(ctx, map[string]string{"OXIDE_HOST": f.rack.URL,
+		"OXIDE_TOKEN": f.rack.Token, "OXIDE_PROJECT": f.rack.Project,
+		"OXIDE_CLUSTER_ID": auditCluster}, append([]string{"audit", "--output=json",
 		// The specs create the disks that they audit, and the rack and the list have the same clock.
 		"--min-age=0s"}, args...)...)
 }
 
 // audit runs an audit to its end.
-func (f *fixture) audit(ctx context.Context, env map[string]string, args ...string) auditReport {
+func (f *fixture) audit(ctx context.Context, args ...string) auditReport {
 	GinkgoHelper()
-	cmd := f.auditCommand(ctx, env, args...)
+	cmd := f.auditCommand(ctx, args...)
 	var out, log bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &log
 	_ = cmd.Run()
@@ -169,32 +164,4 @@ func (f *rackFixture) deletions(ctx context.Context) int {
 		}
 	}
 	return n
-}
-
-// fakeKubectl writes a kubectl and returns an environment that has it first in PATH.
-func fakeKubectl(dir, script string) map[string]string {
-	GinkgoHelper()
-	text := "#!/bin/sh\necho \"$@\" >>" + dir + "/asked\nenv >" + dir + "/env\n" + script + "\n"
-	Expect(os.WriteFile(filepath.Join(dir, "kubectl"), []byte(text), 0o755)).To(Succeed())
-	return map[string]string{"PATH": dir + ":" + os.Getenv("PATH")}
-}
-
-type spoiler = func(context.Context, string) (map[string]string, []string)
-
-// withList gives the audit another list.
-func withList(list string) spoiler {
-	return func(_ context.Context, dir string) (map[string]string, []string) {
-		Expect(os.WriteFile(dir+"/other", []byte(list), 0o600)).To(Succeed())
-		return nil, []string{"--volumes=" + dir + "/other"}
-	}
-}
-
-// withKubectl gives the audit a kubectl that has the list in the file "$0.wanted", and that
-// reports no snapshots.
-func withKubectl(script string) spoiler {
-	return func(_ context.Context, dir string) (map[string]string, []string) {
-		Expect(os.Rename(dir+"/wanted", dir+"/kubectl.wanted")).To(Succeed())
-		return fakeKubectl(dir, `case "$*" in *customresourcedefinitions*) exit 0;; esac
-`+script), []string{"--kubectl"}
-	}
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"slices"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -142,14 +141,10 @@ func (f *fixture) published(
 		req.VolumeCapability = capability
 	}
 	resp := expectOK(ctx, f.ctl.ControllerPublishVolume, req)
-	f.unpublishedLater(volume, node)
-	return resp.GetPublishContext()
-}
-
-func (f *fixture) unpublishedLater(volume *csi.Volume, node string) {
 	DeferCleanup(func(ctx SpecContext) {
 		expectOK(ctx, f.ctl.ControllerUnpublishVolume, harness.UnpublishRequest(volume, node))
 	}, NodeTimeout(callTimeout))
+	return resp.GetPublishContext()
 }
 
 // snapshotted takes a snapshot, and deletes it when the spec ends.
@@ -244,13 +239,6 @@ func (f *faultFixture) switched(ctx context.Context, name string, now, later any
 // leaves out reads of the project, because every controller sends one a minute for Probe.
 func (f *rackFixture) calls(ctx context.Context, do func()) []string {
 	GinkgoHelper()
-	return slices.DeleteFunc(f.callsAndLooks(ctx, do), func(operation string) bool {
-		return operation == "project_view"
-	})
-}
-
-func (f *rackFixture) callsAndLooks(ctx context.Context, do func()) []string {
-	GinkgoHelper()
 	before, err := f.rack.Admin.Requests(ctx, 0)
 	Expect(err).NotTo(HaveOccurred())
 	last := 0
@@ -262,7 +250,9 @@ func (f *rackFixture) callsAndLooks(ctx context.Context, do func()) []string {
 	Expect(err).NotTo(HaveOccurred())
 	operations := []string{}
 	for _, request := range after {
-		operations = append(operations, request.Operation)
+		if request.Operation != "project_view" {
+			operations = append(operations, request.Operation)
+		}
 	}
 	return operations
 }

@@ -29,7 +29,7 @@ func describeNodeInfo(f *nodeFixture) {
 		n.Kill()
 		Expect(n.Start(ctx)).To(Succeed())
 		Expect(info(ctx, n).GetNodeId()).To(Equal(f.rack.Instance("b").ID))
-		Expect(p.size(ctx)).To(BeNumerically(">", harness.GiB/2))
+		Expect(errOf(p.Stats(ctx, p.Node()))).To(Succeed())
 		Expect(p.complaints(ctx)).To(BeEmpty())
 		_, err := n.Node().NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{VolumeId: someUUID})
 		expectReason(err, codes.NotFound, "VolumeUnknownToNode")

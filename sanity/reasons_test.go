@@ -126,15 +126,6 @@ var _ = describeController("a reason that the rack causes", onTwoProjects, func(
 		defer cancel()
 		expectReason(f.unpublish(short, volume, "a"), codes.DeadlineExceeded, "DeadlineExceeded")
 	})
-
-	It("OX-12 RackResponseInvalid: the rack answers with another disk", func(ctx SpecContext) {
-		volume, other := f.volume(ctx), f.volume(ctx)
-		f.answer(ctx, "disk_view", volume.GetVolumeId(),
-			f.rackJSON(ctx, "/v1/disks/"+other.GetVolumeId(), nil))
-		_, err := f.ctl.ControllerGetVolume(ctx,
-			&csi.ControllerGetVolumeRequest{VolumeId: volume.GetVolumeId()})
-		expectReason(err, codes.Internal, "RackResponseInvalid")
-	})
 })
 
 // shutDown makes the kernel shut down the ext4 or xfs filesystem that is mounted at the path, as

@@ -17,15 +17,12 @@ const otherProject = "other"
 var withOtherProject = harness.RackOptions{Args: []string{"--project", otherProject}}
 
 var _ = describeController("a snapshot", fixtureOptions{}, func(f *fixture) {
-	create := func(volume, name string) *csi.CreateSnapshotRequest {
-		return &csi.CreateSnapshotRequest{SourceVolumeId: volume, Name: name}
-	}
-
 	It("CS-10 cannot be taken of a disk on local storage", func(ctx SpecContext) {
 		req := harness.CreateRequest(fresh("local"))
 		withParameter("diskType", "local")(req)
 		volume := f.created(ctx, req)
-		_, err := f.ctl.CreateSnapshot(ctx, create(volume.GetVolumeId(), fresh("local")))
+		_, err := f.ctl.CreateSnapshot(ctx,
+			harness.SnapshotRequest(fresh("local"), volume.GetVolumeId()))
 		expectRefusal(err, codes.FailedPrecondition, "local")
 	})
 
