@@ -32,11 +32,11 @@ var lifeCalls = []struct{ rpc, operation, reason string }{
 	{"DeleteVolume", "disk_delete", "deletes it"},
 }
 
-// callsOfLife returns the operations of one RPC, or of all RPCs if rpc is "".
+// callsOfLife returns the operations of one RPC.
 func callsOfLife(rpc string) []string {
 	var operations []string
 	for _, call := range lifeCalls {
-		if rpc == "" || rpc == call.rpc {
+		if rpc == call.rpc {
 			operations = append(operations, call.operation)
 		}
 	}

@@ -202,19 +202,6 @@ func (f *fixture) removedLater(id string) {
 	}, NodeTimeout(callTimeout))
 }
 
-// attached returns the rack's list of an instance's disks.
-func (f *rackFixture) attached(ctx context.Context, instance string) []string {
-	GinkgoHelper()
-	disks, err := f.rack.Client.InstanceDiskListAllPages(ctx, oxide.InstanceDiskListParams{
-		Instance: oxide.NameOrId(f.rack.Instance(instance).ID)})
-	Expect(err).NotTo(HaveOccurred())
-	ids := []string{}
-	for _, disk := range disks {
-		ids = append(ids, disk.Id)
-	}
-	return ids
-}
-
 // fault injects a fault until the spec ends, and returns its ID.
 func (f *faultFixture) fault(ctx context.Context, fault adminapi.Fault) (id string) {
 	GinkgoHelper()

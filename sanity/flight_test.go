@@ -126,7 +126,5 @@ var _ = describeNodes("the flight recorder", func(f *nodeFixture) {
 			Expect(harness.CheckChanges(kept)).To(Succeed())
 		},
 		Entry("ext4", "ext4", "ProvenBlank", "Formatted", "Mounted"),
-		Entry("xfs", "xfs", "ProvenBlank", "Formatted", "Mounted"),
-		Entry("btrfs", "btrfs", "ProvenBlank", "Formatted", "Mounted"),
 		Entry("block", "block"))
 })

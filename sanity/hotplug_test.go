@@ -50,20 +50,6 @@ var _ = describeNodes("a rack that attaches to running instances, and detaches f
 				moved.remove(ctx)
 			})
 
-		It("CP-9 OX-8 a refusal that is a 500 leaves nothing, and the error names the likely reason",
-			func(ctx SpecContext) {
-				f.switched(ctx, "disk_limit", 1, 12)
-				full := f.controller(ctx, harness.PluginOptions{
-					Env: map[string]string{"OXIDE_MAX_DISKS": "1"}})
-				f.onceAttached(ctx, f.created(ctx, harness.CreateRequest(fresh("one"))), f.a)
-				second := f.created(ctx, harness.CreateRequest(fresh("one-too-many")))
-				_, err := full.Controller().ControllerPublishVolume(ctx,
-					harness.PublishRequest(second, f.a.Instance.ID))
-				expectRefusal(err, codes.Unavailable, "has 1 disks, the boot disk included",
-					"the rack allows 1")
-				f.remains(ctx, second, "detached")
-			})
-
 		DescribeTable("NS-5 D-61 a volume that is attached without a device is found, and heals",
 			func(ctx SpecContext, heal func(context.Context, *placement)) {
 				volume := f.created(ctx, harness.CreateRequest(fresh("no-device")))

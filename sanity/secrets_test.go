@@ -89,15 +89,3 @@ func listUntil(ctx context.Context, ctl csi.ControllerClient) error {
 	}
 	return nil
 }
-
-var _ = describeController("a rack with a certificate of its own",
-	fixtureOptions{rack: harness.RackOptions{TLS: true}}, func(f *fixture) {
-		It("B-26 OX-9 is trusted only with the CA file, and an operator can add the file later",
-			func(ctx SpecContext) {
-				f.volume(ctx)
-				p := startPlugin(ctx, f.rack, harness.PluginOptions{Mode: harness.ModeController,
-					Env: map[string]string{"OXIDE_CA_FILE": ""}})
-				_, err := p.Controller().CreateVolume(ctx, harness.CreateRequest(fresh("untrusted")))
-				expectRefusal(err, codes.Unavailable, "certificate")
-			})
-	})

@@ -11,7 +11,6 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
-	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 // These are the places of the two deployments below.
@@ -120,30 +119,5 @@ var _ = describeController("volumes that stay with their node", fixtureOptions{
 					expectOK(ctx, f.ctl.ControllerUnpublishVolume, &csi.ControllerUnpublishVolumeRequest{
 						VolumeId: again.GetVolumeId(), NodeId: id})
 				}
-			})
-
-		It("D-61 CU-7 a rack that only attaches stops no instance for a volume that stays",
-			func(ctx SpecContext) {
-				f.switched(ctx, "hotplug", adminapi.HotplugAttachOnly, adminapi.HotplugFull)
-				a, id := place(ctx, "a"), f.rack.Instance("a").ID
-				req := harness.CreateRequest(fresh("staying"))
-				req.Parameters = map[string]string{"placement": "instance"}
-				req.AccessibilityRequirements = strict(a)
-				staying := f.created(ctx, req)
-				DeferCleanup(func(ctx SpecContext) {
-					f.detachedAtRest(ctx, staying.GetVolumeId(), id)
-				}, NodeTimeout(callTimeout))
-				expectOK(ctx, f.ctl.ControllerPublishVolume, harness.PublishRequest(staying, id))
-				_, err := f.ctl.ControllerUnpublishVolume(ctx, harness.UnpublishRequest(staying, id))
-				expectReason(err, codes.FailedPrecondition, "InstanceMustBeStopped")
-
-				// The next pod comes to the same node.
-				again := expectOK(ctx, f.ctl.CreateVolume, req).GetVolume()
-				Expect(again).To(BeComparableTo(staying, protoCmp))
-				operations := f.calls(ctx, func() {
-					expectOK(ctx, f.ctl.ControllerPublishVolume, harness.PublishRequest(again, id))
-				})
-				Expect(operations).NotTo(ContainElements("instance_disk_attach", "instance_disk_detach"))
-				f.remains(ctx, again, "attached to "+id)
 			})
 	})
