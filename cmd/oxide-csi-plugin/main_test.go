@@ -11,7 +11,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -112,18 +111,6 @@ func names(t *testing.T, dir string) (names []string) {
 		names = append(names, e.Name())
 	}
 	return names
-}
-
-func TestAMisconfiguredProcessEndsAtOnceWithOneLine(t *testing.T) { // B-26
-	cmd, dir, out, log := program(t, "OXIDE_MODE=tweety")
-	began := time.Now()
-	_ = cmd.Run()
-	if took := time.Since(began); cmd.ProcessState.ExitCode() != 1 || took > 5*time.Second {
-		t.Errorf("%v after %v, want exit status 1 at once", cmd.ProcessState, took)
-	}
-	if out.Len() > 0 || strings.Count(log.String(), "\n") != 1 || len(names(t, dir)) > 0 {
-		t.Errorf("on standard output %q, on standard error %q, it has made %q", out, log, names(t, dir))
-	}
 }
 
 func TestAProcessWritesToItsSocketAndItsStandardErrorOnly(t *testing.T) { // B-29, B-30

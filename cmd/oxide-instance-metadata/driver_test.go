@@ -113,27 +113,3 @@ func nodeID(t *testing.T, socket string) string {
 		}
 	}
 }
-
-func TestD67ADriverWithoutTheFileEndsAndNamesTheVariable(t *testing.T) {
-	program := plugin(t)
-	for _, test := range []struct{ name, path, want string }{
-		{"a file that is not there", filepath.Join(t.TempDir(), "config.env"),
-			"OXIDE_INSTANCE_METADATA_FILE: no such file"},
-		{"a file without the key", file(t, "config.env", "OTHER='x'\n"),
-			"OXIDE_INSTANCE_METADATA_FILE: it has no line OXIDE_INSTANCE_ID="},
-		{"a file with something else", file(t, "config.env", "OXIDE_INSTANCE_ID='tweety'\n"),
-			"holds an instance id that is not a UUID"},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			cmd, said := nodeProgram(t, program, t.TempDir(),
-				"OXIDE_INSTANCE_METADATA_FILE="+test.path)
-			err := cmd.Run()
-			text := said.String()
-			if err == nil || cmd.ProcessState.ExitCode() != 1 || !strings.Contains(text, test.want) ||
-				strings.Count(text, "\n") != 1 || strings.Contains(text, "tweety") {
-				t.Errorf("it ended with %v and said %q; want status 1 and one line with %q", err, text,
-					test.want)
-			}
-		})
-	}
-}
