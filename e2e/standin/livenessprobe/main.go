@@ -40,21 +40,14 @@ type options struct {
 
 func parse(args []string, output io.Writer) (options, error) {
 	var o options
-	var port string
 	flags := flag.NewFlagSet("livenessprobe", flag.ContinueOnError)
 	flags.SetOutput(output)
 	flags.StringVar(&o.csiAddress, "csi-address", "/run/csi/socket", "the driver's socket")
-	flags.StringVar(&o.listen, "http-endpoint", "", "address to answer at; or --health-port")
-	flags.StringVar(&port, "health-port", "9808", "port to answer at, on every address")
+	flags.StringVar(&o.listen, "http-endpoint", ":9808", "address to answer at")
 	flags.DurationVar(&o.probeTimeout, "probe-timeout", time.Second, "how long a Probe may take")
 	flags.Int("v", 0, "accepted and without effect")
-	if err := flags.Parse(args); err != nil {
-		return o, err
-	}
-	if o.listen == "" {
-		o.listen = ":" + port
-	}
-	return o, nil
+	err := flags.Parse(args)
+	return o, err
 }
 
 func run(ctx context.Context, args []string, stderr io.Writer) error {

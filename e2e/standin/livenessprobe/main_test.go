@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"io"
 	"log"
 	"net"
@@ -103,29 +102,4 @@ func healthz(t *testing.T, probe func(context.Context) (*csi.ProbeResponse, erro
 	body, err := io.ReadAll(answer.Body)
 	csitest.Must(t, err)
 	return answer.StatusCode, string(body)
-}
-
-func TestTheLivenessProbeListensAtTheAddressInItsFlags(t *testing.T) {
-	for _, test := range []struct {
-		args []string
-		want string
-	}{
-		{nil, ":9808"},
-		{[]string{"--health-port=9811"}, ":9811"},
-		{[]string{"--http-endpoint=127.0.0.1:9812", "--v=5"}, "127.0.0.1:9812"},
-	} {
-		got, err := parse(test.args, io.Discard)
-		if err != nil || got.listen != test.want {
-			t.Errorf("parse(%q).listen = %q, %v, want %q", test.args, got.listen, err, test.want)
-		}
-	}
-	if _, err := parse([]string{"--no-such-flag"}, io.Discard); err == nil {
-		t.Error("parse took a flag that the real one does not have")
-	}
-	err := run(t.Context(), []string{"--http-endpoint=256.0.0.1:1"}, io.Discard)
-	var addressed *net.DNSError
-	var refused *net.OpError
-	if !errors.As(err, &addressed) && !errors.As(err, &refused) {
-		t.Errorf("run at an address that is none = %v, want the network's error", err)
-	}
 }

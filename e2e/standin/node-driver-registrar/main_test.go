@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"io"
 	"net"
 	"net/http"
 	"os"
@@ -148,24 +147,4 @@ func (n *node) healthz(t *testing.T) int {
 	csitest.Must(t, err)
 	defer answer.Body.Close()
 	return answer.StatusCode
-}
-
-func TestFlagsThatAreMissingOrUnknownAreRefused(t *testing.T) {
-	for _, args := range [][]string{{}, {"--kubelet-registration-path=/p", "--no-such-flag"}} {
-		if _, err := parse(args, io.Discard); err == nil {
-			t.Errorf("parse(%q) succeeded", args)
-		}
-	}
-}
-
-func TestTheRegistrarWaitsForASilentDriverUntilItIsStopped(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-	defer cancel()
-	err := run(ctx, []string{
-		"--csi-address=" + filepath.Join(t.TempDir(), "none.sock"),
-		"--kubelet-registration-path=/p", "--timeout=50ms",
-	}, io.Discard)
-	if err == nil || !strings.Contains(err.Error(), "wait for the driver") {
-		t.Errorf("run = %v, want that it waited for the driver", err)
-	}
 }
