@@ -15,9 +15,6 @@ import (
 func TestAWrongValueIsRefusedWithAnExplanation(t *testing.T) {
 	for _, c := range short.Some(t, 12, []struct{ set, want string }{
 		{"controller.replicas=0", "controller.replicas is 0: at least one controller has to run"},
-		{"controller.replicas=-1", "controller.replicas is -1: at least one"},
-		{"controller.replicas=two", "/controller/replicas': got string, want integer"},
-		{"controller.antiAffinity=hard", "value must be one of 'required', 'preferred', 'none'"},
 		{"attacher.timeout=15", "'/attacher/timeout': got number, want string"},
 		{"storageClass.allowVolumeExpansion=true", "additional properties 'allowVolumeExpansion' not " +
 			"allowed"},
@@ -25,7 +22,6 @@ func TestAWrongValueIsRefusedWithAnExplanation(t *testing.T) {
 			"absolute path"},
 		{"node.kubeletDir=/var/lib/kubelet/", "without a slash at its end"},
 		{"node.kubeletDir=/var/../kubelet", "it has to be an absolute path"},
-		{"node.stateDir=run", `node.stateDir is "run": it has to be an absolute path`},
 		{"node.stateDir=/var/lib/kubelet/plugins/csi.oxide.computer", "nothing but the socket"},
 		{"node.maxUnavailable=none", `node.maxUnavailable is "none": it has to be a number of nodes`},
 		{"node.maxUnavailable=0", `node.maxUnavailable is "0"`},
@@ -33,7 +29,6 @@ func TestAWrongValueIsRefusedWithAnExplanation(t *testing.T) {
 		{"node.podLabels.app=mine", "node.podLabels has app, by which the pods are found"},
 		{"clusterId=-prod", `clusterId is "-prod": it has to be at most 63 letters`},
 		{"clusterId=" + strings.Repeat("a", 64), "at most 63 letters"},
-		{"maxDisks=0", "maxDisks is 0: it has to be a number from 2 to 1000"},
 		{"maxDisks=1", "maxDisks is 1: it has to be a number from 2 to 1000, what the rack lets an " +
 			"instance have; the boot disk is one of them"},
 		{"deviceTimeout=soon", `deviceTimeout is "soon": it has to be a duration such as 30s`},
@@ -58,7 +53,6 @@ func TestAWrongValueIsRefusedWithAnExplanation(t *testing.T) {
 		{"metrics.nodePort=9808", "metrics.nodePort is 9808: it has to be a port"},
 		{"metrics.attacherPort=9812", "metrics.attacherPort is 9812: it has to be a port from 1 to " +
 			"65535, and not 9808, 9811, 9809, 9812, which others in the pod have"},
-		{"metrics.snapshotterPort=0", "metrics.snapshotterPort is 0"},
 		{"metrics.podMonitorLabels.app=a", "metrics.podMonitorLabels has app, by which"},
 		{"commonLabels.app=a", "commonLabels has app, by which the pods are found"},
 		{`commonLabels.app\.kubernetes\.io/name=a`, "commonLabels has app.kubernetes.io/name"},
@@ -67,7 +61,6 @@ func TestAWrongValueIsRefusedWithAnExplanation(t *testing.T) {
 		{"nameOverride=-a", `nameOverride is "-a": it has to be the value of a label`},
 		{"controller.affinity.podAntiAffinity.a=b", "controller.affinity has a podAntiAffinity, and " +
 			"controller.antiAffinity is preferred: set it to none"},
-		{"nodeKeeper.enabled=true,nodeKeeper.replicas=0", "nodeKeeper.replicas is 0: at least one"},
 		{"nodeKeeper.enabled=true,nodeKeeper.coldAttach.enabled=false,nodeKeeper.startupTaint." +
 			"enabled=false,nodeKeeper.leavingNodes.enabled=false", "nodeKeeper.enabled is set and none of " +
 			"its duties is"},
@@ -76,11 +69,7 @@ func TestAWrongValueIsRefusedWithAnExplanation(t *testing.T) {
 		{"nodeKeeper.leavingNodes.gracePeriodSeconds=60", "gracePeriodSeconds is 60: it has to be at " +
 			"least 120"},
 		{"nodeKeeper.affinity.podAntiAffinity.a=b", "nodeKeeper.affinity has a podAntiAffinity"},
-		{"nodeKeeper.coldAttach.settle=soon", `nodeKeeper.coldAttach.settle is "soon": it has to be a ` +
-			"duration such as 30s"},
 		{"nodeKeeper.podLabels.app=mine", "nodeKeeper.podLabels has app, by which the pods are found"},
-		{"nodeKeeper.image.digest=abc", `nodeKeeper.image.digest is "abc"`},
-		{"metrics.nodeKeeperPort=0", "metrics.nodeKeeperPort is 0: it has to be a port"},
 		{"networkPolicy.enabled=true", "networkPolicy.rack.cidrs is empty: the controller could not " +
 			"reach the rack"},
 		{"networkPolicy.enabled=true", "networkPolicy.apiServer.cidrs is empty"},
@@ -90,18 +79,14 @@ func TestAWrongValueIsRefusedWithAnExplanation(t *testing.T) {
 		{"audit.schedule=daily", `audit.schedule is "daily": it has to be five fields of cron`},
 		{"audit.extraArgs[0]=--delete", "audit.extraArgs has --delete: the CronJob only reports"},
 		{"csiDriver.nodeAllocatableUpdatePeriodSeconds=5", "Kubernetes wants at least 10 seconds"},
-		{"livenessProbe.periodSeconds=0", "livenessProbe.periodSeconds is 0"},
 		{"storageClass.name=Oxide", `a storage class is called "Oxide"`},
 		{"extraStorageClasses[0].name=oxide-disk", "two storage classes are called oxide-disk"},
 		{"storageClass.default=true,extraStorageClasses[0].name=b,extraStorageClasses[0].default=true",
 			"the storage classes oxide-disk and b are all the default"},
-		{"snapshots.class.name=A", `a snapshot class is called "A"`},
 		{"snapshots.classes[0].name=oxide-snapshot", "two snapshot classes are called oxide-snapshot"},
 		{"snapshots.classes[0].name=b,snapshots.class.default=true,snapshots.classes[0].default=true",
 			"the snapshot classes oxide-snapshot and b are all the default"},
 		{"snapshots.classes[0].deletionPolicy=Keep", "'/snapshots/classes/0': missing property 'name'"},
-		{"snapshots.class.deletionPolicy=Keep", "'/snapshots/class/deletionPolicy': value must be"},
-		{"snapshots.class.parameters.a=b", "'/snapshots/class/parameters': additional properties 'a'"},
 		{"storageClass.allowedTopologies[0].matchLabelExpressions[0].key=rack",
 			"'/storageClass/allowedTopologies/0/matchLabelExpressions/0"},
 		{`storageClass.allowedTopologies[0].matchLabelExpressions[0].key=` +
@@ -114,8 +99,6 @@ func TestAWrongValueIsRefusedWithAnExplanation(t *testing.T) {
 		{"node.serviceAccountName=oxide-csi-controller", "node.serviceAccountName is " +
 			"oxide-csi-controller, which another pod has, too"},
 		{"snapshotter.featureGates.A=perhaps", "'/snapshotter/featureGates/A': got string, want boolean"},
-		{"metrics.podMonitorInterval=often", "'/metrics/podMonitorInterval'"},
-		{"metrics.podMonitorRelabelings[0].a=b", "'/metrics/podMonitorRelabelings/0'"},
 		{"test.enabled=true", "test.image has neither a tag nor a digest"},
 		{"imageRegistry=https://mirror", "a registry without a scheme"},
 		{"image.repository=oxide:v1", `image.repository is "oxide:v1": it has to be a name such as`},
