@@ -113,22 +113,6 @@ func TestCloseDropsDeferredRequests(t *testing.T) {
 	}
 }
 
-func TestAdminRunsDeferredRequests(t *testing.T) {
-	r := serveRack(t, engine.Config{})
-	admin := httptest.NewServer(r.Admin())
-	defer admin.Close()
-	r.fault(adminapi.Fault{Operation: "disk_create", Phase: adminapi.Deferred, Cut: true, Delay: hour})
-	if _, err := r.DiskCreate(t.Context(), r.blank("d", 1)); err == nil {
-		t.Fatal("the caller was told of a success")
-	}
-	if code := adminCall(t, admin.URL, "POST", "/deferred", "", nil); code != http.StatusNoContent {
-		t.Errorf("got %d, want 204", code)
-	}
-	if !r.exists("d") {
-		t.Error("it was not done")
-	}
-}
-
 func TestAFaultDropsTheFieldsOfAnotherRelease(t *testing.T) {
 	r := serveRack(t, engine.Config{})
 	r.disk("d")
@@ -172,14 +156,15 @@ func TestABodyArrivesByteForByte(t *testing.T) {
 	}
 }
 
-func TestAResponseHasTheSizeAndHeaderOfItsFault(t *testing.T) {
+func TestAFaultRespondsAsAProxyWould(t *testing.T) {
 	r := serveRack(t, engine.Config{})
-	r.fault(adminapi.Fault{Operation: "ping", Response: &adminapi.Response{Status: 299, Body: "{}",
-		PadBytes: 1 << 20,
-		Header:   map[string]string{"Location": "/v1/me"}}})
+	r.fault(adminapi.Fault{Operation: "ping", Response: &adminapi.Response{Status: 502,
+		Body: "<html>bad gateway</html>", ContentType: "text/html", PadBytes: 1 << 20,
+		Header: map[string]string{"Location": "/v1/me"}}})
 	resp, body := r.call("GET", "/v1/ping", "")
-	if len(body) != 1<<20+2 || !strings.HasSuffix(body, " {}") ||
-		resp.header.Get("Location") != "/v1/me" {
-		t.Errorf("got %d bytes and %v", len(body), resp.header)
+	if resp.status != 502 || len(body) != 1<<20+24 ||
+		!strings.HasSuffix(body, " <html>bad gateway</html>") ||
+		resp.header.Get("Content-Type") != "text/html" || resp.header.Get("Location") != "/v1/me" {
+		t.Errorf("got %d, %d bytes and %v", resp.status, len(body), resp.header)
 	}
 }

@@ -247,18 +247,6 @@ func TestASlowBodyArrivesWhole(t *testing.T) {
 	}
 }
 
-func TestAFaultRespondsAsAProxyWould(t *testing.T) {
-	r := serveRack(t, engine.Config{})
-	r.fault(adminapi.Fault{Operation: "ping", Response: &adminapi.Response{Status: 502,
-		Body:        "<html>bad gateway</html>",
-		ContentType: "text/html"}})
-	resp, body := r.call("GET", "/v1/ping", "")
-	if resp.status != 502 || body != "<html>bad gateway</html>" ||
-		resp.header.Get("Content-Type") != "text/html" {
-		t.Errorf("got %d %q %v", resp.status, body, resp.header)
-	}
-}
-
 func TestAFaultThatCannotFireIsRefused(t *testing.T) {
 	for name, rule := range map[string]adminapi.Fault{
 		"no operation \"disk_cretae\"": {Operation: "disk_cretae", Cut: true},

@@ -1,7 +1,6 @@
 package simulator
 
 import (
-	"bytes"
 	"errors"
 	"os"
 	"path/filepath"
@@ -61,21 +60,6 @@ func readDevice(t *testing.T, path string, offset int64, n int) string {
 	return string(data)
 }
 
-func TestADiskOfAnImageHasItsContent(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "image")
-	content := bytes.Repeat([]byte("image..."), 1024)
-	if err := os.WriteFile(file, content, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	r := serveRack(t, engine.Config{Images: []engine.ImageSpec{{Name: "image", File: file}}})
-	img := must[*oxide.Image](t)(r.ImageView(t.Context(), oxide.ImageViewParams{Image: "image"}))
-	must[*oxide.Disk](t)(r.DiskCreate(t.Context(), r.from(imageSource(img.Id, false), "d", 1)))
-	must[*oxide.Disk](t)(r.doAttach("a", "d"))
-	if got := readDevice(t, r.device("a"), 8184, 8); got != "image..." {
-		t.Errorf("the disk has %q", got)
-	}
-}
-
 func TestStoppingTakesTheDevicesAwayAndStartingBringsThemBack(t *testing.T) {
 	r := serveRack(t, engine.Config{})
 	r.disk("d")
@@ -117,48 +101,42 @@ func TestDevicesAppearAccordingToFaultsAndSwitches(t *testing.T) {
 		}
 		return sectors * 512
 	}
-	cycle := func(rule *adminapi.DeviceFault) {
-		t.Helper()
-		r.Faults.Clear()
-		if rule != nil {
-			r.fault(adminapi.Fault{Operation: "instance_disk_attach", Device: rule})
-		}
-		must[*oxide.Disk](t)(r.doAttach("a", "d"))
+	slow := func(delay time.Duration) {
+		must[adminapi.Switches](t)(r.rack.ChangeSwitches(func(s *adminapi.Switches) error {
+			s.DeviceDelay = adminapi.Duration(delay)
+			return nil
+		}))
 	}
 	r.disk("d")
-	t.Run("with another size", func(t *testing.T) {
-		cycle(&adminapi.DeviceFault{SizeBytes: 1 << 20})
-		if got := size(r.device("a")); got != 1<<20 {
-			t.Errorf("got %d", got)
-		}
-		must[*oxide.Disk](t)(r.doDetach("a", "d"))
-	})
-	t.Run("late", func(t *testing.T) {
-		start := time.Now()
-		cycle(&adminapi.DeviceFault{Delay: adminapi.Duration(150 * time.Millisecond)})
-		r.device("a")
-		if took := time.Since(start); took < 150*time.Millisecond {
-			t.Errorf("it appeared after %s", took)
-		}
-		must[*oxide.Disk](t)(r.doDetach("a", "d"))
-	})
-	t.Run("late by a switch", func(t *testing.T) {
-		must[adminapi.Switches](t)(r.rack.ChangeSwitches(func(s *adminapi.Switches) error {
-			s.DeviceDelay = adminapi.Duration(150 * time.Millisecond)
-			return nil
-		}))
-		start := time.Now()
-		cycle(nil)
-		r.device("a")
-		if took := time.Since(start); took < 150*time.Millisecond {
-			t.Errorf("it appeared after %s", took)
-		}
-		must[*oxide.Disk](t)(r.doDetach("a", "d"))
-		must[adminapi.Switches](t)(r.rack.ChangeSwitches(func(s *adminapi.Switches) error {
-			s.DeviceDelay = 0
-			return nil
-		}))
-	})
+	const late = 150 * time.Millisecond
+	for _, c := range []struct {
+		name          string
+		rule          adminapi.DeviceFault
+		slow, atLeast time.Duration
+		size          int64
+	}{
+		{"with another size", adminapi.DeviceFault{SizeBytes: 1 << 20}, 0, 0, 1 << 20},
+		{"late", adminapi.DeviceFault{Delay: adminapi.Duration(late)}, 0, late, 1 << 30},
+		{"late by a switch", adminapi.DeviceFault{}, late, late, 1 << 30},
+		{"never", adminapi.DeviceFault{Never: true}, 0, 0, 0},
+		{"after that, with the next attach", adminapi.DeviceFault{}, 0, 0, 1 << 30},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r.Faults.Clear()
+			slow(c.slow)
+			if c.rule != (adminapi.DeviceFault{}) {
+				r.fault(adminapi.Fault{Operation: "instance_disk_attach", Device: &c.rule})
+			}
+			start := time.Now()
+			must[*oxide.Disk](t)(r.doAttach("a", "d"))
+			if c.size == 0 {
+				r.noDevice("a")
+			} else if got := size(r.device("a")); got != c.size || time.Since(start) < c.atLeast {
+				t.Errorf("it has %d bytes, and appeared after %s", got, time.Since(start))
+			}
+			must[*oxide.Disk](t)(r.doDetach("a", "d"))
+		})
+	}
 	t.Run("not at all, and the attach is undone", func(t *testing.T) {
 		r.Faults.Clear()
 		r.fault(adminapi.Fault{Operation: "instance_disk_attach",
@@ -167,14 +145,6 @@ func TestDevicesAppearAccordingToFaultsAndSwitches(t *testing.T) {
 		refusedAs(500, "Internal", "Internal Server Error").check(t, err)
 		if got := r.state("d"); got != "detached" {
 			t.Errorf("the disk is %q", got)
-		}
-	})
-	t.Run("never, until the next attach", func(t *testing.T) {
-		cycle(&adminapi.DeviceFault{Never: true})
-		must[*oxide.Disk](t)(r.doDetach("a", "d"))
-		cycle(nil)
-		if got := size(r.device("a")); got != 1<<30 {
-			t.Errorf("got %d", got)
 		}
 	})
 }

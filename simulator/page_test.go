@@ -1,6 +1,7 @@
 package simulator
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"testing"
@@ -59,13 +60,13 @@ func TestA09AScanReturnsEveryLastingObjectOnceAndInOrder(t *testing.T) {
 			return tx.PutDisk(neighbour)
 		})
 		for _, name := range stay {
-			err = firstError(err, s.Update(func(tx *store.Tx) error { return tx.PutDisk(make(name)) }))
+			err = errors.Join(err, s.Update(func(tx *store.Tx) error { return tx.PutDisk(make(name)) }))
 		}
 		var seen []store.Identity
 		at := scan{SortBy: sortBy, limit: limit}
 		for {
 			var items []store.Disk
-			err = firstError(err, s.View(func(tx *store.Tx) (err error) {
+			err = errors.Join(err, s.View(func(tx *store.Tx) (err error) {
 				items, err = store.Disks.Scan(tx, project, at.SortBy, at.LastSeen, at.limit)
 				return err
 			}))
@@ -116,20 +117,11 @@ func TestA09AScanReturnsEveryLastingObjectOnceAndInOrder(t *testing.T) {
 	})
 }
 
-func firstError(errs ...error) error {
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 func clearProject(rt *rapid.T, s *store.Store, project string) {
 	err := s.Update(func(tx *store.Tx) error {
 		items, err := store.Disks.Scan(tx, project, store.ByName, nil, maxLimit)
 		for _, d := range items {
-			err = firstError(err, store.Disks.Delete(tx, d))
+			err = errors.Join(err, store.Disks.Delete(tx, d))
 		}
 		return err
 	})

@@ -161,7 +161,12 @@ func trusting(t *testing.T, caFile, url string) *oxide.Client {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := &http.Transport{TLSClientConfig: trust(t, pem), DisableKeepAlives: true}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(pem) {
+		t.Fatal("the authority's file holds no certificate")
+	}
+	server := &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{RootCAs: pool,
+		MinVersion: tls.VersionTLS12}}
 	c, err := oxide.NewClient(oxide.WithHost(url), oxide.WithToken(testToken),
 		oxide.WithHTTPClient(&http.Client{Transport: server}))
 	if err != nil {
@@ -425,15 +430,6 @@ func (l *ledger) compare(t *testing.T, r *rackServer, p *process, dir string) {
 	if err != nil || len(files) != len(found) {
 		t.Errorf("%d files (%v) for %d disks", len(files), err, len(found))
 	}
-}
-
-func trust(t *testing.T, pem []byte) *tls.Config {
-	t.Helper()
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(pem) {
-		t.Fatal("the authority's file holds no certificate")
-	}
-	return &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
 }
 
 func TestARackThatKeepsDevicesPassesThemToTheNextOne(t *testing.T) {

@@ -277,22 +277,6 @@ func TestADirectoryIsUsedByOneSimulatorOnly(t *testing.T) {
 	}
 }
 
-func TestAForeignDirectoryIsRefusedUnchanged(t *testing.T) {
-	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "letter"), []byte("dear"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	c := engine.Config{Dir: dir, Log: slog.New(slog.DiscardHandler)}
-	if _, err := Open(t.Context(), c); err == nil || !strings.Contains(err.Error(),
-		`it holds "letter"`) {
-		t.Errorf("got %v", err)
-	}
-	entries, err := os.ReadDir(dir)
-	if err != nil || len(entries) != 1 {
-		t.Errorf("the directory has %v (%v)", entries, err)
-	}
-}
-
 func TestADirectoryThatWasCreatedOnAFullDiskWorksLater(t *testing.T) {
 	needGuests(t)
 	for _, kib := range []int{4, 8, 12, 16, 20, 24} {

@@ -334,14 +334,8 @@ func TestADiskHasItsSizeAfterAKillWhileItsDeviceWasLarger(t *testing.T) {
 	p := killed(t, before, id)
 	simtest.NoError(t, p.Reconcile(t.Context(), nil, []string{spec.DiskID}, nil, nil))
 	simtest.NoError(t, p.Trim(spec.DiskID, spec.SizeBytes))
-	if got := sizeOf(t, p.DiskPath(spec.DiskID)); got != spec.SizeBytes {
-		t.Errorf("the disk has %d bytes, want %d", got, spec.SizeBytes)
+	st, err := os.Stat(p.DiskPath(spec.DiskID))
+	if simtest.NoError(t, err); st.Size() != spec.SizeBytes {
+		t.Errorf("the disk has %d bytes, want %d", st.Size(), spec.SizeBytes)
 	}
-}
-
-func sizeOf(t *testing.T, path string) int64 {
-	t.Helper()
-	st, err := os.Stat(path)
-	simtest.NoError(t, err)
-	return st.Size()
 }

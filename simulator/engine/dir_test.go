@@ -39,6 +39,10 @@ func TestTheRackAcceptsOnlyAnEmptyOrItsOwnDirectory(t *testing.T) {
 				}
 			case err == nil || !strings.Contains(err.Error(), test.want):
 				t.Errorf("prepareDir = %v, want an error with %q", err, test.want)
+			default:
+				if left, err := os.ReadDir(dir); err != nil || len(left) != 1 {
+					t.Errorf("a refused directory has %v (%v)", left, err)
+				}
 			}
 		})
 	}
