@@ -9,6 +9,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 )
 
 // askAdmin sends a request to the admin listener.
@@ -24,9 +25,7 @@ func (r *rackServer) askAdmin(method, path, body, accept string) *httptest.Respo
 func TestTheAdminListenerAnswersEveryRouteThatItLists(t *testing.T) {
 	r := serveRack(t, engine.Config{FlakyDisks: true})
 	var listed []adminapi.Route
-	if err := json.Unmarshal(r.askAdmin("GET", "/", "", "*/*").Body.Bytes(), &listed); err != nil {
-		t.Fatal(err)
-	}
+	simtest.NoError(t, json.Unmarshal(r.askAdmin("GET", "/", "", "*/*").Body.Bytes(), &listed))
 	page := r.askAdmin("GET", "/routes", "", "text/html").Body.String()
 	for _, route := range listed {
 		path := strings.NewReplacer("{id}", "1", "{name}", "none", "{disk}", "none").

@@ -47,9 +47,7 @@ func TestThePagesFollowAFlightRecord(t *testing.T) {
 		req := must[*http.Request](t)(http.NewRequestWithContext(ctx, http.MethodGet, admin+path, nil))
 		req.Header.Set("Accept", "text/html")
 		resp, err := http.DefaultClient.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
+		simtest.NoError(t, err)
 		t.Cleanup(func() { _ = resp.Body.Close() })
 		return bufio.NewScanner(resp.Body)
 	}

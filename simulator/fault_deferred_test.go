@@ -35,9 +35,7 @@ func TestADeferredEffectComesAfterTheResponse(t *testing.T) {
 			if r.exists(name) {
 				t.Fatal("it was done at once")
 			}
-			if err := r.RunDeferred(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			simtest.NoError(t, r.RunDeferred(t.Context()))
 			if !r.exists(name) {
 				t.Fatal("it was not done")
 			}
@@ -105,9 +103,7 @@ func TestCloseDropsDeferredRequests(t *testing.T) {
 	if _, err := r.DiskCreate(t.Context(), r.blank("d", 1)); err == nil {
 		t.Fatal("the caller was told of a success")
 	}
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
+	simtest.NoError(t, s.Close())
 	if again := serveRack(t, engine.Config{Dir: dir}); again.exists("d") {
 		t.Error("it was done by a rack that was closed")
 	}

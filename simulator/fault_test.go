@@ -273,18 +273,12 @@ func TestAFaultThatCannotFireIsRefused(t *testing.T) {
 func adminCall(t *testing.T, url, method, path, body string, into any) int {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), method, url+path, strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	simtest.NoError(t, err)
 	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	simtest.NoError(t, err)
 	defer resp.Body.Close()
 	data, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	simtest.NoError(t, err)
 	if into != nil {
 		if err := json.Unmarshal(data, into); err != nil {
 			t.Fatalf("%s %s: %v: %s", method, path, err, data)

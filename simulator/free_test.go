@@ -44,9 +44,7 @@ func (r *rackServer) deleteBoth() (diskID, snapshotID string) {
 		r.doDelete("d"), r.SnapshotDelete(r.t.Context(),
 			oxide.SnapshotDeleteParams{Snapshot: "s", Project: "default"}),
 	} {
-		if err != nil {
-			r.t.Fatal(err)
-		}
+		simtest.NoError(r.t, err)
 	}
 	return d.Id, sn.Id
 }
@@ -73,9 +71,7 @@ func TestA68DeletedObjectsDisappearAtOnceAndAreFreedLater(t *testing.T) {
 		t.Errorf("got %v, want 507", err)
 	}
 
-	if err := r.RunDeferred(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	simtest.NoError(t, r.RunDeferred(t.Context()))
 	if got := r.kept(diskID, snapshotID); len(got) != 0 {
 		t.Errorf("the files %v are still there", got)
 	}
@@ -115,9 +111,7 @@ func TestA68WithQuotaFirstTheQuotaIsFreeAtOnceAndTheSpaceLater(t *testing.T) {
 	}
 	_, err := r.DiskCreate(t.Context(), r.blank("d", 1))
 	refusedAs(507, "InsufficientCapacity", "Insufficient capacity: Not enough storage").check(t, err)
-	if err := r.RunDeferred(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	simtest.NoError(t, r.RunDeferred(t.Context()))
 	if got := r.kept(diskID, snapshotID); len(got) != 0 {
 		t.Errorf("the files %v are still there", got)
 	}

@@ -37,21 +37,15 @@ func (r *rackServer) noDevice(instance string) {
 func writeDevice(t *testing.T, path, text string) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	simtest.NoError(t, err)
 	_, err = f.WriteAt([]byte(text), 1<<20)
-	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
-		t.Fatal(err)
-	}
+	simtest.NoError(t, errors.Join(err, f.Sync(), f.Close()))
 }
 
 func readDevice(t *testing.T, path string, offset int64, n int) string {
 	t.Helper()
 	f, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	simtest.NoError(t, err)
 	defer f.Close()
 	data := make([]byte, n)
 	if _, err := f.ReadAt(data, offset); err != nil {
@@ -92,13 +86,9 @@ func TestDevicesAppearAccordingToFaultsAndSwitches(t *testing.T) {
 	size := func(node string) int64 {
 		text, err := os.ReadFile(filepath.Join(filepath.Dir(filepath.Dir(node)), "sys", "block",
 			filepath.Base(node), "size"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		simtest.NoError(t, err)
 		sectors, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
+		simtest.NoError(t, err)
 		return sectors * 512
 	}
 	slow := func(delay time.Duration) {
@@ -208,9 +198,7 @@ func TestA27AFullHostRefusesWhatNeedsSpaceAndLosesNothing(t *testing.T) {
 	r.disk("kept")
 	ballast := filepath.Join(dir, "ballast")
 	f, err := os.Create(ballast)
-	if err != nil {
-		t.Fatal(err)
-	}
+	simtest.NoError(t, err)
 	for _, size := range []int{1 << 16, 4096, 1} {
 		for err = nil; err == nil; {
 			_, err = f.Write(make([]byte, size))
@@ -231,9 +219,7 @@ func TestA27AFullHostRefusesWhatNeedsSpaceAndLosesNothing(t *testing.T) {
 	if refusals == 0 {
 		t.Fatal("the host was not full")
 	}
-	if err := os.Remove(ballast); err != nil {
-		t.Fatal(err)
-	}
+	simtest.NoError(t, os.Remove(ballast))
 	made := len(r.disks())
 	next := r.again()
 	if got := len(next.disks()); got != made || next.state("kept") != "detached" {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 )
 
 func TestAnAttachOnlyRackAttachesToARunningInstanceAndDetachesFromAStoppedOne(t *testing.T) {
@@ -89,9 +90,7 @@ func TestSurpriseRemovalLetsTheGuestWriteForASecondAndLosesNothingThatFsyncAckno
 	r.disk("d")
 	must[*oxide.Disk](t)(r.doAttach("a", "d"))
 	f, err := os.OpenFile(r.device("a"), os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	simtest.NoError(t, err)
 	defer f.Close()
 	requested, done := make(chan struct{}), make(chan error, 1)
 	go func() {
@@ -111,9 +110,7 @@ func TestSurpriseRemovalLetsTheGuestWriteForASecondAndLosesNothingThatFsyncAckno
 			close(requested)
 		}
 	}
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
+	simtest.NoError(t, <-done)
 	if last < 2*before {
 		t.Errorf("the guest wrote %d times after the request, want a second of writes", last-before)
 	}

@@ -25,6 +25,7 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 )
 
 // schema is a rack's published document. The environment variable OXIDE_OPENAPI names its file.
@@ -43,9 +44,7 @@ func loadSchema(t *testing.T) *schema {
 			"(of a version from " + oldestVersion + " to " + apiVersion + ")")
 	}
 	doc, err := openapi3.NewLoader().LoadFromFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	simtest.NoError(t, err)
 	if err := checkVersion(doc.Info.Version); err != nil {
 		t.Fatalf("%s: %v", path, err)
 	}

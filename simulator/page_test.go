@@ -10,6 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
@@ -35,9 +36,7 @@ func TestAListMayBeLongerThanAPage(t *testing.T) {
 // object of another project.
 func TestA09AScanReturnsEveryLastingObjectOnceAndInOrder(t *testing.T) {
 	s, err := store.Open(t.TempDir()+"/rack.db", false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	simtest.NoError(t, err)
 	defer s.Close()
 	names := rapid.StringMatching(`[a-z]([-a-z0-9]{0,5}[a-z0-9])?`)
 	rapid.Check(t, func(rt *rapid.T) {

@@ -23,15 +23,11 @@ func (r *rackServer) serials(instance string) []string {
 	needGuests(r.t)
 	files, err := filepath.Glob(filepath.Join(r.GuestDir(r.instance(instance).Id),
 		"sys/block/*/device/serial"))
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	simtest.NoError(r.t, err)
 	var serials []string
 	for _, file := range files {
 		serial, err := os.ReadFile(file)
-		if err != nil {
-			r.t.Fatal(err)
-		}
+		simtest.NoError(r.t, err)
 		serials = append(serials, strings.TrimRight(string(serial), "\x00\n"))
 	}
 	slices.Sort(serials)

@@ -65,12 +65,8 @@ func startProcess(t *testing.T, binary, dir string, args ...string) *process {
 		"--token", testToken, "--instance", "a", "--instance", "b"}, args...)...)}
 	p.cmd.Stderr = t.Output()
 	stdout, err := p.cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := p.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	simtest.NoError(t, err)
+	simtest.NoError(t, p.cmd.Start())
 	t.Cleanup(func() {
 		_ = p.cmd.Process.Kill()
 		_ = p.cmd.Wait()
@@ -88,9 +84,7 @@ func startProcess(t *testing.T, binary, dir string, args ...string) *process {
 // stop ends the process as an operator does, and demands the exit status 0.
 func (p *process) stop(t *testing.T) {
 	t.Helper()
-	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	simtest.NoError(t, p.cmd.Process.Signal(syscall.SIGTERM))
 	if err := p.cmd.Wait(); err != nil {
 		t.Errorf("after SIGTERM: %v", err)
 	}
@@ -98,9 +92,7 @@ func (p *process) stop(t *testing.T) {
 
 func (p *process) kill(t *testing.T) {
 	t.Helper()
-	if err := p.cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	simtest.NoError(t, p.cmd.Process.Kill())
 	_ = p.cmd.Wait() // the process was killed
 }
 
@@ -109,9 +101,7 @@ func loopsUnder(t *testing.T, dir string) []loopdev.Device {
 	t.Helper()
 	needGuests(t)
 	dir, err := filepath.EvalSymlinks(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	simtest.NoError(t, err)
 	all := must[[]loopdev.Device](t)(loopdev.List())
 	var ours []loopdev.Device
 	for _, d := range all {
@@ -158,9 +148,7 @@ func TestTheBinaryPrintsItsAddressesAndReleasesEverything(t *testing.T) {
 func trusting(t *testing.T, caFile, url string) *oxide.Client {
 	t.Helper()
 	pem, err := os.ReadFile(caFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	simtest.NoError(t, err)
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(pem) {
 		t.Fatal("the authority's file holds no certificate")
@@ -169,9 +157,7 @@ func trusting(t *testing.T, caFile, url string) *oxide.Client {
 		MinVersion: tls.VersionTLS12}}
 	c, err := oxide.NewClient(oxide.WithHost(url), oxide.WithToken(testToken),
 		oxide.WithHTTPClient(&http.Client{Transport: server}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	simtest.NoError(t, err)
 	return c
 }
 
@@ -438,9 +424,7 @@ func TestARackThatKeepsDevicesPassesThemToTheNextOne(t *testing.T) {
 	const first = 600
 	p := startProcess(t, binary, dir, "--keep-devices", "--first-loop", strconv.Itoa(first))
 	client, err := oxide.NewClient(oxide.WithHost(p.said.URL), oxide.WithToken(testToken))
-	if err != nil {
-		t.Fatal(err)
-	}
+	simtest.NoError(t, err)
 	r := &rackServer{t: t, Client: client}
 	must[*oxide.Disk](t)(r.DiskCreate(t.Context(), r.blank("kept", 1)))
 	must[*oxide.Disk](t)(r.InstanceDiskAttach(t.Context(), oxide.InstanceDiskAttachParams{

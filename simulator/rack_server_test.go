@@ -102,9 +102,7 @@ func (r *rackServer) call(method, path, body string, header ...string) (reply, s
 	r.t.Helper()
 	req, err := http.NewRequestWithContext(r.t.Context(), method, r.url+path,
 		strings.NewReader(body))
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	simtest.NoError(r.t, err)
 	req.Header.Set("Authorization", "Bearer "+testToken)
 	for i := 0; i < len(header); i += 2 {
 		req.Header.Set(header[i], header[i+1])

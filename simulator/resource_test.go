@@ -9,6 +9,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
@@ -201,9 +202,7 @@ func (r *rackServer) endLife(k *engine.Kind, path, id, made string) {
 		r.t.Errorf("whether it can be updated: got %v", ok)
 	} else if ok {
 		var update map[string]any
-		if err := json.Unmarshal([]byte(fill(life.update)), &update); err != nil {
-			r.t.Fatal(err)
-		}
+		simtest.NoError(r.t, json.Unmarshal([]byte(fill(life.update)), &update))
 		update["name"] = "renamed"
 		body, _ := json.Marshal(update)
 		updated := r.demand(200, `"name":"renamed"`, fmt.Sprintf("PUT %s %s", one, body))

@@ -40,9 +40,7 @@ func (r *rackServer) guestDevices(instance string) []string {
 	r.t.Helper()
 	needGuests(r.t)
 	entries, err := os.ReadDir(filepath.Join(r.GuestDir(r.instance(instance).Id), "sys", "block"))
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	simtest.NoError(r.t, err)
 	var names []string
 	for _, e := range entries {
 		names = append(names, e.Name())
@@ -243,17 +241,11 @@ func TestARestartMakesAnInstanceOfTheConfigWhoseNetworkIsRenamed(t *testing.T) {
 func TestADirectoryOfAnotherVersionIsRefusedUnchanged(t *testing.T) {
 	r := serveRack(t, engine.Config{})
 	r.disk("d")
-	if err := r.Close(); err != nil {
-		t.Fatal(err)
-	}
+	simtest.NoError(t, r.Close())
 	version := filepath.Join(r.dir, "VERSION")
-	if err := os.WriteFile(version, []byte("7\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	simtest.NoError(t, os.WriteFile(version, []byte("7\n"), 0o600))
 	before, err := os.ReadFile(filepath.Join(r.dir, "rack.db"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	simtest.NoError(t, err)
 	_, err = Open(t.Context(), engine.Config{Dir: r.dir, Log: slog.New(slog.DiscardHandler)})
 	const want = `says version "7" and this simulator reads version "2"`
 	if err == nil || !strings.Contains(err.Error(), want) {
@@ -456,9 +448,7 @@ func TestCloseCutsDelaysShortAndLeavesNothingRunning(t *testing.T) {
 	})
 	must[*oxide.Instance](t)(r.change("stop", "a"))
 	start := time.Now()
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
+	simtest.NoError(t, s.Close())
 	if err := <-created; err != nil {
 		t.Errorf("the creation under way ends with %v", err)
 	}

@@ -32,9 +32,7 @@ func newPlaneIn(t *testing.T, dir string) *Plane {
 	t.Helper()
 	simtest.NeedRoot(t)
 	p, err := Open(Config{Dir: dir, Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
-	if err != nil {
-		t.Fatal(err)
-	}
+	simtest.NoError(t, err)
 	t.Cleanup(func() {
 		// A mount namespace that another process creates in the meantime keeps our mounts as long as it
 		// lives.
@@ -54,16 +52,10 @@ func newPlaneOn(t *testing.T, fsType string) *Plane {
 	t.Helper()
 	simtest.NeedRoot(t)
 	image, dir := filepath.Join(t.TempDir(), "host.img"), t.TempDir()
-	if err := os.WriteFile(image, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Truncate(image, 1<<30); err != nil {
-		t.Fatal(err)
-	}
+	simtest.NoError(t, os.WriteFile(image, nil, 0o600))
+	simtest.NoError(t, os.Truncate(image, 1<<30))
 	host, err := loopdev.Attach(t.Context(), loopdev.Config{Path: image, Serial: "host-" + newID()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	simtest.NoError(t, err)
 	t.Cleanup(func() {
 		simtest.Eventually(t, "the host's filesystem is released",
 			func() bool { return host.Detach(context.Background()) == nil })
@@ -78,9 +70,7 @@ func newID() string { return uuid.NewString() }
 func devicesOf(t *testing.T, p *Plane) []loopdev.Device {
 	t.Helper()
 	devices, err := p.OwnDevices()
-	if err != nil {
-		t.Fatal(err)
-	}
+	simtest.NoError(t, err)
 	return devices
 }
 
