@@ -21,12 +21,8 @@ import (
 func attachIn(t *testing.T, dir string) loopdev.Device {
 	t.Helper()
 	path := filepath.Join(dir, "disk")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(newFile(t, mib), path); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(dir, 0o755))
+	must(t, os.Rename(newFile(t, mib), path))
 	t.Cleanup(func() { releaseBelow(t, dir) })
 	return attach(t, loopdev.Config{Path: path, Serial: serial(t)})
 }
@@ -36,9 +32,7 @@ func TestDetachBelowReleasesTheDevicesOfADirectoryAndNoOther(t *testing.T) {
 	inside := attachIn(t, filepath.Join(dir, "rack", "disks"))
 	outside := attachIn(t, dir+"-2")
 	found, err := loopdev.DetachBelow(t.Context(), dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if diff := cmp.Diff([]loopdev.Device{inside}, found); diff != "" {
 		t.Errorf("DetachBelow differs from what was attached below (-attached +found):\n%s", diff)
 	}
@@ -53,16 +47,12 @@ func TestDetachBelowReleasesTheDevicesOfADirectoryAndNoOther(t *testing.T) {
 func TestDetachBelowFindsAFileThatWasOpenedAtAnotherPath(t *testing.T) {
 	file := newFile(t, mib)
 	dir, elsewhere := filepath.Dir(file), t.TempDir()
-	if err := unix.Mount(dir, elsewhere, "", unix.MS_BIND, ""); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Mount(dir, elsewhere, "", unix.MS_BIND, ""))
 	d, err := loopdev.Attach(t.Context(), loopdev.Config{
 		Path: filepath.Join(elsewhere, filepath.Base(file)), Serial: serial(t),
 	})
 	// The file stays open in a mount that does not exist any more, as in a container's mount.
-	if err := errors.Join(err, unix.Unmount(elsewhere, unix.MNT_DETACH)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(err, unix.Unmount(elsewhere, unix.MNT_DETACH)))
 	if told := mustFind(t, d.Serial)[0].BackingFile; strings.HasPrefix(told, dir+"/") {
 		t.Fatalf("the kernel tells %s, want a path that is not in %s", told, dir)
 	}
@@ -76,9 +66,7 @@ func TestDetachBelowReleasesADeviceOnTheNodeOfAnother(t *testing.T) {
 	lower := attachIn(t, dir)
 	node := filepath.Join(dir, "node")
 	number := int(unix.Mkdev(lower.Major, lower.Minor))
-	if err := unix.Mknod(node, unix.S_IFBLK|0o600, number); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Mknod(node, unix.S_IFBLK|0o600, number))
 	if out, err := exec.Command("losetup", "--find", node).CombinedOutput(); err != nil {
 		t.Fatalf("losetup --find %s: %v: %s", node, err, out)
 	}
@@ -95,17 +83,13 @@ func TestOnReportsWhetherADeviceBacksAnother(t *testing.T) {
 	t.Cleanup(func() { releaseBelow(t, dir) })
 	// In a pod, the node has another path, too.
 	node := filepath.Join(dir, "volume")
-	if err := unix.Mknod(node, unix.S_IFBLK|0o600, int(unix.Mkdev(own.Major, own.Minor))); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Mknod(node, unix.S_IFBLK|0o600, int(unix.Mkdev(own.Major, own.Minor))))
 	out, err := exec.Command("losetup", "--find", "--show", node).CombinedOutput()
 	if err != nil {
 		t.Fatalf("losetup --find %s: %v: %s", node, err, out)
 	}
 	all, err := loopdev.List()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	i := slices.IndexFunc(all, func(d loopdev.Device) bool {
 		return d.Path == strings.TrimSpace(string(out))
 	})
@@ -120,9 +104,7 @@ func TestDetachBelowReportsABusyDeviceAndReleasesTheOthers(t *testing.T) {
 	dir := t.TempDir()
 	held, free := attachIn(t, filepath.Join(dir, "a")), attachIn(t, filepath.Join(dir, "b"))
 	holder, err := os.Open(held.Path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer holder.Close()
 	found, err := loopdev.DetachBelow(t.Context(), dir)
 	if !errors.Is(err, loopdev.ErrBusy) || len(found) != 2 {

@@ -33,9 +33,7 @@ func TestDetachLeftReleasesOnlyTheDevicesOfADeadProcess(t *testing.T) {
 	file, mountpoint := filepath.Join(dir, "disk"), filepath.Join(dir, "mounted")
 	for _, err := range []error{os.WriteFile(file, nil, 0o600), os.Truncate(file, 8*mib),
 		os.Mkdir(mountpoint, 0o755)} {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	if out, err := exec.Command("mkfs.ext4", "-q", file).CombinedOutput(); err != nil {
 		t.Fatalf("mkfs: %v: %s", err, out)
@@ -45,13 +43,9 @@ func TestDetachLeftReleasesOnlyTheDevicesOfADeadProcess(t *testing.T) {
 	process.Stderr = os.Stderr
 	in, inErr := process.StdinPipe()
 	out, outErr := process.StdoutPipe()
-	if err := errors.Join(inErr, outErr); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(inErr, outErr))
 	defer in.Close()
-	if err := process.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, process.Start())
 	line, err := bufio.NewReader(out).ReadString('\n')
 	dead := strings.Fields(line)
 	if err != nil || len(dead) != 2 {
@@ -73,9 +67,7 @@ func TestDetachLeftReleasesOnlyTheDevicesOfADeadProcess(t *testing.T) {
 	if left := detachLeft(t); slices.Contains(left, dead[0]) {
 		t.Errorf("released %s of a process that lives", dead[0])
 	}
-	if err := process.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, process.Process.Kill())
 	_ = process.Wait() // It was killed.
 	if left := detachLeft(t); !slices.Contains(left, dead[0]) {
 		t.Errorf("released %q, want %s of the process that was killed", left, dead[0])
@@ -124,14 +116,10 @@ func TestAnOrphanedDeviceIsReleasedByTheNameOfItsFile(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			served, end := serveAs(t, name, flakydisk.NewImage(8*mib))
-			if err := end(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, end())
 			detachLeft(t)
 			all, err := loopdev.List()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			left := slices.ContainsFunc(all, func(d loopdev.Device) bool {
 				return d.Sequence == served.Sequence
 			})

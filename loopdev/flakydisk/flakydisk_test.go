@@ -20,14 +20,19 @@ import (
 
 const mib = 1 << 20
 
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // serve attaches a block device to a disk of 8 MiB, and opens it without the kernel's cache.
 func serve(t *testing.T) (*flakydisk.Disk, *os.File) {
 	t.Helper()
 	dir := t.TempDir()
 	server, err := flakydisk.Mount(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	disk := flakydisk.NewDisk(flakydisk.NewImage(8 * mib))
 	loop, err := loopdev.Attach(t.Context(), loopdev.Config{
 		Path: server.Put("disk", disk), Serial: t.Name()[:20],
@@ -36,9 +41,7 @@ func serve(t *testing.T) (*flakydisk.Disk, *os.File) {
 		t.Fatal(errors.Join(err, server.Close()))
 	}
 	device, err := os.OpenFile(loop.Path, os.O_RDWR|unix.O_DIRECT, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	disk.StartLog(false) // the kernel flushes a file when it attaches a device to it
 	t.Cleanup(func() {
 		disk.Heal()
@@ -54,9 +57,7 @@ func serve(t *testing.T) (*flakydisk.Disk, *os.File) {
 func aligned(t *testing.T, n int, fill byte) []byte {
 	t.Helper()
 	b, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = unix.Munmap(b) })
 	copy(b, bytes.Repeat([]byte{fill}, n))
 	return b
@@ -73,16 +74,10 @@ func TestTheLogContainsEveryWriteDiscardAndFlushInOrder(t *testing.T) {
 	disk, device := serve(t)
 	write(t, device, 4096, 'a')
 	disk.Note("between")
-	if err := device.Sync(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, device.Sync())
 	discard := [2]uint64{mib, 64 << 10}
-	if err := unix.IoctlSetInt(int(device.Fd()), unix.BLKFLSBUF, 0); err != nil {
-		t.Fatal(err)
-	}
-	if err := ioctlDiscard(device, &discard); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.IoctlSetInt(int(device.Fd()), unix.BLKFLSBUF, 0))
+	must(t, ioctlDiscard(device, &discard))
 	var got []flakydisk.Kind
 	for _, r := range disk.Log() {
 		got = append(got, r.Kind)
@@ -107,9 +102,7 @@ func TestTheLogContainsEveryWriteDiscardAndFlushInOrder(t *testing.T) {
 func TestAnImageContainsAllFlushedDataAndTheSurvivingPieces(t *testing.T) {
 	disk, device := serve(t)
 	write(t, device, 0, 'a')
-	if err := device.Sync(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, device.Sync())
 	write(t, device, 0, 'b')
 	write(t, device, 8192, 'c')
 	epochs, err := flakydisk.Replay(flakydisk.NewImage(8*mib), disk.Log())
@@ -119,9 +112,7 @@ func TestAnImageContainsAllFlushedDataAndTheSurvivingPieces(t *testing.T) {
 	last := epochs[1]
 	lost := disk.Log()[last.First:last.End]
 	torn := last.Durable.Fork()
-	if err := flakydisk.Apply(torn, flakydisk.Piece{Entry: lost[0], From: 1, To: 3}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, flakydisk.Apply(torn, flakydisk.Piece{Entry: lost[0], From: 1, To: 3}))
 	got := make([]byte, 12288)
 	if _, err := torn.ReadAt(got, 0); err != nil {
 		t.Fatal(err)
@@ -202,9 +193,7 @@ func TestADiskThatLiesLogsNoFlush(t *testing.T) {
 	disk, device := serve(t)
 	disk.AddFault(flakydisk.Fault{On: flakydisk.OnFlush, Lie: true})
 	write(t, device, 0, 'l')
-	if err := device.Sync(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, device.Sync())
 	if log := disk.Log(); len(log) != 1 || log[0].Kind != flakydisk.Write {
 		t.Errorf("the log has %d entries, want the write alone", len(log))
 	}
@@ -227,9 +216,7 @@ func TestEveryOperationOfADiskWithoutPowerFails(t *testing.T) {
 func TestTheServerFreesADiskThatIsRemoved(t *testing.T) {
 	dir := t.TempDir()
 	server, err := flakydisk.Mount(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		if err := server.Close(); err != nil {
 			t.Error(err)
@@ -239,12 +226,8 @@ func TestTheServerFreesADiskThatIsRemoved(t *testing.T) {
 	kept := weak.Make(disk)
 	loop, err := loopdev.Attach(t.Context(), loopdev.Config{Path: server.Put("disk", disk),
 		Serial: t.Name()[:20]})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := loop.Detach(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, loop.Detach(t.Context()))
 	server.Remove("disk")
 	for end := time.Now().Add(10 * time.Second); kept.Value() != nil; {
 		if time.Now().After(end) {

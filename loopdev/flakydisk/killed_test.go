@@ -69,18 +69,14 @@ func waitForItself(dir string) error {
 
 func TestAServerThatIsKilledWhileItWaitsForItsOwnDiskLeavesNothingThatHangs(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), `it's $(a) "directory"; `)
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(dir, 0o700))
 	server := exec.Command(os.Args[0])
 	server.Env, server.Stderr = append(os.Environ(), stuckAt+"="+dir), os.Stderr
 	out, err := server.StdoutPipe()
 	if err == nil {
 		err = server.Start()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var loop loopdev.Device
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -91,9 +87,7 @@ func TestAServerThatIsKilledWhileItWaitsForItsOwnDiskLeavesNothingThatHangs(t *t
 	if err := json.NewDecoder(out).Decode(&loop); err != nil {
 		t.Fatalf("the server's disk does not get stuck: %v", err)
 	}
-	if err := server.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, server.Process.Kill())
 	within(t, "the server ends", func() error {
 		if err := server.Wait(); server.ProcessState.Exited() {
 			return err
