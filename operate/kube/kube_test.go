@@ -35,6 +35,7 @@ func TestAnIncompleteListIsAnError(t *testing.T) {
 		"a page":                       `{"kind":"List","metadata":{"continue":"x"},"items":[]}`,
 		"a page with a remainder":      `{"kind":"List","metadata":{"remainingItemCount":1},"items":[]}`,
 		"no items":                     `{"kind":"List"}`,
+		"items of another type":        `{"kind":"List","items":"none"}`,
 		"an item of another type":      `{"kind":"List","items":[7]}`,
 		"a field of another type":      `{"kind":"List","items":[{"kind":"Pod","spec":7}]}`,
 		"one whose field is of a type": `{"kind":"Pod","metadata":{"name":7}}`,
