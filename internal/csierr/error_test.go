@@ -19,12 +19,6 @@ func TestAMessageIsOneBoundedLine(t *testing.T) {
 	}
 }
 
-func TestB16AMessageShowsNoToken(t *testing.T) {
-	if got := Message(New(RackError, "Bearer oxide-token-abc")); got != "RackError: Bearer ***" {
-		t.Errorf("got %q", got)
-	}
-}
-
 func TestEveryErrorGetsAReasonAndACode(t *testing.T) {
 	for _, test := range []struct {
 		err     error

@@ -19,6 +19,7 @@ import (
 // FuzzRackID checks that nothing but a UUID in the rack's form reaches the rack, which would take
 // it for a name.
 func FuzzRackID(f *testing.F) {
+	f.Add("")
 	f.Fuzz(func(t *testing.T, id string) {
 		got, ok := ParseID(id)
 		if want := csitest.UUID.MatchString(strings.ToLower(id)) && len(id) == 36; ok != want {
@@ -36,6 +37,7 @@ func FuzzRackID(f *testing.F) {
 // FuzzDescription checks that only a description which the driver could have written makes a disk
 // one of its own.
 func FuzzDescription(f *testing.F) {
+	f.Add(DriverName + `.evil {"name":"x"}`)
 	f.Fuzz(func(t *testing.T, description string) {
 		m, ok := ParseTag(description)
 		if !ok {

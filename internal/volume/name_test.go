@@ -52,33 +52,6 @@ func TestANameHasAtMost128Bytes(t *testing.T) { // B-1
 	}
 }
 
-func TestOnlyUUIDsReachTheRack(t *testing.T) {
-	for id, want := range map[string]string{
-		someID:                                   someID,
-		strings.ToUpper(someID):                  someID,
-		"":                                       "",
-		"fake-vol-id":                            "",
-		"6a3e0f2c7e5c4b7a9a520a4c9a1f0b01":       "",
-		"{6a3e0f2c-7e5c-4b7a-9a52-0a4c9a1f0b01}": "",
-		"urn:uuid:6a3e0f2c-7e5c-4b7a-9a52-0a4c9a1f0b01": "",
-		"6a3e0f2c-7e5c-4b7a-9a52-0a4c9a1f0b0g":          "",
-	} {
-		got, ok := ParseID(id)
-		if ok != (want != "") || (ok && got != want) {
-			t.Errorf("rackID(%q) = %q, %v", id, got, ok)
-		}
-	}
-}
-
-func TestAForeignDescriptionIsNoTag(t *testing.T) {
-	for _, foreign := range []string{"", "my disk", "csi.oxide.computer", "csi.oxide.computer {",
-		"csi.oxide.computer {}", `csi.oxide.computer.evil {"name":"x"}`} {
-		if m, ok := ParseTag(foreign); ok {
-			t.Errorf("ParseTag(%q) = %+v", foreign, m)
-		}
-	}
-}
-
 const someID = "6a3e0f2c-7e5c-4b7a-9a52-0a4c9a1f0b01"
 
 func TestDiskSerial(t *testing.T) {
