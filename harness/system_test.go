@@ -44,9 +44,7 @@ func TestTheDirectoryOfAKilledRunIsRemovedFromMemory(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir, err := os.MkdirTemp(shm, "oxide-sanity-")
-			if err != nil {
-				t.Fatal(err)
-			}
+			csitest.Must(t, err)
 			defer os.RemoveAll(dir)
 			if c.failed {
 				err = os.WriteFile(filepath.Join(dir, failedMark), nil, 0o600)
@@ -57,9 +55,7 @@ func TestTheDirectoryOfAKilledRunIsRemovedFromMemory(t *testing.T) {
 					defer lock.Close()
 				}
 			}
-			if err := errors.Join(err, os.Chtimes(dir, old, old)); err != nil {
-				t.Fatal(err)
-			}
+			csitest.Must(t, errors.Join(err, os.Chtimes(dir, old, old)))
 			removeKilled()
 			if _, err := os.Stat(dir); (err == nil) != c.stays {
 				t.Errorf("after removeKilled: %v", err)

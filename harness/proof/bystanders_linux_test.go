@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 )
 
@@ -19,14 +20,10 @@ func plug(t *testing.T, member proof.Member) (*proof.GuestBystanders, string) {
 	t.Helper()
 	dir := t.TempDir()
 	guest, err := proof.NewGuestView(filepath.Join(dir, "guest"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, err)
 	b, err := proof.NewGuestBystanders(t.Context(), guest, filepath.Join(dir, "bystanders"), member,
 		&proof.Invariant{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, err)
 	return b, filepath.Join(dir, "bystanders")
 }
 
@@ -100,12 +97,8 @@ func TestAWriteToABystanderIsNoticed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b, dir := plug(t, c.member)
-			if err := b.Check(); err != nil {
-				t.Fatal(err)
-			}
-			if err := c.do(t, b, dir); err != nil {
-				t.Fatal(err)
-			}
+			csitest.Must(t, b.Check())
+			csitest.Must(t, c.do(t, b, dir))
 			if err := b.Check(); (err == nil) != c.silent {
 				t.Errorf("after the call: %v", err)
 			}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
 func TestAFigureIsOneLineOfNamesAndValues(t *testing.T) {
@@ -21,14 +22,10 @@ func TestAFigureIsAddedToTheFileThatTheEnvironmentNames(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "figures")
 	t.Setenv("PROOF_FIGURES", path)
 	for _, line := range []string{"FIGURE a n=1", "FIGURE b n=2"} {
-		if err := proof.Print(line); err != nil {
-			t.Fatal(err)
-		}
+		csitest.Must(t, proof.Print(line))
 	}
 	got, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, err)
 	if want := "FIGURE a n=1\nFIGURE b n=2\n"; string(got) != want {
 		t.Errorf("the file holds %q, want %q", got, want)
 	}
