@@ -68,19 +68,6 @@ func TestD61AStepWithAStartInTheFutureStillEndsAtItsLimit(t *testing.T) {
 	}
 }
 
-func TestAnInstanceThatIsUnseenSinceAFutureTimeIsGivenUp(t *testing.T) {
-	w := newStory(t, "a", "b")
-	w.stopped()
-	w.attach("data", "")
-	w.steps(starting)
-	w.rack.set("a", "")
-	w.steps(starting) // which notes since when
-	w.putBack(time.Hour)
-	w.steps(starting) // notes it anew
-	w.pass(6 * time.Minute)
-	w.steps("")
-}
-
 func TestD61AnOutcomeDatedInTheFutureDelaysNothingBeyondItsPause(t *testing.T) {
 	ahead := outcome{Ended: begin.Add(time.Hour), Stopped: true,
 		StoppedWith: map[string]time.Time{"shop/db": begin.Add(time.Hour)}}

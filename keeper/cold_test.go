@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
 
@@ -124,9 +125,7 @@ func TestTheKeeperLooksOftenOnlyWhileItWorksOnANode(t *testing.T) {
 		for range 2 {
 			d, err := w.Round(t.Context())
 			again = append(again, d)
-			if err != nil {
-				t.Fatal(err)
-			}
+			csitest.Must(t, err)
 			w.edit("a", func(n *corev1.Node) { n.Labels = nil }) // which ends the operation
 		}
 		d, err := w.Round(t.Context())

@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
 
@@ -67,9 +68,7 @@ func TestD61AnInstanceIsStartedWithoutTheAPIServer(t *testing.T) {
 			}
 			w.rack.mend()
 			w.advance(w.Config.AttachTimeout)
-			if err := w.Repay(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			csitest.Must(t, w.Repay(t.Context()))
 			if after := w.rack.state("a") == "running"; after != c.after {
 				t.Errorf("after %s, the instance is %s", w.Config.AttachTimeout, w.rack.state("a"))
 			}
@@ -81,9 +80,7 @@ func TestD61AnInstanceThatAnotherKeeperStartedIsNotStartedAgain(t *testing.T) {
 	w := newStory(t, "a", "b")
 	w.stopped()
 	w.edit("a", func(n *corev1.Node) { delete(n.Annotations, RecordAnnotation) })
-	if err := w.Repay(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, w.Repay(t.Context()))
 	w.outage()
 	w.rack.disk = "attached"
 	_ = w.Repay(t.Context())

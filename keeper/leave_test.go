@@ -159,22 +159,17 @@ func TestTheDriverOfANodeThatStaysEndsAtOnce(t *testing.T) {
 }
 
 func TestTheDriverIsKeptForALimitedTime(t *testing.T) {
-	t.Parallel() // it waits for real seconds
-	l := leave(t, 2*time.Second)
-	l.drained()
-	l.asked()
-	if err := l.end(); err == nil || !strings.Contains(err.Error(), "1 of its volumes") {
-		t.Errorf("the error is %v", err)
-	}
-}
-
-func TestTheDriverIsKeptWhenTheNodeIsDeleted(t *testing.T) {
-	t.Parallel() // it waits for real seconds
-	l := leave(t, 2*time.Second)
-	keepertest.Remove[*corev1.Node](l.api, "", "a")
-	l.asked()
-	if err := l.end(); err == nil || !strings.Contains(err.Error(), "1 of its volumes") {
-		t.Errorf("the error is %v", err)
+	for name, leaves := range map[string]func(*leaving){"drained": (*leaving).drained,
+		"deleted": func(l *leaving) { keepertest.Remove[*corev1.Node](l.api, "", "a") }} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel() // it waits for real seconds
+			l := leave(t, 2*time.Second)
+			leaves(l)
+			l.asked()
+			if err := l.end(); err == nil || !strings.Contains(err.Error(), "1 of its volumes") {
+				t.Errorf("the error is %v", err)
+			}
+		})
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
@@ -137,9 +138,7 @@ func (m *moving) evicted(name string) bool {
 
 func TestAVolumeIsMovedToAnotherNode(t *testing.T) {
 	m := newMoving(t)
-	if err := m.move("b"); err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, m.move("b"))
 	m.belongs("b")
 	if v, _ := keepertest.Get[*corev1.PersistentVolume](m.api, "", "pv-1"); v.UID == m.old.UID {
 		t.Error("the volume was not replaced")
@@ -154,9 +153,7 @@ func TestAVolumeIsMovedToAnotherNode(t *testing.T) {
 	}
 	// A second move has nothing to do.
 	v, _ := keepertest.Get[*corev1.PersistentVolume](m.api, "", "pv-1")
-	if err := m.move("b"); err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, m.move("b"))
 	if again, _ := keepertest.Get[*corev1.PersistentVolume](m.api, "", "pv-1"); again.UID != v.UID {
 		t.Error("a volume that belongs to the node is replaced")
 	}
@@ -262,9 +259,7 @@ func TestAMoveThatIsInterruptedAnywhereContinues(t *testing.T) {
 				t.Run(fmt.Sprintf("at change %d, applied %v, then to %s", at, applied, to), func(t *testing.T) {
 					m := newMoving(t)
 					more = m.interrupted("b", at, applied)
-					if err := m.move(to); err != nil {
-						t.Fatal(err)
-					}
+					csitest.Must(t, m.move(to))
 					m.belongs(to)
 					if to == "b" && !m.evicted("db-0") {
 						t.Error("the pod is not evicted")
@@ -293,9 +288,7 @@ func TestAMoveStopsWaitingForKubernetesWhenItsContextEnds(t *testing.T) {
 	}
 	m.api.Intercept(m.intercept) // on a slow machine it may not exist yet
 	m.bind()
-	if err := m.move("b"); err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, m.move("b"))
 	m.belongs("b")
 }
 
@@ -323,9 +316,7 @@ func TestAMoveDoesNotEvictAPodThatWasCreatedSince(t *testing.T) {
 		}
 		return false
 	})
-	if err := m.move("b"); err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, m.move("b"))
 	if m.evicted("db-0") || strings.Contains(m.out.String(), "evicted") {
 		t.Errorf("the pod that was made since is evicted:\n%s", m.out.String())
 	}

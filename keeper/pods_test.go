@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
 
@@ -237,9 +238,7 @@ func TestAPodLostElsewhereCountsBeforeTheBudgetsStatusIsUpdated(t *testing.T) {
 	for name, given := range map[string]func(*story){
 		"it is evicted": func(w *story) { // by another program, which the budget allowed
 			p, _ := keepertest.Get[*corev1.Pod](w.api, "shop", "db-b")
-			if err := w.evict(w.t.Context(), []*corev1.Pod{p}); err != nil {
-				w.t.Fatal(err)
-			}
+			csitest.Must(w.t, w.evict(w.t.Context(), []*corev1.Pod{p}))
 		},
 		"it is deleted": func(w *story) { keepertest.Delete[*corev1.Pod](w.api, "shop", "db-b") },
 		"it is gone":    func(w *story) { keepertest.Remove[*corev1.Pod](w.api, "shop", "db-b") },

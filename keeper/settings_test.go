@@ -1,9 +1,6 @@
 package keeper
 
 import (
-	"bytes"
-	"errors"
-	"flag"
 	"log/slog"
 	"maps"
 	"strings"
@@ -91,18 +88,5 @@ func TestSettingsThatCannotWorkAreRefused(t *testing.T) {
 				t.Error("the error shows the token")
 			}
 		})
-	}
-}
-
-func TestHelpNamesTheVerbsAndEndsTheParsing(t *testing.T) {
-	var help bytes.Buffer
-	_, err := ParseSettings([]string{"--help"}, env(), &help)
-	if !errors.Is(err, flag.ErrHelp) {
-		t.Errorf("the error is %v", err)
-	}
-	for _, want := range []string{"leave", "move PV NODE", "-cold-attach", "(default 30s)"} {
-		if !strings.Contains(help.String(), want) {
-			t.Errorf("the help has no %q:\n%s", want, help.String())
-		}
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/ptr"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
@@ -360,9 +361,7 @@ func (w *story) metric(name, label string) float64 {
 func try[V any](v V, err error) func(*testing.T) V {
 	return func(t *testing.T) V {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		csitest.Must(t, err)
 		return v
 	}
 }
@@ -370,9 +369,7 @@ func try[V any](v V, err error) func(*testing.T) V {
 func try2[V, U any](v V, u U, err error) func(*testing.T) (V, U) {
 	return func(t *testing.T) (V, U) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		csitest.Must(t, err)
 		return v, u
 	}
 }

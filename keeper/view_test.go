@@ -53,8 +53,6 @@ func TestAnAttachmentWaitsIsWantedOrIsSettled(t *testing.T) {
 	r := &operation{Started: begin}
 	earlier := &operation{Started: begin.Add(-time.Hour)}
 	const (
-		full    = "rpc error: code = ResourceExhausted desc = InstanceFull: 8 of 8 disks"
-		busy    = "rpc error: code = Unavailable desc = RackUnavailable: it does not answer"
 		pending = "rpc error: code = Aborted desc = OperationPending: another one is going on"
 		late    = "rpc error: code = DeadlineExceeded desc = context deadline exceeded"
 	)
@@ -74,7 +72,7 @@ func TestAnAttachmentWaitsIsWantedOrIsSettled(t *testing.T) {
 		{"another failure, not woken", va(attachFailed(full, 0)), false, true, false},
 		{"another failure, not yet tried", va(attachFailed(full, 0), woken(first)), false, true, false},
 		{"another failure, woken and tried", va(attachFailed(full, 1), woken(first)), false, true, true},
-		{"the rack did not answer", va(attachFailed(busy, 1), woken(first)), false, true, false},
+		{"the rack did not answer", va(attachFailed(away, 1), woken(first)), false, true, false},
 		{"another call is in the way", va(attachFailed(pending, 1), woken(first)), false, true, false},
 		{"no answer in time", va(attachFailed(late, 1), woken(first)), false, true, false},
 		{"woken in an earlier operation", va(attachFailed(full, 1),
