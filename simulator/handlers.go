@@ -109,21 +109,16 @@ func diskCreate(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	return http.StatusCreated, d, err
 }
 
-func diskDelete(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	return http.StatusNoContent, nil, rack.Disks.Delete(&r.call, r.ref("disk"))
-}
-
-func importStart(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	return http.StatusNoContent, nil, rack.Disks.StartImport(&r.call, r.ref("disk"))
+// onDisk serves a call about the disk that the path names, which answers nothing.
+func onDisk(do func(engine.Disks, *engine.Call, engine.Ref) error) handler {
+	return func(rack *engine.Simulation, r *apiRequest) (int, any, error) {
+		return http.StatusNoContent, nil, do(rack.Disks, &r.call, r.ref("disk"))
+	}
 }
 
 func importWrite(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	return http.StatusNoContent, nil, rack.Disks.Import(&r.call, r.ref("disk"),
 		r.body.(engine.BulkWrite))
-}
-
-func importStop(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	return http.StatusNoContent, nil, rack.Disks.StopImport(&r.call, r.ref("disk"))
 }
 
 func importFinalize(rack *engine.Simulation, r *apiRequest) (int, any, error) {
@@ -154,38 +149,27 @@ func instanceList(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	return http.StatusOK, newPage(r.scan, items), err
 }
 
-func instanceView(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	i, err := rack.Instances.View(&r.call, r.instance())
-	return http.StatusOK, i, err
-}
-
 func instanceCreate(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	i, err := rack.Instances.Create(&r.call, r.project(), r.body.(engine.InstanceCreate))
 	return http.StatusCreated, i, err
 }
 
-func instanceUpdate(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	i, err := rack.Instances.Update(&r.call, r.instance(), r.body.(engine.InstanceUpdate))
-	return http.StatusOK, i, err
+// onInstance serves a call about the instance that the path names.
+func onInstance(status int, do func(engine.Instances, *engine.Call, engine.Ref) (store.Instance,
+	error)) handler {
+	return func(rack *engine.Simulation, r *apiRequest) (int, any, error) {
+		i, err := do(rack.Instances, &r.call, r.instance())
+		return status, i, err
+	}
 }
 
 func instanceDelete(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	return http.StatusNoContent, nil, rack.Instances.Delete(&r.call, r.instance())
 }
 
-func instanceStart(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	i, err := rack.Instances.Start(&r.call, r.instance())
-	return http.StatusAccepted, i, err
-}
-
-func instanceStop(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	i, err := rack.Instances.Stop(&r.call, r.instance())
-	return http.StatusAccepted, i, err
-}
-
-func instanceReboot(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	i, err := rack.Instances.Reboot(&r.call, r.instance())
-	return http.StatusAccepted, i, err
+func instanceUpdate(rack *engine.Simulation, r *apiRequest) (int, any, error) {
+	i, err := rack.Instances.Update(&r.call, r.instance(), r.body.(engine.InstanceUpdate))
+	return http.StatusOK, i, err
 }
 
 func instanceDiskList(rack *engine.Simulation, r *apiRequest) (int, any, error) {

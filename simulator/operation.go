@@ -1,6 +1,10 @@
 package simulator
 
-import "github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
+import (
+	"net/http"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
+)
 
 // served are the operations that this simulator supports, with those of the kinds of resources.
 var served = withResources(withPools(map[string]*operation{
@@ -20,12 +24,12 @@ var served = withResources(withPools(map[string]*operation{
 	"disk_list":   {list: true, required: inProject, serve: diskList},
 	"disk_create": {required: inProject, body: parseDiskCreate, serve: diskCreate},
 	"disk_view":   {serve: diskView},
-	"disk_delete": {serve: diskDelete},
+	"disk_delete": {serve: onDisk(engine.Disks.Delete)},
 
-	"disk_bulk_write_import_start": {serve: importStart},
+	"disk_bulk_write_import_start": {serve: onDisk(engine.Disks.StartImport)},
 	"disk_bulk_write_import": {body: parseBulkWrite, maxBody: maxBulkWrite,
 		serve: importWrite},
-	"disk_bulk_write_import_stop": {serve: importStop},
+	"disk_bulk_write_import_stop": {serve: onDisk(engine.Disks.StopImport)},
 	"disk_finalize_import":        {body: parseFinalize, serve: importFinalize},
 
 	"snapshot_list": {list: true, required: inProject, serve: snapshotList},
@@ -44,12 +48,12 @@ var served = withResources(withPools(map[string]*operation{
 	"instance_list": {list: true, required: inProject, serve: instanceList},
 	"instance_create": {required: inProject, body: parseInstanceCreate,
 		serve: instanceCreate},
-	"instance_view":   {serve: instanceView},
+	"instance_view":   {serve: onInstance(http.StatusOK, engine.Instances.View)},
 	"instance_update": {body: parseInstanceUpdate, serve: instanceUpdate},
 	"instance_delete": {serve: instanceDelete},
-	"instance_start":  {serve: instanceStart},
-	"instance_stop":   {serve: instanceStop},
-	"instance_reboot": {serve: instanceReboot},
+	"instance_start":  {serve: onInstance(http.StatusAccepted, engine.Instances.Start)},
+	"instance_stop":   {serve: onInstance(http.StatusAccepted, engine.Instances.Stop)},
+	"instance_reboot": {serve: onInstance(http.StatusAccepted, engine.Instances.Reboot)},
 
 	"instance_disk_list":   {list: true, serve: instanceDiskList},
 	"instance_disk_attach": {body: parseDiskPath, serve: instanceDiskAttach},
