@@ -402,13 +402,7 @@ func churn(t *testing.T, file string) {
 	}
 }
 
-// serve attaches a device to a file that this process serves, until end is called.
-func serve(t *testing.T, content flakydisk.Store) (served loopdev.Device, end func() error) {
-	t.Helper()
-	return serveAs(t, "disk", content)
-}
-
-// serveAs is serve with a name for the file.
+// serveAs attaches a device to a file that this process serves, until end is called.
 func serveAs(t *testing.T, name string, content flakydisk.Store) (served loopdev.Device,
 	end func() error) {
 	t.Helper()
@@ -486,7 +480,7 @@ func (w *waiting) Size() int64 {
 func TestListReportsADeviceAsOrphanedIfTheServerEndsDuringTheCall(t *testing.T) {
 	content := &waiting{Image: flakydisk.NewImage(8 * mib), reached: make(chan struct{}),
 		goOn: make(chan struct{})}
-	served, end := serve(t, content)
+	served, end := serveAs(t, "disk", content)
 	content.on.Store(true)
 	listed := make(chan struct{})
 	go func() {
