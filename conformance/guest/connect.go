@@ -60,9 +60,10 @@ func Connect(ctx context.Context, command []string, c Config) (*AgentClient, err
 }
 
 // copyScript reads the program from its standard input and prints the path of the copy. A copy
-// that is cut off is removed.
+// that is cut off is removed. Another agent may sweep the directory while it is empty.
 const copyScript = `set -e; umask 077; ` +
-	`d=$(mktemp -d "${TMPDIR:-/tmp}/` + dirPrefix + `XXXXXXXX"); ` +
+	`until d=$(mktemp -d "${TMPDIR:-/tmp}/` + dirPrefix + `XXXXXXXX") || exit; ` +
+	`true 2>/dev/null >"$d/agent" || [ -d "$d" ]; do :; done; ` +
 	`trap 'rm -rf "$d"' EXIT; trap 'exit 1' HUP INT PIPE TERM; ` +
 	`cat >"$d/agent"; chmod 700 "$d/agent"; echo "` + copied + `$d"; trap - EXIT`
 
