@@ -54,7 +54,7 @@ func flushes() []flush {
 			"errors.Join(blockdev.WriteAt(w, b, at), unless(REMOVED, w.Sync))", of(btrfs, aLife)),
 		one("a record is erased before a workload gets the raw disk", "filesystem.disk.eraseRecords",
 			last, skip, of(ext4, aRelease)),
-		one("what was written is durable when the volume is unstaged", "node.heldVolume.openFlushed",
+		one("what was written is durable when the volume is unstaged", "node.heldVolume.flush",
 			"device.Flush()", proof.NotCalled, of(raw, aLife)),
 		{Guard: proof.Guard{Name: "what could not be written is told when the volume is unstaged",
 			Edits: []proof.Edit{{Place: "node.heldVolume.unmount", Text: "mount.Sync(path)",
