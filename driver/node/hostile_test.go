@@ -43,7 +43,6 @@ var hostiles = []hostile{
 			try(unix.Mount(".", ".", "", unix.MS_BIND, ""))
 		}
 	}},
-	{"65,536 mounts", false, func(string) { manyMounts(16) }},
 	{"many namespaces", false, func(string) {
 		manyMounts(11)
 		for range 1000 {
@@ -57,14 +56,6 @@ var hostiles = []hostile{
 			try(err)
 			fork(unix.SYS_CHROOT, uintptr(unsafe.Pointer(path)))
 		}
-	}},
-	{"a namespace that is copied all the time", false, func(string) {
-		manyMounts(14)
-		go func() {
-			for {
-				try(unix.Unshare(unix.CLONE_NEWNS))
-			}
-		}()
 	}},
 	{"processes that are many, frozen, dead and brief", false, func(string) {
 		for range 500 {
@@ -85,18 +76,6 @@ var hostiles = []hostile{
 		}
 		for range 20 {
 			fork(unix.SYS_PAUSE, 0)
-		}
-	}},
-	{"names that are no text, or those of the driver", false, func(string) {
-		emptyDir()
-		for _, name := range []string{"a\nb", `q"'\`, "\xff", "\r\v\u202e", "nvme1n1", " - ", `\040`} {
-			try(unix.Mkdir(name, 0o700))
-			try(unix.Mount("/dev/./nvme1n1 - "+name, name, "tmpfs", 0, ""))
-			node, deleted := name+"/nvme1n1", name+"/nvme2n1"
-			try(os.WriteFile(node, nil, 0o600))
-			try(os.WriteFile(deleted, nil, 0o600))
-			try(unix.Mount(deleted, node, "", unix.MS_BIND, ""))
-			try(unix.Unlink(deleted))
 		}
 	}},
 	{"a FUSE server that does not answer", true, func(kubelet string) {
@@ -214,7 +193,7 @@ const usual = 20 * time.Second
 // many, odd and slow. Its own volumes get an answer, too.
 func TestAHostileNeighbourStopsNoCallOfAnotherVolume(t *testing.T) {
 	kinds, lives, stuck := 0, 0, 0
-	for _, h := range short.Some(t, 2, hostiles) {
+	for _, h := range short.Some(t, 1, hostiles) {
 		kinds++
 		t.Run(h.kind, func(t *testing.T) {
 			g := statefulGuest(t)
@@ -236,7 +215,8 @@ func TestAHostileNeighbourStopsNoCallOfAnotherVolume(t *testing.T) {
 				}
 				return err
 			}
-			for i, fsType := range []string{volume.Ext4, volume.XFS, volume.Btrfs, "block"} {
+			all := []string{volume.Ext4, "block", volume.XFS, volume.Btrfs}
+			for i, fsType := range all[kinds%2*2:][:2] {
 				lives++
 				v := g.volume(g.Attach(fmt.Sprint("csi-other-", i), 512*guesttest.MiB), fsType)
 				must(t, ends(v.stage))
