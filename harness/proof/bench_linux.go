@@ -117,7 +117,7 @@ func CountFormats(bin string) (Formats, error) {
 	err := errors.Join(os.MkdirAll(bin, 0o755), os.WriteFile(file, nil, 0o600))
 	for _, mkfs := range []string{"mke2fs", "mkfs.xfs", "mkfs.btrfs"} {
 		real, missing := exec.LookPath(mkfs)
-		script := fmt.Sprintf("#!/bin/sh\ncase $* in */fd/*) echo %s \"$@\" >>'%s';; esac\n"+
+		script := fmt.Sprintf("#!/bin/sh\ncase $* in */fd/*|*/dev/*) echo %s \"$@\" >>'%s';; esac\n"+
 			"exec '%s' \"$@\"\n", mkfs, file, real)
 		err = errors.Join(err, missing, os.WriteFile(filepath.Join(bin, mkfs), []byte(script), 0o755))
 	}

@@ -65,8 +65,7 @@ func (f *fixture) hook(program string, do func() error) error {
 			return fmt.Errorf("the driver did not run %s, so what was to happen then did not", program)
 		}
 	}
-	_, err := f.wrap(program, fmt.Sprintf(
-		"case $* in */fd/*) printf . >'%s'; head -c 1 <'%s' >/dev/null;; esac\nexec \"$real\" \"$@\"",
-		ask, answer))
+	_, err := f.wrap(program, fmt.Sprintf("case $* in */fd/*|*/dev/*) printf . >'%s'; "+
+		"head -c 1 <'%s' >/dev/null;; esac\nexec \"$real\" \"$@\"", ask, answer))
 	return err
 }
