@@ -23,10 +23,8 @@ type opener struct {
 }
 
 // isNode reports whether a file is a node of the device.
-func (d *OpenDevice) isNode(st *unix.Statx_t) bool { return isNodeOf(st, d.Major, d.Minor) }
-
-func isNodeOf(st *unix.Statx_t, major, minor uint32) bool {
-	return st.Mode&unix.S_IFMT == unix.S_IFBLK && st.Rdev_major == major && st.Rdev_minor == minor
+func (d Device) isNode(st *unix.Statx_t) bool {
+	return st.Mode&unix.S_IFMT == unix.S_IFBLK && st.Rdev_major == d.Major && st.Rdev_minor == d.Minor
 }
 
 // openers lists the visible processes, other than this one, that have the file open. The mark is

@@ -86,8 +86,7 @@ func (l loop) describe(h Host, over string) string {
 	if at := h.mounted(l.Device); at != "" {
 		words += ", mounted at " + at
 	}
-	isNode := func(st *unix.Statx_t) bool { return isNodeOf(st, l.Major, l.Minor) }
-	if found := openers(isNode, "FLOCK"); len(found) > 0 {
+	if found := openers(l.isNode, "FLOCK"); len(found) > 0 {
 		words += ", open in " + nameOpeners(found)
 	}
 	return words
