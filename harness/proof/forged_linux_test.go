@@ -2,6 +2,7 @@ package proof_test
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -32,7 +33,7 @@ func mountNew(t *testing.T, fs string, size int64) (f proof.Forgery, dir string)
 	loop, err := loopdev.Attach(t.Context(), loopdev.Config{Path: path,
 		Serial: fmt.Sprint("forged-", os.Getpid(), fs), Owner: loopdev.Process()})
 	csitest.Must(t, err)
-	t.Cleanup(func() { csitest.Must(t, loop.Detach(t.Context())) })
+	t.Cleanup(func() { csitest.Must(t, loop.Detach(context.Background())) })
 	f.Device, dir = loop.Path, t.TempDir()
 	csitest.Must(t, unix.Mount(loop.Path, dir, fs, 0, ""))
 	t.Cleanup(func() { csitest.Must(t, unix.Unmount(dir, 0)) })
