@@ -33,7 +33,9 @@ func (d *OpenDevice) CheckLoops() error {
 	if err != nil {
 		return err
 	}
-	askLoops(bound)
+	if err := askLoops(bound); err != nil {
+		return fmt.Errorf("ask the loop devices: %w", err)
+	}
 	below, users := numbers(d.Device), []string(nil)
 	for i := 0; i < len(bound); i++ {
 		if _, ok := below[bound[i].below]; bound[i].err == nil && ok {
@@ -117,15 +119,28 @@ func boundLoops() ([]loop, error) {
 	return bound, nil
 }
 
-// askLoops asks the loop devices what is below them.
-func askLoops(loops []loop) {
+// askLoops asks the loop devices what is below them. They may have no node here.
+func askLoops(loops []loop) error {
+	if len(loops) == 0 {
+		return nil
+	}
+	devices := make([]Device, len(loops))
+	for i, l := range loops {
+		devices[i] = l.Device
+	}
+	root, err := rootOf(devices...)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = root.Close() }()
 	ctx, cancel := context.WithTimeout(context.Background(), loopWait)
 	defer cancel()
 	var all async.Group
 	for i := range loops {
-		all.Go(func() { loops[i].below, loops[i].err = loops[i].ask(ctx) })
+		all.Go(func() { loops[i].below, loops[i].err = loops[i].ask(ctx, root) })
 	}
 	all.Wait()
+	return nil
 }
 
 // loopQuestion is a question to a loop device.
@@ -140,15 +155,19 @@ type loopQuestion struct {
 var loopQuestions sync.Map
 
 // ask asks what is below the loop device, until ctx ends.
-func (l loop) ask(ctx context.Context) (below uint64, err error) {
+func (l loop) ask(ctx context.Context, root *os.File) (below uint64, err error) {
 	for {
 		q := &loopQuestion{answered: make(chan struct{})}
 		earlier, asked := loopQuestions.LoadOrStore(l.Name, q)
 		if asked {
 			q = earlier.(*loopQuestion)
 		} else {
+			// The question may last longer than this call.
+			own, err := unix.FcntlInt(root.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 			async.Detach(func() {
-				q.below, q.err = l.backing()
+				if q.err = err; err == nil {
+					q.below, q.err = l.backing(own)
+				}
 				loopQuestions.Delete(l.Name)
 				close(q.answered)
 			})
@@ -166,13 +185,9 @@ func (l loop) ask(ctx context.Context) (below uint64, err error) {
 
 // backing asks the kernel for the number of the device that is below the loop device. It is not the
 // one that the path of the backing file leads to, which may be of another time or namespace.
-func (l loop) backing() (uint64, error) {
-	root, err := l.Root() // the device may have no node here
-	if err != nil {
-		return 0, err
-	}
-	defer func() { _ = root.Close() }()
-	node, err := unix.Openat(int(root.Fd()), strings.TrimPrefix(l.Path, "/"),
+func (l loop) backing(root int) (uint64, error) {
+	defer func() { _ = unix.Close(root) }()
+	node, err := unix.Openat(root, strings.TrimPrefix(l.Path, "/"),
 		unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err == nil {
 		defer func() { _ = unix.Close(node) }()

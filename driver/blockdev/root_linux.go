@@ -22,7 +22,10 @@ func (d *OpenDevice) descriptorPath() string {
 // It is for the kernel's mounts, which take a path and no descriptor, and show it afterwards: other
 // programs find out by it that the device is mounted. The directory is a detached tmpfs, of which
 // nothing is left when it is closed.
-func (d Device) Root() (*os.File, error) {
+func (d Device) Root() (*os.File, error) { return rootOf(d) }
+
+// rootOf opens a directory with the paths of several devices.
+func rootOf(devices ...Device) (*os.File, error) {
 	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		return nil, err
@@ -35,17 +38,24 @@ func (d Device) Root() (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	path := strings.TrimPrefix(d.Path, "/")
-	for i, c := range path {
-		if c == filepath.Separator && err == nil {
-			err = unix.Mkdirat(top, path[:i], 0o700)
+	root := os.NewFile(uintptr(top), "/")
+	for _, d := range devices {
+		if err := d.makeNode(top); err != nil {
+			return nil, errors.Join(err, root.Close())
 		}
 	}
-	if err == nil {
-		err = unix.Mknodat(top, path, unix.S_IFBLK|0o600, int(unix.Mkdev(d.Major, d.Minor)))
+	return root, nil
+}
+
+func (d Device) makeNode(top int) error {
+	path := strings.TrimPrefix(d.Path, "/")
+	for i, c := range path {
+		if c != filepath.Separator {
+			continue
+		}
+		if err := unix.Mkdirat(top, path[:i], 0o700); err != nil && !errors.Is(err, unix.EEXIST) {
+			return err
+		}
 	}
-	if err != nil {
-		return nil, errors.Join(err, unix.Close(top))
-	}
-	return os.NewFile(uintptr(top), "/"), nil
+	return unix.Mknodat(top, path, unix.S_IFBLK|0o600, int(unix.Mkdev(d.Major, d.Minor)))
 }

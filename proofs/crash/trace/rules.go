@@ -64,7 +64,6 @@ var rules = map[uint64]rule{
 	unix.SYS_MOUNT:           {"mount", path(1)},
 	unix.SYS_UMOUNT2:         {"umount2", path(0)},
 	unix.SYS_FSCONFIG:        {"fsconfig", configures},
-	unix.SYS_FSMOUNT:         {"fsmount", always("filesystem")},
 	unix.SYS_MOVE_MOUNT:      {"move_mount", path(3)},
 	unix.SYS_OPEN_TREE:       {"open_tree", clonesTree},
 	unix.SYS_MOUNT_SETATTR:   {"mount_setattr", always("mount")},
@@ -117,7 +116,11 @@ func (c call) onPath(directory int, address uint64) (Effect, bool) {
 		if directory != unix.AT_FDCWD {
 			in = fmt.Sprintf("/proc/%d/fd/%d", c.tid, directory)
 		}
-		if dir, err := os.Readlink(in); err == nil {
+		dir, err := os.Readlink(in)
+		switch {
+		case err == nil && dir == "/" && directory != unix.AT_FDCWD:
+			return Effect{}, false // a detached mount, which ends with the process
+		case err == nil:
 			name = filepath.Join(dir, name)
 		}
 	}
