@@ -18,7 +18,7 @@ const (
 	// lateDevice is longer than anybody waits for a device.
 	lateDevice = 10 * time.Minute
 	// tornWrites is the number of writes between the two halves of a torn snapshot. tornWait limits
-	// the wait for them.
+	// the wait for the next of them: the rack may also take a snapshot of an idle disk.
 	tornWrites = 32
 	tornWait   = 5 * time.Second
 )
@@ -227,13 +227,13 @@ func putBack(p *Plane, spec Device, _ *Fault) error {
 // tear waits for writes, and then copies every second block again, including the superblocks.
 func tear(ctx context.Context, p *Plane, snapshot *os.File, d *plugged) error {
 	before, err := countWrites(*d.loop)
-	for began := time.Now(); err == nil && time.Since(began) < tornWait; {
+	last, came := before, time.Now()
+	for err == nil && last.requests < before.requests+tornWrites && time.Since(came) < tornWait {
 		now, failed := countWrites(*d.loop)
-		if failed != nil || now.requests >= before.requests+tornWrites {
-			err = failed
-			break
+		if now.requests > last.requests {
+			last, came = now, time.Now()
 		}
-		err = pause(ctx, 10*time.Millisecond)
+		err = errors.Join(failed, pause(ctx, 10*time.Millisecond))
 	}
 	if err = errors.Join(err, d.loop.Sync()); err != nil {
 		return err
