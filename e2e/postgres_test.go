@@ -41,9 +41,10 @@ func applyRFD(ctx SpecContext) {
 		ContainElement(HaveField("MountPath", "/var/lib/postgresql/data")))
 
 	// The root of the volume belongs to the server's user now, so the server's container had it and
-	// could write. The snapshot is taken after that.
-	s.applyExample(ctx, "snapshot-restore.yaml", nil)
+	// could write. The snapshot is taken after that. It has what is on the disk by then.
 	beside := s.Pod(ctx, Pod{Claims: []string{claim}, Node: server.Node(ctx)})
+	beside.Running(ctx).Sh(ctx, "sync -f /data/0")
+	s.applyExample(ctx, "snapshot-restore.yaml", nil)
 	restored := s.Pod(ctx, Pod{Claims: []string{"oxide-postgres-copy"}})
 	for p, giB := range map[*pod]int{beside: 50, restored: 60} {
 		Expect(p.Running(ctx).Sh(ctx, "stat -c '%u %a' /data/0; ls /data/0")).
