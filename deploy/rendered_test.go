@@ -69,7 +69,7 @@ Deployment/oxide-csi-controller spec.template.spec.affinity.podAntiAffinity:
 	{"the controller's replicas may share a node on request", with("controller.antiAffinity=none"), `
 Deployment/oxide-csi-controller spec.template.spec.affinity: null
 `},
-	{"D-10 D-46 D-47 D-48 B-46 the controller's sidecars share its socket and wait long enough",
+	{"D-10 D-46 D-47 D-48 B-46 the controller's sidecars share its socket and wait less than a lease",
 		everything(), `
 Deployment/oxide-csi-controller spec.template.spec:
   volumes: [{name: socket-dir, emptyDir: {}}]
@@ -77,11 +77,13 @@ Deployment/oxide-csi-controller spec.template.spec:
     - {name: oxide-plugin, volumeMounts: &mounts [{name: socket-dir, mountPath: /csi}]}
     - name: csi-provisioner
       volumeMounts: *mounts
-      args: [--csi-address=/csi/csi.sock, --leader-election=true, --timeout=120s, --kube-api-qps=20,
+      args: [--csi-address=/csi/csi.sock, --leader-election=true,
+        --leader-election-lease-duration=45s, --timeout=30s, --kube-api-qps=20,
         --extra-create-metadata=true, --default-fstype=ext4]
     - name: csi-attacher
       volumeMounts: *mounts
-      args: &args [--csi-address=/csi/csi.sock, --leader-election=true, --timeout=120s,
+      args: &args [--csi-address=/csi/csi.sock, --leader-election=true,
+        --leader-election-lease-duration=45s, --timeout=30s,
         --kube-api-qps=20]
     - {name: csi-snapshotter, volumeMounts: *mounts, args: *args}
 `},

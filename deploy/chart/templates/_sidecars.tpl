@@ -55,6 +55,9 @@ and port may be missing. */ -}}
 {{- $values := index .root.Values .of -}}
 - --csi-address=/csi/csi.sock
 - --leader-election=true
+# Longer than a call may take (timeout), and than the driver's changes follow their looks.
+- --leader-election-lease-duration=45s
+- --leader-election-renew-deadline=30s
 - --timeout={{ $values.timeout }}
 - --worker-threads={{ $values.workerThreads }}
 - --retry-interval-max={{ $values.retryIntervalMax }}
