@@ -16,6 +16,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/node"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
@@ -56,6 +57,7 @@ type Config struct {
 	MaxDisks             int
 	DeviceTimeout        time.Duration
 	LateLimit            time.Duration
+	LookLimit            time.Duration
 
 	// Topology lists the locations from which the rack's disks can be reached, best first; a node is
 	// in one.
@@ -115,9 +117,12 @@ var settings = []setting{
 		"boot disk", setMaxDisks},
 	{"device-timeout", "OXIDE_DEVICE_TIMEOUT", "30s", "how long to wait for an attached disk's " +
 		"device (node)", duration(func(c *Config) *time.Duration { return &c.DeviceTimeout })},
-	{"late-limit", "OXIDE_LATE_LIMIT", "1m", "how long the rack may take to attach or detach a disk " +
-		"although it did not answer (controller)",
+	{"late-limit", "OXIDE_LATE_LIMIT", "1m", "how long the rack may take to carry out a change that " +
+		"it did not answer (controller)",
 		duration(func(c *Config) *time.Duration { return &c.LateLimit })},
+	{"look-limit", "OXIDE_LOOK_LIMIT", rack.DefaultLookLimit.String(), "how long after a look at " +
+		"the rack the change that it allows may be sent (controller)",
+		duration(func(c *Config) *time.Duration { return &c.LookLimit })},
 	{"sysfs-root", "OXIDE_SYSFS_ROOT", node.DefaultSysfsRoot, "where sysfs is mounted (node)",
 		text(func(c *Config) *string { return &c.SysfsRoot })},
 	{"dev-root", "OXIDE_DEV_ROOT", node.DefaultDevRoot, "the directory of the device nodes (node)",

@@ -25,8 +25,13 @@ func echoingRack(t *testing.T) string {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		if strings.HasPrefix(r.URL.Path, "/v1/projects/") {
+		w.Header().Set("X-Request-Id", "r-1")
+		switch "GET " + r.URL.Path {
+		case racktest.ViewProject:
 			_, _ = io.WriteString(w, racktest.ProjectOf())
+			return
+		case racktest.ViewUser:
+			_, _ = io.WriteString(w, racktest.UserOf(racktest.Silo))
 			return
 		}
 		w.WriteHeader(http.StatusBadRequest)

@@ -3,7 +3,6 @@ package driver
 import (
 	"cmp"
 	"context"
-	"errors"
 	"log/slog"
 	"strings"
 	"sync"
@@ -65,20 +64,18 @@ func (h *rackHealth) readExpiry(ctx context.Context) {
 		return
 	}
 	h.askedExpiry = time.Now()
-	tokens, err := h.Rack.CurrentUserAccessTokenListAllPages(ctx,
-		oxide.CurrentUserAccessTokenListParams{})
-	if err != nil {
-		h.Log.DebugContext(ctx, "the rack does not tell when tokens expire", "error",
-			csierr.Message(rack.Error(ctx, "list the user's tokens", err)))
-		return
-	}
 	var first time.Time
-	for _, token := range tokens {
+	err := h.Rack.EachToken(ctx, func(token *oxide.DeviceAccessToken) {
 		// One that has expired is not the one in use.
 		if at := token.TimeExpires; at != nil && at.After(time.Now()) &&
 			(first.IsZero() || at.Before(first)) {
 			first = *at
 		}
+	})
+	if err != nil {
+		h.Log.DebugContext(ctx, "the rack does not tell when tokens expire", "error",
+			csierr.Message(err))
+		return
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -158,7 +155,7 @@ func (h *rackHealth) guardedCheck(ctx context.Context) (fine bool) {
 func (h *rackHealth) check(ctx context.Context) bool {
 	limited, cancel := context.WithTimeout(ctx, rackCheckTimeout)
 	defer cancel()
-	_, err := h.Rack.ProjectView(limited, oxide.ProjectViewParams{Project: h.Rack.ProjectParam()})
+	_, err := h.Rack.LookAtWorld(limited)
 	if ctx.Err() != nil {
 		return true
 	}
@@ -172,7 +169,7 @@ func (h *rackHealth) check(ctx context.Context) bool {
 	h.reached = err == nil
 	h.answered = h.answered || err == nil || fault != nil
 	if h.unanswered = nil; !h.answered {
-		h.unanswered = rack.Error(limited, readProject, err)
+		h.unanswered = err
 	}
 	if err != nil && fault == nil && h.checked {
 		// The rack cannot be reached. The last result holds (PR-5).
@@ -185,15 +182,12 @@ func (h *rackHealth) check(ctx context.Context) bool {
 // report logs one line when the result of a check differs from the one before. The caller holds mu.
 func (h *rackHealth) report(ctx context.Context, err, fault error) {
 	why := fault
-	if why == nil && err != nil {
-		why = rack.Error(ctx, readProject, err)
+	if why == nil {
+		why = err
 	}
 	trouble := csierr.Message(why)
-	told := trouble
-	if answer := new(oxide.HTTPError); errors.As(err, &answer) {
-		// The text has a request id, which differs each time, so compare only the reason.
-		told = string(csierr.ReasonOf(why))
-	}
+	// The text may have a request id, which differs each time, so compare only the reason.
+	told := string(csierr.ReasonOf(why))
 	switch {
 	case told == h.reported:
 	case fault != nil && err == nil:
@@ -210,16 +204,12 @@ func (h *rackHealth) report(ctx context.Context, err, fault error) {
 	h.reported = told
 }
 
-// readProject names the look in errors.
-const readProject = "read project"
-
 // healthFault returns what a person has to repair, or nil, also if the rack cannot be reached.
 func healthFault(err error) error {
-	switch {
-	case errors.Is(err, oxide.ErrHTTP401), errors.Is(err, oxide.ErrHTTP403):
-		why := rack.Error(context.Background(), readProject, err)
-		return csierr.Coded(codes.FailedPrecondition, csierr.ReasonOf(why), "%w", why)
-	case errors.Is(err, oxide.ErrObjectNotFound):
+	switch reason := csierr.ReasonOf(err); reason {
+	case csierr.TokenRejected, csierr.RoleMissing, csierr.ProjectChanged:
+		return csierr.Coded(codes.FailedPrecondition, reason, "%w", err)
+	case csierr.ProjectNotFound:
 		return csierr.New(csierr.ProjectNotFound, "this token sees no project with the name or id in "+
 			"OXIDE_PROJECT; create it, or give the token's user a role on it")
 	}

@@ -16,7 +16,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
 )
 
-// moodyRack answers every request as its mood is, and counts.
+// moodyRack answers every request as its mood is, and counts. In a good mood it knows the user.
 type moodyRack struct {
 	mu sync.Mutex
 	// guarded by mu
@@ -36,12 +36,17 @@ func (m *moodyRack) count() int {
 	return m.served
 }
 
-func (m *moodyRack) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
+func (m *moodyRack) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.served++
+	body := m.mood.Body
+	if m.mood.Status == http.StatusOK && r.URL.Path == "/v1/me" {
+		body = racktest.UserOf(racktest.Silo)
+	}
+	w.Header().Set("X-Request-Id", "r-1")
 	w.WriteHeader(m.mood.Status)
-	_, _ = w.Write([]byte(m.mood.Body))
+	_, _ = w.Write([]byte(body))
 }
 
 // healthOf returns the health of a controller whose rack answers by a handler.
@@ -81,6 +86,7 @@ func TestPR1ToPR5Probe(t *testing.T) {
 	}
 	away := racktest.Error(503, "ServiceNotAvailable", "Service Unavailable")
 	fine := inOrder
+	another := racktest.OK("", strings.Replace(fine.Body, racktest.ProjectID, racktest.Numbered(7), 1))
 
 	expect("PR-2 before the first look", false)
 	rack.set(away)
@@ -107,6 +113,8 @@ func TestPR1ToPR5Probe(t *testing.T) {
 		{away, csierr.TokenRejected}, // an outage is no answer
 		{racktest.Error(403, "Forbidden", "Forbidden"), csierr.RoleMissing},
 		{racktest.Error(404, "ObjectNotFound", "not found: project"), csierr.ProjectNotFound},
+		{another, csierr.ProjectChanged},
+		{away, csierr.ProjectChanged},
 	} {
 		rack.set(refusal.mood)
 		h.check(t.Context())

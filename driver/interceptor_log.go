@@ -67,7 +67,7 @@ func objects(req any) []slog.Attr {
 	var attrs []slog.Attr
 	add := func(key, value string) {
 		if value != "" {
-			attrs = append(attrs, slog.String(key, value))
+			attrs = append(attrs, slog.String(key, csierr.Plain(value)))
 		}
 	}
 	if r, ok := req.(interface{ GetName() string }); ok {
@@ -114,7 +114,8 @@ func (r redacted) LogValue() slog.Value {
 	if !json.Valid([]byte(stripped)) {
 		return slog.StringValue("unprintable")
 	}
-	return slog.StringValue(csierr.WithoutTokens(stripped))
+	const most = 64 << 10
+	return slog.StringValue(csierr.WithoutTokens(stripped[:min(len(stripped), most)]))
 }
 
 // clearMountFlags removes the mount flags of every capability in a message: CSI says they may be

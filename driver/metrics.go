@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/pprof"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -102,10 +103,17 @@ func (m *metrics) intercept(ctx context.Context, req any, info *grpc.UnaryServer
 	return answer, err
 }
 
+// knownStatuses are those of a rack and of common proxies. Any server may make up others, and each
+// would be a series of its own.
+var knownStatuses = []int{200, 201, 202, 204, 400, 401, 403, 404, 408, 409, 410, 429, 499, 500, 501,
+	502, 503, 504, 507}
+
 func (m *metrics) request(r *http.Request, answer *http.Response, took time.Duration) {
 	code := "none"
 	if answer != nil {
-		code = strconv.Itoa(answer.StatusCode)
+		if code = "other"; slices.Contains(knownStatuses, answer.StatusCode) {
+			code = strconv.Itoa(answer.StatusCode)
+		}
 	}
 	m.requests.WithLabelValues(rack.Operation(r), code).Observe(took.Seconds())
 	m.apiVersion.WithLabelValues(r.Header.Get("API-Version")).Set(1)

@@ -101,14 +101,14 @@ func kindOf(kind string, labels []string) string {
 func assembled(t *testing.T, mode string) *plugin {
 	t.Helper()
 	url := rackAt(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path != "/v1/me/access-tokens" {
-			_, _ = io.WriteString(w, racktest.ProjectOf())
-			return
-		}
-		_, _ = io.WriteString(w, racktest.PageOf("", racktest.JSON(map[string]any{
-			"id": racktest.Numbered(1), "time_created": "2026-01-01T00:00:00Z",
-			"time_expires": "2036-01-01T00:00:00Z",
-		})))
+		w.Header().Set("X-Request-Id", "r-1")
+		_, _ = io.WriteString(w, map[string]string{
+			racktest.ViewProject: racktest.ProjectOf(), racktest.ViewUser: racktest.UserOf(racktest.Silo),
+			"GET /v1/me/access-tokens": racktest.PageOf("", racktest.JSON(map[string]any{
+				"id": racktest.Numbered(1), "time_created": "2026-01-01T00:00:00Z",
+				"time_expires": "2036-01-01T00:00:00Z",
+			})),
+		}["GET "+r.URL.Path])
 	}))
 	sysfs := t.TempDir()
 	must(t, os.Mkdir(filepath.Join(sysfs, "block"), 0o755))

@@ -122,6 +122,10 @@ func Run(ctx context.Context, c Config, logTo io.Writer) error {
 		for _, warning := range c.rackWarnings() {
 			log.Warn(warning)
 		}
+		if _, isID := rack.ID(c.Project); !isID {
+			log.Warn("OXIDE_PROJECT is a name: after a restart, another project that has got the name, or " +
+				"one at another OXIDE_HOST, would be taken for it; set the project's id")
+		}
 	}
 	if c.Mode.node() {
 		// Continue: mounted volumes can be unmounted without these programs. Probe reports the same.
@@ -204,6 +208,7 @@ func (p *plugin) controller() (*controller.Service, error) {
 	if err != nil {
 		return nil, err
 	}
+	client.LookLimit = c.LookLimit
 	p.health.Rack = client
 	p.metrics.watchRack(p.health)
 	p.closes = append(p.closes, closeIdle)

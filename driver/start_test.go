@@ -140,7 +140,7 @@ func TestD45AControllerWhoseRackRefusesItSaysWhyAndIsAlive(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			live := "unix://" + filepath.Join(shortDir(t), "live.sock")
-			test.env["OXIDE_LIVENESS_ENDPOINT"] = live
+			test.env["OXIDE_LIVENESS_ENDPOINT"], test.env["OXIDE_PROJECT"] = live, racktest.ProjectID
 			p := run(t, nil, test.env)
 			defer p.stop()
 			line := p.line(t, test.level)
@@ -211,10 +211,13 @@ func TestDangerousSettingsAreLoggedAtStart(t *testing.T) {
 			t.Errorf("%s, cluster %q: warned of %q, want %q", test.host, test.cluster, got, test.want)
 		}
 	}
-	line := started(t, "WARN", nil, map[string]string{"OXIDE_CLUSTER_ID": "",
-		"OXIDE_HOST": rackAt(t, http.NotFoundHandler())})
-	if !strings.HasPrefix(line["msg"], "OXIDE_CLUSTER_ID is not set: ") {
-		t.Errorf("the log warns of %v", line)
+	for cluster, want := range map[string]string{"": "OXIDE_CLUSTER_ID is not set: ",
+		"blue": "OXIDE_PROJECT is a name: "} {
+		line := started(t, "WARN", nil, map[string]string{"OXIDE_CLUSTER_ID": cluster,
+			"OXIDE_HOST": rackAt(t, http.NotFoundHandler())})
+		if !strings.HasPrefix(line["msg"], want) {
+			t.Errorf("the log warns of %v", line)
+		}
 	}
 }
 

@@ -42,7 +42,6 @@ func (r *testRack) state(node string) string {
 func (r *testRack) serveDisk(w http.ResponseWriter) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	w.Header().Set("Content-Type", "application/json")
 	if r.disk == "" {
 		w.WriteHeader(http.StatusNotFound)
 		_, _ = w.Write([]byte(racktest.NotFound.Body))
@@ -58,6 +57,8 @@ func (r *testRack) serveDisk(w http.ResponseWriter) {
 // ServeHTTP answers instance_view, instance_stop, instance_start, disk_view and
 // instance_disk_attach.
 func (r *testRack) ServeHTTP(w http.ResponseWriter, request *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("X-Request-Id", "r-1")
 	if strings.HasPrefix(request.URL.Path, "/v1/disks/") {
 		r.serveDisk(w)
 		return
@@ -104,7 +105,6 @@ func (r *testRack) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 	case http.StatusServiceUnavailable:
 		body = racktest.Error(answer, "ServiceUnavailable", "try again").Body
 	}
-	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(answer)
 	_, _ = w.Write([]byte(body))
 }

@@ -18,9 +18,9 @@ import (
 
 // brokenSnapshots are the racks that break a rule of snapshots.
 var brokenSnapshots = []brokenRack{
-	{"A38-faulted", "SnapshotFaulted", codes.Internal,
+	{"A38-faulted", "DiskBusy", codes.Aborted,
 		"A38 whose snapshots are faulted gets none reported", provokeSnapshot},
-	{"A38-another-disk", "SnapshotExists", codes.AlreadyExists,
+	{"A38-another-disk", "EffectUnknown", codes.Unavailable,
 		"A38 whose snapshots are of another disk gets none reported", provokeSnapshot},
 	{"A59-blank", "SnapshotNotReady", codes.FailedPrecondition,
 		"A59 that restores a snapshot too early, to a blank disk, is not asked to", provokeEarlyRestore},
@@ -32,7 +32,7 @@ var brokenAttachments = []brokenRack{
 		"A17 that cannot hot-plug although it should leaves the disk detached", provokeNoAttach},
 	{"A31-attach-without-effect", "DiskBusy", codes.Aborted,
 		"A31 whose attach has no effect gets no attachment reported", provokeNoAttach},
-	{"A31-detach-without-effect", "RackResponseInvalid", codes.Internal,
+	{"A31-detach-without-effect", "RackResponseInvalid", codes.Unavailable,
 		"A31 whose detach has no effect does not let the driver take the disk for free",
 		func(ctx SpecContext, r *brokenFixture) {
 			volume := r.volume(ctx)

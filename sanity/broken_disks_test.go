@@ -19,20 +19,20 @@ import (
 
 // brokenWire are the racks that break a rule about requests, answers or lists.
 var brokenWire = []brokenRack{
-	{"A01-no-code", "RackUnknown", codes.Internal,
+	{"A01-no-code", "RackUnknown", codes.Unavailable,
 		"A01 whose errors have no code does not let the driver take a volume for deleted",
 		func(ctx SpecContext, r *brokenFixture) {
 			r.refuses(ctx, func() error { return r.delete(ctx, someUUID) })
 		}},
-	{"A01-taken-name-is-reused", "VolumeExists", codes.AlreadyExists,
+	{"A01-taken-name-is-reused", "EffectUnknown", codes.Unavailable,
 		"A01 that answers with the disk that has the name does not get a foreign disk taken for a volume",
 		provokeForeignName},
-	{"A02-no-time", "EffectUnknown", codes.Unavailable,
+	{"A02-no-time", "RackResponseInvalid", codes.Unavailable,
 		"A02 that does not say when a snapshot was taken gets no snapshot reported",
 		provokeSnapshot},
-	{"A04-cut", "EffectUnknown", codes.Unavailable,
+	{"A04-cut", "RackResponseInvalid", codes.Unavailable,
 		"A04 that cuts names gets no volume reported", provokeLostDisk},
-	{"A05-another-disk", "RackResponseInvalid", codes.Internal,
+	{"A05-another-disk", "RackResponseInvalid", codes.Unavailable,
 		"A05 that shows another disk gets neither of them deleted",
 		func(ctx SpecContext, r *brokenFixture) {
 			volume, other := r.volume(ctx), r.volume(ctx)
@@ -40,15 +40,15 @@ var brokenWire = []brokenRack{
 			r.remains(ctx, volume, "detached")
 			r.remains(ctx, other, "detached")
 		}},
-	{"A08-one-size", "VolumeExists", codes.AlreadyExists,
+	{"A08-one-size", "EffectUnknown", codes.Unavailable,
 		"A08 that makes blocks of 512 bytes gets no volume reported", provokeOtherDisk("")},
-	{"A09-first-page-again", "RackResponseInvalid", codes.Internal,
+	{"A09-first-page-again", "RackResponseInvalid", codes.Unavailable,
 		"A09 that answers with the first page again gets no list reported", provokeList},
-	{"A09-one-order", "RackResponseInvalid", codes.Internal,
+	{"A09-one-order", "RackResponseInvalid", codes.Unavailable,
 		"A09 that lists in the order of names gets no list reported", provokeList},
-	{"A10-endless", "RackResponseInvalid", codes.Internal,
+	{"A10-endless", "RackResponseInvalid", codes.Unavailable,
 		"A10 whose lists never end gets none reported", provokeList},
-	{"A10-no-items", "RackResponseInvalid", codes.Internal,
+	{"A10-no-items", "RackResponseInvalid", codes.Unavailable,
 		"A10 whose last page has no list gets none reported", provokeList},
 	{"A15-not-found", "DiskBusy", codes.Aborted,
 		"A15 that denies what it shows does not let the driver take a volume for deleted",
@@ -62,22 +62,22 @@ var brokenWire = []brokenRack{
 
 // brokenDisks are the racks that break a rule about disks or their deletion.
 var brokenDisks = []brokenRack{
-	{"A19-left-behind", "DiskFaulted", codes.Internal,
+	{"A19-left-behind", "DiskFaulted", codes.Aborted,
 		"A19 that leaves a faulted disk does not get it reported as a volume",
 		func(ctx SpecContext, r *brokenFixture) {
 			before, req := r.ids(ctx), harness.CreateRequest(fresh("halfway"))
 			r.fault(ctx, adminapi.Fault{Operation: "disk_create", Times: 1, Phase: adminapi.Unwind})
 			mend := r.breaks(ctx)
-			expectReason(r.create(ctx, req), codes.Unavailable, "EffectUnknown")
+			expectReason(r.create(ctx, req), codes.Aborted, "DiskFaulted")
 			mend()
 			r.refuses(ctx, func() error { return r.create(ctx, req) })
 			r.deleteByHand(ctx, before)
 		}},
-	{"A22-smaller", "VolumeExists", codes.AlreadyExists,
+	{"A22-smaller", "EffectUnknown", codes.Unavailable,
 		"A22 that makes smaller disks gets no volume reported", provokeOtherDisk("")},
-	{"A22-read-only", "VolumeExists", codes.AlreadyExists,
+	{"A22-read-only", "EffectUnknown", codes.Unavailable,
 		"A22 that makes read-only disks gets no volume reported", provokeOtherDisk("")},
-	{"A24-detached", "DiskNotOurs", codes.FailedPrecondition,
+	{"A24-detached", "EffectUnknown", codes.Unavailable,
 		"A24 that renames a disk and keeps it detached does not get it deleted by its old name",
 		func(ctx SpecContext, r *brokenFixture) {
 			before := r.ids(ctx)
@@ -89,10 +89,10 @@ var brokenDisks = []brokenRack{
 			r.remains(ctx, volume, "detached")
 			r.deleteByHand(ctx, before)
 		}},
-	{"A26-small-blocks", "VolumeExists", codes.AlreadyExists,
+	{"A26-small-blocks", "EffectUnknown", codes.Unavailable,
 		"A26 that makes local disks with small blocks gets no volume reported",
 		provokeOtherDisk("local")},
-	{"A27-left-behind", "DiskFaulted", codes.Internal,
+	{"A27-left-behind", "DiskFaulted", codes.Aborted,
 		"A27 that leaves a disk for which it has no space does not get it reported as a volume",
 		func(ctx SpecContext, r *brokenFixture) {
 			before := r.ids(ctx)

@@ -21,7 +21,7 @@ var stoppingRequests = []string{"instance_stop", "instance_reboot", "instance_de
 
 var _ = describeController("a rack that cannot attach to a running instance",
 	fixtureOptions{rack: harness.RackOptions{Hotplug: adminapi.HotplugNone}}, func(f *fixture) {
-		It("CP-10 E-28 says that the instance must be stopped, asks once per call, and touches nothing",
+		It("CP-10 E-28 says that the instance must be stopped, asks twice per call, and touches nothing",
 			func(ctx SpecContext) {
 				volume := f.volume(ctx)
 				for range 2 {
@@ -35,7 +35,7 @@ var _ = describeController("a rack that cannot attach to a running instance",
 					}
 					Expect(slices.DeleteFunc(operations, func(operation string) bool {
 						return operation != "instance_disk_attach"
-					})).To(HaveLen(1))
+					})).To(HaveLen(2))
 				}
 				Expect(f.instanceState(ctx, f.rack.Instance("a").ID)).
 					To(Equal(oxide.InstanceStateRunning))

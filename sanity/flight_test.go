@@ -83,6 +83,7 @@ var _ = describeNodes("the flight recorder", func(f *nodeFixture) {
 			req := harness.CreateRequest(fresh("unheard"))
 			f.fault(ctx, adminapi.Fault{Operation: "disk_create", Phase: adminapi.After, Times: 1,
 				Cut: true})
+			f.fault(ctx, adminapi.Fault{Operation: "disk_view", Times: 1, Cut: true})
 			Expect(errOf(controller.Controller().CreateVolume(ctx, req))).To(HaveOccurred())
 			Expect(recorded(controller)).To(BeEmpty())
 			resp := expectOK(ctx, controller.Controller().CreateVolume, req)

@@ -43,7 +43,7 @@ func TestAResponseAboutAnotherObjectIsRejected(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			err := csitest.Call(t.Context(), rackThat(t, test.lines...), test.call)
-			csitest.Want(t, err, codes.Internal, csierr.RackResponseInvalid)
+			csitest.Want(t, err, codes.Unavailable, csierr.RackResponseInvalid)
 		})
 	}
 }

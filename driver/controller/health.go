@@ -12,7 +12,7 @@ import (
 // ControllerListVolumeHealth lists this cluster's volumes that have a problem.
 func (c *Service) ControllerListVolumeHealth(ctx context.Context,
 	req *csi.ControllerListVolumeHealthRequest) (*csi.ControllerListVolumeHealthResponse, error) {
-	pages, err := c.Rack.NewPager(req.GetStartingToken(), req.GetMaxEntries())
+	pages, err := c.Rack.NewPager(ctx, req.GetStartingToken(), req.GetMaxEntries())
 	if err != nil {
 		return nil, err
 	}

@@ -7,14 +7,14 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
-	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// ListVolumes lists this cluster's volumes: the disks it made, and, while they are attached, those
-// made by hand except boot disks. A CO would treat an attached disk that is not listed as lost.
+// ListVolumes lists this cluster's volumes: the disks it made, and, while they are attached, all
+// others except boot disks: they were made by hand, or by another cluster. A CO would treat an
+// attached disk that is not listed as lost.
 func (c *Service) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) (
 	*csi.ListVolumesResponse, error) {
-	pages, err := c.Rack.NewPager(req.GetStartingToken(), req.GetMaxEntries())
+	pages, err := c.Rack.NewPager(ctx, req.GetStartingToken(), req.GetMaxEntries())
 	if err != nil {
 		return nil, err
 	}
@@ -59,17 +59,18 @@ func (c *Service) eachVolume(ctx context.Context, pages *rack.Pager,
 	var boot map[string]bool
 	var inside error
 	err := c.Rack.EachDisk(ctx, pages, func(disk *oxide.Disk) bool {
-		m, tagged := volume.ParseTag(disk.Description)
-		switch {
-		case tagged && m.Cluster != c.ClusterID, !tagged && rack.InstanceOf(disk) == "":
-			return false
-		case !tagged && boot == nil:
-			if boot, inside = c.Rack.BootDisks(ctx); inside != nil {
-				return true
+		if rack.ForeignDisk(disk, c.ClusterID) != "" {
+			if rack.InstanceOf(disk) == "" {
+				return false
 			}
-		}
-		if !tagged && boot[disk.Id] {
-			return false
+			if boot == nil {
+				if boot, inside = c.Rack.BootDisks(ctx); inside != nil {
+					return true
+				}
+			}
+			if boot[disk.Id] {
+				return false
+			}
 		}
 		if inside = rack.ValidateDisk("list disks", disk); inside != nil {
 			return true

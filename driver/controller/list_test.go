@@ -18,10 +18,14 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
+// listed is the disk of the volume pvc-<n> of the cluster blue.
 func listed(n int, state string, edit ...func(map[string]any)) string {
-	return racktest.DiskOf(state, append([]func(map[string]any){racktest.With("id",
-		racktest.Numbered(n)),
-		racktest.With("name", fmt.Sprintf("csi-%016d", n))}, edit...)...)
+	name := fmt.Sprint("pvc-", n)
+	return racktest.DiskOf(state, append([]func(map[string]any){
+		racktest.With("id", racktest.Numbered(n)),
+		racktest.With("name", volume.DiskName("blue", name)),
+		racktest.With("description", volume.Tag{Name: name, Cluster: "blue"}.Description()),
+	}, edit...)...)
 }
 
 func volumeIDs(answer *csi.ListVolumesResponse) []string {
@@ -35,16 +39,16 @@ func volumeIDs(answer *csi.ListVolumesResponse) []string {
 func TestD69ListVolumesShowsThisClustersVolumes(t *testing.T) { // LV-5
 	mine := racktest.With("description", "made by hand")
 	red := racktest.With("description", volume.Tag{Name: "x", Cluster: "red"}.Description())
+	copied := racktest.With("name", "by-hand")
 	c := rackThat(t,
 		racktest.OK(listDisks, racktest.PageOf("p2",
-			listed(1, "detached"), listed(2, racktest.AttachedHere), listed(3, "detached", red), listed(4,
-				racktest.AttachedHere,
-				red),
-			listed(5, "detached", mine))),
-		// Only for an attached disk without a tag does the driver list the boot disks.
-		racktest.OK(listDisks, racktest.PageOf("p3", listed(6, racktest.AttachedHere, mine), listed(7,
-			racktest.AttachedHere, mine),
-			listed(8, "faulted"), listed(9, "detaching "+racktest.OtherInstance))),
+			listed(1, "detached"), listed(2, racktest.AttachedHere), listed(3, "detached", red),
+			listed(4, "detached", copied), listed(5, "detached", mine))),
+		// Only for an attached disk that is not the cluster's does the driver list the boot disks.
+		racktest.OK(listDisks, racktest.PageOf("p3", listed(6, racktest.AttachedHere, mine),
+			listed(7, racktest.AttachedHere, red), listed(8, "faulted"),
+			listed(9, "detaching "+racktest.OtherInstance), listed(10, racktest.AttachedHere, red),
+			listed(11, racktest.AttachedHere, copied))),
 		racktest.OK("GET /v1/instances", racktest.PageOf("i2", racktest.InstanceOf("running",
 			racktest.With("boot_disk_id",
 				racktest.Numbered(7))))),
@@ -54,7 +58,7 @@ func TestD69ListVolumesShowsThisClustersVolumes(t *testing.T) { // LV-5
 	answer, err := c.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
 	must(t, err)
 	want := []string{racktest.Numbered(1), racktest.Numbered(2), racktest.Numbered(6),
-		racktest.Numbered(8), racktest.Numbered(9)}
+		racktest.Numbered(8), racktest.Numbered(9), racktest.Numbered(10), racktest.Numbered(11)}
 	if diff := cmp.Diff(want, volumeIDs(answer)); diff != "" {
 		t.Error(diff)
 	}
@@ -68,7 +72,8 @@ func TestD69ListVolumesShowsThisClustersVolumes(t *testing.T) { // LV-5
 	wantNodes := map[string][]string{racktest.Numbered(1): nil,
 		racktest.Numbered(2): {racktest.Instance},
 		racktest.Numbered(6): {racktest.Instance}, racktest.Numbered(8): nil,
-		racktest.Numbered(9): {racktest.OtherInstance}}
+		racktest.Numbered(9):  {racktest.OtherInstance},
+		racktest.Numbered(10): {racktest.Instance}, racktest.Numbered(11): {racktest.Instance}}
 	if diff := cmp.Diff(wantNodes, nodes); diff != "" || answer.GetNextToken() != "" {
 		t.Errorf("LV-5: %s, next %q", diff, answer.GetNextToken())
 	}
@@ -192,7 +197,7 @@ func TestVH6OnlyFaultedVolumesAreUnhealthy(t *testing.T) { // VH-5, VH-6
 	ill := &csi.VolumeHealth{VolumeId: racktest.Numbered(2),
 		HealthStatuses: []*csi.VolumeHealth_VolumeHealthEntry{{
 			Status: csi.VolumeHealthErrorType_INACCESSIBLE, Reason: "DiskFaulted",
-			Message: "the rack reports the disk csi-0000000000000002 as faulted",
+			Message: "the rack reports the disk " + volume.DiskName("blue", "pvc-2") + " as faulted",
 		}}}
 	csitest.SameMessage(t, answer, &csi.ControllerListVolumeHealthResponse{
 		Entries: []*csi.VolumeHealth{ill}, NextToken: racktest.Numbered(2)})

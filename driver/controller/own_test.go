@@ -23,9 +23,7 @@ func TestE17ANameBelongsToOneCluster(t *testing.T) {
 		{"the cluster's own", disk("blue", volume.DiskName("blue", "db")), ""},
 		{"another cluster's of the same volume name", disk("red", volume.DiskName("red", "db")), `"red"`},
 		{"one without a cluster", disk("", volume.DiskName("", "db")), `""`},
-		// The hash of "db" alone, as the first versions named their disks and snapshots.
-		{"the cluster's own by the first versions", disk("blue", "csi-ffe2bkb99rso8u1a"), ""},
-		{"another cluster's by the first versions", disk("red", "csi-ffe2bkb99rso8u1a"), `"red"`},
+		{"a name of the hash of \"db\" alone", disk("blue", "csi-ffe2bkb99rso8u1a"), "another name"},
 		{"a tag of ours on another cluster's name", disk("blue", volume.DiskName("red", "db")),
 			"another name"},
 		{"a tag of ours on a name without a cluster", disk("blue", volume.DiskName("", "db")),

@@ -43,7 +43,7 @@ func TestAPageWithoutAListIsAnError(t *testing.T) {
 			}
 			t.Run(name+" as "+body, func(t *testing.T) {
 				csitest.Want(t, csitest.Call(t.Context(), rackThat(t, lines...), list.request),
-					codes.Internal, csierr.RackResponseInvalid)
+					codes.Unavailable, csierr.RackResponseInvalid)
 			})
 		}
 	}
@@ -59,6 +59,16 @@ type longRack struct {
 }
 
 func (l *longRack) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("X-Request-Id", "r-1")
+	switch r.URL.Path {
+	case "/v1/projects/" + l.project:
+		_, _ = io.WriteString(w, racktest.JSON(map[string]any{"id": racktest.ProjectID,
+			"name": l.project}))
+		return
+	case "/v1/me":
+		_, _ = io.WriteString(w, racktest.UserOf(racktest.Silo))
+		return
+	}
 	l.asked.Add(1)
 	query, from := r.URL.Query(), 0
 	limit, _ := strconv.Atoi(query.Get("limit"))
@@ -81,7 +91,7 @@ func (l *longRack) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if len(list) > 0 {
 		next = strconv.Quote(base64.URLEncoding.EncodeToString(fmt.Appendf(nil,
 			`{"v":"v1","page_start":{"sort_by":"id_ascending","project":%q,"last_seen":%q}}`,
-			l.project, racktest.Numbered(from+len(list)-1))))
+			racktest.ProjectID, fmt.Sprintf("%08x-91d4-4e6b-b8a7-5c2d9e1f6a43", from+len(list)-1))))
 	}
 	_, _ = fmt.Fprintf(w, `{"next_page":%s,"items":[%s]}`, next, strings.Join(list, ","))
 }
@@ -181,7 +191,7 @@ func TestLV4AListInAnotherOrderIsAnErrorAndNotAShorterList(t *testing.T) {
 				rack.items = append(rack.items, list.item(n))
 			}
 			_, _, err := list.call(t.Context(), rack.controller(t), 0, "")
-			csitest.Want(t, err, codes.Internal, csierr.RackResponseInvalid)
+			csitest.Want(t, err, codes.Unavailable, csierr.RackResponseInvalid)
 		})
 	}
 }
@@ -201,7 +211,11 @@ func TestLV2ATokenThatTheRackRefusesIsInvalid(t *testing.T) {
 	for _, list := range pagedLists {
 		path := map[bool]string{true: listDisks, false: listSnaps}[strings.Contains(list.item(1),
 			"block_size")]
-		_, _, err := list.call(t.Context(), rackThat(t, refusal.To(path)), 1, token)
-		csitest.Want(t, err, codes.Aborted, csierr.StartingTokenInvalid)
+		other := racktest.OK(path, racktest.PageOf("", strings.ReplaceAll(list.item(1),
+			racktest.ProjectID, racktest.Image)))
+		for _, line := range []racktest.Exchange{refusal.To(path), other} { // other is of another project
+			_, _, err := list.call(t.Context(), rackThat(t, line), 1, token)
+			csitest.Want(t, err, codes.Aborted, csierr.StartingTokenInvalid)
+		}
 	}
 }

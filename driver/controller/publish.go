@@ -1,15 +1,14 @@
 package controller
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
+	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/flight"
@@ -25,33 +24,21 @@ func (c *Service) ControllerPublishVolume(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	a.flight = flight.Of(ctx)
 	disk, err := a.attach(ctx)
 	if err != nil {
-		return nil, err
+		return nil, c.changes.unlessOpen(a.attached(), err)
 	}
 	return &csi.ControllerPublishVolumeResponse{PublishContext: publishContext(disk)}, nil
 }
 
 // attachment is a disk and an instance, which a publish connects and an unpublish separates.
 type attachment struct {
+	*Service
 	Disk, Instance oxide.NameOrId
 	// A publish describes the disk, too.
 	DiskName   string // from volume_context, empty for most static volumes
 	ContextID  string // the disk's id in volume_context
 	Capability *csi.VolumeCapability
-
-	rack     *rack.Client
-	flight   flight.Call
-	late     *lateChanges
-	limit    time.Duration // of a late change
-	maxDisks int           // of an instance
-}
-
-func (c *Service) attachment(disk, instance oxide.NameOrId) attachment {
-	return attachment{Disk: disk, Instance: instance, rack: c.Rack, late: &c.late,
-		limit:    cmp.Or(c.LateLimit, DefaultLateLimit),
-		maxDisks: cmp.Or(c.MaxDisks, volume.DefaultMaxDisks)}
 }
 
 // parsePublish parses a request. It makes no call.
@@ -77,16 +64,21 @@ func (c *Service) parsePublish(req *csi.ControllerPublishVolumeRequest) (attachm
 	if !ok {
 		return attachment{}, rack.InstanceNotFound(req.GetNodeId())
 	}
-	a := c.attachment(disk, instance)
+	a := attachment{Service: c, Disk: disk, Instance: instance}
 	a.DiskName = req.GetVolumeContext()[volume.CtxDiskName]
 	a.ContextID = req.GetVolumeContext()[volume.CtxDiskID]
 	a.Capability = req.GetVolumeCapability()
 	return a, nil
 }
 
-// attached and detached are the changes of the attachment that the rack may carry out late.
-func (a attachment) attached() change { return change{a.Disk, a.Instance, true} }
-func (a attachment) detached() change { return change{a.Disk, a.Instance, false} }
+// attached and detached are the changes that connect and separate the two.
+func (a attachment) attached() change {
+	return change{event: flight.DiskAttached, id: string(a.Disk), instance: string(a.Instance)}
+}
+
+func (a attachment) detached() change {
+	return change{event: flight.DiskDetached, id: string(a.Disk), instance: string(a.Instance)}
+}
 
 // has reports whether the instance has the disk, in whatever state.
 func (a attachment) has(disk *oxide.Disk) bool {
@@ -95,29 +87,31 @@ func (a attachment) has(disk *oxide.Disk) bool {
 
 // attach lists the instance's disks before and after it attaches one: of two disks whose names
 // begin with the same bytes the guest shows only one (CP-12), whoever made them. The list before
-// saves an attach that would have to be undone. The list after finds what was attached meanwhile:
-// if two such disks are attached at once, the later list shows both, so that the two calls never
-// both return OK.
+// saves an attach that cannot be used. The list after finds what was attached meanwhile: if two
+// such disks are attached at once, the later list shows both, so that the two calls never both
+// return OK. The disk then stays attached until the CO unpublishes it: a rack accepts an attach
+// that is made already, and does not say whose it was, so this call cannot undo it.
 //
 // Right before the attach it reads the disk, so that it never asks for one that another instance
 // has. A rack refuses that by its rules (A34); one that breaks them would take the disk away from a
 // running workload. What is attached elsewhere between the read and the attach is left to the rack.
 func (a attachment) attach(ctx context.Context) (*oxide.Disk, error) {
-	if _, err := a.late.await(ctx, a.detached()); err != nil {
+	if _, err := a.changes.await(ctx, a.detached()); err != nil {
 		return nil, err
 	}
 	before, err := a.neighbours(ctx)
 	if own := before.Own; err == nil && own != nil && a.has(own) &&
 		own.State.State() == oxide.DiskStateStateAttached {
-		a.flight.Confirm(flight.DiskAttached, flight.Fields{}, flight.Fields{Disk: string(own.Name)})
-		a.late.seen(a.attached())
+		flight.Of(ctx).Confirm(flight.DiskAttached, flight.Fields{},
+			flight.Fields{Disk: string(own.Name)})
 		return own, a.check(own, before)
 	}
 	if err != nil && !csierr.IsNotFound(err) {
 		return nil, err
 	}
 	// CP-4: an unknown disk is reported before an unknown instance.
-	found, lookErr := a.rack.Disk(ctx, a.Disk)
+	look := rack.Looking()
+	found, lookErr := a.Rack.Disk(ctx, a.Disk)
 	switch {
 	case lookErr != nil:
 		return nil, lookErr
@@ -130,60 +124,62 @@ func (a attachment) attach(ctx context.Context) (*oxide.Disk, error) {
 	if rack.InstanceOf(found) != "" && !a.has(found) {
 		return nil, a.stateProblem(found)
 	}
-	disk, mine, err := a.requestAttach(ctx, before, rack.InstanceOf(found) != "")
+	disk, err := a.requestAttach(ctx, look, before, nil)
 	if err != nil {
 		return nil, err
 	}
-	a.flight.Confirm(flight.DiskAttached, flight.Fields{}, flight.Fields{Disk: string(disk.Name)})
+	flight.Of(ctx).Confirm(flight.DiskAttached, flight.Fields{},
+		flight.Fields{Disk: string(disk.Name)})
 	after, err := a.listAfter(ctx, disk)
 	if err != nil {
 		return nil, err
 	}
-	why := a.check(disk, after)
-	if why != nil && mine && before.Own == nil && rack.InstanceOf(found) == "" {
-		why = a.undo(ctx, disk, why)
+	if why := a.check(disk, after); why != nil {
+		e := csierr.From(why, csierr.Internal)
+		return nil, csierr.Coded(codes.Aborted, e.Reason, "%w; until then this disk stays attached",
+			e)
 	}
-	return disk, why
+	return disk, nil
 }
 
-// requestAttach attaches the disk and returns it. mine reports whether this request may have
-// attached it, and repeated is set if an earlier one has, or is about to.
-func (a attachment) requestAttach(ctx context.Context, before neighbours, repeated bool) (
-	disk *oxide.Disk, mine bool, err error) {
+// requestAttach attaches the disk and returns it. refused is the reason of a refusal that the call
+// has got already. A refusal may be about a state that was over when the driver looked for it, so
+// only the second one names the instance's state.
+func (a attachment) requestAttach(ctx context.Context, look rack.Look, before neighbours,
+	refused error) (disk *oxide.Disk, err error) {
 	const doing = "attach disk"
-	change := a.flight.Begin(flight.DiskAttached, flight.Fields{})
-	a.late.sent(a.attached())
-	disk, err = a.rack.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
-		Instance: a.Instance,
-		Body:     &oxide.DiskPath{Disk: a.Disk},
+	record, err := a.request(ctx, doing, look, a.attached(), func(ctx context.Context) (err error) {
+		disk, err = a.Rack.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
+			Instance: a.Instance,
+			Body:     &oxide.DiskPath{Disk: a.Disk},
+		})
+		if err != nil {
+			return err
+		}
+		return a.checkAnswer(doing, disk)
 	})
-	mine = err == nil || rack.MaybeApplied(err)
-	if err != nil {
-		settle(change, err, flight.Fields{})
-	} else {
-		err = a.checkAnswer(doing, disk)
-	}
-	if err != nil && !rack.Definite(err) {
-		a.late.lost(a.attached(), a.limit, repeated)
-	}
 	answered := err == nil
 	switch {
-	case err == nil:
-	case mine:
-		disk, err = a.resolveAttach(ctx, before, rack.Error(ctx, doing, err))
+	case answered:
 	case rack.NotFound(err), rack.Refused(err):
+		look = rack.Looking()
 		disk, err = a.explainRefusedAttach(ctx, before, err)
-	default:
+		if csierr.Has(err, csierr.InstanceMustBeStopped) && refused == nil {
+			return a.requestAttach(ctx, look, before, err)
+		}
+	case csierr.ReasonOf(err) == "" || csierr.Has(err, csierr.LookTooOld):
 		err = rack.Error(ctx, doing, err)
+	default:
+		disk, err = a.resolveAttach(ctx, before, err)
 	}
 	if err != nil {
-		return nil, mine, err
+		return nil, err
 	}
 	disk, err = a.awaitAttached(ctx, disk)
 	if err == nil && answered {
-		change.End(nil, flight.Fields{Disk: string(disk.Name)})
+		record.End(nil, flight.Fields{Disk: string(disk.Name)})
 	}
-	return disk, mine, retryLater(err)
+	return disk, retryLater(err)
 }
 
 // checkAnswer compares the rack's response with the request.
@@ -209,7 +205,7 @@ func (a attachment) checkPlace(doing string, disk *oxide.Disk) error {
 
 // awaitAttached waits while the rack is attaching the disk.
 func (a attachment) awaitAttached(ctx context.Context, disk *oxide.Disk) (*oxide.Disk, error) {
-	disk, err := awaitDisk(ctx, a.rack, disk, oxide.DiskStateStateAttaching)
+	disk, err := awaitDisk(ctx, a.Rack, disk, oxide.DiskStateStateAttaching)
 	switch {
 	case err != nil:
 		return nil, err
@@ -226,22 +222,20 @@ func (a attachment) awaitAttached(ctx context.Context, disk *oxide.Disk) (*oxide
 // node reports DeviceNotFound.
 func (a attachment) resolveAttach(ctx context.Context, before neighbours, why error) (*oxide.Disk,
 	error) {
-	disk, err := a.rack.Disk(ctx, a.Disk)
+	disk, err := a.Rack.Disk(ctx, a.Disk)
 	switch {
 	case csierr.IsNotFound(err):
 		return nil, err
 	case err != nil:
 		return nil, retryLater(err)
 	case disk.State.State() == oxide.DiskStateStateDetached:
-		if len(before.Others) >= a.maxDisks {
+		if len(before.Others) >= a.maxDisks() {
 			e := csierr.From(why, csierr.RackError)
 			why = e.WithText(fmt.Sprintf("%s; the instance %s has %d disks, the boot disk included, and "+
 				"the rack allows %d: if it cannot say so, detach one of them", e.Error(), a.Instance,
-				len(before.Others), a.maxDisks))
+				len(before.Others), a.maxDisks()))
 		}
 		return nil, retryLater(why)
-	case a.has(disk):
-		a.late.seen(a.attached())
 	}
 	return disk, a.stateProblem(disk)
 }
@@ -251,14 +245,14 @@ func (a attachment) resolveAttach(ctx context.Context, before neighbours, why er
 // the instance's disks have changed meanwhile, the reason is unknown.
 func (a attachment) explainRefusedAttach(ctx context.Context, before neighbours, why error) (
 	*oxide.Disk, error) {
-	disk, err := a.rack.Disk(ctx, a.Disk)
+	disk, err := a.Rack.Disk(ctx, a.Disk)
 	if err != nil {
 		return nil, err
 	}
 	if disk.State.State() != oxide.DiskStateStateDetached {
 		return disk, a.stateProblem(disk)
 	}
-	instance, err := a.rack.Instance(ctx, a.Instance)
+	instance, err := a.Rack.Instance(ctx, a.Instance)
 	if err != nil {
 		return nil, err
 	}
@@ -270,10 +264,10 @@ func (a attachment) explainRefusedAttach(ctx context.Context, before neighbours,
 	switch {
 	case err != nil:
 		return nil, err
-	case len(now.Others) >= a.maxDisks:
+	case len(now.Others) >= a.maxDisks():
 		return nil, csierr.New(csierr.InstanceFull, "the instance %s has %d disks, "+
 			"the boot disk included, and the rack allows %d",
-			rack.InstanceText(instance), len(now.Others), a.maxDisks)
+			rack.InstanceText(instance), len(now.Others), a.maxDisks())
 	case now.differ(before):
 		return nil, csierr.New(csierr.OperationPending, "the rack did not attach the disk %s, and the "+
 			"disks of the instance %s changed meanwhile; repeat the call", rack.DiskText(disk),
@@ -340,17 +334,6 @@ func (a attachment) listAfter(ctx context.Context, disk *oxide.Disk) (neighbours
 	return after, nil
 }
 
-// undo detaches the disk that this call attached. Its error is retryable unless the disk is
-// verified to be detached.
-func (a attachment) undo(ctx context.Context, disk *oxide.Disk, why error) error {
-	if _, err := a.detach(ctx, false); err != nil {
-		return csierr.New(csierr.EffectUnknown, "the disk %s, which this call attached to the instance "+
-			"%s, has to be detached again (%s), but may still be attached: %s; repeat the "+
-			"call", rack.DiskText(disk), a.Instance, csierr.Message(why), csierr.Message(err))
-	}
-	return why
-}
-
 // neighbours are the disks of an instance: the one that is being published, nil if the instance
 // does not have it, and the others.
 type neighbours struct {
@@ -359,7 +342,7 @@ type neighbours struct {
 }
 
 func (a attachment) neighbours(ctx context.Context) (neighbours, error) {
-	disks, err := a.rack.InstanceDisks(ctx, a.Instance)
+	disks, err := a.Rack.InstanceDisks(ctx, a.Instance)
 	var n neighbours
 	for i := range disks {
 		if disks[i].Id == string(a.Disk) {

@@ -25,10 +25,20 @@ func shown(state string, edit ...func(map[string]any)) racktest.Exchange {
 var (
 	// free reads the volume's disk detached, held attached to the instance.
 	free, held = shown("detached"), shown(racktest.AttachedHere)
-	// noDisk does not find it. That is believed where the project is found.
+	// noDisk does not find it. That is believed if the project is found, and then again no disk.
 	noDisk     = racktest.NotFound.To(racktest.ViewDisk)
 	ownProject = racktest.OK(racktest.ViewProject, racktest.ProjectOf())
+	ownUser    = racktest.OK(racktest.ViewUser, racktest.UserOf(racktest.Silo))
 	noProject  = racktest.NotFound.To(racktest.ViewProject)
+	// noName finds no disk by its name, and so on.
+	noName     = racktest.NotFound.To(viewName)
+	noSnap     = racktest.NotFound.To(viewSnap)
+	noSnapName = racktest.NotFound.To(viewSnapName)
+	noInstance = racktest.NotFound.To(beside)
+	// noInstances and oneInstance list the project's instances.
+	noInstances = racktest.OK("GET /v1/instances", racktest.PageOf(""))
+	oneInstance = racktest.OK("GET /v1/instances", racktest.PageOf("",
+		racktest.InstanceOf("running")))
 )
 
 // rackThat serves a script and returns a controller for it.

@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"time"
@@ -29,8 +30,10 @@ type Service struct {
 	LateLimit time.Duration
 	Log       *slog.Logger
 
-	late lateChanges
+	changes changes
 }
+
+func (c *Service) maxDisks() int { return cmp.Or(c.MaxDisks, volume.DefaultMaxDisks) }
 
 // ControllerGetCapabilities lists what the controller supports. The rack offers no way to clone a
 // volume (take a snapshot and restore it), to attach read-only, or to grow or change a volume.

@@ -20,12 +20,18 @@ func (c *Service) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshotReq
 	*csi.CreateSnapshotResponse, error) {
 	spec, err := c.snapshotSpec(req)
 	if err != nil {
-		return nil, err
+		return nil, c.changes.unlessOpen(spec.created(""), err)
 	}
-	snapshot, err := spec.create(ctx)
+	release, err := c.changes.hold(flight.SnapshotCreated, spec.rackName())
 	if err != nil {
 		return nil, err
 	}
+	defer release()
+	snapshot, err := spec.create(ctx)
+	if err != nil {
+		return nil, c.changes.unlessOpen(spec.created(""), err)
+	}
+	c.changes.learn(spec.created(snapshot.Id))
 	return &csi.CreateSnapshotResponse{Snapshot: snapshotAnswer(snapshot)}, nil
 }
 
@@ -41,7 +47,7 @@ func (c *Service) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshotReq
 		return &csi.DeleteSnapshotResponse{}, nil
 	}
 	if err := c.deleteSnapshot(ctx, id); err != nil {
-		return nil, err
+		return nil, c.changes.unlessOpen(change{event: flight.SnapshotDeleted, id: string(id)}, err)
 	}
 	return &csi.DeleteSnapshotResponse{}, nil
 }
@@ -49,7 +55,7 @@ func (c *Service) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshotReq
 // ListSnapshots lists the project's snapshots, whoever took them, except those still being taken.
 func (c *Service) ListSnapshots(ctx context.Context, req *csi.ListSnapshotsRequest) (
 	*csi.ListSnapshotsResponse, error) {
-	pages, err := c.Rack.NewPager(req.GetStartingToken(), req.GetMaxEntries())
+	pages, err := c.Rack.NewPager(ctx, req.GetStartingToken(), req.GetMaxEntries())
 	if err != nil {
 		return nil, err
 	}
@@ -92,11 +98,12 @@ func snapshotIDMissing() error {
 	return csierr.New(csierr.FieldMissing, "snapshot_id is missing")
 }
 
-// create reads the disk first, because the UUID of its filesystem goes into the snapshot's
-// tag.
+// create reads the disk first, because what a volume restored from the snapshot has to know of it
+// goes into the snapshot's tag.
 func (s snapshotSpec) create(ctx context.Context) (*oxide.Snapshot, error) {
 	const doing = "create snapshot"
-	source, err := s.rack.Disk(ctx, s.Disk)
+	look := rack.Looking()
+	source, err := s.Rack.Disk(ctx, s.Disk)
 	switch {
 	case csierr.IsNotFound(err):
 		return s.existing(ctx, err)
@@ -107,27 +114,27 @@ func (s snapshotSpec) create(ctx context.Context) (*oxide.Snapshot, error) {
 	if err := checkImported(source); err != nil {
 		return nil, err
 	}
-	change := flight.Of(ctx).Begin(flight.SnapshotCreated, flight.Fields{Name: s.rackName()})
-	snapshot, err := s.rack.SnapshotCreate(ctx, oxide.SnapshotCreateParams{
-		Project: s.rack.ProjectParam(),
-		Body: &oxide.SnapshotCreate{
-			Name:        oxide.Name(s.rackName()),
-			Description: s.tag(source).Description(),
-			Disk:        s.Disk,
-		},
+	var snapshot *oxide.Snapshot
+	record, err := s.request(ctx, doing, look, s.created(""), func(ctx context.Context) (err error) {
+		snapshot, err = s.Rack.SnapshotCreate(ctx, oxide.SnapshotCreateParams{
+			Project: oxide.NameOrId(source.ProjectId),
+			Body: &oxide.SnapshotCreate{
+				Name:        oxide.Name(s.rackName()),
+				Description: s.tag(source).Description(),
+				Disk:        s.Disk,
+			},
+		})
+		if err != nil {
+			return err
+		}
+		return s.checkAnswer(doing, source, snapshot)
 	})
-	open := err == nil || rack.MaybeApplied(err)
-	if err == nil {
-		err = s.checkAnswer(doing, snapshot)
-	} else {
-		settle(change, err, flight.Fields{})
-	}
 	switch {
 	case err == nil:
-		change.End(nil, flight.Fields{Snapshot: snapshot.Id})
-		return snapshot, checkTaken(snapshot)
-	case open:
-		return s.resolveCreate(ctx, rack.Error(ctx, doing, err))
+		record.End(nil, flight.Fields{Snapshot: snapshot.Id})
+		return s.unlessFaulted(ctx, snapshot)
+	case !rack.Definite(err):
+		return s.resolveCreate(ctx, err)
 	case errors.Is(err, oxide.ErrObjectAlreadyExists),
 		errors.Is(err, oxide.ErrInsufficientCapacity), errors.Is(err, oxide.ErrConflict),
 		rack.NotFound(err):
@@ -135,13 +142,36 @@ func (s snapshotSpec) create(ctx context.Context) (*oxide.Snapshot, error) {
 		// hide a taken name.
 		return s.existing(ctx, err)
 	case rack.Refused(err):
-		return nil, explainRefusedSnapshot(ctx, s.rack, s.Disk, err)
+		return nil, explainRefusedSnapshot(ctx, s.Rack, s.Disk, err)
 	}
 	return nil, rack.Error(ctx, doing, err)
 }
 
-// resolveCreate reads the snapshot by its name to find out whether a create without a clear
-// response was done. A different snapshot with the name existed before.
+// unlessFaulted returns a snapshot that this call has made. One that is faulted it deletes, because
+// the CO does not get its id.
+func (s snapshotSpec) unlessFaulted(ctx context.Context, made *oxide.Snapshot) (*oxide.Snapshot,
+	error) {
+	if made.State != oxide.SnapshotStateFaulted {
+		return made, checkTaken(made)
+	}
+	look := rack.Looking()
+	again, err := s.Rack.Snapshot(ctx, oxide.NameOrId(made.Id))
+	switch {
+	case err != nil:
+		return nil, retryLater(err)
+	case again.State != oxide.SnapshotStateFaulted:
+		return nil, csierr.New(csierr.DiskBusy, "the rack made the snapshot %s faulted, and then shows "+
+			"it as %s; repeat the call", rack.SnapshotText(again), again.State)
+	}
+	if err := s.deleteSeenSnapshot(ctx, look, again); err != nil {
+		return nil, retryLater(err)
+	}
+	return nil, csierr.Coded(codes.Internal, csierr.SnapshotFaulted, "the rack failed to take the "+
+		"snapshot %s; it is deleted again: repeat the call", rack.SnapshotText(made))
+}
+
+// resolveCreate reads the snapshot by its name to find out whether a create that the rack has not
+// answered was done. A different snapshot with the name existed before.
 func (s snapshotSpec) resolveCreate(ctx context.Context, why error) (*oxide.Snapshot, error) {
 	snapshot, err := s.existing(ctx, why)
 	if csierr.IsAlreadyExists(err) {
@@ -150,35 +180,34 @@ func (s snapshotSpec) resolveCreate(ctx context.Context, why error) (*oxide.Snap
 	return snapshot, retryLater(err)
 }
 
-// existing returns the snapshot that already has the name, if it is of the requested disk.
-// why is the rack's refusal to take it.
+// existing returns the snapshot that already has the name, if it is of the requested disk. why is
+// the rack's refusal to take it. As there may be a snapshot that an earlier call has taken, only an
+// error that says whose snapshot has the name is final.
 func (s snapshotSpec) existing(ctx context.Context, why error) (*oxide.Snapshot, error) {
-	const doing = "read snapshot"
-	snapshot, err := s.rack.SnapshotView(ctx, oxide.SnapshotViewParams{
-		Snapshot: oxide.NameOrId(s.rackName()), Project: s.rack.ProjectParam(),
-	})
-	switch {
-	case rack.NotFound(err) && (rack.NotFound(why) || csierr.IsNotFound(why)):
-		if err := s.rack.CheckProject(ctx); err != nil {
+	snapshot, err := s.Rack.SnapshotNamed(ctx, s.rackName())
+	switch gone := csierr.IsNotFound(err); {
+	case gone && (rack.NotFound(why) || csierr.IsNotFound(why)):
+		if err := s.Rack.DiskGone(ctx, s.Disk); err != nil {
 			return nil, err
 		}
 		return nil, rack.VolumeNotFound(string(s.Disk))
-	case rack.NotFound(err) && errors.Is(why, oxide.ErrConflict):
-		return nil, explainRefusedSnapshot(ctx, s.rack, s.Disk, why)
-	case rack.NotFound(err) && !errors.Is(why, oxide.ErrObjectAlreadyExists):
-		return nil, rack.Error(ctx, "create snapshot", why)
-	case err != nil && !rack.NotFound(err):
-		return nil, rack.Error(ctx, doing, err)
-	case rack.NotFound(err), snapshot.State == oxide.SnapshotStateDestroyed:
+	case gone && errors.Is(why, oxide.ErrConflict):
+		return nil, explainRefusedSnapshot(ctx, s.Rack, s.Disk, why)
+	case gone && errors.Is(why, oxide.ErrObjectAlreadyExists):
 		return nil, csierr.New(csierr.OperationPending, "the snapshot %s existed and is gone; repeat "+
 			"the call", s.rackName())
-	}
-	if err := s.checkName(doing, snapshot); err != nil {
-		return nil, err
+	case gone:
+		return nil, rack.Error(ctx, "create snapshot", why)
+	case err != nil:
+		return nil, retryLater(err)
 	}
 	if difference := s.difference(snapshot); difference != "" {
 		return nil, csierr.New(csierr.SnapshotExists, "the name belongs to the snapshot %s, %s",
 			rack.SnapshotText(snapshot), difference)
+	}
+	if deleted, until := s.changes.latest(change{event: flight.SnapshotDeleted,
+		id: snapshot.Id}); !until.IsZero() {
+		return nil, mayCome(deleted)
 	}
 	flight.Of(ctx).Confirm(flight.SnapshotCreated, flight.Fields{Name: s.rackName()},
 		flight.Fields{Snapshot: snapshot.Id})
@@ -194,8 +223,8 @@ func checkTaken(s *oxide.Snapshot) error {
 		return csierr.New(csierr.DiskBusy, "the rack is still taking the snapshot %s; repeat the call "+
 			"later", rack.SnapshotText(s))
 	case s.State == oxide.SnapshotStateFaulted:
-		return csierr.Coded(codes.Internal, csierr.SnapshotFaulted, "the rack failed to take the "+
-			"snapshot %s; delete it and take another", rack.SnapshotText(s))
+		return csierr.Coded(codes.Aborted, csierr.SnapshotFaulted, "the rack failed to take the "+
+			"snapshot %s; delete it on the rack", rack.SnapshotText(s))
 	}
 	return nil
 }
@@ -225,68 +254,62 @@ func explainRefusedSnapshot(ctx context.Context, client *rack.Client, id oxide.N
 			"a part of it, and takes no snapshot until then; repeat the call later",
 			rack.DiskText(disk))
 	}
-	project, err := client.ReadProject(ctx)
-	switch {
-	case err != nil:
-		return rack.Error(ctx, "read project", err)
-	case disk.ProjectId != project.Id:
-		return csierr.New(csierr.OtherProject, "the disk %s is not in the project OXIDE_PROJECT, and "+
-			"its snapshots have to be in the disk's project", rack.DiskText(disk))
-	}
 	return rack.Error(ctx, "create snapshot", why)
 }
 
+// deleteSnapshot is like deleteDisk.
 func (c *Service) deleteSnapshot(ctx context.Context, id oxide.NameOrId) error {
-	snapshot, err := c.Rack.Snapshot(ctx, id)
-	switch {
-	case csierr.IsNotFound(err):
-		return confirmSnapshotGone(ctx, c.Rack)
-	case err != nil:
-		return err
-	}
+	var snapshot *oxide.Snapshot
+	return c.changes.remove(ctx, change{event: flight.SnapshotCreated, id: string(id)}, removal{
+		look: func() (name string, err error) {
+			if snapshot, err = c.Rack.Snapshot(ctx, id); err != nil {
+				return "", err
+			}
+			return string(snapshot.Name), nil
+		},
+		gone:   func() error { return c.confirmSnapshotGone(ctx, id) },
+		remove: func(look rack.Look) error { return c.deleteSeenSnapshot(ctx, look, snapshot) },
+	})
+}
+
+// deleteSeenSnapshot deletes a snapshot as it was seen.
+func (c *Service) deleteSeenSnapshot(ctx context.Context, look rack.Look,
+	snapshot *oxide.Snapshot) error {
+	const doing = "delete snapshot"
 	if err := checkOwnSnapshot(snapshot, c.ClusterID); err != nil {
 		return err
 	}
-	change := flight.Of(ctx).Begin(flight.SnapshotDeleted, flight.Fields{})
-	err = c.Rack.SnapshotDelete(ctx, oxide.SnapshotDeleteParams{Snapshot: id})
-	settle(change, err, flight.Fields{Name: string(snapshot.Name), Volume: snapshot.DiskId})
+	id := oxide.NameOrId(snapshot.Id)
+	record, err := c.request(ctx, doing, look, change{event: flight.SnapshotDeleted, id: snapshot.Id},
+		func(ctx context.Context) error {
+			return c.Rack.SnapshotDelete(ctx, oxide.SnapshotDeleteParams{Snapshot: id})
+		})
 	switch {
 	case err == nil:
+		record.End(nil, flight.Fields{Name: string(snapshot.Name), Volume: snapshot.DiskId})
 		return nil
-	case rack.NotFound(err):
-		return snapshotGone(ctx, c.Rack, id)
-	case !rack.Refused(err):
-		return rack.Error(ctx, "delete snapshot", err)
+	case !rack.NotFound(err) && !rack.Refused(err):
+		return rack.Error(ctx, doing, err)
 	}
 	snapshot, viewErr := c.Rack.Snapshot(ctx, id)
 	switch {
 	case csierr.IsNotFound(viewErr):
-		return confirmSnapshotGone(ctx, c.Rack)
+		return c.confirmSnapshotGone(ctx, id)
 	case viewErr != nil:
 		return viewErr
+	case rack.NotFound(err):
+		return rack.InvalidResponse(doing, "it lists the snapshot %s, but does not find it for deletion",
+			id)
 	case snapshot.State == oxide.SnapshotStateCreating:
 		return csierr.Coded(codes.Aborted, csierr.SnapshotNotReady, "the rack is still taking the "+
 			"snapshot %s; repeat the call later", rack.SnapshotText(snapshot))
 	}
-	return rack.Error(ctx, "delete snapshot", err)
-}
-
-// snapshotGone verifies that a snapshot is gone that the rack did not find for deletion.
-func snapshotGone(ctx context.Context, client *rack.Client, id oxide.NameOrId) error {
-	switch _, err := client.Snapshot(ctx, id); {
-	case err == nil:
-		return rack.InvalidResponse("delete snapshot", "it lists the snapshot %s, but does not find it "+
-			"for deletion",
-			id)
-	case !csierr.IsNotFound(err):
-		return err
-	}
-	return confirmSnapshotGone(ctx, client)
+	return rack.Error(ctx, doing, err)
 }
 
 // confirmSnapshotGone verifies that a snapshot that the rack does not find is deleted.
-func confirmSnapshotGone(ctx context.Context, client *rack.Client) error {
-	err := client.CheckProject(ctx)
+func (c *Service) confirmSnapshotGone(ctx context.Context, id oxide.NameOrId) error {
+	err := c.Rack.SnapshotGone(ctx, id)
 	if err == nil {
 		flight.Of(ctx).Confirm(flight.SnapshotDeleted, flight.Fields{}, flight.Fields{})
 	}

@@ -7,14 +7,14 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/flight"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
 // snapshotSpec is a parsed CreateSnapshot request.
 type snapshotSpec struct {
-	rack *rack.Client
-
+	*Service
 	Name    string // the CO's
 	Cluster string
 	Disk    oxide.NameOrId
@@ -23,7 +23,7 @@ type snapshotSpec struct {
 
 // snapshotSpec parses a request. It makes no call.
 func (c *Service) snapshotSpec(req *csi.CreateSnapshotRequest) (snapshotSpec, error) {
-	spec := snapshotSpec{rack: c.Rack, Name: req.GetName(), Cluster: c.ClusterID,
+	spec := snapshotSpec{Service: c, Name: req.GetName(), Cluster: c.ClusterID,
 		Claim: volume.Claim(req.GetParameters())}
 	if err := volume.CheckName(req.GetName()); err != nil {
 		return spec, err
@@ -49,33 +49,34 @@ func (c *Service) snapshotSpec(req *csi.CreateSnapshotRequest) (snapshotSpec, er
 
 func (s snapshotSpec) rackName() string { return volume.SnapshotName(s.Cluster, s.Name) }
 
+// created is the change that takes the snapshot, whose id may not be known yet.
+func (s snapshotSpec) created(id string) change {
+	return change{event: flight.SnapshotCreated, name: s.rackName(), id: id}
+}
+
 // tag returns the snapshot's ownership tag. The UUID of the filesystem is known for a disk that
 // this driver made, and with it that of a volume restored from the snapshot.
 func (s snapshotSpec) tag(source *oxide.Disk) volume.Tag {
-	m := volume.Tag{Name: s.Name, Cluster: s.Cluster, Claim: s.Claim}
+	m := volume.Tag{Name: s.Name, Cluster: s.Cluster, Claim: s.Claim,
+		BlockSize: int(source.BlockSize)}
 	if tag, ok := rack.DiskTag(source); ok {
 		m.FilesystemUUID = expectedUUID(source, tag)
 	}
 	return m
 }
 
-func (s snapshotSpec) checkName(doing string, got *oxide.Snapshot) error {
+// checkAnswer compares the rack's response to a create with the spec.
+func (s snapshotSpec) checkAnswer(doing string, source *oxide.Disk, got *oxide.Snapshot) error {
 	if err := rack.ValidateSnapshot(doing, got); err != nil {
 		return err
 	}
-	if string(got.Name) != s.rackName() {
+	switch {
+	case string(got.Name) != s.rackName():
 		return rack.InvalidResponse(doing, "asked for %s and got %.80q", s.rackName(), got.Name)
-	}
-	return nil
-}
-
-// checkAnswer compares the rack's response to a create with the spec.
-func (s snapshotSpec) checkAnswer(doing string, got *oxide.Snapshot) error {
-	if err := s.checkName(doing, got); err != nil {
-		return err
-	}
-	if got.DiskId != string(s.Disk) {
+	case got.DiskId != string(s.Disk):
 		return rack.InvalidResponse(doing, "asked for the disk %s and got %.80q", s.Disk, got.DiskId)
+	case got.ProjectId != source.ProjectId:
+		return rack.InvalidResponse(doing, "the new snapshot is in the project %.80q", got.ProjectId)
 	}
 	return nil
 }

@@ -30,7 +30,7 @@ func TestTakingSnapshots(t *testing.T) {
 	for _, s := range []scriptedCall{
 		{"is a read and one request", script{{Want: postSnap, Status: 201,
 			Body:  racktest.SnapshotOf("ready"),
-			Query: "project=" + racktest.Project, Check: func(t *testing.T, body []byte) {
+			Query: "project=" + racktest.ProjectID, Check: func(t *testing.T, body []byte) {
 				var got map[string]any
 				_ = json.Unmarshal(body, &got)
 				if got["disk"] != racktest.Disk || got["name"] != volume.SnapshotName("blue", "snap-1") {
@@ -38,10 +38,10 @@ func TestTakingSnapshots(t *testing.T) {
 				}
 			}}}, codes.OK, "", ""},
 		{"CS-4 of a volume that is deleted between read and request",
-			script{racktest.NotFound.To(postSnap), racktest.NotFound.To(viewSnapName), ownProject},
+			script{racktest.NotFound.To(postSnap), noSnapName, ownProject, ownUser, noDisk},
 			codes.NotFound, csierr.VolumeNotFound, racktest.Disk},
 		{"OX-6 in a project that cannot be seen", script{racktest.NotFound.To(postSnap),
-			racktest.NotFound.To(viewSnapName), noProject}, codes.PermissionDenied,
+			noSnapName, noProject}, codes.PermissionDenied,
 			csierr.ProjectNotFound, ""},
 		{"CS-5 twice", script{taken.To(postSnap), racktest.OK(viewSnapName,
 			racktest.SnapshotOf("ready"))}, codes.OK, "", ""},
@@ -58,10 +58,10 @@ func TestTakingSnapshots(t *testing.T) {
 		{"of a name whose snapshot is being destroyed", script{taken.To(postSnap),
 			racktest.OK(viewSnapName, racktest.SnapshotOf("destroyed"))}, codes.Aborted,
 			csierr.OperationPending, ""},
-		{"of a name that has gone", script{taken.To(postSnap), racktest.NotFound.To(viewSnapName)},
+		{"of a name that has gone", script{taken.To(postSnap), noSnapName},
 			codes.Aborted, csierr.OperationPending, ""},
 		{"CS-7 while another is taken, or a part of the disk is replaced", script{busy.To(postSnap),
-			racktest.NotFound.To(viewSnapName), held}, codes.Aborted, csierr.DiskBusy, "replaces a part"},
+			noSnapName, held}, codes.Aborted, csierr.DiskBusy, "replaces a part"},
 		{"CS-5 twice, while a part of the disk is replaced", script{busy.To(postSnap),
 			racktest.OK(viewSnapName, racktest.SnapshotOf("ready"))}, codes.OK, "", ""},
 		{"CS-7 while an earlier call with the name takes it", script{busy.To(postSnap),
@@ -76,10 +76,20 @@ func TestTakingSnapshots(t *testing.T) {
 			racktest.OK(viewSnapName, racktest.SnapshotOf("creating",
 				racktest.With("disk_id", racktest.Image)))}, codes.AlreadyExists, csierr.SnapshotExists,
 			racktest.Image},
-		{"CS-8 without capacity", script{full.To(postSnap), racktest.NotFound.To(viewSnapName)},
+		{"CS-8 without capacity", script{full.To(postSnap), noSnapName},
 			codes.ResourceExhausted, csierr.RackFull, ""},
-		{"CS-9 that fails", script{created(postSnap, racktest.SnapshotOf("faulted"))}, codes.Internal,
-			csierr.SnapshotFaulted, "take another"},
+		{"CS-9 that fails, and is deleted", script{created(postSnap, racktest.SnapshotOf("faulted")),
+			racktest.OK(viewSnap, racktest.SnapshotOf("faulted")), {Want: deleteSnap, Status: 204}},
+			codes.Internal, csierr.SnapshotFaulted, "deleted again"},
+		{"CS-9 that fails, and is not deleted", script{created(postSnap,
+			racktest.SnapshotOf("faulted")), racktest.OK(viewSnap, racktest.SnapshotOf("faulted")),
+			racktest.Error(403, "Forbidden", "Forbidden").To(deleteSnap)}, codes.Unavailable,
+			csierr.EffectUnknown, "Forbidden"},
+		{"CS-9 that only seems to fail", script{created(postSnap, racktest.SnapshotOf("faulted")),
+			racktest.OK(viewSnap, racktest.SnapshotOf("ready"))}, codes.Aborted, csierr.DiskBusy, ""},
+		{"CS-9 that an earlier call failed to take", script{taken.To(postSnap),
+			racktest.OK(viewSnapName, racktest.SnapshotOf("faulted"))}, codes.Aborted,
+			csierr.SnapshotFaulted, ""},
 		{"CS-10 of a local disk", script{racktest.Refused.To(postSnap), shown("detached",
 			racktest.With("disk_type", "local"))}, codes.FailedPrecondition, csierr.SnapshotImpossible,
 			"local"},
@@ -90,27 +100,22 @@ func TestTakingSnapshots(t *testing.T) {
 			codes.FailedPrecondition, csierr.DiskFaulted, ""},
 		{"CS-10 of a disk being created", script{racktest.Refused.To(postSnap), shown("creating")},
 			codes.Aborted, csierr.DiskBusy, ""},
-		{"of a disk in another project", script{racktest.Refused.To(postSnap), shown("detached",
-			racktest.With("project_id", racktest.Disk)), ownProject}, codes.InvalidArgument,
-			csierr.OtherProject, ""},
 		{"while the rack cannot pause the writers", script{gaveUp["HTTP 503"].To(postSnap),
-			racktest.NotFound.To(viewSnapName)}, codes.Unavailable, csierr.RackUnavailable, ""},
+			noSnapName}, codes.Unavailable, csierr.RackUnavailable, ""},
 		{"with another disk's response", script{created(postSnap, racktest.SnapshotOf("ready",
-			racktest.With("disk_id", racktest.Image))), racktest.NotFound.To(viewSnapName)},
-			codes.Unavailable, csierr.EffectUnknown, racktest.Image},
+			racktest.With("disk_id", racktest.Image))), noSnapName},
+			codes.Unavailable, csierr.RackResponseInvalid, racktest.Image},
 		{"with another disk's response after the effect", script{created(postSnap,
 			racktest.SnapshotOf("ready", racktest.With("disk_id", racktest.Image))),
 			racktest.OK(viewSnapName, racktest.SnapshotOf("ready"))}, codes.OK, "", ""},
 		{"with a response without a name", script{created(postSnap, racktest.SnapshotOf("ready",
-			racktest.With("name", ""))), racktest.NotFound.To(viewSnapName)}, codes.Unavailable,
-			csierr.EffectUnknown, ""},
+			racktest.With("name", ""))), noSnapName}, codes.Unavailable, csierr.RackResponseInvalid, ""},
 		{"with a response without a time", script{created(postSnap, racktest.SnapshotOf("ready",
-			racktest.With("time_created", nil))), racktest.NotFound.To(viewSnapName)}, codes.Unavailable,
-			csierr.EffectUnknown, ""},
+			racktest.With("time_created", nil))), noSnapName}, codes.Unavailable,
+			csierr.RackResponseInvalid, ""},
 		{"with a response without a size", script{created(postSnap, racktest.SnapshotOf("ready",
-			racktest.With("size", 0))), racktest.NotFound.To(viewSnapName)}, codes.Unavailable,
-			csierr.EffectUnknown, ""},
-		{"without a response", script{{Want: postSnap, Cut: true}}, codes.Unavailable,
+			racktest.With("size", 0))), noSnapName}, codes.Unavailable, csierr.RackResponseInvalid, ""},
+		{"without a response", script{{Want: postSnap, Cut: true}, noSnapName}, codes.Unavailable,
 			csierr.RackUnavailable, ""},
 	} {
 		t.Run(s.name, func(t *testing.T) {
@@ -127,10 +132,14 @@ func TestTakingSnapshots(t *testing.T) {
 
 func TestTakingASnapshotOfAVolumeThatIsGone(t *testing.T) {
 	for _, s := range []scriptedCall{
-		{"CS-4 is not found", script{noDisk, racktest.NotFound.To(viewSnapName), ownProject},
+		{"CS-4 is not found", script{noDisk, noSnapName, ownProject, ownUser, noDisk},
 			codes.NotFound, csierr.VolumeNotFound, racktest.Disk},
+		{"CS-4 is not found at first", script{noDisk, noSnapName, ownProject, ownUser, free},
+			codes.Aborted, csierr.OperationPending, ""},
+		{"CS-10 is not possible in another project", script{shown("detached",
+			racktest.With("project_id", racktest.Disk))}, codes.InvalidArgument, csierr.OtherProject, ""},
 		{"OX-6 is something else in a project that cannot be seen", script{noDisk,
-			racktest.NotFound.To(viewSnapName), noProject}, codes.PermissionDenied,
+			noSnapName, noProject}, codes.PermissionDenied,
 			csierr.ProjectNotFound, ""},
 		{"CS-10 is not possible before its import is finalized", script{shown("import_ready")},
 			codes.FailedPrecondition, csierr.DiskImporting, "finalize"},
@@ -178,7 +187,7 @@ func TestASnapshotRecordsTheUUIDOfItsFilesystem(t *testing.T) {
 						var got struct{ Description string }
 						_ = json.Unmarshal(body, &got)
 						want := volume.Tag{Name: "snap-1", Cluster: "blue", FilesystemUUID: test.want,
-							Claim: "shop/nightly"}
+							BlockSize: 4096, Claim: "shop/nightly"}
 						if m, _ := volume.ParseTag(got.Description); m != want {
 							t.Errorf("the tag is %+v, want %+v", m, want)
 						}
@@ -202,9 +211,9 @@ func TestOX8AnUnclearSnapshotCreateIsResolvedByTheName(t *testing.T) {
 			{"CS-7 it is being taken", racktest.OK(viewSnapName, racktest.SnapshotOf("creating")),
 				codes.Aborted, csierr.DiskBusy},
 			{"another has the name", racktest.OK(viewSnapName, racktest.SnapshotOf("ready",
-				racktest.With("disk_id", racktest.Image))), codes.AlreadyExists, csierr.SnapshotExists},
-			{"it is faulted", racktest.OK(viewSnapName, racktest.SnapshotOf("faulted")),
-				codes.Unavailable, csierr.EffectUnknown},
+				racktest.With("disk_id", racktest.Image))), codes.Unavailable, csierr.EffectUnknown},
+			{"it is faulted", racktest.OK(viewSnapName, racktest.SnapshotOf("faulted")), codes.Aborted,
+				csierr.SnapshotFaulted},
 			{"it cannot be read", racktest.Error(403, "Forbidden", "Forbidden").To(viewSnapName),
 				codes.Unavailable, csierr.EffectUnknown},
 		} {
@@ -218,7 +227,7 @@ func TestOX8AnUnclearSnapshotCreateIsResolvedByTheName(t *testing.T) {
 		t.Run(name+", no snapshot has the name", func(t *testing.T) {
 			_, err := rackThat(t, held,
 				answer.To(postSnap),
-				racktest.NotFound.To(viewSnapName)).CreateSnapshot(t.Context(), snapshotRequest())
+				noSnapName).CreateSnapshot(t.Context(), snapshotRequest())
 			if got := status.Code(err); got != codes.Unavailable {
 				t.Errorf("got %v, want Unavailable: the rack may still take it", err)
 			}
@@ -240,19 +249,21 @@ func TestDeletingSnapshots(t *testing.T) {
 	}
 	for _, s := range []scriptedCall{
 		{"is a read and one request", script{seen, {Want: deleteSnap, Status: 204}}, codes.OK, "", ""},
-		{"DS-2 of one that is gone", script{racktest.NotFound.To(viewSnap), ownProject}, codes.OK, "",
+		{"DS-2 of one that is gone", script{noSnap, ownProject, ownUser, noSnap}, codes.OK, "",
 			""},
 		{"of one that cannot be read", script{racktest.Error(503, "ServiceNotAvailable",
 			"later").To(viewSnap)}, codes.Unavailable, csierr.RackUnavailable, ""},
 		{"DS-2 of one that is deleted between read and request", script{seen,
-			racktest.NotFound.To(deleteSnap), racktest.NotFound.To(viewSnap), ownProject}, codes.OK, "",
+			racktest.NotFound.To(deleteSnap), noSnap, ownProject, ownUser, noSnap}, codes.OK, "",
 			""},
 		{"OX-6 of one that exists although the rack does not find it", script{seen,
-			racktest.NotFound.To(deleteSnap), seen}, codes.Internal, csierr.RackResponseInvalid, ""},
-		{"OX-6 of one that cannot be seen", script{racktest.NotFound.To(viewSnap), noProject},
+			racktest.NotFound.To(deleteSnap), seen}, codes.Unavailable, csierr.RackResponseInvalid, ""},
+		{"OX-6 of one that cannot be seen", script{noSnap, noProject},
 			codes.PermissionDenied, csierr.ProjectNotFound, ""},
 		{"D-69 of one taken by hand", described(racktest.With("description", "before the upgrade")),
 			codes.FailedPrecondition, csierr.DiskNotOurs, "Retain"},
+		{"D-69 of one in another project", described(racktest.With("project_id", racktest.Image)),
+			codes.InvalidArgument, csierr.OtherProject, racktest.Image},
 		{"D-69 of another cluster's", described(racktest.With("description", volume.Tag{Name: "snap-1",
 			Cluster: "red"}.Description())), codes.FailedPrecondition, csierr.DiskNotOurs, "red"},
 		{"D-69 of one to which the description was copied", described(racktest.With("name",
@@ -261,7 +272,7 @@ func TestDeletingSnapshots(t *testing.T) {
 			racktest.Refused.To(deleteSnap), racktest.OK(viewSnap, racktest.SnapshotOf("creating"))},
 			codes.Aborted, csierr.SnapshotNotReady, ""},
 		{"of one that goes meanwhile", script{seen, racktest.Refused.To(deleteSnap),
-			racktest.NotFound.To(viewSnap), ownProject}, codes.OK, "", ""},
+			noSnap, ownProject, ownUser, noSnap}, codes.OK, "", ""},
 		{"DS-4 of one that the rack keeps", script{seen, racktest.Error(409, "Conflict",
 			"in use").To(deleteSnap), seen}, codes.FailedPrecondition, csierr.Conflict, "in use"},
 	} {
@@ -297,7 +308,7 @@ func TestListingSnapshots(t *testing.T) {
 			SourceVolumeId: racktest.Image}, script{racktest.OK(viewSeventh, numberedSnap(7, "ready"))},
 			"[]"},
 		{"LS-3 an unknown one", &csi.ListSnapshotsRequest{SnapshotId: racktest.Snapshot},
-			script{racktest.NotFound.To(viewSnap)}, "[]"},
+			script{noSnap}, "[]"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			answer, err := rackThat(t, test.lines...).ListSnapshots(t.Context(), test.req)
@@ -321,7 +332,7 @@ func TestGetSnapshot(t *testing.T) { // LS-7
 		&csi.GetSnapshotRequest{SnapshotId: racktest.Snapshot})
 	must(t, err)
 	csitest.SameMessage(t, answer.GetSnapshot(), wantedSnapshot(false))
-	gone := script{racktest.NotFound.To(viewSnap), racktest.OK(viewSnap,
+	gone := script{noSnap, racktest.OK(viewSnap,
 		racktest.SnapshotOf("destroyed"))}
 	for _, line := range gone {
 		_, err = rackThat(t, line).GetSnapshot(t.Context(), &csi.GetSnapshotRequest{

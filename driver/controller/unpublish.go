@@ -27,13 +27,12 @@ func (c *Service) ControllerUnpublishVolume(ctx context.Context,
 	if !isDisk || (req.GetNodeId() != "" && !isInstance) {
 		return &csi.ControllerUnpublishVolumeResponse{}, nil
 	}
-	a := c.attachment(disk, instance)
-	a.flight = flight.Of(ctx)
+	a := attachment{Service: c, Disk: disk, Instance: instance}
 	for {
 		if err := a.lookAndDetach(ctx); err != nil {
-			return nil, err
+			return nil, c.changes.unlessOpen(a.detached(), err)
 		}
-		late, err := a.late.await(ctx, a.attached())
+		late, err := a.changes.await(ctx, a.attached())
 		if err != nil {
 			return nil, err
 		}
@@ -48,38 +47,30 @@ func (c *Service) ControllerUnpublishVolume(ctx context.Context,
 // then by its rules (A37); one that breaks them would take the disk away from another instance, and
 // from a running workload. What moves between the read and the detach is left to the rack.
 func (a attachment) lookAndDetach(ctx context.Context) error {
-	disk, err := a.rack.Disk(ctx, a.Disk)
+	look := rack.Looking()
+	disk, err := a.Rack.Disk(ctx, a.Disk)
 	switch {
 	case csierr.IsNotFound(err):
-		if err = a.rack.CheckProject(ctx); err == nil {
-			a.late.gone(a.Disk)
-		}
-		return err
+		return a.Rack.DiskGone(ctx, a.Disk)
 	case err != nil:
 		return err
-	}
-	actual := a
-	actual.Instance = oxide.NameOrId(rack.InstanceOf(disk))
-	a.late.seen(actual.attached())
-	if disk.State.State() == oxide.DiskStateStateDetached {
-		a.late.seen(a.detached())
-	}
-	switch {
 	case a.Instance == "":
-		return actual.detachEverywhere(ctx, disk)
+		actual := a
+		actual.Instance = oxide.NameOrId(rack.InstanceOf(disk))
+		return actual.detachEverywhere(ctx, look, disk)
 	case !a.has(disk):
 		return a.confirmDetached(ctx, disk)
 	}
-	_, err = a.detach(ctx, disk.State.State() != oxide.DiskStateStateAttached)
+	_, err = a.detach(ctx, look, nil)
 	return err
 }
 
 // detachEverywhere detaches a disk from the instance that has it, which is the attachment's, or
 // empty if none has it.
-func (a attachment) detachEverywhere(ctx context.Context, disk *oxide.Disk) error {
+func (a attachment) detachEverywhere(ctx context.Context, look rack.Look, disk *oxide.Disk) error {
 	var err error
 	if a.Instance != "" {
-		disk, err = a.detach(ctx, disk.State.State() != oxide.DiskStateStateAttached)
+		disk, err = a.detach(ctx, look, nil)
 	}
 	switch {
 	case disk == nil || err != nil:
@@ -96,37 +87,41 @@ func (a attachment) detachEverywhere(ctx context.Context, disk *oxide.Disk) erro
 }
 
 // detach detaches the disk and verifies that the instance does not have it any more. It returns
-// the disk as it was read last, nil if it is gone.
-func (a attachment) detach(ctx context.Context, repeated bool) (*oxide.Disk, error) {
+// the disk as it was read last, nil if it is gone. refused is as in requestAttach.
+func (a attachment) detach(ctx context.Context, look rack.Look, refused error) (disk *oxide.Disk,
+	err error) {
 	const doing = "detach disk"
-	a.late.sent(a.detached())
-	record := a.flight.Begin(flight.DiskDetached, flight.Fields{Instance: string(a.Instance)})
-	disk, err := a.rack.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
-		Instance: a.Instance,
-		Body:     &oxide.DiskPath{Disk: a.Disk},
-	})
-	if err != nil {
-		settle(record, err, flight.Fields{})
-		if !rack.Definite(err) {
-			a.late.lost(a.detached(), a.limit, repeated)
+	record, err := a.request(ctx, doing, look, a.detached(), func(ctx context.Context) (err error) {
+		disk, err = a.Rack.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
+			Instance: a.Instance,
+			Body:     &oxide.DiskPath{Disk: a.Disk},
+		})
+		switch {
+		case err != nil:
+			return err
+		case disk.Id != string(a.Disk):
+			return rack.InvalidResponse(doing, "asked for the disk %s and got %.80q", a.Disk, disk.Id)
+		case a.has(disk) && disk.State.State() != oxide.DiskStateStateDetaching:
+			return rack.InvalidResponse(doing, "the disk %s is still %s", rack.DiskText(disk),
+				disk.State.State())
 		}
-	}
+		return rack.ValidateDisk(doing, disk)
+	})
 	switch {
-	case err != nil && (rack.NotFound(err) || rack.Refused(err)):
-		return a.explainRefusedDetach(ctx, err)
+	case rack.NotFound(err), rack.Refused(err):
+		look = rack.Looking()
+		disk, err = a.explainRefusedDetach(ctx, err)
+		if csierr.Has(err, csierr.InstanceMustBeStopped) && refused == nil {
+			return a.detach(ctx, look, err)
+		}
+		return disk, err
 	case err != nil:
 		return nil, rack.Error(ctx, doing, err)
 	}
-	if err := rack.ValidateDisk(doing, disk); err != nil {
-		return nil, err
-	}
-	if disk.Id != string(a.Disk) {
-		return nil, rack.InvalidResponse(doing, "asked for the disk %s and got %.80q", a.Disk, disk.Id)
-	}
-	disk, err = awaitDisk(ctx, a.rack, disk, oxide.DiskStateStateDetaching)
+	disk, err = awaitDisk(ctx, a.Rack, disk, oxide.DiskStateStateDetaching)
 	switch {
 	case csierr.IsNotFound(err):
-		return nil, a.rack.CheckProject(ctx)
+		return nil, a.Rack.DiskGone(ctx, a.Disk)
 	case err != nil:
 		return nil, err
 	case disk.State.State() == oxide.DiskStateStateDetaching:
@@ -147,7 +142,7 @@ func (a attachment) detach(ctx context.Context, repeated bool) (*oxide.Disk, err
 func (a attachment) confirmDetached(ctx context.Context, disk *oxide.Disk) error {
 	err := a.checkDetached(ctx, disk)
 	if err == nil {
-		a.flight.Confirm(flight.DiskDetached, flight.Fields{Instance: string(a.Instance)},
+		flight.Of(ctx).Confirm(flight.DiskDetached, flight.Fields{Instance: string(a.Instance)},
 			flight.Fields{Disk: string(disk.Name)})
 	}
 	return err
@@ -168,11 +163,14 @@ func (a attachment) checkDetached(ctx context.Context, disk *oxide.Disk) error {
 	if rack.InstanceOf(disk) != "" || slices.Contains(statesWithoutInstance, disk.State.State()) {
 		return nil
 	}
-	disks, err := a.rack.InstanceDisks(ctx, a.Instance)
+	disks, err := a.Rack.InstanceDisks(ctx, a.Instance)
 	switch {
 	case csierr.IsNotFound(err):
 		// The instance is deleted, or this token may not see the project.
-		return a.rack.CheckProject(ctx)
+		return a.Rack.Gone(ctx, func() error {
+			_, err := a.Rack.InstanceDisks(ctx, a.Instance)
+			return err
+		})
 	case err != nil:
 		return err
 	case slices.ContainsFunc(disks, func(d oxide.Disk) bool { return d.Id == disk.Id }):
@@ -186,10 +184,10 @@ func (a attachment) checkDetached(ctx context.Context, disk *oxide.Disk) error {
 // explainRefusedDetach finds the reason of a refusal in the state of the disk and the instance. A
 // disk that is gone, or attached elsewhere, is detached from this instance.
 func (a attachment) explainRefusedDetach(ctx context.Context, why error) (*oxide.Disk, error) {
-	disk, err := a.rack.Disk(ctx, a.Disk)
+	disk, err := a.Rack.Disk(ctx, a.Disk)
 	switch {
 	case csierr.IsNotFound(err):
-		return nil, a.rack.CheckProject(ctx)
+		return nil, a.Rack.DiskGone(ctx, a.Disk)
 	case err != nil:
 		return nil, err
 	case !a.has(disk):
@@ -197,7 +195,7 @@ func (a attachment) explainRefusedDetach(ctx context.Context, why error) (*oxide
 	case disk.State.State() != oxide.DiskStateStateAttached:
 		return nil, diskBusy(disk)
 	}
-	instance, err := a.rack.Instance(ctx, a.Instance)
+	instance, err := a.Rack.Instance(ctx, a.Instance)
 	switch {
 	case csierr.IsNotFound(err):
 		return nil, csierr.New(csierr.InstanceNotFound, "the rack reports that the disk %s is attached "+

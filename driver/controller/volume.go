@@ -3,7 +3,6 @@ package controller
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -23,12 +22,18 @@ func (c *Service) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest
 	*csi.CreateVolumeResponse, error) {
 	spec, err := c.volumeSpec(req)
 	if err != nil {
-		return nil, err
+		return nil, c.changes.unlessOpen(spec.created(""), err)
 	}
-	disk, err := spec.create(ctx)
+	release, err := c.changes.hold(flight.DiskCreated, spec.diskName())
 	if err != nil {
 		return nil, err
 	}
+	defer release()
+	disk, err := spec.create(ctx)
+	if err != nil {
+		return nil, c.changes.unlessOpen(spec.created(""), err)
+	}
+	c.changes.learn(spec.created(disk.Id))
 	volume := c.volume(disk)
 	volume.ContentSource, volume.AccessibleTopology = req.GetVolumeContentSource(), spec.Topology
 	return &csi.CreateVolumeResponse{Volume: volume}, nil
@@ -45,8 +50,8 @@ func (c *Service) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest
 	if !ok {
 		return &csi.DeleteVolumeResponse{}, nil
 	}
-	if err := deleteDisk(ctx, c.Rack, c.ClusterID, id); err != nil {
-		return nil, err
+	if err := c.deleteDisk(ctx, id); err != nil {
+		return nil, c.changes.unlessOpen(change{event: flight.DiskDeleted, id: string(id)}, err)
 	}
 	return &csi.DeleteVolumeResponse{}, nil
 }
@@ -55,71 +60,91 @@ func volumeIDMissing() error {
 	return csierr.New(csierr.VolumeIDMissing, "volume_id is missing")
 }
 
-// deleteDisk reads the disk before it deletes it, because a deleted disk cannot be checked any
-// more.
-func deleteDisk(ctx context.Context, client *rack.Client, cluster string,
-	id oxide.NameOrId) error {
-	disk, err := client.Disk(ctx, id)
-	switch {
-	case csierr.IsNotFound(err):
-		return confirmDiskGone(ctx, client, id)
-	case err != nil:
-		return err
-	}
-	if err := checkOwnDisk(disk, cluster); err != nil {
+// deleteDisk deletes a disk that this driver made and no instance has, which the look right before
+// shows.
+func (c *Service) deleteDisk(ctx context.Context, id oxide.NameOrId) error {
+	var disk *oxide.Disk
+	return c.changes.remove(ctx, change{event: flight.DiskCreated, id: string(id)}, removal{
+		look: func() (name string, err error) {
+			if disk, err = c.Rack.Disk(ctx, id); err != nil {
+				return "", err
+			}
+			return string(disk.Name), nil
+		},
+		gone:   func() error { return c.confirmDiskGone(ctx, id) },
+		remove: func(look rack.Look) error { return c.deleteSeen(ctx, look, disk) },
+	})
+}
+
+// deleteSeen deletes a disk as it was seen.
+func (c *Service) deleteSeen(ctx context.Context, look rack.Look, disk *oxide.Disk) error {
+	const doing = "delete disk"
+	if err := checkOwnDisk(disk, c.ClusterID); err != nil {
 		return err
 	}
 	if rack.InstanceOf(disk) != "" {
-		return diskAttached(disk)
+		return diskAttached(disk, rack.InstanceOf(disk))
 	}
-	change := flight.Of(ctx).Begin(flight.DiskDeleted, flight.Fields{Volume: string(id)})
-	err = client.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: id})
-	settle(change, err, flight.Fields{Disk: string(disk.Name)})
+	if disk.State.State() == oxide.DiskStateStateFaulted {
+		// Its state names no instance, whichever has it. The rack attaches no faulted disk, so the list
+		// is as good as the next look.
+		holders, err := c.Rack.Holders(ctx, disk.Id)
+		switch {
+		case err != nil:
+			return err
+		case len(holders) > 0:
+			return diskAttached(disk, holders[0])
+		}
+		look = rack.Looking()
+		if again, err := c.Rack.Disk(ctx, oxide.NameOrId(disk.Id)); err != nil {
+			return err
+		} else if again.State.State() != oxide.DiskStateStateFaulted {
+			return diskBusy(again)
+		}
+	}
+	id := oxide.NameOrId(disk.Id)
+	record, err := c.request(ctx, doing, look, change{event: flight.DiskDeleted, id: disk.Id},
+		func(ctx context.Context) error {
+			return c.Rack.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: id})
+		})
 	switch {
 	case err == nil:
+		record.End(nil, flight.Fields{Disk: string(disk.Name)})
 		return nil
 	case rack.NotFound(err), rack.Refused(err):
-		return explainRefusedDelete(ctx, client, id, err)
+		return c.explainRefusedDelete(ctx, id, err)
 	}
-	return rack.Error(ctx, "delete disk", err)
+	return rack.Error(ctx, doing, err)
 }
 
 // confirmDiskGone verifies that a disk that the rack does not find is deleted.
-func confirmDiskGone(ctx context.Context, client *rack.Client, id oxide.NameOrId) error {
-	err := client.CheckProject(ctx)
+func (c *Service) confirmDiskGone(ctx context.Context, id oxide.NameOrId) error {
+	err := c.Rack.DiskGone(ctx, id)
 	if err == nil {
 		flight.Of(ctx).Confirm(flight.DiskDeleted, flight.Fields{Volume: string(id)}, flight.Fields{})
 	}
 	return err
 }
 
-// settle ends a change of the rack if its outcome is known.
-func settle(change *flight.Change, err error, more flight.Fields) {
-	if err == nil || rack.Definite(err) {
-		change.End(err, more)
-	}
-}
-
 // explainRefusedDelete finds the reason of a refusal in the disk's state.
-func explainRefusedDelete(ctx context.Context, client *rack.Client, id oxide.NameOrId,
-	why error) error {
-	disk, err := client.Disk(ctx, id)
+func (c *Service) explainRefusedDelete(ctx context.Context, id oxide.NameOrId, why error) error {
+	disk, err := c.Rack.Disk(ctx, id)
 	switch {
 	case csierr.IsNotFound(err):
-		return confirmDiskGone(ctx, client, id) // deleted meanwhile
+		return c.confirmDiskGone(ctx, id) // deleted meanwhile
 	case err != nil:
 		return err
 	case rack.InstanceOf(disk) != "":
-		return diskAttached(disk)
+		return diskAttached(disk, rack.InstanceOf(disk))
 	case disk.State.State() == oxide.DiskStateStateFaulted, errors.Is(why, oxide.ErrConflict):
 		return rack.Error(ctx, "delete disk", why)
 	}
 	return diskBusy(disk)
 }
 
-func diskAttached(d *oxide.Disk) error {
+func diskAttached(d *oxide.Disk, instance string) error {
 	return csierr.New(csierr.DiskAttached, "the disk %s is %s at the instance "+
-		"%s; unpublish the volume first", rack.DiskText(d), d.State.State(), rack.InstanceOf(d))
+		"%s; unpublish the volume first", rack.DiskText(d), d.State.State(), instance)
 }
 
 // diskBusy returns the error for a disk in a state that ends by itself, or in one of an import.
@@ -143,10 +168,11 @@ func checkImported(d *oxide.Disk) error {
 // its state in the response is still "creating".
 func (v volumeSpec) create(ctx context.Context) (*oxide.Disk, error) {
 	const doing = "create disk"
+	look := rack.Looking()
 	source, err := v.source(ctx)
 	switch {
 	case source.gone:
-		return v.existingWithoutSource(ctx, err)
+		return v.unlessThere(ctx, err) // it may have been there when the disk was made
 	case err != nil:
 		return nil, err
 	}
@@ -154,44 +180,60 @@ func (v volumeSpec) create(ctx context.Context) (*oxide.Disk, error) {
 	if err != nil {
 		return nil, err
 	}
-	change := flight.Of(ctx).Begin(flight.DiskCreated, flight.Fields{Disk: v.diskName()})
-	disk, err := v.rack.DiskCreate(ctx, oxide.DiskCreateParams{
-		Project: v.rack.ProjectParam(),
-		Body: &oxide.DiskCreate{
-			Name:        oxide.Name(v.diskName()),
-			Description: v.tag(source).Description(),
-			Size:        oxide.ByteCount(sizeBytes),
-			DiskBackend: v.backend(),
-		},
-	})
-	open := rack.MaybeApplied(err)
-	if err == nil {
-		if err = v.checkAnswer(doing, disk, sizeBytes); err == nil {
-			change.End(nil, flight.Fields{Volume: disk.Id})
-			return disk, v.checkCreated(ctx, disk)
-		}
-		open = true
-	} else {
-		settle(change, err, flight.Fields{})
+	world, err := v.Rack.World(ctx)
+	if err != nil {
+		return nil, err
 	}
+	var disk *oxide.Disk
+	record, err := v.request(ctx, doing, look, v.created(""), func(ctx context.Context) (err error) {
+		disk, err = v.Rack.DiskCreate(ctx, oxide.DiskCreateParams{
+			Project: oxide.NameOrId(world.Project),
+			Body: &oxide.DiskCreate{
+				Name:        oxide.Name(v.diskName()),
+				Description: v.tag(source).Description(),
+				Size:        oxide.ByteCount(sizeBytes),
+				DiskBackend: v.backend(),
+			},
+		})
+		if err != nil {
+			return err
+		}
+		return v.checkAnswer(doing, world, disk, sizeBytes)
+	})
 	switch {
-	case open:
-		return v.resolveCreate(ctx, rack.Error(ctx, doing, err))
+	case err == nil:
+		record.End(nil, flight.Fields{Volume: disk.Id})
+		return v.unlessFaulted(ctx, disk)
+	case !rack.Definite(err):
+		return v.resolveCreate(ctx, err)
 	case errors.Is(err, oxide.ErrObjectAlreadyExists),
 		errors.Is(err, oxide.ErrInsufficientCapacity):
 		// The rack checks the quota before the name, so a repeated create may get either error.
 		return v.existing(ctx, err)
 	case rack.Refused(err) && v.hasSource():
-		return nil, source.explainRefusal(ctx, v.rack, err)
+		return nil, source.explainRefusal(world, rack.Error(ctx, doing, err))
 	case rack.NotFound(err) && !v.hasSource():
-		return nil, csierr.Coded(codes.NotFound, csierr.ProjectNotFound, "this token sees no project "+
-			"with the name or id in OXIDE_PROJECT")
+		return v.unlessThere(ctx, csierr.Coded(codes.NotFound, csierr.ProjectNotFound, "this token "+
+			"sees no project with the name or id in OXIDE_PROJECT"))
 	}
-	return nil, rack.Error(ctx, doing, err)
+	return v.unlessThere(ctx, rack.Error(ctx, doing, err))
 }
 
-// resolveCreate reads the disk by its name to find out whether a create without a clear response
-// was done. A disk with the name that does not match the spec existed before.
+// unlessThere returns a final error only if the project has no disk of the name. An earlier call,
+// of whatever process, may have made one, and the CO forgets it after a final error.
+func (v volumeSpec) unlessThere(ctx context.Context, why error) (*oxide.Disk, error) {
+	if _, err := v.Rack.LookAtWorld(ctx); err != nil {
+		return nil, retryLater(why)
+	}
+	disk, err := v.existing(ctx, nil)
+	if csierr.IsNotFound(err) || csierr.IsAlreadyExists(err) {
+		return nil, why
+	}
+	return disk, err
+}
+
+// resolveCreate reads the disk by its name to find out whether a create that the rack has not
+// answered was done. A disk with the name that does not match the spec existed before.
 func (v volumeSpec) resolveCreate(ctx context.Context, why error) (*oxide.Disk, error) {
 	disk, err := v.existing(ctx, nil)
 	switch status.Code(err) {
@@ -203,53 +245,34 @@ func (v volumeSpec) resolveCreate(ctx context.Context, why error) (*oxide.Disk, 
 	return nil, retryLater(err)
 }
 
-// existingWithoutSource handles a source that is gone: the disk may have been created before, and
-// then a repeated create has to find it.
-func (v volumeSpec) existingWithoutSource(ctx context.Context, sourceErr error) (*oxide.Disk,
-	error) {
-	disk, err := v.existing(ctx, nil)
-	if csierr.IsNotFound(err) || csierr.IsAlreadyExists(err) {
-		return nil, sourceErr
-	}
-	return disk, err
-}
-
 // existing returns the disk that already has the spec's name, if it is what the spec asks for. why
-// is the rack's refusal to create it, nil if the driver has not tried.
+// is the rack's refusal to create it, nil if the driver has not tried. As there may be a disk that
+// an earlier call has made, only an error that says whose disk has the name is final.
 func (v volumeSpec) existing(ctx context.Context, why error) (*oxide.Disk, error) {
-	disk, err := v.rack.DiskView(ctx, oxide.DiskViewParams{
-		Disk: oxide.NameOrId(v.diskName()), Project: v.rack.ProjectParam(),
-	})
-	switch {
-	case rack.NotFound(err) && why == nil:
-		return nil, rack.VolumeNotFound(v.diskName())
-	case rack.NotFound(err) && errors.Is(why, oxide.ErrInsufficientCapacity):
+	disk, err := v.Rack.DiskNamed(ctx, v.diskName())
+	switch gone := csierr.IsNotFound(err); {
+	case gone && why == nil:
+		return nil, err
+	case gone && errors.Is(why, oxide.ErrInsufficientCapacity):
 		return nil, rack.Error(ctx, "create disk", why)
-	case rack.NotFound(err):
+	case gone:
 		// The rack undid another create, or somebody deleted the disk.
 		return nil, csierr.New(csierr.DiskBusy, "the disk %s existed and is gone; repeat the call",
 			v.diskName())
 	case err != nil:
-		return nil, rack.Error(ctx, "read disk", err)
-	}
-	if err := rack.ValidateDisk("read disk", disk); err != nil {
-		return nil, err
-	}
-	if string(disk.Name) != v.diskName() {
-		return nil, rack.InvalidResponse("read disk", "asked for %s and got %.80q", v.diskName(),
-			disk.Name)
-	}
-	if v.neverReturned(disk) {
-		// An earlier call could not undo it.
-		return nil, v.deleteInherited(ctx, disk)
+		return nil, retryLater(err)
 	}
 	if difference := v.difference(disk); difference != "" {
 		return nil, csierr.New(csierr.VolumeExists, "the name belongs to the disk %s, which "+
 			"%s", rack.DiskText(disk), difference)
 	}
+	if deleted, until := v.changes.latest(change{event: flight.DiskDeleted,
+		id: disk.Id}); !until.IsZero() {
+		return nil, mayCome(deleted)
+	}
 	flight.Of(ctx).Confirm(flight.DiskCreated, flight.Fields{Disk: v.diskName()},
 		flight.Fields{Volume: disk.Id})
-	return readyDisk(ctx, v.rack, disk)
+	return readyDisk(ctx, v.Rack, disk)
 }
 
 // readyDisk waits while another request creates the disk.
@@ -265,23 +288,15 @@ func readyDisk(ctx context.Context, client *rack.Client, disk *oxide.Disk) (*oxi
 	case oxide.DiskStateStateCreating, oxide.DiskStateStateDestroyed:
 		return nil, diskBusy(disk)
 	case oxide.DiskStateStateFaulted:
-		return nil, newDiskFaulted(disk)
+		return nil, csierr.Coded(codes.Aborted, csierr.DiskFaulted, "the rack reports the disk %s as "+
+			"faulted, and no CO has its id; delete it on the rack", rack.DiskText(disk))
 	}
 	return disk, nil
 }
 
 func diskFaulted(d *oxide.Disk) error {
-	return csierr.New(csierr.DiskFaulted, "%s", faultText(d))
-}
-
-// newDiskFaulted is the error for a disk that the call itself has created.
-func newDiskFaulted(d *oxide.Disk) error {
-	return csierr.Coded(codes.Internal, csierr.DiskFaulted, "%s", faultText(d))
-}
-
-func faultText(d *oxide.Disk) string {
-	return fmt.Sprintf("the rack reports the disk %s as faulted; delete the volume, or ask the "+
-		"rack's operator", rack.DiskText(d))
+	return csierr.New(csierr.DiskFaulted, "the rack reports the disk %s as faulted; delete the "+
+		"volume, or ask the rack's operator", rack.DiskText(d))
 }
 
 // statesOfNewDisk are the states that a disk may have in the response to its own create.
@@ -290,15 +305,14 @@ var statesOfNewDisk = []oxide.DiskStateState{
 }
 
 // checkAnswer compares the rack's response to a create with the spec.
-func (v volumeSpec) checkAnswer(doing string, d *oxide.Disk, sizeBytes int64) error {
+func (v volumeSpec) checkAnswer(doing string, world rack.World, d *oxide.Disk,
+	sizeBytes int64) error {
 	if err := rack.ValidateDisk(doing, d); err != nil {
 		return err
 	}
-	expected := v
-	if v.hasSource() {
-		expected.Parameters.BlockSize = 0 // inherited; checkCreated checks it
-	}
 	switch state := d.State.State(); {
+	case d.ProjectId != world.Project:
+		return rack.InvalidResponse(doing, "the new disk is in the project %.80q", d.ProjectId)
 	case string(d.Name) != v.diskName():
 		return rack.InvalidResponse(doing, "asked for %s and got %.80q", v.diskName(), d.Name)
 	case int64(d.Size) != sizeBytes:
@@ -307,43 +321,21 @@ func (v volumeSpec) checkAnswer(doing string, d *oxide.Disk, sizeBytes int64) er
 	case !slices.Contains(statesOfNewDisk, state):
 		return rack.InvalidResponse(doing, "the new disk is %s", state)
 	}
-	if difference := expected.difference(d); difference != "" {
+	if difference := v.difference(d); difference != "" {
 		return rack.InvalidResponse(doing, "the new disk %s", difference)
 	}
 	return nil
 }
 
-// checkCreated refuses a faulted disk, and deletes one that inherited a block size other than the
-// requested one. Only now is that known: a snapshot does not show its block size, and its disk was
-// gone.
-func (v volumeSpec) checkCreated(ctx context.Context, d *oxide.Disk) error {
-	if d.State.State() == oxide.DiskStateStateFaulted {
-		return newDiskFaulted(d)
+// unlessFaulted returns a disk that this call has made. One that is faulted it deletes, because the
+// CO does not get its id.
+func (v volumeSpec) unlessFaulted(ctx context.Context, d *oxide.Disk) (*oxide.Disk, error) {
+	if d.State.State() != oxide.DiskStateStateFaulted {
+		return d, nil
 	}
-	want := v.Parameters.BlockSize
-	if !v.hasSource() || want == 0 || want == int(d.BlockSize) {
-		return nil
+	if err := v.deleteSeen(ctx, rack.Looking(), d); err != nil {
+		return nil, retryLater(err)
 	}
-	return v.deleteInherited(ctx, d)
-}
-
-// deleteInherited deletes a disk that was never returned to a CO. Its error names the block size to
-// request, if the spec is still the one that the disk was made for. If the deletion may have failed
-// the error is retryable: the next call finds the disk by its ownership tag.
-func (v volumeSpec) deleteInherited(ctx context.Context, d *oxide.Disk) error {
-	err := deleteDisk(ctx, v.rack, v.Cluster, oxide.NameOrId(d.Id))
-	switch {
-	case err == nil:
-	case csierr.Retryable(err):
-		return err
-	default:
-		return csierr.New(csierr.DiskBusy, "the disk %s inherited a block size other than the "+
-			"requested one, and cannot be deleted now; repeat the call: %s", rack.DiskText(d),
-			csierr.Message(err))
-	}
-	if want := v.Parameters.BlockSize; want != 0 && want != int(d.BlockSize) {
-		return blockSizeInherited(want, int(d.BlockSize))
-	}
-	return csierr.New(csierr.DiskBusy, "the disk %s, left by an earlier call with another block "+
-		"size, is deleted; repeat the call", rack.DiskText(d))
+	return nil, csierr.Coded(codes.Internal, csierr.DiskFaulted, "the rack made the disk %s faulted; "+
+		"it is deleted again: repeat the call, or ask the rack's operator", rack.DiskText(d))
 }

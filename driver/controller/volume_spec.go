@@ -9,14 +9,14 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/flight"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
 // volumeSpec is a parsed CreateVolume request.
 type volumeSpec struct {
-	rack *rack.Client
-
+	*Service
 	Name       string // the CO's
 	Cluster    string
 	Range      volume.CapacityRange
@@ -29,7 +29,7 @@ type volumeSpec struct {
 
 // volumeSpec parses a request. It makes no call.
 func (c *Service) volumeSpec(req *csi.CreateVolumeRequest) (volumeSpec, error) {
-	spec := volumeSpec{rack: c.Rack, Name: req.GetName(), Cluster: c.ClusterID,
+	spec := volumeSpec{Service: c, Name: req.GetName(), Cluster: c.ClusterID,
 		Use: useOf(req.GetVolumeCapabilities()), Claim: volume.Claim(req.GetParameters())}
 	if err := volume.CheckName(req.GetName()); err != nil {
 		return spec, err
@@ -102,6 +102,11 @@ func requestedSnapshot(source *csi.VolumeContentSource) (oxide.NameOrId, error) 
 
 func (v volumeSpec) diskName() string { return volume.DiskName(v.Cluster, v.Name) }
 
+// created is the change that makes the disk, whose id may not be known yet.
+func (v volumeSpec) created(id string) change {
+	return change{event: flight.DiskCreated, name: v.diskName(), id: id}
+}
+
 func (v volumeSpec) hasSource() bool { return v.SnapshotID != "" || v.Parameters.ImageID != "" }
 
 // tag returns the ownership tag of the disk that is made from source.
@@ -114,9 +119,6 @@ func (v volumeSpec) tag(source volumeSource) volume.Tag {
 		m.FilesystemUUID = source.filesystemUUID
 	case v.Parameters.ImageID != "":
 		m.Origin = volume.OriginImage
-	}
-	if v.hasSource() {
-		m.BlockSize = v.Parameters.BlockSize
 	}
 	return m
 }
@@ -135,14 +137,6 @@ func useOf(capabilities []*csi.VolumeCapability) string {
 		use = one
 	}
 	return use
-}
-
-// neverReturned reports whether a disk was made for a volume of this name and inherited a block
-// size other than the requested one. Such a create always fails, so no CO has the disk.
-func (v volumeSpec) neverReturned(d *oxide.Disk) bool {
-	m, tagged := volume.ParseTag(d.Description)
-	return tagged && m.IsOf(v.Cluster, v.Name) &&
-		m.BlockSize != 0 && m.BlockSize != int(d.BlockSize)
 }
 
 func (v volumeSpec) blankBlockSize() int {
@@ -223,7 +217,7 @@ func (v volumeSpec) difference(d *oxide.Disk) string {
 type volumeSource struct {
 	floorBytes int64  // 0 for a blank disk
 	projectID  string // empty for an image of the whole silo
-	gone       bool   // the rack does not know it (any more); set with an error
+	gone       bool   // the rack does not know it, or its disk (any more); set with an error
 	// filesystemUUID is the UUID of the filesystem in a snapshot, if it is known.
 	filesystemUUID string
 }
@@ -240,7 +234,7 @@ func (v volumeSpec) source(ctx context.Context) (volumeSource, error) {
 }
 
 func (v volumeSpec) snapshotSource(ctx context.Context) (volumeSource, error) {
-	snapshot, err := v.rack.Snapshot(ctx, v.SnapshotID)
+	snapshot, err := v.Rack.Snapshot(ctx, v.SnapshotID)
 	if err != nil {
 		return volumeSource{gone: csierr.IsNotFound(err)}, err
 	}
@@ -255,27 +249,36 @@ func (v volumeSpec) snapshotSource(ctx context.Context) (volumeSource, error) {
 			"call when it is ready", rack.SnapshotText(snapshot), snapshot.State)
 	}
 	source := volumeSource{floorBytes: int64(snapshot.Size), projectID: snapshot.ProjectId}
-	if m, ok := rack.SnapshotTag(snapshot); ok {
-		source.filesystemUUID = m.FilesystemUUID
+	m, ours := rack.SnapshotTag(snapshot)
+	// The new disk inherits the block size, which a snapshot does not show. The driver writes it into
+	// its tag.
+	want, inherited := v.Parameters.BlockSize, 0
+	if ours {
+		source.filesystemUUID, inherited = m.FilesystemUUID, m.BlockSize
 	}
-	want := v.Parameters.BlockSize
-	if id, ok := rack.ID(snapshot.DiskId); ok && want != 0 {
-		// The snapshot's disk, unless it is gone, has the block size that the new disk inherits.
-		disk, err := v.rack.Disk(ctx, id)
-		switch {
-		case csierr.IsNotFound(err):
-		case err != nil:
+	if id, ok := rack.ID(snapshot.DiskId); ok && want != 0 && inherited == 0 {
+		disk, err := v.Rack.Disk(ctx, id)
+		if err == nil {
+			inherited = int(disk.BlockSize)
+		} else if !csierr.IsNotFound(err) {
 			return source, err
-		case int(disk.BlockSize) != want:
-			return source, blockSizeInherited(want, int(disk.BlockSize))
 		}
 	}
-	return source, nil
+	switch {
+	case want == 0, want == inherited:
+		return source, nil
+	case inherited == 0:
+		source.gone = true
+		return source, csierr.New(csierr.SourceIncompatible, "blockSize is %d, but the disk of the "+
+			"snapshot %s is gone, and with it the block size that the volume inherits; leave "+
+			"blockSize out", want, rack.SnapshotText(snapshot))
+	}
+	return source, blockSizeInherited(want, inherited)
 }
 
 func (v volumeSpec) imageSource(ctx context.Context) (volumeSource, error) {
 	id := oxide.NameOrId(v.Parameters.ImageID)
-	image, err := v.rack.ImageView(ctx, oxide.ImageViewParams{Image: id})
+	image, err := v.Rack.ImageView(ctx, oxide.ImageViewParams{Image: id})
 	if err == nil {
 		err = rack.ValidateImage(id, image)
 	}
@@ -297,14 +300,10 @@ func blockSizeInherited(want, inherited int) error {
 }
 
 // explainRefusal returns why the rack does not create a disk from this source.
-func (s volumeSource) explainRefusal(ctx context.Context, client *rack.Client, why error) error {
-	project, err := client.ReadProject(ctx)
-	switch {
-	case err != nil:
-		return rack.Error(ctx, "read project", err)
-	case s.projectID != "" && s.projectID != project.Id:
+func (s volumeSource) explainRefusal(world rack.World, why error) error {
+	if s.projectID != "" && s.projectID != world.Project {
 		return csierr.New(csierr.SourceIncompatible, "the source belongs to another project; the rack "+
 			"makes disks from sources of their own project only")
 	}
-	return rack.Error(ctx, "create disk", why)
+	return why
 }

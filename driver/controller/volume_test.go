@@ -3,6 +3,7 @@ package controller
 import (
 	"context"
 	"encoding/json"
+	"slices"
 	"strings"
 	"testing"
 
@@ -41,7 +42,7 @@ var (
 
 func TestABlankVolumeIsOneRequest(t *testing.T) { // B-14, D-13, D-20, D-21, D-25
 	c := rackThat(t, racktest.Exchange{Want: postDisk, Status: 201, Body: racktest.DiskOf("creating"),
-		Query: "project=" + racktest.Project, Check: func(t *testing.T, body []byte) {
+		Query: "project=" + racktest.ProjectID, Check: func(t *testing.T, body []byte) {
 			var got map[string]any
 			must(t, json.Unmarshal(body, &got))
 			want := `{"description":"csi.oxide.computer ` +
@@ -186,20 +187,36 @@ func TestCV20ADiskBeingCreatedIsAwaited(t *testing.T) {
 }
 
 func TestFailedCreations(t *testing.T) {
+	faulted := slices.Clip(script{created(postDisk, racktest.DiskOf("faulted"))})
+	deleted := racktest.Exchange{Want: racktest.DeleteDisk, Status: 204}
 	for _, s := range []scriptedCall{
 		{"CV-21 a disk of the name is faulted", script{taken.To(postDisk), racktest.OK(viewName,
-			racktest.DiskOf("faulted"))}, codes.Internal, csierr.DiskFaulted, ""},
-		{"CV-21 the disk is made faulted", script{created(postDisk, racktest.DiskOf("faulted"))},
-			codes.Internal, csierr.DiskFaulted, ""},
-		{"CV-22 no capacity", script{full.To(postDisk), racktest.NotFound.To(viewName)},
+			racktest.DiskOf("faulted"))}, codes.Aborted, csierr.DiskFaulted, ""},
+		{"CV-21 the disk is made faulted, and is deleted", append(faulted, noInstances, shown("faulted"),
+			deleted),
+			codes.Internal, csierr.DiskFaulted, "deleted again"},
+		{"CV-21 a disk that is made faulted and does not stay so", script{faulted[0], noInstances, free},
+			codes.Aborted, csierr.DiskBusy, ""},
+		{"CV-21 a disk that is made faulted and that an instance has", append(faulted, oneInstance,
+			racktest.OK(beside, racktest.PageOf("", racktest.DiskOf("faulted")))), codes.Unavailable,
+			csierr.EffectUnknown, racktest.Instance},
+		{"CV-21 a disk that is made faulted and cannot be deleted", append(faulted, noInstances,
+			shown("faulted"), racktest.Error(403, "Forbidden", "Forbidden").To(racktest.DeleteDisk)),
+			codes.Unavailable, csierr.EffectUnknown, "Forbidden"},
+		{"CV-22 no capacity", script{full.To(postDisk), noName},
 			codes.ResourceExhausted, csierr.RackFull, ""},
-		{"a missing project", script{racktest.NotFound.To(postDisk)}, codes.NotFound,
-			csierr.ProjectNotFound, ""},
+		{"a project that is missing for the create alone", script{racktest.NotFound.To(postDisk),
+			ownProject, ownUser, noName}, codes.NotFound, csierr.ProjectNotFound, ""},
+		{"a missing project", script{racktest.NotFound.To(postDisk), noProject}, codes.Unavailable,
+			csierr.EffectUnknown, "ProjectNotFound"},
+		{"a token that is refused when the disk is there", script{racktest.Error(401, "Unauthorized",
+			"no").To(postDisk), ownProject, ownUser, racktest.Error(503, "ServiceNotAvailable",
+			"later").To(viewName)}, codes.Unavailable, csierr.RackUnavailable, ""},
 		{"CV-20 a disk that was being created is gone", script{taken.To(postDisk),
 			racktest.OK(viewName, racktest.DiskOf("creating")), noDisk}, codes.Aborted, csierr.DiskBusy,
 			""},
 		{"CV-20 a disk that had the name is gone", script{taken.To(postDisk),
-			racktest.NotFound.To(viewName)}, codes.Aborted, csierr.DiskBusy, ""},
+			noName}, codes.Aborted, csierr.DiskBusy, ""},
 	} {
 		t.Run(s.name, func(t *testing.T) {
 			_, err := rackThat(t, s.lines...).CreateVolume(t.Context(), createRequest())
@@ -209,8 +226,8 @@ func TestFailedCreations(t *testing.T) {
 }
 
 func TestALostResponseIsUnavailableAndTheRetryConverges(t *testing.T) {
-	c := rackThat(t, racktest.Exchange{Want: postDisk, Cut: true},
-		taken.To(postDisk), racktest.OK(viewName, racktest.DiskOf("detached")))
+	c := rackThat(t, racktest.Exchange{Want: postDisk, Cut: true}, noName, taken.To(postDisk),
+		racktest.OK(viewName, racktest.DiskOf("detached")))
 	_, err := c.CreateVolume(t.Context(), createRequest())
 	csitest.Want(t, err, codes.Unavailable, csierr.RackUnavailable)
 	if _, err := c.CreateVolume(t.Context(), createRequest()); err != nil {
@@ -239,12 +256,8 @@ func TestAnInvalidResponseIsRejected(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			answer := created(postDisk, racktest.DiskOf("creating", edit))
-			_, err := rackThat(t, answer, racktest.NotFound.To(viewName)).CreateVolume(t.Context(),
-				createRequest())
-			csitest.Want(t, err, codes.Unavailable, csierr.EffectUnknown)
-			if !strings.Contains(err.Error(), string(csierr.RackResponseInvalid)) {
-				t.Errorf("%v does not say why", err)
-			}
+			_, err := rackThat(t, answer, noName).CreateVolume(t.Context(), createRequest())
+			csitest.Want(t, err, codes.Unavailable, csierr.RackResponseInvalid)
 			// A disk that was created all the same is found.
 			if _, err := rackThat(t, answer, racktest.OK(viewName,
 				racktest.DiskOf("detached"))).CreateVolume(
@@ -257,20 +270,16 @@ func TestAnInvalidResponseIsRejected(t *testing.T) {
 
 // gaveUp are responses that leave open whether the change was made.
 var gaveUp = map[string]racktest.Exchange{
-	"HTTP 500": racktest.Error(500, "Internal", "Internal Server Error"),
-	"HTTP 408": {Status: 408, Body: "<html>timeout</html>"},
-	"HTTP 520": {Status: 520, Body: "<html>the origin is odd</html>"},
-	"HTTP 302": {Status: 302, Body: ""},
-	"HTTP 503": racktest.Error(503, "ServiceNotAvailable", "Service Unavailable"),
+	"HTTP 500":           racktest.Error(500, "Internal", "Internal Server Error"),
+	"HTTP 408":           {Status: 408, Body: "<html>timeout</html>"},
+	"HTTP 520":           {Status: 520, Body: "<html>the origin is odd</html>"},
+	"HTTP 302":           {Status: 302, Body: ""},
+	"HTTP 503":           racktest.Error(503, "ServiceNotAvailable", "Service Unavailable"),
+	"a proxy's HTTP 403": proxied("", 403),
+	"no answer":          {Cut: true},
 }
 
 func TestOX8AnUnclearCreateIsResolvedByTheName(t *testing.T) {
-	restored := func(blockSize int) func(map[string]any) {
-		return func(disk map[string]any) {
-			disk["snapshot_id"], disk["block_size"] = racktest.Snapshot, blockSize
-			disk["description"] = volume.Tag{Name: "pvc-1", Cluster: "blue", BlockSize: 512}.Description()
-		}
-	}
 	for name, answer := range gaveUp {
 		for _, test := range []struct {
 			name   string
@@ -283,14 +292,11 @@ func TestOX8AnUnclearCreateIsResolvedByTheName(t *testing.T) {
 			{"it is being made", script{racktest.OK(viewName, racktest.DiskOf("creating")), free},
 				codes.OK, ""},
 			{"another has the name", script{racktest.OK(viewName, racktest.DiskOf("detached",
-				racktest.With("description", "mine")))}, codes.AlreadyExists, csierr.VolumeExists},
+				racktest.With("description", "mine")))}, codes.Unavailable, csierr.EffectUnknown},
 			{"a disk that is faulted", script{racktest.OK(viewName, racktest.DiskOf("faulted"))},
-				codes.Unavailable, csierr.EffectUnknown},
+				codes.Aborted, csierr.DiskFaulted},
 			{"it cannot be read", script{racktest.Error(403, "Forbidden", "Forbidden").To(viewName)},
 				codes.Unavailable, csierr.EffectUnknown},
-			{"one that was never handed out", script{racktest.OK(viewName, racktest.DiskOf("detached",
-				restored(4096))), shown("detached", restored(4096)), {Want: racktest.DeleteDisk,
-				Status: 204}}, codes.Aborted, csierr.DiskBusy},
 		} {
 			t.Run(name+", "+test.name, func(t *testing.T) {
 				_, err := rackThat(t, append(script{answer.To(postDisk)}, test.found...)...).
@@ -299,8 +305,7 @@ func TestOX8AnUnclearCreateIsResolvedByTheName(t *testing.T) {
 			})
 		}
 		t.Run(name+", no disk has the name", func(t *testing.T) {
-			_, err := rackThat(t, answer.To(postDisk),
-				racktest.NotFound.To(viewName)).CreateVolume(t.Context(),
+			_, err := rackThat(t, answer.To(postDisk), noName).CreateVolume(t.Context(),
 				createRequest())
 			if got := status.Code(err); got != codes.Unavailable {
 				t.Errorf("got %v, want Unavailable: the rack may still make it", err)
@@ -375,8 +380,7 @@ func TestCV18ARepeatedCreateAfterItsImageWasDeleted(t *testing.T) {
 		r); err != nil {
 		t.Error(err)
 	}
-	_, err := rackThat(t, racktest.NotFound.To(viewImage),
-		racktest.NotFound.To(viewName)).CreateVolume(t.Context(), r)
+	_, err := rackThat(t, racktest.NotFound.To(viewImage), noName).CreateVolume(t.Context(), r)
 	csitest.Want(t, err, codes.InvalidArgument, csierr.ImageNotFound)
 }
 
@@ -395,7 +399,18 @@ func TestVolumesFromSnapshots(t *testing.T) {
 	restored := racktest.DiskOf("creating", racktest.With("snapshot_id", racktest.Snapshot),
 		racktest.With("block_size", 2048))
 	ready := racktest.OK(viewSnap, racktest.SnapshotOf("ready"))
-	other := "99999999-aaaa-4bbb-8ccc-222222222222"
+	tagged := func(blockSize int) racktest.Exchange {
+		return racktest.OK(viewSnap, racktest.SnapshotOf("ready", racktest.With("description",
+			volume.Tag{Name: "snap-1", Cluster: "blue", BlockSize: blockSize}.Description())))
+	}
+	restoredAs := func(state string, blockSize int) string {
+		return racktest.DiskOf(state, racktest.With("snapshot_id", racktest.Snapshot),
+			racktest.With("block_size", blockSize), racktest.With("description", volume.Tag{Name: "pvc-1",
+				Cluster: "blue", BlockSize: 512}.Description()))
+	}
+	other := racktest.With("project_id", racktest.Disk)
+	fromImage := createRequest()
+	fromImage.Parameters = map[string]string{"imageId": racktest.Image}
 	for _, test := range []struct {
 		name   string
 		req    *csi.CreateVolumeRequest
@@ -404,45 +419,56 @@ func TestVolumesFromSnapshots(t *testing.T) {
 		reason csierr.Reason
 	}{
 		{"D-18 is two requests", restore(), script{ready, created(postDisk, restored)}, codes.OK, ""},
-		{"CV-14 an unknown snapshot", restore(), script{racktest.NotFound.To(viewSnap),
-			racktest.NotFound.To(viewName)}, codes.NotFound, csierr.SnapshotNotFound},
+		{"CV-14 an unknown snapshot", restore(), script{noSnap, ownProject, ownUser, noName},
+			codes.NotFound,
+			csierr.SnapshotNotFound},
 		{"CV-18 a snapshot that went after the restore", restore(),
-			script{racktest.NotFound.To(viewSnap), racktest.OK(viewName, racktest.DiskOf("detached",
+			script{noSnap, ownProject, ownUser, racktest.OK(viewName, racktest.DiskOf("detached",
 				racktest.With("snapshot_id", racktest.Snapshot)))}, codes.OK, ""},
 		{"a name that is taken and a snapshot that is gone", restore(),
-			script{racktest.NotFound.To(viewSnap), racktest.OK(viewName, racktest.DiskOf("detached"))},
+			script{noSnap, ownProject, ownUser, racktest.OK(viewName, racktest.DiskOf("detached"))},
 			codes.NotFound, csierr.SnapshotNotFound},
 		{"CV-15 the snapshot's disk shows other blocks", restore(in512), script{ready, free},
 			codes.InvalidArgument, csierr.SourceIncompatible},
-		{"CV-15 only the new disk shows other blocks, and is deleted", restore(in512), script{ready,
-			noDisk, created(postDisk, restored), racktest.OK(racktest.ViewDisk, restored),
-			{Want: racktest.DeleteDisk, Status: 204}}, codes.InvalidArgument, csierr.SourceIncompatible},
-		{"another disk's answer, whose disk is not deleted", restore(in512), script{ready, noDisk,
-			created(postDisk, racktest.DiskOf("detached", racktest.With("snapshot_id",
-				racktest.Snapshot), racktest.With("block_size", 2048), racktest.With("name",
-				"somebodys-disk"))), racktest.NotFound.To(viewName)}, codes.Unavailable,
-			csierr.EffectUnknown},
-		{"a disk in use in the answer, which is not deleted", restore(in512), script{ready, noDisk,
-			created(postDisk, racktest.DiskOf(racktest.AttachedHere, racktest.With("snapshot_id",
-				racktest.Snapshot), racktest.With("block_size", 2048))), racktest.NotFound.To(viewName)},
-			codes.Unavailable, csierr.EffectUnknown},
+		{"CV-15 the snapshot's tag tells other blocks", restore(in512), script{tagged(2048)},
+			codes.InvalidArgument, csierr.SourceIncompatible},
+		{"CV-15 the snapshot's tag tells the blocks", restore(in512), script{tagged(512),
+			created(postDisk, restoredAs("creating", 512))}, codes.OK, ""},
+		{"CV-15 a tag that was copied tells no blocks", restore(in512), script{racktest.OK(viewSnap,
+			racktest.SnapshotOf("ready", racktest.With("name", "by-hand"), racktest.With("description",
+				volume.Tag{Name: "snap-1", Cluster: "blue", BlockSize: 512}.Description()))), free},
+			codes.InvalidArgument, csierr.SourceIncompatible},
+		{"CV-15 neither tag nor disk tells the blocks", restore(in512), script{ready, noDisk,
+			ownProject, ownUser, noName},
+			codes.InvalidArgument, csierr.SourceIncompatible},
+		{"CV-18 neither tells the blocks of a volume that exists", restore(in512), script{ready,
+			noDisk, ownProject, ownUser, racktest.OK(viewName, restoredAs("detached", 512))}, codes.OK, ""},
+		{"CV-19 a volume that is shown with other blocks is not deleted", restore(in512),
+			script{tagged(512), taken.To(postDisk), racktest.OK(viewName, restoredAs("detached", 2048))},
+			codes.AlreadyExists, csierr.VolumeExists},
+		{"CV-19 a volume in use that is shown with other blocks is not deleted", restore(in512),
+			script{tagged(512), taken.To(postDisk), racktest.OK(viewName,
+				restoredAs(racktest.AttachedHere, 2048))}, codes.AlreadyExists, csierr.VolumeExists},
 		{"CV-15 a snapshot of another project", restore(), script{racktest.OK(viewSnap,
-			racktest.SnapshotOf("ready", racktest.With("project_id", other))),
-			racktest.Refused.To(postDisk), ownProject}, codes.InvalidArgument, csierr.SourceIncompatible},
-		{"a refusal for another reason", restore(), script{ready, racktest.Refused.To(postDisk),
-			ownProject}, codes.Internal, csierr.RackError},
+			racktest.SnapshotOf("ready", other))}, codes.InvalidArgument, csierr.OtherProject},
+		{"CV-15 an image of another project", fromImage, script{racktest.OK(viewImage,
+			racktest.JSON(map[string]any{"id": racktest.Image, "size": volume.GiB, "block_size": 512,
+				"project_id": racktest.Disk})), racktest.Refused.To(postDisk)}, codes.InvalidArgument,
+			csierr.SourceIncompatible},
+		{"a refusal for another reason", restore(), script{ready, racktest.Refused.To(postDisk)},
+			codes.Internal, csierr.RackError},
 		{"CV-16 a snapshot in the making", restore(), script{racktest.OK(viewSnap,
 			racktest.SnapshotOf("creating"))}, codes.FailedPrecondition, csierr.SnapshotNotReady},
 		{"CV-16 a faulted snapshot", restore(), script{racktest.OK(viewSnap,
 			racktest.SnapshotOf("faulted"))}, codes.FailedPrecondition, csierr.SnapshotFaulted},
 		{"CV-16 a destroyed snapshot", restore(), script{racktest.OK(viewSnap,
-			racktest.SnapshotOf("destroyed")), racktest.NotFound.To(viewName)}, codes.NotFound,
+			racktest.SnapshotOf("destroyed")), ownProject, ownUser, noName}, codes.NotFound,
 			csierr.SnapshotNotFound},
 		{"CV-17 a limit below the snapshot", restore(func(r *csi.CreateVolumeRequest) {
 			r.CapacityRange = csitest.Range(0, 9*volume.GiB)
 		}), script{ready}, codes.OutOfRange, csierr.CapacityOutOfRange},
 		{"a snapshot without a size", restore(), script{racktest.OK(viewSnap,
-			racktest.SnapshotOf("ready", racktest.With("size", 0)))}, codes.Internal,
+			racktest.SnapshotOf("ready", racktest.With("size", 0)))}, codes.Unavailable,
 			csierr.RackResponseInvalid},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -21,6 +21,8 @@ var (
 // server that answered in the rack's place.
 func Plain(text string) string {
 	const most = 1000
+	// What is cut cannot begin a token: the part of one before the cut is replaced, too.
+	text = text[:min(len(text), 2*most)]
 	text = rackTokenAsSent.ReplaceAllString(strings.ToValidUTF8(text, "�"), "***")
 	text = strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) {

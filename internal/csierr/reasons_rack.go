@@ -8,6 +8,7 @@ const (
 	TokenFileUnreadable Reason = "TokenFileUnreadable"
 	RoleMissing         Reason = "RoleMissing"
 	ProjectNotFound     Reason = "ProjectNotFound"
+	ProjectChanged      Reason = "ProjectChanged"
 	ObjectNotFound      Reason = "ObjectNotFound"
 	NameTaken           Reason = "NameTaken"
 	ValueRefused        Reason = "ValueRefused"
@@ -15,6 +16,7 @@ const (
 	RackFull            Reason = "RackFull"
 	RackUnavailable     Reason = "RackUnavailable"
 	EffectUnknown       Reason = "EffectUnknown"
+	LookTooOld          Reason = "LookTooOld"
 	RackUnknown         Reason = "RackUnknown"
 	RackError           Reason = "RackError"
 	RackResponseInvalid Reason = "RackResponseInvalid"
@@ -53,6 +55,14 @@ var rackReasons = section{
 			Do:    "Correct `OXIDE_PROJECT`, or give the token's user a role on the project.",
 		},
 		{
+			Reason: ProjectChanged, Code: codes.FailedPrecondition,
+			Means: "`OXIDE_PROJECT` or `OXIDE_HOST` leads to another project or silo than when the " +
+				"controller started: somebody renamed the project and made another one of its name, or " +
+				"the address is another rack's. The driver changes nothing until it finds its own again.",
+			Do: "Set `OXIDE_PROJECT` to the project's id, which no other project can get, and check " +
+				"`OXIDE_HOST`.",
+		},
+		{
 			Reason: ObjectNotFound, Code: codes.NotFound,
 			Means: "The rack does not know an object of the call.",
 			Do:    "Check whether somebody deleted the object.",
@@ -88,15 +98,22 @@ var rackReasons = section{
 		},
 		{
 			Reason: EffectUnknown, Code: codes.Unavailable,
-			Means: "The rack's responses leave open whether a disk or a snapshot was made, or a " +
-				"disk attached or detached. The driver checked and could not find out either. For a " +
-				"minute (`OXIDE_LATE_LIMIT`) it reports no detach as done while the rack may still " +
-				"attach the disk, and no attach while it may still detach it.",
+			Means: "The rack itself has not answered whether a disk or a snapshot was made or deleted, " +
+				"or a disk attached or detached, and may still do so. For a minute " +
+				"(`OXIDE_LATE_LIMIT`) the driver reports nothing as done that this could undo.",
 			Do: "Nothing; the call is repeated, and finds what was done. If the error persists, " +
 				"follow its message.",
 		},
 		{
-			Reason: RackUnknown, Code: codes.Internal,
+			Reason: LookTooOld, Code: codes.Aborted,
+			Means: "Between the look at the rack and the change that it allows passed more time than " +
+				"`OXIDE_LOOK_LIMIT`: the process or its machine stood still, or the rack is slow. The " +
+				"change was not requested, because the state may be another one by now.",
+			Do: "Nothing; the call is repeated. If it persists, find out why the rack's answers take " +
+				"seconds.",
+		},
+		{
+			Reason: RackUnknown, Code: codes.Unavailable,
 			Means: "The server at `OXIDE_HOST` is not a rack of release v20 or later.",
 			Do:    "Correct the address in `OXIDE_HOST`, or update the rack.",
 		},
@@ -106,7 +123,7 @@ var rackReasons = section{
 			Do:    "Give the rack's operator the request id in the message.",
 		},
 		{
-			Reason: RackResponseInvalid, Code: codes.Internal,
+			Reason: RackResponseInvalid, Code: codes.Unavailable,
 			Means: "The rack's response is invalid or contradicts the call.",
 			Do: "Report it with the log; a server between driver and rack may answer in the " +
 				"rack's place.",

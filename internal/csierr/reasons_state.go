@@ -102,21 +102,25 @@ var stateReasons = section{
 		},
 		{
 			Reason: DiskFaulted, Code: codes.FailedPrecondition,
-			Also:  "; at CreateVolume, `INTERNAL`",
+			Also: "; at CreateVolume, `INTERNAL` if the disk is deleted again, and `ABORTED` if an " +
+				"earlier call has made it",
 			Means: "The rack reports the disk as faulted.",
-			Do:    "Restore the volume from a snapshot, or ask the rack's operator.",
+			Do: "Restore the volume from a snapshot, or ask the rack's operator. If CreateVolume " +
+				"reports it, delete the disk on the rack.",
 		},
 		{
 			Reason: OtherProject, Code: codes.InvalidArgument,
-			Means: "The disk and the instance are in different projects.",
-			Do:    "Use disks and instances of one project.",
+			Means: "The disk, snapshot or instance is not in the driver's project (`OXIDE_PROJECT`). The " +
+				"driver attaches, detaches, deletes and lists only what is there, whatever its tag says.",
+			Do: "Use disks and instances of that project. If `OXIDE_PROJECT` was changed, set it back.",
 		},
 		{
 			Reason: SerialTaken, Code: codes.FailedPrecondition,
+			Also: "; after the attach, `ABORTED`",
 			Means: "Another disk of the instance has a name with the same first 20 bytes, and the " +
 				"guest would show only one of the two. The driver lists the instance's disks before " +
-				"and after it attaches one, and detaches a disk again that it attached beside such a " +
-				"disk. A disk that was attached before the call stays attached.",
+				"and after it attaches one. If two such disks are attached at the same time, both calls " +
+				"fail, and both disks stay attached until they are unpublished.",
 			Do: "Detach the other disk, or give it another name.",
 		},
 		{
@@ -167,7 +171,8 @@ var stateReasons = section{
 		},
 		{
 			Reason: SnapshotFaulted, Code: codes.FailedPrecondition,
-			Also:  "; at CreateSnapshot, `INTERNAL`",
+			Also: "; at CreateSnapshot, `INTERNAL` if it is deleted again, and `ABORTED` if an earlier " +
+				"call has made it",
 			Means: "The rack failed to make the snapshot.",
 			Do:    "Delete the snapshot and take another.",
 		},

@@ -1,14 +1,15 @@
 package rack
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"net/url"
-	"os"
 	"strings"
 	"time"
 
@@ -23,6 +24,10 @@ import (
 type Client struct {
 	*oxide.Client
 	Project string // name or UUID
+	// LookLimit is how long after a look a change may be sent; 0 means DefaultLookLimit.
+	LookLimit time.Duration
+
+	world world
 }
 
 // requestTimeLimit is a safety net: every call has a shorter deadline of its own.
@@ -39,7 +44,7 @@ type Options struct {
 // New returns a client that sends its requests through t, and a function that closes idle
 // connections.
 func New(o Options, t *Transport) (*Client, func(), error) {
-	base, err := connections(o.CAFile)
+	base, err := connections(o, t.Tokens.Log)
 	if err != nil {
 		return nil, nil, fmt.Errorf("OXIDE_CA_FILE (--ca-file): %w", err)
 	}
@@ -63,33 +68,51 @@ func New(o Options, t *Transport) (*Client, func(), error) {
 	if err != nil {
 		return nil, nil, errors.New("OXIDE_HOST (--host): the client does not accept it")
 	}
-	return &Client{client, o.Project}, base.CloseIdleConnections, nil
+	return &Client{Client: client, Project: o.Project}, base.CloseIdleConnections, nil
 }
 
-// connections returns the transport to the rack. An empty caFile means the system's certificates.
-func connections(caFile string) (*http.Transport, error) {
+// connections returns the transport to the rack.
+func connections(o Options, log *slog.Logger) (*http.Transport, error) {
 	base := http.DefaultTransport.(*http.Transport).Clone()
 	base.MaxIdleConnsPerHost = 32
 	base.IdleConnTimeout = 30 * time.Second
+	base.MaxResponseHeaderBytes = 64 << 10
 	// All calls share one HTTP/2 connection. When the rack's address moves, nobody answers on it any
 	// more. Without pings every call would wait until TCP gives up, after a quarter of an hour.
 	base.HTTP2 = &http.HTTP2Config{SendPingTimeout: 10 * time.Second, PingTimeout: 5 * time.Second}
-	if caFile == "" {
+	if o.CAFile == "" {
 		return base, nil
 	}
-	pool, err := certificates(caFile)
+	host, err := url.Parse(o.Host)
 	if err != nil {
+		return nil, csierr.WithoutPath(err)
+	}
+	roots := &renewedFile[*x509.CertPool]{path: o.CAFile, limit: fileLimit, log: log,
+		parse: certificates}
+	if _, err := roots.get(context.Background(), false); err != nil {
 		return nil, err
 	}
-	base.TLSClientConfig = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
+	base.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12,
+		// VerifyConnection verifies, with the certificates that are in the file by now.
+		InsecureSkipVerify: true, //nolint:gosec // see above
+		VerifyConnection: func(c tls.ConnectionState) error {
+			pool, err := roots.get(context.Background(), false)
+			if err != nil {
+				return err
+			}
+			// TLS sends no server name if it is an address.
+			how := x509.VerifyOptions{DNSName: cmp.Or(c.ServerName, host.Hostname()), Roots: pool,
+				Intermediates: x509.NewCertPool()}
+			for _, certificate := range c.PeerCertificates[1:] {
+				how.Intermediates.AddCert(certificate)
+			}
+			_, err = c.PeerCertificates[0].Verify(how)
+			return err
+		}}
 	return base, nil
 }
 
-func certificates(path string) (*x509.CertPool, error) {
-	pem, err := os.ReadFile(path)
-	if err != nil {
-		return nil, fmt.Errorf("read: %w", csierr.WithoutPath(err))
-	}
+func certificates(pem []byte) (*x509.CertPool, error) {
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(pem) {
 		return nil, errors.New("holds no PEM certificate")
@@ -116,6 +139,3 @@ func ID(id string) (oxide.NameOrId, bool) {
 	canonical, ok := volume.ParseID(id)
 	return oxide.NameOrId(canonical), ok
 }
-
-// ProjectParam returns the project as a parameter of the Oxide client.
-func (c *Client) ProjectParam() oxide.NameOrId { return oxide.NameOrId(c.Project) }

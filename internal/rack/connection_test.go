@@ -3,6 +3,7 @@ package rack
 import (
 	"context"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -29,7 +30,7 @@ func TestOX9ASilentConnectionIsClosed(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "ca.pem")
 	must(t, os.WriteFile(path, racktest.PEM(server.Certificate().Raw), 0o600))
 	relay := newRelay(t, server.Listener.Addr().String())
-	base, err := connections(path)
+	base, err := connections(Options{Host: relay.url, CAFile: path}, slog.New(slog.DiscardHandler))
 	must(t, err)
 	t.Cleanup(base.CloseIdleConnections)
 	base.HTTP2.SendPingTimeout, base.HTTP2.PingTimeout = 50*time.Millisecond, 50*time.Millisecond

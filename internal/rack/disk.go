@@ -1,6 +1,7 @@
 package rack
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -81,14 +82,15 @@ func VolumeNotFound(id string) error {
 		"it; volume_id is a disk's UUID", id)
 }
 
-// NotFound reports whether the rack does not know an object of the call. A 404 without the rack's
-// error code comes from another server and proves nothing about the object.
-func NotFound(err error) bool { return errors.Is(err, oxide.ErrObjectNotFound) }
+// NotFound reports whether the rack does not know an object of the call. A 404 that is not the
+// rack's own proves nothing about the object.
+func NotFound(err error) bool { return Definite(err) && errors.Is(err, oxide.ErrObjectNotFound) }
 
 // Refused reports whether the rack understood the call and declined it. The driver finds the reason
 // in the state of the objects, never in the text.
 func Refused(err error) bool {
-	return errors.Is(err, oxide.ErrInvalidRequest) || errors.Is(err, oxide.ErrConflict)
+	return Definite(err) && (errors.Is(err, oxide.ErrInvalidRequest) ||
+		errors.Is(err, oxide.ErrConflict))
 }
 
 // ProjectError returns the error for a project that could not be read.
@@ -159,39 +161,56 @@ func foreign(tag volume.Tag, valid bool, cluster string) string {
 	return ""
 }
 
-// Disk reads a disk. An unknown disk is NOT_FOUND.
+// Disk reads a disk. An unknown disk is NOT_FOUND, and one of another project is refused.
 func (c *Client) Disk(ctx context.Context, id oxide.NameOrId) (*oxide.Disk, error) {
+	return c.readDisk(ctx, oxide.DiskViewParams{Disk: id},
+		func(d *oxide.Disk) bool { return d.Id == string(id) })
+}
+
+// DiskNamed reads the disk of the project that has the name.
+func (c *Client) DiskNamed(ctx context.Context, name string) (*oxide.Disk, error) {
+	return c.readDisk(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(name), Project: c.ProjectParam()},
+		func(d *oxide.Disk) bool { return string(d.Name) == name })
+}
+
+func (c *Client) readDisk(ctx context.Context, params oxide.DiskViewParams,
+	requested func(*oxide.Disk) bool) (*oxide.Disk, error) {
 	const doing = "read disk"
-	disk, err := c.DiskView(ctx, oxide.DiskViewParams{Disk: id})
+	world, err := c.World(ctx)
+	if err != nil {
+		return nil, err
+	}
+	disk, err := c.DiskView(ctx, params)
 	switch {
 	case NotFound(err):
-		return nil, VolumeNotFound(string(id))
+		return nil, VolumeNotFound(string(params.Disk))
 	case err != nil:
 		return nil, Error(ctx, doing, err)
 	}
-	switch err := ValidateDisk(doing, disk); {
+	switch err := cmp.Or(ValidateDisk(doing, disk),
+		world.has("disk", DiskText(disk), disk.ProjectId)); {
 	case err != nil:
 		return nil, err
-	case disk.Id != string(id):
-		return nil, InvalidResponse(doing, "asked for the disk %s and got %s", id, disk.Id)
+	case !requested(disk):
+		return nil, InvalidResponse(doing, "asked for the disk %s and got %.80q, %s", params.Disk,
+			disk.Name, disk.Id)
 	case disk.State.State() == oxide.DiskStateStateDestroyed:
-		return nil, VolumeNotFound(string(id))
+		return nil, VolumeNotFound(string(params.Disk))
 	}
 	return disk, nil
 }
 
-// CheckProject returns an error if the token may not see the project. Such a token sees none of the
-// project's objects either, so "not found" does not mean that an object is gone.
-func (c *Client) CheckProject(ctx context.Context) error {
-	_, err := c.ReadProject(ctx)
-	if err != nil {
-		return ProjectError(ctx, err)
-	}
-	return nil
-}
-
 // InstanceDisks lists the disks of an instance.
 func (c *Client) InstanceDisks(ctx context.Context, instance oxide.NameOrId) ([]oxide.Disk,
+	error) {
+	world, err := c.World(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return c.disksOf(ctx, world, instance)
+}
+
+func (c *Client) disksOf(ctx context.Context, world World, instance oxide.NameOrId) ([]oxide.Disk,
 	error) {
 	const doing = "list the instance's disks"
 	var disks []oxide.Disk
@@ -209,7 +228,9 @@ func (c *Client) InstanceDisks(ctx context.Context, instance oxide.NameOrId) ([]
 		return page.Items, wholeInOne(len(page.Items), page.NextPage), nil
 	}, func(disk *oxide.Disk) (enough bool) {
 		disks = append(disks, *disk)
-		inside = ValidateDisk(doing, disk)
+		if inside = ValidateDisk(doing, disk); inside == nil {
+			inside = world.has("instance", string(instance), disk.ProjectId)
+		}
 		return inside != nil
 	})
 	if inside != nil {

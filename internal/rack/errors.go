@@ -26,10 +26,8 @@ func Error(ctx context.Context, doing string, err error) error {
 	if !errors.As(err, &answer) {
 		return transportError(ctx, doing, err)
 	}
-	if truncated(answer) {
-		// The client's own text would show the response's headers and the received part of its body.
-		return transportError(ctx, doing, fmt.Errorf("a response with HTTP %d was truncated",
-			answer.HTTPResponse.StatusCode))
+	if !own(answer) {
+		return notTheRack(ctx, doing, answer)
 	}
 	why := AnswerText(answer)
 	switch {
@@ -41,10 +39,6 @@ func Error(ctx context.Context, doing string, err error) error {
 			"this: %s; give it the role limited-collaborator on the project", doing, why)
 	case errors.Is(err, oxide.ErrObjectNotFound):
 		return csierr.New(csierr.ObjectNotFound, "%s: %s", doing, why)
-	case errors.Is(err, oxide.ErrHTTP404):
-		return csierr.New(csierr.RackUnknown, "%s: the server at OXIDE_HOST does not know this call: "+
-			"%s; check that it is the rack's address and that the rack runs release v20 or later", doing,
-			why)
 	case errors.Is(err, oxide.ErrHTTP507), errors.Is(err, oxide.ErrInsufficientCapacity):
 		return csierr.New(csierr.RackFull, "%s: %s", doing, why)
 	case errors.Is(err, oxide.ErrConflict):
@@ -53,32 +47,37 @@ func Error(ctx context.Context, doing string, err error) error {
 		return csierr.New(csierr.NameTaken, "%s: %s", doing, why)
 	case errors.Is(err, oxide.ErrInvalidValue):
 		return csierr.New(csierr.ValueRefused, "%s: %s", doing, why)
-	case retryable(answer):
+	case !Definite(err):
 		return csierr.New(csierr.RackUnavailable, "%s: the rack cannot answer now: %s",
 			doing, why)
 	}
 	return csierr.New(csierr.RackError, "%s: %s", doing, why)
 }
 
-// retryable reports whether the same call may succeed later: after failures of the rack, and when a
-// proxy before it gave up. The change may have been made all the same, so a final code would leave
-// behind an object that nobody knows of.
-func retryable(answer *oxide.HTTPError) bool {
-	switch code := answer.HTTPResponse.StatusCode; code {
-	case http.StatusRequestTimeout, http.StatusTooManyRequests:
-		return true
-	case http.StatusNotImplemented, http.StatusHTTPVersionNotSupported:
-		return false
-	default:
-		return code >= http.StatusInternalServerError
-	}
+// own reports whether an error response is the rack's: its error code, and the request id of the
+// header, whole. Anything else, with whatever status, comes from a server between driver and rack,
+// and says nothing about the effect of the request.
+func own(answer *oxide.HTTPError) bool {
+	r := answer.ErrorResponse
+	return r != nil && r.ErrorCode != "" && r.RequestId != "" &&
+		r.RequestId == answer.HTTPResponse.Header.Get("X-Request-Id")
 }
 
-// truncated reports whether the connection broke within the rack's error message, which is then
-// unknown.
-func truncated(answer *oxide.HTTPError) bool {
-	return answer.ErrorResponse == nil &&
-		answer.HTTPResponse.ContentLength > int64(len(answer.RawBody))
+// notTheRack returns the error for an error response that is not the rack's own.
+func notTheRack(ctx context.Context, doing string, answer *oxide.HTTPError) error {
+	code := answer.HTTPResponse.StatusCode
+	switch {
+	case answer.ErrorResponse == nil && answer.HTTPResponse.ContentLength > int64(len(answer.RawBody)):
+		// The client's own text would show the response's headers and the received part of its body.
+		return transportError(ctx, doing, fmt.Errorf("a response with HTTP %d was truncated", code))
+	case code == http.StatusNotFound:
+		return csierr.New(csierr.RackUnknown, "%s: the server at OXIDE_HOST does not know this call: "+
+			"%s; check that it is the rack's address and that the rack runs release v20 or later", doing,
+			AnswerText(answer))
+	}
+	return csierr.New(csierr.RackUnavailable, "%s: %s; the rack's error code and request id are not "+
+		"in it: a server between driver and rack answers in its place, or changes X-Request-Id", doing,
+		AnswerText(answer))
 }
 
 // transportError returns the error for a call without a complete response. The call may have had
@@ -147,22 +146,14 @@ func InvalidResponse(doing, format string, args ...any) error {
 		"%s", doing, fmt.Sprintf(format, args...))
 }
 
-// MaybeApplied reports whether a change may have been made although its response is an error: the
-// rack or a proxy gave up, perhaps after the effect. A request that the rack rejects as invalid has
-// no effect.
-func MaybeApplied(err error) bool {
+// Definite reports whether an error shows that a change was not made: the rack itself has refused
+// it. A failure inside the rack may come after the effect.
+func Definite(err error) bool {
 	var answer *oxide.HTTPError
-	if !errors.As(err, &answer) || truncated(answer) || errors.Is(err, oxide.ErrInsufficientCapacity) {
+	if !errors.As(err, &answer) || !own(answer) {
 		return false
 	}
 	code := answer.HTTPResponse.StatusCode
-	return code < http.StatusBadRequest || code == http.StatusRequestTimeout ||
-		code >= http.StatusInternalServerError && code != http.StatusInsufficientStorage
-}
-
-// Definite reports whether an error shows that a change was not made: the rack itself has refused
-// it, with a whole answer.
-func Definite(err error) bool {
-	var answer *oxide.HTTPError
-	return errors.As(err, &answer) && !truncated(answer) && !MaybeApplied(err)
+	return http.StatusBadRequest <= code && code < http.StatusInternalServerError &&
+		code != http.StatusRequestTimeout || code == http.StatusInsufficientStorage
 }

@@ -81,9 +81,10 @@ func FuzzStartingToken(f *testing.F) {
 	for i := range 40 {
 		ids = append(ids, fmt.Sprintf("%08x-0000-4000-8000-000000000000", i*0x06000000))
 	}
-	c := &Client{Project: racktest.Project}
+	c := &Client{Project: racktest.Project, world: world{ids: World{racktest.ProjectID,
+		racktest.Silo}}}
 	f.Fuzz(func(t *testing.T, token string, most int32) {
-		_, err := c.NewPager(token, most)
+		_, err := c.NewPager(t.Context(), token, most)
 		after, _, paged := strings.Cut(token, ".")
 		switch ours := token == "" || csitest.UUID.MatchString(after) && (!paged || err == nil); {
 		case most < 0:
@@ -102,7 +103,7 @@ func FuzzStartingToken(f *testing.F) {
 			}
 		}
 		for at, turn := token, 0; ; turn++ {
-			page, err := c.NewPager(at, most)
+			page, err := c.NewPager(t.Context(), at, most)
 			if err != nil || turn > len(ids) {
 				t.Fatalf("page %d, with the token %q: %v", turn, at, err)
 			}

@@ -24,6 +24,7 @@ var operations = []struct{ method, path, operation string }{
 	{http.MethodGet, "/v1/projects/*", "project_view"},
 	{http.MethodGet, "/v1/images/*", "image_view"},
 	{http.MethodGet, "/v1/utilization", "utilization_view"},
+	{http.MethodGet, "/v1/me", "current_user_view"},
 	{http.MethodGet, "/v1/me/access-tokens", "current_user_access_token_list"},
 }
 

@@ -85,7 +85,7 @@ func TestOX9PagesThatRepeatAreAnError(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := visited(t, pages, 4)
-			csitest.Want(t, err, codes.Internal, csierr.RackResponseInvalid)
+			csitest.Want(t, err, codes.Unavailable, csierr.RackResponseInvalid)
 		})
 	}
 }
@@ -102,5 +102,5 @@ func TestOX9EmptyPagesAreSkippedUpToALimit(t *testing.T) {
 		endless[strings.Repeat("x", token)] = page{disksOf(), strings.Repeat("x", token+1)}
 	}
 	_, err = visited(t, endless, 100)
-	csitest.Want(t, err, codes.Internal, csierr.RackResponseInvalid)
+	csitest.Want(t, err, codes.Unavailable, csierr.RackResponseInvalid)
 }

@@ -1,13 +1,16 @@
 package rack
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"slices"
 	"strings"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/async"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 )
 
@@ -22,10 +25,10 @@ const maxListBytes = 7 << 19
 // page before, so that any controller can return a page again and objects that come and go move no
 // others. It also holds the rack's own token, with which the listing continues where it was.
 type Pager struct {
-	project string
-	from    string // the rack's page to begin with; empty for the first
-	after   string
-	limit   int // 0 means no limit
+	world World
+	from  string // the rack's page to begin with; empty for the first
+	after string
+	limit int // 0 means no limit
 
 	page  string // the rack's page that is being visited
 	seen  string // the last id that the rack has listed
@@ -37,16 +40,21 @@ type Pager struct {
 }
 
 // NewPager begins a page of at most maxEntries entries after a starting token; 0 means no limit.
-func (c *Client) NewPager(startingToken string, maxEntries int32) (*Pager, error) {
+func (c *Client) NewPager(ctx context.Context, startingToken string, maxEntries int32) (*Pager,
+	error) {
 	if maxEntries < 0 {
 		return nil, csierr.New(csierr.FieldInvalid, "max_entries is negative")
 	}
-	p := &Pager{project: c.Project, limit: int(maxEntries)}
+	p := &Pager{limit: int(maxEntries)}
 	if startingToken == "" {
 		return p, nil
 	}
+	var err error
+	if p.world, err = c.World(ctx); err != nil {
+		return nil, err
+	}
 	var ok bool
-	if p.after, p.from, ok = unpackToken(p.project, startingToken); !ok {
+	if p.after, p.from, ok = unpackToken(p.world.Project, startingToken); !ok {
 		return nil, startingTokenInvalid()
 	}
 	return p, nil
@@ -66,7 +74,7 @@ func (p *Pager) Take(id string, entry proto.Message) bool {
 	}
 	size := proto.Size(entry) + frame
 	if p.limit > 0 && p.taken == p.limit || p.taken > 0 && p.bytes+size > maxListBytes {
-		p.Next = packToken(p.project, p.last, p.page)
+		p.Next = packToken(p.world.Project, p.last, p.page)
 		return false
 	}
 	p.taken, p.bytes, p.last = p.taken+1, p.bytes+size, id
@@ -95,12 +103,19 @@ func (p *Pager) nextPage(token string) (page string, limit *int) {
 	return p.page, &n
 }
 
-// ordered checks that the rack lists its objects in the order of ids, as it was asked to. A CSI
-// page begins after the last id of the one before, so that in another order it would leave objects
-// out.
-func ordered[T any](p *Pager, objects []T) error {
+// checkPage checks that the rack lists the project's objects in the order of ids, as it was asked
+// to. A CSI page begins after the last id of the one before, so that in another order it would
+// leave objects out. The rack's own token names a project, which a caller may have changed.
+func checkPage[T any](p *Pager, objects []T) error {
 	for i := range objects {
-		id := objectID(&objects[i])
+		id, project := identity(&objects[i])
+		switch {
+		case p.world.Project == "", project == p.world.Project:
+		case p.from != "":
+			return startingTokenInvalid()
+		default:
+			return p.world.has("listed object", id, project)
+		}
 		if id < p.seen {
 			return InvalidResponse("list", "the object %.80q is listed after %.80q: expected the order "+
 				"of ids", id, p.seen)
@@ -136,7 +151,7 @@ func eachObject[T any](fetch func(token string) (items []T, next string, err err
 			return InvalidResponse("list", "the page has no list of objects")
 		}
 		for i := range items {
-			if err := walk.object(objectID(&items[i])); err != nil {
+			if err := walk.object(&items[i]); err != nil {
 				return err
 			}
 			if visit(&items[i]) {
@@ -169,8 +184,9 @@ func wholeInOne(objects int, next string) string {
 	return next
 }
 
-// maxEmptyPages is how many pages in a row may be empty without being the last.
-const maxEmptyPages = 10
+// maxEmptyPages is how many pages in a row may be empty without being the last, and maxPages how
+// many pages a list may have.
+const maxEmptyPages, maxPages = 10, 1000
 
 // pageWalk stops a listing that would not end. The rack lists objects in order, so no page and no
 // object appears twice.
@@ -179,7 +195,8 @@ type pageWalk struct {
 	empty           int
 }
 
-func (w *pageWalk) object(id string) error {
+func (w *pageWalk) object(object any) error {
+	id, _ := identity(object)
 	if w.objects[id] && id != "" {
 		return InvalidResponse("list", "the object %.80q is listed twice", id)
 	}
@@ -201,6 +218,8 @@ func (w *pageWalk) page(objects int, next string) error {
 		return InvalidResponse("list", "its pages repeat")
 	case w.empty > maxEmptyPages:
 		return InvalidResponse("list", "%d pages in a row are empty and name a next one", w.empty)
+	case len(w.tokens) >= maxPages:
+		return InvalidResponse("list", "it has more than %d pages", maxPages)
 	}
 	if w.tokens == nil {
 		w.tokens = map[string]bool{}
@@ -209,22 +228,27 @@ func (w *pageWalk) page(objects int, next string) error {
 	return nil
 }
 
-// objectID returns the id of a listed object.
-func objectID(object any) string {
+// identity returns the id and the project of a listed object.
+func identity(object any) (id, project string) {
 	switch o := object.(type) {
 	case *oxide.Disk:
-		return o.Id
+		return o.Id, o.ProjectId
 	case *oxide.Snapshot:
-		return o.Id
+		return o.Id, o.ProjectId
 	case *oxide.Instance:
-		return o.Id
+		return o.Id, o.ProjectId
+	case *oxide.DeviceAccessToken:
+		return o.Id, ""
 	}
-	return ""
+	return "", ""
 }
 
 // EachDisk visits the project's disks in the order of their ids, beginning at the pager's token.
 func (c *Client) EachDisk(ctx context.Context, pages *Pager,
-	visit func(*oxide.Disk) (enough bool)) error {
+	visit func(*oxide.Disk) (enough bool)) (err error) {
+	if pages.world, err = c.World(ctx); err != nil {
+		return err
+	}
 	return eachObject(func(token string) ([]oxide.Disk, string, error) {
 		var params oxide.DiskListParams
 		if params.PageToken, params.Limit = pages.nextPage(token); params.PageToken == "" {
@@ -234,14 +258,17 @@ func (c *Client) EachDisk(ctx context.Context, pages *Pager,
 		if err != nil {
 			return nil, "", pages.pageError(ctx, "list disks", err)
 		}
-		return page.Items, page.NextPage, ordered(pages, page.Items)
+		return page.Items, page.NextPage, checkPage(pages, page.Items)
 	}, visit)
 }
 
 // EachSnapshot visits the project's snapshots in the order of their ids, beginning at the pager's
 // token.
 func (c *Client) EachSnapshot(ctx context.Context, pages *Pager,
-	visit func(*oxide.Snapshot) bool) error {
+	visit func(*oxide.Snapshot) bool) (err error) {
+	if pages.world, err = c.World(ctx); err != nil {
+		return err
+	}
 	return eachObject(func(token string) ([]oxide.Snapshot, string, error) {
 		var params oxide.SnapshotListParams
 		if params.PageToken, params.Limit = pages.nextPage(token); params.PageToken == "" {
@@ -251,7 +278,7 @@ func (c *Client) EachSnapshot(ctx context.Context, pages *Pager,
 		if err != nil {
 			return nil, "", pages.pageError(ctx, "list snapshots", err)
 		}
-		return page.Items, page.NextPage, ordered(pages, page.Items)
+		return page.Items, page.NextPage, checkPage(pages, page.Items)
 	}, visit)
 }
 
@@ -280,4 +307,52 @@ func (c *Client) EachInstance(ctx context.Context, visit func(*oxide.Instance)) 
 		visit(instance)
 		return false
 	})
+}
+
+// EachToken visits the access tokens of the token's user.
+func (c *Client) EachToken(ctx context.Context, visit func(*oxide.DeviceAccessToken)) error {
+	return eachObject(func(token string) ([]oxide.DeviceAccessToken, string, error) {
+		page, err := c.CurrentUserAccessTokenList(ctx, oxide.CurrentUserAccessTokenListParams{
+			Limit: oxide.NewPointer(pageSize), PageToken: token,
+		})
+		if err != nil {
+			return nil, "", Error(ctx, "list the user's tokens", err)
+		}
+		return page.Items, page.NextPage, nil
+	}, func(token *oxide.DeviceAccessToken) (enough bool) {
+		visit(token)
+		return false
+	})
+}
+
+// Holders returns the instances of the project among whose disks a disk is. A state such as faulted
+// names no instance.
+func (c *Client) Holders(ctx context.Context, disk string) ([]string, error) {
+	var all []string
+	if err := c.EachInstance(ctx, func(i *oxide.Instance) { all = append(all, i.Id) }); err != nil {
+		return nil, err
+	}
+	const atOnce = 16
+	found, errs := make([]bool, len(all)), make([]error, len(all))
+	var asked async.Group
+	for n := range min(atOnce, len(all)) {
+		asked.Go(func() {
+			for i := n; i < len(all); i += atOnce {
+				// Whosoever the other disks are.
+				disks, err := c.disksOf(ctx, World{}, oxide.NameOrId(all[i]))
+				if !csierr.IsNotFound(err) { // else the instance was deleted meanwhile
+					errs[i] = err
+				}
+				found[i] = slices.ContainsFunc(disks, func(d oxide.Disk) bool { return d.Id == disk })
+			}
+		})
+	}
+	asked.Wait()
+	var holders []string
+	for i, id := range all {
+		if found[i] {
+			holders = append(holders, id)
+		}
+	}
+	return holders, cmp.Or(errs...)
 }

@@ -18,8 +18,12 @@ func (s slowRack) RoundTrip(req *http.Request) (*http.Response, error) {
 	case <-req.Context().Done():
 		return nil, req.Context().Err()
 	case <-time.After(s.needs):
-		return &http.Response{StatusCode: http.StatusAccepted, Body: http.NoBody,
-			Request: req}, nil
+		status := http.StatusAccepted
+		if req.Method == http.MethodDelete {
+			status = http.StatusNoContent
+		}
+		return &http.Response{StatusCode: status, Body: http.NoBody, Request: req,
+			Header: http.Header{"X-Request-Id": {"r-1"}}}, nil
 	}
 }
 
@@ -35,7 +39,7 @@ func TestB10TheResponseToAChangeIsAwaitedForAWhileWhenTheCallerHasGone(t *testin
 	}{
 		{"a read", http.MethodGet, 3 * time.Second, false, leaves, false},
 		{"a change", http.MethodPost, 3 * time.Second, false, 3 * time.Second, true},
-		{"a deletion", http.MethodDelete, 3 * time.Second, false, 3 * time.Second, false},
+		{"a deletion", http.MethodDelete, 3 * time.Second, false, 3 * time.Second, true},
 		{"a change that takes long", http.MethodPost, time.Hour, false, leaves + patience, false},
 		{"a change that nobody waits for", http.MethodPost, time.Second, true, 0, false},
 	} {

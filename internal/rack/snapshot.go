@@ -1,6 +1,7 @@
 package rack
 
 import (
+	"cmp"
 	"context"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
@@ -9,23 +10,42 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// Snapshot reads a snapshot. An unknown snapshot is NOT_FOUND.
+// Snapshot reads a snapshot. An unknown snapshot is NOT_FOUND, and one of another project is
+// refused.
 func (c *Client) Snapshot(ctx context.Context, id oxide.NameOrId) (*oxide.Snapshot, error) {
+	return c.readSnapshot(ctx, oxide.SnapshotViewParams{Snapshot: id},
+		func(s *oxide.Snapshot) bool { return s.Id == string(id) })
+}
+
+// SnapshotNamed reads the snapshot of the project that has the name.
+func (c *Client) SnapshotNamed(ctx context.Context, name string) (*oxide.Snapshot, error) {
+	return c.readSnapshot(ctx, oxide.SnapshotViewParams{Snapshot: oxide.NameOrId(name),
+		Project: c.ProjectParam()}, func(s *oxide.Snapshot) bool { return string(s.Name) == name })
+}
+
+func (c *Client) readSnapshot(ctx context.Context, params oxide.SnapshotViewParams,
+	requested func(*oxide.Snapshot) bool) (*oxide.Snapshot, error) {
 	const doing = "read snapshot"
-	snapshot, err := c.SnapshotView(ctx, oxide.SnapshotViewParams{Snapshot: id})
+	world, err := c.World(ctx)
+	if err != nil {
+		return nil, err
+	}
+	snapshot, err := c.SnapshotView(ctx, params)
 	switch {
 	case NotFound(err):
-		return nil, SnapshotNotFound(string(id))
+		return nil, SnapshotNotFound(string(params.Snapshot))
 	case err != nil:
 		return nil, Error(ctx, doing, err)
 	}
-	switch err := ValidateSnapshot(doing, snapshot); {
+	switch err := cmp.Or(ValidateSnapshot(doing, snapshot),
+		world.has("snapshot", SnapshotText(snapshot), snapshot.ProjectId)); {
 	case err != nil:
 		return nil, err
-	case snapshot.Id != string(id):
-		return nil, InvalidResponse(doing, "asked for the snapshot %s and got %s", id, snapshot.Id)
+	case !requested(snapshot):
+		return nil, InvalidResponse(doing, "asked for the snapshot %s and got %.80q, %s",
+			params.Snapshot, snapshot.Name, snapshot.Id)
 	case snapshot.State == oxide.SnapshotStateDestroyed:
-		return nil, SnapshotNotFound(string(id))
+		return nil, SnapshotNotFound(string(params.Snapshot))
 	}
 	return snapshot, nil
 }

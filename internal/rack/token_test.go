@@ -122,7 +122,7 @@ func TestD63ABlockedTokenFileHasOneReaderAndIsReadAgain(t *testing.T) {
 	}
 	stacks := make([]byte, 1<<20)
 	stacks = stacks[:runtime.Stack(stacks, true)]
-	readers := strings.Count(string(stacks), "(*TokenSource).readFile(")
+	readers := strings.Count(string(stacks), "renewedFile[...]).readFile(")
 	if readers != 1 {
 		t.Errorf("%d goroutines read the file", readers)
 	}

@@ -1,6 +1,7 @@
 package rack
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -12,6 +13,8 @@ import (
 	"os"
 	"strings"
 	"time"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/async"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/flight"
@@ -36,7 +39,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		return nil, fmt.Errorf("token file: %w", err)
 	}
 	answer, err := t.send(req, token)
-	if err != nil || answer.StatusCode != http.StatusUnauthorized {
+	if err != nil || answer.StatusCode != http.StatusUnauthorized || !t.refusal(req, answer) {
 		return answer, err
 	}
 	again, fresh := t.retry(req, token)
@@ -52,8 +55,35 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	return answer, err
 }
 
+// refusal reports whether a response with 401 is the rack's own. Another server may answer so after
+// the effect, and a change is requested again only if the first request had none.
+func (t *Transport) refusal(req *http.Request, answer *http.Response) bool {
+	if req.Method == http.MethodGet {
+		return true
+	}
+	body, err := io.ReadAll(answer.Body)
+	_ = answer.Body.Close()
+	answer.Body = io.NopCloser(bytes.NewReader(body))
+	var refused *oxide.HTTPError
+	copied := *answer
+	copied.Body = io.NopCloser(bytes.NewReader(body))
+	return err == nil && errors.As(oxide.NewHTTPError(&copied), &refused) && own(refused)
+}
+
 func (t *Transport) send(req *http.Request, token string) (*http.Response, error) {
 	ctx, stop := patient(req)
+	if a, ok := ctx.Value(attemptKey{}).(*attempt); ok {
+		limited, end, err := a.begin(ctx, req.Context())
+		if err != nil {
+			stop()
+			return nil, err
+		}
+		unlinger := stop
+		ctx, stop = limited, func() {
+			end()
+			unlinger()
+		}
+	}
 	req = req.Clone(ctx)
 	req.Header.Set("Authorization", "Bearer "+token)
 	start := time.Now()
@@ -66,21 +96,43 @@ func (t *Transport) send(req *http.Request, token string) (*http.Response, error
 		return nil, t.throughProxy(req, connectError(req.URL, err))
 	}
 	answer.Body = &endedBody{answer.Body, stop}
-	if answer.StatusCode != http.StatusUnauthorized {
-		flight.Answered(req.Context(), answer.Header.Get("X-Request-Id"))
+	id := answer.Header.Get("X-Request-Id")
+	if answer.StatusCode != http.StatusUnauthorized && len(id) <= maxRequestID {
+		flight.Answered(req.Context(), id)
 	}
-	if answer.ContentLength > maxResponseBytes {
-		// Not drained: closing the body closes the connection.
-		_ = answer.Body.Close()
-		return nil, errResponseTooLarge
+	if answer.StatusCode >= http.StatusMultipleChoices {
+		answer.Body = &errorBody{io.LimitReader(answer.Body, maxErrorBytes), answer.Body}
+		return answer, nil
 	}
-	answer.Body = &boundedBody{ReadCloser: answer.Body, left: maxResponseBytes}
-	if invalidDeleteResponse(req, answer) {
-		drain(answer.Body)
-		return nil, fmt.Errorf("HTTP %d to a DELETE, which no rack answers; check OXIDE_HOST and the "+
+	switch {
+	case answer.ContentLength > maxResponseBytes:
+		err = errResponseTooLarge
+	case id == "" || len(id) > maxRequestID:
+		err = fmt.Errorf("HTTP %d without the rack's request id, so the response is of another server; "+
+			"check OXIDE_HOST and the proxies before it", answer.StatusCode)
+	case req.Method == http.MethodDelete && answer.StatusCode != http.StatusNoContent:
+		// The client accepts any 2xx, and a disk that still exists would appear to be deleted.
+		err = fmt.Errorf("HTTP %d to a DELETE, which no rack answers; check OXIDE_HOST and the "+
 			"proxies before it", answer.StatusCode)
 	}
+	if err != nil {
+		_ = answer.Body.Close() // and with it the connection
+		return nil, err
+	}
+	answer.Body = &boundedBody{ReadCloser: answer.Body, left: maxResponseBytes}
 	return answer, nil
+}
+
+// maxRequestID is longer than any request id of a rack, which is a UUID.
+const maxRequestID = 64
+
+// maxErrorBytes is longer than any error of a rack. The rest is not read.
+const maxErrorBytes = 64 << 10
+
+// errorBody is the beginning of a body.
+type errorBody struct {
+	io.Reader
+	io.Closer
 }
 
 // connectError says to which host and port no connection could be made. The address that was looked
@@ -159,14 +211,6 @@ func (b *boundedBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p[:min(int64(len(p)), b.left)])
 	b.left -= int64(n)
 	return n, err
-}
-
-// invalidDeleteResponse reports whether a successful response to a DELETE is not the rack's, which
-// is always 204. The client accepts any 2xx, such as a proxy's page, and a disk that still exists
-// would appear to be deleted.
-func invalidDeleteResponse(req *http.Request, answer *http.Response) bool {
-	return req.Method == http.MethodDelete && answer.StatusCode < http.StatusMultipleChoices &&
-		answer.StatusCode != http.StatusNoContent
 }
 
 // retry returns a copy of the request and a newer token for it, or nil if there is none.

@@ -50,6 +50,7 @@ func (g *guardedRack) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body, _ := io.ReadAll(r.Body)
 	got := strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
 	g.requests = append(g.requests, got)
+	w.Header().Set("X-Request-Id", "r-1")
 	switch {
 	case got != g.token:
 		w.WriteHeader(http.StatusUnauthorized)
@@ -151,6 +152,7 @@ func TestOX9AResponseThatIsTooLargeIsRejected(t *testing.T) {
 		if r.URL.Query().Get("project") == "told" {
 			w.Header().Set("Content-Length", "34359738368")
 		}
+		w.Header().Set("X-Request-Id", "r-1")
 		w.WriteHeader(http.StatusCreated)
 		piece := []byte(strings.Repeat(" ", 1<<20))
 		for range 1 << 10 {

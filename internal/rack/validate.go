@@ -1,9 +1,6 @@
 package rack
 
 import (
-	"context"
-	"strings"
-
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
@@ -11,20 +8,6 @@ import (
 
 // A response has to contain what the driver decides from, and has to be about the requested object.
 // ValidateDisk checks disks, ValidateSnapshot snapshots.
-
-// ReadProject reads the driver's project. Its error is the Oxide client's; see ProjectError.
-func (c *Client) ReadProject(ctx context.Context) (*oxide.Project, error) {
-	project, err := c.ProjectView(ctx, oxide.ProjectViewParams{Project: c.ProjectParam()})
-	if err != nil {
-		return nil, err
-	}
-	if !volume.IsID(project.Id) ||
-		project.Id != strings.ToLower(c.Project) && string(project.Name) != c.Project {
-		return nil, InvalidResponse("read project", "asked for the project in OXIDE_PROJECT and got "+
-			"%.80q (%.80q)", project.Name, project.Id)
-	}
-	return project, nil
-}
 
 func validateInstance(id oxide.NameOrId, i *oxide.Instance) error {
 	const doing = "read instance"

@@ -84,10 +84,10 @@ func TestASnapshotThatCannotBeReadIsNoUnknownOne(t *testing.T) {
 			csierr.SnapshotNotFound},
 		"it is deleted": {racktest.OK("", racktest.SnapshotOf("destroyed", racktest.With("id", someID))),
 			codes.NotFound, csierr.SnapshotNotFound},
-		"it is another": {racktest.OK("", racktest.SnapshotOf("ready")), codes.Internal,
+		"it is another": {racktest.OK("", racktest.SnapshotOf("ready")), codes.Unavailable,
 			csierr.RackResponseInvalid},
 		"it has no bytes": {racktest.OK("", racktest.SnapshotOf("ready", racktest.With("id", someID),
-			racktest.With("size", 0))), codes.Internal, csierr.RackResponseInvalid},
+			racktest.With("size", 0))), codes.Unavailable, csierr.RackResponseInvalid},
 	} {
 		t.Run(name, func(t *testing.T) {
 			client := clientThat(t, c.exchange.To("GET /v1/snapshots/"+someID))
@@ -148,7 +148,7 @@ func TestSettingsThatNoClientTakesAreRefused(t *testing.T) {
 	must(t, os.WriteFile(empty, nil, 0o600))
 	for want, o := range map[string]Options{
 		"OXIDE_HOST":                      {Host: "http://[::1"},
-		"OXIDE_CA_FILE (--ca-file): read": {Host: "http://rack", CAFile: empty + ".not"},
+		"OXIDE_CA_FILE (--ca-file): open": {Host: "http://rack", CAFile: empty + ".not"},
 		"holds no PEM certificate":        {Host: "http://rack", CAFile: empty},
 	} {
 		client, _, err := New(o, &Transport{Tokens: &TokenSource{Fixed: racktest.Token}})

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
@@ -20,6 +21,7 @@ import (
 const (
 	Token         = "oxide-token-tweetytweety"
 	Project       = "kittens"
+	Silo          = "11111111-aaaa-4bbb-8ccc-333333333333"
 	ProjectID     = "11111111-aaaa-4bbb-8ccc-222222222222"
 	Disk          = "6a3e0f2c-7e5c-4b7a-9a52-0a4c9a1f0b01"
 	Instance      = "0d9d1d7a-3c5e-4a37-8d51-5d3f0a1b2c03"
@@ -34,6 +36,10 @@ type Exchange struct {
 	Status int
 	Body   string
 	Cut    bool // the connection breaks instead of a response
+	// Proxy leaves out the rack's request id, as a response of another server does.
+	Proxy bool
+	// Hold delays the response.
+	Hold time.Duration
 	// Check checks the request's body.
 	Check func(t *testing.T, body []byte)
 	Query string // of the request; empty means any
@@ -45,13 +51,27 @@ type script struct {
 	mu sync.Mutex
 	// guarded by mu
 	lines []Exchange
+	// guarded by mu: the reads of the world that were answered
+	worldly map[string]bool
 }
+
+// world are the reads by which a client learns its world. They are once per process, so no script
+// has to have them.
+var world = map[string]string{ViewProject: ProjectOf(), ViewUser: UserOf(Silo)}
 
 // ServeHTTP responds with the script's next line.
 func (s *script) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	got := r.Method + " " + r.URL.Path
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("X-Request-Id", "r-1")
+	if body := world[got]; body != "" && !s.worldly[got] &&
+		(len(s.lines) == 0 || s.lines[0].Want != got) {
+		s.worldly[got] = true
+		_, _ = io.WriteString(w, body)
+		return
+	}
 	if len(s.lines) == 0 || s.lines[0].Want != got {
 		s.t.Errorf("unexpected request %s", got)
 		http.Error(w, "unexpected", http.StatusTeapot)
@@ -72,7 +92,13 @@ func (s *script) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if line.Cut {
 		panic(http.ErrAbortHandler)
 	}
-	w.Header().Set("Content-Type", "application/json")
+	if line.Proxy {
+		w.Header().Del("X-Request-Id")
+	}
+	select {
+	case <-time.After(line.Hold):
+	case <-r.Context().Done():
+	}
 	w.WriteHeader(line.Status)
 	_, _ = io.WriteString(w, line.Body)
 }
@@ -98,7 +124,7 @@ func (e Exchange) To(want string) Exchange {
 // Serve serves a script until the test ends. The test fails if a request is missing.
 func Serve(t *testing.T, lines ...Exchange) (url string) {
 	t.Helper()
-	s := &script{t: t, lines: lines}
+	s := &script{t: t, lines: lines, worldly: map[string]bool{}}
 	server := httptest.NewServer(s)
 	t.Cleanup(func() {
 		server.Close()
@@ -180,6 +206,12 @@ func ProjectOf() string {
 	return JSON(map[string]any{"id": ProjectID, "name": Project, "description": ""})
 }
 
+// UserOf is the token's user in a silo.
+func UserOf(silo string) string {
+	return JSON(map[string]any{"id": Numbered(1), "display_name": "cat", "silo_id": silo,
+		"silo_name": "cats"})
+}
+
 // PageOf is a page of a list.
 func PageOf(next string, items ...string) string {
 	return fmt.Sprintf(`{"next_page":%s,"items":[%s]}`, JSON(next), strings.Join(items, ","))
@@ -217,6 +249,7 @@ const ViewDisk = "GET /v1/disks/" + Disk
 // Further requests, and the state of a disk that is attached to Instance.
 const (
 	ViewProject  = "GET /v1/projects/" + Project
+	ViewUser     = "GET /v1/me"
 	DeleteDisk   = "DELETE /v1/disks/" + Disk
 	AttachedHere = "attached " + Instance
 )

@@ -68,10 +68,8 @@ func SnapshotName(cluster, csiName string) string { return ownName(cluster, csiN
 
 // ownName hashes the cluster's id too, so that volumes of two clusters may have the same name. No
 // id contains a NUL, so no two pairs hash the same text.
-func ownName(cluster, csiName string) string { return hashedName(cluster + "\x00" + csiName) }
-
-func hashedName(text string) string {
-	sum := sha256.Sum256([]byte(text))
+func ownName(cluster, csiName string) string {
+	sum := sha256.Sum256([]byte(cluster + "\x00" + csiName))
 	return ownPrefix + nameEncoding.EncodeToString(sum[:])[:SerialBytes-len(ownPrefix)]
 }
 

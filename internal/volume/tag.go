@@ -16,8 +16,8 @@ type Tag struct {
 	RackName    string `json:"rackName,omitempty"`
 	Cluster     string `json:"cluster,omitempty"`
 	MkfsOptions string `json:"mkfsOptions,omitempty"`
-	// BlockSize is the requested block size of a disk that inherits it. A disk that inherited another
-	// one was never returned to a CO.
+	// BlockSize is the block size of a snapshot's disk, which a disk that is made from the snapshot
+	// inherits. The rack does not show it when the disk is gone.
 	BlockSize int `json:"blockSize,omitempty"`
 	// Origin is what the disk was made from. A sample of the bytes proves that a disk is blank only if
 	// it was made blank.
@@ -98,11 +98,8 @@ func (t Tag) IsOf(cluster, csiName string) bool {
 }
 
 // Names reports whether the tag stands for an object of that name. The name is compared because
-// somebody may copy a description to an object of their own. The first versions of the driver did
-// not hash the cluster's id, so the objects that they made have another name.
-func (t Tag) Names(rackName string) bool {
-	return rackName == t.objectName() || t.RackName == "" && rackName == hashedName(t.Name)
-}
+// somebody may copy a description to an object of their own.
+func (t Tag) Names(rackName string) bool { return rackName == t.objectName() }
 
 func (t Tag) objectName() string {
 	if t.RackName != "" {

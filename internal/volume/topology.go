@@ -178,27 +178,33 @@ func checkTopologyRequirement(req *csi.TopologyRequirement) error {
 	if len(req.GetRequisite()) == 0 && len(req.GetPreferred()) == 0 {
 		return invalidTopology("has neither requisite nor preferred topologies")
 	}
-	for _, t := range slices.Concat(req.GetRequisite(), req.GetPreferred()) {
+	requisite := map[string]bool{}
+	for _, t := range req.GetRequisite() {
 		if err := checkSegments(t.GetSegments()); err != nil {
 			return err
 		}
+		requisite[canonical(t.GetSegments())] = true
 	}
-	for _, p := range req.GetPreferred() {
-		if len(req.GetRequisite()) > 0 && !containsTopology(req.GetRequisite(), p) {
+	for _, t := range req.GetPreferred() {
+		if err := checkSegments(t.GetSegments()); err != nil {
+			return err
+		}
+		if len(requisite) > 0 && !requisite[canonical(t.GetSegments())] {
 			return invalidTopology("prefers a topology that is not among the requisite ones")
 		}
 	}
 	return nil
 }
 
-func containsTopology(list []*csi.Topology, t *csi.Topology) bool {
-	for _, candidate := range list {
-		if len(candidate.GetSegments()) == len(t.GetSegments()) &&
-			Segments(candidate.GetSegments()).Within(t.GetSegments()) {
-			return true
-		}
+// canonical returns a text that equal topologies share. The case of keys does not count, and
+// neither "=" nor a comma is in a valid key or value.
+func canonical(segments Segments) string {
+	var pairs []string
+	for key, value := range segments {
+		pairs = append(pairs, strings.ToLower(key)+"="+value)
 	}
-	return false
+	slices.Sort(pairs)
+	return strings.Join(pairs, ",")
 }
 
 // checkSegments checks the syntax of one topology.

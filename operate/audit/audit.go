@@ -61,11 +61,11 @@ type audit struct {
 // compare lists the rack and the wanted volumes, fills the report, and saves the orphans for the
 // next audit.
 func (a *audit) compare(ctx context.Context) error {
-	project, err := a.rack.ReadProject(ctx)
+	world, err := a.rack.World(ctx)
 	if err != nil {
-		return rack.ProjectError(ctx, err)
+		return err
 	}
-	earlier, err := readState(a.options.StateFile, a.rack.ClusterID, project.Id)
+	earlier, err := readState(a.options.StateFile, a.rack.ClusterID, world.Project)
 	if err != nil {
 		return fmt.Errorf("--state-file: %w", err)
 	}
@@ -81,7 +81,7 @@ func (a *audit) compare(ctx context.Context) error {
 		return err
 	}
 	a.report = report{
-		Cluster: a.rack.ClusterID, Project: project.Id, ListedAt: a.wanted.listedAt.UTC(),
+		Cluster: a.rack.ClusterID, Project: world.Project, ListedAt: a.wanted.listedAt.UTC(),
 		Owned: len(now.owned), Wanted: len(a.wanted.Handles),
 		Orphans: []*orphan{}, Missing: []missingObject{}, Static: []staticObject{},
 	}

@@ -35,6 +35,7 @@ func TestAnOrphanIsReadOnceMoreBeforeItIsDeleted(t *testing.T) {
 		return racktest.With("description", volume.Tag{Name: name, Cluster: cluster}.Description())
 	}
 	project := racktest.OK(racktest.ViewProject, racktest.ProjectOf())
+	user := racktest.OK(racktest.ViewUser, racktest.UserOf(racktest.Silo))
 	hidden := racktest.NotFound.To(racktest.ViewDisk)
 	unknown := racktest.NotFound.To(racktest.DeleteDisk)
 	type script []racktest.Exchange
@@ -58,17 +59,17 @@ func TestAnOrphanIsReadOnceMoreBeforeItIsDeleted(t *testing.T) {
 		{"and stays when it was made at another time", script{looks("detached",
 			racktest.With("time_created", "2026-06-12T18:01:03Z"))}, "changed since it was listed",
 			codes.OK},
-		{"and may be gone", script{hidden, project}, "gone", codes.OK},
+		{"and may be gone", script{hidden, project, user, hidden}, "gone", codes.OK},
 		{"and may be hidden, which is an error", script{hidden,
 			racktest.NotFound.To(racktest.ViewProject)}, "", codes.PermissionDenied},
-		{"and may go before the request", script{looks("detached"), unknown, hidden, project}, "gone",
-			codes.OK},
+		{"and may go before the request", script{looks("detached"), unknown, hidden, project, user,
+			hidden}, "gone", codes.OK},
 		{"and is not gone because a delete does not find it", script{looks("detached"), unknown,
 			looks("detached")}, "shows it", codes.OK},
 		{"and stays when the rack refuses", script{looks("detached"),
 			racktest.Refused.To(racktest.DeleteDisk)}, "the rack refuses", codes.OK},
 		{"and another answer than was asked for is an error", script{looks("detached",
-			racktest.With("id", racktest.Image))}, "", codes.Internal},
+			racktest.With("id", racktest.Image))}, "", codes.Unavailable},
 		{"and no answer is an error", script{looks("detached"), {Want: racktest.DeleteDisk, Cut: true}},
 			"", codes.Unavailable},
 	} {

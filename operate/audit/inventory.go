@@ -153,7 +153,7 @@ func (c *ownedRack) read(ctx context.Context, kind Kind, id oxide.NameOrId) (*ob
 	if kind == kindDisk {
 		disk, err := c.Disk(ctx, id)
 		if csierr.IsNotFound(err) {
-			return nil, c.CheckProject(ctx)
+			return nil, c.DiskGone(ctx, id)
 		} else if err != nil {
 			return nil, err
 		}
@@ -162,7 +162,7 @@ func (c *ownedRack) read(ctx context.Context, kind Kind, id oxide.NameOrId) (*ob
 	}
 	snapshot, err := c.Snapshot(ctx, id)
 	if csierr.IsNotFound(err) {
-		return nil, c.CheckProject(ctx)
+		return nil, c.SnapshotGone(ctx, id)
 	} else if err != nil {
 		return nil, err
 	}

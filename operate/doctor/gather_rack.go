@@ -24,13 +24,12 @@ func (g *gatherer) rack(ctx context.Context) {
 	}
 	ctx, cancel := g.limit(ctx)
 	defer cancel()
-	project, err := g.Rack.ReadProject(ctx)
+	world, err := g.Rack.World(ctx)
 	if err != nil {
-		err = rack.ProjectError(ctx, err)
 		r.Unseen, r.Reason = csierr.Message(err), string(csierr.From(err, csierr.RackError).Reason)
 		return
 	}
-	r.Project = project.Id
+	r.Project = world.Project
 	if g.options.Question.Kind == AskRack {
 		g.rackItself(ctx)
 		return

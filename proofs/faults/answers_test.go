@@ -69,7 +69,7 @@ func (a answer) suits(operation string, ph phase) bool {
 // endless returns the answer of a list whose pages never end. The rack itself does not see the
 // requests, because it would not know the page tokens.
 func endless(name string, pages func(env *environment, operation string, n int) string) answer {
-	return answer{name: name, code: codes.Internal, phases: []phase{before}, pages: pages}
+	return answer{name: name, code: codes.Unavailable, phases: []phase{before}, pages: pages}
 }
 
 // mostPages is the number of prepared pages of an endless list. The driver should never ask
@@ -116,7 +116,7 @@ var answers = []answer{
 		codes.Unauthenticated),
 	refusal("Forbidden", 403, "Forbidden", "Forbidden", codes.PermissionDenied),
 	refusal("ObjectNotFound", 404, "ObjectNotFound", "not found", codes.NotFound),
-	refusal("no-route", 404, "", "Not Found", codes.Internal),
+	refusal("no-route", 404, "", "Not Found", codes.Unavailable),
 	refusal("Conflict", 409, "Conflict", "in use", codes.FailedPrecondition),
 	refusal("Gone", 410, "Gone", "Gone", codes.Internal),
 	refusal("Internal", 500, "Internal", "Internal Server Error", codes.Unavailable),
@@ -127,12 +127,12 @@ var answers = []answer{
 		codes.ResourceExhausted),
 	refusal("unknown-code", 418, "Teapot", "short and stout", codes.Internal),
 	refusal("other-version", 400, "",
-		"server does not support this API version: 2026060800.0.0", codes.Internal),
+		"server does not support this API version: 2026060800.0.0", codes.Unavailable),
 	page("proxy-408", 408, codes.Unavailable),
 	page("proxy-502", 502, codes.Unavailable),
 	page("proxy-504", 504, codes.Unavailable),
 	page("proxy-520", 520, codes.Unavailable),
-	{name: "redirect", code: codes.Internal, set: func(f *adminapi.Fault, _ *environment, _ phase) {
+	{name: "redirect", code: codes.Unavailable, set: func(f *adminapi.Fault, _ *environment, _ phase) {
 		f.Response = &adminapi.Response{Status: http.StatusFound, ContentType: "text/html",
 			Body: "<html>moved</html>", Header: map[string]string{"Location": "/v1/ping"}}
 	}},
@@ -154,8 +154,8 @@ var answers = []answer{
 	success("empty", codes.Unavailable, func(*environment, string) string { return "" }),
 	success("page-200", codes.Unavailable,
 		func(*environment, string) string { return "<html>hello</html>" }),
-	success("other-object", codes.Internal, (*environment).other),
-	success("nulls", codes.Internal, func(env *environment, operation string) string {
+	success("other-object", codes.Unavailable, (*environment).other),
+	success("nulls", codes.Unavailable, func(env *environment, operation string) string {
 		if strings.HasSuffix(operation, "_list") {
 			return `{"items":null,"next_page":null}`
 		}
@@ -166,7 +166,7 @@ var answers = []answer{
 			f.Response = &adminapi.Response{Status: statusOf(f.Operation), PadBytes: hugeBytes,
 				Body: env.other(f.Operation)}
 		}},
-	{name: "other-release", code: codes.Internal, natural: true, success: true,
+	{name: "other-release", code: codes.Unavailable, natural: true, success: true,
 		set: setOtherRelease},
 	endless("pages-in-a-circle", func(env *environment, operation string, n int) string {
 		return pageOf([]string{"A", "B"}[n%2], filled(env, operation, n)...)
@@ -217,6 +217,7 @@ func setOtherRelease(f *adminapi.Fault, env *environment, p phase) {
 var releaseFields = map[string][]string{
 	"disk": {"disk_type", "read_only"}, "snapshot": {"size"}, "image": {"size", "block_size"},
 	"instance": {"run_state"}, "project": {"id"}, "utilization": {"capacity"},
+	"current": {"silo_id"},
 }
 
 // kindOf returns the kind of object that an operation returns.

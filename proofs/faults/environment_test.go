@@ -155,6 +155,8 @@ func (env *environment) fetchOtherObjects(s *setup) {
 	// utilization becomes an empty one.
 	env.others["image"] = renamed(env.others["image"])
 	env.others["utilization"] = env.others["project"]
+	// The token's user is in another silo.
+	env.others["current"] = text(map[string]string{"silo_id": nobody})
 }
 
 // renamed returns an image as a different, larger image.

@@ -49,9 +49,6 @@ func (s *setup) imageID() string {
 	return s.image.Id
 }
 
-// undoScenario is the scenario whose call must delete the disk that it has made.
-const undoScenario = "restore-with-other-blocks"
-
 // volumeScenarios are scenarios that create and delete volumes and snapshots.
 var volumeScenarios = []scenario{
 	{"create", codes.OK, func(s *setup) effect {
@@ -82,12 +79,8 @@ var volumeScenarios = []scenario{
 		snap := s.snap.GetSnapshotId()
 		return createEffect(s, restoreRequest(s.name("blocks"), snap, "4096"), snap)
 	}},
-	{undoScenario, codes.InvalidArgument, func(s *setup) effect {
-		// The block size is unknown before the disk is made. The disk must then be deleted.
-		gone := s.gone.GetSnapshotId()
-		a := createEffect(s, restoreRequest(s.name("undo"), gone, "512"), gone)
-		a.halfway, a.apply = a.apply, nil
-		return a
+	{"restore-with-other-blocks", codes.InvalidArgument, func(s *setup) effect {
+		return effect{request: restoreRequest(s.name("blocks"), s.gone.GetSnapshotId(), "512")}
 	}},
 	{"restore-again-without-the-snapshot", codes.OK, func(s *setup) effect {
 		snap := s.snapshot(s.name("passing"), s.source.GetVolumeId())

@@ -19,10 +19,13 @@ var doubt = map[string]map[string][]codes.Code{
 		"ObjectAlreadyExists":  {codes.Aborted},
 		"InsufficientCapacity": {},
 		"InvalidRequest":       {}, "Conflict": {}, "ObjectNotFound": {},
+		// The disk may be there already.
+		"Unauthorized": {}, "Forbidden": {}, "Gone": {}, "InvalidValue": {}, "unknown-code": {},
 	},
 	"snapshot_create": {
 		"ObjectAlreadyExists":  {codes.Aborted},
-		"InsufficientCapacity": {}, "InvalidRequest": {}, "ObjectNotFound": {},
+		"InsufficientCapacity": {}, "InvalidRequest": {},
+		"ObjectNotFound": {codes.Aborted}, // the disk is there after all
 		// Another snapshot of the disk is in progress.
 		"Conflict": {codes.Aborted},
 	},
@@ -57,12 +60,13 @@ var doubt = map[string]map[string][]codes.Code{
 	// The parameter is wrong in this case (CV-6).
 	"image_view": {"ObjectNotFound": {codes.InvalidArgument}},
 	// If a token may not see the project, it lacks a role (OX-6).
-	"project_view": {"ObjectNotFound": {codes.PermissionDenied}},
+	"current_user_view": {"other-object": {codes.FailedPrecondition}},
+	"project_view":      {"ObjectNotFound": {codes.PermissionDenied}},
 }
 
 // allowed returns the codes that the table allows for a cell.
 func (c cell) allowed() []codes.Code {
-	if c.answer.success && strings.HasSuffix(c.operation, "_delete") && !c.undoing() {
+	if c.answer.success && strings.HasSuffix(c.operation, "_delete") {
 		// A successful delete of the rack has no body. An answer with a body does not come from the
 		// rack.
 		return []codes.Code{codes.Unavailable}
@@ -79,10 +83,11 @@ func (c cell) allowed() []codes.Code {
 		all = append(append(all, more...), c.scenario.want)
 	}
 	if c.deniesObject() {
-		all = append(all, codes.OK)
+		all = append(all, codes.OK, codes.Aborted)
 	}
-	if c.undoing() {
-		all = append(all, codes.Unavailable, codes.Aborted)
+	if strings.HasSuffix(c.operation, "_view") && !strings.HasPrefix(c.scenario.name, "get") {
+		// A read after a change, or in doubt of one, ends no call for good.
+		all = append(all, codes.Unavailable)
 	}
 	if c.hotplug.Has(adminapi.RefusalsAs500) && c.scenario.name == "publish-to-a-full-node" {
 		// Another refusal than the rack's own lets the driver look for the reason.
@@ -97,7 +102,8 @@ func (c cell) allowed() []codes.Code {
 // a call never ends with INTERNAL, because the orchestrator would then forget the object.
 var (
 	open = []string{"Internal", "ServiceNotAvailable", "proxy-408", "proxy-502", "proxy-504",
-		"proxy-520", "redirect", "other-object", "nulls", "other-release"}
+		"proxy-520", "redirect", "no-route", "other-version", "too-many", "other-object", "nulls",
+		"other-release", "cut", "empty", "page-200", "huge", "truncated"}
 	making = []string{"disk_create", "snapshot_create", "instance_disk_attach"}
 )
 
@@ -105,19 +111,11 @@ func (c cell) open() bool {
 	return slices.Contains(making, c.operation) && slices.Contains(open, c.answer.name)
 }
 
-// undoing reports whether the operation may be one with which the call undoes what it has
-// made. If the operation fails, the orchestrator must repeat the call, because after a final
-// answer it would leave the disk behind.
-func (c cell) undoing() bool {
-	return c.scenario.name == undoScenario &&
-		(c.operation == "disk_delete" || c.operation == "disk_view")
-}
-
-// deniesObject reports whether the rack answers to a read of an object that the object does
-// not exist. The driver cannot distinguish this from the truth. OX-6 makes it a success for a
-// call that removes something, and an empty result for a list.
+// deniesObject reports whether the rack answers to a read of an object that the object does not
+// exist. The driver then reads it again (OX-6): a call that removes something finds it there, and
+// is repeated; a list has no entry.
 func (c cell) deniesObject() bool {
-	takes := c.scenario.name == undoScenario || c.scenario.name == "list-a-snapshot" ||
+	takes := c.scenario.name == "list-a-snapshot" ||
 		strings.HasPrefix(c.scenario.name, "delete") || strings.HasPrefix(c.scenario.name, "unpublish")
 	return takes && c.answer.name == "ObjectNotFound" && strings.HasSuffix(c.operation, "_view")
 }

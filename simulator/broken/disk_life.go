@@ -23,7 +23,7 @@ var diskLife = []Mutation{
 	},
 	{
 		Name: "A22-smaller", Says: "a disk has half the size that was asked for",
-		DriverSays: "VolumeExists",
+		DriverSays: "EffectUnknown",
 		After: on(func(disk map[string]any) {
 			if size, is := disk["size"].(float64); is {
 				disk["size"] = int64(size) / 2
@@ -31,7 +31,7 @@ var diskLife = []Mutation{
 		}, shownDisks...),
 	},
 	{
-		Name: "A22-read-only", Says: "new disks are read-only", DriverSays: "VolumeExists",
+		Name: "A22-read-only", Says: "new disks are read-only", DriverSays: "EffectUnknown",
 		After: on(set("read_only", true), shownDisks...),
 	},
 	{
@@ -44,7 +44,7 @@ var diskLife = []Mutation{
 	},
 	{
 		Name: "A24-detached", Says: "a deletion fails, and leaves the disk renamed and detached",
-		DriverSays: "DiskNotOurs",
+		DriverSays: "EffectUnknown",
 		Before: func(x *Interception) {
 			if d := x.disk(); x.Is("disk_delete") && d.State.State == store.StateDetached &&
 				!strings.HasPrefix(d.Name, "deleted-") {

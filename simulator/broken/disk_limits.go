@@ -21,7 +21,7 @@ var diskLimits = []Mutation{
 	},
 	{
 		Name: "A26-small-blocks", Says: "a local disk has blocks of 512 bytes",
-		DriverSays: "VolumeExists",
+		DriverSays: "EffectUnknown",
 		After: on(func(disk map[string]any) {
 			if disk["disk_type"] == store.TypeLocal {
 				disk["block_size"] = 512

@@ -17,11 +17,11 @@ var snapshots = []Mutation{
 		After: on(set("state", "creating"), "snapshot_create"),
 	},
 	{
-		Name: "A38-faulted", Says: "a snapshot is answered as faulted", DriverSays: "SnapshotFaulted",
+		Name: "A38-faulted", Says: "a snapshot is answered as faulted", DriverSays: "DiskBusy",
 		After: on(set("state", "faulted"), "snapshot_create"),
 	},
 	{
-		Name: "A38-another-disk", Says: "a snapshot is of another disk", DriverSays: "SnapshotExists",
+		Name: "A38-another-disk", Says: "a snapshot is of another disk", DriverSays: "EffectUnknown",
 		After: on(set("disk_id", uuid.Nil.String()), shownSnapshots...),
 	},
 	{

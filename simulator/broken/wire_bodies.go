@@ -46,7 +46,7 @@ var wireBodies = []Mutation{
 	},
 	{
 		Name: "A08-one-size", Says: "every blank disk has blocks of 512 bytes",
-		DriverSays: "VolumeExists",
+		DriverSays: "EffectUnknown",
 		After:      on(set("block_size", 512), shownDisks...),
 	},
 	{

@@ -14,7 +14,7 @@ var wireErrors = []Mutation{
 	{
 		Name:       "A01-taken-name-is-reused",
 		Says:       "creating a disk whose name is taken returns the disk that has it",
-		DriverSays: "VolumeExists",
+		DriverSays: "EffectUnknown",
 		Before: func(x *Interception) {
 			if x.Is("disk_create") {
 				if d := x.namesake(); d.ID != "" {
@@ -45,7 +45,7 @@ var wireErrors = []Mutation{
 	},
 	{
 		Name: "A02-no-time", Says: "a snapshot does not say when it was taken",
-		DriverSays: "EffectUnknown",
+		DriverSays: "RackResponseInvalid",
 		After:      on(func(object map[string]any) { delete(object, "time_created") }, shownSnapshots...),
 	},
 	{

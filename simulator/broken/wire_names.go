@@ -12,7 +12,7 @@ var wireNames = []Mutation{
 		Before: sends("name", strings.ToLower, "disk_create"),
 	},
 	{
-		Name: "A04-cut", Says: "names are cut after 16 characters", DriverSays: "EffectUnknown",
+		Name: "A04-cut", Says: "names are cut after 16 characters", DriverSays: "RackResponseInvalid",
 		Before: sends("name", func(name string) string {
 			if len(name) >= 64 {
 				return name

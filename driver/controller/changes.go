@@ -1,0 +1,256 @@
+package controller
+
+import (
+	"cmp"
+	"context"
+	"sync"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/flight"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
+)
+
+// DefaultLateLimit is how long a rack may take to carry out a change that it has not answered. So
+// long the change is open, and no call returns OK that the change could undo.
+//
+// No rack names a limit: it goes on with a request when its caller is gone. A change is one
+// transaction, or one short saga, and ends within seconds; those that were seen to come late came
+// up to 25 s late. A minute is also how long common proxies wait for an answer (nginx:
+// proxy_read_timeout).
+//
+// Only this process knows which changes it sent. One that has just started assumes that none is
+// open. If the one before it ended within the limit, or the rack needs longer, a disk may stay
+// attached that no CO knows of: ListVolumes shows the instance, and the next publish to another
+// node names it (DiskAttachedElsewhere). A disk or a snapshot that no CO knows of is found by
+// audit.
+const DefaultLateLimit = time.Minute
+
+// change is a change of the rack. A disk or a snapshot has its id once that is known, and its name
+// where the name matters.
+type change struct {
+	event    flight.Event
+	id, name string
+	instance string // of an attach or a detach
+}
+
+// text continues "the rack was asked to …".
+func (c change) text() string {
+	switch c.event {
+	case flight.DiskAttached:
+		return "attach the disk " + c.id + " to the instance " + c.instance
+	case flight.DiskDetached:
+		return "detach the disk " + c.id + " from the instance " + c.instance
+	case flight.DiskCreated:
+		return "make the disk " + c.name
+	case flight.SnapshotCreated:
+		return "take the snapshot " + c.name
+	case flight.DiskDeleted:
+		return "delete the disk " + c.id
+	}
+	return "delete the snapshot " + c.id
+}
+
+// blocks reports whether the change is like another one: the same to the same object, by its name
+// or its id, and to the same instance unless that is empty.
+func (c change) blocks(like change) bool {
+	return c.event == like.event && (c.id != "" && c.id == like.id ||
+		c.name != "" && c.name == like.name) &&
+		(c.instance == like.instance || like.instance == "")
+}
+
+// changes are the changes that the rack may still make although it has not answered them. Nothing
+// ends one but the end of its time: a state never shows whose request has made it.
+type changes struct {
+	mu sync.Mutex
+	// guarded by mu: until when each may be made
+	open map[change]time.Time
+	// guarded by mu: the names of objects that a call creates or deletes
+	held map[change]bool
+}
+
+// request requests a change of the rack, which the look allows, and remembers the change if it
+// stays open. The error is the client's only if the rack itself has refused the change.
+func (c *Service) request(ctx context.Context, doing string, look rack.Look, ch change,
+	do func(context.Context) error) (*flight.Change, error) {
+	record := flight.Of(ctx).Begin(ch.event, ch.fields())
+	open := true // also after a panic
+	defer func() {
+		if open {
+			c.changes.mayComeUntil(ch, time.Now().Add(cmp.Or(c.LateLimit, DefaultLateLimit)))
+		}
+	}()
+	var err error
+	if open, err = c.Rack.Request(ctx, doing, look, do); err != nil && !open {
+		record.End(err, flight.Fields{})
+	}
+	return record, err
+}
+
+// fields returns what the flight recorder notes of the change.
+func (c change) fields() flight.Fields {
+	switch c.event {
+	case flight.DiskAttached:
+		return flight.Fields{}
+	case flight.DiskDetached:
+		return flight.Fields{Instance: c.instance}
+	case flight.DiskCreated:
+		return flight.Fields{Disk: c.name}
+	case flight.SnapshotCreated:
+		return flight.Fields{Name: c.name}
+	case flight.DiskDeleted:
+		return flight.Fields{Volume: c.id}
+	}
+	return flight.Fields{}
+}
+
+func (l *changes) mayComeUntil(c change, until time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.open == nil {
+		l.open = map[change]time.Time{}
+	}
+	l.open[c] = until
+}
+
+// latest returns the open change like this one that may come last.
+func (l *changes) latest(like change) (latest change, until time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for c, end := range l.open {
+		switch {
+		case !time.Now().Before(end):
+			delete(l.open, c)
+		case c.blocks(like) && end.After(until):
+			latest, until = c, end
+		}
+	}
+	return latest, until
+}
+
+// await waits until no such change can be made any more, or returns an error if the caller's
+// time ends before. waited reports whether there was one.
+func (l *changes) await(ctx context.Context, like change) (waited bool, err error) {
+	for {
+		late, until := l.latest(like)
+		if until.IsZero() {
+			return waited, nil
+		}
+		waited = true
+		deadline, limited := ctx.Deadline()
+		timer := time.NewTimer(time.Until(until))
+		inTime := !limited || until.Before(deadline.Add(-answerMargin))
+		if inTime {
+			select {
+			case <-timer.C:
+			case <-ctx.Done():
+				inTime = false
+			}
+		}
+		timer.Stop()
+		if !inTime {
+			return waited, mayCome(late)
+		}
+	}
+}
+
+// mayCome returns the error for a call that an open change could undo.
+func mayCome(c change) error {
+	return csierr.New(csierr.EffectUnknown, "the rack has not answered when it was asked to %s, and "+
+		"may still do so; repeat the call", c.text())
+}
+
+// learn adds the id of a created object to what is open under its name.
+func (l *changes) learn(created change) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for c, until := range l.open {
+		if c.event == created.event && c.name == created.name && c.id == "" {
+			delete(l.open, c)
+			l.open[created] = until
+		}
+	}
+}
+
+// hold keeps other calls from creating or deleting the object of that name. A create is locked by
+// the CO's name and a delete by its id, and only the look at the object shows that they are one.
+func (l *changes) hold(create flight.Event, name string) (release func(), err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	key := change{event: create, name: name}
+	if l.held[key] {
+		return nil, csierr.New(csierr.OperationPending, "another call creates or deletes %s; repeat "+
+			"this one later", name)
+	}
+	if l.held == nil {
+		l.held = map[change]bool{}
+	}
+	l.held[key] = true
+	return func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		delete(l.held, key)
+	}, nil
+}
+
+// removal is how an object is deleted: after a look that shows its name, or that it is gone.
+type removal struct {
+	look   func() (name string, err error)
+	gone   func() error
+	remove func(rack.Look) error
+}
+
+// remove deletes an object. While its creation is open, it waits and looks again: the object could
+// come back, and no CO would know it.
+func (l *changes) remove(ctx context.Context, created change, r removal) error {
+	for {
+		if again, err := l.removeOnce(ctx, created, r); !again {
+			return err
+		}
+	}
+}
+
+func (l *changes) removeOnce(ctx context.Context, created change, r removal) (again bool,
+	err error) {
+	look := rack.Looking()
+	created.name, err = r.look()
+	if err == nil {
+		release, err := l.hold(created.event, created.name)
+		if err != nil {
+			return false, err
+		}
+		defer release()
+	}
+	waited, late := l.await(ctx, created)
+	switch {
+	case waited:
+		return late == nil, late
+	case csierr.IsNotFound(err):
+		return false, r.gone()
+	case err != nil:
+		return false, err
+	}
+	return false, r.remove(look)
+}
+
+// unlessOpen is the error of a call for a change. A final code says that nothing is left and
+// nothing will come: the CO would forget the object of a create, for example, and nobody would
+// delete it.
+func (l *changes) unlessOpen(ch change, err error) error {
+	if err == nil || csierr.Retryable(err) {
+		return err
+	}
+	if _, until := l.latest(ch); until.IsZero() {
+		return err
+	}
+	return retryLater(err)
+}
+
+// retryLater converts an error to one after which the CO repeats the call.
+func retryLater(err error) error {
+	if err == nil || csierr.Retryable(err) {
+		return err
+	}
+	return csierr.New(csierr.EffectUnknown, "the rack may or may not have made the change; repeat "+
+		"the call: %s", csierr.Message(err))
+}

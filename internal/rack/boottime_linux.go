@@ -1,0 +1,16 @@
+package rack
+
+import (
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// sinceBoot returns the time since the machine started.
+func sinceBoot() time.Duration {
+	var t unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &t); err != nil {
+		panic(err) // every kernel that the driver runs on has it
+	}
+	return time.Duration(t.Nano())
+}

@@ -1,0 +1,99 @@
+package rack
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"net/http/httptrace"
+	"sync/atomic"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+)
+
+// DefaultLookLimit is how long after a look the change that it allows may be sent. It is less than
+// the time after which another replica may lead (deploy/chart: the lease), so that what another one
+// has answered meanwhile is never undone.
+const DefaultLookLimit = 5 * time.Second
+
+// Look is the moment before a look at the rack. Its clock also counts the time in which the process
+// was stopped or the machine was suspended.
+type Look time.Duration
+
+// Looking returns the present moment.
+func Looking() Look { return Look(sinceBoot()) }
+
+// attempt is one change that is requested. The transport knows it from the context.
+type attempt struct {
+	look  Look
+	limit time.Duration
+	// sent is set when the request has a connection: from then on the rack may have it.
+	sent atomic.Bool
+	// late is set if it was not sent because the look was old.
+	late atomic.Bool
+}
+
+type attemptKey struct{}
+
+var errLookOld = errors.New("the look at the rack is too old")
+
+// Request requests a change of the rack, unless the look that allows it is old by now. open reports
+// whether the change may still be made, or may have been: the rack itself has neither refused it
+// nor confirmed it. do returns the client's error, or an error for a response that is not about the
+// object. The error is the client's only if the rack itself has refused the change.
+func (c *Client) Request(ctx context.Context, doing string, look Look,
+	do func(context.Context) error) (open bool, err error) {
+	a := &attempt{look: look, limit: c.LookLimit}
+	if a.limit == 0 {
+		a.limit = DefaultLookLimit
+	}
+	err = do(context.WithValue(ctx, attemptKey{}, a))
+	switch {
+	case err == nil, Definite(err):
+		return false, err
+	case a.late.Load() && !a.sent.Load():
+		return false, csierr.New(csierr.LookTooOld, "%s: more than %s have passed since the driver "+
+			"looked at the rack, and the state may have changed; nothing was done: repeat the "+
+			"call", doing, a.limit)
+	}
+	return a.sent.Load(), Error(ctx, doing, err)
+}
+
+// left returns for how long the change may still be sent. The caller's time is compared by the wall
+// clock, too, because Go's clock stands still while the machine is suspended.
+func (a *attempt) left(caller context.Context) time.Duration {
+	left := a.limit - time.Duration(Looking()-a.look)
+	if deadline, limited := caller.Deadline(); limited {
+		left = min(left, deadline.Round(0).Sub(time.Now().Round(0)))
+	}
+	return left
+}
+
+// begin returns the context in which the request is sent, or an error if the look is old. It ends
+// if no connection is there in time.
+func (a *attempt) begin(ctx, caller context.Context) (context.Context, func(), error) {
+	left := a.left(caller)
+	if left <= 0 {
+		a.late.Store(true)
+		return nil, nil, errLookOld
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	timer := time.AfterFunc(left, func() {
+		a.late.Store(true)
+		cancel()
+	})
+	trace := &httptrace.ClientTrace{GotConn: func(g httptrace.GotConnInfo) {
+		timer.Stop()
+		// net/http may send a request again, and its timers stand still while the machine does.
+		if a.left(caller) > 0 {
+			a.sent.Store(true)
+			return
+		}
+		a.late.Store(true)
+		cancel()
+		if c, ok := g.Conn.(*tls.Conn); !ok || c.ConnectionState().NegotiatedProtocol != "h2" {
+			_ = g.Conn.Close() // HTTP/1 may write before it sees the end of the context
+		}
+	}}
+	return httptrace.WithClientTrace(ctx, trace), cancel, nil
+}
