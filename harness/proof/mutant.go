@@ -3,6 +3,7 @@ package proof
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"go/ast"
 	"go/parser"
@@ -22,10 +23,10 @@ type Guard struct {
 	Edits []Edit
 }
 
-// Edit is one place of a guard. Place is a declaration of the driver, as "package.Function" or
-// "package.Type.Method". Text occurs once in the declaration, and With replaces it: that text
-// does the same unless the guard is removed. In With, REMOVED is the condition that the guard
-// is removed, and TEXT is the old text.
+// Edit is one place of a guard. Place is a declaration of a package of driver or internal, as
+// "package.Function" or "package.Type.Method". Text occurs once in the declaration, and With
+// replaces it: that text does the same unless the guard is removed. In With, REMOVED is the
+// condition that the guard is removed, and TEXT is the old text.
 type Edit struct{ Place, Text, With string }
 
 // The ways to remove a guard.
@@ -165,11 +166,12 @@ type declaration struct{ path, file, text string }
 // readSource finds the declarations of the driver's packages by name.
 func readSource(driver string) (map[string]*declaration, error) {
 	paths, err := filepath.Glob(filepath.Join(driver, "*", "*.go"))
-	if err != nil {
+	internal, err2 := filepath.Glob(filepath.Join(driver, "..", "internal", "*", "*.go"))
+	if err := errors.Join(err, err2); err != nil {
 		return nil, err
 	}
 	found := map[string]*declaration{}
-	for _, path := range paths {
+	for _, path := range append(paths, internal...) {
 		if strings.HasSuffix(path, "_test.go") {
 			continue
 		}

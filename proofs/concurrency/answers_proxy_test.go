@@ -1,0 +1,184 @@
+//go:build linux
+
+package concurrency
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// act is what befalls one request of a call: it has its effect before the answer, not at all, or
+// after the answer, and the answer is the rack's or another one.
+type act struct {
+	// change selects the call's first change, or else its first look, and object its first look at a
+	// disk or a snapshot, which is the last one before the change.
+	change, object bool
+	effect         effect
+	// answer replaces the rack's; nil cuts the connection.
+	answer *reply
+	// meanwhile runs after the effect that precedes the answer, and before the answer.
+	meanwhile func()
+}
+
+// reply is an answer to a request.
+type reply struct {
+	status int
+	header http.Header
+	body   string
+}
+
+type effect int
+
+const (
+	normal  effect = iota // the rack answers, and its answer is passed on
+	before                // the rack carries the request out, and another answer is passed on
+	instead               // the rack never gets the request
+	later                 // the rack gets the request a while after the answer
+)
+
+// otherAnswers returns an answer that is not the rack's own word about the request: a page of a
+// proxy's with any status, a failure inside the rack, or none.
+func otherAnswer(r *rand.Rand) *reply {
+	if r.IntN(6) == 0 {
+		return nil
+	}
+	if r.IntN(6) == 0 {
+		return &reply{http.StatusServiceUnavailable, http.Header{"X-Request-Id": {"r-1"}},
+			`{"request_id":"r-1","error_code":"ServiceNotAvailable","message":"not now"}`}
+	}
+	statuses := []int{200, 201, 202, 204, 302, 400, 401, 403, 404, 407, 408, 409, 410, 413, 418, 429,
+		431, 451, 499, 500, 501, 502, 503, 504, 507, 520}
+	bodies := []string{"<html>blocked</html>", "{}", "null", "",
+		`{"request_id":"r-2","error_code":"InvalidRequest","message":"no"}`,
+		`{"request_id":"r-2","error_code":"ObjectNotFound","message":"no"}`,
+		`{"error_code":"InsufficientCapacity","message":"no"}`}
+	return &reply{statuses[r.IntN(len(statuses))], nil, bodies[r.IntN(len(bodies))]}
+}
+
+// noRole is the rack's answer to a token without a role on the project.
+func noRole() *reply {
+	return &reply{http.StatusNotFound, http.Header{"X-Request-Id": {"r-1"}},
+		`{"request_id":"r-1","error_code":"ObjectNotFound","message":"not found"}`}
+}
+
+// proxy is between a controller and the rack.
+type proxy struct {
+	*httptest.Server
+	rack   string
+	lates  *lates
+	mu     sync.Mutex
+	queued *act // guarded by mu
+}
+
+// lates are the effects that come after their answers.
+type lates struct {
+	sync.WaitGroup
+	mu sync.Mutex
+	// guarded by mu: the longest time from a request to its effect
+	longest time.Duration
+}
+
+func newProxy(t *testing.T, rack string, l *lates) *proxy {
+	p := &proxy{rack: rack, lates: l}
+	p.Server = httptest.NewServer(p)
+	t.Cleanup(p.Close)
+	return p
+}
+
+// queue makes the act befall the next request that it is for. unqueue takes it back, and reports
+// whether it was still queued.
+func (p *proxy) queue(a *act) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.queued = a
+}
+
+func (p *proxy) unqueue() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	queued := p.queued != nil
+	p.queued = nil
+	return queued
+}
+
+func (p *proxy) take(r *http.Request) act {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	worldly := strings.HasPrefix(r.URL.Path, "/v1/me") || strings.HasPrefix(r.URL.Path, "/v1/projects")
+	object := strings.HasPrefix(r.URL.Path, "/v1/disks/") ||
+		strings.HasPrefix(r.URL.Path, "/v1/snapshots/")
+	if a := p.queued; a != nil && !worldly && a.change == (r.Method != http.MethodGet) &&
+		(object || !a.object) {
+		p.queued = nil
+		return *a
+	}
+	return act{}
+}
+
+func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	came := time.Now()
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		panic(http.ErrAbortHandler)
+	}
+	a := p.take(r)
+	answer := a.answer
+	if a.effect == normal || a.effect == before {
+		got, err := p.pass(r, body)
+		switch {
+		case err != nil:
+			panic(http.ErrAbortHandler)
+		case a.effect == normal:
+			answer = got
+		}
+	}
+	if a.effect == later {
+		p.lates.Add(1)
+		time.AfterFunc(lateEffect, func() {
+			defer p.lates.Done()
+			_, _ = p.pass(r, body)
+			p.lates.mu.Lock()
+			defer p.lates.mu.Unlock()
+			p.lates.longest = max(p.lates.longest, time.Since(came))
+		})
+	}
+	if a.meanwhile != nil {
+		a.meanwhile()
+	}
+	if answer == nil {
+		panic(http.ErrAbortHandler)
+	}
+	for key, values := range answer.header {
+		if key != "Content-Length" {
+			w.Header()[key] = values
+		}
+	}
+	w.WriteHeader(answer.status)
+	_, _ = io.WriteString(w, answer.body)
+}
+
+// pass sends a request to the rack, also when its caller is gone.
+func (p *proxy) pass(r *http.Request, body []byte) (*reply, error) {
+	req, err := http.NewRequestWithContext(context.WithoutCancel(r.Context()), r.Method,
+		p.rack+r.URL.RequestURI(), bytes.NewReader(body))
+	if err != nil {
+		return nil, fmt.Errorf("pass a request on: %w", err)
+	}
+	req.Header = r.Header.Clone()
+	answer, err := http.DefaultTransport.RoundTrip(req)
+	if err != nil {
+		return nil, err
+	}
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	return &reply{answer.StatusCode, answer.Header, string(text)}, err
+}

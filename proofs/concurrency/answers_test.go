@@ -1,0 +1,206 @@
+//go:build linux
+
+package concurrency
+
+import (
+	"fmt"
+	"maps"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
+)
+
+// The limits of these controllers, which are shorter than the driver's own. A late effect comes
+// within the late limit. Another controller leads after the lease, which is longer than a call may
+// last and a look may be old, as in the chart.
+const (
+	lateLimit  = 800 * time.Millisecond
+	lateEffect = 250 * time.Millisecond
+	lookLimit  = 400 * time.Millisecond
+	callLimit  = 800 * time.Millisecond
+	lease      = time.Second
+)
+
+// lanes is how many volumes are worked on at once, each by two controllers of its own.
+const lanes = 6
+
+// TestNothingAcknowledgedIsUndoneByAnAnswerThatIsMissingLateOrWrong proves the controller's rules
+// in trials with four actors: a proxy that answers in the rack's place, a rack that carries a
+// request out after its answer, a person or another controller that makes the same change, and a
+// leader that stands still between its look and its change while another one leads.
+func TestNothingAcknowledgedIsUndoneByAnAnswerThatIsMissingLateOrWrong(t *testing.T) {
+	t.Parallel()
+	p := proof.New(t, "answers")
+	n := 240
+	if p.Short() {
+		n = 36
+	}
+	a := newAnswers(t, p, harness.PluginOptions{})
+	for round := 0; round == 0 || p.Long() && !p.Over() && !t.Failed(); round++ {
+		a.run(n, actors)
+		p.Say("%d trials, %d of them void", a.trials, a.void)
+	}
+	p.Figure("trials", a.trials, "void", a.void, "actors", len(actors), "acts", a.acts, "undone",
+		a.undone, "leaked", a.leaked, "foreign", a.foreign)
+	for _, what := range a.wrong {
+		t.Error(what)
+	}
+	if a.void > a.trials/4 {
+		t.Errorf("%d of %d trials say nothing, because effects came too late", a.void, a.trials)
+	}
+}
+
+// answerRules are the rules of the controller, each of which a mutant lacks, and the actors that
+// show its absence.
+var answerRules = []struct {
+	proof.Guard
+	shownBy []actor
+}{
+	{proof.Guard{Name: "what another server answers is no refusal", Edits: []proof.Edit{{
+		Place: "rack.own", Text: `r != nil && r.ErrorCode != "" && r.RequestId != "" &&
+		r.RequestId == answer.HTTPResponse.Header.Get("X-Request-Id")`,
+		With: "(REMOVED || (TEXT))"}, {
+		Place: "rack.Definite", Text: "!own(answer)", With: proof.NotAsked}}},
+		[]actor{aProxy, aLateRack}},
+	{proof.Guard{Name: "a change without an answer is remembered", Edits: []proof.Edit{{
+		Place: "controller.changes.latest", Text: "c.blocks(like) && end.After(until)",
+		With: proof.NotAsked}}}, []actor{aProxy, aLateRack}},
+	{proof.Guard{Name: "a state ends no change", Edits: []proof.Edit{{
+		Place: "controller.attachment.confirmDetached", Text: "err := a.checkDetached(ctx, disk)",
+		With: `if REMOVED {
+		a.changes.open = nil
+	}
+	TEXT`}}}, []actor{aPerson}},
+	{proof.Guard{Name: "a change follows its look soon", Edits: []proof.Edit{{
+		Place: "rack.attempt.left", Text: "left := a.limit",
+		With: "left := zeroIf(!REMOVED, time.Hour) + a.limit"}}},
+		[]actor{aStoppedLeader}},
+	{proof.Guard{Name: "what is gone is looked for twice", Edits: []proof.Edit{{
+		Place: "rack.Client.Gone", Text: "err := again()", With: `if REMOVED {
+		return nil
+	}
+	TEXT`}}}, []actor{noRoleForAMoment}},
+	{proof.Guard{Name: "another project's disk is left alone", Edits: []proof.Edit{{
+		Place: "rack.World.has", Text: `w.Project == "" || project == w.Project`,
+		With: proof.Taken}}}, []actor{anotherProject}},
+}
+
+func TestTheAbsenceOfEachRuleOfTheControllerIsNoticed(t *testing.T) {
+	t.Parallel()
+	var guards []proof.Guard
+	for _, rule := range answerRules {
+		guards = append(guards, rule.Guard)
+	}
+	program, err := proof.BuildMutant(t.Context(), t.TempDir(), guards)
+	csitest.Must(t, err)
+	noticed := 0
+	some := short.Some(t, 1, answerRules)
+	for _, rule := range some {
+		if t.Run(rule.Name, func(t *testing.T) {
+			a := newAnswers(t, proof.New(t, "answers-guards"), harness.PluginOptions{
+				Command: []string{program}, Env: map[string]string{proof.RemovedGuard: rule.Name}})
+			for range 8 {
+				if a.run(24, rule.shownBy); len(a.wrong) > 0 {
+					t.Logf("in %d trials: %s", a.trials, a.wrong[0])
+					return
+				}
+			}
+			t.Errorf("%d trials notice nothing", a.trials)
+		}) {
+			noticed++
+		}
+	}
+	if err := proof.Print(proof.Line("answers-guards", "rules", len(some), "noticed",
+		noticed)); err != nil {
+		t.Error(err)
+	}
+}
+
+// answerProof is a rack with controllers, and the results of the trials.
+type answerProof struct {
+	t    *testing.T
+	p    *proof.Proof
+	rack *harness.Rack
+	all  []*lane
+	// foreign is a disk of another project, with the ownership tag of these controllers.
+	foreignDisk string
+
+	mu sync.Mutex
+	// mu guards the results.
+	trials, void, acts, undone, leaked, foreign int
+	wrong                                       []string
+}
+
+func newAnswers(t *testing.T, p *proof.Proof, options harness.PluginOptions) *answerProof {
+	t.Helper()
+	rack, err := harness.RunFor(t).StartRack(t.Context(), harness.RackOptions{
+		Args: []string{"--project", "other"}})
+	csitest.Must(t, err)
+	t.Cleanup(func() { csitest.Must(t, rack.Stop()) })
+	a := &answerProof{t: t, p: p, rack: rack}
+	a.plantForeign()
+	for i := range lanes {
+		l := &lane{answerProof: a, number: i}
+		for range 2 {
+			through := newProxy(t, rack.URL, &l.lates)
+			env := map[string]string{"OXIDE_HOST": through.URL, "OXIDE_LATE_LIMIT": lateLimit.String(),
+				"OXIDE_LOOK_LIMIT": lookLimit.String()}
+			maps.Copy(env, options.Env)
+			plugin, err := rack.StartPlugin(t.Context(), harness.PluginOptions{
+				Mode: harness.ModeController, Command: options.Command, Env: env})
+			csitest.Must(t, err)
+			t.Cleanup(func() { csitest.Must(t, plugin.Stop()) })
+			l.leaders = append(l.leaders, leader{plugin, through})
+		}
+		a.all = append(a.all, l)
+	}
+	return a
+}
+
+// run runs n trials, each with one of the actors.
+func (a *answerProof) run(n int, with []actor) {
+	seeds := make(chan uint64, n)
+	for range n {
+		seeds <- a.p.Rand().Uint64()
+	}
+	close(seeds)
+	harness.AtOnce(len(a.all), func(i int) {
+		for seed := range seeds {
+			if len(a.results()) > 5 {
+				return
+			}
+			a.all[i].trial(seed, with)
+		}
+	})
+}
+
+func (a *answerProof) results() []string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.wrong
+}
+
+// plantForeign lets a controller of another project, with the same cluster id, make a disk.
+func (a *answerProof) plantForeign() {
+	ctx := a.t.Context()
+	other, err := a.rack.StartPlugin(ctx, harness.PluginOptions{Mode: harness.ModeController,
+		Env: map[string]string{"OXIDE_PROJECT": "other"}})
+	csitest.Must(a.t, err)
+	made, err := other.Controller().CreateVolume(ctx, harness.CreateRequest("of-another-project"))
+	csitest.Must(a.t, err)
+	csitest.Must(a.t, other.Stop())
+	a.foreignDisk = made.GetVolume().GetVolumeId()
+}
+
+// report counts something wrong.
+func (a *answerProof) report(count *int, seed uint64, format string, args ...any) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	*count++
+	a.wrong = append(a.wrong, fmt.Sprintf("trial %d: ", seed)+fmt.Sprintf(format, args...))
+}

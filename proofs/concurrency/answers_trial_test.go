@@ -1,0 +1,403 @@
+//go:build linux
+
+package concurrency
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/oxidecomputer/oxide.go/oxide"
+	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+)
+
+// actor disturbs one call of a trial.
+type actor string
+
+const (
+	aProxy           actor = "a proxy answers"
+	aLateRack        actor = "the rack is late"
+	aPerson          actor = "a person or another controller makes the same change"
+	aStoppedLeader   actor = "the leader stands still"
+	noRoleForAMoment actor = "the token's role is away for a moment"
+	anotherProject   actor = "a volume of another project is asked for"
+)
+
+var actors = []actor{aProxy, aLateRack, aPerson, aStoppedLeader, noRoleForAMoment, anotherProject}
+
+// leader is a controller behind its proxy.
+type leader struct {
+	*harness.Plugin
+	through *proxy
+}
+
+// lane is where one trial runs at a time.
+type lane struct {
+	*answerProof
+	number  int
+	leaders []leader
+	lates   lates
+
+	leading sync.Mutex
+	// guarded by leading: the index of the leader that leads
+	first int
+}
+
+func (l *lane) lead() leader {
+	l.leading.Lock()
+	defer l.leading.Unlock()
+	return l.leaders[l.first]
+}
+
+// other returns the controller that does not lead.
+func (l *lane) other() leader {
+	l.leading.Lock()
+	defer l.leading.Unlock()
+	return l.leaders[1-l.first]
+}
+
+func (l *lane) change() {
+	l.leading.Lock()
+	defer l.leading.Unlock()
+	l.first = 1 - l.first
+}
+
+// life is one volume and what its orchestrator was told.
+type life struct {
+	*lane
+	seed uint64
+	rand *rand.Rand
+	name string
+	// id is the volume's, "" while none is acknowledged. snapshot is the one of its snapshot.
+	id, snapshot string
+	volume       *csi.Volume
+	limit        time.Duration // of a call
+	// node is where it is or was published.
+	node      string
+	published bool
+	// left waits for the calls of a leader that stood still.
+	left []func()
+}
+
+// trial lets a volume live for some calls, of which an actor disturbs one, and then compares the
+// rack with what was acknowledged.
+func (l *lane) trial(seed uint64, with []actor) {
+	r := rand.New(rand.NewPCG(seed, 0))
+	v := &life{lane: l, seed: seed, rand: r, limit: callLimit,
+		name: fmt.Sprintf("answers-%d-%d", l.number, seed)}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	l.lates.longest = 0
+	who := with[r.IntN(len(with))]
+	if who == anotherProject {
+		v.askForAnother(ctx)
+	} else {
+		v.live(ctx, who)
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.trials++
+}
+
+func (v *life) live(ctx context.Context, who actor) {
+	steps := []func(context.Context) error{v.create, v.publish, v.unpublish, v.takeSnapshot,
+		v.deleteSnapshot, v.delete}
+	if v.rand.IntN(2) == 0 {
+		steps = slices.Insert(steps, 3, v.publishAgain, v.unpublish)
+	}
+	steps = steps[:1+v.rand.IntN(len(steps))]
+	disturbed := max(0, len(steps)-1-v.rand.IntN(3)) // one of the last, so that the end shows it
+	for i, step := range steps {
+		if i == disturbed {
+			v.disturb(ctx, who)
+		}
+		err := step(ctx)
+		if v.lead().through.unqueue() || v.other().through.unqueue() {
+			v.mu.Lock()
+			v.acts-- // the call made no such request
+			v.mu.Unlock()
+		}
+		if err != nil {
+			v.report(&v.leaked, v.seed, "%s: step %d does not end: %v", who, i, err)
+			break
+		}
+	}
+	for _, l := range v.leaders {
+		_ = l.Signal(syscall.SIGCONT)
+	}
+	for _, end := range v.left {
+		end()
+	}
+	v.lates.Wait()
+	if v.lates.longest > lateLimit {
+		v.mu.Lock()
+		v.void++
+		v.mu.Unlock()
+	} else {
+		v.check(ctx, who)
+	}
+	v.cleanUp(ctx)
+}
+
+// disturb makes the actor act on a request of the next call.
+func (v *life) disturb(ctx context.Context, who actor) {
+	a := &act{change: v.rand.IntN(4) > 0}
+	switch a.answer = otherAnswer(v.rand); who {
+	case aProxy:
+		a.effect = before + effect(v.rand.IntN(2))
+	case aLateRack:
+		a.effect, a.change = later, true
+	case aPerson:
+		a.effect, a.change = later, true
+		a.meanwhile = func() { v.detachByHand(ctx) }
+	case noRoleForAMoment:
+		a.effect, a.change = instead, false
+		a.answer = noRole()
+	case aStoppedLeader:
+		a.effect, a.change = normal, false
+		if v.rand.IntN(2) == 0 {
+			// Even a caller that waits longer than a lease does no harm after the last look.
+			a.object, v.limit = true, 10*time.Second
+		}
+		stopped := v.lead()
+		a.meanwhile = func() {
+			_ = stopped.Signal(syscall.SIGSTOP)
+			v.change()
+		}
+	}
+	v.lead().through.queue(a)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.acts++
+}
+
+// detachByHand detaches the disk: the person, or the other controller.
+func (v *life) detachByHand(ctx context.Context) {
+	switch {
+	case v.node == "":
+	case v.rand.IntN(2) == 0:
+		_ = v.rack.DetachDisk(ctx, v.volume.GetVolumeId(), v.node)
+	default:
+		_, _ = v.other().Controller().ControllerUnpublishVolume(ctx,
+			harness.UnpublishRequest(v.volume, v.node))
+	}
+}
+
+// call makes a call until it is OK, as an orchestrator does, or ends with a final code; or only
+// once. If the leader stands still, the other one is asked after the lease.
+func (v *life) call(ctx context.Context, once bool,
+	call func(context.Context, csi.ControllerClient) error) error {
+	for {
+		asked := v.lead()
+		one, cancel := context.WithTimeout(ctx, v.limit)
+		answered := make(chan error, 1)
+		go func() { answered <- call(one, asked.Controller()) }()
+		err, ended := v.await(answered, asked)
+		if !ended {
+			v.left = append(v.left, func() {
+				<-answered
+				cancel()
+			})
+			continue
+		}
+		cancel()
+		if err == nil || once || !slices.Contains([]codes.Code{codes.Aborted, codes.Unavailable,
+			codes.Canceled, codes.DeadlineExceeded}, codeOf(err)) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %w", ctx.Err(), err)
+		case <-time.After(30 * time.Millisecond):
+		}
+	}
+}
+
+// await waits for a call, but not for one of a leader that stands still.
+func (v *life) await(answered chan error, asked leader) (err error, ended bool) {
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case err = <-answered:
+			ended = true
+		case <-tick.C:
+		}
+		if v.lead().Plugin != asked.Plugin {
+			<-time.After(lease) // also if the caller's time was over before
+			return err, ended
+		}
+		if ended {
+			return err, ended
+		}
+	}
+}
+
+func (v *life) create(ctx context.Context) error {
+	var made *csi.Volume
+	err := v.call(ctx, false, func(ctx context.Context, c csi.ControllerClient) error {
+		answer, err := c.CreateVolume(ctx, harness.CreateRequest(v.name))
+		if err == nil {
+			made = answer.GetVolume()
+		}
+		return err
+	})
+	if err == nil {
+		v.id, v.volume = made.GetVolumeId(), made
+	}
+	return err
+}
+
+// publish publishes the volume. Sometimes the orchestrator gives up after one answer, and then it
+// unpublishes.
+func (v *life) publish(ctx context.Context) error {
+	v.node = v.rack.Instances[v.rand.IntN(2)].ID
+	return v.publishAgain(ctx)
+}
+
+func (v *life) publishAgain(ctx context.Context) error {
+	err := v.call(ctx, v.rand.IntN(3) == 0, func(ctx context.Context, c csi.ControllerClient) error {
+		_, err := c.ControllerPublishVolume(ctx, harness.PublishRequest(v.volume, v.node))
+		return err
+	})
+	if v.published = err == nil; err != nil {
+		return v.unpublish(ctx)
+	}
+	return nil
+}
+
+func (v *life) unpublish(ctx context.Context) error {
+	v.published = false
+	return v.call(ctx, false, func(ctx context.Context, c csi.ControllerClient) error {
+		_, err := c.ControllerUnpublishVolume(ctx, harness.UnpublishRequest(v.volume, v.node))
+		return err
+	})
+}
+
+// delete deletes the volume. Sometimes the orchestrator makes it again before the deletion is
+// answered.
+func (v *life) delete(ctx context.Context) error {
+	id := v.id
+	v.id = ""
+	err := v.call(ctx, v.rand.IntN(2) == 0, func(ctx context.Context, c csi.ControllerClient) error {
+		_, err := c.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
+		return err
+	})
+	if err != nil {
+		return v.create(ctx)
+	}
+	return nil
+}
+
+func (v *life) takeSnapshot(ctx context.Context) error {
+	return v.call(ctx, false, func(ctx context.Context, c csi.ControllerClient) error {
+		answer, err := c.CreateSnapshot(ctx, harness.SnapshotRequest(v.name, v.id))
+		if err == nil {
+			v.snapshot = answer.GetSnapshot().GetSnapshotId()
+		}
+		return err
+	})
+}
+
+func (v *life) deleteSnapshot(ctx context.Context) error {
+	id := v.snapshot
+	v.snapshot = ""
+	err := v.call(ctx, v.rand.IntN(2) == 0, func(ctx context.Context, c csi.ControllerClient) error {
+		_, err := c.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: id})
+		return err
+	})
+	if err != nil {
+		return v.takeSnapshot(ctx)
+	}
+	return nil
+}
+
+// askForAnother asks for the deletion of another project's volume.
+func (v *life) askForAnother(ctx context.Context) {
+	_, err := v.lead().Controller().DeleteVolume(ctx,
+		&csi.DeleteVolumeRequest{VolumeId: v.foreignDisk})
+	_, lookErr := v.rack.Client.DiskView(ctx, oxide.DiskViewParams{
+		Disk: oxide.NameOrId(v.foreignDisk)})
+	if err == nil || lookErr != nil {
+		v.report(&v.foreign, v.seed, "the deletion of another project's disk: %v; it shows: %v", err,
+			lookErr)
+	}
+}
+
+// check compares the rack with what was acknowledged.
+func (v *life) check(ctx context.Context, who actor) {
+	disks, snapshots := v.ofName(ctx)
+	for _, d := range disks {
+		switch holder := holderIn(d); {
+		case d.Id != v.id:
+			v.report(&v.leaked, v.seed, "%s: no orchestrator knows the disk %s, which is %s", who, d.Id,
+				d.State.State())
+		case v.published && holder != v.node:
+			v.report(&v.undone, v.seed, "%s: a published disk is %s at %q", who, d.State.State(), holder)
+		case !v.published && holder != "":
+			v.report(&v.undone, v.seed, "%s: a disk that is not published is %s at %s", who,
+				d.State.State(), holder)
+		}
+	}
+	if v.id != "" && len(disks) == 0 {
+		v.report(&v.undone, v.seed, "%s: the disk %s was returned, and is gone", who, v.id)
+	}
+	for _, s := range snapshots {
+		if s.Id != v.snapshot {
+			v.report(&v.leaked, v.seed, "%s: no orchestrator knows the snapshot %s", who, s.Id)
+		}
+	}
+	if v.snapshot != "" && len(snapshots) == 0 {
+		v.report(&v.undone, v.seed, "%s: the snapshot %s was returned, and is gone", who, v.snapshot)
+	}
+}
+
+// holderIn returns the instance that has the disk, or "".
+func holderIn(d oxide.Disk) string {
+	if s, ok := d.State.AsAttached(); ok {
+		return s.Instance
+	}
+	return ""
+}
+
+// ofName lists the disks and snapshots of the volume's name.
+func (v *life) ofName(ctx context.Context) (disks []oxide.Disk, snapshots []oxide.Snapshot) {
+	project := oxide.NameOrId(v.rack.Project)
+	all, err := v.rack.Client.DiskListAllPages(ctx, oxide.DiskListParams{Project: project})
+	taken, err2 := v.rack.Client.SnapshotListAllPages(ctx, oxide.SnapshotListParams{Project: project})
+	if err := errors.Join(err, err2); err != nil {
+		v.t.Errorf("list the rack's disks and snapshots: %v", err)
+	}
+	return slices.DeleteFunc(all, func(d oxide.Disk) bool {
+			return harness.NameIn(d.Description) != v.name
+		}), slices.DeleteFunc(taken, func(s oxide.Snapshot) bool {
+			return harness.NameIn(s.Description) != v.name
+		})
+}
+
+// cleanUp removes what is left of the volume.
+func (v *life) cleanUp(ctx context.Context) {
+	disks, snapshots := v.ofName(ctx)
+	var err error
+	for _, s := range snapshots {
+		err = errors.Join(err, v.rack.Client.SnapshotDelete(ctx, oxide.SnapshotDeleteParams{
+			Snapshot: oxide.NameOrId(s.Id)}))
+	}
+	for _, d := range disks {
+		if holder := holderIn(d); holder != "" {
+			err = errors.Join(err, v.rack.DetachDisk(ctx, d.Id, holder))
+		}
+		err = errors.Join(err, v.rack.DeleteDisk(ctx, d.Id))
+	}
+	if err != nil {
+		v.t.Errorf("trial %d: remove what it left: %v", v.seed, err)
+	}
+}
