@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"maps"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -26,6 +27,8 @@ func TestACallIsLoggedInOneLineWithItsObjectsAndDuration(t *testing.T) {
 			Secrets: map[string]string{"key": canary}},
 			&csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: volume}},
 			objects{"name": "pvc-1", "volume": volume}},
+		{"/csi.v1.Controller/CreateVolume", &csi.CreateVolumeRequest{Name: strings.Repeat("n", 1<<20)},
+			nil, objects{"name": strings.Repeat("n", 1000) + "…"}},
 		{"/csi.v1.Controller/ControllerPublishVolume",
 			&csi.ControllerPublishVolumeRequest{VolumeId: volume, NodeId: node},
 			&csi.ControllerPublishVolumeResponse{}, objects{"volume": volume, "node": node}},

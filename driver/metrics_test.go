@@ -8,12 +8,14 @@ import (
 	"log/slog"
 	"maps"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
@@ -89,6 +91,22 @@ func registered(t *testing.T, mode string) map[string]string {
 		return strings.HasPrefix(name, "go_") || strings.HasPrefix(name, "process_")
 	})
 	return found
+}
+
+func TestStatusesThatAServerMakesUpShareASeries(t *testing.T) {
+	m := newMetrics()
+	for status := range 1000 {
+		m.request(httptest.NewRequest(http.MethodGet, "/v1/disks", nil),
+			&http.Response{StatusCode: status}, time.Second)
+	}
+	families, err := m.registry.Gather()
+	must(t, err)
+	for _, family := range families {
+		if n := len(family.GetMetric()); family.GetName() == "oxide_csi_rack_request_seconds" &&
+			n != len(knownStatuses)+1 {
+			t.Errorf("%d series, want one for each of %v and one for the others", n, knownStatuses)
+		}
+	}
 }
 
 // kindOf is what a metric's type and labels are compared as.
