@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 // expectReason demands an error with that code whose message begins with that reason.
@@ -77,6 +78,15 @@ var _ = describeController("a reason that the rack causes", onTwoProjects, func(
 		expectReason(err, codes.FailedPrecondition, "DiskImporting")
 	})
 
+	It("CV-16 SnapshotFaulted: the rack failed to take the snapshot", func(ctx SpecContext) {
+		id := f.snapshotted(ctx, f.volume(ctx)).GetSnapshotId()
+		snapshot := f.rackJSON(ctx, "/v1/snapshots/"+id, nil)
+		snapshot["state"] = "faulted"
+		f.answer(ctx, "snapshot_view", id, snapshot)
+		expectReason(f.create(ctx, harness.FromSnapshot(harness.CreateRequest(fresh("faulted")), id)),
+			codes.FailedPrecondition, "SnapshotFaulted")
+	})
+
 	It("CV-14 ImageNotFound: the rack has no such image", func(ctx SpecContext) {
 		req := harness.CreateRequest(fresh("pictured"))
 		req.Parameters = map[string]string{"imageId": someUUID}
@@ -105,6 +115,30 @@ var _ = describeController("a reason that the rack causes", onTwoProjects, func(
 		disk := f.rackDisk(ctx, fresh("foreign"), otherProject)
 		err := f.publish(ctx, &csi.Volume{VolumeId: disk.Id}, "a")
 		expectReason(err, codes.InvalidArgument, "OtherProject")
+	})
+
+	It("D-69 DiskNotOurs: a disk made by hand is not deleted", func(ctx SpecContext) {
+		disk := f.rackDisk(ctx, fresh("by-hand"), f.rack.Project)
+		expectReason(f.delete(ctx, disk.Id), codes.FailedPrecondition, "DiskNotOurs")
+	})
+
+	It("DV-2 ProjectChanged: another project has the name by now", func(ctx SpecContext) {
+		project := f.rackJSON(ctx, "/v1/projects/"+f.rack.Project, nil)
+		project["id"] = someUUID
+		f.answer(ctx, "project_view", "", project)
+		expectReason(f.delete(ctx, someUUID), codes.FailedPrecondition, "ProjectChanged")
+	})
+
+	It("B-10 LookTooOld: the look that allows a deletion took too long", func(ctx SpecContext) {
+		volume := f.volume(ctx)
+		p := f.controller(ctx, harness.PluginOptions{Env: map[string]string{
+			"OXIDE_LOOK_LIMIT": "50ms"}})
+		f.fault(ctx, adminapi.Fault{Operation: "disk_view", Times: 1,
+			Delay: adminapi.Duration(100 * time.Millisecond)})
+		_, err := p.Controller().DeleteVolume(ctx,
+			&csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId()})
+		expectReason(err, codes.Aborted, "LookTooOld")
+		f.remains(ctx, volume, "detached")
 	})
 
 	It("CP-3 ReadOnlyUnsupported: a disk cannot be attached read-only", func(ctx SpecContext) {
