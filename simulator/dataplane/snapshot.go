@@ -37,9 +37,9 @@ func (p *Plane) SnapshotDisk(ctx context.Context, snapshotID, diskID string) err
 		plugged := d != nil && d.loop != nil
 		switch {
 		case shareBlocks(f, src):
-		case plugged:
+		case plugged && p.tamper().copied == nil:
 			err = p.copyStill(ctx, f, src, d)
-		default:
+		default: // no guest writes, or a tamper spoils the copy by what it writes meanwhile
 			err = copyKeepingHoles(ctx, f, src)
 		}
 		if err != nil || !plugged {
