@@ -56,6 +56,12 @@ var _ = describeController("the token",
 					}
 					return nil
 				})
+				eventually(ctx, func() error { // the check that the refusal has caused
+					if err := errOf(probe(ctx, p)); codeOf(err) != codes.FailedPrecondition {
+						return fmt.Errorf("Probe says %v", err)
+					}
+					return nil
+				})
 				rotated(file, harness.TokenPrefix+"fifth")
 				eventually(ctx, func() error {
 					return errOf(p.Controller().ListVolumes(ctx, &csi.ListVolumesRequest{}))

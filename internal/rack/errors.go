@@ -47,7 +47,7 @@ func Error(ctx context.Context, doing string, err error) error {
 		return csierr.New(csierr.NameTaken, "%s: %s", doing, why)
 	case errors.Is(err, oxide.ErrInvalidValue):
 		return csierr.New(csierr.ValueRefused, "%s: %s", doing, why)
-	case !Definite(err):
+	case !Definite(err), answer.HTTPResponse.StatusCode == http.StatusTooManyRequests:
 		return csierr.New(csierr.RackUnavailable, "%s: the rack cannot answer now: %s",
 			doing, why)
 	}

@@ -67,6 +67,8 @@ func TestEveryResponseOfTheRackHasItsCode(t *testing.T) { // OX-13
 			codes.Unavailable, csierr.RackUnavailable, "HTTP 501"},
 		{"OX-9 the rack cannot answer now", racktest.Error(503, "ServiceNotAvailable",
 			"Service Unavailable"), codes.Unavailable, csierr.RackUnavailable, "Service Unavailable"},
+		{"OX-9 a rack that limits", racktest.Error(429, "TooManyRequests", "slow down"),
+			codes.Unavailable, csierr.RackUnavailable, "slow down"},
 		{"OX-9 a proxy that limits", racktest.Exchange{Status: 429, Body: "slow down"}, codes.Unavailable,
 			csierr.RackUnavailable, "HTTP 429"},
 		{"OX-9 a proxy without a rack", racktest.Exchange{Status: 502, Body: "<html>Bad Gateway</html>"},

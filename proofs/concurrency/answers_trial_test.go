@@ -157,7 +157,7 @@ func (v *life) disturb(ctx context.Context, who actor) {
 		a.effect, a.change = later, true
 	case aPerson:
 		a.effect, a.change = later, true
-		a.meanwhile = func() { v.detachByHand(ctx) }
+		a.meanwhile = v.detachByHand(ctx)
 	case noRoleForAMoment:
 		a.effect, a.change = instead, false
 		a.answer = noRole()
@@ -179,27 +179,35 @@ func (v *life) disturb(ctx context.Context, who actor) {
 	v.acts++
 }
 
-// detachByHand detaches the disk: the person, or the other controller.
-func (v *life) detachByHand(ctx context.Context) {
+// detachByHand returns what detaches the disk: the person, or the other controller.
+func (v *life) detachByHand(ctx context.Context) func() {
+	volume, node := v.volume, v.node
 	switch {
-	case v.node == "":
+	case node == "":
+		return nil
 	case v.rand.IntN(2) == 0:
-		_ = v.rack.DetachDisk(ctx, v.volume.GetVolumeId(), v.node)
-	default:
+		return func() { _ = v.rack.DetachDisk(ctx, volume.GetVolumeId(), node) }
+	}
+	return func() {
 		_, _ = v.other().Controller().ControllerUnpublishVolume(ctx,
-			harness.UnpublishRequest(v.volume, v.node))
+			harness.UnpublishRequest(volume, node))
 	}
 }
 
 // call makes a call until it is OK, as an orchestrator does, or ends with a final code; or only
 // once. If the leader stands still, the other one is asked after the lease.
-func (v *life) call(ctx context.Context, once bool,
-	call func(context.Context, csi.ControllerClient) error) error {
+func call[Req, Resp any](ctx context.Context, v *life, once bool,
+	of func(csi.ControllerClient) method[Req, Resp], req Req) (Resp, error) {
 	for {
 		asked := v.lead()
 		one, cancel := context.WithTimeout(ctx, v.limit)
+		var answer Resp
 		answered := make(chan error, 1)
-		go func() { answered <- call(one, asked.Controller()) }()
+		go func() {
+			var err error
+			answer, err = of(asked.Controller())(one, req)
+			answered <- err
+		}()
 		err, ended := v.await(answered, asked)
 		if !ended {
 			v.left = append(v.left, func() {
@@ -211,11 +219,11 @@ func (v *life) call(ctx context.Context, once bool,
 		cancel()
 		if err == nil || once || !slices.Contains([]codes.Code{codes.Aborted, codes.Unavailable,
 			codes.Canceled, codes.DeadlineExceeded}, codeOf(err)) {
-			return err
+			return answer, err
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%w: %w", ctx.Err(), err)
+			return answer, fmt.Errorf("%w: %w", ctx.Err(), err)
 		case <-time.After(30 * time.Millisecond):
 		}
 	}
@@ -242,32 +250,29 @@ func (v *life) await(answered chan error, asked leader) (err error, ended bool) 
 }
 
 func (v *life) create(ctx context.Context) error {
-	var made *csi.Volume
-	err := v.call(ctx, false, func(ctx context.Context, c csi.ControllerClient) error {
-		answer, err := c.CreateVolume(ctx, harness.CreateRequest(v.name))
-		if err == nil {
-			made = answer.GetVolume()
-		}
-		return err
-	})
+	made, err := call(ctx, v, false, func(c csi.ControllerClient) method[*csi.CreateVolumeRequest,
+		*csi.CreateVolumeResponse] {
+		return c.CreateVolume
+	}, harness.CreateRequest(v.name))
 	if err == nil {
-		v.id, v.volume = made.GetVolumeId(), made
+		v.volume = made.GetVolume()
+		v.id = v.volume.GetVolumeId()
 	}
 	return err
 }
 
-// publish publishes the volume. Sometimes the orchestrator gives up after one answer, and then it
-// unpublishes.
 func (v *life) publish(ctx context.Context) error {
 	v.node = v.rack.Instances[v.rand.IntN(2)].ID
 	return v.publishAgain(ctx)
 }
 
+// publishAgain publishes the volume. Sometimes the orchestrator gives up after one answer, and then
+// it unpublishes.
 func (v *life) publishAgain(ctx context.Context) error {
-	err := v.call(ctx, v.rand.IntN(3) == 0, func(ctx context.Context, c csi.ControllerClient) error {
-		_, err := c.ControllerPublishVolume(ctx, harness.PublishRequest(v.volume, v.node))
-		return err
-	})
+	_, err := call(ctx, v, v.rand.IntN(3) == 0, func(c csi.ControllerClient) method[
+		*csi.ControllerPublishVolumeRequest, *csi.ControllerPublishVolumeResponse] {
+		return c.ControllerPublishVolume
+	}, harness.PublishRequest(v.volume, v.node))
 	if v.published = err == nil; err != nil {
 		return v.unpublish(ctx)
 	}
@@ -276,45 +281,43 @@ func (v *life) publishAgain(ctx context.Context) error {
 
 func (v *life) unpublish(ctx context.Context) error {
 	v.published = false
-	return v.call(ctx, false, func(ctx context.Context, c csi.ControllerClient) error {
-		_, err := c.ControllerUnpublishVolume(ctx, harness.UnpublishRequest(v.volume, v.node))
-		return err
-	})
+	_, err := call(ctx, v, false, func(c csi.ControllerClient) method[
+		*csi.ControllerUnpublishVolumeRequest, *csi.ControllerUnpublishVolumeResponse] {
+		return c.ControllerUnpublishVolume
+	}, harness.UnpublishRequest(v.volume, v.node))
+	return err
 }
 
 // delete deletes the volume. Sometimes the orchestrator makes it again before the deletion is
 // answered.
 func (v *life) delete(ctx context.Context) error {
-	id := v.id
-	v.id = ""
-	err := v.call(ctx, v.rand.IntN(2) == 0, func(ctx context.Context, c csi.ControllerClient) error {
-		_, err := c.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
-		return err
-	})
-	if err != nil {
+	_, err := call(ctx, v, v.rand.IntN(2) == 0, func(c csi.ControllerClient) method[
+		*csi.DeleteVolumeRequest, *csi.DeleteVolumeResponse] {
+		return c.DeleteVolume
+	}, &csi.DeleteVolumeRequest{VolumeId: v.id})
+	if v.id = ""; err != nil {
 		return v.create(ctx)
 	}
 	return nil
 }
 
 func (v *life) takeSnapshot(ctx context.Context) error {
-	return v.call(ctx, false, func(ctx context.Context, c csi.ControllerClient) error {
-		answer, err := c.CreateSnapshot(ctx, harness.SnapshotRequest(v.name, v.id))
-		if err == nil {
-			v.snapshot = answer.GetSnapshot().GetSnapshotId()
-		}
-		return err
-	})
+	taken, err := call(ctx, v, false, func(c csi.ControllerClient) method[*csi.CreateSnapshotRequest,
+		*csi.CreateSnapshotResponse] {
+		return c.CreateSnapshot
+	}, harness.SnapshotRequest(v.name, v.id))
+	if err == nil {
+		v.snapshot = taken.GetSnapshot().GetSnapshotId()
+	}
+	return err
 }
 
 func (v *life) deleteSnapshot(ctx context.Context) error {
-	id := v.snapshot
-	v.snapshot = ""
-	err := v.call(ctx, v.rand.IntN(2) == 0, func(ctx context.Context, c csi.ControllerClient) error {
-		_, err := c.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: id})
-		return err
-	})
-	if err != nil {
+	_, err := call(ctx, v, v.rand.IntN(2) == 0, func(c csi.ControllerClient) method[
+		*csi.DeleteSnapshotRequest, *csi.DeleteSnapshotResponse] {
+		return c.DeleteSnapshot
+	}, &csi.DeleteSnapshotRequest{SnapshotId: v.snapshot})
+	if v.snapshot = ""; err != nil {
 		return v.takeSnapshot(ctx)
 	}
 	return nil

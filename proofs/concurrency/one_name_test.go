@@ -34,7 +34,7 @@ type condition struct {
 	allowed answers
 }
 
-var unavailable = answers{codes.Unavailable: {"RackUnavailable"}}
+var unavailable = answers{codes.Unavailable: {"RackUnavailable", "EffectUnknown"}}
 
 func (env *environment) conditions(seed uint64) []condition {
 	unlucky := func(operation string, f adminapi.Fault) *adminapi.Fault {
