@@ -32,6 +32,16 @@ var (
 	deleteSnapshotStep    = &csi.DeleteSnapshotRequest{SnapshotId: racktest.Snapshot}
 )
 
+// What the steps return: they succeed, or an open change may undo them.
+var (
+	publishOK, publishOpen     = step{publishStep, codes.OK}, step{publishStep, codes.Unavailable}
+	unpublishOK, unpublishOpen = step{unpublishStep, codes.OK}, step{unpublishStep, codes.Unavailable}
+	createOK, createOpen       = step{createStep, codes.OK}, step{createStep, codes.Unavailable}
+	snapshotOK, snapshotOpen   = step{snapshotStep, codes.OK}, step{snapshotStep, codes.Unavailable}
+	deleteOpen                 = step{deleteStep, codes.Unavailable}
+	deleteSnapshotOpen         = step{deleteSnapshotStep, codes.Unavailable}
+)
+
 // take makes the calls. The caller's time ends before the change cannot be made any more, so that
 // no call waits.
 func take(t *testing.T, lines script, steps []step) {
@@ -50,138 +60,87 @@ func take(t *testing.T, lines script, steps []step) {
 	}
 }
 
-// proxied is the answer of a proxy to a change.
-func proxied(want string, status int) racktest.Exchange {
-	return racktest.Exchange{Want: want, Status: status, Body: "<html>", Proxy: true}
-}
-
-var (
-	lostAttach  = racktest.Exchange{Want: attach, Cut: true}
-	lostDetach  = racktest.Exchange{Want: detach, Cut: true}
-	attachedNow = accepted(attach, racktest.DiskOf(racktest.AttachedHere))
-	detachedNow = accepted(detach, racktest.DiskOf("detached"))
-)
-
 func TestCU4NoUnpublishIsOKWhileAnAttachMayStillBeCarriedOut(t *testing.T) {
-	unavailable := racktest.Error(503, "ServiceNotAvailable", "not now").To(attach)
-	forbidden := racktest.Error(403, "Forbidden", "Forbidden").To(attach)
-	detaching := shown("detaching " + racktest.Instance)
-	besideIn := func(state string) racktest.Exchange {
-		return racktest.OK(beside, racktest.PageOf("", racktest.DiskOf(state+" "+racktest.Instance)))
-	}
-	// attaching is a publish whose attach has this answer, and that finds the disk detached.
-	attaching := func(answer racktest.Exchange, rest ...racktest.Exchange) script {
+	leaving := shown(detaching)
+	// asking is a publish whose attach has this answer, and that finds the disk detached.
+	asking := func(answer racktest.Exchange, rest ...racktest.Exchange) script {
 		return append(script{alone, free, answer, free}, rest...)
 	}
-	unclear := step{publishStep, codes.Unavailable}
 	for _, s := range []struct {
 		name  string
 		lines script
 		steps []step
 	}{
-		{"an attach that was answered with 503", attaching(unavailable, free, free), []step{unclear,
-			{unpublishStep, codes.Unavailable}, {unpublishAnywhereStep, codes.Unavailable}}},
-		{"an attach whose answer was lost", attaching(lostAttach, free), []step{unclear,
-			{unpublishStep, codes.Unavailable}}},
-		{"an attach with a wrong answer", attaching(accepted(attach, racktest.DiskOf("detached")),
-			free), []step{unclear, {unpublishStep, codes.Unavailable}}},
-		{"an attach that a proxy answered with 499", attaching(proxied(attach, 499), together(), held,
-			detachedNow), []step{unclear, {publishStep, codes.OK}, {unpublishStep, codes.Unavailable}}},
-		{"an attach that a proxy answered with 403", attaching(proxied(attach, 403), together(), held,
-			detachedNow), []step{unclear, {publishStep, codes.OK}, {unpublishStep, codes.Unavailable}}},
-		{"a disk that another instance has by now", attaching(lostAttach, shown(elsewhere)),
-			[]step{unclear, {unpublishStep, codes.Unavailable}}},
-		{"a publish that finds it elsewhere gets no final code", attaching(lostAttach, alone,
-			shown(elsewhere)), []step{unclear, {publishStep, codes.Unavailable}}},
+		{"an attach that was answered with 503", asking(later.To(attach), free, free), []step{publishOpen,
+			unpublishOpen, {unpublishAnywhereStep, codes.Unavailable}}},
+		{"an attach whose answer was lost", asking(lostAttach, free), []step{publishOpen, unpublishOpen}},
+		{"an attach with a wrong answer", asking(accepted(attach, diskOf("detached")),
+			free), []step{publishOpen, unpublishOpen}},
+		{"a disk that another instance has by now", asking(lostAttach, shown(elsewhere)),
+			[]step{publishOpen, unpublishOpen}},
+		{"a publish that finds it elsewhere gets no final code", asking(lostAttach, alone,
+			shown(elsewhere)), []step{publishOpen, publishOpen}},
 		{"an attach that looks as if it was done stays open", script{alone, free, lostAttach, held,
-			together(), held, detachedNow}, []step{{publishStep, codes.OK}, {unpublishStep,
-			codes.Unavailable}}},
-		{"a publish that finds it attached ends nothing", attaching(lostAttach, together(), held,
-			detachedNow), []step{unclear, {publishStep, codes.OK}, {unpublishStep, codes.Unavailable}}},
-		{"a second attach leaves the first one open", attaching(lostAttach, alone, free, attachedNow,
-			together(), held, detachedNow), []step{unclear, {publishStep, codes.OK}, {unpublishStep,
-			codes.Unavailable}}},
-		{"a disk that is gone ends nothing", attaching(lostAttach, noDisk, ownProject, ownUser,
-			noDisk), []step{unclear, {unpublishStep, codes.Unavailable}}},
-		{"an attach that the rack refuses is not open", script{alone, free, forbidden, free},
-			[]step{{publishStep, codes.PermissionDenied}, {unpublishStep, codes.OK}}},
+			together(), held, detachedNow}, []step{publishOK, unpublishOpen}},
+		{"a publish that finds it attached ends nothing", asking(lostAttach, together(), held,
+			detachedNow), []step{publishOpen, publishOK, unpublishOpen}},
+		{"a second attach leaves the first one open", asking(lostAttach, alone, free, attachedNow,
+			together(), held, detachedNow), []step{publishOpen, publishOK, unpublishOpen}},
+		{"a disk that is gone ends nothing", asking(lostAttach, noDisk, ownProject, ownUser,
+			noDisk), []step{publishOpen, unpublishOpen}},
+		{"an attach that the rack refuses is not open", script{alone, free, forbidden.To(attach), free},
+			[]step{{publishStep, codes.PermissionDenied}, unpublishOK}},
 		// The disk is being detached by an earlier call; the attach gets no answer and may come later.
-		{"attach lost while the disk is detaching", script{besideIn("detaching"), detaching,
-			unavailable, detaching, free}, []step{{publishStep, codes.Aborted}, {unpublishStep,
-			codes.Unavailable}}},
-		{"attach lost while the disk is detaching, seen at unpublish", script{besideIn("detaching"),
-			detaching, lostAttach, detaching, detaching, racktest.Refused.To(detach), detaching, free},
-			[]step{{publishStep, codes.Aborted}, {unpublishStep, codes.Aborted}, {unpublishStep,
-				codes.Unavailable}}},
+		{"attach lost while the disk is detaching", script{listing(diskOf(detaching)), leaving,
+			later.To(attach), leaving, free}, []step{{publishStep, codes.Aborted}, unpublishOpen}},
+		{"attach lost while the disk is detaching, seen at unpublish", script{listing(diskOf(detaching)),
+			leaving, lostAttach, leaving, leaving, noDetach, leaving, free}, []step{{publishStep,
+			codes.Aborted}, {unpublishStep, codes.Aborted}, unpublishOpen}},
 		// The first attach is answered and goes on; the second one is lost.
-		{"second attach lost while the first is attaching", script{besideIn("attaching"),
-			shown("attaching " + racktest.Instance), lostAttach, held, together(), held, detachedNow},
-			[]step{{publishStep, codes.OK}, {unpublishStep, codes.Unavailable}}},
+		{"second attach lost while the first is attaching", script{listing(diskOf(attaching)), shown(
+			attaching), lostAttach, held, together(), held, detachedNow}, []step{publishOK, unpublishOpen}},
 
 		{"a detach that was lost makes a publish wait", script{held, lostDetach},
-			[]step{{unpublishStep, codes.Unavailable}, {publishStep, codes.Unavailable}}},
+			[]step{unpublishOpen, publishOpen}},
 		{"a disk that somebody else detached ends nothing", script{held, lostDetach, free},
-			[]step{{unpublishStep, codes.Unavailable}, {unpublishStep, codes.OK}, {publishStep,
-				codes.Unavailable}}},
-		{"a detach that a proxy answered with 499", script{held, proxied(detach, 499), free},
-			[]step{{unpublishStep, codes.Unavailable}, {unpublishStep, codes.OK}, {publishStep,
-				codes.Unavailable}}},
-		{"a detach that a proxy answered with 403", script{held, proxied(detach, 403), free},
-			[]step{{unpublishStep, codes.Unavailable}, {unpublishStep, codes.OK}, {publishStep,
-				codes.Unavailable}}},
-		{"a detach with another disk in its answer", script{held, accepted(detach,
-			racktest.DiskOf("detached", racktest.With("id", racktest.Image))), free},
-			[]step{{unpublishStep, codes.Unavailable}, {unpublishStep, codes.OK}, {publishStep,
-				codes.Unavailable}}},
-		{"a detach with the attached disk in its answer", script{held, accepted(detach,
-			racktest.DiskOf(racktest.AttachedHere)), free}, []step{{unpublishStep, codes.Unavailable},
-			{unpublishStep, codes.OK}, {publishStep, codes.Unavailable}}},
+			[]step{unpublishOpen, unpublishOK, publishOpen}},
+		{"a detach with the attached disk in its answer", script{held, accepted(detach, diskOf(here)),
+			free}, []step{unpublishOpen, unpublishOK, publishOpen}},
 		{"a second detach leaves the first one open", script{held, lostDetach, held, detachedNow},
-			[]step{{unpublishStep, codes.Unavailable}, {unpublishStep, codes.OK},
-				{publishStep, codes.Unavailable}}},
-		{"second detach lost while the first is detaching", script{detaching, lostDetach, free},
-			[]step{{unpublishStep, codes.Unavailable}, {unpublishStep, codes.OK}, {publishStep,
-				codes.Unavailable}}},
+			[]step{unpublishOpen, unpublishOK, publishOpen}},
+		{"second detach lost while the first is detaching", script{leaving, lostDetach, free},
+			[]step{unpublishOpen, unpublishOK, publishOpen}},
 	} {
 		t.Run(s.name, func(t *testing.T) { take(t, s.lines, s.steps) })
 	}
 }
 
 func TestCV18NoCreateAndNoDeleteIsOKWhileAnOpenChangeMayUndoIt(t *testing.T) {
-	found := racktest.OK(viewName, racktest.DiskOf("detached"))
-	snapshot := racktest.OK(viewSnap, racktest.SnapshotOf("ready"))
-	foundSnapshot := racktest.OK(viewSnapName, racktest.SnapshotOf("ready"))
-	lostCreate := racktest.Exchange{Want: postDisk, Cut: true}
-	lostDelete := racktest.Exchange{Want: racktest.DeleteDisk, Cut: true}
-	madeLater := []step{{createStep, codes.Unavailable}, {createStep, codes.OK}, {deleteStep,
-		codes.Unavailable}}
+	snapshot := snap("ready")
+	foundSnapshot := snapNamed("ready")
+	madeLater := []step{createOpen, createOK, deleteOpen}
 	for _, s := range []struct {
 		name  string
 		lines script
 		steps []step
 	}{
-		{"a create that finds the disk of an open delete", script{free, lostDelete,
-			taken.To(postDisk), found}, []step{{deleteStep, codes.Unavailable}, {createStep,
-			codes.Unavailable}}},
+		{"a create that finds the disk of an open delete", script{free, lostDelete, taken.To(postDisk),
+			named("detached")}, []step{deleteOpen, createOpen}},
 		{"a create that finds the snapshot of an open delete", script{snapshot, {Want: deleteSnap,
-			Cut: true}, free, taken.To(postSnap), foundSnapshot}, []step{{deleteSnapshotStep,
-			codes.Unavailable}, {snapshotStep, codes.Unavailable}}},
+			Cut: true}, free, taken.To(postSnap), foundSnapshot}, []step{deleteSnapshotOpen, snapshotOpen}},
 		{"a delete of a disk that an open create may make again", script{lostCreate, noName,
-			created(postDisk, racktest.DiskOf("creating")), free}, madeLater},
+			created(postDisk, diskOf("creating")), free}, madeLater},
 		{"a delete of such a disk that is gone by then", script{lostCreate, noName,
-			created(postDisk, racktest.DiskOf("creating")), noDisk}, madeLater},
-		{"a delete of a snapshot that an open create may take again", script{free, {Want: postSnap,
-			Cut: true}, noSnapName, free, created(postSnap, racktest.SnapshotOf("ready")), snapshot},
-			[]step{{snapshotStep, codes.Unavailable}, {snapshotStep, codes.OK}, {deleteSnapshotStep,
-				codes.Unavailable}}},
-		{"a refusal for the quota beside an open create", script{lostCreate, noName,
-			full.To(postDisk), noName}, []step{{createStep, codes.Unavailable}, {createStep,
-			codes.Unavailable}}},
-		{"a refusal for the quota beside an open snapshot", script{free, {Want: postSnap, Cut: true},
-			noSnapName, free, full.To(postSnap), noSnapName}, []step{{snapshotStep, codes.Unavailable},
-			{snapshotStep, codes.Unavailable}}},
-		{"a disk in use beside its open delete", script{free, lostDelete, held}, []step{{deleteStep,
-			codes.Unavailable}, {deleteStep, codes.Unavailable}}},
+			created(postDisk, diskOf("creating")), noDisk}, madeLater},
+		{"a delete of a snapshot that an open create may take again", script{free, lostSnap, noSnapName,
+			free, created(postSnap, snapshotOf("ready")), snapshot}, []step{snapshotOpen, snapshotOK,
+			deleteSnapshotOpen}},
+		{"a refusal for the quota beside an open create", script{lostCreate, noName, full.To(postDisk),
+			noName}, []step{createOpen, createOpen}},
+		{"a refusal for the quota beside an open snapshot", script{free, lostSnap, noSnapName, free,
+			full.To(postSnap), noSnapName}, []step{snapshotOpen, snapshotOpen}},
+		{"a disk in use beside its open delete", script{free, lostDelete, held}, []step{deleteOpen,
+			deleteOpen}},
 	} {
 		t.Run(s.name, func(t *testing.T) { take(t, s.lines, s.steps) })
 	}
@@ -197,8 +156,8 @@ func TestACallThatHasTheTimeWaitsForAnOpenChangeAndLooksAgain(t *testing.T) { //
 			free, free, free}},
 		{"an attach that comes", publishStep, unpublishStep, script{alone, free, lostAttach, free,
 			free, held, detachedNow}},
-		{"a create whose disk is deleted", createStep, deleteStep, script{{Want: postDisk, Cut: true},
-			noName, free, free, {Want: racktest.DeleteDisk, Status: 204}}},
+		{"a create whose disk is deleted", createStep, deleteStep, script{lostCreate,
+			noName, free, free, deleted}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			c := rackThat(t, test.lines...)
@@ -222,7 +181,7 @@ func TestCV18ACreateBesideADeleteOfTheNameIsRefused(t *testing.T) {
 		}
 	}
 	c = rackThat(t, free, racktest.Exchange{Want: racktest.DeleteDisk, Status: 204,
-		Check: during(createStep)}, racktest.OK(viewSnap, racktest.SnapshotOf("ready")),
+		Check: during(createStep)}, snap("ready"),
 		racktest.Exchange{Want: deleteSnap, Status: 204, Check: during(snapshotStep)})
 	must(t, csitest.Call(t.Context(), c, deleteStep))
 	csitest.Want(t, got, codes.Aborted, csierr.OperationPending)
@@ -235,7 +194,7 @@ func TestNoChangeIsSentAfterAnOldLook(t *testing.T) {
 		look.Hold = 50 * time.Millisecond
 		return look
 	}
-	snapshot := slow(racktest.OK(viewSnap, racktest.SnapshotOf("ready")))
+	snapshot := slow(snap("ready"))
 	restoring := creating(createRequest(), func(r *csi.CreateVolumeRequest) {
 		r.VolumeContentSource = fromSnapshot(racktest.Snapshot)
 	})

@@ -19,13 +19,13 @@ import (
 )
 
 // listed is the disk of the volume pvc-<n> of the cluster blue.
-func listed(n int, state string, edit ...func(map[string]any)) string {
+func listed(n int, state string, edits ...edit) string {
 	name := fmt.Sprint("pvc-", n)
-	return racktest.DiskOf(state, append([]func(map[string]any){
-		racktest.With("id", racktest.Numbered(n)),
-		racktest.With("name", volume.DiskName("blue", name)),
-		racktest.With("description", volume.Tag{Name: name, Cluster: "blue"}.Description()),
-	}, edit...)...)
+	return diskOf(state, append([]edit{
+		with("id", racktest.Numbered(n)),
+		with("name", volume.DiskName("blue", name)),
+		with("description", volume.Tag{Name: name, Cluster: "blue"}.Description()),
+	}, edits...)...)
 }
 
 func volumeIDs(answer *csi.ListVolumesResponse) []string {
@@ -37,23 +37,23 @@ func volumeIDs(answer *csi.ListVolumesResponse) []string {
 }
 
 func TestD69ListVolumesShowsThisClustersVolumes(t *testing.T) { // LV-5
-	mine := racktest.With("description", "made by hand")
-	red := racktest.With("description", volume.Tag{Name: "x", Cluster: "red"}.Description())
-	copied := racktest.With("name", "by-hand")
+	mine := with("description", "made by hand")
+	red := with("description", volume.Tag{Name: "x", Cluster: "red"}.Description())
+	copied := with("name", "by-hand")
 	c := rackThat(t,
-		racktest.OK(listDisks, racktest.PageOf("p2",
-			listed(1, "detached"), listed(2, racktest.AttachedHere), listed(3, "detached", red),
+		racktest.OK(listDisks, pageOf("p2",
+			listed(1, "detached"), listed(2, here), listed(3, "detached", red),
 			listed(4, "detached", copied), listed(5, "detached", mine))),
 		// Only for an attached disk that is not the cluster's does the driver list the boot disks.
-		racktest.OK(listDisks, racktest.PageOf("p3", listed(6, racktest.AttachedHere, mine),
-			listed(7, racktest.AttachedHere, red), listed(8, "faulted"),
-			listed(9, "detaching "+racktest.OtherInstance), listed(10, racktest.AttachedHere, red),
-			listed(11, racktest.AttachedHere, copied))),
-		racktest.OK("GET /v1/instances", racktest.PageOf("i2", racktest.InstanceOf("running",
-			racktest.With("boot_disk_id",
+		racktest.OK(listDisks, pageOf("p3", listed(6, here, mine),
+			listed(7, here, red), listed(8, "faulted"),
+			listed(9, "detaching "+racktest.OtherInstance), listed(10, here, red),
+			listed(11, here, copied))),
+		racktest.OK("GET /v1/instances", pageOf("i2", racktest.InstanceOf("running",
+			with("boot_disk_id",
 				racktest.Numbered(7))))),
-		racktest.OK("GET /v1/instances", racktest.PageOf("")),
-		racktest.OK(listDisks, racktest.PageOf("")),
+		racktest.OK("GET /v1/instances", pageOf("")),
+		racktest.OK(listDisks, pageOf("")),
 	)
 	answer, err := c.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
 	must(t, err)
@@ -81,15 +81,13 @@ func TestD69ListVolumesShowsThisClustersVolumes(t *testing.T) { // LV-5
 
 func TestB6EveryCallDescribesAVolumeAlike(t *testing.T) { // GV-3
 	restored := func(state string) string {
-		return racktest.DiskOf(state, racktest.With("snapshot_id", racktest.Snapshot),
-			racktest.With("description",
+		return diskOf(state, with("snapshot_id", racktest.Snapshot),
+			with("description",
 				volume.Tag{Name: "pvc-1",
 					Cluster: "blue", MkfsOptions: "reservedPercent=0"}.Description()))
 	}
-	c := rackThat(t, racktest.OK(viewSnap, racktest.SnapshotOf("ready")), created(postDisk,
-		restored("creating")),
-		racktest.OK(listDisks, racktest.PageOf("", restored("detached"))), racktest.OK(racktest.ViewDisk,
-			restored(racktest.AttachedHere)))
+	c := rackThat(t, snap("ready"), created(postDisk, restored("creating")), racktest.OK(listDisks,
+		pageOf("", restored("detached"))), racktest.OK(racktest.ViewDisk, restored(here)))
 	c.Topology = rackA
 	r := createRequest()
 	r.Parameters = map[string]string{"mkfsOptions": "reservedPercent=0"}
@@ -114,8 +112,7 @@ func TestGV2AndVH4UnknownVolumes(t *testing.T) { // GV-2, VH-4
 	_, err := rackThat(t, noDisk).ControllerGetVolume(t.Context(),
 		&csi.ControllerGetVolumeRequest{VolumeId: racktest.Disk})
 	csitest.Want(t, err, codes.NotFound, csierr.VolumeNotFound)
-	_, err = rackThat(t,
-		noDisk).ControllerGetVolumeHealth(t.Context(),
+	_, err = rackThat(t, noDisk).ControllerGetVolumeHealth(t.Context(),
 		&csi.ControllerGetVolumeHealthRequest{VolumeId: racktest.Disk})
 	csitest.Want(t, err, codes.NotFound, csierr.VolumeNotFound)
 }
@@ -124,9 +121,9 @@ func TestLV3AndLV4PagesOfAnySizeGiveEveryVolumeOnce(t *testing.T) { // LV-3, LV-
 	rack := &longRack{project: racktest.Project}
 	var want []string
 	for n := range 57 {
-		edit := racktest.With("description", "made by hand")
+		edit := with("description", "made by hand")
 		if n%3 > 0 { // filtered before it is counted
-			edit = racktest.With("block_size", 512)
+			edit = with("block_size", 512)
 			want = append(want, racktest.Numbered(n))
 		}
 		rack.items = append(rack.items, listed(n, "detached", edit))
@@ -176,23 +173,20 @@ func TestLV1AndLV2BadPages(t *testing.T) { // LS-1, LS-2, LV-1, VH-2
 }
 
 func TestAListIsCompleteOrAnError(t *testing.T) {
-	down := racktest.Error(503, "ServiceNotAvailable", "Service Unavailable")
-	_, err := rackThat(t, racktest.OK(listDisks, racktest.PageOf("p", listed(1, "detached"))),
-		down.To(listDisks)).
-		ListVolumes(t.Context(), &csi.ListVolumesRequest{})
+	down := later
+	_, err := rackThat(t, racktest.OK(listDisks, pageOf("p", listed(1, "detached"))),
+		down.To(listDisks)).ListVolumes(t.Context(), &csi.ListVolumesRequest{})
 	csitest.Want(t, err, codes.Unavailable, csierr.RackUnavailable)
-	_, err = rackThat(t, racktest.OK(listDisks, racktest.PageOf("p", listed(1, racktest.AttachedHere,
-		racktest.With("description", "")))),
+	_, err = rackThat(t, racktest.OK(listDisks, pageOf("p", listed(1, here, with("description", "")))),
 		down.To("GET /v1/instances")).ListVolumes(t.Context(), &csi.ListVolumesRequest{})
 	csitest.Want(t, err, codes.Unavailable, csierr.RackUnavailable)
 }
 
 func TestVH6OnlyFaultedVolumesAreUnhealthy(t *testing.T) { // VH-5, VH-6
-	c := rackThat(t, racktest.OK(listDisks, racktest.PageOf("", listed(1, "detached"), listed(2,
-		"faulted"),
+	c := rackThat(t, racktest.OK(listDisks, pageOf("", listed(1, "detached"), listed(2, "faulted"),
 		listed(3, "maintenance"), listed(4, "faulted"))))
-	answer, err := c.ControllerListVolumeHealth(t.Context(), &csi.ControllerListVolumeHealthRequest{
-		MaxEntries: 1})
+	answer, err := c.ControllerListVolumeHealth(t.Context(),
+		&csi.ControllerListVolumeHealthRequest{MaxEntries: 1})
 	must(t, err)
 	ill := &csi.VolumeHealth{VolumeId: racktest.Numbered(2),
 		HealthStatuses: []*csi.VolumeHealth_VolumeHealthEntry{{
@@ -208,7 +202,7 @@ func TestVH6OnlyFaultedVolumesAreUnhealthy(t *testing.T) { // VH-5, VH-6
 		t.Errorf("VH-6: a faulted disk alone: %v, %v", alone, err)
 	}
 
-	for _, state := range []string{"creating", "detached", racktest.AttachedHere, "maintenance",
+	for _, state := range []string{"creating", "detached", here, "maintenance",
 		"import_ready"} {
 		got, err := rackThat(t, shown(state)).ControllerGetVolumeHealth(t.Context(),
 			&csi.ControllerGetVolumeHealthRequest{VolumeId: racktest.Disk})
@@ -247,26 +241,19 @@ func TestGetCapacity(t *testing.T) { // CG-4, CG-5
 		{"CG-3 local disks", script{left(10*volume.GiB, 5*volume.GiB)},
 			&csi.GetCapacityRequest{Parameters: map[string]string{"diskType": "local"}}, local},
 		{"CG-2 a mode that volumes do not have", nil,
-			&csi.GetCapacityRequest{VolumeCapabilities: manyReaders},
-			&csi.GetCapacityResponse{}},
-		{"CG-2 a parameter that is unknown", nil,
-			&csi.GetCapacityRequest{Parameters: map[string]string{"colour": "blue"}},
-			&csi.GetCapacityResponse{}},
-		{"CG-2 a placement that nodes do not report", nil,
-			&csi.GetCapacityRequest{Parameters: map[string]string{"placement": "instance"}},
-			&csi.GetCapacityResponse{}},
-		{"CG-2 another rack", nil,
-			&csi.GetCapacityRequest{AccessibleTopology: csitest.Topologies("rack=b")[0]},
-			&csi.GetCapacityResponse{}},
-		{"CG-2 this rack", script{left(5*volume.GiB, 0)},
-			&csi.GetCapacityRequest{AccessibleTopology: csitest.Topologies("rack=a")[0]},
-			limits(5 * volume.GiB)},
+			&csi.GetCapacityRequest{VolumeCapabilities: manyReaders}, &csi.GetCapacityResponse{}},
+		{"CG-2 a parameter that is unknown", nil, &csi.GetCapacityRequest{Parameters: map[string]string{
+			"colour": "blue"}}, &csi.GetCapacityResponse{}},
+		{"CG-2 a placement that nodes do not report", nil, &csi.GetCapacityRequest{
+			Parameters: map[string]string{"placement": "instance"}}, &csi.GetCapacityResponse{}},
+		{"CG-2 another rack", nil, &csi.GetCapacityRequest{AccessibleTopology: csitest.Topologies(
+			"rack=b")[0]}, &csi.GetCapacityResponse{}},
+		{"CG-2 this rack", script{left(5*volume.GiB, 0)}, &csi.GetCapacityRequest{
+			AccessibleTopology: csitest.Topologies("rack=a")[0]}, limits(5 * volume.GiB)},
 		{"CG-2 an instance of this rack", script{left(5*volume.GiB, 0)},
-			&csi.GetCapacityRequest{AccessibleTopology: instanceAt("rack=a,")[0]},
-			limits(5 * volume.GiB)},
-		{"CG-2 an instance of another rack", nil,
-			&csi.GetCapacityRequest{AccessibleTopology: instanceAt("rack=b,")[0]},
-			&csi.GetCapacityResponse{}},
+			&csi.GetCapacityRequest{AccessibleTopology: instanceAt("rack=a,")[0]}, limits(5 * volume.GiB)},
+		{"CG-2 an instance of another rack", nil, &csi.GetCapacityRequest{AccessibleTopology: instanceAt(
+			"rack=b,")[0]}, &csi.GetCapacityResponse{}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			c := rackThat(t, test.lines...)
@@ -282,13 +269,18 @@ func TestGetCapacity(t *testing.T) { // CG-4, CG-5
 		Parameters: map[string]string{"placement": "instance"}, AccessibleTopology: instanceAt("")[0]})
 	must(t, err)
 	csitest.SameMessage(t, answer, limits(5*volume.GiB)) // CG-2 an instance, without locations
-	_, err = c.GetCapacity(t.Context(), &csi.GetCapacityRequest{
-		AccessibleTopology: instanceAt("rack=a,")[0]})
+	_, err = c.GetCapacity(t.Context(),
+		&csi.GetCapacityRequest{AccessibleTopology: instanceAt("rack=a,")[0]})
 	csitest.Want(t, err, codes.InvalidArgument, csierr.TopologyInvalid) // CG-4
-	_, err = rackThat(t).GetCapacity(t.Context(), &csi.GetCapacityRequest{
-		AccessibleTopology: csitest.Topologies("rack=a")[0]})
+	_, err = rackThat(t).GetCapacity(t.Context(),
+		&csi.GetCapacityRequest{AccessibleTopology: csitest.Topologies("rack=a")[0]})
 	csitest.Want(t, err, codes.InvalidArgument, csierr.TopologyInvalid) // CG-4
-	_, err = rackThat(t, racktest.Error(403, "Forbidden", "Forbidden").To(utilization)).GetCapacity(
-		t.Context(), &csi.GetCapacityRequest{})
-	csitest.Want(t, err, codes.PermissionDenied, csierr.RoleMissing) // CG-5
+	for _, test := range []scriptedCall{
+		{"", script{forbidden.To(utilization)}, codes.PermissionDenied, csierr.RoleMissing, ""}, // CG-5
+		{"", script{racktest.OK(utilization, `{"capacity":null,"provisioned":null}`)},
+			codes.Unavailable, csierr.RackResponseInvalid, ""},
+	} {
+		_, err = rackThat(t, test.lines...).GetCapacity(t.Context(), &csi.GetCapacityRequest{})
+		test.verify(t, err)
+	}
 }

@@ -25,14 +25,14 @@ import (
 
 func TestAPageWithoutAListIsAnError(t *testing.T) {
 	// An attached disk without a tag may be a boot disk, so the driver lists the instances.
-	byHand := listed(1, "attached "+racktest.Instance, racktest.With("description", "made by hand"))
+	byHand := listed(1, "attached "+racktest.Instance, with("description", "made by hand"))
 	for name, list := range map[string]struct {
 		request proto.Message
 		lines   script
 	}{
 		"disks": {&csi.ListVolumesRequest{}, script{{Want: "GET /v1/disks"}}},
-		"instances": {&csi.ListVolumesRequest{}, script{
-			{Want: "GET /v1/disks", Body: racktest.PageOf("", byHand)}, {Want: "GET /v1/instances"}}},
+		"instances": {&csi.ListVolumesRequest{}, script{{Want: "GET /v1/disks", Body: pageOf("", byHand)},
+			{Want: "GET /v1/instances"}}},
 		"snapshots": {&csi.ListSnapshotsRequest{}, script{{Want: "GET /v1/snapshots"}}},
 	} {
 		for _, body := range []string{`{}`, `{"items":null,"next_page":null}`, racktest.ProjectOf()} {
@@ -111,7 +111,7 @@ var pagedLists = map[string]struct {
 	call func(ctx context.Context, c *Service, most int32, token string) (ids []string,
 		next string, err error)
 }{
-	"volumes": {func(n int) string { return listed(n, racktest.AttachedHere) },
+	"volumes": {func(n int) string { return listed(n, here) },
 		func(ctx context.Context, c *Service, most int32, token string) ([]string, string,
 			error) {
 			answer, err := c.ListVolumes(ctx, &csi.ListVolumesRequest{MaxEntries: most,
@@ -122,7 +122,7 @@ var pagedLists = map[string]struct {
 			return volumeIDs(answer), answer.GetNextToken(), err
 		}},
 	"snapshots": {func(n int) string {
-		return racktest.SnapshotOf("ready", racktest.With("id",
+		return snapshotOf("ready", with("id",
 			racktest.Numbered(n)))
 	},
 		func(ctx context.Context, c *Service, most int32, token string) (ids []string,
@@ -199,7 +199,7 @@ func TestLV4AListInAnotherOrderIsAnErrorAndNotAShorterList(t *testing.T) {
 func TestLV3AResponseThatWouldBeTooLargeIsPaged(t *testing.T) {
 	rack := &longRack{project: racktest.Project}
 	for n := range 22000 {
-		rack.items = append(rack.items, listed(n, racktest.AttachedHere))
+		rack.items = append(rack.items, listed(n, here))
 	}
 	walkList(t, rack, pagedLists["volumes"].call, 0)
 }
@@ -211,7 +211,7 @@ func TestLV2ATokenThatTheRackRefusesIsInvalid(t *testing.T) {
 	for _, list := range pagedLists {
 		path := map[bool]string{true: listDisks, false: listSnaps}[strings.Contains(list.item(1),
 			"block_size")]
-		other := racktest.OK(path, racktest.PageOf("", strings.ReplaceAll(list.item(1),
+		other := racktest.OK(path, pageOf("", strings.ReplaceAll(list.item(1),
 			racktest.ProjectID, racktest.Image)))
 		for _, line := range []racktest.Exchange{refusal.To(path), other} { // other is of another project
 			_, _, err := list.call(t.Context(), rackThat(t, line), 1, token)

@@ -28,40 +28,19 @@ const (
 
 const elsewhere = "attached " + racktest.OtherInstance
 
-// scriptedCall is a call of the controller with a script.
-type scriptedCall struct {
-	name   string
-	lines  script
-	code   codes.Code
-	reason csierr.Reason
-	words  string // that the message has to contain
-}
-
-func (s scriptedCall) verify(t *testing.T, err error) {
-	t.Helper()
-	if s.code == codes.OK {
-		must(t, err)
-		return
-	}
-	csitest.Want(t, err, s.code, s.reason)
-	if !strings.Contains(err.Error(), s.words) {
-		t.Errorf("%v does not mention %s", err, s.words)
-	}
-}
-
 // alone lists an instance without disks. together lists one with the volume's disk and perhaps
 // others.
-var alone = racktest.OK(beside, racktest.PageOf(""))
+var alone = listing()
 
 func together(others ...string) racktest.Exchange {
-	return racktest.OK(beside, racktest.PageOf("", append(others,
-		racktest.DiskOf(racktest.AttachedHere))...))
+	return listing(append(others,
+		diskOf(here))...)
 }
 
 // besideDisk is another disk of the instance.
 func besideDisk(name string) string {
-	return racktest.DiskOf(racktest.AttachedHere, racktest.With("id", racktest.Image),
-		racktest.With("name",
+	return diskOf(here, with("id", racktest.Image),
+		with("name",
 			name))
 }
 
@@ -69,135 +48,108 @@ func besideDisk(name string) string {
 var serialTwin = besideDisk(volume.DiskName("blue", "pvc-1") + "-backup")
 
 func TestPublishing(t *testing.T) { // OX-3
+	published := &csi.ControllerPublishVolumeResponse{PublishContext: map[string]string{
+		"diskName": volume.DiskName("blue", "pvc-1"), "sizeBytes": "10737418240", "readOnly": "false",
+		"diskId": racktest.Disk, "blockSize": "4096", "origin": "blank", "use": "filesystem",
+		"filesystemUUID": racktest.Disk}}
 	manyDisks := make([]string, 12)
 	for i := range manyDisks {
-		manyDisks[i] = racktest.DiskOf(racktest.AttachedHere, racktest.With("id", racktest.Numbered(i)),
-			racktest.With("name",
+		manyDisks[i] = diskOf(here, with("id", racktest.Numbered(i)),
+			with("name",
 				fmt.Sprint("other-", i)))
 	}
-	full := racktest.OK(beside, racktest.PageOf("", manyDisks...))
+	full := listing(manyDisks...)
 	gateway := racktest.Error(http.StatusInternalServerError, "Internal", "oops")
-	otherProject := racktest.With("project_id", racktest.Disk)
-	refused := script{racktest.Refused.To(attach), free, racktest.OK(viewInstance,
-		racktest.InstanceOf("running")), alone}
+	otherProject := with("project_id", racktest.Disk)
+	refused := script{noAttach, free, instance("running"), alone}
 	local := script{racktest.Error(409, "Conflict", "cannot attach local storage disk: instance is "+
-		"starting").To(attach), shown("detached", racktest.With("disk_type", "local")),
-		racktest.OK(viewInstance, racktest.InstanceOf("running")), alone}
-	for _, s := range []scriptedCall{
-		{"lists the instance before and after the attach", script{alone, free, attachedNow,
-			together()}, codes.OK, "", ""},
+		"starting").To(attach), shown("detached", with("disk_type", "local")),
+		instance("running"), alone}
+	scriptedCalls{
 		{"makes no request to attach an attached disk", script{together()}, codes.OK, "", ""},
-		{"CP-4 an unknown disk is reported before the node", script{noInstance,
-			noDisk}, codes.NotFound, csierr.VolumeNotFound, racktest.Disk},
+		{"CP-4 an unknown disk is reported before the node", script{noInstance, noDisk}, codes.NotFound,
+			csierr.VolumeNotFound, racktest.Disk},
 		{"CP-4 an unknown disk", script{alone, noDisk}, codes.NotFound, csierr.VolumeNotFound,
 			racktest.Disk},
-		{"CP-5 an unknown instance", script{noInstance, free}, codes.NotFound,
-			csierr.InstanceNotFound, racktest.Instance},
-		{"CP-5 a destroyed instance", script{alone, free, racktest.Refused.To(attach), free,
-			racktest.OK(viewInstance, racktest.InstanceOf("destroyed"))}, codes.NotFound,
-			csierr.InstanceNotFound, ""},
-		{"CP-6 a refusal of a disk that is attached there", script{alone, free,
-			racktest.Refused.To(attach), held, together()}, codes.OK, "", ""},
+		{"CP-5 an unknown instance", script{noInstance, free}, codes.NotFound, csierr.InstanceNotFound,
+			racktest.Instance},
 		{"CP-8 attached elsewhere is left there, and names the node", script{alone, shown(elsewhere)},
 			codes.FailedPrecondition, csierr.DiskAttachedElsewhere, racktest.OtherInstance},
-		{"CP-8 attached elsewhere meanwhile names the node", script{alone, free,
-			racktest.Refused.To(attach), shown(elsewhere)}, codes.FailedPrecondition,
-			csierr.DiskAttachedElsewhere, racktest.OtherInstance},
 		{"CP-8 being attached elsewhere", script{alone, shown("attaching " + racktest.OtherInstance)},
 			codes.FailedPrecondition, csierr.DiskAttachedElsewhere, racktest.OtherInstance},
-		{"CP-9 a full instance", script{full, free, racktest.Refused.To(attach), free,
-			racktest.OK(viewInstance, racktest.InstanceOf("running")), full}, codes.ResourceExhausted,
-			csierr.InstanceFull, "worker-1 (" + racktest.Instance + ") has 12 disks"},
-		{"CP-10 a running instance without hot-plug", slices.Concat(script{alone, free}, refused,
-			refused), codes.FailedPrecondition, csierr.InstanceMustBeStopped, "the instance worker-1 (" +
-			racktest.Instance + ") is running and must be stopped"},
-		{"CP-10 an attach that the rack accepts at the second request", slices.Concat(script{alone,
-			free}, refused, script{attachedNow, together()}), codes.OK, "", ""},
-		{"CP-10 an attach of which the second request is refused for another reason",
-			slices.Concat(script{alone, free}, refused, script{racktest.Refused.To(attach),
-				shown(elsewhere)}), codes.FailedPrecondition, csierr.DiskAttachedElsewhere, ""},
-		{"CP-10 a local disk at a running instance, with hot-plug or without",
-			slices.Concat(script{alone, free}, local, local), codes.FailedPrecondition,
-			csierr.InstanceMustBeStopped, "to attach a disk: a local disk is only attached"},
-		{"CP-9 an instance that was full before", script{full, free, racktest.Refused.To(attach), free,
-			racktest.OK(viewInstance, racktest.InstanceOf("running")), alone}, codes.Aborted,
-			csierr.OperationPending, "changed meanwhile"},
-		{"an instance in a state that takes no disks", script{alone, free, racktest.Refused.To(attach),
-			free, racktest.OK(viewInstance, racktest.InstanceOf("failed")), alone},
-			codes.FailedPrecondition, csierr.InstanceState, "the rack says no"},
-		{"CP-11 an instance of another project", script{alone, free, racktest.Refused.To(attach), free,
-			racktest.OK(viewInstance, racktest.InstanceOf("running", otherProject))},
-			codes.InvalidArgument, csierr.OtherProject, "different projects"},
-		{"CP-11 a disk of another project", script{alone, shown("detached", otherProject)},
-			codes.InvalidArgument, csierr.OtherProject, "OXIDE_PROJECT"},
-		{"CP-13 a disk being snapshotted", script{alone, free, racktest.Refused.To(attach),
-			shown("maintenance")}, codes.Aborted, csierr.DiskBusy, "maintenance"},
-		{"CP-13 a disk being created", script{alone, free, racktest.Refused.To(attach),
-			shown("creating")}, codes.Aborted, csierr.DiskBusy, "creating"},
-		{"CP-13 a disk being detached", script{alone, free, racktest.Refused.To(attach),
-			shown("detaching " + racktest.Instance)}, codes.Aborted, csierr.DiskBusy, "detaching"},
-		{"CP-13 a disk being detached from another instance", script{alone,
-			shown("detaching " + racktest.OtherInstance)}, codes.Aborted, csierr.DiskBusy, "detaching"},
-		{"CP-13 a disk that waits for its content", script{alone, free, racktest.Refused.To(attach),
-			shown("import_ready")}, codes.FailedPrecondition, csierr.DiskImporting,
-			"run 'oxide disk import finalize'"},
-		{"CP-13 a disk that is being written by an import", script{alone, free,
-			racktest.Refused.To(attach), shown("importing_from_bulk_writes")}, codes.FailedPrecondition,
-			csierr.DiskImporting, "run 'oxide disk import stop' and then"},
-		{"CP-13 a disk that is being finalized", script{alone, free, racktest.Refused.To(attach),
-			shown("finalizing")}, codes.Aborted, csierr.DiskBusy, "finalizing"},
-		{"CP-13 a faulted disk", script{alone, free, racktest.Refused.To(attach), shown("faulted")},
-			codes.FailedPrecondition, csierr.DiskFaulted, ""},
-		{"CP-13 a destroyed disk", script{alone, free, racktest.Refused.To(attach),
-			shown("destroyed")}, codes.NotFound, csierr.VolumeNotFound, ""},
-		{"CP-15 a disk that cannot be read while it is attached", script{alone, free, accepted(attach,
-			racktest.DiskOf("attaching "+racktest.Instance)), racktest.Error(503, "ServiceNotAvailable",
-			"later").To(racktest.ViewDisk)}, codes.Unavailable, csierr.RackUnavailable, ""},
-		{"CP-15 a disk that ends on another instance", script{alone, free, accepted(attach,
-			racktest.DiskOf("attaching "+racktest.Instance)), shown(elsewhere)}, codes.Unavailable,
-			csierr.RackResponseInvalid, "not attached to the instance"},
-		{"CP-15 a disk being attached is awaited", script{alone, free, accepted(attach,
-			racktest.DiskOf("attaching "+racktest.Instance)), shown("attaching " + racktest.Instance),
-			held, together()}, codes.OK, "", ""},
-		{"a success with a detached disk", script{alone, free, accepted(attach,
-			racktest.DiskOf("detached")), free}, codes.Unavailable, csierr.RackResponseInvalid,
-			"not attached"},
-		{"a success elsewhere", script{alone, free, accepted(attach, racktest.DiskOf(elsewhere)),
-			shown(elsewhere)}, codes.Unavailable, csierr.EffectUnknown, racktest.OtherInstance},
-		{"another disk's success", script{alone, free, accepted(attach,
-			racktest.DiskOf(racktest.AttachedHere, racktest.With("id", racktest.Image))), free},
-			codes.Unavailable, csierr.RackResponseInvalid, racktest.Image},
-		{"another disk's success after the effect", script{alone, free, accepted(attach,
-			racktest.DiskOf(racktest.AttachedHere, racktest.With("id", racktest.Image))), held,
-			together()}, codes.OK, "", ""},
-		{"a lost response", script{alone, free, lostAttach, free}, codes.Unavailable,
-			csierr.RackUnavailable, ""},
-		{"a lost response after the effect", script{alone, free, lostAttach, held, together()},
-			codes.OK, "", ""},
-		{"OX-8 an error inside the rack", script{alone, free, gateway.To(attach), free},
-			codes.Unavailable, csierr.RackUnavailable, "oops"},
+		{"CP-9 a full instance", script{full, free, noAttach, free, instance("running"), full},
+			codes.ResourceExhausted, csierr.InstanceFull, "worker-1 (" + racktest.Instance +
+				") has 12 disks"},
+		{"CP-9 an instance that was full before", script{full, free, noAttach, free, instance("running"),
+			alone}, codes.Aborted, csierr.OperationPending, "changed meanwhile"},
+		{"CP-13 a disk being detached from another instance", script{alone, shown("detaching " +
+			racktest.OtherInstance)}, codes.Aborted, csierr.DiskBusy, "detaching"},
 		{"CP-9 an error inside the rack at a full instance", script{full, free, gateway.To(attach), free},
 			codes.Unavailable, csierr.RackUnavailable, "has 12 disks, the boot disk included"},
-		{"OX-8 an error inside the rack after the effect", script{alone, free, gateway.To(attach),
-			held, together()}, codes.OK, "", ""},
-		{"OX-8 an error inside the rack, which then does not respond", script{alone, free,
-			gateway.To(attach), racktest.Error(403, "Forbidden", "Forbidden").To(racktest.ViewDisk)},
-			codes.Unavailable, csierr.EffectUnknown, "Forbidden"},
-	} {
-		t.Run(s.name, func(t *testing.T) {
-			answer, err := rackThat(t, s.lines...).ControllerPublishVolume(t.Context(),
-				publishRequest())
-			s.verify(t, err)
-			if err == nil {
-				csitest.SameMessage(t, answer, &csi.ControllerPublishVolumeResponse{
-					PublishContext: map[string]string{
-						"diskName": volume.DiskName("blue", "pvc-1"), "sizeBytes": "10737418240",
-						"readOnly": "false", "diskId": racktest.Disk, "blockSize": "4096",
-						"origin": "blank", "use": "filesystem", "filesystemUUID": racktest.Disk,
-					}})
-			}
-		})
-	}
+	}.try(t, publishRequest(), published)
+	scriptedCalls{
+		{"lists the instance before and after the attach", script{attachedNow, together()}, codes.OK, "",
+			""},
+		{"CP-15 a disk that cannot be read while it is attached", script{attachingNow,
+			later.To(racktest.ViewDisk)}, codes.Unavailable, csierr.RackUnavailable, ""},
+		{"CP-15 a disk that ends on another instance", script{attachingNow, shown(elsewhere)},
+			codes.Unavailable, csierr.RackResponseInvalid, "not attached to the instance"},
+		{"CP-15 a disk being attached is awaited", script{attachingNow, shown(attaching), held,
+			together()}, codes.OK, "", ""},
+		{"a success with a detached disk", script{accepted(attach, diskOf("detached")), free},
+			codes.Unavailable, csierr.RackResponseInvalid, "not attached"},
+		{"a success elsewhere", script{accepted(attach, diskOf(elsewhere)), shown(elsewhere)},
+			codes.Unavailable, csierr.EffectUnknown, racktest.OtherInstance},
+		{"another disk's success", script{accepted(attach, diskOf(here, with("id", racktest.Image))),
+			free}, codes.Unavailable, csierr.RackResponseInvalid, racktest.Image},
+		{"another disk's success after the effect", script{accepted(attach, diskOf(here, with("id",
+			racktest.Image))), held, together()}, codes.OK, "", ""},
+		{"a lost response", script{lostAttach, free}, codes.Unavailable, csierr.RackUnavailable, ""},
+		{"a lost response after the effect", script{lostAttach, held, together()}, codes.OK, "", ""},
+		{"OX-8 an error inside the rack", script{gateway.To(attach), free}, codes.Unavailable,
+			csierr.RackUnavailable, "oops"},
+		{"OX-8 an error inside the rack after the effect", script{gateway.To(attach), held, together()},
+			codes.OK, "", ""},
+		{"OX-8 an error inside the rack, which then does not respond", script{gateway.To(attach),
+			forbidden.To(racktest.ViewDisk)}, codes.Unavailable, csierr.EffectUnknown, "Forbidden"},
+		{"CP-10 a running instance without hot-plug", slices.Concat(refused, refused),
+			codes.FailedPrecondition, csierr.InstanceMustBeStopped, "the instance worker-1 (" +
+				racktest.Instance + ") is running and must be stopped"},
+		{"CP-10 an attach that the rack accepts at the second request", slices.Concat(refused,
+			script{attachedNow, together()}), codes.OK, "", ""},
+		{"CP-10 an attach of which the second request is refused for another reason",
+			slices.Concat(refused, script{noAttach, shown(elsewhere)}), codes.FailedPrecondition,
+			csierr.DiskAttachedElsewhere, ""},
+		{"CP-10 a local disk at a running instance, with hot-plug or without", slices.Concat(local,
+			local), codes.FailedPrecondition, csierr.InstanceMustBeStopped,
+			"to attach a disk: a local disk is only attached"},
+	}.after(alone, free).try(t, publishRequest(), published)
+	scriptedCalls{
+		{"CP-5 a destroyed instance", script{free, instance("destroyed")}, codes.NotFound,
+			csierr.InstanceNotFound, ""},
+		{"CP-6 a refusal of a disk that is attached there", script{held, together()}, codes.OK, "", ""},
+		{"CP-8 attached elsewhere meanwhile names the node", script{shown(elsewhere)},
+			codes.FailedPrecondition, csierr.DiskAttachedElsewhere, racktest.OtherInstance},
+		{"an instance in a state that takes no disks", script{free, instance("failed"), alone},
+			codes.FailedPrecondition, csierr.InstanceState, "the rack says no"},
+		{"CP-11 an instance of another project", script{free, instance("running", otherProject)},
+			codes.InvalidArgument, csierr.OtherProject, "different projects"},
+		{"CP-13 a disk being snapshotted", script{shown("maintenance")}, codes.Aborted, csierr.DiskBusy,
+			"maintenance"},
+		{"CP-13 a disk being created", script{shown("creating")}, codes.Aborted, csierr.DiskBusy,
+			"creating"},
+		{"CP-13 a disk being detached", script{shown(detaching)}, codes.Aborted, csierr.DiskBusy,
+			"detaching"},
+		{"CP-13 a disk that waits for its content", script{shown("import_ready")},
+			codes.FailedPrecondition, csierr.DiskImporting, "run 'oxide disk import finalize'"},
+		{"CP-13 a disk that is being written by an import", script{shown("importing_from_bulk_writes")},
+			codes.FailedPrecondition, csierr.DiskImporting, "run 'oxide disk import stop' and then"},
+		{"CP-13 a disk that is being finalized", script{shown("finalizing")}, codes.Aborted,
+			csierr.DiskBusy, "finalizing"},
+		{"CP-13 a faulted disk", script{shown("faulted")}, codes.FailedPrecondition, csierr.DiskFaulted,
+			""},
+		{"CP-13 a destroyed disk", script{shown("destroyed")}, codes.NotFound, csierr.VolumeNotFound, ""},
+	}.after(alone, free, noAttach).try(t, publishRequest(), published)
 }
 
 func TestPublishContextHasTheUseAndTheBirthOfEveryDisk(t *testing.T) {
@@ -212,9 +164,9 @@ func TestPublishContextHasTheUseAndTheBirthOfEveryDisk(t *testing.T) {
 		disk *oxide.Disk
 		want map[string]string // beyond what the rack shows
 	}{
-		"another cluster's": {tagged(volume.DiskName("red", "db"), made), map[string]string{
-			"use": "filesystem", "origin": "snapshot", "sourceBytes": "1073741824",
-			"filesystemUUID": racktest.Snapshot}},
+		"another cluster's": {tagged(volume.DiskName("red", "db"), made),
+			map[string]string{"use": "filesystem", "origin": "snapshot", "sourceBytes": "1073741824",
+				"filesystemUUID": racktest.Snapshot}},
 		"one with another disk's tag": {tagged(another, made), map[string]string{"use": "both"}},
 		"one with a tag that tells no use": {tagged(volume.DiskName("red", "db"),
 			volume.Tag{Name: "db", Cluster: "red"}), map[string]string{"use": "both"}},
@@ -234,52 +186,44 @@ func TestPublishContextHasTheUseAndTheBirthOfEveryDisk(t *testing.T) {
 
 func TestCP12TwoDisksWithOneSerialAreNeverAttachedTogether(t *testing.T) {
 	mine := attachedNow
-	for _, s := range []scriptedCall{
-		{"an attached one prevents the attach", script{racktest.OK(beside, racktest.PageOf("",
-			serialTwin)), free}, codes.FailedPrecondition, csierr.SerialTaken, "-backup"},
-		{"CP-4: a missing disk is reported before", script{racktest.OK(beside, racktest.PageOf("",
-			serialTwin)), noDisk}, codes.NotFound, csierr.VolumeNotFound, racktest.Disk},
-		{"beside one that was attached meanwhile the disk stays until it is unpublished", script{alone,
-			free, mine, together(serialTwin)}, codes.Aborted, csierr.SerialTaken, volume.DiskName("blue",
-			"pvc-1") + " (" + racktest.Disk + ") and " + volume.DiskName("blue", "pvc-1") + "-backup ("},
+	scriptedCalls{
+		{"an attached one prevents the attach", script{listing(serialTwin), free},
+			codes.FailedPrecondition, csierr.SerialTaken, "-backup"},
+		{"CP-4: a missing disk is reported before", script{listing(serialTwin), noDisk}, codes.NotFound,
+			csierr.VolumeNotFound, racktest.Disk},
 		{"a disk that was attached before is not detached", script{together(serialTwin)},
 			codes.FailedPrecondition, csierr.SerialTaken, "-backup"},
-		{"a disk that was being attached before is not detached", script{racktest.OK(beside,
-			racktest.PageOf("", racktest.DiskOf("attaching "+racktest.Instance))),
-			shown("attaching " + racktest.Instance), mine, together(serialTwin)}, codes.Aborted,
-			csierr.SerialTaken, "stays attached"},
-		{"a disk that somebody else attached meanwhile is not detached", script{alone, free,
-			racktest.Refused.To(attach), held, together(serialTwin)}, codes.Aborted, csierr.SerialTaken,
+		{"a disk that was being attached before is not detached", script{listing(diskOf(attaching)),
+			shown(attaching), mine, together(serialTwin)}, codes.Aborted, csierr.SerialTaken,
 			"stays attached"},
-		{"a failing second list makes the call UNAVAILABLE", script{alone, free, mine,
-			racktest.Error(403, "Forbidden", "Forbidden").To(beside)}, codes.Unavailable,
-			csierr.EffectUnknown, "Forbidden"},
-		{"a second list without the disk is retryable", script{alone, free, mine, alone},
-			codes.Aborted, csierr.DiskBusy, "is not among its disks"},
-		{"the second page of the list counts, behind an empty one", script{alone, free, mine,
-			racktest.OK(beside, racktest.PageOf("x")), racktest.OK(beside, racktest.PageOf("y",
-				racktest.DiskOf(racktest.AttachedHere), serialTwin))}, codes.Aborted, csierr.SerialTaken,
-			"-backup"},
-		{"the second page of the list counts, behind a full one", script{alone, free, mine,
-			racktest.OK(beside, racktest.PageOf("x", hundred()...)), racktest.OK(beside,
-				racktest.PageOf("y", racktest.DiskOf(racktest.AttachedHere), serialTwin))}, codes.Aborted,
-			csierr.SerialTaken, "-backup"},
-		{"a context that names another disk", script{alone, shown("detached", racktest.With("name",
+		{"a disk that somebody else attached meanwhile is not detached", script{alone, free, noAttach,
+			held, together(serialTwin)}, codes.Aborted, csierr.SerialTaken, "stays attached"},
+		{"a context that names another disk", script{alone, shown("detached", with("name",
 			"csi-0000000000000000"))}, codes.InvalidArgument, csierr.FieldInvalid, "diskName"},
-	} {
-		t.Run(s.name, func(t *testing.T) {
-			_, err := rackThat(t, s.lines...).ControllerPublishVolume(t.Context(), publishRequest())
-			s.verify(t, err)
-		})
-	}
+	}.try(t, publishRequest(), nil)
+	scriptedCalls{
+		{"beside one that was attached meanwhile the disk stays until it is unpublished",
+			script{together(serialTwin)}, codes.Aborted, csierr.SerialTaken, volume.DiskName("blue",
+				"pvc-1") + " (" + racktest.Disk + ") and " + volume.DiskName("blue", "pvc-1") + "-backup ("},
+		{"a failing second list makes the call UNAVAILABLE", script{forbidden.To(beside)},
+			codes.Unavailable, csierr.EffectUnknown, "Forbidden"},
+		{"a second list without the disk is retryable", script{alone}, codes.Aborted, csierr.DiskBusy,
+			"is not among its disks"},
+		{"the second page of the list counts, behind an empty one", script{racktest.OK(beside,
+			pageOf("x")), racktest.OK(beside, pageOf("y", diskOf(here), serialTwin))}, codes.Aborted,
+			csierr.SerialTaken, "-backup"},
+		{"the second page of the list counts, behind a full one", script{racktest.OK(beside, pageOf("x",
+			hundred()...)), racktest.OK(beside, pageOf("y", diskOf(here), serialTwin))}, codes.Aborted,
+			csierr.SerialTaken, "-backup"},
+	}.after(alone, free, mine).try(t, publishRequest(), nil)
 }
 
 func TestUseDiffersAVolumeIsPublishedOnlyForItsUse(t *testing.T) {
-	madeFor := func(use string, edit ...func(map[string]any)) func(state string) string {
+	madeFor := func(use string, edits ...edit) func(state string) string {
 		m := racktest.OwnTag
 		m.Use = use
 		return func(state string) string {
-			return racktest.DiskOf(state, append(edit, racktest.With("description", m.Description()))...)
+			return diskOf(state, append(edits, with("description", m.Description()))...)
 		}
 	}
 	// The same disk after the cluster's id was changed.
@@ -287,8 +231,8 @@ func TestUseDiffersAVolumeIsPublishedOnlyForItsUse(t *testing.T) {
 		m := racktest.OwnTag
 		m.Use, m.Cluster = use, "red"
 		return func(state string) string {
-			return racktest.DiskOf(state, racktest.With("description", m.Description()),
-				racktest.With("name", volume.DiskName("red", m.Name)))
+			return diskOf(state, with("description", m.Description()),
+				with("name", volume.DiskName("red", m.Name)))
 		}
 	}
 	raw := &csi.VolumeCapability{AccessMode: csitest.Filesystem("").GetAccessMode(),
@@ -313,22 +257,22 @@ func TestUseDiffersAVolumeIsPublishedOnlyForItsUse(t *testing.T) {
 		{"another cluster's device as a filesystem", foreign(volume.UseBlock),
 			csitest.Filesystem("ext4"), false},
 		{"another cluster's device as a device", foreign(volume.UseBlock), raw, true},
-		{"one whose tag is another disk's", madeFor(volume.UseFilesystem, racktest.With("name",
+		{"one whose tag is another disk's", madeFor(volume.UseFilesystem, with("name",
 			"csi-0000000000000000")), raw, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			listed := racktest.OK(beside, racktest.PageOf("", test.disk(racktest.AttachedHere)))
+			listed := listing(test.disk(here))
 			for name, lines := range map[string]script{
 				"attached":       {listed},
 				"to be attached": {alone, racktest.OK(racktest.ViewDisk, test.disk("detached"))},
 			} {
 				if name == "to be attached" && test.fits {
-					lines = append(lines, accepted(attach, test.disk(racktest.AttachedHere)), listed)
+					lines = append(lines, accepted(attach, test.disk(here)), listed)
 				}
 				r := publishRequest()
 				r.VolumeCapability = test.capability
 				for _, name := range []string{"csi-0000000000000000", volume.DiskName("red", "pvc-1")} {
-					if strings.Contains(test.disk(racktest.AttachedHere), name) {
+					if strings.Contains(test.disk(here), name) {
 						r.VolumeContext[volume.CtxDiskName] = name
 					}
 				}
@@ -353,36 +297,22 @@ func TestUseDiffersAVolumeIsPublishedOnlyForItsUse(t *testing.T) {
 
 func TestD2PublishingAStaticVolume(t *testing.T) {
 	const name = "made-by-hand-with-a-long-name"
+	r := publishRequest()
+	r.VolumeContext = nil
 	static := func(state string) string {
-		return racktest.DiskOf(state, racktest.With("name", name), racktest.With("read_only", true))
+		return diskOf(state, with("name", name), with("read_only", true))
 	}
-	for _, s := range []scriptedCall{
-		{"lists the neighbours first", script{racktest.OK(beside, racktest.PageOf("x",
-			besideDisk("boot"))), racktest.OK(racktest.ViewDisk, static("detached")), accepted(attach,
-			static(racktest.AttachedHere)), racktest.OK(beside, racktest.PageOf("",
-			static(racktest.AttachedHere)))}, codes.OK, "", ""},
-		{"needs no attach when it is attached", script{racktest.OK(beside, racktest.PageOf("",
-			static(racktest.AttachedHere)))}, codes.OK, "", ""},
-		{"CP-12 is refused beside one of the same 20 bytes", script{racktest.OK(beside,
-			racktest.PageOf("", besideDisk("made-by-hand-with-a-short-one"))),
-			racktest.OK(racktest.ViewDisk, static("detached"))}, codes.FailedPrecondition,
-			csierr.SerialTaken, "made-by-hand-with-a-short-one"},
-		{"CP-4 of an unknown disk", script{alone, noDisk}, codes.NotFound, csierr.VolumeNotFound, ""},
-		{"CP-5 to an unknown instance", script{noInstance,
-			racktest.OK(racktest.ViewDisk, static("detached"))}, codes.NotFound, csierr.InstanceNotFound,
-			""},
-	} {
-		t.Run(s.name, func(t *testing.T) {
-			r := publishRequest()
-			r.VolumeContext = nil
-			answer, err := rackThat(t, s.lines...).ControllerPublishVolume(t.Context(), r)
-			s.verify(t, err)
-			if err == nil && (answer.GetPublishContext()["diskName"] != name ||
-				answer.GetPublishContext()["readOnly"] != "true") {
-				t.Errorf("got %v", answer)
-			}
-		})
-	}
+	scriptedCalls{
+		{"lists the neighbours first", script{racktest.OK(beside, pageOf("x", besideDisk("boot"))),
+			racktest.OK(racktest.ViewDisk, static("detached")), accepted(attach, static(here)),
+			listing(static(here))}, codes.OK, "", ""},
+		{"needs no attach when it is attached", script{listing(static(here))}, codes.OK, "", ""},
+		{"CP-12 is refused beside one of the same 20 bytes", script{listing(besideDisk(
+			"made-by-hand-with-a-short-one")), racktest.OK(racktest.ViewDisk, static("detached"))},
+			codes.FailedPrecondition, csierr.SerialTaken, "made-by-hand-with-a-short-one"},
+	}.try(t, r, &csi.ControllerPublishVolumeResponse{PublishContext: map[string]string{
+		"diskName": name, "sizeBytes": "10737418240", "readOnly": "true", "diskId": racktest.Disk,
+		"blockSize": "4096", "use": "both"}})
 }
 
 func TestAStaticVolumeWithAttributesOfAnotherIsNotAttached(t *testing.T) { // D-24
@@ -396,9 +326,8 @@ func TestAStaticVolumeWithAttributesOfAnotherIsNotAttached(t *testing.T) { // D-
 	}{
 		{"a diskName without an id is checked", map[string]string{"diskName": another}, script{alone,
 			free}, codes.InvalidArgument, "diskName"},
-		{"and attached if it is right", map[string]string{"diskName": volume.DiskName("blue",
-			"pvc-1")}, script{alone, free, attachedNow,
-			together()}, codes.OK, ""},
+		{"and attached if it is right", map[string]string{"diskName": volume.DiskName("blue", "pvc-1")},
+			script{alone, free, attachedNow, together()}, codes.OK, ""},
 		{"attributes copied from another volume", map[string]string{"diskName": another,
 			"diskId": racktest.Image, "blockSize": "4096"}, script{alone, free}, codes.InvalidArgument,
 			"diskName"},
@@ -418,9 +347,8 @@ func TestAStaticVolumeWithAttributesOfAnotherIsNotAttached(t *testing.T) { // D-
 }
 
 func TestValidating(t *testing.T) { // VC-2
-	made := racktest.DiskOf("detached", racktest.With("block_size", 512), racktest.With("description",
-		volume.Tag{Name: "pvc-1",
-			Cluster: "blue", MkfsOptions: "reservedPercent=0"}.Description()))
+	made := diskOf("detached", with("block_size", 512), with("description", volume.Tag{Name: "pvc-1",
+		Cluster: "blue", MkfsOptions: "reservedPercent=0"}.Description()))
 	for _, test := range []struct {
 		name string
 		disk string
@@ -436,7 +364,7 @@ func TestValidating(t *testing.T) { // VC-2
 			r.Parameters = map[string]string{"blockSize": "512", "diskType": "distributed",
 				"mkfsOptions": "reservedPercent=0", "csi.storage.k8s.io/fstype": "ext4"}
 		}, ""},
-		{"D-2 a static volume without a context", racktest.DiskOf("detached", racktest.With("description",
+		{"D-2 a static volume without a context", diskOf("detached", with("description",
 			"mine")),
 			func(*csi.ValidateVolumeCapabilitiesRequest) {}, ""},
 		{"VC-4 a mode", made, func(r *csi.ValidateVolumeCapabilitiesRequest) {
@@ -477,7 +405,7 @@ func TestValidating(t *testing.T) { // VC-2
 		{"VC-5 mutable parameters", made, func(r *csi.ValidateVolumeCapabilitiesRequest) {
 			r.MutableParameters = map[string]string{"a": "b"}
 		}, "mutable_parameters"},
-		{"E-6 a read-only disk", racktest.DiskOf("detached", racktest.With("read_only", true)),
+		{"E-6 a read-only disk", diskOf("detached", with("read_only", true)),
 			func(*csi.ValidateVolumeCapabilitiesRequest) {}, "read-only"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -497,12 +425,10 @@ func TestValidating(t *testing.T) { // VC-2
 			csitest.SameMessage(t, answer, &csi.ValidateVolumeCapabilitiesResponse{
 				Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{
 					VolumeContext: r.GetVolumeContext(), Parameters: r.GetParameters(),
-					VolumeCapabilities: r.GetVolumeCapabilities(),
-				}})
+					VolumeCapabilities: r.GetVolumeCapabilities()}})
 		})
 	}
-	_, err := rackThat(t,
-		noDisk).ValidateVolumeCapabilities(t.Context(),
+	_, err := rackThat(t, noDisk).ValidateVolumeCapabilities(t.Context(),
 		&csi.ValidateVolumeCapabilitiesRequest{VolumeId: racktest.Disk,
 			VolumeCapabilities: []*csi.VolumeCapability{csitest.Filesystem("ext4")}})
 	csitest.Want(t, err, codes.NotFound, csierr.VolumeNotFound)
@@ -512,8 +438,8 @@ func TestValidating(t *testing.T) { // VC-2
 func hundred() []string {
 	var disks []string
 	for n := range 100 {
-		disks = append(disks, racktest.DiskOf(racktest.AttachedHere,
-			racktest.With("id", racktest.Numbered(n)), racktest.With("name", racktest.Numbered(n))))
+		disks = append(disks, diskOf(here,
+			with("id", racktest.Numbered(n)), with("name", racktest.Numbered(n))))
 	}
 	return disks
 }

@@ -8,7 +8,6 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
@@ -26,10 +25,11 @@ const (
 var viewSnapName = "GET /v1/snapshots/" + volume.SnapshotName("blue", "snap-1")
 
 func TestTakingSnapshots(t *testing.T) {
+	answer := &csi.CreateSnapshotResponse{Snapshot: wantedSnapshot(true)}
 	busy := racktest.Error(409, "Conflict", "volume repair lock")
-	for _, s := range []scriptedCall{
+	scriptedCalls{
 		{"is a read and one request", script{{Want: postSnap, Status: 201,
-			Body:  racktest.SnapshotOf("ready"),
+			Body:  snapshotOf("ready"),
 			Query: "project=" + racktest.ProjectID, Check: func(t *testing.T, body []byte) {
 				var got map[string]any
 				_ = json.Unmarshal(body, &got)
@@ -38,201 +38,121 @@ func TestTakingSnapshots(t *testing.T) {
 				}
 			}}}, codes.OK, "", ""},
 		{"CS-4 of a volume that is deleted between read and request",
-			script{racktest.NotFound.To(postSnap), noSnapName, ownProject, ownUser, noDisk},
-			codes.NotFound, csierr.VolumeNotFound, racktest.Disk},
-		{"OX-6 in a project that cannot be seen", script{racktest.NotFound.To(postSnap),
-			noSnapName, noProject}, codes.PermissionDenied,
-			csierr.ProjectNotFound, ""},
-		{"CS-5 twice", script{taken.To(postSnap), racktest.OK(viewSnapName,
-			racktest.SnapshotOf("ready"))}, codes.OK, "", ""},
-		{"CS-5 twice, with a full quota", script{full.To(postSnap), racktest.OK(viewSnapName,
-			racktest.SnapshotOf("ready"))}, codes.OK, "", ""},
+			script{racktest.NotFound.To(postSnap), noSnapName, ownProject, ownUser, noDisk}, codes.NotFound,
+			csierr.VolumeNotFound, racktest.Disk},
+		{"OX-6 in a project that cannot be seen", script{racktest.NotFound.To(postSnap), noSnapName,
+			noProject}, codes.PermissionDenied, csierr.ProjectNotFound, ""},
+		{"CS-5 twice", script{taken.To(postSnap), snapNamed("ready")}, codes.OK, "", ""},
+		{"CS-5 twice, with a full quota", script{full.To(postSnap), snapNamed("ready")}, codes.OK, "",
+			""},
 		{"CS-5 twice, the volume deleted between", script{racktest.NotFound.To(postSnap),
-			racktest.OK(viewSnapName, racktest.SnapshotOf("ready"))}, codes.OK, "", ""},
-		{"CS-6 of another volume", script{taken.To(postSnap), racktest.OK(viewSnapName,
-			racktest.SnapshotOf("ready", racktest.With("disk_id", racktest.Image)))},
-			codes.AlreadyExists, csierr.SnapshotExists, racktest.Image},
-		{"CS-6 over one made by hand", script{taken.To(postSnap), racktest.OK(viewSnapName,
-			racktest.SnapshotOf("ready", racktest.With("description", "mine")))}, codes.AlreadyExists,
-			csierr.SnapshotExists, racktest.Snapshot},
+			snapNamed("ready")}, codes.OK, "", ""},
+		{"CS-6 of another volume", script{taken.To(postSnap), snapNamed("ready", with("disk_id",
+			racktest.Image))}, codes.AlreadyExists, csierr.SnapshotExists, racktest.Image},
+		{"CS-6 over one made by hand", script{taken.To(postSnap), snapNamed("ready", with("description",
+			"mine"))}, codes.AlreadyExists, csierr.SnapshotExists, racktest.Snapshot},
 		{"of a name whose snapshot is being destroyed", script{taken.To(postSnap),
-			racktest.OK(viewSnapName, racktest.SnapshotOf("destroyed"))}, codes.Aborted,
+			snapNamed("destroyed")}, codes.Aborted, csierr.OperationPending, ""},
+		{"of a name that has gone", script{taken.To(postSnap), noSnapName}, codes.Aborted,
 			csierr.OperationPending, ""},
-		{"of a name that has gone", script{taken.To(postSnap), noSnapName},
-			codes.Aborted, csierr.OperationPending, ""},
 		{"CS-7 while another is taken, or a part of the disk is replaced", script{busy.To(postSnap),
 			noSnapName, held}, codes.Aborted, csierr.DiskBusy, "replaces a part"},
 		{"CS-5 twice, while a part of the disk is replaced", script{busy.To(postSnap),
-			racktest.OK(viewSnapName, racktest.SnapshotOf("ready"))}, codes.OK, "", ""},
+			snapNamed("ready")}, codes.OK, "", ""},
 		{"CS-7 while an earlier call with the name takes it", script{busy.To(postSnap),
-			racktest.OK(viewSnapName, racktest.SnapshotOf("creating"))}, codes.Aborted, csierr.DiskBusy,
-			"still taking"},
-		{"CS-7 twice, while the first call takes it", script{taken.To(postSnap),
-			racktest.OK(viewSnapName, racktest.SnapshotOf("creating"))}, codes.Aborted, csierr.DiskBusy,
-			"still taking"},
-		{"CS-7 that is answered before it is taken", script{created(postSnap,
-			racktest.SnapshotOf("creating"))}, codes.Aborted, csierr.DiskBusy, "still taking"},
+			snapNamed("creating")}, codes.Aborted, csierr.DiskBusy, "still taking"},
+		{"CS-7 twice, while the first call takes it", script{taken.To(postSnap), snapNamed("creating")},
+			codes.Aborted, csierr.DiskBusy, "still taking"},
+		{"CS-7 that is answered before it is taken", script{created(postSnap, snapshotOf("creating"))},
+			codes.Aborted, csierr.DiskBusy, "still taking"},
 		{"CS-6 of another volume, while that one is taken", script{busy.To(postSnap),
-			racktest.OK(viewSnapName, racktest.SnapshotOf("creating",
-				racktest.With("disk_id", racktest.Image)))}, codes.AlreadyExists, csierr.SnapshotExists,
-			racktest.Image},
-		{"CS-8 without capacity", script{full.To(postSnap), noSnapName},
-			codes.ResourceExhausted, csierr.RackFull, ""},
-		{"CS-9 that fails, and is deleted", script{created(postSnap, racktest.SnapshotOf("faulted")),
-			racktest.OK(viewSnap, racktest.SnapshotOf("faulted")), {Want: deleteSnap, Status: 204}},
-			codes.Internal, csierr.SnapshotFaulted, "deleted again"},
-		{"CS-9 that fails, and is not deleted", script{created(postSnap,
-			racktest.SnapshotOf("faulted")), racktest.OK(viewSnap, racktest.SnapshotOf("faulted")),
-			racktest.Error(403, "Forbidden", "Forbidden").To(deleteSnap)}, codes.Unavailable,
-			csierr.EffectUnknown, "Forbidden"},
-		{"CS-9 that only seems to fail", script{created(postSnap, racktest.SnapshotOf("faulted")),
-			racktest.OK(viewSnap, racktest.SnapshotOf("ready"))}, codes.Aborted, csierr.DiskBusy, ""},
-		{"CS-9 that an earlier call failed to take", script{taken.To(postSnap),
-			racktest.OK(viewSnapName, racktest.SnapshotOf("faulted"))}, codes.Aborted,
-			csierr.SnapshotFaulted, ""},
-		{"CS-10 of a local disk", script{racktest.Refused.To(postSnap), shown("detached",
-			racktest.With("disk_type", "local"))}, codes.FailedPrecondition, csierr.SnapshotImpossible,
-			"local"},
-		{"CS-10 of a read-only disk", script{racktest.Refused.To(postSnap), shown("detached",
-			racktest.With("read_only", true))}, codes.FailedPrecondition, csierr.SnapshotImpossible,
-			"read-only"},
-		{"CS-10 of a faulted disk", script{racktest.Refused.To(postSnap), shown("faulted")},
-			codes.FailedPrecondition, csierr.DiskFaulted, ""},
-		{"CS-10 of a disk being created", script{racktest.Refused.To(postSnap), shown("creating")},
+			snapNamed("creating", with("disk_id", racktest.Image))}, codes.AlreadyExists,
+			csierr.SnapshotExists, racktest.Image},
+		{"CS-8 without capacity", script{full.To(postSnap), noSnapName}, codes.ResourceExhausted,
+			csierr.RackFull, ""},
+		{"CS-9 that fails, and is deleted", script{created(postSnap, snapshotOf("faulted")),
+			snap("faulted"), deletedSnap}, codes.Internal, csierr.SnapshotFaulted, "deleted again"},
+		{"CS-9 that fails, and is not deleted", script{created(postSnap, snapshotOf("faulted")), snap(
+			"faulted"), forbidden.To(deleteSnap)}, codes.Unavailable, csierr.EffectUnknown, "Forbidden"},
+		{"CS-9 that only seems to fail", script{created(postSnap, snapshotOf("faulted")), snap("ready")},
 			codes.Aborted, csierr.DiskBusy, ""},
-		{"while the rack cannot pause the writers", script{gaveUp["HTTP 503"].To(postSnap),
-			noSnapName}, codes.Unavailable, csierr.RackUnavailable, ""},
-		{"with another disk's response", script{created(postSnap, racktest.SnapshotOf("ready",
-			racktest.With("disk_id", racktest.Image))), noSnapName},
-			codes.Unavailable, csierr.RackResponseInvalid, racktest.Image},
-		{"with another disk's response after the effect", script{created(postSnap,
-			racktest.SnapshotOf("ready", racktest.With("disk_id", racktest.Image))),
-			racktest.OK(viewSnapName, racktest.SnapshotOf("ready"))}, codes.OK, "", ""},
-		{"with a response without a name", script{created(postSnap, racktest.SnapshotOf("ready",
-			racktest.With("name", ""))), noSnapName}, codes.Unavailable, csierr.RackResponseInvalid, ""},
-		{"with a response without a time", script{created(postSnap, racktest.SnapshotOf("ready",
-			racktest.With("time_created", nil))), noSnapName}, codes.Unavailable,
-			csierr.RackResponseInvalid, ""},
-		{"with a response without a size", script{created(postSnap, racktest.SnapshotOf("ready",
-			racktest.With("size", 0))), noSnapName}, codes.Unavailable, csierr.RackResponseInvalid, ""},
-		{"without a response", script{{Want: postSnap, Cut: true}, noSnapName}, codes.Unavailable,
+		{"CS-9 that an earlier call failed to take", script{taken.To(postSnap), snapNamed("faulted")},
+			codes.Aborted, csierr.SnapshotFaulted, ""},
+		{"while the rack cannot pause the writers", script{later.To(postSnap), noSnapName},
+			codes.Unavailable, csierr.RackUnavailable, ""},
+		{"with another disk's response", script{created(postSnap, snapshotOf("ready", with("disk_id",
+			racktest.Image))), noSnapName}, codes.Unavailable, csierr.RackResponseInvalid, racktest.Image},
+		{"with another disk's response after the effect", script{created(postSnap, snapshotOf("ready",
+			with("disk_id", racktest.Image))), snapNamed("ready")}, codes.OK, "", ""},
+		{"with a response without a name", script{created(postSnap, snapshotOf("ready", with("name",
+			""))), noSnapName}, codes.Unavailable, csierr.RackResponseInvalid, ""},
+		{"without a response", script{lostSnap, noSnapName}, codes.Unavailable,
 			csierr.RackUnavailable, ""},
-	} {
-		t.Run(s.name, func(t *testing.T) {
-			lines := append(script{free},
-				s.lines...)
-			answer, err := rackThat(t, lines...).CreateSnapshot(t.Context(), snapshotRequest())
-			s.verify(t, err)
-			if err == nil {
-				csitest.SameMessage(t, answer.GetSnapshot(), wantedSnapshot(true))
-			}
-		})
-	}
-}
-
-func TestTakingASnapshotOfAVolumeThatIsGone(t *testing.T) {
-	for _, s := range []scriptedCall{
-		{"CS-4 is not found", script{noDisk, noSnapName, ownProject, ownUser, noDisk},
+	}.after(free).try(t, snapshotRequest(), answer)
+	scriptedCalls{
+		{"CS-10 of a local disk", script{shown("detached", with("disk_type", "local"))},
+			codes.FailedPrecondition, csierr.SnapshotImpossible, "local"},
+		{"CS-10 of a read-only disk", script{shown("detached", with("read_only", true))},
+			codes.FailedPrecondition, csierr.SnapshotImpossible, "read-only"},
+		{"CS-10 of a faulted disk", script{shown("faulted")}, codes.FailedPrecondition,
+			csierr.DiskFaulted, ""},
+		{"CS-10 of a disk being created", script{shown("creating")}, codes.Aborted, csierr.DiskBusy, ""},
+	}.after(free, noTaking).try(t, snapshotRequest(), answer)
+	scriptedCalls{
+		{"CS-4 of a volume that is gone", script{noDisk, noSnapName, ownProject, ownUser, noDisk},
 			codes.NotFound, csierr.VolumeNotFound, racktest.Disk},
-		{"CS-4 is not found at first", script{noDisk, noSnapName, ownProject, ownUser, free},
-			codes.Aborted, csierr.OperationPending, ""},
-		{"CS-10 is not possible in another project", script{shown("detached",
-			racktest.With("project_id", racktest.Disk))}, codes.InvalidArgument, csierr.OtherProject, ""},
-		{"OX-6 is something else in a project that cannot be seen", script{noDisk,
-			noSnapName, noProject}, codes.PermissionDenied,
-			csierr.ProjectNotFound, ""},
-		{"CS-10 is not possible before its import is finalized", script{shown("import_ready")},
+		{"CS-4 of a volume that is only gone at first", script{noDisk, noSnapName, ownProject, ownUser,
+			free}, codes.Aborted, csierr.OperationPending, ""},
+		{"OX-6 of a volume that is gone, in a project that cannot be seen", script{noDisk, noSnapName,
+			noProject}, codes.PermissionDenied, csierr.ProjectNotFound, ""},
+		{"CS-10 of a disk whose import is not finalized", script{shown("import_ready")},
 			codes.FailedPrecondition, csierr.DiskImporting, "finalize"},
-		{"CS-5 finds the snapshot that was taken of it", script{noDisk, racktest.OK(viewSnapName,
-			racktest.SnapshotOf("ready"))}, codes.OK, "", ""},
-	} {
-		t.Run(s.name, func(t *testing.T) {
-			_, err := rackThat(t, s.lines...).CreateSnapshot(t.Context(), snapshotRequest())
-			s.verify(t, err)
-		})
-	}
+		{"CS-5 twice, the volume deleted before", script{noDisk, snapNamed("ready")}, codes.OK, "", ""},
+	}.try(t, snapshotRequest(), answer)
 }
 
 func TestASnapshotRecordsTheUUIDOfItsFilesystem(t *testing.T) {
-	inherited := volume.Tag{Name: "pvc-1", Cluster: "blue", Origin: volume.OriginSnapshot,
-		Use:            volume.UseFilesystem,
-		FilesystemUUID: racktest.Image}
-	forAccess := func(use string) volume.Tag {
-		return volume.Tag{Name: "pvc-1", Cluster: "blue", Origin: volume.OriginBlank, Use: use}
+	tagged := func(edit func(*volume.Tag)) string {
+		tag := racktest.OwnTag
+		edit(&tag)
+		return diskOf("detached", with("description", tag.Description()))
 	}
 	for _, test := range []struct{ name, disk, want string }{
-		{"a blank disk's is its own id", racktest.DiskOf("detached"), racktest.Disk},
-		{"a restored disk's is its origin's", racktest.DiskOf("detached", racktest.With("description",
-			inherited.Description())), racktest.Image},
-		{"a raw volume has none", racktest.DiskOf("detached", racktest.With("description",
-			forAccess(volume.UseBlock).Description())), ""},
-		{"nor one for both", racktest.DiskOf("detached", racktest.With("description",
-			forAccess(volume.UseBoth).Description())), ""},
-		{"nor a disk made by hand", racktest.DiskOf("detached", racktest.With("description", "mine")),
-			""},
-		{"nor one of another cluster", racktest.DiskOf("detached", racktest.With("description",
-			volume.Tag{Name: "pvc-1", Cluster: "red", Origin: volume.OriginBlank,
-				Use: volume.UseFilesystem}.Description())), ""},
-		{"nor one whose tag was copied", racktest.DiskOf("detached", racktest.With("name",
-			"somebodys-disk")), ""},
+		{"a blank disk's is its own id", diskOf("detached"), racktest.Disk},
+		{"a restored disk's is its origin's", tagged(func(tag *volume.Tag) {
+			tag.Origin, tag.FilesystemUUID = volume.OriginSnapshot, racktest.Image
+		}), racktest.Image},
+		{"a raw volume has none", tagged(func(tag *volume.Tag) { tag.Use = volume.UseBlock }), ""},
+		{"nor one for both", tagged(func(tag *volume.Tag) { tag.Use = volume.UseBoth }), ""},
+		{"nor a disk made by hand", diskOf("detached", with("description", "mine")), ""},
+		{"nor one of another cluster", tagged(func(tag *volume.Tag) { tag.Cluster = "red" }), ""},
+		{"nor one whose tag was copied", diskOf("detached", with("name", "somebodys-disk")), ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			request := snapshotRequest()
 			request.Parameters = map[string]string{"csi.storage.k8s.io/volumesnapshot/name": "nightly",
 				"csi.storage.k8s.io/volumesnapshot/namespace": "shop"}
+			want := volume.Tag{Name: "snap-1", Cluster: "blue", FilesystemUUID: test.want,
+				BlockSize: 4096, Claim: "shop/nightly"}
 			_, err := rackThat(t, racktest.OK(racktest.ViewDisk, test.disk),
-				racktest.Exchange{Want: postSnap,
-					Status: 201,
-					Body:   racktest.SnapshotOf("ready"), Check: func(t *testing.T, body []byte) {
-						var got struct{ Description string }
-						_ = json.Unmarshal(body, &got)
-						want := volume.Tag{Name: "snap-1", Cluster: "blue", FilesystemUUID: test.want,
-							BlockSize: 4096, Claim: "shop/nightly"}
-						if m, _ := volume.ParseTag(got.Description); m != want {
-							t.Errorf("the tag is %+v, want %+v", m, want)
-						}
-					}}).CreateSnapshot(t.Context(), request)
-			if err != nil {
-				t.Error(err)
-			}
+				racktest.Exchange{Want: postSnap, Status: 201, Body: snapshotOf("ready"),
+					Check: tags(want)}).CreateSnapshot(t.Context(), request)
+			must(t, err)
 		})
 	}
 }
 
 func TestOX8AnUnclearSnapshotCreateIsResolvedByTheName(t *testing.T) {
-	for name, answer := range gaveUp {
-		for _, test := range []struct {
-			name   string
-			found  racktest.Exchange
-			code   codes.Code
-			reason csierr.Reason
-		}{
-			{"it is there", racktest.OK(viewSnapName, racktest.SnapshotOf("ready")), codes.OK, ""},
-			{"CS-7 it is being taken", racktest.OK(viewSnapName, racktest.SnapshotOf("creating")),
-				codes.Aborted, csierr.DiskBusy},
-			{"another has the name", racktest.OK(viewSnapName, racktest.SnapshotOf("ready",
-				racktest.With("disk_id", racktest.Image))), codes.Unavailable, csierr.EffectUnknown},
-			{"it is faulted", racktest.OK(viewSnapName, racktest.SnapshotOf("faulted")), codes.Aborted,
-				csierr.SnapshotFaulted},
-			{"it cannot be read", racktest.Error(403, "Forbidden", "Forbidden").To(viewSnapName),
-				codes.Unavailable, csierr.EffectUnknown},
-		} {
-			t.Run(name+", "+test.name, func(t *testing.T) {
-				_, err := rackThat(t, held,
-					answer.To(postSnap),
-					test.found).CreateSnapshot(t.Context(), snapshotRequest())
-				scriptedCall{code: test.code, reason: test.reason}.verify(t, err)
-			})
-		}
-		t.Run(name+", no snapshot has the name", func(t *testing.T) {
-			_, err := rackThat(t, held,
-				answer.To(postSnap),
-				noSnapName).CreateSnapshot(t.Context(), snapshotRequest())
-			if got := status.Code(err); got != codes.Unavailable {
-				t.Errorf("got %v, want Unavailable: the rack may still take it", err)
-			}
-		})
-	}
+	scriptedCalls{
+		{"it is there", script{snapNamed("ready")}, codes.OK, "", ""},
+		{"CS-7 it is being taken", script{snapNamed("creating")}, codes.Aborted, csierr.DiskBusy, ""},
+		{"another has the name", script{snapNamed("ready", with("disk_id", racktest.Image))},
+			codes.Unavailable, csierr.EffectUnknown, ""},
+		{"it is faulted", script{snapNamed("faulted")}, codes.Aborted, csierr.SnapshotFaulted, ""},
+		{"it cannot be read", script{forbidden.To(viewSnapName)}, codes.Unavailable,
+			csierr.EffectUnknown, ""},
+		{"no snapshot has the name", script{noSnapName}, codes.Unavailable, csierr.RackUnavailable, ""},
+	}.after(held, lostSnap).try(t, snapshotRequest(), nil)
 }
 
 func wantedSnapshot(ready bool) *csi.Snapshot {
@@ -243,50 +163,32 @@ func wantedSnapshot(ready bool) *csi.Snapshot {
 }
 
 func TestDeletingSnapshots(t *testing.T) {
-	seen := racktest.OK(viewSnap, racktest.SnapshotOf("ready"))
-	described := func(edit ...func(map[string]any)) script {
-		return script{racktest.OK(viewSnap, racktest.SnapshotOf("ready", edit...))}
-	}
-	for _, s := range []scriptedCall{
-		{"is a read and one request", script{seen, {Want: deleteSnap, Status: 204}}, codes.OK, "", ""},
-		{"DS-2 of one that is gone", script{noSnap, ownProject, ownUser, noSnap}, codes.OK, "",
-			""},
-		{"of one that cannot be read", script{racktest.Error(503, "ServiceNotAvailable",
-			"later").To(viewSnap)}, codes.Unavailable, csierr.RackUnavailable, ""},
-		{"DS-2 of one that is deleted between read and request", script{seen,
-			racktest.NotFound.To(deleteSnap), noSnap, ownProject, ownUser, noSnap}, codes.OK, "",
-			""},
-		{"OX-6 of one that exists although the rack does not find it", script{seen,
-			racktest.NotFound.To(deleteSnap), seen}, codes.Unavailable, csierr.RackResponseInvalid, ""},
-		{"OX-6 of one that cannot be seen", script{noSnap, noProject},
-			codes.PermissionDenied, csierr.ProjectNotFound, ""},
-		{"D-69 of one taken by hand", described(racktest.With("description", "before the upgrade")),
+	seen := snap("ready")
+	scriptedCalls{
+		{"DS-2 of one that is gone", script{noSnap, ownProject, ownUser, noSnap}, codes.OK, "", ""},
+		{"of one that cannot be read", script{later.To(viewSnap)}, codes.Unavailable,
+			csierr.RackUnavailable, ""},
+		{"OX-6 of one that cannot be seen", script{noSnap, noProject}, codes.PermissionDenied,
+			csierr.ProjectNotFound, ""},
+		{"D-69 of one taken by hand", script{snap("ready", with("description", "before the upgrade"))},
 			codes.FailedPrecondition, csierr.DiskNotOurs, "Retain"},
-		{"D-69 of one in another project", described(racktest.With("project_id", racktest.Image)),
-			codes.InvalidArgument, csierr.OtherProject, racktest.Image},
-		{"D-69 of another cluster's", described(racktest.With("description", volume.Tag{Name: "snap-1",
-			Cluster: "red"}.Description())), codes.FailedPrecondition, csierr.DiskNotOurs, "red"},
-		{"D-69 of one to which the description was copied", described(racktest.With("name",
-			"by-hand")), codes.FailedPrecondition, csierr.DiskNotOurs, "another name"},
-		{"DS-5 of one in the making", script{racktest.OK(viewSnap, racktest.SnapshotOf("creating")),
-			racktest.Refused.To(deleteSnap), racktest.OK(viewSnap, racktest.SnapshotOf("creating"))},
-			codes.Aborted, csierr.SnapshotNotReady, ""},
-		{"of one that goes meanwhile", script{seen, racktest.Refused.To(deleteSnap),
+		{"DS-5 of one in the making", script{snap("creating"), racktest.Refused.To(deleteSnap),
+			snap("creating")}, codes.Aborted, csierr.SnapshotNotReady, ""},
+	}.try(t, deleteSnapshotStep, nil)
+	scriptedCalls{
+		{"is a read and one request", script{deletedSnap}, codes.OK, "", ""},
+		{"DS-2 of one that is deleted between read and request", script{racktest.NotFound.To(deleteSnap),
 			noSnap, ownProject, ownUser, noSnap}, codes.OK, "", ""},
-		{"DS-4 of one that the rack keeps", script{seen, racktest.Error(409, "Conflict",
+		{"OX-6 of one that exists although the rack does not find it", script{racktest.NotFound.To(
+			deleteSnap), seen}, codes.Unavailable, csierr.RackResponseInvalid, ""},
+		{"DS-4 of one that the rack keeps", script{racktest.Error(409, "Conflict",
 			"in use").To(deleteSnap), seen}, codes.FailedPrecondition, csierr.Conflict, "in use"},
-	} {
-		t.Run(s.name, func(t *testing.T) {
-			_, err := rackThat(t, s.lines...).DeleteSnapshot(t.Context(),
-				&csi.DeleteSnapshotRequest{SnapshotId: racktest.Snapshot})
-			s.verify(t, err)
-		})
-	}
+	}.after(seen).try(t, deleteSnapshotStep, nil)
 }
 
 func TestListingSnapshots(t *testing.T) {
-	numberedSnap := func(n int, state string, edit ...func(map[string]any)) string {
-		return racktest.SnapshotOf(state, append(edit, racktest.With("id", racktest.Numbered(n)))...)
+	numberedSnap := func(n int, state string, edits ...edit) string {
+		return snapshotOf(state, append(edits, with("id", racktest.Numbered(n)))...)
 	}
 	viewSeventh := "GET /v1/snapshots/" + racktest.Numbered(7)
 	for _, test := range []struct {
@@ -296,12 +198,11 @@ func TestListingSnapshots(t *testing.T) {
 		want  string
 	}{
 		{"LS-5 everybody's, but none uncut", &csi.ListSnapshotsRequest{}, script{racktest.OK(listSnaps,
-			racktest.PageOf("", numberedSnap(1, "ready", racktest.With("description", "mine")),
-				numberedSnap(2, "creating"), numberedSnap(3, "faulted"), numberedSnap(4, "destroyed")))},
-			"[1:true 3:false]"},
+			pageOf("", numberedSnap(1, "ready", with("description", "mine")), numberedSnap(2, "creating"),
+				numberedSnap(3, "faulted"), numberedSnap(4, "destroyed")))}, "[1:true 3:false]"},
 		{"of one volume", &csi.ListSnapshotsRequest{SourceVolumeId: racktest.Disk},
-			script{racktest.OK(listSnaps, racktest.PageOf("", numberedSnap(1, "ready"), numberedSnap(2,
-				"ready", racktest.With("disk_id", racktest.Image))))}, "[1:true]"},
+			script{racktest.OK(listSnaps, pageOf("", numberedSnap(1, "ready"), numberedSnap(2,
+				"ready", with("disk_id", racktest.Image))))}, "[1:true]"},
 		{"one", &csi.ListSnapshotsRequest{SnapshotId: racktest.Numbered(7)},
 			script{racktest.OK(viewSeventh, numberedSnap(7, "ready"))}, "[7:true]"},
 		{"one of another volume", &csi.ListSnapshotsRequest{SnapshotId: racktest.Numbered(7),
@@ -326,17 +227,18 @@ func TestListingSnapshots(t *testing.T) {
 	}
 }
 
+func TestASnapshotWithoutATimeIsNotListed(t *testing.T) {
+	_, err := rackThat(t, racktest.OK(listSnaps, pageOf("", snapshotOf("ready",
+		with("time_created", nil))))).ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{})
+	csitest.Want(t, err, codes.Unavailable, csierr.RackResponseInvalid)
+}
+
 func TestGetSnapshot(t *testing.T) { // LS-7
-	answer, err := rackThat(t, racktest.OK(viewSnap,
-		racktest.SnapshotOf("creating"))).GetSnapshot(t.Context(),
+	answer, err := rackThat(t, snap("creating")).GetSnapshot(t.Context(),
 		&csi.GetSnapshotRequest{SnapshotId: racktest.Snapshot})
 	must(t, err)
 	csitest.SameMessage(t, answer.GetSnapshot(), wantedSnapshot(false))
-	gone := script{noSnap, racktest.OK(viewSnap,
-		racktest.SnapshotOf("destroyed"))}
-	for _, line := range gone {
-		_, err = rackThat(t, line).GetSnapshot(t.Context(), &csi.GetSnapshotRequest{
-			SnapshotId: racktest.Snapshot})
-		csitest.Want(t, err, codes.NotFound, csierr.SnapshotNotFound) // LS-7
-	}
+	_, err = rackThat(t, noSnap).GetSnapshot(t.Context(),
+		&csi.GetSnapshotRequest{SnapshotId: racktest.Snapshot})
+	csitest.Want(t, err, codes.NotFound, csierr.SnapshotNotFound)
 }

@@ -3,13 +3,13 @@ package controller
 import (
 	"context"
 	"encoding/json"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
@@ -26,8 +26,24 @@ const (
 // viewName is the request that looks up the disk of pvc-1 by its name.
 var viewName = "GET /v1/disks/" + volume.DiskName("blue", "pvc-1")
 
+// blank is the volume of a request without parameters.
+var blank = &csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: racktest.Disk,
+	CapacityBytes: 10 * volume.GiB, VolumeContext: map[string]string{"diskId": racktest.Disk,
+		"diskName": volume.DiskName("blue", "pvc-1"), "blockSize": "4096"}}}
+
 func created(want, body string) racktest.Exchange {
 	return racktest.Exchange{Want: want, Status: 201, Body: body}
+}
+
+// tags checks the ownership tag of what a request makes.
+func tags(want volume.Tag) func(*testing.T, []byte) {
+	return func(t *testing.T, body []byte) {
+		var got struct{ Description string }
+		must(t, json.Unmarshal(body, &got))
+		if got.Description != want.Description() {
+			t.Errorf("the tag is %s, want %s", got.Description, want.Description())
+		}
+	}
 }
 
 func accepted(want, body string) racktest.Exchange {
@@ -41,7 +57,7 @@ var (
 )
 
 func TestABlankVolumeIsOneRequest(t *testing.T) { // B-14, D-13, D-20, D-21, D-25
-	c := rackThat(t, racktest.Exchange{Want: postDisk, Status: 201, Body: racktest.DiskOf("creating"),
+	c := rackThat(t, racktest.Exchange{Want: postDisk, Status: 201, Body: diskOf("creating"),
 		Query: "project=" + racktest.ProjectID, Check: func(t *testing.T, body []byte) {
 			var got map[string]any
 			must(t, json.Unmarshal(body, &got))
@@ -59,22 +75,16 @@ func TestABlankVolumeIsOneRequest(t *testing.T) { // B-14, D-13, D-20, D-21, D-2
 	r.Secrets = map[string]string{"password": "ignored"}
 	answer, err := c.CreateVolume(t.Context(), r)
 	must(t, err)
-	csitest.SameMessage(t, answer, &csi.CreateVolumeResponse{Volume: &csi.Volume{
-		VolumeId: racktest.Disk, CapacityBytes: 10 * volume.GiB,
-		VolumeContext: map[string]string{"diskName": volume.DiskName("blue", "pvc-1"),
-			"diskId":    racktest.Disk,
-			"blockSize": "4096"},
-	}})
+	csitest.SameMessage(t, answer, blank)
 }
 
 func TestD61AVolumeWithThePlacementInstanceIsAnOrdinaryDisk(t *testing.T) {
 	var bodies []string
-	post := created(postDisk, racktest.DiskOf("creating"))
+	post := created(postDisk, diskOf("creating"))
 	post.Check = func(_ *testing.T, body []byte) { bodies = append(bodies, string(body)) }
 	again := taken.To(postDisk)
 	again.Check = post.Check
-	c := rackThat(t, post, again, racktest.OK(viewName, racktest.DiskOf("detached")), again,
-		racktest.OK(viewName, racktest.DiskOf("detached")))
+	c := rackThat(t, post, again, named("detached"), again, named("detached"))
 	c.Topology, c.TopologyInstance = rackA, true
 	elsewhere := csitest.Topologies("rack=a,instance=" + racktest.OtherInstance)
 	for _, test := range []struct {
@@ -104,34 +114,21 @@ func TestD61AVolumeWithThePlacementInstanceIsAnOrdinaryDisk(t *testing.T) {
 }
 
 func TestCV18ARepeatedCreateFindsTheDisk(t *testing.T) {
-	for name, refusal := range map[string]racktest.Exchange{"OX-1 name taken": taken,
-		"quota full": full} {
-		t.Run(name, func(t *testing.T) {
-			for _, state := range []string{"detached", racktest.AttachedHere, "maintenance"} {
-				c := rackThat(t, refusal.To(postDisk), racktest.OK(viewName, racktest.DiskOf(state)))
-				answer, err := c.CreateVolume(t.Context(), createRequest())
-				if err != nil || answer.GetVolume().GetVolumeId() != racktest.Disk ||
-					answer.GetVolume().GetVolumeContext()["diskName"] != volume.DiskName("blue", "pvc-1") {
-					t.Errorf("%s: got %v, %v", state, answer, err)
-				}
-			}
-		})
-	}
+	scriptedCalls{
+		{"OX-1 name taken", script{taken.To(postDisk), named("detached")}, codes.OK, "", ""},
+		{"quota full", script{full.To(postDisk), named("detached")}, codes.OK, "", ""},
+		{"attached by now", script{taken.To(postDisk), named(here)}, codes.OK, "", ""},
+		{"being snapshotted", script{taken.To(postDisk), named("maintenance")}, codes.OK, "", ""},
+	}.try(t, createRequest(), blank)
 }
 
 // The claim's name may change hands under the same volume name, so it is no reason to refuse.
 func TestCV18TheClaimIsALabelOfTheDisk(t *testing.T) {
-	c := rackThat(t, racktest.Exchange{Want: postDisk, Status: 201, Body: racktest.DiskOf("creating"),
-		Check: func(t *testing.T, body []byte) {
-			var got struct{ Description string }
-			must(t, json.Unmarshal(body, &got))
-			if want := `csi.oxide.computer {"name":"pvc-1","cluster":"blue","origin":"blank",` +
-				`"use":"filesystem","claim":"shop/data"}`; got.Description != want {
-				t.Errorf("got %s\nwant %s", got.Description, want)
-			}
-		}}, taken.To(postDisk), racktest.OK(viewName, racktest.DiskOf("detached",
-		racktest.With("description", volume.Tag{Name: "pvc-1", Cluster: "blue", Claim: "shop/data",
-			Origin: volume.OriginBlank, Use: volume.UseFilesystem}.Description()))))
+	labelled := racktest.OwnTag
+	labelled.Claim = "shop/data"
+	c := rackThat(t, racktest.Exchange{Want: postDisk, Status: 201, Body: diskOf("creating"),
+		Check: tags(labelled)}, taken.To(postDisk), named("detached",
+		with("description", labelled.Description())))
 	for _, claim := range []string{"data", "renamed"} {
 		r := createRequest()
 		r.Parameters = map[string]string{"csi.storage.k8s.io/pvc/namespace": "shop",
@@ -144,27 +141,27 @@ func TestCV18TheClaimIsALabelOfTheDisk(t *testing.T) {
 }
 
 func TestCV19AnotherVolumeWithTheNameIsReported(t *testing.T) { // CV-19
-	for name, edit := range map[string]func(map[string]any){
-		"another size": racktest.With("size", 20*volume.GiB),
-		"other blocks": racktest.With("block_size", 512),
-		"another type": racktest.With("disk_type", "local"),
-		"a snapshot's": racktest.With("snapshot_id", racktest.Snapshot),
-		"an image's":   racktest.With("image_id", racktest.Image),
-		"read-only":    racktest.With("read_only", true),
-		"made by hand": racktest.With("description", "mine"),
-		"of another cluster": racktest.With("description", volume.Tag{Name: "pvc-1",
+	for name, change := range map[string]edit{
+		"another size": with("size", 20*volume.GiB),
+		"other blocks": with("block_size", 512),
+		"another type": with("disk_type", "local"),
+		"a snapshot's": with("snapshot_id", racktest.Snapshot),
+		"an image's":   with("image_id", racktest.Image),
+		"read-only":    with("read_only", true),
+		"made by hand": with("description", "mine"),
+		"of another cluster": with("description", volume.Tag{Name: "pvc-1",
 			Cluster: "red"}.Description()),
-		"a collision": racktest.With("description", volume.Tag{Name: "pvc-2",
+		"a collision": with("description", volume.Tag{Name: "pvc-2",
 			Cluster: "blue"}.Description()),
-		"for raw access": racktest.With("description", volume.Tag{Name: "pvc-1", Cluster: "blue",
+		"for raw access": with("description", volume.Tag{Name: "pvc-1", Cluster: "blue",
 			Use: volume.UseBlock}.Description()),
-		"with mkfsOptions": racktest.With("description", volume.Tag{Name: "pvc-1", Cluster: "blue",
+		"with mkfsOptions": with("description", volume.Tag{Name: "pvc-1", Cluster: "blue",
 			MkfsOptions: "reservedPercent=0"}.Description()),
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := createRequest()
 			r.CapacityRange = csitest.Range(10*volume.GiB, 10*volume.GiB)
-			c := rackThat(t, taken.To(postDisk), racktest.OK(viewName, racktest.DiskOf("detached", edit)))
+			c := rackThat(t, taken.To(postDisk), named("detached", change))
 			_, err := c.CreateVolume(t.Context(), r)
 			csitest.Want(t, err, codes.AlreadyExists, csierr.VolumeExists)
 		})
@@ -172,146 +169,81 @@ func TestCV19AnotherVolumeWithTheNameIsReported(t *testing.T) { // CV-19
 }
 
 func TestCV20ADiskBeingCreatedIsAwaited(t *testing.T) {
-	view := "GET /v1/disks/" + racktest.Disk
-	c := rackThat(t, taken.To(postDisk), racktest.OK(viewName, racktest.DiskOf("creating")),
-		racktest.OK(view, racktest.DiskOf("creating")), racktest.OK(view, racktest.DiskOf("detached")))
-	if _, err := c.CreateVolume(t.Context(), createRequest()); err != nil {
-		t.Error(err)
-	}
-
-	c = rackThat(t, taken.To(postDisk), racktest.OK(viewName, racktest.DiskOf("creating")))
+	c := rackThat(t, taken.To(postDisk), named("creating"), shown("creating"), free,
+		taken.To(postDisk), named("creating"))
+	_, err := c.CreateVolume(t.Context(), createRequest())
+	must(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), answerMargin)
 	defer cancel()
-	_, err := c.CreateVolume(ctx, createRequest())
+	_, err = c.CreateVolume(ctx, createRequest())
 	csitest.Want(t, err, codes.Aborted, csierr.DiskBusy)
 }
 
 func TestFailedCreations(t *testing.T) {
-	faulted := slices.Clip(script{created(postDisk, racktest.DiskOf("faulted"))})
-	deleted := racktest.Exchange{Want: racktest.DeleteDisk, Status: 204}
-	for _, s := range []scriptedCall{
-		{"CV-21 a disk of the name is faulted", script{taken.To(postDisk), racktest.OK(viewName,
-			racktest.DiskOf("faulted"))}, codes.Aborted, csierr.DiskFaulted, ""},
+	faulted := slices.Clip(script{created(postDisk, diskOf("faulted"))})
+	scriptedCalls{
+		{"CV-21 a disk of the name is faulted", script{taken.To(postDisk), named("faulted")},
+			codes.Aborted, csierr.DiskFaulted, ""},
 		{"CV-21 the disk is made faulted, and is deleted", append(faulted, noInstances, shown("faulted"),
-			deleted),
-			codes.Internal, csierr.DiskFaulted, "deleted again"},
+			deleted), codes.Internal, csierr.DiskFaulted, "deleted again"},
 		{"CV-21 a disk that is made faulted and does not stay so", script{faulted[0], noInstances, free},
 			codes.Aborted, csierr.DiskBusy, ""},
 		{"CV-21 a disk that is made faulted and that an instance has", append(faulted, oneInstance,
-			racktest.OK(beside, racktest.PageOf("", racktest.DiskOf("faulted")))), codes.Unavailable,
-			csierr.EffectUnknown, racktest.Instance},
+			listing(diskOf("faulted"))), codes.Unavailable, csierr.EffectUnknown, racktest.Instance},
 		{"CV-21 a disk that is made faulted and cannot be deleted", append(faulted, noInstances,
-			shown("faulted"), racktest.Error(403, "Forbidden", "Forbidden").To(racktest.DeleteDisk)),
-			codes.Unavailable, csierr.EffectUnknown, "Forbidden"},
-		{"CV-22 no capacity", script{full.To(postDisk), noName},
-			codes.ResourceExhausted, csierr.RackFull, ""},
+			shown("faulted"), forbidden.To(racktest.DeleteDisk)), codes.Unavailable, csierr.EffectUnknown,
+			"Forbidden"},
+		{"CV-22 no capacity", script{full.To(postDisk), noName}, codes.ResourceExhausted, csierr.RackFull,
+			""},
 		{"a project that is missing for the create alone", script{racktest.NotFound.To(postDisk),
 			ownProject, ownUser, noName}, codes.NotFound, csierr.ProjectNotFound, ""},
 		{"a missing project", script{racktest.NotFound.To(postDisk), noProject}, codes.Unavailable,
 			csierr.EffectUnknown, "ProjectNotFound"},
 		{"a token that is refused when the disk is there", script{racktest.Error(401, "Unauthorized",
-			"no").To(postDisk), ownProject, ownUser, racktest.Error(503, "ServiceNotAvailable",
-			"later").To(viewName)}, codes.Unavailable, csierr.RackUnavailable, ""},
-		{"CV-20 a disk that was being created is gone", script{taken.To(postDisk),
-			racktest.OK(viewName, racktest.DiskOf("creating")), noDisk}, codes.Aborted, csierr.DiskBusy,
-			""},
-		{"CV-20 a disk that had the name is gone", script{taken.To(postDisk),
-			noName}, codes.Aborted, csierr.DiskBusy, ""},
-	} {
-		t.Run(s.name, func(t *testing.T) {
-			_, err := rackThat(t, s.lines...).CreateVolume(t.Context(), createRequest())
-			s.verify(t, err)
-		})
-	}
-}
-
-func TestALostResponseIsUnavailableAndTheRetryConverges(t *testing.T) {
-	c := rackThat(t, racktest.Exchange{Want: postDisk, Cut: true}, noName, taken.To(postDisk),
-		racktest.OK(viewName, racktest.DiskOf("detached")))
-	_, err := c.CreateVolume(t.Context(), createRequest())
-	csitest.Want(t, err, codes.Unavailable, csierr.RackUnavailable)
-	if _, err := c.CreateVolume(t.Context(), createRequest()); err != nil {
-		t.Error(err)
-	}
+			"no").To(postDisk), ownProject, ownUser, later.To(viewName)}, codes.Unavailable,
+			csierr.RackUnavailable, ""},
+		{"CV-20 a disk that was being created is gone", script{taken.To(postDisk), named("creating"),
+			noDisk}, codes.Aborted, csierr.DiskBusy, ""},
+		{"CV-20 a disk that had the name is gone", script{taken.To(postDisk), noName}, codes.Aborted,
+			csierr.DiskBusy, ""},
+	}.try(t, createRequest(), nil)
 }
 
 func TestAnInvalidResponseIsRejected(t *testing.T) {
-	for name, edit := range map[string]func(map[string]any){
-		"no id":          racktest.With("id", "7"),
-		"another name":   racktest.With("name", "csi-0000000000000000"),
-		"no name":        racktest.With("name", ""),
-		"another size":   racktest.With("size", 9*volume.GiB),
-		"no size":        racktest.With("size", 0),
-		"other blocks":   racktest.With("block_size", 512),
-		"odd blocks":     racktest.With("block_size", 520),
-		"another type":   racktest.With("disk_type", "local"),
-		"attached":       racktest.With("state", racktest.StateOf("attached "+racktest.Instance)),
-		"no state":       racktest.With("state", nil),
-		"read-only":      racktest.With("read_only", true),
-		"another source": racktest.With("snapshot_id", racktest.Snapshot),
-		"another tag":    racktest.With("description", "x"),
-		"far too large":  racktest.With("size", uint64(1)<<63),
-		"of another name": racktest.With("description", volume.Tag{Name: "pvc-9",
-			Cluster: "blue"}.Description()),
+	for name, change := range map[string]edit{
+		"no id":         with("id", "7"),
+		"another name":  with("name", "csi-0000000000000000"),
+		"no name":       with("name", ""),
+		"another size":  with("size", 9*volume.GiB),
+		"no size":       with("size", 0),
+		"odd blocks":    with("block_size", 520),
+		"attached":      with("state", racktest.StateOf("attached "+racktest.Instance)),
+		"no state":      with("state", nil),
+		"another tag":   with("description", "x"),
+		"far too large": with("size", uint64(1)<<63),
 	} {
 		t.Run(name, func(t *testing.T) {
-			answer := created(postDisk, racktest.DiskOf("creating", edit))
+			answer := created(postDisk, diskOf("creating", change))
 			_, err := rackThat(t, answer, noName).CreateVolume(t.Context(), createRequest())
 			csitest.Want(t, err, codes.Unavailable, csierr.RackResponseInvalid)
 			// A disk that was created all the same is found.
-			if _, err := rackThat(t, answer, racktest.OK(viewName,
-				racktest.DiskOf("detached"))).CreateVolume(
-				t.Context(), createRequest()); err != nil {
-				t.Error(err)
-			}
+			_, err = rackThat(t, answer, named("detached")).CreateVolume(t.Context(), createRequest())
+			must(t, err)
 		})
 	}
-}
-
-// gaveUp are responses that leave open whether the change was made.
-var gaveUp = map[string]racktest.Exchange{
-	"HTTP 500":           racktest.Error(500, "Internal", "Internal Server Error"),
-	"HTTP 408":           {Status: 408, Body: "<html>timeout</html>"},
-	"HTTP 520":           {Status: 520, Body: "<html>the origin is odd</html>"},
-	"HTTP 302":           {Status: 302, Body: ""},
-	"HTTP 503":           racktest.Error(503, "ServiceNotAvailable", "Service Unavailable"),
-	"a proxy's HTTP 403": proxied("", 403),
-	"no answer":          {Cut: true},
 }
 
 func TestOX8AnUnclearCreateIsResolvedByTheName(t *testing.T) {
-	for name, answer := range gaveUp {
-		for _, test := range []struct {
-			name   string
-			found  script
-			code   codes.Code
-			reason csierr.Reason
-		}{
-			{"the disk is there", script{racktest.OK(viewName, racktest.DiskOf("detached"))}, codes.OK,
-				""},
-			{"it is being made", script{racktest.OK(viewName, racktest.DiskOf("creating")), free},
-				codes.OK, ""},
-			{"another has the name", script{racktest.OK(viewName, racktest.DiskOf("detached",
-				racktest.With("description", "mine")))}, codes.Unavailable, csierr.EffectUnknown},
-			{"a disk that is faulted", script{racktest.OK(viewName, racktest.DiskOf("faulted"))},
-				codes.Aborted, csierr.DiskFaulted},
-			{"it cannot be read", script{racktest.Error(403, "Forbidden", "Forbidden").To(viewName)},
-				codes.Unavailable, csierr.EffectUnknown},
-		} {
-			t.Run(name+", "+test.name, func(t *testing.T) {
-				_, err := rackThat(t, append(script{answer.To(postDisk)}, test.found...)...).
-					CreateVolume(t.Context(), createRequest())
-				scriptedCall{code: test.code, reason: test.reason}.verify(t, err)
-			})
-		}
-		t.Run(name+", no disk has the name", func(t *testing.T) {
-			_, err := rackThat(t, answer.To(postDisk), noName).CreateVolume(t.Context(),
-				createRequest())
-			if got := status.Code(err); got != codes.Unavailable {
-				t.Errorf("got %v, want Unavailable: the rack may still make it", err)
-			}
-		})
-	}
+	scriptedCalls{
+		{"the disk is there", script{named("detached")}, codes.OK, "", ""},
+		{"it is being made", script{named("creating"), free}, codes.OK, "", ""},
+		{"another has the name", script{named("detached", with("description", "mine"))},
+			codes.Unavailable, csierr.EffectUnknown, ""},
+		{"a disk that is faulted", script{named("faulted")}, codes.Aborted, csierr.DiskFaulted, ""},
+		{"it cannot be read", script{forbidden.To(viewName)}, codes.Unavailable,
+			csierr.EffectUnknown, ""},
+		{"no disk has the name", script{noName}, codes.Unavailable, csierr.RackUnavailable, ""},
+	}.after(lostCreate).try(t, createRequest(), nil)
 }
 
 func TestParametersReachTheDisk(t *testing.T) {
@@ -320,32 +252,27 @@ func TestParametersReachTheDisk(t *testing.T) {
 		parameters map[string]string
 		before     script
 		answer     string
-		want       string // in the request's body
-		context    map[string]string
+		want       string            // in the request's body
+		context    map[string]string // of a blank volume, but for this
 	}{
 		{"D-23 blocks of 512 bytes", map[string]string{"blockSize": "512"}, nil,
-			racktest.DiskOf("creating", racktest.With("block_size", 512)),
+			diskOf("creating", with("block_size", 512)),
 			`{"disk_source":{"block_size":512,"type":"blank"},"type":"distributed"}`,
-			map[string]string{"diskName": volume.DiskName("blue", "pvc-1"), "diskId": racktest.Disk,
-				"blockSize": "512"}},
-		{"a local disk", map[string]string{"diskType": "local"}, nil, racktest.DiskOf("creating",
-			racktest.With("disk_type", "local")), `{"type":"local"}`,
-			map[string]string{"diskName": volume.DiskName("blue", "pvc-1"), "diskId": racktest.Disk,
-				"blockSize": "4096"}},
+			map[string]string{"blockSize": "512"}},
+		{"a local disk", map[string]string{"diskType": "local"}, nil, diskOf("creating",
+			with("disk_type", "local")), `{"type":"local"}`, nil},
 		{"an image", map[string]string{"imageId": racktest.Image}, script{racktest.OK(viewImage,
 			racktest.JSON(map[string]any{"id": racktest.Image, "size": volume.GiB + 1, "block_size": 512,
-				"project_id": nil}))}, racktest.DiskOf("creating", racktest.With("image_id", racktest.Image),
-			racktest.With("block_size", 512), racktest.With("size", 2*volume.GiB)),
+				"project_id": nil}))}, diskOf("creating", with("image_id", racktest.Image),
+			with("block_size", 512), with("size", 2*volume.GiB)),
 			`{"disk_source":{"image_id":"` + racktest.Image + `","read_only":false,"type":"image"},` +
 				`"type":"distributed"}`,
-			map[string]string{"diskName": volume.DiskName("blue", "pvc-1"), "diskId": racktest.Disk,
-				"blockSize": "512"}},
+			map[string]string{"blockSize": "512"}},
 		{"mkfsOptions", map[string]string{"mkfsOptions": "reservedPercent=0, bytesPerInode=16384"},
-			nil, racktest.DiskOf("creating", racktest.With("description", volume.Tag{Name: "pvc-1",
+			nil, diskOf("creating", with("description", volume.Tag{Name: "pvc-1",
 				Cluster: "blue", MkfsOptions: "bytesPerInode=16384,reservedPercent=0"}.Description())),
 			`{"disk_source":{"block_size":4096,"type":"blank"},"type":"distributed"}`,
-			map[string]string{"diskName": volume.DiskName("blue", "pvc-1"), "diskId": racktest.Disk,
-				"blockSize": "4096", "mkfsOptions": "bytesPerInode=16384,reservedPercent=0"}},
+			map[string]string{"mkfsOptions": "bytesPerInode=16384,reservedPercent=0"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			c := rackThat(t, append(test.before, racktest.Exchange{Want: postDisk, Status: 201,
@@ -363,9 +290,10 @@ func TestParametersReachTheDisk(t *testing.T) {
 			r.Parameters = test.parameters
 			answer, err := c.CreateVolume(t.Context(), r)
 			must(t, err)
-			got := racktest.JSON(answer.GetVolume().GetVolumeContext())
-			if got != racktest.JSON(test.context) {
-				t.Errorf("the context is %s", got)
+			want := maps.Clone(blank.GetVolume().GetVolumeContext())
+			maps.Copy(want, test.context)
+			if got := answer.GetVolume().GetVolumeContext(); !maps.Equal(got, want) {
+				t.Errorf("the context is %v", got)
 			}
 		})
 	}
@@ -374,14 +302,10 @@ func TestParametersReachTheDisk(t *testing.T) {
 func TestCV18ARepeatedCreateAfterItsImageWasDeleted(t *testing.T) {
 	r := createRequest()
 	r.Parameters = map[string]string{"imageId": racktest.Image}
-	made := racktest.DiskOf("detached", racktest.With("image_id", racktest.Image))
-	if _, err := rackThat(t, racktest.NotFound.To(viewImage), racktest.OK(viewName,
-		made)).CreateVolume(t.Context(),
-		r); err != nil {
-		t.Error(err)
-	}
-	_, err := rackThat(t, racktest.NotFound.To(viewImage), noName).CreateVolume(t.Context(), r)
-	csitest.Want(t, err, codes.InvalidArgument, csierr.ImageNotFound)
+	scriptedCalls{
+		{"that was made", script{named("detached", with("image_id", racktest.Image))}, codes.OK, "", ""},
+		{"that was not", script{noName}, codes.InvalidArgument, csierr.ImageNotFound, ""},
+	}.after(racktest.NotFound.To(viewImage)).try(t, r, nil)
 }
 
 func TestVolumesFromSnapshots(t *testing.T) {
@@ -396,19 +320,17 @@ func TestVolumesFromSnapshots(t *testing.T) {
 	in512 := func(r *csi.CreateVolumeRequest) {
 		r.Parameters = map[string]string{"blockSize": "512"}
 	}
-	restored := racktest.DiskOf("creating", racktest.With("snapshot_id", racktest.Snapshot),
-		racktest.With("block_size", 2048))
-	ready := racktest.OK(viewSnap, racktest.SnapshotOf("ready"))
+	restored := diskOf("creating", with("snapshot_id", racktest.Snapshot), with("block_size", 2048))
+	ready := snap("ready")
 	tagged := func(blockSize int) racktest.Exchange {
-		return racktest.OK(viewSnap, racktest.SnapshotOf("ready", racktest.With("description",
-			volume.Tag{Name: "snap-1", Cluster: "blue", BlockSize: blockSize}.Description())))
+		return snap("ready", with("description",
+			volume.Tag{Name: "snap-1", Cluster: "blue", BlockSize: blockSize}.Description()))
 	}
 	restoredAs := func(state string, blockSize int) string {
-		return racktest.DiskOf(state, racktest.With("snapshot_id", racktest.Snapshot),
-			racktest.With("block_size", blockSize), racktest.With("description", volume.Tag{Name: "pvc-1",
+		return diskOf(state, with("snapshot_id", racktest.Snapshot),
+			with("block_size", blockSize), with("description", volume.Tag{Name: "pvc-1",
 				Cluster: "blue", BlockSize: 512}.Description()))
 	}
-	other := racktest.With("project_id", racktest.Disk)
 	fromImage := createRequest()
 	fromImage.Parameters = map[string]string{"imageId": racktest.Image}
 	for _, test := range []struct {
@@ -420,27 +342,22 @@ func TestVolumesFromSnapshots(t *testing.T) {
 	}{
 		{"D-18 is two requests", restore(), script{ready, created(postDisk, restored)}, codes.OK, ""},
 		{"CV-14 an unknown snapshot", restore(), script{noSnap, ownProject, ownUser, noName},
-			codes.NotFound,
-			csierr.SnapshotNotFound},
-		{"CV-18 a snapshot that went after the restore", restore(),
-			script{noSnap, ownProject, ownUser, racktest.OK(viewName, racktest.DiskOf("detached",
-				racktest.With("snapshot_id", racktest.Snapshot)))}, codes.OK, ""},
-		{"a name that is taken and a snapshot that is gone", restore(),
-			script{noSnap, ownProject, ownUser, racktest.OK(viewName, racktest.DiskOf("detached"))},
 			codes.NotFound, csierr.SnapshotNotFound},
+		{"CV-18 a snapshot that went after the restore", restore(), script{noSnap, ownProject, ownUser,
+			named("detached", with("snapshot_id", racktest.Snapshot))}, codes.OK, ""},
+		{"a name that is taken and a snapshot that is gone", restore(), script{noSnap, ownProject,
+			ownUser, named("detached")}, codes.NotFound, csierr.SnapshotNotFound},
 		{"CV-15 the snapshot's disk shows other blocks", restore(in512), script{ready, free},
 			codes.InvalidArgument, csierr.SourceIncompatible},
 		{"CV-15 the snapshot's tag tells other blocks", restore(in512), script{tagged(2048)},
 			codes.InvalidArgument, csierr.SourceIncompatible},
 		{"CV-15 the snapshot's tag tells the blocks", restore(in512), script{tagged(512),
 			created(postDisk, restoredAs("creating", 512))}, codes.OK, ""},
-		{"CV-15 a tag that was copied tells no blocks", restore(in512), script{racktest.OK(viewSnap,
-			racktest.SnapshotOf("ready", racktest.With("name", "by-hand"), racktest.With("description",
-				volume.Tag{Name: "snap-1", Cluster: "blue", BlockSize: 512}.Description()))), free},
-			codes.InvalidArgument, csierr.SourceIncompatible},
-		{"CV-15 neither tag nor disk tells the blocks", restore(in512), script{ready, noDisk,
-			ownProject, ownUser, noName},
-			codes.InvalidArgument, csierr.SourceIncompatible},
+		{"CV-15 a tag that was copied tells no blocks", restore(in512), script{snap("ready", with("name",
+			"by-hand"), with("description", volume.Tag{Name: "snap-1", Cluster: "blue",
+			BlockSize: 512}.Description())), free}, codes.InvalidArgument, csierr.SourceIncompatible},
+		{"CV-15 neither tag nor disk tells the blocks", restore(in512), script{ready, noDisk, ownProject,
+			ownUser, noName}, codes.InvalidArgument, csierr.SourceIncompatible},
 		{"CV-18 neither tells the blocks of a volume that exists", restore(in512), script{ready,
 			noDisk, ownProject, ownUser, racktest.OK(viewName, restoredAs("detached", 512))}, codes.OK, ""},
 		{"CV-19 a volume that is shown with other blocks is not deleted", restore(in512),
@@ -448,28 +365,24 @@ func TestVolumesFromSnapshots(t *testing.T) {
 			codes.AlreadyExists, csierr.VolumeExists},
 		{"CV-19 a volume in use that is shown with other blocks is not deleted", restore(in512),
 			script{tagged(512), taken.To(postDisk), racktest.OK(viewName,
-				restoredAs(racktest.AttachedHere, 2048))}, codes.AlreadyExists, csierr.VolumeExists},
-		{"CV-15 a snapshot of another project", restore(), script{racktest.OK(viewSnap,
-			racktest.SnapshotOf("ready", other))}, codes.InvalidArgument, csierr.OtherProject},
+				restoredAs(here, 2048))}, codes.AlreadyExists, csierr.VolumeExists},
 		{"CV-15 an image of another project", fromImage, script{racktest.OK(viewImage,
 			racktest.JSON(map[string]any{"id": racktest.Image, "size": volume.GiB, "block_size": 512,
 				"project_id": racktest.Disk})), racktest.Refused.To(postDisk)}, codes.InvalidArgument,
 			csierr.SourceIncompatible},
 		{"a refusal for another reason", restore(), script{ready, racktest.Refused.To(postDisk)},
 			codes.Internal, csierr.RackError},
-		{"CV-16 a snapshot in the making", restore(), script{racktest.OK(viewSnap,
-			racktest.SnapshotOf("creating"))}, codes.FailedPrecondition, csierr.SnapshotNotReady},
-		{"CV-16 a faulted snapshot", restore(), script{racktest.OK(viewSnap,
-			racktest.SnapshotOf("faulted"))}, codes.FailedPrecondition, csierr.SnapshotFaulted},
-		{"CV-16 a destroyed snapshot", restore(), script{racktest.OK(viewSnap,
-			racktest.SnapshotOf("destroyed")), ownProject, ownUser, noName}, codes.NotFound,
-			csierr.SnapshotNotFound},
+		{"CV-16 a snapshot in the making", restore(), script{snap("creating")}, codes.FailedPrecondition,
+			csierr.SnapshotNotReady},
+		{"CV-16 a faulted snapshot", restore(), script{snap("faulted")}, codes.FailedPrecondition,
+			csierr.SnapshotFaulted},
+		{"CV-16 a destroyed snapshot", restore(), script{snap("destroyed"), ownProject, ownUser, noName},
+			codes.NotFound, csierr.SnapshotNotFound},
 		{"CV-17 a limit below the snapshot", restore(func(r *csi.CreateVolumeRequest) {
 			r.CapacityRange = csitest.Range(0, 9*volume.GiB)
 		}), script{ready}, codes.OutOfRange, csierr.CapacityOutOfRange},
-		{"a snapshot without a size", restore(), script{racktest.OK(viewSnap,
-			racktest.SnapshotOf("ready", racktest.With("size", 0)))}, codes.Unavailable,
-			csierr.RackResponseInvalid},
+		{"a snapshot without a size", restore(), script{snap("ready", with("size", 0))},
+			codes.Unavailable, csierr.RackResponseInvalid},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			answer, err := rackThat(t, test.lines...).CreateVolume(t.Context(), test.req)
@@ -485,36 +398,26 @@ func TestVolumesFromSnapshots(t *testing.T) {
 }
 
 func TestARestoredVolumeRecordsTheUUIDOfItsFilesystem(t *testing.T) {
-	snapshot := func(m volume.Tag) string {
-		return racktest.SnapshotOf("ready", racktest.With("description", m.Description()))
+	tagged := func(m volume.Tag) string {
+		return snapshotOf("ready", with("description", m.Description()))
 	}
 	for _, test := range []struct{ name, snapshot, uuid string }{
-		{"which filesystem, and how large it was", snapshot(volume.Tag{Name: "snap-1", Cluster: "blue",
+		{"which filesystem, and how large it was", tagged(volume.Tag{Name: "snap-1", Cluster: "blue",
 			FilesystemUUID: racktest.Image}), racktest.Image},
-		{"only how large it was, when the filesystem is not known", racktest.SnapshotOf("ready"), ""},
-		{"only that of a snapshot made by hand", racktest.SnapshotOf("ready",
-			racktest.With("description", "mine")), ""},
-		{"only that of another cluster's", snapshot(volume.Tag{Name: "snap-1", Cluster: "red",
+		{"only how large it was, when the filesystem is not known", snapshotOf("ready"), ""},
+		{"only that of a snapshot made by hand", snapshotOf("ready", with("description", "mine")), ""},
+		{"only that of another cluster's", tagged(volume.Tag{Name: "snap-1", Cluster: "red",
 			FilesystemUUID: racktest.Image}), ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			r := createRequest()
 			r.VolumeContentSource = fromSnapshot(racktest.Snapshot)
+			want := volume.Tag{Name: "pvc-1", Cluster: "blue", Origin: volume.OriginSnapshot,
+				Use: volume.UseFilesystem, SourceBytes: 10 * volume.GiB, FilesystemUUID: test.uuid}
 			_, err := rackThat(t, racktest.OK(viewSnap, test.snapshot), racktest.Exchange{Want: postDisk,
-				Status: 201,
-				Body:   racktest.DiskOf("creating", racktest.With("snapshot_id", racktest.Snapshot)),
-				Check: func(t *testing.T, body []byte) {
-					var got struct{ Description string }
-					_ = json.Unmarshal(body, &got)
-					want := volume.Tag{Name: "pvc-1", Cluster: "blue", Origin: volume.OriginSnapshot,
-						Use: volume.UseFilesystem, SourceBytes: 10 * volume.GiB, FilesystemUUID: test.uuid}
-					if m, _ := volume.ParseTag(got.Description); m != want {
-						t.Errorf("the tag is %+v, want %+v", m, want)
-					}
-				}}).CreateVolume(t.Context(), r)
-			if err != nil {
-				t.Error(err)
-			}
+				Status: 201, Body: diskOf("creating", with("snapshot_id", racktest.Snapshot)),
+				Check: tags(want)}).CreateVolume(t.Context(), r)
+			must(t, err)
 		})
 	}
 }
