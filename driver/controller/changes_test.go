@@ -195,9 +195,6 @@ func TestNoChangeIsSentAfterAnOldLook(t *testing.T) {
 		return look
 	}
 	snapshot := slow(snap("ready"))
-	restoring := creating(createRequest(), func(r *csi.CreateVolumeRequest) {
-		r.VolumeContentSource = fromSnapshot(racktest.Snapshot)
-	})
 	for _, test := range []struct {
 		name  string
 		call  proto.Message
@@ -207,7 +204,7 @@ func TestNoChangeIsSentAfterAnOldLook(t *testing.T) {
 		{"a detach", unpublishStep, script{slow(held)}},
 		{"a delete of a disk", deleteStep, script{slow(free)}},
 		{"a delete of a snapshot", deleteSnapshotStep, script{snapshot}},
-		{"a create from a snapshot", restoring, script{snapshot, noName}},
+		{"a create from a snapshot", from(fromSnapshot(racktest.Snapshot)), script{snapshot, noName}},
 		{"a create of a snapshot", snapshotStep, script{slow(free), noSnapName}},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -89,9 +89,7 @@ func TestB6EveryCallDescribesAVolumeAlike(t *testing.T) { // GV-3
 	c := rackThat(t, snap("ready"), created(postDisk, restored("creating")), racktest.OK(listDisks,
 		pageOf("", restored("detached"))), racktest.OK(racktest.ViewDisk, restored(here)))
 	c.Topology = rackA
-	r := createRequest()
-	r.Parameters = map[string]string{"mkfsOptions": "reservedPercent=0"}
-	r.VolumeContentSource = fromSnapshot(racktest.Snapshot)
+	r := creating(parameter("mkfsOptions", "reservedPercent=0"), restoring)
 	made, err := c.CreateVolume(t.Context(), r)
 	must(t, err)
 	list, err := c.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
@@ -151,22 +149,17 @@ func TestLV3AndLV4PagesOfAnySizeGiveEveryVolumeOnce(t *testing.T) { // LV-3, LV-
 
 func TestLV1AndLV2BadPages(t *testing.T) { // LS-1, LS-2, LV-1, VH-2
 	c := rackThat(t)
-	for _, list := range []func(token string, most int32) proto.Message{
-		func(token string, most int32) proto.Message {
-			return &csi.ListVolumesRequest{StartingToken: token, MaxEntries: most}
-		},
-		func(token string, most int32) proto.Message {
-			return &csi.ListSnapshotsRequest{StartingToken: token, MaxEntries: most}
-		},
-		func(token string, most int32) proto.Message {
-			return &csi.ControllerListVolumeHealthRequest{StartingToken: token, MaxEntries: most}
-		},
-	} {
-		csitest.Want(t, csitest.Call(t.Context(), c, list("", -1)), codes.InvalidArgument,
-			csierr.FieldInvalid)
-		for _, token := range []string{"invalid-token", strings.ToUpper(racktest.Disk), "7",
-			strings.Repeat("x", 500)} {
-			csitest.Want(t, csitest.Call(t.Context(), c, list(token, 0)), codes.Aborted,
+	for _, request := range []proto.Message{&csi.ListVolumesRequest{MaxEntries: -1},
+		&csi.ListSnapshotsRequest{MaxEntries: -1},
+		&csi.ControllerListVolumeHealthRequest{MaxEntries: -1}} {
+		csitest.Want(t, csitest.Call(t.Context(), c, request), codes.InvalidArgument, csierr.FieldInvalid)
+	}
+	for _, token := range []string{"invalid-token", strings.ToUpper(racktest.Disk), "7",
+		strings.Repeat("x", 500)} {
+		for _, request := range []proto.Message{&csi.ListVolumesRequest{StartingToken: token},
+			&csi.ListSnapshotsRequest{StartingToken: token},
+			&csi.ControllerListVolumeHealthRequest{StartingToken: token}} {
+			csitest.Want(t, csitest.Call(t.Context(), c, request), codes.Aborted,
 				csierr.StartingTokenInvalid)
 		}
 	}
@@ -227,6 +220,13 @@ func TestGetCapacity(t *testing.T) { // CG-4, CG-5
 		csitest.InMode(csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY)}
 	local := limits(5 * volume.GiB)
 	local.MaximumVolumeSize = nil
+	parameter := func(key, value string) *csi.GetCapacityRequest {
+		return &csi.GetCapacityRequest{Parameters: map[string]string{key: value}}
+	}
+	at := func(place []*csi.Topology) *csi.GetCapacityRequest {
+		return &csi.GetCapacityRequest{AccessibleTopology: place[0]}
+	}
+	nothing := &csi.GetCapacityResponse{}
 	for _, test := range []struct {
 		name  string
 		lines script
@@ -239,21 +239,17 @@ func TestGetCapacity(t *testing.T) { // CG-4, CG-5
 			limits(0)},
 		{"CG-1 never too large", script{left(1<<64-1, 0)}, &csi.GetCapacityRequest{}, limits(1 << 62)},
 		{"CG-3 local disks", script{left(10*volume.GiB, 5*volume.GiB)},
-			&csi.GetCapacityRequest{Parameters: map[string]string{"diskType": "local"}}, local},
+			parameter("diskType", "local"), local},
 		{"CG-2 a mode that volumes do not have", nil,
-			&csi.GetCapacityRequest{VolumeCapabilities: manyReaders}, &csi.GetCapacityResponse{}},
-		{"CG-2 a parameter that is unknown", nil, &csi.GetCapacityRequest{Parameters: map[string]string{
-			"colour": "blue"}}, &csi.GetCapacityResponse{}},
-		{"CG-2 a placement that nodes do not report", nil, &csi.GetCapacityRequest{
-			Parameters: map[string]string{"placement": "instance"}}, &csi.GetCapacityResponse{}},
-		{"CG-2 another rack", nil, &csi.GetCapacityRequest{AccessibleTopology: csitest.Topologies(
-			"rack=b")[0]}, &csi.GetCapacityResponse{}},
-		{"CG-2 this rack", script{left(5*volume.GiB, 0)}, &csi.GetCapacityRequest{
-			AccessibleTopology: csitest.Topologies("rack=a")[0]}, limits(5 * volume.GiB)},
+			&csi.GetCapacityRequest{VolumeCapabilities: manyReaders}, nothing},
+		{"CG-2 a parameter that is unknown", nil, parameter("colour", "blue"), nothing},
+		{"CG-2 a placement that nodes do not report", nil, parameter("placement", "instance"), nothing},
+		{"CG-2 another rack", nil, at(csitest.Topologies("rack=b")), nothing},
+		{"CG-2 this rack", script{left(5*volume.GiB, 0)}, at(csitest.Topologies("rack=a")),
+			limits(5 * volume.GiB)},
 		{"CG-2 an instance of this rack", script{left(5*volume.GiB, 0)},
-			&csi.GetCapacityRequest{AccessibleTopology: instanceAt("rack=a,")[0]}, limits(5 * volume.GiB)},
-		{"CG-2 an instance of another rack", nil, &csi.GetCapacityRequest{AccessibleTopology: instanceAt(
-			"rack=b,")[0]}, &csi.GetCapacityResponse{}},
+			at(instanceAt("rack=a,")), limits(5 * volume.GiB)},
+		{"CG-2 an instance of another rack", nil, at(instanceAt("rack=b,")), nothing},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			c := rackThat(t, test.lines...)
@@ -269,11 +265,9 @@ func TestGetCapacity(t *testing.T) { // CG-4, CG-5
 		Parameters: map[string]string{"placement": "instance"}, AccessibleTopology: instanceAt("")[0]})
 	must(t, err)
 	csitest.SameMessage(t, answer, limits(5*volume.GiB)) // CG-2 an instance, without locations
-	_, err = c.GetCapacity(t.Context(),
-		&csi.GetCapacityRequest{AccessibleTopology: instanceAt("rack=a,")[0]})
+	_, err = c.GetCapacity(t.Context(), at(instanceAt("rack=a,")))
 	csitest.Want(t, err, codes.InvalidArgument, csierr.TopologyInvalid) // CG-4
-	_, err = rackThat(t).GetCapacity(t.Context(),
-		&csi.GetCapacityRequest{AccessibleTopology: csitest.Topologies("rack=a")[0]})
+	_, err = rackThat(t).GetCapacity(t.Context(), at(csitest.Topologies("rack=a")))
 	csitest.Want(t, err, codes.InvalidArgument, csierr.TopologyInvalid) // CG-4
 	for _, test := range []scriptedCall{
 		{"", script{forbidden.To(utilization)}, codes.PermissionDenied, csierr.RoleMissing, ""}, // CG-5

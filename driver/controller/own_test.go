@@ -22,7 +22,8 @@ func TestE17ANameBelongsToOneCluster(t *testing.T) {
 	}{
 		{"the cluster's own", disk("blue", volume.DiskName("blue", "db")), ""},
 		{"another cluster's of the same volume name", disk("red", volume.DiskName("red", "db")), `"red"`},
-		{"one without a cluster", disk("", volume.DiskName("", "db")), `""`},
+		{"one without a cluster", disk("", volume.DiskName("", "db")),
+			`cluster "", and OXIDE_CLUSTER_ID is "blue"`},
 		{"a name of the hash of \"db\" alone", disk("blue", "csi-ffe2bkb99rso8u1a"), "another name"},
 		{"a tag of ours on another cluster's name", disk("blue", volume.DiskName("red", "db")),
 			"another name"},

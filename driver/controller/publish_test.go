@@ -33,15 +33,12 @@ const elsewhere = "attached " + racktest.OtherInstance
 var alone = listing()
 
 func together(others ...string) racktest.Exchange {
-	return listing(append(others,
-		diskOf(here))...)
+	return listing(append(others, diskOf(here))...)
 }
 
 // besideDisk is another disk of the instance.
 func besideDisk(name string) string {
-	return diskOf(here, with("id", racktest.Image),
-		with("name",
-			name))
+	return diskOf(here, with("id", racktest.Image), with("name", name))
 }
 
 // serialTwin is a disk with the same serial as the disk of the volume pvc-1.
@@ -55,8 +52,7 @@ func TestPublishing(t *testing.T) { // OX-3
 	manyDisks := make([]string, 12)
 	for i := range manyDisks {
 		manyDisks[i] = diskOf(here, with("id", racktest.Numbered(i)),
-			with("name",
-				fmt.Sprint("other-", i)))
+			with("name", fmt.Sprint("other-", i)))
 	}
 	full := listing(manyDisks...)
 	gateway := racktest.Error(http.StatusInternalServerError, "Internal", "oops")
@@ -219,22 +215,21 @@ func TestCP12TwoDisksWithOneSerialAreNeverAttachedTogether(t *testing.T) {
 }
 
 func TestUseDiffersAVolumeIsPublishedOnlyForItsUse(t *testing.T) {
-	madeFor := func(use string, edits ...edit) func(state string) string {
+	madeFor := func(use, cluster, name string) func(state string) string {
 		m := racktest.OwnTag
-		m.Use = use
+		m.Use, m.Cluster = use, cluster
 		return func(state string) string {
-			return diskOf(state, append(edits, with("description", m.Description()))...)
+			return diskOf(state, with("description", m.Description()), with("name", name))
 		}
+	}
+	own := func(use string) func(string) string {
+		return madeFor(use, "blue", volume.DiskName("blue", "pvc-1"))
 	}
 	// The same disk after the cluster's id was changed.
-	foreign := func(use string) func(state string) string {
-		m := racktest.OwnTag
-		m.Use, m.Cluster = use, "red"
-		return func(state string) string {
-			return diskOf(state, with("description", m.Description()),
-				with("name", volume.DiskName("red", m.Name)))
-		}
+	foreign := func(use string) func(string) string {
+		return madeFor(use, "red", volume.DiskName("red", "pvc-1"))
 	}
+	mounted := csitest.Filesystem("ext4")
 	raw := &csi.VolumeCapability{AccessMode: csitest.Filesystem("").GetAccessMode(),
 		AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}}
 	for _, test := range []struct {
@@ -243,22 +238,19 @@ func TestUseDiffersAVolumeIsPublishedOnlyForItsUse(t *testing.T) {
 		capability *csi.VolumeCapability
 		fits       bool
 	}{
-		{"a filesystem's as a device", madeFor(volume.UseFilesystem), raw, false},
-		{"a filesystem's as a filesystem", madeFor(volume.UseFilesystem), csitest.Filesystem("ext4"),
-			true},
-		{"a device as a filesystem", madeFor(volume.UseBlock), csitest.Filesystem("ext4"), false},
-		{"a device as a device", madeFor(volume.UseBlock), raw, true},
-		{"one for both as a device", madeFor(volume.UseBoth), raw, true},
-		{"one for both as a filesystem", madeFor(volume.UseBoth), csitest.Filesystem("ext4"), true},
-		{"one whose tag has no use", madeFor(""), raw, true},
+		{"a filesystem's as a device", own(volume.UseFilesystem), raw, false},
+		{"a filesystem's as a filesystem", own(volume.UseFilesystem), mounted, true},
+		{"a device as a filesystem", own(volume.UseBlock), mounted, false},
+		{"a device as a device", own(volume.UseBlock), raw, true},
+		{"one for both as a device", own(volume.UseBoth), raw, true},
+		{"one for both as a filesystem", own(volume.UseBoth), mounted, true},
+		{"one whose tag has no use", own(""), raw, true},
 		{"another cluster's filesystem as a device", foreign(volume.UseFilesystem), raw, false},
-		{"another cluster's filesystem as a filesystem", foreign(volume.UseFilesystem),
-			csitest.Filesystem("ext4"), true},
-		{"another cluster's device as a filesystem", foreign(volume.UseBlock),
-			csitest.Filesystem("ext4"), false},
+		{"another cluster's filesystem as a filesystem", foreign(volume.UseFilesystem), mounted, true},
+		{"another cluster's device as a filesystem", foreign(volume.UseBlock), mounted, false},
 		{"another cluster's device as a device", foreign(volume.UseBlock), raw, true},
-		{"one whose tag is another disk's", madeFor(volume.UseFilesystem, with("name",
-			"csi-0000000000000000")), raw, true},
+		{"one whose tag is another disk's", madeFor(volume.UseFilesystem, "blue",
+			"csi-0000000000000000"), raw, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			listed := listing(test.disk(here))
@@ -271,11 +263,7 @@ func TestUseDiffersAVolumeIsPublishedOnlyForItsUse(t *testing.T) {
 				}
 				r := publishRequest()
 				r.VolumeCapability = test.capability
-				for _, name := range []string{"csi-0000000000000000", volume.DiskName("red", "pvc-1")} {
-					if strings.Contains(test.disk(here), name) {
-						r.VolumeContext[volume.CtxDiskName] = name
-					}
-				}
+				r.VolumeContext = nil // as of a static volume
 				_, err := rackThat(t, lines...).ControllerPublishVolume(t.Context(), r)
 				if test.fits != (err == nil) {
 					t.Errorf("%s: got %v", name, err)
@@ -347,91 +335,67 @@ func TestAStaticVolumeWithAttributesOfAnotherIsNotAttached(t *testing.T) { // D-
 }
 
 func TestValidating(t *testing.T) { // VC-2
-	made := diskOf("detached", with("block_size", 512), with("description", volume.Tag{Name: "pvc-1",
+	type pairs = map[string]string
+	fits := []*csi.VolumeCapability{csitest.Filesystem("ext4")}
+	flagged := []*csi.VolumeCapability{csitest.Filesystem("ext4")}
+	flagged[0].GetMount().MountFlags = []string{"noatime,bind"}
+	moded := append(slices.Clip(fits),
+		csitest.InMode(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER))
+	made := shown("detached", with("block_size", 512), with("description", volume.Tag{Name: "pvc-1",
 		Cluster: "blue", MkfsOptions: "reservedPercent=0"}.Description()))
 	for _, test := range []struct {
-		name string
-		disk string
-		edit func(*csi.ValidateVolumeCapabilitiesRequest)
-		want string // in the message; empty means confirmed
+		name                string
+		disk                racktest.Exchange
+		capabilities        []*csi.VolumeCapability
+		context, parameters pairs
+		want                string // in the message; empty means confirmed
 	}{
-		{"VC-3 everything right", made, func(r *csi.ValidateVolumeCapabilitiesRequest) {
-			r.VolumeContext = map[string]string{"diskName": volume.DiskName("blue", "pvc-1"),
-				"blockSize":   "512",
-				"diskId":      racktest.Disk,
-				"mkfsOptions": "reservedPercent=0",
-				"storage.kubernetes.io/csiProvisionerIdentity": "x"}
-			r.Parameters = map[string]string{"blockSize": "512", "diskType": "distributed",
-				"mkfsOptions": "reservedPercent=0", "csi.storage.k8s.io/fstype": "ext4"}
-		}, ""},
-		{"D-2 a static volume without a context", diskOf("detached", with("description",
-			"mine")),
-			func(*csi.ValidateVolumeCapabilitiesRequest) {}, ""},
-		{"VC-4 a mode", made, func(r *csi.ValidateVolumeCapabilitiesRequest) {
-			r.VolumeCapabilities = append(r.VolumeCapabilities,
-				csitest.InMode(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER))
-		}, "MULTI_NODE_MULTI_WRITER"},
-		{"VC-4 a mount flag that nodes refuse", made, func(r *csi.ValidateVolumeCapabilitiesRequest) {
-			r.VolumeCapabilities[0].GetMount().MountFlags = []string{"noatime,bind"}
-		}, "mount flag 1"},
-		{"VC-5 another disk's name", made, func(r *csi.ValidateVolumeCapabilitiesRequest) {
-			r.VolumeContext = map[string]string{"diskName": "x"}
-		}, "diskName"},
-		{"VC-5 another disk's id", made, func(r *csi.ValidateVolumeCapabilitiesRequest) {
-			r.VolumeContext = map[string]string{"diskId": racktest.Image}
-		}, "diskId"},
-		{"VC-5 other blocks in the context", made, func(r *csi.ValidateVolumeCapabilitiesRequest) {
-			r.VolumeContext = map[string]string{"blockSize": "4096"}
-		}, "blockSize"},
-		{"VC-5 other mkfsOptions in the " +
-			"context", made, func(r *csi.ValidateVolumeCapabilitiesRequest) {
-			r.VolumeContext = map[string]string{"mkfsOptions": "reservedPercent=1"}
-		}, "mkfsOptions"},
-		{"VC-5 an unknown key", made, func(r *csi.ValidateVolumeCapabilitiesRequest) {
-			r.VolumeContext = map[string]string{"colour": "blue"}
-		}, "colour"},
-		{"VC-5 an unknown parameter", made, func(r *csi.ValidateVolumeCapabilitiesRequest) {
-			r.Parameters = map[string]string{"colour": "blue"}
-		}, "colour"},
-		{"VC-5 other blocks", made, func(r *csi.ValidateVolumeCapabilitiesRequest) {
-			r.Parameters = map[string]string{"blockSize": "4096"}
-		}, "blockSize"},
-		{"VC-5 another type", made, func(r *csi.ValidateVolumeCapabilitiesRequest) {
-			r.Parameters = map[string]string{"diskType": "local"}
-		}, "diskType"},
-		{"VC-5 an image", made, func(r *csi.ValidateVolumeCapabilitiesRequest) {
-			r.Parameters = map[string]string{"imageId": racktest.Image}
-		}, "imageId"},
-		{"VC-5 mutable parameters", made, func(r *csi.ValidateVolumeCapabilitiesRequest) {
-			r.MutableParameters = map[string]string{"a": "b"}
-		}, "mutable_parameters"},
-		{"E-6 a read-only disk", diskOf("detached", with("read_only", true)),
-			func(*csi.ValidateVolumeCapabilitiesRequest) {}, "read-only"},
+		{"VC-3 everything right", made, fits, pairs{"diskName": volume.DiskName("blue", "pvc-1"),
+			"blockSize": "512", "diskId": racktest.Disk, "mkfsOptions": "reservedPercent=0",
+			"storage.kubernetes.io/csiProvisionerIdentity": "x"}, pairs{"blockSize": "512",
+			"diskType": "distributed", "mkfsOptions": "reservedPercent=0",
+			"csi.storage.k8s.io/fstype": "ext4"}, ""},
+		{"D-2 a static volume without a context", shown("detached", with("description", "mine")), fits,
+			nil, nil, ""},
+		{"VC-4 a mode", made, moded, nil, nil, "MULTI_NODE_MULTI_WRITER"},
+		{"VC-4 a mount flag that nodes refuse", made, flagged, nil, nil, "mount flag 1"},
+		{"VC-5 another disk's name", made, fits, pairs{"diskName": "x"}, nil, "diskName"},
+		{"VC-5 another disk's id", made, fits, pairs{"diskId": racktest.Image}, nil, "diskId"},
+		{"VC-5 other blocks in the context", made, fits, pairs{"blockSize": "4096"}, nil, "blockSize"},
+		{"VC-5 other mkfsOptions in the context", made, fits, pairs{"mkfsOptions": "reservedPercent=1"},
+			nil, "mkfsOptions"},
+		{"VC-5 an unknown key", made, fits, pairs{"colour": "blue"}, nil, "colour"},
+		{"VC-5 an unknown parameter", made, fits, nil, pairs{"colour": "blue"}, "colour"},
+		{"VC-5 other blocks", made, fits, nil, pairs{"blockSize": "4096"}, "blockSize"},
+		{"VC-5 another type", made, fits, nil, pairs{"diskType": "local"}, "diskType"},
+		{"VC-5 an image", made, fits, nil, pairs{"imageId": racktest.Image}, "imageId"},
+		{"E-6 a read-only disk", shown("detached", with("read_only", true)), fits, nil, nil, "read-only"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			r := &csi.ValidateVolumeCapabilitiesRequest{VolumeId: racktest.Disk,
-				VolumeCapabilities: []*csi.VolumeCapability{csitest.Filesystem("ext4")}}
-			test.edit(r)
-			answer, err := rackThat(t, racktest.OK(racktest.ViewDisk,
-				test.disk)).ValidateVolumeCapabilities(t.Context(), r)
+			answer, err := rackThat(t, test.disk).ValidateVolumeCapabilities(t.Context(),
+				&csi.ValidateVolumeCapabilitiesRequest{VolumeId: racktest.Disk, Parameters: test.parameters,
+					VolumeCapabilities: test.capabilities, VolumeContext: test.context})
 			must(t, err)
 			if test.want != "" {
-				if answer.GetConfirmed() != nil || !strings.Contains(answer.GetMessage(),
-					test.want) {
+				if answer.GetConfirmed() != nil || !strings.Contains(answer.GetMessage(), test.want) {
 					t.Errorf("got %v", answer)
 				}
 				return
 			}
 			csitest.SameMessage(t, answer, &csi.ValidateVolumeCapabilitiesResponse{
-				Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{
-					VolumeContext: r.GetVolumeContext(), Parameters: r.GetParameters(),
-					VolumeCapabilities: r.GetVolumeCapabilities()}})
+				Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{VolumeContext: test.context,
+					Parameters: test.parameters, VolumeCapabilities: test.capabilities}})
 		})
 	}
-	_, err := rackThat(t, noDisk).ValidateVolumeCapabilities(t.Context(),
-		&csi.ValidateVolumeCapabilitiesRequest{VolumeId: racktest.Disk,
-			VolumeCapabilities: []*csi.VolumeCapability{csitest.Filesystem("ext4")}})
+	request := &csi.ValidateVolumeCapabilitiesRequest{VolumeId: racktest.Disk,
+		VolumeCapabilities: fits}
+	_, err := rackThat(t, noDisk).ValidateVolumeCapabilities(t.Context(), request)
 	csitest.Want(t, err, codes.NotFound, csierr.VolumeNotFound)
+	request.MutableParameters = map[string]string{"a": "b"}
+	answer, err := rackThat(t, free).ValidateVolumeCapabilities(t.Context(), request)
+	if must(t, err); !strings.Contains(answer.GetMessage(), "mutable_parameters") { // VC-5
+		t.Errorf("got %v", answer)
+	}
 }
 
 // hundred returns as many disks of the instance as the shortest page that need not be the last has.

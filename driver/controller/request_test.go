@@ -7,6 +7,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
@@ -40,43 +41,52 @@ var (
 	publishing = csitest.With[*csi.ControllerPublishVolumeRequest]
 )
 
+// without clears a field of a request.
+func without(field protoreflect.Name, request proto.Message) proto.Message {
+	m := request.ProtoReflect()
+	m.Clear(m.Descriptor().Fields().ByName(field))
+	return request
+}
+
+// capable asks for a volume with the capability of an edit.
+func capable(edit func(*csi.VolumeCapability)) *csi.CreateVolumeRequest {
+	r := createRequest()
+	edit(r.GetVolumeCapabilities()[0])
+	return r
+}
+
 // TestB3EveryRequiredFieldIsRequired blanks the required fields of every controller RPC, one at a
 // time. No request may reach the rack.
 func TestB3EveryRequiredFieldIsRequired(t *testing.T) {
 	c := rackThat(t)
-	anyCapability := []*csi.VolumeCapability{csitest.Filesystem("")}
+	validation := &csi.ValidateVolumeCapabilitiesRequest{VolumeId: racktest.Disk,
+		VolumeCapabilities: []*csi.VolumeCapability{csitest.Filesystem("")}}
 	for _, test := range []struct {
 		name    string
 		request proto.Message
 	}{
-		{"CV-1 CreateVolume without name",
-			creating(createRequest(), func(r *csi.CreateVolumeRequest) { r.Name = "" })},
-		{"CV-3 CreateVolume without capabilities",
-			creating(createRequest(), func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities = nil })},
-		{"CV-4 CreateVolume without access mode", creating(createRequest(),
-			func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0].AccessMode = nil })},
-		{"CV-4 CreateVolume without access type", creating(createRequest(),
-			func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0].AccessType = nil })},
-		{"CV-13 CreateVolume with an empty source", creating(createRequest(),
-			func(r *csi.CreateVolumeRequest) { r.VolumeContentSource = &csi.VolumeContentSource{} })},
-		{"CreateVolume from a snapshot without id", creating(createRequest(),
-			func(r *csi.CreateVolumeRequest) { r.VolumeContentSource = fromSnapshot("") })},
+		{"CV-1 CreateVolume without name", without("name", createRequest())},
+		{"CV-3 CreateVolume without capabilities", without("volume_capabilities", createRequest())},
+		{"CV-4 CreateVolume without access mode",
+			capable(func(c *csi.VolumeCapability) { c.AccessMode = nil })},
+		{"CV-4 CreateVolume without access type",
+			capable(func(c *csi.VolumeCapability) { c.AccessType = nil })},
+		{"CV-13 CreateVolume with an empty source", from(&csi.VolumeContentSource{})},
+		{"CreateVolume from a snapshot without id", from(fromSnapshot(""))},
 		{"DV-1 DeleteVolume", &csi.DeleteVolumeRequest{}},
-		{"CP-1 ControllerPublishVolume without volume", publishing(publishRequest(),
-			func(r *csi.ControllerPublishVolumeRequest) { r.VolumeId = "" })},
-		{"CP-1 ControllerPublishVolume without node", publishing(publishRequest(),
-			func(r *csi.ControllerPublishVolumeRequest) { r.NodeId = "" })},
-		{"CP-1 ControllerPublishVolume without capability", publishing(publishRequest(),
-			func(r *csi.ControllerPublishVolumeRequest) { r.VolumeCapability = nil })},
+		{"CP-1 ControllerPublishVolume without volume", without("volume_id", publishRequest())},
+		{"CP-1 ControllerPublishVolume without node", without("node_id", publishRequest())},
+		{"CP-1 ControllerPublishVolume without capability",
+			without("volume_capability", publishRequest())},
 		{"CU-1 ControllerUnpublishVolume", &csi.ControllerUnpublishVolumeRequest{}},
 		{"VC-1 ValidateVolumeCapabilities without volume",
-			&csi.ValidateVolumeCapabilitiesRequest{VolumeCapabilities: anyCapability}},
+			without("volume_id", proto.CloneOf(validation))},
 		{"VC-1 ValidateVolumeCapabilities without capabilities",
-			&csi.ValidateVolumeCapabilitiesRequest{VolumeId: racktest.Disk}},
+			without("volume_capabilities", validation)},
 		{"VH-3 ControllerGetVolumeHealth", &csi.ControllerGetVolumeHealthRequest{}},
 		{"GV-1 ControllerGetVolume", &csi.ControllerGetVolumeRequest{}},
-		{"CS-1 CreateSnapshot without name", &csi.CreateSnapshotRequest{SourceVolumeId: racktest.Disk}},
-		{"CS-1 CreateSnapshot without volume", &csi.CreateSnapshotRequest{Name: "snap-1"}},
+		{"CS-1 CreateSnapshot without name", without("name", snapshotRequest())},
+		{"CS-1 CreateSnapshot without volume", without("source_volume_id", snapshotRequest())},
 		{"DS-1 DeleteSnapshot", &csi.DeleteSnapshotRequest{}},
 		{"LS-6 GetSnapshot", &csi.GetSnapshotRequest{}},
 	} {
@@ -95,77 +105,100 @@ func fromSnapshot(id string) *csi.VolumeContentSource {
 	}}
 }
 
+// from asks for a volume from a source, and parameter for one with a parameter.
+func from(source *csi.VolumeContentSource) *csi.CreateVolumeRequest {
+	r := createRequest()
+	r.VolumeContentSource = source
+	return r
+}
+
+func parameter(key, value string) *csi.CreateVolumeRequest {
+	r := createRequest()
+	r.Parameters = map[string]string{key: value}
+	return r
+}
+
 // TestBadRequestsNeverReachTheRack checks requests that are complete but invalid.
 func TestBadRequestsNeverReachTheRack(t *testing.T) {
 	c := rackThat(t)
+	rackAlone := &csi.TopologyRequirement{Requisite: csitest.Topologies("rack=a")}
 	for _, test := range []struct {
-		name   string
-		edit   func(*csi.CreateVolumeRequest)
-		code   codes.Code
-		reason csierr.Reason
+		name    string
+		request proto.Message
+		code    codes.Code
+		reason  csierr.Reason
 	}{
-		{"CV-2 a banned character", func(r *csi.CreateVolumeRequest) { r.Name = "a\x01" },
-			codes.InvalidArgument, csierr.FieldInvalid},
-		{"CV-2 a NEL", func(r *csi.CreateVolumeRequest) { r.Name = "a\u0085" },
-			codes.InvalidArgument, csierr.FieldInvalid},
-		{"CV-5 one bad capability of two", func(r *csi.CreateVolumeRequest) {
+		{"CV-2 a banned character", creating(createRequest(), func(r *csi.CreateVolumeRequest) {
+			r.Name = "a\x01"
+		}), codes.InvalidArgument, csierr.FieldInvalid},
+		{"CV-2 a NEL", creating(createRequest(), func(r *csi.CreateVolumeRequest) {
+			r.Name = "a\u0085"
+		}), codes.InvalidArgument, csierr.FieldInvalid},
+		{"CV-5 one bad capability of two", creating(createRequest(), func(r *csi.CreateVolumeRequest) {
 			r.VolumeCapabilities = append(r.VolumeCapabilities,
 				csitest.InMode(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER))
-		}, codes.InvalidArgument, csierr.CapabilityUnsupported},
-		{"CV-6 an unknown parameter", func(r *csi.CreateVolumeRequest) {
-			r.Parameters = map[string]string{"colour": "blue"}
-		}, codes.InvalidArgument, csierr.ParameterInvalid},
-		{"CV-6 mkfsOptions for another filesystem", func(r *csi.CreateVolumeRequest) {
-			r.Parameters = map[string]string{"mkfsOptions": "reflink=true"}
-		}, codes.InvalidArgument, csierr.MkfsOptions},
-		{"CV-6 a filesystem with smaller blocks than the disk's", func(r *csi.CreateVolumeRequest) {
-			r.Parameters = map[string]string{"mkfsOptions": "fsBlockSize=1024"}
-		}, codes.InvalidArgument, csierr.MkfsOptions},
-		{"CV-6 more inodes than the disk has room for", func(r *csi.CreateVolumeRequest) {
-			r.Parameters = map[string]string{"mkfsOptions": "bytesPerInode=2048,inodeSize=2048"}
-		}, codes.InvalidArgument, csierr.MkfsOptions},
-		{"CV-6 a key that no sidecar of Kubernetes has", func(r *csi.CreateVolumeRequest) {
-			r.Parameters = map[string]string{"csi.storage.k8s.io/fstpye": "xfs"}
-		}, codes.InvalidArgument, csierr.ParameterInvalid},
-		{"CV-5 a mount flag that the filesystem refuses", func(r *csi.CreateVolumeRequest) {
-			r.VolumeCapabilities[0].GetMount().MountFlags = []string{"ro,noload"}
-		}, codes.InvalidArgument, csierr.MountFlags},
-		{"CV-7 mutable parameters", func(r *csi.CreateVolumeRequest) {
+		}), codes.InvalidArgument, csierr.CapabilityUnsupported},
+		{"CV-6 an unknown parameter", parameter("colour", "blue"), codes.InvalidArgument,
+			csierr.ParameterInvalid},
+		{"CV-6 mkfsOptions for another filesystem", parameter("mkfsOptions", "reflink=true"),
+			codes.InvalidArgument, csierr.MkfsOptions},
+		{"CV-6 a filesystem with smaller blocks than the disk's", parameter("mkfsOptions",
+			"fsBlockSize=1024"), codes.InvalidArgument, csierr.MkfsOptions},
+		{"CV-6 more inodes than the disk has room for", parameter("mkfsOptions",
+			"bytesPerInode=2048,inodeSize=2048"), codes.InvalidArgument, csierr.MkfsOptions},
+		{"CV-6 a key that no sidecar of Kubernetes has", parameter("csi.storage.k8s.io/fstpye",
+			"xfs"), codes.InvalidArgument, csierr.ParameterInvalid},
+		{"CV-5 a mount flag that the filesystem refuses", capable(func(c *csi.VolumeCapability) {
+			c.GetMount().MountFlags = []string{"ro,noload"}
+		}), codes.InvalidArgument, csierr.MountFlags},
+		{"CV-7 mutable parameters", creating(createRequest(), func(r *csi.CreateVolumeRequest) {
 			r.MutableParameters = map[string]string{"a": "b"}
-		}, codes.InvalidArgument, csierr.ParameterInvalid},
-		{"CV-8 topology that is not declared", func(r *csi.CreateVolumeRequest) {
-			r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: csitest.Topologies("rack=a")}
-		}, codes.InvalidArgument, csierr.TopologyInvalid},
-		{"CV-8 a placement that nodes do not report", func(r *csi.CreateVolumeRequest) {
-			r.Parameters = map[string]string{"placement": "instance"}
-		}, codes.InvalidArgument, csierr.TopologyInvalid},
-		{"CV-11 an empty range", func(r *csi.CreateVolumeRequest) {
+		}), codes.InvalidArgument, csierr.ParameterInvalid},
+		{"CV-8 topology that is not declared", creating(createRequest(),
+			func(r *csi.CreateVolumeRequest) { r.AccessibilityRequirements = rackAlone }),
+			codes.InvalidArgument, csierr.TopologyInvalid},
+		{"CV-8 a placement that nodes do not report", parameter("placement", "instance"),
+			codes.InvalidArgument, csierr.TopologyInvalid},
+		{"CV-11 an empty range", creating(createRequest(), func(r *csi.CreateVolumeRequest) {
 			r.CapacityRange = csitest.Range(0, 0)
-		}, codes.InvalidArgument, csierr.CapacityInvalid},
-		{"CV-12 a range that no disk fits", func(r *csi.CreateVolumeRequest) {
+		}), codes.InvalidArgument, csierr.CapacityInvalid},
+		{"CV-12 a range that no disk fits", creating(createRequest(), func(r *csi.CreateVolumeRequest) {
 			r.CapacityRange = csitest.Range(1024*volume.GiB, 0)
-		}, codes.OutOfRange, csierr.CapacityOutOfRange},
-		{"CV-13 a clone", func(r *csi.CreateVolumeRequest) {
-			r.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
-				Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: racktest.Disk}}}
-		}, codes.InvalidArgument, csierr.SourceUnsupported},
-		{"CV-14 a snapshot id that is no UUID", func(r *csi.CreateVolumeRequest) {
-			r.VolumeContentSource = fromSnapshot("non-existing-snapshot-id")
-		}, codes.NotFound, csierr.SnapshotNotFound},
-		{"CV-15 a snapshot and an image", func(r *csi.CreateVolumeRequest) {
-			r.VolumeContentSource = fromSnapshot(racktest.Snapshot)
-			r.Parameters = map[string]string{"imageId": racktest.Image}
-		}, codes.InvalidArgument, csierr.SourceIncompatible},
-		{"CV-15 a snapshot into a local disk", func(r *csi.CreateVolumeRequest) {
-			r.VolumeContentSource = fromSnapshot(racktest.Snapshot)
-			r.Parameters = map[string]string{"diskType": "local"}
-		}, codes.InvalidArgument, csierr.SourceIncompatible},
+		}), codes.OutOfRange, csierr.CapacityOutOfRange},
+		{"CV-13 a clone", from(&csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
+			Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: racktest.Disk}}}),
+			codes.InvalidArgument, csierr.SourceUnsupported},
+		{"CV-14 a snapshot id that is no UUID", from(fromSnapshot("non-existing-snapshot-id")),
+			codes.NotFound, csierr.SnapshotNotFound},
+		{"CV-15 a snapshot and an image", creating(parameter("imageId", racktest.Image), restoring),
+			codes.InvalidArgument, csierr.SourceIncompatible},
+		{"CV-15 a snapshot into a local disk", creating(parameter("diskType", "local"), restoring),
+			codes.InvalidArgument, csierr.SourceIncompatible},
+		{"CP-3 a disk that is attached read-only", publishing(publishRequest(),
+			func(r *csi.ControllerPublishVolumeRequest) { r.Readonly = true }), codes.InvalidArgument,
+			csierr.ReadOnlyUnsupported},
+		{"CP-2 a mode that volumes do not have", publishing(publishRequest(),
+			func(r *csi.ControllerPublishVolumeRequest) {
+				r.VolumeCapability = csitest.InMode(csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY)
+			}), codes.InvalidArgument, csierr.CapabilityUnsupported},
+		{"CS-2 a banned character", &csi.CreateSnapshotRequest{Name: "\x7f",
+			SourceVolumeId: racktest.Disk}, codes.InvalidArgument, csierr.FieldInvalid},
+		{"CS-3 a parameter of a snapshot", &csi.CreateSnapshotRequest{Name: "snap-1",
+			SourceVolumeId: racktest.Disk, Parameters: map[string]string{"a": "b"}},
+			codes.InvalidArgument, csierr.ParameterInvalid},
+		{"CS-3 the topology of a snapshot", &csi.CreateSnapshotRequest{Name: "snap-1",
+			SourceVolumeId: racktest.Disk, AccessibilityRequirements: rackAlone}, codes.InvalidArgument,
+			csierr.TopologyInvalid},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			_, err := c.CreateVolume(t.Context(), creating(createRequest(), test.edit))
-			csitest.Want(t, err, test.code, test.reason)
+			csitest.Want(t, csitest.Call(t.Context(), c, test.request), test.code, test.reason)
 		})
 	}
+}
+
+// restoring lets a request ask for a volume from the snapshot.
+func restoring(r *csi.CreateVolumeRequest) {
+	r.VolumeContentSource = fromSnapshot(racktest.Snapshot)
 }
 
 func TestIDsThatAreNotUUIDsNeverReachTheRack(t *testing.T) {
@@ -204,36 +237,6 @@ func TestIDsThatAreNotUUIDsNeverReachTheRack(t *testing.T) {
 				csitest.Want(t, err, codes.NotFound, test.reason)
 			}
 		})
-	}
-}
-
-func TestCP2AndCP3ImpossiblePublications(t *testing.T) { // CP-2, CP-3
-	for reason, edit := range map[csierr.Reason]func(*csi.ControllerPublishVolumeRequest){
-		csierr.ReadOnlyUnsupported: func(r *csi.ControllerPublishVolumeRequest) { r.Readonly = true },
-		csierr.CapabilityUnsupported: func(r *csi.ControllerPublishVolumeRequest) {
-			r.VolumeCapability = csitest.InMode(csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY)
-		},
-	} {
-		_, err := rackThat(t).ControllerPublishVolume(t.Context(), publishing(publishRequest(), edit))
-		csitest.Want(t, err, codes.InvalidArgument, reason)
-	}
-}
-
-func TestCS2AndCS3ImpossibleSnapshots(t *testing.T) { // CS-2, CS-3
-	c := rackThat(t)
-	for reason, edit := range map[csierr.Reason]func(*csi.CreateSnapshotRequest){
-		csierr.FieldInvalid: func(r *csi.CreateSnapshotRequest) { r.Name = "\x7f" },
-		csierr.ParameterInvalid: func(r *csi.CreateSnapshotRequest) {
-			r.Parameters = map[string]string{"a": "b"}
-		},
-		csierr.TopologyInvalid: func(r *csi.CreateSnapshotRequest) {
-			r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: csitest.Topologies("rack=a")}
-		},
-	} {
-		r := snapshotRequest()
-		edit(r)
-		_, err := c.CreateSnapshot(t.Context(), r)
-		csitest.Want(t, err, codes.InvalidArgument, reason)
 	}
 }
 

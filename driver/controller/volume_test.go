@@ -300,8 +300,7 @@ func TestParametersReachTheDisk(t *testing.T) {
 }
 
 func TestCV18ARepeatedCreateAfterItsImageWasDeleted(t *testing.T) {
-	r := createRequest()
-	r.Parameters = map[string]string{"imageId": racktest.Image}
+	r := parameter("imageId", racktest.Image)
 	scriptedCalls{
 		{"that was made", script{named("detached", with("image_id", racktest.Image))}, codes.OK, "", ""},
 		{"that was not", script{noName}, codes.InvalidArgument, csierr.ImageNotFound, ""},
@@ -309,18 +308,11 @@ func TestCV18ARepeatedCreateAfterItsImageWasDeleted(t *testing.T) {
 }
 
 func TestVolumesFromSnapshots(t *testing.T) {
-	restore := func(edit ...func(*csi.CreateVolumeRequest)) *csi.CreateVolumeRequest {
-		r := createRequest()
-		r.VolumeContentSource = fromSnapshot(racktest.Snapshot)
-		for _, e := range edit {
-			e(r)
-		}
-		return r
-	}
-	in512 := func(r *csi.CreateVolumeRequest) {
-		r.Parameters = map[string]string{"blockSize": "512"}
-	}
-	restored := diskOf("creating", with("snapshot_id", racktest.Snapshot), with("block_size", 2048))
+	restored := from(fromSnapshot(racktest.Snapshot))
+	small := from(fromSnapshot(racktest.Snapshot))
+	small.CapacityRange = csitest.Range(0, 9*volume.GiB)
+	in512 := creating(parameter("blockSize", "512"), restoring)
+	made := diskOf("creating", with("snapshot_id", racktest.Snapshot), with("block_size", 2048))
 	ready := snap("ready")
 	tagged := func(blockSize int) racktest.Exchange {
 		return snap("ready", with("description",
@@ -331,8 +323,6 @@ func TestVolumesFromSnapshots(t *testing.T) {
 			with("block_size", blockSize), with("description", volume.Tag{Name: "pvc-1",
 				Cluster: "blue", BlockSize: 512}.Description()))
 	}
-	fromImage := createRequest()
-	fromImage.Parameters = map[string]string{"imageId": racktest.Image}
 	for _, test := range []struct {
 		name   string
 		req    *csi.CreateVolumeRequest
@@ -340,48 +330,47 @@ func TestVolumesFromSnapshots(t *testing.T) {
 		code   codes.Code
 		reason csierr.Reason
 	}{
-		{"D-18 is two requests", restore(), script{ready, created(postDisk, restored)}, codes.OK, ""},
-		{"CV-14 an unknown snapshot", restore(), script{noSnap, ownProject, ownUser, noName},
+		{"D-18 is two requests", restored, script{ready, created(postDisk, made)}, codes.OK, ""},
+		{"CV-14 an unknown snapshot", restored, script{noSnap, ownProject, ownUser, noName},
 			codes.NotFound, csierr.SnapshotNotFound},
-		{"CV-18 a snapshot that went after the restore", restore(), script{noSnap, ownProject, ownUser,
+		{"CV-18 a snapshot that went after the restore", restored, script{noSnap, ownProject, ownUser,
 			named("detached", with("snapshot_id", racktest.Snapshot))}, codes.OK, ""},
-		{"a name that is taken and a snapshot that is gone", restore(), script{noSnap, ownProject,
+		{"a name that is taken and a snapshot that is gone", restored, script{noSnap, ownProject,
 			ownUser, named("detached")}, codes.NotFound, csierr.SnapshotNotFound},
-		{"CV-15 the snapshot's disk shows other blocks", restore(in512), script{ready, free},
+		{"CV-15 the snapshot's disk shows other blocks", in512, script{ready, free},
 			codes.InvalidArgument, csierr.SourceIncompatible},
-		{"CV-15 the snapshot's tag tells other blocks", restore(in512), script{tagged(2048)},
+		{"CV-15 the snapshot's tag tells other blocks", in512, script{tagged(2048)},
 			codes.InvalidArgument, csierr.SourceIncompatible},
-		{"CV-15 the snapshot's tag tells the blocks", restore(in512), script{tagged(512),
+		{"CV-15 the snapshot's tag tells the blocks", in512, script{tagged(512),
 			created(postDisk, restoredAs("creating", 512))}, codes.OK, ""},
-		{"CV-15 a tag that was copied tells no blocks", restore(in512), script{snap("ready", with("name",
+		{"CV-15 a tag that was copied tells no blocks", in512, script{snap("ready", with("name",
 			"by-hand"), with("description", volume.Tag{Name: "snap-1", Cluster: "blue",
 			BlockSize: 512}.Description())), free}, codes.InvalidArgument, csierr.SourceIncompatible},
-		{"CV-15 neither tag nor disk tells the blocks", restore(in512), script{ready, noDisk, ownProject,
+		{"CV-15 neither tag nor disk tells the blocks", in512, script{ready, noDisk, ownProject,
 			ownUser, noName}, codes.InvalidArgument, csierr.SourceIncompatible},
-		{"CV-18 neither tells the blocks of a volume that exists", restore(in512), script{ready,
+		{"CV-18 neither tells the blocks of a volume that exists", in512, script{ready,
 			noDisk, ownProject, ownUser, racktest.OK(viewName, restoredAs("detached", 512))}, codes.OK, ""},
-		{"CV-19 a volume that is shown with other blocks is not deleted", restore(in512),
+		{"CV-19 a volume that is shown with other blocks is not deleted", in512,
 			script{tagged(512), taken.To(postDisk), racktest.OK(viewName, restoredAs("detached", 2048))},
 			codes.AlreadyExists, csierr.VolumeExists},
-		{"CV-19 a volume in use that is shown with other blocks is not deleted", restore(in512),
+		{"CV-19 a volume in use that is shown with other blocks is not deleted", in512,
 			script{tagged(512), taken.To(postDisk), racktest.OK(viewName,
 				restoredAs(here, 2048))}, codes.AlreadyExists, csierr.VolumeExists},
-		{"CV-15 an image of another project", fromImage, script{racktest.OK(viewImage,
-			racktest.JSON(map[string]any{"id": racktest.Image, "size": volume.GiB, "block_size": 512,
-				"project_id": racktest.Disk})), racktest.Refused.To(postDisk)}, codes.InvalidArgument,
-			csierr.SourceIncompatible},
-		{"a refusal for another reason", restore(), script{ready, racktest.Refused.To(postDisk)},
+		{"CV-15 an image of another project", parameter("imageId", racktest.Image),
+			script{racktest.OK(viewImage, racktest.JSON(map[string]any{"id": racktest.Image,
+				"size": volume.GiB, "block_size": 512, "project_id": racktest.Disk})),
+				racktest.Refused.To(postDisk)}, codes.InvalidArgument, csierr.SourceIncompatible},
+		{"a refusal for another reason", restored, script{ready, racktest.Refused.To(postDisk)},
 			codes.Internal, csierr.RackError},
-		{"CV-16 a snapshot in the making", restore(), script{snap("creating")}, codes.FailedPrecondition,
+		{"CV-16 a snapshot in the making", restored, script{snap("creating")}, codes.FailedPrecondition,
 			csierr.SnapshotNotReady},
-		{"CV-16 a faulted snapshot", restore(), script{snap("faulted")}, codes.FailedPrecondition,
+		{"CV-16 a faulted snapshot", restored, script{snap("faulted")}, codes.FailedPrecondition,
 			csierr.SnapshotFaulted},
-		{"CV-16 a destroyed snapshot", restore(), script{snap("destroyed"), ownProject, ownUser, noName},
+		{"CV-16 a destroyed snapshot", restored, script{snap("destroyed"), ownProject, ownUser, noName},
 			codes.NotFound, csierr.SnapshotNotFound},
-		{"CV-17 a limit below the snapshot", restore(func(r *csi.CreateVolumeRequest) {
-			r.CapacityRange = csitest.Range(0, 9*volume.GiB)
-		}), script{ready}, codes.OutOfRange, csierr.CapacityOutOfRange},
-		{"a snapshot without a size", restore(), script{snap("ready", with("size", 0))},
+		{"CV-17 a limit below the snapshot", small, script{ready}, codes.OutOfRange,
+			csierr.CapacityOutOfRange},
+		{"a snapshot without a size", restored, script{snap("ready", with("size", 0))},
 			codes.Unavailable, csierr.RackResponseInvalid},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -410,8 +399,7 @@ func TestARestoredVolumeRecordsTheUUIDOfItsFilesystem(t *testing.T) {
 			FilesystemUUID: racktest.Image}), ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			r := createRequest()
-			r.VolumeContentSource = fromSnapshot(racktest.Snapshot)
+			r := from(fromSnapshot(racktest.Snapshot))
 			want := volume.Tag{Name: "pvc-1", Cluster: "blue", Origin: volume.OriginSnapshot,
 				Use: volume.UseFilesystem, SourceBytes: 10 * volume.GiB, FilesystemUUID: test.uuid}
 			_, err := rackThat(t, racktest.OK(viewSnap, test.snapshot), racktest.Exchange{Want: postDisk,
