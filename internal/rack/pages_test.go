@@ -104,3 +104,11 @@ func TestOX9EmptyPagesAreSkippedUpToALimit(t *testing.T) {
 	_, err = visited(t, endless, 100)
 	csitest.Want(t, err, codes.Unavailable, csierr.RackResponseInvalid)
 }
+
+func TestOX9APageWithoutAListIsAnError(t *testing.T) {
+	for _, body := range []string{`{}`, `{"items":null,"next_page":null}`, racktest.ProjectOf()} {
+		c := clientThat(t, racktest.OK("GET /v1/disks", body))
+		err := c.EachDisk(t.Context(), &Pager{}, func(*oxide.Disk) bool { return false })
+		csitest.Want(t, err, codes.Unavailable, csierr.RackResponseInvalid)
+	}
+}

@@ -213,15 +213,22 @@ func (b *boundedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// retry returns a copy of the request and a newer token for it, or nil if there is none.
+// retry returns a copy of the request with its body from the start, and a newer token for it, or
+// nil if there is no such token or the body cannot be sent twice.
 func (t *Transport) retry(req *http.Request, token string) (*http.Request, string) {
 	fresh, err := t.Tokens.refresh(req.Context())
 	if err != nil || fresh == token {
 		return nil, ""
 	}
-	again, err := replay(req)
-	if err != nil {
+	again := req.Clone(req.Context())
+	switch {
+	case req.Body == nil, req.Body == http.NoBody:
+	case req.GetBody == nil:
 		return nil, ""
+	default:
+		if again.Body, err = req.GetBody(); err != nil {
+			return nil, ""
+		}
 	}
 	return again, fresh
 }
@@ -230,20 +237,6 @@ func (t *Transport) refused() {
 	if t.Refused != nil {
 		t.Refused()
 	}
-}
-
-// replay returns a copy of the request with its body from the start.
-func replay(req *http.Request) (*http.Request, error) {
-	again := req.Clone(req.Context())
-	if req.Body == nil || req.Body == http.NoBody {
-		return again, nil
-	}
-	if req.GetBody == nil {
-		return nil, errors.New("the body cannot be sent twice")
-	}
-	body, err := req.GetBody()
-	again.Body = body
-	return again, err
 }
 
 // drain reads the rest of a body, so that the connection can be used again.

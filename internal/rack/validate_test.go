@@ -1,7 +1,6 @@
 package rack
 
 import (
-	"bytes"
 	"errors"
 	"io"
 	"net/http"
@@ -23,43 +22,40 @@ const someID = "5e1a9c0e-0c53-4a1c-8f0e-7a3e8f6f0a11"
 
 // A response about another object, or without what the driver decides from, is no response.
 func TestOX12AResponseThatCannotBeIsRefused(t *testing.T) {
-	now := time.Now()
 	const largest = 1 << 62
+	image := func(id string, size oxide.ByteCount) error {
+		return ValidateImage(someID, &oxide.Image{Id: id, Size: size})
+	}
+	snapshot := func(id string, size oxide.ByteCount, taken ...time.Time) error {
+		s := &oxide.Snapshot{Id: id, Size: size}
+		if taken != nil {
+			s.TimeCreated = &taken[0]
+		}
+		return ValidateSnapshot("read", s)
+	}
+	instance := func(id, project string, state oxide.InstanceState) error {
+		return validateInstance(someID, &oxide.Instance{Id: id, ProjectId: project, RunState: state})
+	}
+	now := time.Now()
 	for name, c := range map[string]struct {
 		err  error
 		want bool
 	}{
-		"an image of one byte": {
-			ValidateImage(someID, &oxide.Image{Id: someID, Size: 1}), true},
-		"an image of the largest size": {
-			ValidateImage(someID, &oxide.Image{Id: someID, Size: largest}), true},
-		"another image": {
-			ValidateImage(someID, &oxide.Image{Id: "x", Size: 1}), false},
-		"an image without bytes": {
-			ValidateImage(someID, &oxide.Image{Id: someID}), false},
-		"an image that is too large": {
-			ValidateImage(someID, &oxide.Image{Id: someID, Size: largest + 1}), false},
-		"a snapshot of one byte": {
-			ValidateSnapshot("read", &oxide.Snapshot{Id: someID, Size: 1, TimeCreated: &now}), true},
-		"a snapshot of the largest size": {
-			ValidateSnapshot("read", &oxide.Snapshot{Id: someID, Size: largest, TimeCreated: &now}), true},
-		"a snapshot whose id is no UUID": {
-			ValidateSnapshot("read", &oxide.Snapshot{Id: "x", Size: 1, TimeCreated: &now}), false},
-		"a snapshot without bytes": {
-			ValidateSnapshot("read", &oxide.Snapshot{Id: someID, TimeCreated: &now}), false},
-		"a snapshot that is too large": {
-			ValidateSnapshot("read", &oxide.Snapshot{Id: someID, Size: largest + 1,
-				TimeCreated: &now}), false},
-		"a snapshot without a time": {
-			ValidateSnapshot("read", &oxide.Snapshot{Id: someID, Size: 1}), false},
-		"an instance with a state": {validateInstance(someID,
-			&oxide.Instance{Id: someID, ProjectId: someID, RunState: "running"}), true},
-		"another instance": {validateInstance(someID,
-			&oxide.Instance{Id: "x", ProjectId: someID, RunState: "running"}), false},
-		"an instance in no project": {validateInstance(someID,
-			&oxide.Instance{Id: someID, RunState: "running"}), false},
-		"an instance without a state": {validateInstance(someID,
-			&oxide.Instance{Id: someID, ProjectId: someID}), false},
+		"an image of one byte":                 {image(someID, 1), true},
+		"an image of the largest size":         {image(someID, largest), true},
+		"another image":                        {image("x", 1), false},
+		"an image without bytes":               {image(someID, 0), false},
+		"an image that is too large":           {image(someID, largest+1), false},
+		"a snapshot of one byte":               {snapshot(someID, 1, now), true},
+		"a snapshot of the largest size":       {snapshot(someID, largest, now), true},
+		"a snapshot whose id is no UUID":       {snapshot("x", 1, now), false},
+		"a snapshot without bytes":             {snapshot(someID, 0, now), false},
+		"a snapshot that is too large":         {snapshot(someID, largest+1, now), false},
+		"a snapshot without a time":            {snapshot(someID, 1), false},
+		"an instance with a state":             {instance(someID, someID, "running"), true},
+		"another instance":                     {instance("x", someID, "running"), false},
+		"an instance in no project":            {instance(someID, "", "running"), false},
+		"an instance without a state":          {instance(someID, someID, ""), false},
 		"a quota that counts no CPUs":          {ValidateUtilization(&oxide.Utilization{}), false},
 		"a token of one character":             {CheckToken("x"), true},
 		"a token that is as long as it may be": {CheckToken(strings.Repeat("x", 4096)), true},
@@ -73,63 +69,62 @@ func TestOX12AResponseThatCannotBeIsRefused(t *testing.T) {
 	}
 }
 
-func TestASnapshotThatCannotBeReadIsNoUnknownOne(t *testing.T) {
+func TestADiskAndASnapshotAreReadWholeOrNotAtAll(t *testing.T) {
+	another, small := racktest.With("id", racktest.Image), racktest.With("size", 0)
+	const noDisk, noSnapshot = csierr.VolumeNotFound, csierr.SnapshotNotFound
+	const invalid = csierr.RackResponseInvalid
 	for name, c := range map[string]struct {
-		exchange racktest.Exchange
-		code     codes.Code
-		reason   csierr.Reason
+		disk, snapshot     racktest.Exchange
+		code               codes.Code
+		ofDisk, ofSnapshot csierr.Reason
 	}{
-		"the rack fails": {racktest.Error(503, "ServiceUnavailable", "later"), codes.Unavailable, ""},
-		"it is unknown": {racktest.Error(404, "ObjectNotFound", "no"), codes.NotFound,
-			csierr.SnapshotNotFound},
-		"it is deleted": {racktest.OK("", racktest.SnapshotOf("destroyed", racktest.With("id", someID))),
-			codes.NotFound, csierr.SnapshotNotFound},
-		"it is another": {racktest.OK("", racktest.SnapshotOf("ready")), codes.Unavailable,
-			csierr.RackResponseInvalid},
-		"it has no bytes": {racktest.OK("", racktest.SnapshotOf("ready", racktest.With("id", someID),
-			racktest.With("size", 0))), codes.Unavailable, csierr.RackResponseInvalid},
+		"it is unknown": {racktest.NotFound, racktest.NotFound, codes.NotFound, noDisk, noSnapshot},
+		"it is deleted": {racktest.OK("", racktest.DiskOf("destroyed")),
+			racktest.OK("", racktest.SnapshotOf("destroyed")), codes.NotFound, noDisk, noSnapshot},
+		"it is another": {racktest.OK("", racktest.DiskOf("detached", another)),
+			racktest.OK("", racktest.SnapshotOf("ready", another)), codes.Unavailable, invalid, invalid},
+		"it has no bytes": {racktest.OK("", racktest.DiskOf("detached", small)),
+			racktest.OK("", racktest.SnapshotOf("ready", small)), codes.Unavailable, invalid, invalid},
 	} {
 		t.Run(name, func(t *testing.T) {
-			client := clientThat(t, c.exchange.To("GET /v1/snapshots/"+someID))
-			snapshot, err := client.Snapshot(t.Context(), someID)
-			if c.reason != "" {
-				csitest.Want(t, err, c.code, c.reason)
-			} else if csitest.Presentable(t, err, c.code); snapshot != nil {
-				t.Errorf("and a snapshot: %+v", snapshot)
-			}
+			client := clientThat(t, c.disk.To(racktest.ViewDisk),
+				c.snapshot.To("GET /v1/snapshots/"+racktest.Snapshot))
+			_, err := client.Disk(t.Context(), racktest.Disk)
+			csitest.Want(t, err, c.code, c.ofDisk)
+			_, err = client.Snapshot(t.Context(), racktest.Snapshot)
+			csitest.Want(t, err, c.code, c.ofSnapshot)
 		})
 	}
 }
 
 func TestARequestIsRepeatedWithItsWholeBodyOrNotAtAll(t *testing.T) {
 	request := func(body io.Reader) *http.Request {
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://rack", body)
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://rack", body)
 		must(t, err)
 		return r
 	}
-	for name, r := range map[string]*http.Request{
-		"without a body": request(nil), "with an empty body": request(http.NoBody),
-	} {
-		again, err := replay(r)
-		if must(t, err); again.Body != nil && again.Body != http.NoBody {
-			t.Errorf("%s: the copy has a body", name)
-		}
-	}
-	first := request(bytes.NewReader([]byte("disk")))
-	_, err := io.ReadAll(first.Body)
-	must(t, err)
-	again, err := replay(first)
-	must(t, err)
-	if body, err := io.ReadAll(again.Body); string(body) != "disk" || err != nil {
-		t.Errorf("the copy's body is %q, %v", body, err)
-	}
-	if _, err := replay(request(io.MultiReader(strings.NewReader("disk")))); err == nil {
-		t.Error("a body that is gone is sent again")
-	}
-	broken := request(bytes.NewReader([]byte("disk")))
+	broken := request(strings.NewReader("disk"))
 	broken.GetBody = func() (io.ReadCloser, error) { return http.NoBody, errors.New("no") }
-	if _, err := replay(broken); err == nil {
-		t.Error("a body that cannot be read again is sent")
+	for name, test := range map[string]struct {
+		request *http.Request
+		sent    int
+	}{
+		"without a body":                 {request(nil), 2},
+		"with an empty body":             {request(http.NoBody), 2},
+		"with a body that is gone":       {request(io.MultiReader(strings.NewReader("disk"))), 1},
+		"with one that cannot be reread": {broken, 1},
+	} {
+		path, sent := filepath.Join(t.TempDir(), "token"), 0
+		writeToken(t, path, "one")
+		base := roundTripper(func(*http.Request) (*http.Response, error) {
+			sent++
+			writeToken(t, path, "two")
+			return &http.Response{StatusCode: http.StatusUnauthorized, Body: http.NoBody}, nil
+		})
+		_, err := (&Transport{Tokens: tokenFile(path), Base: base}).RoundTrip(test.request)
+		if must(t, err); sent != test.sent {
+			t.Errorf("%s it was sent %d times, want %d", name, sent, test.sent)
+		}
 	}
 }
 

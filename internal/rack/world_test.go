@@ -39,6 +39,12 @@ func TestAnObjectIsGoneOnlyInTheKnownWorld(t *testing.T) { // DV-2, CU-4
 			codes.FailedPrecondition, csierr.ProjectChanged},
 		{"another rack has the address", []racktest.Exchange{diskGone, project, anotherSilo},
 			codes.FailedPrecondition, csierr.ProjectChanged},
+		{"the response is about another project", []racktest.Exchange{diskGone,
+			racktest.OK(racktest.ViewProject, `{"id":"`+racktest.Disk+`","name":"puppies"}`)},
+			codes.Unavailable, csierr.RackResponseInvalid},
+		{"the response has no project", []racktest.Exchange{diskGone,
+			racktest.OK(racktest.ViewProject, `{"id":null,"name":null}`)}, codes.Unavailable,
+			csierr.RackResponseInvalid},
 		{"a proxy's 404", []racktest.Exchange{diskGone, project, user, {Want: racktest.ViewDisk,
 			Status: 404, Body: diskGone.Body, Proxy: true}}, codes.Unavailable, csierr.RackUnknown},
 	} {
