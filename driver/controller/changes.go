@@ -3,8 +3,11 @@ package controller
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"sync"
 	"time"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/flight"
@@ -31,24 +34,43 @@ const DefaultLateLimit = time.Minute
 type change struct {
 	event    flight.Event
 	id, name string
-	instance string // of an attach or a detach
+	instance string        // of an attach or a detach
+	noted    flight.Fields // what the flight recorder notes of the change
 }
 
 // text continues "the rack was asked to …".
 func (c change) text() string {
-	switch c.event {
-	case flight.DiskAttached:
-		return "attach the disk " + c.id + " to the instance " + c.instance
-	case flight.DiskDetached:
-		return "detach the disk " + c.id + " from the instance " + c.instance
-	case flight.DiskCreated:
-		return "make the disk " + c.name
-	case flight.SnapshotCreated:
-		return "take the snapshot " + c.name
-	case flight.DiskDeleted:
-		return "delete the disk " + c.id
+	return fmt.Sprintf(map[flight.Event]string{
+		flight.DiskAttached:    "attach the disk %[1]s to the instance %[3]s",
+		flight.DiskDetached:    "detach the disk %[1]s from the instance %[3]s",
+		flight.DiskCreated:     "make the disk %[2]s",
+		flight.SnapshotCreated: "take the snapshot %[2]s",
+		flight.DiskDeleted:     "delete the disk %[1]s",
+		flight.SnapshotDeleted: "delete the snapshot %[1]s",
+	}[c.event], c.id, c.name, c.instance)
+}
+
+// diskDeleted and snapshotDeleted are the changes that delete an object.
+func diskDeleted(id oxide.NameOrId) change {
+	return change{event: flight.DiskDeleted, id: string(id), noted: flight.Fields{Volume: string(id)}}
+}
+
+func snapshotDeleted(id oxide.NameOrId) change {
+	return change{event: flight.SnapshotDeleted, id: string(id)}
+}
+
+// confirm closes the flight recorder's record of a change that has turned out to be made. more is
+// what is known of it now.
+func (c change) confirm(ctx context.Context, more flight.Fields) {
+	flight.Of(ctx).Confirm(c.event, c.noted, more)
+}
+
+// confirmed notes that an object is gone, unless that could not be confirmed.
+func (c change) confirmed(ctx context.Context, gone error) error {
+	if gone == nil {
+		c.confirm(ctx, flight.Fields{})
 	}
-	return "delete the snapshot " + c.id
+	return gone
 }
 
 // blocks reports whether the change is like another one: the same to the same object, by its name
@@ -73,7 +95,7 @@ type changes struct {
 // stays open. The error is the client's only if the rack itself has refused the change.
 func (c *Service) request(ctx context.Context, doing string, look rack.Look, ch change,
 	do func(context.Context) error) (*flight.Change, error) {
-	record := flight.Of(ctx).Begin(ch.event, ch.fields())
+	record := flight.Of(ctx).Begin(ch.event, ch.noted)
 	open := true // also after a panic
 	defer func() {
 		if open {
@@ -85,23 +107,6 @@ func (c *Service) request(ctx context.Context, doing string, look rack.Look, ch 
 		record.End(err, flight.Fields{})
 	}
 	return record, err
-}
-
-// fields returns what the flight recorder notes of the change.
-func (c change) fields() flight.Fields {
-	switch c.event {
-	case flight.DiskAttached:
-		return flight.Fields{}
-	case flight.DiskDetached:
-		return flight.Fields{Instance: c.instance}
-	case flight.DiskCreated:
-		return flight.Fields{Disk: c.name}
-	case flight.SnapshotCreated:
-		return flight.Fields{Name: c.name}
-	case flight.DiskDeleted:
-		return flight.Fields{Volume: c.id}
-	}
-	return flight.Fields{}
 }
 
 func (l *changes) mayComeUntil(c change, until time.Time) {
@@ -193,44 +198,38 @@ func (l *changes) hold(create flight.Event, name string) (release func(), err er
 	}, nil
 }
 
-// removal is how an object is deleted: after a look that shows its name, or that it is gone.
-type removal struct {
-	look   func() (name string, err error)
-	gone   func() error
-	remove func(rack.Look) error
-}
-
-// remove deletes an object. While its creation is open, it waits and looks again: the object could
-// come back, and no CO would know it.
-func (l *changes) remove(ctx context.Context, created change, r removal) error {
+// remove deletes an object that read reads, and of which gone confirms that it is gone. While its
+// creation is open, it waits and looks again: the object could come back, and no CO would know it.
+func remove[T any](ctx context.Context, l *changes, created change,
+	read func(context.Context, oxide.NameOrId) (*T, error), name func(*T) oxide.Name,
+	gone func() error, remove func(context.Context, rack.Look, *T) error) error {
+	once := func() (again bool, err error) {
+		look := rack.Looking()
+		object, err := read(ctx, oxide.NameOrId(created.id))
+		if err == nil {
+			created.name = string(name(object))
+			release, err := l.hold(created.event, created.name)
+			if err != nil {
+				return false, err
+			}
+			defer release()
+		}
+		waited, late := l.await(ctx, created)
+		switch {
+		case waited:
+			return late == nil, late
+		case csierr.IsNotFound(err):
+			return false, gone()
+		case err != nil:
+			return false, err
+		}
+		return false, remove(ctx, look, object)
+	}
 	for {
-		if again, err := l.removeOnce(ctx, created, r); !again {
+		if again, err := once(); !again {
 			return err
 		}
 	}
-}
-
-func (l *changes) removeOnce(ctx context.Context, created change, r removal) (again bool,
-	err error) {
-	look := rack.Looking()
-	created.name, err = r.look()
-	if err == nil {
-		release, err := l.hold(created.event, created.name)
-		if err != nil {
-			return false, err
-		}
-		defer release()
-	}
-	waited, late := l.await(ctx, created)
-	switch {
-	case waited:
-		return late == nil, late
-	case csierr.IsNotFound(err):
-		return false, r.gone()
-	case err != nil:
-		return false, err
-	}
-	return false, r.remove(look)
 }
 
 // unlessOpen is the error of a call for a change. A final code says that nothing is left and

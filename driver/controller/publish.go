@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -64,11 +65,10 @@ func (c *Service) parsePublish(req *csi.ControllerPublishVolumeRequest) (attachm
 	if !ok {
 		return attachment{}, rack.InstanceNotFound(req.GetNodeId())
 	}
-	a := attachment{Service: c, Disk: disk, Instance: instance}
-	a.DiskName = req.GetVolumeContext()[volume.CtxDiskName]
-	a.ContextID = req.GetVolumeContext()[volume.CtxDiskID]
-	a.Capability = req.GetVolumeCapability()
-	return a, nil
+	return attachment{Service: c, Disk: disk, Instance: instance,
+		DiskName:   req.GetVolumeContext()[volume.CtxDiskName],
+		ContextID:  req.GetVolumeContext()[volume.CtxDiskID],
+		Capability: req.GetVolumeCapability()}, nil
 }
 
 // attached and detached are the changes that connect and separate the two.
@@ -77,7 +77,8 @@ func (a attachment) attached() change {
 }
 
 func (a attachment) detached() change {
-	return change{event: flight.DiskDetached, id: string(a.Disk), instance: string(a.Instance)}
+	return change{event: flight.DiskDetached, id: string(a.Disk), instance: string(a.Instance),
+		noted: flight.Fields{Instance: string(a.Instance)}}
 }
 
 // has reports whether the instance has the disk, in whatever state.
@@ -102,8 +103,7 @@ func (a attachment) attach(ctx context.Context) (*oxide.Disk, error) {
 	before, err := a.neighbours(ctx)
 	if own := before.Own; err == nil && own != nil && a.has(own) &&
 		own.State.State() == oxide.DiskStateStateAttached {
-		flight.Of(ctx).Confirm(flight.DiskAttached, flight.Fields{},
-			flight.Fields{Disk: string(own.Name)})
+		a.attached().confirm(ctx, flight.Fields{Disk: string(own.Name)})
 		return own, a.check(own, before)
 	}
 	if err != nil && !csierr.IsNotFound(err) {
@@ -128,11 +128,15 @@ func (a attachment) attach(ctx context.Context) (*oxide.Disk, error) {
 	if err != nil {
 		return nil, err
 	}
-	flight.Of(ctx).Confirm(flight.DiskAttached, flight.Fields{},
-		flight.Fields{Disk: string(disk.Name)})
-	after, err := a.listAfter(ctx, disk)
-	if err != nil {
-		return nil, err
+	a.attached().confirm(ctx, flight.Fields{Disk: string(disk.Name)})
+	// The attach is done, so every error is retryable.
+	after, err := a.neighbours(ctx)
+	switch {
+	case err != nil:
+		return nil, retryLater(err)
+	case after.Own == nil:
+		return nil, csierr.New(csierr.DiskBusy, "the disk %s was attached to the instance %s, but is "+
+			"not among its disks; repeat the call", rack.DiskText(disk), a.Instance)
 	}
 	if why := a.check(disk, after); why != nil {
 		e := csierr.From(why, csierr.Internal)
@@ -320,20 +324,6 @@ func (a attachment) check(disk *oxide.Disk, n neighbours) error {
 		"detach that one", rack.DiskText(disk), rack.DiskText(twin), a.Instance, volume.SerialBytes)
 }
 
-// listAfter lists the instance's disks after the attach. The attach is done, so every error
-// is retryable.
-func (a attachment) listAfter(ctx context.Context, disk *oxide.Disk) (neighbours, error) {
-	after, err := a.neighbours(ctx)
-	switch {
-	case err != nil:
-		return after, retryLater(err)
-	case after.Own == nil:
-		return after, csierr.New(csierr.DiskBusy, "the disk %s was attached to the instance %s, but is "+
-			"not among its disks; repeat the call", rack.DiskText(disk), a.Instance)
-	}
-	return after, nil
-}
-
 // neighbours are the disks of an instance: the one that is being published, nil if the instance
 // does not have it, and the others.
 type neighbours struct {
@@ -356,15 +346,14 @@ func (a attachment) neighbours(ctx context.Context) (neighbours, error) {
 
 // differ reports whether the other disks of the instance have changed.
 func (n neighbours) differ(before neighbours) bool {
-	ids := func(disks []oxide.Disk) []string {
-		var all []string
+	ids := func(disks []oxide.Disk) map[string]bool {
+		all := map[string]bool{}
 		for _, d := range disks {
-			all = append(all, d.Id)
+			all[d.Id] = true
 		}
-		slices.Sort(all)
 		return all
 	}
-	return !slices.Equal(ids(n.Others), ids(before.Others))
+	return !maps.Equal(ids(n.Others), ids(before.Others))
 }
 
 // twin returns a disk that the guest would show with the same serial number as a disk with this

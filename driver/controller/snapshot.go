@@ -46,8 +46,11 @@ func (c *Service) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshotReq
 	if !ok {
 		return &csi.DeleteSnapshotResponse{}, nil
 	}
-	if err := c.deleteSnapshot(ctx, id); err != nil {
-		return nil, c.changes.unlessOpen(change{event: flight.SnapshotDeleted, id: string(id)}, err)
+	err := remove(ctx, &c.changes, change{event: flight.SnapshotCreated, id: string(id)},
+		c.Rack.Snapshot, func(s *oxide.Snapshot) oxide.Name { return s.Name },
+		func() error { return c.confirmSnapshotGone(ctx, id) }, c.deleteSnapshot)
+	if err != nil {
+		return nil, c.changes.unlessOpen(snapshotDeleted(id), err)
 	}
 	return &csi.DeleteSnapshotResponse{}, nil
 }
@@ -142,7 +145,7 @@ func (s snapshotSpec) create(ctx context.Context) (*oxide.Snapshot, error) {
 		// hide a taken name.
 		return s.existing(ctx, err)
 	case rack.Refused(err):
-		return nil, explainRefusedSnapshot(ctx, s.Rack, s.Disk, err)
+		return nil, s.explainRefusal(ctx, err)
 	}
 	return nil, rack.Error(ctx, doing, err)
 }
@@ -163,7 +166,7 @@ func (s snapshotSpec) unlessFaulted(ctx context.Context, made *oxide.Snapshot) (
 		return nil, csierr.New(csierr.DiskBusy, "the rack made the snapshot %s faulted, and then shows "+
 			"it as %s; repeat the call", rack.SnapshotText(again), again.State)
 	}
-	if err := s.deleteSeenSnapshot(ctx, look, again); err != nil {
+	if err := s.deleteSnapshot(ctx, look, again); err != nil {
 		return nil, retryLater(err)
 	}
 	return nil, csierr.Coded(codes.Internal, csierr.SnapshotFaulted, "the rack failed to take the "+
@@ -192,7 +195,7 @@ func (s snapshotSpec) existing(ctx context.Context, why error) (*oxide.Snapshot,
 		}
 		return nil, rack.VolumeNotFound(string(s.Disk))
 	case gone && errors.Is(why, oxide.ErrConflict):
-		return nil, explainRefusedSnapshot(ctx, s.Rack, s.Disk, why)
+		return nil, s.explainRefusal(ctx, why)
 	case gone && errors.Is(why, oxide.ErrObjectAlreadyExists):
 		return nil, csierr.New(csierr.OperationPending, "the snapshot %s existed and is gone; repeat "+
 			"the call", s.rackName())
@@ -205,12 +208,11 @@ func (s snapshotSpec) existing(ctx context.Context, why error) (*oxide.Snapshot,
 		return nil, csierr.New(csierr.SnapshotExists, "the name belongs to the snapshot %s, %s",
 			rack.SnapshotText(snapshot), difference)
 	}
-	if deleted, until := s.changes.latest(change{event: flight.SnapshotDeleted,
-		id: snapshot.Id}); !until.IsZero() {
+	id := oxide.NameOrId(snapshot.Id)
+	if deleted, until := s.changes.latest(snapshotDeleted(id)); !until.IsZero() {
 		return nil, mayCome(deleted)
 	}
-	flight.Of(ctx).Confirm(flight.SnapshotCreated, flight.Fields{Name: s.rackName()},
-		flight.Fields{Snapshot: snapshot.Id})
+	s.created("").confirm(ctx, flight.Fields{Snapshot: snapshot.Id})
 	return snapshot, checkTaken(snapshot)
 }
 
@@ -229,22 +231,18 @@ func checkTaken(s *oxide.Snapshot) error {
 	return nil
 }
 
-// explainRefusedSnapshot finds the reason of a refusal in the disk's state.
-func explainRefusedSnapshot(ctx context.Context, client *rack.Client, id oxide.NameOrId,
-	why error) error {
-	disk, err := client.Disk(ctx, id)
+// explainRefusal finds the reason of a refusal in the disk's state.
+func (s snapshotSpec) explainRefusal(ctx context.Context, why error) error {
+	disk, err := s.Rack.Disk(ctx, s.Disk)
 	if err != nil {
 		return err
 	}
-	impossible := func(what string) error {
-		return csierr.New(csierr.SnapshotImpossible, "the rack takes no snapshots of %s disks such as %s",
-			what, rack.DiskText(disk))
-	}
+	const impossible = "the rack takes no snapshots of %s disks such as %s"
 	switch state := disk.State.State(); {
 	case disk.DiskType == oxide.DiskTypeLocal:
-		return impossible("local")
+		return csierr.New(csierr.SnapshotImpossible, impossible, "local", rack.DiskText(disk))
 	case rack.ReadOnly(disk):
-		return impossible("read-only")
+		return csierr.New(csierr.SnapshotImpossible, impossible, "read-only", rack.DiskText(disk))
 	case state == oxide.DiskStateStateFaulted:
 		return diskFaulted(disk)
 	case state != oxide.DiskStateStateDetached && state != oxide.DiskStateStateAttached:
@@ -257,33 +255,17 @@ func explainRefusedSnapshot(ctx context.Context, client *rack.Client, id oxide.N
 	return rack.Error(ctx, "create snapshot", why)
 }
 
-// deleteSnapshot is like deleteDisk.
-func (c *Service) deleteSnapshot(ctx context.Context, id oxide.NameOrId) error {
-	var snapshot *oxide.Snapshot
-	return c.changes.remove(ctx, change{event: flight.SnapshotCreated, id: string(id)}, removal{
-		look: func() (name string, err error) {
-			if snapshot, err = c.Rack.Snapshot(ctx, id); err != nil {
-				return "", err
-			}
-			return string(snapshot.Name), nil
-		},
-		gone:   func() error { return c.confirmSnapshotGone(ctx, id) },
-		remove: func(look rack.Look) error { return c.deleteSeenSnapshot(ctx, look, snapshot) },
-	})
-}
-
-// deleteSeenSnapshot deletes a snapshot as it was seen.
-func (c *Service) deleteSeenSnapshot(ctx context.Context, look rack.Look,
+// deleteSnapshot deletes a snapshot as it was seen, if this driver took it.
+func (c *Service) deleteSnapshot(ctx context.Context, look rack.Look,
 	snapshot *oxide.Snapshot) error {
 	const doing = "delete snapshot"
 	if err := checkOwnSnapshot(snapshot, c.ClusterID); err != nil {
 		return err
 	}
 	id := oxide.NameOrId(snapshot.Id)
-	record, err := c.request(ctx, doing, look, change{event: flight.SnapshotDeleted, id: snapshot.Id},
-		func(ctx context.Context) error {
-			return c.Rack.SnapshotDelete(ctx, oxide.SnapshotDeleteParams{Snapshot: id})
-		})
+	record, err := c.request(ctx, doing, look, snapshotDeleted(id), func(ctx context.Context) error {
+		return c.Rack.SnapshotDelete(ctx, oxide.SnapshotDeleteParams{Snapshot: id})
+	})
 	switch {
 	case err == nil:
 		record.End(nil, flight.Fields{Name: string(snapshot.Name), Volume: snapshot.DiskId})
@@ -309,11 +291,7 @@ func (c *Service) deleteSeenSnapshot(ctx context.Context, look rack.Look,
 
 // confirmSnapshotGone verifies that a snapshot that the rack does not find is deleted.
 func (c *Service) confirmSnapshotGone(ctx context.Context, id oxide.NameOrId) error {
-	err := c.Rack.SnapshotGone(ctx, id)
-	if err == nil {
-		flight.Of(ctx).Confirm(flight.SnapshotDeleted, flight.Fields{}, flight.Fields{})
-	}
-	return err
+	return snapshotDeleted(id).confirmed(ctx, c.Rack.SnapshotGone(ctx, id))
 }
 
 // matchingSnapshots visits the snapshots that match the request's filters. An id that does not

@@ -51,7 +51,8 @@ func (s snapshotSpec) rackName() string { return volume.SnapshotName(s.Cluster, 
 
 // created is the change that takes the snapshot, whose id may not be known yet.
 func (s snapshotSpec) created(id string) change {
-	return change{event: flight.SnapshotCreated, name: s.rackName(), id: id}
+	return change{event: flight.SnapshotCreated, name: s.rackName(), id: id,
+		noted: flight.Fields{Name: s.rackName()}}
 }
 
 // tag returns the snapshot's ownership tag. The UUID of the filesystem is known for a disk that

@@ -142,8 +142,7 @@ func (a attachment) detach(ctx context.Context, look rack.Look, refused error) (
 func (a attachment) confirmDetached(ctx context.Context, disk *oxide.Disk) error {
 	err := a.checkDetached(ctx, disk)
 	if err == nil {
-		flight.Of(ctx).Confirm(flight.DiskDetached, flight.Fields{Instance: string(a.Instance)},
-			flight.Fields{Disk: string(disk.Name)})
+		a.detached().confirm(ctx, flight.Fields{Disk: string(disk.Name)})
 	}
 	return err
 }

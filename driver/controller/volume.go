@@ -50,8 +50,11 @@ func (c *Service) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest
 	if !ok {
 		return &csi.DeleteVolumeResponse{}, nil
 	}
-	if err := c.deleteDisk(ctx, id); err != nil {
-		return nil, c.changes.unlessOpen(change{event: flight.DiskDeleted, id: string(id)}, err)
+	err := remove(ctx, &c.changes, change{event: flight.DiskCreated, id: string(id)}, c.Rack.Disk,
+		func(d *oxide.Disk) oxide.Name { return d.Name },
+		func() error { return c.confirmDiskGone(ctx, id) }, c.deleteDisk)
+	if err != nil {
+		return nil, c.changes.unlessOpen(diskDeleted(id), err)
 	}
 	return &csi.DeleteVolumeResponse{}, nil
 }
@@ -60,24 +63,9 @@ func volumeIDMissing() error {
 	return csierr.New(csierr.VolumeIDMissing, "volume_id is missing")
 }
 
-// deleteDisk deletes a disk that this driver made and no instance has, which the look right before
-// shows.
-func (c *Service) deleteDisk(ctx context.Context, id oxide.NameOrId) error {
-	var disk *oxide.Disk
-	return c.changes.remove(ctx, change{event: flight.DiskCreated, id: string(id)}, removal{
-		look: func() (name string, err error) {
-			if disk, err = c.Rack.Disk(ctx, id); err != nil {
-				return "", err
-			}
-			return string(disk.Name), nil
-		},
-		gone:   func() error { return c.confirmDiskGone(ctx, id) },
-		remove: func(look rack.Look) error { return c.deleteSeen(ctx, look, disk) },
-	})
-}
-
-// deleteSeen deletes a disk as it was seen.
-func (c *Service) deleteSeen(ctx context.Context, look rack.Look, disk *oxide.Disk) error {
+// deleteDisk deletes a disk as it was seen right before, if this driver made it and no instance has
+// it.
+func (c *Service) deleteDisk(ctx context.Context, look rack.Look, disk *oxide.Disk) error {
 	const doing = "delete disk"
 	if err := checkOwnDisk(disk, c.ClusterID); err != nil {
 		return err
@@ -103,10 +91,9 @@ func (c *Service) deleteSeen(ctx context.Context, look rack.Look, disk *oxide.Di
 		}
 	}
 	id := oxide.NameOrId(disk.Id)
-	record, err := c.request(ctx, doing, look, change{event: flight.DiskDeleted, id: disk.Id},
-		func(ctx context.Context) error {
-			return c.Rack.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: id})
-		})
+	record, err := c.request(ctx, doing, look, diskDeleted(id), func(ctx context.Context) error {
+		return c.Rack.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: id})
+	})
 	switch {
 	case err == nil:
 		record.End(nil, flight.Fields{Disk: string(disk.Name)})
@@ -119,11 +106,7 @@ func (c *Service) deleteSeen(ctx context.Context, look rack.Look, disk *oxide.Di
 
 // confirmDiskGone verifies that a disk that the rack does not find is deleted.
 func (c *Service) confirmDiskGone(ctx context.Context, id oxide.NameOrId) error {
-	err := c.Rack.DiskGone(ctx, id)
-	if err == nil {
-		flight.Of(ctx).Confirm(flight.DiskDeleted, flight.Fields{Volume: string(id)}, flight.Fields{})
-	}
-	return err
+	return diskDeleted(id).confirmed(ctx, c.Rack.DiskGone(ctx, id))
 }
 
 // explainRefusedDelete finds the reason of a refusal in the disk's state.
@@ -266,12 +249,10 @@ func (v volumeSpec) existing(ctx context.Context, why error) (*oxide.Disk, error
 		return nil, csierr.New(csierr.VolumeExists, "the name belongs to the disk %s, which "+
 			"%s", rack.DiskText(disk), difference)
 	}
-	if deleted, until := v.changes.latest(change{event: flight.DiskDeleted,
-		id: disk.Id}); !until.IsZero() {
+	if deleted, until := v.changes.latest(diskDeleted(oxide.NameOrId(disk.Id))); !until.IsZero() {
 		return nil, mayCome(deleted)
 	}
-	flight.Of(ctx).Confirm(flight.DiskCreated, flight.Fields{Disk: v.diskName()},
-		flight.Fields{Volume: disk.Id})
+	v.created("").confirm(ctx, flight.Fields{Volume: disk.Id})
 	return readyDisk(ctx, v.Rack, disk)
 }
 
@@ -333,7 +314,7 @@ func (v volumeSpec) unlessFaulted(ctx context.Context, d *oxide.Disk) (*oxide.Di
 	if d.State.State() != oxide.DiskStateStateFaulted {
 		return d, nil
 	}
-	if err := v.deleteSeen(ctx, rack.Looking(), d); err != nil {
+	if err := v.deleteDisk(ctx, rack.Looking(), d); err != nil {
 		return nil, retryLater(err)
 	}
 	return nil, csierr.Coded(codes.Internal, csierr.DiskFaulted, "the rack made the disk %s faulted; "+

@@ -104,7 +104,8 @@ func (v volumeSpec) diskName() string { return volume.DiskName(v.Cluster, v.Name
 
 // created is the change that makes the disk, whose id may not be known yet.
 func (v volumeSpec) created(id string) change {
-	return change{event: flight.DiskCreated, name: v.diskName(), id: id}
+	return change{event: flight.DiskCreated, name: v.diskName(), id: id,
+		noted: flight.Fields{Disk: v.diskName()}}
 }
 
 func (v volumeSpec) hasSource() bool { return v.SnapshotID != "" || v.Parameters.ImageID != "" }

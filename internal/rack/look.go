@@ -1,6 +1,7 @@
 package rack
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -43,10 +44,7 @@ var errLookOld = errors.New("the look at the rack is too old")
 // object. The error is the client's only if the rack itself has refused the change.
 func (c *Client) Request(ctx context.Context, doing string, look Look,
 	do func(context.Context) error) (open bool, err error) {
-	a := &attempt{look: look, limit: c.LookLimit}
-	if a.limit == 0 {
-		a.limit = DefaultLookLimit
-	}
+	a := &attempt{look: look, limit: cmp.Or(c.LookLimit, DefaultLookLimit)}
 	err = do(context.WithValue(ctx, attemptKey{}, a))
 	switch {
 	case err == nil, Definite(err):

@@ -139,7 +139,7 @@ func (p *Pager) pageError(ctx context.Context, doing string, err error) error {
 // last.
 func eachObject[T any](fetch func(token string) (items []T, next string, err error),
 	visit func(*T) (enough bool)) error {
-	var walk pageWalk
+	walk := pageWalk{tokens: map[string]bool{}, objects: map[string]bool{}}
 	for token := ""; ; {
 		items, next, err := fetch(token)
 		if err != nil {
@@ -200,9 +200,6 @@ func (w *pageWalk) object(object any) error {
 	if w.objects[id] && id != "" {
 		return InvalidResponse("list", "the object %.80q is listed twice", id)
 	}
-	if w.objects == nil {
-		w.objects = map[string]bool{}
-	}
 	w.objects[id] = true
 	return nil
 }
@@ -220,9 +217,6 @@ func (w *pageWalk) page(objects int, next string) error {
 		return InvalidResponse("list", "%d pages in a row are empty and name a next one", w.empty)
 	case len(w.tokens) >= maxPages:
 		return InvalidResponse("list", "it has more than %d pages", maxPages)
-	}
-	if w.tokens == nil {
-		w.tokens = map[string]bool{}
 	}
 	w.tokens[next] = true
 	return nil

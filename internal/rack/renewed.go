@@ -103,8 +103,11 @@ func (s *renewedFile[T]) read(r *reading) {
 }
 
 func (s *renewedFile[T]) readFile(force bool) error {
+	s.mu.Lock()
+	known := s.file
+	s.mu.Unlock()
 	info, err := os.Stat(s.path)
-	if err == nil && !force && s.knows(info) {
+	if err == nil && !force && known != nil && sameFile(info, known) {
 		return nil
 	}
 	content, info, err := readRenewed(s.path, s.limit)
@@ -119,12 +122,6 @@ func (s *renewedFile[T]) readFile(force bool) error {
 	defer s.mu.Unlock()
 	s.value, s.file = value, info
 	return nil
-}
-
-func (s *renewedFile[T]) knows(info os.FileInfo) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.file != nil && sameFile(info, s.file)
 }
 
 // lastError returns the error of the last reading, or of one that takes too long. The caller holds
