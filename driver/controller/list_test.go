@@ -24,7 +24,7 @@ func listed(n int, state string, edits ...edit) string {
 	return diskOf(state, append([]edit{
 		with("id", racktest.Numbered(n)),
 		with("name", volume.DiskName("blue", name)),
-		with("description", volume.Tag{Name: name, Cluster: "blue"}.Description()),
+		tagged(volume.Tag{Name: name, Cluster: "blue"}),
 	}, edits...)...)
 }
 
@@ -38,20 +38,17 @@ func volumeIDs(answer *csi.ListVolumesResponse) []string {
 
 func TestD69ListVolumesShowsThisClustersVolumes(t *testing.T) { // LV-5
 	mine := with("description", "made by hand")
-	red := with("description", volume.Tag{Name: "x", Cluster: "red"}.Description())
+	red := tagged(volume.Tag{Name: "x", Cluster: "red"})
 	copied := with("name", "by-hand")
 	c := rackThat(t,
-		racktest.OK(listDisks, pageOf("p2",
-			listed(1, "detached"), listed(2, here), listed(3, "detached", red),
-			listed(4, "detached", copied), listed(5, "detached", mine))),
+		racktest.OK(listDisks, pageOf("p2", listed(1, "detached"), listed(2, here), listed(3, "detached",
+			red), listed(4, "detached", copied), listed(5, "detached", mine))),
 		// Only for an attached disk that is not the cluster's does the driver list the boot disks.
-		racktest.OK(listDisks, pageOf("p3", listed(6, here, mine),
-			listed(7, here, red), listed(8, "faulted"),
-			listed(9, "detaching "+racktest.OtherInstance), listed(10, here, red),
-			listed(11, here, copied))),
-		racktest.OK("GET /v1/instances", pageOf("i2", racktest.InstanceOf("running",
-			with("boot_disk_id",
-				racktest.Numbered(7))))),
+		racktest.OK(listDisks, pageOf("p3", listed(6, here, mine), listed(7, here, red), listed(8,
+			"faulted"), listed(9, "detaching "+racktest.OtherInstance), listed(10, here, red), listed(11,
+			here, copied))),
+		racktest.OK("GET /v1/instances", pageOf("i2", racktest.InstanceOf("running", with("boot_disk_id",
+			racktest.Numbered(7))))),
 		racktest.OK("GET /v1/instances", pageOf("")),
 		racktest.OK(listDisks, pageOf("")),
 	)
@@ -70,9 +67,8 @@ func TestD69ListVolumesShowsThisClustersVolumes(t *testing.T) { // LV-5
 		nodes[e.GetVolume().GetVolumeId()] = e.GetStatus().GetPublishedNodeIds()
 	}
 	wantNodes := map[string][]string{racktest.Numbered(1): nil,
-		racktest.Numbered(2): {racktest.Instance},
-		racktest.Numbered(6): {racktest.Instance}, racktest.Numbered(8): nil,
-		racktest.Numbered(9):  {racktest.OtherInstance},
+		racktest.Numbered(2): {racktest.Instance}, racktest.Numbered(6): {racktest.Instance},
+		racktest.Numbered(8): nil, racktest.Numbered(9): {racktest.OtherInstance},
 		racktest.Numbered(10): {racktest.Instance}, racktest.Numbered(11): {racktest.Instance}}
 	if diff := cmp.Diff(wantNodes, nodes); diff != "" || answer.GetNextToken() != "" {
 		t.Errorf("LV-5: %s, next %q", diff, answer.GetNextToken())
@@ -82,9 +78,8 @@ func TestD69ListVolumesShowsThisClustersVolumes(t *testing.T) { // LV-5
 func TestB6EveryCallDescribesAVolumeAlike(t *testing.T) { // GV-3
 	restored := func(state string) string {
 		return diskOf(state, with("snapshot_id", racktest.Snapshot),
-			with("description",
-				volume.Tag{Name: "pvc-1",
-					Cluster: "blue", MkfsOptions: "reservedPercent=0"}.Description()))
+			tagged(volume.Tag{Name: "pvc-1",
+				Cluster: "blue", MkfsOptions: "reservedPercent=0"}))
 	}
 	c := rackThat(t, snap("ready"), created(postDisk, restored("creating")), racktest.OK(listDisks,
 		pageOf("", restored("detached"))), racktest.OK(racktest.ViewDisk, restored(here)))
@@ -128,18 +123,7 @@ func TestLV3AndLV4PagesOfAnySizeGiveEveryVolumeOnce(t *testing.T) { // LV-3, LV-
 	}
 	for _, rack.most = range []int{1, 7, 57, 100} {
 		for _, most := range []int32{0, 1, 2, 5, 19, 37, 38, 39, 60} {
-			var got []string
-			for token := ""; ; {
-				ids, next, err := pagedLists["volumes"].call(t.Context(), rack.controller(t), most, token)
-				must(t, err)
-				if most > 0 && len(ids) > int(most) || next != "" && len(ids) == 0 {
-					t.Fatalf("%d entries where %d were allowed, with the token %q", len(ids), most, next)
-				}
-				got = append(got, ids...)
-				if token = next; token == "" {
-					break
-				}
-			}
+			got := walkList(t, rack, pagedLists["volumes"].call, most)
 			if !slices.Equal(got, want) {
 				t.Fatalf("in pages of %d, the rack's of %d: got %v", most, rack.most, got)
 			}
@@ -177,15 +161,15 @@ func TestAListIsCompleteOrAnError(t *testing.T) {
 
 func TestVH6OnlyFaultedVolumesAreUnhealthy(t *testing.T) { // VH-5, VH-6
 	c := rackThat(t, racktest.OK(listDisks, pageOf("", listed(1, "detached"), listed(2, "faulted"),
-		listed(3, "maintenance"), listed(4, "faulted"))))
+		listed(3, "maintenance"), listed(4, "creating"), listed(5, here), listed(6, "import_ready"),
+		listed(7, "faulted"))))
 	answer, err := c.ControllerListVolumeHealth(t.Context(),
 		&csi.ControllerListVolumeHealthRequest{MaxEntries: 1})
 	must(t, err)
 	ill := &csi.VolumeHealth{VolumeId: racktest.Numbered(2),
 		HealthStatuses: []*csi.VolumeHealth_VolumeHealthEntry{{
 			Status: csi.VolumeHealthErrorType_INACCESSIBLE, Reason: "DiskFaulted",
-			Message: "the rack reports the disk " + volume.DiskName("blue", "pvc-2") + " as faulted",
-		}}}
+			Message: "the rack reports the disk " + volume.DiskName("blue", "pvc-2") + " as faulted"}}}
 	csitest.SameMessage(t, answer, &csi.ControllerListVolumeHealthResponse{
 		Entries: []*csi.VolumeHealth{ill}, NextToken: racktest.Numbered(2)})
 	alone, err := rackThat(t, shown("faulted")).ControllerGetVolumeHealth(t.Context(),
@@ -194,14 +178,10 @@ func TestVH6OnlyFaultedVolumesAreUnhealthy(t *testing.T) { // VH-5, VH-6
 		s[0].GetStatus() != csi.VolumeHealthErrorType_INACCESSIBLE || s[0].GetReason() != "DiskFaulted" {
 		t.Errorf("VH-6: a faulted disk alone: %v, %v", alone, err)
 	}
-
-	for _, state := range []string{"creating", "detached", here, "maintenance",
-		"import_ready"} {
-		got, err := rackThat(t, shown(state)).ControllerGetVolumeHealth(t.Context(),
-			&csi.ControllerGetVolumeHealthRequest{VolumeId: racktest.Disk})
-		if err != nil || len(got.GetVolumeHealth().GetHealthStatuses()) > 0 {
-			t.Errorf("VH-5: %s: %v, %v", state, got, err)
-		}
+	well, err := rackThat(t, free).ControllerGetVolumeHealth(t.Context(),
+		&csi.ControllerGetVolumeHealthRequest{VolumeId: racktest.Disk})
+	if err != nil || len(well.GetVolumeHealth().GetHealthStatuses()) > 0 {
+		t.Errorf("VH-5: %v, %v", well, err)
 	}
 }
 

@@ -79,15 +79,17 @@ func (l *longRack) controller(t *testing.T) *Service {
 	return c
 }
 
+// listCall makes a list call and returns what it lists, and the token of the next page.
+type listCall = func(ctx context.Context, c *Service, most int32, token string) ([]string, string,
+	error)
+
 // pagedLists are ListVolumes and ListSnapshots, with the rack's lists for them.
 var pagedLists = map[string]struct {
 	item func(n int) string
-	call func(ctx context.Context, c *Service, most int32, token string) (ids []string,
-		next string, err error)
+	call listCall
 }{
 	"volumes": {func(n int) string { return listed(n, here) },
-		func(ctx context.Context, c *Service, most int32, token string) ([]string, string,
-			error) {
+		func(ctx context.Context, c *Service, most int32, token string) ([]string, string, error) {
 			answer, err := c.ListVolumes(ctx, &csi.ListVolumesRequest{MaxEntries: most,
 				StartingToken: token})
 			if proto.Size(answer) > 4<<20 {
@@ -95,10 +97,7 @@ var pagedLists = map[string]struct {
 			}
 			return volumeIDs(answer), answer.GetNextToken(), err
 		}},
-	"snapshots": {func(n int) string {
-		return snapshotOf("ready", with("id",
-			racktest.Numbered(n)))
-	},
+	"snapshots": {func(n int) string { return snapshotOf("ready", with("id", racktest.Numbered(n))) },
 		func(ctx context.Context, c *Service, most int32, token string) (ids []string,
 			next string, err error) {
 			answer, err := c.ListSnapshots(ctx, &csi.ListSnapshotsRequest{MaxEntries: most,
@@ -120,7 +119,7 @@ func TestLV4AndLS4APageTakesTwoRequestsHoweverLongTheListIs(t *testing.T) {
 						for n := range min(20*int(most)+3, 705) {
 							rack.items = append(rack.items, list.item(n))
 						}
-						walkList(t, rack, list.call, most)
+						walkAll(t, rack, list.call, most)
 					})
 			}
 		}
@@ -128,15 +127,13 @@ func TestLV4AndLS4APageTakesTwoRequestsHoweverLongTheListIs(t *testing.T) {
 }
 
 // walkList lists everything in pages, each from another controller.
-func walkList(t *testing.T, rack *longRack, call func(context.Context, *Service, int32, string) (
-	[]string, string, error), most int32) {
+func walkList(t *testing.T, rack *longRack, call listCall, most int32) (all []string) {
 	t.Helper()
-	var all []string
 	for token := ""; ; {
 		rack.asked.Store(0)
 		ids, next, err := call(t.Context(), rack.controller(t), most, token)
 		must(t, err)
-		if asked := rack.asked.Load(); asked > 2 && most > 0 {
+		if asked := rack.asked.Load(); asked > 2 && most > 0 && rack.most == 0 {
 			t.Fatalf("the page behind %q cost %d requests", token, asked)
 		}
 		if most > 0 && next != "" && len(ids) != int(most) || len(next) > volume.MaxStringBytes {
@@ -144,9 +141,15 @@ func walkList(t *testing.T, rack *longRack, call func(context.Context, *Service,
 		}
 		all = append(all, ids...)
 		if token = next; token == "" {
-			break
+			return all
 		}
 	}
+}
+
+// walkAll checks that a walk lists every item of the rack once, in order.
+func walkAll(t *testing.T, rack *longRack, call listCall, most int32) {
+	t.Helper()
+	all := walkList(t, rack, call, most)
 	for n, id := range all {
 		if id != racktest.Numbered(n) {
 			t.Fatalf("entry %d is %s", n, id)
@@ -175,7 +178,7 @@ func TestLV3AResponseThatWouldBeTooLargeIsPaged(t *testing.T) {
 	for n := range 22000 {
 		rack.items = append(rack.items, listed(n, here))
 	}
-	walkList(t, rack, pagedLists["volumes"].call, 0)
+	walkAll(t, rack, pagedLists["volumes"].call, 0)
 }
 
 func TestLV2ATokenThatTheRackRefusesIsInvalid(t *testing.T) {

@@ -59,8 +59,7 @@ func TestPublishing(t *testing.T) { // OX-3
 	otherProject := with("project_id", racktest.Disk)
 	refused := script{noAttach, free, instance("running"), alone}
 	local := script{racktest.Error(409, "Conflict", "cannot attach local storage disk: instance is "+
-		"starting").To(attach), shown("detached", with("disk_type", "local")),
-		instance("running"), alone}
+		"starting").To(attach), shown("detached", with("disk_type", "local")), instance("running"), alone}
 	scriptedCalls{
 		{"makes no request to attach an attached disk", script{together()}, codes.OK, "", ""},
 		{"CP-4 an unknown disk is reported before the node", script{noInstance, noDisk}, codes.NotFound,
@@ -219,7 +218,7 @@ func TestUseDiffersAVolumeIsPublishedOnlyForItsUse(t *testing.T) {
 		m := racktest.OwnTag
 		m.Use, m.Cluster = use, cluster
 		return func(state string) string {
-			return diskOf(state, with("description", m.Description()), with("name", name))
+			return diskOf(state, tagged(m), with("name", name))
 		}
 	}
 	own := func(use string) func(string) string {
@@ -341,8 +340,8 @@ func TestValidating(t *testing.T) { // VC-2
 	flagged[0].GetMount().MountFlags = []string{"noatime,bind"}
 	moded := append(slices.Clip(fits),
 		csitest.InMode(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER))
-	made := shown("detached", with("block_size", 512), with("description", volume.Tag{Name: "pvc-1",
-		Cluster: "blue", MkfsOptions: "reservedPercent=0"}.Description()))
+	made := shown("detached", with("block_size", 512), tagged(volume.Tag{Name: "pvc-1",
+		Cluster: "blue", MkfsOptions: "reservedPercent=0"}))
 	for _, test := range []struct {
 		name                string
 		disk                racktest.Exchange

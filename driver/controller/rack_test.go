@@ -37,6 +37,9 @@ const (
 // edit changes a field of an object.
 type edit = func(map[string]any)
 
+// tagged gives an object an ownership tag.
+func tagged(tag volume.Tag) edit { return with("description", tag.Description()) }
+
 // shown reads the volume's disk in a state, and named reads it by its name. snap and snapNamed are
 // like them for a snapshot, and instance reads the instance.
 func shown(state string, edits ...edit) racktest.Exchange {

@@ -27,8 +27,7 @@ func publishRequest() *csi.ControllerPublishVolumeRequest {
 	return &csi.ControllerPublishVolumeRequest{
 		VolumeId: racktest.Disk, NodeId: racktest.Instance, VolumeCapability: csitest.Filesystem("ext4"),
 		VolumeContext: map[string]string{volume.CtxDiskName: volume.DiskName("blue", "pvc-1"),
-			volume.CtxDiskID:    racktest.Disk,
-			volume.CtxBlockSize: "4096"},
+			volume.CtxDiskID: racktest.Disk, volume.CtxBlockSize: "4096"},
 	}
 }
 

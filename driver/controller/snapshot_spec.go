@@ -15,15 +15,14 @@ import (
 // snapshotSpec is a parsed CreateSnapshot request.
 type snapshotSpec struct {
 	*Service
-	Name    string // the CO's
-	Cluster string
-	Disk    oxide.NameOrId
-	Claim   string // the VolumeSnapshot; no part of its identity
+	Name  string // the CO's
+	Disk  oxide.NameOrId
+	Claim string // the VolumeSnapshot; no part of its identity
 }
 
 // snapshotSpec parses a request. It makes no call.
 func (c *Service) snapshotSpec(req *csi.CreateSnapshotRequest) (snapshotSpec, error) {
-	spec := snapshotSpec{Service: c, Name: req.GetName(), Cluster: c.ClusterID,
+	spec := snapshotSpec{Service: c, Name: req.GetName(),
 		Claim: volume.Claim(req.GetParameters())}
 	if err := volume.CheckName(req.GetName()); err != nil {
 		return spec, err
@@ -47,7 +46,7 @@ func (c *Service) snapshotSpec(req *csi.CreateSnapshotRequest) (snapshotSpec, er
 	return spec, nil
 }
 
-func (s snapshotSpec) rackName() string { return volume.SnapshotName(s.Cluster, s.Name) }
+func (s snapshotSpec) rackName() string { return volume.SnapshotName(s.ClusterID, s.Name) }
 
 // created is the change that takes the snapshot, whose id may not be known yet.
 func (s snapshotSpec) created(id string) change {
@@ -58,7 +57,7 @@ func (s snapshotSpec) created(id string) change {
 // tag returns the snapshot's ownership tag. The UUID of the filesystem is known for a disk that
 // this driver made, and with it that of a volume restored from the snapshot.
 func (s snapshotSpec) tag(source *oxide.Disk) volume.Tag {
-	m := volume.Tag{Name: s.Name, Cluster: s.Cluster, Claim: s.Claim,
+	m := volume.Tag{Name: s.Name, Cluster: s.ClusterID, Claim: s.Claim,
 		BlockSize: int(source.BlockSize)}
 	if tag, ok := rack.DiskTag(source); ok {
 		m.FilesystemUUID = expectedUUID(source, tag)
@@ -87,7 +86,7 @@ func (s snapshotSpec) checkAnswer(doing string, source *oxide.Disk, got *oxide.S
 func (s snapshotSpec) difference(got *oxide.Snapshot) string {
 	m, tagged := volume.ParseTag(got.Description)
 	switch {
-	case !tagged || !m.IsOf(s.Cluster, s.Name):
+	case !tagged || !m.IsOf(s.ClusterID, s.Name):
 		return "which was not made for this cluster and name"
 	case got.DiskId != string(s.Disk):
 		return fmt.Sprintf("of the volume %.80s", got.DiskId)

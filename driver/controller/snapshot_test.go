@@ -112,20 +112,20 @@ func TestTakingSnapshots(t *testing.T) {
 }
 
 func TestASnapshotRecordsTheUUIDOfItsFilesystem(t *testing.T) {
-	tagged := func(edit func(*volume.Tag)) string {
+	diskWith := func(edit func(*volume.Tag)) string {
 		tag := racktest.OwnTag
 		edit(&tag)
-		return diskOf("detached", with("description", tag.Description()))
+		return diskOf("detached", tagged(tag))
 	}
 	for _, test := range []struct{ name, disk, want string }{
 		{"a blank disk's is its own id", diskOf("detached"), racktest.Disk},
-		{"a restored disk's is its origin's", tagged(func(tag *volume.Tag) {
+		{"a restored disk's is its origin's", diskWith(func(tag *volume.Tag) {
 			tag.Origin, tag.FilesystemUUID = volume.OriginSnapshot, racktest.Image
 		}), racktest.Image},
-		{"a raw volume has none", tagged(func(tag *volume.Tag) { tag.Use = volume.UseBlock }), ""},
-		{"nor one for both", tagged(func(tag *volume.Tag) { tag.Use = volume.UseBoth }), ""},
+		{"a raw volume has none", diskWith(func(tag *volume.Tag) { tag.Use = volume.UseBlock }), ""},
+		{"nor one for both", diskWith(func(tag *volume.Tag) { tag.Use = volume.UseBoth }), ""},
 		{"nor a disk made by hand", diskOf("detached", with("description", "mine")), ""},
-		{"nor one of another cluster", tagged(func(tag *volume.Tag) { tag.Cluster = "red" }), ""},
+		{"nor one of another cluster", diskWith(func(tag *volume.Tag) { tag.Cluster = "red" }), ""},
 		{"nor one whose tag was copied", diskOf("detached", with("name", "somebodys-disk")), ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {

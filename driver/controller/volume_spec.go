@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strconv"
@@ -18,7 +19,6 @@ import (
 type volumeSpec struct {
 	*Service
 	Name       string // the CO's
-	Cluster    string
 	Range      volume.CapacityRange
 	Parameters volume.Parameters
 	SnapshotID oxide.NameOrId // empty: blank, or the parameters' image
@@ -29,7 +29,7 @@ type volumeSpec struct {
 
 // volumeSpec parses a request. It makes no call.
 func (c *Service) volumeSpec(req *csi.CreateVolumeRequest) (volumeSpec, error) {
-	spec := volumeSpec{Service: c, Name: req.GetName(), Cluster: c.ClusterID,
+	spec := volumeSpec{Service: c, Name: req.GetName(),
 		Use: useOf(req.GetVolumeCapabilities()), Claim: volume.Claim(req.GetParameters())}
 	if err := volume.CheckName(req.GetName()); err != nil {
 		return spec, err
@@ -100,7 +100,7 @@ func requestedSnapshot(source *csi.VolumeContentSource) (oxide.NameOrId, error) 
 	return id, nil
 }
 
-func (v volumeSpec) diskName() string { return volume.DiskName(v.Cluster, v.Name) }
+func (v volumeSpec) diskName() string { return volume.DiskName(v.ClusterID, v.Name) }
 
 // created is the change that makes the disk, whose id may not be known yet.
 func (v volumeSpec) created(id string) change {
@@ -112,7 +112,7 @@ func (v volumeSpec) hasSource() bool { return v.SnapshotID != "" || v.Parameters
 
 // tag returns the ownership tag of the disk that is made from source.
 func (v volumeSpec) tag(source volumeSource) volume.Tag {
-	m := volume.Tag{Name: v.Name, Cluster: v.Cluster, MkfsOptions: v.Parameters.MkfsOptions.String(),
+	m := volume.Tag{Name: v.Name, Cluster: v.ClusterID, MkfsOptions: v.Parameters.MkfsOptions.String(),
 		Use: v.Use, Origin: volume.OriginBlank, Claim: v.Claim}
 	switch {
 	case v.SnapshotID != "":
@@ -141,10 +141,7 @@ func useOf(capabilities []*csi.VolumeCapability) string {
 }
 
 func (v volumeSpec) blankBlockSize() int {
-	if v.Parameters.BlockSize == 0 {
-		return volume.DefaultBlockSize
-	}
-	return v.Parameters.BlockSize
+	return cmp.Or(v.Parameters.BlockSize, volume.DefaultBlockSize)
 }
 
 // checkFilesystemBlocks refuses a filesystem that mkfs cannot make on the disk, before the disk is
@@ -152,10 +149,8 @@ func (v volumeSpec) blankBlockSize() int {
 func (v volumeSpec) checkFilesystemBlocks() error {
 	n, err := strconv.Atoi(v.Parameters.MkfsOptions.Value("fsBlockSize"))
 	if err == nil && v.Parameters.ImageID == "" && n < v.blankBlockSize() {
-		return csierr.New(csierr.MkfsOptions,
-			"mkfsOptions: fsBlockSize=%d is less "+
-				"than the disk's blocks of %d bytes; set blockSize to 512 or 2048", n,
-			v.blankBlockSize())
+		return csierr.New(csierr.MkfsOptions, "mkfsOptions: fsBlockSize=%d is less than the disk's "+
+			"blocks of %d bytes; set blockSize to 512 or 2048", n, v.blankBlockSize())
 	}
 	return nil
 }
@@ -190,9 +185,9 @@ func (v volumeSpec) difference(d *oxide.Disk) string {
 	switch {
 	case !tagged:
 		return "was not made by this driver"
-	case m.Cluster != v.Cluster:
+	case m.Cluster != v.ClusterID:
 		return "belongs to another cluster"
-	case !m.IsOf(v.Cluster, v.Name):
+	case !m.IsOf(v.ClusterID, v.Name):
 		return "belongs to a volume of another name"
 	case m.Use != "" && m.Use != v.Use:
 		return fmt.Sprintf("is for the use %q, not %q", m.Use, v.Use)

@@ -127,8 +127,7 @@ func TestCV18TheClaimIsALabelOfTheDisk(t *testing.T) {
 	labelled := racktest.OwnTag
 	labelled.Claim = "shop/data"
 	c := rackThat(t, racktest.Exchange{Want: postDisk, Status: 201, Body: diskOf("creating"),
-		Check: tags(labelled)}, taken.To(postDisk), named("detached",
-		with("description", labelled.Description())))
+		Check: tags(labelled)}, taken.To(postDisk), named("detached", tagged(labelled)))
 	for _, claim := range []string{"data", "renamed"} {
 		r := createRequest()
 		r.Parameters = map[string]string{"csi.storage.k8s.io/pvc/namespace": "shop",
@@ -142,21 +141,18 @@ func TestCV18TheClaimIsALabelOfTheDisk(t *testing.T) {
 
 func TestCV19AnotherVolumeWithTheNameIsReported(t *testing.T) { // CV-19
 	for name, change := range map[string]edit{
-		"another size": with("size", 20*volume.GiB),
-		"other blocks": with("block_size", 512),
-		"another type": with("disk_type", "local"),
-		"a snapshot's": with("snapshot_id", racktest.Snapshot),
-		"an image's":   with("image_id", racktest.Image),
-		"read-only":    with("read_only", true),
-		"made by hand": with("description", "mine"),
-		"of another cluster": with("description", volume.Tag{Name: "pvc-1",
-			Cluster: "red"}.Description()),
-		"a collision": with("description", volume.Tag{Name: "pvc-2",
-			Cluster: "blue"}.Description()),
-		"for raw access": with("description", volume.Tag{Name: "pvc-1", Cluster: "blue",
-			Use: volume.UseBlock}.Description()),
-		"with mkfsOptions": with("description", volume.Tag{Name: "pvc-1", Cluster: "blue",
-			MkfsOptions: "reservedPercent=0"}.Description()),
+		"another size":       with("size", 20*volume.GiB),
+		"other blocks":       with("block_size", 512),
+		"another type":       with("disk_type", "local"),
+		"a snapshot's":       with("snapshot_id", racktest.Snapshot),
+		"an image's":         with("image_id", racktest.Image),
+		"read-only":          with("read_only", true),
+		"made by hand":       with("description", "mine"),
+		"of another cluster": tagged(volume.Tag{Name: "pvc-1", Cluster: "red"}),
+		"a collision":        tagged(volume.Tag{Name: "pvc-2", Cluster: "blue"}),
+		"for raw access":     tagged(volume.Tag{Name: "pvc-1", Cluster: "blue", Use: volume.UseBlock}),
+		"with mkfsOptions": tagged(volume.Tag{Name: "pvc-1", Cluster: "blue",
+			MkfsOptions: "reservedPercent=0"}),
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := createRequest()
@@ -269,8 +265,8 @@ func TestParametersReachTheDisk(t *testing.T) {
 				`"type":"distributed"}`,
 			map[string]string{"blockSize": "512"}},
 		{"mkfsOptions", map[string]string{"mkfsOptions": "reservedPercent=0, bytesPerInode=16384"},
-			nil, diskOf("creating", with("description", volume.Tag{Name: "pvc-1",
-				Cluster: "blue", MkfsOptions: "bytesPerInode=16384,reservedPercent=0"}.Description())),
+			nil, diskOf("creating", tagged(volume.Tag{Name: "pvc-1",
+				Cluster: "blue", MkfsOptions: "bytesPerInode=16384,reservedPercent=0"})),
 			`{"disk_source":{"block_size":4096,"type":"blank"},"type":"distributed"}`,
 			map[string]string{"mkfsOptions": "bytesPerInode=16384,reservedPercent=0"}},
 	} {
@@ -314,14 +310,13 @@ func TestVolumesFromSnapshots(t *testing.T) {
 	in512 := creating(parameter("blockSize", "512"), restoring)
 	made := diskOf("creating", with("snapshot_id", racktest.Snapshot), with("block_size", 2048))
 	ready := snap("ready")
-	tagged := func(blockSize int) racktest.Exchange {
-		return snap("ready", with("description",
-			volume.Tag{Name: "snap-1", Cluster: "blue", BlockSize: blockSize}.Description()))
+	inBlocks := func(blockSize int) racktest.Exchange {
+		return snap("ready", tagged(volume.Tag{Name: "snap-1", Cluster: "blue", BlockSize: blockSize}))
 	}
 	restoredAs := func(state string, blockSize int) string {
 		return diskOf(state, with("snapshot_id", racktest.Snapshot),
-			with("block_size", blockSize), with("description", volume.Tag{Name: "pvc-1",
-				Cluster: "blue", BlockSize: 512}.Description()))
+			with("block_size", blockSize), tagged(volume.Tag{Name: "pvc-1",
+				Cluster: "blue", BlockSize: 512}))
 	}
 	for _, test := range []struct {
 		name   string
@@ -339,22 +334,22 @@ func TestVolumesFromSnapshots(t *testing.T) {
 			ownUser, named("detached")}, codes.NotFound, csierr.SnapshotNotFound},
 		{"CV-15 the snapshot's disk shows other blocks", in512, script{ready, free},
 			codes.InvalidArgument, csierr.SourceIncompatible},
-		{"CV-15 the snapshot's tag tells other blocks", in512, script{tagged(2048)},
+		{"CV-15 the snapshot's tag tells other blocks", in512, script{inBlocks(2048)},
 			codes.InvalidArgument, csierr.SourceIncompatible},
-		{"CV-15 the snapshot's tag tells the blocks", in512, script{tagged(512),
+		{"CV-15 the snapshot's tag tells the blocks", in512, script{inBlocks(512),
 			created(postDisk, restoredAs("creating", 512))}, codes.OK, ""},
 		{"CV-15 a tag that was copied tells no blocks", in512, script{snap("ready", with("name",
-			"by-hand"), with("description", volume.Tag{Name: "snap-1", Cluster: "blue",
-			BlockSize: 512}.Description())), free}, codes.InvalidArgument, csierr.SourceIncompatible},
+			"by-hand"), tagged(volume.Tag{Name: "snap-1", Cluster: "blue",
+			BlockSize: 512})), free}, codes.InvalidArgument, csierr.SourceIncompatible},
 		{"CV-15 neither tag nor disk tells the blocks", in512, script{ready, noDisk, ownProject,
 			ownUser, noName}, codes.InvalidArgument, csierr.SourceIncompatible},
 		{"CV-18 neither tells the blocks of a volume that exists", in512, script{ready,
 			noDisk, ownProject, ownUser, racktest.OK(viewName, restoredAs("detached", 512))}, codes.OK, ""},
 		{"CV-19 a volume that is shown with other blocks is not deleted", in512,
-			script{tagged(512), taken.To(postDisk), racktest.OK(viewName, restoredAs("detached", 2048))},
+			script{inBlocks(512), taken.To(postDisk), racktest.OK(viewName, restoredAs("detached", 2048))},
 			codes.AlreadyExists, csierr.VolumeExists},
 		{"CV-19 a volume in use that is shown with other blocks is not deleted", in512,
-			script{tagged(512), taken.To(postDisk), racktest.OK(viewName,
+			script{inBlocks(512), taken.To(postDisk), racktest.OK(viewName,
 				restoredAs(here, 2048))}, codes.AlreadyExists, csierr.VolumeExists},
 		{"CV-15 an image of another project", parameter("imageId", racktest.Image),
 			script{racktest.OK(viewImage, racktest.JSON(map[string]any{"id": racktest.Image,
@@ -387,16 +382,13 @@ func TestVolumesFromSnapshots(t *testing.T) {
 }
 
 func TestARestoredVolumeRecordsTheUUIDOfItsFilesystem(t *testing.T) {
-	tagged := func(m volume.Tag) string {
-		return snapshotOf("ready", with("description", m.Description()))
-	}
 	for _, test := range []struct{ name, snapshot, uuid string }{
-		{"which filesystem, and how large it was", tagged(volume.Tag{Name: "snap-1", Cluster: "blue",
-			FilesystemUUID: racktest.Image}), racktest.Image},
+		{"which filesystem, and how large it was", snapshotOf("ready", tagged(volume.Tag{Name: "snap-1",
+			Cluster: "blue", FilesystemUUID: racktest.Image})), racktest.Image},
 		{"only how large it was, when the filesystem is not known", snapshotOf("ready"), ""},
 		{"only that of a snapshot made by hand", snapshotOf("ready", with("description", "mine")), ""},
-		{"only that of another cluster's", tagged(volume.Tag{Name: "snap-1", Cluster: "red",
-			FilesystemUUID: racktest.Image}), ""},
+		{"only that of another cluster's", snapshotOf("ready", tagged(volume.Tag{Name: "snap-1",
+			Cluster: "red", FilesystemUUID: racktest.Image})), ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			r := from(fromSnapshot(racktest.Snapshot))
