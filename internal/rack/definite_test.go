@@ -40,30 +40,29 @@ func create(ctx context.Context, c *Client, look Look) (open bool, err error) {
 
 // Any server between driver and rack may answer with any status, before or after the effect.
 func TestOX8OnlyTheRacksOwnRefusalIsDefinite(t *testing.T) {
-	refusal := func(status int) racktest.Exchange {
-		return racktest.Error(status, "InvalidRequest", "no").To(postDisk)
+	refusal := func(status int) exchange {
+		return rackError(status, "InvalidRequest", "no").To(postDisk)
 	}
 	type answer struct {
 		name string
-		racktest.Exchange
+		exchange
 		open bool
 	}
 	answers := []answer{
 		{"the rack's refusal", refusal(400), false}, {"the rack's conflict", refusal(409), false},
 		{"no room", refusal(507), false}, {"an error inside the rack", refusal(500), true},
 		{"the rack's time is up", refusal(408), true},
-		{"a refusal without an error code", racktest.Error(400, "", "no").To(postDisk), true},
-		{"a refusal that ends early", racktest.Exchange{Want: postDisk, Status: 400,
+		{"a refusal without an error code", rackError(400, "", "no").To(postDisk), true},
+		{"a refusal that ends early", exchange{Want: postDisk, Status: 400,
 			Body: `{"request_id":"r-1","error_code":"Inv`}, true},
-		{"a disk", racktest.Exchange{Want: postDisk, Status: 201, Body: racktest.DiskOf("creating")},
-			false},
-		{"another server's disk", racktest.Exchange{Want: postDisk, Status: 201, Proxy: true,
-			Body: racktest.DiskOf("creating")}, true},
-		{"a lost answer", racktest.Exchange{Want: postDisk, Cut: true}, true},
+		{"a disk", exchange{Want: postDisk, Status: 201, Body: diskOf("creating")}, false},
+		{"another server's disk", exchange{Want: postDisk, Status: 201, Proxy: true,
+			Body: diskOf("creating")}, true},
+		{"a lost answer", exchange{Want: postDisk, Cut: true}, true},
 	}
 	for status := 200; status < 600; status++ {
 		for _, body := range []string{"<html>", "{}", "null", refusal(400).Body} {
-			e := racktest.Exchange{Want: postDisk, Status: status, Body: body, Proxy: true}
+			e := exchange{Want: postDisk, Status: status, Body: body, Proxy: true}
 			if status%100 < 12 || status == 499 {
 				answers = append(answers, answer{fmt.Sprint("a proxy's ", status, " ", body), e, true})
 			}
@@ -71,7 +70,7 @@ func TestOX8OnlyTheRacksOwnRefusalIsDefinite(t *testing.T) {
 	}
 	for _, test := range answers {
 		t.Run(test.name, func(t *testing.T) {
-			open, err := create(t.Context(), clientThat(t, test.Exchange), Looking())
+			open, err := create(t.Context(), clientThat(t, test.exchange), Looking())
 			switch {
 			case open != test.open:
 				t.Errorf("open is %t after %v", open, err)
@@ -93,7 +92,7 @@ func TestAChangeIsNotSentOnAnOldLook(t *testing.T) {
 	}
 	// A connection that takes long is no way around it.
 	slow := make(chan struct{})
-	dialing := &Transport{Tokens: &TokenSource{Fixed: racktest.Token}}
+	dialing := fixedToken()
 	c = clientWith(t, Options{Host: "http://rack.invalid"}, dialing)
 	dialing.Base = roundTripper(func(r *http.Request) (*http.Response, error) {
 		defer close(slow)
@@ -120,7 +119,7 @@ func TestARefusalOfTheTokenIsRepeatedOnlyIfItIsTheRacks(t *testing.T) {
 				w.Header().Set("X-Request-Id", "r-1")
 			}
 			w.WriteHeader(http.StatusUnauthorized)
-			_, _ = w.Write([]byte(racktest.Error(401, "Unauthorized", "no").Body))
+			_, _ = w.Write([]byte(rackError(401, "Unauthorized", "no").Body))
 		}))
 		t.Cleanup(server.Close)
 		writeToken(t, path, "token-0")
@@ -155,13 +154,12 @@ func TestAnErrorBodyIsReadUpToItsBound(t *testing.T) {
 func TestACAFileIsReadAgain(t *testing.T) { // D-63
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("X-Request-Id", "r-1")
-		_, _ = w.Write([]byte(racktest.DiskOf("detached")))
+		_, _ = w.Write([]byte(diskOf("detached")))
 	}))
 	t.Cleanup(server.Close)
 	path := filepath.Join(t.TempDir(), "ca.pem")
 	writeToken(t, path, string(racktest.PEM(selfSigned(t))))
-	c := clientWith(t, Options{Host: server.URL, CAFile: path},
-		&Transport{Tokens: &TokenSource{Fixed: racktest.Token}})
+	c := clientWith(t, Options{Host: server.URL, CAFile: path}, fixedToken())
 	csitest.Want(t, viewing(t.Context(), c), codes.Unavailable, csierr.RackUnavailable)
 	writeToken(t, path, string(racktest.PEM(server.Certificate().Raw)))
 	_, err := c.DiskView(t.Context(), oxide.DiskViewParams{Disk: racktest.Disk})

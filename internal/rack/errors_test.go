@@ -29,51 +29,50 @@ func viewing(ctx context.Context, c *Client) error {
 func TestEveryResponseOfTheRackHasItsCode(t *testing.T) { // OX-13
 	for _, test := range []struct {
 		name   string
-		answer racktest.Exchange
+		answer exchange
 		code   codes.Code
 		reason csierr.Reason
 		words  string // that the message has to contain
 	}{
-		{"OX-1 a name that is taken is 400", racktest.Error(400, "ObjectAlreadyExists",
+		{"OX-1 a name that is taken is 400", rackError(400, "ObjectAlreadyExists",
 			`already exists: disk "x"`), codes.AlreadyExists, csierr.NameTaken,
 			`already exists: disk "x"`},
-		{"OX-2 a bad value", racktest.Error(400, "InvalidValue", "unsupported value"), codes.OutOfRange,
+		{"OX-2 a bad value", rackError(400, "InvalidValue", "unsupported value"), codes.OutOfRange,
 			csierr.ValueRefused, "unsupported value"},
-		{"any other refusal", racktest.Error(400, "InvalidRequest", "no"),
+		{"any other refusal", rackError(400, "InvalidRequest", "no"),
 			codes.Internal, csierr.RackError, "no (HTTP 400, request r-1)"},
-		{"a body that the rack cannot parse", racktest.Error(400, "", "unable to parse JSON body"),
+		{"a body that the rack cannot parse", rackError(400, "", "unable to parse JSON body"),
 			codes.Unavailable, csierr.RackUnavailable, "unable to parse"},
-		{"OX-4 a bad token", racktest.Error(401, "Unauthorized", "credentials missing or invalid"),
+		{"OX-4 a bad token", rackError(401, "Unauthorized", "credentials missing or invalid"),
 			codes.Unauthenticated, csierr.TokenRejected, "OXIDE_TOKEN"},
-		{"OX-5 a missing role", racktest.Error(403, "Forbidden", "Forbidden"), codes.PermissionDenied,
+		{"OX-5 a missing role", rackError(403, "Forbidden", "Forbidden"), codes.PermissionDenied,
 			csierr.RoleMissing, "limited-collaborator"},
-		{"OX-6 an unknown object", racktest.Error(404, "ObjectNotFound", "not found: disk"),
+		{"OX-6 an unknown object", rackError(404, "ObjectNotFound", "not found: disk"),
 			codes.NotFound, csierr.ObjectNotFound, "not found: disk"},
-		{"OX-6 a 404 that is not the rack's", racktest.Exchange{Status: 404,
+		{"OX-6 a 404 that is not the rack's", exchange{Status: 404,
 			Body: "<html>Not Found</html>"}, codes.Unavailable, csierr.RackUnknown, "OXIDE_HOST"},
-		{"OX-6 a route the rack does not have", racktest.Error(404, "", "Not Found"), codes.Unavailable,
+		{"OX-6 a route the rack does not have", rackError(404, "", "Not Found"), codes.Unavailable,
 			csierr.RackUnknown, "v20"},
-		{"OX-7 a conflict", racktest.Error(409, "Conflict", "boot disk cannot be detached"),
+		{"OX-7 a conflict", rackError(409, "Conflict", "boot disk cannot be detached"),
 			codes.FailedPrecondition, csierr.Conflict, "boot disk"},
-		{"OX-8 gone", racktest.Error(410, "Gone", "Gone"), codes.Internal, csierr.RackError,
-			"request r-1"},
-		{"OX-8 an error inside the rack", racktest.Error(500, "Internal", "Internal Server Error"),
+		{"OX-8 gone", rackError(410, "Gone", "Gone"), codes.Internal, csierr.RackError, "request r-1"},
+		{"OX-8 an error inside the rack", rackError(500, "Internal", "Internal Server Error"),
 			codes.Unavailable, csierr.RackUnavailable, "request r-1"},
-		{"OX-9 the rack cannot answer now", racktest.Error(503, "ServiceNotAvailable",
+		{"OX-9 the rack cannot answer now", rackError(503, "ServiceNotAvailable",
 			"Service Unavailable"), codes.Unavailable, csierr.RackUnavailable, "Service Unavailable"},
 		{"OX-9 a rack that limits", racktest.Error(429, "TooManyRequests", "slow down"),
 			codes.Unavailable, csierr.RackUnavailable, "slow down"},
-		{"OX-9 a proxy without a rack", racktest.Exchange{Status: 502, Body: "<html>Bad Gateway</html>"},
+		{"OX-9 a proxy without a rack", exchange{Status: 502, Body: "<html>Bad Gateway</html>"},
 			codes.Unavailable, csierr.RackUnavailable, "HTTP 502"},
-		{"OX-10 no room", racktest.Error(507, "InsufficientCapacity", "Insufficient capacity: quota"),
+		{"OX-10 no room", rackError(507, "InsufficientCapacity", "Insufficient capacity: quota"),
 			codes.ResourceExhausted, csierr.RackFull, "quota"},
-		{"OX-12 an unexpected status", racktest.Exchange{Status: 418, Body: "short and stout"},
+		{"OX-12 an unexpected status", exchange{Status: 418, Body: "short and stout"},
 			codes.Unavailable, csierr.RackUnavailable, "HTTP 418"},
-		{"a success that is no JSON", racktest.Exchange{Status: 200, Body: "<html>hello</html>"},
+		{"a success that is no JSON", exchange{Status: 200, Body: "<html>hello</html>"},
 			codes.Unavailable, csierr.RackUnavailable, "incomplete response"},
-		{"OX-9 a connection cut before the answer", racktest.Exchange{Cut: true}, codes.Unavailable,
+		{"OX-9 a connection cut before the answer", exchange{Cut: true}, codes.Unavailable,
 			csierr.RackUnavailable, "incomplete response"},
-		{"B-16 a token in the rack's text is not shown", racktest.Error(500, "Internal",
+		{"B-16 a token in the rack's text is not shown", rackError(500, "Internal",
 			"Bearer "+racktest.Token+"\nline two"), codes.Unavailable, csierr.RackUnavailable,
 			"Bearer *** line two"},
 	} {
@@ -124,7 +123,7 @@ func TestOX9AnErrorNamesTheProxyAndItsVariable(t *testing.T) {
 			t.Setenv(name, "")
 		}
 		t.Setenv(c.variable, strings.Replace(c.proxy, "//", "//user:secret@", 1))
-		transport := &Transport{Tokens: &TokenSource{Fixed: racktest.Token}}
+		transport := fixedToken()
 		client := clientWith(t, Options{Host: c.host}, transport)
 		transport.Base.(*http.Transport).Proxy = func(*http.Request) (*url.URL, error) {
 			return url.Parse(os.Getenv(c.variable)) // net/http reads the environment once

@@ -20,10 +20,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
-// hungMount mounts a filesystem that answers nothing until it is released.
-func hungMount(t *testing.T) (dir string, letGo func()) {
+// hungMount puts a file in path's place whose filesystem answers nothing until it is released.
+func hungMount(t *testing.T, path string) (letGo func()) {
 	t.Helper()
-	dir = t.TempDir()
+	dir := t.TempDir()
 	fuse, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	must(t, err)
 	must(t, unix.Mount("fuse", dir, "fuse", unix.MS_NODEV|unix.MS_NOSUID,
@@ -33,7 +33,9 @@ func hungMount(t *testing.T) (dir string, letGo func()) {
 		_ = unix.Unmount(dir, unix.MNT_DETACH)
 	})
 	t.Cleanup(letGo)
-	return dir, letGo
+	must(t, os.Symlink(filepath.Join(dir, "token"), path+".new"))
+	must(t, os.Rename(path+".new", path))
+	return letGo
 }
 
 // blocked are the ways in which a token file may keep its reader waiting, each put in path's place.
@@ -50,15 +52,11 @@ func blocked(t *testing.T) map[string]func(path string) {
 			must(t, err)
 			t.Cleanup(func() { _ = writer.Close() })
 		},
-		"a mount that hangs": func(path string) {
-			dir, _ := hungMount(t)
-			must(t, os.Symlink(filepath.Join(dir, "token"), path+".new"))
-			must(t, os.Rename(path+".new", path))
-		},
+		"a mount that hangs": func(path string) { hungMount(t, path) },
 	}
 }
 
-func TestD63ATokenFileThatBlocksDelaysNoCall(t *testing.T) {
+func TestD63ATokenFileThatBlocksDelaysNoCallAndStartsNoProcess(t *testing.T) {
 	for name, block := range blocked(t) {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "token")
@@ -88,13 +86,19 @@ func TestD63ATokenFileThatBlocksDelaysNoCall(t *testing.T) {
 				t.Errorf("the callers waited for %s", took)
 			}
 			csitest.Want(t, s.Fault(), codes.FailedPrecondition, csierr.TokenFileUnreadable)
+			// A process that has no token yet does not start.
+			_, _, err := New(Options{Host: "http://localhost"}, &Transport{Tokens: tokenFile(path)})
+			if err == nil || !strings.HasPrefix(err.Error(), "OXIDE_TOKEN_FILE (--token-file): ") ||
+				strings.Contains(err.Error(), path) {
+				t.Errorf("got %v", err)
+			}
 		})
 	}
 }
 
 func TestD63ACallerThatIsOutOfTimeDoesNotWaitForTheTokenFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "token")
-	blocked(t)["a mount that hangs"](path)
+	hungMount(t, path)
 	s := tokenFile(path)
 	s.Limit = time.Hour
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
@@ -114,9 +118,7 @@ func TestD63ABlockedTokenFileHasOneReaderAndIsReadAgain(t *testing.T) {
 	if _, err := s.current(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	dir, letGo := hungMount(t)
-	must(t, os.Symlink(filepath.Join(dir, "token"), path+".new"))
-	must(t, os.Rename(path+".new", path))
+	letGo := hungMount(t, path)
 	for range 20 {
 		_, _ = s.refresh(t.Context())
 	}
@@ -164,21 +166,6 @@ func TestD63ATokenFileThatCannotBeReadIsAFault(t *testing.T) {
 			must(t, os.RemoveAll(path))
 			writeToken(t, path, "one")
 			csitest.Await(t, "it is mended", func() bool { return s.Fault() == nil })
-		})
-	}
-}
-
-func TestD63AProcessWhoseTokenFileBlocksDoesNotStart(t *testing.T) {
-	for name, block := range blocked(t) {
-		t.Run(name, func(t *testing.T) {
-			path := filepath.Join(t.TempDir(), "token")
-			block(path)
-			_, _, err := New(Options{Host: "http://localhost"},
-				&Transport{Tokens: tokenFile(path)})
-			if err == nil || !strings.HasPrefix(err.Error(), "OXIDE_TOKEN_FILE (--token-file): ") ||
-				strings.Contains(err.Error(), path) {
-				t.Errorf("got %v", err)
-			}
 		})
 	}
 }

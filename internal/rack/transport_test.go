@@ -61,7 +61,7 @@ func (g *guardedRack) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusBadRequest) // the body was not sent again
 	case r.Method == http.MethodPost:
 		w.WriteHeader(http.StatusCreated)
-		_, _ = io.WriteString(w, racktest.DiskOf("creating"))
+		_, _ = io.WriteString(w, diskOf("creating"))
 	default:
 		_, _ = io.WriteString(w, racktest.ProjectOf())
 	}

@@ -70,21 +70,21 @@ func TestOX12AResponseThatCannotBeIsRefused(t *testing.T) {
 }
 
 func TestADiskAndASnapshotAreReadWholeOrNotAtAll(t *testing.T) {
-	another, small := racktest.With("id", racktest.Image), racktest.With("size", 0)
+	another, small := with("id", racktest.Image), with("size", 0)
 	const noDisk, noSnapshot = csierr.VolumeNotFound, csierr.SnapshotNotFound
 	const invalid = csierr.RackResponseInvalid
 	for name, c := range map[string]struct {
-		disk, snapshot     racktest.Exchange
+		disk, snapshot     exchange
 		code               codes.Code
 		ofDisk, ofSnapshot csierr.Reason
 	}{
 		"it is unknown": {racktest.NotFound, racktest.NotFound, codes.NotFound, noDisk, noSnapshot},
-		"it is deleted": {racktest.OK("", racktest.DiskOf("destroyed")),
-			racktest.OK("", racktest.SnapshotOf("destroyed")), codes.NotFound, noDisk, noSnapshot},
-		"it is another": {racktest.OK("", racktest.DiskOf("detached", another)),
-			racktest.OK("", racktest.SnapshotOf("ready", another)), codes.Unavailable, invalid, invalid},
-		"it has no bytes": {racktest.OK("", racktest.DiskOf("detached", small)),
-			racktest.OK("", racktest.SnapshotOf("ready", small)), codes.Unavailable, invalid, invalid},
+		"it is deleted": {racktest.OK("", diskOf("destroyed")),
+			racktest.OK("", snapshotOf("destroyed")), codes.NotFound, noDisk, noSnapshot},
+		"it is another": {racktest.OK("", diskOf("detached", another)),
+			racktest.OK("", snapshotOf("ready", another)), codes.Unavailable, invalid, invalid},
+		"it has no bytes": {racktest.OK("", diskOf("detached", small)),
+			racktest.OK("", snapshotOf("ready", small)), codes.Unavailable, invalid, invalid},
 	} {
 		t.Run(name, func(t *testing.T) {
 			client := clientThat(t, c.disk.To(racktest.ViewDisk),
@@ -146,7 +146,7 @@ func TestSettingsThatNoClientTakesAreRefused(t *testing.T) {
 		"OXIDE_CA_FILE (--ca-file): open": {Host: "http://rack", CAFile: empty + ".not"},
 		"holds no PEM certificate":        {Host: "http://rack", CAFile: empty},
 	} {
-		client, _, err := New(o, &Transport{Tokens: &TokenSource{Fixed: racktest.Token}})
+		client, _, err := New(o, fixedToken())
 		if err == nil || client != nil || !strings.Contains(err.Error(), want) ||
 			strings.Contains(err.Error(), empty) {
 			t.Errorf("got %v, %v, want %q", client, err, want)

@@ -13,7 +13,7 @@ import (
 
 var (
 	diskGone  = racktest.NotFound.To(racktest.ViewDisk)
-	diskThere = racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached"))
+	diskThere = racktest.OK(racktest.ViewDisk, diskOf("detached"))
 	project   = racktest.OK(racktest.ViewProject, racktest.ProjectOf())
 	user      = racktest.OK(racktest.ViewUser, racktest.UserOf(racktest.Silo))
 	noProject = racktest.NotFound.To(racktest.ViewProject)
@@ -26,26 +26,26 @@ var (
 func TestAnObjectIsGoneOnlyInTheKnownWorld(t *testing.T) { // DV-2, CU-4
 	for _, test := range []struct {
 		name   string
-		lines  []racktest.Exchange
+		lines  []exchange
 		code   codes.Code
 		reason csierr.Reason
 	}{
-		{"it is gone", []racktest.Exchange{diskGone, project, user, diskGone}, codes.OK, ""},
-		{"the token's role was away for a moment", []racktest.Exchange{diskGone, project, user,
+		{"it is gone", []exchange{diskGone, project, user, diskGone}, codes.OK, ""},
+		{"the token's role was away for a moment", []exchange{diskGone, project, user,
 			diskThere}, codes.Aborted, csierr.OperationPending},
-		{"the token's role is away", []racktest.Exchange{diskGone, noProject}, codes.PermissionDenied,
+		{"the token's role is away", []exchange{diskGone, noProject}, codes.PermissionDenied,
 			csierr.ProjectNotFound},
-		{"another project has the name", []racktest.Exchange{diskGone, another, user},
+		{"another project has the name", []exchange{diskGone, another, user},
 			codes.FailedPrecondition, csierr.ProjectChanged},
-		{"another rack has the address", []racktest.Exchange{diskGone, project, anotherSilo},
+		{"another rack has the address", []exchange{diskGone, project, anotherSilo},
 			codes.FailedPrecondition, csierr.ProjectChanged},
-		{"the response is about another project", []racktest.Exchange{diskGone,
+		{"the response is about another project", []exchange{diskGone,
 			racktest.OK(racktest.ViewProject, `{"id":"`+racktest.Disk+`","name":"puppies"}`)},
 			codes.Unavailable, csierr.RackResponseInvalid},
-		{"the response has no project", []racktest.Exchange{diskGone,
+		{"the response has no project", []exchange{diskGone,
 			racktest.OK(racktest.ViewProject, `{"id":null,"name":null}`)}, codes.Unavailable,
 			csierr.RackResponseInvalid},
-		{"a proxy's 404", []racktest.Exchange{diskGone, project, user, {Want: racktest.ViewDisk,
+		{"a proxy's 404", []exchange{diskGone, project, user, {Want: racktest.ViewDisk,
 			Status: 404, Body: diskGone.Body, Proxy: true}}, codes.Unavailable, csierr.RackUnknown},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -61,6 +61,18 @@ func TestAnObjectIsGoneOnlyInTheKnownWorld(t *testing.T) { // DV-2, CU-4
 	}
 }
 
+// reads read a disk, a snapshot, an instance's disks, and the list of disks.
+func reads(t *testing.T, c *Client) []func() error {
+	return []func() error{
+		func() error { _, err := c.Disk(t.Context(), racktest.Disk); return err },
+		func() error { _, err := c.Snapshot(t.Context(), racktest.Snapshot); return err },
+		func() error { _, err := c.InstanceDisks(t.Context(), racktest.Instance); return err },
+		func() error {
+			return c.EachDisk(t.Context(), &Pager{}, func(*oxide.Disk) bool { return false })
+		},
+	}
+}
+
 func TestAnotherWorldRefusesEveryCallUntilItIsTheKnownOneAgain(t *testing.T) {
 	c := clientThat(t, diskThere, another, user, another, user, another, user, another, user, another,
 		user, project, user, diskThere)
@@ -71,42 +83,27 @@ func TestAnotherWorldRefusesEveryCallUntilItIsTheKnownOneAgain(t *testing.T) {
 	}
 	_, err = c.LookAtWorld(t.Context())
 	csitest.Want(t, err, codes.FailedPrecondition, csierr.ProjectChanged)
-	for name, read := range map[string]func() error{
-		"a disk":     func() error { _, err := c.Disk(t.Context(), racktest.Disk); return err },
-		"a snapshot": func() error { _, err := c.Snapshot(t.Context(), racktest.Snapshot); return err },
-		"a list": func() error {
-			return c.EachDisk(t.Context(), &Pager{}, func(*oxide.Disk) bool { return false })
-		},
-		"an instance's disks": func() error {
-			_, err := c.InstanceDisks(t.Context(), racktest.Instance)
-			return err
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			csitest.Want(t, read(), codes.FailedPrecondition, csierr.ProjectChanged)
-		})
+	for _, read := range reads(t, c) {
+		csitest.Want(t, read(), codes.FailedPrecondition, csierr.ProjectChanged)
 	}
 	_, err = c.Disk(t.Context(), racktest.Disk)
 	must(t, err)
 }
 
 func TestAnObjectOfAnotherProjectIsLeftAlone(t *testing.T) {
-	foreign := racktest.With("project_id", racktest.Numbered(9))
-	c := clientThat(t, racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached", foreign)),
-		racktest.OK("GET /v1/snapshots/"+racktest.Snapshot, racktest.SnapshotOf("ready", foreign)),
-		racktest.OK("GET /v1/instances/"+racktest.Instance+"/disks", racktest.PageOf("",
-			racktest.DiskOf(racktest.AttachedHere, foreign))))
-	_, err := c.Disk(t.Context(), racktest.Disk)
-	csitest.Want(t, err, codes.InvalidArgument, csierr.OtherProject)
-	_, err = c.Snapshot(t.Context(), racktest.Snapshot)
-	csitest.Want(t, err, codes.InvalidArgument, csierr.OtherProject)
-	_, err = c.InstanceDisks(t.Context(), racktest.Instance)
-	csitest.Want(t, err, codes.InvalidArgument, csierr.OtherProject)
+	foreign := with("project_id", racktest.Numbered(9))
+	c := clientThat(t, racktest.OK(racktest.ViewDisk, diskOf("detached", foreign)),
+		racktest.OK("GET /v1/snapshots/"+racktest.Snapshot, snapshotOf("ready", foreign)),
+		racktest.OK("GET /v1/instances/"+racktest.Instance+"/disks", pageOf("",
+			diskOf(racktest.AttachedHere, foreign))))
+	for _, read := range reads(t, c)[:3] {
+		csitest.Want(t, read(), codes.InvalidArgument, csierr.OtherProject)
+	}
 }
 
 func TestAListOfAnotherProjectIsNotShown(t *testing.T) {
-	foreign := racktest.OK("GET /v1/disks", racktest.PageOf("", racktest.DiskOf("detached",
-		racktest.With("project_id", racktest.Numbered(9)))))
+	foreign := racktest.OK("GET /v1/disks", pageOf("", diskOf("detached",
+		with("project_id", racktest.Numbered(9)))))
 	c := clientThat(t, foreign, foreign)
 	list := func(p *Pager) error {
 		return c.EachDisk(t.Context(), p, func(*oxide.Disk) bool { return false })
