@@ -87,8 +87,8 @@ type changes struct {
 	mu sync.Mutex
 	// guarded by mu: until when each may be made
 	open map[change]time.Time
-	// guarded by mu: the names of objects that a call creates or deletes
-	held map[change]bool
+	// held has the changes that make the objects, by their names, that a call creates or deletes.
+	held sync.Map
 }
 
 // request requests a change of the rack, which the look allows, and remembers the change if it
@@ -142,18 +142,12 @@ func (l *changes) await(ctx context.Context, like change) (waited bool, err erro
 			return waited, nil
 		}
 		waited = true
-		deadline, limited := ctx.Deadline()
-		timer := time.NewTimer(time.Until(until))
-		inTime := !limited || until.Before(deadline.Add(-answerMargin))
-		if inTime {
-			select {
-			case <-timer.C:
-			case <-ctx.Done():
-				inTime = false
-			}
+		if deadline, ok := ctx.Deadline(); ok && !until.Before(deadline.Add(-answerMargin)) {
+			return waited, mayCome(late)
 		}
-		timer.Stop()
-		if !inTime {
+		select {
+		case <-time.After(time.Until(until)):
+		case <-ctx.Done():
 			return waited, mayCome(late)
 		}
 	}
@@ -180,22 +174,12 @@ func (l *changes) learn(created change) {
 // hold keeps other calls from creating or deleting the object of that name. A create is locked by
 // the CO's name and a delete by its id, and only the look at the object shows that they are one.
 func (l *changes) hold(create flight.Event, name string) (release func(), err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	key := change{event: create, name: name}
-	if l.held[key] {
+	if _, held := l.held.LoadOrStore(key, true); held {
 		return nil, csierr.New(csierr.OperationPending, "another call creates or deletes %s; repeat "+
 			"this one later", name)
 	}
-	if l.held == nil {
-		l.held = map[change]bool{}
-	}
-	l.held[key] = true
-	return func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		delete(l.held, key)
-	}, nil
+	return func() { l.held.Delete(key) }, nil
 }
 
 // remove deletes an object that read reads, and of which gone confirms that it is gone. While its

@@ -28,19 +28,18 @@ func useProblem(d *oxide.Disk, wanted ...*csi.VolumeCapability) string {
 // checkOwnDisk refuses a disk that this driver did not make, such as a boot disk that somebody
 // wrote into a PersistentVolume. The driver deletes only what it made.
 func checkOwnDisk(d *oxide.Disk, cluster string) error {
-	if why := rack.ForeignDisk(d, cluster); why != "" {
-		return csierr.New(csierr.DiskNotOurs, "the disk %s %s; the driver "+
-			"deletes only what it made: give the volume the reclaim policy Retain, and delete the "+
-			"disk by hand on the rack", rack.DiskText(d), why)
-	}
-	return nil
+	return notOurs("disk", rack.DiskText(d), rack.ForeignDisk(d, cluster), "volume the reclaim policy")
 }
 
 func checkOwnSnapshot(s *oxide.Snapshot, cluster string) error {
-	if why := rack.ForeignSnapshot(s, cluster); why != "" {
-		return csierr.New(csierr.DiskNotOurs, "the snapshot %s %s; the "+
-			"driver deletes only what it made: give the VolumeSnapshotContent the deletionPolicy "+
-			"Retain, and delete the snapshot by hand on the rack", rack.SnapshotText(s), why)
+	return notOurs("snapshot", rack.SnapshotText(s), rack.ForeignSnapshot(s, cluster),
+		"VolumeSnapshotContent the deletionPolicy")
+}
+
+func notOurs(kind, text, why, policy string) error {
+	if why == "" {
+		return nil
 	}
-	return nil
+	return csierr.New(csierr.DiskNotOurs, "the %s %s %s; the driver deletes only what it made: give "+
+		"the %s Retain, and delete the %s by hand on the rack", kind, text, why, policy, kind)
 }

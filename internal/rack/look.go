@@ -68,12 +68,12 @@ func (a *attempt) left(caller context.Context) time.Duration {
 }
 
 // begin returns the context in which the request is sent, or an error if the look is old. It ends
-// if no connection is there in time.
-func (a *attempt) begin(ctx, caller context.Context) (context.Context, func(), error) {
+// with ctx, and if no connection is there in time.
+func (a *attempt) begin(ctx, caller context.Context) (context.Context, error) {
 	left := a.left(caller)
 	if left <= 0 {
 		a.late.Store(true)
-		return nil, nil, errLookOld
+		return nil, errLookOld
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	timer := time.AfterFunc(left, func() {
@@ -93,5 +93,5 @@ func (a *attempt) begin(ctx, caller context.Context) (context.Context, func(), e
 			_ = g.Conn.Close() // HTTP/1 may write before it sees the end of the context
 		}
 	}}
-	return httptrace.WithClientTrace(ctx, trace), cancel, nil
+	return httptrace.WithClientTrace(ctx, trace), nil
 }

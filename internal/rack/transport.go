@@ -73,16 +73,12 @@ func (t *Transport) refusal(req *http.Request, answer *http.Response) bool {
 func (t *Transport) send(req *http.Request, token string) (*http.Response, error) {
 	ctx, stop := patient(req)
 	if a, ok := ctx.Value(attemptKey{}).(*attempt); ok {
-		limited, end, err := a.begin(ctx, req.Context())
+		limited, err := a.begin(ctx, req.Context())
 		if err != nil {
 			stop()
 			return nil, err
 		}
-		unlinger := stop
-		ctx, stop = limited, func() {
-			end()
-			unlinger()
-		}
+		ctx = limited
 	}
 	req = req.Clone(ctx)
 	req.Header.Set("Authorization", "Bearer "+token)
