@@ -77,9 +77,8 @@ func TestD69ListVolumesShowsThisClustersVolumes(t *testing.T) { // LV-5
 
 func TestB6EveryCallDescribesAVolumeAlike(t *testing.T) { // GV-3
 	restored := func(state string) string {
-		return diskOf(state, with("snapshot_id", racktest.Snapshot),
-			tagged(volume.Tag{Name: "pvc-1",
-				Cluster: "blue", MkfsOptions: "reservedPercent=0"}))
+		return diskOf(state, with("snapshot_id", racktest.Snapshot), tagged(volume.Tag{Name: "pvc-1",
+			Cluster: "blue", MkfsOptions: "reservedPercent=0"}))
 	}
 	c := rackThat(t, snap("ready"), created(postDisk, restored("creating")), racktest.OK(listDisks,
 		pageOf("", restored("detached"))), racktest.OK(racktest.ViewDisk, restored(here)))

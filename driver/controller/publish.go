@@ -66,9 +66,8 @@ func (c *Service) parsePublish(req *csi.ControllerPublishVolumeRequest) (attachm
 		return attachment{}, rack.InstanceNotFound(req.GetNodeId())
 	}
 	return attachment{Service: c, Disk: disk, Instance: instance,
-		DiskName:   req.GetVolumeContext()[volume.CtxDiskName],
-		ContextID:  req.GetVolumeContext()[volume.CtxDiskID],
-		Capability: req.GetVolumeCapability()}, nil
+		DiskName:  req.GetVolumeContext()[volume.CtxDiskName],
+		ContextID: req.GetVolumeContext()[volume.CtxDiskID], Capability: req.GetVolumeCapability()}, nil
 }
 
 // attached and detached are the changes that connect and separate the two.
@@ -140,8 +139,7 @@ func (a attachment) attach(ctx context.Context) (*oxide.Disk, error) {
 	}
 	if why := a.check(disk, after); why != nil {
 		e := csierr.From(why, csierr.Internal)
-		return nil, csierr.Coded(codes.Aborted, e.Reason, "%w; until then this disk stays attached",
-			e)
+		return nil, csierr.Coded(codes.Aborted, e.Reason, "%w; until then this disk stays attached", e)
 	}
 	return disk, nil
 }
@@ -269,9 +267,8 @@ func (a attachment) explainRefusedAttach(ctx context.Context, before neighbours,
 	case err != nil:
 		return nil, err
 	case len(now.Others) >= a.maxDisks():
-		return nil, csierr.New(csierr.InstanceFull, "the instance %s has %d disks, "+
-			"the boot disk included, and the rack allows %d",
-			rack.InstanceText(instance), len(now.Others), a.maxDisks())
+		return nil, csierr.New(csierr.InstanceFull, "the instance %s has %d disks, the boot disk "+
+			"included, and the rack allows %d", rack.InstanceText(instance), len(now.Others), a.maxDisks())
 	case now.differ(before):
 		return nil, csierr.New(csierr.OperationPending, "the rack did not attach the disk %s, and the "+
 			"disks of the instance %s changed meanwhile; repeat the call", rack.DiskText(disk),
@@ -289,8 +286,7 @@ func (a attachment) stateProblem(disk *oxide.Disk) error {
 		return diskBusy(disk)
 	case rack.InstanceOf(disk) != "" && !a.has(disk):
 		return csierr.New(csierr.DiskAttachedElsewhere, "the disk %s is %s at the instance %s; "+
-			"unpublish it from that node first", rack.DiskText(disk), state,
-			rack.InstanceOf(disk))
+			"unpublish it from that node first", rack.DiskText(disk), state, rack.InstanceOf(disk))
 	case state == oxide.DiskStateStateAttached, state == oxide.DiskStateStateAttaching:
 		return nil
 	case state == oxide.DiskStateStateFaulted:
@@ -304,13 +300,11 @@ func (a attachment) stateProblem(disk *oxide.Disk) error {
 func (a attachment) check(disk *oxide.Disk, n neighbours) error {
 	switch {
 	case a.DiskName != "" && a.DiskName != string(disk.Name):
-		return csierr.New(csierr.FieldInvalid, "volume_context: %s is %.80q, but "+
-			"the disk's name is %s; correct the volume's attributes", volume.CtxDiskName, a.DiskName,
-			disk.Name)
+		return csierr.New(csierr.FieldInvalid, "volume_context: %s is %.80q, but the disk's name is %s; "+
+			"correct the volume's attributes", volume.CtxDiskName, a.DiskName, disk.Name)
 	case a.ContextID != "" && a.ContextID != disk.Id:
-		return csierr.New(csierr.FieldInvalid, "volume_context: %s is %.80q, but "+
-			"the volume is the disk %s; correct the volume's attributes", volume.CtxDiskID, a.ContextID,
-			disk.Id)
+		return csierr.New(csierr.FieldInvalid, "volume_context: %s is %.80q, but the volume is the disk "+
+			"%s; correct the volume's attributes", volume.CtxDiskID, a.ContextID, disk.Id)
 	}
 	if problem := useProblem(disk, a.Capability); problem != "" {
 		return csierr.New(csierr.UseDiffers, "%s", problem)
@@ -396,7 +390,6 @@ func instanceRefusal(verb string, disk *oxide.Disk, instance *oxide.Instance, wh
 			"%s; if that is about the disk, the disk was busy, and a repeated call succeeds)",
 			rack.InstanceText(instance), instance.RunState, verb, cause, words)
 	}
-	return csierr.New(csierr.InstanceState, "the rack does not %s a disk while "+
-		"the instance %s is %s (it says: %s)", verb, rack.InstanceText(instance),
-		instance.RunState, words)
+	return csierr.New(csierr.InstanceState, "the rack does not %s a disk while the instance %s is %s "+
+		"(it says: %s)", verb, rack.InstanceText(instance), instance.RunState, words)
 }

@@ -249,8 +249,7 @@ func (s snapshotSpec) explainRefusal(ctx context.Context, why error) error {
 		return diskBusy(disk)
 	case errors.Is(why, oxide.ErrConflict):
 		return csierr.New(csierr.DiskBusy, "the rack takes another snapshot of the disk %s, or replaces "+
-			"a part of it, and takes no snapshot until then; repeat the call later",
-			rack.DiskText(disk))
+			"a part of it, and takes no snapshot until then; repeat the call later", rack.DiskText(disk))
 	}
 	return rack.Error(ctx, "create snapshot", why)
 }

@@ -22,8 +22,7 @@ type snapshotSpec struct {
 
 // snapshotSpec parses a request. It makes no call.
 func (c *Service) snapshotSpec(req *csi.CreateSnapshotRequest) (snapshotSpec, error) {
-	spec := snapshotSpec{Service: c, Name: req.GetName(),
-		Claim: volume.Claim(req.GetParameters())}
+	spec := snapshotSpec{Service: c, Name: req.GetName(), Claim: volume.Claim(req.GetParameters())}
 	if err := volume.CheckName(req.GetName()); err != nil {
 		return spec, err
 	}

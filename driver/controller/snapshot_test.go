@@ -157,9 +157,8 @@ func TestOX8AnUnclearSnapshotCreateIsResolvedByTheName(t *testing.T) {
 
 func wantedSnapshot(ready bool) *csi.Snapshot {
 	return &csi.Snapshot{SnapshotId: racktest.Snapshot, SourceVolumeId: racktest.Disk,
-		SizeBytes:  10 * volume.GiB,
-		ReadyToUse: ready, CreationTime: timestamppb.New(
-			time.Date(2026, 6, 12, 18, 1, 2, 345678000, time.UTC))}
+		SizeBytes: 10 * volume.GiB, ReadyToUse: ready,
+		CreationTime: timestamppb.New(time.Date(2026, 6, 12, 18, 1, 2, 345678000, time.UTC))}
 }
 
 func TestDeletingSnapshots(t *testing.T) {

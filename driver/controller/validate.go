@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strconv"
@@ -25,13 +26,8 @@ func (c *Service) ValidateVolumeCapabilities(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	if mismatch == "" {
-		mismatch = useProblem(disk, req.GetVolumeCapabilities()...)
-	}
-	if mismatch == "" {
-		mismatch = diskMismatch(disk, req.GetVolumeContext(), req.GetParameters())
-	}
-	if mismatch != "" {
+	if mismatch = cmp.Or(mismatch, useProblem(disk, req.GetVolumeCapabilities()...),
+		diskMismatch(disk, req.GetVolumeContext(), req.GetParameters())); mismatch != "" {
 		return &csi.ValidateVolumeCapabilitiesResponse{Message: mismatch}, nil
 	}
 	return &csi.ValidateVolumeCapabilitiesResponse{
@@ -51,8 +47,7 @@ func validationOf(req *csi.ValidateVolumeCapabilitiesRequest) (id oxide.NameOrId
 	case req.GetVolumeId() == "":
 		return "", "", volumeIDMissing()
 	case len(req.GetVolumeCapabilities()) == 0:
-		return "", "", csierr.New(csierr.FieldMissing,
-			"volume_capabilities is missing")
+		return "", "", csierr.New(csierr.FieldMissing, "volume_capabilities is missing")
 	}
 	for _, capability := range req.GetVolumeCapabilities() {
 		switch p := volume.CapabilityProblem(capability); {
@@ -113,8 +108,7 @@ func contextProblem(disk *oxide.Disk, key, value string) string {
 	case key == volume.CtxDiskID && value != disk.Id:
 		return fmt.Sprintf("volume_context: %s: the disk's id is %s", key, disk.Id)
 	case key == volume.CtxBlockSize && value != strconv.Itoa(int(disk.BlockSize)):
-		return fmt.Sprintf("volume_context: %s: the disk has blocks of %d bytes", key,
-			disk.BlockSize)
+		return fmt.Sprintf("volume_context: %s: the disk has blocks of %d bytes", key, disk.BlockSize)
 	case key == volume.CtxMkfsOptions && tagged && value != m.MkfsOptions:
 		return fmt.Sprintf("volume_context: %s: the volume has others", key)
 	case key == volume.CtxMkfsOptions:

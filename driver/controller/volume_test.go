@@ -314,9 +314,8 @@ func TestVolumesFromSnapshots(t *testing.T) {
 		return snap("ready", tagged(volume.Tag{Name: "snap-1", Cluster: "blue", BlockSize: blockSize}))
 	}
 	restoredAs := func(state string, blockSize int) string {
-		return diskOf(state, with("snapshot_id", racktest.Snapshot),
-			with("block_size", blockSize), tagged(volume.Tag{Name: "pvc-1",
-				Cluster: "blue", BlockSize: 512}))
+		return diskOf(state, with("snapshot_id", racktest.Snapshot), with("block_size", blockSize),
+			tagged(volume.Tag{Name: "pvc-1", Cluster: "blue", BlockSize: 512}))
 	}
 	for _, test := range []struct {
 		name   string

@@ -48,8 +48,7 @@ func Error(ctx context.Context, doing string, err error) error {
 	case errors.Is(err, oxide.ErrInvalidValue):
 		return csierr.New(csierr.ValueRefused, "%s: %s", doing, why)
 	case !Definite(err), answer.HTTPResponse.StatusCode == http.StatusTooManyRequests:
-		return csierr.New(csierr.RackUnavailable, "%s: the rack cannot answer now: %s",
-			doing, why)
+		return csierr.New(csierr.RackUnavailable, "%s: the rack cannot answer now: %s", doing, why)
 	}
 	return csierr.New(csierr.RackError, "%s: %s", doing, why)
 }

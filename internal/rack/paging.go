@@ -40,16 +40,15 @@ type Pager struct {
 }
 
 // NewPager begins a page of at most maxEntries entries after a starting token; 0 means no limit.
-func (c *Client) NewPager(ctx context.Context, startingToken string, maxEntries int32) (*Pager,
-	error) {
+func (c *Client) NewPager(ctx context.Context, startingToken string, maxEntries int32) (p *Pager,
+	err error) {
 	if maxEntries < 0 {
 		return nil, csierr.New(csierr.FieldInvalid, "max_entries is negative")
 	}
-	p := &Pager{limit: int(maxEntries)}
+	p = &Pager{limit: int(maxEntries)}
 	if startingToken == "" {
 		return p, nil
 	}
-	var err error
 	if p.world, err = c.World(ctx); err != nil {
 		return nil, err
 	}

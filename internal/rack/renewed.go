@@ -128,8 +128,7 @@ func (s *renewedFile[T]) readFile(force bool) error {
 // mu.
 func (s *renewedFile[T]) lastError() error {
 	if s.reading != nil && time.Since(s.reading.began) >= s.limit {
-		return fmt.Errorf("not read within %s; check whether its mount hangs",
-			s.limit)
+		return fmt.Errorf("not read within %s; check whether its mount hangs", s.limit)
 	}
 	return s.problem
 }

@@ -177,6 +177,5 @@ func TestOX9AResponseThatIsTooLargeIsRejected(t *testing.T) {
 }
 
 func tokenFile(path string) *TokenSource {
-	return &TokenSource{Path: path, Log: slog.New(slog.DiscardHandler),
-		Limit: 300 * time.Millisecond}
+	return &TokenSource{Path: path, Log: slog.New(slog.DiscardHandler), Limit: 300 * time.Millisecond}
 }
