@@ -1,7 +1,6 @@
 package controller
 
 import (
-	"fmt"
 	"maps"
 	"net/http"
 	"slices"
@@ -49,12 +48,7 @@ func TestPublishing(t *testing.T) { // OX-3
 		"diskName": volume.DiskName("blue", "pvc-1"), "sizeBytes": "10737418240", "readOnly": "false",
 		"diskId": racktest.Disk, "blockSize": "4096", "origin": "blank", "use": "filesystem",
 		"filesystemUUID": racktest.Disk}}
-	manyDisks := make([]string, 12)
-	for i := range manyDisks {
-		manyDisks[i] = diskOf(here, with("id", racktest.Numbered(i)),
-			with("name", fmt.Sprint("other-", i)))
-	}
-	full := listing(manyDisks...)
+	full := listing(hundred()[:12]...)
 	gateway := racktest.Error(http.StatusInternalServerError, "Internal", "oops")
 	otherProject := with("project_id", racktest.Disk)
 	refused := script{noAttach, free, instance("running"), alone}

@@ -84,6 +84,8 @@ func TestTakingSnapshots(t *testing.T) {
 			racktest.Image))), noSnapName}, codes.Unavailable, csierr.RackResponseInvalid, racktest.Image},
 		{"with another disk's response after the effect", script{created(postSnap, snapshotOf("ready",
 			with("disk_id", racktest.Image))), snapNamed("ready")}, codes.OK, "", ""},
+		{"with a response without a time", script{created(postSnap, snapshotOf("ready",
+			with("time_created", nil))), noSnapName}, codes.Unavailable, csierr.RackResponseInvalid, ""},
 		{"with a response without a name", script{created(postSnap, snapshotOf("ready", with("name",
 			""))), noSnapName}, codes.Unavailable, csierr.RackResponseInvalid, ""},
 		{"without a response", script{lostSnap, noSnapName}, codes.Unavailable,
@@ -99,6 +101,8 @@ func TestTakingSnapshots(t *testing.T) {
 		{"CS-10 of a disk being created", script{shown("creating")}, codes.Aborted, csierr.DiskBusy, ""},
 	}.after(free, noTaking).try(t, snapshotRequest(), answer)
 	scriptedCalls{
+		{"of a volume that cannot be read", script{later.To(racktest.ViewDisk)}, codes.Unavailable,
+			csierr.RackUnavailable, ""},
 		{"CS-4 of a volume that is gone", script{noDisk, noSnapName, ownProject, ownUser, noDisk},
 			codes.NotFound, csierr.VolumeNotFound, racktest.Disk},
 		{"CS-4 of a volume that is only gone at first", script{noDisk, noSnapName, ownProject, ownUser,

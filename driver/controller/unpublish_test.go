@@ -67,6 +67,8 @@ func TestUnpublishing(t *testing.T) { // OX-3
 			csierr.DiskFaulted, "still among those"},
 		{"CU-10 a disk still on its way off", script{shown(detaching)}, codes.Aborted, csierr.DiskBusy,
 			"detaching"},
+		{"a refusal, after which the disk cannot be read", script{later.To(racktest.ViewDisk)},
+			codes.Unavailable, csierr.RackUnavailable, ""},
 		{"CU-9 a disk on its way on", script{shown(attaching)}, codes.Aborted, csierr.DiskBusy,
 			"attaching"},
 	}.after(held, noDetach).try(t, unpublishStep, nil)

@@ -280,17 +280,15 @@ func diskFaulted(d *oxide.Disk) error {
 		"volume, or ask the rack's operator", rack.DiskText(d))
 }
 
-// statesOfNewDisk are the states that a disk may have in the response to its own create.
-var statesOfNewDisk = []oxide.DiskStateState{
-	oxide.DiskStateStateCreating, oxide.DiskStateStateDetached, oxide.DiskStateStateFaulted,
-}
-
 // checkAnswer compares the rack's response to a create with the spec.
 func (v volumeSpec) checkAnswer(doing string, world rack.World, d *oxide.Disk,
 	sizeBytes int64) error {
 	if err := rack.ValidateDisk(doing, d); err != nil {
 		return err
 	}
+	// These are the states that a disk may have in the response to its own create.
+	states := []oxide.DiskStateState{oxide.DiskStateStateCreating, oxide.DiskStateStateDetached,
+		oxide.DiskStateStateFaulted}
 	switch state := d.State.State(); {
 	case d.ProjectId != world.Project:
 		return rack.InvalidResponse(doing, "the new disk is in the project %.80q", d.ProjectId)
@@ -299,7 +297,7 @@ func (v volumeSpec) checkAnswer(doing string, world rack.World, d *oxide.Disk,
 	case int64(d.Size) != sizeBytes:
 		return rack.InvalidResponse(doing, "asked for %s and got %s",
 			volume.SizeText(sizeBytes), volume.SizeText(int64(d.Size)))
-	case !slices.Contains(statesOfNewDisk, state):
+	case !slices.Contains(states, state):
 		return rack.InvalidResponse(doing, "the new disk is %s", state)
 	}
 	if difference := v.difference(d); difference != "" {

@@ -350,6 +350,9 @@ func TestVolumesFromSnapshots(t *testing.T) {
 		{"CV-19 a volume in use that is shown with other blocks is not deleted", in512,
 			script{inBlocks(512), taken.To(postDisk), racktest.OK(viewName,
 				restoredAs(here, 2048))}, codes.AlreadyExists, csierr.VolumeExists},
+		{"another image in the response", parameter("imageId", racktest.Image), script{racktest.OK(
+			viewImage, `{"id":"`+racktest.Disk+`","size":1}`)}, codes.Unavailable,
+			csierr.RackResponseInvalid},
 		{"CV-15 an image of another project", parameter("imageId", racktest.Image),
 			script{racktest.OK(viewImage, racktest.JSON(map[string]any{"id": racktest.Image,
 				"size": volume.GiB, "block_size": 512, "project_id": racktest.Disk})),
