@@ -12,6 +12,7 @@ import (
 	. "github.com/onsi/gomega"
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
@@ -77,7 +78,7 @@ var brokenDisks = []brokenRack{
 		"A22 that makes smaller disks gets no volume reported", provokeOtherDisk("")},
 	{"A22-read-only", "EffectUnknown", codes.Unavailable,
 		"A22 that makes read-only disks gets no volume reported", provokeOtherDisk("")},
-	{"A24-detached", "EffectUnknown", codes.Unavailable,
+	{"A24-detached", "DiskNotOurs", codes.FailedPrecondition,
 		"A24 that renames a disk and keeps it detached does not get it deleted by its old name",
 		func(ctx SpecContext, r *brokenFixture) {
 			before := r.ids(ctx)
@@ -85,6 +86,13 @@ var brokenDisks = []brokenRack{
 			mend := r.breaks(ctx)
 			Expect(r.delete(ctx, volume.GetVolumeId())).NotTo(Succeed())
 			mend()
+			eventually(ctx, func() error { // the deletion is open until its time is over
+				err := r.delete(ctx, volume.GetVolumeId())
+				if harness.ReasonOf(status.Convert(err)) == "EffectUnknown" {
+					return err
+				}
+				return nil
+			})
 			r.refuses(ctx, func() error { return r.delete(ctx, volume.GetVolumeId()) })
 			r.remains(ctx, volume, "detached")
 			r.deleteByHand(ctx, before)

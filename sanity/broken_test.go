@@ -97,7 +97,10 @@ func (f *fixture) deleteByHand(ctx context.Context, before []string) {
 	}
 }
 
-var _ = describeController("a broken rack", fixtureOptions{}, func(f *fixture) {
+// A busy machine must not make an open change's time end within a call.
+var patientPlugin = harness.PluginOptions{Env: map[string]string{"OXIDE_LATE_LIMIT": "2s"}}
+
+var _ = describeController("a broken rack", fixtureOptions{plugin: patientPlugin}, func(f *fixture) {
 	all := slices.Concat(brokenWire, brokenDisks, brokenSnapshots, brokenAttachments)
 	r := &brokenFixture{fixture: f}
 	for _, broken := range all {

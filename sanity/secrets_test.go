@@ -58,7 +58,7 @@ var _ = describeController("the token",
 				})
 				eventually(ctx, func() error { // the check that the refusal has caused
 					if err := errOf(probe(ctx, p)); codeOf(err) != codes.FailedPrecondition {
-						return fmt.Errorf("Probe says %v", err)
+						return fmt.Errorf("Probe says %s", codeOf(err))
 					}
 					return nil
 				})

@@ -44,7 +44,7 @@ var diskLife = []Mutation{
 	},
 	{
 		Name: "A24-detached", Says: "a deletion fails, and leaves the disk renamed and detached",
-		DriverSays: "EffectUnknown",
+		DriverSays: "DiskNotOurs",
 		Before: func(x *Interception) {
 			if d := x.disk(); x.Is("disk_delete") && d.State.State == store.StateDetached &&
 				!strings.HasPrefix(d.Name, "deleted-") {
