@@ -5,6 +5,7 @@ package e2e
 import (
 	"context"
 	"slices"
+	"strings"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -118,8 +119,8 @@ func staysSo(ctx context.Context, lives []string, until time.Time) {
 func askedSeldom(ctx context.Context, operation, disk string, since int) {
 	GinkgoHelper()
 	enough := 4
-	if operation == "instance_disk_attach" {
-		enough *= 2 // a call requests a refused attach twice
+	if strings.HasPrefix(operation, "instance_disk_") {
+		enough *= 2 // a call requests a refused attach or detach twice
 	}
 	// The pauses are at least 0, 1 and 2 seconds, because each is twice as long as the last.
 	const least = 2 * time.Second
