@@ -141,8 +141,7 @@ func (c cell) runOnce(ctx context.Context, env *environment, limit time.Duration
 	if err := env.Rack.Admin.RunDeferred(ctx); err != nil {
 		return err
 	}
-	// An abandoned call may have done half of its work, until the orchestrator repeats it.
-	if err := r.checkState(ctx); err != nil && r.effect.halfway == nil {
+	if err := r.checkState(ctx); err != nil {
 		return fmt.Errorf("when it was carried out at last: %w", err)
 	}
 	if err := r.repeat(ctx); err != nil {
@@ -256,8 +255,7 @@ func (r *cellRun) checkResult(ctx context.Context) error {
 		}
 		return nil
 	}
-	halfway := r.start.changed(r.effect.halfway)
-	if undone == "" || now.differs(r.start) == "" || now.differs(halfway) == "" {
+	if undone == "" || now.differs(r.start) == "" {
 		return nil
 	}
 	return fmt.Errorf("the call %s and left the rack in a state that it has neither before nor "+

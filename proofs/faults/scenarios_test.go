@@ -13,8 +13,6 @@ type effect struct {
 	request proto.Message
 	// apply changes the state as the call does. Nil means that the call changes nothing.
 	apply func(*rackState)
-	// halfway changes the state as a failed call may do. Nil means that it may change nothing.
-	halfway func(*rackState)
 }
 
 // scenario is a CSI call in a situation. The operations that it needs are observed.
