@@ -25,7 +25,7 @@ var claimCommand = subcommand{
 // ParseClaimConfig parses the arguments after "claim".
 func ParseClaimConfig(args []string, getenv func(string) string, help io.Writer) (claim.Options,
 	error) {
-	o := claim.Options{Kubectl: kube.KubectlInput}
+	var o claim.Options
 	operands, err := claimCommand.parse(&Config{}, o.Flags, args, getenv, help)
 	if err != nil {
 		return o, err
@@ -38,6 +38,7 @@ func ParseClaimConfig(args []string, getenv func(string) string, help io.Writer)
 
 // Claim makes, continues, undoes or forgets a change of a claim.
 func Claim(ctx context.Context, o claim.Options, out io.Writer) error {
+	o.Kubectl = kube.Pinned(ctx)
 	if err := claim.Run(ctx, o, out); err != nil {
 		return fmt.Errorf("claim %s: %w", o.Verb, err)
 	}

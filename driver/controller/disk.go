@@ -70,6 +70,9 @@ func volumeContext(d *oxide.Disk) map[string]string {
 		volume.CtxDiskID:    d.Id,
 		volume.CtxBlockSize: strconv.Itoa(int(d.BlockSize)),
 	}
+	if d.SnapshotId != "" { // oxide-csi-plugin claim compares it before it lets an earlier disk go
+		values[volume.CtxSnapshotID] = d.SnapshotId
+	}
 	if m, ok := volume.ParseTag(d.Description); ok && m.MkfsOptions != "" {
 		values[volume.CtxMkfsOptions] = m.MkfsOptions
 	}

@@ -353,6 +353,7 @@ func TestValidating(t *testing.T) { // VC-2
 		{"VC-4 a mode", made, moded, nil, nil, "MULTI_NODE_MULTI_WRITER"},
 		{"VC-4 a mount flag that nodes refuse", made, flagged, nil, nil, "mount flag 1"},
 		{"VC-5 another disk's name", made, fits, pairs{"diskName": "x"}, nil, "diskName"},
+		{"VC-5 another snapshot", made, fits, pairs{"snapshotId": racktest.Image}, nil, "snapshotId"},
 		{"VC-5 another disk's id", made, fits, pairs{"diskId": racktest.Image}, nil, "diskId"},
 		{"VC-5 other blocks in the context", made, fits, pairs{"blockSize": "4096"}, nil, "blockSize"},
 		{"VC-5 other mkfsOptions in the context", made, fits, pairs{"mkfsOptions": "reservedPercent=1"},

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -107,6 +108,8 @@ func contextProblem(disk *oxide.Disk, key, value string) string {
 		return fmt.Sprintf("volume_context: %s: the disk's name is %s", key, disk.Name)
 	case key == volume.CtxDiskID && value != disk.Id:
 		return fmt.Sprintf("volume_context: %s: the disk's id is %s", key, disk.Id)
+	case key == volume.CtxSnapshotID && value != disk.SnapshotId:
+		return fmt.Sprintf("volume_context: %s: the disk is not of that snapshot", key)
 	case key == volume.CtxBlockSize && value != strconv.Itoa(int(disk.BlockSize)):
 		return fmt.Sprintf("volume_context: %s: the disk has blocks of %d bytes", key, disk.BlockSize)
 	case key == volume.CtxMkfsOptions && tagged && value != m.MkfsOptions:
@@ -115,7 +118,8 @@ func contextProblem(disk *oxide.Disk, key, value string) string {
 		if _, err := volume.ParseMkfsOptions(value); err != nil {
 			return csierr.Plain(err.Error())
 		}
-	case key != volume.CtxDiskName && key != volume.CtxDiskID && key != volume.CtxBlockSize:
+	case !slices.Contains([]string{volume.CtxDiskName, volume.CtxDiskID, volume.CtxSnapshotID,
+		volume.CtxBlockSize}, key):
 		return fmt.Sprintf("volume_context: the key %.80q is unknown to this driver", key)
 	}
 	return ""

@@ -21,6 +21,7 @@ const (
 	CtxDiskID         = "diskId"         // both
 	CtxBlockSize      = "blockSize"      // both
 	CtxMkfsOptions    = "mkfsOptions"    // volume_context
+	CtxSnapshotID     = "snapshotId"     // volume_context, of a disk made from a snapshot
 	CtxSizeBytes      = "sizeBytes"      // publish_context
 	CtxReadOnly       = "readOnly"       // publish_context
 	CtxOrigin         = "origin"         // publish_context, see Tag.Origin

@@ -41,11 +41,10 @@ func (r *run) check(ctx context.Context) (p plan, old object, err error) {
 	}
 	p = plan{
 		Verb: r.Verb, Namespace: r.Namespace, Claim: r.Claim, ClaimUID: claim.uid(),
-		Manifest: object{"metadata": map[string]any{}, "spec": claim.at("spec")},
-		OldSize:  old.str("spec", "capacity", "storage"), Size: r.Size,
-		Old: old.name(), Handle: old.str("spec", "csi", "volumeHandle"),
-		Policy:    old.str("spec", "persistentVolumeReclaimPolicy"),
-		Temporary: shorten(r.Claim) + "-" + r.Verb + "-" + r.id, Run: r.id,
+		Manifest: object{"metadata": map[string]any{}, "spec": claim.at("spec")}, ID: newID(), Run: r.id,
+		OldSize: old.str("spec", "capacity", "storage"), Size: r.Size,
+		Old: old.name(), OldUID: old.uid(), Handle: old.str("spec", "csi", "volumeHandle"),
+		Policy: old.str("spec", "persistentVolumeReclaimPolicy"),
 	}
 	meta := p.Manifest["metadata"].(map[string]any)
 	for _, key := range []string{"labels", "annotations", "ownerReferences"} {
@@ -54,8 +53,8 @@ func (r *run) check(ctx context.Context) (p plan, old object, err error) {
 		}
 	}
 	for _, check := range []func(context.Context, object, object, *plan) error{
-		r.checkOwner, r.checkClass, r.checkSnapshot, r.checkSize, r.rehearse, r.checkRights,
-		r.checkQuota} {
+		r.checkOwner, r.checkNodes, r.checkClass, r.checkSnapshot, r.checkSize, r.rehearse,
+		r.checkRights, r.checkQuota} {
 		if err := check(ctx, claim, old, &p); err != nil {
 			return p, nil, err
 		}
@@ -74,9 +73,6 @@ func (o object) foreignFinalizer() string {
 	}
 	return ""
 }
-
-// shorten makes room for a suffix in a name of 253 bytes.
-func shorten(name string) string { return strings.TrimRight(name[:min(len(name), 200)], "-.") }
 
 // checkOwner finds the one owner of the pods that use the claim.
 func (r *run) checkOwner(ctx context.Context, claim, _ object, p *plan) error {
@@ -99,8 +95,12 @@ func (r *run) checkOwner(ctx context.Context, claim, _ object, p *plan) error {
 			p.Node = pod.str("spec", "nodeName")
 		}
 	}
-	if p.Owner.Resource == "" {
+	if p.Owner.resource() == "" {
 		return nil
+	}
+	if mark := ofPod.annotation(changeKey); mark != "" {
+		return fmt.Errorf("%s has the annotation %s of another change (%.80q): complete or undo that one "+
+			"first; if nobody knows of one, remove the annotation", p.Owner, changeKey, mark)
 	}
 	if ofPod.str("spec", "persistentVolumeClaimRetentionPolicy", "whenScaled") == "Delete" {
 		return fmt.Errorf("%s deletes the claims of the pods that it stops: set its "+
@@ -125,16 +125,24 @@ func (r *run) checkOwner(ctx context.Context, claim, _ object, p *plan) error {
 				"scale, and write the new size where it reads", p.Owner, key)
 		}
 	}
-	_, err = r.Kubectl(ctx, nil, r.scale(*p, p.Owner.Replicas, p.Owner.Target,
-		"--dry-run=server")...)
-	return err
+	return r.patch(ctx, ofPod, scaled(p.Owner.Target, p.stopMark()), "--dry-run=server")
 }
 
-// scale returns the arguments that scale the owner, if it has the expected replicas.
-func (r *run) scale(p plan, from, to int64, flags ...string) []string {
-	return append([]string{"scale", p.Owner.Resource + "/" + p.Owner.Name,
-		"--namespace=" + p.Namespace, "--current-replicas=" + strconv.FormatInt(from, 10),
-		"--replicas=" + strconv.FormatInt(to, 10)}, flags...)
+// checkNodes records which nodes have the disk. One that is made again meanwhile tells nothing.
+func (r *run) checkNodes(ctx context.Context, _, old object, p *plan) error {
+	all, err := r.all(ctx, volumeAttachments, "")
+	p.Nodes = map[string]string{}
+	for _, a := range all {
+		if a.str("spec", "source", "persistentVolumeName") != old.name() {
+			continue
+		}
+		node, err := r.get(ctx, "nodes", "", a.str("spec", "nodeName"))
+		if err != nil {
+			return err
+		}
+		p.Nodes[a.str("spec", "nodeName")] = node.uid()
+	}
+	return err
 }
 
 // ownerOf returns the object that decides whether a pod runs. One that is neither a Deployment nor
@@ -146,12 +154,12 @@ func (r *run) ownerOf(ctx context.Context, pod object) (owner, object, error) {
 		if c == nil {
 			break
 		}
-		resource := map[string]string{"ReplicaSet": "replicasets.apps",
-			"Deployment": "deployments.apps", "StatefulSet": "statefulsets.apps"}[c.str("kind")]
-		if resource == "" || !strings.HasPrefix(c.str("apiVersion"), "apps/") {
-			return owner{Kind: c.str("kind"), Name: c.str("name"), Pod: pod.name()}, nil, nil
+		kind, ok := kinds[c.str("kind")]
+		if !ok || kind.scales == "" || !strings.HasPrefix(c.str("apiVersion"), "apps/") {
+			return owner{Kind: c.str("kind"), Name: c.str("name"), UID: c.str("uid"), Person: true,
+				Pod: pod.name()}, nil, nil
 		}
-		next, err := r.get(ctx, resource, r.Namespace, c.str("name"))
+		next, err := r.get(ctx, kind.resource, r.Namespace, c.str("name"))
 		if err != nil {
 			return owner{}, nil, err
 		}
@@ -162,19 +170,15 @@ func (r *run) ownerOf(ctx context.Context, pod object) (owner, object, error) {
 		above, top = next, next
 	}
 	o := owner{Kind: top.str("kind"), Name: top.name(), UID: top.uid(), Pod: pod.name(),
-		Replicas: top.num("spec", "replicas")}
-	switch o.Kind {
-	case "Deployment":
-		o.Resource = "deployments.apps"
-	case "StatefulSet":
-		// The pods below this one need not stop.
+		Replicas: top.num("spec", "replicas"), Person: kinds[top.str("kind")].scales != "yes"}
+	if o.Kind == "StatefulSet" { // the pods below this one need not stop
 		ordinal, err := strconv.ParseInt(pod.name()[strings.LastIndex(pod.name(), "-")+1:], 10, 64)
 		if err != nil {
 			return owner{}, nil, fmt.Errorf("the pod %s of %s has no ordinal", pod.name(), o)
 		}
-		o.Resource, o.Target = "statefulsets.apps", ordinal-top.num("spec", "ordinals", "start")
+		o.Target = ordinal - top.num("spec", "ordinals", "start")
 	}
-	if o.Resource != "" && o.Replicas <= o.Target {
+	if !o.Person && o.Replicas <= o.Target {
 		return owner{}, nil, fmt.Errorf("%s is being scaled down to %d: wait until it has stopped, "+
 			"and repeat the command", o, o.Replicas)
 	}
@@ -185,7 +189,7 @@ func (r *run) ownerOf(ctx context.Context, pod object) (owner, object, error) {
 // a class that waits for a pod makes one.
 func (r *run) checkClass(ctx context.Context, claim, old object, p *plan) error {
 	name := claim.str("spec", "storageClassName")
-	class, err := r.get(ctx, "storageclasses.storage.k8s.io", "", name)
+	class, err := r.get(ctx, storageClasses, "", name)
 	if err != nil {
 		return err
 	}
@@ -196,7 +200,7 @@ func (r *run) checkClass(ctx context.Context, claim, old object, p *plan) error 
 	case class.str("parameters", "diskType") == "local":
 		return errors.New("the claim's disk is a local one, which has no snapshots")
 	}
-	p.Retains = class.str("reclaimPolicy") == "Retain"
+	p.ClassUID, p.Retains = class.uid(), class.str("reclaimPolicy") == "Retain"
 	if class.str("volumeBindingMode") != "WaitForFirstConsumer" {
 		p.Node = ""
 		return nil
@@ -232,30 +236,18 @@ func (r *run) checkSnapshot(ctx context.Context, claim, _ object, p *plan) error
 	if r.Verb == Grow {
 		return r.findSnapshotClass(ctx, p)
 	}
-	p.Snapshot = r.Snapshot
-	shot, err := r.get(ctx, snapshots, r.Namespace, r.Snapshot)
+	o, err := r.get(ctx, snapshots, r.Namespace, r.Snapshot)
 	if err != nil {
 		return err
 	}
-	if shot.at("status", "readyToUse") != true || shot.deleting() {
+	if o.at("status", "readyToUse") != true || o.deleting() {
 		return fmt.Errorf("expected a VolumeSnapshot %s/%s that is ready, found none, or one that is not",
 			r.Namespace, r.Snapshot)
 	}
-	content, err := r.get(ctx, snapshotContents, "", shot.str("status",
-		"boundVolumeSnapshotContentName"))
-	if err != nil {
+	if p.Shot, err = r.shotOf(ctx, o, p.earlier()); err != nil {
 		return err
 	}
-	known := append(strings.Split(claim.annotation(earlierKey), ","), p.Handle)
-	of := content.str("spec", "source", "volumeHandle")
-	if of == "" || content.str("spec", "driver") != volume.DriverName || !slices.Contains(known, of) {
-		return fmt.Errorf("the VolumeSnapshot %s was not taken of this claim: it is of the claim %q "+
-			"and of the volume %q, and the claim has had %s. A revert is to an earlier state of the "+
-			"same claim; make a new claim of a foreign snapshot (docs/howto/snapshots.md)", r.Snapshot,
-			shot.str("spec", "source", "persistentVolumeClaimName"), of,
-			strings.Join(slices.DeleteFunc(known, func(h string) bool { return h == "" }), ", "))
-	}
-	least := shot.str("status", "restoreSize")
+	least := o.str("status", "restoreSize")
 	if p.Size == "" {
 		p.Size = larger(claim.str("spec", "resources", "requests", "storage"), least)
 	}
@@ -276,7 +268,7 @@ func larger(a, b string) string {
 }
 
 func (r *run) findSnapshotClass(ctx context.Context, p *plan) error {
-	p.Snapshot = p.Temporary
+	p.Shot.Name = p.temporary()
 	all, err := r.all(ctx, snapshotClasses, "")
 	if err != nil {
 		return err
@@ -292,7 +284,7 @@ func (r *run) findSnapshotClass(ctx context.Context, p *plan) error {
 		return fmt.Errorf("expected one VolumeSnapshotClass of %s, found %d (%s): name one with "+
 			"--snapshot-class", volume.DriverName, len(ours), names(ours))
 	}
-	p.SnapshotClass = ours[0].name()
+	p.SnapshotClass, p.SnapshotClassUID = ours[0].name(), ours[0].uid()
 	if ours[0].str("deletionPolicy") == "Retain" {
 		r.note("VolumeSnapshotClass %s has the deletionPolicy Retain: the snapshot stays on the rack, "+
 			"and in its quota, until you delete its VolumeSnapshotContent with the policy Delete",
@@ -329,11 +321,13 @@ func (r *run) rehearse(ctx context.Context, _, _ object, p *plan) error {
 	if len(text) > 200<<10 {
 		return errors.New("the claim's annotations are too large to be recorded with the plan")
 	}
-	if err := r.create(ctx, p.temporaryClaim(), "--dry-run=server"); err != nil {
-		return fmt.Errorf("the new disk's claim would not be admitted: %w", err)
+	for _, o := range []object{p.keptClaim(), p.temporaryClaim()} {
+		if err := r.create(ctx, o, "--dry-run=server"); err != nil {
+			return fmt.Errorf("the claim of a disk of the change would not be admitted: %w", err)
+		}
 	}
-	again := p.claimOf(p.Claim, p.spec(object{"volumeName": p.Old}), nil)
-	again["metadata"].(object)["name"] = p.Temporary // the claim has its own name now
+	again := p.newClaim(p.Old)
+	again["metadata"].(object)["name"] = p.temporary() // the claim has its own name now
 	if err := r.createOwned(ctx, again, "--dry-run=server"); err != nil {
 		return fmt.Errorf("the claim would not be admitted when it is made again: %w", err)
 	}

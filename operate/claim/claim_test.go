@@ -40,10 +40,10 @@ func (c *cluster) dies(o Options, n int, after bool) bool {
 	c.effects, c.killAt, c.after = 0, n, after
 	_, err := c.run(o)
 	c.killAt, c.killed = 0, false
-	if err != nil && !errors.Is(err, errKilled) {
+	if err != nil && !errors.Is(err, errKilled) && !strings.Contains(err.Error(), "no return") {
 		c.t.Fatalf("killed at change %d: %v", n, err)
 	}
-	return err != nil
+	return errors.Is(err, errKilled)
 }
 
 // settled makes passes until the cluster is quiet, and returns the state without what differs
@@ -73,6 +73,10 @@ func (c *cluster) settled() string {
 		if ref, _ := o.at("spec", "claimRef").(map[string]any); ref != nil {
 			delete(ref, "uid")
 		}
+		if status, _ := o["status"].(map[string]any); status != nil {
+			delete(status, "conditions")
+			delete(status, "observedGeneration")
+		}
 		text, _ = json.MarshalIndent(o, "", " ")
 		all = append(all, string(text))
 	}
@@ -95,13 +99,14 @@ func (c *cluster) content(claim string) (text, size string) {
 }
 
 // figures are the counts of a test over all of its histories.
-type figures struct{ kills, lost, orphans, stops, late int }
+type figures struct{ kills, lost, orphans, stops int }
 
 // story is one history: a change of a new cluster that is killed, and then completed or undone.
 type story struct {
 	c                     *cluster
 	claim, verb           string
 	before, held, earlier string
+	old, handle           string // the earlier PersistentVolume, and its disk
 	disks                 int
 }
 
@@ -109,15 +114,10 @@ func newStory(t *testing.T, kind, verb string) *story {
 	c, claim := newCluster(t, kind)
 	s := &story{c: c, claim: claim, verb: verb, before: c.settled(), disks: len(c.disks)}
 	s.held, _ = c.content(claim)
-	s.earlier = c.shots["then"]
+	s.earlier = c.taken("then")
+	s.old = c.named("PersistentVolumeClaim", "db", claim).str("spec", "volumeName")
+	s.handle = handleOf(c.named("PersistentVolume", "", s.old))
 	return s
-}
-
-// retains gives the class the reclaim policy Retain, and slows the provisioner down.
-func (s *story) retains(slow int) {
-	s.c.touch(s.c.named("StorageClass", "", "oxide-disk"), "Retain", "reclaimPolicy")
-	s.c.settled()
-	s.before, s.c.slow = s.c.settled(), slow
 }
 
 func (s *story) options() Options { return s.c.options(s.claim, s.verb) }
@@ -149,17 +149,13 @@ func (s *story) completed(f *figures) {
 		t.Fatalf("the claim is %v", claim)
 	}
 	f.stops = max(f.stops, c.stops)
-	if s.verb == Revert { // forget gives these up
-		c.written = slices.DeleteFunc(c.written, func(text string) bool {
-			return strings.HasPrefix(text+" ", s.held+" ")
-		})
+	if delete(c.kept, s.handle); s.verb == Revert {
+		c.giveUp(s.handle) // by forget
 	}
 	for n := 1; c.dies(c.options(s.claim, Forget), n, n%2 == 0); n++ {
 		f.kills++
 	}
-	c.settled()
-	f.lost += c.lost
-	f.orphans += len(c.disks) - s.disks + len(c.shots) - 1
+	s.left(f, 0)
 	for _, pv := range c.of("PersistentVolume") {
 		if pv.annotation(planKey)+pv.annotation(replacesKey) != "" || pv.str("spec",
 			"persistentVolumeReclaimPolicy") != "Delete" {
@@ -168,43 +164,100 @@ func (s *story) completed(f *figures) {
 	}
 }
 
-// undone checks that all is as it was, after a disk that came late was forgotten.
+// left counts what is lost, and the disks and snapshots that are left over.
+func (s *story) left(f *figures, more int) {
+	s.c.settled()
+	f.lost += s.c.lost + len(s.c.foreign)
+	f.orphans += len(s.c.disks) - s.disks - more + len(s.c.shots) - 1
+}
+
+// undone checks that all is as it was.
 func (s *story) undone(f *figures) {
 	s.c.t.Helper()
-	for s.c.settled(); s.plan() != nil && s.plan().Undone; s.c.settled() {
-		s.endsUndone(f)
-	}
 	if diff := cmp.Diff(s.before, s.c.settled()); diff != "" {
 		s.c.t.Fatalf("the cluster is not as it was (-before +now):\n%s", diff)
 	}
-	f.stops, f.lost = max(f.stops, s.c.stops), f.lost+s.c.lost
-	f.orphans += len(s.c.disks) - s.disks + len(s.c.shots) - 1
+	f.stops = max(f.stops, s.c.stops)
+	s.left(f, 0)
 }
 
-// undoes undoes the change, and checks that everything is as it was.
 func (s *story) undoes() {
 	s.c.t.Helper()
 	s.c.does(s.resumes(true))
 	s.whole(s.undone)
 }
 
-// endsUndone ends an undone change, killed at each change of that, too.
-func (s *story) endsUndone(f *figures) {
-	s.c.t.Helper()
-	f.late++
-	for n := 1; s.c.dies(s.c.options(s.claim, Forget), n, n%2 == 0); n++ {
-		f.kills++
-		s.ages()
+// plan returns the plan that is recorded, or nil.
+func (s *story) plan() (p *plan) {
+	for _, pv := range s.c.of("PersistentVolume") {
+		if found, err := planOf(pv); found != nil && err == nil {
+			p = found
+		}
+	}
+	return p
+}
+
+// at runs a change up to the first of its changes after which when is true, and kills it there.
+func at(t *testing.T, kind, verb string, when func(*story, *plan) bool) *story {
+	t.Helper()
+	for n := 1; ; n++ {
+		s := newStory(t, kind, verb)
+		if !s.c.dies(s.options(), n, true) {
+			t.Fatal("the change never got there")
+		}
+		if p := s.plan(); p != nil && when(s, p) {
+			return s
+		}
 	}
 }
 
-// ages makes the change one that was undone an hour earlier.
-func (s *story) ages() {
-	for _, pv := range s.c.of("PersistentVolume") {
-		if p, _ := planOf(pv); p != nil {
-			p.LateSince = p.LateSince.Add(-time.Hour)
-			text, _ := json.Marshal(p)
-			s.c.touch(pv, string(text), "metadata", "annotations", planKey)
+func TestAChangeIsContinuedOrUndoneAfterAKillAtEveryStep(t *testing.T) {
+	var f figures
+	for _, kind := range []string{"Deployment", "StatefulSet"} {
+		for _, verb := range []string{Grow, Revert} {
+			killed := true
+			for n := 1; killed; n++ {
+				s := newStory(t, kind, verb)
+				if killed = s.c.dies(s.options(), n, n%2 == 0); killed {
+					f.kills++
+					if s.plan() == nil { // nothing has been recorded
+						s.c.does(s.options())
+					}
+					s.c.does(s.resumes(false))
+				}
+				s.completed(&f)
+				if (verb == Grow) == (kind == "Deployment") { // either covers its own steps
+					undoneAfterKill(t, kind, verb, n, &f)
+				}
+			}
+		}
+	}
+	t.Logf("FIGURE claim-grow kills=%d bytes_lost=%d orphans=%d stops=%d", f.kills, f.lost, f.orphans,
+		f.stops)
+	if f.lost != 0 || f.orphans != 0 || f.stops != 1 {
+		t.Errorf("%+v: want no lost bytes, no orphans, one stop of the workload", f)
+	}
+}
+
+// undoneAfterKill kills the change at a step and then its undoing at every step.
+func undoneAfterKill(t *testing.T, kind, verb string, n int, f *figures) {
+	t.Helper()
+	for m := 1; ; m++ {
+		s := newStory(t, kind, verb)
+		if s.c.dies(s.options(), n, true); s.plan() == nil || s.plan().Finished {
+			return
+		}
+		killed := s.c.dies(s.resumes(true), m, m%2 == 0)
+		if killed {
+			f.kills++
+			s.c.dies(s.resumes(true), 0, true)
+		}
+		if s.plan() != nil { // it has been bound
+			s.c.does(s.resumes(false))
+			return
+		}
+		if s.undone(f); !killed {
+			return
 		}
 	}
 }
@@ -232,238 +285,17 @@ func (s *story) whole(check func(*figures)) {
 	s.c.t.Helper()
 	var f figures
 	if check(&f); f.lost+f.orphans != 0 {
-		s.c.t.Errorf("%+v", f)
+		s.c.t.Errorf("%+v %q", f, s.c.foreign)
 	}
 }
 
-func TestAChangeIsContinuedOrUndoneAfterAKillAtEveryStep(t *testing.T) {
-	var f figures
-	for _, kind := range []string{"Deployment", "StatefulSet"} {
-		for _, verb := range []string{Grow, Revert} {
-			for _, after := range []bool{false, true} {
-				killed := true
-				for n := 1; killed; n++ {
-					s := newStory(t, kind, verb)
-					if killed = s.c.dies(s.options(), n, after); !killed {
-						s.completed(&f)
-						break
-					}
-					f.kills++
-					if n == 1 && !after { // nothing has been recorded
-						s.c.does(s.options())
-					}
-					s.c.does(s.resumes(false))
-					s.completed(&f)
-					// After a change is before the next one; and either verb covers its own steps of the
-					// undoing.
-					for _, slow := range slows {
-						if after && (verb == Grow) == (kind == "Deployment") {
-							undoneAfterKill(t, kind, verb, n, slow, &f)
-						}
-					}
-				}
-			}
+func deleteEvents(all map[string]object) map[string]object {
+	for key := range all {
+		if strings.HasPrefix(key, "event/") {
+			delete(all, key)
 		}
 	}
-	t.Logf("FIGURE claim-grow kills=%d bytes_lost=%d orphans=%d stops=%d", f.kills, f.lost, f.orphans,
-		f.stops)
-	if f.lost != 0 || f.orphans != 0 || f.stops != 1 || f.late == 0 {
-		t.Errorf("%+v: want no lost bytes, no orphans, one stop of the workload, and late disks", f)
-	}
-}
-
-// slows are for how many passes the provisioner works on a disk: it is done at once, during the
-// undoing, or after it. A class whose policy is Retain keeps a disk that is made for no claim.
-var slows = []int{0, 30, 300}
-
-// undoneAfterKill kills the change at a step and then its undoing at every step.
-func undoneAfterKill(t *testing.T, kind, verb string, n, slow int, f *figures) {
-	t.Helper()
-	for m := 1; ; m++ {
-		s := newStory(t, kind, verb)
-		if slow > 0 {
-			s.retains(slow)
-		}
-		s.c.dies(s.options(), n, true)
-		if slow > 0 && (s.temporary() == nil || s.plan().New != "") {
-			return // the provisioner is not at work
-		}
-		if p := s.plan(); p != nil && p.Started {
-			says, err := s.c.run(s.resumes(true))
-			if err == nil || !strings.Contains(err.Error(), "point of no return") {
-				t.Fatalf("%v, after:\n%s", err, says)
-			}
-			return
-		}
-		killed := s.c.dies(s.resumes(true), m, m%2 == 0)
-		if killed {
-			f.kills++
-			_, err := s.c.run(s.resumes(false))
-			if undoing := err != nil && strings.Contains(err.Error(), "being undone"); m > 2 && !undoing &&
-				s.plan() != nil && !s.plan().Undone {
-				t.Fatalf("a change that is being undone goes on: %v", err)
-			} else if err == nil && s.c.named("PersistentVolumeClaim", "db", s.claim).
-				annotation(earlierKey) != "" {
-				continue // nothing had been undone yet, so it was continued
-			}
-			s.c.does(s.resumes(true))
-		}
-		s.undone(f)
-		if !killed {
-			return
-		}
-	}
-}
-
-// plan returns the plan that is recorded, or nil.
-func (s *story) plan() (p *plan) {
-	for _, pv := range s.c.of("PersistentVolume") {
-		if found, _ := planOf(pv); found != nil {
-			p = found
-		}
-	}
-	return p
-}
-
-func TestARackWithoutRoomIsReportedAndTheChangeUndone(t *testing.T) {
-	s := newStory(t, "Deployment", Grow)
-	s.c.quota = 15 << 30
-	_, err := s.c.run(s.options())
-	if err == nil || !strings.Contains(err.Error(), "RackFull: no room") ||
-		!strings.Contains(err.Error(), "--undo") {
-		t.Fatalf("got %v", err)
-	}
-	if _, err := s.c.run(s.resumes(false)); err == nil {
-		t.Error("it went on without room")
-	}
-	s.c.objects = deleteEvents(s.c.objects)
-	s.c.does(s.resumes(true))
-	s.c.objects = deleteEvents(s.c.objects)
-	s.whole(s.undone)
-	s.c.stops = 0
-	_, err = s.c.run(s.options())
-	s.c.quota = 0
-	if err == nil {
-		t.Fatal("it found room")
-	}
-	s.c.does(s.resumes(false))
-	s.whole(s.completed)
-}
-
-// diesWhileTheDiskIsMade kills a change while a slow provisioner is at work.
-func diesWhileTheDiskIsMade(t *testing.T) *story {
-	t.Helper()
-	for n := 1; ; n++ {
-		s := newStory(t, "Deployment", Grow)
-		s.retains(1000)
-		if !s.c.dies(s.options(), n, true) {
-			t.Fatal("it was never seen waiting for the disk")
-		}
-		if p := s.plan(); p != nil && p.TemporaryUID != "" && p.New == "" {
-			return s
-		}
-	}
-}
-
-func TestADiskThatComesAfterTheUndoingIsDeleted(t *testing.T) {
-	undo := func(s *story) Options { return s.resumes(true) }
-	forget := func(s *story) Options { return s.c.options(s.claim, Forget) }
-	for name, end := range map[string]func(*story) Options{"by --undo": undo, "by forget": forget} {
-		t.Run(name, func(t *testing.T) {
-			s := diesWhileTheDiskIsMade(t)
-			for range 2 { // it has not come yet
-				says := s.c.does(undo(s))
-				if !strings.Contains(says, "may still make a disk") || !strings.Contains(says, "claim forget") {
-					t.Fatalf("it does not say that a disk may come:\n%s", says)
-				}
-			}
-			if says, err := s.c.run(s.resumes(false)); err != nil || !strings.Contains(says, "no change") {
-				t.Fatalf("got %v, after:\n%s", err, says)
-			}
-			s.c.refuses(forget(s), "may still make")
-			s.c.settled()
-			dry := end(s)
-			dry.DryRun, s.c.effects = true, 0
-			says := s.c.does(dry)
-			if !strings.Contains(says, "is deleted with its disk") || s.c.effects != 0 {
-				t.Fatalf("%d changes, after:\n%s", s.c.effects, says)
-			}
-			says = s.c.does(end(s))
-			if s.plan() != nil {
-				t.Fatalf("the plan is left, after:\n%s", says)
-			}
-			s.whole(s.undone)
-		})
-	}
-}
-
-func TestAnUndoneChangeIsForgottenWhenItsDiskCannotBeExpected(t *testing.T) {
-	s := diesWhileTheDiskIsMade(t)
-	s.c.does(s.resumes(true))
-	s.c.making = nil // the provisioner has given up
-	s.ages()
-	s.c.does(s.c.options(s.claim, Forget))
-	var f figures
-	if s.undone(&f); f.lost+f.orphans+f.late != 0 {
-		t.Errorf("%+v", f)
-	}
-}
-
-func TestTheNextChangeLooksForTheDiskOfAnUndoneOne(t *testing.T) {
-	s := diesWhileTheDiskIsMade(t)
-	s.c.does(s.resumes(true))
-	s.c.slow = 0
-	s.c.does(s.options())
-	s.c.refuses(s.c.options(s.claim, Forget), "may still make")
-	s.c.stops = 0
-	s.whole(s.completed)
-}
-
-func TestATemporaryClaimThatSomebodyDeletedLeavesNoDisk(t *testing.T) {
-	s := diesWhileTheDiskIsMade(t)
-	delete(s.c.objects, keyOf(s.temporary()))
-	s.c.refuses(s.resumes(false), "--undo")
-	s.c.does(s.resumes(true))
-	var f figures
-	if s.undone(&f); f.lost+f.orphans != 0 || f.late == 0 {
-		t.Errorf("%+v", f)
-	}
-}
-
-func TestARefusedDiskOfAClassThatRetainsIsNotExpected(t *testing.T) {
-	s := newStory(t, "Deployment", Grow)
-	s.retains(3)
-	s.c.quota = 15 << 30
-	if _, err := s.c.run(s.options()); err == nil {
-		t.Fatal("it found room")
-	}
-	s.c.does(s.resumes(true))
-	s.c.objects = deleteEvents(s.c.objects)
-	var f figures
-	if s.undone(&f); f.lost+f.orphans+f.late != 0 {
-		t.Errorf("%+v", f)
-	}
-}
-
-func TestAnUndoingStartsTheWorkloadBeforeItCleansUp(t *testing.T) {
-	for n := 1; ; n++ {
-		s := newStory(t, "Deployment", Grow)
-		if !s.c.dies(s.options(), n, true) {
-			break
-		}
-		if p := s.plan(); p == nil || p.Started || s.c.named("VolumeSnapshot", "db", p.Snapshot) == nil {
-			continue
-		}
-		s.c.stuck = true
-		o := s.resumes(true)
-		o.Timeout = 50 * time.Millisecond
-		s.c.refuses(o, "the end of VolumeSnap")
-		if s.c.settled(); s.c.named("Deployment", "db", "web").num("spec", "replicas") != 1 {
-			t.Fatalf("killed at %d: the workload waits for the end of a snapshot", n)
-		}
-		s.c.stuck = false
-		s.undoes()
-	}
+	return all
 }
 
 func TestAClaimThatCouldNotBeMadeAgainIsNotDeleted(t *testing.T) {
@@ -491,80 +323,15 @@ func TestAClaimThatCouldNotBeMadeAgainIsNotDeleted(t *testing.T) {
 	}
 }
 
-func TestAWorkloadThatWasMadeAgainMeanwhileIsNoticed(t *testing.T) {
-	s := newStory(t, "Deployment", Grow)
-	s.c.before = func(verb string) {
-		if p := s.plan(); p != nil && p.Stopped {
-			s.c.before = nil // somebody makes it again, and it has the same generation
-			w := s.c.named("Deployment", "db", "web")
-			w["metadata"].(map[string]any)["uid"] = "another"
-		}
-	}
-	s.c.refuses(s.options(), "--undo")
-	s.c.does(s.resumes(true))
-	s.c.settled()
-	if text, size := s.c.content(s.claim); !strings.HasPrefix(text+" ", s.held+" ") ||
-		size != "10Gi" || s.c.lost != 0 || len(s.c.disks) != s.disks {
-		t.Errorf("the claim has %q of %s, and %d of %d disks", text, size, len(s.c.disks), s.disks)
-	}
-}
-
-func TestABrokenPlanOfAnotherClaimStopsNobody(t *testing.T) {
-	s := newStory(t, "Deployment", Grow)
-	s.c.put(pvText, "pv-other", "1Gi", "other", "other", "gone")
-	other := s.c.named("PersistentVolume", "", "pv-other")
-	s.c.touch(other, "{", "metadata", "annotations", planKey)
-	s.c.touch(other, "Retain", "spec", "persistentVolumeReclaimPolicy")
-	o := s.options()
-	o.DryRun = true
-	s.c.does(o)
-	s.c.touch(other, s.claim, "spec", "claimRef", "name")
-	s.c.refuses(o, "is not a plan")
-}
-
 func TestAReadThatFailsOnceStopsNoChange(t *testing.T) {
 	s, reads := newStory(t, "Deployment", Grow), 0
 	s.c.denied = func(string) bool {
 		reads++
-		return s.plan() != nil && reads%9 == 0
+		return s.plan() != nil && reads%11 == 0
 	}
 	s.c.does(s.options())
 	s.c.denied = nil
 	s.whole(s.completed)
-}
-
-func TestANewDiskThatIsGoneIsReported(t *testing.T) {
-	for n := 1; ; n++ {
-		s := newStory(t, "Deployment", Grow)
-		if !s.c.dies(s.options(), n, true) {
-			return
-		}
-		p := s.plan()
-		if p.New == "" || p.Finished {
-			continue
-		}
-		delete(s.c.objects, "persistentvolume//"+p.New)
-		o := s.resumes(false)
-		o.Timeout = 50 * time.Millisecond
-		s.c.effects = 0
-		want := "repeat the command with --undo"
-		if p.Started {
-			want = "the earlier disk is in PersistentVolume " + p.Old
-		}
-		if says, err := s.c.run(o); err == nil || !strings.Contains(err.Error(), p.New+" is gone") ||
-			!strings.Contains(err.Error(), want) || s.c.effects > 2 { // it has only taken the change over
-			t.Fatalf("killed at %d: got %v and %d changes, after:\n%s", n, err, s.c.effects, says)
-		}
-		if p.Started {
-			continue
-		}
-		s.c.does(s.resumes(true))
-		s.c.settled()
-		if text, size := s.c.content(s.claim); !strings.HasPrefix(text+" ", s.held+" ") ||
-			size != "10Gi" || s.c.lost != 0 {
-			t.Errorf("killed at %d: the claim has %q of %s", n, text, size)
-		}
-	}
 }
 
 func TestASnapshotThatStaysOnTheRackIsSaid(t *testing.T) {
@@ -648,24 +415,6 @@ func TestTheRackIsAskedForNoMoreThanThePublishedCapacity(t *testing.T) {
 	}
 }
 
-func TestAPersonWhoMayNotReadCapacitiesIsNotRefused(t *testing.T) {
-	s := newStory(t, "Deployment", Grow)
-	s.c.denied = func(kind string) bool { return kind == "csistoragecapacity" }
-	says := s.c.does(s.options())
-	if !strings.Contains(says, "not checked: the published capacities cannot be read") {
-		t.Errorf("it does not say that the quota was not checked:\n%s", says)
-	}
-}
-
-func deleteEvents(all map[string]object) map[string]object {
-	for key := range all {
-		if strings.HasPrefix(key, "event/") {
-			delete(all, key)
-		}
-	}
-	return all
-}
-
 func TestARefusalIsReportedAtOnceAndOnlyOnce(t *testing.T) {
 	for _, flat := range []bool{false, true} {
 		s := newStory(t, "Deployment", Grow)
@@ -688,12 +437,12 @@ func TestAChangeAsksForEveryRightThatItNeeds(t *testing.T) {
 	asked := map[right]bool{}
 	s := newStory(t, "Deployment", Grow)
 	s.c.lacks = func(r right) bool { asked[r] = true; return false }
-	s.c.dies(s.options(), 7, true)
+	s.c.dies(s.options(), 9, true)
 	s.c.does(s.resumes(true))
 	s.c.does(s.options())
 	s.c.run(s.c.options(s.claim, Forget)) //nolint:errcheck // what it needs counts
 	// These two are rehearsed.
-	for _, r := range []right{{"create", "persistentvolumeclaims"}, {"scale", "deployments"}} {
+	for _, r := range []right{{"create", "persistentvolumeclaims"}} {
 		if !s.c.needed[r] {
 			t.Errorf("%v is not needed", r)
 		}
@@ -705,7 +454,7 @@ func TestAChangeAsksForEveryRightThatItNeeds(t *testing.T) {
 		}
 	}
 	for r := range asked {
-		if r.verb != "list" && !s.c.needed[r] {
+		if r.verb != "list" && r.verb != "get" && !s.c.needed[r] {
 			t.Errorf("%v is asked for and not needed", r)
 		}
 	}
@@ -725,107 +474,6 @@ func TestAnAPIServerThatDoesNotAnswerAboutRightsStopsNoChange(t *testing.T) {
 	if !strings.Contains(says, "your rights are not checked: exit status 1: Forbidden") {
 		t.Errorf("it does not say so:\n%s", says)
 	}
-}
-
-func TestTwoChangesOfOneClaimAreRefused(t *testing.T) {
-	s := newStory(t, "Deployment", Grow)
-	other := s.c.options(s.claim, Revert)
-	s.c.before = func(verb string) {
-		if verb == "patch" {
-			s.c.before = nil // the other command has seen no plan either, and records its own first
-			s.c.does(other)
-		}
-	}
-	s.c.refuses(s.options(), "nothing has been changed")
-	for o, want := range map[*Options]string{
-		ptr(s.options()): "is a revert", ptr(other): "claim forget",
-		ptr(s.resumes(true)): "is a revert"} {
-		s.c.refuses(*o, want)
-	}
-}
-
-func ptr[T any](v T) *T { return &v }
-
-func TestAWorkloadThatIsStartedMeanwhileIsNoticed(t *testing.T) {
-	for _, at := range []string{"create", "delete"} {
-		s := newStory(t, "StatefulSet", Grow)
-		done := false
-		s.c.before = func(verb string) {
-			if verb != at || done || s.c.effects == 0 {
-				return
-			}
-			done = true // somebody starts the workload, which writes, and stops it again
-			set := s.c.named("StatefulSet", "db", "web")
-			for _, replicas := range []float64{3, 1} {
-				s.c.rescale(set, replicas)
-				for range 4 {
-					s.c.pass()
-				}
-			}
-		}
-		s.c.refuses(s.options(), "--undo")
-		s.undoes()
-	}
-}
-
-func TestAPersonStopsWhatTheCommandCannot(t *testing.T) {
-	s := newStory(t, "StatefulSet", Grow)
-	set := s.c.named("StatefulSet", "db", "web")
-	s.c.touch(set, []any{map[string]any{"controller": true, "kind": "Cluster", "name": "pg",
-		"apiVersion": "postgresql.cnpg.io/v1"}}, "metadata", "ownerReferences")
-	o := s.options()
-	o.Timeout = 50 * time.Millisecond
-	s.c.refuses(o, "you to stop Cluster pg")
-	s.c.rescale(set, 0)
-	s.c.before = func(string) {
-		if s.c.named("PersistentVolumeClaim", "db", s.claim).annotation(earlierKey) != "" {
-			s.c.rescale(set, 3)
-			s.c.before = nil
-		}
-	}
-	s.c.does(s.resumes(false))
-	var f figures
-	if s.completed(&f); f.lost+f.orphans+f.stops != 0 {
-		t.Errorf("%+v", f)
-	}
-}
-
-func TestAPersonWhoStartsTheWorkloadTooEarlyIsNoticed(t *testing.T) {
-	s := newStory(t, "StatefulSet", Grow)
-	set := s.c.named("StatefulSet", "db", "web")
-	s.c.touch(set, []any{map[string]any{"controller": true, "kind": "Cluster", "name": "pg",
-		"apiVersion": "postgresql.cnpg.io/v1"}}, "metadata", "ownerReferences")
-	s.before = s.c.settled()
-	s.c.before = func(verb string) {
-		switch {
-		case s.c.effects == 1: // the plan has been recorded
-			s.c.rescale(set, 0)
-		case verb == "delete":
-			s.c.rescale(set, 3)
-			s.c.before = nil
-			s.c.pass()
-			s.c.pass()
-		}
-	}
-	s.c.refuses(s.options(), "was started again (pod web-1)")
-	s.c.rescale(set, 0)
-	s.c.does(s.resumes(true))
-	s.c.rescale(set, 3)
-	s.whole(s.undone)
-}
-
-func TestAnotherRunTakesTheChangeOver(t *testing.T) {
-	s := newStory(t, "Deployment", Grow)
-	s.c.before = func(verb string) {
-		if verb == "create" && s.c.effects > 0 {
-			s.c.before = nil
-			if !s.c.dies(s.resumes(true), 3, true) {
-				t.Fatal("the other run was not killed")
-			}
-		}
-	}
-	s.c.refuses(s.options(), "taken over")
-	s.undoes()
 }
 
 func TestWhatCannotWorkIsRefusedBeforeAnythingIsChanged(t *testing.T) {
@@ -900,7 +548,7 @@ func TestADryRunShowsEveryStepAndChangesNothing(t *testing.T) {
 		}
 	}
 	for _, want := range []string{"10Gi (snapshot) and 20Gi", "from 3 to 1", "volumeClaimTemplates",
-		"start: POINT OF NO RETURN", "policy Retain (now Delete)"} {
+		"POINT OF NO RETURN", "policy Retain (now Delete)"} {
 		if !strings.Contains(says, want) {
 			t.Errorf("it does not say %q:\n%s", want, says)
 		}
@@ -925,62 +573,6 @@ func TestAClaimIsRevertedTwice(t *testing.T) {
 		if err := o.Parse(strings.Fields(args)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v", args, err)
 		}
-	}
-}
-
-// temporary returns the claim for which the new disk is made, or nil.
-func (s *story) temporary() object {
-	if p := s.plan(); p != nil {
-		return s.c.named("PersistentVolumeClaim", "db", p.Temporary)
-	}
-	return nil
-}
-
-func TestADiskThatWasNotMadeForTheChangeIsNeitherTakenNorDeleted(t *testing.T) {
-	s := newStory(t, "Deployment", Grow)
-	s.c.before = func(string) {
-		if claim := s.temporary(); claim != nil && s.c.disks["stranger"] == "" {
-			s.c.disks["stranger"] = "of another tenant"
-			s.c.put(pvText, "pv-stranger", "20Gi", "stranger", claim.name(), claim.uid())
-			s.c.touch(claim, "pv-stranger", "spec", "volumeName")
-		}
-	}
-	for _, want := range []string{"was not made for it; repeat the command with --undo",
-		"give it the reclaim policy Retain"} {
-		o := s.options()
-		if strings.Contains(want, "Retain") {
-			o = s.resumes(true)
-		}
-		s.c.refuses(o, want)
-	}
-	s.c.touch(s.c.named("PersistentVolume", "", "pv-stranger"), "Retain", "spec",
-		"persistentVolumeReclaimPolicy")
-	s.c.does(s.resumes(true))
-	if s.c.settled(); s.c.disks["stranger"] == "" {
-		t.Error("the disk of somebody else was deleted")
-	}
-	if text, size := s.c.content(s.claim); !strings.HasPrefix(text+" ", s.held+" ") || size != "10Gi" {
-		t.Errorf("the claim has %q of %s", text, size)
-	}
-}
-
-func TestAClaimThatIsDeletedAfterTheLastStepGetsItsNewDiskAgain(t *testing.T) {
-	for n := 1; ; n++ {
-		s := newStory(t, "Deployment", Grow)
-		if !s.c.dies(s.options(), n, true) {
-			t.Fatal("no change comes after the claim was made")
-		}
-		claim := s.c.named("PersistentVolumeClaim", "db", s.claim)
-		if p := s.plan(); !p.Started || claim == nil || claim.uid() == p.ClaimUID {
-			continue
-		}
-		s.c.settled() // it is bound
-		delete(s.c.objects, keyOf(claim))
-		s.c.pass()
-		s.c.refuses(s.resumes(true), "point of no return")
-		s.c.does(s.resumes(false))
-		s.whole(s.completed)
-		return
 	}
 }
 
@@ -1019,4 +611,308 @@ func TestANameThatLooksLikeAFlagNeverGetsToKubectl(t *testing.T) {
 	if err == nil || o != nil {
 		t.Errorf("got %v, %v", o, err)
 	}
+}
+
+func TestAnUndoingStartsTheWorkloadBeforeItCleansUp(t *testing.T) {
+	s := at(t, "Deployment", Grow, func(_ *story, p *plan) bool { return p.New != "" })
+	s.c.stuck = true
+	o := s.resumes(true)
+	o.Timeout = 200 * time.Millisecond
+	s.c.refuses(o, "the end of VolumeSnap")
+	if s.c.settled(); s.c.named("Deployment", "db", "web").num("spec", "replicas") != 1 {
+		t.Fatal("the workload waits for the end of a snapshot")
+	}
+	s.c.stuck = false
+	s.undoes()
+}
+
+// TestTheNewDiskProvesItself has others change what is made, between the command's requests.
+func TestTheNewDiskProvesItself(t *testing.T) {
+	stranger := func(s *story, t object) {
+		s.c.disks["stranger"] = "of another tenant"
+		pv := s.c.put(pvText, "pv-stranger", "20Gi", "stranger", t.name(), t.uid())
+		s.c.touch(pv, "Retain", "spec", "persistentVolumeReclaimPolicy")
+		s.c.touch(t, "pv-stranger", "spec", "volumeName")
+	}
+	newPV := func(s *story, t object) object {
+		return s.c.named("PersistentVolume", "", volumeOf(t.uid()))
+	}
+	for want, edit := range map[string]func(s *story, t object){
+		"was not made for it": stranger,
+		"snapshotId of its volumeAttributes": func(s *story, t object) { // as a webhook that takes it away
+			s.c.making[0].shot, s.c.making[0].content = "", ""
+		},
+		"its capacity is": func(s *story, t object) { s.c.making[0].size = "1Gi" },
+		"its claim's dataSource is": func(s *story, t object) {
+			s.c.touch(t, "another", "spec", "dataSource", "name")
+		},
+		"its disk is": func(s *story, t object) {
+			s.c.touch(newPV(s, t), s.handle, "spec", "csi", "volumeHandle")
+		},
+	} {
+		t.Run(want, func(t *testing.T) {
+			s := newStory(t, "Deployment", Grow)
+			s.c.slow = 3
+			s.c.before = func(string) {
+				p := s.plan()
+				if p == nil {
+					return
+				}
+				claim := s.c.named("PersistentVolumeClaim", "db", p.temporary())
+				made := claim != nil && newPV(s, claim) != nil
+				if claim != nil && (made || len(s.c.making) > 0 && want != "its disk is") {
+					s.c.before = nil
+					edit(s, claim)
+				}
+			}
+			s.c.refuses(s.options(), want)
+			if pv := s.c.named("PersistentVolume", "", "pv-stranger"); pv != nil {
+				s.c.does(s.resumes(true))
+				if s.c.settled(); s.c.disks["stranger"] == "" {
+					t.Error("the disk of somebody else was deleted")
+				}
+			} else if want != "its disk is" {
+				s.c.does(s.resumes(true))
+			}
+			if text, size := s.c.content(s.claim); want != "its disk is" && (s.c.lost != 0 ||
+				!strings.HasPrefix(text+" ", s.held+" ") || size != "10Gi") {
+				t.Errorf("the claim has %q of %s", text, size)
+			}
+		})
+	}
+}
+
+func TestAPlanCountsForTheVolumeAndTheClaimThatItNames(t *testing.T) {
+	s := at(t, "Deployment", Grow, func(_ *story, p *plan) bool { return p.New != "" })
+	old := s.c.named("PersistentVolume", "", s.plan().Old)
+	text := old.annotation(planKey)
+	other := s.c.put(pvText, "pv-other", "1Gi", "other", "other", "gone")
+	s.c.touch(other, "Retain", "spec", "persistentVolumeReclaimPolicy")
+	for name, forged := range map[string]string{
+		"a plan of another volume":    text,
+		"no plan":                     "{",
+		"the owner is a flag":         strings.Replace(text, `"name":"web"`, `"name":"--server=x"`, 1),
+		"a snapshot that is a flag":   strings.Replace(text, `"shot":{"name":"`, `"shot":{"name":"--x`, 1),
+		"a claim of another disk":     strings.Replace(text, s.handle, "foreign", 1),
+		"another claim of the volume": strings.Replace(text, `"claim":"data"`, `"claim":"other"`, 1),
+	} {
+		at := old
+		if name == "a plan of another volume" {
+			at = other
+		}
+		at["metadata"].(map[string]any)["annotations"] = map[string]any{planKey: forged}
+		if p, err := planOf(at); err == nil {
+			t.Errorf("%s counts: %+v", name, p)
+		}
+		at["metadata"].(map[string]any)["annotations"] = nil
+		s.c.touch(old, text, "metadata", "annotations", planKey)
+	}
+	if (owner{Kind: "--server=https://elsewhere"}).resource() != "" {
+		t.Error("a plan names a resource")
+	}
+	s.undoes0()
+}
+
+// undoes0 undoes the change, without looking at what is left.
+func (s *story) undoes0() { s.c.t.Helper(); s.c.does(s.resumes(true)) }
+
+func TestOneChangeAWorkloadAtATime(t *testing.T) {
+	s := at(t, "StatefulSet", Grow, func(_ *story, p *plan) bool { return p.Unmounted })
+	s.c.refuses(s.options(), "is under way already")
+	s.c.refuses(s.c.options(s.claim, Revert), "is a grow")
+	s.c.refuses(s.c.options("data-web-0", Grow), "of another change (\"db/data-web-1 ")
+}
+
+// TestWhoSaysThatTheDiskIsUnmounted has a node that cannot be believed write on.
+func TestWhoSaysThatTheDiskIsUnmounted(t *testing.T) {
+	gone := func(s *story) { delete(s.c.objects, "node//n1") }
+	silent := func(s *story) { s.c.nodes["n1"].silent = true }
+	for name, does := range map[string]func(s *story){
+		"a Node that was deleted":  gone,
+		"one that was made again":  func(s *story) { gone(s); s.c.addNode("n1") },
+		"one that reports no more": silent,
+		"one whose report is earlier": func(s *story) {
+			silent(s)
+			s.c.touch(s.c.named("Node", "", "n1"), []any{}, "status", "volumesInUse")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStory(t, "Deployment", Grow)
+			done := false
+			hook := func(string) {
+				if s.plan() != nil && !done && s.c.named("Pod", "db", "web-0") != nil {
+					done = true
+					does(s)
+					for _, pod := range s.c.of("Pod") { // deleted by force: its containers run on
+						delete(s.c.objects, keyOf(pod))
+					}
+				}
+			}
+			s.c.before = func(verb string) {
+				hook(verb)
+				if p := s.plan(); p != nil && p.Unmounted && s.c.nodes["n1"].runs[s.handle] {
+					t.Fatal("it went on while the node wrote")
+				}
+			}
+			o := s.options()
+			o.Timeout = 300 * time.Millisecond
+			_, err := s.c.run(o)
+			if s.c.named("Node", "", "n1") == nil {
+				s.c.addNode("n1")
+			}
+			s.c.nodes["n1"].silent, s.held = false, s.c.disks[s.handle]
+			if err != nil {
+				s.c.does(s.resumes(false))
+			}
+			s.c.settled()
+			if text, _ := s.c.content(s.claim); !strings.HasPrefix(text+" ", s.held+" ") || s.c.lost != 0 {
+				t.Errorf("the claim has %q, want %q; %d lost", text, s.held, s.c.lost)
+			}
+		})
+	}
+}
+
+func TestASnapshotThatWasReplacedIsNotRevertedTo(t *testing.T) {
+	s := newStory(t, "Deployment", Revert)
+	s.c.before = func(string) {
+		if s.plan() != nil {
+			s.c.before = nil
+			s.c.put(claimText, "foreign", "10Gi")
+			for range 6 {
+				s.c.pass()
+			}
+			s.c.erase(s.c.named("VolumeSnapshot", "db", "then"))
+			s.c.pass()
+			s.c.put(shotText, "then", "foreign")
+		}
+	}
+	s.c.refuses(s.options(), "made again")
+	s.undoes0()
+	if text, _ := s.c.content(s.claim); !strings.HasPrefix(text+" ", s.held+" ") {
+		t.Errorf("the claim has %q", text)
+	}
+}
+
+func TestAClaimOfTheNameThatSomebodyMadeIsLeftAlone(t *testing.T) {
+	for _, undo := range []bool{false, true} {
+		s := at(t, "Deployment", Grow, func(_ *story, p *plan) bool { return p.New != "" })
+		claim := s.c.put(claimText, s.claim, "10Gi")
+		s.c.refuses(s.resumes(undo), "was made meanwhile")
+		if s.c.named("PersistentVolumeClaim", "db", s.claim).uid() != claim.uid() {
+			t.Error("it was deleted")
+		}
+		delete(s.c.objects, keyOf(claim))
+		s.c.does(s.resumes(undo))
+	}
+}
+
+func TestAnUndoingGoesFromWhereTheClaimIsDenied(t *testing.T) {
+	s := newStory(t, "Deployment", Grow)
+	s.c.admits = func(o object) error {
+		if o.name() == s.claim && s.plan() != nil && !s.plan().Undo {
+			return errors.New("denied")
+		}
+		return nil
+	}
+	s.c.refuses(s.options(), "denied")
+	s.c.refuses(s.resumes(false), "denied")
+	s.undoes()
+}
+
+func TestAnUndoingGoesWithoutTheNamespace(t *testing.T) {
+	s := at(t, "Deployment", Grow, func(_ *story, p *plan) bool { return p.Handed })
+	s.c.erase(s.c.named("Namespace", "", "db"))
+	for range 50 {
+		s.c.pass()
+	}
+	says := s.c.does(s.resumes(true))
+	if s.c.settled(); !strings.Contains(says, "keeps the reclaim policy Retain") || s.c.lost != 0 ||
+		s.plan() != nil || s.c.named("PersistentVolume", "", s.old) == nil {
+		t.Errorf("%d lost, after:\n%s", s.c.lost, says)
+	}
+}
+
+func TestALateRequestOfARunThatWasTakenOverChangesNothing(t *testing.T) {
+	for n := 1; ; n++ {
+		s := newStory(t, "Deployment", Grow)
+		s.c.hangs = true
+		if !s.c.dies(s.options(), n, false) {
+			break
+		}
+		if s.plan() == nil {
+			continue
+		}
+		if _, err := s.c.run(s.resumes(true)); err != nil {
+			break // it has been bound
+		}
+		s.c.settled()
+		s.c.hung()
+		for range 50 {
+			s.c.pass()
+		}
+		s.c.does(s.resumes(true)) // sweeps
+		s.whole(s.undone)
+	}
+}
+
+func TestANewDiskThatIsGoneIsReported(t *testing.T) {
+	for handed, want := range map[bool]string{false: "--undo", true: "to go back to it by hand"} {
+		s := at(t, "Deployment", Grow, func(_ *story, p *plan) bool { return p.New != "" && p.Handed == handed })
+		delete(s.c.objects, "persistentvolume//"+s.plan().New)
+		if !handed {
+			s.c.refuses(s.resumes(false), want)
+			s.c.does(s.resumes(true))
+			continue
+		}
+		s.c.refuses(s.resumes(true), "To go back to it by hand")
+	}
+}
+
+func TestAPersonStopsWhatTheCommandCannot(t *testing.T) {
+	s := newStory(t, "StatefulSet", Grow)
+	set := s.c.named("StatefulSet", "db", "web")
+	s.c.touch(set, []any{map[string]any{"controller": true, "kind": "Cluster", "name": "pg",
+		"apiVersion": "postgresql.cnpg.io/v1"}}, "metadata", "ownerReferences")
+	o := s.options()
+	o.Timeout = 50 * time.Millisecond
+	s.c.refuses(o, "you to stop Cluster pg")
+	s.c.rescale(set, 0)
+	s.c.before = func(string) {
+		if s.plan().Bound {
+			s.c.rescale(set, 3)
+			s.c.before = nil
+		}
+	}
+	s.c.does(s.resumes(false))
+	var f figures
+	if s.completed(&f); f.lost+f.orphans+f.stops != 0 {
+		t.Errorf("%+v", f)
+	}
+}
+
+func TestAnotherRunTakesTheChangeOver(t *testing.T) {
+	s := newStory(t, "Deployment", Grow)
+	s.c.before = func(verb string) {
+		if verb == "create" && s.plan() != nil {
+			s.c.before = nil
+			if !s.c.dies(s.resumes(true), 3, true) {
+				t.Fatal("the other run was not killed")
+			}
+		}
+	}
+	s.c.refuses(s.options(), "taken over")
+	s.undoes()
+}
+
+func TestAClaimThatIsDeletedAfterTheLastStepGetsItsNewDiskAgain(t *testing.T) {
+	s := at(t, "Deployment", Grow, func(s *story, p *plan) bool {
+		claim := s.c.named("PersistentVolumeClaim", "db", s.claim)
+		return p.Handed && claim != nil
+	})
+	s.c.settled() // it is bound
+	delete(s.c.objects, keyOf(s.c.named("PersistentVolumeClaim", "db", s.claim)))
+	s.c.pass()
+	s.c.refuses(s.resumes(true), "point of no return")
+	s.c.does(s.resumes(false))
+	s.whole(s.completed)
 }

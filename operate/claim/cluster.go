@@ -57,20 +57,26 @@ func (o object) controller() object {
 	return nil
 }
 
-// kinds maps the kinds that are changed to their API's path and resource.
-var kinds = map[string]struct{ api, resource string }{
-	"PersistentVolume":      {"/api/v1", "persistentvolumes"},
-	"PersistentVolumeClaim": {"/api/v1", "persistentvolumeclaims"},
-	"VolumeSnapshot":        {"/apis/snapshot.storage.k8s.io/v1", "volumesnapshots"},
+// kinds maps the kinds that are changed, and those above a pod, to their API's path and resource.
+// scales is "yes" for those that the command scales.
+var kinds = map[string]struct{ api, resource, scales string }{
+	"PersistentVolume":      {"/api/v1", persistentVolumes, ""},
+	"PersistentVolumeClaim": {"/api/v1", claims, ""},
+	"VolumeSnapshot":        {"/apis/snapshot.storage.k8s.io/v1", "volumesnapshots", ""},
+	"Deployment":            {"", "deployments.apps", "yes"},
+	"StatefulSet":           {"", "statefulsets.apps", "yes"},
+	"ReplicaSet":            {"", "replicasets.apps", "no"},
 }
 
-// The resources that are read only, and those of snapshots, which need their group.
+// Resources, with their group where kubectl needs it.
 const (
 	persistentVolumes = "persistentvolumes"
 	claims            = "persistentvolumeclaims"
 	snapshots         = "volumesnapshots.snapshot.storage.k8s.io"
 	snapshotContents  = "volumesnapshotcontents.snapshot.storage.k8s.io"
 	snapshotClasses   = "volumesnapshotclasses.snapshot.storage.k8s.io"
+	storageClasses    = "storageclasses.storage.k8s.io"
+	volumeAttachments = "volumeattachments.storage.k8s.io"
 )
 
 // get returns an object, or nil if it does not exist.
@@ -118,20 +124,21 @@ func inNamespace(args []string, namespace string) []string {
 	return append(args, "--namespace="+namespace)
 }
 
-// patch merges a change into an object, unless it has changed since it was read.
-func (r *run) patch(ctx context.Context, o object, change object) error {
+// patch merges a change into exactly this object, unless it has changed since it was read. flags
+// are further flags of kubectl.
+func (r *run) patch(ctx context.Context, o object, change object, flags ...string) error {
 	meta, _ := change["metadata"].(object)
-	guarded := object{}
+	guarded := object{"uid": o.uid(), "resourceVersion": o.str("metadata", "resourceVersion")}
 	maps.Copy(guarded, meta)
-	guarded["resourceVersion"] = o.str("metadata", "resourceVersion")
 	change["metadata"] = guarded
 	text, err := json.Marshal(change)
 	if err != nil {
 		return err
 	}
 	// An argument may have 128 KiB, and a plan may be larger.
-	_, err = r.Kubectl(ctx, text, inNamespace([]string{"patch", kinds[o.str("kind")].resource,
-		o.name(), "--type=merge", "--patch-file=/dev/stdin"}, o.str("metadata", "namespace"))...)
+	args := append([]string{"patch", kinds[o.str("kind")].resource, o.name(), "--type=merge",
+		"--patch-file=/dev/stdin"}, flags...)
+	_, err = r.Kubectl(ctx, text, inNamespace(args, o.str("metadata", "namespace"))...)
 	return err
 }
 

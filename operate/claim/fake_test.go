@@ -5,10 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
@@ -16,17 +18,20 @@ import (
 // errKilled is what every call returns once the command has been killed.
 var errKilled = errors.New("killed")
 
-// cluster is an API server behind kubectl, with the controllers that a change depends on. They make
-// one pass before each read. The content of a disk is the writes that it has acknowledged.
+// cluster is an API server behind kubectl, with the controllers and kubelets that a change depends
+// on. They make one pass before each read. The content of a disk is the writes that it has
+// acknowledged.
 type cluster struct {
 	t       *testing.T
-	objects map[string]object // by resource/namespace/name
-	disks   map[string]string
-	idle    map[string]int // passes since a pod used the disk
-	shots   map[string]string
-	quota   int64 // of the rack, in bytes; zero is unlimited
-	flat    bool  // the driver has no topology, so the provisioner tries again without a scheduler
-	late    int   // passes before the provisioner makes a disk
+	claim   string              // the user's claim, in namespace db
+	objects map[string]object   // by resource/namespace/name
+	disks   map[string]string   // by handle
+	shots   map[string]string   // by handle
+	nodes   map[string]*machine // the instances, by their Nodes' names
+	idle    map[string]int      // passes since a pod needed the VolumeAttachment
+	quota   int64               // of the rack, in bytes; zero is unlimited
+	flat    bool                // the driver has no topology: the provisioner needs no scheduler
+	late    int                 // passes before the provisioner makes a disk
 	serial  int64
 
 	// The provisioner makes a disk in so many passes, whether the claim is still there or not.
@@ -36,13 +41,20 @@ type cluster struct {
 	effects, killAt int // the command is killed at this change
 	after           bool
 	killed          bool
+	hung            func()            // the change at which it was killed, if it comes later
+	hangs           bool              // it comes later
 	before          func(verb string) // is called before each command of kubectl
 
 	stops    int
-	written  []string // the content that has to be on a disk with a PersistentVolume
+	written  []string // the contents that have to be on a disk that the user can reach
 	lost     int
+	foreign  []string               // the changes of what the command must not change
+	own      map[string]bool        // the UIDs of what the command has created
+	given    map[string]bool        // the UIDs of what the user gave to the command to change
+	origin   map[string]string      // the UID of the claim for which a disk was made
+	kept     map[string]bool        // the disks that a claim of the user has, or had
 	immortal bool                   // no pod ends
-	admits   func(o object) error   // refuses what is to be created
+	admits   func(o object) error   // refuses or changes what is to be created
 	stuck    bool                   // no snapshot ends
 	denied   func(kind string) bool // reports whether a kind must not be read
 	lacks    func(right) bool       // reports whether the user lacks a right
@@ -51,9 +63,19 @@ type cluster struct {
 
 // making is a disk that the provisioner is making for a claim.
 type making struct {
-	claim         object
-	content, size string
-	left          int // passes
+	claim               object
+	shot, content, size string
+	left                int // passes
+}
+
+// machine is an instance with a kubelet. It runs on when its Node is deleted.
+type machine struct {
+	name        string
+	off, silent bool            // it is stopped; its kubelet reaches no API server
+	mounted     map[string]int  // passes since a pod used the disk
+	runs        map[string]bool // the disks to which containers write
+	listed      []any           // volumesInUse
+	age, quiet  int             // passes; those without a status
 }
 
 func (c *cluster) put(text string, args ...any) object {
@@ -101,6 +123,10 @@ func (c *cluster) named(kind, namespace, name string) object {
 	return c.objects[strings.ToLower(kind)+"/"+namespace+"/"+name]
 }
 
+func (c *cluster) claimOf(o object, name string) object {
+	return c.named("PersistentVolumeClaim", o.str("metadata", "namespace"), name)
+}
+
 // touch changes a field of an object.
 func (c *cluster) touch(o object, value any, path ...string) {
 	at := map[string]any(o)
@@ -111,8 +137,15 @@ func (c *cluster) touch(o object, value any, path ...string) {
 		at = at[key].(map[string]any)
 	}
 	last := path[len(path)-1]
-	if text, ok := value.(string); ok && at[last] == text {
-		return
+	switch value.(type) {
+	case string, bool, float64:
+		if at[last] == value {
+			return
+		}
+	case nil:
+		if at[last] == nil {
+			return
+		}
 	}
 	if at[last] = value; value == nil {
 		delete(at, last)
@@ -128,10 +161,8 @@ func (c *cluster) kubectl(_ context.Context, stdin []byte, args ...string) ([]by
 	flags := map[string]string{}
 	var operands []string
 	for _, arg := range args {
-		if name, value, ok := strings.Cut(arg, "="); ok && strings.HasPrefix(name, "--") {
+		if name, value, _ := strings.Cut(arg, "="); strings.HasPrefix(name, "--") {
 			flags[name] = value
-		} else if strings.HasPrefix(arg, "--") {
-			flags[arg] = ""
 		} else {
 			operands = append(operands, arg)
 		}
@@ -139,44 +170,69 @@ func (c *cluster) kubectl(_ context.Context, stdin []byte, args ...string) ([]by
 	if c.before != nil {
 		c.before(operands[0])
 	}
-	if operands[0] == "get" {
+	var o object
+	switch err := json.Unmarshal(stdin, &o); {
+	case operands[0] == "get":
 		c.pass()
 		return c.read(operands, flags)
+	case err != nil:
+		c.t.Fatal(err)
+	case operands[0] == "create" && o.str("kind") == "List":
+		return c.review(o)
 	}
-	var o object
 	if operands[0] == "create" {
-		if err := json.Unmarshal(stdin, &o); err != nil {
-			c.t.Fatal(err)
-		}
-		if o.str("kind") == "List" {
-			return c.review(o)
+		if err := c.admit(o); err != nil || flags["--dry-run"] != "" {
+			return out(o, flags), err
 		}
 	}
-	act := map[string]func([]string, map[string]string, []byte) error{"patch": c.patch,
-		"create": c.create, "delete": c.remove, "scale": c.scale}[operands[0]]
-	if act == nil {
-		c.t.Fatalf("kubectl %q is not known here", args)
-	}
-	if c.admits != nil && operands[0] == "create" {
-		if err := c.admits(o); err != nil {
-			return nil, err
-		}
-	}
-	if flags["--dry-run"] != "" {
+	act := map[string]func([]string, map[string]string, object) error{"patch": c.patch,
+		"create": c.create, "delete": c.remove}[operands[0]]
+	if operands[0] == "patch" && flags["--dry-run"] != "" {
 		return nil, nil
+	}
+	if act == nil || flags["--dry-run"] != "" {
+		c.t.Fatalf("kubectl %q is not known here", args)
 	}
 	c.needs(operands, flags, o)
 	c.effects++
 	die := c.effects == c.killAt
 	if c.killed = die && !c.after; c.killed {
+		if c.hangs {
+			c.hung = func() { _ = act(operands, flags, o); c.checkBytes() }
+		}
 		return nil, errKilled
 	}
-	err := act(operands, flags, stdin)
+	err := act(operands, flags, o)
 	c.checkBytes()
 	if c.killed = die; c.killed {
 		err = errKilled
 	}
-	return nil, err
+	return out(o, flags), err
+}
+
+func out(o object, flags map[string]string) []byte {
+	text := []byte(keyOf(o))
+	if flags["--output"] == "json" {
+		text, _ = json.Marshal(o)
+	}
+	return text
+}
+
+// admit refuses what an API server or its webhooks refuse to create.
+func (c *cluster) admit(o object) error {
+	if ns := o.str("metadata", "namespace"); ns != "" {
+		switch space := c.named("Namespace", "", ns); {
+		case space == nil:
+			return refused("NotFound", "namespaces %q not found", ns)
+		case space.deleting():
+			return refused("Forbidden", "unable to create new content in namespace %s because it is "+
+				"being terminated", ns)
+		}
+	}
+	if c.admits != nil {
+		return c.admits(o)
+	}
+	return nil
 }
 
 // needs records which right a change needs.
@@ -189,9 +245,8 @@ func (c *cluster) needs(operands []string, flags map[string]string, created obje
 		path := strings.Split(flags["--raw"], "/")
 		resource = path[len(path)-2]
 	default:
-		resource, _, _ = strings.Cut(operands[1], "/")
+		resource, _, _ = strings.Cut(operands[1], ".")
 	}
-	resource, _, _ = strings.Cut(resource, ".")
 	c.needed[right{operands[0], resource}] = true
 }
 
@@ -228,8 +283,8 @@ func kindOf(resource string) string {
 }
 
 // global are the kinds without a namespace.
-var global = []string{"node", "csinode", "storageclass", "volumesnapshotclass", "persistentvolume",
-	"volumesnapshotcontent"}
+var global = []string{"namespace", "node", "csinode", "storageclass", "volumesnapshotclass",
+	"persistentvolume", "volumesnapshotcontent", "volumeattachment"}
 
 func (c *cluster) read(operands []string, flags map[string]string) ([]byte, error) {
 	kind := kindOf(operands[1])
@@ -242,7 +297,9 @@ func (c *cluster) read(operands []string, flags map[string]string) ([]byte, erro
 	}
 	if len(operands) == 3 {
 		o := c.named(kind, flags["--namespace"], operands[2])
-		if o == nil {
+		if _, ignore := flags["--ignore-not-found"]; o == nil && !ignore {
+			return nil, refused("NotFound", "%s %q not found", operands[1], operands[2])
+		} else if o == nil {
 			return nil, nil
 		}
 		return json.Marshal(o)
@@ -255,13 +312,36 @@ func (c *cluster) read(operands []string, flags map[string]string) ([]byte, erro
 	return json.Marshal(object{"kind": "List", "items": append([]object{}, items...)})
 }
 
+func refused(reason, text string, args ...any) error {
+	return fmt.Errorf("exit status 1: Error from server (%s): "+text, append([]any{reason}, args...)...)
+}
+
+// unless returns the conflict if an object is not the one that a change was meant for.
+func unless(o object, resource, name, uid, version string) error {
+	switch {
+	case o == nil:
+		return refused("NotFound", "%s %q not found", resource, name)
+	case uid != "" && uid != o.uid():
+		return refused("Conflict", "Precondition failed: UID in precondition: %s, UID in object meta: %s",
+			uid, o.uid())
+	case version != "" && version != o.str("metadata", "resourceVersion"):
+		return refused("Conflict", "Operation cannot be fulfilled on %s %q: the object has been modified; "+
+			"please apply your changes to the latest version and try again", resource, name)
+	}
+	return nil
+}
+
 func merge(into, change map[string]any) {
 	for key, value := range change {
 		fields, isMap := value.(map[string]any)
 		switch have, _ := into[key].(map[string]any); {
 		case value == nil:
 			delete(into, key)
-		case isMap && have != nil:
+		case isMap:
+			if have == nil {
+				have = map[string]any{}
+				into[key] = have
+			}
 			merge(have, fields)
 		default:
 			into[key] = value
@@ -269,60 +349,81 @@ func merge(into, change map[string]any) {
 	}
 }
 
-func (c *cluster) patch(operands []string, flags map[string]string, stdin []byte) error {
+func (c *cluster) patch(operands []string, flags map[string]string, change object) error {
 	o := c.named(kindOf(operands[1]), flags["--namespace"], operands[2])
-	var change object
-	if err := json.Unmarshal(stdin, &change); err != nil {
-		c.t.Fatal(err)
+	if err := unless(o, operands[1], operands[2], change.uid(), change.str("metadata",
+		"resourceVersion")); err != nil {
+		return err
 	}
-	if o == nil || change.str("metadata", "resourceVersion") != o.str("metadata", "resourceVersion") {
-		return fmt.Errorf("conflict: %s", operands[2])
+	plan := "csi.oxide.computer/claim-plan"
+	if o.str("kind") == "PersistentVolume" && o.annotation(plan) == "" &&
+		change.annotation(plan) != "" && o.str("spec", "claimRef", "name") == c.claim {
+		// The user wants this volume and this claim to be changed, and no other.
+		c.given = map[string]bool{o.uid(): true, o.str("spec", "claimRef", "uid"): true}
+		for _, w := range append(c.of("Deployment"), c.of("StatefulSet")...) {
+			c.given[w.uid()] = true
+		}
 	}
+	c.mayChange("patch", o)
+	replicas, generation := o.num("spec", "replicas"), o.num("metadata", "generation")
 	merge(o, change)
 	c.touch(o, "x", "metadata", "resourceVersion")
-	return nil
-}
-
-func (c *cluster) create(_ []string, _ map[string]string, stdin []byte) error {
-	var o object
-	if err := json.Unmarshal(stdin, &o); err != nil {
-		c.t.Fatal(err)
+	if change["spec"] != nil {
+		c.touch(o, float64(generation+1), "metadata", "generation")
 	}
-	if c.objects[keyOf(o)] != nil {
-		return fmt.Errorf("already exists: %s", o.name())
-	}
-	c.add(o)
-	return nil
-}
-
-func (c *cluster) remove(_ []string, flags map[string]string, stdin []byte) error {
-	path := strings.Split(flags["--raw"], "/")
-	n := len(path)
-	o := c.named(kindOf(path[n-2]), path[n-3], path[n-1])
-	var body object
-	if err := json.Unmarshal(stdin, &body); err != nil {
-		c.t.Fatal(err)
-	}
-	if o == nil || body.str("preconditions", "uid") != o.uid() || body.str("preconditions",
-		"resourceVersion") != o.str("metadata", "resourceVersion") {
-		return fmt.Errorf("conflict: %s", flags["--raw"])
-	}
-	c.touch(o, "now", "metadata", "deletionTimestamp")
-	return nil
-}
-
-func (c *cluster) scale(operands []string, flags map[string]string, _ []byte) error {
-	resource, name, _ := strings.Cut(operands[1], "/")
-	o := c.named(kindOf(resource), flags["--namespace"], name)
-	if strconv.FormatInt(o.num("spec", "replicas"), 10) != flags["--current-replicas"] {
-		return fmt.Errorf("expected replicas to be %s", flags["--current-replicas"])
-	}
-	to, _ := strconv.ParseFloat(flags["--replicas"], 64)
-	if to < float64(o.num("spec", "replicas")) {
+	if o.num("spec", "replicas") < replicas {
 		c.stops++
 	}
-	c.rescale(o, to)
 	return nil
+}
+
+// mayChange records a change of what the user did not give to the command.
+func (c *cluster) mayChange(verb string, o object) {
+	made := c.own[o.uid()] || c.own[c.origin[handleOf(o)]]
+	if !made && !c.given[o.uid()] || verb == "delete" && c.own[o.uid()] && o.name() == c.claim &&
+		o.str("status", "phase") == "Bound" {
+		c.foreign = append(c.foreign, fmt.Sprintf("the command made a %s of %s (%s)", verb, keyOf(o),
+			o.uid()))
+	}
+}
+
+func (c *cluster) create(_ []string, _ map[string]string, o object) error {
+	if err := c.admit(o); err != nil { // the namespace may be gone when a late request comes
+		return err
+	}
+	if c.objects[keyOf(o)] != nil {
+		return refused("AlreadyExists", "%s %q already exists", o.str("kind"), o.name())
+	}
+	c.add(o)
+	c.own[o.uid()] = true
+	return nil
+}
+
+func (c *cluster) remove(_ []string, flags map[string]string, body object) error {
+	path := strings.Split(flags["--raw"], "/")
+	resource, name := path[len(path)-2], path[len(path)-1]
+	namespace := ""
+	if path[len(path)-4] == "namespaces" {
+		namespace = path[len(path)-3]
+	}
+	o := c.named(kindOf(resource), namespace, name)
+	if err := unless(o, resource, name, body.str("preconditions", "uid"),
+		body.str("preconditions", "resourceVersion")); err != nil {
+		return err
+	}
+	c.mayChange("delete", o)
+	c.erase(o)
+	return nil
+}
+
+// erase deletes an object. One whose deletion a controller completes is only marked.
+func (c *cluster) erase(o object) {
+	c.touch(o, "2026-01-01T00:00:00Z", "metadata", "deletionTimestamp")
+	switch o.str("kind") {
+	case "Pod", "PersistentVolumeClaim", "PersistentVolume", "VolumeSnapshot", "Namespace":
+	default:
+		delete(c.objects, keyOf(o))
+	}
 }
 
 func (c *cluster) rescale(o object, to float64) {
@@ -332,105 +433,278 @@ func (c *cluster) rescale(o object, to float64) {
 
 // pass is one pass of the controllers.
 func (c *cluster) pass() {
-	for _, kind := range []string{"Deployment", "StatefulSet"} {
-		for _, w := range c.of(kind) {
-			c.runWorkload(w)
-		}
+	for _, w := range append(c.of("Deployment"), c.of("StatefulSet")...) {
+		c.runWorkload(w)
+	}
+	for _, pod := range c.of("Pod") {
+		c.schedule(pod)
 	}
 	for _, o := range c.of("PersistentVolumeClaim") {
 		c.syncClaim(o)
 	}
 	c.making = slices.DeleteFunc(c.making, c.made)
+	c.syncAttachments()
+	for _, name := range slices.Sorted(maps.Keys(c.nodes)) {
+		c.runMachine(c.nodes[name])
+	}
 	for _, o := range c.of("PersistentVolume") {
 		c.syncVolume(o)
 	}
 	for _, o := range c.of("VolumeSnapshot") {
 		c.syncSnapshot(o)
 	}
+	c.collect()
 	c.checkBytes()
+}
+
+// collect deletes what is in a deleted namespace, and objects whose owners are all gone.
+func (c *cluster) collect() {
+	uids, rest := map[string]bool{}, map[string]bool{}
+	for _, o := range c.objects {
+		uids[o.uid()] = true
+		rest[o.str("metadata", "namespace")] = true
+	}
+	for _, key := range slices.Sorted(maps.Keys(c.objects)) {
+		o, owned := c.objects[key], false
+		owners := o.list("metadata", "ownerReferences")
+		for _, owner := range owners {
+			owned = owned || uids[owner.str("uid")] || owner.str("uid") == "" // an operator's
+		}
+		switch space := c.named("Namespace", "", o.str("metadata", "namespace")); {
+		case o.str("kind") == "Namespace" && o.deleting() && !rest[o.name()]:
+			delete(c.objects, key)
+		case !o.deleting() && (space.deleting() || len(owners) > 0 && !owned):
+			c.erase(o)
+		}
+	}
 }
 
 // claimOfPod returns the claim that a pod uses.
 func claimOfPod(pod object) string {
-	return pod.list("spec", "volumes")[0].str("persistentVolumeClaim", "claimName")
+	for _, v := range pod.list("spec", "volumes") {
+		return v.str("persistentVolumeClaim", "claimName")
+	}
+	return ""
+}
+
+func ended(pod object) bool {
+	return pod.str("status", "phase") == "Succeeded" || pod.str("status", "phase") == "Failed"
+}
+
+// volumeOfPod returns the volume that a pod uses, and the handle of its disk.
+func (c *cluster) volumeOfPod(pod object) (pv object, handle string) {
+	claim := c.claimOf(pod, claimOfPod(pod))
+	pv = c.named("PersistentVolume", "", claim.str("spec", "volumeName"))
+	return pv, handleOf(pv)
+}
+
+func handleOf(pv object) string {
+	return pv.str("spec", "csi", "volumeHandle") + pv.str("spec", "hostPath", "path")
 }
 
 func (c *cluster) runWorkload(w object) {
-	want := map[string]string{} // pods, with their claims
+	set, want, n := w.str("kind") == "StatefulSet", map[string]bool{}, 0.0
 	for i := range w.num("spec", "replicas") {
 		name := fmt.Sprintf("%s-%d", w.name(), i)
-		want[name] = "data"
-		if w.str("kind") == "StatefulSet" {
-			want[name] = "data-" + name
+		claim := "data"
+		if set {
+			claim = "data-" + name
 		}
-		if claim := want[name]; w.str("kind") == "StatefulSet" &&
-			c.named("PersistentVolumeClaim", "db", claim) == nil {
-			c.put(claimText, claim, "10Gi")
-		}
-		if c.named("Pod", "db", name) == nil {
-			c.put(`{"kind":"Pod","metadata":{"name":%q,"namespace":"db","ownerReferences":[{"controller":
-				true,"apiVersion":"apps/v1","kind":%q,"name":%q,"uid":%q}]},"spec":{"nodeName":"n1","volumes":
-				[{"persistentVolumeClaim":{"claimName":%q}}]},"status":{"phase":"Pending"}}`, name,
-				w.str("kind"), w.name(), w.uid(), want[name])
-		}
-	}
-	for _, pod := range c.of("Pod") {
-		claim := c.named("PersistentVolumeClaim", "db", claimOfPod(pod))
-		pv := c.named("PersistentVolume", "", claim.str("spec", "volumeName"))
-		handle := pv.str("spec", "csi", "volumeHandle")
-		if pod.controller().str("name") != w.name() {
+		if want[name] = true; c.named("Pod", "db", name) != nil {
 			continue
 		}
-		switch _, wanted := want[pod.name()]; {
-		case wanted && pod.str("status", "phase") == "Pending":
-			if claim.str("status", "phase") == "Bound" && !claim.deleting() {
-				c.touch(pod, "Running", "status", "phase")
-				c.use(handle, true)
+		if set && c.named("PersistentVolumeClaim", "db", claim) == nil {
+			if c.named("Namespace", "", "db").deleting() {
+				continue
+			}
+			c.put(strings.Replace(claimText, `,"volume.kubernetes.io/selected-node":
+		"n1"`, "", 1), claim, "10Gi")
+		}
+		c.put(`{"kind":"Pod","metadata":{"name":%q,"namespace":"db","ownerReferences":[{"controller":
+			true,"apiVersion":"apps/v1","kind":%q,"name":%q,"uid":%q}]},"spec":{"volumes":
+			[{"persistentVolumeClaim":{"claimName":%q}}]},"status":{"phase":"Pending"}}`, name,
+			w.str("kind"), w.name(), w.uid(), claim)
+	}
+	for _, pod := range c.of("Pod") {
+		if pod.controller().str("uid") == w.uid() {
+			if n++; !want[pod.name()] {
+				c.erase(pod)
+			}
+		}
+	}
+	c.touch(w, n, "status", "replicas")
+	c.touch(w, float64(w.num("metadata", "generation")), "status", "observedGeneration")
+}
+
+// ready returns the Nodes on which pods are started.
+func (c *cluster) ready() []object {
+	return slices.DeleteFunc(c.of("Node"), func(n object) bool {
+		return len(n.list("status", "conditions")) == 0 ||
+			n.list("status", "conditions")[0].str("status") != "True"
+	})
+}
+
+// schedule gives a pod a node once its claim is bound. A pod without one waits for nothing.
+func (c *cluster) schedule(pod object) {
+	node := c.named("Node", "", pod.str("spec", "nodeName"))
+	switch claim, nodes := c.claimOf(pod, claimOfPod(pod)), c.ready(); {
+	case pod.str("spec", "nodeName") != "" && node != nil:
+	case pod.str("spec", "nodeName") != "" || pod.deleting():
+		delete(c.objects, keyOf(pod)) // the pod's Node is gone, or it never had one
+	case len(nodes) == 0 || claimOfPod(pod) != "" && (claim == nil || claim.deleting()):
+	case claim == nil || claim.str("status", "phase") == "Bound":
+		c.touch(pod, nodes[int(c.serial)%len(nodes)].name(), "spec", "nodeName")
+	case claim.annotation(selectedNode)+claim.str("spec", "volumeName") == "":
+		c.touch(claim, nodes[0].name(), "metadata", "annotations", selectedNode)
+	}
+}
+
+// uses reports whether a Node lists a disk.
+func uses(node object, handle string) bool {
+	used, _ := node.at("status", "volumesInUse").([]any)
+	return slices.Contains(used, inUse(handle))
+}
+
+func inUse(handle string) any { return "kubernetes.io/csi/" + volume.DriverName + "^" + handle }
+
+// syncAttachments attaches disks where pods need them. It detaches them once they are unmounted, or
+// some time after their node is lost: then the rack takes the disk from an instance that runs.
+func (c *cluster) syncAttachments() {
+	wanted, attached := map[string]bool{}, map[string]bool{}
+	for _, va := range c.of("VolumeAttachment") {
+		attached[va.str("spec", "source", "persistentVolumeName")] = true
+	}
+	for _, pod := range c.of("Pod") {
+		pv, _ := c.volumeOfPod(pod)
+		node := pod.str("spec", "nodeName")
+		if node == "" || ended(pod) || pv.str("spec", "csi", "driver") == "" {
+			continue
+		}
+		wanted["csi-"+pv.name()+"-"+node] = true
+		if !attached[pv.name()] {
+			c.put(`{"kind":"VolumeAttachment","metadata":{"name":%q},"spec":{"attacher":%q,"nodeName":%q,
+				"source":{"persistentVolumeName":%q}},"status":{"attached":true}}`,
+				"csi-"+pv.name()+"-"+node, volume.DriverName, node, pv.name())
+			attached[pv.name()] = true
+		}
+	}
+	for _, va := range c.of("VolumeAttachment") {
+		if wanted[va.name()] {
+			c.idle[va.name()] = 0
+			continue
+		}
+		c.idle[va.name()]++
+		pv := c.named("PersistentVolume", "", va.str("spec", "source", "persistentVolumeName"))
+		handle, name := handleOf(pv), va.str("spec", "nodeName")
+		node, m := c.named("Node", "", name), c.nodes[name]
+		_, mounted := m.mounted[handle]
+		lost := !slices.ContainsFunc(c.ready(), func(n object) bool { return n.name() == name })
+		if m.off || c.idle[va.name()] > 5 && !mounted && !uses(node, handle) ||
+			c.idle[va.name()] > takenAfter && lost {
+			delete(m.mounted, handle)
+			delete(m.runs, handle)
+			delete(c.idle, va.name())
+			delete(c.objects, keyOf(va))
+		}
+	}
+}
+
+const (
+	// unmountsAfter is the number of passes after which a node has unmounted a disk that no pod uses.
+	unmountsAfter = 20
+	// takenAfter is the number of passes after which a disk is taken from a node that is lost.
+	takenAfter = 150
+)
+
+func (c *cluster) runMachine(m *machine) {
+	node := c.named("Node", "", m.name)
+	switch m.age++; {
+	case m.off:
+		m.mounted, m.runs, m.listed = map[string]int{}, map[string]bool{}, nil
+		fallthrough
+	case m.silent || node == nil:
+		if m.quiet++; m.quiet > 30 && node != nil {
+			c.touch(node, "Unknown", "status", "state")
+			node.list("status", "conditions")[0]["status"] = "Unknown"
+		}
+	default:
+		c.runPods(m, node)
+	}
+	for _, handle := range slices.Sorted(maps.Keys(m.runs)) {
+		if m.age%7 == 0 {
+			c.write(handle)
+		}
+	}
+}
+
+// runPods is one pass of a kubelet. It lists a disk before it mounts it, and until it is unmounted.
+func (c *cluster) runPods(m *machine, node object) {
+	used, changed := map[string]bool{}, m.age%10 == 0 || m.quiet > 0
+	for _, pod := range c.of("Pod") {
+		if pod.str("spec", "nodeName") != m.name || ended(pod) {
+			continue
+		}
+		pv, handle := c.volumeOfPod(pod)
+		va := c.named("VolumeAttachment", "", "csi-"+pv.name()+"-"+m.name)
+		_, mounted := m.mounted[handle]
+		switch used[handle] = true; {
+		case pod.deleting() && c.immortal:
+		case pod.deleting():
+			if m.runs[handle] {
+				c.write(handle) // it saves its state
+			}
+			delete(m.runs, handle)
+			delete(c.objects, keyOf(pod))
+		case pod.annotation("ends-at") != "" && m.runs[handle]:
+			c.write(handle)
+			delete(m.runs, handle)
+			c.touch(pod, "Succeeded", "status", "phase")
+		case pod.str("status", "phase") == "Running":
+			m.runs[handle] = handle != ""
+		case pv.str("spec", "csi", "driver") != "" && va == nil: // it waits
+		case handle != "" && !slices.Contains(m.listed, inUse(handle)):
+			m.listed, changed = append(m.listed, inUse(handle)), true
+		case handle != "" && !mounted:
+			m.mounted[handle] = 0
+		default:
+			c.touch(pod, "Running", "status", "phase")
+			if m.runs[handle] = handle != ""; handle != "" {
 				c.write(handle)
 			}
-		case !wanted && pod.deleting() && !c.immortal:
-			delete(c.objects, keyOf(pod))
-		case !wanted:
-			c.touch(pod, "now", "metadata", "deletionTimestamp")
 		}
 	}
-	// A node unmounts a disk some time after its pod has ended.
-	for handle := range c.disks {
-		if c.idle[handle]++; slices.ContainsFunc(c.of("Pod"), func(pod object) bool {
-			claim := c.named("PersistentVolumeClaim", "db", claimOfPod(pod))
-			pv := c.named("PersistentVolume", "", claim.str("spec", "volumeName"))
-			return pv.str("spec", "csi", "volumeHandle") == handle
-		}) {
-			c.idle[handle] = 0
-		}
-		if c.idle[handle] == unmountsAfter {
-			c.use(handle, false)
+	for handle := range m.mounted {
+		switch m.mounted[handle]++; {
+		case used[handle]:
+			m.mounted[handle] = 0
+		case m.mounted[handle] == unmountsAfter:
+			delete(m.mounted, handle)
+			fallthrough
+		case m.mounted[handle] == unmountsAfter/2:
+			// A container whose pod was deleted by force ends at last.
+			delete(m.runs, handle)
 		}
 	}
-}
-
-// unmountsAfter is the number of passes after which a node has unmounted a disk that no pod uses.
-const unmountsAfter = 40
-
-func (c *cluster) use(handle string, on bool) {
-	node, used := c.named("Node", "", "n1"), c.used()
-	name := any("kubernetes.io/csi/" + volume.DriverName + "^" + handle)
-	used = slices.DeleteFunc(slices.Clone(used), func(v any) bool { return v == name })
-	if on {
-		used = append(used, name)
+	all := len(m.listed)
+	m.listed = slices.DeleteFunc(m.listed, func(v any) bool {
+		_, handle, _ := strings.Cut(v.(string), "^")
+		_, mounted := m.mounted[handle]
+		return !mounted && !used[handle]
+	})
+	if changed || len(m.listed) != all {
+		m.quiet = 0
+		c.touch(node, append([]any{}, m.listed...), "status", "volumesInUse")
+		c.touch(node, []any{map[string]any{"type": "Ready", "status": "True", "lastHeartbeatTime": time.
+			Unix(1e9+c.serial, 0).UTC().Format(time.RFC3339)}}, "status", "conditions")
 	}
-	c.touch(node, used, "status", "volumesInUse")
-}
-
-// used returns what the node lists as mounted.
-func (c *cluster) used() []any {
-	used, _ := c.named("Node", "", "n1").at("status", "volumesInUse").([]any)
-	return used
 }
 
 // write acknowledges a write to a disk.
 func (c *cluster) write(handle string) {
-	was := c.disks[handle]
+	was, exists := c.disks[handle]
+	if !exists {
+		return
+	}
 	c.disks[handle] = was + " " + c.next()
 	c.written = slices.DeleteFunc(c.written, func(text string) bool {
 		return strings.HasPrefix(c.disks[handle]+" ", text+" ")
@@ -438,42 +712,113 @@ func (c *cluster) write(handle string) {
 	c.written = append(c.written, c.disks[handle])
 }
 
-// checkBytes counts acknowledged writes that are on no disk with a PersistentVolume.
+// giveUp forgets the writes of a disk that the user has given up.
+func (c *cluster) giveUp(handle string) {
+	delete(c.kept, handle)
+	c.written = slices.DeleteFunc(c.written, func(text string) bool {
+		return strings.HasPrefix(c.disks[handle]+" ", text+" ")
+	})
+}
+
+// bound returns the claim to which a volume is bound, or nil.
+func (c *cluster) bound(pv object) object {
+	claim := c.named("PersistentVolumeClaim", pv.str("spec", "claimRef", "namespace"),
+		pv.str("spec", "claimRef", "name"))
+	if claim.uid() != pv.str("spec", "claimRef", "uid") {
+		return nil
+	}
+	return claim
+}
+
+// temporary reports whether a claim is one that the command only uses for the change.
+func (c *cluster) temporary(claim object) bool {
+	return c.own[claim.uid()] && claim.name() != c.claim
+}
+
+// checkBytes counts acknowledged writes that are on no disk that the user can reach: that of a
+// PersistentVolume with the policy Retain, or of a claim that is not one of the command's own.
 func (c *cluster) checkBytes() {
+	var reachable []string
+	for _, pv := range c.of("PersistentVolume") {
+		claim := c.bound(pv)
+		if text, exists := c.disks[handleOf(pv)]; exists && (claim != nil && !c.temporary(claim) ||
+			pv.str("spec", "persistentVolumeReclaimPolicy") == "Retain") {
+			reachable = append(reachable, text+" ")
+		}
+	}
 	for _, text := range c.written {
-		if !slices.ContainsFunc(c.of("PersistentVolume"), func(pv object) bool {
-			return strings.HasPrefix(c.disks[pv.str("spec", "csi", "volumeHandle")]+" ", text+" ")
+		if !slices.ContainsFunc(reachable, func(disk string) bool {
+			return strings.HasPrefix(disk, text+" ")
 		}) {
 			c.lost++
+			c.t.Logf("LOST %q of %q", text, reachable)
 		}
 	}
 }
 
+// syncClaim completes the deletion of a claim that no pod uses, or binds it.
 func (c *cluster) syncClaim(claim object) {
-	inUse := slices.ContainsFunc(c.of("Pod"), func(pod object) bool {
-		return claimOfPod(pod) == claim.name() && pod.str("status", "phase") == "Running"
-	})
-	switch pv := c.named("PersistentVolume", "", claim.str("spec", "volumeName")); {
-	case claim.deleting() && !inUse:
-		delete(c.objects, keyOf(claim))
-	case claim.deleting() || claim.str("status", "phase") == "Bound":
-	case pv != nil:
-		uid := pv.str("spec", "claimRef", "uid")
-		if pv.str("spec", "claimRef", "name") == claim.name() && (uid == "" || uid == claim.uid()) {
-			c.touch(pv, claim.uid(), "spec", "claimRef", "uid")
-			c.touch(pv, "Bound", "status", "phase")
-			c.touch(claim, "yes", "metadata", "annotations", "pv.kubernetes.io/bind-completed")
-			c.touch(claim, "Bound", "status", "phase")
+	if claim.deleting() {
+		if !slices.ContainsFunc(c.of("Pod"), func(pod object) bool {
+			return pod.str("spec", "nodeName") != "" && claimOfPod(pod) == claim.name() &&
+				pod.str("metadata", "namespace") == claim.str("metadata", "namespace")
+		}) {
+			delete(c.objects, keyOf(claim))
 		}
+		return
+	}
+	pv := c.named("PersistentVolume", "", claim.str("spec", "volumeName"))
+	if claim.str("spec", "volumeName") == "" {
+		for _, o := range c.of("PersistentVolume") {
+			if pv == nil && o.at("spec", "claimRef") != nil && reservedFor(o, claim) {
+				pv = o
+			}
+		}
+	}
+	switch was := claim.str("status", "phase"); {
+	case pv != nil && reservedFor(pv, claim):
+		c.bind(pv, claim)
+	case was == "Bound":
+		c.touch(claim, "Lost", "status", "phase")
 	case claim.str("spec", "volumeName") == "" && claim.annotation(selectedNode) != "":
 		c.provision(claim)
 	}
 }
 
+// reservedFor reports whether a volume is free, or reserved for a claim.
+func reservedFor(pv, claim object) bool {
+	ref := func(key string) string { return pv.str("spec", "claimRef", key) }
+	return pv.at("spec", "claimRef") == nil || ref("name") == claim.name() && ref("namespace") ==
+		claim.str("metadata", "namespace") && (ref("uid") == "" || ref("uid") == claim.uid())
+}
+
+func (c *cluster) bind(pv, claim object) {
+	handle := handleOf(pv)
+	if claim.str("status", "phase") != "Bound" && c.own[claim.uid()] && !c.given[pv.uid()] &&
+		!c.own[c.origin[handle]] && claim.name() == c.claim {
+		c.foreign = append(c.foreign, "the claim made again was bound to "+pv.name())
+	}
+	if !c.temporary(claim) {
+		c.kept[handle] = true
+	}
+	c.touch(pv, claim.str("metadata", "namespace"), "spec", "claimRef", "namespace")
+	c.touch(pv, claim.name(), "spec", "claimRef", "name")
+	c.touch(pv, claim.uid(), "spec", "claimRef", "uid")
+	c.touch(pv, "Bound", "status", "phase")
+	c.touch(claim, pv.name(), "spec", "volumeName")
+	c.touch(claim, "yes", "metadata", "annotations", "pv.kubernetes.io/bind-completed")
+	c.touch(claim, "Bound", "status", "phase")
+}
+
 // provision begins to make a disk for a claim. If the rack has no room, it takes the node away, as
 // the provisioner does.
 func (c *cluster) provision(claim object) {
-	if slices.ContainsFunc(c.making, func(m *making) bool { return m.claim.uid() == claim.uid() }) {
+	shot := c.named("VolumeSnapshot", claim.str("metadata", "namespace"), claim.str("spec",
+		"dataSource", "name"))
+	content := c.contentOf(shot)
+	if slices.ContainsFunc(c.making, func(m *making) bool { return m.claim.uid() == claim.uid() }) ||
+		claim.at("spec", "dataSource") != nil && (shot.at("status", "readyToUse") != true ||
+			content == nil || shot.deleting()) {
 		return
 	}
 	size, err := parseSize(claim.str("spec", "resources", "requests", "storage"))
@@ -497,9 +842,9 @@ func (c *cluster) provision(claim object) {
 		}
 		return
 	}
-	c.making = append(c.making, &making{claim: claim, left: c.slow,
-		content: c.shots[claim.str("spec", "dataSource", "name")],
-		size:    claim.str("spec", "resources", "requests", "storage")})
+	handle := content.str("status", "snapshotHandle")
+	c.making = append(c.making, &making{claim: claim, left: c.slow, shot: handle,
+		content: c.shots[handle], size: claim.str("spec", "resources", "requests", "storage")})
 }
 
 // made reports whether the provisioner has made a disk, for a claim that may be gone.
@@ -508,59 +853,83 @@ func (c *cluster) made(m *making) bool {
 		return false
 	}
 	uid, handle := m.claim.uid(), "disk-"+c.next()
-	c.disks[handle] = m.content
+	c.disks[handle], c.origin[handle] = m.content, uid
 	pv := c.put(pvText, "pvc-"+uid, m.size, handle, m.claim.name(), uid)
+	c.touch(pv, m.claim.str("metadata", "namespace"), "spec", "claimRef", "namespace")
+	c.touch(pv, volume.DriverName, "metadata", "annotations", "pv.kubernetes.io/provisioned-by")
+	if m.shot != "" {
+		c.touch(pv, m.shot, "spec", "csi", "volumeAttributes", volume.CtxSnapshotID)
+	}
 	if policy := c.named("StorageClass", "", "oxide-disk").str("reclaimPolicy"); policy != "" {
 		c.touch(pv, policy, "spec", "persistentVolumeReclaimPolicy")
-	}
-	if claim := c.named("PersistentVolumeClaim", "db", m.claim.name()); claim.uid() == uid {
-		c.touch(claim, "pvc-"+uid, "spec", "volumeName")
-		c.touch(claim, "Bound", "status", "phase")
 	}
 	return true
 }
 
+// syncVolume releases a volume whose claim is gone, and deletes the disk of one that is not kept.
 func (c *cluster) syncVolume(pv object) {
-	uid := pv.str("spec", "claimRef", "uid")
-	if uid == "" || slices.ContainsFunc(c.of("PersistentVolumeClaim"), func(claim object) bool {
-		return claim.uid() == uid
-	}) {
+	if pv.str("spec", "claimRef", "uid") == "" || c.bound(pv) != nil {
 		return
 	}
-	if c.touch(pv, "Released", "status", "phase"); pv.str("spec",
-		"persistentVolumeReclaimPolicy") == "Delete" {
-		delete(c.disks, pv.str("spec", "csi", "volumeHandle"))
-		delete(c.objects, keyOf(pv))
+	c.touch(pv, "Released", "status", "phase")
+	if pv.str("spec", "persistentVolumeReclaimPolicy") != "Delete" || slices.ContainsFunc(
+		c.of("VolumeAttachment"), func(va object) bool {
+			return va.str("spec", "source", "persistentVolumeName") == pv.name()
+		}) {
+		return
 	}
+	handle := handleOf(pv)
+	if c.kept[handle] || !c.own[c.origin[handle]] && !c.given[pv.uid()] && c.origin[handle] == "" {
+		c.foreign = append(c.foreign, "the disk of "+pv.name()+" was deleted, which is the user's")
+	}
+	delete(c.disks, handle)
+	delete(c.objects, keyOf(pv))
+}
+
+func (c *cluster) contentOf(shot object) object {
+	return c.named("VolumeSnapshotContent", "", shot.str("status", "boundVolumeSnapshotContentName"))
+}
+
+// taken returns what a snapshot holds.
+func (c *cluster) taken(name string) string {
+	return c.shots[c.contentOf(c.named("VolumeSnapshot", "db", name)).str("status", "snapshotHandle")]
 }
 
 func (c *cluster) syncSnapshot(shot object) {
-	if shot.deleting() && c.stuck {
-		return
-	}
-	if shot.deleting() {
-		delete(c.shots, shot.name())
-		delete(c.objects, "volumesnapshotcontent//content-"+shot.name())
-		delete(c.objects, keyOf(shot))
-		return
-	}
-	claim := c.named("PersistentVolumeClaim", "db", shot.str("spec", "source",
-		"persistentVolumeClaimName"))
+	content := c.contentOf(shot)
+	claim := c.claimOf(shot, shot.str("spec", "source", "persistentVolumeClaimName"))
 	pv := c.named("PersistentVolume", "", claim.str("spec", "volumeName"))
-	if shot.at("status", "readyToUse") == true || pv == nil {
-		return
+	handle := handleOf(pv)
+	switch {
+	case shot.deleting() && c.stuck || !shot.deleting() && shot.at("status", "readyToUse") == true:
+	case shot.deleting():
+		if content.str("spec", "deletionPolicy") != "Retain" {
+			delete(c.shots, content.str("status", "snapshotHandle"))
+			delete(c.objects, keyOf(content))
+		}
+		delete(c.objects, keyOf(shot))
+	case content != nil:
+		c.touch(shot, true, "status", "readyToUse")
+	case claim.str("status", "phase") == "Bound" && !claim.deleting():
+		taken, id := c.disks[handle], "shot-"+c.next()
+		for _, m := range c.nodes {
+			if _, mounted := m.mounted[handle]; mounted && taken != "" {
+				taken = taken[:strings.LastIndex(taken, " ")] // the last write is not on the disk yet
+				break
+			}
+		}
+		c.shots[id] = taken
+		o := c.put(`{"kind":"VolumeSnapshotContent","metadata":{"name":%q},"spec":{"driver":%q,"source":
+			{"volumeHandle":%q},"volumeSnapshotRef":{"namespace":"db","name":%q,"uid":%q}},"status":
+			{"snapshotHandle":%q,"readyToUse":true}}`, "content-"+shot.uid(), volume.DriverName, handle,
+			shot.name(), shot.uid(), id)
+		if class := c.named("VolumeSnapshotClass", "", shot.str("spec",
+			"volumeSnapshotClassName")); class.str("deletionPolicy") != "" {
+			c.touch(o, class.str("deletionPolicy"), "spec", "deletionPolicy")
+		}
+		c.touch(shot, o.name(), "status", "boundVolumeSnapshotContentName")
+		c.touch(shot, pv.str("spec", "capacity", "storage"), "status", "restoreSize")
 	}
-	handle := pv.str("spec", "csi", "volumeHandle")
-	c.shots[shot.name()] = c.disks[handle]
-	if slices.Contains(c.used(), any("kubernetes.io/csi/"+volume.DriverName+"^"+handle)) {
-		// The last write is not on the disk before it is unmounted.
-		c.shots[shot.name()] = c.disks[handle][:strings.LastIndex(c.disks[handle], " ")]
-	}
-	c.put(`{"kind":"VolumeSnapshotContent","metadata":{"name":%q},"spec":{"driver":%q,"source":
-		{"volumeHandle":%q}}}`, "content-"+shot.name(), volume.DriverName, handle)
-	c.touch(shot, "content-"+shot.name(), "status", "boundVolumeSnapshotContentName")
-	c.touch(shot, pv.str("spec", "capacity", "storage"), "status", "restoreSize")
-	c.touch(shot, true, "status", "readyToUse")
 }
 
 const (
@@ -580,12 +949,12 @@ const (
 // its claim that was taken before its last write. A StatefulSet has three pods, and the claim is
 // that of the second one.
 func newCluster(t *testing.T, kind string) (c *cluster, claim string) {
-	c = &cluster{t: t, needed: map[right]bool{},
-		objects: map[string]object{}, disks: map[string]string{},
-		shots: map[string]string{}, idle: map[string]int{}}
-	c.put(`{"kind":"Node","metadata":{"name":"n1"}}`)
-	c.put(`{"kind":"CSINode","metadata":{"name":"n1"},"spec":{"drivers":[{"name":
-		"csi.oxide.computer"}]}}`)
+	c = &cluster{t: t, needed: map[right]bool{}, objects: map[string]object{},
+		disks: map[string]string{}, shots: map[string]string{}, idle: map[string]int{},
+		nodes: map[string]*machine{}, own: map[string]bool{}, given: map[string]bool{},
+		origin: map[string]string{}, kept: map[string]bool{}}
+	c.put(`{"kind":"Namespace","metadata":{"name":"db"}}`)
+	c.addNode("n1")
 	c.put(`{"kind":"StorageClass","metadata":{"name":"oxide-disk"},"provisioner":"csi.oxide.computer",
 		"volumeBindingMode":"WaitForFirstConsumer"}`)
 	c.put(`{"kind":"VolumeSnapshotClass","metadata":{"name":"oxide-snapshot"},"driver":
@@ -594,19 +963,32 @@ func newCluster(t *testing.T, kind string) (c *cluster, claim string) {
 	if kind == "StatefulSet" {
 		claim, replicas = "data-web-1", 3
 	}
+	c.claim = claim
 	c.put(claimText, claim, "10Gi")
 	if kind != "" {
 		c.put(`{"kind":%q,"metadata":{"name":"web","namespace":"db"},"spec":{"replicas":%d}}`, kind,
 			replicas)
 	}
-	c.pass()
-	c.pass()
-	c.pass()
+	for range 12 {
+		c.pass()
+	}
 	pv := c.named("PersistentVolumeClaim", "db", claim).str("spec", "volumeName")
-	handle := c.named("PersistentVolume", "", pv).str("spec", "csi", "volumeHandle")
+	handle := handleOf(c.named("PersistentVolume", "", pv))
 	c.write(handle)
 	c.put(shotText, "then", claim)
 	c.pass()
+	c.pass()
 	c.write(handle)
 	return c, claim
+}
+
+// addNode adds an instance with its Node, or the Node of one that is there.
+func (c *cluster) addNode(name string) {
+	c.put(`{"kind":"Node","metadata":{"name":%q},"status":{"conditions":[{"type":"Ready","status":
+		"True","lastHeartbeatTime":"2026-01-01T00:00:00Z"}]}}`, name)
+	c.put(`{"kind":"CSINode","metadata":{"name":%q},"spec":{"drivers":[{"name":
+		"csi.oxide.computer"}]}}`, name)
+	if c.nodes[name] == nil {
+		c.nodes[name] = &machine{name: name, mounted: map[string]int{}, runs: map[string]bool{}}
+	}
 }

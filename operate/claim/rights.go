@@ -17,9 +17,12 @@ type right struct{ verb, resource string }
 // rehearsed.
 func (p plan) rights() []right {
 	all := []right{{"patch", persistentVolumes}, {"patch", claims}, {"delete", claims},
-		{"list", "nodes"}, {"list", "events"}}
+		{"get", "nodes"}, {"list", volumeAttachments}, {"list", "events"}}
 	if p.SnapshotClass != "" {
 		all = append(all, right{"create", snapshots}, right{"delete", snapshots})
+	}
+	if resource := p.Owner.resource(); resource != "" {
+		all = append(all, right{"patch", resource})
 	}
 	return all
 }
@@ -31,7 +34,8 @@ func (r *run) checkRights(ctx context.Context, _, _ object, p *plan) error {
 	for _, right := range p.rights() {
 		resource, group, _ := strings.Cut(right.resource, ".")
 		attributes := object{"verb": right.verb, "resource": resource, "group": group}
-		if resource != persistentVolumes && resource != "nodes" {
+		if right.resource != persistentVolumes && resource != "nodes" &&
+			right.resource != volumeAttachments {
 			attributes["namespace"] = p.Namespace
 		}
 		reviews = append(reviews, object{"apiVersion": "authorization.k8s.io/v1",

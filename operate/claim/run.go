@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"time"
 )
@@ -32,16 +31,23 @@ func (r *run) note(format string, args ...any) {
 
 func (r *run) say(format string, args ...any) { _, _ = fmt.Fprintf(r.out, format+"\n", args...) }
 
-// Run makes, continues, undoes or forgets a change, and says on out what it does before it does it.
-func Run(ctx context.Context, o Options, out io.Writer) error {
+func newID() string {
 	id := make([]byte, 4)
 	_, _ = rand.Read(id)
+	return hex.EncodeToString(id)
+}
+
+// Run makes, continues, undoes or forgets a change, and says on out what it does before it does it.
+func Run(ctx context.Context, o Options, out io.Writer) error {
 	if o.Poll == 0 {
 		o.Poll = time.Second
 	}
-	r := &run{Options: o, id: hex.EncodeToString(id), out: out}
+	r := &run{Options: o, id: newID(), out: out}
 	pv, p, err := r.find(ctx)
 	if err != nil {
+		return err
+	}
+	if err := r.sweep(ctx, p); err != nil {
 		return err
 	}
 	path := o.Namespace + "/" + o.Claim
@@ -55,14 +61,7 @@ func Run(ctx context.Context, o Options, out io.Writer) error {
 		r.say("no change of %s is under way", path)
 		return nil
 	case p == nil:
-		return r.begin(ctx, nil, plan{})
-	case p.Undone && o.Continue:
-		r.say("no change of %s is under way: the last one was undone", path)
-		return nil
-	case p.Undone && o.Undo:
-		return r.endUndone(ctx, pv, *p)
-	case p.Undone:
-		return r.begin(ctx, pv, *p)
+		return r.begin(ctx)
 	case p.Verb != o.Verb:
 		return fmt.Errorf("the change of %s that is under way is a %s, not a %s", path, p.Verb, o.Verb)
 	case !o.Continue && !o.Undo && p.Finished:
@@ -71,27 +70,41 @@ func Run(ctx context.Context, o Options, out io.Writer) error {
 	case !o.Continue && !o.Undo:
 		return fmt.Errorf("a change of %s is under way already (%s, recorded on PersistentVolume %s): "+
 			"repeat the command with --continue or with --undo", path, p.Verb, p.Old)
-	case p.Undo && o.Continue:
-		return errors.New("the change is being undone, which only --undo completes")
 	}
 	return r.resume(ctx, pv, *p)
 }
 
-// begin checks, shows and records a new change, and makes it. If an earlier change was undone on a
-// PersistentVolume and a disk of it may still come, the new change looks for it, too.
-func (r *run) begin(ctx context.Context, undoneOn object, undone plan) error {
+// sweep deletes claims that a request of an ended change made late. They are bound to nothing.
+func (r *run) sweep(ctx context.Context, p *plan) error {
+	all, err := r.all(ctx, claims, r.Namespace)
+	if err != nil {
+		return err
+	}
+	for _, c := range all {
+		path, id, _ := strings.Cut(c.annotation(changeKey), " ")
+		late := plan{Namespace: r.Namespace, Claim: r.Claim, ID: id}
+		if path != late.path() || p != nil && p.ID == id || c.name() != late.kept() ||
+			c.str("status", "phase") == "Bound" || c.deleting() || r.DryRun {
+			continue
+		}
+		r.say("PersistentVolumeClaim %s is left of an earlier change, and holds nothing: delete it",
+			c.name())
+		if err := r.remove(ctx, c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// begin checks, shows and records a new change, and makes it.
+func (r *run) begin(ctx context.Context) error {
 	p, old, err := r.check(ctx)
 	if err != nil {
 		return err
 	}
-	if undoneOn != nil && undoneOn.name() != old.name() {
-		return fmt.Errorf("a change of %s/%s was undone when the claim had PersistentVolume %s, and a "+
-			"disk of it may still come: end that with claim forget", p.Namespace, p.Claim, undoneOn.name())
-	}
-	p.Late, p.LateSince = undone.Late, undone.LateSince
 	r.describe(p)
 	if r.DryRun {
-		r.show(view{plan: &p}, false)
+		r.show(view{plan: &p})
 		return nil
 	}
 	r.old = old.name()
@@ -109,17 +122,21 @@ func (r *run) resume(ctx context.Context, pv object, p plan) error {
 	if err != nil {
 		return err
 	}
+	if v.plan == nil {
+		return fmt.Errorf("the plan on PersistentVolume %s is gone", r.old)
+	}
 	r.id = p.Run
-	if r.Undo && !p.Undo && (v.passed() || p.Finished) {
-		return fmt.Errorf("the point of no return has been passed: %s/%s has, or had, the new disk, "+
-			"which may have been written since. Complete it with --continue. The earlier disk is in "+
-			"PersistentVolume %s until claim forget", p.Namespace, p.Claim, p.Old)
+	if r.Undo && v.passed() {
+		return v.tooLate()
+	}
+	if p.Undo && r.Continue && !v.passed() {
+		return errors.New("the change is being undone, which only --undo completes")
 	}
 	if r.DryRun {
-		r.show(v, r.Undo)
+		r.show(v)
 		return nil
 	}
-	p.Undo = p.Undo || r.Undo
+	p.Undo = r.Undo
 	// A controller of Kubernetes may change the status of the PersistentVolume at the same time.
 	for try := 1; ; try++ {
 		if err = r.save(ctx, v.old, p, nil); err == nil {
@@ -136,14 +153,33 @@ func (r *run) resume(ctx context.Context, pv object, p plan) error {
 	return r.forward(ctx)
 }
 
+func (v view) tooLate() error {
+	p := v.plan
+	if v.fresh == nil {
+		return fmt.Errorf("PersistentVolume %s is gone after it was handed over, and the new disk may "+
+			"be gone with it; the earlier disk is in PersistentVolume %s, which keeps the reclaim policy "+
+			"Retain. %s", p.New, p.Old, v.byHand())
+	}
+	return fmt.Errorf("the point of no return has been passed: %s has, or had, the new disk, which may "+
+		"have been written since. Complete it with --continue. The earlier disk is in PersistentVolume "+
+		"%s until claim forget", p.path(), p.Old)
+}
+
+// byHand says how a person goes back to the earlier disk.
+func (v view) byHand() string {
+	p := v.plan
+	return fmt.Sprintf("To go back to it by hand, delete the PersistentVolumeClaims %s and %s/%s if they "+
+		"exist, remove the uid from the claimRef of %s and put the name %[5]s there, make the claim "+
+		"again with volumeName %[4]s, and remove the annotation %[6]s from %[4]s", p.path(), p.Namespace,
+		p.kept(), p.Old, p.Claim, planKey)
+}
+
 // describe says what a change means as a whole.
 func (r *run) describe(p plan) {
-	r.say("%s of PersistentVolumeClaim %s/%s: from %s to %s", p.Verb, p.Namespace, p.Claim, p.OldSize,
-		p.Size)
+	r.say("%s of PersistentVolumeClaim %s: from %s to %s", p.Verb, p.path(), p.OldSize, p.Size)
 	_, peak := p.peak()
 	r.say("The rack's quota needs room for %s beside what is used, until claim forget. %s The "+
-		"namespace's quota needs room for another claim of %s until the step release.", peak, r.quota,
-		p.Size)
+		"namespace's quota needs room for another claim of %s until the end.", peak, r.quota, p.Size)
 	r.say("The workload is stopped from the step stop to the step start. The rack copies nothing " +
 		"for a snapshot or a new disk, so this takes as long as stop, unmount, attach and mount: about " +
 		"a minute, and a stop of the node more on a rack without hot-plug.")
@@ -158,7 +194,7 @@ func (r *run) describe(p plan) {
 }
 
 // show prints the steps, and which have been done.
-func (r *run) show(v view, undo bool) {
+func (r *run) show(v view) {
 	for i, s := range steps {
 		state := ""
 		if v.old != nil && s.done(v) {
@@ -166,16 +202,13 @@ func (r *run) show(v view, undo bool) {
 		}
 		r.say("%d/%d %s: %s%s", i+1, len(steps), s.name, s.says(*v.plan), state)
 	}
-	if undo {
-		r.say("The steps are undone in this order: %s.", strings.Join(undoing, ", "))
-	}
 }
 
 // forward makes the steps that have not been done.
 func (r *run) forward(ctx context.Context) error {
 	for i, s := range steps {
 		title := fmt.Sprintf("%d/%d %s: ", i+1, len(steps), s.name)
-		if err := r.until(ctx, title, s.says, s.done, s.do, false); err != nil {
+		if err := r.until(ctx, title, s, false); err != nil {
 			return fmt.Errorf("step %s: %w", s.name, err)
 		}
 	}
@@ -184,121 +217,24 @@ func (r *run) forward(ctx context.Context) error {
 	return nil
 }
 
-// backward undoes the steps.
+// backward undoes the change.
 func (r *run) backward(ctx context.Context) error {
-	// A run that was killed may still have a request under way. It has read the claim before it was
-	// marked here, so the API server refuses it.
-	if err := r.until(ctx, "undo: ", func(plan) string { return "take the change over" },
-		steps[0].done, (*run).mark, false); err != nil {
-		return err
-	}
-	for _, name := range undoing {
-		i := slices.IndexFunc(steps, func(s step) bool { return s.name == name })
-		s := steps[i]
-		says := func(plan) string { return "undo " + s.name }
-		title := fmt.Sprintf("%d/%d ", i+1, len(steps))
-		if err := r.until(ctx, title, says, s.undone, s.undo, i == 0); err != nil {
+	for i, s := range undoing {
+		if err := r.until(ctx, "undo "+s.name+": ", s, i == len(undoing)-1); err != nil {
 			return fmt.Errorf("undo %s: %w", s.name, err)
 		}
 	}
 	r.say("%s/%s is as it was.", r.Namespace, r.Claim)
-	return r.sayLate(ctx)
-}
-
-// sayLate says which disks may still come of an undone change.
-func (r *run) sayLate(ctx context.Context) error {
-	pv, err := r.get(ctx, persistentVolumes, "", r.old)
-	if err != nil {
-		return err
-	}
-	p, err := planOf(pv)
-	if err != nil || p == nil {
-		return err
-	}
-	r.say("The provisioner may still make a disk for the temporary claim, which was deleted. Its "+
-		"StorageClass has the reclaim policy Retain, so the disk would stay, in PersistentVolume %s. "+
-		"End that later: oxide-csi-plugin claim forget %s/%s", volumesOf(p.Late), r.Namespace, r.Claim)
 	return nil
-}
-
-func volumesOf(claimUIDs []string) string {
-	var all []string
-	for _, uid := range claimUIDs {
-		all = append(all, volumeOf(uid))
-	}
-	return strings.Join(all, ", ")
-}
-
-// endUndone deletes the disks of an undone change that came late. Forget also ends the change, if
-// no more disks can be expected.
-func (r *run) endUndone(ctx context.Context, pv object, p plan) error {
-	r.old, r.id = pv.name(), p.Run
-	v, err := r.look(ctx)
-	if err != nil {
-		return err
-	}
-	if r.Verb == Forget {
-		if err := r.tooEarly(v); err != nil {
-			return err
-		}
-	}
-	if len(v.late) > 0 {
-		r.say("PersistentVolume %s, which came after the change was undone, is deleted with its disk",
-			names(v.late))
-	}
-	if r.DryRun {
-		return nil
-	}
-	waitsOn := func(v view) bool {
-		return r.Verb != Forget && len(v.late) == 0 && len(v.plan.Late) > 0
-	}
-	err = r.until(ctx, "", func(plan) string { return "end the change" }, waitsOn,
-		func(r *run, ctx context.Context, v view) (string, error) {
-			if len(v.late) > 0 {
-				return "", r.sweep(ctx, v)
-			}
-			return "", r.patch(ctx, v.old, object{"metadata": annotations(map[string]any{planKey: nil})})
-		}, true)
-	if err != nil {
-		return err
-	}
-	return r.sayLate(ctx)
-}
-
-// sweep has Kubernetes delete a disk that came late. It holds what the snapshot holds, and nobody
-// has written it: its claim was deleted before it was bound.
-func (r *run) sweep(ctx context.Context, v view) error {
-	p, pv := *v.plan, v.late[0]
-	if err := r.patch(ctx, pv, object{
-		"spec": object{"persistentVolumeReclaimPolicy": "Delete"}}); err != nil {
-		return err
-	}
-	p.Late = slices.DeleteFunc(slices.Clone(p.Late), func(uid string) bool {
-		return volumeOf(uid) == pv.name()
-	})
-	return r.save(ctx, v.old, p, nil)
-}
-
-// tooEarly returns an error while a disk may still come that nobody would find after forget. The
-// provisioner shows nowhere that it has given up, so this is a matter of time.
-func (r *run) tooEarly(v view) error {
-	left := r.Timeout - time.Since(v.plan.LateSince)
-	if len(v.late) == len(v.plan.Late) || left <= 0 {
-		return nil
-	}
-	return fmt.Errorf("the provisioner may still make PersistentVolume %s, of a change that was "+
-		"undone: repeat the command in %s, or with a shorter --timeout if you know that it has given "+
-		"up. Nothing has been forgotten", volumesOf(v.plan.Late), left.Round(time.Second))
 }
 
 // attempts is how often in a row a change is tried that fails because a controller of Kubernetes
 // has changed the object at the same time, and a look that fails.
 const attempts = 5
 
-// until calls act with the state of the cluster until it is reached, or, if this ends the change,
-// until there is no plan any more. The timeout is that of the waiting: it cuts off no request.
-func (r *run) until(ctx context.Context, title string, says func(plan) string,
-	reached func(view) bool, act func(*run, context.Context, view) (string, error), ends bool) error {
+// until makes a step until it is done, or, if it ends the change, until there is no plan any more.
+// The timeout is that of the waiting: it cuts off no request.
+func (r *run) until(ctx context.Context, title string, s step, ends bool) error {
 	late := time.After(r.Timeout)
 	said, failed, announced := "", 0, false
 	for {
@@ -312,14 +248,16 @@ func (r *run) until(ctx context.Context, title string, says func(plan) string,
 			return nil
 		case v.plan == nil:
 			return fmt.Errorf("the plan on PersistentVolume %s is gone", r.old)
-		case reached(v):
+		case v.plan.Undo && v.passed(): // it was bound when the undoing began
+			return v.tooLate()
+		case s.done(v):
 			return nil
 		default:
 			if !announced {
-				r.say("%s%s", title, says(*v.plan))
+				r.say("%s%s", title, s.says(*v.plan))
 			}
 			announced = true
-			waits, err = act(r, ctx, v)
+			waits, err = s.do(r, ctx, v)
 		}
 		if failed++; err == nil {
 			failed = 0
@@ -351,57 +289,44 @@ func (r *run) until(ctx context.Context, title string, says func(plan) string,
 
 // forget ends a change: what was kept of the earlier disk goes the way of its reclaim policy.
 func (r *run) forget(ctx context.Context, pv object, p plan) error {
-	path := p.Namespace + "/" + p.Claim
-	if p.Undone {
-		return r.endUndone(ctx, pv, p)
-	}
 	if !p.Finished {
-		return fmt.Errorf("the change of %s is not complete: repeat %s with --continue or --undo", path,
-			p.Verb)
+		return fmt.Errorf("the change of %s is not complete: repeat %s with --continue or --undo",
+			p.path(), p.Verb)
 	}
 	r.old, r.id = pv.name(), p.Run
 	v, err := r.look(ctx)
 	if err != nil {
 		return err
 	}
-	if v.fresh == nil || !v.replaced() || v.claim.str("status", "phase") != "Bound" ||
-		v.claim.deleting() {
+	if v.plan == nil || v.fresh == nil || v.claim == nil || v.claim.deleting() ||
+		v.claim.str("status", "phase") != "Bound" ||
+		v.fresh.str("spec", "claimRef", "uid") != v.claim.uid() {
 		return fmt.Errorf("the claim %s is not bound to PersistentVolume %s any more, or is being "+
 			"deleted: look first. Nothing has been forgotten. To end it by hand, keep the "+
-			"PersistentVolume that you need (%[2]s or %s), delete VolumeSnapshot %s if it is not needed, "+
-			"give %[3]s its reclaim policy %s back, and remove its annotation %s", path, p.New, p.Old,
-			p.Snapshot, p.Policy, planKey)
+			"PersistentVolume that you need (%[2]s or %s), give %[3]s its reclaim policy %s back, and "+
+			"remove its annotation %s", p.path(), p.New, p.Old, p.Policy, planKey)
+	}
+	if err := v.prove(); err != nil {
+		return err
 	}
 	if p.Owner.Kind == "" && !v.mounted() {
 		return fmt.Errorf("the new disk of %s has not been used yet: start its workload, and repeat "+
-			"the command while it runs", path)
-	}
-	if err := r.tooEarly(v); err != nil {
-		return err
+			"the command while it runs", p.path())
 	}
 	what := fmt.Sprintf("PersistentVolume %s gets the reclaim policy %s back", p.Old, p.Policy)
 	if p.Policy == "Delete" {
 		what += ", and is deleted with its disk " + p.Handle
 	}
-	if p.SnapshotClass != "" {
-		what += "; VolumeSnapshot " + p.Snapshot + " is deleted"
-	}
 	r.say("%s", what)
 	if r.DryRun {
 		return nil
 	}
-	says := func(plan) string { return "forget" }
-	return r.until(ctx, "", says, never, func(r *run, ctx context.Context, v view) (string, error) {
-		switch {
-		case len(v.late) > 0:
-			return "", r.sweep(ctx, v)
-		case v.fresh.annotation(replacesKey) != "":
-			return "", r.patch(ctx, v.fresh,
-				object{"metadata": annotations(map[string]any{replacesKey: nil})})
-		case p.SnapshotClass != "" && v.shot != nil:
-			return "the end of VolumeSnapshot " + p.Snapshot, r.remove(ctx, v.shot)
-		}
-		return "", r.patch(ctx, v.old, object{"metadata": annotations(map[string]any{planKey: nil}),
-			"spec": object{"persistentVolumeReclaimPolicy": p.Policy}})
-	}, true)
+	return r.until(ctx, "", step{says: func(plan) string { return "forget" }, done: never,
+		do: func(r *run, ctx context.Context, v view) (string, error) {
+			if v.fresh.annotation(replacesKey) != "" {
+				return "", r.patch(ctx, v.fresh,
+					object{"metadata": annotations(map[string]any{replacesKey: nil})})
+			}
+			return "", r.unrecord(ctx, v, v.plan.Policy)
+		}}, true)
 }

@@ -3,153 +3,130 @@ package claim
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// step is one step of a change. do and undo look at the state and make at most one change towards
-// done and undone; they are called again with the state after it. If there is nothing to do but to
-// wait, they return what for. A step without undo is undone by that of another one.
+// step is one step of a change or of its undoing. do looks at the state and makes at most one
+// change towards done; it is called again with the state after it. If there is nothing to do but to
+// wait, it returns what for.
 type step struct {
-	name   string
-	says   func(p plan) string
-	done   func(v view) bool
-	do     func(r *run, ctx context.Context, v view) (waits string, err error)
-	undone func(v view) bool
-	undo   func(r *run, ctx context.Context, v view) (waits string, err error)
+	name string
+	says func(p plan) string
+	done func(v view) bool
+	do   func(r *run, ctx context.Context, v view) (waits string, err error)
 }
 
 // never is for what ends with the plan itself.
 func never(view) bool { return false }
 
-// steps are the steps of a change, in their order. The last one is the point of no return: it makes
-// the claim for the new disk, and nobody can tell any more whether the new disk has been written.
+// steps are the steps of a change, in their order.
 var steps = []step{
-	{
-		name: "record",
-		says: func(p plan) string {
-			return fmt.Sprintf("record the plan on PersistentVolume %s (%s, disk %s), which gets the "+
-				"reclaim policy Retain (now %s), and mark the claim", p.Old, p.OldSize, p.Handle, p.Policy)
-		},
-		done:   func(v view) bool { return !v.original() || v.claim.annotation(planKey) == v.plan.Run },
-		do:     (*run).mark,
-		undone: func(v view) bool { return v.plan.Undone },
-		undo:   (*run).unrecord,
-	},
-	{
-		name:   "stop",
-		says:   saysStop,
-		done:   func(v view) bool { return v.plan.Stopped },
-		do:     (*run).stop,
-		undone: func(v view) bool { return !v.scaledDown() },
-		undo: func(r *run, ctx context.Context, v view) (string, error) {
-			return "", r.scaleUp(ctx, *v.plan)
-		},
-	},
-	{
-		name: "snapshot",
-		says: func(p plan) string {
-			if p.Verb == Revert {
-				return fmt.Sprintf("use VolumeSnapshot %s, which is ready", p.Snapshot)
-			}
-			return fmt.Sprintf("take VolumeSnapshot %s of class %s", p.Snapshot, p.SnapshotClass)
-		},
-		done: func(v view) bool {
-			return v.plan.New != "" || v.shot.at("status", "readyToUse") == true
-		},
-		do:     (*run).takeSnapshot,
-		undone: func(v view) bool { return v.plan.SnapshotClass == "" || v.shot == nil },
-		undo: func(r *run, ctx context.Context, v view) (string, error) {
-			return "the end of VolumeSnapshot " + v.plan.Snapshot, r.remove(ctx, v.shot)
-		},
-	},
-	{
-		name: "disk",
-		says: func(p plan) string {
-			near := ""
-			if p.Node != "" {
-				near = " near node " + p.Node
-			}
-			return fmt.Sprintf("make a disk of %s from the snapshot%s, for PersistentVolumeClaim %s", p.Size,
-				near, p.Temporary)
-		},
-		done: func(v view) bool {
-			return v.plan.New != "" || v.fresh != nil && v.temporary.str("status", "phase") == "Bound"
-		},
-		do: (*run).makeDisk,
-		undone: func(v view) bool {
-			return v.temporary == nil && v.fresh == nil && v.foreign == nil
-		},
-		undo: (*run).removeDisk,
-	},
-	{
-		name: "keep",
-		says: func(plan) string {
-			return "give the new PersistentVolume the reclaim policy Retain, and record its name"
-		},
-		done: func(v view) bool { return v.plan.New != "" },
-		do:   (*run).keepDisk,
-	},
-	{
-		name: "release",
-		says: func(p plan) string {
-			return fmt.Sprintf("delete PersistentVolumeClaim %s and %s; both PersistentVolumes stay",
-				p.Claim, p.Temporary)
-		},
-		done: func(v view) bool { return v.passed() || v.claim == nil && v.temporary == nil },
-		do:   (*run).release,
-		undone: func(v view) bool {
-			return v.claim.str("spec", "volumeName") == v.plan.Old && !v.claim.deleting() &&
-				v.claim.str("status", "phase") == "Bound"
-		},
-		undo: (*run).restore,
-	},
-	{
-		name: "bind",
-		says: func(p plan) string {
-			return fmt.Sprintf("reserve the new PersistentVolume for %s/%s", p.Namespace, p.Claim)
-		},
-		done: func(v view) bool {
-			return v.passed() || v.fresh.str("spec", "claimRef", "name") == v.plan.Claim
-		},
-		do: func(r *run, ctx context.Context, v view) (string, error) {
-			if err := v.guard(); err != nil {
-				return "", err
-			}
-			return "", r.patch(ctx, v.fresh, object{"spec": reserve(v.plan.Claim)})
-		},
-	},
-	{
-		name: "start",
-		says: func(p plan) string {
-			how := "wait until you have started the workload"
-			switch {
-			case p.Owner.Resource != "":
-				how = fmt.Sprintf("scale %s back to %d", p.Owner, p.Owner.Replicas)
-			case p.Owner.Kind == "":
-				how = "start nothing, because nothing used the claim"
-			}
-			return fmt.Sprintf("POINT OF NO RETURN: make PersistentVolumeClaim %s again, of %s, for the "+
-				"new PersistentVolume, with its labels, annotations and owners; %s; when it runs, give the "+
-				"new PersistentVolume the reclaim policy %s", p.Claim, p.Size, how, p.Policy)
-		},
-		done: func(v view) bool { return v.plan.Finished },
-		do:   (*run).start,
-	},
+	{"record", func(p plan) string {
+		return fmt.Sprintf("record the plan on PersistentVolume %s (%s, disk %s), which gets the reclaim "+
+			"policy Retain (now %s), and mark the claim", p.Old, p.OldSize, p.Handle, p.Policy)
+	}, func(v view) bool { return !v.original() || v.claim.annotation(planKey) == v.plan.Run },
+		(*run).mark},
+	{"stop", saysStop, func(v view) bool {
+		return !v.original() || v.claim.deleting() || v.stopped() && len(v.users) == 0
+	}, (*run).stop},
+	{"unclaim", func(p plan) string {
+		return fmt.Sprintf("delete PersistentVolumeClaim %s, so that no pod can use the disk, and wait "+
+			"until it is gone; its disk stays", p.Claim)
+	}, func(v view) bool { return !v.original() }, (*run).unclaim},
+	{"keep", func(p plan) string {
+		return fmt.Sprintf("give the disk to PersistentVolumeClaim %s, which nobody uses", p.kept())
+	}, func(v view) bool { return v.plan.New != "" || v.bound(v.kept, v.old) }, (*run).keep},
+	{"unmounted", func(plan) string {
+		return "wait until each node that had the disk says that it is unmounted, or has it detached"
+	}, func(v view) bool { return v.plan.Unmounted }, (*run).unmounted},
+	{"snapshot", func(p plan) string {
+		if p.Verb == Revert {
+			return fmt.Sprintf("use VolumeSnapshot %s, which is ready", p.Shot.Name)
+		}
+		return fmt.Sprintf("take VolumeSnapshot %s of class %s", p.Shot.Name, p.SnapshotClass)
+	}, func(v view) bool { return v.plan.Shot.Handle != "" }, (*run).takeSnapshot},
+	{"disk", func(p plan) string {
+		near := ""
+		if p.Node != "" {
+			near = " near node " + p.Node
+		}
+		return fmt.Sprintf("make a disk of %s from the snapshot%s, for PersistentVolumeClaim %s, and "+
+			"compare it with what was asked for", p.Size, near, p.temporary())
+	}, func(v view) bool { return v.plan.New != "" }, (*run).makeDisk},
+	{"hand", func(p plan) string {
+		return fmt.Sprintf("delete PersistentVolumeClaim %s, whose disk stays, and make "+
+			"PersistentVolumeClaim %s again for it, of %s, with its labels, annotations and owners. POINT "+
+			"OF NO RETURN: when Kubernetes binds the two", p.temporary(), p.Claim, p.Size)
+	}, func(v view) bool { return v.plan.Bound && v.claim != nil && v.bound(v.claim, v.fresh) },
+		(*run).handOver},
+	{"start", func(p plan) string {
+		how := "wait until you have started the workload"
+		switch {
+		case p.Owner.resource() != "":
+			how = fmt.Sprintf("scale %s back to %d", p.Owner, p.Owner.Replicas)
+		case p.Owner.Kind == "":
+			how = "start nothing, because nothing used the claim"
+		}
+		return fmt.Sprintf("%s; when it runs, give the new PersistentVolume the reclaim policy %s, and "+
+			"delete the snapshot of this change and PersistentVolumeClaim %s, whose disk stays", how,
+			p.Policy, p.kept())
+	}, func(v view) bool { return v.plan.Finished }, (*run).start},
 }
 
-// undoing has the steps that are undone, in that order. The workload is started as soon as it has
-// its claim: it need not wait until the rack has deleted the new disk and the snapshot.
-var undoing = []string{"release", "stop", "disk", "snapshot", "record"}
+// undoing are the steps of going back. The workload is started as soon as it has its claim: it need
+// not wait until the rack has deleted the new disk and the snapshot.
+var undoing = []step{
+	// A run that was killed may still have a request under way. It has read the claim and the owner
+	// before they were marked here, so the API server refuses it.
+	{"record", func(plan) string { return "take the change over" }, func(v view) bool {
+		return steps[0].done(v) && (v.owner == nil || v.owner.annotation(changeKey) == v.plan.stopMark())
+	}, (*run).takeOver},
+	{"reach", func(p plan) string { return "take the new disk out of the reach of every claim" },
+		func(v view) bool { return !v.plan.Handed && !v.away() }, (*run).takeBack},
+	{"hand", func(p plan) string {
+		return fmt.Sprintf("make PersistentVolumeClaim %s again for the earlier disk", p.Claim)
+	}, func(v view) bool {
+		return v.homeless || v.again() && !v.claim.deleting() && v.bound(v.claim, v.old)
+	}, (*run).restore},
+	{"start", func(p plan) string { return "start what was stopped" },
+		func(v view) bool { return !v.own(v.owner) }, (*run).scaleUp},
+	{"clean", func(p plan) string { return "delete the new disk, and the snapshot of this change" },
+		func(v view) bool {
+			return v.fresh == nil && v.temporary == nil && v.kept == nil &&
+				(v.shot == nil || !v.own(v.shot))
+		}, (*run).clean},
+	{"forget", func(plan) string { return "remove the plan" }, never, (*run).endUndoing},
+}
 
-// reserve returns the part of a PersistentVolume's spec that reserves it for a claim that is to be
-// made.
-func reserve(claim string) object {
-	return object{"claimRef": object{"name": claim, "uid": nil, "resourceVersion": nil}}
+// bound reports whether a claim and a PersistentVolume are bound to each other.
+func (v view) bound(claim, pv object) bool {
+	return claim != nil && claim.str("status", "phase") == "Bound" &&
+		claim.str("spec", "volumeName") == pv.name() && pv.str("spec", "claimRef", "uid") == claim.uid()
+}
+
+// own reports whether the change has made an object, or has stopped it.
+func (v view) own(o object) bool {
+	return strings.HasPrefix(o.annotation(changeKey)+" ", v.plan.mark()+" ")
+}
+
+// stopMark is the value of changeKey on the owner. It tells the runs apart.
+func (p plan) stopMark() string { return p.mark() + " " + p.Run }
+
+// stopped reports whether the owner has the scale that stop gives it, or a person has to stop it.
+func (v view) stopped() bool {
+	return v.owner == nil || v.own(v.owner) &&
+		v.owner.num("spec", "replicas") <= v.plan.Owner.Target
+}
+
+// reserve returns the part of a PersistentVolume's spec that reserves it for a claim: one that is
+// to be made, if it has no uid.
+func reserve(claim string, uid any) object {
+	return object{"claimRef": object{"name": claim, "uid": uid, "resourceVersion": nil}}
 }
 
 func (r *run) mark(ctx context.Context, v view) (string, error) {
@@ -157,130 +134,251 @@ func (r *run) mark(ctx context.Context, v view) (string, error) {
 		"metadata": annotations(map[string]any{planKey: v.plan.Run})})
 }
 
-func (r *run) unrecord(ctx context.Context, v view) (string, error) {
-	if v.claim.deleting() || v.claim.str("spec", "volumeName") != v.plan.Old {
-		return "", fmt.Errorf("PersistentVolumeClaim %s/%s is being deleted, or is gone; so that its "+
-			"disk is not lost with it, PersistentVolume %s keeps the reclaim policy Retain",
-			v.plan.Namespace, v.plan.Claim, v.plan.Old)
+// takeOver marks the claim and the owner for the run.
+func (r *run) takeOver(ctx context.Context, v view) (string, error) {
+	if !steps[0].done(v) {
+		return r.mark(ctx, v)
 	}
-	p := *v.plan
-	switch {
-	case p.Retains && p.New == "" && p.TemporaryUID != "":
-		p.Late, p.TemporaryUID = append(slices.Clone(p.Late), p.TemporaryUID), ""
-		return "", r.save(ctx, v.old, p, nil)
-	case len(v.late) > 0:
-		return "", r.sweep(ctx, v)
-	case v.claim.annotation(planKey) != "":
-		return "", r.patch(ctx, v.claim, object{"metadata": annotations(map[string]any{planKey: nil})})
-	case len(p.Late) > 0:
-		p.Undone, p.LateSince = true, time.Now()
-		return "", r.save(ctx, v.old, p, object{"persistentVolumeReclaimPolicy": p.Policy})
+	if mark := v.owner.annotation(changeKey); mark != "" && !v.own(v.owner) {
+		return "", fmt.Errorf("%s is stopped by another change (%.80q): complete or undo that one first",
+			v.plan.Owner, mark)
 	}
-	return "", r.patch(ctx, v.old, object{"metadata": annotations(map[string]any{planKey: nil}),
-		"spec": object{"persistentVolumeReclaimPolicy": v.plan.Policy}})
+	return "", r.patch(ctx, v.owner, object{
+		"metadata": annotations(map[string]any{changeKey: v.plan.stopMark()})})
 }
 
 func saysStop(p plan) string {
-	then := ", and wait until no node has the disk mounted"
+	then := ", and wait until its pods have ended"
 	switch {
 	case p.Owner.Kind == "":
-		return "nothing uses the claim now; leave it so" + then
-	case p.Owner.Resource == "":
+		return "nothing uses the claim now; leave it so"
+	case p.Owner.resource() == "":
 		return fmt.Sprintf("wait until you have stopped %s, which uses the claim (pod %s), as its "+
-			"manager wants it%s", p.Owner, p.Owner.Pod, then)
+			"manager wants it", p.Owner, p.Owner.Pod)
 	case p.Owner.Target > 0:
-		then = fmt.Sprintf("; the pods below %s run on%s", p.Owner.Pod, then)
+		then = fmt.Sprintf("; the pods below %s run on", p.Owner.Pod)
 	}
 	return fmt.Sprintf("scale %s from %d to %d%s", p.Owner, p.Owner.Replicas, p.Owner.Target, then)
 }
 
-// scaledDown reports whether the owner has the scale that stop gave it.
-func (v view) scaledDown() bool {
-	return v.workload != nil && v.workload.num("spec", "replicas") == v.plan.Owner.Target
-}
-
-func (r *run) scaleUp(ctx context.Context, p plan) error {
-	_, err := r.Kubectl(ctx, nil, r.scale(p, p.Owner.Target, p.Owner.Replicas)...)
-	return err
+// scaled returns the change that gives the owner a scale, and the change's mark or nil.
+func scaled(replicas int64, mark any) object {
+	return object{"metadata": annotations(map[string]any{changeKey: mark}),
+		"spec": object{"replicas": replicas}}
 }
 
 func (r *run) stop(ctx context.Context, v view) (string, error) {
-	p := *v.plan
-	switch {
-	case v.workload != nil && v.workload.num("spec", "replicas") > p.Owner.Target:
-		_, err := r.Kubectl(ctx, nil, r.scale(p, v.workload.num("spec", "replicas"),
-			p.Owner.Target)...)
-		return "", err
-	case len(v.users) > 0 && p.Owner.Resource == "":
+	p := v.plan
+	switch mark := v.owner.annotation(changeKey); {
+	case mark != "" && !v.own(v.owner):
+		return "", fmt.Errorf("%s is stopped by another change (%.80q): complete or undo that one, and "+
+			"repeat the command with --continue", p.Owner, mark)
+	case !v.stopped():
+		return "", r.patch(ctx, v.owner, scaled(p.Owner.Target, p.stopMark()))
+	case v.owner == nil:
 		return fmt.Sprintf("you to stop %s: the claim is used by %s", p.Owner, names(v.users)), nil
-	case len(v.users) > 0:
-		return "the end of " + names(v.users), nil
 	}
-	nodes, err := r.all(ctx, "nodes", "")
+	return "the end of " + names(v.users), nil
+}
+
+func (r *run) scaleUp(ctx context.Context, v view) (string, error) {
+	replicas := v.owner.num("spec", "replicas")
+	if replicas == v.plan.Owner.Target { // else somebody has given it another scale meanwhile
+		replicas = v.plan.Owner.Replicas
+	}
+	return "", r.patch(ctx, v.owner, scaled(replicas, nil))
+}
+
+func (r *run) unclaim(ctx context.Context, v view) (string, error) {
+	if v.old.str("spec", "persistentVolumeReclaimPolicy") != "Retain" {
+		return "", r.patch(ctx, v.old, object{
+			"spec": object{"persistentVolumeReclaimPolicy": "Retain"}})
+	}
+	waits := "the end of PersistentVolumeClaim " + v.plan.Claim
+	if len(v.users) > 0 {
+		waits += ", used by " + names(v.users)
+	}
+	return waits, r.remove(ctx, v.claim)
+}
+
+func (r *run) keep(ctx context.Context, v view) (string, error) {
+	p, uid := v.plan, v.old.str("spec", "claimRef", "uid")
+	switch {
+	case v.stranger() != nil:
+		return "", v.stranger()
+	case v.old.str("spec", "claimRef", "name") != p.kept() || uid != "" && uid != v.kept.uid():
+		return "", r.patch(ctx, v.old, object{"spec": reserve(p.kept(), nil)})
+	case v.kept == nil:
+		return "", r.create(ctx, p.keptClaim())
+	}
+	return "PersistentVolumeClaim " + p.kept() + " to be bound", nil
+}
+
+// unmounted asks each node that has the disk. The kubelet lists a volume in its status before it
+// mounts it, and until it has unmounted it, so a status that it has written since no pod used the
+// claim tells. A disk that is unmounted and still attached is complete, and need not be detached: a
+// rack without hot-plug stops the node for that. A node that does not report tells nothing: its
+// instance may run on, until the disk is detached.
+func (r *run) unmounted(ctx context.Context, v view) (string, error) {
+	p := *v.plan
+	if err := v.guard(); err != nil {
+		return "", err
+	}
+	all, err := r.all(ctx, volumeAttachments, "")
 	if err != nil {
 		return "", err
 	}
-	for _, n := range nodes {
-		// The kubelet lists a volume here before it mounts it, and until it has unmounted it. A disk
-		// that is unmounted and still attached is complete, and need not be detached: a rack without
-		// hot-plug stops the node for that.
-		used, _ := n.at("status", "volumesInUse").([]any)
-		if slices.Contains(used, any("kubernetes.io/csi/"+volume.DriverName+"^"+p.Handle)) {
-			return "node " + n.name() + " to unmount the disk", nil
+	seen, waits := map[string]string{}, ""
+	maps.Copy(seen, p.Seen)
+	for _, a := range all {
+		if a.str("spec", "source", "persistentVolumeName") != p.Old {
+			continue
+		}
+		name := a.str("spec", "nodeName")
+		node, err := r.get(ctx, "nodes", "", name)
+		if err != nil {
+			return "", err
+		}
+		ready, report := node.report()
+		used, _ := node.at("status", "volumesInUse").([]any)
+		before, known := p.Seen[name]
+		uid, began := p.Nodes[name]
+		switch report = node.uid() + " " + report; {
+		case !known:
+			seen[name] = report
+			waits = "node " + name + " to report that the disk is unmounted (within five minutes)"
+		case !ready || began && node.uid() != uid || !strings.HasPrefix(before, node.uid()+" "):
+			waits = fmt.Sprintf("the disk to be detached from node %s, which is gone, was made again or is "+
+				"not ready, and may still write", name)
+		case slices.Contains(used, any("kubernetes.io/csi/"+volume.DriverName+"^"+p.Handle)):
+			waits = "node " + name + " to unmount the disk"
+		case before == report:
+			waits = "node " + name + " to report that the disk is unmounted (within five minutes)"
 		}
 	}
-	p.Stopped, p.Generation = true, v.workload.num("metadata", "generation")
-	return "", r.save(ctx, v.old, p, nil)
+	if p.Unmounted = waits == ""; !p.Unmounted && maps.Equal(seen, p.Seen) {
+		return waits, nil
+	}
+	p.Seen = seen
+	return waits, r.save(ctx, v.old, p, nil)
+}
+
+// report returns whether a node is ready, and when it said so last, by its own clock.
+func (o object) report() (ready bool, at string) {
+	for _, c := range o.list("status", "conditions") {
+		if c.str("type") == "Ready" {
+			return c.str("status") == "True", c.str("lastHeartbeatTime")
+		}
+	}
+	return false, ""
 }
 
 func (r *run) takeSnapshot(ctx context.Context, v view) (string, error) {
-	p := v.plan
+	p := *v.plan
+	if err := v.guard(); err != nil {
+		return "", err
+	}
 	switch {
-	case v.shot == nil && p.SnapshotClass == "":
-		return "", fmt.Errorf("the VolumeSnapshot %s is gone; repeat the command with --undo", p.Snapshot)
 	case v.shot == nil:
-		if err := v.guard(); err != nil {
+		class, err := r.get(ctx, snapshotClasses, "", p.SnapshotClass)
+		if err != nil {
 			return "", err
 		}
-		return "", r.create(ctx, object{"apiVersion": "snapshot.storage.k8s.io/v1",
-			"kind": "VolumeSnapshot", "metadata": object{"name": p.Snapshot, "namespace": p.Namespace,
-				"annotations": map[string]any{planKey: p.Old}},
+		if class.uid() != p.SnapshotClassUID {
+			return "", fmt.Errorf("the VolumeSnapshotClass %s is gone, or was made again; repeat the "+
+				"command with --undo", p.SnapshotClass)
+		}
+		return "", r.create(ctx, ownedBy(object{"apiVersion": "snapshot.storage.k8s.io/v1",
+			"kind": "VolumeSnapshot", "metadata": object{"name": p.Shot.Name, "namespace": p.Namespace,
+				"annotations": map[string]any{changeKey: p.mark()}},
 			"spec": object{"volumeSnapshotClassName": p.SnapshotClass,
-				"source": object{"persistentVolumeClaimName": p.Claim}}})
+				"source": object{"persistentVolumeClaimName": p.kept()}}}, v.kept))
 	case v.shot.str("status", "error", "message") != "":
-		return "VolumeSnapshot " + p.Snapshot + ": " + v.shot.str("status", "error", "message"), nil
+		return "VolumeSnapshot " + p.Shot.Name + ": " +
+			csierr.Plain(v.shot.str("status", "error", "message")), nil
+	case v.shot.at("status", "readyToUse") != true:
+		return "VolumeSnapshot " + p.Shot.Name, nil
 	}
-	return "VolumeSnapshot " + p.Snapshot, nil
+	shot, err := r.shotOf(ctx, v.shot, []string{p.Handle})
+	if err != nil {
+		return "", fmt.Errorf("%w; repeat the command with --undo", err)
+	}
+	p.Shot = shot
+	return "", r.save(ctx, v.old, p, nil)
+}
+
+// shotOf reads what a snapshot that is ready is of, and checks that it is of one of the disks.
+func (r *run) shotOf(ctx context.Context, o object, of []string) (shot, error) {
+	content, err := r.get(ctx, snapshotContents, "", o.str("status", "boundVolumeSnapshotContentName"))
+	if err == nil {
+		err = contentProblem(o, content, of)
+	}
+	return shot{Name: o.name(), UID: o.uid(), Content: content.name(), ContentUID: content.uid(),
+		Handle: content.str("status", "snapshotHandle")}, err
 }
 
 func (r *run) makeDisk(ctx context.Context, v view) (string, error) {
 	p := *v.plan
-	switch {
-	case v.temporary == nil && p.TemporaryUID != "":
+	if err := v.guard(); err != nil {
+		return "", err
+	}
+	switch t := v.temporary; {
+	case t == nil && p.TemporaryUID != "":
 		return "", fmt.Errorf("PersistentVolumeClaim %s was deleted, and its disk may still come; "+
-			"repeat the command with --undo", p.Temporary)
-	case v.temporary == nil:
-		if err := v.guard(); err != nil {
+			"repeat the command with --undo", p.temporary())
+	case t == nil:
+		return "", r.askForDisk(ctx, v)
+	case p.TemporaryUID == "":
+		p.TemporaryUID = t.uid()
+		return "", r.save(ctx, v.old, p, nil)
+	case t.uid() != p.TemporaryUID:
+		return "", fmt.Errorf("PersistentVolumeClaim %s was made again by somebody; repeat the command "+
+			"with --undo", p.temporary())
+	case t.str("status", "phase") == "Bound" && v.fresh != nil:
+		if err := v.prove(); err != nil {
 			return "", err
 		}
-		r.asked = true
-		return "", r.create(ctx, p.temporaryClaim())
-	case p.TemporaryUID == "":
-		p.TemporaryUID = v.temporary.uid()
+		p.New, p.NewHandle = v.fresh.name(), v.fresh.str("spec", "csi", "volumeHandle")
 		return "", r.save(ctx, v.old, p, nil)
-	case v.foreign != nil:
-		return "", fmt.Errorf("PersistentVolumeClaim %s was bound to PersistentVolume %s, which was not "+
-			"made for it; repeat the command with --undo", p.Temporary, v.foreign.name())
 	}
-	why, event, err := r.refusal(ctx, p)
+	return r.awaitDisk(ctx, v)
+}
+
+// askForDisk makes the temporary claim. What it refers to by name is what the plan has.
+func (r *run) askForDisk(ctx context.Context, v view) error {
+	p := v.plan
+	class, err := r.get(ctx, storageClasses, "", p.Manifest.str("spec", "storageClassName"))
+	if err != nil {
+		return err
+	}
+	shot, err := r.shotOf(ctx, v.shot, p.earlier())
+	switch {
+	case v.shot == nil || err == nil && shot != p.Shot:
+		return fmt.Errorf("the VolumeSnapshot %s is gone, or is of something else than when it was "+
+			"checked; repeat the command with --undo", p.Shot.Name)
+	case err != nil:
+		return err
+	case class.uid() != p.ClassUID:
+		return fmt.Errorf("the StorageClass %s is gone, or was made again; repeat the command with "+
+			"--undo", p.Manifest.str("spec", "storageClassName"))
+	}
+	r.asked = true
+	return r.create(ctx, ownedBy(p.temporaryClaim(), v.kept))
+}
+
+// awaitDisk waits for the new disk, and reports a refusal of the rack.
+func (r *run) awaitDisk(ctx context.Context, v view) (string, error) {
+	p := v.plan
+	why, event, err := r.refusal(ctx, *p)
 	if err != nil {
 		return "", err
 	}
+	refused := fmt.Errorf("the new disk could not be made: %s. Repeat the command with --continue when "+
+		"that is solved, or with --undo", why)
 	if p.Node != "" && v.temporary.annotation(selectedNode) == "" {
 		// The provisioner takes the node away when the rack has no room.
 		if r.asked {
-			return "", fmt.Errorf("the new disk could not be made: %s. Repeat the command with "+
-				"--continue when that is solved, or with --undo", why)
+			return "", refused
 		}
 		r.asked, r.before = true, event
 		return "", r.patch(ctx, v.temporary, object{
@@ -291,8 +389,7 @@ func (r *run) makeDisk(ctx context.Context, v view) (string, error) {
 	if !r.asked {
 		r.asked, r.before = true, event
 	} else if event != r.before && strings.Contains(why, string(csierr.RackFull)+":") {
-		return "", fmt.Errorf("the new disk could not be made: %s. Repeat the command with "+
-			"--continue when that is solved, or with --undo", why)
+		return "", refused
 	}
 	if why != "" {
 		why = " (last refusal: " + why + ")"
@@ -304,7 +401,7 @@ func (r *run) makeDisk(ctx context.Context, v view) (string, error) {
 // event has it.
 func (r *run) refusal(ctx context.Context, p plan) (why, event string, err error) {
 	events, err := r.all(ctx, "events", p.Namespace, "--field-selector=type=Warning,"+
-		"involvedObject.kind=PersistentVolumeClaim,involvedObject.name="+p.Temporary)
+		"involvedObject.kind=PersistentVolumeClaim,involvedObject.name="+p.temporary())
 	last := ""
 	for _, e := range events {
 		if at := e.str("lastTimestamp"); at >= last {
@@ -315,126 +412,167 @@ func (r *run) refusal(ctx context.Context, p plan) (why, event string, err error
 	return csierr.Plain(why), event, err
 }
 
-func (r *run) keepDisk(ctx context.Context, v view) (string, error) {
+// handOver gives the new disk, which has proven itself, to the claim.
+func (r *run) handOver(ctx context.Context, v view) (string, error) {
 	p := *v.plan
-	if v.fresh.annotation(replacesKey) == "" {
-		return "", r.patch(ctx, v.fresh, object{
-			"metadata": annotations(map[string]any{replacesKey: p.Old}),
-			"spec":     object{"persistentVolumeReclaimPolicy": "Retain"}})
-	}
-	p.New, p.TemporaryUID = v.fresh.name(), v.temporary.uid()
-	return "", r.save(ctx, v.old, p, nil)
-}
-
-// removeDisk has Kubernetes delete the new disk, which nobody has written: its PersistentVolume
-// belongs to the temporary claim again, and goes with it.
-func (r *run) removeDisk(ctx context.Context, v view) (string, error) {
-	// The provisioner takes the node away from a claim when it has given up.
-	asked := v.temporary.uid()
-	if v.plan.Node != "" && v.temporary.annotation(selectedNode) == "" {
-		asked = ""
-	}
-	switch p := *v.plan; {
-	case v.foreign != nil && v.foreign.str("spec", "persistentVolumeReclaimPolicy") != "Retain":
-		return "", fmt.Errorf("PersistentVolume %s, which was not made for PersistentVolumeClaim %s, "+
-			"would be deleted with it: give it the reclaim policy Retain, and repeat the command",
-			v.foreign.name(), p.Temporary)
-	case v.fresh != nil && p.New == "":
-		p.New, p.TemporaryUID = v.fresh.name(), v.fresh.str("spec", "claimRef", "uid")
+	if v.passed() && !p.Bound && v.fresh != nil {
+		p.Bound = true
 		return "", r.save(ctx, v.old, p, nil)
-	case v.fresh != nil && (v.fresh.str("spec", "persistentVolumeReclaimPolicy") != "Delete" ||
-		v.fresh.str("spec", "claimRef", "name") != p.Temporary):
-		return "", r.patch(ctx, v.fresh, object{"spec": object{"persistentVolumeReclaimPolicy": "Delete",
-			"claimRef": object{"name": p.Temporary, "uid": p.TemporaryUID}}})
-	case v.temporary != nil && p.New == "" && v.foreign == nil && p.TemporaryUID != asked:
-		// A disk that comes after the claim is gone is found by the claim's UID.
-		p.TemporaryUID = asked
-		return "", r.save(ctx, v.old, p, nil)
-	case v.temporary != nil:
-		return "the end of PersistentVolumeClaim " + p.Temporary, r.remove(ctx, v.temporary)
 	}
-	return "the end of PersistentVolume " + v.fresh.name(), nil
-}
-
-func (r *run) release(ctx context.Context, v view) (string, error) {
 	if err := v.guard(); err != nil {
 		return "", err
 	}
-	for _, c := range []object{v.claim, v.temporary} {
-		if c != nil {
-			return "the end of PersistentVolumeClaim " + c.name(), r.remove(ctx, c)
-		}
+	if err := v.prove(); err != nil {
+		return "", err
 	}
-	return "", nil
-}
-
-// restore makes the earlier claim again.
-func (r *run) restore(ctx context.Context, v view) (string, error) {
-	p := v.plan
+	ref := v.fresh.str("spec", "claimRef", "name")
 	switch {
+	case v.fresh.annotation(replacesKey) == "" ||
+		v.fresh.str("spec", "persistentVolumeReclaimPolicy") != "Retain":
+		return "", r.patch(ctx, v.fresh, object{
+			"metadata": annotations(map[string]any{replacesKey: p.Old}),
+			"spec":     object{"persistentVolumeReclaimPolicy": "Retain"}})
+	case v.temporary != nil:
+		return "the end of PersistentVolumeClaim " + p.temporary(), r.remove(ctx, v.temporary)
+	case !p.Handed:
+		p.Handed = true
+		return "", r.save(ctx, v.old, p, nil)
+	case v.claim == nil && (ref != p.Claim || v.fresh.str("spec", "claimRef", "uid") != ""):
+		return "", r.patch(ctx, v.fresh, object{"spec": reserve(p.Claim, nil)})
+	case v.claim == nil && v.homeless:
+		return "", fmt.Errorf("the namespace %s is gone. %s", p.Namespace, v.byHand())
+	case v.claim == nil:
+		return "", r.createOwned(ctx, p.newClaim(p.New))
 	case v.claim.deleting():
-		return "the end of PersistentVolumeClaim " + p.Claim + ", used by " + names(v.users), nil
-	case v.claim != nil && v.claim.str("spec", "volumeName") != p.Old:
-		return "", fmt.Errorf("another PersistentVolumeClaim %s/%s has been made meanwhile; if it "+
-			"holds nothing, delete it, and repeat the command", p.Namespace, p.Claim)
-	case v.claim != nil:
-		return "PersistentVolumeClaim " + p.Claim + " to be bound", nil
-	case v.old.str("spec", "claimRef", "uid") != "":
-		return "", r.patch(ctx, v.old, object{"spec": reserve(p.Claim)})
+		return "", fmt.Errorf("PersistentVolumeClaim %s is being deleted; so that its disk is not lost "+
+			"with it, PersistentVolume %s keeps the reclaim policy Retain. When it is gone, repeat the "+
+			"command with --continue, which makes it again", p.path(), p.New)
 	}
-	spec, _ := p.Manifest["spec"].(map[string]any)
-	return "", r.createOwned(ctx, p.claimOf(p.Claim, spec, nil))
+	return "PersistentVolumeClaim " + p.Claim + " to be bound", nil
 }
 
 func (r *run) start(ctx context.Context, v view) (string, error) {
 	p := *v.plan
 	switch {
-	case !p.Started && !v.replaced():
-		if err := v.guard(); err != nil {
-			return "", err
-		}
-		p.Started = true
-		return "", r.save(ctx, v.old, p, nil)
 	case v.fresh == nil:
-		return "", fmt.Errorf("PersistentVolume %s is gone, and the new disk may be gone with it; the "+
-			"earlier disk is in PersistentVolume %s, which keeps the reclaim policy Retain. To go back to "+
-			"it by hand, delete PersistentVolumeClaim %s/%s, remove the uid from the claimRef of %[2]s, "+
-			"make the claim again with volumeName %[2]s, and remove the annotation %[5]s from %[2]s", p.New,
-			p.Old, p.Namespace, p.Claim, planKey)
-	case v.claim == nil && v.fresh.str("spec", "claimRef", "uid") != "":
-		return "", r.patch(ctx, v.fresh, object{"spec": reserve(p.Claim)}) // it was deleted since
-	case v.claim == nil:
-		meta, _ := p.Manifest.at("metadata", "annotations").(map[string]any)
-		earlier := p.Handle
-		if text, _ := meta[earlierKey].(string); text != "" {
-			earlier = text + "," + p.Handle
-		}
-		return "", r.createOwned(ctx, p.claimOf(p.Claim, p.spec(object{"volumeName": p.New}),
-			map[string]any{earlierKey: earlier}))
-	case v.claim.deleting():
-		return "", fmt.Errorf("PersistentVolumeClaim %s/%s is being deleted; so that its disk is not "+
-			"lost with it, PersistentVolume %s keeps the reclaim policy Retain. When it is gone, repeat "+
-			"the command with --continue, which makes it again", p.Namespace, p.Claim, p.New)
-	case !v.replaced():
-		return "", v.guard()
-	case v.claim.str("status", "phase") != "Bound":
-		return "PersistentVolumeClaim " + p.Claim + " to be bound", nil
-	case v.scaledDown():
-		return "", r.scaleUp(ctx, p)
+		return "", v.tooLate()
+	case !v.bound(v.claim, v.fresh) || v.claim.deleting():
+		return "", fmt.Errorf("PersistentVolumeClaim %s is being deleted, or is not bound any more; "+
+			"repeat the command with --continue when it is gone", p.path())
+	case v.own(v.owner):
+		return r.scaleUp(ctx, v)
 	case p.Owner.Kind != "" && !v.mounted():
 		return "a pod of " + p.Owner.String() + " to run with the new disk" +
 			strings.TrimSuffix(", now "+names(v.users), ", now "), nil
 	case v.fresh.str("spec", "persistentVolumeReclaimPolicy") != p.Policy:
 		return "", r.patch(ctx, v.fresh, object{
 			"spec": object{"persistentVolumeReclaimPolicy": p.Policy}})
+	case v.shot != nil && v.own(v.shot):
+		return "the end of VolumeSnapshot " + p.Shot.Name, r.remove(ctx, v.shot)
+	case v.kept != nil:
+		return "the end of PersistentVolumeClaim " + p.kept(), r.remove(ctx, v.kept)
 	}
 	p.Finished = true
 	return "", r.save(ctx, v.old, p, nil)
 }
 
-// mounted reports whether a pod runs with the claim.
-func (v view) mounted() bool {
-	return slices.ContainsFunc(v.users, func(pod object) bool {
-		return pod.str("status", "phase") == "Running"
-	})
+// away reports whether the new disk is reserved for another claim than the temporary one.
+func (v view) away() bool {
+	return v.plan.New != "" && v.fresh != nil &&
+		v.fresh.str("spec", "claimRef", "name") != v.plan.temporary()
+}
+
+// takeBack takes the new disk out of the reach of a claim that a request under way may still make
+// for it. From then on it cannot have been bound to one.
+func (r *run) takeBack(ctx context.Context, v view) (string, error) {
+	p := *v.plan
+	if v.away() {
+		return "", r.patch(ctx, v.fresh, object{"spec": reserve(p.temporary(), p.TemporaryUID)})
+	}
+	p.Handed = false
+	return "", r.save(ctx, v.old, p, nil)
+}
+
+// restore makes the earlier claim again.
+func (r *run) restore(ctx context.Context, v view) (string, error) {
+	p, ref := *v.plan, v.old.str("spec", "claimRef", "name")
+	switch {
+	case v.stranger() != nil:
+		return "", v.stranger()
+	case v.original() && v.claim.deleting():
+		return "the end of PersistentVolumeClaim " + p.Claim + ", used by " + names(v.users), nil
+	case v.claim != nil && v.unborn():
+		return "the end of PersistentVolumeClaim " + p.Claim, r.remove(ctx, v.claim)
+	case v.temporary != nil:
+		return r.removeTemporary(ctx, v)
+	case v.kept != nil:
+		return "the end of PersistentVolumeClaim " + p.kept(), r.remove(ctx, v.kept)
+	case v.claim == nil && (ref != p.Claim || v.old.str("spec", "claimRef", "uid") != ""):
+		return "", r.patch(ctx, v.old, object{"spec": reserve(p.Claim, nil)})
+	case v.claim == nil:
+		spec, _ := p.Manifest["spec"].(map[string]any)
+		return "", r.createOwned(ctx, p.again(spec, nil))
+	}
+	return "PersistentVolumeClaim " + p.Claim + " to be bound", nil
+}
+
+// removeTemporary deletes the temporary claim, and with it the new disk, which nobody has written.
+func (r *run) removeTemporary(ctx context.Context, v view) (string, error) {
+	p, policy := *v.plan, v.fresh.str("spec", "persistentVolumeReclaimPolicy")
+	switch {
+	case p.TemporaryUID == "" || p.TemporaryUID != v.temporary.uid() && p.New == "":
+		p.TemporaryUID = v.temporary.uid() // a disk that comes later is found by it
+		return "", r.save(ctx, v.old, p, nil)
+	case v.fresh != nil && !v.madeFor() && policy != "Retain":
+		return "", fmt.Errorf("PersistentVolume %s, which was not made for PersistentVolumeClaim %s, "+
+			"would be deleted with it: give it the reclaim policy Retain, and repeat the command",
+			v.fresh.name(), p.temporary())
+	case v.fresh == nil && p.Retains:
+		r.say("    note: the provisioner may still make PersistentVolume %s, and its class retains it: "+
+			"if it comes, give it the reclaim policy Delete", volumeOf(p.TemporaryUID))
+	}
+	return "the end of PersistentVolumeClaim " + p.temporary(), r.remove(ctx, v.temporary)
+}
+
+// clean deletes what the change has made, when the claim has its earlier disk again.
+func (r *run) clean(ctx context.Context, v view) (string, error) {
+	switch p := v.plan; {
+	case v.temporary != nil:
+		return r.removeTemporary(ctx, v)
+	case v.kept != nil: // a request that was under way
+		return "the end of PersistentVolumeClaim " + p.kept(), r.remove(ctx, v.kept)
+	case v.shot != nil && v.own(v.shot):
+		return "the end of VolumeSnapshot " + v.shot.name(), r.remove(ctx, v.shot)
+	case !v.madeFor():
+		return "", fmt.Errorf("PersistentVolume %s was not made by this change, and is left alone: "+
+			"look at it, and repeat the command when it is gone", v.fresh.name())
+	case v.fresh.str("spec", "persistentVolumeReclaimPolicy") != "Delete":
+		return "", r.patch(ctx, v.fresh, object{
+			"spec": object{"persistentVolumeReclaimPolicy": "Delete"}})
+	}
+	return "the end of PersistentVolume " + v.fresh.name(), nil
+}
+
+// endUndoing removes the plan. If there is no claim to have the disk, it is kept.
+func (r *run) endUndoing(ctx context.Context, v view) (string, error) {
+	p := v.plan
+	switch {
+	case v.homeless:
+		r.say("the namespace %s is gone; PersistentVolume %s has the disk %s, and keeps the reclaim "+
+			"policy Retain", p.Namespace, p.Old, p.Handle)
+		return "", r.unrecord(ctx, v, "Retain")
+	case v.claim.deleting() || !v.bound(v.claim, v.old):
+		return "", fmt.Errorf("PersistentVolumeClaim %s is being deleted, or is gone; so that its disk "+
+			"is not lost with it, PersistentVolume %s keeps the reclaim policy Retain. Repeat the command "+
+			"with --undo, which makes it again", p.path(), p.Old)
+	case v.claim.annotation(planKey) != "":
+		return "", r.patch(ctx, v.claim, object{"metadata": annotations(map[string]any{planKey: nil})})
+	}
+	return "", r.unrecord(ctx, v, p.Policy)
+}
+
+// unrecord removes the plan, and gives the earlier PersistentVolume a reclaim policy.
+func (r *run) unrecord(ctx context.Context, v view, policy string) error {
+	return r.patch(ctx, v.old, object{"metadata": annotations(map[string]any{planKey: nil}),
+		"spec": object{"persistentVolumeReclaimPolicy": policy}})
 }

@@ -77,6 +77,26 @@ func TestTheTimesOfAnEvent(t *testing.T) {
 	}
 }
 
+func TestKubectlKeepsTheContextThatWasTheCurrentOne(t *testing.T) {
+	dir := t.TempDir()
+	script := "#!/bin/sh\nif test \"$1\" = config; then cat \"$0.current\"; else echo \"$@\"; fi\n"
+	kubectl := filepath.Join(dir, "kubectl")
+	for path, text := range map[string]string{kubectl: script, kubectl + ".current": "one\n"} {
+		if err := os.WriteFile(path, []byte(text), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("PATH", dir+string(os.PathListSeparator)+os.Getenv("PATH"))
+	pinned := Pinned(t.Context())
+	if err := os.WriteFile(kubectl+".current", []byte("two\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := pinned(t.Context(), nil, "get", "pods"); err != nil ||
+		string(out) != "get pods --context=one\n" {
+		t.Errorf("got %q, %v", out, err)
+	}
+}
+
 func TestKubectlDoesNotSeeTheToken(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Fatal("the driver's programs do not run on Windows")

@@ -26,7 +26,21 @@ func Kubectl(ctx context.Context, args ...string) ([]byte, error) {
 	return KubectlInput(ctx, nil, args...)
 }
 
-// KubectlInput is Kubectl with a standard input.
+// Pinned returns KubectlInput for the context that is the current one now, whatever another shell
+// selects meanwhile. Within a cluster there is none to select.
+func Pinned(ctx context.Context) func(ctx context.Context, stdin []byte, args ...string) ([]byte,
+	error) {
+	name, err := Kubectl(ctx, "config", "current-context")
+	if err != nil {
+		return KubectlInput
+	}
+	pin := "--context=" + strings.TrimSpace(string(name))
+	return func(ctx context.Context, stdin []byte, args ...string) ([]byte, error) {
+		return KubectlInput(ctx, stdin, append(slices.Clone(args), pin)...)
+	}
+}
+
+// KubectlInput is Kubectl with a standard input. kubectl does not outlive this process.
 func KubectlInput(ctx context.Context, stdin []byte, args ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, "kubectl", args...)
 	// kubectl may run plugins, which must not see the rack's token.
@@ -37,7 +51,7 @@ func KubectlInput(ctx context.Context, stdin []byte, args ...string) ([]byte, er
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	cmd.WaitDelay = 5 * time.Second
-	if err := cmd.Run(); err != nil {
+	if err := runMortal(cmd); err != nil {
 		// Before its own words kubectl may print what its library logs.
 		lines := strings.Split(strings.TrimSpace(stderr.String()), "\n")
 		return nil, fmt.Errorf("kubectl %s: %w: %s", args[0], err, csierr.Plain(lines[len(lines)-1]))
