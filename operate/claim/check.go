@@ -31,6 +31,10 @@ func (r *run) check(ctx context.Context) (p plan, old object, err error) {
 		return p, nil, fmt.Errorf("the volume of the claim has to be one of %s that is bound to it",
 			volume.DriverName)
 	}
+	if old.annotation(planKey) != "" {
+		return p, nil, fmt.Errorf("PersistentVolume %s has got a plan meanwhile: another run of this "+
+			"command changes the claim, or something else writes the annotation %s", old.name(), planKey)
+	}
 	if f := claim.foreignFinalizer(); f != "" {
 		return p, nil, fmt.Errorf("the claim has the finalizer %s: whoever set it has to let the "+
 			"claim go first", f)

@@ -206,14 +206,20 @@ func annotations(pairs map[string]any) object {
 	return object{"annotations": pairs}
 }
 
-// users returns the pods that use a claim or will, and have not ended.
-func users(pods []object, claim string) []object {
+// holders returns the pods that use a claim or will, or have used it: a deleted claim stays until
+// these are gone, too. users leaves out those that have ended.
+func holders(pods []object, claim string) []object {
 	return slices.DeleteFunc(slices.Clone(pods), func(pod object) bool {
+		return !slices.ContainsFunc(pod.list("spec", "volumes"), func(v object) bool {
+			return v.str("persistentVolumeClaim", "claimName") == claim
+		})
+	})
+}
+
+func users(pods []object, claim string) []object {
+	return slices.DeleteFunc(holders(pods, claim), func(pod object) bool {
 		phase := pod.str("status", "phase")
-		return phase == "Succeeded" || phase == "Failed" ||
-			!slices.ContainsFunc(pod.list("spec", "volumes"), func(v object) bool {
-				return v.str("persistentVolumeClaim", "claimName") == claim
-			})
+		return phase == "Succeeded" || phase == "Failed"
 	})
 }
 

@@ -262,7 +262,7 @@ func (r *run) until(ctx context.Context, title string, s step, ends bool) error 
 		if failed++; err == nil {
 			failed = 0
 		} else if failed == attempts || ctx.Err() != nil {
-			return err
+			return v.wayOn(err)
 		}
 		if waits != "" && waits != said {
 			r.say("    waits for %s", waits)
@@ -272,19 +272,28 @@ func (r *run) until(ctx context.Context, title string, s step, ends bool) error 
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-late:
-			if err != nil {
-				return err
+			if err == nil {
+				err = fmt.Errorf("waited %s for %s", r.Timeout, said)
 			}
-			how := "--continue, or with --undo"
-			if v.plan.Undo {
-				how = "--undo"
-			} else if v.passed() {
-				how = "--continue"
-			}
-			return fmt.Errorf("waited %s for %s; repeat the command with %s", r.Timeout, said, how)
+			return v.wayOn(err)
 		case <-time.After(r.Poll):
 		}
 	}
+}
+
+// wayOn adds to an error with which options the command goes on, unless it says so.
+func (v view) wayOn(err error) error {
+	how := "--continue, or with --undo"
+	switch {
+	case strings.Contains(err.Error(), "epeat the command"):
+		return err
+	case v.plan == nil:
+	case v.plan.Undo:
+		how = "--undo"
+	case v.passed():
+		how = "--continue"
+	}
+	return fmt.Errorf("%w; repeat the command with %s", err, how)
 }
 
 // forget ends a change: what was kept of the earlier disk goes the way of its reclaim policy.

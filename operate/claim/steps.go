@@ -194,11 +194,7 @@ func (r *run) unclaim(ctx context.Context, v view) (string, error) {
 		return "", r.patch(ctx, v.old, object{
 			"spec": object{"persistentVolumeReclaimPolicy": "Retain"}})
 	}
-	waits := "the end of PersistentVolumeClaim " + v.plan.Claim
-	if len(v.users) > 0 {
-		waits += ", used by " + names(v.users)
-	}
-	return waits, r.remove(ctx, v.claim)
+	return v.end(), r.remove(ctx, v.claim)
 }
 
 func (r *run) keep(ctx context.Context, v view) (string, error) {
@@ -444,9 +440,7 @@ func (r *run) handOver(ctx context.Context, v view) (string, error) {
 	case v.claim == nil:
 		return "", r.createOwned(ctx, p.newClaim(p.New))
 	case v.claim.deleting():
-		return "", fmt.Errorf("PersistentVolumeClaim %s is being deleted; so that its disk is not lost "+
-			"with it, PersistentVolume %s keeps the reclaim policy Retain. When it is gone, repeat the "+
-			"command with --continue, which makes it again", p.path(), p.New)
+		return v.end(), nil // PersistentVolume New keeps the reclaim policy Retain
 	}
 	return "PersistentVolumeClaim " + p.Claim + " to be bound", nil
 }
@@ -457,8 +451,8 @@ func (r *run) start(ctx context.Context, v view) (string, error) {
 	case v.fresh == nil:
 		return "", v.tooLate()
 	case !v.bound(v.claim, v.fresh) || v.claim.deleting():
-		return "", fmt.Errorf("PersistentVolumeClaim %s is being deleted, or is not bound any more; "+
-			"repeat the command with --continue when it is gone", p.path())
+		return "", fmt.Errorf("PersistentVolumeClaim %s is not bound any more; its disk is kept. Repeat "+
+			"the command with --continue, which makes it again after %s", p.path(), v.end())
 	case v.own(v.owner):
 		return r.scaleUp(ctx, v)
 	case p.Owner.Kind != "" && !v.mounted():
@@ -499,10 +493,10 @@ func (r *run) restore(ctx context.Context, v view) (string, error) {
 	switch {
 	case v.stranger() != nil:
 		return "", v.stranger()
-	case v.original() && v.claim.deleting():
-		return "the end of PersistentVolumeClaim " + p.Claim + ", used by " + names(v.users), nil
+	case v.claim.deleting():
+		return v.end(), nil
 	case v.claim != nil && v.unborn():
-		return "the end of PersistentVolumeClaim " + p.Claim, r.remove(ctx, v.claim)
+		return v.end(), r.remove(ctx, v.claim)
 	case v.temporary != nil:
 		return r.removeTemporary(ctx, v)
 	case v.kept != nil:
@@ -562,9 +556,8 @@ func (r *run) endUndoing(ctx context.Context, v view) (string, error) {
 			"policy Retain", p.Namespace, p.Old, p.Handle)
 		return "", r.unrecord(ctx, v, "Retain")
 	case v.claim.deleting() || !v.bound(v.claim, v.old):
-		return "", fmt.Errorf("PersistentVolumeClaim %s is being deleted, or is gone; so that its disk "+
-			"is not lost with it, PersistentVolume %s keeps the reclaim policy Retain. Repeat the command "+
-			"with --undo, which makes it again", p.path(), p.Old)
+		return "", fmt.Errorf("PersistentVolumeClaim %s is being deleted, or is gone; its disk is kept. "+
+			"Repeat the command with --undo, which makes it again after %s", p.path(), v.end())
 	case v.claim.annotation(planKey) != "":
 		return "", r.patch(ctx, v.claim, object{"metadata": annotations(map[string]any{planKey: nil})})
 	}

@@ -13,7 +13,7 @@ import (
 type view struct {
 	plan                                                     *plan
 	old, fresh, claim, kept, temporary, shot, owner, content object
-	users                                                    []object // pods of the claim
+	users, holders                                           []object // pods of the claim
 	intruders                                                []object // pods of the command's own claims
 	homeless                                                 bool     // the namespace is gone
 }
@@ -75,7 +75,7 @@ func (r *run) look(ctx context.Context) (v view, err error) {
 		v.homeless = err == nil && namespace == nil
 	}
 	pods, err := r.all(ctx, "pods", p.Namespace)
-	v.users = users(pods, p.Claim)
+	v.users, v.holders = users(pods, p.Claim), holders(pods, p.Claim)
 	v.intruders = append(users(pods, p.kept()), users(pods, p.temporary())...)
 	return v, err
 }
@@ -186,6 +186,16 @@ func (v view) prove() error {
 		return differs("disk", handle, p.NewHandle)
 	}
 	return nil
+}
+
+// end says for what the end of the claim waits.
+func (v view) end() string {
+	text := "the end of PersistentVolumeClaim " + v.plan.Claim
+	if len(v.holders) > 0 {
+		text += ", which these pods keep: " + names(v.holders) + " (stop them; delete those that have " +
+			"ended)"
+	}
+	return text
 }
 
 // mounted reports whether a pod runs with the claim.
