@@ -58,7 +58,7 @@ func (r *run) check(ctx context.Context) (p plan, old object, err error) {
 	}
 	for _, check := range []func(context.Context, object, object, *plan) error{
 		r.checkOwner, r.checkNodes, r.checkClass, r.checkSnapshot, r.checkSize, r.rehearse,
-		r.checkRights, r.checkQuota} {
+		r.checkQuota} {
 		if err := check(ctx, claim, old, &p); err != nil {
 			return p, nil, err
 		}
@@ -129,7 +129,7 @@ func (r *run) checkOwner(ctx context.Context, claim, _ object, p *plan) error {
 				"scale, and write the new size where it reads", p.Owner, key)
 		}
 	}
-	return r.patch(ctx, ofPod, scaled(p.Owner.Target, p.stopMark()), "--dry-run=server")
+	return r.patch(ctx, ofPod, scaled(p.Owner.Target, p.stopMark()), dryRun)
 }
 
 // checkNodes records which nodes have the disk. One that is made again meanwhile tells nothing.
@@ -314,10 +314,11 @@ func (r *run) checkSize(_ context.Context, _, _ object, p *plan) error {
 	return nil
 }
 
-// rehearse asks the API server whether it would admit the temporary claim, and the claim when it is
-// made again: an admission webhook or a ResourceQuota may refuse them, and so may Kubernetes if the
-// user has no right to what the claim refers to, such as an owner whose deletion it blocks.
-func (r *run) rehearse(ctx context.Context, _, _ object, p *plan) error {
+// rehearse asks the API server whether it would take every kind of change that the command makes:
+// an admission webhook or a ResourceQuota may refuse one, the user may lack a right to it, and so
+// may Kubernetes refuse the claim if the user has no right to what it refers to, such as an owner
+// whose deletion it blocks. Otherwise the change would end halfway, with the workload stopped.
+func (r *run) rehearse(ctx context.Context, claim, old object, p *plan) error {
 	text, err := json.Marshal(p)
 	if err != nil {
 		return err
@@ -325,15 +326,28 @@ func (r *run) rehearse(ctx context.Context, _, _ object, p *plan) error {
 	if len(text) > 200<<10 {
 		return errors.New("the claim's annotations are too large to be recorded with the plan")
 	}
-	for _, o := range []object{p.keptClaim(), p.temporaryClaim()} {
-		if err := r.create(ctx, o, "--dry-run=server"); err != nil {
-			return fmt.Errorf("the claim of a disk of the change would not be admitted: %w", err)
-		}
-	}
 	again := p.newClaim(p.Old)
 	again["metadata"].(object)["name"] = p.temporary() // the claim has its own name now
-	if err := r.createOwned(ctx, again, "--dry-run=server"); err != nil {
-		return fmt.Errorf("the claim would not be admitted when it is made again: %w", err)
+	for what, err := range map[string]error{
+		"the plan":                          r.patch(ctx, old, object{}, dryRun),
+		"the deletion of the claim":         r.remove(ctx, claim, dryRun),
+		"the mark of the claim":             r.patch(ctx, claim, object{}, dryRun),
+		"the claim of the earlier disk":     r.create(ctx, p.keptClaim(), dryRun),
+		"the claim of the new disk":         r.create(ctx, p.temporaryClaim(), dryRun),
+		"the claim, when it is made again,": r.createOwned(ctx, again, dryRun),
+		"the snapshot":                      r.rehearseSnapshot(ctx, *p),
+	} {
+		if err != nil {
+			return fmt.Errorf("%s would be refused: %w. Nothing has been changed; the rights that a "+
+				"change needs are in docs/howto/grow-a-volume.md", what, err)
+		}
 	}
 	return nil
+}
+
+func (r *run) rehearseSnapshot(ctx context.Context, p plan) error {
+	if p.SnapshotClass == "" {
+		return nil
+	}
+	return r.create(ctx, p.ownSnapshot(), dryRun)
 }

@@ -1,7 +1,6 @@
 package claim
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -433,49 +432,6 @@ func TestARefusalIsReportedAtOnceAndOnlyOnce(t *testing.T) {
 	}
 }
 
-func TestAChangeAsksForEveryRightThatItNeeds(t *testing.T) {
-	asked := map[right]bool{}
-	s := newStory(t, "Deployment", Grow)
-	s.c.lacks = func(r right) bool { asked[r] = true; return false }
-	s.c.dies(s.options(), 9, true)
-	s.c.does(s.resumes(true))
-	s.c.does(s.options())
-	s.c.run(s.c.options(s.claim, Forget)) //nolint:errcheck // what it needs counts
-	// These two are rehearsed.
-	for _, r := range []right{{"create", "persistentvolumeclaims"}} {
-		if !s.c.needed[r] {
-			t.Errorf("%v is not needed", r)
-		}
-		delete(s.c.needed, r)
-	}
-	for r := range s.c.needed {
-		if !asked[r] {
-			t.Errorf("%v is needed and not asked for", r)
-		}
-	}
-	for r := range asked {
-		if r.verb != "list" && r.verb != "get" && !s.c.needed[r] {
-			t.Errorf("%v is asked for and not needed", r)
-		}
-	}
-}
-
-func TestAnAPIServerThatDoesNotAnswerAboutRightsStopsNoChange(t *testing.T) {
-	s := newStory(t, "Deployment", Grow)
-	o := s.options()
-	kubectl := o.Kubectl
-	o.Kubectl = func(ctx context.Context, stdin []byte, args ...string) ([]byte, error) {
-		if strings.Contains(string(stdin), "SelfSubjectAccessReview") {
-			return nil, errors.New("exit status 1: Forbidden")
-		}
-		return kubectl(ctx, stdin, args...)
-	}
-	says := s.c.does(o)
-	if !strings.Contains(says, "your rights are not checked: exit status 1: Forbidden") {
-		t.Errorf("it does not say so:\n%s", says)
-	}
-}
-
 func TestWhatCannotWorkIsRefusedBeforeAnythingIsChanged(t *testing.T) {
 	type change = func(c *cluster, claim object, o *Options)
 	set := func(kind, ns, name string, value any, path ...string) change {
@@ -496,13 +452,6 @@ func TestWhatCannotWorkIsRefusedBeforeAnythingIsChanged(t *testing.T) {
 		"a local one":        set("StorageClass", "", "oxide-disk", "local", "parameters", "diskType"),
 		"makes no disks":     set("StorageClass", "", "oxide-disk", "other", "provisioner"),
 		"start the workload": set("CSINode", "", "n1", nil, "spec", "drivers"),
-		"needs: delete persistentvolumeclaims, create volumesnapshots. ": func(
-			c *cluster, _ object, _ *Options,
-		) {
-			c.lacks = func(r right) bool {
-				return r == right{"delete", "persistentvolumeclaims"} || r == right{"create", "volumesnapshots"}
-			}
-		},
 		"being scaled down": func(c *cluster, _ object, _ *Options) {
 			c.immortal = true
 			c.rescale(c.named("StatefulSet", "db", "web"), 1)
@@ -915,4 +864,23 @@ func TestAClaimThatIsDeletedAfterTheLastStepGetsItsNewDiskAgain(t *testing.T) {
 	s.c.refuses(s.resumes(true), "point of no return")
 	s.c.does(s.resumes(false))
 	s.whole(s.completed)
+}
+
+func TestAChangeIsRehearsedWithEveryRightThatItNeeds(t *testing.T) {
+	s := newStory(t, "Deployment", Grow)
+	s.c.dies(s.options(), 9, true)
+	s.c.does(s.resumes(true))
+	s.c.does(s.options())
+	s.c.does(s.c.options(s.claim, Forget))
+	for needs := range s.c.needed {
+		s := newStory(t, "Deployment", Grow)
+		s.c.lacks = func(r right) bool { return r == needs }
+		_, err := s.c.run(s.options())
+		if err == nil || !strings.Contains(err.Error(), "cannot "+needs.verb) || s.c.effects != 0 {
+			t.Errorf("without %v: got %v, and %d changes", needs, err, s.c.effects)
+		}
+	}
+	if len(s.c.needed) != 6 {
+		t.Errorf("it needed %v", s.c.needed)
+	}
 }

@@ -57,15 +57,14 @@ func (o object) controller() object {
 	return nil
 }
 
-// kinds maps the kinds that are changed, and those above a pod, to their API's path and resource.
-// scales is "yes" for those that the command scales.
-var kinds = map[string]struct{ api, resource, scales string }{
-	"PersistentVolume":      {"/api/v1", persistentVolumes, ""},
-	"PersistentVolumeClaim": {"/api/v1", claims, ""},
-	"VolumeSnapshot":        {"/apis/snapshot.storage.k8s.io/v1", "volumesnapshots", ""},
-	"Deployment":            {"", "deployments.apps", "yes"},
-	"StatefulSet":           {"", "statefulsets.apps", "yes"},
-	"ReplicaSet":            {"", "replicasets.apps", "no"},
+// kinds maps the kinds that are changed, and those above a pod, to their resource. scales is "yes"
+// for those that the command scales.
+var kinds = map[string]struct{ resource, scales string }{
+	"PersistentVolume":      {persistentVolumes, ""},
+	"PersistentVolumeClaim": {claims, ""},
+	"Deployment":            {"deployments.apps", "yes"},
+	"StatefulSet":           {"statefulsets.apps", "yes"},
+	"ReplicaSet":            {"replicasets.apps", "no"},
 }
 
 // Resources, with their group where kubectl needs it.
@@ -183,22 +182,26 @@ func (r *run) create(ctx context.Context, o object, flags ...string) error {
 	return err
 }
 
-// remove deletes exactly this object in the state in which it was read. kubectl delete has no such
-// condition, and would delete another object that has got the name meanwhile.
-func (r *run) remove(ctx context.Context, o object) error {
+// dryRun is the flag with which the API server only says whether it would make a change.
+const dryRun = "--dry-run=server"
+
+// remove deletes exactly this claim in the state in which it was read. kubectl delete has no such
+// condition, and would delete another one that has got the name meanwhile.
+func (r *run) remove(ctx context.Context, o object, flags ...string) error {
 	if o.deleting() {
 		return nil
 	}
-	kind := kinds[o.str("kind")]
-	path := kind.api + "/namespaces/" + o.str("metadata", "namespace") + "/" + kind.resource + "/" +
-		o.name()
-	body, err := json.Marshal(object{"kind": "DeleteOptions", "apiVersion": "v1",
-		"preconditions": object{"uid": o.uid(),
-			"resourceVersion": o.str("metadata", "resourceVersion")}})
+	options := object{"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": object{
+		"uid": o.uid(), "resourceVersion": o.str("metadata", "resourceVersion")}}
+	if slices.Contains(flags, dryRun) { // kubectl takes the flag only without --raw
+		options["dryRun"] = []string{"All"}
+	}
+	body, err := json.Marshal(options)
 	if err != nil {
 		return err
 	}
-	_, err = r.Kubectl(ctx, body, "delete", "--raw="+path, "--filename=-")
+	_, err = r.Kubectl(ctx, body, "delete", "--raw=/api/v1/namespaces/"+o.str("metadata",
+		"namespace")+"/"+claims+"/"+o.name(), "--filename=-")
 	return err
 }
 

@@ -45,20 +45,20 @@ type cluster struct {
 	hangs           bool              // it comes later
 	before          func(verb string) // is called before each command of kubectl
 
-	stops    int
-	written  []string // the contents that have to be on a disk that the user can reach
-	lost     int
-	foreign  []string               // the changes of what the command must not change
-	own      map[string]bool        // the UIDs of what the command has created
-	given    map[string]bool        // the UIDs of what the user gave to the command to change
-	origin   map[string]string      // the UID of the claim for which a disk was made
-	kept     map[string]bool        // the disks that a claim of the user has, or had
-	immortal bool                   // no pod ends
-	admits   func(o object) error   // refuses or changes what is to be created
-	stuck    bool                   // no snapshot ends
-	denied   func(kind string) bool // reports whether a kind must not be read
-	lacks    func(right) bool       // reports whether the user lacks a right
-	needed   map[right]bool         // the rights that the changes needed
+	stops             int
+	written           []string // the contents that have to be on a disk that the user can reach
+	lost              int
+	foreign           []string               // the changes of what the command must not change
+	own               map[string]bool        // the UIDs of what the command has created
+	given             map[string]bool        // the UIDs of what the user gave to the command to change
+	origin            map[string]string      // the UID of the claim for which a disk was made
+	kept              map[string]bool        // the disks that a claim of the user has, or had
+	immortal          bool                   // no pod ends
+	admits            func(o object) error   // refuses or changes what is to be created
+	stuck             bool                   // no snapshot ends
+	denied            func(kind string) bool // reports whether a kind must not be read
+	lacks             func(right) bool       // reports whether the user lacks a right
+	needed, rehearsed map[right]bool         // the rights that the changes needed, and that were tried
 }
 
 // making is a disk that the provisioner is making for a claim.
@@ -177,23 +177,25 @@ func (c *cluster) kubectl(_ context.Context, stdin []byte, args ...string) ([]by
 		return c.read(operands, flags)
 	case err != nil:
 		c.t.Fatal(err)
-	case operands[0] == "create" && o.str("kind") == "List":
-		return c.review(o)
-	}
-	if operands[0] == "create" {
-		if err := c.admit(o); err != nil || flags["--dry-run"] != "" {
-			return out(o, flags), err
-		}
 	}
 	act := map[string]func([]string, map[string]string, object) error{"patch": c.patch,
 		"create": c.create, "delete": c.remove}[operands[0]]
-	if operands[0] == "patch" && flags["--dry-run"] != "" {
-		return nil, nil
-	}
-	if act == nil || flags["--dry-run"] != "" {
+	if act == nil {
 		c.t.Fatalf("kubectl %q is not known here", args)
 	}
-	c.needs(operands, flags, o)
+	if operands[0] == "create" {
+		if err := c.admit(o); err != nil {
+			return nil, err
+		}
+	}
+	needs := c.needs(operands, flags, o)
+	if c.lacks != nil && c.lacks(needs) {
+		return nil, refused("Forbidden", "cannot %s %s", needs.verb, needs.resource)
+	}
+	if c.rehearsed[needs] = true; flags["--dry-run"] != "" || o.at("dryRun") != nil {
+		return nil, nil
+	}
+	c.needed[needs] = true
 	c.effects++
 	die := c.effects == c.killAt
 	if c.killed = die && !c.after; c.killed {
@@ -235,8 +237,11 @@ func (c *cluster) admit(o object) error {
 	return nil
 }
 
-// needs records which right a change needs.
-func (c *cluster) needs(operands []string, flags map[string]string, created object) {
+// right is a verb on a resource.
+type right struct{ verb, resource string }
+
+// needs returns which right a change needs.
+func (c *cluster) needs(operands []string, flags map[string]string, created object) right {
 	var resource string
 	switch operands[0] {
 	case "create":
@@ -247,27 +252,7 @@ func (c *cluster) needs(operands []string, flags map[string]string, created obje
 	default:
 		resource, _, _ = strings.Cut(operands[1], ".")
 	}
-	c.needed[right{operands[0], resource}] = true
-}
-
-// review answers reviews of the user's rights.
-func (c *cluster) review(list object) ([]byte, error) {
-	var out []byte
-	for _, item := range list.list("items") {
-		attributes := func(key string) string { return item.str("spec", "resourceAttributes", key) }
-		if namespace := attributes("namespace"); (namespace == "") !=
-			slices.Contains(global, kindOf(attributes("resource"))) {
-			c.t.Fatalf("a review has the wrong namespace: %v", item)
-		}
-		allowed := c.lacks == nil || !c.lacks(right{attributes("verb"), attributes("resource")})
-		item["status"] = object{"allowed": allowed}
-		text, err := json.Marshal(item)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, text...)
-	}
-	return out, nil
+	return right{operands[0], resource}
 }
 
 // kindOf returns the kind of a resource as the store's keys have it.
@@ -949,7 +934,7 @@ const (
 // its claim that was taken before its last write. A StatefulSet has three pods, and the claim is
 // that of the second one.
 func newCluster(t *testing.T, kind string) (c *cluster, claim string) {
-	c = &cluster{t: t, needed: map[right]bool{}, objects: map[string]object{},
+	c = &cluster{t: t, needed: map[right]bool{}, rehearsed: map[right]bool{}, objects: map[string]object{},
 		disks: map[string]string{}, shots: map[string]string{}, idle: map[string]int{},
 		nodes: map[string]*machine{}, own: map[string]bool{}, given: map[string]bool{},
 		origin: map[string]string{}, kept: map[string]bool{}}

@@ -256,6 +256,15 @@ func (p plan) temporaryClaim() object {
 	return p.own(p.temporary(), p.spec(p.Size, object{"dataSource": p.source()}), more)
 }
 
+// ownSnapshot returns the snapshot that the change takes of the earlier disk.
+func (p plan) ownSnapshot() object {
+	return object{"apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot",
+		"metadata": object{"name": p.Shot.Name, "namespace": p.Namespace,
+			"annotations": map[string]any{changeKey: p.mark()}},
+		"spec": object{"volumeSnapshotClassName": p.SnapshotClass,
+			"source": object{"persistentVolumeClaimName": p.kept()}}}
+}
+
 func (p plan) source() object {
 	return object{"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": p.Shot.Name}
 }

@@ -284,11 +284,7 @@ func (r *run) takeSnapshot(ctx context.Context, v view) (string, error) {
 			return "", fmt.Errorf("the VolumeSnapshotClass %s is gone, or was made again; repeat the "+
 				"command with --undo", p.SnapshotClass)
 		}
-		return "", r.create(ctx, ownedBy(object{"apiVersion": "snapshot.storage.k8s.io/v1",
-			"kind": "VolumeSnapshot", "metadata": object{"name": p.Shot.Name, "namespace": p.Namespace,
-				"annotations": map[string]any{changeKey: p.mark()}},
-			"spec": object{"volumeSnapshotClassName": p.SnapshotClass,
-				"source": object{"persistentVolumeClaimName": p.kept()}}}, v.kept))
+		return "", r.create(ctx, ownedBy(p.ownSnapshot(), v.kept))
 	case v.shot.str("status", "error", "message") != "":
 		return "VolumeSnapshot " + p.Shot.Name + ": " +
 			csierr.Plain(v.shot.str("status", "error", "message")), nil
@@ -461,10 +457,10 @@ func (r *run) start(ctx context.Context, v view) (string, error) {
 	case v.fresh.str("spec", "persistentVolumeReclaimPolicy") != p.Policy:
 		return "", r.patch(ctx, v.fresh, object{
 			"spec": object{"persistentVolumeReclaimPolicy": p.Policy}})
-	case v.shot != nil && v.own(v.shot):
-		return "the end of VolumeSnapshot " + p.Shot.Name, r.remove(ctx, v.shot)
-	case v.kept != nil:
+	case v.kept != nil: // Kubernetes collects the snapshot after it
 		return "the end of PersistentVolumeClaim " + p.kept(), r.remove(ctx, v.kept)
+	case v.shot != nil && v.own(v.shot):
+		return "the end of VolumeSnapshot " + p.Shot.Name, nil
 	}
 	p.Finished = true
 	return "", r.save(ctx, v.old, p, nil)
@@ -536,7 +532,7 @@ func (r *run) clean(ctx context.Context, v view) (string, error) {
 	case v.kept != nil: // a request that was under way
 		return "the end of PersistentVolumeClaim " + p.kept(), r.remove(ctx, v.kept)
 	case v.shot != nil && v.own(v.shot):
-		return "the end of VolumeSnapshot " + v.shot.name(), r.remove(ctx, v.shot)
+		return "the end of VolumeSnapshot " + v.shot.name(), nil // it went with the claim
 	case !v.madeFor():
 		return "", fmt.Errorf("PersistentVolume %s was not made by this change, and is left alone: "+
 			"look at it, and repeat the command when it is gone", v.fresh.name())
