@@ -138,16 +138,10 @@ func (s snapshotSpec) create(ctx context.Context) (*oxide.Snapshot, error) {
 		return s.unlessFaulted(ctx, snapshot)
 	case !rack.Definite(err):
 		return s.resolveCreate(ctx, err)
-	case errors.Is(err, oxide.ErrObjectAlreadyExists),
-		errors.Is(err, oxide.ErrInsufficientCapacity), errors.Is(err, oxide.ErrConflict),
-		rack.NotFound(err):
-		// The rack checks the disk, its lock and the space before the name, so each of these errors may
-		// hide a taken name.
-		return s.existing(ctx, err)
-	case rack.Refused(err):
-		return nil, s.explainRefusal(ctx, err)
 	}
-	return nil, rack.Error(ctx, doing, err)
+	// The rack checks the disk, its lock and the space before the name, so an error may hide a taken
+	// name; and an earlier call, which was answered otherwise, may have taken the snapshot.
+	return s.existing(ctx, err)
 }
 
 // unlessFaulted returns a snapshot that this call has made. One that is faulted it deletes, because
@@ -194,7 +188,7 @@ func (s snapshotSpec) existing(ctx context.Context, why error) (*oxide.Snapshot,
 			return nil, err
 		}
 		return nil, rack.VolumeNotFound(string(s.Disk))
-	case gone && errors.Is(why, oxide.ErrConflict):
+	case gone && (errors.Is(why, oxide.ErrConflict) || rack.Refused(why)):
 		return nil, s.explainRefusal(ctx, why)
 	case gone && errors.Is(why, oxide.ErrObjectAlreadyExists):
 		return nil, csierr.New(csierr.OperationPending, "the snapshot %s existed and is gone; repeat "+

@@ -99,7 +99,12 @@ func TestTakingSnapshots(t *testing.T) {
 		{"CS-10 of a faulted disk", script{shown("faulted")}, codes.FailedPrecondition,
 			csierr.DiskFaulted, ""},
 		{"CS-10 of a disk being created", script{shown("creating")}, codes.Aborted, csierr.DiskBusy, ""},
-	}.after(free, noTaking).try(t, snapshotRequest(), answer)
+	}.after(free, noTaking, noSnapName).try(t, snapshotRequest(), answer)
+	scriptedCalls{
+		{"CS-5 that an earlier request has taken, and this one may not", script{snapNamed("ready")},
+			codes.OK, "", ""},
+		{"that this token may not", script{noSnapName}, codes.PermissionDenied, csierr.RoleMissing, ""},
+	}.after(free, forbidden.To(postSnap)).try(t, snapshotRequest(), answer)
 	scriptedCalls{
 		{"of a volume that cannot be read", script{later.To(racktest.ViewDisk)}, codes.Unavailable,
 			csierr.RackUnavailable, ""},
