@@ -109,7 +109,8 @@ func (r *run) begin(ctx context.Context) error {
 	}
 	r.old = old.name()
 	if err := r.save(ctx, old, p, object{"persistentVolumeReclaimPolicy": "Retain"}); err != nil {
-		return fmt.Errorf("the plan could not be recorded, and nothing has been changed: %w", err)
+		return fmt.Errorf("the plan could not be recorded: %w. Nothing has been changed if the API server "+
+			"has refused it; else repeat the command with --undo first", err)
 	}
 	return r.forward(ctx)
 }
