@@ -2,7 +2,6 @@ package driver
 
 import (
 	"bytes"
-	"slices"
 	"strings"
 	"testing"
 
@@ -20,7 +19,6 @@ func TestAuditOptions(t *testing.T) {
 			return env[key]
 		}, &bytes.Buffer{})
 	}
-	deleting := []string{"--kubectl", "--delete", "--state-file=s"}
 	for _, test := range []struct {
 		name, without string
 		args          []string
@@ -28,22 +26,19 @@ func TestAuditOptions(t *testing.T) {
 	}{
 		{"a file", "", []string{"--volumes=f"}, ""},
 		{"kubectl, as JSON", "OXIDE_CLUSTER_ID", []string{"--kubectl", "--output=json"}, ""},
-		{"all of it", "", append(slices.Clone(deleting), "--older-than=10m", "--min-interval=10m",
-			"--assume-none=volumes,snapshots"), ""},
+		{"deleting", "", []string{"--kubectl", "--delete=f", "--min-age=1h"}, ""},
 		{"neither", "", nil, "--kubectl"},
 		{"both", "", []string{"--kubectl", "--volumes=f"}, "exactly one"},
 		{"no rack", "OXIDE_HOST", []string{"--kubectl"}, "OXIDE_HOST"},
 		{"no token", "OXIDE_TOKEN", []string{"--kubectl"}, "OXIDE_TOKEN"},
 		{"no project", "OXIDE_PROJECT", []string{"--kubectl"}, "OXIDE_PROJECT"},
-		{"deleting without memory", "", []string{"--kubectl", "--delete"}, "--state-file"},
-		{"deleting without a cluster's id", "OXIDE_CLUSTER_ID", deleting, "OXIDE_CLUSTER_ID"},
-		{"deleting what is young", "", append(slices.Clone(deleting), "--older-than=9m"), "10m"},
-		{"deleting in haste", "", append(slices.Clone(deleting), "--min-interval=1s"), "10m"},
-		{"deleting many", "", append(slices.Clone(deleting), "--at-most=500"), ""},
-		{"deleting none", "", append(slices.Clone(deleting), "--at-most=0"), "--at-most"},
+		{"deleting by a list that may be half of it", "", []string{"--volumes=-", "--delete=f"},
+			"needs --kubectl"},
+		{"deleting without a cluster's id", "OXIDE_CLUSTER_ID", []string{"--kubectl", "--delete=f"},
+			"OXIDE_CLUSTER_ID"},
+		{"deleting what nobody names", "", []string{"--kubectl", "--delete"}, "needs an argument"},
 		{"what is not made yet", "", []string{"--kubectl", "--min-age=-1s"}, "--min-age"},
 		{"another format", "", []string{"--kubectl", "--output=yaml"}, "table or json"},
-		{"another kind", "", []string{"--kubectl", "--assume-none=pods"}, "volumes, snapshots"},
 		{"a word too many", "", []string{"--kubectl", "now"}, "flags only"},
 		{"a flag of the plugin's", "", []string{"--kubectl", "--mode=node"}, "mode"},
 	} {

@@ -54,8 +54,8 @@ func describeAuditReports(f *fixture) {
 					return errOf(f.ctl.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: lost}))
 				})
 			}, NodeTimeout(callTimeout))
-			report := f.audit(ctx,
-				"--volumes="+kubernetes(auditFiles()+"/wanted", []*csi.Volume{wanted}))
+			report := f.audit(f.auditCommand(ctx, "--volumes="+f.kubernetes(ctx,
+				auditFiles()+"/wanted", []*csi.Volume{wanted})))
 			Expect(report.status).To(Equal(2), report.log)
 			Expect(report.orphans()).To(ConsistOf(lost))
 			Expect(report.Orphans[0].CSIName).To(Equal(req.GetName()))
@@ -76,13 +76,13 @@ func describeAuditReports(f *fixture) {
 			byHand := f.rackDisk(ctx, fresh("static"), f.rack.Project)
 			wantedFile := auditFiles() + "/wanted"
 			Expect(os.WriteFile(wantedFile, []byte(wanted.GetVolumeId()+"\n"), 0o600)).To(Succeed())
-			report := f.audit(ctx, "--volumes="+wantedFile)
+			report := f.audit(f.auditCommand(ctx, "--volumes="+wantedFile))
 			Expect(report.status).To(BeZero(), report.log)
 			Expect(report.Owned).To(Equal(1))
 
-			kubernetes(wantedFile, []*csi.Volume{wanted, {VolumeId: byHand.Id}, {VolumeId: someUUID},
+			f.kubernetes(ctx, wantedFile, []*csi.Volume{wanted, {VolumeId: byHand.Id}, {VolumeId: someUUID},
 				{VolumeId: "by-name"}})
-			report = f.audit(ctx, "--volumes="+wantedFile)
+			report = f.audit(f.auditCommand(ctx, "--volumes="+wantedFile))
 			Expect(report.status).To(Equal(2), report.log)
 			Expect(report.orphans()).To(BeEmpty())
 			Expect(report.Missing).To(HaveLen(2))
@@ -102,7 +102,7 @@ func describeAuditReports(f *fixture) {
 }
 
 func describeAuditDeletions(f *fixture) {
-	It("D-69 deletes only old, detached disks that it saw twice", func(ctx SpecContext) {
+	It("D-69 deletes the detached disks and snapshots that a person names", func(ctx SpecContext) {
 		other := f.controller(ctx,
 			harness.PluginOptions{Env: map[string]string{"OXIDE_CLUSTER_ID": "two"}})
 		resp := expectOK(ctx, other.Controller().CreateVolume,
@@ -110,45 +110,40 @@ func describeAuditDeletions(f *fixture) {
 		f.removedLater(resp.GetVolume().GetVolumeId())
 		wanted := f.volume(ctx)
 		kept := f.snapshotted(ctx, wanted)
-		lostSnapshot := f.snapshotted(ctx, wanted)
-		lost, used := f.orphan(ctx), f.orphan(ctx)
+		lostSnapshot := f.snapshotted(ctx, wanted).GetSnapshotId()
+		lost, used, unnamed := f.orphan(ctx), f.orphan(ctx), f.orphan(ctx)
 		f.published(ctx, &csi.Volume{VolumeId: used}, "a")
 		byHand := f.rackDisk(ctx, fresh("by-hand"), f.rack.Project)
 		dir := auditFiles()
-		wantedFile := kubernetes(dir+"/wanted", []*csi.Volume{wanted}, kept)
-		args := []string{"--delete", "--volumes=" + wantedFile, "--state-file=" + dir + "/state"}
-		f.showAged(ctx)
-		for range 2 {
-			report := f.audit(ctx, args...)
-			Expect(report.status).To(Equal(2), report.log)
-			Expect(report.orphans()).To(ConsistOf(lost, used, lostSnapshot.GetSnapshotId()))
-			Expect(report.Deleted).To(BeZero())
-		}
-		ageFirstSeen(dir + "/state")
-		report := f.audit(ctx, args...)
-		f.clearFaults(ctx)
-		Expect(report.status).To(Equal(2), "the one in use is left: %s", report.log)
+		list := f.kubernetes(ctx, dir+"/list", []*csi.Volume{wanted}, kept)
+		report := f.audit(f.kubectlCommand(ctx, list))
+		Expect(report.status).To(Equal(2), report.log)
+		Expect(report.orphans()).To(ConsistOf(lost, used, unnamed, lostSnapshot))
+		report = f.audit(f.kubectlCommand(ctx, list,
+			"--delete="+named(dir+"/report", report, lost, used, lostSnapshot)))
+		Expect(report.status).To(Equal(2), "two are left: %s", report.log)
 		Expect(report.Deleted).To(Equal(2), "%+v", report)
+		Expect(report.Kept).To(HaveLen(1))
+		Expect(report.Kept[0].Reason).To(ContainSubstring(f.rack.Instance("a").ID))
 		Expect(report.log).To(ContainSubstring("deleted the disk " + lost))
-		Expect(f.ids(ctx)).To(ConsistOf(wanted.GetVolumeId(), used, byHand.Id,
+		Expect(f.ids(ctx)).To(ConsistOf(wanted.GetVolumeId(), used, unnamed, byHand.Id,
 			resp.GetVolume().GetVolumeId()))
-		list := expectOK(ctx, f.ctl.ListSnapshots, &csi.ListSnapshotsRequest{})
-		Expect(list.GetEntries()).To(HaveLen(1))
-		Expect(list.GetEntries()[0].GetSnapshot().GetSnapshotId()).To(Equal(kept.GetSnapshotId()))
+		entries := expectOK(ctx, f.ctl.ListSnapshots, &csi.ListSnapshotsRequest{}).GetEntries()
+		Expect(entries).To(HaveLen(1))
+		Expect(entries[0].GetSnapshot().GetSnapshotId()).To(Equal(kept.GetSnapshotId()))
 	})
 
 	It("B-10 continues after it was killed between two deletions", func(ctx SpecContext) {
 		wanted := f.volume(ctx)
 		lost := []string{f.orphan(ctx), f.orphan(ctx), f.orphan(ctx)}
 		dir := auditFiles()
-		args := []string{"--delete", "--state-file=" + dir + "/state",
-			"--volumes=" + kubernetes(dir+"/wanted", []*csi.Volume{wanted})}
-		f.showAged(ctx)
-		Expect(f.audit(ctx, args...).orphans()).To(ConsistOf(lost))
-		ageFirstSeen(dir + "/state")
+		list := f.kubernetes(ctx, dir+"/list", []*csi.Volume{wanted})
+		report := f.audit(f.kubectlCommand(ctx, list))
+		Expect(report.orphans()).To(ConsistOf(lost))
+		toDelete := "--delete=" + named(dir+"/report", report, lost...)
 		f.fault(ctx, adminapi.Fault{Operation: "disk_delete", Skip: 1, Phase: adminapi.Before,
 			Hang: adminapi.Duration(30 * time.Second)})
-		cmd := f.auditCommand(ctx, args...)
+		cmd := f.kubectlCommand(ctx, list, toDelete)
 		log := &bytes.Buffer{}
 		cmd.Stderr = log
 		before := f.deletions(ctx)
@@ -163,9 +158,7 @@ func describeAuditDeletions(f *fixture) {
 		_ = cmd.Wait()
 		f.clearFaults(ctx)
 		Expect(f.ids(ctx)).To(HaveLen(3), log.String())
-		f.showAged(ctx)
-		report := f.audit(ctx, args...)
-		f.clearFaults(ctx)
+		report = f.audit(f.kubectlCommand(ctx, list, toDelete))
 		Expect(report.Deleted).To(Equal(2), "%+v", report)
 		Expect(report.status).To(BeZero(), report.log)
 		Expect(f.ids(ctx)).To(ConsistOf(wanted.GetVolumeId()))
@@ -175,31 +168,31 @@ func describeAuditDeletions(f *fixture) {
 func describeAuditRefusals(f *fixture) {
 	// The orphan fulfils every condition for its deletion. Only the list or the rack's answer is
 	// wrong.
-	DescribeTable("D-69 deletes nothing on", func(ctx SpecContext, status int,
-		spoil func(ctx context.Context, dir string) (list string),
+	DescribeTable("D-69 deletes nothing on", func(ctx SpecContext,
+		spoil func(ctx context.Context, list string),
 	) {
 		wanted, lost := f.volume(ctx), f.orphan(ctx)
 		dir := auditFiles()
-		stateFile := "--state-file=" + dir + "/state"
-		wantedFile := "--volumes=" + kubernetes(dir+"/wanted", []*csi.Volume{wanted})
-		f.showAged(ctx)
-		Expect(f.audit(ctx, wantedFile, stateFile).orphans()).To(ConsistOf(lost))
-		ageFirstSeen(dir + "/state")
-		report := f.audit(ctx, "--delete", stateFile, "--volumes="+spoil(ctx, dir))
+		list := f.kubernetes(ctx, dir+"/list", []*csi.Volume{wanted})
+		report := f.audit(f.kubectlCommand(ctx, list))
+		Expect(report.orphans()).To(ConsistOf(lost))
+		spoil(ctx, list)
+		report = f.audit(f.kubectlCommand(ctx, list, "--delete="+named(dir+"/report", report, lost)))
 		f.clearFaults(ctx)
-		Expect(report.status).To(Equal(status), "%+v", report)
+		Expect(report.status).To(Equal(1), "%+v", report)
 		Expect(report.Deleted).To(BeZero())
 		Expect(f.ids(ctx)).To(ConsistOf(wanted.GetVolumeId(), lost))
 	},
-		Entry("D-69 an empty list", 2, func(_ context.Context, dir string) string {
-			return kubernetes(dir+"/other", nil)
+		Entry("D-69 an empty list", func(ctx context.Context, list string) {
+			f.kubernetes(ctx, list, nil)
 		}),
-		Entry("D-69 a rack that fails at the second page", 1, func(ctx context.Context,
-			dir string) string {
-			f.clearFaults(ctx)
+		Entry("D-69 the list of another time, as after a restore of etcd", func(ctx context.Context,
+			list string) {
+			f.kubernetes(ctx, list, []*csi.Volume{{VolumeId: someUUID}})
+		}),
+		Entry("D-69 a rack that fails at the second page", func(ctx context.Context, _ string) {
 			f.fault(ctx, adminapi.Fault{Operation: "disk_list", Skip: 1, Phase: adminapi.Instead,
 				Response: &adminapi.Response{Status: http.StatusServiceUnavailable}})
-			return dir + "/wanted"
 		}),
 	)
 }

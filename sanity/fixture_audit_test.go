@@ -4,12 +4,16 @@ package sanity
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -26,13 +30,15 @@ type auditReport struct {
 	Deleted  int `json:"deleted"`
 	TooYoung int `json:"tooYoung"`
 	Orphans  []struct {
-		ID, State, AttachedTo, CSIName, Claim, SkipReason string
-		Deleted                                           bool
+		ID, State, AttachedTo, CSIName, Claim string
+		Deleted                               bool
 	} `json:"orphans"`
+	Kept    []struct{ ID, Reason string }   `json:"kept"`
 	Missing []struct{ ID, WantedBy string } `json:"missing"`
 	Static  []struct{ ID, Why string }      `json:"static"`
 
 	status int
+	text   []byte
 	log    string
 }
 
@@ -53,14 +59,24 @@ func (f *fixture) auditCommand(ctx context.Context, args ...string) *exec.Cmd {
 		"--min-age=0s"}, args...)...)
 }
 
-// audit runs an audit to its end.
-func (f *fixture) audit(ctx context.Context, args ...string) auditReport {
+// kubectlCommand is an audit of the cluster of which kubectl prints the list.
+func (f *fixture) kubectlCommand(ctx context.Context, list string, args ...string) *exec.Cmd {
 	GinkgoHelper()
-	cmd := f.auditCommand(ctx, args...)
+	dir := filepath.Dir(list)
+	Expect(os.WriteFile(dir+"/kubectl", []byte("#!/bin/sh\n"+
+		"test \"$2\" = customresourcedefinitions || cat "+list+"\n"), 0o700)).To(Succeed())
+	cmd := f.auditCommand(ctx, append([]string{"--kubectl"}, args...)...)
+	cmd.Env = append(cmd.Env, "PATH="+dir+":"+os.Getenv("PATH"))
+	return cmd
+}
+
+// audit runs an audit to its end.
+func (f *fixture) audit(cmd *exec.Cmd) auditReport {
+	GinkgoHelper()
 	var out, log bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &log
 	_ = cmd.Run()
-	report := auditReport{status: cmd.ProcessState.ExitCode(), log: log.String()}
+	report := auditReport{status: cmd.ProcessState.ExitCode(), text: out.Bytes(), log: log.String()}
 	if out.Len() > 0 {
 		Expect(json.Unmarshal(out.Bytes(), &report)).To(Succeed(), out.String())
 	}
@@ -68,7 +84,7 @@ func (f *fixture) audit(ctx context.Context, args ...string) auditReport {
 	return report
 }
 
-// auditFiles creates a directory for the lists and state files of one spec.
+// auditFiles creates a directory for the lists and reports of one spec.
 func auditFiles() string {
 	GinkgoHelper()
 	dir, err := os.MkdirTemp("", "audit-")
@@ -78,12 +94,20 @@ func auditFiles() string {
 }
 
 // kubernetes writes the output of kubectl for a cluster with these volumes and snapshots.
-func kubernetes(path string, volumes []*csi.Volume, snapshots ...*csi.Snapshot) string {
+func (f *fixture) kubernetes(ctx context.Context, path string, volumes []*csi.Volume,
+	snapshots ...*csi.Snapshot) string {
 	GinkgoHelper()
+	names := map[string]string{} // the external provisioner calls a PersistentVolume as the volume
+	for _, disk := range f.disks(ctx) {
+		var tag struct{ Name string }
+		_, text, _ := strings.Cut(disk.Description, " ")
+		_ = json.Unmarshal([]byte(text), &tag) // another disk has no tag
+		names[disk.Id] = tag.Name
+	}
 	items := []any{}
 	for i, v := range volumes {
 		items = append(items, map[string]any{"kind": "PersistentVolume",
-			"metadata": map[string]any{"name": fmt.Sprintf("pv-%d", i)},
+			"metadata": map[string]any{"name": cmp.Or(names[v.GetVolumeId()], fmt.Sprintf("pv-%d", i))},
 			"spec": map[string]any{"csi": map[string]any{"driver": "csi.oxide.computer",
 				"volumeHandle": v.GetVolumeId()}}})
 	}
@@ -103,39 +127,23 @@ func kubernetes(path string, volumes []*csi.Volume, snapshots ...*csi.Snapshot) 
 	return path
 }
 
-// showAged makes the rack report every object as three days old, until honest is called.
-func (f *faultFixture) showAged(ctx context.Context) {
-	GinkgoHelper()
-	for noun, path := range map[string]string{"disk": "/v1/disks", "snapshot": "/v1/snapshots"} {
-		page := f.rackPage(ctx, path)
-		for _, item := range page["items"].([]any) {
-			object := item.(map[string]any)
-			object["time_created"] = time.Now().Add(-72 * time.Hour).UTC().Truncate(time.Hour)
-			f.answer(ctx, noun+"_view", object["id"].(string), object)
-		}
-		page["next_page"] = nil
-		f.answer(ctx, noun+"_list", "", page)
-	}
-}
-
 func (f *faultFixture) clearFaults(ctx context.Context) {
 	GinkgoHelper()
 	Expect(f.rack.Admin.ClearFaults(ctx)).To(Succeed())
 }
 
-// ageFirstSeen moves every first-seen time in a state file two hours back, instead of waiting.
-func ageFirstSeen(path string) {
+// named writes what is left of a report when a person keeps only the orphans with these ids.
+func named(path string, report auditReport, ids ...string) string {
 	GinkgoHelper()
-	data, err := os.ReadFile(path)
-	Expect(err).NotTo(HaveOccurred())
-	var state map[string]any
-	Expect(json.Unmarshal(data, &state)).To(Succeed())
-	for _, object := range state["objects"].(map[string]any) {
-		object.(map[string]any)["firstSeen"] = time.Now().Add(-2 * time.Hour).UTC()
-	}
-	data, err = json.Marshal(state)
+	var whole map[string]any
+	Expect(json.Unmarshal(report.text, &whole)).To(Succeed())
+	whole["orphans"] = slices.DeleteFunc(whole["orphans"].([]any), func(o any) bool {
+		return !slices.Contains(ids, o.(map[string]any)["id"].(string))
+	})
+	data, err := json.Marshal(whole)
 	Expect(err).NotTo(HaveOccurred())
 	Expect(os.WriteFile(path, data, 0o600)).To(Succeed())
+	return path
 }
 
 // orphan creates a volume that no list contains. It is deleted when the spec ends.

@@ -1,3 +1,9 @@
+// Package audit finds orphans: disks and snapshots that the driver made on a rack and that nobody
+// wants any more, because a create was never repeated or a volume was deleted without the driver.
+// It reports. It deletes only what a person names, after it has proved again that it is an orphan.
+//
+// Files: options.go (flags), audit.go (the comparison), inventory.go (the objects on the rack),
+// wanted.go (the list of wanted objects), delete.go (the deletion), report.go.
 package audit
 
 import (
@@ -13,25 +19,18 @@ import (
 )
 
 // Run compares what the driver made on the rack for a cluster with the wanted volumes and
-// snapshots, and writes a report to out. It deletes orphans only if the options ask for it, and
-// logs each deletion at once. It reports whether orphans or missing volumes are left.
-//
-// The order makes it safe: the rack is listed before and after the wanted volumes are read, so an
-// orphan existed before that list was made and still exists after it. A list that cannot be read
-// completely is an error, never a shorter list.
+// snapshots, and writes a report to out. It deletes the orphans that the options name, and logs
+// each deletion at once. It reports whether orphans or missing volumes are left.
 func Run(ctx context.Context, client *rack.Client, clusterID string, o Options, out,
 	log io.Writer) (found bool, err error) {
-	a := &audit{
-		options: o,
-		rack:    &ownedRack{client, clusterID},
-		source:  o.wantedSource(),
-		log:     log,
-	}
-	if err := a.compare(ctx); err != nil {
+	a := &audit{options: o, rack: &ownedRack{client, clusterID}, log: log}
+	c, err := a.compare(ctx)
+	if err != nil {
 		return false, plainError(err)
 	}
-	if o.Delete {
-		err = plainError(a.deleteOrphans(ctx))
+	a.report = c.report
+	if o.Delete != "" {
+		err = plainError(a.deleteNamed(ctx, c))
 	}
 	// Report what was done even if the rest failed.
 	return a.report.found(), errors.Join(err, a.report.write(o.JSON, out, log))
@@ -49,138 +48,118 @@ func plainError(err error) error {
 type audit struct {
 	options Options
 	rack    *ownedRack
-	source  wantedSource
 	log     io.Writer
-
-	wanted wanted
-	trust  trust
-	state  state
-	report report
+	report  *report
 }
 
-// compare lists the rack and the wanted volumes, fills the report, and saves the orphans for the
-// next audit.
-func (a *audit) compare(ctx context.Context) error {
+// comparison is what the rack has and what the list of wanted objects names, at one time.
+type comparison struct {
+	before, now inventory // before and after the list was read
+	wanted      *wanted
+	minAge      time.Duration
+	report      *report
+}
+
+// compare lists the rack before and after it reads the wanted volumes, so an orphan existed before
+// that list was made and still exists after it. A list that cannot be read completely is an error,
+// never a shorter list.
+func (a *audit) compare(ctx context.Context) (*comparison, error) {
 	world, err := a.rack.World(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	earlier, err := readState(a.options.StateFile, a.rack.ClusterID, world.Project)
-	if err != nil {
-		return fmt.Errorf("--state-file: %w", err)
+	c := comparison{minAge: a.options.MinAge}
+	if c.before, err = a.rack.list(ctx); err != nil {
+		return nil, err
 	}
-	before, err := a.rack.list(ctx)
-	if err != nil {
-		return err
+	if c.wanted, err = a.options.read(ctx); err != nil {
+		return nil, err
 	}
-	if a.wanted, err = a.source.read(ctx); err != nil {
-		return err
+	if c.now, err = a.rack.list(ctx); err != nil {
+		return nil, err
 	}
-	now, err := a.rack.list(ctx)
-	if err != nil {
-		return err
+	c.report = &report{
+		Cluster: a.rack.ClusterID, Project: world.Project, ListedAt: c.wanted.listedAt.UTC(),
+		Wanted:  len(c.wanted.handles),
+		Orphans: []*listed{}, Missing: []finding{}, Static: []*listed{}, Kept: []finding{},
 	}
-	a.report = report{
-		Cluster: a.rack.ClusterID, Project: world.Project, ListedAt: a.wanted.listedAt.UTC(),
-		Owned: len(now.owned), Wanted: len(a.wanted.Handles),
-		Orphans: []*orphan{}, Missing: []missingObject{}, Static: []staticObject{},
+	if err := a.findMissing(ctx, &c); err != nil {
+		return nil, err
 	}
-	if err := a.findMissing(ctx, now); err != nil {
-		return err
-	}
-	a.trust = a.wanted.trust(now, a.options.AssumeNone)
-	orphans, tooYoung := orphansOf(before, now, &a.wanted, a.options.MinAge)
-	a.report.TooYoung = tooYoung
-	a.state = earlier.next(orphans, a.wanted.readAt, a.trust)
-	for _, o := range orphans {
-		a.report.Orphans = append(a.report.Orphans, &orphan{object: o})
-	}
-	return a.state.write(a.options.StateFile)
-}
-
-// findMissing finds wanted objects that are not in the inventory: they are missing or static.
-func (a *audit) findMissing(ctx context.Context, now inventory) error {
-	for _, h := range a.wanted.Handles {
-		if _, own := now.owned[h.ID]; own && h.mayBe(now.owned[h.ID].Kind) {
+	for _, o := range c.now.sorted() {
+		if !o.owned {
 			continue
 		}
-		other, err := a.rack.find(ctx, h, now)
+		c.report.Owned++
+		switch c.judge(o) {
+		case isOrphan:
+			c.report.Orphans = append(c.report.Orphans, &listed{object: o})
+		case isYoung:
+			c.report.TooYoung++
+		}
+	}
+	c.report.addNotes(c.noDeletion())
+	return &c, nil
+}
+
+// findMissing finds wanted objects that this cluster does not have on the rack: they are missing or
+// static. One that the rack had before the list was read is neither: it was deleted meanwhile.
+func (a *audit) findMissing(ctx context.Context, c *comparison) error {
+	for _, h := range c.wanted.handles {
+		if c.before.owns(h) || c.now.owns(h) {
+			continue
+		}
+		other, err := a.rack.find(ctx, h, c.now)
 		switch {
 		case err != nil:
 			return err
 		case other == nil:
-			a.report.Missing = append(a.report.Missing, missingObject{h.Kind, h.ID, h.By})
+			c.report.Missing = append(c.report.Missing, finding{Kind: h.Kind, ID: h.ID, WantedBy: h.By})
 		case other.Foreign != "":
-			a.report.Static = append(a.report.Static, staticObject{object: *other, WantedBy: h.By})
+			c.report.Static = append(c.report.Static, &listed{object: *other, WantedBy: h.By})
 		}
 	}
 	return nil
 }
 
-// deleteOrphans deletes the orphans without a skip reason, and stops at the first failure.
-func (a *audit) deleteOrphans(ctx context.Context) error {
-	for _, o := range a.deletable() {
-		if err := a.reread(ctx); err != nil {
-			return err
-		}
-		if a.wanted.wants(o.object) {
-			o.SkipReason = "it is wanted now"
-			continue
-		}
-		skipped, err := a.rack.deleteOrphan(ctx, o.object)
-		if err != nil {
-			return err
-		}
-		if o.SkipReason = skipped; skipped == "" {
-			o.Deleted = true
-			a.report.Deleted++
-			_, _ = fmt.Fprintf(a.log, "deleted the %s %s (%s)\n", o.Kind, o.ID, o.Name)
-		}
-		delete(a.state.Objects, o.ID)
+// The results of judge. Anything else is the reason why an object is not an orphan.
+const (
+	isOrphan = ""
+	isYoung  = "it was younger than --min-age when the list was made, or its age is unknown"
+)
+
+// judge returns why an object of this cluster is not an orphan. The list need not have an object
+// that was made or deleted meanwhile, or made shortly before.
+func (c *comparison) judge(o object) string {
+	_, was := c.before[o.ID]
+	by, named := c.wanted.names(o)
+	switch {
+	case named:
+		return "it is named by the " + by
+	case !was, o.Created.IsZero(), o.Created.After(c.wanted.listedAt.Add(-c.minAge)):
+		return isYoung
 	}
-	return a.state.write(a.options.StateFile)
+	return isOrphan
 }
 
-// deletable returns the orphans without a skip reason, or none if there are more than one audit may
-// delete. It sets the skip reason of each of the others.
-func (a *audit) deletable() []*orphan {
-	policy := deletePolicy{OlderThan: a.options.OlderThan, MinInterval: a.options.MinInterval}
-	var free []*orphan
-	for _, o := range a.report.Orphans {
-		if o.SkipReason = a.trust[o.Kind]; o.SkipReason == "" {
-			o.SkipReason = policy.skipReason(o.object, a.state.Objects[o.ID].FirstSeen, a.wanted.at())
+// noDeletion returns why nothing may be deleted by this list, or "". By the list of another time or
+// of another cluster, volumes in use would be orphans.
+func (c *comparison) noDeletion() string {
+	if missing := c.report.Missing; len(missing) > 0 {
+		return fmt.Sprintf("the list names %d disks or snapshots that the rack does not have, such as "+
+			"the %s %.80q of the %s: it may be of another time, as after a restore of etcd, and then what "+
+			"looks like an orphan may hold data; if they are gone for good, delete the objects that name "+
+			"them, and repeat the command", len(missing), missing[0].Kind, missing[0].ID,
+			missing[0].WantedBy)
+	}
+	for _, h := range c.wanted.handles {
+		// Another cluster may name this cluster's disk, too, as a static volume with a name of its own.
+		if o := c.now[h.ID]; o.owned && h.volume == o.CSIName {
+			return ""
 		}
-		if o.SkipReason == "" {
-			free = append(free, o)
-		}
 	}
-	if len(free) <= a.options.AtMost {
-		return free
-	}
-	for _, o := range free {
-		o.SkipReason = fmt.Sprintf("%d orphans would be deleted at once, more than --at-most %d: check "+
-			"that the list of volumes is complete", len(free), a.options.AtMost)
-	}
-	return nil
-}
-
-// maxListAge is how old the list of wanted volumes may be when an orphan is deleted.
-const maxListAge = 5 * time.Second
-
-// reread reads the wanted volumes again before a deletion, because an object may be wanted by now.
-// A list that has become empty ends the audit.
-func (a *audit) reread(ctx context.Context) error {
-	if time.Since(a.wanted.readAt) < maxListAge {
-		return nil
-	}
-	again, err := a.source.read(ctx)
-	if err != nil {
-		return err
-	}
-	if len(again.Handles) == 0 && len(a.wanted.Handles) > 0 {
-		return fmt.Errorf("the list of volumes had %d entries and is now empty", len(a.wanted.Handles))
-	}
-	// An object in either list is not deleted. Ages count from the first list.
-	a.wanted.merge(again)
-	return nil
+	return fmt.Sprintf("for no PersistentVolume in the list has the driver made a disk of the "+
+		"cluster %q, so it may be the list of another cluster; check kubectl's current context; if the "+
+		"cluster has no volume left, delete by hand (oxide disk delete, oxide snapshot delete)",
+		c.report.Cluster)
 }

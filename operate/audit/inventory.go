@@ -3,6 +3,7 @@ package audit
 import (
 	"cmp"
 	"context"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -38,8 +39,14 @@ type object struct {
 	// Foreign is why the object is not this cluster's, or what contradicts its ownership tag.
 	Foreign string `json:"foreign,omitempty"`
 
-	description string
+	owned       bool // it has this cluster's ownership tag
 	halfDeleted bool
+}
+
+// same reports whether two looks have seen the same object.
+func (o object) same(as object) bool {
+	return o.Kind == as.Kind && o.ID == as.ID && o.Name == as.Name && o.CSIName == as.CSIName &&
+		o.SizeBytes == as.SizeBytes && o.Created.Equal(as.Created)
 }
 
 // free reports whether the object is not in use, as far as the rack shows.
@@ -51,17 +58,11 @@ func (o object) free() bool {
 		o.State == string(oxide.SnapshotStateFaulted)
 }
 
-// taggedFor reports whether the object has the ownership tag of a cluster.
-func (o object) taggedFor(cluster string) bool {
-	m, ok := volume.ParseTag(o.description)
-	return ok && m.Cluster == cluster
-}
-
 // inventory has the project's objects, by id.
-type inventory struct {
-	owned  map[string]object // with this cluster's ownership tag
-	others map[string]object
-}
+type inventory map[string]object
+
+// owns reports whether a handle names an object of this cluster.
+func (s inventory) owns(h handle) bool { return s[h.ID].owned && h.mayBe(s[h.ID].Kind) }
 
 // ownedRack is the rack's client and the cluster whose objects are owned.
 type ownedRack struct {
@@ -71,24 +72,16 @@ type ownedRack struct {
 
 // list lists all of the project's disks and snapshots, or returns an error.
 func (c *ownedRack) list(ctx context.Context) (inventory, error) {
-	s := inventory{owned: map[string]object{}, others: map[string]object{}}
-	var inside error
-	add := func(o object, err error) (enough bool) {
-		switch {
-		case err != nil:
-			inside = err
-		case o.taggedFor(c.ClusterID):
-			s.owned[o.ID] = o
-		default:
-			s.others[o.ID] = o
-		}
-		return inside != nil
+	s, inside := inventory{}, error(nil)
+	add := func(o *object, err error) (enough bool) {
+		s[o.ID], inside = *o, err
+		return err != nil
 	}
 	err := c.EachDisk(ctx, &rack.Pager{}, func(d *oxide.Disk) bool {
 		return add(c.diskObject(d), rack.ValidateDisk("list disks", d))
 	})
 	if err = cmp.Or(inside, err); err != nil {
-		return inventory{}, err
+		return nil, err
 	}
 	err = c.EachSnapshot(ctx, &rack.Pager{}, func(snapshot *oxide.Snapshot) bool {
 		return add(c.snapshotObject(snapshot), rack.ValidateSnapshot("list snapshots", snapshot))
@@ -96,121 +89,65 @@ func (c *ownedRack) list(ctx context.Context) (inventory, error) {
 	return s, cmp.Or(inside, err)
 }
 
-func (c *ownedRack) diskObject(d *oxide.Disk) object {
-	m, _ := volume.ParseTag(d.Description)
-	return object{
-		Kind: kindDisk, ID: d.Id, Name: string(d.Name), CSIName: m.Name, Claim: m.Claim,
-		SizeBytes: int64(d.Size), Created: createdAt(d.TimeCreated),
-		State: string(d.State.State()), AttachedTo: rack.InstanceOf(d), Foreign: rack.ForeignDisk(d,
-			c.ClusterID),
-		description: d.Description, halfDeleted: rack.HalfDeleted(d),
-	}
+func (c *ownedRack) diskObject(d *oxide.Disk) *object {
+	m, ok := volume.ParseTag(d.Description)
+	return &object{Kind: kindDisk, ID: d.Id, Name: string(d.Name), CSIName: m.Name, Claim: m.Claim,
+		SizeBytes: int64(d.Size), Created: *cmp.Or(d.TimeCreated, &time.Time{}),
+		State: string(d.State.State()), AttachedTo: rack.InstanceOf(d),
+		Foreign: rack.ForeignDisk(d, c.ClusterID), owned: ok && m.Cluster == c.ClusterID,
+		halfDeleted: rack.HalfDeleted(d)}
 }
 
-func (c *ownedRack) snapshotObject(s *oxide.Snapshot) object {
-	m, _ := volume.ParseTag(s.Description)
-	return object{
-		Kind: kindSnapshot, ID: s.Id, Name: string(s.Name), CSIName: m.Name, Claim: m.Claim,
-		SizeBytes: int64(s.Size), Created: createdAt(s.TimeCreated), State: string(s.State),
-		Foreign: rack.ForeignSnapshot(s, c.ClusterID), description: s.Description,
-	}
+func (c *ownedRack) snapshotObject(s *oxide.Snapshot) *object {
+	m, ok := volume.ParseTag(s.Description)
+	return &object{Kind: kindSnapshot, ID: s.Id, Name: string(s.Name), CSIName: m.Name,
+		Claim: m.Claim, SizeBytes: int64(s.Size), Created: *cmp.Or(s.TimeCreated, &time.Time{}),
+		State: string(s.State), Foreign: rack.ForeignSnapshot(s, c.ClusterID),
+		owned: ok && m.Cluster == c.ClusterID}
 }
 
-func createdAt(t *time.Time) time.Time {
-	if t == nil {
-		return time.Time{}
-	}
-	return *t
-}
-
-// find returns the object that a handle names, even in another project, or nil.
+// find returns the object that a handle names and this cluster does not own, or nil.
 func (c *ownedRack) find(ctx context.Context, h handle, s inventory) (*object, error) {
-	for _, listed := range []map[string]object{s.owned, s.others} {
-		if o, ok := listed[h.ID]; ok && h.mayBe(o.Kind) {
-			return &o, nil
-		}
-	}
-	id, ok := rack.ID(h.ID)
-	if !ok {
-		return nil, nil
+	if o, ok := s[h.ID]; ok && h.mayBe(o.Kind) {
+		return &o, nil
 	}
 	for _, kind := range []Kind{kindDisk, kindSnapshot} {
-		if !h.mayBe(kind) {
-			continue
-		}
-		o, err := c.read(ctx, kind, id)
-		if o != nil || err != nil {
-			return o, err
+		if id, ok := rack.ID(h.ID); ok && h.mayBe(kind) {
+			if o, err := c.read(ctx, kind, id); o != nil || err != nil {
+				return o, err
+			}
 		}
 	}
 	return nil, nil
 }
 
 // read reads an object. It returns nil if the rack does not know it.
-func (c *ownedRack) read(ctx context.Context, kind Kind, id oxide.NameOrId) (*object,
-	error) {
-	var o object
+func (c *ownedRack) read(ctx context.Context, kind Kind, id oxide.NameOrId) (*object, error) {
+	var disk *oxide.Disk
+	var snapshot *oxide.Snapshot
+	gone, err := c.DiskGone, error(nil)
 	if kind == kindDisk {
-		disk, err := c.Disk(ctx, id)
-		if csierr.IsNotFound(err) {
-			return nil, c.DiskGone(ctx, id)
-		} else if err != nil {
-			return nil, err
-		}
-		o = c.diskObject(disk)
-		return &o, nil
-	}
-	snapshot, err := c.Snapshot(ctx, id)
-	if csierr.IsNotFound(err) {
-		return nil, c.SnapshotGone(ctx, id)
-	} else if err != nil {
-		return nil, err
-	}
-	o = c.snapshotObject(snapshot)
-	return &o, nil
-}
-
-// deleteOrphan reads the object once more and deletes it if it is unchanged. skipReason is why it
-// was not deleted, such as that it is already gone.
-func (c *ownedRack) deleteOrphan(ctx context.Context, seen object) (skipReason string, err error) {
-	id := oxide.NameOrId(seen.ID)
-	now, err := c.read(ctx, seen.Kind, id)
-	switch {
-	case err != nil:
-		return "", err
-	case now == nil:
-		return "it is already gone", nil
-	case now.Foreign != "":
-		return "it " + now.Foreign, nil
-	case now.Name != seen.Name, now.description != seen.description,
-		!now.Created.Equal(seen.Created):
-		return "it has changed since it was listed", nil
-	case !now.free():
-		return "it is " + strings.TrimSpace(now.State+" "+now.AttachedTo), nil
-	}
-	if seen.Kind == kindDisk {
-		err = c.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: id})
+		disk, err = c.Disk(ctx, id)
 	} else {
-		err = c.SnapshotDelete(ctx, oxide.SnapshotDeleteParams{Snapshot: id})
+		snapshot, err = c.Snapshot(ctx, id)
+		gone = c.SnapshotGone
 	}
 	switch {
-	case err == nil:
-		return "", nil
-	case rack.NotFound(err):
-		if now, err := c.read(ctx, seen.Kind, id); now != nil || err != nil {
-			return "the rack shows it, but does not find it for deletion", err
-		}
-		return "it is already gone", nil
-	case rack.Refused(err):
-		return "the rack refuses: " + csierr.Message(rack.Error(ctx, "delete", err)), nil
+	case csierr.IsNotFound(err):
+		return nil, gone(ctx, id)
+	case csierr.Has(err, csierr.OtherProject):
+		return &object{Kind: kind, ID: string(id), Foreign: "is in another project"}, nil
+	case err != nil:
+		return nil, err
+	case kind == kindDisk:
+		return c.diskObject(disk), nil
 	}
-	return "", rack.Error(ctx, "delete the "+string(seen.Kind)+" "+seen.ID, err)
+	return c.snapshotObject(snapshot), nil
 }
 
-// sorted sorts objects: disks first, by name and id.
-func sorted(objects []object) []object {
-	slices.SortFunc(objects, func(a, b object) int {
+// sorted returns the objects: disks first, by name and id.
+func (s inventory) sorted() []object {
+	return slices.SortedFunc(maps.Values(s), func(a, b object) int {
 		return strings.Compare(string(a.Kind)+a.Name+a.ID, string(b.Kind)+b.Name+b.ID)
 	})
-	return objects
 }

@@ -1,9 +1,12 @@
 package audit
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -13,58 +16,75 @@ import (
 
 // report is the result of an audit.
 type report struct {
-	Cluster  string          `json:"cluster"`
-	Project  string          `json:"project"`
-	ListedAt time.Time       `json:"listedAt"`
-	Owned    int             `json:"owned"`
-	Wanted   int             `json:"wanted"`
-	Deleted  int             `json:"deleted"`
-	TooYoung int             `json:"tooYoung"`
-	Orphans  []*orphan       `json:"orphans"`
-	Missing  []missingObject `json:"missing"`
-	Static   []staticObject  `json:"static"`
+	Cluster    string    `json:"cluster"`
+	Project    string    `json:"project"`
+	ListedAt   time.Time `json:"listedAt"`
+	Owned      int       `json:"owned"`
+	Wanted     int       `json:"wanted"`
+	Deleted    int       `json:"deleted"`
+	TooYoung   int       `json:"tooYoung"`
+	Orphans    []*listed `json:"orphans"`
+	Missing    []finding `json:"missing"`
+	Static     []*listed `json:"static"`
+	Kept       []finding `json:"kept"`
+	Notes      []string  `json:"notes,omitempty"`
+	noDeletion string    // why nothing may be deleted by this list, or ""
 }
 
-// orphan is an object of this cluster that is not wanted.
-type orphan struct {
+// listed is an orphan, or a wanted object that this cluster's driver did not make.
+type listed struct {
 	object
 
-	Deleted    bool   `json:"deleted"`
-	SkipReason string `json:"skipReason,omitempty"` // why it is not deleted, with --delete
+	Deleted  bool   `json:"deleted,omitempty"`
+	WantedBy string `json:"wantedBy,omitempty"`
 }
 
-// missingObject is a wanted volume or snapshot that is not on the rack.
-type missingObject struct {
+// finding is an object that is missing, or that a person named and that was not deleted.
+type finding struct {
 	Kind     Kind   `json:"kind"`
 	ID       string `json:"id"`
-	WantedBy string `json:"wantedBy"`
+	WantedBy string `json:"wantedBy,omitempty"`
+	Reason   string `json:"reason,omitempty"`
 }
 
-// staticObject is a wanted object that this cluster's driver did not make.
-type staticObject struct {
-	object
-
-	WantedBy string `json:"wantedBy"`
+// found reports whether orphans or missing objects are left, or an object that a person named.
+func (r *report) found() bool {
+	return len(r.Missing)+len(r.Kept) > 0 ||
+		slices.ContainsFunc(r.Orphans, func(o *listed) bool { return !o.Deleted })
 }
 
-// found reports whether orphans or missing objects are left.
-func (r *report) found() bool { return len(r.Missing) > 0 || r.Deleted < len(r.Orphans) }
+// addNotes notes what a person has to know before a deletion.
+func (r *report) addNotes(noDeletion string) {
+	if r.noDeletion = noDeletion; noDeletion != "" && len(r.Orphans) > 0 {
+		r.Notes = append(r.Notes, "--delete would delete nothing: "+noDeletion)
+	}
+	if r.TooYoung > 0 {
+		r.Notes = append(r.Notes, fmt.Sprintf("%d are too young to judge: they were made less than "+
+			"--min-age before the list of wanted volumes, or after it; a later audit judges them",
+			r.TooYoung))
+	}
+	if slices.ContainsFunc(r.Orphans, func(o *listed) bool { return o.Kind == kindSnapshot }) {
+		r.Notes = append(r.Notes, "a snapshot that nothing in the cluster names may be a backup's: "+
+			"Velero, for example, keeps its id in the backup; look there before you delete it")
+	}
+}
 
 // write writes the report and, as the last line, its figure. With JSON the figure goes to log, so
 // that out is valid JSON.
 func (r *report) write(asJSON bool, out, log io.Writer) error {
-	figureTo := out
+	figureTo, err := out, error(nil)
 	if asJSON {
 		figureTo = log
 		encoder := json.NewEncoder(out)
 		encoder.SetIndent("", "  ")
-		if err := encoder.Encode(r); err != nil {
-			return fmt.Errorf("write the report: %w", err)
-		}
-	} else if err := r.writeTables(out); err != nil {
+		err = encoder.Encode(r)
+	} else {
+		err = r.writeTables(out)
+	}
+	if err != nil {
 		return fmt.Errorf("write the report: %w", err)
 	}
-	_, err := fmt.Fprintf(figureTo, "FIGURE audit owned=%d wanted=%d orphans=%d missing=%d "+
+	_, err = fmt.Fprintf(figureTo, "FIGURE audit owned=%d wanted=%d orphans=%d missing=%d "+
 		"deleted=%d too_young=%d\n",
 		r.Owned, r.Wanted, len(r.Orphans), len(r.Missing), r.Deleted, r.TooYoung)
 	return err
@@ -72,71 +92,37 @@ func (r *report) write(asJSON bool, out, log io.Writer) error {
 
 func (r *report) writeTables(out io.Writer) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	line := func(format string, args ...any) { _, _ = fmt.Fprintf(w, format+"\n", args...) }
-	if len(r.Orphans) > 0 {
-		line("ORPHANS: made for this cluster, not wanted")
-		line("KIND\tID\tNAME\tCSI NAME\tCLAIM\tSIZE\tAGE\tSTATE\tATTACHED TO\tDELETED")
-		for _, o := range r.Orphans {
-			line("%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s", o.Kind, o.ID, csierr.Plain(o.Name),
-				csierr.Plain(o.CSIName), orDash(csierr.Plain(o.Claim)), sizeText(o.SizeBytes),
-				o.age(r.ListedAt), csierr.Plain(o.State), orDash(o.AttachedTo), o.deleted())
+	table := func(title, header string, rows int, row func(i int) []any) {
+		if rows == 0 {
+			return
 		}
-		line("")
-	}
-	if len(r.Missing) > 0 {
-		line("MISSING: wanted, not on the rack")
-		line("KIND\tID\tWANTED BY")
-		for _, m := range r.Missing {
-			line("%s\t%s\t%s", m.Kind, csierr.Plain(m.ID), csierr.Plain(m.WantedBy))
+		_, _ = fmt.Fprintln(w, title+"\n"+strings.ReplaceAll(header, ", ", "\t"))
+		for i := range rows {
+			for _, cell := range row(i) {
+				_, _ = fmt.Fprint(w, cmp.Or(csierr.Plain(fmt.Sprint(cell)), "-"), "\t")
+			}
+			_, _ = fmt.Fprintln(w)
 		}
-		line("")
+		_, _ = fmt.Fprintln(w)
 	}
-	if len(r.Static) > 0 {
-		line("STATIC: wanted, not made by this cluster's driver, which never deletes them")
-		line("KIND\tID\tNAME\tWANTED BY\tNOT OURS BECAUSE")
-		for _, s := range r.Static {
-			line("%s\t%s\t%s\t%s\t%s", s.Kind, s.ID, csierr.Plain(s.Name), csierr.Plain(s.WantedBy),
-				csierr.Plain(s.Foreign))
-		}
-		line("")
-	}
-	if r.TooYoung > 0 {
-		line("TOO YOUNG TO JUDGE: %d, made less than --min-age before the list of wanted volumes, or "+
-			"after it; a later audit judges them", r.TooYoung)
-		line("")
+	table("ORPHANS: made for this cluster, not wanted", "KIND, ID, NAME, CSI NAME, CLAIM, SIZE, "+
+		"CREATED, STATE, ATTACHED TO, DELETED, NOT OURS BECAUSE", len(r.Orphans), func(i int) []any {
+		o := r.Orphans[i]
+		return []any{o.Kind, o.ID, o.Name, o.CSIName, o.Claim, fmt.Sprintf("%.4g GiB",
+			float64(o.SizeBytes)/volume.GiB), o.Created.UTC().Format(time.DateTime), o.State,
+			o.AttachedTo, o.Deleted, o.Foreign}
+	})
+	table("KEPT: named for deletion, not deleted", "KIND, ID, BECAUSE", len(r.Kept),
+		func(i int) []any { return []any{r.Kept[i].Kind, r.Kept[i].ID, r.Kept[i].Reason} })
+	table("MISSING: wanted, not on the rack", "KIND, ID, WANTED BY", len(r.Missing),
+		func(i int) []any { return []any{r.Missing[i].Kind, r.Missing[i].ID, r.Missing[i].WantedBy} })
+	table("STATIC: wanted, not made by this cluster's driver, which never deletes them",
+		"KIND, ID, NAME, WANTED BY, NOT OURS BECAUSE", len(r.Static), func(i int) []any {
+			s := r.Static[i]
+			return []any{s.Kind, s.ID, s.Name, s.WantedBy, s.Foreign}
+		})
+	for _, note := range r.Notes {
+		_, _ = fmt.Fprintf(w, "NOTE: %s\n\n", csierr.Plain(note))
 	}
 	return w.Flush()
-}
-
-func (o *orphan) deleted() string {
-	switch {
-	case o.Deleted:
-		return "yes"
-	case o.SkipReason != "":
-		return "no: " + csierr.Plain(o.SkipReason)
-	case o.Foreign != "":
-		return "no: it " + csierr.Plain(o.Foreign)
-	}
-	return "no"
-}
-
-func (o object) age(at time.Time) string {
-	if o.Created.IsZero() {
-		return "-"
-	}
-	return formatAge(at.Sub(o.Created))
-}
-
-func sizeText(bytes int64) string {
-	if bytes%volume.GiB == 0 {
-		return fmt.Sprintf("%d GiB", bytes/volume.GiB)
-	}
-	return fmt.Sprintf("%d bytes", bytes)
-}
-
-func orDash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
 }

@@ -2,188 +2,197 @@ package audit
 
 import (
 	"bytes"
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"slices"
+	"path"
 	"strings"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
-// wantedSource provides the list of wanted volumes.
-type wantedSource interface {
-	read(ctx context.Context) (wanted, error)
+// handle is the id of a wanted volume or snapshot.
+type handle struct {
+	Kind   Kind
+	ID     string
+	By     string // "PersistentVolume pv-1", "line 3"
+	volume string // the name of the PersistentVolume
 }
 
-func (o Options) wantedSource() wantedSource {
-	if o.Kubectl {
-		return kubectl{}
+// mayBe reports whether the handle may name an object of the kind.
+func (h handle) mayBe(kind Kind) bool { return h.Kind == kind || h.Kind == either }
+
+// wanted is the list of wanted volumes and snapshots.
+type wanted struct {
+	handles  []handle
+	listedAt time.Time // when the list was made, at the latest
+	readAt   rack.Look // when it had been read
+
+	// named has the UUIDs and the names of the driver's form in the list, each with what names it.
+	named map[string]string
+	texts [][2]string // of each object its kind and name, and the whole of it
+}
+
+// add adds an object of the list. Whatever names a disk or a snapshot counts, in any field and in
+// any annotation: a change of a claim or a move of a volume may have its name only there.
+func (w *wanted) add(by, text string) {
+	text = strings.ToLower(text)
+	for _, name := range namesIn(text) {
+		if w.named[name] == "" {
+			w.named[name] = by
+		}
 	}
-	return &wantedFile{path: o.Volumes, complete: o.Delete, began: time.Now()}
+	w.texts = append(w.texts, [2]string{by, text})
 }
 
-// wantedFile is a file of handles, one per line, or of Kubernetes' JSON; "-" is standard input.
-type wantedFile struct {
-	path string
-	// complete requires that the last line marks the end of the list.
-	complete bool
-	began    time.Time // the audit
-	once     *wanted   // the list from standard input, which can be read only once
+// namesIn returns the UUIDs and the names of the driver's form in a text.
+func namesIn(text string) (names []string) {
+	const uuidBytes, dash = 36, 8
+	for i := range text {
+		if end := i + volume.SerialBytes; end <= len(text) && volume.IsOwnName(text[i:end]) {
+			names = append(names, text[i:end])
+		}
+		if end := i + uuidBytes; end <= len(text) && text[i+dash] == '-' && volume.IsID(text[i:end]) {
+			names = append(names, text[i:end])
+		}
+	}
+	return names
 }
 
-// maxWantedBytes is more than the list of any cluster and less than a machine's memory.
-const maxWantedBytes = 1 << 30
+// names returns what in the list names an object: its id, its name, the CSI name for which it was
+// made, or a UUID in that. A CO derives the CSI name from the UID of the claim or the snapshot
+// request, which may not name the object yet.
+func (w *wanted) names(o object) (by string, ok bool) {
+	csiName := strings.ToLower(o.CSIName)
+	for _, name := range namesIn(o.ID + " " + o.Name + " " + csiName) {
+		if by, ok := w.named[name]; ok {
+			return by, true
+		}
+	}
+	for _, t := range w.texts {
+		if strings.Contains(t[1], csiName) {
+			return t[0], true
+		}
+	}
+	return "", false
+}
 
-func (f *wantedFile) read(context.Context) (wanted, error) {
-	if f.once != nil {
-		return *f.once, nil
+func (w *wanted) addHandle(kind Kind, id, by, pv string) {
+	if canonical, ok := volume.ParseID(id); ok {
+		id = canonical
+	}
+	w.handles = append(w.handles, handle{kind, id, by, pv})
+}
+
+// read reads the list of wanted volumes. From kubectl it is complete, because kubectl succeeds only
+// then. Nothing shows that a file or a pipe has all of what its writer was to write.
+func (o *Options) read(ctx context.Context) (*wanted, error) {
+	at := time.Now()
+	if o.Kubectl {
+		data, err := kubectlList(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return parseWanted("the output of kubectl", data, at)
 	}
 	file := os.Stdin
-	if f.path != "-" {
+	if o.Volumes != "-" {
 		var err error
-		if file, err = os.Open(f.path); err != nil {
-			return wanted{}, fmt.Errorf("--volumes: %w", err)
+		if file, err = os.Open(o.Volumes); err != nil {
+			return nil, fmt.Errorf("--volumes: %w", err)
 		}
 		defer func() { _ = file.Close() }()
 	}
 	// A file is as old as its last write: Kubernetes' JSON has no time of its own. What comes through
 	// a pipe may have been listed as soon as the audit began.
-	at := f.began
-	if info, err := file.Stat(); err != nil {
-		return wanted{}, fmt.Errorf("--volumes: %w", err)
-	} else if info.Mode().IsRegular() && info.ModTime().Before(at) {
+	info, err := file.Stat()
+	if err == nil && info.Mode().IsRegular() && info.ModTime().Before(at) {
 		at = info.ModTime()
 	}
-	data, err := io.ReadAll(io.LimitReader(file, maxWantedBytes+1))
-	if err == nil && len(data) > maxWantedBytes {
-		err = errors.New("has more than 1 GiB")
+	data, readErr := io.ReadAll(file)
+	if err := errors.Join(err, readErr); err != nil {
+		return nil, fmt.Errorf("--volumes: %w", err)
 	}
-	if err != nil {
-		return wanted{}, fmt.Errorf("--volumes: %w", err)
-	}
-	t, err := parseWanted(data, at)
-	if err == nil && f.complete && !isComplete(data) {
-		err = errors.New(`its last line is not "# end", so it may be truncated; with --delete, write ` +
-			`that line after all handles`)
-	}
-	if err != nil {
-		return wanted{}, fmt.Errorf("--volumes: %w", err)
-	}
-	if f.path == "-" {
-		f.once = &t
-	}
-	return t, nil
+	return parseWanted("--volumes:", data, at)
 }
 
 // parseWanted parses handles, one per line, or Kubernetes' JSON.
-func parseWanted(data []byte, at time.Time) (wanted, error) {
-	t := newWanted(at)
-	if isJSON(data) {
-		return t, t.addKubernetes(data)
+func parseWanted(from string, data []byte, at time.Time) (*wanted, error) {
+	w := &wanted{listedAt: at, readAt: rack.Looking(), named: map[string]string{}}
+	if bytes.HasPrefix(bytes.TrimSpace(data), []byte("{")) {
+		if err := w.addKubernetes(data); err != nil {
+			return nil, fmt.Errorf("%s %w", from, err)
+		}
+		return w, nil
 	}
 	for i, line := range strings.Split(string(data), "\n") {
 		line = strings.TrimSpace(line)
 		if line == "" || strings.HasPrefix(line, "#") {
 			continue
 		}
+		by := fmt.Sprintf("line %d", i+1)
 		if _, ok := volume.ParseID(line); !ok {
-			return t, fmt.Errorf("line %d is not a volume handle of this driver (a UUID), and the file is "+
-				"not JSON: %.40q", i+1, line)
+			return nil, fmt.Errorf("%s %s is not a volume handle of this driver (a UUID), and the list is "+
+				"not JSON: %.40q", from, by, line)
 		}
-		t.add(either, line, fmt.Sprintf("line %d", i+1))
+		w.add(by, line)
+		w.addHandle(either, line, by, "")
 	}
-	return t, nil
+	return w, nil
 }
 
-func isJSON(data []byte) bool { return bytes.HasPrefix(bytes.TrimSpace(data), []byte("{")) }
-
-// isComplete reports whether a list cannot be truncated: it is JSON, which has been parsed, or
-// lines with an end.
-func isComplete(data []byte) bool {
-	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
-	word, isComment := strings.CutPrefix(strings.TrimSpace(lines[len(lines)-1]), "#")
-	return isJSON(data) || isComment && strings.TrimSpace(word) == "end"
-}
-
-func (t *wanted) addKubernetes(data []byte) error {
+func (w *wanted) addKubernetes(data []byte) error {
 	objects, err := kube.Parse(data)
 	if err != nil {
 		return err
 	}
-	for _, o := range objects {
-		if err := t.addKubeObject(o); err != nil {
-			return err
-		}
+	var list struct{ Items []json.RawMessage }
+	if err := json.Unmarshal(data, &list); err != nil {
+		return err
 	}
-	return nil
-}
-
-func (t *wanted) addKubeObject(o kube.Object) error {
-	by := o.Kind + " " + o.Metadata.Name
-	switch o.Kind {
-	case "PersistentVolume":
-		if o.Spec.CSI.Driver != volume.DriverName {
-			return nil
-		}
-		if o.Spec.CSI.VolumeHandle == "" {
-			return fmt.Errorf("the %s has no volumeHandle", by)
-		}
-		t.add(kindDisk, o.Spec.CSI.VolumeHandle, by)
-		t.addClaim(o.Spec.ClaimRef.UID)
-	case "VolumeSnapshotContent":
-		if o.Spec.Driver != volume.DriverName {
-			return nil
-		}
-		for _, id := range []string{o.Status.SnapshotHandle, o.Spec.Source.SnapshotHandle} {
-			if id != "" {
-				t.add(kindSnapshot, id, by)
+	if list.Items == nil { // one object
+		list.Items = []json.RawMessage{data}
+	}
+	for i, o := range objects {
+		by := strings.TrimSpace(o.Kind + " " + path.Join(o.Metadata.Namespace, o.Metadata.Name))
+		w.add(by, string(list.Items[i]))
+		switch handle := o.Spec.CSI.VolumeHandle; {
+		case o.Kind == "Status":
+			return errors.New("is an error of Kubernetes and no list")
+		case o.Kind == "PersistentVolume" && o.Spec.CSI.Driver == volume.DriverName && handle == "":
+			return fmt.Errorf("has the %s without a volumeHandle", by)
+		case o.Kind == "PersistentVolume" && o.Spec.CSI.Driver == volume.DriverName:
+			w.addHandle(kindDisk, handle, by, o.Metadata.Name)
+		case o.Kind == "VolumeSnapshotContent" && o.Spec.Driver == volume.DriverName:
+			if id := cmp.Or(o.Status.SnapshotHandle, o.Spec.Source.SnapshotHandle); id != "" {
+				w.addHandle(kindSnapshot, id, by, "")
 			}
 		}
-		t.addClaim(o.Spec.VolumeSnapshotRef.UID)
-	case "PersistentVolumeClaim", "VolumeSnapshot":
-		t.addClaim(o.Metadata.UID)
-	default:
-		return fmt.Errorf("contains a %.40q, which is neither a volume, a claim nor a snapshot", o.Kind)
 	}
 	return nil
 }
 
-// kubectl reads the wanted volumes from kubectl's current cluster. Incomplete output is an error.
-type kubectl struct{}
-
-// snapshotCRDs are the custom resources of snapshots, which not every cluster has.
-const snapshotCRDs = "volumesnapshotcontents.snapshot.storage.k8s.io " +
-	"volumesnapshots.snapshot.storage.k8s.io"
-
-func (kubectl) read(ctx context.Context) (wanted, error) {
-	at := time.Now()
-	crds := strings.Fields(snapshotCRDs)
-	there, err := kube.Kubectl(ctx, slices.Concat([]string{"get", "customresourcedefinitions"}, crds,
-		[]string{"--ignore-not-found", "--output=name"})...)
+// kubectlList returns what kubectl's current cluster has of the kinds that name disks or snapshots.
+// The node keeper notes the volumes that it moves on the CSIDriver, and those for which it stops a
+// node on the Node.
+func kubectlList(ctx context.Context) ([]byte, error) {
+	kinds := "persistentvolumes,persistentvolumeclaims,volumeattachments,csidrivers,nodes"
+	crds, err := kube.Kubectl(ctx, "get", "customresourcedefinitions", "--output=name")
 	if err != nil {
-		return wanted{}, err
+		return nil, err
 	}
-	kinds := []string{"persistentvolumes", "persistentvolumeclaims"}
-	for _, crd := range crds {
-		if slices.ContainsFunc(strings.Fields(string(there)), func(name string) bool {
-			return strings.HasSuffix(name, "/"+crd)
-		}) {
-			kinds = append(kinds, crd)
+	for _, name := range strings.Fields(string(crds)) {
+		// Not every cluster has snapshots. This end is also that of groups of snapshots.
+		if _, crd, _ := strings.Cut(name, "/"); strings.HasSuffix(crd, "snapshot.storage.k8s.io") {
+			kinds += "," + crd
 		}
 	}
-	list, err := kube.Kubectl(ctx, "get", strings.Join(kinds, ","), "--all-namespaces",
-		"--output=json")
-	if err != nil {
-		return wanted{}, err
-	}
-	t := newWanted(at)
-	if err := t.addKubernetes(list); err != nil {
-		return wanted{}, fmt.Errorf("the output of kubectl %w", err)
-	}
-	return t, nil
+	return kube.Kubectl(ctx, "get", kinds, "--all-namespaces", "--output=json")
 }
