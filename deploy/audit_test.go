@@ -25,13 +25,15 @@ func TestTheAuditAcceptsTheArgumentsInTheChart(t *testing.T) {
 }
 
 func TestAnAuditHasOnlyTheRightsThatItNeeds(t *testing.T) {
+	always := []string{"persistentvolumes", "persistentvolumeclaims", "nodes", "volumeattachments",
+		"csidrivers"}
 	for _, c := range []struct {
 		args []string
 		want []string
 	}{
-		{audited(), []string{"persistentvolumes", "persistentvolumeclaims"}},
-		{append(audited(), with("snapshots.enabled=true")...), []string{"persistentvolumes",
-			"persistentvolumeclaims", "volumesnapshots", "volumesnapshotcontents"}},
+		{audited(), always},
+		{append(audited(), with("snapshots.enabled=true")...), append(slices.Clone(always),
+			"volumesnapshots", "volumesnapshotcontents")},
 	} {
 		all := objects(t, c.args...)
 		pod := find[batchv1.CronJob](t, all, "CronJob",
