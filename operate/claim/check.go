@@ -35,9 +35,17 @@ func (r *run) check(ctx context.Context) (p plan, old object, err error) {
 		return p, nil, fmt.Errorf("PersistentVolume %s has got a plan meanwhile: another run of this "+
 			"command changes the claim, or something else writes the annotation %s", old.name(), planKey)
 	}
+	if old.deleting() {
+		return p, nil, fmt.Errorf("PersistentVolume %s is being deleted by somebody, and goes when nothing "+
+			"is bound to it: make it again for its disk first", old.name())
+	}
 	if f := claim.foreignFinalizer(); f != "" {
 		return p, nil, fmt.Errorf("the claim has the finalizer %s: whoever set it has to let the "+
-			"claim go first", f)
+			"claim go first (a VolumeSnapshot of it that is not ready: wait for it, or delete it)", f)
+	}
+	namespace, err := r.get(ctx, "namespaces", "", r.Namespace)
+	if err != nil {
+		return p, nil, err
 	}
 	if c := claim.controller(); c.str("kind") == "Pod" {
 		return p, nil, fmt.Errorf("the claim belongs to the pod %s and is deleted with it: it cannot "+
@@ -45,6 +53,7 @@ func (r *run) check(ctx context.Context) (p plan, old object, err error) {
 	}
 	p = plan{
 		Verb: r.Verb, Namespace: r.Namespace, Claim: r.Claim, ClaimUID: claim.uid(),
+		NamespaceUID: namespace.uid(),
 		Manifest: object{"metadata": map[string]any{}, "spec": claim.at("spec")}, ID: newID(), Run: r.id,
 		OldSize: old.str("spec", "capacity", "storage"), Size: r.Size,
 		Old: old.name(), OldUID: old.uid(), Handle: old.str("spec", "csi", "volumeHandle"),
@@ -66,12 +75,11 @@ func (r *run) check(ctx context.Context) (p plan, old object, err error) {
 	return p, old, nil
 }
 
-// foreignFinalizer returns a finalizer that Kubernetes' own controllers do not remove.
+// foreignFinalizer returns a finalizer that does not wait for pods.
 func (o object) foreignFinalizer() string {
 	all, _ := o.at("metadata", "finalizers").([]any)
 	for _, f := range all {
-		if text, _ := f.(string); !strings.HasPrefix(text, "kubernetes.io/") &&
-			!strings.HasPrefix(text, "snapshot.storage.kubernetes.io/") {
+		if text, _ := f.(string); text != "kubernetes.io/pvc-protection" {
 			return text
 		}
 	}
@@ -121,10 +129,11 @@ func (r *run) checkOwner(ctx context.Context, claim, _ object, p *plan) error {
 				"stop the workload yourself", s.name(), p.Owner)
 		}
 	}
-	for _, key := range []string{"argocd.argoproj.io/instance", "kustomize.toolkit.fluxcd.io/name",
+	for _, key := range []string{"argocd.argoproj.io/instance", "argocd.argoproj.io/tracking-id",
+		"kustomize.toolkit.fluxcd.io/name",
 		"helm.toolkit.fluxcd.io/name"} {
 		if ofPod.str("metadata", "labels", key) != "" || ofPod.annotation(key) != "" ||
-			claim.str("metadata", "labels", key) != "" {
+			claim.str("metadata", "labels", key)+claim.annotation(key) != "" {
 			r.note("%s or its claim has the label %s: suspend the synchronization, or it undoes the "+
 				"scale, and write the new size where it reads", p.Owner, key)
 		}
@@ -328,10 +337,14 @@ func (r *run) rehearse(ctx context.Context, claim, old object, p *plan) error {
 	}
 	again := p.newClaim(p.Old)
 	again["metadata"].(object)["name"] = p.temporary() // the claim has its own name now
+	kept := object{"metadata": annotations(map[string]any{planKey: string(text)}),
+		"spec": reserve(p.kept(), nil)}
+	kept["spec"].(object)["persistentVolumeReclaimPolicy"] = "Retain"
+	mark := object{"metadata": annotations(map[string]any{planKey: p.Run})}
 	for what, err := range map[string]error{
-		"the plan":                          r.patch(ctx, old, object{}, dryRun),
+		"the plan":                          r.patch(ctx, old, kept, dryRun),
 		"the deletion of the claim":         r.remove(ctx, claim, dryRun),
-		"the mark of the claim":             r.patch(ctx, claim, object{}, dryRun),
+		"the mark of the claim":             r.patch(ctx, claim, mark, dryRun),
 		"the claim of the earlier disk":     r.create(ctx, p.keptClaim(), dryRun),
 		"the claim of the new disk":         r.create(ctx, p.temporaryClaim(), dryRun),
 		"the claim, when it is made again,": r.createOwned(ctx, again, dryRun),
@@ -348,6 +361,17 @@ func (r *run) rehearse(ctx context.Context, claim, old object, p *plan) error {
 func (r *run) rehearseSnapshot(ctx context.Context, p plan) error {
 	if p.SnapshotClass == "" {
 		return nil
+	}
+	// What is read only after the workload has stopped, and what only an undoing deletes.
+	if _, err := r.get(ctx, snapshotContents, "", p.temporary()); err != nil {
+		return err
+	}
+	if _, _, err := r.refusal(ctx, p); err != nil {
+		return err
+	}
+	if _, err := r.Kubectl(ctx, nil, "auth", "can-i", "delete", snapshots,
+		"--namespace="+p.Namespace); err != nil {
+		return fmt.Errorf("you may not delete volumesnapshots: %w", err)
 	}
 	return r.create(ctx, p.ownSnapshot(), dryRun)
 }

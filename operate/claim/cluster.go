@@ -57,14 +57,16 @@ func (o object) controller() object {
 	return nil
 }
 
-// kinds maps the kinds that are changed, and those above a pod, to their resource. scales is "yes"
-// for those that the command scales.
-var kinds = map[string]struct{ resource, scales string }{
-	"PersistentVolume":      {persistentVolumes, ""},
-	"PersistentVolumeClaim": {claims, ""},
-	"Deployment":            {"deployments.apps", "yes"},
-	"StatefulSet":           {"statefulsets.apps", "yes"},
-	"ReplicaSet":            {"replicasets.apps", "no"},
+// kinds maps the kinds that are changed, and those above a pod, to their resource, and to its path
+// in the API if the command deletes them. scales is "yes" for those that it scales.
+var kinds = map[string]struct{ resource, scales, path string }{
+	"PersistentVolume":      {persistentVolumes, "", ""},
+	"PersistentVolumeClaim": {claims, "", "/api/v1/namespaces/%s/persistentvolumeclaims/"},
+	"VolumeSnapshot": {snapshots, "",
+		"/apis/snapshot.storage.k8s.io/v1/namespaces/%s/volumesnapshots/"},
+	"Deployment":  {"deployments.apps", "yes", ""},
+	"StatefulSet": {"statefulsets.apps", "yes", ""},
+	"ReplicaSet":  {"replicasets.apps", "no", ""},
 }
 
 // Resources, with their group where kubectl needs it.
@@ -156,7 +158,7 @@ func (r *run) createOwned(ctx context.Context, o object, flags ...string) error 
 		}
 		owner, err := r.get(ctx, kind, meta.str("namespace"), ref.str("name"))
 		switch {
-		case err != nil:
+		case err != nil && !strings.Contains(err.Error(), "doesn't have a resource type"):
 			return err
 		case owner != nil && owner.uid() == ref.str("uid"):
 			owners = append(owners, ref)
@@ -185,7 +187,7 @@ func (r *run) create(ctx context.Context, o object, flags ...string) error {
 // dryRun is the flag with which the API server only says whether it would make a change.
 const dryRun = "--dry-run=server"
 
-// remove deletes exactly this claim in the state in which it was read. kubectl delete has no such
+// remove deletes exactly this object in the state in which it was read. kubectl delete has no such
 // condition, and would delete another one that has got the name meanwhile.
 func (r *run) remove(ctx context.Context, o object, flags ...string) error {
 	if o.deleting() {
@@ -200,8 +202,8 @@ func (r *run) remove(ctx context.Context, o object, flags ...string) error {
 	if err != nil {
 		return err
 	}
-	_, err = r.Kubectl(ctx, body, "delete", "--raw=/api/v1/namespaces/"+o.str("metadata",
-		"namespace")+"/"+claims+"/"+o.name(), "--filename=-")
+	path := fmt.Sprintf(kinds[o.str("kind")].path, o.str("metadata", "namespace")) + o.name()
+	_, err = r.Kubectl(ctx, body, "delete", "--raw="+path, "--filename=-")
 	return err
 }
 

@@ -20,7 +20,8 @@ type run struct {
 	id    string // of this run
 	old   string // the name of the earlier PersistentVolume
 	out   io.Writer
-	asked bool // this run has asked for the new disk
+	asked bool  // this run has asked for the new disk
+	last  *plan // as it was read last
 	notes []string
 	quota string // what the cluster publishes of the rack's quota
 }
@@ -124,7 +125,7 @@ func (r *run) resume(ctx context.Context, pv object, p plan) error {
 		return err
 	}
 	if v.plan == nil {
-		return fmt.Errorf("the plan on PersistentVolume %s is gone", r.old)
+		return r.planless()
 	}
 	r.id = p.Run
 	if r.Undo && v.passed() {
@@ -137,14 +138,16 @@ func (r *run) resume(ctx context.Context, pv object, p plan) error {
 		r.show(v)
 		return nil
 	}
-	p.Undo = r.Undo
+	p = *v.plan // another run may have gone on since it was found
+	p.Run, p.Undo = r.id, r.Undo
 	// A controller of Kubernetes may change the status of the PersistentVolume at the same time.
 	for try := 1; ; try++ {
 		if err = r.save(ctx, v.old, p, nil); err == nil {
 			break
 		}
+		read := v.old.annotation(planKey)
 		if v.old, _ = r.get(ctx, persistentVolumes, "", r.old); try == attempts || v.old == nil ||
-			v.old.annotation(planKey) != pv.annotation(planKey) {
+			v.old.annotation(planKey) != read {
 			return fmt.Errorf("the change could not be taken over: %w", err)
 		}
 	}
@@ -173,6 +176,18 @@ func (v view) byHand() string {
 		"exist, remove the uid from the claimRef of %s and put the name %[5]s there, make the claim "+
 		"again with volumeName %[4]s, and remove the annotation %[6]s from %[4]s", p.path(), p.Namespace,
 		p.kept(), p.Old, p.Claim, planKey)
+}
+
+// planless says what is left when somebody has removed the plan, or its PersistentVolume.
+func (r *run) planless() error {
+	text := fmt.Sprintf("the plan on PersistentVolume %s is gone", r.old)
+	if p := r.last; p != nil {
+		text += fmt.Sprintf(". The disk %s is the earlier one; make a PersistentVolume for it if there is "+
+			"none (docs/howto/static-volumes.md). Look at the PersistentVolume %q, at the claims %s and %s, "+
+			"and at %s, which had %d replicas", p.Handle, p.New, p.kept(), p.temporary(), p.Owner,
+			p.Owner.Replicas)
+	}
+	return errors.New(text)
 }
 
 // describe says what a change means as a whole.
@@ -248,7 +263,7 @@ func (r *run) until(ctx context.Context, title string, s step, ends bool) error 
 		case v.plan == nil && ends:
 			return nil
 		case v.plan == nil:
-			return fmt.Errorf("the plan on PersistentVolume %s is gone", r.old)
+			return r.planless()
 		case v.plan.Undo && v.passed(): // it was bound when the undoing began
 			return v.tooLate()
 		case s.done(v):
@@ -305,23 +320,11 @@ func (r *run) forget(ctx context.Context, pv object, p plan) error {
 	}
 	r.old, r.id = pv.name(), p.Run
 	v, err := r.look(ctx)
+	if err == nil {
+		err = v.forgettable()
+	}
 	if err != nil {
 		return err
-	}
-	if v.plan == nil || v.fresh == nil || v.claim == nil || v.claim.deleting() ||
-		v.claim.str("status", "phase") != "Bound" ||
-		v.fresh.str("spec", "claimRef", "uid") != v.claim.uid() {
-		return fmt.Errorf("the claim %s is not bound to PersistentVolume %s any more, or is being "+
-			"deleted: look first. Nothing has been forgotten. To end it by hand, keep the "+
-			"PersistentVolume that you need (%[2]s or %s), give %[3]s its reclaim policy %s back, and "+
-			"remove its annotation %s", p.path(), p.New, p.Old, p.Policy, planKey)
-	}
-	if err := v.prove(); err != nil {
-		return err
-	}
-	if p.Owner.Kind == "" && !v.mounted() {
-		return fmt.Errorf("the new disk of %s has not been used yet: start its workload, and repeat "+
-			"the command while it runs", p.path())
 	}
 	what := fmt.Sprintf("PersistentVolume %s gets the reclaim policy %s back", p.Old, p.Policy)
 	if p.Policy == "Delete" {
@@ -333,10 +336,29 @@ func (r *run) forget(ctx context.Context, pv object, p plan) error {
 	}
 	return r.until(ctx, "", step{says: func(plan) string { return "forget" }, done: never,
 		do: func(r *run, ctx context.Context, v view) (string, error) {
+			if err := v.forgettable(); err != nil {
+				return "", err
+			}
 			if v.fresh.annotation(replacesKey) != "" {
 				return "", r.patch(ctx, v.fresh,
 					object{"metadata": annotations(map[string]any{replacesKey: nil})})
 			}
 			return "", r.unrecord(ctx, v, v.plan.Policy)
 		}}, true)
+}
+
+// forgettable returns why the earlier disk must not be given up.
+func (v view) forgettable() error {
+	p := v.plan
+	if p == nil || v.fresh == nil || v.claim.deleting() || !v.bound(v.claim, v.fresh) {
+		return fmt.Errorf("the claim is not bound to its new PersistentVolume any more, or is being "+
+			"deleted: look first. Nothing has been forgotten. To end it by hand, keep the "+
+			"PersistentVolume that you need, give %s its reclaim policy back, and remove its annotation %s",
+			v.old.name(), planKey)
+	}
+	if p.Owner.Kind == "" && !v.mounted() {
+		return fmt.Errorf("the new disk of %s has not been used yet: start its workload, and repeat "+
+			"the command while it runs", p.path())
+	}
+	return v.prove()
 }

@@ -37,7 +37,10 @@ var steps = []step{
 	{"unclaim", func(p plan) string {
 		return fmt.Sprintf("delete PersistentVolumeClaim %s, so that no pod can use the disk, and wait "+
 			"until it is gone; its disk stays", p.Claim)
-	}, func(v view) bool { return !v.original() }, (*run).unclaim},
+	}, func(v view) bool { return !v.original() }, func(r *run, ctx context.Context, v view) (string,
+		error) {
+		return r.release(ctx, v, v.claim, v.old)
+	}},
 	{"keep", func(p plan) string {
 		return fmt.Sprintf("give the disk to PersistentVolumeClaim %s, which nobody uses", p.kept())
 	}, func(v view) bool { return v.plan.New != "" || v.bound(v.kept, v.old) }, (*run).keep},
@@ -84,10 +87,11 @@ var undoing = []step{
 	// A run that was killed may still have a request under way. It has read the claim and the owner
 	// before they were marked here, so the API server refuses it.
 	{"record", func(plan) string { return "take the change over" }, func(v view) bool {
-		return steps[0].done(v) && (v.owner == nil || v.owner.annotation(changeKey) == v.plan.stopMark())
+		mark := v.owner.annotation(changeKey)
+		return steps[0].done(v) && (v.owner == nil || mark == v.plan.stopMark() || mark == v.plan.runMark())
 	}, (*run).takeOver},
 	{"reach", func(p plan) string { return "take the new disk out of the reach of every claim" },
-		func(v view) bool { return !v.plan.Handed && !v.away() }, (*run).takeBack},
+		func(v view) bool { return !v.plan.Handed && v.fenced() }, (*run).takeBack},
 	{"hand", func(p plan) string {
 		return fmt.Sprintf("make PersistentVolumeClaim %s again for the earlier disk", p.Claim)
 	}, func(v view) bool {
@@ -114,8 +118,12 @@ func (v view) own(o object) bool {
 	return strings.HasPrefix(o.annotation(changeKey)+" ", v.plan.mark()+" ")
 }
 
-// stopMark is the value of changeKey on the owner. It tells the runs apart.
-func (p plan) stopMark() string { return p.mark() + " " + p.Run }
+// runMark is the value of changeKey on what a request of an earlier run may still change. It tells
+// the runs apart.
+func (p plan) runMark() string { return p.mark() + " " + p.Run }
+
+// stopMark is that value on an owner that the change has stopped.
+func (p plan) stopMark() string { return p.runMark() + " stopped" }
 
 // stopped reports whether the owner has the scale that stop gives it, or a person has to stop it.
 func (v view) stopped() bool {
@@ -143,8 +151,11 @@ func (r *run) takeOver(ctx context.Context, v view) (string, error) {
 		return "", fmt.Errorf("%s is stopped by another change (%.80q): complete or undo that one first",
 			v.plan.Owner, mark)
 	}
-	return "", r.patch(ctx, v.owner, object{
-		"metadata": annotations(map[string]any{changeKey: v.plan.stopMark()})})
+	mark := v.plan.runMark()
+	if v.own(v.owner) && strings.HasSuffix(v.owner.annotation(changeKey), " stopped") {
+		mark = v.plan.stopMark()
+	}
+	return "", r.patch(ctx, v.owner, object{"metadata": annotations(map[string]any{changeKey: mark})})
 }
 
 func saysStop(p plan) string {
@@ -183,18 +194,25 @@ func (r *run) stop(ctx context.Context, v view) (string, error) {
 
 func (r *run) scaleUp(ctx context.Context, v view) (string, error) {
 	replicas := v.owner.num("spec", "replicas")
-	if replicas == v.plan.Owner.Target { // else somebody has given it another scale meanwhile
+	if replicas == v.plan.Owner.Target && // else somebody has given it another scale meanwhile
+		strings.HasSuffix(v.owner.annotation(changeKey), " stopped") {
 		replicas = v.plan.Owner.Replicas
 	}
 	return "", r.patch(ctx, v.owner, scaled(replicas, nil))
 }
 
-func (r *run) unclaim(ctx context.Context, v view) (string, error) {
-	if v.old.str("spec", "persistentVolumeReclaimPolicy") != "Retain" {
-		return "", r.patch(ctx, v.old, object{
-			"spec": object{"persistentVolumeReclaimPolicy": "Retain"}})
+// release deletes a claim whose disk stays. The same look shows that its PersistentVolume keeps it.
+func (r *run) release(ctx context.Context, v view, claim, pv object) (string, error) {
+	switch {
+	case pv.deleting():
+		return "", fmt.Errorf("PersistentVolume %s is being deleted by somebody, and goes when nothing is "+
+			"bound to it; its disk %s would be on the rack alone. Copy what you need from it by a pod with "+
+			"PersistentVolumeClaim %s; when it may go, delete that claim by hand", pv.name(),
+			pv.str("spec", "csi", "volumeHandle"), claim.name())
+	case pv.str("spec", "persistentVolumeReclaimPolicy") != "Retain":
+		return "", r.patch(ctx, pv, object{"spec": object{"persistentVolumeReclaimPolicy": "Retain"}})
 	}
-	return v.end(), r.remove(ctx, v.claim)
+	return v.end(claim), r.remove(ctx, claim)
 }
 
 func (r *run) keep(ctx context.Context, v view) (string, error) {
@@ -417,7 +435,6 @@ func (r *run) handOver(ctx context.Context, v view) (string, error) {
 	if err := v.prove(); err != nil {
 		return "", err
 	}
-	ref := v.fresh.str("spec", "claimRef", "name")
 	switch {
 	case v.fresh.annotation(replacesKey) == "" ||
 		v.fresh.str("spec", "persistentVolumeReclaimPolicy") != "Retain":
@@ -425,18 +442,18 @@ func (r *run) handOver(ctx context.Context, v view) (string, error) {
 			"metadata": annotations(map[string]any{replacesKey: p.Old}),
 			"spec":     object{"persistentVolumeReclaimPolicy": "Retain"}})
 	case v.temporary != nil:
-		return "the end of PersistentVolumeClaim " + p.temporary(), r.remove(ctx, v.temporary)
+		return r.release(ctx, v, v.temporary, v.fresh)
 	case !p.Handed:
 		p.Handed = true
 		return "", r.save(ctx, v.old, p, nil)
-	case v.claim == nil && (ref != p.Claim || v.fresh.str("spec", "claimRef", "uid") != ""):
-		return "", r.patch(ctx, v.fresh, object{"spec": reserve(p.Claim, nil)})
-	case v.claim == nil && v.homeless:
+	case v.homeless:
 		return "", fmt.Errorf("the namespace %s is gone. %s", p.Namespace, v.byHand())
+	case v.claim.deleting():
+		return v.end(v.claim), nil // PersistentVolume New keeps the reclaim policy Retain
+	case v.unreserved(v.fresh):
+		return "", r.patch(ctx, v.fresh, object{"spec": reserve(p.Claim, nil)})
 	case v.claim == nil:
 		return "", r.createOwned(ctx, p.newClaim(p.New))
-	case v.claim.deleting():
-		return v.end(), nil // PersistentVolume New keeps the reclaim policy Retain
 	}
 	return "PersistentVolumeClaim " + p.Claim + " to be bound", nil
 }
@@ -448,7 +465,7 @@ func (r *run) start(ctx context.Context, v view) (string, error) {
 		return "", v.tooLate()
 	case !v.bound(v.claim, v.fresh) || v.claim.deleting():
 		return "", fmt.Errorf("PersistentVolumeClaim %s is not bound any more; its disk is kept. Repeat "+
-			"the command with --continue, which makes it again after %s", p.path(), v.end())
+			"the command with --continue, which makes it again after %s", p.path(), v.end(v.claim))
 	case v.own(v.owner):
 		return r.scaleUp(ctx, v)
 	case p.Owner.Kind != "" && !v.mounted():
@@ -458,7 +475,7 @@ func (r *run) start(ctx context.Context, v view) (string, error) {
 		return "", r.patch(ctx, v.fresh, object{
 			"spec": object{"persistentVolumeReclaimPolicy": p.Policy}})
 	case v.kept != nil: // Kubernetes collects the snapshot after it
-		return "the end of PersistentVolumeClaim " + p.kept(), r.remove(ctx, v.kept)
+		return r.release(ctx, v, v.kept, v.old)
 	case v.shot != nil && v.own(v.shot):
 		return "the end of VolumeSnapshot " + p.Shot.Name, nil
 	}
@@ -466,18 +483,26 @@ func (r *run) start(ctx context.Context, v view) (string, error) {
 	return "", r.save(ctx, v.old, p, nil)
 }
 
-// away reports whether the new disk is reserved for another claim than the temporary one.
-func (v view) away() bool {
-	return v.plan.New != "" && v.fresh != nil &&
-		v.fresh.str("spec", "claimRef", "name") != v.plan.temporary()
+// fenced reports whether the new disk is reserved for the temporary claim, by this run.
+func (v view) fenced() bool {
+	return v.plan.New == "" || v.fresh == nil || v.fresh.annotation(changeKey) == v.plan.runMark() &&
+		v.fresh.str("spec", "claimRef", "name") == v.plan.temporary()
+}
+
+// unreserved reports whether a PersistentVolume has to be reserved for the claim, made or not.
+func (v view) unreserved(pv object) bool {
+	uid := pv.str("spec", "claimRef", "uid")
+	return pv.str("spec", "claimRef", "name") != v.plan.Claim || uid != "" && uid != v.claim.uid()
 }
 
 // takeBack takes the new disk out of the reach of a claim that a request under way may still make
 // for it. From then on it cannot have been bound to one.
 func (r *run) takeBack(ctx context.Context, v view) (string, error) {
 	p := *v.plan
-	if v.away() {
-		return "", r.patch(ctx, v.fresh, object{"spec": reserve(p.temporary(), p.TemporaryUID)})
+	if !v.fenced() {
+		return "", r.patch(ctx, v.fresh, object{
+			"metadata": annotations(map[string]any{changeKey: p.runMark()}),
+			"spec":     reserve(p.temporary(), p.TemporaryUID)})
 	}
 	p.Handed = false
 	return "", r.save(ctx, v.old, p, nil)
@@ -485,19 +510,21 @@ func (r *run) takeBack(ctx context.Context, v view) (string, error) {
 
 // restore makes the earlier claim again.
 func (r *run) restore(ctx context.Context, v view) (string, error) {
-	p, ref := *v.plan, v.old.str("spec", "claimRef", "name")
+	p := *v.plan
 	switch {
 	case v.stranger() != nil:
 		return "", v.stranger()
 	case v.claim.deleting():
-		return v.end(), nil
+		return v.end(v.claim), nil
 	case v.claim != nil && v.unborn():
-		return v.end(), r.remove(ctx, v.claim)
+		return v.end(v.claim), r.remove(ctx, v.claim)
 	case v.temporary != nil:
 		return r.removeTemporary(ctx, v)
+	case v.shot != nil && v.own(v.shot) && !v.shot.deleting(): // one that is not ready keeps the claim
+		return "", r.remove(ctx, v.shot)
 	case v.kept != nil:
-		return "the end of PersistentVolumeClaim " + p.kept(), r.remove(ctx, v.kept)
-	case v.claim == nil && (ref != p.Claim || v.old.str("spec", "claimRef", "uid") != ""):
+		return r.release(ctx, v, v.kept, v.old)
+	case v.unreserved(v.old):
 		return "", r.patch(ctx, v.old, object{"spec": reserve(p.Claim, nil)})
 	case v.claim == nil:
 		spec, _ := p.Manifest["spec"].(map[string]any)
@@ -521,18 +548,20 @@ func (r *run) removeTemporary(ctx context.Context, v view) (string, error) {
 		r.say("    note: the provisioner may still make PersistentVolume %s, and its class retains it: "+
 			"if it comes, give it the reclaim policy Delete", volumeOf(p.TemporaryUID))
 	}
-	return "the end of PersistentVolumeClaim " + p.temporary(), r.remove(ctx, v.temporary)
+	return v.end(v.temporary), r.remove(ctx, v.temporary)
 }
 
 // clean deletes what the change has made, when the claim has its earlier disk again.
 func (r *run) clean(ctx context.Context, v view) (string, error) {
-	switch p := v.plan; {
+	switch {
 	case v.temporary != nil:
 		return r.removeTemporary(ctx, v)
+	case v.shot != nil && v.own(v.shot) && !v.shot.deleting():
+		return "", r.remove(ctx, v.shot)
 	case v.kept != nil: // a request that was under way
-		return "the end of PersistentVolumeClaim " + p.kept(), r.remove(ctx, v.kept)
+		return r.release(ctx, v, v.kept, v.old)
 	case v.shot != nil && v.own(v.shot):
-		return "the end of VolumeSnapshot " + v.shot.name(), nil // it went with the claim
+		return "the end of VolumeSnapshot " + v.shot.name(), nil
 	case !v.madeFor():
 		return "", fmt.Errorf("PersistentVolume %s was not made by this change, and is left alone: "+
 			"look at it, and repeat the command when it is gone", v.fresh.name())
@@ -550,10 +579,11 @@ func (r *run) endUndoing(ctx context.Context, v view) (string, error) {
 	case v.homeless:
 		r.say("the namespace %s is gone; PersistentVolume %s has the disk %s, and keeps the reclaim "+
 			"policy Retain", p.Namespace, p.Old, p.Handle)
-		return "", r.unrecord(ctx, v, "Retain")
+		return "", r.patch(ctx, v.old, object{"metadata": annotations(map[string]any{planKey: nil}),
+			"spec": reserve(p.Claim, p.ClaimUID)}) // for nobody
 	case v.claim.deleting() || !v.bound(v.claim, v.old):
 		return "", fmt.Errorf("PersistentVolumeClaim %s is being deleted, or is gone; its disk is kept. "+
-			"Repeat the command with --undo, which makes it again after %s", p.path(), v.end())
+			"Repeat the command with --undo, which makes it again after %s", p.path(), v.end(v.claim))
 	case v.claim.annotation(planKey) != "":
 		return "", r.patch(ctx, v.claim, object{"metadata": annotations(map[string]any{planKey: nil})})
 	}

@@ -57,6 +57,7 @@ func (r *run) look(ctx context.Context) (v view, err error) {
 				"it has to delete it first", o.str("kind"), o.name(), changeKey)
 		}
 	}
+	r.last = p
 	if v.owner.uid() != p.Owner.UID {
 		v.owner = nil // another one of its name is not touched
 	}
@@ -70,9 +71,12 @@ func (r *run) look(ctx context.Context) (v view, err error) {
 	if v.fresh, err = r.get(ctx, persistentVolumes, "", fresh); err != nil {
 		return v, err
 	}
-	if v.claim == nil && v.kept == nil && v.temporary == nil {
+	if v.claim == nil || v.claim.uid() != p.ClaimUID {
 		namespace, err := r.get(ctx, "namespaces", "", p.Namespace)
-		v.homeless = err == nil && namespace == nil
+		if err != nil {
+			return v, err
+		}
+		v.homeless = namespace.uid() != p.NamespaceUID // gone, or made again by somebody
 	}
 	pods, err := r.all(ctx, "pods", p.Namespace)
 	v.users, v.holders = users(pods, p.Claim), holders(pods, p.Claim)
@@ -175,6 +179,9 @@ func (v view) prove() error {
 			"made for it; repeat the command with --undo", p.temporary(), pv.name())
 	case handle == "" || slices.Contains(p.earlier(), handle):
 		return differs("disk", handle, "another one than "+strings.Join(p.earlier(), ", "))
+	case pv.deleting():
+		return fmt.Errorf("PersistentVolume %s is being deleted by somebody; repeat the command with "+
+			"--undo", pv.name())
 	case size < want:
 		return differs("capacity", pv.str("spec", "capacity", "storage"), p.Size)
 	case v.temporary != nil && v.temporary.str("spec", "dataSource", "name") != p.Shot.Name:
@@ -188,12 +195,17 @@ func (v view) prove() error {
 	return nil
 }
 
-// end says for what the end of the claim waits.
-func (v view) end() string {
-	text := "the end of PersistentVolumeClaim " + v.plan.Claim
-	if len(v.holders) > 0 {
-		text += ", which these pods keep: " + names(v.holders) + " (stop them; delete those that have " +
-			"ended)"
+// end says for what the end of a claim waits.
+func (v view) end(claim object) string {
+	pods, text := v.intruders, "the end of PersistentVolumeClaim "+claim.name()
+	if claim.name() == v.plan.Claim {
+		pods = v.holders
+	}
+	if len(pods) > 0 {
+		text += ", which these pods keep: " + names(pods) + " (stop them; delete those that have ended)"
+	}
+	if f := claim.foreignFinalizer(); f != "" {
+		text += ", which the finalizer " + f + " keeps"
 	}
 	return text
 }
