@@ -33,6 +33,7 @@ type cluster struct {
 	flat    bool                // the driver has no topology: the provisioner needs no scheduler
 	late    int                 // passes before the provisioner makes a disk
 	serial  int64
+	passes  int
 
 	// The provisioner makes a disk in so many passes, whether the claim is still there or not.
 	slow   int
@@ -53,6 +54,7 @@ type cluster struct {
 	given             map[string]bool        // the UIDs of what the user gave to the command to change
 	origin            map[string]string      // the UID of the claim for which a disk was made
 	kept              map[string]bool        // the disks that a claim of the user has, or had
+	dropped           map[string]bool        // the disks that the user has given up
 	immortal          bool                   // no pod ends
 	admits            func(o object) error   // refuses or changes what is to be created
 	stuck             bool                   // no snapshot ends
@@ -438,7 +440,9 @@ func (c *cluster) pass() {
 	for _, o := range c.of("VolumeSnapshot") {
 		c.syncSnapshot(o)
 	}
-	c.collect()
+	if c.passes++; c.passes%4 == 0 {
+		c.collect()
+	}
 	c.checkBytes()
 }
 
@@ -690,7 +694,9 @@ func (c *cluster) write(handle string) {
 	if !exists {
 		return
 	}
-	c.disks[handle] = was + " " + c.next()
+	if c.disks[handle] = was + " " + c.next(); c.dropped[handle] {
+		return
+	}
 	c.written = slices.DeleteFunc(c.written, func(text string) bool {
 		return strings.HasPrefix(c.disks[handle]+" ", text+" ")
 	})
@@ -700,6 +706,7 @@ func (c *cluster) write(handle string) {
 // giveUp forgets the writes of a disk that the user has given up.
 func (c *cluster) giveUp(handle string) {
 	delete(c.kept, handle)
+	c.dropped[handle] = true
 	c.written = slices.DeleteFunc(c.written, func(text string) bool {
 		return strings.HasPrefix(c.disks[handle]+" ", text+" ")
 	})
@@ -736,7 +743,6 @@ func (c *cluster) checkBytes() {
 			return strings.HasPrefix(disk, text+" ")
 		}) {
 			c.lost++
-			c.t.Logf("LOST %q of %q", text, reachable)
 		}
 	}
 }
@@ -864,7 +870,7 @@ func (c *cluster) syncVolume(pv object) {
 		return
 	}
 	handle := handleOf(pv)
-	if c.kept[handle] || !c.own[c.origin[handle]] && !c.given[pv.uid()] && c.origin[handle] == "" {
+	if c.kept[handle] || c.origin[handle] == "" && !c.dropped[handle] {
 		c.foreign = append(c.foreign, "the disk of "+pv.name()+" was deleted, which is the user's")
 	}
 	delete(c.disks, handle)
@@ -934,10 +940,10 @@ const (
 // its claim that was taken before its last write. A StatefulSet has three pods, and the claim is
 // that of the second one.
 func newCluster(t *testing.T, kind string) (c *cluster, claim string) {
-	c = &cluster{t: t, needed: map[right]bool{}, rehearsed: map[right]bool{}, objects: map[string]object{},
-		disks: map[string]string{}, shots: map[string]string{}, idle: map[string]int{},
+	c = &cluster{t: t, needed: map[right]bool{}, rehearsed: map[right]bool{},
+		objects: map[string]object{}, disks: map[string]string{}, shots: map[string]string{}, idle: map[string]int{},
 		nodes: map[string]*machine{}, own: map[string]bool{}, given: map[string]bool{},
-		origin: map[string]string{}, kept: map[string]bool{}}
+		origin: map[string]string{}, kept: map[string]bool{}, dropped: map[string]bool{}}
 	c.put(`{"kind":"Namespace","metadata":{"name":"db"}}`)
 	c.addNode("n1")
 	c.put(`{"kind":"StorageClass","metadata":{"name":"oxide-disk"},"provisioner":"csi.oxide.computer",

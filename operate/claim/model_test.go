@@ -1,0 +1,760 @@
+package claim
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
+)
+
+// history is one change among people, controllers and other runs that act between its requests.
+type history struct {
+	c            *cluster
+	rnd          *rand.Rand
+	kind, verb   string
+	claim        string
+	lines        []string
+	may          []string // what may happen
+	left         int      // how often
+	busy         bool
+	late         []func()    // requests of killed runs that are under way
+	second       func() bool // lets another run make its next request
+	stop         func()      // kills it
+	kills, acts  int
+	killsLeft    int
+	want         int64           // the replicas that people want
+	original     int64           // the replicas of the workload before the change
+	scaled       bool            // somebody has scaled the workload
+	meddled      bool            // somebody has deleted what the command says how to go on without
+	paused       bool            // a person has stopped an operator
+	then         map[string]bool // what the snapshot of a revert may hold
+	foreignDisks int             // disks that others have made
+	last         object          // the plan, as it was seen last
+	lastText     string
+	policy       string // of the claim's StorageClass
+	verbNow      string // of the request that comes next
+}
+
+func (h *history) say(format string, args ...any) {
+	h.lines = append(h.lines, fmt.Sprintf(format, args...))
+}
+
+// oneOf draws one of several things.
+func oneOf[T any](rnd *rand.Rand, all ...T) T { return all[rnd.IntN(len(all))] }
+
+// newHistory draws a cluster with a workload, and what may happen to it.
+func newHistory(t *testing.T, seed uint64) *history {
+	rnd := rand.New(rand.NewPCG(seed, seed))
+	h := &history{rnd: rnd, then: map[string]bool{}, kind: oneOf(rnd, "Deployment", "StatefulSet",
+		"none", "pod", "job", "operator"), verb: oneOf(rnd, Grow, Revert)}
+	workload := map[string]string{"Deployment": "Deployment", "StatefulSet": "StatefulSet"}[h.kind]
+	h.c, h.claim = newCluster(t, workload)
+	h.original = h.workload().num("spec", "replicas")
+	h.want = h.original
+	if rnd.IntN(2) == 0 {
+		h.c.addNode("n2")
+	}
+	h.c.slow = oneOf(rnd, 0, 0, 30)
+	h.c.put(`{"kind":"Job","metadata":{"name":"nightly","namespace":"db"}}`)
+	h.c.put(`{"kind":"Cluster","metadata":{"name":"pg","namespace":"db"}}`)
+	if h.policy = "Delete"; rnd.IntN(4) == 0 {
+		h.policy = "Retain"
+		h.c.touch(h.c.named("StorageClass", "", "oxide-disk"), h.policy, "reclaimPolicy")
+		for _, pv := range h.c.of("PersistentVolume") {
+			h.c.touch(pv, h.policy, "spec", "persistentVolumeReclaimPolicy")
+		}
+	}
+	h.start()
+	h.passes(30)
+	h.then[h.c.taken("then")] = true
+	h.left, h.killsLeft = rnd.IntN(4), rnd.IntN(3)
+	names := slices.Sorted(maps.Keys(actors))
+	for range 1 + rnd.IntN(3) {
+		h.may = append(h.may, oneOf(rnd, names...))
+	}
+	h.say("seed %d: %s of the claim of a %s, with %v", seed, h.verb, h.kind, h.may)
+	h.c.before = h.between
+	return h
+}
+
+func (h *history) passes(n int) {
+	for range n {
+		h.c.pass()
+	}
+}
+
+func (h *history) workload() object {
+	return slices.Concat(h.c.of("Deployment"), h.c.of("StatefulSet"), []object{nil})[0]
+}
+
+func (h *history) current() object { return h.c.named("PersistentVolumeClaim", "db", h.claim) }
+
+// pod makes a pod that uses a claim, or none. It belongs to an owner, if that has a kind.
+func (h *history) pod(name, claim, kind, owner, notes string) bool {
+	if h.c.named("Pod", "db", name) != nil || h.c.named("Namespace", "", "db") == nil {
+		return false
+	}
+	owners, volumes := "", ""
+	if kind != "" {
+		owners = fmt.Sprintf(`{"controller":true,"kind":%q,"apiVersion":"x/v1","name":%q,"uid":%q}`, kind,
+			owner, h.c.named(kind, "db", owner).uid())
+	}
+	if claim != "" {
+		volumes = fmt.Sprintf(`{"persistentVolumeClaim":{"claimName":%q}}`, claim)
+	}
+	h.c.put(`{"kind":"Pod","metadata":{"name":%q,"namespace":"db","annotations":{%s},"ownerReferences":
+		[%s]},"spec":{"volumes":[%s]},"status":{"phase":"Pending"}}`, name, notes, owners, volumes)
+	return true
+}
+
+// start starts what uses the claim, as a person does.
+func (h *history) start() {
+	h.paused = false
+	switch w := h.workload(); h.kind {
+	case "pod":
+		h.pod("shell", h.claim, "", "", "")
+	case "job":
+		h.pod("nightly-0", h.claim, "Job", "nightly", "")
+	case "operator":
+		h.pod("pg-1", h.claim, "Cluster", "pg", "")
+	default:
+		if w != nil && w.num("spec", "replicas") < h.original {
+			h.rescale(h.original)
+		} else if w == nil && h.c.before != nil { // nothing used the claim before the change
+			h.pod("shell", h.claim, "", "", "")
+		}
+	}
+}
+
+func (h *history) rescale(to int64) {
+	h.scaled, h.want = true, to
+	h.c.rescale(h.workload(), float64(to))
+}
+
+// stops stops what uses the claim, as a person does.
+func (h *history) stops() {
+	h.paused = true
+	if w := h.workload(); w != nil {
+		h.rescale(0)
+	}
+	for _, pod := range h.c.of("Pod") {
+		if claimOfPod(pod) == h.claim {
+			h.c.erase(pod)
+			if ended(pod) {
+				delete(h.c.objects, keyOf(pod))
+			}
+		}
+	}
+}
+
+// own returns the name of an object of the change's own.
+func (h *history) own(part string) string {
+	return h.claim + "-" + part + "-" + h.last.str("id")
+}
+
+// userDeletes deletes a claim as a person does, who gives up its disk.
+func (h *history) userDeletes(claim object) bool {
+	if claim == nil {
+		return false
+	}
+	pv := h.c.named("PersistentVolume", "", claim.str("spec", "volumeName"))
+	if pv.str("spec", "persistentVolumeReclaimPolicy") == "Delete" || h.verbNow == "patch" {
+		// A patch that is under way has been decided on before the claim was deleted.
+		h.c.giveUp(handleOf(pv))
+	}
+	h.c.erase(claim)
+	return true
+}
+
+var errDenied = refused("Forbidden", "denied by a policy")
+
+// webhook returns an actor that installs a webhook for claims.
+func webhook(admits func(h *history, claim object) error) func(h *history) bool {
+	return func(h *history) bool {
+		h.c.admits = func(o object) error {
+			if o.str("kind") != "PersistentVolumeClaim" {
+				return nil
+			}
+			return admits(h, o)
+		}
+		return true
+	}
+}
+
+func resizes(size string) func(*history, object) error {
+	return func(_ *history, o object) error {
+		requests := map[string]any{"storage": size}
+		o["spec"].(map[string]any)["resources"] = map[string]any{"requests": requests}
+		return nil
+	}
+}
+
+// actors do one thing between two requests, and report whether there was something to do.
+var actors = map[string]func(h *history) bool{
+	"somebody starts the workload": func(h *history) bool { h.start(); return true },
+	"somebody stops the workload":  func(h *history) bool { h.stops(); return true },
+	"a job runs": func(h *history) bool {
+		return h.pod(fmt.Sprint("once-", h.c.next()), h.claim, "Job", "nightly", `"ends-at":"soon"`)
+	},
+	"a pod without the claim runs": func(h *history) bool { return h.pod("other", "", "", "", "") },
+	"a synchronization scales the workload": func(h *history) bool {
+		w := h.workload()
+		if w == nil || w.num("spec", "replicas") == h.original {
+			return false
+		}
+		h.rescale(h.original)
+		return true
+	},
+	"somebody makes the claim again": func(h *history) bool {
+		if h.current() != nil || h.c.named("Namespace", "", "db").deleting() {
+			return false
+		}
+		h.c.put(claimText, h.claim, "10Gi")
+		return true
+	},
+	"the workload is made again": func(h *history) bool {
+		w := h.workload()
+		if w == nil {
+			return false
+		}
+		h.c.erase(w)
+		h.want, h.scaled = h.original, true
+		h.c.put(`{"kind":%q,"metadata":{"name":"web","namespace":"db"},"spec":{"replicas":%d}}`,
+			w.str("kind"), h.original)
+		return true
+	},
+	"a webhook drops the data source": webhook(func(_ *history, o object) error {
+		delete(o["spec"].(map[string]any), "dataSource")
+		return nil
+	}),
+	"a webhook refuses claims": webhook(func(*history, object) error { return errDenied }),
+	"a webhook refuses the claim": webhook(func(h *history, o object) error {
+		if o.name() == h.claim {
+			return errDenied
+		}
+		return nil
+	}),
+	"a webhook makes claims smaller": webhook(resizes("5Gi")),
+	"a webhook makes claims larger":  webhook(resizes("30Gi")),
+	"a foreign volume is reserved for the temporary claim": func(h *history) bool {
+		return h.last != nil && h.foreignVolume(h.own(h.verb))
+	},
+	"a foreign volume is reserved for the claim": func(h *history) bool {
+		return h.foreignVolume(h.claim)
+	},
+	"a Node is deleted": func(h *history) bool {
+		for _, o := range []object{h.c.named("Node", "", "n1"), h.c.named("CSINode", "", "n1")} {
+			if o != nil {
+				h.c.erase(o)
+			}
+		}
+		return true
+	},
+	"a node is cut off": func(h *history) bool {
+		h.c.nodes["n1"].silent = true
+		return true
+	},
+	"a node is cut off and its pods are deleted by force": func(h *history) bool {
+		h.c.nodes["n1"].silent = true
+		return h.deletePods()
+	},
+	"pods are deleted by force": (*history).deletePods,
+	"a node that is cut off is said to have unmounted all": func(h *history) bool {
+		h.c.nodes["n1"].silent = true
+		if node := h.c.named("Node", "", "n1"); node != nil {
+			h.c.touch(node, []any{}, "status", "volumesInUse")
+		}
+		return h.deletePods()
+	},
+	"a Node is made again and lists nothing": func(h *history) bool {
+		if h.c.nodes["n1"].silent = true; h.c.named("Node", "", "n1") != nil {
+			h.c.erase(h.c.named("Node", "", "n1"))
+			h.c.addNode("n1")
+		}
+		return h.deletePods()
+	},
+	"the snapshot is replaced": func(h *history) bool {
+		shot := h.c.named("VolumeSnapshot", "db", "then")
+		if shot == nil {
+			return false
+		}
+		content := h.c.contentOf(shot)
+		handle := "shot-" + h.c.next()
+		h.c.shots[handle] = h.c.taken("then") + " 0"
+		h.then[h.c.shots[handle]] = true
+		delete(h.c.shots, content.str("status", "snapshotHandle"))
+		delete(h.c.objects, keyOf(content))
+		again := h.c.put(shotText, "then", h.claim)
+		again["status"] = shot["status"]
+		h.c.touch(again, "content-"+again.uid(), "status", "boundVolumeSnapshotContentName")
+		h.c.put(`{"kind":"VolumeSnapshotContent","metadata":{"name":%q},"spec":{"driver":
+			"csi.oxide.computer","source":{"volumeHandle":%q},"volumeSnapshotRef":{"namespace":"db","name":
+			"then","uid":%q}},"status":{"snapshotHandle":%q,"readyToUse":true}}`, "content-"+again.uid(),
+			content.str("spec", "source", "volumeHandle"), again.uid(), handle)
+		return true
+	},
+	"the namespace is deleted": func(h *history) bool {
+		space := h.c.named("Namespace", "", "db")
+		if space == nil || space.deleting() {
+			return false
+		}
+		h.meddled = true
+		for _, claim := range h.c.of("PersistentVolumeClaim") {
+			h.userDeletes(claim)
+		}
+		h.c.erase(space)
+		return true
+	},
+	"somebody deletes the claim": func(h *history) bool {
+		h.meddled = true
+		return h.userDeletes(h.current())
+	},
+	"somebody deletes what the command has made": func(h *history) bool {
+		for _, kind := range []string{"VolumeSnapshot", "PersistentVolumeClaim"} {
+			for _, o := range h.c.of(kind) {
+				if h.c.own[o.uid()] && h.rnd.IntN(2) == 0 {
+					if o.name() == h.claim {
+						h.meddled = true
+						return h.userDeletes(o)
+					}
+					h.meddled = h.meddled || h.policy == "Retain" // a disk may come for no claim, and stay
+					h.c.erase(o)
+					return true
+				}
+			}
+		}
+		return false
+	},
+	"the rack has no room": func(h *history) bool { h.c.quota = 15 << 30; return true },
+	"reads fail": func(h *history) bool {
+		n := 0
+		h.c.denied = func(string) bool { n++; return n < 4 }
+		return true
+	},
+	"controllers write": func(h *history) bool {
+		for _, o := range slices.Concat(h.c.of("PersistentVolume"), h.c.of("PersistentVolumeClaim"),
+			h.c.of("Deployment")) {
+			h.c.touch(o, "x", "metadata", "resourceVersion")
+		}
+		h.left++ // it is no reason to stop others
+		return h.rnd.IntN(20) > 0
+	},
+	"another run begins": func(h *history) bool {
+		if h.second != nil {
+			return false
+		}
+		o := h.options(oneOf(h.rnd, "continue", "undo", "undo", "begin", "other", "forget"))
+		requests := func(yield func(struct{}) bool) {
+			kubectl, killed := h.calls(0, ""), false
+			o.Kubectl = func(ctx context.Context, stdin []byte, args ...string) ([]byte, error) {
+				if killed = killed || !yield(struct{}{}); killed {
+					return nil, errKilled
+				}
+				return kubectl(ctx, stdin, args...)
+			}
+			err := Run(context.Background(), o, io.Discard)
+			h.say("      the other run ends: %v", err)
+		}
+		next, stop := iter.Pull(requests)
+		h.second, h.stop = func() bool { _, more := next(); return more }, stop
+		h.say("    the other run is %s continue=%t undo=%t", o.Verb, o.Continue, o.Undo)
+		return true
+	},
+}
+
+func (h *history) deletePods() bool {
+	found := false
+	for _, pod := range h.c.of("Pod") {
+		if claimOfPod(pod) == h.claim {
+			delete(h.c.objects, keyOf(pod))
+			found = true
+		}
+	}
+	return found
+}
+
+func (h *history) foreignVolume(claim string) bool {
+	path := "/srv/" + h.c.next()
+	h.c.disks[path], h.foreignDisks = "of others", h.foreignDisks+1
+	h.c.put(`{"kind":"PersistentVolume","metadata":{"name":%q},"spec":{"capacity":{"storage":"50Gi"},
+		"persistentVolumeReclaimPolicy":"Delete","storageClassName":"oxide-disk","hostPath":{"path":%q},
+		"claimRef":{"namespace":"db","name":%q}}}`, "a"+path[5:], path, claim)
+	return true
+}
+
+// between is what happens before a request.
+func (h *history) between(verb string) {
+	if h.busy {
+		return
+	}
+	h.busy = true
+	defer func() { h.busy = false }()
+	h.plan()
+	h.verbNow = verb
+	if h.kind == "operator" && !h.paused && h.rnd.IntN(10) == 0 {
+		h.start()
+	}
+	if len(h.late) > 0 && h.rnd.IntN(40) == 0 {
+		h.comesLate()
+	}
+	if h.second != nil && h.rnd.IntN(2) == 0 && !h.second() {
+		h.second = nil
+	}
+	rarity := 60
+	if verb != "get" {
+		rarity = 6
+	}
+	if h.left > 0 && h.rnd.IntN(rarity) == 0 {
+		if name := oneOf(h.rnd, h.may...); actors[name](h) {
+			h.left--
+			h.acts++
+			h.say("  before a %s: %s", verb, name)
+		}
+	}
+}
+
+func (h *history) comesLate() {
+	do := h.late[0]
+	h.late = h.late[1:]
+	do()
+}
+
+// plan returns the plan of the change, as others can read it.
+func (h *history) plan() object {
+	for _, pv := range h.c.of("PersistentVolume") {
+		if text := pv.annotation("csi.oxide.computer/claim-plan"); text != "" {
+			if text != h.lastText {
+				h.last, h.lastText = nil, text
+				_ = json.Unmarshal([]byte(text), &h.last)
+			}
+			return h.last
+		}
+	}
+	return nil
+}
+
+func (h *history) options(mode string) Options {
+	o := Options{Verb: h.verb, Namespace: "db", Claim: h.claim, Timeout: time.Minute,
+		Continue: mode == "continue", Undo: mode == "undo"}
+	switch {
+	case mode == "forget":
+		o.Verb = Forget
+	case mode == "other" && h.verb == Grow || mode == "begin" && h.verb == Revert:
+		o.Verb, o.Snapshot = Revert, "then"
+	case mode == "other" || mode == "begin":
+		o.Verb, o.Size = Grow, "20Gi"
+	}
+	return o
+}
+
+// calls returns kubectl for a run that is killed at a change: before it, after it, or while it is
+// under way.
+func (h *history) calls(dies int, how string) func(context.Context, []byte, ...string) ([]byte,
+	error) {
+	dead, n := false, 0
+	return func(ctx context.Context, stdin []byte, args ...string) ([]byte, error) {
+		if dead || args[0] == "get" || slices.Contains(args, "--dry-run=server") ||
+			strings.Contains(string(stdin), "SelfSubjectAccessReview") {
+			if dead {
+				return nil, errKilled
+			}
+			return h.c.kubectl(ctx, stdin, args...)
+		}
+		what := args[0] + " " + strings.Join(args[1:min(3, len(args))], " ")
+		if args[0] == "create" {
+			var o object
+			_ = json.Unmarshal(stdin, &o)
+			what = "create " + keyOf(o)
+		}
+		n++
+		if dead = n == dies; dead {
+			h.kills++
+			h.say("    killed %s %s", how, what)
+		}
+		act := func() error {
+			_, err := h.c.kubectl(ctx, stdin, args...)
+			h.say("    %s: %.90v", what, err)
+			return err
+		}
+		switch {
+		case dead && how == "while":
+			h.late = append(h.late, func() { h.say("    late:"); _ = act() })
+			return nil, errKilled
+		case dead && how == "before":
+			return nil, errKilled
+		}
+		err := act()
+		if dead {
+			err = errKilled
+		}
+		return nil, err
+	}
+}
+
+// run runs the command, which may be killed.
+func (h *history) run(mode string) error {
+	o, dies := h.options(mode), 0
+	if h.killsLeft > 0 {
+		h.killsLeft--
+		dies = 1 + h.rnd.IntN(16)
+	}
+	o.Kubectl = h.calls(dies, oneOf(h.rnd, "before", "after", "while"))
+	if p := h.plan(); mode == "forget" && p.at("finished") == true {
+		delete(h.c.kept, p.str("handle")) // the user gives up the earlier disk
+		if p.str("verb") == Revert {
+			h.c.giveUp(p.str("handle"))
+		}
+	}
+	h.say("run: %s", mode)
+	err := Run(context.Background(), o, io.Discard)
+	h.say("  ended: %v", err)
+	return err
+}
+
+// calm ends what disturbs, as people repair their cluster.
+func (h *history) calm() {
+	h.left, h.c.admits, h.c.quota, h.c.denied, h.killsLeft = 0, nil, 0, nil, 0
+	if h.second != nil {
+		h.stop()
+		h.second = nil
+	}
+	for len(h.late) > 0 {
+		h.comesLate()
+	}
+	for _, m := range h.c.nodes {
+		if m.silent || h.c.named("Node", "", m.name) == nil {
+			m.silent, m.off = false, true
+			h.passes(2)
+			if m.off = false; h.c.named("Node", "", m.name) == nil {
+				h.c.addNode(m.name)
+			}
+		}
+	}
+	h.passes(60)
+}
+
+// follow does what an error asks for, and returns how to go on.
+func (h *history) follow(text, mode string, try int) string {
+	says := func(words string) bool { return strings.Contains(text, words) }
+	switch current := h.current(); {
+	case says("another PersistentVolumeClaim"):
+		h.stops()
+		h.passes(60)
+		h.userDeletes(current)
+		h.c.giveUp(handleOf(h.c.named("PersistentVolume", "", current.str("spec", "volumeName"))))
+	case says("you to stop"), says("used by"), says("the end of"), says("stop one"),
+		says("is being deleted"):
+		h.stops()
+	case says("start its workload"), says("to run with the new disk"), says("start the workload"):
+		h.start()
+	case says("give it the reclaim policy Retain"), says("was not made by this change"):
+		for _, pv := range h.c.of("PersistentVolume") {
+			if pv.str("spec", "hostPath", "path") != "" {
+				h.c.touch(pv, "Retain", "spec", "persistentVolumeReclaimPolicy")
+			}
+		}
+	case says("is a revert, not") || says("is a grow, not"):
+		h.verb = h.last.str("verb")
+	case says("detached from node"):
+		h.c.nodes["n1"].off = true
+	}
+	h.passes(60)
+	undo, on := says("--undo"), says("--continue")
+	switch {
+	case says("claim forget") && !undo && !on:
+		return "forget"
+	case undo && on:
+		return oneOf(h.rnd, "undo", "continue")
+	case undo:
+		return "undo"
+	case on:
+		return "continue"
+	}
+	return mode
+}
+
+// play runs the command, and goes on as it says, to the end of the change.
+func (h *history) play(mode string) error {
+	for try := 0; ; try++ {
+		err := h.run(mode)
+		switch {
+		case errors.Is(err, errKilled) && h.plan() == nil && mode == "begin":
+		case errors.Is(err, errKilled):
+			if mode = oneOf(h.rnd, "continue", "undo"); h.last.at("finished") == true {
+				mode = "forget"
+			}
+		case err == nil && (h.plan() == nil || h.plan().at("finished") == true && mode != "forget"):
+			return h.end()
+		case err == nil:
+			mode = "undo"
+		case strings.Contains(err.Error(), "by hand") && h.meddled:
+			h.say("by hand")
+			return h.check(false)
+		case h.plan() == nil && mode == "begin": // it was refused
+			return h.end()
+		default:
+			mode = h.follow(err.Error(), mode, try)
+		}
+		if err := h.check(false); err != nil {
+			return err
+		}
+		if try >= 4 {
+			h.calm()
+		}
+		if try == 16 {
+			return fmt.Errorf("no way out: %w", err)
+		}
+	}
+}
+
+// end checks what a change leaves, forgets it, and checks that nothing is left.
+func (h *history) end() error {
+	h.calm()
+	p := h.plan()
+	done := p != nil
+	if done {
+		h.verb = p.str("verb") // another run's
+	}
+	if done && p.at("finished") != true {
+		return h.play("undo") // the request that records it has come late
+	}
+	w := h.workload()
+	if mark := w.annotation("csi.oxide.computer/claim-change"); mark != "" {
+		return fmt.Errorf("the workload has the mark %q left", mark)
+	}
+	if w != nil && !h.scaled && w.num("spec", "replicas") != h.original {
+		return fmt.Errorf("the workload is left with %d replicas", w.num("spec", "replicas"))
+	}
+	h.start()
+	h.passes(250)
+	if err := h.check(!done || h.verb == Grow); err != nil {
+		return err
+	}
+	for try := 0; done && h.plan() != nil; try++ {
+		err := h.run("forget")
+		if err != nil && strings.Contains(err.Error(), "by hand") && h.meddled {
+			return h.check(false)
+		}
+		h.start()
+		if h.passes(60); try == 8 {
+			return fmt.Errorf("no way out of forget: %w", err)
+		}
+	}
+	h.passes(250)
+	_ = h.run("continue") // no change is under way: it deletes what a late request has made
+	h.passes(10)
+	if err := h.check(true); err != nil {
+		return err
+	}
+	return h.nothingIsLeft(done)
+}
+
+// check compares the cluster with what has to be true at every step, and, if settled is set, with
+// what is true after a change.
+func (h *history) check(settled bool) error {
+	c := h.c
+	if c.lost > 0 {
+		return fmt.Errorf("lost: acknowledged writes are out of reach: %q of %v", c.written, c.disks)
+	}
+	if len(c.foreign) > 0 {
+		return fmt.Errorf("foreign: %s", strings.Join(c.foreign, "; "))
+	}
+	if !settled || h.meddled {
+		return nil
+	}
+	for _, text := range c.written {
+		if !slices.ContainsFunc(c.of("PersistentVolume"), func(pv object) bool {
+			claim := c.bound(pv)
+			return claim != nil && !c.temporary(claim) && strings.HasPrefix(c.disks[handleOf(pv)]+" ",
+				text+" ")
+		}) {
+			return fmt.Errorf("lost: no claim of the user has the writes %q, only %v", text, c.disks)
+		}
+	}
+	return nil
+}
+
+// nothingIsLeft checks that nothing of the command is left, and that the claim has the right disk.
+func (h *history) nothingIsLeft(done bool) error {
+	c := h.c
+	for _, key := range slices.Sorted(maps.Keys(c.objects)) {
+		o := c.objects[key]
+		for _, note := range []string{"claim-plan", "claim-change", "claim-replaces"} {
+			if o.annotation("csi.oxide.computer/"+note) != "" {
+				return fmt.Errorf("left: %s has the annotation %s", key, note)
+			}
+		}
+		if c.own[o.uid()] && o.name() != h.claim {
+			return fmt.Errorf("left: %s", key)
+		}
+		if pv := o; pv.str("kind") == "PersistentVolume" && pv.at("spec", "csi") != nil && !h.meddled &&
+			(c.bound(pv) == nil && (h.policy == "Delete" || c.own[c.origin[handleOf(pv)]]) ||
+				pv.str("spec", "persistentVolumeReclaimPolicy") != h.policy) {
+			return fmt.Errorf("left: %s, with the policy %s, bound to %v", key, pv.str("spec",
+				"persistentVolumeReclaimPolicy"), c.bound(pv).name())
+		}
+	}
+	pv := c.named("PersistentVolume", "", h.current().str("spec", "volumeName"))
+	text, size := c.disks[handleOf(pv)], pv.str("spec", "capacity", "storage")
+	switch {
+	case h.meddled || h.current() == nil:
+	case done && h.verb == Grow && size != "20Gi" && size != "30Gi":
+		return fmt.Errorf("the claim has %s", size)
+	case done && h.verb == Revert && !slices.ContainsFunc(slices.Collect(maps.Keys(h.then)),
+		func(then string) bool { return strings.HasPrefix(text+" ", then+" ") }):
+		return fmt.Errorf("foreign: the claim holds %q, and the snapshot %v", text, h.then)
+	}
+	return nil
+}
+
+// TestNoHistoryLosesAWriteOrChangesWhatIsNotTheCommands plays histories, each of which has a seed
+// (PROOF_SEED repeats one; PROOF_DURATION plays so many as fit into that time).
+func TestNoHistoryLosesAWriteOrChangesWhatIsNotTheCommands(t *testing.T) {
+	seed, err := strconv.ParseUint(os.Getenv("PROOF_SEED"), 10, 64)
+	if err != nil {
+		seed = 1
+	}
+	duration, _ := time.ParseDuration(os.Getenv("PROOF_DURATION"))
+	most, began := 2000, time.Now()
+	if testing.Short() {
+		short.Left(t, most-200)
+		most = 200
+	}
+	var steps, acts, kills, lost, foreign, stuck, n int
+	for ; n < most && duration == 0 || time.Since(began) < duration; n++ {
+		var h *history
+		synctest.Test(t, func(t *testing.T) { // the end of a bubble that fails ends the test
+			h = newHistory(t, seed+uint64(n))
+			err = h.play("begin")
+			h.calm()
+		})
+		steps, acts, kills = steps+len(h.lines), acts+h.acts, kills+h.kills
+		if err == nil {
+			continue
+		}
+		switch text := err.Error(); {
+		case strings.HasPrefix(text, "lost"):
+			lost++
+		case strings.HasPrefix(text, "foreign"):
+			foreign++
+		default:
+			stuck++
+		}
+		t.Errorf("%v, repeat with PROOF_SEED=%d:\n%s", err, seed+uint64(n), strings.Join(h.lines, "\n"))
+	}
+	t.Logf("FIGURE claim-model histories=%d steps=%d actors=%d kills=%d lost=%d foreign=%d "+
+		"no_way_out=%d seed=%d", n, steps, acts, kills, lost, foreign, stuck, seed)
+}
