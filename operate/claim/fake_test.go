@@ -172,54 +172,84 @@ func (c *cluster) kubectl(_ context.Context, stdin []byte, args ...string) ([]by
 	if c.before != nil {
 		c.before(operands[0])
 	}
-	var o object
-	switch err := json.Unmarshal(stdin, &o); {
-	case operands[0] == "get":
-		c.pass()
-		return c.read(operands, flags)
-	case err != nil:
+	verb, resource, namespace, name := operands[0], "", flags["--namespace"], ""
+	var body object
+	if err := json.Unmarshal(stdin, &body); err != nil && verb != "get" {
 		c.t.Fatal(err)
 	}
-	act := map[string]func([]string, map[string]string, object) error{"patch": c.patch,
-		"create": c.create, "delete": c.remove}[operands[0]]
-	if act == nil {
-		c.t.Fatalf("kubectl %q is not known here", args)
-	}
-	if operands[0] == "create" {
-		if err := c.admit(o); err != nil {
+	switch path := strings.Split(flags["--raw"], "/"); {
+	case verb == "create":
+		resource = strings.ToLower(body.str("kind")) + "s"
+		if err := c.admit(body); err != nil {
 			return nil, err
 		}
+	case verb == "delete":
+		namespace, resource, name = path[len(path)-3], path[len(path)-2], path[len(path)-1]
+	case len(operands) == 3:
+		resource, name = operands[1], operands[2]
+	default:
+		resource = operands[1]
 	}
-	needs := c.needs(operands, flags, o)
+	if verb == "get" {
+		c.pass()
+		return c.read(resource, namespace, name, flags)
+	}
+	needs := right{verb, strings.Split(resource, ".")[0]}
 	if c.lacks != nil && c.lacks(needs) {
-		return nil, refused("Forbidden", "cannot %s %s", needs.verb, needs.resource)
+		return nil, refused("Forbidden", "cannot %s %s", verb, resource)
 	}
-	if c.rehearsed[needs] = true; flags["--dry-run"] != "" || o.at("dryRun") != nil {
+	if c.rehearsed[needs] = true; flags["--dry-run"] != "" || body.at("dryRun") != nil {
 		return nil, nil
 	}
 	c.needed[needs] = true
+	act := func() error {
+		defer c.checkBytes()
+		return c.change(verb, resource, namespace, name, body)
+	}
 	c.effects++
 	die := c.effects == c.killAt
 	if c.killed = die && !c.after; c.killed {
 		if c.hangs {
-			c.hung = func() { _ = act(operands, flags, o); c.checkBytes() }
+			c.hung = func() { _ = act() }
 		}
 		return nil, errKilled
 	}
-	err := act(operands, flags, o)
-	c.checkBytes()
+	err := act()
 	if c.killed = die; c.killed {
 		err = errKilled
 	}
-	return out(o, flags), err
+	if flags["--output"] == "json" {
+		out, _ := json.Marshal(body)
+		return out, err
+	}
+	return []byte(keyOf(body)), err
 }
 
-func out(o object, flags map[string]string) []byte {
-	text := []byte(keyOf(o))
-	if flags["--output"] == "json" {
-		text, _ = json.Marshal(o)
+// change does what a request asks for, if it is for the object that is there.
+func (c *cluster) change(verb, resource, namespace, name string, body object) error {
+	o := c.named(kindOf(resource), namespace, name)
+	of := map[string]string{"patch": "metadata", "delete": "preconditions"}[verb]
+	uid, version := body.str(of, "uid"), body.str(of, "resourceVersion")
+	switch {
+	case verb == "create":
+		return c.create(body)
+	case o == nil:
+		return refused("NotFound", "%s %q not found", resource, name)
+	case uid != "" && uid != o.uid():
+		return refused("Conflict", "Precondition failed: UID in precondition: %s, UID in object meta: %s",
+			uid, o.uid())
+	case version != "" && version != o.str("metadata", "resourceVersion"):
+		return refused("Conflict", "Operation cannot be fulfilled on %s %q: the object has been "+
+			"modified; please apply your changes to the latest version and try again", resource, name)
+	case verb == "patch":
+		c.patch(o, body)
+	case verb == "delete":
+		c.mayChange("delete", o)
+		c.erase(o)
+	default:
+		c.t.Fatalf("kubectl %s is not known here", verb)
 	}
-	return text
+	return nil
 }
 
 // admit refuses what an API server or its webhooks refuse to create.
@@ -242,21 +272,6 @@ func (c *cluster) admit(o object) error {
 // right is a verb on a resource.
 type right struct{ verb, resource string }
 
-// needs returns which right a change needs.
-func (c *cluster) needs(operands []string, flags map[string]string, created object) right {
-	var resource string
-	switch operands[0] {
-	case "create":
-		resource = strings.ToLower(created.str("kind")) + "s"
-	case "delete":
-		path := strings.Split(flags["--raw"], "/")
-		resource = path[len(path)-2]
-	default:
-		resource, _, _ = strings.Cut(operands[1], ".")
-	}
-	return right{operands[0], resource}
-}
-
 // kindOf returns the kind of a resource as the store's keys have it.
 func kindOf(resource string) string {
 	kind, _, _ := strings.Cut(resource, ".")
@@ -273,27 +288,25 @@ func kindOf(resource string) string {
 var global = []string{"namespace", "node", "csinode", "storageclass", "volumesnapshotclass",
 	"persistentvolume", "volumesnapshotcontent", "volumeattachment"}
 
-func (c *cluster) read(operands []string, flags map[string]string) ([]byte, error) {
-	kind := kindOf(operands[1])
+func (c *cluster) read(resource, namespace, name string, flags map[string]string) ([]byte, error) {
+	kind := kindOf(resource)
 	_, everywhere := flags["--all-namespaces"]
-	if named := flags["--namespace"] != ""; named == slices.Contains(global, kind) && !everywhere {
-		c.t.Fatalf("get %q has the wrong namespace %v", operands, flags)
-	}
-	if c.denied != nil && c.denied(kind) {
+	_, ignores := flags["--ignore-not-found"]
+	switch o := c.named(kind, namespace, name); {
+	case (namespace != "") == slices.Contains(global, kind) && !everywhere:
+		c.t.Fatalf("get %s has the wrong namespace %v", resource, flags)
+	case c.denied != nil && c.denied(kind):
 		return nil, errors.New("exit status 1: Forbidden")
-	}
-	if len(operands) == 3 {
-		o := c.named(kind, flags["--namespace"], operands[2])
-		if _, ignore := flags["--ignore-not-found"]; o == nil && !ignore {
-			return nil, refused("NotFound", "%s %q not found", operands[1], operands[2])
-		} else if o == nil {
-			return nil, nil
-		}
+	case o != nil:
 		return json.Marshal(o)
+	case name != "" && ignores:
+		return nil, nil
+	case name != "":
+		return nil, refused("NotFound", "%s %q not found", resource, name)
 	}
 	items := slices.DeleteFunc(c.of(kind), func(o object) bool {
-		ns, fields := flags["--namespace"], flags["--field-selector"]
-		return ns != "" && o.str("metadata", "namespace") != ns ||
+		fields := flags["--field-selector"]
+		return namespace != "" && o.str("metadata", "namespace") != namespace ||
 			fields != "" && !strings.HasSuffix(fields, "="+o.str("involvedObject", "name"))
 	})
 	return json.Marshal(object{"kind": "List", "items": append([]object{}, items...)})
@@ -301,21 +314,6 @@ func (c *cluster) read(operands []string, flags map[string]string) ([]byte, erro
 
 func refused(reason, text string, args ...any) error {
 	return fmt.Errorf("exit status 1: Error from server (%s): "+text, append([]any{reason}, args...)...)
-}
-
-// unless returns the conflict if an object is not the one that a change was meant for.
-func unless(o object, resource, name, uid, version string) error {
-	switch {
-	case o == nil:
-		return refused("NotFound", "%s %q not found", resource, name)
-	case uid != "" && uid != o.uid():
-		return refused("Conflict", "Precondition failed: UID in precondition: %s, UID in object meta: %s",
-			uid, o.uid())
-	case version != "" && version != o.str("metadata", "resourceVersion"):
-		return refused("Conflict", "Operation cannot be fulfilled on %s %q: the object has been modified; "+
-			"please apply your changes to the latest version and try again", resource, name)
-	}
-	return nil
 }
 
 func merge(into, change map[string]any) {
@@ -336,12 +334,7 @@ func merge(into, change map[string]any) {
 	}
 }
 
-func (c *cluster) patch(operands []string, flags map[string]string, change object) error {
-	o := c.named(kindOf(operands[1]), flags["--namespace"], operands[2])
-	if err := unless(o, operands[1], operands[2], change.uid(), change.str("metadata",
-		"resourceVersion")); err != nil {
-		return err
-	}
+func (c *cluster) patch(o, change object) {
 	plan := "csi.oxide.computer/claim-plan"
 	if o.str("kind") == "PersistentVolume" && o.annotation(plan) == "" &&
 		change.annotation(plan) != "" && o.str("spec", "claimRef", "name") == c.claim {
@@ -361,7 +354,6 @@ func (c *cluster) patch(operands []string, flags map[string]string, change objec
 	if o.num("spec", "replicas") < replicas {
 		c.stops++
 	}
-	return nil
 }
 
 // mayChange records a change of what the user did not give to the command.
@@ -374,7 +366,7 @@ func (c *cluster) mayChange(verb string, o object) {
 	}
 }
 
-func (c *cluster) create(_ []string, _ map[string]string, o object) error {
+func (c *cluster) create(o object) error {
 	if err := c.admit(o); err != nil { // the namespace may be gone when a late request comes
 		return err
 	}
@@ -383,23 +375,6 @@ func (c *cluster) create(_ []string, _ map[string]string, o object) error {
 	}
 	c.add(o)
 	c.own[o.uid()] = true
-	return nil
-}
-
-func (c *cluster) remove(_ []string, flags map[string]string, body object) error {
-	path := strings.Split(flags["--raw"], "/")
-	resource, name := path[len(path)-2], path[len(path)-1]
-	namespace := ""
-	if path[len(path)-4] == "namespaces" {
-		namespace = path[len(path)-3]
-	}
-	o := c.named(kindOf(resource), namespace, name)
-	if err := unless(o, resource, name, body.str("preconditions", "uid"),
-		body.str("preconditions", "resourceVersion")); err != nil {
-		return err
-	}
-	c.mayChange("delete", o)
-	c.erase(o)
 	return nil
 }
 
@@ -601,8 +576,9 @@ func (c *cluster) syncAttachments() {
 const (
 	// unmountsAfter is the number of passes after which a node has unmounted a disk that no pod uses.
 	unmountsAfter = 20
-	// takenAfter is the number of passes after which a disk is taken from a node that is lost.
-	takenAfter = 150
+	// lostAfter is the number of passes after which a node that does not report is not ready, and
+	// takenAfter those after which its disks are taken from it.
+	lostAfter, takenAfter = 120, 250
 )
 
 func (c *cluster) runMachine(m *machine) {
@@ -612,7 +588,7 @@ func (c *cluster) runMachine(m *machine) {
 		m.mounted, m.runs, m.listed = map[string]int{}, map[string]bool{}, nil
 		fallthrough
 	case m.silent || node == nil:
-		if m.quiet++; m.quiet > 30 && node != nil {
+		if m.quiet++; m.quiet > lostAfter && node != nil {
 			c.touch(node, "Unknown", "status", "state")
 			node.list("status", "conditions")[0]["status"] = "Unknown"
 		}

@@ -22,30 +22,28 @@ import (
 
 // history is one change among people, controllers and other runs that act between its requests.
 type history struct {
-	c            *cluster
-	rnd          *rand.Rand
-	kind, verb   string
-	claim        string
-	lines        []string
-	may          []string // what may happen
-	left         int      // how often
-	busy         bool
-	late         []func()    // requests of killed runs that are under way
-	second       func() bool // lets another run make its next request
-	stop         func()      // kills it
-	kills, acts  int
-	killsLeft    int
-	want         int64           // the replicas that people want
-	original     int64           // the replicas of the workload before the change
-	scaled       bool            // somebody has scaled the workload
-	meddled      bool            // somebody has deleted what the command says how to go on without
-	paused       bool            // a person has stopped an operator
-	then         map[string]bool // what the snapshot of a revert may hold
-	foreignDisks int             // disks that others have made
-	last         object          // the plan, as it was seen last
-	lastText     string
-	policy       string // of the claim's StorageClass
-	verbNow      string // of the request that comes next
+	c           *cluster
+	rnd         *rand.Rand
+	kind, verb  string
+	claim       string
+	lines       []string
+	may         []string // what may happen
+	left        int      // how often
+	busy        bool
+	late        []func()    // requests of killed runs that are under way
+	second      func() bool // lets another run make its next request
+	stop        func()      // kills it
+	kills, acts int
+	killsLeft   int
+	original    int64           // the replicas of the workload before the change
+	scaled      bool            // somebody has scaled the workload
+	meddled     bool            // somebody has deleted what the command says how to go on without
+	paused      bool            // a person has stopped an operator
+	then        map[string]bool // what the snapshot of a revert may hold
+	last        object          // the plan, as it was seen last
+	lastText    string
+	policy      string // of the claim's StorageClass
+	verbNow     string // of the request that comes next
 }
 
 func (h *history) say(format string, args ...any) {
@@ -63,7 +61,6 @@ func newHistory(t *testing.T, seed uint64) *history {
 	workload := map[string]string{"Deployment": "Deployment", "StatefulSet": "StatefulSet"}[h.kind]
 	h.c, h.claim = newCluster(t, workload)
 	h.original = h.workload().num("spec", "replicas")
-	h.want = h.original
 	if rnd.IntN(2) == 0 {
 		h.c.addNode("n2")
 	}
@@ -80,8 +77,13 @@ func newHistory(t *testing.T, seed uint64) *history {
 	h.start()
 	h.passes(30)
 	h.then[h.c.taken("then")] = true
-	h.left, h.killsLeft = rnd.IntN(4), rnd.IntN(3)
+	h.left, h.killsLeft = rnd.IntN(5), rnd.IntN(4)
 	names := slices.Sorted(maps.Keys(actors))
+	if rnd.IntN(4) == 0 {
+		names = slices.DeleteFunc(names, func(name string) bool {
+			return !strings.Contains(strings.ToLower(name), "node") && !strings.Contains(name, "pod")
+		})
+	}
 	for range 1 + rnd.IntN(3) {
 		h.may = append(h.may, oneOf(rnd, names...))
 	}
@@ -140,7 +142,7 @@ func (h *history) start() {
 }
 
 func (h *history) rescale(to int64) {
-	h.scaled, h.want = true, to
+	h.scaled = true
 	h.c.rescale(h.workload(), float64(to))
 }
 
@@ -231,7 +233,7 @@ var actors = map[string]func(h *history) bool{
 			return false
 		}
 		h.c.erase(w)
-		h.want, h.scaled = h.original, true
+		h.scaled = true
 		h.c.put(`{"kind":%q,"metadata":{"name":"web","namespace":"db"},"spec":{"replicas":%d}}`,
 			w.str("kind"), h.original)
 		return true
@@ -331,6 +333,9 @@ var actors = map[string]func(h *history) bool{
 						return h.userDeletes(o)
 					}
 					h.meddled = h.meddled || h.policy == "Retain" // a disk may come for no claim, and stay
+					for _, pv := range h.c.of("PersistentVolume") {
+						h.c.dropped[pv.str("spec", "hostPath", "path")] = true // it is deleted with that
+					}
 					h.c.erase(o)
 					return true
 				}
@@ -388,7 +393,7 @@ func (h *history) deletePods() bool {
 
 func (h *history) foreignVolume(claim string) bool {
 	path := "/srv/" + h.c.next()
-	h.c.disks[path], h.foreignDisks = "of others", h.foreignDisks+1
+	h.c.disks[path] = "of others"
 	h.c.put(`{"kind":"PersistentVolume","metadata":{"name":%q},"spec":{"capacity":{"storage":"50Gi"},
 		"persistentVolumeReclaimPolicy":"Delete","storageClassName":"oxide-disk","hostPath":{"path":%q},
 		"claimRef":{"namespace":"db","name":%q}}}`, "a"+path[5:], path, claim)
@@ -407,7 +412,7 @@ func (h *history) between(verb string) {
 	if h.kind == "operator" && !h.paused && h.rnd.IntN(10) == 0 {
 		h.start()
 	}
-	if len(h.late) > 0 && h.rnd.IntN(40) == 0 {
+	if len(h.late) > 0 && h.rnd.IntN(100) == 0 {
 		h.comesLate()
 	}
 	if h.second != nil && h.rnd.IntN(2) == 0 && !h.second() {
@@ -466,11 +471,11 @@ func (h *history) calls(dies int, how string) func(context.Context, []byte, ...s
 	error) {
 	dead, n := false, 0
 	return func(ctx context.Context, stdin []byte, args ...string) ([]byte, error) {
-		if dead || args[0] == "get" || slices.Contains(args, "--dry-run=server") ||
-			strings.Contains(string(stdin), "SelfSubjectAccessReview") {
-			if dead {
-				return nil, errKilled
-			}
+		if dead {
+			return nil, errKilled
+		}
+		if args[0] == "get" || slices.Contains(args, "--dry-run=server") ||
+			strings.Contains(string(stdin), `"dryRun"`) {
 			return h.c.kubectl(ctx, stdin, args...)
 		}
 		what := args[0] + " " + strings.Join(args[1:min(3, len(args))], " ")
