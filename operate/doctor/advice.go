@@ -33,7 +33,7 @@ const (
 	showPods      = "kubectl get pods -n {namespace} -o wide"
 	showNodePods  = "kubectl get pods --all-namespaces --field-selector spec.nodeName={node}"
 	showNodeEntry = "kubectl get csinode {node} -o yaml"
-	showDrivers   = "kubectl get pods --all-namespaces -l app=" + driverPodApp + " -o wide"
+	showDrivers   = "kubectl get pods -n {driverNamespace} -o wide"
 	describePod   = "kubectl describe pod -n {namespace} {pod}"
 	showDisk      = "oxide disk view --disk {volume}"
 	showInstance  = "oxide instance view --instance {instance}"

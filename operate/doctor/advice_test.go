@@ -41,8 +41,8 @@ func TestEveryReasonHasAnAdvice(t *testing.T) {
 
 // fullChain is a chain that knows every name.
 func fullChain() *chain {
-	pod := kube.Object{Kind: kindPod, Metadata: kube.Metadata{Labels: kube.Labels{App: driverPodApp}},
-		Spec: kube.Spec{NodeName: "worker-1"}}
+	pod := kube.Object{Kind: kindPod, Metadata: kube.Metadata{OwnerReferences: []kube.Owner{
+		{Kind: kindDaemonSet, Controller: true}}}, Spec: kube.Spec{NodeName: "worker-1"}}
 	return &chain{Evidence: &Evidence{Nodes: Nodes{DriverPods: []kube.Object{pod}}}, pod: &pod,
 		claim: &pod, volume: &pod, attachment: &pod, nodeName: "worker-1"}
 }

@@ -2,8 +2,8 @@ package doctor
 
 import "io"
 
-// bundle is what a support case needs. The evidence has only the fields that a diagnosis reads: no
-// Secret, no environment, no mount option and no token has ever been in it.
+// bundle is what a support case needs. The evidence was sifted: no Secret, no environment, no mount
+// option, no token and no text of others is in it.
 type bundle struct {
 	Format    int       `json:"format"`
 	Version   string    `json:"version"`

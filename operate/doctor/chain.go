@@ -340,10 +340,10 @@ func (c *chain) diskName() string {
 	return ""
 }
 
-// driverPods returns the pods of the driver with a label app.
-func (e *Evidence) driverPods(app string) (pods []kube.Object) {
+// driverPods returns the pods of the driver whose controller is of a kind.
+func (e *Evidence) driverPods(controller string) (pods []kube.Object) {
 	for _, pod := range e.Nodes.DriverPods {
-		if pod.Kind == kindPod && pod.Metadata.Labels.App == app {
+		if pod.Kind == kindPod && pod.Metadata.Controller().Kind == controller {
 			pods = append(pods, pod)
 		}
 	}
@@ -352,7 +352,7 @@ func (e *Evidence) driverPods(app string) (pods []kube.Object) {
 
 // driverPod returns the pod of the driver on a node.
 func (e *Evidence) driverPod(node string) *kube.Object {
-	for _, pod := range e.driverPods(driverPodApp) {
+	for _, pod := range e.driverPods(kindDaemonSet) {
 		if pod.Spec.NodeName == node {
 			return &pod
 		}
@@ -363,7 +363,8 @@ func (e *Evidence) driverPod(node string) *kube.Object {
 // names returns the words that a command may hold.
 func (c *chain) names() map[string]string {
 	names := map[string]string{"namespace": c.claimName.Namespace, "claim": c.claimName.Name,
-		"volume": c.handle, "disk": c.diskName(), "node": c.nodeName, "instance": c.instance}
+		"volume": c.handle, "disk": c.diskName(), "node": c.nodeName, "instance": c.instance,
+		"driverNamespace": c.Nodes.Namespace}
 	if c.pod != nil {
 		names["namespace"], names["pod"] = c.pod.Metadata.Namespace, c.pod.Metadata.Name
 	}
@@ -375,9 +376,6 @@ func (c *chain) names() map[string]string {
 	}
 	if c.attachment != nil {
 		names["attachment"] = c.attachment.Metadata.Name
-	}
-	if len(c.Nodes.DriverPods) > 0 {
-		names["driverNamespace"] = c.Nodes.DriverPods[0].Metadata.Namespace
 	}
 	if pod := c.driverPod(c.nodeName); pod != nil {
 		names["driverPod"] = pod.Metadata.Name

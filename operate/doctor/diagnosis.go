@@ -151,14 +151,14 @@ func (c *chain) apply(step Step, s said) Step {
 	return step
 }
 
-// keeperSays returns what the node keeper has written on a node about the stop that it plans, or
-// "".
+// keeperSays returns that the node keeper has written on a node about the stop that it plans, or
+// "". Its text is not quoted, because others may write it.
 func (e *Evidence) keeperSays(node string) string {
 	o, _ := e.Cluster.one(kindNode, named("", node))
 	if o == nil || o.Metadata.Annotations.KeeperPlan == "" {
 		return ""
 	}
-	return "The node keeper says: " + csierr.Plain(o.Metadata.Annotations.KeeperPlan) + "."
+	return "The node keeper has a plan for the node, which is in its annotation."
 }
 
 // broken returns a step with a finding.

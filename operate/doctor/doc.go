@@ -6,8 +6,9 @@
 // Gather collects the Evidence; what it cannot see, it says. Diagnose is a pure function of it.
 //
 // Files: question.go and options.go (what is asked), gather.go, gather_rack.go and gather_node.go
-// (the evidence, evidence.go), chain.go (which objects belong together), said.go (the driver's
-// errors that Kubernetes recorded), judge_cluster.go, judge_workload.go (node and pod),
-// judge_rack.go and judge_node.go (the links), diagnosis.go (the result), advice.go (what follows
-// from a reason), report.go, tree.go and bundle.go (the result for people, and for a support case).
+// (the evidence, evidence.go), sift.go (what of it may be shown, and whose pods are asked),
+// chain.go (which objects belong together), said.go (the driver's errors that Kubernetes recorded),
+// judge_cluster.go, judge_workload.go (node and pod), judge_rack.go and judge_node.go (the links),
+// diagnosis.go (the result), advice.go (what follows from a reason), report.go, tree.go and
+// bundle.go (the result for people, and for a support case).
 package doctor

@@ -35,11 +35,16 @@ const (
 	kindPod        = "Pod"
 	kindDriverPod  = "Pod of the driver"
 	kindEvent      = "Event"
+	kindDaemonSet  = "DaemonSet"
+	kindReplicaSet = "ReplicaSet"
+	kindDeployment = "Deployment"
 )
 
 // Nodes holds the reports of nodes, by the id of the instance.
 type Nodes struct {
 	Reports map[string]inspection.Report `json:"reports"`
+	// Namespace is the driver's.
+	Namespace string `json:"namespace"`
 	// DriverPods are the pods of the driver, which need not be seen if their nodes were.
 	DriverPods []kube.Object `json:"driverPods,omitempty"`
 	// Unseen tells of an instance, or with the empty id of all, why there is no report.

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	_ "embed" // the objects
 	"encoding/json"
 	"slices"
 	"strings"
@@ -32,60 +33,27 @@ var diskName = volume.DiskName("blue", "pvc-1")
 // before is a time as Kubernetes writes it.
 func before(d time.Duration) string { return testNow.Add(-d).Format(time.RFC3339) }
 
-// The objects of a volume that a pod uses, as kubectl prints them. They hold what a diagnosis must
-// not show: an environment, a mount option, an annotation.
-var (
-	claimJSON = `{"kind":"PersistentVolumeClaim","metadata":{"name":"data","namespace":"default",` +
-		`"uid":"c-uid","creationTimestamp":"` + before(time.Hour) + `","annotations":{` +
-		`"volume.kubernetes.io/storage-provisioner":"` + volume.DriverName + `","note":"canary-note"}},` +
-		`"spec":{"volumeName":"` + pvName + `","storageClassName":"oxide-disk",` +
-		`"volumeMode":"Filesystem"},"status":{"phase":"Bound"}}`
-	pvJSON = `{"kind":"PersistentVolume","metadata":{"name":"` + pvName + `","creationTimestamp":"` +
-		before(time.Hour) + `"},"spec":{"capacity":{"storage":"10Gi"},"volumeMode":"Filesystem",` +
-		`"mountOptions":["context=canary-flag","ro"],"claimRef":{"namespace":"default","name":"data"},` +
-		`"csi":{"driver":"` + volume.DriverName + `","volumeHandle":"` + racktest.Disk +
-		`","volumeAttributes":{"diskName":"` + diskName + `","secret":"canary-attribute"},` +
-		`"nodeStageSecretRef":{"name":"canary-reference"}}},"status":{"phase":"Bound"}}`
-	attachmentJSON = `{"kind":"VolumeAttachment","metadata":{"name":"csi-1","creationTimestamp":"` +
-		before(time.Hour) + `"},"spec":{"attacher":"` + volume.DriverName + `","nodeName":"worker-1",` +
-		`"source":{"persistentVolumeName":"` + pvName + `"}},"status":{"attached":true}}`
-	csiNodeJSON = `{"kind":"CSINode","metadata":{"name":"worker-1"},"spec":{"drivers":[` +
-		`{"name":"other","nodeID":"x"},{"name":"` + volume.DriverName + `","nodeID":"` +
-		racktest.Instance + `","allocatable":{"count":11}}]}}`
-	nodeJSON = `{"kind":"Node","metadata":{"name":"worker-1"},"status":{"conditions":[` +
-		`{"type":"Ready","status":"True","lastTransitionTime":"` + before(time.Hour) + `"}]}}`
-	podJSON = `{"kind":"Pod","metadata":{"name":"db-0","namespace":"default","uid":"` + podUID +
-		`","creationTimestamp":"` + before(time.Hour) + `"},"spec":{"nodeName":"worker-1","containers":` +
-		`[{"name":"db","env":[{"name":"PASSWORD","value":"canary-env"}]}],"volumes":[{"name":"data",` +
-		`"persistentVolumeClaim":{"claimName":"data"}}]},"status":{"phase":"Running",` +
-		`"containerStatuses":[{"name":"db","ready":true,"state":{"running":{}}}]}}`
-	driverPodJSON = `{"kind":"Pod","metadata":{"name":"oxide-csi-node-x","namespace":"oxide-csi",` +
-		`"labels":{"app":"oxide-csi-node"},"uid":"d-uid","creationTimestamp":"` + before(time.Hour) +
-		`"},"spec":{"nodeName":"worker-1"},"status":{"phase":"Running","containerStatuses":[` +
-		runningJSON("oxide-plugin", "node-driver-registrar", "liveness-probe") + `]}}`
-	controllerPodJSON = `{"kind":"Pod","metadata":{"name":"oxide-csi-controller-x","namespace":` +
-		`"oxide-csi","labels":{"app":"oxide-csi-controller"},"creationTimestamp":"` + before(time.Hour) +
-		`"},"spec":{"nodeName":"worker-2"},"status":{"phase":"Running","containerStatuses":[` +
-		runningJSON("oxide-plugin", "csi-provisioner", "csi-attacher") + `]}}`
-)
+//go:embed testdata/volume.json
+var allObjects string
 
-// runningJSON are the states of containers that run.
-func runningJSON(names ...string) string {
-	var all []string
-	for _, name := range names {
-		all = append(all, `{"name":"`+name+`","ready":true,"state":{"running":{}}}`)
-	}
-	return strings.Join(all, ",")
-}
+// The objects of a volume that a pod uses, as kubectl prints them: a line for each.
+var (
+	objectLines       = strings.Split(strings.TrimSuffix(allObjects, "\n]}\n"), "\n")
+	objectLine        = func(n int) string { return strings.TrimSuffix(objectLines[n], ",") }
+	claimJSON         = objectLine(1)
+	pvJSON            = objectLine(2)
+	attachmentJSON    = objectLine(3)
+	csiNodeJSON       = objectLine(4)
+	nodeJSON          = objectLine(5)
+	podJSON           = objectLine(6)
+	driverPodJSON     = objectLine(7)
+	controllerPodJSON = objectLine(8)
+	workloadsJSON     = strings.Join(objectLines[9:], "\n") // the driver's DaemonSet and Deployment
+)
 
 // listJSON is a list as kubectl prints it.
 func listJSON(items ...string) string {
 	return `{"kind":"List","apiVersion":"v1","metadata":{},"items":[` + strings.Join(items, ",") + `]}`
-}
-
-func allObjects() string {
-	return listJSON(claimJSON, pvJSON, attachmentJSON, csiNodeJSON, nodeJSON, podJSON, driverPodJSON,
-		controllerPodJSON)
 }
 
 // eventJSON is an event about an object, which was first seen 20 minutes ago.
@@ -124,11 +92,11 @@ func theNode() inspection.Report {
 func healthy(t testing.TB, edits ...edit) *Evidence {
 	t.Helper()
 	e := &Evidence{Version: "v1", At: testNow, Question: Question{AskClaim, "default", "data"}}
-	objects, err := kube.Parse([]byte(allObjects()))
+	objects, err := kube.Parse([]byte(allObjects))
 	csitest.Must(t, err)
 	e.Cluster.Objects, e.Cluster.Unseen = slices.Clip(objects[:6]), map[string]string{}
 	e.Nodes.Reports = map[string]inspection.Report{racktest.Instance: theNode()}
-	e.Nodes.Unseen = map[string]string{}
+	e.Nodes.Unseen, e.Nodes.Namespace = map[string]string{}, "oxide-csi"
 	e.Nodes.DriverPods = slices.Clip(objects[6:8])
 	disk := Disk{ID: racktest.Disk, Name: diskName, State: diskAttached, Instance: racktest.Instance,
 		SizeBytes: diskBytes, BlockBytes: 4096, Type: "distributed", FilesystemUUID: racktest.Disk,
@@ -140,6 +108,7 @@ func healthy(t testing.TB, edits ...edit) *Evidence {
 			"worker-1", instanceRunning}}},
 		Neighbours: map[string]Found[[]Disk]{racktest.Instance: {Object: &neighbours}}}
 	all(edits...)(t, e)
+	(&gatherer{e: *e}).sift() // the objects, which both have
 	return e
 }
 

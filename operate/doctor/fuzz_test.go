@@ -23,8 +23,8 @@ func FuzzDiagnose(f *testing.F) {
 			{Kind: AskVolume, Name: racktest.Disk}, {Kind: AskNode, Name: "worker-1"}} {
 			e.Question = q
 			g := &gatherer{options: Options{Question: q}, e: *e}
+			g.sift()
 			g.prune()
-			g.redact()
 			d := Diagnose(g.e)
 			// A step has at most a few texts of a thousand bytes for each of the objects.
 			if got, most := len(text(d)), 256<<10+64*(len(objects)+len(report)); got > most {

@@ -9,10 +9,8 @@ import (
 	"os"
 	"os/exec"
 	"slices"
-	"strings"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
@@ -21,11 +19,9 @@ import (
 // lookTimeout is how long a look at the rack, at a node, or at the objects of one kind may take.
 const lookTimeout = 30 * time.Second
 
-// driverPodApp and controllerApp are the labels app of the driver's pods on nodes and of its
-// controller's, and driverContainer is the driver's container in them.
+// What the chart installs: its namespace unless another is chosen, and the driver's container.
 const (
-	driverPodApp    = "oxide-csi-node"
-	controllerApp   = "oxide-csi-controller"
+	driverNamespace = "oxide-csi"
 	driverContainer = "oxide-plugin"
 )
 
@@ -62,15 +58,16 @@ func Gather(ctx context.Context, s Sources, o Options) (Evidence, error) {
 	g := &gatherer{Sources: s, options: o, e: Evidence{Version: s.Version, At: time.Now().UTC(),
 		Question: o.Question}}
 	g.e.Cluster.Unseen, g.e.Nodes.Unseen = map[string]string{}, map[string]string{}
+	g.e.Nodes.Namespace = cmp.Or(o.Namespace, driverNamespace)
 	if err := g.cluster(ctx); err != nil {
 		return Evidence{}, err
 	}
+	g.sift()
 	g.prune()
 	g.rack(ctx)
 	if err := g.nodes(ctx); err != nil {
 		return Evidence{}, err
 	}
-	g.redact()
 	return g.e, nil
 }
 
@@ -92,13 +89,12 @@ func (g *gatherer) cluster(ctx context.Context) error {
 	g.look(ctx, kindAttachment, "")
 	g.look(ctx, kindCSINode, "")
 	g.look(ctx, kindNode, "")
-	g.look(ctx, kindDriverPod, allNamespaces, "--selector=app in ("+driverPodApp+","+
-		controllerApp+")")
+	g.look(ctx, kindDriverPod, g.e.Nodes.Namespace)
 	switch q.Kind {
 	case AskClaim, AskPod:
 		namespaces = []string{q.Namespace}
 	case AskVolume:
-		if c := volumeChain(&g.e, q.Name); c.claimName.Namespace != "" {
+		if c := volumeChain(&g.e, q.Name); kube.IsName(c.claimName.Namespace) {
 			namespaces = []string{c.claimName.Namespace}
 		}
 	case AskNode, AskCluster:
@@ -121,17 +117,18 @@ const allNamespaces = "*"
 // resources are the names by which kubectl knows the kinds.
 var resources = map[string]string{kindClaim: "persistentvolumeclaims",
 	kindVolume: "persistentvolumes", kindAttachment: "volumeattachments", kindCSINode: "csinodes",
-	kindNode: "nodes", kindPod: "pods", kindDriverPod: "pods", kindEvent: "events"}
+	kindNode: "nodes", kindPod: "pods", kindEvent: "events",
+	kindDriverPod: "pods,daemonsets,replicasets,deployments"}
 
 // look lists the objects of a kind.
-func (g *gatherer) look(ctx context.Context, kind, namespace string, more ...string) {
+func (g *gatherer) look(ctx context.Context, kind, namespace string) {
 	if g.noKubectl != "" {
 		g.e.Cluster.Unseen[kind] = g.noKubectl
 		return
 	}
 	ctx, cancel := g.limit(ctx)
 	defer cancel()
-	args := append([]string{"get", resources[kind], "--output=json"}, more...)
+	args := []string{"get", resources[kind], "--output=json"}
 	switch namespace {
 	case "":
 	case allNamespaces:
@@ -141,30 +138,23 @@ func (g *gatherer) look(ctx context.Context, kind, namespace string, more ...str
 	}
 	data, err := g.Kubectl(ctx, args...)
 	var objects []kube.Object
-	if err == nil {
-		if objects, err = kube.Parse(data); err != nil {
-			err = fmt.Errorf("the output of kubectl %w", err)
-		}
-	}
+	why := ""
 	if err != nil {
-		why := csierr.Plain(err.Error())
-		g.e.Cluster.Unseen[kind] = why
+		why = "kubectl get: " + known(err.Error())
 		if ctx.Err() != nil || errors.Is(err, exec.ErrNotFound) {
 			g.noKubectl = why
 		}
-		return
+	} else if objects, err = kube.Parse(data); err != nil {
+		why = "the output of kubectl " + err.Error()
 	}
-	g.add(kind == kindDriverPod, objects)
-}
-
-// add adds objects; those of kind kindDriverPod are kept apart, for they need not be of the
-// question.
-func (g *gatherer) add(ofDriver bool, objects []kube.Object) {
-	if ofDriver {
-		g.e.Nodes.DriverPods = append(g.e.Nodes.DriverPods, objects...)
-		return
+	if kind != kindDriverPod {
+		g.e.Cluster.Objects = append(g.e.Cluster.Objects, objects...)
+	} else if why == "" {
+		why = g.ownPods(objects)
 	}
-	g.e.Cluster.Objects = append(g.e.Cluster.Objects, objects...)
+	if why != "" {
+		g.e.Cluster.Unseen[kind] = why
+	}
 }
 
 // maxFileBytes is more than a file of one cluster's objects and less than a machine's memory.
@@ -206,13 +196,12 @@ func (g *gatherer) objectsFromFile() error {
 	}
 	for _, o := range objects {
 		delete(g.e.Cluster.Unseen, o.Kind)
-		app := o.Metadata.Labels.App
-		if o.Kind == kindPod && (app == driverPodApp || app == controllerApp) {
-			delete(g.e.Cluster.Unseen, kindDriverPod)
-			g.add(true, []kube.Object{o})
-		}
 	}
-	g.add(false, objects)
+	g.e.Cluster.Objects = objects
+	delete(g.e.Cluster.Unseen, kindDriverPod)
+	if why := g.ownPods(objects); why != "" {
+		g.e.Cluster.Unseen[kindDriverPod] = why
+	}
 	return nil
 }
 
@@ -246,15 +235,9 @@ func (g *gatherer) prune() {
 		}
 		return !used[key{o.Kind, o.Metadata.Namespace, o.Metadata.Name}]
 	})
-	// One pod of the driver stays in any case: it tells the namespace.
-	some := g.e.Nodes.DriverPods[:min(1, len(g.e.Nodes.DriverPods))]
-	g.e.Nodes.DriverPods = slices.DeleteFunc(slices.Clone(g.e.Nodes.DriverPods),
-		func(o kube.Object) bool {
-			return o.Metadata.Labels.App != controllerApp && !nodes[o.Spec.NodeName]
-		})
-	if len(g.e.Nodes.DriverPods) == 0 {
-		g.e.Nodes.DriverPods = some
-	}
+	g.e.Nodes.DriverPods = slices.DeleteFunc(g.e.Nodes.DriverPods, func(o kube.Object) bool {
+		return o.Metadata.Controller().Kind == kindDaemonSet && !nodes[o.Spec.NodeName]
+	})
 	// A node has the entries of other drivers, too.
 	for i := range g.e.Cluster.Objects {
 		o := &g.e.Cluster.Objects[i]
@@ -272,33 +255,5 @@ var eventReasons = []string{"ProvisioningFailed", "Provisioning", "ProvisioningS
 	"VolumeFailedDelete", "FailedScheduling"}
 
 func relevant(event kube.Object) bool { return slices.Contains(eventReasons, event.Reason) }
-
-// redact removes mount options and tokens from the texts that others wrote.
-func (g *gatherer) redact() {
-	var words []string
-	for _, o := range g.e.Cluster.Objects {
-		for _, option := range o.Spec.MountOptions {
-			_, value, _ := strings.Cut(option, "=")
-			for _, word := range []string{option, value} {
-				if len(word) >= 4 { // shorter ones are flags such as "ro", and no secrets
-					words = append(words, word, "***")
-				}
-			}
-		}
-	}
-	replacer := strings.NewReplacer(words...)
-	clean := func(text *string) { *text = csierr.WithoutTokens(replacer.Replace(*text)) }
-	for i := range g.e.Cluster.Objects {
-		o := &g.e.Cluster.Objects[i]
-		clean(&o.Message)
-		clean(&o.Status.Message)
-		clean(&o.Metadata.Annotations.KeeperPlan)
-		for _, failure := range []*kube.Failure{o.Status.AttachError, o.Status.DetachError} {
-			if failure != nil {
-				clean(&failure.Message)
-			}
-		}
-	}
-}
 
 var errNoNode = errors.New("the node was not asked")

@@ -3,11 +3,13 @@ package doctor
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/inspection"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
 // nodes collects the reports of the nodes, from files, or from the driver's pods.
@@ -72,11 +74,11 @@ func (g *gatherer) askNodes(ctx context.Context) {
 			nodes[c.nodeName] = n
 			order = append(order, n)
 		}
-		if c.handle == "" {
+		if _, ok := volume.ParseID(c.handle); !ok {
 			continue
 		}
 		asked := "--volume=" + c.handle
-		if name := c.diskName(); name != "" {
+		if name := c.diskName(); commandWord.MatchString(name) {
 			asked += "=" + name
 		}
 		n.volumes = append(n.volumes, asked)
@@ -116,7 +118,7 @@ func (g *gatherer) askNode(ctx context.Context, c *chain, volumes []string) (ins
 		"--container=" + driverContainer, "--", "/oxide-csi-plugin", "inspect"}, volumes...)
 	data, err := g.Kubectl(ctx, args...)
 	if err != nil {
-		return inspection.Report{}, err
+		return inspection.Report{}, errors.New("kubectl exec: " + known(err.Error()))
 	}
 	r, err := inspection.Parse(data)
 	if err != nil {

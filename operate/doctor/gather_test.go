@@ -1,12 +1,18 @@
 package doctor
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -21,25 +27,31 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
+// mayRun matches all that a doctor runs kubectl for: nothing of it changes anything, and no name of
+// an object is in the place of a flag.
+var mayRun = regexp.MustCompile(`^(get [a-z,]+ --output=json( --all-namespaces| --namespace=` +
+	`[-a-z0-9]+)?|exec --namespace=oxide-csi [a-z0-9][-a-z0-9.]* --container=oxide-plugin -- ` +
+	`/oxide-csi-plugin inspect( --volume=[-0-9a-f]{36}(=[a-z0-9][-a-z0-9.]*)?)*)$`)
+
 // cluster answers as kubectl does.
 type cluster struct {
 	t         *testing.T
 	forbidden string // a resource that may not be listed, or "exec"
 	report    inspection.Report
-	noDriver  bool // no pod of the driver is there
+	own       string // the objects in the driver's namespace, if they are not the usual ones
 	ran       []string
 }
 
 func (k *cluster) kubectl(_ context.Context, args ...string) ([]byte, error) {
 	k.ran = append(k.ran, strings.Join(args, " "))
+	if line := k.ran[len(k.ran)-1]; !mayRun.MatchString(line) {
+		k.t.Errorf("kubectl %s was run", line)
+	}
 	if k.forbidden != "" && (args[0] == k.forbidden || args[1] == k.forbidden) {
 		return nil, errors.New(args[0] + ": forbidden")
 	}
 	if args[0] == "exec" {
 		return []byte(asJSON(k.t, k.report)), nil
-	}
-	if args[0] != "get" {
-		k.t.Errorf("kubectl %q is neither get nor exec", args)
 	}
 	for resource, items := range map[string][]string{"persistentvolumes": {pvJSON},
 		"persistentvolumeclaims": {claimJSON}, "volumeattachments": {attachmentJSON},
@@ -48,11 +60,8 @@ func (k *cluster) kubectl(_ context.Context, args ...string) ([]byte, error) {
 			return []byte(listJSON(items...)), nil
 		}
 	}
-	if slices.Contains(args, "--selector=app in (oxide-csi-node,oxide-csi-controller)") {
-		if k.noDriver {
-			return []byte(listJSON()), nil
-		}
-		return []byte(listJSON(driverPodJSON, controllerPodJSON)), nil
+	if args[1] == "pods,daemonsets,replicasets,deployments" {
+		return []byte(listJSON(orElse(k.own, driverPodJSON+","+controllerPodJSON+","+workloadsJSON))), nil
 	}
 	return []byte(listJSON(podJSON)), nil
 }
@@ -124,20 +133,178 @@ func TestTheEventsOfPersistentVolumesAreInTheDefaultNamespace(t *testing.T) {
 	}
 }
 
-func TestB26NoSecretIsInTheEvidence(t *testing.T) {
-	said := `MountVolume.MountDevice failed for volume "` + pvName + `" : ` + rpc("NodeToolFailed") +
-		" with context=canary-flag, canary-flag, ro and oxide-token-canary"
-	o := Options{Question: Question{AskClaim, "default", "data"}, Objects: writeFile(t,
-		listJSON(claimJSON, pvJSON, attachmentJSON, csiNodeJSON, podJSON,
-			`{"kind":"Secret","metadata":{"name":"oxide-csi"},"data":{"token":"canary"}}`,
-			eventJSON(kindPod, "db-0", "FailedMount", said),
-			eventJSON(kindPod, "db-0", "Pulled", "canary"))), NodeReports: []string{writeFile(t,
-		strings.Replace(asJSON(t, theNode()), "{", `{"environment":"canary",`, 1))}}
-	text := asJSON(t, gather(t, Sources{NoRack: "none"}, o))
-	if strings.Contains(text, "canary") || !strings.Contains(text, "with ***, ***, ro and ***") ||
-		!strings.Contains(text, "nvme1n1") {
-		t.Error(text)
+// mayShow are the places that may be in a report or a bundle: names, and texts of whom the doctor
+// believes.
+var mayShow = []shown{
+	{`(PersistentVolumeClaim|PersistentVolume|VolumeAttachment|CSINode|Node|Pod|Event)/metadata/` +
+		`(name|namespace|uid|finalizers/0)`, "a chain is objects, which a finalizer may keep", false},
+	{`PersistentVolumeClaim/(spec/(volumeName|storageClassName)|metadata/annotations/` +
+		`volume.kubernetes.io/storage-provisioner)`, "the next link, and the class for a command", false},
+	{`PersistentVolume/spec/(claimRef/(namespace|name|uid)|storageClassName|csi/(driver|` +
+		`volumeAttributes/diskName))`, "the next link, and the serial number", false},
+	{`VolumeAttachment/spec/(attacher|nodeName|source/persistentVolumeName)`, "the next link", false},
+	{`Pod/(spec/(nodeName|volumes/./(name|persistentVolumeClaim/claimName))|status/` +
+		`containerStatuses/./name|metadata/ownerReferences/0/(name|uid))`, "the next link", false},
+	{`Event/involvedObject/(name|namespace|uid)`, "the object that the event is about", false},
+	{`report/.*`, "only a pod of the driver's DaemonSet is asked: it is the driver's own", true},
+	{`(disk|instance)/.*`, "it is the operator's rack, whose wrong answers are quoted", true},
+}
+
+// shown describes places, as a regular expression, and why they may be shown.
+type shown struct {
+	places, why string
+	texts       bool
+}
+
+// leaves visits each string below a JSON value, with its place and a function that sets it.
+func leaves(place string, value any, set func(any), visit func(place, text string, set func(any))) {
+	switch v := value.(type) {
+	case string:
+		visit(place, v, set)
+	case []any:
+		for i, item := range v {
+			below := fmt.Sprint(place, "/", i)
+			if o, ok := item.(map[string]any); ok && o["kind"] != nil && o["metadata"] != nil {
+				below = fmt.Sprint(o["kind"])
+			}
+			leaves(below, item, func(x any) { v[i] = x }, visit)
+		}
+	case map[string]any:
+		for _, key := range sortedKeys(v) {
+			leaves(place+"/"+key, v[key], func(x any) { v[key] = x }, visit)
+		}
 	}
+}
+
+// TestB26NoSecretIsInWhatADoctorWrites puts a canary into each text that a doctor reads, as a name,
+// as a text and at the end of what is there, one at a time and then into all at once, and looks for
+// it in everything that a doctor writes.
+func TestB26NoSecretIsInWhatADoctorWrites(t *testing.T) {
+	text, err := os.ReadFile("testdata/cluster.json")
+	csitest.Must(t, err)
+	read := map[string]any{}
+	for key, text := range map[string]string{"objects": string(text), "report": asJSON(t, theNode()),
+		"disk": racktest.DiskOf(racktest.AttachedHere), "instance": racktest.InstanceOf("running")} {
+		var value any
+		csitest.Must(t, json.Unmarshal([]byte(text), &value))
+		read[key] = value
+	}
+	read["report"].(map[string]any)["environment"] = "x"
+	read["kubectl"] = "Error from server (Forbidden): x"
+	failing := ""
+	kubectl := func(_ context.Context, args ...string) ([]byte, error) {
+		if line := strings.Join(args, " "); !mayRun.MatchString(line) {
+			t.Errorf("kubectl %s was run", line)
+		}
+		switch resource := args[1]; {
+		case args[0] == "exec":
+			return []byte(asJSON(t, read["report"])), nil
+		case failing != "" && strings.HasPrefix(resource, failing):
+			return nil, errors.New(read["kubectl"].(string))
+		case resource == "persistentvolumes", strings.HasPrefix(resource, "pods,"):
+			return []byte(asJSON(t, read["objects"])), nil // objects of all kinds
+		}
+		return []byte(listJSON()), nil
+	}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodGet {
+			t.Errorf("%s %s", r.Method, r.URL)
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("X-Request-Id", "r-1")
+		body := map[string]string{"/v1/me": racktest.UserOf(racktest.Silo),
+			"/v1/instances/" + racktest.Instance: asJSON(t, read["instance"]),
+			"/v1/disks/" + racktest.Disk:         asJSON(t, read["disk"]),
+			"/v1/disks":                          racktest.PageOf("", asJSON(t, read["disk"])),
+			"/v1/instances":                      racktest.PageOf("", asJSON(t, read["instance"])),
+			"/v1/instances/" + racktest.Instance + "/disks": racktest.PageOf("",
+				asJSON(t, read["disk"]))}[r.URL.Path]
+		if body == "" {
+			body = racktest.ProjectOf()
+		}
+		_, _ = io.WriteString(w, body)
+	}))
+	t.Cleanup(server.Close)
+	client := clientOf(t, server.URL)
+	writes := func(q Question) string {
+		s := Sources{Rack: client, Kubectl: kubectl, ClusterID: "blue", Version: "v1"}
+		e, err := Gather(t.Context(), s, Options{Question: q, Kubectl: true})
+		csitest.Must(t, err)
+		var b bytes.Buffer
+		d := Diagnose(e)
+		for _, o := range []Options{{Question: q}, {Question: q, JSON: true}} {
+			csitest.Must(t, d.Write(&b, o))
+		}
+		csitest.Must(t, errors.Join(WriteBundle(&b, d, e), d.WriteHTML(&b)))
+		return b.String()
+	}
+	questions := []Question{{Kind: AskCluster}, {AskPod, "default", "db-0"},
+		{AskPod, "default", "db-1"}, {AskPod, "default", "job-0"}, {Kind: AskNode, Name: "worker-1"},
+		{Kind: AskVolume, Name: racktest.Disk}, {AskClaim, "default", "left"}, {Kind: AskRack}}
+	used, seen := map[int]bool{}, map[string]bool{}
+	places, runs, left, leaked := 0, 0, 0, map[string]bool{}
+	allowed := func(place string) int {
+		return slices.IndexFunc(mayShow, func(m shown) bool {
+			return regexp.MustCompile("^(" + m.places + ")$").MatchString(place)
+		})
+	}
+	check := func(place, shape, written string) {
+		runs++
+		at := strings.Index(written, "canary")
+		switch i := allowed(place); {
+		case at < 0:
+		case i >= 0 && (shape != "text" || mayShow[i].texts):
+			used[i] = true
+		default:
+			leaked[place] = true
+			t.Errorf("%s leaks its %s: %s", place, shape, written[max(0, at-80):min(len(written), at+80)])
+		}
+	}
+	var atOnce []func()
+	for _, source := range sortedKeys(read) {
+		failing = ""
+		if source == "kubectl" {
+			failing = "persistentvolumeclaims"
+		}
+		leaves(source, read[source], func(x any) { read[source] = x }, func(place, text string,
+			set func(any)) {
+			if seen[place+text] || strings.Contains(text, "canary") {
+				return // objects of a kind have much in common, and mount options are canaries anyway
+			}
+			seen[place+text] = true
+			if places++; testing.Short() && places%16 != 1 {
+				left++
+				return
+			}
+			for _, canary := range []struct{ shape, text string }{{"name", "canary-1"},
+				{"text", "canary 1=p@ss\n"}, {"end", text + " password=canary"}} {
+				set(canary.text)
+				if _, _, own := csierr.ParseMessage(text); own && canary.shape == "end" {
+					continue
+				}
+				check(place, canary.shape, writes(questions[runs%len(questions)]))
+			}
+			set(text)
+			// Without its kind, or with such a time, an object is no object.
+			if allowed(place) < 0 && !strings.Contains(strings.ToLower(place), "time") &&
+				!strings.HasSuffix(place, "/kind") {
+				atOnce = append(atOnce, func() { set("password=canary") })
+			}
+		})
+	}
+	for _, set := range atOnce {
+		set()
+	}
+	for _, q := range questions {
+		check("all at once", "text", writes(q))
+	}
+	for i, m := range mayShow {
+		if !used[i] && left == 0 {
+			t.Errorf("nothing of %s was shown (%s)", m.places, m.why)
+		}
+	}
+	t.Logf("%d cases are left to make proofs", left)
+	t.Logf("FIGURE doctor-canaries places=%d runs=%d leaked=%d", places-left, runs, len(leaked))
 }
 
 func TestWhatKubectlMayNotSeeIsSaid(t *testing.T) {
@@ -233,12 +400,38 @@ func TestTheRackItselfIsAskedForItsDisksAndItsRoom(t *testing.T) {
 	}
 }
 
-func TestANodeWithoutTheDriversPodIsNotAsked(t *testing.T) {
-	k := &cluster{t: t, report: theNode(), noDriver: true}
-	d := Diagnose(gather(t, Sources{NoRack: "none", Kubectl: k.kubectl}, Options{Kubectl: true,
-		Question: Question{AskClaim, "default", "data"}}))
-	if !strings.Contains(text(d), "no pod of the driver is on the node worker-1") {
-		t.Error(text(d))
+// Every user may label a pod, name its owner, and make a DaemonSet in a namespace of their own.
+func TestOnlyThePodOfTheDriversDaemonSetIsAsked(t *testing.T) {
+	label := strings.NewReplacer(`"uid":"d-uid"`, `"uid":"d-uid","labels":{"app":"oxide-csi-node"}`)
+	elsewhere := strings.NewReplacer(`"namespace":"oxide-csi"`, `"namespace":"shop"`)
+	for name, test := range map[string]struct{ objects, says string }{
+		"none": {workloadsJSON, "no pod of the driver is on the node worker-1"},
+		"of no owner": {strings.Replace(label.Replace(driverPodJSON), `"controller":true`, `"x":1`, 1) +
+			"," + workloadsJSON, "no pod of the driver is on the node worker-1"},
+		"of another owner": {label.Replace(strings.Replace(driverPodJSON, "s-uid", "other", 1)) + "," +
+			workloadsJSON, "no pod of the driver is on the node worker-1"},
+		"of another kind": {strings.Replace(driverPodJSON, kindDaemonSet, kindReplicaSet, 1) + "," +
+			workloadsJSON, "no pod of the driver is on the node worker-1"},
+		"of another namespace": {elsewhere.Replace(label.Replace(driverPodJSON)) + "," + workloadsJSON,
+			"no pod of the driver is on the node worker-1"},
+		"of a DaemonSet of another namespace": {elsewhere.Replace(driverPodJSON + "," + workloadsJSON),
+			"no DaemonSet of the driver is in the namespace oxide-csi"},
+		"of a DaemonSet without the driver": {strings.ReplaceAll(driverPodJSON+","+workloadsJSON,
+			`[{"name":"oxide-plugin"}]`, `[]`), "no DaemonSet of the driver is in the namespace oxide-csi"},
+	} {
+		for _, file := range []bool{false, true} {
+			k := &cluster{t: t, report: theNode(), own: test.objects}
+			o := Options{Kubectl: true, Question: Question{AskClaim, "default", "data"}}
+			if file {
+				o.Objects = writeFile(t, listJSON(claimJSON, pvJSON, attachmentJSON, csiNodeJSON, test.objects))
+			}
+			e := gather(t, Sources{NoRack: "none", Kubectl: k.kubectl}, o)
+			asked := slices.ContainsFunc(k.ran, func(s string) bool { return strings.HasPrefix(s, "exec") })
+			if asked || len(e.driverPods(kindDaemonSet)) > 0 ||
+				!file && !strings.Contains(text(Diagnose(e)), test.says) {
+				t.Errorf("%s: it was asked %v, %+v\n%s", name, asked, e.Nodes, text(Diagnose(e)))
+			}
+		}
 	}
 }
 
@@ -276,7 +469,7 @@ func writeFile(t testing.TB, text string) (path string) {
 
 func TestFilesReplaceTheClusterAndTheNode(t *testing.T) {
 	o := Options{Question: Question{AskClaim, "default", "data"}, Kubectl: true,
-		Objects:     writeFile(t, allObjects()),
+		Objects:     writeFile(t, allObjects),
 		NodeReports: []string{writeFile(t, asJSON(t, theNode()))}}
 	e := gather(t, Sources{Rack: healthyRack(t)}, o)
 	if d := Diagnose(e); d.Status() != 0 {
@@ -301,7 +494,7 @@ func TestAFileThatCannotBeReadIsAnError(t *testing.T) {
 	for name, o := range map[string]Options{
 		"no such file":         {Objects: "/nonexistent/objects"},
 		"a directory":          {Objects: "/"},
-		"objects that are cut": {Objects: writeFile(t, allObjects()[:100])},
+		"objects that are cut": {Objects: writeFile(t, allObjects[:100])},
 		"no such report":       {NodeReports: []string{"/nonexistent/report"}},
 		"a report that is cut": {NodeReports: []string{writeFile(t, `{"format":1`)}},
 		"two reports":          {NodeReports: []string{writeFile(t, `{"format":1}{"format":1}`)}},

@@ -146,10 +146,10 @@ func (e *Evidence) silence(f Finding, sidecar string) Finding {
 	if e.Cluster.Unseen[kindDriverPod] != "" {
 		return f
 	}
-	pods := e.driverPods(controllerApp)
+	pods := e.driverPods(kindReplicaSet)
 	if len(pods) == 0 {
-		f.Wrong += "; no pod of the driver's controller (" + controllerApp + ") is there"
-		f.Do, f.Next = "Let the driver's controller run.", "kubectl get deployments --all-namespaces"
+		f.Wrong += "; no pod of the driver's controller is in the namespace " + e.Nodes.Namespace
+		f.Do, f.Next = "Let the driver's controller run.", "kubectl get deployments -n {driverNamespace}"
 	}
 	for _, pod := range pods {
 		s := deadContainer(pod, driverContainer, sidecar)

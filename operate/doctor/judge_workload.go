@@ -103,7 +103,7 @@ func (c *chain) driverPodFinding() *Finding {
 		Next: showDrivers}
 	pod := c.driverPod(c.nodeName)
 	if pod == nil {
-		f.Wrong = "no pod of the driver (" + driverPodApp + ") is on the node " + c.nodeName
+		f.Wrong = "no pod of the driver's DaemonSet is on the node " + c.nodeName
 		return &f
 	}
 	s := deadContainer(*pod)
@@ -138,7 +138,7 @@ func (c *chain) nodeWithoutDriver() Step {
 	case c.Cluster.Unseen[kindDriverPod] != "":
 		wrong += "; whether its pod runs there could not be seen: " + c.Cluster.Unseen[kindDriverPod]
 	default:
-		wrong += "; no pod of it (oxide-csi-node) is there"
+		wrong += "; no pod of its DaemonSet is there"
 	}
 	return broken("node "+c.nodeName, Finding{Wrong: wrong, Source: "CSINode " + c.nodeName,
 		ByItself: "The driver registers as soon as its pod runs on the node.",

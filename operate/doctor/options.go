@@ -10,6 +10,7 @@ type Options struct {
 	Question    Question
 	Objects     string   // a file with objects of Kubernetes, instead of kubectl
 	NodeReports []string // files with reports of nodes, instead of kubectl exec
+	Namespace   string   // of the driver; empty means the chart's
 	Kubectl     bool
 	JSON        bool
 	Colour      bool   // the report goes to a terminal
@@ -21,6 +22,8 @@ type Options struct {
 func (o *Options) Flags(flags *flag.FlagSet) {
 	flags.BoolVar(&o.Kubectl, "kubectl", true, "ask kubectl's current cluster; --kubectl=false asks "+
 		"no cluster and no node")
+	flags.StringVar(&o.Namespace, "driver-namespace", driverNamespace, "`NAMESPACE` of the driver: "+
+		"only pods of its DaemonSet there are asked")
 	flags.StringVar(&o.Objects, "objects", "", "`FILE` with the output of kubectl get -o json, "+
 		"instead of kubectl; - is the standard input")
 	flags.Func("node-report", "`FILE` with the output of oxide-csi-plugin inspect, instead of asking "+

@@ -23,7 +23,7 @@ var partLinks = []struct {
 	{regexp.MustCompile(`^/cluster/objects/VolumeAttachment`), LinkAttachment},
 	{regexp.MustCompile(`^/cluster/objects/(CSINode|Node)`), LinkNode},
 	{regexp.MustCompile(`^/cluster/objects/Pod`), LinkPod},
-	{regexp.MustCompile(`^/nodes/driverPods`), LinkNode},
+	{regexp.MustCompile(`^/nodes/(driverPods|namespace)`), LinkNode},
 	{regexp.MustCompile(`^/rack/(cluster|project)`), LinkRack},
 	{regexp.MustCompile(`^/rack/instances`), LinkInstance},
 	{regexp.MustCompile(`^/rack/disks`), LinkDisk},
@@ -49,7 +49,6 @@ var irrelevant = []struct{ parts, why string }{
 	{`.*/PersistentVolume:[^/]+/spec/capacity(/.*)?`, "the disk has the size"},
 	{`.*/PersistentVolume:[^/]+/spec/csi/volumeAttributes(/.*)?`, "the rack has the disk's name"},
 	{`/rack/disks/[^/]+/object/claim`, "it is a label"},
-	{`.*/PersistentVolume:[^/]+/spec/mountOptions(/.*)?`, "a volume needs none"},
 	{`.*/CSINode:worker-1/spec/drivers/0(/.*)?`, "it is of another driver"},
 	{`.*/CSINode:worker-1/spec/drivers/1/allocatable(/.*)?`,
 		"it limits the next volumes, not this one"},
@@ -57,10 +56,12 @@ var irrelevant = []struct{ parts, why string }{
 	{`.*/Pod:db-0/spec/volumes/0/name`, "the claim's name counts"},
 	{`.*/Pod:db-0/status/(phase|containerStatuses(/.*)?)`,
 		"the pod runs by the one or by the other, and a container that is not ready has its volumes"},
+	{`.*/Pod:oxide-csi-node-x/metadata/ownerReferences/0/(name|uid)`, "Gather compared them"},
 	{`.*/Pod:oxide-csi-node-x/status/containerStatuses/[0-9](/name|/state|/state/running)?`,
 		"ready counts"},
 	{`.*/Pod:oxide-csi-controller-x(/.*)?`,
 		"it matters where something waits for it: see processes"},
+	{`/nodes/namespace`, "it is for commands"},
 	{`/nodes/reports/[^/]+/(at|format|version)`, "the parser refuses another format"},
 	{`/nodes/reports/[^/]+/instance`, "the report is named by it, or its list unseen has it"},
 	{`/nodes/reports/[^/]+/devices(/.*)?`, "the volume has its device in a list of its own"},
@@ -106,7 +107,7 @@ func removals(path string, part any, visit func(path string)) {
 				for i, item := range items {
 					part[key] = slices.Delete(slices.Clone(items), i, i+1)
 					name := fmt.Sprint(i)
-					if o, ok := item.(map[string]any); ok && o["kind"] != nil {
+					if o, ok := item.(map[string]any); ok && o["metadata"] != nil {
 						name = fmt.Sprint(o["kind"], ":", o["metadata"].(map[string]any)["name"])
 					}
 					visit(below + "/" + name)
@@ -231,21 +232,21 @@ var processes = []struct {
 	link Link
 	says string
 }{
-	{"csi-provisioner", all(unbound, dead("oxide-csi-controller", "csi-provisioner")), LinkClaim,
+	{"csi-provisioner", all(unbound, dead(kindReplicaSet, "csi-provisioner")), LinkClaim,
 		"-c csi-provisioner"},
-	{"the provisioner's driver", all(unbound, dead("oxide-csi-controller", "oxide-plugin")), LinkClaim,
+	{"the provisioner's driver", all(unbound, dead(kindReplicaSet, "oxide-plugin")), LinkClaim,
 		"-c oxide-plugin"},
-	{"csi-attacher", all(notAttached(""), dead("oxide-csi-controller", "csi-attacher")),
+	{"csi-attacher", all(notAttached(""), dead(kindReplicaSet, "csi-attacher")),
 		LinkAttachment, "-c csi-attacher"},
-	{"the attacher's driver", all(notAttached(""), dead("oxide-csi-controller", "oxide-plugin")),
+	{"the attacher's driver", all(notAttached(""), dead(kindReplicaSet, "oxide-plugin")),
 		LinkAttachment, "-c oxide-plugin"},
 	{"the controller", all(notAttached(""), func(_ testing.TB, e *Evidence) {
 		e.Nodes.DriverPods = e.Nodes.DriverPods[:1]
 	}), LinkAttachment, "no pod of the driver's controller"},
-	{"the node's driver", dead("oxide-csi-node", "oxide-plugin"), LinkNode, "-c oxide-plugin"},
-	{"node-driver-registrar", dead("oxide-csi-node", "node-driver-registrar"), LinkNode,
+	{"the node's driver", dead(kindDaemonSet, "oxide-plugin"), LinkNode, "-c oxide-plugin"},
+	{"node-driver-registrar", dead(kindDaemonSet, "node-driver-registrar"), LinkNode,
 		"-c node-driver-registrar"},
-	{"node-driver-registrar, before it registered", all(dead("oxide-csi-node",
+	{"node-driver-registrar, before it registered", all(dead(kindDaemonSet,
 		"node-driver-registrar"), noDriver),
 		LinkNode, "-c node-driver-registrar"},
 	{"the kubelet", notReady, LinkNode, "kubectl describe node worker-1"},
@@ -254,17 +255,17 @@ var processes = []struct {
 }
 
 // dead is a container of the driver that crashes again and again.
-func dead(app, container string) edit {
+func dead(controller, container string) edit {
 	return func(t testing.TB, e *Evidence) {
 		for i, pod := range e.Nodes.DriverPods {
 			for k, s := range pod.Status.ContainerStatuses {
-				if pod.Metadata.Labels.App == app && s.Name == container {
+				if pod.Metadata.Controller().Kind == controller && s.Name == container {
 					s.Ready, s.State.Running, s.State.Waiting.Reason = false, nil, "CrashLoopBackOff"
 					e.Nodes.DriverPods[i].Status.ContainerStatuses[k] = s
 					return
 				}
 			}
 		}
-		t.Fatalf("no pod %s has a container %s", app, container)
+		t.Fatalf("no pod of a %s has a container %s", controller, container)
 	}
 }

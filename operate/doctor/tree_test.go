@@ -7,7 +7,6 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -16,7 +15,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/inspection"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
-	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
 // treeOf returns the tree of a cluster as people read it.
@@ -66,7 +64,7 @@ func TestAClusterIsATreeFromTheRackToThePod(t *testing.T) {
 }
 
 func TestATreeHasColoursWhereTheyAreWantedAndEscapesWhatOthersWrote(t *testing.T) {
-	hostile := object(kindPod, func(o *kube.Object) { o.Metadata.Name = "<script>\x1b[2J\u202e" })
+	hostile := disk(func(d *Disk) { d.Name = "<script>\x1b[2J\u202e" })
 	d, text := treeOf(t, true, hostile, faulted)
 	if !strings.Contains(text, "\x1b[1;31mbroken  \x1b[0m") || strings.Contains(text, "\x1b[2J") ||
 		strings.Contains(text, "\u202e") {
@@ -89,7 +87,7 @@ func TestATreeHasColoursWhereTheyAreWantedAndEscapesWhatOthersWrote(t *testing.T
 // A cluster is asked for in one pass: each list once, and each node once.
 func TestAClusterOfAThousandVolumesIsAskedForByLists(t *testing.T) {
 	const volumes, nodes = 1000, 64
-	lists := map[string][]string{"events": nil}
+	lists := map[string][]string{"events": nil, "driver": {workloadsJSON}}
 	var disks, machines []string
 	reports := map[string]inspection.Report{}
 	for n := range nodes {
@@ -137,7 +135,7 @@ func TestAClusterOfAThousandVolumesIsAskedForByLists(t *testing.T) {
 			return []byte(asJSON(t, reports[args[2]])), nil
 		}
 		kind := args[1]
-		if slices.ContainsFunc(args, func(a string) bool { return strings.HasPrefix(a, "--selector") }) {
+		if strings.HasPrefix(kind, "pods,") {
 			kind = "driver"
 		}
 		count(kind)

@@ -2,8 +2,8 @@
 // kubectl, and parses what kubectl get -o json prints. The driver itself never speaks to
 // Kubernetes.
 //
-// An Object has only the fields that these programs read. So what it is written to holds no
-// Secret, no environment of a container and no annotation of anybody else, whatever was read.
+// An Object has only the fields that these programs read: no Secret, no environment of a container
+// and no annotation of anybody else. The doctor reads mount options in order to remove them.
 package kube
 
 import (

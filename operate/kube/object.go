@@ -1,9 +1,6 @@
 package kube
 
-import (
-	"encoding/json"
-	"time"
-)
+import "time"
 
 // Object is an object of one of the known kinds; other kinds have no more than their kind. The JSON
 // names are Kubernetes' own.
@@ -24,12 +21,25 @@ type Metadata struct {
 	DeletionTimestamp time.Time   `json:"deletionTimestamp,omitzero"`
 	Finalizers        []string    `json:"finalizers,omitempty"`
 	Annotations       Annotations `json:"annotations,omitzero"`
-	Labels            Labels      `json:"labels,omitzero"`
+	OwnerReferences   []Owner     `json:"ownerReferences,omitempty"`
 }
 
-// Labels are those of a pod of the driver.
-type Labels struct {
-	App string `json:"app,omitempty"`
+// Owner names an object that owns another one. At most one is its controller.
+type Owner struct {
+	Kind       string `json:"kind"`
+	Name       string `json:"name"`
+	UID        string `json:"uid"`
+	Controller bool   `json:"controller,omitempty"`
+}
+
+// Controller returns the owner that is the controller; it is empty without one.
+func (m Metadata) Controller() (controller Owner) {
+	for _, owner := range m.OwnerReferences {
+		if owner.Controller {
+			controller = owner
+		}
+	}
+	return controller
 }
 
 // Annotations are those of a claim, and of a node what the node keeper says there.
@@ -44,7 +54,7 @@ type Spec struct {
 	CSI          CSISource         `json:"csi,omitzero"`
 	ClaimRef     Reference         `json:"claimRef,omitzero"`
 	Capacity     map[string]string `json:"capacity,omitempty"`
-	MountOptions Redacted          `json:"mountOptions,omitempty"`
+	MountOptions []string          `json:"mountOptions,omitempty"`
 
 	// of a PersistentVolumeClaim
 	VolumeName       string   `json:"volumeName,omitempty"`
@@ -64,6 +74,15 @@ type Spec struct {
 	// of a Pod; a VolumeAttachment has a node, too
 	NodeName string      `json:"nodeName,omitempty"`
 	Volumes  []PodVolume `json:"volumes,omitempty"`
+
+	// of a DaemonSet, a ReplicaSet or a Deployment
+	Template struct {
+		Spec struct {
+			Containers []struct {
+				Name string `json:"name"`
+			} `json:"containers,omitempty"`
+		} `json:"spec,omitzero"`
+	} `json:"template,omitzero"`
 }
 
 // CSISource is the volume of a CSI driver.
@@ -179,16 +198,4 @@ func (e Event) Last() time.Time {
 		}
 	}
 	return last
-}
-
-// Redacted are texts that are read in order to be removed elsewhere. They are never written.
-type Redacted []string
-
-// MarshalJSON writes the number of the texts.
-func (r Redacted) MarshalJSON() ([]byte, error) {
-	hidden := make([]string, len(r))
-	for i := range hidden {
-		hidden[i] = "***"
-	}
-	return json.Marshal(hidden)
 }

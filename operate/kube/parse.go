@@ -3,14 +3,18 @@ package kube
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 )
 
 // kinds are the known kinds. Objects of others are not looked at: a Secret never gets past Parse.
 var kinds = []string{"PersistentVolume", "PersistentVolumeClaim", "VolumeAttachment", "CSINode",
-	"Node", "Pod", "Event", "VolumeSnapshot", "VolumeSnapshotContent"}
+	"Node", "Pod", "Event", "VolumeSnapshot", "VolumeSnapshotContent", "DaemonSet", "ReplicaSet",
+	"Deployment"}
+
+// errIncomplete does not quote the decoder, whose error contains values.
+var errIncomplete = errors.New("is not the complete output of kubectl get -o json, or a field " +
+	"has another type; repeat the command and keep all of its output")
 
 // Parse parses the output of kubectl get -o json: one object, or a list. A list that is truncated,
 // or one page of a longer one, is an error.
@@ -25,7 +29,7 @@ func Parse(data []byte) ([]Object, error) {
 	}
 	// Data after the object is an error too: two concatenated lists are not one.
 	if err := json.Unmarshal(data, &list); err != nil {
-		return nil, fmt.Errorf("is not the complete output of kubectl get -o json: %w", err)
+		return nil, errIncomplete
 	}
 	element, isList := strings.CutSuffix(list.Kind, "List")
 	switch {
@@ -63,7 +67,7 @@ func parseObject(data []byte, kind string) (Object, error) {
 		known.Kind = kind
 	}
 	if err != nil {
-		return Object{}, fmt.Errorf("is not the complete output of kubectl get -o json: %w", err)
+		return Object{}, errIncomplete
 	}
 	return known, nil
 }

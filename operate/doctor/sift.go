@@ -1,0 +1,278 @@
+package doctor
+
+import (
+	"reflect"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
+	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
+)
+
+// What stands for a value, or for a text, that is not shown.
+const (
+	hiddenValue = "***"
+	hiddenText  = "a text that is not shown here, because its form is not known"
+)
+
+// nameForm and idForm are the forms of names and ids of objects; a prefix of a name ends with "/".
+const (
+	nameForm = `[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?`
+	idForm   = `[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}`
+)
+
+// fieldForms are the forms of the fields that are kept, by their JSON name. A field of another form
+// is hidden, and one that is not here is removed. Texts have forms of their own.
+var fieldForms = func() map[string]*regexp.Regexp {
+	forms := map[string]*regexp.Regexp{}
+	for fields, form := range map[string]string{
+		"name namespace uid finalizers driver attacher volumeName storageClassName nodeName diskName " +
+			"persistentVolumeName claimName volume.kubernetes.io/storage-provisioner": `(?:` + nameForm +
+			`/)?` + nameForm,
+		"volumeHandle nodeID": idForm,
+		"storage":             `[0-9.]{1,20}[KMGTPEkmun]?i?`,
+		"kind": `PersistentVolume(Claim)?|VolumeAttachment|CSINode|Node|Pod|Event|DaemonSet|ReplicaSet|` +
+			`StatefulSet|Deployment|Job`,
+		"phase": `Available|Bound|Released|Failed|Lost|Pending|Running|Succeeded|Unknown`,
+		"type":  `Ready`, "status": `True|False|Unknown`, "volumeMode": `Block|Filesystem`,
+		"reason": strings.Join(eventReasons, "|") + `|ContainerCreating|PodInitializing|` +
+			`CrashLoopBackOff|ImagePullBackOff|ErrImagePull|ErrImageNeverPull|InvalidImageName|` +
+			`ImageInspectError|RegistryUnavailable|CreateContainer(Config)?Error|RunContainerError`,
+	} {
+		for field := range strings.FieldsSeq(fields) {
+			forms[field] = regexp.MustCompile(`^(?:` + form + `)$`)
+		}
+	}
+	return forms
+}()
+
+// phrases are the parts of messages that are shown: the components of Kubernetes write them, and
+// what stands between their words is a number, a name or an id.
+var phrases = regexp.MustCompile(strings.NewReplacer("NAME", nameForm, "ID", idForm).Replace(
+	// the scheduler
+	`[0-9]+/[0-9]+ nodes are available|[0-9]+ Insufficient (?:cpu|memory|ephemeral-storage|pods)|` +
+		`[0-9]+ Too many pods|pod has unbound immediate PersistentVolumeClaims|` +
+		`[0-9]+ node\(s\) (?:had untolerated taint|were unschedulable|exceed max volume count|` +
+		`had volume node affinity conflict|didn't match Pod's node affinity/selector|` +
+		`didn't find available persistent volumes to bind|didn't match pod (?:anti-)?affinity rules)|` +
+		`persistentvolumeclaim "NAME" (?:not found|is being deleted)|` +
+		// the controllers of volumes, and the provisioner
+		`storageclass\.storage\.k8s\.io "NAME" not found|` +
+		`no persistent volumes available for this claim and no storage class is set|` +
+		`waiting for first consumer to be created before binding|waiting for pod NAME to be scheduled|` +
+		`Waiting for a volume to be created|failed to provision volume with StorageClass "NAME"|` +
+		`External provisioner is provisioning volume for claim "NAME/NAME"|` +
+		`Multi-Attach error for volume "NAME"|Volume is already used by pod\(s\) NAME(?:, NAME)*|` +
+		`Volume is already exclusively attached to one node and can't be attached to another|` +
+		`timed out waiting for external-attacher of NAME CSI driver to attach volume ID|` +
+		// the kubelet
+		`(?:(?:MountVolume|UnmountVolume|MapVolume|AttachVolume|UnmapVolume)\.[A-Za-z]{2,20} )?` +
+		`failed for volume "NAME"|(?:configmap|secret) "NAME" not found|` +
+		`driver name NAME not found in the list of registered CSI drivers|` +
+		`exit status [0-9]{1,3}|context deadline exceeded|context canceled|` +
+		`timed out waiting for the condition|` +
+		// kubectl
+		`Error from server \([A-Z][A-Za-z]{2,20}\)|Unable to connect to the server|` +
+		`[Ff]orbidden|connection refused|no such host|i/o timeout|signal: killed|` +
+		`executable file not found in \$PATH`))
+
+// known returns the phrases of a text that are known, or else that there are none.
+func known(text string) string {
+	var words []string
+	end := 0
+	for _, at := range phrases.FindAllStringIndex(text, -1) {
+		switch between := text[end:at[0]]; {
+		case strings.Trim(between, " :,.;") != "":
+			words = append(words, " … ")
+		default:
+			words = append(words, between)
+		}
+		words = append(words, text[at[0]:at[1]])
+		end = at[1]
+	}
+	if len(words) > 0 && strings.Trim(text[end:], " .") != "" {
+		words = append(words, " …")
+	}
+	return orElse(strings.TrimSpace(strings.Join(words, "")), hiddenText)
+}
+
+// ownError matches an error of a CSI driver, as the sidecars and the kubelet quote it, in one line.
+var ownError = regexp.MustCompile(`^(?:(?:[A-Za-z]+\.[A-Za-z]+ )?failed for volume "(` + nameForm +
+	`)" : |failed to provision volume with StorageClass "` + nameForm + `": )?` +
+	`rpc error: code = [A-Za-z]+ desc = [^\x00-\x1f]+$`)
+
+// text returns what may be shown of a message: all of it if it is an error of this driver, about
+// one of its volumes.
+func (s *sifter) text(message string) string {
+	if found := ownError.FindStringSubmatch(message); found != nil && !s.foreign &&
+		(found[1] == "" || s.volumes[found[1]]) {
+		if _, _, ok := csierr.ParseMessage(message); ok {
+			return message
+		}
+	}
+	return known(message)
+}
+
+// sifter keeps of an object what may be shown.
+type sifter struct {
+	volumes map[string]bool // the PersistentVolumes of this driver
+	secrets []string
+	foreign bool // the object is of another driver, or an event about such an object
+}
+
+// sift removes from the objects what a diagnosis must not show. A secret is replaced first, because
+// a form may match a part of it.
+func (g *gatherer) sift() {
+	s := &sifter{volumes: map[string]bool{}}
+	theirs := map[kube.Reference]bool{}
+	for _, o := range g.e.Cluster.Objects {
+		provisioner := o.Metadata.Annotations.Provisioner
+		theirs[kube.Reference{Kind: o.Kind, Namespace: o.Metadata.Namespace, Name: o.Metadata.Name}] =
+			provisioner != "" && provisioner != volume.DriverName ||
+				o.Kind == kindVolume && o.Spec.CSI.Driver != volume.DriverName ||
+				o.Kind == kindAttachment && o.Spec.Attacher != volume.DriverName
+		if o.Kind == kindVolume && o.Spec.CSI.Driver == volume.DriverName {
+			s.volumes[o.Metadata.Name] = true
+		}
+		for _, option := range o.Spec.MountOptions {
+			_, value, _ := strings.Cut(option, "=")
+			for _, word := range []string{option, value, strings.Trim(strconv.Quote(value), `"`)} {
+				if len(word) >= 4 { // shorter ones are flags such as "ro", and no secrets
+					s.secrets = append(s.secrets, word)
+				}
+			}
+		}
+	}
+	for _, objects := range [][]kube.Object{g.e.Cluster.Objects, g.e.Nodes.DriverPods} {
+		for i := range objects {
+			o := &objects[i]
+			about := kube.Reference{Kind: o.Kind, Namespace: o.Metadata.Namespace, Name: o.Metadata.Name}
+			if o.Kind == kindEvent {
+				about = o.InvolvedObject
+				about.UID = ""
+			}
+			s.foreign = theirs[about]
+			s.keep("", reflect.ValueOf(o).Elem())
+		}
+	}
+}
+
+// keep sifts a value, which a field with the JSON name has.
+func (s *sifter) keep(field string, v reflect.Value) {
+	switch v.Kind() {
+	case reflect.Pointer:
+		if !v.IsNil() {
+			s.keep(field, v.Elem())
+		}
+	case reflect.Struct:
+		for i := range v.NumField() {
+			name, _, _ := strings.Cut(v.Type().Field(i).Tag.Get("json"), ",")
+			if f := v.Field(i); f.CanSet() {
+				s.keep(name, f)
+			}
+		}
+	case reflect.Slice:
+		if v.Type().Elem().Kind() == reflect.String && fieldForms[field] == nil {
+			v.SetZero()
+		}
+		for i := range v.Len() {
+			s.keep(field, v.Index(i))
+		}
+	case reflect.Map:
+		for _, key := range v.MapKeys() {
+			item := reflect.New(v.Type().Elem()).Elem()
+			item.Set(v.MapIndex(key))
+			if s.keep(key.String(), item); fieldForms[key.String()] == nil {
+				item = reflect.Value{} // removes the key
+			}
+			v.SetMapIndex(key, item)
+		}
+	case reflect.String:
+		v.SetString(s.value(field, v.String()))
+	}
+}
+
+// value returns what may be shown of a field.
+func (s *sifter) value(field, text string) string {
+	form := fieldForms[field]
+	switch {
+	case text == "", field == "message":
+		if text != "" {
+			text = s.text(s.redact(text))
+		}
+		return text
+	case field == "csi.oxide.computer/cold-attach-plan":
+		return hiddenValue // that there is a plan counts
+	case form == nil:
+		return ""
+	case len(text) > 2*253 || !form.MatchString(text):
+		return hiddenValue
+	}
+	return text
+}
+
+// redact replaces each part of a text that belongs to a secret, or to several that overlap, and the
+// tokens of a rack.
+func (s *sifter) redact(text string) string {
+	secret := make([]bool, len(text))
+	for _, word := range s.secrets {
+		for from := 0; ; from++ {
+			at := strings.Index(text[from:], word)
+			if at < 0 {
+				break
+			}
+			from += at
+			for i := range word {
+				secret[from+i] = true
+			}
+		}
+	}
+	var clean strings.Builder
+	for i := range len(text) {
+		switch {
+		case !secret[i]:
+			clean.WriteByte(text[i])
+		case i == 0 || !secret[i-1]:
+			clean.WriteString(hiddenValue)
+		}
+	}
+	return csierr.WithoutTokens(clean.String())
+}
+
+// ownPods adds the driver's pods: those in its namespace whose controller is, by its UID, the
+// DaemonSet of the chart there, or a ReplicaSet of its Deployment. Labels and names prove nothing,
+// because every user may set them. It returns why no pod is known if there is no DaemonSet.
+func (g *gatherer) ownPods(objects []kube.Object) (why string) {
+	namespace, owners := g.e.Nodes.Namespace, map[string]string{} // kind by UID
+	for _, kind := range []string{kindDaemonSet, kindDeployment, kindReplicaSet, kindPod} {
+		for _, o := range objects {
+			owner := o.Metadata.Controller()
+			owned := owner.UID != "" && owners[owner.UID] == owner.Kind
+			switch {
+			case o.Kind != kind || o.Metadata.Namespace != namespace:
+			case kind == kindDaemonSet && runsDriver(o, "-node"),
+				kind == kindDeployment && runsDriver(o, "-controller"), kind == kindReplicaSet && owned:
+				owners[o.Metadata.UID] = kind
+			case kind == kindPod && owned && kube.IsName(o.Metadata.Name):
+				g.e.Nodes.DriverPods = append(g.e.Nodes.DriverPods, o)
+			}
+		}
+		if kind == kindDaemonSet && len(owners) == 0 {
+			return "no DaemonSet of the driver is in the namespace " + namespace +
+				"; name its namespace with --driver-namespace"
+		}
+	}
+	return ""
+}
+
+// runsDriver reports whether a workload is named as the chart names it, and has the driver.
+func runsDriver(o kube.Object, suffix string) bool {
+	for _, container := range o.Spec.Template.Spec.Containers {
+		if container.Name == driverContainer {
+			return strings.HasSuffix(o.Metadata.Name, suffix)
+		}
+	}
+	return false
+}
