@@ -75,21 +75,25 @@ func (d Diagnosis) count(state State) (n int) {
 	return n
 }
 
+// unseen lists the links that could not be seen.
+func (c Chain) unseen() string {
+	var unseen []string
+	for _, s := range c.Links {
+		if s.State == Unseen {
+			unseen = append(unseen, string(s.Link))
+		}
+	}
+	return strings.Join(unseen, ", ")
+}
+
 func (c Chain) writeFinding(b *bytes.Buffer) {
 	f := c.Finding
 	if f == nil {
-		var unseen []string
-		for _, s := range c.Links {
-			if s.State == Unseen {
-				unseen = append(unseen, string(s.Link))
-			}
+		but := ""
+		if unseen := c.unseen(); unseen != "" {
+			but = ", but these links could not be seen: " + unseen
 		}
-		if len(unseen) > 0 {
-			fmt.Fprintf(b, "  Nothing broken was found, but these links could not be seen: %s.\n",
-				strings.Join(unseen, ", "))
-			return
-		}
-		fmt.Fprintf(b, "  Nothing broken was found.\n")
+		fmt.Fprintf(b, "  Nothing broken was found%s.\n", but)
 		return
 	}
 	fmt.Fprintf(b, "  FIRST BROKEN LINK: %s\n", f.Link)

@@ -78,24 +78,9 @@ var phrases = regexp.MustCompile(strings.NewReplacer("NAME", nameForm, "ID", idF
 		`[Ff]orbidden|connection refused|no such host|i/o timeout|signal: killed|` +
 		`executable file not found in \$PATH`))
 
-// known returns the phrases of a text that are known, or else that there are none.
+// known returns the known phrases of a text, or else that there are none.
 func known(text string) string {
-	var words []string
-	end := 0
-	for _, at := range phrases.FindAllStringIndex(text, -1) {
-		switch between := text[end:at[0]]; {
-		case strings.Trim(between, " :,.;") != "":
-			words = append(words, " … ")
-		default:
-			words = append(words, between)
-		}
-		words = append(words, text[at[0]:at[1]])
-		end = at[1]
-	}
-	if len(words) > 0 && strings.Trim(text[end:], " .") != "" {
-		words = append(words, " …")
-	}
-	return orElse(strings.TrimSpace(strings.Join(words, "")), hiddenText)
+	return orElse(strings.Join(phrases.FindAllString(text, -1), " … "), hiddenText)
 }
 
 // ownError matches an error of a CSI driver, as the sidecars and the kubelet quote it, in one line.
@@ -198,11 +183,9 @@ func (s *sifter) keep(field string, v reflect.Value) {
 func (s *sifter) value(field, text string) string {
 	form := fieldForms[field]
 	switch {
-	case text == "", field == "message":
-		if text != "" {
-			text = s.text(s.redact(text))
-		}
-		return text
+	case text == "":
+	case field == "message":
+		return s.text(s.redact(text))
 	case field == "csi.oxide.computer/cold-attach-plan":
 		return hiddenValue // that there is a plan counts
 	case form == nil:

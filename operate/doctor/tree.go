@@ -145,16 +145,10 @@ func (c Chain) Wrong() string {
 	if f := c.Finding; f != nil {
 		return strings.TrimSpace(string(f.Link) + ": " + string(f.Reason) + " " + f.Wrong)
 	}
-	var unseen []string
-	for _, s := range c.Links {
-		if s.State == Unseen {
-			unseen = append(unseen, string(s.Link))
-		}
+	if unseen := c.unseen(); unseen != "" {
+		return "not seen: " + unseen
 	}
-	if len(unseen) == 0 {
-		return ""
-	}
-	return "not seen: " + strings.Join(unseen, ", ")
+	return ""
 }
 
 // colours are the escape sequences of the states on a terminal.
