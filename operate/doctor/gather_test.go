@@ -75,6 +75,22 @@ func healthyRack(t *testing.T) *rack.Client {
 		racktest.OK("GET /v1/instances/"+racktest.Instance+"/disks", racktest.PageOf("next", disk))))
 }
 
+// servedBy returns a client of a rack that answers each GET with the body for its path, or with the
+// project.
+func servedBy(t *testing.T, body func(path string) string) *rack.Client {
+	t.Helper()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodGet {
+			t.Errorf("%s %s", r.Method, r.URL)
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("X-Request-Id", "r-1")
+		_, _ = io.WriteString(w, orElse(body(r.URL.Path), racktest.ProjectOf()))
+	}))
+	t.Cleanup(server.Close)
+	return clientOf(t, server.URL)
+}
+
 func clientOf(t *testing.T, url string) *rack.Client {
 	t.Helper()
 	client, closeIdle, err := rack.New(rack.Options{Host: url, Project: racktest.Project},
@@ -144,7 +160,7 @@ var mayShow = []shown{
 		`volumeAttributes/diskName))`, "the next link, and the serial number", false},
 	{`VolumeAttachment/spec/(attacher|nodeName|source/persistentVolumeName)`, "the next link", false},
 	{`Pod/(spec/(nodeName|volumes/./(name|persistentVolumeClaim/claimName))|status/` +
-		`containerStatuses/./name|metadata/ownerReferences/0/(name|uid))`, "the next link", false},
+		`containerStatuses/./name|metadata/ownerReferences/0/uid)`, "the next link", false},
 	{`Event/involvedObject/(name|namespace|uid)`, "the object that the event is about", false},
 	{`report/.*`, "only a pod of the driver's DaemonSet is asked: it is the driver's own", true},
 	{`(disk|instance)/.*`, "it is the operator's rack, whose wrong answers are quoted", true},
@@ -206,26 +222,15 @@ func TestB26NoSecretIsInWhatADoctorWrites(t *testing.T) {
 		}
 		return []byte(listJSON()), nil
 	}
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method != http.MethodGet {
-			t.Errorf("%s %s", r.Method, r.URL)
-		}
-		w.Header().Set("Content-Type", "application/json")
-		w.Header().Set("X-Request-Id", "r-1")
-		body := map[string]string{"/v1/me": racktest.UserOf(racktest.Silo),
-			"/v1/instances/" + racktest.Instance: asJSON(t, read["instance"]),
-			"/v1/disks/" + racktest.Disk:         asJSON(t, read["disk"]),
-			"/v1/disks":                          racktest.PageOf("", asJSON(t, read["disk"])),
-			"/v1/instances":                      racktest.PageOf("", asJSON(t, read["instance"])),
-			"/v1/instances/" + racktest.Instance + "/disks": racktest.PageOf("",
-				asJSON(t, read["disk"]))}[r.URL.Path]
-		if body == "" {
-			body = racktest.ProjectOf()
-		}
-		_, _ = io.WriteString(w, body)
-	}))
-	t.Cleanup(server.Close)
-	client := clientOf(t, server.URL)
+	client := servedBy(t, func(path string) string {
+		disk, instance := asJSON(t, read["disk"]), asJSON(t, read["instance"])
+		return map[string]string{"/v1/me": racktest.UserOf(racktest.Silo),
+			"/v1/instances/" + racktest.Instance:            instance,
+			"/v1/disks/" + racktest.Disk:                    disk,
+			"/v1/disks":                                     racktest.PageOf("", disk),
+			"/v1/instances":                                 racktest.PageOf("", instance),
+			"/v1/instances/" + racktest.Instance + "/disks": racktest.PageOf("", disk)}[path]
+	})
 	writes := func(q Question) string {
 		s := Sources{Rack: client, Kubectl: kubectl, ClusterID: "blue", Version: "v1"}
 		e, err := Gather(t.Context(), s, Options{Question: q, Kubectl: true})

@@ -11,8 +11,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
-// What stands for a value, or for a text, that is not shown.
-const (
+const ( // what stands for a value, or for a text, that is not shown
 	hiddenValue = "***"
 	hiddenText  = "a text that is not shown here, because its form is not known"
 )
@@ -28,9 +27,10 @@ const (
 var fieldForms = func() map[string]*regexp.Regexp {
 	forms := map[string]*regexp.Regexp{}
 	for fields, form := range map[string]string{
-		"name namespace uid finalizers driver attacher volumeName storageClassName nodeName diskName " +
+		"name namespace uid driver attacher volumeName storageClassName nodeName diskName " +
 			"persistentVolumeName claimName volume.kubernetes.io/storage-provisioner": `(?:` + nameForm +
 			`/)?` + nameForm,
+		"finalizers":          `(?:` + nameForm + `/)?[A-Za-z0-9][-A-Za-z0-9._]*`,
 		"volumeHandle nodeID": idForm,
 		"storage":             `[0-9.]{1,20}[KMGTPEkmun]?i?`,
 		"kind": `PersistentVolume(Claim)?|VolumeAttachment|CSINode|Node|Pod|Event|DaemonSet|ReplicaSet|` +
@@ -71,11 +71,14 @@ var phrases = regexp.MustCompile(strings.NewReplacer("NAME", nameForm, "ID", idF
 		`(?:(?:MountVolume|UnmountVolume|MapVolume|AttachVolume|UnmapVolume)\.[A-Za-z]{2,20} )?` +
 		`failed for volume "NAME"|(?:configmap|secret) "NAME" not found|` +
 		`driver name NAME not found in the list of registered CSI drivers|` +
-		`exit status [0-9]{1,3}|context deadline exceeded|context canceled|` +
+		`Unable to attach or mount volumes|unmounted volumes=\[NAME(?: NAME)*\]|exit status [0-9]{1,3}|` +
+		`rpc error: code = [A-Z][A-Za-z]{1,20}|context (?:deadline exceeded|canceled)|` +
 		`timed out waiting for the condition|` +
 		// kubectl
 		`Error from server \([A-Z][A-Za-z]{2,20}\)|Unable to connect to the server|` +
-		`[Ff]orbidden|connection refused|no such host|i/o timeout|signal: killed|` +
+		`[Ff]orbidden|[Cc]onnection to the server|connection refused|no such host|i/o timeout|` +
+		`You must be logged in to the server|the server doesn't have a resource type "NAME"|` +
+		`container not found \("NAME"\)|command terminated with exit code [0-9]{1,3}|signal: killed|` +
 		`executable file not found in \$PATH`))
 
 // known returns the known phrases of a text, or else that there are none.

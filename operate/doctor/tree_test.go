@@ -4,9 +4,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"io"
-	"net/http"
-	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
@@ -141,24 +138,14 @@ func TestAClusterOfAThousandVolumesIsAskedForByLists(t *testing.T) {
 		count(kind)
 		return []byte(listJSON(lists[kind]...)), nil
 	}
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		count(r.URL.Path)
-		w.Header().Set("Content-Type", "application/json")
-		w.Header().Set("X-Request-Id", "r-1")
-		switch r.URL.Path {
-		case "/v1/disks":
-			_, _ = fmt.Fprintf(w, `{"items":[%s]}`, strings.Join(disks, ","))
-		case "/v1/instances":
-			_, _ = fmt.Fprintf(w, `{"items":[%s]}`, strings.Join(machines, ","))
-		case "/v1/me":
-			_, _ = io.WriteString(w, racktest.UserOf(racktest.Silo))
-		default:
-			_, _ = io.WriteString(w, racktest.ProjectOf())
-		}
-	}))
-	t.Cleanup(server.Close)
+	client := servedBy(t, func(path string) string {
+		count(path)
+		return map[string]string{"/v1/disks": racktest.PageOf("", disks...),
+			"/v1/instances": racktest.PageOf("", machines...),
+			"/v1/me":        racktest.UserOf(racktest.Silo)}[path]
+	})
 	o := Options{Question: Question{Kind: AskCluster}, Kubectl: true}
-	e := gather(t, Sources{Rack: clientOf(t, server.URL), Kubectl: kubectl}, o)
+	e := gather(t, Sources{Rack: client, Kubectl: kubectl}, o)
 	for what, times := range asked {
 		if times != 1 {
 			t.Errorf("%s was asked %d times", what, times)

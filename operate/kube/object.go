@@ -27,7 +27,6 @@ type Metadata struct {
 // Owner names an object that owns another one. At most one is its controller.
 type Owner struct {
 	Kind       string `json:"kind"`
-	Name       string `json:"name"`
 	UID        string `json:"uid"`
 	Controller bool   `json:"controller,omitempty"`
 }
