@@ -151,8 +151,7 @@ func (c *chain) apply(step Step, s said) Step {
 	return step
 }
 
-// keeperSays returns that the node keeper has written on a node about the stop that it plans, or
-// "". Its text is not quoted, because others may write it.
+// keeperSays returns that the node keeper plans to stop a node, or "". Others may write the plan.
 func (e *Evidence) keeperSays(node string) string {
 	o, _ := e.Cluster.one(kindNode, named("", node))
 	if o == nil || o.Metadata.Annotations.KeeperPlan == "" {

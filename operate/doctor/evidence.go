@@ -42,9 +42,8 @@ const (
 
 // Nodes holds the reports of nodes, by the id of the instance.
 type Nodes struct {
-	Reports map[string]inspection.Report `json:"reports"`
-	// Namespace is the driver's.
-	Namespace string `json:"namespace"`
+	Reports   map[string]inspection.Report `json:"reports"`
+	Namespace string                       `json:"namespace"` // of the driver
 	// DriverPods are the pods of the driver, which need not be seen if their nodes were.
 	DriverPods []kube.Object `json:"driverPods,omitempty"`
 	// Unseen tells of an instance, or with the empty id of all, why there is no report.

@@ -274,7 +274,7 @@ func TestB26NoSecretIsInWhatADoctorWrites(t *testing.T) {
 		leaves(source, read[source], func(x any) { read[source] = x }, func(place, text string,
 			set func(any)) {
 			if seen[place+text] || strings.Contains(text, "canary") {
-				return // objects of a kind have much in common, and mount options are canaries anyway
+				return // objects of a kind have much in common, and some texts have a canary anyway
 			}
 			seen[place+text] = true
 			if places++; testing.Short() && places%16 != 1 {
