@@ -880,7 +880,7 @@ func TestAChangeIsRehearsedWithEveryRightThatItNeeds(t *testing.T) {
 			t.Errorf("without %v: got %v, and %d changes", needs, err, s.c.effects)
 		}
 	}
-	if len(s.c.needed) != 6 {
+	if len(s.c.needed) != 7 {
 		t.Errorf("it needed %v", s.c.needed)
 	}
 }

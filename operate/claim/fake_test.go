@@ -173,6 +173,13 @@ func (c *cluster) kubectl(_ context.Context, stdin []byte, args ...string) ([]by
 		c.before(operands[0])
 	}
 	verb, resource, namespace, name := operands[0], "", flags["--namespace"], ""
+	if verb == "auth" { // can-i
+		needs := right{operands[2], strings.Split(operands[3], ".")[0]}
+		if c.rehearsed[needs] = true; c.lacks != nil && c.lacks(needs) {
+			return nil, fmt.Errorf("exit status 1: cannot %s %s", needs.verb, needs.resource)
+		}
+		return []byte("yes"), nil
+	}
 	var body object
 	if err := json.Unmarshal(stdin, &body); err != nil && verb != "get" {
 		c.t.Fatal(err)
@@ -729,6 +736,10 @@ func (c *cluster) syncClaim(claim object) {
 		if !slices.ContainsFunc(c.of("Pod"), func(pod object) bool {
 			return pod.str("spec", "nodeName") != "" && claimOfPod(pod) == claim.name() &&
 				pod.str("metadata", "namespace") == claim.str("metadata", "namespace")
+		}) && !slices.ContainsFunc(c.of("VolumeSnapshot"), func(shot object) bool {
+			// It has the finalizer pvc-as-source-protection.
+			return shot.str("spec", "source", "persistentVolumeClaimName") == claim.name() &&
+				shot.at("status", "readyToUse") != true && !shot.deleting()
 		}) {
 			delete(c.objects, keyOf(claim))
 		}
