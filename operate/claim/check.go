@@ -54,7 +54,7 @@ func (r *run) check(ctx context.Context) (p plan, old object, err error) {
 	p = plan{
 		Verb: r.Verb, Namespace: r.Namespace, Claim: r.Claim, ClaimUID: claim.uid(),
 		NamespaceUID: namespace.uid(),
-		Manifest: object{"metadata": map[string]any{}, "spec": claim.at("spec")}, ID: newID(), Run: r.id,
+		Manifest:     object{"metadata": map[string]any{}, "spec": claim.at("spec")}, ID: newID(), Run: r.id,
 		OldSize: old.str("spec", "capacity", "storage"), Size: r.Size,
 		Old: old.name(), OldUID: old.uid(), Handle: old.str("spec", "csi", "volumeHandle"),
 		Policy: old.str("spec", "persistentVolumeReclaimPolicy"),

@@ -180,12 +180,6 @@ func (s *story) undone(f *figures) {
 	s.left(f, 0)
 }
 
-func (s *story) undoes() {
-	s.c.t.Helper()
-	s.c.does(s.resumes(true))
-	s.whole(s.undone)
-}
-
 // plan returns the plan that is recorded, or nil.
 func (s *story) plan() (p *plan) {
 	for _, pv := range s.c.of("PersistentVolume") {
@@ -573,6 +567,7 @@ func TestAnUndoingStartsTheWorkloadBeforeItCleansUp(t *testing.T) {
 	}
 	s.c.stuck = false
 	s.undoes()
+	s.whole(s.undone)
 }
 
 // TestTheNewDiskProvesItself has others change what is made, between the command's requests.
@@ -659,73 +654,17 @@ func TestAPlanCountsForTheVolumeAndTheClaimThatItNames(t *testing.T) {
 	if (owner{Kind: "--server=https://elsewhere"}).resource() != "" {
 		t.Error("a plan names a resource")
 	}
-	s.undoes0()
+	s.undoes()
 }
 
-// undoes0 undoes the change, without looking at what is left.
-func (s *story) undoes0() { s.c.t.Helper(); s.c.does(s.resumes(true)) }
+// undoes undoes the change.
+func (s *story) undoes() { s.c.t.Helper(); s.c.does(s.resumes(true)) }
 
 func TestOneChangeAWorkloadAtATime(t *testing.T) {
 	s := at(t, "StatefulSet", Grow, func(_ *story, p *plan) bool { return p.Unmounted })
 	s.c.refuses(s.options(), "is under way already")
 	s.c.refuses(s.c.options(s.claim, Revert), "is a grow")
 	s.c.refuses(s.c.options("data-web-0", Grow), "of another change (\"db/data-web-1 ")
-}
-
-// TestWhoSaysThatTheDiskIsUnmounted has a node that cannot be believed write on.
-func TestWhoSaysThatTheDiskIsUnmounted(t *testing.T) {
-	gone := func(s *story) { delete(s.c.objects, "node//n1") }
-	silent := func(s *story) { s.c.nodes["n1"].silent = true }
-	for name, does := range map[string]func(s *story){
-		"a Node that was deleted":  gone,
-		"one that was made again":  func(s *story) { gone(s); s.c.addNode("n1") },
-		"one that reports no more": silent,
-		"one whose report is earlier": func(s *story) {
-			silent(s)
-			s.c.touch(s.c.named("Node", "", "n1"), []any{}, "status", "volumesInUse")
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := newStory(t, "Deployment", Grow)
-			done := false
-			hook := func(string) {
-				p := s.plan()
-				if p != nil && !done {
-					done = true
-					does(s)
-				}
-				for _, pod := range s.c.of("Pod") { // deleted by force: its containers run on
-					if p != nil && !p.Unmounted {
-						delete(s.c.objects, keyOf(pod))
-					}
-				}
-			}
-			calls := 0
-			s.c.before = func(verb string) {
-				hook(verb)
-				if calls++; name == "one whose report is earlier" && calls < 300 {
-					s.c.nodes["n1"].quiet = 0 // it is not yet said to be not ready
-				}
-				if p := s.plan(); p != nil && p.Unmounted && s.c.nodes["n1"].runs[s.handle] {
-					t.Fatal("it went on while the node wrote")
-				}
-			}
-			o := s.options()
-			o.Timeout = 300 * time.Millisecond
-			_, err := s.c.run(o)
-			if s.c.named("Node", "", "n1") == nil {
-				s.c.addNode("n1")
-			}
-			s.c.nodes["n1"].silent, s.held = false, s.c.disks[s.handle]
-			if err != nil {
-				s.c.does(s.resumes(false))
-			}
-			s.c.settled()
-			if text, _ := s.c.content(s.claim); !strings.HasPrefix(text+" ", s.held+" ") || s.c.lost != 0 {
-				t.Errorf("the claim has %q, want %q; %d lost", text, s.held, s.c.lost)
-			}
-		})
-	}
 }
 
 func TestASnapshotThatWasReplacedIsNotRevertedTo(t *testing.T) {
@@ -743,48 +682,9 @@ func TestASnapshotThatWasReplacedIsNotRevertedTo(t *testing.T) {
 		}
 	}
 	s.c.refuses(s.options(), "made again")
-	s.undoes0()
+	s.undoes()
 	if text, _ := s.c.content(s.claim); !strings.HasPrefix(text+" ", s.held+" ") {
 		t.Errorf("the claim has %q", text)
-	}
-}
-
-func TestAClaimOfTheNameThatSomebodyMadeIsLeftAlone(t *testing.T) {
-	for _, undo := range []bool{false, true} {
-		s := at(t, "Deployment", Grow, func(_ *story, p *plan) bool { return p.New != "" })
-		claim := s.c.put(claimText, s.claim, "10Gi")
-		s.c.refuses(s.resumes(undo), "was made meanwhile")
-		if s.c.named("PersistentVolumeClaim", "db", s.claim).uid() != claim.uid() {
-			t.Error("it was deleted")
-		}
-		delete(s.c.objects, keyOf(claim))
-		s.c.does(s.resumes(undo))
-	}
-}
-
-func TestAnUndoingGoesFromWhereTheClaimIsDenied(t *testing.T) {
-	s := newStory(t, "Deployment", Grow)
-	s.c.admits = func(o object) error {
-		if o.name() == s.claim && s.plan() != nil && !s.plan().Undo {
-			return errors.New("denied")
-		}
-		return nil
-	}
-	s.c.refuses(s.options(), "denied")
-	s.c.refuses(s.resumes(false), "denied")
-	s.undoes()
-}
-
-func TestAnUndoingGoesWithoutTheNamespace(t *testing.T) {
-	s := at(t, "Deployment", Grow, func(_ *story, p *plan) bool { return p.Handed })
-	s.c.erase(s.c.named("Namespace", "", "db"))
-	for range 50 {
-		s.c.pass()
-	}
-	says := s.c.does(s.resumes(true))
-	if s.c.settled(); !strings.Contains(says, "keeps the reclaim policy Retain") || s.c.lost != 0 ||
-		s.plan() != nil || s.c.named("PersistentVolume", "", s.old) == nil {
-		t.Errorf("%d lost, after:\n%s", s.c.lost, says)
 	}
 }
 
@@ -824,55 +724,6 @@ func TestANewDiskThatIsGoneIsReported(t *testing.T) {
 	}
 }
 
-func TestAPersonStopsWhatTheCommandCannot(t *testing.T) {
-	s := newStory(t, "StatefulSet", Grow)
-	set := s.c.named("StatefulSet", "db", "web")
-	s.c.touch(set, []any{map[string]any{"controller": true, "kind": "Cluster", "name": "pg",
-		"apiVersion": "postgresql.cnpg.io/v1"}}, "metadata", "ownerReferences")
-	o := s.options()
-	o.Timeout = 50 * time.Millisecond
-	s.c.refuses(o, "you to stop Cluster pg")
-	s.c.rescale(set, 0)
-	s.c.before = func(string) {
-		if s.plan().Bound {
-			s.c.rescale(set, 3)
-			s.c.before = nil
-		}
-	}
-	s.c.does(s.resumes(false))
-	var f figures
-	if s.completed(&f); f.lost+f.orphans+f.stops != 0 {
-		t.Errorf("%+v", f)
-	}
-}
-
-func TestAnotherRunTakesTheChangeOver(t *testing.T) {
-	s := newStory(t, "Deployment", Grow)
-	s.c.before = func(verb string) {
-		if verb == "create" && s.plan() != nil {
-			s.c.before = nil
-			if !s.c.dies(s.resumes(true), 3, true) {
-				t.Fatal("the other run was not killed")
-			}
-		}
-	}
-	s.c.refuses(s.options(), "taken over")
-	s.undoes()
-}
-
-func TestAClaimThatIsDeletedAfterTheLastStepGetsItsNewDiskAgain(t *testing.T) {
-	s := at(t, "Deployment", Grow, func(s *story, p *plan) bool {
-		claim := s.c.named("PersistentVolumeClaim", "db", s.claim)
-		return p.Handed && claim != nil
-	})
-	s.c.settled() // it is bound
-	delete(s.c.objects, keyOf(s.c.named("PersistentVolumeClaim", "db", s.claim)))
-	s.c.pass()
-	s.c.refuses(s.resumes(true), "point of no return")
-	s.c.does(s.resumes(false))
-	s.whole(s.completed)
-}
-
 func TestAChangeIsRehearsedWithEveryRightThatItNeeds(t *testing.T) {
 	s := newStory(t, "Deployment", Grow)
 	s.c.dies(s.options(), 9, true)
@@ -889,5 +740,51 @@ func TestAChangeIsRehearsedWithEveryRightThatItNeeds(t *testing.T) {
 	}
 	if len(s.c.needed) != 7 {
 		t.Errorf("it needed %v", s.c.needed)
+	}
+}
+
+// TestAnEarlierReportOfANodeDoesNotCount has a node list nothing and report no more, while a
+// container writes whose pod was deleted by force.
+func TestAnEarlierReportOfANodeDoesNotCount(t *testing.T) {
+	s, calls := newStory(t, "Deployment", Grow), 0
+	n1 := s.c.nodes["n1"]
+	s.c.before = func(string) {
+		p := s.plan()
+		if p == nil {
+			return
+		}
+		if calls++; calls < 300 {
+			n1.quiet = 0 // it is not yet said to be not ready
+		}
+		if n1.silent = true; calls == 1 {
+			s.c.touch(s.c.named("Node", "", "n1"), []any{}, "status", "volumesInUse")
+		}
+		for _, pod := range s.c.of("Pod") {
+			delete(s.c.objects, keyOf(pod))
+		}
+		if p.Unmounted && n1.runs[s.handle] {
+			t.Fatal("it went on while the node wrote")
+		} else if p.Unmounted {
+			s.c.before, n1.silent = nil, false
+		}
+	}
+	s.c.does(s.options())
+	s.c.settled()
+	text, _ := s.c.content(s.claim)
+	if held := s.c.disks[s.handle]; calls < 300 || !strings.HasPrefix(text+" ", held+" ") {
+		t.Errorf("the claim has %q, want %q", text, held)
+	}
+}
+
+func TestADiskIsLetGoOnlyIfItsVolumeKeepsIt(t *testing.T) {
+	for _, undo := range []bool{false, true} {
+		s := at(t, "Deployment", Grow, func(_ *story, p *plan) bool { return p.New != "" })
+		s.c.touch(s.c.named("PersistentVolume", "", s.old), "Delete", "spec",
+			"persistentVolumeReclaimPolicy")
+		s.c.does(s.resumes(undo))
+		s.c.settled()
+		if _, there := s.c.disks[s.handle]; !there {
+			t.Errorf("undone %t: the earlier disk is gone", undo)
+		}
 	}
 }

@@ -32,9 +32,9 @@ type plan struct {
 	ClaimUID  string `json:"claimUID"`
 	// NamespaceUID tells the namespace from one that is made again under its name.
 	NamespaceUID string `json:"namespaceUID"`
-	Manifest  object `json:"manifest"` // of the earlier claim, to make it again
-	ID        string `json:"id"`       // of the change
-	Run       string `json:"run"`      // that works on it
+	Manifest     object `json:"manifest"` // of the earlier claim, to make it again
+	ID           string `json:"id"`       // of the change
+	Run          string `json:"run"`      // that works on it
 
 	OldSize string `json:"oldSize"`
 	Size    string `json:"size"`
