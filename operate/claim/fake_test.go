@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -139,15 +140,8 @@ func (c *cluster) touch(o object, value any, path ...string) {
 		at = at[key].(map[string]any)
 	}
 	last := path[len(path)-1]
-	switch value.(type) {
-	case string, bool, float64:
-		if at[last] == value {
-			return
-		}
-	case nil:
-		if at[last] == nil {
-			return
-		}
+	if reflect.DeepEqual(at[last], value) {
+		return
 	}
 	if at[last] = value; value == nil {
 		delete(at, last)
@@ -320,7 +314,7 @@ func (c *cluster) read(resource, namespace, name string, flags map[string]string
 }
 
 func refused(reason, text string, args ...any) error {
-	return fmt.Errorf("exit status 1: Error from server (%s): "+text, append([]any{reason}, args...)...)
+	return fmt.Errorf("exit status 1: Error from server (%s): %s", reason, fmt.Sprintf(text, args...))
 }
 
 func merge(into, change map[string]any) {
@@ -365,9 +359,9 @@ func (c *cluster) patch(o, change object) {
 
 // mayChange records a change of what the user did not give to the command.
 func (c *cluster) mayChange(verb string, o object) {
-	made := c.own[o.uid()] || c.own[c.origin[handleOf(o)]]
-	if !made && !c.given[o.uid()] || verb == "delete" && c.own[o.uid()] && o.name() == c.claim &&
-		o.str("status", "phase") == "Bound" {
+	made := c.own[o.uid()] && (verb != "delete" || o.name() != c.claim ||
+		o.str("status", "phase") != "Bound") // the user may have written to the new disk
+	if !made && !c.given[o.uid()] && !c.own[c.origin[handleOf(o)]] {
 		c.foreign = append(c.foreign, fmt.Sprintf("the command made a %s of %s (%s)", verb, keyOf(o),
 			o.uid()))
 	}
@@ -402,26 +396,22 @@ func (c *cluster) rescale(o object, to float64) {
 
 // pass is one pass of the controllers.
 func (c *cluster) pass() {
-	for _, w := range append(c.of("Deployment"), c.of("StatefulSet")...) {
-		c.runWorkload(w)
+	each := func(kind string, sync func(object)) {
+		for _, o := range c.of(kind) {
+			sync(o)
+		}
 	}
-	for _, pod := range c.of("Pod") {
-		c.schedule(pod)
-	}
-	for _, o := range c.of("PersistentVolumeClaim") {
-		c.syncClaim(o)
-	}
+	each("Deployment", c.runWorkload)
+	each("StatefulSet", c.runWorkload)
+	each("Pod", c.schedule)
+	each("PersistentVolumeClaim", c.syncClaim)
 	c.making = slices.DeleteFunc(c.making, c.made)
 	c.syncAttachments()
 	for _, name := range slices.Sorted(maps.Keys(c.nodes)) {
 		c.runMachine(c.nodes[name])
 	}
-	for _, o := range c.of("PersistentVolume") {
-		c.syncVolume(o)
-	}
-	for _, o := range c.of("VolumeSnapshot") {
-		c.syncSnapshot(o)
-	}
+	each("PersistentVolume", c.syncVolume)
+	each("VolumeSnapshot", c.syncSnapshot)
 	if c.passes++; c.passes%4 == 0 {
 		c.collect()
 	}
@@ -481,15 +471,12 @@ func (c *cluster) runWorkload(w object) {
 		if set {
 			claim = "data-" + name
 		}
-		if want[name] = true; c.named("Pod", "db", name) != nil {
+		if want[name] = true; c.named("Pod", "db", name) != nil ||
+			c.named("Namespace", "", "db").deleting() {
 			continue
 		}
 		if set && c.named("PersistentVolumeClaim", "db", claim) == nil {
-			if c.named("Namespace", "", "db").deleting() {
-				continue
-			}
-			c.put(strings.Replace(claimText, `,"volume.kubernetes.io/selected-node":
-		"n1"`, "", 1), claim, "10Gi")
+			c.put(claimText, claim, "10Gi")
 		}
 		c.put(`{"kind":"Pod","metadata":{"name":%q,"namespace":"db","ownerReferences":[{"controller":
 			true,"apiVersion":"apps/v1","kind":%q,"name":%q,"uid":%q}]},"spec":{"volumes":
@@ -928,9 +915,10 @@ const (
 // that of the second one.
 func newCluster(t *testing.T, kind string) (c *cluster, claim string) {
 	c = &cluster{t: t, needed: map[right]bool{}, rehearsed: map[right]bool{},
-		objects: map[string]object{}, disks: map[string]string{}, shots: map[string]string{}, idle: map[string]int{},
-		nodes: map[string]*machine{}, own: map[string]bool{}, given: map[string]bool{},
-		origin: map[string]string{}, kept: map[string]bool{}, dropped: map[string]bool{}}
+		objects: map[string]object{}, disks: map[string]string{}, shots: map[string]string{},
+		nodes: map[string]*machine{}, idle: map[string]int{}, own: map[string]bool{},
+		given: map[string]bool{}, origin: map[string]string{}, kept: map[string]bool{},
+		dropped: map[string]bool{}}
 	c.put(`{"kind":"Namespace","metadata":{"name":"db"}}`)
 	c.addNode("n1")
 	c.put(`{"kind":"StorageClass","metadata":{"name":"oxide-disk"},"provisioner":"csi.oxide.computer",
