@@ -1,6 +1,7 @@
 package keeper
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -101,16 +102,16 @@ func (k *Keeper) holdBack(ctx context.Context, v *view) error {
 	var errs []error
 	for _, n := range v.Nodes {
 		for _, a := range v.waiting(n) {
-			volume := &corev1.PersistentVolume{}
-			if v.remembers(n, a.volume()) {
-				if err := k.readVolumes(ctx, v); err != nil {
-					a.held = err.Error() // until they can be read
-					errs = append(errs, err)
-					continue
-				}
-				volume = v.persistentVolume(a.volume())
+			if !k.Config.ColdAttach {
+				continue // no instance is stopped
 			}
-			if a.held = k.bound(v, n, a, volume); a.held != "" {
+			pods, err := k.podsOn(ctx, v, n)
+			if err = errors.Join(err, k.readVolumes(ctx, v)); err != nil {
+				a.held = err.Error() // until they can be read
+				errs = append(errs, err)
+				continue
+			}
+			if a.held = cmp.Or(v.unfounded(a, pods), k.bound(v, n, a)); a.held != "" {
 				held++
 			}
 		}
@@ -127,24 +128,14 @@ func (k *Keeper) holdBack(ctx context.Context, v *view) error {
 	return errors.Join(errs...)
 }
 
-// remembers reports whether any instance was stopped for the volume, or whether this node was
-// stopped for any volume.
-func (v *view) remembers(n *node, volume string) bool {
-	return n.Last != nil && len(n.Last.Node.Stops) > 0 || slices.ContainsFunc(v.Nodes,
-		func(o *node) bool {
-			return o.Last != nil && (len(o.Last.Volumes[volume].Stops) > 0 ||
-				o.Last.Volumes[volume].Last.Failed != "")
-		})
-}
-
 // bound returns why the node must not be stopped for an attachment, or "".
 //
 // An attachment that failed while the instance was stopped will fail again unless its volume has
 // changed since. The error that the rack returns while the instance runs proves nothing: it is
 // always the same. The keeper repeats a failure that may pass (see passes) as often as the limits
 // allow.
-func (k *Keeper) bound(v *view, n *node, a *attachment, volume *corev1.PersistentVolume) string {
-	last := n.Last
+func (k *Keeper) bound(v *view, n *node, a *attachment) string {
+	last, volume := n.Last, v.persistentVolume(a.volume())
 	if last == nil {
 		last = &outcome{}
 	}
@@ -197,8 +188,10 @@ func (k *Keeper) sayHeld(ctx context.Context, v *view, n *node, a *attachment) e
 	}
 	said := "waits, and the keeper does not stop the instance for it: " + a.held
 	k.warn(ctx, nodeReference(n.Node), "ColdAttachHeld", said)
-	if claim := v.persistentVolume(a.volume()).Spec.ClaimRef; claim != nil {
-		k.warn(ctx, *claim, "ColdAttachHeld", said)
+	for _, volume := range v.claims {
+		if volume.Name == a.volume() {
+			k.warn(ctx, *volume.Spec.ClaimRef, "ColdAttachHeld", said)
+		}
 	}
 	return nil
 }

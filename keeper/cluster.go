@@ -13,6 +13,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
 )
 
 // This file contains what the keeper reads and changes in the cluster.
@@ -20,6 +22,7 @@ import (
 // observe reads what every round needs.
 func (k *Keeper) observe(ctx context.Context) (*view, error) {
 	all := metav1.ListOptions{}
+	look := rack.Looking()
 	// Read the attachments first. If another keeper works on a node after that, our update of the
 	// node's record conflicts.
 	attachments, err := k.Kubernetes.StorageV1().VolumeAttachments().List(ctx, all)
@@ -35,6 +38,7 @@ func (k *Keeper) observe(ctx context.Context) (*view, error) {
 		return nil, fmt.Errorf("list Nodes: %w", err)
 	}
 	v := newView(k.now(), nodes.Items, csiNodes.Items, attachments.Items)
+	v.Look = look
 	k.Metrics.observe(v)
 	return v, nil
 }
@@ -44,11 +48,11 @@ func (k *Keeper) sorted(ctx context.Context, v *view, n *node) (sorted, []corev1
 	if err := k.readVolumes(ctx, v); err != nil {
 		return sorted{}, nil, err
 	}
-	own, err := k.podsOn(ctx, n)
+	own, err := k.podsOn(ctx, v, n)
 	return sortPods(own, v.claims), own, err
 }
 
-// readVolumes reads the driver's volumes, once a round.
+// readVolumes reads the volumes and the claims, once a round.
 func (k *Keeper) readVolumes(ctx context.Context, v *view) error {
 	if v.claims != nil {
 		return nil
@@ -57,8 +61,13 @@ func (k *Keeper) readVolumes(ctx context.Context, v *view) error {
 	if err != nil {
 		return fmt.Errorf("list PersistentVolumes: %w", err)
 	}
+	claims, err := k.Kubernetes.CoreV1().PersistentVolumeClaims(metav1.NamespaceAll).List(ctx,
+		metav1.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("list PersistentVolumeClaims: %w", err)
+	}
 	v.volumes = volumes.Items
-	v.claims = claimsOf(v.volumes)
+	v.claims = claimsOf(v.volumes, claims.Items)
 	return nil
 }
 
@@ -88,7 +97,7 @@ func (k *Keeper) pods(ctx context.Context, v *view, n *node) (sorted, error) {
 		if s.budget == "" || other == n || len(v.waiting(other)) == 0 {
 			continue
 		}
-		pods, err := k.podsOn(ctx, other)
+		pods, err := k.podsOn(ctx, v, other)
 		if err != nil {
 			return s, err
 		}
@@ -119,12 +128,20 @@ func (k *Keeper) recount(ctx context.Context, b *policyv1.PodDisruptionBudget,
 	return nil
 }
 
-func (k *Keeper) podsOn(ctx context.Context, n *node) ([]corev1.Pod, error) {
+// podsOn reads the pods of a node, once a round.
+func (k *Keeper) podsOn(ctx context.Context, v *view, n *node) ([]corev1.Pod, error) {
+	if pods, known := v.pods[n.Name]; known {
+		return pods, nil
+	}
 	pods, err := k.Kubernetes.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
 		FieldSelector: fields.OneTermEqualSelector("spec.nodeName", n.Name).String()})
 	if err != nil {
 		return nil, fmt.Errorf("list Pods: %w", err)
 	}
+	if v.pods == nil {
+		v.pods = map[string][]corev1.Pod{}
+	}
+	v.pods[n.Name] = pods.Items
 	return pods.Items, nil
 }
 

@@ -78,13 +78,13 @@ func (k *Keeper) tidy(ctx context.Context, v *view) error {
 func (k *Keeper) restartLateStopped(ctx context.Context, v *view) (bool, error) {
 	for _, n := range v.Nodes {
 		if n.working() || n.Last == nil || !n.Last.Stopped || n.Last.Late ||
-			!n.allowed() && !n.Last.Unlabeled || n.contradicts(n.Last.Instance) != "" {
+			!n.allowed() && !n.Last.Unlabeled || n.Instance != "" && n.Instance != n.Last.Instance {
 			continue
 		}
 		if ready, _ := n.ready(); ready && v.Now.Sub(n.Last.Ended) > lateStop {
 			continue
 		}
-		instance, err := k.Rack.Instance(ctx, oxide.NameOrId(n.Last.Instance))
+		instance, err := k.instance(ctx, n.Last.Instance)
 		switch {
 		case csierr.IsNotFound(err):
 			continue
@@ -270,7 +270,7 @@ func (k *Keeper) hindranceOfNode(v *view, n *node) string {
 	case n.Unreadable != nil:
 		return "waits: " + n.Unreadable.Error()
 	case n.Instance == "":
-		return "waits: the driver is not registered on this node"
+		return "waits: " + n.Unclear
 	case k.doubtful(v, n) != "":
 		return "waits: " + k.doubtful(v, n)
 	case n.Spec.Unschedulable:
@@ -294,9 +294,7 @@ func (k *Keeper) hindranceOfNode(v *view, n *node) string {
 // records from.
 const controlPlane = "node-role.kubernetes.io/control-plane"
 
-// doubtful returns why the instance of a node must not be stopped at all: the cluster may need the
-// instance, or it may belong to another node. A kubelet can write most fields of its own Node and
-// CSINode.
+// doubtful returns why the instance of a node must not be stopped now: the cluster may need it.
 func (k *Keeper) doubtful(v *view, n *node) string {
 	if n.DeletionTimestamp != nil {
 		return "the Node is being deleted"
@@ -304,30 +302,15 @@ func (k *Keeper) doubtful(v *view, n *node) string {
 	if _, control := n.Labels[controlPlane]; control {
 		return "the keeper stops no node of the control plane"
 	}
-	if why := n.contradicts(n.Instance); why != "" {
-		return why
-	}
 	for _, other := range v.Nodes {
 		ready, _ := other.ready()
 		switch {
 		case other == n:
 		case other.working():
 			return fmt.Sprintf("an operation is in progress on the node %s, too, or may be", other.Name)
-		case other.Instance == n.Instance:
-			return fmt.Sprintf("the node %s says that it is the same instance", other.Name)
 		case !ready && other.allowed():
 			return fmt.Sprintf("the node %s, which may be stopped, too, is not ready", other.Name)
 		}
-	}
-	return ""
-}
-
-// contradicts returns why an instance cannot be the node's, or "". A node's spec.providerID never
-// changes, unlike the annotations and the CSINode.
-func (n *node) contradicts(instance string) string {
-	if provider, ok := strings.CutPrefix(n.Spec.ProviderID, "oxide://"); ok && provider != instance {
-		return fmt.Sprintf("its spec.providerID names the instance %.40s, and not %.40s", provider,
-			instance)
 	}
 	return ""
 }

@@ -70,7 +70,18 @@ func TestD61ANodeIsStoppedOnlyIfNothingForbidsIt(t *testing.T) {
 		}, "stops no node of the control plane"},
 		{"another instance by its provider", func(w *story) {
 			w.edit("a", func(n *corev1.Node) { n.Spec.ProviderID = "oxide://" + instanceOf("b") })
-		}, "its spec.providerID names the instance " + instanceOf("b") + ", and not " + instanceOf("a")},
+		}, "its spec.providerID is oxide://" + instanceOf("b") + ", and its driver is registered with"},
+		{"another node says so, without a spec.providerID", func(w *story) {
+			c := csiNode(w.node("b"))
+			c.Spec.Drivers[1].NodeID = instanceOf("a")
+			keepertest.Put(w.api, c)
+		}, "the node b says that it is the same instance"},
+		{"another node says so, and this one has its spec.providerID", func(w *story) {
+			c := csiNode(w.node("b"))
+			c.Spec.Drivers[1].NodeID = instanceOf("a")
+			keepertest.Put(w.api, c)
+			w.edit("a", func(n *corev1.Node) { n.Spec.ProviderID = "oxide://" + instanceOf("a") })
+		}, ""},
 		{"the same instance by its provider", func(w *story) {
 			w.edit("a", func(n *corev1.Node) { n.Spec.ProviderID = "oxide://" + instanceOf("a") })
 		}, ""},
@@ -110,6 +121,56 @@ func TestD61ANodeIsStoppedOnlyIfNothingForbidsIt(t *testing.T) {
 			}
 			if aside := errors.Is(err, ErrStepAside); aside != (c.name == "the keeper's own node") {
 				t.Errorf("the keeper steps aside: %v", aside)
+			}
+		})
+	}
+}
+
+func TestD61AVolumeAttachmentThatNoPodNeedsStopsNothing(t *testing.T) {
+	volume := func(change func(*corev1.PersistentVolume)) func(*story) {
+		return func(w *story) { keepertest.Edit(w.api, "", "data", change) }
+	}
+	pod := func(change func(*corev1.Pod)) func(*story) {
+		return func(w *story) { keepertest.Edit(w.api, "shop", "db-data", change) }
+	}
+	for _, c := range []struct {
+		name  string
+		given func(*story)
+		want  string
+	}{
+		{"no volume", func(w *story) { keepertest.Remove[*corev1.PersistentVolume](w.api, "", "data") },
+			`there is no PersistentVolume "data" of the driver`},
+		{"another driver's volume", volume(func(v *corev1.PersistentVolume) { v.Spec.CSI.Driver = "x" }),
+			`there is no PersistentVolume "data" of the driver`},
+		{"a volume that was never bound", volume(func(v *corev1.PersistentVolume) {
+			v.Spec.ClaimRef = nil
+		}), "the volume data is bound to no claim"},
+		{"a claim that is gone", func(w *story) {
+			keepertest.Remove[*corev1.PersistentVolumeClaim](w.api, "shop", "data")
+		}, "no pod on this node"},
+		{"another claim of the name", func(w *story) {
+			keepertest.Remove[*corev1.PersistentVolumeClaim](w.api, "shop", "data")
+			keepertest.Put(w.api, pvc("data"))
+		}, "no pod on this node"},
+		{"a claim that is bound to another volume", func(w *story) {
+			keepertest.Edit(w.api, "shop", "data", func(c *corev1.PersistentVolumeClaim) {
+				c.Spec.VolumeName = "other"
+			})
+		}, "no pod on this node"},
+		{"no pod", func(w *story) { keepertest.Remove[*corev1.Pod](w.api, "shop", "db-data") },
+			"no pod on this node"},
+		{"a pod of another node", pod(func(p *corev1.Pod) { p.Spec.NodeName = "b" }),
+			"no pod on this node"},
+		{"a pod that has ended", pod(func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }),
+			"no pod on this node"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newStory(t, "a", "b")
+			w.wait("a", "data")
+			c.given(w)
+			w.live(time.Hour, func(string) string { return "" })
+			if stops := w.stops(); len(stops) > 0 || !strings.Contains(w.plan("a"), c.want) {
+				t.Errorf("the instances were stopped %v times; the plan is %q", stops, w.plan("a"))
 			}
 		})
 	}
@@ -229,15 +290,12 @@ func TestEventsInANamespaceNameNoVolumesOfOtherNamespaces(t *testing.T) {
 	w.Config.DryRun = true
 	w.wait("a", "data")
 	w.wait("a", "secret")
-	keepertest.Edit(w.api, "", "secret", func(v *corev1.PersistentVolume) {
-		v.Spec.ClaimRef.Namespace = "bank"
-	})
-	third := podOf("a", "db-third", "StatefulSet", "quiet")
-	third.Namespace = "third"
-	keepertest.Put(w.api, third)
-	quiet := pv("quiet")
-	quiet.Spec.ClaimRef.Namespace = "third"
-	keepertest.Put(w.api, quiet)
+	for namespace, volume := range map[string]string{"bank": "secret", "third": "quiet"} {
+		p, v := podOf("a", "db-"+volume, "StatefulSet", volume), pv(volume)
+		p.Namespace, v.Spec.ClaimRef.Namespace = namespace, namespace
+		keepertest.Put(w.api, p)
+		w.bind(v)
+	}
 	keepertest.Remove[*corev1.Pod](w.api, "shop", "db-secret")
 	w.pass(time.Minute)
 	w.round()

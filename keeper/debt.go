@@ -105,6 +105,7 @@ func (k *Keeper) clusterAnswers(ctx context.Context, debts map[string]debt) bool
 }
 
 func (k *Keeper) repay(ctx context.Context, instance string, d debt) error {
+	look := rack.Looking()
 	state, err := k.instanceState(ctx, instance)
 	overdue := passed(k.now(), d.asked, k.Config.AttachTimeout)
 	switch {
@@ -119,7 +120,7 @@ func (k *Keeper) repay(ctx context.Context, instance string, d debt) error {
 	}
 	k.Log.WarnContext(ctx, "the API server does not answer; the instance is started without it",
 		"instance", instance)
-	return k.startInstance(ctx, instance)
+	return k.startInstance(ctx, look, instance)
 }
 
 // attached reports whether each of the volumes' disks is attached to the instance, or detached from
@@ -128,7 +129,7 @@ func (k *Keeper) attached(ctx context.Context, instance string, volumes map[stri
 	for _, c := range volumes {
 		disk, err := k.Rack.Disk(ctx, oxide.NameOrId(c.Disk))
 		switch {
-		case c.Detach && csierr.IsNotFound(err):
+		case c.Detach && csierr.IsNotFound(err) && k.Rack.DiskGone(ctx, oxide.NameOrId(c.Disk)) == nil:
 		case err != nil, c.Detach == (rack.InstanceOf(disk) == instance),
 			!c.Detach && disk.State.State() != oxide.DiskStateStateAttached:
 			return false

@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
 
@@ -73,6 +74,18 @@ func TestD61AnInstanceIsStartedWithoutTheAPIServer(t *testing.T) {
 				t.Errorf("after %s, the instance is %s", w.Config.AttachTimeout, w.rack.state("a"))
 			}
 		})
+	}
+}
+
+func TestADiskIsDetachedOnlyWhenTheRackShowsTheProjectWithoutIt(t *testing.T) {
+	w := newStory(t, "a")
+	w.round()
+	detach := map[string]cause{"data": {Disk: racktest.Disk, Detach: true}}
+	for blind, want := range map[int]bool{0: true, 1000: false} {
+		w.rack.blind = blind
+		if got := w.attached(t.Context(), instanceOf("a"), detach); got != want {
+			t.Errorf("with %d requests without a role, the disk counts as detached: %v", blind, got)
+		}
 	}
 }
 

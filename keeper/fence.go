@@ -27,14 +27,14 @@ var outOfService = corev1.Taint{Key: corev1.TaintNodeOutOfService, Value: "nodes
 func (k *Keeper) fence(ctx context.Context, v *view) error {
 	var errs []error
 	for _, n := range v.Nodes {
-		if err := k.fenceNode(ctx, v, n); err != nil && !apierrors.IsConflict(err) {
+		if err := k.fenceNode(ctx, n); err != nil && !apierrors.IsConflict(err) {
 			errs = append(errs, fmt.Errorf("node %s, out-of-service taint: %w", n.Name, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func (k *Keeper) fenceNode(ctx context.Context, v *view, n *node) error {
+func (k *Keeper) fenceNode(ctx context.Context, n *node) error {
 	fenced := n.Annotations[FencedAnnotation]
 	switch {
 	case fenced != "":
@@ -45,7 +45,7 @@ func (k *Keeper) fenceNode(ctx context.Context, v *view, n *node) error {
 		n.tainted(outOfService.Key):
 		return nil
 	}
-	off, why, err := k.off(ctx, v, n)
+	off, why, err := k.off(ctx, n)
 	if err != nil || !off {
 		return err
 	}
@@ -98,35 +98,12 @@ func (k *Keeper) unfence(ctx context.Context, n *node, instance string) error {
 }
 
 // off asks the rack whether a node's instance can no longer write because it is stopped or
-// destroyed. A token that has lost its rights sees no instances at all. So an instance counts as
-// destroyed only if the rack shows the instance of another node at the same time.
-func (k *Keeper) off(ctx context.Context, v *view, n *node) (off bool, why string, err error) {
+// destroyed.
+func (k *Keeper) off(ctx context.Context, n *node) (off bool, why string, err error) {
 	state, err := k.instanceState(ctx, n.Instance)
-	if err == nil {
-		return state == oxide.InstanceStateStopped, string(state), nil
+	if csierr.IsNotFound(err) {
+		err = k.instanceGone(ctx, n.Instance)
+		return err == nil, "destroyed", err
 	}
-	if !csierr.IsNotFound(err) {
-		return false, "", err
-	}
-	if k.seesOthers(ctx, v, n.Instance) {
-		return true, "destroyed", nil
-	}
-	return false, "", err
-}
-
-// seesOthers reports whether the rack shows another node's instance.
-func (k *Keeper) seesOthers(ctx context.Context, v *view, instance string) bool {
-	asked := 0
-	for _, n := range v.Nodes {
-		if n.Instance == "" || n.Instance == instance {
-			continue
-		}
-		if _, err := k.instanceState(ctx, n.Instance); err == nil {
-			return true
-		}
-		if asked++; asked == 5 {
-			break // if the token shows none of five, it shows none at all
-		}
-	}
-	return false
+	return err == nil && state == oxide.InstanceStateStopped, string(state), err
 }

@@ -34,13 +34,29 @@ func TestANodeIsFencedOnlyIfItsInstanceIsOffForCertain(t *testing.T) {
 		want  bool
 	}{
 		{"stopped", func(w *story) { w.rack.set("a", "stopped") }, true},
-		{"destroyed, and another is shown", func(w *story) { w.rack.set("a", "") }, true},
+		{"destroyed", func(w *story) { w.rack.set("a", "") }, true},
 		{"destroyed, in words", func(w *story) { w.rack.set("a", "destroyed") }, true},
-		{"none is shown", func(w *story) { w.rack.set("a", ""); w.rack.set("b", "") }, false},
-		{"destroyed, and no other node is registered", func(w *story) {
+		{"destroyed, and it was the only node", func(w *story) {
 			w.rack.set("a", "")
 			keepertest.Delete[*corev1.Node](w.api, "", "b")
+		}, true},
+		{"the token has no role", func(w *story) { w.rack.set("a", ""); w.rack.blind = 1000 }, false},
+		{"the token's role returns after one answer", func(w *story) {
+			w.round() // with which the project is known
+			w.rack.blind = 1
 		}, false},
+		{"its driver is registered with the instance of another node, which is stopped",
+			func(w *story) {
+				w.rack.set("b", "stopped")
+				c := csiNode(w.node("a"))
+				c.Spec.Drivers[1].NodeID = instanceOf("b")
+				keepertest.Put(w.api, c)
+			}, false},
+		{"its driver is registered with an instance that its spec.providerID does not name",
+			func(w *story) {
+				w.edit("a", func(n *corev1.Node) { n.Spec.ProviderID = "oxide://" + instanceOf("x") })
+				w.rack.set("a", "stopped")
+			}, false},
 		{"running", func(*story) {}, false},
 		{"failed", func(w *story) { w.rack.set("a", "failed") }, false},
 		{"stopping", func(w *story) { w.rack.set("a", "stopping") }, false},

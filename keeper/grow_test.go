@@ -12,7 +12,7 @@ import (
 
 // leave makes a volume that is attached wait to be detached, as when its pod is gone.
 func (w *story) leave(node, volume string) {
-	keepertest.Put(w.api, pv(volume))
+	w.bind(pv(volume))
 	name := "va-" + volume
 	keepertest.Put(w.api, va(attached, func(a *storagev1.VolumeAttachment) {
 		a.Name, a.Spec.NodeName, a.Spec.Source.PersistentVolumeName = name, node, &volume

@@ -12,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -108,11 +109,14 @@ func (m *Mover) instance(ctx context.Context, name string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("read the CSINode %s: %w", name, err)
 	}
-	instance := registeredInstance(*csiNode, n)
-	if instance == "" || n.Labels[volume.InstanceKey] != instance {
-		return "", fmt.Errorf("the driver is not registered on the node %s with the topology key %s; "+
-			"see that its pod runs there, and that the chart's placement of volumes on instances is on",
-			name, volume.InstanceKey)
+	v := newView(time.Time{}, []corev1.Node{*n}, []storagev1.CSINode{*csiNode}, nil)
+	instance, why := v.instanceOf(v.Nodes[0])
+	if label := n.Labels[volume.InstanceKey]; why == "" && label != instance {
+		why = fmt.Sprintf("its label %s is %q, and not %s", volume.InstanceKey, label, instance)
+	}
+	if why != "" {
+		return "", fmt.Errorf("the instance of the node %s: %s; see that the driver's pod runs there, and "+
+			"that the chart's placement of volumes on instances is on", name, why)
 	}
 	return instance, nil
 }

@@ -206,7 +206,10 @@ func TestAMoveThatIsNotPossibleIsRefused(t *testing.T) {
 		}, "read the CSINode b"},
 		{"the driver is not registered there", func(m *moving) {
 			keepertest.Edit(m.api, "", "b", func(c *storagev1.CSINode) { c.Spec.Drivers = nil })
-		}, "the driver is not registered on the node b"},
+		}, "the node b: the driver is not registered on this node"},
+		{"the driver is registered with another instance than spec.providerID", func(m *moving) {
+			m.edit("b", func(n *corev1.Node) { n.Spec.ProviderID = "oxide://" + instanceOf("a") })
+		}, "the node b: its spec.providerID is oxide://" + instanceOf("a")},
 		{"the node has no topology of instances", func(m *moving) {
 			m.edit("b", func(n *corev1.Node) { n.Labels = nil })
 		}, "placement of volumes on instances"},

@@ -29,16 +29,53 @@ type sorted struct {
 // claim names a PersistentVolumeClaim.
 type claim struct{ namespace, name string }
 
-// claimsOf returns the claims that are bound to the driver's volumes, with their volumes.
-func claimsOf(volumes []corev1.PersistentVolume) map[claim]*corev1.PersistentVolume {
+// claimsOf returns the claims that are bound to the driver's volumes, with their volumes. A claim is
+// its UID: a volume may still name an earlier claim of the name.
+func claimsOf(volumes []corev1.PersistentVolume,
+	all []corev1.PersistentVolumeClaim) map[claim]*corev1.PersistentVolume {
+	of := map[claim]*corev1.PersistentVolumeClaim{}
+	for i := range all {
+		of[claim{all[i].Namespace, all[i].Name}] = &all[i]
+	}
 	claims := map[claim]*corev1.PersistentVolume{}
 	for i := range volumes {
 		v := &volumes[i]
-		if v.Spec.CSI != nil && v.Spec.CSI.Driver == DriverName && v.Spec.ClaimRef != nil {
-			claims[claim{v.Spec.ClaimRef.Namespace, v.Spec.ClaimRef.Name}] = v
+		if v.Spec.ClaimRef == nil || !ofDriver(v) {
+			continue
+		}
+		key := claim{v.Spec.ClaimRef.Namespace, v.Spec.ClaimRef.Name}
+		if c := of[key]; c != nil && c.UID == v.Spec.ClaimRef.UID && c.Spec.VolumeName == v.Name {
+			claims[key] = v
 		}
 	}
 	return claims
+}
+
+func ofDriver(v *corev1.PersistentVolume) bool {
+	return v.Spec.CSI != nil && v.Spec.CSI.Driver == DriverName
+}
+
+// unfounded returns why no instance is stopped for an attachment, whatever the rack answered: its
+// volume has no claim, or no pod on the node wants it; "" if it has. Nobody needs such an attachment,
+// but many may create one. The pod of a detach is gone, and often the claim, too.
+func (v *view) unfounded(a *attachment, pods []corev1.Pod) string {
+	volume := v.persistentVolume(a.volume())
+	switch {
+	case !ofDriver(volume):
+		return fmt.Sprintf("there is no PersistentVolume %.60q of the driver", a.volume())
+	case volume.Spec.ClaimRef == nil || volume.Spec.ClaimRef.UID == "":
+		return fmt.Sprintf("the volume %s is bound to no claim", volume.Name)
+	case a.DeletionTimestamp != nil:
+		return ""
+	}
+	for i := range pods {
+		p := &pods[i]
+		if p.DeletionTimestamp == nil && p.Status.Phase != corev1.PodSucceeded &&
+			p.Status.Phase != corev1.PodFailed && slices.Contains(volumesOf(p, v.claims), volume) {
+			return ""
+		}
+	}
+	return fmt.Sprintf("no pod on this node uses the volume %s by its claim", volume.Name)
 }
 
 // sortPods sorts the pods of a node.

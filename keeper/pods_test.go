@@ -43,7 +43,8 @@ func TestPodsAreSortedByWhatAStopDoesToThem(t *testing.T) {
 	unbound := pv("unbound")
 	unbound.Spec.ClaimRef = nil
 	claims := claimsOf([]corev1.PersistentVolume{*pv("data"), *pv("db-0-scratch"), *foreign, *unbound,
-		{ObjectMeta: metav1.ObjectMeta{Name: "nfs"}}})
+		{ObjectMeta: metav1.ObjectMeta{Name: "nfs"}}}, []corev1.PersistentVolumeClaim{*pvc("data"),
+		*pvc("db-0-scratch"), *pvc("foreign"), *pvc("unbound")})
 	ephemeral := func(p *corev1.Pod) {
 		p.Spec.Volumes = []corev1.Volume{{Name: "scratch", VolumeSource: corev1.VolumeSource{
 			Ephemeral: &corev1.EphemeralVolumeSource{}}}}

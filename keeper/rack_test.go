@@ -17,7 +17,9 @@ type testRack struct {
 	states map[string]string // of the instances, by ID
 	fail   map[string]int    // the status to answer "view a", "stop a", "start a" with
 	lame   bool
-	disk   string // the state of every disk, at the instance of the node "a"; empty: there is none
+	// blind is the number of requests for which the token has no role.
+	blind int
+	disk  string // the state of every disk, at the instance of the node "a"; empty: there is none
 }
 
 func (r *testRack) set(node, state string) {
@@ -30,13 +32,21 @@ func (r *testRack) set(node, state string) {
 func (r *testRack) mend() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.fail, r.lame = map[string]int{}, false
+	r.fail, r.lame, r.blind = map[string]int{}, false, 0
 }
 
 func (r *testRack) state(node string) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.states[instanceOf(node)]
+}
+
+// isBlind reports whether the token has no role for this request.
+func (r *testRack) isBlind() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.blind--
+	return r.blind >= 0
 }
 
 func (r *testRack) serveDisk(w http.ResponseWriter) {
@@ -54,12 +64,23 @@ func (r *testRack) serveDisk(w http.ResponseWriter) {
 	_, _ = w.Write([]byte(racktest.DiskOf(state)))
 }
 
-// ServeHTTP answers instance_view, instance_stop, instance_start, disk_view and
+// ServeHTTP answers project_view, current_user_view, instance_view, instance_stop, instance_start, disk_view and
 // instance_disk_attach.
 func (r *testRack) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Request-Id", "r-1")
-	if strings.HasPrefix(request.URL.Path, "/v1/disks/") {
+	switch path := request.URL.Path; {
+	case r.isBlind():
+		w.WriteHeader(http.StatusNotFound)
+		_, _ = w.Write([]byte(racktest.NotFound.Body))
+		return
+	case strings.HasPrefix(path, "/v1/projects/"):
+		_, _ = w.Write([]byte(racktest.ProjectOf()))
+		return
+	case path == "/v1/me":
+		_, _ = w.Write([]byte(racktest.UserOf(racktest.Numbered(9))))
+		return
+	case strings.HasPrefix(path, "/v1/disks/"):
 		r.serveDisk(w)
 		return
 	}

@@ -67,8 +67,6 @@ type operation struct {
 	StatefulSets []string `json:"statefulSets,omitempty"`
 	// Heartbeat is the node's last heartbeat before its instance was started again.
 	Heartbeat time.Time `json:"heartbeat,omitzero"`
-	// Unseen is the time since which the rack does not show the instance; zero if it shows it.
-	Unseen time.Time `json:"unseen,omitzero"`
 	// Late reports whether the operation only starts an instance that a late request stopped.
 	Late bool `json:"late,omitempty"`
 	// Problem is the reason why the operation did not reach its aim; empty if there is none so far.

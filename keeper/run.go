@@ -44,6 +44,7 @@ func Run(ctx context.Context, s Settings, log *slog.Logger) error {
 		return err
 	}
 	defer closeIdle()
+	racks.LookLimit = s.roundLimit()
 	k := &Keeper{Config: s.Config, Kubernetes: client, Rack: racks, Log: log, Metrics: NewMetrics()}
 	// The host name stays the same when a container is restarted in its pod, so the keeper keeps its
 	// lease.
@@ -105,7 +106,7 @@ func (p *process) candidacy(ctx context.Context) error {
 			Client:     p.Kubernetes.CoordinationV1(),
 			LockConfig: resourcelock.ResourceLockConfig{Identity: p.name},
 		},
-		LeaseDuration: lease, RenewDeadline: lease * 2 / 3, RetryPeriod: lease * 2 / 15,
+		LeaseDuration: lease, RenewDeadline: p.settings.roundLimit(), RetryPeriod: lease * 2 / 15,
 		ReleaseOnCancel: true, Name: component,
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: func(ctx context.Context) {
@@ -171,10 +172,13 @@ func (p *process) lead(ctx context.Context) (aside bool) {
 // round does one round. Its time limit ends before another replica can take the lease, also for a
 // process that was frozen.
 func (p *process) round(ctx context.Context) (time.Duration, error) {
-	ctx, cancel := context.WithTimeout(ctx, p.settings.LeaseDuration*2/3)
+	ctx, cancel := context.WithTimeout(ctx, p.settings.roundLimit())
 	defer cancel()
 	return p.Round(ctx)
 }
+
+// roundLimit is how long a round, and a look at the rack, may be acted on.
+func (s *Settings) roundLimit() time.Duration { return s.LeaseDuration * 2 / 3 }
 
 // repay starts instances that nobody else can start, until ctx ends: without the API server no
 // replica leads.

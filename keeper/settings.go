@@ -67,8 +67,9 @@ func ParseSettings(args []string, getenv func(string) string, help io.Writer) (S
 
 const about = `oxide-node-keeper looks after the nodes of a Kubernetes cluster on Oxide racks.
 
-  oxide-node-keeper [flags]       the keeper; the rack by OXIDE_HOST, OXIDE_TOKEN or
-                                  OXIDE_TOKEN_FILE, and OXIDE_CA_FILE, as the driver has them
+  oxide-node-keeper [flags]       the keeper; the rack by OXIDE_HOST, OXIDE_PROJECT,
+                                  OXIDE_TOKEN or OXIDE_TOKEN_FILE, and OXIDE_CA_FILE, as the
+                                  driver has them
   oxide-node-keeper leave         wait in a node's pod until the node's volumes are detached
   oxide-node-keeper move PV NODE  move a volume that stays with its node to another node`
 
@@ -125,6 +126,9 @@ func (s *Settings) setRack(getenv func(string) string) (err error) {
 		get("OXIDE_TOKEN")
 	if s.Rack.Host, err = rack.ParseHost(get("OXIDE_HOST")); err != nil {
 		return fmt.Errorf("OXIDE_HOST %w", err)
+	}
+	if s.Rack.Project = get("OXIDE_PROJECT"); s.Rack.Project == "" {
+		return errors.New("OXIDE_PROJECT is not set: the keeper has to know the project of the instances")
 	}
 	if s.TokenFile != "" {
 		return nil

@@ -13,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
 )
 
 // This file contains the steps of an operation. Each function handles the step that the record
@@ -20,10 +21,6 @@ import (
 
 // advance does the next thing in an operation.
 func (k *Keeper) advance(ctx context.Context, v *view, n *node) error {
-	if why := n.contradicts(n.Record.Instance); why != "" {
-		return fmt.Errorf("the annotation %s is of another instance: %s; see that the node's instance "+
-			"runs, then remove the annotation", RecordAnnotation, why)
-	}
 	if n.Record.Cordoned && !n.Spec.Unschedulable && n.Record.Step != draining {
 		// Somebody uncordoned the node. If it is cordoned again, the keeper did not do it.
 		n.Record.Cordoned = false
@@ -77,7 +74,7 @@ func (k *Keeper) to(ctx context.Context, v *view, n *node, next step, said strin
 		if late && !apierrors.IsConflict(err) {
 			// Start the instance even if the record cannot be written. A second start request does no
 			// harm.
-			err = errors.Join(err, k.startInstance(ctx, n.Record.Instance))
+			err = errors.Join(err, k.startInstance(ctx, rack.Looking(), n.Record.Instance))
 		}
 		return err
 	}
@@ -162,9 +159,11 @@ func (k *Keeper) forbidden(v *view, n *node) string {
 	case !k.Config.Window.open(k.now()):
 		return fmt.Sprintf("the maintenance window, %s, was over before the instance could be stopped",
 			k.Config.Window)
+	case n.Unclear != "":
+		return n.Unclear
 	case n.Record.Instance != n.Instance:
-		return fmt.Sprintf("the record names the instance %s, and the node's driver is registered "+
-			"with %q", n.Record.Instance, n.Instance)
+		return fmt.Sprintf("the operation began with the instance %s, and the node's is now %s",
+			n.Record.Instance, n.Instance)
 	case !v.wanted(n):
 		return nothingWaits
 	}
@@ -260,7 +259,7 @@ func (k *Keeper) stop(ctx context.Context, v *view, n *node) error {
 		return k.giveUp(ctx, v, n, why)
 	}
 	k.owe(n.Record)
-	if err := k.stopInstance(ctx, n.Record.Instance); err != nil {
+	if err := k.stopInstance(ctx, v.Look, n.Record.Instance); err != nil {
 		return err
 	}
 	// Attach at once: in the next round a program that starts stopped instances may have been faster.
@@ -317,24 +316,18 @@ func (k *Keeper) restart(ctx context.Context, v *view, n *node, problem string) 
 	return k.to(ctx, v, n, starting, "the attacher is done; the instance is started")
 }
 
-// start starts the instance. It gives up only if the rack has not shown the instance for
-// --start-timeout while it showed the instance of another node.
+// start starts the instance. It gives up only if the instance is certainly gone after
+// --start-timeout.
 func (k *Keeper) start(ctx context.Context, v *view, n *node) error {
+	look := rack.Looking()
 	state, err := k.instanceState(ctx, n.Record.Instance)
 	_, heartbeat := n.ready()
-	if !csierr.IsNotFound(err) {
-		n.Record.Unseen = time.Time{}
-	}
 	switch {
 	case err == nil && state == oxide.InstanceStateRunning:
 		k.owesNothing(n.Record.Instance)
 		return k.to(ctx, v, n, returning, "the instance runs; the node is expected back")
-	case csierr.IsNotFound(err) && (n.Record.Unseen.IsZero() || ahead(v.Now, n.Record.Unseen)):
-		n.Record.Unseen = v.Now
-		setAnnotation(n.Node, RecordAnnotation, n.Record)
-		return k.update(ctx, n)
-	case csierr.IsNotFound(err) && v.Now.Sub(n.Record.Unseen) > k.Config.StartTimeout &&
-		k.seesOthers(ctx, v, n.Record.Instance):
+	case csierr.IsNotFound(err) && n.overdue(v.Now, k.Config.StartTimeout) &&
+		k.instanceGone(ctx, n.Record.Instance) == nil:
 		return k.finish(ctx, v, n, "the rack no longer shows the instance "+n.Record.Instance)
 	case n.overdue(v.Now, k.Config.StartTimeout):
 		// The step begins again, so that it is reported to people again.
@@ -349,7 +342,7 @@ func (k *Keeper) start(ctx context.Context, v *view, n *node) error {
 		setAnnotation(n.Node, RecordAnnotation, n.Record)
 		return k.update(ctx, n)
 	case state == oxide.InstanceStateStopped || state == oxide.InstanceStateFailed:
-		return k.startInstance(ctx, n.Record.Instance)
+		return k.startInstance(ctx, look, n.Record.Instance)
 	}
 	return nil
 }

@@ -273,6 +273,27 @@ func TestD61AStopEndsWithTheInstanceRunningWhenSomethingForbidsIt(t *testing.T) 
 	}
 }
 
+func TestD61AStopIsNotSentWhenTheLookThatAllowsItIsOld(t *testing.T) {
+	w := newStory(t, "a")
+	w.wait("a", "data")
+	w.pass(time.Minute)
+	w.steps(draining, draining, stopping)
+	w.Rack.LookLimit = time.Nanosecond
+	w.seen()
+	if _, err := w.Round(t.Context()); err == nil || !strings.Contains(err.Error(), "have passed since") ||
+		len(w.seen()) > 0 {
+		t.Errorf("the instance is %s: %v", w.rack.state("a"), err)
+	}
+	w.Rack.LookLimit = 0
+	w.steps(stopping, attaching)
+	w.attach("data", "")
+	w.steps(starting, starting)
+	w.Rack.LookLimit = time.Nanosecond
+	if _, err := w.Round(t.Context()); err == nil || w.rack.state("a") != "stopped" {
+		t.Errorf("the instance is %s: %v", w.rack.state("a"), err)
+	}
+}
+
 func TestD61AStopKeepsTheEarlierStopsOfOtherStatefulSets(t *testing.T) {
 	w := newStory(t, "a", "b")
 	earlier := begin.Add(-11 * time.Minute)

@@ -73,7 +73,8 @@ func newStory(t *testing.T, nodes ...string) *story {
 	w.Keeper = &Keeper{Config: c, Kubernetes: client, Log: slog.New(slog.DiscardHandler),
 		Metrics: NewMetrics(), Now: w.now}
 	var closeIdle func()
-	w.Rack, closeIdle = try2(rack.New(rack.Options{Host: server.URL}, &rack.Transport{
+	w.Rack, closeIdle = try2(rack.New(rack.Options{Host: server.URL,
+		Project: racktest.Project}, &rack.Transport{
 		Tokens: &rack.TokenSource{Fixed: racktest.Token}}))(t)
 	t.Cleanup(closeIdle)
 	for _, name := range nodes {
@@ -202,9 +203,23 @@ func pv(name string) *corev1.PersistentVolume {
 				Namespace: "shop", Name: name, UID: types.UID("claim-" + name)}}}
 }
 
+// pvc returns the claim of a volume's name, which is bound to it.
+func pvc(name string) *corev1.PersistentVolumeClaim {
+	return &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name,
+		UID: types.UID("claim-" + name)}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: name}}
+}
+
+// bind creates a volume and the claim that it names.
+func (w *story) bind(v *corev1.PersistentVolume) {
+	c := pvc(v.Spec.ClaimRef.Name)
+	c.Namespace, c.Spec.VolumeName = v.Spec.ClaimRef.Namespace, v.Name
+	v.Spec.ClaimRef.UID = keepertest.Put(w.api, c).UID
+	keepertest.Put(w.api, v)
+}
+
 // wait makes a volume wait on a node, with a pod of a StatefulSet, and with the attacher's error.
 func (w *story) wait(node, volume string) {
-	keepertest.Put(w.api, pv(volume))
+	w.bind(pv(volume))
 	w.pod(node, "db-"+volume, "StatefulSet", volume)
 	keepertest.Edit(w.api, "shop", "db-"+volume, func(p *corev1.Pod) { p.Status.Conditions = nil })
 	keepertest.Put(w.api, va(func(a *storagev1.VolumeAttachment) {

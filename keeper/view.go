@@ -2,6 +2,7 @@ package keeper
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -13,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
@@ -22,20 +24,25 @@ type view struct {
 	Nodes       []*node
 	Attachments []*attachment
 
+	// Look is the moment before the first read.
+	Look rack.Look
+
 	// These are read at most once a round, when they are needed; nil means not yet.
 	volumes []corev1.PersistentVolume
 	claims  map[claim]*corev1.PersistentVolume
+	pods    map[string][]corev1.Pod // by node
 	budgets []policyv1.PodDisruptionBudget
 }
 
 // node is a Node with the values from its annotations and its CSINode.
 type node struct {
 	*corev1.Node
-	// Instance is the instance with which the node's driver is registered; empty if it is not
-	// registered.
-	Instance string
-	Record   *operation
-	Last     *outcome
+	// Instance is the node's instance. If it is empty, Unclear is the reason.
+	Instance, Unclear string
+	// registered is the instance with which the node's driver is registered, or empty.
+	registered string
+	Record     *operation
+	Last       *outcome
 	// Unreadable is the error of an annotation that cannot be read, or nil.
 	Unreadable error
 }
@@ -55,10 +62,13 @@ func newView(now time.Time, nodes []corev1.Node, csiNodes []storagev1.CSINode,
 	for i := range nodes {
 		n := &node{Node: &nodes[i]}
 		for _, c := range csiNodes {
-			n.Instance = cmp.Or(n.Instance, registeredInstance(c, n.Node))
+			n.registered = cmp.Or(n.registered, registeredInstance(c, n.Node))
 		}
 		n.readAnnotations()
 		v.Nodes = append(v.Nodes, n)
+	}
+	for _, n := range v.Nodes {
+		n.Instance, n.Unclear = v.instanceOf(n)
 	}
 	for i := range attachments {
 		if attachments[i].Spec.Attacher == DriverName {
@@ -98,6 +108,38 @@ func registeredInstance(c storagev1.CSINode, n *corev1.Node) string {
 		}
 	}
 	return ""
+}
+
+// claim returns how well it is founded that an instance is the node's: 2 by spec.providerID, which
+// never changes; 1 by the CSINode alone, which the node's kubelet may write; 0 not at all.
+func (n *node) claim(instance string) int {
+	provider, has := strings.CutPrefix(n.Spec.ProviderID, "oxide://")
+	switch {
+	case has && provider == instance:
+		return 2
+	case !has && n.registered == instance:
+		return 1
+	}
+	return 0
+}
+
+// instanceOf returns the instance of a node, or why it is not known. The driver has to be registered
+// with it, spec.providerID must not name another one, and no other node's claim may be as good.
+func (v *view) instanceOf(n *node) (instance, why string) {
+	if n.registered == "" {
+		return "", "the driver is not registered on this node"
+	}
+	founded := n.claim(n.registered)
+	if founded == 0 {
+		return "", fmt.Sprintf("its spec.providerID is %.60s, and its driver is registered with the "+
+			"instance %s", n.Spec.ProviderID, n.registered)
+	}
+	for _, other := range v.Nodes {
+		if other != n && other.claim(n.registered) >= founded {
+			return "", fmt.Sprintf("the node %s says that it is the same instance", other.Name)
+		}
+	}
+	return n.registered, ""
 }
 
 // of returns the attachments of a node.
@@ -149,7 +191,7 @@ func (v *view) unasked(pods sorted) []string {
 // reason.
 func (v *view) wanted(n *node) bool {
 	return slices.ContainsFunc(v.of(n), func(a *attachment) bool {
-		return a.waits() && a.held == "" || a.open() && slices.Contains(n.Record.Waiting, a.Name)
+		return a.held == "" && (a.waits() || a.open() && slices.Contains(n.Record.Waiting, a.Name))
 	})
 }
 

@@ -148,7 +148,8 @@ func TestVolumesOfPodsWithoutAVolumeAttachmentAreFound(t *testing.T) {
 	gone.DeletionTimestamp = ptr.To(metav1.NewTime(begin))
 	pods := sortPods([]corev1.Pod{*podOf("a", "db-0", "StatefulSet", "data", "log"),
 		*podOf("a", "web-1", "ReplicaSet"), *gone},
-		claimsOf([]corev1.PersistentVolume{*pv("data"), *pv("log"), *pv("old")}))
+		claimsOf([]corev1.PersistentVolume{*pv("data"), *pv("log"), *pv("old")},
+			[]corev1.PersistentVolumeClaim{*pvc("data"), *pvc("log"), *pvc("old")}))
 	v := &view{Attachments: []*attachment{va(deleted)}}
 	if diff := cmp.Diff([]string{"log"}, v.unasked(pods)); diff != "" {
 		t.Error(diff)

@@ -21,7 +21,6 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/ptr"
 
@@ -245,7 +244,8 @@ func (w *testCluster) restart(i int) {
 	}
 	log := slog.New(slog.DiscardHandler)
 	transport := &rack.Transport{Tokens: &rack.TokenSource{Fixed: w.rack.Token, Log: log}}
-	racks, _, err := rack.New(rack.Options{Host: w.rack.URL, UserAgent: "keeper"}, transport)
+	racks, _, err := rack.New(rack.Options{Host: w.rack.URL, Project: w.rack.Project,
+		UserAgent: "keeper"}, transport)
 	if err != nil {
 		panic(err)
 	}
@@ -550,12 +550,14 @@ func (w *testCluster) addVolume(pod *corev1.Pod) {
 		panic(err)
 	}
 	w.disks[volume] = disk.Id
+	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default",
+		Name: volume}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: volume}}
 	keepertest.Put(w.api, &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: volume},
 		Spec: corev1.PersistentVolumeSpec{
 			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{
 				Driver: keeper.DriverName, VolumeHandle: disk.Id}},
 			ClaimRef: &corev1.ObjectReference{Namespace: "default", Name: volume,
-				UID: types.UID(volume)}}})
+				UID: keepertest.Put(w.api, claim).UID}}})
 	pod.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
 		PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: volume}}}}
 }

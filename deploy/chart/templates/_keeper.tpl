@@ -42,6 +42,11 @@
     fieldRef:
       fieldPath: metadata.namespace
 {{ include "oxide.rackLogin" . }}
+- name: OXIDE_PROJECT
+  valueFrom:
+    secretKeyRef:
+      name: {{ include "oxide.secretName" . }}
+      key: {{ .Values.secret.keys.project }}
 {{ include "oxide.rackCA" . }}
 {{- end -}}
 
