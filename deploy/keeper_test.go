@@ -86,8 +86,8 @@ func rights(t *testing.T, all manifests, kind, name string) map[string]string {
 	return found
 }
 
-// The files cluster.go, fence.go, taint.go, events.go and run.go of package keeper use these
-// rights.
+// The files cluster.go, record.go, fence.go, taint.go, events.go and run.go of package keeper use
+// these rights.
 func TestTheKeeperHasOnlyTheRightsOfItsDuties(t *testing.T) {
 	const cold, taint, leaving = "nodeKeeper.coldAttach.enabled=false",
 		"nodeKeeper.startupTaint.enabled=false", "nodeKeeper.leavingNodes.enabled=false"
@@ -118,7 +118,8 @@ func TestTheKeeperHasOnlyTheRightsOfItsDuties(t *testing.T) {
 			if diff := cmp.Diff(want, rights(t, all, "ClusterRole", keeperName)); diff != "" {
 				t.Errorf("in the cluster (-want +got):\n%s", diff)
 			}
-			lease := map[string]string{"leases": "create", "leases oxide-node-keeper": "get update"}
+			lease := map[string]string{"leases": "create", "leases oxide-node-keeper": "get update",
+				"configmaps": "create", "configmaps oxide-node-keeper": "get update"}
 			if diff := cmp.Diff(lease, rights(t, all, "Role", keeperName)); diff != "" {
 				t.Errorf("in its namespace (-want +got):\n%s", diff)
 			}

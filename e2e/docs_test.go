@@ -90,9 +90,10 @@ func followOnColdRack(ctx context.Context, path string) {
 			startInstance(ctx, worker)
 			powerOn(ctx, worker)
 			servesSinceBoot(ctx, worker)
-			patchNode(ctx, worker, fmt.Sprintf(`{"metadata":{"labels":{%q:null},"annotations":{%q:null,`+
-				`%q:null}},"spec":{"unschedulable":null}}`, mayStop, stopRecord, lastStop))
+			patchNode(ctx, worker, fmt.Sprintf(`{"metadata":{"labels":{%q:null},"annotations":{%q:null}},`+
+				`"spec":{"unschedulable":null}}`, mayStop, cordonMark))
 		}
+		removeRecords(ctx)
 	}, NodeTimeout(2*nodeLostTimeout))
 	reader.follow(ctx, path)
 }

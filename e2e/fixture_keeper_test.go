@@ -14,21 +14,20 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/deploy"
 )
 
-// The names in the node keeper's manifests, and the names of what it writes on Nodes.
+// The names in the node keeper's manifests, and the names of what it writes.
 const (
 	keeperName   = "oxide-csi-node-keeper"
 	ofKeeper     = "app=" + keeperName
-	keeperLease  = "oxide-node-keeper"
+	keeperLease  = "oxide-node-keeper"         // also the ConfigMap of its records
 	mayStop      = driverName + "/cold-attach" // the label
-	stopRecord   = driverName + "/cold-attach" // the annotation
-	lastStop     = driverName + "/cold-attach-last"
-	fencedByUs   = driverName + "/fenced"
+	cordonMark   = driverName + "/cold-attach" // the annotation
 	startupTaint = driverName + "/agent-not-ready"
 	instanceKey  = "topology." + driverName + "/instance"
 )
@@ -86,10 +85,10 @@ func installKeeper(ctx context.Context) {
 		Expect(removeAll(ctx, slices.DeleteFunc(slices.Clone(objects),
 			func(o *unstructured.Unstructured) bool { return among(before, o) }))).To(Succeed())
 		removeLeases(ctx, driverNamespace, keeperLease)
+		removeRecords(ctx)
 		for _, worker := range workers {
-			patchNode(ctx, worker, fmt.Sprintf(
-				`{"metadata":{"labels":{%q:null,%q:null},"annotations":{%q:null}}}`, mayStop,
-				instanceKey, lastStop))
+			patchNode(ctx, worker, fmt.Sprintf(`{"metadata":{"labels":{%q:null,%q:null}}}`, mayStop,
+				instanceKey))
 		}
 		install(ctx)
 	}, NodeTimeout(2*rolloutTimeout))
@@ -99,6 +98,15 @@ func installKeeper(ctx context.Context) {
 	for _, worker := range workers {
 		Expect(registered(ctx, worker)).To(Succeed())
 		patchNode(ctx, worker, fmt.Sprintf(`{"metadata":{"labels":{%q:"allowed"}}}`, mayStop))
+	}
+}
+
+// removeRecords removes the keepers' records.
+func removeRecords(ctx context.Context) {
+	GinkgoHelper()
+	err := api.CoreV1().ConfigMaps(driverNamespace).Delete(ctx, keeperLease, metav1.DeleteOptions{})
+	if !apierrors.IsNotFound(err) {
+		Expect(err).NotTo(HaveOccurred())
 	}
 }
 
@@ -118,7 +126,7 @@ func coldAttached(ctx context.Context) {
 		for _, worker := range workers {
 			n, err := api.CoreV1().Nodes().Get(ctx, worker, metav1.GetOptions{})
 			g.Expect(err).NotTo(HaveOccurred())
-			g.Expect(n.Annotations).NotTo(HaveKey(stopRecord), worker)
+			g.Expect(recorded(ctx, worker)).To(HaveField("Operation.Step", BeEmpty()), worker)
 			g.Expect(n.Spec.Unschedulable).To(BeFalse(), worker)
 		}
 	}).WithContext(ctx).WithTimeout(nodeLostTimeout).Should(Succeed(),
@@ -173,9 +181,9 @@ func inStep(ctx context.Context, steps ...string) string {
 	var found string
 	Eventually(func(g Gomega) {
 		for _, worker := range workers {
-			var r struct{ Step string }
-			g.Expect(onNode(ctx, worker, stopRecord, &r)).To(Succeed())
-			if slices.Contains(steps, r.Step) {
+			r, err := recorded(ctx, worker)
+			g.Expect(err).NotTo(HaveOccurred())
+			if slices.Contains(steps, r.Operation.Step) {
 				found = worker
 			}
 		}
@@ -185,13 +193,29 @@ func inStep(ctx context.Context, steps ...string) string {
 	return found
 }
 
-// onNode decodes an annotation of a Node. If the Node does not have it, the value stays unchanged.
-func onNode(ctx context.Context, name, annotation string, into any) error {
-	n, err := api.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
-	if err != nil || n.Annotations[annotation] == "" {
-		return err
+// keeperRecord contains the fields of a keeper's record that the suite uses.
+type keeperRecord struct {
+	Node      string
+	Operation struct{ Step string }
+	Last      struct{ Problem string }
+	Fenced    string
+}
+
+// recorded returns the keepers' record of a node, or an empty one.
+func recorded(ctx context.Context, name string) (keeperRecord, error) {
+	m, err := api.CoreV1().ConfigMaps(driverNamespace).Get(ctx, keeperLease, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return keeperRecord{}, nil
+	} else if err != nil {
+		return keeperRecord{}, err
 	}
-	return json.Unmarshal([]byte(n.Annotations[annotation]), into)
+	for _, text := range m.Data {
+		var r keeperRecord
+		if err := json.Unmarshal([]byte(text), &r); err != nil || r.Node == name {
+			return r, err
+		}
+	}
+	return keeperRecord{}, nil
 }
 
 // tellMemory prints the peak memory of the keepers and of their containers beside the nodes'

@@ -64,7 +64,7 @@ func fences(ctx SpecContext) {
 	nodeLoss.tell()
 	n, err := api.CoreV1().Nodes().Get(ctx, off, metav1.GetOptions{})
 	Expect(err).NotTo(HaveOccurred())
-	Expect(n.Annotations).To(HaveKeyWithValue(fencedByUs, instanceIDs[off]))
+	Expect(recorded(ctx, off)).To(HaveField("Fenced", instanceIDs[off]))
 	Expect(n.Spec.Taints).To(ContainElement(HaveField("Key", outOfService.Key)))
 
 	startInstance(ctx, off)
@@ -72,7 +72,7 @@ func fences(ctx SpecContext) {
 	Eventually(func(g Gomega) {
 		n, err := api.CoreV1().Nodes().Get(ctx, off, metav1.GetOptions{})
 		g.Expect(err).NotTo(HaveOccurred())
-		g.Expect(n.Annotations).NotTo(HaveKey(fencedByUs))
+		g.Expect(recorded(ctx, off)).To(HaveField("Fenced", BeEmpty()))
 		g.Expect(n.Spec.Taints).To(BeEmpty())
 	}).WithContext(ctx).Should(Succeed(), "%s should be free again", off)
 	s.Beating(ctx, off, s.Claim(ctx, Claim{}))

@@ -113,9 +113,7 @@ func survivesItsLeader(ctx SpecContext) {
 	s.allReady(ctx, 6)
 	coldAttached(ctx)
 	Expect(stopsSince(ctx, since)).To(Equal(map[string]int{stopped: 1}))
-	var last struct{ Problem string }
-	Expect(onNode(ctx, stopped, lastStop, &last)).To(Succeed())
-	Expect(last.Problem).To(BeEmpty())
+	Expect(recorded(ctx, stopped)).To(HaveField("Last.Problem", BeEmpty()))
 	for _, p := range kept {
 		Expect(p.Sum(ctx)).To(Equal(sums[p]))
 		if p.Node(ctx) == stopped {

@@ -104,10 +104,8 @@ func addNodes(ctx context.Context, ledger harness.Ledger) error {
 		for _, t := range n.Spec.Taints {
 			ledger[n.Name+": taint "+t.ToString()]++
 		}
-		for _, key := range []string{stopRecord, fencedByUs} {
-			if value, ok := n.Annotations[key]; ok {
-				ledger[n.Name+": annotation "+key+"="+value]++
-			}
+		if value, ok := n.Annotations[cordonMark]; ok {
+			ledger[n.Name+": annotation "+cordonMark+"="+value]++
 		}
 		if n.Spec.Unschedulable {
 			ledger[n.Name+": cordoned"]++

@@ -46,7 +46,7 @@ func rolesOfKeeper() []*unstructured.Unstructured {
 	return roles
 }
 
-// restartKeepers deletes the keepers' pods and their lease, without a grace period.
+// restartKeepers deletes the keepers' pods, their lease and their records, without a grace period.
 func restartKeepers(ctx context.Context) {
 	GinkgoHelper()
 	now := int64(0)
@@ -54,6 +54,7 @@ func restartKeepers(ctx context.Context) {
 		metav1.DeleteOptions{GracePeriodSeconds: &now},
 		metav1.ListOptions{LabelSelector: ofKeeper})).To(Succeed())
 	removeLeases(ctx, driverNamespace, keeperLease)
+	removeRecords(ctx)
 }
 
 // keeperSettles waits until the keeper, which has all of its rights again, has ended what it has
@@ -93,8 +94,8 @@ func (f *flow) coldAttach(ctx context.Context) error {
 	}
 	return poll(ctx, flowTimeout, func(ctx context.Context) error {
 		n, err := api.CoreV1().Nodes().Get(ctx, worker, metav1.GetOptions{})
-		if err == nil && (n.Spec.Unschedulable || n.Annotations[stopRecord] != "") {
-			err = fmt.Errorf("%w: %s is cordoned, for %s", errNotYet, worker, n.Annotations[stopRecord])
+		if err == nil && (n.Spec.Unschedulable || n.Annotations[cordonMark] != "") {
+			err = fmt.Errorf("%w: %s is cordoned, for %s", errNotYet, worker, n.Annotations[cordonMark])
 		}
 		return err
 	})

@@ -3,23 +3,24 @@ package keeper
 import (
 	"slices"
 	"testing"
-	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
-	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
 
-func TestD61TheDisksAreAttachedAsSoonAsTheInstanceIsStopped(t *testing.T) {
+func TestD61TheAttacherIsWokenAsSoonAsTheInstanceIsStopped(t *testing.T) {
 	w := newStory(t, "a")
 	w.rack.disk = "detached"
 	w.stopped()
 	seen := w.seen()
 	stop := slices.Index(seen, "Stopping: stop a")
-	if stop < 0 || stop+1 >= len(seen) || seen[stop+1] != "Stopping: disks/attach a" {
+	if stop < 0 || stop+1 >= len(seen) || seen[stop+1] != "Stopping: patch volumeattachments va-data" {
 		t.Fatalf("done: %q", seen)
 	}
-	// A program has started the instance, and the attacher has not been woken yet.
+	// The attacher has attached the disk, and a program has started the instance.
+	w.rack.disk = "attached"
 	w.rack.set("a", "running")
 	w.steps(starting)
 	w.attach("data", "")
@@ -31,38 +32,51 @@ func TestD61TheDisksAreAttachedAsSoonAsTheInstanceIsStopped(t *testing.T) {
 
 func TestD61AnInstanceThatIsStartedBeforeItsDisksAreAttachedIsAProblem(t *testing.T) {
 	w := newStory(t, "a")
-	w.rack.disk = "faulted"
+	w.rack.disk = "detached"
 	w.stopped()
 	w.rack.set("a", "running")
 	w.steps(starting, returning)
 	w.heartbeatLater("a")
 	w.steps("")
 	w.ends(ending{"somebody started the instance; it is running", true})
-	if slices.Contains(w.seen(), "Stopping: disks/attach a") {
-		t.Error("a disk is attached that is not detached")
-	}
 }
 
-func TestD61OnlyDisksThatTheDriverHasCheckedInTheOperationAreAttachedByTheKeeper(t *testing.T) {
-	named := func(name string, change ...func(*storagev1.VolumeAttachment)) *attachment {
-		return va(append(change, func(a *storagev1.VolumeAttachment) {
-			a.Name, a.Spec.Source.PersistentVolumeName = name, &name
-		})...)
-	}
-	r := &operation{Started: begin}
-	first := va(attachFailed(mustStop, 0)).wakeup(r)
-	v := &view{Now: begin.Add(time.Minute),
-		volumes: []corev1.PersistentVolume{*pv("tried"), *pv("new")},
-		Attachments: []*attachment{named("tried", attachFailed(mustStop, 1), woken(first)),
-			named("new", attachFailed(mustStop, 0), woken(first))}}
-	n := &node{Node: &corev1.Node{}, Record: r}
-	n.Name = "a"
-	got := v.causes(n)
-	refused := map[string]bool{}
-	for name, c := range got {
-		refused[name] = c.Refused
-	}
-	if diff := cmp.Diff(map[string]bool{"tried": true, "new": false}, refused); diff != "" {
-		t.Error(diff)
+// A kubelet may annotate its own Node: these annotations were the records of an earlier keeper.
+func TestD61AnAnnotationOfANodeHasNothingAttachedStoppedStartedOrFenced(t *testing.T) {
+	for _, step := range []step{stopping, attaching, starting, returning} {
+		for name, given := range map[string]func(*story){
+			"cold attach is on":      func(*story) {},
+			"cold attach is off":     func(w *story) { w.Config.ColdAttach = false },
+			"a dry run":              func(w *story) { w.Config.DryRun = true },
+			"the node has no label":  func(w *story) { w.edit("a", func(n *corev1.Node) { n.Labels = nil }) },
+			"the instance is silent": func(w *story) { w.lose("a") },
+		} {
+			t.Run(string(step)+", "+name, func(t *testing.T) {
+				w := newStory(t, "a", "b")
+				w.rack.disk = "detached"
+				w.rack.set("b", "stopped") // by somebody
+				given(w)
+				forged := `{"step":"` + string(step) + `","since":"2030-01-01T11:59:00Z","instance":"` +
+					instanceOf("b") + `","stopped":true,"ended":"2030-01-01T11:59:00Z","volumes":{"data":` +
+					`{"disk":"` + instanceOf("d") + `","refused":true}}}`
+				w.edit("a", func(n *corev1.Node) {
+					for _, key := range []string{"cold-attach", "cold-attach-last", "fenced"} {
+						metav1.SetMetaDataAnnotation(&n.ObjectMeta, DriverName+"/"+key, forged)
+					}
+				})
+				v := va(attachFailed(mustStop, 0)).VolumeAttachment
+				v.Spec.NodeName = "a"
+				keepertest.Put(w.api, v)
+				w.seen()
+				for range 3 {
+					w.round()
+				}
+				if seen := w.seen(); slices.ContainsFunc(seen, func(done string) bool {
+					return done != "patch nodes a" && done != "patch volumeattachments va-data"
+				}) {
+					t.Errorf("the keeper did %q", seen)
+				}
+			})
+		}
 	}
 }

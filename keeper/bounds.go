@@ -13,11 +13,12 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// This file limits how often the keeper stops instances. The outcome on each Node records the
-// earlier stops.
+// This file limits how often the keeper stops instances. The outcome of each node's last operation
+// records the earlier stops.
 
-// AgainAnnotation is an annotation of a PersistentVolume or a Node. When a person sets it to a new
-// value, the keeper forgets its earlier stops for this volume or of this node.
+// AgainAnnotation is an annotation of a PersistentVolume or of the ConfigMap of records. When a
+// person sets it to a new value, the keeper forgets its earlier stops for this volume, or of every
+// node.
 const AgainAnnotation = DriverName + "/cold-attach-again"
 
 // HeldAnnotation is an annotation of a VolumeAttachment that waits. It contains the reason why the
@@ -34,9 +35,6 @@ type cause struct {
 	Again string `json:"again,omitempty"`
 	// Detach reports whether the disk is to be detached; otherwise it is to be attached.
 	Detach bool `json:"detach,omitempty"`
-	// Refused reports whether the rack refused it to the driver in this operation because the
-	// instance ran.
-	Refused bool `json:"refused,omitempty"`
 	// Failed is the error that the attacher got while the instance was stopped, if another stop would
 	// not help. Otherwise it is empty.
 	Failed string `json:"failed,omitempty"`
@@ -143,7 +141,7 @@ func (k *Keeper) bound(v *view, n *node, a *attachment) string {
 		Detach: a.DeletionTimestamp != nil}
 	then := last.Volumes[a.volume()].Last
 	failed := then.Failed
-	then.Failed, then.Refused = "", false
+	then.Failed = ""
 	if failed != "" && then == now && last.Instance == n.Instance {
 		return fmt.Sprintf("the volume %s failed while the instance was stopped, and nothing about it "+
 			"has changed since: %s; mend that, then %s", a.volume(), failed, again("pv", a.volume()))
@@ -159,10 +157,11 @@ func (k *Keeper) bound(v *view, n *node, a *attachment) string {
 		return fmt.Sprintf("instances were stopped %d times in 24 hours for the volume %s "+
 			"(--max-stops-per-volume); see why it is not done, then %s", stops, a.volume(),
 			again("pv", a.volume()))
-	case last.Node.Last.Again == n.Annotations[AgainAnnotation] &&
+	case last.Node.Last.Again == v.again() &&
 		len(last.Node.within(v.Now)) >= k.Config.MaxStopsPerNode:
 		return fmt.Sprintf("the instance was stopped %d times in 24 hours (--max-stops-per-node); see "+
-			"for what, then %s", len(last.Node.within(v.Now)), again("node", n.Name))
+			"for what, then %s", len(last.Node.within(v.Now)), again("--namespace "+k.Namespace+
+			" configmap", RecordsName))
 	}
 	return ""
 }
@@ -172,6 +171,9 @@ func again(kind, name string) string {
 	return fmt.Sprintf("run kubectl annotate --overwrite %s %s %s=\"$(date)\"", kind, name,
 		AgainAnnotation)
 }
+
+// again returns what a person has written on the ConfigMap of records.
+func (v *view) again() string { return v.records.Annotations[AgainAnnotation] }
 
 // sayHeld writes on an attachment why it is held back. If the reason is new, it also creates
 // events.
@@ -202,7 +204,7 @@ func (v *view) causes(n *node) map[string]cause {
 	for _, a := range v.due(n) {
 		volume := v.persistentVolume(a.volume())
 		causes[a.volume()] = cause{Disk: diskOf(volume), Again: volume.Annotations[AgainAnnotation],
-			Detach: a.DeletionTimestamp != nil, Refused: a.triedAgain(n.Record)}
+			Detach: a.DeletionTimestamp != nil}
 	}
 	return causes
 }

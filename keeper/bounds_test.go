@@ -203,7 +203,16 @@ func TestD61ANodeIsStoppedAtMostMaxStopsPerNodeTimesADay(t *testing.T) {
 	if !strings.Contains(w.plan("a"), "3 times in 24 hours (--max-stops-per-node)") {
 		t.Errorf("the plan is %q", w.plan("a"))
 	}
-	w.edit("a", func(n *corev1.Node) { n.Annotations[AgainAnnotation] = "now" })
+	w.edit("a", func(n *corev1.Node) { // only its kubelet does that
+		metav1.SetMetaDataAnnotation(&n.ObjectMeta, AgainAnnotation, "now")
+	})
+	w.live(time.Hour, attach)
+	if got := w.stops()["a"]; got > 0 {
+		t.Errorf("an annotation of the Node had the instance stopped %d times", got)
+	}
+	keepertest.Edit(w.api, "oxide", RecordsName, func(m *corev1.ConfigMap) {
+		metav1.SetMetaDataAnnotation(&m.ObjectMeta, AgainAnnotation, "now")
+	})
 	w.live(time.Hour, attach)
 	if got := w.stops()["a"]; got != 1 || w.plan("a") != "" || w.metric("held_attachments", "") != 0 {
 		t.Errorf("a person has asked, and the instance was stopped %d times; the plan is %q", got,

@@ -3,8 +3,6 @@ package keeper
 import (
 	"testing"
 	"time"
-
-	corev1 "k8s.io/api/core/v1"
 )
 
 // putBack sets the keeper's clock back, as if a replica with a slow clock took over from one with a
@@ -75,7 +73,7 @@ func TestD61AnOutcomeDatedInTheFutureDelaysNothingBeyondItsPause(t *testing.T) {
 		t.Run("of the node "+node, func(t *testing.T) {
 			w := newStory(t, "a", "b")
 			ahead.Instance = instanceOf(node)
-			w.edit(node, func(n *corev1.Node) { setAnnotation(n, LastAnnotation, ahead) })
+			w.setRecord(node, record{Last: &ahead})
 			w.wait("a", "data")
 			w.round()
 			if last := w.last(node); !last.Ended.Equal(begin) || !last.StoppedWith["shop/db"].Equal(begin) {

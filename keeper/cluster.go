@@ -23,8 +23,12 @@ import (
 func (k *Keeper) observe(ctx context.Context) (*view, error) {
 	all := metav1.ListOptions{}
 	look := rack.Looking()
-	// Read the attachments first. If another keeper works on a node after that, our update of the
-	// node's record conflicts.
+	// Read the records first. If another keeper works on any node after that, our update of them
+	// conflicts.
+	found, records, err := k.records(ctx)
+	if err != nil {
+		return nil, err
+	}
 	attachments, err := k.Kubernetes.StorageV1().VolumeAttachments().List(ctx, all)
 	if err != nil {
 		return nil, fmt.Errorf("list VolumeAttachments: %w", err)
@@ -37,8 +41,8 @@ func (k *Keeper) observe(ctx context.Context) (*view, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list Nodes: %w", err)
 	}
-	v := newView(k.now(), nodes.Items, csiNodes.Items, attachments.Items)
-	v.Look = look
+	v := newView(k.now(), nodes.Items, csiNodes.Items, attachments.Items, records)
+	v.Look, v.records = look, found
 	k.Metrics.observe(v)
 	return v, nil
 }
@@ -145,10 +149,9 @@ func (k *Keeper) podsOn(ctx context.Context, v *view, n *node) ([]corev1.Pod, er
 	return pods.Items, nil
 }
 
-// write records an operation's step on its node, and reports it in an event and the log.
-func (k *Keeper) write(ctx context.Context, n *node, said string) error {
-	setAnnotation(n.Node, RecordAnnotation, n.Record)
-	if err := k.update(ctx, n); err != nil {
+// write records an operation's step, and reports it in an event and the log.
+func (k *Keeper) write(ctx context.Context, v *view, n *node, said string) error {
+	if err := k.save(ctx, v, n); err != nil {
 		return err
 	}
 	k.say(ctx, n.Node, n.Record, "ColdAttach"+string(n.Record.Step), said)
@@ -189,14 +192,6 @@ func (k *Keeper) plan(ctx context.Context, n *node, text string) error {
 		return fmt.Errorf("annotate the Node %s: %w", n.Name, err)
 	}
 	n.Node = updated
-	return nil
-}
-
-// wake makes the attacher try an attachment now instead of at the end of its backoff.
-func (k *Keeper) wake(ctx context.Context, a *attachment, r *operation) error {
-	if value := a.wakeup(r); a.Annotations[WokenAnnotation] != value {
-		return k.annotate(ctx, a, WokenAnnotation, value)
-	}
 	return nil
 }
 

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 )
@@ -32,8 +33,8 @@ func (k *Keeper) coldAttach(ctx context.Context, v *view) (time.Duration, error)
 		return pace, err
 	}
 	busy := slices.DeleteFunc(slices.Clone(v.Nodes), func(n *node) bool { return n.Record == nil })
-	// There is at most one, unless somebody copied annotations. Bring each of them to its end.
-	errs := []error{k.tidy(ctx, v), k.holdBack(ctx, v)}
+	// There is at most one, unless somebody edited the records. Bring each of them to its end.
+	errs := []error{k.correctDates(ctx, v), k.holdBack(ctx, v)}
 	for _, n := range busy {
 		if err := k.advance(ctx, v, n); err != nil {
 			errs = append(errs, fmt.Errorf("node %s, %s: %w", n.Name, n.Record.Step, err))
@@ -49,24 +50,14 @@ func (k *Keeper) coldAttach(ctx context.Context, v *view) (time.Duration, error)
 	return again, errors.Join(append(errs, err)...)
 }
 
-// tidy corrects what is left of earlier operations. If a keeper whose clock is ahead recorded one,
-// tidy dates it as of now; otherwise the node and its StatefulSets would be left alone until that
-// time. It releases a Node whose record somebody has removed by hand.
-func (k *Keeper) tidy(ctx context.Context, v *view) error {
+// correctDates dates outcomes as of now that a keeper whose clock was ahead has recorded. Otherwise
+// the node and its StatefulSets would be left alone until that time.
+func (k *Keeper) correctDates(ctx context.Context, v *view) error {
 	var errs []error
 	for _, n := range v.Nodes {
-		dated := n.Last != nil && n.Last.correct(v.Now)
-		held := !n.working() && slices.Contains(n.Finalizers, recordFinalizer)
-		if !dated && !held {
-			continue
+		if n.Last != nil && n.Last.correct(v.Now) {
+			errs = append(errs, k.save(ctx, v, n))
 		}
-		if dated {
-			setAnnotation(n.Node, LastAnnotation, n.Last)
-		}
-		if held {
-			n.release()
-		}
-		errs = append(errs, k.update(ctx, n))
 	}
 	return errors.Join(errs...)
 }
@@ -78,7 +69,7 @@ func (k *Keeper) tidy(ctx context.Context, v *view) error {
 func (k *Keeper) restartLateStopped(ctx context.Context, v *view) (bool, error) {
 	for _, n := range v.Nodes {
 		if n.working() || n.Last == nil || !n.Last.Stopped || n.Last.Late ||
-			!n.allowed() && !n.Last.Unlabeled || n.Instance != "" && n.Instance != n.Last.Instance {
+			n.gone || !n.allowed() && !n.Last.Unlabeled || n.Instance != "" && n.Instance != n.Last.Instance {
 			continue
 		}
 		if ready, _ := n.ready(); ready && v.Now.Sub(n.Last.Ended) > lateStop {
@@ -103,8 +94,7 @@ func (k *Keeper) restartLateStopped(ctx context.Context, v *view) (bool, error) 
 			StatefulSets: slices.Sorted(maps.Keys(n.Last.StoppedWith)), Late: true,
 			Problem: "the instance stopped after it had been started again; a stop that was on its way " +
 				"may have come late"}
-		n.hold()
-		return true, k.write(ctx, n, n.Record.Problem)
+		return true, k.write(ctx, v, n, n.Record.Problem)
 	}
 	return false, nil
 }
@@ -267,8 +257,6 @@ func (k *Keeper) hindranceOfNode(v *view, n *node) string {
 		return v.Now.Sub(a.failure().Time.Time) < staleAfter
 	})
 	switch {
-	case n.Unreadable != nil:
-		return "waits: " + n.Unreadable.Error()
 	case n.Instance == "":
 		return "waits: " + n.Unclear
 	case k.doubtful(v, n) != "":
@@ -307,7 +295,7 @@ func (k *Keeper) doubtful(v *view, n *node) string {
 		switch {
 		case other == n:
 		case other.working():
-			return fmt.Sprintf("an operation is in progress on the node %s, too, or may be", other.Name)
+			return fmt.Sprintf("an operation is in progress on the node %s, too", other.Name)
 		case !ready && other.allowed():
 			return fmt.Sprintf("the node %s, which may be stopped, too, is not ready", other.Name)
 		}
@@ -321,21 +309,30 @@ func (k *Keeper) pauseAfter(last *outcome) time.Duration {
 	return k.Config.MinInterval << max(0, min(last.Failures, 4))
 }
 
-// begin records the operation and cordons the node, in one update.
+// begin records the operation, and then cordons the node.
 func (k *Keeper) begin(ctx context.Context, v *view, n *node, pods sorted) error {
 	if err := k.announce(ctx, v, n, pods, "stops"); err != nil {
 		return err
 	}
 	n.Record = &operation{Step: draining, Since: v.Now, Started: v.Now, Instance: n.Instance,
-		Cordoned: true, StatefulSets: statefulSets(pods.stay)}
+		StatefulSets: statefulSets(pods.stay)}
 	for _, a := range v.due(n) {
 		n.Record.Waiting = append(n.Record.Waiting, a.Name)
 	}
+	err := k.write(ctx, v, n, fmt.Sprintf("the node is cordoned and %d pods are evicted, then the "+
+		"instance %s is stopped", len(pods.evict), n.Instance))
+	if err != nil {
+		return err
+	}
+	return k.cordon(ctx, n)
+}
+
+// cordon cordons the node for the operation in progress. If somebody has changed the Node since it
+// was read, the update conflicts.
+func (k *Keeper) cordon(ctx context.Context, n *node) error {
 	n.Spec.Unschedulable = true
-	n.hold()
-	return k.write(ctx, n, fmt.Sprintf("cordoned; %d pods are evicted, then the instance %s is "+
-		"stopped",
-		len(pods.evict), n.Instance))
+	metav1.SetMetaDataAnnotation(&n.ObjectMeta, CordonAnnotation, n.Record.id())
+	return k.update(ctx, n)
 }
 
 // announce reports what is going to happen, and why, on the node, the claims and the pods.

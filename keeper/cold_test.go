@@ -22,7 +22,7 @@ func TestD61ANodeIsStoppedOnlyIfNothingForbidsIt(t *testing.T) {
 	ended := func(name string, o outcome) func(*story) {
 		return func(w *story) {
 			o.Instance = instanceOf(name)
-			w.edit(name, func(n *corev1.Node) { setAnnotation(n, LastAnnotation, o) })
+			w.setRecord(name, record{Last: &o})
 		}
 	}
 	for _, c := range []struct {
@@ -31,9 +31,6 @@ func TestD61ANodeIsStoppedOnlyIfNothingForbidsIt(t *testing.T) {
 		want  string // a part of the plan; "" if nothing is in the way
 	}{
 		{"nothing", func(*story) {}, ""},
-		{"a record that cannot be read", func(w *story) {
-			w.edit("a", func(n *corev1.Node) { n.Annotations = map[string]string{RecordAnnotation: "{"} })
-		}, "is not what a keeper writes"},
 		{"not registered", func(w *story) { keepertest.Delete[*storagev1.CSINode](w.api, "", "a") },
 			"the driver is not registered on this node"},
 		{"the keeper's own node", func(w *story) { w.Config.NodeName = "a" }, "the keeper runs here"},
@@ -241,8 +238,9 @@ func TestD61TheKeeperStepsAsideOnlyIfAnotherReplicaCouldStopItsNode(t *testing.T
 	if w.step("b") != string(draining) {
 		t.Errorf("the plans are %q and %q", w.plan("a"), w.plan("b"))
 	}
-	w.edit("b", func(n *corev1.Node) { n.Finalizers = nil })
 	keepertest.Delete[*corev1.Node](w.api, "", "b")
+	w.setRecord("a", record{})
+	keepertest.Remove[*corev1.ConfigMap](w.api, "oxide", RecordsName)
 	if _, err := w.Round(t.Context()); !errors.Is(err, ErrStepAside) {
 		t.Errorf("the error is %v", err)
 	}
@@ -364,8 +362,8 @@ func TestNoEventIsCreatedTwice(t *testing.T) {
 		events         int  // at least
 	}{
 		{"nothing", "", false, 9},
-		{"updates of the node", "nodes", false, 9},
-		{"responses to updates of the node", "nodes", true, 0},
+		{"records", "configmaps", false, 9},
+		{"responses to records", "configmaps", true, 0},
 		{"events", "events", false, 0},
 		{"responses to events", "events", true, 9},
 	} {

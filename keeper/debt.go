@@ -7,14 +7,13 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
 )
 
 // debt is an instance that this process has to start again, because it has asked for its stop.
-// Other keepers read the same from the record on the Node, as long as there is an API server.
+// Other keepers read the same from the records, as long as there is an API server.
 type debt struct {
 	asked   time.Time
 	volumes map[string]cause
@@ -82,18 +81,14 @@ func (k *Keeper) gone(answers bool) bool {
 func (k *Keeper) clusterAnswers(ctx context.Context, debts map[string]debt) bool {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	nodes, err := k.Kubernetes.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	found, records, err := k.records(ctx)
 	if err != nil {
-		return false
+		return found != nil
 	}
 	recorded := map[string]bool{}
-	for i := range nodes.Items {
-		n := &node{Node: &nodes.Items[i]}
-		if n.readAnnotations(); n.Unreadable != nil {
-			return true
-		}
-		if n.Record != nil {
-			recorded[n.Record.Instance] = true
+	for _, r := range records {
+		if r.Record != nil {
+			recorded[r.Record.Instance] = true
 		}
 	}
 	for instance := range debts {

@@ -6,8 +6,6 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
@@ -92,7 +90,7 @@ func TestADiskIsDetachedOnlyWhenTheRackShowsTheProjectWithoutIt(t *testing.T) {
 func TestD61AnInstanceThatAnotherKeeperStartedIsNotStartedAgain(t *testing.T) {
 	w := newStory(t, "a", "b")
 	w.stopped()
-	w.edit("a", func(n *corev1.Node) { delete(n.Annotations, RecordAnnotation) })
+	w.setRecord("a", record{})
 	csitest.Must(t, w.Repay(t.Context()))
 	w.outage()
 	w.rack.disk = "attached"

@@ -13,10 +13,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 )
 
-// FencedAnnotation marks a node whose out-of-service taint was set by the keeper. Its value is the
-// instance.
-const FencedAnnotation = DriverName + "/fenced"
-
 // outOfService asserts that a node is off for certain, so that Kubernetes deletes its pods and
 // detaches their volumes without waiting for its kubelet.
 var outOfService = corev1.Taint{Key: corev1.TaintNodeOutOfService, Value: "nodeshutdown",
@@ -27,18 +23,19 @@ var outOfService = corev1.Taint{Key: corev1.TaintNodeOutOfService, Value: "nodes
 func (k *Keeper) fence(ctx context.Context, v *view) error {
 	var errs []error
 	for _, n := range v.Nodes {
-		if err := k.fenceNode(ctx, n); err != nil && !apierrors.IsConflict(err) {
+		if err := k.fenceNode(ctx, v, n); err != nil && !apierrors.IsConflict(err) {
 			errs = append(errs, fmt.Errorf("node %s, out-of-service taint: %w", n.Name, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func (k *Keeper) fenceNode(ctx context.Context, n *node) error {
-	fenced := n.Annotations[FencedAnnotation]
+func (k *Keeper) fenceNode(ctx context.Context, v *view, n *node) error {
 	switch {
-	case fenced != "":
-		return k.unfence(ctx, n, fenced)
+	case n.gone:
+		return nil
+	case n.Fenced != "":
+		return k.unfence(ctx, v, n)
 	// A node that the keeper has stopped, or may have stopped, comes back with its pods. A node whose
 	// kubelet reports is not off, whatever instance its driver was registered with.
 	case !n.silent(), n.Instance == "", n.working(), !k.Config.Fence,
@@ -49,11 +46,11 @@ func (k *Keeper) fenceNode(ctx context.Context, n *node) error {
 	if err != nil || !off {
 		return err
 	}
-	n.Spec.Taints = append(n.Spec.Taints, outOfService)
-	if n.Annotations == nil {
-		n.Annotations = map[string]string{}
+	n.Fenced = n.Instance
+	if err := k.save(ctx, v, n); err != nil {
+		return err
 	}
-	n.Annotations[FencedAnnotation] = n.Instance
+	n.Spec.Taints = append(n.Spec.Taints, outOfService)
 	if err := k.update(ctx, n); err != nil {
 		return err
 	}
@@ -73,8 +70,8 @@ func (n *node) silent() bool {
 // unfence removes the keeper's taint from a node whose instance runs again. A node whose kubelet
 // reports is running, whatever its instance is now. If somebody has removed the taint, a taint that
 // is there now is not the keeper's.
-func (k *Keeper) unfence(ctx context.Context, n *node, instance string) error {
-	ours := slices.Contains(n.Spec.Taints, outOfService)
+func (k *Keeper) unfence(ctx context.Context, v *view, n *node) error {
+	instance, ours := n.Fenced, slices.Contains(n.Spec.Taints, outOfService)
 	if n.silent() && ours {
 		state, err := k.instanceState(ctx, instance)
 		switch {
@@ -88,9 +85,12 @@ func (k *Keeper) unfence(ctx context.Context, n *node, instance string) error {
 	}
 	if ours {
 		n.removeTaint(outOfService.Key)
+		if err := k.update(ctx, n); err != nil {
+			return err
+		}
 	}
-	delete(n.Annotations, FencedAnnotation)
-	if err := k.update(ctx, n); err != nil {
+	n.Fenced = ""
+	if err := k.save(ctx, v, n); err != nil {
 		return err
 	}
 	k.say(ctx, n.Node, nil, "Unfenced", "the instance "+instance+" runs again")

@@ -21,8 +21,8 @@ func lost(t *testing.T) *story {
 func (w *story) fenced(name string) bool {
 	n := w.node(name)
 	tainted := (&node{Node: n}).tainted(corev1.TaintNodeOutOfService)
-	if (n.Annotations[FencedAnnotation] != "") != tainted {
-		w.t.Errorf("the taints of %s are %v, and its annotations %v", name, n.Spec.Taints, n.Annotations)
+	if r := w.recorded(name); (r.Fenced != "") != tainted {
+		w.t.Errorf("the taints of %s are %v, and its record %+v", name, n.Spec.Taints, r)
 	}
 	return tainted
 }
@@ -69,9 +69,7 @@ func TestANodeIsFencedOnlyIfItsInstanceIsOffForCertain(t *testing.T) {
 		{"stopped by the keeper", func(w *story) {
 			w.rack.set("a", "stopped")
 			w.rack.lame = true
-			w.edit("a", func(n *corev1.Node) {
-				setAnnotation(n, RecordAnnotation, operation{Step: starting})
-			})
+			w.setRecord("a", record{Record: &operation{Step: starting, Instance: instanceOf("a")}})
 		}, false},
 		{"without --fence", func(w *story) {
 			w.rack.set("a", "stopped")
@@ -105,11 +103,13 @@ func TestARackThatDoesNotAnswerFencesNothing(t *testing.T) {
 func TestANodeWhoseRecordCannotBeReadIsNotFenced(t *testing.T) {
 	w := lost(t)
 	w.rack.set("a", "stopped")
-	w.edit("a", func(n *corev1.Node) { n.Annotations = map[string]string{RecordAnnotation: "{"} })
-	// Every round returns the error, and still does everything else.
-	_, err := w.Round(t.Context())
-	if w.fenced("a") || err == nil || !strings.Contains(err.Error(), "then remove the annotation") {
-		t.Errorf("the node is fenced: %v; the error is %v", w.fenced("a"), err)
+	for _, text := range []string{"", "{", `{"operation":{"since":"today"}}`, `["Stopping"]`} {
+		w.setRecordText("a", text)
+		_, err := w.Round(t.Context())
+		if n := w.node("a"); len(n.Spec.Taints) > 0 || err == nil ||
+			!strings.Contains(err.Error(), "then remove the key") {
+			t.Errorf("with the record %q, the node has %v; the error is %v", text, n.Spec.Taints, err)
+		}
 	}
 }
 

@@ -15,8 +15,10 @@ type Keeper struct {
 	Config     Config
 	Kubernetes Cluster
 	Rack       *rack.Client
-	Log        *slog.Logger
-	Metrics    *Metrics
+	// Namespace is the namespace of the keeper's records.
+	Namespace string
+	Log       *slog.Logger
+	Metrics   *Metrics
 	// Now is the clock; nil means time.Now.
 	Now func() time.Time
 
@@ -38,13 +40,9 @@ func (k *Keeper) Round(ctx context.Context) (time.Duration, error) {
 	if err != nil {
 		return k.Config.Interval, err
 	}
-	var errs []error
-	for _, n := range v.Nodes {
-		errs = append(errs, n.Unreadable)
-	}
 	// Cold attach comes first: an instance may be stopped for it, whatever else is to be done.
 	again, err := k.coldAttach(ctx, v)
-	errs = append(errs, err)
+	errs := []error{err}
 	if k.Config.StartupTaint {
 		errs = append(errs, k.removeStartupTaints(ctx, v))
 	}

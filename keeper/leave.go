@@ -151,7 +151,7 @@ var leavingTaints = []string{corev1.TaintNodeOutOfService, "ToBeDeletedByCluster
 // leaves returns why a node is about to leave, or "": somebody drains or removes it, or its kubelet
 // shuts down. A node that the keeper stops is not leaving: it keeps its volumes.
 func leaves(n *corev1.Node) string {
-	_, keeper := n.Annotations[RecordAnnotation]
+	_, keeper := n.Annotations[CordonAnnotation]
 	switch {
 	case keeper:
 		return ""

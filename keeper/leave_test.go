@@ -43,7 +43,7 @@ func TestANodeLeavesWhenItIsCordonedDeletedTaintedOrShutDown(t *testing.T) {
 			"being deleted"},
 		{"the keeper stops it", func(n *corev1.Node) {
 			n.Spec.Unschedulable = true
-			setAnnotation(n, RecordAnnotation, operation{Step: stopping})
+			n.Annotations = map[string]string{CordonAnnotation: "now"}
 		}, ""},
 		{"the keeper fences it", taint("node.kubernetes.io/out-of-service"), "out-of-service"},
 		{"the cluster autoscaler removes it", taint("ToBeDeletedByClusterAutoscaler"), "Autoscaler"},

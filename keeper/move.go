@@ -109,7 +109,7 @@ func (m *Mover) instance(ctx context.Context, name string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("read the CSINode %s: %w", name, err)
 	}
-	v := newView(time.Time{}, []corev1.Node{*n}, []storagev1.CSINode{*csiNode}, nil)
+	v := newView(time.Time{}, []corev1.Node{*n}, []storagev1.CSINode{*csiNode}, nil, nil)
 	instance, why := v.instanceOf(v.Nodes[0])
 	if label := n.Labels[volume.InstanceKey]; why == "" && label != instance {
 		why = fmt.Sprintf("its label %s is %q, and not %s", volume.InstanceKey, label, instance)

@@ -1,6 +1,7 @@
 package keeper
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -8,9 +9,13 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
-// The labels and annotations of the keeper.
+// The labels and annotations of the keeper. What it relies on is in the ConfigMap of its namespace:
+// a kubelet may annotate its own Node.
 const (
 	DriverName = "csi.oxide.computer"
 
@@ -18,19 +23,28 @@ const (
 	ColdAttachLabel = DriverName + "/cold-attach"
 	Allowed         = "allowed"
 
-	// RecordAnnotation on a Node contains the operation in progress: a record in JSON.
-	RecordAnnotation = DriverName + "/cold-attach"
-	// LastAnnotation on a Node contains the outcome of its last operation, in JSON.
-	LastAnnotation = DriverName + "/cold-attach-last"
+	// CordonAnnotation on a Node contains the id of the operation that has cordoned it.
+	CordonAnnotation = DriverName + "/cold-attach"
 	// PlanAnnotation on a Node describes what the keeper would do to it, or why it does nothing.
 	PlanAnnotation = DriverName + "/cold-attach-plan"
-	// recordFinalizer is a finalizer of a Node that has a record. If somebody deletes the Node during
-	// an operation, the record stays until the stopped instance runs again.
-	recordFinalizer = RecordAnnotation
 
 	// WokenAnnotation on a VolumeAttachment names the operation for which the attacher was woken.
 	WokenAnnotation = DriverName + "/woken"
+
+	// RecordsName is the name of the ConfigMap. Its data has a record in JSON for each node, by the
+	// UID of the Node.
+	RecordsName = component
 )
+
+// record is what the keeper does and has done to a node.
+type record struct {
+	NodeName string `json:"node"`
+	// Record is the operation in progress, and Last the outcome of the last one.
+	Record *operation `json:"operation,omitempty"`
+	Last   *outcome   `json:"last,omitempty"`
+	// Fenced is the instance for which the keeper set the node's out-of-service taint.
+	Fenced string `json:"fenced,omitempty"`
+}
 
 // step is a step of an operation. The record names the current step: its effect may have happened
 // already or not.
@@ -49,7 +63,7 @@ const (
 	returning step = "Returning"
 )
 
-// operation is an operation in progress, as the annotation of a Node holds it.
+// operation is an operation in progress.
 type operation struct {
 	Step    step      `json:"step"`
 	Since   time.Time `json:"since"`   // when the step began
@@ -57,8 +71,6 @@ type operation struct {
 	// Instance is the node's instance on the rack. CSINode cannot replace it: the driver is not
 	// always registered.
 	Instance string `json:"instance"`
-	// Cordoned reports whether the keeper cordoned the node and therefore has to uncordon it.
-	Cordoned bool `json:"cordoned"`
 	// Waiting contains the names of the VolumeAttachments for which the operation began.
 	Waiting []string `json:"waiting,omitempty"`
 	// Volumes contains the PersistentVolumes for which the instance is stopped, by name.
@@ -118,39 +130,64 @@ func (o *outcome) correct(now time.Time) bool {
 	return wrong
 }
 
-// fromAnnotation decodes an annotation of a node. It returns false if the node does not have it.
-func fromAnnotation(n *corev1.Node, key string, into any) (bool, error) {
-	text, ok := n.Annotations[key]
-	if !ok {
-		return false, nil
+// records reads the ConfigMap. Without it, nothing is recorded.
+func (k *Keeper) records(ctx context.Context) (*corev1.ConfigMap, map[types.UID]record, error) {
+	found, err := k.Kubernetes.CoreV1().ConfigMaps(k.Namespace).Get(ctx, RecordsName,
+		metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		found = &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: k.Namespace,
+			Name: RecordsName}}
+	case err != nil:
+		return nil, nil, fmt.Errorf("read the ConfigMap %s: %w", RecordsName, err)
 	}
-	if err := json.Unmarshal([]byte(text), into); err != nil {
-		return true, fmt.Errorf("the annotation %s of the node %s is not what a keeper writes (%w); "+
-			"see that the node's instance runs, then remove the annotation", key, n.Name, err)
+	all := map[types.UID]record{}
+	for uid, text := range found.Data {
+		var r record
+		if err := json.Unmarshal([]byte(text), &r); err != nil {
+			return found, nil, fmt.Errorf("the value of %s in the ConfigMap %s is not what a keeper writes "+
+				"(%w); see that the node's instance runs, then remove the key", uid, RecordsName, err)
+		}
+		all[types.UID(uid)] = r
 	}
-	return true, nil
+	return found, all, nil
 }
 
-// hold adds the finalizer that keeps a deleted Node until release. The API server adds no finalizer
-// to a Node that is already being deleted.
-func (n *node) hold() {
-	if n.DeletionTimestamp == nil && !slices.Contains(n.Finalizers, recordFinalizer) {
-		n.Finalizers = append(n.Finalizers, recordFinalizer)
+// save writes a node's record. If another keeper has written one since the view was read, even of
+// another node, the write fails with a conflict. A record of a Node that is gone is kept for a day.
+func (k *Keeper) save(ctx context.Context, v *view, n *node) error {
+	next := v.records.DeepCopy()
+	next.Data = map[string]string{}
+	for _, n := range v.Nodes {
+		if n.record == (record{NodeName: n.Name}) || n.gone && n.Record == nil &&
+			(n.Last == nil || v.Now.Sub(n.Last.Ended) >= day) {
+			continue
+		}
+		text, err := json.Marshal(n.record)
+		if err != nil {
+			panic(err) // JSON can encode every record
+		}
+		next.Data[string(n.UID)] = string(text)
 	}
-}
-
-func (n *node) release() {
-	n.Finalizers = slices.DeleteFunc(n.Finalizers, func(f string) bool { return f == recordFinalizer })
-}
-
-// setAnnotation encodes a value into an annotation.
-func setAnnotation(n *corev1.Node, key string, value any) {
-	text, err := json.Marshal(value)
+	write := func() (*corev1.ConfigMap, error) {
+		return k.Kubernetes.CoreV1().ConfigMaps(k.Namespace).Update(ctx, next, metav1.UpdateOptions{})
+	}
+	if next.ResourceVersion == "" {
+		write = func() (*corev1.ConfigMap, error) {
+			return k.Kubernetes.CoreV1().ConfigMaps(k.Namespace).Create(ctx, next, metav1.CreateOptions{})
+		}
+	}
+	written, err := write()
 	if err != nil {
-		panic(err) // JSON can encode every record
+		return fmt.Errorf("record in the ConfigMap %s what is done to the node %s: %w", RecordsName,
+			n.Name, err)
 	}
-	if n.Annotations == nil {
-		n.Annotations = map[string]string{}
-	}
-	n.Annotations[key] = string(text)
+	v.records = written
+	return nil
+}
+
+// cordoned reports whether the operation in progress has cordoned the node. Somebody may have
+// uncordoned it since.
+func (n *node) cordoned() bool {
+	return n.Record != nil && n.Annotations[CordonAnnotation] == n.Record.id()
 }

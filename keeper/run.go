@@ -45,7 +45,8 @@ func Run(ctx context.Context, s Settings, log *slog.Logger) error {
 	}
 	defer closeIdle()
 	racks.LookLimit = s.roundLimit()
-	k := &Keeper{Config: s.Config, Kubernetes: client, Rack: racks, Log: log, Metrics: NewMetrics()}
+	k := &Keeper{Config: s.Config, Kubernetes: client, Rack: racks, Log: log,
+		Metrics: NewMetrics(), Namespace: s.LeaseNamespace}
 	// The host name stays the same when a container is restarted in its pod, so the keeper keeps its
 	// lease.
 	name, err := os.Hostname()

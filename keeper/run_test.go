@@ -25,7 +25,8 @@ import (
 // of its name.
 func (w *story) replica(node string) (cut func()) {
 	w.t.Helper()
-	k := &Keeper{Config: w.Config, Rack: w.Rack, Log: w.Log, Now: w.Now, Metrics: NewMetrics()}
+	k := &Keeper{Config: w.Config, Rack: w.Rack, Log: w.Log, Now: w.Now, Metrics: NewMetrics(),
+		Namespace: "oxide"}
 	k.Config.NodeName, k.Config.Interval = node, 50*time.Millisecond
 	k.Kubernetes, cut = w.client(node)
 	p := &process{Keeper: k, name: node,
@@ -77,7 +78,7 @@ func TestD61ASecondReplicaContinuesTheOperationOfTheFirst(t *testing.T) {
 		return w.step("a") == string(attaching)
 	})
 	for _, r := range w.api.Log() {
-		if r.Client == "second" && r.Verb == "update" && r.Resource == "nodes" {
+		if r.Client == "second" && r.Verb == "update" && r.Resource == "configmaps" {
 			return
 		}
 	}

@@ -1,6 +1,7 @@
 package keeper
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -123,9 +124,7 @@ func TestD61AnInstanceIsStartedWhereverTheOperationStands(t *testing.T) {
 		{"the instance failed", func(w *story) { w.rack.set("a", "failed") }},
 		{"another node has a record that nobody knows", func(w *story) {
 			w.addNode("A")
-			w.edit("A", func(n *corev1.Node) {
-				setAnnotation(n, RecordAnnotation, operation{Step: "Moving"})
-			})
+			w.setRecord("A", record{Record: &operation{Step: "Moving"}})
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -200,7 +199,7 @@ func TestANodeHasReturnedOnlyWithANewHeartbeat(t *testing.T) {
 
 func TestARecordWithAnUnknownStepIsReported(t *testing.T) {
 	w := newStory(t, "a")
-	w.edit("a", func(n *corev1.Node) { setAnnotation(n, RecordAnnotation, operation{Step: "Moving"}) })
+	w.setRecord("a", record{Record: &operation{Step: "Moving"}})
 	w.seen()
 	_, err := w.Round(t.Context())
 	if err == nil || !strings.Contains(err.Error(), `the step "Moving"`) || len(w.seen()) > 0 {
@@ -240,7 +239,7 @@ func TestAnInstanceThatSomebodyElseStoppedIsNotStarted(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newStory(t, "a")
 			o.Instance = instanceOf("a")
-			w.edit("a", func(n *corev1.Node) { setAnnotation(n, LastAnnotation, o) })
+			w.setRecord("a", record{Last: &o})
 			w.rack.set("a", "stopped")
 			w.seen()
 			w.steps("")
@@ -311,7 +310,7 @@ func TestD61AnInstanceIsStartedEvenIfNoRecordCanBeWritten(t *testing.T) {
 			w.stopped()
 			given(w)
 			w.api.Intercept(func(r keepertest.KubeRequest) error {
-				if r.Resource == "nodes" {
+				if r.Resource == "configmaps" {
 					return errBroken
 				}
 				return nil
@@ -350,41 +349,30 @@ func TestACordonThatSomebodySetsDuringAnOperationStays(t *testing.T) {
 	}
 }
 
-func TestD61ANodeThatIsDeletedInAnOperationIsGoneWhenItsInstanceRuns(t *testing.T) {
+func TestD61TheInstanceOfANodeThatIsDeletedInAnOperationIsStarted(t *testing.T) {
 	for s, c := range begun {
-		t.Run(string(s), func(t *testing.T) {
-			w := newStory(t, "a")
-			c.begin(w)
-			keepertest.Delete[*corev1.Node](w.api, "", "a")
-			w.rack.mend()
-			w.attach("data", "")
-			w.seen()
-			there := true
-			for range 8 {
-				if _, there = keepertest.Get[*corev1.Node](w.api, "", "a"); !there {
-					break
+		for _, again := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, created again: %v", s, again), func(t *testing.T) {
+				w := newStory(t, "a")
+				c.begin(w)
+				state := w.rack.state("a")
+				keepertest.Delete[*corev1.Node](w.api, "", "a")
+				if again {
+					w.addNode("a")
+					w.rack.set("a", state)
 				}
-				w.round()
-				if n, _ := keepertest.Get[*corev1.Node](w.api, "", "a"); n != nil &&
-					w.step("a") == string(returning) {
-					w.heartbeatLater("a")
+				w.rack.mend()
+				w.attach("data", "")
+				w.seen()
+				for range 8 {
+					w.round()
 				}
-			}
-			if seen := strings.Join(w.seen(), ";"); there || w.rack.state("a") != "running" ||
-				strings.Contains(seen, "stop a") {
-				t.Errorf("the Node is there: %v; the instance is %s; done: %s", there, w.rack.state("a"), seen)
-			}
-		})
-	}
-}
-
-func TestANodeWhoseRecordIsRemovedByHandLosesItsFinalizer(t *testing.T) {
-	w := newStory(t, "a")
-	w.stopped()
-	keepertest.Delete[*corev1.Node](w.api, "", "a")
-	w.edit("a", func(n *corev1.Node) { delete(n.Annotations, RecordAnnotation) })
-	_, _ = w.Round(t.Context()) // this round removes the Node
-	if n, there := keepertest.Get[*corev1.Node](w.api, "", "a"); there {
-		t.Errorf("the Node is there: %v", n.Finalizers)
+				seen := strings.Join(w.seen(), ";")
+				if last := w.last("a"); w.step("a") != "" || last.Problem == "" ||
+					w.rack.state("a") != "running" || strings.Contains(seen, "stop a") {
+					t.Errorf("the instance is %s, it ended with %+v; done: %s", w.rack.state("a"), last, seen)
+				}
+			})
+		}
 	}
 }

@@ -21,10 +21,15 @@ import (
 
 // advance does the next thing in an operation.
 func (k *Keeper) advance(ctx context.Context, v *view, n *node) error {
-	if n.Record.Cordoned && !n.Spec.Unschedulable && n.Record.Step != draining {
+	const gone = "somebody deleted the Node"
+	switch s := n.Record.Step; {
+	case n.gone && (s == draining || s == returning):
+		return k.finish(ctx, v, n, gone)
+	case n.gone && s != starting:
+		return k.giveUp(ctx, v, n, gone)
+	case n.cordoned() && !n.Spec.Unschedulable && s != draining:
 		// Somebody uncordoned the node. If it is cordoned again, the keeper did not do it.
-		n.Record.Cordoned = false
-		setAnnotation(n.Node, RecordAnnotation, n.Record)
+		delete(n.Annotations, CordonAnnotation)
 		if err := k.update(ctx, n); err != nil {
 			return err
 		}
@@ -41,8 +46,8 @@ func (k *Keeper) advance(ctx context.Context, v *view, n *node) error {
 	case returning:
 		return k.awaitReturn(ctx, v, n)
 	}
-	return fmt.Errorf("the annotation %s has the step %.40q, which this keeper does not know; see "+
-		"that the instance runs, then remove the annotation", RecordAnnotation, n.Record.Step)
+	return fmt.Errorf("the ConfigMap %s has the step %.40q, which this keeper does not know; see "+
+		"that the instance runs, then remove the key %s", RecordsName, n.Record.Step, n.UID)
 }
 
 // overdue reports whether a step has taken longer than it may.
@@ -70,7 +75,7 @@ func (k *Keeper) to(ctx context.Context, v *view, n *node, next step, said strin
 	was, took := n.Record.Step, v.Now.Sub(n.Record.Since)
 	late := next == starting && n.overdue(v.Now, k.Config.AttachTimeout)
 	n.Record.Step, n.Record.Since = next, v.Now
-	if err := k.write(ctx, n, said); err != nil {
+	if err := k.write(ctx, v, n, said); err != nil {
 		if late && !apierrors.IsConflict(err) {
 			// Start the instance even if the record cannot be written. A second start request does no
 			// harm.
@@ -97,7 +102,7 @@ func (k *Keeper) failed(s step, err error) error {
 	return err
 }
 
-// finish ends an operation: it removes the record and the cordon in one update.
+// finish ends an operation: it uncordons the node, and then records the outcome.
 func (k *Keeper) finish(ctx context.Context, v *view, n *node, problem string) error {
 	r := n.Record
 	r.Problem = cmp.Or(r.Problem, problem)
@@ -105,12 +110,14 @@ func (k *Keeper) finish(ctx context.Context, v *view, n *node, problem string) e
 	if r.Problem != "" {
 		said = "ended without having done everything: " + r.Problem + r.failures()
 	}
-	if r.Cordoned {
+	if n.cordoned() {
 		n.Spec.Unschedulable = false
+		delete(n.Annotations, CordonAnnotation)
+		delete(n.Annotations, PlanAnnotation)
+		if err := k.update(ctx, n); err != nil {
+			return err
+		}
 	}
-	delete(n.Annotations, RecordAnnotation)
-	n.release()
-	delete(n.Annotations, PlanAnnotation)
 	last := outcome{Ended: v.Now, Instance: r.Instance, StoppedWith: map[string]time.Time{},
 		Stopped: r.Step != draining, Late: r.Late, Problem: r.Problem,
 		Unlabeled: !n.allowed()}
@@ -125,15 +132,17 @@ func (k *Keeper) finish(ctx context.Context, v *view, n *node, problem string) e
 			last.StoppedWith[set] = v.Now
 		}
 	}
-	last.remember(n.Last, r, v.Now, n.Annotations[AgainAnnotation])
+	last.remember(n.Last, r, v.Now, v.again())
 	if r.Problem != "" && r.Problem != nothingWaits {
 		last.Failures = 1
 		if n.Last != nil {
 			last.Failures += n.Last.Failures
 		}
 	}
-	setAnnotation(n.Node, LastAnnotation, last)
-	if err := k.update(ctx, n); err != nil {
+	before := n.record
+	n.Record, n.Last = nil, &last
+	if err := k.save(ctx, v, n); err != nil {
+		n.record = before
 		return err
 	}
 	k.owesNothing(r.Instance)
@@ -152,6 +161,8 @@ func (k *Keeper) forbidden(v *view, n *node) string {
 	switch {
 	case !n.Spec.Unschedulable:
 		return "somebody uncordoned the node"
+	case !n.cordoned():
+		return "somebody else cordoned the node"
 	case !n.allowed():
 		return "somebody removed the label " + ColdAttachLabel
 	case !k.Config.ColdAttach, k.Config.DryRun:
@@ -175,6 +186,8 @@ func (k *Keeper) drain(ctx context.Context, v *view, n *node) error {
 	switch {
 	case n.Name == k.Config.NodeName:
 		return k.finish(ctx, v, n, "the keeper that continues runs on this node itself")
+	case !n.cordoned() && !n.Spec.Unschedulable:
+		return k.cordon(ctx, n) // the keeper that began did not do it
 	case k.forbidden(v, n) != "":
 		return k.finish(ctx, v, n, k.forbidden(v, n))
 	}
@@ -205,25 +218,17 @@ func (k *Keeper) drain(ctx context.Context, v *view, n *node) error {
 		return err
 	}
 	n.Record.StatefulSets, n.Record.Volumes = statefulSets(pods.stay), v.causes(n)
-	if n.Last != nil {
-		n.Last.forget(v.volumes)
-		setAnnotation(n.Node, LastAnnotation, n.Last)
-	}
+	n.Last.forget(v.volumes)
 	return k.to(ctx, v, n, stopping, "drained; the instance "+n.Record.Instance+" is stopped")
 }
 
 // stillWaits makes the attacher try again everything that waits. It reports whether an attachment
 // still waits after it was tried again.
 func (k *Keeper) stillWaits(ctx context.Context, v *view, n *node) (bool, error) {
-	waits := false
-	for _, a := range v.due(n) {
-		if a.triedAgain(n.Record) {
-			waits = true
-		} else if err := k.wake(ctx, a, n.Record); err != nil {
-			return false, err
-		}
-	}
-	return waits, nil
+	tried, untried := v.due(n), v.due(n)
+	tried = slices.DeleteFunc(tried, func(a *attachment) bool { return !a.triedAgain(n.Record) })
+	untried = slices.DeleteFunc(untried, func(a *attachment) bool { return a.triedAgain(n.Record) })
+	return len(tried) > 0, k.wakeAll(ctx, n.Record, untried)
 }
 
 // stop stops the instance.
@@ -240,8 +245,8 @@ func (k *Keeper) stop(ctx context.Context, v *view, n *node) error {
 	}
 	switch state {
 	case oxide.InstanceStateStopped:
-		k.attachDisks(ctx, n)
-		return k.to(ctx, v, n, attaching, "the instance is stopped; the attacher works")
+		return errors.Join(k.wakeAll(ctx, n.Record, v.unsettled(n)),
+			k.to(ctx, v, n, attaching, "the instance is stopped; the attacher works"))
 	case oxide.InstanceStateStopping:
 		return nil
 	case oxide.InstanceStateFailed:
@@ -262,12 +267,13 @@ func (k *Keeper) stop(ctx context.Context, v *view, n *node) error {
 	if err := k.stopInstance(ctx, v.Look, n.Record.Instance); err != nil {
 		return err
 	}
-	// Attach at once: in the next round a program that starts stopped instances may have been faster.
-	if state, err = k.awaitStopped(ctx, n.Record.Instance); err == nil &&
-		state == oxide.InstanceStateStopped {
-		k.attachDisks(ctx, n)
+	// Wake the attacher at once: in the next round a program that starts stopped instances may have
+	// been faster.
+	if state, err = k.awaitStopped(ctx, n.Record.Instance); err != nil ||
+		state != oxide.InstanceStateStopped {
+		return err
 	}
-	return err
+	return k.wakeAll(ctx, n.Record, v.unsettled(n))
 }
 
 // attach wakes the attacher until it has nothing more to do on the node.
@@ -280,7 +286,7 @@ func (k *Keeper) attach(ctx context.Context, v *view, n *node) error {
 	default:
 		return k.restart(ctx, v, n, fmt.Sprintf("somebody started the instance; it is %s", state))
 	}
-	left := slices.DeleteFunc(v.of(n), func(a *attachment) bool { return a.settled(n.Record) })
+	left := v.unsettled(n)
 	pods, _, err := k.sorted(ctx, v, n)
 	missing := v.unasked(pods)
 	switch {
@@ -299,12 +305,12 @@ func (k *Keeper) attach(ctx context.Context, v *view, n *node) error {
 		return k.restart(ctx, v, n, fmt.Sprintf("%d VolumeAttachments were not done within %s, such "+
 			"as %s; see its status", len(left), k.Config.AttachTimeout, left[0].Name))
 	}
-	for _, a := range left {
-		if err := k.wake(ctx, a, n.Record); err != nil {
-			return err
-		}
-	}
-	return nil
+	return k.wakeAll(ctx, n.Record, left)
+}
+
+// unsettled returns the attachments of a node with which the attacher is not done.
+func (v *view) unsettled(n *node) []*attachment {
+	return slices.DeleteFunc(v.of(n), func(a *attachment) bool { return a.settled(n.Record) })
 }
 
 // restart records the failures and goes on to the start of the instance.
@@ -339,8 +345,7 @@ func (k *Keeper) start(ctx context.Context, v *view, n *node) error {
 	case n.Record.Heartbeat.IsZero() && !heartbeat.IsZero():
 		// No kubelet runs there now, so a newer heartbeat means that the node has come back.
 		n.Record.Heartbeat = heartbeat
-		setAnnotation(n.Node, RecordAnnotation, n.Record)
-		return k.update(ctx, n)
+		return k.save(ctx, v, n)
 	case state == oxide.InstanceStateStopped || state == oxide.InstanceStateFailed:
 		return k.startInstance(ctx, look, n.Record.Instance)
 	}

@@ -1,6 +1,7 @@
 package keeper
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -71,7 +72,7 @@ func newStory(t *testing.T, nodes ...string) *story {
 	var client kubernetes.Interface
 	client, w.cut = w.client("keeper")
 	w.Keeper = &Keeper{Config: c, Kubernetes: client, Log: slog.New(slog.DiscardHandler),
-		Metrics: NewMetrics(), Now: w.now}
+		Metrics: NewMetrics(), Now: w.now, Namespace: "oxide"}
 	var closeIdle func()
 	w.Rack, closeIdle = try2(rack.New(rack.Options{Host: server.URL,
 		Project: racktest.Project}, &rack.Transport{
@@ -150,21 +151,56 @@ func (w *story) node(name string) *corev1.Node {
 
 // step returns the step that a node's record names, or "".
 func (w *story) step(name string) string {
-	n := &node{Node: w.node(name)}
-	if n.readAnnotations(); n.Record == nil {
-		return ""
+	if r := w.recorded(name).Record; r != nil {
+		return string(r.Step)
 	}
-	return string(n.Record.Step)
+	return ""
+}
+
+// recorded returns the record of a node.
+func (w *story) recorded(name string) record {
+	w.t.Helper()
+	found, _ := keepertest.Get[*corev1.ConfigMap](w.api, "oxide", RecordsName)
+	if found == nil {
+		return record{}
+	}
+	for _, text := range found.Data {
+		var r record
+		csitest.Must(w.t, json.Unmarshal([]byte(text), &r))
+		if r.NodeName == name {
+			return r
+		}
+	}
+	return record{}
+}
+
+// setRecord writes the record of a node.
+func (w *story) setRecord(name string, r record) {
+	w.t.Helper()
+	r.NodeName = name
+	w.setRecordText(name, string(try(json.Marshal(r))(w.t)))
+}
+
+func (w *story) setRecordText(name, text string) {
+	found, has := keepertest.Get[*corev1.ConfigMap](w.api, "oxide", RecordsName)
+	if !has {
+		found = &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "oxide", Name: RecordsName}}
+	}
+	if found.Data == nil {
+		found.Data = map[string]string{}
+	}
+	found.Data[string(w.node(name).UID)] = text
+	keepertest.Put(w.api, found)
 }
 
 // last returns the outcome of the last operation on a node.
 func (w *story) last(name string) outcome {
 	w.t.Helper()
-	n := &node{Node: w.node(name)}
-	if n.readAnnotations(); n.Last == nil {
-		w.t.Fatalf("no operation on the node %s has ended: %v", name, n.Annotations)
+	last := w.recorded(name).Last
+	if last == nil {
+		w.t.Fatalf("no operation on the node %s has ended: %+v", name, w.recorded(name))
 	}
-	return *n.Last
+	return *last
 }
 
 func (w *story) plan(name string) string { return w.node(name).Annotations[PlanAnnotation] }
@@ -271,8 +307,7 @@ func (w *story) round() {
 
 // retry acts as the attacher that is woken while the node "a" is drained: it tries again and fails.
 func (w *story) retry() {
-	if n, ok := keepertest.Get[*corev1.Node](w.api, "", "a"); !ok ||
-		!strings.Contains(n.Annotations[RecordAnnotation], string(draining)) {
+	if w.step("a") != string(draining) {
 		return
 	}
 	for _, a := range keepertest.List[*storagev1.VolumeAttachment](w.api, "") {
@@ -292,7 +327,7 @@ func (w *story) steps(want ...step) {
 	for _, s := range want {
 		w.round()
 		if got := w.step("a"); got != string(s) {
-			w.t.Fatalf("the step is %q, want %q; last: %v", got, s, w.node("a").Annotations)
+			w.t.Fatalf("the step is %q, want %q; last: %v", got, s, w.recorded("a"))
 		}
 	}
 }
@@ -334,11 +369,8 @@ func (w *story) events() []string {
 
 func (w *story) note(effect string) {
 	step := ""
-	if n, ok := keepertest.Get[*corev1.Node](w.api, "", "a"); ok {
-		read := &node{Node: n}
-		if read.readAnnotations(); read.Record != nil {
-			step = string(read.Record.Step) + ": "
-		}
+	if step = w.step("a"); step != "" {
+		step += ": "
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -3,6 +3,7 @@ package keeper
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -12,6 +13,7 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
@@ -26,6 +28,8 @@ type view struct {
 
 	// Look is the moment before the first read.
 	Look rack.Look
+	// records is the ConfigMap from which the nodes' records were read.
+	records *corev1.ConfigMap
 
 	// These are read at most once a round, when they are needed; nil means not yet.
 	volumes []corev1.PersistentVolume
@@ -34,17 +38,16 @@ type view struct {
 	budgets []policyv1.PodDisruptionBudget
 }
 
-// node is a Node with the values from its annotations and its CSINode.
+// node is a Node with its record, and what its CSINode says.
 type node struct {
 	*corev1.Node
+	record
+	// gone reports whether the Node is gone, and only its record is left.
+	gone bool
 	// Instance is the node's instance. If it is empty, Unclear is the reason.
 	Instance, Unclear string
 	// registered is the instance with which the node's driver is registered, or empty.
 	registered string
-	Record     *operation
-	Last       *outcome
-	// Unreadable is the error of an annotation that cannot be read, or nil.
-	Unreadable error
 }
 
 // attachment is a VolumeAttachment of the driver.
@@ -55,17 +58,22 @@ type attachment struct {
 	held string
 }
 
-// newView builds a view from lists of objects.
+// newView builds a view from lists of objects, and the records by the UIDs of Nodes.
 func newView(now time.Time, nodes []corev1.Node, csiNodes []storagev1.CSINode,
-	attachments []storagev1.VolumeAttachment) *view {
+	attachments []storagev1.VolumeAttachment, records map[types.UID]record) *view {
 	v := &view{Now: now}
 	for i := range nodes {
-		n := &node{Node: &nodes[i]}
+		n := &node{Node: &nodes[i], record: records[nodes[i].UID]}
+		n.NodeName = n.Name
+		delete(records, n.UID)
 		for _, c := range csiNodes {
 			n.registered = cmp.Or(n.registered, registeredInstance(c, n.Node))
 		}
-		n.readAnnotations()
 		v.Nodes = append(v.Nodes, n)
+	}
+	for _, uid := range slices.Sorted(maps.Keys(records)) {
+		v.Nodes = append(v.Nodes, &node{record: records[uid], gone: true, Node: &corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{Name: records[uid].NodeName, UID: uid}}})
 	}
 	for _, n := range v.Nodes {
 		n.Instance, n.Unclear = v.instanceOf(n)
@@ -78,21 +86,8 @@ func newView(now time.Time, nodes []corev1.Node, csiNodes []storagev1.CSINode,
 	return v
 }
 
-func (n *node) readAnnotations() {
-	var r operation
-	var last outcome
-	has, err := fromAnnotation(n.Node, RecordAnnotation, &r)
-	if has && err == nil {
-		n.Record = &r
-	}
-	n.Unreadable = err
-	if has, err = fromAnnotation(n.Node, LastAnnotation, &last); has && err == nil {
-		n.Last = &last
-	}
-}
-
-// working reports whether an operation is, or may be, in progress on the node.
-func (n *node) working() bool { return n.Record != nil || n.Unreadable != nil }
+// working reports whether an operation is in progress on the node.
+func (n *node) working() bool { return n.Record != nil }
 
 // registeredInstance returns the instance with which the driver is registered on a node. It ignores
 // a CSINode that belongs to an earlier Node of the same name.
@@ -145,7 +140,7 @@ func (v *view) instanceOf(n *node) (instance, why string) {
 // of returns the attachments of a node.
 func (v *view) of(n *node) []*attachment {
 	return slices.DeleteFunc(slices.Clone(v.Attachments), func(a *attachment) bool {
-		return a.Spec.NodeName != n.Name
+		return a.Spec.NodeName != n.Name || n.gone
 	})
 }
 

@@ -122,7 +122,7 @@ func TestANodesInstanceIsReadFromItsOwnCSINodeOnly(t *testing.T) {
 			registered := csiNode(n)
 			c.change(registered)
 			other := csiNode(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "b", UID: "now"}})
-			v := newView(begin, []corev1.Node{*n}, []storagev1.CSINode{*other, *registered}, nil)
+			v := newView(begin, []corev1.Node{*n}, []storagev1.CSINode{*other, *registered}, nil, nil)
 			if got := v.Nodes[0].Instance; got != c.want {
 				t.Errorf("the instance is %q, want %q", got, c.want)
 			}
@@ -133,7 +133,7 @@ func TestANodesInstanceIsReadFromItsOwnCSINodeOnly(t *testing.T) {
 func TestAViewContainsOnlyTheDriversAttachments(t *testing.T) {
 	other := va(func(a *storagev1.VolumeAttachment) { a.Spec.Attacher = "other.example.com" })
 	v := newView(begin, nil, nil, []storagev1.VolumeAttachment{*va().VolumeAttachment,
-		*other.VolumeAttachment})
+		*other.VolumeAttachment}, nil)
 	if len(v.Attachments) != 1 || v.Attachments[0].Spec.Attacher != DriverName {
 		t.Errorf("the attachments are %v", v.Attachments)
 	}
@@ -156,34 +156,8 @@ func TestVolumesOfPodsWithoutAVolumeAttachmentAreFound(t *testing.T) {
 	}
 }
 
-func TestAnnotationsAreReadAndUnreadableOnesAreReported(t *testing.T) {
-	r := operation{Step: attaching, Since: begin.Add(time.Second), Started: begin,
-		Instance: instanceOf("a"), Cordoned: true, Waiting: []string{"va"},
-		StatefulSets: []string{"shop/db"}, Heartbeat: begin, Problem: "a problem"}
-	o := outcome{Ended: begin, Instance: instanceOf("a"), Stopped: true, Failures: 2, Problem: "one"}
-	n := &node{Node: &corev1.Node{}}
-	n.readAnnotations()
-	if n.Record != nil || n.Last != nil || n.Unreadable != nil {
-		t.Errorf("a node without annotations has %v, %v, %v", n.Record, n.Last, n.Unreadable)
-	}
-	setAnnotation(n.Node, RecordAnnotation, r)
-	setAnnotation(n.Node, LastAnnotation, o)
-	n.readAnnotations()
-	if diff := cmp.Diff(&r, n.Record) + cmp.Diff(&o, n.Last); diff != "" || n.Unreadable != nil {
-		t.Errorf("read: %v\n%s", n.Unreadable, diff)
-	}
-	for _, text := range []string{"", "{", `{"since":"today","ended":"today"}`, `["Stopping"]`} {
-		n := &node{Node: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{
-			RecordAnnotation: text, LastAnnotation: text}}}}
-		if n.readAnnotations(); n.Record != nil || n.Unreadable == nil || n.Last != nil {
-			t.Errorf("of %q, the record is %v, the last %v, and the error %v", text, n.Record, n.Last,
-				n.Unreadable)
-		}
-	}
-}
-
 func TestAStepIsOverdueAfterItsTimeLimit(t *testing.T) {
-	n := &node{Record: &operation{Since: begin}}
+	n := &node{record: record{Record: &operation{Since: begin}}}
 	for after, want := range map[time.Duration]bool{0: false, time.Minute: false,
 		time.Minute + 1: true, -time.Minute: false} {
 		if got := n.overdue(begin.Add(after), time.Minute); got != want {

@@ -42,6 +42,7 @@ var (
 )
 
 var resources = []*resource{nodes, pods, budgets,
+	has[corev1.ConfigMap](corev1.SchemeGroupVersion, "configmaps", namespaced),
 	has[corev1.Event](corev1.SchemeGroupVersion, "events", namespaced),
 	has[eventsv1.Event](eventsv1.SchemeGroupVersion, "events", namespaced),
 	has[corev1.PersistentVolume](corev1.SchemeGroupVersion, "persistentvolumes", cluster),

@@ -31,14 +31,36 @@ type recorded struct {
 	Volumes map[string]any `json:"volumes"`
 }
 
-// recordOf returns the record of a node, or nil if it has no readable record.
-func recordOf(n *corev1.Node) *recorded {
-	var r recorded
-	if json.Unmarshal([]byte(n.Annotations[keeper.RecordAnnotation]), &r) != nil {
-		return nil
+// recordsIn returns the operations in progress that a ConfigMap records, by node. A node has two
+// if it was deleted in an operation; then the value is the one of the Node that is there.
+func (w *testCluster) recordsIn(m *corev1.ConfigMap) map[string]*recorded {
+	all := map[string]*recorded{}
+	if m == nil {
+		return all
 	}
-	return &r
+	for uid, text := range m.Data {
+		var r struct {
+			Node      string    `json:"node"`
+			Operation *recorded `json:"operation"`
+		}
+		if json.Unmarshal([]byte(text), &r) != nil || r.Operation == nil {
+			continue
+		}
+		if string(w.node(r.Node).UID) == uid || all[r.Node] == nil {
+			all[r.Node] = r.Operation
+		}
+	}
+	return all
 }
+
+// records returns the operations in progress, by node.
+func (w *testCluster) records() map[string]*recorded {
+	m, _ := keepertest.Get[*corev1.ConfigMap](w.api, namespaceOfRecords, keeper.RecordsName)
+	return w.recordsIn(m)
+}
+
+// namespaceOfRecords is the keepers' namespace.
+const namespaceOfRecords = "oxide"
 
 // operation is the observed state of the operations on a node.
 type operation struct {
@@ -60,16 +82,8 @@ const late = 2 * time.Minute
 
 // look checks the promises for the state of the cluster.
 func (w *testCluster) look() {
-	busy := w.busy()
-	if len(busy) > 1 && !w.stale && !w.edited {
+	if busy := w.busy(); len(busy) > 1 {
 		w.breaks("the keepers work on several nodes at once: %v", busy)
-	}
-	// A record that named another instance is kept in the node's record of its last operation.
-	if len(busy) == 0 && !slices.ContainsFunc(names, func(name string) bool {
-		last, has := w.node(name).Annotations[keeper.LastAnnotation]
-		return has && !strings.Contains(last, `"instance":"`+w.rack.Instance(name).ID)
-	}) {
-		w.edited = false
 	}
 }
 
@@ -85,8 +99,6 @@ func (w *testCluster) checkRackRequest(k *replica, r *http.Request) {
 	case "stop":
 		w.stops++
 		w.checkStop(k, names[i])
-	case "attach":
-		w.checkAttach(names[i], r)
 	default:
 		w.breaks("a keeper asks the rack for %s %s", r.Method, r.URL.Path)
 	}
@@ -108,14 +120,14 @@ func (w *testCluster) checkStop(k *replica, name string) {
 	if w.stale || w.raced {
 		return // the state may have changed since the keeper read it
 	}
-	r := recordOf(n)
+	r := w.records()[name]
 	if !o.asked {
 		w.countStop(k, name, r)
 	}
 	o.asked = true
 	if r == nil || r.Step != "Stopping" || !n.Spec.Unschedulable {
 		w.breaks("the instance of %s is stopped without a record of it: %v, unschedulable %v", name,
-			n.Annotations, n.Spec.Unschedulable)
+			r, n.Spec.Unschedulable)
 	}
 	if n.Labels[keeper.ColdAttachLabel] != keeper.Allowed {
 		w.breaks("the instance of %s is stopped, and nobody allows it", name)
@@ -153,35 +165,6 @@ func (w *testCluster) checkStop(k *replica, name string) {
 	}
 }
 
-// checkAttach checks that a disk is attached only where Kubernetes asks for it, and while the
-// operation has stopped the instance.
-func (w *testCluster) checkAttach(name string, r *http.Request) {
-	w.count("attached by a keeper")
-	body, err := r.GetBody()
-	w.must(err)
-	var path struct{ Disk string }
-	w.must(json.NewDecoder(body).Decode(&path))
-	asked := slices.ContainsFunc(keepertest.List[*storagev1.VolumeAttachment](w.api, ""),
-		func(a *storagev1.VolumeAttachment) bool {
-			return a.Spec.NodeName == name && a.DeletionTimestamp == nil &&
-				w.disks[*a.Spec.Source.PersistentVolumeName] == path.Disk
-		})
-	if record := recordOf(w.node(name)); !w.stale && !w.raced && !w.edited &&
-		(!asked || record == nil || record.Step != "Stopping") {
-		w.breaks("a keeper attaches %s to %s, asked for: %v, with %v", path.Disk, name, asked, record)
-	}
-}
-
-// sinceStop records how long after the instance's stop a disk was attached.
-func (w *testCluster) sinceStop(name string) {
-	instance, err := w.rack.Client.InstanceView(w.ctx,
-		oxide.InstanceViewParams{Instance: oxide.NameOrId(w.rack.Instance(name).ID)})
-	w.must(err)
-	if instance.RunState == oxide.InstanceStateStopped && instance.TimeRunStateUpdated != nil {
-		w.windows = append(w.windows, time.Since(*instance.TimeRunStateUpdated))
-	}
-}
-
 // checkJobs checks that no pod is stopped that is not created again.
 func (w *testCluster) checkJobs(name string) {
 	for _, p := range keepertest.List[*corev1.Pod](w.api, "default") {
@@ -199,7 +182,7 @@ func running(p *corev1.Pod) bool {
 
 // countStop counts a stop for each volume for which the instance is stopped.
 func (w *testCluster) countStop(k *replica, name string, r *recorded) {
-	if r == nil || w.edited {
+	if r == nil {
 		return
 	}
 	for volume := range r.Volumes {
@@ -213,8 +196,7 @@ func (w *testCluster) countStop(k *replica, name string, r *recorded) {
 		}
 	}
 	if len(r.Volumes) == 0 {
-		w.breaks("the instance of %s is stopped for no volume: %s", name,
-			w.node(name).Annotations[keeper.RecordAnnotation])
+		w.breaks("the instance of %s is stopped for no volume", name)
 	}
 }
 
@@ -245,35 +227,53 @@ func (w *testCluster) checkClusterRequest(k *replica, r keepertest.KubeRequest) 
 		}
 	}
 	allowed := []string{"update nodes", "patch nodes", "patch volumeattachments",
-		"create pods/eviction"}
+		"create pods/eviction", "create configmaps", "update configmaps"}
 	resource := strings.TrimSuffix(r.Resource+"/"+r.Subresource, "/")
 	if !slices.Contains(allowed, r.Verb+" "+resource) {
 		w.breaks("a keeper does what it must not: %s", r)
 	}
 	w.say("%s", r)
-	var next corev1.Node
-	old := w.node(r.Name)
-	if r.Verb+" "+resource != "update nodes" || json.Unmarshal(r.Body, &next) != nil ||
-		next.ResourceVersion != old.ResourceVersion {
-		return func() {} // or the request is refused
-	}
-	w.checkTaints(k, old, &next)
-	switch was, is := recordOf(old), recordOf(&next); {
-	case was == nil && is != nil:
-		return w.checkBegin(k, old, is)
-	case was != nil && is == nil:
-		return w.checkEnd(old, was)
-	case was != nil && was.Step == "Draining" && is.Step == "Stopping":
-		o := w.operations[old.Name]
-		o.sets = w.statefulSets(old.Name)
-		w.checkBudgets(old.Name)
+	switch r.Verb + " " + resource {
+	case "update nodes":
+		var next corev1.Node
+		old := w.node(r.Name)
+		if json.Unmarshal(r.Body, &next) == nil && next.ResourceVersion == old.ResourceVersion {
+			w.checkTaints(k, old, &next)
+		}
+	case "create configmaps", "update configmaps":
+		return w.checkRecords(k, r)
 	}
 	return func() {}
 }
 
+// checkRecords checks what a keeper records. The caller has to call the returned function if the
+// change is made.
+func (w *testCluster) checkRecords(k *replica, r keepertest.KubeRequest) (made func()) {
+	made = func() {}
+	var next corev1.ConfigMap
+	old, _ := keepertest.Get[*corev1.ConfigMap](w.api, r.Namespace, r.Name)
+	if json.Unmarshal(r.Body, &next) != nil || old != nil && next.ResourceVersion != old.ResourceVersion {
+		return made // the request is refused
+	}
+	before, after := w.recordsIn(old), w.recordsIn(&next)
+	for _, name := range names {
+		switch was, is := before[name], after[name]; {
+		case was == nil && is != nil:
+			made = w.checkBegin(k, w.node(name), name, is)
+		case was != nil && is == nil:
+			made = w.checkEnd(name, was)
+		case was != nil && was.Step == "Draining" && is.Step == "Stopping":
+			w.operations[name].sets = w.statefulSets(name)
+			w.checkBudgets(name)
+		}
+	}
+	return made
+}
+
 // checkBegin checks the first record of an operation.
-func (w *testCluster) checkBegin(k *replica, n *corev1.Node, r *recorded) (made func()) {
-	o, byPeople := w.operations[n.Name], w.byPeople[n.Name]
+func (w *testCluster) checkBegin(k *replica, n *corev1.Node, name string,
+	r *recorded) (made func()) {
+	o, byPeople := w.operations[name], w.byPeople[name]
 	if r.Late {
 		if !byPeople.IsZero() && byPeople.Sub(o.ended) > late {
 			w.breaks("the keeper starts the instance of %s, which somebody stopped", n.Name)
@@ -311,18 +311,18 @@ func (w *testCluster) checkBegin(k *replica, n *corev1.Node, r *recorded) (made 
 
 // checkEnd checks the end of an operation: the instance must run, unless somebody else has
 // stopped it.
-func (w *testCluster) checkEnd(n *corev1.Node, r *recorded) (made func()) {
-	o := w.operations[n.Name]
-	if state := w.states()[n.Name]; r.Step != "Draining" && state != oxide.InstanceStateRunning &&
-		w.byPeople[n.Name].IsZero() && !w.stale && !w.edited && !w.raced {
-		w.breaks("the operation on %s ends, and its instance is %s", n.Name, state)
+func (w *testCluster) checkEnd(name string, r *recorded) (made func()) {
+	o := w.operations[name]
+	if state := w.states()[name]; r.Step != "Draining" && state != oxide.InstanceStateRunning &&
+		w.byPeople[name].IsZero() && !w.stale && !w.raced {
+		w.breaks("the operation on %s ends, and its instance is %s", name, state)
 	}
 	return func() {
 		o.ended = w.clock
 		if o.asked {
 			o.stopped, o.stoppedSets = w.clock, o.sets
 		}
-		o.asked = false // somebody who copies a record may begin the next operation
+		o.asked = false
 	}
 }
 
@@ -383,7 +383,7 @@ func (w *testCluster) checkTaints(k *replica, old, next *corev1.Node) {
 		tainted(next, corev1.TaintNodeOutOfService); {
 	case is && !was:
 		w.count("fenced")
-		if !k.Config.Fence || old.Annotations[keeper.RecordAnnotation] != "" || !silent ||
+		if !k.Config.Fence || w.records()[name] != nil || !silent ||
 			state != oxide.InstanceStateStopped && !w.raced {
 			w.breaks("%s is fenced: its instance is %s, its kubelet %s, it has %v", name, state,
 				readiness(old), old.Annotations)

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net/http"
 	"path"
 	"slices"
@@ -85,9 +86,8 @@ type testCluster struct {
 	// rack's own time.
 	changes map[string]time.Time
 	// stale reports that a keeper has acted on a state that it read before another keeper acted.
-	// raced reports that something else has changed during a round. edited reports that a person
-	// has edited a record.
-	stale, raced, edited bool
+	// raced reports that something else has changed during a round.
+	stale, raced bool
 	// made is called when a change that a keeper has asked for is made.
 	made       func()
 	operations map[string]*operation
@@ -97,9 +97,7 @@ type testCluster struct {
 	// ends contains the times at which the pods of Jobs end that have begun.
 	ends      map[string]time.Time
 	mostStops int
-	// windows contains the times from an instance's stop until a keeper has attached a disk.
-	windows []time.Duration
-	counts  map[string]int
+	counts    map[string]int
 
 	lines  []string
 	broken []string
@@ -251,7 +249,7 @@ func (w *testCluster) restart(i int) {
 	}
 	transport.Base = &gatedTransport{transport.Base, w, k, i}
 	k.Keeper = &keeper.Keeper{Config: w.configs[i], Kubernetes: client, Rack: racks, Log: log,
-		Metrics: keeper.NewMetrics(), Now: func() time.Time { return w.clock }}
+		Namespace: namespaceOfRecords, Metrics: keeper.NewMetrics(), Now: func() time.Time { return w.clock }}
 	w.keepers[i] = k
 }
 
@@ -290,22 +288,11 @@ func (g *gatedTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 		return w.inTime(response)
 	}
 	w.states()
-	if strings.HasSuffix(r.URL.Path, "/attach") && response.StatusCode < http.StatusMultipleChoices {
-		w.sinceStop(w.nameOf(r))
-	}
 	if err := g.k.gate.pass(false, true); err != nil {
 		_ = response.Body.Close()
 		return nil, err
 	}
 	return response, nil
-}
-
-// nameOf returns the instance that a request names.
-func (w *testCluster) nameOf(r *http.Request) string {
-	i := slices.IndexFunc(names, func(name string) bool {
-		return strings.Contains(r.URL.Path, w.rack.Instance(name).ID)
-	})
-	return names[i]
 }
 
 // hinder returns the result of a request that does not reach the rack in time, or nothing if
@@ -503,9 +490,7 @@ func (w *testCluster) node(name string) *corev1.Node {
 
 // busy returns the nodes with an operation in progress.
 func (w *testCluster) busy() []string {
-	return slices.DeleteFunc(slices.Clone(names), func(name string) bool {
-		return w.node(name).Annotations[keeper.RecordAnnotation] == ""
-	})
+	return slices.Sorted(maps.Keys(w.records()))
 }
 
 // addPod schedules a pod to a node, with or without a volume of its own.

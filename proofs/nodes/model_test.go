@@ -218,8 +218,8 @@ func (w *testCluster) unrest() string {
 		switch state := states[name]; {
 		case state != oxide.InstanceStateRunning:
 			return fmt.Sprintf("the instance of %s is %s", name, state)
-		case n.Annotations[keeper.RecordAnnotation] != "":
-			return fmt.Sprintf("%s has a record: %s", name, n.Annotations[keeper.RecordAnnotation])
+		case w.records()[name] != nil:
+			return fmt.Sprintf("%s has a record: %+v", name, w.records()[name])
 		case n.Spec.Unschedulable:
 			return name + " is cordoned"
 		case len(n.Spec.Taints) > 0:
@@ -342,7 +342,6 @@ func TestWhateverHappensToTheKeeperEveryInstanceRunsInTheEnd(t *testing.T) {
 		"rapid.shrinktime", "0s")
 	histories, kills, stops, attached, most := 0, 0, 0, 0, 0
 	counts := map[string]int{}
-	var windows []time.Duration
 	many := wholeHistories
 	if p.Short() {
 		many = shortHistories
@@ -362,7 +361,7 @@ func TestWhateverHappensToTheKeeperEveryInstanceRunsInTheEnd(t *testing.T) {
 				rt.Fatal(failure)
 			}
 			kills, stops, attached = kills+w.kills, stops+w.stops, attached+w.volumes
-			most, windows = max(most, w.mostStops), append(windows, w.windows...)
+			most = max(most, w.mostStops)
 			for what, n := range w.counts {
 				counts[what] += n
 			}
@@ -381,15 +380,6 @@ func TestWhateverHappensToTheKeeperEveryInstanceRunsInTheEnd(t *testing.T) {
 		}
 	}
 	p.Say("%v", counts)
-	slices.Sort(windows)
-	if len(windows) == 0 {
-		t.Fatal("no keeper has attached a disk")
-	}
-	w := proof.Line("cold-attach-window", "ms_p50", windows[len(windows)/2].Milliseconds(),
-		"ms_p99", windows[len(windows)*99/100].Milliseconds(), "attached", len(windows))
-	if err := proof.Print(w); err != nil {
-		t.Fatal(err)
-	}
 	p.Figure("histories", histories, "kills", kills, "stops", stops, "volumes", attached,
 		"kinds", len(counts), "in-rounds", counts["within a round"], "late", counts["late request"],
 		"restarted", counts["started, stopped late"],
@@ -400,7 +390,7 @@ func TestWhateverHappensToTheKeeperEveryInstanceRunsInTheEnd(t *testing.T) {
 var effects = []string{"failed nodes", "failed pods", "failed poddisruptionbudgets",
 	"failed persistentvolumes", "failed volumeattachments", "failed csinodes", "failed stop",
 	"failed start", "failed view", "late request", "started, stopped late", "within a round",
-	"record copied", "record redirected", "node deleted in an operation",
+	"node deleted in an operation",
 	"hidden instance asked for", "destroyed instance asked for", "fenced", "unfenced", "freed",
-	"started by a program", "attached by a keeper", "failed attach", "attach only",
+	"started by a program", "attach only",
 	"no API server after a stop"}

@@ -5,6 +5,7 @@ package nodes
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -14,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper"
@@ -23,18 +25,17 @@ import (
 // disturbances contains acts of people, and failures of programs and racks. Most of them end
 // when they are done again.
 var disturbances = map[string]func(w *testCluster, name string, a act){
-	"cordon":          (*testCluster).cordon,
-	"label":           (*testCluster).label,
-	"copy record":     (*testCluster).copyRecord,
-	"spoil record":    (*testCluster).spoilRecord,
-	"redirect record": (*testCluster).redirectRecord,
-	"registration":    (*testCluster).reregister,
-	"node deleted":    (*testCluster).deleteNode,
-	"startup taint":   (*testCluster).taint,
-	"stop by hand":    (*testCluster).stopByHand,
-	"destroyed":       (*testCluster).destroy,
-	"hot-plug":        (*testCluster).plug,
-	"configuration":   (*testCluster).configure,
+	"cordon":         (*testCluster).cordon,
+	"label":          (*testCluster).label,
+	"forged records": (*testCluster).forge,
+	"spoiled record": (*testCluster).spoil,
+	"registration":   (*testCluster).reregister,
+	"node deleted":   (*testCluster).deleteNode,
+	"startup taint":  (*testCluster).taint,
+	"stop by hand":   (*testCluster).stopByHand,
+	"destroyed":      (*testCluster).destroy,
+	"hot-plug":       (*testCluster).plug,
+	"configuration":  (*testCluster).configure,
 	"dead kubelet": func(w *testCluster, name string, _ act) {
 		w.dead[name] = !w.dead[name]
 		w.say("the kubelet of %s is dead: %v", name, w.dead[name])
@@ -88,7 +89,7 @@ func init() {
 			w.say("reads of %s fail", resource)
 		}
 	}
-	for _, operation := range []string{"stop", "start", "view", "attach"} {
+	for _, operation := range []string{"stop", "start", "view"} {
 		disturbances["failing "+operation] = func(w *testCluster, _ string, a act) {
 			w.failing[operation] = failure{a.b, errors.New("503")}
 			w.say("the rack refuses: %s", operation)
@@ -209,8 +210,7 @@ func (w *testCluster) cutOff(name string, a act) {
 			w.count("no API server after a stop")
 		}
 		if owes[name] && kills == w.kills && state != oxide.InstanceStateRunning &&
-			w.byPeople[name].IsZero() && len(w.onWay) == 0 && !w.hidden && !w.edited &&
-			!w.destroyed[name] {
+			w.byPeople[name].IsZero() && len(w.onWay) == 0 && !w.hidden && !w.destroyed[name] {
 			w.breaks("without an API server, the instance of %s is %s for %d hours", name, state, a.b)
 		}
 	}
@@ -236,61 +236,34 @@ func (w *testCluster) untilStopped(name string, a act) {
 // operation.
 func (w *testCluster) stoppedBy(name string) *replica { return w.operations[name].stopper }
 
-// copyRecord copies the record of a node to another node. A person who does this has to check
-// the other node's cordon, because only the overwritten record may have mentioned it.
-func (w *testCluster) copyRecord(name string, _ act) {
-	for _, from := range w.busy() {
-		if from == name {
-			continue
-		}
-		w.say("somebody copies the record of %s to %s", from, name)
-		w.count("record copied")
-		w.edited, w.byHand[name] = true, true
-		record := w.node(from).Annotations[keeper.RecordAnnotation]
-		w.setRecord(name, record)
-	}
-}
-
-func (w *testCluster) setRecord(name, record string) {
+// forge writes annotations on a Node, as its kubelet may: the records of another instance's
+// operation, which earlier keepers believed. They must have no effect, but a node whose own mark is
+// gone stays cordoned.
+func (w *testCluster) forge(name string, a act) {
+	w.say("the kubelet of %s forges records", name)
+	w.byHand[name] = true
+	forged := fmt.Sprintf(`{"step":"Starting","since":%[1]q,"instance":%[2]q,"stopped":true,"ended":%[1]q}`,
+		w.clock.Format(time.RFC3339), w.rack.Instance(names[(a.a+1)%len(names)]).ID)
 	w.edit(name, func(n *corev1.Node) {
-		if n.Annotations == nil {
-			n.Annotations = map[string]string{}
+		for _, key := range []string{keeper.CordonAnnotation, keeper.CordonAnnotation + "-last",
+			keeper.DriverName + "/fenced", keeper.AgainAnnotation} {
+			metav1.SetMetaDataAnnotation(&n.ObjectMeta, key, forged)
 		}
-		n.Annotations[keeper.RecordAnnotation] = record
 	})
 }
 
-// spoilRecord makes a record unreadable. A person who does this has to check the instance.
-func (w *testCluster) spoilRecord(name string, _ act) {
-	for _, busy := range w.busy() {
-		name = busy
+// spoil makes a record unreadable. A person who does this has to check the instance.
+func (w *testCluster) spoil(string, act) {
+	w.say("somebody spoils the records")
+	for _, name := range names {
+		w.mayStop(name)
+		w.byHand[name] = true
 	}
-	w.say("somebody spoils the record of %s", name)
-	w.edited = true
-	w.mayStop(name)
-	w.setRecord(name, `{"step": `)
-}
-
-// redirectRecord writes the name of another instance into a record. A person who does this has
-// to check both instances.
-func (w *testCluster) redirectRecord(name string, _ act) {
-	for _, busy := range w.busy() {
-		var record map[string]any
-		if json.Unmarshal([]byte(w.node(busy).Annotations[keeper.RecordAnnotation]), &record) != nil ||
-			busy == name {
-			continue
+	keepertest.Edit(w.api, namespaceOfRecords, keeper.RecordsName, func(m *corev1.ConfigMap) {
+		for uid := range m.Data {
+			m.Data[uid] = `{"operation": `
 		}
-		w.say("somebody names the instance of %s in the record of %s", name, busy)
-		w.count("record redirected")
-		w.edited = true
-		w.mayStop(busy)
-		record["instance"] = w.rack.Instance(name).ID
-		text, err := json.Marshal(record)
-		if err != nil {
-			panic(err)
-		}
-		w.setRecord(busy, string(text))
-	}
+	})
 }
 
 // mayStop records that people have to make sure that an instance runs.
@@ -321,8 +294,7 @@ func (w *testCluster) correctOthers(name string) {
 	}
 }
 
-// deleteNode deletes a Node, or creates it again. A Node with an operation in progress stays
-// until the operation has ended.
+// deleteNode deletes a Node, or creates it again.
 func (w *testCluster) deleteNode(name string, a act) {
 	w.correctOthers(name)
 	n := w.node(name)
@@ -335,11 +307,8 @@ func (w *testCluster) deleteNode(name string, a act) {
 		return
 	}
 	w.say("somebody deletes the Node %s: %v", name, n.Annotations)
-	if keepertest.Remove[*corev1.Node](w.api, "", name); n.Annotations[keeper.RecordAnnotation] != "" {
+	if keepertest.Remove[*corev1.Node](w.api, "", name); w.records()[name] != nil {
 		w.count("node deleted in an operation")
-		if w.node(name).UID == "" && !w.edited { // a record that a person wrote does not keep a Node
-			w.breaks("the Node %s is gone in the middle of an operation", name)
-		}
 	}
 }
 
@@ -427,14 +396,10 @@ func (w *testCluster) ask() {
 			v.Annotations = map[string]string{keeper.AgainAnnotation: "mended"}
 		})
 	}
-	for _, name := range names {
-		w.edit(name, func(n *corev1.Node) {
-			if n.Annotations == nil {
-				n.Annotations = map[string]string{}
-			}
-			n.Annotations[keeper.AgainAnnotation] = "mended"
-		})
-	}
+	keepertest.Edit(w.api, namespaceOfRecords, keeper.RecordsName, func(m *corev1.ConfigMap) {
+		metav1.SetMetaDataAnnotation(&m.ObjectMeta, keeper.AgainAnnotation, "mended")
+		maps.DeleteFunc(m.Data, func(_, text string) bool { return !json.Valid([]byte(text)) })
+	})
 	w.causes = map[string][]stop{}
 }
 
@@ -463,11 +428,7 @@ func (w *testCluster) mend() {
 		w.register(name, w.rack.Instance(name).ID)
 		w.edit(name, func(n *corev1.Node) {
 			n.Labels = map[string]string{keeper.ColdAttachLabel: keeper.Allowed}
-			spoiled := n.Annotations[keeper.RecordAnnotation] != "" && recordOf(n) == nil
-			if spoiled {
-				delete(n.Annotations, keeper.RecordAnnotation)
-			}
-			if w.byHand[name] || spoiled {
+			if w.byHand[name] {
 				n.Spec.Unschedulable = false
 			}
 		})
