@@ -34,7 +34,7 @@ func (k *Keeper) coldAttach(ctx context.Context, v *view) (time.Duration, error)
 	}
 	busy := slices.DeleteFunc(slices.Clone(v.Nodes), func(n *node) bool { return n.Record == nil })
 	// There is at most one, unless somebody edited the records. Bring each of them to its end.
-	errs := []error{k.correctDates(ctx, v), k.holdBack(ctx, v)}
+	errs := []error{k.holdBack(ctx, v)}
 	for _, n := range busy {
 		if err := k.advance(ctx, v, n); err != nil {
 			errs = append(errs, fmt.Errorf("node %s, %s: %w", n.Name, n.Record.Step, err))
@@ -50,26 +50,14 @@ func (k *Keeper) coldAttach(ctx context.Context, v *view) (time.Duration, error)
 	return again, errors.Join(append(errs, err)...)
 }
 
-// correctDates dates outcomes as of now that a keeper whose clock was ahead has recorded. Otherwise
-// the node and its StatefulSets would be left alone until that time.
-func (k *Keeper) correctDates(ctx context.Context, v *view) error {
-	var errs []error
-	for _, n := range v.Nodes {
-		if n.Last != nil && n.Last.correct(v.Now) {
-			errs = append(errs, k.save(ctx, v, n))
-		}
-	}
-	return errors.Join(errs...)
-}
-
 // restartLateStopped starts an instance that stopped right after the keeper had started it. Perhaps
 // nobody has led for a while, so it also looks, later, at nodes that are not ready. It acts even if
 // the keeper may not stop instances now, because the keeper asked for the stop. But if the label
 // was removed after the operation ended, somebody else stopped the instance.
 func (k *Keeper) restartLateStopped(ctx context.Context, v *view) (bool, error) {
 	for _, n := range v.Nodes {
-		if n.working() || n.Last == nil || !n.Last.Stopped || n.Last.Late ||
-			n.gone || !n.allowed() && !n.Last.Unlabeled || n.Instance != "" && n.Instance != n.Last.Instance {
+		if n.working() || n.gone || n.Last == nil || !n.Last.Stopped || n.Last.Late ||
+			ahead(v.Now, n.Last.Ended) || !n.allowed() && !n.Last.Unlabeled || n.Instance != "" && n.Instance != n.Last.Instance {
 			continue
 		}
 		if ready, _ := n.ready(); ready && v.Now.Sub(n.Last.Ended) > lateStop {
@@ -185,7 +173,7 @@ func (k *Keeper) stoppedElsewhere(v *view, n *node, pods sorted) string {
 			continue
 		}
 		for _, set := range statefulSets(pods.stay) {
-			if v.Now.Sub(other.Last.StoppedWith[set]) < k.Config.StatefulSetInterval {
+			if !passed(v.Now, other.Last.StoppedWith[set], k.Config.StatefulSetInterval-1) {
 				return fmt.Sprintf("waits: the StatefulSet %s has pods here, and had some on the node %s, "+
 					"which was stopped less than %s ago", set, other.Name, k.Config.StatefulSetInterval)
 			}
@@ -267,7 +255,7 @@ func (k *Keeper) hindranceOfNode(v *view, n *node) string {
 		return "waits: the node is not ready"
 	case !fresh:
 		return fmt.Sprintf("waits: the attacher has not tried for %s; see its log", staleAfter)
-	case n.Last != nil && v.Now.Sub(n.Last.Ended) < k.pauseAfter(n.Last):
+	case n.Last != nil && !passed(v.Now, n.Last.Ended, k.pauseAfter(n.Last)-1):
 		return fmt.Sprintf("waits: the last operation on this node was less than %s ago "+
 			"(--min-interval, twice as long after each failure)", k.pauseAfter(n.Last))
 	case !k.Config.Window.open(v.Now):

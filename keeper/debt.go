@@ -8,16 +8,12 @@ import (
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
 )
 
 // debt is an instance that this process has to start again, because it has asked for its stop.
 // Other keepers read the same from the records, as long as there is an API server.
-type debt struct {
-	asked   time.Time
-	volumes map[string]cause
-}
+type debt struct{ asked time.Time }
 
 // patience is how long the API server may take to answer. outage is how long it must have answered
 // nothing before a keeper continues without it.
@@ -35,7 +31,7 @@ func (k *Keeper) owe(r *operation) {
 	if k.debts == nil {
 		k.debts = map[string]debt{}
 	}
-	k.debts[r.Instance] = debt{k.now(), maps.Clone(r.Volumes)}
+	k.debts[r.Instance] = debt{k.now()}
 }
 
 func (k *Keeper) owesNothing(instance string) {
@@ -44,9 +40,8 @@ func (k *Keeper) owesNothing(instance string) {
 	delete(k.debts, instance)
 }
 
-// Repay starts the instances that this process has stopped if the API server does not answer and
-// the attach is done or hopeless; without the API server no attacher works either. If the API
-// server answers, the leading keeper continues the operation.
+// Repay starts the instances that this process has stopped if the API server does not answer:
+// without it no attacher works either. If it answers, the leading keeper continues the operation.
 func (k *Keeper) Repay(ctx context.Context) error {
 	k.mu.Lock()
 	debts := maps.Clone(k.debts)
@@ -102,33 +97,16 @@ func (k *Keeper) clusterAnswers(ctx context.Context, debts map[string]debt) bool
 func (k *Keeper) repay(ctx context.Context, instance string, d debt) error {
 	look := rack.Looking()
 	state, err := k.instanceState(ctx, instance)
-	overdue := passed(k.now(), d.asked, k.Config.AttachTimeout)
 	switch {
 	case err != nil:
 		return err
-	case state == oxide.InstanceStateRunning && overdue:
+	case state == oxide.InstanceStateRunning && passed(k.now(), d.asked, k.Config.AttachTimeout):
 		k.owesNothing(instance) // not earlier: the stop may still be on its way
 		return nil
-	case state != oxide.InstanceStateStopped && state != oxide.InstanceStateFailed,
-		!overdue && !k.attached(ctx, instance, d.volumes):
+	case state != oxide.InstanceStateStopped && state != oxide.InstanceStateFailed:
 		return nil
 	}
 	k.Log.WarnContext(ctx, "the API server does not answer; the instance is started without it",
 		"instance", instance)
 	return k.startInstance(ctx, look, instance)
-}
-
-// attached reports whether each of the volumes' disks is attached to the instance, or detached from
-// it, as its cause asks.
-func (k *Keeper) attached(ctx context.Context, instance string, volumes map[string]cause) bool {
-	for _, c := range volumes {
-		disk, err := k.Rack.Disk(ctx, oxide.NameOrId(c.Disk))
-		switch {
-		case c.Detach && csierr.IsNotFound(err) && k.Rack.DiskGone(ctx, oxide.NameOrId(c.Disk)) == nil:
-		case err != nil, c.Detach == (rack.InstanceOf(disk) == instance),
-			!c.Detach && disk.State.State() != oxide.DiskStateStateAttached:
-			return false
-		}
-	}
-	return len(volumes) > 0
 }

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
-	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
 
@@ -27,25 +26,17 @@ func (w *story) advance(d time.Duration) {
 
 func TestD61AnInstanceIsStartedWithoutTheAPIServer(t *testing.T) {
 	for _, c := range []struct {
-		name         string
-		disk         string // the state of the volume's disk
-		early, after bool   // whether it is started before --attach-timeout, and after it
-		given        func(*story)
+		name  string
+		early bool // whether it is started at once
+		given func(*story)
 	}{
-		{"the disk is attached", "attached", true, true, func(*story) {}},
-		{"the attach is hopeless", "detached", false, true, func(*story) {}},
-		{"the rack does not show the disk", "", false, true, func(*story) {}},
-		{"the rack refused the start once", "attached", false, true, func(w *story) {
-			w.rack.fail["start a"] = 503
-		}},
-		{"the keeper never stopped the instance", "attached", false, false, func(w *story) {
-			w.debts = nil
-		}},
+		{"the rack starts it", true, func(*story) {}},
+		{"the rack refused the start once", false, func(w *story) { w.rack.fail["start a"] = 503 }},
+		{"the token has no role for a while", false, func(w *story) { w.rack.blind = 1000 }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newStory(t, "a", "b")
 			w.stopped()
-			w.rack.disk = c.disk
 			if err := w.Repay(t.Context()); err != nil || w.rack.state("a") != "stopped" {
 				t.Fatalf("with an API server, the instance is %s: %v", w.rack.state("a"), err)
 			}
@@ -68,22 +59,10 @@ func TestD61AnInstanceIsStartedWithoutTheAPIServer(t *testing.T) {
 			w.rack.mend()
 			w.advance(w.Config.AttachTimeout)
 			csitest.Must(t, w.Repay(t.Context()))
-			if after := w.rack.state("a") == "running"; after != c.after {
+			if w.rack.state("a") != "running" {
 				t.Errorf("after %s, the instance is %s", w.Config.AttachTimeout, w.rack.state("a"))
 			}
 		})
-	}
-}
-
-func TestADiskIsDetachedOnlyWhenTheRackShowsTheProjectWithoutIt(t *testing.T) {
-	w := newStory(t, "a")
-	w.round()
-	detach := map[string]cause{"data": {Disk: racktest.Disk, Detach: true}}
-	for blind, want := range map[int]bool{0: true, 1000: false} {
-		w.rack.blind = blind
-		if got := w.attached(t.Context(), instanceOf("a"), detach); got != want {
-			t.Errorf("with %d requests without a role, the disk counts as detached: %v", blind, got)
-		}
 	}
 }
 
@@ -93,7 +72,6 @@ func TestD61AnInstanceThatAnotherKeeperStartedIsNotStartedAgain(t *testing.T) {
 	w.setRecord("a", record{})
 	csitest.Must(t, w.Repay(t.Context()))
 	w.outage()
-	w.rack.disk = "attached"
 	_ = w.Repay(t.Context())
 	w.advance(2 * outage)
 	if err := w.Repay(t.Context()); err != nil || w.rack.state("a") != "stopped" {

@@ -19,7 +19,6 @@ type testRack struct {
 	lame   bool
 	// blind is the number of requests for which the token has no role.
 	blind int
-	disk  string // the state of every disk, at the instance of the node "a"; empty: there is none
 }
 
 func (r *testRack) set(node, state string) {
@@ -49,21 +48,6 @@ func (r *testRack) isBlind() bool {
 	return r.blind >= 0
 }
 
-func (r *testRack) serveDisk(w http.ResponseWriter) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.disk == "" {
-		w.WriteHeader(http.StatusNotFound)
-		_, _ = w.Write([]byte(racktest.NotFound.Body))
-		return
-	}
-	state := r.disk
-	if state == "attached" {
-		state += " " + instanceOf("a")
-	}
-	_, _ = w.Write([]byte(racktest.DiskOf(state)))
-}
-
 // ServeHTTP answers project_view, current_user_view, instance_view, instance_stop, instance_start, disk_view and
 // instance_disk_attach.
 func (r *testRack) ServeHTTP(w http.ResponseWriter, request *http.Request) {
@@ -80,9 +64,6 @@ func (r *testRack) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 	case path == "/v1/me":
 		_, _ = w.Write([]byte(racktest.UserOf(racktest.Numbered(9))))
 		return
-	case strings.HasPrefix(path, "/v1/disks/"):
-		r.serveDisk(w)
-		return
 	}
 	id, verb, changes := strings.Cut(strings.TrimPrefix(request.URL.Path, "/v1/instances/"), "/")
 	if !changes {
@@ -98,12 +79,6 @@ func (r *testRack) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 		r.w.note(operation)
 	}
 	r.mu.Lock()
-	if verb == "disks/attach" {
-		r.disk = "attached"
-		r.mu.Unlock()
-		r.serveDisk(w)
-		return
-	}
 	defer r.mu.Unlock()
 	answer := r.fail[operation]
 	switch {

@@ -4,8 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"maps"
-	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -107,27 +105,6 @@ type outcome struct {
 	// name.
 	Node    history            `json:"node,omitzero"`
 	Volumes map[string]history `json:"volumes,omitempty"`
-}
-
-// correct replaces times that are too far in the future by now, and reports whether there were any.
-func (o *outcome) correct(now time.Time) bool {
-	wrong := ahead(now, o.Ended)
-	if wrong {
-		o.Ended = now
-	}
-	for _, h := range append(slices.Collect(maps.Values(o.Volumes)), o.Node) {
-		for i, at := range h.Stops {
-			if ahead(now, at) {
-				h.Stops[i], wrong = now, true
-			}
-		}
-	}
-	for set, at := range o.StoppedWith {
-		if ahead(now, at) {
-			o.StoppedWith[set], wrong = now, true
-		}
-	}
-	return wrong
 }
 
 // records reads the ConfigMap. Without it, nothing is recorded.

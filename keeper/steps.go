@@ -279,14 +279,14 @@ func (k *Keeper) stop(ctx context.Context, v *view, n *node) error {
 // attach wakes the attacher until it has nothing more to do on the node.
 func (k *Keeper) attach(ctx context.Context, v *view, n *node) error {
 	state, err := k.instanceState(ctx, n.Record.Instance)
+	left := v.unsettled(n)
 	switch {
 	case err != nil, state == oxide.InstanceStateStopped:
-	case k.attached(ctx, n.Record.Instance, n.Record.Volumes):
-		return k.restart(ctx, v, n, "") // somebody started it after the disks were attached
+	case len(left) == 0:
+		return k.restart(ctx, v, n, "") // somebody started it after the attacher was done
 	default:
 		return k.restart(ctx, v, n, fmt.Sprintf("somebody started the instance; it is %s", state))
 	}
-	left := v.unsettled(n)
 	pods, _, err := k.sorted(ctx, v, n)
 	missing := v.unasked(pods)
 	switch {
