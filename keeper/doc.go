@@ -3,8 +3,7 @@
 //
 // Cold attach: racks without hot-plug attach and detach a disk only while its instance is stopped.
 // The keeper looks for VolumeAttachments that wait for a stop. If the node's owner allows it, the
-// keeper stops the instance, waits while the attacher works, and starts the instance again. See
-// cold.go.
+// keeper stops the instance, wakes the attacher, and starts the instance again. See cold.go.
 //
 // Startup taint: a node joins with a taint, which the keeper removes when the driver is registered
 // there. See taint.go.
@@ -17,6 +16,6 @@
 //
 // The keeper keeps only one thing in memory: the instances that it has stopped. It starts them
 // again even if the API server is unreachable (debt.go). Each Round reads the cluster and the rack,
-// decides, and does at most one thing for a node. The keeper records on the Node what it is about
+// decides, and does at most one thing for a node. The keeper records in a ConfigMap what it is about
 // to do (record.go), so that any keeper can continue what another one began.
 package keeper
