@@ -9,9 +9,9 @@ import (
 )
 
 // Anybody may start a stopped instance at any time; the controller of Cluster API's provider does
-// it within ten seconds. So the keeper wakes the attacher the moment the instance is stopped, before
-// it records anything. It attaches and detaches nothing itself: only the driver checks whose disk it
-// is.
+// it within ten seconds. So the keeper wakes the attacher the moment the instance is stopped,
+// before it records anything. It attaches and detaches nothing itself: only the driver checks whose
+// disk it is.
 
 // glance is how often the keeper looks at an instance that is stopping. glances is how long it goes
 // on looking in one round.

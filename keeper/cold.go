@@ -57,7 +57,8 @@ func (k *Keeper) coldAttach(ctx context.Context, v *view) (time.Duration, error)
 func (k *Keeper) restartLateStopped(ctx context.Context, v *view) (bool, error) {
 	for _, n := range v.Nodes {
 		if n.working() || n.gone || n.Last == nil || !n.Last.Stopped || n.Last.Late ||
-			ahead(v.Now, n.Last.Ended) || !n.allowed() && !n.Last.Unlabeled || n.Instance != "" && n.Instance != n.Last.Instance {
+			ahead(v.Now, n.Last.Ended) || !n.allowed() && !n.Last.Unlabeled ||
+			n.Instance != "" && n.Instance != n.Last.Instance {
 			continue
 		}
 		if ready, _ := n.ready(); ready && v.Now.Sub(n.Last.Ended) > lateStop {

@@ -11,10 +11,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
 )
 
-// debt is an instance that this process has to start again, because it has asked for its stop.
-// Other keepers read the same from the records, as long as there is an API server.
-type debt struct{ asked time.Time }
-
 // patience is how long the API server may take to answer. outage is how long it must have answered
 // nothing before a keeper continues without it.
 const (
@@ -22,16 +18,16 @@ const (
 	outage   = 10 * time.Second
 )
 
+// owe notes that this process has asked for the stop of an instance, and has to start it again.
 func (k *Keeper) owe(r *operation) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if _, has := k.debts[r.Instance]; has {
-		return
-	}
 	if k.debts == nil {
-		k.debts = map[string]debt{}
+		k.debts = map[string]time.Time{}
 	}
-	k.debts[r.Instance] = debt{k.now()}
+	if _, has := k.debts[r.Instance]; !has {
+		k.debts[r.Instance] = k.now()
+	}
 }
 
 func (k *Keeper) owesNothing(instance string) {
@@ -50,8 +46,8 @@ func (k *Keeper) Repay(ctx context.Context) error {
 		return nil
 	}
 	var errs []error
-	for instance, d := range debts {
-		errs = append(errs, k.repay(ctx, instance, d))
+	for instance, asked := range debts {
+		errs = append(errs, k.repay(ctx, instance, asked))
 	}
 	return errors.Join(errs...)
 }
@@ -73,7 +69,7 @@ func (k *Keeper) gone(answers bool) bool {
 
 // clusterAnswers reports whether the API server answers. If so, it drops the debts that are no
 // longer on record: another keeper has started the instance.
-func (k *Keeper) clusterAnswers(ctx context.Context, debts map[string]debt) bool {
+func (k *Keeper) clusterAnswers(ctx context.Context, debts map[string]time.Time) bool {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	found, records, err := k.records(ctx)
@@ -94,13 +90,13 @@ func (k *Keeper) clusterAnswers(ctx context.Context, debts map[string]debt) bool
 	return true
 }
 
-func (k *Keeper) repay(ctx context.Context, instance string, d debt) error {
+func (k *Keeper) repay(ctx context.Context, instance string, asked time.Time) error {
 	look := rack.Looking()
 	state, err := k.instanceState(ctx, instance)
 	switch {
 	case err != nil:
 		return err
-	case state == oxide.InstanceStateRunning && passed(k.now(), d.asked, k.Config.AttachTimeout):
+	case state == oxide.InstanceStateRunning && passed(k.now(), asked, k.Config.AttachTimeout):
 		k.owesNothing(instance) // not earlier: the stop may still be on its way
 		return nil
 	case state != oxide.InstanceStateStopped && state != oxide.InstanceStateFailed:

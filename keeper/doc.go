@@ -16,6 +16,6 @@
 //
 // The keeper keeps only one thing in memory: the instances that it has stopped. It starts them
 // again even if the API server is unreachable (debt.go). Each Round reads the cluster and the rack,
-// decides, and does at most one thing for a node. The keeper records in a ConfigMap what it is about
-// to do (record.go), so that any keeper can continue what another one began.
+// decides, and does at most one thing for a node. The keeper records in a ConfigMap what it is
+// about to do (record.go), so that any keeper can continue what another one began.
 package keeper

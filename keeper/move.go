@@ -115,8 +115,8 @@ func (m *Mover) instance(ctx context.Context, name string) (string, error) {
 		why = fmt.Sprintf("its label %s is %q, and not %s", volume.InstanceKey, label, instance)
 	}
 	if why != "" {
-		return "", fmt.Errorf("the instance of the node %s: %s; see that the driver's pod runs there, and "+
-			"that the chart's placement of volumes on instances is on", name, why)
+		return "", fmt.Errorf("the instance of the node %s: %s; see that the driver's pod runs there, "+
+			"and that the chart's placement of volumes on instances is on", name, why)
 	}
 	return instance, nil
 }

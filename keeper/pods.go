@@ -29,8 +29,8 @@ type sorted struct {
 // claim names a PersistentVolumeClaim.
 type claim struct{ namespace, name string }
 
-// claimsOf returns the claims that are bound to the driver's volumes, with their volumes. A claim is
-// its UID: a volume may still name an earlier claim of the name.
+// claimsOf returns the claims that are bound to the driver's volumes, with their volumes. A claim
+// is its UID: a volume may still name an earlier claim of the name.
 func claimsOf(volumes []corev1.PersistentVolume,
 	all []corev1.PersistentVolumeClaim) map[claim]*corev1.PersistentVolume {
 	of := map[claim]*corev1.PersistentVolumeClaim{}
@@ -56,8 +56,9 @@ func ofDriver(v *corev1.PersistentVolume) bool {
 }
 
 // unfounded returns why no instance is stopped for an attachment, whatever the rack answered: its
-// volume has no claim, or no pod on the node wants it; "" if it has. Nobody needs such an attachment,
-// but many may create one. The pod of a detach is gone, and often the claim, too.
+// volume has no claim, or no pod on the node wants it. It returns "" if there is no such reason.
+// Nobody needs such an attachment, but a forged one looks like that. The pod of a detach is gone,
+// and often its claim, too.
 func (v *view) unfounded(a *attachment, pods []corev1.Pod) string {
 	volume := v.persistentVolume(a.volume())
 	switch {

@@ -48,8 +48,8 @@ func (r *testRack) isBlind() bool {
 	return r.blind >= 0
 }
 
-// ServeHTTP answers project_view, current_user_view, instance_view, instance_stop, instance_start, disk_view and
-// instance_disk_attach.
+// ServeHTTP answers project_view, current_user_view, instance_view, instance_stop and
+// instance_start.
 func (r *testRack) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Request-Id", "r-1")

@@ -12,7 +12,8 @@ import (
 
 // complete is an environment that suffices for every duty.
 var complete = map[string]string{"OXIDE_HOST": "https://rack.example.com",
-	"OXIDE_PROJECT": racktest.Project, "OXIDE_TOKEN": racktest.Token, "K8S_NODE_NAME": "z", "K8S_NAMESPACE": "oxide"}
+	"OXIDE_PROJECT": racktest.Project, "OXIDE_TOKEN": racktest.Token, "K8S_NODE_NAME": "z",
+	"K8S_NAMESPACE": "oxide"}
 
 // env returns the complete environment with some variables changed.
 func env(changed ...string) func(string) string {

@@ -269,8 +269,8 @@ func TestD61AStopIsNotSentWhenTheLookThatAllowsItIsOld(t *testing.T) {
 	w.steps(draining, draining, stopping)
 	w.Rack.LookLimit = time.Nanosecond
 	w.seen()
-	if _, err := w.Round(t.Context()); err == nil || !strings.Contains(err.Error(), "have passed since") ||
-		len(w.seen()) > 0 {
+	if _, err := w.Round(t.Context()); err == nil || len(w.seen()) > 0 ||
+		!strings.Contains(err.Error(), "have passed since") {
 		t.Errorf("the instance is %s: %v", w.rack.state("a"), err)
 	}
 	w.Rack.LookLimit = 0

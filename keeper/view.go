@@ -118,8 +118,9 @@ func (n *node) claim(instance string) int {
 	return 0
 }
 
-// instanceOf returns the instance of a node, or why it is not known. The driver has to be registered
-// with it, spec.providerID must not name another one, and no other node's claim may be as good.
+// instanceOf returns the instance of a node, or why it is not known. The driver has to be
+// registered with it, spec.providerID must not name another one, and no other node's claim may be
+// as good.
 func (v *view) instanceOf(n *node) (instance, why string) {
 	if n.registered == "" {
 		return "", "the driver is not registered on this node"

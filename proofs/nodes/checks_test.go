@@ -252,7 +252,8 @@ func (w *testCluster) checkRecords(k *replica, r keepertest.KubeRequest) (made f
 	made = func() {}
 	var next corev1.ConfigMap
 	old, _ := keepertest.Get[*corev1.ConfigMap](w.api, r.Namespace, r.Name)
-	if json.Unmarshal(r.Body, &next) != nil || old != nil && next.ResourceVersion != old.ResourceVersion {
+	if json.Unmarshal(r.Body, &next) != nil ||
+		old != nil && next.ResourceVersion != old.ResourceVersion {
 		return made // the request is refused
 	}
 	before, after := w.recordsIn(old), w.recordsIn(&next)

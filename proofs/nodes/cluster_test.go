@@ -249,7 +249,8 @@ func (w *testCluster) restart(i int) {
 	}
 	transport.Base = &gatedTransport{transport.Base, w, k, i}
 	k.Keeper = &keeper.Keeper{Config: w.configs[i], Kubernetes: client, Rack: racks, Log: log,
-		Namespace: namespaceOfRecords, Metrics: keeper.NewMetrics(), Now: func() time.Time { return w.clock }}
+		Namespace: namespaceOfRecords, Metrics: keeper.NewMetrics(),
+		Now: func() time.Time { return w.clock }}
 	w.keepers[i] = k
 }
 

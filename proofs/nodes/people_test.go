@@ -242,7 +242,8 @@ func (w *testCluster) stoppedBy(name string) *replica { return w.operations[name
 func (w *testCluster) forge(name string, a act) {
 	w.say("the kubelet of %s forges records", name)
 	w.byHand[name] = true
-	forged := fmt.Sprintf(`{"step":"Starting","since":%[1]q,"instance":%[2]q,"stopped":true,"ended":%[1]q}`,
+	forged := fmt.Sprintf(
+		`{"step":"Starting","since":%[1]q,"instance":%[2]q,"stopped":true,"ended":%[1]q}`,
 		w.clock.Format(time.RFC3339), w.rack.Instance(names[(a.a+1)%len(names)]).ID)
 	w.edit(name, func(n *corev1.Node) {
 		for _, key := range []string{keeper.CordonAnnotation, keeper.CordonAnnotation + "-last",

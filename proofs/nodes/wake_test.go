@@ -28,7 +28,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
 
-// startsAfter is how long after a stop the controller of Cluster API's provider starts the instance.
+// startsAfter is how long after a stop the controller of Cluster API's provider starts the
+// instance.
 const startsAfter = 10 * time.Second
 
 // threads and callTime are the attacher's worker threads in the chart, and how long each of its
@@ -122,9 +123,9 @@ func (o onStop) RoundTrip(r *http.Request) (*http.Response, error) {
 	return o.RoundTripper.RoundTrip(r)
 }
 
-// wake lets a keeper stop an instance in real time, and returns how long after the stop the attacher
-// has attached the disk. At the moment of the stop the attacher gets that many other calls to make,
-// and a program starts the instance later.
+// wake lets a keeper stop an instance in real time, and returns how long after the stop the
+// attacher has attached the disk. At the moment of the stop the attacher gets that many other calls
+// to make, and a program starts the instance later.
 func wake(t *testing.T, r *harness.Rack, others int) time.Duration {
 	t.Helper()
 	w := newTestCluster(t.Context(), t, r)
