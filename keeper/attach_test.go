@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -13,12 +14,16 @@ import (
 
 func TestD61TheAttacherIsWokenAsSoonAsTheInstanceIsStopped(t *testing.T) {
 	w := newStory(t, "a")
-	w.stopped()
-	seen := w.seen()
-	stop := slices.Index(seen, "Stopping: stop a")
-	if stop < 0 || stop+1 >= len(seen) || seen[stop+1] != "Stopping: patch volumeattachments va-data" {
-		t.Fatalf("done: %q", seen)
+	w.wait("a", "data")
+	w.pass(time.Minute)
+	w.steps(draining, draining, stopping)
+	w.seen()
+	w.round()
+	want := []string{"Stopping: stop a", "Stopping: patch volumeattachments va-data"}
+	if seen := w.seen(); !slices.Equal(seen, want) {
+		t.Fatalf("the round that stops the instance did %q", seen)
 	}
+	w.steps(attaching)
 	// The attacher has attached the disk, and a program has started the instance.
 	w.attach("data", "")
 	w.rack.set("a", "running")
