@@ -197,13 +197,15 @@ func (k *Keeper) plan(ctx context.Context, n *node, text string) error {
 
 // annotate sets an annotation of an attachment; nil removes it.
 func (k *Keeper) annotate(ctx context.Context, a *attachment, key string, value any) error {
-	patch, err := annotationPatch(key, value)
+	// Do not annotate one of the same name that was made since.
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": a.UID,
+		"annotations": map[string]any{key: value}}})
 	if err != nil {
 		return err
 	}
 	_, err = k.Kubernetes.StorageV1().VolumeAttachments().Patch(ctx, a.Name, types.MergePatchType,
 		patch, metav1.PatchOptions{})
-	if err != nil && !apierrors.IsNotFound(err) {
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 		return fmt.Errorf("annotate the VolumeAttachment %s: %w", a.Name, err)
 	}
 	return nil
