@@ -294,6 +294,7 @@ var actors = map[string]func(h *history) bool{
 		for _, claim := range h.c.of("PersistentVolumeClaim") {
 			h.userDeletes(claim)
 		}
+		h.meddled = true
 		h.c.erase(space)
 		return true
 	},
@@ -406,7 +407,7 @@ func (h *history) comesLate() {
 }
 
 // excuse allows for a temporary claim that Kubernetes collects as garbage at once. Its disk may
-// come later and stay, if its class retains it. What others have reserved for the claim goes with it.
+// come later, and stays if its class retains it. What others reserved for the claim goes with it.
 func (h *history) excuse() {
 	h.meddled = h.meddled || h.policy == "Retain"
 	for _, pv := range h.c.of("PersistentVolume") {
