@@ -80,7 +80,7 @@ func (r *run) look(ctx context.Context) (v view, err error) {
 	}
 	pods, err := r.all(ctx, "pods", p.Namespace)
 	v.users, v.holders = users(pods, p.Claim), holders(pods, p.Claim)
-	v.intruders = append(users(pods, p.kept()), users(pods, p.temporary())...)
+	v.intruders = append(holders(pods, p.kept()), holders(pods, p.temporary())...)
 	return v, err
 }
 
