@@ -94,7 +94,7 @@ func TestTheKeeperHasOnlyTheRightsOfItsDuties(t *testing.T) {
 	always := map[string]string{"nodes": "list update", "csinodes": "list",
 		"volumeattachments": "list watch"}
 	planned := map[string]string{"nodes": "list update patch", "pods": "list",
-		"persistentvolumes persistentvolumeclaims": "list", "poddisruptionbudgets": "list",
+		"persistentvolumes": "list", "persistentvolumeclaims": "list", "poddisruptionbudgets": "list",
 		"events": "create"}
 	done := map[string]string{"volumeattachments": "list watch patch", "pods/eviction": "create"}
 	for _, c := range []struct {
