@@ -43,7 +43,7 @@ func TestKubectlDoesNotOutliveTheCommand(t *testing.T) {
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	_ = cmd.Wait() // it was killed
+	_ = cmd.Wait()                                                   // it was killed
 	if rest, err := io.ReadAll(lines); err != nil || len(rest) > 0 { // ends with kubectl
 		t.Errorf("got %q, %v", rest, err)
 	}
