@@ -250,6 +250,15 @@ func (d *OpenDevice) SetReadOnly(on bool) error {
 	return Ioctl(d.descriptor(), unix.BLKROSET, unsafe.Pointer(&n))
 }
 
+// DropCache has the kernel forget what it has read of the device. After a write that failed it keeps
+// what was to be written, as long as anybody has the device open, and shows it as the content.
+func (d *OpenDevice) DropCache() error {
+	if err := Ioctl(d.descriptor(), unix.BLKFLSBUF, nil); err != nil {
+		return fmt.Errorf("drop what the kernel has kept of %s: %w", d.Path, err)
+	}
+	return nil
+}
+
 // MakeWritable makes the device writable if ours is set: then a read-only block publication may
 // have left it read-only when the driver died. The caller knows that the device is not in use. A
 // device that stays read-only is an error.

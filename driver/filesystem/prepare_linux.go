@@ -156,6 +156,10 @@ func (p *Preparation) proveTail(ctx context.Context, from int64, e expected) err
 // can only grow when mounted (see GrowMounted).
 func (p *Preparation) finish(found state) error {
 	d, sb := disk{p.Device}, found.Filesystem
+	// What is checked and mounted is what the disk has.
+	if err := p.Device.DropCache(); err != nil {
+		return err
+	}
 	if found.NeedsCheck {
 		if err := d.finishFormat(p.Volume, sb); err != nil {
 			return err
