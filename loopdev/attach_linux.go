@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -131,7 +132,8 @@ func (c Config) tryNext(control, file *os.File, from *int) (Device, error) {
 		return d, fmt.Errorf("configure %s: %w", d.Path, err)
 	}
 	// The device that had this number before may have been made read-only with BLKROSET.
-	err = unix.IoctlSetPointerInt(int(node.Fd()), unix.BLKROSET, 0)
+	err = errors.Join(unix.IoctlSetPointerInt(int(node.Fd()), unix.BLKROSET, 0),
+		d.limitRequests(file))
 	if err == nil {
 		d, err = d.fill(node)
 	}
@@ -141,6 +143,29 @@ func (c Config) tryNext(control, file *os.File, from *int) (Device, error) {
 		return d, fmt.Errorf("look at %s: %w", d.Path, errors.Join(err, clearErr))
 	}
 	return d, nil
+}
+
+// fuseRequestKiB is what a FUSE server takes in one request if it takes no less than the kernel's
+// default.
+const fuseRequestKiB = "128"
+
+// limitRequests keeps the kernel from splitting a request for a FUSE server. If the server refuses
+// the second part, the write was short, which the kernel's loop driver reports as done. Others get
+// the default back, as far as possible.
+func (d Device) limitRequests(file *os.File) error {
+	var backing unix.Statfs_t
+	if err := unix.Fstatfs(int(file.Fd()), &backing); err != nil {
+		return err
+	}
+	queue := filepath.Join(sysBlock, filepath.Base(d.Path), "queue")
+	limit := filepath.Join(queue, "max_sectors_kb")
+	if backing.Type != unix.FUSE_SUPER_MAGIC {
+		if most, err := os.ReadFile(filepath.Join(queue, "max_hw_sectors_kb")); err == nil {
+			_ = os.WriteFile(limit, most, 0)
+		}
+		return nil
+	}
+	return os.WriteFile(limit, []byte(fuseRequestKiB), 0)
 }
 
 // free returns the number of a device that was free a moment ago. Without Config.First, the

@@ -167,6 +167,16 @@ func TestAFaultMakesOnlyItsOwnSectorsFail(t *testing.T) {
 	}
 }
 
+// A request that the kernel splits for the server would be short, which the kernel's loop driver
+// reports as done.
+func TestTheEndOfALargeWriteThatFailsIsReported(t *testing.T) {
+	disk, device := serve(t)
+	disk.AddFault(flakydisk.Fault{On: flakydisk.OnWrite, From: 200 << 10, To: 200<<10 + 512})
+	if n, err := device.WriteAt(aligned(t, 256<<10, 'a'), 0); !errors.Is(err, unix.EIO) {
+		t.Errorf("a write of 256 KiB = %d, %v, want EIO", n, err)
+	}
+}
+
 func TestADiskHangsUntilItIsHealed(t *testing.T) {
 	disk, device := serve(t)
 	fired := disk.AddFault(flakydisk.Fault{On: flakydisk.OnWrite, Hang: true})
