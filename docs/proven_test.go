@@ -118,7 +118,8 @@ func isChange(call *ast.CallExpr) bool {
 func testNames(t *testing.T) (names []string) {
 	t.Helper()
 	declared := regexp.MustCompile(`(?m)^func (Test\w+)\(`)
-	for _, folder := range []string{"operate", "keeper", "docs", "proofs", "conformance", "simulator"} {
+	for _, folder := range []string{"operate", "keeper", "docs", "proofs", "conformance",
+		"simulator"} {
 		err := filepath.WalkDir(filepath.Join(root, folder), func(path string, _ os.DirEntry,
 			err error) error {
 			if err != nil || !strings.HasSuffix(path, "_test.go") {

@@ -23,8 +23,8 @@ type Keeper struct {
 	Now func() time.Time
 
 	mu sync.Mutex
-	// guarded by mu: debts contains when this process asked to stop instances that it has to start, and
-	// silent the time since which the API server does not answer Repay, zero if it answers.
+	// guarded by mu: debts contains when this process asked to stop instances that it has to start,
+	// and silent the time since which the API server does not answer Repay, zero if it answers.
 	debts  map[string]time.Time
 	silent time.Time
 }

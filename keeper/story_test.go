@@ -368,8 +368,8 @@ func (w *story) events() []string {
 }
 
 func (w *story) note(effect string) {
-	step := ""
-	if step = w.step("a"); step != "" {
+	step := w.step("a")
+	if step != "" {
 		step += ": "
 	}
 	w.mu.Lock()

@@ -250,8 +250,9 @@ func (d *OpenDevice) SetReadOnly(on bool) error {
 	return Ioctl(d.descriptor(), unix.BLKROSET, unsafe.Pointer(&n))
 }
 
-// DropCache has the kernel forget what it has read of the device. After a write that failed it keeps
-// what was to be written, as long as anybody has the device open, and shows it as the content.
+// DropCache has the kernel forget what it has read of the device. After a write that failed it
+// keeps what was to be written, as long as anybody has the device open, and shows it as the
+// content.
 func (d *OpenDevice) DropCache() error {
 	if err := Ioctl(d.descriptor(), unix.BLKFLSBUF, nil); err != nil {
 		return fmt.Errorf("drop what the kernel has kept of %s: %w", d.Path, err)

@@ -287,7 +287,8 @@ func TestAnOldListIsReadAgainBeforeADeletion(t *testing.T) { // D-69
 
 func TestWhatIsDeletedWhileTheListIsReadIsNotMissing(t *testing.T) {
 	kubectlThat(t, 0, own(1), own(2))
-	lines := append(lists([]string{rackDisk(1), rackDisk(2)})[:2], lists([]string{rackDisk(1)})[:2]...)
+	lines := slices.Concat(lists([]string{rackDisk(1), rackDisk(2)})[:2],
+		lists([]string{rackDisk(1)})[:2])
 	if c, err := deleting(t, "", lines...).compare(t.Context()); err != nil || c.report.found() {
 		t.Errorf("got %+v, %v", c, err)
 	}

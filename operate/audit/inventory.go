@@ -125,7 +125,8 @@ func (c *ownedRack) find(ctx context.Context, h handle, s inventory) (*object, e
 func (c *ownedRack) read(ctx context.Context, kind Kind, id oxide.NameOrId) (*object, error) {
 	var disk *oxide.Disk
 	var snapshot *oxide.Snapshot
-	gone, err := c.DiskGone, error(nil)
+	var err error
+	gone := c.DiskGone
 	if kind == kindDisk {
 		disk, err = c.Disk(ctx, id)
 	} else {

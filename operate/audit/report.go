@@ -72,7 +72,8 @@ func (r *report) addNotes(noDeletion string) {
 // write writes the report and, as the last line, its figure. With JSON the figure goes to log, so
 // that out is valid JSON.
 func (r *report) write(asJSON bool, out, log io.Writer) error {
-	figureTo, err := out, error(nil)
+	var err error
+	figureTo := out
 	if asJSON {
 		figureTo = log
 		encoder := json.NewEncoder(out)

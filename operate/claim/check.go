@@ -36,8 +36,8 @@ func (r *run) check(ctx context.Context) (p plan, old object, err error) {
 			"command changes the claim, or something else writes the annotation %s", old.name(), planKey)
 	}
 	if old.deleting() {
-		return p, nil, fmt.Errorf("PersistentVolume %s is being deleted by somebody, and goes when nothing "+
-			"is bound to it: make it again for its disk first", old.name())
+		return p, nil, fmt.Errorf("PersistentVolume %s is being deleted by somebody, and goes when "+
+			"nothing is bound to it: make it again for its disk first", old.name())
 	}
 	if f := claim.foreignFinalizer(); f != "" {
 		return p, nil, fmt.Errorf("the claim has the finalizer %s: whoever set it has to let the "+
@@ -54,7 +54,8 @@ func (r *run) check(ctx context.Context) (p plan, old object, err error) {
 	p = plan{
 		Verb: r.Verb, Namespace: r.Namespace, Claim: r.Claim, ClaimUID: claim.uid(),
 		NamespaceUID: namespace.uid(),
-		Manifest:     object{"metadata": map[string]any{}, "spec": claim.at("spec")}, ID: newID(), Run: r.id,
+		Manifest:     object{"metadata": map[string]any{}, "spec": claim.at("spec")},
+		ID:           newID(), Run: r.id,
 		OldSize: old.str("spec", "capacity", "storage"), Size: r.Size,
 		Old: old.name(), OldUID: old.uid(), Handle: old.str("spec", "csi", "volumeHandle"),
 		Policy: old.str("spec", "persistentVolumeReclaimPolicy"),
@@ -111,8 +112,8 @@ func (r *run) checkOwner(ctx context.Context, claim, _ object, p *plan) error {
 		return nil
 	}
 	if mark := ofPod.annotation(changeKey); mark != "" {
-		return fmt.Errorf("%s has the annotation %s of another change (%.80q): complete or undo that one "+
-			"first; if nobody knows of one, remove the annotation", p.Owner, changeKey, mark)
+		return fmt.Errorf("%s has the annotation %s of another change (%.80q): complete or undo that "+
+			"one first; if nobody knows of one, remove the annotation", p.Owner, changeKey, mark)
 	}
 	if ofPod.str("spec", "persistentVolumeClaimRetentionPolicy", "whenScaled") == "Delete" {
 		return fmt.Errorf("%s deletes the claims of the pods that it stops: set its "+

@@ -583,7 +583,7 @@ func TestTheNewDiskProvesItself(t *testing.T) {
 	}
 	for want, edit := range map[string]func(s *story, t object){
 		"was not made for it": stranger,
-		"snapshotId of its volumeAttributes": func(s *story, t object) { // as a webhook that takes it away
+		"snapshotId of its volumeAttributes": func(s *story, _ object) { // as a webhook does
 			s.c.making[0].shot, s.c.making[0].content = "", ""
 		},
 		"its capacity is": func(s *story, t object) { s.c.making[0].size = "1Gi" },
@@ -633,10 +633,11 @@ func TestAPlanCountsForTheVolumeAndTheClaimThatItNames(t *testing.T) {
 	other := s.c.put(pvText, "pv-other", "1Gi", "other", "other", "gone")
 	s.c.touch(other, "Retain", "spec", "persistentVolumeReclaimPolicy")
 	for name, forged := range map[string]string{
-		"a plan of another volume":    text,
-		"no plan":                     "{",
-		"the owner is a flag":         strings.Replace(text, `"name":"web"`, `"name":"--server=x"`, 1),
-		"a snapshot that is a flag":   strings.Replace(text, `"shot":{"name":"`, `"shot":{"name":"--x`, 1),
+		"a plan of another volume": text,
+		"no plan":                  "{",
+		"the owner is a flag":      strings.Replace(text, `"name":"web"`, `"name":"--server=x"`, 1),
+		"a snapshot that is a flag": strings.Replace(text, `"shot":{"name":"`,
+			`"shot":{"name":"--x`, 1),
 		"a claim of another disk":     strings.Replace(text, s.handle, "foreign", 1),
 		"another claim of the volume": strings.Replace(text, `"claim":"data"`, `"claim":"other"`, 1),
 	} {
@@ -713,7 +714,9 @@ func TestALateRequestOfARunThatWasTakenOverChangesNothing(t *testing.T) {
 
 func TestANewDiskThatIsGoneIsReported(t *testing.T) {
 	for handed, want := range map[bool]string{false: "--undo", true: "to go back to it by hand"} {
-		s := at(t, "Deployment", Grow, func(_ *story, p *plan) bool { return p.New != "" && p.Handed == handed })
+		s := at(t, "Deployment", Grow, func(_ *story, p *plan) bool {
+			return p.New != "" && p.Handed == handed
+		})
 		delete(s.c.objects, "persistentvolume//"+s.plan().New)
 		if !handed {
 			s.c.refuses(s.resumes(false), want)

@@ -110,8 +110,8 @@ func (r *run) begin(ctx context.Context) error {
 	}
 	r.old = old.name()
 	if err := r.save(ctx, old, p, object{"persistentVolumeReclaimPolicy": "Retain"}); err != nil {
-		return fmt.Errorf("the plan could not be recorded: %w. Nothing has been changed if the API server "+
-			"has refused it; else repeat the command with --undo first", err)
+		return fmt.Errorf("the plan could not be recorded: %w. Nothing has been changed if the API "+
+			"server has refused it; else repeat the command with --undo first", err)
 	}
 	return r.forward(ctx)
 }
@@ -164,17 +164,18 @@ func (v view) tooLate() error {
 			"be gone with it; the earlier disk is in PersistentVolume %s, which keeps the reclaim policy "+
 			"Retain. %s", p.New, p.Old, v.byHand())
 	}
-	return fmt.Errorf("the point of no return has been passed: %s has, or had, the new disk, which may "+
-		"have been written since. Complete it with --continue. The earlier disk is in PersistentVolume "+
-		"%s until claim forget", p.path(), p.Old)
+	return fmt.Errorf("the point of no return has been passed: %s has, or had, the new disk, which "+
+		"may have been written since. Complete it with --continue. The earlier disk is in "+
+		"PersistentVolume %s until claim forget", p.path(), p.Old)
 }
 
 // byHand says how a person goes back to the earlier disk.
 func (v view) byHand() string {
 	p := v.plan
-	return fmt.Sprintf("To go back to it by hand, delete the PersistentVolumeClaims %s and %s/%s if they "+
-		"exist, remove the uid from the claimRef of %s and put the name %[5]s there, make the claim "+
-		"again with volumeName %[4]s, and remove the annotation %[6]s from %[4]s", p.path(), p.Namespace,
+	return fmt.Sprintf("To go back to it by hand, delete the PersistentVolumeClaims %s and %s/%s if "+
+		"they exist, remove the uid from the claimRef of %s and put the name %[5]s there, make the "+
+		"claim again with volumeName %[4]s, and remove the annotation %[6]s from %[4]s", p.path(),
+		p.Namespace,
 		p.kept(), p.Old, p.Claim, planKey)
 }
 
@@ -182,9 +183,9 @@ func (v view) byHand() string {
 func (r *run) planless() error {
 	text := fmt.Sprintf("the plan on PersistentVolume %s is gone", r.old)
 	if p := r.last; p != nil {
-		text += fmt.Sprintf(". The disk %s is the earlier one; make a PersistentVolume for it if there is "+
-			"none (docs/howto/static-volumes.md). Look at the PersistentVolume %q, at the claims %s and %s, "+
-			"and at %s, which had %d replicas", p.Handle, p.New, p.kept(), p.temporary(), p.Owner,
+		text += fmt.Sprintf(". The disk %s is the earlier one; make a PersistentVolume for it if there "+
+			"is none (docs/howto/static-volumes.md). Look at the PersistentVolume %q, at the claims %s and "+
+			"%s, and at %s, which had %d replicas", p.Handle, p.New, p.kept(), p.temporary(), p.Owner,
 			p.Owner.Replicas)
 	}
 	return errors.New(text)

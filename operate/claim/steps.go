@@ -27,8 +27,8 @@ func never(view) bool { return false }
 // steps are the steps of a change, in their order.
 var steps = []step{
 	{"record", func(p plan) string {
-		return fmt.Sprintf("record the plan on PersistentVolume %s (%s, disk %s), which gets the reclaim "+
-			"policy Retain (now %s), and mark the claim", p.Old, p.OldSize, p.Handle, p.Policy)
+		return fmt.Sprintf("record the plan on PersistentVolume %s (%s, disk %s), which gets the "+
+			"reclaim policy Retain (now %s), and mark the claim", p.Old, p.OldSize, p.Handle, p.Policy)
 	}, func(v view) bool { return !v.original() || v.claim.annotation(planKey) == v.plan.Run },
 		(*run).mark},
 	{"stop", saysStop, func(v view) bool {
@@ -88,7 +88,8 @@ var undoing = []step{
 	// before they were marked here, so the API server refuses it.
 	{"record", func(plan) string { return "take the change over" }, func(v view) bool {
 		mark := v.owner.annotation(changeKey)
-		return steps[0].done(v) && (v.owner == nil || mark == v.plan.stopMark() || mark == v.plan.runMark())
+		return steps[0].done(v) && (v.owner == nil || mark == v.plan.stopMark() ||
+			mark == v.plan.runMark())
 	}, (*run).takeOver},
 	{"reach", func(p plan) string { return "take the new disk out of the reach of every claim" },
 		func(v view) bool { return !v.plan.Handed && v.fenced() }, (*run).takeBack},
@@ -205,9 +206,9 @@ func (r *run) scaleUp(ctx context.Context, v view) (string, error) {
 func (r *run) release(ctx context.Context, v view, claim, pv object) (string, error) {
 	switch {
 	case pv.deleting():
-		return "", fmt.Errorf("PersistentVolume %s is being deleted by somebody, and goes when nothing is "+
-			"bound to it; its disk %s would be on the rack alone. Copy what you need from it by a pod with "+
-			"PersistentVolumeClaim %s; when it may go, delete that claim by hand", pv.name(),
+		return "", fmt.Errorf("PersistentVolume %s is being deleted by somebody, and goes when nothing "+
+			"is bound to it; its disk %s would be on the rack alone. Copy what you need from it by a pod "+
+			"with PersistentVolumeClaim %s; when it may go, delete that claim by hand", pv.name(),
 			pv.str("spec", "csi", "volumeHandle"), claim.name())
 	case pv.str("spec", "persistentVolumeReclaimPolicy") != "Retain":
 		return "", r.patch(ctx, pv, object{"spec": object{"persistentVolumeReclaimPolicy": "Retain"}})
@@ -383,8 +384,8 @@ func (r *run) awaitDisk(ctx context.Context, v view) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	refused := fmt.Errorf("the new disk could not be made: %s. Repeat the command with --continue when "+
-		"that is solved, or with --undo", why)
+	refused := fmt.Errorf("the new disk could not be made: %s. Repeat the command with --continue "+
+		"when that is solved, or with --undo", why)
 	if p.Node != "" && v.temporary.annotation(selectedNode) == "" {
 		// The provisioner takes the node away when the rack has no room.
 		if r.asked {

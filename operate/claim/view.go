@@ -11,11 +11,11 @@ import (
 
 // view is the state of all objects of a change.
 type view struct {
-	plan                                                     *plan
-	old, fresh, claim, kept, temporary, shot, owner, content object
-	users, holders                                           []object // pods of the claim
-	intruders                                                []object // pods of the command's own claims
-	homeless                                                 bool     // the namespace is gone
+	plan                                            *plan
+	old, fresh, claim, kept, temporary, shot, owner object
+	users, holders                                  []object // pods of the claim
+	intruders                                       []object // pods of the command's own claims
+	homeless                                        bool     // the namespace is gone
 }
 
 // look reads the objects of a change. It fails if another run of the command has taken over.
@@ -129,9 +129,10 @@ func (v view) stranger() error {
 	if v.plan.Undo {
 		way = "--undo"
 	}
-	return fmt.Errorf("another PersistentVolumeClaim %s was made meanwhile (uid %s, volume %.80q), and "+
-		"is left alone. Stop who made it (scale the StatefulSet down, suspend Argo CD or Flux); delete "+
-		"it if its disk holds nothing that is needed, and repeat the command with %s", v.plan.path(),
+	return fmt.Errorf("another PersistentVolumeClaim %s was made meanwhile (uid %s, volume %.80q), "+
+		"and is left alone. Stop who made it (scale the StatefulSet down, suspend Argo CD or Flux); "+
+		"delete it if its disk holds nothing that is needed, and repeat the command with %s",
+		v.plan.path(),
 		v.claim.uid(), v.claim.str("spec", "volumeName"), way)
 }
 
