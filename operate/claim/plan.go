@@ -140,8 +140,9 @@ func planOf(pv object) (*plan, error) {
 		err = fmt.Errorf("it is of PersistentVolume %.80q with the disk %.80q", p.Old, p.Handle)
 	case p.Namespace != pv.str("spec", "claimRef", "namespace") ||
 		p.Verb != Grow && p.Verb != Revert || p.ID == "" ||
-		wrong(p.Namespace, p.Claim, p.ID, p.Shot.Name, p.Shot.Content, p.Node, p.New, p.TemporaryUID, strings.ToLower(p.Owner.Name)) || !slices.Contains([]string{p.Claim, p.kept()},
-		pv.str("spec", "claimRef", "name")):
+		wrong(p.Namespace, p.Claim, p.ID, p.Shot.Name, p.Shot.Content, p.Node, p.New,
+			p.TemporaryUID, strings.ToLower(p.Owner.Name)) ||
+		!slices.Contains([]string{p.Claim, p.kept()}, pv.str("spec", "claimRef", "name")):
 		err = fmt.Errorf("it is of another claim, or names what cannot be")
 	}
 	if err != nil {
