@@ -199,6 +199,51 @@ func TestTheBinaryRefusesABadCommandLine(t *testing.T) {
 	}
 }
 
+// TestAKilledRackWithoutADirectoryIsFoundByTheNext kills racks that nobody gave a directory. The
+// next one removes their directories and devices, and neither those of a living rack nor a
+// directory that only has the name.
+func TestAKilledRackWithoutADirectoryIsFoundByTheNext(t *testing.T) {
+	binary, temp := buildSimulator(t), t.TempDir()
+	seed := filepath.Join(t.TempDir(), "rack.yaml")
+	simtest.NoError(t, os.WriteFile(seed, []byte(
+		"instances: [{name: a}]\ndisks: [{name: d, size: 1GiB, instance: a}]\n"), 0o644))
+	start := func(args ...string) *process {
+		cmd := exec.Command(binary, append([]string{"serve", "--seed", seed}, args...)...)
+		cmd.Stderr, cmd.Env = t.Output(), append(os.Environ(), "TMPDIR="+temp)
+		stdout, err := cmd.StdoutPipe()
+		simtest.NoError(t, err)
+		simtest.NoError(t, cmd.Start())
+		t.Cleanup(func() { _, _ = cmd.Process.Kill(), cmd.Wait() })
+		if _, err := bufio.NewReader(stdout).ReadString('\n'); err != nil {
+			t.Fatalf("the simulator said nothing: %v", err)
+		}
+		return &process{cmd: cmd}
+	}
+	foreign := filepath.Join(temp, "oxide-simulator-1", "disks")
+	simtest.NoError(t, os.MkdirAll(foreign, 0o700))
+	living := start("--disks=none")
+	for _, disks := range []string{"file", "fuse", "none"} {
+		if withoutDevices == "" || disks == "none" {
+			start("--disks=" + disks).kill(t)
+		}
+	}
+	last := start("--disks=none")
+	found, err := filepath.Glob(filepath.Join(temp, "*"))
+	if err != nil || len(found) != 3 {
+		t.Errorf("there are %v (%v), want the living rack's, the last one's and the foreign one", found, err)
+	}
+	if withoutDevices == "" {
+		if left := loopsUnder(t, temp); len(left) != 0 {
+			t.Errorf("the devices %v are left", left)
+		}
+	}
+	living.stop(t)
+	last.stop(t)
+	if found, err := filepath.Glob(filepath.Join(temp, "*", "*")); err != nil || len(found) != 1 {
+		t.Errorf("there is %v (%v), want only the foreign one", found, err)
+	}
+}
+
 // TestTheBinaryAloneServesWhatItSays starts the binary without a directory, and does what it
 // prints.
 func TestTheBinaryAloneServesWhatItSays(t *testing.T) {

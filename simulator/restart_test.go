@@ -238,25 +238,6 @@ func TestARestartMakesAnInstanceOfTheConfigWhoseNetworkIsRenamed(t *testing.T) {
 	next.demand(200, `"name":"net0"`, fmt.Sprintf(interfaces, "a"))
 }
 
-func TestADirectoryOfAnotherVersionIsRefusedUnchanged(t *testing.T) {
-	r := serveRack(t, engine.Config{})
-	r.disk("d")
-	simtest.NoError(t, r.Close())
-	version := filepath.Join(r.dir, "VERSION")
-	simtest.NoError(t, os.WriteFile(version, []byte("7\n"), 0o600))
-	before, err := os.ReadFile(filepath.Join(r.dir, "rack.db"))
-	simtest.NoError(t, err)
-	_, err = Open(t.Context(), engine.Config{Dir: r.dir, Log: slog.New(slog.DiscardHandler)})
-	const want = `says version "7" and this simulator reads version "2"`
-	if err == nil || !strings.Contains(err.Error(), want) {
-		t.Errorf("got %v", err)
-	}
-	after, err := os.ReadFile(filepath.Join(r.dir, "rack.db"))
-	if err != nil || string(before) != string(after) {
-		t.Errorf("the records changed (%v)", err)
-	}
-}
-
 func TestADirectoryIsUsedByOneSimulatorOnly(t *testing.T) {
 	r := serveRack(t, engine.Config{})
 	r.disk("d")

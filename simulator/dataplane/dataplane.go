@@ -136,6 +136,8 @@ type Config struct {
 	FlakyDisks bool
 	// Volatile creates files that need not survive a power cut of the machine.
 	Volatile bool
+	// Removed gets the ID of each object whose files, or whose guest's view, are gone. It may be nil.
+	Removed func(id string)
 }
 
 // Open prepares the directory. Unless the config does without devices, it returns an error if no
@@ -149,8 +151,11 @@ func Open(c Config) (*Plane, error) {
 	if dir, err = filepath.EvalSymlinks(dir); err != nil {
 		return nil, fmt.Errorf("open the data plane: %w", err)
 	}
-	p := &Plane{files: files{dir, c.Log, c.Volatile}, seed: c.Seed, firstLoop: c.FirstLoop}
-	for _, sub := range []string{"disks", "snapshots", "images", "guests"} {
+	p := &Plane{files: files{dir, c.Log, c.Volatile, c.Removed}, seed: c.Seed, firstLoop: c.FirstLoop}
+	if c.Removed == nil {
+		p.removed = func(string) {}
+	}
+	for _, sub := range append([]string{"guests"}, Kinds...) {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o755); err != nil {
 			return nil, fmt.Errorf("open the data plane: %w", err)
 		}

@@ -11,6 +11,8 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"syscall"
 )
 
@@ -20,7 +22,12 @@ type files struct {
 	log *slog.Logger
 	// volatile files need not survive a power cut of the machine.
 	volatile bool
+	// removed gets the ID of each object whose files are gone.
+	removed func(id string)
 }
+
+// Kinds are the directories of the files, by the kind of object.
+var Kinds = []string{"disks", "snapshots", "images"}
 
 // IdentityFile is the name of the file with the rack's identity.
 const IdentityFile = "identity"
@@ -88,7 +95,7 @@ func (p files) CloneDisk(ctx context.Context, id, source string, size int64) err
 // ImportImage creates an image from a file, or a blank one. It replaces existing bytes, because
 // an earlier import may have ended without a record and may have been of another file.
 func (p files) ImportImage(ctx context.Context, id, file string, size int64) error {
-	if err := p.RemoveImage(id); err != nil {
+	if err := p.removeBacking(p.ImagePath(id)); err != nil {
 		return fmt.Errorf("import image %s: %w", id, err)
 	}
 	err := p.makeBacking(p.ImagePath(id), func(f *os.File) error {
@@ -130,6 +137,7 @@ func (p files) RemoveImage(id string) error {
 	if err := p.removeBacking(p.ImagePath(id)); err != nil {
 		return fmt.Errorf("remove image %s: %w", id, err)
 	}
+	p.removed(id)
 	return nil
 }
 
@@ -138,6 +146,7 @@ func (p files) RemoveSnapshot(id string) error {
 	if err := p.removeBacking(p.SnapshotPath(id)); err != nil {
 		return fmt.Errorf("remove snapshot %s: %w", id, err)
 	}
+	p.removed(id)
 	return nil
 }
 
@@ -332,19 +341,19 @@ func (p files) diskInodes() (map[string]uint64, error) {
 		if err != nil {
 			return nil, err
 		}
-		if st, ok := info.Sys().(*syscall.Stat_t); ok {
+		if st, ok := info.Sys().(*syscall.Stat_t); ok && backing.MatchString(e.Name()) {
 			inodes[e.Name()] = st.Ino
 		}
 	}
 	return inodes, nil
 }
 
-// removeOrphans removes the files of a kind that belong to no object.
-func (p files) removeOrphans(kind string, ids []string) error {
-	belongs := map[string]bool{}
-	for _, id := range ids {
-		belongs[id+".img"] = true
-	}
+// backing matches the names of the files, and those of unfinished ones.
+var backing = regexp.MustCompile(`^([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.img(\.tmp)?$`)
+
+// removeOrphans removes the files of a kind whose object is among those that are left without a
+// record, and the unfinished ones of every object. Any other file is somebody else's.
+func (p files) removeOrphans(kind string, ids, left []string) error {
 	dir := filepath.Join(p.dir, kind)
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -352,9 +361,16 @@ func (p files) removeOrphans(kind string, ids []string) error {
 	}
 	var errs []error
 	for _, e := range entries {
-		if !belongs[e.Name()] {
+		name := append(backing.FindStringSubmatch(e.Name()), "", "", "")
+		recorded := slices.Contains(ids, name[1])
+		ours := name[0] != "" && e.Type().IsRegular() && (recorded || slices.Contains(left, name[1]))
+		switch {
+		case recorded && name[2] == "":
+		case ours:
 			p.log.Info("removing a file without a record", slog.String("file", e.Name()))
 			errs = append(errs, os.Remove(filepath.Join(dir, e.Name())))
+		default:
+			p.log.Warn("a file that the records have never had stays", slog.String("file", e.Name()))
 		}
 	}
 	return errors.Join(append(errs, p.flushDir(dir))...)

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -36,9 +38,12 @@ type flakyDisk struct {
 
 // open removes what a killed simulator has left. With serve it starts to serve disks.
 func (f *flaky) open(dir string, serve bool) error {
-	left, err := filepath.Glob(filepath.Join(dir, fusePrefix+"*"))
-	for _, mount := range left {
-		err = errors.Join(err, removeMount(mount))
+	entries, err := os.ReadDir(dir)
+	for _, e := range entries {
+		number, ours := strings.CutPrefix(e.Name(), fusePrefix)
+		if _, no := strconv.ParseUint(number, 10, 64); ours && no == nil && e.IsDir() {
+			err = errors.Join(err, removeMount(filepath.Join(dir, e.Name())))
+		}
 	}
 	if err != nil || !serve {
 		return err

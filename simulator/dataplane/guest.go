@@ -41,6 +41,7 @@ func (p *Plane) RemoveGuest(id string) error {
 	if err := os.RemoveAll(p.GuestDir(id)); err != nil {
 		return fmt.Errorf("remove the guest of instance %s: %w", id, err)
 	}
+	p.removed(id)
 	return nil
 }
 

@@ -234,6 +234,7 @@ func (p *Plane) RemoveDisk(id string) error {
 		return fmt.Errorf("remove disk %s: %w", id, err)
 	}
 	p.flaky.forget(id)
+	p.removed(id)
 	return nil
 }
 

@@ -18,9 +18,10 @@ import (
 // Reconcile makes the data plane match the records, however the last simulator ended. attached
 // are the disks of running instances; disks, snapshots and images are all that exist; the guests
 // are those that were added before. It adopts every device that is right, so that a guest notices
-// nothing, and releases every other. It removes files that belong to no object.
+// nothing, and releases every other. It removes what is left of objects that have no record any more;
+// left are their IDs.
 func (p *Plane) Reconcile(
-	ctx context.Context, attached []Device, disks, snapshots, images []string,
+	ctx context.Context, attached []Device, disks, snapshots, images, left []string,
 ) error {
 	devices, err := p.OwnDevices()
 	if err != nil {
@@ -28,8 +29,8 @@ func (p *Plane) Reconcile(
 	}
 	adopted, err := p.adoptOrRelease(devices, attached)
 	err = errors.Join(err,
-		p.removeOrphans("disks", disks), p.removeOrphans("snapshots", snapshots),
-		p.removeOrphans("images", images), p.removeOrphanGuests())
+		p.removeOrphans("disks", disks, left), p.removeOrphans("snapshots", snapshots, left),
+		p.removeOrphans("images", images, left), p.removeOrphanGuests(left))
 	if err != nil {
 		return fmt.Errorf("reconcile the data plane: %w", err)
 	}
@@ -173,17 +174,12 @@ func restoreView(v view, own []*plugged) error {
 	return v.clearAside()
 }
 
-func (p *Plane) removeOrphanGuests() error {
-	dir := filepath.Join(p.dir, "guests")
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return err
-	}
+func (p *Plane) removeOrphanGuests(left []string) error {
 	guests := p.guests.all()
 	var errs []error
-	for _, e := range entries {
-		if guests[e.Name()] == nil {
-			errs = append(errs, os.RemoveAll(filepath.Join(dir, e.Name())))
+	for _, id := range left {
+		if guests[id] == nil && backing.MatchString(id+".img") {
+			errs = append(errs, os.RemoveAll(p.GuestDir(id)))
 		}
 	}
 	return errors.Join(errs...)

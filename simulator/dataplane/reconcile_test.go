@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -43,7 +44,7 @@ func TestReconcileAdoptsDevicesThatMatch(t *testing.T) {
 
 	p := killed(t, before, spec.InstanceID)
 	simtest.NoError(t, p.Reconcile(t.Context(), []Device{spec.Device, later},
-		[]string{spec.DiskID, later.DiskID}, nil, nil))
+		[]string{spec.DiskID, later.DiskID}, nil, nil, nil))
 	if got := *p.guests.disk(spec.DiskID).loop; got != loop {
 		t.Errorf("the device is %+v, was %+v", got, loop)
 	}
@@ -75,7 +76,7 @@ func TestReconcileAdoptsADeviceThatAnotherMountNamespaceAttached(t *testing.T) {
 	simtest.Command(t, "umount", "--lazy", elsewhere)
 
 	p := killed(t, before, spec.InstanceID)
-	simtest.NoError(t, p.Reconcile(t.Context(), []Device{spec}, []string{spec.DiskID}, nil, nil))
+	simtest.NoError(t, p.Reconcile(t.Context(), []Device{spec}, []string{spec.DiskID}, nil, nil, nil))
 	if got := *p.guests.disk(spec.DiskID).loop; got.Sequence != loop.Sequence {
 		t.Errorf("the device is %+v, want the one that was there: %+v", got, loop)
 	}
@@ -91,7 +92,7 @@ func TestReconcileDoesNotReleaseADeviceOfAnotherFilesystem(t *testing.T) {
 	simtest.Mount(t, "tmpfs", hidden.dir, "-t", "tmpfs")
 	p, err := Open(Config{Dir: hidden.dir, Log: hidden.log})
 	simtest.NoError(t, err)
-	simtest.NoError(t, p.Reconcile(t.Context(), nil, nil, nil, nil))
+	simtest.NoError(t, p.Reconcile(t.Context(), nil, nil, nil, nil, nil))
 	simtest.NoError(t, p.Close())
 	simtest.Command(t, "umount", hidden.dir)
 	if got := devicesOf(t, hidden); len(got) != 1 || got[0].Releasing {
@@ -114,7 +115,7 @@ func TestReconcileDoesNotReleaseTheDevicesOfAnotherRackWithTheSamePath(t *testin
 			}
 			p, err := Open(Config{Dir: theirs.dir, Log: theirs.log})
 			simtest.NoError(t, err)
-			simtest.NoError(t, p.Reconcile(t.Context(), nil, nil, nil, nil))
+			simtest.NoError(t, p.Reconcile(t.Context(), nil, nil, nil, nil, nil))
 			simtest.NoError(t, p.Close())
 			simtest.Command(t, "umount", theirs.dir)
 			simtest.Command(t, "umount", kept)
@@ -132,7 +133,8 @@ func TestReconcileReleasesDevicesWithoutARecord(t *testing.T) {
 	simtest.NoError(t, before.Plug(other, Fault{}))
 
 	p := killed(t, before, spec.InstanceID)
-	simtest.NoError(t, p.Reconcile(t.Context(), nil, []string{spec.DiskID}, nil, nil))
+	simtest.NoError(t, p.Reconcile(t.Context(), nil, []string{spec.DiskID}, nil, nil,
+		[]string{other.DiskID}))
 	if names := seen(t, p, spec.InstanceID); len(names) != 0 {
 		t.Errorf("the guest sees %v, want none", names)
 	}
@@ -160,7 +162,8 @@ func TestReconcileReplacesDevicesThatDoNotMatch(t *testing.T) {
 			simtest.NoError(t, before.Plug(spec, Fault{}))
 			change(&spec)
 			p := killed(t, before, id)
-			simtest.NoError(t, p.Reconcile(t.Context(), []Device{spec}, []string{spec.DiskID}, nil, nil))
+			simtest.NoError(t, p.Reconcile(t.Context(), []Device{spec}, []string{spec.DiskID}, nil, nil,
+				nil))
 			devices := devicesOf(t, p)
 			if len(devices) != 1 || !p.carries(devices[0], spec) {
 				t.Errorf("devices = %+v, want one as in %+v", devices, spec)
@@ -187,7 +190,7 @@ func TestReconcileDoesNotAdoptADeviceThatIsBeingReleased(t *testing.T) {
 		t.Fatal("the held device was released")
 	}
 	p := killed(t, before, id)
-	simtest.NoError(t, p.Reconcile(t.Context(), []Device{spec}, []string{spec.DiskID}, nil, nil))
+	simtest.NoError(t, p.Reconcile(t.Context(), []Device{spec}, []string{spec.DiskID}, nil, nil, nil))
 	if now := p.guests.disk(spec.DiskID).loop; now.Sequence == old.Sequence {
 		t.Error("the device that is being released was adopted")
 	}
@@ -205,7 +208,7 @@ func TestReconcileKeepsAHiddenDeviceHidden(t *testing.T) {
 	visible := nodeOf(t, before, id)
 	p := killed(t, before, id)
 	simtest.NoError(t, p.Reconcile(t.Context(), []Device{second, first},
-		[]string{first.DiskID, second.DiskID}, nil, nil))
+		[]string{first.DiskID, second.DiskID}, nil, nil, nil))
 	if got := nodeOf(t, p, id); got != visible || p.guests.disk(second.DiskID).node != "" {
 		t.Errorf("the guest sees %s, saw %s", got, visible)
 	}
@@ -221,26 +224,31 @@ func TestReconcileRemovesLeftovers(t *testing.T) {
 	simtest.NoError(t, p.CreateDisk(kept, testDiskSize))
 	simtest.NoError(t, p.SnapshotDisk(t.Context(), snapshot, kept))
 	simtest.NoError(t, p.ImportImage(t.Context(), kept, "", testDiskSize))
-	var orphans []string
-	for _, path := range []string{
-		p.DiskPath(newID()), p.DiskPath(kept) + unfinished, p.SnapshotPath(newID()),
-		p.SnapshotPath(snapshot) + unfinished, p.ImagePath(newID()), p.ImagePath(kept) + unfinished,
-		p.GuestDir(newID()), filepath.Join(p.view(guest).blockDir(), "nvme3n1"),
+	gone := newID()
+	orphans := []string{
+		p.DiskPath(gone), p.DiskPath(kept) + unfinished, p.SnapshotPath(gone),
+		p.SnapshotPath(snapshot) + unfinished, p.ImagePath(gone), p.ImagePath(kept) + unfinished,
+		p.GuestDir(gone), filepath.Join(p.view(guest).blockDir(), "nvme3n1"),
 		p.view(guest).nodePath("nvme4n1"),
-	} {
-		orphans = append(orphans, path)
+	}
+	// No record ever had these, or they have no form of ours.
+	others := []string{p.DiskPath(newID()), p.SnapshotPath(newID()) + unfinished, p.GuestDir(newID()),
+		p.DiskPath(gone) + ".bak", p.DiskPath(kept) + "~", filepath.Join(p.dir, "images", "thesis.img"),
+		filepath.Join(p.dir, "fuse-notes")}
+	for _, path := range append(others, orphans...) {
 		simtest.NoError(t, os.WriteFile(path, nil, 0o600))
 	}
+	simtest.NoError(t, p.flaky.open(p.dir, false))
 	simtest.NoError(t, p.Reconcile(t.Context(), nil, []string{kept}, []string{snapshot},
-		[]string{kept}))
+		[]string{kept}, []string{gone, "", "../disks"}))
 	for _, path := range orphans {
 		if exists(path) {
 			t.Errorf("%s is left", path)
 		}
 	}
-	for _, path := range []string{
+	for _, path := range append(others,
 		p.DiskPath(kept), p.SnapshotPath(snapshot), p.ImagePath(kept), p.GuestDir(guest),
-	} {
+	) {
 		if !exists(path) {
 			t.Errorf("%s is gone", path)
 		}
@@ -253,7 +261,7 @@ func TestADiskWithoutBytesDoesNotStopTheOthers(t *testing.T) {
 	lost, whole := newDisk(t, p, id, "lost"), newDisk(t, p, id, "whole")
 	simtest.NoError(t, os.Remove(p.DiskPath(lost.DiskID)))
 	simtest.NoError(t, p.Reconcile(t.Context(), []Device{lost, whole},
-		[]string{lost.DiskID, whole.DiskID}, nil, nil))
+		[]string{lost.DiskID, whole.DiskID}, nil, nil, nil))
 	nodeOf(t, p, id)
 }
 
@@ -283,7 +291,7 @@ func TestReconcileRemovesEverythingAfterAKillAtAnyMoment(t *testing.T) {
 		_ = child.Wait() // the process was killed
 	}
 	p := newPlaneIn(t, dir)
-	simtest.NoError(t, p.Reconcile(t.Context(), nil, nil, nil, nil))
+	simtest.NoError(t, p.Reconcile(t.Context(), nil, nil, nil, nil, idsIn(dir)))
 	if left := devicesOf(t, p); len(left) != 0 {
 		t.Errorf("devices are left: %+v", left)
 	}
@@ -295,12 +303,22 @@ func TestReconcileRemovesEverythingAfterAKillAtAnyMoment(t *testing.T) {
 	}
 }
 
+// idsIn returns the IDs of all that a plane has.
+func idsIn(dir string) (ids []string) {
+	paths, _ := filepath.Glob(filepath.Join(dir, "*s", "*")) // a valid pattern
+	for _, path := range paths {
+		id, _, _ := strings.Cut(filepath.Base(path), ".")
+		ids = append(ids, id)
+	}
+	return ids
+}
+
 // churnPlane reconciles without records, and then creates, plugs, copies and removes disks until
 // it is killed.
 func churnPlane(t *testing.T, dir string) {
 	p, err := Open(Config{Dir: dir, Log: slog.New(slog.DiscardHandler)})
 	simtest.NoError(t, err)
-	simtest.NoError(t, p.Reconcile(t.Context(), nil, nil, nil, nil))
+	simtest.NoError(t, p.Reconcile(t.Context(), nil, nil, nil, nil, idsIn(dir)))
 	for {
 		id := newGuest(t, p)
 		spec := newDisk(t, p, id, "churned")
@@ -332,7 +350,7 @@ func TestADiskHasItsSizeAfterAKillWhileItsDeviceWasLarger(t *testing.T) {
 	simtest.NoError(t, before.Plug(spec, Fault{SizeBytes: 2 * testDiskSize}))
 	// The stop was recorded, and the simulator was killed before it removed the device.
 	p := killed(t, before, id)
-	simtest.NoError(t, p.Reconcile(t.Context(), nil, []string{spec.DiskID}, nil, nil))
+	simtest.NoError(t, p.Reconcile(t.Context(), nil, []string{spec.DiskID}, nil, nil, nil))
 	simtest.NoError(t, p.Trim(spec.DiskID, spec.SizeBytes))
 	st, err := os.Stat(p.DiskPath(spec.DiskID))
 	if simtest.NoError(t, err); st.Size() != spec.SizeBytes {

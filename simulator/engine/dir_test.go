@@ -1,26 +1,83 @@
 package engine
 
 import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/dataplane"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
+// content returns the names in a directory, and what the files hold that are no disks.
+func content(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	found := map[string]string{}
+	simtest.NoError(t, filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		if err == nil && e.Type().IsRegular() {
+			var text []byte
+			if filepath.Ext(path) != ".img" {
+				text, err = os.ReadFile(path)
+			}
+			found[path] = fmt.Sprintf("%x", sha256.Sum256(text))
+		}
+		return err
+	}))
+	return found
+}
+
+// openIn opens a rack with a disk, without devices.
+func openIn(t *testing.T, dir string) (*Simulation, error) {
+	return Open(context.WithoutCancel(t.Context()), Config{Dir: dir, Volatile: true,
+		Devices: dataplane.NoDevices, Log: slog.New(slog.DiscardHandler),
+		Disks: []DiskSpec{{Name: "d", SizeBytes: 1 << 30}}})
+}
+
+// rackDir returns the directory of a closed rack, and one of its disks.
+func rackDir(t *testing.T) (dir, disk string) {
+	t.Helper()
+	dir = t.TempDir()
+	r, err := openIn(t, dir)
+	simtest.NoError(t, err)
+	simtest.NoError(t, r.Close())
+	disks, err := filepath.Glob(filepath.Join(dir, "disks", "*"))
+	if err != nil || len(disks) != 1 {
+		t.Fatalf("the rack has the disks %v (%v)", disks, err)
+	}
+	return dir, disks[0]
+}
+
 func TestTheRackAcceptsOnlyAnEmptyOrItsOwnDirectory(t *testing.T) {
+	const magic = markText + "\nversion "
 	for _, test := range []struct {
 		name, path string // path is an entry of the directory, with a slash at its end a directory
+		text       string
 		want       string // part of the refusal; "" means that the directory is accepted
 	}{
-		{"an empty one", "", ""},
-		{"the root of a filesystem", "lost+found/", ""},
-		{"an identity that was chosen for the rack", "identity", ""},
-		{"views of guests that wait for their rack", "guests/0a1de000/", ""},
-		{"a guest's view with something in it", "guests/0a1de000/dev/", `it holds "guests"`},
-		{"a file among the guests", "guests/note", `it holds "guests"`},
-		{"somebody's file", "thesis.txt", `it holds "thesis.txt"`},
+		{"an empty one", "", "", ""},
+		{"the root of a filesystem", "lost+found/", "", ""},
+		{"an identity that was chosen for the rack", "identity", "", ""},
+		{"views of guests that wait for their rack", "guests/0a1de000/", "", ""},
+		{"a guest's view with something in it", "guests/0a1de000/dev/", "", `it holds "guests"`},
+		{"a file among the guests", "guests/note", "", `it holds "guests"`},
+		{"somebody's file", "thesis.txt", "", `it holds "thesis.txt"`},
+		{"a site with a version", "VERSION", "2\n", `it holds "VERSION"`},
+		{"a mark that a full disk has left", markFile, "", ""},
+		{"a mark", markFile, magic + "2\n", ""},
+		{"another version", markFile, magic + "7\n", `says version "7"`},
+		{"a mark of others", markFile, "ours", "is not a simulator's mark"},
+		{"a mark that is a directory", markFile + "/x/", "", "is no small file"},
+		{"a mark that is long", markFile, magic + strings.Repeat("2", 2000), "is no small file"},
+		{"disks whose records are gone", "disks/x.img", "", `it holds "disks"`},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -29,9 +86,9 @@ func TestTheRackAcceptsOnlyAnEmptyOrItsOwnDirectory(t *testing.T) {
 			if strings.HasSuffix(test.path, "/") {
 				simtest.NoError(t, os.MkdirAll(path, 0o755))
 			} else if test.path != "" {
-				simtest.NoError(t, os.WriteFile(path, nil, 0o600))
+				simtest.NoError(t, os.WriteFile(path, []byte(test.text), 0o600))
 			}
-			err := prepareDir(dir)
+			err := prepareDir(dir, "")
 			switch {
 			case test.want == "":
 				if err != nil {
@@ -45,5 +102,93 @@ func TestTheRackAcceptsOnlyAnEmptyOrItsOwnDirectory(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestADirectoryOfAnOlderSimulatorIsKnownByItsRecords(t *testing.T) {
+	dir, _ := rackDir(t)
+	simtest.NoError(t, os.Rename(filepath.Join(dir, markFile), filepath.Join(dir, olderMark)))
+	for version, want := range map[string]string{"7\n": `says version "7"`, "2\n": ""} {
+		simtest.NoError(t, os.WriteFile(filepath.Join(dir, olderMark), []byte(version), 0o600))
+		_ = os.Remove(filepath.Join(dir, markFile))
+		r, err := openIn(t, dir)
+		if want == "" {
+			simtest.NoError(t, err)
+			simtest.NoError(t, r.Close())
+		} else if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("open = %v, want %q", err, want)
+		}
+	}
+}
+
+// TestDamagedRecordsAreASentence damages each page of the records in each way. The rack either
+// starts or says what is damaged, and whatever it does, the disk stays.
+func TestDamagedRecordsAreASentence(t *testing.T) {
+	dir, disk := rackDir(t)
+	records := filepath.Join(dir, recordsFile)
+	whole, err := os.ReadFile(records)
+	simtest.NoError(t, err)
+	size := os.Getpagesize()
+	damaged := map[string][]byte{"missing": nil, "empty": {}}
+	random := rand.New(rand.NewPCG(1, 2))
+	for at := 0; at < len(whole); at += size {
+		with := func(name string, change func(page []byte)) {
+			text := append([]byte{}, whole...)
+			change(text[at:min(at+size, len(text))])
+			damaged[fmt.Sprintf("page %d %s", at/size, name)] = text
+		}
+		for _, fill := range []byte{0, 1, 2, 0x7f, 0xff} {
+			with(fmt.Sprintf("of %#x", fill), func(page []byte) {
+				for i := range page {
+					page[i] = fill
+				}
+			})
+		}
+		with("as another one", func(page []byte) { copy(page, whole[(at+size)%len(whole):]) })
+		for i := range 16 {
+			with(fmt.Sprintf("with another byte %d", i), func(page []byte) {
+				page[i] ^= 1 << random.IntN(8)
+			})
+			with(fmt.Sprintf("with others %d", i), func(page []byte) {
+				for range 8 {
+					page[random.IntN(256)] = byte(random.Uint32())
+				}
+			})
+		}
+		damaged[fmt.Sprintf("cut at page %d", at/size)] = whole[:at]
+		damaged[fmt.Sprintf("cut in page %d", at/size)] = whole[:min(at+100, len(whole))]
+	}
+	refused := 0
+	for name, text := range damaged {
+		simtest.NoError(t, os.Remove(records))
+		if text != nil {
+			simtest.NoError(t, os.WriteFile(records, text, 0o600))
+		}
+		before := content(t, dir)
+		r, err := openIn(t, dir)
+		if err == nil {
+			simtest.NoError(t, r.Close())
+		} else {
+			refused++
+			if after := content(t, dir); len(after) != len(before) || after[records] != before[records] {
+				t.Errorf("%s: a refused directory changed", name)
+			}
+		}
+		if len(text) < size*2 {
+			if err == nil || !strings.Contains(err.Error(), "copy") {
+				t.Errorf("%s: open = %v, want what to do", name, err)
+			}
+		} else if err != nil && !errors.Is(err, store.ErrDamaged) &&
+			!strings.Contains(err.Error(), "record") {
+			t.Errorf("%s: open = %v", name, err)
+		}
+		if _, err := os.Stat(disk); err != nil {
+			t.Fatalf("%s: the disk is gone", name)
+		}
+		simtest.NoError(t, os.RemoveAll(records))
+		simtest.NoError(t, os.WriteFile(records, whole, 0o600))
+	}
+	if refused < len(damaged)/4 {
+		t.Errorf("%d of %d damages were noticed, which shows little", refused, len(damaged))
 	}
 }

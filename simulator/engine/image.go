@@ -37,7 +37,9 @@ func (s Images) Create(call *Call, project store.Selector, c ImageCreate) (store
 	defer s.locks.Lock(c.SnapshotID)() // it must not be deleted during the copy
 	img := store.Image{Identity: store.NewIdentity(uuid.NewString(), c.Name, c.Description),
 		OS: c.OS, Version: c.Version}
-	err := s.store.View(func(tx *store.Tx) error { return s.describe(call, tx, project, c, &img) })
+	err := s.store.Update(func(tx *store.Tx) error {
+		return errors.Join(s.describe(call, tx, project, c, &img), tx.Leave(img.ID))
+	})
 	if err != nil {
 		return img, err
 	}

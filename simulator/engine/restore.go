@@ -126,11 +126,14 @@ var settled = map[string]string{
 // reconcilePlane makes the data plane match the records.
 func (r *Simulation) reconcilePlane(ctx context.Context) error {
 	var attached []dataplane.Device
-	var diskIDs, snapshotIDs, imageIDs []string
+	var diskIDs, snapshotIDs, imageIDs, left []string
 	var guests []dataplane.Firmware
 	sizes := map[string]int64{}
-	err := r.store.View(func(tx *store.Tx) error {
+	err := r.store.View(func(tx *store.Tx) (err error) {
 		running := map[string]bool{}
+		if left, err = tx.Left(); err != nil {
+			return err
+		}
 		return errors.Join(
 			store.Instances.Each(tx, func(i store.Instance) error {
 				running[i.ID] = i.HasGuest()
@@ -163,9 +166,10 @@ func (r *Simulation) reconcilePlane(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := r.plane.Reconcile(ctx, attached, diskIDs, snapshotIDs, imageIDs); err != nil {
+	if err := r.plane.Reconcile(ctx, attached, diskIDs, snapshotIDs, imageIDs, left); err != nil {
 		return err
 	}
+	r.store.Gone(left...)
 	for id, size := range sizes {
 		if err := r.plane.Trim(id, size); err != nil {
 			return fmt.Errorf("bring disk %s to its size: %w", id, err)

@@ -147,6 +147,10 @@ func (r seeder) image(ctx context.Context, spec ImageSpec) error {
 	if err != nil || known {
 		return err
 	}
+	err = r.store.Update(func(tx *store.Tx) error { return tx.Leave(img.ID) })
+	if err != nil {
+		return err
+	}
 	if err := r.plane.ImportImage(ctx, img.ID, spec.File, img.Size); err != nil {
 		return err
 	}

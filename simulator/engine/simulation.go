@@ -184,7 +184,8 @@ func (r *Simulation) open(ctx context.Context) (err error) {
 		return err
 	}
 	if r.config.Dir == "" {
-		if r.config.Dir, err = os.MkdirTemp("", "oxide-simulator-"); err != nil {
+		r.removeLeft(ctx)
+		if r.config.Dir, err = os.MkdirTemp("", temporaryPrefix); err != nil {
 			return err
 		}
 		r.temporary = true
@@ -192,7 +193,11 @@ func (r *Simulation) open(ctx context.Context) (err error) {
 	if r.config.Dir, err = filepath.Abs(r.config.Dir); err != nil {
 		return err
 	}
-	if err := prepareDir(r.config.Dir); err != nil {
+	process := ""
+	if r.temporary {
+		process = processOf(os.Getpid())
+	}
+	if err := prepareDir(r.config.Dir, process); err != nil {
 		return err
 	}
 	r.store, err = store.Open(filepath.Join(r.config.Dir, recordsFile), r.config.Volatile)
@@ -201,7 +206,7 @@ func (r *Simulation) open(ctx context.Context) (err error) {
 	}
 	r.plane, err = dataplane.Open(dataplane.Config{Dir: r.config.Dir, Log: r.log, Seed: r.config.Seed,
 		FirstLoop: r.config.FirstLoop, Devices: r.config.Devices, FlakyDisks: r.config.FlakyDisks,
-		Volatile: r.config.Volatile})
+		Volatile: r.config.Volatile, Removed: func(id string) { r.store.Gone(id) }})
 	if err != nil {
 		return err
 	}

@@ -8,14 +8,18 @@ import (
 	"io/fs"
 	"os"
 	"slices"
-	"time"
+	"sync"
 
 	"go.etcd.io/bbolt"
-	bberrors "go.etcd.io/bbolt/errors"
 )
 
 // Store is the file of the records.
-type Store struct{ db *bbolt.DB }
+type Store struct {
+	db *bbolt.DB
+	mu sync.Mutex
+	// mu guards gone, the IDs that the next change takes off the list of those without a record.
+	gone []string
+}
 
 // ErrInUse means that another simulator serves the directory.
 var ErrInUse = errors.New("another simulator serves this directory")
@@ -26,18 +30,21 @@ func Open(path string, volatile bool) (*Store, error) {
 	if err := createStore(path, volatile); err != nil {
 		return nil, fmt.Errorf("make the records in %s: %w", path, err)
 	}
-	db, err := bbolt.Open(path, 0o600, &bbolt.Options{
-		Timeout: time.Second, // another simulator may hold the lock
-		// The list of free pages can be rebuilt, so it is not written each time.
-		NoFreelistSync: true, FreelistType: bbolt.FreelistMapType, NoSync: volatile,
-	})
-	if errors.Is(err, bberrors.ErrTimeout) {
-		return nil, ErrInUse
+	if _, err := Verify(path); err != nil {
+		return nil, err
 	}
-	if err != nil {
-		return nil, fmt.Errorf("open the records in %s: %w", path, err)
+	s := &Store{}
+	if err := guarded(path, func() (err error) {
+		s.db, err = bbolt.Open(path, 0o600, &bbolt.Options{
+			Timeout: lockTimeout,
+			// The list of free pages can be rebuilt, so it is not written each time.
+			NoFreelistSync: true, FreelistType: bbolt.FreelistMapType, NoSync: volatile,
+		})
+		return err
+	}); err != nil {
+		return nil, err
 	}
-	return &Store{db}, nil
+	return s, nil
 }
 
 // createStore creates an empty file of records if there is none. It creates the complete file or
@@ -47,7 +54,7 @@ func createStore(path string, volatile bool) error {
 		return nil
 	}
 	temp := path + ".tmp"
-	if err := os.RemoveAll(temp); err != nil {
+	if err := os.Remove(temp); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	db, err := bbolt.Open(temp, 0o600, &bbolt.Options{NoSync: volatile})
@@ -62,7 +69,7 @@ func createStore(path string, volatile bool) error {
 	if errors.Is(err, fs.ErrExist) {
 		err = nil
 	}
-	return errors.Join(err, os.RemoveAll(temp))
+	return errors.Join(err, os.Remove(temp))
 }
 
 // Close closes the file.
@@ -76,21 +83,87 @@ func (s *Store) View(fn func(*Tx) error) error {
 // Update changes the records in one transaction, which is on disk when it returns, unless the
 // store is volatile.
 func (s *Store) Update(fn func(*Tx) error) error {
-	return s.db.Update(func(t *bbolt.Tx) error { return fn(&Tx{t}) })
+	s.mu.Lock()
+	gone := s.gone
+	s.gone = nil
+	s.mu.Unlock()
+	err := s.db.Update(func(t *bbolt.Tx) error {
+		tx := &Tx{t}
+		return errors.Join(tx.forget(gone...), fn(tx))
+	})
+	if err != nil {
+		s.Gone(gone...)
+	}
+	return err
+}
+
+// Gone notes that the files of IDs without a record are removed.
+func (s *Store) Gone(ids ...string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.gone = append(s.gone, ids...)
 }
 
 // Tx is a transaction.
 type Tx struct{ *bbolt.Tx }
 
-// Clear removes every record and every table.
+// Clear removes every record and every table. The IDs that had files are Left.
 func (tx *Tx) Clear() error {
 	var names [][]byte
-	err := tx.ForEach(func(name []byte, _ *bbolt.Bucket) error {
+	var ids []string
+	err := tx.ForEach(func(name []byte, b *bbolt.Bucket) error {
+		if bytes.Equal(name, bucketLeft) {
+			return nil
+		}
 		names = append(names, bytes.Clone(name))
-		return nil
+		if !slices.Contains(withFiles, string(name)) {
+			return nil
+		}
+		return b.ForEach(func(id, _ []byte) error {
+			ids = append(ids, string(id))
+			return nil
+		})
 	})
 	for _, name := range names {
 		err = errors.Join(err, tx.DeleteBucket(name))
+	}
+	return errors.Join(err, tx.Leave(ids...))
+}
+
+// withFiles are the tables whose objects have files, or a directory.
+var withFiles = []string{"disk", "snapshot", "image", "instance"}
+
+// Leave notes IDs that have no record, or none yet, and may have files.
+func (tx *Tx) Leave(ids ...string) error {
+	if len(ids) == 0 {
+		return nil
+	}
+	left, err := tx.CreateBucketIfNotExists(bucketLeft)
+	for _, id := range ids {
+		err = errors.Join(err, left.Put([]byte(id), nil))
+	}
+	return err
+}
+
+// Left returns the IDs of which nothing but files can be there. Only such files may be removed: a
+// file that no record ever had is not the rack's.
+func (tx *Tx) Left() (ids []string, err error) {
+	left := tx.Bucket(bucketLeft)
+	if left == nil {
+		return nil, nil
+	}
+	return ids, left.ForEach(func(id, _ []byte) error {
+		ids = append(ids, string(id))
+		return nil
+	})
+}
+
+// forget takes IDs off the list of Leave.
+func (tx *Tx) forget(ids ...string) (err error) {
+	if left := tx.Bucket(bucketLeft); left != nil {
+		for _, id := range ids {
+			err = errors.Join(err, left.Delete([]byte(id)))
+		}
 	}
 	return err
 }
@@ -189,16 +262,22 @@ func (t Table[T]) Put(tx *Tx, record T) error {
 		return fmt.Errorf("write the record of %s %s: %w", t.Name, ident.ID, err)
 	}
 	return errors.Join(
+		tx.forget(ident.ID),
 		t.bucket(tx).Put([]byte(ident.ID), data),
 		t.names(tx).Put(key(parent, ident.Name), []byte(ident.ID)),
 		t.ids(tx).Put(key(parent, ident.ID), []byte(ident.ID)),
 	)
 }
 
-// Delete removes a record.
+// Delete removes a record. If such objects have files, its ID is Left.
 func (t Table[T]) Delete(tx *Tx, record T) error {
 	ident, parent := t.Ident(record), t.Parent(record)
+	var left []string
+	if slices.Contains(withFiles, t.Name) {
+		left = []string{ident.ID}
+	}
 	return errors.Join(
+		tx.Leave(left...),
 		t.bucket(tx).Delete([]byte(ident.ID)),
 		t.names(tx).Delete(key(parent, ident.Name)),
 		t.ids(tx).Delete(key(parent, ident.ID)),
@@ -282,6 +361,8 @@ var (
 	bucketSagas = []byte("sagas")
 	// bucketUnfreed has the sizes of deleted disks and snapshots that the quota still counts.
 	bucketUnfreed = []byte("unfreed")
+	// bucketLeft has the IDs of Leave.
+	bucketLeft = []byte("left")
 )
 
 // Prepare creates the buckets that an empty store lacks. resources are the tables of resources.

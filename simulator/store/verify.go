@@ -1,0 +1,169 @@
+package store
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime/debug"
+	"syscall"
+	"time"
+
+	"go.etcd.io/bbolt"
+	bberrors "go.etcd.io/bbolt/errors"
+)
+
+// ErrDamaged means that a file of records cannot be read, or is no such file.
+var ErrDamaged = errors.New("the rack's records are damaged: put a copy of the file there, or start " +
+	"with another directory; nothing was changed")
+
+// Verify checks every page of a file of records without changing it, and reports whether the tables
+// of a rack are in it. The library's own check ends the process if a page misleads it, because it
+// runs in goroutines of its own, and so does an open that writes.
+func Verify(path string) (ofRack bool, err error) {
+	if info, err := os.Lstat(path); err != nil {
+		return false, err
+	} else if !info.Mode().IsRegular() || info.Size() == 0 {
+		return false, fmt.Errorf("%s is empty, or no file: %w", path, ErrDamaged)
+	}
+	err = guarded(path, func() error {
+		db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: lockTimeout, ReadOnly: true})
+		if err != nil {
+			return err
+		}
+		defer db.Close()
+		return db.View(func(tx *bbolt.Tx) error {
+			f, err := os.Open(path)
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			size := int64(db.Info().PageSize)
+			p := pages{f, size, uint64(tx.Size() / size), map[uint64]bool{}}
+			if err := p.walk(uint64(tx.Cursor().Bucket().RootPage())); err != nil {
+				return err
+			}
+			ofRack = tx.Bucket([]byte(Projects.Name)) != nil && tx.Bucket([]byte(Disks.Name)) != nil
+			return nil
+		})
+	})
+	return ofRack, err
+}
+
+// lockTimeout is the time that another simulator may take to end.
+const lockTimeout = time.Second
+
+// guarded returns what goes wrong in open as an error, a panic or a fault of memory included.
+func guarded(path string, open func() error) (err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if problem := recover(); problem != nil {
+			err = fmt.Errorf("%v", problem)
+		}
+		var system syscall.Errno
+		switch {
+		case errors.Is(err, bberrors.ErrTimeout):
+			err = ErrInUse
+		case errors.As(err, &system):
+			err = fmt.Errorf("open the records in %s: %w", path, err)
+		case err != nil:
+			err = fmt.Errorf("open %s: %w: %w", path, err, ErrDamaged)
+		}
+	}()
+	return open()
+}
+
+// pages are the pages of a file of records. Each has a header, the table of its elements, and their
+// keys and values. The walk believes no number before it has compared it.
+type pages struct {
+	f    io.ReaderAt
+	size int64
+	// end is the number behind that of the last page.
+	end  uint64
+	seen map[uint64]bool
+}
+
+const (
+	header  = 16 // bytes of a page's header, and of an element of its table
+	branch  = 1
+	leaf    = 2
+	aBucket = 1
+)
+
+// walk checks a page and those below it.
+func (p *pages) walk(id uint64) error {
+	head := make([]byte, header)
+	if id >= p.end {
+		return fmt.Errorf("page %d is behind the last one", id)
+	}
+	if _, err := p.f.ReadAt(head, int64(id)*p.size); err != nil {
+		return fmt.Errorf("page %d: %w", id, err)
+	}
+	more := uint64(binary.NativeEndian.Uint32(head[12:]))
+	if found := binary.NativeEndian.Uint64(head); found != id || id+more >= p.end {
+		return fmt.Errorf("page %d says that it is page %d with %d more", id, found, more)
+	}
+	for i := id; i <= id+more; i++ {
+		if i < 2 || p.seen[i] {
+			return fmt.Errorf("page %d has two uses", i)
+		}
+		p.seen[i] = true
+	}
+	page := make([]byte, int64(1+more)*p.size)
+	if _, err := p.f.ReadAt(page, int64(id)*p.size); err != nil {
+		return fmt.Errorf("page %d: %w", id, err)
+	}
+	if err := p.elements(page); err != nil {
+		return fmt.Errorf("page %d: %w", id, err)
+	}
+	return nil
+}
+
+// elements checks a page's elements: those of a branch are pages, and some of a leaf are buckets,
+// which have a page of their own, or are one.
+func (p *pages) elements(page []byte) error {
+	kind, count := binary.NativeEndian.Uint16(page[8:]), int(binary.NativeEndian.Uint16(page[10:]))
+	if kind != leaf && (kind != branch || count == 0) {
+		return fmt.Errorf("it is of the kind %d with %d elements", kind, count)
+	}
+	var last []byte
+	for i := range count {
+		if header*(i+2) > len(page) {
+			return fmt.Errorf("it has no room for %d elements", count)
+		}
+		at := page[header*(i+1):]
+		number := func(i int) uint64 { return uint64(binary.NativeEndian.Uint32(at[4*i:])) }
+		from, keyBytes, valueBytes := number(0), number(1), uint64(0)
+		if kind == leaf {
+			from, keyBytes, valueBytes = number(1), number(2), number(3)
+		}
+		if from < uint64(header*(count-i)) || from+keyBytes+valueBytes > uint64(len(at)) {
+			return fmt.Errorf("its element %d is not inside it", i)
+		}
+		key, value := at[from:from+keyBytes], at[from+keyBytes:from+keyBytes+valueBytes]
+		if i > 0 && bytes.Compare(last, key) >= 0 {
+			return fmt.Errorf("its element %d is not in order", i)
+		}
+		last = key
+		var err error
+		switch {
+		case kind == branch:
+			err = p.walk(binary.NativeEndian.Uint64(at[8:]))
+		case number(0)&aBucket == 0:
+		case len(value) < header:
+			err = errors.New("it has a bucket without a page")
+		case binary.NativeEndian.Uint64(value) != 0:
+			err = p.walk(binary.NativeEndian.Uint64(value))
+		case len(value) < 2*header:
+			err = errors.New("it has a bucket without a page")
+		default:
+			err = p.elements(value[header:])
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
