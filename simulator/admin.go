@@ -1,12 +1,10 @@
 package simulator
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/http/pprof"
 	"reflect"
@@ -183,17 +181,7 @@ func (s *Server) adminMutate(w http.ResponseWriter, name string) {
 }
 
 func (s *Server) adminSwitch(w http.ResponseWriter, r *http.Request) {
-	// Read the whole body first, so that a slow caller does not block the switches.
-	body, err := io.ReadAll(r.Body)
-	if err != nil {
-		adminRespond(w, nil, badAdminRequest{fmt.Errorf("read the body: %w", err)})
-		return
-	}
-	r.Body = io.NopCloser(bytes.NewReader(body))
-	now, err := s.rack.ChangeSwitches(func(next *adminapi.Switches) error {
-		return adminRead(r,
-			next)
-	})
+	now, err := s.rack.ChangeSwitches(func(next *adminapi.Switches) error { return adminRead(r, next) })
 	if err != nil {
 		err = badAdminRequest{err}
 	}

@@ -21,7 +21,7 @@ func (s *Server) addConsole(admin *http.ServeMux) http.Handler {
 	c.State, c.Version, c.Switches = s.rack.RecordedState, s.rack.Version, s.rack.Switches
 	c.Faults, c.Requests, c.Flights = s.Faults.List, s.requests.newest, s.Flights.Newest
 	c.Disk, c.Run, c.Admin, c.Hosts = s.consoleDisk, s.run, admin, s.adminHosts
-	c.Closing = s.rack.Closing()
+	c.Closing, c.BodyTime = s.rack.Closing(), s.bodyTime
 	for _, op := range routes {
 		c.Operations = append(c.Operations, op.name)
 	}

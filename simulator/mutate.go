@@ -1,9 +1,7 @@
 package simulator
 
 import (
-	"bytes"
 	"context"
-	"io"
 	"net/http"
 	"time"
 
@@ -35,16 +33,14 @@ func (s *Server) respond(r *apiRequest) response {
 
 // exchange returns the request in the form that a mutation changes.
 func (s *Server) exchange(r *apiRequest) *broken.Interception {
-	// If the body cannot be read, the rack reads it again and refuses it.
-	body, _ := io.ReadAll(r.Body)
-	x := &broken.Interception{Rack: s.rack, RequestID: r.id, Request: r.Request, Body: body}
+	x := &broken.Interception{Rack: s.rack, RequestID: r.id, Request: r.Request, Body: r.raw}
 	if op, path, err := route(r.Method, r.URL.EscapedPath()); err == nil {
 		x.Operation, x.Path = op.name, path
 		r.entry.Operation = op.name
 	}
 	x.Carry = func() *broken.Answer {
-		r.Body = io.NopCloser(bytes.NewReader(x.Body))
-		r.query, r.path, r.entry.Path = r.URL.Query(), nil, r.URL.RequestURI()
+		r.raw = x.Body
+		r.query, r.path, r.entry.Path = r.URL.Query(), nil, clip(r.URL.RequestURI())
 		a := s.handle(r)
 		if a.header == nil {
 			a.header = http.Header{}
@@ -54,7 +50,7 @@ func (s *Server) exchange(r *apiRequest) *broken.Interception {
 	x.Later = func(delay time.Duration) {
 		// The context of the request ends with its answer.
 		later := newRequest(r.Clone(context.WithoutCancel(r.Context())))
-		later.Body, later.entry.Deferred = io.NopCloser(bytes.NewReader(x.Body)), true
+		later.raw, later.entry.Deferred = x.Body, true
 		s.rack.DeferWork(r.Context(), delay, func() { s.record(later, s.handle(later)) })
 	}
 	return x

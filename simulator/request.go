@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"mime"
 	"net/http"
 	"net/url"
@@ -18,6 +17,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/console"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
@@ -32,6 +32,8 @@ const (
 	// a bulk write (A90).
 	maxBody      = 1 << 20
 	maxBulkWrite = 8 << 20
+	// smallBody is the size up to which any number of bodies is read at once.
+	smallBody = 64 << 10
 )
 
 // apiRequest is one call of the API while the rack handles it.
@@ -43,10 +45,13 @@ type apiRequest struct {
 	path    url.Values // the parameters in the path
 	query   url.Values
 	scan    scan
-	body    any
-	faults  []*firing
-	entry   adminapi.Request
-	call    engine.Call
+	// raw is the body, unless there was rawErr.
+	raw    []byte
+	rawErr error
+	body   any
+	faults []*firing
+	entry  adminapi.Request
+	call   engine.Call
 	// subjects are the names and IDs by which a fault matches this request.
 	subjects []string
 }
@@ -56,7 +61,7 @@ func newRequest(hr *http.Request) *apiRequest {
 	return &apiRequest{Request: hr, id: id, started: time.Now(), query: hr.URL.Query(),
 		call: engine.Call{Context: hr.Context(), ReadOnly: hr.Method == http.MethodGet},
 		entry: adminapi.Request{RequestID: id, Method: hr.Method,
-			Path: hr.URL.RequestURI(), Caller: hr.UserAgent()}}
+			Path: clip(hr.URL.RequestURI()), Caller: clip(hr.UserAgent())}}
 }
 
 // find finds the operation. The version is checked first (A13).
@@ -115,8 +120,7 @@ func parseVersion(s string) ([]uint64, error) {
 
 // parse parses path, query and body, as the rack does before it authenticates the caller (A14).
 func (r *apiRequest) parse() error {
-	body, bodyErr := r.readBody()
-	r.identify(body)
+	r.identify(r.raw)
 	if r.op.serve == nil {
 		return nil // what its parameters may be is not known here
 	}
@@ -131,10 +135,10 @@ func (r *apiRequest) parse() error {
 	if r.op.body == nil {
 		return nil
 	}
-	if bodyErr != nil {
-		return bodyErr
+	if r.rawErr != nil {
+		return r.rawErr
 	}
-	f, err := parseFields(body)
+	f, err := parseFields(r.raw)
 	if err != nil {
 		return err
 	}
@@ -187,12 +191,29 @@ func (r *apiRequest) readRepeated() error {
 	return nil
 }
 
-func (r *apiRequest) readBody() ([]byte, error) {
-	if r.op.body == nil {
+// readBody reads the body in limited time. Of large ones only some are read at once, so that
+// clients without a token cannot fill the memory.
+func (s *Server) readBody(w http.ResponseWriter, r *apiRequest) ([]byte, error) {
+	op, _, err := route(r.Method, r.URL.EscapedPath())
+	if err != nil || op.body == nil {
+		// What nobody reads is dropped, in limited time, too.
+		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(s.bodyTime))
 		return nil, nil
 	}
-	limit := cmp.Or(r.op.maxBody, maxBody)
-	body, err := io.ReadAll(io.LimitReader(r.Body, int64(limit)+1))
+	limit := cmp.Or(op.maxBody, maxBody)
+	body, err := console.ReadBody(w, r.Request, smallBody, s.bodyTime)
+	if err == nil && len(body) > smallBody {
+		select {
+		case s.large <- struct{}{}:
+			var rest []byte
+			rest, err = console.ReadBody(w, r.Request, int64(limit-len(body)), s.bodyTime)
+			body = append(body, rest...)
+			<-s.large
+		case <-time.After(s.bodyTime):
+			return nil, &engine.Error{Status: http.StatusServiceUnavailable, Code: "ServiceNotAvailable",
+				Message: "the simulator reads too many large bodies; try again"}
+		}
+	}
 	if err != nil {
 		return nil, badRequest("unable to read the body: %s", err)
 	}
@@ -225,7 +246,7 @@ func (r *apiRequest) subject(nameOrID string) {
 		return
 	}
 	r.subjects = append(r.subjects, nameOrID)
-	r.entry.Object = nameOrID
+	r.entry.Object = clip(nameOrID)
 }
 
 // project returns the project of the query.

@@ -2,29 +2,48 @@ package simulator
 
 import (
 	"slices"
+	"strings"
 	"sync"
 	"time"
+	"unsafe"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// keptRequests limits the number of entries in the log.
-const keptRequests = 100_000
+// keptBytes limits the bytes of the log, and keptText those of a text that a client chose.
+const (
+	keptBytes = 64 << 20
+	keptText  = 1 << 10
+)
+
+// clip returns as much of a client's text as is kept.
+func clip(text string) string { return strings.Clone(text[:min(len(text), keptText)]) }
+
+// size returns the bytes that an entry takes.
+func size(r *adminapi.Request) int {
+	return int(unsafe.Sizeof(*r)) + len(r.Path) + len(r.Caller) + len(r.Object) + 64*len(r.Faults)
+}
 
 type requestLog struct {
 	mu sync.Mutex
-	// mu guards entries and seq.
+	// mu guards entries, their bytes, and seq.
 	entries []adminapi.Request
+	bytes   int
 	seq     int
 }
 
+// add adds an entry. When the log is full, it loses its older half.
 func (l *requestLog) add(entry adminapi.Request) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.seq++
 	entry.Seq = l.seq
-	if len(l.entries) >= 2*keptRequests {
-		l.entries = slices.Clone(l.entries[keptRequests:])
+	if l.bytes += size(&entry); l.bytes > keptBytes {
+		l.entries = slices.Clone(l.entries[len(l.entries)/2:])
+		l.bytes = size(&entry)
+		for i := range l.entries {
+			l.bytes += size(&l.entries[i])
+		}
 	}
 	l.entries = append(l.entries, entry)
 }
@@ -60,5 +79,5 @@ func (l *requestLog) newest(since, limit int, keep func(*adminapi.Request) bool)
 func (l *requestLog) clear() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.entries = nil
+	l.entries, l.bytes = nil, 0
 }

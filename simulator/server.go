@@ -10,6 +10,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/broken"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/console"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/dataplane"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/flightlog"
@@ -45,10 +46,14 @@ type Server struct {
 	Flights flightlog.Log
 	rack    *engine.Simulation
 	token   string
-	// adminHosts are those of the Config.
-	adminHosts []string
-	log        *slog.Logger
-	requests   requestLog
+	// apiHosts and adminHosts are those of the Config.
+	apiHosts, adminHosts []string
+	// bodyTime is the time in which a client has to send a body. large has a place for each client
+	// that sends one of more than smallBody bytes.
+	bodyTime time.Duration
+	large    chan struct{}
+	log      *slog.Logger
+	requests requestLog
 	// mutation holds the active mutation of the rack, if there is one.
 	mutation broken.Switch
 }
@@ -59,8 +64,8 @@ func Open(ctx context.Context, c engine.Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Server{rack: rack, token: c.Token, adminHosts: c.AdminHosts,
-		log: cmp.Or(c.Log, slog.Default())}, nil
+	return &Server{rack: rack, token: c.Token, apiHosts: c.APIHosts, adminHosts: c.AdminHosts,
+		bodyTime: time.Minute, large: make(chan struct{}, 16), log: cmp.Or(c.Log, slog.Default())}, nil
 }
 
 // Close closes the rack: it ends the delays of the work in progress, waits for the work, and
@@ -103,9 +108,16 @@ func (s *Server) Dir() string { return s.rack.Dir() }
 // FreeDelay have delayed. It returns when the work is done.
 func (s *Server) RunDeferred(ctx context.Context) error { return s.rack.RunDeferred(ctx) }
 
-// ServeHTTP serves the rack's API.
+// ServeHTTP serves the rack's API. A request is work that Close and Reset wait for when it has been
+// read.
 func (s *Server) ServeHTTP(w http.ResponseWriter, hr *http.Request) {
 	r := newRequest(hr)
+	if err := console.CheckPage(hr, s.apiHosts, "--api-host"); err != nil {
+		s.write(w, r, newResponse(r.id, 0, nil, &engine.Error{Status: http.StatusForbidden,
+			Code: "Forbidden", Message: err.Error()}))
+		return
+	}
+	r.raw, r.rawErr = s.readBody(w, r)
 	end, ok := s.rack.Begin()
 	if !ok {
 		http.Error(w, engine.ErrClosed.Error(), http.StatusServiceUnavailable)

@@ -1,10 +1,17 @@
 package simulator
 
 import (
+	"fmt"
+	"io"
+	"net"
+	"net/http"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
@@ -97,4 +104,84 @@ func TestA06BadBodiesAreRefusedWithSerdesMessages(t *testing.T) {
 	}
 	wireCase{"neither a name nor an ID", "/v1/instances/a/disks/attach?project=default",
 		`{"disk":"D"}`, 400, "unable to parse JSON body: disk: " + store.InvalidNameOrID}.check(t, r)
+}
+
+// TestAClientThatIsSlowOrLoudStopsNobody sends parts of requests without a token. Others get their
+// answers, a reset included, and what is kept of such requests is limited.
+func TestAClientThatIsSlowOrLoudStopsNobody(t *testing.T) {
+	r := serveRack(t, engine.Config{})
+	admin := serveAdmin(t, r.Server)
+	for _, body := range []string{"{", "{" + strings.Repeat(" ", 100_000)} {
+		for range 20 {
+			conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp",
+				strings.TrimPrefix(r.url, "http://"))
+			simtest.NoError(t, err)
+			defer conn.Close()
+			_, err = fmt.Fprintf(conn, "POST /v1/disks?project=default HTTP/1.1\r\nHost: localhost\r\n"+
+				"Content-Length: 1000000\r\n\r\n%s", body)
+			simtest.NoError(t, err)
+		}
+	}
+	simtest.Eventually(t, "the large bodies wait", func() bool { return len(r.large) == cap(r.large) })
+	r.disk("d")
+	adminCall(t, admin, "POST", "/reset", "", nil)
+	r.demand(404, "", "GET /v1/disks/d?project=default")
+
+	hasty := serveRack(t, engine.Config{})
+	hasty.bodyTime = 50 * time.Millisecond
+	for _, operation := range []string{"POST /v1/disks", "GET /v1/projects", "POST /v1/nothing"} {
+		conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp",
+			strings.TrimPrefix(hasty.url, "http://"))
+		simtest.NoError(t, err)
+		_, err = fmt.Fprintf(conn, "%s?project=default HTTP/1.1\r\nHost: localhost\r\n"+
+			"Content-Length: 9\r\n\r\n{", operation)
+		simtest.NoError(t, err)
+		if _, err = io.ReadAll(conn); err != nil { // until the rack ends the connection
+			t.Errorf("%s: %v", operation, err)
+		}
+		_ = conn.Close()
+	}
+
+	long := strings.Repeat("x", 50_000)
+	for range 20 {
+		r.call("POST", "/v1/disks/"+long+"?project="+long, "{}", "User-Agent", long)
+	}
+	if r.requests.bytes > 20*(4*keptText+1000) {
+		t.Errorf("the log keeps %d bytes of 20 requests", r.requests.bytes)
+	}
+	var log requestLog
+	for range 2 * keptBytes / keptText {
+		log.add(adminapi.Request{Path: long[:keptText]})
+	}
+	if n := len(log.since(0)); n*keptText > keptBytes || n*keptText < keptBytes/4 {
+		t.Errorf("a full log has %d entries", n)
+	}
+}
+
+func TestAPageOfAnotherOriginDoesNotReachTheAPI(t *testing.T) {
+	r := serveRack(t, engine.Config{APIHosts: []string{"rack.test"}})
+	for _, c := range []struct {
+		host, header, value string
+		want                int
+	}{
+		{"127.0.0.1:1", "", "", 200}, {"localhost", "", "", 200}, {"[::1]:80", "", "", 200},
+		{"10.96.77.77", "", "", 200}, {"Rack.test:80", "", "", 200}, {"evil.example", "", "", 403},
+		{"localhost", "Origin", "http://evil.example", 403},
+		{"localhost", "Origin", "http://localhost", 200},
+		{"localhost", "Sec-Fetch-Site", "cross-site", 403}, {"localhost", "Sec-Fetch-Site", "none", 200},
+	} {
+		req, err := http.NewRequestWithContext(t.Context(), "GET", r.url+"/v1/disks?project=default", nil)
+		simtest.NoError(t, err)
+		req.Host = c.host
+		req.Header.Set("Authorization", "Bearer "+testToken)
+		if c.header != "" {
+			req.Header.Set(c.header, c.value)
+		}
+		resp, err := http.DefaultClient.Do(req)
+		simtest.NoError(t, err)
+		_ = resp.Body.Close()
+		if resp.StatusCode != c.want {
+			t.Errorf("Host %s, %s %s: HTTP %d, want %d", c.host, c.header, c.value, resp.StatusCode, c.want)
+		}
+	}
 }

@@ -18,6 +18,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"time"
 	"unicode"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
@@ -51,6 +52,8 @@ type Console struct {
 	Token string
 	// Hosts are names by which requests reach the admin listener, besides localhost.
 	Hosts []string
+	// BodyTime is the time in which a client has to send the body of a request.
+	BodyTime time.Duration
 
 	// boot tells the pages of this process from those of an earlier one.
 	boot string
@@ -76,7 +79,7 @@ type Disk struct {
 type Activity struct{ Reads, Writes, Flushes int }
 
 // New returns a console with a new token.
-func New() *Console { return &Console{Token: rand.Text(), boot: rand.Text()} }
+func New() *Console { return &Console{Token: rand.Text(), boot: rand.Text(), BodyTime: time.Minute} }
 
 // The paths of the console. The paths of package adminapi do not begin with /console.
 const (

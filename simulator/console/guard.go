@@ -1,30 +1,39 @@
 package console
 
 import (
+	"bytes"
 	"crypto/subtle"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 )
 
 // tokenHeader carries the token of a request that has no form.
 const tokenHeader = "X-Console-Token"
 
-// Guard refuses what a page of another origin can send to the admin listener: a browser on the
-// same machine reaches the listener, and the page's name may resolve to its address (DNS
-// rebinding). A name in Host is therefore refused unless it is localhost or one of Hosts, an Origin
-// must be the listener's own, and a change needs the token of the console's pages if a browser asks
-// for it. Other clients, such as curl, send no Origin and need no token.
+// Guard refuses what CheckPage refuses, and a change without the token of the console's pages if a
+// browser asks for it. Other clients, such as curl, send no Origin and need no token. What it passes
+// on has been read.
 func (c *Console) Guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		header := w.Header()
 		header.Set("X-Content-Type-Options", "nosniff")
 		header.Set("Cross-Origin-Resource-Policy", "same-origin")
-		r.Body = http.MaxBytesReader(w, r.Body, maxForm)
-		if err := c.check(r); err != nil {
+		err := CheckPage(r, c.Hosts, "--admin-host")
+		var body []byte
+		if err == nil {
+			body, err = ReadBody(w, r, maxForm, c.BodyTime)
+			r.Body = io.NopCloser(bytes.NewReader(body))
+		}
+		if err == nil {
+			err = c.check(r)
+		}
+		if err != nil {
 			http.Error(w, err.Error(), http.StatusForbidden)
 			return
 		}
@@ -35,29 +44,60 @@ func (c *Console) Guard(next http.Handler) http.Handler {
 // maxForm limits the body of a request to the admin listener.
 const maxForm = 1 << 20
 
-func (c *Console) check(r *http.Request) error {
-	if !c.ownHost(r.Host) {
+// ReadBody reads up to limit bytes of a request's body and one more, within a time. Later the
+// client may take as long as it wants.
+func ReadBody(w http.ResponseWriter, r *http.Request, limit int64, within time.Duration) ([]byte,
+	error) {
+	control := http.NewResponseController(w)
+	_ = control.SetReadDeadline(time.Now().Add(within)) // a test's recorder has no deadlines
+	body, err := io.ReadAll(io.LimitReader(r.Body, limit+1))
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("read the body, for which there are %s: %w", within, err)
+	case int64(len(body)) <= limit:
+		_ = control.SetReadDeadline(time.Time{})
+	}
+	return body, nil
+}
+
+// CheckPage refuses what a page of another origin can send to a listener: a browser on the same
+// machine reaches it, and the page's name may resolve to its address (DNS rebinding). A name in
+// Host is therefore refused unless it is localhost or one of hosts, which flag adds, and an Origin
+// must be the listener's own. Where a browser says that a request comes from elsewhere, it may only
+// open a page.
+func CheckPage(r *http.Request, hosts []string, flag string) error {
+	if !ownHost(r.Host, hosts) {
 		return fmt.Errorf("the request's Host is %q, and any name can be made to resolve to this "+
-			"address: use localhost or the IP address of the admin listener, or start the simulator with "+
-			"--admin-host and the name", r.Host)
+			"address: use localhost or the IP address of the listener, or start the simulator with "+
+			"%s and the name", r.Host, flag)
 	}
 	scheme := "http://"
 	if r.TLS != nil {
 		scheme = "https://"
 	}
-	origin, site := r.Header.Values("Origin"), r.Header.Get("Sec-Fetch-Site")
-	for _, o := range origin {
+	for _, o := range r.Header.Values("Origin") {
 		if !strings.EqualFold(o, scheme+r.Host) {
 			return fmt.Errorf("the request comes from a page of %q, expected one of %s%s", o, scheme,
 				r.Host)
 		}
 	}
+	site := r.Header.Get("Sec-Fetch-Site")
+	opens := r.Method == http.MethodGet && r.Header.Get("Sec-Fetch-Dest") == "document"
+	if !slices.Contains([]string{"", "none", "same-origin"}, site) && !opens {
+		return fmt.Errorf("the request comes from a page of another site (Sec-Fetch-Site is %q), "+
+			"expected one of %s%s", site, scheme, r.Host)
+	}
+	return nil
+}
+
+// check demands the token for a change by a browser.
+func (c *Console) check(r *http.Request) error {
 	switch r.Method {
 	case http.MethodGet, http.MethodHead, http.MethodOptions:
 		return nil
 	}
 	ours := r.URL.Path == actionPath
-	if len(origin) == 0 && site == "" && !ours {
+	if r.Header.Get("Origin") == "" && r.Header.Get("Sec-Fetch-Site") == "" && !ours {
 		return nil // no browser
 	}
 	token := r.Header.Get(tokenHeader)
@@ -71,14 +111,14 @@ func (c *Console) check(r *http.Request) error {
 	return nil
 }
 
-// ownHost reports whether a Host is an IP address, localhost or one of Hosts, with or without a
+// ownHost reports whether a Host is an IP address, localhost or one of hosts, with or without a
 // port.
-func (c *Console) ownHost(host string) bool {
+func ownHost(host string, hosts []string) bool {
 	name := host
 	if bare, _, err := net.SplitHostPort(host); err == nil {
 		name = bare
 	}
-	if slices.ContainsFunc(append([]string{"localhost"}, c.Hosts...), func(own string) bool {
+	if slices.ContainsFunc(append([]string{"localhost"}, hosts...), func(own string) bool {
 		return strings.EqualFold(own, name)
 	}) {
 		return true

@@ -49,8 +49,9 @@ type Config struct {
 	Disks     []DiskSpec
 	// Token is the only accepted token; "" accepts every oxide-token-….
 	Token string
-	// AdminHosts are names by which clients reach the admin listener, besides localhost.
-	AdminHosts []string
+	// APIHosts and AdminHosts are names by which clients reach the API and the admin listener, besides
+	// localhost.
+	APIHosts, AdminHosts []string
 	// TokenExpires is the expiry that the rack reports for the token; the zero time means never.
 	TokenExpires time.Time
 	// Hotplug is what the rack does with the disks of running instances (A17); "" means

@@ -70,7 +70,8 @@ func serve(ctx context.Context, o *options, rack *simulator.Server, stdout io.Wr
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	start := func(l net.Listener, h http.Handler) {
-		server := &http.Server{Handler: h, ReadHeaderTimeout: time.Minute, ErrorLog: o.serverLog()}
+		server := &http.Server{Handler: h, ReadHeaderTimeout: 30 * time.Second,
+			IdleTimeout: 5 * time.Minute, MaxHeaderBytes: 64 << 10, ErrorLog: o.serverLog()}
 		group.Go(func() error {
 			if err := server.Serve(l); err != http.ErrServerClosed {
 				return err

@@ -107,6 +107,11 @@ func (o *options) flags() *flag.FlagSet {
 		r.AdminHosts = append(r.AdminHosts, s)
 		return nil
 	})
+	f.Func("api-host", "`name` by which clients reach the API, beside localhost, its IP addresses and "+
+		"those of --tls-host; repeatable", func(s string) error {
+		r.APIHosts = append(r.APIHosts, s)
+		return nil
+	})
 	f.Func("project", "`name` of a project; repeatable, the first has the instances",
 		func(s string) error { r.Projects = append(r.Projects, s); return nil })
 	f.Func("instance", "`name[=uuid]` of an instance that runs from the start; repeatable",
@@ -172,7 +177,10 @@ func (o *options) flags() *flag.FlagSet {
 	f.StringVar(&o.tlsCert, "tls-cert", "", "PEM `file` of a certificate to serve HTTPS with")
 	f.StringVar(&o.tlsKey, "tls-key", "", "PEM `file` of its key")
 	f.Func("tls-host", "further `name` or address in the certificate; repeatable",
-		func(s string) error { o.tlsHosts = append(o.tlsHosts, s); return nil })
+		func(s string) error {
+			o.tlsHosts, r.APIHosts = append(o.tlsHosts, s), append(r.APIHosts, s)
+			return nil
+		})
 	f.TextVar(&o.logLevel, "log-level", slog.LevelInfo, "debug, info, warn or error")
 	f.StringVar(&o.logFormat, "log-format", "text", "text or json")
 	return f
