@@ -230,7 +230,7 @@ VolumeSnapshotClass/mine deletionPolicy: Delete
 			"node.serviceAccountName=n", "nodeKeeper.serviceAccountName=k",
 			"audit.serviceAccountName=a")...)...), `
 Deployment/oxide-csi-controller spec.template.spec.serviceAccountName: c
-DaemonSet/oxide-csi-node spec.template.spec.serviceAccountName: n
+DaemonSet/oxide-csi-node spec.template.spec.serviceAccountName: "n"
 Deployment/oxide-csi-node-keeper spec.template.spec.serviceAccountName: k
 CronJob/oxide-csi-audit spec.jobTemplate.spec.template.spec.serviceAccountName: a
 `},

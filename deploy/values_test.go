@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -22,7 +23,7 @@ func TestAWrongValueIsRefusedWithAnExplanation(t *testing.T) {
 			"absolute path"},
 		{"node.kubeletDir=/var/lib/kubelet/", "without a slash at its end"},
 		{"node.kubeletDir=/var/../kubelet", "it has to be an absolute path"},
-		{"node.stateDir=/var/lib/kubelet/plugins/csi.oxide.computer", "nothing but the socket"},
+		{"node.stateDir=/var/lib/kubelet/plugins/csi.oxide.computer", "'/node/stateDir'"},
 		{"node.maxUnavailable=none", `node.maxUnavailable is "none": it has to be a number of nodes`},
 		{"node.maxUnavailable=0", `node.maxUnavailable is "0"`},
 		{"node.extraEnv[0].name=CSI_MODE", "belong to the CSI specification"},
@@ -73,8 +74,7 @@ func TestAWrongValueIsRefusedWithAnExplanation(t *testing.T) {
 		{"networkPolicy.enabled=true", "networkPolicy.rack.cidrs is empty: the controller could not " +
 			"reach the rack"},
 		{"networkPolicy.enabled=true", "networkPolicy.apiServer.cidrs is empty"},
-		{"networkPolicy.rack.cidrs[0]=rack.example.com", `networkPolicy.rack.cidrs has ` +
-			`"rack.example.com": it has to be addresses with a prefix length`},
+		{"networkPolicy.rack.cidrs[0]=rack.example.com", "'/networkPolicy/rack/cidrs/0'"},
 		{"audit.enabled=true", "audit.kubectlImage has no repository, or neither a tag nor a digest"},
 		{"audit.schedule=daily", `audit.schedule is "daily": it has to be five fields of cron`},
 		{"audit.extraArgs[0]=--delete", "audit.extraArgs has --delete: the CronJob only reports"},
@@ -98,6 +98,17 @@ func TestAWrongValueIsRefusedWithAnExplanation(t *testing.T) {
 		{"controller.dnsPolicy=None", "controller.dnsPolicy is None, and controller.dnsConfig has no"},
 		{"node.serviceAccountName=oxide-csi-controller", "node.serviceAccountName is " +
 			"oxide-csi-controller, which another pod has, too"},
+		{"snapshotter.featureGates.A\n- --b=true", "does not match pattern"},
+		{"node.stateDir=/etc/oxide", "'/node/stateDir'"}, {"node.stateDir=/run", "'/node/stateDir'"},
+		{"node.stateDir=/k/a,node.kubeletDir=/k", "may not be in each other"},
+		{"node.stateDir=/k,node.kubeletDir=/k/a", "may not be in each other"},
+		{"networkPolicy.rack.cidrs[0]=1.2.3/8", `cidrs has "1.2.3/8"`},
+		{"networkPolicy.rack.cidrs[0]=1.2.3.256/8", `cidrs has "1.2.3.256/8"`},
+		{"networkPolicy.rack.cidrs[0]=1.2.3.4/33", `cidrs has "1.2.3.4/33"`},
+		{"networkPolicy.rack.cidrs[0]=fd00::1::2/64", `cidrs has "fd00::1::2/64"`},
+		{"networkPolicy.rack.cidrs[0]=fd00:1/64", `cidrs has "fd00:1/64"`},
+		{"networkPolicy.rack.cidrs[0]=:::/0", `cidrs has ":::/0"`},
+		{"networkPolicy.rack.cidrs[0]=fd00::/129", `cidrs has "fd00::/129"`},
 		{"snapshotter.featureGates.A=perhaps", "'/snapshotter/featureGates/A': got string, want boolean"},
 		{"test.enabled=true", "test.image has neither a tag nor a digest"},
 		{"imageRegistry=https://mirror", "a registry without a scheme"},
@@ -253,6 +264,99 @@ func TestThePlainValuesPassHelmLint(t *testing.T) {
 		kubernetes)
 	if err != nil {
 		t.Errorf("helm lint: %v\n%s%s", err, out, complaints)
+	}
+}
+
+// TestEveryTextArrivesAsItIs sets every text among the values to one that YAML, a flag or a template
+// could take for something else. It is refused, or is in the manifests exactly where another text is
+// that takes its place.
+func TestEveryTextArrivesAsItIs(t *testing.T) {
+	var all map[string]any
+	if err := yaml.Unmarshal(readFile(t, "chart/values.yaml"), &all); err != nil {
+		t.Fatal(err)
+	}
+	var paths []string
+	var walk func(path string, part any)
+	walk = func(path string, part any) {
+		switch part := part.(type) {
+		case map[string]any:
+			for name, deeper := range part {
+				walk(strings.TrimPrefix(path+"."+name, "."), deeper)
+			}
+		case string:
+			paths = append(paths, path)
+		}
+	}
+	walk("", all)
+	paths = append(paths, "commonLabels.x", "commonAnnotations.x", "imagePullSecrets[0].name",
+		"node.extraArgs[0]", "controller.nodeSelector.x", "storageClass.mountOptions[0]",
+		"controller.dnsConfig.searches[0]")
+	on := values(t, `{ownCA: true, test: {enabled: true, image: {repository: a, tag: b}},
+audit: {enabled: true, kubectlImage: {repository: a, tag: b}}, nodeKeeper: {enabled: true},
+metrics: {enabled: true, podMonitor: true}, snapshots: {enabled: true}, instanceMetadata: {enabled: true},
+secret: {create: true, host: "https://a", token: t, project: p, caBundle: c}}`)
+	const plain = "zqzq"
+	render := func(set []string, text string) (manifests, string) {
+		args := slices.Clone(on)
+		for _, path := range set {
+			value, err := json.Marshal(text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			args = append(args, "--set-json", path+"="+string(value))
+		}
+		out, complaints, err := helm(t, args...)
+		if err != nil {
+			return nil, complaints
+		}
+		return parse(t, out), ""
+	}
+	accepted := func(paths []string, text string) []string {
+		taken := slices.Clone(paths)
+		for {
+			odd, complaints := render(taken, text)
+			before := len(taken)
+			taken = slices.DeleteFunc(taken, func(path string) bool {
+				in := "'/" + strings.NewReplacer(".", "/", "[", "/", "]", "").Replace(path)
+				return odd == nil && slices.ContainsFunc([]string{in + "'", in + "/", "  " + path + " "},
+					func(name string) bool { return strings.Contains(complaints, name) })
+			})
+			if odd == nil && len(taken) == before { // a refusal names the text only
+				taken = slices.DeleteFunc(taken, func(path string) bool {
+					alone, _ := render([]string{path}, text)
+					return alone == nil
+				})
+			}
+			if odd == nil && len(taken) == before {
+				t.Fatalf("%q is refused: %s", text, complaints)
+			}
+			if odd != nil {
+				return taken
+			}
+		}
+	}
+	for _, text := range short.Some(t, 3, []string{"on", "123", "a\n- --b=c", "null", "1e3", "~",
+		"0x1f", "{{ 1 }}", "a: b", "a #b", `"`, "'", "- a", "2001-01-01", "a\nb: c"}) {
+		// Where only the odd text is taken, as in a number of nodes, it is a number, too.
+		taken := accepted(accepted(paths, text), plain)
+		odd, _ := render(taken, text)
+		usual, _ := render(taken, plain)
+		got, _ := json.Marshal(odd)
+		want, _ := json.Marshal(usual)
+		// The pods' annotation with a sum of the Secret differs.
+		sum := regexp.MustCompile(`"csi.oxide.computer/settings":"[0-9a-f]+"`)
+		got, want = sum.ReplaceAll(got, nil), sum.ReplaceAll(want, nil)
+		inside, _ := json.Marshal(text)
+		replaced := strings.ReplaceAll(string(want), plain, string(inside[1:len(inside)-1]))
+		if replaced != string(got) {
+			at := 0
+			for at < min(len(got), len(replaced)) && got[at] == replaced[at] {
+				at++
+			}
+			t.Errorf("of %v = %q there is\n%.200s\nwant\n%.200s", taken, text, got[max(0, at-80):],
+				replaced[max(0, at-80):])
+		}
+		t.Logf("%q is taken in %d of %d places", text, len(taken), len(paths))
 	}
 }
 

@@ -1,6 +1,6 @@
 // Package console is the web page of a simulated rack: it shows the instances with their disks,
 // the requests and the drivers' flight records as they come, and the faults, and has buttons that
-// change them. It also guards the admin listener against pages of other origins.
+// change them. It also guards the listeners against pages of other origins and slow clients.
 //
 // The page is rendered by html/template and works without its script, as a page that reloads. The
 // script replaces the parts of the page that change with those that the server sends (events.go).

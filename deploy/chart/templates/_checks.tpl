@@ -153,8 +153,10 @@ controller.dnsPolicy is None, and controller.dnsConfig has no nameservers: the c
 node.{{ $name }} is {{ $path | quote }}: it has to be an absolute path without a slash at its end, such as {{ ternary "/var/lib/kubelet" "/run/csi.oxide.computer" (eq $name "kubeletDir") }}.
 {{- end }}
 {{- end }}
-{{- if hasPrefix (printf "%s/plugins/csi.oxide.computer" .Values.node.kubeletDir) .Values.node.stateDir }}
-node.stateDir is in the directory of the driver's socket, where CSI wants nothing but the socket: use another.
+{{- $state := printf "%s/" .Values.node.stateDir }}
+{{- $kubelet := printf "%s/" .Values.node.kubeletDir }}
+{{- if or (hasPrefix $kubelet $state) (hasPrefix $state $kubelet) }}
+node.stateDir is {{ .Values.node.stateDir | quote }}: kubelet's directory and the driver's may not be in each other; use another.
 {{- end }}
 {{- if not (regexMatch "^([1-9][0-9]*|[1-9][0-9]?%|100%)$" (toString .Values.node.maxUnavailable)) }}
 node.maxUnavailable is {{ .Values.node.maxUnavailable | toString | quote }}: it has to be a number of nodes, at least 1, or a percentage such as 10%.
@@ -264,7 +266,7 @@ test.image has neither a tag nor a digest: name an image with sh, sync and cat, 
 networkPolicy.{{ $name }}.cidrs is empty: the controller could not reach {{ ternary "the rack" "Kubernetes' API server" (eq $name "rack") }}; name its addresses, such as 192.0.2.10/32.
 {{- end }}
 {{- range $cidrs }}
-{{- if not (regexMatch "^[0-9a-fA-F.:]+/[0-9]{1,3}$" .) }}
+{{- if ne (include "oxide.cidr" .) "true" }}
 networkPolicy.{{ $name }}.cidrs has {{ . | quote }}: it has to be addresses with a prefix length, such as 192.0.2.10/32.
 {{- end }}
 {{- end }}
@@ -284,4 +286,16 @@ audit.schedule is {{ .Values.audit.schedule | quote }}: it has to be five fields
 audit.extraArgs has {{ . }}: the CronJob only reports; a person deletes, as docs/audit.md describes.
 {{- end }}
 {{- end }}
+{{- end -}}
+
+{{- /* "true" if a text is a CIDR: four numbers, or up to eight groups with one "::" for those that are left out. */ -}}
+{{- define "oxide.cidr" -}}
+{{- $number := "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])" }}
+{{- $four := regexMatch (printf "^%s([.]%s){3}/(3[0-2]|[12]?[0-9])$" $number $number) . }}
+{{- $six := regexMatch "^(:|[0-9a-fA-F]{1,4}:)(:|[0-9a-fA-F]{1,4}:)*([0-9a-fA-F]{1,4})?/(12[0-8]|1[01][0-9]|[1-9]?[0-9])$" . }}
+{{- $address := regexReplaceAll "/.*" . "" }}
+{{- $groups := regexFindAll "[0-9a-fA-F]+" $address -1 | len }}
+{{- $gaps := sub (len (splitList "::" $address)) 1 }}
+{{- $ends := regexMatch "^:[^:]|[^:]:$|:::" $address }}
+{{- or $four (and $six (not $ends) (or (and (eq $gaps 0) (eq $groups 8)) (and (eq $gaps 1) (lt $groups 8)))) }}
 {{- end -}}

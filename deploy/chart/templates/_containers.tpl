@@ -43,9 +43,9 @@ resources:
 - name: OXIDE_MAX_DISKS
   value: {{ .Values.maxDisks | quote }}
 - name: OXIDE_LOG_LEVEL
-  value: {{ .Values.log.level }}
+  value: {{ .Values.log.level | include "oxide.text" }}
 - name: OXIDE_LOG_FORMAT
-  value: {{ .Values.log.format }}
+  value: {{ .Values.log.format | include "oxide.text" }}
 {{- end -}}
 
 {{- /* The annotations of a pod that calls the rack, of (dict "root" $ "of" KEY). */ -}}
@@ -82,13 +82,13 @@ startup taint. */ -}}
 - name: OXIDE_HOST
   valueFrom:
     secretKeyRef:
-      name: {{ include "oxide.secretName" . }}
-      key: {{ .Values.secret.keys.host }}
+      name: {{ include "oxide.secretName" . | include "oxide.text" }}
+      key: {{ .Values.secret.keys.host | include "oxide.text" }}
 - name: OXIDE_TOKEN
   valueFrom:
     secretKeyRef:
-      name: {{ include "oxide.secretName" . }}
-      key: {{ .Values.secret.keys.token }}
+      name: {{ include "oxide.secretName" . | include "oxide.text" }}
+      key: {{ .Values.secret.keys.token | include "oxide.text" }}
 # The same token as a file, which wins and is read again when the Secret changes: a new
 # token needs no restart.
 - name: OXIDE_TOKEN_FILE
@@ -107,8 +107,8 @@ startup taint. */ -}}
 - name: OXIDE_PROJECT
   valueFrom:
     secretKeyRef:
-      name: {{ include "oxide.secretName" . }}
-      key: {{ .Values.secret.keys.project }}
+      name: {{ include "oxide.secretName" . | include "oxide.text" }}
+      key: {{ .Values.secret.keys.project | include "oxide.text" }}
 {{- $id := include "oxide.clusterId" . }}
 {{- if eq $id "unasked" }}
 # No cluster was asked for its id when this was rendered: the Secret has to have one, which
@@ -120,8 +120,8 @@ startup taint. */ -}}
   {{- else }}
   valueFrom:
     secretKeyRef:
-      name: {{ include "oxide.secretName" . }}
-      key: {{ .Values.secret.keys.clusterId }}
+      name: {{ include "oxide.secretName" . | include "oxide.text" }}
+      key: {{ .Values.secret.keys.clusterId | include "oxide.text" }}
       {{- if eq $id "nothing" }}
       optional: true
       {{- end }}
@@ -133,14 +133,14 @@ startup taint. */ -}}
 # Optional, so that a missing key is reported by the variables above.
 - name: rack-access
   secret:
-    secretName: {{ include "oxide.secretName" . }}
+    secretName: {{ include "oxide.secretName" . | include "oxide.text" }}
     optional: true
     defaultMode: 0440
     items:
-      - key: {{ .Values.secret.keys.token }}
+      - key: {{ .Values.secret.keys.token | include "oxide.text" }}
         path: token
       {{- if .Values.ownCA }}
-      - key: {{ .Values.secret.keys.caBundle }}
+      - key: {{ .Values.secret.keys.caBundle | include "oxide.text" }}
         path: ca.crt
       {{- end }}
 {{- end -}}

@@ -1,3 +1,8 @@
+{{- /* A text as a scalar of YAML in one line, quoted if it would otherwise be anything else. */ -}}
+{{- define "oxide.text" -}}
+{{- if regexMatch "[[:space:]]" . }}{{ toJson . }}{{ else }}{{ toYaml . }}{{ end }}
+{{- end -}}
+
 {{- /* An image's full name, of (dict "root" $ "image" <one of the values>). */ -}}
 {{- define "oxide.image" -}}
 {{- $registry := .root.Values.imageRegistry | default .image.registry | trimSuffix "/" -}}
@@ -16,7 +21,7 @@
 
 {{- /* The label that selects pods. Selectors cannot change, so they contain only this label and app. */ -}}
 {{- define "oxide.selector" -}}
-app.kubernetes.io/name: {{ .Values.nameOverride | default "oxide-csi-driver" }}
+app.kubernetes.io/name: {{ .Values.nameOverride | default "oxide-csi-driver" | include "oxide.text" }}
 {{- end -}}
 
 {{- /* The labels and annotations of an object, of (dict "root" $ "labels" MAP "annotations" MAP). Both maps may be
@@ -41,8 +46,8 @@ annotations:
 kind: ServiceAccount
 apiVersion: v1
 metadata:
-  name: {{ include "oxide.account" . }}
-  namespace: {{ .root.Release.Namespace }}
+  name: {{ include "oxide.account" . | include "oxide.text" }}
+  namespace: {{ .root.Release.Namespace | include "oxide.text" }}
   {{- include "oxide.meta" (dict "root" .root "annotations" (index .root.Values .of).serviceAccountAnnotations) | nindent 2 }}
 {{- end }}
 {{- end -}}
@@ -53,19 +58,19 @@ role, a Role or a ClusterRole, has the same name. */ -}}
 kind: {{ .kind }}Binding
 apiVersion: rbac.authorization.k8s.io/v1
 metadata:
-  name: {{ .name }}
+  name: {{ .name | include "oxide.text" }}
   {{- if eq .kind "Role" }}
-  namespace: {{ .root.Release.Namespace }}
+  namespace: {{ .root.Release.Namespace | include "oxide.text" }}
   {{- end }}
   {{- include "oxide.meta" (dict "root" .root) | nindent 2 }}
 roleRef:
   apiGroup: rbac.authorization.k8s.io
   kind: {{ .kind }}
-  name: {{ .name }}
+  name: {{ .name | include "oxide.text" }}
 subjects:
   - kind: ServiceAccount
-    name: {{ include "oxide.account" . }}
-    namespace: {{ .root.Release.Namespace }}
+    name: {{ include "oxide.account" . | include "oxide.text" }}
+    namespace: {{ .root.Release.Namespace | include "oxide.text" }}
 {{- end -}}
 
 {{- define "oxide.secretName" -}}
@@ -103,19 +108,19 @@ subjects:
 kind: StorageClass
 apiVersion: storage.k8s.io/v1
 metadata:
-  name: {{ .class.name }}
+  name: {{ .class.name | include "oxide.text" }}
   {{- $default := dict "storageclass.kubernetes.io/is-default-class" "true" }}
   {{- $annotations := merge dict (ternary $default dict (.class.default | default false)) (.class.annotations | default dict) }}
   {{- include "oxide.meta" (dict "root" .root "labels" .class.labels "annotations" $annotations) | nindent 2 }}
 provisioner: csi.oxide.computer
 # Oxide's disks have a fixed size.
 allowVolumeExpansion: false
-reclaimPolicy: {{ .class.reclaimPolicy | default "Delete" }}
-volumeBindingMode: {{ .class.volumeBindingMode | default "WaitForFirstConsumer" }}
+reclaimPolicy: {{ .class.reclaimPolicy | default "Delete" | include "oxide.text" }}
+volumeBindingMode: {{ .class.volumeBindingMode | default "WaitForFirstConsumer" | include "oxide.text" }}
 {{- with .class.parameters }}
 parameters:
   {{- range $key, $value := . }}
-  {{ $key }}: {{ $value | quote }}
+  {{ $key | include "oxide.text" }}: {{ $value | quote }}
   {{- end }}
 {{- end }}
 {{- with .class.mountOptions }}
@@ -133,16 +138,16 @@ allowedTopologies:
 kind: VolumeSnapshotClass
 apiVersion: snapshot.storage.k8s.io/v1
 metadata:
-  name: {{ .class.name }}
+  name: {{ .class.name | include "oxide.text" }}
   {{- $default := dict "snapshot.storage.kubernetes.io/is-default-class" "true" }}
   {{- $annotations := merge dict (ternary $default dict (.class.default | default false)) (.class.annotations | default dict) }}
   {{- include "oxide.meta" (dict "root" .root "labels" .class.labels "annotations" $annotations) | nindent 2 }}
 driver: csi.oxide.computer
-deletionPolicy: {{ .class.deletionPolicy | default "Delete" }}
+deletionPolicy: {{ .class.deletionPolicy | default "Delete" | include "oxide.text" }}
 {{- with .class.parameters }}
 parameters:
   {{- range $key, $value := . }}
-  {{ $key }}: {{ $value | quote }}
+  {{ $key | include "oxide.text" }}: {{ $value | quote }}
   {{- end }}
 {{- end }}
 {{- end -}}

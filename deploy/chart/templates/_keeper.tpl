@@ -6,16 +6,16 @@
 {{- if .dryRun }}
 - --dry-run
 {{- end }}
-- --settle={{ .settle }}
-- --min-interval={{ .minInterval }}
-- --stateful-set-interval={{ .statefulSetInterval }}
-- --max-stops-per-volume={{ int .maxStopsPerVolume }}
-- --max-stops-per-node={{ int .maxStopsPerNode }}
+- {{ printf "--settle=%v" .settle | include "oxide.text" }}
+- {{ printf "--min-interval=%v" .minInterval | include "oxide.text" }}
+- {{ printf "--stateful-set-interval=%v" .statefulSetInterval | include "oxide.text" }}
+- {{ printf "--max-stops-per-volume=%v" (int .maxStopsPerVolume) | include "oxide.text" }}
+- {{ printf "--max-stops-per-node=%v" (int .maxStopsPerNode) | include "oxide.text" }}
 {{- if .window }}
 - {{ printf "--window=%s" .window | quote }}
-- --window-length={{ .windowLength }}
+- {{ printf "--window-length=%v" .windowLength | include "oxide.text" }}
 {{- end }}
-- --drain-timeout={{ .drainTimeout }}
+- {{ printf "--drain-timeout=%v" .drainTimeout | include "oxide.text" }}
 {{ end }}
 {{- end }}
 {{- if $k.startupTaint.enabled -}}
@@ -27,9 +27,9 @@
 - --fence
 {{ end }}
 {{- end -}}
-- --http-endpoint=:{{ .Values.metrics.nodeKeeperPort }}
-- --log-level={{ .Values.log.level }}
-- --log-format={{ .Values.log.format }}
+- {{ printf "--http-endpoint=:%v" .Values.metrics.nodeKeeperPort | include "oxide.text" }}
+- {{ printf "--log-level=%v" .Values.log.level | include "oxide.text" }}
+- {{ printf "--log-format=%v" .Values.log.format | include "oxide.text" }}
 {{- end -}}
 
 {{- define "oxide.keeperEnv" -}}
@@ -45,8 +45,8 @@
 - name: OXIDE_PROJECT
   valueFrom:
     secretKeyRef:
-      name: {{ include "oxide.secretName" . }}
-      key: {{ .Values.secret.keys.project }}
+      name: {{ include "oxide.secretName" . | include "oxide.text" }}
+      key: {{ .Values.secret.keys.project | include "oxide.text" }}
 {{ include "oxide.rackCA" . }}
 {{- end -}}
 

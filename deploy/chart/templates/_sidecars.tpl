@@ -3,9 +3,9 @@
 and port may be missing. */ -}}
 {{- define "oxide.sidecar" -}}
 {{- $values := .values | default (index .root.Values .of) -}}
-- name: {{ .name }}
-  image: {{ include "oxide.image" (dict "root" .root "image" $values.image) }}
-  imagePullPolicy: {{ .root.Values.imagePullPolicy }}
+- name: {{ .name | include "oxide.text" }}
+  image: {{ include "oxide.image" (dict "root" .root "image" $values.image) | include "oxide.text" }}
+  imagePullPolicy: {{ .root.Values.imagePullPolicy | include "oxide.text" }}
   {{- if or .args $values.extraArgs }}
   args:
     {{- with .args }}
@@ -27,7 +27,7 @@ and port may be missing. */ -}}
   {{- $port := index .root.Values.metrics (printf "%sPort" .of) }}
   {{- if and $port .root.Values.metrics.enabled }}
   ports:
-    - name: {{ .port | default .of }}
+    - name: {{ .port | default .of | include "oxide.text" }}
       containerPort: {{ $port }}
   {{- end }}
   volumeMounts:
@@ -58,14 +58,14 @@ and port may be missing. */ -}}
 # Longer than a call may take (timeout), and than the driver's changes follow their looks.
 - --leader-election-lease-duration=45s
 - --leader-election-renew-deadline=30s
-- --timeout={{ $values.timeout }}
-- --worker-threads={{ $values.workerThreads }}
-- --retry-interval-max={{ $values.retryIntervalMax }}
-- --kube-api-qps={{ .root.Values.kubeApi.qps }}
-- --kube-api-burst={{ .root.Values.kubeApi.burst }}
-- --v={{ .root.Values.log.sidecars }}
+- {{ printf "--timeout=%v" $values.timeout | include "oxide.text" }}
+- {{ printf "--worker-threads=%v" $values.workerThreads | include "oxide.text" }}
+- {{ printf "--retry-interval-max=%v" $values.retryIntervalMax | include "oxide.text" }}
+- {{ printf "--kube-api-qps=%v" .root.Values.kubeApi.qps | include "oxide.text" }}
+- {{ printf "--kube-api-burst=%v" .root.Values.kubeApi.burst | include "oxide.text" }}
+- {{ printf "--v=%v" .root.Values.log.sidecars | include "oxide.text" }}
 {{- if .root.Values.metrics.enabled }}
-- --http-endpoint=:{{ index .root.Values.metrics (printf "%sPort" .of) }}
+- {{ printf "--http-endpoint=:%v" (index .root.Values.metrics (printf "%sPort" .of)) | include "oxide.text" }}
 {{- end }}
 {{- end -}}
 
@@ -90,7 +90,11 @@ and port may be missing. */ -}}
 - --extra-create-metadata=true
 {{- with .Values.snapshotter.featureGates }}
 # A rack has no group snapshots; with the gate on, the sidecar waits for their CRDs.
-- --feature-gates={{ range $i, $gate := keys . | sortAlpha }}{{ if $i }},{{ end }}{{ $gate }}={{ index $.Values.snapshotter.featureGates $gate }}{{ end }}
+{{- $gates := list }}
+{{- range $gate, $on := . }}
+{{- $gates = append $gates (printf "%s=%t" $gate $on) }}
+{{- end }}
+- {{ printf "--feature-gates=%s" (join "," $gates) | include "oxide.text" }}
 {{- end }}
 {{- end -}}
 
@@ -103,15 +107,15 @@ and port may be missing. */ -}}
 {{- define "oxide.probeArgs" -}}
 - --csi-address=/liveness/liveness.sock
 - --http-endpoint=:9808
-- --probe-timeout={{ .Values.livenessProbe.timeout }}
-- --v={{ .Values.log.sidecars }}
+- {{ printf "--probe-timeout=%v" .Values.livenessProbe.timeout | include "oxide.text" }}
+- {{ printf "--v=%v" .Values.log.sidecars | include "oxide.text" }}
 {{- end -}}
 
 {{- define "oxide.registrarArgs" -}}
 - --csi-address=/csi/csi.sock
-- --kubelet-registration-path={{ .Values.node.kubeletDir }}/plugins/csi.oxide.computer/csi.sock
+- {{ printf "--kubelet-registration-path=%v/plugins/csi.oxide.computer/csi.sock" .Values.node.kubeletDir | include "oxide.text" }}
 - --http-endpoint=:9811
-- --v={{ .Values.log.sidecars }}
+- {{ printf "--v=%v" .Values.log.sidecars | include "oxide.text" }}
 {{- end -}}
 
 {{- define "oxide.registrar" -}}
