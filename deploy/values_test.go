@@ -267,9 +267,9 @@ func TestThePlainValuesPassHelmLint(t *testing.T) {
 	}
 }
 
-// TestEveryTextArrivesAsItIs sets every text among the values to one that YAML, a flag or a template
-// could take for something else. It is refused, or is in the manifests exactly where another text is
-// that takes its place.
+// TestEveryTextArrivesAsItIs sets every text among the values to one that YAML, a flag or a
+// template could take for something else. It is refused, or is in the manifests exactly where
+// another text is that takes its place.
 func TestEveryTextArrivesAsItIs(t *testing.T) {
 	var all map[string]any
 	if err := yaml.Unmarshal(readFile(t, "chart/values.yaml"), &all); err != nil {
@@ -293,7 +293,8 @@ func TestEveryTextArrivesAsItIs(t *testing.T) {
 		"controller.dnsConfig.searches[0]")
 	on := values(t, `{ownCA: true, test: {enabled: true, image: {repository: a, tag: b}},
 audit: {enabled: true, kubectlImage: {repository: a, tag: b}}, nodeKeeper: {enabled: true},
-metrics: {enabled: true, podMonitor: true}, snapshots: {enabled: true}, instanceMetadata: {enabled: true},
+metrics: {enabled: true, podMonitor: true}, snapshots: {enabled: true},
+instanceMetadata: {enabled: true},
 secret: {create: true, host: "https://a", token: t, project: p, caBundle: c}}`)
 	const plain = "zqzq"
 	render := func(set []string, text string) (manifests, string) {

@@ -181,7 +181,9 @@ func (s *Server) adminMutate(w http.ResponseWriter, name string) {
 }
 
 func (s *Server) adminSwitch(w http.ResponseWriter, r *http.Request) {
-	now, err := s.rack.ChangeSwitches(func(next *adminapi.Switches) error { return adminRead(r, next) })
+	now, err := s.rack.ChangeSwitches(func(next *adminapi.Switches) error {
+		return adminRead(r, next)
+	})
 	if err != nil {
 		err = badAdminRequest{err}
 	}

@@ -230,7 +230,8 @@ func TestAKilledRackWithoutADirectoryIsFoundByTheNext(t *testing.T) {
 	last := start("--disks=none")
 	found, err := filepath.Glob(filepath.Join(temp, "*"))
 	if err != nil || len(found) != 3 {
-		t.Errorf("there are %v (%v), want the living rack's, the last one's and the foreign one", found, err)
+		t.Errorf("there are %v (%v), want the living rack's, the last one's and the foreign one",
+			found, err)
 	}
 	if withoutDevices == "" {
 		if left := loopsUnder(t, temp); len(left) != 0 {

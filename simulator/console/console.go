@@ -79,7 +79,9 @@ type Disk struct {
 type Activity struct{ Reads, Writes, Flushes int }
 
 // New returns a console with a new token.
-func New() *Console { return &Console{Token: rand.Text(), boot: rand.Text(), BodyTime: time.Minute} }
+func New() *Console {
+	return &Console{Token: rand.Text(), boot: rand.Text(), BodyTime: time.Minute}
+}
 
 // The paths of the console. The paths of package adminapi do not begin with /console.
 const (

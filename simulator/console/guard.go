@@ -16,9 +16,9 @@ import (
 // tokenHeader carries the token of a request that has no form.
 const tokenHeader = "X-Console-Token"
 
-// Guard refuses what CheckPage refuses, and a change without the token of the console's pages if a
-// browser asks for it. Other clients, such as curl, send no Origin and need no token. What it passes
-// on has been read.
+// Guard refuses what CheckPage refuses, and a change without the token of the console's pages if
+// a browser asks for it. Other clients, such as curl, send no Origin and need no token. What it
+// passes on has been read.
 func (c *Console) Guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		header := w.Header()

@@ -18,8 +18,8 @@ import (
 // Reconcile makes the data plane match the records, however the last simulator ended. attached
 // are the disks of running instances; disks, snapshots and images are all that exist; the guests
 // are those that were added before. It adopts every device that is right, so that a guest notices
-// nothing, and releases every other. It removes what is left of objects that have no record any more;
-// left are their IDs.
+// nothing, and releases every other. It removes what is left of objects that have no record
+// any more; left are their IDs.
 func (p *Plane) Reconcile(
 	ctx context.Context, attached []Device, disks, snapshots, images, left []string,
 ) error {

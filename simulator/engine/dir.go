@@ -42,7 +42,9 @@ func readMark(dir string) (m mark, err error) {
 	if lines[0] != markText {
 		return m, fmt.Errorf("%s is not a simulator's mark: give another directory", path)
 	}
-	return mark{strings.TrimPrefix(lines[1], "version "), strings.TrimPrefix(lines[2], "process ")}, nil
+	m.version = strings.TrimPrefix(lines[1], "version ")
+	m.process = strings.TrimPrefix(lines[2], "process ")
+	return m, nil
 }
 
 // readSmall reads a short regular file.

@@ -18,8 +18,8 @@ import (
 // temporaryPrefix begins the name of a directory that nobody named, which ends with its rack.
 const temporaryPrefix = "oxide-simulator-"
 
-// removeLeft removes the directories that killed racks have left, with their devices and mounts. What
-// cannot be removed stays for the next start.
+// removeLeft removes the directories that killed racks have left, with their devices and mounts.
+// What cannot be removed stays for the next start.
 func (r *Simulation) removeLeft(ctx context.Context) {
 	found, _ := filepath.Glob(filepath.Join(os.TempDir(), temporaryPrefix+"*")) // no pattern of others
 	for _, dir := range found {
@@ -42,7 +42,8 @@ func abandoned(dir string) bool {
 	}
 	st, ok := info.Sys().(*syscall.Stat_t)
 	m, err := readMark(dir)
-	return ok && int(st.Uid) == os.Geteuid() && err == nil && m.version == dirVersion && ended(m.process)
+	return ok && int(st.Uid) == os.Geteuid() && err == nil &&
+		m.version == dirVersion && ended(m.process)
 }
 
 // removeTemporary removes the directory, if no process has its records open.

@@ -107,8 +107,8 @@ func (o *options) flags() *flag.FlagSet {
 		r.AdminHosts = append(r.AdminHosts, s)
 		return nil
 	})
-	f.Func("api-host", "`name` by which clients reach the API, beside localhost, its IP addresses and "+
-		"those of --tls-host; repeatable", func(s string) error {
+	f.Func("api-host", "`name` by which clients reach the API, beside localhost, its IP addresses "+
+		"and those of --tls-host; repeatable", func(s string) error {
 		r.APIHosts = append(r.APIHosts, s)
 		return nil
 	})

@@ -16,8 +16,8 @@ import (
 )
 
 // ErrDamaged means that a file of records cannot be read, or is no such file.
-var ErrDamaged = errors.New("the rack's records are damaged: put a copy of the file there, or start " +
-	"with another directory; nothing was changed")
+var ErrDamaged = errors.New("the rack's records are damaged: put a copy of the file there, or " +
+	"start with another directory; nothing was changed")
 
 // Verify checks every page of a file of records without changing it, and reports whether the tables
 // of a rack are in it. The library's own check ends the process if a page misleads it, because it
