@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -269,7 +268,7 @@ func removeDirs(run string) error {
 	}
 	var errs []error
 	for _, parent := range harness.RunParents() {
-		errs = append(errs, os.RemoveAll(filepath.Join(parent, workDir(run))))
+		errs = append(errs, guest.RemoveOwn(filepath.Join(parent, workDir(run)), workDir(run)))
 	}
 	return errors.Join(errs...)
 }

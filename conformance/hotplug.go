@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -96,12 +94,12 @@ const (
 // learnRemoval waits for the device of the disk of the trial, and finds out how a detach removes it
 // from a program that reads it.
 func (w *job) learnRemoval(ctx context.Context, disk *oxide.Disk) error {
-	name, err := w.awaitDevice(ctx, disk.Name)
+	shown, err := w.awaitDevice(ctx, disk.Name)
 	if err != nil {
 		return errors.Join(err, briefly("detach the disk of the trial from this instance",
 			w.detach(ctx, disk.Id, w.here.Id)))
 	}
-	device, err := os.Open(filepath.Join(w.devRoot, name))
+	device, err := shown.Open(w.devRoot)
 	if err != nil {
 		return errors.Join(err, w.detach(ctx, disk.Id, w.here.Id))
 	}
@@ -147,9 +145,9 @@ func readUntilGone(device io.ReaderAt, size int64, began time.Time) (last time.D
 	return last, false
 }
 
-// awaitDevice demands that this instance shows the disk, and returns its device's name. Otherwise
+// awaitDevice demands that this instance shows the disk, and returns its device. Otherwise
 // every later volume would wait for its device in vain.
-func (w *job) awaitDevice(ctx context.Context, disk oxide.Name) (name string, err error) {
+func (w *job) awaitDevice(ctx context.Context, disk oxide.Name) (shown guest.Device, err error) {
 	serial, timeout := rules.SerialOf(disk), deviceTimeout
 	if w.rack.Admin != nil {
 		timeout = simulatedDeviceTimeout
@@ -162,7 +160,7 @@ func (w *job) awaitDevice(ctx context.Context, disk oxide.Name) (name string, er
 		var found []string
 		for _, d := range devices {
 			if d.Serial == serial {
-				name = d.Name
+				shown = d
 				return nil
 			}
 			found = append(found, d.Serial)
@@ -171,9 +169,9 @@ func (w *job) awaitDevice(ctx context.Context, disk oxide.Name) (name string, er
 			found)
 	})
 	if err != nil {
-		return "", errAttach{fmt.Errorf("attach: the rack attached a disk, but %w", err)}
+		return shown, errAttach{fmt.Errorf("attach: the rack attached a disk, but %w", err)}
 	}
-	return name, nil
+	return shown, nil
 }
 
 // onlyToStopped demands that the rack attaches the disk to a stopped instance, and refuses a

@@ -153,6 +153,9 @@ func (w *job) runParts(ctx context.Context) error {
 	}
 	dir.Programs = w.Self
 	w.dir = dir
+	if err := guest.MarkOwn(dir.Dir, workDir(w.id)); err != nil {
+		return err
+	}
 	if w.selects(partRules) {
 		w.runRules(ctx)
 	}

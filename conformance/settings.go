@@ -6,11 +6,12 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/guest"
 )
 
 // settings are the values of the command line and the environment.
@@ -177,8 +178,13 @@ func parseSettings(verb string, args []string, getenv func(string) string) (*set
 
 // complete reads the token's file, and demands the settings that every verb with a rack needs.
 func (s *settings) complete(verb string) error {
+	if s.caFile != "" {
+		if _, err := guest.ReadFile(s.caFile); err != nil {
+			return fmt.Errorf("OXIDE_CA_FILE (--ca-file): %w", err)
+		}
+	}
 	if s.tokenFile != "" {
-		token, err := os.ReadFile(s.tokenFile)
+		token, err := guest.ReadFile(s.tokenFile)
 		if err != nil {
 			return fmt.Errorf("OXIDE_TOKEN_FILE (--token-file): %w", err)
 		}

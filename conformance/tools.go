@@ -1,9 +1,10 @@
 package conformance
 
 import (
-	"os"
 	"os/exec"
 	"strings"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/guest"
 )
 
 // toolVersions asks the filesystems' tools for their versions.
@@ -21,7 +22,7 @@ func toolVersions() map[string]string {
 
 // osRelease returns the system's name, or "" if it is unknown.
 func osRelease() string {
-	text, _ := os.ReadFile("/etc/os-release")
+	text, _ := guest.ReadFile("/etc/os-release")
 	for line := range strings.Lines(string(text)) {
 		if name, is := strings.CutPrefix(strings.TrimSpace(line), "PRETTY_NAME="); is {
 			return strings.Trim(name, `"`)

@@ -60,17 +60,24 @@ func Connect(ctx context.Context, command []string, c Config) (*AgentClient, err
 }
 
 // copyScript reads the program from its standard input and prints the path of the copy. A copy
-// that is cut off is removed. Another agent may sweep the directory while it is empty.
+// that is cut off is removed.
 const copyScript = `set -e; umask 077; ` +
-	`until d=$(mktemp -d "${TMPDIR:-/tmp}/` + dirPrefix + `XXXXXXXX") || exit; ` +
-	`true 2>/dev/null >"$d/agent" || [ -d "$d" ]; do :; done; ` +
-	`trap 'rm -rf "$d"' EXIT; trap 'exit 1' HUP INT PIPE TERM; ` +
+	`d=$(mktemp -d "${TMPDIR:-/tmp}/` + dirPrefix + `XXXXXXXX"); ` +
+	`trap '` + removeScript + `' EXIT; trap 'exit 1' HUP INT PIPE TERM; ` +
+	`echo ` + copyMark + ` >"$d/` + markFile + `"; ` +
 	`cat >"$d/agent"; chmod 700 "$d/agent"; echo "` + copied + `$d"; trap - EXIT`
+
+// removeScript removes the files that copyScript has made in $d, and no others.
+const removeScript = `rm -f "$d/agent" "$d/` + markFile + `"; [ ! -d "$d" ] || rmdir "$d"`
+
+// copyMark is the mark of the directory of a copy.
+const copyMark = "copy"
 
 const copied = "oxide-guest copied to "
 
 // copiedTo finds the path of the copy. Such a path needs no quotes in a shell.
-var copiedTo = regexp.MustCompile(`(?m)^` + copied + `(/[A-Za-z0-9._/-]+)$`)
+var copiedTo = regexp.MustCompile(`(?m)^` + copied + `(/[A-Za-z0-9._/-]*` + dirPrefix +
+	`[A-Za-z0-9]{8})$`)
 
 // start copies the program and starts the copy.
 func start(ctx context.Context, command []string) (*link, error) {
@@ -92,7 +99,7 @@ func start(ctx context.Context, command []string) (*link, error) {
 		// The program was copied, and then the connection failed.
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
 		defer cancel()
-		err = errors.Join(err, Shell(clean, command, "rm -rf "+match[1]).Run())
+		err = errors.Join(err, Shell(clean, command, "d="+match[1]+"; "+removeScript).Run())
 		return nil, fmt.Errorf("copy this program: %w", err)
 	case err != nil:
 		return nil, fmt.Errorf("copy this program: %w: %s", err, strings.TrimSpace(problem.String()))
@@ -117,7 +124,7 @@ func Shell(ctx context.Context, command []string, script string) *exec.Cmd {
 // startCopy starts the program that was copied into a directory. A program that starts removes
 // the copy itself; otherwise the shell removes it.
 func startCopy(ctx context.Context, command []string, dir string) (*link, error) {
-	script := fmt.Sprintf("%[1]s/agent %[2]s; code=$?; rm -rf %[1]s; exit $code", dir, Verb)
+	script := fmt.Sprintf("d=%s; $d/agent %s; code=$?; %s; exit $code", dir, Verb, removeScript)
 	// The command ends when its standard input ends, not when ctx does.
 	cmd := Shell(context.WithoutCancel(ctx), command, script)
 	problem := &tail{}

@@ -23,28 +23,32 @@ type directory struct {
 
 func newDirectory() (*directory, error) {
 	Sweep()
-	for {
-		path, err := os.MkdirTemp("", dirPrefix)
-		if err != nil {
-			return nil, fmt.Errorf("make the agent's directory: %w", err)
-		}
-		d := &directory{path: path}
-		if d.lock, err = lockDirectory(path); err != nil {
-			continue // another agent swept it before it was locked
-		}
-		err = unix.Mount("oxide-guest", path, "tmpfs", unix.MS_NOSUID, "mode=0700")
-		if err == nil {
-			return d, nil
-		}
-		return nil, errors.Join(fmt.Errorf("mount a tmpfs at %s: %w; run as root", path, err),
-			os.Remove(path), d.lock.Close())
+	path, err := os.MkdirTemp("", dirPrefix)
+	if err != nil {
+		return nil, fmt.Errorf("make the agent's directory: %w", err)
 	}
+	lock, err := lockDirectory(path)
+	if err != nil {
+		return nil, fmt.Errorf("lock the agent's directory: %w", err)
+	}
+	// It is marked when it is locked, so that no other agent sweeps it meanwhile.
+	if err := MarkOwn(path, agentMark); err != nil {
+		return nil, errors.Join(err, lock.Close())
+	}
+	if err := unix.Mount("oxide-guest", path, "tmpfs", unix.MS_NOSUID, "mode=0700"); err != nil {
+		return nil, errors.Join(fmt.Errorf("mount a tmpfs at %s: %w; run as root", path, err),
+			RemoveOwn(path, agentMark), lock.Close())
+	}
+	return &directory{path, lock}, nil
 }
 
-// lockDirectory locks a directory that nobody else has locked. It fails if the directory was
+// agentMark is the mark of an agent's directory.
+const agentMark = "agent"
+
+// lockDirectory locks a directory that nobody else has locked. It never waits. It fails if the directory was
 // removed in the meantime.
 func lockDirectory(path string) (*os.File, error) {
-	lock, err := os.Open(path)
+	lock, err := os.OpenFile(path, unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -63,7 +67,7 @@ func Sweep() {
 	paths, _ := filepath.Glob(filepath.Join(os.TempDir(), dirPrefix+"*"))
 	for _, path := range paths {
 		if lock, err := lockDirectory(path); err == nil {
-			_ = os.Remove(path) // a directory with a program in it stays
+			_ = RemoveOwn(path, agentMark) // what is not proven stays
 			_ = lock.Close()
 		}
 	}
@@ -80,7 +84,7 @@ func (d *directory) remove() error {
 	if failed := unix.Unmount(d.path, unix.MNT_DETACH); failed != nil {
 		return errors.Join(err, fmt.Errorf("unmount %s: %w", d.path, failed), d.lock.Close())
 	}
-	err = errors.Join(err, os.Remove(d.path), d.lock.Close())
+	err = errors.Join(err, RemoveOwn(d.path, agentMark), d.lock.Close())
 	Sweep()
 	return err
 }

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 )
 
 // Nothing is the argument or the result of a call that has no argument or no result.
@@ -42,6 +43,22 @@ func (f Facts) With(serial string) []Device {
 		}
 	}
 	return found
+}
+
+// Open opens the device for reading, and compares its number.
+func (d Device) Open(devRoot string) (*os.File, error) {
+	file, err := os.OpenFile(filepath.Join(devRoot, d.Name), os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	number, err := deviceNumber(file)
+	if err == nil && number != d.Number {
+		err = fmt.Errorf("%s is the device %s, expected %s", file.Name(), number, d.Number)
+	}
+	if err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	return file, nil
 }
 
 // Tools are the programs that the driver's node service runs.
@@ -117,6 +134,6 @@ func blockDevice(dir string) (Device, error) {
 
 // attribute reads a file of sysfs and removes the padding of the firmware's fields.
 func attribute(dir, name string) (string, error) {
-	text, err := os.ReadFile(filepath.Join(dir, name))
+	text, err := ReadFile(filepath.Join(dir, name))
 	return strings.Trim(string(text), "\x00 \n"), err
 }

@@ -54,7 +54,10 @@ func removeCopy() error {
 	if !strings.HasPrefix(filepath.Base(dir), dirPrefix) {
 		return nil
 	}
-	return errors.Join(os.Remove(path), os.Remove(dir))
+	if err := RemoveOwn(dir, copyMark); !errors.Is(err, ErrNotOwn) {
+		return err
+	}
+	return nil // a person has put the program there
 }
 
 func serve(ctx context.Context, stdin io.Reader, stdout io.Writer) error {

@@ -1,0 +1,85 @@
+package guest
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
+)
+
+// TestOnlyADirectoryThatIsProvenIsRemoved makes everything that somebody else may have under a name
+// of this program. An open of a FIFO would wait until the test is killed.
+func TestOnlyADirectoryThatIsProvenIsRemoved(t *testing.T) {
+	dir := func(path string) error { return os.Mkdir(path, 0o700) }
+	marked := func(path string) error { return errors.Join(dir(path), MarkOwn(path, "agent")) }
+	for name, create := range map[string]func(path string) error{
+		"a file":   func(path string) error { return os.WriteFile(path, []byte("x"), 0o600) },
+		"a FIFO":   func(path string) error { return unix.Mkfifo(path, 0o666) },
+		"a folder": dir,
+		"a folder with files": func(path string) error {
+			return errors.Join(dir(path), os.WriteFile(filepath.Join(path, "x"), nil, 0o600))
+		},
+		"a link to a proven folder": func(path string) error {
+			target := filepath.Join(t.TempDir(), "target")
+			return errors.Join(marked(target), os.Symlink(target, path))
+		},
+		"a marked folder of another user": func(path string) error {
+			return errors.Join(marked(path), os.Chown(path, 65534, 65534))
+		},
+		"a mark of another user": func(path string) error {
+			return errors.Join(marked(path), os.Chown(filepath.Join(path, markFile), 65534, 65534))
+		},
+		"a folder in which all may write": func(path string) error {
+			return errors.Join(marked(path), os.Chmod(path, 0o777))
+		},
+		"a mark for something else": func(path string) error {
+			return errors.Join(dir(path), MarkOwn(path, "photos"))
+		},
+		"a FIFO for a mark": func(path string) error {
+			return errors.Join(dir(path), unix.Mkfifo(filepath.Join(path, markFile), 0o600))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tmp := t.TempDir()
+			t.Setenv("TMPDIR", tmp)
+			path := filepath.Join(tmp, dirPrefix+"photos")
+			csitest.Must(t, create(path))
+			before := namesBelow(t, tmp)
+			if err := RemoveOwn(path, "agent"); !errors.Is(err, ErrNotOwn) {
+				t.Errorf("expected a refusal; found %v", err)
+			}
+			Sweep()
+			if after := namesBelow(t, tmp); !slices.Equal(before, after) {
+				t.Errorf("there were %q; now there are %q", before, after)
+			}
+			if _, err := ReadFile(path); err == nil && name != "a file" {
+				t.Error("it was read as a regular file")
+			}
+		})
+	}
+	path := filepath.Join(t.TempDir(), "own")
+	csitest.Must(t, marked(path))
+	csitest.Must(t, os.MkdirAll(filepath.Join(path, "a", "b"), 0o700))
+	csitest.Must(t, os.Symlink(filepath.Dir(path), filepath.Join(path, "link")))
+	csitest.Must(t, RemoveOwn(path, "agent"))
+	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a proven folder is still there: %v", err)
+	}
+}
+
+func namesBelow(t *testing.T, dir string) []string {
+	t.Helper()
+	var names []string
+	csitest.Must(t, filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+		names = append(names, strings.TrimPrefix(path, dir))
+		return err
+	}))
+	return names
+}
