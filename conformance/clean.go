@@ -58,12 +58,13 @@ func cleanVerb(ctx context.Context, p *Program, args []string) (int, error) {
 	}
 	here, _ := s.firmwareID() // "" outside an instance of the rack
 	var dead []deadRun
+	w.dead = map[string]bool{}
 	for _, run := range found {
 		if why := run.alive(s.run != "", here); why != "" {
 			p.say("%s\n  left alone: %s", run.title(), why)
 			continue
 		}
-		dead = append(dead, run)
+		dead, w.dead[run.id] = append(dead, run), true
 		p.say("%s\n%s", run.title(), indent(run.plan()))
 	}
 	if len(dead) == 0 {
@@ -149,7 +150,7 @@ func (r deadRun) detaches(instance string) bool {
 // remove removes the remains of a run. It first removes what blocks the removal of other objects,
 // and last the disk that describes the run. It looks again until nothing is left, because a
 // request that was under way when the run died may take effect later.
-func (o *operator) remove(ctx context.Context, run deadRun) error {
+func (o *job) remove(ctx context.Context, run deadRun) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
 	defer cancel()
 	for pause := (harness.Backoff{Next: settle, Max: settle}); ; {
@@ -185,7 +186,7 @@ func (r deadRun) onlyInTheWay() bool {
 	})
 }
 
-func (o *operator) removeOnce(ctx context.Context, run deadRun) error {
+func (o *job) removeOnce(ctx context.Context, run deadRun) error {
 	var errs []error
 	step := func(what string, name oxide.Name, do func() error) {
 		if err := do(); err != nil && !rules.IsGone(err) {
@@ -230,17 +231,18 @@ func describesRun(d oxide.Disk) bool {
 	return is && m.whole()
 }
 
-func (o *operator) removeDisk(ctx context.Context, run deadRun, disk oxide.Disk) error {
+func (o *job) removeDisk(ctx context.Context, run deadRun, disk oxide.Disk) error {
 	if attached, is := disk.State.AsAttached(); is {
 		if !run.detaches(attached.Instance) {
 			return fmt.Errorf("it is attached to instance %s, which the run does not name: detach it "+
 				"by hand", attached.Instance)
 		}
 		err := o.detach(ctx, disk.Id, attached.Instance)
-		if err != nil && attached.Instance == run.mark.Helper && !rules.IsBusy(err) {
-			// The run had started the instance, and the rack detaches disks only from stopped instances.
-			err = errors.Join(o.stop(ctx, attached.Instance),
-				o.detach(ctx, disk.Id, attached.Instance))
+		if rules.SaysNotStopped(err) {
+			if err := o.stop(ctx, run, attached.Instance); err != nil {
+				return fmt.Errorf("the rack detaches it only from a stopped instance: %w", err)
+			}
+			err = o.detach(ctx, disk.Id, attached.Instance)
 		}
 		if err != nil {
 			return err
@@ -279,8 +281,22 @@ func (o *operator) detach(ctx context.Context, disk, instance string) error {
 	return err
 }
 
-// stop stops an instance and waits until it is stopped.
-func (o *operator) stop(ctx context.Context, instance string) error {
+// stop stops the helper of a run and waits until it is stopped. It demands that this run started
+// the helper or, after another run, that the operator names it.
+func (o *job) stop(ctx context.Context, run deadRun, instance string) error {
+	named := run.id != o.id && o.settings.helper != ""
+	if named {
+		found, err := o.find(ctx, o.settings.helper)
+		named = err == nil && found.Id == instance
+	}
+	started := run.id == o.id && o.started != nil && o.started.Started
+	if instance != run.mark.Helper || !named && !started {
+		return fmt.Errorf("instance %s may be somebody else's by now: stop it, or name it with "+
+			"--helper if it was the run's", instance)
+	}
+	if err := o.mayStop(ctx, instance); err != nil {
+		return err
+	}
 	_, err := o.client.InstanceStop(ctx,
 		oxide.InstanceStopParams{Instance: oxide.NameOrId(instance)})
 	if err != nil {

@@ -115,7 +115,7 @@ func (w *job) bench(ctx context.Context) (b *data.Bench, end func() error, err e
 	a.Observe = w.observe
 	var names atomic.Int64
 	b = &data.Bench{Controller: csi.NewControllerClient(conn), A: a, Oxide: w.client,
-		Project: w.project, Hotplug: w.rack.Hotplug, Seed: seedOf(w.id),
+		Project: w.project, Hotplug: w.rack.Hotplug, Seed: seedOf(w.id), MayStop: w.mayStop,
 		Name: func(what string) string {
 			return fmt.Sprintf("%s-%s-%d", w.mark, what, names.Add(1))
 		}}
@@ -135,10 +135,11 @@ func (w *job) bench(ctx context.Context) (b *data.Bench, end func() error, err e
 		}
 	}
 	if w.helper != nil && w.guestShell != "" {
-		b.Helper = &data.Helper{InstanceID: w.helper.Id,
+		w.started = &data.Helper{InstanceID: w.helper.Id,
 			Connect: func(ctx context.Context) (*guest.AgentClient, error) {
 				return w.connect(ctx, w.guestShell, config)
 			}}
+		b.Helper = w.started
 	}
 	return b, end, nil
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/data"
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/guest"
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/report"
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/rules"
@@ -29,6 +30,12 @@ type job struct {
 	// here is the instance in which this program runs. second and helper are other instances, or
 	// nil.
 	here, second, helper *oxide.Instance
+	// known are the IDs of the disks that second and helper had at the preflight.
+	known map[string]bool
+	// dead are the IDs of the runs that clean removes.
+	dead map[string]bool
+	// started tells whether a check of data has started the helper. It is nil before these checks.
+	started *data.Helper
 	// latency is the median time of a small request to the rack.
 	latency time.Duration
 
@@ -92,7 +99,7 @@ func (w *job) cleanCommand() string {
 	return fmt.Sprintf("oxide-conformance clean --run %s", w.id)
 }
 
-// find reads an instance by its ID or, in the project, by its name.
+// find reads an instance of the project by its ID or name.
 func (o *operator) find(ctx context.Context, nameOrID string) (*oxide.Instance, error) {
 	params := oxide.InstanceViewParams{Instance: oxide.NameOrId(nameOrID)}
 	if !isUUID(nameOrID) {
@@ -101,6 +108,14 @@ func (o *operator) find(ctx context.Context, nameOrID string) (*oxide.Instance, 
 	instance, err := o.client.InstanceView(ctx, params)
 	if err != nil {
 		return nil, fmt.Errorf("instance %s: %s", nameOrID, rules.Brief(err))
+	}
+	project, err := o.client.ProjectView(ctx, oxide.ProjectViewParams{Project: o.projectName})
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("project %s: %s", o.projectName, rules.Brief(err))
+	case project.Id != instance.ProjectId:
+		return nil, fmt.Errorf("%s (%s) is not in the project %s", instance.Name, instance.Id,
+			project.Name)
 	}
 	return instance, nil
 }

@@ -266,13 +266,8 @@ func (p preflight) askHere(ctx context.Context) finding {
 	}
 	p.here, err = p.find(ctx, id)
 	if err != nil {
-		return fail("Is this an instance of that rack, and of a project that the token may see?",
-			"the firmware says %s; the rack: %s", id, err)
-	}
-	project, err := p.client.ProjectView(ctx, oxide.ProjectViewParams{Project: p.projectName})
-	if err != nil || project.Id != p.here.ProjectId {
-		return fail("Set OXIDE_PROJECT to the project of this instance: a disk is attached within "+
-			"its project only.", "%s (%s) is not in the project %s", p.here.Name, id, p.project)
+		return fail("Set OXIDE_HOST to the rack of this instance, and OXIDE_PROJECT to its project: a "+
+			"disk is attached within its project only.", "the firmware says %s; the rack: %s", id, err)
 	}
 	p.rack.Here = &rules.GuestFiles{ID: id, Sys: rules.Dir(p.sysfsRoot), Dev: rules.Dir(p.devRoot)}
 	p.report.Run.Instance = string(p.here.Name)
@@ -312,6 +307,9 @@ func (p preflight) askSecond(ctx context.Context) finding {
 		return fail("Name another instance than this, and start it.", "%s is %s (%s)", instance.Name,
 			instance.RunState, instance.Id)
 	}
+	if err := p.meet(ctx, instance); err != nil {
+		return fail("Name an instance that nobody else uses.", "%s", err)
+	}
 	p.second = instance
 	p.report.Run.Second = string(instance.Name)
 	return askShell(ctx, "--second-shell", p.secondShell, instance)
@@ -329,6 +327,9 @@ func (p preflight) askHelper(ctx context.Context) finding {
 	if instance.Id == p.here.Id || instance.RunState != oxide.InstanceStateStopped {
 		return fail("Name another instance than this, and stop it.", "%s is %s", instance.Name,
 			instance.RunState)
+	}
+	if err := p.meet(ctx, instance); err != nil {
+		return fail("Name an instance that nobody else uses.", "%s", err)
 	}
 	p.helper = instance
 	p.report.Run.Helper = string(instance.Name)

@@ -74,7 +74,7 @@ var allSettings = []setting{
 		"root, such as 'ssh root@second'", running,
 		text(func(s *settings) *string { return &s.secondShell })},
 	{"helper", "OXIDE_CONFORMANCE_HELPER", "", "a stopped instance of the project, which may be " +
-		"started and stopped", running, text(func(s *settings) *string { return &s.helper })},
+		"started and stopped; clean stops only this one", onRack, text(func(s *settings) *string { return &s.helper })},
 	{"guest-shell", "OXIDE_CONFORMANCE_GUEST_SHELL", "", "a command that runs a script in the " +
 		"helper as root, such as 'ssh root@helper'", running,
 		text(func(s *settings) *string { return &s.guestShell })},

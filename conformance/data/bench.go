@@ -22,6 +22,9 @@ type Bench struct {
 	A, B *guest.AgentClient
 	// Helper is a stopped instance that may be started, or nil.
 	Helper *Helper
+	// MayStop returns an error if somebody else uses an instance. It is called right before the stop;
+	// nil means that nobody else does.
+	MayStop func(ctx context.Context, instance string) error
 	// Oxide and Project serve the requests of an administrator.
 	Oxide   *oxide.Client
 	Project string
@@ -45,6 +48,8 @@ type Bench struct {
 // Helper is an instance that is stopped when a check begins and when it ends.
 type Helper struct {
 	InstanceID string
+	// Started is true while the instance runs because a check started it.
+	Started bool
 	// Connect connects to the instance while it runs.
 	Connect func(context.Context) (*guest.AgentClient, error)
 }

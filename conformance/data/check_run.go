@@ -133,7 +133,7 @@ func (s *checkRun) cleanUp(ctx context.Context) error {
 	}
 	for _, u := range s.uses {
 		if u.stopped {
-			errs = append(errs, u.restart(ctx))
+			errs = append(errs, u.revive(ctx))
 		}
 	}
 	for _, u := range slices.Backward(s.uses) {

@@ -3,6 +3,8 @@
 package data_test
 
 import (
+	"context"
+	"errors"
 	"maps"
 	"slices"
 	"strings"
@@ -10,6 +12,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/data"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
@@ -53,5 +56,32 @@ func TestTheTableOfDataChecksIsComplete(t *testing.T) {
 			t.Errorf("%s has a field that is empty, or an ID that another one has", c.ID)
 		}
 		ids[c.ID] = true
+	}
+}
+
+func TestAnInstanceThatSomebodyElseUsesIsNotStopped(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, harness.RackOptions{})
+	b.Accesses = []string{"block"}
+	b.MayStop = func(context.Context, string) error { return errors.New("it is in use") }
+	// Somebody starts the helper after the preflight.
+	rack := b.env.Rack
+	csitest.Must(t, rack.StartInstance(t.Context(), b.Bench.Helper.InstanceID))
+	began, err := rack.Admin.Requests(t.Context(), 0)
+	csitest.Must(t, err)
+	for _, check := range data.Checks() {
+		if check.ID != "D03" && check.ID != "D11" {
+			continue
+		}
+		if err := check.Run(t.Context(), b.Bench); err == nil {
+			t.Errorf("%s: expected that it fails", check.ID)
+		}
+	}
+	since, err := rack.Admin.Requests(t.Context(), began[len(began)-1].Seq)
+	csitest.Must(t, err)
+	for _, r := range since {
+		if r.Operation == "instance_stop" {
+			t.Errorf("it was stopped: %+v", r)
+		}
 	}
 }

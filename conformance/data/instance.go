@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 
@@ -25,37 +26,49 @@ func rackMessage(err error) string {
 	return fmt.Sprintf("%s (%s, request %s)", r.Message, r.ErrorCode, r.RequestId)
 }
 
-// stop stops an instance and waits until it is stopped.
+// stop stops an instance that nobody else uses at this moment, and waits until it is stopped.
 func (s *checkRun) stop(ctx context.Context, instance string) error {
+	if s.MayStop != nil {
+		if err := s.MayStop(ctx, instance); err != nil {
+			return err
+		}
+	}
 	_, err := s.Oxide.InstanceStop(ctx,
 		oxide.InstanceStopParams{Instance: oxide.NameOrId(instance)})
 	if err != nil {
 		return fmt.Errorf("stop instance %s: %s", instance, rackMessage(err))
 	}
-	return s.awaitState(ctx, instance, oxide.InstanceStateStopped)
+	_, err = s.awaitState(ctx, instance, oxide.InstanceStateStopped)
+	return err
 }
 
-// start starts an instance and waits until it runs.
-func (s *checkRun) start(ctx context.Context, instance string) error {
-	_, err := s.Oxide.InstanceStart(ctx,
-		oxide.InstanceStartParams{Instance: oxide.NameOrId(instance)})
-	if err != nil {
-		return fmt.Errorf("start instance %s: %s", instance, rackMessage(err))
+// start starts an instance if it is stopped, and waits until it runs. It reports whether it was
+// stopped.
+func (s *checkRun) start(ctx context.Context, instance string) (started bool, err error) {
+	found, err := s.awaitState(ctx, instance, oxide.InstanceStateStopped,
+		oxide.InstanceStateFailed, oxide.InstanceStateRunning)
+	if err != nil || found == oxide.InstanceStateRunning {
+		return false, err
 	}
-	return s.awaitState(ctx, instance, oxide.InstanceStateRunning)
+	if _, err := s.Oxide.InstanceStart(ctx,
+		oxide.InstanceStartParams{Instance: oxide.NameOrId(instance)}); err != nil {
+		return true, fmt.Errorf("start instance %s: %s", instance, rackMessage(err))
+	}
+	_, err = s.awaitState(ctx, instance, oxide.InstanceStateRunning)
+	return true, err
 }
 
-func (s *checkRun) awaitState(
-	ctx context.Context, instance string, want oxide.InstanceState,
-) error {
-	return harness.Await(ctx, s.startTimeout(), func() error {
+// awaitState waits until an instance is in one of the states, and returns that.
+func (s *checkRun) awaitState(ctx context.Context, instance string, want ...oxide.InstanceState) (
+	found oxide.InstanceState, err error) {
+	return found, harness.Await(ctx, s.startTimeout(), func() error {
 		i, err := s.Oxide.InstanceView(ctx,
 			oxide.InstanceViewParams{Instance: oxide.NameOrId(instance)})
 		if err != nil {
 			return fmt.Errorf("read instance %s: %s", instance, rackMessage(err))
 		}
-		if i.RunState != want {
-			return fmt.Errorf("instance %s is %s, not %s", instance, i.RunState, want)
+		if found = i.RunState; !slices.Contains(want, found) {
+			return fmt.Errorf("instance %s is %s, expected %q", instance, found, want)
 		}
 		return nil
 	})
@@ -64,13 +77,17 @@ func (s *checkRun) awaitState(
 // restart stops the instance as hard as a rack does, and starts it. Its mounts are gone
 // afterwards.
 func (u *use) restart(ctx context.Context) error {
-	u.stopped = true
 	if err := u.stop(ctx, u.instance); err != nil {
 		return err
 	}
+	return u.revive(ctx)
+}
+
+// revive starts the instance if it does not run, and connects to it again.
+func (u *use) revive(ctx context.Context) error {
+	u.stopped, u.mounted = true, false
 	u.guest.Kill()
-	u.mounted = false
-	if err := u.start(ctx, u.instance); err != nil {
+	if _, err := u.start(ctx, u.instance); err != nil {
 		return err
 	}
 	// The instance answers some time after the rack calls it running.
@@ -141,7 +158,13 @@ func (h *helper) compareDisks() {
 
 // start starts the instance and connects to it.
 func (h *helper) start() {
-	h.must(h.checkRun.start(h.ctx, h.Helper.InstanceID))
+	started, err := h.checkRun.start(h.ctx, h.Helper.InstanceID)
+	h.Helper.Started = h.Helper.Started || started
+	if !started && err == nil {
+		err = fmt.Errorf("instance %s runs, and this check did not start it: it is somebody else's, "+
+			"and was left", h.Helper.InstanceID)
+	}
+	h.must(err)
 	var reached *guest.AgentClient
 	h.must(harness.Await(h.ctx, h.startTimeout(), func() (err error) {
 		reached, err = h.Helper.Connect(h.ctx)
@@ -153,9 +176,14 @@ func (h *helper) start() {
 	}
 }
 
-// stop stops the instance as hard as the rack does. Its mounts are gone afterwards.
+// stop stops the instance as hard as the rack does, if the check started it. Its mounts are gone
+// afterwards.
 func (h *helper) stop(ctx context.Context) error {
+	if !h.Helper.Started {
+		return nil
+	}
 	err := h.checkRun.stop(ctx, h.Helper.InstanceID)
+	h.Helper.Started = err != nil
 	if h.guest != nil {
 		h.guest.Kill()
 		h.guest = nil
