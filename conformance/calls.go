@@ -225,15 +225,17 @@ func (p patient) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 }
 
-// budgeted is a transport that checks the budget before the rules create objects.
+// budgeted is a transport that checks the mark and the budget before objects are created.
 type budgeted struct {
 	next   http.RoundTripper
 	budget *budget
+	run    string // the run whose mark is demanded
 }
 
-// RoundTrip refuses to create objects that do not fit into the budget.
+// RoundTrip refuses to create objects without the mark, by which clean finds them, or that do not
+// fit into the budget. A request that the rack ought to refuse is no exception.
 func (b budgeted) RoundTrip(req *http.Request) (*http.Response, error) {
-	objects, together, err := created(req)
+	objects, together, err := created(req, b.run)
 	if err != nil {
 		return nil, err
 	}
@@ -257,11 +259,13 @@ func (b budgeted) RoundTrip(req *http.Request) (*http.Response, error) {
 }
 
 // created returns the disks and snapshots that a request creates, and whether they are created
-// together with an instance, whose answer does not tell their IDs.
-func created(req *http.Request) (objects []*object, together bool, err error) {
+// together with an instance, whose answer does not tell their IDs. It is an error if one of them, an
+// image or an instance would not have the mark of the run.
+func created(req *http.Request, run string) (objects []*object, together bool, err error) {
 	operation := rules.OperationOf(req.Method, rules.PathOf(req))
 	if req.Body == nil ||
-		!slices.Contains([]string{"disk_create", "snapshot_create", "instance_create"}, operation) {
+		!slices.Contains([]string{"disk_create", "snapshot_create", "image_create",
+			"instance_create"}, operation) {
 		return nil, false, nil
 	}
 	body, err := io.ReadAll(req.Body)
@@ -270,20 +274,33 @@ func created(req *http.Request) (objects []*object, together bool, err error) {
 	}
 	req.Body = io.NopCloser(bytes.NewReader(body))
 	type disk struct {
-		Type string `json:"type"`
-		Name string `json:"name"`
-		Size int64  `json:"size"`
+		Type        string `json:"type"`
+		Name        string `json:"name"`
+		Description string `json:"description"`
+		Size        int64  `json:"size"`
 	}
 	var asked struct {
 		disk
 		BootDisk disk   `json:"boot_disk"`
 		Disks    []disk `json:"disks"`
 	}
-	_ = json.Unmarshal(body, &asked) // the rack refuses a malformed body
-	if operation != "instance_create" {
+	// The rack refuses a malformed body, and does not read what follows the object.
+	_ = json.NewDecoder(bytes.NewReader(body)).Decode(&asked)
+	all := append(asked.Disks, asked.BootDisk, asked.disk)
+	for i, d := range all {
+		if of, _ := runOf(d.Description); of != run && d.Name != "" && (d.Type == "create" ||
+			i == len(all)-1) {
+			return nil, false, fmt.Errorf("%w: %s would be made without the mark of run %s",
+				rules.ErrNotSent, d.Name, run)
+		}
+	}
+	switch operation {
+	case "image_create":
+		return nil, false, nil
+	case "disk_create", "snapshot_create":
 		return []*object{{name: asked.Name, gib: gibOf(asked.Size)}}, false, nil
 	}
-	for _, d := range append(asked.Disks, asked.BootDisk) {
+	for _, d := range all[:len(all)-1] {
 		if d.Type == "create" {
 			objects = append(objects, &object{name: d.Name, gib: gibOf(d.Size)})
 		}

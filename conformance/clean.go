@@ -51,7 +51,7 @@ func cleanVerb(ctx context.Context, p *Program, args []string) (int, error) {
 	}
 	if len(found) == 0 {
 		p.say("Nothing is left of %s in the project %s.", runOrAny(s.run), s.project)
-		if err := removeDirs(s.run); err != nil {
+		if err := p.removeDirs(s.run); err != nil {
 			return ExitFails, err
 		}
 		return ExitConforms, nil
@@ -60,12 +60,14 @@ func cleanVerb(ctx context.Context, p *Program, args []string) (int, error) {
 	var dead []deadRun
 	w.dead = map[string]bool{}
 	for _, run := range found {
-		if why := run.alive(s.run != "", here); why != "" {
-			p.say("%s\n  left alone: %s", run.title(), why)
+		p.say("%s\n%s", run.title(), indent(run.plan()))
+		if why := run.alive(here); why != "" && s.run == "" {
+			p.say("  left alone: %s", why)
 			continue
+		} else if why != "" {
+			p.say("  named with --run, although: %s", why)
 		}
 		dead, w.dead[run.id] = append(dead, run), true
-		p.say("%s\n%s", run.title(), indent(run.plan()))
 	}
 	if len(dead) == 0 {
 		return ExitConforms, nil
@@ -77,7 +79,7 @@ func cleanVerb(ctx context.Context, p *Program, args []string) (int, error) {
 	var errs []error
 	for _, run := range dead {
 		// Remove the directories first: without them nothing points to a run that has no objects.
-		errs = append(errs, endProcesses(ctx, run.id), removeDirs(run.id), w.remove(ctx, run))
+		errs = append(errs, p.endProcesses(ctx, run.id), p.removeDirs(run.id), w.remove(ctx, run))
 	}
 	if all, err = w.inventory(context.WithoutCancel(ctx)); err != nil {
 		errs = append(errs, err)
@@ -153,6 +155,7 @@ func (r deadRun) detaches(instance string) bool {
 func (o *job) remove(ctx context.Context, run deadRun) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
 	defer cancel()
+	told := ""
 	for pause := (harness.Backoff{Next: settle, Max: settle}); ; {
 		err := o.removeOnce(ctx, run)
 		if errWait := pause.Wait(ctx); errWait != nil {
@@ -167,6 +170,10 @@ func (o *job) remove(ctx context.Context, run deadRun) error {
 			return nil
 		case err != nil && !run.onlyInTheWay():
 			return err
+		}
+		if names := strings.Join(run.left.names(), ", "); names != told {
+			o.say("Waiting until these are gone: %s", names)
+			told = names
 		}
 	}
 }
@@ -259,7 +266,7 @@ func (o *job) removeDisk(ctx context.Context, run deadRun, disk oxide.Disk) erro
 }
 
 // removeDirs removes the directories of a dead run on this machine; "" names no run.
-func removeDirs(run string) error {
+func (p *Program) removeDirs(run string) error {
 	guest.Sweep()
 	if run == "" {
 		return nil
@@ -270,7 +277,12 @@ func removeDirs(run string) error {
 	}
 	var errs []error
 	for _, parent := range harness.RunParents() {
-		errs = append(errs, guest.RemoveOwn(filepath.Join(parent, workDir(run)), workDir(run)))
+		err := guest.RemoveOwn(filepath.Join(parent, workDir(run)), workDir(run))
+		if errors.Is(err, guest.ErrNotOwn) {
+			p.say("  left alone: %s", err)
+			err = nil
+		}
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }

@@ -93,7 +93,7 @@ func (w *job) registerCSISanity(c csisuite.Combination, driver *harness.Plugin) 
 func (w *job) startDriver(ctx context.Context, mode string) (*harness.Plugin, error) {
 	env := map[string]string{"OXIDE_HOST": w.host, "OXIDE_TOKEN": w.token, "OXIDE_PROJECT": w.project,
 		"OXIDE_CA_FILE": w.caFile, "OXIDE_SYSFS_ROOT": w.sysfsRoot, "OXIDE_DEV_ROOT": w.devRoot,
-		"OXIDE_CLUSTER_ID": w.mark}
+		"OXIDE_CLUSTER_ID": w.mark, "OXIDE_CONFORMANCE_MARK": w.mark}
 	driver, err := w.dir.StartPlugin(ctx, harness.PluginOptions{Mode: mode, Env: env})
 	if err == nil {
 		err = driver.AwaitReady(ctx)

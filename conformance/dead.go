@@ -1,8 +1,8 @@
 package conformance
 
 import (
+	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -10,10 +10,10 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/guest"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
@@ -77,25 +77,25 @@ func (r deadRun) title() string {
 }
 
 // alive returns the reason why the run may still be under way, or "". here is the ID of this
-// instance. named is true if the operator has named the run, and so knows that it is dead.
-func (r deadRun) alive(named bool, here string) string {
+// instance.
+func (r deadRun) alive(here string) string {
 	boot, _, _ := strings.Cut(bootID(), " ")
 	switch {
 	case !r.mark.whole():
-		return ""
+		return "without the disk that describes it these may be the objects of somebody else; if they " +
+			"are not: oxide-conformance clean --run " + r.id
 	case r.mark.Boot == bootID():
-		if isConformance(r.mark.PID) {
+		if start := startTime(r.mark.PID); start != "" && (start == r.mark.Start || r.mark.Start == "") {
 			return fmt.Sprintf("it still runs, as process %d", r.mark.PID)
 		}
 		return ""
 	case slices.Index(r.mark.Instances, here) == 0 && !strings.HasPrefix(r.mark.Boot, boot):
 		return "" // this instance was started again since
-	case !named:
+	default:
 		// Machines that are copies of one image have the same host name.
 		return fmt.Sprintf("this is not %s as the run saw it, so nobody here knows whether it still "+
 			"runs; if it does not: oxide-conformance clean --run %s", r.mark.Host, r.id)
 	}
-	return ""
 }
 
 // notAsBefore names the instances that the run stopped or started and that are still in that
@@ -115,18 +115,23 @@ func (r deadRun) notAsBefore(instances []oxide.Instance) (notes []string) {
 	return notes
 }
 
-// isConformance reports whether the process exists and runs this program.
-func isConformance(pid int) bool {
-	if pid <= 0 || pid == os.Getpid() || errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {
-		return false
+// startTime returns when a process that lives started, in the kernel's ticks, or "".
+func startTime(pid int) string {
+	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	_, fields, _ := strings.Cut(string(text[bytes.LastIndexByte(text, ')')+1:]), " ")
+	// These fields begin with the third of proc(5), because the second may contain anything.
+	if all := strings.Fields(fields); len(all) >= 20 && all[0] != "Z" {
+		return all[19]
 	}
-	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-	return err == nil && strings.Contains(string(name), "conformance")
+	return ""
 }
 
 // endProcesses waits until the drivers of a dead run have ended, because they may still carry out
 // a call. It kills those that do not end.
-func endProcesses(ctx context.Context, run string) error {
+func (p *Program) endProcesses(ctx context.Context, run string) error {
+	if pids := processesOf(run); len(pids) > 0 {
+		p.say("Waiting until the processes %v of run %s have ended.", pids, run)
+	}
 	ended := func() error {
 		return harness.Await(ctx, harness.StopTimeout, func() error {
 			if pids := processesOf(run); len(pids) > 0 {
@@ -140,7 +145,10 @@ func endProcesses(ctx context.Context, run string) error {
 		return err
 	}
 	for _, pid := range processesOf(run) {
-		_ = syscall.Kill(pid, syscall.SIGKILL)
+		process, err := os.FindProcess(pid) // which is the same process from here on
+		if err == nil && slices.Contains(processesOf(run), pid) {
+			_ = process.Kill()
+		}
 	}
 	return ended()
 }
@@ -149,16 +157,20 @@ func endProcesses(ctx context.Context, run string) error {
 // may be next to it.
 func workDir(run string) string { return prefix + run + ".work" }
 
-// processesOf finds the driver processes whose arguments contain the run's directory. An editor
-// that shows a log of the run has the directory in its arguments, too, but is no driver.
+// processesOf finds this user's driver processes whose socket is in the run's directory. It does
+// not read the arguments of other users, who can make that wait.
 func processesOf(run string) (pids []int) {
 	files, _ := filepath.Glob("/proc/[0-9]*/cmdline") // the pattern is valid
 	for _, file := range files {
-		args, err := os.ReadFile(file)
-		pid, errPID := strconv.Atoi(filepath.Base(filepath.Dir(file)))
-		if err == nil && errPID == nil && pid != os.Getpid() &&
-			strings.Contains(string(args), "/"+workDir(run)+"/") &&
-			strings.Contains(string(args), "oxide-csi-plugin") {
+		info, err := os.Lstat(filepath.Dir(file))
+		if err != nil || !guest.IsOwn(info) {
+			continue
+		}
+		args, _ := os.ReadFile(file) // "" if it has ended
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+		if err == nil && slices.ContainsFunc(strings.Split(string(args), "\x00"), func(arg string) bool {
+			return strings.HasPrefix(arg, "--endpoint=unix:") && strings.Contains(arg, "/"+workDir(run)+"/")
+		}) {
 			pids = append(pids, pid)
 		}
 	}

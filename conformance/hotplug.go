@@ -230,17 +230,22 @@ func (o *operator) look(ctx context.Context, disk string) (*oxide.Disk, error) {
 	return o.client.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(disk)})
 }
 
-// createDisk creates a blank disk of 1 GiB through the rack's API, without the driver. Its name
-// contains the run's ID.
+// createDisk creates a blank disk of 1 GiB through the rack's API, without the driver, and
+// reads its mark back. Its name contains the run's ID.
 func (o *operator) createDisk(ctx context.Context, what string, m mark) (*oxide.Disk, error) {
 	disk, err := o.client.DiskCreate(ctx, oxide.DiskCreateParams{Project: o.projectName,
 		Body: &oxide.DiskCreate{Name: oxide.Name("conf-" + o.id + "-" + what),
 			Description: m.description(), Size: oxide.ByteCount(harness.GiB),
 			DiskBackend: rules.From(&oxide.DiskSourceBlank{BlockSize: 512})}})
 	if errors.Is(err, oxide.ErrObjectAlreadyExists) {
-		// A request without an answer may have created the disk. Its name belongs to this run.
+		// A request without an answer may have created the disk.
 		disk, err = o.client.DiskView(ctx, oxide.DiskViewParams{Project: o.projectName,
 			Disk: oxide.NameOrId("conf-" + o.id + "-" + what)})
+	}
+	if err == nil && disk.Description != m.description() {
+		err = fmt.Errorf("expected the description %q; found %q: nobody could find what the run makes, "+
+			"so it makes nothing more; the disk %s is left if it was the run's", m.description(),
+			disk.Description, disk.Name)
 	}
 	return disk, briefly("create a disk", err)
 }

@@ -29,6 +29,8 @@ type mark struct {
 	Host string `json:"host,omitempty"`
 	PID  int    `json:"pid,omitempty"`
 	Boot string `json:"boot,omitempty"`
+	// Start is the start time of the process, because its ID may become that of another one.
+	Start string `json:"start,omitempty"`
 	// Began is the time when the run began.
 	Began *time.Time `json:"began,omitempty"`
 	// Instances are the IDs of the instances to which the run attaches disks. The first one is the

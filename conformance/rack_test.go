@@ -241,7 +241,7 @@ func TestTheDisksOfAnInstanceCountAgainstTheBudget(t *testing.T) {
 			"https://rack/v1/instances?project=p", strings.NewReader(`{"name":"i","size":1,
 			"boot_disk":{"type":"create","name":"b","size":2147483648},"disks":[
 			{"type":"create","name":"c","size":1073741824},{"type":"attach","name":"d"},
-			{"type":"create","name":"e","size":1073741824}]}`))
+			{"type":"create","name":"e","size":1073741824}]}`)) // without a run no mark is demanded
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -117,7 +117,8 @@ func (w *job) carryOut(ctx context.Context) {
 // manifest returns the mark of the disk that is created first and deleted last.
 func (w *job) manifest() mark {
 	host, _ := os.Hostname()
-	m := mark{Run: w.id, Host: host, PID: os.Getpid(), Boot: bootID(), Began: &w.report.Run.Began,
+	m := mark{Run: w.id, Host: host, PID: os.Getpid(), Start: startTime(os.Getpid()), Boot: bootID(),
+		Began:     &w.report.Run.Began,
 		Instances: []string{w.here.Id}}
 	if w.second != nil {
 		m.Instances = append(m.Instances, w.second.Id)

@@ -183,6 +183,10 @@ func (c *Config) apply(list []setting, flags map[string]string, getenv func(stri
 			return fmt.Errorf("%s: %w", s.name(), err)
 		}
 	}
+	if strings.HasPrefix(c.ClusterID, runPrefix) && getenv(runVariable) != c.ClusterID {
+		return errors.New("OXIDE_CLUSTER_ID (--cluster-id): has to begin with something else than " +
+			runPrefix + ", because oxide-conformance deletes what has that")
+	}
 	return nil
 }
 

@@ -62,6 +62,13 @@ func setProject(c *Config, value string) error {
 var clusterID = volume.Word{Most: 63,
 	Looks: regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9._]*[A-Za-z0-9])?$`)}
 
+// runPrefix begins the cluster's ID of the driver in a run of oxide-conformance, by which the run
+// finds and deletes what it made. A run gives its driver the same value in runVariable.
+const (
+	runPrefix   = "oxide-conformance-"
+	runVariable = "OXIDE_CONFORMANCE_MARK"
+)
+
 func setClusterID(c *Config, value string) error {
 	c.ClusterID = value
 	if !clusterID.MatchString(value) {

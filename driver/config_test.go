@@ -52,6 +52,8 @@ func TestB26MisconfigurationNamesTheVariableAndNeverItsValue(t *testing.T) {
 		{"no project", set("OXIDE_PROJECT", ""), nil, "OXIDE_PROJECT"},
 		{"a bad project", set("OXIDE_PROJECT", canary), nil, "OXIDE_PROJECT"},
 		{"a bad cluster", set("OXIDE_CLUSTER_ID", canary), nil, "OXIDE_CLUSTER_ID"},
+		{"the mark of a conformance run", set("OXIDE_CLUSTER_ID", "oxide-conformance-20261126"), nil,
+			"OXIDE_CLUSTER_ID"},
 		{"a bad topology", set("OXIDE_TOPOLOGY", canary), nil, "OXIDE_TOPOLOGY"},
 		{"D-73 a bad rack", set("OXIDE_TOPOLOGY_RACK", canary), nil, "OXIDE_TOPOLOGY_RACK"},
 		{"a rack given twice", map[string]string{"OXIDE_TOPOLOGY": "rack=tweety",

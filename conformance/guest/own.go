@@ -44,7 +44,7 @@ func RemoveOwn(path, purpose string) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	if err != nil || !named.IsDir() || !isOwn(named) {
+	if err != nil || !named.IsDir() || !IsOwn(named) {
 		return errors.Join(fmt.Errorf("%s: %w", path, ErrNotOwn), err)
 	}
 	dir, err := parent.OpenRoot(name)
@@ -55,7 +55,7 @@ func RemoveOwn(path, purpose string) error {
 	opened, errOpened := dir.Stat(".")
 	mark, errMark := dir.Lstat(markFile)
 	if err := errors.Join(errOpened, errMark); err != nil || !os.SameFile(named, opened) ||
-		!mark.Mode().IsRegular() || !isOwn(mark) {
+		!mark.Mode().IsRegular() || !IsOwn(mark) {
 		return fmt.Errorf("%s: %w: %w", path, ErrNotOwn, errors.Join(err, errors.New("no mark")))
 	}
 	if text, err := dir.ReadFile(markFile); err != nil || strings.TrimSpace(string(text)) != purpose {
@@ -77,8 +77,8 @@ func RemoveOwn(path, purpose string) error {
 	return errors.Join(dir.Remove(markFile), parent.Remove(name))
 }
 
-// isOwn reports whether a file belongs to this user and nobody else may write it.
-func isOwn(info fs.FileInfo) bool {
+// IsOwn reports whether a file belongs to this user and nobody else may write it.
+func IsOwn(info fs.FileInfo) bool {
 	st, is := info.Sys().(*syscall.Stat_t)
 	return is && int(st.Uid) == os.Geteuid() && info.Mode().Perm()&0o022 == 0
 }

@@ -151,7 +151,7 @@ func checkBlockSizes(c *Check) {
 
 func checkBodyLimits(c *Check) {
 	const limit = 1 << 20
-	within := c.named(c.Name(), diskBody(`"size":1073741824`, `"size":1`, "made by a check", "%s"))
+	within := c.named(c.Name(), diskBody(`"size":1073741824`, `"size":1,"pad":"%s"`))
 	within = strings.Replace(within, "%s", strings.Repeat("x", limit-len(within)+2), 1)
 	const noBlock = "total size must be a multiple of block size 512"
 	Equal(c, "a body of 1 MiB, with a size of one byte", c.SendDisk(within).Refused(),
@@ -172,7 +172,11 @@ func checkBodyLimits(c *Check) {
 func checkDescriptions(c *Check) {
 	usual := c.Description
 	defer func() { c.Description = usual }()
-	longest := usual + strings.Repeat("é", 512-utf8.RuneCountInString(usual))
+	padded := func(length int) string { // the mark stays readable
+		text := strings.TrimSuffix(usual, "}") + `,"pad":"`
+		return text + strings.Repeat("é", length-2-utf8.RuneCountInString(text)) + `"}`
+	}
+	longest := padded(512)
 	c.Description = longest
 	disk := c.Disk()
 	Equal(c, "the description of a disk, of 512 characters", disk.Description, longest)
@@ -182,7 +186,7 @@ func checkDescriptions(c *Check) {
 	instance := Must[*oxide.Instance](c, "create an instance with a description of 512 characters")(
 		c.CreateInstance(c.NewInstance()))
 	Equal(c, "the description of an instance, of 512 characters", instance.Description, longest)
-	c.Description = longest + "é"
+	c.Description = padded(513)
 	_, err := c.CreateDisk(c.Blank())
 	c.Refuses("create a disk with a description of 513 characters", err, internalError)
 	_, err = c.Snapshot(disk.Id)
@@ -206,7 +210,7 @@ func checkOrderOfReading(c *Check) {
 			Header: nobody}, badQuery("missing field `project`")},
 		expected{"a bad path without a token", Plain{Method: "GET", Path: "/v1/disks/D",
 			Header: nobody}, bad("bad parameter in URL path: " + notAName)})
-	create.Body = diskBody()
+	create.Body = c.named(c.Name(), diskBody())
 	c.Expect(expected{"a good body without a token", create, unauthorized})
 }
 

@@ -207,14 +207,19 @@ func (c *Check) takeSnapshot(ctx context.Context, name oxide.Name, disk string) 
 	case err == nil:
 		c.Cleanup(func(ctx context.Context) error { return c.removeSnapshot(ctx, snapshot) })
 	case mayBeDone(err):
-		c.Cleanup(func(ctx context.Context) error { return c.removeSnapshotByName(ctx, name) })
+		c.Cleanup(func(ctx context.Context) error { return c.removeSnapshotByName(ctx, name, disk) })
 	}
 	return snapshot, err
 }
 
-func (c *Check) removeSnapshotByName(ctx context.Context, name oxide.Name) error {
-	return gone(c.Client.SnapshotDelete(ctx, oxide.SnapshotDeleteParams{Project: c.project(),
-		Snapshot: oxide.NameOrId(name)}))
+// removeSnapshotByName removes a snapshot of a disk of this check.
+func (c *Check) removeSnapshotByName(ctx context.Context, name oxide.Name, disk string) error {
+	made, err := c.Client.SnapshotView(ctx, oxide.SnapshotViewParams{Project: c.project(),
+		Snapshot: oxide.NameOrId(name)})
+	if err != nil || made.DiskId != disk && !c.isOwn(made.Description) {
+		return gone(err)
+	}
+	return c.removeSnapshot(ctx, made)
 }
 
 func (c *Check) removeSnapshot(ctx context.Context, snapshot *oxide.Snapshot) error {

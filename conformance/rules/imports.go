@@ -152,7 +152,7 @@ func (c *Check) checkFinalizing(disk *oxide.Disk) {
 	u := begin(c, "finalize a disk with a snapshot", "snapshot_hold", func() (any, error) {
 		return nil, c.finalize(c.ctx, disk.Id, name)
 	}, func() error { _, err := view(); return err }, func(ctx context.Context) error {
-		return c.removeSnapshotByName(ctx, name)
+		return c.removeSnapshotByName(ctx, name, disk.Id)
 	})
 	Equal(c, "the disk meanwhile", c.Look(disk.Id).State.State(), oxide.DiskStateStateFinalizing)
 	_, err := u.end(c)
@@ -174,13 +174,18 @@ func (c *Check) image(snapshot string) oxide.ImageCreateParams {
 // createImage sends a request for an image, and removes the image at the end if it was created.
 func (c *Check) createImage(params oxide.ImageCreateParams) (*oxide.Image, error) {
 	image, err := c.Client.ImageCreate(c.ctx, params)
-	remove := oxide.ImageDeleteParams{Project: params.Project,
-		Image: oxide.NameOrId(params.Body.Name)}
-	if err == nil {
-		remove = oxide.ImageDeleteParams{Image: oxide.NameOrId(image.Id)}
-	}
 	if err == nil || mayBeDone(err) {
-		c.Cleanup(func(ctx context.Context) error { return gone(c.Client.ImageDelete(ctx, remove)) })
+		view := oxide.ImageViewParams{Project: params.Project, Image: oxide.NameOrId(params.Body.Name)}
+		if err == nil {
+			view = oxide.ImageViewParams{Image: oxide.NameOrId(image.Id)}
+		}
+		c.Cleanup(func(ctx context.Context) error {
+			made, err := c.Client.ImageView(ctx, view)
+			if err != nil || !c.isOwn(made.Description) {
+				return gone(err)
+			}
+			return gone(c.Client.ImageDelete(ctx, oxide.ImageDeleteParams{Image: oxide.NameOrId(made.Id)}))
+		})
 	}
 	return image, err
 }

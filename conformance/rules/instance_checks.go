@@ -1,7 +1,6 @@
 package rules
 
 import (
-	"context"
 	"slices"
 	"time"
 
@@ -309,10 +308,4 @@ func moment(t *time.Time) string {
 		return "never"
 	}
 	return t.UTC().Format(time.RFC3339Nano)
-}
-
-// removeByName deletes a disk of this check whose ID is unknown.
-func (c *Check) removeByName(ctx context.Context, name oxide.Name) error {
-	return gone(c.Client.DiskDelete(ctx, oxide.DiskDeleteParams{Project: c.project(),
-		Disk: oxide.NameOrId(name)}))
 }

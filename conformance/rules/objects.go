@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"strings"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 )
@@ -58,13 +59,22 @@ func (c *Check) CreateDisk(params oxide.DiskCreateParams) (*oxide.Disk, error) {
 
 // removeIfMade removes a disk at the end if no answer has shown whether it was created.
 func (c *Check) removeIfMade(name oxide.Name) {
-	c.Cleanup(func(ctx context.Context) error {
-		made, err := c.diskByName(ctx, name)
-		if err != nil || c.shares(made.Id) {
-			return gone(err)
-		}
-		return c.removeDisk(ctx, made.Id)
-	})
+	c.Cleanup(func(ctx context.Context) error { return c.removeByName(ctx, name) })
+}
+
+// removeByName removes a disk whose ID is unknown, unless the checks share it or it has another
+// mark.
+func (c *Check) removeByName(ctx context.Context, name oxide.Name) error {
+	made, err := c.diskByName(ctx, name)
+	if err != nil || c.shares(made.Id) || !c.isOwn(made.Description) {
+		return gone(err)
+	}
+	return c.removeDisk(ctx, made.Id)
+}
+
+// isOwn reports whether a description is that of the checks, which may have been made longer.
+func (r *TestedRack) isOwn(description string) bool {
+	return strings.HasPrefix(description, strings.TrimSuffix(r.Description, "}"))
 }
 
 // mayBeDone reports whether a change may have taken effect although no answer confirms it.
@@ -156,7 +166,7 @@ func (c *Check) CreateInstance(params oxide.InstanceCreateParams) (*oxide.Instan
 		c.Cleanup(func(ctx context.Context) error {
 			made, err := c.Client.InstanceView(ctx, oxide.InstanceViewParams{Project: params.Project,
 				Instance: oxide.NameOrId(params.Body.Name)})
-			if err != nil || c.shares(made.Id) {
+			if err != nil || c.shares(made.Id) || !c.isOwn(made.Description) {
 				return gone(err)
 			}
 			return c.RemoveInstance(ctx, made.Id)
@@ -209,7 +219,7 @@ func (r *TestedRack) createShared(ctx context.Context,
 	if mayBeDone(err) {
 		found, errView := r.Client.InstanceView(ctx, oxide.InstanceViewParams{Project: params.Project,
 			Instance: oxide.NameOrId(params.Body.Name)})
-		if errView == nil {
+		if errView == nil && r.isOwn(found.Description) {
 			return found, nil
 		}
 	}

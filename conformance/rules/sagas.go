@@ -49,13 +49,7 @@ func (c *Check) beginDisk(ctx context.Context,
 	}, func() error {
 		_, err := c.diskByName(c.ctx, params.Body.Name)
 		return err
-	}, func(ctx context.Context) error {
-		disk, err := c.diskByName(ctx, params.Body.Name)
-		if err != nil {
-			return gone(err)
-		}
-		return c.removeDisk(ctx, disk.Id)
-	})
+	}, func(ctx context.Context) error { return c.removeByName(ctx, params.Body.Name) })
 }
 
 func checkAbandonedSaga(c *Check) {

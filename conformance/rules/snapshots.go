@@ -107,7 +107,7 @@ func (c *Check) beginSnapshot(disk string) snapshotUnderway {
 		if u.seen != nil {
 			return c.removeSnapshot(ctx, u.seen)
 		}
-		return c.removeSnapshotByName(ctx, name)
+		return c.removeSnapshotByName(ctx, name, disk)
 	})
 	u.carriedOut = func() bool {
 		now, err := view()
