@@ -52,7 +52,7 @@ func (w *job) testify(ctx context.Context) {
 		return
 	}
 	w.report.Witness.Findings = append(w.report.Witness.Findings,
-		slices.Concat(unknownTo(log, w.exchanges), unheard(log, w.calls.since(0)))...)
+		slices.Concat(unknownTo(log, w.exchanges), unheard(log, w.exchanges, w.calls.since(0)))...)
 }
 
 // unknownTo lists the answers of the run that the rack's log does not have.
@@ -80,27 +80,52 @@ func unknownTo(log []adminapi.Request, exchanges []rules.RecordedCall) (findings
 	return findings
 }
 
-// unheard lists the successful calls of the driver for which the rack received no request.
-func unheard(log []adminapi.Request, calls []rpc) (findings []string) {
+// unheard lists the successful calls of the driver for which the rack received no request. The rack
+// has another clock, so the order decides: a request is looked for behind those of everything that
+// had ended before the call, and before those of what began after it.
+func unheard(log []adminapi.Request, exchanges []rules.RecordedCall, calls []rpc) (
+	findings []string) {
+	place := map[string]int{}
+	for i, entry := range log {
+		place[entry.RequestID] = i
+	}
+	type known struct {
+		began, ended time.Time
+		place        int // in the log
+	}
+	var all []known
+	for _, e := range exchanges {
+		if i, is := place[e.RequestID]; is {
+			all = append(all, known{e.Began, e.Began.Add(e.Took), i})
+		}
+	}
+	slices.SortStableFunc(calls, func(a, b rpc) int { return a.began.Compare(b.began) })
 	for _, call := range calls {
 		operations := leaves[call.name]
 		isID := call.object == "" || isUUID(call.object) // others do not exist: no request
 		if call.code != codes.OK || operations == nil || !isID {
 			continue
 		}
-		if !slices.ContainsFunc(log, func(entry adminapi.Request) bool {
-			return slices.Contains(operations, entry.Operation) && during(entry, call)
-		}) {
+		first, end, ended := 0, len(log), call.began.Add(call.took)
+		for _, k := range all {
+			if k.ended.Before(call.began) {
+				first = max(first, k.place+1)
+			} else if k.began.After(ended) {
+				end = min(end, k.place)
+			}
+		}
+		first = min(first, end)
+		i := slices.IndexFunc(log[first:end], func(entry adminapi.Request) bool {
+			return slices.Contains(operations, entry.Operation)
+		})
+		if i >= 0 {
+			all = append(all, known{call.began, ended, first + i})
+		} else {
 			findings = append(findings, fmt.Sprintf("%s of %q at %s succeeded, and the rack heard none "+
 				"of %v", call.name, call.object, call.began.UTC().Format(time.StampMilli), operations))
 		}
 	}
 	return findings
-}
-
-// during reports whether a request was made while a call was under way.
-func during(entry adminapi.Request, call rpc) bool {
-	return !entry.Time.Before(call.began) && !entry.Time.After(call.began.Add(call.took))
 }
 
 // latencies returns the durations of requests and calls.

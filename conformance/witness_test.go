@@ -45,26 +45,34 @@ func TestTheWitnessFindsACallThatSucceededWithoutTheRack(t *testing.T) {
 	at := func(name, object string, code codes.Code) rpc {
 		return rpc{name: name, object: object, code: code, began: began, took: time.Second}
 	}
-	heard := func(operation string, after time.Duration) adminapi.Request {
-		return adminapi.Request{Operation: operation, Time: began.Add(after)}
-	}
-	id := uuid.NewString()
+	// The run's own requests show the order. The rack's clock is of another day.
+	own := []rules.RecordedCall{{RequestID: "before", Began: began.Add(-time.Second)},
+		{RequestID: "after", Began: began.Add(2 * time.Second)}}
+	id, create := uuid.NewString(), at("CreateVolume", "", codes.OK)
+	later := create
+	later.began = began.Add(1100 * time.Millisecond)
 	for name, test := range map[string]struct {
-		call  rpc
-		heard adminapi.Request
-		found bool
+		calls []rpc
+		log   string
+		found int
 	}{
-		"it was heard":              {at("CreateVolume", "", codes.OK), heard("disk_create", 5), false},
-		"another was heard":         {at("CreateVolume", "", codes.OK), heard("disk_list", 5), true},
-		"it was heard before":       {at("CreateVolume", "", codes.OK), heard("disk_create", -5), true},
-		"it was heard after":        {at("CreateVolume", "", codes.OK), heard("disk_create", 2e9), true},
-		"it was refused":            {at("CreateVolume", "", codes.NotFound), heard("ping", 5), false},
-		"it needs no rack":          {at("NodeGetInfo", "", codes.OK), heard("ping", 5), false},
-		"no such object can be":     {at("DeleteVolume", "invalid", codes.OK), heard("ping", 5), false},
-		"the object could be there": {at("DeleteVolume", id, codes.OK), heard("ping", 5), true},
+		"it was heard":               {[]rpc{create}, "before disk_create after", 0},
+		"another was heard":          {[]rpc{create}, "before disk_list after", 1},
+		"it was heard before":        {[]rpc{create}, "disk_create before after", 1},
+		"it was heard after":         {[]rpc{create}, "before after disk_create", 1},
+		"two were heard":             {[]rpc{later, create}, "before disk_create disk_create after", 0},
+		"one of two was heard":       {[]rpc{later, create}, "before disk_create after", 1},
+		"two at a time, one request": {[]rpc{create, create}, "before disk_create after", 0},
+		"it was refused":             {[]rpc{at("CreateVolume", "", codes.NotFound)}, "before after", 0},
+		"it needs no rack":           {[]rpc{at("NodeGetInfo", "", codes.OK)}, "before after", 0},
+		"no such object can be":      {[]rpc{at("DeleteVolume", "invalid", codes.OK)}, "before after", 0},
+		"the object could be there":  {[]rpc{at("DeleteVolume", id, codes.OK)}, "before after", 1},
 	} {
-		found := unheard([]adminapi.Request{test.heard}, []rpc{test.call})
-		if (len(found) > 0) != test.found {
+		var log []adminapi.Request
+		for word := range strings.FieldsSeq(test.log) {
+			log = append(log, adminapi.Request{RequestID: word, Operation: word})
+		}
+		if found := unheard(log, own, test.calls); len(found) != test.found {
 			t.Errorf("%s: found %q", name, found)
 		}
 	}

@@ -3,9 +3,11 @@ package harness
 import (
 	"context"
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -125,6 +127,19 @@ func TestARunKeepsItsDirectoryAfterAFailure(t *testing.T) {
 		}
 		if strings.Contains(said.String(), run.Dir) != failed {
 			t.Errorf("failed %t: it said %q", failed, said.String())
+		}
+	}
+}
+
+func TestADriverWithoutASimulatedRackHasItsOwnDefaults(t *testing.T) {
+	for _, mode := range []string{ModeAll, ModeController, ModeNode} {
+		given := map[string]string{"OXIDE_HOST": "https://rack"}
+		plugin, err := (&Run{}).newPlugin(t.TempDir(), new(atomic.Int64),
+			PluginOptions{Mode: mode, Env: given})
+		csitest.Must(t, err)
+		delete(plugin.options.Env, "OXIDE_STATE_DIR")
+		if !maps.Equal(plugin.options.Env, given) {
+			t.Errorf("mode %s: the driver gets %v", mode, plugin.options.Env)
 		}
 	}
 }

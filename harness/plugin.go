@@ -81,6 +81,9 @@ func (r *Rack) StartPlugin(ctx context.Context, options PluginOptions) (*Plugin,
 	if options.Mode != ModeNode {
 		env["OXIDE_HOST"], env["OXIDE_TOKEN"], env["OXIDE_PROJECT"] = r.URL, r.Token, r.Project
 		env["OXIDE_CA_FILE"] = r.CA
+		// A simulated rack is late by less. With the driver's own limit, which is made for real
+		// racks, every proof that loses the answer to an attach would wait that long at its detach.
+		env["OXIDE_LATE_LIMIT"] = "100ms"
 	}
 	var instance Instance
 	if options.Mode != ModeController {
@@ -129,11 +132,6 @@ func (r *Run) newPlugin(
 	env := map[string]string{}
 	if options.Mode != ModeController {
 		env["OXIDE_STATE_DIR"] = filepath.Join(dir, "volumes")
-	}
-	if options.Mode != ModeNode {
-		// A simulated rack is late by less. With the driver's own limit, which is made for real
-		// racks, every proof that loses the answer to an attach would wait that long at its detach.
-		env["OXIDE_LATE_LIMIT"] = "100ms"
 	}
 	maps.Copy(env, options.Env)
 	options.Env = env

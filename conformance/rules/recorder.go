@@ -27,6 +27,7 @@ type RecordedCall struct {
 	Status    int
 	ErrorCode string
 	RequestID string
+	Began     time.Time
 	Took      time.Duration
 	// Answer is the beginning of the answer's body.
 	Answer string
@@ -130,7 +131,8 @@ func retryAfter(resp *http.Response) time.Duration {
 func (r *recorder) once(req *http.Request) (RecordedCall, *http.Response, error) {
 	began := time.Now()
 	operation := OperationOf(req.Method, PathOf(req))
-	exchange := RecordedCall{Operation: operation, Method: req.Method, Path: req.URL.RequestURI()}
+	exchange := RecordedCall{Operation: operation, Method: req.Method, Path: req.URL.RequestURI(),
+		Began: began}
 	resp, err := r.next.RoundTrip(req)
 	var body []byte
 	if err == nil {
