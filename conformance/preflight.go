@@ -19,6 +19,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/report"
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/rules"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 // preflightVerb examines the rack and this machine. It creates nothing.
@@ -83,6 +84,7 @@ func (w *job) preflight(ctx context.Context) bool {
 		{"certificate", p.askCertificate, false},
 		{"api-version", p.askVersion, false},
 		{"token", p.askToken, true},
+		{simulatorLine, p.askSimulator, true},
 		{"token's expiry", p.askExpiry, false},
 		{"project", p.askProject, true},
 		{"role", p.askRole, false},
@@ -97,6 +99,9 @@ func (w *job) preflight(ctx context.Context) bool {
 		{"latency", p.askLatency, false},
 		{"dead runs", p.askDeadRuns, false},
 	} {
+		if line.name == simulatorLine && w.admin == nil {
+			continue
+		}
 		f := line.ask(ctx)
 		w.report.Preflight = append(w.report.Preflight, report.Line{Name: line.name,
 			Status: f.status, Found: f.found, Advice: f.advice})
@@ -183,6 +188,27 @@ func (p preflight) askToken(ctx context.Context) finding {
 			"the rack does not let it in: %s", rules.Brief(err))
 	}
 	return pass("is of %s, silo %s", user.DisplayName, user.SiloName)
+}
+
+const simulatorLine = "simulator"
+
+// askSimulator asks the rack for a disk with a name that nobody can guess, and demands that the
+// request is in the admin listener's log: what is switched there is the rack under test.
+func (p preflight) askSimulator(ctx context.Context) finding {
+	ctx, cancel := context.WithTimeout(ctx, shellTimeout)
+	defer cancel()
+	name := "conf-" + p.id + "-simulator"
+	_, _ = p.client.DiskView(ctx, oxide.DiskViewParams{Project: p.projectName,
+		Disk: oxide.NameOrId(name)}) // there is none
+	log, err := p.admin.Requests(ctx, 0)
+	if err != nil || !slices.ContainsFunc(log, func(r adminapi.Request) bool {
+		return strings.Contains(r.Path, name)
+	}) {
+		return fail("Remove --simulator-admin and $OXIDE_CONFORMANCE_SIMULATOR_ADMIN, or name the "+
+			"listener of the rack under test.", "%s is not the admin listener of %s: it has not heard of "+
+			"a request there (%v)", p.settings.admin, p.host, err)
+	}
+	return pass("%s is the rack's admin listener", p.settings.admin)
 }
 
 func (p preflight) askExpiry(ctx context.Context) finding {

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
 func TestAnImpossibleCommandEndsWithOneLineAndChangesNothing(t *testing.T) {
@@ -95,7 +96,8 @@ func TestAPreflightCreatesNothingAndReportsWhatARunWouldFind(t *testing.T) {
 	p := prepare(t, run, rack, nil, "preflight")
 	p.exit(t, ExitConforms)
 	for _, want := range []string{
-		"pass  host ", "pass  certificate ", "pass  api-version ", "warn  token's expiry ",
+		"pass  host ", "pass  simulator ",
+		"pass  certificate ", "pass  api-version ", "warn  token's expiry ",
 		"pass  role ", "pass  quota ", "pass  this instance ", "pass  second instance ",
 		"pass  helper ", "pass  tools ", "pass  kernel ", "skip  hot-plug ", "pass  latency ",
 		"takes about ",
@@ -103,6 +105,22 @@ func TestAPreflightCreatesNothingAndReportsWhatARunWouldFind(t *testing.T) {
 		if !strings.Contains(p.out.String(), want) {
 			t.Errorf("the preflight does not say %q", want)
 		}
+	}
+	madeNothing(t, rack)
+}
+
+func TestTheAdminListenerOfAnotherRackIsRefused(t *testing.T) {
+	t.Parallel()
+	run := plainRun(t)
+	rack, other := rackOf(t, run, harness.RackOptions{}), rackOf(t, run, harness.RackOptions{})
+	before, err := other.Admin.Requests(t.Context(), 0)
+	csitest.Must(t, err)
+	p := prepare(t, run, rack, set("OXIDE_CONFORMANCE_SIMULATOR_ADMIN", other.Admin.URL), "run", "--yes")
+	p.exit(t, ExitUsage)
+	after, err := other.Admin.Requests(t.Context(), 0)
+	csitest.Must(t, err)
+	if !strings.Contains(p.out.String(), "fail  simulator ") || len(after) != len(before) {
+		t.Errorf("it does not refuse: %d requests to the other rack", len(after)-len(before))
 	}
 	madeNothing(t, rack)
 }
