@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/report"
 )
@@ -14,27 +13,13 @@ import (
 // folder returns the folder of the report.
 func (w *job) folder() string { return cmp.Or(w.settings.report, prefix+w.id) }
 
-// tryFolder creates the report's folder and writes into it, so that a run does not fail at its
-// end because of it. It removes what it created, so that a killed run leaves no empty folder.
+// tryFolder makes the report's folder, so that a run does not fail at its end because of it. It
+// removes the folder, so that a killed run leaves no empty one.
 func (w *job) tryFolder() error {
-	_, missing := os.Stat(w.folder())
-	if _, err := os.Lstat(filepath.Join(w.folder(), "report.json")); err == nil {
-		return fmt.Errorf("%s has the report of another run; name another folder with --report",
-			w.folder())
+	if err := report.MakeFolder(w.folder()); err != nil {
+		return err
 	}
-	if err := os.MkdirAll(w.folder(), 0o755); err != nil {
-		return fmt.Errorf("make the folder of the report: %w; name another one with --report", err)
-	}
-	file, err := os.CreateTemp(w.folder(), ".try-*")
-	if err != nil {
-		return fmt.Errorf("write into the folder of the report: %w; name another one with --report",
-			err)
-	}
-	err = errors.Join(file.Close(), os.Remove(file.Name()))
-	if missing != nil {
-		err = errors.Join(err, os.Remove(w.folder()))
-	}
-	return err
+	return os.Remove(w.folder())
 }
 
 // fixFolder makes the path of the report's folder absolute, because the program's working
@@ -51,10 +36,7 @@ func (w *job) fixFolder() (err error) {
 func (w *job) writeReport() (folder string, err error) {
 	folder = w.folder()
 	err = report.Write(folder, w.report, w.token)
-	// Write returns an error also for a report that does not add up, but writes it. A file without
-	// the ID of this run belongs to another run.
-	written, _ := os.ReadFile(filepath.Join(folder, "report.json"))
-	if w.dir != nil && !strings.Contains(string(written), w.id) {
+	if w.dir != nil && errors.Is(err, report.ErrNotWritten) {
 		folder = filepath.Join(w.dir.Dir, "report")
 		w.dir.Failed()
 		err = errors.Join(err, report.Write(folder, w.report, w.token))

@@ -3,15 +3,21 @@
 package conformance
 
 import (
+	"encoding/json"
 	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
+	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/report"
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/rules"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
@@ -64,12 +70,71 @@ func TestARunPrintsTheFolderThatContainsItsReport(t *testing.T) {
 	}
 }
 
-func TestARunDoesNotReplaceTheReportOfAnother(t *testing.T) {
-	w := &job{settings: &settings{report: t.TempDir()}}
-	csitest.Must(t, w.tryFolder())
-	csitest.Must(t, os.WriteFile(filepath.Join(w.folder(), "report.json"), nil, 0o600))
-	if err := w.tryFolder(); err == nil || !strings.Contains(err.Error(), "--report") {
-		t.Errorf("into the folder of another report: %v", err)
+func TestAReportReplacesNothing(t *testing.T) {
+	there := func(path string) error { return os.Mkdir(path, 0o700) }
+	for name, create := range map[string]func(path string) error{
+		"a folder": there,
+		"a site": func(path string) error {
+			return errors.Join(there(path), os.WriteFile(filepath.Join(path, "index.html"), nil, 0o600))
+		},
+		"a file":            func(path string) error { return os.WriteFile(path, nil, 0o600) },
+		"a FIFO":            func(path string) error { return unix.Mkfifo(path, 0o600) },
+		"a link to nothing": func(path string) error { return os.Symlink(path+"-target", path) },
+	} {
+		w := &job{settings: &settings{report: filepath.Join(t.TempDir(), "report")},
+			report: &report.Report{}}
+		csitest.Must(t, w.tryFolder())
+		csitest.Must(t, create(w.folder()))
+		if err := w.tryFolder(); err == nil || !strings.Contains(err.Error(), "--report") {
+			t.Errorf("%s: %v", name, err)
+		}
+		if _, err := w.writeReport(); !errors.Is(err, report.ErrNotWritten) {
+			t.Errorf("%s at the end of a run: %v", name, err)
+		}
+		if made, err := filepath.Glob(filepath.Join(filepath.Dir(w.folder()), "*", "*")); err != nil ||
+			len(made) > 1 {
+			t.Errorf("%s: there are %q, %v", name, made, err)
+		}
+	}
+}
+
+// The rack repeats the token in every error, others have described their disks, and a shell's
+// command has a password.
+func TestAReportHasNothingOfOthersAndNoCredentials(t *testing.T) {
+	all := []string{"run", "--yes", "--second-shell", "sshpass -p " + canary, "--budget=" + canary, "-x"}
+	if got := strings.Join(flagsOf(all), " "); got != "run --yes --second-shell --budget" {
+		t.Errorf("of the command line it has %q", got)
+	}
+	own := mark{Run: "1a2b3c4d"}
+	text, err := json.MarshalIndent(map[string]string{"description": own.description()}, "", " ")
+	csitest.Must(t, err)
+	for answer, want := range map[string]string{
+		`{"description": "my \"` + canary + `", "name":"x"}`: `{"description":"(not kept)", "name":"x"}`,
+		`{"description":"` + canary:                          `{"description":"(not kept)`,
+		string(text):                                         string(text),
+	} {
+		for operation, want := range map[string]string{"disk_view": want, "disk_list": ""} {
+			got := answers([]rules.RecordedCall{{Operation: operation, Status: 200, Answer: answer}})
+			if got[0].Answer != want {
+				t.Errorf("of the answer %s to %s it has %s", answer, operation, got[0].Answer)
+			}
+		}
+	}
+	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.WriteHeader(http.StatusForbidden)
+		_, _ = fmt.Fprintf(w, `{"message":"no %s","request_id":"1"}`, r.Header.Get("Authorization"))
+	}))
+	defer front.Close()
+	for _, host := range []string{front.URL, strings.Replace(front.URL, "//", "//me:"+canary+"@", 1),
+		"https://me:%zz" + canary + "@rack"} {
+		var out strings.Builder
+		p := Program{Args: []string{"preflight"}, Stdout: &out, Stderr: &out,
+			Getenv: func(name string) string {
+				return set("OXIDE_HOST", host, "OXIDE_TOKEN", canary, "OXIDE_PROJECT", "p")[name]
+			}}
+		if status := p.Main(t.Context()); status != ExitUsage || strings.Contains(out.String(), canary) {
+			t.Errorf("with the host %s: %d, %s", host, status, out.String())
+		}
 	}
 }
 

@@ -67,6 +67,10 @@ type operator struct {
 
 // openJob prepares the job. It sends no request to the rack.
 func openJob(p *Program, s *settings) (*job, error) {
+	// A rack may repeat the token in an error.
+	secret := report.Redactor(s.token)
+	p.Stdout = report.PlainWriter{To: p.Stdout, Redact: secret}
+	p.Stderr = report.PlainWriter{To: p.Stderr, Redact: secret}
 	w := &job{Program: p, settings: s,
 		operator: operator{id: newRunID(), projectName: oxide.NameOrId(s.project)}}
 	w.mark = prefix + w.id

@@ -387,7 +387,7 @@ func askShell(ctx context.Context, flag, shell string, instance *oxide.Instance)
 	said = said[max(0, len(said)-2):] // a shell may print a greeting before
 	switch {
 	case err != nil:
-		return fail("Try it by hand: "+shell+" id", "%s: %v: %s", flag, err,
+		return fail("Try the command by hand, with id.", "%s: %v: %s", flag, err,
 			strings.TrimSpace(stderr.String()))
 	case len(said) != 2 || said[0] != "0":
 		return fail("It has to reach root.", "%s: expected the user ID 0 and the instance's UUID; "+

@@ -178,6 +178,10 @@ func parseSettings(verb string, args []string, getenv func(string) string) (*set
 
 // complete reads the token's file, and demands the settings that every verb with a rack needs.
 func (s *settings) complete(verb string) error {
+	if strings.Contains(s.host, "@") { // it may be a password, and is not printed
+		return errors.New("OXIDE_HOST (--host) has an @: a rack takes a token, and no user or password; " +
+			"expected https://silo.sys.example.com")
+	}
 	if s.caFile != "" {
 		if _, err := guest.ReadFile(s.caFile); err != nil {
 			return fmt.Errorf("OXIDE_CA_FILE (--ca-file): %w", err)
@@ -214,6 +218,21 @@ func (o setting) name() string {
 		return o.env
 	}
 	return o.env + " (--" + o.flag + ")"
+}
+
+// flagsOf returns the verb and the flags of a command line, without their values: a shell's command
+// may have a password.
+func flagsOf(args []string) []string {
+	return slices.Collect(func(yield func(string) bool) {
+		for i, arg := range args {
+			name, _, _ := strings.Cut(arg, "=")
+			known := func(o setting) bool { return o.flag != "" && o.flag == strings.TrimLeft(name, "-") }
+			if (i == 0 || strings.HasPrefix(arg, "-") && (slices.ContainsFunc(allSettings, known) ||
+				strings.TrimLeft(name, "-") == "yes")) && !yield(name) {
+				return
+			}
+		}
+	})
 }
 
 func settingsOf(verb string) []setting {

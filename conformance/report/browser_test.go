@@ -31,7 +31,7 @@ type tab = browsertest.Tab
 // open shows a report in a new tab.
 func (b browser) open(t *testing.T, r *Report) *tab {
 	t.Helper()
-	dir := t.TempDir()
+	dir := filepath.Join(t.TempDir(), "report")
 	if err := Write(dir, r); err != nil {
 		t.Fatal(err)
 	}

@@ -61,7 +61,7 @@ type Run struct {
 	Instance string `json:"instance"`
 	Second   string `json:"second"`
 	Helper   string `json:"helper"`
-	// Command is the program with its arguments.
+	// Command is the program with its verb and the names of its flags.
 	Command []string `json:"command"`
 	// Selected are the groups that were to run.
 	Selected []string `json:"selected"`

@@ -20,12 +20,20 @@ func Plain(text string) string {
 	}, strings.ToValidUTF8(text, string(unicode.ReplacementChar)))
 }
 
-// PlainWriter writes its text through Plain. Each Write must consist of whole characters.
-type PlainWriter struct{ To io.Writer }
+// PlainWriter writes its text through Plain, without the secrets of Redact, which may be nil. Each
+// Write must consist of whole characters.
+type PlainWriter struct {
+	To     io.Writer
+	Redact *strings.Replacer
+}
 
 // Write writes the plain text.
 func (w PlainWriter) Write(text []byte) (int, error) {
-	if _, err := io.WriteString(w.To, Plain(string(text))); err != nil {
+	clean := string(text)
+	if w.Redact != nil {
+		clean = w.Redact.Replace(clean)
+	}
+	if _, err := io.WriteString(w.To, Plain(clean)); err != nil {
 		return 0, err
 	}
 	return len(text), nil

@@ -16,7 +16,7 @@ func TestTextOfARackIsPlain(t *testing.T) {
 		"\u2028\xff":                     "\uFFFD\uFFFD",
 	} {
 		var out strings.Builder
-		if n, err := (PlainWriter{&out}).Write([]byte(text)); n != len(text) || err != nil {
+		if n, err := (PlainWriter{To: &out}).Write([]byte(text)); n != len(text) || err != nil {
 			t.Errorf("%q: wrote %d bytes, %v", text, n, err)
 		}
 		if out.String() != want {
@@ -26,7 +26,7 @@ func TestTextOfARackIsPlain(t *testing.T) {
 }
 
 func TestNoFileOfAReportContainsControlCharacters(t *testing.T) {
-	r, dir := example(), t.TempDir()
+	r, dir := example(), filepath.Join(t.TempDir(), "report")
 	r.Results[0].Name, r.Why = "\x1b]0;title\x07", "\u202esmrofnoc"
 	if err := Write(dir, r); err != nil {
 		t.Fatal(err)

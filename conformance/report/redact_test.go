@@ -68,7 +68,7 @@ func TestNoSecretIsInAnyFileOrError(t *testing.T) {
 			if planted < 1000 {
 				t.Fatalf("%d strings got the secret, expected all of the example", planted)
 			}
-			dir := t.TempDir()
+			dir := filepath.Join(t.TempDir(), "report")
 			err := Write(dir, r, canary+"\n")
 			if err == nil {
 				t.Fatal("a report whose every word is changed adds up")
@@ -138,7 +138,7 @@ func TestRedactorKeepsTextThatIsNoSecret(t *testing.T) {
 func TestWriteDoesNotChangeTheReport(t *testing.T) {
 	r := example()
 	r.Why = "the token is " + canary
-	if err := Write(t.TempDir(), r, canary); err != nil {
+	if err := Write(filepath.Join(t.TempDir(), "report"), r, canary); err != nil {
 		t.Fatal(err)
 	}
 	if !strings.HasSuffix(r.Why, canary) {

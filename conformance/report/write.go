@@ -16,15 +16,18 @@ const (
 	pageFile  = "index.html"
 )
 
-// Write writes the report into a folder, which it creates if needed: report.json, junit.xml and
-// index.html. It replaces every occurrence of the secrets, such as the token, with "[redacted]".
+// ErrNotWritten is the error of Write if a file of the report is missing.
+var ErrNotWritten = errors.New("the report is not complete")
+
+// Write writes the report into a folder, which it makes: report.json, junit.xml and index.html. It
+// replaces every occurrence of the secrets, such as the token, with "[redacted]".
 //
 // It also writes an inconsistent report, because that is the only record of the run. The error
 // then names what is wrong.
 func Write(dir string, r *Report, secrets ...string) error {
 	clean := r.scrub(secrets)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return fmt.Errorf("make the folder of the report: %w", err)
+	if err := MakeFolder(dir); err != nil {
+		return errors.Join(ErrNotWritten, err)
 	}
 	var failed []error
 	for _, file := range []struct {
@@ -33,10 +36,10 @@ func Write(dir string, r *Report, secrets ...string) error {
 	}{{jsonFile, encode}, {junitFile, junit}, {pageFile, renderPage}} {
 		content, err := file.render(clean)
 		if err == nil {
-			err = replaceFile(filepath.Join(dir, file.name), content)
+			err = writeNew(filepath.Join(dir, file.name), content)
 		}
 		if err != nil {
-			failed = append(failed, fmt.Errorf("write %s: %w", file.name, err))
+			failed = append(failed, ErrNotWritten, fmt.Errorf("write %s: %w", file.name, err))
 		}
 	}
 	if err := clean.Check(); err != nil {
@@ -54,20 +57,26 @@ func encode(r *Report) ([]byte, error) {
 	return text.Bytes(), err
 }
 
-// replaceFile replaces a file as a whole or not at all.
-func replaceFile(path string, content []byte) (err error) {
-	file, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*")
+// writeNew writes a file that nobody else has made.
+func writeNew(path string, content []byte) error {
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if err != nil {
-			_ = os.Remove(file.Name())
-		}
-	}()
 	_, err = file.Write(content)
-	if err = errors.Join(err, file.Chmod(0o644), file.Close()); err != nil {
-		return err
+	return errors.Join(err, file.Close())
+}
+
+// MakeFolder makes the folder of a report, which must not exist: what is in another folder may be
+// somebody else's.
+func MakeFolder(dir string) error {
+	err := os.MkdirAll(filepath.Dir(dir), 0o755)
+	if err == nil {
+		err = os.Mkdir(dir, 0o755)
 	}
-	return os.Rename(file.Name(), path)
+	if err != nil {
+		return fmt.Errorf("make the folder of the report: %w; name one that does not exist with --report",
+			err)
+	}
+	return nil
 }

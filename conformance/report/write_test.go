@@ -67,7 +67,7 @@ func must[T any](value T, err error) func(*testing.T) T {
 }
 
 func TestAReportThatDoesNotAddUpIsWrittenAndRefused(t *testing.T) {
-	r, dir := example(), t.TempDir()
+	r, dir := example(), filepath.Join(t.TempDir(), "report")
 	r.Verdict = Conforms
 	err := Write(dir, r)
 	if err == nil || !strings.Contains(err.Error(), `the verdict is "conforms", but`) {
@@ -153,7 +153,7 @@ func TestTheSchemaHasThePropertiesOfTheTypes(t *testing.T) {
 func TestJUnitHasEveryResultAndTheVerdict(t *testing.T) {
 	for name, r := range reports() {
 		t.Run(name, func(t *testing.T) {
-			dir := t.TempDir()
+			dir := filepath.Join(t.TempDir(), "report")
 			if err := Write(dir, r); err != nil {
 				t.Fatal(err)
 			}
