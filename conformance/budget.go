@@ -106,6 +106,24 @@ func (b *budget) deleted(idOrName string) {
 	})
 }
 
+// unidentified reports whether an object has this name and an ID that is not known yet.
+func (b *budget) unidentified(name string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.ContainsFunc(b.objects, func(o *object) bool { return o.id == "" && o.name == name })
+}
+
+// identify sets the ID of the object with this name.
+func (b *budget) identify(name, id string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, o := range b.objects {
+		if o.id == "" && o.name == name {
+			o.id = id
+		}
+	}
+}
+
 func (b *budget) now() amount { return sum(b.objects) }
 
 func sum(objects []*object) amount {

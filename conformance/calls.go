@@ -263,6 +263,11 @@ func (b budgeted) RoundTrip(req *http.Request) (*http.Response, error) {
 	default:
 		end(made)
 	}
+	// What was made without an answer is read by its name, and deleted by its ID.
+	if name := path.Base(rules.PathOf(req)); err == nil && req.Method == http.MethodGet &&
+		resp.StatusCode == http.StatusOK && b.budget.unidentified(name) {
+		b.budget.identify(name, idOf(resp))
+	}
 	// A repeated deletion may be answered 404.
 	if err == nil && req.Method == http.MethodDelete &&
 		(resp.StatusCode == http.StatusNoContent || resp.StatusCode == http.StatusNotFound) {
@@ -272,8 +277,8 @@ func (b budgeted) RoundTrip(req *http.Request) (*http.Response, error) {
 }
 
 // created returns the disks and snapshots that a request creates, and whether they are created
-// together with an instance, whose answer does not tell their IDs. It is an error if one of them, an
-// image or an instance would not have the mark of the run.
+// together with an instance, whose answer does not tell their IDs. It is an error if one of them,
+// an image or an instance would not have the mark of the run.
 func created(req *http.Request, run string) (objects []*object, together bool, err error) {
 	operation := rules.OperationOf(req.Method, rules.PathOf(req))
 	if req.Body == nil ||

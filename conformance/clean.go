@@ -38,14 +38,6 @@ func cleanVerb(ctx context.Context, p *Program, args []string) (int, error) {
 		return ExitUsage, err
 	}
 	found := runsIn(all)
-	if slices.ContainsFunc(found, func(r deadRun) bool { return !r.mark.whole() }) {
-		// A run may have begun after the disks were listed. The second list has its first disk.
-		again, err := w.inventory(ctx)
-		if err != nil {
-			return ExitUsage, err
-		}
-		found = runsIn(all, again)
-	}
 	if s.run != "" {
 		found = slices.DeleteFunc(found, func(r deadRun) bool { return r.id != s.run })
 	}

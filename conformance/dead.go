@@ -24,9 +24,8 @@ type deadRun struct {
 	left inventory
 }
 
-// runsIn finds the runs that have objects in the first inventory. Later inventories only add
-// marks.
-func runsIn(all inventory, later ...inventory) []deadRun {
+// runsIn finds the runs that have objects in an inventory.
+func runsIn(all inventory) []deadRun {
 	runs := map[string]*deadRun{}
 	note := func(description string) {
 		id, ok := runOf(description)
@@ -52,13 +51,6 @@ func runsIn(all inventory, later ...inventory) []deadRun {
 	for _, n := range all.instances {
 		if _, is := parseMark(n.Description); is {
 			note(n.Description)
-		}
-	}
-	for _, i := range later {
-		for _, d := range i.disks {
-			if m, is := parseMark(d.Description); is && m.whole() && runs[m.Run] != nil {
-				runs[m.Run].mark = m
-			}
 		}
 	}
 	var list []deadRun

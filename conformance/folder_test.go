@@ -101,7 +101,7 @@ func TestAReportReplacesNothing(t *testing.T) {
 // The rack repeats the token in every error, others have described their disks, and a shell's
 // command has a password.
 func TestAReportHasNothingOfOthersAndNoCredentials(t *testing.T) {
-	all := []string{"run", "--yes", "--second-shell", "sshpass -p " + canary, "--budget=" + canary, "-x"}
+	all := []string{"run", "--yes", "--second-shell", "ssh -p " + canary, "--budget=" + canary, "-x"}
 	if got := strings.Join(flagsOf(all), " "); got != "run --yes --second-shell --budget" {
 		t.Errorf("of the command line it has %q", got)
 	}

@@ -85,7 +85,9 @@ func openJob(p *Program, s *settings) (*job, error) {
 	var err error
 	w.rack, err = rules.Open(rules.Config{Host: s.host, Token: s.token, Project: s.project,
 		CAFile: s.caFile, Mark: w.id, Description: mark{Run: w.id}.description(), Admin: w.admin,
-		Through: func(next http.RoundTripper) http.RoundTripper { return budgeted{next, w.budget, w.id} }})
+		Through: func(next http.RoundTripper) http.RoundTripper {
+			return budgeted{next, w.budget, w.id}
+		}})
 	if err != nil {
 		return nil, err
 	}

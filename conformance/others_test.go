@@ -48,12 +48,14 @@ func TestAnInstanceIsStoppedOnlyIfNobodyElseUsesIt(t *testing.T) {
 		make     func(*testing.T) string
 		says     string
 	}{
-		"nobody":              {helper, nil, ""},
-		"its own disk":        {helper, attach("own", mark{Run: w.id}.description()), ""},
-		"another run's disk":  {helper, attach("one", mark{Run: "1a2b3c4d"}.description()), "1a2b3c4d"},
-		"a cluster's volume":  {helper, attach("two", driverWord+`{"cluster":"c"}`), "of a cluster"},
-		"a disk that is new":  {helper, attach("three", "mine"), "not the run's"},
-		"where another works": {rack.Instance("b").ID, func(t *testing.T) string { return made(t, rack, "run", other.description()) }, "1a2b3c4d on elsewhere uses it"},
+		"nobody":             {helper, nil, ""},
+		"its own disk":       {helper, attach("own", mark{Run: w.id}.description()), ""},
+		"another run's disk": {helper, attach("one", mark{Run: "1a2b3c4d"}.description()), "1a2b3c4d"},
+		"a cluster's volume": {helper, attach("two", driverWord+`{"cluster":"c"}`), "of a cluster"},
+		"a disk that is new": {helper, attach("three", "mine"), "not the run's"},
+		"where another works": {rack.Instance("b").ID, func(t *testing.T) string {
+			return made(t, rack, "run", other.description())
+		}, "1a2b3c4d on elsewhere uses it"},
 		"another project's": {helper, func(*testing.T) string {
 			w.projectName = "other"
 			return ""

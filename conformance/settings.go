@@ -74,7 +74,8 @@ var allSettings = []setting{
 		"root, such as 'ssh root@second'", running,
 		text(func(s *settings) *string { return &s.secondShell })},
 	{"helper", "OXIDE_CONFORMANCE_HELPER", "", "a stopped instance of the project, which may be " +
-		"started and stopped; clean stops only this one", onRack, text(func(s *settings) *string { return &s.helper })},
+		"started and stopped; clean stops only this one", onRack,
+		text(func(s *settings) *string { return &s.helper })},
 	{"guest-shell", "OXIDE_CONFORMANCE_GUEST_SHELL", "", "a command that runs a script in the " +
 		"helper as root, such as 'ssh root@helper'", running,
 		text(func(s *settings) *string { return &s.guestShell })},
@@ -179,8 +180,8 @@ func parseSettings(verb string, args []string, getenv func(string) string) (*set
 // complete reads the token's file, and demands the settings that every verb with a rack needs.
 func (s *settings) complete(verb string) error {
 	if strings.Contains(s.host, "@") { // it may be a password, and is not printed
-		return errors.New("OXIDE_HOST (--host) has an @: a rack takes a token, and no user or password; " +
-			"expected https://silo.sys.example.com")
+		return errors.New("OXIDE_HOST (--host) has an @: a rack takes a token, and no user or " +
+			"password; expected https://silo.sys.example.com")
 	}
 	if s.caFile != "" {
 		if _, err := guest.ReadFile(s.caFile); err != nil {

@@ -115,7 +115,8 @@ func TestTheAdminListenerOfAnotherRackIsRefused(t *testing.T) {
 	rack, other := rackOf(t, run, harness.RackOptions{}), rackOf(t, run, harness.RackOptions{})
 	before, err := other.Admin.Requests(t.Context(), 0)
 	csitest.Must(t, err)
-	p := prepare(t, run, rack, set("OXIDE_CONFORMANCE_SIMULATOR_ADMIN", other.Admin.URL), "run", "--yes")
+	p := prepare(t, run, rack, set("OXIDE_CONFORMANCE_SIMULATOR_ADMIN", other.Admin.URL),
+		"run", "--yes")
 	p.exit(t, ExitUsage)
 	after, err := other.Admin.Requests(t.Context(), 0)
 	csitest.Must(t, err)

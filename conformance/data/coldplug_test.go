@@ -12,7 +12,6 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/data"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
-	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
@@ -66,9 +65,11 @@ func TestAnInstanceThatSomebodyElseUsesIsNotStopped(t *testing.T) {
 	b.MayStop = func(context.Context, string) error { return errors.New("it is in use") }
 	// Somebody starts the helper after the preflight.
 	rack := b.env.Rack
-	csitest.Must(t, rack.StartInstance(t.Context(), b.Bench.Helper.InstanceID))
+	errStart := rack.StartInstance(t.Context(), b.Bench.Helper.InstanceID)
 	began, err := rack.Admin.Requests(t.Context(), 0)
-	csitest.Must(t, err)
+	if err := errors.Join(errStart, err); err != nil {
+		t.Fatal(err)
+	}
 	for _, check := range data.Checks() {
 		if check.ID != "D03" && check.ID != "D11" {
 			continue
@@ -78,7 +79,9 @@ func TestAnInstanceThatSomebodyElseUsesIsNotStopped(t *testing.T) {
 		}
 	}
 	since, err := rack.Admin.Requests(t.Context(), began[len(began)-1].Seq)
-	csitest.Must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, r := range since {
 		if r.Operation == "instance_stop" {
 			t.Errorf("it was stopped: %+v", r)

@@ -45,8 +45,8 @@ func newDirectory() (*directory, error) {
 // agentMark is the mark of an agent's directory.
 const agentMark = "agent"
 
-// lockDirectory locks a directory that nobody else has locked. It never waits. It fails if the directory was
-// removed in the meantime.
+// lockDirectory locks a directory that nobody else has locked, without waiting. It fails if the
+// directory was removed in the meantime.
 func lockDirectory(path string) (*os.File, error) {
 	lock, err := os.OpenFile(path, unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {

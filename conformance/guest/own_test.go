@@ -10,8 +10,6 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
 // TestOnlyADirectoryThatIsProvenIsRemoved makes everything that somebody else may have under a name
@@ -50,7 +48,7 @@ func TestOnlyADirectoryThatIsProvenIsRemoved(t *testing.T) {
 			tmp := t.TempDir()
 			t.Setenv("TMPDIR", tmp)
 			path := filepath.Join(tmp, dirPrefix+"photos")
-			csitest.Must(t, create(path))
+			must(t, create(path))
 			before := namesBelow(t, tmp)
 			if err := RemoveOwn(path, "agent"); !errors.Is(err, ErrNotOwn) {
 				t.Errorf("expected a refusal; found %v", err)
@@ -65,10 +63,10 @@ func TestOnlyADirectoryThatIsProvenIsRemoved(t *testing.T) {
 		})
 	}
 	path := filepath.Join(t.TempDir(), "own")
-	csitest.Must(t, marked(path))
-	csitest.Must(t, os.MkdirAll(filepath.Join(path, "a", "b"), 0o700))
-	csitest.Must(t, os.Symlink(filepath.Dir(path), filepath.Join(path, "link")))
-	csitest.Must(t, RemoveOwn(path, "agent"))
+	must(t, marked(path))
+	must(t, os.MkdirAll(filepath.Join(path, "a", "b"), 0o700))
+	must(t, os.Symlink(filepath.Dir(path), filepath.Join(path, "link")))
+	must(t, RemoveOwn(path, "agent"))
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a proven folder is still there: %v", err)
 	}
@@ -77,9 +75,16 @@ func TestOnlyADirectoryThatIsProvenIsRemoved(t *testing.T) {
 func namesBelow(t *testing.T, dir string) []string {
 	t.Helper()
 	var names []string
-	csitest.Must(t, filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+	must(t, filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
 		names = append(names, strings.TrimPrefix(path, dir))
 		return err
 	}))
 	return names
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }
