@@ -304,7 +304,7 @@ func created(req *http.Request, run string) (objects []*object, together bool, e
 	}
 	// The rack refuses a malformed body, and does not read what follows the object.
 	_ = json.NewDecoder(bytes.NewReader(body)).Decode(&asked)
-	all := append(asked.Disks, asked.BootDisk, asked.disk)
+	all := slices.Concat(asked.Disks, []disk{asked.BootDisk, asked.disk})
 	for i, d := range all {
 		if of, _ := runOf(d.Description); of != run && d.Name != "" && (d.Type == "create" ||
 			i == len(all)-1) {

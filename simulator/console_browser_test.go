@@ -104,7 +104,8 @@ func TestTheConsoleShowsALifeOfAVolumeAndDisturbsIt(t *testing.T) {
 		return strings.Contains(text, "fails; struck ") && !strings.Contains(text, "struck 0 times") &&
 			!strings.Contains(text, "at most 1 in")
 	})
-	page.Do(chromedp.Click(`button[value^="heal"]`))
+	// The page shows the disk again at any moment, so the button is found and pressed in one step.
+	browsertest.Evaluate[bool](page, `document.querySelector('button[value^="heal"]').click(), true`)
 	said(page, "healed")
 	if err := readDirect(devices[0]); err != nil {
 		t.Errorf("the healed disk: %v", err)

@@ -198,7 +198,7 @@ func (s *Server) readBody(w http.ResponseWriter, r *apiRequest) ([]byte, error) 
 	if err != nil || op.body == nil {
 		// What nobody reads is dropped, in limited time, too.
 		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(s.bodyTime))
-		return nil, nil
+		return nil, nil //nolint:nilerr // the caller answers that there is no such operation
 	}
 	limit := cmp.Or(op.maxBody, maxBody)
 	body, err := console.ReadBody(w, r.Request, smallBody, s.bodyTime)

@@ -170,7 +170,8 @@ func TestAPageOfAnotherOriginDoesNotReachTheAPI(t *testing.T) {
 		{"localhost", "Origin", "http://localhost", 200},
 		{"localhost", "Sec-Fetch-Site", "cross-site", 403}, {"localhost", "Sec-Fetch-Site", "none", 200},
 	} {
-		req, err := http.NewRequestWithContext(t.Context(), "GET", r.url+"/v1/disks?project=default", nil)
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet,
+			r.url+"/v1/disks?project=default", nil)
 		simtest.NoError(t, err)
 		req.Host = c.host
 		req.Header.Set("Authorization", "Bearer "+testToken)

@@ -65,7 +65,7 @@ func TestAnInstanceThatSomebodyElseUsesIsNotStopped(t *testing.T) {
 	b.MayStop = func(context.Context, string) error { return errors.New("it is in use") }
 	// Somebody starts the helper after the preflight.
 	rack := b.env.Rack
-	errStart := rack.StartInstance(t.Context(), b.Bench.Helper.InstanceID)
+	errStart := rack.StartInstance(t.Context(), b.Helper.InstanceID)
 	began, err := rack.Admin.Requests(t.Context(), 0)
 	if err := errors.Join(errStart, err); err != nil {
 		t.Fatal(err)

@@ -76,7 +76,7 @@ func processOf(pid int) string {
 	// state, and the 20th is the start time.
 	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
 	if errors.Join(bootErr, spaceErr, err) != nil || len(fields) < 20 ||
-		strings.Contains("ZX", fields[0]) {
+		fields[0] == "Z" || fields[0] == "X" {
 		return ""
 	}
 	return fmt.Sprintf("%s %s %d %s", strings.TrimSpace(string(boot)), space, pid, fields[19])
