@@ -196,8 +196,11 @@ func (r *apiRequest) readRepeated() error {
 func (s *Server) readBody(w http.ResponseWriter, r *apiRequest) ([]byte, error) {
 	op, _, err := route(r.Method, r.URL.EscapedPath())
 	if err != nil || op.body == nil {
-		// What nobody reads is dropped, in limited time, too.
-		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(s.bodyTime))
+		if r.ContentLength != 0 {
+			// What nobody reads is dropped, in limited time, too. The deadline is also that of the
+			// request's work, which may take long.
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(s.bodyTime))
+		}
 		return nil, nil //nolint:nilerr // the caller answers that there is no such operation
 	}
 	limit := cmp.Or(op.maxBody, maxBody)
