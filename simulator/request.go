@@ -138,6 +138,9 @@ func (r *apiRequest) parse() error {
 	if r.rawErr != nil {
 		return r.rawErr
 	}
+	if err := r.checkBody(); err != nil {
+		return err
+	}
 	f, err := parseFields(r.raw)
 	if err != nil {
 		return err
@@ -201,7 +204,7 @@ func (s *Server) readBody(w http.ResponseWriter, r *apiRequest) ([]byte, error) 
 			// request's work, which may take long.
 			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(s.bodyTime))
 		}
-		return nil, nil //nolint:nilerr // the caller answers that there is no such operation
+		return nil, nil
 	}
 	limit := cmp.Or(op.maxBody, maxBody)
 	body, err := console.ReadBody(w, r.Request, smallBody, s.bodyTime)
@@ -220,15 +223,20 @@ func (s *Server) readBody(w http.ResponseWriter, r *apiRequest) ([]byte, error) 
 	if err != nil {
 		return nil, badRequest("unable to read the body: %s", err)
 	}
-	if len(body) > limit {
-		return nil, badRequest("request body exceeded maximum size of %d bytes", limit)
+	return body, nil
+}
+
+// checkBody checks the size and the type of the body.
+func (r *apiRequest) checkBody() error {
+	if limit := cmp.Or(r.op.maxBody, maxBody); len(r.raw) > limit {
+		return badRequest("request body exceeded maximum size of %d bytes", limit)
 	}
 	if t := r.Header.Get("Content-Type"); t != "" {
 		if media, _, err := mime.ParseMediaType(t); err != nil || media != "application/json" {
-			return body, badRequest("expected content type %q, got %q", "application/json", t)
+			return badRequest("expected content type %q, got %q", "application/json", t)
 		}
 	}
-	return body, nil
+	return nil
 }
 
 // identify collects the names and IDs in the request, for the log and for faults.
