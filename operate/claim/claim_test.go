@@ -689,29 +689,6 @@ func TestASnapshotThatWasReplacedIsNotRevertedTo(t *testing.T) {
 	}
 }
 
-func TestALateRequestOfARunThatWasTakenOverChangesNothing(t *testing.T) {
-	for n := 1; ; n++ {
-		s := newStory(t, "Deployment", Grow)
-		s.c.hangs = true
-		if !s.c.dies(s.options(), n, false) {
-			break
-		}
-		if s.plan() == nil {
-			continue
-		}
-		if _, err := s.c.run(s.resumes(true)); err != nil {
-			break // it has been bound
-		}
-		s.c.settled()
-		s.c.hung()
-		for range 50 {
-			s.c.pass()
-		}
-		s.c.does(s.resumes(true)) // sweeps
-		s.whole(s.undone)
-	}
-}
-
 func TestANewDiskThatIsGoneIsReported(t *testing.T) {
 	for handed, want := range map[bool]string{false: "--undo", true: "to go back to it by hand"} {
 		s := at(t, "Deployment", Grow, func(_ *story, p *plan) bool {

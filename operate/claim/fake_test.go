@@ -43,8 +43,6 @@ type cluster struct {
 	effects, killAt int // the command is killed at this change
 	after           bool
 	killed          bool
-	hung            func()            // the change at which it was killed, if it comes later
-	hangs           bool              // it comes later
 	before          func(verb string) // is called before each command of kubectl
 
 	stops             int
@@ -210,9 +208,6 @@ func (c *cluster) kubectl(_ context.Context, stdin []byte, args ...string) ([]by
 	c.effects++
 	die := c.effects == c.killAt
 	if c.killed = die && !c.after; c.killed {
-		if c.hangs {
-			c.hung = func() { _ = act() }
-		}
 		return nil, errKilled
 	}
 	err := act()
