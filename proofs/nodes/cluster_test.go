@@ -236,6 +236,7 @@ func (w *testCluster) restart(i int) {
 	k := &replica{node: names[i]}
 	kube, cut := w.api.Client(fmt.Sprintf("keeper-%d", i))
 	k.cut = cut
+	kube.Wrap(func(to http.RoundTripper) http.RoundTripper { return waiting{to} })
 	client, err := kubernetes.NewForConfig(kube)
 	if err != nil {
 		panic(err)
@@ -252,6 +253,19 @@ func (w *testCluster) restart(i int) {
 		Namespace: namespaceOfRecords, Metrics: keeper.NewMetrics(),
 		Now: func() time.Time { return w.clock }}
 	w.keepers[i] = k
+}
+
+// waiting waits for the end of a request in the cluster, even if its sender has only seconds to
+// wait: what happens at a gate happens within the request, and must not go on beside the keeper.
+type waiting struct{ http.RoundTripper }
+
+func (w waiting) RoundTrip(r *http.Request) (*http.Response, error) {
+	response, err := w.RoundTripper.RoundTrip(r.WithContext(context.WithoutCancel(r.Context())))
+	if ended := r.Context().Err(); ended != nil && err == nil {
+		_ = response.Body.Close()
+		return nil, ended
+	}
+	return response, err
 }
 
 // gatedTransport is the transport of a keeper's requests to the rack.
