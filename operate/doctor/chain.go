@@ -30,7 +30,7 @@ type chain struct {
 	pod           *kube.Object // the one that matters
 
 	handle   string // the volume's id, which is the disk's
-	nodeName string
+	nodeName string // of the node that is to have the volume, or has it
 	csiNode  *kube.Object
 	nodeWhy  string
 	instance string // the id of the node's instance
@@ -88,17 +88,21 @@ func claimChain(e *Evidence, namespace, name string, pod *kube.Object) *chain {
 
 func volumeChain(e *Evidence, id string) *chain {
 	c := &chain{Evidence: e, subject: "volume " + id, links: volumeLinks, handle: id}
-	c.findVolume(func(o *kube.Object) bool {
+	return c.from(func(o *kube.Object) bool {
 		handle, ok := volume.ParseID(o.Spec.CSI.VolumeHandle)
 		return ok && handle == id && o.Spec.CSI.Driver == volume.DriverName
 	})
+}
+
+// from completes a chain from its PersistentVolume.
+func (c *chain) from(match func(*kube.Object) bool) *chain {
+	c.findVolume(match)
 	if c.volume != nil {
 		c.claimName = c.volume.Spec.ClaimRef
 	}
+	c.claimWhy = c.volumeWhy
 	if c.claimName.Name != "" {
-		c.claim, c.claimWhy = e.Cluster.one(kindClaim, named(c.claimName.Namespace, c.claimName.Name))
-	} else {
-		c.claimWhy = c.volumeWhy
+		c.claim, c.claimWhy = c.Cluster.one(kindClaim, named(c.claimName.Namespace, c.claimName.Name))
 	}
 	c.complete()
 	return c
@@ -148,15 +152,7 @@ func nodeChains(e *Evidence, name string) []*chain {
 // persistentChain returns the chain of a PersistentVolume.
 func persistentChain(e *Evidence, name string) *chain {
 	c := &chain{Evidence: e, subject: "PersistentVolume " + name, links: volumeLinks}
-	c.findVolume(named("", name))
-	if c.volume != nil {
-		c.claimName = c.volume.Spec.ClaimRef
-		c.claim, c.claimWhy = e.Cluster.one(kindClaim, named(c.claimName.Namespace, c.claimName.Name))
-	} else {
-		c.claimWhy = c.volumeWhy
-	}
-	c.complete()
-	return c
+	return c.from(named("", name))
 }
 
 // allChains has a chain of each node with the driver, of each of the driver's PersistentVolumes, of
@@ -202,6 +198,21 @@ func claimOf(pod *kube.Object, v kube.PodVolume) string {
 		return pod.Metadata.Name + "-" + v.Name
 	}
 	return v.PersistentVolumeClaim.ClaimName
+}
+
+// snapshots returns the contents of the volume's snapshots, and of the one that the claim is to be
+// made from.
+func (c *chain) snapshots() []kube.Object {
+	found, _ := c.Cluster.objects(kindContent, func(o *kube.Object) bool {
+		id, ok := volume.ParseID(o.Spec.Source.VolumeHandle)
+		ref, from := o.Spec.VolumeSnapshotRef, kube.Reference{}
+		if c.claim != nil && c.claim.Status.Phase != phaseBound {
+			from = c.claim.Spec.DataSource
+		}
+		return o.Spec.Driver == volume.DriverName && (ok && id == c.handle ||
+			from.Kind == "VolumeSnapshot" && ref.Name == from.Name && ref.Namespace == c.claimName.Namespace)
+	})
+	return found
 }
 
 func (c *chain) findVolume(match func(*kube.Object) bool) {
@@ -362,8 +373,9 @@ func (e *Evidence) driverPod(node string) *kube.Object {
 
 // names returns the words that a command may hold.
 func (c *chain) names() map[string]string {
-	names := map[string]string{"namespace": c.claimName.Namespace, "claim": c.claimName.Name,
-		"volume": c.handle, "disk": c.diskName(), "node": c.nodeName, "instance": c.instance,
+	names := map[string]string{"claim": c.claimName.Name, "volume": c.handle,
+		"namespace": cmp.Or(c.claimName.Namespace, c.Question.Namespace),
+		"disk":      c.diskName(), "node": c.nodeName, "instance": c.instance,
 		"driverNamespace": c.Nodes.Namespace}
 	if c.pod != nil {
 		names["namespace"], names["pod"] = c.pod.Metadata.Namespace, c.pod.Metadata.Name

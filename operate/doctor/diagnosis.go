@@ -55,7 +55,8 @@ type Chain struct {
 	// Place tells where the chain is in the tree of a cluster.
 	Place *Place `json:"place,omitempty"`
 	Links []Step `json:"links"`
-	// Finding is the first one that is broken; nil if none is.
+	// Finding is the most telling one, and nil if no link is broken. It is the first one. If an error
+	// of the driver still counts, it is the first one that is no inference.
 	Finding *Finding `json:"finding,omitempty"`
 }
 
@@ -80,7 +81,19 @@ type Finding struct {
 	ByItself string `json:"byItself"` // what will happen without anybody
 	Do       string `json:"do"`
 	Next     string `json:"next"` // the next command
+
+	basis basis
 }
+
+// basis is what a finding is based on, in the order of how much that tells. A look is younger than
+// any error. An inference is from phases, times and absent objects, which do not tell a cause.
+type basis int
+
+const (
+	inference basis = iota
+	quote           // of an error of the driver that still counts; see said
+	sight           // of what the rack or the node shows
+)
 
 // Status is the exit status: 0 nothing found, 2 something is broken, 3 nothing is broken as far as
 // could be seen, and something could not be seen.
@@ -121,11 +134,19 @@ func (c *chain) judge() Chain {
 				step = c.apply(step, s)
 			}
 		}
-		if step.Finding != nil {
-			step.State, step.Finding.Link = Broken, l.link
-			c.advise(step.Finding)
-			if result.Finding == nil {
-				result.Finding = step.Finding
+		if f := step.Finding; f != nil && f.basis == inference &&
+			slices.ContainsFunc(c.heard, func(s said) bool { return s.at == l.link }) {
+			step.State, step.Finding = Waiting, nil // for the other link that the error is about
+		}
+		if f := step.Finding; f != nil {
+			if slices.ContainsFunc(c.heard, func(s said) bool { return s.Reason == f.Reason }) {
+				f.basis = max(f.basis, quote) // it explains the error
+			}
+			step.State, f.Link = Broken, l.link
+			c.advise(f)
+			if best := result.Finding; best == nil ||
+				len(c.heard) > 0 && best.basis == inference && f.basis > inference {
+				result.Finding = f
 			}
 		}
 		result.Links = append(result.Links, plain(step))
@@ -135,9 +156,9 @@ func (c *chain) judge() Chain {
 
 // apply adds what the driver said to a link. Its own sentence knows more than its objects show.
 func (c *chain) apply(step Step, s said) Step {
-	if step.Finding == nil || step.Finding.Reason == s.Reason {
+	if f := step.Finding; f == nil || f.basis == inference || f.Reason == s.Reason {
 		step.Finding = &Finding{Reason: s.Reason, Wrong: s.Sentence, Source: s.Source, Since: s.First,
-			Last: s.Last, Next: c.commandAt(s.node, advices[s.Reason].Next)}
+			Last: s.Last, Next: c.commandAt(s.node, advices[s.Reason].Next), basis: quote}
 		if says := c.keeperSays(cmp.Or(s.node, c.nodeName)); says != "" &&
 			s.Reason == csierr.InstanceMustBeStopped {
 			step.Finding.ByItself = says

@@ -1,7 +1,7 @@
 // Package doctor explains why a volume does not work: it gathers evidence from Kubernetes, the
-// rack and the node, walks from the claim to the mounts of the pod, and tells for the first link
-// that is broken what is wrong, for how long, what will happen by itself, and what to do next. It
-// only reads.
+// rack and the node, walks from the claim to the mounts of the pod, and tells for the most telling
+// broken link what is wrong, for how long, what will happen by itself, and what to do next. What
+// the driver says outranks what is inferred (basis). It only reads.
 //
 // Gather collects the Evidence; what it cannot see, it says. Diagnose is a pure function of it.
 //

@@ -32,6 +32,7 @@ const (
 	kindAttachment = "VolumeAttachment"
 	kindCSINode    = "CSINode"
 	kindNode       = "Node"
+	kindContent    = "VolumeSnapshotContent"
 	kindPod        = "Pod"
 	kindDriverPod  = "Pod of the driver"
 	kindEvent      = "Event"

@@ -4,6 +4,7 @@ import (
 	_ "embed" // the objects
 	"encoding/json"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -126,6 +127,8 @@ func all(edits ...edit) edit {
 // ask sets the question.
 func ask(q Question) edit { return func(_ testing.TB, e *Evidence) { e.Question = q } }
 
+func askPod(name string) edit { return ask(Question{AskPod, "default", name}) }
+
 // without removes the objects of some kinds; the cluster has none.
 func without(kinds ...string) edit {
 	return func(_ testing.TB, e *Evidence) {
@@ -156,9 +159,31 @@ func event(kind, name, reason, message string) edit {
 	}
 }
 
+// sentence is what the driver says beside a reason.
+const sentence = "expected this, found that"
+
 // rpc is an error of the driver as gRPC shows it.
 func rpc(reason string) string {
-	return "rpc error: code = FailedPrecondition desc = " + reason + ": expected this, found that"
+	return "rpc error: code = FailedPrecondition desc = " + reason + ": " + sentence
+}
+
+// phase sets the phase of an object.
+func phase(kind, phase string) edit {
+	return object(kind, func(o *kube.Object) { o.Status.Phase = phase })
+}
+
+// minutesAgo sets the times of the event that was added last.
+func minutesAgo(first, last time.Duration) edit {
+	return lastEvent(func(o *kube.Object) {
+		o.FirstTimestamp = testNow.Add(-first * time.Minute)
+		o.LastTimestamp = testNow.Add(-last * time.Minute)
+	})
+}
+
+// succeeded adds an event of an object: a call for the volume succeeded some minutes ago.
+func succeeded(kind, name, reason string, ago time.Duration) edit {
+	return all(event(kind, name, reason, `AttachVolume.Attach succeeded for volume "`+pvName+`"`),
+		minutesAgo(ago, ago))
 }
 
 // podEvent adds an event of the pod: a call for a volume ended with a reason.
@@ -216,17 +241,6 @@ func disk(change func(*Disk)) edit {
 	}
 }
 
-// machine sets the state of the instance; empty means that it is gone.
-func machine(state string) edit {
-	return func(_ testing.TB, e *Evidence) {
-		found := Found[Machine]{}
-		if state != "" {
-			found.Object = &Machine{racktest.Instance, "worker-1", state}
-		}
-		e.Rack.Instances[racktest.Instance] = found
-	}
-}
-
 // onNode edits the node's report of the volume.
 func onNode(change func(*inspection.Volume)) edit {
 	return func(_ testing.TB, e *Evidence) {
@@ -269,18 +283,65 @@ var (
 	}), unscheduled, without(kindVolume), func(_ testing.TB, e *Evidence) {
 		e.Rack.Disks = map[string]Found[Disk]{}
 	})
-	unknownClass = all(unbound, event(kindClaim, "data", "ProvisioningFailed",
-		`storageclass.storage.k8s.io "x" not found`))
 	// keptVolume is a PersistentVolume without a claim that was deleted and is still there.
 	keptVolume = all(without(kindPod, kindClaim), object(kindVolume,
 		stuck("external-provisioner.volume.kubernetes.io/finalizer")), askVolume)
-	askVolume     = ask(Question{Kind: AskVolume, Name: racktest.Disk})
-	refusedDetach = all(deleted(kindAttachment, time.Hour), detachError("InstanceMustBeStopped"))
+	askVolume = ask(Question{Kind: AskVolume, Name: racktest.Disk})
+	askNode   = ask(Question{Kind: AskNode, Name: "worker-1"})
+	// noReport is a node that was not asked.
+	noReport = all(put("nodes/reports", nil), put("nodes/unseen/", "no node was asked"))
+	noRack   = put("rack", RackObjects{Unseen: "OXIDE_HOST is not set"})
+	// noKubernetes is a cluster of which nothing is seen.
+	noKubernetes = all(askVolume, func(_ testing.TB, e *Evidence) {
+		e.Cluster = Cluster{Unseen: map[string]string{}}
+		for kind := range resources {
+			e.Cluster.Unseen[kind] = "there is no Kubernetes"
+		}
+	})
+	twoReports = put("nodes/reports/"+racktest.OtherInstance, theNode())
 )
 
-// noReport is a node that was not asked.
-func noReport(_ testing.TB, e *Evidence) {
-	e.Nodes.Reports, e.Nodes.Unseen = nil, map[string]string{"": "no node was asked"}
+// put sets a part of the evidence by the path of its JSON names; nil removes it. A kind stands for
+// the first of its objects, * for the only part, and + for one that is added to a list.
+func put(path string, value any) edit {
+	return func(t testing.TB, e *Evidence) {
+		var whole any
+		csitest.Must(t, json.Unmarshal([]byte(asJSON(t, e)), &whole))
+		whole = with(whole, strings.Split(path, "/"), value)
+		*e = Evidence{}
+		csitest.Must(t, json.Unmarshal([]byte(asJSON(t, whole)), e))
+	}
+}
+
+// with returns a part of a JSON value after the part at a path below it was set.
+func with(part any, path []string, value any) any {
+	if len(path) == 0 {
+		return value
+	}
+	key, rest := path[0], path[1:]
+	if list, isList := part.([]any); isList || key == "+" {
+		if key == "+" {
+			return append(list, with(nil, rest, value))
+		}
+		i := slices.IndexFunc(list, func(item any) bool {
+			o, _ := item.(map[string]any)
+			return o["kind"] == key
+		})
+		if n, err := strconv.Atoi(key); err == nil {
+			i = n
+		}
+		list[i] = with(list[i], rest, value)
+		return list
+	}
+	fields, _ := part.(map[string]any)
+	if fields == nil {
+		fields = map[string]any{}
+	}
+	if key == "*" {
+		key = sortedKeys(fields)[0]
+	}
+	fields[key] = with(fields[key], rest, value)
+	return fields
 }
 
 // notAttached returns an edit: an attachment that has not succeeded, and a disk that is attached

@@ -87,6 +87,7 @@ func (g *gatherer) cluster(ctx context.Context) error {
 	q, namespaces := g.options.Question, []string{}
 	g.look(ctx, kindVolume, "")
 	g.look(ctx, kindAttachment, "")
+	g.look(ctx, kindContent, "")
 	g.look(ctx, kindCSINode, "")
 	g.look(ctx, kindNode, "")
 	g.look(ctx, kindDriverPod, g.e.Nodes.Namespace)
@@ -116,7 +117,8 @@ const allNamespaces = "*"
 
 // resources are the names by which kubectl knows the kinds.
 var resources = map[string]string{kindClaim: "persistentvolumeclaims",
-	kindVolume: "persistentvolumes", kindAttachment: "volumeattachments", kindCSINode: "csinodes",
+	kindVolume: "persistentvolumes", kindContent: "volumesnapshotcontents",
+	kindAttachment: "volumeattachments", kindCSINode: "csinodes",
 	kindNode: "nodes", kindPod: "pods", kindEvent: "events",
 	kindDriverPod: "pods,daemonsets,replicasets,deployments"}
 
@@ -219,7 +221,7 @@ func (g *gatherer) prune() {
 		for _, o := range []*kube.Object{c.claim, c.volume, c.csiNode, c.pod} {
 			use(o)
 		}
-		for _, o := range slices.Concat(c.attachments, c.pods) {
+		for _, o := range slices.Concat(c.attachments, c.pods, c.snapshots()) {
 			use(&o)
 			nodes[o.Spec.NodeName] = true
 			used[key{kindCSINode, "", o.Spec.NodeName}] = true

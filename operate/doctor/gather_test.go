@@ -55,7 +55,8 @@ func (k *cluster) kubectl(_ context.Context, args ...string) ([]byte, error) {
 	}
 	for resource, items := range map[string][]string{"persistentvolumes": {pvJSON},
 		"persistentvolumeclaims": {claimJSON}, "volumeattachments": {attachmentJSON},
-		"csinodes": {csiNodeJSON}, "nodes": {nodeJSON}, "events": nil} {
+		"csinodes": {csiNodeJSON}, "nodes": {nodeJSON}, "events": nil,
+		"volumesnapshotcontents": nil} {
 		if args[1] == resource {
 			return []byte(listJSON(items...)), nil
 		}
@@ -338,28 +339,23 @@ func TestARackThatDoesNotAnswerIsUnseenUnlessItIsTheQuestion(t *testing.T) {
 		t.Errorf("without a rack: status %d\n%s", d.Status(), text(d))
 	}
 	refused := racktest.Error(401, "Unauthorized", "no").To(racktest.ViewProject)
-	for kind, want := range map[string]int{AskVolume: 3, AskRack: 2} {
-		q := Question{Kind: kind}
-		if kind == AskVolume {
-			q.Name = racktest.Disk
-		}
-		client := clientOf(t, racktest.Serve(t, refused))
+	project := racktest.OK(racktest.ViewProject, racktest.ProjectOf())
+	for _, test := range []struct {
+		kind   string
+		rack   []racktest.Exchange
+		status int
+		reason csierr.Reason
+	}{{AskVolume, []racktest.Exchange{refused}, 3, csierr.TokenRejected},
+		{AskRack, []racktest.Exchange{refused}, 2, csierr.TokenRejected},
+		{AskVolume, []racktest.Exchange{project, racktest.NotFound.To(racktest.ViewDisk)}, 2,
+			csierr.VolumeNotFound}} {
+		q := Question{Kind: test.kind, Name: map[string]string{AskVolume: racktest.Disk}[test.kind]}
+		client := clientOf(t, racktest.Serve(t, test.rack...))
 		d = Diagnose(gather(t, Sources{Rack: client}, Options{Question: q}))
-		if d.Status() != want || !strings.Contains(text(d), string(csierr.TokenRejected)) {
-			t.Errorf("%s: status %d\n%s", kind, d.Status(), text(d))
+		if d.Status() != test.status || !strings.Contains(text(d), string(test.reason)) {
+			t.Errorf("%+v: status %d\n%s", test, d.Status(), text(d))
 		}
 	}
-}
-
-func TestADiskOrAnInstanceThatTheRackDoesNotHaveIsMissing(t *testing.T) {
-	client := clientOf(t, racktest.Serve(t, racktest.OK(racktest.ViewProject, racktest.ProjectOf()),
-		racktest.NotFound.To(racktest.ViewDisk)))
-	e := gather(t, Sources{Rack: client}, Options{Question: Question{Kind: AskVolume,
-		Name: racktest.Disk}})
-	if !e.Rack.Disks[racktest.Disk].Missing() {
-		t.Errorf("got %+v", e.Rack)
-	}
-	checkFinding(t, Diagnose(e), LinkDisk, csierr.VolumeNotFound)
 }
 
 func TestTheRackItselfIsAskedForItsDisksAndItsRoom(t *testing.T) {

@@ -17,15 +17,16 @@ const grace = 5 * time.Minute
 
 // The phases of claims, volumes and pods.
 const (
-	phaseBound    = "Bound"
-	phaseReleased = "Released"
-	phaseFailed   = "Failed"
-	phaseLost     = "Lost"
-	phaseRunning  = "Running"
+	phaseBound     = "Bound"
+	phaseReleased  = "Released"
+	phaseFailed    = "Failed"
+	phaseLost      = "Lost"
+	phaseRunning   = "Running"
+	phaseSucceeded = "Succeeded"
 )
 
 func ended(pod kube.Object) bool {
-	return pod.Status.Phase == "Succeeded" || pod.Status.Phase == phaseFailed
+	return pod.Status.Phase == phaseSucceeded || pod.Status.Phase == phaseFailed
 }
 
 func unseenStep(what, why string) Step {
@@ -109,11 +110,10 @@ func (c *chain) stuckDeletion(o *kube.Object, name, rule, next string) Finding {
 }
 
 func (c *chain) judgePendingClaim(what string) Step {
-	last := latestOf(c.events(c.claim, "ProvisioningFailed", "Provisioning", "ExternalProvisioning",
-		"WaitForFirstConsumer", "WaitForPodScheduled", "FailedBinding"))
+	last := latestOf(c.events(c.claim, "ProvisioningFailed", "ProvisioningSucceeded",
+		"Provisioning", "ExternalProvisioning", "WaitForFirstConsumer", "WaitForPodScheduled",
+		"FailedBinding"))
 	switch {
-	case c.heardAt(LinkClaim):
-		return Step{State: Waiting, What: what}
 	case last.Reason == "ProvisioningFailed", last.Reason == "FailedBinding":
 		return broken(what, Finding{Wrong: last.Message, Source: "event " + last.Reason,
 			Since: last.First(), Last: last.Last(), ByItself: "The provisioner tries again.",
@@ -210,8 +210,6 @@ func (c *chain) judgeVolume() Step {
 	switch {
 	case o.Spec.CSI.Driver != volume.DriverName:
 		return unseenStep(what, "it is of the driver "+cmp.Or(o.Spec.CSI.Driver, "that is no CSI driver"))
-	case o.Status.Phase == phaseFailed && c.heardAt(LinkVolume):
-		return Step{State: Waiting, What: what}
 	case o.Status.Phase == phaseFailed:
 		return broken(what, Finding{Wrong: cmp.Or(o.Status.Message, "its deletion failed"),
 			Source: "PersistentVolume " + o.Metadata.Name, ByItself: "The provisioner tries again.",
@@ -276,30 +274,23 @@ func (c *chain) judgeAttachment() Step {
 		step.Notes = append(step.Notes, c.otherAttachments())
 	}
 	deleted := a.Metadata.DeletionTimestamp
-	failure := a.Status.AttachError
-	if failure == nil || a.Status.Attached {
-		failure = a.Status.DetachError
-	}
-	switch {
-	case c.heardAt(LinkAttachment):
-		step.State = Waiting // for what the driver says
+	switch failure := lastFailure(a); {
 	case failure != nil:
 		step.Finding = &Finding{Wrong: failure.Message, Source: "VolumeAttachment " + a.Metadata.Name,
 			Since: failure.Time, Last: failure.Time, ByItself: "The attacher tries again.",
 			Do: "Follow the message.", Next: "kubectl describe volumeattachment {attachment}"}
-	case c.overdue(a):
-		step.Finding = &Finding{Wrong: "it has been deleted, and the disk is not yet detached",
+	case c.overdue(a), deleted.IsZero() && !a.Status.Attached && c.old(a):
+		f := Finding{Wrong: "it has been deleted, and the disk is not yet detached",
 			Source: "VolumeAttachment " + a.Metadata.Name, Since: deleted,
 			ByItself: "The attacher tries again as long as it runs."}
-		*step.Finding = c.silence(*step.Finding, "csi-attacher")
+		if deleted.IsZero() {
+			f.Since = a.Metadata.CreationTimestamp
+			f.Wrong = "it has not been attached for " + c.age(a) + ", and holds no error"
+		}
+		f = c.silence(f, "csi-attacher")
+		step.Finding = &f
 	case !deleted.IsZero():
 		step.State, step.What = Waiting, what+", being detached"
-	case !a.Status.Attached && c.old(a):
-		step.Finding = &Finding{Wrong: "it has not been attached for " + c.age(a) +
-			", and holds no error",
-			Source: "VolumeAttachment " + a.Metadata.Name, Since: a.Metadata.CreationTimestamp,
-			ByItself: "The attacher tries again as long as it runs."}
-		*step.Finding = c.silence(*step.Finding, "csi-attacher")
 	case !a.Status.Attached:
 		step.State = Waiting
 	}
@@ -311,7 +302,7 @@ func (c *chain) attachedToOthers() Step {
 	step := Step{State: Waiting, What: c.otherAttachments()}
 	other := c.attachments[0]
 	leaving := other.Metadata.DeletionTimestamp
-	if c.heardAt(LinkAttachment) || !leaving.IsZero() && c.At.Sub(leaving) < grace {
+	if !leaving.IsZero() && c.At.Sub(leaving) < grace {
 		return step
 	}
 	step.Finding = &Finding{Reason: csierr.DiskAttachedElsewhere, Source: "VolumeAttachment " +

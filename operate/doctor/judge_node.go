@@ -57,13 +57,12 @@ func (c *chain) judgeDevice() Step {
 	case len(v.Devices) == 0 && !attached:
 		return Step{State: Idle, What: "none: the disk is not attached here"}
 	case len(v.Devices) == 0:
-		return broken("none", Finding{Reason: csierr.DeviceNotFound, Source: theReport,
-			Wrong: fmt.Sprintf("the rack has recorded the disk as attached, and no device of the "+
-				"instance has the serial %q; it has: %s", v.Serial, devicesText(r.Devices))})
+		return broken("none", *shows(csierr.DeviceNotFound, "the rack has recorded the disk as "+
+			"attached, and no device of the instance has the serial %q; it has: %s", v.Serial,
+			devicesText(r.Devices)))
 	case len(v.Devices) > 1:
-		return broken(devicesText(v.Devices), Finding{Reason: csierr.DeviceNotUnique, Source: theReport,
-			Wrong: fmt.Sprintf("%d devices have the serial %q: %s", len(v.Devices), v.Serial,
-				devicesText(v.Devices))})
+		return broken(devicesText(v.Devices), *shows(csierr.DeviceNotUnique,
+			"%d devices have the serial %q: %s", len(v.Devices), v.Serial, devicesText(v.Devices)))
 	}
 	d := v.Devices[0]
 	result := Step{State: OK, What: fmt.Sprintf("%s (%s), %s", d.Name, d.Number,
@@ -78,20 +77,23 @@ func (c *chain) judgeDevice() Step {
 	disk := c.Rack.Disks[c.handle].Object
 	switch {
 	case d.ReadOnly && writable >= 0:
-		result.Finding = &Finding{Reason: csierr.DeviceReadOnly, Source: theReport,
-			Wrong: fmt.Sprintf("%s is read-only, and is mounted for writing at %q: writes fail", d.Name,
-				v.Mounts[writable].Path)}
+		result.Finding = shows(csierr.DeviceReadOnly, "%s is read-only, and is mounted for writing at "+
+			"%q: writes fail", d.Name, v.Mounts[writable].Path)
 	case disk == nil, disk.SizeBytes == 0:
 	case d.SizeBytes != disk.SizeBytes:
-		result.Finding = &Finding{Reason: csierr.DeviceWrongSize, Source: theReport,
-			Wrong: fmt.Sprintf("%s has %s, and the disk has %s", d.Name,
-				volume.SizeText(d.SizeBytes), volume.SizeText(disk.SizeBytes))}
+		result.Finding = shows(csierr.DeviceWrongSize, "%s has %s, and the disk has %s", d.Name,
+			volume.SizeText(d.SizeBytes), volume.SizeText(disk.SizeBytes))
 	case d.BlockBytes != 0 && disk.BlockBytes != 0 && d.BlockBytes != disk.BlockBytes:
-		result.Finding = &Finding{Reason: csierr.DeviceDiffers, Source: theReport,
-			Wrong: fmt.Sprintf("%s has blocks of %d bytes, and the disk has blocks of %d", d.Name,
-				d.BlockBytes, disk.BlockBytes)}
+		result.Finding = shows(csierr.DeviceDiffers, "%s has blocks of %d bytes, and the disk has "+
+			"blocks of %d", d.Name, d.BlockBytes, disk.BlockBytes)
 	}
 	return result
+}
+
+// shows returns a finding of what the node's report shows.
+func shows(reason csierr.Reason, format string, args ...any) *Finding {
+	return &Finding{Reason: reason, Source: theReport, Wrong: fmt.Sprintf(format, args...),
+		basis: sight}
 }
 
 // judgeDevices judges what a node shows, where the node is the question.
@@ -107,8 +109,8 @@ func (c *chain) judgeDevices() Step {
 	seen := map[string]string{}
 	for _, d := range r.Devices {
 		if other, twice := seen[d.Serial]; twice {
-			step.Finding = &Finding{Reason: csierr.DeviceNotUnique, Source: theReport,
-				Wrong: fmt.Sprintf("%s and %s both have the serial %q", other, d.Name, d.Serial)}
+			step.Finding = shows(csierr.DeviceNotUnique, "%s and %s both have the serial %q", other,
+				d.Name, d.Serial)
 		}
 		seen[d.Serial] = d.Name
 	}
@@ -151,9 +153,8 @@ func (c *chain) judgeFilesystem() Step {
 		result = Step{State: Waiting, What: "none that the driver makes: the disk is blank, or holds " +
 			"something else"}
 	case len(v.Filesystems) > 1:
-		return broken(filesystemsText(v.Filesystems), Finding{Reason: csierr.DiskNotBlank,
-			Source: theReport, Wrong: "the disk shows several filesystems: " +
-				filesystemsText(v.Filesystems)})
+		return broken(filesystemsText(v.Filesystems), *shows(csierr.DiskNotBlank,
+			"the disk shows several filesystems: %s", filesystemsText(v.Filesystems)))
 	default:
 		result = Step{State: OK, What: filesystemsText(v.Filesystems)}
 		result.Finding = seen{c, v}.filesystemFinding()
@@ -171,20 +172,19 @@ func (c *chain) judgeFilesystem() Step {
 // vanished returns a finding for a disk that has no filesystem and had one: it is mounted still, or
 // the recorder tells of it.
 func vanished(v *inspection.Volume) *Finding {
-	f := Finding{Reason: csierr.FilesystemDamaged, Source: theReport}
+	const none = "the disk shows no filesystem that the driver makes, and "
 	for _, m := range v.Mounts {
 		if m.FSType != "" {
-			f.Wrong = fmt.Sprintf("the disk shows no filesystem that the driver makes, and one is mounted "+
-				"from it at %q: its superblock was overwritten", m.Path)
-			return &f
+			return shows(csierr.FilesystemDamaged, none+"one is mounted from it at %q: its superblock was "+
+				"overwritten", m.Path)
 		}
 	}
 	for _, e := range slices.Backward(v.Flight) {
 		if e.Outcome == flight.Done && (e.Event == flight.Formatted || e.Event == flight.Mounted) {
+			f := shows(csierr.FilesystemDamaged, none+"%s was recorded at %s: its superblock was "+
+				"overwritten since", e.Event, e.Time.Format(timeFormat))
 			f.Source, f.Since = theRecorder, e.Time
-			f.Wrong = fmt.Sprintf("the disk shows no filesystem that the driver makes, and %s was recorded "+
-				"at %s: its superblock was overwritten since", e.Event, e.Time.Format(timeFormat))
-			return &f
+			return f
 		}
 	}
 	return nil
@@ -204,30 +204,25 @@ func (s seen) filesystemFinding() *Finding {
 	f, d := s.Filesystems[0], s.Devices[0]
 	disk := s.Rack.Disks[s.handle].Object
 	i := slices.IndexFunc(s.Mounts, func(m inspection.Mount) bool { return m.Failed != "" })
-	finding := Finding{Source: theReport}
 	switch {
 	case i >= 0:
-		finding.Reason = csierr.FilesystemFailed
-		finding.Wrong = fmt.Sprintf("the filesystem at %q is %s", s.Mounts[i].Path, s.Mounts[i].Failed)
+		return shows(csierr.FilesystemFailed, "the filesystem at %q is %s", s.Mounts[i].Path,
+			s.Mounts[i].Failed)
 	case disk != nil && disk.FilesystemUUID != "" && f.UUID.String() != disk.FilesystemUUID:
-		finding.Reason = csierr.WrongFilesystem
-		finding.Wrong = fmt.Sprintf("the disk holds a filesystem with the UUID %s, and the volume's has "+
-			"the UUID %s", f.UUID, disk.FilesystemUUID)
+		return shows(csierr.WrongFilesystem, "the disk holds a filesystem with the UUID %s, and the "+
+			"volume's has the UUID %s", f.UUID, disk.FilesystemUUID)
 	case f.SizeBytes > d.SizeBytes:
-		finding.Reason = csierr.FilesystemTooLarge
-		finding.Wrong = fmt.Sprintf("the filesystem claims %s, and its device has %s",
+		return shows(csierr.FilesystemTooLarge, "the filesystem claims %s, and its device has %s",
 			volume.SizeText(f.SizeBytes), volume.SizeText(d.SizeBytes))
 	case f.Damaged && len(s.Mounts) == 0:
-		finding.Reason = csierr.FilesystemDamaged
-		finding.Wrong = "the checksum of the filesystem's superblock is wrong"
+		return shows(csierr.FilesystemDamaged, "the checksum of the filesystem's superblock is wrong")
 	case f.NotGrown:
-		finding.Reason = csierr.FilesystemNotGrown
-		finding.Wrong = fmt.Sprintf("the filesystem covers %s of its disk's %s",
+		finding := shows(csierr.FilesystemNotGrown, "the filesystem covers %s of its disk's %s",
 			volume.SizeText(f.SizeBytes), volume.SizeText(d.SizeBytes))
-	default:
-		return nil
+		finding.basis = inference // it stops nobody
+		return finding
 	}
-	return &finding
+	return nil
 }
 
 // eventLinks are the links that the changes of a node are about.

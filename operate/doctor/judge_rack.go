@@ -102,9 +102,9 @@ func (c *chain) judgeOwnDisks() Step {
 func (c *chain) judgeInstance() Step {
 	found, asked := c.Rack.Instances[c.instance]
 	switch {
-	case c.instance == "" && !c.wanted() && c.nodeWhy == "":
+	case c.instance == "" && c.nodeName == "" && c.nodeWhy == "":
 		return Step{State: Idle, What: "none: the volume is on no node"}
-	case c.instance == "" && c.csiNode != nil, c.instance == "" && c.wanted() && c.nodeWhy == "":
+	case c.instance == "" && c.csiNode != nil, c.instance == "" && c.nodeName != "" && c.nodeWhy == "":
 		return unseenStep("the instance", "the driver is not registered with the node")
 	case c.instance == "":
 		return unseenStep("the instance", "it is not known which one it is")
@@ -112,7 +112,7 @@ func (c *chain) judgeInstance() Step {
 		return unseenStep("the instance "+c.instance, cmp.Or(found.Unseen, c.Rack.Unseen,
 			"the rack was not asked"))
 	case found.Missing():
-		return broken("instance "+c.instance, Finding{Reason: csierr.InstanceNotFound,
+		return broken("instance "+c.instance, Finding{Reason: csierr.InstanceNotFound, basis: sight,
 			Source: "the rack", Wrong: "the rack has no instance " + c.instance + ", which is the node " +
 				cmp.Or(c.nodeName, "of the disk")})
 	}
@@ -123,10 +123,10 @@ func (c *chain) judgeInstance() Step {
 	what := fmt.Sprintf("instance %s: %s", volume.NameAndID(i.Name, i.ID), i.State)
 	switch i.State {
 	case instanceFailed:
-		return broken(what, Finding{Reason: csierr.InstanceState, Source: "the rack",
+		return broken(what, Finding{Reason: csierr.InstanceState, Source: "the rack", basis: sight,
 			Wrong: "the instance " + c.instanceText(i.ID) + " is failed"})
 	case instanceStopped:
-		return broken(what, Finding{Source: "the rack",
+		return broken(what, Finding{Source: "the rack", basis: sight,
 			Wrong: "the instance " + c.instanceText(i.ID) + " is " +
 				"stopped, so nothing runs on the node",
 			ByItself: orElse(c.keeperSays(c.nodeName), "Nothing: the driver never starts an instance."),
@@ -139,8 +139,8 @@ func (c *chain) judgeInstance() Step {
 }
 
 // instanceText returns how the report shows an instance, whose name is known if it was read.
-func (c *chain) instanceText(id string) string {
-	if i := c.Rack.Instances[id].Object; i != nil {
+func (e *Evidence) instanceText(id string) string {
+	if i := e.Rack.Instances[id].Object; i != nil {
 		return volume.NameAndID(i.Name, id)
 	}
 	return id
@@ -171,7 +171,7 @@ func (c *chain) judgeDisk() Step {
 			"the rack was not asked"))
 	case found.Missing():
 		return broken("disk "+c.handle, Finding{Reason: csierr.VolumeNotFound, Source: "the rack",
-			Wrong: "the rack has no disk " + c.handle + ", or the token may not see it"})
+			basis: sight, Wrong: "the rack has no disk " + c.handle + ", or the token may not see it"})
 	}
 	d := found.Object
 	if d.Name == "" || d.State == "" || d.SizeBytes == 0 || d.BlockBytes == 0 ||
@@ -209,10 +209,11 @@ func (c *chain) diskFinding(d *Disk) *Finding {
 	importing := rack.ImportProblem(d.Name, oxide.DiskStateState(d.State))
 	switch {
 	case importing != "":
-		finding.Reason, finding.Wrong = csierr.DiskImporting, importing
+		finding.Reason, finding.Wrong, finding.basis = csierr.DiskImporting, importing, sight
 	case d.State == diskFaulted:
-		finding.Reason, finding.Wrong = csierr.DiskFaulted, "the rack reports the disk as faulted"
-	case d.Instance != "" && c.wanted() && c.instance != "" && d.Instance != c.instance &&
+		finding.Reason, finding.basis = csierr.DiskFaulted, sight
+		finding.Wrong = "the rack reports the disk as faulted"
+	case d.Instance != "" && c.nodeName != "" && c.instance != "" && d.Instance != c.instance &&
 		(c.attachment != nil || len(c.attachments) == 0):
 		finding.Reason = csierr.DiskAttachedElsewhere
 		finding.Wrong = fmt.Sprintf("the disk is %s at the instance %s, and it is wanted at the node "+
@@ -240,11 +241,12 @@ func (c *chain) diskFinding(d *Disk) *Finding {
 
 func (c *chain) judgeSerial() Step {
 	name := c.diskName()
+	disk, asked := c.Rack.Disks[c.handle]
 	if name == "" {
 		switch {
 		case c.handle == "" && c.volumeWhy == "":
 			return Step{State: Idle, What: "none: there is no volume yet"}
-		case c.Rack.Disks[c.handle].Missing() && c.Rack.Unseen == "" && c.asked():
+		case disk.Missing() && c.Rack.Unseen == "" && asked:
 			return Step{State: Idle, What: "none: there is no disk"}
 		}
 		return unseenStep("the serial number", "the disk's name is not known")
@@ -264,25 +266,19 @@ func (c *chain) judgeSerial() Step {
 			return d.ID != c.handle && volume.Serial(d.Name) == serial
 		})
 		if i >= 0 {
-			step.Finding = &Finding{Reason: csierr.SerialTaken, Source: "the rack",
+			step.Finding = &Finding{Reason: csierr.SerialTaken, Source: "the rack", basis: sight,
 				Wrong: fmt.Sprintf("the instance also has the disk %s, whose name begins with the same "+
 					"20 bytes", volume.NameAndID((*others)[i].Name, (*others)[i].ID))}
 			return step
 		}
 	}
-	if others := c.Rack.Neighbours[c.instance]; others.Object == nil && c.asked() && c.attachedHere() {
+	if others := c.Rack.Neighbours[c.instance]; others.Object == nil && asked && c.attachedHere() {
 		step = unseenStep("the serial numbers of the instance's other disks", cmp.Or(others.Unseen,
 			"the rack did not list them"))
 	}
 	if _, v, _ := c.report(); v != nil && v.Record != nil && volume.Serial(v.Record.Disk) != serial {
-		step.Finding = &Finding{Reason: csierr.StagedDifferently, Source: "the node's report",
+		step.Finding = &Finding{Reason: csierr.StagedDifferently, Source: theReport, basis: sight,
 			Wrong: fmt.Sprintf("the node's record says that the volume is the disk %q", v.Record.Disk)}
 	}
 	return step
-}
-
-// asked reports whether the rack was asked for the chain's disk.
-func (c *chain) asked() bool {
-	_, asked := c.Rack.Disks[c.handle]
-	return asked
 }

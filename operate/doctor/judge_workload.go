@@ -18,14 +18,11 @@ const (
 		"tolerations."
 )
 
-// wanted reports whether something on a node is to have the volume, or has it.
-func (c *chain) wanted() bool { return c.nodeName != "" }
-
 func (c *chain) judgeNode() Step {
 	switch {
-	case !c.wanted() && c.nodeWhy != "":
+	case c.nodeName == "" && c.nodeWhy != "":
 		return unseenStep("the node", c.nodeWhy)
-	case !c.wanted():
+	case c.nodeName == "":
 		return Step{State: Idle, What: "none: the volume is on no node"}
 	case c.csiNode == nil && c.nodeWhy != "":
 		return unseenStep("the CSINode "+c.nodeName, c.nodeWhy)
@@ -202,8 +199,11 @@ func (c *chain) judgePod() Step {
 			Notes: []string{"it does not run, but not for its volumes: its containers were made"}}
 	}
 	wrong, source := "its containers have not been made for "+c.age(o), "Kubernetes"
-	e := latestOf(c.events(o, "FailedMount", "FailedMapVolume", "FailedAttachVolume"))
-	if e.Kind != "" {
+	failures := []string{"FailedMount", "FailedMapVolume", "FailedAttachVolume"}
+	if c.saysAttached() {
+		failures = failures[:2]
+	}
+	if e := latestOf(c.events(o, failures...)); e.Kind != "" {
 		wrong, source = wrong+": "+e.Message, "event "+e.Reason
 	}
 	return broken(what, Finding{Wrong: wrong, Source: source, Since: o.Metadata.CreationTimestamp,
@@ -215,11 +215,12 @@ func (c *chain) judgePod() Step {
 // volume of the pod is mounted: also that of an init container.
 func containersMade(o *kube.Object) bool {
 	all := slices.Concat(o.Status.InitContainerStatuses, o.Status.ContainerStatuses)
-	return slices.ContainsFunc(all, func(s kube.ContainerStatus) bool {
-		r := s.State.Waiting.Reason
-		return s.State.Running != nil || s.State.Terminated != nil || s.RestartCount > 0 ||
-			r != "" && r != "ContainerCreating" && r != "PodInitializing"
-	})
+	return o.Status.Phase == phaseRunning || o.Status.Phase == phaseSucceeded ||
+		slices.ContainsFunc(all, func(s kube.ContainerStatus) bool {
+			r := s.State.Waiting.Reason
+			return s.State.Running != nil || s.State.Terminated != nil || s.RestartCount > 0 ||
+				r != "" && r != "ContainerCreating" && r != "PodInitializing"
+		})
 }
 
 // latestOf returns the event that was seen last.
@@ -233,18 +234,17 @@ func latestOf(events []kube.Object) (last kube.Object) {
 }
 
 func (c *chain) judgeUnscheduled(what string) Step {
+	f := Finding{Wrong: "it has been on no node for " + c.age(c.pod), Source: "Kubernetes",
+		Since:    c.pod.Metadata.CreationTimestamp,
+		ByItself: "The scheduler tries again whenever something changes.",
+		Do:       "Follow the events of the pod.", Next: describePod}
 	last := latestOf(c.events(c.pod, "FailedScheduling"))
 	switch {
 	case last.Kind != "":
-		return broken(what, Finding{Wrong: "it is on no node: " + last.Message,
-			Source: "event FailedScheduling", Since: last.First(), Last: last.Last(),
-			ByItself: "The scheduler tries again whenever something changes.",
-			Do:       "Follow the message.", Next: describePod})
-	case c.old(c.pod):
-		return broken(what, Finding{Wrong: "it has been on no node for " + c.age(c.pod),
-			Source: "Kubernetes", Since: c.pod.Metadata.CreationTimestamp,
-			ByItself: "The scheduler tries again whenever something changes.",
-			Do:       "Follow the events of the pod.", Next: describePod})
+		f.Wrong, f.Source = "it is on no node: "+last.Message, "event FailedScheduling"
+		f.Since, f.Last = last.First(), last.Last()
+	case !c.old(c.pod):
+		return Step{State: Waiting, What: what + ", not yet on a node"}
 	}
-	return Step{State: Waiting, What: what + ", not yet on a node"}
+	return broken(what, f)
 }

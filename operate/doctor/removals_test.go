@@ -12,12 +12,14 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
-// partLinks are the links that the parts of a healthy chain's evidence belong to: the first pattern
-// that matches a path counts.
-var partLinks = []struct {
+type partLink struct {
 	part *regexp.Regexp
 	link Link
-}{
+}
+
+// partLinks are the links that the parts of a healthy chain's evidence belong to: the first pattern
+// that matches a path counts.
+var partLinks = []partLink{
 	{regexp.MustCompile(`^/cluster/objects/PersistentVolumeClaim`), LinkClaim},
 	{regexp.MustCompile(`^/cluster/objects/PersistentVolume`), LinkVolume},
 	{regexp.MustCompile(`^/cluster/objects/VolumeAttachment`), LinkAttachment},
@@ -82,18 +84,6 @@ var irrelevant = []struct{ parts, why string }{
 	{`/rack/neighbours/[^/]+/object/0(/[^i].*|/instance)?`, "it is the disk itself"},
 }
 
-// linkOf returns the link that a part of the evidence belongs to.
-func linkOf(t *testing.T, path string) Link {
-	t.Helper()
-	for _, p := range partLinks {
-		if p.part.MatchString(path) {
-			return p.link
-		}
-	}
-	t.Fatalf("no link is known for %s", path)
-	return ""
-}
-
 // removals calls visit for each field and each item below a part, while it is not there.
 func removals(path string, part any, visit func(path string)) {
 	if part, ok := part.(map[string]any); ok {
@@ -126,56 +116,53 @@ func TestADoctorNamesWhatIsMissingInAHealthyChain(t *testing.T) {
 	var evidence map[string]any
 	csitest.Must(t, json.Unmarshal([]byte(asJSON(t, healthy(t))), &evidence))
 	removed, right, nothingFound, needless := 0, 0, 0, 0
+	check := func(what string, want Link, says string, e Evidence) {
+		d := Diagnose(e)
+		named := namedLink(d)
+		if right++; named == "" || at(named) > at(want) || !strings.Contains(text(d), says) {
+			right--
+			t.Errorf("without %s the doctor names %q, want %s or a link before it, and %q:\n%s", what, named,
+				want, says, text(d))
+		}
+		if named == "" {
+			nothingFound++
+		}
+	}
 	used := map[string]bool{}
 	judge := func(path string) {
-		want := linkOf(t, path)
 		var e Evidence
 		if err := json.Unmarshal([]byte(asJSON(t, evidence)), &e); err != nil {
 			t.Fatalf("%s: %v", path, err)
 		}
-		d := Diagnose(e)
 		removed++
-		named := namedLink(d)
 		for _, part := range irrelevant {
-			pattern := part.parts
-			if regexp.MustCompile("^(" + pattern + ")$").MatchString(path) {
-				used[pattern] = true
+			if regexp.MustCompile("^(" + part.parts + ")$").MatchString(path) {
+				used[part.parts] = true
 				needless++
-				if named != "" {
+				if named := namedLink(Diagnose(e)); named != "" {
 					t.Errorf("%s: the doctor names %s, though the list calls the part irrelevant", path, named)
 				}
 				return
 			}
 		}
-		switch {
-		case named == "":
-			nothingFound++
-			t.Errorf("%s: nothing was found, want %s or a link before it", path, want)
-		case at(named) > at(want):
-			t.Errorf("%s: the doctor names %s, want %s or a link before it\n%s", path, named, want, text(d))
-		default:
-			right++
-		}
+		i := slices.IndexFunc(partLinks, func(p partLink) bool { return p.part.MatchString(path) })
+		check(path, partLinks[i].link, "", e)
 	}
 	for _, part := range []string{"cluster", "nodes", "rack"} {
-		below := evidence[part].(map[string]any)
-		for _, key := range slices.Sorted(maps.Keys(below)) {
-			if key == "unseen" {
-				continue
-			}
-			only := map[string]any{key: below[key]}
-			rest := maps.Clone(below)
+		for _, key := range slices.Sorted(maps.Keys(evidence[part].(map[string]any))) {
+			whole := evidence[part].(map[string]any)
+			only := map[string]any{key: whole[key]}
 			removals("/"+part, only, func(path string) {
-				if path == "/"+part+"/"+key && key == "objects" {
-					return // every kind at once
+				if key == "unseen" || path == "/cluster/objects" {
+					return // it may lack, or is every kind at once
 				}
-				whole := maps.Clone(rest)
-				delete(whole, key)
-				maps.Copy(whole, only)
-				evidence[part] = whole
+				rest := maps.Clone(whole)
+				delete(rest, key)
+				maps.Copy(rest, only)
+				evidence[part] = rest
 				judge(path)
 			})
-			evidence[part] = below
+			evidence[part] = whole
 		}
 	}
 	for _, part := range irrelevant {
@@ -184,21 +171,8 @@ func TestADoctorNamesWhatIsMissingInAHealthyChain(t *testing.T) {
 		}
 	}
 	for _, p := range processes {
-		e := healthy(t)
-		p.dies(t, e)
-		d := Diagnose(*e)
 		removed++
-		switch named := namedLink(d); {
-		case named == "":
-			nothingFound++
-			t.Errorf("without %s nothing was found", p.name)
-		case at(named) > at(p.link):
-			t.Errorf("without %s the doctor names %s, want %s or a link before it", p.name, named, p.link)
-		case !strings.Contains(text(d), p.says):
-			t.Errorf("without %s the doctor does not say %q:\n%s", p.name, p.says, text(d))
-		default:
-			right++
-		}
+		check(p.name, p.link, p.says, *healthy(t, p.dies))
 	}
 	fmt.Printf("FIGURE doctor-removals removed=%d right=%d irrelevant=%d nothing_found=%d\n", removed,
 		right, needless, nothingFound)
@@ -250,7 +224,7 @@ var processes = []struct {
 		"node-driver-registrar"), noDriver),
 		LinkNode, "-c node-driver-registrar"},
 	{"the kubelet", notReady, LinkNode, "kubectl describe node worker-1"},
-	{"the machine", machine(instanceStopped), LinkInstance, "instance view"},
+	{"the machine", put("rack/instances/*/object/state", "stopped"), LinkInstance, "instance view"},
 	{"the scheduler", unscheduled, LinkPod, "kubectl describe pod"},
 }
 

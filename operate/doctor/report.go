@@ -96,7 +96,7 @@ func (c Chain) writeFinding(b *bytes.Buffer) {
 		fmt.Fprintf(b, "  Nothing broken was found%s.\n", but)
 		return
 	}
-	fmt.Fprintf(b, "  FIRST BROKEN LINK: %s\n", f.Link)
+	fmt.Fprintf(b, "  BROKEN LINK: %s\n", f.Link)
 	line := func(word, text string) {
 		if text != "" {
 			fmt.Fprintf(b, "  %-11s %s\n", word, text)

@@ -20,18 +20,24 @@ var update = flag.Bool("update", false, "write testdata/reports.txt")
 // inOrder matches the lines of links with which nothing is wrong, and those that separate others.
 var inOrder = regexp.MustCompile(`(?m)^(  \w+ +(ok|idle) .*|FIGURE .*|)\n`)
 
-// TestTheReportOfEachSituation compares what people read with testdata/reports.txt, which
-// go test ./operate/doctor -run Report -update writes. Links in order, and the
-// lines that separate parts, are only in the first reports.
+// TestTheReportOfEachSituation checks which link is found, and compares what people read with
+// testdata/reports.txt, which go test ./operate/doctor -run Report -update writes. Links in order,
+// and the lines that separate parts, are only in the first reports.
 func TestTheReportOfEachSituation(t *testing.T) {
 	var all strings.Builder
-	report := func(name string, edits ...edit) string {
-		return "==== " + name + "\n" + text(Diagnose(*healthy(t, edits...))) + "\n"
-	}
-	all.WriteString(report("a volume that works"))
-	all.WriteString(report("a volume that works, on a node that was not asked", noReport))
+	report := func(name string, d Diagnosis) string { return "==== " + name + "\n" + text(d) + "\n" }
+	all.WriteString(report("a volume that works", Diagnose(*healthy(t))))
+	all.WriteString(report("a volume that works, on a node that was not asked",
+		Diagnose(*healthy(t, noReport))))
 	for _, s := range situations {
-		all.WriteString(inOrder.ReplaceAllString(report(s.name, s.edits...), ""))
+		d := Diagnose(*healthy(t, s.change))
+		for _, c := range d.broken() {
+			if f := c.Finding; f.Wrong == "" || f.Source == "" || f.ByItself == "" || f.Do == "" ||
+				f.Next == "" || strings.ContainsAny(f.Next, "{}\n") {
+				t.Errorf("%s: incomplete: %+v", s.name, f)
+			}
+		}
+		all.WriteString(inOrder.ReplaceAllString(report(s.name, d), ""))
 	}
 	const path = "testdata/reports.txt"
 	if *update {

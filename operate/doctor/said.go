@@ -34,33 +34,29 @@ func (s said) link() Link {
 	}
 }
 
-// heardAt reports whether the driver's errors that still count include one recorded at a link. Then
-// that error, which may be about another link, is what is wrong.
-func (c *chain) heardAt(at Link) bool {
-	return slices.ContainsFunc(c.heard, func(s said) bool { return s.at == at })
-}
-
-// said returns the driver's errors that still count: an error of a call that has succeeded since is
-// history.
+// said returns the driver's errors that still count: of each call the last one, unless the call has
+// succeeded since.
 func (c *chain) said() []said {
 	var all []said
-	if c.claim != nil && c.claim.Status.Phase != phaseBound {
-		all = append(all, c.latest(c.claim, LinkClaim, nil, "ProvisioningFailed")...)
+	if c.claim != nil && c.claim.Status.Phase != phaseBound && c.claim.Status.Phase != phaseLost {
+		all = c.latest(c.claim, LinkClaim, nil, "ProvisioningFailed", "ProvisioningSucceeded")
 	}
-	if c.volume != nil && c.volume.Status.Phase != phaseBound {
-		all = append(all, c.latest(c.volume, LinkVolume, nil, "VolumeFailedDelete")...)
-		if reason, sentence, ok := csierr.ParseMessage(c.volume.Status.Message); ok && len(all) == 0 {
-			all = append(all, said{Reason: reason, Sentence: sentence, at: LinkVolume,
-				Source: "PersistentVolume " + c.volume.Metadata.Name})
+	// The provisioner deletes only what is released, and has the policy Delete.
+	if o := c.volume; o != nil && o.Spec.ReclaimPolicy != "Retain" &&
+		slices.Contains([]string{phaseReleased, phaseFailed, ""}, o.Status.Phase) {
+		all = append(all, c.latest(o, LinkVolume, nil, "VolumeFailedDelete")...)
+		if len(all) == 0 {
+			all = quoted(all, said{at: LinkVolume, Source: "PersistentVolume " + o.Metadata.Name},
+				o.Status.Message)
 		}
 	}
-	attached := c.attachment != nil && c.attachment.Status.Attached
-	if c.pod != nil && c.pod.Status.Phase != phaseRunning && !ended(*c.pod) && c.volume != nil {
+	if c.pod != nil && c.volume != nil && !containersMade(c.pod) {
 		ofVolume := func(message string) bool {
 			return strings.Contains(message, `"`+c.volume.Metadata.Name+`"`)
 		}
-		if !attached {
-			all = append(all, c.latest(c.pod, LinkAttachment, ofVolume, "FailedAttachVolume")...)
+		if !c.saysAttached() {
+			all = append(all, c.latest(c.pod, LinkAttachment, ofVolume, "FailedAttachVolume",
+				"SuccessfulAttachVolume")...)
 		}
 		all = append(all, c.latest(c.pod, LinkMounts, ofVolume, "FailedMount", "FailedMapVolume")...)
 	}
@@ -73,12 +69,26 @@ func (c *chain) said() []said {
 		all = append(all, failedUnmounts(v)...)
 	}
 	for _, a := range c.attachments {
-		if !a.Status.Attached {
-			all = addFailure(all, a, a.Status.AttachError)
+		all = addFailure(all, &a)
+	}
+	if len(all) == 0 { // a volume works whatever becomes of its snapshots
+		for _, o := range c.snapshots() {
+			if f := o.Status.Error; f != nil {
+				all = quoted(all, said{Source: o.Kind + " " + o.Metadata.Name, First: f.Time, Last: f.Time,
+					at: LinkVolume}, f.Message)
+			}
 		}
-		all = addFailure(all, a, a.Status.DetachError)
 	}
 	return all
+}
+
+// quoted adds an error, unless its message is none of the driver's.
+func quoted(all []said, s said, message string) []said {
+	var ok bool
+	if s.Reason, s.Sentence, ok = csierr.ParseMessage(message); !ok {
+		return all
+	}
+	return append(all, s)
 }
 
 // failedUnmounts returns the unmounts that have failed and were not overcome. Kubernetes shows
@@ -114,58 +124,71 @@ func failedUnmounts(v *inspection.Volume) []said {
 	return all
 }
 
-// addFailure adds the failure of an attachment. The events of a pod may know it for longer.
-func addFailure(all []said, attachment kube.Object, failure *kube.Failure) []said {
-	if failure == nil {
-		return all
+// lastFailure returns the failure of the attacher's last call, or nil.
+func lastFailure(a *kube.Object) *kube.Failure {
+	attach, detach := a.Status.AttachError, a.Status.DetachError
+	if attach == nil || a.Status.Attached || detach != nil && detach.Time.After(attach.Time) {
+		return detach
 	}
-	reason, sentence, ok := csierr.ParseMessage(failure.Message)
-	if !ok {
-		return all
-	}
-	s := said{Reason: reason, Sentence: sentence, Source: "VolumeAttachment " +
-		attachment.Metadata.Name, First: failure.Time, Last: failure.Time, at: LinkAttachment,
-		node: attachment.Spec.NodeName}
-	if i := slices.IndexFunc(all, func(other said) bool { return other.Reason == reason }); i >= 0 {
-		if known := all[i].First; !known.IsZero() && known.Before(s.First) {
-			s.First = known
-		}
-		if all[i].Last.After(s.Last) {
-			s.Last = all[i].Last
-		}
-		all[i] = s
-		return all
-	}
-	return append(all, s)
+	return attach
 }
 
-// events returns the events of an object with one of the reasons.
+// addFailure adds the failure of an attachment. The pod's events repeat it, and may know it for
+// longer.
+func addFailure(all []said, a *kube.Object) []said {
+	f := lastFailure(a)
+	if f == nil {
+		return all
+	}
+	s := said{Source: "VolumeAttachment " + a.Metadata.Name, First: f.Time, Last: f.Time,
+		at: LinkAttachment, node: a.Spec.NodeName}
+	for _, s := range quoted(nil, s, f.Message) {
+		all = slices.DeleteFunc(all, func(e said) bool {
+			repeats := e.at == s.at && e.node == s.node
+			if repeats && e.Reason == s.Reason && !e.First.IsZero() && e.First.Before(s.First) {
+				s.First = e.First
+			}
+			return repeats
+		})
+		all = append(all, s)
+	}
+	return all
+}
+
+// events returns the events of an object with one of the reasons: by its UID, or if that is not
+// known, those that are not older than the object.
 func (e *Evidence) events(o *kube.Object, reasons ...string) []kube.Object {
 	found, _ := e.Cluster.objects(kindEvent, func(event *kube.Object) bool {
 		about := event.InvolvedObject
-		return slices.Contains(reasons, event.Reason) && about.Kind == o.Kind &&
-			about.Name == o.Metadata.Name && about.Namespace == o.Metadata.Namespace &&
-			(about.UID == "" || o.Metadata.UID == "" || about.UID == o.Metadata.UID)
+		same := about.UID == o.Metadata.UID
+		if about.UID == "" || o.Metadata.UID == "" {
+			same = event.Last().IsZero() || !event.Last().Before(o.Metadata.CreationTimestamp)
+		}
+		return same && slices.Contains(reasons, event.Reason) && about.Kind == o.Kind &&
+			about.Name == o.Metadata.Name && about.Namespace == o.Metadata.Namespace
 	})
 	return found
 }
 
+// successes are the reasons of the events after which a call's errors are history.
+var successes = []string{"ProvisioningSucceeded", "SuccessfulAttachVolume"}
+
 // latest returns the driver's error in the latest of an object's events, unless none of them has
-// one. Those before it were overcome.
+// one, or the latest tells of a success. Those before it were overcome.
 func (e *Evidence) latest(o *kube.Object, at Link, about func(message string) bool,
 	reasons ...string) []said {
-	var last said
 	var all []said
+	var last said
 	for _, event := range e.events(o, reasons...) {
-		reason, sentence, ok := csierr.ParseMessage(event.Message)
-		if !ok || about != nil && !about(event.Message) {
+		s := said{First: event.First(), Last: event.Last(), at: at, node: o.Spec.NodeName,
+			Source: "event " + event.Reason + " of " + o.Kind + " " + o.Metadata.Name}
+		failed := quoted(nil, s, event.Message)
+		if about != nil && !about(event.Message) ||
+			len(failed) == 0 && !slices.Contains(successes, event.Reason) {
 			continue
 		}
-		s := said{Reason: reason, Sentence: sentence, First: event.First(), Last: event.Last(), at: at,
-			Source: "event " + event.Reason + " of " + o.Kind + " " + o.Metadata.Name}
-		all = append(all, s)
-		if last.Reason == "" || s.Last.After(last.Last) {
-			last = s
+		if all = append(all, append(failed, s)[0]); len(all) == 1 || s.Last.After(last.Last) {
+			last = all[len(all)-1]
 		}
 	}
 	if last.Reason == "" {

@@ -30,11 +30,12 @@ var fieldForms = func() map[string]*regexp.Regexp {
 		"name namespace uid driver attacher volumeName storageClassName nodeName diskName " +
 			"persistentVolumeName claimName volume.kubernetes.io/storage-provisioner": `(?:` + nameForm +
 			`/)?` + nameForm,
-		"finalizers":          `(?:` + nameForm + `/)?[A-Za-z0-9][-A-Za-z0-9._]*`,
-		"volumeHandle nodeID": idForm,
-		"storage":             `[0-9.]{1,20}[KMGTPEkmun]?i?`,
-		"kind": `PersistentVolume(Claim)?|VolumeAttachment|CSINode|Node|Pod|Event|DaemonSet|ReplicaSet|` +
-			`StatefulSet|Deployment|Job`,
+		"finalizers":                    `(?:` + nameForm + `/)?[A-Za-z0-9][-A-Za-z0-9._]*`,
+		"volumeHandle nodeID":           idForm,
+		"persistentVolumeReclaimPolicy": `Delete|Recycle|Retain`,
+		"storage":                       `[0-9.]{1,20}[KMGTPEkmun]?i?`,
+		"kind": `PersistentVolume(Claim)?|VolumeSnapshot(Content)?|VolumeAttachment|CSINode|Node|Pod|` +
+			`Event|DaemonSet|ReplicaSet|StatefulSet|Deployment|Job`,
 		"phase": `Available|Bound|Released|Failed|Lost|Pending|Running|Succeeded|Unknown`,
 		"type":  `Ready`, "status": `True|False|Unknown`, "volumeMode": `Block|Filesystem`,
 		"reason": strings.Join(eventReasons, "|") + `|ContainerCreating|PodInitializing|` +
@@ -69,7 +70,7 @@ var phrases = regexp.MustCompile(strings.NewReplacer("NAME", nameForm, "ID", idF
 		`timed out waiting for external-attacher of NAME CSI driver to attach volume ID|` +
 		// the kubelet
 		`(?:(?:MountVolume|UnmountVolume|MapVolume|AttachVolume|UnmapVolume)\.[A-Za-z]{2,20} )?` +
-		`failed for volume "NAME"|(?:configmap|secret) "NAME" not found|` +
+		`(?:failed|succeeded) for volume "NAME"|(?:configmap|secret) "NAME" not found|` +
 		`driver name NAME not found in the list of registered CSI drivers|` +
 		`Unable to attach or mount volumes|unmounted volumes=\[NAME(?: NAME)*\]|exit status [0-9]{1,3}|` +
 		`rpc error: code = [A-Z][A-Za-z]{1,20}|context (?:deadline exceeded|canceled)|` +
@@ -91,9 +92,18 @@ var ownError = regexp.MustCompile(`^(?:(?:[A-Za-z]+\.[A-Za-z]+ )?failed for volu
 	`)" : |failed to provision volume with StorageClass "` + nameForm + `": )?` +
 	`rpc error: code = [A-Za-z]+ desc = [^\x00-\x1f]+$`)
 
+// takenError matches an error of a CSI driver as the csi-snapshotter quotes it, with escapes.
+var takenError = regexp.MustCompile(`^Failed to [a-z ]+: failed to take snapshot of the volume ` +
+	idForm + `: (".*")$`)
+
 // text returns what may be shown of a message: all of it if it is an error of this driver, about
 // one of its volumes.
 func (s *sifter) text(message string) string {
+	if quoted := takenError.FindStringSubmatch(message); quoted != nil {
+		if text, err := strconv.Unquote(quoted[1]); err == nil {
+			message = text
+		}
+	}
 	if found := ownError.FindStringSubmatch(message); found != nil && !s.foreign &&
 		(found[1] == "" || s.volumes[found[1]]) {
 		if _, _, ok := csierr.ParseMessage(message); ok {
@@ -120,6 +130,7 @@ func (g *gatherer) sift() {
 		theirs[kube.Reference{Kind: o.Kind, Namespace: o.Metadata.Namespace, Name: o.Metadata.Name}] =
 			provisioner != "" && provisioner != volume.DriverName ||
 				o.Kind == kindVolume && o.Spec.CSI.Driver != volume.DriverName ||
+				o.Kind == kindContent && o.Spec.Driver != volume.DriverName ||
 				o.Kind == kindAttachment && o.Spec.Attacher != volume.DriverName
 		if o.Kind == kindVolume && o.Spec.CSI.Driver == volume.DriverName {
 			s.volumes[o.Metadata.Name] = true

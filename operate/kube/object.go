@@ -50,16 +50,18 @@ type Annotations struct {
 // Spec holds what the known kinds specify.
 type Spec struct {
 	// of a PersistentVolume
-	CSI          CSISource         `json:"csi,omitzero"`
-	ClaimRef     Reference         `json:"claimRef,omitzero"`
-	Capacity     map[string]string `json:"capacity,omitempty"`
-	MountOptions []string          `json:"mountOptions,omitempty"`
+	CSI           CSISource         `json:"csi,omitzero"`
+	ClaimRef      Reference         `json:"claimRef,omitzero"`
+	Capacity      map[string]string `json:"capacity,omitempty"`
+	MountOptions  []string          `json:"mountOptions,omitempty"`
+	ReclaimPolicy string            `json:"persistentVolumeReclaimPolicy,omitempty"`
 
 	// of a PersistentVolumeClaim
-	VolumeName       string   `json:"volumeName,omitempty"`
-	StorageClassName string   `json:"storageClassName,omitempty"`
-	VolumeMode       string   `json:"volumeMode,omitempty"`
-	AccessModes      []string `json:"accessModes,omitempty"`
+	VolumeName       string    `json:"volumeName,omitempty"`
+	StorageClassName string    `json:"storageClassName,omitempty"`
+	VolumeMode       string    `json:"volumeMode,omitempty"`
+	AccessModes      []string  `json:"accessModes,omitempty"`
+	DataSource       Reference `json:"dataSource,omitzero"`
 
 	// of a VolumeAttachment, and of a VolumeSnapshotContent
 	Attacher          string    `json:"attacher,omitempty"`
@@ -102,10 +104,11 @@ type Reference struct {
 	UID       string `json:"uid,omitempty"`
 }
 
-// Source is what is attached, or what a snapshot was taken of.
+// Source is what is attached, or what a snapshot is, or is taken of.
 type Source struct {
 	PersistentVolumeName string `json:"persistentVolumeName,omitempty"`
 	SnapshotHandle       string `json:"snapshotHandle,omitempty"`
+	VolumeHandle         string `json:"volumeHandle,omitempty"`
 }
 
 // NodeDriver is a CSI driver that is registered with a node's kubelet.
@@ -135,12 +138,13 @@ type Status struct {
 	Attached              bool              `json:"attached,omitempty"`
 	AttachError           *Failure          `json:"attachError,omitempty"`
 	DetachError           *Failure          `json:"detachError,omitempty"`
+	Error                 *Failure          `json:"error,omitempty"`
 	Conditions            []Condition       `json:"conditions,omitempty"`
 	ContainerStatuses     []ContainerStatus `json:"containerStatuses,omitempty"`
 	InitContainerStatuses []ContainerStatus `json:"initContainerStatuses,omitempty"`
 }
 
-// Failure is the last failure of an attach or a detach.
+// Failure is the last failure of an attach, a detach or a snapshot.
 type Failure struct {
 	Time    time.Time `json:"time,omitzero"`
 	Message string    `json:"message"`

@@ -1,0 +1,256 @@
+package doctor
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/flight"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/inspection"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
+	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
+)
+
+// place is one where Kubernetes or a node shows an error of the driver. In the phases that count,
+// the object waits for the call. In the others it has succeeded since, or nobody repeats it.
+type place struct {
+	name             string
+	at               Link
+	shows            func(reason string) edit
+	counts, overcome map[string]edit
+}
+
+// released is a PersistentVolume whose claim and pods are gone.
+var released = all(without(kindClaim), unused, askVolume, phase(kindVolume, phaseReleased))
+
+// places are where these components write: csi-provisioner (the controller.go of its library),
+// csi-attacher (csi_handler.go), csi-snapshotter (snapshot_controller.go), the attach controller,
+// the kubelet, and the driver on the node.
+var places = []place{
+	{"event ProvisioningFailed of the claim", LinkClaim, func(reason string) edit {
+		return event(kindClaim, "data", "ProvisioningFailed",
+			`failed to provision volume with StorageClass "oxide-disk": `+rpc(reason))
+	}, map[string]edit{"Pending": unbound,
+		"deleted": all(unbound, object(kindClaim, stuck("kubernetes.io/pvc-protection"))),
+		"retried": all(unbound, succeeded(kindClaim, "data", "ProvisioningSucceeded", 60)),
+		"without a pod": all(unbound, without(kindPod), event(kindClaim, "data",
+			"WaitForFirstConsumer", "waiting for first consumer to be created before binding"))},
+		map[string]edit{"Bound": all(),
+			"Lost":      all(without(kindVolume, kindAttachment), phase(kindClaim, phaseLost)),
+			"succeeded": all(unbound, succeeded(kindClaim, "data", "ProvisioningSucceeded", 0))}},
+	{"event VolumeFailedDelete of the PersistentVolume", LinkVolume, func(reason string) edit {
+		return event(kindVolume, pvName, "VolumeFailedDelete", rpc(reason))
+	}, map[string]edit{"Released": released,
+		"Released and deleted": all(released, object(kindVolume, stuck("external-provisioner"))),
+		"Failed":               all(released, phase(kindVolume, phaseFailed)),
+		"Failed and deleted": all(released, phase(kindVolume, phaseFailed),
+			object(kindVolume, stuck("external-provisioner"))),
+		"Released, its claim made again": all(unused, askVolume, phase(kindVolume, phaseReleased),
+			object(kindClaim, func(o *kube.Object) { o.Status.Phase, o.Spec.VolumeName = "Pending", "" })),
+		"Released, still attached": all(askVolume, without(kindPod, kindClaim),
+			phase(kindVolume, phaseReleased)),
+		"Released, its disk attached": all(askVolume, without(kindPod, kindClaim, kindAttachment),
+			phase(kindVolume, phaseReleased))},
+		map[string]edit{"Bound": all(), "Available": all(released, phase(kindVolume, "Available")),
+			"retained": all(released, object(kindVolume, func(o *kube.Object) {
+				o.Spec.ReclaimPolicy = "Retain"
+			}))}},
+	{"status of the PersistentVolume", LinkVolume, func(reason string) edit {
+		return object(kindVolume, func(o *kube.Object) { o.Status.Message = rpc(reason) })
+	}, map[string]edit{"Failed": all(released, phase(kindVolume, phaseFailed)),
+		"Failed and deleted": all(released, phase(kindVolume, phaseFailed),
+			object(kindVolume, stuck("external-provisioner")))}, map[string]edit{"Bound": all()}},
+	{"attachError", LinkAttachment, func(reason string) edit {
+		return object(kindAttachment, func(o *kube.Object) {
+			o.Status.AttachError = &kube.Failure{Time: testNow.Add(-time.Minute), Message: rpc(reason)}
+		})
+	}, map[string]edit{"not attached": notAttached(""),
+		"young":   all(notAttached(""), object(kindAttachment, young)),
+		"deleted": all(notAttached(""), deleted(kindAttachment, time.Hour)),
+		"after another error": all(notAttached(""), podEvent("FailedAttachVolume", pvName,
+			"RoleMissing"))},
+		map[string]edit{"attached": pending}},
+	{"detachError", LinkAttachment, detachError, map[string]edit{
+		"deleted": all(without(kindPod), deleted(kindAttachment, time.Second)),
+		"overdue": all(without(kindPod), unmounted, deleted(kindAttachment, time.Hour)),
+		"after an attach failed": all(notAttached(rpc("RoleMissing")), without(kindPod),
+			deleted(kindAttachment, time.Hour)),
+		"awaited by a pod": all(secondPod, deleted(kindAttachment, time.Hour))}, nil},
+	{"event FailedAttachVolume of the pod", LinkAttachment, func(reason string) edit {
+		return podEvent("FailedAttachVolume", pvName, reason)
+	}, map[string]edit{"Pending": notAttached(""),
+		"without an attachment": all(pending, detached, empty, without(kindAttachment)),
+		"deleted":               all(notAttached(""), deleted(kindPod, time.Hour)),
+		"detached again": all(notAttached(""), succeeded(kindPod, "db-0", "SuccessfulAttachVolume",
+			60))},
+		map[string]edit{"attached": pending,
+			"succeeded": all(notAttached(""), succeeded(kindPod, "db-0", "SuccessfulAttachVolume", 0))}},
+	mountPlace("FailedMount"), mountPlace("FailedMapVolume"),
+	{"problem in the node's report", LinkDevice, func(reason string) edit {
+		return onNode(func(v *inspection.Volume) {
+			v.Problems = []inspection.Problem{{Reason: csierr.Reason(reason), Says: sentence}}
+		})
+	}, map[string]edit{"in use": all(), "mounted nowhere": unmounted, "awaited": all(pending, blank)},
+		nil},
+	{"flight recorder", LinkMounts, func(reason string) edit {
+		first, last := over(flight.Unpublished, time.Hour, csierr.Reason(reason)), flight.Entry{}
+		first.Path = theNode().Volumes[0].Mounts[1].Path
+		last = first
+		last.Time = testNow.Add(-time.Second)
+		return recorded(first, last)
+	}, map[string]edit{"its pod gone": without(kindPod), "its pod ended": goingPod},
+		map[string]edit{"unmounted": all(without(kindPod), empty)}},
+	{"status of a VolumeSnapshotContent", LinkVolume, func(reason string) edit {
+		return func(_ testing.TB, e *Evidence) {
+			o := kube.Object{Kind: kindContent, Metadata: kube.Metadata{Name: "snap"}}
+			o.Spec.Driver, o.Spec.Source.VolumeHandle = volume.DriverName, racktest.Disk
+			o.Spec.VolumeSnapshotRef = kube.Reference{Namespace: "default", Name: "s"}
+			o.Status.Error = &kube.Failure{Time: testNow, Message: "Failed to check and update snapshot " +
+				"content: failed to take snapshot of the volume " + racktest.Disk + ": " +
+				fmt.Sprintf("%q", rpc(reason))}
+			e.Cluster.Objects = append(e.Cluster.Objects, o)
+		}
+	}, map[string]edit{"in use": all(), "used by nobody": unused, "deleted": keptVolume,
+		"awaited by a claim": all(unbound, object(kindClaim, func(o *kube.Object) {
+			o.Spec.DataSource = kube.Reference{Kind: "VolumeSnapshot", Name: "s"}
+		}))},
+		map[string]edit{"of no volume here": unbound,
+			"of another volume": object(kindVolume, func(o *kube.Object) {
+				o.Spec.CSI.VolumeHandle = racktest.Image
+			})}},
+}
+
+// waits edits a pod with a container that waits, and perhaps one before it.
+func waits(why string, init ...kube.ContainerStatus) edit {
+	s := kube.ContainerStatus{Name: "db"}
+	s.State.Waiting.Reason = why
+	return all(pending, object(kindPod, func(o *kube.Object) {
+		o.Status.ContainerStatuses, o.Status.InitContainerStatuses = []kube.ContainerStatus{s}, init
+	}))
+}
+
+// restores is an init container that runs.
+var restores = func() (s kube.ContainerStatus) {
+	s.Name, s.State.Running = "restore", &struct{}{}
+	return s
+}()
+
+// mountPlace is the place of the kubelet's events of a pod whose volume it cannot mount.
+func mountPlace(reason string) place {
+	return place{"event " + reason + " of the pod", LinkMounts, func(driver string) edit {
+		return podEvent(reason, pvName, driver)
+	}, map[string]edit{"Pending": all(pending, blank),
+		"ContainerCreating":  all(waits("ContainerCreating"), blank),
+		"deleted":            all(pending, blank, deleted(kindPod, time.Hour)),
+		"Unknown":            all(pending, blank, phase(kindPod, "Unknown")),
+		"Failed, as evicted": all(pending, blank, phase(kindPod, phaseFailed), askPod("db-0"))},
+		map[string]edit{"Running": all(), "Succeeded": phase(kindPod, "Succeeded"),
+			"Running without a status":   put("cluster/objects/Pod/status/containerStatuses", nil),
+			"its image missing":          waits("ImagePullBackOff"),
+			"its init container running": waits("PodInitializing", restores)}}
+}
+
+// inferences are edits from which the doctor infers a broken link, before or behind the error's.
+var inferences = map[string]edit{"": all(), "the node is not ready": notReady,
+	"the driver is not registered": noDriver, "the driver's pod crashes": dead(kindDaemonSet,
+		"oxide-plugin")}
+
+// strangers are edits after which an event is not about the object, or not about its volume.
+var strangers = map[string]edit{
+	"of an earlier object":  lastEvent(func(o *kube.Object) { o.InvolvedObject.UID = racktest.Image }),
+	"older than the object": minutesAgo(180, 120),
+	"of another namespace":  lastEvent(func(o *kube.Object) { o.InvolvedObject.Namespace = "other" }),
+	"of another driver": lastEvent(func(o *kube.Object) {
+		o.Message = strings.Replace(o.Message, ": "+sentence, ", "+sentence, 1)
+	}),
+}
+
+// unbelieved are objects with a driver's error where no component of Kubernetes or of ours writes
+// one, so that it would be a user's.
+var unbelieved = map[string]string{
+	"a condition of a resize, though the driver expands nothing": strings.Replace(claimJSON,
+		`"phase":`, `"conditions":[{"type":"ControllerResizeError","status":"True","message":"`+
+			rpc("RackFull")+`"}],"phase":`, 1),
+	"an annotation of a claim": strings.Replace(claimJSON, `"note":"x"`, `"note":"`+rpc("RackFull")+
+		`"`, 1),
+	"the plan of a node keeper, which others may write, too": strings.Replace(nodeJSON,
+		`"name":"worker-1"`, `"name":"worker-1","annotations":{"csi.oxide.computer/cold-attach-plan":"`+
+			rpc("RackFull")+`"}`, 1),
+	"what a container writes": strings.Replace(podJSON, `"state":{`, `"state":{"waiting":{"message":"`+
+		rpc("RackFull")+`"},`, 1),
+	"an event of another kind": eventJSON(kindClaim, "data", "Notice", rpc("RackFull")),
+}
+
+// TestAReasonOfTheDriverOutranksWhatIsInferred shows each reason at each place, in each phase and
+// beside each inference: the finding has to be that reason, its sentence and its remedy. What was
+// overcome, or is not about the object, is not found. The doctor reads no log, so a log line is no
+// place; what a node's log says of unmounts is in its flight recorder.
+func TestAReasonOfTheDriverOutranksWhatIsInferred(t *testing.T) {
+	pairs, right, history := 0, 0, 0
+	isHistory := func(what string, edits ...edit) {
+		history++
+		d := Diagnose(*healthy(t, edits...))
+		if strings.Contains(text(d), sentence) || strings.Contains(text(d), theRecorder) {
+			t.Errorf("what counts no more is found: %s\n%s", what, text(d))
+		}
+	}
+	for _, p := range places {
+		for _, reason := range short.Some(t, 6, csierr.Reasons()) {
+			a := advices[reason]
+			want := Finding{Link: a.Link, Reason: reason, ByItself: a.ByItself}
+			if a.Link == "" || a.Link == LinkClaim {
+				want.Link = p.at
+			}
+			explained, _ := csierr.Explain(reason)
+			want.Do = strings.ReplaceAll(explained.Do, "`", "")
+			for phase, state := range p.counts {
+				for beside, inferred := range inferences {
+					pairs++
+					d := Diagnose(*healthy(t, inferred, state, p.shows(string(reason))))
+					f := d.Chains[0].Finding
+					if f == nil || f.Link != want.Link && phase != "awaited by a claim" ||
+						f.Reason != reason || f.ByItself != want.ByItself || f.Do != want.Do || f.Next == "" ||
+						!strings.Contains(f.Wrong, sentence) && p.name != "flight recorder" {
+						t.Errorf("%s in %s, %s, %s: got %+v\n%s", reason, p.name, phase, beside, f, text(d))
+						continue
+					}
+					right++
+				}
+			}
+		}
+		shown := p.shows(string(csierr.DiskNotOurs))
+		for phase, state := range p.overcome {
+			isHistory(p.name+", "+phase, state, shown)
+		}
+		for phase, state := range p.counts {
+			for why, change := range strangers {
+				if strings.HasPrefix(p.name, "event ") {
+					isHistory(p.name+", "+phase+", "+why, state, shown, change)
+				}
+			}
+		}
+	}
+	fmt.Printf("FIGURE doctor-reasons pairs=%d right=%d history=%d\n", pairs, right, history)
+	if right != pairs || pairs == 0 {
+		t.Errorf("%d of %d pairs are right", right, pairs)
+	}
+}
+
+func TestAnErrorThatAnybodyMayWriteIsNotQuoted(t *testing.T) {
+	for place, text := range unbelieved {
+		objects, err := kube.Parse([]byte(text))
+		if err != nil || !strings.Contains(text, sentence) {
+			t.Fatal(place, err)
+		}
+		e := healthy(t, pending, blank, without(objects[0].Kind))
+		e.Cluster.Objects = append(e.Cluster.Objects, objects...)
+		(&gatherer{e: *e}).sift()
+		if got := asJSON(t, Diagnose(*e)); strings.Contains(got, sentence) {
+			t.Errorf("%s is quoted: %s", place, got)
+		}
+	}
+}
