@@ -56,7 +56,11 @@ var doubt = map[string]map[string][]codes.Code{
 	"snapshot_view": {"ObjectNotFound": {codes.Aborted}},
 	// The list before the attach is empty, so it lacks no fields. In the list after the attach the
 	// disk has no type. The disk is attached by then, so the orchestrator must repeat the call.
-	"instance_disk_list": {"other-release": {codes.Unavailable}},
+	"instance_disk_list": {
+		"other-release": {codes.Unavailable},
+		// The disk is asked for, too, and may decide first.
+		"ObjectNotFound": {},
+	},
 	// The parameter is wrong in this case (CV-6).
 	"image_view": {"ObjectNotFound": {codes.InvalidArgument}},
 	// If a token may not see the project, it lacks a role (OX-6).
