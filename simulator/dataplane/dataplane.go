@@ -169,6 +169,7 @@ func Open(c Config) (*Plane, error) {
 	if err := p.findDevices(c.Devices); err != nil {
 		return nil, fmt.Errorf("open the data plane: %w", err)
 	}
+	p.flaky.mark = p.owner + "."
 	if err := p.flaky.open(dir, c.FlakyDisks); err != nil {
 		return nil, fmt.Errorf("open the data plane: %w", err)
 	}

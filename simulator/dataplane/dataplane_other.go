@@ -9,7 +9,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// A plane on this system has no devices, so only the last two of these functions are called.
+// A plane on this system has no devices, so only the last three of these functions are called.
 
 func checkNodes(string) (uint64, error) { return 0, errors.ErrUnsupported }
 
@@ -22,6 +22,8 @@ func makeNode(string, loopdev.Device) error { return errors.ErrUnsupported }
 func isNodeOf(string, loopdev.Device) bool { return false }
 
 func backs(loopdev.Device, string) bool { return false }
+
+func mountsIn(string) ([]string, error) { return nil, nil }
 
 func shareBlocks(_, _ *os.File) bool { return false }
 

@@ -159,7 +159,10 @@ func (p files) makeBacking(path string, write func(*os.File) error) error {
 		return nil
 	}
 	temp := path + unfinished
-	f, err := os.OpenFile(temp, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err := os.Remove(temp); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	f, err := os.OpenFile(temp, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
@@ -174,6 +177,15 @@ func (p files) makeBacking(path string, write func(*os.File) error) error {
 		return errors.Join(err, os.Remove(temp))
 	}
 	return p.flushDir(filepath.Dir(path))
+}
+
+// RemoveTree removes a directory of the rack, unless something is mounted in it: that is not the
+// rack's.
+func RemoveTree(dir string) error {
+	if mounted, err := mountsIn(dir); err != nil || len(mounted) > 0 {
+		return errors.Join(err, fmt.Errorf("%s stays: unmount %q first", dir, mounted))
+	}
+	return os.RemoveAll(dir)
 }
 
 func (p files) removeBacking(path string) error {
@@ -193,7 +205,7 @@ func (p files) flushDir(dir string) error {
 
 // fill copies into f the bytes of the file at source, which nobody writes, and sets f's size.
 func fill(ctx context.Context, f *os.File, source string, size int64) error {
-	src, err := os.Open(source)
+	src, err := os.OpenFile(source, os.O_RDONLY|syscall.O_NONBLOCK, 0) // it may be a pipe
 	if err != nil {
 		return err
 	}

@@ -141,10 +141,15 @@ func TestAFullFilesystemIsAnErrorAndLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestAnImageLargerThanItsDiskIsRefused(t *testing.T) {
+func TestAnImageLargerThanItsDiskOrOfAPipeIsRefused(t *testing.T) {
 	p, id := newPlane(t), newID()
 	simtest.NoError(t, p.ImportImage(t.Context(), id, "", 1<<20))
 	if err := p.CloneDisk(t.Context(), id, p.ImagePath(id), 1<<19); err == nil {
 		t.Error("a clone smaller than its source was made")
+	}
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	simtest.NoError(t, unix.Mkfifo(pipe, 0o600))
+	if err := p.ImportImage(t.Context(), newID(), pipe, 1<<20); err == nil {
+		t.Error("an image was made of a pipe")
 	}
 }

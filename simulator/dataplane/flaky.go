@@ -21,6 +21,8 @@ var ErrCannotFail = errors.New("the disks of this rack cannot fail")
 // detached, and apply in the next guest.
 type flaky struct {
 	dir string
+	// mark begins the names of its files: it is the rack's, whatever else has the disks' IDs.
+	mark string
 	// server is nil if the disks are plain files. device is the st_dev of its files.
 	server *flakydisk.Server
 	device uint64
@@ -109,7 +111,7 @@ func (f *flaky) plug(id, path string) (string, error) {
 		d.AddFault(fault)
 	}
 	f.disks[id] = d
-	return f.server.Put(filepath.Base(path), d.Disk), nil
+	return f.server.Put(f.mark+filepath.Base(path), d.Disk), nil
 }
 
 // unplug ends the use of a disk's file: hanging operations fail, and no write reaches the bytes
@@ -127,7 +129,7 @@ func (f *flaky) unplug(id string) error {
 	}
 	f.disks[id] = kept
 	d.Cut()
-	f.server.Remove(filepath.Base(d.file.Name()))
+	f.server.Remove(f.mark + filepath.Base(d.file.Name()))
 	return d.file.Close()
 }
 

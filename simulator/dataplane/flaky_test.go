@@ -113,10 +113,15 @@ func TestTheDisksOfAKilledSimulatorAreCreatedAgain(t *testing.T) {
 		t.Fatalf("the devices are %+v, want one whose server is gone", dead)
 	}
 
+	same := newFlakyPlane(t) // a rack whose disk has the same ID, as those of one seed have
+	simtest.NoError(t, same.CreateDisk(d.DiskID, d.SizeBytes))
+	if theirs := devicesOf(t, same); len(theirs) != 0 {
+		t.Errorf("another rack takes %+v for its own", theirs)
+	}
 	p = openFlaky(t, dir)
 	t.Cleanup(func() { simtest.NoError(t, p.Close()) })
 	simtest.NoError(t, p.AddGuest(Firmware{guest, "web-1"}))
-	simtest.NoError(t, p.Reconcile(t.Context(), []Device{d}, []string{d.DiskID}, nil, nil, nil))
+	simtest.NoError(t, p.Reconcile(t.Context(), []Device{d}, IDs{"disks": {d.DiskID}}))
 	if devices := devicesOf(t, p); len(devices) != 1 || devices[0].Sequence == dead[0].Sequence {
 		t.Errorf("the devices are %+v, want a new one alone", devices)
 	}

@@ -6,7 +6,6 @@ import (
 	"hash/fnv"
 	"maps"
 	"math/rand/v2"
-	"os"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -38,7 +37,7 @@ func (p *Plane) RemoveGuest(id string) error {
 		}
 	}
 	p.guests.remove(id)
-	if err := os.RemoveAll(p.GuestDir(id)); err != nil {
+	if err := RemoveTree(p.GuestDir(id)); err != nil {
 		return fmt.Errorf("remove the guest of instance %s: %w", id, err)
 	}
 	p.removed(id)

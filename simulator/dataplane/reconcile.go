@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -15,23 +14,27 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
+// IDs are the IDs in a rack's records: those of each of the Kinds, and those that are Left, of
+// which nothing but files can be there.
+type IDs map[string][]string
+
+// Left is the key of the IDs that have no record any more.
+const Left = "left"
+
 // Reconcile makes the data plane match the records, however the last simulator ended. attached
-// are the disks of running instances; disks, snapshots and images are all that exist; the guests
-// are those that were added before. It adopts every device that is right, so that a guest notices
-// nothing, and releases every other. It removes what is left of objects that have no record
-// any more; left are their IDs.
-func (p *Plane) Reconcile(
-	ctx context.Context, attached []Device, disks, snapshots, images, left []string,
-) error {
+// are the disks of running instances; the guests are those that were added before. It adopts every
+// device that is right, so that a guest notices nothing, and releases every other. It removes what
+// is left of objects that have no record any more.
+func (p *Plane) Reconcile(ctx context.Context, attached []Device, ids IDs) error {
 	devices, err := p.OwnDevices()
 	if err != nil {
 		return fmt.Errorf("reconcile the data plane: %w", err)
 	}
 	adopted, err := p.adoptOrRelease(devices, attached)
-	err = errors.Join(err,
-		p.removeOrphans("disks", disks, left), p.removeOrphans("snapshots", snapshots, left),
-		p.removeOrphans("images", images, left), p.removeOrphanGuests(left))
-	if err != nil {
+	for _, kind := range Kinds {
+		err = errors.Join(err, p.removeOrphans(kind, ids[kind], ids[Left]))
+	}
+	if err = errors.Join(err, p.removeOrphanGuests(ids[Left])); err != nil {
 		return fmt.Errorf("reconcile the data plane: %w", err)
 	}
 	if err := p.restoreViews(adopted); err != nil {
@@ -58,7 +61,7 @@ func (p *Plane) Reconcile(
 // OwnDevices returns the loop devices whose file belongs to a disk, and those of this rack whose
 // file was removed. It does not compare paths, because another container may have the same. A
 // device that a killed simulator served is known only by the name of its file, which contains the
-// disk's ID.
+// rack's identity and the disk's ID.
 func (p *Plane) OwnDevices() ([]loopdev.Device, error) {
 	if p.noDevices != nil {
 		return nil, nil //nolint:nilerr // a plane without devices is in order
@@ -75,8 +78,9 @@ func (p *Plane) OwnDevices() ([]loopdev.Device, error) {
 	return slices.DeleteFunc(devices, func(d loopdev.Device) bool {
 		switch {
 		case d.Orphaned:
-			_, own := files[filepath.Base(d.BackingFile)]
-			return !own
+			disk, ours := strings.CutPrefix(filepath.Base(d.BackingFile), p.flaky.mark)
+			_, own := files[disk]
+			return !ours || !own
 		case p.flaky.server != nil && d.BackingDevice == p.flaky.device:
 			return false
 		}
@@ -179,7 +183,7 @@ func (p *Plane) removeOrphanGuests(left []string) error {
 	var errs []error
 	for _, id := range left {
 		if guests[id] == nil && backing.MatchString(id+".img") {
-			errs = append(errs, os.RemoveAll(p.GuestDir(id)))
+			errs = append(errs, RemoveTree(p.GuestDir(id)))
 		}
 	}
 	return errors.Join(errs...)

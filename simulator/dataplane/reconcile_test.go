@@ -44,7 +44,7 @@ func TestReconcileAdoptsDevicesThatMatch(t *testing.T) {
 
 	p := killed(t, before, spec.InstanceID)
 	simtest.NoError(t, p.Reconcile(t.Context(), []Device{spec.Device, later},
-		[]string{spec.DiskID, later.DiskID}, nil, nil, nil))
+		IDs{"disks": {spec.DiskID, later.DiskID}}))
 	if got := *p.guests.disk(spec.DiskID).loop; got != loop {
 		t.Errorf("the device is %+v, was %+v", got, loop)
 	}
@@ -76,7 +76,7 @@ func TestReconcileAdoptsADeviceThatAnotherMountNamespaceAttached(t *testing.T) {
 	simtest.Command(t, "umount", "--lazy", elsewhere)
 
 	p := killed(t, before, spec.InstanceID)
-	simtest.NoError(t, p.Reconcile(t.Context(), []Device{spec}, []string{spec.DiskID}, nil, nil, nil))
+	simtest.NoError(t, p.Reconcile(t.Context(), []Device{spec}, IDs{"disks": {spec.DiskID}}))
 	if got := *p.guests.disk(spec.DiskID).loop; got.Sequence != loop.Sequence {
 		t.Errorf("the device is %+v, want the one that was there: %+v", got, loop)
 	}
@@ -92,7 +92,7 @@ func TestReconcileDoesNotReleaseADeviceOfAnotherFilesystem(t *testing.T) {
 	simtest.Mount(t, "tmpfs", hidden.dir, "-t", "tmpfs")
 	p, err := Open(Config{Dir: hidden.dir, Log: hidden.log})
 	simtest.NoError(t, err)
-	simtest.NoError(t, p.Reconcile(t.Context(), nil, nil, nil, nil, nil))
+	simtest.NoError(t, p.Reconcile(t.Context(), nil, nil))
 	simtest.NoError(t, p.Close())
 	simtest.Command(t, "umount", hidden.dir)
 	if got := devicesOf(t, hidden); len(got) != 1 || got[0].Releasing {
@@ -115,7 +115,7 @@ func TestReconcileDoesNotReleaseTheDevicesOfAnotherRackWithTheSamePath(t *testin
 			}
 			p, err := Open(Config{Dir: theirs.dir, Log: theirs.log})
 			simtest.NoError(t, err)
-			simtest.NoError(t, p.Reconcile(t.Context(), nil, nil, nil, nil, nil))
+			simtest.NoError(t, p.Reconcile(t.Context(), nil, nil))
 			simtest.NoError(t, p.Close())
 			simtest.Command(t, "umount", theirs.dir)
 			simtest.Command(t, "umount", kept)
@@ -133,8 +133,7 @@ func TestReconcileReleasesDevicesWithoutARecord(t *testing.T) {
 	simtest.NoError(t, before.Plug(other, Fault{}))
 
 	p := killed(t, before, spec.InstanceID)
-	simtest.NoError(t, p.Reconcile(t.Context(), nil, []string{spec.DiskID}, nil, nil,
-		[]string{other.DiskID}))
+	simtest.NoError(t, p.Reconcile(t.Context(), nil, IDs{"disks": {spec.DiskID}, Left: {other.DiskID}}))
 	if names := seen(t, p, spec.InstanceID); len(names) != 0 {
 		t.Errorf("the guest sees %v, want none", names)
 	}
@@ -162,8 +161,7 @@ func TestReconcileReplacesDevicesThatDoNotMatch(t *testing.T) {
 			simtest.NoError(t, before.Plug(spec, Fault{}))
 			change(&spec)
 			p := killed(t, before, id)
-			simtest.NoError(t, p.Reconcile(t.Context(), []Device{spec}, []string{spec.DiskID}, nil, nil,
-				nil))
+			simtest.NoError(t, p.Reconcile(t.Context(), []Device{spec}, IDs{"disks": {spec.DiskID}}))
 			devices := devicesOf(t, p)
 			if len(devices) != 1 || !p.carries(devices[0], spec) {
 				t.Errorf("devices = %+v, want one as in %+v", devices, spec)
@@ -190,7 +188,7 @@ func TestReconcileDoesNotAdoptADeviceThatIsBeingReleased(t *testing.T) {
 		t.Fatal("the held device was released")
 	}
 	p := killed(t, before, id)
-	simtest.NoError(t, p.Reconcile(t.Context(), []Device{spec}, []string{spec.DiskID}, nil, nil, nil))
+	simtest.NoError(t, p.Reconcile(t.Context(), []Device{spec}, IDs{"disks": {spec.DiskID}}))
 	if now := p.guests.disk(spec.DiskID).loop; now.Sequence == old.Sequence {
 		t.Error("the device that is being released was adopted")
 	}
@@ -208,7 +206,7 @@ func TestReconcileKeepsAHiddenDeviceHidden(t *testing.T) {
 	visible := nodeOf(t, before, id)
 	p := killed(t, before, id)
 	simtest.NoError(t, p.Reconcile(t.Context(), []Device{second, first},
-		[]string{first.DiskID, second.DiskID}, nil, nil, nil))
+		IDs{"disks": {first.DiskID, second.DiskID}}))
 	if got := nodeOf(t, p, id); got != visible || p.guests.disk(second.DiskID).node != "" {
 		t.Errorf("the guest sees %s, saw %s", got, visible)
 	}
@@ -233,14 +231,14 @@ func TestReconcileRemovesLeftovers(t *testing.T) {
 	}
 	// No record ever had these, or they have no form of ours.
 	others := []string{p.DiskPath(newID()), p.SnapshotPath(newID()) + unfinished, p.GuestDir(newID()),
-		p.DiskPath(gone) + ".bak", p.DiskPath(kept) + "~", filepath.Join(p.dir, "images", "thesis.img"),
+		p.view(guest).nodePath("console"), p.DiskPath(gone) + ".bak", p.DiskPath(kept) + "~", filepath.Join(p.dir, "images", "thesis.img"),
 		filepath.Join(p.dir, "fuse-notes")}
 	for _, path := range append(others, orphans...) {
 		simtest.NoError(t, os.WriteFile(path, nil, 0o600))
 	}
 	simtest.NoError(t, p.flaky.open(p.dir, false))
-	simtest.NoError(t, p.Reconcile(t.Context(), nil, []string{kept}, []string{snapshot},
-		[]string{kept}, []string{gone, "", "../disks"}))
+	simtest.NoError(t, p.Reconcile(t.Context(), nil, IDs{"disks": {kept},
+		"snapshots": {snapshot}, "images": {kept}, Left: {gone, "", "../disks"}}))
 	for _, path := range orphans {
 		if exists(path) {
 			t.Errorf("%s is left", path)
@@ -255,13 +253,47 @@ func TestReconcileRemovesLeftovers(t *testing.T) {
 	}
 }
 
+// TestWhatOthersHaveInTheDirectoryStays mounts somebody's directory wherever a plane removes one.
+func TestWhatOthersHaveInTheDirectoryStays(t *testing.T) {
+	p := newPlane(t)
+	theirs := filepath.Join(t.TempDir(), "theirs")
+	simtest.NoError(t, os.WriteFile(theirs, []byte("theirs"), 0o600))
+	guest, orphan := newGuest(t, p), newID()
+	reconcile := func() error { return p.Reconcile(t.Context(), nil, IDs{Left: {orphan}}) }
+	for at, remove := range map[string]func() error{
+		p.view(guest).nodePath("nvme7n1"):         reconcile,
+		filepath.Join(p.GuestDir(guest), "work"):  func() error { return p.RemoveGuest(guest) },
+		filepath.Join(p.GuestDir(orphan), "work"): reconcile,
+		p.tamperPath("work"):                      func() error { return p.Tamper(Tamper{}) },
+		filepath.Join(p.dir, "fuse-7"):            func() error { return p.flaky.open(p.dir, false) },
+	} {
+		simtest.NoError(t, os.MkdirAll(at, 0o755))
+		simtest.Command(t, "mount", "--bind", filepath.Dir(theirs), at)
+		err := remove()
+		simtest.Command(t, "umount", at)
+		if text, _ := os.ReadFile(theirs); err == nil || string(text) != "theirs" {
+			t.Errorf("%s: %v, and the others have %q", at, err, text)
+		}
+		simtest.NoError(t, remove())
+		if exists(at) {
+			t.Errorf("%s is left", at)
+		}
+	}
+	disk := newID()
+	simtest.NoError(t, os.Symlink(theirs, p.DiskPath(disk)+unfinished))
+	simtest.NoError(t, p.CreateDisk(disk, testDiskSize))
+	if text, err := os.ReadFile(theirs); string(text) != "theirs" {
+		t.Errorf("a disk was made of what a link leads to, which has %d bytes (%v)", len(text), err)
+	}
+}
+
 func TestADiskWithoutBytesDoesNotStopTheOthers(t *testing.T) {
 	p := newPlane(t)
 	id := newGuest(t, p)
 	lost, whole := newDisk(t, p, id, "lost"), newDisk(t, p, id, "whole")
 	simtest.NoError(t, os.Remove(p.DiskPath(lost.DiskID)))
 	simtest.NoError(t, p.Reconcile(t.Context(), []Device{lost, whole},
-		[]string{lost.DiskID, whole.DiskID}, nil, nil, nil))
+		IDs{"disks": {lost.DiskID, whole.DiskID}}))
 	nodeOf(t, p, id)
 }
 
@@ -291,7 +323,7 @@ func TestReconcileRemovesEverythingAfterAKillAtAnyMoment(t *testing.T) {
 		_ = child.Wait() // the process was killed
 	}
 	p := newPlaneIn(t, dir)
-	simtest.NoError(t, p.Reconcile(t.Context(), nil, nil, nil, nil, idsIn(dir)))
+	simtest.NoError(t, p.Reconcile(t.Context(), nil, IDs{Left: idsIn(dir)}))
 	if left := devicesOf(t, p); len(left) != 0 {
 		t.Errorf("devices are left: %+v", left)
 	}
@@ -318,7 +350,7 @@ func idsIn(dir string) (ids []string) {
 func churnPlane(t *testing.T, dir string) {
 	p, err := Open(Config{Dir: dir, Log: slog.New(slog.DiscardHandler)})
 	simtest.NoError(t, err)
-	simtest.NoError(t, p.Reconcile(t.Context(), nil, nil, nil, nil, idsIn(dir)))
+	simtest.NoError(t, p.Reconcile(t.Context(), nil, IDs{Left: idsIn(dir)}))
 	for {
 		id := newGuest(t, p)
 		spec := newDisk(t, p, id, "churned")
@@ -350,7 +382,7 @@ func TestADiskHasItsSizeAfterAKillWhileItsDeviceWasLarger(t *testing.T) {
 	simtest.NoError(t, before.Plug(spec, Fault{SizeBytes: 2 * testDiskSize}))
 	// The stop was recorded, and the simulator was killed before it removed the device.
 	p := killed(t, before, id)
-	simtest.NoError(t, p.Reconcile(t.Context(), nil, []string{spec.DiskID}, nil, nil, nil))
+	simtest.NoError(t, p.Reconcile(t.Context(), nil, IDs{"disks": {spec.DiskID}}))
 	simtest.NoError(t, p.Trim(spec.DiskID, spec.SizeBytes))
 	st, err := os.Stat(p.DiskPath(spec.DiskID))
 	if simtest.NoError(t, err); st.Size() != spec.SizeBytes {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
@@ -39,13 +40,31 @@ func checkNodes(dir string) (device uint64, err error) {
 	return node.Dev, os.Remove(probe)
 }
 
-// removeMount removes a mount whose server is gone, and its directory.
+// removeMount removes the mount of a simulator that was killed, and its directory. What others have
+// mounted there stays, with the directory.
 func removeMount(dir string) error {
-	err := unix.Unmount(dir, unix.MNT_FORCE|unix.MNT_DETACH)
-	if err != nil && !errors.Is(err, unix.EINVAL) {
+	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
+		return m.Mountpoint != dir || m.FSType != "fuse.flakydisk", false
+	})
+	for range mounts {
+		err = errors.Join(err, unix.Unmount(dir, unix.MNT_FORCE|unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW))
+	}
+	if err != nil {
 		return fmt.Errorf("unmount %s: %w", dir, err)
 	}
 	return os.Remove(dir)
+}
+
+// mountsIn returns where something is mounted in a directory, or on it.
+func mountsIn(dir string) (paths []string, err error) {
+	if dir, err = filepath.EvalSymlinks(dir); errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	mounts, listed := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
+	for _, m := range mounts {
+		paths = append(paths, m.Mountpoint)
+	}
+	return paths, errors.Join(err, listed)
 }
 
 // deviceOf returns the st_dev of a directory's filesystem.

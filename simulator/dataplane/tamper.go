@@ -65,7 +65,7 @@ func (p *Plane) Tamper(t Tamper) error {
 	for _, d := range left {
 		errs = append(errs, p.hide(d), p.forceDetach(*d.loop, ""))
 	}
-	return errors.Join(append(errs, os.RemoveAll(p.tamperPath("")))...)
+	return errors.Join(append(errs, RemoveTree(p.tamperPath("")))...)
 }
 
 func (p *Plane) tamper() Tamper {

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -58,7 +59,7 @@ func (v view) show(spec Device, loop loopdev.Device, name string) error {
 		return err
 	}
 	node := aside + ".node"
-	if err := os.RemoveAll(node); err != nil {
+	if err := os.Remove(node); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	if err := makeNode(node, loop); err != nil {
@@ -77,6 +78,9 @@ func (v view) shows(name string, loop loopdev.Device) bool {
 		isNodeOf(v.nodePath(name), loop)
 }
 
+// deviceName is the form of the devices' names. Whatever else a guest has there is its own.
+var deviceName = regexp.MustCompile(`^nvme\d+n1$`)
+
 // names returns the names of the devices that have a directory or a node.
 func (v view) names() ([]string, error) {
 	var names []string
@@ -86,7 +90,9 @@ func (v view) names() ([]string, error) {
 			return nil, err
 		}
 		for _, e := range entries {
-			names = append(names, e.Name())
+			if deviceName.MatchString(e.Name()) {
+				names = append(names, e.Name())
+			}
 		}
 	}
 	slices.Sort(names)
@@ -103,7 +109,11 @@ func (v view) remove(name string) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	return errors.Join(os.RemoveAll(aside), os.RemoveAll(v.nodePath(name)))
+	err = os.Remove(v.nodePath(name))
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return errors.Join(err, os.RemoveAll(aside))
 }
 
 // clearAside removes the entries that were being created or removed when a simulator ended.

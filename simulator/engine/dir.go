@@ -3,10 +3,13 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/dataplane"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
@@ -47,16 +50,21 @@ func readMark(dir string) (m mark, err error) {
 	return m, nil
 }
 
-// readSmall reads a short regular file.
+// readSmall reads a short regular file. It does not wait for what others may have put there.
 func readSmall(path string) (string, error) {
-	info, err := os.Lstat(path)
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	info, err := f.Stat()
 	if err == nil && (!info.Mode().IsRegular() || info.Size() > 1<<10) {
 		err = fmt.Errorf("%s is no small file", path)
 	}
 	if err != nil {
 		return "", err
 	}
-	text, err := os.ReadFile(path)
+	text, err := io.ReadAll(f)
 	return string(text), err
 }
 
@@ -85,7 +93,8 @@ func prepareDir(dir, process string) error {
 		return fmt.Errorf("make the directory: %w", err)
 	}
 	found, err := readMark(dir)
-	if errors.Is(err, fs.ErrNotExist) {
+	unmarked := errors.Is(err, fs.ErrNotExist)
+	if unmarked {
 		found, err = claimDir(dir, process)
 	}
 	if err != nil {
@@ -96,23 +105,65 @@ func prepareDir(dir, process string) error {
 			"use the simulator that made the directory, or another directory",
 			dir, found.version, dirVersion)
 	}
-	if _, err := os.Lstat(filepath.Join(dir, recordsFile)); !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
+	_, missing := os.Lstat(filepath.Join(dir, recordsFile))
 	for _, kind := range dataplane.Kinds {
 		files, err := os.ReadDir(filepath.Join(dir, kind))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("read the directory: %w", err)
 		}
-		if len(files) > 0 {
+		if len(files) > 0 && missing != nil {
 			return fmt.Errorf("it has %s, and the records of them (%s) are missing: put a copy of %s "+
 				"there, or start with another directory; nothing was changed", kind, recordsFile, recordsFile)
+		}
+	}
+	if err := makePrivate(dir); err != nil || !unmarked {
+		return err
+	}
+	return found.write(dir)
+}
+
+// makePrivate takes from others the right to write in the directory, and refuses one that already
+// has something of theirs, or what leads elsewhere or blocks a reader. So whatever the rack opens,
+// renames or removes there later is its own. A guest's view is looked at from outside only.
+func makePrivate(dir string) error {
+	for _, depth := range []string{".", "*", "*/*"} {
+		names, _ := fs.Glob(os.DirFS(dir), depth) // the pattern is valid
+		for _, name := range names {
+			path := dir + "/" + name
+			info, err := os.Lstat(path)
+			if errors.Is(err, syscall.ENOTCONN) || strings.HasPrefix(name, "lost+found/") {
+				continue // the mount of a server that was killed; what a system saved
+			}
+			if err != nil {
+				return fmt.Errorf("read the directory: %w", err)
+			}
+			st, mode := info.Sys().(*syscall.Stat_t), info.Mode()
+			switch {
+			case !ours(int(st.Uid)):
+				return fmt.Errorf("%s belongs to user %d, who could change what the rack has there: give a "+
+					"directory that does not exist, or give it to user %d", path, st.Uid, os.Geteuid())
+			case mode.IsDir() && mode.Perm()&0o022 != 0:
+				if err := os.Chmod(path, mode.Perm()&^0o022); err != nil {
+					return fmt.Errorf("keep others from writing in the directory: %w", err)
+				}
+			case mode.IsRegular() && st.Nlink > 1 && !strings.HasPrefix(name, recordsFile):
+				return fmt.Errorf("%s has another name elsewhere: put a copy in its place", path)
+			case !mode.IsDir() && !mode.IsRegular() && mode&os.ModeDevice == 0:
+				return fmt.Errorf("%s is %s, and a rack has files and directories: move it away", path, mode)
+			}
 		}
 	}
 	return nil
 }
 
-// claimDir marks an empty directory as a simulator's, or one of an older simulator, which has the
+// ours reports whether a user's files may be in the directory of a rack: those of the user who runs
+// it, of root, and of the one who became root for it.
+func ours(uid int) bool {
+	return uid == 0 || uid == os.Geteuid() ||
+		os.Geteuid() == 0 && strconv.Itoa(uid) == os.Getenv("SUDO_UID")
+}
+
+// claimDir returns the mark of an empty directory, or of one of an older simulator, which has the
 // records of a rack. It refuses a directory that is not empty, with two exceptions: empty guest
 // views, which may be mounted before the rack starts, and an identity, which the caller may choose.
 func claimDir(dir, process string) (mark, error) {
@@ -120,10 +171,8 @@ func claimDir(dir, process string) (mark, error) {
 	if older, err := readSmall(filepath.Join(dir, olderMark)); err == nil {
 		switch ofRack, err := store.Verify(filepath.Join(dir, recordsFile)); {
 		case ofRack:
-			if m.version = strings.TrimSpace(older); m.version != dirVersion {
-				return m, nil
-			}
-			return m, m.write(dir)
+			m.version = strings.TrimSpace(older)
+			return m, nil
 		case err != nil && !errors.Is(err, fs.ErrNotExist):
 			return m, err
 		}
@@ -143,7 +192,7 @@ func claimDir(dir, process string) (mark, error) {
 				"give an empty directory or one that does not exist", e.Name(), markFile)
 		}
 	}
-	return m, m.write(dir)
+	return m, nil
 }
 
 // awaitsGuests reports whether an entry is the directory of the guest views and all views are

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/dataplane"
@@ -117,6 +118,63 @@ func TestADirectoryOfAnOlderSimulatorIsKnownByItsRecords(t *testing.T) {
 			simtest.NoError(t, r.Close())
 		} else if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("open = %v, want %q", err, want)
+		}
+	}
+}
+
+// TestNothingOfOthersInTheDirectoryIsUsed puts something of a stranger at each place of a rack's
+// directory, and where the rack makes a file. The rack refuses it, waits for nothing, and leaves
+// the stranger's files alone.
+func TestNothingOfOthersInTheDirectoryIsUsed(t *testing.T) {
+	dir, _ := rackDir(t)
+	stranger, aside := t.TempDir(), filepath.Join(t.TempDir(), "aside")
+	theirs := filepath.Join(stranger, "theirs")
+	simtest.NoError(t, os.WriteFile(theirs, []byte("theirs"), 0o600))
+	plants := map[string]func(path string) error{
+		"a link to a file":      func(path string) error { return os.Symlink(theirs, path) },
+		"a link to a directory": func(path string) error { return os.Symlink(stranger, path) },
+		"a pipe":                func(path string) error { return syscall.Mkfifo(path, 0o600) },
+		"a second name":         func(path string) error { return os.Link(theirs, path) },
+		"another user's file": func(path string) error {
+			return errors.Join(os.WriteFile(path, nil, 0o666), os.Chown(path, 12345, 12345))
+		},
+	}
+	if os.Geteuid() != 0 {
+		delete(plants, "another user's file")
+	}
+	entries, err := fs.Glob(os.DirFS(dir), "*")
+	simtest.NoError(t, err)
+	inside, err := fs.Glob(os.DirFS(dir), "*/*")
+	simtest.NoError(t, err)
+	for _, name := range append(entries, inside...) {
+		for _, path := range []string{filepath.Join(dir, name), filepath.Join(dir, name+".tmp")} {
+			for what, plant := range plants {
+				if filepath.Base(path) == recordsFile+".tmp" && what == "a second name" {
+					continue // a simulator that was killed leaves one, which the next removes
+				}
+				there := os.Rename(path, aside) == nil
+				simtest.NoError(t, plant(path))
+				if r, err := openIn(t, dir); err == nil {
+					t.Errorf("a rack has %s at %s (%v)", what, path, r.Close())
+				}
+				if text, err := os.ReadFile(theirs); string(text) != "theirs" {
+					t.Fatalf("with %s at %s the stranger has %q (%v)", what, path, text, err)
+				}
+				simtest.NoError(t, os.Remove(path))
+				if there {
+					simtest.NoError(t, os.Rename(aside, path))
+				}
+			}
+		}
+	}
+	disks := filepath.Join(dir, "disks")
+	simtest.NoError(t, errors.Join(os.Chmod(dir, 0o777), os.Chmod(disks, 0o777)))
+	r, err := openIn(t, dir)
+	simtest.NoError(t, err)
+	simtest.NoError(t, r.Close())
+	for _, path := range []string{dir, disks} {
+		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o755 {
+			t.Errorf("%s is %v (%v): others can write there", path, info.Mode(), err)
 		}
 	}
 }

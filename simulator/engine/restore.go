@@ -126,12 +126,13 @@ var settled = map[string]string{
 // reconcilePlane makes the data plane match the records.
 func (r *Simulation) reconcilePlane(ctx context.Context) error {
 	var attached []dataplane.Device
-	var diskIDs, snapshotIDs, imageIDs, left []string
+	ids := dataplane.IDs{}
+	note := func(kind, id string) { ids[kind] = append(ids[kind], id) }
 	var guests []dataplane.Firmware
 	sizes := map[string]int64{}
 	err := r.store.View(func(tx *store.Tx) (err error) {
 		running := map[string]bool{}
-		if left, err = tx.Left(); err != nil {
+		if ids[dataplane.Left], err = tx.Left(); err != nil {
 			return err
 		}
 		return errors.Join(
@@ -141,7 +142,7 @@ func (r *Simulation) reconcilePlane(ctx context.Context) error {
 				return nil
 			}),
 			store.Disks.Each(tx, func(d store.Disk) error {
-				diskIDs = append(diskIDs, d.ID)
+				note("disks", d.ID)
 				sizes[d.ID] = d.Size
 				if running[d.State.Instance] {
 					attached = append(attached, deviceOf(d, d.State.Instance))
@@ -149,11 +150,11 @@ func (r *Simulation) reconcilePlane(ctx context.Context) error {
 				return nil
 			}),
 			store.Snapshots.Each(tx, func(sn store.SnapshotRecord) error {
-				snapshotIDs = append(snapshotIDs, sn.ID)
+				note("snapshots", sn.ID)
 				return nil
 			}),
 			store.Images.Each(tx, func(i store.Image) error {
-				imageIDs = append(imageIDs, i.ID)
+				note("images", i.ID)
 				return nil
 			}),
 		)
@@ -166,10 +167,10 @@ func (r *Simulation) reconcilePlane(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := r.plane.Reconcile(ctx, attached, diskIDs, snapshotIDs, imageIDs, left); err != nil {
+	if err := r.plane.Reconcile(ctx, attached, ids); err != nil {
 		return err
 	}
-	r.store.Gone(left...)
+	r.store.Gone(ids[dataplane.Left]...)
 	for id, size := range sizes {
 		if err := r.plane.Trim(id, size); err != nil {
 			return fmt.Errorf("bring disk %s to its size: %w", id, err)

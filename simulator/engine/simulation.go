@@ -258,7 +258,7 @@ func (r *Simulation) release() error {
 		errs = append(errs, r.store.Close())
 	}
 	if r.temporary {
-		errs = append(errs, os.RemoveAll(r.config.Dir))
+		errs = append(errs, dataplane.RemoveTree(r.config.Dir))
 	}
 	return errors.Join(errs...)
 }

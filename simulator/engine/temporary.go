@@ -58,12 +58,12 @@ func removeTemporary(ctx context.Context, dir string) error {
 	plane, err := dataplane.Open(dataplane.Config{Dir: dir, Log: slog.New(slog.DiscardHandler),
 		Volatile: true, Devices: dataplane.DevicesIfPossible})
 	if err == nil {
-		err = errors.Join(plane.Reconcile(ctx, nil, nil, nil, nil, nil), plane.Close())
+		err = errors.Join(plane.Reconcile(ctx, nil, nil), plane.Close())
 	}
 	if err != nil {
 		return err
 	}
-	return os.RemoveAll(dir)
+	return dataplane.RemoveTree(dir)
 }
 
 // processOf returns what identifies a process: the boot of the machine, the PID namespace, the PID
