@@ -24,7 +24,11 @@ func (s *Server) adminFailDisk(w http.ResponseWriter, r *http.Request) {
 	err := adminRead(r, &fault)
 	if err == nil {
 		var f flakydisk.Fault
+		active, _ := s.rack.Plane().DiskFaults(r.PathValue("disk")) // FailDisk has the same error
 		if f, err = diskFault(fault); err == nil {
+			err = checkCount(len(active), r.URL.Path)
+		}
+		if err == nil {
 			err = s.rack.Plane().FailDisk(r.PathValue("disk"), f)
 		}
 	}

@@ -7,7 +7,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide.go/oxide"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
 func TestAnInvalidFaultOfADiskIsRefused(t *testing.T) {
@@ -40,6 +44,43 @@ func TestAnInvalidFaultOfADiskIsRefused(t *testing.T) {
 	shown := strings.Join(strings.Fields(r.askAdmin("GET", path, "", "*/*").Body.String()), "")
 	if want := `[{"on":["flush","write"],"from":512,"to":1024,"times":2}]`; shown != want {
 		t.Errorf("the faults are %s, want %s", shown, want)
+	}
+}
+
+func TestThereAreOnlySoManyFaultsAndRecords(t *testing.T) {
+	r := serveRack(t, engine.Config{FlakyDisks: true})
+	for path, fault := range map[string]string{"/faults": `{"delay": "1ms"}`,
+		"/disks/" + r.disk("d").Id + "/faults": `{"on": ["read"]}`} {
+		for n := range maxFaults {
+			if w := r.askAdmin("POST", path, fault, "*/*"); w.Code >= http.StatusBadRequest {
+				t.Fatalf("%s, fault %d: HTTP %d: %s", path, n, w.Code, w.Body)
+			}
+		}
+		w := r.askAdmin("POST", path, fault, "*/*")
+		if w.Code != http.StatusBadRequest || !strings.Contains(w.Body.String(), "are 256") ||
+			!strings.Contains(w.Body.String(), "DELETE "+path) {
+			t.Errorf("%s, one more: HTTP %d: %s", path, w.Code, w.Body)
+		}
+		r.askAdmin("DELETE", path, "", "*/*")
+		if w := r.askAdmin("POST", path, fault, "*/*"); w.Code >= http.StatusBadRequest {
+			t.Errorf("%s, after a removal: HTTP %d: %s", path, w.Code, w.Body)
+		}
+	}
+	r.Faults.Clear()
+	r.update(func(tx *store.Tx, _ string) error { // as many as there can be, but one
+		disks := tx.Bucket([]byte(store.Disks.Name))
+		return disks.SetSequence(disks.Sequence() + 20_000 - 2)
+	})
+	r.disk("last")
+	full := refusedAs(507, "InsufficientCapacity", "Insufficient capacity: there are 20000 objects "+
+		"of the kind disk, and a simulated rack keeps no more: delete some")
+	for range 2 {
+		_, err := r.DiskCreate(t.Context(), r.blank("more", 1))
+		full.check(t, err)
+		must[*oxide.Disk](t)(r.doAttach("a", "last")) // a change is no creation
+		must[*oxide.Disk](t)(r.doDetach("a", "last"))
+		simtest.NoError(t, r.doDelete("last"))
+		r.disk("last")
 	}
 }
 

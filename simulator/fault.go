@@ -42,6 +42,9 @@ func (f *Faults) Add(r adminapi.Fault) (id string, err error) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if err := checkCount(len(f.active), "/faults"); err != nil {
+		return "", err
+	}
 	f.last++
 	id = strconv.Itoa(f.last)
 	f.active = append(f.active, &activeFault{adminapi.ActiveFault{ID: id, Fault: r},

@@ -26,6 +26,18 @@ var (
 // maxPadding is the largest padding of a response.
 const maxPadding = 1 << 30
 
+// maxFaults is the number of faults that the rack, or one of its disks, can have at a time.
+const maxFaults = 256
+
+// checkCount refuses a fault beside as many as there can be.
+func checkCount(active int, path string) error {
+	if active < maxFaults {
+		return nil
+	}
+	return badAdminRequest{fmt.Errorf("fault: there are %d, and no more are kept: "+
+		"remove them with DELETE %s", active, path)}
+}
+
 // checkFault refuses a fault that can never fire or has no effect, because that is a mistake in a
 // test.
 func checkFault(r adminapi.Fault) error {

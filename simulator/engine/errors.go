@@ -74,9 +74,12 @@ var (
 // becomes a 500 without its reason (A01). A full host becomes the rack's "no space" (A27).
 func AsError(err error) *Error {
 	var known *Error
+	var full *store.FullError
 	switch {
 	case errors.As(err, &known):
 		return known
+	case errors.As(err, &full):
+		return insufficientCapacity(full.Error())
 	case errors.Is(err, dataplane.ErrWrittenMeanwhile):
 		return errUnavailable
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT),

@@ -245,6 +245,18 @@ func (t Table[T]) Taken(tx *Tx, parent, name string) bool {
 	return t.names(tx).Get(key(parent, name)) != nil
 }
 
+// maxRecords is the number of records of one kind that a rack can have. The sequence number of a
+// table's bucket counts them.
+const maxRecords = 20_000
+
+// FullError means that a rack has as many records of a kind as it can have.
+type FullError struct{ kind string }
+
+func (e *FullError) Error() string {
+	return fmt.Sprintf("there are %d objects of the kind %s, and a simulated rack keeps no more: "+
+		"delete some", maxRecords, e.kind)
+}
+
 // Put adds the record, or replaces the record with the same ID, whatever name and parent that has.
 func (t Table[T]) Put(tx *Tx, record T) error {
 	ident, parent := t.Ident(record), t.Parent(record)
@@ -261,8 +273,13 @@ func (t Table[T]) Put(tx *Tx, record T) error {
 	if err != nil {
 		return fmt.Errorf("write the record of %s %s: %w", t.Name, ident.ID, err)
 	}
+	count := t.bucket(tx).Sequence()
+	if !ok && count >= maxRecords {
+		return &FullError{t.Name}
+	}
 	return errors.Join(
 		tx.forget(ident.ID),
+		t.bucket(tx).SetSequence(count+1),
 		t.bucket(tx).Put([]byte(ident.ID), data),
 		t.names(tx).Put(key(parent, ident.Name), []byte(ident.ID)),
 		t.ids(tx).Put(key(parent, ident.ID), []byte(ident.ID)),
@@ -276,8 +293,13 @@ func (t Table[T]) Delete(tx *Tx, record T) error {
 	if slices.Contains(withFiles, t.Name) {
 		left = []string{ident.ID}
 	}
+	count := t.bucket(tx).Sequence()
+	if count > 0 && t.bucket(tx).Get([]byte(ident.ID)) != nil {
+		count--
+	}
 	return errors.Join(
 		tx.Leave(left...),
+		t.bucket(tx).SetSequence(count),
 		t.bucket(tx).Delete([]byte(ident.ID)),
 		t.names(tx).Delete(key(parent, ident.Name)),
 		t.ids(tx).Delete(key(parent, ident.ID)),
