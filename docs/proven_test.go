@@ -26,10 +26,11 @@ var tools = map[string]struct {
 	folder, own string
 	is          func(ast.Node, types.Info) bool
 }{
-	"claim":  {"operate/claim", "operate/claim", isChange},
-	"audit":  {"operate/audit", "operate/audit", isChange},
-	"doctor": {"operate/doctor", "operate/doctor", isChange},
-	"keeper": {"keeper", "keeper", isChange},
+	"claim":     {"operate/claim", "operate/claim", isChange},
+	"audit":     {"operate/audit", "operate/audit", isChange},
+	"doctor":    {"operate/doctor", "operate/doctor", isChange},
+	"keeper":    {"keeper", "keeper", isChange},
+	"simulator": {"cmd/oxide-simulator", ".*", isOpening},
 }
 
 // changes is how the tools call what changes the rack or the cluster. Their own functions of that
@@ -50,7 +51,7 @@ var (
 		`^\(?\*?(os|os/exec|plugin|syscall|golang.org/x/sys/unix|io/ioutil)[.)]|` +
 			`^(go.etcd.io/bbolt.Open|crypto/tls.LoadX509KeyPair|.*/template.Parse(Files|Glob))$|` +
 			`/loopdev.(Attach|Detach\w+|Device\).(Detach|Cut))$|/flakydisk.(Mount|OpenFile|Load)$|` +
-			`/dataplane\.\S+\.([rR]emove\w*|makeBacking|forceDetach)$|\.[wW]riteDurably$`)
+			`/dataplane\.(\S+\.)?([rR]emove\w*|makeBacking|forceDetach)$|\.[wW]riteDurably$`)
 	looks = regexp.MustCompile(`\.(Get\w+|\w*[eE]nv\w*|Is[A-Z]\w*|[FL]?[sS]tat(fs)?|SameFile|Exit|` +
 		`Read[dD]ir|Readlink|TempDir|Major|Minor|Mkdev|ByteSliceToString|Poll|Ioctl(Get|Ret)\w+|` +
 		`Close|Read(At)?|Write(At|String)?|Seek|F?[sS]ync|Name|Fd|Error)$`)
