@@ -177,8 +177,8 @@ func isOpening(n ast.Node, info types.Info) bool {
 	return ok && openings.MatchString(f.FullName()) && !looks.MatchString(f.FullName())
 }
 
-// isChange reports whether a node is a call that changes the rack or the cluster: a method of one of
-// those names with a context, or a verb of kubectl among the arguments.
+// isChange reports whether a node is a call that changes the rack or the cluster: a method of one
+// of those names with a context, or a verb of kubectl among the arguments.
 func isChange(n ast.Node, _ types.Info) bool {
 	call, ok := n.(*ast.CallExpr)
 	if !ok {

@@ -89,6 +89,21 @@ func processOf(owner string) (p process, ok bool) {
 	return p, true
 }
 
+// Ended reports whether an owner names a process of this PID namespace that has ended (see
+// [Process]). Living and dead processes of another cannot be distinguished.
+func Ended(owner string) (bool, error) {
+	us, shown := processOf(Process())
+	p, ok := processOf(owner)
+	if !shown || !ok || p.namespace != us.namespace {
+		return false, nil
+	}
+	started, err := startOf(p.pid)
+	if errors.Is(err, fs.ErrNotExist) {
+		return true, nil
+	}
+	return err == nil && started != p.started, err
+}
+
 // DetachLeft releases every device whose [Config.Owner] names a process that has ended (see
 // [Process]), and returns the devices that it found. Before, it unmounts what this mount
 // namespace has mounted from them. For an orphaned device the base name of its file counts as
@@ -98,10 +113,6 @@ func processOf(owner string) (p process, ok bool) {
 // [ErrBusy] when a device is still in use, for example by a mount of another namespace. The
 // kernel then releases the device with its last user.
 func DetachLeft(ctx context.Context) ([]Device, error) {
-	us, ok := processOf(Process())
-	if !ok {
-		return nil, nil // living and dead processes cannot be distinguished
-	}
 	all, err := List()
 	if err != nil {
 		return nil, fmt.Errorf("find the loop devices of processes that have ended: %w", err)
@@ -113,18 +124,11 @@ func DetachLeft(ctx context.Context) ([]Device, error) {
 		if d.Orphaned {
 			owner = filepath.Base(d.BackingFile) // nothing else is known of it
 		}
-		p, ok := processOf(owner)
-		if !ok || p.namespace != us.namespace {
-			continue
-		}
-		started, err := startOf(p.pid)
-		switch {
-		case err == nil && started == p.started:
-		case err == nil, errors.Is(err, fs.ErrNotExist):
+		ended, err := Ended(owner)
+		if ended {
 			left = append(left, d)
-		default:
-			errs = append(errs, err)
 		}
+		errs = append(errs, err)
 	}
 	for _, d := range left {
 		errs = append(errs, errors.Join(d.unmount(), d.Detach(ctx)))

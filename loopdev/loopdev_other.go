@@ -42,5 +42,8 @@ func (Device) Cut() error { return errNotLinux }
 // Process returns "", because there are no devices that could belong to this process.
 func Process() string { return "" }
 
+// Ended knows of no process.
+func Ended(string) (bool, error) { return false, nil }
+
 // DetachLeft finds nothing.
 func DetachLeft(context.Context) ([]Device, error) { return nil, nil }

@@ -1,8 +1,6 @@
 package simulator
 
 import (
-	"context"
-	"errors"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -63,31 +61,6 @@ func TestADeferredEffectComesWhenItsDelayIsOver(t *testing.T) {
 	simtest.Eventually(t, "the disk to be gone", func() bool { return !r.exists("d") })
 }
 
-func TestADeferredEffectComesAfterACallerGaveUp(t *testing.T) {
-	r := serveRack(t, engine.Config{})
-	r.fault(adminapi.Fault{Operation: "disk_create", Phase: adminapi.Deferred, Hang: hour,
-		Delay: hour})
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	created := make(chan error, 1)
-	go func() {
-		_, err := r.DiskCreate(ctx, r.blank("d", 1))
-		created <- err
-	}()
-	simtest.Eventually(t, "the fault to fire", func() bool { return r.Faults.List()[0].Fired > 0 })
-	cancel()
-	if err := <-created; err == nil {
-		t.Fatal("the caller was told of a success")
-	}
-	if r.exists("d") {
-		t.Fatal("it was done at once")
-	}
-	simtest.Eventually(t, "the effect", func() bool {
-		simtest.NoError(t, r.RunDeferred(t.Context()))
-		return r.exists("d")
-	})
-}
-
 func TestCloseDropsDeferredRequests(t *testing.T) {
 	dir := t.TempDir()
 	s := must[*Server](t)(Open(t.Context(), engine.Config{Dir: dir, Token: testToken,
@@ -119,36 +92,6 @@ func TestAFaultDropsTheFieldsOfAnotherRelease(t *testing.T) {
 			!strings.Contains(body, `"block_size":512`) {
 			t.Errorf("GET %s: %s", path, body)
 		}
-	}
-}
-
-func TestAFaultMatchesAToken(t *testing.T) {
-	r := serveRack(t, engine.Config{})
-	r.fault(adminapi.Fault{Operation: "project_view", Bearer: testToken,
-		Response: &adminapi.Response{Status: 401, ErrorCode: "Unauthorized", Message: "expired"}})
-	view := func() error {
-		_, err := r.ProjectView(t.Context(), oxide.ProjectViewParams{Project: "default"})
-		return err
-	}
-	if err := view(); !errors.Is(err, oxide.ErrUnauthenticated) {
-		t.Errorf("got %v, want 401", err)
-	}
-	r.Faults.Clear()
-	r.fault(adminapi.Fault{Operation: "project_view", Bearer: testToken + "-other", Cut: true})
-	if err := view(); err != nil {
-		t.Errorf("another token was struck: %v", err)
-	}
-}
-
-func TestABodyArrivesByteForByte(t *testing.T) {
-	r := serveRack(t, engine.Config{})
-	r.fault(adminapi.Fault{Operation: "ping", SlowByte: adminapi.Duration(2 * time.Millisecond)})
-	start := time.Now()
-	if _, body := r.call("GET", "/v1/ping", ""); body != `{"status":"ok"}` {
-		t.Errorf("got %s", body)
-	}
-	if took := time.Since(start); took < 30*time.Millisecond {
-		t.Errorf("15 bytes took %s, want at least 15 pauses of 2 ms", took)
 	}
 }
 

@@ -12,12 +12,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 )
 
-// freesLater starts a rack with room for one disk and its snapshot. It frees deleted objects in
-// an hour, or when the test asks for it.
-func freesLater(t *testing.T) *rackServer {
-	return serveRack(t, engine.Config{FreeDelay: time.Hour, QuotaBytes: 2 * 1 << 30})
-}
-
 func (r *rackServer) provisioned() int64 {
 	r.t.Helper()
 	u := must[*oxide.Utilization](r.t)(r.UtilizationView(r.t.Context()))
@@ -50,7 +44,7 @@ func (r *rackServer) deleteBoth() (diskID, snapshotID string) {
 }
 
 func TestA68DeletedObjectsDisappearAtOnceAndAreFreedLater(t *testing.T) {
-	r := freesLater(t)
+	r := serveRack(t, engine.Config{FreeDelay: time.Hour, QuotaBytes: 2 << 30})
 	diskID, snapshotID := r.deleteBoth()
 
 	gone("disk", "d").check(t, r.doDelete("d"))
@@ -83,23 +77,16 @@ func TestA68DeletedObjectsDisappearAtOnceAndAreFreedLater(t *testing.T) {
 	}
 }
 
-func TestA68TheDelayEndsByItself(t *testing.T) {
-	r := serveRack(t, engine.Config{FreeDelay: time.Millisecond})
-	diskID, snapshotID := r.deleteBoth()
-	simtest.Eventually(t, "everything to be freed", func() bool {
-		return r.provisioned() == 0 && len(r.kept(diskID, snapshotID)) == 0
-	})
-}
-
-func TestA68ARestartFreesDeletedObjects(t *testing.T) {
-	r := freesLater(t)
-	diskID, snapshotID := r.deleteBoth()
-	next := r.again()
-	if got := next.provisioned(); got != 0 {
-		t.Errorf("storage is %d, want none", got)
-	}
-	if got := next.kept(diskID, snapshotID); len(got) != 0 {
-		t.Errorf("the files %v are still there", got)
+func TestA68TheDelayEndsByItselfAndAtARestart(t *testing.T) {
+	for _, delay := range []time.Duration{time.Millisecond, time.Hour} {
+		r := serveRack(t, engine.Config{FreeDelay: delay})
+		diskID, snapshotID := r.deleteBoth()
+		if delay == time.Hour {
+			r = r.again()
+		}
+		simtest.Eventually(t, "everything to be freed", func() bool {
+			return r.provisioned() == 0 && len(r.kept(diskID, snapshotID)) == 0
+		})
 	}
 }
 

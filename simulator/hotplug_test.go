@@ -16,19 +16,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 )
 
-func TestAnAttachOnlyRackAttachesToARunningInstanceAndDetachesFromAStoppedOne(t *testing.T) {
-	r := serveRack(t, engine.Config{Hotplug: adminapi.HotplugAttachOnly})
-	r.disk("d")
-	must[*oxide.Disk](t)(r.doAttach("a", "d"))
-	r.device("a")
-	_, err := r.doDetach("a", "d")
-	refusedAs(400, "InvalidRequest", "cannot detach disk: instance is not fully stopped").
-		check(t, err)
-	r.device("a")
-	r.doStop("a")
-	must[*oxide.Disk](t)(r.doDetach("a", "d"))
-}
-
 func TestARackThatRecordsFirstKeepsADiskAttachedWithoutADevice(t *testing.T) {
 	needGuests(t)
 	r := serveRack(t, engine.Config{

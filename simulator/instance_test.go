@@ -6,6 +6,7 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 )
 
 func (r *rackServer) change(verb, instance string) (*oxide.Instance, error) {
@@ -64,7 +65,9 @@ func TestInstancesHaveTheSameIDsInEveryDirectory(t *testing.T) {
 			t.Errorf("%s is %s and %s", name, a, b)
 		}
 	}
-	if got := first.instance("y").Id; got != "6a3e1f3a-0000-4000-8000-000000000001" {
+	simtest.NoError(t, first.Close())
+	again := serveRack(t, engine.Config{Dir: first.dir, Instances: []engine.InstanceSpec{{Name: "y"}}})
+	if got := again.Server.Instances()[0].ID; got != "6a3e1f3a-0000-4000-8000-000000000001" {
 		t.Errorf("got %s, want the one that was given", got)
 	}
 }

@@ -61,9 +61,19 @@ func buildSimulator(t *testing.T) string {
 
 func startProcess(t *testing.T, binary, dir string, args ...string) *process {
 	t.Helper()
-	p := &process{cmd: exec.Command(binary, append([]string{"serve", "--dir", dir,
-		"--token", testToken, "--instance", "a", "--instance", "b"}, args...)...)}
-	p.cmd.Stderr = t.Output()
+	p, said := startIn(t, "", binary, append([]string{"--dir", dir, "--token", testToken,
+		"--instance", "a", "--instance", "b"}, args...)...)
+	if err := json.Unmarshal(said.Bytes(), &p.said); err != nil {
+		t.Fatalf("the simulator said %q: %v", said.Text(), err)
+	}
+	return p
+}
+
+// startIn starts a simulator, whose folder for temporary files is temp, and reads its first line.
+func startIn(t *testing.T, temp, binary string, args ...string) (*process, *bufio.Scanner) {
+	t.Helper()
+	p := &process{cmd: exec.Command(binary, append([]string{"serve"}, args...)...)}
+	p.cmd.Stderr, p.cmd.Env = t.Output(), append(os.Environ(), "TMPDIR="+temp)
 	stdout, err := p.cmd.StdoutPipe()
 	simtest.NoError(t, err)
 	simtest.NoError(t, p.cmd.Start())
@@ -71,14 +81,11 @@ func startProcess(t *testing.T, binary, dir string, args ...string) *process {
 		_ = p.cmd.Process.Kill()
 		_ = p.cmd.Wait()
 	})
-	line, err := bufio.NewReader(stdout).ReadBytes('\n')
-	if err != nil {
-		t.Fatalf("the simulator said nothing: %v", err)
+	lines := bufio.NewScanner(stdout)
+	if !lines.Scan() {
+		t.Fatalf("the simulator said nothing: %v", lines.Err())
 	}
-	if err := json.Unmarshal(line, &p.said); err != nil {
-		t.Fatalf("the simulator said %q: %v", line, err)
-	}
-	return p
+	return p, lines
 }
 
 // stop ends the process as an operator does, and demands the exit status 0.
@@ -208,16 +215,8 @@ func TestAKilledRackWithoutADirectoryIsFoundByTheNext(t *testing.T) {
 	simtest.NoError(t, os.WriteFile(seed, []byte(
 		"instances: [{name: a}]\ndisks: [{name: d, size: 1GiB, instance: a}]\n"), 0o644))
 	start := func(args ...string) *process {
-		cmd := exec.Command(binary, append([]string{"serve", "--seed", seed}, args...)...)
-		cmd.Stderr, cmd.Env = t.Output(), append(os.Environ(), "TMPDIR="+temp)
-		stdout, err := cmd.StdoutPipe()
-		simtest.NoError(t, err)
-		simtest.NoError(t, cmd.Start())
-		t.Cleanup(func() { _, _ = cmd.Process.Kill(), cmd.Wait() })
-		if _, err := bufio.NewReader(stdout).ReadString('\n'); err != nil {
-			t.Fatalf("the simulator said nothing: %v", err)
-		}
-		return &process{cmd: cmd}
+		p, _ := startIn(t, temp, binary, append([]string{"--seed", seed}, args...)...)
+		return p
 	}
 	foreign := filepath.Join(temp, "oxide-simulator-1", "disks")
 	simtest.NoError(t, os.MkdirAll(foreign, 0o700))
@@ -259,17 +258,9 @@ disks:
 - {name: root, image: boot, size: 2 GiB, instance: web}
 - {name: spare, size: 1073741824, block_size: 512, project: other}
 `), 0o644))
-	cmd := exec.Command(buildSimulator(t), "serve", "--seed", seed, "--disks=none",
+	p, lines := startIn(t, t.TempDir(), buildSimulator(t), "--seed", seed, "--disks=none",
 		"--admin-host", "rack.test")
-	cmd.Stderr = t.Output()
-	cmd.Env = append(os.Environ(), "TMPDIR="+t.TempDir())
-	stdout, err := cmd.StdoutPipe()
-	simtest.NoError(t, err)
-	simtest.NoError(t, cmd.Start())
-	p := &process{cmd: cmd}
-	t.Cleanup(func() { _ = cmd.Process.Kill() })
 	said, admin := map[string]string{}, ""
-	lines := bufio.NewScanner(stdout)
 	for lines.Scan() && !strings.HasPrefix(lines.Text(), "# Stop it") {
 		if page, ok := strings.CutPrefix(lines.Text(), "# Watch and disturb it: "); ok {
 			admin = page
@@ -278,7 +269,7 @@ disks:
 			said[name] = value
 		}
 	}
-	if want := fmt.Sprintf("kill %d", cmd.Process.Pid); !strings.HasSuffix(lines.Text(), want) {
+	if want := fmt.Sprintf("kill %d", p.cmd.Process.Pid); !strings.HasSuffix(lines.Text(), want) {
 		t.Errorf("its last line is %q, want one that ends in %q", lines.Text(), want)
 	}
 	client, err := oxide.NewClient(oxide.WithHost(said["OXIDE_HOST"]),
@@ -295,17 +286,10 @@ disks:
 	if spare.State.State() != oxide.DiskStateStateDetached || spare.BlockSize != 512 {
 		t.Errorf("the seed's other disk is %+v", spare)
 	}
-	for host, want := range map[string]int{"rack.test": http.StatusOK,
-		"other.test": http.StatusForbidden} {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, admin+"state", nil)
-		simtest.NoError(t, err)
-		req.Host = host
-		answer, err := http.DefaultClient.Do(req)
-		simtest.NoError(t, err)
-		_ = answer.Body.Close()
-		if answer.StatusCode != want {
-			t.Errorf("the admin listener answers HTTP %d to Host %s, want %d", answer.StatusCode, host,
-				want)
+	for host, want := range map[string]int{"rack.test": 200, "other.test": 403} {
+		got, _ := (&rackServer{t: t, url: admin}).call("GET", "state", "", "Host", host)
+		if got.status != want {
+			t.Errorf("the admin listener answers HTTP %d to Host %s, want %d", got.status, host, want)
 		}
 	}
 	p.stop(t)

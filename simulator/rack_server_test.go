@@ -107,6 +107,7 @@ func (r *rackServer) call(method, path, body string, header ...string) (reply, s
 	for i := 0; i < len(header); i += 2 {
 		req.Header.Set(header[i], header[i+1])
 	}
+	req.Host = req.Header.Get("Host") // "" for that of the URL
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		r.t.Fatalf("%s %s: %v", method, path, err)

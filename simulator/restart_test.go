@@ -3,12 +3,9 @@ package simulator
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
@@ -20,7 +17,6 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"go.uber.org/goleak"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
@@ -281,42 +277,6 @@ func TestAnImageWhoseImportWasNotRecordedIsImportedAnew(t *testing.T) {
 	}
 }
 
-func TestAServerReportsTheIDsOfItsInstances(t *testing.T) {
-	id := store.DerivedID("some", "other")
-	first := serveRack(t, engine.Config{Instances: []engine.InstanceSpec{{Name: "a", ID: id}}})
-	simtest.NoError(t, first.Close())
-	again := serveRack(t, engine.Config{Dir: first.dir, Instances: []engine.InstanceSpec{{Name: "a"}}})
-	if got := again.Server.Instances()[0].ID; got != id {
-		t.Errorf("it says %s, want %s", got, id)
-	}
-}
-
-func TestASlowCallerOfTheAdminListenerBlocksNobody(t *testing.T) {
-	r := serveRack(t, engine.Config{})
-	body, slow := io.Pipe()
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		r.Admin().ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(
-			http.MethodPatch, "http://localhost/switches", body))
-	}()
-	_, err := io.WriteString(slow, "{")
-	simtest.NoError(t, err) // the listener reads the body
-	answered := make(chan struct{})
-	go func() {
-		defer close(answered)
-		_ = r.rack.Switches()
-	}()
-	select {
-	case <-answered:
-	case <-time.After(5 * time.Second):
-		t.Error("the rack waits for a caller of its admin listener")
-	}
-	simtest.NoError(t, slow.Close())
-	<-done
-	<-answered
-}
-
 func TestBadConfigurationsAreRefused(t *testing.T) {
 	for want, c := range map[string]engine.Config{
 		`project "X": name must begin`:  {Projects: []string{"X"}},
@@ -335,78 +295,6 @@ func TestBadConfigurationsAreRefused(t *testing.T) {
 		if _, err := Open(t.Context(), c); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want %q", err, want)
 		}
-	}
-}
-
-func TestTheAdminListenerShowsAndChangesTheRack(t *testing.T) {
-	r := serveRack(t, engine.Config{})
-	url := serveAdmin(t, r.Server)
-	r.disk("d")
-	must[*oxide.Disk](t)(r.doAttach("a", "d"))
-
-	var log []adminapi.Request
-	adminCall(t, url, "GET", "/requests", "", &log)
-	if len(log) != 2 || log[0].Operation != "disk_create" || log[0].Status != 201 ||
-		log[0].Object != "d" || log[0].ObjectID == "" || log[0].DurationMS <= 0 ||
-		log[1].Operation != "instance_disk_attach" || log[1].ObjectID != log[0].ObjectID {
-		t.Errorf("got %+v", log)
-	}
-	adminCall(t, url, "GET", "/requests?since=1", "", &log)
-	if len(log) != 1 || log[0].Seq != 2 {
-		t.Errorf("since 1: got %+v", log)
-	}
-	adminCall(t, url, "DELETE", "/requests", "", nil)
-	r.state("d")
-	adminCall(t, url, "GET", "/requests", "", &log)
-	if len(log) != 1 || log[0].Seq != 3 {
-		t.Errorf("after forgetting: got %+v", log)
-	}
-
-	var added struct{ ID string }
-	adminCall(t, url, "POST", "/faults", `{"operation":"disk_view","times":1,"hang":"10ms"}`, &added)
-	var rules []adminapi.ActiveFault
-	adminCall(t, url, "GET", "/faults", "", &rules)
-	if len(rules) != 1 || rules[0].ID != added.ID || rules[0].Phase != adminapi.Instead ||
-		rules[0].Hang != adminapi.Duration(10e6) {
-		t.Errorf("got %+v", rules)
-	}
-	for _, bad := range []string{`{"opration":"disk_view"}`, `{"operation":"disk_vieww","cut":true}`,
-		`{"delay":"-1s"}`, `{`} {
-		if got := adminCall(t, url, "POST", "/faults", bad, nil); got != 400 {
-			t.Errorf("%s: got %d, want 400", bad, got)
-		}
-	}
-	if got := adminCall(t, url, "DELETE", "/faults/"+added.ID, "", nil); got != 204 {
-		t.Errorf("got %d", got)
-	}
-	if got := adminCall(t, url, "DELETE", "/faults/"+added.ID, "", nil); got != 404 {
-		t.Errorf("got %d", got)
-	}
-
-	var now adminapi.Switches
-	adminCall(t, url, "PATCH", "/switches",
-		`{"hotplug":"none","device_delay":"1.5s","disk_limit":3}`, &now)
-	if now.Hotplug != adminapi.HotplugNone || now.DeviceDelay != adminapi.Duration(1.5e9) ||
-		now.DiskLimit != 3 || now.QuotaBytes != 64<<40 {
-		t.Errorf("got %+v", now)
-	}
-	if got := adminCall(t, url, "PATCH", "/switches", `{"role":"king"}`, nil); got != 400 {
-		t.Errorf("got %d", got)
-	}
-	adminCall(t, url, "GET", "/switches", "", &now)
-	if now.Role != adminapi.RoleCollaborator {
-		t.Errorf("got %+v", now)
-	}
-
-	var state adminapi.State
-	adminCall(t, url, "GET", "/state", "", &state)
-	if len(state.Disks) != 1 || len(state.Instances) != 3 || len(state.Attachments) != 1 ||
-		state.StorageBytes != 1<<30 {
-		text, _ := json.MarshalIndent(state, "", " ")
-		t.Errorf("got %s", text)
-	}
-	if got := state.LoopDevices; withoutDevices == "" && (len(got) != 1 || got[0].Serial != "d") {
-		t.Errorf("the loop devices are %v", got)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -122,6 +123,12 @@ func TestAClientThatIsSlowOrLoudStopsNobody(t *testing.T) {
 			simtest.NoError(t, err)
 		}
 	}
+	body, slow := io.Pipe()
+	go r.Admin().ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodPatch,
+		"http://localhost/switches", body))
+	_, err := io.WriteString(slow, "{")
+	simtest.NoError(t, err) // the admin listener reads the body, and everybody asks for the switches
+	defer slow.Close()
 	simtest.Eventually(t, "the large bodies wait", func() bool { return len(r.large) == cap(r.large) })
 	r.disk("d")
 	adminCall(t, admin, "POST", "/reset", "", nil)
@@ -160,29 +167,14 @@ func TestAClientThatIsSlowOrLoudStopsNobody(t *testing.T) {
 
 func TestAPageOfAnotherOriginDoesNotReachTheAPI(t *testing.T) {
 	r := serveRack(t, engine.Config{APIHosts: []string{"rack.test"}})
-	for _, c := range []struct {
-		host, header, value string
-		want                int
-	}{
-		{"127.0.0.1:1", "", "", 200}, {"localhost", "", "", 200}, {"[::1]:80", "", "", 200},
-		{"10.96.77.77", "", "", 200}, {"Rack.test:80", "", "", 200}, {"evil.example", "", "", 403},
-		{"localhost", "Origin", "http://evil.example", 403},
-		{"localhost", "Origin", "http://localhost", 200},
-		{"localhost", "Sec-Fetch-Site", "cross-site", 403}, {"localhost", "Sec-Fetch-Site", "none", 200},
-	} {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet,
-			r.url+"/v1/disks?project=default", nil)
-		simtest.NoError(t, err)
-		req.Host = c.host
-		req.Header.Set("Authorization", "Bearer "+testToken)
-		if c.header != "" {
-			req.Header.Set(c.header, c.value)
-		}
-		resp, err := http.DefaultClient.Do(req)
-		simtest.NoError(t, err)
-		_ = resp.Body.Close()
-		if resp.StatusCode != c.want {
-			t.Errorf("Host %s, %s %s: HTTP %d, want %d", c.host, c.header, c.value, resp.StatusCode, c.want)
+	for value, c := range map[string]struct {
+		header string
+		want   int
+	}{"Rack.test:80": {"Host", 200}, "evil.example": {"Host", 403},
+		"http://evil.example": {"Origin", 403}, "cross-site": {"Sec-Fetch-Site", 403}} {
+		got, _ := r.call("GET", "/v1/disks?project=default", "", c.header, value)
+		if got.status != c.want {
+			t.Errorf("%s %s: HTTP %d, want %d", c.header, value, got.status, c.want)
 		}
 	}
 }

@@ -141,15 +141,6 @@ func (p files) RemoveImage(id string) error {
 	return nil
 }
 
-// RemoveSnapshot removes a snapshot's bytes, if they exist.
-func (p files) RemoveSnapshot(id string) error {
-	if err := p.removeBacking(p.SnapshotPath(id)); err != nil {
-		return fmt.Errorf("remove snapshot %s: %w", id, err)
-	}
-	p.removed(id)
-	return nil
-}
-
 // unfinished is the suffix of files that are being written.
 const unfinished = ".tmp"
 

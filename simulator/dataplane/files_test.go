@@ -57,24 +57,6 @@ func TestZeroesAreHolesWhereTheSystemTellsNone(t *testing.T) {
 	}
 }
 
-func TestABlankDiskTakesNoSpace(t *testing.T) {
-	p, id := newPlane(t), newID()
-	const size = 1023 << 30
-	for range 2 {
-		simtest.NoError(t, p.CreateDisk(id, size))
-	}
-	st, err := os.Stat(p.DiskPath(id))
-	if err != nil || st.Size() != size {
-		t.Errorf("the disk has %d bytes, %v, want %d", st.Size(), err, int64(size))
-	}
-	if n := allocated(t, p.DiskPath(id)); n > 1<<20 {
-		t.Errorf("the disk takes %d bytes", n)
-	}
-	for range 2 {
-		simtest.NoError(t, p.RemoveDisk(id))
-	}
-}
-
 func TestACloneHasTheBytesAndHolesOfItsSourceAndItsOwnSize(t *testing.T) {
 	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
 		t.Run(fsType, func(t *testing.T) {

@@ -85,32 +85,21 @@ func TestReconcileAdoptsADeviceThatAnotherMountNamespaceAttached(t *testing.T) {
 	}
 }
 
-func TestReconcileDoesNotReleaseADeviceOfAnotherFilesystem(t *testing.T) {
-	hidden := newPlane(t)
-	spec := newDisk(t, hidden, newGuest(t, hidden), "theirs")
-	simtest.NoError(t, hidden.Plug(spec, Fault{}))
-	simtest.Mount(t, "tmpfs", hidden.dir, "-t", "tmpfs")
-	p, err := Open(Config{Dir: hidden.dir, Log: hidden.log})
-	simtest.NoError(t, err)
-	simtest.NoError(t, p.Reconcile(t.Context(), nil, nil))
-	simtest.NoError(t, p.Close())
-	simtest.Command(t, "umount", hidden.dir)
-	if got := devicesOf(t, hidden); len(got) != 1 || got[0].Releasing {
-		t.Errorf("devices = %+v, want the one whose directory is covered", got)
-	}
-}
-
 func TestReconcileDoesNotReleaseTheDevicesOfAnotherRackWithTheSamePath(t *testing.T) {
-	for name, remove := range map[string]bool{"in use": false, "whose file was removed": true} {
+	for _, name := range []string{"in use", "whose file was removed", "on another filesystem"} {
 		t.Run(name, func(t *testing.T) {
 			theirs := newPlane(t)
 			spec := newDisk(t, theirs, newGuest(t, theirs), "theirs")
 			simtest.NoError(t, theirs.Plug(spec, Fault{}))
-			// In two containers both directories have the same path, on the same filesystem.
+			// In two containers both directories have the same path.
 			kept := t.TempDir()
 			simtest.Command(t, "mount", "--bind", theirs.dir, kept)
-			simtest.Command(t, "mount", "--bind", t.TempDir(), theirs.dir)
-			if remove {
+			if name == "on another filesystem" {
+				simtest.Command(t, "mount", "-t", "tmpfs", "ours", theirs.dir)
+			} else {
+				simtest.Command(t, "mount", "--bind", t.TempDir(), theirs.dir)
+			}
+			if name == "whose file was removed" {
 				simtest.NoError(t, os.Remove(filepath.Join(kept, "disks", spec.DiskID+".img")))
 			}
 			p, err := Open(Config{Dir: theirs.dir, Log: theirs.log})
@@ -133,7 +122,8 @@ func TestReconcileReleasesDevicesWithoutARecord(t *testing.T) {
 	simtest.NoError(t, before.Plug(other, Fault{}))
 
 	p := killed(t, before, spec.InstanceID)
-	simtest.NoError(t, p.Reconcile(t.Context(), nil, IDs{"disks": {spec.DiskID}, Left: {other.DiskID}}))
+	simtest.NoError(t, p.Reconcile(t.Context(), nil,
+		IDs{"disks": {spec.DiskID}, Left: {other.DiskID}}))
 	if names := seen(t, p, spec.InstanceID); len(names) != 0 {
 		t.Errorf("the guest sees %v, want none", names)
 	}
@@ -214,6 +204,10 @@ func TestReconcileKeepsAHiddenDeviceHidden(t *testing.T) {
 	if names := seen(t, p, id); len(names) != 0 {
 		t.Errorf("after the first went, the guest sees %v, want none", names)
 	}
+	// A restart of the guest removes every device and adds it again.
+	simtest.NoError(t, p.Unplug(id, second.DiskID))
+	simtest.NoError(t, p.Plug(second, Fault{}))
+	nodeOf(t, p, id)
 }
 
 func TestReconcileRemovesLeftovers(t *testing.T) {
@@ -231,8 +225,8 @@ func TestReconcileRemovesLeftovers(t *testing.T) {
 	}
 	// No record ever had these, or they have no form of ours.
 	others := []string{p.DiskPath(newID()), p.SnapshotPath(newID()) + unfinished, p.GuestDir(newID()),
-		p.view(guest).nodePath("console"), p.DiskPath(gone) + ".bak", p.DiskPath(kept) + "~", filepath.Join(p.dir, "images", "thesis.img"),
-		filepath.Join(p.dir, "fuse-notes")}
+		p.view(guest).nodePath("console"), p.DiskPath(gone) + ".bak", p.DiskPath(kept) + "~",
+		filepath.Join(p.dir, "images", "thesis.img"), filepath.Join(p.dir, "fuse-notes")}
 	for _, path := range append(others, orphans...) {
 		simtest.NoError(t, os.WriteFile(path, nil, 0o600))
 	}
@@ -372,20 +366,5 @@ func churnPlane(t *testing.T, dir string) {
 			_, err := fmt.Print(".")
 			simtest.NoError(t, err)
 		}
-	}
-}
-
-func TestADiskHasItsSizeAfterAKillWhileItsDeviceWasLarger(t *testing.T) {
-	before := newPlane(t)
-	id := newGuest(t, before)
-	spec := newDisk(t, before, id, "odd")
-	simtest.NoError(t, before.Plug(spec, Fault{SizeBytes: 2 * testDiskSize}))
-	// The stop was recorded, and the simulator was killed before it removed the device.
-	p := killed(t, before, id)
-	simtest.NoError(t, p.Reconcile(t.Context(), nil, IDs{"disks": {spec.DiskID}}))
-	simtest.NoError(t, p.Trim(spec.DiskID, spec.SizeBytes))
-	st, err := os.Stat(p.DiskPath(spec.DiskID))
-	if simtest.NoError(t, err); st.Size() != spec.SizeBytes {
-		t.Errorf("the disk has %d bytes, want %d", st.Size(), spec.SizeBytes)
 	}
 }

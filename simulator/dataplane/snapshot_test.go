@@ -15,8 +15,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 )
 
@@ -177,77 +175,6 @@ func checkNumbers(t *testing.T, p *Plane, snapshot string, size int64, synced ui
 	simtest.NoError(t, p.RemoveDisk(spec.DiskID))
 }
 
-// TestASnapshotUnderAWriterOfTheDeviceIsAPointInTimeOrFails has a writer that never rests.
-func TestASnapshotUnderAWriterOfTheDeviceIsAPointInTimeOrFails(t *testing.T) {
-	for _, host := range hosts {
-		t.Run("on "+host, func(t *testing.T) {
-			p := newPlaneOn(t, host)
-			id := newGuest(t, p)
-			spec := newDisk(t, p, id, "raw")
-			// The data makes the copy take longer, so that the writer can write during it.
-			f, err := os.OpenFile(p.DiskPath(spec.DiskID), os.O_WRONLY, 0)
-			simtest.NoError(t, err)
-			defer f.Close()
-			_, err = f.WriteAt(bytes.Repeat([]byte("x"), testDiskSize), 0)
-			simtest.NoError(t, err)
-			simtest.NoError(t, p.Plug(spec, Fault{}))
-			stop := numberBlocksInTurn(t, nodeOf(t, p, id))
-			defer stop()
-			snapshot := newID()
-			err = p.SnapshotDisk(t.Context(), snapshot, spec.DiskID)
-			if host == "ext4" && errors.Is(err, ErrWrittenMeanwhile) {
-				if exists(p.SnapshotPath(snapshot)) || exists(p.SnapshotPath(snapshot)+unfinished) {
-					t.Error("a file is left of the snapshot")
-				}
-				return
-			}
-			simtest.NoError(t, err)
-			b, err := os.ReadFile(p.SnapshotPath(snapshot))
-			simtest.NoError(t, err)
-			first := binary.LittleEndian.Uint64(b)
-			second := binary.LittleEndian.Uint64(b[testDiskSize-4096:])
-			if first != second && first != second+1 {
-				t.Errorf("the snapshot holds %d and %d: no point in time", first, second)
-			}
-		})
-	}
-}
-
-// numberBlocksInTurn writes numbers to the first and the last block alternately, without the
-// device's cache.
-func numberBlocksInTurn(t *testing.T, node string) (stop func()) {
-	t.Helper()
-	f, err := os.OpenFile(node, os.O_WRONLY|unix.O_DIRECT, 0)
-	simtest.NoError(t, err)
-	block, err := unix.Mmap(-1, 0, 4096, unix.PROT_READ|unix.PROT_WRITE,
-		unix.MAP_ANON|unix.MAP_PRIVATE)
-	simtest.NoError(t, err)
-	ctx, cancel := context.WithCancel(t.Context())
-	begun := make(chan struct{})
-	var writer sync.WaitGroup
-	writer.Go(func() {
-		for n := uint64(1); ctx.Err() == nil; n++ {
-			binary.LittleEndian.PutUint64(block, n)
-			for _, at := range []int64{0, testDiskSize - 4096} {
-				if _, err := f.WriteAt(block, at); err != nil {
-					t.Error(err)
-					return
-				}
-			}
-			if n == 1 {
-				close(begun)
-			}
-		}
-	})
-	<-begun
-	return func() {
-		cancel()
-		writer.Wait()
-		f.Close()
-		_ = unix.Munmap(block)
-	}
-}
-
 func TestACopyWithoutTheDevicesCountersIsAnError(t *testing.T) {
 	p := newPlaneOn(t, "ext4")
 	id := newGuest(t, p)
@@ -261,29 +188,5 @@ func TestACopyWithoutTheDevicesCountersIsAnError(t *testing.T) {
 	err := p.SnapshotDisk(t.Context(), snapshot, spec.DiskID)
 	if !errors.Is(err, ErrWrittenMeanwhile) || exists(p.SnapshotPath(snapshot)) {
 		t.Errorf("snapshotDisk = %v, want ErrWrittenMeanwhile and no snapshot", err)
-	}
-}
-
-func TestASnapshotHasWhatWasSyncedAndNothingOfTheGuestsMemory(t *testing.T) {
-	for _, host := range hosts {
-		t.Run("on "+host, func(t *testing.T) {
-			p := newPlaneOn(t, host)
-			id := newGuest(t, p)
-			spec, snapshot := newDisk(t, p, id, "cached"), newID()
-			simtest.NoError(t, p.Plug(spec, Fault{}))
-			f, err := os.OpenFile(nodeOf(t, p, id), os.O_RDWR, 0)
-			simtest.NoError(t, err)
-			defer f.Close()
-			_, err = f.WriteAt([]byte("synced"), 0)
-			simtest.NoError(t, errors.Join(err, f.Sync()))
-			_, err = f.WriteAt([]byte("cached"), 4096)
-			simtest.NoError(t, err)
-			simtest.NoError(t, p.SnapshotDisk(t.Context(), snapshot, spec.DiskID))
-			b, err := os.ReadFile(p.SnapshotPath(snapshot))
-			simtest.NoError(t, err)
-			if got, cached := string(b[:6]), string(b[4096:4102]); got != "synced" || cached == "cached" {
-				t.Errorf("the snapshot holds %q and %q", got, cached)
-			}
-		})
 	}
 }

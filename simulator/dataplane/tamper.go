@@ -3,6 +3,7 @@ package dataplane
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"sync"
@@ -104,9 +105,13 @@ func (p *Plane) RemoveSnapshot(id string) error {
 	path := p.SnapshotPath(id)
 	err := p.tamperLife(event{what: snapshotRemoving, snapshot: path}, nil)
 	if err == nil {
-		err = p.files.RemoveSnapshot(id)
+		err = p.removeBacking(path)
 	}
-	return errors.Join(err, p.tamperLife(event{what: snapshotRemoved, snapshot: path}, err))
+	if err != nil {
+		return fmt.Errorf("remove snapshot %s: %w", id, err)
+	}
+	p.removed(id)
+	return p.tamperLife(event{what: snapshotRemoved, snapshot: path}, nil)
 }
 
 // tamperLife reports an event to the tamper, unless the operation failed.

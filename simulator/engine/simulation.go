@@ -196,7 +196,7 @@ func (r *Simulation) open(ctx context.Context) (err error) {
 	}
 	process := ""
 	if r.temporary {
-		process = processOf(os.Getpid())
+		process = thisProcess()
 	}
 	if err := prepareDir(r.config.Dir, process); err != nil {
 		return err

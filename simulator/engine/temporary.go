@@ -3,14 +3,13 @@ package engine
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/dataplane"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
@@ -66,29 +65,21 @@ func removeTemporary(ctx context.Context, dir string) error {
 	return dataplane.RemoveTree(dir)
 }
 
-// processOf returns what identifies a process: the boot of the machine, the PID namespace, the PID
-// and the start time. It returns "" for one that has ended, and where /proc does not tell.
-func processOf(pid int) string {
-	boot, bootErr := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	space, spaceErr := os.Readlink("/proc/self/ns/pid")
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	// The program's name, in parentheses, may contain anything. The first field behind it is the
-	// state, and the 20th is the start time.
-	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
-	if errors.Join(bootErr, spaceErr, err) != nil || len(fields) < 20 ||
-		fields[0] == "Z" || fields[0] == "X" {
+// thisProcess returns what identifies this process: the boot of the machine, and what identifies it
+// until the next one. It returns "" where the system does not tell.
+func thisProcess() string {
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	process := loopdev.Process()
+	if err != nil || process == "" {
 		return ""
 	}
-	return fmt.Sprintf("%s %s %d %s", strings.TrimSpace(string(boot)), space, pid, fields[19])
+	return strings.TrimSpace(string(boot)) + " " + process
 }
 
-// ended reports whether a process has ended for certain. Nobody here sees those of other PID
-// namespaces.
+// ended reports whether a process has ended for certain.
 func ended(process string) bool {
-	was, us := strings.Fields(process), strings.Fields(processOf(os.Getpid()))
-	if len(was) != 4 || len(us) != 4 {
-		return false
-	}
-	pid, err := strconv.Atoi(was[2])
-	return was[0] != us[0] || err == nil && was[1] == us[1] && processOf(pid) != process
+	boot, process, _ := strings.Cut(process, " ")
+	now, _, known := strings.Cut(thisProcess(), " ")
+	gone, err := loopdev.Ended(process)
+	return known && process != "" && (boot != now || err == nil && gone)
 }
