@@ -132,8 +132,11 @@ func TestNothingOfOthersInTheDirectoryIsUsed(t *testing.T) {
 	plants := map[string]func(path string) error{
 		"a link to a file":      func(path string) error { return os.Symlink(theirs, path) },
 		"a link to a directory": func(path string) error { return os.Symlink(stranger, path) },
-		"a pipe":                func(path string) error { simtest.Command(t, "mkfifo", path); return nil },
-		"a second name":         func(path string) error { return os.Link(theirs, path) },
+		"a pipe": func(path string) error {
+			simtest.Command(t, "mkfifo", path)
+			return nil
+		},
+		"a second name": func(path string) error { return os.Link(theirs, path) },
 		"another user's file": func(path string) error {
 			return errors.Join(os.WriteFile(path, nil, 0o666), os.Chown(path, 12345, 12345))
 		},
