@@ -75,8 +75,8 @@ func (env *environment) mayBe(request proto.Message) bool {
 func linkOf(request proto.Message, reason string) string {
 	for prefix, link := range map[string]string{"Rack": "rack", "Token": "rack", "Role": "rack",
 		"Project": "rack", "EffectUnknown": "rack", "NameTaken": "rack", "ObjectNotFound": "rack",
-		"Conflict": "disk", "Disk": "disk", "VolumeNotFound": "disk", "Instance": "instance",
-		"Serial": "serial", "BootDisk": "disk"} {
+		"Conflict": "disk", "Disk": "disk", "OtherProject": "disk", "VolumeNotFound": "disk",
+		"Instance": "instance", "Serial": "serial", "BootDisk": "disk"} {
 		if strings.HasPrefix(reason, prefix) {
 			return link
 		}
