@@ -28,7 +28,7 @@ func (w *job) runData(ctx context.Context) (err error) {
 	if err != nil {
 		return fmt.Errorf("prepare the checks of data: %w", err)
 	}
-	checks := data.Checks()
+	checks := allChecks()
 	w.progress.enter(partData, len(checks))
 	for _, check := range checks {
 		if ctx.Err() != nil || w.lost() != nil {

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/oxidecomputer/oxide.go/oxide"
 	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/report"
@@ -143,32 +142,14 @@ func TestARunEndsInOrderWhenItsDirectoryIsRemoved(t *testing.T) {
 	run := plainRun(t)
 	rack := rackOf(t, run, harness.RackOptions{})
 	check := balance(t.Context(), t, rack)
-	hold := func(hold string) {
-		csitest.Must(t, rack.Admin.Switch(t.Context(), map[string]any{"create_hold": hold}))
-	}
-	hold("1h") // the run waits for its first disk
-	p := prepare(t, run, rack, nil, "run", "--yes", "--only", "ext4")
+	p := prepare(t, run, rack, asOthersHave(rack))
 	p.Dir = filepath.Join(t.TempDir(), "here")
-	if err := os.Mkdir(p.Dir, 0o700); err != nil {
-		t.Fatal(err)
+	csitest.Must(t, os.Mkdir(p.Dir, 0o700))
+	c := begin(t, run, rack, p, death{how: killedLater, part: "ext4", at: 2})
+	<-c.made // its first disk
+	csitest.Must(t, os.Remove(p.Dir))
+	if <-c.ended; c.exit != nil {
+		t.Error(c.exit)
 	}
-	if err := p.Start(); err != nil {
-		t.Fatal(err)
-	}
-	if err := harness.Await(t.Context(), runTimeout, func() error {
-		disks, err := rack.Client.DiskListAllPages(t.Context(),
-			oxide.DiskListParams{Project: oxide.NameOrId(rack.Project)})
-		if err == nil && len(disks) == 0 {
-			err = errors.New("the run has not begun to create its first disk")
-		}
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Remove(p.Dir); err != nil {
-		t.Fatal(err)
-	}
-	hold("0s")
-	p.await(t, ExitConforms)
 	check()
 }

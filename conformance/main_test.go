@@ -199,7 +199,7 @@ func statuses(r *report.Report, groups ...string) map[report.Status]int {
 }
 
 // balance records the objects of the rack. The returned function demands that the rack has the
-// same objects again.
+// same objects again, as they were.
 func balance(ctx context.Context, t *testing.T, rack *harness.Rack) func() {
 	t.Helper()
 	before, err := rack.Ledger(ctx)
@@ -210,6 +210,16 @@ func balance(ctx context.Context, t *testing.T, rack *harness.Rack) func() {
 		t.Helper()
 		if err := rack.Balance(ctx, before); err != nil {
 			t.Errorf("the rack is not as before: %s", err)
+		}
+		now, err := rack.Ledger(ctx)
+		for _, gone := range before.More(now) {
+			if kind, _, _ := strings.Cut(gone, " "); slices.Contains([]string{"disk", "snapshot", "image",
+				"attachment"}, kind) {
+				err = errors.Join(err, errors.New(gone))
+			}
+		}
+		if err != nil {
+			t.Errorf("of others there was, and is no more: %s", err)
 		}
 	}
 }

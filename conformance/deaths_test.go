@@ -1,0 +1,294 @@
+//go:build linux
+
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/data"
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/guest"
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/rules"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
+)
+
+// onlyVariable makes this binary the program, with these rules and checks of data alone. The value
+// of pluginVariable is the path of its driver.
+const onlyVariable, pluginVariable = "CONFORMANCE_ONLY_CHECKS", "CONFORMANCE_PLUGIN"
+
+func TestMain(m *testing.M) {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	only, is := os.LookupEnv(onlyVariable)
+	switch {
+	case len(os.Args) == 2 && os.Args[1] == guest.Verb:
+		os.Exit(guest.Main(ctx))
+	case !is:
+		os.Exit(m.Run())
+	}
+	allRules = func() []rules.Rule {
+		return slices.DeleteFunc(rules.All(), func(r rules.Rule) bool { return r.ID != only })
+	}
+	allChecks = func() []data.Check {
+		one := slices.DeleteFunc(data.Checks(), func(c data.Check) bool { return c.ID != only })
+		for i, c := range one {
+			one[i].Run = func(ctx context.Context, b *data.Bench) error {
+				b.Blocks = 16 // what is written does not matter
+				return c.Run(ctx, b)
+			}
+		}
+		return one
+	}
+	p := Program{Args: os.Args[1:], Getenv: os.Getenv, Stdout: os.Stdout, Stderr: os.Stderr,
+		Self: map[string][]string{"oxide-csi-plugin": {os.Getenv(pluginVariable)}}}
+	os.Exit(p.Main(ctx))
+}
+
+// creating is a proxy before a rack that stops at one request that creates something.
+type creating struct {
+	rack http.Handler
+	at   int64
+	seen atomic.Int64
+	// answered tells whether the answer to that request gets through before the run ends.
+	answered bool
+	// made is closed when the rack has carried it out, and ended by the test when the run has ended.
+	made, ended chan struct{}
+	// exit is how the run has ended, and reader who reads what it prints, or nil.
+	exit   error
+	reader io.Closer
+}
+
+// An import is begun by a request of its own.
+var creates = regexp.MustCompile(
+	`^/v1/(disks|snapshots|images|instances)(/[^/]+/bulk-write-start)?$`).MatchString
+
+func (c *creating) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodPost || !creates(r.URL.Path) || c.seen.Add(1) != c.at {
+		c.rack.ServeHTTP(w, r)
+		return
+	}
+	answer := httptest.NewRecorder()
+	c.rack.ServeHTTP(answer, r)
+	if !c.answered {
+		close(c.made)
+		<-c.ended
+	}
+	w.Header().Set("Content-Type", answer.Header().Get("Content-Type"))
+	w.WriteHeader(answer.Code)
+	_, _ = w.Write(answer.Body.Bytes()) // the caller may be dead
+	if c.answered {
+		_ = http.NewResponseController(w).Flush()
+		close(c.made)
+	}
+}
+
+// death is an early end of a run: how; of which part, and in it of which check alone, or with "" of
+// the whole part; at which of the requests that create.
+type death struct {
+	how, part, only string
+	at              int
+}
+
+// killed and killedLater are ends of a run that cannot remove anything, before it has the answer
+// and right after. ends are the others.
+const killed, killedLater = "SIGKILL", "SIGKILL after the answer"
+
+var ends = []string{"SIGINT", "SIGHUP", "nobody reads", "the rack goes away"}
+
+func TestCleanRemovesAllOfARunThatEndsAtAnyRequestThatCreates(t *testing.T) {
+	t.Parallel()
+	p := proof.New(t, "deaths-of-a-run")
+	// A program that starts with SIGHUP ignored, as under nohup, ignores it. The programs here must
+	// not ignore it.
+	hangup := make(chan os.Signal, 1)
+	signal.Notify(hangup, syscall.SIGHUP)
+	defer signal.Stop(hangup)
+	run, racks := plainRun(t), make(chan *harness.Rack, 4)
+	for range cap(racks) {
+		rack := rackOf(t, run, harness.RackOptions{})
+		strangers(t, rack, "1a2b3c4d")
+		racks <- rack
+	}
+	var requests, died, left atomic.Int64
+	var group errgroup.Group
+	group.SetLimit(cap(racks)) // the runs wait most of the time
+	end := func(d death, last int, ways ...string) {
+		group.Go(func() error {
+			if !t.Run(fmt.Sprintf("%s %s %s", d.part, d.only, ways), func(t *testing.T) {
+				rack := <-racks
+				defer func() { racks <- rack }()
+				for ; d.at <= last; d.at++ {
+					for _, d.how = range ways {
+						if _, is := dieAndClean(t, run, rack, d); !is {
+							return
+						}
+						died.Add(1)
+					}
+					requests.Add(1)
+				}
+			}) {
+				left.Add(1)
+			}
+			return nil
+		})
+	}
+	// A run without checks makes what comes before the first one.
+	none, rack := death{how: killed, part: partRules, only: "none"}, <-racks
+	before, _ := dieAndClean(t, run, rack, none)
+	racks <- rack
+	none.at = 1
+	// The specs of xfs and btrfs are those of ext4.
+	units := []death{none, {part: "ext4", at: before + 1}, {part: "block", at: before + 1}}
+	for _, c := range data.Checks() {
+		units = append(units, death{part: partData, only: c.ID, at: before + 1})
+	}
+	for _, r := range rules.All() {
+		units = append(units, death{part: partRules, only: r.ID, at: before + 1})
+	}
+	for _, d := range short.Some(t, 2, units) {
+		last := math.MaxInt
+		if testing.Short() {
+			last = d.at
+		}
+		ways := []string{killed, killedLater}
+		if d.part == partData {
+			ways = append(ways, "SIGINT") // each check removes what it has made
+		}
+		end(d, last, ways...)
+	}
+	for i, how := range short.Some(t, 1, ends) {
+		at := 1 + p.Rand().IntN(30)
+		end(death{part: []string{partRules, "ext4", partData}[i%3], at: at}, at, how)
+	}
+	_ = group.Wait() // the subtests have the errors
+	p.Figure("requests", requests.Load(), "died", died.Load(), "left", left.Load())
+}
+
+// begin starts a run that stops at a request. With one check alone, this binary is the program.
+func begin(t *testing.T, run *harness.Run, rack *harness.Rack, p *program, d death) *creating {
+	t.Helper()
+	to, err := url.Parse(rack.URL)
+	csitest.Must(t, err)
+	transport, err := harness.Transport(rack.CA)
+	csitest.Must(t, err)
+	c := &creating{at: int64(d.at), answered: d.how != killed, made: make(chan struct{}),
+		ended: make(chan struct{}), rack: &httputil.ReverseProxy{Transport: transport,
+			// A caller that is dead, or a rack that is away: the connection is cut.
+			ErrorHandler: func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) },
+			Rewrite:      func(r *httputil.ProxyRequest) { r.SetURL(to) }}}
+	proxy := httptest.NewServer(c)
+	t.Cleanup(proxy.Close)
+	p.Args = append(p.Args, "run", "--yes", "--only", d.part, "--host", proxy.URL)
+	if d.only != "" {
+		plugin, err := run.Binary(t.Context(), "oxide-csi-plugin")
+		csitest.Must(t, err)
+		p.Path, err = os.Executable()
+		csitest.Must(t, err)
+		p.Env = append(p.Env, onlyVariable+"="+d.only, pluginVariable+"="+plugin)
+	}
+	if d.how == "nobody reads" {
+		reader, writer, err := os.Pipe()
+		csitest.Must(t, err)
+		defer writer.Close()
+		p.Stdout, c.reader = writer, reader
+	}
+	csitest.Must(t, p.Start())
+	go func() {
+		c.exit = p.Wait()
+		close(c.ended)
+	}()
+	return c
+}
+
+// asOthersHave is the environment of a run on a rack that others use, without an admin listener.
+// The agents' directories are in TMPDIR. Some variables are left out.
+func asOthersHave(rack *harness.Rack, without ...string) map[string]string {
+	env := set("TMPDIR", rack.Dir, "OXIDE_CONFORMANCE_SIMULATOR_ADMIN", "")
+	for _, name := range without {
+		env["OXIDE_CONFORMANCE_"+name] = ""
+	}
+	return env
+}
+
+// dieAndClean ends a run, cleans up, and demands that the rack is as before. It returns how many
+// requests that create there were, and whether the run ended there and not by itself.
+func dieAndClean(t *testing.T, run *harness.Run, rack *harness.Rack, d death) (int, bool) {
+	t.Helper()
+	check := balance(t.Context(), t, rack)
+	p := prepare(t, run, rack, asOthersHave(rack))
+	c := begin(t, run, rack, p, d)
+	select {
+	case <-c.ended:
+		if code := p.ProcessState.ExitCode(); code != ExitConforms && code != ExitUsage {
+			t.Errorf("%+v: the run ended by itself: %v", d, c.exit) // 2 if nothing was tested
+		}
+		check()
+		return int(c.seen.Load()), false
+	case <-c.made:
+	}
+	want, err := "exit status 130", error(nil)
+	switch d.how {
+	case killed, killedLater:
+		want, err = "signal: killed", p.Process.Kill()
+	case "SIGINT":
+		err = p.Process.Signal(syscall.SIGINT)
+	case "SIGHUP":
+		// The shell passes on the signal that the kernel has sent already.
+		err = errors.Join(p.Process.Signal(syscall.SIGHUP), p.Process.Signal(syscall.SIGHUP))
+	case "nobody reads":
+		err = c.reader.Close()
+	default:
+		want = "exit status 2"
+		rack.Kill()
+	}
+	csitest.Must(t, err)
+	<-c.ended
+	if got := fmt.Sprint(c.exit); got != want {
+		t.Errorf("the run ended with %q, want %q", got, want)
+	}
+	if !rack.Running() {
+		csitest.Must(t, rack.Start(t.Context()))
+	}
+	// The driver of a killed run may still end a call. What it uses is cleaned up when it has ended.
+	err = harness.Await(t.Context(), harness.StopTimeout, func() error {
+		if want != "exit status 130" {
+			prepare(t, run, rack, asOthersHave(rack), "clean", "--yes").exit(t, ExitConforms)
+		}
+		return nothingLeft(rack)
+	})
+	if check(); err != nil || t.Failed() {
+		t.Fatalf("%+v: %v", d, err)
+	}
+	return int(c.seen.Load()), true
+}
+
+// nothingLeft returns an error if a run has left a directory.
+func nothingLeft(rack *harness.Rack) error {
+	for _, pattern := range []string{"oxide-conformance-*", "oxide-guest-*"} {
+		if left, err := filepath.Glob(filepath.Join(rack.Dir, pattern)); err != nil || len(left) > 0 {
+			return errors.Join(fmt.Errorf("there are %s", strings.Join(left, ", ")), err)
+		}
+	}
+	return nil
+}
