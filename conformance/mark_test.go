@@ -26,29 +26,6 @@ func TestMarkedNamesStayWithinTheLimitAndDistinct(t *testing.T) {
 	}
 }
 
-func TestOnlyTheDescriptionAssignsAnObjectToARun(t *testing.T) {
-	for description, want := range map[string]string{
-		`csi.oxide.computer {"name":"x","cluster":"oxide-conformance-1a2b3c4d"}`:    "1a2b3c4d",
-		`oxide-conformance {"run":"1a2b3c4d"}`:                                      "1a2b3c4d",
-		mark{Run: "1a2b3c4d", Host: "h"}.description():                              "1a2b3c4d",
-		`csi.oxide.computer {"name":"oxide-conformance-1a2b3c4d","cluster":"c"}`:    "",
-		`csi.oxide.computer {"name":"x","cluster":"oxide-conformance-1a2b3c4d0"}`:   "",
-		`csi.oxide.computer {"name":"x","cluster":"my-oxide-conformance-1a2b3c4d"}`: "",
-		`csi.oxide.computer {"name":"x","cluster":"oxide-conformance-1A2B3C4D"}`:    "",
-		`csi.oxide.computer {"name":"x"}`:                                           "",
-		`oxide-conformance {"run":"1a2b3c4d`:                                        "",
-		`oxide-conformance {"run":"production"}`:                                    "",
-		`oxide-conformance 1a2b3c4d`:                                                "",
-		`my oxide-conformance {"run":"1a2b3c4d"}`:                                   "",
-		`oxide-conformance-1a2b3c4d`:                                                "",
-		``:                                                                          "",
-	} {
-		if got, ok := runOf(description); got != want && ok || ok != (want != "") {
-			t.Errorf("runOf(%q) = %q, %t; want %q", description, got, ok, want)
-		}
-	}
-}
-
 func TestNothingIsCreatedWithoutTheMarkOfTheRun(t *testing.T) {
 	const ours, others = "1a2b3c4d", "5e6f7a8b"
 	text := func(run string) string { return fmt.Sprintf("%q", mark{Run: run}.description()) }

@@ -1,0 +1,203 @@
+//go:build linux
+
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/rules"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
+)
+
+// A run of the program works beside disks that look like its own, somebody whose objects change, a
+// run that was killed, one that lives, one elsewhere, one of which nothing tells where it ran, a
+// colleague who cleans up all the time, and local users who have files and programs with names of
+// this program.
+func TestARunConformsAmongOthersAndTouchesNothingOfTheirs(t *testing.T) {
+	t.Parallel()
+	run := plainRun(t)
+	rack := rackOf(t, run, harness.RackOptions{})
+	actors := strangers(t, rack, "1a2b3c4d")
+	nothingOfRuns, now := balance(t.Context(), t, rack), time.Now()
+	made(t, rack, "elsewhere", mark{Run: "22222222", Host: "elsewhere", Began: &now}.description())
+	lost := made(t, rack, "unknown", mark{Run: "33333333"}.description())
+	env, check := asOthersHave(rack), balance(t.Context(), t, rack)
+	alone := asOthersHave(rack, "SECOND", "SECOND_SHELL", "HELPER", "GUEST_SHELL")
+	dead := prepare(t, run, rack, alone)
+	c := begin(t, run, rack, dead, death{how: killed, part: "ext4", at: 20})
+	<-c.made
+	csitest.Must(t, dead.Process.Kill())
+	<-c.ended
+	id := regexp.MustCompile(`Run ([0-9a-f]{8}) of`).FindStringSubmatch(dead.out.String())[1]
+	files := localUsers(t, rack.Dir, id)
+	programs := []*exec.Cmd{stranger(t, 65534, "--endpoint=unix:/x/"+workDir(id)+"/csi.sock"),
+		stranger(t, 0, "run", "--yes")}
+	ctx, stop := context.WithCancel(t.Context())
+	others := make(chan error, 1)
+	go func() { others <- busy(ctx, rack) }()
+
+	parts := partRules // csi-sanity counts the volumes of all
+	if !testing.Short() {
+		parts += "," + partData
+	}
+	fifo := filepath.Join(rack.Dir, "oxide-guest-fifo")
+	all := []*program{prepare(t, run, rack, env, "run", "--yes", "--report", fifo),
+		prepare(t, run, rack, env, "diff", fifo, fifo)}
+	for _, refused := range all {
+		refused.exit(t, ExitUsage)
+	}
+	living := prepare(t, run, rack, alone, "run", "--yes", "--only", parts)
+	p := prepare(t, run, rack, env, "run", "--yes", "--only", parts)
+	csitest.Must(t, errors.Join(living.Start(), p.Start()))
+	ended := make(chan struct{})
+	go func() {
+		p.await(t, ExitConforms)
+		living.await(t, ExitConforms)
+		close(ended)
+	}()
+	clean := func(want int, args ...string) string {
+		colleague := prepare(t, run, rack, env, append([]string{"clean", "--yes"}, args...)...)
+		colleague.exit(t, want)
+		all = append(all, colleague)
+		return colleague.out.String()
+	}
+	said := ""
+	for over := false; !over; said += clean(ExitConforms) {
+		select {
+		case <-ended:
+			over = true
+		default:
+		}
+	}
+	stop()
+	var touched []string
+	if err := <-others; err != nil {
+		touched = append(touched, err.Error())
+	}
+	after := found(t, rack.Dir)
+	for line := range strings.Lines(files) {
+		if !strings.Contains(after, line) {
+			touched = append(touched, line)
+		}
+	}
+	for _, cmd := range programs {
+		_ = cmd.Stdin.(*os.File).Close() // ends it
+		if err := cmd.Wait(); fmt.Sprint(err) != "exit status 1" {
+			touched = append(touched, fmt.Sprint(cmd.Args, err))
+		}
+	}
+	check()
+	for _, want := range []string{"it still runs, as process", "this is not elsewhere",
+		"clean --run 22222222", "without the disk that describes it", "clean --run 33333333"} {
+		if !strings.Contains(said, want) {
+			t.Errorf("clean does not say %q", want)
+		}
+	}
+	// An operator who names a run of another machine knows that it is dead. One who detached its disk
+	// by hand may continue.
+	csitest.Must(t, rack.AttachDisk(t.Context(), lost, rack.Instance("b").ID))
+	clean(ExitFails, "--run", "33333333")
+	csitest.Must(t, rack.DetachDisk(t.Context(), lost, rack.Instance("b").ID))
+	clean(ExitConforms, "--run", "33333333")
+	clean(ExitConforms, "--run", "22222222")
+	nothingOfRuns()
+	stuck := len(slices.DeleteFunc(append(all, living, p), func(p *program) bool {
+		return !strings.Contains(p.errs.String(), "SIGQUIT")
+	}))
+	if len(touched) > 0 || stuck > 0 {
+		t.Errorf("touched %q; %d programs did not end", touched, stuck)
+	}
+	figure(t, "neighbours-of-a-run", "actors", actors+strings.Count(files, "\n")+len(programs)+6,
+		"touched", len(touched), "stuck", stuck)
+}
+
+// localUsers makes what others may have under names of this program, and describes it.
+func localUsers(t *testing.T, dir, run string) string {
+	t.Helper()
+	script := exec.CommandContext(t.Context(), "sh", "-euc", `umask 077; mkfifo -m 666 oxide-guest-fifo
+		>oxide-guest-file; ln -s oxide-guest-all oxide-guest-link
+		mkdir oxide-guest-all oxide-guest-other oxide-guest-photos oxide-conformance-1a2b3c4d.work \
+			oxide-conformance-$0 oxide-conformance-$0.work-2
+		for d in oxide-*/; do >$d/x; done
+		echo agent | tee oxide-guest-all/.oxide-conformance >oxide-guest-other/.oxide-conformance
+		chmod 777 oxide-guest-all; chown -R 65534 oxide-guest-other`, run)
+	script.Dir, script.Stderr = dir, os.Stderr
+	csitest.Must(t, script.Run())
+	return found(t, dir)
+}
+
+// found describes what localUsers has made.
+func found(t *testing.T, dir string) string {
+	t.Helper()
+	find := exec.CommandContext(t.Context(), "find", ".", "-regextype", "egrep", "-regex",
+		"./oxide-(guest-[a-z]+|conformance-(1a2b3c4d.work|[0-9a-f]{8}|[0-9a-f]{8}.work-2))(/.*)?",
+		"-printf", "%p %M %U %s %T@\n")
+	find.Dir, find.Stderr = dir, os.Stderr
+	out, err := find.Output()
+	csitest.Must(t, err)
+	return string(out)
+}
+
+// stranger starts a user's process with this program's name, which ends with its input.
+func stranger(t *testing.T, user uint32, args ...string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command("/bin/sh")
+	cmd.Args = append([]string{"oxide-conformance", "-c", "read x"}, args...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user}}
+	reader, writer, err := os.Pipe()
+	csitest.Must(t, err)
+	cmd.Stdin = reader
+	csitest.Must(t, errors.Join(cmd.Start(), reader.Close()))
+	cmd.Stdin = writer
+	return cmd
+}
+
+// busy makes, changes and removes objects with names as those of a run until the context ends. It
+// returns an error if one was not as it left it.
+func busy(ctx context.Context, rack *harness.Rack) error {
+	project := oxide.NameOrId(rack.Project)
+	for n, all := 0, context.WithoutCancel(ctx); ctx.Err() == nil; n++ {
+		name := oxide.Name(fmt.Sprintf("conf-1a2b3c4d-%05d", 100+n))
+		instance, err := rack.Client.InstanceCreate(all, oxide.InstanceCreateParams{Project: project,
+			Body: &oxide.InstanceCreate{Name: name, Description: "mine", Hostname: "mine",
+				Ncpus: 1, Memory: rules.GiB, Start: oxide.NewPointer(false)}})
+		disk, errDisk := rack.CreateDisk(all, rack.Project, string(name), harness.GiB)
+		snapshot, errSnapshot := rack.Client.SnapshotCreate(all, oxide.SnapshotCreateParams{
+			Project: project, Body: &oxide.SnapshotCreate{Name: name, Description: "mine",
+				Disk: oxide.NameOrId(name)}})
+		if err := errors.Join(err, errDisk, errSnapshot); err != nil {
+			return err
+		}
+		image, err := rack.Client.ImageCreate(all, oxide.ImageCreateParams{Project: project,
+			Body: &oxide.ImageCreate{Name: name, Description: "mine", Os: "x", Version: "1",
+				Source: oxide.ImageSource{Value: &oxide.ImageSourceSnapshot{Id: snapshot.Id}}}})
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(rack.AttachDisk(all, disk.Id, instance.Id),
+			rack.StartInstance(all, instance.Id), rack.StopInstance(all, instance.Id),
+			rack.DetachDisk(all, disk.Id, instance.Id), rack.DeleteDisk(all, disk.Id),
+			rack.Client.SnapshotDelete(all, oxide.SnapshotDeleteParams{
+				Snapshot: oxide.NameOrId(snapshot.Id)}),
+			rack.Client.ImageDelete(all, oxide.ImageDeleteParams{Image: oxide.NameOrId(image.Id)}),
+			rack.Client.InstanceDelete(all, oxide.InstanceDeleteParams{
+				Instance: oxide.NameOrId(instance.Id)})); err != nil {
+			return err
+		}
+	}
+	return nil
+}
