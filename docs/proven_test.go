@@ -26,11 +26,12 @@ var tools = map[string]struct {
 	folder, own string
 	is          func(ast.Node, types.Info) bool
 }{
-	"claim":     {"operate/claim", "operate/claim", isChange},
-	"audit":     {"operate/audit", "operate/audit", isChange},
-	"doctor":    {"operate/doctor", "operate/doctor", isChange},
-	"keeper":    {"keeper", "keeper", isChange},
-	"simulator": {"cmd/oxide-simulator", ".*", isOpening},
+	"claim":       {"operate/claim", "operate/claim", isChange},
+	"audit":       {"operate/audit", "operate/audit", isChange},
+	"doctor":      {"operate/doctor", "operate/doctor", isChange},
+	"keeper":      {"keeper", "keeper", isChange},
+	"conformance": {"cmd/oxide-conformance", "cmd/oxide-conformance|conformance", isOpening},
+	"simulator":   {"cmd/oxide-simulator", ".*", isOpening},
 }
 
 // changes is how the tools call what changes the rack or the cluster. Their own functions of that
@@ -51,10 +52,15 @@ var (
 		`^\(?\*?(os|os/exec|plugin|syscall|golang.org/x/sys/unix|io/ioutil)[.)]|` +
 			`^(go.etcd.io/bbolt.Open|crypto/tls.LoadX509KeyPair|.*/template.Parse(Files|Glob))$|` +
 			`/loopdev.(Attach|Detach\w+|Device\).(Detach|Cut))$|/flakydisk.(Mount|OpenFile|Load)$|` +
-			`/dataplane\.(\S+\.)?([rR]emove\w*|makeBacking|forceDetach)$|\.[wW]riteDurably$`)
+			`/dataplane\.(\S+\.)?([rR]emove\w*|makeBacking|forceDetach)$|\.[wW]riteDurably$|` +
+			`/oxide\.Client\)\.|/adminapi\.Client\)\.(\w+Fault|Switch)$|` +
+			`/csi\.(Controller|Node)Client\)\.|/harness\.(NewNamedRun|\S+\.(StartPlugin|Stop|Close))$|` +
+			`/guest\.(RemoveOwn|Sweep|ReadFile)$|/report\.(MakeFolder|Write)$|` +
+			`/rules\.\S+\.(RemoveInstance|EndImport)$`)
 	looks = regexp.MustCompile(`\.(Get\w+|\w*[eE]nv\w*|Is[A-Z]\w*|[FL]?[sS]tat(fs)?|SameFile|Exit|` +
 		`Read[dD]ir|Readlink|TempDir|Major|Minor|Mkdev|ByteSliceToString|Poll|Ioctl(Get|Ret)\w+|` +
-		`Close|Read(At)?|Write(At|String)?|Seek|F?[sS]ync|Name|Fd|Error)$`)
+		`\w+(View|List|AllPages)|Ping|Close|Read(At)?|Write(At|String)?|Seek|F?[sS]ync|Name|Fd|` +
+		`Error)$`)
 )
 
 // TestEveryPlaceThatChangesSomethingIsListedWithItsProof compares docs/proven.md with the calls.
