@@ -139,6 +139,9 @@ func (c *chain) judge() Chain {
 			step.State, step.Finding = Waiting, nil // for the other link that the error is about
 		}
 		if f := step.Finding; f != nil {
+			if f.Reason == "" {
+				f.basis = inference // that something is so, and not that it is why
+			}
 			if slices.ContainsFunc(c.heard, func(s said) bool { return s.Reason == f.Reason }) {
 				f.basis = max(f.basis, quote) // it explains the error
 			}
