@@ -4,6 +4,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"maps"
 	"net/url"
 	"slices"
@@ -92,7 +93,7 @@ func (s scan) selectors() url.Values {
 
 func parseLimit(query url.Values) (int, error) {
 	given := query.Get("limit")
-	limit, err := strconv.ParseUint(given, 10, 32)
+	limit, err := strconv.ParseUint(strings.TrimPrefix(given, "+"), 10, 32) // as Rust reads a number
 	switch {
 	case !query.Has("limit"):
 		return defaultLimit, nil
@@ -113,12 +114,12 @@ func parseToken(token string) (scan, error) {
 	if len(token) > maxToken {
 		return scan{}, badQuery(failed + "too large")
 	}
-	data, err := base64.URLEncoding.DecodeString(token)
-	if err != nil {
-		return scan{}, badQuery(failed+"%s", err)
+	data, problem := decodeToken(token)
+	if problem != "" {
+		return scan{}, badQuery(failed+"%s", problem)
 	}
 	var t pageToken
-	if json.Unmarshal(data, &t) != nil || t.Start["last_seen"] == nil {
+	if json.Unmarshal(data, &t) != nil || t.V != "v1" || t.Start["last_seen"] == nil {
 		return scan{}, badQuery(failed + "corrupted token")
 	}
 	s := scan{Parents: map[string]string{}, LastSeen: t.Start["last_seen"]}
@@ -134,10 +135,36 @@ func parseToken(token string) (scan, error) {
 	if !slices.Contains(orders, s.SortBy) {
 		return scan{}, badQuery(failed + "corrupted token")
 	}
-	if t.V != "v1" {
-		return scan{}, badQuery(failed+"unsupported version: %s", t.V)
-	}
 	return s, nil
+}
+
+// decodeToken decodes URL-safe base64, or returns the problem in the words of the rack's library
+// (A09).
+func decodeToken(token string) ([]byte, string) {
+	const alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+	symbols, last := len(strings.TrimRight(token, "=")), max(len(token)-1, 0)
+	quad := last / 4 * 4
+	wrong := strings.IndexFunc(token[:symbols], func(r rune) bool {
+		return !strings.ContainsRune(alphabet, r)
+	})
+	switch {
+	case last == quad && wrong >= 0 && symbols > last && !strings.Contains(alphabet, token[last:]):
+		wrong = last // of a symbol too many the rack complains first
+	case wrong < 0 && symbols < len(token) && symbols < quad+2:
+		wrong = symbols
+	}
+	data, err := base64.URLEncoding.Strict().DecodeString(token)
+	switch {
+	case wrong >= 0:
+		return nil, fmt.Sprintf("Invalid symbol %d, offset %d.", token[wrong], wrong)
+	case token != "" && last == quad:
+		return nil, fmt.Sprintf("Invalid input length: %d", len(token))
+	case len(token)%4 != 0:
+		return nil, "Invalid padding"
+	case err != nil:
+		return nil, fmt.Sprintf("Invalid last symbol %d, offset %d.", token[symbols-1], symbols-1)
+	}
+	return data, ""
 }
 
 // after returns the token of the page that begins after an item.

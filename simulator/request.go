@@ -282,14 +282,14 @@ func (r *apiRequest) instance() engine.Ref {
 	return r.ref("instance")
 }
 
-// authenticate accepts a request with the rack's token as its bearer (A11).
+// authenticate accepts a request with the rack's token as its bearer, in any case (A11).
 func (s *Server) authenticate(r *apiRequest) error {
 	if r.op.noAuth {
 		return nil
 	}
-	bearer, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	scheme, bearer, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	bearer = strings.TrimSpace(bearer)
-	if !ok || !strings.HasPrefix(bearer, tokenPrefix) || s.token != "" && bearer != s.token {
+	if !strings.EqualFold(scheme, "bearer") || !strings.HasPrefix(bearer, tokenPrefix) || s.token != "" && bearer != s.token {
 		return errUnauthorized
 	}
 	return nil

@@ -19,11 +19,11 @@ import (
 var accessRules = []Rule{
 	{
 		ID: "A11",
-		Says: "Ping needs no token; a bearer that does not begin with `oxide-token-` counts as none; " +
-			"none and a wrong one are 401",
+		Says: "Ping needs no token; the scheme is compared without case; a bearer that does not begin " +
+			"with `oxide-token-` counts as none; none and a wrong one are 401",
 		Why: "The driver reads its token file again after a 401, and reports the token as rejected " +
 			"when that does not help.",
-		Source: "read: nexus/auth/src/authn/external/token.rs",
+		Source: "read: nexus/auth/src/authn/external/token.rs, the headers crate's Bearer",
 		Calls:  []string{"ping", "current_user_view"},
 		Check:  checkTokens,
 	},
@@ -76,6 +76,7 @@ func checkTokens(c *Check) {
 		{"a ping without a token", "/v1/ping", "", ok},
 		{"a ping with another's token", "/v1/ping", "Bearer oxide-token-" + uuid.NewString(), ok},
 		{"the check's own token", "/v1/me", "Bearer " + c.Token, ok},
+		{"the scheme in lower case", "/v1/me", "bearer " + c.Token, ok},
 		{"no token", "/v1/me", "", unauthorized},
 		{"a wrong token", "/v1/me", "Bearer oxide-token-" + uuid.NewString(), unauthorized},
 		{"a bearer that is no token of Oxide's", "/v1/me", "Bearer conformance", unauthorized},

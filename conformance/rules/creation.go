@@ -46,7 +46,9 @@ var creationRules = []Rule{
 	{
 		ID: "A66",
 		Says: "Order of checks on an instance's creation: vCPUs and memory, number of disks, every new " +
-			"disk with its source, jumbo frames, interfaces; then the name, the network, the disks",
+			"disk with its source, at most 32 external IPs and 32 multicast groups, jumbo frames, at most " +
+			"2 ephemeral IPs of different versions, interfaces, SSH keys, anti-affinity groups; then the " +
+			"name, the network, the addresses, the disks",
 		Why: "Who makes nodes on the simulator is told the same first mistake as on a rack, and " +
 			"nothing is made for a request with any.",
 		Source: "read: nexus/src/app/instance.rs, sagas/instance_create.rs",
@@ -150,6 +152,10 @@ func checkCreationOrder(c *Check) {
 	body.BootDisk = c.madeWith(From(&oxide.DiskSourceSnapshot{SnapshotId: nowhere}), GiB)
 	body.Disks = slices.Repeat([]oxide.InstanceDiskAttachment{small}, maxDisks)
 	body.NetworkInterfaces = interfaces(0)
+	ephemeral := oxide.ExternalIpCreate{Value: &oxide.ExternalIpCreateEphemeral{}}
+	body.ExternalIps = slices.Repeat([]oxide.ExternalIpCreate{ephemeral}, 33)
+	body.SshPublicKeys = []oxide.NameOrId{oxide.NameOrId(nowhere)}
+	body.AntiAffinityGroups = []oxide.NameOrId{oxide.NameOrId(missing)}
 	type step struct {
 		what string
 		want Refused
@@ -168,11 +174,20 @@ func checkCreationOrder(c *Check) {
 				body.Disks[0] = oxide.InstanceDiskAttachment{
 					Value: &oxide.InstanceDiskAttachmentAttach{Name: missing}}
 			}},
+		{"33 external IPs", invalidRequest(
+			"An instance may not have more than 32 external IP addresses"),
+			func() { body.ExternalIps = body.ExternalIps[:3] }},
 		{"jumbo frames", invalidRequest("enable_jumbo_frames may only be set on an instance when " +
 			"the fleet-wide jumbo-frames opt-in is enabled by a fleet administrator"),
 			func() { body.EnableJumboFrames = nil }},
+		{"3 ephemeral IPs", invalidRequest("An instance may not have more than 2 ephemeral IP addresses"),
+			func() { body.ExternalIps = nil }},
 		{"a list of no interfaces", otherVPCs,
 			func() { body.NetworkInterfaces = interfaces(1, string(missing)) }},
+		{"an SSH key that is not there", unknownID("ssh-key", nowhere),
+			func() { body.SshPublicKeys = nil }},
+		{"a group that is not there", unknownName("anti-affinity-group", missing),
+			func() { body.AntiAffinityGroups = nil }},
 		{"a name that is taken", nameTaken("instance", taken), func() { body.Name = free }},
 		{"a network that is not there", unknownName("vpc", missing),
 			func() {

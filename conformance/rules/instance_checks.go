@@ -121,7 +121,10 @@ func checkReboot(c *Check) {
 	_, err = c.Reboot(instance.Id)
 	c.Refuses("reboot a failed instance", err,
 		invalidRequest("instance state cannot be changed from failed"))
-	c.StartAndAwait(instance.Id)
+	c.Switch("instance_delay", adminapi.Duration(hold))
+	Must[*oxide.Instance](c, "start an instance slowly")(c.Start(instance.Id))
+	_, err = c.Reboot(instance.Id)
+	c.Refuses("reboot an instance that is starting", err, invalidRequest("Forbidden"))
 	c.stopSlowly(instance.Id)
 	_, err = c.Reboot(instance.Id)
 	c.Refuses("reboot an instance that is stopping", err,

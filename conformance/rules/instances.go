@@ -40,11 +40,12 @@ var lifeRules = []Rule{
 	{
 		ID: "A47",
 		Says: "Reboot needs a VMM: 202 and `rebooting` at first, and the instance runs again with its " +
-			"disks attached; 400 without one, and while stopping",
+			"disks attached; 400 without one, while stopping, and, in the sled's words, while starting",
 		Why: "The driver keeps publications over the reboot of a node: no disk is detached by it. The " +
 			"simulator's guest sees its devices anew.",
 		Source: "read: nexus/src/app/instance.rs; tested: test_instances_create_reboot_halt, of which " +
-			"the words while stopping are inferred",
+			"the words while stopping are inferred; the sled's answer (500 before its zone is there) " +
+			"was read and not tested",
 		Calls: []string{"instance_reboot"},
 		Check: checkReboot,
 	},

@@ -14,11 +14,12 @@ var networkRules = []Rule{
 		ID: "A52",
 		Says: "An instance gets one interface `net0` with a v4 and a v6 address, or those it asks for " +
 			"with the stacks of their `ip_config`; the first five addresses of a subnet are not a " +
-			"guest's",
-		Why:    networkUsers,
-		Source: "read: common/src/address.rs; the dual stack is the schema's default",
-		Calls:  []string{"instance_create", "instance_network_interface_list"},
-		Check:  checkInterfaces,
+			"guest's, and neither is the last of an IPv4 subnet",
+		Why: networkUsers,
+		Source: "read: common/src/address.rs, queries/network_interface.rs; the dual stack is the " +
+			"schema's default",
+		Calls: []string{"instance_create", "instance_network_interface_list"},
+		Check: checkInterfaces,
 	},
 	{
 		ID: "A64",
@@ -34,11 +35,14 @@ var networkRules = []Rule{
 	{
 		ID: "A65",
 		Says: "The external addresses of an instance are one for source NAT, if its primary interface " +
-			"has IPv4; four instances share an address, each with 16384 ports",
-		Why:    networkUsers,
-		Source: "read: sagas/instance_create.rs, common/src/address.rs",
-		Calls:  []string{"instance_create", "instance_external_ip_list"},
-		Check:  checkExternalAddresses,
+			"has IPv4; four instances share an address, each with 16384 ports. It is of the silo's default " +
+			"pool and counts there as used; without such a pool the instance is 404, and with a full one " +
+			"507",
+		Why: networkUsers,
+		Source: "read: sagas/instance_create.rs, common/src/address.rs, datastore/ip_pool.rs, " +
+			"queries/external_ip.rs; tested: integration_tests/instances.rs",
+		Calls: []string{"instance_create", "instance_external_ip_list"},
+		Check: checkExternalAddresses,
 	},
 }
 

@@ -20,12 +20,14 @@ var pageRules = []Rule{
 		Says: "A page has at most `limit` objects, 100 when it is absent, and as many if there are; " +
 			"more than 10000 may be asked for, 0 may not; they come in the order of `sort_by`; with " +
 			"`page_token` the other parameters are ignored: they are in the token, URL-safe base64 of " +
-			"`{\"v\":\"v1\",\"page_start\":{…}}`, at most 512 bytes",
+			"`{\"v\":\"v1\",\"page_start\":{…}}`, at most 512 bytes. The limit may have a plus sign. A token that is no " +
+			"base64 is refused in the words of Rust's base64",
 		Why: "The driver asks for 1000 objects in the order of their IDs, and continues a listing " +
 			"with the rack's token in its own, which must not grow beyond CSI's limit.",
-		Source: "read: dropshot/src/pagination.rs; recording in oxide.go",
-		Calls:  []string{"disk_create", "disk_list", "snapshot_list", "instance_list"},
-		Check:  checkPages,
+		Source: "read: dropshot/src/pagination.rs, Rust's NonZeroU32 and base64 0.22 (decode.rs); " +
+			"recording in oxide.go",
+		Calls: []string{"disk_create", "disk_list", "snapshot_list", "instance_list"},
+		Check: checkPages,
 	},
 	{
 		ID: "A10",
@@ -139,7 +141,16 @@ func checkPages(c *Check) {
 		expected{"a token of 513 bytes", get("/v1/disks?page_token=" + strings.Repeat("A", 513)),
 			badQuery(token + "too large")},
 		expected{"a token of nothing", get("/v1/disks?page_token=e30="),
-			badQuery(token + "corrupted token")})
+			badQuery(token + "corrupted token")},
+		expected{"a limit with a sign", get("/v1/disks?limit=%2B2&" + c.inProject()), ok})
+	for given, want := range map[string]string{"!": "Invalid symbol 33, offset 0.",
+		"A": "Invalid input length: 1", "AA": "Invalid padding", "AB==": "Invalid last symbol 66, " +
+			"offset 1.", "A===": "Invalid symbol 61, offset 1.", "AAAA=AAA": "Invalid symbol 61, offset 4.",
+		"AA!AA": "Invalid symbol 33, offset 2.", "!AAA!": "Invalid symbol 33, offset 4.",
+		"eyJ2IjoidjIifQ==": "corrupted token"} {
+		c.Expect(expected{"the token " + given, get("/v1/disks?page_token=" + url.QueryEscape(given)),
+			badQuery(token + want)})
+	}
 }
 
 // checkLists demands that the pages of each list, up to their limits, contain all its objects.

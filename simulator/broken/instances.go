@@ -68,6 +68,10 @@ var lives = []Mutation{
 		Before: acceptsIn("instance_reboot", store.RunStopped),
 	},
 	{
+		Name: "A47-accepts-starting", Says: "the reboot of an instance that starts is accepted",
+		Before: acceptsIn("instance_reboot", store.RunStarting),
+	},
+	{
 		Name: "A47-starts-failed", Says: "the reboot of a failed instance starts it",
 		Before: func(x *Interception) {
 			if x.Is("instance_reboot") && x.instance().RunState == store.RunFailed {

@@ -1,12 +1,24 @@
 package broken
 
-import "github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+import (
+	"strings"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+)
 
 var wireAccess = []Mutation{
 	{
 		Name: "A11-ping", Says: "a ping needs a token",
 		Before: func(x *Interception) {
 			if x.Is("ping") && x.Request.Header.Get("Authorization") == "" {
+				x.Refuse(401, "Unauthorized", "credentials missing or invalid")
+			}
+		},
+	},
+	{
+		Name: "A11-case", Says: "the scheme of a token is compared with its case",
+		Before: func(x *Interception) {
+			if strings.HasPrefix(x.Request.Header.Get("Authorization"), "bearer") {
 				x.Refuse(401, "Unauthorized", "credentials missing or invalid")
 			}
 		},

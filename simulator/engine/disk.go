@@ -290,11 +290,19 @@ func (s Disks) insert(tx *store.Tx, d store.Disk) error {
 }
 
 // checkDescription fails for a description that does not fit into the rack's database (A70).
-func checkDescription(description string) error {
-	if utf8.RuneCountInString(description) > 512 {
+func checkDescription(description string) error { return checkLength(description, 512) }
+
+func checkLength(text string, most int) error {
+	if utf8.RuneCountInString(text) > most {
 		return errInternal
 	}
 	return nil
+}
+
+// setPublicKey refuses a key that does not fit into the rack's database (A70).
+func setPublicKey(c *Change, value any) error {
+	c.record.Fields["public_key"] = value
+	return checkLength(value.(string), 1023)
 }
 
 // chargeStorage charges the silo's quota (A29).

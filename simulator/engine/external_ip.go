@@ -17,25 +17,18 @@ type Allocation struct {
 	Version string
 }
 
-// pools are the silo's pools of external addresses at the start. Addresses are given out from
-// first on, because instances share those before it for source NAT (A65).
+// pools are the silo's pools of external addresses at the start.
 var pools = []struct {
 	name, version string
 	isDefault     bool
 	net           netip.Prefix
-	first         netip.Addr
 }{
-	{defaultNetwork, StackV4, true, netip.MustParsePrefix("198.18.0.0/15"),
-		netip.MustParseAddr("198.19.0.0")},
-	{"default-ipv6", StackV6, false, netip.MustParsePrefix("2001:db8::/64"),
-		netip.MustParseAddr("2001:db8::1")},
+	{defaultNetwork, StackV4, true, netip.MustParsePrefix("198.18.0.0/15")},
+	{"default-ipv6", StackV6, false, netip.MustParsePrefix("2001:db8::/64")},
 }
 
 // unicast is the type of the pools of external addresses.
 const unicast = "unicast"
-
-// natPoolID returns the ID of the pool with the addresses for source NAT.
-func natPoolID() string { return store.DerivedID(IPPool.Name, "", pools[0].name) }
 
 // createPools creates the silo's pools if the directory lacks them.
 func createPools(c *Change) error {
@@ -71,14 +64,14 @@ var errNoAddress = invalidRequest("Requested external IP address not available")
 
 // allocate finds a free address in the pools that are linked to the silo.
 func (c *Change) allocate(a Allocation) (pool store.Resource, address netip.Addr, err error) {
-	used, err := c.usedAddresses()
+	used, err := c.usedAddresses(FloatingIP, ephemeralIP, natIP)
 	if err != nil {
 		return pool, address, err
 	}
 	if a.IP != "" {
 		address = netip.MustParseAddr(a.IP)
 		pool, err = c.poolWith(address)
-		if err == nil && !free(used, address) {
+		if err == nil && used[address] {
 			err = errNoAddress
 		}
 		return pool, address, err
@@ -86,29 +79,59 @@ func (c *Change) allocate(a Allocation) (pool store.Resource, address netip.Addr
 	if pool, err = c.choose(IPPool, a); err != nil {
 		return pool, address, err
 	}
-	ranges, err := extentsOf(pool)
-	for _, e := range ranges {
-		for address = e.First; e.contains(address); address = address.Next() {
-			if nat := pools[0]; nat.net.Contains(address) && address.Less(nat.first) {
-				address = nat.first
-			}
-			if free(used, address) && e.contains(address) {
-				return pool, address, err
-			}
-		}
-	}
-	return pool, address, errors.Join(err,
-		insufficientCapacity("No external IP addresses available"))
+	address, err = firstFree(pool, func(a netip.Addr) bool { return !used[a] })
+	return pool, address, err
 }
 
-// free reports whether an address is neither given out nor one for source NAT.
-func free(used map[netip.Addr]bool, address netip.Addr) bool {
-	for _, p := range pools {
-		if p.net.Contains(address) && address.Less(p.first) {
-			return false
+// firstFree returns the lowest address of a pool that is free.
+func firstFree(pool store.Resource, free func(netip.Addr) bool) (netip.Addr, error) {
+	ranges, err := extentsOf(pool)
+	for _, e := range ranges {
+		for address := e.First; e.contains(address); address = address.Next() {
+			if free(address) {
+				return address, err
+			}
 		}
 	}
-	return !used[address]
+	return netip.Addr{}, errors.Join(err, insufficientCapacity("No external IP addresses available"))
+}
+
+// attachNAT gives a new instance an address for source NAT from the silo's default pool, if its
+// primary interface has IPv4. Four instances share an address, each with a quarter of its ports
+// (A65).
+func (r *Simulation) attachNAT(tx *store.Tx, i store.Instance, nics []store.NetworkInterface) error {
+	if len(nics) == 0 || nics[0].IPStack.Type == StackV6 {
+		return nil
+	}
+	c := &Change{Simulation: r, tx: tx}
+	pool, err := c.choose(IPPool, Allocation{Version: StackV4})
+	if err != nil {
+		return err
+	}
+	used, err := c.usedAddresses(FloatingIP, ephemeralIP)
+	taken := map[string]bool{}
+	err = errors.Join(err, natIP.Table().Each(tx, func(r store.Resource) error {
+		taken[fmt.Sprint(r.Text("ip"), " ", r.Fields["first_port"])] = true
+		return nil
+	}))
+	if err != nil {
+		return err
+	}
+	const ports = 1 << 14
+	first := 0
+	address, err := firstFree(pool, func(a netip.Addr) bool {
+		for first = 0; first < 4*ports && taken[fmt.Sprint(a, " ", first)]; {
+			first += ports
+		}
+		return !used[a] && first < 4*ports
+	})
+	if err != nil {
+		return err
+	}
+	_, err = c.create(natIP, store.Resource{Identity: i.Identity}, named(natIP.Name, "",
+		map[string]any{"kind": "snat", "ip": address.String(), "ip_pool_id": pool.ID,
+			"first_port": first, "last_port": first + ports - 1}))
+	return err
 }
 
 // poolWith returns the linked pool that has the address.
@@ -168,14 +191,16 @@ func (c *Change) choose(k *Kind, a Allocation) (pool store.Resource, err error) 
 		"versions. Please specify ip_version (v4 or v6) or provide an explicit pool.")
 }
 
-// usedAddresses returns the external addresses that the rack has given out.
-func (c *Change) usedAddresses() (map[netip.Addr]bool, error) {
-	used := map[netip.Addr]bool{}
-	add := func(r store.Resource) error {
-		used[netip.MustParseAddr(r.Text("ip"))] = true
-		return nil
+// usedAddresses returns the external addresses that the rack has given out to these kinds.
+func (c *Change) usedAddresses(kinds ...*Kind) (used map[netip.Addr]bool, err error) {
+	used = map[netip.Addr]bool{}
+	for _, k := range kinds {
+		err = errors.Join(err, k.Table().Each(c.tx, func(r store.Resource) error {
+			used[netip.MustParseAddr(r.Text("ip"))] = true
+			return nil
+		}))
 	}
-	return used, errors.Join(FloatingIP.Table().Each(c.tx, add), ephemeralIP.Table().Each(c.tx, add))
+	return used, err
 }
 
 func permitFloatingIP(c *Change, in *ResourceInput) error {
@@ -183,6 +208,11 @@ func permitFloatingIP(c *Change, in *ResourceInput) error {
 		return invalidRequest("Floating IP cannot be deleted while attached to an instance")
 	}
 	return nil
+}
+
+// natOf returns the address for source NAT of an instance, if it has one.
+func natOf(tx *store.Tx, instanceID string) ([]store.Resource, error) {
+	return natIP.Table().Scan(tx, instanceID, store.ByName, nil, noLimit)
 }
 
 // externalIPs returns the floating and ephemeral addresses of an instance.
@@ -429,7 +459,11 @@ func (r *Simulation) releaseAddresses(tx *store.Tx, instanceID string) error {
 	for _, e := range ephemeral {
 		err = errors.Join(err, ephemeralIP.Table().Delete(tx, e))
 	}
-	return err
+	nat, found := natOf(tx, instanceID)
+	for _, n := range nat {
+		err = errors.Join(err, natIP.Table().Delete(tx, n))
+	}
+	return errors.Join(err, found)
 }
 
 // ExternalIPCreate is an external address of a new instance: the floating IP, or an ephemeral

@@ -106,8 +106,10 @@ func (s Instances) Stop(call *Call, ref Ref) (store.Instance, error) {
 func (s Instances) Reboot(call *Call, ref Ref) (store.Instance, error) {
 	return s.change(call, ref, func(_ *store.Tx, i *store.Instance) error {
 		switch i.RunState {
-		case store.RunRunning, store.RunStarting, store.RunRebooting:
+		case store.RunRunning, store.RunRebooting:
 			i.SetRunState(store.RunRebooting)
+		case store.RunStarting:
+			return invalidRequest("Forbidden") // the words of the sled, which Nexus asks
 		case store.StateCreating:
 			return errStillCreating
 		case store.RunStopping:

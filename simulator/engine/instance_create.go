@@ -127,7 +127,7 @@ func (s Instances) insert(call *Call, project store.Selector, c InstanceCreate) 
 			return err
 		}
 		return errors.Join(tx.InsertInstance(i, nics), tx.OpenSaga(i.ID, c), s.link(tx, i, c),
-			s.attachExternalIPs(tx, i, c.ExternalIPs))
+			s.attachNAT(tx, i, nics), s.attachExternalIPs(tx, i, c.ExternalIPs))
 	})
 	return i, owner, err
 }

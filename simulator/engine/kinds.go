@@ -21,11 +21,12 @@ var (
 	FirewallRule      = &Kind{}
 	Gateway           = &Kind{}
 	ephemeralIP       = &Kind{}
+	natIP             = &Kind{}
 
 	// Kinds lists every kind.
 	Kinds = []*Kind{Project, SSHKey, IPPool, SubnetPool, FloatingIP, ExternalSubnet,
 		AffinityGroup, AntiAffinityGroup, VPC, Subnet, Router, Route, FirewallRule, Gateway,
-		ephemeralIP}
+		ephemeralIP, natIP}
 )
 
 // init fills the table of kinds, because the kinds refer to each other. A kind comes behind those
@@ -34,7 +35,7 @@ func init() {
 	*SSHKey = Kind{
 		Name: "ssh-key", Operation: "current_user_ssh_key", Param: "ssh_key",
 		Owner: userID, In: "silo_user_id", Public: true,
-		Fields: []Field{{Name: "public_key", Type: Text}},
+		Fields: []Field{{Name: "public_key", Type: Text, Set: setPublicKey}},
 	}
 	*IPPool = Kind{
 		Name: "ip-pool", Operation: "system_ip_pool", Param: "pool", Fleet: true,
@@ -82,6 +83,8 @@ func init() {
 	}
 	*ephemeralIP = Kind{Name: "ephemeral-ip", In: "instance_id", Fields: []Field{
 		{Name: "address_allocator", Default: Allocation{}, Set: setAddress}}}
+	*natIP = Kind{Name: "source-nat", In: "instance_id", Fields: []Field{{Name: "kind"},
+		{Name: "ip"}, {Name: "ip_pool_id"}, {Name: "first_port"}, {Name: "last_port"}}}
 	*AffinityGroup = group("affinity")
 	*AntiAffinityGroup = group("anti-affinity")
 	*Subnet = Kind{

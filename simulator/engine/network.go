@@ -103,8 +103,8 @@ func newInterface(tx *store.Tx, i store.Instance, others []store.NetworkInterfac
 	}, err
 }
 
-// newStack returns the lowest free addresses of a subnet. It skips the first five, which the rack
-// reserves (A52).
+// newStack returns the lowest free addresses of a subnet. It skips the first five, and the last of
+// IPv4, which the rack reserves (A52).
 func newStack(tx *store.Tx, subnet store.Resource, kind string) (store.IPStack, error) {
 	used := map[string]bool{}
 	err := tx.EachInterface(func(nic store.NetworkInterface) {
@@ -118,7 +118,7 @@ func newStack(tx *store.Tx, subnet store.Resource, kind string) (store.IPStack, 
 		for n := 0; n < reservedAddresses || used[subnet.ID+" "+address.String()]; n++ {
 			address = address.Next()
 		}
-		if !block.Contains(address) {
+		if !block.Contains(address) || address.Is4() && address == SubnetExtent(block).Last {
 			err = invalidRequest("No available %s addresses for interface in subnet '%s' with ID '%s'",
 				strings.Replace(field[:4], "ip", "IP", 1), subnet.Name, subnet.ID)
 		}
@@ -293,17 +293,7 @@ func (s Instances) DeleteInterface(call *Call, instance Ref, sel store.Selector)
 	})
 }
 
-// SourceNAT is the address and the ports from which an instance connects to the outside.
-type SourceNAT struct {
-	Kind      string `json:"kind"`
-	IP        string `json:"ip"`
-	IPPoolID  string `json:"ip_pool_id"`
-	FirstPort int    `json:"first_port"`
-	LastPort  int    `json:"last_port"`
-}
-
-// ExternalIPs returns the external addresses of an instance. One for source NAT is among them if
-// its primary interface has IPv4 (A65).
+// ExternalIPs returns the external addresses of an instance, that for source NAT first (A65).
 func (s Instances) ExternalIPs(call *Call, ref Ref) ([]any, error) {
 	ips := []any{}
 	err := s.store.View(func(tx *store.Tx) error {
@@ -311,11 +301,10 @@ func (s Instances) ExternalIPs(call *Call, ref Ref) ([]any, error) {
 		if err != nil {
 			return err
 		}
-		nics, err := tx.Interfaces(i.ID)
-		for _, n := range nics {
-			if n.Primary && n.IPStack.Type != StackV6 {
-				ips = append(ips, natOf(n))
-			}
+		nat, err := natOf(tx, i.ID)
+		for _, n := range nat {
+			delete(n.Fields, "instance_id")
+			ips = append(ips, n.Fields)
 		}
 		floating, ephemeral, found := externalIPs(tx, i.ID)
 		for _, r := range ephemeral {
@@ -328,19 +317,4 @@ func (s Instances) ExternalIPs(call *Call, ref Ref) ([]any, error) {
 		return errors.Join(err, found)
 	})
 	return ips, err
-}
-
-// natOf returns the address that four instances share, and the instance's quarter of the ports
-// (A65).
-func natOf(n store.NetworkInterface) SourceNAT {
-	var high, low byte
-	if _, err := fmt.Sscanf(n.MAC, macFormat, &high, &low); err != nil {
-		panic(err) // newInterfaces wrote it
-	}
-	const ports = 1 << 14
-	host := int(high)<<8 | int(low)
-	first := host % 4 * ports
-	return SourceNAT{Kind: "snat", IP: fmt.Sprintf("198.18.%d.%d", host>>10, byte(host>>2)),
-		IPPoolID:  natPoolID(),
-		FirstPort: first, LastPort: first + ports - 1}
 }

@@ -58,7 +58,7 @@ func init() {
 		usedExtent: "IP pool ranges cannot be deleted while external IP addresses are allocated from " +
 			"them",
 		usedPool: "IP addresses from this pool are in use in the linked silo",
-		users:    []*Kind{FloatingIP, ephemeralIP}, field: "ip",
+		users:    []*Kind{FloatingIP, ephemeralIP, natIP}, field: "ip",
 	}
 	words[SubnetPool] = poolWords{id: "subnet_pool_id", link: "subnet-pool-silo-link",
 		linkID: "subnet_pool_id: %s, silo_id: %s",
@@ -345,14 +345,15 @@ func (s Resources) UnlinkPool(call *Call, k *Kind, sel, silo store.Selector) err
 	})
 }
 
-// used calls visit for each allocation of the pool.
+// used calls visit once for each address or subnet of the pool that is allocated.
 func (c *Change) used(visit func(netip.Prefix)) error {
-	w := words[c.kind]
+	w, seen := words[c.kind], map[string]bool{}
 	var failed error
 	for _, k := range w.users {
 		failed = errors.Join(failed, k.Table().Each(c.tx, func(r store.Resource) error {
-			if r.Text(w.id) == c.old.ID {
-				visit(allocated(r.Text(w.field)))
+			if text := r.Text(w.field); r.Text(w.id) == c.old.ID && !seen[text] {
+				seen[text] = true
+				visit(allocated(text))
 			}
 			return nil
 		}))
@@ -369,17 +370,10 @@ func allocated(text string) netip.Prefix {
 	return netip.PrefixFrom(a, a.BitLen())
 }
 
-// refuseUsed fails if the silo has an allocation of the pool that counts. The addresses for source
-// NAT are those of the first pool (A65).
+// refuseUsed fails if the silo has an allocation of the pool that counts.
 func (c *Change) refuseUsed(text string, counts func(netip.Prefix) bool) error {
 	refused := false
 	err := c.used(func(p netip.Prefix) { refused = refused || counts(p) })
-	if err == nil && c.old.ID == natPoolID() && counts(netip.PrefixFrom(pools[0].net.Addr(), 32)) {
-		err = store.Instances.Each(c.tx, func(store.Instance) error {
-			refused = true
-			return nil
-		})
-	}
 	if err == nil && refused {
 		err = invalidRequest("%s", text)
 	}

@@ -121,9 +121,12 @@ func (r seeder) instance(tx *store.Tx, spec InstanceSpec) (id string, err error)
 		i.SetRunState(store.RunStopped)
 	}
 	nics, err := newInterfaces(tx, i, []InterfaceCreate{DefaultInterface})
+	if err == nil {
+		err = r.attachNAT(tx, i, nics)
+	}
 	var refused *Error
 	if errors.As(err, &refused) && refused.Status == http.StatusNotFound {
-		// A client has renamed or deleted the network. The instance is made without an interface.
+		// A client has taken the network or the pool away. The instance is made without an interface.
 		nics, err = []store.NetworkInterface{}, nil
 	}
 	if err != nil {
