@@ -50,6 +50,9 @@ func attach(ctx context.Context, c Config) (Device, error) {
 	number := c.First
 	for limit := time.Millisecond; ; limit = min(2*limit, 100*time.Millisecond) {
 		d, err := c.tryNext(control, file, &number)
+		if errors.Is(err, errNoDiscards) {
+			_ = unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_REMOVE, d.Number)
+		}
 		if err == nil || !raceLost(err) {
 			return d, err
 		}
@@ -133,7 +136,7 @@ func (c Config) tryNext(control, file *os.File, from *int) (Device, error) {
 	}
 	// The device that had this number before may have been made read-only with BLKROSET.
 	err = errors.Join(unix.IoctlSetPointerInt(int(node.Fd()), unix.BLKROSET, 0),
-		d.limitRequests(file))
+		d.limitRequests(file), c.setDiscards(d))
 	if err == nil {
 		d, err = d.fill(node)
 	}
@@ -166,6 +169,21 @@ func (d Device) limitRequests(file *os.File) error {
 		return nil
 	}
 	return os.WriteFile(limit, []byte(fuseRequestKiB), 0)
+}
+
+// errNoDiscards means that an earlier device of the number offered no discard. The kernel keeps that,
+// and cannot be told otherwise. Only a new device has discards again.
+var errNoDiscards = fmt.Errorf("the number has no discards: %w", unix.EAGAIN)
+
+func (c Config) setDiscards(d Device) error {
+	limit := filepath.Join(sysBlock, filepath.Base(d.Path), "queue/discard_max_bytes")
+	switch now, err := os.ReadFile(limit); {
+	case c.Discards == OfferDiscards && err == nil && string(now) == "0\n":
+		return errNoDiscards
+	case c.Discards != NoDiscards:
+		return nil
+	}
+	return os.WriteFile(limit, []byte("0"), 0)
 }
 
 // free returns the number of a device that was free a moment ago. Without Config.First, the

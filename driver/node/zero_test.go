@@ -3,8 +3,13 @@
 package node
 
 import (
+	"bytes"
+	"cmp"
 	"context"
+	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -67,4 +72,43 @@ func TestADiskThatIsDetachedWhileItIsReadIsNotFound(t *testing.T) {
 	must(t, os.Truncate(v.disk.File, 0))
 	guesttest.Run(t, "losetup", "--set-capacity", v.disk.Loop)
 	csitest.Want(t, goOn(), codes.NotFound, csierr.DeviceNotFound)
+}
+
+// TestDiscardsDecideNothing tries disks whose bytes stay when they are discarded, as on a rack, and
+// disks whose bytes become zero.
+func TestDiscardsDecideNothing(t *testing.T) {
+	for _, fsType := range []string{volume.Ext4, volume.XFS, volume.Btrfs} {
+		for zeroed, option := range map[bool]guesttest.Option{false: guesttest.NoDiscards,
+			true: guesttest.Discards} {
+			t.Run(fmt.Sprint(fsType, " zeroed ", zeroed), func(t *testing.T) {
+				g := newGuest(t)
+				v := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB, option), fsType)
+				v.disk.WriteAt(t, 0, bytes.Repeat([]byte("foreign"), guesttest.MiB))
+				out, err := exec.Command("blkdiscard", "--force", v.disk.Loop).CombinedOutput()
+				if (err == nil) != zeroed {
+					t.Fatalf("blkdiscard: %v %s", err, out)
+				}
+				if !zeroed {
+					csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
+					guesttest.Run(t, "blkdiscard", "--zeroout", v.disk.Loop)
+				}
+				must(t, v.stage())
+				hello := filepath.Join(v.staging(), "hello")
+				must(t, os.WriteFile(hello, []byte("rack"), 0o600))
+				if err := exec.Command("fstrim", v.staging()).Run(); (err == nil) != zeroed {
+					t.Errorf("fstrim: %v", err)
+				}
+				must(t, v.unstage())
+				must(t, v.stage())
+				if b, err := os.ReadFile(hello); string(b) != "rack" {
+					t.Errorf("after a trim the file has %q (%v)", b, err)
+				}
+				must(t, v.unstage())
+				force := map[string]string{volume.Ext4: "-F"}[fsType]
+				guesttest.Run(t, "mkfs."+fsType, cmp.Or(force, "-f"), v.disk.Loop) // it discards first
+				must(t, v.stage())
+				must(t, v.unstage())
+			})
+		}
+	}
 }

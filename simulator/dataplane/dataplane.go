@@ -46,6 +46,8 @@ type Plane struct {
 	seed uint64
 	// firstLoop is the lowest number of a loop device that the plane may use.
 	firstLoop int
+	// discards means that a discard zeroes the bytes of every disk.
+	discards bool
 	// owner is the rack's identity. Its devices carry it, because another rack may have the same
 	// paths in a container of its own.
 	owner string
@@ -76,8 +78,9 @@ type Device struct {
 	SizeBytes                    int64
 	BlockSize                    int
 	ReadOnly                     bool
-	// WritesThrough means that the device reports no volatile write cache (A69).
-	WritesThrough bool
+	// Local means that the device reports no volatile write cache, and that a discard by the guest
+	// frees its bytes (A69).
+	Local bool
 }
 
 // serial returns the serial number of the disk's NVMe controller: as much of the name as fits
@@ -134,6 +137,8 @@ type Config struct {
 	Devices Devices
 	// FlakyDisks creates disks that [Plane.FailDisk] can make fail.
 	FlakyDisks bool
+	// Discards makes a discard zero the bytes of every disk, not only of local ones (A69).
+	Discards bool
 	// Volatile creates files that need not survive a power cut of the machine.
 	Volatile bool
 	// Removed gets the ID of each object whose files, or whose guest's view, are gone. It may be nil.
@@ -151,7 +156,8 @@ func Open(c Config) (*Plane, error) {
 	if dir, err = filepath.EvalSymlinks(dir); err != nil {
 		return nil, fmt.Errorf("open the data plane: %w", err)
 	}
-	p := &Plane{files: files{dir, c.Log, c.Volatile, c.Removed}, seed: c.Seed, firstLoop: c.FirstLoop}
+	p := &Plane{files: files{dir, c.Log, c.Volatile, c.Removed}, seed: c.Seed, firstLoop: c.FirstLoop,
+		discards: c.Discards}
 	if c.Removed == nil {
 		p.removed = func(string) {}
 	}

@@ -176,6 +176,32 @@ func TestAPluggedDiskIsSeenAsAnNVMeDevice(t *testing.T) {
 	}
 }
 
+func TestA69ADistributedDiskHasAWriteCacheAndKeepsWhatIsDiscarded(t *testing.T) {
+	for _, test := range []struct {
+		local, discards bool
+		cache           string
+		left            byte
+	}{{false, false, "write back\n", 7}, {false, true, "write back\n", 0},
+		{true, false, "write through\n", 0}} {
+		p := newPlane(t)
+		p.discards = test.discards
+		id := newGuest(t, p)
+		spec := newDisk(t, p, id, "data")
+		spec.Local = test.local
+		simtest.NoError(t, p.Plug(spec, Fault{}))
+		node := nodeOf(t, p, id)
+		path := filepath.Join(p.view(id).blockDir(), filepath.Base(node), "queue", "write_cache")
+		if says, err := os.ReadFile(path); err != nil || string(says) != test.cache {
+			t.Errorf("%s says %q (%v), want %q", path, says, err, test.cache)
+		}
+		simtest.NoError(t, writeTo(node, 7))
+		_ = exec.Command("blkdiscard", node).Run() // which refuses a device that offers no discard
+		if got := first(t, p, spec); got != test.left {
+			t.Errorf("%+v: the first byte after a discard is %d", test, got)
+		}
+	}
+}
+
 func TestADiskIsInOneGuestOnly(t *testing.T) {
 	p := newPlane(t)
 	a, b := newGuest(t, p), newGuest(t, p)

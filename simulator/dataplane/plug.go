@@ -74,6 +74,10 @@ func (p *Plane) attachLoop(spec Device, wrongSize int64) (loopdev.Device, error)
 	if err != nil {
 		return loopdev.Device{}, err
 	}
+	discards := loopdev.NoDiscards
+	if p.discards || spec.Local {
+		discards = loopdev.OfferDiscards
+	}
 	ctx, cancel := context.WithTimeout(p.ctx, attachTimeout)
 	defer cancel()
 	loop, err := loopdev.Attach(ctx, loopdev.Config{
@@ -83,6 +87,7 @@ func (p *Plane) attachLoop(spec Device, wrongSize int64) (loopdev.Device, error)
 		BlockSize: spec.BlockSize,
 		ReadOnly:  spec.ReadOnly,
 		SizeLimit: size,
+		Discards:  discards,
 		First:     p.firstLoop,
 	})
 	if err != nil {

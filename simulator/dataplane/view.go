@@ -152,7 +152,7 @@ func writeBlockDevice(dir string, spec Device, loop loopdev.Device) error {
 		ro = 1
 	}
 	writeCache := "write back"
-	if spec.WritesThrough {
+	if spec.Local {
 		writeCache = "write through"
 	}
 	padded := func(s string, n int) string { return s + strings.Repeat("\x00", n-len(s)) + "\n" }

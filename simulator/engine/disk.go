@@ -387,6 +387,6 @@ func deviceOf(d store.Disk, instanceID string) dataplane.Device {
 	return dataplane.Device{
 		InstanceID: instanceID, DiskID: d.ID, DiskName: d.Name,
 		SizeBytes: d.Size, BlockSize: d.BlockSize, ReadOnly: d.ReadOnly,
-		WritesThrough: d.DiskType == store.TypeLocal,
+		Local: d.DiskType == store.TypeLocal,
 	}
 }

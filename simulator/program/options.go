@@ -161,6 +161,14 @@ func (o *options) flags() *flag.FlagSet {
 		}
 		return readSeed(s, r)
 	})
+	f.Func("discard", "what a guest's discard does: `ignore` (default), so that the bytes of a "+
+		"distributed\ndisk stay as on racks of today, or zero", func(s string) error {
+		r.Discards = s == "zero"
+		if !r.Discards && s != "ignore" {
+			return errors.New("use ignore or zero")
+		}
+		return nil
+	})
 	f.IntVar(&r.FirstLoop, "first-loop", 0, "the lowest `number` of a loop device to use")
 	f.BoolVar(&r.KeepDevices, "keep-devices", false, "leave the guests their disks at the end; "+
 		"the next simulator on the directory adopts them")
