@@ -171,8 +171,8 @@ func (d Device) limitRequests(file *os.File) error {
 	return os.WriteFile(limit, []byte(fuseRequestKiB), 0)
 }
 
-// errNoDiscards means that an earlier device of the number offered no discard. The kernel keeps that,
-// and cannot be told otherwise. Only a new device has discards again.
+// errNoDiscards means that an earlier device of the number offered no discard. The kernel keeps
+// that, and cannot be told otherwise. Only a new device has discards again.
 var errNoDiscards = fmt.Errorf("the number has no discards: %w", unix.EAGAIN)
 
 func (c Config) setDiscards(d Device) error {

@@ -76,7 +76,8 @@ var nodeSituations = []nodeSituation{
 		DeferCleanup(os.Truncate, file, harness.GiB)
 	}), nil},
 	{stageCall, "DeviceNotFound", appearing(adminapi.DeviceFault{Never: true}), nil},
-	{stageCall, "DeviceWrongSize", appearing(adminapi.DeviceFault{SizeBytes: harness.GiB / 2}), nil},
+	{stageCall, "DeviceWrongSize",
+		appearing(adminapi.DeviceFault{SizeBytes: adminapi.Size(harness.GiB / 2)}), nil},
 	{stageCall, "DeviceChanged", stageOfAnother, nil},
 	{stageCall, "DeviceHeld", func(ctx context.Context, f *nodeFixture) (*placement, error) {
 		p := f.inUse(ctx, f.volume(ctx), f.a, harness.Mounted(""))

@@ -47,7 +47,7 @@ func (s *Server) adminDiskFaults(w http.ResponseWriter, r *http.Request) {
 func shownFaults(all []flakydisk.Fault) []adminapi.DiskFault {
 	shown := []adminapi.DiskFault{}
 	for _, f := range all {
-		one := adminapi.DiskFault{From: f.From, To: f.To, Times: f.Times,
+		one := adminapi.DiskFault{From: adminapi.Size(f.From), To: adminapi.Size(f.To), Times: f.Times,
 			Delay: adminapi.Duration(f.Delay), Hang: f.Hang, Lie: f.Lie, Fired: f.Fired}
 		for name, op := range diskOps {
 			if f.On&op != 0 {
@@ -77,7 +77,7 @@ func respondOfDisk(w http.ResponseWriter, body any, err error) {
 
 // diskFault converts a fault to the form that package flakydisk uses.
 func diskFault(fault adminapi.DiskFault) (f flakydisk.Fault, err error) {
-	f = flakydisk.Fault{From: fault.From, To: fault.To, Times: fault.Times,
+	f = flakydisk.Fault{From: int64(fault.From), To: int64(fault.To), Times: fault.Times,
 		Delay: time.Duration(fault.Delay), Hang: fault.Hang, Lie: fault.Lie}
 	for _, name := range fault.On {
 		op, known := diskOps[name]

@@ -23,6 +23,11 @@ var (
 	}
 )
 
+// errorCodes are the codes of a rack's errors (common/src/api/external/error.rs).
+var errorCodes = []string{"Conflict", "Forbidden", "Gone", "InsufficientCapacity", "Internal",
+	"InvalidRequest", "InvalidValue", "Not Found", "ObjectAlreadyExists", "ObjectNotFound",
+	"ServiceNotAvailable", "Unauthorized"}
+
 // maxPadding is the largest padding of a response.
 const maxPadding = 1 << 30
 
@@ -81,6 +86,9 @@ func checkResponse(r adminapi.Fault) error {
 	case a.Status < 200 || a.Status > 599:
 		return fmt.Errorf("fault: the response's status is %d; give one from 200 to 599",
 			a.Status)
+	case a.ErrorCode != "" && !slices.Contains(errorCodes, a.ErrorCode):
+		return fmt.Errorf("fault: no rack has the error code %q; use one of %q, or give the body of "+
+			"another server's answer", a.ErrorCode, errorCodes)
 	case a.PadBytes < 0 || a.PadBytes > maxPadding:
 		return fmt.Errorf("fault: pad_bytes is %d; give at most %d", a.PadBytes, maxPadding)
 	}

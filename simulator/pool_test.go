@@ -2,6 +2,7 @@ package simulator
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
@@ -257,4 +258,46 @@ func (r *rackServer) fleetLists() {
 		"utilization/silos": `"simulated"`} {
 		r.demand(200, part, "GET /v1/system/"+path)
 	}
+}
+
+// TestA65SourceNATIsOfTheDefaultPool allocates and releases the addresses of a small pool.
+func TestA65SourceNATIsOfTheDefaultPool(t *testing.T) {
+	r := serveRack(t, engine.Config{Role: adminapi.RoleFleetAdmin, Instances: []engine.InstanceSpec{}})
+	const pool, span = "/v1/system/ip-pools/default", `{"first":"198.18.0.0","last":"198.19.255.255"}`
+	create := func(name string) string {
+		return fmt.Sprintf(`POST /v1/instances?project=default {"name":%q,"description":"",`+
+			`"hostname":"i","ncpus":1,"memory":1073741824,"start":false}`, name)
+	}
+	r.demand(204, "", "POST "+pool+"/ranges/remove "+span)
+	r.demand(507, "No external IP addresses available", create("a"))
+	r.demand(201, "", "POST "+pool+`/ranges/add {"first":"10.6.0.1","last":"10.6.0.2"}`)
+	for n := range 8 { // of which four share an address
+		r.demand(200, fmt.Sprintf(`"remaining":%d`, 2-(n+3)/4), "GET "+pool+"/utilization")
+		r.demand(201, "", create(fmt.Sprint("i", n)))
+	}
+	r.demand(200, `"first_port":49152,"ip":"10.6.0.2"`,
+		"GET /v1/instances/i7/external-ips?project=default")
+	r.demand(507, "No external IP addresses available", create("a"))
+	r.demand(204, "", "DELETE /v1/instances/i2?project=default")
+	r.demand(201, "", create("a"))
+	r.demand(200, `"is_default":false`, "PUT "+pool+`/silos/simulated {"is_default":false}`)
+	r.demand(404, "not found: default unicast IPv4 pool for current silo", create("b"))
+	const key = `POST /v1/me/ssh-keys {"name":"k","description":"","public_key":"%s"}`
+	r.demand(500, "Internal", fmt.Sprintf(key, strings.Repeat("é", 1024))) // A70
+	r.demand(201, "", fmt.Sprintf(key, strings.Repeat("é", 1023)))
+	r.demand(201, "", `POST /v1/vpc-subnets?vpc=default&project=default {"name":"small",`+
+		`"description":"","ipv4_block":"10.9.0.0/26"}`)
+	nic := func(n int) string {
+		return strings.Replace(create(fmt.Sprint("n", n)), `"start"`, `"network_interfaces":{"type":`+
+			`"create","params":[{"name":"n","description":"","vpc_name":"default","subnet_name":"small",`+
+			`"ip_config":{"type":"v6","value":{"ip":{"type":"auto"}}}}]},"start"`, 1)
+	}
+	v4 := strings.NewReplacer(`"type":"v6"`, `"type":"v4"`).Replace
+	r.demand(200, `"is_default":true`, "PUT "+pool+`/silos/simulated {"is_default":true}`)
+	r.demand(201, "", "POST "+pool+`/ranges/add {"first":"10.6.1.0","last":"10.6.1.255"}`)
+	for n := range 64 - 6 { // A52: not the first five, nor the last
+		r.demand(201, "", v4(nic(n)))
+	}
+	r.demand(400, "No available IPv4 addresses", v4(nic(64)))
+	r.demand(201, "", nic(64))
 }

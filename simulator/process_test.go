@@ -170,6 +170,7 @@ func trusting(t *testing.T, caFile, url string) *oxide.Client {
 
 func TestTheBinaryRefusesABadCommandLine(t *testing.T) {
 	binary := buildSimulator(t)
+	t.Chdir(t.TempDir())
 	seed := func(disk string) string {
 		path := filepath.Join(t.TempDir(), "rack.yaml")
 		simtest.NoError(t, os.WriteFile(path, []byte("disks:\n- "+disk), 0o600))
@@ -193,7 +194,14 @@ func TestTheBinaryRefusesABadCommandLine(t *testing.T) {
 		{"--tls-cert and --tls-key go together", []string{"serve", "--dir", "x", "--tls-cert", "y"}},
 		{"-flight-records: syntax error in pattern", []string{"serve", "--flight-records", "a["}},
 		{"flag provided but not defined", []string{"serve", "--nope"}},
-		{"parse error", []string{"serve", "--dir", "x", "--quota", "much"}},
+		{`"much" is no size`, []string{"serve", "--dir", "x", "--quota", "much"}},
+		{"expected a size or a file", []string{"serve", "--dir", "x", "--image", "i=much"}},
+		{"listen for the API", []string{"serve", "--dir", "x", "--listen", "nowhere"}},
+		{"--tls-cert and --tls-key: open", []string{"serve", "--dir", "x", "--tls-cert", "no",
+			"--tls-key", "no"}},
+		{`role is "king"`, []string{"serve", "--dir", "x", "--role", "king"}},
+		{`there is no mutation "nope"`, []string{"serve", "--dir", "x", "--mutation", "nope"}},
+		{`"X"`, []string{"serve", "--dir", "x", "--instance", "X"}},
 	} {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		out, err := exec.CommandContext(ctx, binary, test.args...).CombinedOutput()
@@ -202,6 +210,15 @@ func TestTheBinaryRefusesABadCommandLine(t *testing.T) {
 		if !errors.As(err, &exit) || exit.ExitCode() != 1 || !strings.Contains(string(out), test.want) ||
 			strings.Contains(string(out), "secret") || strings.Count(string(out), "\n") != 1 {
 			t.Errorf("%v: got %v and %q, want exit 1 and one line with %q", test.args, err, out, test.want)
+		}
+		if _, err := os.Lstat("x"); err == nil {
+			t.Fatalf("%v: a directory was made for it", test.args)
+		}
+	}
+	for _, args := range [][]string{{"help"}, {"--help"}, {"serve", "--help"}} {
+		out, err := exec.CommandContext(t.Context(), binary, args...).Output()
+		if err != nil || !strings.Contains(string(out), "-quota size") {
+			t.Errorf("%v: got %v and %q on stdout", args, err, out)
 		}
 	}
 }

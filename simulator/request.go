@@ -289,7 +289,8 @@ func (s *Server) authenticate(r *apiRequest) error {
 	}
 	scheme, bearer, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	bearer = strings.TrimSpace(bearer)
-	if !strings.EqualFold(scheme, "bearer") || !strings.HasPrefix(bearer, tokenPrefix) || s.token != "" && bearer != s.token {
+	if !strings.EqualFold(scheme, "bearer") || !strings.HasPrefix(bearer, tokenPrefix) ||
+		s.token != "" && bearer != s.token {
 		return errUnauthorized
 	}
 	return nil

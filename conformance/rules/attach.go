@@ -78,8 +78,8 @@ var attachRules = []Rule{
 			"not; with hot-plug the attach is 409",
 		Why: "The driver says of a volume on a local disk that its instance has to be stopped, on " +
 			"every rack.",
-		Source: "read: comment in nexus/src/app/instance.rs; the answer with hot-plug is inferred, for the " +
-			"prototype (omicron luiz-tmp) panics there",
+		Source: "read: comment in nexus/src/app/instance.rs; the answer with hot-plug is inferred, for " +
+			"the prototype (omicron luiz-tmp) panics there",
 		Calls: []string{"instance_disk_attach", "instance_disk_detach"},
 		Check: checkLocalDisks,
 	},

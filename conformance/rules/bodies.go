@@ -50,13 +50,14 @@ var bodyRules = []Rule{
 	},
 	{
 		ID: "A70",
-		Says: "A description has at most 512 characters; a longer one is 500, every time, and so is an SSH " +
-			"key of more than 1023. A disk's share of the quota is charged before that",
+		Says: "A description has at most 512 characters; a longer one is 500, every time, and so is an " +
+			"SSH key of more than 1023. A disk's share of the quota is charged before that",
 		Why: "The driver's ownership tag is a description. It would take the error for the rack's, and " +
 			"repeat the call for ever.",
 		Source: "read: schema/crdb/dbinit.sql (description STRING(512) of 36 tables, among them every " +
-			"kind that the simulator has; public_key STRING(1023) of ssh_key), nexus/db-errors/src/transaction_error.rs " +
-			"(public_error_from_diesel_create), make_saga_dag in sagas/disk_create.rs",
+			"kind that the simulator has; public_key STRING(1023) of ssh_key), " +
+			"nexus/db-errors/src/transaction_error.rs (public_error_from_diesel_create), " +
+			"make_saga_dag in sagas/disk_create.rs",
 		Calls: []string{"disk_create", "snapshot_create", "instance_create"},
 		Check: checkDescriptions,
 	},

@@ -35,9 +35,9 @@ var diskLimitRules = []Rule{
 			"nothing behind. A local disk takes none when it is created, but when its instance starts",
 		Why: "The driver reports 507 as a lack of capacity, so that a claim is tried elsewhere or " +
 			"later.",
-		Source: "read: region allocation, make_saga_dag in sagas/disk_create.rs. That is the allocator's " +
-			"view: a pool that is really full, where a region cannot be made, is a 500 after a while " +
-			"(omicron #7294, #11265), which the driver repeats as any 500",
+		Source: "read: region allocation, make_saga_dag in sagas/disk_create.rs. That is the " +
+			"allocator's view: a pool that is really full, where a region cannot be made, is a 500 " +
+			"after a while (omicron #7294, #11265), which the driver repeats as any 500",
 		Calls: []string{"disk_create"},
 		Check: checkNoSpace,
 	},

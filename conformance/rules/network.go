@@ -35,9 +35,9 @@ var networkRules = []Rule{
 	{
 		ID: "A65",
 		Says: "The external addresses of an instance are one for source NAT, if its primary interface " +
-			"has IPv4; four instances share an address, each with 16384 ports. It is of the silo's default " +
-			"pool and counts there as used; without such a pool the instance is 404, and with a full one " +
-			"507",
+			"has IPv4; four instances share an address, each with 16384 ports. It is of the silo's " +
+			"default pool and counts there as used; without such a pool the instance is 404, and with a " +
+			"full one 507",
 		Why: networkUsers,
 		Source: "read: sagas/instance_create.rs, common/src/address.rs, datastore/ip_pool.rs, " +
 			"queries/external_ip.rs; tested: integration_tests/instances.rs",

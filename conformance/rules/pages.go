@@ -20,8 +20,8 @@ var pageRules = []Rule{
 		Says: "A page has at most `limit` objects, 100 when it is absent, and as many if there are; " +
 			"more than 10000 may be asked for, 0 may not; they come in the order of `sort_by`; with " +
 			"`page_token` the other parameters are ignored: they are in the token, URL-safe base64 of " +
-			"`{\"v\":\"v1\",\"page_start\":{…}}`, at most 512 bytes. The limit may have a plus sign. A token that is no " +
-			"base64 is refused in the words of Rust's base64",
+			"`{\"v\":\"v1\",\"page_start\":{…}}`, at most 512 bytes. The limit may have a plus sign. A " +
+			"token that is no base64 is refused in the words of Rust's base64",
 		Why: "The driver asks for 1000 objects in the order of their IDs, and continues a listing " +
 			"with the rack's token in its own, which must not grow beyond CSI's limit.",
 		Source: "read: dropshot/src/pagination.rs, Rust's NonZeroU32 and base64 0.22 (decode.rs); " +

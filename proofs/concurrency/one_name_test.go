@@ -41,7 +41,7 @@ func (env *environment) conditions(seed uint64) []condition {
 		f.Operation, f.Probability, f.Seed = operation, 0.4, seed
 		return &f
 	}
-	throttled := &adminapi.Response{Status: 429, ErrorCode: "TooManyRequests", Message: "slow down"}
+	throttled := &adminapi.Response{Status: 429, Body: "slow down"}
 	down := &adminapi.Response{Status: 503, ErrorCode: "ServiceNotAvailable", Message: "not now"}
 	return []condition{
 		{name: "fair", whole: true},

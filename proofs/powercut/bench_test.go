@@ -142,7 +142,8 @@ func (b *bench) show(ctx context.Context, v volume, disk *flakydisk.Disk) (*plac
 		return p, err
 	}
 	p.loop, err = loopdev.Attach(ctx, loopdev.Config{Path: b.disks.Put(p.file, disk),
-		Serial: "powercut-" + rand.Text()[:16], Discards: loopdev.OfferDiscards, Owner: loopdev.Process()})
+		Serial: "powercut-" + rand.Text()[:16], Owner: loopdev.Process(),
+		Discards: loopdev.OfferDiscards})
 	if err != nil {
 		return p, err
 	}

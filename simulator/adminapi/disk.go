@@ -14,8 +14,8 @@ import (
 // The rack needs disks that can fail: oxide-simulator serve --disks=fuse.
 type DiskFault struct {
 	On    []string `json:"on"`
-	From  int64    `json:"from,omitempty"`
-	To    int64    `json:"to,omitempty"`
+	From  Size     `json:"from,omitempty"`
+	To    Size     `json:"to,omitempty"`
 	Times int      `json:"times,omitempty"`
 	Delay Duration `json:"delay,omitempty"`
 	Hang  bool     `json:"hang,omitempty"`

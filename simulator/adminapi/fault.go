@@ -79,7 +79,7 @@ type Response struct {
 type DeviceFault struct {
 	Never     bool     `json:"never,omitempty"`
 	Delay     Duration `json:"delay,omitempty"`
-	SizeBytes int64    `json:"size_bytes,omitempty"`
+	SizeBytes Size     `json:"size_bytes,omitempty"`
 	Fails     bool     `json:"fails,omitempty"`
 }
 

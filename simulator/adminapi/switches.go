@@ -25,7 +25,7 @@ type Switches struct {
 	// InstanceDelay is the time that an instance takes to start, stop or reboot.
 	InstanceDelay Duration `json:"instance_delay"`
 	// QuotaBytes is the silo's quota of storage.
-	QuotaBytes int64 `json:"quota_bytes"`
+	QuotaBytes Size `json:"quota_bytes"`
 	// Full makes the rack run out of physical space. It then refuses everything that needs space,
 	// whatever the quota (A27).
 	Full bool `json:"full"`

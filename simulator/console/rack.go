@@ -83,7 +83,7 @@ func parts(state adminapi.State, switches adminapi.Switches, faults []adminapi.A
 		add("shelf", "others", "others", sorted(others, func(s snapshot) string { return s.Name }))
 	}
 	lists["quota"] = []part{{"q", "quota", struct{ Used, All int64 }{state.StorageBytes,
-		switches.QuotaBytes}}}
+		int64(switches.QuotaBytes)}}}
 	for _, t := range toggles(switches) {
 		add("switches", t.ID, "toggle", t)
 	}

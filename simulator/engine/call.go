@@ -45,7 +45,7 @@ type Window struct {
 func (c *Call) deviceFault(delay adminapi.Duration) dataplane.Fault {
 	if d := c.Device; d != nil {
 		return dataplane.Fault{Never: d.Never, Delay: time.Duration(max(delay, d.Delay)),
-			SizeBytes: d.SizeBytes, Fails: d.Fails}
+			SizeBytes: int64(d.SizeBytes), Fails: d.Fails}
 	}
 	return dataplane.Fault{Delay: time.Duration(delay)}
 }

@@ -311,7 +311,7 @@ func (r *Simulation) chargeStorage(tx *store.Tx, size int64) error {
 	if err != nil {
 		return err
 	}
-	if quota := r.switches.get().QuotaBytes; size > quota-used {
+	if quota := r.switches.get().QuotaBytes; size > int64(quota)-used {
 		return insufficientCapacity("Storage Limit Exceeded: Not enough storage to complete " +
 			"request. Either remove unneeded disks and snapshots to free up resources or " +
 			"contact the rack operator to request a capacity increase.")

@@ -99,7 +99,8 @@ func firstFree(pool store.Resource, free func(netip.Addr) bool) (netip.Addr, err
 // attachNAT gives a new instance an address for source NAT from the silo's default pool, if its
 // primary interface has IPv4. Four instances share an address, each with a quarter of its ports
 // (A65).
-func (r *Simulation) attachNAT(tx *store.Tx, i store.Instance, nics []store.NetworkInterface) error {
+func (r *Simulation) attachNAT(tx *store.Tx, i store.Instance,
+	nics []store.NetworkInterface) error {
 	if len(nics) == 0 || nics[0].IPStack.Type == StackV6 {
 		return nil
 	}

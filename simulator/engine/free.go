@@ -62,5 +62,5 @@ func (r *Simulation) noSpace(more int64) bool {
 		used, err = tx.Storage()
 		return err
 	})
-	return err != nil || used+more > now.QuotaBytes-unfreed
+	return err != nil || used+more > int64(now.QuotaBytes)-unfreed
 }

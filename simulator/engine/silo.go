@@ -166,7 +166,7 @@ func (s Silo) seesFleet(err error) error {
 // and memory count while an instance is not stopped (A20).
 func (s Silo) Utilization() (Utilization, error) {
 	u := Utilization{Capacity: ResourceCounts{CPUs: 1024, Memory: 4 * tebibyte,
-		Storage: s.switches.get().QuotaBytes}}
+		Storage: int64(s.switches.get().QuotaBytes)}}
 	err := s.store.View(func(tx *store.Tx) error {
 		err := store.Instances.Each(tx, func(i store.Instance) error {
 			if i.Active() {

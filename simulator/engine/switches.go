@@ -87,7 +87,7 @@ func (c Config) switches() adminapi.Switches {
 		FreeDelay:     adminapi.Duration(c.FreeDelay),
 		QuotaFirst:    c.QuotaFirst,
 		InstanceDelay: adminapi.Duration(c.InstanceDelay),
-		QuotaBytes:    cmp.Or(c.QuotaBytes, defaultQuota),
+		QuotaBytes:    adminapi.Size(cmp.Or(c.QuotaBytes, defaultQuota)),
 		DiskLimit:     cmp.Or(c.DiskLimit, defaultDiskLimit),
 		Role:          cmp.Or(c.Role, adminapi.RoleCollaborator),
 	}

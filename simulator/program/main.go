@@ -37,8 +37,21 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		_, err := fmt.Fprintln(stdout, cmp.Or(Release, "devel"))
 		return err
 	}
-	o, err := parse(args, stderr)
+	o, err := parse(args, stdout, stderr)
 	if err != nil || o == nil {
+		return err
+	}
+	api, err := net.Listen("tcp", o.listen)
+	if err != nil {
+		return fmt.Errorf("listen for the API: %w", err)
+	}
+	defer api.Close()
+	admin, err := net.Listen("tcp", o.admin)
+	if err != nil {
+		return fmt.Errorf("listen for the admin listener: %w", err)
+	}
+	defer admin.Close()
+	if err := o.rehearse(ctx); err != nil {
 		return err
 	}
 	rack, err := simulator.Open(ctx, o.rack)
@@ -47,7 +60,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	rack.Flights.Dirs = o.flightRecords
 	if err = rack.Mutate(o.mutation); err == nil {
-		err = serve(ctx, o, rack, stdout)
+		err = serve(ctx, o, rack, api, admin, stdout)
 	}
 	if closeErr := rack.Close(); err == nil {
 		err = closeErr
@@ -55,19 +68,14 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	return err
 }
 
-func serve(ctx context.Context, o *options, rack *simulator.Server, stdout io.Writer) error {
-	api, err := net.Listen("tcp", o.listen)
-	if err != nil {
-		return fmt.Errorf("listen for the API: %w", err)
-	}
-	admin, err := net.Listen("tcp", o.admin)
-	if err != nil {
-		return fmt.Errorf("listen for the admin listener: %w", err)
-	}
+func serve(ctx context.Context, o *options, rack *simulator.Server, api, admin net.Listener,
+	stdout io.Writer) error {
 	about := o.describe(rack, api.Addr(), admin.Addr())
-	if api, about.CA, err = o.secure(api, rack.Dir()); err != nil {
+	api, ca, err := o.secure(api, rack.Dir())
+	if err != nil {
 		return err
 	}
+	about.CA = ca
 	group, ctx := errgroup.WithContext(ctx)
 	start := func(l net.Listener, h http.Handler) {
 		server := &http.Server{Handler: h, ReadHeaderTimeout: 30 * time.Second,

@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 const usage = `usage: oxide-simulator serve [--dir DIR] [flags]
@@ -49,6 +50,7 @@ type options struct {
 	tls             bool
 	tlsCert, tlsKey string
 	tlsHosts        []string
+	cert            tls.Certificate
 	disks           string
 	mutation        string
 	flightRecords   []string
@@ -58,14 +60,15 @@ type options struct {
 	logFormat string
 }
 
-// parse parses the command line. For help it returns nil options and no error.
-func parse(args []string, stderr io.Writer) (*options, error) {
+// parse parses the command line. It prints help to stdout, and then returns nil options and no
+// error.
+func parse(args []string, stdout, stderr io.Writer) (*options, error) {
 	o := &options{tlsHosts: []string{"localhost", "127.0.0.1", "::1"}}
 	flags := o.flags()
 	// Report a mistake in one line, without a page of usage.
 	flags.SetOutput(io.Discard)
 	help := func() {
-		flags.SetOutput(stderr)
+		flags.SetOutput(stdout)
 		flags.Usage()
 	}
 	if len(args) == 0 || args[0] != "serve" {
@@ -140,7 +143,12 @@ func (o *options) flags() *flag.FlagSet {
 	f.StringVar(&o.disks, "disks", "", "what the guests' disks are: `file`; fuse: such as can fail "+
 		"(POST /disks/ID/faults\nat the admin listener), which end with the simulator; or none: no "+
 		"guest sees a disk\n(default file or, without Linux, root or loop devices, none)")
-	f.Int64Var(&r.QuotaBytes, "quota", 0, "the silo's storage in `bytes` (default 64 TiB)")
+	f.Func("quota", "the silo's storage, a `size` such as 1073741824 or 10GiB (default 64TiB)",
+		func(s string) error {
+			quota, err := adminapi.ParseSize(s)
+			r.QuotaBytes = int64(quota)
+			return err
+		})
 	f.IntVar(&r.DiskLimit, "disk-limit", 0, "disks of an instance (default 12)")
 	f.StringVar(&r.Role, "role", "", "the token's role in the projects: collaborator (default), "+
 		"viewer, none, or fleet-admin: a collaborator who also has the pools of the fleet")
@@ -203,11 +211,14 @@ func (o *options) addImage(s string) error {
 	if owner, rest, ok := strings.Cut(name, "/"); ok {
 		image.Project, image.Name = owner, rest
 	}
-	size, err := strconv.ParseInt(content, 10, 64)
+	size, err := adminapi.ParseSize(content)
 	if err != nil {
+		if _, missing := os.Stat(content); missing != nil {
+			return fmt.Errorf("expected a size or a file: %w; %w", err, missing)
+		}
 		image.File = content
 	}
-	image.SizeBytes = size
+	image.SizeBytes = int64(size)
 	o.rack.Images = append(o.rack.Images, image)
 	return nil
 }
@@ -220,6 +231,9 @@ func (o *options) check(rest []string) error {
 		return errors.New("--keep-devices needs --dir: without it the rack is gone at the end")
 	case (o.tlsCert == "") != (o.tlsKey == ""):
 		return errors.New("--tls-cert and --tls-key go together: give both or neither")
+	case o.disks == diskFUSE && fuseProblem() != nil:
+		return fmt.Errorf("--disks=fuse needs root and /dev/fuse, and not fusermount3: %w; without "+
+			"--disks everything else works", fuseProblem())
 	case !slices.Contains([]string{"", diskFiles, diskFUSE, diskNone}, o.disks):
 		return fmt.Errorf("--disks is %q; use %s, %s or %s", o.disks, diskFiles, diskFUSE, diskNone)
 	case o.disks != "" && o.disks != diskFiles && o.rack.KeepDevices:
@@ -229,7 +243,46 @@ func (o *options) check(rest []string) error {
 	case o.rack.Token != "" && !strings.HasPrefix(o.rack.Token, "oxide-token-"):
 		return errors.New("--token does not begin with oxide-token-, so no rack would accept it")
 	}
+	if o.tlsCert != "" {
+		var err error
+		if o.cert, err = tls.LoadX509KeyPair(o.tlsCert, o.tlsKey); err != nil {
+			return fmt.Errorf("--tls-cert and --tls-key: %w", err)
+		}
+	}
 	return nil
+}
+
+// fuseProblem returns the reason why this user's disks cannot be served over FUSE.
+func fuseProblem() error {
+	if os.Geteuid() != 0 {
+		return fmt.Errorf("the user %d is not root", os.Geteuid())
+	}
+	f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
+	if err == nil {
+		err = f.Close()
+	}
+	return err
+}
+
+// rehearse makes a new rack in a temporary directory without devices, so that what is wrong with
+// the options is told before anything is made.
+func (o *options) rehearse(ctx context.Context) error {
+	c := o.rack
+	if entries, err := os.ReadDir(c.Dir); err == nil && len(entries) > 0 {
+		return nil // the records of this rack decide
+	}
+	c.Dir, c.Devices, c.FlakyDisks, c.Volatile = "", simulator.NoDevices, false, true
+	c.Images = slices.Clone(c.Images)
+	for n, i := range c.Images {
+		if info, err := os.Stat(i.File); err == nil {
+			c.Images[n].File, c.Images[n].SizeBytes = "", max(i.SizeBytes, info.Size())
+		}
+	}
+	rack, err := simulator.Open(ctx, c)
+	if err != nil {
+		return err
+	}
+	return errors.Join(rack.Mutate(o.mutation), rack.Close())
 }
 
 // choose makes the choices that the command line leaves open.
@@ -263,9 +316,8 @@ func (o *options) secure(l net.Listener, dir string) (_ net.Listener, caFile str
 	var cert tls.Certificate
 	switch {
 	case o.tlsCert != "":
-		if caFile, err = filepath.Abs(o.tlsCert); err == nil {
-			cert, err = tls.LoadX509KeyPair(o.tlsCert, o.tlsKey)
-		}
+		cert = o.cert
+		caFile, err = filepath.Abs(o.tlsCert)
 	case o.tls:
 		cert, caFile, err = simulator.Certificate(dir, o.tlsHosts)
 	default:

@@ -5,16 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"os"
 	"path/filepath"
 	"regexp"
-	"strconv"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 // seed is the content of the file of --seed, which docs/howto/simulator.md describes.
@@ -43,25 +42,16 @@ type seed struct {
 	} `yaml:"disks"`
 }
 
-// size is a number of bytes, or a number with a unit.
+// size is a number of bytes, as ParseSize reads it.
 type size int64
-
-var sizes = regexp.MustCompile(`^([0-9]+) ?(MiB|GiB|TiB)?$`)
 
 // UnmarshalYAML reads 1073741824, 1GiB or 1 GiB.
 func (s *size) UnmarshalYAML(n *yaml.Node) error {
-	parts := sizes.FindStringSubmatch(n.Value)
-	if parts == nil {
-		return &yaml.TypeError{Errors: []string{fmt.Sprintf(
-			"line %d: %q is no size; write bytes, or a number of MiB, GiB or TiB", n.Line, n.Value)}}
+	parsed, err := adminapi.ParseSize(n.Value)
+	if err != nil {
+		return &yaml.TypeError{Errors: []string{fmt.Sprintf("line %d: %s", n.Line, err)}}
 	}
-	unit := map[string]int64{"": 1, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}[parts[2]]
-	number, err := strconv.ParseInt(parts[1], 10, 64)
-	if err != nil || number > math.MaxInt64/unit {
-		return &yaml.TypeError{Errors: []string{
-			fmt.Sprintf("line %d: %s is too large", n.Line, n.Value)}}
-	}
-	*s = size(number * unit)
+	*s = size(parsed)
 	return nil
 }
 

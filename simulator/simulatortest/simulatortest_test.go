@@ -48,7 +48,7 @@ func TestAFaultStrikesUntilTheRackIsReset(t *testing.T) {
 		c.Disks = []simulator.DiskSpec{{Name: "seeded", SizeBytes: 1 << 30, Instance: "b"}}
 	})
 	fired := rack.Fault(adminapi.Fault{Operation: "disk_create", Phase: adminapi.Instead, Times: 1,
-		Response: &adminapi.Response{Status: 503, ErrorCode: "ServiceUnavailable", Message: "busy"}})
+		Response: &adminapi.Response{Status: 503, ErrorCode: "ServiceNotAvailable", Message: "busy"}})
 	var refused *oxide.HTTPError
 	if err := create(rack, t, "made"); !errors.As(err, &refused) ||
 		refused.HTTPResponse.StatusCode != http.StatusServiceUnavailable || fired() != 1 {
