@@ -7,8 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/oxidecomputer/oxide.go/oxide"
-
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
@@ -48,17 +46,6 @@ func TestADeferredEffectComesAfterTheResponse(t *testing.T) {
 			}
 		})
 	}
-}
-
-func TestADeferredEffectComesWhenItsDelayIsOver(t *testing.T) {
-	r := serveRack(t, engine.Config{})
-	r.disk("d")
-	r.fault(adminapi.Fault{Operation: "disk_delete", Phase: adminapi.Deferred, Cut: true, Delay: 1})
-	if err := r.DiskDelete(t.Context(),
-		oxide.DiskDeleteParams{Disk: "d", Project: "default"}); err == nil {
-		t.Fatal("the caller was told of a success")
-	}
-	simtest.Eventually(t, "the disk to be gone", func() bool { return !r.exists("d") })
 }
 
 func TestCloseDropsDeferredRequests(t *testing.T) {

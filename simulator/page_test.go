@@ -2,34 +2,14 @@ package simulator
 
 import (
 	"errors"
-	"fmt"
 	"slices"
 	"testing"
 
-	"github.com/oxidecomputer/oxide.go/oxide"
 	"pgregory.net/rapid"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
-
-func TestAListMayBeLongerThanAPage(t *testing.T) {
-	r := serveRack(t, engine.Config{})
-	for n := range 205 {
-		r.disk(fmt.Sprintf("d%03d", n))
-	}
-	got := must[[]oxide.Disk](t)(r.DiskListAllPages(t.Context(),
-		oxide.DiskListParams{Project: "default"}))
-	if len(got) != 205 {
-		t.Errorf("got %d disks, want 205", len(got))
-	}
-	first := must[*oxide.DiskResultsPage](t)(r.DiskList(t.Context(),
-		oxide.DiskListParams{Project: "default"}))
-	if len(first.Items) != 100 {
-		t.Errorf("A09: a page has %d disks, want 100", len(first.Items))
-	}
-}
 
 // TestA09AScanReturnsEveryLastingObjectOnceAndInOrder inserts and deletes objects during a scan.
 // The scan must return every object that existed all the time exactly once, in order, and no

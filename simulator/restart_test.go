@@ -17,6 +17,7 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"go.uber.org/goleak"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
@@ -78,6 +79,15 @@ func TestARestartedRackHasEverything(t *testing.T) {
 	if u.Provisioned.Storage != 3<<30 {
 		t.Errorf("storage is %d, want 3 GiB", u.Provisioned.Storage)
 	}
+}
+
+func (r *rackServer) snapshotState(name string) string {
+	sn, err := r.SnapshotView(r.t.Context(),
+		oxide.SnapshotViewParams{Snapshot: oxide.NameOrId(name), Project: "default"})
+	if err != nil {
+		return "none"
+	}
+	return string(sn.State)
 }
 
 func (r *rackServer) disks() []oxide.Disk {
@@ -380,4 +390,25 @@ func TestASeededDiskIsBlankAfterAReset(t *testing.T) {
 		t.Error("whoever watches the rack is told that it closes")
 	default:
 	}
+}
+
+func TestARestartRestoresTheSizesOfDisks(t *testing.T) {
+	r := serveRack(t, engine.Config{})
+	d := r.disk("d")
+	r.fault(adminapi.Fault{Operation: "instance_disk_attach",
+		Device: &adminapi.DeviceFault{SizeBytes: 2 << 30}})
+	must[*oxide.Disk](t)(r.doAttach("a", "d"))
+	simtest.Eventually(t, "the device", func() bool { return len(r.guestDevices("a")) == 1 })
+	r.force("d", store.DiskState{State: store.StateDetached}) // a detach that ended halfway
+	next := r.again()
+	if got := diskSize(t, next, d.Id); got != 1<<30 {
+		t.Errorf("the disk has %d bytes, want 1 GiB", got)
+	}
+}
+
+func diskSize(t *testing.T, r *rackServer, id string) int64 {
+	t.Helper()
+	st, err := os.Stat(r.rack.Plane().DiskPath(id))
+	simtest.NoError(t, err)
+	return st.Size()
 }

@@ -140,7 +140,7 @@ func TestAPluggedDiskIsSeenAsAnNVMeDevice(t *testing.T) {
 			p := newPlane(t)
 			id := newGuest(t, p)
 			spec := newDisk(t, p, id, c.disk)
-			spec.BlockSize, spec.ReadOnly, spec.WritesThrough = c.blockSize, c.readOnly, c.readOnly
+			spec.BlockSize, spec.ReadOnly, spec.Local = c.blockSize, c.readOnly, c.readOnly
 			simtest.NoError(t, p.Plug(spec, Fault{}))
 
 			name := filepath.Base(nodeOf(t, p, id))
