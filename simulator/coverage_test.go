@@ -4,6 +4,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -64,6 +65,20 @@ func TestThePageOfCoverageListsEveryOperationOfTheRack(t *testing.T) {
 			t.Fatal(err)
 		}
 		return
+	}
+	howto, err := os.ReadFile("../docs/howto/simulator.md")
+	text := strings.Join(strings.Fields(string(howto)), " ")
+	if says := fmt.Sprintf("%d of the %d operations", served, len(routes)); !strings.Contains(text,
+		says) {
+		t.Errorf("docs/howto/simulator.md does not say %q (%v)", says, err)
+	}
+	aliases, err := os.ReadFile("server.go")
+	for _, spec := range []any{Config{}, InstanceSpec{}, ImageSpec{}, DiskSpec{}} {
+		for f := range reflect.TypeOf(spec).Fields() {
+			if !strings.Contains(string(aliases), f.Name) {
+				t.Errorf("the alias of %T does not mention %s (%v)", spec, f.Name, err)
+			}
+		}
 	}
 	got, err := os.ReadFile(coveragePage)
 	if err != nil || string(got) != want {

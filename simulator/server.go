@@ -18,17 +18,32 @@ import (
 
 // These types configure the rack.
 type (
-	// Config configures the rack.
+	// Config configures the rack. The zero value is a rack in a new directory, with a project
+	// "default" and without instances. Its fields (go doc ./simulator/engine.Config has them in full):
+	//
+	//	Dir, Volatile                       where it is, and whether it survives a power cut
+	//	Projects, Instances, Images, Disks  what it has from the start
+	//	Token, TokenExpires, Role           who may use it; "" is every oxide-token-…, a collaborator
+	//	APIHosts, AdminHosts                further names by which clients reach it
+	//	Hotplug, DiskLimit, QuotaBytes      its limits; the zero values are full, 12 and 64 TiB
+	//	DeviceDelay, CreateHold, SnapshotHold, InstanceDelay, FreeDelay, QuotaFirst  its delays
+	//	Devices, FlakyDisks, Discards, FirstLoop, KeepDevices, Seed  the devices of its guests
+	//	Log                                 its logger
 	Config = engine.Config
-	// InstanceSpec is an instance that the rack has from the start.
+	// InstanceSpec is an instance that the rack has from the start: its Name, and if given its ID, its
+	// Project, and whether it is Stopped.
 	InstanceSpec = engine.InstanceSpec
-	// ImageSpec is an image that the rack has from the start.
+	// ImageSpec is an image that the rack has from the start: its Name, its Project unless it is the
+	// silo's, its BlockSize, and a File or SizeBytes of zeroes.
 	ImageSpec = engine.ImageSpec
-	// DiskSpec is a disk that the rack has from the start.
+	// DiskSpec is a disk that the rack has from the start: its Name, Project, SizeBytes and BlockSize,
+	// and if given the Image whose bytes it has, and the Instance to which it is attached.
 	DiskSpec = engine.DiskSpec
-	// Devices tells whether the guests see their disks.
+	// Devices tells whether the guests see their disks: NoDevices, DevicesIfPossible, or "", which
+	// demands devices.
 	Devices = dataplane.Devices
-	// Hotplug is what the rack does with the disks of running instances.
+	// Hotplug is what the rack does with the disks of running instances: "full", "attach-only" or
+	// "none", and after commas "record-first", "refusals-500" or "surprise-removal".
 	Hotplug = adminapi.Hotplug
 )
 
