@@ -45,42 +45,6 @@ func (r *rackServer) guestDevices(instance string) []string {
 	return names
 }
 
-func TestARestartedRackHasEverything(t *testing.T) {
-	r := serveRack(t, engine.Config{Images: []engine.ImageSpec{{Name: "image", SizeBytes: 1 << 20}}})
-	d := r.disk("d")
-	r.disk("e")
-	must[*oxide.Disk](t)(r.doAttach("a", "d"))
-	must[*oxide.Snapshot](t)(r.doSnapshot("s", "e"))
-	must[*oxide.Instance](t)(r.doCreate(r.instanceBody("more")))
-	r.doStop("b")
-	simtest.Eventually(t, "the device", func() bool { return len(r.guestDevices("a")) == 1 })
-
-	next := r.again()
-	for name, state := range map[string]string{"d": "attached", "e": "detached"} {
-		if got := next.state(name); got != state {
-			t.Errorf("%s is %q, want %q", name, got, state)
-		}
-	}
-	if got := next.disks()[0]; got.Id != d.Id || !got.TimeCreated.Equal(*d.TimeCreated) {
-		t.Errorf("disk d was %+v and is %+v", d, got)
-	}
-	if got := next.snapshotState("s"); got != "ready" {
-		t.Errorf("the snapshot is %q", got)
-	}
-	for name, state := range map[string]string{
-		"a": "running", "b": "stopped", "idle": "stopped", "more": "running",
-	} {
-		if got := next.instance(name).RunState; string(got) != state {
-			t.Errorf("instance %s is %s, want %s", name, got, state)
-		}
-	}
-	simtest.Eventually(t, "the device again", func() bool { return len(next.guestDevices("a")) == 1 })
-	u := must[*oxide.Utilization](t)(next.UtilizationView(t.Context()))
-	if u.Provisioned.Storage != 3<<30 {
-		t.Errorf("storage is %d, want 3 GiB", u.Provisioned.Storage)
-	}
-}
-
 func (r *rackServer) snapshotState(name string) string {
 	sn, err := r.SnapshotView(r.t.Context(),
 		oxide.SnapshotViewParams{Snapshot: oxide.NameOrId(name), Project: "default"})
