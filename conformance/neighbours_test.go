@@ -26,7 +26,7 @@ import (
 // A run of the program works beside disks that look like its own, somebody whose objects change, a
 // run that was killed, one that lives, one elsewhere, one of which nothing tells where it ran, a
 // colleague who cleans up all the time, and local users who have files and programs with names of
-// this program.
+// this program. It is a run of the rules: csi-sanity counts the volumes of everybody.
 func TestARunConformsAmongOthersAndTouchesNothingOfTheirs(t *testing.T) {
 	t.Parallel()
 	run := plainRun(t)
@@ -50,18 +50,14 @@ func TestARunConformsAmongOthersAndTouchesNothingOfTheirs(t *testing.T) {
 	others := make(chan error, 1)
 	go func() { others <- busy(ctx, rack) }()
 
-	parts := partRules // csi-sanity counts the volumes of all
-	if !testing.Short() {
-		parts += "," + partData
-	}
 	fifo := filepath.Join(rack.Dir, "oxide-guest-fifo")
 	all := []*program{prepare(t, run, rack, env, "run", "--yes", "--report", fifo),
 		prepare(t, run, rack, env, "diff", fifo, fifo)}
 	for _, refused := range all {
 		refused.exit(t, ExitUsage)
 	}
-	living := prepare(t, run, rack, alone, "run", "--yes", "--only", parts)
-	p := prepare(t, run, rack, env, "run", "--yes", "--only", parts)
+	living := prepare(t, run, rack, alone, "run", "--yes", "--only", partRules)
+	p := prepare(t, run, rack, env, "run", "--yes", "--only", partRules)
 	csitest.Must(t, errors.Join(living.Start(), p.Start()))
 	ended := make(chan struct{})
 	go func() {
