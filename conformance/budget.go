@@ -32,7 +32,10 @@ var need = map[string]amount{
 	partData: {9, 18},
 }
 
-// needOf returns the most that the selected parts need at one time, and adds the disk that marks
+// optional are the GiB of the part data without which it leaves out a check.
+const optional = 8
+
+// needOf returns the most that the selected parts have at one time, and adds the disk that marks
 // the run.
 func needOf(selected []string) amount {
 	var most amount
@@ -41,6 +44,18 @@ func needOf(selected []string) amount {
 		most.gib = max(most.gib, need[part].gib)
 	}
 	return amount{most.objects + 1, most.gib + 1}
+}
+
+// leastOf returns what the selected parts have at one time if checks that need more are left out.
+func leastOf(selected []string) amount {
+	least := needOf(slices.DeleteFunc(slices.Clone(selected), func(part string) bool {
+		return part == partData
+	}))
+	if slices.Contains(selected, partData) {
+		least.objects = max(least.objects, need[partData].objects+1)
+		least.gib = max(least.gib, need[partData].gib+1-optional)
+	}
+	return least
 }
 
 // budget limits the objects that a run has at one time.
@@ -132,6 +147,13 @@ func sum(objects []*object) amount {
 		all.gib += o.gib
 	}
 	return all
+}
+
+// held returns what exists.
+func (b *budget) held() amount {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.now()
 }
 
 // peak returns the most that existed at one time.

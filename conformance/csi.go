@@ -142,6 +142,9 @@ func resultOf(access string, r SpecReport, calls []rpc, hotplug bool) report.Res
 	name := strings.TrimSpace(strings.TrimPrefix(r.FullText(), access))
 	result := report.Result{Group: access, Name: name, Seconds: r.RunTime.Seconds(), Tries: 1,
 		Evidence: evidence(calls)}
+	for _, c := range calls {
+		result.Extent.Answer(c.name, strings.TrimSpace(c.code.String()+" "+c.reason))
+	}
 	explains := func(skips []csisuite.ExplainedSkip) (string, bool) {
 		i := slices.IndexFunc(skips, func(s csisuite.ExplainedSkip) bool {
 			return s.Spec.MatchString(r.FullText())

@@ -49,10 +49,18 @@ func (w *job) checkData(ctx context.Context, b *data.Bench, check data.Check) re
 		}
 		return result
 	}
+	if missing := check.GiB - w.room(ctx); missing > 0 {
+		result.Status = report.NotTested
+		result.Reason = fmt.Sprintf("not tested: it needs %d GiB more", missing)
+		return result
+	}
 	point := w.calls.len()
 	w.rack.Exchanges()
 	began := time.Now()
-	err := check.Run(ctx, b)
+	logged := *b
+	logged.Log = &data.Log{}
+	err := check.Run(ctx, &logged)
+	result.Extent = logged.Log.Extent()
 	calls, exchanges := w.calls.since(point), w.rack.Exchanges()
 	w.note(exchanges)
 	result.Tries, result.Seconds = 1, time.Since(began).Seconds()
@@ -71,6 +79,15 @@ func (w *job) checkData(ctx context.Context, b *data.Bench, check data.Check) re
 		}
 	}
 	return result
+}
+
+// room returns how many GiB more the run may have, by its budget and by the silo's quota.
+func (w *job) room(ctx context.Context) int64 {
+	left := w.budget.limit.gib - w.budget.held().gib
+	if use, err := w.client.UtilizationView(ctx); err == nil {
+		left = min(left, (int64(use.Capacity.Storage)-int64(use.Provisioned.Storage))/harness.GiB)
+	}
+	return left
 }
 
 // notMade lists the RPCs that a check is about and did not call.

@@ -194,7 +194,7 @@ func (w *job) runRules(ctx context.Context) {
 		says := strings.ReplaceAll(rule.Says, "`", "")
 		result := report.Result{Group: partRules, ID: rule.ID, Name: says, Reason: ruled.Reason,
 			Seconds: ruled.Took.Seconds(), Tries: ruled.Tries, Source: rule.Source,
-			Evidence: answers(ruled.Exchanges), Status: map[rules.Status]report.Status{
+			Extent: ruled.Extent, Evidence: answers(ruled.Exchanges), Status: map[rules.Status]report.Status{
 				rules.Passed: report.Passed, rules.Failed: report.Failed,
 				rules.Blocked: report.Blocked, rules.NotTested: report.NotTested,
 			}[ruled.Status]}
@@ -224,7 +224,11 @@ func (w *job) result(r report.Result) {
 	if r.Status == report.Failed {
 		reason = r.Reason
 	}
-	w.progress.done(strings.ReplaceAll(string(r.Status), "_", " "), name, reason)
+	status := strings.ReplaceAll(string(r.Status), "_", " ")
+	if r.Status == report.Passed && len(r.Extent.Partly()) > 0 {
+		status = "kept so far as"
+	}
+	w.progress.done(status, name, reason)
 }
 
 // sweep removes all that carries the run's mark. What the driver should have deleted is a failure.
@@ -274,8 +278,11 @@ func (w *job) finish(ctx context.Context) (int, error) {
 // summarize prints the end of the run.
 func (w *job) summarize(folder string) {
 	r := w.report
-	w.say("\n%s: %s\n", strings.ToUpper(r.Headline()), r.Why)
+	w.say("\n%s: %s\n%s\n", strings.ToUpper(r.Headline()), r.Why, r.Promises())
 	for _, result := range r.Results {
+		if result.Status == report.Passed && len(result.Extent.Partly()) > 0 {
+			w.say("  %s %s", strings.TrimSpace(result.Group+" "+result.ID), result.Kept())
+		}
 		if result.Status == report.Passed || result.Status == report.NotApplicable ||
 			result.Status == report.Interrupted {
 			continue

@@ -5,18 +5,23 @@ package conformance
 import (
 	"context"
 	"errors"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 
 	"github.com/onsi/ginkgo/v2/types"
+	"github.com/oxidecomputer/oxide.go/oxide"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/data"
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/report"
 )
 
 func TestTheVerdictFollowsFromWhatRan(t *testing.T) {
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
-	passed := report.Result{Group: partRules, ID: "A01", Status: report.Passed}
+	passed := report.Result{Group: partRules, ID: "A01", Status: report.Passed,
+		Extent: report.Extent{{What: "ping", Looked: 1}}}
 	with := func(status report.Status) report.Result {
 		return report.Result{Group: partData, ID: "D01", Name: string(status), Status: status,
 			Reason: "why"}
@@ -85,6 +90,30 @@ func TestTheVerdictFollowsFromWhatRan(t *testing.T) {
 				t.Errorf("the report does not add up: %v", err)
 			}
 		})
+	}
+}
+
+func TestACheckWithoutRoomIsNotTested(t *testing.T) {
+	rack := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write([]byte(`{"capacity":{"storage":21474836480},"provisioned":{"storage":0}}`))
+	}))
+	defer rack.Close()
+	client, err := oxide.NewClient(oxide.WithHost(rack.URL), oxide.WithToken("x"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &job{operator: operator{client: client}, budget: newBudget(amount{9, 12})}
+	for gib, want := range map[int64]string{17: "needs 5 GiB more", 23: "needs 11 GiB more"} {
+		got := w.checkData(t.Context(), &data.Bench{}, data.Check{ID: "D14", GiB: gib})
+		if got.Status != report.NotTested || !strings.Contains(got.Reason, want) {
+			t.Errorf("%s: %s", got.Status, got.Reason)
+		}
+	}
+	if gib := w.room(t.Context()); gib != 12 {
+		t.Errorf("there is room for %d GiB, not for 12", gib)
+	}
+	if all, least := needOf(parts), leastOf(parts); least.gib >= all.gib {
+		t.Errorf("a run needs at least %s, and has %s", least, all)
 	}
 }
 

@@ -39,6 +39,11 @@ type Bench struct {
 	// VolumeBytes is the size of a volume; 0 means 1 GiB. Blocks is the number of blocks that are
 	// written at a time; 0 means 512.
 	VolumeBytes, Blocks int64
+	// Log, if it is not nil, records where the checks look.
+	Log *Log
+	// SampleTime limits how long a blank disk of more than 1 GiB is read, apart from the places that
+	// are always read; 0 means 10 s.
+	SampleTime time.Duration
 	// DeviceTimeout limits how long a device takes to appear in its instance or to disappear; 0
 	// means 30 s. StartTimeout limits how long an instance takes to stop, or to start and answer; 0
 	// means 5 minutes.
@@ -62,6 +67,8 @@ type Check struct {
 	// names the document that promises it.
 	Says, Why, Source string
 	Needs             Needs
+	// GiB is what the check has at one time, if that is more than most have.
+	GiB int64
 	// Calls are the calls that a successful check must have made: RPCs of CSI, and operations of the
 	// rack's API.
 	Calls []string

@@ -47,6 +47,9 @@ type volume struct {
 	*csi.Volume
 	name, access string
 	capability   *csi.VolumeCapability
+	// kind is how the volume's disk came to be. disk is the disk in the log, if the volume is raw.
+	kind string
+	disk *disk
 	// seed is the seed of the volume's blocks.
 	seed uint64
 	// request created the volume. While Volume is nil it is unknown whether the volume exists.
@@ -58,8 +61,10 @@ type volume struct {
 // snapshot exists.
 type snapshot struct {
 	id, name string
-	request  *csi.CreateSnapshotRequest
-	deleted  bool
+	// times is the size of its volume in usual sizes.
+	times   int64
+	request *csi.CreateSnapshotRequest
+	deleted bool
 }
 
 // seeds makes the data of each volume differ from that of every other.
@@ -67,6 +72,11 @@ var seeds atomic.Uint64
 
 // runCheck runs a check, and then removes what it created.
 func (b *Bench) runCheck(ctx context.Context, access string, check func(*checkRun)) error {
+	if b.Log == nil {
+		logged := *b
+		logged.Log = &Log{}
+		b = &logged
+	}
 	s := &checkRun{Bench: b, ctx: ctx, access: access}
 	err := s.run(check)
 	finally := func(step func(context.Context) error) error {
@@ -200,12 +210,15 @@ func repeat(ctx context.Context, call func() error) error {
 // create creates a volume that is blank or restored from a snapshot. Its size is a multiple of
 // the usual size.
 func (s *checkRun) create(times int64, from *snapshot) *volume {
-	v := &volume{name: s.Name("volume"), access: s.access, capability: harness.Access(s.access),
+	v := &volume{name: s.Name("volume"), kind: Blank, access: s.access, capability: harness.Access(s.access),
 		seed: s.Seed<<20 + seeds.Add(1)}
 	v.request = harness.CreateRequest(v.name, v.capability)
 	v.request.CapacityRange.RequiredBytes = times * s.volumeBytes()
 	if from != nil {
 		harness.FromSnapshot(v.request, from.id)
+		if v.kind = Restored; times > from.times {
+			v.kind = Larger
+		}
 	}
 	s.volumes = append(s.volumes, v)
 	s.must(s.make(s.ctx, v))
@@ -220,6 +233,9 @@ func (s *checkRun) make(ctx context.Context, v *volume) error {
 		return wrap(err, "create volume %s", v.name)
 	})
 	v.deleted = err != nil && !mayExist(err)
+	if err == nil && v.access == "block" && v.disk == nil {
+		v.disk = s.Log.disk(v.kind, v.GetCapacityBytes())
+	}
 	return err
 }
 
@@ -237,7 +253,7 @@ func (s *checkRun) delete(ctx context.Context, v *volume) error {
 
 // snap takes a snapshot.
 func (s *checkRun) snap(v *volume) *snapshot {
-	snap := &snapshot{name: s.Name("snapshot")}
+	snap := &snapshot{name: s.Name("snapshot"), times: v.GetCapacityBytes() / s.volumeBytes()}
 	snap.request = harness.SnapshotRequest(snap.name, v.GetVolumeId())
 	s.snapshots = append(s.snapshots, snap)
 	s.must(s.take(s.ctx, snap))

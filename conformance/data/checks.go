@@ -102,8 +102,8 @@ func Checks() []Check {
 			Needs:  hotplug, Calls: ofSnapshot, Run: rawOnly(checkLineage),
 		}, {
 			ID: "D13",
-			Says: "a volume with the name of a deleted one is zero, and a snapshot of the deleted one " +
-				"keeps its blocks",
+			Says: "a volume with the name of a deleted one is zero, a snapshot of the deleted one keeps " +
+				"its blocks, and one with the name of a deleted snapshot has its own",
 			Why:    "a claim that is made anew would have its predecessor's data",
 			Source: "CSI 1.13, CreateVolume and DeleteVolume",
 			Needs:  hotplug, Calls: ofSnapshot, Run: rawOnly(checkRecreated),
@@ -112,7 +112,13 @@ func Checks() []Check {
 			Says:   "a volume of 17 GiB is zero, and keeps blocks from its first to its last byte",
 			Why:    "offsets that are cut off at 32 or 34 bits would let blocks overwrite each other",
 			Source: "CSI 1.13, BlockVolume; Oxide API, DiskSource blank",
-			Needs:  hotplug, Calls: ofUse, Run: rawOnly(checkLarge),
+			Needs:  hotplug, Calls: ofUse, GiB: largeTimes, Run: rawOnly(checkLarge),
+		}, {
+			ID:     "D15",
+			Says:   "a volume of 3 GiB that is restored has every block of its snapshot",
+			Why:    "a restore could end early, and what lies behind 2 GiB would be lost",
+			Source: "CSI 1.13, CreateVolume with a snapshot as its source",
+			Needs:  hotplug, Calls: ofSnapshot, GiB: 3 * restoredTimes, Run: rawOnly(checkRestoredLarge),
 		},
 	}
 }

@@ -51,6 +51,7 @@ func (u *use) compareDevice() {
 		}
 	}
 	d := facts.With(u.serial())[0]
+	u.Log.note("devices of an instance", 1, "devices")
 	differ("the size of the rack's disk", d.SizeBytes, int64(disk.Size))
 	differ("the block size of the rack's disk", d.BlockSize, int64(disk.BlockSize))
 	differ("the size of the driver's volume", d.SizeBytes, u.volume.GetCapacityBytes())

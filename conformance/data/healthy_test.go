@@ -42,10 +42,14 @@ func runHealthy(t *testing.T, b *bench, check data.Check) {
 		t.Fatal(err)
 	}
 	start := time.Now()
+	b.Log = &data.Log{}
 	if err := check.Run(ctx, b.Bench); err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%.1fs", time.Since(start).Seconds())
+	if len(b.Log.Extent()) == 0 {
+		t.Error("the check does not state how far it looked")
+	}
+	t.Logf("%.1fs: %s", time.Since(start).Seconds(), b.Log.Extent())
 	requests, err := b.env.Rack.Admin.Requests(ctx, 0)
 	if err != nil {
 		t.Fatal(err)

@@ -94,7 +94,7 @@ func benchOf(t *testing.T, run *harness.Run, options harness.RackOptions) *bench
 		Oxide: env.Rack.Client, Project: env.Rack.Project, Hotplug: options.Hotplug == "",
 		Name:          func(what string) string { return fmt.Sprintf("%s-%d", what, names.Add(1)) },
 		Seed:          1,
-		DeviceTimeout: deviceTimeout,
+		DeviceTimeout: deviceTimeout, SampleTime: time.Second,
 	}}
 }
 

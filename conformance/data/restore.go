@@ -41,6 +41,7 @@ func checkSnapshot(s *checkRun) {
 	restored := s.inUse(s.create(1, snap), s.A)
 	found := got[guest.Records](s)(restored.guest.Records(s.ctx, restored.place(), records))
 	s.must(judgeRecords(found, before, end.Acknowledged))
+	s.Log.note("snapshots of a volume with a writer, on "+s.access, 1, "snapshots")
 }
 
 // writer appends records to a volume.

@@ -95,6 +95,9 @@ func (u *use) unpublish(ctx context.Context) error {
 func (u *use) detach() {
 	u.must(u.unpublish(u.ctx))
 	u.awaitDevices(0)
+	if u.volume.disk != nil {
+		u.volume.disk.detached()
+	}
 }
 
 // leave unmounts and detaches the volume.
@@ -192,6 +195,9 @@ func (u *use) tryWrite(sync bool, patterns ...guest.Pattern) error {
 		if err != nil {
 			return wrap(err, "write volume %s", u.volume.name)
 		}
+		for n := p.First; n < p.First+p.Count && u.volume.disk != nil; n++ {
+			u.volume.disk.write(p.Range(n))
+		}
 	}
 	return nil
 }
@@ -204,5 +210,9 @@ func (u *use) verify(patterns ...guest.Pattern) {
 			err = fmt.Errorf("%d blocks were read, not %d", report.Read, p.Count)
 		}
 		u.must(wrap(errors.Join(err, report.Err()), "verify volume %s", u.volume.name))
+		u.Log.note("what was written, on "+u.volume.access, report.Read, "blocks")
+		for n := p.First; n < p.First+p.Count && u.volume.disk != nil; n++ {
+			u.volume.disk.read(p.Range(n))
+		}
 	}
 }

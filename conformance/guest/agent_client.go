@@ -171,6 +171,11 @@ func (g *AgentClient) Scan(ctx context.Context, place Place) (Scan, error) {
 	return do[Place, Scan](ctx, g, "Scan", place)
 }
 
+// Sample reads a part of a device from the disk.
+func (g *AgentClient) Sample(ctx context.Context, s Sampling) (Sample, error) {
+	return do[Sampling, Sample](ctx, g, "Sample", s)
+}
+
 // FilesystemBytes returns the size of the filesystem at a path, as a workload asks for it.
 func (g *AgentClient) FilesystemBytes(ctx context.Context, path string) (int64, error) {
 	return do[string, int64](ctx, g, "FilesystemBytes", path)

@@ -52,6 +52,9 @@ func (p Pattern) At(generation uint64) Pattern {
 	return p
 }
 
+// Range returns the bytes of block n.
+func (p Pattern) Range(n int64) Range { return Range{p.offset(n), p.offset(n) + BlockBytes} }
+
 func (p Pattern) offset(n int64) int64 { return n * max(p.Stride, BlockBytes) }
 
 // check refuses an impossible pattern.

@@ -188,6 +188,10 @@ func (s *service) Records(c Call[Reading], out *Records) error {
 
 func (s *service) Scan(c Call[Place], out *Scan) error { return answer(s, c, out, s.agent.Scan) }
 
+func (s *service) Sample(c Call[Sampling], out *Sample) error {
+	return answer(s, c, out, s.agent.Sample)
+}
+
 func (s *service) FilesystemBytes(c Call[string], out *int64) error {
 	return answer(s, c, out, s.agent.FilesystemBytes)
 }

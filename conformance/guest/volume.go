@@ -9,7 +9,9 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math/rand/v2"
 	"os"
+	"time"
 )
 
 // Writing is the arguments of a write.
@@ -199,6 +201,90 @@ func (a *Agent) Scan(ctx context.Context, place Place) (scan Scan, err error) {
 			return scan, fmt.Errorf("read %s at byte %d: %w", place.Path, scan.Bytes, err)
 		}
 	}
+}
+
+// Range is the bytes of a device from one offset up to another.
+type Range struct{ From, To int64 }
+
+// Sampling is the arguments of a sample.
+type Sampling struct {
+	Place Place
+	// Bytes is the size of the device. Boundary is the distance between the places at which a rack
+	// divides a disk, around each of which the sample looks.
+	Bytes, Boundary int64
+	// Seed chooses the places in between.
+	Seed uint64
+	// Within limits the time for the rest of the device.
+	Within time.Duration
+}
+
+// Sample describes a part of a device.
+type Sample struct {
+	Scan
+	// Ranges are what was read, in order.
+	Ranges []Range
+}
+
+const (
+	// sampleEnd is the size of a sample at an end of a device, and sampleEdge that on each side of a
+	// boundary, and of one in between.
+	sampleEnd  = 1 << 20
+	sampleEdge = 64 << 10
+)
+
+// ranges returns the ranges that are always read, and the pieces of the whole device, in the order
+// in which they are read.
+func (s Sampling) ranges() (always, rest []Range) {
+	random := rand.New(rand.NewPCG(s.Seed, uint64(s.Bytes)))
+	add := func(from, to int64) {
+		always = append(always, Range{max(from, 0), min(to, s.Bytes)})
+	}
+	add(0, sampleEnd)
+	add(s.Bytes-sampleEnd, s.Bytes)
+	for at := s.Boundary; at < s.Bytes; at += s.Boundary {
+		add(at-sampleEdge, at+sampleEdge)
+		between := at - s.Boundary + random.Int64N(s.Boundary/sampleEdge)*sampleEdge
+		add(between, between+sampleEdge)
+	}
+	for at := int64(0); at < s.Bytes; at += scanPiece {
+		rest = append(rest, Range{at, min(at+scanPiece, s.Bytes)})
+	}
+	random.Shuffle(len(rest), func(i, j int) { rest[i], rest[j] = rest[j], rest[i] })
+	return always, rest
+}
+
+// Sample reads both ends of a device, what is around its boundaries and random places in between,
+// and as much of the rest as the time allows.
+func (a *Agent) Sample(ctx context.Context, s Sampling) (sample Sample, err error) {
+	file, err := a.open(s.Place, openDirect)
+	if err != nil {
+		return sample, err
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	buffer, free, err := newBuffer(scanPiece)
+	if err != nil {
+		return sample, err
+	}
+	defer free()
+	end := time.Now().Add(s.Within)
+	always, rest := s.ranges()
+	for i, r := range append(always, rest...) {
+		if err := ctx.Err(); err != nil {
+			return sample, err
+		}
+		if i >= len(always) && time.Now().After(end) {
+			break
+		}
+		piece := buffer[:r.To-r.From]
+		if _, err := file.ReadAt(piece, r.From); err != nil {
+			return sample, fmt.Errorf("read %s at byte %d: %w", s.Place.Path, r.From, err)
+		}
+		sample.Bytes = r.From
+		sample.note(piece, io.Discard)
+		sample.Ranges = append(sample.Ranges, r)
+	}
+	sample.Bytes, err = file.Seek(0, io.SeekEnd)
+	return sample, err
 }
 
 // note counts and hashes the blocks of a piece that are not zero.

@@ -105,10 +105,18 @@ func (r *Report) checkResults() (wrong []error) {
 			wrong = append(wrong, fmt.Errorf("%s passed, but has a reason", title))
 		case result.Status != Passed && result.Reason == "":
 			wrong = append(wrong, fmt.Errorf("%s did not pass, but has no reason", title))
+		case result.Status == Passed && len(result.Extent) == 0:
+			wrong = append(wrong, fmt.Errorf("%s passed, but does not state how far it looked", title))
 		}
 		if !isAmount(result.Seconds) || result.Tries < 0 {
 			wrong = append(wrong, fmt.Errorf("%s took %v s in %d tries, expected no negative number",
 				title, result.Seconds, result.Tries))
+		}
+		for _, m := range result.Extent {
+			if m.What == "" || m.Looked < 0 || m.Of < 0 || m.Of > 0 && m.Looked > m.Of {
+				wrong = append(wrong, fmt.Errorf("%s looked at %d of %d of %q", title, m.Looked, m.Of,
+					m.What))
+			}
 		}
 		for _, exchange := range result.Evidence {
 			if !exchange.Kind.known() || !isAmount(exchange.Milliseconds) {

@@ -18,7 +18,7 @@ func TestAReportAddsUpOnlyIfEverythingAgrees(t *testing.T) {
 		// want is a part of the error; if it is empty, the change is allowed.
 		want string
 	}{
-		{"another schema", func(r *Report) { r.Schema = 2 }, "the schema is 2"},
+		{"another schema", func(r *Report) { r.Schema = 1 }, "the schema is 1"},
 		{"no reason", func(r *Report) { r.Why = "" }, "no reason (why)"},
 		{"an unknown verdict", func(r *Report) { r.Verdict = "fine" }, `the verdict is "fine"`},
 		{"an end before the beginning", func(r *Report) {
@@ -34,6 +34,10 @@ func TestAReportAddsUpOnlyIfEverythingAgrees(t *testing.T) {
 		}, "needs a group"},
 		{"the same result twice", func(r *Report) { r.Results[1].ID = "A01" }, "is there twice"},
 		{"a success with a reason", func(r *Report) { r.Results[0].Reason = "x" }, "has a reason"},
+		{"a success that does not say how far it looked", func(r *Report) {
+			r.Results[0].Extent = nil
+		}, "does not state how far it looked"},
+		{"more than there was", func(r *Report) { r.Results[0].Extent[0].Of = 1 }, "looked at 2 of 1"},
 		{"a negative duration", func(r *Report) { r.Results[0].Seconds = -1 }, "took -1 s"},
 		{"a duration of NaN", func(r *Report) { r.Results[0].Seconds = math.NaN() }, "took NaN s"},
 		{"negative tries", func(r *Report) { r.Results[0].Tries = -1 }, "in -1 tries"},

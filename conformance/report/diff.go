@@ -31,6 +31,8 @@ type Difference struct {
 	// tested and interrupted, or from failed to one of them; nobody has seen that such a result is
 	// better now.
 	Worsened, Improved, Other []ResultChange
+	// Shrunk are the results with the same status whose test looked at less in B, with what.
+	Shrunk []Shrunk
 	// New are the results of B alone, and Gone those of A alone.
 	New, Gone []Result
 	// NewGroups and GoneGroups count the results of groups that the other report was not to run and
@@ -51,6 +53,13 @@ type FactChange struct{ Name, A, B string }
 
 // ResultChange is a result with another status.
 type ResultChange struct{ A, B Result }
+
+// Shrunk is a result whose test looked at less than in the other report.
+type Shrunk struct {
+	Result
+	// Less says what was looked at less, or not at all any more.
+	Less []string
+}
 
 // LatencyChange is an operation with a large change of the median latency.
 type LatencyChange struct {
@@ -73,12 +82,12 @@ func Diff(a, b *Report) *Difference {
 	return d
 }
 
-// Worse reports whether the verdict, a result, the number of left objects or the findings of the
-// witness got worse. A new result that failed counts, too, and so does a result that passed and
+// Worse reports whether the verdict, a result, its extent, the number of left objects or the
+// findings of the witness got worse. A new result that failed counts, too, and so does a result that passed and
 // is gone although its group was to run. A latency does not count, because it depends on the
 // other users of the rack.
 func (d *Difference) Worse() bool {
-	return badness(d.VerdictB) > badness(d.VerdictA) || len(d.Worsened) > 0 ||
+	return badness(d.VerdictB) > badness(d.VerdictA) || len(d.Worsened) > 0 || len(d.Shrunk) > 0 ||
 		d.LeftB > d.LeftA || d.FindingsB > d.FindingsA ||
 		slices.ContainsFunc(d.New, func(r Result) bool { return r.Status == Failed }) ||
 		slices.ContainsFunc(d.Gone, func(r Result) bool { return r.Status == Passed })
@@ -147,6 +156,9 @@ func (d *Difference) diffResults(a, b *Report) {
 			d.New = append(d.New, now)
 		case then.Status == now.Status:
 			d.Same++
+			if less := then.Extent.Shrunk(now.Extent); len(less) > 0 {
+				d.Shrunk = append(d.Shrunk, Shrunk{now, less})
+			}
 		case now.Status == Failed || then.Status == Passed:
 			d.Worsened = append(d.Worsened, change)
 		case now.Status == Passed:

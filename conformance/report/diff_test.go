@@ -15,7 +15,7 @@ import (
 func later() *Report {
 	r := example()
 	r.Rack.Release, r.Rack.APIVersion = "v22 (August 2026)", "2026073100.0.0"
-	r.Results[20] = Result{Group: "rules", ID: "A21", Name: exampleRules[20], Status: Passed, Tries: 1}
+	r.Results[20].Status, r.Results[20].Reason = Passed, ""
 	r.Results[30].Status, r.Results[30].Reason = Failed, "expected OK, found Aborted.\x1b[2J"
 	r.Results[31].Status, r.Results[31].Reason = NotTested, "The run's budget was used up."
 	r.Results[14].Status, r.Results[14].Reason = Blocked, "Another user took the instance."
@@ -108,6 +108,16 @@ func TestAReportThatProvesLessIsWorse(t *testing.T) {
 		{"a result that failed", func(_, b *Report) { verdict(DoesNotConform, Failed)(b) }, true},
 		{"a result that is blocked", func(_, b *Report) { verdict(BlockedByRack, Blocked)(b) }, true},
 		{"a result that was not tested", func(_, b *Report) { status(NotTested)(b) }, true},
+		{"an extent that shrank", func(_, b *Report) { b.Results[0].Extent[0].Looked = 1 }, true},
+		{"an extent that grew", func(a, _ *Report) { a.Results[0].Extent[0].Looked = 1 }, false},
+		{"a measure that vanished", func(_, b *Report) { b.Results[0].Extent[0].What = "x" }, true},
+		{"a smaller share", func(a, b *Report) {
+			a.Results[0].Extent[0].Of, b.Results[0].Extent[0].Of = 2, 9
+		}, true},
+		{"a share that hardly changed", func(a, b *Report) {
+			a.Results[0].Extent[0] = Measure{What: "x", Looked: 100, Of: 200}
+			b.Results[0].Extent[0] = Measure{What: "x", Looked: 99, Of: 200}
+		}, false},
 		{"a result that is gone", func(_, b *Report) { b.Results = b.Results[1:] }, true},
 		{"a group that is gone", func(_, b *Report) { b.Results = nil }, true},
 		{"a group that was not to run", func(_, b *Report) {

@@ -76,6 +76,13 @@ func (d *Difference) writeResults(text *strings.Builder) {
 			}
 		}
 	}
+	if len(d.Shrunk) > 0 {
+		text.WriteString("  looked at less:\n")
+	}
+	for _, shrunk := range d.Shrunk {
+		fmt.Fprintf(text, "    %s:\n      %s\n", oneLine(shrunk.title()),
+			oneLine(strings.Join(shrunk.Less, "; ")))
+	}
 	for _, part := range []struct {
 		title   string
 		results []Result

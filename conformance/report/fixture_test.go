@@ -119,7 +119,8 @@ func exampleResults() (results []Result) {
 	random := rand.New(rand.NewPCG(1, 2))
 	add := func(group, id, name string) {
 		results = append(results, Result{Group: group, ID: id, Name: name, Status: Passed, Tries: 1,
-			Seconds: math.Round(random.ExpFloat64()*2200+40) / 1000, Evidence: exampleEvidence(random)})
+			Seconds: math.Round(random.ExpFloat64()*2200+40) / 1000, Evidence: exampleEvidence(random),
+			Extent: Extent{{What: "disk_create", Looked: 2, Unit: "kinds of answers", Words: "201; 400"}}})
 	}
 	for i, rule := range exampleRules {
 		add("rules", fmt.Sprintf("A%02d", i+1), rule)

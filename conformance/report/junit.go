@@ -91,6 +91,9 @@ func (s *testSuite) add(result Result) {
 		c.Name = result.ID + " " + result.Name
 	}
 	s.Tests++
+	for _, m := range result.Extent {
+		c.SystemOut += m.String() + "\n"
+	}
 	switch result.Status {
 	case Passed:
 	case Blocked, NotTested, NotApplicable:

@@ -4,7 +4,7 @@ import "time"
 
 // SchemaVersion is the version of report.json that this package writes and reads. It changes when
 // a property changes.
-const SchemaVersion = 1
+const SchemaVersion = 2
 
 // Report has the results of one run. A slice or map may be nil, which report.json shows as empty.
 type Report struct {
@@ -144,6 +144,8 @@ type Result struct {
 	Tries int `json:"tries"`
 	// Source cites the source of a rule.
 	Source string `json:"source"`
+	// Extent states how far the test looked. A result that passed has one.
+	Extent Extent `json:"extent"`
 	// Evidence has the requests and answers, in order.
 	Evidence []LoggedCall `json:"evidence"`
 }

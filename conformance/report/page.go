@@ -70,7 +70,7 @@ func (r resultOnPage) Open() bool { return r.Status != Passed }
 
 // HasDetails reports whether there are details to show.
 func (r resultOnPage) HasDetails() bool {
-	return r.Reason != "" || r.Source != "" || r.Tries > 1 || len(r.Evidence) > 0
+	return r.Reason != "" || len(r.Extent) > 0 || r.Source != "" || r.Tries > 1 || len(r.Evidence) > 0
 }
 
 // untested has the results that were not tested for the same reason.

@@ -49,7 +49,7 @@ func checkNumberOfDisks(c *Check) {
 	c.Refuses("attach a 13th disk that is attached to another instance", err,
 		attachedElsewhere("attach", disk))
 	Must[*oxide.Disk](c, "detach it there")(c.Detach(disk.Id, elsewhere.Id))
-	if c.Simulated() {
+	if c.Arrange("a failed instance") {
 		c.Fail(instance.Id)
 		_, err = c.Attach(disk.Id, instance.Id)
 		c.Refuses("attach a 13th disk while the instance is failed", err,
@@ -125,7 +125,7 @@ func checkWhatIsAttached(c *Check) {
 // otherProject returns the ID of another project of a simulated rack, or "". On a real rack the
 // token may have no rights in another project.
 func (c *Check) otherProject() string {
-	if !c.Simulated() {
+	if !c.Arrange("another project") {
 		return ""
 	}
 	state, err := c.Admin.State(c.ctx)

@@ -46,7 +46,7 @@ func checkAttachRefusals(c *Check) {
 		_, err = c.Attach(c.Disk().Id, running.Id)
 		c.Refuses("attach a detached disk to a running instance", err, notStopped("attach"))
 	}
-	if !c.Simulated() {
+	if !c.Arrange("a faulted disk") {
 		return
 	}
 	faulted := c.FaultedDisk()
@@ -104,7 +104,7 @@ func checkDetachRefusals(c *Check) {
 	c.Refuses("detach the boot disk of a stopped instance", err,
 		inConflict("boot disk cannot be detached"))
 	c.AttachedTo("after that", c.Look(boot.Id), instance.Id)
-	if !c.Simulated() {
+	if !c.Arrange("a faulted disk") {
 		return
 	}
 	faulted := c.FaultedDisk()

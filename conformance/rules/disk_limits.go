@@ -75,7 +75,7 @@ func (c *Check) refusesDisk(what string, params oxide.DiskCreateParams, want Ref
 
 func checkDiskSizes(c *Check) {
 	sizes := []int64{GiB}
-	if c.Simulated() {
+	if c.Arrange("a disk of 1023 GiB") {
 		sizes = append(sizes, 1023*GiB) // too large for a real rack
 	}
 	for _, bytes := range sizes {

@@ -74,7 +74,7 @@ func checkErrors(c *Check) {
 	Equal(c, "its Allow", a.Header.Get("Allow"), "DELETE, GET")
 	c.hasID("the answer to a ping", c.Send(get("/v1/ping")))
 
-	if c.Simulated() {
+	if c.Arrange("a creation that fails") {
 		c.Fault(adminapi.Fault{Operation: "disk_create", Phase: adminapi.Unwind, Times: 1})
 		_, err = c.CreateDisk(c.Blank())
 		c.Refuses("create a disk while the rack fails", err, internalError)

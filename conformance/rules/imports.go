@@ -95,7 +95,7 @@ func checkImport(c *Check) {
 		_, err := c.Attach(disk.Id, instance)
 		c.Refuses("attach a disk in state "+string(state), err,
 			invalidRequest("cannot attach disk %q: invalid state %s", disk.Name, state))
-		if c.Simulated() { // a real rack's check would be repeated after a 503
+		if c.Arrange("a snapshot of an import") { // a real rack's check would be repeated after a 503
 			_, err = c.Snapshot(disk.Id)
 			c.Refuses("take a snapshot of a disk in state "+string(state), err, unavailable)
 		}
@@ -130,7 +130,7 @@ func checkImport(c *Check) {
 		"cannot finalize disk in state DiskState(ImportingFromBulkWrites)"))
 	c.must("stop the import", c.stopImport(c.ctx, disk.Id))
 	in(oxide.DiskStateStateImportReady)
-	if c.Simulated() {
+	if c.Arrange("an import that is finalized slowly") {
 		// On a real rack nothing would mark the snapshot as one of this run.
 		c.checkFinalizing(disk)
 	} else {
@@ -218,7 +218,7 @@ func checkImageLife(c *Check) {
 	Equal(c, "its blocks", image.BlockSize, source.BlockSize)
 	_, err := c.createImage(params)
 	c.Refuses("create another of its name", err, nameTaken("project-image", image.Name))
-	if c.Simulated() { // a real rack's check would be repeated after a 500
+	if c.Arrange("an OS of 65 characters") { // a real rack's check would be repeated after a 500
 		long := c.image(snapshot.Id)
 		long.Body.Os = fmt.Sprintf("%065d", 0)
 		_, err = c.createImage(long)
@@ -229,7 +229,7 @@ func checkImageLife(c *Check) {
 	fromImage.Body.DiskBackend = From(&oxide.DiskSourceImage{ImageId: image.Id})
 	disk := Must[*oxide.Disk](c, "create a disk from it")(c.CreateDisk(fromImage))
 	Equal(c, "the disk's image", disk.ImageId, image.Id)
-	if c.Simulated() {
+	if c.Arrange("the promotion of an image") {
 		Equal(c, "what is provisioned with an image and its disk, and without its snapshot",
 			c.storageUsed(c.ctx), before)
 		c.checkPromotion(image)

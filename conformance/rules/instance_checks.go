@@ -55,7 +55,7 @@ func checkStart(c *Check) {
 	again = Must[*oxide.Instance](c, "start a running instance")(c.Start(instance.Id))
 	Equal(c, "start a running instance: its state", again.RunState, oxide.InstanceStateRunning)
 
-	if c.Simulated() {
+	if c.Arrange("a failed instance") {
 		c.Fail(instance.Id)
 		started = Must[*oxide.Instance](c, "start a failed instance")(c.Start(instance.Id))
 		Equal(c, "start a failed instance: its state", started.RunState, oxide.InstanceStateStarting)
@@ -96,7 +96,7 @@ func checkStop(c *Check) {
 	Equal(c, "stop a stopped instance: its state", again.RunState, oxide.InstanceStateStopped)
 	Equal(c, "the time of its state", moment(again.TimeRunStateUpdated),
 		moment(stopped.TimeRunStateUpdated))
-	if c.Simulated() {
+	if c.Arrange("a failed instance") {
 		c.Fail(instance.Id)
 		stopped = Must[*oxide.Instance](c, "stop a failed instance")(c.Stop(instance.Id))
 		Equal(c, "stop a failed instance: its state", stopped.RunState, oxide.InstanceStateStopped)
@@ -113,7 +113,7 @@ func checkReboot(c *Check) {
 	c.AttachedTo("meanwhile", c.Look(disk.Id), running.Id)
 	c.Await(running.Id, oxide.InstanceStateRunning)
 	c.AttachedTo("after that", c.Look(disk.Id), running.Id)
-	if !c.Simulated() {
+	if !c.Arrange("a failed instance") {
 		return
 	}
 	instance := c.Instance(c.Disk())
@@ -146,7 +146,7 @@ func checkDeleteInstance(c *Check) {
 		c.AttachedTo("after that", c.Look(there.Id), running.Id)
 	}
 	states := []string{"stopped"}
-	if c.Simulated() {
+	if c.Arrange("a failed instance") {
 		states = append(states, "failed")
 	}
 	for _, state := range states {

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/report"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
@@ -69,6 +70,8 @@ type Result struct {
 	// Tries is the number of times that the check ran. A failed check is repeated if an answer was
 	// missing, or if it said that the rack was busy (429, 502, 503, 504) or has failed (500).
 	Tries int
+	// Extent states how far the check looked in its last try.
+	Extent report.Extent
 	// Exchanges are all requests of the check and their answers.
 	Exchanges []RecordedCall
 	Took      time.Duration
@@ -105,6 +108,7 @@ func (r *TestedRack) Run(ctx context.Context, rule Rule) Result {
 		result.Tries++
 		result.Exchanges = append(result.Exchanges, now...)
 		result.Status, result.Reason = c.verdict(now)
+		result.Extent = c.extentOf(now)
 		if result.Status != Failed || ctx.Err() != nil {
 			break
 		}
@@ -197,6 +201,27 @@ func (c *Check) verdict(exchanges []RecordedCall) (Status, string) {
 	return Passed, ""
 }
 
+// extentOf returns the kinds of answers that the check got to the operations that it is about, and
+// what the check has looked at itself. What any rack may answer when it is busy or fails counts only
+// if there is nothing else.
+func (c *Check) extentOf(exchanges []RecordedCall) (all report.Extent) {
+	for _, failures := range []bool{false, true} {
+		for _, e := range exchanges {
+			failed := e.Status == http.StatusInternalServerError || MeansBusy(e.Status)
+			if slices.Contains(c.rule.Calls, e.Operation) && e.Status != 0 && failed == failures {
+				all.Answer(e.Operation, strings.TrimSpace(fmt.Sprint(e.Status, " ", e.ErrorCode)))
+			}
+		}
+		if len(all) > 0 {
+			break
+		}
+	}
+	for _, m := range c.extent {
+		all.Look(m)
+	}
+	return all
+}
+
 // MeansBusy reports whether an HTTP status means that the rack, or a proxy in front of it, is
 // busy.
 func MeansBusy(status int) bool {
@@ -213,6 +238,8 @@ type Check struct {
 	// status and reason are set if the check cannot run.
 	status Status
 	reason string
+	// extent states how far the check has looked so far.
+	extent report.Extent
 	// withoutID means that an answer had no x-request-id.
 	withoutID bool
 	// unclean means that an object of the check is left.

@@ -210,6 +210,10 @@ func TestARackInOrderKeepsEveryRule(t *testing.T) {
 					t.Errorf("%s %s: %s", rule.ID, result.Status, result.Reason)
 				case result.Status == NotTested:
 					t.Errorf("%s is not tested on a simulated rack: %s", rule.ID, result.Reason)
+				case result.Status == Passed && len(result.Extent) == 0:
+					t.Errorf("%s does not state how far it looked", rule.ID)
+				case len(result.Extent.Partly()) > 0:
+					t.Errorf("%s looked at less than there is: %s", rule.ID, result.Extent.Partly())
 				case result.Tries > 1:
 					t.Errorf("%s took %d tries", rule.ID, result.Tries)
 				}

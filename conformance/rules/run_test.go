@@ -4,6 +4,7 @@ package rules
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -62,6 +63,21 @@ func TestACheckThatDidNotReachTheRackDoesNotPass(t *testing.T) {
 				t.Errorf("got %s after %d tries: %q", got.Status, got.Tries, got.Reason)
 			}
 		})
+	}
+}
+
+func TestACheckSaysWhichSituationItDidNotSee(t *testing.T) {
+	got := answering(t, 200, `{"status":"ok"}`).Run(t.Context(), Rule{ID: "A00",
+		Calls: []string{"ping"}, Check: func(c *Check) {
+			_, _ = c.Client.Ping(c.ctx)
+			if c.Arrange("a failed instance") {
+				t.Error("a real rack's instance fails at will")
+			}
+		}})
+	const want = "[ping: 1 kinds of answers (200) a failed instance: not tested (it cannot be brought " +
+		"about from outside)]"
+	if text := fmt.Sprint(got.Extent); got.Status != Passed || text != want {
+		t.Errorf("%s %s: it looked at %s", got.Status, got.Reason, text)
 	}
 }
 

@@ -3,11 +3,25 @@ package rules
 import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/report"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 // Simulated reports whether the rack is a simulated one, on which every situation can be created.
 func (c *Check) Simulated() bool { return c.Admin != nil }
+
+// Arrange reports whether the check can create a situation, which it can on a simulated rack. If
+// not, the check's extent says that it has not seen the situation.
+func (c *Check) Arrange(situation string) bool {
+	m := report.Measure{What: situation, Of: 1, Unit: "situations"}
+	if c.Simulated() {
+		m.Looked = 1
+	} else {
+		m.Words = "it cannot be brought about from outside"
+	}
+	c.extent.Look(m)
+	return c.Simulated()
+}
 
 // RunningInstance returns a small instance that all checks share. It has one disk, attached
 // before its start. It has no boot disk and no network, and is never stopped.

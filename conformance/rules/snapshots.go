@@ -156,7 +156,7 @@ func checkRepairLock(c *Check) {
 	c.must("take the first snapshot", err)
 	_, err = c.Snapshot(disk.Id)
 	c.must("take a second snapshot afterwards", err)
-	if c.Simulated() {
+	if c.Arrange("a disk whose region is replaced") {
 		c.Switch("replacing", true)
 		_, err = c.Snapshot(disk.Id)
 		c.Refuses("take a snapshot while a region is replaced", err, locked)
@@ -172,7 +172,7 @@ func checkOrderOnSnapshot(c *Check) {
 	exists := nameTaken("snapshot", first.Name)
 	_, err = c.takeSnapshot(c.ctx, first.Name, disk.Id)
 	c.Refuses("take a snapshot under a name that is taken", err, exists)
-	if !c.Simulated() {
+	if !c.Arrange("a silo without quota") {
 		return
 	}
 	faulty := c.faultyDisk()
@@ -222,7 +222,7 @@ func checkUnfinishedSource(c *Check) {
 	named.Body.Name = disk.Name
 	c.refusesDisk("from a snapshot that is being taken, with a name that is taken", named,
 		nameTaken("disk", disk.Name))
-	if c.Simulated() {
+	if c.Arrange("a silo without quota") {
 		c.Switch("quota_bytes", c.storageUsed(c.ctx))
 		c.refusesDisk("from a snapshot that is being taken, without quota", named, quotaExceeded)
 	}

@@ -1,0 +1,178 @@
+package report
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Measure states how much of something a test looked at.
+type Measure struct {
+	// What names it: "disk_list", "a blank disk of 17 GiB, when it is new".
+	What string `json:"what"`
+	// Looked is how much of it was looked at, counted where it was read. Of is how much there was, or
+	// what the driver relies on; 0 means that nobody knows.
+	Looked int64  `json:"looked"`
+	Of     int64  `json:"of"`
+	Unit   string `json:"unit"`
+	// Words say what the numbers do not, or why nothing was looked at.
+	Words string `json:"words"`
+}
+
+// Extent states how far a test looked, in the order in which it looked.
+type Extent []Measure
+
+// Look adds to what was looked at. A second measure of the same thing is added to the first.
+func (e *Extent) Look(m Measure) {
+	if i := e.index(m); i >= 0 {
+		(*e)[i].Looked += m.Looked
+		(*e)[i].Of += m.Of
+		return
+	}
+	*e = append(*e, m)
+}
+
+// Answer counts the kinds of answers that an operation or an RPC gave.
+func (e *Extent) Answer(operation, kind string) {
+	m := Measure{What: operation, Unit: "kinds of answers", Looked: 1, Words: kind}
+	i := e.index(m)
+	switch {
+	case i < 0:
+		*e = append(*e, m)
+	case !slices.Contains(strings.Split((*e)[i].Words, "; "), kind):
+		(*e)[i].Looked++
+		(*e)[i].Words += "; " + kind
+	}
+}
+
+func (e *Extent) index(m Measure) int {
+	return slices.IndexFunc(*e, func(other Measure) bool {
+		return other.What == m.What && other.Unit == m.Unit
+	})
+}
+
+// Partly returns the measures that looked at less than there was.
+func (e Extent) Partly() Extent {
+	return slices.DeleteFunc(slices.Clone(e), func(m Measure) bool { return m.Looked >= m.Of })
+}
+
+// Shrunk returns what a later test looked at less than this one, by more than a tenth, in words.
+func (e Extent) Shrunk(later Extent) (all []string) {
+	for _, m := range e {
+		i := later.index(m)
+		if i < 0 {
+			all = append(all, "no more: "+m.String())
+			continue
+		}
+		now := later[i]
+		was, is := float64(m.Looked), float64(now.Looked)
+		if m.Of > 0 && now.Of > 0 {
+			was, is = was/float64(m.Of), is/float64(now.Of)
+		}
+		if is < 0.9*was || m.Of > 0 && now.Of == 0 {
+			all = append(all, fmt.Sprintf("less: %s -> %s", m, now))
+		}
+	}
+	return all
+}
+
+// String returns the measure as text: "disk_list: 3 of 12 objects (in pages of 1)".
+func (m Measure) String() string {
+	text := fmt.Sprintf("%s: %s", m.What, m.amount())
+	if m.Words != "" {
+		text += " (" + m.Words + ")"
+	}
+	return text
+}
+
+func (m Measure) amount() string {
+	number, unit := func(n int64) string { return fmt.Sprint(n) }, " "+m.Unit
+	if m.Unit == "bytes" {
+		number, unit = inBytes, ""
+	}
+	switch {
+	case m.Looked == 0 && m.Of > 0:
+		return "not tested"
+	case m.Of > 0:
+		return number(m.Looked) + " of " + number(m.Of) + unit
+	}
+	return number(m.Looked) + unit
+}
+
+// inBytes returns a size with its unit: "64 KiB", "3.5 MiB".
+func inBytes(n int64) string {
+	for _, unit := range []struct {
+		name string
+		size int64
+	}{{"GiB", 1 << 30}, {"MiB", 1 << 20}} {
+		if n >= unit.size {
+			return fmt.Sprintf("%.3g %s", float64(n)/float64(unit.size), unit.name)
+		}
+	}
+	return fmt.Sprintf("%.3g KiB", float64(n)/(1<<10))
+}
+
+// Promises returns in a sentence how many promises were kept, how many of them only as far as the
+// tests looked, how many were broken, and how many were not tested. It names the last three.
+func (r *Report) Promises() string {
+	var broken, partly, untested []string
+	for _, result := range r.Results {
+		switch {
+		case result.Status == Failed:
+			broken = append(broken, result.short())
+		case result.Status == Passed && len(result.Extent.Partly()) > 0:
+			partly = append(partly, result.short())
+		case result.Status != Passed && result.Status != NotApplicable:
+			untested = append(untested, result.short())
+		}
+	}
+	text := fmt.Sprintf("%d promises kept", r.Count(Passed))
+	for _, part := range []struct {
+		names []string
+		says  string
+	}{{partly, ", %d of them as far as the test looked (%s)"}, {broken, "; %d broken (%s)"},
+		{untested, "; %d not tested (%s)"}} {
+		if n := len(part.names); n > 0 {
+			text += fmt.Sprintf(part.says, n, strings.Join(together(part.names), ", "))
+		} else if !strings.Contains(part.says, "as far as") {
+			text += strings.Replace(fmt.Sprintf(part.says, 0, ""), " ()", "", 1)
+		}
+	}
+	return text
+}
+
+// short names a result in a few characters. A spec without an ID is one of its group's.
+func (r Result) short() string {
+	if r.ID != "" {
+		return r.ID
+	}
+	return "specs of " + r.Group
+}
+
+// together counts names that are there more than once.
+func together(names []string) (all []string) {
+	count := map[string]int{}
+	for _, name := range names {
+		if count[name]++; count[name] == 1 {
+			all = append(all, name)
+		}
+	}
+	for i, name := range all {
+		if strings.HasPrefix(name, "specs of ") {
+			all[i] = fmt.Sprintf("%d %s", count[name], name)
+		}
+	}
+	return all
+}
+
+// Kept returns the status as text for people: "passed", or "passed, as far as …".
+func (r Result) Kept() string {
+	if partly := r.Extent.Partly(); r.Status == Passed && len(partly) > 0 {
+		words := make([]string, len(partly))
+		for i, m := range partly {
+			words[i] = m.String()
+		}
+		return "kept, as far as " + strings.Join(words, "; ")
+	}
+	return r.Status.words()
+}
