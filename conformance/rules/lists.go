@@ -1,0 +1,185 @@
+package rules
+
+import (
+	"cmp"
+	"fmt"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/report"
+)
+
+// reading is a list that was read to its end, in one order and with one size of page.
+type reading struct {
+	order string
+	// limit is the size of the pages.
+	limit int
+	pages [][]listed
+	// gone are the IDs of objects that were deleted before it began.
+	gone []string
+}
+
+// orders are the orders of a list. Each compares two neighbours.
+var orders = map[string]func(a, b listed) int{
+	"name_ascending":  func(a, b listed) int { return cmp.Compare(a.Name, b.Name) },
+	"name_descending": func(a, b listed) int { return cmp.Compare(b.Name, a.Name) },
+	"id_ascending":    func(a, b listed) int { return cmp.Compare(a.ID, b.ID) },
+}
+
+// judgeReadings compares readings of a list, in the order in which they were made, with each other
+// and with objects that existed all the time. Others may make and delete objects meanwhile. An
+// object existed at a reading if it is in an earlier and in a later one, if it is older than a known
+// one, or if it is there afterwards.
+func judgeReadings(readings []reading, known []listed, exists func(id string) bool) (wrong []string) {
+	var began time.Time
+	for _, k := range known {
+		if k.Made.After(began) {
+			began = k.Made
+		}
+	}
+	seen, first, last := map[string]listed{}, map[string]int{}, map[string]int{}
+	see := func(i int, item listed) {
+		if _, is := seen[item.ID]; !is {
+			if seen[item.ID], first[item.ID] = item, i; !item.Made.After(began) {
+				first[item.ID] = 0
+			}
+		}
+		last[item.ID] = i
+	}
+	for i, r := range readings {
+		for _, item := range slices.Concat(r.pages...) {
+			see(i, item)
+		}
+	}
+	for _, k := range known {
+		see(0, k)
+		last[k.ID] = len(readings)
+	}
+	for id := range last {
+		if last[id] < len(readings)-1 && exists(id) {
+			last[id] = len(readings)
+		}
+	}
+	for i, r := range readings {
+		all := slices.Concat(r.pages...)
+		what := fmt.Sprintf("in the order %s, in pages of %d", r.order, r.limit)
+		has := map[string]bool{}
+		for at, item := range all {
+			has[item.ID] = true
+			if at > 0 && orders[r.order](all[at-1], item) >= 0 {
+				wrong = append(wrong, fmt.Sprintf("%s: %s follows %s", what, item.Name, all[at-1].Name))
+			}
+			if slices.Contains(r.gone, item.ID) {
+				wrong = append(wrong, what+": it has "+item.Name+", which was deleted before")
+			}
+		}
+		for id, item := range seen {
+			if !has[id] && first[id] <= i && i <= last[id] {
+				wrong = append(wrong, what+": it lacks "+item.Name+", which exists")
+			}
+		}
+		for n, page := range r.pages {
+			if n < smallPages && len(page) > r.limit {
+				wrong = append(wrong, fmt.Sprintf("%s: a page has %d objects", what, len(page)))
+			}
+		}
+	}
+	return wrong
+}
+
+const (
+	// smallPages is the number of pages of a few objects after which a reading goes on with large
+	// ones.
+	smallPages = 24
+	// allAtOnce is more than a list has.
+	allAtOnce = 10000
+)
+
+// readList reads a list to its end, and calls between, if it is not nil, after the first page. It
+// reports whether all its pages had the limit that was asked for.
+func (c *Check) readList(list, path string, r *reading, between func()) (whole bool) {
+	what := fmt.Sprintf("%s in the order %s, in pages of %d", list, r.order, r.limit)
+	base, _, _ := strings.Cut(path, "?")
+	next, limit := path+"sort_by="+r.order, r.limit
+	for {
+		page := c.page(what, fmt.Sprintf("%s&limit=%d", next, limit))
+		r.pages = append(r.pages, page.Items)
+		if page.NextPage == nil || len(page.Items) == 0 {
+			return limit == r.limit
+		}
+		if len(r.pages) == 1 && between != nil {
+			between()
+		}
+		if len(r.pages) == smallPages {
+			limit = max(limit, allAtOnce)
+		}
+		next = base + "?page_token=" + url.QueryEscape(*page.NextPage)
+	}
+}
+
+// checkList reads a list in each order, in pages of 1, 2, 3, all and all but one, and compares it as
+// a set. The function between, if it is not nil, makes and deletes objects of the list during one of
+// the readings, and returns the ID of a deleted one.
+func (c *Check) checkList(list, path string, known []listed, between func() string) {
+	readings, gone := []reading{{order: "id_ascending", limit: allAtOnce}}, []string{}
+	c.readList(list, path, &readings[0], nil)
+	n := len(slices.Concat(readings[0].pages...))
+	looked := int64(1)
+	for _, order := range []string{"name_ascending", "name_descending", "id_ascending"} {
+		for _, limit := range []int{1, 2, 3, max(n-1, 1), max(n, 1)} {
+			r := reading{order: order, limit: limit, gone: slices.Clone(gone)}
+			var during func()
+			if between != nil && len(readings) == 2 {
+				during = func() { gone = append(gone, between()) }
+			}
+			if c.readList(list, path, &r, during) {
+				looked++
+			}
+			readings = append(readings, r)
+		}
+	}
+	view, _, _ := strings.Cut(path, "?")
+	for _, wrong := range judgeReadings(readings, known, func(id string) bool {
+		at := view + "/" + id
+		if list == "instance_disk_list" {
+			at = "/v1/disks/" + id
+		}
+		return c.Send(get(at)).Status == 200
+	}) {
+		c.Errorf("%s %s", list, wrong)
+	}
+	c.extent.Look(report.Measure{What: list + " as a set, in each order, in pages of 1, 2, 3, all and " +
+		"all but one", Looked: looked, Of: int64(len(readings)), Unit: "readings"})
+	if c.readings != nil {
+		c.readings(list, readings, known)
+	}
+}
+
+// checkLists demands that each list has all its objects, whatever its order and its pages.
+func (c *Check) checkLists() {
+	var disks, snapshots, instances, images []listed
+	for range 2 {
+		disk := c.Disk()
+		disks = append(disks, listed{disk.Id, string(disk.Name), *disk.TimeCreated})
+		snapshot := Must[*oxide.Snapshot](c, "take a snapshot")(c.Snapshot(disk.Id))
+		snapshots = append(snapshots, listed{snapshot.Id, string(snapshot.Name), *snapshot.TimeCreated})
+		instance := Must[*oxide.Instance](c, "create an instance")(c.CreateInstance(c.NewInstance()))
+		instances = append(instances, listed{instance.Id, string(instance.Name), *instance.TimeCreated})
+		image := Must[*oxide.Image](c, "create an image")(c.createImage(c.image(snapshot.Id)))
+		images = append(images, listed{image.Id, string(image.Name), *image.TimeCreated})
+	}
+	another := c.Disk()
+	c.checkList("disk_list", "/v1/disks?"+c.inProject()+"&", disks, func() string {
+		c.must("delete a disk while the disks are listed", c.DeleteDisk(another.Id))
+		c.Disk()
+		return another.Id
+	})
+	c.checkList("snapshot_list", "/v1/snapshots?"+c.inProject()+"&", snapshots, nil)
+	c.checkList("instance_list", "/v1/instances?"+c.inProject()+"&", instances, nil)
+	c.checkList("image_list", "/v1/images?"+c.inProject()+"&", images, nil)
+	c.checkList("project_list", "/v1/projects?", nil, nil)
+}
