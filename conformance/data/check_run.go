@@ -210,8 +210,8 @@ func repeat(ctx context.Context, call func() error) error {
 // create creates a volume that is blank or restored from a snapshot. Its size is a multiple of
 // the usual size.
 func (s *checkRun) create(times int64, from *snapshot) *volume {
-	v := &volume{name: s.Name("volume"), kind: Blank, access: s.access, capability: harness.Access(s.access),
-		seed: s.Seed<<20 + seeds.Add(1)}
+	v := &volume{name: s.Name("volume"), kind: Blank, access: s.access,
+		capability: harness.Access(s.access), seed: s.Seed<<20 + seeds.Add(1)}
 	v.request = harness.CreateRequest(v.name, v.capability)
 	v.request.CapacityRange.RequiredBytes = times * s.volumeBytes()
 	if from != nil {

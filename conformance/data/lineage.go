@@ -131,8 +131,8 @@ func checkRecreated(s *checkRun) {
 	snap := s.snap(old)
 	u.leave()
 	s.must(s.delete(s.ctx, old))
-	again := &volume{name: old.name, kind: Again, access: old.access, capability: old.capability, seed: old.seed,
-		request: old.request}
+	again := &volume{name: old.name, kind: Again, access: old.access, capability: old.capability,
+		seed: old.seed, request: old.request}
 	s.volumes = append(s.volumes, again)
 	s.must(s.make(s.ctx, again))
 	if again.GetVolumeId() == old.GetVolumeId() {

@@ -19,8 +19,11 @@ type reading struct {
 	// limit is the size of the pages.
 	limit int
 	pages [][]listed
-	// gone are the IDs of objects that were deleted before it began.
-	gone []string
+	// gone are the IDs of objects that were deleted before it began. deleted are objects that existed
+	// until it began. made are objects that were made during it, and come behind the pages that had
+	// been read by then.
+	gone          []string
+	deleted, made []listed
 }
 
 // orders are the orders of a list. Each compares two neighbours.
@@ -30,21 +33,19 @@ var orders = map[string]func(a, b listed) int{
 	"id_ascending":    func(a, b listed) int { return cmp.Compare(a.ID, b.ID) },
 }
 
+// clockSkew is the most by which the clocks of a rack's services may differ.
+const clockSkew = time.Second
+
 // judgeReadings compares readings of a list, in the order in which they were made, with each other
 // and with objects that existed all the time. Others may make and delete objects meanwhile. An
-// object existed at a reading if it is in an earlier and in a later one, if it is older than a known
-// one, or if it is there afterwards.
-func judgeReadings(readings []reading, known []listed, exists func(id string) bool) (wrong []string) {
-	var began time.Time
-	for _, k := range known {
-		if k.Made.After(began) {
-			began = k.Made
-		}
-	}
+// object existed at a reading if it is in an earlier and in a later one, if it was made before the
+// first one began, or if it is there afterwards.
+func judgeReadings(readings []reading, known []listed, began time.Time,
+	exists func(id string) bool) (wrong []string) {
 	seen, first, last := map[string]listed{}, map[string]int{}, map[string]int{}
-	see := func(i int, item listed) {
+	see := func(i int, item listed) { // the readings come in order
 		if _, is := seen[item.ID]; !is {
-			if seen[item.ID], first[item.ID] = item, i; !item.Made.After(began) {
+			if seen[item.ID], first[item.ID] = item, i; item.Made.Before(began.Add(-clockSkew)) {
 				first[item.ID] = 0
 			}
 		}
@@ -54,10 +55,18 @@ func judgeReadings(readings []reading, known []listed, exists func(id string) bo
 		for _, item := range slices.Concat(r.pages...) {
 			see(i, item)
 		}
+		for _, item := range r.made {
+			see(i, item)
+			first[item.ID], last[item.ID] = i, len(readings)
+		}
+		for _, item := range r.deleted {
+			see(i-1, item)
+			first[item.ID] = 0
+		}
 	}
 	for _, k := range known {
 		see(0, k)
-		last[k.ID] = len(readings)
+		first[k.ID], last[k.ID] = 0, len(readings)
 	}
 	for id := range last {
 		if last[id] < len(readings)-1 && exists(id) {
@@ -122,9 +131,10 @@ func (c *Check) readList(list, path string, r *reading, between func()) (whole b
 }
 
 // checkList reads a list in each order, in pages of 1, 2, 3, all and all but one, and compares it as
-// a set. The function between, if it is not nil, makes and deletes objects of the list during one of
-// the readings, and returns the ID of a deleted one.
-func (c *Check) checkList(list, path string, known []listed, between func() string) {
+// a set. It begins after the given time. The function between, if it is not nil, deletes an object of
+// the list and makes another one during one of the readings.
+func (c *Check) checkList(list, path string, known []listed, began time.Time,
+	between func() (gone, made listed)) {
 	readings, gone := []reading{{order: "id_ascending", limit: allAtOnce}}, []string{}
 	c.readList(list, path, &readings[0], nil)
 	n := len(slices.Concat(readings[0].pages...))
@@ -134,7 +144,13 @@ func (c *Check) checkList(list, path string, known []listed, between func() stri
 			r := reading{order: order, limit: limit, gone: slices.Clone(gone)}
 			var during func()
 			if between != nil && len(readings) == 2 {
-				during = func() { gone = append(gone, between()) }
+				during = func() {
+					deleted, made := between()
+					gone, r.deleted = append(gone, deleted.ID), []listed{deleted}
+					if last := r.pages[0][len(r.pages[0])-1]; orders[order](last, made) < 0 {
+						r.made = append(r.made, made)
+					}
+				}
 			}
 			if c.readList(list, path, &r, during) {
 				looked++
@@ -143,7 +159,7 @@ func (c *Check) checkList(list, path string, known []listed, between func() stri
 		}
 	}
 	view, _, _ := strings.Cut(path, "?")
-	for _, wrong := range judgeReadings(readings, known, func(id string) bool {
+	for _, wrong := range judgeReadings(readings, known, began, func(id string) bool {
 		at := view + "/" + id
 		if list == "instance_disk_list" {
 			at = "/v1/disks/" + id
@@ -152,19 +168,24 @@ func (c *Check) checkList(list, path string, known []listed, between func() stri
 	}) {
 		c.Errorf("%s %s", list, wrong)
 	}
-	c.extent.Look(report.Measure{What: list + " as a set, in each order, in pages of 1, 2, 3, all and " +
-		"all but one", Looked: looked, Of: int64(len(readings)), Unit: "readings"})
+	c.extent.Look(report.Measure{Unit: "readings", Words: "in each order, in pages of 1, 2, 3, all and " +
+		"all but one", What: list + " as a set", Looked: looked, Of: int64(len(readings))})
 	if c.readings != nil {
-		c.readings(list, readings, known)
+		c.readings(list, readings, known, began)
 	}
 }
 
-// checkLists demands that each list has all its objects, whatever its order and its pages.
-func (c *Check) checkLists() {
-	var disks, snapshots, instances, images []listed
+func itemOf(disk *oxide.Disk) listed {
+	return listed{disk.Id, string(disk.Name), *disk.TimeCreated}
+}
+
+// checkLists demands that each list has all its objects, whatever its order and its pages. The disks
+// exist already.
+func (c *Check) checkLists(disks []listed) {
+	var snapshots, instances, images []listed
 	for range 2 {
 		disk := c.Disk()
-		disks = append(disks, listed{disk.Id, string(disk.Name), *disk.TimeCreated})
+		disks = append(disks, itemOf(disk))
 		snapshot := Must[*oxide.Snapshot](c, "take a snapshot")(c.Snapshot(disk.Id))
 		snapshots = append(snapshots, listed{snapshot.Id, string(snapshot.Name), *snapshot.TimeCreated})
 		instance := Must[*oxide.Instance](c, "create an instance")(c.CreateInstance(c.NewInstance()))
@@ -173,13 +194,13 @@ func (c *Check) checkLists() {
 		images = append(images, listed{image.Id, string(image.Name), *image.TimeCreated})
 	}
 	another := c.Disk()
-	c.checkList("disk_list", "/v1/disks?"+c.inProject()+"&", disks, func() string {
+	began := *another.TimeCreated
+	c.checkList("disk_list", "/v1/disks?"+c.inProject()+"&", disks, began, func() (gone, made listed) {
 		c.must("delete a disk while the disks are listed", c.DeleteDisk(another.Id))
-		c.Disk()
-		return another.Id
+		return itemOf(another), itemOf(c.Disk())
 	})
-	c.checkList("snapshot_list", "/v1/snapshots?"+c.inProject()+"&", snapshots, nil)
-	c.checkList("instance_list", "/v1/instances?"+c.inProject()+"&", instances, nil)
-	c.checkList("image_list", "/v1/images?"+c.inProject()+"&", images, nil)
-	c.checkList("project_list", "/v1/projects?", nil, nil)
+	c.checkList("snapshot_list", "/v1/snapshots?"+c.inProject()+"&", snapshots, began, nil)
+	c.checkList("instance_list", "/v1/instances?"+c.inProject()+"&", instances, began, nil)
+	c.checkList("image_list", "/v1/images?"+c.inProject()+"&", images, began, nil)
+	c.checkList("project_list", "/v1/projects?", nil, began, nil)
 }

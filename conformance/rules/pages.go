@@ -112,8 +112,10 @@ func previous(id string) string {
 
 func checkPages(c *Check) {
 	disks, before := []string{}, c.Name() // an earlier check may have left disks
+	var known []listed
 	for range 3 {
-		disks = append(disks, string(c.Disk().Name))
+		known = append(known, itemOf(c.Disk()))
+		disks = append(disks, known[len(known)-1].Name)
 	}
 	id := c.page("the first of the check's disks",
 		"/v1/disks?limit=1&"+c.after("name_ascending", string(before))).Items
@@ -137,7 +139,7 @@ func checkPages(c *Check) {
 	if n := len(c.page("disks", "/v1/disks?"+c.inProject()).Items); n > 100 {
 		c.Errorf("a page without a limit: expected 100 disks at most; found %d", n)
 	}
-	c.checkLists()
+	c.checkLists(known)
 	const token = "failed to parse pagination token: "
 	c.Expect(
 		expected{"a limit beyond the greatest", get("/v1/disks?limit=99999&" + c.inProject()), ok},
@@ -190,8 +192,8 @@ func checkLastPage(c *Check) {
 	second := c.Disk()
 	_, err = c.Attach(second.Id, instance.Id)
 	c.must("attach a second disk", err)
-	c.checkList("instance_disk_list", path+"?", []listed{{disk.Id, string(disk.Name),
-		*disk.TimeCreated}, {second.Id, string(second.Name), *second.TimeCreated}}, nil)
+	c.checkList("instance_disk_list", path+"?", []listed{itemOf(disk), itemOf(second)},
+		*second.TimeCreated, nil)
 	Equal(c, "the disks on a page for more than there are",
 		len(c.page("a list of two disks", path+"?limit=100").Items), 2)
 }
