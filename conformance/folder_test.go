@@ -47,7 +47,8 @@ func TestARunPrintsTheFolderThatContainsItsReport(t *testing.T) {
 			w := &job{Program: &Program{Stdout: &out}, settings: &settings{report: test.folder},
 				operator: operator{id: newRunID()}, budget: newBudget(amount{1, 1}),
 				report: &report.Report{Schema: report.SchemaVersion, Results: []report.Result{{
-					Group: partRules, ID: "A01", Name: "x", Status: report.Passed, Tries: 1}},
+					Group: partRules, ID: "A01", Name: "x", Status: report.Passed, Tries: 1,
+					Extent: report.Extent{{What: "ping", Looked: 1}}}},
 					Rack: report.RackFacts{HotPlug: report.HotPlugUnknown}}}
 			w.report.Run.ID = w.id
 			w.dir = &harness.Run{Dir: filepath.Join(here, workDir(w.id)), Progress: &out}

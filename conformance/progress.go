@@ -15,10 +15,10 @@ type cost struct {
 
 // costs are the costs of the parts.
 var costs = map[string]cost{
-	partRules: {900, 7 * time.Second},
+	partRules: {1250, 7 * time.Second},
 	"ext4":    {540, 2 * time.Second}, "xfs": {540, 2 * time.Second},
 	"btrfs": {540, 2 * time.Second}, "block": {540, 2 * time.Second},
-	partData: {710, 25 * time.Second},
+	partData: {780, 55 * time.Second},
 }
 
 // estimate returns the time that the parts take on a rack with the given latency.

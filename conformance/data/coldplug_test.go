@@ -28,7 +28,7 @@ func TestARackWithoutHotplugPassesTheChecksThatUseTheHelper(t *testing.T) {
 		}
 	}
 	noticed := map[string]noticed{
-		"lost-write":     {"D11", "block", "which is zero"},
+		"lost:new:0":     {"D11", "block", "which is zero"},
 		"serial-missing": {"D11", "ext4", "shows 0 devices with the serial"},
 		"device-never":   {"D11", "xfs", "shows 0 devices with the serial"},
 		"device-smaller": {"D11", "btrfs", "expected the size of the rack's disk"},

@@ -141,7 +141,9 @@ func (l *Log) Looks() []Look {
 func (l *Log) Extent() (all report.Extent) {
 	for _, look := range l.Looks() {
 		for _, moment := range []string{"new", "kept"} {
-			if looked := look.Looked(moment); looked > 0 {
+			// Other checks look at blank disks of 1 GiB.
+			usual := look.Kind == Blank && look.Bytes <= harness.GiB
+			if looked := look.Looked(moment); looked > 0 || !usual {
 				all.Look(report.Measure{What: look.What(moment), Looked: looked, Of: look.Bytes,
 					Unit: "bytes"})
 			}

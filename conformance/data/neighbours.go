@@ -75,7 +75,7 @@ func (u *use) isBlank() {
 		scan = u.scan()
 	} else {
 		sample := got[guest.Sample](u.checkRun)(u.guest.Sample(u.ctx, guest.Sampling{Place: u.place(),
-			Bytes: u.volume.GetCapacityBytes(), Boundary: sampleBoundary, Seed: u.volume.seed,
+			Bytes: u.volume.GetCapacityBytes(), Boundary: sampleBoundary, Seed: u.Seed,
 			Within: cmp.Or(u.SampleTime, 10*time.Second)}))
 		scan, read = sample.Scan, sample.Ranges
 	}

@@ -83,9 +83,9 @@ func Diff(a, b *Report) *Difference {
 }
 
 // Worse reports whether the verdict, a result, its extent, the number of left objects or the
-// findings of the witness got worse. A new result that failed counts, too, and so does a result that
-// passed and is gone although its group was to run. A latency does not count, because it depends on the
-// other users of the rack.
+// findings of the witness got worse. A new result that failed counts, too, and so does a result
+// that passed and is gone although its group was to run. A latency does not count, because it
+// depends on the other users of the rack.
 func (d *Difference) Worse() bool {
 	return badness(d.VerdictB) > badness(d.VerdictA) || len(d.Worsened) > 0 || len(d.Shrunk) > 0 ||
 		d.LeftB > d.LeftA || d.FindingsB > d.FindingsA ||

@@ -130,9 +130,9 @@ func (c *Check) readList(list, path string, r *reading, between func()) (whole b
 	}
 }
 
-// checkList reads a list in each order, in pages of 1, 2, 3, all and all but one, and compares it as
-// a set. It begins after the given time. The function between, if it is not nil, deletes an object of
-// the list and makes another one during one of the readings.
+// checkList reads a list in each order, in pages of 1, 2, 3, all and all but one, and compares it
+// as a set. It begins after the given time. The function between, if it is not nil, deletes an
+// object of the list and makes another one during one of the readings.
 func (c *Check) checkList(list, path string, known []listed, began time.Time,
 	between func() (gone, made listed)) {
 	readings, gone := []reading{{order: "id_ascending", limit: allAtOnce}}, []string{}
@@ -168,8 +168,8 @@ func (c *Check) checkList(list, path string, known []listed, began time.Time,
 	}) {
 		c.Errorf("%s %s", list, wrong)
 	}
-	c.extent.Look(report.Measure{Unit: "readings", Words: "in each order, in pages of 1, 2, 3, all and " +
-		"all but one", What: list + " as a set", Looked: looked, Of: int64(len(readings))})
+	c.extent.Look(report.Measure{Unit: "readings", Words: "in each order, in pages of 1, 2, 3, " +
+		"all and all but one", What: list + " as a set", Looked: looked, Of: int64(len(readings))})
 	if c.readings != nil {
 		c.readings(list, readings, known, began)
 	}
@@ -179,8 +179,8 @@ func itemOf(disk *oxide.Disk) listed {
 	return listed{disk.Id, string(disk.Name), *disk.TimeCreated}
 }
 
-// checkLists demands that each list has all its objects, whatever its order and its pages. The disks
-// exist already.
+// checkLists demands that each list has all its objects, whatever its order and its pages. The
+// disks exist already.
 func (c *Check) checkLists(disks []listed) {
 	var snapshots, instances, images []listed
 	for range 2 {

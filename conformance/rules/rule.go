@@ -202,8 +202,8 @@ func (c *Check) verdict(exchanges []RecordedCall) (Status, string) {
 }
 
 // extentOf returns the kinds of answers that the check got to the operations that it is about, and
-// what the check has looked at itself. What any rack may answer when it is busy or fails counts only
-// if there is nothing else.
+// what the check has looked at itself. What any rack may answer when it is busy or fails counts
+// only if there is nothing else.
 func (c *Check) extentOf(exchanges []RecordedCall) (all report.Extent) {
 	for _, failures := range []bool{false, true} {
 		for _, e := range exchanges {

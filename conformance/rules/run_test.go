@@ -74,8 +74,8 @@ func TestACheckSaysWhichSituationItDidNotSee(t *testing.T) {
 				t.Error("a real rack's instance fails at will")
 			}
 		}})
-	const want = "[ping: 1 kinds of answers (200) a failed instance: not tested (it cannot be brought " +
-		"about from outside)]"
+	const want = "[ping: 1 kinds of answers (200) a failed instance: not tested (it cannot be " +
+		"brought about from outside)]"
 	if text := fmt.Sprint(got.Extent); got.Status != Passed || text != want {
 		t.Errorf("%s %s: it looked at %s", got.Status, got.Reason, text)
 	}

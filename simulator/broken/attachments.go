@@ -55,12 +55,6 @@ var attachments = []Mutation{
 		},
 	},
 	{
-		Name: "A31-attaching", Says: "an attach is answered while it is under way",
-		After: on(func(disk map[string]any) {
-			disk["state"].(map[string]any)["state"] = "attaching"
-		}, "instance_disk_attach"),
-	},
-	{
 		Name: "A31-attach-without-effect", DriverSays: "DiskBusy",
 		Says: "an attach is answered with an attached disk, and nothing is attached",
 		Before: func(x *Interception) {
@@ -80,16 +74,6 @@ var attachments = []Mutation{
 		},
 	},
 	{
-		Name:  "A31-attach-answers-otherwise",
-		Says:  "the answer to an attach shows another size than every read",
-		After: on(set("size", 2<<30), "instance_disk_attach"),
-	},
-	{
-		Name:  "A31-detach-answers-otherwise",
-		Says:  "the answer to a detach shows another project than every read",
-		After: on(func(disk map[string]any) { disk["project_id"] = disk["id"] }, "instance_disk_detach"),
-	},
-	{
 		Name: "A32-refuses-creating", Says: "a disk in creating is not attached",
 		Before: func(x *Interception) {
 			if disk := x.disk(); x.Is("instance_disk_attach") && disk.State.State == "creating" {
@@ -102,15 +86,6 @@ var attachments = []Mutation{
 		Says: "a disk that is attached to an instance is not attached to it again",
 		Before: ofDisk("instance_disk_attach", "attached", 400, "InvalidRequest",
 			"cannot attach disk: disk is already attached"),
-	},
-	{
-		Name: "A33-refuses-while-it-runs",
-		Says: "what a running instance has is not attached to it again",
-		Before: func(x *Interception) {
-			if i := x.instance(); x.Is("instance_disk_attach") && i.Active() && x.disk().AttachedTo(i.ID) {
-				x.Refuse(400, "InvalidRequest", "cannot attach disk: instance is not fully stopped")
-			}
-		},
 	},
 	{
 		Name: "A34-takes-it-away", DriverSays: "DiskAttachedElsewhere",
@@ -173,11 +148,6 @@ var attachments = []Mutation{
 				x.force(store.DiskState{State: store.StateDetached})
 			}
 		},
-	},
-	{
-		Name: "A37-keeps-the-disks-of-a-failed-instance", Says: "a failed instance loses no disk",
-		Before: inState("instance_disk_detach", store.RunFailed,
-			"cannot detach disk from instance in failed state"),
 	},
 	{
 		Name: "A67-undone", Says: "an attach that is answered with 503 is not done",

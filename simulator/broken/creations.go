@@ -56,18 +56,6 @@ var creations = []Mutation{
 		},
 	},
 	{
-		Name: "A58-is-undone", Says: "an instance that cannot be started is not created, and an error",
-		After: func(x *Interception) {
-			if i := x.unstarted(); i.ID != "" {
-				err := x.Rack.Records().Update(func(tx *store.Tx) error { return tx.DeleteInstance(i) })
-				if err == nil {
-					_ = x.Rack.Plane().RemoveGuest(i.ID)
-				}
-				x.Refuse(500, "Internal", "Internal Server Error")
-			}
-		},
-	},
-	{
 		Name: "A58-is-failed", Says: "an instance that cannot be started is created and failed",
 		After: func(x *Interception) {
 			if i := x.unstarted(); i.ID != "" {

@@ -10,18 +10,6 @@ import (
 
 var diskLife = []Mutation{
 	{
-		Name: "A22-detached", Says: "the answer to a creation says detached",
-		After: on(set("state", map[string]any{"state": "detached"}), "disk_create"),
-	},
-	{
-		Name: "A22-not-yet", Says: "a disk is still being created when it is answered",
-		After: on(func(disk map[string]any) {
-			if state, is := disk["state"].(map[string]any); is && state["state"] == "detached" {
-				state["state"] = "creating"
-			}
-		}, "disk_view"),
-	},
-	{
 		Name: "A22-smaller", Says: "a disk has half the size that was asked for",
 		DriverSays: "EffectUnknown",
 		After: on(func(disk map[string]any) {
@@ -33,10 +21,6 @@ var diskLife = []Mutation{
 	{
 		Name: "A22-read-only", Says: "new disks are read-only", DriverSays: "EffectUnknown",
 		After: on(set("read_only", true), shownDisks...),
-	},
-	{
-		Name: "A23-creating", Says: "a read-only disk is answered as creating",
-		After: on(set("state", map[string]any{"state": "creating"}), "disk_create"),
 	},
 	{
 		Name: "A23-writable", Says: "read-only disks are not shown as such",
@@ -53,14 +37,6 @@ var diskLife = []Mutation{
 				x.Refuse(500, "Internal", "Internal Server Error")
 			}
 		},
-	},
-	{
-		Name: "A24-keeps-its-name", Says: "a failed deletion leaves the disk its name",
-		After: on(func(disk map[string]any) {
-			if name, _ := disk["name"].(string); strings.HasPrefix(name, "deleted-") {
-				disk["name"] = "pvc-of-before"
-			}
-		}, "disk_view", "disk_list"),
 	},
 	{
 		Name: "A68-still-there", Says: "a deleted disk is there until it is freed",

@@ -48,20 +48,8 @@ var imports = []Mutation{
 		},
 	},
 	{
-		Name: "A91-blocks", Says: "an image has blocks of 4096 bytes",
-		After: on(set("block_size", 4096), "image_create", "image_view"),
-	},
-	{
 		Name: "A91-conflict", Says: "an image's name that is taken is 409",
 		After: reword(400, "already exists: project-image", 409, "Conflict", "the name is taken"),
-	},
-	{
-		Name: "A91-in-use", Says: "an image that disks were made from is not deleted",
-		Before: func(x *Interception) {
-			if x.Is("image_delete") && x.hasDisks(x.Path.Get("image")) {
-				x.Refuse(400, "InvalidRequest", "image is in use")
-			}
-		},
 	},
 	{
 		Name: "A91-not-promoted", Says: "a promoted image stays the project's",
@@ -88,15 +76,4 @@ func usable(operation string) func(*Interception) {
 		d.State.State = store.StateDetached
 		x.putDisk(d)
 	}
-}
-
-// hasDisks reports whether a disk was made from the image.
-func (x *Interception) hasDisks(image string) (has bool) {
-	_ = x.Rack.Records().View(func(tx *store.Tx) error {
-		return store.Disks.Each(tx, func(d store.Disk) error {
-			has = has || store.Deref(d.ImageID) == image
-			return nil
-		})
-	})
-	return has
 }

@@ -28,36 +28,8 @@ var lives = []Mutation{
 		},
 	},
 	{
-		Name: "A20-counts-no-memory", Says: "the memory of instances does not count",
-		After: on(func(body map[string]any) {
-			body["provisioned"].(map[string]any)["memory"] = 0
-		}, "utilization_view"),
-	},
-	{
-		Name: "A45-refuses-while-active", Says: "a running instance is not started again",
-		Before: func(x *Interception) {
-			if i := x.instance(); x.Is("instance_start") && i.Active() {
-				x.Refuse(400, "InvalidRequest", "cannot start an instance in state %s", i.RunState)
-			}
-		},
-	},
-	{
-		Name: "A45-refuses-failed", Says: "a failed instance is not started",
-		Before: inState("instance_start", store.RunFailed,
-			"cannot start an instance in state failed"),
-	},
-	{
 		Name: "A45-starts-while-stopping", Says: "the start of a stopping instance is accepted",
 		Before: acceptsIn("instance_start", store.RunStopping),
-	},
-	{
-		Name: "A46-stopped-at-once", Says: "a stop is answered with a stopped instance",
-		After: on(set("run_state", "stopped"), "instance_stop"),
-	},
-	{
-		Name: "A46-refuses-stopped", Says: "a stopped instance is not stopped again",
-		Before: inState("instance_stop", store.RunStopped,
-			"cannot stop an instance in state stopped"),
 	},
 	{
 		Name: "A46-stays-failed", Says: "a failed instance stays failed when it is stopped",
@@ -123,11 +95,6 @@ var lives = []Mutation{
 				x.Answer.Status = 200
 			}
 		},
-	},
-	{
-		Name: "A49-is-a-modification", Says: "an update changes time_modified",
-		After: on(set("time_modified", "2100-01-01T00:00:00.000000Z"),
-			"instance_update"),
 	},
 	{
 		Name: "A49-keeps-what-is-null", Says: "what is null in an update stays as it was",

@@ -168,11 +168,16 @@ func (s *Switch) Set(rack *engine.Simulation, name string) error {
 	if name != "" {
 		table := Table()
 		i := slices.IndexFunc(table, func(m Mutation) bool { return m.Name == name })
-		if i < 0 {
+		tamper, is := dataplane.TamperOf(name)
+		switch {
+		case i >= 0:
+			next = table[i]
+		case is:
+			next = Mutation{Name: name, Rule: Data, Says: tamper.Says, tamper: tamper}
+		default:
 			return fmt.Errorf("there is no mutation %q; the admin listener's GET /mutations lists them",
 				name)
 		}
-		next = table[i]
 	}
 	var active *Mutation
 	if name != "" {

@@ -13,24 +13,12 @@ import (
 // snapshots are the mutations of snapshots and images.
 var snapshots = []Mutation{
 	{
-		Name: "A38-creating", Says: "a snapshot is answered before it is ready",
-		After: on(set("state", "creating"), "snapshot_create"),
-	},
-	{
 		Name: "A38-faulted", Says: "a snapshot is answered as faulted", DriverSays: "DiskBusy",
 		After: on(set("state", "faulted"), "snapshot_create"),
 	},
 	{
 		Name: "A38-another-disk", Says: "a snapshot is of another disk", DriverSays: "EffectUnknown",
 		After: on(set("disk_id", uuid.Nil.String()), shownSnapshots...),
-	},
-	{
-		Name: "A38-no-maintenance", Says: "a disk is detached while its snapshot is taken",
-		After: on(func(disk map[string]any) {
-			if state, is := disk["state"].(map[string]any); is && state["state"] == "maintenance" {
-				state["state"] = "detached"
-			}
-		}, "disk_view", "disk_list"),
 	},
 	{
 		Name: "A39-another-code", Says: "a second snapshot of a disk is an internal error",
@@ -67,10 +55,6 @@ var snapshots = []Mutation{
 				disk["block_size"] = 512
 			}
 		}, shownDisks...),
-	},
-	{
-		Name: "A40-shown", Says: "a snapshot shows its block size",
-		After: on(set("block_size", 512), shownSnapshots...),
 	},
 	{
 		Name: "A41-quota-first", Says: "a snapshot's quota is charged before its name is taken",
@@ -139,10 +123,6 @@ var snapshots = []Mutation{
 		},
 	},
 	{
-		Name: "A44-list", Says: "the list of images shows other blocks than a view",
-		After: on(set("block_size", 4096), "image_list"),
-	},
-	{
 		Name: "A44-kind", Says: "an image that is not there is an image, whosever it is",
 		After: func(x *Interception) {
 			if name := x.Path.Get("image"); x.Refused(404, "-image with name") {
@@ -160,16 +140,6 @@ var snapshots = []Mutation{
 			if id, is := source["snapshot_id"].(string); is && x.Is("disk_create") && x.unfinished(id) {
 				backend["disk_source"] = map[string]any{"type": "blank", "block_size": 512}
 				x.Send(body)
-			}
-		},
-	},
-	{
-		Name: "A59-refused", Says: "a disk from a snapshot that is being taken is 400",
-		Before: func(x *Interception) {
-			backend, _ := x.Sent()["disk_backend"].(map[string]any)
-			source, _ := backend["disk_source"].(map[string]any)
-			if id, is := source["snapshot_id"].(string); is && x.Is("disk_create") && x.unfinished(id) {
-				x.Refuse(400, "InvalidRequest", "snapshot is not ready")
 			}
 		},
 	},

@@ -8,14 +8,6 @@ import (
 
 var wireAccess = []Mutation{
 	{
-		Name: "A11-ping", Says: "a ping needs a token",
-		Before: func(x *Interception) {
-			if x.Is("ping") && x.Request.Header.Get("Authorization") == "" {
-				x.Refuse(401, "Unauthorized", "credentials missing or invalid")
-			}
-		},
-	},
-	{
 		Name: "A11-case", Says: "the scheme of a token is compared with its case",
 		Before: func(x *Interception) {
 			if strings.HasPrefix(x.Request.Header.Get("Authorization"), "bearer") {
@@ -26,14 +18,6 @@ var wireAccess = []Mutation{
 	{
 		Name: "A11-forbidden", Says: "a wrong token is 403",
 		After: reword(401, "", 403, "Forbidden", "Forbidden"),
-	},
-	{
-		Name: "A13-needed", Says: "a request without a version is refused",
-		Before: func(x *Interception) {
-			if x.Request.Header.Get("Api-Version") == "" {
-				x.Refuse(400, "", "missing expected header \"api-version\"")
-			}
-		},
 	},
 	{
 		Name: "A13-any", Says: "a version of the future is answered as the newest",
@@ -74,22 +58,6 @@ var wireAccess = []Mutation{
 		After: func(x *Interception) {
 			if x.Answer.Status == 403 && x.Is("disk_delete") {
 				x.Refuse(404, "ObjectNotFound", "not found: disk with id %q", x.Path.Get("disk"))
-			}
-		},
-	},
-	{
-		Name: "A15-utilization", Says: "the silo's utilization is for its viewers",
-		Before: func(x *Interception) {
-			if x.Is("utilization_view") && x.Rack.Switches().Role != adminapi.RoleViewer {
-				x.Refuse(403, "Forbidden", "Forbidden")
-			}
-		},
-	},
-	{
-		Name: "A21-own-silo", Says: "a silo's quotas are for fleet viewers, whosever silo it is",
-		Before: func(x *Interception) {
-			if x.Is("silo_quotas_view") {
-				x.Refuse(403, "Forbidden", "Forbidden")
 			}
 		},
 	},

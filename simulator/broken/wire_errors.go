@@ -1,7 +1,5 @@
 package broken
 
-import "strings"
-
 var wireErrors = []Mutation{
 	{
 		Name: "A01-no-code", Says: "errors have no error_code", DriverSays: "RackUnknown",
@@ -32,33 +30,9 @@ var wireErrors = []Mutation{
 		After: onErrors(set("request_id", "0")),
 	},
 	{
-		Name: "A02-local-time", Says: "times are in the rack's own time zone",
-		After: func(x *Interception) {
-			x.Edit(func(object map[string]any) {
-				for key, value := range object {
-					if text, is := value.(string); is && strings.HasPrefix(key, "time_") {
-						object[key] = strings.TrimSuffix(text, "Z") + "-07:00"
-					}
-				}
-			})
-		},
-	},
-	{
 		Name: "A02-no-time", Says: "a snapshot does not say when it was taken",
 		DriverSays: "RackResponseInvalid",
 		After:      on(func(object map[string]any) { delete(object, "time_created") }, shownSnapshots...),
-	},
-	{
-		Name: "A02-no-nulls", Says: "fields without a value are left out",
-		After: func(x *Interception) {
-			x.Edit(func(object map[string]any) {
-				for key, value := range object {
-					if value == nil {
-						delete(object, key)
-					}
-				}
-			})
-		},
 	},
 	{
 		Name: "A03-slot", Says: "device_path is the PCI address of the disk's slot",

@@ -54,22 +54,6 @@ var wireNames = []Mutation{
 		},
 	},
 	{
-		Name: "A05-case", Says: "an ID in upper case is not found",
-		Before: func(x *Interception) {
-			if id := x.Path.Get("disk"); isID(id) && strings.ToLower(id) != id {
-				x.Refuse(404, "ObjectNotFound", "not found: disk with name %q", id)
-			}
-		},
-	},
-	{
-		Name: "A61-strict", Says: "a path with an empty segment is unknown",
-		Before: func(x *Interception) {
-			if path := x.Request.URL.Path; strings.Contains(path, "//") || strings.HasSuffix(path, "/") {
-				x.Refuse(404, "", "Not Found")
-			}
-		},
-	},
-	{
 		Name: "A61-tidy", Says: "dots in a path are resolved",
 		Before: func(x *Interception) {
 			url := x.Request.URL

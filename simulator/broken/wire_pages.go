@@ -36,42 +36,6 @@ var wirePages = []Mutation{
 		},
 	},
 	{
-		Name: "A09-small-pages", Says: "a page has one object",
-		Before: func(x *Interception) {
-			if x.isList() {
-				x.query(func(query map[string][]string) {
-					if limit := query["limit"]; len(limit) == 1 && limit[0] != "0" {
-						query["limit"] = []string{"1"}
-					}
-				})
-			}
-		},
-	},
-	{
-		Name: "A09-least-limit", Says: "a limit of more than 500 is refused",
-		Before: func(x *Interception) {
-			if limit := x.Request.URL.Query().Get("limit"); x.isList() && len(limit) > 3 {
-				x.Refuse(400, "", "unable to parse query string: limit is greater than 500")
-			}
-		},
-	},
-	{
-		Name: "A09-full-page-of-disks", Says: "a full page of disks lacks its last one",
-		After: dropsTheLast("disk_list"),
-	},
-	{
-		Name: "A09-full-page-of-snapshots", Says: "a full page of snapshots lacks its last one",
-		After: dropsTheLast("snapshot_list"),
-	},
-	{
-		Name: "A09-full-page-of-instances", Says: "a full page of instances lacks its last one",
-		After: dropsTheLast("instance_list"),
-	},
-	{
-		Name: "A10-full-page", Says: "a full page of an instance's disks lacks its last one",
-		After: dropsTheLast("instance_disk_list"),
-	},
-	{
 		Name: "A10-no-token-at-the-end", Says: "the last page that is not empty has no token",
 		After: func(x *Interception) {
 			if x.Succeeded("instance_disk_list") {

@@ -9,33 +9,40 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 )
 
 // The tampers of this file are a product of three parts: the wrong that happens to a block, the
-// moment in the life of a disk, and the place of the block.
+// moment in the life of a disk, and the place of the block. A fourth one may limit them to disks of
+// one size.
 
 // wrong is one kind of damage to a block of a victim. It is called when the file becomes a
 // victim, and whenever the victim is unplugged later.
 type wrong struct {
 	name, says string
 	do         func(v *victim) error
+	// unplugged means that it happens only when the victim is unplugged.
+	unplugged bool
 }
 
 var wrongs = []wrong{
-	{"lost", "is zero, whatever is written",
-		func(v *victim) error { return v.write(v.at, blankBlock) }},
-	{"stale", "has what it had earlier", func(v *victim) error {
+	{name: "lost", says: "is zero, whatever is written",
+		do: func(v *victim) error { return v.write(v.at, blankBlock) }},
+	{name: "stale", says: "has what it had earlier", do: func(v *victim) error {
 		return v.once(v.old != nil, func() error { return v.write(v.at, v.old) })
 	}},
-	{"foreign", "holds something of nobody's", func(v *victim) error {
+	{name: "foreign", says: "holds something of nobody's", do: func(v *victim) error {
 		return v.once(true, func() error { return v.write(v.at, dirt()) })
 	}},
-	{"shared", "is also one of another disk or snapshot", (*victim).share},
-	{"torn", "has only its first half", func(v *victim) error {
+	{name: "decayed", says: "holds something of nobody's when it comes back", unplugged: true,
+		do: func(v *victim) error { return v.write(v.at, dirt()) }},
+	{name: "shared", says: "is also one of another disk or snapshot", do: (*victim).share},
+	{name: "torn", says: "has only its first half", do: func(v *victim) error {
 		return v.write(v.at+tamperBlock/2, blankBlock[:tamperBlock/2])
 	}},
-	{"late", "has its bytes only after one more detach", func(v *victim) error {
+	{name: "late", says: "has its bytes only after one more detach", do: func(v *victim) error {
 		now, err := readBlock(v.path, v.at)
 		if err != nil {
 			return err
@@ -47,7 +54,7 @@ var wrongs = []wrong{
 		v.late = now
 		return v.write(v.at, late)
 	}},
-	{"swapped", "has exchanged its bytes with another block", (*victim).swap},
+	{name: "swapped", says: "has exchanged its bytes with another block", do: (*victim).swap},
 }
 
 // moment is the moment at which a disk or a snapshot becomes a victim.
@@ -68,37 +75,68 @@ var moments = []moment{
 	{"unbacked", "a restored disk, when its snapshot is deleted", (*spoiler).unbacked},
 }
 
-// place is the place of a block in a range.
-type place struct {
-	name string
-	in   func(from, to int64) int64
+// place is the place of a block: an offset in its file, or, if it is negative, from the end.
+type place int64
+
+// last is the place of a disk's last block.
+const last place = -tamperBlock
+
+// in returns the place in the range, or -1 if it is not there.
+func (at place) in(from, to int64) int64 {
+	offset := int64(at)
+	if offset < 0 {
+		offset += to
+	}
+	if offset < from || offset+tamperBlock > to {
+		return -1
+	}
+	return offset
 }
 
-var places = []place{
-	{"first", func(from, _ int64) int64 { return from }},
-	{"middle", func(from, to int64) int64 { return (from + to) / 2 / tamperBlock * tamperBlock }},
-	{"last", func(_, to int64) int64 { return to - tamperBlock }},
-}
-
-// spoils returns the product of wrongs, moments and places, except two kinds: a snapshot is never
-// unplugged, so it has no late damage; and a check may not create two large disks, so the end of
-// a large disk is not shared.
+// spoils returns the product of wrongs and moments, at the last block, except one: a snapshot is
+// never unplugged, so it has no damage of that time.
 func spoils() (all []Tamper) {
 	for _, w := range wrongs {
 		for _, m := range moments {
-			for i, at := range places {
-				if w.name == "late" && m.name == "orphan" || w.name == "shared" && m.name == "large" {
-					continue
-				}
-				s := &spoiler{wrong: w, moment: m, at: at, other: places[(i+1)%len(places)],
-					names: map[string]string{}, remains: map[string][]byte{}, originOf: map[string]string{},
-					sourceOf: map[string]string{}}
-				all = append(all, Tamper{Name: w.name + ":" + m.name + ":" + at.name,
-					Says: fmt.Sprintf("the %s block of %s %s", at.name, m.says, w.says), life: s.life})
+			if (w.unplugged || w.name == "late") && m.name == "orphan" {
+				continue
 			}
+			all = append(all, spoilOf(w, m, last, 0))
 		}
 	}
 	return all
+}
+
+func spoilOf(w wrong, m moment, at place, bytes int64) Tamper {
+	s := &spoiler{wrong: w, moment: m, at: at, bytes: bytes, names: map[string]string{},
+		remains: map[string][]byte{}, originOf: map[string]string{}, sourceOf: map[string]string{}}
+	name := fmt.Sprintf("%s:%s:%d", w.name, m.name, at)
+	if bytes > 0 {
+		name += fmt.Sprint(":", bytes)
+	}
+	return Tamper{Name: name, life: s.life,
+		Says: fmt.Sprintf("the block at byte %d of %s %s", at, m.says, w.says)}
+}
+
+// TamperOf returns the tamper with a name: one of Tampers, or WRONG:MOMENT:PLACE or
+// WRONG:MOMENT:PLACE:BYTES with any place, for disks of that size.
+func TamperOf(name string) (Tamper, bool) {
+	all := Tampers()
+	if i := slices.IndexFunc(all, func(t Tamper) bool { return t.Name == name }); i >= 0 {
+		return all[i], true
+	}
+	words := append(strings.Split(name, ":"), "0")
+	if len(words) < 4 {
+		return Tamper{}, false
+	}
+	w := slices.IndexFunc(wrongs, func(w wrong) bool { return w.name == words[0] })
+	m := slices.IndexFunc(moments, func(m moment) bool { return m.name == words[1] })
+	at, err := strconv.ParseInt(words[2], 10, 64)
+	bytes, errBytes := strconv.ParseInt(words[3], 10, 64)
+	if w < 0 || m < 0 || errors.Join(err, errBytes) != nil {
+		return Tamper{}, false
+	}
+	return spoilOf(wrongs[w], moments[m], place(at), bytes), true
 }
 
 // happening is a kind of event.
@@ -129,9 +167,11 @@ type event struct {
 
 // spoiler is one active tamper of the product.
 type spoiler struct {
-	wrong     wrong
-	moment    moment
-	at, other place
+	wrong  wrong
+	moment moment
+	at     place
+	// bytes is the size of the victims, or 0.
+	bytes int64
 
 	mu sync.Mutex
 	// mu guards the fields below.
@@ -180,7 +220,9 @@ func (s *spoiler) life(p *Plane, e event) error {
 		}
 	}
 	for _, v := range fresh {
-		errs = append(errs, s.wrong.do(v))
+		if !s.wrong.unplugged {
+			errs = append(errs, s.wrong.do(v))
+		}
 	}
 	s.victims = append(s.victims, fresh...)
 	return errors.Join(errs...)
@@ -188,9 +230,12 @@ func (s *spoiler) life(p *Plane, e event) error {
 
 // victim turns a file into a victim. Its block is in the given range.
 func (s *spoiler) victim(path string, from, to int64, old []byte, peers ...string) []*victim {
-	v := &victim{path: path, at: s.at.in(from, to), old: old, other: s.other.in(0, to)}
-	if v.other == v.at {
-		v.other = 0
+	v := &victim{path: path, at: s.at.in(from, to), old: old}
+	if size, err := fileSize(path); v.at < 0 || err != nil || s.bytes > 0 && size != s.bytes {
+		return nil
+	}
+	if v.at == 0 {
+		v.other = tamperBlock
 	}
 	for _, peer := range peers {
 		if exists(peer) {

@@ -15,10 +15,8 @@ type Tamper struct {
 	// Name identifies the tamper, and Says describes what it spoils.
 	Name, Says string
 
-	// created is called for a new blank disk, and source for the file from which a disk will be
-	// created.
-	created func(p *Plane, diskID string) error
-	source  func(p *Plane, path string) (string, error)
+	// source is called for the file from which a disk will be created.
+	source func(p *Plane, path string) (string, error)
 	// plug is called before a disk's device is created, unplugged when the device is gone, and
 	// removed when the bytes are gone.
 	plug      func(p *Plane, spec Device, f *Fault) error
@@ -81,9 +79,6 @@ func (p *Plane) tamperPath(name string) string { return filepath.Join(p.dir, "ta
 // CreateDisk creates a blank disk, which uses no space. It does not change an existing one.
 func (p *Plane) CreateDisk(id string, size int64) error {
 	err := p.files.CreateDisk(id, size)
-	if t := p.tamper(); err == nil && t.created != nil {
-		err = t.created(p, id)
-	}
 	return errors.Join(err, p.tamperLife(event{what: diskMade, disk: id, bytes: size}, err))
 }
 

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -26,10 +25,6 @@ const (
 // Tampers returns all tampers: those of this file, and the product of spoils.
 func Tampers() []Tamper {
 	return append([]Tamper{
-		{Name: "lost-write", Says: "some of the blocks that were written since a disk was attached " +
-			"are as before when it is detached", plug: keepBefore, unplugged: loseBlocks},
-		{Name: "lost-end", Says: "the last block of a disk is zero when it is detached",
-			unplugged: loseEnd},
 		{Name: "swapped-disks", Says: "a disk and another exchange their bytes when it is attached",
 			plug: swapDisks},
 		{Name: "stale-read", Says: "an attached disk has the bytes that it had at the detach before " +
@@ -51,7 +46,6 @@ func Tampers() []Tamper {
 		{Name: "device-left", Says: "a detached disk stays in its guest", keeps: true},
 		{Name: "delete-another", Says: "with a disk, the bytes of another are deleted",
 			removed: func(p *Plane, _ string) error { return p.another("", 0, true, blank) }},
-		{Name: "not-zero", Says: "a new disk holds something", created: soil},
 		{Name: "other-snapshot", Says: "a disk is restored from another snapshot", source: otherSource},
 		{Name: "device-elsewhere", Says: "an attached disk is a device of every other guest, too",
 			elsewhere: true},
@@ -123,52 +117,6 @@ func (p files) replace(path, source string) error {
 		return err
 	}
 	return os.Rename(fresh, path)
-}
-
-func keepBefore(p *Plane, spec Device, _ *Fault) error {
-	return p.replace(p.tamperPath(spec.DiskID), p.DiskPath(spec.DiskID))
-}
-
-// loseBlocks reverts every third changed block.
-func loseBlocks(p *Plane, spec Device) error {
-	before, err := os.Open(p.tamperPath(spec.DiskID))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil // attached before the tamper began
-	}
-	if err != nil {
-		return err
-	}
-	defer before.Close()
-	return eachBlock(p.DiskPath(spec.DiskID), func() func(*os.File, int64, []byte) error {
-		changed := 0
-		old := make([]byte, tamperBlock)
-		return func(disk *os.File, at int64, block []byte) error {
-			n, err := before.ReadAt(old, at)
-			if err != nil && !errors.Is(err, io.EOF) {
-				return err
-			}
-			if bytes.Equal(block, old[:n]) {
-				return nil
-			}
-			if changed++; changed%3 != 0 {
-				return nil
-			}
-			_, err = disk.WriteAt(old[:n], at)
-			return err
-		}
-	}())
-}
-
-func loseEnd(p *Plane, spec Device) error {
-	f, err := os.OpenFile(p.DiskPath(spec.DiskID), os.O_WRONLY, 0)
-	if err != nil {
-		return err
-	}
-	st, err := f.Stat()
-	if err == nil {
-		_, err = f.WriteAt(make([]byte, tamperBlock), st.Size()-tamperBlock)
-	}
-	return errors.Join(err, f.Close())
 }
 
 // eachBlock calls do for every block of a file that is not a hole.
@@ -255,25 +203,6 @@ func doubleSerial(d Device, others []*plugged) Device {
 		}
 	}
 	return d
-}
-
-// soil writes to a place that a filesystem reads first, and to two others.
-func soil(p *Plane, diskID string) (err error) {
-	f, err := os.OpenFile(p.DiskPath(diskID), os.O_RDWR, 0)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	st, err := f.Stat()
-	if err != nil {
-		return err
-	}
-	for _, at := range []int64{64 << 10, st.Size() / 2, st.Size() - tamperBlock} {
-		if _, err := f.WriteAt(dirt(), at); err != nil {
-			return fmt.Errorf("soil disk %s: %w", diskID, err)
-		}
-	}
-	return nil
 }
 
 // dirt returns a block that no workload of the rack has written.
