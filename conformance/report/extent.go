@@ -126,19 +126,18 @@ func (r *Report) Promises() string {
 			untested = append(untested, result.short())
 		}
 	}
-	text := fmt.Sprintf("%d promises kept", r.Count(Passed))
-	for _, part := range []struct {
-		names []string
-		says  string
-	}{{partly, ", %d of them as far as the test looked (%s)"}, {broken, "; %d broken (%s)"},
-		{untested, "; %d not tested (%s)"}} {
-		if n := len(part.names); n > 0 {
-			text += fmt.Sprintf(part.says, n, strings.Join(together(part.names), ", "))
-		} else if !strings.Contains(part.says, "as far as") {
-			text += strings.Replace(fmt.Sprintf(part.says, 0, ""), " ()", "", 1)
+	named := func(names []string) string {
+		if len(names) == 0 {
+			return ""
 		}
+		return " (" + strings.Join(together(names), ", ") + ")"
 	}
-	return text
+	limits := ""
+	if n := len(partly); n > 0 {
+		limits = fmt.Sprintf(", %d of them as far as the test looked%s", n, named(partly))
+	}
+	return fmt.Sprintf("%d promises kept%s; %d broken%s; %d not tested%s", r.Count(Passed), limits,
+		len(broken), named(broken), len(untested), named(untested))
 }
 
 // short names a result in a few characters. A spec without an ID is one of its group's.
