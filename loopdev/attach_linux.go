@@ -176,15 +176,16 @@ func (d Device) limitRequests(file *os.File) error {
 var errNoDiscards = fmt.Errorf("the number has no discards: %w", unix.EAGAIN)
 
 func (c Config) setDiscards(d Device) error {
-	limit := filepath.Join(sysBlock, filepath.Base(d.Path), "queue/discard_max_bytes")
-	switch now, err := os.ReadFile(limit); {
+	switch now, err := os.ReadFile(d.discardLimit()); {
 	case c.Discards == OfferDiscards && err == nil && string(now) == "0\n":
 		return errNoDiscards
 	case c.Discards != NoDiscards:
 		return nil
 	}
-	return os.WriteFile(limit, []byte("0"), 0)
+	return os.WriteFile(d.discardLimit(), []byte("0"), 0)
 }
+
+func (d Device) discardLimit() string { return sysDir(d.Number) + "/queue/discard_max_bytes" }
 
 // free returns the number of a device that was free a moment ago. Without Config.First, the
 // kernel chooses the lowest free number. Otherwise free searches upwards from there and adds

@@ -39,12 +39,27 @@ func (d Device) Detach(ctx context.Context) error {
 			return fmt.Errorf("detach %s: %w", d.Path, err)
 		}
 		if !held {
-			return nil
+			return d.leaveDiscards()
 		}
 		if wait(ctx, pause) != nil {
 			return fmt.Errorf("detach %s (%s): %w", d.Path, d.BackingFile, ErrBusy)
 		}
 	}
+}
+
+// leaveDiscards removes the device of a number without discards, which the next user of the number
+// would lack. A number that has been taken stays.
+func (d Device) leaveDiscards() error {
+	if now, err := os.ReadFile(d.discardLimit()); err != nil || string(now) != "0\n" {
+		return nil
+	}
+	control, err := openControl()
+	if err != nil {
+		return err
+	}
+	defer control.Close()
+	_ = unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_REMOVE, d.Number)
+	return nil
 }
 
 // Grow makes the device as large as its file is now.

@@ -197,6 +197,21 @@ func TestADeviceIsWritableAlsoIfItsNumberWasReadOnlyBefore(t *testing.T) {
 	}
 }
 
+// TestTheNextUserOfANumberHasDiscards removes a property that Linux keeps with the number.
+func TestTheNextUserOfANumberHasDiscards(t *testing.T) {
+	path := newFile(t, mib)
+	first := attach(t, loopdev.Config{Path: path, Serial: "without", First: 700,
+		Discards: loopdev.NoDiscards})
+	if err := exec.Command("blkdiscard", "--force", first.Path).Run(); err == nil {
+		t.Error("it discards")
+	}
+	must(t, first.Detach(t.Context()))
+	next := attach(t, loopdev.Config{Path: path, Serial: "any", First: first.Number})
+	if out, err := exec.Command("blkdiscard", "--force", next.Path).CombinedOutput(); err != nil {
+		t.Errorf("the next device does not discard: %v %s", err, out)
+	}
+}
+
 func TestASerialOf63BytesIsKeptWholeAndALongerOneIsRefused(t *testing.T) {
 	file := newFile(t, mib)
 	long := strings.Repeat("s", 63-len(serial(t))) + serial(t)

@@ -254,13 +254,17 @@ func TestWhatOthersHaveInTheDirectoryStays(t *testing.T) {
 	simtest.NoError(t, os.WriteFile(theirs, []byte("theirs"), 0o600))
 	guest, orphan := newGuest(t, p), newID()
 	reconcile := func() error { return p.Reconcile(t.Context(), nil, IDs{Left: {orphan}}) }
-	for at, remove := range map[string]func() error{
-		p.view(guest).nodePath("nvme7n1"):         reconcile,
-		filepath.Join(p.GuestDir(guest), "work"):  func() error { return p.RemoveGuest(guest) },
-		filepath.Join(p.GuestDir(orphan), "work"): reconcile,
-		p.tamperPath("work"):                      func() error { return p.Tamper(Tamper{}) },
-		filepath.Join(p.dir, "fuse-7"):            func() error { return p.flaky.open(p.dir, false) },
+	for _, test := range []struct {
+		at     string
+		remove func() error
+	}{
+		{p.view(guest).nodePath("nvme7n1"), reconcile}, // while the guest is there
+		{filepath.Join(p.GuestDir(guest), "work"), func() error { return p.RemoveGuest(guest) }},
+		{filepath.Join(p.GuestDir(orphan), "work"), reconcile},
+		{p.tamperPath("work"), func() error { return p.Tamper(Tamper{}) }},
+		{filepath.Join(p.dir, "fuse-7"), func() error { return p.flaky.open(p.dir, false) }},
 	} {
+		at, remove := test.at, test.remove
 		simtest.NoError(t, os.MkdirAll(at, 0o755))
 		simtest.Command(t, "mount", "--bind", filepath.Dir(theirs), at)
 		err := remove()
