@@ -38,8 +38,7 @@ import (
 const onlyVariable, pluginVariable = "CONFORMANCE_ONLY_CHECKS", "CONFORMANCE_PLUGIN"
 
 func TestMain(m *testing.M) {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
+	ctx, _ := signal.NotifyContext(context.Background(), os.Interrupt) // until the process ends
 	only, is := os.LookupEnv(onlyVariable)
 	switch {
 	case len(os.Args) == 2 && os.Args[1] == guest.Verb:

@@ -70,7 +70,8 @@ const sampleBoundary = 64 * harness.MiB
 // isBlank demands that a raw volume that is attached for the first time is zero: all of it up to
 // 1 GiB, and what a sample reads of a larger one.
 func (u *use) isBlank() {
-	scan, read := guest.Scan{}, []guest.Range{{To: u.volume.GetCapacityBytes()}}
+	var scan guest.Scan
+	read := []guest.Range{{To: u.volume.GetCapacityBytes()}}
 	if u.volume.GetCapacityBytes() <= harness.GiB {
 		scan = u.scan()
 	} else {

@@ -97,9 +97,9 @@ var places = []place{
 	}, map[string]edit{"in use": all(), "mounted nowhere": unmounted, "awaited": all(pending, blank)},
 		nil},
 	{"flight recorder", LinkMounts, func(reason string) edit {
-		first, last := over(flight.Unpublished, time.Hour, csierr.Reason(reason)), flight.Entry{}
+		first := over(flight.Unpublished, time.Hour, csierr.Reason(reason))
 		first.Path = theNode().Volumes[0].Mounts[1].Path
-		last = first
+		last := first
 		last.Time = testNow.Add(-time.Second)
 		return recorded(first, last)
 	}, map[string]edit{"its pod gone": without(kindPod), "its pod ended": goingPod},
