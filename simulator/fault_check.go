@@ -3,6 +3,7 @@ package simulator
 import (
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
@@ -86,9 +87,10 @@ func checkResponse(r adminapi.Fault) error {
 	case a.Status < 200 || a.Status > 599:
 		return fmt.Errorf("fault: the response's status is %d; give one from 200 to 599",
 			a.Status)
-	case a.ErrorCode != "" && !slices.Contains(errorCodes, a.ErrorCode):
-		return fmt.Errorf("fault: no rack has the error code %q; use one of %q, or give the body of "+
-			"another server's answer", a.ErrorCode, errorCodes)
+	case a.ErrorCode != "" && !slices.Contains(errorCodes, a.ErrorCode) &&
+		a.Status != http.StatusTeapot: // which no rack has either, so it is meant
+		return fmt.Errorf("fault: no rack has the error code %q; use one of %q, status 418 for a code "+
+			"of no rack, or give the body of another server's answer", a.ErrorCode, errorCodes)
 	case a.PadBytes < 0 || a.PadBytes > maxPadding:
 		return fmt.Errorf("fault: pad_bytes is %d; give at most %d", a.PadBytes, maxPadding)
 	}

@@ -4,6 +4,7 @@ package guesttest
 
 import (
 	"bytes"
+	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -132,13 +133,14 @@ func (g *Guest) AttachFile(serial, file string, options ...Option) *Disk {
 	attached, err := loopdev.Attach(g.t.Context(), config)
 	csitest.Must(g.t, err)
 	d.Loop = attached.Path
-	loop := d.Loop // the test may assign another disk to *d
-	g.t.Cleanup(func() {
+	g.t.Cleanup(func() { // the test may assign another disk to *d
 		unmountBelow(g.t, g.Dir)
-		Run(g.t, "blockdev", "--setrw", loop) // or the next user of the number has a read-only device
-		Run(g.t, "losetup", "--detach", loop)
+		err := attached.Detach(context.WithoutCancel(g.t.Context()))
+		if err != nil && !errors.Is(err, loopdev.ErrBusy) {
+			g.t.Error(err)
+		}
 	})
-	sectors, err := os.ReadFile(filepath.Join("/sys/block", filepath.Base(loop), "size"))
+	sectors, err := os.ReadFile(filepath.Join("/sys/block", filepath.Base(d.Loop), "size"))
 	csitest.Must(g.t, err)
 	n, err := strconv.ParseInt(strings.TrimSpace(string(sectors)), 10, 64)
 	csitest.Must(g.t, err)

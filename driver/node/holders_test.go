@@ -3,6 +3,7 @@
 package node
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"maps"
@@ -134,7 +135,15 @@ func loopOver(t *testing.T, path string, args ...string) string {
 	t.Helper()
 	loop := strings.TrimSpace(guesttest.Run(t, "losetup", append([]string{"--find", "--show", path},
 		args...)...))
-	t.Cleanup(func() { _ = exec.Command("losetup", "--detach", loop).Run() })
+	sequence := filepath.Join("/sys/block", filepath.Base(loop), "diskseq")
+	own, err := os.ReadFile(sequence)
+	must(t, err)
+	t.Cleanup(func() {
+		// The test may have detached it, and then the number may be another process's.
+		if now, err := os.ReadFile(sequence); err == nil && bytes.Equal(now, own) {
+			_ = exec.Command("losetup", "--detach", loop).Run()
+		}
+	})
 	return loop
 }
 
