@@ -169,6 +169,10 @@ func TestCleanRemovesAllOfARunThatEndsAtAnyRequestThatCreates(t *testing.T) {
 	for _, r := range rules.All() {
 		units = append(units, death{part: partRules, only: r.ID, at: before + 1})
 	}
+	if !p.Long() { // a soak has all of them
+		p.Rand().Shuffle(len(units), func(i, j int) { units[i], units[j] = units[j], units[i] })
+		units = units[:len(units)/4]
+	}
 	for _, d := range short.Some(t, 2, units) {
 		last := math.MaxInt
 		if testing.Short() {

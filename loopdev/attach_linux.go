@@ -50,9 +50,6 @@ func attach(ctx context.Context, c Config) (Device, error) {
 	number := c.First
 	for limit := time.Millisecond; ; limit = min(2*limit, 100*time.Millisecond) {
 		d, err := c.tryNext(control, file, &number)
-		if errors.Is(err, errNoDiscards) {
-			_ = unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_REMOVE, d.Number)
-		}
 		if err == nil || !raceLost(err) {
 			return d, err
 		}
@@ -136,7 +133,10 @@ func (c Config) tryNext(control, file *os.File, from *int) (Device, error) {
 	}
 	// The device that had this number before may have been made read-only with BLKROSET.
 	err = errors.Join(unix.IoctlSetPointerInt(int(node.Fd()), unix.BLKROSET, 0),
-		d.limitRequests(file), c.setDiscards(d))
+		d.limitRequests(file))
+	if err == nil && c.NoDiscards {
+		err = os.WriteFile(d.discardLimit(), []byte("0"), 0)
+	}
 	if err == nil {
 		d, err = d.fill(node)
 	}
@@ -169,20 +169,6 @@ func (d Device) limitRequests(file *os.File) error {
 		return nil
 	}
 	return os.WriteFile(limit, []byte(fuseRequestKiB), 0)
-}
-
-// errNoDiscards means that an earlier device of the number offered no discard. The kernel keeps
-// that, and cannot be told otherwise. Only a new device has discards again.
-var errNoDiscards = fmt.Errorf("the number has no discards: %w", unix.EAGAIN)
-
-func (c Config) setDiscards(d Device) error {
-	switch now, err := os.ReadFile(d.discardLimit()); {
-	case c.Discards == OfferDiscards && err == nil && string(now) == "0\n":
-		return errNoDiscards
-	case c.Discards != NoDiscards:
-		return nil
-	}
-	return os.WriteFile(d.discardLimit(), []byte("0"), 0)
 }
 
 func (d Device) discardLimit() string { return sysDir(d.Number) + "/queue/discard_max_bytes" }

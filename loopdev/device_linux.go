@@ -47,8 +47,8 @@ func (d Device) Detach(ctx context.Context) error {
 	}
 }
 
-// leaveDiscards removes the device of a number without discards, which the next user of the number
-// would lack. A number that has been taken stays.
+// leaveDiscards removes the device of a number without discards: Linux keeps that with the number,
+// and cannot be told otherwise, so the next user would have none. A number that is taken stays.
 func (d Device) leaveDiscards() error {
 	if now, err := os.ReadFile(d.discardLimit()); err != nil || string(now) != "0\n" {
 		return nil

@@ -36,25 +36,13 @@ type Config struct {
 	ReadOnly bool
 	// SizeLimit makes the device smaller than the file. 0 means the size of the file.
 	SizeLimit int64
-	// Discards tells whether the device offers discards, which the loop driver can only carry out or
-	// refuse. A refused one leaves the bytes.
-	Discards Discards
+	// NoDiscards makes the device refuse discards, so that they leave the bytes. Linux' loop driver can
+	// only carry a discard out or refuse it. It needs a writable /sys.
+	NoDiscards bool
 	// First is the lowest number that the device may have; 0 allows every free number. "losetup
 	// -f" takes the lowest free number, and in a container only the low numbers may have nodes.
 	First int
 }
-
-// Discards tells whether a device offers discards.
-type Discards int
-
-const (
-	// AnyDiscards is whatever the device's number had last.
-	AnyDiscards Discards = iota
-	// NoDiscards refuses discards.
-	NoDiscards
-	// OfferDiscards carries discards out.
-	OfferDiscards
-)
 
 // Device is one attachment of a file to a loop device. [Attach], [List] and [Find] return it.
 // Its methods act only on that attachment, and not on a later one with the same number.

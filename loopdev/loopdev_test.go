@@ -201,7 +201,7 @@ func TestADeviceIsWritableAlsoIfItsNumberWasReadOnlyBefore(t *testing.T) {
 func TestTheNextUserOfANumberHasDiscards(t *testing.T) {
 	path := newFile(t, mib)
 	first := attach(t, loopdev.Config{Path: path, Serial: "without", First: 700,
-		Discards: loopdev.NoDiscards})
+		NoDiscards: true})
 	if err := exec.Command("blkdiscard", "--force", first.Path).Run(); err == nil {
 		t.Error("it discards")
 	}

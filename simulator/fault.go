@@ -23,6 +23,9 @@ type activeFault struct {
 	random *rand.Rand
 }
 
+// spent reports whether the fault has fired as often as it may.
+func (f *activeFault) spent() bool { return f.Times > 0 && f.Fired >= f.Times }
+
 // firing is a fault that fires for a request.
 type firing struct {
 	id string
@@ -42,8 +45,12 @@ func (f *Faults) Add(r adminapi.Fault) (id string, err error) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if err := checkCount(len(f.active), "/faults"); err != nil {
+	live := slices.DeleteFunc(slices.Clone(f.active), (*activeFault).spent)
+	if err := checkCount(len(live), "/faults"); err != nil {
 		return "", err
+	}
+	if len(f.active) >= 2*maxFaults {
+		f.active = live
 	}
 	f.last++
 	id = strconv.Itoa(f.last)
@@ -110,7 +117,7 @@ func (f *Faults) match(r *apiRequest) []*firing {
 func (r *activeFault) matches(req *apiRequest) bool {
 	return (r.Operation == "" || r.Operation == req.entry.Operation) &&
 		(r.Object == "" || slices.Contains(req.subjects, r.Object)) &&
-		(r.Bearer == "" || req.Header.Get("Authorization") == "Bearer "+r.Bearer)
+		(r.Bearer == "" || bearerOf(req.Request) == r.Bearer)
 }
 
 func (r *activeFault) fires() bool {

@@ -282,14 +282,22 @@ func (r *apiRequest) instance() engine.Ref {
 	return r.ref("instance")
 }
 
+// bearerOf returns the token of a request, or "".
+func bearerOf(r *http.Request) string {
+	scheme, bearer, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	if !strings.EqualFold(scheme, "bearer") {
+		return ""
+	}
+	return strings.TrimSpace(bearer)
+}
+
 // authenticate accepts a request with the rack's token as its bearer, in any case (A11).
 func (s *Server) authenticate(r *apiRequest) error {
 	if r.op.noAuth {
 		return nil
 	}
-	scheme, bearer, _ := strings.Cut(r.Header.Get("Authorization"), " ")
-	bearer = strings.TrimSpace(bearer)
-	if !strings.EqualFold(scheme, "bearer") || !strings.HasPrefix(bearer, tokenPrefix) ||
+	bearer := bearerOf(r.Request)
+	if !strings.HasPrefix(bearer, tokenPrefix) ||
 		s.token != "" && bearer != s.token {
 		return errUnauthorized
 	}

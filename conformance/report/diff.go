@@ -31,8 +31,10 @@ type Difference struct {
 	// tested and interrupted, or from failed to one of them; nobody has seen that such a result is
 	// better now.
 	Worsened, Improved, Other []ResultChange
-	// Shrunk are the results with the same status whose test looked at less in B, with what.
-	Shrunk []Shrunk
+	// Shrunk are the results with the same status whose test looked at less in B, with what. They count
+	// as worse unless one of the racks is simulated and the other is not (OtherKind).
+	Shrunk    []Shrunk
+	OtherKind bool
 	// New are the results of B alone, and Gone those of A alone.
 	New, Gone []Result
 	// NewGroups and GoneGroups count the results of groups that the other report was not to run and
@@ -87,7 +89,7 @@ func Diff(a, b *Report) *Difference {
 // that passed and is gone although its group was to run. A latency does not count, because it
 // depends on the other users of the rack.
 func (d *Difference) Worse() bool {
-	return badness(d.VerdictB) > badness(d.VerdictA) || len(d.Worsened) > 0 || len(d.Shrunk) > 0 ||
+	return badness(d.VerdictB) > badness(d.VerdictA) || len(d.Worsened) > 0 || len(d.Shrunk) > 0 && !d.OtherKind ||
 		d.LeftB > d.LeftA || d.FindingsB > d.FindingsA ||
 		slices.ContainsFunc(d.New, func(r Result) bool { return r.Status == Failed }) ||
 		slices.ContainsFunc(d.Gone, func(r Result) bool { return r.Status == Passed })
@@ -110,6 +112,7 @@ func (d *Difference) diffFacts(a, b *Report) {
 	fact("API version", a.Rack.APIVersion, b.Rack.APIVersion)
 	fact("release", a.Rack.Release, b.Rack.Release)
 	fact("hot-plug", string(a.Rack.HotPlug), string(b.Rack.HotPlug))
+	d.OtherKind = a.Rack.Simulated != b.Rack.Simulated
 	fact("simulated", fmt.Sprint(a.Rack.Simulated), fmt.Sprint(b.Rack.Simulated))
 	fact("suite", a.Versions.Suite, b.Versions.Suite)
 	fact("driver", a.Versions.Driver, b.Versions.Driver)

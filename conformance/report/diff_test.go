@@ -108,9 +108,18 @@ func TestAReportThatProvesLessIsWorse(t *testing.T) {
 		{"a result that failed", func(_, b *Report) { verdict(DoesNotConform, Failed)(b) }, true},
 		{"a result that is blocked", func(_, b *Report) { verdict(BlockedByRack, Blocked)(b) }, true},
 		{"a result that was not tested", func(_, b *Report) { status(NotTested)(b) }, true},
-		{"an extent that shrank", func(_, b *Report) { b.Results[0].Extent[0].Looked = 1 }, true},
-		{"an extent that grew", func(a, _ *Report) { a.Results[0].Extent[0].Looked = 1 }, false},
-		{"a measure that vanished", func(_, b *Report) { b.Results[0].Extent[0].What = "x" }, true},
+		{"an extent that shrank", func(a, b *Report) {
+			a.Results[0].Extent[0].Of, b.Results[0].Extent[0].Of = 2, 2
+			b.Results[0].Extent[0].Looked = 0
+		}, true},
+		{"an extent that grew", func(a, b *Report) {
+			a.Results[0].Extent[0].Of, b.Results[0].Extent[0].Of = 2, 2
+			a.Results[0].Extent[0].Looked = 1
+		}, false},
+		{"fewer kinds of answers", func(_, b *Report) { b.Results[0].Extent[0].Looked = 1 }, false},
+		{"a measure that vanished", func(a, b *Report) {
+			a.Results[0].Extent[0].Of, b.Results[0].Extent[0].What = 2, "x"
+		}, true},
 		{"a smaller share", func(a, b *Report) {
 			a.Results[0].Extent[0].Of, b.Results[0].Extent[0].Of = 2, 9
 		}, true},

@@ -56,20 +56,21 @@ func (e Extent) Partly() Extent {
 	return slices.DeleteFunc(slices.Clone(e), func(m Measure) bool { return m.Looked >= m.Of })
 }
 
-// Shrunk returns what a later test looked at less than this one, by more than a tenth, in words.
+// Shrunk returns what a later test looked at less than this one, in words: of what there is, less
+// than half of the share. What depends on time or on others, such as a number of answers, does not
+// count.
 func (e Extent) Shrunk(later Extent) (all []string) {
 	for _, m := range e {
+		if m.Of == 0 {
+			continue
+		}
 		i := later.index(m)
 		if i < 0 {
 			all = append(all, "no more: "+m.String())
 			continue
 		}
 		now := later[i]
-		was, is := float64(m.Looked), float64(now.Looked)
-		if m.Of > 0 && now.Of > 0 {
-			was, is = was/float64(m.Of), is/float64(now.Of)
-		}
-		if is < 0.9*was || m.Of > 0 && now.Of == 0 {
+		if now.Of == 0 || 2*float64(now.Looked)/float64(now.Of) < float64(m.Looked)/float64(m.Of) {
 			all = append(all, fmt.Sprintf("less: %s -> %s", m, now))
 		}
 	}

@@ -54,9 +54,9 @@ var guestRules = []Rule{
 		ID: "A69",
 		Says: "A distributed disk reports a volatile write cache, so that the guest flushes it; a " +
 			"local one does up to v21 and does not from v22 on, as on the simulator. A guest's discard of " +
-			"a distributed disk is accepted and ignored, so its bytes stay (on the simulator they stay, " +
-			"too, and the device offers no discard, as Linux' loop devices cannot accept one in vain; " +
-			"`--discard=zero` has the other); one of a local disk is done",
+			"a distributed disk is accepted and ignored, so its bytes stay (Linux' loop devices cannot " +
+			"accept one in vain: on the simulator they become zero or, with `--no-discards`, the device " +
+			"refuses discards); one of a local disk is done",
 		Why: "What the driver and its workloads have synced is on the disk only if the guest flushes " +
 			"the cache, which Linux does for a device that reports one. It neither discards nor takes a " +
 			"discarded disk for blank.",

@@ -33,8 +33,8 @@ var orders = map[string]func(a, b listed) int{
 	"id_ascending":    func(a, b listed) int { return cmp.Compare(a.ID, b.ID) },
 }
 
-// clockSkew is the most by which the clocks of a rack's services may differ.
-const clockSkew = time.Second
+// creation is the most that the creation of an object by others may take until it is listed.
+var creation = time.Minute
 
 // judgeReadings compares readings of a list, in the order in which they were made, with each other
 // and with objects that existed all the time. Others may make and delete objects meanwhile. An
@@ -45,7 +45,7 @@ func judgeReadings(readings []reading, known []listed, began time.Time,
 	seen, first, last := map[string]listed{}, map[string]int{}, map[string]int{}
 	see := func(i int, item listed) { // the readings come in order
 		if _, is := seen[item.ID]; !is {
-			if seen[item.ID], first[item.ID] = item, i; item.Made.Before(began.Add(-clockSkew)) {
+			if seen[item.ID], first[item.ID] = item, i; item.Made.Before(began.Add(-creation)) {
 				first[item.ID] = 0
 			}
 		}
@@ -114,9 +114,14 @@ func (c *Check) readList(list, path string, r *reading, between func()) (whole b
 	what := fmt.Sprintf("%s in the order %s, in pages of %d", list, r.order, r.limit)
 	base, _, _ := strings.Cut(path, "?")
 	next, limit := path+"sort_by="+r.order, r.limit
+	before := map[string]bool{}
 	for {
 		page := c.page(what, fmt.Sprintf("%s&limit=%d", next, limit))
 		r.pages = append(r.pages, page.Items)
+		if before[next] {
+			c.Fatalf("%s: page %d has the token of an earlier one, so it has no end", what, len(r.pages))
+		}
+		before[next] = true
 		if page.NextPage == nil || len(page.Items) == 0 {
 			return limit == r.limit
 		}
@@ -168,6 +173,7 @@ func (c *Check) checkList(list, path string, known []listed, began time.Time,
 	}) {
 		c.Errorf("%s %s", list, wrong)
 	}
+	c.extent.Look(report.Measure{What: list, Looked: int64(n), Unit: "objects"})
 	c.extent.Look(report.Measure{Unit: "readings", Words: "in each order, in pages of 1, 2, 3, " +
 		"all and all but one", What: list + " as a set", Looked: looked, Of: int64(len(readings))})
 	if c.readings != nil {
@@ -202,5 +208,8 @@ func (c *Check) checkLists(disks []listed) {
 	c.checkList("snapshot_list", "/v1/snapshots?"+c.inProject()+"&", snapshots, began, nil)
 	c.checkList("instance_list", "/v1/instances?"+c.inProject()+"&", instances, began, nil)
 	c.checkList("image_list", "/v1/images?"+c.inProject()+"&", images, began, nil)
-	c.checkList("project_list", "/v1/projects?", nil, began, nil)
+	own := Must[*oxide.Project](c, "read the project")(c.Client.ProjectView(c.ctx,
+		oxide.ProjectViewParams{Project: c.project()}))
+	c.checkList("project_list", "/v1/projects?",
+		[]listed{{own.Id, string(own.Name), *own.TimeCreated}}, began, nil)
 }

@@ -110,8 +110,7 @@ func newZeroDisk(t *testing.T, sizeBytes int64) zeroDisk {
 	t.Helper()
 	before := goleak.IgnoreCurrent()
 	g := guesttest.New(t)
-	z := zeroDisk{g.Attach(guesttest.Serial, sizeBytes, guesttest.Discards), g, &ZeroScans{},
-		&bytes.Buffer{}}
+	z := zeroDisk{g.Attach(guesttest.Serial, sizeBytes), g, &ZeroScans{}, &bytes.Buffer{}}
 	t.Cleanup(func() {
 		z.scans.Close()
 		goleak.VerifyNone(t, before)

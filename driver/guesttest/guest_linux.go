@@ -110,11 +110,8 @@ type Option func(*loopdev.Config)
 // ReadOnly makes a device that refuses writes.
 func ReadOnly(c *loopdev.Config) { c.ReadOnly = true }
 
-// Discards makes a device whose bytes become zero when they are discarded.
-func Discards(c *loopdev.Config) { c.Discards = loopdev.OfferDiscards }
-
 // NoDiscards makes a device whose bytes stay when they are discarded, as on a rack.
-func NoDiscards(c *loopdev.Config) { c.Discards = loopdev.NoDiscards }
+func NoDiscards(c *loopdev.Config) { c.NoDiscards = true }
 
 // BlockSize makes a device with blocks of that many bytes.
 func BlockSize(bytes int) Option { return func(c *loopdev.Config) { c.BlockSize = bytes } }

@@ -79,7 +79,7 @@ func TestADiskThatIsDetachedWhileItIsReadIsNotFound(t *testing.T) {
 func TestDiscardsDecideNothing(t *testing.T) {
 	for _, fsType := range []string{volume.Ext4, volume.XFS, volume.Btrfs} {
 		for zeroed, option := range map[bool]guesttest.Option{false: guesttest.NoDiscards,
-			true: guesttest.Discards} {
+			true: guesttest.BlockSize(512)} {
 			t.Run(fmt.Sprint(fsType, " zeroed ", zeroed), func(t *testing.T) {
 				g := newGuest(t)
 				v := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB, option), fsType)

@@ -35,7 +35,7 @@ func serve(t *testing.T) (*flakydisk.Disk, *os.File) {
 	must(t, err)
 	disk := flakydisk.NewDisk(flakydisk.NewImage(8 * mib))
 	loop, err := loopdev.Attach(t.Context(), loopdev.Config{
-		Path: server.Put("disk", disk), Serial: t.Name()[:20], Discards: loopdev.OfferDiscards,
+		Path: server.Put("disk", disk), Serial: t.Name()[:20],
 	})
 	if err != nil {
 		t.Fatal(errors.Join(err, server.Close()))

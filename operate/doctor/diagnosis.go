@@ -136,11 +136,16 @@ func (c *chain) judge() Chain {
 		}
 		if f := step.Finding; f != nil && f.basis == inference &&
 			slices.ContainsFunc(c.heard, func(s said) bool { return s.at == l.link }) {
+			if !slices.ContainsFunc(c.heard, func(s said) bool {
+				return strings.Contains(f.Wrong, s.Sentence)
+			}) {
+				step.Notes = append(step.Notes, f.Wrong)
+			}
 			step.State, step.Finding = Waiting, nil // for the other link that the error is about
 		}
 		if f := step.Finding; f != nil {
-			if f.Reason == "" {
-				f.basis = inference // that something is so, and not that it is why
+			if f.Reason == "" && slices.ContainsFunc(c.heard, ofNoNode) {
+				f.basis = inference // what was refused needs no node
 			}
 			if slices.ContainsFunc(c.heard, func(s said) bool { return s.Reason == f.Reason }) {
 				f.basis = max(f.basis, quote) // it explains the error
@@ -156,6 +161,9 @@ func (c *chain) judge() Chain {
 	}
 	return result
 }
+
+// ofNoNode reports whether an error is of a call that makes or deletes the disk.
+func ofNoNode(s said) bool { return s.at == LinkClaim || s.at == LinkVolume }
 
 // apply adds what the driver said to a link. Its own sentence knows more than its objects show.
 func (c *chain) apply(step Step, s said) Step {

@@ -114,11 +114,11 @@ var places = []place{
 				fmt.Sprintf("%q", rpc(reason))}
 			e.Cluster.Objects = append(e.Cluster.Objects, o)
 		}
-	}, map[string]edit{"in use": all(), "used by nobody": unused, "deleted": keptVolume,
-		"awaited by a claim": all(unbound, object(kindClaim, func(o *kube.Object) {
-			o.Spec.DataSource = kube.Reference{Kind: "VolumeSnapshot", Name: "s"}
-		}))},
-		map[string]edit{"of no volume here": unbound,
+	}, map[string]edit{"awaited by a claim": all(unbound, object(kindClaim, func(o *kube.Object) {
+		o.Spec.DataSource = kube.Reference{Kind: "VolumeSnapshot", Name: "s"}
+	}))},
+		map[string]edit{"of no volume here": unbound, "in use": all(), "used by nobody": unused,
+			"deleted": keptVolume,
 			"of another volume": object(kindVolume, func(o *kube.Object) {
 				o.Spec.CSI.VolumeHandle = racktest.Image
 			})}},

@@ -71,7 +71,8 @@ func (c *chain) said() []said {
 	for _, a := range c.attachments {
 		all = addFailure(all, &a)
 	}
-	if len(all) == 0 { // a volume works whatever becomes of its snapshots
+	// A volume works whatever becomes of its snapshots; a claim waits for the one it is made from.
+	if len(all) == 0 && c.claim != nil && c.claim.Status.Phase != phaseBound {
 		for _, o := range c.snapshots() {
 			if f := o.Status.Error; f != nil {
 				all = quoted(all, said{Source: o.Kind + " " + o.Metadata.Name, First: f.Time, Last: f.Time,

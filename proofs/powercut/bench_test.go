@@ -142,8 +142,7 @@ func (b *bench) show(ctx context.Context, v volume, disk *flakydisk.Disk) (*plac
 		return p, err
 	}
 	p.loop, err = loopdev.Attach(ctx, loopdev.Config{Path: b.disks.Put(p.file, disk),
-		Serial: "powercut-" + rand.Text()[:16], Owner: loopdev.Process(),
-		Discards: loopdev.OfferDiscards})
+		Serial: "powercut-" + rand.Text()[:16], Owner: loopdev.Process()})
 	if err != nil {
 		return p, err
 	}

@@ -29,6 +29,9 @@ func ParseSize(text string) (Size, error) {
 
 // UnmarshalJSON reads a number or a string.
 func (s *Size) UnmarshalJSON(data []byte) (err error) {
+	if string(data) == "null" {
+		return nil
+	}
 	*s, err = ParseSize(strings.Trim(string(data), `"`))
 	return err
 }

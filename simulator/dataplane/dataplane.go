@@ -46,8 +46,8 @@ type Plane struct {
 	seed uint64
 	// firstLoop is the lowest number of a loop device that the plane may use.
 	firstLoop int
-	// discards means that a discard zeroes the bytes of every disk.
-	discards bool
+	// noDiscards means that a distributed disk refuses discards.
+	noDiscards bool
 	// owner is the rack's identity. Its devices carry it, because another rack may have the same
 	// paths in a container of its own.
 	owner string
@@ -78,8 +78,7 @@ type Device struct {
 	SizeBytes                    int64
 	BlockSize                    int
 	ReadOnly                     bool
-	// Local means that the device reports no volatile write cache, and that a discard by the guest
-	// frees its bytes (A69).
+	// Local means that the device reports no volatile write cache, and carries discards out (A69).
 	Local bool
 }
 
@@ -137,8 +136,8 @@ type Config struct {
 	Devices Devices
 	// FlakyDisks creates disks that [Plane.FailDisk] can make fail.
 	FlakyDisks bool
-	// Discards makes a discard zero the bytes of every disk, not only of local ones (A69).
-	Discards bool
+	// NoDiscards makes distributed disks refuse discards, so that their bytes stay (A69).
+	NoDiscards bool
 	// Volatile creates files that need not survive a power cut of the machine.
 	Volatile bool
 	// Removed gets the ID of each object whose files, or whose guest's view, are gone. It may be nil.
@@ -157,7 +156,7 @@ func Open(c Config) (*Plane, error) {
 		return nil, fmt.Errorf("open the data plane: %w", err)
 	}
 	p := &Plane{files: files{dir, c.Log, c.Volatile, c.Removed}, seed: c.Seed, firstLoop: c.FirstLoop,
-		discards: c.Discards}
+		noDiscards: c.NoDiscards}
 	if c.Removed == nil {
 		p.removed = func(string) {}
 	}

@@ -176,15 +176,15 @@ func TestAPluggedDiskIsSeenAsAnNVMeDevice(t *testing.T) {
 	}
 }
 
-func TestA69ADistributedDiskHasAWriteCacheAndKeepsWhatIsDiscarded(t *testing.T) {
+func TestA69ADistributedDiskHasAWriteCacheAndCanKeepWhatIsDiscarded(t *testing.T) {
 	for _, test := range []struct {
-		local, discards bool
-		cache           string
-		left            byte
-	}{{false, false, "write back\n", 7}, {false, true, "write back\n", 0},
-		{true, false, "write through\n", 0}} {
+		local, noDiscards bool
+		cache             string
+		left              byte
+	}{{false, true, "write back\n", 7}, {false, false, "write back\n", 0},
+		{true, true, "write through\n", 0}} {
 		p := newPlane(t)
-		p.discards = test.discards
+		p.noDiscards = test.noDiscards
 		id := newGuest(t, p)
 		spec := newDisk(t, p, id, "data")
 		spec.Local = test.local

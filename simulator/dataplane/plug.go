@@ -74,21 +74,17 @@ func (p *Plane) attachLoop(spec Device, wrongSize int64) (loopdev.Device, error)
 	if err != nil {
 		return loopdev.Device{}, err
 	}
-	discards := loopdev.NoDiscards
-	if p.discards || spec.Local {
-		discards = loopdev.OfferDiscards
-	}
 	ctx, cancel := context.WithTimeout(p.ctx, attachTimeout)
 	defer cancel()
 	loop, err := loopdev.Attach(ctx, loopdev.Config{
-		Path:      path,
-		Serial:    spec.loopSerial(),
-		Owner:     p.owner,
-		BlockSize: spec.BlockSize,
-		ReadOnly:  spec.ReadOnly,
-		SizeLimit: size,
-		Discards:  discards,
-		First:     p.firstLoop,
+		Path:       path,
+		Serial:     spec.loopSerial(),
+		Owner:      p.owner,
+		BlockSize:  spec.BlockSize,
+		ReadOnly:   spec.ReadOnly,
+		SizeLimit:  size,
+		First:      p.firstLoop,
+		NoDiscards: p.noDiscards && !spec.Local,
 	})
 	if err != nil {
 		err = errors.Join(err, p.flaky.unplug(spec.DiskID))

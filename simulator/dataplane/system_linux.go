@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
@@ -43,16 +44,22 @@ func checkNodes(dir string) (device uint64, err error) {
 // removeMount removes the mount of a simulator that was killed, and its directory. What others have
 // mounted there stays, with the directory.
 func removeMount(dir string) error {
-	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
-		return m.Mountpoint != dir || m.FSType != "fuse.flakydisk", false
-	})
-	for range mounts {
-		err = errors.Join(err, unix.Unmount(dir, unix.MNT_FORCE|unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW))
+	for {
+		mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
+			return m.Mountpoint != dir, false
+		})
+		// An unmount takes the last one.
+		if err == nil && len(mounts) > 0 && mounts[len(mounts)-1].FSType == "fuse.flakydisk" {
+			err = unix.Unmount(dir, unix.MNT_FORCE|unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+			if err == nil {
+				continue
+			}
+		}
+		if err != nil {
+			return fmt.Errorf("unmount %s: %w", dir, err)
+		}
+		return os.Remove(dir)
 	}
-	if err != nil {
-		return fmt.Errorf("unmount %s: %w", dir, err)
-	}
-	return os.Remove(dir)
 }
 
 // mountsIn returns where something is mounted in a directory, or on it.
@@ -104,6 +111,21 @@ func backs(d loopdev.Device, path string) bool {
 // meantime. It reports whether it succeeded; a later copy reports any other problem better.
 func shareBlocks(dst, src *os.File) bool {
 	return unix.IoctlFileClone(int(dst.Fd()), int(src.Fd())) == nil
+}
+
+// hurry gives this goroutine's thread precedence until the end is called, if the user may do that.
+func hurry() (end func()) {
+	runtime.LockOSThread()
+	was, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
+	if err == nil {
+		err = unix.Setpriority(unix.PRIO_PROCESS, 0, -20)
+	}
+	return func() {
+		if err == nil {
+			err = unix.Setpriority(unix.PRIO_PROCESS, 0, 20-was) // the system call counts from 20 downwards
+		}
+		runtime.UnlockOSThread()
+	}
 }
 
 // nextData finds the first part of a file, from an offset on, that is not a hole. It returns

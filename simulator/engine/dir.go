@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 
@@ -126,6 +125,10 @@ func prepareDir(dir, process string) error {
 // has something of theirs, or what leads elsewhere or blocks a reader. So whatever the rack opens,
 // renames or removes there later is its own. A guest's view is looked at from outside only.
 func makePrivate(dir string) error {
+	owner := os.Geteuid()
+	if of, err := os.Stat(dir); err == nil && owner == 0 {
+		owner = int(of.Sys().(*syscall.Stat_t).Uid) // root was told to use a user's directory
+	}
 	for _, depth := range []string{".", "*", "*/*"} {
 		names, _ := fs.Glob(os.DirFS(dir), depth) // the pattern is valid
 		for _, name := range names {
@@ -139,12 +142,13 @@ func makePrivate(dir string) error {
 			}
 			st, mode := info.Sys().(*syscall.Stat_t), info.Mode()
 			switch {
-			case !ours(int(st.Uid)):
+			case st.Uid != 0 && int(st.Uid) != os.Geteuid() && int(st.Uid) != owner:
 				return fmt.Errorf("%s belongs to user %d, who could change what the rack has there: give a "+
 					"directory that does not exist, or give it to user %d", path, st.Uid, os.Geteuid())
 			case mode.IsDir() && mode.Perm()&0o022 != 0:
-				if err := os.Chmod(path, mode.Perm()&^0o022); err != nil {
-					return fmt.Errorf("keep others from writing in the directory: %w", err)
+				if err := os.Chmod(path, mode&^0o022); err != nil {
+					return fmt.Errorf("keep others from writing in the directory: %w; give one of your own in it",
+						err)
 				}
 			case mode.IsRegular() && st.Nlink > 1 && !strings.HasPrefix(name, recordsFile):
 				return fmt.Errorf("%s has another name elsewhere: put a copy in its place", path)
@@ -154,13 +158,6 @@ func makePrivate(dir string) error {
 		}
 	}
 	return nil
-}
-
-// ours reports whether a user's files may be in the directory of a rack: those of the user who runs
-// it, of root, and of the one who became root for it.
-func ours(uid int) bool {
-	return uid == 0 || uid == os.Geteuid() ||
-		os.Geteuid() == 0 && strconv.Itoa(uid) == os.Getenv("SUDO_UID")
 }
 
 // claimDir returns the mark of an empty directory, or of one of an older simulator, which has the

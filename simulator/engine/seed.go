@@ -125,8 +125,9 @@ func (r seeder) instance(tx *store.Tx, spec InstanceSpec) (id string, err error)
 		err = r.attachNAT(tx, i, nics)
 	}
 	var refused *Error
-	if errors.As(err, &refused) && refused.Status == http.StatusNotFound {
-		// A client has taken the network or the pool away. The instance is made without an interface.
+	if errors.As(err, &refused) && (refused.Status == http.StatusNotFound ||
+		refused.Status == http.StatusInsufficientStorage) {
+		// A client has taken the network or the pool away, or filled it. The instance is made without an interface.
 		nics, err = []store.NetworkInterface{}, nil
 	}
 	if err != nil {

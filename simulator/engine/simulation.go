@@ -85,9 +85,9 @@ type Config struct {
 	KeepDevices bool
 	// Devices tells whether the guests see their disks; "" demands it, which needs Linux and root.
 	Devices dataplane.Devices
-	// Discards makes a guest's discard zero the bytes of every disk, as once on racks. Without it,
-	// those of a distributed disk stay (A69).
-	Discards bool
+	// NoDiscards makes distributed disks refuse discards, so that their bytes stay, as on a rack, which
+	// accepts them (A69).
+	NoDiscards bool
 	// FlakyDisks creates disks that can fail (adminapi.DiskFault). Their devices end with the
 	// process.
 	FlakyDisks bool
@@ -210,7 +210,7 @@ func (r *Simulation) open(ctx context.Context) (err error) {
 	}
 	r.plane, err = dataplane.Open(dataplane.Config{Dir: r.config.Dir, Log: r.log, Seed: r.config.Seed,
 		FirstLoop: r.config.FirstLoop, Devices: r.config.Devices, FlakyDisks: r.config.FlakyDisks,
-		Discards: r.config.Discards, Volatile: r.config.Volatile,
+		NoDiscards: r.config.NoDiscards, Volatile: r.config.Volatile,
 		Removed: func(id string) { r.store.Gone(id) }})
 	if err != nil {
 		return err

@@ -169,14 +169,8 @@ func (o *options) flags() *flag.FlagSet {
 		}
 		return readSeed(s, r)
 	})
-	f.Func("discard", "what a guest's discard does: `ignore` (default), so that the bytes of a "+
-		"distributed\ndisk stay as on racks of today, or zero", func(s string) error {
-		r.Discards = s == "zero"
-		if !r.Discards && s != "ignore" {
-			return errors.New("use ignore or zero")
-		}
-		return nil
-	})
+	f.BoolVar(&r.NoDiscards, "no-discards", false, "distributed disks refuse discards, so that their "+
+		"bytes stay, as on a rack")
 	f.IntVar(&r.FirstLoop, "first-loop", 0, "the lowest `number` of a loop device to use")
 	f.BoolVar(&r.KeepDevices, "keep-devices", false, "leave the guests their disks at the end; "+
 		"the next simulator on the directory adopts them")
@@ -274,12 +268,16 @@ func (o *options) rehearse(ctx context.Context) error {
 	c.Dir, c.Devices, c.FlakyDisks, c.Volatile = "", simulator.NoDevices, false, true
 	c.Images = slices.Clone(c.Images)
 	for n, i := range c.Images {
-		if info, err := os.Stat(i.File); err == nil {
+		if info, err := os.Stat(i.File); err == nil && info.Mode().IsRegular() {
 			c.Images[n].File, c.Images[n].SizeBytes = "", max(i.SizeBytes, info.Size())
 		}
 	}
-	rack, err := simulator.Open(ctx, c)
+	probe, err := os.MkdirTemp("", "oxide-simulator-")
 	if err != nil {
+		return nil //nolint:nilerr // a machine without such a directory has no rehearsal
+	}
+	rack, err := simulator.Open(ctx, c)
+	if err = errors.Join(err, os.Remove(probe)); err != nil {
 		return err
 	}
 	return errors.Join(rack.Mutate(o.mutation), rack.Close())
