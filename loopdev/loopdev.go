@@ -36,8 +36,8 @@ type Config struct {
 	ReadOnly bool
 	// SizeLimit makes the device smaller than the file. 0 means the size of the file.
 	SizeLimit int64
-	// NoDiscards makes the device refuse discards, so that they leave the bytes. Linux' loop driver can
-	// only carry a discard out or refuse it. It needs a writable /sys.
+	// NoDiscards makes the device refuse discards, so that they leave the bytes. Linux' loop driver
+	// can only carry a discard out or refuse it. It needs a writable /sys.
 	NoDiscards bool
 	// First is the lowest number that the device may have; 0 allows every free number. "losetup
 	// -f" takes the lowest free number, and in a container only the low numbers may have nodes.

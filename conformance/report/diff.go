@@ -31,8 +31,8 @@ type Difference struct {
 	// tested and interrupted, or from failed to one of them; nobody has seen that such a result is
 	// better now.
 	Worsened, Improved, Other []ResultChange
-	// Shrunk are the results with the same status whose test looked at less in B, with what. They count
-	// as worse unless one of the racks is simulated and the other is not (OtherKind).
+	// Shrunk are the results with the same status whose test looked at less in B, with what. They
+	// count as worse unless one of the racks is simulated and the other is not (OtherKind).
 	Shrunk    []Shrunk
 	OtherKind bool
 	// New are the results of B alone, and Gone those of A alone.
@@ -89,8 +89,8 @@ func Diff(a, b *Report) *Difference {
 // that passed and is gone although its group was to run. A latency does not count, because it
 // depends on the other users of the rack.
 func (d *Difference) Worse() bool {
-	return badness(d.VerdictB) > badness(d.VerdictA) || len(d.Worsened) > 0 || len(d.Shrunk) > 0 && !d.OtherKind ||
-		d.LeftB > d.LeftA || d.FindingsB > d.FindingsA ||
+	return badness(d.VerdictB) > badness(d.VerdictA) || len(d.Worsened) > 0 ||
+		len(d.Shrunk) > 0 && !d.OtherKind || d.LeftB > d.LeftA || d.FindingsB > d.FindingsA ||
 		slices.ContainsFunc(d.New, func(r Result) bool { return r.Status == Failed }) ||
 		slices.ContainsFunc(d.Gone, func(r Result) bool { return r.Status == Passed })
 }

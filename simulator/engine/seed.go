@@ -127,7 +127,8 @@ func (r seeder) instance(tx *store.Tx, spec InstanceSpec) (id string, err error)
 	var refused *Error
 	if errors.As(err, &refused) && (refused.Status == http.StatusNotFound ||
 		refused.Status == http.StatusInsufficientStorage) {
-		// A client has taken the network or the pool away, or filled it. The instance is made without an interface.
+		// A client has taken the network or the pool away, or filled it. The instance is made without
+		// an interface.
 		nics, err = []store.NetworkInterface{}, nil
 	}
 	if err != nil {

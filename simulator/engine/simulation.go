@@ -85,8 +85,8 @@ type Config struct {
 	KeepDevices bool
 	// Devices tells whether the guests see their disks; "" demands it, which needs Linux and root.
 	Devices dataplane.Devices
-	// NoDiscards makes distributed disks refuse discards, so that their bytes stay, as on a rack, which
-	// accepts them (A69).
+	// NoDiscards makes distributed disks refuse discards, so that their bytes stay, as on a rack,
+	// which accepts them (A69).
 	NoDiscards bool
 	// FlakyDisks creates disks that can fail (adminapi.DiskFault). Their devices end with the
 	// process.
