@@ -27,7 +27,7 @@ type (
 	//	APIHosts, AdminHosts                further names by which clients reach it
 	//	Hotplug, DiskLimit, QuotaBytes      its limits; the zero values are full, 12 and 64 TiB
 	//	DeviceDelay, CreateHold, SnapshotHold, InstanceDelay, FreeDelay, QuotaFirst  its delays
-	//	Devices, FlakyDisks, Discards, FirstLoop, KeepDevices, Seed  the devices of its guests
+	//	Devices, FlakyDisks, NoDiscards, FirstLoop, KeepDevices, Seed  the devices of its guests
 	//	Log                                 its logger
 	Config = engine.Config
 	// InstanceSpec is an instance that the rack has from the start: its Name, and if given its ID, its
