@@ -38,13 +38,14 @@ import (
 const onlyVariable, pluginVariable = "CONFORMANCE_ONLY_CHECKS", "CONFORMANCE_PLUGIN"
 
 func TestMain(m *testing.M) {
-	ctx, _ := signal.NotifyContext(context.Background(), os.Interrupt) // until the process ends
 	only, is := os.LookupEnv(onlyVariable)
-	switch {
-	case len(os.Args) == 2 && os.Args[1] == guest.Verb:
-		os.Exit(guest.Main(ctx))
-	case !is:
+	agent := len(os.Args) == 2 && os.Args[1] == guest.Verb
+	if !is && !agent {
 		os.Exit(m.Run())
+	}
+	ctx, _ := signal.NotifyContext(context.Background(), os.Interrupt) // until the process ends
+	if agent {
+		os.Exit(guest.Main(ctx))
 	}
 	allRules = func() []rules.Rule {
 		return slices.DeleteFunc(rules.All(), func(r rules.Rule) bool { return r.ID != only })
