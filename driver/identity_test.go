@@ -70,7 +70,7 @@ func begin(t *testing.T, h *rackHealth) (end func()) {
 	}
 }
 
-func TestPR1ToPR5Probe(t *testing.T) {
+func TestPR1ToPR5Probe(t *testing.T) { // PR-3, PR-5
 	rack := &moodyRack{}
 	h := healthOf(t, rack, slog.New(slog.DiscardHandler))
 	identity := &identityService{Health: h.state}
@@ -158,7 +158,7 @@ func TestARefusedTokenCausesACheckAtOnce(t *testing.T) {
 	}
 }
 
-func TestPR4MissingProgramsAreNamed(t *testing.T) {
+func TestPR4MissingProgramsAreNamed(t *testing.T) { // PR-4
 	t.Setenv("PATH", t.TempDir())
 	err := toolsHealth()
 	csitest.Want(t, err, codes.FailedPrecondition, csierr.ToolsMissing)

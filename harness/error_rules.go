@@ -31,9 +31,6 @@ func ErrorRules(
 		status.Convert(err).Message() == ended(ctx).Error() {
 		return err
 	}
-	if err := noteReason(status.Convert(err)); err != nil {
-		return err
-	}
 	if fault := errorFault(status.Convert(err)); fault != "" {
 		return status.Errorf(codes.DataLoss, "%s answered an error that %s: %v", method, fault, err)
 	}
@@ -49,9 +46,21 @@ func ended(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// reasonAndSentence matches the beginning of every message: a reason for programs and
-// dashboards, then a sentence for people.
-var reasonAndSentence = regexp.MustCompile(`^[A-Z][A-Za-z0-9]+: \S`)
+// ReasonOf returns the reason of an error that the driver answered, or "" if it has none. Messages
+// of gRPC itself have no reason.
+func ReasonOf(err *status.Status) string {
+	if match := firstWord.FindStringSubmatch(err.Message()); match != nil {
+		return match[1]
+	}
+	return ""
+}
+
+// firstWord matches the reason at the beginning of an error message, for programs and dashboards.
+// reasonAndSentence matches the beginning of every message: the reason, then a sentence for people.
+var (
+	firstWord         = regexp.MustCompile(`^([A-Z][A-Za-z0-9]+): `)
+	reasonAndSentence = regexp.MustCompile(`^[A-Z][A-Za-z0-9]+: \S`)
+)
 
 // errorFault describes what is wrong with an error of the driver. It returns "" if the error
 // is correct.
@@ -81,9 +90,6 @@ func errorFault(s *status.Status) string {
 	}
 	return ""
 }
-
-// ErrorFaultOf is errorFault for the error that a client got.
-func ErrorFaultOf(err error) string { return errorFault(status.Convert(err)) }
 
 // TokenPrefix begins every token of a rack. The specs put canary into every secret, mount flag
 // and token that they pass. Neither may appear in an error or in a log.

@@ -156,7 +156,7 @@ func provokeOtherDisk(diskType string) func(ctx SpecContext, r *brokenFixture) {
 	return func(ctx SpecContext, r *brokenFixture) {
 		before, req := r.ids(ctx), harness.CreateRequest(fresh("other"))
 		if diskType != "" {
-			withParameter("diskType", diskType)(req)
+			req.Parameters = map[string]string{"diskType": diskType}
 		}
 		r.refuses(ctx, func() error { return r.create(ctx, req) })
 		volume := r.created(ctx, req)

@@ -14,7 +14,7 @@
 //	go test -race ./sanity -run TestSanity \
 //	    -ginkgo.label-filter='xfs && split'              one combination
 //	go test -race ./sanity -run TestSanity \
-//	    -ginkgo.focus='CP-10'                            one requirement
+//	    -ginkgo.focus='UP-5'                             one requirement
 //
 // # Writing a spec
 //

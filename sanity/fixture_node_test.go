@@ -286,3 +286,24 @@ func (p *placement) holdsLines(lines int) {
 		Expect(found[i]).To(Equal(fmt.Sprint(i)))
 	}
 }
+
+// complaints returns the node's complaints about the volume's health.
+func (p *placement) complaints(ctx context.Context) []csi.VolumeHealthErrorType {
+	GinkgoHelper()
+	var complaints []csi.VolumeHealthErrorType
+	for _, entry := range p.health(ctx) {
+		Expect(entry.GetReason()).NotTo(BeEmpty())
+		complaints = append(complaints, entry.GetStatus())
+	}
+	return complaints
+}
+
+func (p *placement) health(ctx context.Context) []*csi.VolumeHealth_VolumeHealthEntry {
+	GinkgoHelper()
+	resp, err := p.Node().NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{
+		VolumeId: p.Volume.GetVolumeId(), VolumePublishPath: p.Target,
+		StagingTargetPath: p.Staging,
+	})
+	Expect(err).NotTo(HaveOccurred())
+	return resp.GetVolumeHealth().GetHealthStatuses()
+}

@@ -39,6 +39,9 @@ func driverCommand(ctx context.Context, env map[string]string, args ...string) *
 	return cmd
 }
 
+// someUUID is a UUID that belongs to no object.
+const someUUID = "0e5be1f8-5f0f-4d3c-9a52-2c1f1d4bd20e"
+
 // callTimeout limits a call of a spec. It is far longer than any call takes.
 const callTimeout = time.Minute
 
@@ -257,6 +260,25 @@ func expectOK[Req, Resp any](
 // errOf returns the error of a call.
 func errOf[T any](_ T, err error) error { return err }
 
+// inBackground starts a call, and returns a function that waits for its success.
+func inBackground[T any](call func() (T, error)) func() T {
+	var (
+		result T
+		err    error
+	)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		result, err = call()
+	}()
+	return func() T {
+		GinkgoHelper()
+		<-done
+		Expect(err).NotTo(HaveOccurred())
+		return result
+	}
+}
+
 // callsOf makes a call that must succeed, and returns its operations on the rack.
 func callsOf[Req, Resp any](
 	ctx context.Context, f *fixture, req Req,
@@ -273,6 +295,13 @@ func expectRefusal(err error, code codes.Code, words ...string) {
 	for _, word := range words {
 		Expect(status.Convert(err).Message()).To(ContainSubstring(word))
 	}
+}
+
+// expectReason demands an error with that code whose message begins with that reason.
+func expectReason(err error, code codes.Code, reason string) {
+	GinkgoHelper()
+	expectRefusal(err, code)
+	Expect(harness.ReasonOf(status.Convert(err))).To(Equal(reason), "%v", err)
 }
 
 // eventually waits for a condition that another process causes.
@@ -298,12 +327,4 @@ func (f *rackFixture) stopInstance(ctx context.Context, id string) {
 func (f *rackFixture) startInstance(ctx context.Context, id string) {
 	GinkgoHelper()
 	Expect(f.rack.StartInstance(ctx, id)).To(Succeed())
-}
-
-func (f *rackFixture) instanceState(ctx context.Context, id string) oxide.InstanceState {
-	GinkgoHelper()
-	instance, err := f.rack.Client.InstanceView(ctx,
-		oxide.InstanceViewParams{Instance: oxide.NameOrId(id)})
-	Expect(err).NotTo(HaveOccurred())
-	return instance.RunState
 }

@@ -5,6 +5,7 @@ package sanity
 import (
 	"fmt"
 	"net/http"
+	"regexp"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	. "github.com/onsi/ginkgo/v2"
@@ -34,52 +35,80 @@ var operationOf = map[string]string{"DiskCreated": "disk_create", "DiskDeleted":
 	"DiskAttached": "instance_disk_attach", "DiskDetached": "instance_disk_detach",
 	"SnapshotCreated": "snapshot_create", "SnapshotDeleted": "snapshot_delete"}
 
-// The flight recorder must report each change once, and no change that was not made.
-var _ = describeNodes("the flight recorder", func(f *nodeFixture) {
-	var controller *harness.Plugin
-	json := harness.PluginOptions{Args: []string{"--log-format=json"}}
-	BeforeEach(func(ctx SpecContext) { controller = f.controller(ctx, json) })
+// metric returns a sample of a process, or 0 if there is none.
+func metric(ctx SpecContext, p *harness.Plugin, name string) float64 {
+	GinkgoHelper()
+	samples, err := p.Metrics(ctx)
+	Expect(err).NotTo(HaveOccurred())
+	return samples[name]
+}
 
-	It("reports each change of the rack with the ID of its request", func(ctx SpecContext) {
-		ctl, at := controller.Controller(), f.rack.Instance("a").ID
-		before, err := f.rack.Admin.Requests(ctx, 0)
-		Expect(err).NotTo(HaveOccurred())
-		req := harness.CreateRequest(fresh("recorded"))
-		req.Parameters = map[string]string{"csi.storage.k8s.io/pvc/name": "data",
-			"csi.storage.k8s.io/pvc/namespace": "shop"}
-		var volume *csi.Volume
-		for range 2 { // repeated calls change nothing
-			resp := expectOK(ctx, ctl.CreateVolume, req)
-			volume = resp.GetVolume()
-			expectOK(ctx, ctl.ControllerPublishVolume, harness.PublishRequest(volume, at))
-		}
-		snapshot := expectOK(ctx, ctl.CreateSnapshot, &csi.CreateSnapshotRequest{Name: fresh("recorded"),
-			SourceVolumeId: volume.GetVolumeId()})
-		for range 2 {
-			expectOK(ctx, ctl.ControllerUnpublishVolume, harness.UnpublishRequest(volume, at))
-			expectOK(ctx, ctl.DeleteVolume,
-				&csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId()})
-			expectOK(ctx, ctl.DeleteSnapshot, &csi.DeleteSnapshotRequest{
-				SnapshotId: snapshot.GetSnapshot().GetSnapshotId()})
-		}
-		requests, err := f.rack.Admin.Requests(ctx, len(before))
-		Expect(err).NotTo(HaveOccurred())
-		var made, said []string
-		for _, r := range requests {
-			if r.Method != http.MethodGet && r.Status < 300 {
-				made = append(made, r.Operation+" "+r.RequestID)
+var rackRequests = regexp.MustCompile(
+	`^oxide_csi_rack_request_seconds_count\{operation="(.*)",status="(.*)"\}$`)
+
+// The flight recorder must report each change once, and no change that was not made. The
+// metrics must agree with the events and with the rack's requests.
+var _ = describeNodes("the flight recorder", func(f *nodeFixture) {
+	json := harness.PluginOptions{Args: []string{"--log-format=json"}}
+
+	It("reports each change of the rack with the ID of its request, and counts all requests",
+		func(ctx SpecContext) {
+			before, err := f.rack.Admin.Requests(ctx, 0)
+			Expect(err).NotTo(HaveOccurred())
+			controller := f.controller(ctx, json)
+			ctl, at := controller.Controller(), f.rack.Instance("a").ID
+			req := harness.CreateRequest(fresh("recorded"))
+			req.Parameters = map[string]string{"csi.storage.k8s.io/pvc/name": "data",
+				"csi.storage.k8s.io/pvc/namespace": "shop"}
+			var volume *csi.Volume
+			for range 2 { // repeated calls change nothing
+				resp := expectOK(ctx, ctl.CreateVolume, req)
+				volume = resp.GetVolume()
+				expectOK(ctx, ctl.ControllerPublishVolume, harness.PublishRequest(volume, at))
 			}
-		}
-		for _, c := range recorded(controller) {
-			said = append(said, operationOf[c.Event]+" "+c.Request)
-		}
-		Expect(said).To(Equal(made))
-		Expect(harness.CheckChanges(recorded(controller))).To(Succeed())
-		Expect(recorded(controller)[0]).To(HaveField("Claim", "shop/data"))
-	})
+			snapshot := expectOK(ctx, ctl.CreateSnapshot, &csi.CreateSnapshotRequest{
+				Name: fresh("recorded"), SourceVolumeId: volume.GetVolumeId()})
+			id := snapshot.GetSnapshot().GetSnapshotId()
+			expectOK(ctx, ctl.GetSnapshot, &csi.GetSnapshotRequest{SnapshotId: id})
+			expectOK(ctx, ctl.ListSnapshots, &csi.ListSnapshotsRequest{})
+			expectOK(ctx, ctl.ListVolumes, &csi.ListVolumesRequest{})
+			expectOK(ctx, ctl.GetCapacity, &csi.GetCapacityRequest{})
+			for range 2 {
+				expectOK(ctx, ctl.ControllerUnpublishVolume, harness.UnpublishRequest(volume, at))
+				expectOK(ctx, ctl.DeleteVolume,
+					&csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId()})
+				expectOK(ctx, ctl.DeleteSnapshot, &csi.DeleteSnapshotRequest{SnapshotId: id})
+			}
+			samples, err := controller.Metrics(ctx)
+			Expect(err).NotTo(HaveOccurred())
+			requests, err := f.rack.Admin.Requests(ctx, len(before))
+			Expect(err).NotTo(HaveOccurred())
+			want, got := map[string]int{}, map[string]int{}
+			var made, said []string
+			for _, r := range requests {
+				want[fmt.Sprintf("%s %d", r.Operation, r.Status)]++
+				if r.Method != http.MethodGet && r.Status < 300 {
+					made = append(made, r.Operation+" "+r.RequestID)
+				}
+			}
+			for name, value := range samples {
+				if match := rackRequests.FindStringSubmatch(name); match != nil {
+					got[match[1]+" "+match[2]] = int(value)
+				}
+			}
+			Expect(got).To(Equal(want))
+			Expect(samples["oxide_csi_rack_up"]).To(Equal(1.0))
+			for _, c := range recorded(controller) {
+				said = append(said, operationOf[c.Event]+" "+c.Request)
+			}
+			Expect(said).To(Equal(made))
+			Expect(harness.CheckChanges(recorded(controller))).To(Succeed())
+			Expect(recorded(controller)[0]).To(HaveField("Claim", "shop/data"))
+		})
 
 	It("reports a change with a lost answer when a repeated call finds it",
 		func(ctx SpecContext) {
+			controller := f.controller(ctx, json)
 			req := harness.CreateRequest(fresh("unheard"))
 			f.fault(ctx, adminapi.Fault{Operation: "disk_create", Phase: adminapi.After, Times: 1,
 				Cut: true})
@@ -94,7 +123,7 @@ var _ = describeNodes("the flight recorder", func(f *nodeFixture) {
 			Expect(changes[0].Volume).To(Equal(resp.GetVolume().GetVolumeId()))
 		})
 
-	DescribeTable("reports each change of a node once, in the log and in the volume's file",
+	DescribeTable("reports each change of a node once, in the log, the volume's file and the metrics",
 		func(ctx SpecContext, access string, stage ...string) {
 			n := f.node(ctx, "a", json)
 			volume := f.volume(ctx, harness.Access(access))
@@ -103,8 +132,24 @@ var _ = describeNodes("the flight recorder", func(f *nodeFixture) {
 				Expect(p.stage(ctx)).To(Succeed())
 				Expect(p.publish(ctx)).To(Succeed())
 			}
+			if access != "block" {
+				Expect(metric(ctx, n.Plugin, "oxide_csi_node_volumes")).To(Equal(1.0))
+				Expect(metric(ctx, n.Plugin, "oxide_csi_node_disks")).To(Equal(1.0))
+				Expect(metric(ctx, n.Plugin, "oxide_csi_node_disks_limit")).To(Equal(12.0))
+				for _, event := range stage {
+					Expect(metric(ctx, n.Plugin, fmt.Sprintf("oxide_csi_changes_total{event=%q}", event))).
+						To(Equal(1.0))
+				}
+				other := *p
+				other.Capability = harness.Access("block")
+				Expect(other.stage(ctx)).NotTo(Succeed())
+				Expect(metric(ctx, n.Plugin, `oxide_csi_calls_total{code="FailedPrecondition",`+
+					`method="NodeStageVolume",reason="UseDiffers"}`)).To(Equal(1.0))
+			}
 			f.detached(ctx, p)
 			f.detached(ctx, p)
+			Expect(metric(ctx, n.Plugin, "oxide_csi_node_volumes")).To(Equal(0.0))
+			Expect(metric(ctx, n.Plugin, "oxide_csi_node_disks")).To(Equal(0.0))
 			changes := recorded(n.Plugin)
 			want := append(stage, "Published", "Unpublished")
 			if access != "block" {

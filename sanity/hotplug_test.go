@@ -24,32 +24,6 @@ func onRackWith(mode adminapi.Hotplug, behaviours ...adminapi.Hotplug) string {
 
 var _ = describeNodes("a rack that attaches to running instances, and detaches from none",
 	func(f *nodeFixture) {
-		It("CP-10 CU-7 a publish needs no stop, an unpublish waits for one and says so",
-			func(ctx SpecContext) {
-				volume := f.created(ctx, harness.CreateRequest(fresh("attach-only")))
-				p := f.onceAttached(ctx, volume, f.a)
-				p.stageAndPublish(ctx)
-				Expect(p.writeThrough(0)).To(Succeed())
-				p.remove(ctx)
-				operations := f.calls(ctx, func() {
-					expectRefusal(f.unpublish(ctx, volume, "a"), codes.FailedPrecondition, "instance a ",
-						"running", "must be stopped to detach",
-						"detaches no disk from a running instance, whether or not it attaches them")
-				})
-				Expect(slices.ContainsFunc(operations, func(operation string) bool {
-					return slices.Contains(stoppingRequests, operation)
-				})).To(BeFalse(), "%v", operations)
-				f.remains(ctx, volume, "attached to "+p.Instance.ID)
-				f.stopInstance(ctx, p.Instance.ID)
-				Expect(f.unpublish(ctx, volume, "a")).To(Succeed())
-				f.startInstance(ctx, p.Instance.ID)
-
-				moved := f.onceAttached(ctx, volume, f.b)
-				moved.stageAndPublish(ctx)
-				Expect(moved.verify(0)).To(Succeed())
-				moved.remove(ctx)
-			})
-
 		DescribeTable("NS-5 D-61 a volume that is attached without a device is found, and heals",
 			func(ctx SpecContext, heal func(context.Context, *placement)) {
 				volume := f.created(ctx, harness.CreateRequest(fresh("no-device")))
@@ -132,3 +106,11 @@ var _ = describeOutage("a rack that removes disks by surprise", func(f *nodeFixt
 		moved.holdsLines(lines)
 	}, Entry("UP-5 ext4", "ext4"), Entry("UP-5 xfs", "xfs"), Entry("UP-5 btrfs", "btrfs"))
 }, "--disks=fuse", onRackWith(adminapi.HotplugFull, adminapi.SurpriseRemoval))
+
+// detachedAtRest detaches the disk from an instance and starts the instance, which is its state
+// before the spec.
+func (f *rackFixture) detachedAtRest(ctx context.Context, disk, instance string) {
+	f.stopInstance(ctx, instance)
+	Expect(f.rack.DetachDisk(ctx, disk, instance)).To(Succeed())
+	f.startInstance(ctx, instance)
+}

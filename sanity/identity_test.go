@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/testing/protocmp"
 	"google.golang.org/protobuf/types/dynamicpb"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
@@ -70,7 +71,7 @@ var _ = describeController("what the driver declares", fixtureOptions{}, func(f 
 			expectServices(ctx, f.plugin, true, false)
 			expectServices(ctx, node, false, true)
 			for _, p := range []*harness.Plugin{f.plugin, node} {
-				Expect(identityOf(ctx, p)).To(BeComparableTo(identityOf(ctx, all), protoCmp))
+				Expect(identityOf(ctx, p)).To(BeComparableTo(identityOf(ctx, all), protocmp.Transform()))
 			}
 			info := identityOf(ctx, all)[0].(*csi.GetPluginInfoResponse)
 			Expect(info.GetName()).To(Equal("csi.oxide.computer"))
@@ -131,46 +132,3 @@ func csiServices() []protoreflect.ServiceDescriptor {
 	}
 	return services
 }
-
-// probe calls Probe and returns whether the plugin is ready.
-func probe(ctx context.Context, p *harness.Plugin) (bool, error) {
-	resp, err := p.Identity().Probe(ctx, &csi.ProbeRequest{})
-	return resp.GetReady().GetValue(), err
-}
-
-var _ = describeController("Probe", fixtureOptions{}, func(f *fixture) {
-	DescribeTable("a controller that can never work",
-		func(ctx SpecContext, env map[string]string, word string) {
-			p := startPlugin(ctx, f.rack, harness.PluginOptions{Mode: harness.ModeController, Env: env})
-			var last error
-			eventually(ctx, func() error {
-				_, last = probe(ctx, p)
-				if last == nil {
-					return fmt.Errorf("the driver is well with %v", env)
-				}
-				return nil
-			})
-			expectRefusal(last, codes.FailedPrecondition, word)
-		},
-		Entry("PR-3 reports that the rack rejects its token",
-			map[string]string{"OXIDE_TOKEN": harness.TokenPrefix + "of-nobody"}, "token"),
-		Entry("PR-3 reports that the project does not exist",
-			map[string]string{"OXIDE_PROJECT": "nowhere"}, "project"),
-	)
-
-	It("PR-4 fails on a node without the programs that it needs", func(ctx SpecContext) {
-		p := startPlugin(ctx, f.rack, harness.PluginOptions{Mode: harness.ModeNode,
-			Env: map[string]string{"PATH": "/nonexistent"}})
-		expectRefusal(errOf(probe(ctx, p)), codes.FailedPrecondition, "mkfs")
-	})
-
-	It("PR-5 succeeds while the rack cannot be reached", func(ctx SpecContext) {
-		Expect(f.rack.Stop()).To(Succeed())
-		DeferCleanup(func(ctx SpecContext) { Expect(f.rack.Start(ctx)).To(Succeed()) })
-		for range 5 {
-			Expect(probe(ctx, f.plugin)).To(BeTrue())
-		}
-		_, err := f.ctl.CreateVolume(ctx, harness.CreateRequest(fresh("down")))
-		expectRefusal(err, codes.Unavailable)
-	})
-})

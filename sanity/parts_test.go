@@ -101,7 +101,6 @@ func runParts(t *testing.T, run *harness.Run) {
 		mu    sync.Mutex
 		whole = csisuite.NewAudit(csisuite.Skips)
 	)
-	reasons := filepath.Join(run.Dir, "reasons")
 	watched, seen := context.WithCancel(ctx)
 	var watch sync.WaitGroup
 	watch.Go(func() { watchProgress(watched, run, run.Dir) })
@@ -118,7 +117,7 @@ func runParts(t *testing.T, run *harness.Run) {
 		file := filepath.Join(run.Dir, fmt.Sprintf("part-%d.json", i))
 		cmd := again(ctx, t, run, []string{"-test.run=^TestSanity$",
 			"-ginkgo.label-filter=" + p.filter, "-ginkgo.json-report=" + file})
-		cmd.Env = append(cmd.Env, harness.ReasonsVariable+"="+reasons,
+		cmd.Env = append(cmd.Env,
 			progressVariable+"="+strings.TrimSuffix(file, ".json")+".progress")
 		group.Go(func() error {
 			if ctx.Err() != nil {
@@ -154,12 +153,6 @@ func runParts(t *testing.T, run *harness.Run) {
 	faults := whole.Faults
 	if !t.Failed() { // otherwise not everything has run
 		faults = slices.Concat(faults, whole.Unused())
-		wrong, err := faultsOfReasons(reasons)
-		if err != nil {
-			t.Error(err)
-		} else if len(wrong) > 0 {
-			t.Errorf("the suite and the page of reasons disagree:\n%s", bullets(wrong))
-		}
 	}
 	if len(faults) > 0 {
 		t.Errorf("%d skips are not in order:\n%s", len(faults), bullets(faults))

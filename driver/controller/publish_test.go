@@ -101,7 +101,7 @@ func TestPublishing(t *testing.T) { // OX-3
 			codes.OK, "", ""},
 		{"OX-8 an error inside the rack, which then does not respond", script{gateway.To(attach),
 			forbidden.To(racktest.ViewDisk)}, codes.Unavailable, csierr.EffectUnknown, "Forbidden"},
-		{"CP-10 a running instance without hot-plug", slices.Concat(refused, refused),
+		{"CP-10 E-28 a running instance without hot-plug", slices.Concat(refused, refused),
 			codes.FailedPrecondition, csierr.InstanceMustBeStopped, "the instance worker-1 (" +
 				racktest.Instance + ") is running and must be stopped"},
 		{"CP-10 an attach that the rack accepts at the second request", slices.Concat(refused,

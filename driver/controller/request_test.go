@@ -133,7 +133,7 @@ func TestBadRequestsNeverReachTheRack(t *testing.T) {
 		{"CV-2 a NEL", creating(createRequest(), func(r *csi.CreateVolumeRequest) {
 			r.Name = "a\u0085"
 		}), codes.InvalidArgument, csierr.FieldInvalid},
-		{"CV-5 one bad capability of two", creating(createRequest(), func(r *csi.CreateVolumeRequest) {
+		{"CV-5 B-45 one bad of two", creating(createRequest(), func(r *csi.CreateVolumeRequest) {
 			r.VolumeCapabilities = append(r.VolumeCapabilities,
 				csitest.InMode(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER))
 		}), codes.InvalidArgument, csierr.CapabilityUnsupported},

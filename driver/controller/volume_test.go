@@ -78,7 +78,7 @@ func TestABlankVolumeIsOneRequest(t *testing.T) { // B-14, D-13, D-20, D-21, D-2
 	csitest.SameMessage(t, answer, blank)
 }
 
-func TestD61AVolumeWithThePlacementInstanceIsAnOrdinaryDisk(t *testing.T) {
+func TestD61AVolumeWithThePlacementInstanceIsAnOrdinaryDisk(t *testing.T) { // CV-23
 	var bodies []string
 	post := created(postDisk, diskOf("creating"))
 	post.Check = func(_ *testing.T, body []byte) { bodies = append(bodies, string(body)) }
@@ -189,7 +189,7 @@ func TestFailedCreations(t *testing.T) {
 		{"CV-21 a disk that is made faulted and cannot be deleted", append(faulted, noInstances,
 			shown("faulted"), forbidden.To(racktest.DeleteDisk)), codes.Unavailable, csierr.EffectUnknown,
 			"Forbidden"},
-		{"CV-22 no capacity", script{full.To(postDisk), noName}, codes.ResourceExhausted, csierr.RackFull,
+		{"CV-22 B-44 full", script{full.To(postDisk), noName}, codes.ResourceExhausted, csierr.RackFull,
 			""},
 		{"a project that is missing for the create alone", script{racktest.NotFound.To(postDisk),
 			ownProject, ownUser, noName}, codes.NotFound, csierr.ProjectNotFound, ""},
@@ -303,7 +303,7 @@ func TestCV18ARepeatedCreateAfterItsImageWasDeleted(t *testing.T) {
 	}.after(racktest.NotFound.To(viewImage)).try(t, r, nil)
 }
 
-func TestVolumesFromSnapshots(t *testing.T) {
+func TestVolumesFromSnapshots(t *testing.T) { // CV-23
 	restored := from(fromSnapshot(racktest.Snapshot))
 	small := from(fromSnapshot(racktest.Snapshot))
 	small.CapacityRange = csitest.Range(0, 9*volume.GiB)

@@ -22,7 +22,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-func TestNodeGetInfo(t *testing.T) {
+func TestNodeGetInfo(t *testing.T) { // NI-1, D-4, D-28, B-39, B-40
 	const own = "csi-0123456789abcde"
 	for _, c := range []struct {
 		name    string

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-func TestInstanceID(t *testing.T) {
+func TestInstanceID(t *testing.T) { // NI-1, D-28
 	const (
 		one = "5e3a9f62-7c1b-4e0b-9a3d-0f6f0c9b8a01"
 		two = "5e3a9f62-7c1b-4e0b-9a3d-0f6f0c9b8a02"

@@ -38,7 +38,7 @@ while [ ! -e '%s' ]; do sleep 0.01; done; fi; "$real" "$@"`, begun, file)})
 	}
 }
 
-func TestTwoDriversOfOneNodeDoNotWorkOnOneDevice(t *testing.T) {
+func TestTwoDriversOfOneNodeDoNotWorkOnOneDevice(t *testing.T) { // NS-9, NU-6
 	t.Run("while one makes the filesystem the other is refused, until it ends", func(t *testing.T) {
 		g := statefulGuest(t)
 		v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)

@@ -89,6 +89,43 @@ func TestEveryReasonHasOneCompleteExplanation(t *testing.T) {
 	}
 }
 
+// TestEveryReasonIsCausedByATest searches the driver's tests and the proof on generated disks. A
+// test names a reason by its constant, the proof by its word.
+func TestEveryReasonIsCausedByATest(t *testing.T) {
+	var tests strings.Builder
+	for _, pattern := range []string{"driver/*", "driver/*/*", "internal/rack/*", "internal/volume/*",
+		"proofs/corpus/*"} {
+		files, err := filepath.Glob("../../" + pattern + "_test.go")
+		if err != nil || len(files) == 0 {
+			t.Fatal(pattern, err)
+		}
+		for _, file := range files {
+			source, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			tests.Write(source)
+		}
+	}
+	files, err := filepath.Glob("reasons_*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		source, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		constant := regexp.MustCompile(`(\w+) +Reason += "(\w+)"`)
+		for _, m := range constant.FindAllStringSubmatch(string(source), -1) {
+			named := regexp.MustCompile(`csierr\.` + m[1] + `\b|"` + m[2] + `"`)
+			if !named.MatchString(tests.String()) {
+				t.Errorf("no test causes %s", m[2])
+			}
+		}
+	}
+}
+
 // wrap breaks a text into lines of at most 120 characters.
 func wrap(text string) string {
 	var lines strings.Builder

@@ -43,7 +43,7 @@ func TestD17TheExampleOfTheRFD(t *testing.T) {
 	}
 }
 
-func TestTopologyRequirements(t *testing.T) {
+func TestTopologyRequirements(t *testing.T) { // D-14
 	raw := func(segments map[string]string) *csi.TopologyRequirement {
 		return &csi.TopologyRequirement{Requisite: []*csi.Topology{{Segments: segments}}}
 	}
@@ -96,7 +96,7 @@ func TestTopologyRequirements(t *testing.T) {
 	}
 }
 
-func TestB27TopologySettings(t *testing.T) {
+func TestB27TopologySettings(t *testing.T) { // D-75
 	for _, bad := range []string{"rack", "rack=", "=a", "rack=a,rack=b", "rack=a,RACK=b", "rack=-a",
 		"rack=a;zone=b", "rack=a;", "a/b=c", "rack=a,instance=b", "Instance=b",
 		"rack=" + strings.Repeat("x", 64)} {

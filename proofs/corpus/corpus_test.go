@@ -25,7 +25,7 @@ import (
 func TestMain(m *testing.M) { namespace.Main(m) }
 
 // TestOnlyABlankDiskOrAnUnfinishedFormatIsFormatted is the proof.
-func TestOnlyABlankDiskOrAnUnfinishedFormatIsFormatted(t *testing.T) {
+func TestOnlyABlankDiskOrAnUnfinishedFormatIsFormatted(t *testing.T) { // E-1
 	p := proof.New(t, "blank-corpus")
 	run := harness.RunFor(t)
 	bases, err := newBases(run.Dir, p.Rand())
