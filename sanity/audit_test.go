@@ -3,10 +3,8 @@
 package sanity
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"net/http"
 	"os"
 	"time"
 
@@ -24,7 +22,6 @@ var _ = describeController("the audit",
 		"OXIDE_CLUSTER_ID": auditCluster}}}, func(f *fixture) {
 		describeAuditReports(f)
 		describeAuditDeletions(f)
-		describeAuditRefusals(f)
 	})
 
 func describeAuditReports(f *fixture) {
@@ -89,16 +86,6 @@ func describeAuditReports(f *fixture) {
 			Expect(report.Static).To(HaveLen(1))
 			Expect(report.Static[0].ID).To(Equal(byHand.Id))
 		})
-
-	It("B-42 prints a table for people", func(ctx SpecContext) {
-		lost := f.orphan(ctx)
-		f.published(ctx, &csi.Volume{VolumeId: lost}, "a")
-		out, _ := f.auditCommand(ctx, "--output=table", "--volumes=/dev/null").Output()
-		Expect(string(out)).To(ContainSubstring(lost))
-		Expect(string(out)).To(ContainSubstring(f.rack.Instance("a").ID))
-		Expect(string(out)).To(HaveSuffix(
-			"FIGURE audit owned=1 wanted=0 orphans=1 missing=0 deleted=0 too_young=0\n"))
-	})
 }
 
 func describeAuditDeletions(f *fixture) {
@@ -132,67 +119,4 @@ func describeAuditDeletions(f *fixture) {
 		Expect(entries).To(HaveLen(1))
 		Expect(entries[0].GetSnapshot().GetSnapshotId()).To(Equal(kept.GetSnapshotId()))
 	})
-
-	It("B-10 continues after it was killed between two deletions", func(ctx SpecContext) {
-		wanted := f.volume(ctx)
-		lost := []string{f.orphan(ctx), f.orphan(ctx), f.orphan(ctx)}
-		dir := auditFiles()
-		list := f.kubernetes(ctx, dir+"/list", []*csi.Volume{wanted})
-		report := f.audit(f.kubectlCommand(ctx, list))
-		Expect(report.orphans()).To(ConsistOf(lost))
-		toDelete := "--delete=" + named(dir+"/report", report, lost...)
-		f.fault(ctx, adminapi.Fault{Operation: "disk_delete", Skip: 1, Phase: adminapi.Before,
-			Hang: adminapi.Duration(30 * time.Second)})
-		cmd := f.kubectlCommand(ctx, list, toDelete)
-		log := &bytes.Buffer{}
-		cmd.Stderr = log
-		before := f.deletions(ctx)
-		Expect(cmd.Start()).To(Succeed())
-		eventually(ctx, func() error {
-			if f.deletions(ctx) == before {
-				return errors.New("nothing is deleted yet")
-			}
-			return nil
-		})
-		Expect(cmd.Process.Kill()).To(Succeed())
-		_ = cmd.Wait()
-		f.clearFaults(ctx)
-		Expect(f.ids(ctx)).To(HaveLen(3), log.String())
-		report = f.audit(f.kubectlCommand(ctx, list, toDelete))
-		Expect(report.Deleted).To(Equal(2), "%+v", report)
-		Expect(report.status).To(BeZero(), report.log)
-		Expect(f.ids(ctx)).To(ConsistOf(wanted.GetVolumeId()))
-	})
-}
-
-func describeAuditRefusals(f *fixture) {
-	// The orphan fulfils every condition for its deletion. Only the list or the rack's answer is
-	// wrong.
-	DescribeTable("D-69 deletes nothing on", func(ctx SpecContext,
-		spoil func(ctx context.Context, list string),
-	) {
-		wanted, lost := f.volume(ctx), f.orphan(ctx)
-		dir := auditFiles()
-		list := f.kubernetes(ctx, dir+"/list", []*csi.Volume{wanted})
-		report := f.audit(f.kubectlCommand(ctx, list))
-		Expect(report.orphans()).To(ConsistOf(lost))
-		spoil(ctx, list)
-		report = f.audit(f.kubectlCommand(ctx, list, "--delete="+named(dir+"/report", report, lost)))
-		f.clearFaults(ctx)
-		Expect(report.status).To(Equal(1), "%+v", report)
-		Expect(report.Deleted).To(BeZero())
-		Expect(f.ids(ctx)).To(ConsistOf(wanted.GetVolumeId(), lost))
-	},
-		Entry("D-69 an empty list", func(ctx context.Context, list string) {
-			f.kubernetes(ctx, list, nil)
-		}),
-		Entry("D-69 the list of another time, as after a restore of etcd", func(ctx context.Context,
-			list string) {
-			f.kubernetes(ctx, list, []*csi.Volume{{VolumeId: someUUID}})
-		}),
-		Entry("D-69 a rack that fails at the second page", func(ctx context.Context, _ string) {
-			f.fault(ctx, adminapi.Fault{Operation: "disk_list", Skip: 1, Phase: adminapi.Instead,
-				Response: &adminapi.Response{Status: http.StatusServiceUnavailable}})
-		}),
-	)
 }

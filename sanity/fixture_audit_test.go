@@ -8,7 +8,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -127,11 +126,6 @@ func (f *fixture) kubernetes(ctx context.Context, path string, volumes []*csi.Vo
 	return path
 }
 
-func (f *faultFixture) clearFaults(ctx context.Context) {
-	GinkgoHelper()
-	Expect(f.rack.Admin.ClearFaults(ctx)).To(Succeed())
-}
-
 // named writes what is left of a report when a person keeps only the orphans with these ids.
 func named(path string, report auditReport, ids ...string) string {
 	GinkgoHelper()
@@ -158,18 +152,4 @@ func (f *rackFixture) ids(ctx context.Context) []string {
 		ids = append(ids, disk.Id)
 	}
 	return ids
-}
-
-// deletions counts the deleted disks in the rack's request log.
-func (f *rackFixture) deletions(ctx context.Context) int {
-	GinkgoHelper()
-	requests, err := f.rack.Admin.Requests(ctx, 0)
-	Expect(err).NotTo(HaveOccurred())
-	n := 0
-	for _, r := range requests {
-		if r.Operation == "disk_delete" && r.Status == http.StatusNoContent {
-			n++
-		}
-	}
-	return n
 }
