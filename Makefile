@@ -170,7 +170,6 @@ under-test:
 	@tools/prerequisites
 	@$(PLAIN) $(GO) build -o $(PROGRAMS)/ ./cmd/... && $(PLAIN) $(GO) build -modfile=tools/go.mod -o $(PROGRAMS)/ $(TOOLS)
 
-# OXIDE_CSI_PLUGIN_BEFORE=FILE compares with an earlier driver.
 bench: ## developer: measure stages, publishes, memory, start-up and sizes
 	@tools/prerequisites
 	$(GO) test -count=1 -timeout=$(TIMEOUT) -p=1 -run '^$$' -bench . -benchtime=15x -v ./driver/filesystem ./sanity

@@ -216,9 +216,6 @@ func BenchmarkProcess(b *testing.B) {
 			csitest.Must(b, plugin.Stop())
 		})
 	}
-	if before := os.Getenv("OXIDE_CSI_PLUGIN_BEFORE"); before != "" {
-		bn.compareMemory(b, before)
-	}
 	for _, program := range programs {
 		path, err := bn.run.Binary(b.Context(), program)
 		csitest.Must(b, err)
@@ -227,44 +224,6 @@ func BenchmarkProcess(b *testing.B) {
 		fmt.Printf("FIGURE binary program=%s mib=%.1f\n", program,
 			float64(info.Size())/float64(harness.MiB))
 	}
-}
-
-// compareMemory measures the idle memory of this driver and of an earlier one, alternately.
-func (bn *bench) compareMemory(b *testing.B, before string) {
-	b.Helper()
-	const rounds = 7
-	now, err := bn.run.Binary(b.Context(), "oxide-csi-plugin")
-	csitest.Must(b, err)
-	for _, mode := range []string{harness.ModeController, harness.ModeNode} {
-		held := map[string][]float64{}
-		measure := func(program string) func() error {
-			return func() error {
-				mib, err := bn.idleMiB(b.Context(), program, mode)
-				held[program] = append(held[program], mib)
-				return err
-			}
-		}
-		for round := range rounds {
-			csitest.Must(b, inTurns(round, measure(before), measure(now)))
-		}
-		was, is := median(held[before]), median(held[now])
-		fmt.Printf("FIGURE idle-rss mode=%s before_mib=%.2f now_mib=%.2f grown_mib=%.2f rounds=%d\n",
-			mode, was, is, is-was, rounds)
-	}
-}
-
-// idleMiB starts a program as the driver and returns its memory when it is ready.
-func (bn *bench) idleMiB(ctx context.Context, program, mode string) (float64, error) {
-	plugin, err := bn.rack.StartPlugin(ctx, harness.PluginOptions{Mode: mode,
-		Command: []string{program}})
-	if err != nil {
-		return 0, err
-	}
-	mib, err := 0.0, plugin.AwaitReady(ctx)
-	if err == nil {
-		mib, err = residentMiB(plugin.PID())
-	}
-	return mib, errors.Join(err, plugin.Stop())
 }
 
 // startUp starts a stopped plugin and returns the time until its socket accepts a connection.

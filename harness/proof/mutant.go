@@ -13,6 +13,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
 // Guard is a part of the driver that prevents damage. It may consist of several places, and a
@@ -111,7 +113,7 @@ func build(ctx context.Context, program string, changed map[string]string) (stri
 		return "", err
 	}
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-overlay", list, "-o", program,
-		module+"/cmd/oxide-csi-plugin")
+		harness.Module+"/cmd/oxide-csi-plugin")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build the driver with changes to its source: %w\n%s", err, out)

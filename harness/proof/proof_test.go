@@ -3,7 +3,6 @@ package proof_test
 import (
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -54,20 +53,6 @@ func TestTheSameSeedGivesTheSameRandomNumbers(t *testing.T) {
 	for i := range 10 {
 		if got, want := a.Rand().Uint64(), b.Rand().Uint64(); got != want {
 			t.Fatalf("number %d differs: %d and %d", i, got, want)
-		}
-	}
-}
-
-func TestAStepThatIsNoFunctionOfTheDriverIsRefused(t *testing.T) {
-	step := func(function string) error {
-		return proof.CheckSteps("../../driver", []proof.Step{{Name: "a", Functions: []string{function}}})
-	}
-	if err := step("blockdev.Host.Await"); err != nil {
-		t.Error(err)
-	}
-	for _, name := range []string{"blockdev.Host.Lost", "blockdev.SysfsSectorBytes"} {
-		if err := step(name); err == nil || !strings.Contains(err.Error(), name) {
-			t.Errorf("a step that is done by %s: %v", name, err)
 		}
 	}
 }
