@@ -7,7 +7,6 @@ import (
 	"errors"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -85,17 +84,6 @@ func describeEqualSerials(f *nodeFixture) {
 			Expect(p.publish(ctx)).To(Succeed())
 			Expect(p.write(0)).To(Succeed())
 		})
-}
-
-// showTwin adds a second device with the same serial to the node, as a kernel would that did not
-// compare serials. The device is removed when the spec ends.
-func (n *node) showTwin(device, name string) {
-	GinkgoHelper()
-	block := filepath.Join(n.Instance.Guest, "sys/block")
-	twin := filepath.Join(block, name)
-	Expect(os.CopyFS(twin, os.DirFS(filepath.Join(block, filepath.Base(device))))).To(Succeed())
-	DeferCleanup(os.RemoveAll, twin)
-	Expect(os.WriteFile(filepath.Join(twin, "dev"), []byte("259:9999\n"), 0o600)).To(Succeed())
 }
 
 func describeYank(f *nodeFixture) {

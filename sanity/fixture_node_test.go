@@ -65,9 +65,6 @@ func (f *nodeFixture) node(ctx context.Context, instance string,
 	return &node{Plugin: startPlugin(ctx, f.rack, options), rack: f.rack}
 }
 
-// stateDir is the directory in which the node records the disk of each volume.
-func (n *node) stateDir() string { return filepath.Join(n.Dir, "volumes") }
-
 // device returns the path of the node's only device for the disk of that name.
 func (n *node) device(diskName string) string {
 	GinkgoHelper()
@@ -117,17 +114,6 @@ func (n *node) placement(volume *csi.Volume, capability *csi.VolumeCapability) *
 		Target:  n.Kubelet(fresh("pod"), name)}}
 	Expect(p.MakeDirs()).To(Succeed())
 	return p
-}
-
-// another returns the same volume on the same node for another pod.
-func (p *placement) another() *placement {
-	GinkgoHelper()
-	other := *p
-	other.Target = p.Kubelet(fresh("pod"), filepath.Base(p.Target))
-	Expect(other.MakeDirs()).To(Succeed())
-	DeferCleanup(func(ctx SpecContext) { Expect(other.unpublish(ctx)).To(Succeed()) },
-		NodeTimeout(callTimeout))
-	return &other
 }
 
 func (p *placement) stage(ctx context.Context) error   { return p.Stage(ctx, p.Node()) }
