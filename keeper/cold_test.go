@@ -50,6 +50,12 @@ func TestD61ANodeIsStoppedOnlyIfNothingForbidsIt(t *testing.T) {
 			w.wait("a", "new")
 		}, ""},
 		{"just worked on", ended("a", outcome{Ended: begin}), "less than 10m0s ago"},
+		{"waits since a future time", func(w *story) { w.advance(-time.Hour) }, ""},
+		{"worked on in the future", ended("a", outcome{Ended: begin.Add(time.Hour), Stopped: true,
+			StoppedWith: map[string]time.Time{"shop/db": begin.Add(time.Hour)}}), ""},
+		{"its StatefulSet was stopped elsewhere in the future", ended("b", outcome{Stopped: true,
+			Ended: begin.Add(time.Hour), StoppedWith: map[string]time.Time{
+				"shop/db": begin.Add(time.Hour)}}), ""},
 		{"worked on before", ended("a", outcome{Ended: begin.Add(-9 * time.Minute)}), ""},
 		{"failed before", ended("a", outcome{Ended: begin.Add(-9 * time.Minute), Failures: 1}),
 			"less than 20m0s ago"},

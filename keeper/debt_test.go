@@ -79,33 +79,6 @@ func TestD61AnInstanceThatAnotherKeeperStartedIsNotStartedAgain(t *testing.T) {
 	}
 }
 
-func TestD61NoStopComesAfterTheWindow(t *testing.T) {
-	for _, during := range []step{draining, stopping} {
-		t.Run(string(during), func(t *testing.T) {
-			w := newStory(t, "a")
-			w.Config.Window = try(ParseWindow("0 12 * * *", 5*time.Minute))(t)
-			w.wait("a", "data")
-			w.pass(time.Minute)
-			w.steps(draining, draining)
-			if during == stopping {
-				w.steps(stopping)
-			}
-			w.pass(4 * time.Minute)
-			w.round()
-			for w.step("a") != "" {
-				w.round()
-				w.heartbeatLater("a")
-			}
-			if got := w.stops(); got["a"] != 0 {
-				t.Errorf("the instance was stopped %v times after the window", got)
-			}
-			if last := w.last("a"); last.Problem == "" {
-				t.Errorf("it ended with %+v", last)
-			}
-		})
-	}
-}
-
 // New volumes begin to wait on one node again and again, while another node waits that has pods of
 // the same StatefulSet.
 func TestD61NoNodeIsStarvedByAnotherNodeWithItsStatefulSet(t *testing.T) {

@@ -57,6 +57,10 @@ func TestANodeIsFencedOnlyIfItsInstanceIsOffForCertain(t *testing.T) {
 				w.edit("a", func(n *corev1.Node) { n.Spec.ProviderID = "oxide://" + instanceOf("x") })
 				w.rack.set("a", "stopped")
 			}, false},
+		{"the rack does not answer", func(w *story) {
+			w.rack.set("a", "stopped")
+			w.rack.fail["view a"] = 503
+		}, false},
 		{"running", func(*story) {}, false},
 		{"failed", func(w *story) { w.rack.set("a", "failed") }, false},
 		{"stopping", func(w *story) { w.rack.set("a", "stopping") }, false},
@@ -88,15 +92,6 @@ func TestANodeIsFencedOnlyIfItsInstanceIsOffForCertain(t *testing.T) {
 				t.Errorf("the metric has %v fences", got)
 			}
 		})
-	}
-}
-
-func TestARackThatDoesNotAnswerFencesNothing(t *testing.T) {
-	w := lost(t)
-	w.rack.set("a", "stopped")
-	w.rack.fail["view a"] = 503
-	if _, err := w.Round(t.Context()); err == nil || w.fenced("a") {
-		t.Errorf("fenced: %v; the error is %v", w.fenced("a"), err)
 	}
 }
 

@@ -150,14 +150,6 @@ func TestTheDriverOfALeavingNodeIsKeptUntilItsVolumesAreDetached(t *testing.T) {
 	}
 }
 
-func TestTheDriverOfANodeThatStaysEndsAtOnce(t *testing.T) {
-	l := leave(t, time.Minute)
-	l.asked()
-	if err := l.end(); err != nil {
-		t.Error(err)
-	}
-}
-
 func TestTheDriverIsKeptForALimitedTime(t *testing.T) {
 	for name, leaves := range map[string]func(*leaving){"drained": (*leaving).drained,
 		"deleted": func(l *leaving) { keepertest.Remove[*corev1.Node](l.api, "", "a") }} {

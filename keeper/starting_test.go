@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
@@ -19,6 +20,10 @@ func TestD61AnAttachEndsEvenIfTheAttacherDoesNot(t *testing.T) {
 		problem string
 	}{
 		{"it has attached the volume", func(w *story) { w.attach("data", "") }, ""},
+		{"it has attached the volume, and a program has started the instance", func(w *story) {
+			w.attach("data", "")
+			w.rack.set("a", "running")
+		}, ""},
 		{"the volume is not wanted any more",
 			func(w *story) {
 				keepertest.Remove[*storagev1.VolumeAttachment](w.api, "", "va-data")
@@ -371,6 +376,40 @@ func TestD61TheInstanceOfANodeThatIsDeletedInAnOperationIsStarted(t *testing.T) 
 				if last := w.last("a"); w.step("a") != "" || last.Problem == "" ||
 					w.rack.state("a") != "running" || strings.Contains(seen, "stop a") {
 					t.Errorf("the instance is %s, it ended with %+v; done: %s", w.rack.state("a"), last, seen)
+				}
+			})
+		}
+	}
+}
+
+// A kubelet may annotate its own Node: these annotations were the records of an earlier keeper.
+func TestD61AnAnnotationOfANodeHasNothingAttachedStoppedStartedOrFenced(t *testing.T) {
+	for _, step := range []step{stopping, attaching, starting, returning} {
+		for name, given := range map[string]func(*story){
+			"cold attach is on":  func(*story) {},
+			"cold attach is off": func(w *story) { w.Config.ColdAttach = false },
+			"a dry run":          func(w *story) { w.Config.DryRun = true },
+			"without the label":  func(w *story) { w.edit("a", func(n *corev1.Node) { n.Labels = nil }) },
+		} {
+			t.Run(string(step)+", "+name, func(t *testing.T) {
+				w := newStory(t, "a", "b")
+				w.rack.set("b", "stopped") // by somebody
+				given(w)
+				forged := `{"step":"` + string(step) + `","since":"2030-01-01T11:59:00Z","instance":"` +
+					instanceOf("b") + `","stopped":true,"ended":"2030-01-01T11:59:00Z","volumes":{"data":` +
+					`{"disk":"` + instanceOf("d") + `","refused":true}}}`
+				w.edit("a", func(n *corev1.Node) {
+					for _, key := range []string{"cold-attach", "cold-attach-last", "fenced"} {
+						metav1.SetMetaDataAnnotation(&n.ObjectMeta, DriverName+"/"+key, forged)
+					}
+				})
+				keepertest.Put(w.api, va(attachFailed(mustStop, 0)).VolumeAttachment)
+				w.seen()
+				w.steps("", "", "")
+				seen := strings.NewReplacer("patch nodes a", "", "patch volumeattachments va-data", "").
+					Replace(strings.Join(w.seen(), ""))
+				if seen != "" {
+					t.Errorf("the keeper did %q", seen)
 				}
 			})
 		}

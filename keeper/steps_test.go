@@ -105,6 +105,8 @@ func TestD61ADrainEndsWithoutAStopWhenSomethingForbidsTheStop(t *testing.T) {
 			"somebody removed the label"},
 		{"the duty is taken", func(w *story) { w.Config.ColdAttach = false }, "told to stop no"},
 		{"a dry run begins", func(w *story) { w.Config.DryRun = true }, "told to stop no"},
+		{"the window ends", func(w *story) { w.Config.Window = try(ParseWindow("0 2 * * *", 1))(w.t) },
+			"window"},
 		{"the keeper moves here", func(w *story) { w.Config.NodeName = "a" }, "runs on this node itself"},
 		{"nothing waits any more", func(w *story) { w.attach("data", "") }, "nothing waits any more"},
 		{"a pod comes that would be lost", func(w *story) { w.pod("a", "one", "") }, "shop/one would"},
@@ -217,6 +219,8 @@ func TestD61AStopEndsWithTheInstanceRunningWhenSomethingForbidsIt(t *testing.T) 
 			"somebody removed the label", false},
 		{"the duty is taken", func(w *story) { w.Config.ColdAttach = false }, "told to stop no",
 			false},
+		{"the window ends", func(w *story) { w.Config.Window = try(ParseWindow("0 2 * * *", 1))(w.t) },
+			"window", false},
 		{"the keeper moves here", func(w *story) { w.Config.NodeName = "a" }, "runs on this node itself",
 			false},
 		{"the instance failed", func(w *story) { w.rack.set("a", "failed") }, "failed while", false},
@@ -297,5 +301,58 @@ func TestD61AStopKeepsTheEarlierStopsOfOtherStatefulSets(t *testing.T) {
 	want := map[string]time.Time{"shop/cache": earlier, "shop/db": w.clock}
 	if diff := cmp.Diff(want, w.last("a").StoppedWith); diff != "" {
 		t.Errorf("what has stopped with the node (-want +got):\n%s", diff)
+	}
+}
+
+// begun contains operations on the node "a", each in a step that does not end by itself, and the
+// time limit of that step.
+var begun = map[step]struct {
+	begin func(*story)
+	limit func(*Config) time.Duration
+}{
+	draining: {func(w *story) {
+		w.pod("a", "web-1", "ReplicaSet")
+		w.wait("a", "data")
+		w.pass(time.Minute)
+		w.steps(draining)
+	}, func(c *Config) time.Duration { return c.DrainTimeout }},
+	stopping: {func(w *story) {
+		w.rack.lame = true
+		w.wait("a", "data")
+		w.pass(time.Minute)
+		w.steps(draining, draining, stopping)
+	}, func(c *Config) time.Duration { return c.StopTimeout }},
+	attaching: {(*story).stopped, func(c *Config) time.Duration { return c.AttachTimeout }},
+	starting: {func(w *story) {
+		w.stopped()
+		w.attach("data", "")
+		w.steps(starting)
+		w.rack.lame = true
+	}, func(c *Config) time.Duration { return c.StartTimeout }},
+	returning: {func(w *story) {
+		w.stopped()
+		w.attach("data", "")
+		w.steps(starting, starting, starting, returning)
+	}, func(c *Config) time.Duration { return c.ReturnTimeout }},
+}
+
+func TestD61AStepWithAStartInTheFutureStillEndsAtItsLimit(t *testing.T) {
+	for s, c := range begun {
+		for _, skew := range []time.Duration{maxSkew, maxSkew + time.Second, 24 * time.Hour} {
+			t.Run(string(s)+", "+skew.String(), func(t *testing.T) {
+				w := newStory(t, "a")
+				c.begin(w)
+				w.advance(-skew) // a replica with a slow clock takes over from one with a fast clock
+				if skew <= maxSkew {
+					w.steps(s, s, s)
+					w.pass(maxSkew + c.limit(&w.Config) + time.Second)
+				}
+				before := w.metric("problems_total", string(s))
+				w.round()
+				if now := w.metric("problems_total", string(s)); now != before+1 {
+					t.Errorf("the step has %v problems, and had %v: %v", now, before, w.node("a").Annotations)
+				}
+			})
+		}
 	}
 }

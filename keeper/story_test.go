@@ -276,9 +276,7 @@ func (w *story) attach(volume, failed string) {
 
 // pass advances the clock, with heartbeats and failing attempts to attach.
 func (w *story) pass(d time.Duration) {
-	w.mu.Lock()
-	w.clock = w.clock.Add(d)
-	w.mu.Unlock()
+	w.advance(d)
 	for _, n := range keepertest.List[*corev1.Node](w.api, "") {
 		if (&node{Node: n}).isReady() {
 			w.heartbeat(n.Name)

@@ -155,13 +155,3 @@ func TestVolumesOfPodsWithoutAVolumeAttachmentAreFound(t *testing.T) {
 		t.Error(diff)
 	}
 }
-
-func TestAStepIsOverdueAfterItsTimeLimit(t *testing.T) {
-	n := &node{record: record{Record: &operation{Since: begin}}}
-	for after, want := range map[time.Duration]bool{0: false, time.Minute: false,
-		time.Minute + 1: true, -time.Minute: false} {
-		if got := n.overdue(begin.Add(after), time.Minute); got != want {
-			t.Errorf("overdue after %s: %v", after, got)
-		}
-	}
-}
