@@ -84,6 +84,10 @@ func TestARequestThatTheServerDoesNotKnowFailsTheTest(t *testing.T) {
 			return core.Pods("shop").Delete(ctx, "p", metav1.DeleteOptions{PropagationPolicy: &orphan})
 		},
 		func() error {
+			return secondOf(core.Pods("shop").Patch(ctx, "p", types.JSONPatchType, []byte(`[]`),
+				metav1.PatchOptions{}))
+		},
+		func() error {
 			return secondOf(core.Nodes().Create(ctx, &corev1.Node{ObjectMeta: named("a")},
 				metav1.CreateOptions{DryRun: []string{"All"}}))
 		},

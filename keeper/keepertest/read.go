@@ -8,7 +8,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/watch"
@@ -102,12 +101,12 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, c call) error {
 }
 
 // initial returns the objects with which a watch begins, and the version that the watch has seen. A
-// watch begins with objects if it names no resourceVersion or asks for them.
+// watch begins with objects if it names no resourceVersion.
 func (s *Server) initial(c call, selected func(*stored) bool) ([]byte, int, error) {
-	version, all := c.query.Get("resourceVersion"), c.query.Get("sendInitialEvents") == "true"
+	version := c.query.Get("resourceVersion")
 	s.store.mu.Lock()
 	defer s.store.mu.Unlock()
-	if version != "" && version != "0" && !all {
+	if version != "" && version != "0" {
 		seen, err := strconv.Atoi(version)
 		if err != nil || seen < 0 || seen > len(s.store.history) {
 			return nil, 0, apierrors.NewBadRequest("there is no resourceVersion " + version)
@@ -119,11 +118,6 @@ func (s *Server) initial(c call, selected func(*stored) bool) ([]byte, int, erro
 		if selected(object) {
 			lines = appendLine(lines, watch.Added, object.json)
 		}
-	}
-	if all {
-		lines = appendLine(lines, watch.Bookmark, fmt.Appendf(nil, `{"kind":%q,"apiVersion":%q,`+
-			`"metadata":{"resourceVersion":"%d","annotations":{%q:"true"}}}`, c.object.Name(),
-			c.GroupVersion(), len(s.store.history), metav1.InitialEventsAnnotationKey))
 	}
 	return lines, len(s.store.history), nil
 }

@@ -8,10 +8,8 @@ import (
 	"reflect"
 	"strings"
 
-	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
-	eventsv1 "k8s.io/api/events/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -44,7 +42,6 @@ var (
 var resources = []*resource{nodes, pods, budgets,
 	has[corev1.ConfigMap](corev1.SchemeGroupVersion, "configmaps", namespaced),
 	has[corev1.Event](corev1.SchemeGroupVersion, "events", namespaced),
-	has[eventsv1.Event](eventsv1.SchemeGroupVersion, "events", namespaced),
 	has[corev1.PersistentVolume](corev1.SchemeGroupVersion, "persistentvolumes", cluster),
 	has[corev1.PersistentVolumeClaim](corev1.SchemeGroupVersion, "persistentvolumeclaims",
 		namespaced),
@@ -52,7 +49,6 @@ var resources = []*resource{nodes, pods, budgets,
 	has[storagev1.CSINode](storagev1.SchemeGroupVersion, "csinodes", cluster),
 	has[storagev1.VolumeAttachment](storagev1.SchemeGroupVersion, "volumeattachments", cluster),
 	has[coordinationv1.Lease](coordinationv1.SchemeGroupVersion, "leases", namespaced),
-	has[appsv1.StatefulSet](appsv1.SchemeGroupVersion, "statefulsets", namespaced),
 }
 
 func has[S any](version schema.GroupVersion, plural string, namespaced bool) *resource {
@@ -111,7 +107,7 @@ type call struct {
 // parameters contains the query parameters that the server follows or may ignore. A server need not
 // split a list into pages, end a watch in time or send bookmarks.
 var parameters = map[string]bool{"fieldSelector": true, "labelSelector": true, "watch": true,
-	"resourceVersion": true, "resourceVersionMatch": true, "sendInitialEvents": true, "limit": true,
+	"resourceVersion": true, "resourceVersionMatch": true, "limit": true,
 	"allowWatchBookmarks": true, "timeoutSeconds": true, "timeout": true, "fieldManager": true,
 	"fieldValidation": true}
 

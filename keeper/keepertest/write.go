@@ -4,12 +4,10 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"net/http"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/strategicpatch"
 )
 
 // succeeded is the response to deletions and evictions. Typed clients ignore it.
@@ -107,27 +105,17 @@ func (s *Server) delete(c call, old *stored, options metav1.DeleteOptions) ([]by
 
 // patched returns the JSON of the patched object.
 func (s *Server) patched(c call, old *stored) ([]byte, error) {
-	switch types.PatchType(c.content) {
-	case types.StrategicMergePatchType:
-		patched, err := strategicpatch.StrategicMergePatch(old.json, c.Body, c.new())
-		if err != nil {
-			return nil, apierrors.NewBadRequest(err.Error())
-		}
-		return patched, nil
-	case types.MergePatchType:
-		var object, patch map[string]any
-		if err := decode(old.json, &object); err != nil {
-			return nil, err
-		}
-		if err := decode(c.Body, &patch); err != nil {
-			return nil, err
-		}
-		return encode(merge(object, patch)), nil
+	if types.PatchType(c.content) != types.MergePatchType {
+		return nil, s.notImplemented(c, "patches of the type "+c.content)
 	}
-	return nil, &apierrors.StatusError{ErrStatus: metav1.Status{Status: metav1.StatusFailure,
-		Code: http.StatusUnsupportedMediaType, Reason: metav1.StatusReasonUnsupportedMediaType,
-		Message: fmt.Sprintf("the server of package keepertest knows merge patches and strategic "+
-			"merge patches, not %q", c.content)}}
+	var object, patch map[string]any
+	if err := decode(old.json, &object); err != nil {
+		return nil, err
+	}
+	if err := decode(c.Body, &patch); err != nil {
+		return nil, err
+	}
+	return encode(merge(object, patch)), nil
 }
 
 // merge applies a JSON merge patch (RFC 7396).
