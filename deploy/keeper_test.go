@@ -86,8 +86,8 @@ func rights(t *testing.T, all manifests, kind, name string) map[string]string {
 	return found
 }
 
-// The files cluster.go, record.go, fence.go, taint.go, events.go and run.go of package keeper use
-// these rights.
+// The files cluster.go, record.go, fence.go, events.go and run.go of package keeper use these
+// rights.
 func TestTheKeeperHasOnlyTheRightsOfItsDuties(t *testing.T) {
 	const cold, taint, leaving = "nodeKeeper.coldAttach.enabled=false",
 		"nodeKeeper.startupTaint.enabled=false", "nodeKeeper.leavingNodes.enabled=false"

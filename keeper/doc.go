@@ -6,7 +6,7 @@
 // keeper stops the instance, wakes the attacher, and starts the instance again. See cold.go.
 //
 // Startup taint: a node joins with a taint, which the keeper removes when the driver is registered
-// there. See taint.go.
+// there. See fence.go.
 //
 // Leaving nodes: a node whose instance the rack reports as stopped or destroyed gets the
 // out-of-service taint, so that Kubernetes moves its pods at once. See fence.go. A Leaver in the
