@@ -1,10 +1,9 @@
 // Package csierr defines the driver's errors. Every error that a caller of the CSI services sees is
 // an Error: a Reason and a sentence. One table contains each reason's gRPC code, so that the layers
-// below the RPCs need no gRPC, and its explanation: docs/reasons.md is written from it, and the
-// doctor reads it.
+// below the RPCs need no gRPC, and what to do, which the doctor says. docs/reasons.md shows both.
 //
-// Files: reasons.go (the table), reasons_*.go (its parts), error.go (making, wrapping, recognizing
-// and formatting errors), plain.go (safe text).
+// Files: reasons.go (the table), error.go (making, wrapping, recognizing and formatting errors),
+// plain.go (safe text).
 package csierr
 
 import (
