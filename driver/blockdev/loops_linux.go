@@ -1,7 +1,6 @@
 package blockdev
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -9,7 +8,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -121,72 +119,36 @@ func boundLoops() ([]loop, error) {
 
 // askLoops asks the loop devices what is below them. They may have no node here.
 func askLoops(loops []loop) error {
-	if len(loops) == 0 {
-		return nil
-	}
-	devices := make([]Device, len(loops))
-	for i, l := range loops {
-		devices[i] = l.Device
-	}
-	root, err := rootOf(devices...)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = root.Close() }()
-	ctx, cancel := context.WithTimeout(context.Background(), loopWait)
-	defer cancel()
+	errs := make([]error, len(loops))
 	var all async.Group
 	for i := range loops {
-		all.Go(func() { loops[i].below, loops[i].err = loops[i].ask(ctx, root) })
+		all.Go(func() { errs[i] = loops[i].ask() })
 	}
 	all.Wait()
-	return nil
+	return errors.Join(errs...)
 }
 
-// loopQuestion is a question to a loop device.
-type loopQuestion struct {
-	answered chan struct{}
-	below    uint64
-	err      error
-}
-
-// loopQuestions has the questions without an answer by the name of the device, so that one that
-// does not answer keeps one thread, and not one for each call.
-var loopQuestions sync.Map
-
-// ask asks what is below the loop device, until ctx ends.
-func (l loop) ask(ctx context.Context, root *os.File) (below uint64, err error) {
-	for {
-		q := &loopQuestion{answered: make(chan struct{})}
-		earlier, asked := loopQuestions.LoadOrStore(l.Name, q)
-		if asked {
-			q = earlier.(*loopQuestion)
-		} else {
-			// The question may last longer than this call.
-			own, err := unix.FcntlInt(root.Fd(), unix.F_DUPFD_CLOEXEC, 0)
-			async.Detach(func() {
-				if q.err = err; err == nil {
-					q.below, q.err = l.backing(own)
-				}
-				loopQuestions.Delete(l.Name)
-				close(q.answered)
-			})
+// ask asks what is below the loop device. It fails if it cannot ask.
+func (l *loop) ask() error {
+	var below uint64
+	var failed, err error
+	if !async.Within(l.Path, loopWait, func() {
+		root, rootErr := l.Root()
+		if failed = rootErr; failed == nil {
+			below, err = l.backing(int(root.Fd()))
+			failed = root.Close()
 		}
-		select {
-		case <-ctx.Done():
-			return 0, errors.New("the kernel does not say what is below it")
-		case <-q.answered:
-		}
-		if !asked { // else the answer may be older than this call
-			return q.below, q.err
-		}
+	}) {
+		l.err = errors.New("the kernel does not say what is below it")
+		return nil
 	}
+	l.below, l.err = below, err
+	return failed
 }
 
 // backing asks the kernel for the number of the device that is below the loop device. It is not the
 // one that the path of the backing file leads to, which may be of another time or namespace.
-func (l loop) backing(root int) (uint64, error) {
-	defer func() { _ = unix.Close(root) }()
+func (l *loop) backing(root int) (uint64, error) {
 	node, err := unix.Openat(root, strings.TrimPrefix(l.Path, "/"),
 		unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err == nil {

@@ -22,10 +22,7 @@ func (d *OpenDevice) descriptorPath() string {
 // It is for the kernel's mounts, which take a path and no descriptor, and show it afterwards: other
 // programs find out by it that the device is mounted. The directory is a detached tmpfs, of which
 // nothing is left when it is closed.
-func (d Device) Root() (*os.File, error) { return rootOf(d) }
-
-// rootOf opens a directory with the paths of several devices.
-func rootOf(devices ...Device) (*os.File, error) {
+func (d Device) Root() (*os.File, error) {
 	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		return nil, err
@@ -39,10 +36,8 @@ func rootOf(devices ...Device) (*os.File, error) {
 		return nil, err
 	}
 	root := os.NewFile(uintptr(top), "/")
-	for _, d := range devices {
-		if err := d.makeNode(top); err != nil {
-			return nil, errors.Join(err, root.Close())
-		}
+	if err := d.makeNode(top); err != nil {
+		return nil, errors.Join(err, root.Close())
 	}
 	return root, nil
 }

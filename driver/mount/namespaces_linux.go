@@ -115,37 +115,21 @@ func ReadViews(log *slog.Logger) (Views, error) {
 // errUnread reports that a part of a mount table was not read.
 var errUnread = errors.New("the mount table is too long or does not answer")
 
-// hanging has, for each namespace whose table did not answer, a channel that is closed when the
-// read that waits for it has ended. No other read begins before, so it costs one thread.
-var hanging sync.Map
-
 // readOther reads the mount table of another namespace, as far as the limits allow. It returns
 // errUnread if there is more.
-func readOther(namespace, path string, most int, end time.Time) ([]byte, error) {
-	if read, ok := hanging.Load(namespace); ok {
-		select {
-		case <-read.(chan struct{}):
-			hanging.Delete(namespace)
-		default:
-			return nil, errUnread
-		}
-	}
+func readOther(namespace, path string, most int, end time.Time) (b []byte, err error) {
 	if soon := time.Now().Add(tableTime); soon.Before(end) {
 		end = soon
 	}
-	read, b, err := make(chan struct{}), []byte(nil), error(nil)
-	async.Detach(func() {
-		b, err = readUntil(path, most, end)
-		close(read)
-	})
 	const grace = time.Second / 2 // for a read that is slow and no more
-	select {
-	case <-read:
-		return b, err
-	case <-time.After(time.Until(end) + grace):
-		hanging.Store(namespace, read)
+	var read []byte
+	var readErr error
+	if !async.Within(namespace, time.Until(end)+grace, func() {
+		read, readErr = readUntil(path, most, end)
+	}) {
 		return nil, errUnread
 	}
+	return read, readErr
 }
 
 // readUntil reads the lines of a mount table until it has so many bytes, or until the end of its

@@ -113,6 +113,36 @@ func Linger(ctx context.Context, while time.Duration) (longer context.Context, e
 	}
 }
 
+// hanging has, by key, the calls of Within that have not ended in time, as channels that are closed
+// when they end.
+var hanging sync.Map
+
+// Within runs f, which may hang, and reports whether it ended in time. As long as an earlier f of
+// the key hangs, it reports false at once, so that what hangs keeps no more threads. A caller must
+// not read what f writes, unless f ended in time.
+func Within(key string, wait time.Duration, f func()) bool {
+	if ended, ok := hanging.Load(key); ok {
+		select {
+		case <-ended.(chan struct{}):
+			hanging.Delete(key)
+		default:
+			return false
+		}
+	}
+	ended := make(chan struct{})
+	Detach(func() {
+		defer close(ended)
+		f()
+	})
+	select {
+	case <-ended:
+		return true
+	case <-time.After(wait):
+		hanging.Store(key, ended)
+		return false
+	}
+}
+
 // Detach runs f in a goroutine that nobody waits for. f has to recover its own panics.
 func Detach(f func()) { go f() }
 
