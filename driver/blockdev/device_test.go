@@ -11,6 +11,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 )
 
 func TestParseSerial(t *testing.T) {
@@ -128,3 +129,5 @@ func TestCountsShowThatNothingWasWritten(t *testing.T) {
 		t.Error("a kernel that counts no reads counts, or one that counts one read does not")
 	}
 }
+
+func TestMain(m *testing.M) { namespace.Main(m) }

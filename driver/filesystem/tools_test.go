@@ -16,6 +16,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 )
 
 // driverOf, if set, makes TestDriverDeathKillsToolsOnly act as the driver, which runs a program.
@@ -101,3 +102,5 @@ func TestMissingTools(t *testing.T) {
 		t.Fatalf("missing without a PATH: %q", got)
 	}
 }
+
+func TestMain(m *testing.M) { namespace.Main(m) }

@@ -17,6 +17,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/async"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 )
 
 var must = csitest.Must
@@ -170,3 +171,5 @@ func TestNoMountLeavesTheProcessWithAnotherRoot(t *testing.T) {
 		}
 	}
 }
+
+func TestMain(m *testing.M) { namespace.Main(m) }

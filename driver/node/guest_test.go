@@ -20,6 +20,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 )
 
 var must = csitest.Must
@@ -172,3 +173,5 @@ func sparse(t *testing.T, dir string, sizeBytes int64) (path string) {
 	must(t, errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, sizeBytes)))
 	return path
 }
+
+func TestMain(m *testing.M) { namespace.Main(m) }

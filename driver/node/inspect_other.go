@@ -2,7 +2,11 @@
 
 package node
 
-import "github.com/oxidecomputer/oxide-csi-plugin/internal/inspection"
+import (
+	"errors"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/inspection"
+)
 
 // Inspect reports that it needs Linux.
 func (n *Service) Inspect([]inspection.Asked) inspection.Report {
@@ -10,3 +14,6 @@ func (n *Service) Inspect([]inspection.Asked) inspection.Report {
 	return inspection.Report{Format: inspection.Format, Unseen: []inspection.Unseen{
 		{Part: inspection.PartDevices, Why: why}, {Part: inspection.PartMounts, Why: why}}}
 }
+
+// Use needs Linux.
+func (n *Service) Use() (Use, error) { return Use{}, errors.New("the node service needs Linux") }

@@ -1,8 +1,17 @@
+// Package volume parses and checks the names, ids and parameters by which CSI, a StorageClass and
+// the rack describe a volume. Its functions are pure: no call, no file, no clock.
+//
+// Files: name.go (names, ids, and the keys of the contexts), tag.go (the ownership tag in the
+// description of a disk or snapshot), capacity.go, capability.go, parameters.go and mkfs_options.go
+// (the properties of a requested volume), topology.go, mount_flags.go.
+//
+// For an invalid request these functions return a csierr.Error, which the caller returns unchanged.
 package volume
 
 import (
 	"crypto/sha256"
 	"encoding/base32"
+	"fmt"
 	"regexp"
 	"strings"
 	"unicode"
@@ -132,4 +141,27 @@ func CheckName(name string) error {
 // Serial returns the serial number with which a guest sees the disk of that name.
 func Serial(diskName string) string {
 	return diskName[:min(len(diskName), SerialBytes)]
+}
+
+// NameAndID returns how messages show an object of the rack: people and the rack's console know the
+// name, Kubernetes the id. Either may be unknown.
+func NameAndID(name, id string) string {
+	switch {
+	case name == "":
+		return id
+	case id == "":
+		return name
+	}
+	return fmt.Sprintf("%.80s (%.80s)", name, id)
+}
+
+// SizeText returns how messages show a size: in the GiB that people ask for, and exactly.
+func SizeText(bytes int64) string {
+	switch {
+	case bytes < GiB/100:
+		return fmt.Sprintf("%d bytes", bytes)
+	case bytes%GiB == 0:
+		return fmt.Sprintf("%d GiB (%d bytes)", bytes/GiB, bytes)
+	}
+	return fmt.Sprintf("%.2f GiB (%d bytes)", float64(bytes)/float64(GiB), bytes)
 }
