@@ -12,7 +12,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
@@ -45,16 +44,6 @@ func interruptFormat(t *testing.T, script string, stage func() error) {
 	tools(t, map[string]string{"mke2fs": script, "mkfs.xfs": script, "mkfs.btrfs": script})
 	defer func() { must(t, os.Setenv("PATH", before)) }()
 	csitest.Want(t, stage(), codes.Internal, csierr.NodeToolFailed)
-}
-
-// formatRecord is the sector that the driver writes before it formats the volume.
-func (v testVolume) formatRecord(t *testing.T) []byte {
-	t.Helper()
-	nv, err := parseVolume(v.ID, v.capability(), v.published(), v.Context)
-	must(t, err)
-	b, err := filesystem.RecordOf(nv.Volume).Encode()
-	must(t, err)
-	return b
 }
 
 // hasRecord reports whether the disk has a record of the driver at an offset.
@@ -170,58 +159,6 @@ func (v testVolume) check(t *testing.T) {
 	}
 }
 
-func TestACutOffFormatIsDoneAgain(t *testing.T) {
-	for _, fsType := range short.Some(t, 2, volume.Filesystems) {
-		t.Run("a "+fsType+" gets the wanted UUID in the end", func(t *testing.T) {
-			id := uuid.NewString()
-			g := newGuest(t)
-			v := g.volume(g.Attach(guesttest.Serial, smallest(fsType)), fsType)
-			v.Tag = map[string]string{volume.CtxFilesystemUUID: id}
-			interruptFormat(t, `"$real" "$@" && exit 1`, v.stage)
-			if recordsOn(t, v.disk) == 0 {
-				t.Fatal("no record is left on the disk")
-			}
-			must(t, v.stage())
-			v.checkStaged(t)
-			if got := uuidOf(t, v.disk); !strings.Contains(got, ` UUID="`+id+`"`) {
-				t.Fatalf("the filesystem is %s, want the UUID %s", got, id)
-			}
-		})
-	}
-	t.Run("a filesystem of a volume whose id is no UUID has any", func(t *testing.T) {
-		g := newGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, smallest(volume.Ext4)), volume.Ext4)
-		v.ID = "a-static-volume"
-		interruptFormat(t, "exit 1", v.stage)
-		must(t, v.stage())
-		v.checkStaged(t)
-	})
-	t.Run("a record of another volume beside the own one prevents it", func(t *testing.T) {
-		g := newGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, smallest(volume.Ext4)), volume.Ext4)
-		other := v
-		other.ID = "another"
-		v.disk.WriteAt(t, filesystem.RecordOffsets(v.disk.SizeBytes)[0], v.formatRecord(t))
-		v.disk.WriteAt(t, filesystem.RecordOffsets(v.disk.SizeBytes)[2], other.formatRecord(t))
-		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
-	})
-}
-
-func TestAFilesystemThatWasFilledWithoutAMountIsNotFormatted(t *testing.T) {
-	g := newGuest(t)
-	v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
-	files := t.TempDir()
-	must(t, os.WriteFile(filepath.Join(files, "hello"), []byte("rack"), 0o600))
-	guesttest.Run(t, "mke2fs", "-q", "-t", volume.Ext4, "-d", files, v.disk.Loop)
-	for _, slot := range filesystem.RecordOffsets(v.disk.SizeBytes) {
-		v.disk.WriteAt(t, slot, v.formatRecord(t))
-	}
-	must(t, v.stage())
-	if b, err := os.ReadFile(filepath.Join(v.staging(), "hello")); string(b) != "rack" {
-		t.Fatalf("the file holds %q, %v", b, err)
-	}
-}
-
 // With small blocks, an xfs may have a file where the superblock of a btrfs is.
 func TestASuperblockInAFileIsAFile(t *testing.T) {
 	for _, fsType := range []string{volume.Ext4, volume.XFS} {
@@ -277,14 +214,6 @@ func TestASnapshotOfAnUnfinishedDiskCanBeRestored(t *testing.T) {
 			v.check(t)
 		})
 	}
-	t.Run("but not as another volume", func(t *testing.T) {
-		g := newGuest(t)
-		origin := g.volume(g.Attach(guesttest.Serial, smallest(volume.Ext4)), volume.Ext4)
-		interruptFormat(t, "exit 1", origin.stage)
-		v := origin.snapshotOf(t, smallest(volume.Ext4))
-		v.Tag[volume.CtxFilesystemUUID] = "0b54dc0e-93a4-4f5f-8f5d-a00000000000"
-		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
-	})
 	t.Run("and an ext4 whose growth was cut off grows", func(t *testing.T) {
 		origin := grown(t, volume.Ext4)
 		interruptGrowth(t, origin)

@@ -312,15 +312,6 @@ func TestReadOnlyPublications(t *testing.T) {
 		must(t, v.stage())
 		must(t, v.publish("dev"))
 		must(t, writeTo(g.path("dev")))
-		must(t, v.unpublish("dev"))
-		guesttest.Run(t, "blockdev", "--setro", v.disk.Loop)
-		guesttest.Run(t, "blockdev", "--setrw", v.disk.Loop)
-		must(t, os.WriteFile(v.disk.File, nil, 0o600))
-		must(t, os.Truncate(v.disk.File, 8*guesttest.MiB))
-		guesttest.Run(t, "blockdev", "--flushbufs", v.disk.Loop)
-		guesttest.Run(t, "blockdev", "--setro", v.disk.Loop)
-		v.FSType, v.Whole = volume.Ext4, true
-		must(t, v.stage())
 	})
 }
 

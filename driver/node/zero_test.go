@@ -23,29 +23,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// Reading a whole disk takes longer than a caller waits. The repeated call continues the read.
-func TestAVolumeWhoseDiskIsReadWholeIsStagedInTheEnd(t *testing.T) {
-	g := newGuest(t)
-	v := g.volume(g.Attach(guesttest.Serial, guesttest.GiB), volume.Ext4)
-	v.Whole = true
-	n := g.node()
-	defer n.Close()
-	stage := func(ctx context.Context) error {
-		_, err := n.NodeStageVolume(ctx, v.stageRequest())
-		return err
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	csitest.Want(t, stage(ctx), codes.Aborted, csierr.DiskProofPending)
-	if n := recordsOn(t, v.disk); n != 0 {
-		t.Errorf("%d marks are on the disk", n)
-	}
-	must(t, stage(t.Context()))
-	must(t, v.unstage())
-	must(t, v.stage())
-	must(t, v.unstage())
-}
-
 func TestAnUnstageEndsTheReadOfTheVolumesDisk(t *testing.T) {
 	before := goleak.IgnoreCurrent()
 	g := newGuest(t)
@@ -60,18 +37,6 @@ func TestAnUnstageEndsTheReadOfTheVolumesDisk(t *testing.T) {
 		StagingTargetPath: v.staging()})
 	must(t, err)
 	goleak.VerifyNone(t, before)
-}
-
-// A read of a disk that is detached meanwhile fails, but the disk has not failed.
-func TestADiskThatIsDetachedWhileItIsReadIsNotFound(t *testing.T) {
-	g := newGuest(t)
-	v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
-	v.Whole = true
-	goOn := stopOnce(t, "blkid", v.stage)
-	g.Unplug(v.disk)
-	must(t, os.Truncate(v.disk.File, 0))
-	guesttest.Run(t, "losetup", "--set-capacity", v.disk.Loop)
-	csitest.Want(t, goOn(), codes.NotFound, csierr.DeviceNotFound)
 }
 
 // TestDiscardsDecideNothing tries disks whose bytes stay when they are discarded, as on a rack, and

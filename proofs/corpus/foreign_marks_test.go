@@ -41,6 +41,11 @@ func foreignFormats() []generator {
 		f.Publish["diskName"] = f.DiskName
 		return f.bench.Guest.SetAttribute(f.Device, "device/serial", f.DiskName+"\n")
 	})
+	no("with one mark of another volume", func(f *fixture, mark []piece) error {
+		other := f.forgery()
+		other.Volume = randomUUID(f.trial)
+		return f.poke(mark[len(mark)-1].offset, other.FormatRecord(f.image.Size)...)
+	})
 	for i := range 4 {
 		no(fmt.Sprintf("whose marks are damaged %d", i+1),
 			func(f *fixture, mark []piece) error {

@@ -8,6 +8,8 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 )
 
 // uuid returns the UUID of the filesystem at the start of an image, as blkid reads it.
@@ -171,6 +173,21 @@ func disputed() []generator {
 	}
 	all = append(all, with("ext4 of this volume under the partition table of old", ext4,
 		func(im *image) { im.write(0, mbr(0x83, 2048, 1<<20)...) }, true, foreign("dos", "ext4")))
+	all = append(all, generator{"ext4 with a record of its growth and a member of an md RAID 1.0",
+		func(t *trial) {
+			kindOf(ext4).of(t)
+			t.Size += fsBytes
+			t.History = map[string]string{"origin": "blank", "use": "both"}
+			t.Fill = func(im *image) {
+				im.filesystem(kindOf(ext4))
+				member(im)
+			}
+			t.Set = func(f *fixture) error {
+				return f.poke(proof.GrowthSlots(f.image.Size)[0],
+					f.forgery().GrowthRecord(f.image.Size, 0, true)...)
+			}
+			t.Want = foreign("raid")
+		}})
 	return append(all, generator{"ext4 of this volume before the backup of a GPT", func(t *trial) {
 		kindOf(ext4).of(t)
 		t.Size += mib

@@ -109,6 +109,11 @@ func ownFormats() []generator {
 	again("an own format for btrfs of which little but the superblock is written", btrfs,
 		(*fixture).superblocksOfIt)
 	again("an own format for xfs whose log is not written", xfs, (*fixture).logOfItLost)
+	again("an own format of a volume whose id is no UUID", ext4, func(f *fixture) error {
+		f.VolumeID = "a-static-volume"
+		_, err := f.learnMark()
+		return err
+	})
 	again("an own format for ext4, which is to be xfs now", ext4, func(f *fixture) error {
 		err := f.cutOff(`"$real" "$@"; exit 1`)
 		f.FS = xfs
@@ -141,7 +146,7 @@ func oddPrograms() []generator {
 				return err
 			}
 			t.Want = refuse(toolFailed)
-			t.Want.Begun, t.Want.Code = true, "Internal"
+			t.Want.Begun, t.Want.Code, t.Want.Says = true, "Internal", []string{"mke2fs"}
 		}},
 		{"a mkfs that writes where a mark was", func(t *trial) {
 			var slot int64
@@ -290,7 +295,17 @@ func growths() []generator {
 // copiedMarks returns filesystems of workloads that contain true marks of this volume. A
 // workload can read the disk's marks and write them wherever its files are.
 func copiedMarks() []generator {
-	var all []generator
+	all := []generator{{"ext4 that was filled without a mount, under its mark", func(t *trial) {
+		kindOf(ext4).of(t)
+		t.Set = func(f *fixture) error {
+			var errs []error
+			for _, slot := range proof.FormatSlots(f.image.Size) {
+				errs = append(errs, f.poke(slot, f.forgery().FormatRecord(f.image.Size)...))
+			}
+			return errors.Join(errs...)
+		}
+		t.Want.Outcome = mounted
+	}}}
 	for _, fs := range ours {
 		name := "a filesystem of " + fs + " that was mounted, under this volume's mark"
 		all = append(all, generator{name,

@@ -245,8 +245,11 @@ func names() []generator {
 			return err
 		}
 	}
-	both := refuse(notUnique)
-	both.Says = []string{diskDevice}
+	both := func(twin string) want {
+		w := refuse(notUnique)
+		w.Says = []string{diskDevice, twin}
+		return w
+	}
 	// without gives the disk another serial, so that the guest has no disk with the requested one,
 	// only the decoy with a similar one.
 	without := func(serial func(f *fixture) string) func(f *fixture) error {
@@ -258,9 +261,9 @@ func names() []generator {
 	lost := refuse(notFound)
 	lost.Code = "NotFound"
 	return []generator{
-		situation("two disks with one serial, the other after this", both, twin("nvme3n1")),
-		situation("two disks with one serial, the other before this", both, twin("nvme0n1")),
-		onHealthy("two disks with one serial, one of them healthy", both, twin("nvme3n1")),
+		situation("two disks with one serial, the other after this", both("nvme3n1"), twin("nvme3n1")),
+		situation("two disks with one serial, the other before this", both("nvme0n1"), twin("nvme0n1")),
+		onHealthy("two disks with one serial, one of them healthy", both("nvme3n1"), twin("nvme3n1")),
 		situation("a disk whose serial differs in the last byte", lost,
 			without(func(f *fixture) string { return f.DiskName[:19] + "z\n" })),
 		situation("a disk whose serial is a part of the name", lost,
