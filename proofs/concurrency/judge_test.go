@@ -77,24 +77,12 @@ func (env *environment) judge(what string, err error, allowed answers) bool {
 		env.tally.abandoned.Add(1)
 	}
 	message := status.Convert(err).Message()
-	if transient(message) {
-		return false
-	}
 	if !slices.ContainsFunc(allowed[code], func(reason string) bool {
 		return strings.HasPrefix(message, reason)
 	}) {
 		env.fail("%s may not answer this: %v", what, err)
 	}
 	return false
-}
-
-// transient reports whether a message is about an attach that the rack refused for a reason
-// that was over when the driver looked for it: the rack was taking a snapshot of the disk, or
-// another instance still had the disk. The driver can then only quote the rack.
-func transient(message string) bool {
-	return strings.HasPrefix(message, "InstanceMustBeStopped: ") &&
-		(strings.Contains(message, "invalid state maintenance") ||
-			strings.Contains(message, "attached to another instance"))
 }
 
 // method is a method of one of the driver's clients.
