@@ -3,9 +3,23 @@ package filesystem
 import (
 	"slices"
 	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
 const mib, gib = 1 << 20, 1 << 30
+
+func TestOnlyADiskThatWasMadeBlankForFilesystemsIsSampled(t *testing.T) {
+	for _, origin := range []string{"", volume.OriginBlank, volume.OriginImage,
+		volume.OriginSnapshot} {
+		for _, use := range []string{"", volume.UseFilesystem, volume.UseBlock} {
+			want := origin == volume.OriginBlank && use == volume.UseFilesystem
+			if got := (Volume{Origin: origin, Use: use}).madeBlank(); got != want {
+				t.Errorf("origin %q, use %q: sampled is %v", origin, use, got)
+			}
+		}
+	}
+}
 
 // The offsets are part of what stands on disks: a later driver has to find them again.
 func TestTheOffsetsOfRecordsStayWhatTheyAre(t *testing.T) {

@@ -68,8 +68,7 @@ func TestAMountThatIsNotTheVolumesIsLeftAlone(t *testing.T) {
 // TestAWorkloadsFUSEHoldsUpNoUnstage has a mount namespace in which a file named like a disk's node
 // is mounted below a FUSE that does not answer.
 func TestAWorkloadsFUSEHoldsUpNoUnstage(t *testing.T) {
-	g := statefulGuest(t)
-	v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
+	v := statefulGuest(t).disk(64, volume.Ext4)
 	must(t, v.stage())
 	x := filepath.Join(t.TempDir(), "x")
 	tm, over := filepath.Join(x, "t"), filepath.Join(x, "over")
@@ -93,8 +92,7 @@ func TestAWorkloadsFUSEHoldsUpNoUnstage(t *testing.T) {
 }
 
 func TestARefusedStageThawsNothingThatADirectoryNamedLikeADiskShows(t *testing.T) {
-	g := statefulGuest(t)
-	v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
+	v := statefulGuest(t).disk(64, volume.Ext4)
 	must(t, v.stage())
 	sub := filepath.Join(v.staging(), "nvme0n1")
 	must(t, os.Mkdir(sub, 0o755))

@@ -168,8 +168,7 @@ func TestNU4AFrozenFilesystemIsThawedAndReleased(t *testing.T) {
 		}
 	})
 	t.Run("NU-4 of a disk that is read-only", func(t *testing.T) {
-		g := statefulGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
+		v := statefulGuest(t).disk(64, volume.Ext4)
 		v.Flags = []string{"ro"}
 		guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
 		must(t, v.stage())

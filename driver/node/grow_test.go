@@ -169,8 +169,7 @@ func TestABtrfsWhoseGrowthIsNotCommittedIsNotStaged(t *testing.T) {
 }
 
 func TestABigallocIsMountedAsItIsAndABegunGrowthIsGivenUp(t *testing.T) {
-	g := newGuest(t)
-	v := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), volume.Ext4)
+	v := newGuest(t).disk(512, volume.Ext4)
 	guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", "-b", "4096", "-O", "bigalloc", v.disk.Loop, "128M")
 	for _, older := range []bool{false, true} {
 		if older { // an older driver has begun to grow it

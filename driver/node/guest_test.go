@@ -87,6 +87,12 @@ func (g *testGuest) volume(d *guesttest.Disk, fsType string) testVolume {
 		Name: d.Serial, FSType: fsType, Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}
 }
 
+// disk is the volume of a new disk of that many MiB.
+func (g *testGuest) disk(mib int64, fsType string) testVolume {
+	g.t.Helper()
+	return g.volume(g.Attach(guesttest.Serial, mib*guesttest.MiB), fsType)
+}
+
 func (v testVolume) capability() *csi.VolumeCapability {
 	c := &csi.VolumeCapability{AccessMode: &csi.VolumeCapability_AccessMode{Mode: v.Mode}}
 	if v.FSType == "block" {

@@ -207,8 +207,7 @@ func TestNU5WhatTheKernelUsesADeviceForKeepsIt(t *testing.T) {
 			must(t, v.unstage())
 		})
 		t.Run(name+", over a disk for a filesystem", func(t *testing.T) {
-			g := statefulGuest(t)
-			v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
+			v := statefulGuest(t).disk(16, volume.Ext4)
 			end, _ := use(t, v, v.disk.Loop)
 			before := v.disk.Digest(t)
 			err := v.stage()
@@ -233,8 +232,7 @@ func TestNU5WhatCannotBeAskedIsNotTakenForGone(t *testing.T) {
 		return server, disk, server.Put("disk", disk)
 	}
 	t.Run("a loop device whose backing file's server is dead", func(t *testing.T) {
-		g := statefulGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), "block")
+		v := statefulGuest(t).disk(8, "block")
 		must(t, v.stage())
 		server, _, file := serve(t)
 		loop := loopOver(t, file)
@@ -261,8 +259,7 @@ func TestNU5WhatCannotBeAskedIsNotTakenForGone(t *testing.T) {
 
 func TestAMountWhoseWritesFailIsTakenDown(t *testing.T) {
 	t.Run("what was not written is told beside whatever else fails", func(t *testing.T) {
-		g := statefulGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
+		v := statefulGuest(t).disk(64, volume.Ext4)
 		must(t, v.stage())
 		must(t, os.WriteFile(filepath.Join(v.staging(), "x"), make([]byte, 4*guesttest.MiB), 0o600))
 		must(t, os.Truncate(v.disk.File, 0))

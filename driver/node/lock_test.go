@@ -61,8 +61,7 @@ func TestTwoDriversOfOneNodeDoNotWorkOnOneDevice(t *testing.T) { // NS-9, NU-6
 	})
 	t.Run("what a driver has started keeps the next one out after the driver's death",
 		func(t *testing.T) {
-			g := statefulGuest(t)
-			v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
+			v := statefulGuest(t).disk(64, volume.Ext4)
 			outlives := lockedProgram(t, v)
 			for name, call := range map[string]func() error{
 				"stage": v.stage, "publish": func() error { return v.publish("pod") },
@@ -198,8 +197,7 @@ func lockedProgram(t *testing.T, v testVolume) *exec.Cmd {
 }
 
 func TestWhoWritesToADeviceIsNamed(t *testing.T) {
-	g := newGuest(t)
-	v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
+	v := newGuest(t).disk(64, volume.Ext4)
 	writer := opening(t, "<>", v.disk.Loop)
 	err := v.stage()
 	csitest.Want(t, err, codes.FailedPrecondition, csierr.DeviceHeld)

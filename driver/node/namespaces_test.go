@@ -118,8 +118,7 @@ func (v testVolume) held(names ...string) {
 func TestNU5AVolumeThatAnotherMountNamespaceHasIsNotTakenDown(t *testing.T) {
 	for _, fsType := range []string{volume.Ext4, volume.XFS, volume.Btrfs} {
 		t.Run(fsType, func(t *testing.T) {
-			g := statefulGuest(t)
-			v := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), fsType)
+			v := statefulGuest(t).disk(512, fsType)
 			must(t, v.stage())
 			n := inNamespace(t, "private", "")
 			v.held(fmt.Sprintf("process %d", n.pid))
@@ -162,8 +161,7 @@ func TestNU5AVolumeThatAnotherMountNamespaceHasIsNotTakenDown(t *testing.T) {
 		must(t, v.unstage())
 	})
 	t.Run("but one that lets go in time is waited for", func(t *testing.T) {
-		g := statefulGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
+		v := statefulGuest(t).disk(16, volume.Ext4)
 		must(t, v.stage())
 		n := inNamespace(t, "private", "")
 		time.AfterFunc(50*time.Millisecond, n.leave) // while unstage waits

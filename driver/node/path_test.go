@@ -71,8 +71,7 @@ func TestTwoVolumesAreNotMountedAtOnePath(t *testing.T) {
 }
 
 func TestACallWaitsForNoOtherThatMountsAtItsPath(t *testing.T) {
-	g := newGuest(t)
-	v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
+	v := newGuest(t).disk(16, volume.Ext4)
 	must(t, os.Mkdir(v.staging(), 0o755))
 	f, err := os.Open(v.staging())
 	must(t, err)

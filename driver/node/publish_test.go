@@ -75,8 +75,7 @@ func TestNodePublishVolumeRefusesIncompleteRequests(t *testing.T) {
 
 func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) { // D-29
 	t.Run("NP-5 a volume whose disk is not here is not found", func(t *testing.T) {
-		g := newGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
+		v := newGuest(t).disk(8, volume.Ext4)
 		must(t, v.stage())
 		v.Name = "csi-another000000000"
 		csitest.Want(t, v.publish("pod"), codes.NotFound, csierr.DeviceNotFound)
@@ -103,8 +102,7 @@ func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) { // D-29
 		})
 	}
 	t.Run("NP-5 a volume staged with another filesystem is not published", func(t *testing.T) {
-		g := newGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
+		v := newGuest(t).disk(8, volume.Ext4)
 		must(t, v.stage())
 		v.FSType = volume.XFS
 		csitest.Want(t, v.publish("pod"), codes.FailedPrecondition, csierr.NotStaged)
@@ -152,8 +150,7 @@ func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) { // D-29
 		})
 	}
 	t.Run("a filesystem that turned read-only can be published for reading", func(t *testing.T) {
-		g := newGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
+		v := newGuest(t).disk(8, volume.Ext4)
 		must(t, v.stage())
 		turnReadOnly(t, v.staging())
 		csitest.Want(t, v.publish("pod"), codes.FailedPrecondition, csierr.FilesystemFailed)
@@ -164,8 +161,7 @@ func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) { // D-29
 func TestNodePublishVolumeFollowsTheTableOfSecondCalls(t *testing.T) {
 	for _, fsType := range []string{volume.Ext4, volume.XFS, volume.Btrfs, "block"} {
 		setUp := func(t *testing.T, mode csi.VolumeCapability_AccessMode_Mode) testVolume {
-			g := newGuest(t)
-			v := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), fsType)
+			v := newGuest(t).disk(512, fsType)
 			v.Mode = mode
 			must(t, v.stage())
 			must(t, v.publish("pod"))
@@ -202,8 +198,7 @@ func TestNodePublishVolumeFollowsTheTableOfSecondCalls(t *testing.T) {
 		}
 	}
 	t.Run("NP-7 the same target with other mount flags is refused", func(t *testing.T) {
-		g := newGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
+		v := newGuest(t).disk(8, volume.Ext4)
 		must(t, v.stage())
 		must(t, v.publish("pod"))
 		v.Flags = []string{"noexec"}
@@ -219,8 +214,7 @@ func TestNodePublishVolumeFollowsTheTableOfSecondCalls(t *testing.T) {
 		csitest.Want(t, v.publish("pod"), codes.AlreadyExists, csierr.PublishedDifferently)
 	})
 	t.Run("NP-8 a second target with another capability is refused", func(t *testing.T) {
-		g := newGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
+		v := newGuest(t).disk(8, volume.Ext4)
 		v.Mode = multiWriter
 		must(t, v.stage())
 		must(t, v.publish("pod"))
@@ -316,8 +310,7 @@ func TestReadOnlyPublications(t *testing.T) {
 }
 
 func TestAccessTypesDoNotMix(t *testing.T) {
-	g := newGuest(t)
-	v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), "block")
+	v := newGuest(t).disk(8, "block")
 	v.Mode = multiWriter
 	must(t, v.stage())
 	must(t, v.publish("dev"))
@@ -356,8 +349,7 @@ func TestANodeOfAnotherInstanceIsNoPublication(t *testing.T) {
 
 func TestNodePublishVolumeHandlesItsTarget(t *testing.T) {
 	setUp := func(t *testing.T) testVolume {
-		g := newGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
+		v := newGuest(t).disk(8, volume.Ext4)
 		must(t, v.stage())
 		return v
 	}

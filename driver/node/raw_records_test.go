@@ -13,8 +13,7 @@ import (
 
 func TestWhatAWorkloadWroteToARawDeviceIsNotErasedAsARecord(t *testing.T) {
 	for _, grow := range []int64{0, 1 << 20} {
-		g := newGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 256*guesttest.MiB), "block")
+		v := newGuest(t).disk(256, "block")
 		must(t, v.stage())
 		must(t, v.publish("dev"))
 		nv, err := parseVolume(v.ID, v.capability(), v.published(), v.Context)
@@ -54,8 +53,7 @@ func TestTheRecordsOfAFormatAreGoneBeforeADeviceIsShownAsOne(t *testing.T) {
 		"published read-only": func(v testVolume) error { return v.publishReadOnly("dev") },
 	} {
 		t.Run(name, func(t *testing.T) {
-			g := newGuest(t)
-			v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
+			v := newGuest(t).disk(64, volume.Ext4)
 			v.Whole = true
 			interruptFormat(t, `"$real" "$@" && exit 1`, v.stage)
 			raw := v

@@ -116,8 +116,7 @@ func TestNodeStageVolumeRefusesIncompleteRequests(t *testing.T) {
 func TestNodeStageVolumeFindsTheRightDeviceOrNone(t *testing.T) {
 	t.Run("NS-5 a disk that is not there is not found, and the serials seen are told",
 		func(t *testing.T) {
-			g := newGuest(t)
-			v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
+			v := newGuest(t).disk(8, volume.Ext4)
 			v.Name = "csi-another000000000"
 			err := v.stage()
 			csitest.Want(t, err, codes.NotFound, csierr.DeviceNotFound)
@@ -164,6 +163,13 @@ func TestNodeStageVolumeFindsTheRightDeviceOrNone(t *testing.T) {
 			t.Errorf("it does not name the serials that were found: %v", err)
 		}
 	})
+	t.Run("NS-6 a device whose size or blocks are not the disk's is refused", func(t *testing.T) {
+		v := newGuest(t).disk(8, volume.Ext4)
+		v.Tag = map[string]string{volume.CtxBlockSize: "4096"}
+		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceDiffers)
+		v.Tag, v.disk.SizeBytes = nil, 2*v.disk.SizeBytes
+		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceWrongSize)
+	})
 }
 
 func TestNodeStageVolumeIsIdempotent(t *testing.T) {
@@ -199,8 +205,7 @@ func TestNodeStageVolumeIsIdempotent(t *testing.T) {
 		{"access type", func(v *testVolume) { v.FSType = "block" }},
 	} {
 		t.Run("NS-8 a second call with another "+c.name+" is refused", func(t *testing.T) {
-			g := newGuest(t)
-			v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
+			v := newGuest(t).disk(8, volume.Ext4)
 			must(t, v.stage())
 			c.other(&v)
 			csitest.Want(t, v.stage(), codes.AlreadyExists, csierr.StagedDifferently)
@@ -238,8 +243,7 @@ func TestNodeStageVolumeIsIdempotent(t *testing.T) {
 
 func TestNodeStageVolumeMountsAsAsked(t *testing.T) { // D-30
 	t.Run("NS-15 mount flags are applied, and stand in no log and no error", func(t *testing.T) {
-		g := newGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
+		v := newGuest(t).disk(16, volume.Ext4)
 		v.Flags = []string{"noatime", "nosuid,nodev", "sync", "data=journal", "defaults"}
 		must(t, v.stage())
 		table, err := mount.ReadTable()
@@ -260,16 +264,15 @@ func TestNodeStageVolumeMountsAsAsked(t *testing.T) { // D-30
 				t.Fatalf("stage with flag %q: %v", flag, err)
 			}
 		}
-		if strings.Contains(g.log.String(), "canary") {
+		if strings.Contains(v.guest.log.String(), "canary") {
 			t.Fatal("a flag stands in the log")
 		}
-		if got := guesttest.Mounts(t, g.Dir); len(got) != 0 {
+		if got := guesttest.Mounts(t, v.guest.Dir); len(got) != 0 {
 			t.Fatalf("NS-11 mounts left: %q", got)
 		}
 	})
 	t.Run("kubelet's SELinux label reaches the kernel", func(t *testing.T) {
-		g := newGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
+		v := newGuest(t).disk(8, volume.Ext4)
 		v.Flags = []string{selinuxFlag}
 		err := v.stage()
 		if _, off := os.Stat("/sys/fs/selinux/enforce"); off != nil {
@@ -319,14 +322,12 @@ func TestNodeStageVolumeMountsAsAsked(t *testing.T) { // D-30
 		}
 	})
 	t.Run("NS-2 a staging path that is a file is refused", func(t *testing.T) {
-		g := newGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
+		v := newGuest(t).disk(8, volume.Ext4)
 		must(t, os.WriteFile(v.staging(), nil, 0o600))
 		csitest.Want(t, v.stage(), codes.InvalidArgument, csierr.PathInvalid)
 	})
 	t.Run("mkfs options reach the filesystem", func(t *testing.T) {
-		g := newGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
+		v := newGuest(t).disk(64, volume.Ext4)
 		v.Context = map[string]string{volume.CtxMkfsOptions: "label=data,inodeSize=512,fsBlockSize=2048"}
 		must(t, v.stage())
 		out := guesttest.Run(t, "dumpe2fs", "-h", v.disk.Loop)
@@ -392,8 +393,7 @@ func TestNodeStageVolumeMountsAsAsked(t *testing.T) { // D-30
 func TestB15AMountFlagThatTheFilesystemRefusesIsNamedByItsPlace(t *testing.T) {
 	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
 		t.Run(fsType, func(t *testing.T) {
-			g := newGuest(t)
-			v := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), fsType)
+			v := newGuest(t).disk(512, fsType)
 			v.Flags = []string{"noatime", "nodev," + invalidLabel}
 			err := v.stage()
 			csitest.Want(t, err, codes.FailedPrecondition, csierr.MountFlags)
@@ -410,8 +410,7 @@ func TestB15AMountFlagThatTheFilesystemRefusesIsNamedByItsPlace(t *testing.T) {
 
 func TestNS10AReadOnlySwitchIsLeftAsItIsUntilTheDiskIsProven(t *testing.T) {
 	setUp := func(t *testing.T) testVolume {
-		g := statefulGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
+		v := statefulGuest(t).disk(16, volume.Ext4)
 		guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
 		guesttest.Run(t, "blockdev", "--setro", v.disk.Loop)
 		return v
@@ -454,8 +453,7 @@ func TestNS10AReadOnlySwitchIsLeftAsItIsUntilTheDiskIsProven(t *testing.T) {
 }
 
 func TestADiskIsNotFormattedForAStagingPathThatIsALink(t *testing.T) {
-	g := newGuest(t)
-	v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
+	v := newGuest(t).disk(64, volume.Ext4)
 	must(t, os.Symlink(t.TempDir(), v.staging()))
 	before := v.disk.Digest(t)
 	csitest.Want(t, v.stage(), codes.InvalidArgument, csierr.PathInvalid)

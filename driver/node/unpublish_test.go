@@ -22,8 +22,7 @@ import (
 
 func TestNodeUnpublishVolume(t *testing.T) { // D-36, D-37
 	setUp := func(t *testing.T, fsType string) testVolume {
-		g := newGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), fsType)
+		v := newGuest(t).disk(512, fsType)
 		must(t, v.stage())
 		must(t, v.publish("pod"))
 		return v

@@ -22,8 +22,7 @@ import (
 
 func TestNodeUnstageVolume(t *testing.T) {
 	setUp := func(t *testing.T, fsType string) testVolume {
-		g := newGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), fsType)
+		v := newGuest(t).disk(512, fsType)
 		must(t, v.stage())
 		return v
 	}
@@ -43,8 +42,7 @@ func TestNodeUnstageVolume(t *testing.T) {
 		must(t, err)
 	})
 	t.Run("NU-4 every layer goes, and the data are on the disk", func(t *testing.T) {
-		g := newGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
+		v := newGuest(t).disk(16, volume.Ext4)
 		must(t, v.stage())
 		must(t, os.WriteFile(filepath.Join(v.staging(), "hello"), []byte("rack-data-here"), 0o600))
 		guesttest.Run(t, "mount", "--bind", v.staging(), v.staging())
