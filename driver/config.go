@@ -135,9 +135,11 @@ var settings = []setting{
 	{"leave-socket", "OXIDE_LEAVE_SOCKET", "", "where oxide-csi-plugin prestop waits: " +
 		"/path/name.sock (node)", absolute(func(c *Config) *string { return &c.LeaveSocket })},
 	{"metrics-address", "OXIDE_METRICS_ADDRESS", "", "where to serve Prometheus metrics: " +
-		"unix:///path/name.sock or host:port", setMetricsAddress},
+		"unix:///path/name.sock or host:port",
+		address(func(c *Config) *string { return &c.MetricsAddress }, false)},
 	{"pprof-address", "OXIDE_PPROF_ADDRESS", "", "where to serve profiles of this process: " +
-		"unix:///path/name.sock or localhost:port", setPprofAddress},
+		"unix:///path/name.sock or localhost:port",
+		address(func(c *Config) *string { return &c.PprofAddress }, true)},
 }
 
 // name returns the setting's name as it appears in a manifest.

@@ -121,31 +121,24 @@ func (c *Config) nodeTopology(instance string) map[string]string {
 // declaresTopology reports whether volumes are not everywhere.
 func (c *Config) declaresTopology() bool { return len(c.Topology) > 0 || c.TopologyInstance }
 
-func setMetricsAddress(c *Config, value string) error {
-	c.MetricsAddress = value
-	if strings.HasPrefix(value, "unix:") {
-		_, err := socketPath(value)
-		return err
+// address sets the address of a server. One that is local is for this machine only.
+func address(field func(*Config) *string, local bool) func(*Config, string) error {
+	return func(c *Config, value string) error {
+		*field(c) = value
+		if strings.HasPrefix(value, "unix:") {
+			_, err := socketPath(value)
+			return err
+		}
+		host, port, err := net.SplitHostPort(value)
+		switch bad := err != nil || port == ""; {
+		case local && (bad || host != "localhost" && !net.ParseIP(host).IsLoopback()):
+			return errors.New("has to be unix:///path/name.sock, localhost:port or 127.0.0.1:port: " +
+				"profiles are not for other machines")
+		case bad:
+			return errors.New("has to be unix:///path/name.sock or host:port")
+		}
+		return nil
 	}
-	if _, port, err := net.SplitHostPort(value); err != nil || port == "" {
-		return errors.New("has to be unix:///path/name.sock or host:port")
-	}
-	return nil
-}
-
-// setPprofAddress accepts this machine only: profiles show what a process does.
-func setPprofAddress(c *Config, value string) error {
-	c.PprofAddress = value
-	if strings.HasPrefix(value, "unix:") {
-		_, err := socketPath(value)
-		return err
-	}
-	host, port, err := net.SplitHostPort(value)
-	if ip := net.ParseIP(host); err != nil || port == "" || host != "localhost" && !ip.IsLoopback() {
-		return errors.New("has to be unix:///path/name.sock, localhost:port or 127.0.0.1:port: " +
-			"profiles are not for other machines")
-	}
-	return nil
 }
 
 // startFields returns what the first line of the log has. A node knows no rack.

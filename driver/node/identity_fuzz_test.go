@@ -97,11 +97,26 @@ func FuzzNodeIdentity(f *testing.F) {
 func FuzzRecord(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte, id string) {
 		file := recordFile(id)
-		if filepath.Base(file) != file || len(file) > 100 || !strings.HasSuffix(file, recordSuffix) {
+		if filepath.Base(file) != file || len(file) > 80 || !strings.HasSuffix(file, recordSuffix) ||
+			strings.Trim(file, "0123456789abcdef-.json") != "" {
 			t.Fatalf("the record of %q is %q", id, file)
 		}
 		if other := recordFile(id + "x"); other == file {
 			t.Fatalf("%q and %q are both kept in %q", id, id+"x", file)
+		}
+		own := volumeRecord{Version: recordVersion, Volume: strings.ToValidUTF8("v"+id, "?"),
+			Instance: instance, Disk: "d", Block: len(b)%2 == 1}
+		whole, err := own.encode()
+		if err != nil {
+			t.Fatalf("%+v cannot be written: %v", own, err)
+		}
+		if len(whole) <= maxRecordBytes {
+			if same, err := parseRecord(whole); err != nil || same != own {
+				t.Fatalf("%+v becomes %q, and then %+v, %v", own, whole, same, err)
+			}
+			if r, err := parseRecord(whole[:len(b)%(len(whole)-1)]); err == nil {
+				t.Fatalf("%q, truncated, is taken for %+v", whole, r)
+			}
 		}
 		r, err := parseRecord(b)
 		if err != nil {

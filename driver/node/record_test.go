@@ -14,7 +14,6 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
-	"pgregory.net/rapid"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
@@ -45,32 +44,6 @@ func (g *testGuest) records() []string {
 		}
 	}
 	return names
-}
-
-func TestARecordIsReadAsItWasWritten(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		want := volumeRecord{Version: recordVersion, Volume: rapid.StringN(1, 40, 128).Draw(t, "volume"),
-			Instance: rapid.StringN(1, 40, 128).Draw(t, "instance"),
-			Disk:     rapid.StringN(1, 40, 63).Draw(t, "disk"), Block: rapid.Bool().Draw(t, "block")}
-		b, err := want.encode()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got, err := parseRecord(b); err != nil || got != want {
-			t.Fatalf("read %+v, %v; wrote %+v", got, err, want)
-		}
-		// A record that is truncated anywhere is invalid.
-		if cut := rapid.IntRange(0, len(b)-2).Draw(t, "cut"); cut >= 0 {
-			if got, err := parseRecord(b[:cut]); err == nil {
-				t.Fatalf("%q is taken for %+v", b[:cut], got)
-			}
-		}
-		name := recordFile(want.Volume)
-		if filepath.Base(name) != name || len(name) > 80 || strings.Trim(name,
-			"0123456789abcdef-.json") != "" {
-			t.Fatalf("volume %q has the file %q", want.Volume, name)
-		}
-	})
 }
 
 func TestWhatIsNoRecordIsNotBelieved(t *testing.T) {
