@@ -220,8 +220,8 @@ vulncheck: ## CI: fail if the programs reach a known vulnerability; asks vuln.go
 			"database: reach vuln.go.dev, or name a copy of it with VULNDB=file:///DIRECTORY" >&2; \
 		exit $$status; }
 
-manifests: ## developer: render the plain manifests from the Helm chart again
-	$(GO) test -count=1 ./deploy -run TestThePlainManifestsAreTheChartRendered -update
+manifests: ## developer: render the plain manifests, and what each value changes, from the Helm chart
+	$(GO) test -count=1 ./deploy -run ChartRender -update
 
 schema: # check the simulator's answers against a rack's OpenAPI document: SPEC=FILE
 	@test -n "$(SPEC)" || { echo "make schema: name the rack's OpenAPI document: make schema SPEC=FILE" >&2; exit 1; }

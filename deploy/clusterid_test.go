@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 )
 
@@ -65,14 +64,15 @@ const (
 	deploymentPath = "/apis/apps/v1/namespaces/oxide-csi/deployments"
 )
 
-// secretWith returns the Secret as it is stored in the cluster; the value of each key is x.
+// secretWith returns a Secret as it is stored in the cluster. The value of each key is x, and that
+// of "other KEY" is other.
 func secretWith(keys ...string) any {
 	data := map[string]any{"host": "eA==", "token": "eA==", "project": "eA=="}
 	for _, key := range keys {
-		data[key] = "eA=="
+		key, other := strings.CutPrefix(key, "other ")
+		data[key] = map[bool]string{false: "eA==", true: "b3RoZXI="}[other]
 	}
-	return map[string]any{"apiVersion": "v1", "kind": "Secret", "data": data,
-		"metadata": map[string]any{"name": "oxide-secret", "namespace": "oxide-csi"}}
+	return map[string]any{"apiVersion": "v1", "kind": "Secret", "data": data}
 }
 
 // deployed returns the namespace's Deployments: another one, and the controller of an earlier
@@ -95,16 +95,6 @@ func deployed(id map[string]any) any {
 			map[string]any{"name": pluginName, "env": []any{
 				map[string]any{"name": "OXIDE_HOST", "value": ""}, id}},
 		)}}
-}
-
-// otherSecret returns another Secret; the value of each key is other.
-func otherSecret(keys ...string) any {
-	data := map[string]any{"host": "eA==", "token": "eA==", "project": "eA=="}
-	for _, key := range keys {
-		data[key] = "b3RoZXI="
-	}
-	return map[string]any{"apiVersion": "v1", "kind": "Secret", "data": data,
-		"metadata": map[string]any{"name": "other-secret", "namespace": "oxide-csi"}}
 }
 
 func fromSecret(optional bool) map[string]any {
@@ -151,11 +141,11 @@ func TestTheClustersIDStaysTheSame(t *testing.T) { // A2.1
 			deploymentPath: deployed(fromSecret(true))}, with("clusterId=blue"), "blue",
 			warning + ": this upgrade changes the cluster's id from none to blue."},
 		{"and the id of another Secret", map[string]any{secretPath: secretWith("cluster-id"),
-			otherPath: otherSecret("cluster-id"), deploymentPath: deployed(fromSecret(false))},
+			otherPath: secretWith("other cluster-id"), deploymentPath: deployed(fromSecret(false))},
 			with("secret.existing=other-secret"), required,
 			warning + ": this upgrade changes the cluster's id from x to other."},
 		{"another Secret without an id leaves the first one's", map[string]any{
-			secretPath: secretWith("cluster-id"), otherPath: otherSecret("token"),
+			secretPath: secretWith("cluster-id"), otherPath: secretWith("other token"),
 			deploymentPath: deployed(fromSecret(false))}, with("secret.existing=other-secret"), "x",
 			"The cluster's id is x"},
 		{"an upgrade keeps what was there", map[string]any{
@@ -181,7 +171,7 @@ func TestTheClustersIDStaysTheSame(t *testing.T) { // A2.1
 			if got != c.want {
 				t.Errorf("OXIDE_CLUSTER_ID is %s, want %s", got, c.want)
 			}
-			notes := notesOf(t, "oxide-csi", args...)
+			notes := notesOf(t, args...)
 			if !strings.Contains(notes, c.notes) ||
 				strings.Contains(notes, warning) != strings.Contains(c.notes, warning) {
 				t.Errorf("the notes do not say %q:\n%s", c.notes, notes)
@@ -193,17 +183,19 @@ func TestTheClustersIDStaysTheSame(t *testing.T) { // A2.1
 // clusterIDOf returns the controller's OXIDE_CLUSTER_ID, or where it comes from.
 func clusterIDOf(t *testing.T, all manifests) string {
 	t.Helper()
-	pod := find[appsv1.Deployment](t, all, "Deployment", controllerName).Spec.Template.Spec
-	id := variable(t, container(t, pod, pluginName), "OXIDE_CLUSTER_ID")
-	if id.ValueFrom == nil {
-		return id.Value
+	_, driver := controllersPod(t, all)
+	for _, v := range driver.Env {
+		switch {
+		case v.Name != "OXIDE_CLUSTER_ID":
+		case v.ValueFrom == nil:
+			return v.Value
+		case v.ValueFrom.SecretKeyRef.Optional != nil && *v.ValueFrom.SecretKeyRef.Optional:
+			return "of the Secret, if it is there"
+		default:
+			return "of the Secret"
+		}
 	}
-	return "of the Secret" + map[bool]string{true: ", if it is there"}[isOptional(id)]
-}
-
-func isOptional(v corev1.EnvVar) bool {
-	ref := v.ValueFrom.SecretKeyRef
-	return ref.Optional != nil && *ref.Optional
+	return "missing"
 }
 
 func TestAClusterIDIsRequiredIfHelmCannotReadTheCluster(t *testing.T) { // A2.1

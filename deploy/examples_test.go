@@ -50,13 +50,15 @@ claimName: oxide-postgres-data
 
 func TestPostgresUsesASubdirectoryOfItsVolume(t *testing.T) { // D-59
 	all := parse(t, string(readFile(t, "examples/postgres.yaml")))
-	pod := find[appsv1.StatefulSet](t, all, "StatefulSet", "postgres").Spec.Template.Spec
-	c := container(t, pod, "postgres")
-	mount := c.VolumeMounts[0].MountPath
-	if data := variable(t, c, "PGDATA").Value; !strings.HasPrefix(data, mount+"/") {
+	c := find[appsv1.StatefulSet](t, all, "StatefulSet", "postgres").Spec.Template.Spec.Containers[0]
+	mount, env := c.VolumeMounts[0].MountPath, map[string]corev1.EnvVar{}
+	for _, v := range c.Env {
+		env[v.Name] = v
+	}
+	if data := env["PGDATA"].Value; !strings.HasPrefix(data, mount+"/") {
 		t.Errorf("PGDATA is %s: at the mount %s itself, lost+found is in initdb's way", data, mount)
 	}
-	password := variable(t, c, "POSTGRES_PASSWORD").ValueFrom.SecretKeyRef
+	password := env["POSTGRES_PASSWORD"].ValueFrom.SecretKeyRef
 	if find[corev1.Secret](t, all, "Secret", password.Name).StringData[password.Key] == "" {
 		t.Errorf("the password is not in %v", password)
 	}

@@ -1,16 +1,24 @@
 package deploy_test
 
 import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/kustomize/api/krusty"
@@ -166,17 +174,65 @@ func key(object *unstructured.Unstructured) string {
 	return object.GetKind() + "/" + object.GetNamespace() + "/" + object.GetName()
 }
 
-// byKey indexes the objects. It fails if two have the same key.
-func (m manifests) byKey(t *testing.T) map[string]map[string]any {
-	t.Helper()
-	all := map[string]map[string]any{}
-	for _, object := range m {
-		if all[key(object)] != nil {
-			t.Errorf("%s is there twice", key(object))
+// lines returns every field of the objects as KIND/NAME.PATH: VALUE, in order. An item of a list
+// has its name, or its place if it has none; words are a set.
+func (m manifests) lines() []string {
+	var all []string
+	var walk func(at string, part any)
+	walk = func(at string, part any) {
+		parts, _ := part.(map[string]any)
+		for k, v := range parts {
+			walk(at+"."+k, v)
 		}
-		all[key(object)] = object.Object
+		items, _ := part.([]any)
+		for i, item := range items {
+			fields, isMapping := item.(map[string]any)
+			name, ok := fields["name"].(string)
+			switch {
+			case !isMapping:
+				name = ""
+			case !ok:
+				name = strconv.Itoa(i)
+			}
+			walk(at+"["+name+"]", item)
+		}
+		if len(parts)+len(items) == 0 {
+			text, _ := json.Marshal(part) // it came from JSON
+			all = append(all, at+": "+string(text))
+		}
 	}
+	for _, o := range m {
+		walk(o.GetKind()+"/"+o.GetName(), o.Object)
+	}
+	slices.Sort(all)
 	return all
+}
+
+// differences returns the lines that are only in a, behind a minus, and those that are only in b,
+// behind a plus. Of an object that is only in a there is only its name.
+func differences(a, b []string) string {
+	var found []string
+	gone := "\n" // how the lines of the object begin that was the last to be missing in b
+	for _, line := range a {
+		kind, _, _ := strings.Cut(line, "/")
+		object, ok := strings.CutSuffix(line, ".kind: "+strconv.Quote(kind))
+		if ok && !slices.Contains(b, line) {
+			gone = object + "."
+			found = slices.DeleteFunc(found, func(f string) bool { return strings.HasPrefix(f[1:], gone) })
+			found = append(found, "-"+object+"\n")
+		} else if !slices.Contains(b, line) && !strings.HasPrefix(line, gone) {
+			found = append(found, "-"+line+"\n")
+		}
+	}
+	for _, line := range b {
+		if !slices.Contains(a, line) {
+			found = append(found, "+"+line+"\n")
+		}
+	}
+	slices.SortFunc(found, func(x, y string) int {
+		return cmp.Or(strings.Compare(x[1:], y[1:]), strings.Compare(x, y))
+	})
+	return strings.Join(found, "")
 }
 
 // find returns the object of that kind and name as a typed one. A field that the type does not have
@@ -216,4 +272,81 @@ func readFile(t *testing.T, name string) []byte {
 		t.Fatal(err)
 	}
 	return content
+}
+
+// toolsModule is the flag that takes the programs of these tests from a module of their own, so
+// that the driver's module does not depend on them.
+const toolsModule = "-modfile=../tools/go.mod"
+
+// tool returns the path of a program of the tools' module. It builds the program unless that was
+// done by make or an earlier call.
+func tool(t *testing.T, name string) string {
+	t.Helper()
+	if made := madeBeside(name); made != "" {
+		return made
+	}
+	// As make builds what has no race detector.
+	out, complaints, err := run(t, nil, "env", "CGO_ENABLED=0", "GOFLAGS=-trimpath",
+		"go", "tool", toolsModule, "-n", name)
+	if err != nil {
+		t.Fatalf("build the tool %s: %v\n%s", name, err, complaints)
+	}
+	return strings.TrimSpace(out)
+}
+
+// program returns the path of one of our programs: the one that make built beside the driver, or
+// one that is built here.
+func program(t *testing.T, name string) string {
+	t.Helper()
+	if made := madeBeside(name); made != "" {
+		return made
+	}
+	built := filepath.Join(t.TempDir(), name)
+	if out, complaints, err := run(t, nil, "go", "build", "-o", built, "../cmd/"+name); err != nil {
+		t.Fatalf("build %s: %v\n%s%s", name, err, out, complaints)
+	}
+	return built
+}
+
+// madeBeside returns the path of a program that make built beside the driver, or "".
+func madeBeside(name string) string {
+	path := filepath.Join(filepath.Dir(os.Getenv("OXIDE_CSI_PLUGIN")), name)
+	if _, err := os.Stat(path); err != nil {
+		return ""
+	}
+	return path
+}
+
+// run runs a program and returns its output. The error is its exit status.
+func run(t *testing.T, input []byte, name string, args ...string) (stdout, stderr string,
+	err error) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), name, args...)
+	var out, complaints bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(input), &out, &complaints
+	cmd.Env = append(cmd.Environ(), "GOGC=400") // most programs end before they need a collection
+	err = cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatalf("run %s: %v", cmd.Path, err)
+	}
+	return out.String(), complaints.String(), err
+}
+
+const (
+	controllerName = "oxide-csi-controller"
+	pluginName     = "oxide-plugin"
+)
+
+// controllersPod returns the pod of the controller, and the container of the driver in it.
+func controllersPod(t *testing.T, all manifests) (corev1.PodTemplateSpec, corev1.Container) {
+	t.Helper()
+	pod := find[appsv1.Deployment](t, all, "Deployment", controllerName).Spec.Template
+	for _, c := range pod.Spec.Containers {
+		if c.Name == pluginName {
+			return pod, c
+		}
+	}
+	t.Fatalf("there is no container %s", pluginName)
+	return pod, corev1.Container{}
 }

@@ -5,14 +5,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/yaml"
 )
 
@@ -24,53 +21,22 @@ const (
 )
 
 // TestKubeconformAcceptsEveryForm checks every object strictly against the schema of its kind: a
-// field that Kubernetes does not know is an error.
+// field that Kubernetes does not know is an error. TestTheChartRendersItsValues does so with all
+// that the chart renders.
 func TestKubeconformAcceptsEveryForm(t *testing.T) { // D-43
-	schemas := allSchemas(t)
-	forms := map[string]manifests{}
-	for name, values := range map[string][]string{
-		"the defaults":   nil,
-		"with snapshots": with("snapshots.enabled=true"),
-		"with all there is": with("snapshots.enabled=true", "metrics.enabled=true", "ownCA=true",
-			"metrics.dashboard.enabled=true",
-			"topology=rack=a", "topologyAlso=rack=b", "topologyInstance=true",
-			"instanceMetadata.enabled=true", "nodeKeeper.enabled=true",
-			"secret.create=true", "secret.host=https://a", "secret.token=t", "secret.project=p",
-			"secret.caBundle=c", "extraStorageClasses[0].name=xfs", "storageClass.default=true",
-			"extraStorageClasses[0].parameters.blockSize=512", "controller.antiAffinity=required",
-			"test.enabled=true", "test.image.repository=mine", "test.image.tag=v1",
-			`storageClass.allowedTopologies[0].matchLabelExpressions[0].key=`+
-				`topology\.csi\.oxide\.computer/rack`,
-			"storageClass.allowedTopologies[0].matchLabelExpressions[0].values={a}",
-			"controller.hostNetwork=true", "controller.dnsPolicy=None",
-			"controller.dnsConfig.nameservers={192.0.2.53}", "snapshots.classes[0].name=velero",
-			"imagePullSecrets[0].name=pull", "node.extraEnv[0].name=A", "node.extraEnv[0].value=b"),
-		"with further containers":    append(everything(), values(t, extras)...),
-		"with policies and an audit": append(append(audited(), policed()...), everything()...),
-		"with the id as a variable":  with("instanceMetadata.enabled=true", "instanceMetadata.via=env"),
-	} {
-		forms["chart "+name] = objects(t, values...)
-	}
+	var all manifests
 	for _, dir := range []string{"base", "snapshots", "snapshot-controller", "simulator", "e2e"} {
-		forms["kustomize "+dir] = build(t, "kustomize/"+dir)
+		all = append(all, build(t, "kustomize/"+dir)...)
 	}
 	examples, err := filepath.Glob("examples/*.yaml")
 	if err != nil || len(examples) == 0 {
 		t.Fatalf("found no examples: %v", err)
 	}
 	for _, file := range examples {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		forms[file] = parse(t, string(text))
+		all = append(all, parse(t, string(readFile(t, file)))...)
 	}
-	for name, all := range forms {
-		t.Run(name, func(t *testing.T) {
-			if out, ok := conforms(t, schemas, all); !ok {
-				t.Error(out)
-			}
-		})
+	if out, ok := conforms(t, allSchemas(t), all); !ok {
+		t.Error(out)
 	}
 }
 
@@ -91,12 +57,10 @@ func TestKubeconformRefusesAnUnknownField(t *testing.T) {
 }
 
 // conforms runs kubeconform on the objects and returns its findings.
-func conforms(t *testing.T, schemas kindSchemas, all manifests) (complaints string, ok bool) {
+func conforms(t *testing.T, schemas string, all manifests) (complaints string, ok bool) {
 	t.Helper()
-	dir := t.TempDir()
 	var stream strings.Builder
 	for _, object := range all {
-		schemas.write(t, dir, object.GroupVersionKind())
 		text, err := yaml.Marshal(object.Object)
 		if err != nil {
 			t.Fatal(err)
@@ -105,34 +69,19 @@ func conforms(t *testing.T, schemas kindSchemas, all manifests) (complaints stri
 	}
 	out, complaints, err := run(t, []byte(stream.String()), tool(t, "kubeconform"), "-strict",
 		"-summary", "-schema-location",
-		dir+"/{{.Group}}/{{.ResourceAPIVersion}}/{{.ResourceKind}}.json")
+		schemas+"/{{.Group}}/{{.ResourceAPIVersion}}/{{.ResourceKind}}.json")
 	if !strings.Contains(out, fmt.Sprintf("%d resource", len(all))) {
 		t.Errorf("kubeconform has not seen the %d objects: %s%s", len(all), out, complaints)
 	}
 	return out + complaints, err == nil
 }
 
-// kindSchemas contains functions that return the JSON schema of a kind.
-type kindSchemas map[schema.GroupVersionKind]func() map[string]any
-
-var allKinds = kindSchemas{}
-
-func allSchemas(t *testing.T) kindSchemas {
-	t.Helper()
-	if len(allKinds) == 0 {
-		kubernetesKinds(t, allKinds)
-		snapshotKinds(t, allKinds)
-	}
-	return allKinds
-}
-
 // module returns the directory of a module, and downloads it if necessary. The project does not
 // depend on it.
 func module(t *testing.T, name string) string {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "go", "mod", "download", "-json", name)
-	cmd.Dir = t.TempDir() // outside of any module, whose go.sum would apply
-	out, complaints, err := finish(t, cmd, nil)
+	// Outside of any module, whose go.sum would apply.
+	out, complaints, err := run(t, nil, "go", "-C", t.TempDir(), "mod", "download", "-json", name)
 	var found struct{ Dir string }
 	if err == nil {
 		err = json.Unmarshal([]byte(out), &found)
@@ -143,125 +92,69 @@ func module(t *testing.T, name string) string {
 	return found.Dir
 }
 
-// kubernetesKinds adds the schemas of the kinds in Kubernetes' own OpenAPI document.
-func kubernetesKinds(t *testing.T, schemas kindSchemas) {
+// allSchemas returns a directory with the JSON schemas of all kinds, as GROUP/VERSION/KIND.json:
+// those in Kubernetes' own OpenAPI document, and those of the snapshot CRDs.
+func allSchemas(t *testing.T) string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(module(t, kubernetesModule), "api", "openapi-spec",
-		"swagger.json"))
-	if err != nil {
-		t.Fatal(err)
+	dir, kinds := t.TempDir(), 0
+	write := func(content any, path ...string) {
+		file := filepath.Join(append([]string{dir}, path...)...)
+		text, err := json.Marshal(content)
+		if err == nil {
+			err = os.MkdirAll(filepath.Dir(file), 0o755)
+		}
+		if err == nil {
+			err = os.WriteFile(file, text, 0o644)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
-	var document struct{ Definitions map[string]map[string]any }
-	if err := json.Unmarshal(text, &document); err != nil {
-		t.Fatal(err)
+	kind := func(group, version, kind string, content any) {
+		kinds++
+		// kubeconform calls the group without a name by its version.
+		write(content, cmp.Or(group, version), version, strings.ToLower(kind)+".json")
 	}
-	definitions := document.Definitions
-	for _, definition := range definitions {
-		closed(definition)
+	read := func(file string, into any) {
+		text, err := os.ReadFile(file)
+		if err == nil {
+			err = yaml.Unmarshal(text, into)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
+	type gvk struct{ Group, Version, Kind string }
+	var document struct {
+		Definitions map[string]struct {
+			Kinds []gvk `json:"x-kubernetes-group-version-kind"`
+		}
+	}
+	var whole map[string]any
+	swagger := filepath.Join(module(t, kubernetesModule), "api", "openapi-spec", "swagger.json")
+	read(swagger, &document)
+	read(swagger, &whole)
+	definitions := whole["definitions"].(map[string]any)
+	closed(definitions)
 	// These are written as strings or as numbers, but described as strings.
 	definitions["io.k8s.apimachinery.pkg.util.intstr.IntOrString"] = map[string]any{
 		"type": []string{"integer", "string"}}
 	definitions["io.k8s.apimachinery.pkg.api.resource.Quantity"] = map[string]any{
 		"type": []string{"number", "string"}}
-	for name, definition := range definitions {
-		kind := groupVersionKind(definition)
-		if kind.Kind == "" {
-			continue
-		}
-		schemas[kind] = func() map[string]any {
-			needed := map[string]any{}
-			collect(name, definitions, needed)
-			return map[string]any{"$ref": "#/definitions/" + name, "definitions": needed}
+	write(map[string]any{"definitions": definitions}, "all.json")
+	for name, d := range document.Definitions {
+		if len(d.Kinds) == 1 { // most are parts of others, or belong to many groups
+			kind(d.Kinds[0].Group, d.Kinds[0].Version, d.Kinds[0].Kind, map[string]any{
+				"$ref": "file://" + dir + "/all.json#/definitions/" + name})
 		}
 	}
-	if kinds := len(schemas); kinds < 100 {
-		t.Fatalf("found %d kinds in Kubernetes' OpenAPI document, expected more than 100", kinds)
-	}
-}
-
-// groupVersionKind returns the kind that a definition describes. Most definitions are parts of
-// others, or belong to many groups.
-func groupVersionKind(definition map[string]any) (found schema.GroupVersionKind) {
-	all, _ := definition["x-kubernetes-group-version-kind"].([]any)
-	if len(all) != 1 {
-		return found
-	}
-	only, _ := all[0].(map[string]any)
-	found.Group, _ = only["group"].(string)
-	found.Version, _ = only["version"].(string)
-	found.Kind, _ = only["kind"].(string)
-	return found
-}
-
-// closed makes a schema refuse fields that it does not describe, at any depth.
-func closed(schema map[string]any) {
-	_, fields := schema["properties"].(map[string]any)
-	_, others := schema["additionalProperties"]
-	if fields && !others && schema["x-kubernetes-preserve-unknown-fields"] != true {
-		schema["additionalProperties"] = false
-	}
-	for _, part := range schema {
-		switch part := part.(type) {
-		case map[string]any:
-			for _, deeper := range part {
-				if deeper, ok := deeper.(map[string]any); ok {
-					closed(deeper)
-				}
-			}
-			closed(part)
-		case []any:
-			for _, deeper := range part {
-				if deeper, ok := deeper.(map[string]any); ok {
-					closed(deeper)
-				}
-			}
-		}
-	}
-}
-
-// collect gathers the definitions on which one depends.
-func collect(name string, definitions map[string]map[string]any, needed map[string]any) {
-	if needed[name] != nil || definitions[name] == nil {
-		return
-	}
-	needed[name] = definitions[name]
-	var walk func(any)
-	walk = func(part any) {
-		switch part := part.(type) {
-		case map[string]any:
-			for k, deeper := range part {
-				if text, ok := deeper.(string); ok && k == "$ref" {
-					collect(strings.TrimPrefix(text, "#/definitions/"), definitions, needed)
-				}
-				walk(deeper)
-			}
-		case []any:
-			for _, deeper := range part {
-				walk(deeper)
-			}
-		}
-	}
-	walk(definitions[name])
-}
-
-// snapshotKinds adds the schemas of the snapshot CRDs.
-func snapshotKinds(t *testing.T, schemas kindSchemas) {
-	t.Helper()
-	files, err := filepath.Glob(filepath.Join(module(t, snapshotsModule), "config", "crd",
+	files, _ := filepath.Glob(filepath.Join(module(t, snapshotsModule), "config", "crd",
 		"snapshot.storage.k8s.io_*.yaml"))
-	if err != nil || len(files) != 3 {
-		t.Fatalf("found the snapshot CRDs %q, expected three: %v", files, err)
-	}
-	for _, file := range slices.Sorted(slices.Values(files)) {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+	for _, file := range files {
 		var crd struct {
 			Spec struct {
 				Group    string
-				Names    struct{ Kind string }
+				Names    gvk
 				Versions []struct {
 					Name   string
 					Schema struct {
@@ -270,36 +163,35 @@ func snapshotKinds(t *testing.T, schemas kindSchemas) {
 				}
 			}
 		}
-		if err := yaml.Unmarshal(text, &crd); err != nil {
-			t.Fatal(err)
-		}
+		read(file, &crd)
 		for _, version := range crd.Spec.Versions {
-			open := version.Schema.OpenAPIV3Schema
-			closed(open)
-			schemas[schema.GroupVersionKind{Group: crd.Spec.Group, Version: version.Name,
-				Kind: crd.Spec.Names.Kind}] = func() map[string]any { return open }
+			closed(version.Schema.OpenAPIV3Schema)
+			kind(crd.Spec.Group, version.Name, crd.Spec.Names.Kind, version.Schema.OpenAPIV3Schema)
 		}
 	}
+	if len(files) != 3 || kinds < 100 {
+		t.Fatalf("found the snapshot CRDs %q and %d kinds, expected three and more than 100", files,
+			kinds)
+	}
+	return dir
 }
 
-// write writes the schema of a kind, if there is one, below a directory as group/version/kind.json.
-func (schemas kindSchemas) write(t *testing.T, dir string, kind schema.GroupVersionKind) {
-	t.Helper()
-	group := cmp.Or(kind.Group, kind.Version) // kubeconform's name for the group without a name
-	at := filepath.Join(dir, group, kind.Version)
-	file := filepath.Join(at, strings.ToLower(kind.Kind)+".json")
-	if _, err := os.Stat(file); err == nil || schemas[kind] == nil {
-		return
-	}
-	if err := os.MkdirAll(at, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	text, err := json.Marshal(schemas[kind]())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(file, text, 0o644); err != nil {
-		t.Fatal(err)
+// closed makes schemas refuse fields that they do not describe, at any depth.
+func closed(part any) {
+	switch part := part.(type) {
+	case map[string]any:
+		for _, deeper := range part {
+			closed(deeper)
+		}
+		_, fields := part["properties"].(map[string]any)
+		_, others := part["additionalProperties"]
+		if fields && !others && part["x-kubernetes-preserve-unknown-fields"] != true {
+			part["additionalProperties"] = false
+		}
+	case []any:
+		for _, deeper := range part {
+			closed(deeper)
+		}
 	}
 }
 

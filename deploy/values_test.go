@@ -2,7 +2,7 @@ package deploy_test
 
 import (
 	"encoding/json"
-	"os"
+	"fmt"
 	"regexp"
 	"slices"
 	"strings"
@@ -15,26 +15,15 @@ import (
 
 func TestAWrongValueIsRefusedWithAnExplanation(t *testing.T) {
 	for _, c := range short.Some(t, 12, []struct{ set, want string }{
-		{"controller.replicas=0", "controller.replicas is 0: at least one controller has to run"},
-		{"attacher.timeout=15", "'/attacher/timeout': got number, want string"},
-		{"storageClass.allowVolumeExpansion=true", "additional properties 'allowVolumeExpansion' not " +
-			"allowed"},
-		{"node.kubeletDir=var/lib/kubelet", `node.kubeletDir is "var/lib/kubelet": it has to be an ` +
-			"absolute path"},
 		{"node.kubeletDir=/var/lib/kubelet/", "without a slash at its end"},
 		{"node.kubeletDir=/var/../kubelet", "it has to be an absolute path"},
-		{"node.stateDir=/var/lib/kubelet/plugins/csi.oxide.computer", "'/node/stateDir'"},
-		{"node.maxUnavailable=none", `node.maxUnavailable is "none": it has to be a number of nodes`},
 		{"node.maxUnavailable=0", `node.maxUnavailable is "0"`},
 		{"node.extraEnv[0].name=CSI_MODE", "belong to the CSI specification"},
 		{"node.podLabels.app=mine", "node.podLabels has app, by which the pods are found"},
-		{"clusterId=-prod", `clusterId is "-prod": it has to be at most 63 letters`},
 		{"clusterId=" + strings.Repeat("a", 64), "at most 63 letters"},
 		{"maxDisks=1", "maxDisks is 1: it has to be a number from 2 to 1000, what the rack lets an " +
 			"instance have; the boot disk is one of them"},
-		{"deviceTimeout=soon", `deviceTimeout is "soon": it has to be a duration such as 30s`},
 		{"deviceTimeout=0s", `deviceTimeout is "0s"`},
-		{"snapshotter.workerThreads=0", "snapshotter.workerThreads is 0: at least one call"},
 		{"topology=rack", `topology is "rack": it has to be key=value pairs such as rack=a`},
 		{"topology=rack=a;rack=b", "topology names several locations: a node is in one"},
 		{"topology=rack=a\\,Instance=b", "topology has the key instance, with which nodes name"},
@@ -45,7 +34,6 @@ func TestAWrongValueIsRefusedWithAnExplanation(t *testing.T) {
 		{"secret.create=true,secret.token=t,secret.project=p,secret.host=ftp://rack", "secret.host is " +
 			"not the address of a rack"},
 		{"secret.token=hush", "secret.token is given, and would be left unused"},
-		{"secret.keys.host=a/b", `secret.keys.host is "a/b", which is not a valid key of a Secret`},
 		{"secret.create=true,ownCA=true", "secret.caBundle is empty"},
 		{"secret.caBundle=x", "ownCA is off"},
 		{"metrics.podMonitor=true", "metrics.podMonitor is set and metrics.enabled is not"},
@@ -57,9 +45,7 @@ func TestAWrongValueIsRefusedWithAnExplanation(t *testing.T) {
 		{"metrics.podMonitorLabels.app=a", "metrics.podMonitorLabels has app, by which"},
 		{"commonLabels.app=a", "commonLabels has app, by which the pods are found"},
 		{`commonLabels.app\.kubernetes\.io/name=a`, "commonLabels has app.kubernetes.io/name"},
-		{"fullnameOverride=Blue", `fullnameOverride is "Blue": it has to be at most 40 lower-case`},
 		{"fullnameOverride=" + strings.Repeat("a", 41), "at most 40 lower-case letters"},
-		{"nameOverride=-a", `nameOverride is "-a": it has to be the value of a label`},
 		{"controller.affinity.podAntiAffinity.a=b", "controller.affinity has a podAntiAffinity, and " +
 			"controller.antiAffinity is preferred: set it to none"},
 		{"nodeKeeper.enabled=true,nodeKeeper.coldAttach.enabled=false,nodeKeeper.startupTaint." +
@@ -74,19 +60,14 @@ func TestAWrongValueIsRefusedWithAnExplanation(t *testing.T) {
 		{"networkPolicy.enabled=true", "networkPolicy.rack.cidrs is empty: the controller could not " +
 			"reach the rack"},
 		{"networkPolicy.enabled=true", "networkPolicy.apiServer.cidrs is empty"},
-		{"networkPolicy.rack.cidrs[0]=rack.example.com", "'/networkPolicy/rack/cidrs/0'"},
 		{"audit.enabled=true", "audit.kubectlImage has no repository, or neither a tag nor a digest"},
-		{"audit.schedule=daily", `audit.schedule is "daily": it has to be five fields of cron`},
 		{"audit.extraArgs[0]=--delete", "audit.extraArgs has --delete: the CronJob only reports"},
-		{"csiDriver.nodeAllocatableUpdatePeriodSeconds=5", "Kubernetes wants at least 10 seconds"},
-		{"storageClass.name=Oxide", `a storage class is called "Oxide"`},
 		{"extraStorageClasses[0].name=oxide-disk", "two storage classes are called oxide-disk"},
 		{"storageClass.default=true,extraStorageClasses[0].name=b,extraStorageClasses[0].default=true",
 			"the storage classes oxide-disk and b are all the default"},
 		{"snapshots.classes[0].name=oxide-snapshot", "two snapshot classes are called oxide-snapshot"},
 		{"snapshots.classes[0].name=b,snapshots.class.default=true,snapshots.classes[0].default=true",
 			"the snapshot classes oxide-snapshot and b are all the default"},
-		{"snapshots.classes[0].deletionPolicy=Keep", "'/snapshots/classes/0': missing property 'name'"},
 		{"storageClass.allowedTopologies[0].matchLabelExpressions[0].key=rack",
 			"'/storageClass/allowedTopologies/0/matchLabelExpressions/0"},
 		{`storageClass.allowedTopologies[0].matchLabelExpressions[0].key=` +
@@ -111,9 +92,6 @@ func TestAWrongValueIsRefusedWithAnExplanation(t *testing.T) {
 		{"networkPolicy.rack.cidrs[0]=fd00::/129", `cidrs has "fd00::/129"`},
 		{"snapshotter.featureGates.A=perhaps", "'/snapshotter/featureGates/A': got string, want boolean"},
 		{"test.enabled=true", "test.image has neither a tag nor a digest"},
-		{"imageRegistry=https://mirror", "a registry without a scheme"},
-		{"image.repository=oxide:v1", `image.repository is "oxide:v1": it has to be a name such as`},
-		{"registrar.image.digest=abc", `registrar.image.digest is "abc": it has to be sha256:`},
 		{"replicas=3", "additional properties 'replicas' not allowed"},
 	}) {
 		t.Run(c.set, func(t *testing.T) {
@@ -209,15 +187,6 @@ func TestAnEmptyValueMayBeNull(t *testing.T) {
 	}
 }
 
-func TestAllWrongValuesAreReportedAtOnce(t *testing.T) {
-	_, complaints, err := helm(t, with("controller.replicas=0", "maxDisks=0", "clusterId=-")...)
-	for _, want := range []string{"controller.replicas is 0", "maxDisks is 0", "clusterId is"} {
-		if err == nil || !strings.Contains(complaints, want) {
-			t.Errorf("helm template said %q (%v), want %q among it", complaints, err, want)
-		}
-	}
-}
-
 func TestAnOldKubernetesIsRefusedWithAnExplanation(t *testing.T) {
 	_, complaints, err := helm(t, "--kube-version", "1.28.15")
 	want := "chart requires kubeVersion: >=1.29.0-0 which is incompatible with Kubernetes v1.28.15"
@@ -232,65 +201,87 @@ func TestAnOldKubernetesIsRefusedWithAnExplanation(t *testing.T) {
 	}
 }
 
-func TestEveryValueHasACommentAndAPlaceInTheSchema(t *testing.T) {
-	text, err := os.ReadFile("chart/values.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var values, schema map[string]any
-	if err := yaml.Unmarshal(text, &values); err != nil {
-		t.Fatal(err)
-	}
-	schemaText, err := os.ReadFile("chart/values.schema.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := yaml.Unmarshal(schemaText, &schema); err != nil {
-		t.Fatal(err)
-	}
-	known := schema["properties"].(map[string]any)
-	for name := range values {
-		if known[name] == nil {
-			t.Errorf("values.schema.json does not know %s", name)
-		}
-		if !regexp.MustCompile(`\n# .+\n` + name + `:`).Match(text) {
-			t.Errorf("values.yaml has no comment above %s", name)
-		}
-	}
-}
-
-func TestThePlainValuesPassHelmLint(t *testing.T) {
+// The schema refuses what it does not know, so it has to know every value.
+func TestThePlainValuesPassHelmLintAndHaveComments(t *testing.T) {
 	out, complaints, err := run(t, nil, tool(t, "helm"), "lint", "chart", "--strict", "--kube-version",
 		kubernetes)
 	if err != nil {
 		t.Errorf("helm lint: %v\n%s%s", err, out, complaints)
 	}
+	text := readFile(t, "chart/values.yaml")
+	if bare := regexp.MustCompile(`\n[^#\n]*\n\w+:`).FindAll(text, -1); bare != nil {
+		t.Errorf("values.yaml has no comment above %q", bare)
+	}
+}
+
+// The tests of the node keeper have the same windows.
+func TestAWindowThatTheKeeperWouldRefuseIsRefused(t *testing.T) {
+	for window, fine := range map[string]bool{"bogus": false, "0 2 * *": false,
+		"0 2 * * 6 2030": false,
+		"60 2 * * 6":     false, "0 24 * * *": false, "0 2 0 * *": false, "0 2 * 13 *": false,
+		"0 2 * * 7": false, "@daily": false, "0 2 * * sat-": false, "0 2 * * 6;": false,
+		"0 2 * * 6": true, "CRON_TZ=Europe/Zurich 0 2 * * 6": true,
+		"TZ=UTC */5 0-6/2,22 1,15 jan-MAR mon-fri": true, "0  2 ? * SAT": true} {
+		_, complaints, err := helm(t, append(kept(), values(t, fmt.Sprintf(
+			"nodeKeeper: {coldAttach: {window: %q}}", window))...)...)
+		if (err == nil) != fine ||
+			!fine && !strings.Contains(complaints, "nodeKeeper.coldAttach.window is ") {
+			t.Errorf("the window %q: %v %s, want it accepted: %v", window, err, complaints, fine)
+		}
+	}
+}
+
+// defaults returns the values in the chart's file by their paths. A mapping is one if it is empty.
+func defaults(t *testing.T) map[string]any {
+	t.Helper()
+	var all map[string]any
+	if err := yaml.Unmarshal(readFile(t, "chart/values.yaml"), &all); err != nil {
+		t.Fatal(err)
+	}
+	found := map[string]any{}
+	var walk func(path string, part any)
+	walk = func(path string, part any) {
+		parts, _ := part.(map[string]any)
+		for name, deeper := range parts {
+			walk(strings.TrimPrefix(path+"."+name, "."), deeper)
+		}
+		if len(parts) == 0 {
+			found[path] = part
+		}
+	}
+	walk("", all)
+	return found
+}
+
+// setting returns the arguments that set a value.
+func setting(t *testing.T, path string, value any) []string {
+	t.Helper()
+	text, err := json.Marshal(value)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return []string{"--set-json", path + "=" + string(text)}
+}
+
+// complained reports whether complaints name the value at a path.
+func complained(complaints, path string) bool {
+	in := "'/" + strings.NewReplacer(".", "/", "[", "/", "]", "").Replace(path)
+	return slices.ContainsFunc([]string{in + "'", in + "/", "  " + path + " ", "~ " + path + " ~"},
+		func(name string) bool { return strings.Contains(complaints, name) })
 }
 
 // TestEveryTextArrivesAsItIs sets every text among the values to one that YAML, a flag or a
 // template could take for something else. It is refused, or is in the manifests exactly where
 // another text is that takes its place.
 func TestEveryTextArrivesAsItIs(t *testing.T) {
-	var all map[string]any
-	if err := yaml.Unmarshal(readFile(t, "chart/values.yaml"), &all); err != nil {
-		t.Fatal(err)
-	}
-	var paths []string
-	var walk func(path string, part any)
-	walk = func(path string, part any) {
-		switch part := part.(type) {
-		case map[string]any:
-			for name, deeper := range part {
-				walk(strings.TrimPrefix(path+"."+name, "."), deeper)
-			}
-		case string:
+	paths := []string{"commonLabels.x", "commonAnnotations.x", "imagePullSecrets[0].name",
+		"node.extraArgs[0]", "controller.nodeSelector.x", "storageClass.mountOptions[0]",
+		"controller.dnsConfig.searches[0]"}
+	for path, value := range defaults(t) {
+		if _, isText := value.(string); isText {
 			paths = append(paths, path)
 		}
 	}
-	walk("", all)
-	paths = append(paths, "commonLabels.x", "commonAnnotations.x", "imagePullSecrets[0].name",
-		"node.extraArgs[0]", "controller.nodeSelector.x", "storageClass.mountOptions[0]",
-		"controller.dnsConfig.searches[0]")
 	on := values(t, `{ownCA: true, test: {enabled: true, image: {repository: a, tag: b}},
 audit: {enabled: true, kubectlImage: {repository: a, tag: b}}, nodeKeeper: {enabled: true},
 metrics: {enabled: true, podMonitor: true}, snapshots: {enabled: true},
@@ -300,11 +291,7 @@ secret: {create: true, host: "https://a", token: t, project: p, caBundle: c}}`)
 	render := func(set []string, text string) (manifests, string) {
 		args := slices.Clone(on)
 		for _, path := range set {
-			value, err := json.Marshal(text)
-			if err != nil {
-				t.Fatal(err)
-			}
-			args = append(args, "--set-json", path+"="+string(value))
+			args = append(args, setting(t, path, text)...)
 		}
 		out, complaints, err := helm(t, args...)
 		if err != nil {
@@ -318,9 +305,7 @@ secret: {create: true, host: "https://a", token: t, project: p, caBundle: c}}`)
 			odd, complaints := render(taken, text)
 			before := len(taken)
 			taken = slices.DeleteFunc(taken, func(path string) bool {
-				in := "'/" + strings.NewReplacer(".", "/", "[", "/", "]", "").Replace(path)
-				return odd == nil && slices.ContainsFunc([]string{in + "'", in + "/", "  " + path + " "},
-					func(name string) bool { return strings.Contains(complaints, name) })
+				return odd == nil && complained(complaints, path)
 			})
 			if odd == nil && len(taken) == before { // a refusal names the text only
 				taken = slices.DeleteFunc(taken, func(path string) bool {
@@ -371,10 +356,6 @@ var unchecked = map[string]string{
 // TestEveryValueIsChecked sets every value to something that nobody wants. The schema has to report
 // it, or else the checks of the templates, which run only if the schema has nothing to report.
 func TestEveryValueIsChecked(t *testing.T) {
-	var all map[string]any
-	if err := yaml.Unmarshal(readFile(t, "chart/values.yaml"), &all); err != nil {
-		t.Fatal(err)
-	}
 	wrong := func(path string, value any) any {
 		switch value.(type) {
 		case string:
@@ -389,17 +370,9 @@ func TestEveryValueIsChecked(t *testing.T) {
 		return "~ wrong ~" // in place of a switch
 	}
 	left := map[string]any{} // by path
-	var walk func(path string, part any)
-	walk = func(path string, part any) {
-		if parts, ok := part.(map[string]any); ok && len(parts) > 0 {
-			for name, deeper := range parts {
-				walk(strings.TrimPrefix(path+"."+name, "."), deeper)
-			}
-			return
-		}
-		left[path] = wrong(path, part)
+	for path, value := range defaults(t) {
+		left[path] = wrong(path, value)
 	}
-	walk("", all)
 	switches := with("secret.create=true", "ownCA=true", "networkPolicy.enabled=true",
 		"audit.enabled=true", "test.enabled=true", "nodeKeeper.enabled=true", "metrics.enabled=true")
 	for _, run := range []struct {
@@ -408,22 +381,15 @@ func TestEveryValueIsChecked(t *testing.T) {
 	}{{"schema", nil}, {"templates", switches}} {
 		by, args := run.by, run.args
 		for path, value := range left {
-			text, err := json.Marshal(value)
-			if err != nil {
-				t.Fatal(err)
-			}
-			args = append(args, "--set-json", path+"="+string(text))
+			args = append(args, setting(t, path, value)...)
 		}
 		_, complaints, err := helm(t, args...)
 		if err == nil {
 			t.Fatalf("the %s report nothing", by)
 		}
 		for path := range left {
-			in := "'/" + strings.ReplaceAll(path, ".", "/")
-			for _, name := range []string{in + "'", in + "/", "  " + path + " ", "~ " + path + " ~"} {
-				if strings.Contains(complaints, name) {
-					delete(left, path)
-				}
+			if complained(complaints, path) {
+				delete(left, path)
 			}
 		}
 	}
