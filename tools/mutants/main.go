@@ -20,7 +20,6 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
-	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -33,8 +32,6 @@ func main() {
 	defer stop()
 	n := flag.Int("n", 100, "how many mutants of each package")
 	seed := flag.Uint64("seed", 1, "what the places are drawn by")
-	workers := flag.Int("workers", runtime.NumCPU(), "how many mutants at once")
-	files := flag.String("files", "", "change only source files whose names match this regexp")
 	tests := flag.String("tests", "", "comma-separated directories of other packages whose tests run, too")
 	budget := flag.Duration("budget", time.Hour, "how long the tests of one mutant may take together")
 	flag.Parse()
@@ -42,27 +39,21 @@ func main() {
 		fmt.Fprintln(os.Stderr, "mutants: name the directories of packages, such as internal/volume")
 		os.Exit(2)
 	}
-	o := options{*n, *seed, *workers, *budget, nil, flag.Args()}
+	o := options{*n, *seed, *budget, flag.Args()}
 	if *tests != "" {
 		o.tests = append(o.tests, strings.Split(*tests, ",")...)
 	}
-	err := error(nil)
-	if o.files, err = regexp.Compile(*files); err == nil {
-		err = run(ctx, flag.Args(), o)
-	}
-	if err != nil {
+	if err := run(ctx, flag.Args(), o); err != nil {
 		fmt.Fprintf(os.Stderr, "mutants: %v\n", err)
 		os.Exit(1)
 	}
 }
 
 type options struct {
-	n       int
-	seed    uint64
-	workers int
-	budget  time.Duration
-	files   *regexp.Regexp
-	tests   []string // directories of packages
+	n      int
+	seed   uint64
+	budget time.Duration
+	tests  []string // directories of packages
 }
 
 // test is a test of a package, in a binary that has all mutants.
@@ -115,7 +106,7 @@ func measure(ctx context.Context, dirs []string, o options) ([]result, error) {
 	var packages []*pkg
 	var sites []site
 	for _, dir := range dirs {
-		p, err := readPackage(dir, o.files)
+		p, err := readPackage(dir)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", dir, err)
 		}
@@ -135,7 +126,7 @@ func measure(ctx context.Context, dirs []string, o options) ([]result, error) {
 	results := make([]result, len(sites))
 	var wait sync.WaitGroup
 	next := make(chan int)
-	for range o.workers {
+	for range runtime.NumCPU() {
 		wait.Go(func() {
 			for i := range next {
 				results[i] = try(ctx, sites[i], reach[sites[i].id], o.budget)

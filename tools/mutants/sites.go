@@ -9,7 +9,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 )
@@ -34,8 +33,8 @@ type pkg struct {
 	sites     []site
 }
 
-// readPackage finds the places in the package's files whose names match.
-func readPackage(dir string, files *regexp.Regexp) (*pkg, error) {
+// readPackage finds the places in the package's files.
+func readPackage(dir string) (*pkg, error) {
 	abs, err := filepath.Abs(dir)
 	if err != nil {
 		return nil, err
@@ -46,9 +45,6 @@ func readPackage(dir string, files *regexp.Regexp) (*pkg, error) {
 	}
 	p := &pkg{dir: abs, name: info.Name, text: map[string][]byte{}}
 	for _, name := range info.GoFiles {
-		if !files.MatchString(name) {
-			continue
-		}
 		text, err := os.ReadFile(filepath.Join(abs, name))
 		if err != nil {
 			return nil, err
