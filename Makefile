@@ -208,7 +208,7 @@ fmt: # say which files gofmt and goimports would change
 	$(LINT) fmt --diff
 
 lint: # vet, style, types also for macOS and illumos, the walls between the packages, and the workflows
-	$(PLAIN) $(GO) run -C tools ./walls $(CURDIR)
+	$(PLAIN) tools/walls.sh
 	$(LINT) run --allow-parallel-runners
 	$(PLAIN) $(GO) run -C tools ./crosscheck -tags e2e $(CURDIR) darwin illumos
 	$(PLAIN) $(GO) tool -modfile=tools/go.mod actionlint -shellcheck= -pyflakes=

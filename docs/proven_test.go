@@ -46,7 +46,7 @@ var verbs = []string{"annotate", "apply", "attach", "cordon", "create", "delete"
 
 // openings open, change or remove a file, a mount, a device or a process: all functions of the
 // system's packages except those that look, or use what is open; some of other packages; and what
-// the tools have around these. docs/walls.md names the libraries of each package.
+// the tools have around these. .golangci.yml names the libraries of each package.
 var (
 	openings = regexp.MustCompile(
 		`^\(?\*?(os|os/exec|plugin|syscall|golang.org/x/sys/unix|io/ioutil)[.)]|` +
