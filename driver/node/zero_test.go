@@ -39,6 +39,18 @@ func TestAnUnstageEndsTheReadOfTheVolumesDisk(t *testing.T) {
 	goleak.VerifyNone(t, before)
 }
 
+// A read of a disk that is detached meanwhile fails, but the disk has not failed.
+func TestADiskThatIsDetachedWhileItIsReadIsNotFound(t *testing.T) {
+	g := newGuest(t)
+	v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
+	v.Whole = true
+	goOn := stopOnce(t, "blkid", v.stage)
+	g.Unplug(v.disk)
+	must(t, os.Truncate(v.disk.File, 0))
+	guesttest.Run(t, "losetup", "--set-capacity", v.disk.Loop)
+	csitest.Want(t, goOn(), codes.NotFound, csierr.DeviceNotFound)
+}
+
 // TestDiscardsDecideNothing tries disks whose bytes stay when they are discarded, as on a rack, and
 // disks whose bytes become zero.
 func TestDiscardsDecideNothing(t *testing.T) {
