@@ -57,9 +57,12 @@ func TestOnlyABlankDiskOrAnUnfinishedFormatIsFormatted(t *testing.T) { // E-1
 		"formatted_nonblank", c.overwritten, "guards", len(removed),
 		"noticed", len(removed)-len(m.unnoticed))
 	p.Bystanders.Report()
+	if os.Getenv("PROOF_ONLY") != "" {
+		return // the chosen disks need not have forged files or every outcome
+	}
 	p.Forged.Report()
 	for _, outcome := range []outcome{formatted, mounted, refused} {
-		if c.outcomes[outcome] == 0 && os.Getenv("PROOF_ONLY") == "" {
+		if c.outcomes[outcome] == 0 {
 			t.Errorf("no disk was %s", outcome)
 		}
 	}
