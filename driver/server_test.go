@@ -366,6 +366,8 @@ func TestB1AndB2AndB5FieldLimits(t *testing.T) { // B-2, B-5
 			300)}, ""},
 		{"large parameters", &csi.CreateVolumeRequest{Parameters: big}, "parameters"},
 		{"large secrets", &csi.CreateVolumeRequest{Secrets: big}, "secrets"},
+		{"large segments", &csi.CreateVolumeRequest{AccessibilityRequirements: &csi.TopologyRequirement{
+			Requisite: []*csi.Topology{{Segments: big}}}}, ""},
 		{"a long filesystem", &csi.CreateVolumeRequest{VolumeCapabilities: []*csi.VolumeCapability{
 			csitest.Filesystem(long)}}, "fs_type"},
 		{"a long mount flag", &csi.NodeStageVolumeRequest{VolumeCapability: flagged}, ""},

@@ -60,6 +60,29 @@ var _ = describeController("what the driver declares", fixtureOptions{}, func(f 
 			"node GET_VOLUME_HEALTH", "node GET_STORAGE_HEALTH"))
 	})
 
+	It("CAP-2 CV-23 D-72 NI-3 has a topology if one is configured, of nodes and of volumes",
+		func(ctx SpecContext) {
+			const zone, instance = "topology.csi.oxide.computer/zone", "topology.csi.oxide.computer/instance"
+			placed := startPlugin(ctx, f.rack, harness.PluginOptions{Instance: "a",
+				Env: map[string]string{"OXIDE_TOPOLOGY_ZONE": "z2", "OXIDE_TOPOLOGY_INSTANCE": "true"}})
+			Expect(placed.AwaitReady(ctx)).To(Succeed())
+			Expect(capabilities(ctx, placed)).To(ContainElement("plugin VOLUME_ACCESSIBILITY_CONSTRAINTS"))
+			node := expectOK(ctx, placed.Node().NodeGetInfo, &csi.NodeGetInfoRequest{})
+			Expect(node.GetAccessibleTopology().GetSegments()).To(Equal(map[string]string{zone: "z2",
+				instance: f.rack.Instance("a").ID}))
+			for placement, want := range map[string]map[string]string{"rack": {zone: "z2"},
+				"instance": node.GetAccessibleTopology().GetSegments()} {
+				req := harness.CreateRequest(fresh("placed"))
+				req.Parameters = map[string]string{"placement": placement}
+				req.AccessibilityRequirements = &csi.TopologyRequirement{
+					Requisite: []*csi.Topology{node.GetAccessibleTopology()}}
+				created := expectOK(ctx, placed.Controller().CreateVolume, req).GetVolume()
+				f.deletedLater(created.GetVolumeId())
+				Expect(created.GetAccessibleTopology()).To(HaveExactElements(
+					HaveField("Segments", want)))
+			}
+		})
+
 	It("CC-2 declares from memory, without a call to the rack", func(ctx SpecContext) {
 		Expect(f.calls(ctx, func() { capabilities(ctx, all) })).To(BeEmpty())
 	})
