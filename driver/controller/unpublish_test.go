@@ -1,12 +1,15 @@
 package controller
 
 import (
+	"context"
 	"slices"
 	"testing"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
 )
 
@@ -94,4 +97,19 @@ func TestCU2UnpublishingWithoutANode(t *testing.T) { // CU-2
 		{"it is unknown, because the disk is faulted", script{shown("faulted")}, codes.FailedPrecondition,
 			csierr.DiskFaulted, ""},
 	}.try(t, unpublishAnywhereStep, nil)
+}
+
+func TestACallEndsInTimeWhileTheRackStillMovesTheDisk(t *testing.T) { // CP-15, CU-10
+	for _, test := range []struct {
+		request proto.Message
+		lines   script
+	}{
+		{publishStep, script{alone, free, attachingNow}},
+		{unpublishStep, script{held, detachingNow}},
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), answerMargin)
+		defer cancel()
+		csitest.Want(t, csitest.Call(ctx, rackThat(t, test.lines...), test.request),
+			codes.DeadlineExceeded, csierr.DeadlineExceeded)
+	}
 }

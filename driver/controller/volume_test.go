@@ -78,6 +78,23 @@ func TestABlankVolumeIsOneRequest(t *testing.T) { // B-14, D-13, D-20, D-21, D-2
 	csitest.SameMessage(t, answer, blank)
 }
 
+func TestACreateRecordsWhatTheVolumeIsUsedAs(t *testing.T) {
+	raw := &csi.VolumeCapability{AccessMode: csitest.Filesystem("").GetAccessMode(),
+		AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}}
+	for use, capabilities := range map[string][]*csi.VolumeCapability{
+		volume.UseBlock: {raw},
+		volume.UseBoth:  {csitest.Filesystem("ext4"), raw},
+	} {
+		tag := volume.Tag{Name: "pvc-1", Cluster: "blue", Origin: volume.OriginBlank, Use: use}
+		post := created(postDisk, diskOf("creating", tagged(tag)))
+		post.Check = tags(tag)
+		r := createRequest()
+		r.VolumeCapabilities = capabilities
+		_, err := rackThat(t, post).CreateVolume(t.Context(), r)
+		must(t, err)
+	}
+}
+
 func TestD61AVolumeWithThePlacementInstanceIsAnOrdinaryDisk(t *testing.T) { // CV-23
 	var bodies []string
 	post := created(postDisk, diskOf("creating"))
