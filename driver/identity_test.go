@@ -158,6 +158,22 @@ func TestARefusedTokenCausesACheckAtOnce(t *testing.T) {
 	}
 }
 
+// A token or a role that was mended needs no restart.
+func TestD63ARefusedProcessChecksAgainByItself(t *testing.T) { // D-63
+	rack := &moodyRack{mood: racktest.Error(401, "Unauthorized", "credentials missing or invalid")}
+	h := healthOf(t, rack, slog.New(slog.DiscardHandler))
+	defer begin(t, h)()
+	csitest.Await(t, "the refusal is known", func() bool {
+		_, err := h.state()
+		return err != nil
+	})
+	rack.set(inOrder)
+	csitest.Await(t, "the process is well again", func() bool {
+		ready, err := h.state()
+		return ready && err == nil
+	})
+}
+
 func TestPR4MissingProgramsAreNamed(t *testing.T) { // PR-4
 	t.Setenv("PATH", t.TempDir())
 	err := toolsHealth()
