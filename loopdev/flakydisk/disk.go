@@ -2,6 +2,7 @@ package flakydisk
 
 import (
 	"io"
+	"os"
 	"slices"
 	"sync"
 	"syscall"
@@ -256,3 +257,74 @@ func (d *Disk) WithStore(do func(Store)) {
 	defer d.mu.Unlock()
 	do(d.store)
 }
+
+// ActivitySeconds is the number of seconds for which a disk knows its activity.
+const ActivitySeconds = 60
+
+// Activity is the number of operations that a disk was asked for in one second, those that failed
+// or still hang included.
+type Activity struct{ Reads, Writes, Flushes int }
+
+// second is the activity of the second that began at that Unix time.
+type second struct {
+	at int64
+	Activity
+}
+
+// count counts an operation. The caller holds mu.
+func (d *Disk) count(op Op, at time.Time) {
+	s := &d.recent[at.Unix()%ActivitySeconds]
+	if s.at != at.Unix() {
+		*s = second{at: at.Unix()}
+	}
+	switch op {
+	case OnRead:
+		s.Reads++
+	case OnWrite:
+		s.Writes++
+	case OnFlush:
+		s.Flushes++
+	}
+}
+
+// Activity returns the activity of the last ActivitySeconds up to the given time, the oldest
+// second first.
+func (d *Disk) Activity(now time.Time) []Activity {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	all := make([]Activity, ActivitySeconds)
+	for i := range all {
+		at := now.Unix() - ActivitySeconds + 1 + int64(i)
+		if s := d.recent[at%ActivitySeconds]; s.at == at {
+			all[i] = s.Activity
+		}
+	}
+	return all
+}
+
+// File is a [Store] that keeps the content in a file.
+type File struct{ *os.File }
+
+// OpenFile opens an existing file as a store.
+func OpenFile(path string) (File, error) {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	return File{f}, err
+}
+
+// Zero sets a range to zero, which then takes no space in the file.
+func (f File) Zero(offset, n int64) error { return punch(f.File, offset, n) }
+
+// Flush makes all earlier writes durable.
+func (f File) Flush() error { return f.Sync() }
+
+// Size returns the size in bytes, or 0 if the file cannot be inspected.
+func (f File) Size() int64 {
+	st, err := f.Stat()
+	if err != nil {
+		return 0
+	}
+	return st.Size()
+}
+
+// Resize changes the size.
+func (f File) Resize(sizeBytes int64) error { return f.Truncate(sizeBytes) }

@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"testing"
 	"time"
+	"unsafe"
 	"weak"
 
 	"golang.org/x/sys/unix"
@@ -245,4 +246,14 @@ func TestTheServerFreesADiskThatIsRemoved(t *testing.T) {
 		}
 		runtime.GC()
 	}
+}
+
+// ioctlDiscard discards a range, which is an offset and a length.
+func ioctlDiscard(device *os.File, span *[2]uint64) error {
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, device.Fd(), unix.BLKDISCARD,
+		uintptr(unsafe.Pointer(span)))
+	if errno != 0 {
+		return errno
+	}
+	return nil
 }

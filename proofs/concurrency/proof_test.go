@@ -9,6 +9,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 )
 
 // TestManyCallersAtOnceSeeOneState is the proof, on one rack with two controllers and two
@@ -52,3 +53,5 @@ func (env *environment) figures() {
 		"abandoned", n.abandoned.Load(), "volumes", n.volumes.Load(), "wrong", n.wrong.Load(),
 		"races", n.races.Load(), "leaked_goroutines", n.leaked.Load())
 }
+
+func TestMain(m *testing.M) { namespace.Main(m) }

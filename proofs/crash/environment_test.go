@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"testing"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -19,6 +20,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/history"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 	"github.com/oxidecomputer/oxide-csi-plugin/proofs/crash/trace"
 )
 
@@ -217,3 +219,17 @@ func (env *environment) filesNow() (map[string]bool, error) {
 const patience = 20 * time.Second
 
 func sorted[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
+
+// tracer is the environment variable that makes this binary run as a tracer.
+const tracer = "CRASH_TRACER"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(tracer) != "" {
+		if err := trace.Serve(os.Stdin, os.Stdout); err != nil {
+			fmt.Fprintln(os.Stderr, "tracer:", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	namespace.Main(m)
+}
