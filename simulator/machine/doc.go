@@ -1,0 +1,20 @@
+// Package machine runs the instances of a simulated rack as virtual machines with QEMU.
+//
+// A [Host] starts a [Machine] for an instance, plugs disks into it and unplugs them while it runs,
+// and finds the machines again that an earlier process started. A machine is of the kind that the
+// rack's hypervisor builds: an i440FX with one PCI bus, on which each disk is an NVMe controller
+// that is plugged and ejected by ACPI. Its first disk is a root filesystem of its own over the image
+// that tools/vm-image makes, and survives a stop. A machine's network is QEMU's own: its sshd is a
+// port of loopback, and nothing else is reachable from outside.
+//
+// The directory of a machine has
+//
+//	root.qcow2   what the guest has written to its root filesystem
+//	console.log  the text of its serial console
+//	qmp.sock     the socket by which QEMU is asked; who answers there with the instance's ID is the
+//	             machine
+//	qemu.log     what QEMU says about itself
+//
+// Of a rack's machine, QEMU has not: a serial number that is padded with NULs (it has spaces), an
+// empty model, CMIC, and a read-only namespace (its writes fail, but it does not say so before).
+package machine

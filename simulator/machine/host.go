@@ -1,0 +1,280 @@
+//go:build linux
+
+package machine
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Host runs machines.
+type Host struct {
+	image Image
+	// accelerator is "kvm" or "tcg".
+	accelerator string
+}
+
+// Image is what tools/vm-image makes.
+type Image struct{ Kernel, Root, Key string }
+
+// Guest is what a machine is started with.
+type Guest struct {
+	// ID is the instance's, which the firmware reports. Name is the hostname.
+	ID, Name    string
+	CPUs        int
+	MemoryBytes int64
+	// Keys are lines for root's authorized_keys.
+	Keys []string
+}
+
+const (
+	qemu  = "qemu-system-x86_64"
+	disks = "qemu-img"
+)
+
+// Open looks for what machines need. The directory is the one of tools/vm-image.
+func Open(ctx context.Context, dir string) (*Host, error) {
+	for _, program := range []string{qemu, disks} {
+		if _, err := exec.LookPath(program); err != nil {
+			return nil, fmt.Errorf("virtual machines need %s: %w; install qemu-system-x86 and "+
+				"qemu-utils", program, err)
+		}
+	}
+	name, err := os.ReadFile(filepath.Join(dir, "current"))
+	if err != nil {
+		return nil, fmt.Errorf("virtual machines need an image in %s: %w; make one with make vm-image",
+			dir, err)
+	}
+	in := filepath.Join(dir, strings.TrimSpace(string(name)))
+	h := &Host{image: Image{filepath.Join(in, "vmlinuz"), filepath.Join(in, "root.img"),
+		filepath.Join(in, "key")}, accelerator: "tcg"}
+	if kvmWorks(ctx) {
+		h.accelerator = "kvm"
+	}
+	return h, nil
+}
+
+// Key returns the path of the private key that each machine's root accepts.
+func (h *Host) Key() string { return h.image.Key }
+
+// bootTime is how long a virtual machine that only ends may take.
+const bootTime = 5 * time.Second
+
+// kvmWorks runs a program of four bytes in a virtual machine: on some machines /dev/kvm is there,
+// and does not work.
+func kvmWorks(ctx context.Context) bool {
+	if unix.Access("/dev/kvm", unix.R_OK|unix.W_OK) != nil {
+		return false
+	}
+	const exit = 0x10
+	sector := make([]byte, 512)
+	copy(sector, []byte{0xb0, exit, 0xe6, 0xf4}) // mov al, exit; out 0xf4, al
+	copy(sector[510:], []byte{0x55, 0xaa})
+	f, err := os.CreateTemp("", "oxide-kvm-")
+	if err != nil {
+		return false
+	}
+	defer os.Remove(f.Name())
+	if _, err := f.Write(sector); err != nil || f.Close() != nil {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, bootTime)
+	defer cancel()
+	err = exec.CommandContext(ctx, qemu, "-machine", "pc,accel=kvm", "-cpu", "host", "-m", "16",
+		"-nodefaults", "-display", "none", "-device", "isa-debug-exit,iobase=0xf4",
+		"-drive", "format=raw,readonly=on,file="+f.Name()).Run()
+	var ended *exec.ExitError
+	return errors.As(err, &ended) && ended.ExitCode() == exit<<1|1
+}
+
+// Start starts a machine in its directory, which exists. It returns when the machine's firmware
+// runs; the guest boots then.
+func (h *Host) Start(ctx context.Context, dir string, g Guest, d []Disk) (*Machine, error) {
+	m, err := h.start(ctx, dir, g, d)
+	if err != nil {
+		return nil, fmt.Errorf("start the machine of instance %s: %w", g.Name, err)
+	}
+	return m, nil
+}
+
+func (h *Host) start(ctx context.Context, dir string, g Guest, d []Disk) (*Machine, error) {
+	if len(d) >= len(slots) {
+		return nil, errNoSlot
+	}
+	root := filepath.Join(dir, "root.qcow2")
+	if _, err := os.Lstat(root); errors.Is(err, fs.ErrNotExist) {
+		out, err := exec.CommandContext(ctx, disks, "create", "-q", "-f", "qcow2", "-F", "raw", "-b",
+			h.image.Root, root).CombinedOutput()
+		if err != nil {
+			return nil, fmt.Errorf("make the root disk: %w: %s", err, out)
+		}
+	}
+	log, err := os.Create(filepath.Join(dir, "qemu.log"))
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	c := exec.Command(qemu, h.arguments(g)...)
+	// The names of sockets are short, so QEMU gets them from its directory. It outlives this process.
+	c.Dir, c.Stderr, c.SysProcAttr = dir, log, &syscall.SysProcAttr{Setsid: true}
+	if err := os.RemoveAll(filepath.Join(dir, "qmp.sock")); err != nil {
+		return nil, err
+	}
+	if err := c.Start(); err != nil {
+		return nil, err
+	}
+	exited := make(chan error, 1)
+	go func() { exited <- c.Wait() }()
+	m, err := h.await(ctx, dir, g.ID, exited)
+	if err == nil {
+		for _, disk := range d {
+			err = errors.Join(err, m.Plug(ctx, disk))
+		}
+		if err == nil {
+			err = m.qmp.do(ctx, "cont", nil, nil)
+		}
+	}
+	if err != nil {
+		_ = c.Process.Kill()
+		said, _ := os.ReadFile(filepath.Join(dir, "qemu.log"))
+		return nil, fmt.Errorf("%w: %s", err, bytes.TrimSpace(said[max(0, len(said)-1024):]))
+	}
+	return m, nil
+}
+
+// arguments returns QEMU's arguments for a machine that waits for "cont".
+func (h *Host) arguments(g Guest) []string {
+	const own = "file=root.qcow2,format=qcow2,if=none,id=root"
+	cpu := "max"
+	if h.accelerator == "kvm" {
+		cpu = "host"
+	}
+	keys := base64.StdEncoding.EncodeToString([]byte(strings.Join(g.Keys, "\n")))
+	return []string{"-machine", "pc,accel=" + h.accelerator, "-cpu", cpu, "-S",
+		"-smp", strconv.Itoa(g.CPUs), "-m", strconv.FormatInt(g.MemoryBytes>>20, 10),
+		"-nodefaults", "-no-user-config", "-display", "none", "-rtc", "base=utc",
+		"-smbios", "type=1,manufacturer=Oxide,product=OxVM,serial=" + g.ID + ",uuid=" + g.ID,
+		"-kernel", h.image.Kernel, "-append", "root=PARTUUID=4f584944-01 rootwait rw quiet panic=1 " +
+			"console=ttyS0 oxide.name=" + g.Name + " oxide.keys=" + keys,
+		"-drive", own, "-device", fmt.Sprintf("nvme,drive=root,serial=root,addr=%#x", slots[0]),
+		"-netdev", "user,id=net,hostfwd=tcp:127.0.0.1:0-:22",
+		"-device", "virtio-net-pci,netdev=net,addr=0x8",
+		"-chardev", "file,id=console,path=console.log,append=on", "-serial", "chardev:console",
+		"-qmp", "unix:qmp.sock,server=on,wait=off"}
+}
+
+// await waits until the process answers for the instance.
+func (h *Host) await(ctx context.Context, dir, id string, exited <-chan error) (*Machine, error) {
+	ctx, cancel := context.WithTimeout(ctx, plugTime)
+	defer cancel()
+	retry := time.NewTicker(20 * time.Millisecond)
+	defer retry.Stop()
+	for {
+		m, err := h.Find(ctx, dir, id)
+		if err == nil && m != nil {
+			return m, nil
+		}
+		select {
+		case end := <-exited:
+			return nil, fmt.Errorf("QEMU has ended: %w", errors.Join(end, errGone))
+		case <-ctx.Done():
+			return nil, fmt.Errorf("QEMU does not answer: %w", errors.Join(err, context.Cause(ctx)))
+		case <-retry.C:
+		}
+	}
+}
+
+// Find returns the machine of an instance that runs in the directory, or nil if none does: whoever
+// answers at the socket with the instance's ID.
+func (h *Host) Find(ctx context.Context, dir, id string) (*Machine, error) {
+	ctx, cancel := context.WithTimeout(ctx, plugTime)
+	defer cancel()
+	at, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer at.Close()
+	// The name of a socket is short, so it is not found by the path of the directory.
+	conn, err := new(net.Dialer).DialContext(ctx, "unix",
+		fmt.Sprintf("/proc/self/fd/%d/qmp.sock", at.Fd()))
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	pid, err := peer(conn.(*net.UnixConn))
+	if err != nil {
+		_ = conn.Close()
+		return nil, err
+	}
+	m := &Machine{ID: id, pid: pid}
+	// After the greeting the process lives, so the descriptor is of it and of no later one.
+	if m.qmp, err = connect(ctx, conn); err != nil {
+		return nil, errors.Join(err, unix.Close(pid))
+	}
+	var is struct{ UUID string }
+	if err = m.qmp.do(ctx, "query-uuid", nil, &is); err == nil && is.UUID != id {
+		err = fmt.Errorf("the machine in %s is that of instance %s, not of %s", dir, is.UUID, id)
+	}
+	if err == nil {
+		err = m.findPort(ctx)
+	}
+	if err != nil {
+		return nil, errors.Join(err, m.qmp.conn.Close(), unix.Close(pid))
+	}
+	return m, nil
+}
+
+// peer returns a descriptor of the process that listens at the other end.
+func peer(conn *net.UnixConn) (pidfd int, err error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var of *unix.Ucred
+	err = errors.Join(raw.Control(func(fd uintptr) {
+		of, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}), err)
+	if err != nil {
+		return 0, err
+	}
+	return unix.PidfdOpen(int(of.Pid), 0)
+}
+
+// ConsoleLimit is how much of a console's text is kept.
+const ConsoleLimit = 1 << 20
+
+// Console returns the last bytes of the text of a machine's serial console.
+func Console(dir string, most int64) ([]byte, error) {
+	f, err := os.OpenFile(filepath.Join(dir, "console.log"), os.O_RDONLY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	size, err := f.Seek(0, io.SeekEnd)
+	if err != nil {
+		return nil, err
+	}
+	b := make([]byte, min(size, most))
+	n, err := f.ReadAt(b, size-int64(len(b)))
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return b[:n], err
+}

@@ -1,0 +1,277 @@
+//go:build linux
+
+package machine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Disk is a disk of a machine.
+type Disk struct {
+	// ID is unique on the host. Serial has at most 20 bytes.
+	ID, Serial, Path string
+	SizeBytes        int64
+	BlockSize        int
+	ReadOnly         bool
+}
+
+// Machine is the virtual machine of an instance. It ends when its guest powers it off, when it is
+// stopped, or when its process is killed.
+type Machine struct {
+	ID  string
+	qmp *monitor
+	pid int // a pidfd
+	// sshPort is the port of loopback that leads to the guest's sshd.
+	sshPort int
+
+	// mu makes one change of the disks at a time.
+	mu sync.Mutex
+}
+
+// Ended is closed when the machine has ended.
+func (m *Machine) Ended() <-chan struct{} { return m.qmp.ended }
+
+// PoweredOff reports whether the guest has powered the ended machine off itself. Else somebody has
+// stopped or killed it.
+func (m *Machine) PoweredOff() bool { return m.qmp.reason() == "guest-shutdown" }
+
+// SSHPort returns the port of loopback that leads to the guest's sshd.
+func (m *Machine) SSHPort() int { return m.sshPort }
+
+// Release lets the machine run on without this process. QEMU has one monitor, so no other process
+// finds the machine before.
+func (m *Machine) Release() error {
+	return errors.Join(m.qmp.conn.Close(), unix.Close(m.pid))
+}
+
+// Disks of a rack's instance have these places on its PCI bus, by slot. The first is the root
+// filesystem's.
+var slots = []int{0x10, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x1a, 0x1b, 0x1c, 0x1d}
+
+// plugTime is how long QEMU may take for a change that needs no guest. ejectTime is how long the
+// guest has to release a disk, and askAgain the time after which it is asked once more, because a
+// guest that boots does not hear it.
+const (
+	plugTime  = 10 * time.Second
+	ejectTime = 10 * time.Second
+	askAgain  = time.Second
+)
+
+// errNoSlot means that a disk does not fit any more.
+var errNoSlot = fmt.Errorf("an instance has %d disks at most, its own root disk included",
+	len(slots))
+
+// blocks returns the block devices of a disk: the file, and the disk over it.
+func (d Disk) blocks() (file, disk map[string]any) {
+	return map[string]any{"driver": "file", "node-name": "file-" + d.ID, "filename": d.Path,
+			"read-only": d.ReadOnly, "discard": "ignore"},
+		d.block("file-" + d.ID)
+}
+
+// block returns the block device of a disk over a file.
+func (d Disk) block(file string) map[string]any {
+	return map[string]any{"driver": "raw", "node-name": "disk-" + d.ID, "read-only": d.ReadOnly,
+		"size": d.SizeBytes, "file": file}
+}
+
+// device returns the NVMe controller of a disk.
+func (d Disk) device(slot int) map[string]any {
+	return map[string]any{"driver": "nvme", "id": "nvme-" + d.ID, "drive": "disk-" + d.ID,
+		"serial": d.Serial, "bus": "pci.0", "addr": fmt.Sprintf("%#x", slot),
+		"logical_block_size": d.BlockSize, "physical_block_size": d.BlockSize}
+}
+
+// plugged returns the slots in use, by the IDs of their disks.
+func (m *Machine) plugged(ctx context.Context) (map[string]int, error) {
+	var buses []struct {
+		Devices []struct {
+			Slot int
+			ID   string `json:"qdev_id"`
+		}
+	}
+	if err := m.qmp.do(ctx, "query-pci", nil, &buses); err != nil {
+		return nil, err
+	}
+	used := map[string]int{}
+	for _, bus := range buses {
+		for _, d := range bus.Devices {
+			if id, is := strings.CutPrefix(d.ID, "nvme-"); is {
+				used[id] = d.Slot
+			}
+		}
+	}
+	return used, nil
+}
+
+// Plug plugs a disk into the lowest free slot, unless the machine has it.
+func (m *Machine) Plug(ctx context.Context, d Disk) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, plugTime)
+	defer cancel()
+	used, err := m.plugged(ctx)
+	if err != nil {
+		return err
+	}
+	if _, has := used[d.ID]; has {
+		return nil
+	}
+	taken := func(slot int) bool {
+		for _, s := range used {
+			if s == slot {
+				return true
+			}
+		}
+		return false
+	}
+	i := slices.IndexFunc(slots[1:], func(slot int) bool { return !taken(slot) }) + 1
+	if i == 0 {
+		return errNoSlot
+	}
+	file, disk := d.blocks()
+	for _, block := range []map[string]any{file, disk} {
+		if err = m.qmp.do(ctx, "blockdev-add", block, nil); err != nil {
+			break
+		}
+	}
+	if err == nil {
+		err = m.qmp.do(ctx, "device_add", d.device(slots[i]), nil)
+	}
+	if err != nil {
+		return errors.Join(err, m.forget(ctx, d.ID))
+	}
+	return nil
+}
+
+// Unplug ejects a disk, if the machine has it. If the guest does not release it, the disk is cut
+// off: what the guest asks of it from then on fails. When it returns without an error, no write of
+// the guest reaches the disk's bytes any more.
+func (m *Machine) Unplug(ctx context.Context, d Disk) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	err := m.eject(ctx, d)
+	if errors.Is(err, errGone) {
+		return nil
+	}
+	return err
+}
+
+func (m *Machine) eject(ctx context.Context, d Disk) error {
+	used, err := m.plugged(ctx)
+	if err != nil {
+		return err
+	}
+	if _, has := used[d.ID]; !has {
+		return m.forget(ctx, d.ID)
+	}
+	events, stop := m.qmp.watch()
+	defer stop()
+	end := time.NewTimer(ejectTime)
+	defer end.Stop()
+	again := time.NewTicker(askAgain)
+	defer again.Stop()
+	for asked := false; ; asked = true {
+		err := m.qmp.do(ctx, "device_del", map[string]any{"id": "nvme-" + d.ID}, nil)
+		if err != nil && !asked {
+			return err
+		}
+		for waits := true; waits; {
+			select {
+			case <-ctx.Done():
+				return fmt.Errorf("the guest has not released disk %s: %w", d.ID, context.Cause(ctx))
+			case <-m.qmp.ended:
+				return errGone
+			case e := <-events:
+				if e.name == "DEVICE_DELETED" && e.Device == "nvme-"+d.ID {
+					return m.forget(ctx, d.ID)
+				}
+			case <-end.C:
+				return m.cut(ctx, d)
+			case <-again.C:
+				waits = false
+			}
+		}
+	}
+}
+
+// cut puts a device whose every request fails below the guest's disk, in place of its file.
+func (m *Machine) cut(ctx context.Context, d Disk) error {
+	dead := map[string]any{"driver": "blkdebug", "node-name": "dead-" + d.ID,
+		"inject-error": []map[string]any{{"event": "none", "errno": int(unix.EIO)}},
+		"image":        map[string]any{"driver": "null-co", "size": d.SizeBytes}}
+	if err := m.qmp.do(ctx, "blockdev-add", dead, nil); err != nil {
+		return err
+	}
+	over := map[string]any{"options": []map[string]any{d.block("dead-" + d.ID)}}
+	if err := m.qmp.do(ctx, "blockdev-reopen", over, nil); err != nil {
+		return err
+	}
+	return m.qmp.do(ctx, "blockdev-del", map[string]any{"node-name": "file-" + d.ID}, nil)
+}
+
+// forget removes what is left of the block devices of a disk that no guest has.
+func (m *Machine) forget(ctx context.Context, id string) error {
+	var nodes []struct {
+		Name string `json:"node-name"`
+	}
+	if err := m.qmp.do(ctx, "query-named-block-nodes", map[string]any{"flat": true}, &nodes); err != nil {
+		return err
+	}
+	for _, name := range []string{"disk-" + id, "dead-" + id, "file-" + id} {
+		for _, n := range nodes {
+			if n.Name != name {
+				continue
+			}
+			err := m.qmp.do(ctx, "blockdev-del", map[string]any{"node-name": name}, nil)
+			if err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Reset restarts the guest at once, as a reset button does.
+func (m *Machine) Reset(ctx context.Context) error { return m.qmp.do(ctx, "system_reset", nil, nil) }
+
+// Stop ends the machine at once, whatever its guest does, and waits for its end.
+func (m *Machine) Stop(ctx context.Context) error {
+	err := unix.PidfdSendSignal(m.pid, unix.SIGKILL, nil, 0)
+	if err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("stop QEMU: %w", err)
+	}
+	select {
+	case <-m.qmp.ended:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("wait for the end of QEMU: %w", context.Cause(ctx))
+	}
+}
+
+var forwarded = regexp.MustCompile(`HOST_FORWARD\]\s+\d+\s+127\.0\.0\.1\s+(\d+)\s+\S+\s+22\s`)
+
+// findPort asks QEMU for the port of loopback that leads to the guest's sshd.
+func (m *Machine) findPort(ctx context.Context) error {
+	var text string
+	err := m.qmp.do(ctx, "human-monitor-command",
+		map[string]any{"command-line": "info usernet"}, &text)
+	if err != nil {
+		return err
+	}
+	found := forwarded.FindStringSubmatch(text)
+	if found == nil {
+		return fmt.Errorf("QEMU names no forwarded port: %q", text)
+	}
+	m.sshPort, err = strconv.Atoi(found[1])
+	return err
+}

@@ -1,0 +1,144 @@
+package machine
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+)
+
+// monitor is a connection to the monitor of a QEMU process (QMP). It ends with the process.
+type monitor struct {
+	conn  net.Conn
+	ended chan struct{}
+
+	mu sync.Mutex
+	// guarded by mu
+	next    int
+	waiting map[int]chan answer
+	watches map[chan event]bool
+	// last is why QEMU said it shut down, "" if it did not say so.
+	last string
+}
+
+type answer struct {
+	ID     int
+	Return json.RawMessage
+	Error  *struct{ Class, Desc string }
+
+	// An event has these.
+	Event string
+	Data  event
+}
+
+type event struct {
+	name           string
+	Device, Reason string
+	Guest          bool
+}
+
+var errGone = errors.New("its QEMU has ended")
+
+// connect greets the monitor behind a connection.
+func connect(ctx context.Context, conn net.Conn) (*monitor, error) {
+	m := &monitor{conn: conn, ended: make(chan struct{}), waiting: map[int]chan answer{},
+		watches: map[chan event]bool{}}
+	go m.read()
+	if err := m.do(ctx, "qmp_capabilities", nil, nil); err != nil {
+		_ = conn.Close()
+		return nil, err
+	}
+	return m, nil
+}
+
+// read passes on what QEMU says until it ends.
+func (m *monitor) read() {
+	lines := bufio.NewScanner(m.conn)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		var a answer
+		if json.Unmarshal(lines.Bytes(), &a) != nil {
+			continue
+		}
+		m.mu.Lock()
+		if a.Event != "" {
+			a.Data.name = a.Event
+			if a.Event == "SHUTDOWN" {
+				m.last = a.Data.Reason
+			}
+			for w := range m.watches {
+				select {
+				case w <- a.Data:
+				default: // nobody watches that many
+				}
+			}
+		} else if w := m.waiting[a.ID]; w != nil {
+			w <- a
+			delete(m.waiting, a.ID)
+		}
+		m.mu.Unlock()
+	}
+	_ = m.conn.Close()
+	close(m.ended)
+}
+
+// do asks for a command, and decodes what it returns unless result is nil.
+func (m *monitor) do(ctx context.Context, command string, arguments, result any) error {
+	got := make(chan answer, 1)
+	m.mu.Lock()
+	m.next++
+	id := m.next
+	m.waiting[id] = got
+	b, err := json.Marshal(struct {
+		Execute   string `json:"execute"`
+		ID        int    `json:"id"`
+		Arguments any    `json:"arguments,omitempty"`
+	}{command, id, arguments})
+	if err == nil {
+		_, err = m.conn.Write(append(b, '\n'))
+	}
+	m.mu.Unlock()
+	if err != nil {
+		return fmt.Errorf("ask QEMU for %s: %w", command, err)
+	}
+	select {
+	case <-ctx.Done():
+		return fmt.Errorf("QEMU does not answer to %s: %w", command, context.Cause(ctx))
+	case <-m.ended:
+		return fmt.Errorf("ask QEMU for %s: %w", command, errGone)
+	case a := <-got:
+		if a.Error != nil {
+			return fmt.Errorf("QEMU refuses %s: %s: %s", command, a.Error.Class, a.Error.Desc)
+		}
+		if result == nil {
+			return nil
+		}
+		if err := json.Unmarshal(a.Return, result); err != nil {
+			return fmt.Errorf("read QEMU's answer to %s: %w", command, err)
+		}
+		return nil
+	}
+}
+
+// watch returns the events from now on, until stop is called.
+func (m *monitor) watch() (events <-chan event, stop func()) {
+	w := make(chan event, 64)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.watches[w] = true
+	return w, func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		delete(m.watches, w)
+	}
+}
+
+// reason returns why QEMU said it shut down.
+func (m *monitor) reason() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.last
+}
