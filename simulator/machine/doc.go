@@ -18,3 +18,22 @@
 // Of a rack's machine, QEMU has not: a serial number that is padded with NULs (it has spaces), an
 // empty model, CMIC, and a read-only namespace (its writes fail, but it does not say so before).
 package machine
+
+// Disk is a disk of a machine.
+type Disk struct {
+	// ID is unique on the host. Serial has at most 20 bytes.
+	ID, Serial, Path string
+	SizeBytes        int64
+	BlockSize        int
+	ReadOnly         bool
+}
+
+// Guest is what a machine is started with.
+type Guest struct {
+	// ID is the instance's, which the firmware reports. Name is the hostname.
+	ID, Name    string
+	CPUs        int
+	MemoryBytes int64
+	// Keys are lines for root's authorized_keys.
+	Keys []string
+}

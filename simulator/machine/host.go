@@ -32,16 +32,6 @@ type Host struct {
 // Image is what tools/vm-image makes.
 type Image struct{ Kernel, Root, Key string }
 
-// Guest is what a machine is started with.
-type Guest struct {
-	// ID is the instance's, which the firmware reports. Name is the hostname.
-	ID, Name    string
-	CPUs        int
-	MemoryBytes int64
-	// Keys are lines for root's authorized_keys.
-	Keys []string
-}
-
 const (
 	qemu  = "qemu-system-x86_64"
 	disks = "qemu-img"

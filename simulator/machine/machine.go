@@ -16,15 +16,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Disk is a disk of a machine.
-type Disk struct {
-	// ID is unique on the host. Serial has at most 20 bytes.
-	ID, Serial, Path string
-	SizeBytes        int64
-	BlockSize        int
-	ReadOnly         bool
-}
-
 // Machine is the virtual machine of an instance. It ends when its guest powers it off, when it is
 // stopped, or when its process is killed.
 type Machine struct {
@@ -240,6 +231,12 @@ func (m *Machine) forget(ctx context.Context, id string) error {
 	}
 	return nil
 }
+
+// Pause stops the guest's processors, and Resume lets them run on. Meanwhile nothing is written.
+func (m *Machine) Pause(ctx context.Context) error { return m.qmp.do(ctx, "stop", nil, nil) }
+
+// Resume ends a Pause.
+func (m *Machine) Resume(ctx context.Context) error { return m.qmp.do(ctx, "cont", nil, nil) }
 
 // Reset restarts the guest at once, as a reset button does.
 func (m *Machine) Reset(ctx context.Context) error { return m.qmp.do(ctx, "system_reset", nil, nil) }
