@@ -38,6 +38,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/keylock"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/machine"
 )
 
 // Plane is a data plane in a directory. Open returns one.
@@ -53,8 +54,12 @@ type Plane struct {
 	owner string
 	// device is the st_dev of the files in dir. On an overlay it may differ from that of dir.
 	device uint64
-	// noDevices is the reason why no guest sees a disk, or nil if guests see them.
+	// noDevices is the reason why no disk has a loop device, or nil if disks have one.
 	noDevices error
+	// machines runs the guests as virtual machines, if it is not nil, and ended is told of each that
+	// ended by itself.
+	machines *machine.Host
+	ended    func(instanceID string, poweredOff bool)
 
 	// ctx ends with Stop. working counts the devices that will appear later.
 	ctx     context.Context
@@ -69,8 +74,13 @@ type Plane struct {
 	flaky     flaky
 }
 
-// Firmware has the values that a guest's firmware reports about its instance.
-type Firmware struct{ InstanceID, Name string }
+// Firmware has the values that a guest's firmware reports about its instance. The others are for a
+// machine: its size, and lines for root's authorized_keys.
+type Firmware struct {
+	InstanceID, Name string
+	MemoryBytes      int64
+	Keys             []string
+}
 
 // Device describes an attached disk as its guest must see it.
 type Device struct {
@@ -121,7 +131,10 @@ const (
 	DevicesIfPossible Devices = "auto"
 )
 
-var errNoDevices = errors.New("the rack was started without devices")
+var (
+	errNoDevices = errors.New("the rack was started without devices")
+	errMachines  = errors.New("the guests are virtual machines")
+)
 
 // Config configures a data plane.
 type Config struct {
@@ -140,6 +153,10 @@ type Config struct {
 	NoDiscards bool
 	// Volatile creates files that need not survive a power cut of the machine.
 	Volatile bool
+	// Machines is the directory of an image for virtual machines as guests, or "" for views. Ended is
+	// told of each machine that ended by itself: its guest has powered it off, or it was killed.
+	Machines string
+	Ended    func(instanceID string, poweredOff bool)
 	// Removed gets the ID of each object whose files, or whose guest's view, are gone. It may be nil.
 	Removed func(id string)
 }
@@ -171,7 +188,12 @@ func Open(c Config) (*Plane, error) {
 	if p.owner, err = p.identify(); err != nil {
 		return nil, fmt.Errorf("open the data plane: %w", err)
 	}
-	if err := p.findDevices(c.Devices); err != nil {
+	if c.Machines != "" {
+		p.ended, p.noDevices = c.Ended, errMachines
+		if p.machines, err = machine.Open(context.Background(), c.Machines); err != nil {
+			return nil, fmt.Errorf("open the data plane: %w", err)
+		}
+	} else if err := p.findDevices(c.Devices); err != nil {
 		return nil, fmt.Errorf("open the data plane: %w", err)
 	}
 	p.flaky.mark = p.owner + "."
@@ -202,20 +224,36 @@ func (p *Plane) findDevices(want Devices) (err error) {
 }
 
 // NoDevices returns the reason why no guest sees a disk, or nil if guests see their disks.
-func (p *Plane) NoDevices() error { return p.noDevices }
+func (p *Plane) NoDevices() error {
+	if p.machines != nil {
+		return nil
+	}
+	return p.noDevices
+}
 
 // Stop ends the plane's own work. The guests keep their devices, and the next plane adopts them.
 func (p *Plane) Stop() {
 	p.cancel()
 	p.working.Wait()
+	for _, g := range p.guests.all() {
+		g.mu.Lock()
+		if g.machine != nil {
+			_ = g.machine.Release() // it ends only this process' connection
+			g.machine = nil
+		}
+		g.mu.Unlock()
+	}
 }
 
 // Close removes every device from its guest and releases it. A device in use stays, with its
 // bytes, until its last user closes it, so that a filesystem on it can be unmounted properly;
 // Close returns an error that names it.
 func (p *Plane) Close() error {
-	p.Stop()
 	errs := []error{p.Tamper(Tamper{})}
+	for id := range p.guests.all() {
+		errs = append(errs, p.Halt(id))
+	}
+	p.Stop()
 	var devices []*plugged
 	for _, g := range p.guests.all() {
 		devices = append(devices, p.guests.devices(g)...)

@@ -76,7 +76,7 @@ func devicesOf(t *testing.T, p *Plane) []loopdev.Device {
 func newGuest(t *testing.T, p *Plane) string {
 	t.Helper()
 	id := newID()
-	simtest.NoError(t, p.AddGuest(Firmware{id, "web-1"}))
+	simtest.NoError(t, p.AddGuest(Firmware{InstanceID: id, Name: "web-1"}))
 	return id
 }
 
@@ -355,7 +355,7 @@ func TestCloseAndTheEndOfAGuestTakeEveryDeviceAway(t *testing.T) {
 	id := newGuest(t, p)
 	again := func() error { return p.RemoveGuest(id) }
 	for _, end := range []func() error{again, again, p.Close} {
-		simtest.NoError(t, p.AddGuest(Firmware{id, "web-1"}))
+		simtest.NoError(t, p.AddGuest(Firmware{InstanceID: id, Name: "web-1"}))
 		simtest.NoError(t, p.Plug(newDisk(t, p, id, "now"), Fault{}))
 		simtest.NoError(t, p.Plug(newDisk(t, p, id, "later"), Fault{Delay: time.Hour}))
 		simtest.NoError(t, end())

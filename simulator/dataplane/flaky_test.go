@@ -120,7 +120,7 @@ func TestTheDisksOfAKilledSimulatorAreCreatedAgain(t *testing.T) {
 	}
 	p = openFlaky(t, dir)
 	t.Cleanup(func() { simtest.NoError(t, p.Close()) })
-	simtest.NoError(t, p.AddGuest(Firmware{guest, "web-1"}))
+	simtest.NoError(t, p.AddGuest(Firmware{InstanceID: guest, Name: "web-1"}))
 	simtest.NoError(t, p.Reconcile(t.Context(), []Device{d}, IDs{"disks": {d.DiskID}}))
 	if devices := devicesOf(t, p); len(devices) != 1 || devices[0].Sequence == dead[0].Sequence {
 		t.Errorf("the devices are %+v, want a new one alone", devices)

@@ -11,6 +11,7 @@ import (
 	"sync"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/machine"
 )
 
 // GuestDir returns the directory of an instance's guest view, which contains sys and dev.
@@ -29,6 +30,9 @@ func (p *Plane) AddGuest(g Firmware) error {
 
 // RemoveGuest removes a guest and its devices, if it exists.
 func (p *Plane) RemoveGuest(id string) error {
+	if err := p.Halt(id); err != nil {
+		return fmt.Errorf("remove the guest of instance %s: %w", id, err)
+	}
 	if g := p.guests.all()[id]; g != nil {
 		for _, d := range p.guests.devices(g) {
 			if err := p.Unplug(id, d.spec.DiskID); err != nil {
@@ -48,6 +52,9 @@ func (p *Plane) RemoveGuest(id string) error {
 // are added again; Reconcile removes those of the others.
 func (p *Plane) Empty() error {
 	for id, g := range p.guests.all() {
+		if err := p.Halt(id); err != nil {
+			return err
+		}
 		for _, d := range p.guests.devices(g) {
 			if err := p.Unplug(id, d.spec.DiskID); err != nil {
 				return err
@@ -71,6 +78,8 @@ type guestState struct {
 	random *rand.Rand
 	// removed is set when the guest no longer belongs to the plane.
 	removed bool
+	// machine runs the guest, or is nil.
+	machine *machine.Machine
 }
 
 // plugged is a disk of a guest, visible or not.
@@ -79,6 +88,9 @@ type plugged struct {
 	guest *guestState
 	// loop is nil for a device that never appears, as all do in a plane without devices.
 	loop *loopdev.Device
+	// never keeps a machine from having the disk, and wrongSize is the size that it has there, or 0.
+	never     bool
+	wrongSize int64
 	// node is the device's name in the guest, "" while it is not visible.
 	node string
 	// cancel ends the wait for the device's appearance. appeared is closed when the wait has ended.

@@ -55,8 +55,8 @@ func (p *Plane) Run(f Firmware) error {
 	}
 	ctx, cancel := context.WithTimeout(p.ctx, machineTime)
 	defer cancel()
-	m, err := p.machines.Start(ctx, dir, machine.Guest{ID: f.InstanceID, Name: f.Name, CPUs: f.CPUs,
-		MemoryBytes: f.MemoryBytes, Keys: f.Keys}, disks)
+	m, err := p.machines.Start(ctx, dir, machine.Guest{ID: f.InstanceID, Name: f.Name, CPUs: 1,
+		MemoryBytes: min(max(f.MemoryBytes, 512<<20), 1<<30), Keys: f.Keys}, disks)
 	if err != nil {
 		return err
 	}
@@ -102,6 +102,17 @@ func (p *Plane) Halt(id string) error {
 	return m.Stop(ctx)
 }
 
+// Reset restarts the guest in its machine, and reports whether it has one.
+func (p *Plane) Reset(id string) (has bool, err error) {
+	g := p.guests.all()[id]
+	if g == nil || p.machines == nil {
+		return false, nil
+	}
+	return true, p.change(g, func(ctx context.Context, m *machine.Machine) error {
+		return m.Reset(ctx)
+	})
+}
+
 // change changes the machine of a guest, if it has one.
 func (p *Plane) change(g *guestState, do func(context.Context, *machine.Machine) error) error {
 	g.mu.Lock()
@@ -115,9 +126,23 @@ func (p *Plane) change(g *guestState, do func(context.Context, *machine.Machine)
 	return do(ctx, m)
 }
 
-// findMachines finds the machines that an earlier plane has started, and gives them their disks. It
-// returns the guests of these that have none.
-func (p *Plane) findMachines(running []string) (gone []string, err error) {
+// still stops the processors of a guest's machine, if it has one, until resume is called.
+func (p *Plane) still(g *guestState) (resume func(), err error) {
+	resume = func() {}
+	err = p.change(g, func(ctx context.Context, m *machine.Machine) error {
+		resume = func() {
+			if err := m.Resume(context.Background()); err != nil {
+				p.log.Error("a guest cannot go on", slog.String("error", err.Error()))
+			}
+		}
+		return m.Pause(ctx)
+	})
+	return resume, err
+}
+
+// Adopt finds the machines that an earlier plane has started, and returns the guests of these that
+// have none any more.
+func (p *Plane) Adopt(running []string) (gone []string, err error) {
 	if p.machines == nil {
 		return nil, nil
 	}

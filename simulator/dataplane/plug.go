@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/machine"
 )
 
 const (
@@ -45,8 +46,8 @@ func (p *Plane) plugLocked(spec Device, f Fault) error {
 	if err := p.tamperPlug(spec, &f); err != nil {
 		return err
 	}
+	d := &plugged{spec: spec, never: f.Never, wrongSize: f.SizeBytes}
 	f.Never = f.Never || p.noDevices != nil
-	d := &plugged{spec: spec}
 	if !f.Never {
 		loop, err := p.attachLoop(spec, f.SizeBytes)
 		if err != nil {
@@ -57,6 +58,14 @@ func (p *Plane) plugLocked(spec Device, f Fault) error {
 	err := p.enter(d, f.Delay)
 	if err != nil && d.loop != nil {
 		err = errors.Join(err, p.forceDetach(*d.loop, spec.DiskID))
+	}
+	if err == nil && !d.never {
+		err = p.change(d.guest, func(ctx context.Context, m *machine.Machine) error {
+			return m.Plug(ctx, p.machineDisk(d))
+		})
+		if err != nil {
+			p.guests.forget(d)
+		}
 	}
 	return err
 }
@@ -189,7 +198,10 @@ func (p *Plane) Unplug(instanceID, diskID string) error {
 		p.guests.forget(d)
 		return nil
 	}
-	err := p.hide(d)
+	err := errors.Join(p.hide(d), p.change(d.guest, func(ctx context.Context,
+		m *machine.Machine) error {
+		return m.Unplug(ctx, p.machineDisk(d))
+	}))
 	if err == nil && d.loop != nil {
 		err = p.forceDetach(*d.loop, diskID)
 	}

@@ -29,7 +29,7 @@ func killed(t *testing.T, p *Plane, guests ...string) *Plane {
 	after, err := Open(Config{Dir: p.dir, Log: p.log})
 	simtest.NoError(t, err)
 	for _, id := range guests {
-		simtest.NoError(t, after.AddGuest(Firmware{id, "web-1"}))
+		simtest.NoError(t, after.AddGuest(Firmware{InstanceID: id, Name: "web-1"}))
 	}
 	t.Cleanup(func() { _ = after.Close() })
 	return after

@@ -35,6 +35,13 @@ func (p *Plane) SnapshotDisk(ctx context.Context, snapshotID, diskID string) err
 		defer src.Close()
 		d := p.guests.disk(diskID)
 		plugged := d != nil && d.loop != nil
+		if d != nil { // a machine writes nothing meanwhile
+			resume, err := p.still(d.guest)
+			if err != nil {
+				return err
+			}
+			defer resume()
+		}
 		switch {
 		case shareBlocks(f, src):
 		case plugged && p.tamper().copied == nil:

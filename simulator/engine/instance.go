@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/dataplane"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
@@ -69,7 +70,7 @@ func (s Instances) Start(call *Call, ref Ref) (store.Instance, error) {
 		}
 		return nil
 	}, func(_, i store.Instance) error {
-		if err := s.plugAll(call, i); err != nil {
+		if err := s.run(call, i); err != nil {
 			return errors.Join(err, s.unplugAll(i))
 		}
 		s.settleLater(i)
@@ -93,7 +94,7 @@ func (s Instances) Stop(call *Call, ref Ref) (store.Instance, error) {
 		if !before.Active() {
 			return nil
 		}
-		if err := s.unplugAll(i); err != nil {
+		if err := errors.Join(s.plane.Halt(i.ID), s.unplugAll(i)); err != nil {
 			return err
 		}
 		s.settleLater(i)
@@ -121,9 +122,12 @@ func (s Instances) Reboot(call *Call, ref Ref) (store.Instance, error) {
 		}
 		return nil
 	}, func(_, i store.Instance) error {
-		err := s.unplugAll(i)
-		if err == nil {
-			err = s.plugAll(call, i)
+		machine, err := s.plane.Reset(i.ID)
+		if err == nil && !machine {
+			err = s.unplugAll(i)
+			if err == nil {
+				err = s.plugAll(call, i)
+			}
 		}
 		if err != nil {
 			s.failInstance(i, err)
@@ -140,7 +144,7 @@ func (s Instances) failInstance(i store.Instance, cause error) {
 	s.log.Error("an instance has failed", slog.String("instance", i.ID),
 		slog.String("error", cause.Error()))
 	i.SetRunState(store.RunFailed)
-	if err := errors.Join(s.unplugAll(i), s.putInstance(i)); err != nil {
+	if err := errors.Join(s.plane.Halt(i.ID), s.unplugAll(i), s.putInstance(i)); err != nil {
 		s.log.Error("an instance cannot change its state", slog.String("instance", i.ID),
 			slog.String("error", err.Error()))
 	}
@@ -175,6 +179,40 @@ func (s Instances) attachedDisks(i store.Instance) (attached []store.Disk, err e
 		return err
 	})
 	return attached, err
+}
+
+// run gives an instance its disks, and then starts its machine, if the guests are machines.
+func (s Instances) run(call *Call, i store.Instance) error {
+	if err := s.plugAll(call, i); err != nil {
+		return err
+	}
+	return s.plane.Run(firmwareOf(i))
+}
+
+func firmwareOf(i store.Instance) dataplane.Firmware {
+	return dataplane.Firmware{InstanceID: i.ID, Name: i.Name, MemoryBytes: i.Memory}
+}
+
+// ended notes that the machine of an instance has ended by itself.
+func (s Instances) ended(id string, poweredOff bool) {
+	defer s.locks.Lock(id)()
+	var i store.Instance
+	err := s.store.View(func(tx *store.Tx) (err error) {
+		i, err = find(tx, store.Instances, "", store.Selector{ID: id})
+		return err
+	})
+	switch {
+	case err != nil || !i.HasGuest():
+		return // it was deleted or stopped meanwhile
+	case !poweredOff:
+		s.failInstance(i, errors.New("its machine has ended"))
+		return
+	}
+	i.SetRunState(store.RunStopped)
+	if err := errors.Join(s.unplugAll(i), s.putInstance(i)); err != nil {
+		s.log.Error("an instance cannot change its state", slog.String("instance", id),
+			slog.String("error", err.Error()))
+	}
 }
 
 func (s Instances) plugAll(call *Call, i store.Instance) error {

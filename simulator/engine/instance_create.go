@@ -9,7 +9,6 @@ import (
 
 	"github.com/google/uuid"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/simulator/dataplane"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
@@ -135,7 +134,7 @@ func (s Instances) insert(call *Call, project store.Selector, c InstanceCreate) 
 func (s Instances) fill(call *Call, owner store.Project, i store.Instance,
 	attachments []DiskAttachment,
 ) error {
-	if err := s.plane.AddGuest(dataplane.Firmware{InstanceID: i.ID, Name: i.Name}); err != nil {
+	if err := s.plane.AddGuest(firmwareOf(i)); err != nil {
 		return err
 	}
 	for _, a := range attachments {
@@ -206,7 +205,7 @@ func (s Instances) finish(call *Call, made store.Instance, c InstanceCreate) (st
 	if !c.Start {
 		return i, nil
 	}
-	if err := s.plugAll(call, i); err != nil {
+	if err := s.run(call, i); err != nil {
 		s.log.Error("an instance that was created could not be started",
 			slog.String("instance", i.ID), slog.String("error", err.Error()))
 		i.SetRunState(store.RunStopped)

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/dataplane"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
@@ -38,7 +40,17 @@ func (r *Simulation) restore(ctx context.Context, first ...func(*store.Tx) error
 	if err := r.reconcilePlane(ctx); err != nil {
 		return err
 	}
-	return r.resume()
+	if err := r.resume(); err != nil {
+		return err
+	}
+	for _, id := range r.boot {
+		call := &Call{Context: ctx}
+		if _, err := r.Instances.Start(call, Ref{Object: store.Selector{ID: id}}); err != nil {
+			return err
+		}
+	}
+	r.boot = nil
+	return nil
 }
 
 // prepare creates the tables that the directory lacks.
@@ -130,15 +142,17 @@ func (r *Simulation) reconcilePlane(ctx context.Context) error {
 	note := func(kind, id string) { ids[kind] = append(ids[kind], id) }
 	var guests []dataplane.Firmware
 	sizes := map[string]int64{}
+	running := map[string]bool{} // the instances with a guest
 	err := r.store.View(func(tx *store.Tx) (err error) {
-		running := map[string]bool{}
 		if ids[dataplane.Left], err = tx.Left(); err != nil {
 			return err
 		}
 		return errors.Join(
 			store.Instances.Each(tx, func(i store.Instance) error {
-				running[i.ID] = i.HasGuest()
-				guests = append(guests, dataplane.Firmware{InstanceID: i.ID, Name: i.Name})
+				if i.HasGuest() {
+					running[i.ID] = true
+				}
+				guests = append(guests, firmwareOf(i))
 				return nil
 			}),
 			store.Disks.Each(tx, func(d store.Disk) error {
@@ -167,7 +181,14 @@ func (r *Simulation) reconcilePlane(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := r.plane.Reconcile(ctx, attached, ids); err != nil {
+	gone, err := r.plane.Adopt(slices.Sorted(maps.Keys(running)))
+	if err != nil {
+		return err
+	}
+	for _, id := range gone {
+		attached = slices.DeleteFunc(attached, func(d dataplane.Device) bool { return d.InstanceID == id })
+	}
+	if err := errors.Join(r.plane.Reconcile(ctx, attached, ids), r.failed(gone)); err != nil {
 		return err
 	}
 	r.store.Gone(ids[dataplane.Left]...)
@@ -177,4 +198,21 @@ func (r *Simulation) reconcilePlane(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// failed records that instances have failed: their machines have ended with an earlier simulator.
+func (r *Simulation) failed(ids []string) error {
+	return r.store.Update(func(tx *store.Tx) error {
+		for _, id := range ids {
+			i, err := find(tx, store.Instances, "", store.Selector{ID: id})
+			if err != nil {
+				return err
+			}
+			i.SetRunState(store.RunFailed)
+			if err := store.Instances.Put(tx, i); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }

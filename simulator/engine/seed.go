@@ -117,8 +117,11 @@ func (r seeder) instance(tx *store.Tx, spec InstanceSpec) (id string, err error)
 		AutoRestartEnabled: true,
 	}
 	i.SetRunState(store.RunRunning)
-	if spec.Stopped {
+	if spec.Stopped || r.config.Machines != "" {
 		i.SetRunState(store.RunStopped)
+	}
+	if !spec.Stopped && r.config.Machines != "" {
+		r.boot = append(r.boot, i.ID)
 	}
 	nics, err := newInterfaces(tx, i, []InterfaceCreate{DefaultInterface})
 	if err == nil {

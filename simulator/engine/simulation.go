@@ -88,6 +88,9 @@ type Config struct {
 	// NoDiscards makes distributed disks refuse discards, so that their bytes stay, as on a rack,
 	// which accepts them (A69).
 	NoDiscards bool
+	// Machines is the directory of an image for virtual machines (tools/vm-image): the instances run
+	// as such. "" means that each is a directory that looks like a guest's /sys and /dev.
+	Machines string
 	// FlakyDisks creates disks that can fail (adminapi.DiskFault). Their devices end with the
 	// process.
 	FlakyDisks bool
@@ -137,10 +140,12 @@ type Simulation struct {
 
 	config    Config
 	temporary bool
-	log       *slog.Logger
-	store     *store.Store
-	plane     *dataplane.Plane
-	switches  switchboard
+	// boot are the instances of the Config whose machines are started at the end of Open.
+	boot     []string
+	log      *slog.Logger
+	store    *store.Store
+	plane    *dataplane.Plane
+	switches switchboard
 	// locks serialises the work on the data plane for each object. An instance is always locked
 	// before a disk, and a disk before a snapshot, so that no two calls wait for each other. The
 	// records need no locks, because their transactions are serial.
@@ -211,7 +216,10 @@ func (r *Simulation) open(ctx context.Context) (err error) {
 	r.plane, err = dataplane.Open(dataplane.Config{Dir: r.config.Dir, Log: r.log, Seed: r.config.Seed,
 		FirstLoop: r.config.FirstLoop, Devices: r.config.Devices, FlakyDisks: r.config.FlakyDisks,
 		NoDiscards: r.config.NoDiscards, Volatile: r.config.Volatile,
-		Removed: func(id string) { r.store.Gone(id) }})
+		Removed: func(id string) { r.store.Gone(id) }, Machines: r.config.Machines,
+		Ended: func(id string, poweredOff bool) {
+			r.background(func() { r.Instances.ended(id, poweredOff) })
+		}})
 	if err != nil {
 		return err
 	}
