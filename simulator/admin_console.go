@@ -19,6 +19,7 @@ import (
 func (s *Server) addConsole(admin *http.ServeMux) http.Handler {
 	c := console.New()
 	c.State, c.Version, c.Switches = s.rack.RecordedState, s.rack.Version, s.rack.Switches
+	c.Machines = s.rack.Machines
 	c.Faults, c.Requests, c.Flights = s.Faults.List, s.requests.newest, s.Flights.Newest
 	c.Disk, c.Run, c.Admin, c.Hosts = s.consoleDisk, s.run, admin, s.adminHosts
 	c.Closing, c.BodyTime = s.rack.Closing(), s.bodyTime

@@ -1,6 +1,7 @@
 package simulator
 
 import (
+	"errors"
 	"net/http"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
@@ -190,6 +191,41 @@ func instanceDiskDetach(rack *engine.Simulation, r *apiRequest) (int, any, error
 func interfaceList(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	nics, err := rack.Instances.Interfaces(&r.call, r.instance())
 	return http.StatusOK, slice(r.scan, nics), err
+}
+
+// serialConsole reads from one of two offsets, one of which must be given.
+func serialConsole(rack *engine.Simulation, r *apiRequest) (int, any, error) {
+	const most = 1 << 20 // more than the rack keeps (16 KiB at each end), and than its clients ask for
+	given := map[string]int64{"max_bytes": most}
+	for _, name := range []string{"from_start", "most_recent", "max_bytes"} {
+		if r.query.Has(name) {
+			n, err := parseNumber(r.query.Get(name), 63)
+			if err != nil {
+				return 0, nil, err
+			}
+			given[name] = int64(n)
+		}
+	}
+	from, start := given["from_start"]
+	back, recent := given["most_recent"]
+	switch {
+	case start == recent:
+		return 0, nil, badRequest("Exactly one of 'from_start' or 'most_recent' must be specified.")
+	case recent:
+		from = -1 - back
+	}
+	text, end, err := rack.Instances.Console(&r.call, r.instance(), from, min(given["max_bytes"], most))
+	if errors.Is(err, engine.ErrNoConsole) {
+		return 0, nil, unimplemented(r.op)
+	}
+	numbers := make([]int, len(text)) // a []byte would be a string in JSON
+	for i, b := range text {
+		numbers[i] = int(b)
+	}
+	return http.StatusOK, struct {
+		Data []int `json:"data"`
+		End  int64 `json:"last_byte_offset"`
+	}{numbers, end}, err
 }
 
 // interfaceOwner returns the instance that the query names.

@@ -55,6 +55,8 @@ var served = withResources(withPools(map[string]*operation{
 	"instance_stop":   {serve: onInstance(http.StatusAccepted, engine.Instances.Stop)},
 	"instance_reboot": {serve: onInstance(http.StatusAccepted, engine.Instances.Reboot)},
 
+	"instance_serial_console": {serve: serialConsole},
+
 	"instance_disk_list":   {list: true, serve: instanceDiskList},
 	"instance_disk_attach": {body: parseDiskPath, serve: instanceDiskAttach},
 	"instance_disk_detach": {body: parseDiskPath, serve: instanceDiskDetach},

@@ -92,21 +92,28 @@ func (s scan) selectors() url.Values {
 }
 
 func parseLimit(query url.Values) (int, error) {
-	given := query.Get("limit")
-	limit, err := strconv.ParseUint(strings.TrimPrefix(given, "+"), 10, 32) // as Rust reads a number
-	switch {
-	case !query.Has("limit"):
+	if !query.Has("limit") {
 		return defaultLimit, nil
+	}
+	limit, err := parseNumber(query.Get("limit"), 32)
+	if err == nil && limit == 0 {
+		err = badQuery("invalid value: integer `0`, expected a nonzero u32")
+	}
+	return int(min(limit, maxLimit)), err
+}
+
+// parseNumber reads a number of the query as Rust does.
+func parseNumber(given string, bits int) (uint64, error) {
+	n, err := strconv.ParseUint(strings.TrimPrefix(given, "+"), 10, bits)
+	switch {
 	case given == "":
 		return 0, badQuery("cannot parse integer from empty string")
 	case errors.Is(err, strconv.ErrRange):
 		return 0, badQuery("number too large to fit in target type")
 	case err != nil:
 		return 0, badQuery("invalid digit found in string")
-	case limit == 0:
-		return 0, badQuery("invalid value: integer `0`, expected a nonzero u32")
 	}
-	return int(min(limit, maxLimit)), nil
+	return n, nil
 }
 
 func parseToken(token string) (scan, error) {

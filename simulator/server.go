@@ -28,6 +28,7 @@ type (
 	//	Hotplug, DiskLimit, QuotaBytes      its limits; the zero values are full, 12 and 64 TiB
 	//	DeviceDelay, CreateHold, SnapshotHold, InstanceDelay, FreeDelay, QuotaFirst  its delays
 	//	Devices, FlakyDisks, NoDiscards, FirstLoop, KeepDevices, Seed  the devices of its guests
+	//	Machines                            the image of its guests, if they are virtual machines
 	//	Log                                 its logger
 	Config = engine.Config
 	// InstanceSpec is an instance that the rack has from the start: its Name, and if given its ID, its
@@ -112,6 +113,12 @@ func (s *Server) Instances() []engine.InstanceSpec { return s.rack.InstanceSpecs
 
 // GuestDir returns the directory of an instance's guest view, which contains sys and dev.
 func (s *Server) GuestDir(instanceID string) string { return s.rack.Plane().GuestDir(instanceID) }
+
+// Machines returns the virtual machines that run.
+func (s *Server) Machines() []adminapi.Machine { return s.rack.Machines() }
+
+// SSHKey returns the path of the private key that the root of each virtual machine accepts, or "".
+func (s *Server) SSHKey() string { return s.rack.Plane().SSHKey() }
 
 // NoDevices returns the reason why no guest sees a disk, or nil if guests see their disks.
 func (s *Server) NoDevices() error { return s.rack.Plane().NoDevices() }

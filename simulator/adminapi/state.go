@@ -11,6 +11,7 @@ type State struct {
 	Images      []Image      `json:"images"`
 	Attachments []Attachment `json:"attachments"`
 	LoopDevices []LoopDevice `json:"loop_devices"`
+	Machines    []Machine    `json:"machines,omitempty"`
 	// StorageBytes is the quota that disks and snapshots use, including deleted ones until they are
 	// freed.
 	StorageBytes int64 `json:"storage_bytes"`
@@ -38,6 +39,14 @@ type Instance struct {
 	RunState            string    `json:"run_state"`
 	TimeRunStateUpdated time.Time `json:"time_run_state_updated"`
 	BootDiskID          *string   `json:"boot_disk_id"`
+}
+
+// Machine is the virtual machine of an instance. SSH is the address of loopback that leads to its
+// sshd, and Console the last bytes that it has written to its serial console.
+type Machine struct {
+	InstanceID string `json:"instance_id"`
+	SSH        string `json:"ssh"`
+	Console    string `json:"console"`
 }
 
 // Disk is a disk in any state.

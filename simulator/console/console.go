@@ -30,6 +30,8 @@ type Console struct {
 	// State returns what the records have and their version. Version returns the version alone.
 	State   func() (adminapi.State, int, error)
 	Version func() (int, error)
+	// Machines returns the virtual machines of the instances.
+	Machines func() []adminapi.Machine
 	// Switches and Faults return what is set.
 	Switches func() adminapi.Switches
 	Faults   func() []adminapi.ActiveFault

@@ -21,6 +21,7 @@ const hostile = "<script>alert(1)</script>\x1b[31m\u202egpj.exe\"'"
 // that reach its admin listener.
 func testConsole(forwarded *[]string) *Console {
 	c := New()
+	c.Machines = func() []adminapi.Machine { return nil }
 	id := "00000000-0000-0000-0000-00000000000d"
 	state := adminapi.State{
 		Instances: []adminapi.Instance{{Identity: adminapi.Identity{ID: "i", Name: hostile},

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"html/template"
 	"net/http"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -19,6 +20,8 @@ type card struct {
 	CanStart, CanStop  bool
 	Slots              []slot
 	Attached, AllSlots int
+	// Machine runs it, if it is not nil.
+	Machine *adminapi.Machine
 }
 
 // slot is a slot of an instance; without a disk it is empty.
@@ -68,7 +71,14 @@ func parts(state adminapi.State, switches adminapi.Switches, faults []adminapi.A
 		lists[list] = append(lists[list], part{id, template, model})
 	}
 	for _, i := range sorted(state.Instances, func(i adminapi.Instance) string { return i.Name }) {
-		add("instances", "i-"+i.ID, "card", newCard(i, disks[i.ID], switches.DiskLimit))
+		c := newCard(i, disks[i.ID], switches.DiskLimit)
+		for _, m := range state.Machines {
+			if m.InstanceID == i.ID {
+				m.Console = lastLines(m.Console)
+				c.Machine = &m
+			}
+		}
+		add("instances", "i-"+i.ID, "card", c)
 	}
 	for _, d := range sorted(detached, func(d adminapi.Disk) string { return d.Name }) {
 		add("shelf", "d-"+d.ID, "shelved", shelved{slotOf(d, false), d.State.State, d.Size,
@@ -95,6 +105,14 @@ func parts(state adminapi.State, switches adminapi.Switches, faults []adminapi.A
 	}
 	return lists
 }
+
+// lastLines returns the last lines of a serial console without what moves a terminal's cursor.
+func lastLines(text string) string {
+	lines := strings.Split(strings.TrimSpace(terminal.ReplaceAllString(text, "")), "\n")
+	return strings.ToValidUTF8(strings.Join(lines[max(0, len(lines)-4):], "\n"), "�")
+}
+
+var terminal = regexp.MustCompile(`\x1b\[[0-9;?]*[A-Za-z]|[^\P{C}\n]`)
 
 func sorted[T any](all []T, name func(T) string) []T {
 	slices.SortStableFunc(all, func(a, b T) int { return cmp.Compare(name(a), name(b)) })
@@ -201,7 +219,7 @@ func (c *Console) refresh() error {
 		return err
 	}
 	switches, faults := c.Switches(), c.Faults()
-	told, err := json.Marshal([]any{version, switches, faults})
+	told, err := json.Marshal([]any{version, switches, faults, c.Machines()})
 	if err != nil || string(told) == c.stamp {
 		return err
 	}

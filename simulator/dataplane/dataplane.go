@@ -157,6 +157,8 @@ type Config struct {
 	// told of each machine that ended by itself: its guest has powered it off, or it was killed.
 	Machines string
 	Ended    func(instanceID string, poweredOff bool)
+	// Temporary makes the machines end with this process, however it ends.
+	Temporary bool
 	// Removed gets the ID of each object whose files, or whose guest's view, are gone. It may be nil.
 	Removed func(id string)
 }
@@ -193,6 +195,7 @@ func Open(c Config) (*Plane, error) {
 		if p.machines, err = machine.Open(context.Background(), c.Machines); err != nil {
 			return nil, fmt.Errorf("open the data plane: %w", err)
 		}
+		p.machines.EndsWithProcess = c.Temporary
 	} else if err := p.findDevices(c.Devices); err != nil {
 		return nil, fmt.Errorf("open the data plane: %w", err)
 	}
@@ -236,12 +239,9 @@ func (p *Plane) Stop() {
 	p.cancel()
 	p.working.Wait()
 	for _, g := range p.guests.all() {
-		g.mu.Lock()
-		if g.machine != nil {
-			_ = g.machine.Release() // it ends only this process' connection
-			g.machine = nil
+		if m := g.machine.Swap(nil); m != nil {
+			_ = m.Release() // it ends only this process' connection
 		}
-		g.mu.Unlock()
 	}
 }
 

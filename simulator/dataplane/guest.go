@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/machine"
@@ -78,8 +79,9 @@ type guestState struct {
 	random *rand.Rand
 	// removed is set when the guest no longer belongs to the plane.
 	removed bool
-	// machine runs the guest, or is nil.
-	machine *machine.Machine
+
+	// machine runs the guest, or is nil. Who starts or stops it holds mu.
+	machine atomic.Pointer[machine.Machine]
 }
 
 // plugged is a disk of a guest, visible or not.

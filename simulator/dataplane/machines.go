@@ -4,9 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/machine"
@@ -16,8 +21,15 @@ import (
 // devices, and the directories of their views no devices. A guest that does not run gets its disks
 // when it starts.
 
-// machineTime is how long a change of a machine may take.
-const machineTime = 40 * time.Second
+const (
+	// machineTime is how long a change of a machine may take.
+	machineTime = 40 * time.Second
+	// leastMemory and mostMemory bound the memory of a machine.
+	leastMemory, mostMemory = 512 << 20, 1 << 30
+)
+
+// ErrNoMemory means that this computer has not the memory for one more machine.
+var ErrNoMemory = errors.New("this computer has not the memory for one more virtual machine")
 
 // machineDir returns the directory of a guest's machine.
 func (p *Plane) machineDir(id string) string { return filepath.Join(p.GuestDir(id), "machine") }
@@ -36,12 +48,16 @@ func (p *Plane) machineDisk(d *plugged) machine.Disk {
 // the guests are no machines, or if this one runs.
 func (p *Plane) Run(f Firmware) error {
 	g := p.guests.lock(f.InstanceID)
-	if g == nil || p.machines == nil {
+	if g == nil {
 		return nil
 	}
 	defer g.mu.Unlock()
-	if g.machine != nil {
+	if p.machines == nil || g.machine.Load() != nil {
 		return nil
+	}
+	memory := min(max(f.MemoryBytes, leastMemory), mostMemory)
+	if err := p.hasMemory(memory); err != nil {
+		return err
 	}
 	var disks []machine.Disk
 	for _, d := range p.guests.devices(g) {
@@ -56,7 +72,7 @@ func (p *Plane) Run(f Firmware) error {
 	ctx, cancel := context.WithTimeout(p.ctx, machineTime)
 	defer cancel()
 	m, err := p.machines.Start(ctx, dir, machine.Guest{ID: f.InstanceID, Name: f.Name, CPUs: 1,
-		MemoryBytes: min(max(f.MemoryBytes, 512<<20), 1<<30), Keys: f.Keys}, disks)
+		MemoryBytes: memory, Keys: f.Keys}, disks)
 	if err != nil {
 		return err
 	}
@@ -64,22 +80,43 @@ func (p *Plane) Run(f Firmware) error {
 	return nil
 }
 
+var memoryLine = regexp.MustCompile(`(?m)^(MemTotal|MemAvailable): +(\d+) kB$`)
+
+// hasMemory returns an error unless there is memory for one more machine. Those of this plane get
+// three quarters of the computer's, as they take it only bit by bit.
+func (p *Plane) hasMemory(more int64) error {
+	text, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return err
+	}
+	has := map[string]int64{}
+	for _, m := range memoryLine.FindAllStringSubmatch(string(text), -1) {
+		kib, _ := strconv.ParseInt(m[2], 10, 64) // digits
+		has[m[1]] = kib << 10
+	}
+	used := more
+	for _, g := range p.guests.all() {
+		if g.machine.Load() != nil {
+			used += mostMemory
+		}
+	}
+	if used > has["MemTotal"]/4*3 || more > has["MemAvailable"] {
+		return fmt.Errorf("%w: of %d MiB %d are available, and its machines may take %d",
+			ErrNoMemory, has["MemTotal"]>>20, has["MemAvailable"]>>20, used>>20)
+	}
+	return nil
+}
+
 // has notes that a guest has a machine. The caller holds the guest's mu.
 func (p *Plane) has(id string, g *guestState, m *machine.Machine) {
-	g.machine = m
+	g.machine.Store(m)
 	p.working.Go(func() {
 		select {
 		case <-p.ctx.Done():
 			return
 		case <-m.Ended():
 		}
-		g.mu.Lock()
-		mine := g.machine == m
-		if mine {
-			g.machine = nil
-		}
-		g.mu.Unlock()
-		if mine { // else the plane has stopped it
+		if g.machine.CompareAndSwap(m, nil) { // else the plane has stopped it
 			p.ended(id, m.PoweredOff())
 		}
 	})
@@ -92,11 +129,10 @@ func (p *Plane) Halt(id string) error {
 		return nil
 	}
 	defer g.mu.Unlock()
-	if g.machine == nil {
+	m := g.machine.Swap(nil)
+	if m == nil {
 		return nil
 	}
-	m := g.machine
-	g.machine = nil
 	ctx, cancel := context.WithTimeout(context.Background(), machineTime)
 	defer cancel()
 	return m.Stop(ctx)
@@ -108,16 +144,12 @@ func (p *Plane) Reset(id string) (has bool, err error) {
 	if g == nil || p.machines == nil {
 		return false, nil
 	}
-	return true, p.change(g, func(ctx context.Context, m *machine.Machine) error {
-		return m.Reset(ctx)
-	})
+	return true, g.change(func(ctx context.Context, m *machine.Machine) error { return m.Reset(ctx) })
 }
 
 // change changes the machine of a guest, if it has one.
-func (p *Plane) change(g *guestState, do func(context.Context, *machine.Machine) error) error {
-	g.mu.Lock()
-	m := g.machine
-	g.mu.Unlock()
+func (g *guestState) change(do func(context.Context, *machine.Machine) error) error {
+	m := g.machine.Load()
 	if m == nil {
 		return nil
 	}
@@ -129,7 +161,7 @@ func (p *Plane) change(g *guestState, do func(context.Context, *machine.Machine)
 // still stops the processors of a guest's machine, if it has one, until resume is called.
 func (p *Plane) still(g *guestState) (resume func(), err error) {
 	resume = func() {}
-	err = p.change(g, func(ctx context.Context, m *machine.Machine) error {
+	err = g.change(func(ctx context.Context, m *machine.Machine) error {
 		resume = func() {
 			if err := m.Resume(context.Background()); err != nil {
 				p.log.Error("a guest cannot go on", slog.String("error", err.Error()))
@@ -140,47 +172,68 @@ func (p *Plane) still(g *guestState) (resume func(), err error) {
 	return resume, err
 }
 
-// Adopt finds the machines that an earlier plane has started, and returns the guests of these that
-// have none any more.
+// Adopt finds the machines that an earlier plane has started, and returns those of the running
+// instances that have none any more. It stops the machines of all others.
 func (p *Plane) Adopt(running []string) (gone []string, err error) {
-	if p.machines == nil {
+	found, err := os.ReadDir(filepath.Join(p.dir, "guests"))
+	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
-	var errs []error
-	for _, id := range running {
-		g := p.guests.lock(id)
-		if g == nil {
-			continue
-		}
-		m, err := p.machines.Find(p.ctx, p.machineDir(id), id)
+	errs := []error{err}
+	for _, e := range found {
+		id := e.Name()
+		runs := slices.Contains(running, id) && p.machines != nil
+		m, err := machine.Find(p.ctx, p.machineDir(id), id)
 		switch {
-		case errors.Is(err, os.ErrNotExist) || err == nil && m == nil:
-			gone = append(gone, id)
+		case errors.Is(err, fs.ErrNotExist) || err == nil && m == nil:
+			if runs {
+				gone = append(gone, id)
+			}
 		case err != nil:
 			errs = append(errs, fmt.Errorf("find the machine of instance %s: %w", id, err))
+		case !runs:
+			ctx, cancel := context.WithTimeout(p.ctx, machineTime)
+			errs = append(errs, m.Stop(ctx))
+			cancel()
 		default:
 			p.log.Info("an instance still runs", slog.String("instance", id))
-			p.has(id, g, m)
+			if g := p.guests.lock(id); g != nil {
+				p.has(id, g, m)
+				g.mu.Unlock()
+			}
 		}
-		g.mu.Unlock()
 	}
 	return gone, errors.Join(errs...)
 }
 
-// SSHPort returns the port of loopback that leads to the guest's sshd, or 0 if it has no machine.
-func (p *Plane) SSHPort(id string) int {
-	g := p.guests.lock(id)
-	if g == nil {
-		return 0
+// SSH returns the addresses of loopback that lead to the guests' sshd, by the IDs of the instances
+// that have a machine.
+func (p *Plane) SSH() map[string]string {
+	addresses := map[string]string{}
+	for id, g := range p.guests.all() {
+		if m := g.machine.Load(); m != nil {
+			addresses[id] = net.JoinHostPort("127.0.0.1", strconv.Itoa(m.SSHPort()))
+		}
 	}
-	defer g.mu.Unlock()
-	if g.machine == nil {
-		return 0
-	}
-	return g.machine.SSHPort()
+	return addresses
 }
 
-// Console returns the last bytes of what a guest has written to its serial console.
-func (p *Plane) Console(id string, most int64) ([]byte, error) {
-	return machine.Console(p.machineDir(id), most)
+// SSHKey returns the path of the private key that the root of each machine accepts, or "" if the
+// guests are no machines.
+func (p *Plane) SSHKey() string {
+	if p.machines == nil {
+		return ""
+	}
+	return p.machines.Key()
+}
+
+// Console reads up to most bytes of the text of a guest's serial console since its last start, from
+// an offset, which counts back from the end if it is negative: -1 is the end. It returns the offset
+// behind what it has read.
+func (p *Plane) Console(id string, from, most int64) (text []byte, end int64, err error) {
+	text, end, err = machine.Console(p.machineDir(id), from, most)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return text, end, err
 }

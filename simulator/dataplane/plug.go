@@ -60,7 +60,7 @@ func (p *Plane) plugLocked(spec Device, f Fault) error {
 		err = errors.Join(err, p.forceDetach(*d.loop, spec.DiskID))
 	}
 	if err == nil && !d.never {
-		err = p.change(d.guest, func(ctx context.Context, m *machine.Machine) error {
+		err = d.guest.change(func(ctx context.Context, m *machine.Machine) error {
 			return m.Plug(ctx, p.machineDisk(d))
 		})
 		if err != nil {
@@ -198,8 +198,7 @@ func (p *Plane) Unplug(instanceID, diskID string) error {
 		p.guests.forget(d)
 		return nil
 	}
-	err := errors.Join(p.hide(d), p.change(d.guest, func(ctx context.Context,
-		m *machine.Machine) error {
+	err := errors.Join(p.hide(d), d.guest.change(func(ctx context.Context, m *machine.Machine) error {
 		return m.Unplug(ctx, p.machineDisk(d))
 	}))
 	if err == nil && d.loop != nil {

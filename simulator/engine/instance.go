@@ -186,7 +186,50 @@ func (s Instances) run(call *Call, i store.Instance) error {
 	if err := s.plugAll(call, i); err != nil {
 		return err
 	}
-	return s.plane.Run(firmwareOf(i))
+	f := firmwareOf(i)
+	err := s.store.View(func(tx *store.Tx) error {
+		for _, id := range tx.Linked(SSHKey.Name, i.ID) {
+			key, ok, err := SSHKey.Table().Get(tx, id)
+			if err != nil {
+				return err
+			}
+			if line, is := key.Fields["public_key"].(string); ok && is {
+				f.Keys = append(f.Keys, line)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	err = s.plane.Run(f)
+	if errors.Is(err, dataplane.ErrNoMemory) {
+		s.log.Warn("an instance is not started", slog.String("instance", i.ID),
+			slog.String("error", err.Error()))
+		return insufficientCapacity("No sleds can fit the requested instance")
+	}
+	return err
+}
+
+// ErrNoConsole means that nothing is known of the serial consoles of this rack's instances.
+var ErrNoConsole = errors.New("the instances of this rack are no virtual machines")
+
+// Console reads the serial console of an instance: up to most bytes from an offset, which counts
+// back from the end if it is negative: -1 is the end. It returns the offset behind what it has read.
+func (s Instances) Console(call *Call, ref Ref, from, most int64) (text []byte, end int64, err error) {
+	i, err := s.View(call, ref)
+	switch {
+	case err != nil:
+		return nil, 0, err
+	case s.plane.SSHKey() == "":
+		return nil, 0, ErrNoConsole
+	case i.RunState == store.RunRunning || i.RunState == store.RunRebooting:
+		return s.plane.Console(i.ID, from, most)
+	case i.Active():
+		return nil, 0, invalidRequest("cannot connect to serial console of instance in state \"%s\"",
+			i.RunState)
+	}
+	return nil, 0, invalidRequest("instance is %s and has no active serial console server", i.RunState)
 }
 
 func firmwareOf(i store.Instance) dataplane.Firmware {

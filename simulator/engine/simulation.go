@@ -216,7 +216,7 @@ func (r *Simulation) open(ctx context.Context) (err error) {
 	r.plane, err = dataplane.Open(dataplane.Config{Dir: r.config.Dir, Log: r.log, Seed: r.config.Seed,
 		FirstLoop: r.config.FirstLoop, Devices: r.config.Devices, FlakyDisks: r.config.FlakyDisks,
 		NoDiscards: r.config.NoDiscards, Volatile: r.config.Volatile,
-		Removed: func(id string) { r.store.Gone(id) }, Machines: r.config.Machines,
+		Removed: func(id string) { r.store.Gone(id) }, Machines: r.config.Machines, Temporary: r.temporary,
 		Ended: func(id string, poweredOff bool) {
 			r.background(func() { r.Instances.ended(id, poweredOff) })
 		}})

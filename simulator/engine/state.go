@@ -1,9 +1,11 @@
 package engine
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/dataplane"
@@ -43,6 +45,7 @@ func (r *Simulation) RecordedState() (state adminapi.State, version int, err err
 	if err != nil {
 		return state, 0, err
 	}
+	state.Machines = r.Machines()
 	for _, d := range state.Disks {
 		if d.State.Instance != "" {
 			state.Attachments = append(state.Attachments,
@@ -50,6 +53,22 @@ func (r *Simulation) RecordedState() (state adminapi.State, version int, err err
 		}
 	}
 	return state, version, nil
+}
+
+// Machines returns the virtual machines that run.
+func (r *Simulation) Machines() (all []adminapi.Machine) {
+	const last = 400
+	for id, ssh := range r.plane.SSH() {
+		m := adminapi.Machine{InstanceID: id, SSH: ssh}
+		if text, _, err := r.plane.Console(id, -1-last, last); err == nil {
+			m.Console = string(text)
+		}
+		all = append(all, m)
+	}
+	slices.SortFunc(all, func(a, b adminapi.Machine) int {
+		return cmp.Compare(a.InstanceID, b.InstanceID)
+	})
+	return all
 }
 
 // Version returns the version of the records.

@@ -10,7 +10,7 @@
 // The directory of a machine has
 //
 //	root.qcow2   what the guest has written to its root filesystem
-//	console.log  the text of its serial console
+//	console.log  the text of its serial console since its last start
 //	qmp.sock     the socket by which QEMU is asked; who answers there with the instance's ID is the
 //	             machine
 //	qemu.log     what QEMU says about itself

@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -27,6 +28,9 @@ type Host struct {
 	image Image
 	// accelerator is "kvm" or "tcg".
 	accelerator string
+	// EndsWithProcess makes machines end with this process, however it ends. Else they go on, and
+	// the next process finds them.
+	EndsWithProcess bool
 }
 
 // Image is what tools/vm-image makes.
@@ -125,12 +129,23 @@ func (h *Host) start(ctx context.Context, dir string, g Guest, d []Disk) (*Machi
 	if err := os.RemoveAll(filepath.Join(dir, "qmp.sock")); err != nil {
 		return nil, err
 	}
-	if err := c.Start(); err != nil {
+	if h.EndsWithProcess {
+		c.SysProcAttr.Pdeathsig = syscall.SIGKILL
+	}
+	started, exited := make(chan error, 1), make(chan error, 1)
+	go func() {
+		// The signal comes when the thread that started QEMU ends, so this one waits for it.
+		runtime.LockOSThread()
+		err := c.Start()
+		started <- err
+		if err == nil {
+			exited <- c.Wait()
+		}
+	}()
+	if err := <-started; err != nil {
 		return nil, err
 	}
-	exited := make(chan error, 1)
-	go func() { exited <- c.Wait() }()
-	m, err := h.await(ctx, dir, g.ID, exited)
+	m, err := await(ctx, dir, g.ID, exited)
 	if err == nil {
 		for _, disk := range d {
 			err = errors.Join(err, m.Plug(ctx, disk))
@@ -164,18 +179,18 @@ func (h *Host) arguments(g Guest) []string {
 		"-drive", own, "-device", fmt.Sprintf("nvme,drive=root,serial=root,addr=%#x", slots[0]),
 		"-netdev", "user,id=net,hostfwd=tcp:127.0.0.1:0-:22",
 		"-device", "virtio-net-pci,netdev=net,addr=0x8",
-		"-chardev", "file,id=console,path=console.log,append=on", "-serial", "chardev:console",
+		"-chardev", "file,id=console,path=console.log", "-serial", "chardev:console",
 		"-qmp", "unix:qmp.sock,server=on,wait=off"}
 }
 
 // await waits until the process answers for the instance.
-func (h *Host) await(ctx context.Context, dir, id string, exited <-chan error) (*Machine, error) {
+func await(ctx context.Context, dir, id string, exited <-chan error) (*Machine, error) {
 	ctx, cancel := context.WithTimeout(ctx, plugTime)
 	defer cancel()
 	retry := time.NewTicker(20 * time.Millisecond)
 	defer retry.Stop()
 	for {
-		m, err := h.Find(ctx, dir, id)
+		m, err := Find(ctx, dir, id)
 		if err == nil && m != nil {
 			return m, nil
 		}
@@ -191,7 +206,7 @@ func (h *Host) await(ctx context.Context, dir, id string, exited <-chan error) (
 
 // Find returns the machine of an instance that runs in the directory, or nil if none does: whoever
 // answers at the socket with the instance's ID.
-func (h *Host) Find(ctx context.Context, dir, id string) (*Machine, error) {
+func Find(ctx context.Context, dir, id string) (*Machine, error) {
 	ctx, cancel := context.WithTimeout(ctx, plugTime)
 	defer cancel()
 	at, err := os.Open(dir)
@@ -247,24 +262,27 @@ func peer(conn *net.UnixConn) (pidfd int, err error) {
 	return unix.PidfdOpen(int(of.Pid), 0)
 }
 
-// ConsoleLimit is how much of a console's text is kept.
-const ConsoleLimit = 1 << 20
-
-// Console returns the last bytes of the text of a machine's serial console.
-func Console(dir string, most int64) ([]byte, error) {
+// Console reads up to most bytes of the text of a machine's serial console since its last start, from
+// an offset, which counts back from the end if it is negative: -1 is the end. It returns the offset
+// behind what it has read.
+func Console(dir string, from, most int64) (text []byte, end int64, err error) {
 	f, err := os.OpenFile(filepath.Join(dir, "console.log"), os.O_RDONLY|unix.O_NOFOLLOW, 0)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	defer f.Close()
 	size, err := f.Seek(0, io.SeekEnd)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	b := make([]byte, min(size, most))
-	n, err := f.ReadAt(b, size-int64(len(b)))
+	if from < 0 {
+		from = max(0, size+1+from)
+	}
+	from = min(from, size)
+	text = make([]byte, min(size-from, most))
+	n, err := f.ReadAt(text, from)
 	if errors.Is(err, io.EOF) {
 		err = nil
 	}
-	return b[:n], err
+	return text[:n], from + int64(n), err
 }

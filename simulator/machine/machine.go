@@ -62,22 +62,28 @@ const (
 var errNoSlot = fmt.Errorf("an instance has %d disks at most, its own root disk included",
 	len(slots))
 
+// node returns the name of a block device of a disk. QEMU's names have at most 31 bytes.
+func node(kind, id string) string {
+	id = strings.ReplaceAll(id, "-", "")
+	return kind[:1] + kind[len(kind)-1:] + id[:min(len(id), 29)]
+}
+
 // blocks returns the block devices of a disk: the file, and the disk over it.
 func (d Disk) blocks() (file, disk map[string]any) {
-	return map[string]any{"driver": "file", "node-name": "file-" + d.ID, "filename": d.Path,
+	return map[string]any{"driver": "file", "node-name": node("file", d.ID), "filename": d.Path,
 			"read-only": d.ReadOnly, "discard": "ignore"},
-		d.block("file-" + d.ID)
+		d.block(node("file", d.ID))
 }
 
 // block returns the block device of a disk over a file.
 func (d Disk) block(file string) map[string]any {
-	return map[string]any{"driver": "raw", "node-name": "disk-" + d.ID, "read-only": d.ReadOnly,
+	return map[string]any{"driver": "raw", "node-name": node("disk", d.ID), "read-only": d.ReadOnly,
 		"size": d.SizeBytes, "file": file}
 }
 
 // device returns the NVMe controller of a disk.
 func (d Disk) device(slot int) map[string]any {
-	return map[string]any{"driver": "nvme", "id": "nvme-" + d.ID, "drive": "disk-" + d.ID,
+	return map[string]any{"driver": "nvme", "id": "nvme-" + d.ID, "drive": node("disk", d.ID),
 		"serial": d.Serial, "bus": "pci.0", "addr": fmt.Sprintf("%#x", slot),
 		"logical_block_size": d.BlockSize, "physical_block_size": d.BlockSize}
 }
@@ -197,17 +203,17 @@ func (m *Machine) eject(ctx context.Context, d Disk) error {
 
 // cut puts a device whose every request fails below the guest's disk, in place of its file.
 func (m *Machine) cut(ctx context.Context, d Disk) error {
-	dead := map[string]any{"driver": "blkdebug", "node-name": "dead-" + d.ID,
+	dead := map[string]any{"driver": "blkdebug", "node-name": node("dead", d.ID),
 		"inject-error": []map[string]any{{"event": "none", "errno": int(unix.EIO)}},
 		"image":        map[string]any{"driver": "null-co", "size": d.SizeBytes}}
 	if err := m.qmp.do(ctx, "blockdev-add", dead, nil); err != nil {
 		return err
 	}
-	over := map[string]any{"options": []map[string]any{d.block("dead-" + d.ID)}}
+	over := map[string]any{"options": []map[string]any{d.block(node("dead", d.ID))}}
 	if err := m.qmp.do(ctx, "blockdev-reopen", over, nil); err != nil {
 		return err
 	}
-	return m.qmp.do(ctx, "blockdev-del", map[string]any{"node-name": "file-" + d.ID}, nil)
+	return m.qmp.do(ctx, "blockdev-del", map[string]any{"node-name": node("file", d.ID)}, nil)
 }
 
 // forget removes what is left of the block devices of a disk that no guest has.
@@ -218,7 +224,7 @@ func (m *Machine) forget(ctx context.Context, id string) error {
 	if err := m.qmp.do(ctx, "query-named-block-nodes", map[string]any{"flat": true}, &nodes); err != nil {
 		return err
 	}
-	for _, name := range []string{"disk-" + id, "dead-" + id, "file-" + id} {
+	for _, name := range []string{node("disk", id), node("dead", id), node("file", id)} {
 		for _, n := range nodes {
 			if n.Name != name {
 				continue

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/machine"
 )
 
@@ -78,7 +80,7 @@ func awaitIn(t *testing.T, h *machine.Host, m *machine.Machine, command, want st
 
 func newDisk(t *testing.T, name string, blockSize int) machine.Disk {
 	t.Helper()
-	d := machine.Disk{ID: name, Serial: "serial-" + name, Path: filepath.Join(t.TempDir(), name),
+	d := machine.Disk{ID: uuid.NewString(), Serial: "serial-" + name, Path: filepath.Join(t.TempDir(), name),
 		SizeBytes: 64 << 20, BlockSize: blockSize}
 	if err := os.WriteFile(d.Path, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -116,11 +118,11 @@ func TestAMachineSeesItsDisksComeAndGo(t *testing.T) {
 	if err := m.Release(); err != nil {
 		t.Fatal(err)
 	}
-	m, err := h.Find(t.Context(), dir, id)
+	m, err := machine.Find(t.Context(), dir, id)
 	if err != nil || m == nil || m.SSHPort() != port {
 		t.Fatalf("another process finds %v: %v", m, err)
 	}
-	if console, err := machine.Console(dir, 1<<16); !bytes.Contains(console, []byte("is up")) {
+	if console, _, err := machine.Console(dir, 0, 1<<16); !bytes.Contains(console, []byte("is up")) {
 		t.Errorf("the console shows %q: %v", console, err)
 	}
 	run(t, h, m, "busybox poweroff")
@@ -128,7 +130,7 @@ func TestAMachineSeesItsDisksComeAndGo(t *testing.T) {
 	if !m.PoweredOff() {
 		t.Error("the guest has powered its machine off, and that is not seen")
 	}
-	if left, err := h.Find(t.Context(), dir, id); left != nil || err != nil {
+	if left, err := machine.Find(t.Context(), dir, id); left != nil || err != nil {
 		t.Errorf("after its end there is %v: %v", left, err)
 	}
 }

@@ -10,7 +10,7 @@ import (
 var errLinux = errors.New("virtual machines need Linux")
 
 // Host runs no machines here.
-type Host struct{}
+type Host struct{ EndsWithProcess bool }
 
 // Machine is none.
 type Machine struct{ ID string }
@@ -25,7 +25,10 @@ func (*Host) Key() string { return "" }
 func (*Host) Start(context.Context, string, Guest, []Disk) (*Machine, error) { return nil, errLinux }
 
 // Find finds none.
-func (*Host) Find(context.Context, string, string) (*Machine, error) { return nil, nil }
+func Find(context.Context, string, string) (*Machine, error) { return nil, nil }
+
+// Console returns an error.
+func Console(string, int64, int64) ([]byte, int64, error) { return nil, 0, errLinux }
 
 // Plug returns an error, like the other changes of a machine.
 func (*Machine) Plug(context.Context, Disk) error { return errLinux }

@@ -41,6 +41,8 @@ const (
 	diskFiles = "file"
 	diskFUSE  = "fuse"
 	diskNone  = "none"
+	// guestVM is one of --guests.
+	guestVM = "vm"
 )
 
 // options are the values of the command line.
@@ -51,7 +53,8 @@ type options struct {
 	tlsCert, tlsKey string
 	tlsHosts        []string
 	cert            tls.Certificate
-	disks           string
+	disks, guests   string
+	image           string
 	mutation        string
 	flightRecords   []string
 	// alone means that the rack has no directory of the caller's and is gone at the end.
@@ -143,6 +146,10 @@ func (o *options) flags() *flag.FlagSet {
 	f.StringVar(&o.disks, "disks", "", "what the guests' disks are: `file`; fuse: such as can fail "+
 		"(POST /disks/ID/faults\nat the admin listener), which end with the simulator; or none: no "+
 		"guest sees a disk\n(default file or, without Linux, root or loop devices, none)")
+	f.StringVar(&o.guests, "guests", "", "what the instances are: `dir`, directories that look like a "+
+		"guest's /sys and\n/dev (default), or vm: virtual machines, which need QEMU and an image")
+	f.StringVar(&o.image, "vm-image", "", "`directory` of the virtual machines' image, which make "+
+		"vm-image makes (default\n~/.cache/oxide-simulator/vm)")
 	f.Func("quota", "the silo's storage, a `size` such as 1073741824 or 10GiB (default 64TiB)",
 		func(s string) error {
 			quota, err := adminapi.ParseSize(s)
@@ -230,6 +237,10 @@ func (o *options) check(rest []string) error {
 			"--disks everything else works", fuseProblem())
 	case !slices.Contains([]string{"", diskFiles, diskFUSE, diskNone}, o.disks):
 		return fmt.Errorf("--disks is %q; use %s, %s or %s", o.disks, diskFiles, diskFUSE, diskNone)
+	case o.guests != "" && o.guests != "dir" && o.guests != guestVM:
+		return fmt.Errorf("--guests is %q; use dir or %s", o.guests, guestVM)
+	case o.guests == guestVM && o.disks != "" && o.disks != diskFiles:
+		return errors.New("--guests=vm needs --disks=file: its disks are the machines' own")
 	case o.disks != "" && o.disks != diskFiles && o.rack.KeepDevices:
 		return errors.New("--keep-devices needs --disks=file: others end with the simulator")
 	case o.logFormat != "text" && o.logFormat != "json":
@@ -266,6 +277,7 @@ func (o *options) rehearse(ctx context.Context) error {
 		return nil // the records of this rack decide
 	}
 	c.Dir, c.Devices, c.FlakyDisks, c.Volatile = "", simulator.NoDevices, false, true
+	c.Machines = ""
 	c.Images = slices.Clone(c.Images)
 	for n, i := range c.Images {
 		if info, err := os.Stat(i.File); err == nil && info.Mode().IsRegular() {
@@ -286,6 +298,10 @@ func (o *options) rehearse(ctx context.Context) error {
 // choose makes the choices that the command line leaves open.
 func (o *options) choose() {
 	o.rack.FlakyDisks = o.disks == diskFUSE
+	if o.guests == guestVM {
+		cache, _ := os.UserCacheDir() // without one, the flag is needed
+		o.rack.Machines = cmp.Or(o.image, filepath.Join(cache, "oxide-simulator", "vm"))
+	}
 	switch {
 	case o.disks == diskNone:
 		o.rack.Devices = simulator.NoDevices
@@ -347,6 +363,8 @@ type about struct {
 	Admin   string `json:"admin"`
 	Project string `json:"project"`
 	CA      string `json:"ca,omitempty"`
+	// SSHKey is the file of a private key that the root of each virtual machine accepts.
+	SSHKey string `json:"ssh_key,omitempty"`
 	// NoDevices is the reason why no instance sees a disk, or "".
 	NoDevices string     `json:"no_devices,omitempty"`
 	Instances []instance `json:"instances"`
@@ -356,6 +374,8 @@ type instance struct {
 	Name  string `json:"name"`
 	ID    string `json:"id"`
 	Guest string `json:"guest"`
+	// SSH is the address of its virtual machine's sshd.
+	SSH string `json:"ssh,omitempty"`
 }
 
 // reachable returns an address at which this machine reaches a listener, which may have none.
@@ -374,7 +394,7 @@ func (o *options) describe(rack *simulator.Server, api, admin net.Addr) about {
 	}
 	a := about{
 		URL: scheme + "://" + reachable(api), Admin: "http://" + reachable(admin),
-		Project: "default", Instances: []instance{},
+		Project: "default", Instances: []instance{}, SSHKey: rack.SSHKey(),
 	}
 	if len(o.rack.Projects) > 0 {
 		a.Project = o.rack.Projects[0]
@@ -382,8 +402,12 @@ func (o *options) describe(rack *simulator.Server, api, admin net.Addr) about {
 	if why := rack.NoDevices(); why != nil {
 		a.NoDevices = why.Error()
 	}
+	ssh := map[string]string{}
+	for _, m := range rack.Machines() {
+		ssh[m.InstanceID] = m.SSH
+	}
 	for _, i := range rack.Instances() {
-		a.Instances = append(a.Instances, instance{i.Name, i.ID, rack.GuestDir(i.ID)})
+		a.Instances = append(a.Instances, instance{i.Name, i.ID, rack.GuestDir(i.ID), ssh[i.ID]})
 	}
 	return a
 }
@@ -409,6 +433,11 @@ func (o *options) exports(a about) string {
 	if a.NoDevices != "" {
 		fmt.Fprintf(&b, "# No instance sees its disks as devices: %s\n",
 			strings.ReplaceAll(a.NoDevices, "\n", "; "))
+	}
+	for _, i := range a.Instances {
+		if host, port, err := net.SplitHostPort(i.SSH); err == nil {
+			fmt.Fprintf(&b, "# Enter %s: ssh -i %s -p %s root@%s\n", i.Name, a.SSHKey, port, host)
+		}
 	}
 	fmt.Fprintf(&b, "# Watch and disturb it: %s/\n# Stop it: Ctrl-C, or kill %d\n", a.Admin,
 		os.Getpid())
