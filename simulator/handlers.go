@@ -214,7 +214,8 @@ func serialConsole(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	case recent:
 		from = -1 - back
 	}
-	text, end, err := rack.Instances.Console(&r.call, r.instance(), from, min(given["max_bytes"], most))
+	text, end, err := rack.Instances.Console(&r.call, r.instance(), from,
+		min(given["max_bytes"], most))
 	if errors.Is(err, engine.ErrNoConsole) {
 		return 0, nil, unimplemented(r.op)
 	}

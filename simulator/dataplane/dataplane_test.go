@@ -390,3 +390,20 @@ func TestGuestsDoNotWaitForEachOther(t *testing.T) {
 		}
 	}
 }
+
+func TestAMachineIsStartedOnlyIfThereIsMemoryForIt(t *testing.T) {
+	const meminfo = "MemTotal:        8388608 kB\nMemFree:  1 kB\nMemAvailable:    2097152 kB\n"
+	for name, test := range map[string]struct {
+		used, more int64
+		fits       bool
+	}{
+		"the first":                           {1 << 30, 1 << 30, true},
+		"more than is available":              {3 << 30, 3 << 30, false},
+		"the last that its machines may take": {6 << 30, 1 << 30, true},
+		"beyond what its machines may take":   {7 << 30, 1 << 30, false},
+	} {
+		if err := fits(meminfo, test.used, test.more); errors.Is(err, ErrNoMemory) == test.fits {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

@@ -89,16 +89,19 @@ func (p *Plane) hasMemory(more int64) error {
 	if err != nil {
 		return err
 	}
+	used := more
+	for range p.SSH() {
+		used += mostMemory
+	}
+	return fits(string(text), used, more)
+}
+
+// fits returns an error unless /proc/meminfo has memory for more, and for all that is used then.
+func fits(meminfo string, used, more int64) error {
 	has := map[string]int64{}
-	for _, m := range memoryLine.FindAllStringSubmatch(string(text), -1) {
+	for _, m := range memoryLine.FindAllStringSubmatch(meminfo, -1) {
 		kib, _ := strconv.ParseInt(m[2], 10, 64) // digits
 		has[m[1]] = kib << 10
-	}
-	used := more
-	for _, g := range p.guests.all() {
-		if g.machine.Load() != nil {
-			used += mostMemory
-		}
 	}
 	if used > has["MemTotal"]/4*3 || more > has["MemAvailable"] {
 		return fmt.Errorf("%w: of %d MiB %d are available, and its machines may take %d",

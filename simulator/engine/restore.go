@@ -186,7 +186,8 @@ func (r *Simulation) reconcilePlane(ctx context.Context) error {
 		return err
 	}
 	for _, id := range gone {
-		attached = slices.DeleteFunc(attached, func(d dataplane.Device) bool { return d.InstanceID == id })
+		attached = slices.DeleteFunc(attached,
+			func(d dataplane.Device) bool { return d.InstanceID == id })
 	}
 	if err := errors.Join(r.plane.Reconcile(ctx, attached, ids), r.failed(gone)); err != nil {
 		return err

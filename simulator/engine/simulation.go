@@ -58,7 +58,7 @@ type Config struct {
 	// adminapi.HotplugFull. Present racks are adminapi.HotplugNone.
 	Hotplug adminapi.Hotplug
 	// QuotaBytes is the silo's storage quota; 0 means 64 TiB. DiskLimit is the number of disks that
-	// an instance may have; 0 means 12.
+	// an instance may have; 0 means 12, or 11 beside the root disk of a virtual machine.
 	QuotaBytes int64
 	DiskLimit  int
 	// Role is the role of the token's bearer in the projects; "" means adminapi.RoleCollaborator.
@@ -216,7 +216,8 @@ func (r *Simulation) open(ctx context.Context) (err error) {
 	r.plane, err = dataplane.Open(dataplane.Config{Dir: r.config.Dir, Log: r.log, Seed: r.config.Seed,
 		FirstLoop: r.config.FirstLoop, Devices: r.config.Devices, FlakyDisks: r.config.FlakyDisks,
 		NoDiscards: r.config.NoDiscards, Volatile: r.config.Volatile,
-		Removed: func(id string) { r.store.Gone(id) }, Machines: r.config.Machines, Temporary: r.temporary,
+		Removed:  func(id string) { r.store.Gone(id) },
+		Machines: r.config.Machines, Temporary: r.temporary,
 		Ended: func(id string, poweredOff bool) {
 			r.background(func() { r.Instances.ended(id, poweredOff) })
 		}})

@@ -79,6 +79,10 @@ func (b *switchboard) change(apply func(*adminapi.Switches) error) (adminapi.Swi
 
 // switches returns the switches at the start.
 func (c Config) switches() adminapi.Switches {
+	limit := defaultDiskLimit
+	if c.Machines != "" {
+		limit-- // the root disk of a virtual machine has a place
+	}
 	return adminapi.Switches{
 		Hotplug:       cmp.Or(c.Hotplug, adminapi.HotplugFull),
 		DeviceDelay:   adminapi.Duration(c.DeviceDelay),
@@ -88,7 +92,7 @@ func (c Config) switches() adminapi.Switches {
 		QuotaFirst:    c.QuotaFirst,
 		InstanceDelay: adminapi.Duration(c.InstanceDelay),
 		QuotaBytes:    adminapi.Size(cmp.Or(c.QuotaBytes, defaultQuota)),
-		DiskLimit:     cmp.Or(c.DiskLimit, defaultDiskLimit),
+		DiskLimit:     cmp.Or(c.DiskLimit, limit),
 		Role:          cmp.Or(c.Role, adminapi.RoleCollaborator),
 	}
 }

@@ -262,9 +262,9 @@ func peer(conn *net.UnixConn) (pidfd int, err error) {
 	return unix.PidfdOpen(int(of.Pid), 0)
 }
 
-// Console reads up to most bytes of the text of a machine's serial console since its last start, from
-// an offset, which counts back from the end if it is negative: -1 is the end. It returns the offset
-// behind what it has read.
+// Console reads up to most bytes of the text of a machine's serial console since its last start,
+// from an offset, which counts back from the end if it is negative: -1 is the end. It returns the
+// offset behind what it has read.
 func Console(dir string, from, most int64) (text []byte, end int64, err error) {
 	f, err := os.OpenFile(filepath.Join(dir, "console.log"), os.O_RDONLY|unix.O_NOFOLLOW, 0)
 	if err != nil {

@@ -221,7 +221,8 @@ func (m *Machine) forget(ctx context.Context, id string) error {
 	var nodes []struct {
 		Name string `json:"node-name"`
 	}
-	if err := m.qmp.do(ctx, "query-named-block-nodes", map[string]any{"flat": true}, &nodes); err != nil {
+	flat := map[string]any{"flat": true}
+	if err := m.qmp.do(ctx, "query-named-block-nodes", flat, &nodes); err != nil {
 		return err
 	}
 	for _, name := range []string{node("disk", id), node("dead", id), node("file", id)} {
@@ -245,7 +246,9 @@ func (m *Machine) Pause(ctx context.Context) error { return m.qmp.do(ctx, "stop"
 func (m *Machine) Resume(ctx context.Context) error { return m.qmp.do(ctx, "cont", nil, nil) }
 
 // Reset restarts the guest at once, as a reset button does.
-func (m *Machine) Reset(ctx context.Context) error { return m.qmp.do(ctx, "system_reset", nil, nil) }
+func (m *Machine) Reset(ctx context.Context) error {
+	return m.qmp.do(ctx, "system_reset", nil, nil)
+}
 
 // Stop ends the machine at once, whatever its guest does, and waits for its end.
 func (m *Machine) Stop(ctx context.Context) error {

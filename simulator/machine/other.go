@@ -22,7 +22,9 @@ func Open(context.Context, string) (*Host, error) { return nil, errLinux }
 func (*Host) Key() string { return "" }
 
 // Start returns an error.
-func (*Host) Start(context.Context, string, Guest, []Disk) (*Machine, error) { return nil, errLinux }
+func (*Host) Start(context.Context, string, Guest, []Disk) (*Machine, error) {
+	return nil, errLinux
+}
 
 // Find finds none.
 func Find(context.Context, string, string) (*Machine, error) { return nil, nil }

@@ -146,8 +146,8 @@ func (o *options) flags() *flag.FlagSet {
 	f.StringVar(&o.disks, "disks", "", "what the guests' disks are: `file`; fuse: such as can fail "+
 		"(POST /disks/ID/faults\nat the admin listener), which end with the simulator; or none: no "+
 		"guest sees a disk\n(default file or, without Linux, root or loop devices, none)")
-	f.StringVar(&o.guests, "guests", "", "what the instances are: `dir`, directories that look like a "+
-		"guest's /sys and\n/dev (default), or vm: virtual machines, which need QEMU and an image")
+	f.StringVar(&o.guests, "guests", "", "what the instances are: `dir`, directories that look like "+
+		"a guest's /sys\nand /dev (default), or vm: virtual machines, which need QEMU and an image")
 	f.StringVar(&o.image, "vm-image", "", "`directory` of the virtual machines' image, which make "+
 		"vm-image makes (default\n~/.cache/oxide-simulator/vm)")
 	f.Func("quota", "the silo's storage, a `size` such as 1073741824 or 10GiB (default 64TiB)",
