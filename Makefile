@@ -23,6 +23,9 @@ LABEL      ?=
 KUBERNETES ?= v1.35.8
 PREVIOUS   ?=
 RELEASED   ?=
+# Where the virtual machines' image is, and the package of another kernel for it.
+VMIMAGE  = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/oxide-simulator/vm
+KERNEL   =
 # What `make mutants` changes, in how many places of each, which other packages' tests run, too, and
 # how long the tests of one change may take.
 PACKAGES ?= internal/volume internal/rack driver/controller
@@ -60,7 +63,7 @@ E2E      = $(PLAIN) $(GO) run ./e2e/run $(if $(FOCUS),-focus '$(FOCUS)') $(if $(
 
 .DEFAULT_GOAL := help
 .PHONY: help help-all build binaries sanity test proofs soak e2e e2e-offline e2e-down bench demo docs conformance conformance-simulator
-.PHONY: check mutants size fmt lint vulncheck manifests schema clients release release-check clean under-test testrun times ci
+.PHONY: vm vm-image rehearsal check mutants size fmt lint vulncheck manifests schema clients release release-check clean under-test testrun times ci
 
 # The proofs of data safety, each a package below proofs/ and a target here.
 PROOFS   = corpus crash powercut faults model concurrency fuzz nodes
@@ -149,7 +152,21 @@ soak: under-test ## CI: the proofs in their long form, in turn: DURATION=2h SEED
 	@cat .cache/figures
 
 ci: testrun # what CI runs
-	@$(TESTRUN) -- $(MAKE) check -- $(MAKE) proofs -- $(MAKE) e2e-offline
+	@$(TESTRUN) -- $(MAKE) check -- $(MAKE) proofs -- $(MAKE) vm -- $(MAKE) e2e-offline
+
+vm-image: # make what virtual machines boot, of Debian's packages: KERNEL=linux-image-amd64
+	@tools/prerequisites --machines
+	@tools/vm-image $(VMIMAGE) $(KERNEL)
+
+vm: testrun ## developer: instances that are virtual machines, with a driver in them; SHORT= runs 50 lives
+	@tools/prerequisites --machines
+	@$(TESTRUN) -- tools/vm-image $(VMIMAGE) $(KERNEL) -- env $(PLAIN) $(GO) build -o $(PROGRAMS)/ ./cmd/... \
+		-- env OXIDE_VM_IMAGE=$(VMIMAGE) $(TESTS) $(SHORT) -v ./proofs/vm
+
+rehearsal: testrun ## developer: docs/conformance.md by its own commands, on three virtual machines
+	@tools/prerequisites --machines
+	@$(TESTRUN) -- tools/vm-image $(VMIMAGE) $(KERNEL) -- env $(PLAIN) $(GO) build -o $(PROGRAMS)/ ./cmd/... \
+		-- env OXIDE_VM_IMAGE=$(VMIMAGE) OXIDE_REHEARSAL=yes $(TESTS) -v ./proofs/vm -run Rehears
 
 times: testrun # the packages and tests of the last `make test` by their time; TARGET=proofs
 	@.cache/testrun/testrun -table $(or $(TARGET),test)
