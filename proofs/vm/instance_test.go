@@ -3,22 +3,27 @@
 package vm_test
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/oxidecomputer/oxide.go/oxide"
+	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/machine"
 )
 
 // instance is an instance of a rack of virtual machines, without the driver.
@@ -201,7 +206,14 @@ func TestAnInstanceRunsAsAVirtualMachine(t *testing.T) {
 	const bootID = "cat /proc/sys/kernel/random/boot_id"
 	boot := i.in(bootID)
 	rack.Kill()
+	dir := filepath.Join(rack.Dir, "sim", "guests", i.id, "machine")
+	found, err := machine.Find(t.Context(), dir, i.id)
+	i.must(err)
+	i.must(found.Plug(t.Context(), machine.Disk{ID: uuid.NewString(), Serial: "unknown",
+		Path: files[0], SizeBytes: size, BlockSize: 512, ReadOnly: true}))
+	i.must(errors.Join(found.Pause(t.Context()), found.Release()))
 	i.must(rack.Start(t.Context()))
+	i.sees("cold root") // and no disk of which the records do not know
 	if again := i.in(bootID); again != boot {
 		t.Errorf("the next simulator finds boot %s, not %s", again, boot)
 	}
@@ -256,4 +268,51 @@ func TestAnInstanceRunsAsAVirtualMachine(t *testing.T) {
 	if out, err := exec.CommandContext(t.Context(), "pgrep", "-f", i.qemu()).Output(); err == nil {
 		t.Errorf("a machine is left: %s", out)
 	}
+}
+
+func TestTheMachinesOfARackWithoutADirectoryEndWithIt(t *testing.T) {
+	image, program := imageDir(t), os.Getenv("OXIDE_SIMULATOR")
+	if program == "" {
+		program = filepath.Join(t.TempDir(), "oxide-simulator")
+		build := exec.CommandContext(t.Context(), "go", "build", "-o", program,
+			"../../cmd/oxide-simulator")
+		if out, err := build.CombinedOutput(); err != nil {
+			t.Fatal(err, string(out))
+		}
+	}
+	rack := exec.CommandContext(t.Context(), program, "serve", "--guests=vm", "--vm-image", image,
+		"--instance", "a")
+	out, err := rack.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := rack.Start(); err != nil {
+		t.Fatal(err)
+	}
+	// It says that it is ready when its machine runs.
+	said := bufio.NewScanner(out)
+	for said.Scan() && !strings.Contains(said.Text(), "Enter a: ssh -i ") {
+	}
+	ours := fmt.Sprintf("pgrep -P %d qemu-system", rack.Process.Pid)
+	machines, err := exec.CommandContext(t.Context(), "sh", "-c", ours).Output()
+	if err != nil {
+		t.Fatalf("no machine runs: %v: %s", err, machines)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(machines)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pidfd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(pidfd)
+	if err := rack.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	ended := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
+	if n, err := unix.Poll(ended, 10_000); n != 1 || err != nil {
+		t.Errorf("the machine goes on: %v", err)
+	}
+	_ = rack.Wait() // it was killed
 }

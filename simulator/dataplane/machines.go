@@ -204,9 +204,28 @@ func (p *Plane) Adopt(running []string) (gone []string, err error) {
 				p.has(id, g, m)
 				g.mu.Unlock()
 			}
+			// That plane may have been killed while it copied a disk, or started the machine.
+			errs = append(errs, m.Resume(p.ctx))
 		}
 	}
 	return gone, errors.Join(errs...)
+}
+
+// keep takes every disk from the machines that is not attached to their instances.
+func (p *Plane) keep(ctx context.Context, attached []Device) error {
+	var errs []error
+	for id, g := range p.guests.all() {
+		var ids []string
+		for _, d := range attached {
+			if d.InstanceID == id {
+				ids = append(ids, d.DiskID)
+			}
+		}
+		if m := g.machine.Load(); m != nil {
+			errs = append(errs, m.Keep(ctx, ids...))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // SSH returns the addresses of loopback that lead to the guests' sshd, by the IDs of the instances

@@ -31,6 +31,7 @@ func (p *Plane) Reconcile(ctx context.Context, attached []Device, ids IDs) error
 		return fmt.Errorf("reconcile the data plane: %w", err)
 	}
 	adopted, err := p.adoptOrRelease(devices, attached)
+	err = errors.Join(err, p.keep(ctx, attached))
 	for _, kind := range Kinds {
 		err = errors.Join(err, p.removeOrphans(kind, ids[kind], ids[Left]))
 	}

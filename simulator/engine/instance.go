@@ -245,9 +245,10 @@ func (s Instances) ended(id string, poweredOff bool) {
 		i, err = find(tx, store.Instances, "", store.Selector{ID: id})
 		return err
 	})
+	_, again := s.plane.SSH()[id]
 	switch {
-	case err != nil || !i.HasGuest():
-		return // it was deleted or stopped meanwhile
+	case err != nil || !i.HasGuest() || again:
+		return // it was deleted, stopped or started again meanwhile
 	case !poweredOff:
 		s.failInstance(i, errors.New("its machine has ended"))
 		return

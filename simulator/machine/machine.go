@@ -135,6 +135,10 @@ func (m *Machine) Plug(ctx context.Context, d Disk) error {
 	if i == 0 {
 		return errNoSlot
 	}
+	// A process that was killed while it plugged or unplugged the disk may have left these.
+	if err := m.forget(ctx, d.ID); err != nil {
+		return err
+	}
 	file, disk := d.blocks()
 	for _, block := range []map[string]any{file, disk} {
 		if err = m.qmp.do(ctx, "blockdev-add", block, nil); err != nil {
@@ -199,6 +203,20 @@ func (m *Machine) eject(ctx context.Context, d Disk) error {
 			}
 		}
 	}
+}
+
+// Keep unplugs every disk but these, as Unplug does.
+func (m *Machine) Keep(ctx context.Context, ids ...string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	used, err := m.plugged(ctx)
+	errs := []error{err}
+	for id := range used {
+		if !slices.Contains(ids, id) {
+			errs = append(errs, m.eject(ctx, Disk{ID: id, SizeBytes: 1 << 20}))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // cut puts a device whose every request fails below the guest's disk, in place of its file.

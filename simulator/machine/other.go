@@ -38,6 +38,9 @@ func (*Machine) Plug(context.Context, Disk) error { return errLinux }
 // Unplug returns an error.
 func (*Machine) Unplug(context.Context, Disk) error { return errLinux }
 
+// Keep returns an error.
+func (*Machine) Keep(context.Context, ...string) error { return errLinux }
+
 // Pause returns an error.
 func (*Machine) Pause(context.Context) error { return errLinux }
 
