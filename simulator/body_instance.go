@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"net/netip"
 	"regexp"
 
 	"github.com/google/uuid"
@@ -149,15 +150,29 @@ func readInterface(f *fields) engine.InterfaceCreate {
 	config := f.object("ip_config")
 	c.Stack = config.variant(engine.StackV4, engine.StackV6, engine.StackDual)
 	value := config.object("value")
-	versions := []*fields{value}
+	v4, v6 := value, value
 	if c.Stack == engine.StackDual {
-		versions = []*fields{value.object("v4"), value.object("v6")}
+		v4, v6 = value.object("v4"), value.object("v6")
 	}
-	for _, version := range versions {
-		if version.object("ip").variant("auto", "explicit") == "explicit" {
-			c.Unsupported = "explicit ip_config"
-		}
-		c.Unsupported = cmp.Or(version.unsupported("transit_ips"), c.Unsupported)
+	if c.Stack != engine.StackV6 {
+		c.V4 = v4.assignment("IPv4", netip.Addr.Is4)
+		c.Unsupported = v4.unsupported("transit_ips")
+	}
+	if c.Stack != engine.StackV4 {
+		c.V6 = v6.assignment("IPv6", netip.Addr.Is6)
+		c.Unsupported = cmp.Or(c.Unsupported, v6.unsupported("transit_ips"))
 	}
 	return c
+}
+
+// assignment reads the address that an ip_config names; it is invalid for "auto".
+func (f *fields) assignment(version string, is func(netip.Addr) bool) (address netip.Addr) {
+	ip := f.object("ip")
+	if ip.variant("auto", "explicit") == "explicit" {
+		address, _ = netip.ParseAddr(ip.text("value"))
+		if !is(address) || address.Zone() != "" {
+			ip.fail("value", "invalid "+version+" address syntax")
+		}
+	}
+	return address
 }

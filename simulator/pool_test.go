@@ -301,3 +301,29 @@ func TestA65SourceNATIsOfTheDefaultPool(t *testing.T) {
 	r.demand(400, "No available IPv4 addresses", v4(nic(64)))
 	r.demand(201, "", nic(64))
 }
+
+// TestA52AnInterfaceHasTheAddressThatItsRequestNames creates instances with an explicit ip_config.
+func TestA52AnInterfaceHasTheAddressThatItsRequestNames(t *testing.T) {
+	r := serveRack(t, engine.Config{Instances: []engine.InstanceSpec{}})
+	for n, c := range []struct {
+		version, address string
+		status           int
+		want             string
+	}{
+		{"v4", "172.30.0.77", 201, ""},
+		{"v4", "172.30.0.77", 400, "The IP address '172.30.0.77' is not available"},
+		{"v4", "172.30.0.4", 400, "The first 5 addresses of a subnet are reserved"},
+		{"v4", "172.30.3.255", 400, "Cannot request a broadcast address"},
+		{"v4", "172.30.4.0", 400, "172.30.4.0 is outside subnet 172.30.0.0/22"},
+		{"v6", "fd00::1", 400, "fd00::1 is outside subnet fd"},
+		{"v6", "172.30.0.78", 400, "value.ip.value: invalid IPv6 address syntax"},
+		{"v4", "172.30.0.5", 201, ""}, // the lowest
+	} {
+		r.demand(c.status, c.want, fmt.Sprintf(`POST /v1/instances?project=default {"name":"named%d",`+
+			`"description":"","hostname":"i","ncpus":1,"memory":1073741824,"start":false,`+
+			`"network_interfaces":{"type":"create","params":[{"name":"n","description":"",`+
+			`"vpc_name":"default","subnet_name":"default","ip_config":{"type":%q,"value":`+
+			`{"ip":{"type":"explicit","value":%q}}}}]}}`, n, c.version, c.address))
+	}
+	r.demand(200, `"ip":"172.30.0.77"`, "GET /v1/network-interfaces?project=default&instance=named0")
+}

@@ -51,17 +51,12 @@ func TestRequestsThatTheSimulatorLacksAreAnsweredWith501(t *testing.T) {
 	wireCase{"an older version", "/v1/ping", "", 501, "the simulator serves the API versions from " +
 		"2026060800.0.0 to 2026073100.0.0; a rack answers 2026032500.0.0 in its older shape. Send " +
 		"api-version 2026073100.0.0, or none"}.check(t, r, "Api-Version", "2026032500.0.0")
-	interfaceWith := func(stack string) string {
-		return `"ncpus":1,"network_interfaces":{"type":"create","params":[{"name":"nic",` +
-			`"description":"","vpc_name":"default","subnet_name":"default","ip_config":` +
-			`{"type":"v4","value":` + stack + `}}]}`
-	}
 	for part, body := range map[string]string{
 		"multicast_groups": `"ncpus":1,"multicast_groups":[{"group":"m"}]`,
 		"ncpus of 0":       `"ncpus":0`,
-		"explicit ip_config": interfaceWith(
-			`{"ip":{"type":"explicit","value":"172.30.0.77"}}`),
-		"transit_ips": interfaceWith(`{"ip":{"type":"auto"},"transit_ips":["10.0.0.0/8"]}`),
+		"transit_ips": `"ncpus":1,"network_interfaces":{"type":"create","params":[{"name":"nic",` +
+			`"description":"","vpc_name":"default","subnet_name":"default","ip_config":{"type":"v4",` +
+			`"value":{"ip":{"type":"auto"},"transit_ips":["10.0.0.0/8"]}}}]}`,
 	} {
 		wireCase{part, "/v1/instances?project=default", `{"name":"new","description":"",` +
 			`"hostname":"new","memory":1073741824,` + body + `}`, 501, "the simulator does not have " +

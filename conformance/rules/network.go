@@ -13,8 +13,9 @@ var networkRules = []Rule{
 	{
 		ID: "A52",
 		Says: "An instance gets one interface `net0` with a v4 and a v6 address, or those it asks for " +
-			"with the stacks of their `ip_config`; the first five addresses of a subnet are not a " +
-			"guest's, and neither is the last of an IPv4 subnet",
+			"with the stacks and addresses of their `ip_config`; the first five addresses of a subnet " +
+			"are not a guest's, and neither is the last of an IPv4 subnet; 400 for an address that is " +
+			"one of these, outside the subnet or another guest's",
 		Why: networkUsers,
 		Source: "read: common/src/address.rs, queries/network_interface.rs; the dual stack is the " +
 			"schema's default",
@@ -136,6 +137,17 @@ func checkInterfaces(c *Check) {
 			fmt.Sprintf("%s %s", nic.Name, nic.IpStack.Type()), test.want)
 		Equal(c, "whether it is the primary one", nic.Primary != nil && *nic.Primary, true)
 		c.guestsAddresses(nic)
+	}
+	named := onlyV4()
+	if v4, is := c.interfacesOf(c.networked(named).Id)[0].IpStack.AsV4(); is {
+		named.Value.(*oxide.InstanceNetworkInterfaceAttachmentCreate).Params[0].IpConfig.
+			Value.(*oxide.PrivateIpStackCreateV4).Value.Ip.Value = &oxide.Ipv4AssignmentExplicit{
+			Value: v4.Value.Ip}
+		create := c.NewInstance()
+		create.Body.NetworkInterfaces = named
+		_, err := c.CreateInstance(create)
+		c.Refuses("create an instance with the address of another", err,
+			invalidRequest("The IP address '%s' is not available", v4.Value.Ip))
 	}
 	none := c.interfacesOf(c.StoppedInstance().Id)
 	Equal(c, "interfaces of an instance that wants none", len(none), 0)

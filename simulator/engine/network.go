@@ -16,6 +16,8 @@ import (
 // InterfaceCreate has the parameters of a new network interface.
 type InterfaceCreate struct {
 	Name, Description, Stack, VPC, Subnet string
+	// V4 and V6 are the addresses that the request names, and invalid if any free one will do.
+	V4, V6 netip.Addr
 	// Unsupported names a part of it that this simulator does not support.
 	Unsupported string
 }
@@ -85,12 +87,16 @@ func newInterface(tx *store.Tx, i store.Instance, others []store.NetworkInterfac
 	if err != nil {
 		return nic, err
 	}
+	if err := cmp.Or(requestProblem(subnet, "ipv4_block", c.V4),
+		requestProblem(subnet, "ipv6_block", c.V6)); err != nil {
+		return nic, err
+	}
 	if slices.ContainsFunc(others, func(other store.NetworkInterface) bool {
 		return other.SubnetID == subnet.ID
 	}) {
 		return nic, invalidRequest("Each interface must be in a distinct VPC Subnet")
 	}
-	stack, err := newStack(tx, subnet, c.Stack)
+	stack, err := newStack(tx, subnet, c)
 	if err != nil {
 		return nic, err
 	}
@@ -103,37 +109,61 @@ func newInterface(tx *store.Tx, i store.Instance, others []store.NetworkInterfac
 	}, err
 }
 
-// newStack returns the lowest free addresses of a subnet. It skips the first five, and the last of
-// IPv4, which the rack reserves (A52).
-func newStack(tx *store.Tx, subnet store.Resource, kind string) (store.IPStack, error) {
+// requestProblem returns the reason why no guest may have an address that a request names (A52).
+func requestProblem(subnet store.Resource, field string, wanted netip.Addr) error {
+	block := netip.MustParsePrefix(subnet.Text(field))
+	free := block.Masked().Addr()
+	for range reservedAddresses {
+		free = free.Next()
+	}
+	switch {
+	case !wanted.IsValid():
+	case !block.Contains(wanted):
+		return invalidRequest("%s is outside subnet %s", wanted, block)
+	case wanted.Less(free):
+		return invalidRequest("The first %d addresses of a subnet are reserved", reservedAddresses)
+	case wanted.Is4() && wanted == SubnetExtent(block).Last:
+		return invalidRequest("Cannot request a broadcast address")
+	}
+	return nil
+}
+
+// newStack returns the addresses of the request, or else the lowest free ones of a subnet. It skips
+// the first five, and the last of IPv4, which the rack reserves (A52).
+func newStack(tx *store.Tx, subnet store.Resource, c InterfaceCreate) (store.IPStack, error) {
 	used := map[string]bool{}
 	err := tx.EachInterface(func(nic store.NetworkInterface) {
 		for _, address := range nic.Addresses() {
 			used[nic.SubnetID+" "+address] = true
 		}
 	})
-	lowest := func(field string) store.Address {
+	choose := func(field string, wanted netip.Addr) store.Address {
 		block := netip.MustParsePrefix(subnet.Text(field))
 		address := block.Masked().Addr()
 		for n := 0; n < reservedAddresses || used[subnet.ID+" "+address.String()]; n++ {
 			address = address.Next()
 		}
-		if !block.Contains(address) || address.Is4() && address == SubnetExtent(block).Last {
+		switch {
+		case wanted.IsValid() && used[subnet.ID+" "+wanted.String()]:
+			err = invalidRequest("The IP address '%s' is not available", wanted)
+		case wanted.IsValid():
+			address = wanted
+		case !block.Contains(address) || address.Is4() && address == SubnetExtent(block).Last:
 			err = invalidRequest("No available %s addresses for interface in subnet '%s' with ID '%s'",
 				strings.Replace(field[:4], "ip", "IP", 1), subnet.Name, subnet.ID)
 		}
 		return store.Address{IP: address.String(), TransitIPs: []string{}}
 	}
 	var value any
-	switch kind {
+	switch c.Stack {
 	case StackV4:
-		value = lowest("ipv4_block")
+		value = choose("ipv4_block", c.V4)
 	case StackV6:
-		value = lowest("ipv6_block")
+		value = choose("ipv6_block", c.V6)
 	default:
-		value = store.DualStack{V4: lowest("ipv4_block"), V6: lowest("ipv6_block")}
+		value = store.DualStack{V4: choose("ipv4_block", c.V4), V6: choose("ipv6_block", c.V6)}
 	}
-	return store.IPStack{Type: kind, Value: value}, err
+	return store.IPStack{Type: c.Stack, Value: value}, err
 }
 
 const reservedAddresses = 5
