@@ -97,6 +97,12 @@ var served = withResources(withPools(map[string]*operation{
 	"vpc_firewall_rules_view": {required: inVPC[:1], selectors: inVPC, serve: rulesView},
 	"vpc_firewall_rules_update": {required: inVPC[:1], selectors: inVPC, body: parseRules,
 		serve: rulesUpdate},
+	"networking_address_lot_list":       {list: true, serve: resourceList(engine.AddressLot)},
+	"networking_address_lot_create":     {body: createBody(engine.AddressLot), serve: lotCreate},
+	"networking_address_lot_view":       {serve: lotView},
+	"networking_address_lot_delete":     {serve: resourceDelete(engine.AddressLot)},
+	"networking_address_lot_block_list": {list: true, serve: lotBlocks},
+
 	"vpc_subnet_list_network_interfaces": {list: true, selectors: inVPC, serve: subnetInterfaces},
 }))
 

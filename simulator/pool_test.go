@@ -25,7 +25,7 @@ func TestA21ACollaboratorHasNoOperationOfTheFleetsAdministrator(t *testing.T) {
 	r := serveRack(t, engine.Config{})
 	for _, request := range []string{"GET /v1/system/ip-pools", "GET /v1/system/subnet-pools",
 		`POST /v1/system/ip-pools {"name":"p","description":""}`,
-		"GET /v1/system/silos/simulated/ip-pools"} {
+		"GET /v1/system/silos/simulated/ip-pools", "GET /v1/system/networking/address-lot"} {
 		r.demand(403, "Forbidden", request)
 	}
 	for _, request := range []string{"GET /v1/system/ip-pools/default",
@@ -44,6 +44,7 @@ func TestTheFleetsAdministratorGivesTheSiloItsPools(t *testing.T) {
 	r.ipPools()
 	r.subnetPools()
 	r.fleetLists()
+	r.addressLots()
 	r.demand(400, "cannot span multicast and unicast",
 		`POST /v1/system/ip-pools/default/ranges/add {"first":"223.0.0.1","last":"224.0.0.1"}`)
 	r.demand(400, "multicast address range to unicast IP pool",
@@ -250,6 +251,25 @@ func (r *rackServer) externalSubnets(pool string) {
 	for _, name := range []string{"s1", "s2", "s3", "s4"} {
 		r.demand(204, "", "DELETE /v1/external-subnets/"+name+"?project=default")
 	}
+}
+
+// addressLots gives a lot new blocks under its name, reads it and deletes it.
+func (r *rackServer) addressLots() {
+	const lots = "/v1/system/networking/address-lot"
+	lot := func(first, last, more string) string {
+		return fmt.Sprintf(`POST %s {"name":"lot","description":"","kind":"infra","blocks":`+
+			`[{"first_address":%q,"last_address":%q}%s]}`, lots, first, last, more)
+	}
+	r.demand(400, "must be in same address family", lot("10.0.0.1", "fd00::", ""))
+	r.demand(400, "first must be <= last", lot("10.0.0.1", "10.0.0.0", ""))
+	first := unmarshal[engine.Lot](r.t, r.demand(201, "", lot("10.0.0.1", "10.0.0.9", ""))).Lot.ID
+	r.demand(201, first, lot("10.0.0.1", "10.0.0.9",
+		`,{"first_address":"10.1.0.1","last_address":"10.1.0.9"}`))
+	r.demand(200, `"last_address":"10.1.0.9"`, "GET "+lots+"/lot")
+	r.demand(200, `"last_address":"10.1.0.9"`, "GET "+lots+"/"+first+"/blocks")
+	r.demand(200, "initial-infra", "GET "+lots)
+	r.demand(204, "", "DELETE "+lots+"/lot")
+	r.demand(404, `address-lot with name \"lot\"`, "GET "+lots+"/lot")
 }
 
 // fleetLists reads what only those who may see the fleet read (A21).

@@ -216,6 +216,21 @@ func parseRules(f *fields) any {
 	return rules
 }
 
+func lotCreate(rack *engine.Simulation, r *apiRequest) (int, any, error) {
+	lot, err := rack.Resources.CreateLot(&r.call, r.body.(engine.ResourceInput))
+	return http.StatusCreated, lot, err
+}
+
+func lotView(rack *engine.Simulation, r *apiRequest) (int, any, error) {
+	lot, err := rack.Resources.Lot(&r.call, r.selector("address_lot"))
+	return http.StatusOK, lot, err
+}
+
+func lotBlocks(rack *engine.Simulation, r *apiRequest) (int, any, error) {
+	lot, err := rack.Resources.Lot(&r.call, r.selector("address_lot"))
+	return http.StatusOK, slice(r.scan, lot.Blocks), err
+}
+
 func parseFloatingIPAttach(f *fields) any {
 	f.oneOf("kind", []string{"instance"})
 	return f.nameOrID("parent")

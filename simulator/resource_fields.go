@@ -33,6 +33,15 @@ func (f *fields) value(field engine.Field) any {
 		return readAllocation(f.object(name))
 	case engine.SubnetSource:
 		return readSubnetAllocation(f.object(name))
+	case engine.Blocks:
+		blocks := []engine.Extent{}
+		for _, block := range f.needed(name) {
+			var e engine.Extent
+			e.First, _ = netip.ParseAddr(block.address("first_address"))
+			e.Last, _ = netip.ParseAddr(block.address("last_address"))
+			blocks = append(blocks, e)
+		}
+		return blocks
 	case engine.RuleTargets:
 		return f.endpoints(name)
 	case engine.RuleFilters:
@@ -79,13 +88,18 @@ func (f *fields) endpoint(allowed ...string) map[string]any {
 	return value
 }
 
-// endpoints reads a required list of targets or hosts of a firewall rule.
-func (f *fields) endpoints(name string) []any {
-	list := []any{}
+// needed reads a required list of objects.
+func (f *fields) needed(name string) []*fields {
 	if _, ok := f.get(name); !ok {
 		f.fail("", missingField(name))
 	}
-	for _, one := range f.list(name) {
+	return f.list(name)
+}
+
+// endpoints reads a required list of targets or hosts of a firewall rule.
+func (f *fields) endpoints(name string) []any {
+	list := []any{}
+	for _, one := range f.needed(name) {
 		list = append(list, one.endpoint("vpc", "subnet", "instance", "ip", "ip_net"))
 	}
 	return list

@@ -30,8 +30,18 @@ var pools = []struct {
 // unicast is the type of the pools of external addresses.
 const unicast = "unicast"
 
-// createPools creates the silo's pools if the directory lacks them.
+// createPools creates the silo's pools and the lot of the rack's own addresses if the directory lacks
+// them.
 func createPools(c *Change) error {
+	const lot = "initial-infra"
+	if !AddressLot.Table().Taken(c.tx, "", lot) {
+		none := Extent{First: netip.IPv4Unspecified(), Last: netip.IPv4Unspecified()}
+		if _, err := c.create(AddressLot, store.Resource{}, named(lot,
+			"initial infrastructure ip address lot", map[string]any{"kind": "infra",
+				"blocks": []Extent{none}})); err != nil {
+			return err
+		}
+	}
 	for _, p := range pools {
 		_, ok, err := IPPool.Table().Get(c.tx, store.DerivedID(IPPool.Name, "", p.name))
 		if err != nil {

@@ -20,13 +20,14 @@ var (
 	Route             = &Kind{}
 	FirewallRule      = &Kind{}
 	Gateway           = &Kind{}
+	AddressLot        = &Kind{}
 	ephemeralIP       = &Kind{}
 	natIP             = &Kind{}
 
 	// Kinds lists every kind.
 	Kinds = []*Kind{Project, SSHKey, IPPool, SubnetPool, FloatingIP, ExternalSubnet,
 		AffinityGroup, AntiAffinityGroup, VPC, Subnet, Router, Route, FirewallRule, Gateway,
-		ephemeralIP, natIP}
+		AddressLot, ephemeralIP, natIP}
 )
 
 // init fills the table of kinds, because the kinds refer to each other. A kind comes behind those
@@ -144,6 +145,11 @@ func init() {
 		Both:    "gateway as an ID vpc and project",
 		Neither: "gateway should either be an ID or vpc",
 		Permit:  permitGateway,
+	}
+	*AddressLot = Kind{
+		Name: "address-lot", Param: "address_lot", Fleet: true, Hidden: []string{extents},
+		Fields: []Field{{Name: "kind", Type: Enum, Values: []string{"infra", "pool"}},
+			{Name: "blocks", Type: Blocks, Set: setBlocks}},
 	}
 	*Project = Kind{
 		Name: "project", Operation: "project", Param: "project", Created: createDefaultVPC,

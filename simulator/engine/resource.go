@@ -76,6 +76,7 @@ const (
 	SubnetSource            // SubnetAllocation
 	RuleTargets             // []any
 	RuleFilters             // map[string]any
+	Blocks                  // []Extent
 )
 
 // UpdateRule describes what an update does with a field.
