@@ -1,6 +1,7 @@
 package loopdev
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -114,6 +115,10 @@ const cutOffset = 1 << 62
 // last close. The device is opened for reading, which is enough for root's ioctls: a kernel
 // may refuse to open a mounted device for writing.
 func (d Device) with(do func(*os.File) error) error {
+	// Opening the node of a number that was removed would create both again.
+	if held, err := d.attached(); err != nil || !held {
+		return cmp.Or(err, ErrGone)
+	}
 	f, err := openNode(d.Path, d.Major, d.Minor, os.O_RDONLY)
 	switch {
 	case errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV), errors.Is(err, fs.ErrNotExist):

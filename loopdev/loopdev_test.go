@@ -206,6 +206,11 @@ func TestTheNextUserOfANumberHasDiscards(t *testing.T) {
 		t.Error("it discards")
 	}
 	must(t, first.Detach(t.Context()))
+	_ = os.Remove(first.Path) // the kernel removes no node that another program has made
+	must(t, first.Detach(t.Context()))
+	if _, err := os.Stat(first.Path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a second Detach has made a node: %v", err)
+	}
 	next := attach(t, loopdev.Config{Path: path, Serial: "any", First: first.Number})
 	if out, err := exec.Command("blkdiscard", "--force", next.Path).CombinedOutput(); err != nil {
 		t.Errorf("the next device does not discard: %v %s", err, out)
