@@ -252,3 +252,15 @@ func TestDamagedRecordsAreASentence(t *testing.T) {
 		t.Errorf("%d of %d damages were noticed, which shows little", refused, len(damaged))
 	}
 }
+
+func TestAProcessOfAnotherMachineIsNotKnownToHaveEnded(t *testing.T) {
+	us := strings.Fields(thisProcess())
+	for _, c := range []struct {
+		machine, boot string
+		want          bool
+	}{{us[0], us[1], false}, {us[0], "earlier", true}, {"another", "earlier", false}} {
+		if got := ended(c.machine + " " + c.boot + " " + us[2]); got != c.want {
+			t.Errorf("ended for the boot %q of %q = %v, want %v", c.boot, c.machine, got, c.want)
+		}
+	}
+}

@@ -65,21 +65,25 @@ func removeTemporary(ctx context.Context, dir string) error {
 	return dataplane.RemoveTree(dir)
 }
 
-// thisProcess returns what identifies this process: the boot of the machine, and what identifies it
-// until the next one. It returns "" where the system does not tell.
+// thisProcess returns what identifies this process: the machine, its boot, and what identifies the
+// process until the next one. It returns "" where the system does not tell.
 func thisProcess() string {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	machine, unnamed := os.Hostname()
 	process := loopdev.Process()
-	if err != nil || process == "" {
+	if err != nil || unnamed != nil || process == "" {
 		return ""
 	}
-	return strings.TrimSpace(string(boot)) + " " + process
+	return machine + " " + strings.TrimSpace(string(boot)) + " " + process
 }
 
-// ended reports whether a process has ended for certain.
+// ended reports whether a process has ended for certain. One of another machine, with which this one
+// shares the directory, may live.
 func ended(process string) bool {
-	boot, process, _ := strings.Cut(process, " ")
-	now, _, known := strings.Cut(thisProcess(), " ")
-	gone, err := loopdev.Ended(process)
-	return known && process != "" && (boot != now || err == nil && gone)
+	of, now := strings.Fields(process), strings.Fields(thisProcess())
+	if len(of) != len(now) || len(of) == 0 || of[0] != now[0] {
+		return false
+	}
+	gone, err := loopdev.Ended(of[2])
+	return of[1] != now[1] || err == nil && gone
 }
