@@ -115,7 +115,7 @@ func (c *chain) judgePendingClaim(what string) Step {
 		"FailedBinding"))
 	switch {
 	case last.Reason == "ProvisioningFailed", last.Reason == "FailedBinding":
-		return broken(what, Finding{Wrong: last.Message, Source: "event " + last.Reason,
+		return broken(what, Finding{Wrong: last.Message, Source: "event " + last.Reason + forgeable,
 			Since: last.First(), Last: last.Last(), ByItself: "The provisioner tries again.",
 			Do: "Follow the message.", Next: showClaim})
 	case strings.HasPrefix(last.Reason, "WaitFor") && (len(c.pods) == 0 && c.podsWhy == "" ||

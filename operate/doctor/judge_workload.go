@@ -204,7 +204,7 @@ func (c *chain) judgePod() Step {
 		failures = failures[:2]
 	}
 	if e := latestOf(c.events(o, failures...)); e.Kind != "" {
-		wrong, source = wrong+": "+e.Message, "event "+e.Reason
+		wrong, source = wrong+": "+e.Message, "event "+e.Reason+forgeable
 	}
 	return broken(what, Finding{Wrong: wrong, Source: source, Since: o.Metadata.CreationTimestamp,
 		ByItself: "The kubelet tries again.", Do: "Follow the events of the pod.",
@@ -241,7 +241,7 @@ func (c *chain) judgeUnscheduled(what string) Step {
 	last := latestOf(c.events(c.pod, "FailedScheduling"))
 	switch {
 	case last.Kind != "":
-		f.Wrong, f.Source = "it is on no node: "+last.Message, "event FailedScheduling"
+		f.Wrong, f.Source = "it is on no node: "+last.Message, "event FailedScheduling"+forgeable
 		f.Since, f.Last = last.First(), last.Last()
 	case !c.old(c.pod):
 		return Step{State: Waiting, What: what + ", not yet on a node"}

@@ -214,7 +214,8 @@ func TestAReasonOfTheDriverOutranksWhatIsInferred(t *testing.T) {
 					f := d.Chains[0].Finding
 					if f == nil || f.Link != want.Link && phase != "awaited by a claim" ||
 						f.Reason != reason || f.ByItself != want.ByItself || f.Do != want.Do || f.Next == "" ||
-						!strings.Contains(f.Wrong, sentence) && p.name != "flight recorder" {
+						!strings.Contains(f.Wrong, sentence) && p.name != "flight recorder" ||
+						strings.HasPrefix(p.name, "event ") != strings.HasSuffix(f.Source, forgeable) {
 						t.Errorf("%s in %s, %s, %s: got %+v\n%s", reason, p.name, phase, beside, f, text(d))
 						continue
 					}

@@ -171,6 +171,9 @@ func (e *Evidence) events(o *kube.Object, reasons ...string) []kube.Object {
 	return found
 }
 
+// forgeable ends the source of a quoted event, whose fields show nobody's identity.
+const forgeable = " (anybody with the right to create events can write it)"
+
 // successes are the reasons of the events after which a call's errors are history.
 var successes = []string{"ProvisioningSucceeded", "SuccessfulAttachVolume"}
 
@@ -182,7 +185,7 @@ func (e *Evidence) latest(o *kube.Object, at Link, about func(message string) bo
 	var last said
 	for _, event := range e.events(o, reasons...) {
 		s := said{First: event.First(), Last: event.Last(), at: at, node: o.Spec.NodeName,
-			Source: "event " + event.Reason + " of " + o.Kind + " " + o.Metadata.Name}
+			Source: "event " + event.Reason + " of " + o.Kind + " " + o.Metadata.Name + forgeable}
 		failed := quoted(nil, s, event.Message)
 		if about != nil && !about(event.Message) ||
 			len(failed) == 0 && !slices.Contains(successes, event.Reason) {
