@@ -7,7 +7,6 @@ import (
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
@@ -17,7 +16,6 @@ func TestOxidesClientsFindTheirWay(t *testing.T) {
 	r := serveRack(t, engine.Config{Images: []engine.ImageSpec{{Name: "os", SizeBytes: 1 << 30}}})
 	for name, story := range map[string]func(*rackServer){
 		"a load balancer of the cloud controller manager": (*rackServer).loadBalancer,
-		"the pools of Terraform":                          (*rackServer).poolsOfTerraform,
 		"a machine of Cluster API":                        (*rackServer).machine,
 		"a project of Terraform":                          (*rackServer).project,
 		"a second interface of Terraform":                 (*rackServer).secondInterface,
@@ -282,53 +280,4 @@ func (r *rackServer) secondInterface() {
 	r.demand(200, `"name":"only"`, "PUT /v1/network-interfaces/"+id+` {"name":"only"}`)
 	r.demand(204, "", "DELETE /v1/network-interfaces/"+id)
 	r.demand(404, "instance-network-interface", "GET /v1/network-interfaces/"+id)
-}
-
-// poolsOfTerraform makes, reads and deletes the pools that Terraform manages, and an external
-// subnet from one of them, as the administrator of the fleet.
-func (r *rackServer) poolsOfTerraform() {
-	t, ctx := r.t, r.t.Context()
-	r.become(adminapi.RoleFleetAdmin)
-	ips := must[*oxide.IpPool](t)(r.SystemIpPoolCreate(ctx, oxide.SystemIpPoolCreateParams{
-		Body: &oxide.IpPoolCreate{Name: "tf-ips"}}))
-	in := oxide.NameOrId(ips.Id)
-	span := &oxide.IpRange{Value: &oxide.Ipv4Range{First: "172.20.15.227", Last: "172.20.15.230"}}
-	must[*oxide.IpPoolRange](t)(r.SystemIpPoolRangeAdd(ctx,
-		oxide.SystemIpPoolRangeAddParams{Pool: in, Body: span}))
-	ranges := must[[]oxide.IpPoolRange](t)(r.SystemIpPoolRangeListAllPages(ctx,
-		oxide.SystemIpPoolRangeListParams{Pool: in}))
-	if len(ranges) != 1 || *ranges[0].Range.Value.(*oxide.Ipv4Range) !=
-		*span.Value.(*oxide.Ipv4Range) {
-		t.Errorf("the ranges of the pool: %+v", ranges)
-	}
-	refused{}.check(t, r.SystemIpPoolRangeRemove(ctx,
-		oxide.SystemIpPoolRangeRemoveParams{Pool: in, Body: span}))
-	refused{}.check(t, r.SystemIpPoolDelete(ctx, oxide.SystemIpPoolDeleteParams{Pool: in}))
-
-	pool := must[*oxide.SubnetPool](t)(r.SystemSubnetPoolCreate(ctx,
-		oxide.SystemSubnetPoolCreateParams{Body: &oxide.SubnetPoolCreate{Name: "tf-subnets",
-			IpVersion: oxide.IpVersionV4}}))
-	of := oxide.NameOrId(pool.Id)
-	subnet := must[oxide.IpNet](t)(oxide.NewIpNet("10.99.0.0/24"))
-	member := must[*oxide.SubnetPoolMember](t)(r.SystemSubnetPoolMemberAdd(ctx,
-		oxide.SystemSubnetPoolMemberAddParams{Pool: of, Body: &oxide.SubnetPoolMemberAdd{
-			Subnet: subnet, MaxPrefixLength: oxide.NewPointer(30)}}))
-	must[*oxide.SubnetPoolSiloLink](t)(r.SystemSubnetPoolSiloLink(ctx,
-		oxide.SystemSubnetPoolSiloLinkParams{Pool: of, Body: &oxide.SubnetPoolLinkSilo{
-			Silo: "simulated", IsDefault: oxide.NewPointer(false)}}))
-	made := must[*oxide.ExternalSubnet](t)(r.ExternalSubnetCreate(ctx,
-		oxide.ExternalSubnetCreateParams{Project: "default", Body: &oxide.ExternalSubnetCreate{
-			Name: "tf", Allocator: oxide.ExternalSubnetAllocator{
-				Value: &oxide.ExternalSubnetAllocatorAuto{PrefixLength: oxide.NewPointer(28),
-					PoolSelector: oxide.PoolSelector{Value: &oxide.PoolSelectorExplicit{Pool: of}}}}}}))
-	if made.SubnetPoolMemberId != member.Id || made.Subnet.String() != "10.99.0.0/28" {
-		t.Errorf("the external subnet: %+v", made)
-	}
-	refused{}.check(t, r.ExternalSubnetDelete(ctx,
-		oxide.ExternalSubnetDeleteParams{ExternalSubnet: oxide.NameOrId(made.Id)}))
-	refused{}.check(t, r.SystemSubnetPoolMemberRemove(ctx, oxide.SystemSubnetPoolMemberRemoveParams{
-		Pool: of, Body: &oxide.SubnetPoolMemberRemove{Subnet: subnet}}))
-	refused{}.check(t, r.SystemSubnetPoolDelete(ctx,
-		oxide.SystemSubnetPoolDeleteParams{Pool: of}))
-	r.become(adminapi.RoleCollaborator)
 }
