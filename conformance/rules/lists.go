@@ -3,8 +3,10 @@ package rules
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -143,7 +145,7 @@ func (c *Check) checkList(list, path string, known []listed, began time.Time,
 	readings, gone := []reading{{order: "id_ascending", limit: allAtOnce}}, []string{}
 	c.readList(list, path, &readings[0], nil)
 	n := len(slices.Concat(readings[0].pages...))
-	looked := int64(1)
+	looked := map[string][]string{"id_ascending": {"all"}}
 	for _, order := range []string{"name_ascending", "name_descending", "id_ascending"} {
 		for _, limit := range []int{1, 2, 3, max(n-1, 1), max(n, 1)} {
 			r := reading{order: order, limit: limit, gone: slices.Clone(gone)}
@@ -158,7 +160,7 @@ func (c *Check) checkList(list, path string, known []listed, began time.Time,
 				}
 			}
 			if c.readList(list, path, &r, during) {
-				looked++
+				looked[order] = append(looked[order], strconv.Itoa(limit))
 			}
 			readings = append(readings, r)
 		}
@@ -174,8 +176,13 @@ func (c *Check) checkList(list, path string, known []listed, began time.Time,
 		c.Errorf("%s %s", list, wrong)
 	}
 	c.extent.Look(report.Measure{What: list, Looked: int64(n), Unit: "objects"})
-	c.extent.Look(report.Measure{Unit: "readings", Words: "in each order, in pages of 1, 2, 3, " +
-		"all and all but one", What: list + " as a set", Looked: looked, Of: int64(len(readings))})
+	whole := report.Measure{What: list + " as a set", Of: int64(len(readings)), Unit: "readings"}
+	for _, order := range slices.Sorted(maps.Keys(looked)) {
+		whole.Looked += int64(len(looked[order]))
+		whole.Words += fmt.Sprintf("%s in pages of %s; ", order, strings.Join(looked[order], ", "))
+	}
+	whole.Words = strings.TrimSuffix(whole.Words, "; ")
+	c.extent.Look(whole)
 	if c.readings != nil {
 		c.readings(list, readings, known, began)
 	}

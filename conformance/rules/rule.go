@@ -262,6 +262,11 @@ func (c *Check) run() {
 		}
 	}()
 	c.rule.Check(c)
+	for i := range c.extent {
+		if m := &c.extent[i]; m.Unit == situations && c.Simulated() {
+			m.Looked, m.Words = m.Of, ""
+		}
+	}
 }
 
 func (c *Check) clean() {

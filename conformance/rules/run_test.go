@@ -14,6 +14,8 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 // answering opens the checks of a rack that gives the same answer to every request.
@@ -78,6 +80,20 @@ func TestACheckSaysWhichSituationItDidNotSee(t *testing.T) {
 		"brought about from outside)]"
 	if text := fmt.Sprint(got.Extent); got.Status != Passed || text != want {
 		t.Errorf("%s %s: it looked at %s", got.Status, got.Reason, text)
+	}
+	rack := answering(t, 200, `{"status":"ok"}`)
+	rack.Admin = &adminapi.Client{}
+	for words, end := range map[string]func(c *Check){
+		"a failed instance: 1 of 1 situations":                   func(*Check) {},
+		"a failed instance: not tested (the check ended before)": func(c *Check) { c.Fatalf("no") },
+	} {
+		got := rack.Run(t.Context(), Rule{ID: "A00", Check: func(c *Check) {
+			c.Arrange("a failed instance")
+			end(c)
+		}})
+		if text := fmt.Sprint(got.Extent); text != "["+words+"]" {
+			t.Errorf("it looked at %s, want %s", text, words)
+		}
 	}
 }
 

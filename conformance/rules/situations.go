@@ -10,12 +10,15 @@ import (
 // Simulated reports whether the rack is a simulated one, on which every situation can be created.
 func (c *Check) Simulated() bool { return c.Admin != nil }
 
+// situations is the unit of an extent: run counts a situation when the check has come to its end.
+const situations = "situations"
+
 // Arrange reports whether the check can create a situation, which it can on a simulated rack. If
-// not, the check's extent says that it has not seen the situation.
+// not, or if the check ends early, its extent says that it has not seen the situation.
 func (c *Check) Arrange(situation string) bool {
-	m := report.Measure{What: situation, Of: 1, Unit: "situations"}
+	m := report.Measure{What: situation, Of: 1, Unit: situations}
 	if c.Simulated() {
-		m.Looked = 1
+		m.Words = "the check ended before"
 	} else {
 		m.Words = "it cannot be brought about from outside"
 	}
