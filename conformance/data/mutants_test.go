@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"regexp"
 	"slices"
 	"testing"
 
@@ -169,7 +170,7 @@ func TestNoMutantOfDataIsPassedOver(t *testing.T) {
 }
 
 // reallyRun runs a check on a rack with the mutant: the one that was judged to notice it, or one
-// that has such a disk and was judged not to.
+// that has such a disk and was judged not to. Its error has to name the block, or the disk's sum.
 func (b *bench) reallyRun(t *testing.T, m byteMutant, run []recorded, by int) {
 	t.Helper()
 	if by < 0 {
@@ -187,7 +188,9 @@ func (b *bench) reallyRun(t *testing.T, m byteMutant, run []recorded, by int) {
 	if errMend := b.env.Rack.Admin.Mend(ctx); errMend != nil {
 		t.Fatal(errMend)
 	}
-	if (err != nil) != m.noticed(run[by]) {
+	about := fmt.Sprintf(`at byte %d\b|is another: expected the SHA-256`, m.at)
+	blamed := err != nil && regexp.MustCompile(about).MatchString(err.Error())
+	if blamed != (err != nil) || blamed != m.noticed(run[by]) {
 		t.Errorf("%s: %s was judged to notice it: %t; it says %v", m, run[by].check.ID,
 			m.noticed(run[by]), err)
 	}

@@ -209,7 +209,7 @@ func runLists(t *testing.T, rack *harness.Rack, through func(http.RoundTripper) 
 			continue
 		}
 		if result := r.Run(t.Context(), rule); result.Status != Passed {
-			failed += result.Reason
+			failed += "\n" + result.Reason
 		}
 	}
 	if err := r.Close(t.Context()); err != nil {
@@ -263,7 +263,7 @@ func TestNoMutantOfAListIsPassedOver(t *testing.T) {
 			transport.next = next
 			return transport
 		})
-		if real++; (failed != "") != notices || transport.changes == 0 {
+		if real++; strings.Contains(failed, "\n"+m.list+" ") != notices || transport.changes == 0 {
 			t.Errorf("%s: it was judged to be noticed: %t; %d pages were changed, and the run found %q", m,
 				notices, transport.changes, failed)
 		}
