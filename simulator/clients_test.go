@@ -2,7 +2,6 @@ package simulator
 
 import (
 	"fmt"
-	"net/netip"
 	"testing"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
@@ -31,53 +30,27 @@ func TestOxidesClientsFindTheirWay(t *testing.T) {
 // loadBalancer is the life of a Service of the type LoadBalancer: a floating IP, attached to the
 // first node, and to the second one when the first is gone.
 func (r *rackServer) loadBalancer() {
-	t, ctx := r.t, r.t.Context()
-	view := oxide.FloatingIpViewParams{FloatingIp: "cluster-default-web", Project: "default"}
-	_, err := r.FloatingIpView(ctx, view)
-	gone("floating-ip", "cluster-default-web").check(t, err)
-	pool := must[*oxide.SiloIpPool](t)(r.IpPoolView(ctx, oxide.IpPoolViewParams{Pool: "default"}))
-	made := must[*oxide.FloatingIp](t)(r.FloatingIpCreate(ctx, oxide.FloatingIpCreateParams{
-		Project: "default", Body: &oxide.FloatingIpCreate{Name: "cluster-default-web",
-			AddressAllocator: oxide.AddressAllocator{Value: &oxide.AddressAllocatorAuto{
-				PoolSelector: oxide.PoolSelector{Value: &oxide.PoolSelectorExplicit{
-					Pool: oxide.NameOrId(pool.Id)}}}}}}))
-	if address, err := netip.ParseAddr(made.Ip); err != nil || !address.Is4() ||
-		made.IpPoolId != pool.Id || made.InstanceId != "" {
-		t.Errorf("created: %+v", made)
+	const web = "/v1/floating-ips/web%s?project=default"
+	attach := func(instance string) string {
+		return fmt.Sprintf("POST "+web+` {"kind":"instance","parent":%q}`, "/attach", instance)
 	}
-	ip := oxide.NameOrId(made.Id)
-	attach := func(instance string) (*oxide.FloatingIp, error) {
-		return r.FloatingIpAttach(ctx, oxide.FloatingIpAttachParams{FloatingIp: ip,
-			Body: &oxide.FloatingIpAttach{Kind: oxide.FloatingIpParentKindInstance,
-				Parent: oxide.NameOrId(instance)}})
-	}
-	a, b := r.instance("a").Id, r.instance("b").Id
+	detach, remove := fmt.Sprintf("POST "+web, "/detach"), fmt.Sprintf("DELETE "+web, "")
+	r.demand(404, `floating-ip with name \"web\"`, fmt.Sprintf("GET "+web, ""))
+	r.demand(201, `"instance_id":null`, `POST /v1/floating-ips?project=default {"name":"web",`+
+		`"description":"","address_allocator":{"type":"auto","pool_selector":{"type":"explicit",`+
+		`"pool":"default"}}}`)
 	for range 2 { // the second time changes nothing
-		if got := must[*oxide.FloatingIp](t)(attach(a)); got.InstanceId != a {
-			t.Errorf("attached: %+v", got)
-		}
+		r.demand(202, r.instance("a").Id, attach("a"))
 	}
-	if got := must[*oxide.ExternalIpResultsPage](t)(r.InstanceExternalIpList(ctx,
-		oxide.InstanceExternalIpListParams{Instance: oxide.NameOrId(a)})); len(got.Items) != 2 {
-		t.Errorf("external addresses of the instance: %+v", got.Items)
-	} else if floating, is := got.Items[1].AsFloating(); !is || floating.Ip != made.Ip {
-		t.Errorf("the second external address is %+v", got.Items[1])
-	}
-	_, err = attach(b)
-	refusedAs(400, "InvalidRequest", "floating IP cannot be attached to one instance while still "+
-		"attached to another").check(t, err)
+	r.demand(200, `"kind":"floating"`, "GET /v1/instances/a/external-ips?project=default")
+	r.demand(400, "cannot be attached to one instance while still attached to another", attach("b"))
 	for range 2 {
-		if got := must[*oxide.FloatingIp](t)(r.FloatingIpDetach(ctx,
-			oxide.FloatingIpDetachParams{FloatingIp: ip})); got.InstanceId != "" {
-			t.Errorf("detached: %+v", got)
-		}
+		r.demand(202, `"instance_id":null`, detach)
 	}
-	must[*oxide.FloatingIp](t)(attach(b))
-	del := oxide.FloatingIpDeleteParams{FloatingIp: ip}
-	refusedAs(400, "InvalidRequest", "Floating IP cannot be deleted while attached to an instance").
-		check(t, r.FloatingIpDelete(ctx, del))
-	must[*oxide.FloatingIp](t)(r.FloatingIpDetach(ctx, oxide.FloatingIpDetachParams{FloatingIp: ip}))
-	refused{}.check(t, r.FloatingIpDelete(ctx, del))
+	r.demand(202, r.instance("b").Id, attach("b"))
+	r.demand(400, "Floating IP cannot be deleted while attached to an instance", remove)
+	r.demand(202, `"instance_id":null`, detach)
+	r.demand(204, "", remove)
 }
 
 // machine is the life of a machine: an instance with the user's keys, a boot disk from an image and
@@ -122,36 +95,21 @@ func (r *rackServer) machine() {
 	if kinds != "snat ephemeral floating " {
 		t.Errorf("its external addresses: %s", kinds)
 	}
-	again := must[*oxide.ExternalIp](t)(r.InstanceEphemeralIpAttach(ctx,
-		oxide.InstanceEphemeralIpAttachParams{Instance: id, Body: &oxide.EphemeralIpCreate{}}))
 	before, _ := external[1].AsEphemeral()
-	if after, is := again.AsEphemeral(); !is || after.Ip != before.Ip {
-		t.Errorf("a second ephemeral address: got %+v, want %+v", after, before)
-	}
-	detach := oxide.InstanceEphemeralIpDetachParams{Instance: id}
-	refused{}.check(t, r.InstanceEphemeralIpDetach(ctx, detach))
-	refusedAs(400, "InvalidRequest", "instance does not have an ephemeral IP attached").
-		check(t, r.InstanceEphemeralIpDetach(ctx, detach))
-	must[*oxide.ExternalIp](t)(r.InstanceEphemeralIpAttach(ctx,
-		oxide.InstanceEphemeralIpAttachParams{Instance: id, Body: &oxide.EphemeralIpCreate{
-			PoolSelector: oxide.PoolSelector{Value: &oxide.PoolSelectorExplicit{
-				Pool: "default-ipv6"}}}}))
-	_, err := r.InstanceEphemeralIpAttach(ctx, oxide.InstanceEphemeralIpAttachParams{Instance: id,
-		Body: &oxide.EphemeralIpCreate{PoolSelector: oxide.PoolSelector{
-			Value: &oxide.PoolSelectorAuto{IpVersion: oxide.IpVersionV6}}}})
-	refusedAs(404, "ObjectNotFound", "not found: default unicast IPv6 pool for current silo").
-		check(t, err)
+	ephemeral := fmt.Sprintf(" /v1/instances/%s/external-ips/ephemeral", id)
+	r.demand(202, before.Ip, "POST"+ephemeral+" {}") // it has one
+	r.demand(204, "", "DELETE"+ephemeral)
+	r.demand(400, "instance does not have an ephemeral IP attached", "DELETE"+ephemeral)
+	r.demand(202, "", "POST"+ephemeral+` {"pool_selector":{"type":"explicit","pool":"default-ipv6"}}`)
+	r.demand(404, "not found: default unicast IPv6 pool for current silo",
+		"POST"+ephemeral+` {"pool_selector":{"type":"auto","ip_version":"v6"}}`)
 
-	r.membership(id, oxide.NameOrId(group.Id))
+	r.membership(machine.Id, group.Id)
 	r.doStop("machine")
 	refused{}.check(t, r.InstanceDelete(ctx, oxide.InstanceDeleteParams{Instance: id}))
 	refused{}.check(t, r.doDelete("machine-boot"))
-	if got := must[*oxide.FloatingIp](t)(r.FloatingIpView(ctx, oxide.FloatingIpViewParams{
-		FloatingIp: oxide.NameOrId(floating.Id)})); got.InstanceId != "" {
-		t.Errorf("the floating IP after the end of its instance: %+v", got)
-	}
-	refused{}.check(t, r.FloatingIpDelete(ctx, oxide.FloatingIpDeleteParams{FloatingIp: "endpoint",
-		Project: "default"}))
+	r.demand(200, `"instance_id":null`, "GET /v1/floating-ips/"+floating.Id)
+	r.demand(204, "", "DELETE /v1/floating-ips/"+floating.Id)
 	refused{}.check(t, r.AntiAffinityGroupDelete(ctx, oxide.AntiAffinityGroupDeleteParams{
 		AntiAffinityGroup: "workers", Project: "default"}))
 	refused{}.check(t, r.CurrentUserSshKeyDelete(ctx,
@@ -159,33 +117,17 @@ func (r *rackServer) machine() {
 }
 
 // membership takes an instance out of its group. It can only join again when it is stopped.
-func (r *rackServer) membership(instance, group oxide.NameOrId) {
-	t, ctx := r.t, r.t.Context()
-	groups := must[[]oxide.AntiAffinityGroup](t)(r.InstanceAntiAffinityGroupListAllPages(ctx,
-		oxide.InstanceAntiAffinityGroupListParams{Instance: instance}))
-	members := must[[]oxide.AntiAffinityGroupMember](t)(r.AntiAffinityGroupMemberListAllPages(ctx,
-		oxide.AntiAffinityGroupMemberListParams{AntiAffinityGroup: group}))
-	if len(groups) != 1 || groups[0].Id != string(group) || len(members) != 1 {
-		t.Errorf("its groups %+v and their members %+v", groups, members)
-	}
-	must[*oxide.AntiAffinityGroupMember](t)(r.AntiAffinityGroupMemberInstanceView(ctx,
-		oxide.AntiAffinityGroupMemberInstanceViewParams{AntiAffinityGroup: group,
-			Instance: instance}))
-	leave := oxide.AntiAffinityGroupMemberInstanceDeleteParams{AntiAffinityGroup: group,
-		Instance: instance}
-	refused{}.check(t, r.AntiAffinityGroupMemberInstanceDelete(ctx, leave))
-	refusedAs(404, "ObjectNotFound", "not found: anti-affinity-group-member with id %q", instance).
-		check(t, r.AntiAffinityGroupMemberInstanceDelete(ctx, leave))
-	_, err := r.AntiAffinityGroupMemberInstanceAdd(ctx,
-		oxide.AntiAffinityGroupMemberInstanceAddParams{AntiAffinityGroup: group, Instance: instance})
-	refusedAs(400, "InvalidRequest",
-		"Instance cannot be added to anti-affinity group with reservation").check(t, err)
-	idle := oxide.NameOrId(r.instance("idle").Id)
-	join := oxide.AntiAffinityGroupMemberInstanceAddParams{AntiAffinityGroup: group, Instance: idle}
-	must[*oxide.AntiAffinityGroupMember](t)(r.AntiAffinityGroupMemberInstanceAdd(ctx, join))
-	_, err = r.AntiAffinityGroupMemberInstanceAdd(ctx, join)
-	refusedAs(400, "ObjectAlreadyExists", "already exists: anti-affinity-group-member %q", idle).
-		check(t, err)
+func (r *rackServer) membership(instance, group string) {
+	members := "/v1/anti-affinity-groups/" + group + "/members"
+	one, idle := members+"/instance/"+instance, members+"/instance/"+r.instance("idle").Id
+	r.demand(200, group, "GET /v1/instances/"+instance+"/anti-affinity-groups")
+	r.demand(200, instance, "GET "+members)
+	r.demand(200, instance, "GET "+one)
+	r.demand(204, "", "DELETE "+one)
+	r.demand(404, `anti-affinity-group-member with id \"`+instance, "DELETE "+one)
+	r.demand(400, "Instance cannot be added to anti-affinity group with reservation", "POST "+one)
+	r.demand(201, "", "POST "+idle)
+	r.demand(400, "already exists: anti-affinity-group-member", "POST "+idle)
 }
 
 // project is the life of a project with a network of its own.
@@ -205,12 +147,8 @@ func (r *rackServer) project() {
 	if len(routes) != 3 || routes[0].Name != "default" || routes[1].Name != "default-v4" {
 		t.Errorf("the routes of a new VPC: %+v", routes)
 	}
-	refusedAs(400, "InvalidRequest", "DELETE not allowed on system routes").check(t,
-		r.VpcRouterRouteDelete(ctx, oxide.VpcRouterRouteDeleteParams{
-			Route: oxide.NameOrId(routes[1].Id)}))
-	refusedAs(400, "InvalidRequest", "cannot delete system router").check(t,
-		r.VpcRouterDelete(ctx, oxide.VpcRouterDeleteParams{
-			Router: oxide.NameOrId(vpc.SystemRouterId)}))
+	r.demand(400, "DELETE not allowed on system routes", "DELETE /v1/vpc-router-routes/"+routes[1].Id)
+	r.demand(400, "cannot delete system router", "DELETE /v1/vpc-routers/"+vpc.SystemRouterId)
 
 	rule := func(name oxide.Name, of string) oxide.VpcFirewallRuleUpdate {
 		return oxide.VpcFirewallRuleUpdate{Name: name, Action: "deny", Direction: "inbound",
@@ -236,9 +174,7 @@ func (r *rackServer) project() {
 	_, err = update(rule("other", "elsewhere"))
 	refusedAs(400, "InvalidRequest", "cross-VPC firewall target unsupported").check(t, err)
 
-	_, err = r.ProjectUpdate(ctx, oxide.ProjectUpdateParams{Project: id,
-		Body: &oxide.ProjectUpdate{Name: "default"}})
-	refusedAs(500, "Internal", "Internal Server Error").check(t, err)
+	r.demand(500, "Internal Server Error", "PUT /v1/projects/"+made.Id+` {"name":"default"}`)
 	del := oxide.ProjectDeleteParams{Project: id}
 	r.demand(201, "", fmt.Sprintf(`POST /v1/floating-ips?project=%s {"name":"f","description":""}`,
 		id))
@@ -250,9 +186,8 @@ func (r *rackServer) project() {
 	r.demand(204, "", fmt.Sprintf("DELETE /v1/floating-ips/f?project=%s", id))
 	refusedAs(400, "InvalidRequest", "project to be deleted contains a vpc: default").
 		check(t, r.ProjectDelete(ctx, del))
-	refused{}.check(t, r.VpcSubnetDelete(ctx, oxide.VpcSubnetDeleteParams{Subnet: "default",
-		Vpc: "default", Project: id}))
-	refused{}.check(t, r.VpcDelete(ctx, oxide.VpcDeleteParams{Vpc: "default", Project: id}))
+	r.demand(204, "", fmt.Sprintf("DELETE /v1/vpc-subnets/default?vpc=%s", vpc.Id))
+	r.demand(204, "", fmt.Sprintf("DELETE /v1/vpcs/%s", vpc.Id))
 	refused{}.check(t, r.ProjectDelete(ctx, del))
 }
 
