@@ -45,7 +45,7 @@ func setBlocks(c *Change, value any) error {
 	return err
 }
 
-// CreateLot creates an address lot. One of that name gets the blocks of the request and nothing else.
+// CreateLot creates an address lot. One of that name gets the blocks of the request, nothing else.
 func (s Resources) CreateLot(call *Call, in ResourceInput) (lot Lot, err error) {
 	err = s.store.Update(func(tx *store.Tx) error {
 		if _, err := s.parent(call, tx, AddressLot, nil); err != nil {

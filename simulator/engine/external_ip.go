@@ -30,8 +30,8 @@ var pools = []struct {
 // unicast is the type of the pools of external addresses.
 const unicast = "unicast"
 
-// createPools creates the silo's pools and the lot of the rack's own addresses if the directory lacks
-// them.
+// createPools creates the silo's pools and the lot of the rack's own addresses, if the directory
+// lacks them.
 func createPools(c *Change) error {
 	const lot = "initial-infra"
 	if !AddressLot.Table().Taken(c.tx, "", lot) {

@@ -77,8 +77,8 @@ func thisProcess() string {
 	return machine + " " + strings.TrimSpace(string(boot)) + " " + process
 }
 
-// ended reports whether a process has ended for certain. One of another machine, with which this one
-// shares the directory, may live.
+// ended reports whether a process has ended for certain. One of another machine, with which this
+// one shares the directory, may live.
 func ended(process string) bool {
 	of, now := strings.Fields(process), strings.Fields(thisProcess())
 	if len(of) != len(now) || len(of) == 0 || of[0] != now[0] {
