@@ -253,7 +253,6 @@ func schemaStory(t *testing.T, r *rackServer) {
 	r.ipPools()
 	r.subnetPools()
 	r.fleetLists()
-	r.addressLots()
 	for _, path := range []string{
 		"/v1/anti-affinity-groups?project=default", "/v1/floating-ips?project=default",
 		"/v1/instances/a/affinity-groups?project=default",

@@ -102,11 +102,17 @@ var served = withResources(withPools(map[string]*operation{
 	"networking_address_lot_view":       {serve: lotView},
 	"networking_address_lot_delete":     {serve: resourceDelete(engine.AddressLot)},
 	"networking_address_lot_block_list": {list: true, serve: lotBlocks},
-
-	"vpc_subnet_list_network_interfaces": {list: true, selectors: inVPC, serve: subnetInterfaces},
+	"networking_switch_port_settings_list": {list: true, selectors: inPort,
+		serve: resourceList(engine.PortSettings)},
+	"networking_switch_port_settings_create": {body: createBody(engine.PortSettings),
+		serve: portCreate},
+	"networking_switch_port_settings_view":   {serve: portView},
+	"networking_switch_port_settings_delete": {selectors: inPort, serve: portDelete},
+	"vpc_subnet_list_network_interfaces":     {list: true, selectors: inVPC, serve: subnetInterfaces},
 }))
 
 var (
 	inProject = []string{"project"}
 	inVPC     = []string{"vpc", "project"}
+	inPort    = []string{"port_settings"}
 )

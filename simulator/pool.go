@@ -159,12 +159,19 @@ func parseExtent(f *fields) any {
 
 // subnet reads a network of either version, whose host part need not be zero.
 func (f *fields) subnet() engine.Extent {
-	prefix, err := netip.ParsePrefix(f.text("subnet"))
-	if err != nil {
-		f.fail("subnet", "failed to parse IP network")
+	prefix := f.prefix("subnet")
+	if !prefix.IsValid() {
 		return engine.Extent{}
 	}
 	return engine.SubnetExtent(prefix)
+}
+
+func (f *fields) prefix(name string) netip.Prefix {
+	prefix, err := netip.ParsePrefix(f.text(name))
+	if err != nil {
+		f.fail(name, "failed to parse IP network")
+	}
+	return prefix
 }
 
 func parseSubnet(f *fields) any { return f.subnet() }

@@ -25,7 +25,7 @@ func TestA21ACollaboratorHasNoOperationOfTheFleetsAdministrator(t *testing.T) {
 	r := serveRack(t, engine.Config{})
 	for _, request := range []string{"GET /v1/system/ip-pools", "GET /v1/system/subnet-pools",
 		`POST /v1/system/ip-pools {"name":"p","description":""}`,
-		"GET /v1/system/silos/simulated/ip-pools", "GET /v1/system/networking/address-lot"} {
+		"GET /v1/system/silos/simulated/ip-pools"} {
 		r.demand(403, "Forbidden", request)
 	}
 	for _, request := range []string{"GET /v1/system/ip-pools/default",
@@ -44,7 +44,6 @@ func TestTheFleetsAdministratorGivesTheSiloItsPools(t *testing.T) {
 	r.ipPools()
 	r.subnetPools()
 	r.fleetLists()
-	r.addressLots()
 	r.demand(400, "cannot span multicast and unicast",
 		`POST /v1/system/ip-pools/default/ranges/add {"first":"223.0.0.1","last":"224.0.0.1"}`)
 	r.demand(400, "multicast address range to unicast IP pool",
@@ -253,25 +252,6 @@ func (r *rackServer) externalSubnets(pool string) {
 	}
 }
 
-// addressLots gives a lot new blocks under its name, reads it and deletes it.
-func (r *rackServer) addressLots() {
-	const lots = "/v1/system/networking/address-lot"
-	lot := func(first, last, more string) string {
-		return fmt.Sprintf(`POST %s {"name":"lot","description":"","kind":"infra","blocks":`+
-			`[{"first_address":%q,"last_address":%q}%s]}`, lots, first, last, more)
-	}
-	r.demand(400, "must be in same address family", lot("10.0.0.1", "fd00::", ""))
-	r.demand(400, "first must be <= last", lot("10.0.0.1", "10.0.0.0", ""))
-	first := unmarshal[engine.Lot](r.t, r.demand(201, "", lot("10.0.0.1", "10.0.0.9", ""))).Lot.ID
-	r.demand(201, first, lot("10.0.0.1", "10.0.0.9",
-		`,{"first_address":"10.1.0.1","last_address":"10.1.0.9"}`))
-	r.demand(200, `"last_address":"10.1.0.9"`, "GET "+lots+"/lot")
-	r.demand(200, `"last_address":"10.1.0.9"`, "GET "+lots+"/"+first+"/blocks")
-	r.demand(200, "initial-infra", "GET "+lots)
-	r.demand(204, "", "DELETE "+lots+"/lot")
-	r.demand(404, `address-lot with name \"lot\"`, "GET "+lots+"/lot")
-}
-
 // fleetLists reads what only those who may see the fleet read (A21).
 func (r *rackServer) fleetLists() {
 	for path, part := range map[string]string{"hardware/racks": `"id"`, "silo-quotas": `"cpus"`,
@@ -346,4 +326,50 @@ func TestA52AnInterfaceHasTheAddressThatItsRequestNames(t *testing.T) {
 			`{"ip":{"type":"explicit","value":%q}}}}]}}`, n, c.version, c.address))
 	}
 	r.demand(200, `"ip":"172.30.0.77"`, "GET /v1/network-interfaces?project=default&instance=named0")
+}
+
+// TestSwitchPortsHaveTheirAddressesFromLots replaces a lot and settings, and deletes both.
+func TestSwitchPortsHaveTheirAddressesFromLots(t *testing.T) {
+	r := serveRack(t, engine.Config{Role: adminapi.RoleFleetAdmin})
+	const lots, ports = "/v1/system/networking/address-lot", "/v1/system/networking/switch-port-settings"
+	lot := func(blocks ...string) string {
+		text := fmt.Sprintf(`"first_address":%q,"last_address":%q`, blocks[0], blocks[1])
+		if len(blocks) > 2 {
+			text += fmt.Sprintf(`},{"first_address":%q,"last_address":%q`, blocks[2], blocks[3])
+		}
+		return "POST " + lots + ` {"name":"lot","description":"","kind":"infra","blocks":[{` + text + `}]}`
+	}
+	port := func(name, address, more string) string {
+		return fmt.Sprintf(`POST %s {"name":%q,"description":"","port_config":{"geometry":"qsfp28x1"},`+
+			`"links":[{"link_name":"phy0","autoneg":false,"mtu":1500,"speed":"speed1_g",`+
+			`"lldp":{"enabled":true}}],"addresses":[{"link_name":"phy0","addresses":[{"address":%q,`+
+			`"address_lot":"lot"}]}]%s}`, ports, name, address, more)
+	}
+	const routed = `,"routes":[{"link_name":"phy0","routes":[{"dst":"0.0.0.0/0","gw":"10.0.0.1"}]}]`
+	r.demand(400, "must be in same address family", lot("10.0.0.1", "fd00::"))
+	r.demand(400, "first must be <= last", lot("10.0.0.1", "10.0.0.0"))
+	r.demand(400, "AddressLot not found", port("a", "10.0.0.1/24", ""))
+	first := unmarshal[engine.Lot](t, r.demand(201, "", lot("10.0.0.1", "10.0.0.9")))
+	again := r.demand(201, first.Lot.ID, lot("10.0.0.1", "10.0.0.9", "10.1.0.1", "10.1.0.9"))
+	for _, answer := range []string{again, r.demand(200, "10.1.0.9", "GET "+lots+"/lot"),
+		r.demand(200, "10.1.0.9", "GET "+lots+"/lot/blocks")} {
+		if !strings.Contains(answer, `"first_address":"10.0.0.1"`) {
+			t.Errorf("got %s without the first block", answer)
+		}
+	}
+	r.demand(200, "initial-infra", "GET "+lots)
+	r.demand(400, "address not in lot", port("a", "10.0.1.1/24", ""))
+	made := r.demand(201, `"vlan_id":null`, port("a", "10.0.0.1/24", ""))
+	r.demand(400, "address unavailable", port("b", "10.0.0.1/24", ""))
+	r.demand(501, "the bgp_peers of a switch port", port("b", "10.0.0.2/24", `,"bgp_peers":[{}]`))
+	id := unmarshal[store.Identity](t, made).ID
+	r.demand(201, id, port("a", "10.0.0.1/24", routed))
+	r.demand(200, `"interface_name":"phy0","port_settings_id":"`+id, "GET "+ports+"/a")
+	r.demand(200, id, "GET "+ports)
+	r.demand(400, "lot is in use", "DELETE "+lots+"/lot")
+	r.demand(400, "name or id required", "DELETE "+ports)
+	r.demand(204, "", "DELETE "+ports+"?port_settings=a")
+	r.demand(400, "port settings not found", "DELETE "+ports+"?port_settings=a")
+	r.demand(404, `switch-port-settings with name \"a\"`, "GET "+ports+"/a")
+	r.demand(204, "", "DELETE "+lots+"/lot")
 }

@@ -231,6 +231,22 @@ func lotBlocks(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	return http.StatusOK, slice(r.scan, lot.Blocks), err
 }
 
+func portCreate(rack *engine.Simulation, r *apiRequest) (int, any, error) {
+	settings, err := rack.Resources.Replace(&r.call, engine.PortSettings,
+		r.body.(engine.ResourceInput))
+	return http.StatusCreated, settings, err
+}
+
+func portView(rack *engine.Simulation, r *apiRequest) (int, any, error) {
+	settings, err := rack.Resources.PortSettings(&r.call, r.selector("port"))
+	return http.StatusOK, settings, err
+}
+
+func portDelete(rack *engine.Simulation, r *apiRequest) (int, any, error) {
+	return http.StatusNoContent, nil,
+		rack.Resources.DeletePortSettings(&r.call, r.selector("port_settings"))
+}
+
 func parseFloatingIPAttach(f *fields) any {
 	f.oneOf("kind", []string{"instance"})
 	return f.nameOrID("parent")

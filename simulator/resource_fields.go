@@ -21,18 +21,18 @@ func (f *fields) value(field engine.Field) any {
 		return f.network(name, field.Type == engine.IPv4Net)
 	case engine.Enum:
 		return *f.oneOf(name, field.Values)
-	case engine.Priority:
-		var n uint16
-		f.read(name, "u16", &n)
-		return n
-	case engine.Destination:
-		return f.object(name).endpoint("ip", "ip_net", "vpc", "subnet")
-	case engine.Target:
-		return f.object(name).endpoint("ip", "vpc", "subnet", "instance", "internet_gateway", "drop")
-	case engine.AddressSource:
-		return readAllocation(f.object(name))
-	case engine.SubnetSource:
-		return readSubnetAllocation(f.object(name))
+	case engine.Flag:
+		return number[bool](f, name, "a boolean")
+	case engine.U8:
+		return number[uint8](f, name, "u8")
+	case engine.U16:
+		return number[uint16](f, name, "u16")
+	case engine.I32:
+		return number[int32](f, name, "i32")
+	case engine.IP:
+		return f.address(name)
+	case engine.IPNet:
+		return f.prefix(name).String()
 	case engine.Blocks:
 		blocks := []engine.Extent{}
 		for _, block := range f.needed(name) {
@@ -42,6 +42,22 @@ func (f *fields) value(field engine.Field) any {
 			blocks = append(blocks, e)
 		}
 		return blocks
+	case engine.Record:
+		return f.object(name).record(field.Of)
+	case engine.Records:
+		list := []any{}
+		for _, one := range f.needed(name) {
+			list = append(list, one.record(field.Of))
+		}
+		return list
+	case engine.Destination:
+		return f.object(name).endpoint("ip", "ip_net", "vpc", "subnet")
+	case engine.Target:
+		return f.object(name).endpoint("ip", "vpc", "subnet", "instance", "internet_gateway", "drop")
+	case engine.AddressSource:
+		return readAllocation(f.object(name))
+	case engine.SubnetSource:
+		return readSubnetAllocation(f.object(name))
 	case engine.RuleTargets:
 		return f.endpoints(name)
 	case engine.RuleFilters:
@@ -57,6 +73,32 @@ func (f *fields) network(name string, v4 bool) string {
 		return netip.PrefixFrom(netip.IPv4Unspecified(), 0).String()
 	}
 	return prefix.String()
+}
+
+// number reads a required value.
+func number[T any](f *fields, name, expected string) (n T) {
+	f.read(name, expected, &n)
+	return n
+}
+
+// record reads the fields of an object.
+func (f *fields) record(of []engine.Field) map[string]any {
+	values := map[string]any{}
+	for _, field := range of {
+		values[field.Name] = nil
+		if !field.Optional || f.has(field.Name) {
+			values[field.Name] = f.value(field)
+		}
+	}
+	return values
+}
+
+// needed reads a required list of objects.
+func (f *fields) needed(name string) []*fields {
+	if _, ok := f.get(name); !ok {
+		f.fail("", missingField(name))
+	}
+	return f.list(name)
 }
 
 // address reads an IP address.
@@ -77,23 +119,11 @@ func (f *fields) endpoint(allowed ...string) map[string]any {
 	case "ip":
 		value["value"] = f.address("value")
 	case "ip_net":
-		text := f.text("value")
-		if _, err := netip.ParsePrefix(text); err != nil {
-			f.fail("value", "failed to parse IP network")
-		}
-		value["value"] = text
+		value["value"] = f.prefix("value").String()
 	default:
 		value["value"] = f.name("value")
 	}
 	return value
-}
-
-// needed reads a required list of objects.
-func (f *fields) needed(name string) []*fields {
-	if _, ok := f.get(name); !ok {
-		f.fail("", missingField(name))
-	}
-	return f.list(name)
 }
 
 // endpoints reads a required list of targets or hosts of a firewall rule.

@@ -1,6 +1,8 @@
 package engine
 
 import (
+	"strings"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
@@ -21,13 +23,14 @@ var (
 	FirewallRule      = &Kind{}
 	Gateway           = &Kind{}
 	AddressLot        = &Kind{}
+	PortSettings      = &Kind{}
 	ephemeralIP       = &Kind{}
 	natIP             = &Kind{}
 
 	// Kinds lists every kind.
 	Kinds = []*Kind{Project, SSHKey, IPPool, SubnetPool, FloatingIP, ExternalSubnet,
 		AffinityGroup, AntiAffinityGroup, VPC, Subnet, Router, Route, FirewallRule, Gateway,
-		AddressLot, ephemeralIP, natIP}
+		AddressLot, PortSettings, ephemeralIP, natIP}
 )
 
 // init fills the table of kinds, because the kinds refer to each other. A kind comes behind those
@@ -137,7 +140,7 @@ func init() {
 		{Name: "targets", Type: RuleTargets},
 		{Name: "filters", Type: RuleFilters},
 		{Name: "action", Type: Enum, Values: []string{"allow", "deny"}},
-		{Name: "priority", Type: Priority},
+		{Name: "priority", Type: U16},
 	}}
 	*Gateway = Kind{
 		Name: "internet-gateway", Operation: "internet_gateway", Param: "gateway",
@@ -150,6 +153,48 @@ func init() {
 		Name: "address-lot", Param: "address_lot", Fleet: true, Hidden: []string{extents},
 		Fields: []Field{{Name: "kind", Type: Enum, Values: []string{"infra", "pool"}},
 			{Name: "blocks", Type: Blocks, Set: setBlocks}},
+		Holders: []Holder{{func(tx *store.Tx, id string) (string, error) {
+			used, err := addressesOf(tx, id)
+			return strings.Repeat("used", min(len(used), 1)), err
+		}, "lot is in use"}},
+	}
+	var (
+		link = Field{Name: "link_name", Type: Name}
+		text = func(name string) Field { return Field{Name: name, Type: Text, Optional: true} }
+		i32  = func(name string) Field { return Field{Name: name, Type: I32, Optional: true} }
+	)
+	*PortSettings = Kind{
+		Name: "switch-port-settings", Fleet: true, Hidden: []string{"port", "links", "interfaces",
+			"routes", "bgp_peers", "addresses", "groups"},
+		Fields: []Field{
+			{Name: "port_config", Type: Record, Set: setPort, Of: []Field{{Name: "geometry", Type: Enum,
+				Values: []string{"qsfp28x1", "qsfp28x2", "sfp28x4"}}}},
+			{Name: "links", Type: Records, Set: setLinks, Of: []Field{link,
+				{Name: "mtu", Type: U16},
+				{Name: "lldp", Type: Record, Of: []Field{{Name: "enabled", Type: Flag}, text("link_name"),
+					text("link_description"), text("chassis_id"), text("system_name"),
+					text("system_description"), {Name: "management_ip", Type: IP, Optional: true}}},
+				{Name: "fec", Type: Enum, Optional: true, Values: []string{"firecode", "none", "rs"}},
+				{Name: "speed", Type: Enum, Values: []string{"speed0_g", "speed1_g", "speed10_g",
+					"speed25_g", "speed40_g", "speed50_g", "speed100_g", "speed200_g", "speed400_g"}},
+				{Name: "autoneg", Type: Flag},
+				{Name: "tx_eq", Type: Record, Optional: true, Of: []Field{i32("pre1"), i32("pre2"),
+					i32("main"), i32("post2"), i32("post1")}},
+			}},
+			{Name: "interfaces", Type: Records, Optional: true, Default: []any{},
+				Set: setLacking("interfaces")},
+			{Name: "routes", Type: Records, Optional: true, Default: []any{}, Set: setRoutes,
+				Of: []Field{link, {Name: "routes", Type: Records, Of: []Field{{Name: "dst", Type: IPNet},
+					{Name: "gw", Type: IP}, {Name: "vid", Type: U16, Optional: true},
+					{Name: "rib_priority", Type: U8, Optional: true}}}}},
+			{Name: "bgp_peers", Type: Records, Optional: true, Default: []any{},
+				Set: setLacking("bgp_peers")},
+			{Name: "addresses", Type: Records, Set: setAddresses, Of: []Field{link, {Name: "addresses",
+				Type: Records, Of: []Field{{Name: "address", Type: IPNet},
+					{Name: "address_lot", Type: NameOrID},
+					{Name: "vlan_id", Type: U16, Optional: true}}}}},
+			{Name: "groups", Default: []any{}},
+		},
 	}
 	*Project = Kind{
 		Name: "project", Operation: "project", Param: "project", Created: createDefaultVPC,

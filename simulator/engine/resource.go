@@ -47,6 +47,8 @@ type Field struct {
 	Type FieldType
 	// Values are the words that an Enum allows.
 	Values []string
+	// Of are the fields of a Record. One that the request lacks is null.
+	Of []Field
 	// Optional means that a creation may lack it. The value is then Default.
 	Optional bool
 	Default  any
@@ -69,7 +71,12 @@ const (
 	IPv4Net                 // string
 	IPv6Net                 // string
 	Enum                    // string
-	Priority                // uint16
+	Flag                    // bool
+	U8                      // uint8
+	U16                     // uint16
+	I32                     // int32
+	IP                      // string
+	IPNet                   // string
 	Destination             // map[string]any
 	Target                  // map[string]any
 	AddressSource           // Allocation
@@ -77,6 +84,8 @@ const (
 	RuleTargets             // []any
 	RuleFilters             // map[string]any
 	Blocks                  // []Extent
+	Record                  // map[string]any
+	Records                 // []any
 )
 
 // UpdateRule describes what an update does with a field.

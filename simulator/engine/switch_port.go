@@ -1,0 +1,230 @@
+package engine
+
+import (
+	"errors"
+	"maps"
+	"net/http"
+	"net/netip"
+	"slices"
+
+	"github.com/google/uuid"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
+)
+
+// Lot is an address lot with its blocks, in the form of the API.
+type Lot struct {
+	Lot    store.Resource `json:"lot"`
+	Blocks []Part         `json:"blocks"`
+}
+
+func lotOf(r store.Resource) (Lot, error) {
+	lot := Lot{AddressLot.shown(r), []Part{}}
+	list, err := extentsOf(r)
+	for _, e := range list {
+		lot.Blocks = append(lot.Blocks, Part{e.ID,
+			map[string]any{"id": e.ID, "first_address": e.First, "last_address": e.Last}})
+	}
+	return lot, err
+}
+
+// setBlocks gives a lot its blocks. Those that it has already keep their IDs.
+func setBlocks(c *Change, value any) error {
+	had, err := extentsOf(c.old)
+	blocks := []Extent{}
+	for _, e := range value.([]Extent) {
+		switch {
+		case e.First.BitLen() != e.Last.BitLen():
+			return invalidRequest("Block bounds must be in same address family")
+		case e.Last.Less(e.First):
+			return invalidRequest("Invalid range, first must be <= last")
+		}
+		old := slices.IndexFunc(had, func(o Extent) bool {
+			return o.First == e.First && o.Last == e.Last
+		})
+		if old >= 0 {
+			blocks = append(blocks, had[old])
+		} else {
+			blocks = append(blocks, made(e))
+		}
+	}
+	c.record.Fields[extents] = blocks
+	return err
+}
+
+// Replace creates an address lot or the settings of a port. One of that name is replaced: a lot gets
+// the blocks of the request and nothing else, and settings keep no more than their ID.
+func (s Resources) Replace(call *Call, k *Kind, in ResourceInput) (r store.Resource, err error) {
+	err = s.store.Update(func(tx *store.Tx) error {
+		if _, err := s.parent(call, tx, k, nil); err != nil {
+			return err
+		}
+		c := &Change{Simulation: s.Simulation, tx: tx}
+		if k.Table().Taken(tx, "", *in.Name) {
+			if c, err = s.change(call, tx, k, nil, store.Selector{Name: *in.Name}); err != nil {
+				return err
+			}
+			if in.id = c.old.ID; k == PortSettings {
+				err = c.drop()
+			}
+		}
+		if k == AddressLot && in.id != "" {
+			err = setBlocks(c, in.Values["blocks"])
+			err = errors.Join(err, c.put())
+		} else if err == nil {
+			c.record, err = c.create(k, store.Resource{}, in)
+		}
+		r = c.record
+		call.Object = r.Identity
+		return errors.Join(err, unwound(call))
+	})
+	return r, err
+}
+
+// CreateLot creates an address lot, or changes the blocks of the one of that name.
+func (s Resources) CreateLot(call *Call, in ResourceInput) (Lot, error) {
+	r, err := s.Replace(call, AddressLot, in)
+	if err != nil {
+		return Lot{}, err
+	}
+	return lotOf(r)
+}
+
+// Lot reads an address lot.
+func (s Resources) Lot(call *Call, sel store.Selector) (lot Lot, err error) {
+	err = s.viewPool(call, AddressLot, sel, func(c *Change) error {
+		lot, err = lotOf(c.old)
+		return err
+	})
+	return lot, err
+}
+
+// PortSettings reads the settings of a switch port.
+func (s Resources) PortSettings(call *Call, sel store.Selector) (r store.Resource, err error) {
+	err = s.viewPool(call, PortSettings, sel, func(c *Change) error {
+		r = c.old
+		return nil
+	})
+	return r, err
+}
+
+// DeletePortSettings deletes settings of a switch port.
+func (s Resources) DeletePortSettings(call *Call, sel store.Selector) error {
+	var refused *Error
+	err := s.Delete(call, PortSettings, nil, sel)
+	switch {
+	case !s.fleetAdmin():
+		return ErrForbidden
+	case !sel.Given():
+		return invalidRequest("name or id required")
+	case errors.As(err, &refused) && refused.Status == http.StatusNotFound:
+		return invalidRequest("port settings not found")
+	}
+	return err
+}
+
+// addressesOf returns the addresses that settings of ports have in a lot.
+func addressesOf(tx *store.Tx, lotID string) (addresses []netip.Addr, err error) {
+	err = PortSettings.Table().Each(tx, func(r store.Resource) error {
+		for _, one := range r.Fields["addresses"].([]any) {
+			if a := one.(map[string]any); a["address_lot_id"] == lotID {
+				addresses = append(addresses, netip.MustParsePrefix(a["address"].(string)).Addr())
+			}
+		}
+		return nil
+	})
+	return addresses, err
+}
+
+// parts writes the parts of a port's settings, each for the settings and with other names.
+func parts(c *Change, name string, list []any, names map[string]string) {
+	out := []any{}
+	for _, one := range list {
+		part := map[string]any{"port_settings_id": c.record.ID}
+		for key, value := range one.(map[string]any) {
+			if other, ok := names[key]; ok {
+				key = other
+			}
+			part[key] = value
+		}
+		out = append(out, part)
+	}
+	c.record.Fields[name] = out
+}
+
+// flat returns the objects in the lists of the links, each with the name of its link.
+func flat(value any, name string) (list []any) {
+	for _, link := range value.([]any) {
+		for _, one := range link.(map[string]any)[name].([]any) {
+			one := maps.Clone(one.(map[string]any))
+			one["interface_name"] = link.(map[string]any)["link_name"]
+			list = append(list, one)
+		}
+	}
+	return list
+}
+
+func setPort(c *Change, value any) error {
+	parts(c, "port", []any{value}, nil)
+	c.record.Fields["port"] = c.record.Fields["port"].([]any)[0]
+	return nil
+}
+
+func setLinks(c *Change, value any) error {
+	for _, link := range value.([]any) {
+		link.(map[string]any)["lldp"].(map[string]any)["id"] = uuid.NewString()
+	}
+	parts(c, "links", value.([]any), map[string]string{"lldp": "lldp_link_config",
+		"tx_eq": "tx_eq_config"})
+	return nil
+}
+
+func setRoutes(c *Change, value any) error {
+	parts(c, "routes", flat(value, "routes"), map[string]string{"vid": "vlan_id"})
+	return nil
+}
+
+// setAddresses reserves the addresses of a port in their lots.
+func setAddresses(c *Change, value any) error {
+	list, seen := flat(value, "addresses"), map[any]bool{}
+	for _, one := range list {
+		a := one.(map[string]any)
+		lot, err := find(c.tx, AddressLot.Table(), "", a["address_lot"].(store.Selector))
+		if err != nil {
+			return invalidRequest("AddressLot not found")
+		}
+		taken, err := addressesOf(c.tx, lot.ID)
+		blocks, broken := extentsOf(lot)
+		if err := errors.Join(err, broken); err != nil {
+			return err
+		}
+		address := netip.MustParsePrefix(a["address"].(string)).Addr()
+		in := slices.IndexFunc(blocks, func(e Extent) bool { return e.contains(address) })
+		switch key := lot.ID + address.String(); {
+		case in < 0:
+			return invalidRequest("address not in lot")
+		case address.IsUnspecified(), address.Is6() && address.IsLinkLocalUnicast():
+		case seen[key], slices.Contains(taken, address):
+			return invalidRequest("address unavailable")
+		default:
+			seen[key] = true
+		}
+		delete(a, "address_lot")
+		a["address_lot_id"], a["address_lot_name"] = lot.ID, lot.Name
+		a["address_lot_block_id"] = blocks[in].ID
+	}
+	parts(c, "addresses", list, nil)
+	return nil
+}
+
+// setLacking accepts an empty list of what this simulator does not have.
+func setLacking(name string) func(*Change, any) error {
+	return func(c *Change, value any) error {
+		c.record.Fields[name] = value
+		if len(value.([]any)) > 0 {
+			return &Error{Status: http.StatusNotImplemented, Message: "the simulator does not have the " +
+				name + " of a switch port, which the rack has"}
+		}
+		return nil
+	}
+}
