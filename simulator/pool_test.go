@@ -331,13 +331,17 @@ func TestA52AnInterfaceHasTheAddressThatItsRequestNames(t *testing.T) {
 // TestSwitchPortsHaveTheirAddressesFromLots replaces a lot and settings, and deletes both.
 func TestSwitchPortsHaveTheirAddressesFromLots(t *testing.T) {
 	r := serveRack(t, engine.Config{Role: adminapi.RoleFleetAdmin})
-	const lots, ports = "/v1/system/networking/address-lot", "/v1/system/networking/switch-port-settings"
+	const (
+		lots  = "/v1/system/networking/address-lot"
+		ports = "/v1/system/networking/switch-port-settings"
+	)
 	lot := func(blocks ...string) string {
 		text := fmt.Sprintf(`"first_address":%q,"last_address":%q`, blocks[0], blocks[1])
 		if len(blocks) > 2 {
 			text += fmt.Sprintf(`},{"first_address":%q,"last_address":%q`, blocks[2], blocks[3])
 		}
-		return "POST " + lots + ` {"name":"lot","description":"","kind":"infra","blocks":[{` + text + `}]}`
+		return "POST " + lots + ` {"name":"lot","description":"","kind":"infra","blocks":[{` + text +
+			`}]}`
 	}
 	port := func(name, address, more string) string {
 		return fmt.Sprintf(`POST %s {"name":%q,"description":"","port_config":{"geometry":"qsfp28x1"},`+

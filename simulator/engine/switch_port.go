@@ -52,8 +52,8 @@ func setBlocks(c *Change, value any) error {
 	return err
 }
 
-// Replace creates an address lot or the settings of a port. One of that name is replaced: a lot gets
-// the blocks of the request and nothing else, and settings keep no more than their ID.
+// Replace creates an address lot or the settings of a port. One of that name is replaced: a lot
+// gets the blocks of the request and nothing else, and settings keep no more than their ID.
 func (s Resources) Replace(call *Call, k *Kind, in ResourceInput) (r store.Resource, err error) {
 	err = s.store.Update(func(tx *store.Tx) error {
 		if _, err := s.parent(call, tx, k, nil); err != nil {
