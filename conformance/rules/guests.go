@@ -118,16 +118,23 @@ func checkFirmware(c *Check) {
 	Equal(c, "the ID of the instance", c.See(c.Here.ID).Id, c.Here.ID)
 }
 
+// qemuModel is the model of QEMU's NVMe controllers, which pad it and their serials with spaces.
+const qemuModel = "QEMU NVMe Ctrl"
+
 func checkPadding(c *Check) {
 	for _, disk := range c.disksHere() {
 		d := c.device(SerialOf(disk.Name))
+		model, err := c.Here.Sys.ReadFile("block/" + d.name + "/device/model")
+		c.must("read the model of "+d.name, err)
+		if strings.HasPrefix(string(model), qemuModel) {
+			c.NotTested("the controller of %s is QEMU's, which no rack has: this instance is a virtual "+
+				"machine of a simulated rack", d.name)
+		}
 		padding := strings.TrimPrefix(d.raw, SerialOf(disk.Name))
 		if strings.Trim(padding, "\x00") != "" {
 			c.Errorf("the serial of %s: expected nothing but NULs behind the disk's name; found %q",
 				d.name, d.raw)
 		}
-		model, err := c.Here.Sys.ReadFile("block/" + d.name + "/device/model")
-		c.must("read the model of "+d.name, err)
 		if strings.Trim(string(model), "\x00\n") != "" {
 			c.Errorf("the model of %s: expected nothing but NULs; found %q", d.name, model)
 		}
