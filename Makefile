@@ -163,10 +163,11 @@ vm: testrun ## developer: instances that are virtual machines, with a driver in 
 	@$(TESTRUN) -- tools/vm-image $(VMIMAGE) $(KERNEL) -- env $(PLAIN) $(GO) build -o $(PROGRAMS)/ ./cmd/... \
 		-- env OXIDE_VM_IMAGE=$(VMIMAGE) $(TESTS) $(SHORT) -v ./proofs/vm
 
-rehearsal: testrun ## developer: docs/conformance.md by its own commands, on three virtual machines
+rehearsal: testrun ## developer: docs/conformance.md by its own commands, on three virtual machines: PARTS=rules
 	@tools/prerequisites --machines
 	@$(TESTRUN) -- tools/vm-image $(VMIMAGE) $(KERNEL) -- env $(PLAIN) $(GO) build -o $(PROGRAMS)/ ./cmd/... \
-		-- env OXIDE_VM_IMAGE=$(VMIMAGE) OXIDE_REHEARSAL=yes $(TESTS) -v ./proofs/vm -run Rehears
+		-- env OXIDE_VM_IMAGE=$(VMIMAGE) OXIDE_REHEARSAL=yes REHEARSAL_PARTS='$(PARTS)' \
+		$(TESTS) -timeout=0 -v ./proofs/vm -run Rehears
 
 times: testrun # the packages and tests of the last `make test` by their time; TARGET=proofs
 	@.cache/testrun/testrun -table $(or $(TARGET),test)

@@ -13,6 +13,9 @@ import (
 const (
 	Here    = "here"
 	Cluster = "cluster"
+	// The rehearsal runs these on the operator's machine, and in the instance a of a rack.
+	Rehearsal   = "rehearsal"
+	RehearsalOn = "rehearsal on a"
 )
 
 // Block is a block of code of a page.
@@ -21,15 +24,15 @@ type Block struct {
 	At string
 	// Text is the content of the block.
 	Text string
-	// Run is the block's runner, Here or Cluster. It is empty if nothing runs the block; then Reason
-	// says why.
+	// Run is the block's runner, such as Here. It is empty if nothing runs the block; then Reason says
+	// why.
 	Run, Reason string
 	// Prints is a text that the commands have to print, or empty.
 	Prints string
 }
 
 var class = regexp.MustCompile(
-	`^<!-- (?:run: (here|cluster)(?:; prints: (.+))?|not run: (.+)) -->$`)
+	`^<!-- (?:run: (here|cluster|rehearsal|rehearsal on a)(?:; prints: (.+))?|not run: (.+)) -->$`)
 
 // Blocks returns the page's blocks of code. Every block needs a class.
 func (p Page) Blocks() ([]Block, error) {

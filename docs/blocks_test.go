@@ -35,7 +35,7 @@ func TestEveryBlockOfCodeHasAClass(t *testing.T) {
 		t.Errorf("the end-to-end suite runs other pages than those with blocks for it "+
 			"(-suite +pages):\n%s", diff)
 	}
-	for _, runner := range []string{Here, Cluster} {
+	for _, runner := range []string{Here, Cluster, Rehearsal, RehearsalOn} {
 		if count[runner] == 0 {
 			t.Errorf("no block is run: %s", runner)
 		}

@@ -5,6 +5,8 @@
 //
 //	<!-- run: here -->             the tests of this package run it
 //	<!-- run: cluster -->          the end-to-end suite runs it on its cluster
+//	<!-- run: rehearsal -->        proofs/vm runs it on the operator's machine of a simulated rack
+//	<!-- run: rehearsal on a -->   proofs/vm runs it in an instance of that rack, a virtual machine
 //	<!-- not run: it is output --> nothing runs it, for this reason
 //
 // The blocks of a page that are run are one session of bash -e, in their order, at the root of the
