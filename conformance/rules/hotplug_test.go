@@ -54,7 +54,8 @@ func (f qemuFiles) ReadFile(name string) ([]byte, error) {
 	return f.Files.ReadFile(name)
 }
 
-// TestPaddingIsNotTestedOnQEMU checks that a virtual machine of a simulated rack does not break A56.
+// TestPaddingIsNotTestedOnQEMU checks that a virtual machine of a simulated rack does not break
+// A56.
 func TestPaddingIsNotTestedOnQEMU(t *testing.T) {
 	t.Parallel()
 	rack := startRack(t, harness.RackOptions{})

@@ -215,7 +215,8 @@ func (s Instances) run(call *Call, i store.Instance) error {
 var ErrNoConsole = errors.New("the instances of this rack are no virtual machines")
 
 // Console reads the serial console of an instance: up to most bytes from an offset, which counts
-// back from the end if it is negative: -1 is the end. It returns the offset behind what it has read.
+// back from the end if it is negative: -1 is the end. It returns the offset behind what it has
+// read.
 func (s Instances) Console(call *Call, ref Ref, from, most int64) (text []byte, end int64,
 	err error) {
 	i, err := s.View(call, ref)
