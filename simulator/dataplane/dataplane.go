@@ -59,6 +59,8 @@ type Plane struct {
 	// machines runs the guests as virtual machines, if it is not nil, and ended is told of each that
 	// ended by itself.
 	machines *machine.Host
+	// starting lets one machine start at a time, so that each has the memory that it was promised.
+	starting sync.Mutex
 	ended    func(instanceID string, poweredOff bool)
 
 	// ctx ends with Stop. working counts the devices that will appear later.
@@ -131,10 +133,7 @@ const (
 	DevicesIfPossible Devices = "auto"
 )
 
-var (
-	errNoDevices = errors.New("the rack was started without devices")
-	errMachines  = errors.New("the guests are virtual machines")
-)
+var errNoDevices = errors.New("the rack was started without devices")
 
 // Config configures a data plane.
 type Config struct {
@@ -191,12 +190,13 @@ func Open(c Config) (*Plane, error) {
 		return nil, fmt.Errorf("open the data plane: %w", err)
 	}
 	if c.Machines != "" {
-		p.ended, p.noDevices = c.Ended, errMachines
 		if p.machines, err = machine.Open(context.Background(), c.Machines); err != nil {
 			return nil, fmt.Errorf("open the data plane: %w", err)
 		}
-		p.machines.EndsWithProcess = c.Temporary
-	} else if err := p.findDevices(c.Devices); err != nil {
+		p.ended, p.machines.EndsWithProcess = c.Ended, c.Temporary
+		c.Devices = DevicesIfPossible // those that a rack without machines has left are released
+	}
+	if err := p.findDevices(c.Devices); err != nil {
 		return nil, fmt.Errorf("open the data plane: %w", err)
 	}
 	p.flaky.mark = p.owner + "."
@@ -250,8 +250,10 @@ func (p *Plane) Stop() {
 // Close returns an error that names it.
 func (p *Plane) Close() error {
 	errs := []error{p.Tamper(Tamper{})}
-	for id := range p.guests.all() {
-		errs = append(errs, p.Halt(id))
+	for id, g := range p.guests.all() {
+		if g.machine.Load() != nil {
+			errs = append(errs, os.WriteFile(p.againPath(id), nil, 0o600), p.Halt(id))
+		}
 	}
 	p.Stop()
 	var devices []*plugged

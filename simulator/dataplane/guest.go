@@ -2,6 +2,7 @@ package dataplane
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"maps"
@@ -53,7 +54,7 @@ func (p *Plane) RemoveGuest(id string) error {
 // are added again; Reconcile removes those of the others.
 func (p *Plane) Empty() error {
 	for id, g := range p.guests.all() {
-		if err := p.Halt(id); err != nil {
+		if err := errors.Join(p.Halt(id), RemoveTree(p.machineDir(id))); err != nil {
 			return err
 		}
 		for _, d := range p.guests.devices(g) {
@@ -80,6 +81,8 @@ type guestState struct {
 	// removed is set when the guest no longer belongs to the plane.
 	removed bool
 
+	// copying keeps the machine from starting, or from running on, while a disk is copied.
+	copying sync.Mutex
 	// machine runs the guest, or is nil. Who starts or stops it holds mu.
 	machine atomic.Pointer[machine.Machine]
 }

@@ -34,6 +34,9 @@ var ErrNoMemory = errors.New("this computer has not the memory for one more virt
 // machineDir returns the directory of a guest's machine.
 func (p *Plane) machineDir(id string) string { return filepath.Join(p.GuestDir(id), "machine") }
 
+// againPath returns the path of a file that a plane makes whose end ends the machine.
+func (p *Plane) againPath(id string) string { return filepath.Join(p.machineDir(id), "again") }
+
 // machineDisk returns a disk as a machine gets it.
 func (p *Plane) machineDisk(d *plugged) machine.Disk {
 	size := d.spec.SizeBytes
@@ -47,12 +50,21 @@ func (p *Plane) machineDisk(d *plugged) machine.Disk {
 // Run starts the machine of a guest, with the disks that were plugged into it. It does nothing if
 // the guests are no machines, or if this one runs.
 func (p *Plane) Run(f Firmware) error {
+	if p.machines == nil {
+		return nil
+	}
+	p.starting.Lock()
+	defer p.starting.Unlock()
+	if g := p.guests.all()[f.InstanceID]; g != nil {
+		g.copying.Lock()
+		defer g.copying.Unlock()
+	}
 	g := p.guests.lock(f.InstanceID)
 	if g == nil {
 		return nil
 	}
 	defer g.mu.Unlock()
-	if p.machines == nil || g.machine.Load() != nil {
+	if g.machine.Load() != nil {
 		return nil
 	}
 	memory := min(max(f.MemoryBytes, leastMemory), mostMemory)
@@ -67,6 +79,9 @@ func (p *Plane) Run(f Firmware) error {
 	}
 	dir := p.machineDir(f.InstanceID)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	if err := os.Remove(p.againPath(f.InstanceID)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(p.ctx, machineTime)
@@ -119,6 +134,7 @@ func (p *Plane) has(id string, g *guestState, m *machine.Machine) {
 			return
 		case <-m.Ended():
 		}
+		_ = m.Release()                       // of a process that has ended
 		if g.machine.CompareAndSwap(m, nil) { // else the plane has stopped it
 			p.ended(id, m.PoweredOff())
 		}
@@ -132,13 +148,17 @@ func (p *Plane) Halt(id string) error {
 		return nil
 	}
 	defer g.mu.Unlock()
-	m := g.machine.Swap(nil)
+	m := g.machine.Load()
 	if m == nil {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), machineTime)
 	defer cancel()
-	return m.Stop(ctx)
+	if err := m.Stop(ctx); err != nil {
+		return err // it stays the guest's: it may still write
+	}
+	g.machine.CompareAndSwap(m, nil)
+	return nil
 }
 
 // Reset restarts the guest in its machine, and reports whether it has one.
@@ -161,29 +181,41 @@ func (g *guestState) change(do func(context.Context, *machine.Machine) error) er
 	return do(ctx, m)
 }
 
-// still stops the processors of a guest's machine, if it has one, until resume is called.
+// still stops the processors of a guest's machine, if it has one, until resume is called, and lets
+// no machine of it start meanwhile.
 func (p *Plane) still(g *guestState) (resume func(), err error) {
-	resume = func() {}
-	err = g.change(func(ctx context.Context, m *machine.Machine) error {
-		resume = func() {
-			if err := m.Resume(context.Background()); err != nil {
-				p.log.Error("a guest cannot go on", slog.String("error", err.Error()))
-			}
+	if p.machines == nil {
+		return func() {}, nil
+	}
+	g.copying.Lock()
+	resume = func() {
+		defer g.copying.Unlock()
+		err := g.change(func(ctx context.Context, m *machine.Machine) error { return m.Resume(ctx) })
+		if err != nil && !errors.Is(err, machine.ErrGone) {
+			p.log.Error("a guest cannot go on", slog.String("error", err.Error()))
 		}
-		return m.Pause(ctx)
-	})
-	return resume, err
+	}
+	err = g.change(func(ctx context.Context, m *machine.Machine) error { return m.Pause(ctx) })
+	if err != nil && !errors.Is(err, machine.ErrGone) {
+		resume() // QEMU may stop it later
+		return nil, err
+	}
+	return resume, nil
 }
 
 // Adopt finds the machines that an earlier plane has started, and returns those of the running
-// instances that have none any more. It stops the machines of all others.
-func (p *Plane) Adopt(running []string) (gone []string, err error) {
+// instances that have none any more, and of these the ones that the plane's own end has stopped. It
+// stops the machines of all other instances.
+func (p *Plane) Adopt(running []string) (gone, again []string, err error) {
 	found, err := os.ReadDir(filepath.Join(p.dir, "guests"))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+		return nil, nil, nil
 	}
 	errs := []error{err}
 	for _, e := range found {
+		if !e.IsDir() {
+			continue
+		}
 		id := e.Name()
 		runs := slices.Contains(running, id) && p.machines != nil
 		m, err := machine.Find(p.ctx, p.machineDir(id), id)
@@ -192,11 +224,14 @@ func (p *Plane) Adopt(running []string) (gone []string, err error) {
 			if runs {
 				gone = append(gone, id)
 			}
+			if runs && exists(p.againPath(id)) {
+				again = append(again, id)
+			}
 		case err != nil:
 			errs = append(errs, fmt.Errorf("find the machine of instance %s: %w", id, err))
 		case !runs:
 			ctx, cancel := context.WithTimeout(p.ctx, machineTime)
-			errs = append(errs, m.Stop(ctx))
+			errs = append(errs, m.Stop(ctx), m.Release())
 			cancel()
 		default:
 			p.log.Info("an instance still runs", slog.String("instance", id))
@@ -208,7 +243,7 @@ func (p *Plane) Adopt(running []string) (gone []string, err error) {
 			errs = append(errs, m.Resume(p.ctx))
 		}
 	}
-	return gone, errors.Join(errs...)
+	return gone, again, errors.Join(errs...)
 }
 
 // keep takes every disk from the machines that is not attached to their instances.

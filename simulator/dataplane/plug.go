@@ -47,7 +47,12 @@ func (p *Plane) plugLocked(spec Device, f Fault) error {
 		return err
 	}
 	d := &plugged{spec: spec, never: f.Never, wrongSize: f.SizeBytes}
-	f.Never = f.Never || p.noDevices != nil
+	f.Never = f.Never || p.noDevices != nil || p.machines != nil
+	if p.machines != nil && !d.never {
+		if err := p.resize(spec.DiskID, max(f.SizeBytes, spec.SizeBytes)); err != nil {
+			return err
+		}
+	}
 	if !f.Never {
 		loop, err := p.attachLoop(spec, f.SizeBytes)
 		if err != nil {
@@ -64,7 +69,14 @@ func (p *Plane) plugLocked(spec Device, f Fault) error {
 			return m.Plug(ctx, p.machineDisk(d))
 		})
 		if err != nil {
-			p.guests.forget(d)
+			// QEMU may have plugged it. The disk stays noted unless it is certainly out, so that no other
+			// guest gets it.
+			out := d.guest.change(func(ctx context.Context, m *machine.Machine) error {
+				return m.Unplug(ctx, p.machineDisk(d))
+			})
+			if err = errors.Join(err, out); out == nil {
+				p.guests.forget(d)
+			}
 		}
 	}
 	return err

@@ -35,7 +35,7 @@ func (p *Plane) SnapshotDisk(ctx context.Context, snapshotID, diskID string) err
 		defer src.Close()
 		d := p.guests.disk(diskID)
 		plugged := d != nil && d.loop != nil
-		if d != nil { // a machine writes nothing meanwhile
+		if d != nil { // no machine writes anything meanwhile
 			resume, err := p.still(d.guest)
 			if err != nil {
 				return err

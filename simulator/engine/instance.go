@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -94,7 +95,7 @@ func (s Instances) Stop(call *Call, ref Ref) (store.Instance, error) {
 		if !before.Active() {
 			return nil
 		}
-		if err := errors.Join(s.plane.Halt(i.ID), s.unplugAll(i)); err != nil {
+		if err := s.halt(i); err != nil {
 			return err
 		}
 		s.settleLater(i)
@@ -144,10 +145,18 @@ func (s Instances) failInstance(i store.Instance, cause error) {
 	s.log.Error("an instance has failed", slog.String("instance", i.ID),
 		slog.String("error", cause.Error()))
 	i.SetRunState(store.RunFailed)
-	if err := errors.Join(s.plane.Halt(i.ID), s.unplugAll(i), s.putInstance(i)); err != nil {
+	if err := errors.Join(s.halt(i), s.putInstance(i)); err != nil {
 		s.log.Error("an instance cannot change its state", slog.String("instance", i.ID),
 			slog.String("error", err.Error()))
 	}
+}
+
+// halt stops the machine of an instance, if it has one, and then takes its disks away.
+func (s Instances) halt(i store.Instance) error {
+	if err := s.plane.Halt(i.ID); err != nil {
+		return err
+	}
+	return s.unplugAll(i)
 }
 
 // settleLater ends a transition after its delay. If the rack closes before, the next start ends
@@ -235,7 +244,8 @@ func (s Instances) Console(call *Call, ref Ref, from, most int64) (text []byte, 
 }
 
 func firmwareOf(i store.Instance) dataplane.Firmware {
-	return dataplane.Firmware{InstanceID: i.ID, Name: i.Name, MemoryBytes: i.Memory}
+	return dataplane.Firmware{InstanceID: i.ID, Name: cmp.Or(i.Hostname, i.Name),
+		MemoryBytes: i.Memory}
 }
 
 // ended notes that the machine of an instance has ended by itself.

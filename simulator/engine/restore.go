@@ -46,7 +46,8 @@ func (r *Simulation) restore(ctx context.Context, first ...func(*store.Tx) error
 	for _, id := range r.boot {
 		call := &Call{Context: ctx}
 		if _, err := r.Instances.Start(call, Ref{Object: store.Selector{ID: id}}); err != nil {
-			return err
+			r.log.Error("an instance cannot be started", slog.String("instance", id),
+				slog.String("error", err.Error()))
 		}
 	}
 	r.boot = nil
@@ -181,7 +182,7 @@ func (r *Simulation) reconcilePlane(ctx context.Context) error {
 			return err
 		}
 	}
-	gone, err := r.plane.Adopt(slices.Sorted(maps.Keys(running)))
+	gone, again, err := r.plane.Adopt(slices.Sorted(maps.Keys(running)))
 	if err != nil {
 		return err
 	}
@@ -192,6 +193,7 @@ func (r *Simulation) reconcilePlane(ctx context.Context) error {
 	if err := errors.Join(r.plane.Reconcile(ctx, attached, ids), r.failed(gone)); err != nil {
 		return err
 	}
+	r.boot = append(r.boot, again...)
 	r.store.Gone(ids[dataplane.Left]...)
 	for id, size := range sizes {
 		if err := r.plane.Trim(id, size); err != nil {

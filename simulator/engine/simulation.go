@@ -180,6 +180,8 @@ func Open(ctx context.Context, c Config) (*Simulation, error) {
 	r.Instances, r.Attachments, r.Resources = Instances{r}, Attachments{r}, Resources{r}
 	r.ctx, r.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if err := r.open(ctx); err != nil {
+		// Machines that run go on, as if the simulator had been killed.
+		r.config.KeepDevices = r.config.KeepDevices || r.config.Machines != "" && !r.temporary
 		return nil, errors.Join(fmt.Errorf("start a rack in %s: %w", r.config.Dir, err), r.release())
 	}
 	return r, nil

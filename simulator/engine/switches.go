@@ -79,9 +79,9 @@ func (b *switchboard) change(apply func(*adminapi.Switches) error) (adminapi.Swi
 
 // switches returns the switches at the start.
 func (c Config) switches() adminapi.Switches {
-	limit := defaultDiskLimit
+	limit := cmp.Or(c.DiskLimit, defaultDiskLimit)
 	if c.Machines != "" {
-		limit-- // the root disk of a virtual machine has a place
+		limit = min(limit, defaultDiskLimit-1) // the root disk of a virtual machine has a place
 	}
 	return adminapi.Switches{
 		Hotplug:       cmp.Or(c.Hotplug, adminapi.HotplugFull),
@@ -92,7 +92,7 @@ func (c Config) switches() adminapi.Switches {
 		QuotaFirst:    c.QuotaFirst,
 		InstanceDelay: adminapi.Duration(c.InstanceDelay),
 		QuotaBytes:    adminapi.Size(cmp.Or(c.QuotaBytes, defaultQuota)),
-		DiskLimit:     cmp.Or(c.DiskLimit, limit),
+		DiskLimit:     limit,
 		Role:          cmp.Or(c.Role, adminapi.RoleCollaborator),
 	}
 }

@@ -10,6 +10,9 @@
 // The directory of a machine has
 //
 //	root.qcow2   what the guest has written to its root filesystem
+//	image        a link to the image below it
+//	keys         those that root accepts
+//	lock         locked by QEMU as long as it lives
 //	console.log  the text of its serial console since its last start
 //	qmp.sock     the socket by which QEMU is asked; who answers there with the instance's ID is the
 //	             machine
@@ -18,6 +21,17 @@
 // Of a rack's machine, QEMU has not: a serial number that is padded with NULs (it has spaces), an
 // empty model, CMIC, and a read-only namespace (its writes fail, but it does not say so before).
 package machine
+
+import (
+	"errors"
+	"time"
+)
+
+// ErrGone means that the QEMU of a machine has ended.
+var ErrGone = errors.New("its QEMU has ended")
+
+// plugTime is how long QEMU may take for a change that needs no guest.
+const plugTime = 10 * time.Second
 
 // Disk is a disk of a machine.
 type Disk struct {

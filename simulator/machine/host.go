@@ -5,7 +5,6 @@ package machine
 import (
 	"bytes"
 	"context"
-	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
@@ -33,8 +32,13 @@ type Host struct {
 	EndsWithProcess bool
 }
 
-// Image is what tools/vm-image makes.
-type Image struct{ Kernel, Root, Key string }
+// Image is a directory that tools/vm-image makes.
+type Image string
+
+// The files of an image: a kernel, a root filesystem for it, and a private key.
+func (i Image) kernel() string { return filepath.Join(string(i), "vmlinuz") }
+func (i Image) root() string   { return filepath.Join(string(i), "root.img") }
+func (i Image) key() string    { return filepath.Join(string(i), "key") }
 
 const (
 	qemu  = "qemu-system-x86_64"
@@ -55,8 +59,7 @@ func Open(ctx context.Context, dir string) (*Host, error) {
 			dir, err)
 	}
 	in := filepath.Join(dir, strings.TrimSpace(string(name)))
-	h := &Host{image: Image{filepath.Join(in, "vmlinuz"), filepath.Join(in, "root.img"),
-		filepath.Join(in, "key")}, accelerator: "tcg"}
+	h := &Host{image: Image(in), accelerator: "tcg"}
 	if kvmWorks(ctx) {
 		h.accelerator = "kvm"
 	}
@@ -64,7 +67,7 @@ func Open(ctx context.Context, dir string) (*Host, error) {
 }
 
 // Key returns the path of the private key that each machine's root accepts.
-func (h *Host) Key() string { return h.image.Key }
+func (h *Host) Key() string { return h.image.key() }
 
 // bootTime is how long a virtual machine that only ends may take.
 const bootTime = 5 * time.Second
@@ -110,20 +113,25 @@ func (h *Host) start(ctx context.Context, dir string, g Guest, d []Disk) (*Machi
 	if len(d) >= len(slots) {
 		return nil, errNoSlot
 	}
-	root := filepath.Join(dir, "root.qcow2")
-	if _, err := os.Lstat(root); errors.Is(err, fs.ErrNotExist) {
-		out, err := exec.CommandContext(ctx, disks, "create", "-q", "-f", "qcow2", "-F", "raw", "-b",
-			h.image.Root, root).CombinedOutput()
-		if err != nil {
-			return nil, fmt.Errorf("make the root disk: %w: %s", err, out)
-		}
+	lock, err := hold(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer lock.Close()
+	image, err := h.root(ctx, dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := h.writeKeys(dir, g.Keys); err != nil {
+		return nil, err
 	}
 	log, err := os.Create(filepath.Join(dir, "qemu.log"))
 	if err != nil {
 		return nil, err
 	}
 	defer log.Close()
-	c := exec.Command(qemu, h.arguments(g)...)
+	c := exec.Command(qemu, h.arguments(g, image)...)
+	c.ExtraFiles = []*os.File{lock}
 	// The names of sockets are short, so QEMU gets them from its directory. It outlives this process.
 	c.Dir, c.Stderr, c.SysProcAttr = dir, log, &syscall.SysProcAttr{Setsid: true}
 	if err := os.RemoveAll(filepath.Join(dir, "qmp.sock")); err != nil {
@@ -156,26 +164,82 @@ func (h *Host) start(ctx context.Context, dir string, g Guest, d []Disk) (*Machi
 	}
 	if err != nil {
 		_ = c.Process.Kill()
+		<-exited // then nothing of it writes to a disk
+		if m != nil {
+			_ = m.Release() // of a process that has ended
+		}
 		said, _ := os.ReadFile(filepath.Join(dir, "qemu.log"))
 		return nil, fmt.Errorf("%w: %s", err, bytes.TrimSpace(said[max(0, len(said)-1024):]))
 	}
 	return m, nil
 }
 
+// hold locks the directory of a machine. QEMU inherits the lock, which lasts until it has ended.
+func hold(dir string) (*os.File, error) {
+	lock, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return nil, errors.Join(fmt.Errorf("a QEMU of an earlier start has not ended: %w", err),
+			lock.Close())
+	}
+	return lock, nil
+}
+
+// root makes the root disk of a machine unless it has one, and returns the image that it is of: a
+// kernel finds its modules only there.
+func (h *Host) root(ctx context.Context, dir string) (Image, error) {
+	link, root := filepath.Join(dir, "image"), filepath.Join(dir, "root.qcow2")
+	if _, err := os.Lstat(root); err == nil {
+		image, err := os.Readlink(link)
+		if err != nil {
+			return "", err
+		}
+		if _, err := os.Stat(Image(image).root()); err != nil {
+			return "", fmt.Errorf("the image of its root disk is gone: %w; delete the instance, or "+
+				"remove %s and lose what the guest has there", err, root)
+		}
+		return Image(image), nil
+	}
+	if err := os.Remove(link); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", err
+	}
+	if err := os.Symlink(string(h.image), link); err != nil {
+		return "", err
+	}
+	out, err := exec.CommandContext(ctx, disks, "create", "-q", "-f", "qcow2", "-F", "raw", "-b",
+		h.image.root(), root+".new").CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("make the root disk: %w: %s", err, out)
+	}
+	return h.image, os.Rename(root+".new", root)
+}
+
+// writeKeys writes the keys that a guest accepts, and that of this host's image.
+func (h *Host) writeKeys(dir string, keys []string) error {
+	own, err := os.ReadFile(h.image.key() + ".pub")
+	if err != nil {
+		return err
+	}
+	text := string(own) + strings.Join(keys, "\n") + "\n"
+	return os.WriteFile(filepath.Join(dir, "keys"), []byte(text), 0o600)
+}
+
 // arguments returns QEMU's arguments for a machine that waits for "cont".
-func (h *Host) arguments(g Guest) []string {
+func (h *Host) arguments(g Guest, image Image) []string {
 	const own = "file=root.qcow2,format=qcow2,if=none,id=root"
 	cpu := "max"
 	if h.accelerator == "kvm" {
 		cpu = "host"
 	}
-	keys := base64.StdEncoding.EncodeToString([]byte(strings.Join(g.Keys, "\n")))
 	return []string{"-machine", "pc,accel=" + h.accelerator, "-cpu", cpu, "-S",
 		"-smp", strconv.Itoa(g.CPUs), "-m", strconv.FormatInt(g.MemoryBytes>>20, 10),
 		"-nodefaults", "-no-user-config", "-display", "none", "-rtc", "base=utc",
 		"-smbios", "type=1,manufacturer=Oxide,product=OxVM,serial=" + g.ID + ",uuid=" + g.ID,
-		"-kernel", h.image.Kernel, "-append", "root=PARTUUID=4f584944-01 rootwait rw quiet panic=1 " +
-			"console=ttyS0 oxide.name=" + g.Name + " oxide.keys=" + keys,
+		"-kernel", image.kernel(), "-append", "root=PARTUUID=4f584944-01 rootwait rw quiet panic=1 " +
+			"console=ttyS0 oxide.name=" + g.Name,
+		"-fw_cfg", "name=opt/oxide/keys,file=keys",
 		"-drive", own, "-device", fmt.Sprintf("nvme,drive=root,serial=root,addr=%#x", slots[0]),
 		"-netdev", "user,id=net,hostfwd=tcp:127.0.0.1:0-:22",
 		"-device", "virtio-net-pci,netdev=net,addr=0x8",
@@ -190,13 +254,13 @@ func await(ctx context.Context, dir, id string, exited <-chan error) (*Machine, 
 	retry := time.NewTicker(20 * time.Millisecond)
 	defer retry.Stop()
 	for {
-		m, err := Find(ctx, dir, id)
+		m, err := find(ctx, dir, id)
 		if err == nil && m != nil {
 			return m, nil
 		}
 		select {
 		case end := <-exited:
-			return nil, fmt.Errorf("QEMU has ended: %w", errors.Join(end, errGone))
+			return nil, fmt.Errorf("QEMU has ended: %w", errors.Join(end, ErrGone))
 		case <-ctx.Done():
 			return nil, fmt.Errorf("QEMU does not answer: %w", errors.Join(err, context.Cause(ctx)))
 		case <-retry.C:
@@ -205,10 +269,30 @@ func await(ctx context.Context, dir, id string, exited <-chan error) (*Machine, 
 }
 
 // Find returns the machine of an instance that runs in the directory, or nil if none does: whoever
-// answers at the socket with the instance's ID.
+// answers at the socket with the instance's ID. It waits for a QEMU that has just been started.
 func Find(ctx context.Context, dir, id string) (*Machine, error) {
 	ctx, cancel := context.WithTimeout(ctx, plugTime)
 	defer cancel()
+	retry := time.NewTicker(20 * time.Millisecond)
+	defer retry.Stop()
+	for {
+		m, err := find(ctx, dir, id)
+		if m != nil || err != nil {
+			return m, err
+		}
+		lock, held := hold(dir)
+		if held == nil {
+			return nil, lock.Close()
+		}
+		select {
+		case <-ctx.Done():
+			return nil, held
+		case <-retry.C:
+		}
+	}
+}
+
+func find(ctx context.Context, dir, id string) (*Machine, error) {
 	at, err := os.Open(dir)
 	if err != nil {
 		return nil, err

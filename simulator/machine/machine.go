@@ -21,12 +21,15 @@ import (
 type Machine struct {
 	ID  string
 	qmp *monitor
-	pid int // a pidfd
 	// sshPort is the port of loopback that leads to the guest's sshd.
 	sshPort int
 
 	// mu makes one change of the disks at a time.
 	mu sync.Mutex
+
+	// pidMu guards pid, a pidfd, or -1 when it has been released.
+	pidMu sync.Mutex
+	pid   int
 }
 
 // Ended is closed when the machine has ended.
@@ -39,21 +42,26 @@ func (m *Machine) PoweredOff() bool { return m.qmp.reason() == "guest-shutdown" 
 // SSHPort returns the port of loopback that leads to the guest's sshd.
 func (m *Machine) SSHPort() int { return m.sshPort }
 
-// Release lets the machine run on without this process. QEMU has one monitor, so no other process
-// finds the machine before.
+// Release lets the machine run on without this process, or forgets one that has ended. QEMU has one
+// monitor, so no other process finds the machine before.
 func (m *Machine) Release() error {
-	return errors.Join(m.qmp.conn.Close(), unix.Close(m.pid))
+	m.pidMu.Lock()
+	defer m.pidMu.Unlock()
+	if m.pid < 0 {
+		return nil
+	}
+	err := errors.Join(m.qmp.conn.Close(), unix.Close(m.pid))
+	m.pid = -1
+	return err
 }
 
 // Disks of a rack's instance have these places on its PCI bus, by slot. The first is the root
 // filesystem's.
 var slots = []int{0x10, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x1a, 0x1b, 0x1c, 0x1d}
 
-// plugTime is how long QEMU may take for a change that needs no guest. ejectTime is how long the
-// guest has to release a disk, and askAgain the time after which it is asked once more, because a
-// guest that boots does not hear it.
+// ejectTime is how long the guest has to release a disk, and askAgain the time after which it is
+// asked once more, because a guest that boots does not hear it.
 const (
-	plugTime  = 10 * time.Second
 	ejectTime = 10 * time.Second
 	askAgain  = time.Second
 )
@@ -121,7 +129,12 @@ func (m *Machine) Plug(ctx context.Context, d Disk) error {
 		return err
 	}
 	if _, has := used[d.ID]; has {
-		return nil
+		nodes, err := m.nodes(ctx)
+		if err == nil && nodes[node("dead", d.ID)] {
+			err = fmt.Errorf("the guest still has disk %s, which was cut off: reboot or stop the "+
+				"instance", d.ID)
+		}
+		return err
 	}
 	taken := func(slot int) bool {
 		for _, s := range used {
@@ -161,7 +174,7 @@ func (m *Machine) Unplug(ctx context.Context, d Disk) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	err := m.eject(ctx, d)
-	if errors.Is(err, errGone) {
+	if errors.Is(err, ErrGone) {
 		return nil
 	}
 	return err
@@ -191,7 +204,7 @@ func (m *Machine) eject(ctx context.Context, d Disk) error {
 			case <-ctx.Done():
 				return fmt.Errorf("the guest has not released disk %s: %w", d.ID, context.Cause(ctx))
 			case <-m.qmp.ended:
-				return errGone
+				return ErrGone
 			case e := <-events:
 				if e.name == "DEVICE_DELETED" && e.Device == "nvme-"+d.ID {
 					return m.forget(ctx, d.ID)
@@ -221,11 +234,17 @@ func (m *Machine) Keep(ctx context.Context, ids ...string) error {
 
 // cut puts a device whose every request fails below the guest's disk, in place of its file.
 func (m *Machine) cut(ctx context.Context, d Disk) error {
+	nodes, err := m.nodes(ctx)
+	if err != nil || !nodes[node("file", d.ID)] {
+		return err // it has been cut off before
+	}
 	dead := map[string]any{"driver": "blkdebug", "node-name": node("dead", d.ID),
 		"inject-error": []map[string]any{{"event": "none", "errno": int(unix.EIO)}},
 		"image":        map[string]any{"driver": "null-co", "size": d.SizeBytes}}
-	if err := m.qmp.do(ctx, "blockdev-add", dead, nil); err != nil {
-		return err
+	if !nodes[node("dead", d.ID)] {
+		if err := m.qmp.do(ctx, "blockdev-add", dead, nil); err != nil {
+			return err
+		}
 	}
 	over := map[string]any{"options": []map[string]any{d.block(node("dead", d.ID))}}
 	if err := m.qmp.do(ctx, "blockdev-reopen", over, nil); err != nil {
@@ -236,25 +255,26 @@ func (m *Machine) cut(ctx context.Context, d Disk) error {
 
 // forget removes what is left of the block devices of a disk that no guest has.
 func (m *Machine) forget(ctx context.Context, id string) error {
-	var nodes []struct {
-		Name string `json:"node-name"`
-	}
-	flat := map[string]any{"flat": true}
-	if err := m.qmp.do(ctx, "query-named-block-nodes", flat, &nodes); err != nil {
-		return err
-	}
+	nodes, err := m.nodes(ctx)
 	for _, name := range []string{node("disk", id), node("dead", id), node("file", id)} {
-		for _, n := range nodes {
-			if n.Name != name {
-				continue
-			}
-			err := m.qmp.do(ctx, "blockdev-del", map[string]any{"node-name": name}, nil)
-			if err != nil {
-				return err
-			}
+		if err == nil && nodes[name] {
+			err = m.qmp.do(ctx, "blockdev-del", map[string]any{"node-name": name}, nil)
 		}
 	}
-	return nil
+	return err
+}
+
+// nodes returns the names of QEMU's block devices.
+func (m *Machine) nodes(ctx context.Context) (map[string]bool, error) {
+	var all []struct {
+		Name string `json:"node-name"`
+	}
+	err := m.qmp.do(ctx, "query-named-block-nodes", map[string]any{"flat": true}, &all)
+	names := map[string]bool{}
+	for _, n := range all {
+		names[n.Name] = true
+	}
+	return names, err
 }
 
 // Pause stops the guest's processors, and Resume lets them run on. Meanwhile nothing is written.
@@ -270,10 +290,15 @@ func (m *Machine) Reset(ctx context.Context) error {
 
 // Stop ends the machine at once, whatever its guest does, and waits for its end.
 func (m *Machine) Stop(ctx context.Context) error {
-	err := unix.PidfdSendSignal(m.pid, unix.SIGKILL, nil, 0)
-	if err != nil && !errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("stop QEMU: %w", err)
+	m.pidMu.Lock()
+	if m.pid >= 0 {
+		err := unix.PidfdSendSignal(m.pid, unix.SIGKILL, nil, 0)
+		if err != nil && !errors.Is(err, unix.ESRCH) {
+			m.pidMu.Unlock()
+			return fmt.Errorf("stop QEMU: %w", err)
+		}
 	}
+	m.pidMu.Unlock()
 	select {
 	case <-m.qmp.ended:
 		return nil

@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"sync"
+	"time"
 )
 
 // monitor is a connection to the monitor of a QEMU process (QMP). It ends with the process.
@@ -39,8 +41,6 @@ type event struct {
 	Device, Reason string
 	Guest          bool
 }
-
-var errGone = errors.New("its QEMU has ended")
 
 // connect greets the monitor behind a connection.
 func connect(ctx context.Context, conn net.Conn) (*monitor, error) {
@@ -98,9 +98,15 @@ func (m *monitor) do(ctx context.Context, command string, arguments, result any)
 		Arguments any    `json:"arguments,omitempty"`
 	}{command, id, arguments})
 	if err == nil {
+		err = m.conn.SetWriteDeadline(time.Now().Add(plugTime))
+	}
+	if err == nil {
 		_, err = m.conn.Write(append(b, '\n'))
 	}
 	m.mu.Unlock()
+	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+		err = errors.Join(err, ErrGone)
+	}
 	if err != nil {
 		return fmt.Errorf("ask QEMU for %s: %w", command, err)
 	}
@@ -108,7 +114,7 @@ func (m *monitor) do(ctx context.Context, command string, arguments, result any)
 	case <-ctx.Done():
 		return fmt.Errorf("QEMU does not answer to %s: %w", command, context.Cause(ctx))
 	case <-m.ended:
-		return fmt.Errorf("ask QEMU for %s: %w", command, errGone)
+		return fmt.Errorf("ask QEMU for %s: %w", command, ErrGone)
 	case a := <-got:
 		if a.Error != nil {
 			return fmt.Errorf("QEMU refuses %s: %s: %s", command, a.Error.Class, a.Error.Desc)
