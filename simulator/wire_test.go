@@ -51,6 +51,14 @@ func TestRequestsThatTheSimulatorLacksAreAnsweredWith501(t *testing.T) {
 	wireCase{"an older version", "/v1/ping", "", 501, "the simulator serves the API versions from " +
 		"2026060800.0.0 to 2026073100.0.0; a rack answers 2026032500.0.0 in its older shape. Send " +
 		"api-version 2026073100.0.0, or none"}.check(t, r, "Api-Version", "2026032500.0.0")
+	const console = "/v1/instances/a/serial-console?project=default"
+	wireCase{"the console of a directory", console + "&most_recent=10", "", 501,
+		"the simulator does not have instance_serial_console " +
+			"(GET /v1/instances/{instance}/serial-console), which the rack has"}.check(t, r)
+	for _, offsets := range []string{"", "&most_recent=1&from_start=1"} {
+		wireCase{"a console" + offsets, console + offsets, "", 400,
+			"Exactly one of 'from_start' or 'most_recent' must be specified."}.check(t, r)
+	}
 	for part, body := range map[string]string{
 		"multicast_groups": `"ncpus":1,"multicast_groups":[{"group":"m"}]`,
 		"ncpus of 0":       `"ncpus":0`,

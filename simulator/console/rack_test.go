@@ -7,6 +7,13 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
+func TestACardHasTheLastLinesOfASerialConsole(t *testing.T) {
+	const text = "lost\r\n1\r\r\n\x1b[1;32m2\x1b[0m <b>\n3\xff\n4\x07\n"
+	if got, want := lastLines(text), "1\n2 <b>\n3�\n4"; got != want {
+		t.Errorf("the last lines are %q, want %q", got, want)
+	}
+}
+
 func TestACardHasTheBootDiskFirstAndASlotForEachDisk(t *testing.T) {
 	disk := func(id, description string) adminapi.Disk {
 		return adminapi.Disk{Identity: adminapi.Identity{ID: id, Name: id, Description: description}}
