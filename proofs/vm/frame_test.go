@@ -5,10 +5,8 @@ package vm_test
 import (
 	"bytes"
 	"context"
-	"net"
 	"os"
 	"os/exec"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -24,12 +22,6 @@ const bootTime = 10 * time.Minute
 
 // sshd is the address of a guest's sshd, which answers or will, and the file of a key to it.
 type sshd struct{ address, key string }
-
-// guest is a machine without a rack.
-type guest struct {
-	*machine.Machine
-	sshd
-}
 
 // imageDir returns the directory of the machines' image, or skips the test without one.
 func imageDir(t *testing.T) string {
@@ -49,23 +41,6 @@ func openHost(t *testing.T) *machine.Host {
 		t.Fatal(err)
 	}
 	return h
-}
-
-// start starts a machine with one CPU and 512 MiB in a directory, with what it has written there
-// before. The machine ends with the test, if not before.
-func start(t *testing.T, h *machine.Host, dir, id, name string, disks ...machine.Disk) guest {
-	t.Helper()
-	m, err := h.Start(t.Context(), dir, machine.Guest{ID: id, Name: name, CPUs: 1,
-		MemoryBytes: 512 << 20}, disks)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := m.Stop(context.WithoutCancel(t.Context())); err != nil {
-			t.Error(err)
-		}
-	})
-	return guest{m, sshd{net.JoinHostPort("127.0.0.1", strconv.Itoa(m.SSHPort())), h.Key()}}
 }
 
 // options are those of ssh and scp, but for the port.
@@ -104,16 +79,5 @@ func (s sshd) run(t *testing.T, command string) string {
 			}
 		}
 		t.Fatalf("%s: %v: %s%s", command, err, out.String(), failure.String())
-	}
-}
-
-// put copies files to a directory of the guest, whose sshd answers.
-func (s sshd) put(t *testing.T, dir string, files ...string) {
-	t.Helper()
-	host, port, _ := strings.Cut(s.address, ":")
-	args := append(s.options(), "-P", port)
-	args = append(append(args, files...), "root@"+host+":"+dir)
-	if out, err := exec.CommandContext(t.Context(), "scp", args...).CombinedOutput(); err != nil {
-		t.Fatalf("copy %s to %s: %v: %s", files, dir, err, out)
 	}
 }
