@@ -113,7 +113,7 @@ func (h *Host) start(ctx context.Context, dir string, g Guest, d []Disk) (*Machi
 	if len(d) >= len(slots) {
 		return nil, errNoSlot
 	}
-	lock, err := hold(dir)
+	lock, err := awaitLock(ctx, dir)
 	if err != nil {
 		return nil, err
 	}
@@ -185,6 +185,24 @@ func hold(dir string) (*os.File, error) {
 			lock.Close())
 	}
 	return lock, nil
+}
+
+// awaitLock waits until the QEMU of an earlier start has closed its files, which it does after it
+// has ended for those who ask it.
+func awaitLock(ctx context.Context, dir string) (*os.File, error) {
+	retry := time.NewTicker(20 * time.Millisecond)
+	defer retry.Stop()
+	for {
+		lock, err := hold(dir)
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			return lock, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-retry.C:
+		}
+	}
 }
 
 // root makes the root disk of a machine unless it has one, and returns the image that it is of: a
@@ -280,13 +298,13 @@ func Find(ctx context.Context, dir, id string) (*Machine, error) {
 		if m != nil || err != nil {
 			return m, err
 		}
-		lock, held := hold(dir)
-		if held == nil {
+		lock, err := hold(dir)
+		if err == nil {
 			return nil, lock.Close()
 		}
 		select {
 		case <-ctx.Done():
-			return nil, held
+			return nil, err
 		case <-retry.C:
 		}
 	}
