@@ -158,7 +158,7 @@ vm-image: # make what virtual machines boot, of Debian's packages: KERNEL=linux-
 	@tools/prerequisites --machines
 	@tools/vm-image $(VMIMAGE) $(KERNEL)
 
-vm: testrun ## developer: instances that are virtual machines, with a driver in them; SHORT= runs 50 lives
+vm: testrun ## developer: instances that are virtual machines, with a driver in them; SHORT= runs more of it
 	@tools/prerequisites --machines
 	@$(TESTRUN) -- tools/vm-image $(VMIMAGE) $(KERNEL) -- env $(PLAIN) $(GO) build -o $(PROGRAMS)/ ./cmd/... \
 		-- env OXIDE_VM_IMAGE=$(VMIMAGE) $(TESTS) $(SHORT) -v ./proofs/vm

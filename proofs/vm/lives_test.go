@@ -1,0 +1,605 @@
+//go:build linux
+
+package vm_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/oxidecomputer/oxide.go/oxide"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
+)
+
+func TestLivesOfVolumesInMachines(t *testing.T) {
+	p := proof.New(t, "vm-lives")
+	short.Skip(t, 16)
+	count := 16
+	if p.Long() {
+		count = 50
+	}
+	l := newLab(t, p)
+	for n := 0; n < count || p.Long() && !p.Over(); n++ {
+		life := draw(p.Rand(), n)
+		if err := l.live(t.Context(), life); err != nil {
+			t.Errorf("life %+v: %v", life, err)
+			break
+		}
+		p.Say("life %d has ended: %+v", n, life)
+	}
+	p.Figure("lives", l.lives, "bytes_lost", l.lost, "stuck", l.stuck, "kinds", len(filesystems),
+		"plugs", l.pulled)
+	if l.lives < count || l.pulled < count || l.lost+l.stuck > 0 {
+		t.Errorf("%d lives of %d with %d plugs, %d bytes are lost, %d calls are stuck", l.lives, count,
+			l.pulled, l.lost, l.stuck)
+	}
+	if !t.Failed() {
+		l.guard(t)
+	}
+}
+
+// guard fails unless bytes that a writer acknowledges without having synced them are noticed as
+// lost when the machine is killed.
+func (l *lab) guard(t *testing.T) {
+	ctx, n := t.Context(), l.nodes[0]
+	v, err := l.newLife(ctx, plan{number: l.lives, kind: "ext4", plug: "killed", during: "write",
+		delay: time.Second}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	v.unsynced = true
+	if err := v.visit(ctx, n, 0, nil); !errors.Is(err, errPulled) {
+		t.Fatal("the machine of a guard was not killed: ", err)
+	}
+	if err := v.makeDirs(ctx, n); err != nil {
+		t.Fatal(err)
+	}
+	for _, call := range []func(context.Context, csi.NodeClient) error{v.at.Stage, v.at.Publish} {
+		if err := call(ctx, n.node()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if lost, err := v.compare(ctx, n); lost == 0 || err != nil {
+		t.Errorf("of %d records that nobody synced %d bytes are lost: %v", v.acked, lost, err)
+	}
+	err = errors.Join(v.at.Remove(ctx, n.node()), v.detach(ctx, n), v.end(ctx))
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+const (
+	// callTimeout is kubelet's. A call that needs it is stuck, and so is an orchestrator that has
+	// repeated one for convergence.
+	callTimeout = 2 * time.Minute
+	convergence = 4 * time.Minute
+	patience    = 30 * time.Second
+	// recordBytes is the size of a record, and recordsRound how many a workload adds on a node.
+	recordBytes  = 4096
+	recordsRound = 40
+	// manyRecords is more than a workload writes until its plug is pulled.
+	manyRecords = 100000
+)
+
+var (
+	filesystems = []string{"ext4", "xfs", "btrfs", "block"}
+	// What an orchestrator does with a volume on a node, in order.
+	stages = []string{"attach", "stage", "publish", "write", "unpublish", "unstage", "detach"}
+	// plugs are what is pulled.
+	plugs = []string{"killed", "disk pulled", "reset", "paused", "disk put back"}
+)
+
+// plan is what is drawn for a life.
+type plan struct {
+	number             int
+	kind, plug, during string
+	delay              time.Duration
+	// round is that in which the plug is pulled.
+	round                int
+	cold, moves, restore bool
+}
+
+// draw draws a life. Consecutive lives have all kinds and plugs. A disk that no workload uses is
+// not pulled. A copy of a btrfs is not mounted beside its origin: Linux 6.1 cannot do that.
+func draw(r *rand.Rand, number int) plan {
+	p := plan{number: number, kind: filesystems[number%len(filesystems)],
+		plug: plugs[number%len(plugs)], round: r.IntN(2), moves: r.IntN(2) == 0,
+		restore: number%4 == 1, cold: number%4 == 0}
+	at := stages
+	if strings.HasPrefix(p.plug, "disk") {
+		at = []string{"stage", "publish", "write", "unpublish", "unstage"}
+	}
+	// Half of them are pulled under the writer.
+	p.during, p.delay = "write", time.Duration(r.Int64N(int64(2*time.Second)))
+	if r.IntN(2) == 0 {
+		p.during, p.delay = at[r.IntN(len(at))], time.Duration(r.Int64N(int64(300*time.Millisecond)))
+	}
+	return p
+}
+
+// lab is a rack of two machines with the driver's node service, and its controller outside.
+type lab struct {
+	*proof.Proof
+	rack       *harness.Rack
+	controller csi.ControllerClient
+	nodes      []*node
+
+	lives, pulled, lost, stuck int
+}
+
+func newLab(t *testing.T, p *proof.Proof) *lab {
+	t.Helper()
+	host := openHost(t)
+	run := harness.RunFor(t)
+	run.Plain = true
+	rack, err := run.StartRack(t.Context(), harness.RackOptions{Args: []string{"--guests=vm"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := &lab{Proof: p, rack: rack}
+	driver, err := run.Binary(t.Context(), "oxide-csi-plugin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, i := range rack.Instances {
+		l.nodes = append(l.nodes, &node{Instance: i, rack: rack, key: host.Key(), driver: driver})
+	}
+	t.Cleanup(func() { // the machines outlive the simulator
+		ctx := context.WithoutCancel(t.Context())
+		for _, n := range l.nodes {
+			if t.Failed() {
+				log, _ := n.run(ctx, nil, "tail -n 60 /root/driver.log; dmesg | tail -n 40")
+				t.Logf("instance %s:\n%s", n.Name, log)
+			}
+			n.sever()
+			if err := rack.StopInstance(ctx, n.ID); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := rack.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	plugin, err := rack.StartPlugin(t.Context(),
+		harness.PluginOptions{Mode: harness.ModeController})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := plugin.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	l.controller = plugin.Controller()
+	var booted errgroup.Group
+	for _, n := range l.nodes {
+		booted.Go(func() error { return n.connect(t.Context()) })
+	}
+	if err := booted.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	p.Say("two machines have booted")
+	return l
+}
+
+// life is the life of a volume.
+type life struct {
+	*lab
+	plan
+	volume *csi.Volume
+	at     *harness.Placement
+	// acked is the number of records whose fsync the guest has acknowledged, or, without sync, that
+	// it has written.
+	acked    int
+	unsynced bool
+	// plugged means that the plug was pulled, and pulling that it is to be pulled during this call.
+	plugged, pulling bool
+	// wrote gets the first record that is acknowledged while a plug is to be pulled.
+	wrote chan struct{}
+}
+
+// errPulled means that a plug was pulled, so that the orchestrator begins with the node again.
+var errPulled = errors.New("a plug was pulled")
+
+// newLife makes the volume, from a snapshot if one is given.
+func (l *lab) newLife(ctx context.Context, p plan, snapshot string) (*life, error) {
+	v := &life{lab: l, plan: p}
+	name := fmt.Sprintf("pvc-%d-%d", p.number, l.lives)
+	req := harness.CreateRequest(name, harness.Access(p.kind))
+	if snapshot != "" {
+		harness.FromSnapshot(req, snapshot)
+		req.Name += "-restored"
+	}
+	err := v.until(ctx, "create", func(ctx context.Context) error {
+		resp, err := l.controller.CreateVolume(ctx, req)
+		v.volume = resp.GetVolume()
+		return err
+	})
+	dir := "/var/lib/kubelet/" + req.Name
+	v.at = &harness.Placement{Volume: v.volume, Capability: harness.Access(p.kind),
+		Staging: dir + "/globalmount", Target: dir + "/pod/mount"}
+	return v, err
+}
+
+// until repeats a call as an orchestrator does, until it succeeds.
+func (v *life) until(ctx context.Context, what string, call func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, convergence)
+	defer cancel()
+	backoff := harness.Backoff{Next: 20 * time.Millisecond, Max: time.Second}
+	for {
+		once, cancel := context.WithTimeout(ctx, callTimeout)
+		err := call(once)
+		overdue := once.Err() != nil
+		cancel()
+		if err == nil {
+			return nil
+		}
+		v.Say("life %d: %s: %s", v.number, what, status.Convert(err).Message())
+		switch code := status.Code(err); {
+		case overdue:
+			v.stuck++
+			return fmt.Errorf("%s is stuck: %w", what, err)
+		case code == codes.DataLoss || code == codes.InvalidArgument || code == codes.Unimplemented:
+			return fmt.Errorf("%s: no orchestrator repeats it: %w", what, err)
+		}
+		if backoff.Wait(ctx) != nil {
+			v.stuck++
+			return fmt.Errorf("%s does not converge: %w", what, err)
+		}
+	}
+}
+
+// step makes a call of a round on a node. If the plug is to be pulled now, it is pulled during
+// the call.
+func (v *life) step(ctx context.Context, n *node, round int, what string,
+	call func(context.Context) error) error {
+	if v.plugged || v.plug == "" || round != v.round || what != v.during {
+		return v.until(ctx, what, call)
+	}
+	v.plugged, v.pulling, v.wrote = true, true, make(chan struct{}, 1)
+	v.Say("life %d: %s during %s, after %s", v.number, v.plug, what, v.delay)
+	ended := make(chan error, 1)
+	go func() {
+		ctx, cancel := context.WithTimeout(ctx, callTimeout)
+		defer cancel()
+		ended <- call(ctx)
+	}()
+	if what == "write" { // a writer takes a while to start
+		select {
+		case <-v.wrote:
+		case failed := <-ended: // without a record
+			ended <- failed
+		}
+	}
+	after(ctx, v.delay)
+	err := v.pull(ctx, n)
+	start := time.Now()
+	failed := <-ended
+	v.pulling = false
+	if failed != nil {
+		v.Say("life %d: %s ended so: %s", v.number, what, status.Convert(failed).Message())
+	}
+	if time.Since(start) >= callTimeout-time.Second {
+		v.stuck++
+		err = errors.Join(err, fmt.Errorf("%s is stuck after the plug: %s", what, v.plug))
+	}
+	if err != nil {
+		return err
+	}
+	v.pulled++
+	return v.recover(ctx, n)
+}
+
+// pull pulls the plug.
+func (v *life) pull(ctx context.Context, n *node) error {
+	switch v.plug {
+	case "killed":
+		return n.kill(ctx)
+	case "reset":
+		_, err := v.rack.Client.InstanceReboot(ctx,
+			oxide.InstanceRebootParams{Instance: oxide.NameOrId(n.ID)})
+		n.sever()
+		return err
+	case "paused":
+		return n.pause(ctx, 3*time.Second)
+	}
+	disk := v.volume.GetVolumeContext()["diskName"]
+	id, err := v.diskID(ctx, disk)
+	if err == nil {
+		err = v.rack.DetachDisk(ctx, id, n.ID)
+	}
+	if err == nil && v.plug == "disk put back" {
+		err = harness.Await(ctx, patience, func() error { return v.rack.AttachDisk(ctx, id, n.ID) })
+	}
+	return err
+}
+
+func (v *life) diskID(ctx context.Context, name string) (string, error) {
+	state, err := v.rack.Admin.State(ctx)
+	for _, d := range state.Disks {
+		if d.Name == name {
+			return d.ID, nil
+		}
+	}
+	return "", errors.Join(err, fmt.Errorf("the rack has no disk %s", name))
+}
+
+// recover does what an orchestrator does before it begins with the node again: it waits for its
+// boot, or takes the volume away from it.
+func (v *life) recover(ctx context.Context, n *node) error {
+	if v.plug == "killed" || v.plug == "reset" {
+		if err := n.connect(ctx); err != nil {
+			return err
+		}
+		return errPulled
+	}
+	if v.plug == "paused" {
+		return errPulled // its answers may be lost, and every call may be repeated
+	}
+	for _, c := range []struct {
+		what string
+		call func(context.Context) error
+	}{
+		{"unpublish", func(ctx context.Context) error { return v.at.Unpublish(ctx, n.node()) }},
+		{"unstage", func(ctx context.Context) error { return v.at.Unstage(ctx, n.node()) }},
+		{"detach", func(ctx context.Context) error { return v.detach(ctx, n) }},
+	} {
+		if c.what == "detach" && v.plug == "disk put back" {
+			continue
+		}
+		if err := v.until(ctx, c.what+" again", c.call); err != nil {
+			return err
+		}
+	}
+	return errPulled
+}
+
+func (v *life) attach(ctx context.Context, n *node) error {
+	req := harness.PublishRequest(v.volume, n.ID)
+	req.VolumeCapability = v.at.Capability
+	resp, err := v.controller.ControllerPublishVolume(ctx, req)
+	v.at.PublishContext = resp.GetPublishContext()
+	return err
+}
+
+func (v *life) detach(ctx context.Context, n *node) error {
+	_, err := v.controller.ControllerUnpublishVolume(ctx, harness.UnpublishRequest(v.volume, n.ID))
+	return err
+}
+
+// coldly attaches the volume while the instance is stopped.
+func (v *life) coldly(ctx context.Context, n *node) error {
+	n.sever()
+	if err := v.rack.StopInstance(ctx, n.ID); err != nil {
+		return err
+	}
+	err := v.until(ctx, "attach", func(ctx context.Context) error { return v.attach(ctx, n) })
+	if err == nil {
+		err = v.rack.StartInstance(ctx, n.ID)
+	}
+	if err == nil {
+		err = n.connect(ctx)
+	}
+	return err
+}
+
+// visit brings the volume to a workload on a node, which reads what it has and writes more, and
+// takes it away again. While it is there, it may be visited itself.
+func (v *life) visit(ctx context.Context, n *node, round int, beside func() error) error {
+	step := func(what string, call func(context.Context) error) func() error {
+		return func() error { return v.step(ctx, n, round, what, call) }
+	}
+	if err := v.makeDirs(ctx, n); err != nil {
+		return err
+	}
+	steps := []func() error{
+		step("attach", func(ctx context.Context) error { return v.attach(ctx, n) }),
+		step("stage", func(ctx context.Context) error { return v.at.Stage(ctx, n.node()) }),
+		step("publish", func(ctx context.Context) error { return v.at.Publish(ctx, n.node()) }),
+		func() error { return v.verify(ctx, n) },
+		step("write", func(ctx context.Context) error { return v.write(ctx, n) }),
+		beside,
+		step("unpublish", func(ctx context.Context) error { return v.at.Unpublish(ctx, n.node()) }),
+		step("unstage", func(ctx context.Context) error { return v.at.Unstage(ctx, n.node()) }),
+		step("detach", func(ctx context.Context) error { return v.detach(ctx, n) }),
+	}
+	for _, do := range steps {
+		if err := do(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// makeDirs makes the directories that an orchestrator makes, unless they have survived a boot.
+func (v *life) makeDirs(ctx context.Context, n *node) error {
+	_, err := n.run(ctx, nil, fmt.Sprintf("mkdir -p %s %s", v.at.Staging,
+		filepath.Dir(v.at.Target)))
+	return err
+}
+
+// record returns a record.
+func (v *life) record(n int) string {
+	line := fmt.Sprintf("life %d seed %d record %d\n", v.number, v.Seed, n)
+	return strings.Repeat(line, recordBytes)[:recordBytes]
+}
+
+// place returns the guest's path of the records.
+func (v *life) place() string {
+	if v.kind == "block" {
+		return v.at.Target
+	}
+	return v.at.Target + "/records"
+}
+
+// writer writes numbered records into a file, and bytes that nobody syncs into another one. The
+// device that is both has its records at the beginning.
+const writer = `use IO::Handle; $| = 1; my ($f, $d, $n, $end, $sync, $of) = @ARGV;
+sub put { my ($to, $at, $what) = @_;
+	sysseek($to, $at, 0) && syswrite($to, $what) == length $what or die "write: $!" }
+open(my $o, "+<", $f) && open(my $dirty, "+<", $d) or die $!;
+for (; $n < $end; $n++) {
+	put($o, $n * 4096, substr("$of record $n\n" x 300, 0, 4096));
+	!$sync || $o->sync or die "sync: $!";
+	print "$n\n";
+	put($dirty, (64 << 20) + $n % 4096 * 65536, "\0" x 65536);
+	select undef, undef, undef, 0.005
+}`
+
+// write runs a writer in the guest, which syncs each record before it acknowledges it, and leaves
+// dirty pages behind that nobody syncs.
+func (v *life) write(ctx context.Context, n *node) error {
+	count, sync := recordsRound, "1"
+	if v.pulling && v.plug != "paused" {
+		count = manyRecords
+	}
+	if v.unsynced {
+		sync = "0"
+	}
+	script := fmt.Sprintf("f=%s; [ -b $f ] && d=$f || "+
+		"{ d=$f.dirty; : >>$f; : >>$d; sync $f ${f%%/*}; }; "+
+		"exec perl -e '%s' $f $d %d %d %s 'life %d seed %d'",
+		v.place(), writer, v.acked, v.acked+count, sync, v.number, v.Seed)
+	c := n.ssh(ctx, script)
+	var said strings.Builder
+	c.Stderr = &said
+	out, err := c.StdoutPipe()
+	if err == nil {
+		err = c.Start()
+	}
+	if err != nil {
+		return err
+	}
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		number, err := strconv.Atoi(lines.Text())
+		if err != nil || number != v.acked {
+			return fmt.Errorf("the writer acknowledges %q instead of %d", lines.Text(), v.acked)
+		}
+		v.acked++
+		select {
+		case v.wrote <- struct{}{}:
+		default: // nobody waits for it
+		}
+	}
+	if err := c.Wait(); err != nil {
+		return fmt.Errorf("the writer: %w: %s", err, &said)
+	}
+	return nil
+}
+
+// verify compares every acknowledged byte with what the disk has.
+func (v *life) verify(ctx context.Context, n *node) error {
+	if v.acked == 0 {
+		return nil
+	}
+	lost, err := v.compare(ctx, n)
+	v.lost += lost
+	if err == nil && lost > 0 {
+		err = fmt.Errorf("%d of %d acknowledged bytes are lost", lost, v.acked*recordBytes)
+	}
+	return err
+}
+
+// compare returns how many acknowledged bytes are lost.
+func (v *life) compare(ctx context.Context, n *node) (lost int, err error) {
+	got, err := n.run(ctx, nil, fmt.Sprintf("dd if=%s bs=%d count=%d iflag=direct status=none",
+		v.place(), recordBytes, v.acked))
+	if err != nil {
+		return 0, err
+	}
+	for i := range v.acked {
+		want := v.record(i)
+		for j := range want {
+			if at := i*recordBytes + j; at >= len(got) || got[at] != want[j] {
+				lost++
+			}
+		}
+	}
+	return lost, nil
+}
+
+// live takes a volume through its life.
+func (l *lab) live(ctx context.Context, p plan) error {
+	l.lives++
+	v, err := l.newLife(ctx, p, "")
+	if err != nil {
+		return err
+	}
+	at := []*node{l.nodes[p.number%2], l.nodes[p.number%2]}
+	if p.moves {
+		at[1] = l.nodes[1-p.number%2]
+	}
+	for round, n := range append(at, at[1]) {
+		if p.cold && round == 1 {
+			if err := v.coldly(ctx, n); err != nil {
+				return err
+			}
+		}
+		beside := func() error { return nil }
+		if p.restore && round == 1 {
+			beside = func() error { return v.restored(ctx, n) }
+		}
+		err := v.visit(ctx, n, round, beside)
+		if errors.Is(err, errPulled) {
+			err = v.visit(ctx, n, round, beside)
+		}
+		if err != nil {
+			return fmt.Errorf("on %s: %w", n.Name, err)
+		}
+	}
+	return v.end(ctx)
+}
+
+// end deletes the volume.
+func (v *life) end(ctx context.Context) error {
+	return v.until(ctx, "delete", func(ctx context.Context) error {
+		_, err := v.controller.DeleteVolume(ctx,
+			&csi.DeleteVolumeRequest{VolumeId: v.volume.GetVolumeId()})
+		return err
+	})
+}
+
+// restored takes a snapshot of the volume, and visits the node with a copy of it, beside it.
+func (v *life) restored(ctx context.Context, n *node) error {
+	var id string
+	err := v.until(ctx, "snapshot", func(ctx context.Context) error {
+		resp, err := v.controller.CreateSnapshot(ctx, harness.SnapshotRequest(
+			fmt.Sprintf("snapshot-%d", v.number), v.volume.GetVolumeId()))
+		id = resp.GetSnapshot().GetSnapshotId()
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	same := v.plan
+	same.plug = ""
+	c, err := v.newLife(ctx, same, id)
+	if err != nil {
+		return err
+	}
+	c.acked = v.acked
+	if err := c.visit(ctx, n, 0, func() error { return v.verify(ctx, n) }); err != nil {
+		return fmt.Errorf("beside its origin: %w", err)
+	}
+	if err := c.end(ctx); err != nil {
+		return err
+	}
+	return v.until(ctx, "delete the snapshot", func(ctx context.Context) error {
+		_, err := v.controller.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: id})
+		return err
+	})
+}

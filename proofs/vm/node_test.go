@@ -1,0 +1,220 @@
+//go:build linux
+
+package vm_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+)
+
+// node is an instance of the rack that runs as a virtual machine, with the driver's node service in
+// it. An ssh keeps a connection to it, on which the driver's socket comes out and all commands go.
+type node struct {
+	harness.Instance
+	rack *harness.Rack
+	// key is the private key that the guest accepts, and driver the program that is copied there.
+	key, driver string
+	address     string // of the guest's sshd, since its last boot
+
+	master *exec.Cmd
+	hold   io.Closer // its standard input: it ends with that
+	conn   *grpc.ClientConn
+}
+
+const (
+	guestDriver = "/root/oxide-csi-plugin"
+	guestSocket = "/run/csi.sock"
+)
+
+func (n *node) path(name string) string { return filepath.Join(n.rack.Dir, n.Name+"."+name) }
+
+// ssh returns an ssh that runs a command in the guest, without having started it.
+func (n *node) ssh(ctx context.Context, command string, options ...string) *exec.Cmd {
+	_, port, _ := net.SplitHostPort(n.address)
+	args := append([]string{"-i", n.key, "-p", port, "-S", n.path("ssh"), "-o", "BatchMode=yes",
+		"-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "-o",
+		"LogLevel=error", "-o", "ConnectTimeout=20"}, options...)
+	return exec.CommandContext(ctx, "ssh", append(args, "root@127.0.0.1", command)...)
+}
+
+// run returns what a command prints in the guest.
+func (n *node) run(ctx context.Context, stdin io.Reader, command string) ([]byte, error) {
+	c := n.ssh(ctx, command)
+	var out, said bytes.Buffer
+	c.Stdin, c.Stdout, c.Stderr = stdin, &out, &said
+	if err := c.Run(); err != nil {
+		return out.Bytes(), fmt.Errorf("in instance %s: %s: %w: %s", n.Name, command, err, &said)
+	}
+	return out.Bytes(), nil
+}
+
+// connect waits until the guest has booted, and starts the driver there.
+func (n *node) connect(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, bootTime)
+	defer cancel()
+	if err := harness.Await(ctx, bootTime, func() error { return n.reach(ctx) }); err != nil {
+		return fmt.Errorf("instance %s does not boot: %w", n.Name, err)
+	}
+	_, err := n.run(ctx, nil, "test -x "+guestDriver)
+	if err != nil {
+		program, err := os.Open(n.driver)
+		if err != nil {
+			return err
+		}
+		defer program.Close()
+		_, err = n.run(ctx, program, fmt.Sprintf("cat >%s.new && chmod +x %[1]s.new && sync && "+
+			"mv %[1]s.new %[1]s && sync", guestDriver))
+		if err != nil {
+			return err
+		}
+	}
+	_, err = n.run(ctx, nil, fmt.Sprintf("setsid %s --mode=node --endpoint=unix://%s "+
+		">>/root/driver.log 2>&1 </dev/null &", guestDriver, guestSocket))
+	if err != nil {
+		return err
+	}
+	n.conn, err = grpc.NewClient("unix://"+n.path("sock"), grpc.WithAuthority("localhost"),
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithChainUnaryInterceptor(harness.ErrorRules))
+	if err != nil {
+		return err
+	}
+	return harness.Await(ctx, bootTime, func() error {
+		n.conn.ResetConnectBackoff()
+		info, err := n.node().NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
+		if err == nil && info.GetNodeId() != n.ID {
+			err = fmt.Errorf("the driver in %s says that it is in %s", n.ID, info.GetNodeId())
+		}
+		return err
+	})
+}
+
+// reach starts the ssh that keeps a connection.
+func (n *node) reach(ctx context.Context) error {
+	n.sever()
+	state, err := n.rack.Admin.State(ctx)
+	if err != nil {
+		return err
+	}
+	n.address = ""
+	for _, m := range state.Machines {
+		if m.InstanceID == n.ID {
+			n.address = m.SSH
+		}
+	}
+	if n.address == "" {
+		return errors.New("it has no machine")
+	}
+	_ = os.Remove(n.path("ssh"))
+	// It outlives this call.
+	c := n.ssh(context.WithoutCancel(ctx), "echo up; exec cat >/dev/null", "-M", "-o",
+		"StreamLocalBindUnlink=yes", "-L", n.path("sock")+":"+guestSocket)
+	out, err := c.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if n.hold, err = c.StdinPipe(); err != nil {
+		return err
+	}
+	if err := c.Start(); err != nil {
+		return err
+	}
+	n.master = c
+	if _, err := out.Read(make([]byte, 1)); err != nil {
+		n.sever()
+		return fmt.Errorf("its sshd does not answer: %w", err)
+	}
+	return nil
+}
+
+// sever ends all connections to the guest, as its end would: calls and commands fail.
+func (n *node) sever() {
+	if n.conn != nil {
+		_ = n.conn.Close()
+	}
+	if n.master != nil {
+		_ = n.master.Process.Kill()
+		_ = n.hold.Close()
+		_ = n.master.Wait()
+		n.master = nil
+	}
+}
+
+func (n *node) node() csi.NodeClient { return csi.NewNodeClient(n.conn) }
+
+// qemu returns the process of the machine.
+func (n *node) qemu() (*os.Process, error) {
+	dirs, err := filepath.Glob("/proc/[0-9]*/cwd")
+	for _, dir := range dirs {
+		if at, _ := os.Readlink(dir); at == filepath.Join(n.Guest, "machine") {
+			pid, err := strconv.Atoi(strings.Split(dir, "/")[2])
+			if err != nil {
+				return nil, err
+			}
+			return os.FindProcess(pid)
+		}
+	}
+	return nil, errors.Join(err, fmt.Errorf("instance %s has no QEMU", n.Name))
+}
+
+// kill kills the machine, and starts the instance again when the rack has noticed.
+func (n *node) kill(ctx context.Context) error {
+	process, err := n.qemu()
+	if err == nil {
+		err = process.Kill()
+	}
+	n.sever()
+	if err != nil {
+		return err
+	}
+	return harness.Await(ctx, patience, func() error {
+		state, err := n.rack.Admin.State(ctx)
+		if err != nil {
+			return err
+		}
+		for _, i := range state.Instances {
+			if i.ID == n.ID && i.RunState == "failed" {
+				return n.rack.StartInstance(ctx, n.ID)
+			}
+		}
+		return fmt.Errorf("the machine of instance %s was killed, and the rack has not noticed", n.Name)
+	})
+}
+
+// pause stops QEMU for a time.
+func (n *node) pause(ctx context.Context, d time.Duration) error {
+	process, err := n.qemu()
+	if err != nil {
+		return err
+	}
+	if err := process.Signal(syscall.SIGSTOP); err != nil {
+		return err
+	}
+	after(ctx, d)
+	return process.Signal(syscall.SIGCONT)
+}
+
+// after waits for a moment that was drawn.
+func after(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
