@@ -140,7 +140,8 @@ type Simulation struct {
 
 	config    Config
 	temporary bool
-	// boot are the instances of the Config whose machines are started at the end of Open.
+	// boot are the instances whose machines are started at the end of Open: those of the Config, and
+	// those that the end of the simulator before has stopped.
 	boot     []string
 	log      *slog.Logger
 	store    *store.Store

@@ -148,6 +148,7 @@ func (h *Host) start(ctx context.Context, dir string, g Guest, d []Disk) (*Machi
 		started <- err
 		if err == nil {
 			exited <- c.Wait()
+			close(exited) // whoever asks again sees that it has ended
 		}
 	}()
 	if err := <-started; err != nil {
@@ -181,7 +182,8 @@ func hold(dir string) (*os.File, error) {
 		return nil, err
 	}
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return nil, errors.Join(fmt.Errorf("a QEMU of an earlier start has not ended: %w", err),
+		return nil, errors.Join(fmt.Errorf("a QEMU of an earlier start has %s open: %w; end it",
+			lock.Name(), err),
 			lock.Close())
 	}
 	return lock, nil
