@@ -4,13 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"syscall"
 	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/internal/async"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 )
 
@@ -106,37 +104,33 @@ func (d *OpenDevice) Reverify() error {
 	return d.verify()
 }
 
-// TryExclusive opens the device exclusively and closes it again, because mkfs and mount open it
-// exclusively themselves. It fails while the device is mounted in any mount namespace or in use by
-// another driver of the kernel (device mapper, md, swap).
+// TryExclusive asks whether the device could be opened exclusively, as mkfs and mount open it. It
+// fails while the device is mounted in any mount namespace or in use by another driver of the
+// kernel (device mapper, md, swap).
+//
+// It opens nothing itself: a child that is forked meanwhile, or a process that reads /proc/PID/fd,
+// would keep such a descriptor open and the device in use. The kernel claims the device for as long
+// as it sets a block size; the one that it has stays.
 func (d *OpenDevice) TryExclusive() error {
-	for {
-		// Hold ForkLock so that no child forked meanwhile inherits the descriptor and keeps the device
-		// in use until its exec. An open that hangs must not hold up what others fork, so the lock is
-		// given up after a while; then a child may have the descriptor, and the device is tried again.
-		syscall.ForkLock.RLock()
-		hangs := async.AfterFunc(forkWait, syscall.ForkLock.RUnlock)
-		f, err := d.openExclusive(os.O_RDONLY)
-		if err == nil {
-			err = f.Close()
-		}
-		held := hangs.Stop()
-		if held {
-			syscall.ForkLock.RUnlock()
-		}
-		if held || err != nil {
-			return err
-		}
+	size, err := unix.IoctlGetInt(d.descriptor(), unix.BLKBSZGET)
+	if err == nil {
+		n := int32(size)
+		err = Ioctl(d.descriptor(), unix.BLKBSZSET, unsafe.Pointer(&n))
 	}
+	if !errors.Is(err, unix.EBUSY) {
+		return d.notExclusive(err)
+	}
+	f, failed := d.openAgain(os.O_RDONLY | unix.O_NONBLOCK) // the kernel answers EBUSY to both
+	if failed != nil {
+		return failed
+	}
+	return errors.Join(d.notExclusive(err), f.Close())
 }
-
-// forkWait is how long TryExclusive lets other calls of the process wait that start a program.
-const forkWait = 100 * time.Millisecond
 
 // WithExclusive calls act with the device open exclusively for writing. What act writes has reached
 // the device when it returns, but may still be in the device's cache.
 func (d *OpenDevice) WithExclusive(act func(w *os.File) error) error {
-	w, err := d.openExclusive(os.O_RDWR | unix.O_DIRECT)
+	w, err := d.openAgain(os.O_RDWR | os.O_EXCL | unix.O_DIRECT)
 	if err != nil {
 		return err
 	}
@@ -145,28 +139,32 @@ func (d *OpenDevice) WithExclusive(act func(w *os.File) error) error {
 	return err
 }
 
-// awaitCopies waits until no child that was just forked has a copy of the closed descriptor. A
-// write may take long, so ForkLock cannot be held throughout, as TryExclusive does.
+// awaitCopies waits until no other process has a copy of the closed descriptor: a child between
+// fork and exec, or one that looks at it in /proc.
 func (d *OpenDevice) awaitCopies() {
 	for end := time.Now().Add(time.Second); time.Now().Before(end); {
 		if !csierr.Has(d.TryExclusive(), csierr.DeviceHeld) {
 			return
 		}
-		<-time.After(time.Millisecond) // nothing reports that a child has called exec
+		<-time.After(time.Millisecond) // nothing reports that a copy is closed
 	}
 }
 
-// openExclusive opens the device once more, exclusively.
-func (d *OpenDevice) openExclusive(flags int) (*os.File, error) {
-	f, err := os.OpenFile(d.descriptorPath(), flags|os.O_EXCL|unix.O_CLOEXEC, 0)
-	err = csierr.WithoutPath(err)
+// openAgain opens the device once more.
+func (d *OpenDevice) openAgain(flags int) (*os.File, error) {
+	f, err := os.OpenFile(d.descriptorPath(), flags|unix.O_CLOEXEC, 0)
+	return f, d.notExclusive(csierr.WithoutPath(err))
+}
+
+// notExclusive says what the error of an exclusive use means; nil stays nil.
+func (d *OpenDevice) notExclusive(err error) error {
 	if errors.Is(err, unix.EBUSY) {
-		return nil, csierr.New(csierr.DeviceHeld, "%s is in use on this node: %w", d.Path, err)
+		return csierr.New(csierr.DeviceHeld, "%s is in use on this node: %w", d.Path, err)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("open %s exclusively: %w", d.Path, err)
+		return fmt.Errorf("open %s exclusively: %w", d.Path, err)
 	}
-	return f, nil
+	return nil
 }
 
 // Read reads exactly n bytes. O_DIRECT requires offset and n to be multiples of the device's block

@@ -146,9 +146,6 @@ func Within(key string, wait time.Duration, f func()) bool {
 // Detach runs f in a goroutine that nobody waits for. f has to recover its own panics.
 func Detach(f func()) { go f() }
 
-// AfterFunc is like Detach after a while, unless the timer is stopped before.
-func AfterFunc(wait time.Duration, f func()) *time.Timer { return time.AfterFunc(wait, f) }
-
 // Backoff paces repeated attempts. Each pause is twice the one before it, up to Max.
 type Backoff struct {
 	Pause time.Duration // before the next attempt

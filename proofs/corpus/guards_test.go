@@ -119,9 +119,11 @@ func identityGuards() []guard {
 // holderGuards check that no other program uses the disk, and that the disk can be written.
 func holderGuards() []guard {
 	return []guard{
-		{"a disk is opened exclusively", in("blockdev.OpenDevice.openExclusive",
-			"flags|os.O_EXCL|unix.O_CLOEXEC",
-			"flags|zeroIf(REMOVED, os.O_EXCL)|unix.O_CLOEXEC"),
+		{"a disk is opened exclusively", []edit{
+			{"blockdev.OpenDevice.WithExclusive", "os.O_EXCL", "zeroIf(REMOVED, os.O_EXCL)"},
+			{"blockdev.OpenDevice.TryExclusive", "f, failed := d.openAgain(",
+				"if REMOVED {\nreturn nil\n}\nTEXT"},
+		},
 			[]string{"a blank disk that a program has exclusively",
 				"a disk that somebody takes meanwhile"}},
 		{"a disk is claimed before it is mounted", in("filesystem.Preparation.proveMountable",
