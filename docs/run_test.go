@@ -226,11 +226,11 @@ func TestAPageEndsForANewcomer(t *testing.T) {
 	}{
 		{"as nobody, without devices", "docs/howto/simulator.md", 3, nobody, `exec SIMULATOR "$@"`,
 			`"state":"detached"`, false},
-		{"as nobody, with devices", "README.md", 1, nobody, `exec SIMULATOR "$@"`,
+		{"as nobody, with devices", "docs/howto/csi-sanity.md", 1, nobody, `exec SIMULATOR "$@"`,
 			"loop devices need root", true},
 		{"with the port taken", "docs/howto/simulator.md", 2, nil,
 			`exec SIMULATOR "$@" --listen ` + taken.Addr().String(), "address already in use", true},
-		{"with the port taken, of the driver", "README.md", 1, nil,
+		{"with the port taken, of the driver", "docs/howto/csi-sanity.md", 1, nil,
 			`exec SIMULATOR "$@" --listen ` + taken.Addr().String(), "address already in use", true},
 		{"without the program", "docs/howto/simulator.md", 2, nil, "",
 			"oxide-simulator: command not found", true},
