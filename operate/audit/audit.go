@@ -3,7 +3,8 @@
 // It reports. It deletes only what a person names, after it has proved again that it is an orphan.
 //
 // Files: options.go (flags), audit.go (the comparison), inventory.go (the objects on the rack),
-// wanted.go (the list of wanted objects), delete.go (the deletion), report.go.
+// wanted.go (the list of wanted objects), delete.go (the deletion), report.go, manifests.go (what
+// makes orphans volumes again).
 package audit
 
 import (
@@ -33,7 +34,7 @@ func Run(ctx context.Context, client *rack.Client, clusterID string, o Options, 
 		err = plainError(a.deleteNamed(ctx, c))
 	}
 	// Report what was done even if the rest failed.
-	return a.report.found(), errors.Join(err, a.report.write(o.JSON, out, log))
+	return a.report.found(), errors.Join(err, a.report.write(o.Output, out, log))
 }
 
 // plainError removes the gRPC status from an error's text.

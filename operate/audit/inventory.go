@@ -39,6 +39,9 @@ type object struct {
 	// Foreign is why the object is not this cluster's, or what contradicts its ownership tag.
 	Foreign string `json:"foreign,omitempty"`
 
+	// Use is what the driver made the disk for, see volume.Tag.
+	Use string `json:"-"`
+
 	owned       bool // it has this cluster's ownership tag
 	halfDeleted bool
 }
@@ -95,7 +98,7 @@ func (c *ownedRack) diskObject(d *oxide.Disk) *object {
 		SizeBytes: int64(d.Size), Created: *cmp.Or(d.TimeCreated, &time.Time{}),
 		State: string(d.State.State()), AttachedTo: rack.InstanceOf(d),
 		Foreign: rack.ForeignDisk(d, c.ClusterID), owned: ok && m.Cluster == c.ClusterID,
-		halfDeleted: rack.HalfDeleted(d)}
+		Use: m.Use, halfDeleted: rack.HalfDeleted(d)}
 }
 
 func (c *ownedRack) snapshotObject(s *oxide.Snapshot) *object {

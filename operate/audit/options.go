@@ -3,6 +3,7 @@ package audit
 import (
 	"errors"
 	"flag"
+	"slices"
 	"time"
 )
 
@@ -16,7 +17,7 @@ type Options struct {
 	MinAge time.Duration
 
 	Delete string // a file with the orphans to delete; empty deletes nothing
-	JSON   bool
+	Output string // table, json or pv
 }
 
 // defaultMinAge is how long an orchestrator may take to record a volume that has just been made.
@@ -30,11 +31,13 @@ func (o *Options) Flags(flags *flag.FlagSet) {
 		"cluster")
 	flags.DurationVar(&o.MinAge, "min-age", defaultMinAge, "minimum `AGE` of an object to judge, "+
 		"when the list was made: a younger one may not be in it yet")
-	flags.Func("output", "`FORMAT` of the report: table (the default) or json",
+	o.Output = "table"
+	flags.Func("output", "`FORMAT` of the report: table (the default), json, or pv: manifests with "+
+		"which a cluster has the orphans again",
 		func(value string) error {
-			o.JSON = value == "json"
-			if value != "json" && value != "table" {
-				return errors.New("has to be table or json")
+			o.Output = value
+			if !slices.Contains([]string{"table", "json", "pv"}, value) {
+				return errors.New("has to be table, json or pv")
 			}
 			return nil
 		})

@@ -69,18 +69,20 @@ func (r *report) addNotes(noDeletion string) {
 	}
 }
 
-// write writes the report and, as the last line, its figure. With JSON the figure goes to log, so
-// that out is valid JSON.
-func (r *report) write(asJSON bool, out, log io.Writer) error {
+// write writes the report and, as the last line, its figure. Without a table the figure goes to
+// log, so that out is valid.
+func (r *report) write(output string, out, log io.Writer) error {
 	var err error
-	figureTo := out
-	if asJSON {
-		figureTo = log
+	figureTo := log
+	switch output {
+	case "json":
 		encoder := json.NewEncoder(out)
 		encoder.SetIndent("", "  ")
 		err = encoder.Encode(r)
-	} else {
-		err = r.writeTables(out)
+	case "pv":
+		err = r.writeManifests(out)
+	default:
+		figureTo, err = out, r.writeTables(out)
 	}
 	if err != nil {
 		return fmt.Errorf("write the report: %w", err)

@@ -2,6 +2,7 @@ package audit
 
 import (
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -148,5 +149,55 @@ func TestAFileIsAsOldAsItsLastWrite(t *testing.T) {
 		if got, err := file.read(t.Context()); err != nil || got.listedAt.Sub(want).Abs() > time.Minute {
 			t.Errorf("got %v, %v, want %v", got, err, want)
 		}
+	}
+}
+
+func TestOrphansAreWrittenAsManifests(t *testing.T) {
+	disk, raw, moved, snapshot := testDisk(1), testDisk(2), testDisk(3), testDisk(4)
+	disk.Claim, raw.Use, moved.Foreign = "shop/data", volume.UseBlock, "has another name"
+	snapshot.Kind, snapshot.CSIName = kindSnapshot, "Snap_1"
+	var out strings.Builder
+	r := report{Orphans: []*listed{{object: disk}, {object: raw}, {object: moved},
+		{object: snapshot}}}
+	csitest.Must(t, r.write("pv", &out, io.Discard))
+	want := fmt.Sprintf(`---
+apiVersion: v1
+kind: PersistentVolume
+metadata: {name: "pvc-1"}
+spec:
+  capacity: {storage: "1073741824"}
+  accessModes: [ReadWriteOnce]
+  persistentVolumeReclaimPolicy: Retain # Delete, when all is well and its claim shall delete it
+  storageClassName: oxide-disk # as the claim's
+  claimRef: {namespace: "shop", name: "data"} # when the disk was made
+  csi:
+    driver: csi.oxide.computer
+    volumeHandle: %s
+    fsType: ext4 # what the disk holds; if another, the pod's events name it
+---
+apiVersion: v1
+kind: PersistentVolume
+metadata: {name: "pvc-2"}
+spec:
+  capacity: {storage: "1073741824"}
+  accessModes: [ReadWriteOnce]
+  persistentVolumeReclaimPolicy: Retain # Delete, when all is well and its claim shall delete it
+  storageClassName: oxide-disk # as the claim's
+  volumeMode: Block
+  csi:
+    driver: csi.oxide.computer
+    volumeHandle: %s
+---
+apiVersion: snapshot.storage.k8s.io/v1
+kind: VolumeSnapshotContent
+metadata: {name: "oxide-%[3]s"}
+spec:
+  deletionPolicy: Retain
+  driver: csi.oxide.computer
+  source: {snapshotHandle: %[3]s}
+  volumeSnapshotRef: {namespace: "default", name: "oxide-%[3]s"}
+`, disk.ID, raw.ID, snapshot.ID)
+	if out.String() != want {
+		t.Errorf("got\n%s\nwant\n%s", out.String(), want)
 	}
 }
