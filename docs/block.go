@@ -84,6 +84,7 @@ var (
 		"docs/howto/node-keeper.md", "docs/howto/uninstall.md"}
 	OnCluster = []string{"docs/tutorial.md", "docs/howto/back-up.md", "docs/howto/snapshots.md",
 		"docs/howto/grow-a-volume.md", "docs/howto/revert-to-a-snapshot.md",
-		"docs/howto/lost-cluster.md", "docs/howto/rotate-the-token.md", "docs/troubleshooting.md"}
+		"docs/howto/lost-cluster.md", "docs/howto/move-a-volume.md", "docs/howto/volumes-in-use.md",
+		"docs/howto/rotate-the-token.md", "docs/troubleshooting.md"}
 	OnColdRack = []string{"docs/tutorial-cold-rack.md"}
 )
