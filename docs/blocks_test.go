@@ -1,6 +1,9 @@
 package docs
 
 import (
+	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -39,6 +42,12 @@ func TestEveryBlockOfCodeHasAClass(t *testing.T) {
 		if count[runner] == 0 {
 			t.Errorf("no block is run: %s", runner)
 		}
+	}
+	run := count[Here] + count[Cluster] + count[Rehearsal] + count[RehearsalOn]
+	index, err := os.ReadFile(filepath.Join(root, "docs/README.md"))
+	share := fmt.Sprintf("%d of the %d blocks", run, run+count[""])
+	if err != nil || !strings.Contains(string(index), share) {
+		t.Errorf("docs/README.md does not say that tests run %s of code: %v", share, err)
 	}
 	t.Logf("FIGURE docs here=%d cluster=%d not-run=%d", count[Here], count[Cluster], count[""])
 }
