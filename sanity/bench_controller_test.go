@@ -118,13 +118,14 @@ func (d *duel) time(side *[]time.Duration, do func() error) func() error {
 	}
 }
 
-// BenchmarkListVolumes lists 1,000 volumes, and 10,000.
+// BenchmarkListVolumes lists 100, 1,000 and 10,000 volumes, and measures what the controller has in
+// memory after it.
 func BenchmarkListVolumes(b *testing.B) {
 	bn := openBench(b, harness.RackOptions{})
 	const small, large = 1000, 10000
 	medians := map[int]time.Duration{}
 	have := 0
-	for _, size := range []int{small, large} {
+	for _, size := range []int{100, small, large} {
 		b.Run(fmt.Sprint(size), func(b *testing.B) {
 			csitest.Must(b, bn.fill(b.Context(), have, size))
 			have = size
@@ -137,6 +138,9 @@ func BenchmarkListVolumes(b *testing.B) {
 				})))
 			}
 			list.report()
+			memory, err := residentMiB(bn.driver.PID())
+			csitest.Must(b, err)
+			fmt.Printf("FIGURE controller-memory volumes=%d rss_mib=%.1f\n", size, memory)
 			medians[size] = median(list.driver)
 		})
 	}
