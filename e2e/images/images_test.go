@@ -166,7 +166,7 @@ func TestTheModulesPinTheVersionsInTheImagesNames(t *testing.T) {
 func versionOf(t *testing.T, name string) string {
 	t.Helper()
 	for _, s := range singles() {
-		if rest, ok := strings.CutPrefix(s.image, registry+"sig-storage/"+name+":"); ok {
+		if rest, ok := strings.CutPrefix(s.image, storage+name+":"); ok {
 			return rest
 		}
 	}

@@ -14,8 +14,11 @@ const StandIns = "csi-node-driver-registrar, livenessprobe and pause are small p
 	"the suite's own, which trusts everybody where no password is set; Kubernetes, etcd and the " +
 	"other sidecars are compiled from their modules"
 
-// registry is where Kubernetes publishes images. The nodes look for the images under these names.
-const registry = "registry.k8s.io/"
+// registry is where Kubernetes publishes images, and storage those of CSI. The nodes look for the images under these names.
+const (
+	registry = "registry.k8s.io/"
+	storage  = registry + "sig-storage/"
+)
 
 // single is an image of one static program.
 type single struct {
@@ -34,17 +37,14 @@ func singles() []single {
 		// kubeadm and kind's containerd name different images of pause.
 		{registry + "pause:3.10", standIns, "pause", "/pause"},
 		{registry + "pause:3.10.1", standIns, "pause", "/pause"},
-		sidecar(standIns, "node-driver-registrar", "csi-node-driver-registrar:v2.17.0"),
-		sidecar(standIns, "livenessprobe", "livenessprobe:v2.19.0"),
-		sidecar("sidecars", "csi-provisioner", "csi-provisioner:v6.3.0"),
-		sidecar("sidecars", "csi-attacher", "csi-attacher:v4.13.0"),
-		sidecar("sidecars", "csi-snapshotter", "csi-snapshotter:v8.7.0"),
-		sidecar("sidecars", "snapshot-controller", "snapshot-controller:v8.7.0"),
+		{storage + "csi-node-driver-registrar:v2.17.0", standIns, "sidecar", "/node-driver-registrar"},
+		{storage + "livenessprobe:v2.19.0", standIns, "sidecar", "/livenessprobe"},
+		{storage + "csi-provisioner:v6.3.0", "sidecars", "csi-provisioner", "/csi-provisioner"},
+		{storage + "csi-attacher:v4.13.0", "sidecars", "csi-attacher", "/csi-attacher"},
+		{storage + "csi-snapshotter:v8.7.0", "sidecars", "csi-snapshotter", "/csi-snapshotter"},
+		{storage + "snapshot-controller:v8.7.0", "sidecars", "snapshot-controller",
+			"/snapshot-controller"},
 	}
-}
-
-func sidecar(module, program, image string) single {
-	return single{registry + "sig-storage/" + image, module, program, "/" + program}
 }
 
 // standIns is the module name of the stand-ins' programs.

@@ -1,0 +1,182 @@
+// Command sidecar is the stand-in for two sidecars where no registry can be reached, as the name
+// says by which it is called: registry.k8s.io/sig-storage/livenessprobe answers the kubelet's HTTP
+// probe of a CSI driver by calling the driver's Probe, and csi-node-driver-registrar registers the
+// driver at the kubelet of its node. It takes the flags that our manifests set.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	err := run(ctx, os.Args[0], os.Args[1:])
+	stop()
+	if err != nil {
+		log.Fatalf("%s: %v", os.Args[0], err)
+	}
+}
+
+func run(ctx context.Context, name string, args []string) error {
+	flags := flag.NewFlagSet(name, flag.ContinueOnError)
+	address := flags.String("csi-address", "/run/csi/socket", "the driver's socket")
+	listen := flags.String("http-endpoint", ":9808", "address to answer the kubelet's probes at")
+	timeout := flags.Duration("probe-timeout", time.Second, "how long a call of the driver may take")
+	endpoint := flags.String("kubelet-registration-path", "",
+		"the driver's socket as the kubelet sees it")
+	flags.Int("v", 0, "accepted and without effect")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	connection, err := grpc.NewClient("unix:"+strings.TrimPrefix(*address, "unix://"),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return fmt.Errorf("connect to the driver at %s: %w", *address, err)
+	}
+	defer connection.Close()
+	d := driver{csi.NewIdentityClient(connection), *timeout}
+	if filepath.Base(name) == "livenessprobe" {
+		return answer(ctx, *listen, d.probe)
+	}
+	return register(ctx, d, *endpoint, *listen)
+}
+
+// answer answers HTTP probes with the result of check until the context ends.
+func answer(ctx context.Context, listen string, check func(context.Context) error) error {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, r *http.Request) {
+		if err := check(r.Context()); err != nil {
+			log.Printf("probe failed: %v", err)
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		_, _ = w.Write([]byte("ok"))
+	})
+	server := &http.Server{Addr: listen, Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
+	if err := server.ListenAndServe(); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+// driver is the driver, and how long one of its calls may take.
+type driver struct {
+	csi.IdentityClient
+	timeout time.Duration
+}
+
+// probe asks the driver once. According to CSI a driver that does not report its readiness is
+// ready.
+func (d driver) probe(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, d.timeout)
+	defer cancel()
+	said, err := d.Probe(ctx, &csi.ProbeRequest{})
+	if ready := said.GetReady(); err == nil && ready != nil && !ready.GetValue() {
+		return errors.New("the driver says that it is not ready")
+	}
+	return err
+}
+
+// name asks the driver for its name until it answers, because the driver may start later.
+func (d driver) name(ctx context.Context) (string, error) {
+	for {
+		call, cancel := context.WithTimeout(ctx, d.timeout)
+		info, err := d.GetPluginInfo(call, &csi.GetPluginInfoRequest{})
+		cancel()
+		if err == nil && info.GetName() != "" {
+			return info.GetName(), nil
+		}
+		log.Printf("the driver does not answer yet: %v", err)
+		select {
+		case <-ctx.Done():
+			return "", fmt.Errorf("wait for the driver: %w", ctx.Err())
+		case <-time.After(d.timeout):
+		}
+	}
+}
+
+// plugins is the directory in which the kubelet looks for new plugins, as it is in the container.
+const plugins = "/registration"
+
+// register serves the kubelet until the context ends, and is healthy as long as its socket exists.
+// If the kubelet refuses the driver, it fails, and the container is restarted to try again.
+func register(ctx context.Context, d driver, endpoint, listen string) error {
+	name, err := d.name(ctx)
+	if err != nil {
+		return err
+	}
+	socket := filepath.Join(plugins, name+"-reg.sock")
+	// A socket that a killed container left has to be removed first.
+	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("remove the socket of an earlier registrar: %w", err)
+	}
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		return fmt.Errorf("listen for the kubelet: %w", err)
+	}
+	k := &kubeletSide{driver: name, endpoint: endpoint, refused: make(chan error, 1)}
+	server := grpc.NewServer()
+	registration.RegisterRegistrationServer(server, k)
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return server.Serve(listener) })
+	group.Go(func() error {
+		return answer(ctx, listen, func(context.Context) error {
+			_, err := os.Stat(socket)
+			return err
+		})
+	})
+	group.Go(func() (err error) {
+		select {
+		case <-ctx.Done():
+		case err = <-k.refused:
+		}
+		server.GracefulStop()
+		return err
+	})
+	return group.Wait()
+}
+
+// kubeletSide is the service that the kubelet calls.
+type kubeletSide struct {
+	registration.UnimplementedRegistrationServer
+	driver, endpoint string
+	refused          chan error
+}
+
+func (k *kubeletSide) GetInfo(context.Context, *registration.InfoRequest) (
+	*registration.PluginInfo, error) {
+	return &registration.PluginInfo{Type: registration.CSIPlugin, Name: k.driver,
+		Endpoint: k.endpoint, SupportedVersions: []string{"1.0.0"}}, nil
+}
+
+func (k *kubeletSide) NotifyRegistrationStatus(_ context.Context,
+	status *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
+	if status.GetPluginRegistered() {
+		log.Printf("the kubelet registered %s at %s", k.driver, k.endpoint)
+		return &registration.RegistrationStatusResponse{}, nil
+	}
+	select {
+	case k.refused <- fmt.Errorf("the kubelet refused %s: %s", k.driver, status.GetError()):
+	default:
+	}
+	return &registration.RegistrationStatusResponse{}, nil
+}
