@@ -1,3 +1,5 @@
+//go:build linux
+
 package engine
 
 import (
@@ -7,63 +9,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/moby/sys/mountinfo"
 )
-
-func TestTheBoundingSetOfCapabilitiesIsRead(t *testing.T) {
-	const restricted = "Name:\tcat\nCapEff:\t000001ffffffffff\nCapBnd:\t000001fffeffffff\nCapAmb:\t0\n"
-	for name, test := range map[string]struct {
-		status string
-		want   bool
-	}{
-		"a machine that lends everything": {"CapBnd:\t000001ffffffffff\n", true},
-		"a machine that lacks one":        {restricted, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			set, err := boundingSet(test.status)
-			if got := set&(1<<capSysResource) != 0; err != nil || got != test.want {
-				t.Errorf("boundingSet(%q) = %x, %v: CAP_SYS_RESOURCE %v, want %v", test.status, set,
-					err, got, test.want)
-			}
-		})
-	}
-	for _, none := range []string{"", "CapEff:\t1\n", "CapBnd:\tmany\n"} {
-		if _, err := boundingSet(none); err == nil {
-			t.Errorf("boundingSet(%q) found a set", none)
-		}
-	}
-	if _, err := WithoutSysResource(); err != nil {
-		t.Errorf("WithoutSysResource on this machine: %v", err)
-	}
-}
-
-func TestTheLimitOfWatchersIsRaisedOnlyIfItIsTooLow(t *testing.T) {
-	for _, test := range []struct {
-		before, after string
-		says          bool
-	}{
-		{"128\n", "512", true}, {"512\n", "512\n", false}, {"8192\n", "8192\n", false},
-	} {
-		file := filepath.Join(t.TempDir(), "max_user_instances")
-		if err := os.WriteFile(file, []byte(test.before), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		var log strings.Builder
-		if err := raiseWatchers(&log, file); err != nil {
-			t.Fatal(err)
-		}
-		after, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if said := log.Len() > 0; string(after) != test.after || said != test.says {
-			t.Errorf("from %q it became %q and said %q, want %q", test.before, after, log.String(),
-				test.after)
-		}
-	}
-}
 
 func TestAPidFileCountsOnlyIfItsProcessIsOurs(t *testing.T) {
 	dir := t.TempDir()
@@ -104,37 +55,6 @@ func TestAPidFileCountsOnlyIfItsProcessIsOurs(t *testing.T) {
 	}
 	if got := livingPID(filepath.Join(dir, "none"), ours); got != 0 {
 		t.Errorf("without a pid file there is %d", got)
-	}
-}
-
-func TestAStalePidFileIsRemovedBeforeTheStart(t *testing.T) {
-	cache := filepath.Join("/tmp", fmt.Sprintf("engine-test-%d", os.Getpid()))
-	t.Cleanup(func() { _ = os.RemoveAll(cache) })
-	d := newDaemon(Options{Cache: cache, Log: &strings.Builder{}})
-	stale := filepath.Join(cache, "engine", "exec", "containerd", "containerd.pid")
-	for _, file := range []string{d.pidFile(), stale} {
-		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, []byte(fmt.Sprint(os.Getpid())), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := d.tidy(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	for _, file := range []string{d.pidFile(), stale} {
-		if _, err := os.Stat(file); err == nil {
-			t.Errorf("%s names a process that is not the engine's, and is still there", file)
-		}
-	}
-}
-
-func TestACachePathTooLongForASocketIsReported(t *testing.T) {
-	d := newDaemon(Options{Cache: filepath.Join(t.TempDir(), strings.Repeat("d", 100))})
-	err := d.tidy(t.Context())
-	if err == nil || !strings.Contains(err.Error(), "XDG_CACHE_HOME") {
-		t.Errorf("tidy = %v, want a sentence that says what to set", err)
 	}
 }
 
@@ -202,5 +122,29 @@ func TestTheNetworkIsRecordedOnlyOnce(t *testing.T) {
 	got, err := os.ReadFile(d.file("network.json"))
 	if err != nil || string(got) != first {
 		t.Errorf("a second engine wrote %s, %v over what the first had written", got, err)
+	}
+}
+
+func TestMountsBelowADirectoryAreUnmounted(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Fatal("only root can mount: run the tests as root, as make test does")
+	}
+	dir := t.TempDir()
+	inner := filepath.Join(dir, "outer", "inner")
+	// One mount covers another, as an engine leaves them that was killed twice.
+	for _, path := range []string{filepath.Dir(inner), inner, inner} {
+		if err := os.MkdirAll(path, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := syscall.Mount("none", path, "tmpfs", 0, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := unmountBelow(t.Context(), dir); err != nil {
+		t.Fatal(err)
+	}
+	left, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
+	if err != nil || len(left) != 0 {
+		t.Errorf("after unmountBelow there are %d mounts, %v", len(left), err)
 	}
 }

@@ -2,6 +2,7 @@ package images
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -40,25 +41,6 @@ func TestEveryInputChangesTheName(t *testing.T) {
 		if got, err := hashTree(other); err != nil || got == first {
 			t.Errorf("a tree with another %s has the same hash: %s, %v", name, got, err)
 		}
-	}
-}
-
-func TestFilesAreHashedByContentAndPlacedForABuild(t *testing.T) {
-	dir := t.TempDir()
-	file, copied := filepath.Join(dir, "program"), filepath.Join(dir, "placed")
-	must(t, os.WriteFile(file, []byte("one"), 0o700))
-	before, err := hashFiles(file)
-	must(t, err)
-	must(t, place(file, copied))
-	if after, err := hashFiles(copied); err != nil || after != before {
-		t.Errorf("the placed file is %s, %v, want the same as %s", after, err, before)
-	}
-	info, err := os.Stat(copied)
-	if err != nil || info.Mode()&0o100 == 0 {
-		t.Errorf("the placed program cannot be run: %v, %v", info, err)
-	}
-	if _, err := hashFiles(filepath.Join(dir, "none")); err == nil {
-		t.Error("hashFiles took a file that is not there")
 	}
 }
 
@@ -133,15 +115,6 @@ func TestTheReleaseAndTheSourcesOfASystemAreRead(t *testing.T) {
 	}
 }
 
-func TestTheKubernetesProgramsReportTheirVersion(t *testing.T) {
-	got := kubernetesVersion("v1.35.4")
-	for _, want := range []string{"gitVersion=v1.35.4", "gitMajor=1", "gitMinor=35"} {
-		if !strings.Contains(got, "version."+want) {
-			t.Errorf("kubernetesVersion = %q, want %s", got, want)
-		}
-	}
-}
-
 func TestTheModulesPinTheVersionsInTheImagesNames(t *testing.T) {
 	for module, want := range map[string][]string{
 		"kubernetes": {"k8s.io/kubernetes " + Kubernetes},
@@ -204,5 +177,39 @@ func TestEveryImageOfTheManifestsIsBuilt(t *testing.T) { // D-7, B-36
 	if found < 8 {
 		t.Errorf("found %d images in the manifests, want those of controller, node and simulator",
 			found)
+	}
+}
+
+// git runs git in a directory, without the user's configuration, and returns its output.
+func git(t *testing.T, dir string, args ...string) string {
+	t.Helper()
+	c := exec.CommandContext(t.Context(), "git", append([]string{"-c", "user.name=test",
+		"-c", "user.email=test@example.com", "-c", "commit.gpgsign=false"}, args...)...)
+	c.Dir = dir
+	c.Env = append(os.Environ(), "GIT_CONFIG_GLOBAL=/dev/null", "GIT_CONFIG_SYSTEM=/dev/null")
+	out, err := c.CombinedOutput()
+	if err != nil {
+		t.Fatalf("git %q: %v: %s", args, err, out)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+func TestAShallowCloneGetsAnErrorWithTheCommandThatFetches(t *testing.T) { // D-57
+	dir, shallow := t.TempDir(), filepath.Join(t.TempDir(), "shallow")
+	git(t, dir, "init", "--quiet")
+	git(t, dir, "commit", "--quiet", "--allow-empty", "--message", "1")
+	first := git(t, dir, "rev-parse", "HEAD")
+	git(t, dir, "commit", "--quiet", "--allow-empty", "--message", "2")
+	git(t, dir, "clone", "--quiet", "--depth", "1", "file://"+dir, shallow)
+	if _, err := FindPrevious(t.Context(), shallow, "HEAD"); err != nil {
+		t.Errorf("FindPrevious of the commit that the clone has: %v", err)
+	}
+	for _, release := range []string{first, "v9.9.9"} {
+		_, err := FindPrevious(t.Context(), shallow, release)
+		for _, want := range []string{release, "--unshallow", "fetch-depth: 0", "-previous"} {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("FindPrevious(%q) = %v, want %q in it", release, err, want)
+			}
+		}
 	}
 }

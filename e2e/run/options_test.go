@@ -4,15 +4,11 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/oxidecomputer/oxide-csi-plugin/e2e/images"
-	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
 func env(pairs ...string) func(string) string {
@@ -76,18 +72,6 @@ func TestOptionsThatCannotWorkAreRefused(t *testing.T) {
 	}
 }
 
-func TestTheSuiteGetsItsFlagsAndTimeToCleanUp(t *testing.T) {
-	got := suiteArgs(options{focus: "CP-10", label: "!slow", timeout: 10 * time.Minute})
-	want := []string{"-test.v", "-test.timeout=10m0s", "-ginkgo.timeout=7m0s",
-		"-ginkgo.focus=CP-10", "-ginkgo.label-filter=!slow"}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("suiteArgs (-want +got):\n%s", diff)
-	}
-	if all := suiteArgs(options{timeout: time.Hour}); len(all) != 3 {
-		t.Errorf("without a choice the suite gets %q, want no choice", all)
-	}
-}
-
 func TestTheRacksDirectoryAllowsDeviceNodes(t *testing.T) {
 	first, second := filepath.Join(t.TempDir(), "first"), filepath.Join(t.TempDir(), "second")
 	flags := map[string]int64{first: mountedNoDev | 1, second: 1}
@@ -106,33 +90,5 @@ func TestTheRacksDirectoryAllowsDeviceNodes(t *testing.T) {
 	}
 	if _, err := mountFlags(t.TempDir()); err != nil {
 		t.Errorf("mountFlags: %v", err)
-	}
-}
-
-func TestAReleaseHasOneChartAndTheImagesThatItWants(t *testing.T) {
-	dir := t.TempDir()
-	for _, step := range []struct{ made, lacks string }{
-		{"oxide-csi-plugin-linux-amd64", "oxide-csi-driver-VERSION.tgz"},
-		{"oxide-csi-driver-1.2.3.tgz", "oxide-csi-plugin.oci.tar"},
-		{"oxide-csi-plugin.oci.tar", "oxide-csi-plugin-node.oci.tar"},
-		{"oxide-csi-plugin-node.oci.tar", "oxide-node-keeper.oci.tar"},
-		{"oxide-node-keeper.oci.tar", ""},
-		{"oxide-csi-driver-1.2.4.tgz", "one chart"},
-	} {
-		csitest.Must(t, os.WriteFile(filepath.Join(dir, step.made), nil, 0o600))
-		r, err := findRelease(dir)
-		if step.lacks != "" {
-			if err == nil || !strings.Contains(err.Error(), step.lacks) {
-				t.Errorf("with %s: %v, want that %s is missing", step.made, err, step.lacks)
-			}
-			continue
-		}
-		want := []string{filepath.Join(dir, "oxide-csi-plugin.oci.tar"),
-			filepath.Join(dir, "oxide-csi-plugin-node.oci.tar"),
-			filepath.Join(dir, "oxide-node-keeper.oci.tar")}
-		if err != nil || r.chart != filepath.Join(dir, "oxide-csi-driver-1.2.3.tgz") ||
-			!slices.Equal(r.archives, want) {
-			t.Errorf("found %+v, %v", r, err)
-		}
 	}
 }

@@ -5,9 +5,13 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
 	"syscall"
 )
 
@@ -49,4 +53,70 @@ func edit(file string, at []string) error {
 		return fmt.Errorf("take CAP_SYS_RESOURCE out of %s: %w", file, err)
 	}
 	return nil
+}
+
+// takesValue contains those flags of runc that have a value and that an engine sets before the
+// command, so that a value is not taken for the command. It also contains the flags that name a
+// file.
+var takesValue = []string{"root", "log", "log-format", "criu", "rootless",
+	"bundle", "b", "process", "p"}
+
+// asked returns the file in which a runc command line requests capabilities, and the path of the
+// capabilities in that file. Only commands that start a process request any.
+func asked(args []string) (file string, at []string, ok bool) {
+	command := ""
+	values := map[string]string{}
+	for i := 0; i < len(args); i++ {
+		name, value, hasValue := strings.Cut(strings.TrimLeft(args[i], "-"), "=")
+		switch {
+		case !strings.HasPrefix(args[i], "-") && command == "":
+			command = args[i]
+		case hasValue:
+			values[name] = value
+		case slices.Contains(takesValue, name) && i+1 < len(args):
+			i++
+			values[name] = args[i]
+		}
+	}
+	switch command {
+	case "create", "run":
+		bundle := values["bundle"] + values["b"]
+		return filepath.Join(bundle, "config.json"), []string{"process", "capabilities"}, true
+	case "exec":
+		// A process given on the command line has the container's capabilities; a file may request
+		// more.
+		if process := values["process"] + values["p"]; process != "" {
+			return process, []string{"capabilities"}, true
+		}
+	}
+	return "", nil, false
+}
+
+// without returns the document without the capability in the lists of the object at the path. All
+// other bytes stay the same.
+func without(document []byte, path []string, capability string) ([]byte, error) {
+	if len(path) > 0 {
+		object := map[string]json.RawMessage{}
+		if err := json.Unmarshal(document, &object); err != nil {
+			return nil, err
+		}
+		inner, ok := object[path[0]]
+		if !ok || string(inner) == "null" {
+			return document, nil
+		}
+		changed, err := without(inner, path[1:], capability)
+		if err != nil {
+			return nil, err
+		}
+		object[path[0]] = changed
+		return json.Marshal(object)
+	}
+	sets := map[string][]string{}
+	if err := json.Unmarshal(document, &sets); err != nil {
+		return nil, err
+	}
+	for name, set := range sets {
+		sets[name] = slices.DeleteFunc(set, func(c string) bool { return c == capability })
+	}
+	return json.Marshal(sets)
 }
