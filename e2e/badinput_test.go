@@ -36,14 +36,9 @@ type wrongSecret struct {
 }
 
 var wrongSecrets = []wrongSecret{
-	{name: "no-host", key: "host", missing: true, says: []string{"host", "oxide-secret"}},
 	{name: "no-token", key: "token", missing: true, says: []string{"token", "oxide-secret"}},
-	{name: "no-project", key: "project", missing: true, says: []string{"project", "oxide-secret"}},
 	{name: "no-cluster-id", key: "cluster-id", missing: true,
 		says: []string{"cluster-id", "oxide-secret"}},
-	{name: "empty-host", key: "host", says: []string{"OXIDE_HOST", "is not set"}},
-	{name: "malformed-host", key: "host", value: "a host of the " + canary,
-		says: []string{"OXIDE_HOST", "has to be an address"}},
 	{name: "malformed-token", key: "token", value: "a token of the " + canary,
 		says: []string{"OXIDE_TOKEN", "holds no valid token"}},
 	{name: "wrong-token", key: "token", value: "oxide-token-" + canary,

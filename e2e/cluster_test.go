@@ -11,13 +11,11 @@ import (
 	"path/filepath"
 	"time"
 
-	. "github.com/onsi/ginkgo/v2"
 	"golang.org/x/sync/errgroup"
 	"sigs.k8s.io/kind/pkg/apis/config/v1alpha4"
 	"sigs.k8s.io/kind/pkg/cluster"
 	"sigs.k8s.io/kind/pkg/cluster/nodes"
 	"sigs.k8s.io/kind/pkg/cluster/nodeutils"
-	"sigs.k8s.io/kind/pkg/log"
 )
 
 const clusterName = "oxide-csi"
@@ -217,35 +215,3 @@ func (n node) load(archive string) (err error) {
 	}
 	return nil
 }
-
-// kindLog writes kind's progress to the report.
-type kindLog struct{}
-
-func (kindLog) Warn(message string) { GinkgoWriter.Println("kind:", message) }
-
-func (kindLog) Warnf(format string, args ...any) {
-	GinkgoWriter.Printf("kind: "+format+"\n", args...)
-}
-
-func (kindLog) Error(message string) { GinkgoWriter.Println("kind:", message) }
-
-func (kindLog) Errorf(format string, args ...any) {
-	GinkgoWriter.Printf("kind: "+format+"\n", args...)
-}
-
-func (kindLog) V(level log.Level) log.InfoLogger {
-	if level > 0 {
-		return log.NoopInfoLogger{}
-	}
-	return kindInfo{}
-}
-
-type kindInfo struct{}
-
-func (kindInfo) Info(message string) { GinkgoWriter.Println("kind:", message) }
-
-func (kindInfo) Infof(format string, args ...any) {
-	GinkgoWriter.Printf("kind: "+format+"\n", args...)
-}
-
-func (kindInfo) Enabled() bool { return true }

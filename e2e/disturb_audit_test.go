@@ -5,10 +5,9 @@ package e2e
 import (
 	"context"
 	"encoding/json"
-	"fmt"
-	"os"
-	"path/filepath"
-	"strings"
+	"errors"
+	"os/exec"
+	"slices"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -21,24 +20,24 @@ import (
 var _ = Describe("an audit", func() {
 	It("B-42 of kubectl's current cluster reports the orphaned disk, and no disk that is in use or "+
 		"belongs to somebody else", func(ctx SpecContext) {
-		s.diskByHand(ctx, "by-hand-"+s.ns)
+		s.diskByHand(ctx, "by-hand-"+s.ns, 1)
 		used := []string{s.Claim(ctx, Claim{}), s.Claim(ctx, Claim{})}
 		s.Pod(ctx, Pod{Claims: used}).Running(ctx)
 		taken := s.Snapshot(ctx, used[0]).Ready(ctx)
-		audit := auditor(ctx)
-		report, found := audit("e2e")
+		operator := newDoctor(ctx)
+		report, found := operator.audit(ctx, "e2e")
 		Expect(found).To(BeFalse(), "found %+v", report)
 		Expect(report.Owned).To(Equal(len(used) + 1))
 
 		orphan := s.orphan(ctx)
-		report, found = audit("e2e")
+		report, found = operator.audit(ctx, "e2e")
 		Expect(found).To(BeTrue())
 		Expect(report.Orphans).To(HaveLen(1), "it found %+v", report)
 		Expect(report.Orphans[0].ID).To(Equal(orphan))
 		Expect(report.Missing).To(BeEmpty())
 		Expect(report.Owned).To(Equal(len(used) + 2))
 
-		report, found = audit("another")
+		report, found = operator.audit(ctx, "another")
 		Expect(found).To(BeFalse(), "another cluster's audit found %+v", report)
 		Expect(report.Owned).To(BeZero())
 		taken.Delete(ctx)
@@ -75,46 +74,17 @@ type auditReport struct {
 	Missing []struct{ ID, Kind string }
 }
 
-// audited is the path of the program on the control plane during the audit.
-const audited = "/kind/oxide-csi-plugin"
-
-// auditor returns a function that audits the cluster for a cluster ID. It runs the program that the
-// nodes run, with the kubectl of the control plane. found reports the exit status of the audit.
-func auditor(ctx context.Context) func(clusterID string) (report auditReport, found bool) {
+// audit audits the cluster for a cluster ID. found reports the exit status of the audit.
+func (d doctor) audit(ctx context.Context, clusterID string) (report auditReport, found bool) {
 	GinkgoHelper()
-	path := filepath.Join(GinkgoT().TempDir(), "oxide-csi-plugin")
-	copyProgram(ctx, path)
-	file, err := os.Open(path)
-	Expect(err).NotTo(HaveOccurred())
-	defer func() { Expect(file.Close()).To(Succeed()) }()
-	DeferCleanup(func(ctx SpecContext) {
-		_, err := machines[controlPlane].run(ctx, "rm -f "+audited)
-		Expect(err).NotTo(HaveOccurred())
-	}, NodeTimeout(restartTimeout))
-	Expect(machines[controlPlane].CommandContext(ctx, "sh", "-c",
-		"cat > "+audited+" && chmod 755 "+audited).SetStdin(file).Run()).To(Succeed())
-	return func(clusterID string) (auditReport, bool) {
-		GinkgoHelper()
-		return audit(ctx, clusterID)
+	cmd := d.command(ctx, "audit", "--kubectl", "--min-age=0s", "--output=json")
+	cmd.Env = append(slices.Clone(cmd.Env), "OXIDE_CLUSTER_ID="+clusterID)
+	out, err := cmd.Output()
+	Expect(json.Unmarshal(out, &report)).To(Succeed(), "the report %q: %v", out, err)
+	if exit := (&exec.ExitError{}); errors.As(err, &exit) {
+		Expect(exit.ExitCode()).To(Equal(2), "the status of the audit")
+		return report, true
 	}
-}
-
-func audit(ctx context.Context, clusterID string) (report auditReport, found bool) {
-	GinkgoHelper()
-	out, err := machines[controlPlane].run(ctx, fmt.Sprintf(
-		"export KUBECONFIG=/etc/kubernetes/admin.conf OXIDE_HOST=http://127.0.0.1:%d "+
-			"OXIDE_TOKEN=%s OXIDE_PROJECT=%s OXIDE_CLUSTER_ID=%s\n"+
-			"%s audit --kubectl --min-age 0s --output json\necho STATUS $?",
-		rackAPIPort, rackToken, rackProject, clusterID, audited))
 	Expect(err).NotTo(HaveOccurred())
-	text, status, _ := strings.Cut(out, "STATUS ")
-	Expect(json.Unmarshal([]byte(text), &report)).To(Succeed(), "the report %q", out)
-	switch status {
-	case "0\n":
-	case "2\n":
-		found = true
-	default:
-		Fail("the audit ended with the status " + status)
-	}
-	return report, found
+	return report, false
 }

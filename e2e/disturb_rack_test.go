@@ -94,7 +94,9 @@ var _ = Describe("a rack", func() {
 			p.Running(ctx)
 		}
 		taken.Ready(ctx)
-		Expect(theRack.hasSnapshot(ctx, taken.handle)).To(BeTrue())
+		state, err := theRack.Admin.State(ctx)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(state.Snapshots).To(ContainElement(HaveField("ID", taken.handle)))
 		Eventually(func() int { return len(newDisks(ctx, before)) }).WithContext(ctx).
 			Should(Equal(len(claims)), "the disk of the claim that was deleted should be gone")
 		s.OneDiskEach(ctx, before, claims...)

@@ -18,7 +18,6 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/deploy"
 	"github.com/oxidecomputer/oxide-csi-plugin/docs"
-	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
 var _ = Describe("the documentation", func() {
@@ -151,14 +150,13 @@ type reader struct {
 	dir string
 }
 
-// newReader returns a reader with kubectl set to the spec's namespace, with helm, the driver's
-// program, and the variables that the pages use.
+// newReader returns a reader with what a doctor has, with kubectl set to the spec's namespace, with
+// helm, and with the variables that the pages use.
 func newReader(ctx context.Context, variables ...string) reader {
 	GinkgoHelper()
 	dir := GinkgoT().TempDir()
 	bin := filepath.Join(dir, "bin")
 	Expect(os.Mkdir(bin, 0o755)).To(Succeed())
-	copyKubectl(ctx, filepath.Join(bin, "kubectl"))
 	write := func(name, text string, mode os.FileMode) string {
 		path := filepath.Join(dir, name)
 		Expect(os.WriteFile(path, []byte(text), mode)).To(Succeed())
@@ -181,16 +179,13 @@ func newReader(ctx context.Context, variables ...string) reader {
 	}
 	write("guests/kustomization.yaml", kustomization, 0o600)
 	token := write("token.txt", rackToken, 0o600)
-	build := exec.CommandContext(ctx, "go", "build", "-o", bin, "../cmd/oxide-csi-plugin")
-	build.Stderr = GinkgoWriter
-	Expect(build.Run()).To(Succeed(), "build the driver, for its doctor")
 
 	kubeconfig, err := clientcmd.LoadFromFile(filepath.Join(config.work, "kubeconfig"))
 	Expect(err).NotTo(HaveOccurred())
 	kubeconfig.Contexts[kubeconfig.CurrentContext].Namespace = s.ns
 	Expect(clientcmd.WriteToFile(*kubeconfig, filepath.Join(dir, "kubeconfig"))).To(Succeed())
-	return reader{dir: dir, env: append(append(append(harness.Environ(), rackVariables()...),
-		variables...), "PATH="+bin+":"+os.Getenv("PATH"),
+	return reader{dir: dir, env: append(append(newDoctor(ctx).env, variables...),
+		"PATH="+bin+":"+doctorDir+":"+os.Getenv("PATH"),
 		"KUBECONFIG="+filepath.Join(dir, "kubeconfig"), "OXIDE_TOKEN_FILE="+token)}
 }
 

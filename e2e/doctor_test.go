@@ -60,6 +60,13 @@ func copyProgram(ctx context.Context, path string) {
 	Expect(file.Close()).To(Succeed())
 }
 
+// command returns a command of the program.
+func (d doctor) command(ctx context.Context, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, filepath.Join(doctorDir, "oxide-csi-plugin"), args...)
+	cmd.Env, cmd.Stderr = d.env, GinkgoWriter
+	return cmd
+}
+
 // firstFinding returns the link, the reason and the text of the first finding, or "".
 func firstFinding(d harness.Diagnosis) (link, reason, wrong string) {
 	for _, c := range d.Chains {
@@ -72,10 +79,8 @@ func firstFinding(d harness.Diagnosis) (link, reason, wrong string) {
 
 // ask asks the doctor a question, such as pvc NAMESPACE/NAME.
 func (d doctor) ask(ctx context.Context, question []string) (said harness.Diagnosis, err error) {
-	cmd := exec.CommandContext(ctx, filepath.Join(doctorDir, "oxide-csi-plugin"),
-		append([]string{"doctor", "--output=json"}, question...)...)
-	cmd.Env, cmd.Stderr = d.env, GinkgoWriter
-	out, failed := cmd.Output() // a finding gives an exit status
+	// A finding gives an exit status.
+	out, failed := d.command(ctx, append([]string{"doctor", "--output=json"}, question...)...).Output()
 	if err := json.Unmarshal(out, &said); err != nil || len(said.Chains) == 0 {
 		return said, fmt.Errorf("the doctor said %q: %w, %w", out, failed, err)
 	}

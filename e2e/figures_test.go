@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,85 +13,29 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/watch"
 )
 
-const (
-	// started is the number of volumes for which the time to a running container is measured, one
-	// after another.
-	started = 20
-	// inWaves is the total number of volumes that are created and deleted, and atOnce how many of
-	// them exist at a time: as many as fit on the nodes.
-	inWaves, atOnce = 100, 20
-)
+// inWaves is the total number of volumes that are created and deleted, and atOnce how many of them
+// exist at a time: as many as fit on the nodes.
+const inWaves, atOnce = 100, 20
 
 var _ = Describe("figures", Label("long"), func() {
-	It("D-60 D-62 show that twenty pods do not wait for the driver, and that a hundred volumes which "+
-		"are created and deleted in waves leave nothing", takeFigures, NodeTimeout(15*time.Minute))
+	It("D-60 D-62 show that a hundred volumes which are created and deleted in waves leave nothing",
+		takeFigures, NodeTimeout(15*time.Minute))
 })
 
-// takeFigures measures twenty times how long a pod with a new volume waits. These twenty belong to
-// the hundred.
 func takeFigures(ctx SpecContext) {
-	since, before, start := metav1.Now(), usages(ctx), time.Now()
-	var waits []time.Duration
-	var volumes []*corev1.PersistentVolume
-	for range started {
-		claim, wait := s.timeToRunning(ctx)
-		waits = append(waits, wait)
-		volumes = append(volumes, s.Bound(ctx, claim))
-	}
-	driver, rack := ourShare(ctx, since, volumes)
-	fmt.Printf("FIGURE pod-start volumes=%d p50_ms=%d p95_ms=%d ours_p50_ms=%d "+
-		"ours_p95_ms=%d of_it_rack_p50_ms=%d kubernetes_p50_ms=%d node_status_period_ms=%d\n",
-		len(waits), percentile(waits, 50).Milliseconds(), percentile(waits, 95).Milliseconds(),
-		percentile(driver, 50).Milliseconds(), percentile(driver, 95).Milliseconds(),
-		percentile(rack, 50).Milliseconds(),
-		percentile(without(waits, driver), 50).Milliseconds(), nodeStatusPeriod.Milliseconds())
-	Expect(driver).To(HaveLen(started), "every volume has to be found in the driver's logs")
-
-	// The nodes have no room for more pods before these are gone.
-	s.ebb(ctx)
-	waves, began := (inWaves-started)/atOnce, time.Now()
+	before, began := usages(ctx), time.Now()
+	const waves = inWaves / atOnce
 	for number := range waves {
 		s.wave(ctx, number)
 	}
-	after := usages(ctx)
-	tellUsage(before, after, time.Since(start))
-	fmt.Printf("FIGURE waves volumes=%d at_once=%d seconds=%.0f of_it_waves=%d "+
-		"seconds_a_wave=%.0f controller_peak_mib=%d node_peak_mib=%d\n", inWaves, atOnce,
-		time.Since(start).Seconds(), waves, time.Since(began).Seconds()/float64(waves),
-		after[controllerProgram].peakKiB>>10, after[nodeProgram].peakKiB>>10)
-}
-
-// timeToRunning creates a claim and a pod, and measures the time until the API reports that the pod
-// runs.
-func (f *fixture) timeToRunning(ctx context.Context) (claim string, wait time.Duration) {
-	GinkgoHelper()
-	name := fmt.Sprintf("timed-%d", pods.Add(1))
-	watcher, err := api.CoreV1().Pods(f.ns).Watch(ctx,
-		metav1.ListOptions{FieldSelector: "metadata.name=" + name})
-	Expect(err).NotTo(HaveOccurred())
-	defer watcher.Stop()
-	start := time.Now()
-	claim = f.Claim(ctx, Claim{})
-	f.Pod(ctx, Pod{Name: name, Claims: []string{claim}})
-	limit := time.NewTimer(2 * time.Minute)
-	defer limit.Stop()
-	for {
-		select {
-		case event := <-watcher.ResultChan():
-			p, ok := event.Object.(*corev1.Pod)
-			Expect(ok).To(BeTrue(), "watching %s gave %v", name, event)
-			if event.Type == watch.Modified && p.Status.Phase == corev1.PodRunning {
-				return claim, time.Since(start)
-			}
-		case <-limit.C:
-			Fail(fmt.Sprintf("pod %s did not run within two minutes", name))
-		}
-	}
+	after, took := usages(ctx), time.Since(began)
+	tellUsage(before, after, took)
+	fmt.Printf("FIGURE waves volumes=%d at_once=%d seconds=%.0f seconds_a_wave=%.0f "+
+		"controller_peak_mib=%d node_peak_mib=%d\n", inWaves, atOnce, took.Seconds(),
+		took.Seconds()/waves, after[controllerProgram].peakKiB>>10, after[nodeProgram].peakKiB>>10)
 }
 
 // wave creates as many pods with a volume each as fit on the nodes, waits until all have written to
@@ -131,86 +74,6 @@ func (f *fixture) ebb(ctx context.Context) {
 		g.Expect(ours).To(BeEmpty())
 	}).WithContext(ctx).WithTimeout(settleTimeout).Should(Succeed(),
 		"the volumes should be gone")
-}
-
-// ourCalls lists the CSI calls between a claim and a running container.
-var ourCalls = []string{
-	"CreateVolume", "ControllerPublishVolume", "NodeStageVolume", "NodePublishVolume",
-}
-
-// ourShare returns, for each volume, how long the driver's calls took according to its log, and the
-// part of that time which the rack took according to its log. It leaves out a volume if one of its
-// calls is missing.
-func ourShare(ctx context.Context, since metav1.Time, volumes []*corev1.PersistentVolume) (
-	driver, rack []time.Duration) {
-	GinkgoHelper()
-	took := map[string]map[string]time.Duration{}
-	for _, line := range driverLogs(ctx, since) {
-		fields := logFields(line)
-		object := fields["volume"]
-		if fields["method"] == "CreateVolume" {
-			object = fields["name"]
-		}
-		d, err := time.ParseDuration(fields["took"])
-		if err != nil || fields["msg"] != "done" {
-			continue
-		}
-		if took[object] == nil {
-			took[object] = map[string]time.Duration{}
-		}
-		took[object][fields["method"]] += d
-	}
-	requests, err := theRack.Admin.Requests(ctx, 0)
-	Expect(err).NotTo(HaveOccurred())
-	served := map[string]time.Duration{}
-	for _, r := range requests {
-		served[r.ObjectID] += time.Duration(r.DurationMS * float64(time.Millisecond))
-	}
-	for _, pv := range volumes {
-		var sum time.Duration
-		complete := true
-		for _, method := range ourCalls {
-			object := pv.Spec.CSI.VolumeHandle
-			if method == "CreateVolume" {
-				object = pv.Name
-			}
-			d, ok := took[object][method]
-			sum, complete = sum+d, complete && ok
-		}
-		if complete {
-			driver = append(driver, sum)
-			rack = append(rack, served[pv.Spec.CSI.VolumeHandle])
-		}
-	}
-	return driver, rack
-}
-
-// driverLogs returns the log lines of all containers of the driver since a time.
-func driverLogs(ctx context.Context, since metav1.Time) []string {
-	GinkgoHelper()
-	list, err := api.CoreV1().Pods(driverNamespace).List(ctx, metav1.ListOptions{
-		LabelSelector: "app.kubernetes.io/name=oxide-csi-driver"})
-	Expect(err).NotTo(HaveOccurred())
-	var lines []string
-	for _, p := range list.Items {
-		text, err := api.CoreV1().Pods(p.Namespace).GetLogs(p.Name, &corev1.PodLogOptions{
-			Container: "oxide-plugin", SinceTime: &since}).DoRaw(ctx)
-		Expect(err).NotTo(HaveOccurred())
-		lines = append(lines, strings.Split(string(text), "\n")...)
-	}
-	return lines
-}
-
-// logFields returns the key=value pairs of a line of the driver's log whose values contain no
-// spaces.
-func logFields(line string) map[string]string {
-	fields := map[string]string{}
-	for field := range strings.FieldsSeq(line) {
-		if key, value, ok := strings.Cut(field, "="); ok {
-			fields[key] = value
-		}
-	}
-	return fields
 }
 
 // usage is the memory and processor time that a container's process has used since it started.
@@ -267,21 +130,4 @@ func tellUsage(before, after map[string]usage, wall time.Duration) {
 			strings.ReplaceAll(name, " --mode=", "-"), after[name].peakKiB>>10, cpu,
 			int64(cpu)*1000/wall.Milliseconds(), inWaves)
 	}
-}
-
-// percentile returns the smallest value that at least p percent of all values do not exceed.
-func percentile(values []time.Duration, p float64) time.Duration {
-	if len(values) == 0 {
-		return 0
-	}
-	sorted := slices.Sorted(slices.Values(values))
-	return sorted[max(0, int(math.Ceil(p/100*float64(len(sorted))))-1)]
-}
-
-func without(all, part []time.Duration) []time.Duration {
-	var rest []time.Duration
-	for i := range min(len(all), len(part)) {
-		rest = append(rest, all[i]-part[i])
-	}
-	return rest
 }

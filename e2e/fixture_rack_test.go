@@ -80,19 +80,9 @@ func lastRequest(ctx context.Context) int {
 // newDisks returns the IDs of the disks that the rack did not have before.
 func newDisks(ctx context.Context, before adminapi.State) []string {
 	GinkgoHelper()
-	now, err := theRack.Admin.State(ctx)
-	Expect(err).NotTo(HaveOccurred())
-	old := map[string]bool{}
-	for _, d := range before.Disks {
-		old[d.ID] = true
-	}
-	ids := []string{}
-	for _, d := range now.Disks {
-		if !old[d.ID] {
-			ids = append(ids, d.ID)
-		}
-	}
-	return ids
+	return slices.DeleteFunc(theRack.diskIDs(ctx), func(id string) bool {
+		return slices.ContainsFunc(before.Disks, func(d adminapi.Disk) bool { return d.ID == id })
+	})
 }
 
 // OneDiskEach reports whether the rack has exactly one new disk for each of the claims.

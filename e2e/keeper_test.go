@@ -25,13 +25,6 @@ var _ = Describe("the node keeper", Ordered, ContinueOnFailure, func() {
 		Label("long"), attachesToMany, NodeTimeout(2*keeperTimeout))
 	It("D-61 ends an operation whose leader dies, while a StatefulSet grows",
 		survivesItsLeader, NodeTimeout(2*keeperTimeout))
-	It("D-61 stops nothing on a rack with hot-plug", func(ctx SpecContext) {
-		s.Keepers(ctx, "kept", 3)
-		since := lastRequest(ctx)
-		scale(ctx, "kept", 6)
-		scaled(ctx, "kept", 6)
-		Expect(stopsSince(ctx, since)).To(BeEmpty())
-	}, NodeTimeout(keeperTimeout))
 	It("D-61 moves a volume that stays with its node to the other node, with its data",
 		Label("long"), movesWhatStays, NodeTimeout(2*keeperTimeout))
 	It("D-38 D-61 passes the volumes of a node whose instance is stopped to the other node",
@@ -139,45 +132,4 @@ func (f *fixture) allReady(ctx context.Context, want int) {
 		}
 		g.Expect(ready).To(Equal(want))
 	}).WithContext(ctx).WithTimeout(keeperTimeout).Should(Succeed(), "%d pods should be ready", want)
-}
-
-var _ = Describe("a rack without hot-plug", func() {
-	It("D-61 attaches a volume while a person has stopped the node's instance; then the pod that "+
-		"waited runs, and the pod that ran before runs again with its data", attachesByHand)
-})
-
-// attachesByHand follows the instructions for operators in docs/hot-plug.md.
-func attachesByHand(ctx SpecContext) {
-	// If both controllers run on the node, nothing is attached while it is off.
-	spreadControllers(ctx)
-	worker := workers[1]
-	kept := s.Beating(ctx, worker, s.Claim(ctx, Claim{}))
-	sum := kept.Fill(ctx)
-	withoutHotplug(ctx)
-	guestsFollow(ctx)
-	claim := s.Claim(ctx, Claim{})
-	waiting := s.Pod(ctx, Pod{Node: worker, Claims: []string{claim}})
-	waiting.Pending(ctx, mustBeStopped...)
-	keptUID, waitingUID := kept.get(ctx).UID, waiting.get(ctx).UID
-	last := kept.Beats(ctx)
-
-	By("stopping the instance until the volume is attached", func() {
-		stopInstance(ctx, worker)
-		volume := s.Bound(ctx, claim)
-		Eventually(func() (bool, error) {
-			status, err := attachmentOf(ctx, volume.Name)
-			return status.Attached, err
-		}).WithContext(ctx).Should(BeTrue(), "the volume of %s should be attached", waiting.name)
-		Expect(theRack.attachedTo(ctx, volume.Spec.CSI.VolumeHandle)).To(Equal(worker))
-	})
-	By("starting the instance, and so its guest", func() {
-		startInstance(ctx, worker)
-		servesSinceBoot(ctx, worker)
-		waiting.RunningSinceBoot(ctx)
-		Expect(waiting.get(ctx).UID).To(Equal(waitingUID), "it is the very same pod")
-		kept.RunningSinceBoot(ctx)
-		Expect(kept.get(ctx).UID).To(Equal(keptUID), "it is the very same pod")
-		Expect(kept.beatsAfter(ctx, 1)).To(BeNumerically(">", last), "no write is lost")
-		Expect(kept.Sum(ctx)).To(Equal(sum))
-	})
 }

@@ -72,7 +72,7 @@ func fillByHand(ctx context.Context, worker string, n int) []string {
 	GinkgoHelper()
 	disks := []string{}
 	for i := range n {
-		disk := s.diskByHand(ctx, fmt.Sprintf("by-hand-%d-%s", i, s.ns))
+		disk := s.diskByHand(ctx, fmt.Sprintf("by-hand-%d-%s", i, s.ns), 1)
 		attachByHand(ctx, disk, worker)
 		disks = append(disks, disk)
 	}

@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"context"
+	"slices"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -12,15 +13,8 @@ import (
 
 // This file does what an operator does on the rack by hand.
 
-// diskByHand creates a blank disk of 1 GiB that is deleted when the spec ends, and returns its
-// UUID.
-func (f *fixture) diskByHand(ctx context.Context, name string) string {
-	GinkgoHelper()
-	return f.diskByHandOf(ctx, name, 1)
-}
-
-// diskByHandOf is diskByHand for a disk of another size.
-func (f *fixture) diskByHandOf(ctx context.Context, name string, giB int) string {
+// diskByHand creates a blank disk that is deleted when the spec ends, and returns its UUID.
+func (f *fixture) diskByHand(ctx context.Context, name string, giB int) string {
 	GinkgoHelper()
 	disk, err := theRack.DiskCreate(ctx, oxide.DiskCreateParams{
 		Project: rackProject,
@@ -55,27 +49,7 @@ func (f *fixture) diskRemovedLater(id string) {
 // hasDisk reports whether a disk with this UUID exists.
 func (r *rackClients) hasDisk(ctx context.Context, id string) bool {
 	GinkgoHelper()
-	state, err := r.Admin.State(ctx)
-	Expect(err).NotTo(HaveOccurred())
-	for _, d := range state.Disks {
-		if d.ID == id {
-			return true
-		}
-	}
-	return false
-}
-
-// hasSnapshot reports whether a snapshot with this UUID exists.
-func (r *rackClients) hasSnapshot(ctx context.Context, id string) bool {
-	GinkgoHelper()
-	state, err := r.Admin.State(ctx)
-	Expect(err).NotTo(HaveOccurred())
-	for _, d := range state.Snapshots {
-		if d.ID == id {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(r.diskIDs(ctx), id)
 }
 
 // diskIDs returns the UUIDs of all disks.

@@ -12,6 +12,7 @@ import (
 	. "github.com/onsi/gomega"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/kind/pkg/cluster"
+	"sigs.k8s.io/kind/pkg/cmd"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
@@ -50,7 +51,7 @@ var _ = BeforeSuite(func(ctx SpecContext) {
 		GinkgoWriter.Println("Stand-ins, where no image can be had:", config.standIns)
 	}
 	provider = cluster.NewProvider(cluster.ProviderWithDocker(),
-		cluster.ProviderWithLogger(kindLog{}))
+		cluster.ProviderWithLogger(cmd.NewLogger()))
 	kubeconfig := filepath.Join(config.work, "kubeconfig")
 	if config.reuse {
 		Expect(provider.ExportKubeConfig(clusterName, kubeconfig, false)).To(Succeed())

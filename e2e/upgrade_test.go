@@ -21,105 +21,72 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/docs"
 )
 
-// operator contains the commands with which somebody changes the release. Each command waits until
-// it is done. $PREVIOUS is the previous release, and $RELEASES has the manifests of both.
-type operator struct{ by, install, upgrade, back, remove string }
-
 // onlyNewer is an object that the newer release has and the previous release does not have.
 const onlyNewer = "oxide-csi-dashboard"
 
-var byHelm = operator{
-	by: "helm",
-	install: `
-kubectl apply -f deploy/kustomize/e2e/secret.yaml
-helm package $PREVIOUS/deploy/chart --app-version previous --destination $RELEASES
-helm install oxide-csi $RELEASES/*.tgz --namespace oxide-csi --set log.level=debug \
-	--wait --timeout 5m`,
-	upgrade: `
-helm upgrade oxide-csi deploy/chart --namespace oxide-csi --reset-then-reuse-values \
-	--set metrics.dashboard.enabled=true --wait --timeout 5m
-helm get values oxide-csi --namespace oxide-csi | grep 'level: debug'`,
-	back: `
-helm rollback oxide-csi --namespace oxide-csi --wait --timeout 5m`,
-	remove: `
-helm uninstall oxide-csi --namespace oxide-csi --ignore-not-found --wait --timeout 3m
-kubectl delete --ignore-not-found -f deploy/kustomize/e2e/secret.yaml`,
-}
-
-// byManifests follows docs/howto/upgrade.md.
-var byManifests = operator{
-	by: "kustomize",
-	install: `
-kubectl apply -f $RELEASES/older` + rollout,
-	upgrade: `
-kubectl apply -f $RELEASES/newer` + rollout,
-	back: `
-kubectl apply -f $RELEASES/older` + rollout + `
+// These commands change the release, as docs/howto/upgrade.md does, and wait until that is done.
+// $RELEASES has the manifests of both releases.
+const (
+	installOlder = `
+kubectl apply -f $RELEASES/older` + rollout
+	upgradeToNewer = `
+kubectl apply -f $RELEASES/newer` + rollout
+	backToOlder = installOlder + `
 for release in older newer; do
 	kubectl create --dry-run=client -o name -f $RELEASES/$release | sort >$RELEASES/$release.names
 done
-comm -13 $RELEASES/older.names $RELEASES/newer.names | xargs kubectl delete --namespace oxide-csi`,
-	remove: `
-kubectl delete --ignore-not-found -f $RELEASES/newer -f $RELEASES/older`,
-}
+comm -13 $RELEASES/older.names $RELEASES/newer.names | xargs kubectl delete --namespace oxide-csi`
+	removeBoth = `
+kubectl delete --ignore-not-found -f $RELEASES/newer -f $RELEASES/older`
+)
 
 const rollout = `
 kubectl rollout status --namespace oxide-csi deployment/oxide-csi-controller --timeout 5m
 kubectl rollout status --namespace oxide-csi daemonset/oxide-csi-node --timeout 5m`
 
 var _ = Describe("an upgrade", func() {
-	const does = " from the previous release to this one, and back, disturbs no pod and loses no " +
-		"byte, and each release takes over the other's volumes"
-	It("D-57 B-10 by plain manifests"+does, func(ctx SpecContext) { upgrades(ctx, byManifests) },
-		NodeTimeout(8*time.Minute))
-	It("D-57 B-10 by Helm"+does, Label("long"), func(ctx SpecContext) { upgrades(ctx, byHelm) },
+	It("D-57 B-10 by plain manifests from the previous release to this one, and back, disturbs no "+
+		"pod and loses no byte, and each release takes over the other's volumes", upgrades,
 		NodeTimeout(8*time.Minute))
 })
 
-func upgrades(ctx context.Context, o operator) {
-	GinkgoHelper()
+// upgrades installs the previous release, upgrades it and goes back, while pods write.
+func upgrades(ctx SpecContext) {
 	if config.previous == "" {
 		Skip("this tree has no history, and so no release before it")
 	}
-	releases := filepath.Join(GinkgoT().TempDir(), "releases")
+	releases, u := filepath.Join(GinkgoT().TempDir(), "releases"), &users{}
 	writeReleases(releases)
-	r := newReader(ctx, "PREVIOUS="+config.previous, "RELEASES="+releases)
+	r := newReader(ctx, "RELEASES="+releases)
 	DeferCleanup(func(ctx SpecContext) {
-		r.run(ctx, docs.Block{At: "removing what " + o.by + " made", Text: o.remove})
+		r.run(ctx, docs.Block{At: "removing both releases", Text: removeBoth})
 		removeLeases(ctx, driverNamespace, "csi-oxide")
 		install(ctx)
 	}, NodeTimeout(3*rolloutTimeout))
 	uninstall(ctx)
 	unregistered(ctx)
-	o.changeReleases(ctx, r, &users{})
-}
-
-// changeReleases installs the previous release, upgrades it and goes back, while pods write.
-func (o operator) changeReleases(ctx context.Context, r reader, u *users) {
-	GinkgoHelper()
 	run := func(what, commands string) {
 		GinkgoHelper()
-		what += " by " + o.by
 		By(what, func() { r.run(ctx, docs.Block{At: what, Text: commands}) })
 	}
-	run("installing the release before", o.install)
+	run("installing the release before", installOlder)
 	driverIs(ctx, true)
 	before := csiDriver(ctx)
 	u.begin(ctx)
 	up := u.live(ctx, func() {
-		run("upgrading", o.upgrade)
+		run("upgrading", upgradeToNewer)
 		driverIs(ctx, false)
 		Expect(has(ctx, onlyNewer)).To(BeTrue())
 	})
 	back := u.live(ctx, func() {
-		run("going back", o.back)
+		run("going back", backToOlder)
 		driverIs(ctx, true)
 		Expect(has(ctx, onlyNewer)).To(BeFalse(), "what only the newer release has should be gone")
 	})
 	Expect(csiDriver(ctx)).To(Equal(before), "the CSIDriver should not have been made again")
-	fmt.Printf("FIGURE upgrade from=%s by=%s bytes_lost=%d bytes_acknowledged=%d pods=%d "+
+	fmt.Printf("FIGURE upgrade from=%s bytes_lost=%d bytes_acknowledged=%d pods=%d "+
 		"pods_restarted=%d checksummed_mib=%d upgrade_seconds=%.0f back_seconds=%.0f\n",
-		config.previousName, o.by, u.lost, u.acknowledged, u.seen, u.restarted, u.checked>>20,
+		config.previousName, u.lost, u.acknowledged, u.seen, u.restarted, u.checked>>20,
 		up.Seconds(), back.Seconds())
 	Expect(u.lost).To(BeZero(), "bytes that were acknowledged and are not there")
 	Expect(u.restarted).To(BeZero(), "restarts of pods")

@@ -21,7 +21,7 @@ var _ = Describe("a disk that somebody made by hand", func() {
 const provisionedBy = "pv.kubernetes.io/provisioned-by"
 
 func usesDiskByHand(ctx SpecContext) {
-	disk := s.diskByHandOf(ctx, "archive-of-"+s.ns, 20)
+	disk := s.diskByHand(ctx, "archive-of-"+s.ns, 20)
 	const first = "oxide-static" // the example's claim and volume
 	s.atEnd(func(ctx context.Context) { s.DeleteVolume(ctx, first) })
 	s.applyExample(ctx, "static.yaml", func(o *unstructured.Unstructured) {

@@ -14,7 +14,8 @@ const StandIns = "csi-node-driver-registrar, livenessprobe and pause are small p
 	"the suite's own, which trusts everybody where no password is set; Kubernetes, etcd and the " +
 	"other sidecars are compiled from their modules"
 
-// registry is where Kubernetes publishes images, and storage those of CSI. The nodes look for the images under these names.
+// registry is where Kubernetes publishes images, and storage those of CSI. The nodes look for the
+// images under these names.
 const (
 	registry = "registry.k8s.io/"
 	storage  = registry + "sig-storage/"
