@@ -48,11 +48,18 @@ VULNDB   =
 # What does not need the race detector is built as a release is, so that Go compiles and keeps the
 # libraries in one form less.
 PLAIN    = CGO_ENABLED=0 GOFLAGS='$(strip $(GOFLAGS) -trimpath)'
-# Shows how far a target is, and ends with a summary and the figures. The figure of a run that began
-# with an empty cache says so.
+# TESTSUM,NAME runs the go test -json behind it: it shows each package, and lists what was skipped,
+# and what failed with its output; the events are kept. SUMMARY prints the figures of a target, also
+# those that its tests have written; that of a run that began with an empty cache says so.
 BEGAN   := $(shell date +%s)
-COLD    := $(shell [ -d "$$($(GO) env GOCACHE)/00" ] || echo -cold)
-TESTRUN  = .cache/testrun/testrun -since $(BEGAN) $(COLD) -target $@
+LOOP    := $(shell [ -d "$$($(GO) env GOCACHE)/00" ] && echo warm_s || echo cold_s)
+KEPT     = $(CURDIR)/.cache/testrun
+TESTSUM  = PROOF_FIGURES=$(KEPT)/$@.figures $(KEPT)/gotestsum --format=pkgname \
+	--jsonfile=$(KEPT)/$@-$(1).json --raw-command --
+FRESH    = rm -f $(KEPT)/$@-*.json; : >$(KEPT)/$@.figures
+SUMMARY  = cat $(KEPT)/$@.figures; grep -ho '[0-9]* cases are left to make proofs' $(KEPT)/$@-*.json | \
+	awk '{n += $$1} END {if (NR) print "left to make proofs: " n " cases of " NR " tests"}'; \
+	echo "FIGURE loop target=$@ $(LOOP)=$$(($$(date +%s) - $(BEGAN)))"
 # Findings are cached with the paths of the tree they were made in, so each tree has its own cache.
 LINT     = $(PLAIN) GOLANGCI_LINT_CACHE=$(CURDIR)/.cache/golangci-lint $(GO) tool -modfile=tools/go.mod golangci-lint
 MODULE   = github.com/oxidecomputer/oxide-csi-plugin
@@ -81,8 +88,8 @@ WITHRACE = env $(call UNDER,$(PROGRAMS)/raced) $(GO) test -race -vet=off -p=3 -c
 # What the tests start besides: compiled before them, where progress is seen.
 TOOLS    = helm.sh/helm/v3/cmd/helm github.com/yannh/kubeconform/cmd/kubeconform \
 	github.com/hashicorp/hcl/v2/cmd/hcldec github.com/hashicorp/hcl/v2/cmd/hclfmt
-BUILD    = env $(PLAIN) $(GO) build -o $(PROGRAMS)/ ./cmd/... \
-	-- env $(PLAIN) $(GO) build -modfile=tools/go.mod -o $(PROGRAMS)/ $(TOOLS)
+BUILD    = $(PLAIN) $(GO) build -o $(PROGRAMS)/ ./cmd/... && \
+	$(PLAIN) $(GO) build -modfile=tools/go.mod -o $(PROGRAMS)/ $(TOOLS)
 BUILDRACE = $(GO) build -race -o $(PROGRAMS)/raced/ ./cmd/...
 # The packages that have more than -short tries. Those of RACED run with the race detector, and so do
 # UNITS: they make many calls at once, or test what many goroutines share.
@@ -99,7 +106,8 @@ NOTRACED = $(if $(RACE),,$(filter-out $(RACED),$(CHOSEN)))
 SOME     = $(ONLY)$(filter-out others,$(PART))
 ISRACED  = $(if $(RACE),$(CHOSEN),$(filter $(RACED),$(CHOSEN))) $(if $(SOME),,$(UNITS))
 # The release is of the tools' module.
-MAKES    = $(if $(SOME),,-- env $(PLAIN) $(GO) -C tools test -count=1 -timeout=$(TIMEOUT) ./release)
+MAKES    = $(if $(SOME),,$(call TESTSUM,release) env $(PLAIN) $(GO) -C tools test -json -count=1 \
+	-timeout=$(TIMEOUT) ./release || failed=1;)
 
 # The description behind "##" begins with who types the target; that behind "#" is of the others.
 help:
@@ -122,20 +130,25 @@ binaries: # compile what the images are made of: bin/linux-amd64 and bin/linux-a
 			-buildvcs=false -o $(BIN)/linux-$$arch/ -ldflags='-s -w $(SAYS)' ./cmd/... || exit 1; \
 	done
 
-sanity: testrun ## developer: csi-sanity and our specs against driver and simulated rack
+sanity: ## developer: csi-sanity and our specs against driver and simulated rack
 	@tools/prerequisites
-	@$(TESTRUN) -- env $(PLAIN) $(GO) build -o $(PROGRAMS)/ ./cmd/oxide-simulator ./cmd/oxide-csi-plugin \
-		-- $(TESTS) -v ./sanity
+	@$(PLAIN) $(GO) build -o $(PROGRAMS)/ ./cmd/oxide-simulator ./cmd/oxide-csi-plugin
+	@$(TESTS) -v ./sanity
 
 test: testrun ## developer: every test, the proofs with a few of their cases
 	@tools/prerequisites --browser
-	@$(TESTRUN) -- $(BUILD) -- $(TESTS) $(SHORT) ./... -- env $(PLAIN) $(GO) -C tools test -count=1 -timeout=$(TIMEOUT) $(SHORT) ./... \
-		-- env $(PLAIN) $(GO) -C tools/monitoring test -count=1 -timeout=$(TIMEOUT) $(SHORT) .
+	@$(BUILD)
+	@$(FRESH); failed=0; $(call TESTSUM,tree) $(TESTS) -json $(SHORT) ./... || failed=1; \
+		$(call TESTSUM,tools) env $(PLAIN) $(GO) -C tools test -json -count=1 -timeout=$(TIMEOUT) $(SHORT) ./... || failed=1; \
+		$(call TESTSUM,monitoring) env $(PLAIN) $(GO) -C tools/monitoring test -json -count=1 -timeout=$(TIMEOUT) $(SHORT) . || failed=1; \
+		$(SUMMARY); exit $$failed
 
 proofs: testrun ## developer: all that `make test` leaves out: SEED=7, ONLY=./proofs/crash, RACE=-race
 	@tools/prerequisites --browser
-	@$(if $(CHOSEN),,$(error make proofs: there is no PART=$(PART)))$(TESTRUN) -- $(BUILD) $(if $(NOTRACED),-- $(TESTS) $(NOTRACED)) \
-		$(if $(strip $(ISRACED)),-- $(BUILDRACE) -- $(WITHRACE) $(ISRACED)) $(MAKES)
+	@$(if $(CHOSEN),,$(error make proofs: there is no PART=$(PART)))$(BUILD)
+	@$(FRESH); failed=0; $(if $(NOTRACED),$(call TESTSUM,plain) $(TESTS) -json $(NOTRACED) || failed=1;) \
+		$(if $(strip $(ISRACED)),$(BUILDRACE) || exit 1; $(call TESTSUM,raced) $(WITHRACE) -json $(ISRACED) || failed=1;) \
+		$(MAKES) $(SUMMARY); exit $$failed
 
 .PHONY: $(PROOFS)
 $(PROOFS): under-test
@@ -151,42 +164,43 @@ soak: under-test ## CI: the proofs in their long form, in turn: DURATION=2h SEED
 	done
 	@cat .cache/figures
 
-ci: testrun # what CI runs
-	@$(TESTRUN) -- $(MAKE) check -- $(MAKE) proofs -- $(MAKE) vm -- $(MAKE) e2e-offline
+ci: # what CI runs
+	@$(MAKE) check
+	@$(MAKE) proofs
+	@$(MAKE) vm
+	@$(MAKE) e2e-offline
 
 vm-image: # make what virtual machines boot, of Debian's packages: KERNEL=linux-image-amd64
 	@tools/prerequisites --machines
 	@tools/vm-image $(VMIMAGE) $(KERNEL)
 
-vm: testrun ## developer: instances that are virtual machines, with a driver in them; SHORT= runs more of it
-	@tools/prerequisites --machines
-	@$(TESTRUN) -- tools/vm-image $(VMIMAGE) $(KERNEL) -- env $(PLAIN) $(GO) build -o $(PROGRAMS)/ ./cmd/... \
-		-- env OXIDE_VM_IMAGE=$(VMIMAGE) $(TESTS) $(SHORT) -v ./proofs/vm
+vm: vm-image ## developer: instances that are virtual machines, with a driver in them; SHORT= runs more of it
+	@$(PLAIN) $(GO) build -o $(PROGRAMS)/ ./cmd/...
+	@OXIDE_VM_IMAGE=$(VMIMAGE) $(TESTS) $(SHORT) -v ./proofs/vm
 
-rehearsal: testrun ## developer: docs/conformance.md by its own commands, on three virtual machines: PARTS=rules
-	@tools/prerequisites --machines
-	@$(TESTRUN) -- tools/vm-image $(VMIMAGE) $(KERNEL) -- env $(PLAIN) $(GO) build -o $(PROGRAMS)/ ./cmd/... \
-		-- env OXIDE_VM_IMAGE=$(VMIMAGE) OXIDE_REHEARSAL=yes REHEARSAL_PARTS='$(PARTS)' \
+rehearsal: vm-image ## developer: docs/conformance.md by its own commands, on three virtual machines: PARTS=rules
+	@$(PLAIN) $(GO) build -o $(PROGRAMS)/ ./cmd/...
+	@OXIDE_VM_IMAGE=$(VMIMAGE) OXIDE_REHEARSAL=yes REHEARSAL_PARTS='$(PARTS)' \
 		$(TESTS) -timeout=0 -v ./proofs/vm -run Rehears
 
-times: testrun # the packages and tests of the last `make test` by their time; TARGET=proofs
-	@.cache/testrun/testrun -table $(or $(TARGET),test)
+times: testrun # the tests of the last `make test` that took a second or more, the slowest first; TARGET=proofs
+	@cat $(KEPT)/$(or $(TARGET),test)-*.json | $(KEPT)/gotestsum tool slowest --threshold 1s
 
 testrun:
-	@$(PLAIN) $(GO) build -C tools -o $(CURDIR)/.cache/testrun/ ./testrun
+	@$(PLAIN) $(GO) build -modfile=tools/go.mod -o $(KEPT)/ gotest.tools/gotestsum
 
 e2e: ## developer: the suite on a kind cluster: FOCUS=CP-10 KEEP=1 KUBERNETES=v1.36.4
 	@$(E2E) -kubernetes $(KUBERNETES)
 
-e2e-offline: testrun ## developer: the same suite with images built here, without a registry
-	@$(TESTRUN) -- env $(E2E) -offline
+e2e-offline: ## developer: the same suite with images built here, without a registry
+	@$(E2E) -offline
 
 e2e-down: ## developer: remove the cluster that a run with KEEP=1 has left
 	@$(PLAIN) $(GO) run ./e2e/run -down
 
 under-test:
 	@tools/prerequisites
-	@$(PLAIN) $(GO) build -o $(PROGRAMS)/ ./cmd/... && $(PLAIN) $(GO) build -modfile=tools/go.mod -o $(PROGRAMS)/ $(TOOLS)
+	@$(BUILD)
 
 bench: ## developer: measure stages, publishes, memory, start-up and sizes
 	@tools/prerequisites

@@ -32,7 +32,7 @@ func Some[T any](t testing.TB, n int, cases []T) []T {
 	return some
 }
 
-// Left reports that the test leaves cases to the whole form. tools/testrun adds them up.
+// Left reports that the test leaves cases to the whole form. The Makefile adds them up.
 func Left(t testing.TB, cases int) {
 	t.Helper()
 	if testing.Short() && cases > 0 {
