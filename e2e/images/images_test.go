@@ -5,11 +5,10 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"testing/fstest"
-
-	"github.com/google/go-cmp/cmp"
 )
 
 // must ends the test on an error.
@@ -45,73 +44,18 @@ func TestEveryInputChangesTheName(t *testing.T) {
 }
 
 func TestOnlyTheReleasesOwnPackagesAreUsed(t *testing.T) {
-	for name, test := range map[string]struct {
-		text    string
-		stanzas bool
-		want    bool
-	}{
-		"lines": {
-			text: "# the mirror\ndeb http://mirror/debian bookworm main\n" +
-				"deb [signed-by=/k.gpg arch=amd64] http://mirror/security bookworm-security main\n" +
-				"deb-src http://mirror/debian bookworm main\n",
-			want: true,
-		},
-		"lines of another vendor": {text: "deb https://vendor/apt cloud-sdk-bookworm main\n"},
-		"another vendor's part of the release": {
-			text: "deb [arch=amd64] https://vendor/debian bookworm stable\n",
-		},
-		"another release":  {text: "deb http://mirror/debian trixie main\n"},
-		"nothing":          {text: "# deb http://mirror/debian bookworm main\n"},
-		"half of a vendor": {text: "deb http://m bookworm main\ndeb http://v nodistro main\n"},
-		"stanzas": {
-			stanzas: true, want: true,
-			text: "Types: deb deb-src\nURIs: http://mirror/debian\nSuites: bookworm bookworm-updates\n" +
-				"Components: main\n\nTypes: deb\n# a snapshot\nURIs: http://mirror/s\n" +
-				"Suites: bookworm-security\nComponents: main contrib\nSigned-By: /k.gpg\n",
-		},
-		"a stanza of another vendor": {
-			stanzas: true,
-			text:    "Types: deb\nURIs: https://v\nSuites: nodistro\nComponents: main\n",
-		},
-		"a stanza that is off": {
-			stanzas: true,
-			text:    "Types: deb\nURIs: http://m\nSuites: bookworm\nComponents: main\nEnabled: no\n",
-		},
+	const debian = "/d.sources:1 bookworm main\n/d.sources:1 bookworm-updates main\n" +
+		"/d.sources:2 bookworm-security main\n/d.sources:2 bookworm-security contrib\n"
+	for name, other := range map[string]string{
+		"alone":                                "",
+		"another vendor":                       "/v.list:1 cloud-sdk-bookworm main\n",
+		"another vendor's part of the release": "/v.list:1 bookworm stable\n",
+		"another release":                      "/v.list:1 trixie main\n",
+		"half of a vendor":                     "/v.list:1 bookworm main\n/v.list:2 nodistro main\n",
 	} {
-		t.Run(name, func(t *testing.T) {
-			if got := servesRelease(test.text, test.stanzas, "bookworm"); got != test.want {
-				t.Errorf("servesRelease = %v, want %v of\n%s", got, test.want, test.text)
-			}
-		})
-	}
-}
-
-func TestTheReleaseAndTheSourcesOfASystemAreRead(t *testing.T) {
-	root := t.TempDir()
-	write := func(path, text string) {
-		t.Helper()
-		file := filepath.Join(root, path)
-		must(t, os.MkdirAll(filepath.Dir(file), 0o755))
-		must(t, os.WriteFile(file, []byte(text), 0o600))
-	}
-	says := func(want string) {
-		t.Helper()
-		if got, err := readSystem(root); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("readSystem = %+v, %v, want an error with %q", got, err, want)
+		if got := ofRelease(other+debian, "bookworm"); !slices.Equal(got, []string{"/d.sources"}) {
+			t.Errorf("%s: %q, want Debian's file", name, got)
 		}
-	}
-	says("os-release")
-	write("etc/os-release", "ID=other\n")
-	says("expected a Debian")
-	write("etc/os-release", "ID=debian\nVERSION_CODENAME=\"bookworm\"\n")
-	says("apt source")
-	write("etc/apt/sources.list.d/vendor.list", "deb https://vendor nodistro main\n")
-	write("etc/apt/sources.list.d/debian.sources",
-		"Types: deb\nURIs: http://m\nSuites: bookworm\nComponents: main\n")
-	got, err := readSystem(root)
-	want := []string{filepath.Join(root, "etc/apt/sources.list.d/debian.sources")}
-	if err != nil || got.codename != "bookworm" || !cmp.Equal(got.sources, want) {
-		t.Errorf("readSystem = %+v, %v, want bookworm and %q", got, err, want)
 	}
 }
 

@@ -2,9 +2,9 @@ package images
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 )
 
 // Previous is the previous release, from which the suite upgrades. The zero value means that there
@@ -28,37 +28,21 @@ func FindPrevious(ctx context.Context, root, release string) (Previous, error) {
 	return Previous{Name: name, commit: commit}, err
 }
 
-// Unpack puts the tree of a release into the cache unless it is there.
-func (b *Builder) Unpack(ctx context.Context, p *Previous) error {
+// Unpack puts the tree of a release into the cache, in the place of that of another one.
+func (b *Builder) Unpack(ctx context.Context, p *Previous) (err error) {
 	if *p == (Previous{}) {
 		return nil
 	}
-	parent := filepath.Join(b.Cache, "previous")
-	p.Root = filepath.Join(parent, p.commit)
-	if _, err := os.Stat(p.Root); err == nil {
-		return nil
-	}
-	// Keep only one release in the cache.
-	if err := os.RemoveAll(parent); err != nil {
-		return fmt.Errorf("remove the tree of another release: %w", err)
-	}
-	partial := p.Root + ".partial"
-	if err := os.MkdirAll(partial, 0o755); err != nil {
-		return fmt.Errorf("make a directory for the tree of a release: %w", err)
-	}
-	archive := partial + ".tar"
-	if _, err := command(ctx, b.Root, nil, "git", "archive", "--output", archive,
-		p.commit); err != nil {
-		return err
-	}
-	if _, err := command(ctx, partial, nil, "tar", "--extract", "--file", archive); err != nil {
-		return err
-	}
-	if err := os.Remove(archive); err != nil {
-		return fmt.Errorf("remove the archive of a release: %w", err)
-	}
-	if err := os.Rename(partial, p.Root); err != nil {
-		return fmt.Errorf("keep the tree of a release: %w", err)
-	}
-	return nil
+	p.Root, err = b.keep("previous", "release", p.commit[:12], "", func(partial string) error {
+		if err := os.MkdirAll(partial, 0o755); err != nil {
+			return fmt.Errorf("make a directory for the tree of a release: %w", err)
+		}
+		archive := partial + ".tar"
+		_, err := command(ctx, b.Root, nil, "git", "archive", "--output", archive, p.commit)
+		if err == nil {
+			_, err = command(ctx, partial, nil, "tar", "--extract", "--file", archive)
+		}
+		return errors.Join(err, os.Remove(archive))
+	})
+	return err
 }

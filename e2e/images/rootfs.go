@@ -41,7 +41,7 @@ var dpkgOptions = []string{
 
 // makeRootfs makes an image of packages unless it exists, and returns its name.
 func (b *Builder) makeRootfs(ctx context.Context, r rootfs) (string, error) {
-	machine, err := readSystem("/")
+	machine, err := readSystem(ctx)
 	if err != nil {
 		return "", err
 	}

@@ -1,11 +1,11 @@
 package images
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
-	"os"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -21,109 +21,53 @@ type system struct {
 	sources []string
 }
 
-// readSystem reads the machine's release and its apt sources below root.
-func readSystem(root string) (system, error) {
-	release, err := os.ReadFile(filepath.Join(root, "etc/os-release"))
+// readSystem reads the machine's release, and asks apt for its sources.
+func readSystem(ctx context.Context) (system, error) {
+	codename, err := command(ctx, "/", nil, "sh", "-c",
+		`. /etc/os-release && echo "$VERSION_CODENAME"`)
 	if err != nil {
 		return system{}, fmt.Errorf("find out which Debian this is: %w", err)
 	}
-	s := system{codename: codename(string(release))}
-	if s.codename == "" {
-		return s, fmt.Errorf("expected a Debian or an Ubuntu, and /etc/os-release names no " +
+	if codename == "" {
+		return system{}, errors.New("expected a Debian or an Ubuntu, and /etc/os-release names no " +
 			"VERSION_CODENAME: run the suite with images from registries, or on a Debian")
 	}
-	files := []string{filepath.Join(root, "etc/apt/sources.list")}
-	for _, pattern := range []string{"*.list", "*.sources"} {
-		more, err := filepath.Glob(filepath.Join(root, "etc/apt/sources.list.d", pattern))
-		if err != nil {
-			return s, fmt.Errorf("look for apt sources: %w", err)
-		}
-		files = append(files, more...)
+	targets, err := command(ctx, "/", nil, "apt-get", "indextargets", "--no-release-info", "--format",
+		"$(SOURCESENTRY) $(RELEASE) $(COMPONENT)", "Created-By: Packages")
+	if err != nil {
+		return system{}, fmt.Errorf("look for apt sources: %w", err)
 	}
-	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err == nil && servesRelease(string(text), strings.HasSuffix(file, ".sources"), s.codename) {
-			s.sources = append(s.sources, file)
-		}
-	}
+	s := system{codename, ofRelease(targets, codename)}
 	if len(s.sources) == 0 {
 		return s, fmt.Errorf("expected an apt source with the main packages of %s in "+
-			"/etc/apt/sources.list or /etc/apt/sources.list.d, and found none: add one", s.codename)
+			"/etc/apt/sources.list or /etc/apt/sources.list.d, and found none: add one", codename)
 	}
 	return s, nil
 }
 
-func codename(osRelease string) string {
-	for line := range strings.Lines(osRelease) {
-		if value, ok := strings.CutPrefix(line, "VERSION_CODENAME="); ok {
-			return strings.Trim(strings.TrimSpace(value), `"'`)
+// ofRelease returns the files of apt sources that contain only sources of the release itself. The
+// sources of other vendors are left out. A target is FILE:ENTRY SUITE COMPONENT.
+func ofRelease(targets, codename string) []string {
+	hasMain, foreign := map[string]bool{}, map[string]bool{}
+	fileOf := func(entry string) string { return entry[:strings.LastIndexByte(entry, ':')] }
+	for line := range strings.Lines(targets) {
+		words := strings.Fields(line)
+		suite, _, _ := strings.Cut(words[1], "/")
+		base, kind, _ := strings.Cut(suite, "-")
+		ours := []string{"", "updates", "security", "backports", "proposed"}
+		if base != codename || !slices.Contains(ours, kind) {
+			foreign[fileOf(words[0])] = true
 		}
+		hasMain[words[0]] = hasMain[words[0]] || words[2] == "main"
 	}
-	return ""
-}
-
-// servesRelease reports whether a file of apt sources contains only sources of the release itself.
-// The sources of other vendors are left out.
-func servesRelease(text string, stanzas bool, codename string) bool {
-	entries := oneLineEntries(text)
-	if stanzas {
-		entries = stanzaEntries(text)
+	files := map[string]bool{}
+	for entry, has := range hasMain {
+		file := fileOf(entry)
+		foreign[file] = foreign[file] || !has
+		files[file] = true
 	}
-	for _, e := range entries {
-		for _, suite := range e.suites {
-			base, _, _ := strings.Cut(suite, "/")
-			base, kind, _ := strings.Cut(base, "-")
-			ours := []string{"", "updates", "security", "backports", "proposed"}
-			if base != codename || !slices.Contains(ours, kind) {
-				return false
-			}
-		}
-		if !slices.Contains(e.components, "main") {
-			return false
-		}
-	}
-	return len(entries) > 0
-}
-
-// entry is one source of packages.
-type entry struct{ suites, components []string }
-
-// oneLineEntries reads "deb [options] URI suite component…".
-func oneLineEntries(text string) []entry {
-	var entries []entry
-	for line := range strings.Lines(text) {
-		line, _, _ = strings.Cut(line, "#")
-		line, isDeb := strings.CutPrefix(strings.TrimSpace(line), "deb ")
-		if !isDeb {
-			continue
-		}
-		line = strings.TrimSpace(line)
-		if strings.HasPrefix(line, "[") {
-			_, line, _ = strings.Cut(line, "]")
-		}
-		if words := strings.Fields(line); len(words) >= 3 {
-			entries = append(entries, entry{suites: words[1:2], components: words[2:]})
-		}
-	}
-	return entries
-}
-
-// stanzaEntries reads paragraphs of fields.
-func stanzaEntries(text string) []entry {
-	var entries []entry
-	for paragraph := range strings.SplitSeq(text, "\n\n") {
-		fields := map[string][]string{}
-		lines := bufio.NewScanner(strings.NewReader(paragraph))
-		for lines.Scan() {
-			if name, value, ok := strings.Cut(lines.Text(), ":"); ok && !strings.HasPrefix(name, "#") {
-				fields[strings.ToLower(name)] = strings.Fields(value)
-			}
-		}
-		if slices.Contains(fields["types"], "deb") && !slices.Contains(fields["enabled"], "no") {
-			entries = append(entries, entry{suites: fields["suites"], components: fields["components"]})
-		}
-	}
-	return entries
+	maps.DeleteFunc(files, func(file string, _ bool) bool { return foreign[file] })
+	return slices.Sorted(maps.Keys(files))
 }
 
 // snapshotClient is the module in which the kinds of snapshots are published.

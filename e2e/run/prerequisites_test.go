@@ -2,13 +2,8 @@ package main
 
 import (
 	"errors"
-	"math"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
 // well returns a machine that lacks nothing.
@@ -78,28 +73,5 @@ func TestEverythingAMachineLacksIsReportedInOneSentence(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-func TestFreeDiskSpaceIsMeasuredWhereTheCacheWillBe(t *testing.T) {
-	dir := t.TempDir()
-	there, err := free(dir)
-	if err != nil || there <= 0 || there == math.MaxInt64 {
-		t.Fatalf("free(%s) = %d, %v", dir, there, err)
-	}
-	if notYet, err := free(filepath.Join(dir, "not", "yet")); err != nil || notYet <= 0 {
-		t.Errorf("free of a directory that is not there yet = %d, %v, want its parent's", notYet, err)
-	}
-	file := filepath.Join(dir, "file")
-	csitest.Must(t, os.WriteFile(file, nil, 0o600))
-	if _, err := free(filepath.Join(file, "below")); err == nil {
-		t.Error("free of a path below a file succeeded")
-	}
-}
-
-func TestTheFactsAboutThisMachineCanBeRead(t *testing.T) {
-	m, err := look(t.Context(), options{cache: t.TempDir()})
-	if err != nil || !m.programs["go"] || m.memory == 0 || m.disk == 0 {
-		t.Errorf("look = %+v, %v, want a machine with Go, memory and disk", m, err)
 	}
 }
