@@ -100,16 +100,6 @@ func (f *fixture) appPod(ctx context.Context) *pod {
 	return found.Running(ctx)
 }
 
-// expectFile checks the file and the size of the Deployment's filesystem.
-func expectFile(ctx context.Context, text string) {
-	GinkgoHelper()
-	p := s.appPod(ctx)
-	Expect(p.Sh(ctx, "cat /data/0/file")).To(Equal(text))
-	kind, sizeBytes := p.Filesystem(ctx, "/data/0")
-	Expect(kind).To(Equal("ext4"))
-	Expect(sizeBytes).To(beMostOf(2))
-}
-
 func undoesAndGrows(ctx SpecContext) {
 	operator := newDoctor(ctx)
 	xfs := s.Class(ctx, Class{Parameters: map[string]string{fsTypeKey: "xfs"}})
@@ -207,34 +197,4 @@ func inGiB(o *unstructured.Unstructured, class string) {
 	}
 	Expect(unstructured.SetNestedSlice(o.Object, templates, "spec", "volumeClaimTemplates")).
 		To(Succeed())
-}
-
-// growsOnColdRack counts how often the node keeper stops a node for a growth.
-func growsOnColdRack(ctx SpecContext) {
-	operator, claim := newDoctor(ctx), s.Claim(ctx, Claim{})
-	s.app(ctx, claim)
-	p := s.appPod(ctx)
-	p.Sh(ctx, "echo kept >/data/0/file; sync")
-	first, from := s.Bound(ctx, claim).Name, p.Node(ctx)
-	withoutHotplug(ctx)
-	since, began := lastRequest(ctx), time.Now()
-	operator.claim(ctx, "grow", s.path(claim), "--size=2Gi")
-	took := time.Since(began)
-	coldAttached(ctx)
-	expectFile(ctx, "kept")
-	to, stops := s.appPod(ctx).Node(ctx), allStopsSince(ctx, since)
-	operator.claim(ctx, "forget", s.path(claim))
-	volumeGone(ctx, first)
-	coldAttached(ctx)
-	fmt.Printf("FIGURE claim-kind grow_seconds=%.0f stops=%d same_node=%t stops_with_forget=%d\n",
-		took.Seconds(), stops, from == to, allStopsSince(ctx, since))
-}
-
-// allStopsSince is stopsSince for all workers together.
-func allStopsSince(ctx context.Context, since int) (stops int) {
-	GinkgoHelper()
-	for _, n := range stopsSince(ctx, since) {
-		stops += n
-	}
-	return stops
 }

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -216,39 +215,6 @@ func recorded(ctx context.Context, name string) (keeperRecord, error) {
 		}
 	}
 	return keeperRecord{}, nil
-}
-
-// tellMemory prints the peak memory of the keepers and of their containers beside the nodes'
-// drivers. Three quarters of it are pages of the program file.
-func tellMemory(ctx context.Context) {
-	GinkgoHelper()
-	leads := leader(ctx)
-	var active, standby, leave int
-	for _, p := range installedPods(ctx, ofKeeper, "") {
-		peak := peakMiB(ctx, p, "oxide-node-keeper")
-		Expect(peak).To(BeNumerically("<=", 40), "MiB of %s", p.Name)
-		if p.Name == leads.Name {
-			active = peak
-		} else {
-			standby = max(standby, peak)
-		}
-	}
-	for _, p := range installedPods(ctx, ofNode, "") {
-		leave = max(leave, peakMiB(ctx, p, "leave"))
-	}
-	fmt.Printf("FIGURE keeper-rss peak_mib=%d standby_peak_mib=%d leave_peak_mib=%d\n", active,
-		standby, leave)
-}
-
-// peakMiB returns the peak memory of a container's process.
-func peakMiB(ctx context.Context, p corev1.Pod, container string) int {
-	GinkgoHelper()
-	text, err := machines[p.Spec.NodeName].run(ctx, fmt.Sprintf(
-		"awk '/^VmHWM/{print $2}' /proc/%s/status", processOf(ctx, p, container)))
-	Expect(err).NotTo(HaveOccurred())
-	kib, err := strconv.Atoi(strings.TrimSpace(text))
-	Expect(err).NotTo(HaveOccurred())
-	return kib >> 10
 }
 
 // lostBeats counts lost writes: the container before the last one reported them as done, but they

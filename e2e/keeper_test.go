@@ -33,8 +33,6 @@ var _ = Describe("the node keeper", Ordered, ContinueOnFailure, func() {
 		"once on a node that stays", keepsTheDriver, NodeTimeout(keeperTimeout))
 	It("CP-9 removes the startup taint when the driver is registered, and not before", freesNewNodes,
 		NodeTimeout(2*time.Minute))
-	It("D-61 D-68 stops nodes for a claim that is grown, and so it gets its disk",
-		Label("long"), growsOnColdRack, NodeTimeout(2*keeperTimeout))
 })
 
 // attachesToMany creates pods on a rack without hot-plug, on nodes that already run some.
@@ -67,7 +65,6 @@ func attachesToMany(ctx SpecContext) {
 		len(workers), stops[workers[0]]+stops[workers[1]], lost, took.Seconds(), restarted)
 	Expect(stops).To(Equal(map[string]int{workers[0]: 1, workers[1]: 1}))
 	Expect(lost).To(BeZero(), "writes that were durable and are not there")
-	tellMemory(ctx)
 }
 
 // survivesItsLeader kills the leading keeper, so that it keeps its lease, while an instance is

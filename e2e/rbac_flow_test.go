@@ -184,6 +184,10 @@ func (f *flow) pod(ctx context.Context, name, node, claim string) error {
 	if err := f.make(ctx, fmt.Sprintf(flowPod, name, node, claim)); err != nil {
 		return err
 	}
+	return f.running(ctx, name)
+}
+
+func (f *flow) running(ctx context.Context, name string) error {
 	return poll(ctx, flowTimeout, func(ctx context.Context) error {
 		p, err := api.CoreV1().Pods(f.ns).Get(ctx, name, metav1.GetOptions{})
 		if err == nil && p.Status.Phase != corev1.PodRunning {

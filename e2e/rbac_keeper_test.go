@@ -11,7 +11,6 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -113,13 +112,7 @@ func (f *flow) leave(ctx context.Context) error {
 			"trap : TERM; while :; do sleep 1; done", 1))
 	}
 	if err == nil {
-		err = poll(ctx, flowTimeout, func(ctx context.Context) error {
-			p, err := api.CoreV1().Pods(f.ns).Get(ctx, f.name, metav1.GetOptions{})
-			if err == nil && p.Status.Phase != corev1.PodRunning {
-				err = fmt.Errorf("%w: the pod is %s", errNotYet, p.Status.Phase)
-			}
-			return err
-		})
+		err = f.running(ctx, f.name)
 	}
 	if err != nil {
 		return err

@@ -97,13 +97,11 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout 
 	}
 	s := suiteRun{options: o, root: root, before: before, install: install, engine: docker,
 		stdout: stdout}
-	if !o.buildOnly {
-		release, err := s.claim(ctx)
-		if err != nil {
-			return err
-		}
-		defer release()
+	release, err := s.claim(ctx)
+	if err != nil {
+		return err
 	}
+	defer release()
 	err = s.buildAndTest(ctx)
 	if o.keep && docker.Own() {
 		fmt.Fprintf(stdout, "e2e: kept the engine: export DOCKER_HOST=%s; remove everything with "+

@@ -15,7 +15,7 @@ import (
 
 // options contains the user's settings.
 type options struct {
-	offline, down, buildOnly bool
+	offline, down            bool
 	focus, label, kubernetes string
 	timeout                  time.Duration
 
@@ -50,7 +50,6 @@ func parse(args []string, getenv func(string) string, output io.Writer) (options
 	flags.StringVar(&o.focus, "focus", "", "run the specs whose text matches this expression")
 	flags.StringVar(&o.label, "label", "",
 		"run the specs whose labels match this expression (default !long, and every spec with -focus)")
-	flags.BoolVar(&o.buildOnly, "build-only", false, "build the images and run no spec")
 	flags.BoolVar(&o.down, "down", false, "remove what a run with KEEP=1 has left")
 	flags.StringVar(&o.kubernetes, "kubernetes", "",
 		"version of the nodes (default "+published+", and "+images.Kubernetes+" with -offline)")

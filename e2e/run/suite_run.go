@@ -52,9 +52,6 @@ func (s *suiteRun) buildAndTest(ctx context.Context) (err error) {
 		return err
 	}
 	fmt.Fprintf(s.stdout, "FIGURE e2e images-seconds=%.0f\n", time.Since(began).Seconds())
-	if s.buildOnly {
-		return nil
-	}
 	work, err := s.workDir(ctx)
 	if err != nil {
 		return err
