@@ -39,43 +39,6 @@ const (
 	driver = nodes + ".containers[oxide-plugin]"
 )
 
-// words are what the RFD and Kubernetes want to find in every release, whatever else changes.
-var words = map[string][]string{
-	"Deployment/oxide-csi-controller.spec.": {`replicas: 2`, `strategy.rollingUpdate.maxSurge: 0`,
-		`template.spec.containers[oxide-plugin].args[]: "--endpoint=$(CSI_ENDPOINT)"`,
-		`template.spec.containers[oxide-plugin].args[]: "--mode=controller"`,
-		`template.spec.containers[oxide-plugin].livenessProbe.httpGet.path: "/healthz"`,
-		`template.spec.containers[csi-attacher].args[]: "--leader-election=true"`,
-		`template.spec.containers[csi-attacher].args[]: "--timeout=30s"`,
-		`template.spec.containers[csi-provisioner].args[]: "--leader-election-lease-duration=45s"`,
-		`template.spec.containers[csi-provisioner].args[]: "--default-fstype=ext4"`},
-	"Deployment/oxide-csi-controller.spec.template.spec.containers[": {
-		`oxide-plugin].env[CSI_ENDPOINT].value: "unix:///csi/csi.sock"`,
-		`oxide-plugin].volumeMounts[socket-dir].mountPath: "/csi"`,
-		`csi-provisioner].volumeMounts[socket-dir].mountPath: "/csi"`,
-		`csi-attacher].volumeMounts[socket-dir].mountPath: "/csi"`,
-		`csi-snapshotter].volumeMounts[socket-dir].mountPath: "/csi"`},
-	nodes + ".": {`tolerations[0].operator: "Exists"`, `priorityClassName: "system-node-critical"`,
-		`volumes[device-dir].hostPath.path: "/dev"`},
-	driver + ".": {`args[]: "--endpoint=$(CSI_ENDPOINT)"`, `args[]: "--mode=node"`,
-		`volumeMounts[kubelet-dir].mountPropagation: "Bidirectional"`,
-		`livenessProbe.httpGet.path: "/healthz"`},
-	"CSIDriver/csi.oxide.computer.spec.": {`fsGroupPolicy: "File"`, `storageCapacity: false`,
-		`nodeAllocatableUpdatePeriodSeconds: 60`},
-	"StorageClass/oxide-disk.": {`allowVolumeExpansion: false`},
-}
-
-func TestTheWordsOfTheRFDStay(t *testing.T) {
-	lines := whole(t)
-	for at, all := range words {
-		for _, word := range all {
-			if !slices.Contains(lines, at+word) {
-				t.Errorf("there is no %s%s", at, word)
-			}
-		}
-	}
-}
-
 func TestEachRuleOfARoleHasOneResourceAndNoWildcard(t *testing.T) { // D-54
 	lines := whole(t)
 	rules := matching(lines, `((?:Cluster)?Role/\S+\.rules\[\d+\])`)

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	appsv1 "k8s.io/api/apps/v1"
 	"sigs.k8s.io/yaml"
 )
 
@@ -192,42 +191,5 @@ func closed(part any) {
 		for _, deeper := range part {
 			closed(deeper)
 		}
-	}
-}
-
-// TestTheSnapshottersVersionsKnowTheirFeatureGates finds a version that has removed a gate. Given
-// an unknown gate, both programs end with an error.
-func TestTheSnapshottersVersionsKnowTheirFeatureGates(t *testing.T) {
-	checked := 0
-	all := append(objects(t, with("snapshots.enabled=true")...),
-		build(t, "kustomize/snapshot-controller")...)
-	for _, d := range all.kinds("Deployment") {
-		for _, c := range find[appsv1.Deployment](t, all, "Deployment",
-			d.GetName()).Spec.Template.Spec.Containers {
-			for _, arg := range c.Args {
-				gates, ok := strings.CutPrefix(arg, "--feature-gates=")
-				if !ok {
-					continue
-				}
-				_, tag, _ := strings.Cut(c.Image, ":")
-				major, _, _ := strings.Cut(tag, ".")
-				text, err := os.ReadFile(filepath.Join(module(t, "github.com/kubernetes-csi/"+
-					"external-snapshotter/"+major+"@"+tag), "pkg", "features", "features.go"))
-				if err != nil {
-					t.Fatal(err)
-				}
-				for gate := range strings.SplitSeq(gates, ",") {
-					name, _, _ := strings.Cut(gate, "=")
-					if !strings.Contains(string(text), `= "`+name+`"`) {
-						t.Errorf("%s has %s, and %s does not know it", c.Name, arg, c.Image)
-					}
-					checked++
-				}
-			}
-		}
-	}
-	if checked != 2 {
-		t.Errorf("%d feature gates were compared, want one of csi-snapshotter and of snapshot-controller",
-			checked)
 	}
 }
