@@ -4,11 +4,11 @@ package e2e
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
-	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -87,7 +87,7 @@ var _ = Describe("a restart", func() {
 				waiting = append(waiting,
 					s.Pod(ctx, Pod{Claims: []string{claim}, Node: workers[i%len(workers)]}))
 			}
-			leader := provisionerLeader(ctx)
+			leads := leader(ctx, provisionerLease, ofController)
 			// The disk exists before its request is answered, but the rack logs the request only after
 			// the answer.
 			Eventually(func() int { return len(newDisks(ctx, before)) }).WithContext(ctx).
@@ -95,12 +95,12 @@ var _ = Describe("a restart", func() {
 			Expect(len(requestsOf(ctx, "disk_create", since))).To(BeNumerically("<", len(waiting)),
 				"some callers should still wait for their answer")
 			now := int64(0)
-			removePod(ctx, leader, metav1.DeleteOptions{GracePeriodSeconds: &now})
+			removePod(ctx, leads, metav1.DeleteOptions{GracePeriodSeconds: &now})
 			for _, p := range waiting {
 				p.Running(ctx)
 			}
 			s.OneDiskEach(ctx, before, claims...)
-			Expect(provisionerLeader(ctx).UID).NotTo(Equal(leader.UID))
+			Expect(leader(ctx, provisionerLease, ofController).UID).NotTo(Equal(leads.UID))
 			stay()
 		})
 		devices := loopDevices(ctx)
@@ -126,29 +126,28 @@ var _ = Describe("a restart", func() {
 	}, NodeTimeout(6*time.Minute))
 })
 
-// provisionerLeader returns the controller's pod whose provisioner holds the Lease. The driver in
-// that pod gets its calls.
-func provisionerLeader(ctx context.Context) corev1.Pod {
-	GinkgoHelper()
-	var leader corev1.Pod
-	Eventually(func(g Gomega) {
-		lease, err := api.CoordinationV1().Leases(driverNamespace).Get(ctx, "csi-oxide-computer",
-			metav1.GetOptions{})
-		g.Expect(err).NotTo(HaveOccurred())
-		g.Expect(lease.Spec.HolderIdentity).NotTo(BeNil())
-		g.Expect(leaseHolds(lease)).To(BeTrue(), "the lease %+v", lease.Spec)
-		p, err := api.CoreV1().Pods(driverNamespace).Get(ctx, *lease.Spec.HolderIdentity,
-			metav1.GetOptions{})
-		g.Expect(err).NotTo(HaveOccurred())
-		leader = *p
-	}).WithContext(ctx).Should(Succeed(), "a controller should lead")
-	return leader
-}
+// provisionerLease is the Lease of the leading provisioner. The driver in its pod gets its calls.
+const provisionerLease = "csi-oxide-computer"
 
-func leaseHolds(lease *coordinationv1.Lease) bool {
-	spec := lease.Spec
-	return spec.RenewTime != nil && spec.LeaseDurationSeconds != nil &&
-		time.Since(spec.RenewTime.Time) < time.Duration(*spec.LeaseDurationSeconds)*time.Second
+// leader waits until one of the installation's pods that match a selector holds a Lease, and
+// returns it.
+func leader(ctx context.Context, name, selector string) corev1.Pod {
+	GinkgoHelper()
+	var leads corev1.Pod
+	Eventually(func(g Gomega) {
+		lease, err := api.CoordinationV1().Leases(driverNamespace).Get(ctx, name, metav1.GetOptions{})
+		g.Expect(err).NotTo(HaveOccurred())
+		spec := lease.Spec
+		g.Expect(spec.HolderIdentity).NotTo(BeNil())
+		g.Expect(spec.RenewTime).NotTo(BeNil())
+		g.Expect(time.Since(spec.RenewTime.Time).Seconds()).To(
+			BeNumerically("<", *spec.LeaseDurationSeconds), "the lease %+v", spec)
+		all := installedPods(ctx, selector, "")
+		i := slices.IndexFunc(all, func(p corev1.Pod) bool { return p.Name == *spec.HolderIdentity })
+		g.Expect(i).NotTo(Equal(-1), "the holder is %s", *spec.HolderIdentity)
+		leads = all[i]
+	}).WithContext(ctx).Should(Succeed(), "one of the pods with %s should lead", selector)
+	return leads
 }
 
 // loopDevices returns the loop devices of the rack, with the serials of their disks.

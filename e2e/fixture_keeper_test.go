@@ -157,23 +157,6 @@ func stopsSince(ctx context.Context, since int) map[string]int {
 	return stops
 }
 
-// leader waits until a keeper leads, and returns its pod.
-func leader(ctx context.Context) corev1.Pod {
-	GinkgoHelper()
-	var leads corev1.Pod
-	Eventually(func(g Gomega) {
-		lease, err := api.CoordinationV1().Leases(driverNamespace).Get(ctx, keeperLease,
-			metav1.GetOptions{})
-		g.Expect(err).NotTo(HaveOccurred())
-		g.Expect(lease.Spec.HolderIdentity).NotTo(BeNil())
-		all, name := installedPods(ctx, ofKeeper, ""), *lease.Spec.HolderIdentity
-		i := slices.IndexFunc(all, func(p corev1.Pod) bool { return p.Name == name })
-		g.Expect(i).NotTo(Equal(-1), "the holder is %s", name)
-		leads = all[i]
-	}).WithContext(ctx).Should(Succeed(), "a keeper should lead")
-	return leads
-}
-
 // inStep waits until an operation is in one of these steps, and returns its worker.
 func inStep(ctx context.Context, steps ...string) string {
 	GinkgoHelper()

@@ -69,32 +69,6 @@ func (f *fixture) atEnd(do func(context.Context)) {
 	}, NodeTimeout(settleTimeout+time.Minute))
 }
 
-// Volume creates a PersistentVolume for the claim of that name, from the UUID of a disk that
-// somebody made by hand. When the spec ends, the PersistentVolume is deleted, and the disk is not.
-func (f *fixture) Volume(ctx context.Context, disk, claim string, giB int,
-	edit func(*corev1.PersistentVolume)) *corev1.PersistentVolume {
-	GinkgoHelper()
-	pv := &corev1.PersistentVolume{
-		ObjectMeta: metav1.ObjectMeta{Name: f.ns + "-" + claim},
-		Spec: corev1.PersistentVolumeSpec{
-			Capacity:                      corev1.ResourceList{corev1.ResourceStorage: gib(giB)},
-			AccessModes:                   []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
-			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
-			ClaimRef:                      &corev1.ObjectReference{Namespace: f.ns, Name: claim},
-			PersistentVolumeSource: corev1.PersistentVolumeSource{
-				CSI: &corev1.CSIPersistentVolumeSource{Driver: driverName, VolumeHandle: disk},
-			},
-		},
-	}
-	if edit != nil {
-		edit(pv)
-	}
-	made, err := api.CoreV1().PersistentVolumes().Create(ctx, pv, metav1.CreateOptions{})
-	Expect(err).NotTo(HaveOccurred())
-	f.atEnd(func(ctx context.Context) { f.DeleteVolume(ctx, pv.Name) })
-	return made
-}
-
 // DeleteVolume deletes a PersistentVolume after setting its policy to Retain, as an operator does
 // to keep the disk. It is no error if the PersistentVolume is gone.
 func (f *fixture) DeleteVolume(ctx context.Context, name string) {

@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -59,12 +60,11 @@ func (f *fixture) close(ctx SpecContext) {
 // filesystem.
 type Claim struct {
 	Name    string // default: claim-N
-	Class   string // "-" means none
+	Class   string
 	GiB     int
 	Block   bool
 	Access  corev1.PersistentVolumeAccessMode
 	Restore string // from a VolumeSnapshot in the same namespace
-	Volume  string // the PersistentVolume to bind to
 }
 
 var claims atomic.Int64
@@ -89,19 +89,12 @@ func (c *Claim) object() *corev1.PersistentVolumeClaim {
 	if c.Access == "" {
 		c.Access = corev1.ReadWriteOnce
 	}
-	class := c.Class
-	switch class {
-	case "":
-		class = diskClass
-	case "-":
-		class = ""
-	}
+	class := cmp.Or(c.Class, diskClass)
 	claim := &corev1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{Name: c.Name},
 		Spec: corev1.PersistentVolumeClaimSpec{
 			AccessModes:      []corev1.PersistentVolumeAccessMode{c.Access},
 			StorageClassName: &class,
-			VolumeName:       c.Volume,
 			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{
 				corev1.ResourceStorage: gib(c.GiB),
 			}},

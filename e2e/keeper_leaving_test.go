@@ -22,7 +22,7 @@ import (
 
 // fences stops the node on which the leading keeper runs.
 func fences(ctx SpecContext) {
-	off := leader(ctx).Spec.NodeName
+	off := leader(ctx, keeperLease, ofKeeper).Spec.NodeName
 	s.replaced(ctx, off)
 	stopInstance(ctx, off)
 	s.elsewhere(ctx, off)

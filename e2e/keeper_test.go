@@ -78,7 +78,7 @@ func survivesItsLeader(ctx SpecContext) {
 	withoutHotplug(ctx)
 	since := lastRequest(ctx)
 	stopped := workers[0]
-	if leader(ctx).Spec.NodeName == stopped {
+	if leader(ctx, keeperLease, ofKeeper).Spec.NodeName == stopped {
 		stopped = workers[1]
 	}
 	onlyOn(ctx, stopped)
@@ -90,7 +90,7 @@ func survivesItsLeader(ctx SpecContext) {
 		cordon(ctx, worker, false)
 	}
 	Expect(inStep(ctx, "Stopping", "Attaching")).To(Equal(stopped))
-	dies := leader(ctx)
+	dies := leader(ctx, keeperLease, ofKeeper)
 	Expect(dies.Spec.NodeName).NotTo(Equal(stopped), "no keeper stops its own node")
 	// The frozen process does not notice the pod's deletion, so it keeps its lease until the lease
 	// expires.

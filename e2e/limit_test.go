@@ -8,6 +8,7 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -80,12 +81,8 @@ func fillByHand(ctx context.Context, worker string, n int) []string {
 // allocatable returns how many volumes the scheduler allows on a worker.
 func allocatable(ctx context.Context, worker string) int {
 	GinkgoHelper()
-	csiNode, err := api.StorageV1().CSINodes().Get(ctx, worker, metav1.GetOptions{})
-	Expect(err).NotTo(HaveOccurred())
-	for _, d := range csiNode.Spec.Drivers {
-		if d.Name == driverName && d.Allocatable != nil && d.Allocatable.Count != nil {
-			return int(*d.Allocatable.Count)
-		}
+	if d := driverOn(ctx, worker); d.Allocatable != nil && d.Allocatable.Count != nil {
+		return int(*d.Allocatable.Count)
 	}
 	return 0
 }
@@ -93,14 +90,20 @@ func allocatable(ctx context.Context, worker string) int {
 // instanceOf returns the node ID with which the driver is registered on a worker.
 func instanceOf(ctx context.Context, worker string) string {
 	GinkgoHelper()
+	return driverOn(ctx, worker).NodeID
+}
+
+// driverOn returns what a worker's kubelet has published of the driver, or zero.
+func driverOn(ctx context.Context, worker string) storagev1.CSINodeDriver {
+	GinkgoHelper()
 	csiNode, err := api.StorageV1().CSINodes().Get(ctx, worker, metav1.GetOptions{})
 	Expect(err).NotTo(HaveOccurred())
 	for _, d := range csiNode.Spec.Drivers {
 		if d.Name == driverName {
-			return d.NodeID
+			return d
 		}
 	}
-	return ""
+	return storagev1.CSINodeDriver{}
 }
 
 // countEvery sets how often the kubelets ask the driver for its limit, until the spec ends.

@@ -7,7 +7,6 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
@@ -22,42 +21,43 @@ const provisionedBy = "pv.kubernetes.io/provisioned-by"
 
 func usesDiskByHand(ctx SpecContext) {
 	disk := s.diskByHand(ctx, "archive-of-"+s.ns, 20)
-	const first = "oxide-static" // the example's claim and volume
-	s.atEnd(func(ctx context.Context) { s.DeleteVolume(ctx, first) })
-	s.applyExample(ctx, "static.yaml", func(o *unstructured.Unstructured) {
-		if o.GetKind() == "PersistentVolume" {
-			o.SetNamespace("")
-			set(o, s.ns, "spec", "claimRef", "namespace")
-			set(o, disk, "spec", "csi", "volumeHandle")
-		}
-	})
-	s.Bound(ctx, first)
-	writer := s.Pod(ctx, Pod{Claims: []string{first}, Node: workers[0]}).Running(ctx)
+	const name = "oxide-static" // the example's claim and volume
+	s.atEnd(func(ctx context.Context) { s.DeleteVolume(ctx, name) })
+	apply := func(annotations map[string]string, policy string) {
+		GinkgoHelper()
+		s.applyExample(ctx, "static.yaml", func(o *unstructured.Unstructured) {
+			if o.GetKind() == "PersistentVolume" {
+				o.SetNamespace("")
+				o.SetAnnotations(annotations)
+				set(o, s.ns, "spec", "claimRef", "namespace")
+				set(o, disk, "spec", "csi", "volumeHandle")
+				set(o, policy, "spec", "persistentVolumeReclaimPolicy")
+			}
+		})
+		s.Bound(ctx, name)
+	}
+	apply(nil, "Retain") // as in the example
+	writer := s.Pod(ctx, Pod{Claims: []string{name}, Node: workers[0]}).Running(ctx)
 	// The disk was blank, so the driver has formatted it.
 	writer.Sh(ctx, "echo by hand >/data/0/file; sync")
 	kind, sizeBytes := writer.Filesystem(ctx, "/data/0")
 	Expect(kind).To(Equal("ext4"))
 	Expect(sizeBytes).To(beMostOf(20))
 	writer.Delete(ctx)
-	s.DeleteClaim(ctx, first)
-	s.DeleteVolume(ctx, first)
+	s.DeleteClaim(ctx, name)
+	s.DeleteVolume(ctx, name)
 	Expect(theRack.attachedTo(ctx, disk)).To(BeEmpty())
 
-	second := s.Volume(ctx, disk, "second", 20, func(pv *corev1.PersistentVolume) {
-		pv.Annotations = map[string]string{provisionedBy: driverName}
-		pv.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimDelete
-	})
-	s.Claim(ctx, Claim{Name: "second", Class: "-", Volume: second.Name})
-	s.Bound(ctx, "second")
-	reader := s.Pod(ctx, Pod{Claims: []string{"second"}, Node: workers[1]}).Running(ctx)
+	apply(map[string]string{provisionedBy: driverName}, "Delete")
+	reader := s.Pod(ctx, Pod{Claims: []string{name}, Node: workers[1]}).Running(ctx)
 	Expect(reader.Sh(ctx, "cat /data/0/file")).To(Equal("by hand"))
 	reader.Delete(ctx)
-	s.DeleteClaim(ctx, "second")
-	s.VolumeEvent(ctx, second.Name, "DiskNotOurs", "has no ownership tag of this driver",
+	s.DeleteClaim(ctx, name)
+	s.VolumeEvent(ctx, name, "DiskNotOurs", "has no ownership tag of this driver",
 		"give the volume the reclaim policy Retain")
 	Expect(theRack.disk(ctx, disk).Description).To(Equal("made by hand"))
 	// The advice in the event helps: the PersistentVolume is deleted, and the disk stays.
-	s.DeleteVolume(ctx, second.Name)
+	s.DeleteVolume(ctx, name)
 	Expect(theRack.hasDisk(ctx, disk)).To(BeTrue())
 }
 
