@@ -194,10 +194,7 @@ func (w *job) runRules(ctx context.Context) {
 		says := strings.ReplaceAll(rule.Says, "`", "")
 		result := report.Result{Group: partRules, ID: rule.ID, Name: says, Reason: ruled.Reason,
 			Seconds: ruled.Took.Seconds(), Tries: ruled.Tries, Source: rule.Source,
-			Extent: ruled.Extent, Evidence: answers(ruled.Exchanges), Status: map[rules.Status]report.Status{
-				rules.Passed: report.Passed, rules.Failed: report.Failed,
-				rules.Blocked: report.Blocked, rules.NotTested: report.NotTested,
-			}[ruled.Status]}
+			Extent: ruled.Extent, Evidence: answers(ruled.Exchanges), Status: ruled.Status}
 		if ctx.Err() != nil {
 			result.Status, result.Reason = report.Interrupted, "the run was interrupted"
 		}

@@ -44,7 +44,7 @@ func callsOfLife(rpc string) []string {
 }
 
 // TestTheRulesNameEveryReadOfTheDriverBeforeAChange compares the reads that the rules name with
-// those of the driver, because simulator/ASSUMPTIONS.md is written from the rules.
+// those of the driver.
 func TestTheRulesNameEveryReadOfTheDriverBeforeAChange(t *testing.T) {
 	want, got := map[string]string{}, map[string]string{}
 	for i, call := range lifeCalls[1:] {

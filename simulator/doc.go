@@ -12,8 +12,8 @@
 // package console its web page, which also shows what package flightlog reads of drivers' flight
 // records.
 //
-// Every rule of the rack in this code cites an assumption (A01, A02, …) of ASSUMPTIONS.md, which
-// names its source. The test of a rule has the rule's number in its name. An operation that a
+// Every rule of the rack in this code cites an assumption (A01, A02, …) of package rules, whose
+// ASSUMPTIONS.md names its source. The test of a rule has the rule's number in its name. An operation that a
 // rack has and this package lacks is answered with 501 and logged as an error, so no response is
 // wrong by accident. An adminapi.Fault makes a response wrong on purpose.
 //

@@ -15,54 +15,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// accessRules are about versions, tokens and roles.
-var accessRules = []Rule{
-	{
-		ID: "A11",
-		Says: "Ping needs no token; the scheme is compared without case; a bearer that does not begin " +
-			"with `oxide-token-` counts as none; none and a wrong one are 401",
-		Why: "The driver reads its token file again after a 401, and reports the token as rejected " +
-			"when that does not help.",
-		Source: "read: nexus/auth/src/authn/external/token.rs, the headers crate's Bearer",
-		Calls:  []string{"ping", "current_user_view"},
-		Check:  checkTokens,
-	},
-	{
-		ID: "A13",
-		Says: "`api-version` absent is the newest; one newer than the server's is 400, and so is what " +
-			"is no version; the version is checked before the path. (A rack serves an older one in its " +
-			"own shape. Disks, snapshots and instances are alike from v20 to v22; the simulator serves " +
-			"these versions, and answers 501 to an older one)",
-		Why: "Oxide's client names the version that it was made for, so that a newer rack answers " +
-			"it in that shape and an older one refuses it.",
-		Source: "read: dropshot/src/versioning.rs, api_versions! and the version ranges of " +
-			"nexus/external-api/src/lib.rs, the documents of openapi/nexus compared",
-		Calls: []string{"ping", "current_user_view"},
-		Check: checkVersions,
-	},
-	{
-		ID: "A15",
-		Says: "Who may not read an object gets 404 for every action on it, who may read but not " +
-			"change it 403; the silo's images and utilization may be read by everybody in the silo",
-		Why: "A disk that is \"not found\" may be one that the token may not see, so the driver " +
-			"takes none for deleted before it has read the project.",
-		Source: "read: nexus/auth/src/authz/api_resources.rs, omicron.polar",
-		Calls:  []string{"utilization_view", "image_list"},
-		Check:  checkRoles,
-	},
-	{
-		ID: "A21",
-		Says: "The racks, and the quotas and the utilization of all silos, are for fleet viewers: 403 " +
-			"for others. Those of the own silo may be read by everybody in it; another silo is 404",
-		Why: "The driver gets its capacity from the utilization of the silo without naming it; other " +
-			"clients name it.",
-		Source: "read: omicron.polar (\"all authenticated users can read their own Silo\"), " +
-			"nexus/src/app/quota.rs (silo_quotas_view), utilization.rs (silo_utilization_view)",
-		Calls: []string{"current_user_view", "utilization_view"},
-		Check: checkFleet,
-	},
-}
-
 var (
 	unauthorized = Refused{401, "Unauthorized", "credentials missing or invalid"}
 	forbidden    = Refused{403, "Forbidden", "Forbidden"}

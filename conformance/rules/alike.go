@@ -8,23 +8,6 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 )
 
-// alikeRules demand that all answers about one object agree.
-var alikeRules = []Rule{
-	{
-		ID: "A72",
-		Says: "A disk, a snapshot or an instance is shown alike in every field wherever it is read: " +
-			"by ID, by name, in the list of its kind, and a disk in that of its instance. Its state " +
-			"changes, and nothing else of it but `time_modified`",
-		Why: "The driver reads a volume by name or by ID, its snapshots and disks from lists, and " +
-			"takes the one for the other: the size, the source and the state decide what it does.",
-		Source: "inferred: one model of the rack's database and one conversion are behind all of them",
-		Calls: []string{"disk_create", "disk_view", "disk_list", "instance_disk_list",
-			"snapshot_create", "snapshot_view", "snapshot_list", "instance_create", "instance_view",
-			"instance_list"},
-		Check: checkAlike,
-	},
-}
-
 // fields has the fields of an object that the client knows, by their JSON names.
 type fields map[string]json.RawMessage
 

@@ -11,52 +11,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// creationRules are about the parts with which an instance may be created.
-var creationRules = []Rule{
-	{
-		ID: "A50",
-		Says: "At most 254 vCPUs, 400 InvalidRequest above; memory is whole GiB, 1 to 1536, 400 " +
-			"InvalidValue otherwise; a host name has at most 253 characters and complies with RFC 1035, " +
-			"a body error otherwise",
-		Why:    "Who makes nodes on the simulator is refused as on a rack; the driver makes none.",
-		Source: "read: nexus/src/app/instance.rs, mod.rs, Hostname in common/src/api/external/mod.rs",
-		Calls:  []string{"instance_create"},
-		Check:  checkInstanceSize,
-	},
-	{
-		ID:   "A51",
-		Says: "An instance that cannot be created with all it asks for leaves nothing behind",
-		Why: "A node that was not made must not keep a volume attached, nor count disks that nobody " +
-			"knows.",
-		Source: "read: sagas/instance_create.rs",
-		Calls:  []string{"instance_create", "disk_view"},
-		Check:  checkUndoneInstance,
-	},
-	{
-		ID: "A58",
-		Says: "An instance that cannot be started right after its creation is created all the same. It " +
-			"stays stopped if the start did not get as far as a VMM, as every start of the simulator " +
-			"that fails; otherwise it is failed",
-		Why: "Who makes nodes on the simulator finds the stopped one, as on a rack without room.",
-		Source: "read: nexus/src/app/instance.rs, sagas/instance_start.rs, " +
-			"nexus/db-model/src/vmm_state.rs",
-		Calls: []string{"instance_create"},
-		Check: checkStartAfterCreation,
-	},
-	{
-		ID: "A66",
-		Says: "Order of checks on an instance's creation: vCPUs and memory, number of disks, every new " +
-			"disk with its source, at most 32 external IPs and 32 multicast groups, jumbo frames, at most " +
-			"2 ephemeral IPs of different versions, interfaces, SSH keys, anti-affinity groups; then the " +
-			"name, the network, the addresses, the disks",
-		Why: "Who makes nodes on the simulator is told the same first mistake as on a rack, and " +
-			"nothing is made for a request with any.",
-		Source: "read: nexus/src/app/instance.rs, sagas/instance_create.rs",
-		Calls:  []string{"instance_create"},
-		Check:  checkCreationOrder,
-	},
-}
-
 func checkInstanceSize(c *Check) {
 	const maxCPUs, maxMemory = 254, 1536 * GiB
 	for _, test := range []struct {

@@ -9,63 +9,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// diskLifeRules are about a disk from its creation to its deletion.
-var diskLifeRules = []Rule{
-	{
-		ID: "A22",
-		Says: "Creating a disk answers with the record as first inserted, so `creating`; the next read " +
-			"says `detached`. When it is deleted it is gone, and its name free",
-		Why: "The driver takes a created disk for complete, does not wait for it, and compares the " +
-			"answer with what it has asked for.",
-		Source: "tested: test_disk_create_attach_detach_delete",
-		Calls:  []string{"disk_create", "disk_view", "disk_delete"},
-		Check:  checkNewDisk,
-	},
-	{
-		ID:   "A23",
-		Says: "A read-only disk is answered as `detached`, and cannot be snapshotted",
-		Why: "The driver says that such a disk has no snapshots, where a person has made one by hand " +
-			"and uses it as a volume.",
-		Source: "read: sagas/disk_create.rs, snapshot_create.rs",
-		Calls:  []string{"disk_create", "snapshot_create"},
-		Check:  checkReadOnlyDisk,
-	},
-	{
-		ID: "A24",
-		Says: "A failed delete leaves the disk `faulted` and renamed `deleted-<uuid>`, which frees its " +
-			"name and not its share of the quota; it can be deleted again",
-		Why: "The driver deletes only what has the name that it has given, or this one, so a volume " +
-			"whose deletion failed is deleted when the call is repeated.",
-		Source: "read: project_undelete_disk_set_faulted_no_auth",
-		Calls:  []string{"disk_delete", "disk_view"},
-		Check:  checkFailedDelete,
-	},
-	{
-		ID: "A68",
-		Says: "A disk or snapshot that is deleted is gone at once and its name free, as names are " +
-			"unique among what is not deleted. In a coming release deletion is soft: its bytes and its " +
-			"share of the quota are freed together, after the response, and until then a creation may be " +
-			"507; a restart continues that",
-		Why: "The driver reports a deleted volume as gone, and may be asked for one of the same name " +
-			"in the next call.",
-		Source: "read: omicron #11027 and #11289; inferred that the quota waits as well, which #11027 " +
-			"still counts down within the request: it is the harder case for a caller. The simulator's " +
-			"switch quota_first does that instead",
-		Calls: []string{"disk_create", "disk_delete", "snapshot_create", "snapshot_delete"},
-		Check: checkSoftDelete,
-	},
-	{
-		ID: "A71",
-		Says: "A disk is deleted only while `detached` or `faulted`: an attached one is refused with " +
-			"400 and stays attached, whether its instance runs or not",
-		Why:    "A disk that somebody uses must not be deleted, for the data would be lost.",
-		Look:   "disk_view",
-		Source: "read: datastore/disk.rs",
-		Calls:  []string{"disk_delete", "disk_view"},
-		Check:  checkDeleteAttached,
-	},
-}
-
 // fromSnapshot returns a request for a disk from a snapshot.
 func (c *Check) fromSnapshot(id string, readOnly bool) oxide.DiskCreateParams {
 	params := c.Blank()

@@ -7,61 +7,6 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 )
 
-// diskLimitRules are about the sizes of disks, space and quota.
-var diskLimitRules = []Rule{
-	{
-		ID:   "A25",
-		Says: "A distributed disk has 1 to 1023 GiB, whole GiB",
-		Why: "The driver rounds a claim's size up to whole GiB, and refuses itself what is out of " +
-			"this range.",
-		Source: "read: nexus/src/app/disk.rs",
-		Calls:  []string{"disk_create"},
-		Check:  checkDiskSizes,
-	},
-	{
-		ID: "A26",
-		Says: "A local disk has 4096-byte blocks, no source, no snapshots, is never read-only, and has " +
-			"whole GiB, at least 1. From v22 on one of more than 10 PiB, and one that no drive can hold, " +
-			"is 400 InvalidValue",
-		Why: "The StorageClass's parameter diskType offers local disks, and the driver refuses block " +
-			"sizes and snapshots of them itself.",
-		Source: "read: validate_disk_create_params in nexus/src/app/disk.rs",
-		Calls:  []string{"disk_create", "disk_view", "snapshot_create"},
-		Check:  checkLocalDisk,
-	},
-	{
-		ID: "A27",
-		Says: "No physical space is 507 \"Insufficient capacity: Not enough storage\", and leaves " +
-			"nothing behind. A local disk takes none when it is created, but when its instance starts",
-		Why: "The driver reports 507 as a lack of capacity, so that a claim is tried elsewhere or " +
-			"later.",
-		Source: "read: region allocation, make_saga_dag in sagas/disk_create.rs. That is the " +
-			"allocator's view: a pool that is really full, where a region cannot be made, is a 500 " +
-			"after a while (omicron #7294, #11265), which the driver repeats as any 500",
-		Calls: []string{"disk_create"},
-		Check: checkNoSpace,
-	},
-	{
-		ID: "A28",
-		Says: "Order of checks on create: source, block size, least size, whole GiB, largest size; " +
-			"then quota, then name",
-		Why: "The driver looks for the disk of an earlier call when the quota is exceeded, not only " +
-			"when the name is taken.",
-		Source: "read: nexus/src/app/disk.rs, sagas/disk_create.rs",
-		Calls:  []string{"disk_create"},
-		Check:  checkOrderOnCreate,
-	},
-	{
-		ID: "A29",
-		Says: "Disks count with their size and snapshots with the full size of theirs; deletion frees " +
-			"both; the quota is the silo's, and exceeding it is 507 InsufficientCapacity",
-		Why:    "The driver reports what is left of the silo's quota as the capacity for new volumes.",
-		Source: "read: virtual_provisioning_collection_update.rs",
-		Calls:  []string{"utilization_view", "disk_create", "snapshot_create", "disk_delete"},
-		Check:  checkQuota,
-	},
-}
-
 // rackIsFull is the refusal for a lack of physical space.
 var rackIsFull = Refused{507, "InsufficientCapacity", "Insufficient capacity: Not enough storage"}
 

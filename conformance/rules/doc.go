@@ -2,15 +2,14 @@
 // numbered rules that can be checked on any rack.
 //
 // A [Rule] has an ID (A01, A02, …), states what a rack does, why we rely on it and how we know
-// it, and has a check. [All] lists the rules. A test of this package writes
-// simulator/ASSUMPTIONS.md from them. The simulator's code cites the ID of a rule where it
-// implements the rule, and a test compares the two.
+// it, and has a check. [All] lists the rules of ASSUMPTIONS.md. The simulator's code cites the ID of
+// a rule where it implements the rule, and a test compares the two.
 //
 // A check uses Oxide's own client, or plain HTTP if that client hides the answer. It creates
 // objects in one project, under the mark of its run, and removes them. [Rack.Run] runs a check
 // and returns a [Result] with every request and answer:
 //
-//	rack, err := rules.Open(rules.Config{Host: …, Token: …, Project: …, Run: "1a2b3c4d"})
+//	rack, err := rules.Open(rules.Config{Host: …, Token: …, Project: …, Mark: "1a2b3c4d"})
 //	for _, rule := range rules.All() {
 //		result := rack.Run(ctx, rule)
 //		…

@@ -12,42 +12,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// errorRules are about the form of every answer.
-var errorRules = []Rule{
-	{
-		ID: "A01",
-		Says: "Errors are pretty-printed `{\"request_id\",\"error_code\",\"message\"}`; `error_code` " +
-			"is left out by the HTTP layer's own refusals; a name that is taken is 400 " +
-			"ObjectAlreadyExists; internal errors say \"Internal Server Error\" only; unknown paths " +
-			"are 404, other methods 405 with Allow; every answer carries `x-request-id`",
-		Why:    "The driver decides by status and code, and shows the message and the request's ID.",
-		Source: "read: dropshot/src/error.rs, common/src/api/external/error.rs",
-		Calls:  []string{"disk_create", "disk_view"},
-		Check:  checkErrors,
-	},
-	{
-		ID: "A02",
-		Says: "Times are RFC 3339, in UTC, with microseconds at most, and a later object is no " +
-			"younger than an earlier one; nulls are sent",
-		Why: "The driver reports a snapshot's time as its point in time, and Oxide's client takes " +
-			"what is absent for empty.",
-		Source: "read: recordings in oxide.go, CockroachDB's timestamps",
-		Calls:  []string{"disk_create", "disk_view", "snapshot_create", "snapshot_view"},
-		Check:  checkTimes,
-	},
-	{
-		ID:   "A03",
-		Says: "`device_path` is `/mnt/` and the disk's name",
-		Why: "It means nothing to the guest, so the driver looks for devices by their serial " +
-			"numbers; a path of another form would be a rack that has learned to say where a disk is.",
-		Source: "read: nexus-db-model disk.rs",
-		Calls:  []string{"disk_create", "disk_view"},
-		Check: func(c *Check) {
-			disk := c.Disk()
-			Equal(c, "the device path of the disk "+string(disk.Name), disk.DevicePath,
-				"/mnt/"+string(disk.Name))
-		},
-	},
+func checkDevicePath(c *Check) {
+	disk := c.Disk()
+	Equal(c, "the device path of the disk "+string(disk.Name), disk.DevicePath,
+		"/mnt/"+string(disk.Name))
 }
 
 func checkErrors(c *Check) {

@@ -9,64 +9,6 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 )
 
-// guestRules are about the disks that the operating system of an instance sees.
-var guestRules = []Rule{
-	{
-		ID: "A54",
-		Says: "The guest sees the first 20 bytes of the disk's name as NVMe serial; of two devices " +
-			"with equal serials the second stays hidden",
-		Why: "A node finds its volume's device by the serial alone; the controller refuses a second " +
-			"disk with the same one.",
-		Source: "read: propolis; RFD 595",
-		Calls:  []string{"instance_disk_list"},
-		Check:  checkSerials,
-	},
-	{
-		ID: "A55",
-		Says: "The guest's firmware says `Oxide`, `OxVM` and, to root, the instance's UUID as serial " +
-			"number and as UUID",
-		Why: "A node tells its instance's ID to the orchestrator, which has disks attached there: " +
-			"another ID has them attached to another instance.",
-		Source: "read: propolis initializer.rs, sled-agent instance.rs",
-		Calls:  []string{"instance_view"},
-		Check:  checkFirmware,
-	},
-	{
-		ID:   "A56",
-		Says: "The fields of the guest's NVMe controller are padded with NULs, and its model is empty",
-		Why: "A node compares serials without their padding, and must not need a model: udev makes no " +
-			"link by it.",
-		Source: "read: propolis lib/propolis/src/hw/nvme",
-		Calls:  []string{"instance_disk_list"},
-		Check:  checkPadding,
-	},
-	{
-		ID: "A57",
-		Says: "The number of a guest's NVMe device says nothing of its disk, and does not follow the " +
-			"order of attachment; a device keeps it while other disks come and go",
-		Why: "A node keeps a device open and mounted while other volumes are published, and takes " +
-			"another number for another device.",
-		Source: "inferred: Linux numbers controllers as their probes end",
-		Calls:  []string{"instance_disk_attach", "instance_disk_detach"},
-		Check:  checkDeviceNumbers,
-	},
-	{
-		ID: "A69",
-		Says: "A distributed disk reports a volatile write cache, so that the guest flushes it; a " +
-			"local one does up to v21 and does not from v22 on, as on the simulator. A guest's discard of " +
-			"a distributed disk is accepted and ignored, so its bytes stay (Linux' loop devices cannot " +
-			"accept one in vain: on the simulator they become zero or, with `--no-discards`, the device " +
-			"refuses discards); one of a local disk is done",
-		Why: "What the driver and its workloads have synced is on the disk only if the guest flushes " +
-			"the cache, which Linux does for a device that reports one. It neither discards nor takes a " +
-			"discarded disk for blank.",
-		Source: "read: nexus/src/app/instance_platform/mod.rs, propolis #1105; what the guest makes of " +
-			"it is inferred, and the check looks at the cache only",
-		Calls: []string{"instance_disk_list"},
-		Check: checkWriteCache,
-	},
-}
-
 // serialBytes is the number of bytes of a disk's name that a guest sees.
 const serialBytes = 20
 

@@ -9,40 +9,6 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 )
 
-// importRules are about disks whose bytes come through the API, and about the images made of
-// them.
-var importRules = []Rule{
-	{
-		ID: "A90",
-		Says: "A disk from `importing_blocks` becomes `import_ready`; bulk-write-start makes it " +
-			"`importing_from_bulk_writes`, bulk-write-stop `import_ready` again, and finalize " +
-			"`detached`, with a snapshot by way of `finalizing`. Until then it is neither deleted nor " +
-			"attached nor snapshotted, and each step is 400 in the state of another. A write is of at " +
-			"most 512 KiB in base64 (the body of 8 MiB), of whole blocks at a block's start; what " +
-			"reaches beyond the end of the disk is dropped. A snapshot that fails leaves the disk " +
-			"`import_ready`; a restart keeps these states and completes a finalization",
-		Why: "The driver names the state of a disk that it cannot attach or delete, and what ends the " +
-			"import.",
-		Source: "read: nexus/src/app/disk.rs, sagas/finalize_disk.rs, crucible pantry/src/pantry.rs",
-		Calls: []string{"disk_bulk_write_import_start", "disk_bulk_write_import",
-			"disk_bulk_write_import_stop", "disk_finalize_import", "disk_delete"},
-		Check: checkImport,
-	},
-	{
-		ID: "A91",
-		Says: "An image is made of a snapshot, with its size and blocks, in the project or the silo, " +
-			"and uses nothing of the quota. Its name is unique there; a taken one is a `project-image` " +
-			"also in the silo. An OS or a version of more than 64 characters is 500. Disks survive " +
-			"their image, and images their snapshot. Promotion gives a project's image to the silo, " +
-			"demotion the silo's to a project",
-		Why: "The StorageClass names an image by ID, and the disks made from it must not need it any " +
-			"more.",
-		Source: "read: nexus/src/app/image.rs, sagas/image_create.rs, datastore/image.rs",
-		Calls:  []string{"image_create", "image_view", "image_delete", "disk_create"},
-		Check:  checkImageLife,
-	},
-}
-
 // importing creates a disk that waits for its bytes.
 func (c *Check) importing() *oxide.Disk {
 	params := c.Blank()

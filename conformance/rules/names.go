@@ -8,42 +8,6 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 )
 
-// nameRules are about the names of objects in paths, queries and bodies.
-var nameRules = []Rule{
-	{
-		ID: "A04",
-		Says: "Names: 1 to 63 of `a-z0-9-`, first a letter, last no `-`, no UUID; upper case is " +
-			"refused although the published pattern has it",
-		Why:    "The driver makes the names of disks and snapshots from CSI's, and must not be refused.",
-		Source: "read: common/src/api/external/mod.rs",
-		Calls:  []string{"disk_create"},
-		Check:  checkNames,
-	},
-	{
-		ID: "A05",
-		Says: "What parses as a UUID is an ID; an ID with `project`, or a name without, is 400 " +
-			"InvalidRequest; an image without a project is one of the silo's, and a subnet's name needs " +
-			"its VPC; what is neither name nor ID is refused without saying why",
-		Why: "The driver names disks by ID without the project, and finds what it has made by name " +
-			"and project.",
-		Source: "read: nexus/src/app/disk.rs, instance.rs, snapshot.rs, image.rs, vpc_subnet.rs; " +
-			"tested: omicron's basic.rs",
-		Calls: []string{"disk_view", "disk_list", "snapshot_view", "instance_view", "image_view",
-			"project_view"},
-		Check: checkNamesAndIDs,
-	},
-	{
-		ID: "A61",
-		Says: "Empty segments of a path do not count; `.`, `..` and what is not UTF-8 are 400; a " +
-			"segment is decoded before it is compared",
-		Why: "Hosts are configured with and without a slash at the end, and the simulator has to " +
-			"take the same paths as a rack.",
-		Source: "read: dropshot/src/router.rs",
-		Calls:  []string{"disk_view"},
-		Check:  checkPaths,
-	},
-}
-
 const notAName = "data did not match any variant of untagged enum NameOrId"
 
 func checkNames(c *Check) {

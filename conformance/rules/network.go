@@ -8,48 +8,6 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 )
 
-// networkRules are about the interfaces and addresses of instances.
-var networkRules = []Rule{
-	{
-		ID: "A52",
-		Says: "An instance gets one interface `net0` with a v4 and a v6 address, or those it asks for " +
-			"with the stacks and addresses of their `ip_config`; the first five addresses of a subnet " +
-			"are not a guest's, and neither is the last of an IPv4 subnet; 400 for an address that is " +
-			"one of these, outside the subnet or another guest's",
-		Why: networkUsers,
-		Source: "read: common/src/address.rs, queries/network_interface.rs; the dual stack is the " +
-			"schema's default",
-		Calls: []string{"instance_create", "instance_network_interface_list"},
-		Check: checkInterfaces,
-	},
-	{
-		ID: "A64",
-		Says: "At most 8 interfaces, all in one VPC (a list of none is in no VPC); these are checked " +
-			"before the name; a missing VPC or subnet, and two interfaces in one subnet, after it. A " +
-			"new project has one VPC with one subnet, both `default`",
-		Why: networkUsers,
-		Source: "read: nexus/src/app/instance.rs, sagas/instance_create.rs, " +
-			"queries/network_interface.rs",
-		Calls: []string{"instance_create"},
-		Check: checkWhereInterfacesAre,
-	},
-	{
-		ID: "A65",
-		Says: "The external addresses of an instance are one for source NAT, if its primary interface " +
-			"has IPv4; four instances share an address, each with 16384 ports. It is of the silo's " +
-			"default pool and counts there as used; without such a pool the instance is 404, and with a " +
-			"full one 507",
-		Why: networkUsers,
-		Source: "read: sagas/instance_create.rs, common/src/address.rs, datastore/ip_pool.rs, " +
-			"queries/external_ip.rs; tested: integration_tests/instances.rs",
-		Calls: []string{"instance_create", "instance_external_ip_list"},
-		Check: checkExternalAddresses,
-	},
-}
-
-const networkUsers = "The cloud controller manager reads the addresses of nodes, and runs " +
-	"against the simulator beside the driver, which asks for none."
-
 // defaultNetwork is the VPC of a new project, and its subnet.
 const defaultNetwork = "default"
 

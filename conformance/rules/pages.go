@@ -13,48 +13,6 @@ import (
 	"github.com/google/uuid"
 )
 
-// pageRules are about the pages of lists, and their queries.
-var pageRules = []Rule{
-	{
-		ID: "A09",
-		Says: "A page has at most `limit` objects, 100 when it is absent, and as many if there are; " +
-			"more than 10000 may be asked for, 0 may not; they come in the order of `sort_by`; with " +
-			"`page_token` the other parameters are ignored: they are in the token, URL-safe base64 of " +
-			"`{\"v\":\"v1\",\"page_start\":{…}}`, at most 512 bytes. The limit may have a plus sign. A " +
-			"token that is no base64 is refused in the words of Rust's base64",
-		Why: "The driver asks for 1000 objects in the order of their IDs, and continues a listing " +
-			"with the rack's token in its own, which must not grow beyond CSI's limit.",
-		Source: "read: dropshot/src/pagination.rs, Rust's NonZeroU32 and base64 0.22 (decode.rs); " +
-			"recording in oxide.go",
-		Calls: []string{"disk_create", "disk_list", "snapshot_list", "instance_list",
-			"image_list"},
-		Check: checkPages,
-	},
-	{
-		ID: "A10",
-		Says: "`next_page` is set on every page that is not empty, the last one too; the empty " +
-			"page has null; an instance's disks fill a page up to its limit",
-		Why: "The driver and Oxide's client read on until there is no next page, and end there; a " +
-			"list that seemed to end early would be of volumes that are lost. Of an instance's disks " +
-			"the driver reads no page after one with less than 100, the smallest limit of a rack.",
-		Source: "read: dropshot ResultsPage::new, server.rs (page_max_nitems 10000); omicron " +
-			"nexus/db-queries/src/db/datastore/disk.rs (instance_list_disks: one query with the limit)",
-		Calls: []string{"instance_disk_list", "instance_disk_attach"},
-		Check: checkLastPage,
-	},
-	{
-		ID: "A62",
-		Says: "A parameter of a list that is given twice has its last value, but `limit` twice is " +
-			"400, as is any known one elsewhere; a parameter that is there and empty is read, and " +
-			"refused, as such",
-		Why: "Only the simulator's own fidelity: Oxide's client gives each parameter once.",
-		Source: "read: dropshot/src/pagination.rs, from_map.rs, serde_urlencoded; tested: dropshot's " +
-			"pagination.rs and demo.rs",
-		Calls: []string{"disk_list", "disk_view"},
-		Check: checkQueries,
-	},
-}
-
 // listPage is a page of a list. The checks read the names in it.
 type listPage struct {
 	NextPage *string  `json:"next_page"`

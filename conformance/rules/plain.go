@@ -3,8 +3,14 @@ package rules
 import (
 	"context"
 	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
 	"net/url"
 	"regexp"
+	"strings"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
 )
 
 // expected is a plain request and the answer of a rack. A refusal has a code and a message; a
@@ -79,3 +85,93 @@ func (c *Check) object(what string, a Answer) map[string]json.RawMessage {
 	}
 	return fields
 }
+
+// Plain is a request that Oxide's client cannot send, or whose answer it hides.
+type Plain struct {
+	Method string
+	// Path is the encoded path and query, beginning with the slash.
+	Path string
+	Body string
+	// Header is added to the headers of every request of the client: the bearer, the content type
+	// and the version of the API. An empty header here removes one of those.
+	Header map[string]string
+}
+
+// Send sends a plain request. It ends the check if there is no answer.
+func (c *Check) Send(p Plain) Answer {
+	return Must[Answer](c, p.Method+" "+p.Path)(c.send(p))
+}
+
+func (c *Check) send(p Plain) (Answer, error) {
+	req, err := http.NewRequestWithContext(c.ctx, p.Method,
+		strings.TrimSuffix(c.Client.Host(), "/")+"/", strings.NewReader(p.Body))
+	if err != nil {
+		return Answer{}, fmt.Errorf("make the request: %w", err)
+	}
+	// The path is sent unchanged, although a client would normalize it.
+	route, query, _ := strings.Cut(p.Path, "?")
+	req.URL.Opaque = route
+	req.URL.RawQuery = query
+	header := map[string]string{"Authorization": "Bearer " + c.Token,
+		"Content-Type": "application/json", "Api-Version": APIVersion}
+	for name, value := range p.Header {
+		header[name] = value
+	}
+	for name, value := range header {
+		if value != "" {
+			req.Header.Set(name, value)
+		}
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return Answer{}, fmt.Errorf("expected an answer; found %w", err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return Answer{}, fmt.Errorf("read the answer: %w", err)
+	}
+	return Answer{resp.StatusCode, resp.Header, body}, nil
+}
+
+// APIVersion is the API version that the pinned client requests.
+const APIVersion = "2026060800.0.0"
+
+// invalidRequest is the refusal of a request that is not allowed in this situation.
+func invalidRequest(format string, args ...any) Refused {
+	return Refused{400, "InvalidRequest", fmt.Sprintf(format, args...)}
+}
+
+// invalidValue is the refusal of a value at any place of a request.
+func invalidValue(label, problem string) Refused {
+	return Refused{400, "InvalidValue", fmt.Sprintf("unsupported value for %q: %s", label, problem)}
+}
+
+// inConflict is a refusal because of the object's state.
+func inConflict(message string) Refused { return Refused{409, "Conflict", message} }
+
+// notFound is the refusal of an "id" or a "name" that no object of this kind has.
+func notFound(kind, by, what string) Refused {
+	return Refused{404, "ObjectNotFound", fmt.Sprintf("not found: %s with %s %q", kind, by, what)}
+}
+
+// unknownID is the refusal of an ID that no object of this kind has.
+func unknownID(kind, id string) Refused { return notFound(kind, "id", id) }
+
+// unknownName is the refusal of a name that no object of this kind has.
+func unknownName(kind string, name oxide.Name) Refused {
+	return notFound(kind, "name", string(name))
+}
+
+// nameTaken is the refusal of a name that another object of this kind has.
+func nameTaken(kind string, name oxide.Name) Refused {
+	return Refused{400, "ObjectAlreadyExists", fmt.Sprintf("already exists: %s %q", kind, name)}
+}
+
+var (
+	internalError = Refused{500, "Internal", "Internal Server Error"}
+	unavailable   = Refused{503, "ServiceNotAvailable", "Service Unavailable"}
+	quotaExceeded = Refused{507, "InsufficientCapacity", "Insufficient capacity: Storage Limit " +
+		"Exceeded: Not enough storage to complete request. Either remove unneeded disks and " +
+		"snapshots to free up resources or contact the rack operator to request a capacity increase."}
+)

@@ -14,21 +14,16 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
-// Rule is one assumption of the driver or the simulator about a rack.
+// Rule is one assumption of the driver or the simulator about a rack, a row of ASSUMPTIONS.md.
 type Rule struct {
 	// ID is "A" and two digits. IDs are never used again.
 	ID string
-	// Says states in a few sentences what a rack does, as Markdown.
-	Says string
-	// Why names the code that relies on the rule, and the purpose. It does not name the driver's
-	// earlier calls: see Look.
-	Why string
+	// Says states in a few sentences what a rack does, Why names the code that relies on the rule,
+	// and the purpose, and Source states how we know the rule, all as Markdown.
+	Says, Why, Source string
 	// Look is the operation with which the driver reads the object immediately before the first of
-	// Calls, or "". The specs compare it with the driver's calls.
+	// Calls, or "". Why names it, and the specs compare it with the driver's calls.
 	Look string
-	// Source states how we know the rule: read in the source of the rack, tested by the rack's own
-	// tests, or inferred.
-	Source string
 	// Calls are the operations that the check is about. A check that did not call them has proved
 	// nothing, whatever it returns.
 	Calls []string
@@ -36,27 +31,19 @@ type Rule struct {
 	Check func(*Check)
 }
 
-// All lists the rules in the order of their IDs.
-func All() []Rule {
-	all := slices.Concat(wireRules, diskRules, attachRules, snapshotRules, importRules, instanceRules,
-		guestRules)
-	slices.SortFunc(all, func(a, b Rule) int { return strings.Compare(a.ID, b.ID) })
-	return all
-}
-
 // Status is the result of a check.
-type Status string
+type Status = report.Status
 
 // These are the results of a check.
 const (
 	// Passed means that the check ran, and that the rack follows the rule.
-	Passed Status = "passed"
+	Passed = report.Passed
 	// Failed means that the check found a difference, or could not run.
-	Failed Status = "failed"
+	Failed = report.Failed
 	// Blocked means that the check cannot run on a rack without hot-plug.
-	Blocked Status = "blocked"
+	Blocked = report.Blocked
 	// NotTested means that the check could not create its situation.
-	NotTested Status = "not tested"
+	NotTested = report.NotTested
 )
 
 // Result is the result of a rule's check on a rack.

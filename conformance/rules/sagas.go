@@ -10,31 +10,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// sagaRules are about requests that end in another way than their caller expects.
-var sagaRules = []Rule{
-	{
-		ID:   "A18",
-		Says: "A saga goes on when its caller gives up",
-		Why: "The driver takes a call without an answer for one that may have been done, and finds " +
-			"the result by name when the call is repeated.",
-		Source: "read: nexus sagas are detached from the request",
-		Calls:  []string{"disk_view"},
-		Check:  checkAbandonedSaga,
-	},
-	{
-		ID: "A19",
-		Says: "A saga that fails halfway is undone; one that is open when Nexus ends is completed when " +
-			"Nexus returns, unless it had begun to undo itself. Nothing stays `creating`, and the quota " +
-			"does not count what was undone",
-		Why: "The driver repeats a creation that failed under the same name, waits for a disk that is " +
-			"being created, and takes one that it finds under its name for that of an earlier call.",
-		Source: "read: steno/src/saga_exec.rs (new_recover goes forward unless the log is unwinding), " +
-			"nexus/src/app/background/tasks/saga_recovery.rs",
-		Calls: []string{"disk_create", "disk_view"},
-		Check: checkFailedSaga,
-	},
-}
-
 // diskByName reads a disk of the project.
 func (c *Check) diskByName(ctx context.Context, name oxide.Name) (*oxide.Disk, error) {
 	return c.Client.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(name),

@@ -2,84 +2,10 @@ package rules
 
 import (
 	"context"
-	"slices"
 
 	"github.com/google/uuid"
 	"github.com/oxidecomputer/oxide.go/oxide"
 )
-
-// snapshotRules are about snapshots, and about images as the other source of disks.
-var snapshotRules = slices.Concat(takingRules, sourceRules)
-
-// takingRules are about taking a snapshot, and about its visibility to others.
-var takingRules = []Rule{
-	{
-		ID: "A38",
-		Says: "A snapshot's POST answers `ready`; meanwhile others see `creating`, and a detached disk " +
-			"in `maintenance`; an attached one stays so",
-		Why: "The driver reports a snapshot as ready to use, leaves out those still being taken, and " +
-			"waits for a disk in maintenance.",
-		Source: "tested: test_snapshot_without_instance, test_snapshot_stopped_instance",
-		Calls:  []string{"snapshot_create", "snapshot_view", "disk_view"},
-		Check:  checkTaking,
-	},
-	{
-		ID: "A39",
-		Says: "A snapshot of a disk is 409 \"volume repair lock\" while another one is made, and while " +
-			"a region of the disk is replaced, which may last. That comes before its space, name and " +
-			"quota",
-		Why: "The driver looks for the snapshot of an earlier call, and answers that the disk is busy " +
-			"if there is none, so that the call is repeated.",
-		Source: "read: ssc_take_volume_lock in sagas/snapshot_create.rs, " +
-			"nexus/src/app/background/tasks/region_replacement.rs, datastore/volume_repair.rs",
-		Calls: []string{"snapshot_create"},
-		Check: checkRepairLock,
-	},
-	{
-		ID: "A41",
-		Says: "A snapshot's physical space is allocated before its name is taken, and its name is " +
-			"taken before the quota is charged, unlike a disk's; the disk's state is looked at last",
-		Why: "The driver looks for the snapshot of an earlier call when the name is taken or space is " +
-			"lacking, and explains a refusal by the disk's state.",
-		Source: "read: order of nodes in make_saga_dag of sagas/snapshot_create.rs",
-		Calls:  []string{"snapshot_create"},
-		Check:  checkOrderOnSnapshot,
-	},
-	{
-		ID:     "A42",
-		Says:   "A disk neither attached, detached nor finalizing when its snapshot begins is 503",
-		Why:    "The driver answers that the rack is unavailable, so that the call is repeated.",
-		Source: "read: ssc_attach_disk_to_pantry in sagas/snapshot_create.rs",
-		Calls:  []string{"snapshot_create"},
-		Check: func(c *Check) {
-			if !c.Simulated() {
-				c.NotTested("a disk in such a state cannot be brought about from outside")
-			}
-			_, err := c.Snapshot(c.faultyDisk())
-			c.Refuses("take a snapshot of a faulted disk", err, unavailable)
-		},
-	},
-	{
-		ID: "A43",
-		Says: "Snapshots survive their disk, disks their snapshot; deleting a snapshot in `creating` " +
-			"is 400",
-		Why: "CSI lets volumes and snapshots be deleted in any order, and the driver deletes what it " +
-			"is told to.",
-		Source: "tested: test_delete_snapshot",
-		Calls:  []string{"snapshot_create", "snapshot_view", "snapshot_delete", "disk_delete"},
-		Check:  checkSurvival,
-	},
-	{
-		ID: "A59",
-		Says: "The rack does not ask whether the snapshot is ready from which a disk is made. The " +
-			"volume of one in `creating` is recorded last, so the creation fails when it needs the " +
-			"bytes, after quota and name, as an internal error that leaves nothing",
-		Why:    "The driver refuses such a source itself, as a snapshot that is not ready.",
-		Source: "read: sagas/disk_create.rs (volume_checkout), sagas/snapshot_create.rs",
-		Calls:  []string{"snapshot_create", "disk_create"},
-		Check:  checkUnfinishedSource,
-	},
-}
 
 // snapshotUnderway is a snapshot that is being taken.
 type snapshotUnderway struct {
@@ -161,6 +87,14 @@ func checkRepairLock(c *Check) {
 		_, err = c.Snapshot(disk.Id)
 		c.Refuses("take a snapshot while a region is replaced", err, locked)
 	}
+}
+
+func checkUnfitDisk(c *Check) {
+	if !c.Simulated() {
+		c.NotTested("a disk in such a state cannot be brought about from outside")
+	}
+	_, err := c.Snapshot(c.faultyDisk())
+	c.Refuses("take a snapshot of a faulted disk", err, unavailable)
 }
 
 func checkOrderOnSnapshot(c *Check) {

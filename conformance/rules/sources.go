@@ -7,29 +7,6 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 )
 
-// sourceRules are about snapshots and images as sources of disks.
-var sourceRules = []Rule{
-	{
-		ID:   "A40",
-		Says: "A disk made from a snapshot inherits the block size, which the snapshot does not show",
-		Why: "The driver finds a block size that does not fit the StorageClass only when the disk is " +
-			"made, and deletes it again.",
-		Source: "read: nexus/src/app/disk.rs",
-		Calls:  []string{"snapshot_create", "snapshot_view", "disk_create", "disk_view"},
-		Check:  checkInheritedBlocks,
-	},
-	{
-		ID: "A44",
-		Says: "Listing images without a project lists the silo's, with one the project's; a name that " +
-			"is not there is one of a silo-image or a project-image; a list and a view of one are equal",
-		Why: "The StorageClass names an image by ID; the driver takes one without a project for the " +
-			"silo's, from which every project may make disks.",
-		Source: "read: nexus/src/app/image.rs",
-		Calls:  []string{"image_list", "image_view"},
-		Check:  checkImages,
-	},
-}
-
 func checkInheritedBlocks(c *Check) {
 	params := c.Blank()
 	params.Body.DiskBackend = From(&oxide.DiskSourceBlank{BlockSize: 2048})

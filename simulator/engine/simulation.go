@@ -10,7 +10,7 @@
 // An operation decides in a transaction over the records, and then works on the data plane while
 // it holds the locks of its objects. Work that takes long, and work that a caller may see half
 // done, has a state in the records, as on a rack. Every rule cites an assumption (A01, A02, …) of
-// ASSUMPTIONS.md, which names its source.
+// package rules, whose ASSUMPTIONS.md names its source.
 //
 // The package knows nothing of HTTP requests, paths or pages.
 package engine
