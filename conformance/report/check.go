@@ -3,7 +3,6 @@ package report
 import (
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 )
 
@@ -48,32 +47,15 @@ func (g Group) Seconds() (sum float64) {
 	return sum
 }
 
-// Check returns nil if the report is consistent: every word is a known one, every result occurs
-// once, every result that did not pass has a reason, the latencies agree with their counts, and
-// the verdict follows from the results. Otherwise the error names at most ten faults, one on each
-// line.
+// Check returns nil if what the report says is consistent: every result occurs once, every result
+// that did not pass has a reason, the latencies agree with their counts, and the verdict follows
+// from the results. Otherwise the error names at most ten faults, one on each line. The schema has
+// what each value may be.
 func (r *Report) Check() error {
 	var wrong []error
-	if r.Schema != SchemaVersion {
-		wrong = append(wrong, fmt.Errorf("the schema is %d, expected %d", r.Schema, SchemaVersion))
-	}
-	if r.Why == "" {
-		wrong = append(wrong, errors.New("the verdict has no reason (why)"))
-	}
 	if !r.Run.Ended.IsZero() && r.Run.Ended.Before(r.Run.Began) {
 		wrong = append(wrong, fmt.Errorf("the run ended (%s) before it began (%s)",
 			r.Run.Ended, r.Run.Began))
-	}
-	if !slices.Contains([]HotPlug{HotPlugYes, HotPlugNo, HotPlugAttachOnly, HotPlugUnknown},
-		r.Rack.HotPlug) {
-		wrong = append(wrong, fmt.Errorf("hot-plug is %q, expected yes, no, attach only or unknown",
-			r.Rack.HotPlug))
-	}
-	for _, line := range r.Preflight {
-		if !slices.Contains([]LineStatus{Pass, Warn, Fail, Skip}, line.Status) {
-			wrong = append(wrong, fmt.Errorf("the preflight's %q has the status %q, "+
-				"expected pass, warn, fail or skip", line.Name, line.Status))
-		}
 	}
 	wrong = append(wrong, r.checkResults()...)
 	wrong = append(wrong, r.checkCalls()...)
@@ -91,16 +73,14 @@ func (r *Report) checkResults() (wrong []error) {
 	for _, result := range r.Results {
 		title := result.title()
 		switch key := result.key(); {
-		case result.Group == "" || key[1] == "":
-			wrong = append(wrong, fmt.Errorf("%s: a result needs a group, and an id or a name", title))
+		case key[1] == "":
+			wrong = append(wrong, fmt.Errorf("%s: a result needs an id or a name", title))
 		case seen[key]:
 			wrong = append(wrong, fmt.Errorf("%s is there twice", title))
 		default:
 			seen[key] = true
 		}
 		switch {
-		case !slices.Contains(Statuses(), result.Status):
-			wrong = append(wrong, fmt.Errorf("%s has the unknown status %q", title, result.Status))
 		case result.Status == Passed && result.Reason != "":
 			wrong = append(wrong, fmt.Errorf("%s passed, but has a reason", title))
 		case result.Status != Passed && result.Reason == "":
@@ -108,20 +88,10 @@ func (r *Report) checkResults() (wrong []error) {
 		case result.Status == Passed && len(result.Extent) == 0:
 			wrong = append(wrong, fmt.Errorf("%s passed, but does not state how far it looked", title))
 		}
-		if !isAmount(result.Seconds) || result.Tries < 0 {
-			wrong = append(wrong, fmt.Errorf("%s took %v s in %d tries, expected no negative number",
-				title, result.Seconds, result.Tries))
-		}
 		for _, m := range result.Extent {
-			if m.What == "" || m.Looked < 0 || m.Of < 0 || m.Of > 0 && m.Looked > m.Of {
+			if m.Of > 0 && m.Looked > m.Of {
 				wrong = append(wrong, fmt.Errorf("%s looked at %d of %d of %q", title, m.Looked, m.Of,
 					m.What))
-			}
-		}
-		for _, exchange := range result.Evidence {
-			if !exchange.Kind.known() || !isAmount(exchange.Milliseconds) {
-				wrong = append(wrong, fmt.Errorf("%s: evidence of kind %q took %v ms, expected api or "+
-					"rpc, and no negative number", title, exchange.Kind, exchange.Milliseconds))
 			}
 		}
 	}
@@ -147,22 +117,15 @@ func (r Result) title() string {
 	return r.Group + " " + r.ID + " " + r.Name
 }
 
-func (k Kind) known() bool { return k == API || k == RPC }
-
-// isAmount reports whether a number can be a duration.
-func isAmount(x float64) bool { return x >= 0 && !math.IsInf(x, 1) }
-
 func (r *Report) checkCalls() (wrong []error) {
 	seen := map[string]bool{}
 	for _, calls := range r.Calls {
 		name := string(calls.Kind) + " " + calls.Operation
 		samples := calls.Milliseconds
 		switch {
-		case !calls.Kind.known():
-			wrong = append(wrong, fmt.Errorf("calls of %s: expected the kind api or rpc", name))
 		case seen[name]:
 			wrong = append(wrong, fmt.Errorf("calls of %s are there twice", name))
-		case calls.Failed < 0 || calls.Failed > calls.Count:
+		case calls.Failed > calls.Count:
 			wrong = append(wrong, fmt.Errorf("calls of %s: %d of %d failed",
 				name, calls.Failed, calls.Count))
 		case len(samples) != min(calls.Count, maxSamples):
@@ -170,8 +133,6 @@ func (r *Report) checkCalls() (wrong []error) {
 				name, len(samples), calls.Count, min(calls.Count, maxSamples)))
 		case !slices.IsSorted(samples):
 			wrong = append(wrong, fmt.Errorf("calls of %s: the latencies are not sorted", name))
-		case slices.ContainsFunc(samples, func(x float64) bool { return !isAmount(x) }):
-			wrong = append(wrong, fmt.Errorf("calls of %s: a latency is negative or infinite", name))
 		}
 		seen[name] = true
 	}
@@ -195,9 +156,6 @@ func (r *Report) checkVerdict() error {
 		follows = failed == 0
 	case DoesNotConform:
 		follows = faults > 0
-	default:
-		return fmt.Errorf("the verdict is %q, expected %q, %q, %q, %q or %q", r.Verdict,
-			Conforms, BlockedByRack, Incomplete, InterruptedRun, DoesNotConform)
 	}
 	if !follows {
 		return errors.New(says)

@@ -71,9 +71,7 @@ func decode(text []byte) (*Report, error) {
 		return nil, err
 	}
 	var r Report
-	decoder := json.NewDecoder(bytes.NewReader(text))
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&r); err != nil {
+	if err := json.Unmarshal(text, &r); err != nil {
 		return nil, err
 	}
 	if err := r.Check(); err != nil {

@@ -63,15 +63,15 @@ func TestNoSecretIsInAnyFileOrError(t *testing.T) {
 			r.Rack.Simulated = true
 			plant(reflect.ValueOf(r).Elem(), func(s reflect.Value) {
 				planted++
-				s.SetString(s.String() + " " + spelling + " ")
+				s.SetString(s.String() + " " + spelling + " \x1b]0;\x07\u202e")
 			})
 			if planted < 1000 {
 				t.Fatalf("%d strings got the secret, expected all of the example", planted)
 			}
 			dir := filepath.Join(t.TempDir(), "report")
 			err := Write(dir, r, canary+"\n")
-			if err == nil {
-				t.Fatal("a report whose every word is changed adds up")
+			if err == nil || !strings.Contains(r.Why, spelling) {
+				t.Fatalf("a report whose every word is changed adds up, or Write changed it: %q", r.Why)
 			}
 			texts := map[string]string{"the error": err.Error()}
 			for _, file := range []string{jsonFile, junitFile, pageFile} {
@@ -81,7 +81,7 @@ func TestNoSecretIsInAnyFileOrError(t *testing.T) {
 				}
 			}
 			for file, text := range texts {
-				for _, leak := range leaks() {
+				for _, leak := range append(leaks(), "\x1b", `\u001b`, "\u202e", `\u202e`, "\x07") {
 					if at := strings.Index(text, leak); at >= 0 {
 						t.Fatalf("%s contains %q: …%.120s…", file, leak, text[max(0, at-40):])
 					}
@@ -135,13 +135,34 @@ func TestRedactorKeepsTextThatIsNoSecret(t *testing.T) {
 	}
 }
 
-func TestWriteDoesNotChangeTheReport(t *testing.T) {
-	r := example()
-	r.Why = "the token is " + canary
-	if err := Write(filepath.Join(t.TempDir(), "report"), r, canary); err != nil {
-		t.Fatal(err)
+func TestTextOfARackIsPlain(t *testing.T) {
+	for text, want := range map[string]string{
+		"two\nlines\tand a tab, é, 漢, 🙂": "two\nlines\tand a tab, é, 漢, 🙂",
+		"\x1b[2Jgone\r\x07":              "\uFFFD[2Jgone\uFFFD\uFFFD",
+		"\u009b2J":                       "\uFFFD2J",
+		"a\u202eb\u2066c\u200fd\ufeff":   "a\uFFFDb\uFFFDc\uFFFDd\uFFFD",
+		"\u2028\xff":                     "\uFFFD\uFFFD",
+	} {
+		var out strings.Builder
+		if n, err := (PlainWriter{To: &out}).Write([]byte(text)); n != len(text) || err != nil {
+			t.Errorf("%q: wrote %d bytes, %v", text, n, err)
+		}
+		if out.String() != want {
+			t.Errorf("%q is written as %q, want %q", text, out.String(), want)
+		}
 	}
-	if !strings.HasSuffix(r.Why, canary) {
-		t.Errorf("Write changed its argument: %q", r.Why)
+}
+
+func TestTheHeadlineNamesTheGroupsOfAPartialRun(t *testing.T) {
+	r := good()
+	r.Run.Selected = []string{"data"}
+	page, err := renderPage(r)
+	if want := "<h1>Conforms (only data)</h1>"; err != nil || !strings.Contains(string(page), want) {
+		t.Errorf("the page lacks %s (%v)", want, err)
+	}
+	for _, selected := range [][]string{nil, groups} {
+		if r.Run.Selected = selected; r.Headline() != "Conforms" {
+			t.Errorf("of %q: %s", selected, r.Headline())
+		}
 	}
 }
