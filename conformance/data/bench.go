@@ -36,18 +36,16 @@ type Bench struct {
 	Seed uint64
 	// Accesses are the filesystems and "block"; nil is ext4, xfs, btrfs and block.
 	Accesses []string
-	// VolumeBytes is the size of a volume; 0 means 1 GiB. Blocks is the number of blocks that are
-	// written at a time; 0 means 512.
-	VolumeBytes, Blocks int64
+	// Blocks is the number of blocks that are written at a time; 0 means 512.
+	Blocks int64
 	// Log, if it is not nil, records where the checks look.
 	Log *Log
 	// SampleTime limits how long a blank disk of more than 1 GiB is read, apart from the places that
 	// are always read; 0 means 10 s.
 	SampleTime time.Duration
 	// DeviceTimeout limits how long a device takes to appear in its instance or to disappear; 0
-	// means 30 s. StartTimeout limits how long an instance takes to stop, or to start and answer; 0
-	// means 5 minutes.
-	DeviceTimeout, StartTimeout time.Duration
+	// means 30 s.
+	DeviceTimeout time.Duration
 }
 
 // Helper is an instance that is stopped when a check begins and when it ends.
@@ -98,11 +96,13 @@ func (b *Bench) accesses() []string {
 	return b.Accesses
 }
 
-func (b *Bench) volumeBytes() int64 { return cmp.Or(b.VolumeBytes, harness.GiB) }
-
 func (b *Bench) deviceTimeout() time.Duration { return cmp.Or(b.DeviceTimeout, 30*time.Second) }
 
-func (b *Bench) startTimeout() time.Duration { return cmp.Or(b.StartTimeout, 5*time.Minute) }
+// startTimeout limits how long an instance takes to stop, or to start and answer.
+const startTimeout = 5 * time.Minute
+
+// volumeBytes is the usual size of a volume.
+const volumeBytes = harness.GiB
 
 // once runs a check with the first access only.
 func once(check func(*checkRun)) func(context.Context, *Bench) error {

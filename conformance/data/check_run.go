@@ -213,7 +213,7 @@ func (s *checkRun) create(times int64, from *snapshot) *volume {
 	v := &volume{name: s.Name("volume"), kind: Blank, access: s.access,
 		capability: harness.Access(s.access), seed: s.Seed<<20 + seeds.Add(1)}
 	v.request = harness.CreateRequest(v.name, v.capability)
-	v.request.CapacityRange.RequiredBytes = times * s.volumeBytes()
+	v.request.CapacityRange.RequiredBytes = times * volumeBytes
 	if from != nil {
 		harness.FromSnapshot(v.request, from.id)
 		if v.kind = Restored; times > from.times {
@@ -253,7 +253,7 @@ func (s *checkRun) delete(ctx context.Context, v *volume) error {
 
 // snap takes a snapshot.
 func (s *checkRun) snap(v *volume) *snapshot {
-	snap := &snapshot{name: s.Name("snapshot"), times: v.GetCapacityBytes() / s.volumeBytes()}
+	snap := &snapshot{name: s.Name("snapshot"), times: v.GetCapacityBytes() / volumeBytes}
 	snap.request = harness.SnapshotRequest(snap.name, v.GetVolumeId())
 	s.snapshots = append(s.snapshots, snap)
 	s.must(s.take(s.ctx, snap))

@@ -61,7 +61,7 @@ func (s *checkRun) start(ctx context.Context, instance string) (started bool, er
 // awaitState waits until an instance is in one of the states, and returns that.
 func (s *checkRun) awaitState(ctx context.Context, instance string, want ...oxide.InstanceState) (
 	found oxide.InstanceState, err error) {
-	return found, harness.Await(ctx, s.startTimeout(), func() error {
+	return found, harness.Await(ctx, startTimeout, func() error {
 		i, err := s.Oxide.InstanceView(ctx,
 			oxide.InstanceViewParams{Instance: oxide.NameOrId(instance)})
 		if err != nil {
@@ -91,7 +91,7 @@ func (u *use) revive(ctx context.Context) error {
 		return err
 	}
 	// The instance answers some time after the rack calls it running.
-	err := harness.Await(ctx, u.startTimeout(), func() error { return u.guest.Reconnect(ctx) })
+	err := harness.Await(ctx, startTimeout, func() error { return u.guest.Reconnect(ctx) })
 	u.stopped = err != nil
 	return err
 }
@@ -166,7 +166,7 @@ func (h *helper) start() {
 	}
 	h.must(err)
 	var reached *guest.AgentClient
-	h.must(harness.Await(h.ctx, h.startTimeout(), func() (err error) {
+	h.must(harness.Await(h.ctx, startTimeout, func() (err error) {
 		reached, err = h.Helper.Connect(h.ctx)
 		return err
 	}))

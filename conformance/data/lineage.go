@@ -70,7 +70,7 @@ func checkLineage(s *checkRun) {
 	l.blocks = u.patterns(1)
 	p := next(next(u.pattern(1)))
 	end := u.lastBlock(1)
-	end.First += s.volumeBytes() / guest.BlockBytes
+	end.First += volumeBytes / guest.BlockBytes
 	l.behind = []guest.Pattern{p, next(p), end}
 	var snaps [2]*snapshot
 	for i := range snaps {

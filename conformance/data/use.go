@@ -149,7 +149,7 @@ func (u *use) place() guest.Place {
 func (u *use) pattern(generation uint64) guest.Pattern {
 	p := guest.Pattern{Seed: u.volume.seed, Generation: generation, Count: cmp.Or(u.Blocks, 512)}
 	if u.volume.access == "block" {
-		spread := u.volumeBytes() / (2 * p.Count) / guest.BlockBytes * guest.BlockBytes
+		spread := volumeBytes / (2 * p.Count) / guest.BlockBytes * guest.BlockBytes
 		p.Stride = max(spread, guest.BlockBytes)
 	}
 	return p
@@ -158,7 +158,7 @@ func (u *use) pattern(generation uint64) guest.Pattern {
 // lastBlock returns the block at the end of a device, which pattern does not reach.
 func (u *use) lastBlock(generation uint64) guest.Pattern {
 	return guest.Pattern{Seed: u.volume.seed, Generation: generation,
-		First: u.volumeBytes()/guest.BlockBytes - 1, Count: 1}
+		First: volumeBytes/guest.BlockBytes - 1, Count: 1}
 }
 
 // patterns returns all blocks of a generation that a check writes, on a device including the last

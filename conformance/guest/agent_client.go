@@ -139,11 +139,6 @@ func (g *AgentClient) Facts(ctx context.Context) (Facts, error) {
 	return do[Nothing, Facts](ctx, g, "Facts", Nothing{})
 }
 
-// Log returns the end of the driver's log.
-func (g *AgentClient) Log(ctx context.Context) (string, error) {
-	return do[Nothing, string](ctx, g, "Log", Nothing{})
-}
-
 // MakeDirs makes directories.
 func (g *AgentClient) MakeDirs(ctx context.Context, paths ...string) error {
 	_, err := do[[]string, Nothing](ctx, g, "MakeDirs", paths)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -19,11 +18,8 @@ type Nothing struct{}
 // Facts describes an instance, as seen from inside.
 type Facts struct {
 	// InstanceID is the ID that the firmware reports by SMBIOS.
-	InstanceID, Vendor, Kernel string
-	// Tools are the paths of the programs that the driver's node service runs, by name. A missing
-	// program has no entry.
-	Tools   map[string]string
-	Devices []Device
+	InstanceID string
+	Devices    []Device
 }
 
 // Device is a block device as the guest's sysfs shows it.
@@ -31,7 +27,6 @@ type Device struct {
 	// Number is the device number, as major:minor.
 	Name, Number, Serial string
 	SizeBytes, BlockSize int64
-	ReadOnly             bool
 }
 
 // With returns the devices that have a serial.
@@ -61,29 +56,17 @@ func (d Device) Open(devRoot string) (*os.File, error) {
 	return file, nil
 }
 
-// Tools are the programs that the driver's node service runs.
-var Tools = []string{"blkid", "mke2fs", "e2fsck", "resize2fs", "mkfs.xfs", "mkfs.btrfs", "btrfs"}
-
 // Facts reads the facts of the instance.
 func (a *Agent) Facts(context.Context, Nothing) (Facts, error) {
 	a.mu.Lock()
 	root := a.config.SysfsRoot
 	a.mu.Unlock()
-	f := Facts{Tools: map[string]string{}}
-	var errs [2]error
-	f.InstanceID, f.Vendor, errs[0] = Firmware(root)
-	if errors.Is(errs[0], fs.ErrNotExist) {
-		errs[0] = nil // the machine has no SMBIOS
-	}
-	f.Kernel, errs[1] = KernelRelease()
-	for _, tool := range Tools {
-		if path, err := exec.LookPath(tool); err == nil {
-			f.Tools[tool] = path
-		}
+	id, _, errID := Firmware(root)
+	if errors.Is(errID, fs.ErrNotExist) {
+		errID = nil // the machine has no SMBIOS
 	}
 	devices, err := Devices(root)
-	f.Devices = devices
-	return f, errors.Join(append(errs[:], err)...)
+	return Facts{id, devices}, errors.Join(errID, err)
 }
 
 // Firmware reads the ID of an instance, and the vendor that its firmware names, from its sysfs.
@@ -118,7 +101,7 @@ func Devices(sysfsRoot string) ([]Device, error) {
 func blockDevice(dir string) (Device, error) {
 	d := Device{Name: filepath.Base(dir)}
 	texts := map[string]string{}
-	for _, name := range []string{"dev", "size", "ro", "queue/logical_block_size", "device/serial"} {
+	for _, name := range []string{"dev", "size", "queue/logical_block_size", "device/serial"} {
 		text, err := attribute(dir, name)
 		if err != nil {
 			return d, err
@@ -127,7 +110,7 @@ func blockDevice(dir string) (Device, error) {
 	}
 	sectors, errSize := strconv.ParseInt(texts["size"], 10, 64)
 	blockSize, errBlock := strconv.ParseInt(texts["queue/logical_block_size"], 10, 64)
-	d.Number, d.Serial, d.ReadOnly = texts["dev"], texts["device/serial"], texts["ro"] == "1"
+	d.Number, d.Serial = texts["dev"], texts["device/serial"]
 	d.SizeBytes, d.BlockSize = sectors*512, blockSize
 	return d, errors.Join(errSize, errBlock)
 }

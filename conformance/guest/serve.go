@@ -160,8 +160,6 @@ func (s *service) Start(c Call[Config], out *string) error {
 	return answer(s, c, out, s.agent.Start)
 }
 
-func (s *service) Log(c Call[Nothing], out *string) error { return answer(s, c, out, s.agent.Log) }
-
 func (s *service) Facts(c Call[Nothing], out *Facts) error {
 	return answer(s, c, out, s.agent.Facts)
 }
