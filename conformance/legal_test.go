@@ -3,8 +3,6 @@
 package conformance
 
 import (
-	"context"
-	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -22,6 +20,7 @@ import (
 // conformance/rules try every alteration.
 const sampledKinds = 3
 
+// TestNoRunBlamesALegalRack checks as on a real rack, without an admin listener.
 func TestNoRunBlamesALegalRack(t *testing.T) {
 	short.Skip(t, sampledKinds)
 	t.Parallel()
@@ -41,13 +40,15 @@ func TestNoRunBlamesALegalRack(t *testing.T) {
 		group.SetLimit(4) // the runs wait most of the time
 		for i, kind := range kinds {
 			rack := rackOf(t, run, harness.RackOptions{})
-			starts, err := legalRuns(t, run, rack, kind, p.Seed+round*uint64(len(kinds))+uint64(i), args)
-			if err != nil {
-				t.Fatal(err)
-			}
+			seed := p.Seed + round*uint64(len(kinds)) + uint64(i)
 			group.Go(func() error {
-				for _, program := range starts() {
+				return legal.Try(t.Context(), rack, kind, seed, func(host string) error {
+					env := asOthersHave(rack, "SECOND", "SECOND_SHELL", "HELPER", "GUEST_SHELL")
+					env["OXIDE_HOST"], env["OXIDE_CA_FILE"] = host, ""
+					program := prepare(t, run, rack, env, args...)
+					_ = program.limited() // the report has the result
 					mu.Lock()
+					defer mu.Unlock()
 					runs++
 					verdict := judged(program)
 					verdicts[verdict]++
@@ -56,9 +57,8 @@ func TestNoRunBlamesALegalRack(t *testing.T) {
 						t.Errorf("%s (%s): %s", kind.Name, kind.Says, tail(program.out.String()))
 					}
 					p.Say("%s: %s: %s", kind.Name, program.ProcessState, verdict)
-					mu.Unlock()
-				}
-				return nil
+					return nil
+				})
 			})
 		}
 		if err := group.Wait(); err != nil {
@@ -83,49 +83,4 @@ func judged(p *program) report.Verdict {
 		return nothingMade
 	}
 	return report.DoesNotConform // a run without a report is an error on any rack
-}
-
-// legalRuns prepares the program on an altered rack as on a real one, without an admin listener.
-// The function that it returns runs the program, or two at the same time for a rack that two runs
-// check.
-func legalRuns(t *testing.T, run *harness.Run, rack *harness.Rack, kind legal.Kind, seed uint64,
-	args []string,
-) (func() []*program, error) {
-	front, err := legal.Front(t.Context(), rack, kind, seed)
-	if err != nil {
-		return nil, err
-	}
-	env := map[string]string{"OXIDE_HOST": front.URL, "OXIDE_CA_FILE": "",
-		"OXIDE_CONFORMANCE_SIMULATOR_ADMIN": "", "OXIDE_CONFORMANCE_SECOND": "",
-		"OXIDE_CONFORMANCE_SECOND_SHELL": "", "OXIDE_CONFORMANCE_HELPER": "",
-		"OXIDE_CONFORMANCE_GUEST_SHELL": ""}
-	programs := []*program{prepare(t, run, rack, env, args...)}
-	if kind.Twins {
-		programs = append(programs, prepare(t, run, rack, env, args...))
-	}
-	return func() []*program {
-		defer front.Close()
-		strangers, end := context.WithCancel(t.Context())
-		var beside, group errgroup.Group
-		if kind.Busy {
-			beside.Go(func() error {
-				return legal.Strangers(strangers, rack, rack.Instance("b").ID, seed)
-			})
-		}
-		for _, p := range programs {
-			group.Go(func() error {
-				_ = p.limited() // the report has the result
-				return nil
-			})
-		}
-		err := group.Wait()
-		end()
-		if errBeside := beside.Wait(); err == nil {
-			err = errBeside
-		}
-		if err != nil {
-			t.Error(fmt.Errorf("%s: %w", kind.Name, err))
-		}
-		return programs
-	}, nil
 }

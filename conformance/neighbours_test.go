@@ -16,9 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/oxidecomputer/oxide.go/oxide"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/conformance/rules"
+	"github.com/oxidecomputer/oxide-csi-plugin/conformance/legal"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
@@ -48,7 +46,7 @@ func TestARunConformsAmongOthersAndTouchesNothingOfTheirs(t *testing.T) {
 		stranger(t, 0, "run", "--yes")}
 	ctx, stop := context.WithCancel(t.Context())
 	others := make(chan error, 1)
-	go func() { others <- busy(ctx, rack) }()
+	go func() { others <- legal.Strangers(ctx, rack) }()
 
 	fifo := filepath.Join(rack.Dir, "oxide-guest-fifo")
 	all := []*program{prepare(t, run, rack, env, "run", "--yes", "--report", fifo),
@@ -163,40 +161,4 @@ func stranger(t *testing.T, user uint32, args ...string) *exec.Cmd {
 	csitest.Must(t, errors.Join(cmd.Start(), reader.Close()))
 	cmd.Stdin = writer
 	return cmd
-}
-
-// busy makes, changes and removes objects with names as those of a run until the context ends. It
-// returns an error if one was not as it left it.
-func busy(ctx context.Context, rack *harness.Rack) error {
-	project := oxide.NameOrId(rack.Project)
-	for n, all := 0, context.WithoutCancel(ctx); ctx.Err() == nil; n++ {
-		name := oxide.Name(fmt.Sprintf("conf-1a2b3c4d-%05d", 100+n))
-		instance, err := rack.Client.InstanceCreate(all, oxide.InstanceCreateParams{Project: project,
-			Body: &oxide.InstanceCreate{Name: name, Description: "mine", Hostname: "mine",
-				Ncpus: 1, Memory: rules.GiB, Start: oxide.NewPointer(false)}})
-		disk, errDisk := rack.CreateDisk(all, rack.Project, string(name), harness.GiB)
-		snapshot, errSnapshot := rack.Client.SnapshotCreate(all, oxide.SnapshotCreateParams{
-			Project: project, Body: &oxide.SnapshotCreate{Name: name, Description: "mine",
-				Disk: oxide.NameOrId(name)}})
-		if err := errors.Join(err, errDisk, errSnapshot); err != nil {
-			return err
-		}
-		image, err := rack.Client.ImageCreate(all, oxide.ImageCreateParams{Project: project,
-			Body: &oxide.ImageCreate{Name: name, Description: "mine", Os: "x", Version: "1",
-				Source: oxide.ImageSource{Value: &oxide.ImageSourceSnapshot{Id: snapshot.Id}}}})
-		if err != nil {
-			return err
-		}
-		if err := errors.Join(rack.AttachDisk(all, disk.Id, instance.Id),
-			rack.StartInstance(all, instance.Id), rack.StopInstance(all, instance.Id),
-			rack.DetachDisk(all, disk.Id, instance.Id), rack.DeleteDisk(all, disk.Id),
-			rack.Client.SnapshotDelete(all, oxide.SnapshotDeleteParams{
-				Snapshot: oxide.NameOrId(snapshot.Id)}),
-			rack.Client.ImageDelete(all, oxide.ImageDeleteParams{Image: oxide.NameOrId(image.Id)}),
-			rack.Client.InstanceDelete(all, oxide.InstanceDeleteParams{
-				Instance: oxide.NameOrId(instance.Id)})); err != nil {
-			return err
-		}
-	}
-	return nil
 }

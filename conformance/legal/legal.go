@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -19,6 +20,10 @@ import (
 	"sync"
 	"time"
 
+	"github.com/google/uuid"
+	"github.com/oxidecomputer/oxide.go/oxide"
+	"golang.org/x/sync/errgroup"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
 
@@ -26,8 +31,10 @@ import (
 type Kind struct {
 	// Name is a word for figures. Says describes what the altered rack does.
 	Name, Says string
-	// Busy is a silo in which Strangers work. Twins is a silo in which two runs check the rack.
-	Busy, Twins bool
+	// busy is a silo in which Strangers work. more is the number of runs that check the rack besides
+	// the first.
+	busy bool
+	more int
 	// room, if it is not 0, is the free part of the silo's quota.
 	room int64
 	// alter answers a request. If it is nil, the rack's own answer is returned.
@@ -42,14 +49,15 @@ func Kinds() []Kind {
 			alter: readyEarly},
 		{Name: "slow", Says: "each answer takes 20 ms more, and comes in pieces", alter: slow},
 		{Name: "limited", Says: "more than 20 requests in a second are answered 429", alter: limited},
+		{Name: "unavailable", Says: "one request in a hundred is answered 503", alter: unavailable},
 		{Name: "reset-before", Says: "one connection in a hundred is reset before the effect",
 			alter: reset(false)},
 		{Name: "reset-after", Says: "one connection in a hundred is reset after the effect",
 			alter: reset(true)},
 		{Name: "away", Says: "the rack cannot be reached for 3 s, now and then", alter: away},
 		{Name: "restarted", Says: "the rack's API is restarted, now and then", alter: restarted},
-		{Name: "twins", Says: "two runs check the rack at once", Twins: true},
-		{Name: "busy", Says: "others make and delete disks, snapshots and instances", Busy: true},
+		{Name: "twins", Says: "two runs check the rack at once", more: 1},
+		{Name: "busy", Says: "others make and delete disks, snapshots and instances", busy: true},
 		{Name: "no-request-id", Says: "a proxy removes x-request-id", alter: withoutID},
 		{Name: "redirect", Says: "the rack is at another address now", alter: redirect},
 		{Name: "unknown-fields", Says: "objects have fields of another release", alter: unknownFields},
@@ -79,9 +87,9 @@ type proxy struct {
 	recent []time.Time
 }
 
-// Front puts an alteration in front of a rack. The caller sends requests to the returned server
+// front puts an alteration in front of a rack. The caller sends requests to the returned server
 // instead of the rack, and ends it with Close.
-func Front(ctx context.Context, rack *harness.Rack, k Kind, seed uint64) (*httptest.Server, error) {
+func front(ctx context.Context, rack *harness.Rack, k Kind, seed uint64) (*httptest.Server, error) {
 	transport, err := harness.Transport(rack.CA)
 	if err != nil {
 		return nil, err
@@ -234,12 +242,29 @@ func (p *proxy) pass(most int) time.Duration {
 	return 0
 }
 
+// strikes draws one request in a hundred.
+func (p *proxy) strikes() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.rand.IntN(100) == 0
+}
+
+func unavailable(p *proxy, w http.ResponseWriter, r *http.Request) {
+	if !p.strikes() {
+		send(w, p.forward(r))
+		return
+	}
+	id := uuid.NewString()
+	w.Header().Set("X-Request-Id", id)
+	w.WriteHeader(http.StatusServiceUnavailable)
+	_, _ = fmt.Fprintf(w, `{"request_id":%q,"error_code":"ServiceNotAvailable",`+
+		`"message":"Service Unavailable"}`, id) // the caller may be gone
+}
+
 // reset resets one connection in a hundred, before the effect of its request or after it.
 func reset(after bool) func(*proxy, http.ResponseWriter, *http.Request) {
 	return func(p *proxy, w http.ResponseWriter, r *http.Request) {
-		p.mu.Lock()
-		strikes := p.rand.IntN(100) == 0
-		p.mu.Unlock()
+		strikes := p.strikes()
 		if strikes && !after {
 			panic(http.ErrAbortHandler)
 		}
@@ -345,31 +370,62 @@ func edited(a answer, change func(map[string]any)) answer {
 	return a
 }
 
+// Try puts an alteration in front of a rack and calls run with the address to use instead of the
+// rack's: twice at the same time if two runs check the rack, and among strangers if there are any.
+func Try(ctx context.Context, rack *harness.Rack, k Kind, seed uint64, run func(host string) error,
+) error {
+	server, err := front(ctx, rack, k, seed)
+	if err != nil {
+		return err
+	}
+	defer server.Close()
+	working, end := context.WithCancel(ctx)
+	var strangers, runs errgroup.Group
+	if k.busy {
+		strangers.Go(func() error { return Strangers(working, rack) })
+	}
+	for range 1 + k.more {
+		runs.Go(func() error { return run(server.URL) })
+	}
+	err = runs.Wait()
+	end()
+	return errors.Join(err, strangers.Wait())
+}
+
 // Strangers works in a rack's project until the context ends, as other users of the silo do. It
-// creates and deletes disks, and starts and stops an instance. When it returns, everything that
-// it created is gone.
-func Strangers(ctx context.Context, rack *harness.Rack, instance string, seed uint64) error {
+// makes, changes and removes objects with names like those of a run. It returns an error if one was
+// not as it left it. When it returns, everything that it created is gone.
+func Strangers(ctx context.Context, rack *harness.Rack) error {
+	project := oxide.NameOrId(rack.Project)
 	// The calls continue when ctx ends, so that no work stays half done.
-	calls := context.WithoutCancel(ctx)
-	random := rand.New(rand.NewPCG(seed, seed))
-	for n := 0; ctx.Err() == nil; n++ {
-		disk, err := rack.CreateDisk(calls, rack.Project, fmt.Sprintf("stranger-%d", n), harness.GiB)
+	for n, all := 0, context.WithoutCancel(ctx); ctx.Err() == nil; n++ {
+		name := oxide.Name(fmt.Sprintf("conf-1a2b3c4d-%05d", 100+n))
+		instance, err := rack.Client.InstanceCreate(all, oxide.InstanceCreateParams{Project: project,
+			Body: &oxide.InstanceCreate{Name: name, Description: "mine", Hostname: "mine",
+				Ncpus: 1, Memory: oxide.ByteCount(harness.GiB), Start: oxide.NewPointer(false)}})
+		disk, errDisk := rack.CreateDisk(all, rack.Project, string(name), harness.GiB)
+		snapshot, errSnapshot := rack.Client.SnapshotCreate(all, oxide.SnapshotCreateParams{
+			Project: project, Body: &oxide.SnapshotCreate{Name: name, Description: "mine",
+				Disk: oxide.NameOrId(name)}})
+		if err := errors.Join(err, errDisk, errSnapshot); err != nil {
+			return err
+		}
+		image, err := rack.Client.ImageCreate(all, oxide.ImageCreateParams{Project: project,
+			Body: &oxide.ImageCreate{Name: name, Description: "mine", Os: "x", Version: "1",
+				Source: oxide.ImageSource{Value: &oxide.ImageSourceSnapshot{Id: snapshot.Id}}}})
 		if err != nil {
 			return err
 		}
-		if random.IntN(2) == 0 {
-			err = rack.StartInstance(calls, instance)
-		} else {
-			err = rack.StopInstance(calls, instance)
-		}
-		if err != nil {
-			return err
-		}
-		pause := harness.Backoff{Next: time.Duration(1+random.IntN(50)) * time.Millisecond}
-		_ = pause.Wait(ctx) // the loop's condition ends it
-		if err := rack.DeleteDisk(calls, disk.Id); err != nil {
+		if err := errors.Join(rack.AttachDisk(all, disk.Id, instance.Id),
+			rack.StartInstance(all, instance.Id), rack.StopInstance(all, instance.Id),
+			rack.DetachDisk(all, disk.Id, instance.Id), rack.DeleteDisk(all, disk.Id),
+			rack.Client.SnapshotDelete(all, oxide.SnapshotDeleteParams{
+				Snapshot: oxide.NameOrId(snapshot.Id)}),
+			rack.Client.ImageDelete(all, oxide.ImageDeleteParams{Image: oxide.NameOrId(image.Id)}),
+			rack.Client.InstanceDelete(all, oxide.InstanceDeleteParams{
+				Instance: oxide.NameOrId(instance.Id)})); err != nil {
 			return err
 		}
 	}
-	return rack.StartInstance(calls, instance)
+	return nil
 }

@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -89,55 +88,31 @@ func sampleOf(all []Rule, seed uint64) []Rule {
 // returns the failures that blame the rack.
 func runLegal(ctx context.Context, rack *harness.Rack, kind legal.Kind, seed uint64, sample []Rule,
 ) (alarms []string, count map[Status]int, err error) {
-	front, err := legal.Front(ctx, rack, kind, seed)
-	if err != nil {
-		return nil, nil, err
-	}
-	defer front.Close()
-	var group errgroup.Group
-	strangers, end := context.WithCancel(ctx)
-	if kind.Busy {
-		group.Go(func() error { return legal.Strangers(strangers, rack, rack.Instance("b").ID, seed) })
-	}
-	marks := []string{"one"}
-	if kind.Twins {
-		marks = append(marks, "two")
-	}
 	var mu sync.Mutex
 	// mu guards the results of the runs.
 	count = map[Status]int{}
-	var checks errgroup.Group
-	for _, mark := range marks {
-		checks.Go(func() error {
-			here := rack.Instance("a")
-			r, err := Open(Config{Host: front.URL, Token: rack.Token, Project: rack.Project, Mark: mark,
-				Description: "made by a test", Hotplug: true,
-				Here: &GuestFiles{ID: here.ID, Sys: Dir(filepath.Join(here.Guest, "sys")),
-					Dev: Dir(filepath.Join(here.Guest, "dev"))}})
-			if err != nil {
-				return err
+	err = legal.Try(ctx, rack, kind, seed, func(host string) error {
+		config := realConfig(rack)
+		config.Host, config.CAFile = host, ""
+		r, err := Open(config)
+		if err != nil {
+			return err
+		}
+		for _, rule := range sample {
+			result := r.Run(ctx, rule)
+			mu.Lock()
+			count[result.Status]++
+			switch {
+			case result.Status == Failed, result.Status == Blocked:
+				alarms = append(alarms, rule.ID+": "+result.Reason)
+			case result.Status == NotTested && result.Reason == "":
+				alarms = append(alarms, rule.ID+" is not tested, without a reason")
+			case strings.Contains(result.Reason, "has had no answer"):
+				alarms = append(alarms, rule.ID+" has had answers: "+result.Reason)
 			}
-			for _, rule := range sample {
-				result := r.Run(ctx, rule)
-				mu.Lock()
-				count[result.Status]++
-				switch {
-				case result.Status == Failed, result.Status == Blocked:
-					alarms = append(alarms, rule.ID+": "+result.Reason)
-				case result.Status == NotTested && result.Reason == "":
-					alarms = append(alarms, rule.ID+" is not tested, without a reason")
-				case strings.Contains(result.Reason, "has had no answer"):
-					alarms = append(alarms, rule.ID+" has had answers: "+result.Reason)
-				}
-				mu.Unlock()
-			}
-			return r.Close(ctx)
-		})
-	}
-	err = checks.Wait()
-	end()
-	if errStrangers := group.Wait(); err == nil {
-		err = errStrangers
-	}
+			mu.Unlock()
+		}
+		return r.Close(ctx)
+	})
 	return alarms, count, err
 }
