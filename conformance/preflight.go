@@ -300,7 +300,7 @@ func (p preflight) askHere(ctx context.Context) finding {
 		return fail("Set OXIDE_HOST to the rack of this instance, and OXIDE_PROJECT to its project: a "+
 			"disk is attached within its project only.", "the firmware says %s; the rack: %s", id, err)
 	}
-	p.rack.Here = &rules.GuestFiles{ID: id, Sys: rules.Dir(p.sysfsRoot), Dev: rules.Dir(p.devRoot)}
+	p.rack.Here = &rules.GuestFiles{ID: id, Sys: os.DirFS(p.sysfsRoot)}
 	p.report.Run.Instance = string(p.here.Name)
 	return pass("%s (%s), %s", p.here.Name, id, p.here.RunState)
 }

@@ -173,9 +173,7 @@ func checkAttachAtOnce(c *Check) {
 }
 
 func checkAttachWhileCreating(c *Check) {
-	if !c.Simulated() {
-		c.NotTested("the creation of a disk cannot be held open from outside")
-	}
+	c.needSimulated("the creation of a disk cannot be held open from outside")
 	instance, create := c.StoppedInstance(), c.Blank()
 	c.Switch("create_hold", adminapi.Duration(hold))
 	made := make(chan error, 1)

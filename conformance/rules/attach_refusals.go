@@ -26,8 +26,8 @@ func notStopped(verb string) Refused {
 // FaultedDisk returns a faulted disk of a simulated rack. Its deletion has failed halfway.
 func (c *Check) FaultedDisk() *oxide.Disk {
 	disk := c.Disk()
-	c.Once(adminapi.Fault{Operation: "disk_delete", Object: disk.Id, Phase: adminapi.Unwind})
-	if c.Client.DiskDelete(c.ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(disk.Id)}) == nil {
+	c.Fault(adminapi.Fault{Operation: "disk_delete", Object: disk.Id, Phase: adminapi.Unwind})
+	if c.DeleteDisk(disk.Id) == nil {
 		c.Fatalf("delete disk %s, halfway: expected an error; it is deleted", disk.Name)
 	}
 	return c.Look(disk.Id)
@@ -121,12 +121,10 @@ func checkDetachRefusals(c *Check) {
 }
 
 func checkUnreadAttachments(c *Check) {
-	if !c.Simulated() {
-		c.NotTested("no request from outside takes all connections to the rack's database")
-	}
+	c.needSimulated("no request from outside takes all connections to the rack's database")
 	disk, instance := c.Disk(), c.StoppedInstance()
 	_, there := c.RunningInstance()
-	c.Once(adminapi.Fault{Operation: "instance_disk_attach", Object: there.Id,
+	c.Fault(adminapi.Fault{Operation: "instance_disk_attach", Object: there.Id,
 		Phase: adminapi.Reread})
 	_, err := c.Attach(there.Id, instance.Id)
 	c.Refuses("attach another's disk without a connection to the database", err,
@@ -138,7 +136,7 @@ func checkUnreadAttachments(c *Check) {
 		{"instance_disk_attach", instance.Id, c.Attach}, {"instance_disk_detach", "", c.Detach},
 	} {
 		for _, what := range []string{step.operation, step.operation + " again"} {
-			c.Once(adminapi.Fault{Operation: step.operation, Object: disk.Id, Phase: adminapi.Reread})
+			c.Fault(adminapi.Fault{Operation: step.operation, Object: disk.Id, Phase: adminapi.Reread})
 			_, err := step.call(disk.Id, instance.Id)
 			c.Refuses(what+" without a connection to the database", err, unavailable)
 			c.AttachedTo("after that", c.Look(disk.Id), step.instance)

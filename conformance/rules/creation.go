@@ -79,13 +79,11 @@ func checkUndoneInstance(c *Check) {
 }
 
 func checkStartAfterCreation(c *Check) {
-	if !c.Simulated() {
-		c.NotTested("no request from outside keeps an instance from starting that may be made")
-	}
+	c.needSimulated("no request from outside keeps an instance from starting that may be made")
 	disk, create := c.Disk(), c.NewInstance()
 	create.Body.Start = oxide.NewPointer(true)
 	create.Body.Disks = []oxide.InstanceDiskAttachment{With(disk)}
-	c.Once(adminapi.Fault{Operation: "instance_create", Object: string(create.Body.Name),
+	c.Fault(adminapi.Fault{Operation: "instance_create", Object: string(create.Body.Name),
 		Device: &adminapi.DeviceFault{Fails: true}})
 	instance := Must[*oxide.Instance](c, "create an instance that cannot be started")(
 		c.CreateInstance(create))

@@ -2,6 +2,7 @@ package rules
 
 import (
 	"fmt"
+	"io/fs"
 	"strings"
 	"time"
 
@@ -61,12 +62,13 @@ func (c *Check) plug(name oxide.Name) *oxide.Disk {
 // devices lists the guest's devices that have a serial. It may leave out a device that appears or
 // disappears in the meantime.
 func (c *Check) devices() []device {
-	names, err := c.Here.Sys.ReadDir("block")
+	entries, err := fs.ReadDir(c.Here.Sys, "block")
 	c.must("list the guest's devices", err)
 	var all []device
-	for _, name := range names {
+	for _, entry := range entries {
+		name := entry.Name()
 		read := func(file string) string {
-			text, _ := c.Here.Sys.ReadFile("block/" + name + "/" + file)
+			text, _ := fs.ReadFile(c.Here.Sys, "block/"+name+"/"+file)
 			return strings.TrimSuffix(string(text), "\n")
 		}
 		// A hidden device is one path to a multipath device.

@@ -72,16 +72,13 @@ func checkReadOnlyDisk(c *Check) {
 }
 
 func checkFailedDelete(c *Check) {
-	if !c.Simulated() {
-		c.NotTested("a deletion that fails cannot be brought about from outside")
-	}
+	c.needSimulated("a deletion that fails cannot be brought about from outside")
 	before := c.storageUsed(c.ctx)
-	id := c.faultyDisk()
-	disk := c.Look(id)
-	Equal(c, "the name of a disk whose deletion failed", string(disk.Name), "deleted-"+id)
+	disk := c.FaultedDisk()
+	Equal(c, "the name of a disk whose deletion failed", string(disk.Name), "deleted-"+disk.Id)
 	Equal(c, "its state", disk.State.State(), oxide.DiskStateStateFaulted)
 	Equal(c, "what is provisioned", c.storageUsed(c.ctx), before+GiB)
-	c.must("delete it again", c.DeleteDisk(id))
+	c.must("delete it again", c.DeleteDisk(disk.Id))
 	Equal(c, "what is provisioned when it is deleted", c.storageUsed(c.ctx), before)
 }
 

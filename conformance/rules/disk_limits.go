@@ -84,9 +84,7 @@ func noDriveHas(err error) bool {
 }
 
 func checkNoSpace(c *Check) {
-	if !c.Simulated() {
-		c.NotTested("a rack without space cannot be brought about from outside")
-	}
+	c.needSimulated("a rack without space cannot be brought about from outside")
 	disk := c.Disk()
 	source := Must[*oxide.Snapshot](c, "take a snapshot")(c.Snapshot(disk.Id))
 	before, params := c.storageUsed(c.ctx), c.Blank()

@@ -43,7 +43,7 @@ func checkErrors(c *Check) {
 	c.hasID("the answer to a ping", c.Send(get("/v1/ping")))
 
 	if c.Arrange("a creation that fails") {
-		c.Fault(adminapi.Fault{Operation: "disk_create", Phase: adminapi.Unwind, Times: 1})
+		c.Fault(adminapi.Fault{Operation: "disk_create", Phase: adminapi.Unwind})
 		_, err = c.CreateDisk(c.Blank())
 		c.Refuses("create a disk while the rack fails", err, internalError)
 	}

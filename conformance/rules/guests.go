@@ -48,7 +48,7 @@ func checkFirmware(c *Check) {
 	c.needGuest()
 	for field, want := range map[string]string{"sys_vendor": "Oxide", "product_name": "OxVM",
 		"product_serial": c.Here.ID, "product_uuid": c.Here.ID} {
-		text, err := c.Here.Sys.ReadFile("class/dmi/id/" + field)
+		text, err := fs.ReadFile(c.Here.Sys, "class/dmi/id/"+field)
 		if errors.Is(err, fs.ErrPermission) {
 			c.Errorf("read %s of the firmware: only root may; run this as root", field)
 			continue
@@ -66,7 +66,7 @@ const qemuModel = "QEMU NVMe Ctrl"
 func checkPadding(c *Check) {
 	for _, disk := range c.disksHere() {
 		d := c.device(SerialOf(disk.Name))
-		model, err := c.Here.Sys.ReadFile("block/" + d.name + "/device/model")
+		model, err := fs.ReadFile(c.Here.Sys, "block/"+d.name+"/device/model")
 		c.must("read the model of "+d.name, err)
 		if strings.HasPrefix(string(model), qemuModel) {
 			c.NotTested("the controller of %s is QEMU's, which no rack has: this instance is a virtual "+
@@ -118,7 +118,7 @@ func checkWriteCache(c *Check) {
 	}
 	for _, disk := range distributed {
 		d := c.device(SerialOf(disk.Name))
-		text, err := c.Here.Sys.ReadFile("block/" + d.name + "/queue/write_cache")
+		text, err := fs.ReadFile(c.Here.Sys, "block/"+d.name+"/queue/write_cache")
 		if errors.Is(err, fs.ErrNotExist) {
 			c.NotTested("this instance does not show whether %s has a write cache, or the device is gone",
 				d.name)

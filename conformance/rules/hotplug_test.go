@@ -3,6 +3,7 @@
 package rules
 
 import (
+	"io/fs"
 	"path"
 	"slices"
 	"testing"
@@ -45,13 +46,13 @@ func TestATrialOfHotPlugRepeatsWhatTheRackDidNotAnswer(t *testing.T) {
 }
 
 // qemuFiles is a guest's /sys in which QEMU has the NVMe controllers.
-type qemuFiles struct{ Files }
+type qemuFiles struct{ fs.FS }
 
 func (f qemuFiles) ReadFile(name string) ([]byte, error) {
 	if path.Base(name) == "model" {
 		return []byte("QEMU NVMe Ctrl                          \n"), nil
 	}
-	return f.Files.ReadFile(name)
+	return fs.ReadFile(f.FS, name)
 }
 
 // TestPaddingIsNotTestedOnQEMU checks that a virtual machine of a simulated rack does not break

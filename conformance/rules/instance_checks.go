@@ -166,9 +166,7 @@ func checkDeleteInstance(c *Check) {
 }
 
 func checkChangeWhileCreating(c *Check) {
-	if !c.Simulated() {
-		c.NotTested("the creation of an instance cannot be held open from outside")
-	}
+	c.needSimulated("the creation of an instance cannot be held open from outside")
 	create := c.NewInstance()
 	create.Body.Disks = []oxide.InstanceDiskAttachment{c.NewDisk()}
 	c.Switch("create_hold", adminapi.Duration(hold))
@@ -205,9 +203,7 @@ func checkChangeWhileCreating(c *Check) {
 }
 
 func checkFailedReboot(c *Check) {
-	if !c.Simulated() {
-		c.NotTested("no request from outside keeps a guest from coming back")
-	}
+	c.needSimulated("no request from outside keeps a guest from coming back")
 	disk := c.Disk()
 	instance := c.Instance(disk)
 	c.Fail(instance.Id)

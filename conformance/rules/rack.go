@@ -6,9 +6,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/http"
-	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
@@ -39,20 +38,11 @@ type Config struct {
 	Restart func(context.Context) error
 }
 
-// GuestFiles is an instance whose files can be read.
+// GuestFiles is an instance whose /sys can be read.
 type GuestFiles struct {
 	// ID is the instance's ID.
-	ID string
-	// Sys reads its /sys, and Dev its /dev.
-	Sys, Dev Files
-}
-
-// Files is a directory of a guest on this machine or another. Names are relative and use slashes.
-type Files interface {
-	// ReadFile reads a file. The error wraps fs.ErrNotExist if the file does not exist.
-	ReadFile(name string) ([]byte, error)
-	// ReadDir lists the names in a directory, sorted.
-	ReadDir(name string) ([]string, error)
+	ID  string
+	Sys fs.FS
 }
 
 // TestedRack is a rack that is being checked. Its checks run one at a time.
@@ -283,22 +273,4 @@ func (a Answer) Refused() Refused {
 	}
 	_ = json.Unmarshal(a.Body, &body) // only a refusal has these fields
 	return Refused{a.Status, body.ErrorCode, body.Message}
-}
-
-// Dir is a directory of this machine.
-type Dir string
-
-// ReadFile reads a file in the directory.
-func (d Dir) ReadFile(name string) ([]byte, error) {
-	return os.ReadFile(filepath.Join(string(d), name))
-}
-
-// ReadDir lists the names in one of its directories.
-func (d Dir) ReadDir(name string) ([]string, error) {
-	entries, err := os.ReadDir(filepath.Join(string(d), name))
-	names := make([]string, len(entries))
-	for i, entry := range entries {
-		names[i] = entry.Name()
-	}
-	return names, err
 }

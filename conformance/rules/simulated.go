@@ -9,8 +9,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// Fault makes a simulated rack fail until the check ends.
+// Fault adds a fault for the next matching request to a simulated rack.
 func (c *Check) Fault(f adminapi.Fault) {
+	f.Times = 1
 	id, err := c.Admin.AddFault(c.ctx, f)
 	c.must("let the simulated rack fail", err)
 	c.Cleanup(func(ctx context.Context) error {
@@ -22,12 +23,6 @@ func (c *Check) Fault(f adminapi.Fault) {
 		}
 		return err
 	})
-}
-
-// Once adds a fault for the next matching request.
-func (c *Check) Once(f adminapi.Fault) {
-	f.Times = 1
-	c.Fault(f)
 }
 
 // Switch changes a switch of a simulated rack, by its JSON name, until the check ends.
@@ -43,17 +38,6 @@ func (c *Check) Switch(name string, value any) {
 	})
 	c.must("change the simulated rack's "+name,
 		c.Admin.Switch(c.ctx, map[string]any{name: value}))
-}
-
-// faultyDisk returns a disk of a simulated rack that a failed deletion has left faulted.
-func (c *Check) faultyDisk() string {
-	disk := c.Disk()
-	c.Fault(adminapi.Fault{Operation: "disk_delete", Object: disk.Id, Phase: adminapi.Unwind,
-		Times: 1})
-	if err := c.DeleteDisk(disk.Id); err == nil {
-		c.Fatalf("delete a disk while the rack fails: expected an error; the rack has deleted it")
-	}
-	return disk.Id
 }
 
 // underway is a request that runs while the check continues.

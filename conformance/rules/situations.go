@@ -10,6 +10,13 @@ import (
 // Simulated reports whether the rack is a simulated one, on which every situation can be created.
 func (c *Check) Simulated() bool { return c.Admin != nil }
 
+// needSimulated ends a check that cannot create its situation on a real rack.
+func (c *Check) needSimulated(why string) {
+	if !c.Simulated() {
+		c.NotTested("%s", why)
+	}
+}
+
 // situations is the unit of an extent: run counts a situation when the check has come to its end.
 const situations = "situations"
 
@@ -92,7 +99,7 @@ func (c *Check) StartAndAwait(instance string) {
 // fails. The instance needs a disk.
 func (c *Check) Fail(instance string) {
 	c.StartAndAwait(instance)
-	c.Once(adminapi.Fault{Operation: "instance_reboot", Object: instance,
+	c.Fault(adminapi.Fault{Operation: "instance_reboot", Object: instance,
 		Device: &adminapi.DeviceFault{Fails: true}})
 	Must[*oxide.Instance](c, "reboot an instance that will not come back")(c.Reboot(instance))
 	c.Await(instance, oxide.InstanceStateFailed)

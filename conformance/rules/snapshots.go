@@ -90,10 +90,8 @@ func checkRepairLock(c *Check) {
 }
 
 func checkUnfitDisk(c *Check) {
-	if !c.Simulated() {
-		c.NotTested("a disk in such a state cannot be brought about from outside")
-	}
-	_, err := c.Snapshot(c.faultyDisk())
+	c.needSimulated("a disk in such a state cannot be brought about from outside")
+	_, err := c.Snapshot(c.FaultedDisk().Id)
 	c.Refuses("take a snapshot of a faulted disk", err, unavailable)
 }
 
@@ -109,7 +107,7 @@ func checkOrderOnSnapshot(c *Check) {
 	if !c.Arrange("a silo without quota") {
 		return
 	}
-	faulty := c.faultyDisk()
+	faulty := c.FaultedDisk().Id
 	c.Switch("quota_bytes", c.storageUsed(c.ctx))
 	for _, source := range []string{disk.Id, faulty} {
 		_, err = c.takeSnapshot(c.ctx, first.Name, source)
