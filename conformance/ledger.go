@@ -67,44 +67,43 @@ func (i inventory) count() map[string]int {
 		"instances": len(i.instances), "attachments": attached}
 }
 
+// only returns the objects whose description is one of those.
+func only[T any](all []T, description func(T) string, is func(string) bool) []T {
+	return slices.DeleteFunc(slices.Clone(all), func(one T) bool { return !is(description(one)) })
+}
+
+// These return the descriptions of objects.
+func ofDisk(d oxide.Disk) string         { return d.Description }
+func ofSnapshot(s oxide.Snapshot) string { return s.Description }
+func ofImage(m oxide.Image) string       { return m.Description }
+
+// ofInstance returns "" unless it is a mark: only a run itself creates an instance, never its
+// driver.
+func ofInstance(n oxide.Instance) string {
+	if _, is := parseMark(n.Description); is {
+		return n.Description
+	}
+	return ""
+}
+
 // of returns the objects that carry the mark of one of the runs.
 func (i inventory) of(is func(run string) bool) inventory {
 	ours := func(description string) bool {
 		run, ok := runOf(description)
 		return ok && is(run)
 	}
-	return inventory{
-		slices.DeleteFunc(slices.Clone(i.disks), func(d oxide.Disk) bool {
-			return !ours(d.Description)
-		}),
-		slices.DeleteFunc(slices.Clone(i.snapshots), func(s oxide.Snapshot) bool {
-			return !ours(s.Description)
-		}),
-		slices.DeleteFunc(slices.Clone(i.images), func(m oxide.Image) bool {
-			return !ours(m.Description)
-		}),
-		slices.DeleteFunc(slices.Clone(i.instances), func(n oxide.Instance) bool {
-			// Only a run itself creates an instance, never its driver.
-			m, is := parseMark(n.Description)
-			return !is || !ours(m.description())
-		}),
-	}
+	return inventory{only(i.disks, ofDisk, ours), only(i.snapshots, ofSnapshot, ours),
+		only(i.images, ofImage, ours), only(i.instances, ofInstance, ours)}
 }
 
 // ofDriver returns the objects that a run's driver created, without those of the run itself.
 func (i inventory) ofDriver() inventory {
-	own := func(description string) bool {
+	others := func(description string) bool {
 		_, is := parseMark(description)
-		return is
+		return !is
 	}
-	return inventory{
-		disks: slices.DeleteFunc(slices.Clone(i.disks), func(d oxide.Disk) bool {
-			return own(d.Description)
-		}),
-		snapshots: slices.DeleteFunc(slices.Clone(i.snapshots), func(s oxide.Snapshot) bool {
-			return own(s.Description)
-		}),
-	}
+	return inventory{disks: only(i.disks, ofDisk, others),
+		snapshots: only(i.snapshots, ofSnapshot, others)}
 }
 
 func (i inventory) empty() bool {

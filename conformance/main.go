@@ -1,3 +1,23 @@
+// Package conformance is the program oxide-conformance. It tests whether a rack does what the
+// driver needs, and whether data on the rack's disks survives.
+//
+// The program runs inside an instance of the rack, as one file that contains the driver. [Main]
+// runs the command line. Each verb has a file of its name: preflight examines the rack and the
+// machine before a run, run runs, clean removes the remains of a dead run, diff compares the
+// reports of two runs, and demo shows the life of a volume on a simulated rack.
+//
+// A run has parts, in this order: the rules of the API (package rules); csi-sanity over ext4,
+// xfs, btrfs and raw block (package csisuite); and data that is written, moved and read back
+// (package data). It ends in a [report.Report] with a verdict, which is also the exit status.
+//
+// Nothing that did not run counts as passed. A part or a spec is blocked if the rack keeps
+// everybody from running it, and not applicable if the driver does not offer the feature. A spec
+// that made none of the calls that it is about has failed, even if it reports success
+// (witness.go).
+//
+// Every object that a run creates carries the run's mark. A disk that is created first and
+// deleted last records who runs it, where, and in which instances. So clean finds everything that
+// belongs to a run, and nothing else.
 package conformance
 
 import (
@@ -95,6 +115,27 @@ func demoVerb(ctx context.Context, p *Program, args []string) (int, error) {
 	}
 	if err := Demo(ctx, in, p.Stdout, p.Self); err != nil {
 		return ExitFails, fmt.Errorf("demo: %w", err)
+	}
+	return ExitConforms, nil
+}
+
+// diffVerb compares two reports.
+func diffVerb(_ context.Context, p *Program, args []string) (int, error) {
+	if len(args) != 2 {
+		return ExitUsage, fmt.Errorf("diff takes two reports, each a folder or its report.json; "+
+			"found %d arguments", len(args))
+	}
+	var both [2]*report.Report
+	for i, path := range args {
+		var err error
+		if both[i], err = report.Read(path); err != nil {
+			return ExitUsage, err
+		}
+	}
+	difference := report.Diff(both[0], both[1])
+	p.say("%s", difference)
+	if difference.Worse() {
+		return ExitFails, nil
 	}
 	return ExitConforms, nil
 }

@@ -277,9 +277,10 @@ func TestADeletedObjectLeavesTheBudgetHoweverItWasNamedAndAnswered(t *testing.T)
 	for name, test := range map[string]struct {
 		path   string
 		status int
-		// early means that the deletion ends before the creation is answered.
-		early bool
-		left  int
+		// early means that the deletion ends before the creation is answered. unmade means that the
+		// creation is refused.
+		early, unmade bool
+		left          int
 	}{
 		"by its ID":                    {path: id, status: http.StatusNoContent},
 		"by its name":                  {path: "made", status: http.StatusNoContent},
@@ -287,6 +288,7 @@ func TestADeletedObjectLeavesTheBudgetHoweverItWasNamedAndAnswered(t *testing.T)
 		"by its ID, before the answer": {path: id, status: http.StatusNoContent, early: true},
 		"by its name, before the answer": {path: "made", status: http.StatusNoContent,
 			early: true},
+		"never made":    {path: "other", status: http.StatusNotFound, unmade: true},
 		"another one":   {path: "other", status: http.StatusNoContent, left: 1},
 		"refused":       {path: id, status: http.StatusBadRequest, left: 1},
 		"a busy rack's": {path: id, status: http.StatusServiceUnavailable, left: 1},
@@ -314,6 +316,9 @@ func TestADeletedObjectLeavesTheBudgetHoweverItWasNamedAndAnswered(t *testing.T)
 				if test.early {
 					remove()
 				}
+				if test.unmade {
+					return &http.Response{StatusCode: http.StatusBadRequest, Body: http.NoBody}, nil
+				}
 				return &http.Response{StatusCode: http.StatusCreated,
 					Body: io.NopCloser(strings.NewReader(`{"id":"` + id + `"}`))}, nil
 			})
@@ -325,33 +330,6 @@ func TestADeletedObjectLeavesTheBudgetHoweverItWasNamedAndAnswered(t *testing.T)
 				t.Errorf("the budget has %d objects, not %d", now, test.left)
 			}
 		})
-	}
-}
-
-func TestACreationThatExceedsTheBudgetIsRefused(t *testing.T) {
-	b := newBudget(amount{2, 3})
-	first, err := b.begin(&object{gib: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	second, err := b.begin(&object{gib: 2})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := b.begin(&object{gib: 1}); err == nil || !strings.Contains(err.Error(), "--budget") {
-		t.Errorf("a third object: %v", err)
-	}
-	first(true, "a")
-	second(false)
-	third, err := b.begin(&object{gib: 2})
-	if err != nil {
-		t.Errorf("after one was not made: %v", err)
-	}
-	third(true, "c")
-	b.deleted("a")
-	b.deleted("c")
-	if now := b.now(); now != (amount{}) || b.peak() != (amount{2, 3}) {
-		t.Errorf("there are %s, the most was %s", now, b.peak())
 	}
 }
 
@@ -404,5 +382,24 @@ func TestARunSaysHowARackTreatsTheDisksOfRunningInstances(t *testing.T) {
 				t.Errorf("a removal by surprise took no time:\n%s", p.out.String())
 			}
 		})
+	}
+}
+
+// shortLived is a device that can be read some times, and then has no bytes any more.
+type shortLived struct{ reads int }
+
+func (d *shortLived) ReadAt(p []byte, _ int64) (int, error) {
+	if d.reads--; d.reads < 0 {
+		return 0, io.EOF
+	}
+	return len(p), nil
+}
+
+func TestADeviceThatWasReadToItsEndIsNotGone(t *testing.T) {
+	for reads, want := range map[int]bool{1: true, 2: false} {
+		last, gone := readUntilGone(&shortLived{reads}, harness.MiB/2, time.Now())
+		if gone != want || last == 0 {
+			t.Errorf("after %d of 2 reads: gone is %t after %s, want %t", reads, gone, last, want)
+		}
 	}
 }
