@@ -36,7 +36,7 @@ const (
 // k8s.io/mount-utils (FormatAndMount, NeedResize and Resize, a bind mount), which most drivers of
 // other clouds use.
 func BenchmarkNode(b *testing.B) {
-	bn := openBench(b, harness.RackOptions{})
+	bn := openBench(b)
 	var contests []*contest
 	for _, fsType := range []string{"ext4", "xfs"} {
 		contests = append(contests, &contest{fsType: fsType, state: "blank", aim: aimBlank,

@@ -6,14 +6,17 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
@@ -27,11 +30,6 @@ import (
 //
 // An aim is the ratio that the driver should reach. A benchmark that misses its aim does not
 // fail, because the figures of two machines differ.
-const (
-	aimController = 1.3
-	aimAttach     = 1.4 // for attach and detach
-	aimListMS     = 1000
-)
 
 // bench is a rack and a driver whose programs are built as they are shipped.
 type bench struct {
@@ -43,13 +41,13 @@ type bench struct {
 	dir    string
 }
 
-func openBench(b *testing.B, options harness.RackOptions) *bench {
+func openBench(b *testing.B) *bench {
 	b.Helper()
 	run, err := harness.NewRun(os.Stdout)
 	csitest.Must(b, err)
 	b.Cleanup(func() { csitest.Must(b, run.Close()) })
 	buildShipped(b, run)
-	rack, err := run.StartRack(b.Context(), options)
+	rack, err := run.StartRack(b.Context(), harness.RackOptions{})
 	csitest.Must(b, err)
 	b.Cleanup(func() { csitest.Must(b, rack.Stop()) })
 	driver, err := rack.StartPlugin(b.Context(), harness.PluginOptions{})
@@ -77,31 +75,9 @@ func buildShipped(b *testing.B, run *harness.Run) {
 	}
 }
 
-// duel compares the durations of two ways to do the same work.
-type duel struct {
-	name string
-	// aim is the ratio that should not be exceeded; 0 means none.
-	aim float64
-	// theirs names, in one word, the way with which the driver is compared.
-	theirs         string
-	driver, byHand []time.Duration
-}
-
 func median[T cmp.Ordered](values []T) T {
 	sorted := slices.Sorted(slices.Values(values))
 	return sorted[len(sorted)/2]
-}
-
-// report prints the medians and their ratio.
-func (d *duel) report() {
-	driver, byHand := median(d.driver), median(d.byHand)
-	ratio := float64(driver) / float64(byHand)
-	fmt.Printf("FIGURE %s driver_ms=%.2f %s_ms=%.2f more_ms=%.2f ratio=%.2f rounds=%d", d.name,
-		ms(driver), d.theirs, ms(byHand), ms(driver-byHand), ratio, len(d.driver))
-	if d.aim != 0 {
-		fmt.Printf(" aim=%.1f %s", d.aim, reached(ratio, d.aim))
-	}
-	fmt.Println()
 }
 
 // reached reports whether a figure reaches its aim.
@@ -116,17 +92,6 @@ func timed(do func() error) (time.Duration, error) {
 	start := time.Now()
 	err := do()
 	return time.Since(start), err
-}
-
-// inTurns calls both functions. Every second round it begins with the other one.
-func inTurns(round int, one, other func() error) error {
-	if round%2 == 1 {
-		one, other = other, one
-	}
-	if err := one(); err != nil {
-		return err
-	}
-	return other()
 }
 
 // awaitDevice waits until a disk appears, so that no measured time includes the wait.
@@ -148,3 +113,78 @@ func command(name string, args ...string) error {
 }
 
 func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+
+// BenchmarkProcess measures the programs: the time until they serve, their idle memory and the
+// size of their files.
+func BenchmarkProcess(b *testing.B) {
+	bn := openBench(b)
+	for _, mode := range []string{harness.ModeController, harness.ModeNode, harness.ModeAll} {
+		b.Run(mode, func(b *testing.B) {
+			plugin, err := bn.rack.StartPlugin(b.Context(), harness.PluginOptions{Mode: mode})
+			csitest.Must(b, err)
+			var starts []time.Duration
+			for b.Loop() {
+				csitest.Must(b, plugin.Stop())
+				took, err := startUp(b.Context(), plugin)
+				csitest.Must(b, err)
+				starts = append(starts, took)
+			}
+			_, err = plugin.Identity().Probe(b.Context(), &csi.ProbeRequest{})
+			csitest.Must(b, err)
+			memory, err := residentMiB(plugin.PID())
+			csitest.Must(b, err)
+			fmt.Printf("FIGURE process mode=%s start_ms=%.1f rounds=%d idle_rss_mib=%.1f\n",
+				mode, ms(median(starts)), len(starts), memory)
+			csitest.Must(b, plugin.Stop())
+		})
+	}
+	for _, program := range programs {
+		path, err := bn.run.Binary(b.Context(), program)
+		csitest.Must(b, err)
+		info, err := os.Stat(path)
+		csitest.Must(b, err)
+		fmt.Printf("FIGURE binary program=%s mib=%.1f\n", program,
+			float64(info.Size())/float64(harness.MiB))
+	}
+}
+
+// startUp starts a stopped plugin and returns the time until its socket accepts a connection.
+func startUp(ctx context.Context, plugin *harness.Plugin) (time.Duration, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	serving := make(chan time.Duration, 1)
+	start := time.Now()
+	go func() {
+		for ctx.Err() == nil {
+			conn, err := net.Dial("unix", plugin.Socket())
+			if err == nil {
+				serving <- time.Since(start)
+				_ = conn.Close()
+				return
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(200 * time.Microsecond):
+			}
+		}
+	}()
+	if err := plugin.Start(ctx); err != nil {
+		return 0, err
+	}
+	return <-serving, nil
+}
+
+// residentMiB returns the part of a process's memory that is in RAM.
+func residentMiB(pid int) (float64, error) {
+	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "status"))
+	if err != nil {
+		return 0, err
+	}
+	_, rest, _ := strings.Cut(string(text), "VmRSS:")
+	fields := strings.Fields(rest)
+	if len(fields) < 2 || fields[1] != "kB" {
+		return 0, fmt.Errorf("process %d does not say its VmRSS", pid)
+	}
+	kib, err := strconv.ParseFloat(fields[0], 64)
+	return kib / 1024, err
+}

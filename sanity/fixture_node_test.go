@@ -84,9 +84,6 @@ func (f *rackFixture) awaitDevice(ctx context.Context, instance, diskName string
 	return path
 }
 
-// accesses are all ways in which a workload can use a volume, as harness.Access names them.
-var accesses = []string{"ext4", "ext3", "xfs", "btrfs", "block"}
-
 // placement is a volume on a node of the fixture.
 type placement struct {
 	*node

@@ -48,13 +48,10 @@ const callTimeout = time.Minute
 // rackFixture is a rack, with the actions and views of an administrator.
 type rackFixture struct{ rack *harness.Rack }
 
-// faultFixture is a rack into which a spec injects faults.
-type faultFixture struct{ rackFixture }
-
 // fixture is shared by the specs of a container: a rack and the driver's controller. Each spec
 // uses names of its own and removes what it created; a ledger at the end proves that.
 type fixture struct {
-	faultFixture
+	rackFixture
 	// plugin is the controller's process, and ctl its client.
 	plugin *harness.Plugin
 	ctl    csi.ControllerClient
@@ -184,6 +181,15 @@ func (f *rackFixture) disks(ctx context.Context) []oxide.Disk {
 	return disks
 }
 
+func (f *rackFixture) ids(ctx context.Context) []string {
+	GinkgoHelper()
+	ids := []string{}
+	for _, disk := range f.disks(ctx) {
+		ids = append(ids, disk.Id)
+	}
+	return ids
+}
+
 // rackDisk creates a disk without the driver, as an administrator does, and deletes it when the
 // spec ends.
 func (f *rackFixture) rackDisk(ctx context.Context, name, project string) *oxide.Disk {
@@ -196,17 +202,8 @@ func (f *rackFixture) rackDisk(ctx context.Context, name, project string) *oxide
 	return disk
 }
 
-// removedLater deletes a disk when the spec ends. The driver did not create the disk, so it does
-// not delete it.
-func (f *fixture) removedLater(id string) {
-	DeferCleanup(func(ctx SpecContext) {
-		Expect(f.rack.Client.DiskDelete(ctx,
-			oxide.DiskDeleteParams{Disk: oxide.NameOrId(id)})).To(Succeed())
-	}, NodeTimeout(callTimeout))
-}
-
 // fault injects a fault until the spec ends, and returns its ID.
-func (f *faultFixture) fault(ctx context.Context, fault adminapi.Fault) (id string) {
+func (f *rackFixture) fault(ctx context.Context, fault adminapi.Fault) (id string) {
 	GinkgoHelper()
 	id, err := f.rack.Admin.AddFault(ctx, fault)
 	Expect(err).NotTo(HaveOccurred())
@@ -217,7 +214,7 @@ func (f *faultFixture) fault(ctx context.Context, fault adminapi.Fault) (id stri
 }
 
 // switched changes a switch of the rack until the spec ends.
-func (f *faultFixture) switched(ctx context.Context, name string, now, later any) {
+func (f *rackFixture) switched(ctx context.Context, name string, now, later any) {
 	GinkgoHelper()
 	Expect(f.rack.Admin.Switch(ctx, map[string]any{name: now})).To(Succeed())
 	DeferCleanup(func(ctx SpecContext) {

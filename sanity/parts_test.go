@@ -101,11 +101,6 @@ func runParts(t *testing.T, run *harness.Run) {
 		mu    sync.Mutex
 		whole = csisuite.NewAudit(csisuite.Skips)
 	)
-	watched, seen := context.WithCancel(ctx)
-	var watch sync.WaitGroup
-	watch.Go(func() { watchProgress(watched, run, run.Dir) })
-	defer watch.Wait()
-	defer seen()
 	chosen := parts()
 	if testing.Short() {
 		chosen = slices.DeleteFunc(chosen, func(p part) bool { return p.whole })
@@ -117,8 +112,6 @@ func runParts(t *testing.T, run *harness.Run) {
 		file := filepath.Join(run.Dir, fmt.Sprintf("part-%d.json", i))
 		cmd := again(ctx, t, run, []string{"-test.run=^TestSanity$",
 			"-ginkgo.label-filter=" + p.filter, "-ginkgo.json-report=" + file})
-		cmd.Env = append(cmd.Env,
-			progressVariable+"="+strings.TrimSuffix(file, ".json")+".progress")
 		group.Go(func() error {
 			if ctx.Err() != nil {
 				return fmt.Errorf("%s is not run: %w", p.name, ctx.Err())
@@ -198,5 +191,48 @@ func TestThePartsAreDisjointAndCoverEverySpec(t *testing.T) {
 		if matches != 1 {
 			t.Errorf("a spec with the labels %q is in %d parts, want 1", labels, matches)
 		}
+	}
+}
+
+// endMargin is the time between the end of a suite and the timeout of its process, which the suite
+// needs to write its report.
+const endMargin = time.Minute
+
+// timeLeft returns the time that a process may run if this test starts it now; 0 means no limit.
+func timeLeft(t *testing.T) time.Duration {
+	deadline, ok := t.Deadline()
+	if !ok {
+		return 0
+	}
+	return max(time.Until(deadline)-endMargin, time.Second)
+}
+
+// notRun names the specs that a filter selects and that did not run.
+func notRun(report types.Report, filter string) []string {
+	chosen := types.MustParseLabelFilter(filter)
+	var names []string
+	for _, s := range report.SpecReports {
+		if s.LeafNodeType.Is(types.NodeTypeIt) && s.NumAttempts == 0 &&
+			s.State != types.SpecStatePending && chosen(s.Labels()) {
+			names = append(names, s.FullText())
+		}
+	}
+	return names
+}
+
+func TestSpecsThatDidNotRunBeforeTheTimeoutAreNamed(t *testing.T) {
+	spec := func(name, label string, attempts int, state types.SpecState) types.SpecReport {
+		return types.SpecReport{LeafNodeType: types.NodeTypeIt, LeafNodeText: name,
+			LeafNodeLabels: []string{label}, NumAttempts: attempts, State: state}
+	}
+	report := types.Report{SpecReports: types.SpecReports{
+		spec("passed", "own", 1, types.SpecStatePassed),
+		spec("skipped itself", "own", 1, types.SpecStateSkipped),
+		spec("pending", "own", 0, types.SpecStatePending),
+		spec("too late", "own", 0, types.SpecStateSkipped),
+		spec("of another part", "other", 0, types.SpecStateSkipped),
+	}}
+	if got := notRun(report, "own"); len(got) != 1 || got[0] != "too late" {
+		t.Errorf("got %q", got)
 	}
 }

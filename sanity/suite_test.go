@@ -4,7 +4,6 @@ package sanity
 
 import (
 	"fmt"
-	"io"
 	"os"
 	"strings"
 	"testing"
@@ -46,30 +45,11 @@ func runSpecs(t *testing.T, suite types.SuiteConfig, reporter types.ReporterConf
 	RegisterFailHandler(Fail)
 	csisuite.Quiet()
 	watchSpecs()
-	reportProgress(os.Getenv(progressVariable))
 	describeCSISanity()
-	auditSuite("sanity", csisuite.Skips, os.Stdout)
 	suite.PollProgressAfter = time.Minute
 	suite.Timeout = timeLeft(t)
 	reporter.NoColor, reporter.SilenceSkips = true, true
 	RunSpecs(t, "sanity", suite, reporter)
-}
-
-// auditSuite registers the last step of the suite: it prints the figures, and fails if a skip has
-// no explanation.
-func auditSuite(name string, skips []csisuite.ExplainedSkip, out io.Writer) {
-	ReportAfterSuite("every skip is explained", func(report types.Report) {
-		audit := csisuite.NewAudit(skips)
-		audit.Add(report)
-		faults := audit.Faults
-		if csisuite.FullRun(report.SuiteConfig) {
-			faults = append(faults, audit.Unused()...)
-		}
-		fmt.Fprintf(out, "\n%s%s\n", bullets(audit.Explanations()), audit.Line(name))
-		if len(faults) > 0 {
-			Fail(fmt.Sprintf("%d skips are not in order:\n%s", len(faults), bullets(faults)))
-		}
-	})
 }
 
 func bullets(lines []string) string {

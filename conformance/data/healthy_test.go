@@ -12,7 +12,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
-func TestARackInOrderPassesEveryCheck(t *testing.T) {
+func TestARackInOrderPassesEveryCheck(t *testing.T) { // D-12
 	t.Parallel()
 	b := benchOf(t, harness.RunFor(t), harness.RackOptions{})
 	b.Accesses = chosenAccesses(t, len(data.Checks()))
