@@ -121,20 +121,13 @@ func (b *budget) deleted(idOrName string) {
 	})
 }
 
-// unidentified reports whether an object has this name and an ID that is not known yet.
-func (b *budget) unidentified(name string) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return slices.ContainsFunc(b.objects, func(o *object) bool { return o.id == "" && o.name == name })
-}
-
-// identify sets the ID of the object with this name.
-func (b *budget) identify(name, id string) {
+// identify sets the ID of the object with this name, unless it is known.
+func (b *budget) identify(name string, id func() string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, o := range b.objects {
 		if o.id == "" && o.name == name {
-			o.id = id
+			o.id = id()
 		}
 	}
 }

@@ -264,9 +264,8 @@ func (b budgeted) RoundTrip(req *http.Request) (*http.Response, error) {
 		end(made)
 	}
 	// What was made without an answer is read by its name, and deleted by its ID.
-	if name := path.Base(rules.PathOf(req)); err == nil && req.Method == http.MethodGet &&
-		resp.StatusCode == http.StatusOK && b.budget.unidentified(name) {
-		b.budget.identify(name, idOf(resp))
+	if err == nil && req.Method == http.MethodGet && resp.StatusCode == http.StatusOK {
+		b.budget.identify(path.Base(rules.PathOf(req)), func() string { return idOf(resp) })
 	}
 	// A repeated deletion may be answered 404.
 	if err == nil && req.Method == http.MethodDelete &&

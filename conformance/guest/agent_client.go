@@ -2,6 +2,7 @@ package guest
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/rpc"
@@ -93,14 +94,19 @@ const cancelTimeout = 10 * time.Second
 // do makes a call of the agent. A call whose context ends is canceled there.
 func do[In, Out any](ctx context.Context, g *AgentClient, method string, args In) (
 	out Out, err error) {
-	c := Call[In]{ID: g.calls.Add(1), Args: args}
+	text, err := json.Marshal(args)
+	if err != nil {
+		return out, err
+	}
+	c := Call{ID: g.calls.Add(1), Method: method, Args: text}
 	if deadline, ok := ctx.Deadline(); ok {
 		c.Timeout = max(time.Until(deadline), 1)
 	}
 	g.mu.Lock()
 	l := g.link
 	g.mu.Unlock()
-	pending := l.client.Go("Agent."+method, c, &out, make(chan *rpc.Call, 1))
+	var answer []byte
+	pending := l.client.Go("Agent.Do", c, &answer, make(chan *rpc.Call, 1))
 	select {
 	case <-pending.Done:
 	case <-ctx.Done():
@@ -109,14 +115,15 @@ func do[In, Out any](ctx context.Context, g *AgentClient, method string, args In
 		select {
 		case <-pending.Done:
 		case <-time.After(cancelTimeout):
-			// The canceled call may still write to out, so another value is returned.
-			var none Out
-			return none, fmt.Errorf("in %s: %w", g.Name, ctx.Err())
+			return out, fmt.Errorf("in %s: %w", g.Name, ctx.Err())
 		}
 	}
 	err = pending.Error
 	if served := rpc.ServerError(""); err != nil && !errors.As(err, &served) {
 		err = fmt.Errorf("the agent does not answer: %w%s", err, l.why())
+	}
+	if err == nil {
+		err = json.Unmarshal(answer, &out)
 	}
 	if err != nil {
 		return out, fmt.Errorf("in %s: %w", g.Name, err)

@@ -2,12 +2,14 @@ package guest
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/rpc"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"sync"
 	"time"
@@ -105,15 +107,16 @@ func (r endReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Call is the arguments of a call, with its ID and timeout.
-type Call[T any] struct {
+// Call is a call of one of the agent's methods, with its arguments in JSON.
+type Call struct {
 	ID uint64
 	// Timeout is 0 for a call without a deadline.
 	Timeout time.Duration
-	Args    T
+	Method  string
+	Args    []byte
 }
 
-// service has the agent's methods in the form that package net/rpc expects.
+// service calls the agent's methods as package net/rpc expects.
 type service struct {
 	agent *Agent
 	ctx   context.Context
@@ -123,10 +126,9 @@ type service struct {
 	cancels map[uint64]context.CancelFunc
 }
 
-// answer runs a call, which the Guest may cancel.
-func answer[In, Out any](s *service, c Call[In], out *Out,
-	do func(context.Context, In) (Out, error),
-) (err error) {
+// Do makes a call of the agent, which the other end may cancel, and answers in JSON. The same
+// program is at both ends, so the agent has the method.
+func (s *service) Do(c Call, out *[]byte) error {
 	ctx, cancel := context.WithCancel(s.ctx)
 	if c.Timeout > 0 {
 		ctx, cancel = context.WithTimeout(s.ctx, c.Timeout)
@@ -140,7 +142,17 @@ func answer[In, Out any](s *service, c Call[In], out *Out,
 		defer s.mu.Unlock()
 		delete(s.cancels, c.ID)
 	}()
-	*out, err = do(ctx, c.Args)
+	method := reflect.ValueOf(s.agent).MethodByName(c.Method)
+	args := reflect.New(method.Type().In(1))
+	if err := json.Unmarshal(c.Args, args.Interface()); err != nil {
+		return err
+	}
+	results := method.Call([]reflect.Value{reflect.ValueOf(ctx), args.Elem()})
+	if err, _ := results[1].Interface().(error); err != nil {
+		return err
+	}
+	text, err := json.Marshal(results[0].Interface())
+	*out = text
 	return err
 }
 
@@ -152,56 +164,4 @@ func (s *service) Cancel(id uint64, _ *Nothing) error {
 		cancel()
 	}
 	return nil
-}
-
-// The agent's methods.
-
-func (s *service) Start(c Call[Config], out *string) error {
-	return answer(s, c, out, s.agent.Start)
-}
-
-func (s *service) Facts(c Call[Nothing], out *Facts) error {
-	return answer(s, c, out, s.agent.Facts)
-}
-
-func (s *service) Invoke(c Call[NodeRequest], out *NodeResponse) error {
-	return answer(s, c, out, s.agent.Invoke)
-}
-
-func (s *service) MakeDirs(c Call[[]string], out *Nothing) error {
-	return answer(s, c, out, s.agent.MakeDirs)
-}
-
-func (s *service) Write(c Call[Writing], out *Nothing) error {
-	return answer(s, c, out, s.agent.Write)
-}
-
-func (s *service) Verify(c Call[Reading], out *Report) error {
-	return answer(s, c, out, s.agent.Verify)
-}
-
-func (s *service) Records(c Call[Reading], out *Records) error {
-	return answer(s, c, out, s.agent.Records)
-}
-
-func (s *service) Scan(c Call[Place], out *Scan) error { return answer(s, c, out, s.agent.Scan) }
-
-func (s *service) Sample(c Call[Sampling], out *Sample) error {
-	return answer(s, c, out, s.agent.Sample)
-}
-
-func (s *service) FilesystemBytes(c Call[string], out *int64) error {
-	return answer(s, c, out, s.agent.FilesystemBytes)
-}
-
-func (s *service) StartWriter(c Call[Recording], out *int) error {
-	return answer(s, c, out, s.agent.StartWriter)
-}
-
-func (s *service) Acknowledged(c Call[int], out *int64) error {
-	return answer(s, c, out, s.agent.Acknowledged)
-}
-
-func (s *service) StopWriter(c Call[int], out *WriterEnd) error {
-	return answer(s, c, out, s.agent.StopWriter)
 }
