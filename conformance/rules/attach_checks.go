@@ -69,27 +69,21 @@ func checkNumberOfDisks(c *Check) {
 func checkHotplug(c *Check) {
 	disk, stopped := c.Disk(), c.StoppedInstance()
 	running, there := c.RunningInstance()
-	c.AttachedTo("attach while the instance is stopped",
-		Must[*oxide.Disk](c, "attach while the instance is stopped")(
-			c.Attach(disk.Id, stopped.Id)), stopped.Id)
-	c.AttachedTo("detach while it is stopped",
-		Must[*oxide.Disk](c, "detach while it is stopped")(c.Detach(disk.Id, stopped.Id)), "")
+	c.MustAttach("attach while the instance is stopped", disk.Id, stopped.Id)
+	c.MustDetach("detach while it is stopped", disk.Id, stopped.Id)
 	switch {
 	case c.Hotplug:
 		id := running.Id
 		if c.Here != nil { // whose operating system must cooperate
 			id = c.Here.ID
 		}
-		c.AttachedTo("attach while the instance runs",
-			Must[*oxide.Disk](c, "attach while the instance runs")(c.Attach(disk.Id, id)), id)
-		c.AttachedTo("detach while it runs",
-			Must[*oxide.Disk](c, "detach while it runs")(c.Detach(disk.Id, id)), "")
+		c.MustAttach("attach while the instance runs", disk.Id, id)
+		c.MustDetach("detach while it runs", disk.Id, id)
 		return
 	case c.AttachOnly:
 		own := c.Instance(c.Disk()) // its end detaches the disk
 		c.StartAndAwait(own.Id)
-		c.AttachedTo("attach while the instance runs",
-			Must[*oxide.Disk](c, "attach while the instance runs")(c.Attach(disk.Id, own.Id)), own.Id)
+		c.MustAttach("attach while the instance runs", disk.Id, own.Id)
 	default:
 		_, err := c.Attach(disk.Id, running.Id)
 		c.Refuses("attach while the instance runs", err, notStopped("attach"))
@@ -113,10 +107,8 @@ func checkWhatIsAttached(c *Check) {
 		_, err = call(string(missing), instance.Id)
 		c.Refuses(verb+" a name that no disk has", err, unknownName("disk", missing))
 	}
-	c.AttachedTo("attach a disk by name", Must[*oxide.Disk](c, "attach a disk by name")(
-		c.Attach(string(disk.Name), instance.Id)), instance.Id)
-	c.AttachedTo("detach it by name", Must[*oxide.Disk](c, "detach it by name")(
-		c.Detach(string(disk.Name), instance.Id)), "")
+	c.MustAttach("attach a disk by name", string(disk.Name), instance.Id)
+	c.MustDetach("detach it by name", string(disk.Name), instance.Id)
 	if other := c.otherProject(); other != "" {
 		c.checkOtherProject(other, instance.Id)
 	}
@@ -206,11 +198,11 @@ func checkAttachWhileCreating(c *Check) {
 func checkRepeatedAttach(c *Check) {
 	disk, instance := c.Disk(), c.StoppedInstance()
 	for _, step := range []string{"attach a disk", "attach it again"} {
-		c.AttachedTo(step, Must[*oxide.Disk](c, step)(c.Attach(disk.Id, instance.Id)), instance.Id)
+		c.MustAttach(step, disk.Id, instance.Id)
 	}
 	running, there := c.RunningInstance()
 	const again = "attach what a running instance has"
-	c.AttachedTo(again, Must[*oxide.Disk](c, again)(c.Attach(there.Id, running.Id)), running.Id)
+	c.MustAttach(again, there.Id, running.Id)
 }
 
 func checkRepeatedDetach(c *Check) {
@@ -218,6 +210,6 @@ func checkRepeatedDetach(c *Check) {
 	running, _ := c.RunningInstance()
 	for _, instance := range []*oxide.Instance{c.StoppedInstance(), running} {
 		const again = "detach a detached disk"
-		c.AttachedTo(again, Must[*oxide.Disk](c, again)(c.Detach(disk.Id, instance.Id)), "")
+		c.MustDetach(again, disk.Id, instance.Id)
 	}
 }

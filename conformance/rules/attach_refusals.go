@@ -115,9 +115,7 @@ func checkDetachRefusals(c *Check) {
 	_, err = c.Detach(boot.Id, instance.Id)
 	c.Refuses("detach the boot disk of a failed instance", err,
 		invalidRequest("cannot detach disk from instance in failed state"))
-	c.AttachedTo("detach another disk of a failed instance",
-		Must[*oxide.Disk](c, "detach another disk of a failed instance")(
-			c.Detach(data.Id, instance.Id)), "")
+	c.MustDetach("detach another disk of a failed instance", data.Id, instance.Id)
 }
 
 func checkUnreadAttachments(c *Check) {

@@ -130,3 +130,13 @@ func (c *Check) AttachedTo(what string, disk *oxide.Disk, instance string) {
 	}
 	Equal(c, what+": the disk", got, want)
 }
+
+// MustAttach attaches a disk to an instance, and demands that the answer says so.
+func (c *Check) MustAttach(what, disk, instance string) {
+	c.AttachedTo(what, Must[*oxide.Disk](c, what)(c.Attach(disk, instance)), instance)
+}
+
+// MustDetach detaches a disk from an instance, and demands that the answer says so.
+func (c *Check) MustDetach(what, disk, instance string) {
+	c.AttachedTo(what, Must[*oxide.Disk](c, what)(c.Detach(disk, instance)), "")
+}
