@@ -39,9 +39,7 @@ func strangers(t *testing.T, rack *harness.Rack, run string) int {
 		if i > 0 {
 			continue
 		}
-		if err := rack.AttachDisk(t.Context(), id, rack.Instance("a").ID); err != nil {
-			t.Fatal(err)
-		}
+		csitest.Must(t, rack.AttachDisk(t.Context(), id, rack.Instance("a").ID))
 	}
 	return len(descriptions)
 }
@@ -53,9 +51,7 @@ func made(t *testing.T, rack *harness.Rack, name, description string) string {
 		Project: oxide.NameOrId(rack.Project),
 		Body: &oxide.DiskCreate{Name: oxide.Name(name), Description: description,
 			Size: oxide.ByteCount(harness.GiB), DiskBackend: harness.BlankBackend()}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, err)
 	return disk.Id
 }
 
@@ -63,9 +59,7 @@ func TestARunCountsAsDeadOnlyIfThisMachineCanKnowIt(t *testing.T) {
 	now := time.Now()
 	boot, namespace, _ := strings.Cut(bootID(), " ")
 	host, err := os.Hostname()
-	if err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, err)
 	const nobody = 1 << 30
 	own := os.Getpid()
 	for name, test := range map[string]struct {

@@ -17,6 +17,7 @@ import (
 	"testing"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
 // update makes the test write the picture: go test ./conformance -run TheDemo -update.
@@ -26,9 +27,7 @@ var update = flag.Bool("update", false, "write docs/life-of-a-volume.png")
 func screenshot(t *testing.T, page string) {
 	t.Helper()
 	png, err := filepath.Abs("../docs/life-of-a-volume.png")
-	if err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, err)
 	out, err := exec.CommandContext(t.Context(), "chromium", "--headless", "--no-sandbox",
 		"--disable-gpu", "--user-data-dir="+t.TempDir(), "--hide-scrollbars",
 		"--window-size=2230,1210", "--screenshot="+png, "file://"+page).CombinedOutput()
@@ -80,9 +79,7 @@ func TestTheDemoShowsAVolumeThatMovesAndLeavesNothing(t *testing.T) {
 		t.Errorf("the demo shows %d requests to the rack, want 15", requests)
 	}
 	page, err := os.ReadFile(os.Getenv(pictureFile))
-	if err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, err)
 	for _, want := range []string{"DeleteVolume: the disk is gone", "driver 3: node b",
 		"instance_disk_attach", "Formatted", "every promise was kept"} {
 		if !bytes.Contains(page, []byte(want)) {
@@ -159,9 +156,7 @@ func (i *interrupter) Write(p []byte) (int, error) {
 
 func TestAnInterruptedDemoLeavesNothing(t *testing.T) {
 	dir, err := os.MkdirTemp("", "demo-") // t.TempDir's path is too long for sockets
-	if err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	t.Setenv("OXIDE_SANITY_DIR", dir)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -171,9 +166,7 @@ func TestAnInterruptedDemoLeavesNothing(t *testing.T) {
 		t.Fatalf("Demo = %v, want the interrupt\n%s", err, out)
 	}
 	ledger, err := harness.KernelLedger(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, err)
 	if left := ledger.More(nil); len(left) > 0 {
 		t.Errorf("left after an interrupt: %q", left)
 	}

@@ -25,9 +25,7 @@ func TestARunPrintsTheFolderThatContainsItsReport(t *testing.T) {
 	// A run that begins in the directory of temporary files has its own directory there, too.
 	t.Chdir(t.TempDir())
 	here, err := os.Getwd()
-	if err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, err)
 	for name, test := range map[string]struct {
 		folder string
 		spoil  func(w *job)

@@ -18,6 +18,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/report"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
 // runTimeout limits a whole run of the program on a busy machine.
@@ -46,16 +47,10 @@ func rackOf(t *testing.T, run *harness.Run, options harness.RackOptions) *harnes
 		"--image", "sanity/projects=1073741824")
 	rack, err := run.StartRack(t.Context(), options)
 	if err == nil {
-		t.Cleanup(func() {
-			if err := rack.Stop(); err != nil {
-				t.Error(err)
-			}
-		})
+		t.Cleanup(func() { csitest.Must(t, rack.Stop()) })
 		err = rack.StopInstance(t.Context(), rack.Instance("helper").ID)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, err)
 	return rack
 }
 
@@ -96,9 +91,7 @@ func prepare(t *testing.T, run *harness.Run, rack *harness.Rack, env map[string]
 ) *program {
 	t.Helper()
 	path, err := run.Binary(t.Context(), "oxide-conformance")
-	if err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, err)
 	p := &program{Cmd: exec.Command(path, args...), folder: filepath.Join(t.TempDir(), "report")}
 	all := map[string]string{}
 	if rack != nil {
@@ -129,21 +122,8 @@ func tail(text string) string { return text[max(0, len(text)-8<<10):] }
 // exit runs the program and demands an exit status.
 func (p *program) exit(t *testing.T, want int) {
 	t.Helper()
-	if err := p.Start(); err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, p.Start())
 	p.await(t, want)
-}
-
-// limited runs the program, and kills it if it takes far too long. The error of a program that
-// ended has its exit status.
-func (p *program) limited() error {
-	if err := p.Start(); err != nil {
-		return err
-	}
-	end := time.AfterFunc(3*runTimeout, func() { _ = p.Process.Kill() })
-	defer end.Stop()
-	return p.Wait()
 }
 
 // await waits for the end of the program and demands an exit status.
@@ -165,9 +145,7 @@ func (p *program) await(t *testing.T, want int) {
 func (p *program) report(t *testing.T) *report.Report {
 	t.Helper()
 	r, err := report.Read(p.folder)
-	if err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, err)
 	err = filepath.WalkDir(p.folder, func(path string, entry os.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {
 			return err
@@ -203,9 +181,7 @@ func statuses(r *report.Report, groups ...string) map[report.Status]int {
 func balance(ctx context.Context, t *testing.T, rack *harness.Rack) func() {
 	t.Helper()
 	before, err := rack.Ledger(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, err)
 	return func() {
 		t.Helper()
 		if err := rack.Balance(ctx, before); err != nil {

@@ -17,6 +17,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/rules"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
@@ -27,12 +28,8 @@ func TestARackWithHotPlugConformsAndEverythingRuns(t *testing.T) {
 	run := harness.RunFor(t)
 	rack := rackOf(t, run, harness.RackOptions{})
 	check := balance(t.Context(), t, rack)
-	began := time.Now()
-
 	p := prepare(t, run, rack, nil, "run", "--yes", "--release", "simulated")
 	p.exit(t, ExitConforms)
-
-	seconds := time.Since(began).Seconds()
 	r := p.report(t)
 	count := statuses(r)
 	if r.Verdict != report.Conforms || r.Rack.HotPlug != report.HotPlugYes ||
@@ -51,10 +48,7 @@ func TestARackWithHotPlugConformsAndEverythingRuns(t *testing.T) {
 	}
 	staysWithinItsNeed(t, p)
 	check()
-	figure(t, "conformance-run", "hotplug", "on", "verdict", quoted(r.Verdict), "results",
-		len(r.Results), "passed", count[report.Passed], "failed", count[report.Failed], "blocked",
-		count[report.Blocked], "not_tested", count[report.NotTested], "not_applicable",
-		count[report.NotApplicable], "seconds", fmt.Sprintf("%.1f", seconds))
+	runFigure(t, "on", r)
 	same := prepare(t, run, nil, nil, "diff", p.folder, p.folder)
 	same.exit(t, ExitConforms)
 }
@@ -99,10 +93,7 @@ func TestARackWithoutHotPlugIsBlockedAndTheNumbersAddUp(t *testing.T) {
 		}
 	}
 	check()
-	figure(t, "conformance-run", "hotplug", "off", "verdict", quoted(r.Verdict), "results",
-		len(r.Results), "passed", all[report.Passed], "failed", all[report.Failed], "blocked",
-		all[report.Blocked], "not_tested", all[report.NotTested], "not_applicable",
-		all[report.NotApplicable])
+	runFigure(t, "off", r)
 }
 
 // everythingIsThere demands a result for every rule, every check of data, and the same specs of
@@ -138,13 +129,18 @@ func staysWithinItsNeed(t *testing.T, p *program) {
 	}
 }
 
-func quoted(v report.Verdict) string { return fmt.Sprintf("%q", v) }
+func runFigure(t *testing.T, hotplug string, r *report.Report) {
+	t.Helper()
+	count, seconds := statuses(r), r.Run.Ended.Sub(r.Run.Began).Seconds()
+	figure(t, "conformance-run", "hotplug", hotplug, "verdict", fmt.Sprintf("%q", r.Verdict),
+		"results", len(r.Results), "passed", count[report.Passed], "failed", count[report.Failed],
+		"blocked", count[report.Blocked], "not_tested", count[report.NotTested], "not_applicable",
+		count[report.NotApplicable], "seconds", fmt.Sprintf("%.1f", seconds))
+}
 
 func figure(t *testing.T, name string, pairs ...any) {
 	t.Helper()
-	if err := proof.Print(proof.Line(name, pairs...)); err != nil {
-		t.Error(err)
-	}
+	csitest.Must(t, proof.Print(proof.Line(name, pairs...)))
 }
 
 func TestARackThatRefusesEveryAttachDoesNotConform(t *testing.T) {
@@ -165,9 +161,7 @@ func TestARackThatRefusesEveryAttachDoesNotConform(t *testing.T) {
 		if r := p.report(t); r.Verdict != report.DoesNotConform || !strings.Contains(r.Why, "attach") {
 			t.Errorf("after %q the verdict is %s: %s", refusal, r.Verdict, r.Why)
 		}
-		if err := rack.Admin.ClearFaults(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		csitest.Must(t, rack.Admin.ClearFaults(t.Context()))
 		check()
 	}
 }
@@ -177,9 +171,7 @@ func TestARackThatShowsNoDevicesDoesNotConform(t *testing.T) {
 	run := plainRun(t)
 	rack := rackOf(t, run, harness.RackOptions{})
 	check := balance(t.Context(), t, rack)
-	if err := rack.Admin.Mutate(t.Context(), "A54-serial-of-id"); err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, rack.Admin.Mutate(t.Context(), "A54-serial-of-id"))
 	p := prepare(t, run, rack, nil, "run", "--yes")
 	p.exit(t, ExitFails)
 	if r := p.report(t); len(r.Results) != 1 ||
@@ -196,9 +188,7 @@ func TestARunWhoseTokenExpiresReportsThatAndFailsNoResult(t *testing.T) {
 	fault, err := rack.Admin.AddFault(t.Context(), adminapi.Fault{Phase: adminapi.Instead, Skip: 200,
 		Response: &adminapi.Response{Status: 401, ErrorCode: "Unauthorized",
 			Message: "credentials missing or invalid"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, err)
 	check := balance(t.Context(), t, rack)
 	p := prepare(t, run, rack, nil, "run", "--yes", "--only", partRules)
 	p.exit(t, ExitUsage)
@@ -207,9 +197,7 @@ func TestARunWhoseTokenExpiresReportsThatAndFailsNoResult(t *testing.T) {
 		count[report.Passed] == 0 || count[report.Failed] > 0 {
 		t.Errorf("the verdict is %s: %s; %v", r.Verdict, r.Why, count)
 	}
-	if err := rack.Admin.RemoveFault(t.Context(), fault); err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, rack.Admin.RemoveFault(t.Context(), fault))
 	prepare(t, run, rack, nil, "clean", "--yes").exit(t, ExitConforms)
 	check()
 }
@@ -231,9 +219,7 @@ func TestTheDisksOfAnInstanceCountAgainstTheBudget(t *testing.T) {
 			"boot_disk":{"type":"create","name":"b","size":2147483648},"disks":[
 			{"type":"create","name":"c","size":1073741824},{"type":"attach","name":"d"},
 			{"type":"create","name":"e","size":1073741824}]}`)) // without a run no mark is demanded
-		if err != nil {
-			t.Fatal(err)
-		}
+		csitest.Must(t, err)
 		answer, err := b.RoundTrip(req)
 		if answer != nil {
 			_ = answer.Body.Close() // it is empty
@@ -299,13 +285,9 @@ func TestADeletedObjectLeavesTheBudgetHoweverItWasNamedAndAnswered(t *testing.T)
 				t.Helper()
 				req, err := http.NewRequestWithContext(t.Context(), method, "https://rack/v1"+path,
 					strings.NewReader(body))
-				if err != nil {
-					t.Fatal(err)
-				}
+				csitest.Must(t, err)
 				answer, err := b.RoundTrip(req)
-				if err != nil {
-					t.Fatal(err)
-				}
+				csitest.Must(t, err)
 				_ = answer.Body.Close()
 			}
 			remove := func() { send(http.MethodDelete, "/snapshots/"+test.path, "") }

@@ -63,9 +63,7 @@ func TestAnImpossibleCommandEndsWithOneLineAndChangesNothing(t *testing.T) {
 func madeNothing(t *testing.T, rack *harness.Rack) {
 	t.Helper()
 	requests, err := rack.Admin.Requests(t.Context(), 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, err)
 	for _, r := range requests {
 		if r.Method != http.MethodGet && r.Status < 300 && r.Operation != "instance_stop" {
 			t.Errorf("the program has made something: %+v", r)
@@ -112,9 +110,7 @@ func TestTheAdminListenerOfAnotherRackIsRefused(t *testing.T) {
 func TestAPreflightNamesTheRoleThatAViewerLacks(t *testing.T) {
 	run := plainRun(t)
 	rack := rackOf(t, run, harness.RackOptions{})
-	if err := rack.Admin.Switch(t.Context(), map[string]any{"role": "viewer"}); err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, rack.Admin.Switch(t.Context(), map[string]any{"role": "viewer"}))
 	p := prepare(t, run, rack, nil, "preflight")
 	p.exit(t, ExitUsage)
 	if !strings.Contains(p.out.String(), "fail  role ") ||

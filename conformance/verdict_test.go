@@ -15,6 +15,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/data"
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/report"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
 func TestTheVerdictFollowsFromWhatRan(t *testing.T) {
@@ -99,9 +100,7 @@ func TestACheckWithoutRoomIsNotTested(t *testing.T) {
 	}))
 	defer rack.Close()
 	client, err := oxide.NewClient(oxide.WithHost(rack.URL), oxide.WithToken("x"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, err)
 	w := &job{operator: operator{client: client}, budget: newBudget(amount{9, 12})}
 	for gib, want := range map[int64]string{17: "needs 5 GiB more", 23: "needs 11 GiB more"} {
 		got := w.checkData(t.Context(), &data.Bench{}, data.Check{ID: "D14", GiB: gib})

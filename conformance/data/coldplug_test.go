@@ -12,6 +12,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/data"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
@@ -67,9 +68,7 @@ func TestAnInstanceThatSomebodyElseUsesIsNotStopped(t *testing.T) {
 	rack := b.env.Rack
 	errStart := rack.StartInstance(t.Context(), b.Helper.InstanceID)
 	began, err := rack.Admin.Requests(t.Context(), 0)
-	if err := errors.Join(errStart, err); err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, errors.Join(errStart, err))
 	for _, check := range data.Checks() {
 		if check.ID != "D03" && check.ID != "D11" {
 			continue
@@ -79,9 +78,7 @@ func TestAnInstanceThatSomebodyElseUsesIsNotStopped(t *testing.T) {
 		}
 	}
 	since, err := rack.Admin.Requests(t.Context(), began[len(began)-1].Seq)
-	if err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, err)
 	for _, r := range since {
 		if r.Operation == "instance_stop" {
 			t.Errorf("it was stopped: %+v", r)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/data"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
@@ -38,22 +39,16 @@ func runHealthy(t *testing.T, b *bench, check data.Check) {
 		t.Fatal(blocked)
 	}
 	ctx := t.Context()
-	if err := b.env.Rack.Admin.ClearRequests(ctx); err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, b.env.Rack.Admin.ClearRequests(ctx))
 	start := time.Now()
 	b.Log = &data.Log{}
-	if err := check.Run(ctx, b.Bench); err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, check.Run(ctx, b.Bench))
 	if len(b.Log.Extent()) == 0 {
 		t.Error("the check does not state how far it looked")
 	}
 	t.Logf("%.1fs: %s", time.Since(start).Seconds(), b.Log.Extent())
 	requests, err := b.env.Rack.Admin.Requests(ctx, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, err)
 	var made []string
 	for _, r := range requests {
 		made = append(made, r.Operation)

@@ -14,6 +14,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/data"
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/guest"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 )
 
@@ -46,44 +47,29 @@ func newBench(t *testing.T, options harness.RackOptions) *bench {
 func benchOf(t *testing.T, run *harness.Run, options harness.RackOptions) *bench {
 	t.Helper()
 	ctx := t.Context()
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
 	options.Instances = []string{"a", "b", "helper"}
 	env, err := run.StartEnvironment(ctx, options)
-	must(err)
-	t.Cleanup(func() {
-		if err := env.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	csitest.Must(t, err)
+	t.Cleanup(func() { csitest.Must(t, env.Close()) })
 	controller, err := env.StartPlugin(ctx, harness.PluginOptions{Mode: harness.ModeController})
-	must(err)
+	csitest.Must(t, err)
 	driver, err := run.Binary(ctx, "oxide-csi-plugin")
-	must(err)
+	csitest.Must(t, err)
 	config := guest.Config{Plugin: []string{driver},
 		Args: []string{"--device-timeout=" + deviceTimeout.String()}}
 	here := config
 	view := env.Rack.Instance("a").Guest
 	here.SysfsRoot, here.DevRoot = filepath.Join(view, "sys"), filepath.Join(view, "dev")
 	a, err := guest.Here(ctx, here)
-	must(err)
-	closed := func(g *guest.AgentClient) {
-		if err := g.Close(); err != nil {
-			t.Error(err)
-		}
-	}
-	t.Cleanup(func() { closed(a) })
+	csitest.Must(t, err)
+	t.Cleanup(func() { csitest.Must(t, a.Close()) })
 	b, err := guest.Connect(ctx, shell(env.Rack, "b"), config)
-	must(err)
+	csitest.Must(t, err)
 	b.Name = "instance b"
-	t.Cleanup(func() { closed(b) })
+	t.Cleanup(func() { csitest.Must(t, b.Close()) })
 	helper := env.Rack.Instance("helper").ID
-	must(env.Rack.StopInstance(ctx, helper))
-	must(env.TakeBaseline(ctx))
+	csitest.Must(t, env.Rack.StopInstance(ctx, helper))
+	csitest.Must(t, env.TakeBaseline(ctx))
 	var names atomic.Int64
 	return &bench{env: env, Bench: &data.Bench{
 		Controller: controller.Controller(), A: a, B: b,

@@ -15,6 +15,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/report"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
 // recorded is one check of a run on a rack in order, with where it looked.
@@ -181,9 +182,7 @@ func (b *bench) reallyRun(t *testing.T, m byteMutant, run []recorded, by int) {
 		})
 	}
 	ctx := context.Background()
-	if err := b.env.Rack.Admin.Mutate(ctx, m.tamper()); err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, b.env.Rack.Admin.Mutate(ctx, m.tamper()))
 	err := run[by].check.Run(ctx, b.Bench)
 	if errMend := b.env.Rack.Admin.Mend(ctx); errMend != nil {
 		t.Fatal(errMend)
@@ -194,7 +193,5 @@ func (b *bench) reallyRun(t *testing.T, m byteMutant, run []recorded, by int) {
 		t.Errorf("%s: %s was judged to notice it: %t; it says %v", m, run[by].check.ID,
 			m.noticed(run[by]), err)
 	}
-	if err := b.env.Balance(ctx); err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, b.env.Balance(ctx))
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/data"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
@@ -135,9 +136,7 @@ func TestEveryTamperIsNoticed(t *testing.T) {
 	p := proof.New(t, "broken-data")
 	b := newBench(t, harness.RackOptions{})
 	mutations, err := b.env.Rack.Admin.Mutations(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, err)
 	var known, written []string
 	for _, m := range mutations {
 		if m.Rule != "data" {
@@ -175,24 +174,18 @@ func (b *bench) notices(t *testing.T, tamper string, want noticed) {
 	if i < 0 {
 		t.Fatalf("there is no check %s", want.check)
 	}
-	if err := b.env.Rack.Admin.Mutate(ctx, tamper); err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, b.env.Rack.Admin.Mutate(ctx, tamper))
 	b.Accesses = []string{want.access}
 	if b.Blocks = 0; strings.Contains(tamper, ":") {
 		b.Blocks = 16
 	}
 	err := checks[i].Run(ctx, b.Bench)
-	if err := b.env.Rack.Admin.Mend(ctx); err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, b.env.Rack.Admin.Mend(ctx))
 	if err == nil || !slices.ContainsFunc(strings.Split(want.says, "|"),
 		func(says string) bool { return strings.Contains(err.Error(), says) }) {
 		t.Errorf("the check says %v, want an error with %q", err, want.says)
 	} else {
 		t.Log(err)
 	}
-	if err := b.env.Balance(ctx); err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, b.env.Balance(ctx))
 }

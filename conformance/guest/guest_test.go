@@ -18,6 +18,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/guest"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 )
 
@@ -42,22 +43,12 @@ func newAgentTest(t *testing.T) *agentTest {
 	run := harness.RunFor(t)
 	ctx := t.Context()
 	env, err := run.StartEnvironment(ctx, harness.RackOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := env.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	csitest.Must(t, err)
+	t.Cleanup(func() { csitest.Must(t, env.Close()) })
 	controller, err := env.StartPlugin(ctx, harness.PluginOptions{Mode: harness.ModeController})
-	if err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, err)
 	driver, err := run.Binary(ctx, "oxide-csi-plugin")
-	if err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, err)
 	return &agentTest{T: t, rack: env.Rack, controller: controller.Controller(),
 		config: guest.Config{Plugin: []string{driver}}}
 }
@@ -72,9 +63,7 @@ func (w *agentTest) shell(instance string) []string {
 func (w *agentTest) connect(instance string) *guest.AgentClient {
 	w.Helper()
 	g, err := guest.Connect(w.Context(), w.shell(instance), w.config)
-	if err != nil {
-		w.Fatal(err)
-	}
+	w.must(err)
 	return g
 }
 
@@ -84,17 +73,13 @@ func (w *agentTest) here(instance string) *guest.AgentClient {
 	view := w.rack.Instance(instance).Guest
 	c.SysfsRoot, c.DevRoot = filepath.Join(view, "sys"), filepath.Join(view, "dev")
 	g, err := guest.Here(w.Context(), c)
-	if err != nil {
-		w.Fatal(err)
-	}
+	w.must(err)
 	return g
 }
 
 func (w *agentTest) must(err error) {
 	w.Helper()
-	if err != nil {
-		w.Fatal(err)
-	}
+	csitest.Must(w.T, err)
 }
 
 // attached creates a volume and attaches it to an instance.
@@ -159,11 +144,7 @@ func TestAnAgentThatEndsLeavesNothing(t *testing.T) {
 	// The agents of other tests have their directories in another place.
 	dir, err := os.MkdirTemp("", "agents-")
 	w.must(err)
-	t.Cleanup(func() {
-		if err := os.Remove(dir); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { csitest.Must(t, os.Remove(dir)) })
 	t.Setenv("TMPDIR", dir)
 	for _, c := range []struct {
 		name string
@@ -219,9 +200,7 @@ func TestAnAgentThatEndsLeavesNothing(t *testing.T) {
 func holdersBelow(t *testing.T, dir string) (holders int) {
 	t.Helper()
 	links, err := filepath.Glob("/proc/[0-9]*/fd/*")
-	if err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, err)
 	for _, link := range links {
 		// A process that has ended meanwhile has no files.
 		if path, err := os.Readlink(link); err == nil && filepath.Dir(path) == dir {

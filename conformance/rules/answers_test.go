@@ -22,6 +22,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
@@ -170,9 +171,7 @@ func answers(t *testing.T, rack *harness.Rack) (fields []field, asking map[strin
 			}
 		})
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, err)
 	asking, _ = survey(t, r)
 	return slices.SortedFunc(maps.Keys(seen), func(a, b field) int {
 		return strings.Compare(a.operation+" "+a.path, b.operation+" "+b.path)
@@ -201,9 +200,7 @@ func survey(t *testing.T, r *TestedRack) (asking map[string][]Rule, results map[
 			asking[operation] = append(asking[operation], rule)
 		}
 	}
-	if err := r.Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, r.Close(t.Context()))
 	for _, rules := range asking {
 		slices.SortStableFunc(rules, func(a, b Rule) int {
 			return int(results[a.ID].Took - results[b.ID].Took)
@@ -338,9 +335,7 @@ func (h *held) run(t *testing.T) {
 		rack := startRack(t, harness.RackOptions{})
 		group.Go(func() error { return h.work(t.Context(), rack) })
 	}
-	if err := group.Wait(); err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, group.Wait())
 }
 
 // work tries alterations on one rack until none is left.

@@ -16,6 +16,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/conformance/legal"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
@@ -61,9 +62,7 @@ func TestNoRuleBlamesALegalRack(t *testing.T) {
 				return nil
 			})
 		}
-		if err := group.Wait(); err != nil {
-			t.Fatal(err)
-		}
+		csitest.Must(t, group.Wait())
 	}
 	p.Figure("kinds", len(kinds), "runs", runs, "results", count[Passed]+count[NotTested],
 		"not_tested", count[NotTested], "false_alarms", alarms)

@@ -19,6 +19,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
 // logged is what a run has read of a list.
@@ -196,9 +197,7 @@ func runLists(t *testing.T, rack *harness.Rack, through func(http.RoundTripper) 
 	config := configOf(rack, true)
 	config.Through = through
 	r, err := Open(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, err)
 	logs = map[string]logged{}
 	r.pause = time.Millisecond
 	r.readings = func(list string, readings []reading, known []listed, began time.Time) {

@@ -25,6 +25,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 )
 
@@ -413,9 +414,7 @@ func TestEveryFaultOfARequestIsToleratedOrNoticed(t *testing.T) {
 	t.Parallel()
 	p := proof.New(t, "request-faults")
 	r, err := Open(realConfig(startRack(t, harness.RackOptions{})))
-	if err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, err)
 	h := &faulted{faults: requestFaults()}
 	h.p, h.try = p, h.strike
 	h.asking, h.results = survey(t, r)

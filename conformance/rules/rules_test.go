@@ -19,6 +19,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
@@ -52,21 +53,15 @@ func TestEveryRuleIsCompleteAndHasAUniqueID(t *testing.T) {
 func TestTheSimulatorCitesEveryRuleAndNoOther(t *testing.T) {
 	cited := map[string]bool{}
 	files, err := filepath.Glob("../../simulator/*.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, err)
 	deeper, err := filepath.Glob("../../simulator/*/*.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, err)
 	for _, file := range append(files, deeper...) {
 		if strings.HasSuffix(file, "_test.go") || strings.Contains(file, "/broken/") {
 			continue
 		}
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		csitest.Must(t, err)
 		for _, id := range regexp.MustCompile(`\bA\d\d\b`).FindAllString(string(text), -1) {
 			cited[id] = true
 		}
@@ -91,9 +86,7 @@ var marks atomic.Int64
 func openRack(t *testing.T, rack *harness.Rack, hotplug bool) *TestedRack {
 	t.Helper()
 	r, err := Open(configOf(rack, hotplug))
-	if err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, err)
 	return r
 }
 
@@ -130,9 +123,7 @@ func giveDisk(t *testing.T, rack *harness.Rack) {
 	if err == nil {
 		err = rack.StartInstance(ctx, instance)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, err)
 }
 
 // startRack starts a rack without the race detector. In make proofs, TestARackInOrderKeepsEveryRule
@@ -150,14 +141,8 @@ func startRackOf(t *testing.T, run *harness.Run, options harness.RackOptions) *h
 	options.Args = append(options.Args, "--project", "other", "--image", "silos=1048576",
 		"--image", "sanity/projects=1073741824")
 	rack, err := run.StartRack(t.Context(), options)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := rack.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
+	csitest.Must(t, err)
+	t.Cleanup(func() { csitest.Must(t, rack.Stop()) })
 	return rack
 }
 
@@ -180,9 +165,7 @@ func TestARackInOrderKeepsEveryRule(t *testing.T) {
 			r := openRack(t, rack, !cold)
 			r.AttachOnly = hotplug == adminapi.HotplugAttachOnly
 			before, err := rack.Ledger(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			csitest.Must(t, err)
 			count := map[Status]int{}
 			for _, rule := range All() {
 				result := r.Run(t.Context(), rule)
@@ -227,9 +210,7 @@ func TestEveryBrokenRuleIsNoticed(t *testing.T) {
 		racks[i] = startRack(t, harness.RackOptions{})
 	}
 	mutations, err := racks[0].Admin.Mutations(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, err)
 	var all []breach
 	names := map[string]bool{}
 	for _, m := range mutations {
@@ -298,7 +279,5 @@ func checkBroken(ctx context.Context, rack *harness.Rack, broken breach) (Result
 
 func figure(t *testing.T, name string, pairs ...any) {
 	t.Helper()
-	if err := proof.Print(proof.Line(name, pairs...)); err != nil {
-		t.Error(err)
-	}
+	csitest.Must(t, proof.Print(proof.Line(name, pairs...)))
 }

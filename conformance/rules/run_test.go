@@ -15,6 +15,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/oxidecomputer/oxide.go/oxide"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
@@ -28,9 +29,7 @@ func answering(t *testing.T, status int, body string) *TestedRack {
 	}))
 	t.Cleanup(server.Close)
 	r, err := Open(Config{Host: server.URL, Token: "oxide-token-secret", Project: "p", Mark: "m"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, err)
 	return r
 }
 
@@ -113,9 +112,7 @@ func scripted(t *testing.T, script ...int) *TestedRack {
 	}))
 	t.Cleanup(server.Close)
 	r, err := Open(Config{Host: server.URL, Token: "oxide-token-secret", Project: "p", Mark: "m"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	csitest.Must(t, err)
 	r.recorder.patience = time.Second
 	return r
 }
