@@ -18,6 +18,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
@@ -145,6 +146,50 @@ func BenchmarkProcess(b *testing.B) {
 		csitest.Must(b, err)
 		fmt.Printf("FIGURE binary program=%s mib=%.1f\n", program,
 			float64(info.Size())/float64(harness.MiB))
+	}
+}
+
+// BenchmarkListVolumes lists 100, 1,000 and 10,000 volumes through the driver and by Oxide's
+// client alone, and measures what the controller has in memory then.
+func BenchmarkListVolumes(b *testing.B) {
+	bn := openBench(b)
+	for have, size := range []int{100, 1000, 10000} {
+		b.Run(fmt.Sprint(size), func(b *testing.B) {
+			group, ctx := errgroup.WithContext(b.Context())
+			group.SetLimit(16)
+			for i := []int{0, 100, 1000}[have]; i < size; i++ {
+				group.Go(func() error {
+					_, err := bn.driver.Controller().CreateVolume(ctx,
+						harness.CreateRequest(fmt.Sprint("list-", i)))
+					return err
+				})
+			}
+			csitest.Must(b, group.Wait())
+			var driver, client []time.Duration
+			for b.Loop() {
+				took, err := timed(func() error {
+					resp, err := bn.driver.Controller().ListVolumes(b.Context(), &csi.ListVolumesRequest{})
+					if n := len(resp.GetEntries()); err == nil && n != size {
+						err = fmt.Errorf("ListVolumes shows %d volumes of %d", n, size)
+					}
+					return err
+				})
+				csitest.Must(b, err)
+				driver = append(driver, took)
+				limit := 1000
+				took, err = timed(func() error {
+					_, err := bn.byHand.Client.DiskListAllPages(b.Context(), oxide.DiskListParams{
+						Project: oxide.NameOrId(bn.rack.Project), Limit: &limit})
+					return err
+				})
+				csitest.Must(b, err)
+				client = append(client, took)
+			}
+			memory, err := residentMiB(bn.driver.PID())
+			csitest.Must(b, err)
+			fmt.Printf("FIGURE list-volumes volumes=%d driver_ms=%.1f client_ms=%.1f rss_mib=%.1f\n",
+				size, ms(median(driver)), ms(median(client)), memory)
+		})
 	}
 }
 
