@@ -48,18 +48,20 @@ VULNDB   =
 # What does not need the race detector is built as a release is, so that Go compiles and keeps the
 # libraries in one form less.
 PLAIN    = CGO_ENABLED=0 GOFLAGS='$(strip $(GOFLAGS) -trimpath)'
-# TESTSUM,NAME runs the go test -json behind it: it shows each package, and lists what was skipped,
-# and what failed with its output; the events are kept. SUMMARY prints the figures of a target, also
-# those that its tests have written; that of a run that began with an empty cache says so.
+# tools/tests shows the packages as they end, and keeps the events. SUMMARY prints the slowest tests
+# and the figures of a target, also those that its tests have written; that of a run that began with
+# an empty cache says so.
 BEGAN   := $(shell date +%s)
 LOOP    := $(shell [ -d "$$($(GO) env GOCACHE)/00" ] && echo warm_s || echo cold_s)
 KEPT     = $(CURDIR)/.cache/testrun
-TESTSUM  = PROOF_FIGURES=$(KEPT)/$@.figures $(KEPT)/gotestsum --format=pkgname \
-	--jsonfile=$(KEPT)/$@-$(1).json --raw-command --
+TESTSUM  = PROOF_FIGURES=$(KEPT)/$@.figures tools/tests $(KEPT)/$@-$(1)
 FRESH    = rm -f $(KEPT)/$@-*.json; : >$(KEPT)/$@.figures
 SUMMARY  = cat $(KEPT)/$@.figures; grep -ho '[0-9]* cases are left to make proofs' $(KEPT)/$@-*.json | \
 	awk '{n += $$1} END {if (NR) print "left to make proofs: " n " cases of " NR " tests"}'; \
-	echo "FIGURE loop target=$@ $(LOOP)=$$(($$(date +%s) - $(BEGAN)))"
+	echo "the slowest:"; cat $(KEPT)/$@-*.json | $(KEPT)/gotestsum tool slowest --threshold 1s | head -n 5; \
+	echo "evidence: all output is in $(KEPT)/$@-*.json"; \
+	echo "FIGURE loop target=$@ $(LOOP)=$$(($$(date +%s) - $(BEGAN))) tests=$$(cat $(KEPT)/$@-*.json | \
+		grep '"Test"' | grep -cE '"Action":"(pass|fail)"')"
 # Findings are cached with the paths of the tree they were made in, so each tree has its own cache.
 LINT     = $(PLAIN) GOLANGCI_LINT_CACHE=$(CURDIR)/.cache/golangci-lint $(GO) tool -modfile=tools/go.mod golangci-lint
 MODULE   = github.com/oxidecomputer/oxide-csi-plugin

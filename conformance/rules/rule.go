@@ -32,8 +32,8 @@
 //		…
 //	}
 //
-// If the driver looks before the operation, the rule names that call in Look, and a test compares
-// it with the driver's calls. A mutation in simulator/broken breaks the rule; if that endangers
+// If the driver looks before the operation, the rule says so in the words of the others ("The driver
+// looks first"), and a test compares it with the driver's calls. A mutation in simulator/broken breaks the rule; if that endangers
 // the driver, its DriverSays names the reason with which the driver has to refuse.
 //
 // Two tests try the checks themselves. One alters every field of the rack's answers in turn: a
