@@ -19,8 +19,8 @@ import (
 var mustBeStopped = []string{"FailedPrecondition", "InstanceMustBeStopped", "stop"}
 
 var _ = Describe("a rack", func() {
-	It("D-61 without hot-plug refuses with a reason in the pod's events, and nothing is left when the "+
-		"rack gets hot-plug", func(ctx SpecContext) {
+	It("D-61 without hot-plug refuses with a reason in the pod's events, and nothing is left when "+
+		"the rack gets hot-plug", func(ctx SpecContext) {
 		doctor, moving := newDoctor(ctx), s.Claim(ctx, Claim{})
 		first := s.Beating(ctx, workers[0], moving)
 		last := first.Beats(ctx)

@@ -10,7 +10,8 @@ import (
 )
 
 // This file contains the keeper's requests to the rack. A stop halts the guest without a shutdown.
-// The rack answers a stop and a start with 202 before they are done (see conformance/rules/ASSUMPTIONS.md).
+// The rack answers a stop and a start with 202 before they are done (see ASSUMPTIONS.md in
+// conformance/rules).
 
 // instance reads an instance of the project. For an unknown instance it returns NOT_FOUND. The ids
 // of the project are read before, so that instanceGone can compare them.

@@ -13,9 +13,9 @@
 // records.
 //
 // Every rule of the rack in this code cites an assumption (A01, A02, …) of package rules, whose
-// ASSUMPTIONS.md names its source. The test of a rule has the rule's number in its name. An operation that a
-// rack has and this package lacks is answered with 501 and logged as an error, so no response is
-// wrong by accident. An adminapi.Fault makes a response wrong on purpose.
+// ASSUMPTIONS.md names its source. The test of a rule has the rule's number in its name. An
+// operation that a rack has and this package lacks is answered with 501 and logged as an error, so
+// no response is wrong by accident. An adminapi.Fault makes a response wrong on purpose.
 //
 // The instances see their disks as loop devices, which need Linux and root. A rack with
 // Config.Devices [NoDevices] does without, on any system. The tests of other programs get one from

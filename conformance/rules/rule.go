@@ -2,8 +2,8 @@
 // numbered rules that can be checked on any rack.
 //
 // A [Rule] has an ID (A01, A02, …), states what a rack does, why we rely on it and how we know
-// it, and has a check. [All] lists the rules of ASSUMPTIONS.md. The simulator's code cites the ID of
-// a rule where it implements the rule, and a test compares the two.
+// it, and has a check. [All] lists the rules of ASSUMPTIONS.md. The simulator's code cites the ID
+// of a rule where it implements the rule, and a test compares the two.
 //
 // A check uses Oxide's own client, or plain HTTP if that client hides the answer. It creates
 // objects in one project, under the mark of its run, and removes them. [Rack.Run] runs a check
@@ -32,9 +32,10 @@
 //		…
 //	}
 //
-// If the driver looks before the operation, the rule says so in the words of the others ("The driver
-// looks first"), and a test compares it with the driver's calls. A mutation in simulator/broken breaks the rule; if that endangers
-// the driver, its DriverSays names the reason with which the driver has to refuse.
+// If the driver looks before the operation, the rule says so in the words of the others ("The
+// driver looks first"), and a test compares it with the driver's calls. A mutation in
+// simulator/broken breaks the rule; if that endangers the driver, its DriverSays names the reason
+// with which the driver has to refuse.
 //
 // Two tests try the checks themselves. One alters every field of the rack's answers in turn: a
 // check must fail, or irrelevant names the field and why nobody relies on it. The other does the
