@@ -2,13 +2,15 @@
 // process and answers over HTTP those requests that the keeper and its actors send. It has no
 // scheduler, no kubelet and no controller; the test does their work.
 //
-// It differs from a real API server: it hardly validates objects; it refuses unknown fields;
-// metadata.generation does not rise; a write to a status changes only the status; events of core/v1
-// and of events.k8s.io/v1 are separate; lists have one page; an update may omit the resourceVersion
-// of any object. A request that it does not know gets 501, and the test fails.
+// It differs from a real API server: it does not validate objects; metadata.generation does not
+// rise; nothing writes a status but the test; lists have one page; an update may omit the
+// resourceVersion of any object; a watch is of all objects of a resource, and begins with the
+// changes that led to them. What the server does not know fails the
+// test.
 package keepertest
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -23,6 +25,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
 )
 
 // T is a test: a *testing.T or a *rapid.T.
@@ -116,7 +119,8 @@ func (s *Server) Log() []KubeRequest {
 func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		s.serve(w, r, nil, strings.ToLower(r.Method))
+		s.t.Errorf("the server of package keepertest does not know %s %s", r.Method, r.URL)
+		w.WriteHeader(http.StatusNotImplemented)
 	})
 	for _, to := range resources {
 		for route, verb := range to.routes() {
@@ -142,21 +146,18 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, to *resource, ver
 		}
 		body = encode(object)
 	}
-	c := parse(r, to, verb, body)
+	c := s.parse(r, to, verb, body)
 	s.mu.Lock()
 	entry := len(s.log)
 	s.log = append(s.log, c.KubeRequest)
 	s.mu.Unlock()
 	var answer []byte
-	switch {
-	case c.unknown != "":
-		err = s.notImplemented(c, c.unknown)
-	case slices.Contains([]string{"get", "list", "watch"}, c.Verb):
+	if slices.Contains([]string{"get", "list", "watch"}, c.Verb) {
 		answer, err = s.read(w, r, c)
 		if c.Verb == "watch" && err == nil {
 			return
 		}
-	default:
+	} else {
 		answer, err = s.changed(c)
 	}
 	if errors.Is(err, ErrBreak) {
@@ -180,13 +181,20 @@ func (s *Server) read(w http.ResponseWriter, r *http.Request, c call) ([]byte, e
 	if err := s.ask(&s.reading, c.KubeRequest); err != nil {
 		return nil, err
 	}
-	switch c.Verb {
-	case "get":
-		return s.get(c)
-	case "list":
+	if c.Verb == "watch" {
+		s.watch(w, r, c)
+		return nil, nil
+	}
+	s.store.mu.Lock()
+	defer s.store.mu.Unlock()
+	if c.Verb == "list" {
 		return s.list(c)
 	}
-	return nil, s.watch(w, r, c)
+	found, err := s.store.find(c.resource, c.Namespace, c.Name)
+	if err != nil {
+		return nil, err
+	}
+	return found.json, nil
 }
 
 // changed applies a request that changes something, and calls the interceptor before and after.
@@ -213,15 +221,6 @@ func (s *Server) ask(which *func(KubeRequest) error, r KubeRequest) error {
 	return f(r)
 }
 
-// notImplemented fails the test and returns a 501.
-func (s *Server) notImplemented(c call, what string) error {
-	message := fmt.Sprintf("the server of package keepertest does not know %s (%s)", what,
-		c.KubeRequest)
-	s.t.Errorf("%s", message)
-	return &apierrors.StatusError{ErrStatus: metav1.Status{Status: metav1.StatusFailure,
-		Code: http.StatusNotImplemented, Reason: "NotImplemented", Message: message}}
-}
-
 func codeOf(c call, err error) int {
 	if err != nil {
 		return int(statusOf(err).Code)
@@ -240,4 +239,43 @@ func statusOf(err error) metav1.Status {
 	status := known.Status()
 	status.Kind, status.APIVersion = "Status", "v1"
 	return status
+}
+
+// Client returns the configuration of a client with the name as its User-Agent, and a function that
+// disconnects it for good: its requests end, and none reaches the server any more. With it a test
+// kills a keeper. A request that has already arrived is still applied, perhaps after cut has
+// returned, as with a keeper that dies. An interceptor can prevent that, and sees when the request
+// is applied.
+func (s *Server) Client(name string) (config *rest.Config, cut func()) {
+	// The default keeps fewer idle connections than a client may have requests at once.
+	transport := &http.Transport{MaxIdleConnsPerHost: 64}
+	ended, end := context.WithCancelCause(context.Background())
+	cut = func() {
+		end(fmt.Errorf("the client %s is cut off", name))
+		transport.CloseIdleConnections()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.cuts = append(s.cuts, cut)
+	return &rest.Config{Host: s.http.URL, Transport: line{transport, ended}, UserAgent: name, QPS: -1,
+		ContentConfig: rest.ContentConfig{ContentType: "application/json",
+			AcceptContentTypes: "application/json"}}, cut
+}
+
+// line is a client's connection to the server.
+type line struct {
+	transport *http.Transport
+	ended     context.Context
+}
+
+// RoundTrip sends a request.
+func (l line) RoundTrip(r *http.Request) (*http.Response, error) {
+	ctx, cancel := context.WithCancel(r.Context())
+	context.AfterFunc(l.ended, cancel)
+	response, err := l.transport.RoundTrip(r.WithContext(ctx))
+	if err != nil && l.ended.Err() != nil {
+		// Return this error at once: client-go would repeat a broken read after a second.
+		return nil, context.Cause(l.ended)
+	}
+	return response, err
 }

@@ -68,17 +68,11 @@ func (s *store) all(r *resource, namespace string) []*stored {
 
 // create stores a new object.
 func (s *store) create(r *resource, object Object) (*stored, error) {
-	number := len(s.history) + 1
-	if object.GetName() == "" && object.GetGenerateName() != "" {
-		object.SetName(fmt.Sprintf("%s%05x", object.GetGenerateName(), number))
-	}
-	if object.GetName() == "" {
-		return nil, apierrors.NewBadRequest("name or generateName is required")
-	}
 	if _, err := s.find(r, object.GetNamespace(), object.GetName()); err == nil {
 		return nil, apierrors.NewAlreadyExists(r.GroupResource(), object.GetName())
 	}
-	object.SetUID(types.UID(fmt.Sprintf("%08x-0000-4000-8000-000000000000", number)))
+	object.SetUID(types.UID(fmt.Sprintf("%08x-0000-4000-8000-000000000000",
+		len(s.history)+1)))
 	object.SetCreationTimestamp(metav1.NewTime(s.now()))
 	object.SetDeletionTimestamp(nil)
 	object.SetDeletionGracePeriodSeconds(nil)
@@ -181,4 +175,90 @@ func (s *store) record(c change) {
 	s.history = append(s.history, c)
 	close(s.changed)
 	s.changed = make(chan struct{})
+}
+
+// Put creates or replaces an object, including its status, and returns the stored object. It
+// ignores the object's uid and resourceVersion.
+func Put[O Object](s *Server, object O) O {
+	next := object.DeepCopyObject().(Object)
+	next.SetUID("")
+	next.SetResourceVersion("")
+	r := resourceOf[O]()
+	s.store.mu.Lock()
+	defer s.store.mu.Unlock()
+	old, err := s.store.find(r, object.GetNamespace(), object.GetName())
+	var written *stored
+	if err != nil {
+		written, err = s.store.create(r, next)
+	} else {
+		written, err = s.store.update(r, old, next)
+	}
+	if err != nil {
+		panic(fmt.Sprintf("put %T: %v", object, err))
+	}
+	return written.copy().(O)
+}
+
+// Edit changes an object, including its status, under the store's lock. It returns false if the
+// object does not exist.
+func Edit[O Object](s *Server, namespace, name string, change func(O)) bool {
+	return with[O](s, namespace, name, func(r *resource, old *stored) error {
+		next := old.copy().(O)
+		change(next)
+		_, err := s.store.update(r, old, next)
+		return err
+	})
+}
+
+// Get returns an object. The namespace of a node is "".
+func Get[O Object](s *Server, namespace, name string) (object O, ok bool) {
+	ok = with[O](s, namespace, name, func(_ *resource, found *stored) error {
+		object = found.copy().(O)
+		return nil
+	})
+	return object, ok
+}
+
+// List returns the objects of a namespace, or of all namespaces for "", sorted by namespace and
+// name.
+func List[O Object](s *Server, namespace string) []O {
+	s.store.mu.Lock()
+	defer s.store.mu.Unlock()
+	var list []O
+	for _, object := range s.store.all(resourceOf[O](), namespace) {
+		list = append(list, object.copy().(O))
+	}
+	return list
+}
+
+// Delete deletes an object as a client does. An object with finalizers, and a pod that has a node,
+// stay with a deletionTimestamp; Remove removes such a pod. It returns false if the object does not
+// exist.
+func Delete[O Object](s *Server, namespace, name string) bool {
+	return with[O](s, namespace, name, func(r *resource, old *stored) error {
+		return s.store.remove(r, old, metav1.DeleteOptions{})
+	})
+}
+
+// Remove deletes an object without a grace period, as a kubelet does with a pod that has ended. An
+// object with finalizers stays.
+func Remove[O Object](s *Server, namespace, name string) bool {
+	return with[O](s, namespace, name, func(r *resource, old *stored) error {
+		return s.store.remove(r, old, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)})
+	})
+}
+
+// with calls f with an object if it exists. An error of f is a mistake in the test.
+func with[O Object](s *Server, namespace, name string, f func(*resource, *stored) error) bool {
+	r := resourceOf[O]()
+	s.store.mu.Lock()
+	defer s.store.mu.Unlock()
+	found, err := s.store.find(r, namespace, name)
+	if err != nil {
+		return false
+	}
+	if err := f(r, found); err != nil {
+		panic(err)
+	}
+	return true
 }
