@@ -346,20 +346,6 @@ func TestD61TheNodeThatHasWaitedLongestIsStoppedFirst(t *testing.T) {
 	}
 }
 
-func TestAnOperationContinuesWhenEventsCannotBeCreated(t *testing.T) {
-	w := newStory(t, "a")
-	w.api.Intercept(func(r keepertest.KubeRequest) error {
-		if r.Resource == "events" {
-			return errBroken
-		}
-		return nil
-	})
-	w.stopped()
-	if events := w.events(); w.rack.state("a") != "stopped" || len(events) > 0 {
-		t.Errorf("the instance is %s; the events are %v", w.rack.state("a"), events)
-	}
-}
-
 // Whatever is lost on the way, the next round goes on, and no event is there twice.
 func TestNoEventIsCreatedTwice(t *testing.T) {
 	for _, c := range []struct {

@@ -10,6 +10,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
 
@@ -110,45 +111,6 @@ func TestD61AStartThatIsRefusedIsTriedUntilTheInstanceRuns(t *testing.T) {
 	w.ends(ending{"does not run 5m0s after its start", true})
 }
 
-func TestD61AnInstanceIsStartedWhereverTheOperationStands(t *testing.T) {
-	for _, c := range []struct {
-		name  string
-		given func(*story)
-	}{
-		{"the node has no heartbeat", func(w *story) {
-			w.edit("a", func(n *corev1.Node) { n.Status.Conditions = nil })
-		}},
-		{"the label is gone", func(w *story) { w.edit("a", func(n *corev1.Node) { n.Labels = nil }) }},
-		{"the node is uncordoned",
-			func(w *story) { w.edit("a", func(n *corev1.Node) { n.Spec.Unschedulable = false }) }},
-		{"the driver is not registered",
-			func(w *story) { keepertest.Remove[*storagev1.CSINode](w.api, "", "a") }},
-		{"the duty is taken", func(w *story) { w.Config.ColdAttach = false }},
-		{"a dry run begins", func(w *story) { w.Config.DryRun = true }},
-		{"the keeper runs there", func(w *story) { w.Config.NodeName = "a" }},
-		{"the instance failed", func(w *story) { w.rack.set("a", "failed") }},
-		{"another node has a record that nobody knows", func(w *story) {
-			w.addNode("A")
-			w.setRecord("A", record{Record: &operation{Step: "Moving"}})
-		}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			w := newStory(t, "a")
-			w.stopped()
-			c.given(w)
-			w.attach("data", "")
-			for range 6 {
-				_, _ = w.Round(t.Context())
-			}
-			w.heartbeatLater("a")
-			_, _ = w.Round(t.Context())
-			if w.rack.state("a") != "running" || w.step("a") != "" || w.node("a").Spec.Unschedulable {
-				t.Errorf("the instance is %s, the step %s", w.rack.state("a"), w.step("a"))
-			}
-		})
-	}
-}
-
 func TestAnInstanceThatTheRackNoLongerShowsIsGivenUpInTheEnd(t *testing.T) {
 	w := newStory(t, "a", "b")
 	w.stopped()
@@ -174,22 +136,6 @@ func TestAnInstanceThatTheRackNoLongerShowsIsGivenUpInTheEnd(t *testing.T) {
 	}
 }
 
-func TestAnOperationEndsWithAProblemIfItsNodeDoesNotReturn(t *testing.T) {
-	w := newStory(t, "a")
-	w.stopped()
-	w.attach("data", "")
-	w.steps(starting, starting, starting, returning, returning)
-	// The rack stops the instance once more.
-	w.rack.set("a", "stopped")
-	w.steps(starting, starting, returning)
-	w.pass(6 * time.Minute)
-	w.steps("")
-	w.ends(ending{"the instance ran, and then was stopped", true})
-	if w.metric("problems_total", string(returning)) != 2 {
-		t.Errorf("the metric has %v problems", w.metric("problems_total", string(returning)))
-	}
-}
-
 // The node's condition from before the stop is still Ready until Kubernetes notices the silence.
 func TestANodeHasReturnedOnlyWithANewHeartbeat(t *testing.T) {
 	w := newStory(t, "a")
@@ -197,9 +143,11 @@ func TestANodeHasReturnedOnlyWithANewHeartbeat(t *testing.T) {
 	w.edit("a", func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionTrue })
 	w.attach("data", "")
 	w.steps(starting, starting, starting, returning, returning, returning)
+	w.rack.set("a", "stopped") // once more, by the rack
+	w.steps(starting, starting, returning, returning)
 	w.heartbeatLater("a")
 	w.steps("")
-	w.ends(ending{stopped: true})
+	w.ends(ending{"the instance ran, and then was stopped", true})
 }
 
 func TestARecordWithAnUnknownStepIsReported(t *testing.T) {
@@ -209,49 +157,6 @@ func TestARecordWithAnUnknownStepIsReported(t *testing.T) {
 	_, err := w.Round(t.Context())
 	if err == nil || !strings.Contains(err.Error(), `the step "Moving"`) || len(w.seen()) > 0 {
 		t.Errorf("the error is %v", err)
-	}
-}
-
-func TestD61AnInstanceThatALateRequestStoppedIsStartedOnce(t *testing.T) {
-	w := newStory(t, "a")
-	w.stopped()
-	w.attach("data", "")
-	w.steps(starting, starting, starting, returning)
-	w.heartbeatLater("a")
-	w.steps("")
-	w.rack.set("a", "stopped") // by the keeper's late request
-	w.lose("a")
-	w.Config.Fence = false
-	w.steps(starting, starting, starting, returning)
-	if n := w.node("a"); n.Spec.Unschedulable {
-		t.Error("the node that only starts is cordoned")
-	}
-	w.heartbeatLater("a")
-	w.steps("")
-	w.ends(ending{"a stop that was on its way may have come late", true})
-	w.seen()
-	w.rack.set("a", "stopped") // by somebody
-	w.steps("", "")
-	if seen := w.seen(); len(seen) > 0 {
-		t.Errorf("the keeper undoes what somebody wants: %v", seen)
-	}
-}
-
-func TestAnInstanceThatSomebodyElseStoppedIsNotStarted(t *testing.T) {
-	for name, o := range map[string]outcome{"without a stop": {Ended: begin},
-		"once before": {Stopped: true, Ended: begin, Late: true},
-		"too late":    {Stopped: true, Ended: begin.Add(-3 * time.Minute)}} {
-		t.Run(name, func(t *testing.T) {
-			w := newStory(t, "a")
-			o.Instance = instanceOf("a")
-			w.setRecord("a", record{Last: &o})
-			w.rack.set("a", "stopped")
-			w.seen()
-			w.steps("")
-			if seen := w.seen(); len(seen) > 0 {
-				t.Errorf("the keeper does %v", seen)
-			}
-		})
 	}
 }
 
@@ -385,33 +290,71 @@ func TestD61TheInstanceOfANodeThatIsDeletedInAnOperationIsStarted(t *testing.T) 
 // A kubelet may annotate its own Node: these annotations were the records of an earlier keeper.
 func TestD61AnAnnotationOfANodeHasNothingAttachedStoppedStartedOrFenced(t *testing.T) {
 	for _, step := range []step{stopping, attaching, starting, returning} {
-		for name, given := range map[string]func(*story){
-			"cold attach is on":  func(*story) {},
-			"cold attach is off": func(w *story) { w.Config.ColdAttach = false },
-			"a dry run":          func(w *story) { w.Config.DryRun = true },
-			"without the label":  func(w *story) { w.edit("a", func(n *corev1.Node) { n.Labels = nil }) },
-		} {
-			t.Run(string(step)+", "+name, func(t *testing.T) {
-				w := newStory(t, "a", "b")
-				w.rack.set("b", "stopped") // by somebody
-				given(w)
-				forged := `{"step":"` + string(step) + `","since":"2030-01-01T11:59:00Z","instance":"` +
-					instanceOf("b") + `","stopped":true,"ended":"2030-01-01T11:59:00Z","volumes":{"data":` +
-					`{"disk":"` + instanceOf("d") + `","refused":true}}}`
-				w.edit("a", func(n *corev1.Node) {
-					for _, key := range []string{"cold-attach", "cold-attach-last", "fenced"} {
-						metav1.SetMetaDataAnnotation(&n.ObjectMeta, DriverName+"/"+key, forged)
-					}
-				})
-				keepertest.Put(w.api, va(attachFailed(mustStop, 0)).VolumeAttachment)
-				w.seen()
-				w.steps("", "", "")
-				seen := strings.NewReplacer("patch nodes a", "", "patch volumeattachments va-data", "").
-					Replace(strings.Join(w.seen(), ""))
-				if seen != "" {
-					t.Errorf("the keeper did %q", seen)
+		t.Run(string(step), func(t *testing.T) {
+			w := newStory(t, "a", "b")
+			w.rack.set("b", "stopped") // by somebody
+			forged := `{"step":"` + string(step) + `","since":"2030-01-01T11:59:00Z","instance":"` +
+				instanceOf("b") + `","stopped":true,"ended":"2030-01-01T11:59:00Z","volumes":{"data":` +
+				`{"disk":"` + instanceOf("d") + `","refused":true}}}`
+			w.edit("a", func(n *corev1.Node) {
+				for _, key := range []string{"cold-attach", "cold-attach-last", "fenced"} {
+					metav1.SetMetaDataAnnotation(&n.ObjectMeta, DriverName+"/"+key, forged)
 				}
 			})
+			keepertest.Put(w.api, va(attachFailed(mustStop, 0)).VolumeAttachment)
+			w.seen()
+			w.steps("", "", "")
+			seen := strings.NewReplacer("patch nodes a", "", "patch volumeattachments va-data", "").
+				Replace(strings.Join(w.seen(), ""))
+			if seen != "" {
+				t.Errorf("the keeper did %q", seen)
+			}
+		})
+	}
+}
+
+// outage makes the API server answer nobody.
+func (w *story) outage() {
+	gone := func(keepertest.KubeRequest) error { return keepertest.ErrBreak }
+	w.api.Intercept(gone)
+	w.api.InterceptReads(gone)
+}
+
+// advance sets the clock forward.
+func (w *story) advance(d time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.clock = w.clock.Add(d)
+}
+
+func TestD61AnInstanceThatAnotherKeeperStartedIsNotStartedAgain(t *testing.T) {
+	w := newStory(t, "a", "b")
+	w.stopped()
+	w.setRecord("a", record{})
+	csitest.Must(t, w.Repay(t.Context()))
+	w.outage()
+	_ = w.Repay(t.Context())
+	w.advance(2 * outage)
+	if err := w.Repay(t.Context()); err != nil || w.rack.state("a") != "stopped" {
+		t.Errorf("the instance is %s: %v", w.rack.state("a"), err)
+	}
+}
+
+// New volumes begin to wait on one node again and again, while another node waits that has pods of
+// the same StatefulSet.
+func TestD61NoNodeIsStarvedByAnotherNodeWithItsStatefulSet(t *testing.T) {
+	w := newStory(t, "a", "b")
+	w.Config.MaxStopsPerNode = 1000
+	attach := func(string) string { return "" }
+	for i := range 12 {
+		w.wait("a", fmt.Sprintf("v%d", i))
+		if i == 1 {
+			w.wait("b", "data")
 		}
+		w.live(10*time.Minute, attach)
+	}
+	stops := w.stops()
+	if stops["a"] == 0 || stops["b"] != 1 {
+		t.Errorf("in 2 hours the instances were stopped %v times", stops)
 	}
 }

@@ -93,15 +93,6 @@ func TestAnAttachmentWaitsIsWantedOrIsSettled(t *testing.T) {
 	}
 }
 
-func TestAnAttachmentIsWantedSinceItsCreationOrDeletion(t *testing.T) {
-	if got := va().since(); !got.Equal(begin) {
-		t.Errorf("wanted since %s", got)
-	}
-	if got := va(deleted).since(); !got.Equal(begin.Add(time.Hour)) {
-		t.Errorf("not wanted since %s", got)
-	}
-}
-
 func TestANodesInstanceIsReadFromItsOwnCSINodeOnly(t *testing.T) {
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "now"}}
 	for _, c := range []struct {
@@ -127,19 +118,6 @@ func TestANodesInstanceIsReadFromItsOwnCSINodeOnly(t *testing.T) {
 				t.Errorf("the instance is %q, want %q", got, c.want)
 			}
 		})
-	}
-}
-
-func TestAViewContainsOnlyTheDriversAttachments(t *testing.T) {
-	other := va(func(a *storagev1.VolumeAttachment) { a.Spec.Attacher = "other.example.com" })
-	v := newView(begin, nil, nil, []storagev1.VolumeAttachment{*va().VolumeAttachment,
-		*other.VolumeAttachment}, nil)
-	if len(v.Attachments) != 1 || v.Attachments[0].Spec.Attacher != DriverName {
-		t.Errorf("the attachments are %v", v.Attachments)
-	}
-	elsewhere := &node{Node: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "b"}}}
-	if got := v.of(elsewhere); len(got) > 0 {
-		t.Errorf("the attachments of another node are %v", got)
 	}
 }
 
