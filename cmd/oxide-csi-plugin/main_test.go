@@ -1,19 +1,14 @@
 package main
 
 import (
-	"bytes"
 	"crypto/x509"
 	"encoding/pem"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
-	"syscall"
 	"testing"
-	"time"
 )
 
 // trustOf is an environment variable. With it, TestTheSystemsCertificatesTakePrecedence checks whom
@@ -70,72 +65,5 @@ func trusts(t *testing.T, path string) {
 	}
 	if !pool.Equal(want) {
 		t.Error("others are trusted too")
-	}
-}
-
-// asProgram is an environment variable. With it this test binary is the program.
-const asProgram = "TEST_AS_PROGRAM"
-
-func TestMain(m *testing.M) {
-	if os.Getenv(asProgram) != "" {
-		main()
-	}
-	os.Exit(m.Run())
-}
-
-// program returns a command that runs the program in an empty directory, which it has for
-// everything.
-func program(t *testing.T, env ...string) (cmd *exec.Cmd, dir string, out, log *bytes.Buffer) {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "plugin-") // its path is short enough for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	cmd, out, log = exec.Command(os.Args[0]), &bytes.Buffer{}, &bytes.Buffer{}
-	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, out, log
-	cmd.Env = append([]string{asProgram + "=1", "HOME=" + dir, "TMPDIR=" + dir,
-		"PATH=" + os.Getenv("PATH"), "CSI_ENDPOINT=unix://" + dir + "/csi.sock",
-		"OXIDE_HOST=http://127.0.0.1:1", "OXIDE_TOKEN=oxide-token-x", "OXIDE_PROJECT=p",
-		"OXIDE_CLUSTER_ID=c"}, env...)
-	return cmd, dir, out, log
-}
-
-func names(t *testing.T, dir string) (names []string) {
-	t.Helper()
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, e := range entries {
-		names = append(names, e.Name())
-	}
-	return names
-}
-
-func TestAProcessWritesToItsSocketAndItsStandardErrorOnly(t *testing.T) { // B-29, B-30
-	cmd, dir, out, log := program(t, "OXIDE_MODE=controller", "OXIDE_LOG_LEVEL=debug")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	for end := time.Now().Add(20 * time.Second); ; <-time.After(10 * time.Millisecond) {
-		conn, err := net.Dial("unix", filepath.Join(dir, "csi.sock"))
-		if err == nil {
-			_ = conn.Close()
-			break
-		}
-		if time.Now().After(end) {
-			_ = cmd.Process.Kill()
-			t.Fatal(err)
-		}
-	}
-	if got := names(t, dir); !slices.Equal(got, []string{"csi.sock"}) {
-		t.Errorf("it has made %q", got)
-	}
-	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Wait(); err != nil || out.Len() > 0 || log.Len() == 0 || len(names(t, dir)) > 0 {
-		t.Errorf("%v, on standard output %q, on standard error %q, left %q", err, out, log, names(t, dir))
 	}
 }

@@ -29,6 +29,8 @@ func TestInstanceID(t *testing.T) { // NI-1, D-28
 		{"upper case becomes lower case", strings.ToUpper(one), "-", oxide, one, nil},
 		{"the metadata file is enough", "", "A=b\n# c\nOXIDE_INSTANCE_ID=" + two + "\n", nil, two, nil},
 		{"a quoted value is taken", "", "OXIDE_INSTANCE_ID=\"" + one + "\"", nil, one, nil},
+		{"the file of oxide-instance-metadata is enough", "", "OXIDE_INSTANCE_ID='" + one + "'\n", nil,
+			one, nil},
 		{"all three may agree", one, "OXIDE_INSTANCE_ID=" + one, oxide, one, nil},
 		{"another vendor's serial is not believed", "", "-",
 			map[string]string{"sys_vendor": "Dell Inc.\n", "product_serial": one + "\n"}, "",
