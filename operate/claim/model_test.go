@@ -626,6 +626,9 @@ func (h *history) end() error {
 	if w != nil && !h.scaled && w.num("spec", "replicas") != h.original {
 		return fmt.Errorf("the workload is left with %d replicas", w.num("spec", "replicas"))
 	}
+	if len(h.acts) == 0 && !h.scaled && h.c.stops > 1 {
+		return fmt.Errorf("the workload was stopped %d times", h.c.stops)
+	}
 	h.start()
 	h.passes(100)
 	if err := h.check(!done || h.verb == Grow); err != nil {
@@ -700,6 +703,9 @@ func (h *history) nothingIsLeft(done bool) error {
 	text, size := c.disks[handleOf(pv)], pv.str("spec", "capacity", "storage")
 	switch {
 	case h.meddled || h.current() == nil:
+	case h.current().str("metadata", "labels", "app") != "web",
+		h.current().annotation("team") != "blue":
+		return fmt.Errorf("the claim has other labels or annotations: %v", h.current())
 	case done && h.verb == Grow && size != "20Gi" && size != "30Gi":
 		return fmt.Errorf("the claim has %s", size)
 	case done && h.verb == Revert && !slices.ContainsFunc(slices.Collect(maps.Keys(h.then)),
