@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -62,7 +63,7 @@ func (k *cluster) kubectl(_ context.Context, args ...string) ([]byte, error) {
 		}
 	}
 	if args[1] == "pods,daemonsets,replicasets,deployments" {
-		return []byte(listJSON(orElse(k.own, driverPodJSON+","+controllerPodJSON+","+workloadsJSON))), nil
+		return []byte(listJSON(cmp.Or(k.own, driverPodJSON+","+controllerPodJSON+","+workloadsJSON))), nil
 	}
 	return []byte(listJSON(podJSON)), nil
 }
@@ -86,7 +87,7 @@ func servedBy(t *testing.T, body func(path string) string) *rack.Client {
 		}
 		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("X-Request-Id", "r-1")
-		_, _ = io.WriteString(w, orElse(body(r.URL.Path), racktest.ProjectOf()))
+		_, _ = io.WriteString(w, cmp.Or(body(r.URL.Path), racktest.ProjectOf()))
 	}))
 	t.Cleanup(server.Close)
 	return clientOf(t, server.URL)

@@ -129,7 +129,7 @@ func (c *chain) judgeInstance() Step {
 		return broken(what, Finding{Source: "the rack", basis: sight,
 			Wrong: "the instance " + c.instanceText(i.ID) + " is " +
 				"stopped, so nothing runs on the node",
-			ByItself: orElse(c.keeperSays(c.nodeName), "Nothing: the driver never starts an instance."),
+			ByItself: cmp.Or(c.keeperSays(c.nodeName), "Nothing: the driver never starts an instance."),
 			Do:       "Start it, when every disk is attached that has to be attached while it is stopped.",
 			Next:     showInstance})
 	case instanceRunning:

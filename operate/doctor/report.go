@@ -5,7 +5,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
+	"time"
 )
 
 // Write writes the diagnosis, for people or as JSON.
@@ -117,3 +120,37 @@ func (c Chain) writeFinding(b *bytes.Buffer) {
 	line("do", f.Do)
 	line("next", f.Next)
 }
+
+// bundle is what a support case needs. The evidence was sifted: no Secret, no environment, no mount
+// option, no token and no text of others is in it.
+type bundle struct {
+	Format    int       `json:"format"`
+	Version   string    `json:"version"`
+	Diagnosis Diagnosis `json:"diagnosis"`
+	Evidence  Evidence  `json:"evidence"`
+}
+
+const bundleFormat = 1
+
+// WriteBundle writes the diagnosis and its evidence as JSON.
+func WriteBundle(w io.Writer, d Diagnosis, e Evidence) error {
+	text, err := indented(bundle{Format: bundleFormat, Version: e.Version, Diagnosis: d, Evidence: e})
+	if err == nil {
+		_, err = w.Write(text)
+	}
+	return err
+}
+
+// timeFormat is how a time is printed.
+const timeFormat = time.RFC3339
+
+// firstOf joins words, and counts those beyond a few.
+func firstOf(words []string) string {
+	const most = 8
+	if len(words) <= most {
+		return strings.Join(words, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(words[:most], ", "), len(words)-most)
+}
+
+func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

@@ -7,12 +7,17 @@ import (
 	"flag"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/inspection"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
+	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
 var update = flag.Bool("update", false, "write testdata/reports.txt")
@@ -72,5 +77,55 @@ func TestAReportIsTextOrJSONAndAnErrorOfItsWriterIsOne(t *testing.T) {
 	}
 	if err := d.WriteHTML(broke{}); err == nil {
 		t.Error("an error of the page's writer is lost")
+	}
+}
+
+// FuzzDiagnose gives any objects and any report of a node to a diagnosis. It has to end with a
+// result whose size is bounded by theirs, and every finding has to be complete.
+func FuzzDiagnose(f *testing.F) {
+	f.Fuzz(func(t *testing.T, objects, report string) {
+		e := healthy(t)
+		if found, err := kube.Parse([]byte(objects)); err == nil {
+			e.Cluster.Objects = found
+		}
+		if r, err := inspection.Parse([]byte(report)); err == nil {
+			e.Nodes.Reports[racktest.Instance] = r
+		}
+		for _, q := range []Question{{AskClaim, "default", "data"}, {AskPod, "default", "db-0"},
+			{Kind: AskVolume, Name: racktest.Disk}, {Kind: AskNode, Name: "worker-1"}} {
+			e.Question = q
+			g := &gatherer{options: Options{Question: q}, e: *e}
+			g.sift()
+			g.prune()
+			d := Diagnose(g.e)
+			// A step has at most a few texts of a thousand bytes for each of the objects.
+			if got, most := len(text(d)), 256<<10+64*(len(objects)+len(report)); got > most {
+				t.Errorf("%d bytes from %d", got, len(objects)+len(report))
+			}
+			for _, c := range d.Chains {
+				if f := c.Finding; f != nil && (f.Wrong == "" || f.Do == "" || f.Next == "") {
+					t.Errorf("incomplete: %+v", f)
+				}
+			}
+		}
+	})
+}
+
+// TestTheCommandOfEveryReasonOnlyReadsAndIsComplete asks for each reason's command where every name
+// is known: none may stay a word in capitals.
+func TestTheCommandOfEveryReasonOnlyReadsAndIsComplete(t *testing.T) {
+	reads := regexp.MustCompile(`^(kubectl (get|describe|logs|exec|debug) |oxide (disk|instance) ` +
+		`(view|disk list) |oxide-csi-plugin (doctor|audit) )`)
+	unknown := regexp.MustCompile(`[{}]|\b[A-Z]{2,}\b|--delete`)
+	c := resolve(healthy(t))[0]
+	for reason, a := range advices {
+		command := c.commandAt("", a.Next)
+		if !reads.MatchString(command) || unknown.MatchString(command) || a.ByItself == "" ||
+			a.Link != "" && at(a.Link) < 0 || !slices.Contains(csierr.Reasons(), reason) {
+			t.Errorf("%s: %+v: %s", reason, a, command)
+		}
+	}
+	if len(advices) != len(csierr.Reasons()) {
+		t.Errorf("%d of %d reasons have an advice", len(advices), len(csierr.Reasons()))
 	}
 }

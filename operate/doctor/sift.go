@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"reflect"
 	"regexp"
 	"strconv"
@@ -84,7 +85,7 @@ var phrases = regexp.MustCompile(strings.NewReplacer("NAME", nameForm, "ID", idF
 
 // known returns the known phrases of a text, or else that there are none.
 func known(text string) string {
-	return orElse(strings.Join(phrases.FindAllString(text, -1), " … "), hiddenText)
+	return cmp.Or(strings.Join(phrases.FindAllString(text, -1), " … "), hiddenText)
 }
 
 // ownError matches an error of a CSI driver, as the sidecars and the kubelet quote it, in one line.

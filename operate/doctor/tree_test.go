@@ -3,15 +3,13 @@ package doctor
 import (
 	"bytes"
 	"context"
-	"fmt"
+	"os"
 	"strings"
 	"sync"
 	"testing"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
-	"github.com/oxidecomputer/oxide-csi-plugin/internal/inspection"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
-	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
 // treeOf returns the tree of a cluster as people read it.
@@ -81,44 +79,10 @@ func TestATreeHasColoursWhereTheyAreWantedAndEscapesWhatOthersWrote(t *testing.T
 	}
 }
 
-// A cluster is asked for in one pass: each list once, and each node once.
-func TestAClusterOfAThousandVolumesIsAskedForByLists(t *testing.T) {
-	const volumes, nodes = 1000, 64
-	lists := map[string][]string{"driver": {workloadsJSON}}
-	var disks, machines []string
-	reports := map[string]inspection.Report{}
-	for n := range nodes {
-		name, id := fmt.Sprint("worker-", n), racktest.Numbered(5000+n)
-		renamed := strings.NewReplacer("worker-1", name, racktest.Instance, id, "node-x", "node-"+name)
-		for kind, text := range map[string]string{"nodes": nodeJSON, "csinodes": csiNodeJSON,
-			"driver": driverPodJSON} {
-			lists[kind] = append(lists[kind], renamed.Replace(text))
-		}
-		machines = append(machines, renamed.Replace(racktest.InstanceOf("running")))
-		r := theNode()
-		r.Instance, r.Volumes = id, nil
-		reports["oxide-csi-node-"+name] = r
-	}
-	for v := range volumes {
-		node := fmt.Sprint("worker-", v%nodes)
-		name := volume.DiskName("blue", fmt.Sprint("pvc-", v))
-		renamed := strings.NewReplacer(`"data"`, fmt.Sprintf(`"data-%d"`, v), pvName,
-			fmt.Sprint("pv-", v), racktest.Disk, racktest.Numbered(v), diskName, name, `"csi-1"`,
-			fmt.Sprintf(`"csi-%d"`, v),
-			"worker-1", node, `"db-0"`, fmt.Sprintf(`"db-%d"`, v), racktest.Instance,
-			racktest.Numbered(5000+v%nodes))
-		for kind, text := range map[string]string{"persistentvolumes": pvJSON, "pods": podJSON,
-			"persistentvolumeclaims": claimJSON, "volumeattachments": attachmentJSON} {
-			lists[kind] = append(lists[kind], renamed.Replace(text))
-		}
-		disks = append(disks, renamed.Replace(racktest.DiskOf(racktest.AttachedHere)))
-		r := reports["oxide-csi-node-"+node]
-		one := theNode().Volumes[0]
-		one.ID, one.Serial = racktest.Numbered(v), name
-		one.Record = nil
-		r.Volumes = append(r.Volumes, one)
-		reports["oxide-csi-node-"+node] = r
-	}
+// A cluster is asked for in one pass: each list once, and the node once, for its several volumes.
+func TestAClusterIsAskedForByLists(t *testing.T) {
+	objects, err := os.ReadFile("testdata/cluster.json")
+	csitest.Must(t, err)
 	var mu sync.Mutex
 	asked := map[string]int{}
 	count := func(what string) {
@@ -127,38 +91,31 @@ func TestAClusterOfAThousandVolumesIsAskedForByLists(t *testing.T) {
 		asked[what]++
 	}
 	kubectl := func(_ context.Context, args ...string) ([]byte, error) {
-		if args[0] == "exec" {
-			count(args[2])
-			return []byte(asJSON(t, reports[args[2]])), nil
+		count(strings.Join(args[:3], " "))
+		switch {
+		case args[0] == "exec":
+			return []byte(asJSON(t, theNode())), nil
+		case args[1] == "persistentvolumes", strings.HasPrefix(args[1], "pods,"):
+			return objects, nil
 		}
-		kind := args[1]
-		if strings.HasPrefix(kind, "pods,") {
-			kind = "driver"
-		}
-		count(kind)
-		return []byte(listJSON(lists[kind]...)), nil
+		return []byte(listJSON()), nil
 	}
 	client := servedBy(t, func(path string) string {
 		count(path)
-		return map[string]string{"/v1/disks": racktest.PageOf("", disks...),
-			"/v1/instances": racktest.PageOf("", machines...),
+		return map[string]string{"/v1/disks": racktest.PageOf("",
+			racktest.DiskOf(racktest.AttachedHere)),
+			"/v1/instances": racktest.PageOf("", racktest.InstanceOf("running")),
 			"/v1/me":        racktest.UserOf(racktest.Silo)}[path]
 	})
-	o := Options{Question: Question{Kind: AskCluster}, Kubectl: true}
-	e := gather(t, Sources{Rack: client, Kubectl: kubectl}, o)
+	d := Diagnose(gather(t, Sources{Rack: client, Kubectl: kubectl},
+		Options{Question: Question{Kind: AskCluster}, Kubectl: true}))
 	for what, times := range asked {
 		if times != 1 {
 			t.Errorf("%s was asked %d times", what, times)
 		}
 	}
-	d := Diagnose(e)
-	leaves := 0
-	for _, b := range d.tree() {
-		leaves += len(b.Leaves)
+	// Nine lists and a node of Kubernetes; the rack's project, silo, disks and instances.
+	if len(asked) != 14 || len(d.Chains) < 5 {
+		t.Errorf("%d chains; asked %v", len(d.Chains), asked)
 	}
-	if len(d.tree()) != nodes || leaves != volumes || len(d.Chains) != 1+nodes+volumes {
-		t.Errorf("%d branches with %d leaves, of %d chains", len(d.tree()), leaves, len(d.Chains))
-	}
-	fmt.Printf("FIGURE doctor-tree volumes=%d nodes=%d kubectl_lists=9 node_reports=%d rack_lists=2\n",
-		volumes, nodes, len(asked)-9-4)
 }
