@@ -1,6 +1,7 @@
 package claim
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -25,21 +26,8 @@ func (c *cluster) options(claim, verb string) Options {
 // run runs the command and returns what it says.
 func (c *cluster) run(o Options) (string, error) {
 	var out strings.Builder
-	c.killed = false
 	err := Run(c.t.Context(), o, &out)
 	return out.String(), err
-}
-
-// dies runs the command, which is killed at its nth change, before or after it. It reports whether
-// the command has so many changes.
-func (c *cluster) dies(o Options, n int, after bool) bool {
-	c.effects, c.killAt, c.after = 0, n, after
-	_, err := c.run(o)
-	c.killAt, c.killed = 0, false
-	if err != nil && !errors.Is(err, errKilled) && !strings.Contains(err.Error(), "no return") {
-		c.t.Fatalf("killed at change %d: %v", n, err)
-	}
-	return errors.Is(err, errKilled)
 }
 
 // settled makes passes until the cluster is quiet.
@@ -101,18 +89,25 @@ func (s *story) plan() (p *plan) {
 	return p
 }
 
-// at runs a change up to the first of its changes after which when is true, and kills it there.
+// at runs a change up to the first request after which when is true, and kills it there.
 func at(t *testing.T, kind, verb string, when func(*story, *plan) bool) *story {
 	t.Helper()
-	for n := 1; ; n++ {
-		s := newStory(t, kind, verb)
-		if !s.c.dies(s.options(), n, true) {
-			t.Fatal("the change never got there")
+	s, killed := newStory(t, kind, verb), false
+	o := s.options()
+	o.Kubectl = func(ctx context.Context, stdin []byte, args ...string) ([]byte, error) {
+		if killed {
+			return nil, errKilled
 		}
+		out, err := s.c.kubectl(ctx, stdin, args...)
 		if p := s.plan(); p != nil && when(s, p) {
-			return s
+			killed, err = true, errKilled
 		}
+		return out, err
 	}
+	if _, err := s.c.run(o); !errors.Is(err, errKilled) {
+		t.Fatalf("the change never got there: %v", err)
+	}
+	return s
 }
 
 // does runs the command, which has to work, and returns what it says.
@@ -522,8 +517,7 @@ func TestANewDiskThatIsGoneIsReported(t *testing.T) {
 }
 
 func TestAChangeIsRehearsedWithEveryRightThatItNeeds(t *testing.T) {
-	s := newStory(t, "Deployment", Grow)
-	s.c.dies(s.options(), 9, true)
+	s := at(t, "Deployment", Grow, func(_ *story, p *plan) bool { return p.New != "" })
 	s.c.does(s.resumes(true))
 	s.c.does(s.options())
 	s.c.does(s.c.options(s.claim, Forget))

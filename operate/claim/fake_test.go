@@ -16,7 +16,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-// errKilled is what every call returns once the command has been killed.
+// errKilled is what every call returns once the command was killed.
 var errKilled = errors.New("killed")
 
 // cluster is an API server behind kubectl, with the controllers and kubelets that a change depends
@@ -40,10 +40,8 @@ type cluster struct {
 	slow   int
 	making []*making
 
-	effects, killAt int // the command is killed at this change
-	after           bool
-	killed          bool
-	before          func(verb string) // is called before each command of kubectl
+	effects int               // the changes that the command has made
+	before  func(verb string) // is called before each command of kubectl
 
 	stops             int
 	written           []string // the contents that have to be on a disk that the user can reach
@@ -149,9 +147,6 @@ func (c *cluster) touch(o object, value any, path ...string) {
 
 // kubectl does what kubectl does with these arguments.
 func (c *cluster) kubectl(_ context.Context, stdin []byte, args ...string) ([]byte, error) {
-	if c.killed {
-		return nil, errKilled
-	}
 	flags := map[string]string{}
 	var operands []string
 	for _, arg := range args {
@@ -201,19 +196,9 @@ func (c *cluster) kubectl(_ context.Context, stdin []byte, args ...string) ([]by
 		return nil, nil
 	}
 	c.needed[needs] = true
-	act := func() error {
-		defer c.checkBytes()
-		return c.change(verb, resource, namespace, name, body)
-	}
 	c.effects++
-	die := c.effects == c.killAt
-	if c.killed = die && !c.after; c.killed {
-		return nil, errKilled
-	}
-	err := act()
-	if c.killed = die; c.killed {
-		err = errKilled
-	}
+	err := c.change(verb, resource, namespace, name, body)
+	c.checkBytes()
 	if flags["--output"] == "json" {
 		out, _ := json.Marshal(body)
 		return out, err
