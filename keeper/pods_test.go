@@ -5,7 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -132,15 +131,6 @@ func TestPodsAreSortedByWhatAStopDoesToThem(t *testing.T) {
 				t.Errorf("the pod is sorted as %q, want %q", got, c.want)
 			}
 		})
-	}
-}
-
-func TestTheStatefulSetsOfPodsAreNamedOnce(t *testing.T) {
-	got := statefulSets([]*corev1.Pod{podOf("a", "web-1", "ReplicaSet"),
-		podOf("a", "db-1", "StatefulSet"), podOf("a", "db-0", "StatefulSet"),
-		podOf("a", "cache-0", "StatefulSet"), podOf("a", "one", "")})
-	if diff := cmp.Diff([]string{"shop/cache", "shop/db"}, got); diff != "" {
-		t.Error(diff)
 	}
 }
 

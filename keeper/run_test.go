@@ -11,7 +11,6 @@ import (
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
-	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -23,12 +22,12 @@ import (
 
 // replica runs a process that takes part in the election until the test ends. It runs on the node
 // of its name.
-func (w *story) replica(node string) (cut func()) {
+func (w *story) replica(node string) {
 	w.t.Helper()
 	k := &Keeper{Config: w.Config, Rack: w.Rack, Log: w.Log, Now: w.Now, Metrics: NewMetrics(),
 		Namespace: "oxide"}
 	k.Config.NodeName, k.Config.Interval = node, 50*time.Millisecond
-	k.Kubernetes, cut = w.client(node)
+	k.Kubernetes, _ = w.client(node)
 	p := &process{Keeper: k, name: node,
 		settings: Settings{LeaseNamespace: "oxide", LeaseDuration: time.Second}}
 	ctx, cancel := context.WithCancel(w.t.Context())
@@ -45,7 +44,6 @@ func (w *story) replica(node string) (cut func()) {
 		cancel()
 		running.Wait()
 	})
-	return cut
 }
 
 // leader returns the holder of the lease, or "".
@@ -60,29 +58,6 @@ func (w *story) leader() string {
 func (w *story) await(what string, met func() bool) {
 	w.t.Helper()
 	csitest.Await(w.t, what, met)
-}
-
-func TestD61ASecondReplicaContinuesTheOperationOfTheFirst(t *testing.T) {
-	w := newStory(t, "a")
-	w.pod("a", "web-1", "ReplicaSet")
-	w.wait("a", "data")
-	w.pass(time.Minute)
-	cut := w.replica("first")
-	w.await("the first drains the node", func() bool { return w.step("a") == string(draining) })
-	w.replica("second")
-	cut()
-	w.await("the second leads", func() bool { return w.leader() == "second" })
-	keepertest.Remove[*corev1.Pod](w.api, "shop", "web-1")
-	w.await("the instance is stopped", func() bool {
-		w.retry()
-		return w.step("a") == string(attaching)
-	})
-	for _, r := range w.api.Log() {
-		if r.Client == "second" && r.Verb == "update" && r.Resource == "configmaps" {
-			return
-		}
-	}
-	t.Error("it was not the second that went on")
 }
 
 func TestD61AReplicaStepsAsideSoThatAnotherMayStopItsNode(t *testing.T) {

@@ -85,32 +85,6 @@ func TestD61AnAttachEndsEvenIfTheAttacherDoesNot(t *testing.T) {
 	}
 }
 
-func TestD61AStartThatIsRefusedIsTriedUntilTheInstanceRuns(t *testing.T) {
-	w := newStory(t, "a")
-	w.stopped()
-	w.attach("data", "")
-	w.steps(starting)
-	w.rack.fail["start a"] = 503
-	for range 3 { // each time --start-timeout passes
-		for range 3 {
-			_, _ = w.Round(t.Context())
-		}
-		w.pass(6 * time.Minute)
-		w.steps(starting) // the step begins again
-	}
-	if got := w.metric("problems_total", string(starting)); got != 3 {
-		t.Errorf("the metric has %v problems", got)
-	}
-	if said := strings.Count(strings.Join(w.events(), "\n"), "the keeper goes on trying"); said != 3 {
-		t.Errorf("people are told %d times", said)
-	}
-	w.rack.mend()
-	w.steps(starting, returning)
-	w.heartbeatLater("a")
-	w.steps("")
-	w.ends(ending{"does not run 5m0s after its start", true})
-}
-
 func TestAnInstanceThatTheRackNoLongerShowsIsGivenUpInTheEnd(t *testing.T) {
 	w := newStory(t, "a", "b")
 	w.stopped()
@@ -131,8 +105,9 @@ func TestAnInstanceThatTheRackNoLongerShowsIsGivenUpInTheEnd(t *testing.T) {
 	w.rack.set("a", "")
 	w.pass(6 * time.Minute)
 	w.steps("")
-	if last := w.last("a"); !strings.Contains(last.Problem, "the instance does not run") {
-		t.Errorf("it ended with %+v", last)
+	if last := w.last("a"); !strings.Contains(last.Problem, "the instance does not run") ||
+		!strings.Contains(strings.Join(w.events(), "\n"), "the keeper goes on trying") {
+		t.Errorf("it ended with %+v, and people are told %q", last, w.events())
 	}
 }
 
