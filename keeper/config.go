@@ -57,21 +57,39 @@ func Defaults() Config {
 	}
 }
 
+// duration is a duration with a flag. One that is not optional must not be zero.
+type duration struct {
+	value    *time.Duration
+	optional bool
+	usage    string
+}
+
+// durations returns the durations by the names of their flags.
+func (c *Config) durations() map[string]duration {
+	return map[string]duration{
+		"settle":       {&c.Settle, true, "how long nothing new begins to wait before a node is stopped"},
+		"min-interval": {&c.MinInterval, true, "the least time between two stops of a node"},
+		"stateful-set-interval": {&c.StatefulSetInterval, true, "the least time between stops of two " +
+			"nodes with pods of one StatefulSet"},
+		"drain-timeout": {&c.DrainTimeout, false, "how long evictions may take"},
+		"stop-timeout":  {&c.StopTimeout, false, "how long an instance's stop may take"},
+		"attach-timeout": {&c.AttachTimeout, false, "how long the attacher may take while an instance " +
+			"is stopped"},
+		"start-timeout": {&c.StartTimeout, false, "after which the keeper says that an instance does " +
+			"not start"},
+		"return-timeout": {&c.ReturnTimeout, false, "how long a node may take to be ready again"},
+		"interval":       {&c.Interval, false, "how often to look when nothing has changed"},
+	}
+}
+
 // Check returns why a configuration cannot be used, or nil.
 func (c *Config) Check() error {
-	for name, value := range map[string]time.Duration{
-		"drain-timeout": c.DrainTimeout, "stop-timeout": c.StopTimeout,
-		"attach-timeout": c.AttachTimeout, "start-timeout": c.StartTimeout,
-		"return-timeout": c.ReturnTimeout, "interval": c.Interval,
-	} {
-		if value <= 0 {
-			return fmt.Errorf("--%s is %s; it has to be positive", name, value)
-		}
-	}
-	for name, value := range map[string]time.Duration{"settle": c.Settle,
-		"min-interval": c.MinInterval, "stateful-set-interval": c.StatefulSetInterval} {
-		if value < 0 {
-			return fmt.Errorf("--%s is %s; it must not be negative", name, value)
+	for name, d := range c.durations() {
+		switch {
+		case *d.value <= 0 && !d.optional:
+			return fmt.Errorf("--%s is %s; it has to be positive", name, *d.value)
+		case *d.value < 0:
+			return fmt.Errorf("--%s is %s; it must not be negative", name, *d.value)
 		}
 	}
 	for name, value := range map[string]int{"max-stops-per-volume": c.MaxStopsPerVolume,
@@ -85,8 +103,7 @@ func (c *Config) Check() error {
 	}
 	if c.ColdAttach && c.NodeName == "" {
 		return errors.New("K8S_NODE_NAME (--node-name) is not set: the keeper has to know its own " +
-			"node, " +
-			"which it must not stop; set it with a fieldRef to spec.nodeName")
+			"node, which it must not stop; set it with a fieldRef to spec.nodeName")
 	}
 	return nil
 }

@@ -85,27 +85,11 @@ func (s *Settings) flags(f *flag.FlagSet) {
 	f.BoolVar(&c.Fence, "fence", false, "set the out-of-service taint on nodes whose instances the "+
 		"rack reports as stopped or destroyed")
 	f.StringVar(&c.NodeName, "node-name", "", "the `node` of this keeper [$K8S_NODE_NAME]")
-	for name, d := range map[string]struct {
-		value *time.Duration
-		usage string
-	}{
-		"settle":       {&c.Settle, "how long nothing new begins to wait before a node is stopped"},
-		"min-interval": {&c.MinInterval, "the least time between two stops of a node"},
-		"stateful-set-interval": {&c.StatefulSetInterval, "the least time between stops of two nodes " +
-			"with pods of one StatefulSet"},
-		"drain-timeout": {&c.DrainTimeout, "how long evictions may take"},
-		"stop-timeout":  {&c.StopTimeout, "how long an instance's stop may take"},
-		"attach-timeout": {&c.AttachTimeout, "how long the attacher may take while an instance is " +
-			"stopped"},
-		"start-timeout": {&c.StartTimeout, "after which the keeper says that an instance does not " +
-			"start"},
-		"return-timeout": {&c.ReturnTimeout, "how long a node may take to be ready again"},
-		"interval":       {&c.Interval, "how often to look when nothing has changed"},
-		"leader-election-lease-duration": {&s.LeaseDuration, "how long a silent leader stays one; " +
-			"at least 3s"},
-	} {
+	for name, d := range c.durations() {
 		f.DurationVar(d.value, name, *d.value, d.usage)
 	}
+	f.DurationVar(&s.LeaseDuration, "leader-election-lease-duration", s.LeaseDuration, "how long a "+
+		"silent leader stays one; at least 3s")
 	f.IntVar(&c.MaxStopsPerVolume, "max-stops-per-volume", c.MaxStopsPerVolume, "how often in 24 "+
 		"hours instances are stopped for one volume")
 	f.IntVar(&c.MaxStopsPerNode, "max-stops-per-node", c.MaxStopsPerNode, "how often in 24 hours a "+

@@ -73,10 +73,10 @@ func newStory(t *testing.T, nodes ...string) *story {
 	client, w.cut = w.client("keeper")
 	w.Keeper = &Keeper{Config: c, Kubernetes: client, Log: slog.New(slog.DiscardHandler),
 		Metrics: NewMetrics(), Now: w.now, Namespace: "oxide"}
-	var closeIdle func()
-	w.Rack, closeIdle = try2(rack.New(rack.Options{Host: server.URL,
-		Project: racktest.Project}, &rack.Transport{
-		Tokens: &rack.TokenSource{Fixed: racktest.Token}}))(t)
+	racks, closeIdle, err := rack.New(rack.Options{Host: server.URL, Project: racktest.Project},
+		&rack.Transport{Tokens: &rack.TokenSource{Fixed: racktest.Token}})
+	csitest.Must(t, err)
+	w.Rack = racks
 	t.Cleanup(closeIdle)
 	for _, name := range nodes {
 		w.addNode(name)
@@ -278,7 +278,7 @@ func (w *story) attach(volume, failed string) {
 func (w *story) pass(d time.Duration) {
 	w.advance(d)
 	for _, n := range keepertest.List[*corev1.Node](w.api, "") {
-		if (&node{Node: n}).isReady() {
+		if ready, _ := (&node{Node: n}).ready(); ready {
 			w.heartbeat(n.Name)
 		}
 	}
@@ -287,11 +287,6 @@ func (w *story) pass(d time.Duration) {
 			w.attach(*a.Spec.Source.PersistentVolumeName, a.Status.AttachError.Message)
 		}
 	}
-}
-
-func (n *node) isReady() bool {
-	ready, _ := n.ready()
-	return ready
 }
 
 // round does a round that must not fail.
@@ -408,14 +403,6 @@ func try[V any](v V, err error) func(*testing.T) V {
 		t.Helper()
 		csitest.Must(t, err)
 		return v
-	}
-}
-
-func try2[V, U any](v V, u U, err error) func(*testing.T) (V, U) {
-	return func(t *testing.T) (V, U) {
-		t.Helper()
-		csitest.Must(t, err)
-		return v, u
 	}
 }
 
