@@ -34,6 +34,10 @@ func TestD61ANodeIsStoppedOnlyIfNothingForbidsIt(t *testing.T) {
 		{"not registered", func(w *story) { keepertest.Delete[*storagev1.CSINode](w.api, "", "a") },
 			"the driver is not registered on this node"},
 		{"the keeper's own node", func(w *story) { w.Config.NodeName = "a" }, "the keeper runs here"},
+		{"the keeper's own node, on which something new is asked for", func(w *story) {
+			w.Config.NodeName = "a"
+			w.wait("a", "new")
+		}, "nothing new has been"},
 		{"cordoned", func(w *story) { w.edit("a", func(n *corev1.Node) { n.Spec.Unschedulable = true }) },
 			"somebody cordoned this node"},
 		{"not ready", func(w *story) { w.lose("a") }, "the node is not ready"},
@@ -226,34 +230,6 @@ func TestD61ANodeWithoutTheLabelHasNoPlanAndIsNotStopped(t *testing.T) {
 	w.round()
 	if diff := cmp.Diff([]string{"patch nodes a"}, w.seen()); diff != "" || w.plan("a") != "" {
 		t.Errorf("the plan is %q; done:\n%s", w.plan("a"), diff)
-	}
-}
-
-func TestD61TheKeeperStepsAsideOnlyIfAnotherReplicaCouldStopItsNode(t *testing.T) {
-	w := newStory(t, "a", "b")
-	w.Config.NodeName = "a"
-	w.wait("a", "data")
-	w.pass(time.Second) // --settle is not over
-	w.round()
-	w.pass(time.Minute)
-	w.wait("b", "other")
-	w.pass(time.Minute)
-	w.Config.StatefulSetInterval = 0
-	// Another node can be stopped.
-	w.round()
-	if w.step("b") != string(draining) {
-		t.Errorf("the plans are %q and %q", w.plan("a"), w.plan("b"))
-	}
-	keepertest.Delete[*corev1.Node](w.api, "", "b")
-	w.setRecord("a", record{})
-	keepertest.Remove[*corev1.ConfigMap](w.api, "oxide", RecordsName)
-	if _, err := w.Round(t.Context()); !errors.Is(err, ErrStepAside) {
-		t.Errorf("the error is %v", err)
-	}
-	w.Config.DryRun = true
-	w.round()
-	if !strings.HasPrefix(w.plan("a"), "would stop") {
-		t.Errorf("the plan is %q", w.plan("a"))
 	}
 }
 

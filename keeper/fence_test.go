@@ -108,43 +108,6 @@ func TestANodeWhoseRecordCannotBeReadIsNotFenced(t *testing.T) {
 	}
 }
 
-func TestTheOutOfServiceTaintIsRemovedWhenTheNodeIsBack(t *testing.T) {
-	for _, c := range []struct {
-		name  string
-		given func(*story)
-		want  bool // that it stays
-	}{
-		{"the instance runs", func(w *story) { w.rack.set("a", "running") }, false},
-		{"the node is ready", func(w *story) { w.heartbeat("a") }, false},
-		{"the node is ready, without --fence", func(w *story) {
-			w.rack.set("a", "running")
-			w.Config.Fence = false
-		}, false},
-		{"the instance starts", func(w *story) { w.rack.set("a", "starting") }, true},
-		{"the instance is destroyed", func(w *story) { w.rack.set("a", "") }, true},
-		{"the instance is still stopped", func(*story) {}, true},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			w := lost(t)
-			w.rack.set("a", "stopped")
-			w.edit("a", func(n *corev1.Node) {
-				n.Spec.Taints = []corev1.Taint{{Key: "mine", Effect: corev1.TaintEffectNoSchedule}}
-			})
-			if w.round(); !w.fenced("a") {
-				t.Fatal("not fenced")
-			}
-			c.given(w)
-			w.round()
-			if got := w.fenced("a"); got != c.want {
-				t.Errorf("fenced: %v", got)
-			}
-			if taints := w.node("a").Spec.Taints; taints[0].Key != "mine" {
-				t.Errorf("the taints are %v", taints)
-			}
-		})
-	}
-}
-
 func TestATaintThatAPersonSetIsNotRemoved(t *testing.T) {
 	w := lost(t)
 	w.edit("a", func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{outOfService} })
@@ -156,36 +119,6 @@ func TestATaintThatAPersonSetIsNotRemoved(t *testing.T) {
 	w.round()
 	if seen := w.seen(); len(seen) > 0 {
 		t.Errorf("the keeper did %v", seen)
-	}
-}
-
-func TestTheStartupTaintIsRemovedWhenTheDriverIsRegisteredOnThisVeryNode(t *testing.T) {
-	w := newStory(t, "a", "b")
-	taint := corev1.Taint{Key: StartupTaint, Effect: corev1.TaintEffectNoSchedule}
-	other := corev1.Taint{Key: "mine", Effect: corev1.TaintEffectNoSchedule}
-	for _, name := range []string{"a", "b"} {
-		w.edit(name, func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{taint, other} })
-	}
-	// The Node b is made again, and its CSINode is still that of the first.
-	again := w.node("b")
-	keepertest.Delete[*corev1.Node](w.api, "", "b")
-	keepertest.Put(w.api, again)
-	w.round()
-	for name, want := range map[string]int{"a": 1, "b": 2} {
-		if taints := w.node(name).Spec.Taints; len(taints) != want || taints[want-1] != other {
-			t.Errorf("the taints of %s are %v", name, taints)
-		}
-	}
-	keepertest.Put(w.api, csiNode(w.node("b")))
-	w.Config.StartupTaint = false
-	w.round()
-	if taints := w.node("b").Spec.Taints; len(taints) != 2 {
-		t.Errorf("without --startup-taint, the taints are %v", taints)
-	}
-	w.Config.StartupTaint = true
-	w.round()
-	if taints := w.node("b").Spec.Taints; len(taints) != 1 {
-		t.Errorf("the taints of the registered node are %v", taints)
 	}
 }
 
