@@ -1,9 +1,7 @@
 package simulator
 
 import (
-	"context"
 	"net/http"
-	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/broken"
 )
@@ -46,12 +44,6 @@ func (s *Server) exchange(r *apiRequest) *broken.Interception {
 			a.header = http.Header{}
 		}
 		return &broken.Answer{Status: a.status, Header: a.header, Body: a.body}
-	}
-	x.Later = func(delay time.Duration) {
-		// The context of the request ends with its answer.
-		later := newRequest(r.Clone(context.WithoutCancel(r.Context())))
-		later.raw, later.entry.Deferred = x.Body, true
-		s.rack.DeferWork(r.Context(), delay, func() { s.record(later, s.handle(later)) })
 	}
 	return x
 }

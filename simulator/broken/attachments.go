@@ -1,10 +1,6 @@
 package broken
 
-import (
-	"strings"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
-)
+import "github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 
 // attachments are the mutations of attach and detach.
 var attachments = []Mutation{
@@ -20,29 +16,11 @@ var attachments = []Mutation{
 		},
 	},
 	{
-		Name: "A16-says-it-first",
-		Says: "a full instance is the first reason for which an attach is refused",
-		Before: func(x *Interception) {
-			if x.Is("instance_disk_attach") && len(x.disks()) >= 12 {
-				x.Refuse(400, "InvalidRequest", "cannot attach more than 12 disks to instance")
-			}
-		},
-	},
-	{
 		Name: "A17-needs-it-stopped", DriverSays: "InstanceMustBeStopped",
 		Says: "a running instance gains no disk, although the rack can hot-plug",
 		Before: func(x *Interception) {
 			if x.Is("instance_disk_attach") && x.instance().Active() && x.disk().State.Instance == "" {
 				x.Refuse(400, "InvalidRequest", "cannot attach disk: instance is not fully stopped")
-			}
-		},
-	},
-	{
-		Name: "A30-disk-first", Says: "attach and detach look for the disk first",
-		Before: func(x *Interception) {
-			if x.Is("instance_disk_attach", "instance_disk_detach") && x.instance().ID == "" {
-				id, _ := x.Sent()["disk"].(string)
-				x.Refuse(404, "ObjectNotFound", "not found: disk with id %q", id)
 			}
 		},
 	},
@@ -101,17 +79,6 @@ var attachments = []Mutation{
 		},
 	},
 	{
-		Name: "A34-instance-first",
-		Says: "the state of the instance is the first reason for which an attach is refused",
-		Before: inState("instance_disk_attach", store.RunFailed,
-			"cannot attach disk to instance in failed state"),
-	},
-	{
-		Name:  "A34-elsewhere-is-conflict",
-		Says:  "to attach a disk that another instance has is 409 Conflict",
-		After: reword(400, "attached to another instance", 409, "Conflict", ""),
-	},
-	{
 		Name: "A35-detaches-local", Says: "a running instance loses a local disk",
 		Before: func(x *Interception) {
 			if x.Is("instance_disk_detach") && x.disk().DiskType == store.TypeLocal {
@@ -119,12 +86,6 @@ var attachments = []Mutation{
 				x.force(store.DiskState{State: store.StateDetached})
 			}
 		},
-	},
-	{
-		Name: "A35-attach-says-not-stopped",
-		Says: "a local disk is refused as any other is without hot-plug",
-		After: reword(409, "local storage", 400, "InvalidRequest",
-			"cannot attach disk: instance is not fully stopped"),
 	},
 	{
 		Name: "A36-refuses-again", Says: "a detached disk is not detached again",
@@ -142,28 +103,12 @@ var attachments = []Mutation{
 		},
 	},
 	{
-		Name: "A37-detaches-the-boot-disk", Says: "a stopped instance loses its boot disk",
-		After: func(x *Interception) {
-			if x.Refused(409, "boot disk cannot be detached") {
-				x.force(store.DiskState{State: store.StateDetached})
-			}
-		},
-	},
-	{
 		Name: "A67-undone", Says: "an attach that is answered with 503 is not done",
 		After: func(x *Interception) {
 			if x.Is("instance_disk_attach") && x.Answer.Status == 503 {
 				answer := x.Answer
 				x.force(store.DiskState{State: store.StateDetached})
 				x.Answer = answer
-			}
-		},
-	},
-	{
-		Name: "A67-is-500", Says: "an attach or a detach that cannot be read again is 500",
-		After: func(x *Interception) {
-			if strings.HasPrefix(x.Operation, "instance_disk_") {
-				reword(503, "", 500, "Internal", "Internal Server Error")(x)
 			}
 		},
 	},

@@ -1,17 +1,9 @@
 package broken
 
-import (
-	"slices"
-	"strings"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
-)
+import "github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 
 // instances are the mutations of instances and of their networks.
-var instances = slices.Concat(lives, creations, networks)
-
-// lives are the mutations of the start, stop, update and deletion of instances.
-var lives = []Mutation{
+var instances = []Mutation{
 	{
 		Name: "A20-counts-until-deleted",
 		Says: "CPUs and memory count from an instance's creation to its deletion",
@@ -40,38 +32,6 @@ var lives = []Mutation{
 		Before: acceptsIn("instance_reboot", store.RunStopped),
 	},
 	{
-		Name: "A47-accepts-starting", Says: "the reboot of an instance that starts is accepted",
-		Before: acceptsIn("instance_reboot", store.RunStarting),
-	},
-	{
-		Name: "A47-starts-failed", Says: "the reboot of a failed instance starts it",
-		Before: func(x *Interception) {
-			if x.Is("instance_reboot") && x.instance().RunState == store.RunFailed {
-				x.Operation, x.Request.URL.Path = "instance_start", strings.Replace(x.Request.URL.Path,
-					"/reboot", "/start", 1)
-			}
-		},
-	},
-	{
-		Name: "A47-detaches", Says: "a reboot detaches the instance's disks",
-		After: func(x *Interception) {
-			if x.Is("instance_reboot") && x.Answer.Status < 300 {
-				for _, d := range x.disks() {
-					x.detach(d)
-				}
-			}
-		},
-	},
-	{
-		Name: "A48-deletes-a-running-one", Says: "a running instance is deleted",
-		Before: func(x *Interception) {
-			if i := x.instance(); x.Is("instance_delete") && i.RunState == store.RunRunning {
-				i.SetRunState(store.RunFailed)
-				x.putInstance(i)
-			}
-		},
-	},
-	{
 		Name: "A48-keeps-the-disks", DriverSays: "InstanceNotFound",
 		Says: "the disks of a deleted instance stay attached to it",
 		Before: func(x *Interception) {
@@ -87,16 +47,6 @@ var lives = []Mutation{
 		},
 	},
 	{
-		Name: "A49-changes-while-it-runs",
-		Says: "an update that needs the instance stopped is accepted while it runs, without effect",
-		After: func(x *Interception) {
-			if x.Is("instance_update") && x.Refused(409, "must be stopped") {
-				x.accept(x.instance())
-				x.Answer.Status = 200
-			}
-		},
-	},
-	{
 		Name: "A49-keeps-what-is-null", Says: "what is null in an update stays as it was",
 		Before: func(x *Interception) {
 			if body := x.Sent(); x.Is("instance_update") && body["auto_restart_policy"] == nil {
@@ -106,37 +56,8 @@ var lives = []Mutation{
 		},
 	},
 	{
-		Name: "A49-any-boot-disk", Says: "a boot disk need not be attached",
-		After: func(x *Interception) {
-			if x.Refused(409, "boot disk must be attached") {
-				x.accept(x.instance())
-				x.Answer.Status = 200
-			}
-		},
-	},
-	{
-		Name: "A49-states-first", Says: "an instance's state is looked at before its boot disk",
-		After: func(x *Interception) {
-			if x.Is("instance_update") && x.Refused(404, "disk with") && x.instance().Active() {
-				x.Refuse(409, "Conflict", "instance must be stopped to change CPU or memory")
-			}
-		},
-	},
-	{
-		Name: "A53-is-conflict", Says: "to stop an instance in creating is 409 Conflict",
-		After: reword(400, "still being created", 409, "Conflict", ""),
-	},
-	{
 		Name: "A53-stops-while-creating", Says: "the stop of an instance in creating is accepted",
 		Before: acceptsIn("instance_stop", store.StateCreating),
-	},
-	{
-		Name: "A60-is-500", Says: "a reboot from which the guest does not come back is 500",
-		After: func(x *Interception) {
-			if x.Is("instance_reboot") && x.instance().RunState == store.RunFailed {
-				x.Refuse(500, "Internal", "Internal Server Error")
-			}
-		},
 	},
 	{
 		Name: "A60-detaches", Says: "an instance that fails loses its disks",
@@ -148,5 +69,64 @@ var lives = []Mutation{
 				}
 			}
 		},
+	},
+	{
+		Name: "A50-long-host", Says: "a host name is cut after 253 characters",
+		Before: sends("hostname", func(name string) string { return name[:min(len(name), 253)] },
+			"instance_create"),
+	},
+	{
+		Name: "A51-leaves-the-instance",
+		Says: "an instance whose disk is taken is made without its disks, and an error",
+		After: func(x *Interception) {
+			if x.Is("instance_create") && x.Refused(400, "attached to another instance") {
+				answer, body := x.Answer, x.Sent()
+				body["start"] = false
+				delete(body, "disks")
+				x.Send(body)
+				x.Carry()
+				x.Answer = answer
+			}
+		},
+	},
+	{
+		Name: "A58-is-failed", Says: "an instance that cannot be started is created and failed",
+		After: func(x *Interception) {
+			if i := x.unstarted(); i.ID != "" {
+				i.SetRunState(store.RunFailed)
+				x.putInstance(i)
+				x.accept(i)
+				x.Answer.Status = 201
+			}
+		},
+	},
+	{
+		Name: "A66-name-first", Says: "the name of an instance is checked first",
+		Before: refuseTaken,
+	},
+	{
+		Name: "A52-v4-alone", Says: "an interface has IPv4 alone, as on racks up to v18",
+		After: on(func(nic map[string]any) {
+			stack := nic["ip_stack"].(map[string]any)
+			if value := stack["value"].(map[string]any); stack["type"] == "dual_stack" {
+				stack["type"], stack["value"] = "v4", value["v4"]
+			}
+		}, "instance_network_interface_list"),
+	},
+	{
+		Name: "A64-two-in-a-subnet", Says: "two interfaces may be in one subnet",
+		Before: func(x *Interception) {
+			body := x.Sent()
+			nics, _ := body["network_interfaces"].(map[string]any)
+			if params, _ := nics["params"].([]any); x.Is("instance_create") && len(params) == 2 {
+				nics["params"] = params[:1]
+				x.Send(body)
+			}
+		},
+	},
+	{
+		Name: "A65-all-ports", Says: "an instance has all ports of its address",
+		After: on(func(ip map[string]any) { ip["first_port"], ip["last_port"] = 0, 65535 },
+			"instance_external_ip_list"),
 	},
 }

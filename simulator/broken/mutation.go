@@ -1,3 +1,11 @@
+// Package broken makes a simulated rack break its rules. Each [Mutation] of its table breaks one
+// rule: it changes requests before the rack reads them, answers before the caller gets them, or
+// the bytes of disks. With the mutations the conformance suite proves that it would notice a rack
+// that does the same.
+//
+// A mutation applies to the whole rack. It begins with the rack (oxide-simulator serve --mutation
+// NAME) or with PUT /mutations/NAME on the admin listener. Only one mutation is active at a time.
+// For an error that happens once, or at a chosen request, use an adminapi.Fault instead.
 package broken
 
 import (
@@ -9,7 +17,6 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
-	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/dataplane"
@@ -41,7 +48,7 @@ const Data = "data"
 
 // Table lists every mutation.
 func Table() []Mutation {
-	table := slices.Concat(wire, disks, attachments, snapshots, imports, instances, guests)
+	table := slices.Concat(wire, disks, attachments, snapshots, instances, guests)
 	for i := range table {
 		table[i].Rule, _, _ = strings.Cut(table[i].Name, "-")
 	}
@@ -70,8 +77,6 @@ type Interception struct {
 	// Carry carries out this request on the rack without the mutation, and returns the answer.
 	// Before may call it more than once.
 	Carry func() *Answer
-	// Later makes the rack carry out the request after its answer and the delay.
-	Later func(delay time.Duration)
 }
 
 // Answer is the answer that the caller gets.

@@ -1,16 +1,12 @@
 package broken
 
 import (
-	"context"
-
 	"github.com/google/uuid"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
-	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// snapshots are the mutations of snapshots and images.
+// snapshots are the mutations of snapshots, imported disks and images.
 var snapshots = []Mutation{
 	{
 		Name: "A38-faulted", Says: "a snapshot is answered as faulted", DriverSays: "DiskBusy",
@@ -25,54 +21,12 @@ var snapshots = []Mutation{
 		After: reword(409, "volume repair lock", 500, "Internal", "Internal Server Error"),
 	},
 	{
-		Name: "A39-replaces-on", Says: "a snapshot is taken while a region of its disk is replaced",
-		Before: func(x *Interception) {
-			if x.Is("snapshot_create") && x.Rack.Switches().Replacing {
-				replacing := func(on bool) {
-					_, _ = x.Rack.ChangeSwitches(func(now *adminapi.Switches) error {
-						now.Replacing = on
-						return nil
-					})
-				}
-				replacing(false)
-				defer replacing(true)
-				x.Answer = x.Carry()
-			}
-		},
-	},
-	{
-		Name: "A39-name-first", Says: "a snapshot's name is looked at before the lock of its disk",
-		After: func(x *Interception) {
-			if x.Is("snapshot_create") && x.Answer.Status == 409 {
-				x.refuseTakenSnapshot()
-			}
-		},
-	},
-	{
 		Name: "A40-default", Says: "a disk from a snapshot has blocks of 512 bytes",
 		After: on(func(disk map[string]any) {
 			if disk["snapshot_id"] != nil {
 				disk["block_size"] = 512
 			}
 		}, shownDisks...),
-	},
-	{
-		Name: "A41-quota-first", Says: "a snapshot's quota is charged before its name is taken",
-		After: func(x *Interception) {
-			use, _ := x.Rack.Silo.Utilization()
-			if x.Is("snapshot_create") && x.Refused(400, "ObjectAlreadyExists") &&
-				use.Provisioned.Storage >= use.Capacity.Storage {
-				x.Refuse(507, "InsufficientCapacity", "Insufficient capacity: Storage Limit Exceeded")
-			}
-		},
-	},
-	{
-		Name: "A41-name-first", Says: "a snapshot's name is looked at before its physical space",
-		After: func(x *Interception) {
-			if x.Is("snapshot_create") && x.Refused(507, "Not enough storage") {
-				x.refuseTakenSnapshot()
-			}
-		},
 	},
 	{
 		Name: "A41-state-first", Says: "a disk's state is looked at before a snapshot's name",
@@ -88,37 +42,10 @@ var snapshots = []Mutation{
 		},
 	},
 	{
-		Name: "A43-cascade", Says: "deleting a disk deletes its snapshots",
-		Before: func(x *Interception) {
-			if d := x.disk(); x.Is("disk_delete") {
-				of := x.snapshotsOf(d.ID)
-				if x.Answer = x.Carry(); x.Answer.Status == 204 {
-					for _, id := range of {
-						_ = x.Rack.Snapshots.Delete(&engine.Call{Context: context.Background()},
-							engine.Ref{Object: store.Selector{ID: id}})
-					}
-				}
-			}
-		},
-	},
-	{
 		Name: "A43-kept", Says: "a disk that has snapshots is not deleted", DriverSays: "DiskBusy",
 		Before: func(x *Interception) {
 			if x.Is("disk_delete") && len(x.snapshotsOf(x.disk().ID)) > 0 {
 				x.Refuse(400, "InvalidRequest", "disk cannot be deleted: it has snapshots")
-			}
-		},
-	},
-	{
-		Name: "A43-deleted-halfway", Says: "a snapshot in creating is busy: 409",
-		After: reword(400, "snapshot cannot be deleted in state Creating", 409, "Conflict",
-			"the snapshot is being taken"),
-	},
-	{
-		Name: "A44-all", Says: "listing images without a project lists those of projects too",
-		After: func(x *Interception) {
-			if x.Is("image_list") && !x.Request.URL.Query().Has("project") {
-				x.Reply(200, map[string]any{"next_page": nil, "items": x.images()})
 			}
 		},
 	},
@@ -143,6 +70,23 @@ var snapshots = []Mutation{
 			}
 		},
 	},
+	{
+		Name: "A90-attached", Says: "a disk is attached before its import",
+		Before: func(x *Interception) {
+			if d := x.disk(); x.Is("instance_disk_attach") && d.State.State == store.StateImportReady {
+				d.State.State = store.StateDetached
+				x.putDisk(d)
+			}
+		},
+	},
+	{
+		Name: "A91-quota", Says: "an image counts in the quota",
+		After: func(x *Interception) {
+			if x.Is("image_create") && x.Answer.Status == 201 {
+				x.addStorage(1 << 30)
+			}
+		},
+	},
 }
 
 // snapshotsOf returns the IDs of the snapshots of a disk.
@@ -158,17 +102,6 @@ func (x *Interception) snapshotsOf(diskID string) (ids []string) {
 	return ids
 }
 
-// refuseTakenSnapshot refuses to take a snapshot if its name is taken.
-func (x *Interception) refuseTakenSnapshot() {
-	name, _ := x.Sent()["name"].(string)
-	_ = x.Rack.Records().View(func(tx *store.Tx) error {
-		if store.Snapshots.Taken(tx, x.projectID(), name) {
-			x.Refuse(400, "ObjectAlreadyExists", "already exists: snapshot %q", name)
-		}
-		return nil
-	})
-}
-
 // unfinished reports whether the snapshot is still being taken.
 func (x *Interception) unfinished(id string) bool {
 	var s store.SnapshotRecord
@@ -177,16 +110,4 @@ func (x *Interception) unfinished(id string) bool {
 		return err
 	})
 	return s.State == store.SnapshotCreating
-}
-
-// images returns all images.
-func (x *Interception) images() []store.Image {
-	all := []store.Image{}
-	_ = x.Rack.Records().View(func(tx *store.Tx) error {
-		return store.Images.Each(tx, func(i store.Image) error {
-			all = append(all, i)
-			return nil
-		})
-	})
-	return all
 }

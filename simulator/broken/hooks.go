@@ -1,6 +1,13 @@
 package broken
 
-import "github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
+import (
+	"encoding/json"
+	"net/http"
+
+	"github.com/google/uuid"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
+)
 
 // These are the operations that show disks and snapshots.
 var (
@@ -60,15 +67,6 @@ func sends[T any](field string, change func(T) T, operations ...string) func(*In
 	}
 }
 
-// inState returns a hook that refuses an operation on an instance in the given state.
-func inState(operation, state, message string) func(*Interception) {
-	return func(x *Interception) {
-		if x.Is(operation) && x.instance().RunState == state {
-			x.Refuse(400, "InvalidRequest", "%s", message)
-		}
-	}
-}
-
 // acceptsIn returns a hook that accepts an operation on an instance in the given state
 // without carrying it out.
 func acceptsIn(operation, state string) func(*Interception) {
@@ -86,13 +84,6 @@ func ofDisk(operation, state string, status int, code, message string) func(*Int
 			x.Refuse(status, code, "%s", message)
 		}
 	}
-}
-
-// detach detaches a disk from its instance without the rules.
-func (x *Interception) detach(disk store.Disk) {
-	_ = x.Rack.Plane().Unplug(disk.State.Instance, disk.ID)
-	disk.State = store.DiskState{State: store.StateDetached}
-	x.putDisk(disk)
 }
 
 // reword returns a hook that changes error answers with this status and text to another
@@ -149,20 +140,6 @@ func refuseTaken(x *Interception) {
 	})
 }
 
-// leave creates the instance that was refused because of a disk, stopped and with a changed body,
-// and keeps the refusal.
-func (x *Interception) leave(change func(map[string]any)) {
-	if !x.Is("instance_create") || !x.Refused(400, "attached to another instance") {
-		return
-	}
-	answer, body := x.Answer, x.Sent()
-	body["start"] = false
-	change(body)
-	x.Send(body)
-	x.Carry()
-	x.Answer = answer
-}
-
 // unstarted returns the instance that should have been started at its creation and is stopped, or
 // the zero value.
 func (x *Interception) unstarted() (instance store.Instance) {
@@ -176,4 +153,87 @@ func (x *Interception) unstarted() (instance store.Instance) {
 		}
 	})
 	return instance
+}
+
+// Reply answers with a success.
+func (x *Interception) Reply(status int, body any) {
+	text, _ := json.Marshal(body) // this package's types always encode
+	x.Answer = &Answer{Status: status, Header: http.Header{}, Body: text}
+}
+
+// Succeeded reports whether the answer is a success of one of these operations.
+func (x *Interception) Succeeded(operations ...string) bool {
+	return x.Is(operations...) && x.Answer.Status < 300
+}
+
+// query changes the request's query.
+func (x *Interception) query(change func(map[string][]string)) {
+	values := x.Request.URL.Query()
+	change(values)
+	x.Request.URL.RawQuery = values.Encode()
+}
+
+// isList reports whether the request is for a list.
+func (x *Interception) isList() bool {
+	return x.Is("disk_list", "snapshot_list", "instance_list", "image_list", "project_list",
+		"instance_disk_list")
+}
+
+// projectID returns the ID of the project in the query.
+func (x *Interception) projectID() (id string) {
+	_ = x.Rack.Records().View(func(tx *store.Tx) error {
+		sel, _ := store.ParseSelector(x.Request.URL.Query().Get("project"))
+		p, _, err := tx.Project(sel)
+		id = p.ID
+		return err
+	})
+	return id
+}
+
+// eachDisk calls visit for every disk.
+func (x *Interception) eachDisk(visit func(store.Disk)) {
+	_ = x.Rack.Records().View(func(tx *store.Tx) error {
+		return store.Disks.Each(tx, func(d store.Disk) error {
+			visit(d)
+			return nil
+		})
+	})
+}
+
+// namesake returns the disk that already has the name in the request's body, or the zero value.
+func (x *Interception) namesake() (found store.Disk) {
+	name, project := x.Sent()["name"], x.projectID()
+	x.eachDisk(func(d store.Disk) {
+		if d.Name == name && d.ProjectID == project {
+			found = d
+		}
+	})
+	return found
+}
+
+// putDisk changes a record without the rules.
+func (x *Interception) putDisk(d store.Disk) {
+	_ = x.Rack.Records().Update(func(tx *store.Tx) error { return tx.PutDisk(d) })
+}
+
+// isID reports whether text is an ID instead of a name.
+func isID(text string) bool { return uuid.Validate(text) == nil }
+
+// disk returns the disk of an attach, a detach or a path with a disk's ID, or the zero value.
+func (x *Interception) disk() (disk store.Disk) {
+	name, _ := x.Sent()["disk"].(string)
+	if name == "" {
+		name = x.Path.Get("disk")
+	}
+	_ = x.Rack.Records().View(func(tx *store.Tx) error {
+		sel, _ := store.ParseSelector(name)
+		var err error
+		if sel.ID == "" {
+			disk, _, err = store.Disks.ByName(tx, x.instance().ProjectID, sel.Name)
+			return err
+		}
+		disk, _, err = store.Disks.Get(tx, sel.ID)
+		return err
+	})
+	return disk
 }
