@@ -8,189 +8,125 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// The handlers turn a request into a call of the rack, and its result into status and body.
+// A handler turns a request into a call of the rack, and its result into status and body.
+type handler = func(*engine.Simulation, *apiRequest) (int, any, error)
+
+// group is a group of the engine's operations.
+type group interface{ ~struct{ *engine.Simulation } }
+
+// answer responds with a status and with what do returns.
+func answer[G group, T any](status int, do func(G, *apiRequest) (T, error)) handler {
+	return func(rack *engine.Simulation, r *apiRequest) (int, any, error) {
+		body, err := do(G{rack}, r)
+		return status, body, err
+	}
+}
+
+// nothing responds without a body.
+func nothing[G group](do func(G, *apiRequest) error) handler {
+	return func(rack *engine.Simulation, r *apiRequest) (int, any, error) {
+		return http.StatusNoContent, nil, do(G{rack}, r)
+	}
+}
+
+// listed responds with the page of a list that do returns whole.
+func listed[G group, T named](do func(G, *apiRequest) ([]T, error)) handler {
+	return answer(http.StatusOK, func(rack G, r *apiRequest) (page[T], error) {
+		items, err := do(rack, r)
+		return slice(r.scan, items), err
+	})
+}
+
+// whole lists what the silo has of a kind.
+func whole[T named](list func(engine.Silo) ([]T, error)) *operation {
+	return &operation{list: true,
+		serve: listed(func(s engine.Silo, _ *apiRequest) ([]T, error) { return list(s) })}
+}
+
+// inSilo reads something of the user's silo.
+func inSilo[T any](read func(engine.Silo) (T, error)) *operation {
+	return &operation{serve: answer(http.StatusOK,
+		func(s engine.Silo, _ *apiRequest) (T, error) { return read(s) })}
+}
+
+// ofSilo reads something of the silo that the path names.
+func ofSilo[T any](read func(engine.Silo, store.Selector) (T, error)) *operation {
+	return &operation{serve: answer(http.StatusOK,
+		func(s engine.Silo, r *apiRequest) (T, error) { return read(s, r.selector("silo")) })}
+}
+
+// listIn lists the objects of a project.
+func listIn[G group, T named](list func(G, *engine.Call, store.Selector, engine.Window) ([]T,
+	error)) handler {
+	return answer(http.StatusOK, func(rack G, r *apiRequest) (page[T], error) {
+		items, err := list(rack, &r.call, r.project(), r.scan.window())
+		return newPage(r.scan, items), err
+	})
+}
+
+// createIn creates an object of the body in a project.
+func createIn[G group, B, T any](create func(G, *engine.Call, store.Selector, B) (T, error)) handler {
+	return answer(http.StatusCreated, func(rack G, r *apiRequest) (T, error) {
+		return create(rack, &r.call, r.project(), r.body.(B))
+	})
+}
+
+// on reads or changes the object that a parameter names.
+func on[G group, T any](status int, param string,
+	do func(G, *engine.Call, engine.Ref) (T, error)) handler {
+	return answer(status, func(rack G, r *apiRequest) (T, error) {
+		return do(rack, &r.call, r.ref(param))
+	})
+}
+
+// onWith changes the object that a parameter names according to the body.
+func onWith[G group, B, T any](status int, param string,
+	do func(G, *engine.Call, engine.Ref, B) (T, error)) handler {
+	return answer(status, func(rack G, r *apiRequest) (T, error) {
+		return do(rack, &r.call, r.ref(param), r.body.(B))
+	})
+}
+
+// end changes or deletes the object that a parameter names, and answers nothing.
+func end[G group](param string, do func(G, *engine.Call, engine.Ref) error) handler {
+	return nothing(func(rack G, r *apiRequest) error { return do(rack, &r.call, r.ref(param)) })
+}
+
+// listOf lists what belongs to the instance.
+func listOf[G group, T named](list func(G, *engine.Call, engine.Ref) ([]T, error)) handler {
+	return listed(func(rack G, r *apiRequest) ([]T, error) {
+		return list(rack, &r.call, r.ref("instance"))
+	})
+}
 
 func ping(*engine.Simulation, *apiRequest) (int, any, error) {
-	return http.StatusOK, struct {
-		Status string `json:"status"`
-	}{"ok"}, nil
+	return http.StatusOK, map[string]string{"status": "ok"}, nil
 }
 
-func currentUser(rack *engine.Simulation, _ *apiRequest) (int, any, error) {
-	user, err := rack.Silo.User()
-	return http.StatusOK, user, err
+func projectList(s engine.Silo, r *apiRequest) (page[store.Project], error) {
+	items, err := s.Projects(r.scan.window())
+	return newPage(r.scan, items), err
 }
 
-func accessTokens(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	tokens, err := rack.Silo.AccessTokens()
-	return http.StatusOK, slice(r.scan, tokens), err
+func projectView(s engine.Silo, r *apiRequest) (store.Project, error) {
+	return s.Project(&r.call, r.selector("project"))
 }
 
-func utilization(rack *engine.Simulation, _ *apiRequest) (int, any, error) {
-	u, err := rack.Silo.Utilization()
-	return http.StatusOK, u, err
-}
-
-func siloQuotas(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	q, err := rack.Silo.Quotas(r.ref("silo").Object)
-	return http.StatusOK, q, err
-}
-
-func siloUtilization(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	u, err := rack.Silo.UtilizationOf(r.ref("silo").Object)
-	return http.StatusOK, u, err
-}
-
-// fleetList is a list that an ordinary user of the silo may not see (A21).
-func fleetList[T named](list func(engine.Silo) ([]T, error)) *operation {
-	return &operation{list: true, serve: func(rack *engine.Simulation, r *apiRequest) (int, any,
-		error) {
-		items, err := list(rack.Silo)
-		return http.StatusOK, slice(r.scan, items), err
-	}}
-}
-
-func projectList(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	items, err := rack.Silo.Projects(r.scan.window())
-	return http.StatusOK, newPage(r.scan, items), err
-}
-
-func projectView(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	p, err := rack.Silo.Project(&r.call, r.ref("project").Object)
-	return http.StatusOK, p, err
-}
-
-func siloView(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	silo, err := rack.Silo.View(&r.call, r.selector("silo"))
-	return http.StatusOK, silo, err
-}
-
-func imageList(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	items, err := rack.Images.List(&r.call, r.project(), r.scan.window())
-	return http.StatusOK, newPage(r.scan, items), err
-}
-
-func imageView(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	image, err := rack.Images.View(&r.call, r.ref("image"))
-	return http.StatusOK, image, err
-}
-
-func imageCreate(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	image, err := rack.Images.Create(&r.call, r.project(), r.body.(engine.ImageCreate))
-	return http.StatusCreated, image, err
-}
-
-func imageDelete(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	return http.StatusNoContent, nil, rack.Images.Delete(&r.call, r.ref("image"))
-}
-
-func imagePromote(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	image, err := rack.Images.Promote(&r.call, r.ref("image"))
-	return http.StatusAccepted, image, err
+func siloView(s engine.Silo, r *apiRequest) (engine.SiloView, error) {
+	return s.View(&r.call, r.selector("silo"))
 }
 
 // imageDemote has the new project in the query, so the image is the silo's or found by its ID.
-func imageDemote(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	image, err := rack.Images.Demote(&r.call, r.ref("image").Object, r.project())
-	return http.StatusAccepted, image, err
+func imageDemote(s engine.Images, r *apiRequest) (store.Image, error) {
+	return s.Demote(&r.call, r.selector("image"), r.project())
 }
 
-func diskList(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	items, err := rack.Disks.List(&r.call, r.project(), r.scan.window())
-	return http.StatusOK, newPage(r.scan, items), err
+func importWrite(s engine.Disks, r *apiRequest) error {
+	return s.Import(&r.call, r.ref("disk"), r.body.(engine.BulkWrite))
 }
 
-func diskView(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	d, err := rack.Disks.View(&r.call, r.ref("disk"))
-	return http.StatusOK, d, err
-}
-
-func diskCreate(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	d, err := rack.Disks.Create(&r.call, r.project(), r.body.(engine.DiskCreate))
-	return http.StatusCreated, d, err
-}
-
-// onDisk serves a call about the disk that the path names, which answers nothing.
-func onDisk(do func(engine.Disks, *engine.Call, engine.Ref) error) handler {
-	return func(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-		return http.StatusNoContent, nil, do(rack.Disks, &r.call, r.ref("disk"))
-	}
-}
-
-func importWrite(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	return http.StatusNoContent, nil, rack.Disks.Import(&r.call, r.ref("disk"),
-		r.body.(engine.BulkWrite))
-}
-
-func importFinalize(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	return http.StatusNoContent, nil, rack.Disks.Finalize(&r.call, r.ref("disk"), r.body.(string))
-}
-
-func snapshotList(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	items, err := rack.Snapshots.List(&r.call, r.project(), r.scan.window())
-	return http.StatusOK, newPage(r.scan, items), err
-}
-
-func snapshotView(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	s, err := rack.Snapshots.View(&r.call, r.ref("snapshot"))
-	return http.StatusOK, s, err
-}
-
-func snapshotCreate(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	s, err := rack.Snapshots.Create(&r.call, r.project(), r.body.(engine.SnapshotCreate))
-	return http.StatusCreated, s, err
-}
-
-func snapshotDelete(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	return http.StatusNoContent, nil, rack.Snapshots.Delete(&r.call, r.ref("snapshot"))
-}
-
-func instanceList(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	items, err := rack.Instances.List(&r.call, r.project(), r.scan.window())
-	return http.StatusOK, newPage(r.scan, items), err
-}
-
-func instanceCreate(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	i, err := rack.Instances.Create(&r.call, r.project(), r.body.(engine.InstanceCreate))
-	return http.StatusCreated, i, err
-}
-
-// onInstance serves a call about the instance that the path names.
-func onInstance(status int, do func(engine.Instances, *engine.Call, engine.Ref) (store.Instance,
-	error)) handler {
-	return func(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-		i, err := do(rack.Instances, &r.call, r.instance())
-		return status, i, err
-	}
-}
-
-func instanceDelete(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	return http.StatusNoContent, nil, rack.Instances.Delete(&r.call, r.instance())
-}
-
-func instanceUpdate(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	i, err := rack.Instances.Update(&r.call, r.instance(), r.body.(engine.InstanceUpdate))
-	return http.StatusOK, i, err
-}
-
-func instanceDiskList(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	attached, err := rack.Attachments.List(&r.call, r.instance())
-	return http.StatusOK, slice(r.scan, attached), err
-}
-
-func instanceDiskAttach(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	d, err := rack.Attachments.Attach(&r.call, r.instance(), r.body.(store.Selector))
-	return http.StatusAccepted, d, err
-}
-
-func instanceDiskDetach(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	d, err := rack.Attachments.Detach(&r.call, r.instance(), r.body.(store.Selector))
-	return http.StatusAccepted, d, err
-}
-
-func interfaceList(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	nics, err := rack.Instances.Interfaces(&r.call, r.instance())
-	return http.StatusOK, slice(r.scan, nics), err
+func importFinalize(s engine.Disks, r *apiRequest) error {
+	return s.Finalize(&r.call, r.ref("disk"), r.body.(string))
 }
 
 // serialConsole reads from one of two offsets, one of which must be given.
@@ -214,7 +150,7 @@ func serialConsole(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	case recent:
 		from = -1 - back
 	}
-	text, end, err := rack.Instances.Console(&r.call, r.instance(), from,
+	text, end, err := rack.Instances.Console(&r.call, r.ref("instance"), from,
 		min(given["max_bytes"], most))
 	if errors.Is(err, engine.ErrNoConsole) {
 		return 0, nil, unimplemented(r.op)
@@ -229,40 +165,26 @@ func serialConsole(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	}{numbers, end}, err
 }
 
-// interfaceOwner returns the instance that the query names.
-func (r *apiRequest) interfaceOwner() engine.Ref {
-	return engine.Ref{Project: r.project(), Object: r.selector("instance")}
+func interfaceView(s engine.Instances, r *apiRequest) (store.NetworkInterface, error) {
+	return s.Interface(&r.call, r.ref("instance"), r.selector("interface"))
 }
 
-func interfaceView(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	nic, err := rack.Instances.Interface(&r.call, r.interfaceOwner(), r.selector("interface"))
-	return http.StatusOK, nic, err
-}
-
-func interfaceCreate(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	nic, err := rack.Instances.CreateInterface(&r.call, r.interfaceOwner(),
-		r.body.(engine.InterfaceCreate))
-	return http.StatusCreated, nic, err
-}
-
-func interfaceUpdate(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	nic, err := rack.Instances.UpdateInterface(&r.call, r.interfaceOwner(), r.selector("interface"),
+func interfaceUpdate(s engine.Instances, r *apiRequest) (store.NetworkInterface, error) {
+	return s.UpdateInterface(&r.call, r.ref("instance"), r.selector("interface"),
 		r.body.(engine.InterfaceUpdate))
-	return http.StatusOK, nic, err
 }
 
-func interfaceDelete(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	return http.StatusNoContent, nil,
-		rack.Instances.DeleteInterface(&r.call, r.interfaceOwner(), r.selector("interface"))
+func interfaceDelete(s engine.Instances, r *apiRequest) error {
+	return s.DeleteInterface(&r.call, r.ref("instance"), r.selector("interface"))
 }
 
-func externalIPList(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	ips, err := rack.Instances.ExternalIPs(&r.call, r.instance())
-	return http.StatusOK, page[any]{Items: ips}, err
+func externalIPList(s engine.Instances, r *apiRequest) (page[any], error) {
+	ips, err := s.ExternalIPs(&r.call, r.ref("instance"))
+	return page[any]{Items: ips}, err
 }
 
 // instanceNothing returns a list that is empty for every instance of this rack.
-func instanceNothing(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	_, err := rack.Instances.View(&r.call, r.instance())
-	return http.StatusOK, emptyPage(), err
+func instanceNothing(s engine.Instances, r *apiRequest) (page[struct{}], error) {
+	_, err := s.View(&r.call, r.ref("instance"))
+	return page[struct{}]{Items: []struct{}{}}, err
 }

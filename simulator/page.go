@@ -202,9 +202,6 @@ func newPage[T named](s scan, items []T) page[T] {
 	return p
 }
 
-// emptyPage returns the page of an empty list.
-func emptyPage() page[struct{}] { return page[struct{}]{Items: []struct{}{}} }
-
 // slice returns the scan's page of a list that is in memory.
 func slice[T named](s scan, items []T) page[T] {
 	sorted := sortedBy(s.SortBy, items)

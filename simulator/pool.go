@@ -16,58 +16,57 @@ func withPools(operations map[string]*operation) map[string]*operation {
 	for parts, k := range map[string]*engine.Kind{"range": engine.IPPool,
 		"member": engine.SubnetPool} {
 		system, silo := k.Operation, strings.TrimPrefix(k.Operation, "system_")
-		remove := parseExtent
+		add, remove := parseExtent, parseExtent
 		if k == engine.SubnetPool {
-			remove = parseSubnet
+			add, remove = parseMember, parseSubnet
 		}
-		add := map[*engine.Kind]func(*fields) any{engine.IPPool: parseExtent,
-			engine.SubnetPool: parseMember}[k]
 		maps.Copy(all, map[string]*operation{
-			silo + "_list":                   poolList(k),
-			silo + "_view":                   poolView(k),
-			"silo_" + silo + "_list":         poolsOfSilo(k),
-			system + "_silo_list":            poolLinks(k),
-			system + "_silo_link":            {body: parseLink, serve: poolLink(k)},
-			system + "_silo_update":          {body: parseDefault, serve: poolLinkUpdate(k)},
-			system + "_silo_unlink":          {serve: poolUnlink(k)},
-			system + "_" + parts + "_list":   extentList(k),
-			system + "_" + parts + "_add":    {body: add, serve: extentAdd(k)},
-			system + "_" + parts + "_remove": {body: remove, serve: extentRemove(k)},
-			system + "_utilization_view":     {serve: poolUtilization(k)},
+			silo + "_list": {list: true, serve: listed(func(s engine.Resources, _ *apiRequest) (
+				[]store.Resource, error) {
+				return s.PoolsOfSilo(k)
+			})},
+			silo + "_view": {serve: answer(http.StatusOK, ofPool(k, engine.Resources.PoolOfSilo))},
+			"silo_" + silo + "_list": {list: true, serve: listed(func(s engine.Resources,
+				r *apiRequest) ([]store.Resource, error) {
+				return s.PoolsOf(k, r.selector("silo"))
+			})},
+			system + "_silo_list": {list: true, serve: listed(ofPool(k, engine.Resources.PoolLinks))},
+			system + "_silo_link": {body: parseLink, serve: answer(http.StatusCreated,
+				func(s engine.Resources, r *apiRequest) (engine.Part, error) {
+					b := r.body.(poolLinkBody)
+					return s.LinkPool(&r.call, k, r.selector("pool"), b.silo, b.isDefault)
+				})},
+			system + "_silo_update": {body: parseDefault, serve: answer(http.StatusOK,
+				func(s engine.Resources, r *apiRequest) (engine.Part, error) {
+					return s.UpdatePoolLink(&r.call, k, r.selector("pool"), r.selector("silo"),
+						r.body.(poolLinkBody).isDefault)
+				})},
+			system + "_silo_unlink": {serve: nothing(func(s engine.Resources, r *apiRequest) error {
+				return s.UnlinkPool(&r.call, k, r.selector("pool"), r.selector("silo"))
+			})},
+			system + "_" + parts + "_list": {list: true,
+				serve: listed(ofPool(k, engine.Resources.Extents))},
+			system + "_" + parts + "_add": {body: add, serve: answer(http.StatusCreated,
+				func(s engine.Resources, r *apiRequest) (engine.Part, error) {
+					return s.AddExtent(&r.call, k, r.selector("pool"), r.body.(engine.Extent))
+				})},
+			system + "_" + parts + "_remove": {body: remove,
+				serve: nothing(func(s engine.Resources, r *apiRequest) error {
+					return s.RemoveExtent(&r.call, k, r.selector("pool"), r.body.(engine.Extent))
+				})},
+			system + "_utilization_view": {serve: answer(http.StatusOK,
+				ofPool(k, engine.Resources.PoolUtilization))},
 		})
 	}
 	return all
 }
 
-func poolList(k *engine.Kind) *operation {
-	return &operation{list: true, serve: func(rack *engine.Simulation, r *apiRequest) (int, any,
-		error) {
-		pools, err := rack.Resources.PoolsOfSilo(k)
-		return http.StatusOK, slice(r.scan, pools), err
-	}}
-}
-
-func poolView(k *engine.Kind) *operation {
-	return &operation{serve: func(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-		pool, err := rack.Resources.PoolOfSilo(&r.call, k, r.selector("pool"))
-		return http.StatusOK, pool, err
-	}}
-}
-
-func poolsOfSilo(k *engine.Kind) *operation {
-	return &operation{list: true, serve: func(rack *engine.Simulation, r *apiRequest) (int, any,
-		error) {
-		pools, err := rack.Resources.PoolsOf(k, r.selector("silo"))
-		return http.StatusOK, slice(r.scan, pools), err
-	}}
-}
-
-func poolLinks(k *engine.Kind) *operation {
-	return &operation{list: true, serve: func(rack *engine.Simulation, r *apiRequest) (int, any,
-		error) {
-		links, err := rack.Resources.PoolLinks(&r.call, k, r.selector("pool"))
-		return http.StatusOK, slice(r.scan, links), err
-	}}
+// ofPool reads something of the pool in the path.
+func ofPool[T any](k *engine.Kind, read func(engine.Resources, *engine.Call, *engine.Kind,
+	store.Selector) (T, error)) func(engine.Resources, *apiRequest) (T, error) {
+	return func(s engine.Resources, r *apiRequest) (T, error) {
+		return read(s, &r.call, k, r.selector("pool"))
+	}
 }
 
 // poolLinkBody has the fields of a request about a link.
@@ -86,59 +85,6 @@ func parseLink(f *fields) any {
 	b := poolLinkBody{silo: f.nameOrID("silo")}
 	f.read("is_default", "a boolean", &b.isDefault)
 	return b
-}
-
-func poolLink(k *engine.Kind) handler {
-	return func(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-		b := r.body.(poolLinkBody)
-		link, err := rack.Resources.LinkPool(&r.call, k, r.selector("pool"), b.silo, b.isDefault)
-		return http.StatusCreated, link, err
-	}
-}
-
-func poolLinkUpdate(k *engine.Kind) handler {
-	return func(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-		link, err := rack.Resources.UpdatePoolLink(&r.call, k, r.selector("pool"),
-			r.selector("silo"), r.body.(poolLinkBody).isDefault)
-		return http.StatusOK, link, err
-	}
-}
-
-func poolUnlink(k *engine.Kind) handler {
-	return func(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-		return http.StatusNoContent, nil,
-			rack.Resources.UnlinkPool(&r.call, k, r.selector("pool"), r.selector("silo"))
-	}
-}
-
-func extentList(k *engine.Kind) *operation {
-	return &operation{list: true, serve: func(rack *engine.Simulation, r *apiRequest) (int, any,
-		error) {
-		parts, err := rack.Resources.Extents(&r.call, k, r.selector("pool"))
-		return http.StatusOK, slice(r.scan, parts), err
-	}}
-}
-
-func extentAdd(k *engine.Kind) handler {
-	return func(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-		part, err := rack.Resources.AddExtent(&r.call, k, r.selector("pool"),
-			r.body.(engine.Extent))
-		return http.StatusCreated, part, err
-	}
-}
-
-func extentRemove(k *engine.Kind) handler {
-	return func(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-		return http.StatusNoContent, nil,
-			rack.Resources.RemoveExtent(&r.call, k, r.selector("pool"), r.body.(engine.Extent))
-	}
-}
-
-func poolUtilization(k *engine.Kind) handler {
-	return func(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-		u, err := rack.Resources.PoolUtilization(&r.call, k, r.selector("pool"))
-		return http.StatusOK, u, err
-	}
 }
 
 // parseExtent reads a range of addresses, of which the rack says no more than that it is none.

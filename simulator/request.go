@@ -266,20 +266,9 @@ func (r *apiRequest) project() store.Selector {
 	return sel
 }
 
-// ref returns the object that a parameter of the path names.
+// ref returns the object that a parameter of the path or of the query names.
 func (r *apiRequest) ref(param string) engine.Ref {
-	sel, _ := store.ParseSelector(r.path.Get(param))
-	return engine.Ref{Project: r.project(), Object: sel}
-}
-
-// instance returns the instance of the path or, for lists that have it in the query, of the
-// query.
-func (r *apiRequest) instance() engine.Ref {
-	if !r.path.Has("instance") {
-		sel, _ := store.ParseSelector(r.query.Get("instance"))
-		return engine.Ref{Project: r.project(), Object: sel}
-	}
-	return r.ref("instance")
+	return engine.Ref{Project: r.project(), Object: r.selector(param)}
 }
 
 // bearerOf returns the token of a request, or "".

@@ -35,11 +35,20 @@ func resourceOperation(k *engine.Kind, verb string) *operation {
 	case "list":
 		op.list, op.required, op.serve = true, above[:min(len(above), 1)], resourceList(k)
 	case "create":
-		op.required, op.body, op.serve = above[:min(len(above), 1)], createBody(k), resourceCreate(k)
+		op.required, op.body = above[:min(len(above), 1)], createBody(k)
+		op.serve = answer(http.StatusCreated, func(s engine.Resources, r *apiRequest) (store.Resource,
+			error) {
+			return s.Create(&r.call, k, r.scope(), r.body.(engine.ResourceInput))
+		})
 	case "view":
-		op.serve = resourceView(k)
+		op.serve = answer(http.StatusOK, func(s engine.Resources, r *apiRequest) (store.Resource, error) {
+			return s.View(&r.call, k, r.scope(), r.selector(k.Param))
+		})
 	case "update":
-		op.body, op.serve = updateBody(k), resourceUpdate(k)
+		op.body = updateBody(k)
+		op.serve = answer(http.StatusOK, func(s engine.Resources, r *apiRequest) (store.Resource, error) {
+			return s.Update(&r.call, k, r.scope(), r.selector(k.Param), r.body.(engine.ResourceInput))
+		})
 	case "delete":
 		op.serve = resourceDelete(k)
 	default:
@@ -48,43 +57,19 @@ func resourceOperation(k *engine.Kind, verb string) *operation {
 	return op
 }
 
-type handler = func(*engine.Simulation, *apiRequest) (int, any, error)
-
 func resourceList(k *engine.Kind) handler {
-	return func(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-		items, err := rack.Resources.List(&r.call, k, r.scope(), r.scan.window())
-		return http.StatusOK, newPage(r.scan, items), err
-	}
-}
-
-func resourceView(k *engine.Kind) handler {
-	return func(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-		record, err := rack.Resources.View(&r.call, k, r.scope(), r.selector(k.Param))
-		return http.StatusOK, record, err
-	}
-}
-
-func resourceCreate(k *engine.Kind) handler {
-	return func(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-		record, err := rack.Resources.Create(&r.call, k, r.scope(), r.body.(engine.ResourceInput))
-		return http.StatusCreated, record, err
-	}
-}
-
-func resourceUpdate(k *engine.Kind) handler {
-	return func(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-		record, err := rack.Resources.Update(&r.call, k, r.scope(), r.selector(k.Param),
-			r.body.(engine.ResourceInput))
-		return http.StatusOK, record, err
-	}
+	return answer(http.StatusOK, func(s engine.Resources, r *apiRequest) (page[store.Resource],
+		error) {
+		items, err := s.List(&r.call, k, r.scope(), r.scan.window())
+		return newPage(r.scan, items), err
+	})
 }
 
 func resourceDelete(k *engine.Kind) handler {
-	return func(rack *engine.Simulation, r *apiRequest) (int, any, error) {
+	return nothing(func(s engine.Resources, r *apiRequest) error {
 		r.call.Cascade = r.query.Get("cascade") == "true"
-		return http.StatusNoContent, nil,
-			rack.Resources.Delete(&r.call, k, r.scope(), r.selector(k.Param))
-	}
+		return s.Delete(&r.call, k, r.scope(), r.selector(k.Param))
+	})
 }
 
 // scope returns the objects that the query names.
@@ -140,56 +125,36 @@ func updateBody(k *engine.Kind) func(*fields) any {
 
 func groupMembers(k *engine.Kind) *operation {
 	return &operation{list: true, selectors: k.Ancestors(),
-		serve: func(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-			members, err := rack.Resources.Members(&r.call, k, r.scope(), r.selector(k.Param))
-			return http.StatusOK, slice(r.scan, members), err
-		}}
+		serve: listed(func(s engine.Resources, r *apiRequest) ([]engine.Member, error) {
+			return s.Members(&r.call, k, r.scope(), r.selector(k.Param))
+		})}
 }
 
-// groupMember returns an operation on the membership of one instance.
-func groupMember(k *engine.Kind, serve func(*engine.Simulation, *apiRequest, engine.Ref) (int, any,
-	error)) *operation {
+// member is an operation on the membership of one instance in a group.
+func member(k *engine.Kind, status int, do func(engine.Resources, *engine.Call, *engine.Kind,
+	engine.Scope, store.Selector, engine.Ref) (engine.Member, error)) *operation {
 	return &operation{selectors: k.Ancestors(),
-		serve: func(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-			return serve(rack, r, r.ref("instance"))
-		}}
-}
-
-func memberView(k *engine.Kind) *operation {
-	return groupMember(k, func(rack *engine.Simulation, r *apiRequest, i engine.Ref) (int, any,
-		error) {
-		m, err := rack.Resources.Member(&r.call, k, r.scope(), r.selector(k.Param), i)
-		return http.StatusOK, m, err
-	})
-}
-
-func memberAdd(k *engine.Kind) *operation {
-	return groupMember(k, func(rack *engine.Simulation, r *apiRequest, i engine.Ref) (int, any,
-		error) {
-		m, err := rack.Resources.AddMember(&r.call, k, r.scope(), r.selector(k.Param), i)
-		return http.StatusCreated, m, err
-	})
+		serve: answer(status, func(s engine.Resources, r *apiRequest) (engine.Member, error) {
+			return do(s, &r.call, k, r.scope(), r.selector(k.Param), r.ref("instance"))
+		})}
 }
 
 func memberDelete(k *engine.Kind) *operation {
-	return groupMember(k, func(rack *engine.Simulation, r *apiRequest, i engine.Ref) (int, any,
-		error) {
-		return http.StatusNoContent, nil,
-			rack.Resources.RemoveMember(&r.call, k, r.scope(), r.selector(k.Param), i)
-	})
+	return &operation{selectors: k.Ancestors(),
+		serve: nothing(func(s engine.Resources, r *apiRequest) error {
+			return s.RemoveMember(&r.call, k, r.scope(), r.selector(k.Param), r.ref("instance"))
+		})}
 }
 
 // ofInstance lists the records of a kind that belong to an instance.
 func ofInstance(k *engine.Kind) handler {
-	return func(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-		items, err := rack.Resources.OfInstance(&r.call, k, r.instance())
-		return http.StatusOK, slice(r.scan, items), err
-	}
+	return listed(func(s engine.Resources, r *apiRequest) ([]store.Resource, error) {
+		return s.OfInstance(&r.call, k, r.ref("instance"))
+	})
 }
 
-func subnetInterfaces(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	nics, err := rack.Resources.Interfaces(&r.call, r.scope(), r.selector("subnet"))
-	return http.StatusOK, slice(r.scan, nics), err
+func subnetInterfaces(s engine.Resources, r *apiRequest) ([]store.NetworkInterface, error) {
+	return s.Interfaces(&r.call, r.scope(), r.selector("subnet"))
 }
 
 // firewallRules has the form of the API's VpcFirewallRules.
@@ -197,15 +162,15 @@ type firewallRules struct {
 	Rules []store.Resource `json:"rules"`
 }
 
-func rulesView(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	rules, err := rack.Resources.FirewallRules(&r.call, r.scope(), r.selector("vpc"))
-	return http.StatusOK, firewallRules{rules}, err
+func rulesView(s engine.Resources, r *apiRequest) (firewallRules, error) {
+	rules, err := s.FirewallRules(&r.call, r.scope(), r.selector("vpc"))
+	return firewallRules{rules}, err
 }
 
-func rulesUpdate(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	rules, err := rack.Resources.ReplaceFirewallRules(&r.call, r.scope(), r.selector("vpc"),
+func rulesUpdate(s engine.Resources, r *apiRequest) (firewallRules, error) {
+	rules, err := s.ReplaceFirewallRules(&r.call, r.scope(), r.selector("vpc"),
 		r.body.([]engine.ResourceInput))
-	return http.StatusOK, firewallRules{rules}, err
+	return firewallRules{rules}, err
 }
 
 func parseRules(f *fields) any {
@@ -216,35 +181,47 @@ func parseRules(f *fields) any {
 	return rules
 }
 
-func lotCreate(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	lot, err := rack.Resources.CreateLot(&r.call, r.body.(engine.ResourceInput))
-	return http.StatusCreated, lot, err
+func lotCreate(s engine.Resources, r *apiRequest) (engine.Lot, error) {
+	return s.CreateLot(&r.call, r.body.(engine.ResourceInput))
 }
 
-func lotView(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	lot, err := rack.Resources.Lot(&r.call, r.selector("address_lot"))
-	return http.StatusOK, lot, err
+func lotView(s engine.Resources, r *apiRequest) (engine.Lot, error) {
+	return s.Lot(&r.call, r.selector("address_lot"))
 }
 
-func lotBlocks(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	lot, err := rack.Resources.Lot(&r.call, r.selector("address_lot"))
-	return http.StatusOK, slice(r.scan, lot.Blocks), err
+func lotBlocks(s engine.Resources, r *apiRequest) ([]engine.Part, error) {
+	lot, err := s.Lot(&r.call, r.selector("address_lot"))
+	return lot.Blocks, err
 }
 
-func portCreate(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	settings, err := rack.Resources.Replace(&r.call, engine.PortSettings,
-		r.body.(engine.ResourceInput))
-	return http.StatusCreated, settings, err
+func portCreate(s engine.Resources, r *apiRequest) (store.Resource, error) {
+	return s.Replace(&r.call, engine.PortSettings, r.body.(engine.ResourceInput))
 }
 
-func portView(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	settings, err := rack.Resources.PortSettings(&r.call, r.selector("port"))
-	return http.StatusOK, settings, err
+func portView(s engine.Resources, r *apiRequest) (store.Resource, error) {
+	return s.PortSettings(&r.call, r.selector("port"))
 }
 
-func portDelete(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	return http.StatusNoContent, nil,
-		rack.Resources.DeletePortSettings(&r.call, r.selector("port_settings"))
+func portDelete(s engine.Resources, r *apiRequest) error {
+	return s.DeletePortSettings(&r.call, r.selector("port_settings"))
+}
+
+// join attaches a record to the instance that the body names.
+func join(param string, do func(engine.Resources, *engine.Call, engine.Scope, store.Selector,
+	store.Selector) (store.Resource, error)) handler {
+	return answer(http.StatusAccepted, func(s engine.Resources, r *apiRequest) (store.Resource,
+		error) {
+		return do(s, &r.call, r.scope(), r.selector(param), r.body.(store.Selector))
+	})
+}
+
+// leave detaches a record from its instance.
+func leave(param string, do func(engine.Resources, *engine.Call, engine.Scope, store.Selector) (
+	store.Resource, error)) handler {
+	return answer(http.StatusAccepted, func(s engine.Resources, r *apiRequest) (store.Resource,
+		error) {
+		return do(s, &r.call, r.scope(), r.selector(param))
+	})
 }
 
 func parseFloatingIPAttach(f *fields) any {
@@ -252,45 +229,16 @@ func parseFloatingIPAttach(f *fields) any {
 	return f.nameOrID("parent")
 }
 
-func floatingIPAttach(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	ip, err := rack.Resources.AttachFloatingIP(&r.call, r.scope(), r.selector("floating_ip"),
-		r.body.(store.Selector))
-	return http.StatusAccepted, ip, err
-}
-
-func floatingIPDetach(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	ip, err := rack.Resources.DetachFloatingIP(&r.call, r.scope(), r.selector("floating_ip"))
-	return http.StatusAccepted, ip, err
-}
-
 func parseSubnetAttach(f *fields) any { return f.nameOrID("instance") }
 
-func externalSubnetAttach(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	subnet, err := rack.Resources.AttachExternalSubnet(&r.call, r.scope(),
-		r.selector("external_subnet"), r.body.(store.Selector))
-	return http.StatusAccepted, subnet, err
-}
-
-func externalSubnetDetach(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	subnet, err := rack.Resources.DetachExternalSubnet(&r.call, r.scope(),
-		r.selector("external_subnet"))
-	return http.StatusAccepted, subnet, err
-}
-
-func externalSubnets(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	subnets, err := rack.Resources.ExternalSubnets(&r.call, r.instance())
-	r.scan = scan{SortBy: store.ByID, limit: maxLimit}
-	items := slice(r.scan, subnets)
+func externalSubnets(s engine.Resources, r *apiRequest) (page[store.Resource], error) {
+	subnets, err := s.ExternalSubnets(&r.call, r.ref("instance"))
+	items := slice(scan{SortBy: store.ByID, limit: maxLimit}, subnets)
 	items.NextPage = nil
-	return http.StatusOK, items, err
+	return items, err
 }
 
 func parseEphemeral(f *fields) any { return readPoolSelector(f) }
-
-func ephemeralIPAttach(rack *engine.Simulation, r *apiRequest) (int, any, error) {
-	ip, err := rack.Instances.AttachEphemeralIP(&r.call, r.instance(), r.body.(engine.Allocation))
-	return http.StatusAccepted, ip, err
-}
 
 func ephemeralIPDetach(rack *engine.Simulation, r *apiRequest) (int, any, error) {
 	version := r.query.Get("ip_version")
@@ -298,5 +246,5 @@ func ephemeralIPDetach(rack *engine.Simulation, r *apiRequest) (int, any, error)
 		return 0, nil, badQuery("%s", unknownVariant(version, ipVersions))
 	}
 	return http.StatusNoContent, nil,
-		rack.Instances.DetachEphemeralIP(&r.call, r.instance(), version)
+		rack.Instances.DetachEphemeralIP(&r.call, r.ref("instance"), version)
 }
