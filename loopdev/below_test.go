@@ -99,25 +99,3 @@ func TestOnReportsWhetherADeviceBacksAnother(t *testing.T) {
 			upper.BackingNumber, upper.On(own), upper.On(foreign), own.On(foreign))
 	}
 }
-
-func TestDetachBelowReportsABusyDeviceAndReleasesTheOthers(t *testing.T) {
-	dir := t.TempDir()
-	held, free := attachIn(t, filepath.Join(dir, "a")), attachIn(t, filepath.Join(dir, "b"))
-	holder, err := os.Open(held.Path)
-	must(t, err)
-	defer holder.Close()
-	found, err := loopdev.DetachBelow(t.Context(), dir)
-	if !errors.Is(err, loopdev.ErrBusy) || len(found) != 2 {
-		t.Errorf("DetachBelow = %d devices, %v, want both and ErrBusy", len(found), err)
-	}
-	if left := mustFind(t, free.Serial); len(left) != 0 {
-		t.Errorf("the device that nobody held is left: %+v", left)
-	}
-}
-
-func TestDetachBelowADirectoryThatIsGoneFindsNothing(t *testing.T) {
-	found, err := loopdev.DetachBelow(t.Context(), filepath.Join(t.TempDir(), "gone"))
-	if err != nil || len(found) != 0 {
-		t.Errorf("DetachBelow = %+v, %v, want nothing", found, err)
-	}
-}

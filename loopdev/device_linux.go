@@ -63,17 +63,6 @@ func (d Device) leaveDiscards() error {
 	return nil
 }
 
-// Grow makes the device as large as its file is now.
-func (d Device) Grow() error {
-	err := d.with(func(f *os.File) error {
-		return unix.IoctlSetInt(int(f.Fd()), unix.LOOP_SET_CAPACITY, 0)
-	})
-	if err != nil {
-		return fmt.Errorf("grow %s: %w", d.Path, explain(err))
-	}
-	return nil
-}
-
 // Sync flushes the device's cache to the file's storage.
 func (d Device) Sync() error {
 	err := d.with(func(f *os.File) error { return unix.Fsync(int(f.Fd())) })

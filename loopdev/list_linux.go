@@ -42,16 +42,6 @@ func List() ([]Device, error) {
 	return devices, nil
 }
 
-// Find returns the attached devices with that serial. There may be several, because two files
-// can have the same serial.
-func Find(serial string) ([]Device, error) {
-	devices, err := List()
-	if err != nil {
-		return nil, fmt.Errorf("find serial %q: %w", serial, err)
-	}
-	return slices.DeleteFunc(devices, func(d Device) bool { return d.Serial != serial }), nil
-}
-
 // describe reads one loop device. It returns false for a device without a file.
 func describe(number int) (Device, bool, error) {
 	// Most devices are free, so do not open them.

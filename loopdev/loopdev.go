@@ -1,5 +1,5 @@
-// Package loopdev attaches Linux block devices with serial numbers to files, finds a device by
-// its serial, lists all devices, and releases them.
+// Package loopdev attaches Linux block devices with serial numbers to files, lists all devices, and
+// releases them.
 //
 // The serial is kept in lo_file_name, the field in which losetup keeps a path. The owner is
 // kept behind it, where no other program looks. The kernel keeps both as long as the device is
@@ -44,7 +44,7 @@ type Config struct {
 	First int
 }
 
-// Device is one attachment of a file to a loop device. [Attach], [List] and [Find] return it.
+// Device is one attachment of a file to a loop device. [Attach] and [List] return it.
 // Its methods act only on that attachment, and not on a later one with the same number.
 type Device struct {
 	// Number is the N in loopN.
@@ -73,7 +73,7 @@ type Device struct {
 	BlockSize int
 	// ReadOnly reports whether the device refuses writes.
 	ReadOnly bool
-	// SizeBytes is the size at the time when the device was read. Grow does not change it.
+	// SizeBytes is the size at the time when the device was read.
 	SizeBytes int64
 	// Releasing reports whether the kernel is going to release the device and waits for its last
 	// user.
@@ -100,9 +100,3 @@ var ErrBusy = errors.New("the loop device is still held")
 // ErrGone means that the attachment of a [Device] has ended. Its number may be free, or
 // another file may have it.
 var ErrGone = errors.New("the loop device was released meanwhile")
-
-// ErrNotLoop means that a path in /dev has a loop device's name but is something else.
-var ErrNotLoop = errors.New("not a loop device")
-
-// ErrNoDriver means that the kernel has no loop driver.
-var ErrNoDriver = errors.New("the kernel has no loop driver; load it: modprobe loop")

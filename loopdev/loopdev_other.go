@@ -21,17 +21,11 @@ func Attach(context.Context, Config) (Device, error) { return Device{}, errNotLi
 // List fails.
 func List() ([]Device, error) { return nil, errNotLinux }
 
-// Find fails.
-func Find(string) ([]Device, error) { return nil, errNotLinux }
-
 // DetachBelow fails.
 func DetachBelow(context.Context, string) ([]Device, error) { return nil, errNotLinux }
 
 // Detach fails.
 func (Device) Detach(context.Context) error { return errNotLinux }
-
-// Grow fails.
-func (Device) Grow() error { return errNotLinux }
 
 // Sync fails.
 func (Device) Sync() error { return errNotLinux }

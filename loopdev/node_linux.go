@@ -32,7 +32,7 @@ func openControl() (*os.File, error) {
 	// ENOENT does not mean the path, because openOrMake has made it. ENODEV and ENXIO mean that
 	// the node has no driver.
 	case errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENOENT):
-		return nil, fmt.Errorf("%w (%w)", ErrNoDriver, err)
+		return nil, fmt.Errorf("the kernel has no loop driver; load it: modprobe loop (%w)", err)
 	case err != nil:
 		return nil, err
 	}
@@ -52,8 +52,7 @@ func openNode(path string, major, minor uint32, flag int) (*os.File, error) {
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFBLK || st.Rdev != unix.Mkdev(major, minor) {
 		f.Close()
-		return nil, fmt.Errorf("%s should be block device %d:%d: %w",
-			path, major, minor, ErrNotLoop)
+		return nil, fmt.Errorf("%s is not the loop device %d:%d", path, major, minor)
 	}
 	return f, nil
 }

@@ -55,3 +55,23 @@ func TestAnUnknownFieldIsRefusedWithAListOfTheKnownFields(t *testing.T) {
 		}
 	}
 }
+
+func TestAHotplugThatNoRackHasIsRefusedWithItsReason(t *testing.T) {
+	for words, want := range map[adminapi.Hotplug]string{
+		"":                             "begin with full, attach-only or none",
+		"sometimes":                    "begin with full, attach-only or none",
+		"full,slowly":                  `unknown behaviour "slowly"`,
+		"none,record-first":            "a rack with none cannot have record-first",
+		"none,refusals-500":            "a rack with none cannot have refusals-500",
+		"attach-only,surprise-removal": "a rack with attach-only cannot have surprise-removal",
+	} {
+		if err := words.Check(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", words, err, want)
+		}
+	}
+	all := adminapi.HotplugFull.With(adminapi.RecordFirst, adminapi.RefusalsAs500,
+		adminapi.SurpriseRemoval)
+	if err := all.Check(); err != nil {
+		t.Error(err)
+	}
+}

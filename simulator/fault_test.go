@@ -2,10 +2,7 @@ package simulator
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"io"
-	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -242,77 +239,5 @@ func TestAFaultThatCannotFireIsRefused(t *testing.T) {
 		if _, err := f.Add(rule); err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("%+v: got %v, want %q", rule, err, name)
 		}
-	}
-}
-
-// adminCall sends a request to the admin listener and decodes its answer.
-func adminCall(t *testing.T, url, method, path, body string, into any) int {
-	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), method, url+path, strings.NewReader(body))
-	simtest.NoError(t, err)
-	resp, err := http.DefaultClient.Do(req)
-	simtest.NoError(t, err)
-	defer resp.Body.Close()
-	data, err := io.ReadAll(resp.Body)
-	simtest.NoError(t, err)
-	if into != nil {
-		if err := json.Unmarshal(data, into); err != nil {
-			t.Fatalf("%s %s: %v: %s", method, path, err, data)
-		}
-	}
-	return resp.StatusCode
-}
-
-func TestTheAdminListenerShowsAndChangesTheRack(t *testing.T) {
-	r := serveRack(t, engine.Config{})
-	client, ctx := adminapi.Client{URL: serveAdmin(t, r.Server)}, t.Context()
-	id := must[string](t)(client.AddFault(ctx, adminapi.Fault{Operation: "disk_create",
-		Phase: adminapi.Deferred, Cut: true, Delay: hour}))
-	if _, err := r.DiskCreate(ctx, r.blank("d", 1)); err == nil {
-		t.Error("the connection was not cut")
-	}
-	if fired := must[int](t)(client.Fired(ctx, id)); fired != 1 {
-		t.Errorf("the fault fired %d times, want once", fired)
-	}
-	simtest.NoError(t, client.RunDeferred(ctx))
-	for _, want := range []int{http.StatusNoContent, http.StatusNotFound} {
-		if got := adminCall(t, client.URL, "DELETE", "/faults/"+id, "", nil); got != want {
-			t.Errorf("remove the fault: HTTP %d, want %d", got, want)
-		}
-	}
-	must[*oxide.Disk](t)(r.doAttach("a", "d"))
-	log := must[[]adminapi.Request](t)(client.Requests(ctx, 1))
-	if len(log) != 2 || !log[0].Deferred || log[0].Status != http.StatusCreated ||
-		log[0].Object != "d" || log[1].Operation != "instance_disk_attach" || log[1].Seq != 3 ||
-		log[1].ObjectID != log[0].ObjectID || log[1].DurationMS <= 0 {
-		t.Errorf("the log has %+v after the cut, want the deferred creation and the attach", log)
-	}
-	simtest.NoError(t, client.ClearRequests(ctx))
-	r.state("d")
-	if log = must[[]adminapi.Request](t)(client.Requests(ctx, 0)); len(log) != 1 || log[0].Seq != 4 {
-		t.Errorf("after forgetting: got %+v", log)
-	}
-	state := must[adminapi.State](t)(client.State(ctx))
-	if len(state.Disks) != 1 || state.Disks[0].Name != "d" || state.Disks[0].TimeCreated.IsZero() ||
-		len(state.Instances) != 3 || len(state.Attachments) != 1 || state.StorageBytes != 1<<30 {
-		t.Errorf("the state is %+v", state)
-	}
-	if got := state.LoopDevices; withoutDevices == "" && (len(got) != 1 || got[0].Serial != "d") {
-		t.Errorf("the loop devices are %v", got)
-	}
-	simtest.NoError(t, client.Switch(ctx, map[string]any{"hotplug": "none", "device_delay": "1.5s",
-		"disk_limit": 3}))
-	for name, value := range map[string]any{"disks": 3, "role": "king"} {
-		if err := client.Switch(ctx, map[string]any{name: value}); err == nil {
-			t.Errorf("the switch %s was set to %v", name, value)
-		}
-	}
-	now := must[adminapi.Switches](t)(client.Switches(ctx))
-	if now.Hotplug != adminapi.HotplugNone || now.DeviceDelay != adminapi.Duration(1.5e9) ||
-		now.DiskLimit != 3 || now.QuotaBytes != 64<<40 || now.Role != adminapi.RoleCollaborator {
-		t.Errorf("the switches are %+v", now)
-	}
-	if stacks := must[[]byte](t)(client.Goroutines(ctx)); len(stacks) == 0 {
-		t.Error("there are no goroutines")
 	}
 }

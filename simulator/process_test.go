@@ -340,7 +340,7 @@ func (l *ledger) note(disk, instance string, exists bool, err error) bool {
 	return true
 }
 
-// churn creates, attaches, detaches and deletes disks until the rack no longer answers.
+// churn creates, attaches, detaches, copies and deletes disks until the rack no longer answers.
 func (l *ledger) churn(ctx context.Context, r *rackServer, worker, round int) {
 	instance := []string{"a", "b"}[worker%2]
 	for n := 0; ; n++ {
@@ -363,8 +363,18 @@ func (l *ledger) churn(ctx context.Context, r *rackServer, worker, round int) {
 		if !l.note(name, "", true, err) {
 			return
 		}
-		if n%4 == 2 {
-			continue // it stays detached
+		if n%4 == 2 { // it stays detached, and another one is made of its snapshot
+			sn, err := r.SnapshotCreate(ctx, oxide.SnapshotCreateParams{Project: "default",
+				Body: &oxide.SnapshotCreate{Name: oxide.Name(name), Disk: path.Disk}})
+			if err != nil {
+				return
+			}
+			clone := name + "-clone"
+			_, err = r.DiskCreate(ctx, r.from(snapshotSource(sn.Id, false), clone, 1))
+			if !l.note(clone, "", true, err) {
+				return
+			}
+			continue
 		}
 		err = r.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: path.Disk, Project: "default"})
 		if !l.note(name, "", false, err) {
@@ -455,13 +465,23 @@ func (l *ledger) compare(t *testing.T, r *rackServer, p *process, dir string) {
 	if got := len(loopsUnder(t, dir)); got != attached {
 		t.Errorf("%d loop devices for %d attached disks", got, attached)
 	}
+	snapshots := must[[]oxide.Snapshot](t)(r.SnapshotListAllPages(t.Context(),
+		oxide.SnapshotListParams{Project: "default"}))
+	for _, sn := range snapshots {
+		storage += sn.Size
+		if sn.State != oxide.SnapshotStateReady {
+			t.Errorf("snapshot %s came back as %s", sn.Name, sn.State)
+		}
+	}
 	u := must[*oxide.Utilization](t)(r.UtilizationView(t.Context()))
 	if u.Provisioned.Storage != storage {
-		t.Errorf("the quota counts %d, the disks have %d", u.Provisioned.Storage, storage)
+		t.Errorf("the quota counts %d, disks and snapshots have %d", u.Provisioned.Storage, storage)
 	}
-	files, err := filepath.Glob(filepath.Join(dir, "disks", "*"))
-	if err != nil || len(files) != len(found) {
-		t.Errorf("%d files (%v) for %d disks", len(files), err, len(found))
+	for kind, n := range map[string]int{"disks": len(found), "snapshots": len(snapshots)} {
+		files, err := filepath.Glob(filepath.Join(dir, kind, "*"))
+		if err != nil || len(files) != n {
+			t.Errorf("%d files (%v) for %d %s", len(files), err, n, kind)
+		}
 	}
 }
 

@@ -114,7 +114,6 @@ func TestA06BadBodiesAreRefusedWithSerdesMessages(t *testing.T) {
 // answers, a reset included, and what is kept of such requests is limited.
 func TestAClientThatIsSlowOrLoudStopsNobody(t *testing.T) {
 	r := serveRack(t, engine.Config{})
-	admin := serveAdmin(t, r.Server)
 	for _, body := range []string{"{", "{" + strings.Repeat(" ", 100_000)} {
 		for range 20 {
 			conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp",
@@ -134,7 +133,7 @@ func TestAClientThatIsSlowOrLoudStopsNobody(t *testing.T) {
 	defer slow.Close()
 	simtest.Eventually(t, "the large bodies wait", func() bool { return len(r.large) == cap(r.large) })
 	r.disk("d")
-	adminCall(t, admin, "POST", "/reset", "", nil)
+	r.askAdmin("POST", "/reset", "", "*/*")
 	r.demand(404, "", "GET /v1/disks/d?project=default")
 
 	hasty := serveRack(t, engine.Config{})

@@ -125,57 +125,6 @@ func TestADiskIsNotTakenForAMountedOneOfAnotherRackWithItsName(t *testing.T) {
 	}
 }
 
-// TestAPluggedDiskIsSeenAsAnNVMeDevice has a read-only disk that is local, too (A69).
-func TestAPluggedDiskIsSeenAsAnNVMeDevice(t *testing.T) {
-	for _, c := range []struct {
-		name, disk, serial string
-		blockSize          int
-		readOnly           bool
-	}{
-		{"a short name", "data", "data" + strings.Repeat("\x00", 16) + "\n", 512, false},
-		{"a name of 63 bytes", "pvc-6fa1d3ac-1234-4aaa" + strings.Repeat("x", 41),
-			"pvc-6fa1d3ac-1234-4a\n", 4096, true},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			p := newPlane(t)
-			id := newGuest(t, p)
-			spec := newDisk(t, p, id, c.disk)
-			spec.BlockSize, spec.ReadOnly, spec.Local = c.blockSize, c.readOnly, c.readOnly
-			simtest.NoError(t, p.Plug(spec, Fault{}))
-
-			name := filepath.Base(nodeOf(t, p, id))
-			var st unix.Stat_t
-			simtest.NoError(t, unix.Stat(p.view(id).nodePath(name), &st))
-			ro, cache := "0\n", "write back\n"
-			if c.readOnly {
-				ro, cache = "1\n", "write through\n"
-			}
-			for attr, want := range map[string]string{
-				"dev":                      fmt.Sprintf("%d:%d\n", unix.Major(st.Rdev), unix.Minor(st.Rdev)),
-				"size":                     fmt.Sprintf("%d\n", testDiskSize/512),
-				"ro":                       ro,
-				"queue/write_cache":        cache,
-				"queue/logical_block_size": fmt.Sprintf("%d\n", c.blockSize),
-				"device/serial":            c.serial,
-				"device/model":             strings.Repeat("\x00", 40) + "\n",
-			} {
-				got, err := os.ReadFile(filepath.Join(p.view(id).blockDir(), name, attr))
-				if string(got) != want {
-					t.Errorf("%s = %q (%v), want %q", attr, got, err, want)
-				}
-			}
-			if st.Mode != unix.S_IFBLK|0o660 {
-				t.Errorf("the node's mode is %o", st.Mode)
-			}
-			size := strings.TrimSpace(simtest.Command(t,
-				"blockdev", "--getsize64", p.view(id).nodePath(name)))
-			if size != fmt.Sprint(testDiskSize) {
-				t.Errorf("the device has %s bytes, want %d", size, testDiskSize)
-			}
-		})
-	}
-}
-
 func TestA69ADistributedDiskHasAWriteCacheAndCanKeepWhatIsDiscarded(t *testing.T) {
 	for _, test := range []struct {
 		local, noDiscards bool
@@ -240,59 +189,6 @@ func TestDeviceNumbersAreNotInTheOrderOfAttachment(t *testing.T) {
 	}
 	if n := len(seen(t, p, id)); n != 11 {
 		t.Errorf("the guest sees %d devices, want 11", n)
-	}
-}
-
-func TestADeviceAppearsLaterNeverOrWithAnotherSize(t *testing.T) {
-	t.Run("late", func(t *testing.T) {
-		p := newPlane(t)
-		id := newGuest(t, p)
-		start := time.Now()
-		simtest.NoError(t, p.Plug(newDisk(t, p, id, "late"), Fault{Delay: 200 * time.Millisecond}))
-		if names := seen(t, p, id); len(names) != 0 {
-			t.Errorf("the device is there at once: %v", names)
-		}
-		simtest.Eventually(t, "the device appears", func() bool { return len(seen(t, p, id)) == 1 })
-		if took := time.Since(start); took < 200*time.Millisecond {
-			t.Errorf("it appeared after %s", took)
-		}
-	})
-	t.Run("taken away before it appears", func(t *testing.T) {
-		p := newPlane(t)
-		id := newGuest(t, p)
-		spec := newDisk(t, p, id, "too-late")
-		simtest.NoError(t, p.Plug(spec, Fault{Delay: time.Hour}))
-		simtest.NoError(t, p.Unplug(id, spec.DiskID))
-		if n := len(devicesOf(t, p)); n != 0 {
-			t.Errorf("%d loop devices are left", n)
-		}
-	})
-	t.Run("never", func(t *testing.T) {
-		p := newPlane(t)
-		id := newGuest(t, p)
-		spec := newDisk(t, p, id, "never")
-		simtest.NoError(t, p.Plug(spec, Fault{Never: true}))
-		if names, n := seen(t, p, id), len(devicesOf(t, p)); len(names) != 0 || n != 0 {
-			t.Errorf("the guest sees %v of %d devices", names, n)
-		}
-		simtest.NoError(t, p.Unplug(id, spec.DiskID))
-	})
-	for _, size := range []int64{testDiskSize / 2, testDiskSize * 2} {
-		t.Run(fmt.Sprintf("with %d bytes", size), func(t *testing.T) {
-			p := newPlane(t)
-			id := newGuest(t, p)
-			spec := newDisk(t, p, id, "odd")
-			simtest.NoError(t, p.Plug(spec, Fault{SizeBytes: size}))
-			got := strings.TrimSpace(simtest.Command(t, "blockdev", "--getsize64", nodeOf(t, p, id)))
-			if got != fmt.Sprint(size) {
-				t.Errorf("the device has %s bytes, want %d", got, size)
-			}
-			simtest.NoError(t, p.Unplug(id, spec.DiskID))
-			st, err := os.Stat(p.DiskPath(spec.DiskID))
-			if err != nil || st.Size() != testDiskSize {
-				t.Errorf("after the unplug the disk has %v, %v", st.Size(), err)
-			}
-		})
 	}
 }
 

@@ -4,7 +4,6 @@ package dataplane
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -84,42 +83,6 @@ func TestACloneHasTheBytesAndHolesOfItsSourceAndItsOwnSize(t *testing.T) {
 				t.Errorf("the clone takes %d bytes: its holes were filled", n)
 			}
 		})
-	}
-}
-
-func TestAnInterruptedCopyLeavesNothing(t *testing.T) {
-	p, id := newPlaneOn(t, "ext4"), newID()
-	source := filepath.Join(t.TempDir(), "image.raw")
-	simtest.NoError(t, os.WriteFile(source, make([]byte, 1<<20), 0o600))
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if err := p.ImportImage(ctx, id, source, 1<<20); !errors.Is(err, context.Canceled) {
-		t.Errorf("importImage = %v, want context.Canceled", err)
-	}
-	entries, err := os.ReadDir(filepath.Join(p.dir, "images"))
-	if err != nil || len(entries) != 0 {
-		t.Errorf("there is %v, %v", entries, err)
-	}
-}
-
-func TestAFullFilesystemIsAnErrorAndLeavesNothing(t *testing.T) {
-	p, id := newPlaneOn(t, "ext4"), newID()
-	source := filepath.Join(t.TempDir(), "image.raw")
-	const size = 128 << 20
-	simtest.NoError(t, os.WriteFile(source, bytes.Repeat([]byte("x"), size), 0o600))
-	var st unix.Statfs_t
-	simtest.NoError(t, unix.Statfs(p.dir, &st))
-	filler, err := os.Create(filepath.Join(p.dir, "filler"))
-	simtest.NoError(t, err)
-	defer filler.Close()
-	taken := int64(st.Bavail)*st.Bsize - size/2
-	simtest.NoError(t, unix.Fallocate(int(filler.Fd()), 0, 0, taken))
-	if err := p.ImportImage(t.Context(), id, source, size); !errors.Is(err, unix.ENOSPC) {
-		t.Errorf("importImage = %v, want ENOSPC inside", err)
-	}
-	entries, err := os.ReadDir(filepath.Join(p.dir, "images"))
-	if err != nil || len(entries) != 0 {
-		t.Errorf("there is %v, %v", entries, err)
 	}
 }
 

@@ -4,14 +4,8 @@ package dataplane
 
 import (
 	"context"
-	"fmt"
-	"io"
-	"log/slog"
-	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -293,82 +287,4 @@ func TestADiskWithoutBytesDoesNotStopTheOthers(t *testing.T) {
 	simtest.NoError(t, p.Reconcile(t.Context(), []Device{lost, whole},
 		IDs{"disks": {lost.DiskID, whole.DiskID}}))
 	nodeOf(t, p, id)
-}
-
-// TestReconcileRemovesEverythingAfterAKillAtAnyMoment kills processes in the middle of plugging,
-// unplugging, snapshots and clones.
-func TestReconcileRemovesEverythingAfterAKillAtAnyMoment(t *testing.T) {
-	if dir := os.Getenv("SIMULATOR_TEST_CHURN"); dir != "" {
-		churnPlane(t, dir)
-		return
-	}
-	simtest.NeedRoot(t)
-	dir := t.TempDir()
-	random := rand.New(rand.NewPCG(1, uint64(os.Getpid())))
-	for range 12 {
-		child := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$")
-		child.Env = append(os.Environ(), "SIMULATOR_TEST_CHURN="+dir)
-		out, err := child.StdoutPipe()
-		simtest.NoError(t, err)
-		simtest.NoError(t, child.Start())
-		// Kill the process after a random number of steps.
-		_, err = io.ReadFull(out, make([]byte, 1+random.IntN(12)))
-		if err != nil {
-			t.Fatalf("the child ended by itself: %v", err)
-		}
-		simtest.NoError(t, pause(t.Context(), time.Duration(random.IntN(3000))*time.Microsecond))
-		simtest.NoError(t, child.Process.Kill())
-		_ = child.Wait() // the process was killed
-	}
-	p := newPlaneIn(t, dir)
-	simtest.NoError(t, p.Reconcile(t.Context(), nil, IDs{Left: idsIn(dir)}))
-	if left := devicesOf(t, p); len(left) != 0 {
-		t.Errorf("devices are left: %+v", left)
-	}
-	for _, sub := range []string{"disks", "snapshots", "guests"} {
-		entries, err := os.ReadDir(filepath.Join(dir, sub))
-		if err != nil || len(entries) != 0 {
-			t.Errorf("%s has %v, %v", sub, entries, err)
-		}
-	}
-}
-
-// idsIn returns the IDs of all that a plane has.
-func idsIn(dir string) (ids []string) {
-	paths, _ := filepath.Glob(filepath.Join(dir, "*s", "*")) // a valid pattern
-	for _, path := range paths {
-		id, _, _ := strings.Cut(filepath.Base(path), ".")
-		ids = append(ids, id)
-	}
-	return ids
-}
-
-// churnPlane reconciles without records, and then creates, plugs, copies and removes disks until
-// it is killed.
-func churnPlane(t *testing.T, dir string) {
-	p, err := Open(Config{Dir: dir, Log: slog.New(slog.DiscardHandler)})
-	simtest.NoError(t, err)
-	simtest.NoError(t, p.Reconcile(t.Context(), nil, IDs{Left: idsIn(dir)}))
-	for {
-		id := newGuest(t, p)
-		spec := newDisk(t, p, id, "churned")
-		snapshot, clone := newID(), newID()
-		for _, step := range []func() error{
-			func() error { return p.Plug(spec, Fault{}) },
-			func() error { return os.WriteFile(nodeOf(t, p, id), make([]byte, 1<<20), 0) },
-			func() error { return p.SnapshotDisk(t.Context(), snapshot, spec.DiskID) },
-			func() error { return p.Unplug(id, spec.DiskID) },
-			func() error {
-				return p.CloneDisk(t.Context(), clone, p.SnapshotPath(snapshot), testDiskSize)
-			},
-			func() error { return p.RemoveDisk(spec.DiskID) },
-			func() error { return p.RemoveDisk(clone) },
-			func() error { return p.RemoveSnapshot(snapshot) },
-			func() error { return p.RemoveGuest(id) },
-		} {
-			simtest.NoError(t, step())
-			_, err := fmt.Print(".")
-			simtest.NoError(t, err)
-		}
-	}
 }

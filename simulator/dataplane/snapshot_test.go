@@ -21,37 +21,6 @@ import (
 // hosts are the filesystems under the simulator's directory: two with reflinks and one without.
 var hosts = []string{"xfs", "btrfs", "ext4"}
 
-func TestASnapshotOfADetachedDiskKeepsItsBytesAndHoles(t *testing.T) {
-	for _, host := range hosts {
-		t.Run("on "+host, func(t *testing.T) {
-			p := newPlaneOn(t, host)
-			spec, snapshot := newDisk(t, p, newGuest(t, p), "detached"), newID()
-			write := func(text string) {
-				f, err := os.OpenFile(p.DiskPath(spec.DiskID), os.O_WRONLY, 0)
-				simtest.NoError(t, err)
-				defer f.Close()
-				_, err = f.WriteAt([]byte(text), 1<<20)
-				simtest.NoError(t, err)
-			}
-			write("before")
-			simtest.NoError(t, p.SnapshotDisk(t.Context(), snapshot, spec.DiskID))
-			write("after!")
-			simtest.NoError(t, p.RemoveDisk(spec.DiskID))
-			got, err := os.ReadFile(p.SnapshotPath(snapshot))
-			simtest.NoError(t, err)
-			if string(got[1<<20:1<<20+6]) != "before" || len(got) != testDiskSize {
-				t.Errorf("the snapshot of %d bytes holds %q", len(got), got[1<<20:1<<20+6])
-			}
-			if n := allocated(t, p.SnapshotPath(snapshot)); n > 1<<20 {
-				t.Errorf("the snapshot takes %d bytes", n)
-			}
-			for range 2 {
-				simtest.NoError(t, p.RemoveSnapshot(snapshot))
-			}
-		})
-	}
-}
-
 // TestASnapshotOfAMountedDiskIsAPointInTime has a writer that writes each number to one file and
 // then to another. The second file of a snapshot must never contain a number that the first
 // lacks, and each must have what was synced before.
