@@ -5,17 +5,23 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/http"
 	"net/http/pprof"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/console"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/dataplane"
 )
 
 // Admin returns the handler of the admin listener, which package adminapi describes, for tests
@@ -188,4 +194,180 @@ func (s *Server) adminSwitch(w http.ResponseWriter, r *http.Request) {
 		err = badAdminRequest{err}
 	}
 	adminRespond(w, now, err)
+}
+
+// diskOps are the operations of a disk, by their names in a fault.
+var diskOps = map[string]flakydisk.Op{
+	"read": flakydisk.OnRead, "write": flakydisk.OnWrite, "flush": flakydisk.OnFlush,
+}
+
+func (s *Server) adminFailDisk(w http.ResponseWriter, r *http.Request) {
+	var fault adminapi.DiskFault
+	err := adminRead(r, &fault)
+	if err == nil {
+		var f flakydisk.Fault
+		active, _ := s.rack.Plane().Flaky.Faults(r.PathValue("disk")) // Fail has the same error
+		if f, err = diskFault(fault); err == nil {
+			err = checkCount(len(active), r.URL.Path)
+		}
+		if err == nil {
+			err = s.rack.Plane().Flaky.Fail(r.PathValue("disk"), f)
+		}
+	}
+	respondOfDisk(w, nil, err)
+}
+
+func (s *Server) adminHealDisk(w http.ResponseWriter, r *http.Request) {
+	respondOfDisk(w, nil, s.rack.Plane().Flaky.Heal(r.PathValue("disk")))
+}
+
+func (s *Server) adminDiskFaults(w http.ResponseWriter, r *http.Request) {
+	all, err := s.rack.Plane().Flaky.Faults(r.PathValue("disk"))
+	respondOfDisk(w, shownFaults(all), err)
+}
+
+func shownFaults(all []flakydisk.Fault) []adminapi.DiskFault {
+	shown := []adminapi.DiskFault{}
+	for _, f := range all {
+		one := adminapi.DiskFault{From: adminapi.Size(f.From), To: adminapi.Size(f.To), Times: f.Times,
+			Delay: adminapi.Duration(f.Delay), Hang: f.Hang, Lie: f.Lie, Fired: f.Fired}
+		for name, op := range diskOps {
+			if f.On&op != 0 {
+				one.On = append(one.On, name)
+			}
+		}
+		slices.Sort(one.On)
+		shown = append(shown, one)
+	}
+	return shown
+}
+
+// respondOfDisk answers a request about a disk.
+func respondOfDisk(w http.ResponseWriter, body any, err error) {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		http.Error(w, fmt.Sprintf("%v; name a disk by its ID, which GET /state has", err),
+			http.StatusNotFound)
+	case errors.Is(err, dataplane.ErrCannotFail):
+		adminRespond(w, nil, badAdminRequest{fmt.Errorf("%w: start it with --disks=fuse", err)})
+	case err != nil || body != nil:
+		adminRespond(w, body, err)
+	default:
+		w.WriteHeader(http.StatusNoContent)
+	}
+}
+
+// diskFault converts a fault to the form that package flakydisk uses.
+func diskFault(fault adminapi.DiskFault) (f flakydisk.Fault, err error) {
+	f = flakydisk.Fault{From: int64(fault.From), To: int64(fault.To), Times: fault.Times,
+		Delay: time.Duration(fault.Delay), Hang: fault.Hang, Lie: fault.Lie}
+	for _, name := range fault.On {
+		op, known := diskOps[name]
+		if !known {
+			return f, badAdminRequest{fmt.Errorf("on has %q; use read, write or flush", name)}
+		}
+		f.On |= op
+	}
+	var kinds []string
+	for name, is := range map[string]bool{"delay": f.Delay > 0, "hang": f.Hang, "lie": f.Lie} {
+		if is {
+			kinds = append(kinds, name)
+		}
+	}
+	slices.Sort(kinds)
+	switch {
+	case f.On == 0:
+		err = errors.New(`on is missing: it lists "read", "write" or "flush"`)
+	case f.From < 0 || f.To < f.From:
+		err = fmt.Errorf("from %d to %d is no range of bytes", f.From, f.To)
+	case f.Times < 0:
+		err = fmt.Errorf("times is %d; it cannot be negative", f.Times)
+	case len(kinds) > 1:
+		err = fmt.Errorf("%s exclude each other", strings.Join(kinds, " and "))
+	case f.Lie && f.On&flakydisk.OnRead != 0:
+		err = errors.New("a read cannot lie")
+	case fault.Fired != 0:
+		err = errors.New("fired is the rack's to count")
+	}
+	if err != nil {
+		err = badAdminRequest{err}
+	}
+	return f, err
+}
+
+// addConsole adds the console's pages to the admin listener and guards the whole. GET / and
+// GET /routes are pages for a browser, and the list of routes as JSON for every other client.
+func (s *Server) addConsole(admin *http.ServeMux) http.Handler {
+	c := console.New()
+	c.State, c.Version, c.Switches = s.rack.RecordedState, s.rack.Version, s.rack.Switches
+	c.Machines = s.rack.Machines
+	c.Faults, c.Requests, c.Flights = s.Faults.List, s.requests.newest, s.Flights.Newest
+	c.Disk, c.Run, c.Admin, c.Hosts = s.consoleDisk, s.run, admin, s.adminHosts
+	c.Closing, c.BodyTime = s.rack.Closing(), s.bodyTime
+	for _, op := range routes {
+		c.Operations = append(c.Operations, op.name)
+	}
+	slices.Sort(c.Operations)
+	pages := c.Handler()
+	list := func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Vary", "Accept")
+		if strings.Contains(r.Header.Get("Accept"), "text/html") {
+			pages.ServeHTTP(w, r)
+			return
+		}
+		adminRespond(w, adminapi.Routes, nil)
+	}
+	admin.HandleFunc("GET /{$}", list)
+	admin.HandleFunc("GET /routes", list)
+	admin.Handle("/console/", pages)
+	return c.Guard(admin)
+}
+
+// consoleDisk returns what the records do not have of a disk. A disk may be removed meanwhile.
+func (s *Server) consoleDisk(id string) (d console.Disk, err error) {
+	plane := s.rack.Plane()
+	d.AllocatedBytes, err = plane.Allocated(id)
+	if err == nil {
+		var faults []flakydisk.Fault
+		faults, err = plane.Flaky.Faults(id)
+		d.Faults = shownFaults(faults)
+	}
+	if err == nil {
+		var activity []flakydisk.Activity
+		activity, err = plane.Flaky.Activity(id)
+		for _, a := range activity {
+			d.Activity = append(d.Activity, console.Activity(a))
+		}
+	}
+	d.CanFail = err == nil
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, dataplane.ErrCannotFail) {
+		err = nil
+	}
+	return d, err
+}
+
+// run carries out a request of the API that has no body, for the console. It needs no token, and
+// no fault acts on it; the log has it.
+func (s *Server) run(ctx context.Context, method, path string) (status int, answer []byte) {
+	hr, err := http.NewRequestWithContext(ctx, method, path, nil)
+	if err != nil {
+		return http.StatusBadRequest, []byte(err.Error())
+	}
+	hr.Header.Set("User-Agent", "console")
+	r := newRequest(hr)
+	end, ok := s.rack.Begin()
+	if !ok {
+		return http.StatusServiceUnavailable, []byte(http.StatusText(http.StatusServiceUnavailable))
+	}
+	defer end()
+	err = r.find()
+	if err == nil {
+		err = r.parse()
+	}
+	a := newResponse(r.id, 0, nil, err)
+	if err == nil {
+		a = s.serve(r)
+	}
+	s.record(r, a)
+	return a.status, a.body
 }

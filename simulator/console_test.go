@@ -1,8 +1,6 @@
 package simulator
 
 import (
-	"bufio"
-	"context"
 	"fmt"
 	"io"
 	"net/http"
@@ -35,83 +33,6 @@ func recordFlights(t *testing.T, s *Server) (write func(line string)) {
 func flightLine(event, outcome, volume, instance, more string) string {
 	return fmt.Sprintf(`{"time":%q,"event":%q,"outcome":%q,"volume":%q,"instance":%q%s}`+"\n",
 		time.Now().UTC().Format(time.RFC3339Nano), event, outcome, volume, instance, more)
-}
-
-func TestThePagesFollowAFlightRecord(t *testing.T) {
-	r := serveRack(t, engine.Config{})
-	write := recordFlights(t, r.Server)
-	admin := serveAdmin(t, r.Server)
-	disk, other := r.disk("d"), r.disk("other")
-	get := func(ctx context.Context, path string) *bufio.Scanner {
-		t.Helper()
-		req := must[*http.Request](t)(http.NewRequestWithContext(ctx, http.MethodGet, admin+path, nil))
-		req.Header.Set("Accept", "text/html")
-		resp, err := http.DefaultClient.Do(req)
-		simtest.NoError(t, err)
-		t.Cleanup(func() { _ = resp.Body.Close() })
-		return bufio.NewScanner(resp.Body)
-	}
-	page := func(path string) (text string) {
-		for lines := get(t.Context(), path); lines.Scan(); {
-			text += lines.Text() + "\n"
-		}
-		return text
-	}
-	// The pages that are open before anything is recorded: of the rack, of one disk, and of the
-	// rack's requests and entries that are about the other disk.
-	ctx, closePages := context.WithTimeout(t.Context(), time.Minute)
-	defer closePages()
-	var open []*bufio.Scanner
-	for _, path := range []string{"/", "/console/disks/" + disk.Id, "/?disk=other"} {
-		_, address, _ := strings.Cut(page(path), `data-events="`)
-		address, _, _ = strings.Cut(address, `"`)
-		open = append(open, get(ctx, strings.ReplaceAll(address, "&amp;", "&")))
-	}
-	shown := make([]string, len(open))
-	for _, step := range []struct {
-		event, line string
-		pages       []int
-	}{
-		{"Formatted", flightLine("Formatted", "done", disk.Id, r.instance("b").Id,
-			`,"filesystem":"xfs","path":"/<script>\u001b\u202e"`), []int{0, 1}},
-		{"Mounted", flightLine("Mounted", "failed", other.Id, r.instance("a").Id,
-			`,"reason":"Broken"`), []int{0, 2}},
-	} {
-		write(step.line)
-		for _, n := range step.pages {
-			for !strings.Contains(shown[n], ">"+step.event+"<") && open[n].Scan() {
-				shown[n] += open[n].Text()
-			}
-			if !strings.Contains(shown[n], ">"+step.event+"<") {
-				t.Errorf("page %d does not show %s: %s", n, step.event, shown[n])
-			}
-		}
-	}
-	if strings.Contains(shown[1], "Mounted") || strings.Contains(shown[2], "Formatted") {
-		t.Errorf("the pages of one disk show the other's entry, too: %q", shown[1:])
-	}
-	for path, want := range map[string]string{"/?disk=d": "Formatted", "/?disk=other": "Mounted",
-		"/console/disks/" + disk.Id: "Formatted", "/console/disks/" + other.Id: "Mounted"} {
-		text := page(path)
-		for _, event := range []string{"Formatted", "Mounted"} {
-			if strings.Contains(text, ">"+event+"<") != (event == want) {
-				t.Errorf("GET %s does not show %s alone: %s", path, want, text)
-			}
-		}
-	}
-	text := page("/")
-	for _, want := range []string{`<td>b<td><span title="/&lt;script&gt;\u001b\u202e">` +
-		`Formatted</span> <span class="quiet">xfs</span><td><a href="/console/disks/` + disk.Id +
-		`">d</a><td>done`,
-		`" class="bad"><td>`, `<td>failed <b>Broken</b>`} {
-		if !strings.Contains(text, want) {
-			t.Errorf("the page does not have %q: %s", want, text)
-		}
-	}
-	simtest.NoError(t, r.Reset(t.Context()))
-	if text := page("/"); strings.Contains(text, "Formatted") {
-		t.Errorf("after a reset the page shows %s", text)
-	}
 }
 
 func TestAPageOfTheConsoleStaysWithItsSimulator(t *testing.T) {

@@ -1,7 +1,10 @@
 package simulator
 
 import (
+	"errors"
+	"fmt"
 	"math/rand/v2"
+	"net/http"
 	"slices"
 	"strconv"
 	"sync"
@@ -130,4 +133,114 @@ func (r *activeFault) fires() bool {
 	}
 	r.Fired++
 	return true
+}
+
+// phases are all phases, with those before the effect of a request first, in their order.
+var phases = []adminapi.Phase{adminapi.Before, adminapi.Instead, adminapi.After, adminapi.Twice,
+	adminapi.Deferred, adminapi.Unwind, adminapi.Reread}
+
+// These are the operations that can fail halfway, those that read a disk again for their
+// response, and those that show devices to a guest.
+var (
+	unwinding = []string{"disk_create", "disk_delete", "disk_finalize_import", "image_create",
+		"instance_create", "snapshot_create"}
+	rereading = []string{"instance_disk_attach", "instance_disk_detach"}
+	attaching = []string{
+		"instance_create", "instance_disk_attach", "instance_reboot", "instance_start",
+	}
+)
+
+// errorCodes are the codes of a rack's errors (common/src/api/external/error.rs).
+var errorCodes = []string{"Conflict", "Forbidden", "Gone", "InsufficientCapacity", "Internal",
+	"InvalidRequest", "InvalidValue", "Not Found", "ObjectAlreadyExists", "ObjectNotFound",
+	"ServiceNotAvailable", "Unauthorized"}
+
+// maxPadding is the largest padding of a response.
+const maxPadding = 1 << 30
+
+// maxFaults is the number of faults that the rack, or one of its disks, can have at a time.
+const maxFaults = 256
+
+// checkCount refuses a fault beside as many as there can be.
+func checkCount(active int, path string) error {
+	if active < maxFaults {
+		return nil
+	}
+	return badAdminRequest{fmt.Errorf("fault: there are %d, and no more are kept: "+
+		"remove them with DELETE %s", active, path)}
+}
+
+// checkFault refuses a fault that can never fire or has no effect, because that is a mistake in a
+// test.
+func checkFault(r adminapi.Fault) error {
+	known := r.Operation == "" || slices.ContainsFunc(routes, func(op *operation) bool {
+		return op.name == r.Operation
+	})
+	switch {
+	case !known:
+		return fmt.Errorf("fault: the rack has no operation %q; name one as the API's "+
+			"operationId does, such as disk_create", r.Operation)
+	case r.Phase != "" && !slices.Contains(phases, r.Phase):
+		return fmt.Errorf("fault: unknown phase %q; use one of %q", r.Phase, phases)
+	case !effective(r):
+		return errors.New("fault: it does nothing; give it a response, cut, hang, delay, " +
+			"slow_body, slow_byte, truncate_body, drop_fields or device")
+	case r.Probability < 0 || r.Probability > 1:
+		return fmt.Errorf("fault: the probability is %g; give one from 0 to 1",
+			r.Probability)
+	case r.Skip < 0 || r.Times < 0 || r.TruncateBody < 0:
+		return errors.New("fault: skip, times and truncate_body cannot be negative")
+	}
+	if err := checkResponse(r); err != nil {
+		return err
+	}
+	return checkOperation(r)
+}
+
+func effective(r adminapi.Fault) bool {
+	return ends(r) || r.Delay > 0 || r.SlowBody > 0 || r.SlowByte > 0 || r.TruncateBody > 0 ||
+		len(r.DropFields) > 0 || r.Device != nil ||
+		slices.Contains([]adminapi.Phase{adminapi.Twice, adminapi.Unwind, adminapi.Reread}, r.Phase)
+}
+
+// ends reports whether the fault itself ends the request.
+func ends(r adminapi.Fault) bool { return r.Response != nil || r.Cut || r.Hang > 0 }
+
+func checkResponse(r adminapi.Fault) error {
+	switch a := r.Response; {
+	case a == nil:
+		return nil
+	case a.Status < 200 || a.Status > 599:
+		return fmt.Errorf("fault: the response's status is %d; give one from 200 to 599",
+			a.Status)
+	case a.ErrorCode != "" && !slices.Contains(errorCodes, a.ErrorCode) &&
+		a.Status != http.StatusTeapot: // which no rack has either, so it is meant
+		return fmt.Errorf("fault: no rack has the error code %q; use one of %q, status 418 for a code "+
+			"of no rack, or give the body of another server's answer", a.ErrorCode, errorCodes)
+	case a.PadBytes < 0 || a.PadBytes > maxPadding:
+		return fmt.Errorf("fault: pad_bytes is %d; give at most %d", a.PadBytes, maxPadding)
+	}
+	return nil
+}
+
+// checkOperation refuses a fault that has no effect on its operation or in its phase.
+func checkOperation(r adminapi.Fault) error {
+	notFor := func(operations []string) bool {
+		return r.Operation != "" && !slices.Contains(operations, r.Operation)
+	}
+	switch {
+	case r.Phase == adminapi.Unwind && notFor(unwinding):
+		return fmt.Errorf("fault: %s cannot fail halfway; unwind is for %q",
+			r.Operation, unwinding)
+	case r.Phase == adminapi.Reread && notFor(rereading):
+		return fmt.Errorf("fault: %s does not read a disk again; reread is for %q",
+			r.Operation, rereading)
+	case r.Device != nil && notFor(attaching):
+		return fmt.Errorf("fault: %s shows no device to a guest; device is for %q",
+			r.Operation, attaching)
+	case r.Phase == adminapi.Deferred && !ends(r):
+		return errors.New("fault: deferred needs what the caller gets before the effect: a " +
+			"response, cut or hang")
+	}
+	return nil
 }

@@ -63,6 +63,36 @@ func (s *Server) resolve(r *apiRequest) error {
 	})
 }
 
+// amongFaults serves a request that was read, or refuses it, with the faults that fire in their
+// phases.
+func (s *Server) amongFaults(r *apiRequest, refusal error) response {
+	if a, ended := s.applyFaults(r, adminapi.Before); ended {
+		return a
+	}
+	if refusal != nil {
+		return newResponse(r.id, 0, nil, refusal)
+	}
+	if a, ended := s.applyFaults(r, adminapi.Instead); ended {
+		return a
+	}
+	if f := r.firing(adminapi.Deferred); f != nil {
+		s.deferRequest(r, time.Duration(f.Delay))
+		a, _ := s.applyFaults(r, adminapi.Deferred)
+		return a
+	}
+	a := r.dropFields(s.serve(r))
+	if r.firing(adminapi.Twice) != nil {
+		a = r.dropFields(s.serve(r))
+	}
+	for _, phase := range []adminapi.Phase{adminapi.Unwind, adminapi.Reread, adminapi.Twice,
+		adminapi.After} {
+		if other, ended := s.applyFaults(r, phase); ended {
+			return other
+		}
+	}
+	return a
+}
+
 // applyFaults applies the faults of a phase. It reports whether a fault ended the request, and
 // returns the response in that case.
 func (s *Server) applyFaults(r *apiRequest, phase adminapi.Phase) (response, bool) {
@@ -181,10 +211,10 @@ func writePiece(w http.ResponseWriter, piece []byte) {
 	}
 }
 
-// deferred returns the fault that defers the request's effect, or nil.
-func (r *apiRequest) deferred() *firing {
+// firing returns the first fault of a phase that fires for the request, or nil.
+func (r *apiRequest) firing(phase adminapi.Phase) *firing {
 	for _, f := range r.faults {
-		if f.Phase == adminapi.Deferred {
+		if f.Phase == phase {
 			return f
 		}
 	}

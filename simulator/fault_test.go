@@ -2,7 +2,10 @@ package simulator
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
@@ -180,30 +183,6 @@ func TestAFaultWaitsForARequestThatReachesItsPhase(t *testing.T) {
 	}
 }
 
-func TestTheSeedOfAFaultDeterminesItsRandomNumbers(t *testing.T) {
-	throw := func(seed uint64) (thrown []bool) {
-		var f Faults
-		if _, err := f.Add(adminapi.Fault{Cut: true, Probability: 0.5, Seed: seed}); err != nil {
-			t.Fatal(err)
-		}
-		for range 64 {
-			thrown = append(thrown,
-				len(f.match(&apiRequest{entry: adminapi.Request{Operation: "disk_view"}})) == 1)
-		}
-		return thrown
-	}
-	first := throw(7)
-	if !slices.Equal(first, throw(7)) {
-		t.Error("the same seed gives other throws")
-	}
-	if slices.Equal(first, throw(8)) {
-		t.Error("another seed gives the same throws")
-	}
-	if !slices.Contains(first, true) || !slices.Contains(first, false) {
-		t.Errorf("no dice: %v", first)
-	}
-}
-
 func TestASlowBodyArrivesWhole(t *testing.T) {
 	r := serveRack(t, engine.Config{})
 	for _, fault := range []adminapi.Fault{{SlowBody: adminapi.Duration(5 * time.Millisecond)},
@@ -239,5 +218,152 @@ func TestAFaultThatCannotFireIsRefused(t *testing.T) {
 		if _, err := f.Add(rule); err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("%+v: got %v, want %q", rule, err, name)
 		}
+	}
+}
+
+const hour = adminapi.Duration(time.Hour)
+
+func TestADeferredEffectComesAfterTheResponse(t *testing.T) {
+	r := serveRack(t, engine.Config{})
+	answer := &adminapi.Response{Status: 503, ErrorCode: "ServiceNotAvailable", Message: "no"}
+	for name, rule := range map[string]adminapi.Fault{
+		"answered": {Response: answer},
+		"cut":      {Cut: true},
+		"hung":     {Hang: adminapi.Duration(20 * time.Millisecond)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			rule.Operation, rule.Phase, rule.Delay = "disk_create", adminapi.Deferred, hour
+			r.fault(rule)
+			if _, err := r.DiskCreate(t.Context(), r.blank(name, 1)); err == nil {
+				t.Fatal("the caller was told of a success")
+			}
+			if r.exists(name) {
+				t.Fatal("it was done at once")
+			}
+			simtest.NoError(t, r.RunDeferred(t.Context()))
+			if !r.exists(name) {
+				t.Fatal("it was not done")
+			}
+			var late int
+			for _, request := range r.Requests() {
+				if request.Deferred && request.Object == name && request.Status == http.StatusCreated {
+					late++
+				}
+			}
+			if late != 1 {
+				t.Errorf("the log has %d late entries, want 1", late)
+			}
+		})
+	}
+}
+
+func TestCloseDropsDeferredRequests(t *testing.T) {
+	dir := t.TempDir()
+	s := must[*Server](t)(Open(t.Context(), engine.Config{Dir: dir, Token: testToken,
+		Devices: withoutDevices}))
+	server := httptest.NewServer(s)
+	defer server.Close()
+	if _, err := s.Faults.Add(adminapi.Fault{Operation: "disk_create", Phase: adminapi.Deferred,
+		Cut:   true,
+		Delay: hour}); err != nil {
+		t.Fatal(err)
+	}
+	r := &rackServer{Server: s, Client: newClient(t, server.URL), t: t}
+	if _, err := r.DiskCreate(t.Context(), r.blank("d", 1)); err == nil {
+		t.Fatal("the caller was told of a success")
+	}
+	simtest.NoError(t, s.Close())
+	if again := serveRack(t, engine.Config{Dir: dir}); again.exists("d") {
+		t.Error("it was done by a rack that was closed")
+	}
+}
+
+func TestAFaultDropsTheFieldsOfAnotherRelease(t *testing.T) {
+	r := serveRack(t, engine.Config{})
+	r.disk("d")
+	r.fault(adminapi.Fault{DropFields: []string{"disk_type", "read_only"}})
+	for _, path := range []string{"/v1/disks/d?project=default", "/v1/disks?project=default"} {
+		_, body := r.call("GET", path, "")
+		if strings.Contains(body, "disk_type") || strings.Contains(body, "read_only") ||
+			!strings.Contains(body, `"block_size":512`) {
+			t.Errorf("GET %s: %s", path, body)
+		}
+	}
+}
+
+func TestAFaultRespondsAsAProxyWould(t *testing.T) {
+	r := serveRack(t, engine.Config{})
+	r.fault(adminapi.Fault{Operation: "ping", Response: &adminapi.Response{Status: 502,
+		Body: "<html>bad gateway</html>", ContentType: "text/html", PadBytes: 1 << 20,
+		Header: map[string]string{"Location": "/v1/me"}}})
+	resp, body := r.call("GET", "/v1/ping", "")
+	if resp.status != 502 || len(body) != 1<<20+24 ||
+		!strings.HasSuffix(body, " <html>bad gateway</html>") ||
+		resp.header.Get("Content-Type") != "text/html" || resp.header.Get("Location") != "/v1/me" {
+		t.Errorf("got %d, %d bytes and %v", resp.status, len(body), resp.header)
+	}
+}
+
+// askAdmin sends a request to the admin listener.
+func (r *rackServer) askAdmin(method, path, body, accept string) *httptest.ResponseRecorder {
+	req := httptest.NewRequestWithContext(r.t.Context(), method, path, strings.NewReader(body))
+	req.Header.Set("Accept", accept)
+	req.Host = "localhost"
+	w := httptest.NewRecorder()
+	r.Admin().ServeHTTP(w, req)
+	return w
+}
+
+func TestTheAdminListenerAnswersEveryRouteThatItLists(t *testing.T) {
+	r := serveRack(t, engine.Config{FlakyDisks: true})
+	var listed []adminapi.Route
+	simtest.NoError(t, json.Unmarshal(r.askAdmin("GET", "/", "", "*/*").Body.Bytes(), &listed))
+	page := r.askAdmin("GET", "/routes", "", "text/html").Body.String()
+	for _, route := range listed {
+		path := strings.NewReplacer("{id}", "1", "{name}", "none", "{disk}", "none").
+			Replace(route.Path)
+		w := r.askAdmin(route.Method, path, route.Body, "*/*")
+		if text := w.Body.String(); w.Code >= http.StatusBadRequest &&
+			(path == route.Path || !strings.Contains(text, "there is no")) {
+			t.Errorf("%s %s: HTTP %d: %s", route.Method, route.Path, w.Code, text)
+		}
+		if !strings.Contains(page, route.Does) {
+			t.Errorf("the page lacks %s %s", route.Method, route.Path)
+		}
+	}
+	if len(listed) != len(adminapi.Routes) {
+		t.Errorf("%d routes are listed, want %d", len(listed), len(adminapi.Routes))
+	}
+}
+
+func TestAnUnknownFieldIsRefusedWithAListOfTheKnownFields(t *testing.T) {
+	r := serveRack(t, engine.Config{})
+	for path, want := range map[string]string{"/faults": "response.status", "/switches": "hotplug"} {
+		method := map[string]string{"/faults": "POST", "/switches": "PATCH"}[path]
+		w := r.askAdmin(method, path, `{"colour": 1}`, "*/*")
+		if text := w.Body.String(); w.Code != http.StatusBadRequest ||
+			!strings.Contains(text, `"colour"`) || !strings.Contains(text, want) {
+			t.Errorf("%s: HTTP %d: %s", path, w.Code, text)
+		}
+	}
+}
+
+func TestAHotplugThatNoRackHasIsRefusedWithItsReason(t *testing.T) {
+	for words, want := range map[adminapi.Hotplug]string{
+		"":                             "begin with full, attach-only or none",
+		"sometimes":                    "begin with full, attach-only or none",
+		"full,slowly":                  `unknown behaviour "slowly"`,
+		"none,record-first":            "a rack with none cannot have record-first",
+		"none,refusals-500":            "a rack with none cannot have refusals-500",
+		"attach-only,surprise-removal": "a rack with attach-only cannot have surprise-removal",
+	} {
+		if err := words.Check(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", words, err, want)
+		}
+	}
+	all := adminapi.HotplugFull.With(adminapi.RecordFirst, adminapi.RefusalsAs500,
+		adminapi.SurpriseRemoval)
+	if err := all.Check(); err != nil {
+		t.Error(err)
 	}
 }

@@ -65,7 +65,8 @@ func listIn[G group, T named](list func(G, *engine.Call, store.Selector, engine.
 }
 
 // createIn creates an object of the body in a project.
-func createIn[G group, B, T any](create func(G, *engine.Call, store.Selector, B) (T, error)) handler {
+func createIn[G group, B, T any](create func(G, *engine.Call, store.Selector, B) (T,
+	error)) handler {
 	return answer(http.StatusCreated, func(rack G, r *apiRequest) (T, error) {
 		return create(rack, &r.call, r.project(), r.body.(B))
 	})

@@ -119,39 +119,6 @@ func loopsUnder(t *testing.T, dir string) []loopdev.Device {
 	return ours
 }
 
-func TestTheBinaryPrintsItsAddressesAndReleasesEverything(t *testing.T) {
-	binary := buildSimulator(t)
-	dir := filepath.Join(t.TempDir(), "new", "rack")
-	p := startProcess(t, binary, dir, "--project", "one", "--tls")
-	if len(p.said.Instances) != 2 || p.said.Project != "one" || p.said.CA == "" ||
-		!strings.HasPrefix(p.said.URL, "https://127.0.0.1:") {
-		t.Fatalf("it said %+v", p.said)
-	}
-	for _, part := range []string{"sys", "dev"} {
-		if _, err := os.Stat(filepath.Join(p.said.Instances[0].Guest, part)); err != nil {
-			t.Error(err)
-		}
-	}
-	client := trusting(t, p.said.CA, p.said.URL)
-	r := &rackServer{t: t, Client: client}
-	d := r.blank("d", 1)
-	d.Project = "one"
-	must[*oxide.Disk](t)(r.DiskCreate(t.Context(), d))
-	must[*oxide.Disk](t)(r.InstanceDiskAttach(t.Context(), oxide.InstanceDiskAttachParams{
-		Instance: "a", Project: "one", Body: &oxide.DiskPath{Disk: "d"}}))
-	if got := loopsUnder(t, dir); len(got) != 1 {
-		t.Errorf("there are the devices %v, want one", got)
-	}
-	p.stop(t)
-	if got := loopsUnder(t, dir); len(got) != 0 {
-		t.Errorf("it left the devices %v", got)
-	}
-	again := startProcess(t, binary, dir, "--project", "one", "--tls")
-	must[*oxide.Disk](t)(trusting(t, p.said.CA, again.said.URL).DiskView(t.Context(),
-		oxide.DiskViewParams{Disk: "d", Project: "one"})) // the same authority
-	again.stop(t)
-}
-
 func trusting(t *testing.T, caFile, url string) *oxide.Client {
 	t.Helper()
 	pem, err := os.ReadFile(caFile)
@@ -363,6 +330,9 @@ func (l *ledger) churn(ctx context.Context, r *rackServer, worker, round int) {
 		if !l.note(name, "", true, err) {
 			return
 		}
+		if n%4 == 1 && !l.makeInstance(ctx, r, name+"-i") {
+			return
+		}
 		if n%4 == 2 { // it stays detached, and another one is made of its snapshot
 			sn, err := r.SnapshotCreate(ctx, oxide.SnapshotCreateParams{Project: "default",
 				Body: &oxide.SnapshotCreate{Name: oxide.Name(name), Disk: path.Disk}})
@@ -382,6 +352,27 @@ func (l *ledger) churn(ctx context.Context, r *rackServer, worker, round int) {
 		}
 	}
 }
+
+// makeInstance creates a stopped instance with two disks, and a disk that imports blocks.
+func (l *ledger) makeInstance(ctx context.Context, r *rackServer, name string) bool {
+	body := r.instanceBody(name)
+	body.Start = oxide.NewPointer(false)
+	body.BootDisk = createdDisk(name + "-boot")
+	body.Disks = []oxide.InstanceDiskAttachment{createdDisk(name + "-data")}
+	_, err := r.InstanceCreate(ctx, oxide.InstanceCreateParams{Project: "default", Body: body})
+	for _, disk := range []string{"-boot", "-data"} {
+		l.note(name+disk, name, true, err)
+	}
+	if err != nil {
+		return false
+	}
+	_, err = r.DiskCreate(ctx, r.from(oxide.DiskSource{
+		Value: &oxide.DiskSourceImportingBlocks{BlockSize: 512}}, name+importing, 1))
+	return l.note(name+importing, "", true, err)
+}
+
+// importing ends the name of a disk that imports blocks.
+const importing = "-import"
 
 // TestAKilledRackKeepsWhatItAcknowledged kills a rack at any moment. The rack must keep
 // everything that it acknowledged, and the next simulator must leave no device without a record.
@@ -430,20 +421,26 @@ func TestAKilledRackKeepsWhatItAcknowledged(t *testing.T) {
 // state of a disk in doubt.
 func (l *ledger) compare(t *testing.T, r *rackServer, p *process, dir string) {
 	t.Helper()
-	ids := map[string]string{}
-	for _, i := range p.said.Instances {
-		ids[i.ID] = i.Name
+	ids, running := map[string]string{}, 0
+	for _, i := range must[[]oxide.Instance](t)(r.InstanceListAllPages(t.Context(),
+		oxide.InstanceListParams{Project: "default"})) {
+		ids[i.Id] = string(i.Name)
+		if i.RunState != oxide.InstanceStateRunning && i.RunState != oxide.InstanceStateStopped {
+			t.Errorf("instance %s came back as %s", i.Name, i.RunState)
+		}
 	}
 	found := map[string]string{}
-	attached := 0
 	var storage oxide.ByteCount
 	for _, d := range r.disks() {
 		found[string(d.Name)] = ""
 		storage += d.Size
 		if a, ok := d.State.AsAttached(); ok {
 			found[string(d.Name)] = ids[a.Instance]
-			attached++
-		} else if s := d.State.State(); s != "detached" {
+			if name := ids[a.Instance]; name == "a" || name == "b" {
+				running++
+			}
+		} else if s := d.State.State(); s != "detached" &&
+			(s != "import_ready" || !strings.HasSuffix(string(d.Name), importing)) {
 			t.Errorf("disk %s came back as %s", d.Name, s)
 		}
 	}
@@ -462,8 +459,8 @@ func (l *ledger) compare(t *testing.T, r *rackServer, p *process, dir string) {
 	if len(found) != len(l.disks) {
 		t.Errorf("there are %d disks, %d were acknowledged", len(found), len(l.disks))
 	}
-	if got := len(loopsUnder(t, dir)); got != attached {
-		t.Errorf("%d loop devices for %d attached disks", got, attached)
+	if got := len(loopsUnder(t, dir)); got != running {
+		t.Errorf("%d loop devices for %d disks of running instances", got, running)
 	}
 	snapshots := must[[]oxide.Snapshot](t)(r.SnapshotListAllPages(t.Context(),
 		oxide.SnapshotListParams{Project: "default"}))
@@ -489,13 +486,10 @@ func TestARackThatKeepsDevicesPassesThemToTheNextOne(t *testing.T) {
 	needGuests(t)
 	binary, dir := buildSimulator(t), t.TempDir()
 	const first = 600
-	p := startProcess(t, binary, dir, "--keep-devices", "--first-loop", strconv.Itoa(first))
-	client, err := oxide.NewClient(oxide.WithHost(p.said.URL), oxide.WithToken(testToken))
-	simtest.NoError(t, err)
-	r := &rackServer{t: t, Client: client}
-	must[*oxide.Disk](t)(r.DiskCreate(t.Context(), r.blank("kept", 1)))
-	must[*oxide.Disk](t)(r.InstanceDiskAttach(t.Context(), oxide.InstanceDiskAttachParams{
-		Instance: "a", Project: "default", Body: &oxide.DiskPath{Disk: "kept"}}))
+	p := startProcess(t, binary, dir, "--keep-devices", "--first-loop", strconv.Itoa(first), "--tls")
+	r := &rackServer{t: t, Client: trusting(t, p.said.CA, p.said.URL)}
+	r.disk("kept")
+	must[*oxide.Disk](t)(r.doAttach("a", "kept"))
 	before := loopsUnder(t, dir)
 	if len(before) != 1 || before[0].Number < first {
 		t.Fatalf("devices = %+v, want one from number %d on", before, first)
@@ -504,7 +498,12 @@ func TestARackThatKeepsDevicesPassesThemToTheNextOne(t *testing.T) {
 	if diff := cmp.Diff(before, loopsUnder(t, dir)); diff != "" {
 		t.Errorf("SIGTERM changed the devices (-before +after):\n%s", diff)
 	}
-	startProcess(t, binary, dir).stop(t)
+	again := startProcess(t, binary, dir, "--tls")
+	r.Client = trusting(t, p.said.CA, again.said.URL) // the same authority
+	if got := r.state("kept"); got != "attached" {
+		t.Errorf("the disk is %s", got)
+	}
+	again.stop(t)
 	if left := loopsUnder(t, dir); len(left) != 0 {
 		t.Errorf("a rack that gives everything back left %+v", left)
 	}

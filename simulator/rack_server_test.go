@@ -18,6 +18,7 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
@@ -228,15 +229,6 @@ func (r *rackServer) force(name string, state store.DiskState) {
 	})
 }
 
-func (r *rackServer) forceRun(name, state string) {
-	r.t.Helper()
-	r.update(func(tx *store.Tx, project string) error {
-		i, _, err := store.Instances.ByName(tx, project, name)
-		i.SetRunState(state)
-		return errors.Join(err, store.Instances.Put(tx, i))
-	})
-}
-
 // refused is a refusal in the rack's words. The zero value means no refusal.
 type refused struct {
 	status        int
@@ -284,3 +276,5 @@ func (r *rackServer) ownDevices() []loopdev.Device {
 	r.t.Helper()
 	return must[[]loopdev.Device](r.t)(r.rack.Plane().OwnDevices())
 }
+
+func TestMain(m *testing.M) { namespace.Main(m) }

@@ -10,10 +10,19 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// withResources adds the operations on the engine's kinds of resources: those of the rack's
-// operations whose name is that of a kind and a verb.
+// withResources adds the operations on the members of groups, and those on the engine's kinds of
+// resources: those of the rack's operations whose name is that of a kind and a verb.
 func withResources(operations map[string]*operation) map[string]*operation {
 	all := maps.Clone(operations)
+	for _, k := range []*engine.Kind{engine.AffinityGroup, engine.AntiAffinityGroup} {
+		name := k.Operation + "_member_"
+		maps.Copy(all, map[string]*operation{
+			name + "list":            groupMembers(k),
+			name + "instance_view":   member(k, http.StatusOK, engine.Resources.Member),
+			name + "instance_add":    member(k, http.StatusCreated, engine.Resources.AddMember),
+			name + "instance_delete": memberDelete(k),
+		})
+	}
 	for line := range strings.Lines(operationsText) {
 		name, _, _ := strings.Cut(line, " ")
 		for _, k := range engine.Kinds {

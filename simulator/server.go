@@ -1,3 +1,25 @@
+// Package simulator serves a simulated Oxide rack: the API over HTTP, and an admin listener
+// through which tests watch and disturb it.
+//
+// [Open] opens a rack and returns its [Server]. The server handles a request in this order: the
+// version in its header, its route, its path, query and body, the faults of the phase before, its
+// token, the faults that replace the effect, the operation itself, and the faults that act after
+// it. One function turns results and errors into responses, and one writes the request log.
+//
+// Package engine has the operations and decides by the rack's rules. Package store has the
+// records; everything that was acknowledged is on disk. Package dataplane has the bytes and the
+// guest views. Package adminapi has the wire types of the admin listener, including faults, and
+// package console its web page, which also shows what package flightlog reads of drivers' flight
+// records.
+//
+// Every rule of the rack in this code cites an assumption (A01, A02, …) of ASSUMPTIONS.md, which
+// names its source. The test of a rule has the rule's number in its name. An operation that a
+// rack has and this package lacks is answered with 501 and logged as an error, so no response is
+// wrong by accident. An adminapi.Fault makes a response wrong on purpose.
+//
+// The instances see their disks as loop devices, which need Linux and root. A rack with
+// Config.Devices [NoDevices] does without, on any system. The tests of other programs get one from
+// package simulatortest.
 package simulator
 
 import (
@@ -159,40 +181,11 @@ func (s *Server) handle(r *apiRequest) response {
 	if err := r.find(); err != nil {
 		return newResponse(r.id, 0, nil, err)
 	}
-	parseErr := r.parse()
+	refusal := r.parse()
 	if err := s.matchFaults(r); err != nil {
 		return s.fail(r, err)
 	}
-	if a, ended := s.applyFaults(r, adminapi.Before); ended {
-		return a
-	}
-	if parseErr != nil {
-		return newResponse(r.id, 0, nil, parseErr)
-	}
-	if err := s.authenticate(r); err != nil {
-		return newResponse(r.id, 0, nil, err)
-	}
-	if a, ended := s.applyFaults(r, adminapi.Instead); ended {
-		return a
-	}
-	if f := r.deferred(); f != nil {
-		s.deferRequest(r, time.Duration(f.Delay))
-		a, _ := s.applyFaults(r, adminapi.Deferred)
-		return a
-	}
-	a := r.dropFields(s.serve(r))
-	for _, f := range r.faults {
-		if f.Phase == adminapi.Twice {
-			a = r.dropFields(s.serve(r))
-		}
-	}
-	for _, phase := range []adminapi.Phase{adminapi.Unwind, adminapi.Reread, adminapi.Twice,
-		adminapi.After} {
-		if other, ended := s.applyFaults(r, phase); ended {
-			return other
-		}
-	}
-	return a
+	return s.amongFaults(r, cmp.Or(refusal, s.authenticate(r)))
 }
 
 func (s *Server) serve(r *apiRequest) response {
@@ -235,4 +228,46 @@ func (s *Server) record(r *apiRequest, a response) {
 		slog.String("method", r.entry.Method), slog.String("path", r.entry.Path),
 		slog.String("object", r.entry.Object), slog.Int("status", a.status),
 		slog.Float64("duration_ms", r.entry.DurationMS), slog.String("request_id", r.id))
+}
+
+// respond carries out a request, with the active mutation if there is one.
+func (s *Server) respond(r *apiRequest) response {
+	m := s.mutation.Active()
+	if m == nil {
+		return s.handle(r)
+	}
+	x := s.exchange(r)
+	if m.Before != nil {
+		m.Before(x)
+	}
+	if x.Answer == nil {
+		x.Answer = x.Carry()
+	}
+	if m.After != nil {
+		m.After(x)
+	}
+	a := response{status: x.Answer.Status, header: x.Answer.Header, body: x.Answer.Body}
+	if len(a.body) > 0 {
+		a.contentType = jsonType
+	}
+	return a
+}
+
+// exchange returns the request in the form that a mutation changes.
+func (s *Server) exchange(r *apiRequest) *broken.Interception {
+	x := &broken.Interception{Rack: s.rack, RequestID: r.id, Request: r.Request, Body: r.raw}
+	if op, path, err := route(r.Method, r.URL.EscapedPath()); err == nil {
+		x.Operation, x.Path = op.name, path
+		r.entry.Operation = op.name
+	}
+	x.Carry = func() *broken.Answer {
+		r.raw = x.Body
+		r.query, r.path, r.entry.Path = r.URL.Query(), nil, clip(r.URL.RequestURI())
+		a := s.handle(r)
+		if a.header == nil {
+			a.header = http.Header{}
+		}
+		return &broken.Answer{Status: a.status, Header: a.header, Body: a.body}
+	}
+	return x
 }

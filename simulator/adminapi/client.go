@@ -1,3 +1,15 @@
+// Package adminapi has the wire types of the simulator's admin listener, and a client for it.
+//
+// Tests and operators watch and disturb a simulated rack through the admin listener. It lists the
+// requests that the rack has answered ([Request]), injects faults ([Fault]), changes settings of
+// the running rack ([Switches]) and dumps everything that the rack has ([State]). A real rack has
+// no such interface. [Routes] lists the requests that it answers; GET / shows the same list,
+// and a browser the rack's page. The listener refuses what only a browser's page from elsewhere
+// sends: a name other than localhost in Host, another Origin, or a change without a token that
+// comes from a browser.
+//
+// The simulator serves these types and the suites use the client, so both use one definition. The
+// package imports no other package of this module, and a client needs no other.
 package adminapi
 
 import (
@@ -149,4 +161,100 @@ func (c Client) send(ctx context.Context, method, path string, body []byte) ([]b
 		return nil, fmt.Errorf("%s %s: %w", method, req.URL, err)
 	}
 	return data, nil
+}
+
+// Route is a request that the admin listener answers.
+type Route struct {
+	Method string `json:"method"`
+	Path   string `json:"path"`
+	Does   string `json:"does"`
+	// Body is an example of the request's body, or "" if it has none.
+	Body string `json:"body,omitempty"`
+}
+
+// Routes lists the requests that the admin listener answers, except GET /. A path may have names
+// in braces.
+var Routes = []Route{
+	{Method: "GET", Path: "/requests", Does: "the request log; ?since=SEQ leaves out what is known"},
+	{Method: "DELETE", Path: "/requests", Does: "empties the log; the numbers go on"},
+	{Method: "GET", Path: "/faults", Does: "the active faults, with how often each fired"},
+	{Method: "POST", Path: "/faults", Does: "adds a fault, and answers its id",
+		Body: `{"operation": "disk_create", "phase": "after", "times": 1, "cut": true}`},
+	{Method: "DELETE", Path: "/faults", Does: "removes all faults"},
+	{Method: "DELETE", Path: "/faults/{id}", Does: "removes a fault"},
+	{Method: "GET", Path: "/disks/{disk}/faults", Does: "how the disk with that ID fails, if " +
+		"disks are such that can (--disks=fuse)"},
+	{Method: "POST", Path: "/disks/{disk}/faults", Does: "lets the disk fail",
+		Body: `{"on": ["write", "flush"]}`},
+	{Method: "DELETE", Path: "/disks/{disk}/faults", Does: "heals the disk"},
+	{Method: "POST", Path: "/deferred", Does: "carries out now what faults of the phase deferred " +
+		"and the switch free_delay hold back; answers when it is done"},
+	{Method: "POST", Path: "/reset", Does: "puts the rack back to its start, without faults and " +
+		"with an empty log; answers when it is done"},
+	{Method: "GET", Path: "/mutations", Does: "the ways in which the rack can be told to " +
+		"break its rules"},
+	{Method: "PUT", Path: "/mutations/{name}", Does: "lets it break one, in the place of any other"},
+	{Method: "DELETE", Path: "/mutations", Does: "puts the rack in order"},
+	{Method: "GET", Path: "/switches", Does: "settings of the running rack"},
+	{Method: "PATCH", Path: "/switches", Does: "changes those settings that are named",
+		Body: `{"hotplug": "none"}`},
+	{Method: "GET", Path: "/state", Does: "what the rack has: disks, instances, snapshots, devices"},
+	{Method: "GET", Path: "/metrics", Does: "metrics of the process, for Prometheus"},
+	{Method: "GET", Path: "/debug/pprof/goroutine", Does: "the stacks of all goroutines; " +
+		"?debug=1: as text"},
+}
+
+// Request is an entry of the request log: one call of the rack's API. Entries are in the order in
+// which the calls ended, and are written before the caller gets the answer.
+type Request struct {
+	// Seq counts the entries from 1.
+	Seq  int       `json:"seq"`
+	Time time.Time `json:"time"`
+	// RequestID is the ID in the answer.
+	RequestID string `json:"request_id"`
+	// Caller is the User-Agent of the request.
+	Caller string `json:"caller,omitempty"`
+	// Operation is the API's operationId.
+	Operation string `json:"operation"`
+	Method    string `json:"method"`
+	Path      string `json:"path"`
+	// Object is the name or ID of the call's object.
+	Object   string `json:"object"`
+	ObjectID string `json:"object_id"`
+	// Status is 0 when the connection was cut.
+	Status     int     `json:"status"`
+	DurationMS float64 `json:"duration_ms"`
+	// Faults are the IDs of the faults that fired.
+	Faults []string `json:"faults"`
+	// Deferred marks the effect of an earlier request that a fault has already answered.
+	Deferred bool `json:"deferred,omitempty"`
+}
+
+// Mutation is one way in which the rack breaks one of its rules on request.
+type Mutation struct {
+	Name string `json:"name"`
+	// Rule is the ID of the rule or of the promise about data that the mutation breaks.
+	Rule string `json:"rule"`
+	Says string `json:"says"`
+	// DriverSays is the reason (docs/reasons.md) with which the driver must refuse to continue.
+	DriverSays string `json:"driver_says,omitempty"`
+	// Active reports whether the mutation is active.
+	Active bool `json:"active"`
+}
+
+// Mutations lists all mutations.
+func (c Client) Mutations(ctx context.Context) ([]Mutation, error) {
+	var mutations []Mutation
+	err := c.call(ctx, http.MethodGet, "/mutations", nil, &mutations)
+	return mutations, err
+}
+
+// Mutate activates a mutation, which replaces the active one.
+func (c Client) Mutate(ctx context.Context, name string) error {
+	return c.call(ctx, http.MethodPut, "/mutations/"+name, nil, nil)
+}
+
+// Mend ends the active mutation.
+func (c Client) Mend(ctx context.Context) error {
+	return c.call(ctx, http.MethodDelete, "/mutations", nil, nil)
 }

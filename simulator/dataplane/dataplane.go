@@ -44,7 +44,9 @@ import (
 // Plane is a data plane in a directory. Open returns one.
 type Plane struct {
 	files
-	seed uint64
+	// Flaky has the disks, if they can fail.
+	Flaky Flaky
+	seed  uint64
 	// firstLoop is the lowest number of a loop device that the plane may use.
 	firstLoop int
 	// noDiscards means that a distributed disk refuses discards.
@@ -73,7 +75,6 @@ type Plane struct {
 
 	guests    guests
 	tampering tampering
-	flaky     flaky
 }
 
 // Firmware has the values that a guest's firmware reports about its instance. The others are for a
@@ -146,7 +147,7 @@ type Config struct {
 	FirstLoop int
 	// Devices tells whether the guests see their disks.
 	Devices Devices
-	// FlakyDisks creates disks that [Plane.FailDisk] can make fail.
+	// FlakyDisks creates disks that [Flaky.Fail] can make fail.
 	FlakyDisks bool
 	// NoDiscards makes distributed disks refuse discards, so that their bytes stay (A69).
 	NoDiscards bool
@@ -175,6 +176,7 @@ func Open(c Config) (*Plane, error) {
 	}
 	p := &Plane{files: files{dir, c.Log, c.Volatile, c.Removed}, seed: c.Seed, firstLoop: c.FirstLoop,
 		noDiscards: c.NoDiscards}
+	p.tampering.plane = p
 	if c.Removed == nil {
 		p.removed = func(string) {}
 	}
@@ -199,8 +201,8 @@ func Open(c Config) (*Plane, error) {
 	if err := p.findDevices(c.Devices); err != nil {
 		return nil, fmt.Errorf("open the data plane: %w", err)
 	}
-	p.flaky.mark = p.owner + "."
-	if err := p.flaky.open(dir, c.FlakyDisks); err != nil {
+	p.Flaky.mark, p.Flaky.path = p.owner+".", p.DiskPath
+	if err := p.Flaky.open(dir, c.FlakyDisks); err != nil {
 		return nil, fmt.Errorf("open the data plane: %w", err)
 	}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
@@ -269,7 +271,7 @@ func (p *Plane) Close() error {
 			errs = append(errs, d.loop.Detach(ctx))
 		}
 	}
-	errs = append(errs, p.flaky.close())
+	errs = append(errs, p.Flaky.close())
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("close the data plane: %w", err)
 	}

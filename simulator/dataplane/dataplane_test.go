@@ -19,8 +19,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 )
+
+func TestMain(m *testing.M) { namespace.Main(m) }
 
 const testDiskSize = 64 << 20
 

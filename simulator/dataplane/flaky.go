@@ -17,10 +17,12 @@ import (
 // (Config.FlakyDisks).
 var ErrCannotFail = errors.New("the disks of this rack cannot fail")
 
-// flaky has the disks of a plane that can fail. The faults of a disk stay active when the disk is
+// Flaky has the disks of a plane that can fail. The faults of a disk stay active when the disk is
 // detached, and apply in the next guest.
-type flaky struct {
-	dir string
+type Flaky struct {
+	// path returns the path of a disk's file.
+	path func(id string) string
+	dir  string
 	// mark begins the names of its files: it is the rack's, whatever else has the disks' IDs.
 	mark string
 	// server is nil if the disks are plain files. device is the st_dev of its files.
@@ -39,7 +41,7 @@ type flakyDisk struct {
 }
 
 // open removes what a killed simulator has left. With serve it starts to serve disks.
-func (f *flaky) open(dir string, serve bool) error {
+func (f *Flaky) open(dir string, serve bool) error {
 	entries, err := os.ReadDir(dir)
 	for _, e := range entries {
 		number, ours := strings.CutPrefix(e.Name(), fusePrefix)
@@ -67,18 +69,16 @@ func (f *flaky) open(dir string, serve bool) error {
 const fusePrefix = "fuse-"
 
 // close ends the hanging operations and stops serving disks.
-func (f *flaky) close() error {
+func (f *Flaky) close() error {
 	if f.server == nil {
 		return nil
 	}
-	f.healAll()
+	f.HealAll()
 	return errors.Join(f.server.Close(), os.Remove(f.dir))
 }
 
-// HealDisks removes the faults of all disks.
-func (p *Plane) HealDisks() { p.flaky.healAll() }
-
-func (f *flaky) healAll() {
+// HealAll removes the faults of all disks.
+func (f *Flaky) HealAll() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, d := range f.disks {
@@ -87,7 +87,7 @@ func (f *flaky) healAll() {
 }
 
 // disk returns a disk, plugged or not. The caller holds mu.
-func (f *flaky) disk(id string) *flakyDisk {
+func (f *Flaky) disk(id string) *flakyDisk {
 	if f.disks[id] == nil {
 		f.disks[id] = &flakyDisk{Disk: flakydisk.NewDisk(nil)}
 	}
@@ -96,7 +96,7 @@ func (f *flaky) disk(id string) *flakyDisk {
 
 // plug returns the path of a file that has the bytes of the disk's file, and that fails according
 // to the disk's faults.
-func (f *flaky) plug(id, path string) (string, error) {
+func (f *Flaky) plug(id, path string) (string, error) {
 	if f.server == nil {
 		return path, nil
 	}
@@ -116,7 +116,7 @@ func (f *flaky) plug(id, path string) (string, error) {
 
 // unplug ends the use of a disk's file: hanging operations fail, and no write reaches the bytes
 // any more.
-func (f *flaky) unplug(id string) error {
+func (f *Flaky) unplug(id string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	d := f.disks[id]
@@ -134,45 +134,43 @@ func (f *flaky) unplug(id string) error {
 }
 
 // forget drops the faults of a removed disk.
-func (f *flaky) forget(id string) {
+func (f *Flaky) forget(id string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.disks, id)
 }
 
-// FailDisk adds a fault to a disk, in every guest into which the disk is plugged.
-func (p *Plane) FailDisk(id string, fault flakydisk.Fault) error {
-	return p.withFlaky(id, func(d *flakyDisk) { d.AddFault(fault) })
+// Fail adds a fault to a disk, in every guest into which the disk is plugged.
+func (f *Flaky) Fail(id string, fault flakydisk.Fault) error {
+	return f.with(id, func(d *flakyDisk) { d.AddFault(fault) })
 }
 
-// HealDisk removes all faults of a disk. Hanging operations continue.
-func (p *Plane) HealDisk(id string) error {
-	return p.withFlaky(id, func(d *flakyDisk) { d.Heal() })
-}
+// Heal removes all faults of a disk. Hanging operations continue.
+func (f *Flaky) Heal(id string) error { return f.with(id, func(d *flakyDisk) { d.Heal() }) }
 
-// DiskFaults returns the faults of a disk.
-func (p *Plane) DiskFaults(id string) (faults []flakydisk.Fault, err error) {
-	err = p.withFlaky(id, func(d *flakyDisk) { faults = d.Faults() })
+// Faults returns the faults of a disk.
+func (f *Flaky) Faults(id string) (faults []flakydisk.Fault, err error) {
+	err = f.with(id, func(d *flakyDisk) { faults = d.Faults() })
 	return faults, err
 }
 
-// DiskActivity returns what was asked of a disk in the last seconds, since it was plugged.
-func (p *Plane) DiskActivity(id string) (all []flakydisk.Activity, err error) {
-	err = p.withFlaky(id, func(d *flakyDisk) { all = d.Activity(time.Now()) })
+// Activity returns what was asked of a disk in the last seconds, since it was plugged.
+func (f *Flaky) Activity(id string) (all []flakydisk.Activity, err error) {
+	err = f.with(id, func(d *flakyDisk) { all = d.Activity(time.Now()) })
 	return all, err
 }
 
-// withFlaky calls do with a disk. It does not wait for other operations on the disk, because
-// those may hang.
-func (p *Plane) withFlaky(id string, do func(*flakyDisk)) error {
-	if p.flaky.server == nil {
+// with calls do with a disk. It does not wait for other operations on the disk, because those may
+// hang.
+func (f *Flaky) with(id string, do func(*flakyDisk)) error {
+	if f.server == nil {
 		return ErrCannotFail
 	}
-	if _, err := os.Stat(p.DiskPath(id)); err != nil {
+	if _, err := os.Stat(f.path(id)); err != nil {
 		return fmt.Errorf("there is no disk %q: %w", id, err)
 	}
-	p.flaky.mu.Lock()
-	defer p.flaky.mu.Unlock()
-	do(p.flaky.disk(id))
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	do(f.disk(id))
 	return nil
 }

@@ -55,7 +55,7 @@ func TestADiskFailsInEachGuestUntilItIsHealed(t *testing.T) {
 	d := newDisk(t, p, a, "db")
 	simtest.NoError(t, p.Plug(d, Fault{}))
 	simtest.NoError(t, writeTo(nodeOf(t, p, a), 'a'))
-	simtest.NoError(t, p.FailDisk(d.DiskID, flakydisk.Fault{On: flakydisk.OnFlush}))
+	simtest.NoError(t, p.Flaky.Fail(d.DiskID, flakydisk.Fault{On: flakydisk.OnFlush}))
 	if err := writeTo(nodeOf(t, p, a), 'b'); !errors.Is(err, unix.EIO) {
 		t.Errorf("a flush = %v, want EIO", err)
 	}
@@ -65,11 +65,11 @@ func TestADiskFailsInEachGuestUntilItIsHealed(t *testing.T) {
 	if err := writeTo(nodeOf(t, p, b), 'c'); !errors.Is(err, unix.EIO) {
 		t.Errorf("a flush in the next guest = %v, want EIO", err)
 	}
-	faults, err := p.DiskFaults(d.DiskID)
+	faults, err := p.Flaky.Faults(d.DiskID)
 	if err != nil || len(faults) != 1 || faults[0].Fired < 2 {
 		t.Errorf("the faults are %+v, %v, want one that has struck in both", faults, err)
 	}
-	simtest.NoError(t, p.HealDisk(d.DiskID))
+	simtest.NoError(t, p.Flaky.Heal(d.DiskID))
 	simtest.NoError(t, writeTo(nodeOf(t, p, b), 'd'))
 	if got := first(t, p, d); got != 'd' {
 		t.Errorf("the disk begins with %q, want d", got)
@@ -81,11 +81,11 @@ func TestAHangingDiskCanBeDetachedFromItsGuest(t *testing.T) {
 	guest := newGuest(t, p)
 	d := newDisk(t, p, guest, "db")
 	simtest.NoError(t, p.Plug(d, Fault{}))
-	simtest.NoError(t, p.FailDisk(d.DiskID, flakydisk.Fault{On: flakydisk.OnWrite, Hang: true}))
+	simtest.NoError(t, p.Flaky.Fail(d.DiskID, flakydisk.Fault{On: flakydisk.OnWrite, Hang: true}))
 	written := make(chan error, 1)
 	go func() { written <- writeTo(nodeOf(t, p, guest), 'h') }()
 	simtest.Eventually(t, "the write hangs", func() bool {
-		faults, err := p.DiskFaults(d.DiskID)
+		faults, err := p.Flaky.Faults(d.DiskID)
 		return err == nil && faults[0].Fired > 0
 	})
 	simtest.NoError(t, p.Unplug(guest, d.DiskID))
@@ -106,7 +106,7 @@ func TestTheDisksOfAKilledSimulatorAreCreatedAgain(t *testing.T) {
 	simtest.NoError(t, p.Plug(d, Fault{}))
 	simtest.NoError(t, writeTo(nodeOf(t, p, guest), 'k'))
 	// The connection to the kernel ends, as at the end of a process.
-	simtest.NoError(t, unix.Unmount(p.flaky.dir, unix.MNT_FORCE|unix.MNT_DETACH))
+	simtest.NoError(t, unix.Unmount(p.Flaky.dir, unix.MNT_FORCE|unix.MNT_DETACH))
 	p.Stop()
 	dead := devicesOf(t, p)
 	if len(dead) != 1 || !dead[0].Orphaned {

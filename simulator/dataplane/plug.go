@@ -43,7 +43,8 @@ func (p *Plane) plugLocked(spec Device, f Fault) error {
 	if f.Fails {
 		return errors.New("a fault says so")
 	}
-	if err := p.tamperPlug(spec, &f); err != nil {
+	if err := p.tampering.life(event{what: diskPlugging, disk: spec.DiskID,
+		name: spec.DiskName, bytes: spec.SizeBytes, fault: &f}, nil); err != nil {
 		return err
 	}
 	d := &plugged{spec: spec, never: f.Never, wrongSize: f.SizeBytes}
@@ -91,7 +92,7 @@ func (p *Plane) attachLoop(spec Device, wrongSize int64) (loopdev.Device, error)
 	if err := p.resize(spec.DiskID, max(size, spec.SizeBytes)); err != nil {
 		return loopdev.Device{}, err
 	}
-	path, err := p.flaky.plug(spec.DiskID, p.DiskPath(spec.DiskID))
+	path, err := p.Flaky.plug(spec.DiskID, p.DiskPath(spec.DiskID))
 	if err != nil {
 		return loopdev.Device{}, err
 	}
@@ -108,7 +109,7 @@ func (p *Plane) attachLoop(spec Device, wrongSize int64) (loopdev.Device, error)
 		NoDiscards: p.noDiscards && !spec.Local,
 	})
 	if err != nil {
-		err = errors.Join(err, p.flaky.unplug(spec.DiskID))
+		err = errors.Join(err, p.Flaky.unplug(spec.DiskID))
 	}
 	return loop, err
 }
@@ -187,11 +188,11 @@ func (p *Plane) appear(d *plugged) error {
 	if err != nil {
 		return err
 	}
-	if err := view.show(p.tamperShown(d), *d.loop, name); err != nil {
+	if err := view.show(p.tampering.appearance(d), *d.loop, name); err != nil {
 		return errors.Join(fmt.Errorf("show %s: %w", name, err), view.remove(name))
 	}
 	d.node = name
-	return p.tamperElsewhere(d)
+	return p.tampering.showElsewhere(d)
 }
 
 // Unplug removes a disk from its guest, even if the guest uses it. When it returns, no write of
@@ -206,7 +207,7 @@ func (p *Plane) Unplug(instanceID, diskID string) error {
 		d.cancel()
 		<-d.appeared
 	}
-	if p.tamperKeeps(d) {
+	if p.tampering.keeps(d) {
 		p.guests.forget(d)
 		return nil
 	}
@@ -221,7 +222,7 @@ func (p *Plane) Unplug(instanceID, diskID string) error {
 		err = p.trim(diskID, d.spec.SizeBytes)
 	}
 	if err == nil {
-		err = p.tamperUnplugged(d.spec)
+		err = p.tampering.life(event{what: diskUnplugged, disk: diskID}, nil)
 	}
 	if err != nil {
 		return fmt.Errorf("unplug disk %s from instance %s: %w", diskID, instanceID, err)
@@ -238,12 +239,12 @@ func (p *Plane) forceDetach(loop loopdev.Device, diskID string) error {
 	defer cancel()
 	err := loop.Detach(ctx)
 	if !errors.Is(err, loopdev.ErrBusy) {
-		return errors.Join(err, p.flaky.unplug(diskID))
+		return errors.Join(err, p.Flaky.unplug(diskID))
 	}
 	p.log.Warn("a disk is detached by force while its guest uses it", slog.String("device", loop.Path),
 		slog.String("serial", SerialOf(loop)), slog.String("file", loop.BackingFile))
 	// Hanging operations must end first, because cutting the device off waits for them.
-	return errors.Join(p.flaky.unplug(diskID), loop.Cut())
+	return errors.Join(p.Flaky.unplug(diskID), loop.Cut())
 }
 
 // RemoveDisk removes a disk's bytes, if they exist. It refuses a disk that is plugged into a
@@ -253,11 +254,12 @@ func (p *Plane) RemoveDisk(id string) error {
 	if d := p.guests.disk(id); d != nil {
 		return fmt.Errorf("remove disk %s: instance %s still has it", id, d.spec.InstanceID)
 	}
-	err := p.tamperLife(event{what: diskRemoving, disk: id}, nil)
-	if err = errors.Join(err, p.removeBacking(p.DiskPath(id)), p.tamperRemoved(id)); err != nil {
+	err := errors.Join(p.tampering.life(event{what: diskRemoving, disk: id}, nil),
+		p.removeBacking(p.DiskPath(id)), p.tampering.life(event{what: diskRemoved, disk: id}, nil))
+	if err != nil {
 		return fmt.Errorf("remove disk %s: %w", id, err)
 	}
-	p.flaky.forget(id)
+	p.Flaky.forget(id)
 	p.removed(id)
 	return nil
 }
@@ -267,7 +269,7 @@ func (p *Plane) hide(d *plugged) error {
 	d.guest.mu.Lock()
 	defer d.guest.mu.Unlock()
 	view := p.view(d.spec.InstanceID)
-	err := errors.Join(p.tamperHidden(d.spec.DiskID), os.RemoveAll(view.hiddenPath(d.spec.DiskID)))
+	err := errors.Join(p.tampering.hidden(d.spec.DiskID), os.RemoveAll(view.hiddenPath(d.spec.DiskID)))
 	if err != nil || d.node == "" {
 		return err
 	}

@@ -79,10 +79,10 @@ func (p *Plane) OwnDevices() ([]loopdev.Device, error) {
 	return slices.DeleteFunc(devices, func(d loopdev.Device) bool {
 		switch {
 		case d.Orphaned:
-			disk, ours := strings.CutPrefix(filepath.Base(d.BackingFile), p.flaky.mark)
+			disk, ours := strings.CutPrefix(filepath.Base(d.BackingFile), p.Flaky.mark)
 			_, own := files[disk]
 			return !ours || !own
-		case p.flaky.server != nil && d.BackingDevice == p.flaky.device:
+		case p.Flaky.server != nil && d.BackingDevice == p.Flaky.device:
 			return false
 		}
 		ofDisk := d.BackingDevice == p.device && slices.Contains(inodes, d.BackingInode)
@@ -111,7 +111,7 @@ func (p *Plane) adoptOrRelease(
 // carries reports whether the device is equal to what Plug would create for the disk, and is not
 // about to be released.
 func (p *Plane) carries(loop loopdev.Device, spec Device) bool {
-	return p.flaky.server == nil && backs(loop, p.DiskPath(spec.DiskID)) &&
+	return p.Flaky.server == nil && backs(loop, p.DiskPath(spec.DiskID)) &&
 		loop.Serial == spec.loopSerial() && loop.SizeBytes == spec.SizeBytes &&
 		loop.BlockSize == spec.BlockSize && loop.ReadOnly == spec.ReadOnly && !loop.Releasing
 }

@@ -224,7 +224,7 @@ func TestReconcileRemovesLeftovers(t *testing.T) {
 	for _, path := range append(others, orphans...) {
 		simtest.NoError(t, os.WriteFile(path, nil, 0o600))
 	}
-	simtest.NoError(t, p.flaky.open(p.dir, false))
+	simtest.NoError(t, p.Flaky.open(p.dir, false))
 	simtest.NoError(t, p.Reconcile(t.Context(), nil, IDs{"disks": {kept},
 		"snapshots": {snapshot}, "images": {kept}, Left: {gone, "", "../disks"}}))
 	for _, path := range orphans {
@@ -255,8 +255,8 @@ func TestWhatOthersHaveInTheDirectoryStays(t *testing.T) {
 		{p.view(guest).nodePath("nvme7n1"), reconcile}, // while the guest is there
 		{filepath.Join(p.GuestDir(guest), "work"), func() error { return p.RemoveGuest(guest) }},
 		{filepath.Join(p.GuestDir(orphan), "work"), reconcile},
-		{p.tamperPath("work"), func() error { return p.Tamper(Tamper{}) }},
-		{filepath.Join(p.dir, "fuse-7"), func() error { return p.flaky.open(p.dir, false) }},
+		{p.tampering.path("work"), func() error { return p.Tamper(Tamper{}) }},
+		{filepath.Join(p.dir, "fuse-7"), func() error { return p.Flaky.open(p.dir, false) }},
 	} {
 		at, remove := test.at, test.remove
 		simtest.NoError(t, os.MkdirAll(at, 0o755))

@@ -44,7 +44,7 @@ func (p *Plane) SnapshotDisk(ctx context.Context, snapshotID, diskID string) err
 		}
 		switch {
 		case shareBlocks(f, src):
-		case plugged && p.tamper().copied == nil:
+		case plugged && p.tampering.tamper().copied == nil:
 			err = p.copyStill(ctx, f, src, d)
 		default: // no guest writes, or a tamper spoils the copy by what it writes meanwhile
 			err = copyKeepingHoles(ctx, f, src)
@@ -52,12 +52,12 @@ func (p *Plane) SnapshotDisk(ctx context.Context, snapshotID, diskID string) err
 		if err != nil || !plugged {
 			return err
 		}
-		if err := p.tamperCopied(ctx, f, d); err != nil {
+		if err := p.tampering.copied(ctx, f, d); err != nil {
 			return err
 		}
 		return f.Truncate(d.spec.SizeBytes)
 	})
-	err = errors.Join(err, p.tamperLife(
+	err = errors.Join(err, p.tampering.life(
 		event{what: snapshotTaken, disk: diskID, snapshot: p.SnapshotPath(snapshotID)}, err))
 	if err != nil {
 		return fmt.Errorf("snapshot %s of disk %s: %w", snapshotID, diskID, err)

@@ -160,9 +160,11 @@ const (
 type event struct {
 	what happening
 	// disk is the disk's ID. name is its name, when it is plugged. bytes is its size, when it is
-	// created.
+	// created or plugged.
 	disk, name string
 	bytes      int64
+	// fault is that of a disk that is plugged.
+	fault *Fault
 	// snapshot is the file of the event's snapshot or image.
 	snapshot string
 }

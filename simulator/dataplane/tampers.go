@@ -4,12 +4,191 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 )
+
+// Tamper makes a data plane spoil bytes or devices on purpose, and checks of data must notice it.
+// A nil hook does nothing.
+type Tamper struct {
+	// Name identifies the tamper, and Says describes what it spoils.
+	Name, Says string
+
+	// source is called for the file from which a disk will be created.
+	source func(p *Plane, path string) (string, error)
+	// shown returns the device that the guest sees, given the other devices of the guest.
+	shown func(d Device, others []*plugged) Device
+	// copied is called when a disk was copied to a snapshot.
+	copied func(ctx context.Context, p *Plane, snapshot *os.File, d *plugged) error
+	// keeps leaves the device in its guest when the disk is detached. elsewhere also shows the
+	// device in every other guest.
+	keeps, elsewhere bool
+	// life is called for every event of a disk or a snapshot.
+	life func(p *Plane, e event) error
+}
+
+// tampering holds the active tamper.
+type tampering struct {
+	plane *Plane
+
+	mu sync.Mutex
+	// mu guards the fields below.
+	now Tamper
+	// left are the devices that stay in their guests after their disks were detached.
+	left []*plugged
+	// elsewhere are devices in the views of other guests, by the IDs of their disks.
+	elsewhere map[string][]shownElsewhere
+}
+
+// shownElsewhere is a device in the view of a guest that does not have its disk.
+type shownElsewhere struct {
+	view view
+	name string
+}
+
+// Tamper activates a tamper; the zero value ends it. It removes what an earlier tamper left in
+// the guests.
+func (p *Plane) Tamper(t Tamper) error {
+	p.tampering.mu.Lock()
+	left, elsewhere := p.tampering.left, p.tampering.elsewhere
+	p.tampering.now, p.tampering.left, p.tampering.elsewhere = t, nil, nil
+	p.tampering.mu.Unlock()
+	var errs []error
+	for _, all := range elsewhere {
+		errs = append(errs, removeElsewhere(all))
+	}
+	for _, d := range left {
+		errs = append(errs, p.hide(d), p.forceDetach(*d.loop, ""))
+	}
+	return errors.Join(append(errs, RemoveTree(p.tampering.path("")))...)
+}
+
+func (a *tampering) tamper() Tamper {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.now
+}
+
+// path returns the path of a tamper's file.
+func (a *tampering) path(name string) string { return filepath.Join(a.plane.dir, "tamper", name) }
+
+// CreateDisk creates a blank disk, which uses no space. It does not change an existing one.
+func (p *Plane) CreateDisk(id string, size int64) error {
+	err := p.files.CreateDisk(id, size)
+	return errors.Join(err, p.tampering.life(event{what: diskMade, disk: id, bytes: size}, err))
+}
+
+// CloneDisk creates a disk with the bytes of source, the file of a snapshot or an image, and
+// blank space after them. It does not change an existing disk.
+func (p *Plane) CloneDisk(ctx context.Context, id, source string, size int64) (err error) {
+	if t := p.tampering.tamper(); t.source != nil {
+		if source, err = t.source(p, source); err != nil {
+			return err
+		}
+	}
+	err = p.files.CloneDisk(ctx, id, source, size)
+	return errors.Join(err, p.tampering.life(
+		event{what: diskCloned, disk: id, snapshot: source, bytes: size}, err))
+}
+
+// RemoveSnapshot removes a snapshot's bytes, if they exist.
+func (p *Plane) RemoveSnapshot(id string) error {
+	path := p.SnapshotPath(id)
+	err := p.tampering.life(event{what: snapshotRemoving, snapshot: path}, nil)
+	if err == nil {
+		err = p.removeBacking(path)
+	}
+	if err != nil {
+		return fmt.Errorf("remove snapshot %s: %w", id, err)
+	}
+	p.removed(id)
+	return p.tampering.life(event{what: snapshotRemoved, snapshot: path}, nil)
+}
+
+// life reports an event to the tamper, unless the operation failed.
+func (a *tampering) life(e event, failed error) error {
+	if t := a.tamper(); failed == nil && t.life != nil {
+		return t.life(a.plane, e)
+	}
+	return nil
+}
+
+// appearance returns a device as its guest sees it.
+func (a *tampering) appearance(d *plugged) Device {
+	if t := a.tamper(); t.shown != nil {
+		return t.shown(d.spec, a.plane.guests.devices(d.guest))
+	}
+	return d.spec
+}
+
+func (a *tampering) copied(ctx context.Context, snapshot *os.File, d *plugged) error {
+	if t := a.tamper(); t.copied != nil {
+		return t.copied(ctx, a.plane, snapshot, d)
+	}
+	return nil
+}
+
+// showElsewhere also shows a device that has appeared to every other guest.
+func (a *tampering) showElsewhere(d *plugged) error {
+	if !a.tamper().elsewhere {
+		return nil
+	}
+	var errs []error
+	for id := range a.plane.guests.all() {
+		if id == d.spec.InstanceID {
+			continue
+		}
+		other := a.plane.view(id)
+		name, err := other.freeName(d.guest.random)
+		if err == nil {
+			err = other.show(d.spec, *d.loop, name)
+		}
+		if errs = append(errs, err); err != nil {
+			continue
+		}
+		a.mu.Lock()
+		if a.elsewhere == nil {
+			a.elsewhere = map[string][]shownElsewhere{}
+		}
+		a.elsewhere[d.spec.DiskID] = append(a.elsewhere[d.spec.DiskID],
+			shownElsewhere{other, name})
+		a.mu.Unlock()
+	}
+	return errors.Join(errs...)
+}
+
+// hidden removes a device from the guests to which a tamper has shown it.
+func (a *tampering) hidden(diskID string) error {
+	a.mu.Lock()
+	all := a.elsewhere[diskID]
+	delete(a.elsewhere, diskID)
+	a.mu.Unlock()
+	return removeElsewhere(all)
+}
+
+func removeElsewhere(all []shownElsewhere) error {
+	var errs []error
+	for _, d := range all {
+		errs = append(errs, d.view.remove(d.name))
+	}
+	return errors.Join(errs...)
+}
+
+// keeps reports whether the device stays in its guest. If so, it records the device.
+func (a *tampering) keeps(d *plugged) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.now.keeps || d.loop == nil {
+		return false
+	}
+	a.left = append(a.left, d)
+	return true
+}
 
 const (
 	// tamperBlock is the unit in which tampers spoil bytes.
@@ -26,9 +205,9 @@ const (
 func Tampers() []Tamper {
 	return append([]Tamper{
 		{Name: "swapped-disks", Says: "a disk and another exchange their bytes when it is attached",
-			plug: swapDisks},
+			life: at(diskPlugging, swapDisks)},
 		{Name: "stale-read", Says: "an attached disk has the bytes that it had at the detach before " +
-			"the last", plug: putBack, unplugged: keepLastTwo},
+			"the last", life: staleRead},
 		{Name: "torn-snapshot", Says: "half of the blocks of a snapshot are from later than the rest",
 			copied: tear},
 		{Name: "serial-missing", Says: "devices have no serial",
@@ -36,20 +215,35 @@ func Tampers() []Tamper {
 		{Name: "serial-doubled", Says: "the second device of a guest has the serial of the first",
 			shown: doubleSerial},
 		{Name: "device-smaller", Says: "devices have half the size of their disks",
-			plug: func(_ *Plane, d Device, f *Fault) error { f.SizeBytes = d.SizeBytes / 2; return nil }},
+			life: faulty(func(e event) { e.fault.SizeBytes = e.bytes / 2 })},
 		{Name: "device-larger", Says: "devices have twice the size of their disks",
-			plug: func(_ *Plane, d Device, f *Fault) error { f.SizeBytes = d.SizeBytes * 2; return nil }},
+			life: faulty(func(e event) { e.fault.SizeBytes = e.bytes * 2 })},
 		{Name: "device-late", Says: "devices appear when nobody waits any more",
-			plug: func(_ *Plane, _ Device, f *Fault) error { f.Delay = lateDevice; return nil }},
+			life: faulty(func(e event) { e.fault.Delay = lateDevice })},
 		{Name: "device-never", Says: "an attach succeeds, and no device appears",
-			plug: func(_ *Plane, _ Device, f *Fault) error { f.Never = true; return nil }},
+			life: faulty(func(e event) { e.fault.Never = true })},
 		{Name: "device-left", Says: "a detached disk stays in its guest", keeps: true},
 		{Name: "delete-another", Says: "with a disk, the bytes of another are deleted",
-			removed: func(p *Plane, _ string) error { return p.another("", 0, true, blank) }},
+			life: at(diskRemoved, func(p *Plane, _ event) error { return p.another("", 0, true, blank) })},
 		{Name: "other-snapshot", Says: "a disk is restored from another snapshot", source: otherSource},
 		{Name: "device-elsewhere", Says: "an attached disk is a device of every other guest, too",
 			elsewhere: true},
 	}, spoils()...)
+}
+
+// at returns a hook for one kind of event.
+func at(what happening, do func(*Plane, event) error) func(*Plane, event) error {
+	return func(p *Plane, e event) error {
+		if e.what != what {
+			return nil
+		}
+		return do(p, e)
+	}
+}
+
+// faulty returns a hook that changes each device before it is created.
+func faulty(change func(event)) func(*Plane, event) error {
+	return at(diskPlugging, func(_ *Plane, e event) error { change(e); return nil })
 }
 
 // another calls do for the first other disk's file that is not plugged and has the given size, if
@@ -148,24 +342,26 @@ func eachBlock(path string, do func(f *os.File, at int64, block []byte) error) (
 	}
 }
 
-func swapDisks(p *Plane, spec Device, _ *Fault) error {
-	own := p.DiskPath(spec.DiskID)
-	return p.another(spec.DiskID, spec.SizeBytes, false, func(other string) error {
+func swapDisks(p *Plane, e event) error {
+	own := p.DiskPath(e.disk)
+	return p.another(e.disk, e.bytes, false, func(other string) error {
 		aside := own + ".swap"
 		return errors.Join(os.Rename(own, aside), os.Rename(other, own), os.Rename(aside, other))
 	})
 }
 
-func keepLastTwo(p *Plane, spec Device) error {
-	last, older := p.tamperPath(spec.DiskID), p.tamperPath(spec.DiskID+".older")
-	if err := os.Rename(last, older); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+// staleRead keeps the last two contents of a disk, and puts back the older one.
+func staleRead(p *Plane, e event) error {
+	last, older := p.tampering.path(e.disk), p.tampering.path(e.disk+".older")
+	var err error
+	switch e.what {
+	case diskPlugging:
+		err = p.replace(p.DiskPath(e.disk), older)
+	case diskUnplugged:
+		if err = os.Rename(last, older); err == nil || errors.Is(err, fs.ErrNotExist) {
+			err = p.replace(last, p.DiskPath(e.disk))
+		}
 	}
-	return p.replace(last, p.DiskPath(spec.DiskID))
-}
-
-func putBack(p *Plane, spec Device, _ *Fault) error {
-	err := p.replace(p.DiskPath(spec.DiskID), p.tamperPath(spec.DiskID+".older"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

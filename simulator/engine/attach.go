@@ -12,16 +12,11 @@ import (
 type Attachments struct{ *Simulation }
 
 // List lists the disks that are attached to an instance.
-func (s Attachments) List(call *Call, ref Ref) (attached []store.Disk, err error) {
-	err = s.store.View(func(tx *store.Tx) error {
-		i, err := lookup(s.Simulation, call, tx, store.Instances, ref)
-		if err != nil {
-			return err
-		}
-		attached, err = tx.DisksOf(i.ID)
-		return err
+func (s Attachments) List(call *Call, ref Ref) ([]store.Disk, error) {
+	return ofInstance(s.Simulation, call, ref, func(tx *store.Tx, i store.Instance) ([]store.Disk,
+		error) {
+		return tx.DisksOf(i.ID)
 	})
-	return attached, err
 }
 
 // pair finds the instance and then the disk of an attach or a detach. It finds a disk's name only

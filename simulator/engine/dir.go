@@ -1,15 +1,18 @@
 package engine
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/dataplane"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
@@ -22,8 +25,6 @@ const (
 	// version follows, and in a directory that nobody named one with its process.
 	markFile = "oxide-simulator.mark"
 	markText = "This directory belongs to oxide-simulator. It removes files here."
-	// olderMark is what a directory has instead that an older simulator made.
-	olderMark = "VERSION"
 )
 
 // mark is what the mark of a directory says.
@@ -160,20 +161,11 @@ func makePrivate(dir string) error {
 	return nil
 }
 
-// claimDir returns the mark of an empty directory, or of one of an older simulator, which has the
-// records of a rack. It refuses a directory that is not empty, with two exceptions: empty guest
-// views, which may be mounted before the rack starts, and an identity, which the caller may choose.
+// claimDir returns the mark of an empty directory. It refuses one that is not empty, with two
+// exceptions: empty guest views, which may be mounted before the rack starts, and an identity,
+// which the caller may choose.
 func claimDir(dir, process string) (mark, error) {
 	m := mark{dirVersion, process}
-	if older, err := readSmall(filepath.Join(dir, olderMark)); err == nil {
-		switch ofRack, err := store.Verify(filepath.Join(dir, recordsFile)); {
-		case ofRack:
-			m.version = strings.TrimSpace(older)
-			return m, nil
-		case err != nil && !errors.Is(err, fs.ErrNotExist):
-			return m, err
-		}
-	}
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return m, fmt.Errorf("read the directory: %w", err)
@@ -230,4 +222,78 @@ func writeDurably(path, text string, flag int) error {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
 	return nil
+}
+
+// temporaryPrefix begins the name of a directory that nobody named, which ends with its rack.
+const temporaryPrefix = "oxide-simulator-"
+
+// removeLeft removes the directories that killed racks have left, with their devices and mounts.
+// What cannot be removed stays for the next start.
+func (r *Simulation) removeLeft(ctx context.Context) {
+	found, _ := filepath.Glob(filepath.Join(os.TempDir(), temporaryPrefix+"*")) // no pattern of others
+	for _, dir := range found {
+		if !abandoned(dir) {
+			continue
+		}
+		if err := removeTemporary(ctx, dir); err != nil {
+			r.log.Warn("the directory of a rack that was killed stays", slog.String("dir", dir),
+				slog.String("error", err.Error()))
+		}
+	}
+}
+
+// abandoned reports whether a directory was made by this user's simulator, in a process that has
+// ended.
+func abandoned(dir string) bool {
+	info, err := os.Lstat(dir)
+	if err != nil || !info.IsDir() || info.Mode().Perm() != 0o700 {
+		return false
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	m, err := readMark(dir)
+	return ok && int(st.Uid) == os.Geteuid() && err == nil &&
+		m.version == dirVersion && ended(m.process)
+}
+
+// removeTemporary removes the directory, if no process has its records open.
+func removeTemporary(ctx context.Context, dir string) error {
+	records, err := store.Open(filepath.Join(dir, recordsFile), true)
+	switch {
+	case err == nil:
+		defer records.Close()
+	case !errors.Is(err, store.ErrDamaged):
+		return err
+	}
+	plane, err := dataplane.Open(dataplane.Config{Dir: dir, Log: slog.New(slog.DiscardHandler),
+		Volatile: true, Devices: dataplane.DevicesIfPossible})
+	if err == nil {
+		err = errors.Join(plane.Reconcile(ctx, nil, nil), plane.Close())
+	}
+	if err != nil {
+		return err
+	}
+	return dataplane.RemoveTree(dir)
+}
+
+// thisProcess returns what identifies this process: the machine, its boot, and what identifies the
+// process until the next one. It returns "" where the system does not tell.
+func thisProcess() string {
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	machine, unnamed := os.Hostname()
+	process := loopdev.Process()
+	if err != nil || unnamed != nil || process == "" {
+		return ""
+	}
+	return machine + " " + strings.TrimSpace(string(boot)) + " " + process
+}
+
+// ended reports whether a process has ended for certain. One of another machine, with which this
+// one shares the directory, may live.
+func ended(process string) bool {
+	of, now := strings.Fields(process), strings.Fields(thisProcess())
+	if len(of) != len(now) || len(of) == 0 || of[0] != now[0] {
+		return false
+	}
+	gone, err := loopdev.Ended(of[2])
+	return of[1] != now[1] || err == nil && gone
 }

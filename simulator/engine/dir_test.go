@@ -105,22 +105,6 @@ func TestTheRackAcceptsOnlyAnEmptyOrItsOwnDirectory(t *testing.T) {
 	}
 }
 
-func TestADirectoryOfAnOlderSimulatorIsKnownByItsRecords(t *testing.T) {
-	dir, _ := rackDir(t)
-	simtest.NoError(t, os.Rename(filepath.Join(dir, markFile), filepath.Join(dir, olderMark)))
-	for version, want := range map[string]string{"7\n": `says version "7"`, "2\n": ""} {
-		simtest.NoError(t, os.WriteFile(filepath.Join(dir, olderMark), []byte(version), 0o600))
-		_ = os.Remove(filepath.Join(dir, markFile))
-		r, err := openIn(t, dir)
-		if want == "" {
-			simtest.NoError(t, err)
-			simtest.NoError(t, r.Close())
-		} else if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("open = %v, want %q", err, want)
-		}
-	}
-}
-
 // TestNothingOfOthersInTheDirectoryIsUsed puts something of a stranger at each place of a rack's
 // directory, and where the rack makes a file. The rack refuses it, waits for nothing, and leaves
 // the stranger's files alone.

@@ -226,19 +226,23 @@ func natOf(tx *store.Tx, instanceID string) ([]store.Resource, error) {
 	return natIP.Table().Scan(tx, instanceID, store.ByName, nil, noLimit)
 }
 
-// externalIPs returns the floating and ephemeral addresses of an instance.
-func externalIPs(tx *store.Tx, instanceID string) (floating, ephemeral []store.Resource,
-	err error) {
-	err = FloatingIP.Table().Each(tx, func(r store.Resource) error {
+// attachedTo returns the records of a kind that are attached to an instance.
+func attachedTo(tx *store.Tx, k *Kind, instanceID string) (all []store.Resource, err error) {
+	err = k.Table().Each(tx, func(r store.Resource) error {
 		if r.Text("instance_id") == instanceID {
-			floating = append(floating, r)
+			all = append(all, r)
 		}
 		return nil
 	})
-	if err == nil {
-		ephemeral, err = ephemeralIP.Table().Scan(tx, instanceID, store.ByName, nil, noLimit)
-	}
-	return floating, ephemeral, err
+	return all, err
+}
+
+// externalIPs returns the floating and ephemeral addresses of an instance.
+func externalIPs(tx *store.Tx, instanceID string) (floating, ephemeral []store.Resource,
+	err error) {
+	floating, err = attachedTo(tx, FloatingIP, instanceID)
+	ephemeral, scanned := ephemeralIP.Table().Scan(tx, instanceID, store.ByName, nil, noLimit)
+	return floating, ephemeral, errors.Join(err, scanned)
 }
 
 // Kinds of external addresses.
@@ -310,35 +314,47 @@ func (c *Change) attachFloating(i store.Instance) error {
 	if err != nil {
 		return err
 	}
-	c.record.Fields["instance_id"] = i.ID
+	return c.moveTo(i.ID)
+}
+
+// moveTo attaches a floating IP or an external subnet to an instance, or takes it from its instance
+// if that is nil.
+func (c *Change) moveTo(instanceID any) error {
+	c.record.Fields["instance_id"] = instanceID
 	c.record.Touch()
 	return c.put()
 }
 
-// AttachFloatingIP attaches a floating IP to an instance of its project.
-func (s Resources) AttachFloatingIP(call *Call, scope Scope, sel, instance store.Selector) (
-	r store.Resource, err error) {
+// attach attaches a floating IP or an external subnet to an instance of its project.
+func (s Resources) attach(call *Call, k *Kind, scope Scope, sel, instance store.Selector,
+	attach func(*Change, store.Instance) error) (r store.Resource, err error) {
 	err = s.store.Update(func(tx *store.Tx) error {
-		c, err := s.change(call, tx, FloatingIP, scope, sel)
+		c, err := s.change(call, tx, k, scope, sel)
 		if err != nil {
 			return err
 		}
 		i, err := find(tx, store.Instances, c.parent.ID, instance)
+		if err == nil {
+			err = attach(c, i)
+		}
+		r = c.record
+		return errors.Join(err, unwound(call))
+	})
+	return r, err
+}
+
+// AttachFloatingIP attaches a floating IP to an instance of its project.
+func (s Resources) AttachFloatingIP(call *Call, scope Scope, sel, instance store.Selector) (
+	store.Resource, error) {
+	return s.attach(call, FloatingIP, scope, sel, instance, func(c *Change, i store.Instance) error {
 		switch {
-		case err != nil:
-			return err
 		case i.ProjectID != c.parent.ID:
 			return errOtherProject
 		case i.RunState == store.StateCreating:
 			return invalidRequest("cannot attach floating IP to instance in creating state")
 		}
-		if err := c.attachFloating(i); err != nil {
-			return err
-		}
-		r = c.record
-		return unwound(call)
+		return c.attachFloating(i)
 	})
-	return r, err
 }
 
 // detachable returns the reason why an address cannot be detached from an instance.
@@ -349,36 +365,38 @@ func detachable(kind string, i store.Instance) error {
 	return settledForNetwork(i)
 }
 
-// DetachFloatingIP detaches a floating IP. It does not change a detached one.
-func (s Resources) DetachFloatingIP(call *Call, scope Scope, sel store.Selector) (
-	r store.Resource, err error) {
+// detach takes a floating IP or an external subnet from its instance, unless a problem forbids it.
+func (s Resources) detach(call *Call, k *Kind, scope Scope, sel store.Selector, detached error,
+	problem func(store.Instance) error) (r store.Resource, err error) {
 	err = s.store.Update(func(tx *store.Tx) error {
-		c, err := s.change(call, tx, FloatingIP, scope, sel)
+		c, err := s.change(call, tx, k, scope, sel)
 		if err != nil {
 			return err
 		}
 		r = c.record
 		id := c.old.Text("instance_id")
 		if id == "" {
-			return nil
+			return detached
 		}
 		i, err := find(tx, store.Instances, "", store.Selector{ID: id})
 		if err == nil {
-			err = detachable(kindFloating, i)
+			err = problem(i)
 		}
 		if err == nil {
-			err = c.detach()
+			err = c.moveTo(nil)
+			r = c.record
 		}
 		return errors.Join(err, unwound(call))
 	})
 	return r, err
 }
 
-// detach takes a floating IP or an external subnet from its instance.
-func (c *Change) detach() error {
-	c.record.Fields["instance_id"] = nil
-	c.record.Touch()
-	return c.put()
+// DetachFloatingIP detaches a floating IP. It does not change a detached one.
+func (s Resources) DetachFloatingIP(call *Call, scope Scope, sel store.Selector) (
+	store.Resource, error) {
+	return s.detach(call, FloatingIP, scope, sel, nil, func(i store.Instance) error {
+		return detachable(kindFloating, i)
+	})
 }
 
 // Ephemeral is an ephemeral address in the form of the API.
@@ -458,13 +476,13 @@ func (s Instances) DetachEphemeralIP(call *Call, ref Ref, version string) error 
 // releaseAddresses takes the external addresses and subnets from an instance that is being deleted.
 func (r *Simulation) releaseAddresses(tx *store.Tx, instanceID string) error {
 	floating, ephemeral, err := externalIPs(tx, instanceID)
-	subnets, found := externalSubnets(tx, instanceID)
+	subnets, found := attachedTo(tx, ExternalSubnet, instanceID)
 	err = errors.Join(err, found)
 	for k, attached := range map[*Kind][]store.Resource{FloatingIP: floating,
 		ExternalSubnet: subnets} {
 		for _, a := range attached {
 			c := &Change{Simulation: r, tx: tx, kind: k, old: a, record: a}
-			err = errors.Join(err, c.detach())
+			err = errors.Join(err, c.moveTo(nil))
 		}
 	}
 	for _, e := range ephemeral {

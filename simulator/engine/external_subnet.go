@@ -121,32 +121,22 @@ const maxExternalSubnets = 32
 
 // AttachExternalSubnet attaches an external subnet to an instance of its project.
 func (s Resources) AttachExternalSubnet(call *Call, scope Scope, sel, instance store.Selector) (
-	r store.Resource, err error) {
-	err = s.store.Update(func(tx *store.Tx) error {
-		c, err := s.change(call, tx, ExternalSubnet, scope, sel)
-		if err != nil {
-			return err
-		}
-		i, err := find(tx, store.Instances, c.parent.ID, instance)
-		if err != nil {
-			return err
-		}
-		if c.old.Text("instance_id") != i.ID {
+	store.Resource, error) {
+	return s.attach(call, ExternalSubnet, scope, sel, instance,
+		func(c *Change, i store.Instance) error {
+			if c.old.Text("instance_id") == i.ID {
+				return nil
+			}
 			if err := c.subnetProblem(i); err != nil {
 				return err
 			}
-			c.record.Fields["instance_id"] = i.ID
-			c.record.Touch()
-		}
-		r = c.record
-		return errors.Join(c.put(), unwound(call))
-	})
-	return r, err
+			return c.moveTo(i.ID)
+		})
 }
 
 // subnetProblem returns the reason why the subnet cannot be attached to an instance.
 func (c *Change) subnetProblem(i store.Instance) error {
-	attached, err := externalSubnets(c.tx, i.ID)
+	attached, err := attachedTo(c.tx, ExternalSubnet, i.ID)
 	if err != nil {
 		return err
 	}
@@ -179,51 +169,21 @@ func (c *Change) subnetProblem(i store.Instance) error {
 
 // DetachExternalSubnet detaches an external subnet from its instance.
 func (s Resources) DetachExternalSubnet(call *Call, scope Scope, sel store.Selector) (
-	r store.Resource, err error) {
-	err = s.store.Update(func(tx *store.Tx) error {
-		c, err := s.change(call, tx, ExternalSubnet, scope, sel)
-		if err != nil {
-			return err
-		}
-		id := c.old.Text("instance_id")
-		if id == "" {
-			return invalidRequest("External subnet is not attached to an instance")
-		}
-		i, err := find(tx, store.Instances, "", store.Selector{ID: id})
-		switch {
-		case err != nil:
-			return err
-		case i.RunState == store.RunFailed, i.RunState == store.StateCreating:
-			return invalidRequest("Cannot detach subnet from instance in %s state", i.RunState)
-		}
-		err = c.detach()
-		r = c.record
-		return errors.Join(err, unwound(call))
-	})
-	return r, err
-}
-
-// externalSubnets returns the external subnets of an instance.
-func externalSubnets(tx *store.Tx, instanceID string) (subnets []store.Resource, err error) {
-	err = ExternalSubnet.Table().Each(tx, func(r store.Resource) error {
-		if r.Text("instance_id") == instanceID {
-			subnets = append(subnets, r)
-		}
-		return nil
-	})
-	return subnets, err
+	store.Resource, error) {
+	return s.detach(call, ExternalSubnet, scope, sel,
+		invalidRequest("External subnet is not attached to an instance"),
+		func(i store.Instance) error {
+			if i.RunState == store.RunFailed || i.RunState == store.StateCreating {
+				return invalidRequest("Cannot detach subnet from instance in %s state", i.RunState)
+			}
+			return nil
+		})
 }
 
 // ExternalSubnets lists the external subnets of an instance.
-func (s Resources) ExternalSubnets(call *Call, instance Ref) (subnets []store.Resource,
-	err error) {
-	err = s.store.View(func(tx *store.Tx) error {
-		i, err := lookup(s.Simulation, call, tx, store.Instances, instance)
-		if err != nil {
-			return err
-		}
-		subnets, err = externalSubnets(tx, i.ID)
-		return err
+func (s Resources) ExternalSubnets(call *Call, instance Ref) ([]store.Resource, error) {
+	return ofInstance(s.Simulation, call, instance, func(tx *store.Tx, i store.Instance) (
+		[]store.Resource, error) {
+		return attachedTo(tx, ExternalSubnet, i.ID)
 	})
-	return subnets, err
 }

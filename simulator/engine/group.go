@@ -143,23 +143,18 @@ func (s Resources) RemoveMember(call *Call, k *Kind, scope Scope, sel store.Sele
 
 // OfInstance lists the records of a kind that are linked to an instance: its groups, or its SSH
 // keys.
-func (s Resources) OfInstance(call *Call, k *Kind, instance Ref) (items []store.Resource,
-	err error) {
-	err = s.store.View(func(tx *store.Tx) error {
-		i, err := lookup(s.Simulation, call, tx, store.Instances, instance)
-		if err != nil {
-			return err
-		}
+func (s Resources) OfInstance(call *Call, k *Kind, instance Ref) ([]store.Resource, error) {
+	return ofInstance(s.Simulation, call, instance, func(tx *store.Tx, i store.Instance) (
+		items []store.Resource, err error) {
 		for _, id := range tx.Linked(k.Name, i.ID) {
 			r, ok, err := k.Table().Get(tx, id)
 			if err != nil {
-				return err
+				return nil, err
 			}
 			if ok {
 				items = append(items, r)
 			}
 		}
-		return nil
+		return items, nil
 	})
-	return items, err
 }

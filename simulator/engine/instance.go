@@ -145,9 +145,14 @@ func (s Instances) failInstance(i store.Instance, cause error) {
 	s.log.Error("an instance has failed", slog.String("instance", i.ID),
 		slog.String("error", cause.Error()))
 	i.SetRunState(store.RunFailed)
-	if err := errors.Join(s.halt(i), s.putInstance(i)); err != nil {
+	s.unchanged(i, errors.Join(s.halt(i), s.putInstance(i)))
+}
+
+// unchanged logs the error that keeps an instance from changing its state, if there is one.
+func (s Instances) unchanged(i store.Instance, err error) {
+	if err != nil {
 		s.log.Error("an instance cannot change its state", slog.String("instance", i.ID),
-			slog.String("error", err.Error()))
+			slog.String("state", i.RunState), slog.String("error", err.Error()))
 	}
 }
 
@@ -167,18 +172,14 @@ func (s Instances) settleLater(i store.Instance) {
 		if !s.Pause(s.ctx, delay) {
 			return
 		}
-		err := s.store.Update(func(tx *store.Tx) error {
+		s.unchanged(i, s.store.Update(func(tx *store.Tx) error {
 			now, ok, err := store.Instances.Get(tx, i.ID)
 			if err != nil || !ok || !now.TimeRunStateUpdated.Equal(i.TimeRunStateUpdated.Time) {
 				return err // another transition has begun
 			}
 			now.SetRunState(settled[now.RunState])
 			return store.Instances.Put(tx, now)
-		})
-		if err != nil {
-			s.log.Error("an instance cannot change its state", slog.String("instance", i.ID),
-				slog.String("state", i.RunState), slog.String("error", err.Error()))
-		}
+		}))
 	})
 }
 
@@ -265,10 +266,7 @@ func (s Instances) ended(id string, poweredOff bool) {
 		return
 	}
 	i.SetRunState(store.RunStopped)
-	if err := errors.Join(s.unplugAll(i), s.putInstance(i)); err != nil {
-		s.log.Error("an instance cannot change its state", slog.String("instance", id),
-			slog.String("error", err.Error()))
-	}
+	s.unchanged(i, errors.Join(s.unplugAll(i), s.putInstance(i)))
 }
 
 func (s Instances) plugAll(call *Call, i store.Instance) error {

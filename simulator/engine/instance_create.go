@@ -209,10 +209,7 @@ func (s Instances) finish(call *Call, made store.Instance, c InstanceCreate) (st
 		s.log.Error("an instance that was created could not be started",
 			slog.String("instance", i.ID), slog.String("error", err.Error()))
 		i.SetRunState(store.RunStopped)
-		if err := errors.Join(s.unplugAll(i), s.putInstance(i)); err != nil {
-			s.log.Error("an instance cannot change its state", slog.String("instance", i.ID),
-				slog.String("error", err.Error()))
-		}
+		s.unchanged(i, errors.Join(s.unplugAll(i), s.putInstance(i)))
 		return i, nil
 	}
 	s.settleLater(i)

@@ -144,6 +144,20 @@ func view[T any](r *Simulation, call *Call, t store.Table[T], ref Ref) (object T
 	return object, err
 }
 
+// ofInstance returns what an instance that a Ref names has.
+func ofInstance[T any](r *Simulation, call *Call, ref Ref,
+	read func(*store.Tx, store.Instance) ([]T, error)) (all []T, err error) {
+	err = r.store.View(func(tx *store.Tx) error {
+		i, err := lookup(r, call, tx, store.Instances, ref)
+		if err != nil {
+			return err
+		}
+		all, err = read(tx, i)
+		return err
+	})
+	return all, err
+}
+
 // list returns a part of a project's objects in a table.
 func list[T any](r *Simulation, call *Call, t store.Table[T], project store.Selector, w Window) (
 	items []T, err error,

@@ -169,16 +169,11 @@ func newStack(tx *store.Tx, subnet store.Resource, c InterfaceCreate) (store.IPS
 const reservedAddresses = 5
 
 // Interfaces lists the network interfaces of an instance.
-func (s Instances) Interfaces(call *Call, ref Ref) (nics []store.NetworkInterface, err error) {
-	err = s.store.View(func(tx *store.Tx) error {
-		i, err := lookup(s.Simulation, call, tx, store.Instances, ref)
-		if err != nil {
-			return err
-		}
-		nics, err = tx.Interfaces(i.ID)
-		return err
+func (s Instances) Interfaces(call *Call, ref Ref) ([]store.NetworkInterface, error) {
+	return ofInstance(s.Simulation, call, ref, func(tx *store.Tx, i store.Instance) (
+		[]store.NetworkInterface, error) {
+		return tx.Interfaces(i.ID)
 	})
-	return nics, err
 }
 
 // findInterface finds an interface by its ID, or by its name on an instance.
@@ -325,12 +320,8 @@ func (s Instances) DeleteInterface(call *Call, instance Ref, sel store.Selector)
 
 // ExternalIPs returns the external addresses of an instance, that for source NAT first (A65).
 func (s Instances) ExternalIPs(call *Call, ref Ref) ([]any, error) {
-	ips := []any{}
-	err := s.store.View(func(tx *store.Tx) error {
-		i, err := lookup(s.Simulation, call, tx, store.Instances, ref)
-		if err != nil {
-			return err
-		}
+	return ofInstance(s.Simulation, call, ref, func(tx *store.Tx, i store.Instance) ([]any, error) {
+		ips := []any{}
 		nat, err := natOf(tx, i.ID)
 		for _, n := range nat {
 			delete(n.Fields, "instance_id")
@@ -344,7 +335,6 @@ func (s Instances) ExternalIPs(call *Call, ref Ref) ([]any, error) {
 			r.Fields["kind"] = kindFloating
 			ips = append(ips, r)
 		}
-		return errors.Join(err, found)
+		return ips, errors.Join(err, found)
 	})
-	return ips, err
 }

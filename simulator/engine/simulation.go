@@ -256,7 +256,7 @@ func (r *Simulation) end() bool {
 		return false
 	}
 	r.cancel()
-	r.plane.HealDisks() // a disk that hangs may block work
+	r.plane.Flaky.HealAll() // a disk that hangs may block work
 	r.work.Wait()
 	return true
 }

@@ -45,3 +45,14 @@ func Command(t *testing.T, name string, args ...string) string {
 	}
 	return string(out)
 }
+
+// Mount mounts a device until the test ends.
+func Mount(t *testing.T, device, dir string, options ...string) {
+	t.Helper()
+	Command(t, "mount", append(options, device, dir)...)
+	t.Cleanup(func() {
+		// The test may have unmounted it, or cut the device off.
+		_ = exec.Command("umount", dir).Run()
+		_ = exec.Command("umount", "--lazy", dir).Run()
+	})
+}

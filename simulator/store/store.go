@@ -30,7 +30,7 @@ func Open(path string, volatile bool) (*Store, error) {
 	if err := createStore(path, volatile); err != nil {
 		return nil, fmt.Errorf("make the records in %s: %w", path, err)
 	}
-	if _, err := Verify(path); err != nil {
+	if err := verify(path); err != nil {
 		return nil, err
 	}
 	s := &Store{}

@@ -19,16 +19,16 @@ import (
 var ErrDamaged = errors.New("the rack's records are damaged: put a copy of the file there, or " +
 	"start with another directory; nothing was changed")
 
-// Verify checks every page of a file of records without changing it, and reports whether the tables
-// of a rack are in it. The library's own check ends the process if a page misleads it, because it
-// runs in goroutines of its own, and so does an open that writes.
-func Verify(path string) (ofRack bool, err error) {
+// verify checks every page of a file of records without changing it. The library's own check ends
+// the process if a page misleads it, because it runs in goroutines of its own, and so does an open
+// that writes.
+func verify(path string) error {
 	if info, err := os.Lstat(path); err != nil {
-		return false, err
+		return err
 	} else if !info.Mode().IsRegular() || info.Size() == 0 {
-		return false, fmt.Errorf("%s is empty, or no file: %w", path, ErrDamaged)
+		return fmt.Errorf("%s is empty, or no file: %w", path, ErrDamaged)
 	}
-	err = guarded(path, func() error {
+	return guarded(path, func() error {
 		db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: lockTimeout, ReadOnly: true})
 		if err != nil {
 			return err
@@ -42,14 +42,9 @@ func Verify(path string) (ofRack bool, err error) {
 			defer f.Close()
 			size := int64(db.Info().PageSize)
 			p := pages{f, size, uint64(tx.Size() / size), map[uint64]bool{}}
-			if err := p.walk(uint64(tx.Cursor().Bucket().RootPage())); err != nil {
-				return err
-			}
-			ofRack = tx.Bucket([]byte(Projects.Name)) != nil && tx.Bucket([]byte(Disks.Name)) != nil
-			return nil
+			return p.walk(uint64(tx.Cursor().Bucket().RootPage()))
 		})
 	})
-	return ofRack, err
 }
 
 // lockTimeout is the time that another simulator may take to end.

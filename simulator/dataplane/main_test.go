@@ -1,9 +1,0 @@
-package dataplane
-
-import (
-	"testing"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
-)
-
-func TestMain(m *testing.M) { namespace.Main(m) }

@@ -1,9 +1,0 @@
-package simulator
-
-import (
-	"testing"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
-)
-
-func TestMain(m *testing.M) { namespace.Main(m) }
