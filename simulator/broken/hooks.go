@@ -15,15 +15,33 @@ var (
 	shownSnapshots = []string{"snapshot_create", "snapshot_view", "snapshot_list"}
 )
 
-// instance returns the instance in the path, or the zero value if there is none.
-func (x *Interception) instance() (instance store.Instance) {
-	sel, _ := store.ParseSelector(x.Path.Get("instance"))
-	_ = x.Rack.Records().View(func(tx *store.Tx) error {
-		var err error
-		instance, _, err = store.Instances.Get(tx, sel.ID)
+// view returns what the records have; the zero value if they do not have it.
+func view[T any](x *Interception, read func(*store.Tx) (T, error)) (found T) {
+	_ = x.Rack.Records().View(func(tx *store.Tx) (err error) {
+		found, err = read(tx)
 		return err
 	})
-	return instance
+	return found
+}
+
+// all returns every record of a table.
+func all[T any](x *Interception, t store.Table[T]) []T {
+	return view(x, func(tx *store.Tx) (found []T, err error) {
+		err = t.Each(tx, func(record T) error {
+			found = append(found, record)
+			return nil
+		})
+		return found, err
+	})
+}
+
+// instance returns the instance in the path, or the zero value if there is none.
+func (x *Interception) instance() store.Instance {
+	sel, _ := store.ParseSelector(x.Path.Get("instance"))
+	return view(x, func(tx *store.Tx) (store.Instance, error) {
+		i, _, err := store.Instances.Get(tx, sel.ID)
+		return i, err
+	})
 }
 
 // force changes the record of the disk that the request names, without the rules, and answers
@@ -31,11 +49,7 @@ func (x *Interception) instance() (instance store.Instance) {
 func (x *Interception) force(state store.DiskState) {
 	disk := x.disk()
 	disk.State = state
-	err := x.Rack.Records().Update(func(tx *store.Tx) error { return tx.PutDisk(disk) })
-	if err != nil {
-		x.Refuse(500, "Internal", "Internal Server Error")
-		return
-	}
+	x.putDisk(disk)
 	x.accept(disk)
 }
 
@@ -106,13 +120,9 @@ func reword(status int, text string, want int, code, message string) func(*Inter
 }
 
 // disks returns the disks of the instance in the path.
-func (x *Interception) disks() (disks []store.Disk) {
+func (x *Interception) disks() []store.Disk {
 	id := x.instance().ID
-	_ = x.Rack.Records().View(func(tx *store.Tx) (err error) {
-		disks, err = tx.DisksOf(id)
-		return err
-	})
-	return disks
+	return view(x, func(tx *store.Tx) ([]store.Disk, error) { return tx.DisksOf(id) })
 }
 
 func (x *Interception) putInstance(instance store.Instance) {
@@ -121,23 +131,14 @@ func (x *Interception) putInstance(instance store.Instance) {
 	})
 }
 
-func (x *Interception) eachInstance(do func(store.Instance)) {
-	_ = x.Rack.Records().View(func(tx *store.Tx) error {
-		return store.Instances.Each(tx, func(i store.Instance) error {
-			do(i)
-			return nil
-		})
-	})
-}
-
 // refuseTaken refuses to create an instance whose name is taken.
 func refuseTaken(x *Interception) {
 	name, _ := x.Sent()["name"].(string)
-	x.eachInstance(func(i store.Instance) {
+	for _, i := range all(x, store.Instances) {
 		if x.Is("instance_create") && i.Name == name {
 			x.Refuse(400, "ObjectAlreadyExists", "already exists: instance %q", name)
 		}
-	})
+	}
 }
 
 // unstarted returns the instance that should have been started at its creation and is stopped, or
@@ -147,11 +148,11 @@ func (x *Interception) unstarted() (instance store.Instance) {
 	if !x.Is("instance_create") || x.Sent()["start"] == false || answer["run_state"] != "stopped" {
 		return instance
 	}
-	x.eachInstance(func(i store.Instance) {
+	for _, i := range all(x, store.Instances) {
 		if i.ID == answer["id"] {
 			instance = i
 		}
-	})
+	}
 	return instance
 }
 
@@ -180,34 +181,22 @@ func (x *Interception) isList() bool {
 }
 
 // projectID returns the ID of the project in the query.
-func (x *Interception) projectID() (id string) {
-	_ = x.Rack.Records().View(func(tx *store.Tx) error {
+func (x *Interception) projectID() string {
+	return view(x, func(tx *store.Tx) (string, error) {
 		sel, _ := store.ParseSelector(x.Request.URL.Query().Get("project"))
 		p, _, err := tx.Project(sel)
-		id = p.ID
-		return err
-	})
-	return id
-}
-
-// eachDisk calls visit for every disk.
-func (x *Interception) eachDisk(visit func(store.Disk)) {
-	_ = x.Rack.Records().View(func(tx *store.Tx) error {
-		return store.Disks.Each(tx, func(d store.Disk) error {
-			visit(d)
-			return nil
-		})
+		return p.ID, err
 	})
 }
 
 // namesake returns the disk that already has the name in the request's body, or the zero value.
 func (x *Interception) namesake() (found store.Disk) {
 	name, project := x.Sent()["name"], x.projectID()
-	x.eachDisk(func(d store.Disk) {
+	for _, d := range all(x, store.Disks) {
 		if d.Name == name && d.ProjectID == project {
 			found = d
 		}
-	})
+	}
 	return found
 }
 
@@ -220,20 +209,19 @@ func (x *Interception) putDisk(d store.Disk) {
 func isID(text string) bool { return uuid.Validate(text) == nil }
 
 // disk returns the disk of an attach, a detach or a path with a disk's ID, or the zero value.
-func (x *Interception) disk() (disk store.Disk) {
+func (x *Interception) disk() store.Disk {
 	name, _ := x.Sent()["disk"].(string)
 	if name == "" {
 		name = x.Path.Get("disk")
 	}
-	_ = x.Rack.Records().View(func(tx *store.Tx) error {
+	project := x.instance().ProjectID
+	return view(x, func(tx *store.Tx) (store.Disk, error) {
 		sel, _ := store.ParseSelector(name)
-		var err error
 		if sel.ID == "" {
-			disk, _, err = store.Disks.ByName(tx, x.instance().ProjectID, sel.Name)
-			return err
+			disk, _, err := store.Disks.ByName(tx, project, sel.Name)
+			return disk, err
 		}
-		disk, _, err = store.Disks.Get(tx, sel.ID)
-		return err
+		disk, _, err := store.Disks.Get(tx, sel.ID)
+		return disk, err
 	})
-	return disk
 }

@@ -12,7 +12,9 @@ var instances = []Mutation{
 				return
 			}
 			cpus, memory := 0, int64(0)
-			x.eachInstance(func(i store.Instance) { cpus, memory = cpus+i.NCPUs, memory+i.Memory })
+			for _, i := range all(x, store.Instances) {
+				cpus, memory = cpus+i.NCPUs, memory+i.Memory
+			}
 			x.Edit(func(body map[string]any) {
 				provisioned := body["provisioned"].(map[string]any)
 				provisioned["cpus"], provisioned["memory"] = cpus, memory

@@ -1,6 +1,8 @@
 package broken
 
 import (
+	"slices"
+
 	"github.com/google/uuid"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
@@ -44,7 +46,7 @@ var snapshots = []Mutation{
 	{
 		Name: "A43-kept", Says: "a disk that has snapshots is not deleted", DriverSays: "DiskBusy",
 		Before: func(x *Interception) {
-			if x.Is("disk_delete") && len(x.snapshotsOf(x.disk().ID)) > 0 {
+			if x.Is("disk_delete") && x.snapshotted(x.disk().ID) {
 				x.Refuse(400, "InvalidRequest", "disk cannot be deleted: it has snapshots")
 			}
 		},
@@ -89,25 +91,15 @@ var snapshots = []Mutation{
 	},
 }
 
-// snapshotsOf returns the IDs of the snapshots of a disk.
-func (x *Interception) snapshotsOf(diskID string) (ids []string) {
-	_ = x.Rack.Records().View(func(tx *store.Tx) error {
-		return store.Snapshots.Each(tx, func(s store.SnapshotRecord) error {
-			if s.DiskID == diskID {
-				ids = append(ids, s.ID)
-			}
-			return nil
-		})
-	})
-	return ids
+// snapshotted reports whether a disk has a snapshot.
+func (x *Interception) snapshotted(diskID string) bool {
+	return slices.ContainsFunc(all(x, store.Snapshots),
+		func(s store.SnapshotRecord) bool { return s.DiskID == diskID })
 }
 
 // unfinished reports whether the snapshot is still being taken.
 func (x *Interception) unfinished(id string) bool {
-	var s store.SnapshotRecord
-	_ = x.Rack.Records().View(func(tx *store.Tx) (err error) {
-		s, _, err = store.Snapshots.Get(tx, id)
-		return err
+	return slices.ContainsFunc(all(x, store.Snapshots), func(s store.SnapshotRecord) bool {
+		return s.ID == id && s.State == store.SnapshotCreating
 	})
-	return s.State == store.SnapshotCreating
 }

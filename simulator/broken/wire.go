@@ -56,11 +56,11 @@ var wire = []Mutation{
 		Before: func(x *Interception) {
 			id := x.Path.Get("disk")
 			if x.Is("disk_view") && isID(id) {
-				x.eachDisk(func(d store.Disk) {
+				for _, d := range all(x, store.Disks) {
 					if d.ID != strings.ToLower(id) {
 						x.Request.URL.Path = "/v1/disks/" + d.ID
 					}
-				})
+				}
 			}
 		},
 	},
