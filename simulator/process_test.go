@@ -228,57 +228,6 @@ func TestAKilledRackWithoutADirectoryIsFoundByTheNext(t *testing.T) {
 	}
 }
 
-// TestTheBinaryAloneServesWhatItSays starts the binary without a directory, and does what it
-// prints.
-func TestTheBinaryAloneServesWhatItSays(t *testing.T) {
-	seed := filepath.Join(t.TempDir(), "rack.yaml")
-	simtest.NoError(t, os.WriteFile(filepath.Join(filepath.Dir(seed), "boot.raw"),
-		[]byte("bytes of an image"), 0o644))
-	simtest.NoError(t, os.WriteFile(seed, []byte(`
-projects: [lab, other]
-images: [{name: boot, file: boot.raw, block_size: 4096}]
-instances: [{name: web}, {name: idle, stopped: true, project: other}]
-disks:
-- {name: root, image: boot, size: 2 GiB, instance: web}
-- {name: spare, size: 1073741824, block_size: 512, project: other}
-`), 0o644))
-	p, lines := startIn(t, t.TempDir(), buildSimulator(t), "--seed", seed, "--disks=none",
-		"--admin-host", "rack.test")
-	said, admin := map[string]string{}, ""
-	for lines.Scan() && !strings.HasPrefix(lines.Text(), "# Stop it") {
-		if page, ok := strings.CutPrefix(lines.Text(), "# Watch and disturb it: "); ok {
-			admin = page
-		}
-		if name, value, ok := strings.Cut(strings.TrimPrefix(lines.Text(), "export "), "="); ok {
-			said[name] = value
-		}
-	}
-	if want := fmt.Sprintf("kill %d", p.cmd.Process.Pid); !strings.HasSuffix(lines.Text(), want) {
-		t.Errorf("its last line is %q, want one that ends in %q", lines.Text(), want)
-	}
-	client, err := oxide.NewClient(oxide.WithHost(said["OXIDE_HOST"]),
-		oxide.WithToken(said["OXIDE_TOKEN"]))
-	simtest.NoError(t, err)
-	root, err := client.DiskView(t.Context(), oxide.DiskViewParams{Disk: "root",
-		Project: oxide.NameOrId(said["OXIDE_PROJECT"])})
-	simtest.NoError(t, err)
-	if root.State.State() != oxide.DiskStateStateAttached || root.Size != 2<<30 {
-		t.Errorf("the seed's disk is %+v", root)
-	}
-	spare, err := client.DiskView(t.Context(), oxide.DiskViewParams{Disk: "spare", Project: "other"})
-	simtest.NoError(t, err)
-	if spare.State.State() != oxide.DiskStateStateDetached || spare.BlockSize != 512 {
-		t.Errorf("the seed's other disk is %+v", spare)
-	}
-	for host, want := range map[string]int{"rack.test": 200, "other.test": 403} {
-		got, _ := (&rackServer{t: t, url: admin}).call("GET", "state", "", "Host", host)
-		if got.status != want {
-			t.Errorf("the admin listener answers HTTP %d to Host %s, want %d", got.status, host, want)
-		}
-	}
-	p.stop(t)
-}
-
 // ledger has the rack's answers to the callers: the existing disks, with the instances to which
 // they are attached.
 type ledger struct {
@@ -502,6 +451,9 @@ func TestARackThatKeepsDevicesPassesThemToTheNextOne(t *testing.T) {
 	r.Client = trusting(t, p.said.CA, again.said.URL) // the same authority
 	if got := r.state("kept"); got != "attached" {
 		t.Errorf("the disk is %s", got)
+	}
+	if diff := cmp.Diff(before, loopsUnder(t, dir)); diff != "" {
+		t.Errorf("the next rack has other devices (-before +after):\n%s", diff)
 	}
 	again.stop(t)
 	if left := loopsUnder(t, dir); len(left) != 0 {

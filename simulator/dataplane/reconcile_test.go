@@ -7,9 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
@@ -27,33 +24,6 @@ func killed(t *testing.T, p *Plane, guests ...string) *Plane {
 	}
 	t.Cleanup(func() { _ = after.Close() })
 	return after
-}
-
-func TestReconcileAdoptsDevicesThatMatch(t *testing.T) {
-	before := newPlane(t)
-	spec := mountedDisk(t, before, "ext4")
-	node, loop := nodeOf(t, before, spec.InstanceID), *before.guests.disk(spec.DiskID).loop
-	later := newDisk(t, before, spec.InstanceID, "later")
-	simtest.NoError(t, before.Plug(later, Fault{Delay: time.Hour}))
-
-	p := killed(t, before, spec.InstanceID)
-	simtest.NoError(t, p.Reconcile(t.Context(), []Device{spec.Device, later},
-		IDs{"disks": {spec.DiskID, later.DiskID}}))
-	if got := *p.guests.disk(spec.DiskID).loop; got != loop {
-		t.Errorf("the device is %+v, was %+v", got, loop)
-	}
-	if !exists(node) {
-		t.Errorf("%s is gone from under its guest", node)
-	}
-	simtest.NoError(t, os.WriteFile(filepath.Join(spec.dir, "f"), []byte("still works"), 0o600))
-	if names := seen(t, p, spec.InstanceID); len(names) != 2 {
-		t.Errorf("the guest sees %v, want the mounted one and the one that was on its way", names)
-	}
-	if n := len(devicesOf(t, p)); n != 2 {
-		t.Errorf("there are %d devices, want the two from before", n)
-	}
-	simtest.Command(t, "umount", spec.dir)
-	simtest.NoError(t, p.Unplug(spec.InstanceID, spec.DiskID))
 }
 
 func TestReconcileAdoptsADeviceThatAnotherMountNamespaceAttached(t *testing.T) {
@@ -107,28 +77,6 @@ func TestReconcileDoesNotReleaseTheDevicesOfAnotherRackWithTheSamePath(t *testin
 			}
 		})
 	}
-}
-
-func TestReconcileReleasesDevicesWithoutARecord(t *testing.T) {
-	before := newPlane(t)
-	spec := mountedDisk(t, before, "ext4")
-	other := newDisk(t, before, spec.InstanceID, "other")
-	simtest.NoError(t, before.Plug(other, Fault{}))
-
-	p := killed(t, before, spec.InstanceID)
-	simtest.NoError(t, p.Reconcile(t.Context(), nil,
-		IDs{"disks": {spec.DiskID}, Left: {other.DiskID}}))
-	if names := seen(t, p, spec.InstanceID); len(names) != 0 {
-		t.Errorf("the guest sees %v, want none", names)
-	}
-	if exists(p.DiskPath(other.DiskID)) || !exists(p.DiskPath(spec.DiskID)) {
-		t.Error("the wrong disk's bytes were removed")
-	}
-	left := devicesOf(t, p)
-	if len(left) != 1 || left[0].SizeBytes != 0 || !left[0].Releasing {
-		t.Errorf("devices = %+v, want the mounted one only, without its bytes", left)
-	}
-	simtest.NoError(t, unix.Unmount(spec.dir, unix.MNT_DETACH))
 }
 
 func TestReconcileReplacesDevicesThatDoNotMatch(t *testing.T) {

@@ -321,39 +321,26 @@ func (r *Simulation) chargeStorage(tx *store.Tx, size int64) error {
 
 // Delete deletes a disk that is detached or faulted (A71).
 func (s Disks) Delete(call *Call, ref Ref) error {
-	d, err := s.View(call, ref)
-	if err != nil {
-		return err
-	}
-	defer s.locks.Lock(d.ID)()
 	now := s.switches.get()
-	err = s.store.Update(func(tx *store.Tx) error {
-		if d, err = find(tx, store.Disks, "", store.Selector{ID: d.ID}); err != nil {
-			return err
-		}
+	return remove(s.Simulation, call, store.Disks, ref, func(tx *store.Tx, d store.Disk) error {
 		if d.State.State != store.StateDetached && d.State.State != store.StateFaulted {
 			return invalidRequest("disk cannot be deleted in state %q", d.State.State)
 		}
-		if err := store.Disks.Delete(tx, d); err != nil {
-			return err
+		return errors.Join(store.Disks.Delete(tx, d), release(tx, d.ID, d.Size, now))
+	}, func(d store.Disk) (err error) {
+		switch {
+		case call.Unwind:
+			err = errInternal
+		case now.FreeDelay > 0:
+			s.freeLater(call, d.ID, d.Size, s.plane.RemoveDisk, now)
+		default:
+			err = s.plane.RemoveDisk(d.ID)
 		}
-		return release(tx, d.ID, d.Size, now)
+		if err != nil {
+			return s.undelete(d, err)
+		}
+		return nil
 	})
-	if err != nil {
-		return err
-	}
-	switch {
-	case call.Unwind:
-		err = errInternal
-	case now.FreeDelay > 0:
-		s.freeLater(call, d.ID, d.Size, s.plane.RemoveDisk, now)
-	default:
-		err = s.plane.RemoveDisk(d.ID)
-	}
-	if err != nil {
-		return s.undelete(d, err)
-	}
-	return nil
 }
 
 // undelete restores a disk whose deletion failed: faulted, under a name that frees the old one, and

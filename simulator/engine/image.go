@@ -94,24 +94,11 @@ func putImage(tx *store.Tx, kind string, img store.Image) error {
 	return store.Images.Put(tx, img)
 }
 
-// Delete deletes an image. Disks that were created from it stay unchanged (A91).
+// Delete deletes an image. Disks that were created from it stay unchanged (A91). If the bytes
+// cannot be removed now, the next start removes them.
 func (s Images) Delete(call *Call, ref Ref) error {
-	img, err := s.View(call, ref)
-	if err != nil {
-		return err
-	}
-	defer s.locks.Lock(img.ID)()
-	err = s.store.Update(func(tx *store.Tx) error {
-		if img, err = find(tx, store.Images, "", store.Selector{ID: img.ID}); err != nil {
-			return err
-		}
-		return store.Images.Delete(tx, img)
-	})
-	if err != nil {
-		return err
-	}
-	// If the bytes cannot be removed now, the next start removes them.
-	return s.plane.RemoveImage(img.ID)
+	return remove(s.Simulation, call, store.Images, ref, store.Images.Delete,
+		func(i store.Image) error { return s.plane.RemoveImage(i.ID) })
 }
 
 // Promote gives a project's image to the silo. A name without a project names an image of the

@@ -303,28 +303,17 @@ func (s Instances) unplugAll(i store.Instance) error {
 
 // Delete deletes a stopped or failed instance; its disks become detached (A48).
 func (s Instances) Delete(call *Call, ref Ref) error {
-	i, err := s.View(call, ref)
-	if err != nil {
-		return err
-	}
-	defer s.locks.Lock(i.ID)()
-	err = s.store.Update(func(tx *store.Tx) error {
-		if i, err = find(tx, store.Instances, "", store.Selector{ID: i.ID}); err != nil {
-			return err
-		}
-		switch {
-		case i.Active():
-			return invalidRequest("cannot delete instance: instance is running or has not yet " +
-				"fully stopped")
-		case i.RunState != store.RunStopped && i.RunState != store.RunFailed:
-			return invalidRequest("instance cannot be deleted in state %q", i.RunState)
-		}
-		return errors.Join(s.releaseAddresses(tx, i.ID), tx.DeleteInstance(i))
-	})
-	if err != nil {
-		return err
-	}
-	return s.plane.RemoveGuest(i.ID)
+	return remove(s.Simulation, call, store.Instances, ref,
+		func(tx *store.Tx, i store.Instance) error {
+			switch {
+			case i.Active():
+				return invalidRequest("cannot delete instance: instance is running or has not yet " +
+					"fully stopped")
+			case i.RunState != store.RunStopped && i.RunState != store.RunFailed:
+				return invalidRequest("instance cannot be deleted in state %q", i.RunState)
+			}
+			return errors.Join(s.releaseAddresses(tx, i.ID), tx.DeleteInstance(i))
+		}, func(i store.Instance) error { return s.plane.RemoveGuest(i.ID) })
 }
 
 // InstanceUpdate has the new values of an instance.

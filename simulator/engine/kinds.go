@@ -33,8 +33,9 @@ var (
 		AddressLot, PortSettings, ephemeralIP, natIP}
 )
 
-// init fills the table of kinds, because the kinds refer to each other. A kind comes behind those
+// These fill the table of kinds, because the kinds refer to each other. A kind comes behind those
 // that forbid its deletion.
+
 func init() {
 	*SSHKey = Kind{
 		Name: "ssh-key", Operation: "current_user_ssh_key", Param: "ssh_key",
@@ -89,6 +90,9 @@ func init() {
 		{Name: "address_allocator", Default: Allocation{}, Set: setAddress}}}
 	*natIP = Kind{Name: "source-nat", In: "instance_id", Fields: []Field{{Name: "kind"},
 		{Name: "ip"}, {Name: "ip_pool_id"}, {Name: "first_port"}, {Name: "last_port"}}}
+}
+
+func init() {
 	*AffinityGroup = group("affinity")
 	*AntiAffinityGroup = group("anti-affinity")
 	*Subnet = Kind{
@@ -115,6 +119,9 @@ func init() {
 		Created: createNetwork,
 		Holders: []Holder{holds(Subnet.Table(), "VPC cannot be deleted while VPC Subnets exist")},
 	}
+}
+
+func init() {
 	*Router = Kind{
 		Name: "vpc-router", Operation: "vpc_router", Param: "router", Parent: VPC, In: "vpc_id",
 		Both: "router as an ID vpc and project", Neither: "router should either be an ID or vpc",
@@ -149,6 +156,9 @@ func init() {
 		Neither: "gateway should either be an ID or vpc",
 		Permit:  permitGateway,
 	}
+}
+
+func init() {
 	*AddressLot = Kind{
 		Name: "address-lot", Param: "address_lot", Fleet: true, Hidden: []string{extents},
 		Fields: []Field{{Name: "kind", Type: Enum, Values: []string{"infra", "pool"}},
@@ -196,6 +206,9 @@ func init() {
 			{Name: "groups", Default: []any{}},
 		},
 	}
+}
+
+func init() {
 	*Project = Kind{
 		Name: "project", Operation: "project", Param: "project", Created: createDefaultVPC,
 		Holders: []Holder{

@@ -144,6 +144,28 @@ func view[T any](r *Simulation, call *Call, t store.Table[T], ref Ref) (object T
 	return object, err
 }
 
+// remove deletes an object that a Ref names, under its lock: drop changes the records, and rest
+// then removes what is left of it.
+func remove[T any](r *Simulation, call *Call, t store.Table[T], ref Ref,
+	drop func(*store.Tx, T) error, rest func(T) error) error {
+	object, err := view(r, call, t, ref)
+	if err != nil {
+		return err
+	}
+	id := store.Selector{ID: t.Ident(object).ID}
+	defer r.locks.Lock(id.ID)()
+	err = r.store.Update(func(tx *store.Tx) error {
+		if object, err = find(tx, t, "", id); err != nil {
+			return err
+		}
+		return drop(tx, object)
+	})
+	if err != nil {
+		return err
+	}
+	return rest(object)
+}
+
 // ofInstance returns what an instance that a Ref names has.
 func ofInstance[T any](r *Simulation, call *Call, ref Ref,
 	read func(*store.Tx, store.Instance) ([]T, error)) (all []T, err error) {

@@ -229,16 +229,17 @@ func checkSilo(silo store.Selector) error {
 	return nil
 }
 
-// viewPool reads a pool for an administrator.
-func (s Resources) viewPool(call *Call, k *Kind, sel store.Selector,
-	read func(*Change) error) error {
-	return s.store.View(func(tx *store.Tx) error {
+// ofPool reads something of a pool for an administrator.
+func ofPool[T any](s Resources, call *Call, k *Kind, sel store.Selector,
+	read func(*Change) (T, error)) (found T, err error) {
+	err = s.store.View(func(tx *store.Tx) error {
 		c, err := s.change(call, tx, k, nil, sel)
-		if err != nil {
-			return err
+		if err == nil {
+			found, err = read(c)
 		}
-		return read(c)
+		return err
 	})
+	return found, err
 }
 
 // changePool changes the record of a pool for an administrator.
@@ -257,14 +258,13 @@ func (s Resources) changePool(call *Call, k *Kind, sel store.Selector,
 }
 
 // PoolLinks lists the silos of a pool.
-func (s Resources) PoolLinks(call *Call, k *Kind, sel store.Selector) (links []Part, err error) {
-	err = s.viewPool(call, k, sel, func(c *Change) error {
+func (s Resources) PoolLinks(call *Call, k *Kind, sel store.Selector) ([]Part, error) {
+	return ofPool(s, call, k, sel, func(c *Change) ([]Part, error) {
 		if _, ok := linked(c.old); ok {
-			links = append(links, linkOf(k, c.old))
+			return []Part{linkOf(k, c.old)}, nil
 		}
-		return nil
+		return nil, nil
 	})
-	return links, err
 }
 
 // defaultPool finds the default pool of the kind and of the version and type of another pool.
@@ -381,15 +381,14 @@ func (c *Change) refuseUsed(text string, counts func(netip.Prefix) bool) error {
 }
 
 // Extents lists the ranges or the members of a pool.
-func (s Resources) Extents(call *Call, k *Kind, sel store.Selector) (parts []Part, err error) {
-	err = s.viewPool(call, k, sel, func(c *Change) error {
+func (s Resources) Extents(call *Call, k *Kind, sel store.Selector) ([]Part, error) {
+	return ofPool(s, call, k, sel, func(c *Change) (parts []Part, err error) {
 		list, err := extentsOf(c.old)
 		for _, e := range list {
 			parts = append(parts, partOf(k, c.old, e))
 		}
-		return err
+		return parts, err
 	})
-	return parts, err
 }
 
 // AddExtent adds a range or a member to a pool. No two of all pools overlap.
@@ -510,17 +509,17 @@ type PoolUtilization struct {
 }
 
 // PoolUtilization returns how many addresses a pool has and how many of them are free.
-func (s Resources) PoolUtilization(call *Call, k *Kind, sel store.Selector) (u PoolUtilization,
-	err error) {
-	err = s.viewPool(call, k, sel, func(c *Change) error {
+func (s Resources) PoolUtilization(call *Call, k *Kind, sel store.Selector) (PoolUtilization,
+	error) {
+	return ofPool(s, call, k, sel, func(c *Change) (u PoolUtilization, err error) {
 		list, err := extentsOf(c.old)
 		for _, e := range list {
 			u.Capacity += e.size()
 		}
 		u.Remaining = u.Capacity
-		return errors.Join(err, c.used(func(p netip.Prefix) {
+		err = errors.Join(err, c.used(func(p netip.Prefix) {
 			u.Remaining -= math.Exp2(float64(p.Addr().BitLen() - p.Bits()))
 		}))
+		return u, err
 	})
-	return u, err
 }

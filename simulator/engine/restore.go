@@ -195,6 +195,11 @@ func (r *Simulation) reconcilePlane(ctx context.Context) error {
 	}
 	r.boot = append(r.boot, again...)
 	r.store.Gone(ids[dataplane.Left]...)
+	return r.trim(sizes)
+}
+
+// trim brings each disk's file to its size.
+func (r *Simulation) trim(sizes map[string]int64) error {
 	for id, size := range sizes {
 		if err := r.plane.Trim(id, size); err != nil {
 			return fmt.Errorf("bring disk %s to its size: %w", id, err)

@@ -259,6 +259,11 @@ func (r seeder) disk(spec DiskSpec) error {
 	if err != nil || spec.Instance == "" {
 		return err
 	}
+	return r.attach(made, to)
+}
+
+// attach attaches a disk that was made to its instance.
+func (r seeder) attach(made store.Disk, to store.Instance) error {
 	return r.store.Update(func(tx *store.Tx) error {
 		attached, err := tx.DisksOf(to.ID)
 		if err != nil {

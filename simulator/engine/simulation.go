@@ -109,8 +109,8 @@ type InstanceSpec struct {
 // a file, SizeBytes of zeroes. An image without a Project belongs to the silo.
 type ImageSpec struct {
 	Name, Project string
-	SizeBytes     int64
-	BlockSize     int
+	SizeBytes     int64 `yaml:"-"`
+	BlockSize     int   `yaml:"block_size"`
 	File          string
 }
 
@@ -121,9 +121,9 @@ type DiskSpec struct {
 	Name string
 	// Project is the disk's project; "" means the first project of the Config.
 	Project   string
-	SizeBytes int64
+	SizeBytes int64 `yaml:"-"`
 	// BlockSize is 512, 2048 or 4096; 0 means 4096, or that of the image.
-	BlockSize       int
+	BlockSize       int `yaml:"block_size"`
 	Image, Instance string
 }
 

@@ -184,33 +184,22 @@ func (s Snapshots) end(record store.SnapshotRecord, imported string,
 }
 
 // Delete deletes a snapshot and frees its share of the quota, now or later. Disks that were
-// created from it stay unchanged (A43).
+// created from it stay unchanged (A43). If the bytes cannot be removed now, the next start removes
+// them.
 func (s Snapshots) Delete(call *Call, ref Ref) error {
-	record, err := view(s.Simulation, call, store.Snapshots, ref)
-	if err != nil {
-		return err
-	}
-	defer s.locks.Lock(record.ID)()
 	now := s.switches.get()
-	err = s.store.Update(func(tx *store.Tx) error {
-		if record, err = find(tx, store.Snapshots, "", store.Selector{ID: record.ID}); err != nil {
-			return err
-		}
-		if record.State == store.SnapshotCreating {
-			return invalidRequest("snapshot cannot be deleted in state Creating")
-		}
-		if err := release(tx, record.ID, record.Size, now); err != nil {
-			return err
-		}
-		return store.Snapshots.Delete(tx, record)
-	})
-	if err != nil {
-		return err
-	}
-	if now.FreeDelay > 0 {
-		s.freeLater(call, record.ID, record.Size, s.plane.RemoveSnapshot, now)
-		return nil
-	}
-	// If the bytes cannot be removed now, the next start removes them.
-	return s.plane.RemoveSnapshot(record.ID)
+	return remove(s.Simulation, call, store.Snapshots, ref,
+		func(tx *store.Tx, record store.SnapshotRecord) error {
+			if record.State == store.SnapshotCreating {
+				return invalidRequest("snapshot cannot be deleted in state Creating")
+			}
+			return errors.Join(release(tx, record.ID, record.Size, now),
+				store.Snapshots.Delete(tx, record))
+		}, func(record store.SnapshotRecord) error {
+			if now.FreeDelay > 0 {
+				s.freeLater(call, record.ID, record.Size, s.plane.RemoveSnapshot, now)
+				return nil
+			}
+			return s.plane.RemoveSnapshot(record.ID)
+		})
 }

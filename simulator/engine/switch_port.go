@@ -91,21 +91,14 @@ func (s Resources) CreateLot(call *Call, in ResourceInput) (Lot, error) {
 }
 
 // Lot reads an address lot.
-func (s Resources) Lot(call *Call, sel store.Selector) (lot Lot, err error) {
-	err = s.viewPool(call, AddressLot, sel, func(c *Change) error {
-		lot, err = lotOf(c.old)
-		return err
-	})
-	return lot, err
+func (s Resources) Lot(call *Call, sel store.Selector) (Lot, error) {
+	return ofPool(s, call, AddressLot, sel, func(c *Change) (Lot, error) { return lotOf(c.old) })
 }
 
 // PortSettings reads the settings of a switch port.
-func (s Resources) PortSettings(call *Call, sel store.Selector) (r store.Resource, err error) {
-	err = s.viewPool(call, PortSettings, sel, func(c *Change) error {
-		r = c.old
-		return nil
-	})
-	return r, err
+func (s Resources) PortSettings(call *Call, sel store.Selector) (store.Resource, error) {
+	return ofPool(s, call, PortSettings, sel,
+		func(c *Change) (store.Resource, error) { return c.old, nil })
 }
 
 // DeletePortSettings deletes settings of a switch port.

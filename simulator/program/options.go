@@ -109,17 +109,11 @@ func (o *options) flags() *flag.FlagSet {
 	f.StringVar(&o.listen, "listen", "127.0.0.1:0", "`address` of the API; port 0 picks one")
 	f.StringVar(&o.admin, "admin", "127.0.0.1:0", "`address` of the admin listener")
 	f.Func("admin-host", "`name` by which clients reach the admin listener, beside localhost and its "+
-		"IP addresses; repeatable", func(s string) error {
-		r.AdminHosts = append(r.AdminHosts, s)
-		return nil
-	})
+		"IP addresses; repeatable", each(&r.AdminHosts))
 	f.Func("api-host", "`name` by which clients reach the API, beside localhost, its IP addresses "+
-		"and those of --tls-host; repeatable", func(s string) error {
-		r.APIHosts = append(r.APIHosts, s)
-		return nil
-	})
+		"and those of --tls-host; repeatable", each(&r.APIHosts))
 	f.Func("project", "`name` of a project; repeatable, the first has the instances",
-		func(s string) error { r.Projects = append(r.Projects, s); return nil })
+		each(&r.Projects))
 	f.Func("instance", "`name[=uuid]` of an instance that runs from the start; repeatable",
 		func(s string) error {
 			name, id, _ := strings.Cut(s, "=")
@@ -143,6 +137,31 @@ func (o *options) flags() *flag.FlagSet {
 		r.Hotplug = simulator.Hotplug(s)
 		return r.Hotplug.Check()
 	})
+	o.limits(f)
+	f.BoolVar(&o.tls, "tls", false, "serve HTTPS, with a certificate made in the directory")
+	f.StringVar(&o.tlsCert, "tls-cert", "", "PEM `file` of a certificate to serve HTTPS with")
+	f.StringVar(&o.tlsKey, "tls-key", "", "PEM `file` of its key")
+	f.Func("tls-host", "further `name` or address in the certificate; repeatable",
+		func(s string) error {
+			o.tlsHosts, r.APIHosts = append(o.tlsHosts, s), append(r.APIHosts, s)
+			return nil
+		})
+	f.TextVar(&o.logLevel, "log-level", slog.LevelInfo, "debug, info, warn or error")
+	f.StringVar(&o.logFormat, "log-format", "text", "text or json")
+	return f
+}
+
+// each returns what adds every value of a repeatable flag to a list.
+func each(list *[]string) func(string) error {
+	return func(s string) error {
+		*list = append(*list, s)
+		return nil
+	}
+}
+
+// limits adds the flags for what the rack allows, its delays and its devices.
+func (o *options) limits(f *flag.FlagSet) {
+	r := &o.rack
 	f.StringVar(&o.disks, "disks", "", "what the guests' disks are: `file`; fuse: such as can fail "+
 		"(POST /disks/ID/faults\nat the admin listener), which end with the simulator; or none: no "+
 		"guest sees a disk\n(default file or, without Linux, root or loop devices, none)")
@@ -186,21 +205,9 @@ func (o *options) flags() *flag.FlagSet {
 	f.Func("flight-records", "`directory` of a driver's flight records, or a pattern of several, "+
 		"which the console\nshows beside the requests; repeatable, and need not exist yet",
 		func(s string) error {
-			o.flightRecords = append(o.flightRecords, s)
 			_, err := filepath.Match(s, "")
-			return err
+			return errors.Join(err, each(&o.flightRecords)(s))
 		})
-	f.BoolVar(&o.tls, "tls", false, "serve HTTPS, with a certificate made in the directory")
-	f.StringVar(&o.tlsCert, "tls-cert", "", "PEM `file` of a certificate to serve HTTPS with")
-	f.StringVar(&o.tlsKey, "tls-key", "", "PEM `file` of its key")
-	f.Func("tls-host", "further `name` or address in the certificate; repeatable",
-		func(s string) error {
-			o.tlsHosts, r.APIHosts = append(o.tlsHosts, s), append(r.APIHosts, s)
-			return nil
-		})
-	f.TextVar(&o.logLevel, "log-level", slog.LevelInfo, "debug, info, warn or error")
-	f.StringVar(&o.logFormat, "log-format", "text", "text or json")
-	return f
 }
 
 func (o *options) addImage(s string) error {

@@ -20,25 +20,13 @@ import (
 type seed struct {
 	Projects []string `yaml:"projects"`
 	Images   []struct {
-		Name      string `yaml:"name"`
-		Project   string `yaml:"project"`
-		Size      size   `yaml:"size"`
-		BlockSize int    `yaml:"block_size"`
-		File      string `yaml:"file"`
+		simulator.ImageSpec `yaml:",inline"`
+		Size                size `yaml:"size"`
 	} `yaml:"images"`
-	Instances []struct {
-		Name    string `yaml:"name"`
-		ID      string `yaml:"id"`
-		Project string `yaml:"project"`
-		Stopped bool   `yaml:"stopped"`
-	} `yaml:"instances"`
-	Disks []struct {
-		Name      string `yaml:"name"`
-		Project   string `yaml:"project"`
-		Size      size   `yaml:"size"`
-		BlockSize int    `yaml:"block_size"`
-		Image     string `yaml:"image"`
-		Instance  string `yaml:"instance"`
+	Instances []simulator.InstanceSpec `yaml:"instances"`
+	Disks     []struct {
+		simulator.DiskSpec `yaml:",inline"`
+		Size               size `yaml:"size"`
 	} `yaml:"disks"`
 }
 
@@ -78,16 +66,13 @@ func readSeed(path string, c *simulator.Config) error {
 		if i.File != "" && !filepath.IsAbs(i.File) {
 			i.File = filepath.Join(filepath.Dir(path), i.File)
 		}
-		c.Images = append(c.Images, simulator.ImageSpec{Name: i.Name, Project: i.Project,
-			SizeBytes: int64(i.Size), BlockSize: i.BlockSize, File: i.File})
+		i.SizeBytes = int64(i.Size)
+		c.Images = append(c.Images, i.ImageSpec)
 	}
-	for _, i := range from.Instances {
-		c.Instances = append(c.Instances, simulator.InstanceSpec{Name: i.Name, ID: i.ID,
-			Project: i.Project, Stopped: i.Stopped})
-	}
+	c.Instances = append(c.Instances, from.Instances...)
 	for _, d := range from.Disks {
-		c.Disks = append(c.Disks, simulator.DiskSpec{Name: d.Name, Project: d.Project,
-			SizeBytes: int64(d.Size), BlockSize: d.BlockSize, Image: d.Image, Instance: d.Instance})
+		d.SizeBytes = int64(d.Size)
+		c.Disks = append(c.Disks, d.DiskSpec)
 	}
 	return nil
 }
