@@ -209,7 +209,7 @@ under-test:
 
 bench: ## developer: measure stages, publishes, memory, start-up and sizes
 	@tools/prerequisites
-	$(GO) test -count=1 -timeout=$(TIMEOUT) -p=1 -run '^$$' -bench . -benchtime=15x -v ./driver/filesystem ./sanity
+	$(GO) test -count=1 -timeout=$(TIMEOUT) -p=1 -run '^$$' -bench . -benchtime=15x -v ./sanity
 
 # PICTURE=FILE draws the whole life as a page.
 demo: ## operator: watch a volume live on a simulated rack; PAUSE=1 waits at each step

@@ -14,36 +14,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 )
 
-func TestParseSerial(t *testing.T) {
-	for in, want := range map[string]string{
-		"csi-0123456789abcdef\n":                     "csi-0123456789abcdef",
-		"boot" + strings.Repeat("\x00", 16) + "\n":   "boot",
-		"boot                \n":                     "boot",
-		"boot" + strings.Repeat("\x00 ", 8) + "\n\n": "boot",
-		"two words\n":                                "two words",
-		"\n":                                         "",
-		"":                                           "",
-	} {
-		if got := parseSerial([]byte(in)); got != want {
-			t.Errorf("parseSerial(%q) = %q, want %q", in, got, want)
-		}
-	}
-}
-
-func TestParseNumber(t *testing.T) {
-	for in, want := range map[string][2]uint32{"259:3\n": {259, 3}, "7:0": {7, 0}} {
-		major, minor, err := ParseNumber([]byte(in))
-		if err != nil || major != want[0] || minor != want[1] {
-			t.Errorf("ParseNumber(%q) = %d, %d, %v", in, major, minor, err)
-		}
-	}
-	for _, in := range []string{"", ":", "7", "7:", "-1:2", "7:4294967296", "7:1:2", "a:b"} {
-		if _, _, err := ParseNumber([]byte(in)); err == nil {
-			t.Errorf("ParseNumber(%q) is accepted", in)
-		}
-	}
-}
-
 func TestFind(t *testing.T) {
 	t.Run("D-35 a serial is compared as a whole", func(t *testing.T) {
 		root := guesttest.Sysfs(t, map[string]string{"nvme0n1": "boot", "nvme5n1": "csi-0123456789abcdef",

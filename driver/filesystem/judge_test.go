@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
@@ -52,21 +51,6 @@ func TestBlkidDistinguishesNothingFoundFromAnError(t *testing.T) {
 		t.Setenv("PATH", tools)
 		if got, err := blkid(f); err == nil {
 			t.Errorf("blkid that does %q returns %+v, want an error", script, got)
-		}
-	}
-}
-
-func TestNonZero(t *testing.T) {
-	for _, size := range []int{1, 511, 4096, 4097, 10000} {
-		b := make([]byte, size)
-		if got := nonZero(b); got != -1 {
-			t.Errorf("nonZero of %d zeroes = %d", size, got)
-		}
-		for _, at := range []int{size - 1, size / 2, 0} {
-			b[at] = 7
-			if got := nonZero(b); got != at {
-				t.Errorf("nonZero with byte %d of %d set = %d", at, size, got)
-			}
 		}
 	}
 }
@@ -117,11 +101,7 @@ func TestWhatIsCheckedAndMountedIsWhatTheDiskHas(t *testing.T) {
 	if !bytes.Equal(sees(), kept) {
 		t.Fatal("the kernel has not kept what it read")
 	}
-	host := blockdev.Host{Sysfs: g.Sys(""), Dev: g.Dev("")}
-	found, err := host.Lookup(d.Serial)
-	csitest.Must(t, err)
-	device, err := host.OpenLocked(t.Context(), found, false)
-	csitest.Must(t, err)
+	device := openLocked(t.Context(), t, g)
 	defer func() { csitest.Must(t, device.Close()) }()
 	csitest.Must(t, (&Preparation{Device: device}).finish(state{}))
 	if !bytes.Equal(sees(), has) {

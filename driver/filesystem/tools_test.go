@@ -4,6 +4,7 @@ package filesystem
 
 import (
 	"bufio"
+	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
@@ -104,3 +107,28 @@ func TestMissingTools(t *testing.T) {
 }
 
 func TestMain(m *testing.M) { namespace.Main(m) }
+
+// openDisk returns an open blank disk of that size.
+func openDisk(tb testing.TB, sizeBytes int64, options ...guesttest.Option) *blockdev.OpenDevice {
+	tb.Helper()
+	g := guesttest.New(tb)
+	attached := g.Attach(guesttest.Serial, sizeBytes, options...)
+	host := blockdev.Host{Sysfs: g.Sys(""), Dev: g.Dev("")}
+	found, err := host.Lookup(attached.Serial)
+	csitest.Must(tb, err)
+	d, err := host.Open(found)
+	csitest.Must(tb, err)
+	tb.Cleanup(func() { csitest.Must(tb, d.Close()) })
+	return d
+}
+
+// openLocked opens and locks the guest's disk as a call does.
+func openLocked(ctx context.Context, t *testing.T, g *guesttest.Guest) *blockdev.OpenDevice {
+	t.Helper()
+	host := blockdev.Host{Sysfs: g.Sys(""), Dev: g.Dev("")}
+	found, err := host.Lookup(guesttest.Serial)
+	csitest.Must(t, err)
+	d, err := host.OpenLocked(ctx, found, false)
+	csitest.Must(t, err)
+	return d
+}

@@ -204,6 +204,18 @@ func (d *Disk) Digest(t testing.TB) string {
 	return d.DigestFrom(t, 0)
 }
 
+// Same returns a check that the disk's bytes are those of now.
+func (d *Disk) Same(t testing.TB) (check func()) {
+	t.Helper()
+	before := d.Digest(t)
+	return func() {
+		t.Helper()
+		if d.Digest(t) != before {
+			t.Error("the disk has changed")
+		}
+	}
+}
+
 // DigestFrom returns a checksum of a disk's bytes from an offset on. It reads no holes.
 func (d *Disk) DigestFrom(t testing.TB, offset int64) string {
 	t.Helper()

@@ -30,12 +30,14 @@ func Must(t testing.TB, err error) {
 	}
 }
 
-// Want ends the test unless err has the code and the reason, and a presentable message.
-func Want(t *testing.T, err error, code codes.Code, reason csierr.Reason) {
+// Want ends the test unless err has the code and the reason, and a presentable message with all of
+// the words.
+func Want(t *testing.T, err error, code codes.Code, reason csierr.Reason, words ...string) {
 	t.Helper()
 	s := status.Convert(err)
-	if s.Code() != code || !strings.HasPrefix(s.Message(), string(reason)+": ") {
-		t.Fatalf("got %v %q, want %v with reason %s", s.Code(), s.Message(), code, reason)
+	if s.Code() != code || !strings.HasPrefix(s.Message(), string(reason)+": ") ||
+		slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(s.Message(), w) }) {
+		t.Fatalf("got %v %q, want %v with reason %s and %q", s.Code(), s.Message(), code, reason, words)
 	}
 	Presentable(t, err, code)
 }
