@@ -162,8 +162,8 @@ func TestACallThatHasTheTimeWaitsForAnOpenChangeAndLooksAgain(t *testing.T) { //
 		t.Run(test.name, func(t *testing.T) {
 			c := rackThat(t, test.lines...)
 			c.LateLimit = time.Second
-			err := csitest.Call(t.Context(), c, test.first)
-			csitest.Want(t, err, codes.Unavailable, csierr.RackUnavailable)
+			csitest.Want(t, csitest.Call(t.Context(), c, test.first), codes.Unavailable,
+				csierr.RackUnavailable)
 			must(t, csitest.Call(t.Context(), c, test.then))
 		})
 	}

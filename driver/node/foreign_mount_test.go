@@ -50,17 +50,15 @@ func TestAMountThatIsNotTheVolumesIsLeftAlone(t *testing.T) {
 	}
 	for name, mountAt := range foreign {
 		t.Run(name, func(t *testing.T) {
-			g := statefulGuest(t)
-			v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
+			v := statefulGuest(t).disk(64, volume.Ext4)
 			must(t, os.Mkdir(v.staging(), 0o755))
-			mountAt(t, g, v.staging())
+			mountAt(t, v.guest, v.staging())
 			csitest.Want(t, v.unpublish("staging "+v.disk.Serial), codes.Internal,
 				csierr.PublishedDifferently)
 			csitest.Want(t, v.unstage(), codes.Internal, csierr.StagedDifferently)
 			csitest.Want(t, v.stage(), codes.AlreadyExists, csierr.StagedDifferently)
-			if left := guesttest.Mounts(t, g.Dir); len(left) != 1 {
-				t.Fatalf("mounts: %q", left)
-			}
+			csitest.Want(t, v.publish("pod"), codes.FailedPrecondition, csierr.NotStaged)
+			v.guest.hasMounts(1)
 		})
 	}
 }

@@ -136,9 +136,7 @@ func (v testVolume) checkStaged(t *testing.T) {
 		t.Fatalf("the disk is %s, not %s", id, v.FSType)
 	}
 	must(t, v.stage())
-	if b, err := os.ReadFile(file); err != nil || string(b) != "rack" {
-		t.Fatalf("the file holds %q, %v", b, err)
-	}
+	holds(t, file, "rack")
 	must(t, v.unstage())
 	if again := uuidOf(t, v.disk); again != id {
 		t.Fatalf("%s became %s", id, again)

@@ -10,12 +10,14 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
@@ -57,6 +59,38 @@ func (g *testGuest) node() *Service {
 		InstanceID:    instance,
 		DeviceTimeout: 50 * time.Millisecond, StateDir: g.state,
 		Log: slog.New(slog.NewTextHandler(&g.log, nil)),
+	}
+}
+
+// mounts returns a check that what is mounted for the orchestrator is what it is now.
+func (g *testGuest) mounts() (same func()) {
+	before := guesttest.Mounts(g.t, g.Dir)
+	return func() {
+		g.t.Helper()
+		if after := guesttest.Mounts(g.t, g.Dir); !slices.Equal(after, before) {
+			g.t.Fatalf("mounts: %q, were %q", after, before)
+		}
+	}
+}
+
+func (g *testGuest) hasMounts(n int) {
+	g.t.Helper()
+	if got := guesttest.Mounts(g.t, g.Dir); len(got) != n {
+		g.t.Fatalf("want %d mounts, got %q", n, got)
+	}
+}
+
+func absent(t *testing.T, path string) {
+	t.Helper()
+	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+		t.Fatalf("%q is there: %v", path, err)
+	}
+}
+
+func holds(t *testing.T, file, text string) {
+	t.Helper()
+	if b, err := os.ReadFile(file); err != nil || string(b) != text {
+		t.Fatalf("%q holds %q, %v", file, b, err)
 	}
 }
 
@@ -132,35 +166,31 @@ func (v testVolume) publishRequest(target string) *csi.NodePublishVolumeRequest 
 		PublishContext: v.published(), VolumeContext: v.Context}
 }
 
+func (v testVolume) unstageRequest() *csi.NodeUnstageVolumeRequest {
+	return &csi.NodeUnstageVolumeRequest{VolumeId: v.ID, StagingTargetPath: v.staging()}
+}
+
+func (v testVolume) unpublishRequest(target string) *csi.NodeUnpublishVolumeRequest {
+	return &csi.NodeUnpublishVolumeRequest{VolumeId: v.ID, TargetPath: v.guest.path(target)}
+}
+
 // A process that has just started makes each of the calls below, so none relies on an earlier one.
 
-func (v testVolume) stage() error {
-	_, err := v.guest.node().NodeStageVolume(v.guest.t.Context(), v.stageRequest())
-	return err
+func (v testVolume) ask(request proto.Message) error {
+	return csitest.Call(v.guest.t.Context(), v.guest.node(), request)
 }
 
-func (v testVolume) unstage() error {
-	_, err := v.guest.node().NodeUnstageVolume(v.guest.t.Context(), v.unstageRequest())
-	return err
-}
+func (v testVolume) stage() error   { return v.ask(v.stageRequest()) }
+func (v testVolume) unstage() error { return v.ask(v.unstageRequest()) }
 
-func (v testVolume) publish(target string) error {
-	_, err := v.guest.node().NodePublishVolume(v.guest.t.Context(), v.publishRequest(target))
-	return err
-}
+func (v testVolume) publish(target string) error { return v.ask(v.publishRequest(target)) }
 
 func (v testVolume) publishReadOnly(target string) error {
-	req := v.publishRequest(target)
-	req.Readonly = true
-	_, err := v.guest.node().NodePublishVolume(v.guest.t.Context(), req)
-	return err
+	return v.ask(csitest.With(v.publishRequest(target),
+		func(r *csi.NodePublishVolumeRequest) { r.Readonly = true }))
 }
 
-func (v testVolume) unpublish(target string) error {
-	_, err := v.guest.node().NodeUnpublishVolume(v.guest.t.Context(),
-		&csi.NodeUnpublishVolumeRequest{VolumeId: v.ID, TargetPath: v.guest.path(target)})
-	return err
-}
+func (v testVolume) unpublish(target string) error { return v.ask(v.unpublishRequest(target)) }
 
 // smallTmpfs mounts a tmpfs of that size and returns its directory. A disk whose sparse file is
 // there fails when more is written to it.

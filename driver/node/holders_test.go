@@ -34,11 +34,10 @@ func opening(t *testing.T, how, path string) *neighbour {
 }
 
 func TestNU5WhoHoldsADeviceIsNamed(t *testing.T) {
-	g := statefulGuest(t)
-	v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
+	v := statefulGuest(t).disk(16, volume.Ext4)
 	must(t, v.stage())
 	must(t, unix.Unmount(v.staging(), 0)) // and there the driver dies
-	holders := filepath.Join(g.Dir, "sys/block", v.disk.Name, "holders")
+	holders := filepath.Join(v.guest.Dir, "sys/block", v.disk.Name, "holders")
 	must(t, os.MkdirAll(filepath.Join(holders, "dm-7"), 0o755))
 	mapper, err := os.OpenFile(v.disk.Loop, os.O_RDONLY|unix.O_EXCL, 0)
 	must(t, err)
@@ -47,18 +46,17 @@ func TestNU5WhoHoldsADeviceIsNamed(t *testing.T) {
 	v.held("dm-7") // a restarted driver still asks
 	must(t, mapper.Close())
 	must(t, v.unstage())
-	if got := g.records(); len(got) != 0 {
+	if got := v.guest.records(); len(got) != 0 {
 		t.Errorf("records left: %q", got)
 	}
 }
 
 func TestNU5ARawDeviceThatIsOpenForWritingIsNotReleased(t *testing.T) {
-	g := statefulGuest(t)
-	v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), "block")
+	v := statefulGuest(t).disk(8, "block")
 	must(t, v.stage())
 	must(t, v.publish("dev"))
 	// As a container has it: by a node of its own, which is no mount.
-	node := filepath.Join(g.Dir, "the pod's node")
+	node := filepath.Join(v.guest.Dir, "the pod's node")
 	var st unix.Stat_t
 	must(t, unix.Stat(v.disk.Loop, &st))
 	must(t, unix.Mknod(node, unix.S_IFBLK|0o600, int(st.Rdev)))
@@ -187,21 +185,15 @@ func TestNU5WhatTheKernelUsesADeviceForKeepsIt(t *testing.T) {
 	for _, name := range short.Some(t, 3, names) {
 		use := kernelUsers[name]
 		t.Run(name, func(t *testing.T) {
-			g := statefulGuest(t)
-			v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), "block")
+			v := statefulGuest(t).disk(16, "block")
 			must(t, v.stage())
 			must(t, v.publish("dev"))
-			end, names := use(t, v, g.path("dev"))
+			end, names := use(t, v, v.guest.path("dev"))
 			err := v.unpublish("dev") // which the kernel refuses if the use is by the mount's path
 			if err == nil {
 				err = v.unstageSoon()
 			}
-			csitest.Want(t, err, codes.Internal, csierr.StillMounted)
-			for _, name := range names {
-				if !strings.Contains(err.Error(), name) {
-					t.Errorf("it does not name %s: %v", name, err)
-				}
-			}
+			csitest.Want(t, err, codes.Internal, csierr.StillMounted, names...)
 			end()
 			must(t, v.unpublish("dev"))
 			must(t, v.unstage())
@@ -267,22 +259,18 @@ func TestAMountWhoseWritesFailIsTakenDown(t *testing.T) {
 		must(t, err)
 		err = v.unstage()
 		must(t, f.Close())
-		csitest.Want(t, err, codes.Internal, csierr.StillMounted)
-		if !strings.Contains(err.Error(), "could not be written out") {
-			t.Errorf("the caller never hears that the writes of its workload are lost: %v", err)
-		}
+		csitest.Want(t, err, codes.Internal, csierr.StillMounted, "could not be written out")
 		_ = v.unstage() // now the filesystem may have noticed, or not
 		must(t, v.unstage())
 	})
 	t.Run("nothing is told of a disk that was taken away", func(t *testing.T) {
-		g := statefulGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
+		v := statefulGuest(t).disk(64, volume.Ext4)
 		must(t, v.stage())
 		must(t, os.WriteFile(filepath.Join(v.staging(), "x"), make([]byte, 4*guesttest.MiB), 0o600))
 		must(t, os.Truncate(v.disk.File, 0))
-		g.Unplug(v.disk)
+		v.guest.Unplug(v.disk)
 		must(t, v.unstage())
-		if !strings.Contains(g.log.String(), "could not be written out") {
+		if !strings.Contains(v.guest.log.String(), "could not be written out") {
 			t.Error("every write was done")
 		}
 	})
@@ -291,16 +279,10 @@ func TestAMountWhoseWritesFailIsTakenDown(t *testing.T) {
 		small := smallTmpfs(t, guesttest.MiB)
 		v := g.volume(g.AttachFile(guesttest.Serial, sparse(t, small, 8*guesttest.MiB)), "block")
 		n := g.node()
-		_, err := n.NodeStageVolume(t.Context(), v.stageRequest())
-		must(t, err)
-		unpublish := func() error {
-			_, err := n.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: v.ID,
-				TargetPath: g.path("dev")})
-			return err
-		}
+		must(t, csitest.Call(t.Context(), n, v.stageRequest()))
+		unpublish := func() error { return csitest.Call(t.Context(), n, v.unpublishRequest("dev")) }
 		for range 2 {
-			_, err := n.NodePublishVolume(t.Context(), v.publishRequest("dev"))
-			must(t, err)
+			must(t, csitest.Call(t.Context(), n, v.publishRequest("dev")))
 			device, err := os.OpenFile(g.path("dev"), os.O_WRONLY, 0)
 			must(t, err)
 			_, err = device.WriteAt(make([]byte, 4*guesttest.MiB), 0)
@@ -310,8 +292,7 @@ func TestAMountWhoseWritesFailIsTakenDown(t *testing.T) {
 			must(t, unpublish())
 		}
 		for range 2 {
-			_, err := n.NodeUnstageVolume(t.Context(), v.unstageRequest())
-			must(t, err)
+			must(t, csitest.Call(t.Context(), n, v.unstageRequest()))
 		}
 	})
 }
@@ -328,11 +309,10 @@ func TestAReadOnlySwitchThatADeadDriverLeftIsTakenBack(t *testing.T) {
 		"by unstage": testVolume.unstage,
 	} {
 		t.Run(name, func(t *testing.T) {
-			g := statefulGuest(t)
-			v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), "block")
+			v := statefulGuest(t).disk(8, "block")
 			must(t, v.stage())
 			must(t, v.publishReadOnly("dev"))
-			must(t, unix.Unmount(g.path("dev"), 0)) // and there the driver dies
+			must(t, unix.Unmount(v.guest.path("dev"), 0)) // and there the driver dies
 			if !readOnly(v) {
 				t.Fatal("the device can be written already")
 			}
@@ -343,13 +323,12 @@ func TestAReadOnlySwitchThatADeadDriverLeftIsTakenBack(t *testing.T) {
 		})
 	}
 	t.Run("but not while another workload has the volume", func(t *testing.T) {
-		g := statefulGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), "block")
+		v := statefulGuest(t).disk(8, "block")
 		v.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
 		must(t, v.stage())
 		must(t, v.publishReadOnly("dev"))
 		must(t, v.publishReadOnly("other"))
-		must(t, unix.Unmount(g.path("dev"), 0))
+		must(t, unix.Unmount(v.guest.path("dev"), 0))
 		must(t, v.unpublish("dev"))
 		if !readOnly(v) {
 			t.Fatal("the other workload's device can be written")

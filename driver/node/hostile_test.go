@@ -3,7 +3,6 @@
 package node
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -14,7 +13,6 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
@@ -228,7 +226,8 @@ func TestAHostileNeighbourStopsNoCallOfAnotherVolume(t *testing.T) {
 				must(t, ends(v.unstage))
 			}
 			for _, v := range own {
-				for _, call := range []func() error{v.unpublishSoon, v.unstageSoon} {
+				unpublish := func() error { return v.unpublishSoon(v.Name) }
+				for _, call := range []func() error{unpublish, v.unstageSoon} {
 					if err := ends(call); err != nil && (!csierr.Has(err, csierr.StillMounted) ||
 						!strings.Contains(err.Error(), "process ") || len(err.Error()) > 16<<10) {
 						t.Errorf("its own volume: %.500s", err)
@@ -243,10 +242,4 @@ func TestAHostileNeighbourStopsNoCallOfAnotherVolume(t *testing.T) {
 		})
 	}
 	fmt.Printf("FIGURE hostile-neighbours kinds=%d lives=%d stuck=%d\n", kinds, lives, stuck)
-}
-
-func (v testVolume) unpublishSoon() error {
-	_, err := v.guest.impatient().NodeUnpublishVolume(context.Background(),
-		&csi.NodeUnpublishVolumeRequest{VolumeId: v.ID, TargetPath: v.guest.path(v.Name)})
-	return err
 }

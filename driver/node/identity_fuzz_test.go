@@ -31,17 +31,6 @@ func FuzzMetadata(f *testing.F) {
 	})
 }
 
-// FuzzDMI checks that what is taken for an id is one, in lower case.
-func FuzzDMI(f *testing.F) {
-	f.Fuzz(func(t *testing.T, b []byte) {
-		id, err := canonicalUUID(parseDMI(b))
-		if err == nil && (!csitest.UUID.MatchString(id) ||
-			!bytes.Contains(bytes.ToLower(b), []byte(id))) {
-			t.Fatalf("%q gives %q", b, id)
-		}
-	})
-}
-
 // FuzzNodeIdentity checks that a node has an identity only when all sources that have one agree,
 // and that SMBIOS counts only on Oxide's machines.
 func FuzzNodeIdentity(f *testing.F) {

@@ -124,8 +124,7 @@ func TestNodeGetCapabilities(t *testing.T) {
 
 func TestPathsAndIDsThatNoVolumeHasAreInvalid(t *testing.T) {
 	const nul = "/a\x00b"
-	g := newGuest(t)
-	v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
+	v := newGuest(t).disk(16, volume.Ext4)
 	must(t, v.stage())
 	for name, req := range map[string]proto.Message{
 		"NU-1 unstage without a volume": &csi.NodeUnstageVolumeRequest{StagingTargetPath: "/x"},
@@ -159,7 +158,7 @@ func TestPathsAndIDsThatNoVolumeHasAreInvalid(t *testing.T) {
 			if id, ok := req.(interface{ GetVolumeId() string }); !ok || id.GetVolumeId() == "" {
 				reason = csierr.VolumeIDMissing
 			}
-			csitest.Want(t, csitest.Call(t.Context(), g.node(), req), codes.InvalidArgument, reason)
+			csitest.Want(t, v.ask(req), codes.InvalidArgument, reason)
 		})
 	}
 }
@@ -201,10 +200,9 @@ func TestNodeGetVolumeStats(t *testing.T) {
 		})
 	}
 	t.Run("VS-4 a block volume has its size", func(t *testing.T) {
-		g := newGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), "block")
+		v := newGuest(t).disk(8, "block")
 		must(t, v.publish("dev"))
-		usage, err := stats(g.node(), v.ID, g.path("dev"), "")
+		usage, err := stats(v.guest.node(), v.ID, v.guest.path("dev"), "")
 		must(t, err)
 		if len(usage) != 1 || usage[0].GetTotal() != 8*guesttest.MiB {
 			t.Fatalf("usage: %v", usage)
@@ -216,8 +214,7 @@ func TestNodeGetVolumeStats(t *testing.T) {
 		other := g.volume(g.Attach("csi-other00000000000", 8*guesttest.MiB), volume.Ext4)
 		n := g.node()
 		for _, each := range []testVolume{v, other} {
-			_, err := n.NodeStageVolume(t.Context(), each.stageRequest())
-			must(t, err)
+			must(t, csitest.Call(t.Context(), n, each.stageRequest()))
 		}
 		must(t, os.Mkdir(g.path("tmp"), 0o755))
 		guesttest.Run(t, "mount", "-t", "tmpfs", "none", g.path("tmp"))
@@ -254,28 +251,26 @@ func TestNodeGetVolumeHealth(t *testing.T) {
 	})
 	t.Run("a volume is healthy, then read-only after errors, then without its device",
 		func(t *testing.T) {
-			g := newGuest(t)
-			v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
-			n := g.node()
-			_, err := n.NodeStageVolume(t.Context(), v.stageRequest())
-			must(t, err)
+			v := newGuest(t).disk(8, volume.Ext4)
+			n := v.guest.node()
+			must(t, csitest.Call(t.Context(), n, v.stageRequest()))
 			known := &csi.NodeGetVolumeHealthRequest{VolumeId: v.ID}
 			byPath := &csi.NodeGetVolumeHealthRequest{VolumeId: v.ID, StagingTargetPath: v.staging()}
 			if got := health(n, known); len(got) != 0 {
 				t.Fatalf("health: %v", got)
 			}
-			if got := health(g.node(), byPath); len(got) != 0 {
+			if got := health(v.guest.node(), byPath); len(got) != 0 {
 				t.Fatalf("health: %v", got)
 			}
 			turnReadOnly(t, v.staging())
 			for _, got := range []healthEntries{health(n, known),
-				health(g.node(), byPath)} {
+				health(v.guest.node(), byPath)} {
 				if len(got) != 1 || got[0].GetStatus() != csi.VolumeHealthErrorType_DEGRADED ||
 					got[0].GetReason() != string(csierr.FilesystemFailed) {
 					t.Fatalf("health: %v", got)
 				}
 			}
-			g.Unplug(v.disk)
+			v.guest.Unplug(v.disk)
 			if got := health(n, known); len(got) != 1 ||
 				got[0].GetStatus() != csi.VolumeHealthErrorType_INACCESSIBLE {
 				t.Fatalf("health: %v", got)

@@ -55,11 +55,10 @@ func digest(t *testing.T, dir string) string {
 func TestAnInspectionSeesAVolumeFromItsDeviceToItsMounts(t *testing.T) {
 	for _, fsType := range []string{volume.Ext4, volume.XFS, volume.Btrfs, "block"} {
 		t.Run(fsType, func(t *testing.T) {
-			g := statefulGuest(t)
-			v := g.volume(g.Attach(guesttest.Serial, 320*guesttest.MiB), fsType)
+			v := statefulGuest(t).disk(320, fsType)
 			must(t, v.stage())
 			must(t, v.publish("pod"))
-			r := g.inspect(inspection.Asked{ID: v.ID})
+			r := v.guest.inspect(inspection.Asked{ID: v.ID})
 			if r.Instance != instance || len(r.Devices) != 1 || len(r.Volumes) != 1 || r.Unseen != nil {
 				t.Fatalf("got %+v", r)
 			}
@@ -93,35 +92,34 @@ func TestAnInspectionSeesAVolumeFromItsDeviceToItsMounts(t *testing.T) {
 }
 
 func TestAnInspectionChangesNothingAndWaitsForNothing(t *testing.T) {
-	g := statefulGuest(t)
-	v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
+	v := statefulGuest(t).disk(16, volume.Ext4)
 	must(t, v.stage())
-	must(t, os.WriteFile(filepath.Join(g.state, "trial-1984.new"), nil, 0o600))
+	must(t, os.WriteFile(filepath.Join(v.guest.state, "trial-1984.new"), nil, 0o600))
 	// Another process of the driver works on the device.
-	locked, err := os.Open(filepath.Join(g.Dir, "dev", v.disk.Name))
+	locked, err := os.Open(filepath.Join(v.guest.Dir, "dev", v.disk.Name))
 	must(t, err)
 	defer func() { _ = locked.Close() }()
 	must(t, unix.Flock(int(locked.Fd()), unix.LOCK_EX))
-	before, mounts := digest(t, g.state), guesttest.Mounts(t, g.Dir)
-	r := g.inspect()
+	before, mounts := digest(t, v.guest.state), guesttest.Mounts(t, v.guest.Dir)
+	r := v.guest.inspect()
 	if len(r.Volumes) != 1 || len(r.Volumes[0].Filesystems) != 1 || r.Volumes[0].Unseen != nil {
 		t.Errorf("got %+v", r.Volumes)
 	}
-	if digest(t, g.state) != before ||
-		strings.Join(guesttest.Mounts(t, g.Dir), "\n") != strings.Join(mounts, "\n") {
+	if digest(t, v.guest.state) != before ||
+		strings.Join(guesttest.Mounts(t, v.guest.Dir), "\n") != strings.Join(mounts, "\n") {
 		t.Error("something has changed")
 	}
 	must(t, locked.Close())
 	must(t, v.unstage())
-	must(t, os.RemoveAll(g.state))
+	must(t, os.RemoveAll(v.guest.state))
 	disk := v.disk.Digest(t) // the kernel changes that of a mounted filesystem at any time
-	if g.inspect(inspection.Asked{ID: v.ID}); len(g.records()) != 0 {
-		t.Errorf("made %q", g.records())
+	if v.guest.inspect(inspection.Asked{ID: v.ID}); len(v.guest.records()) != 0 {
+		t.Errorf("made %q", v.guest.records())
 	}
 	if v.disk.Digest(t) != disk {
 		t.Error("the disk has changed")
 	}
-	if _, err := os.Stat(g.state); !os.IsNotExist(err) {
+	if _, err := os.Stat(v.guest.state); !os.IsNotExist(err) {
 		t.Errorf("the state directory: %v", err)
 	}
 }
@@ -135,53 +133,48 @@ func TestAnInspectionFindsWhatIsMissingOrWrong(t *testing.T) {
 		}
 	})
 	t.Run("a device that became read-only under its mount", func(t *testing.T) {
-		g := statefulGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
+		v := statefulGuest(t).disk(16, volume.Ext4)
 		must(t, v.stage())
-		device, err := os.Open(filepath.Join(g.Dir, "dev", v.disk.Name))
+		device, err := os.Open(filepath.Join(v.guest.Dir, "dev", v.disk.Name))
 		must(t, err)
 		defer func() { _ = device.Close() }()
 		must(t, unix.IoctlSetPointerInt(int(device.Fd()), unix.BLKROSET, 1))
 		defer func() { _ = unix.IoctlSetPointerInt(int(device.Fd()), unix.BLKROSET, 0) }()
-		got := g.inspect(inspection.Asked{ID: v.ID}).Volumes[0]
+		got := v.guest.inspect(inspection.Asked{ID: v.ID}).Volumes[0]
 		if !got.Devices[0].ReadOnly || len(got.Mounts) == 0 || !got.Mounts[0].Writable {
 			t.Errorf("got %+v", got)
 		}
 	})
 	t.Run("a disk that the request names", func(t *testing.T) {
-		g := statefulGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
-		got := g.inspect(inspection.Asked{ID: v.ID, Disk: v.Name + "-and-more"}).Volumes[0]
+		v := statefulGuest(t).disk(16, volume.Ext4)
+		got := v.guest.inspect(inspection.Asked{ID: v.ID, Disk: v.Name + "-and-more"}).Volumes[0]
 		if got.Serial != v.Name || len(got.Devices) != 1 || len(got.Filesystems) != 0 {
 			t.Errorf("got %+v", got)
 		}
 	})
 	t.Run("two devices with the serial", func(t *testing.T) {
-		g := statefulGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
+		v := statefulGuest(t).disk(16, volume.Ext4)
 		must(t, v.stage())
-		g.Attach(guesttest.Serial, 16*guesttest.MiB)
-		got := g.inspect(inspection.Asked{ID: v.ID}).Volumes[0]
+		v.guest.Attach(guesttest.Serial, 16*guesttest.MiB)
+		got := v.guest.inspect(inspection.Asked{ID: v.ID}).Volumes[0]
 		if len(got.Devices) != 2 || len(got.Filesystems) != 0 || len(got.Mounts) != 0 {
 			t.Errorf("got %+v", got)
 		}
 	})
 	t.Run("a device that is gone", func(t *testing.T) {
-		g := statefulGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
+		v := statefulGuest(t).disk(16, volume.Ext4)
 		must(t, v.stage())
-		g.Unplug(v.disk)
-		got := g.inspect(inspection.Asked{ID: v.ID}).Volumes[0]
+		v.guest.Unplug(v.disk)
+		got := v.guest.inspect(inspection.Asked{ID: v.ID}).Volumes[0]
 		if got.Record == nil || len(got.Devices) != 0 {
 			t.Errorf("got %+v", got)
 		}
-		g.Plug(v.disk)
+		v.guest.Plug(v.disk)
 	})
 	t.Run("a device without its node", func(t *testing.T) {
-		g := statefulGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
-		must(t, os.Remove(g.Dev(v.disk.Name)))
-		got := g.inspect(inspection.Asked{ID: v.ID, Disk: v.Name}).Volumes[0]
+		v := statefulGuest(t).disk(16, volume.Ext4)
+		must(t, os.Remove(v.guest.Dev(v.disk.Name)))
+		got := v.guest.inspect(inspection.Asked{ID: v.ID, Disk: v.Name}).Volumes[0]
 		if len(got.Devices) != 1 || len(got.Problems) != 1 ||
 			got.Problems[0].Reason != csierr.DeviceNotFound ||
 			inspection.WhyUnseen(got.Unseen, inspection.PartFilesystem) == "" {
@@ -189,11 +182,10 @@ func TestAnInspectionFindsWhatIsMissingOrWrong(t *testing.T) {
 		}
 	})
 	t.Run("a record that makes no sense", func(t *testing.T) {
-		g := statefulGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
-		must(t, os.MkdirAll(g.state, 0o700))
-		must(t, os.WriteFile(filepath.Join(g.state, v.ID+".json"), []byte("{"), 0o600))
-		got := g.inspect(inspection.Asked{ID: v.ID}).Volumes[0]
+		v := statefulGuest(t).disk(16, volume.Ext4)
+		must(t, os.MkdirAll(v.guest.state, 0o700))
+		must(t, os.WriteFile(filepath.Join(v.guest.state, v.ID+".json"), []byte("{"), 0o600))
+		got := v.guest.inspect(inspection.Asked{ID: v.ID}).Volumes[0]
 		if got.Record != nil || inspection.WhyUnseen(got.Unseen, inspection.PartRecord) == "" {
 			t.Errorf("got %+v", got)
 		}
@@ -208,14 +200,13 @@ func TestAnInspectionFindsWhatIsMissingOrWrong(t *testing.T) {
 }
 
 func TestAnInspectionShowsWhatWasBegunAndNotEnded(t *testing.T) {
-	g := statefulGuest(t)
-	v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
+	v := statefulGuest(t).disk(16, volume.Ext4)
 	recorder := &flight.Recorder{Log: slog.New(slog.DiscardHandler),
-		Dir: filepath.Join(g.state, flight.DirName)}
+		Dir: filepath.Join(v.guest.state, flight.DirName)}
 	ctx := flight.With(t.Context(), recorder, flight.Fields{Volume: v.ID, Disk: v.Name})
 	flight.Of(ctx).Begin(flight.Formatted, flight.Fields{}).End(nil, flight.Fields{})
 	flight.Of(ctx).Begin(flight.Mounted, flight.Fields{Path: "/staging"})
-	got := g.inspect(inspection.Asked{ID: v.ID}).Volumes[0]
+	got := v.guest.inspect(inspection.Asked{ID: v.ID}).Volumes[0]
 	if len(got.Flight) != 3 || len(got.Open) != 1 || got.Open[0].Event != flight.Mounted ||
 		got.From != "the flight recorder" || len(got.Devices) != 1 {
 		t.Errorf("got %+v", got)

@@ -17,7 +17,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/moby/sys/mountinfo"
 	"google.golang.org/grpc/codes"
 
@@ -93,8 +92,12 @@ func (g *testGuest) impatient() *Service {
 	return n
 }
 
-func (v testVolume) unstageRequest() *csi.NodeUnstageVolumeRequest {
-	return &csi.NodeUnstageVolumeRequest{VolumeId: v.ID, StagingTargetPath: v.staging()}
+func (v testVolume) unstageSoon() error {
+	return csitest.Call(v.guest.t.Context(), v.guest.impatient(), v.unstageRequest())
+}
+
+func (v testVolume) unpublishSoon(target string) error {
+	return csitest.Call(v.guest.t.Context(), v.guest.impatient(), v.unpublishRequest(target))
 }
 
 // held checks that the volume is not released, that the error names all of these, and that none of
@@ -102,17 +105,9 @@ func (v testVolume) unstageRequest() *csi.NodeUnstageVolumeRequest {
 func (v testVolume) held(names ...string) {
 	t := v.guest.t
 	t.Helper()
-	before := guesttest.Mounts(t, v.guest.Dir)
-	err := v.unstageSoon()
-	csitest.Want(t, err, codes.Internal, csierr.StillMounted)
-	for _, name := range names {
-		if !strings.Contains(err.Error(), name) {
-			t.Errorf("it does not name %s: %v", name, err)
-		}
-	}
-	if after := guesttest.Mounts(t, v.guest.Dir); !slices.Equal(after, before) {
-		t.Fatalf("mounts: %q, were %q", after, before)
-	}
+	same := v.guest.mounts()
+	csitest.Want(t, v.unstageSoon(), codes.Internal, csierr.StillMounted, names...)
+	same()
 }
 
 func TestNU5AVolumeThatAnotherMountNamespaceHasIsNotTakenDown(t *testing.T) {
@@ -127,34 +122,31 @@ func TestNU5AVolumeThatAnotherMountNamespaceHasIsNotTakenDown(t *testing.T) {
 		})
 	}
 	t.Run("at another path, where the first is no longer mounted", func(t *testing.T) {
-		g := statefulGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
+		v := statefulGuest(t).disk(16, volume.Ext4)
 		must(t, v.stage())
-		must(t, os.Mkdir(g.path("aside"), 0o755))
+		must(t, os.Mkdir(v.guest.path("aside"), 0o755))
 		n := inNamespace(t, "private", `mount --bind "$1" "$2"; umount "$1"`, v.staging(),
-			g.path("aside"))
+			v.guest.path("aside"))
 		v.held(fmt.Sprintf("process %d", n.pid), "aside")
 		n.leave()
 		must(t, v.unstage())
 	})
 	t.Run("though its disk was yanked away", func(t *testing.T) {
-		g := statefulGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
+		v := statefulGuest(t).disk(16, volume.Ext4)
 		must(t, v.stage())
 		n := inNamespace(t, "private", "")
-		g.Unplug(v.disk)
+		v.guest.Unplug(v.disk)
 		v.held(fmt.Sprintf("process %d", n.pid))
 		n.leave()
 		must(t, v.unstage())
 	})
 	t.Run("nor a raw one", func(t *testing.T) {
-		g := statefulGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), "block")
+		v := statefulGuest(t).disk(8, "block")
 		must(t, v.stage())
 		must(t, v.publish("dev"))
-		must(t, os.WriteFile(g.path("aside"), nil, 0o600))
-		n := inNamespace(t, "private", `mount --bind "$1" "$2"; umount "$1"`, g.path("dev"),
-			g.path("aside"))
+		must(t, os.WriteFile(v.guest.path("aside"), nil, 0o600))
+		n := inNamespace(t, "private", `mount --bind "$1" "$2"; umount "$1"`, v.guest.path("dev"),
+			v.guest.path("aside"))
 		must(t, v.unpublish("dev"))
 		v.held(fmt.Sprintf("process %d", n.pid), "aside")
 		n.leave()
@@ -229,11 +221,8 @@ func TestB32CopiesThatGoWithTheDriversMountAreNoHolders(t *testing.T) {
 			n := inNamespace(t, "unchanged",
 				`mount --make-private "$1"; mount -t tmpfs none "$1/lost+found"`, v.staging())
 			for range 2 {
-				err := v.unstageSoon()
-				csitest.Want(t, err, codes.Internal, csierr.StillMounted)
-				if !strings.Contains(err.Error(), fmt.Sprintf("process %d", n.pid)) {
-					t.Errorf("it does not name process %d: %v", n.pid, err)
-				}
+				csitest.Want(t, v.unstageSoon(), codes.Internal, csierr.StillMounted, fmt.Sprintf("process %d",
+					n.pid))
 			}
 			n.leave()
 			must(t, v.unstage())
@@ -246,39 +235,26 @@ func TestB32CopiesThatGoWithTheDriversMountAreNoHolders(t *testing.T) {
 		guesttest.Run(t, "mount", "--bind", filepath.Join(g.Dir, "kubelet"), aside)
 		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
 		must(t, v.stage())
-		if got := guesttest.Mounts(t, g.Dir); len(got) != 4 {
-			t.Fatalf("mounts: %q", got)
-		}
+		g.hasMounts(4)
 		must(t, v.unstage())
-		if got := guesttest.Mounts(t, g.Dir); len(got) != 2 {
-			t.Fatalf("mounts: %q", got)
-		}
+		g.hasMounts(2)
 	})
 }
 
 func TestUP6ATargetThatAnotherMountNamespaceHasIsNotRemoved(t *testing.T) {
 	for _, fsType := range []string{volume.Ext4, "block"} {
 		t.Run(fsType, func(t *testing.T) {
-			g := statefulGuest(t)
-			v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), fsType)
+			v := statefulGuest(t).disk(16, fsType)
 			must(t, v.stage())
 			must(t, v.publish("pod"))
 			n := inNamespace(t, "private", "")
-			before := n.mounts(g.Dir)
-			unpublish := func() error {
-				_, err := g.impatient().NodeUnpublishVolume(t.Context(),
-					&csi.NodeUnpublishVolumeRequest{VolumeId: v.ID, TargetPath: g.path("pod")})
-				return err
-			}
-			err := unpublish()
-			csitest.Want(t, err, codes.Internal, csierr.StillMounted)
-			if !strings.Contains(err.Error(), strconv.Itoa(n.pid)) {
-				t.Errorf("it does not name process %d: %v", n.pid, err)
-			}
+			before := n.mounts(v.guest.Dir)
+			csitest.Want(t, v.unpublishSoon("pod"), codes.Internal, csierr.StillMounted,
+				strconv.Itoa(n.pid))
 			// The same holds when nothing is mounted here: the kernel would unmount it there with the path.
-			guesttest.Run(t, "umount", g.path("pod"))
-			csitest.Want(t, unpublish(), codes.Internal, csierr.StillMounted)
-			if after := n.mounts(g.Dir); !slices.Equal(after, before) {
+			guesttest.Run(t, "umount", v.guest.path("pod"))
+			csitest.Want(t, v.unpublishSoon("pod"), codes.Internal, csierr.StillMounted)
+			if after := n.mounts(v.guest.Dir); !slices.Equal(after, before) {
 				t.Errorf("there was %q and is %q", before, after)
 			}
 			n.leave()

@@ -3,9 +3,9 @@
 package node
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -52,11 +52,9 @@ func eachTwoVolumes(t *testing.T, test func(t *testing.T, v, other testVolume)) 
 
 func TestUP2ATargetThatShowsAnotherVolumeIsNotUnpublished(t *testing.T) {
 	eachTwoVolumes(t, func(t *testing.T, v, other testVolume) {
-		before := guesttest.Mounts(t, v.guest.Dir)
+		same := v.guest.mounts()
 		must(t, other.unpublish("pod"))
-		if after := guesttest.Mounts(t, v.guest.Dir); !slices.Equal(after, before) {
-			t.Fatalf("mounts: %q, were %q", after, before)
-		}
+		same()
 		must(t, v.unpublish("pod"))
 		must(t, v.unstage())
 	})
@@ -66,37 +64,31 @@ func TestNU2AStagingPathThatShowsAnotherVolumeIsNotUnstaged(t *testing.T) {
 	eachTwoVolumes(t, func(t *testing.T, v, other testVolume) {
 		must(t, v.unpublish("pod"))
 		_, known := other.guest.node().records().of(other.ID).load()
-		before := guesttest.Mounts(t, v.guest.Dir)
+		same := v.guest.mounts()
 		err := other.unstageAt(v.staging())
 		if known && other.FSType != "block" {
 			csitest.Want(t, err, codes.Internal, csierr.StillMounted) // it is staged at its own path
 		} else {
 			must(t, err)
 		}
-		if after := guesttest.Mounts(t, v.guest.Dir); !slices.Equal(after, before) {
-			t.Fatalf("mounts: %q, were %q", after, before)
-		}
+		same()
 		must(t, v.unstage())
 		must(t, other.unstage())
 	})
 }
 
 func (v testVolume) unstageAt(path string) error {
-	_, err := v.guest.node().NodeUnstageVolume(v.guest.t.Context(),
-		&csi.NodeUnstageVolumeRequest{VolumeId: v.ID, StagingTargetPath: path})
-	return err
+	return v.ask(&csi.NodeUnstageVolumeRequest{VolumeId: v.ID, StagingTargetPath: path})
 }
 
 func TestAVolumeUnderAnotherOneIsNotTakenDown(t *testing.T) {
 	v, other := twoVolumes(t, volume.Ext4, true)
 	guesttest.Run(t, "mount", "--bind", other.staging(), v.guest.path("pod"))
 	guesttest.Run(t, "mount", "--bind", other.staging(), v.staging())
-	before := guesttest.Mounts(t, v.guest.Dir)
+	same := v.guest.mounts()
 	csitest.Want(t, v.unpublish("pod"), codes.Internal, csierr.PublishedDifferently)
 	csitest.Want(t, v.unstage(), codes.Internal, csierr.StagedDifferently)
-	if after := guesttest.Mounts(t, v.guest.Dir); !slices.Equal(after, before) {
-		t.Fatalf("mounts: %q, were %q", after, before)
-	}
+	same()
 	guesttest.Run(t, "umount", v.guest.path("pod"))
 	guesttest.Run(t, "umount", v.staging())
 	must(t, v.unpublish("pod"))
@@ -105,25 +97,20 @@ func TestAVolumeUnderAnotherOneIsNotTakenDown(t *testing.T) {
 
 func TestVS5AVolumeThatTheNodeDoesNotKnowIsNotAtAnotherOnesPath(t *testing.T) {
 	eachTwoVolumes(t, func(t *testing.T, v, other testVolume) {
+		_, known := v.guest.node().records().of(other.ID).load()
 		paths := []string{v.guest.path("pod")}
 		if v.FSType != "block" {
 			paths = append(paths, v.staging())
 		}
 		for _, path := range paths {
 			for id, reason := range map[string]csierr.Reason{v.ID: "", other.ID: csierr.VolumeNotAtPath} {
-				_, err := v.guest.node().NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{
-					VolumeId: id, VolumePath: path})
+				stats := v.ask(&csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: path})
+				health := v.ask(&csi.NodeGetVolumeHealthRequest{VolumeId: id, VolumePublishPath: path})
 				if reason == "" {
-					must(t, err)
-				} else {
-					csitest.Want(t, err, codes.NotFound, reason)
-				}
-				_, err = v.guest.node().NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{
-					VolumeId: id, VolumePublishPath: path})
-				if id == v.ID {
-					must(t, err)
-				} else if err == nil {
-					t.Errorf("the health of %q is that of the volume at %q", id, path)
+					must(t, errors.Join(stats, health))
+				} else if csitest.Want(t, stats, codes.NotFound, reason); health == nil ||
+					known && !csierr.Has(health, reason) {
+					t.Errorf("the health of %q at the path of %q: %v", id, path, health)
 				}
 			}
 		}
@@ -152,13 +139,12 @@ func TestNU5AFilesystemsUUIDAloneDoesNotHoldUpAnUnstage(t *testing.T) {
 }
 
 func TestNU5AVolumeWithoutRecordAndStagingMountIsNotLookedForOnOtherDisks(t *testing.T) {
-	g := statefulGuest(t)
-	v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
-	other := g.Attach(guesttest.OtherSerial, 16*guesttest.MiB) // which may hang
+	v := statefulGuest(t).disk(16, volume.Ext4)
+	other := v.guest.Attach(guesttest.OtherSerial, 16*guesttest.MiB) // which may hang
 	watch, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	must(t, err)
 	defer func() { _ = unix.Close(watch) }()
-	_, err = unix.InotifyAddWatch(watch, g.Dev(other.Name), unix.IN_OPEN)
+	_, err = unix.InotifyAddWatch(watch, v.guest.Dev(other.Name), unix.IN_OPEN)
 	must(t, err)
 	must(t, v.unstage())
 	must(t, v.unpublish("pod"))
@@ -188,21 +174,18 @@ func TestNU5WhatTheDriverMountedIsTakenDownWithoutARecordWhoeversFilesystemItIs(
 }
 
 func TestAMountThatTheVolumesRecordContradictsIsAnError(t *testing.T) {
-	g := statefulGuest(t)
-	v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
+	v := statefulGuest(t).disk(64, volume.Ext4)
 	must(t, v.stage())
 	must(t, v.publish("pod"))
-	record := filepath.Join(g.state, v.ID+".json")
+	record := filepath.Join(v.guest.state, v.ID+".json")
 	right, err := os.ReadFile(record)
 	must(t, err)
 	wrong := strings.ReplaceAll(string(right), guesttest.Serial, guesttest.OtherSerial)
 	must(t, os.WriteFile(record, []byte(wrong), 0o600))
-	before := guesttest.Mounts(t, g.Dir)
+	same := v.guest.mounts()
 	csitest.Want(t, v.unpublish("pod"), codes.Internal, csierr.PublishedDifferently)
 	csitest.Want(t, v.unstage(), codes.Internal, csierr.StagedDifferently)
-	if after := guesttest.Mounts(t, g.Dir); !slices.Equal(after, before) {
-		t.Fatalf("mounts: %q, were %q", after, before)
-	}
+	same()
 	must(t, os.WriteFile(record, right, 0o600))
 	must(t, v.unpublish("pod"))
 	must(t, v.unstage())

@@ -39,20 +39,19 @@ func (v testVolume) acknowledged() map[string]string {
 func TestACopyHasWhatWasFlushedOrIsNotShown(t *testing.T) {
 	trials, missing := 0, 0
 	for _, fsType := range short.Some(t, 2, volume.Filesystems) {
-		g := statefulGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 320*guesttest.MiB), fsType)
+		v := statefulGuest(t).disk(320, fsType)
 		must(t, v.stage())
 		flushed, files := v.acknowledged(), map[string]string{}
 		files["live"] = v.disk.Copy(t)
 		v.freeze("staging " + v.Name)
 		files["frozen"] = v.disk.Copy(t)
 		must(t, v.unstage())
-		g.Unplug(v.disk)
+		v.guest.Unplug(v.disk)
 		files["unstaged"] = v.disk.Copy(t)
 		// use stages, checks and unstages a copy, and returns the error of the stage.
 		use := func(t *testing.T, file string, readOnly bool, as ...guesttest.Option) error {
-			c := g.volume(g.AttachFile("csi-restored00000000", file, as...), fsType)
-			defer g.Unplug(c.disk)
+			c := v.guest.volume(v.guest.AttachFile("csi-restored00000000", file, as...), fsType)
+			defer v.guest.Unplug(c.disk)
 			before := c.disk.Digest(t)
 			if readOnly {
 				c.Tag = map[string]string{volume.CtxReadOnly: "true"}
@@ -132,17 +131,6 @@ func TestRestoredVolumes(t *testing.T) {
 				must(t, origin.unstage())
 			})
 	}
-	t.Run("NS-11 a damaged filesystem is reported and not mounted", func(t *testing.T) {
-		g := newGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
-		must(t, v.stage())
-		must(t, v.unstage())
-		v.damage(t)
-		csitest.Want(t, v.stage(), codes.Internal, csierr.FilesystemDamaged)
-		if got := guesttest.Mounts(t, g.Dir); len(got) != 0 {
-			t.Fatalf("mounts left: %q", got)
-		}
-	})
 	t.Run("NS-11 what the kernel finds damaged is reported as such", func(t *testing.T) {
 		g := newGuest(t)
 		v := g.volume(g.Attach(guesttest.Serial, smallest(volume.XFS)), volume.XFS)

@@ -5,7 +5,6 @@ package node
 import (
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -33,9 +32,7 @@ func (v testVolume) replaced(serial, fsType string) testVolume {
 }
 
 func (v testVolume) stats(path string) error {
-	_, err := v.guest.node().NodeGetVolumeStats(v.guest.t.Context(),
-		&csi.NodeGetVolumeStatsRequest{VolumeId: v.ID, VolumePath: v.guest.path(path)})
-	return err
+	return v.ask(&csi.NodeGetVolumeStatsRequest{VolumeId: v.ID, VolumePath: v.guest.path(path)})
 }
 
 func TestARawTargetWhoseNumberIsAnotherDisksByNow(t *testing.T) {
@@ -49,16 +46,13 @@ func TestARawTargetWhoseNumberIsAnotherDisksByNow(t *testing.T) {
 	t.Run("VS-5 shows not this volume", func(t *testing.T) {
 		v, _ := setUp(t, "block")
 		csitest.Want(t, v.stats("dev"), codes.NotFound, csierr.VolumeNotAtPath)
-		_, err := v.guest.node().NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{
-			VolumeId: v.ID, VolumePublishPath: v.guest.path("dev")})
-		csitest.Want(t, err, codes.NotFound, csierr.VolumeNotAtPath)
+		csitest.Want(t, v.ask(&csi.NodeGetVolumeHealthRequest{VolumeId: v.ID,
+			VolumePublishPath: v.guest.path("dev")}), codes.NotFound, csierr.VolumeNotAtPath)
 	})
 	t.Run("NP-5 is not published again", func(t *testing.T) {
 		v, _ := setUp(t, "block")
 		csitest.Want(t, v.publish("dev"), codes.NotFound, csierr.DeviceNotFound)
-		moved := v.guest.Attach(guesttest.Serial,
-			16*guesttest.MiB) // the volume's disk is back under another number
-		v.disk = moved
+		v.disk = v.guest.Attach(guesttest.Serial, 16*guesttest.MiB) // under another number
 		csitest.Want(t, v.publish("dev"), codes.AlreadyExists, csierr.PublishedDifferently)
 		must(t, v.unpublish("dev"))
 		must(t, v.publish("dev"))
@@ -66,25 +60,22 @@ func TestARawTargetWhoseNumberIsAnotherDisksByNow(t *testing.T) {
 	})
 	t.Run("and the other volume is neither formatted nor published under it", func(t *testing.T) {
 		v, w := setUp(t, volume.Ext4)
-		before := w.disk.Digest(t)
+		same := w.disk.Same(t)
 		csitest.Want(t, w.stage(), codes.FailedPrecondition, csierr.DeviceHeld)
 		w.FSType = "block"
 		csitest.Want(t, w.publish("other"), codes.FailedPrecondition, csierr.PublishedElsewhere)
-		if after := w.disk.Digest(t); after != before {
-			t.Fatal("its disk has changed")
-		}
+		same()
 		must(t, v.unpublish("dev"))
 		must(t, v.unstage())
 		must(t, w.publish("other"))
 	})
 	t.Run("UP-3 is taken away, and the other disk is left as it is", func(t *testing.T) {
 		v, w := setUp(t, "block")
-		before := w.disk.Digest(t)
+		same := w.disk.Same(t)
 		must(t, v.unpublish("dev"))
 		must(t, v.unstage())
-		if left := guesttest.Mounts(t, v.guest.Dir); len(left) > 0 || w.disk.Digest(t) != before {
-			t.Fatalf("left %q", left)
-		}
+		same()
+		v.guest.hasMounts(0)
 	})
 }
 
@@ -111,31 +102,27 @@ func TestNP5TheStagingPathHasToShowThisVolumesDevice(t *testing.T) {
 				v.staging())
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			g := statefulGuest(t)
-			v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
-			other := g.volume(g.Attach(guesttest.OtherSerial, 16*guesttest.MiB), volume.Ext4)
-			must(t, v.stage())
-			must(t, other.stage())
-			cover(t, v, other)
-			before := guesttest.Mounts(t, g.Dir)
-			csitest.Want(t, v.publish("pod"), codes.FailedPrecondition, csierr.NotStaged)
-			if after := guesttest.Mounts(t, g.Dir); !slices.Equal(after, before) {
-				t.Errorf("mounts: %q, were %q", after, before)
-			}
-			if _, err := os.Lstat(g.path("pod")); !os.IsNotExist(err) {
-				t.Errorf("the target was made: %v", err)
-			}
-			if err := v.stats("staging " + v.Name); err == nil {
-				t.Error("it counts as the volume's usage")
-			}
-		})
+		for _, fsType := range []string{volume.Ext4, volume.Btrfs} {
+			t.Run(name+", of a "+fsType, func(t *testing.T) {
+				v := statefulGuest(t).disk(128, fsType)
+				other := v.guest.volume(v.guest.Attach(guesttest.OtherSerial, 16*guesttest.MiB), volume.Ext4)
+				must(t, v.stage())
+				must(t, other.stage())
+				cover(t, v, other)
+				same := v.guest.mounts()
+				csitest.Want(t, v.publish("pod"), codes.FailedPrecondition, csierr.NotStaged)
+				same()
+				absent(t, v.guest.path("pod"))
+				if err := v.stats("staging " + v.Name); err == nil {
+					t.Error("it counts as the volume's usage")
+				}
+			})
+		}
 	}
 	t.Run("a device that was born anew under the number", func(t *testing.T) {
-		g := statefulGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
+		v := statefulGuest(t).disk(16, volume.Ext4)
 		must(t, v.stage())
-		sequence := filepath.Join(g.Dir, "sys/block", v.disk.Name, "diskseq")
+		sequence := filepath.Join(v.guest.Dir, "sys/block", v.disk.Name, "diskseq")
 		must(t, os.WriteFile(sequence, []byte("999999999\n"), 0o644))
 		csitest.Want(t, v.publish("pod"), codes.FailedPrecondition, csierr.DeviceChanged)
 	})
@@ -143,10 +130,9 @@ func TestNP5TheStagingPathHasToShowThisVolumesDevice(t *testing.T) {
 
 func TestVS2TheFilesystemBelowAVolumeThatHasJustGoneIsNotCounted(t *testing.T) {
 	for _, fsType := range []string{volume.Ext4, volume.Btrfs} {
-		g := newGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 128*guesttest.MiB), fsType)
+		v := newGuest(t).disk(128, fsType)
 		must(t, v.stage())
-		shown, err := shownAt(g.node().host(), v.staging())
+		shown, err := shownAt(v.guest.node().host(), v.staging())
 		must(t, err)
 		_, err = shown.statfs(v.staging())
 		must(t, err)

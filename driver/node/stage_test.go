@@ -118,23 +118,17 @@ func TestNodeStageVolumeFindsTheRightDeviceOrNone(t *testing.T) {
 		func(t *testing.T) {
 			v := newGuest(t).disk(8, volume.Ext4)
 			v.Name = "csi-another000000000"
-			err := v.stage()
-			csitest.Want(t, err, codes.NotFound, csierr.DeviceNotFound)
-			if !strings.Contains(err.Error(), guesttest.Serial) {
-				t.Fatalf("the message does not list the serial seen: %v", err)
-			}
+			csitest.Want(t, v.stage(), codes.NotFound, csierr.DeviceNotFound, guesttest.Serial)
 		})
 	t.Run("NS-5 a device without its node is not found", func(t *testing.T) {
-		g := newGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
-		must(t, os.Remove(filepath.Join(g.Dir, "dev", v.disk.Name)))
+		v := newGuest(t).disk(8, volume.Ext4)
+		must(t, os.Remove(filepath.Join(v.guest.Dir, "dev", v.disk.Name)))
 		csitest.Want(t, v.stage(), codes.NotFound, csierr.DeviceNotFound)
 	})
 	t.Run("NS-5 a device that appears late is waited for", func(t *testing.T) {
-		g := newGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), "block")
-		g.Unplug(v.disk)
-		n := g.node()
+		v := newGuest(t).disk(8, "block")
+		v.guest.Unplug(v.disk)
+		n := v.guest.node()
 		n.DeviceTimeout = time.Minute
 		done := make(chan error)
 		go func() {
@@ -146,22 +140,18 @@ func TestNodeStageVolumeFindsTheRightDeviceOrNone(t *testing.T) {
 			t.Fatalf("the call did not wait: %v", err)
 		case <-time.After(100 * time.Millisecond):
 		}
-		g.Plug(v.disk)
+		v.guest.Plug(v.disk)
 		must(t, <-done)
 	})
 	t.Run("NS-5 the wait ends with its caller's patience", func(t *testing.T) {
-		g := newGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), "block")
-		g.Unplug(v.disk)
-		n := g.node()
+		v := newGuest(t).disk(8, "block")
+		v.guest.Unplug(v.disk)
+		n := v.guest.node()
 		n.DeviceTimeout = time.Hour
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
-		_, err := n.NodeStageVolume(ctx, v.stageRequest())
-		csitest.Want(t, err, codes.DeadlineExceeded, csierr.DeadlineExceeded)
-		if !strings.Contains(err.Error(), "found: none") {
-			t.Errorf("it does not name the serials that were found: %v", err)
-		}
+		csitest.Want(t, csitest.Call(ctx, n, v.stageRequest()), codes.DeadlineExceeded,
+			csierr.DeadlineExceeded, "found: none")
 	})
 	t.Run("NS-6 a device whose size or blocks are not the disk's is refused", func(t *testing.T) {
 		v := newGuest(t).disk(8, volume.Ext4)
@@ -175,8 +165,7 @@ func TestNodeStageVolumeFindsTheRightDeviceOrNone(t *testing.T) {
 func TestNodeStageVolumeIsIdempotent(t *testing.T) {
 	for _, fsType := range volume.Filesystems {
 		t.Run("NS-7 ten calls make one "+fsType+" filesystem and one mount", func(t *testing.T) {
-			g := newGuest(t)
-			v := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), fsType)
+			v := newGuest(t).disk(512, fsType)
 			v.Flags = []string{"noatime,nodev"}
 			must(t, v.stage())
 			id := guesttest.Run(t, "blkid", "-p", "-s", "UUID", v.disk.Loop)
@@ -186,9 +175,7 @@ func TestNodeStageVolumeIsIdempotent(t *testing.T) {
 			if again := guesttest.Run(t, "blkid", "-p", "-s", "UUID", v.disk.Loop); again != id {
 				t.Fatalf("filesystem %s became %s", id, again)
 			}
-			if got := guesttest.Mounts(t, g.Dir); len(got) != 1 {
-				t.Fatalf("mounts: %q", got)
-			}
+			v.guest.hasMounts(1)
 			must(t, v.unstage())
 			must(t, v.stage())
 			if again := guesttest.Run(t, "blkid", "-p", "-s", "UUID", v.disk.Loop); again != id {
@@ -211,33 +198,19 @@ func TestNodeStageVolumeIsIdempotent(t *testing.T) {
 			csitest.Want(t, v.stage(), codes.AlreadyExists, csierr.StagedDifferently)
 		})
 	}
-	t.Run("NS-8 another volume's staging path is refused", func(t *testing.T) {
-		g := newGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
-		must(t, v.stage())
-		other := g.volume(g.Attach("csi-other00000000000", 8*guesttest.MiB), volume.Ext4)
-		req := other.stageRequest()
-		req.StagingTargetPath = v.staging()
-		_, err := g.node().NodeStageVolume(t.Context(), req)
-		csitest.Want(t, err, codes.AlreadyExists, csierr.StagedDifferently)
-	})
 	t.Run("a volume that is mounted elsewhere is not mounted twice", func(t *testing.T) {
-		g := newGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
+		v := newGuest(t).disk(8, volume.Ext4)
 		must(t, v.stage())
 		req := v.stageRequest()
 		req.StagingTargetPath += "2"
-		_, err := g.node().NodeStageVolume(t.Context(), req)
-		csitest.Want(t, err, codes.FailedPrecondition, csierr.DeviceHeld)
+		csitest.Want(t, v.ask(req), codes.FailedPrecondition, csierr.DeviceHeld)
 	})
 	t.Run("NS-12 staging a block volume mounts nothing", func(t *testing.T) {
-		g := newGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), "block")
-		before := v.disk.Digest(t)
+		v := newGuest(t).disk(8, "block")
+		same := v.disk.Same(t)
 		must(t, v.stage())
-		if got := guesttest.Mounts(t, g.Dir); len(got) != 0 || v.disk.Digest(t) != before {
-			t.Fatalf("mounts: %q", got)
-		}
+		v.guest.hasMounts(0)
+		same()
 	})
 }
 
@@ -267,9 +240,7 @@ func TestNodeStageVolumeMountsAsAsked(t *testing.T) { // D-30
 		if strings.Contains(v.guest.log.String(), "canary") {
 			t.Fatal("a flag stands in the log")
 		}
-		if got := guesttest.Mounts(t, v.guest.Dir); len(got) != 0 {
-			t.Fatalf("NS-11 mounts left: %q", got)
-		}
+		v.guest.hasMounts(0)
 	})
 	t.Run("kubelet's SELinux label reaches the kernel", func(t *testing.T) {
 		v := newGuest(t).disk(8, volume.Ext4)
@@ -287,24 +258,18 @@ func TestNodeStageVolumeMountsAsAsked(t *testing.T) { // D-30
 		}
 	})
 	t.Run("B-4 a path of a thousand bytes works", func(t *testing.T) {
-		g := newGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
-		long := g.path(strings.Repeat(strings.Repeat("ü", 100)+"/", 5)[:1000])
+		v := newGuest(t).disk(8, volume.Ext4)
+		long := v.guest.path(strings.Repeat(strings.Repeat("ü", 100)+"/", 5)[:1000])
 		must(t, os.MkdirAll(filepath.Dir(long), 0o755))
 		stage, publish := v.stageRequest(), v.publishRequest("")
 		stage.StagingTargetPath, publish.StagingTargetPath = long, long
 		publish.TargetPath = long + "-pod"
-		n := g.node()
-		_, err := n.NodeStageVolume(t.Context(), stage)
-		must(t, err)
-		_, err = n.NodePublishVolume(t.Context(), publish)
-		must(t, err)
-		_, err = n.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: v.ID,
-			TargetPath: publish.TargetPath})
-		must(t, err)
-		_, err = n.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: v.ID,
-			StagingTargetPath: long})
-		must(t, err)
+		n := v.guest.node()
+		must(t, csitest.Call(t.Context(), n, stage))
+		must(t, csitest.Call(t.Context(), n, publish))
+		must(t, csitest.Call(t.Context(), n, &csi.NodeUnpublishVolumeRequest{VolumeId: v.ID,
+			TargetPath: publish.TargetPath}))
+		must(t, v.unstageAt(long))
 	})
 	t.Run("a staging path over a symbolic link is found again", func(t *testing.T) {
 		g := newGuest(t)
@@ -314,8 +279,7 @@ func TestNodeStageVolumeMountsAsAsked(t *testing.T) { // D-30
 		req := v.stageRequest()
 		req.StagingTargetPath = g.path("link/staging")
 		for range 2 {
-			_, err := g.node().NodeStageVolume(t.Context(), req)
-			must(t, err)
+			must(t, csitest.Call(t.Context(), g.node(), req))
 		}
 		if got := guesttest.Mounts(t, g.Dir); !slices.Equal(got, []string{g.path("real/staging")}) {
 			t.Fatalf("mounts: %q", got)
@@ -340,12 +304,10 @@ func TestNodeStageVolumeMountsAsAsked(t *testing.T) { // D-30
 		}
 	})
 	t.Run("B-12 a caller that is gone does not cut off mkfs", func(t *testing.T) {
-		g := newGuest(t)
-		v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
+		v := newGuest(t).disk(64, volume.Ext4)
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		_, err := g.node().NodeStageVolume(ctx, v.stageRequest())
-		must(t, err)
+		must(t, csitest.Call(ctx, v.guest.node(), v.stageRequest()))
 		must(t, v.stage())
 	})
 	t.Run("D-2 a static volume with a filesystem needs nothing but the disk's name",
@@ -353,11 +315,9 @@ func TestNodeStageVolumeMountsAsAsked(t *testing.T) { // D-30
 			g := newGuest(t)
 			v := g.volume(g.Attach("my-data", 8*guesttest.MiB), "")
 			v.Static = true
-			before := v.disk.Digest(t)
+			same := v.disk.Same(t)
 			csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DiskSizeUnknown)
-			if v.disk.Digest(t) != before {
-				t.Fatal("the disk was written")
-			}
+			same()
 			guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
 			must(t, v.stage())
 		})
@@ -374,16 +334,14 @@ func TestNodeStageVolumeMountsAsAsked(t *testing.T) { // D-30
 			req := v.stageRequest()
 			req.PublishContext[volume.CtxReadOnly] = "true"
 			for range 2 {
-				_, err := g.node().NodeStageVolume(t.Context(), req)
-				must(t, err)
+				must(t, csitest.Call(t.Context(), g.node(), req))
 			}
 			publish := v.publishRequest("pod")
 			publish.PublishContext = req.PublishContext
-			_, err := g.node().NodePublishVolume(t.Context(), publish)
-			csitest.Want(t, err, codes.FailedPrecondition, csierr.DeviceReadOnly)
+			csitest.Want(t, csitest.Call(t.Context(), g.node(), publish), codes.FailedPrecondition,
+				csierr.DeviceReadOnly)
 			publish.Readonly = true
-			_, err = g.node().NodePublishVolume(t.Context(), publish)
-			must(t, err)
+			must(t, csitest.Call(t.Context(), g.node(), publish))
 			must(t, v.unpublish("pod"))
 			must(t, v.unstage())
 		}
@@ -455,11 +413,9 @@ func TestNS10AReadOnlySwitchIsLeftAsItIsUntilTheDiskIsProven(t *testing.T) {
 func TestADiskIsNotFormattedForAStagingPathThatIsALink(t *testing.T) {
 	v := newGuest(t).disk(64, volume.Ext4)
 	must(t, os.Symlink(t.TempDir(), v.staging()))
-	before := v.disk.Digest(t)
+	same := v.disk.Same(t)
 	csitest.Want(t, v.stage(), codes.InvalidArgument, csierr.PathInvalid)
-	if v.disk.Digest(t) != before {
-		t.Error("the disk has changed")
-	}
+	same()
 }
 
 // A feature that the driver knows is refused by name where this node's kernel lacks it.
@@ -476,20 +432,18 @@ func TestAFeatureThatTheKernelRefusesIsNamed(t *testing.T) {
 			v := g.volume(g.Attach(guesttest.Serial, smallest(volume.XFS)), c.fsType)
 			words := strings.Fields(c.mkfs)
 			guesttest.Run(t, words[0], append(words[1:], v.disk.Loop)...)
-			before := v.disk.Digest(t)
+			same := v.disk.Same(t)
 			err := v.stage()
 			if err == nil {
 				return // this kernel has it
 			}
 			refused++
-			csitest.Want(t, err, codes.FailedPrecondition, csierr.FilesystemFeature)
+			csitest.Want(t, err, codes.FailedPrecondition, csierr.FilesystemFeature, c.want)
 			v.Flags = []string{"noatime"}
 			csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.FilesystemFeature)
 			v.Flags = []string{"grpid"} // of ext4 and xfs, and may be the cause
 			csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.MountFlags)
-			if !strings.Contains(err.Error(), c.want) || v.disk.Digest(t) != before {
-				t.Fatalf("the disk was written, or %q is not named: %v", c.want, err)
-			}
+			same()
 		})
 	}
 	if refused == 0 {
@@ -501,20 +455,18 @@ func TestADestroyedFilesystemThatThisNodeHasMountedIsNotTakenForAStrangers(t *te
 	const advice = "do not delete the volume"
 	for name, stageBefore := range map[string]bool{"mounted here before": true, "never": false} {
 		t.Run(name, func(t *testing.T) {
-			g := statefulGuest(t)
-			v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
+			v := statefulGuest(t).disk(64, volume.Ext4)
 			recorder := &flight.Recorder{Log: slog.New(slog.DiscardHandler),
-				Dir: filepath.Join(g.state, flight.DirName)}
+				Dir: filepath.Join(v.guest.state, flight.DirName)}
 			ctx := flight.With(t.Context(), recorder, flight.Fields{Volume: v.ID})
 			if stageBefore {
-				_, err := g.node().NodeStageVolume(ctx, v.stageRequest())
-				must(t, err)
+				must(t, csitest.Call(ctx, v.guest.node(), v.stageRequest()))
 				must(t, v.unstage())
 			} else {
 				guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
 			}
 			v.disk.WriteAt(t, 0, make([]byte, 4<<10)) // its superblock
-			_, err := g.node().NodeStageVolume(ctx, v.stageRequest())
+			err := csitest.Call(ctx, v.guest.node(), v.stageRequest())
 			csitest.Want(t, err, codes.FailedPrecondition, csierr.DiskNotBlank)
 			if strings.Contains(err.Error(), advice) != stageBefore {
 				t.Error(err)

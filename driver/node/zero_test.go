@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc/codes"
 
@@ -31,21 +30,17 @@ func TestAnUnstageEndsTheReadOfTheVolumesDisk(t *testing.T) {
 	n := g.node()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	_, err := n.NodeStageVolume(ctx, v.stageRequest())
-	csitest.Want(t, err, codes.Aborted, csierr.DiskProofPending)
-	_, err = n.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: v.ID,
-		StagingTargetPath: v.staging()})
-	must(t, err)
+	csitest.Want(t, csitest.Call(ctx, n, v.stageRequest()), codes.Aborted, csierr.DiskProofPending)
+	must(t, csitest.Call(t.Context(), n, v.unstageRequest()))
 	goleak.VerifyNone(t, before)
 }
 
 // A read of a disk that is detached meanwhile fails, but the disk has not failed.
 func TestADiskThatIsDetachedWhileItIsReadIsNotFound(t *testing.T) {
-	g := newGuest(t)
-	v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
+	v := newGuest(t).disk(64, volume.Ext4)
 	v.Whole = true
 	goOn := stopOnce(t, "blkid", v.stage)
-	g.Unplug(v.disk)
+	v.guest.Unplug(v.disk)
 	must(t, os.Truncate(v.disk.File, 0))
 	guesttest.Run(t, "losetup", "--set-capacity", v.disk.Loop)
 	csitest.Want(t, goOn(), codes.NotFound, csierr.DeviceNotFound)
@@ -77,9 +72,7 @@ func TestDiscardsDecideNothing(t *testing.T) {
 				}
 				must(t, v.unstage())
 				must(t, v.stage())
-				if b, err := os.ReadFile(hello); string(b) != "rack" {
-					t.Errorf("after a trim the file has %q (%v)", b, err)
-				}
+				holds(t, hello, "rack")
 				must(t, v.unstage())
 				force := map[string]string{volume.Ext4: "-F"}[fsType]
 				guesttest.Run(t, "mkfs."+fsType, cmp.Or(force, "-f"), v.disk.Loop) // it discards first

@@ -108,7 +108,7 @@ func TestOX9EmptyPagesAreSkippedUpToALimit(t *testing.T) {
 func TestOX9APageWithoutAListIsAnError(t *testing.T) {
 	for _, body := range []string{`{}`, `{"items":null,"next_page":null}`, racktest.ProjectOf()} {
 		c := clientThat(t, racktest.OK("GET /v1/disks", body))
-		err := c.EachDisk(t.Context(), &Pager{}, func(*oxide.Disk) bool { return false })
-		csitest.Want(t, err, codes.Unavailable, csierr.RackResponseInvalid)
+		csitest.Want(t, c.EachDisk(t.Context(), &Pager{}, func(*oxide.Disk) bool { return false }),
+			codes.Unavailable, csierr.RackResponseInvalid)
 	}
 }
