@@ -2,11 +2,20 @@ package driver
 
 import (
 	"context"
+	"encoding/json"
 	"log/slog"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/kubernetes-csi/csi-lib-utils/protosanitizer"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/async"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
@@ -113,4 +122,290 @@ func changedBy(req any) (f flight.Fields) {
 		f.Claim = volume.Claim(r.GetParameters())
 	}
 	return f
+}
+
+// logCalls logs one line when a call ends. At debug level it also logs the request and the
+// response, without secrets and mount flags.
+func logCalls(log *slog.Logger) grpc.UnaryServerInterceptor {
+	var calls atomic.Int64
+	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo,
+		handler grpc.UnaryHandler) (any, error) {
+		method := shortMethod(info.FullMethod)
+		call := log.With("method", method, "call", calls.Add(1))
+		call.DebugContext(ctx, "called", "request", redacted{req})
+		start := time.Now()
+		answer, err := handler(ctx, req)
+		attrs := append(objects(req), made(answer)...)
+		attrs = append(attrs, slog.Duration("took", time.Since(start)))
+		if err != nil {
+			s := status.Convert(err)
+			attrs = append(attrs, slog.String("code", s.Code().String()),
+				slog.String("error", s.Message()))
+		}
+		call.LogAttrs(ctx, levelOf(method, err), "done", attrs...)
+		if err == nil {
+			call.DebugContext(ctx, "answered", "response", redacted{answer})
+		}
+		return answer, err
+	}
+}
+
+// levelOf lowers the level of frequent read-only calls, and raises the level of failures.
+func levelOf(method string, err error) slog.Level {
+	asking := method == "Probe" || strings.Contains(method, "Get") ||
+		strings.Contains(method, "List") || strings.HasPrefix(method, "Validate")
+	switch code := status.Code(err); {
+	case code == codes.OK && asking, code == codes.Unimplemented,
+		// What Probe reports was logged once, when it was found; kubelet asks every few seconds.
+		method == "Probe" && code == codes.FailedPrecondition:
+		return slog.LevelDebug
+	case code == codes.OK, code == codes.Canceled, code == codes.Aborted:
+		return slog.LevelInfo
+	case code == codes.Internal:
+		return slog.LevelError
+	}
+	return slog.LevelWarn
+}
+
+// objects returns the ids and names in a request, by which a log is searched.
+func objects(req any) []slog.Attr {
+	var attrs []slog.Attr
+	add := func(key, value string) {
+		if value != "" {
+			attrs = append(attrs, slog.String(key, csierr.Plain(value)))
+		}
+	}
+	if r, ok := req.(interface{ GetName() string }); ok {
+		add("name", r.GetName())
+	}
+	if r, ok := req.(interface{ GetVolumeId() string }); ok {
+		add("volume", r.GetVolumeId())
+	}
+	if r, ok := req.(interface{ GetSourceVolumeId() string }); ok {
+		add("source", r.GetSourceVolumeId())
+	}
+	if r, ok := req.(interface{ GetNodeId() string }); ok {
+		add("node", r.GetNodeId())
+	}
+	if r, ok := req.(interface{ GetSnapshotId() string }); ok {
+		add("snapshot", r.GetSnapshotId())
+	}
+	return attrs
+}
+
+// made returns the id of the object that a call made, by which later calls are found.
+func made(answer any) []slog.Attr {
+	if r, ok := answer.(*csi.CreateVolumeResponse); ok && r.GetVolume() != nil {
+		return []slog.Attr{slog.String("volume", r.GetVolume().GetVolumeId())}
+	}
+	if r, ok := answer.(*csi.CreateSnapshotResponse); ok && r.GetSnapshot() != nil {
+		return []slog.Attr{slog.String("snapshot", r.GetSnapshot().GetSnapshotId())}
+	}
+	return nil
+}
+
+// redacted is a message for the log. It is redacted only if the line is written.
+type redacted struct{ message any }
+
+// LogValue returns the message as JSON without secrets and mount flags.
+func (r redacted) LogValue() slog.Value {
+	message, ok := r.message.(proto.Message)
+	if !ok {
+		return slog.StringValue("not a message")
+	}
+	message = proto.Clone(message)
+	clearMountFlags(message.ProtoReflect())
+	stripped := protosanitizer.StripSecrets(message).String()
+	if !json.Valid([]byte(stripped)) {
+		return slog.StringValue("unprintable")
+	}
+	const most = 64 << 10
+	return slog.StringValue(csierr.WithoutTokens(stripped[:min(len(stripped), most)]))
+}
+
+// clearMountFlags removes the mount flags of every capability in a message: CSI says they may be
+// sensitive, but does not mark them as secret.
+func clearMountFlags(m protoreflect.Message) {
+	m.Range(func(field protoreflect.FieldDescriptor, value protoreflect.Value) bool {
+		switch {
+		case field.Name() == "mount_flags":
+			m.Clear(field)
+		case field.IsMap():
+			if field.MapValue().Message() != nil {
+				value.Map().Range(func(_ protoreflect.MapKey, v protoreflect.Value) bool {
+					clearMountFlags(v.Message())
+					return true
+				})
+			}
+		case field.Message() == nil:
+		case field.IsList():
+			for i := range value.List().Len() {
+				clearMountFlags(value.List().Get(i).Message())
+			}
+		default:
+			clearMountFlags(value.Message())
+		}
+		return true
+	})
+}
+
+// maxMapBytes is CSI's limit for every map without a limit of its own (B-2).
+const maxMapBytes = 4 << 10
+
+// fieldLimits are the fields with other limits; 0 means none. The node checks the length of paths.
+// A starting token that is too long is invalid, which has a code of its own. Mount flags are
+// counted together.
+var fieldLimits = map[protoreflect.Name]int{
+	"target_path": 0, "staging_target_path": 0, "volume_path": 0,
+	"starting_token": 0, "mount_flags": 0, "node_id": 256,
+}
+
+// checkLimits enforces CSI's limits in every field of a request, at any depth.
+func checkLimits(ctx context.Context, req any, _ *grpc.UnaryServerInfo,
+	handler grpc.UnaryHandler) (any, error) {
+	if message, ok := req.(proto.Message); ok {
+		if err := limitProblem(message.ProtoReflect()); err != nil {
+			return nil, err
+		}
+	}
+	return handler(ctx, req)
+}
+
+// limitProblem returns an error that names a field over its limit, but never shows its value.
+func limitProblem(m protoreflect.Message) (err error) {
+	m.Range(func(field protoreflect.FieldDescriptor, value protoreflect.Value) bool {
+		switch {
+		case field.IsMap():
+			err = mapProblem(field, value.Map())
+		case field.IsList():
+			for i := range value.List().Len() {
+				if err == nil {
+					err = valueProblem(field, value.List().Get(i))
+				}
+			}
+		default:
+			err = valueProblem(field, value)
+		}
+		return err == nil
+	})
+	return err
+}
+
+func mapProblem(field protoreflect.FieldDescriptor, values protoreflect.Map) (err error) {
+	if field.MapValue().Kind() != protoreflect.StringKind || field.Name() == "segments" {
+		return nil // segments have rules of their own, per segment
+	}
+	total := 0
+	values.Range(func(key protoreflect.MapKey, value protoreflect.Value) bool {
+		total += len(key.String()) + len(value.String())
+		return true
+	})
+	if total > maxMapBytes {
+		return csierr.New(csierr.FieldInvalid, "%s has %d bytes; CSI allows %d",
+			field.Name(), total, maxMapBytes)
+	}
+	return nil
+}
+
+func valueProblem(field protoreflect.FieldDescriptor, value protoreflect.Value) error {
+	switch field.Kind() {
+	case protoreflect.MessageKind:
+		return limitProblem(value.Message())
+	case protoreflect.StringKind:
+		most, special := fieldLimits[field.Name()]
+		if !special {
+			most = volume.MaxStringBytes
+		}
+		if most > 0 && len(value.String()) > most {
+			return csierr.New(csierr.FieldInvalid, "%s has %d bytes; CSI allows %d",
+				field.Name(), len(value.String()), most)
+		}
+	case protoreflect.Int64Kind, protoreflect.Int32Kind:
+		if value.Int() < 0 {
+			return csierr.New(csierr.FieldInvalid, "%s is negative", field.Name())
+		}
+	}
+	return nil
+}
+
+// locks admits one call at a time for each object. The zero value is ready for use.
+type locks struct {
+	mu sync.Mutex
+	// guarded by mu
+	held map[string]struct{}
+}
+
+func (l *locks) tryLock(key string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if _, taken := l.held[key]; taken {
+		return false
+	}
+	if l.held == nil {
+		l.held = map[string]struct{}{}
+	}
+	l.held[key] = struct{}{}
+	return true
+}
+
+func (l *locks) unlock(key string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.held, key)
+}
+
+// intercept returns ABORTED while another call for the same object is in progress. The lock is held
+// as long as the handler runs: a caller that gives up does not release an object that mkfs works on
+// (B-12).
+func (l *locks) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo,
+	handler grpc.UnaryHandler) (any, error) {
+	key := lockKey(req)
+	if key == "" {
+		return handler(ctx, req)
+	}
+	if !l.tryLock(key) {
+		return nil, csierr.New(csierr.OperationPending, "another call for %s is in progress; repeat "+
+			"this one later", csierr.Plain(key))
+	}
+	defer l.unlock(key)
+	// A caller that gave up may have made another call since, which this call would undo if it began
+	// now. On one connection the end of a call arrives before the next call.
+	switch ctx.Err() {
+	case nil:
+		return handler(ctx, req)
+	case context.DeadlineExceeded:
+		return nil, csierr.New(csierr.DeadlineExceeded, "the deadline passed before the call began; "+
+			"nothing was done")
+	}
+	return nil, csierr.New(csierr.Canceled, "the caller canceled before the call began; nothing was "+
+		"done")
+}
+
+// lockKey returns the object that a call changes, or "" for a read-only call. A create is
+// identified by its name, any other call by its id.
+func lockKey(req any) string {
+	switch r := req.(type) {
+	case *csi.CreateVolumeRequest:
+		return objectKey("volume name", r.GetName())
+	case *csi.CreateSnapshotRequest:
+		return objectKey("snapshot name", r.GetName())
+	case *csi.DeleteSnapshotRequest:
+		return objectKey("snapshot", r.GetSnapshotId())
+	case *csi.DeleteVolumeRequest, *csi.ControllerPublishVolumeRequest,
+		*csi.ControllerUnpublishVolumeRequest, *csi.NodeStageVolumeRequest,
+		*csi.NodeUnstageVolumeRequest, *csi.NodePublishVolumeRequest,
+		*csi.NodeUnpublishVolumeRequest:
+		return objectKey("volume", r.(interface{ GetVolumeId() string }).GetVolumeId())
+	}
+	return ""
+}
+
+func objectKey(kind, id string) string {
+	if id == "" {
+		return ""
+	}
+	if u, ok := volume.ParseID(id); ok {
+		id = u // the case of a UUID does not matter
+	}
+	return kind + " " + id
 }

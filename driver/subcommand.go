@@ -1,16 +1,27 @@
 package driver
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
+	"log/slog"
+	"os"
 	"slices"
 	"strings"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/node"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/inspection"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
+	"github.com/oxidecomputer/oxide-csi-plugin/operate/audit"
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/claim"
+	"github.com/oxidecomputer/oxide-csi-plugin/operate/doctor"
 	"github.com/oxidecomputer/oxide-csi-plugin/operate/kube"
 )
 
@@ -107,6 +118,233 @@ func Claim(ctx context.Context, o claim.Options, out io.Writer) error {
 	o.Kubectl = kube.Pinned(ctx)
 	if err := claim.Run(ctx, o, out); err != nil {
 		return fmt.Errorf("claim %s: %w", o.Verb, err)
+	}
+	return nil
+}
+
+// AuditConfig is the configuration of an audit, which ParseAuditConfig fills. It uses only the
+// fields of Config that describe the rack.
+type AuditConfig struct {
+	Config
+	audit.Options
+}
+
+var auditCommand = subcommand{
+	name: "audit",
+	about: "oxide-csi-plugin audit compares what the driver made on the rack for this cluster with " +
+		"the wanted volumes.\nExit status: 0 nothing found, 2 orphans or missing volumes found, 1 error.",
+	settings: rackSettings,
+}
+
+// ParseAuditConfig parses the arguments after "audit" and the environment, as ParseConfig does for
+// the plugin.
+func ParseAuditConfig(args []string, getenv func(string) string, help io.Writer) (AuditConfig,
+	error) {
+	var c AuditConfig
+	if _, err := auditCommand.parse(&c.Config, c.Flags, args, getenv, help); err != nil {
+		return c, err
+	}
+	if why := c.noRack(); why != "" {
+		return c, fmt.Errorf("%s: the audit needs the rack's address, a token and a project", why)
+	}
+	return c, c.Check(c.ClusterID)
+}
+
+// Audit compares what the driver made on the rack for this cluster with the wanted volumes and
+// snapshots, and writes a report to out. found reports whether orphans or missing volumes are left.
+func Audit(ctx context.Context, c AuditConfig, out, log io.Writer) (found bool, err error) {
+	secrets, quiet := &hidden{}, slog.New(slog.DiscardHandler)
+	out, log = hiddenWriter{out, secrets}, hiddenWriter{log, secrets}
+	found, err = auditRack(ctx, c, tokensOf(c.Config, secrets, quiet), out, log)
+	if err != nil {
+		err = errors.New(secrets.text(err.Error()))
+	}
+	return found, err
+}
+
+func auditRack(ctx context.Context, c AuditConfig, tokens *rack.TokenSource, out, log io.Writer) (
+	found bool, err error) {
+	for _, warning := range c.rackWarnings() {
+		_, _ = fmt.Fprintln(log, "warning: "+warning)
+	}
+	client, closeIdle, err := rack.New(c.rackOptions(), &rack.Transport{Tokens: tokens})
+	if err != nil {
+		return false, err
+	}
+	defer closeIdle()
+	return audit.Run(ctx, client, c.ClusterID, c.Options, out, log)
+}
+
+// DoctorConfig is the configuration of a doctor, which ParseDoctorConfig fills. It uses only the
+// fields of Config that describe the rack.
+type DoctorConfig struct {
+	Config
+	doctor.Options
+}
+
+var doctorCommand = subcommand{
+	name: "doctor",
+	about: "oxide-csi-plugin doctor explains why a volume does not work. It asks Kubernetes, the " +
+		"rack and the node, and only reads.\n\n" +
+		"  oxide-csi-plugin doctor pvc NAMESPACE/NAME\n" +
+		"  oxide-csi-plugin doctor pod NAMESPACE/NAME\n" +
+		"  oxide-csi-plugin doctor volume ID\n" +
+		"  oxide-csi-plugin doctor node NAME\n" +
+		"  oxide-csi-plugin doctor cluster\n" +
+		"  oxide-csi-plugin doctor rack\n\n" +
+		"Exit status: 0 nothing found, 2 something is broken, 3 nothing broken was found but something " +
+		"could not be seen, 1 error.",
+	settings: rackSettings,
+	operands: "the question",
+}
+
+// ParseDoctorConfig parses the arguments after "doctor" and the environment, as ParseConfig does
+// for the plugin.
+func ParseDoctorConfig(args []string, getenv func(string) string, help io.Writer) (DoctorConfig,
+	error) {
+	var c DoctorConfig
+	operands, err := doctorCommand.parse(&c.Config, c.Flags, args, getenv, help)
+	if err != nil {
+		return c, err
+	}
+	if c.Question, err = doctor.ParseQuestion(operands); err != nil {
+		return c, fmt.Errorf("doctor: %w; see doctor --help", err)
+	}
+	return c, nil
+}
+
+// Doctor explains the state of what the question is about, writes its report to out, and returns
+// the exit status.
+func Doctor(ctx context.Context, c DoctorConfig, out io.Writer) (status int, err error) {
+	secrets := &hidden{}
+	c.Colour = terminal(out)
+	status, err = diagnose(ctx, c, tokensOf(c.Config, secrets, slog.New(slog.DiscardHandler)),
+		hiddenWriter{out, secrets}, secrets)
+	if err != nil {
+		err = errors.New(secrets.text(err.Error()))
+	}
+	return status, err
+}
+
+func diagnose(ctx context.Context, c DoctorConfig, tokens *rack.TokenSource, out io.Writer,
+	secrets *hidden) (status int, err error) {
+	sources := doctor.Sources{NoRack: c.noRack(), ClusterID: c.ClusterID, Version: Version(),
+		Kubectl: kube.Kubectl}
+	if sources.NoRack == "" {
+		client, closeIdle, err := rack.New(c.rackOptions(), &rack.Transport{Tokens: tokens})
+		if err != nil {
+			return 0, err
+		}
+		defer closeIdle()
+		sources.Rack = client
+	}
+	evidence, err := doctor.Gather(ctx, sources, c.Options)
+	if err != nil {
+		return 0, fmt.Errorf("doctor: %w", err)
+	}
+	diagnosis := doctor.Diagnose(evidence)
+	err = errors.Join(
+		writeNew("--bundle", c.Bundle, secrets, func(w io.Writer) error {
+			return doctor.WriteBundle(w, diagnosis, evidence)
+		}),
+		writeNew("--html", c.HTML, secrets, diagnosis.WriteHTML))
+	if err != nil {
+		return 0, err
+	}
+	return diagnosis.Status(), diagnosis.Write(out, c.Options)
+}
+
+// writeNew writes to a new file that only its owner reads. A file that exists, or a link, keeps its
+// mode and its readers, so it is refused. Without a path it does nothing.
+func writeNew(flag, path string, secrets *hidden, write func(io.Writer) error) error {
+	if path == "" {
+		return nil
+	}
+	var text bytes.Buffer
+	if err := write(hiddenWriter{&text, secrets}); err != nil {
+		return fmt.Errorf("%s: %w", flag, err)
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600) // O_EXCL follows no link
+	if errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("%s: has to name a new file, and the name exists; choose another one", flag)
+	}
+	if err == nil {
+		_, err = f.Write(text.Bytes())
+		err = errors.Join(err, f.Close())
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", flag, csierr.WithoutPath(err))
+	}
+	return nil
+}
+
+// terminal reports whether text with colours may be written: to a terminal whose user wants them
+// (no-color.org).
+func terminal(out io.Writer) bool {
+	f, isFile := out.(*os.File)
+	if !isFile || os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb" {
+		return false
+	}
+	info, err := f.Stat()
+	return err == nil && info.Mode()&fs.ModeCharDevice != 0
+}
+
+// InspectConfig is the configuration of an inspection, which ParseInspectConfig fills. It uses only
+// the fields of Config that describe the node.
+type InspectConfig struct {
+	Config
+	Volumes []inspection.Asked
+}
+
+var inspectCommand = subcommand{
+	name: "inspect",
+	about: "oxide-csi-plugin inspect prints, as JSON, what this node sees of its volumes: devices, " +
+		"filesystems, mounts,\nrecords and the flight recorder. It runs in the driver's pod on the " +
+		"node, beside the driver, and changes nothing.\nExit status: 0, or 1 for an error.",
+	settings: []string{"OXIDE_SYSFS_ROOT", "OXIDE_DEV_ROOT", "OXIDE_STATE_DIR", node.InstanceIDKey,
+		"OXIDE_INSTANCE_METADATA_FILE"},
+}
+
+// ParseInspectConfig parses the arguments after "inspect" and the environment.
+func ParseInspectConfig(args []string, getenv func(string) string, help io.Writer) (InspectConfig,
+	error) {
+	var c InspectConfig
+	_, err := inspectCommand.parse(&c.Config, c.flags, args, getenv, help)
+	return c, err
+}
+
+func (c *InspectConfig) flags(flags *flag.FlagSet) {
+	flags.Func("volume", "`ID[=DISK]` of a volume, and the name of its disk, which is needed while "+
+		"the node has no record of it; may be repeated (default every volume that has a record)",
+		func(value string) error {
+			id, disk, _ := strings.Cut(value, "=")
+			if id == "" || len(id) > volume.MaxStringBytes {
+				return errors.New("has to be the id of a volume")
+			}
+			if canonical, ok := volume.ParseID(id); ok {
+				id = canonical
+			}
+			c.Volumes = append(c.Volumes, inspection.Asked{ID: id, Disk: disk})
+			return nil
+		})
+}
+
+// Inspect writes what this node sees of the volumes to out.
+func Inspect(c InspectConfig, out io.Writer) error {
+	id, unknown := node.InstanceID(node.Identity{Explicit: c.InstanceID,
+		MetadataFile: c.InstanceMetadataFile, SysfsRoot: c.SysfsRoot})
+	service := &node.Service{SysfsRoot: c.SysfsRoot, DevRoot: c.DevRoot, StateDir: c.StateDir,
+		InstanceID: id, Log: slog.New(slog.DiscardHandler)}
+	r := service.Inspect(c.Volumes)
+	r.Version = Version()
+	if unknown != nil {
+		r.Unseen = append(r.Unseen, inspection.Unseen{Part: inspection.PartInstance,
+			Why: csierr.Plain(unknown.Error())})
+	}
+	encoder := json.NewEncoder(out)
+	encoder.SetIndent("", "  ")
+	if err := encoder.Encode(r); err != nil {
+		return fmt.Errorf("write the report: %w", err)
 	}
 	return nil
 }

@@ -3,14 +3,21 @@
 package blockdev
 
 import (
+	"bytes"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/async"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 )
 
@@ -101,3 +108,155 @@ func TestCountsShowThatNothingWasWritten(t *testing.T) {
 }
 
 func TestMain(m *testing.M) { namespace.Main(m) }
+
+// openDisk attaches a disk and opens its device.
+func openDisk(t *testing.T, size int64) (*guesttest.Disk, *OpenDevice) {
+	t.Helper()
+	g := guesttest.New(t)
+	d := g.Attach("csi-0123456789abcdef", size)
+	host := Host{Sysfs: g.Sys(""), Dev: g.Dev("")}
+	found, err := host.Lookup(d.Serial)
+	csitest.Must(t, err)
+	device, err := host.Open(found)
+	csitest.Must(t, err)
+	t.Cleanup(func() { _ = device.Close() })
+	return d, device
+}
+
+// A read goes on when its call ends, and the device's path may be another disk's by then.
+func TestAReopenedDeviceNeedsNeitherItsPathNorTheFirst(t *testing.T) {
+	d, device := openDisk(t, guesttest.MiB)
+	d.WriteAt(t, 0, []byte("the disk that was opened"))
+	csitest.Must(t, os.Remove(device.Path))
+	again, err := device.Reopen()
+	csitest.Must(t, err)
+	defer func() { _ = again.Close() }()
+	csitest.Must(t, device.Close())
+	if b, err := again.Read(0, 512); err != nil || b[0] != 't' {
+		t.Errorf("read %q, %v", b, err)
+	}
+}
+
+// A child has a copy of every descriptor between fork and exec, and a process that looks at one in
+// /proc keeps its file open. So a device could stay in use after an exclusive use of it: for the
+// mkfs that follows, for example.
+func TestNoOtherProcessKeepsTheDeviceInUse(t *testing.T) {
+	_, device := openDisk(t, 64*guesttest.MiB)
+	over := make(chan struct{})
+	var others sync.WaitGroup
+	repeat := func(act func()) {
+		others.Go(func() {
+			for {
+				select {
+				case <-over:
+					return
+				default:
+					act()
+				}
+			}
+		})
+	}
+	for range 4 {
+		repeat(func() { _ = exec.Command("true").Run() })
+	}
+	repeat(func() {
+		files, _ := filepath.Glob("/proc/self/fd/*")
+		for _, f := range files {
+			_, _ = os.Readlink(f)
+		}
+	})
+	defer others.Wait()
+	defer close(over)
+	for n, end := 0, time.Now().Add(2*time.Second); time.Now().Before(end); n++ {
+		if err := device.TryExclusive(); err != nil {
+			t.Fatalf("number %d: %v", n, err)
+		}
+		err := device.WithExclusive(func(*os.File) error {
+			if err := device.TryExclusive(); !csierr.Has(err, csierr.DeviceHeld) {
+				t.Errorf("number %d, while it is used exclusively: %v", n, err)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatalf("number %d: %v", n, err)
+		}
+	}
+}
+
+func TestALoopDeviceThatDoesNotAnswerKeepsOnlyDisksThatWorkloadsMayUse(t *testing.T) {
+	disk, d := openDisk(t, 8*guesttest.MiB)
+	loop := strings.TrimSpace(guesttest.Run(t, "losetup", "--find", "--show", disk.Copy(t)))
+	defer guesttest.Run(t, "losetup", "--detach", loop)
+	name := filepath.Base(loop)
+	answered := make(chan struct{})
+	if async.Within(loop, 0, func() { <-answered }) { // the kernel waits
+		t.Fatal("it is answered")
+	}
+	if err := d.CheckLoops(); err != nil {
+		t.Errorf("a disk of which no workload has a node: %v", err)
+	}
+	d.Shared = true
+	err := d.CheckLoops()
+	if !csierr.Has(err, csierr.DeviceHeld) || !strings.Contains(err.Error(), name) {
+		t.Errorf("the loop device may be over the disk: %v", err)
+	}
+	close(answered)
+	csitest.Await(t, "it is over another file", func() bool { return d.CheckLoops() == nil })
+}
+
+// FuzzParseSerial checks that a serial is the bytes between the padding: parsing removes all of the
+// padding and nothing else, and more padding does not change the result.
+func FuzzParseSerial(f *testing.F) {
+	f.Fuzz(func(t *testing.T, b []byte) {
+		s := parseSerial(b)
+		if s != strings.Trim(s, "\x00 \t\n") || !bytes.Contains(b, []byte(s)) {
+			t.Fatalf("parseSerial(%q) = %q", b, s)
+		}
+		if rest := bytes.Replace(b, []byte(s), nil, 1); len(bytes.Trim(rest, "\x00 \t\n")) > 0 {
+			t.Fatalf("parseSerial(%q) = %q, which omits %q", b, s, rest)
+		}
+		for _, padded := range []string{s + "\n", s + "\x00\x00\x00\n", s + "   \n", " " + s} {
+			if again := parseSerial([]byte(padded)); again != s {
+				t.Fatalf("parseSerial(%q) = %q, want %q", padded, again, s)
+			}
+		}
+	})
+}
+
+// FuzzDiskSerial checks that two disks have the same serial only if their names begin with the same
+// 20 bytes, and that parseSerial returns it from the bytes that the kernel shows.
+func FuzzDiskSerial(f *testing.F) {
+	f.Fuzz(func(t *testing.T, a, b string) {
+		one, other := volume.Serial(a), volume.Serial(b)
+		if !strings.HasPrefix(a, one) || len(one) != min(len(a), 20) {
+			t.Fatalf("Serial(%q) = %q", a, one)
+		}
+		same := (a + strings.Repeat("\x00", 20))[:20] == (b + strings.Repeat("\x00", 20))[:20]
+		if one == other && !same {
+			t.Fatalf("%q and %q both have the serial %q", a, b, one)
+		}
+		var field [20]byte // as the rack pads it
+		copy(field[:], a)
+		if volume.RackName.MatchString(a) {
+			if seen := parseSerial(append(field[:], '\n')); seen != one {
+				t.Fatalf("the disk %q has the serial %q, want %q", a, seen, one)
+			}
+		}
+	})
+}
+
+// FuzzParseNumber checks that ParseNumber accepts only major:minor and returns these two numbers.
+func FuzzParseNumber(f *testing.F) {
+	form := regexp.MustCompile(`^\s*\+?0*(\d+):\+?0*(\d+)\s*$`)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		major, minor, err := ParseNumber(b)
+		if err != nil {
+			return
+		}
+		want := form.FindSubmatch(b)
+		number := Device{Major: major, Minor: minor}.Number()
+		if want == nil || string(want[1])+":"+string(want[2]) != number {
+			t.Fatalf("ParseNumber(%q) = %s", b, number)
+		}
+	})
+}

@@ -1,11 +1,6 @@
 // Package controller is CSI's controller service. Each RPC parses its request, decides from the
 // state of the rack, makes one change, and builds its response.
 //
-// Files: service.go, then one for each group of RPCs: volume.go (create and delete), publish.go and
-// unpublish.go, snapshot.go, list.go (with health), capacity.go, validate.go. Shared:
-// volume_spec.go and snapshot_spec.go (parsed creates), disk.go (a disk in CSI's terms, and which
-// disks this driver made), changes.go (changes whose outcome a response leaves open).
-//
 // It keeps no state between calls, never stops an instance, and deletes nothing without this
 // cluster's ownership tag.
 package controller
@@ -13,10 +8,14 @@ package controller
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"log/slog"
+	"slices"
+	"strconv"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
@@ -84,4 +83,114 @@ func (c *Service) ControllerExpandVolume(context.Context, *csi.ControllerExpandV
 func (c *Service) ControllerModifyVolume(context.Context, *csi.ControllerModifyVolumeRequest) (
 	*csi.ControllerModifyVolumeResponse, error) {
 	return nil, csierr.New(csierr.NotSupported, "a disk cannot be changed after it is made")
+}
+
+// ValidateVolumeCapabilities reports whether a disk, which may have been made by hand, fits the
+// request. If it does not, the response has no confirmation; that is not an error.
+func (c *Service) ValidateVolumeCapabilities(ctx context.Context,
+	req *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
+	id, mismatch, err := validationOf(req)
+	if err != nil {
+		return nil, err
+	}
+	disk, err := c.Rack.Disk(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	if mismatch = cmp.Or(mismatch, useProblem(disk, req.GetVolumeCapabilities()...),
+		diskMismatch(disk, req.GetVolumeContext(), req.GetParameters())); mismatch != "" {
+		return &csi.ValidateVolumeCapabilitiesResponse{Message: mismatch}, nil
+	}
+	return &csi.ValidateVolumeCapabilitiesResponse{
+		Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{
+			VolumeContext:      req.GetVolumeContext(),
+			VolumeCapabilities: req.GetVolumeCapabilities(),
+			Parameters:         req.GetParameters(),
+		},
+	}, nil
+}
+
+// validationOf parses the request. mismatch is what no disk satisfies; it is reported only for a
+// disk that exists.
+func validationOf(req *csi.ValidateVolumeCapabilitiesRequest) (id oxide.NameOrId, mismatch string,
+	err error) {
+	switch {
+	case req.GetVolumeId() == "":
+		return "", "", volumeIDMissing()
+	case len(req.GetVolumeCapabilities()) == 0:
+		return "", "", csierr.New(csierr.FieldMissing, "volume_capabilities is missing")
+	}
+	for _, capability := range req.GetVolumeCapabilities() {
+		switch p := volume.CapabilityProblem(capability); {
+		case p.Malformed:
+			return "", "", csierr.New(csierr.CapabilityInvalid, "%s", p.Message)
+		case p.Unsupported:
+			mismatch = p.Message
+		}
+		m := capability.GetMount()
+		_, err := volume.ParseMountFlags(m.GetFsType(), m.GetMountFlags())
+		if err != nil && mismatch == "" {
+			mismatch = err.Error()
+		}
+	}
+	if mismatch == "" && len(req.GetMutableParameters()) > 0 {
+		mismatch = "mutable_parameters are not supported"
+	}
+	id, ok := rack.ID(req.GetVolumeId())
+	if !ok {
+		return "", "", rack.VolumeNotFound(req.GetVolumeId())
+	}
+	return id, mismatch, nil
+}
+
+// diskMismatch returns in what a disk differs from context and parameters, or "".
+func diskMismatch(disk *oxide.Disk, volumeContext, values map[string]string) string {
+	for key, value := range volumeContext {
+		if text := contextProblem(disk, key, value); text != "" {
+			return text
+		}
+	}
+	p, err := volume.ParseParameters(values)
+	if err != nil {
+		return csierr.Message(err)
+	}
+	m, _ := volume.ParseTag(disk.Description)
+	switch {
+	case rack.ReadOnly(disk):
+		return "the disk is read-only"
+	case p.BlockSize != 0 && p.BlockSize != int(disk.BlockSize):
+		return fmt.Sprintf("blockSize: the disk has blocks of %d bytes", disk.BlockSize)
+	case values[volume.ParamDiskType] != "" && string(p.DiskType) != string(disk.DiskType):
+		return fmt.Sprintf("diskType: the disk is %s", disk.DiskType)
+	case p.ImageID != "" && p.ImageID != disk.ImageId:
+		return "imageId: the disk has another source"
+	case values[volume.ParamMkfsOptions] != "" && p.MkfsOptions.String() != m.MkfsOptions:
+		return "mkfsOptions: the volume has others"
+	}
+	return ""
+}
+
+func contextProblem(disk *oxide.Disk, key, value string) string {
+	m, tagged := volume.ParseTag(disk.Description)
+	switch {
+	case volume.ForeignKey(key):
+	case key == volume.CtxDiskName && value != string(disk.Name):
+		return fmt.Sprintf("volume_context: %s: the disk's name is %s", key, disk.Name)
+	case key == volume.CtxDiskID && value != disk.Id:
+		return fmt.Sprintf("volume_context: %s: the disk's id is %s", key, disk.Id)
+	case key == volume.CtxSnapshotID && value != disk.SnapshotId:
+		return fmt.Sprintf("volume_context: %s: the disk is not of that snapshot", key)
+	case key == volume.CtxBlockSize && value != strconv.Itoa(int(disk.BlockSize)):
+		return fmt.Sprintf("volume_context: %s: the disk has blocks of %d bytes", key, disk.BlockSize)
+	case key == volume.CtxMkfsOptions && tagged && value != m.MkfsOptions:
+		return fmt.Sprintf("volume_context: %s: the volume has others", key)
+	case key == volume.CtxMkfsOptions:
+		if _, err := volume.ParseMkfsOptions(value); err != nil {
+			return csierr.Plain(err.Error())
+		}
+	case !slices.Contains([]string{volume.CtxDiskName, volume.CtxDiskID, volume.CtxSnapshotID,
+		volume.CtxBlockSize}, key):
+		return fmt.Sprintf("volume_context: the key %.80q is unknown to this driver", key)
+	}
+	return ""
 }

@@ -4,12 +4,18 @@ package filesystem
 
 import (
 	"bytes"
+	"encoding/binary"
+	"hash/crc32"
+	"math"
+	"math/big"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
 func TestParseBlkid(t *testing.T) {
@@ -107,4 +113,121 @@ func TestWhatIsCheckedAndMountedIsWhatTheDiskHas(t *testing.T) {
 	if !bytes.Equal(sees(), has) {
 		t.Error("the kernel shows what it has kept, and not what is on the disk")
 	}
+}
+
+// The seeds of every target are in testdata/fuzz, one file each, named after their content. What
+// the fuzzer found is kept there too.
+
+// FuzzRecord checks that a record is parsed as it was written, and that one wrong bit makes it
+// invalid, because a format is repeated on the strength of a record.
+func FuzzRecord(f *testing.F) {
+	f.Fuzz(func(t *testing.T, raw []byte, vol, disk string, size int64, bit uint16) {
+		if m, err := ParseRecord(raw); err == nil {
+			again, err := m.Encode()
+			if err != nil || len(again) != sectorBytes {
+				t.Fatalf("%q is the record %+v, which cannot be encoded: %v", raw, m, err)
+			}
+		}
+		m := Record{Volume: strings.ToValidUTF8(vol, "?"),
+			Disk: strings.ToValidUTF8(disk, "?"), SizeBytes: size, Filesystem: volume.Ext4}
+		b, err := m.Encode()
+		if err != nil {
+			return // too long
+		}
+		if got, err := ParseRecord(b); err != nil || got != m {
+			t.Fatalf("%+v becomes %+v, %v", m, got, err)
+		}
+		bit %= recordBytes * 8
+		b[bit/8] ^= 1 << (bit % 8)
+		if got, err := ParseRecord(b); err == nil {
+			t.Fatalf("bit %d is wrong, but the record is valid: %+v", bit, got)
+		}
+	})
+}
+
+// FuzzSuperblockChecksum checks that ChecksumOK is set for a superblock of any content with the
+// right checksum, and not set if one byte is wrong.
+func FuzzSuperblockChecksum(f *testing.F) {
+	f.Fuzz(func(t *testing.T, kind uint8, body []byte, at uint16, wrong uint8) {
+		head, from, to := withChecksum(int(kind)%3, body)
+		found := findSuperblocks(head)
+		if len(found) != 1 || !found[0].ChecksumOK {
+			t.Fatalf("a superblock with the right checksum is %+v", found)
+		}
+		if wrong == 0 {
+			wrong = 1
+		}
+		changed := from + int(at)%(to-from)
+		if found[0].Type == volume.Btrfs && changed >= from+4 && changed < from+0x20 {
+			return // reserved for longer checksums, which are not used here
+		}
+		head[changed] ^= wrong
+		for _, sb := range findSuperblocks(head) {
+			if sb.ChecksumOK {
+				t.Fatalf("the byte at %d is wrong, but the checksum passes: %+v", changed, sb)
+			}
+		}
+	})
+}
+
+// withChecksum returns the head of a disk with a superblock of that content and the right checksum,
+// and the superblock's range.
+func withChecksum(kind int, body []byte) (head []byte, from, to int) {
+	head = make([]byte, superblockBytes)
+	switch kind {
+	case 0:
+		from, to = extOffset, extOffset+extBytes
+		b := head[from:to]
+		copy(b, body)
+		clear(b[0x18:0x1C]) // blocks of 1 KiB
+		binary.LittleEndian.PutUint16(b[0x38:], 0xEF53)
+		b[0x65] |= extROMetadataChecksum >> 8
+		b[0x175] = 1
+		binary.LittleEndian.PutUint32(b[0x3FC:], ^crc32.Checksum(b[:0x3FC], castagnoli))
+	case 1:
+		from, to = 0, 512
+		b := head[from:to]
+		copy(b, body)
+		copy(b, "XFSB")
+		binary.BigEndian.PutUint16(b[100:], 5)
+		binary.BigEndian.PutUint16(b[102:], 512)
+		clear(b[224:228])
+		binary.LittleEndian.PutUint32(b[224:], crc32.Checksum(b, castagnoli))
+	default:
+		from, to = btrfsOffset, btrfsOffset+btrfsBytes
+		b := head[from:to]
+		copy(b, body)
+		copy(b[0x40:], "_BHRfS_M")
+		clear(b[0xC4:0xC6])
+		binary.LittleEndian.PutUint32(b, crc32.Checksum(b[0x20:], castagnoli))
+	}
+	return head, from, to
+}
+
+// FuzzBlkid checks that what is parsed stands in the output of blkid, and that output without a
+// type and a table is an error.
+func FuzzBlkid(f *testing.F) {
+	f.Fuzz(func(t *testing.T, output string) {
+		a, err := parseBlkid(output)
+		if (err == nil) != (a != "") || strings.Contains(a, "\n") {
+			t.Fatalf("parseBlkid(%q) = %q, %v", output, a, err)
+		}
+		if volume.IsFilesystem(a) && !strings.Contains("\n"+output, "TYPE="+a) {
+			t.Fatalf("parseBlkid(%q) = %q", output, a)
+		}
+	})
+}
+
+// FuzzSizes checks that no size read from a disk overflows.
+func FuzzSizes(f *testing.F) {
+	largest := big.NewInt(math.MaxInt64)
+	f.Fuzz(func(t *testing.T, a, b uint64) {
+		want := new(big.Int).Mul(new(big.Int).SetUint64(a), new(big.Int).SetUint64(b))
+		if want.Cmp(largest) > 0 {
+			want = largest
+		}
+		if got := product(a, b); got != want.Int64() {
+			t.Fatalf("product(%d, %d) = %d, want %s", a, b, got, want)
+		}
+	})
 }

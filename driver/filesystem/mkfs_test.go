@@ -3,13 +3,19 @@
 package filesystem
 
 import (
+	"bytes"
 	"errors"
+	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
@@ -102,5 +108,269 @@ func TestMkfsMakesWhatIsAcceptedForTheSize(t *testing.T) {
 	t.Logf("%d accepted, %d refused", accepted, refused)
 	if accepted == 0 || refused == 0 {
 		t.Errorf("%d are accepted and %d refused", accepted, refused)
+	}
+}
+
+// TestEveryMkfsLeavesARecordAndKnownTraces checks what repeating an unfinished format relies
+// on: no mkfs of the driver, whatever its options, overwrites all records on a disk, and every byte
+// that it wrote is recognized. Otherwise the disk would be refused forever. The long form, with
+// PROOF_DURATION set, tries every size and all options in blocks of every size; the whole form
+// tries each option in blocks of one size.
+func TestEveryMkfsLeavesARecordAndKnownTraces(t *testing.T) {
+	long := os.Getenv("PROOF_DURATION") != ""
+	sizes := []int64{64 * guesttest.MiB, 300 * guesttest.MiB, guesttest.GiB}
+	if long {
+		sizes = append(sizes, 128*guesttest.MiB, 1500*guesttest.MiB, 3*guesttest.GiB,
+			10*guesttest.GiB, 100*guesttest.GiB, 1023*guesttest.GiB)
+	}
+	type disk struct {
+		size            int64
+		block           int
+		fsType, options string
+	}
+	var cases []disk
+	for s, size := range sizes {
+		for f, fsType := range volume.Filesystems {
+			for i, options := range slotOptions(fsType, size) {
+				if size >= guesttest.GiB && i > 1 && !long {
+					break
+				}
+				for b, block := range volume.BlockSizes {
+					if long || (s+f+i)%len(volume.BlockSizes) == b {
+						cases = append(cases, disk{size, block, fsType, options})
+					}
+				}
+			}
+		}
+	}
+	cases = short.Some(t, 8, cases)
+	tried := 0
+	for _, c := range cases {
+		t.Run(fmt.Sprintf("%s of %d MiB in blocks of %d with %q", c.fsType, c.size/guesttest.MiB,
+			c.block, c.options), func(t *testing.T) {
+			if mkfsAmongRecords(t, c.size, c.block, c.fsType, c.options) {
+				tried++
+			}
+		})
+	}
+	// Some filesystems cannot be made on such a disk; most can.
+	if tried < min(20, len(cases)/4) {
+		t.Fatalf("only %d filesystems could be made", tried)
+	}
+}
+
+// slotOptions returns the extremes of what a StorageClass may ask for. Options with which mkfs
+// writes a large part of the disk are left out for huge disks.
+func slotOptions(fsType string, size int64) []string {
+	switch fsType {
+	case volume.Ext3, volume.Ext4:
+		few := []string{"", "bytesPerInode=67108864", "fsBlockSize=1024", "fsBlockSize=2048"}
+		if (fsType == volume.Ext3 && size > 3*guesttest.GiB) || size > 100*guesttest.GiB {
+			return few[:2]
+		}
+		return append(few, "bytesPerInode=1024", "bytesPerInode=4096,inodeSize=2048,fsBlockSize=4096",
+			"inodeSize=1024", "bytesPerInode=2048,fsBlockSize=4096,inodeSize=512", "reservedPercent=50",
+			"label=data", "bytesPerInode=1024,inodeSize=256,fsBlockSize=1024")
+	case volume.XFS:
+		return []string{"", "fsBlockSize=1024", "fsBlockSize=2048", "inodeSize=2048", "reflink=false",
+			"inodeSize=1024,fsBlockSize=2048", "label=data"}
+	}
+	return []string{"", "nodeSize=4096", "nodeSize=32768", "nodeSize=65536", "label=data"}
+}
+
+// mkfsAmongRecords runs a mkfs on a disk with records, of which one has to be left, beside bytes
+// that are known as mkfs's. It returns false if mkfs refuses the disk.
+func mkfsAmongRecords(t *testing.T, size int64, block int, fsType, options string) bool {
+	t.Helper()
+	g := guesttest.New(t)
+	d := g.Attach(guesttest.Serial, size, guesttest.BlockSize(block))
+	parsed, err := volume.ParseMkfsOptions(options)
+	csitest.Must(t, err)
+	v := Volume{ID: zeroVolume, DiskName: "d", SizeBytes: size, FSType: fsType, Mkfs: parsed}
+	record, err := RecordOf(v).Encode()
+	csitest.Must(t, err)
+	for _, slot := range RecordOffsets(size) {
+		d.WriteAt(t, slot, record)
+	}
+	name, args, err := mkfsCommand(v)
+	csitest.Must(t, err)
+	made, err := runTool(nil, name, append(args, d.Loop)...)
+	if csitest.Must(t, err); made.Exit != 0 {
+		return false
+	}
+	wantNewFeatures(t, d.ReadAt(t, 0, btrfsOffset+btrfsBytes), v)
+	left := 0
+	for _, slot := range RecordOffsets(size) {
+		if bytes.Equal(d.ReadAt(t, slot, int64(len(record))), record) {
+			left++
+			d.WriteAt(t, slot, make([]byte, len(record)))
+		}
+	}
+	if left == 0 {
+		t.Error("no record is left")
+	}
+	if at := firstUnexplained(t, d, 0, expected{Mkfs: true}); at >= 0 {
+		t.Errorf("the sector of the byte at %d: %x", at, d.ReadAt(t, at&^(sectorBytes-1), sectorBytes))
+	}
+	return true
+}
+
+// The records of an unfinished format go before a device is published as one, but not from a disk
+// that is in use or may not be written.
+func TestRecordsAreDroppedOnlyFromADiskThatIsFree(t *testing.T) {
+	own := Volume{ID: "v", DiskName: "d", SizeBytes: 64 * guesttest.MiB, FSType: volume.Ext4}
+	for name, c := range map[string]struct {
+		change  func(v *Volume)
+		mounted bool
+		left    int
+	}{
+		"of a disk that is free":      {func(*Volume) {}, false, 0},
+		"of a disk that is mounted":   {func(*Volume) {}, true, 3},
+		"of a disk that is read-only": {func(v *Volume) { v.ReadOnly = true }, false, 3},
+		"of another volume's format":  {func(v *Volume) { v.ID = "w" }, false, 0},
+		"of another disk's format":    {func(v *Volume) { v.DiskName = "e" }, false, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			device := openDisk(t, own.SizeBytes)
+			csitest.Must(t, disk{device}.writeRecords(RecordOf(own), RecordOffsets(own.SizeBytes)))
+			v := own
+			c.change(&v)
+			csitest.Must(t, (&Preparation{Device: device, Volume: v}).DropRecord(c.mounted))
+			left := 0
+			for _, at := range RecordOffsets(own.SizeBytes) {
+				b, err := device.Read(at, sectorBytes)
+				csitest.Must(t, err)
+				if _, err := ParseRecord(b); err == nil {
+					left++
+				}
+			}
+			if left != c.left {
+				t.Errorf("%d records are left, want %d", left, c.left)
+			}
+		})
+	}
+}
+
+// firstUnexplained returns the offset of the first byte in a disk's file, from an offset on, that
+// is not expected, or -1.
+func firstUnexplained(t *testing.T, d *guesttest.Disk, from int64, e expected) int64 {
+	t.Helper()
+	guesttest.Run(t, "blockdev", "--flushbufs", d.Loop)
+	f, err := os.Open(d.File)
+	csitest.Must(t, err)
+	defer func() { _ = f.Close() }()
+	m := traces{expected: e, sizeBytes: d.SizeBytes, read: func(offset, n int64) ([]byte, error) {
+		b := make([]byte, n)
+		_, err := f.ReadAt(b, offset)
+		return b, err
+	}}
+	for at := from; ; {
+		from, err := unix.Seek(int(f.Fd()), at, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) {
+			return -1
+		}
+		csitest.Must(t, err)
+		b := make([]byte, min(chunkBytes, d.SizeBytes-from))
+		_, err = f.ReadAt(b, from)
+		csitest.Must(t, err)
+		i, err := m.check(b, from)
+		csitest.Must(t, err)
+		if i >= 0 {
+			return from + int64(i)
+		}
+		at = from + int64(len(b))
+	}
+}
+
+func TestMkfsTracesDoNotExplainOtherData(t *testing.T) {
+	random := make([]byte, sectorBytes)
+	for i := range random {
+		random[i] = byte(rand.New(rand.NewPCG(1, uint64(i))).Uint32())
+	}
+	text := []byte(strings.Repeat("All that a workload has written stays. ", 128))[:sectorBytes]
+	one := make([]byte, sectorBytes)
+	copy(one[700:], text[:100])
+	boot := make([]byte, sectorBytes)
+	boot[5] = 1
+	for _, c := range []struct {
+		name   string
+		sector []byte
+		at     int64
+	}{
+		{"random bytes", random, 8 << 20},
+		{"one value", bytes.Repeat([]byte{0xAA}, sectorBytes), 8 << 20},
+		{"a text", text, 8 << 20},
+		{"a hundred bytes of text", one, 8 << 20},
+		{"a single byte at the start of the disk", boot, 0},
+		{"a torn text where btrfs has its superblock", slices.Concat(make([]byte, 512), text[512:]),
+			btrfsOffset},
+		{"a superblock with something before it", slices.Concat(text[:extOffset],
+			make([]byte, sectorBytes-extOffset)), 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := traces{expected: expected{Mkfs: true}, sizeBytes: guesttest.GiB,
+				read: func(_, n int64) ([]byte, error) { return make([]byte, n), nil }}
+			i, err := m.check(slices.Concat(make([]byte, sectorBytes), c.sector), c.at-sectorBytes)
+			if c.at == 0 {
+				i, err = m.check(c.sector, 0)
+				i += sectorBytes
+			}
+			if csitest.Must(t, err); i < sectorBytes {
+				t.Fatalf("it is recognized as written by mkfs: %d", i)
+			}
+		})
+	}
+}
+
+// TestTracesExplainTheGrowthOfExt checks what a growth that was cut off relies on: that all that
+// resize2fs writes behind the old end of the filesystem is recognized, and nothing else is.
+func TestTracesExplainTheGrowthOfExt(t *testing.T) {
+	type growth struct {
+		fsType, options string
+		from, to        int64
+	}
+	var cases []growth
+	for _, fsType := range []string{volume.Ext3, volume.Ext4} {
+		for i, options := range slotOptions(fsType, 64*guesttest.MiB) {
+			cases = append(cases, growth{fsType, options, 64 * guesttest.MiB, 300 * guesttest.MiB})
+			if i <= 1 || os.Getenv("PROOF_DURATION") != "" { // the long form tries them all
+				cases = append(cases, growth{fsType, options, guesttest.GiB, 10 * guesttest.GiB})
+			}
+		}
+	}
+	for _, c := range short.Some(t, 4, cases) {
+		t.Run(fmt.Sprintf("%s with %q from %d to %d MiB", c.fsType, c.options, c.from/guesttest.MiB,
+			c.to/guesttest.MiB), func(t *testing.T) {
+			d := guesttest.New(t).Attach(guesttest.Serial, c.to)
+			v := Volume{ID: zeroVolume, FSType: c.fsType}
+			var err error
+			v.Mkfs, err = volume.ParseMkfsOptions(c.options)
+			csitest.Must(t, err)
+			name, args, err := mkfsCommand(v)
+			csitest.Must(t, err)
+			made, err := runTool(nil, name, append(args, d.Loop, fmt.Sprint(c.from>>10, "k"))...)
+			if err != nil || made.Exit != 0 {
+				t.Fatal(made, err)
+			}
+			guesttest.Run(t, "e2fsck", "-f", "-p", d.Loop)
+			end := Superblock{Type: c.fsType}.largest(d.SizeBytes)
+			guesttest.Run(t, "resize2fs", d.Loop, fmt.Sprint(end>>10, "K"))
+			own := expected{Growth: c.fsType, UUID: uuid.MustParse(zeroVolume)}
+			if at := firstUnexplained(t, d, c.from, own); at >= 0 {
+				t.Errorf("the byte at %d is not recognized: %x", at,
+					d.ReadAt(t, at&^(extBytes-1), extBytes))
+			}
+			if at := firstUnexplained(t, d, end, expected{}); at >= 0 {
+				t.Errorf("resize2fs wrote at %d, where the records are", at)
+			}
+			if at := firstUnexplained(t, d, c.from, expected{}); at < 0 {
+				t.Error("resize2fs wrote nothing behind the old end")
+			}
+			other := own
+			other.UUID[0]++
+			if at := firstUnexplained(t, d, c.from, other); at < 0 {
+				t.Error("the copies of another filesystem's superblock are recognized, too")
+			}
+		})
 	}
 }

@@ -3,9 +3,16 @@ package filesystem
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/async"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/flight"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
@@ -176,4 +183,126 @@ func (p *Preparation) finish(found state) error {
 		return p.checkExt("-p")
 	}
 	return nil
+}
+
+// Mount is mount.New. It explains why the kernel refuses a filesystem. On a read-only device it
+// refuses an ext or xfs whose log has to be replayed with EROFS; for btrfs see proveMountable.
+func Mount(d *blockdev.OpenDevice, fsType string, o volume.MountOptions) (*mount.Mount, error) {
+	m, err := mount.New(d, fsType, o)
+	if errors.Is(err, unix.EROFS) {
+		return nil, notReplayed(d, err)
+	}
+	if csierr.Has(err, csierr.FilesystemFeature) {
+		if found, failed := Find(d); failed == nil && len(found) == 1 {
+			err = csierr.New(csierr.FilesystemFeature, "%w; the filesystem is damaged, or this node's "+
+				"kernel does not support a feature of it: the kernel's log says which; it has %s", err,
+				found[0].Features)
+		}
+	}
+	return m, err
+}
+
+// notReplayed is the error of a log that cannot be replayed.
+func notReplayed(d *blockdev.OpenDevice, cause error) error {
+	return csierr.New(csierr.LogNotReplayed, "%w: %s is read-only, and the log of its filesystem "+
+		"holds changes to replay, without which synced files may be missing; restore the snapshot to a "+
+		"writable volume, and take it again when a pod has used that and is gone", cause, d.Path)
+}
+
+// forgetWait is how long ForgetBtrfs waits for the kernel.
+const forgetWait = time.Second
+
+// forgetting is full while the kernel is asked to forget a btrfs.
+var forgetting = make(chan struct{}, 1)
+
+// ForgetBtrfs is mount.ForgetBtrfs for an unmounted device that holds a btrfs.
+//
+// The kernel looks at every btrfs of the node for this, and waits for one whose disk hangs in a
+// commit. So a device without a btrfs is left out, and the call does not wait for long. Then one
+// thread of the process goes on waiting, and no second one begins.
+func ForgetBtrfs(d *blockdev.OpenDevice) {
+	found, _ := Find(d)
+	if !slices.ContainsFunc(found, func(sb Superblock) bool { return sb.Type == volume.Btrfs }) {
+		return
+	}
+	limit := time.NewTimer(forgetWait)
+	defer limit.Stop()
+	select {
+	case forgetting <- struct{}{}:
+	case <-limit.C:
+		return
+	}
+	forgotten := make(chan struct{})
+	async.Detach(func() {
+		mount.ForgetBtrfs("/dev/btrfs-control", d.Path)
+		<-forgetting
+		close(forgotten)
+	})
+	select {
+	case <-forgotten:
+	case <-limit.C:
+	}
+}
+
+// TryExclusive is OpenDevice.TryExclusive for a device that is mounted nowhere. A frozen filesystem
+// that was unmounted keeps the device in use; TryExclusive thaws it, which releases the device.
+func TryExclusive(log *slog.Logger, d *blockdev.OpenDevice) error {
+	err := d.TryExclusive()
+	if !csierr.Has(err, csierr.DeviceHeld) {
+		return err
+	}
+	if failed := thawUnmounted(log, d); failed != nil {
+		return csierr.New(csierr.DeviceHeld, "%w; %w", err, failed)
+	}
+	return d.TryExclusive()
+}
+
+// thawUnmounted thaws the filesystem that keeps the device in use, unless a mount is seen, for
+// whose sake it may be frozen. It reaches the filesystem through a detached mount. If it cannot be
+// mounted, the device is in use by something else. If that has gone by now, nothing is replayed.
+func thawUnmounted(log *slog.Logger, d *blockdev.OpenDevice) error {
+	views, err := mount.ReadViews(log)
+	if err != nil {
+		return err
+	}
+	if mounts := views.Of(d.Device, nil); len(mounts) > 0 {
+		return fmt.Errorf("it is mounted at %s", mount.Describe(mounts))
+	}
+	found, err := Find(d)
+	if err != nil || len(found) != 1 || found[0].Refused != "" {
+		return err
+	}
+	// A filesystem that was mounted read-only accepts only another read-only mount, and most that
+	// were mounted for writing accept only another such mount.
+	readOnly := unreplayed(found[0].Type)
+	m, err := mount.New(d, found[0].Type, readOnly)
+	if err != nil {
+		m, err = mount.New(d, found[0].Type, volume.MountOptions{})
+	}
+	if err != nil {
+		return nil
+	}
+	defer func() { _ = m.Close() }()
+	root, err := m.Root()
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(mount.Thaw(root), root.Close()); err != nil {
+		return fmt.Errorf("the filesystem that holds it could not be thawed: %w", err)
+	}
+	return nil
+}
+
+// unreplayed returns the options of a read-only mount that does not even replay a log.
+func unreplayed(fsType string) (o volume.MountOptions) {
+	o.SetReadOnly()
+	switch fsType {
+	case volume.Ext3, volume.Ext4:
+		o.AddData("noload")
+	case volume.XFS:
+		o.AddData("norecovery")
+	case volume.Btrfs:
+		o.Data = append(o.Data, volume.MountOption{Key: "rescue", Value: "nologreplay", HasValue: true})
+	}
+	return o
 }

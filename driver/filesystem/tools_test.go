@@ -5,9 +5,14 @@ package filesystem
 import (
 	"bufio"
 	"context"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,6 +24,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 )
 
@@ -131,4 +137,182 @@ func openLocked(ctx context.Context, t *testing.T, g *guesttest.Guest) *blockdev
 	d, err := host.OpenLocked(ctx, found, false)
 	csitest.Must(t, err)
 	return d
+}
+
+// imageTools returns the programs that the Dockerfile puts into the node's image.
+func imageTools(t *testing.T) []string {
+	t.Helper()
+	b, err := os.ReadFile("../../Dockerfile")
+	csitest.Must(t, err)
+	found := regexp.MustCompile(`(?m)^ARG TOOLS="([^"]+)"$`).FindSubmatch(b)
+	if found == nil {
+		t.Fatal(`Dockerfile has no line ARG TOOLS="…"`)
+	}
+	return strings.Fields(string(found[1]))
+}
+
+func TestNodeImageHasTheProgramsThatTheNodeRuns(t *testing.T) {
+	got, want := imageTools(t), slices.Clone(Tools)
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("the Dockerfile's TOOLS are %v, but Tools are %v", got, want)
+	}
+	run := programsInSource(t)
+	for _, fsType := range []string{volume.Ext3, volume.Ext4, volume.XFS, volume.Btrfs} {
+		name, _, err := mkfsCommand(Volume{FSType: fsType})
+		csitest.Must(t, err)
+		run = append(run, name)
+	}
+	slices.Sort(run)
+	if run = slices.Compact(run); !slices.Equal(run, want) {
+		t.Errorf("the source runs %v, but Tools are %v", run, want)
+	}
+}
+
+// programsInSource returns the names of the programs that this package's source runs, except the
+// mkfs programs, whose names are computed.
+func programsInSource(t *testing.T) []string {
+	t.Helper()
+	paths, err := filepath.Glob("*.go")
+	csitest.Must(t, err)
+	var names []string
+	for _, path := range paths {
+		if strings.HasSuffix(path, "_test.go") {
+			continue
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
+		csitest.Must(t, err)
+		ast.Inspect(file, func(n ast.Node) bool {
+			call, ok := n.(*ast.CallExpr)
+			if !ok {
+				return true
+			}
+			if name := programOf(call); name != "" {
+				names = append(names, name)
+			}
+			return true
+		})
+	}
+	return names
+}
+
+// programOf returns the literal name of the program that a call runs; empty if it runs none.
+func programOf(call *ast.CallExpr) string {
+	function, at := "", 1
+	switch f := call.Fun.(type) {
+	case *ast.Ident:
+		function = f.Name
+	case *ast.SelectorExpr:
+		function = f.Sel.Name
+	}
+	switch function {
+	case "runTool", "runRepair", "CommandContext":
+	case "Command":
+		at = 0
+	default:
+		return ""
+	}
+	if len(call.Args) <= at {
+		return ""
+	}
+	literal, ok := call.Args[at].(*ast.BasicLit)
+	if !ok {
+		return ""
+	}
+	name, err := strconv.Unquote(literal.Value)
+	if err != nil {
+		return ""
+	}
+	return name
+}
+
+// The image consists of what tools/node-root finds. This test runs it with the programs of this
+// machine, and every program must work with only that around it.
+func TestNodeImageProgramsWorkAlone(t *testing.T) {
+	root := filepath.Join(t.TempDir(), "root")
+	out, err := exec.CommandContext(t.Context(), "../../tools/node-root",
+		append([]string{root}, imageTools(t)...)...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("node-root: %v\n%s", err, out)
+	}
+	// A container runtime mounts /proc; the programs read this much of it.
+	mounts, err := os.ReadFile("/proc/mounts")
+	csitest.Must(t, err)
+	csitest.Must(t, os.MkdirAll(filepath.Join(root, "proc/self"), 0o700))
+	csitest.Must(t, os.WriteFile(filepath.Join(root, "proc/self/mounts"), mounts, 0o600))
+	csitest.Must(t, os.Symlink("self/mounts", filepath.Join(root, "proc/mounts")))
+	for _, disk := range []string{"ext4", "xfs", "btrfs"} {
+		csitest.Must(t, os.WriteFile(filepath.Join(root, disk), nil, 0o600))
+		csitest.Must(t, os.Truncate(filepath.Join(root, disk), 512<<20))
+	}
+	for _, line := range []string{
+		"mke2fs -q -t ext4 -E nodiscard -m 0 /ext4", "e2fsck -f -n /ext4", "resize2fs /ext4",
+		"mkfs.xfs -q -K /xfs",
+		"mkfs.btrfs -q -K /btrfs", "btrfs check --readonly /btrfs",
+		"blkid -p -o export /ext4", "blkid -p -o export /xfs", "blkid -p -o export /btrfs",
+	} {
+		words := strings.Fields(line)
+		cmd := exec.CommandContext(t.Context(), pathIn(t, root, words[0]), words[1:]...)
+		cmd.Dir, cmd.Env = "/", []string{"PATH=/usr/sbin:/usr/bin"}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: root}
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Errorf("%s: %v\n%s", line, err, out)
+		}
+		if disk := words[len(words)-1][1:]; words[0] == "blkid" &&
+			!strings.Contains(string(out), "TYPE="+disk+"\n") {
+			t.Errorf("%s does not find it:\n%s", line, out)
+		}
+	}
+	wantNoShell(t, root)
+}
+
+// pathIn returns the path of a program in the image's PATH.
+func pathIn(t *testing.T, root, name string) string {
+	t.Helper()
+	for _, dir := range []string{"/usr/sbin", "/usr/bin"} {
+		if _, err := os.Stat(filepath.Join(root, dir, name)); err == nil {
+			return filepath.Join(dir, name)
+		}
+	}
+	t.Fatalf("%s is not in %s", name, root)
+	return ""
+}
+
+// wantNoShell fails the test if the image has programs other than its tools.
+func wantNoShell(t *testing.T, root string) {
+	t.Helper()
+	wanted := imageTools(t)
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		info, err := d.Info()
+		library := strings.Contains(path, "/lib")
+		if err == nil && info.Mode()&0o111 != 0 && !library && !slices.Contains(wanted, d.Name()) {
+			t.Errorf("%s is in the image", strings.TrimPrefix(path, root))
+		}
+		return err
+	})
+	csitest.Must(t, err)
+}
+
+func TestControllerImageIsOneBinaryWithoutRoot(t *testing.T) {
+	b, err := os.ReadFile("../../Dockerfile")
+	csitest.Must(t, err)
+	for _, target := range []string{"controller", "instance-metadata", "node-keeper"} {
+		_, stage, found := strings.Cut(string(b), "\nFROM empty AS "+target+"\n")
+		stage, _, _ = strings.Cut(stage, "\nFROM ")
+		copies := regexp.MustCompile(`(?m)^(COPY|ADD|RUN) .*$`).FindAllString(stage, -1)
+		if !found || len(copies) != 1 || !strings.HasPrefix(copies[0], "COPY bin/linux-${TARGETARCH}/") {
+			t.Errorf("target %s is made by %q, want one COPY of a binary", target, copies)
+		}
+		if !strings.Contains(stage, "\nUSER 65532:65532\n") {
+			t.Errorf("target %s runs as root", target)
+		}
+	}
+	if !strings.Contains(string(b), "\nFROM scratch AS empty\n") {
+		t.Error("their base stage is not empty")
+	}
 }

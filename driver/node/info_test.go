@@ -283,3 +283,203 @@ func TestNodeGetVolumeHealth(t *testing.T) {
 		}
 	})
 }
+
+func TestInstanceID(t *testing.T) { // NI-1, D-28
+	const (
+		one = "5e3a9f62-7c1b-4e0b-9a3d-0f6f0c9b8a01"
+		two = "5e3a9f62-7c1b-4e0b-9a3d-0f6f0c9b8a02"
+	)
+	oxide := map[string]string{"sys_vendor": "Oxide\n", "product_name": "OxVM\n",
+		"product_serial": one + "\n", "product_uuid": one + "\n"}
+	for _, c := range []struct {
+		name     string
+		explicit string
+		metadata string // "-" = no file is named
+		dmi      map[string]string
+		want     string
+		says     []string // what the error has; none means no error
+	}{
+		{"SMBIOS of an Oxide instance is enough", "", "-", oxide, one, nil},
+		{"the variable is enough", two, "-", nil, two, nil},
+		{"upper case becomes lower case", strings.ToUpper(one), "-", oxide, one, nil},
+		{"the metadata file is enough", "", "A=b\n# c\nOXIDE_INSTANCE_ID=" + two + "\n", nil, two, nil},
+		{"a quoted value is taken", "", "OXIDE_INSTANCE_ID=\"" + one + "\"", nil, one, nil},
+		{"the file of oxide-instance-metadata is enough", "", "OXIDE_INSTANCE_ID='" + one + "'\n", nil,
+			one, nil},
+		{"all three may agree", one, "OXIDE_INSTANCE_ID=" + one, oxide, one, nil},
+		{"another vendor's serial is not believed", "", "-",
+			map[string]string{"sys_vendor": "Dell Inc.\n", "product_serial": one + "\n"}, "",
+			[]string{"OXIDE_INSTANCE_ID", "OXIDE_INSTANCE_METADATA_FILE"}},
+		{"NI-4 nothing at all says what to do", "", "-", nil, "",
+			[]string{"OXIDE_INSTANCE_ID", "OXIDE_INSTANCE_METADATA_FILE"}},
+		{"variable and SMBIOS that disagree are both named", two, "-", oxide, "",
+			[]string{"OXIDE_INSTANCE_ID", "SMBIOS"}},
+		{"file and SMBIOS that disagree are both named", "", "OXIDE_INSTANCE_ID=" + two, oxide, "",
+			[]string{"metadata file", "SMBIOS"}},
+		{"a variable that is no UUID is named, not shown", "canary", "-", oxide, "",
+			[]string{"OXIDE_INSTANCE_ID"}},
+		{"a UUID of another spelling is refused", "{" + one + "}", "-", nil, "",
+			[]string{"OXIDE_INSTANCE_ID"}},
+		{"a UUID of zeroes is refused", "00000000-0000-0000-0000-000000000000", "-", nil, "",
+			[]string{"OXIDE_INSTANCE_ID"}},
+		{"D-67 a file without the key is refused", "", "canary=1\n", oxide, "",
+			[]string{"OXIDE_INSTANCE_METADATA_FILE", "OXIDE_INSTANCE_ID="}},
+		{"D-67 a file that is missing is refused", one, "missing", oxide, "",
+			[]string{"OXIDE_INSTANCE_METADATA_FILE", "no such file"}},
+		{"a file with two ids is refused", "",
+			"OXIDE_INSTANCE_ID=" + one + "\nOXIDE_INSTANCE_ID=" + two + "\n", nil, "",
+			[]string{"OXIDE_INSTANCE_METADATA_FILE", "twice"}},
+		{"an Oxide instance whose serial is no UUID is refused", "", "-",
+			map[string]string{"sys_vendor": "Oxide\n", "product_serial": "canary\n"}, "",
+			[]string{"SMBIOS"}},
+		{"an Oxide instance whose serial cannot be read is refused", "", "-",
+			map[string]string{"sys_vendor": "Oxide\n"}, "", []string{"SMBIOS"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := t.TempDir()
+			n := Identity{Explicit: c.explicit, SysfsRoot: filepath.Join(dir, "sys")}
+			dmi := filepath.Join(n.SysfsRoot, "class/dmi/id")
+			must(t, os.MkdirAll(dmi, 0o755))
+			for file, text := range c.dmi {
+				must(t, os.WriteFile(filepath.Join(dmi, file), []byte(text), 0o400))
+			}
+			if c.metadata != "-" {
+				n.MetadataFile = filepath.Join(dir, "canary.env")
+				if c.metadata != "missing" {
+					must(t, os.WriteFile(n.MetadataFile, []byte(c.metadata), 0o600))
+				}
+			}
+			got, err := InstanceID(n)
+			if got != c.want || (err != nil) != (len(c.says) > 0) {
+				t.Fatalf("instanceID = %q, %v, want %q", got, err, c.want)
+			}
+			for _, word := range c.says {
+				if !strings.Contains(err.Error(), word) {
+					t.Errorf("the error does not say %q: %v", word, err)
+				}
+			}
+			if err == nil {
+				return
+			}
+			if strings.Contains(err.Error(), "canary") || strings.Contains(err.Error(), "\n") {
+				t.Errorf("the error shows a value: %v", err)
+			}
+		})
+	}
+}
+
+// FuzzMetadata checks that a file of any content gives an id that the file has after its key, or an
+// error that shows none of the content.
+func FuzzMetadata(f *testing.F) {
+	f.Fuzz(func(t *testing.T, b []byte) {
+		id, err := parseMetadata(b)
+		if (id == "") == (err == nil) || strings.ContainsAny(id, "\n") {
+			t.Fatalf("parseMetadata(%q) = %q, %v", b, id, err)
+		}
+		if err == nil && (!bytes.Contains(b, []byte(id)) ||
+			!bytes.Contains(b, []byte(InstanceIDKey))) {
+			t.Fatalf("parseMetadata(%q) = %q", b, id)
+		}
+		more, moreErr := parseMetadata(append(bytes.Clone(b), "\n# a comment\nOTHER=x\n"...))
+		if err == nil && (more != id || moreErr != nil) {
+			t.Fatalf("with a comment %q becomes %q, %v", id, more, moreErr)
+		}
+	})
+}
+
+// FuzzNodeIdentity checks that a node has an identity only when all sources that have one agree,
+// and that SMBIOS counts only on Oxide's machines.
+func FuzzNodeIdentity(f *testing.F) {
+	dir, err := os.MkdirTemp("", "identity")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dmi := filepath.Join(dir, "class/dmi/id")
+	if err := os.MkdirAll(dmi, 0o755); err != nil {
+		f.Fatal(err)
+	}
+	f.Fuzz(func(t *testing.T, explicit string, metadata, vendor, serial []byte) {
+		n := Identity{Explicit: explicit, SysfsRoot: dir}
+		must(t, os.WriteFile(filepath.Join(dmi, "sys_vendor"), vendor, 0o600))
+		must(t, os.WriteFile(filepath.Join(dmi, "product_serial"), serial, 0o600))
+		if len(metadata) > 0 {
+			n.MetadataFile = filepath.Join(dir, "metadata")
+			must(t, os.WriteFile(n.MetadataFile, metadata, 0o600))
+		}
+		id, err := InstanceID(n)
+		if err != nil {
+			if strings.ContainsAny(err.Error(), "\n") {
+				t.Fatalf("an error of several lines: %q", err)
+			}
+			return
+		}
+		if !csitest.UUID.MatchString(id) {
+			t.Fatalf("the identity is %q", id)
+		}
+		opinions := []string{explicit}
+		if len(metadata) > 0 {
+			opinions = append(opinions, string(metadata))
+		}
+		if string(bytes.Trim(vendor, "\x00 \n\t")) == "Oxide" {
+			opinions = append(opinions, string(bytes.Trim(serial, "\x00 \n\t")))
+		}
+		claimed := false
+		for _, opinion := range opinions {
+			claimed = claimed || opinion != ""
+			if opinion != "" && !strings.Contains(strings.ToLower(opinion), id) {
+				t.Fatalf("the identity is %q, but somebody says %q", id, opinion)
+			}
+		}
+		if !claimed {
+			t.Fatalf("the identity is %q, and nobody said so", id)
+		}
+	})
+}
+
+// FuzzRecord checks that a valid record of a volume is whole and comes back as it was, and that
+// every id has a file of its own in the state directory.
+func FuzzRecord(f *testing.F) {
+	f.Fuzz(func(t *testing.T, b []byte, id string) {
+		file := recordFile(id)
+		if filepath.Base(file) != file || len(file) > 80 || !strings.HasSuffix(file, recordSuffix) ||
+			strings.Trim(file, "0123456789abcdef-.json") != "" {
+			t.Fatalf("the record of %q is %q", id, file)
+		}
+		if other := recordFile(id + "x"); other == file {
+			t.Fatalf("%q and %q are both kept in %q", id, id+"x", file)
+		}
+		own := volumeRecord{Version: recordVersion, Volume: strings.ToValidUTF8("v"+id, "?"),
+			Instance: instance, Disk: "d", Block: len(b)%2 == 1}
+		whole, err := own.encode()
+		if err != nil {
+			t.Fatalf("%+v cannot be written: %v", own, err)
+		}
+		if len(whole) <= maxRecordBytes {
+			if same, err := parseRecord(whole); err != nil || same != own {
+				t.Fatalf("%+v becomes %q, and then %+v, %v", own, whole, same, err)
+			}
+			if r, err := parseRecord(whole[:len(b)%(len(whole)-1)]); err == nil {
+				t.Fatalf("%q, truncated, is taken for %+v", whole, r)
+			}
+		}
+		r, err := parseRecord(b)
+		if err != nil {
+			return
+		}
+		if r.Version != recordVersion || r.Volume == "" || r.Instance == "" || r.Disk == "" ||
+			len(b) > maxRecordBytes {
+			t.Fatalf("%q is the record %+v", b, r)
+		}
+		again, err := r.encode()
+		if err != nil {
+			t.Fatalf("%+v cannot be written: %v", r, err)
+		}
+		if len(again) > maxRecordBytes {
+			return // escapes made it too long to be read again
+		}
+		if same, err := parseRecord(again); err != nil || same != r {
+			t.Fatalf("%+v becomes %q, and then %+v, %v", r, again, same, err)
+		}
+	})
+}

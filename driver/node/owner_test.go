@@ -190,3 +190,169 @@ func TestAMountThatTheVolumesRecordContradictsIsAnError(t *testing.T) {
 	must(t, v.unpublish("pod"))
 	must(t, v.unstage())
 }
+
+// replaced gives the number and the name of the volume's device to another disk, as the kernel may
+// when the volume's disk is gone. It is a volume of its own.
+func (v testVolume) replaced(serial, fsType string) testVolume {
+	v.guest.t.Helper()
+	v.guest.Unplug(v.disk)
+	other := *v.disk
+	other.Serial = serial
+	v.guest.Plug(&other)
+	w := v.guest.volume(&other, fsType)
+	w.ID = strings.Replace(w.ID, "0b54", "0b55", 1)
+	return w
+}
+
+func (v testVolume) stats(path string) error {
+	return v.ask(&csi.NodeGetVolumeStatsRequest{VolumeId: v.ID, VolumePath: v.guest.path(path)})
+}
+
+func TestARawTargetWhoseNumberIsAnotherDisksByNow(t *testing.T) {
+	setUp := func(t *testing.T, fsType string) (v, w testVolume) {
+		g := statefulGuest(t)
+		v = g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), "block")
+		must(t, v.stage())
+		must(t, v.publish("dev"))
+		return v, v.replaced(guesttest.OtherSerial, fsType)
+	}
+	t.Run("VS-5 shows not this volume", func(t *testing.T) {
+		v, _ := setUp(t, "block")
+		csitest.Want(t, v.stats("dev"), codes.NotFound, csierr.VolumeNotAtPath)
+		csitest.Want(t, v.ask(&csi.NodeGetVolumeHealthRequest{VolumeId: v.ID,
+			VolumePublishPath: v.guest.path("dev")}), codes.NotFound, csierr.VolumeNotAtPath)
+	})
+	t.Run("NP-5 is not published again", func(t *testing.T) {
+		v, _ := setUp(t, "block")
+		csitest.Want(t, v.publish("dev"), codes.NotFound, csierr.DeviceNotFound)
+		v.disk = v.guest.Attach(guesttest.Serial, 16*guesttest.MiB) // under another number
+		csitest.Want(t, v.publish("dev"), codes.AlreadyExists, csierr.PublishedDifferently)
+		must(t, v.unpublish("dev"))
+		must(t, v.publish("dev"))
+		must(t, v.stats("dev"))
+	})
+	t.Run("and the other volume is neither formatted nor published under it", func(t *testing.T) {
+		v, w := setUp(t, volume.Ext4)
+		same := w.disk.Same(t)
+		csitest.Want(t, w.stage(), codes.FailedPrecondition, csierr.DeviceHeld)
+		w.FSType = "block"
+		csitest.Want(t, w.publish("other"), codes.FailedPrecondition, csierr.PublishedElsewhere)
+		same()
+		must(t, v.unpublish("dev"))
+		must(t, v.unstage())
+		must(t, w.publish("other"))
+	})
+	t.Run("UP-3 is taken away, and the other disk is left as it is", func(t *testing.T) {
+		v, w := setUp(t, "block")
+		same := w.disk.Same(t)
+		must(t, v.unpublish("dev"))
+		must(t, v.unstage())
+		same()
+		v.guest.hasMounts(0)
+	})
+}
+
+func TestNP5TheStagingPathHasToShowThisVolumesDevice(t *testing.T) {
+	for name, cover := range map[string]func(t *testing.T, v, other testVolume){
+		"a directory of the root disk": func(t *testing.T, v, _ testVolume) {
+			must(t, unix.Unmount(v.staging(), 0))
+		},
+		"a bind mount of the root disk": func(t *testing.T, v, _ testVolume) {
+			must(t, unix.Unmount(v.staging(), 0))
+			guesttest.Run(t, "mount", "--bind", v.guest.path(""), v.staging())
+		},
+		"a tmpfs over the testVolume": func(t *testing.T, v, _ testVolume) {
+			guesttest.Run(t, "mount", "-t", "tmpfs", "none", v.staging())
+		},
+		"another volume over the volume": func(t *testing.T, v, other testVolume) {
+			guesttest.Run(t, "mount", "--bind", other.staging(), v.staging())
+		},
+		"a raw device": func(t *testing.T, v, other testVolume) {
+			must(t, unix.Unmount(v.staging(), 0))
+			must(t, os.Remove(v.staging()))
+			must(t, os.WriteFile(v.staging(), nil, 0o600))
+			guesttest.Run(t, "mount", "--bind", filepath.Join(v.guest.Dir, "dev", other.disk.Name),
+				v.staging())
+		},
+	} {
+		for _, fsType := range []string{volume.Ext4, volume.Btrfs} {
+			t.Run(name+", of a "+fsType, func(t *testing.T) {
+				v := statefulGuest(t).disk(128, fsType)
+				other := v.guest.volume(v.guest.Attach(guesttest.OtherSerial, 16*guesttest.MiB), volume.Ext4)
+				must(t, v.stage())
+				must(t, other.stage())
+				cover(t, v, other)
+				same := v.guest.mounts()
+				csitest.Want(t, v.publish("pod"), codes.FailedPrecondition, csierr.NotStaged)
+				same()
+				absent(t, v.guest.path("pod"))
+				if err := v.stats("staging " + v.Name); err == nil {
+					t.Error("it counts as the volume's usage")
+				}
+			})
+		}
+	}
+	t.Run("a device that was born anew under the number", func(t *testing.T) {
+		v := statefulGuest(t).disk(16, volume.Ext4)
+		must(t, v.stage())
+		sequence := filepath.Join(v.guest.Dir, "sys/block", v.disk.Name, "diskseq")
+		must(t, os.WriteFile(sequence, []byte("999999999\n"), 0o644))
+		csitest.Want(t, v.publish("pod"), codes.FailedPrecondition, csierr.DeviceChanged)
+	})
+}
+
+func TestVS2TheFilesystemBelowAVolumeThatHasJustGoneIsNotCounted(t *testing.T) {
+	for _, fsType := range []string{volume.Ext4, volume.Btrfs} {
+		v := newGuest(t).disk(128, fsType)
+		must(t, v.stage())
+		shown, err := shownAt(v.guest.node().host(), v.staging())
+		must(t, err)
+		_, err = shown.statfs(v.staging())
+		must(t, err)
+		must(t, v.unstage())
+		_, err = shown.statfs(v.staging())
+		csitest.Want(t, csierr.Convert(err, csierr.NodeToolFailed), codes.NotFound,
+			csierr.VolumeNotAtPath)
+	}
+}
+
+// The kernel reuses a device's name like its number, and a btrfs shows no number.
+func TestADeadBtrfsIsNotTakenForTheDiskThatHasItsDevicesNameNow(t *testing.T) {
+	setUp := func(t *testing.T, serial string) (v, w testVolume) {
+		g := statefulGuest(t)
+		v = g.volume(g.Attach(guesttest.Serial, 128*guesttest.MiB), volume.Btrfs)
+		must(t, v.stage())
+		must(t, v.publish("pod"))
+		g.Unplug(v.disk)
+		file := v.disk.File
+		if serial != guesttest.Serial {
+			file = filepath.Join(t.TempDir(), "other.img")
+			must(t, os.WriteFile(file, nil, 0o600))
+			must(t, os.Truncate(file, 128*guesttest.MiB))
+		}
+		again := g.AttachFile(serial, file)
+		g.Unplug(again)
+		again.Name = v.disk.Name
+		g.Plug(again)
+		return v, g.volume(again, volume.Btrfs)
+	}
+	t.Run("nor published for it, and staged again once no workload has it", func(t *testing.T) {
+		v, w := setUp(t, guesttest.Serial)
+		w.ID = v.ID
+		csitest.Want(t, w.publish("pod"), codes.FailedPrecondition, csierr.NotStaged)
+		csitest.Want(t, w.stage(), codes.FailedPrecondition, csierr.FilesystemFailed)
+		must(t, w.unpublish("pod"))
+		must(t, w.stage())
+		must(t, w.publish("pod"))
+		must(t, w.unpublish("pod"))
+		must(t, w.unstage())
+	})
+	t.Run("and does not keep another disk from being staged and unstaged", func(t *testing.T) {
+		v, w := setUp(t, guesttest.OtherSerial)
+		w.FSType = volume.Ext4 // mkfs.btrfs itself goes by the name
+		must(t, w.stage())
+		must(t, w.unstage())
+		must(t, v.unpublish("pod"))
+		must(t, v.unstage())
+	})
+}

@@ -1,11 +1,13 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
@@ -13,7 +15,83 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
+
+// NodeGetCapabilities lists what the node service can do.
+func (n *Service) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (
+	*csi.NodeGetCapabilitiesResponse, error) {
+	var list []*csi.NodeServiceCapability
+	for _, t := range []csi.NodeServiceCapability_RPC_Type{
+		csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME,
+		csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
+		csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
+		csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH,
+		csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH,
+	} {
+		list = append(list, &csi.NodeServiceCapability{Type: &csi.NodeServiceCapability_Rpc{
+			Rpc: &csi.NodeServiceCapability_RPC{Type: t},
+		}})
+	}
+	return &csi.NodeGetCapabilitiesResponse{Capabilities: list}, nil
+}
+
+// NodeGetInfo returns the id of this instance and how many volumes it takes.
+func (n *Service) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse,
+	error) {
+	if n.InstanceID == "" {
+		return nil, csierr.New(csierr.InstanceUnknown, "the driver does not "+
+			"know which instance it runs on; set OXIDE_INSTANCE_ID")
+	}
+	all, err := n.host().List()
+	if err != nil {
+		return nil, csierr.Convert(fmt.Errorf("count the disks of this instance: %w", err),
+			csierr.NodeToolFailed)
+	}
+	limit := cmp.Or(n.MaxDisks, volume.DefaultMaxDisks)
+	foreign := foreignDisks(all, n.records().all())
+	room := limit - foreign
+	if room < 1 {
+		// 0 would mean "no limit" to the orchestrator. The rack's own refusal is the backstop.
+		n.log().Error("no room for volumes on this instance; NodeGetInfo reports 1, because 0 means no "+
+			"limit",
+			"max_disks", limit, "foreign_disks", foreign)
+		room = 1
+	}
+	info := &csi.NodeGetInfoResponse{NodeId: n.InstanceID, MaxVolumesPerNode: int64(room)}
+	if len(n.Topology) > 0 {
+		info.AccessibleTopology = &csi.Topology{Segments: n.Topology}
+	}
+	return info, nil
+}
+
+// Use returns what is in use on this node.
+func (n *Service) Use() (Use, error) {
+	disks, err := n.host().List()
+	if err != nil {
+		return Use{}, fmt.Errorf("count the disks of this instance: %w", err)
+	}
+	volumes := map[string]bool{}
+	for _, r := range n.records().all() {
+		volumes[r.Volume] = true
+	}
+	return Use{Volumes: len(volumes), Disks: len(disks),
+		Limit: cmp.Or(n.MaxDisks, volume.DefaultMaxDisks)}, nil
+}
+
+// foreignDisks counts the disks that are no volumes: the boot disk and disks attached by hand. They
+// take slots of those that the rack lets an instance have. Disks come and go, so each call counts
+// them. The orchestrator counts a static volume itself, whose disk somebody made by hand, so a disk
+// that has a record takes no slot. Without a record, as after a reboot, it does until it is staged:
+// one slot too few makes a pod wait, and one too many makes it fail on a node that is full. The
+// cloud-init volume is no NVMe disk and takes none either.
+func foreignDisks(all []blockdev.Device, volumes []volumeRecord) int {
+	return len(slices.DeleteFunc(all, func(d blockdev.Device) bool {
+		return volume.IsOwnName(d.Serial) || slices.ContainsFunc(volumes, func(r volumeRecord) bool {
+			return volume.Serial(r.Disk) == d.Serial
+		})
+	}))
+}
 
 // NodeGetVolumeStats reports how full the volume at the path is.
 func (n *Service) NodeGetVolumeStats(_ context.Context, req *csi.NodeGetVolumeStatsRequest) (
@@ -172,4 +250,125 @@ func notAtPath(path string, err error) error {
 		return csierr.New(csierr.VolumeNotAtPath, "%q shows no disk of this instance: %w", path, err)
 	}
 	return err
+}
+
+type healthEntries = []*csi.VolumeHealth_VolumeHealthEntry
+
+// NodeGetVolumeHealth reports what this node can see of a volume: whether its device is there, and
+// whether errors made its filesystem read-only. It reads neither the device nor what is on it.
+func (n *Service) NodeGetVolumeHealth(_ context.Context, req *csi.NodeGetVolumeHealthRequest) (
+	*csi.NodeGetVolumeHealthResponse, error) {
+	if req.GetVolumeId() == "" {
+		return nil, csierr.New(csierr.VolumeIDMissing, "volume_id is missing")
+	}
+	if err := checkPathText("volume_publish_path", req.GetVolumePublishPath()); err != nil {
+		return nil, err
+	}
+	if err := checkPathText("staging_target_path", req.GetStagingTargetPath()); err != nil {
+		return nil, err
+	}
+	entries, err := n.volumeHealth(req)
+	if err != nil {
+		return nil, csierr.Convert(err, csierr.NodeToolFailed)
+	}
+	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: &csi.VolumeHealth{
+		VolumeId: req.GetVolumeId(), HealthStatuses: entries,
+	}}, nil
+}
+
+func (n *Service) volumeHealth(req *csi.NodeGetVolumeHealthRequest) (
+	healthEntries, error) {
+	known, ok := n.records().of(req.GetVolumeId()).load()
+	if !ok {
+		return n.healthAt(req)
+	}
+	if err := checkPaths(n.host(), req, volume.Serial(known.Disk)); err != nil {
+		return nil, err
+	}
+	d, err := n.host().Lookup(volume.Serial(known.Disk))
+	if csierr.Has(err, csierr.DeviceNotFound) {
+		return unhealthy(csi.VolumeHealthErrorType_INACCESSIBLE, csierr.DeviceNotFound, err), nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	table, err := mount.ReadTable()
+	if err != nil {
+		return nil, err
+	}
+	mounts := table.Of(d)
+	for _, m := range mounts {
+		if entries := conditionHealth(mount.ConditionOf(m), m.Mountpoint); entries != nil &&
+			!mount.IsNode(m) {
+			return entries, nil
+		}
+	}
+	if len(mounts) == 0 || known.Covers == 0 {
+		return nil, nil
+	}
+	return unhealthy(csi.VolumeHealthErrorType_DEGRADED, csierr.FilesystemNotGrown, fmt.Errorf(
+		"the filesystem at %q covers %s of its disk's %s; it was not grown because something lies "+
+			"behind it, or because nothing grows it; see the log of the node's driver",
+		mounts[0].Mountpoint, volume.SizeText(known.Covers), volume.SizeText(d.SizeBytes))), nil
+}
+
+// checkPaths refuses a path of the request that shows another volume. A path that shows nothing
+// says nothing about the volume's health.
+func checkPaths(host blockdev.Host, req *csi.NodeGetVolumeHealthRequest, serial string) error {
+	for _, path := range []string{req.GetVolumePublishPath(), req.GetStagingTargetPath()} {
+		if path == "" {
+			continue
+		}
+		if shown, err := shownAt(host, path); err == nil && shown.Device.Serial != serial {
+			return csierr.New(csierr.VolumeNotAtPath, "%q shows the disk with serial %q, but the volume's "+
+				"is %q",
+				path, shown.Device.Serial, serial)
+		}
+	}
+	return nil
+}
+
+// healthAt judges by the paths of the request, for a volume without a record.
+func (n *Service) healthAt(req *csi.NodeGetVolumeHealthRequest) (
+	healthEntries, error) {
+	for _, path := range []string{req.GetVolumePublishPath(), req.GetStagingTargetPath()} {
+		if path == "" {
+			continue
+		}
+		shown, err := n.volumeAt(req.GetVolumeId(), path)
+		switch {
+		case csierr.Has(err, csierr.VolumeNotAtPath):
+			continue
+		case csierr.Has(err, csierr.FilesystemFailed):
+			return unhealthy(csi.VolumeHealthErrorType_INACCESSIBLE, csierr.FilesystemFailed, err), nil
+		case err != nil:
+			return nil, err
+		}
+		return conditionHealth(shown.Condition, path), nil
+	}
+	return nil, csierr.New(csierr.VolumeUnknownToNode, "this node knows nothing of the volume, "+
+		"and the request names no path where it is")
+}
+
+func conditionHealth(c mount.Condition, path string) healthEntries {
+	err := fmt.Errorf("the filesystem at %q is %s", path, c)
+	switch c {
+	case mount.ReadOnlyAfterErrors:
+		return unhealthy(csi.VolumeHealthErrorType_DEGRADED, csierr.FilesystemFailed, err)
+	case mount.Dead:
+		return unhealthy(csi.VolumeHealthErrorType_INACCESSIBLE, csierr.FilesystemFailed, err)
+	}
+	return nil
+}
+
+func unhealthy(status csi.VolumeHealthErrorType, reason csierr.Reason, err error) healthEntries {
+	return healthEntries{{
+		Status: status, Reason: string(reason), Message: err.Error(),
+	}}
+}
+
+// NodeGetStorageHealth reports nothing: a node sees its disks and not the rack behind them.
+func (n *Service) NodeGetStorageHealth(context.Context, *csi.NodeGetStorageHealthRequest) (
+	*csi.NodeGetStorageHealthResponse, error) {
+	return &csi.NodeGetStorageHealthResponse{}, nil
 }

@@ -3,10 +3,15 @@
 package node
 
 import (
+	"bytes"
+	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
@@ -15,6 +20,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
@@ -104,4 +110,205 @@ func TestNU5ADeviceThatCannotBeAskedIsNotTakenForFree(t *testing.T) {
 	err = csierr.Convert(v.awaitFree(t.Context(), held, false), csierr.NodeToolFailed)
 	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &files))
 	csitest.Want(t, err, codes.Internal, csierr.NodeToolFailed)
+}
+
+// freeze freezes the filesystem of the volume at path. One that a failed test has left frozen, with
+// or without a mount, is thawed.
+func (v testVolume) freeze(path string) {
+	t := v.guest.t
+	t.Helper()
+	guesttest.Run(t, "fsfreeze", "--freeze", v.guest.path(path))
+	t.Cleanup(func() {
+		if !errors.Is(v.exclusive(), unix.EBUSY) {
+			return
+		}
+		aside := t.TempDir()
+		for _, flags := range []string{"ro", "rw"} {
+			if exec.Command("mount", "-o", flags, v.disk.Loop, aside).Run() == nil {
+				_ = exec.Command("fsfreeze", "--unfreeze", aside).Run()
+				guesttest.Run(t, "umount", aside)
+			}
+		}
+	})
+}
+
+// frozen asks for a freeze, which is refused where there is one.
+func frozen(t *testing.T, path string) bool {
+	t.Helper()
+	root, err := os.Open(path)
+	must(t, err)
+	defer func() { _ = root.Close() }()
+	const ioctlFreeze = 0xC0045877 // FIFREEZE
+	err = unix.IoctlSetInt(int(root.Fd()), ioctlFreeze, 0)
+	if errors.Is(err, unix.EBUSY) {
+		return true
+	}
+	must(t, err)
+	must(t, mount.Thaw(root))
+	return false
+}
+
+// inTime ends the test when act hangs.
+func inTime(t *testing.T, act func() error) error {
+	t.Helper()
+	done := make(chan error, 1)
+	go func() { done <- act() }()
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(20 * time.Second):
+		t.Fatal("the call hangs")
+		return nil
+	}
+}
+
+func (v testVolume) exclusive() error {
+	f, err := os.OpenFile(v.disk.Loop, os.O_RDONLY|unix.O_EXCL, 0)
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+func TestNU4AFrozenFilesystemIsThawedAndReleased(t *testing.T) {
+	setUp := func(t *testing.T, fsType string) testVolume {
+		v := statefulGuest(t).disk(512, fsType)
+		must(t, v.stage())
+		must(t, v.publish("pod"))
+		must(t, os.WriteFile(filepath.Join(v.guest.path("pod"), "hello"), []byte("x"), 0o600))
+		v.freeze("staging " + v.Name)
+		return v
+	}
+	for _, fsType := range short.Some(t, 2, volume.Filesystems) {
+		t.Run("NU-4 "+fsType, func(t *testing.T) {
+			v := setUp(t, fsType)
+			must(t, inTime(t, func() error { return v.unpublish("pod") }))
+			if !frozen(t, v.staging()) {
+				t.Error("the end of a publication has ended the freeze")
+			}
+			must(t, inTime(t, v.unstage))
+			must(t, v.exclusive())
+			must(t, v.stage())
+			must(t, exists(filepath.Join(v.staging(), "hello")))
+			must(t, v.unstage())
+		})
+		t.Run("NU-5 "+fsType+" that was unmounted while frozen", func(t *testing.T) {
+			v := setUp(t, fsType)
+			must(t, v.unpublish("pod"))
+			must(t, unix.Unmount(v.staging(), 0))
+			if err := v.exclusive(); !errors.Is(err, unix.EBUSY) {
+				t.Fatalf("the device is free without a thaw (%v); this test shows nothing", err)
+			}
+			must(t, inTime(t, v.unstage))
+			must(t, v.exclusive())
+		})
+		t.Run("NS-7 "+fsType+" that was unmounted while frozen is staged", func(t *testing.T) {
+			v := setUp(t, fsType)
+			must(t, v.unpublish("pod"))
+			must(t, unix.Unmount(v.staging(), 0))
+			must(t, inTime(t, v.stage))
+			must(t, inTime(t, func() error {
+				return os.WriteFile(filepath.Join(v.staging(), "more"), nil,
+					0o600)
+			}))
+			must(t, v.unstage())
+		})
+	}
+	t.Run("NU-5 but not while a workload has it", func(t *testing.T) {
+		v := setUp(t, volume.Ext4)
+		csitest.Want(t, v.unstage(), codes.Internal, csierr.StillMounted)
+		if !frozen(t, v.staging()) {
+			t.Error("the refused call has ended the freeze")
+		}
+		must(t, v.unpublish("pod"))
+		must(t, v.unstage())
+	})
+	t.Run("NU-5 and not while somebody has its staging path open", func(t *testing.T) {
+		v := setUp(t, volume.Ext4)
+		must(t, v.unpublish("pod"))
+		root, err := os.Open(v.staging())
+		must(t, err)
+		csitest.Want(t, inTime(t, v.unstage), codes.Internal, csierr.StillMounted)
+		must(t, root.Close())
+		if !frozen(t, v.staging()) {
+			t.Error("the refused call has ended the freeze")
+		}
+		must(t, v.unstage())
+	})
+	t.Run("NS-7 but not by a stage that another mount namespace's mount refuses", func(t *testing.T) {
+		for _, fsType := range short.Some(t, 2, volume.Filesystems) {
+			v := setUp(t, fsType)
+			must(t, v.unpublish("pod"))
+			n := inNamespace(t, "private", "")
+			must(t, unix.Unmount(v.staging(), 0))
+			err := inTime(t, v.stage)
+			csitest.Want(t, err, codes.FailedPrecondition, csierr.DeviceHeld, fmt.Sprintf("process %d",
+				n.pid))
+			if !frozen(t, fmt.Sprintf("/proc/%d/root/%s", n.pid, v.staging())) {
+				t.Errorf("the refused call has ended the freeze of %s", fsType)
+			}
+			n.leave()
+			must(t, inTime(t, v.stage))
+			must(t, v.unstage())
+		}
+	})
+	t.Run("NU-4 of a disk that is read-only", func(t *testing.T) {
+		v := statefulGuest(t).disk(64, volume.Ext4)
+		v.Flags = []string{"ro"}
+		guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
+		must(t, v.stage())
+		v.freeze("staging " + v.Name)
+		must(t, unix.Unmount(v.staging(), 0))
+		must(t, inTime(t, v.unstage))
+		must(t, v.exclusive())
+	})
+}
+
+func TestVS3AFrozenFilesystemIsCountedWhileAWriterWaitsForItsThaw(t *testing.T) {
+	for _, fsType := range short.Some(t, 2, volume.Filesystems) {
+		v := newGuest(t).disk(512, fsType)
+		must(t, v.stage())
+		must(t, v.publish("pod"))
+		v.freeze("staging " + v.Name)
+		file := filepath.Join(v.guest.path("pod"), "file")
+		written := make(chan error, 1)
+		go func() { written <- os.WriteFile(file, []byte("x"), 0o600) }()
+		// The writer holds what a write holds when its system call sleeps; only /proc shows that.
+		awaitBlocked(t)
+		for _, path := range []string{"pod", "staging " + v.Name} {
+			must(t, inTime(t, func() error { return v.stats(path) }))
+		}
+		guesttest.Run(t, "fsfreeze", "--unfreeze", v.staging())
+		must(t, <-written)
+		must(t, v.unpublish("pod"))
+		must(t, v.unstage())
+	}
+}
+
+// awaitBlocked waits until a thread of this process sleeps where no signal reaches it.
+func awaitBlocked(t *testing.T) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); {
+		stats, err := filepath.Glob("/proc/self/task/*/stat")
+		must(t, err)
+		for _, path := range stats {
+			b, err := os.ReadFile(path)
+			if err == nil && containsState(b, 'D') {
+				return
+			}
+		}
+		<-time.After(time.Millisecond)
+	}
+	t.Fatal("no writer waits for the thaw")
+}
+
+// containsState reports whether /proc/*/stat has that state, which follows the name in brackets.
+func containsState(stat []byte, state byte) bool {
+	i := bytes.LastIndexByte(stat, ')')
+	return i >= 0 && i+2 < len(stat) && stat[i+2] == state
+}
+
+func exists(path string) error {
+	_, err := os.Lstat(path)
+	return err
 }

@@ -1,0 +1,281 @@
+package driver
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/controller"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/async"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
+)
+
+// Programs read the log too: they find the calls of a volume by its ids.
+func TestACallIsLoggedInOneLineWithItsObjectsAndDuration(t *testing.T) {
+	const volume, node, snapshot = racktest.Disk, racktest.Instance, racktest.Snapshot
+	type objects map[string]string
+	for _, test := range []struct {
+		method      string
+		req, answer any
+		want        objects
+	}{
+		{"/csi.v1.Controller/CreateVolume", &csi.CreateVolumeRequest{Name: "pvc-1",
+			Secrets: map[string]string{"key": canary}},
+			&csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: volume}},
+			objects{"name": "pvc-1", "volume": volume}},
+		{"/csi.v1.Controller/CreateVolume", &csi.CreateVolumeRequest{Name: strings.Repeat("n", 1<<20)},
+			nil, objects{"name": strings.Repeat("n", 1000) + "…"}},
+		{"/csi.v1.Controller/ControllerPublishVolume",
+			&csi.ControllerPublishVolumeRequest{VolumeId: volume, NodeId: node},
+			&csi.ControllerPublishVolumeResponse{}, objects{"volume": volume, "node": node}},
+		{"/csi.v1.Node/NodeStageVolume", &csi.NodeStageVolumeRequest{VolumeId: volume},
+			&csi.NodeStageVolumeResponse{}, objects{"volume": volume}},
+		{"/csi.v1.Node/NodePublishVolume", &csi.NodePublishVolumeRequest{VolumeId: volume},
+			&csi.NodePublishVolumeResponse{}, objects{"volume": volume}},
+		{"/csi.v1.Node/NodeUnstageVolume", &csi.NodeUnstageVolumeRequest{VolumeId: volume},
+			&csi.NodeUnstageVolumeResponse{}, objects{"volume": volume}},
+		{"/csi.v1.Controller/DeleteVolume", &csi.DeleteVolumeRequest{VolumeId: volume},
+			&csi.DeleteVolumeResponse{}, objects{"volume": volume}},
+		{"/csi.v1.Controller/CreateSnapshot",
+			&csi.CreateSnapshotRequest{Name: "snap-1", SourceVolumeId: volume},
+			&csi.CreateSnapshotResponse{Snapshot: &csi.Snapshot{SnapshotId: snapshot}},
+			objects{"name": "snap-1", "source": volume, "snapshot": snapshot}},
+	} {
+		t.Run(shortMethod(test.method), func(t *testing.T) {
+			book := &logBook{}
+			_, err := logCalls(newLog(Config{LogJSON: true}, &hidden{}, book))(t.Context(), test.req,
+				&grpc.UnaryServerInfo{FullMethod: test.method},
+				func(context.Context, any) (any, error) { return test.answer, nil })
+			must(t, err)
+			var line map[string]any
+			if err := json.Unmarshal([]byte(book.String()), &line); err != nil {
+				t.Fatalf("not one line of JSON: %v\n%s", err, book)
+			}
+			if line["level"] != "INFO" || line["msg"] != "done" ||
+				line["method"] != shortMethod(test.method) {
+				t.Errorf("got %v", line)
+			}
+			if took, ok := line["took"].(float64); !ok || took <= 0 {
+				t.Errorf("took %v, want nanoseconds", line["took"])
+			}
+			for key, value := range test.want {
+				if line[key] != value {
+					t.Errorf("%s is %v, want %s", key, line[key], value)
+				}
+			}
+			known := []string{"time", "level", "msg", "method", "call", "took"}
+			known = slices.AppendSeq(known, maps.Keys(test.want))
+			for key := range line {
+				if !slices.Contains(known, key) {
+					t.Errorf("%s is in the log too", key)
+				}
+			}
+		})
+	}
+}
+
+func TestManyCallsToARackThatHangsOrFailsLeaveNoGoroutine(t *testing.T) {
+	before := goleak.IgnoreCurrent()
+	rack := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		// The server notices that the driver hangs up only after the body is read.
+		_, _ = io.Copy(io.Discard, r.Body)
+		if rand.IntN(2) == 0 {
+			<-r.Context().Done() // until the driver hangs up
+			return
+		}
+		http.Error(w, "<html>a proxy's page</html>", http.StatusBadGateway)
+	}))
+	client, closeIdle, err := newTestClient(Config{Host: rack.URL, Token: racktest.Token,
+		Project: racktest.Project})
+	must(t, err)
+	s := serve(t, &csiServer{Controller: &controller.Service{Rack: client}})
+	controller := csi.NewControllerClient(s.conn)
+	allowed := []codes.Code{codes.Aborted, codes.Unavailable, codes.DeadlineExceeded, codes.Canceled}
+	var callers sync.WaitGroup
+	for caller := range 64 {
+		callers.Go(func() {
+			r := rand.New(rand.NewPCG(1, uint64(caller)))
+			for range 6 {
+				limit := time.Duration(20+r.IntN(80)) * time.Millisecond
+				ctx, cancel := context.WithTimeout(t.Context(), limit)
+				err := anyControllerCall(ctx, controller, r)
+				cancel()
+				if code := status.Code(err); !slices.Contains(allowed, code) {
+					t.Errorf("caller %d got %v: %v", caller, code, err)
+				}
+			}
+		})
+	}
+	callers.Wait()
+	must(t, s.stop())
+	must(t, s.conn.Close())
+	closeIdle()
+	rack.Close()
+	goleak.VerifyNone(t, before)
+}
+
+// anyControllerCall is one of the calls of a controller that ask the rack.
+func anyControllerCall(ctx context.Context, controller csi.ControllerClient, r *rand.Rand) error {
+	var err error
+	switch r.IntN(5) {
+	case 0:
+		_, err = controller.CreateVolume(ctx, &csi.CreateVolumeRequest{
+			Name:               fmt.Sprint(r.IntN(3)),
+			VolumeCapabilities: []*csi.VolumeCapability{csitest.Filesystem("")}})
+	case 1:
+		_, err = controller.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: racktest.Disk})
+	case 2:
+		_, err = controller.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{
+			VolumeId: racktest.Disk, NodeId: racktest.Instance, VolumeCapability: csitest.Filesystem("")})
+	case 3:
+		_, err = controller.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{
+			VolumeId: racktest.Disk, NodeId: racktest.Instance})
+	default:
+		_, err = controller.ListVolumes(ctx, &csi.ListVolumesRequest{})
+	}
+	return err
+}
+
+func TestACanceledCallDoesNotBegin(t *testing.T) {
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	late, cancel := context.WithDeadline(t.Context(), time.Now())
+	defer cancel()
+	req := &csi.NodePublishVolumeRequest{VolumeId: "a"}
+	var l locks
+	for _, c := range []struct {
+		ctx    context.Context
+		code   codes.Code
+		reason csierr.Reason
+	}{
+		{gone, codes.Canceled, csierr.Canceled},
+		{late, codes.DeadlineExceeded, csierr.DeadlineExceeded},
+	} {
+		_, err := l.intercept(c.ctx, req, nil, func(context.Context, any) (any, error) {
+			t.Error("the call began")
+			return nil, nil
+		})
+		csitest.Want(t, err, c.code, c.reason)
+	}
+	began := false
+	if _, err := l.intercept(t.Context(), req, nil, func(context.Context, any) (any, error) {
+		began = true
+		return nil, nil
+	}); err != nil || !began {
+		t.Errorf("the lock is held by calls that never began: %v", err)
+	}
+}
+
+func TestAPanicInAGoroutineOfACallIsTheCalls(t *testing.T) {
+	for name, call := range map[string]func() (any, error){
+		"in the background": func() (any, error) { return async.Start(panicking)() },
+		"in a crew": func() (any, error) {
+			var group async.Group
+			for range 3 {
+				group.Go(func() { _, _ = panicking() })
+			}
+			group.Wait()
+			return nil, errors.New("it went on")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			book := &logBook{}
+			_, err := recoverPanics(newLog(Config{}, &hidden{}, book))(t.Context(), nil,
+				&grpc.UnaryServerInfo{FullMethod: "/csi.v1.Node/NodeStageVolume"},
+				func(context.Context, any) (any, error) { return call() })
+			csitest.Want(t, err, codes.Internal, csierr.Internal)
+			if log := book.String(); !strings.Contains(log, "driver.panicking") ||
+				!strings.Contains(log, "NodeStageVolume") || strings.Contains(log, canary) {
+				t.Errorf("the log has to hold the goroutine's stack and not the panic's text:\n%s", log)
+			}
+		})
+	}
+}
+
+func panicking() (any, error) { panic("the secret is " + canary) }
+
+func TestAPanicInARackCheckIsReportedByProbe(t *testing.T) {
+	book := &logBook{}
+	// Without a client every check panics.
+	h := &rackHealth{Rack: &rack.Client{Project: racktest.Project},
+		Log: newLog(Config{}, &hidden{}, book), asked: make(chan struct{}, 1)}
+	end := begin(t, h)
+	csitest.Await(t, "Probe says so", func() bool {
+		_, err := h.state()
+		return err != nil
+	})
+	end()
+	_, err := h.state()
+	csitest.Want(t, err, codes.Internal, csierr.Internal)
+	if !strings.Contains(book.String(), "ProjectView") {
+		t.Errorf("the log lacks the stack:\n%s", book)
+	}
+}
+
+func TestEveryGoroutineIsStartedWhereItsPanicIsRecovered(t *testing.T) {
+	var paths []string
+	for _, pattern := range []string{"*.go", "*/*.go"} {
+		found, err := filepath.Glob(pattern)
+		must(t, err)
+		paths = append(paths, found...)
+	}
+	looked := 0
+	for _, path := range paths {
+		if strings.HasSuffix(path, "_test.go") || path == "async/async.go" {
+			continue
+		}
+		files := token.NewFileSet()
+		file, err := parser.ParseFile(files, path, nil, 0)
+		must(t, err)
+		looked++
+		ast.Inspect(file, func(n ast.Node) bool {
+			starts := ""
+			switch n := n.(type) {
+			case *ast.GoStmt:
+				starts = "a go statement"
+			case *ast.SelectorExpr:
+				from, _ := n.X.(*ast.Ident)
+				if n.Sel.Name == "WaitGroup" ||
+					n.Sel.Name == "AfterFunc" && (from == nil || from.Name != "async") {
+					starts = n.Sel.Name
+				}
+			case *ast.ImportSpec:
+				if strings.Contains(n.Path.Value, "errgroup") {
+					starts = "errgroup"
+				}
+			}
+			if starts != "" {
+				t.Errorf("%s: %s; start goroutines by package async", files.Position(n.Pos()),
+					starts)
+			}
+			return true
+		})
+	}
+	if looked < 40 {
+		t.Errorf("only %d files were looked at", looked)
+	}
+}

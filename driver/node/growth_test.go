@@ -1,0 +1,426 @@
+//go:build linux
+
+package node
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
+)
+
+// grown is a volume with an ext filesystem of a file in it, on a disk that is twice as large.
+func grown(t *testing.T, fsType string) testVolume {
+	t.Helper()
+	g := newGuest(t)
+	small := g.volume(g.Attach(guesttest.Serial, 128*guesttest.MiB), fsType)
+	must(t, small.stage())
+	must(t, os.WriteFile(filepath.Join(small.staging(), "hello"), []byte("rack"), 0o600))
+	must(t, small.unstage())
+	g.Unplug(small.disk)
+	file := small.disk.Copy(t)
+	must(t, os.Truncate(file, 256*guesttest.MiB))
+	return g.volume(g.AttachFile(guesttest.Serial, file), fsType)
+}
+
+// interruptGrowth stages a volume whose ext is to grow, and resize2fs fails before it begins.
+func interruptGrowth(t *testing.T, v testVolume) {
+	t.Helper()
+	path := os.Getenv("PATH")
+	tools(t, map[string]string{"resize2fs": "exit 1"})
+	csitest.Want(t, v.stage(), codes.Internal, csierr.NodeToolFailed)
+	must(t, os.Setenv("PATH", path))
+}
+
+// damage makes what e2fsck -p does not repair.
+func (v testVolume) damage(t *testing.T) {
+	t.Helper()
+	guesttest.Run(t, "debugfs", "-w", "-R", "clri <2>", v.disk.Loop)
+	guesttest.Run(t, "debugfs", "-w", "-R", "ssv state 2", v.disk.Loop)
+}
+
+func (v testVolume) hasGrown(t *testing.T) {
+	t.Helper()
+	must(t, v.stage())
+	holds(t, filepath.Join(v.staging(), "hello"), "rack")
+	must(t, v.unstage())
+	for _, slot := range filesystem.GrowthOffsets(v.disk.SizeBytes) {
+		if hasRecord(t, v.disk, slot) {
+			t.Fatalf("a mark is left at %d", slot)
+		}
+	}
+	guesttest.Run(t, "e2fsck", "-fn", v.disk.Loop)
+	found := v.filesystems(t)
+	if len(found) != 1 || found[0].SizeBytes+found[0].UnitBytes <= v.disk.SizeBytes {
+		t.Fatalf("it has not grown: %+v", found)
+	}
+}
+
+func TestAGrowthThatWasCutOffIsDoneAgain(t *testing.T) {
+	t.Run("an ext4 whose superblock the check before was writing", func(t *testing.T) {
+		v := grown(t, volume.Ext4)
+		path := os.Getenv("PATH")
+		tools(t, map[string]string{"e2fsck": "exit 8"})
+		csitest.Want(t, v.stage(), codes.Internal, csierr.NodeToolFailed)
+		must(t, os.Setenv("PATH", path))
+		v.disk.WriteAt(t, 1024+0x40, []byte{1, 2, 3}) // the time of the last check
+		v.hasGrown(t)
+	})
+	t.Run("what is no growth of this volume gets no such repair", func(t *testing.T) {
+		v := grown(t, volume.Ext4)
+		interruptGrowth(t, v)
+		v.ID = "0b54dc0e-93a4-4f5f-8f5d-another00000"
+		v.damage(t)
+		csitest.Want(t, v.stage(), codes.Internal, csierr.FilesystemDamaged)
+	})
+	t.Run("a mark of a growth is worth nothing after a mount, and stays", func(t *testing.T) {
+		v := grown(t, volume.Ext4)
+		must(t, v.stage())
+		must(t, v.unstage())
+		v.writeGrowthRecord(t, 128*guesttest.MiB, 1)
+		v.damage(t)
+		csitest.Want(t, v.stage(), codes.Internal, csierr.FilesystemDamaged)
+		if !hasRecord(t, v.disk, filesystem.GrowthOffsets(v.disk.SizeBytes)[0]) {
+			t.Fatal("it was erased")
+		}
+	})
+	for _, said := range []string{"Error reading block 9541 (Input/output error).",
+		"Error flushing writes to storage device: Input/output error"} {
+		t.Run("a check that says nothing of the filesystem: "+said, func(t *testing.T) {
+			v := grown(t, volume.Ext4)
+			tools(t, map[string]string{"e2fsck": `echo "` + said + `" >&2; exit 4`})
+			csitest.Want(t, v.stage(), codes.Internal, csierr.NodeToolFailed)
+		})
+	}
+	t.Run("no repair that answers yes overwrites what the disk does not give", func(t *testing.T) {
+		v := grown(t, volume.Ext4)
+		interruptGrowth(t, v)
+		path, before := os.Getenv("PATH"), v.disk.Digest(t)
+		unread := func(option string, status int) map[string]string {
+			return map[string]string{"e2fsck": fmt.Sprintf(`case " $* " in *" %s "*)
+echo "Error reading block 9541 (Input/output error).  Ignore error?"
+exit %d;;
+esac
+"$real" "$@"`, option, status)}
+		}
+		tools(t, unread("-n", 4))
+		csitest.Want(t, v.stage(), codes.Internal, csierr.NodeToolFailed)
+		if v.disk.Digest(t) != before {
+			t.Error("the disk was written")
+		}
+		must(t, os.Setenv("PATH", path))
+		// It can be read at first, and not during the repair.
+		tools(t, unread("-y", 1))
+		csitest.Want(t, v.stage(), codes.Internal, csierr.NodeToolFailed)
+		must(t, os.Setenv("PATH", path))
+		v.hasGrown(t)
+	})
+}
+
+func TestABtrfsWhoseGrowthIsNotCommittedIsNotStaged(t *testing.T) {
+	g := newGuest(t)
+	dir := smallTmpfs(t, 64*guesttest.MiB)
+	file := sparse(t, dir, 256*guesttest.MiB)
+	small := g.volume(g.AttachFile(guesttest.Serial, file), volume.Btrfs)
+	must(t, small.stage())
+	must(t, os.WriteFile(filepath.Join(small.staging(), "hello"), []byte("rack"), 0o600))
+	guesttest.Run(t, "fstrim", small.staging())
+	must(t, small.unstage())
+	g.Unplug(small.disk)
+	must(t, os.Truncate(file, 512*guesttest.MiB))
+	v := g.volume(g.AttachFile(guesttest.Serial, file), volume.Btrfs)
+	for _, slot := range filesystem.GrowthOffsets(v.disk.SizeBytes) {
+		v.disk.WriteAt(t, slot, make([]byte, blockdev.AlignBytes)) // there is room for the records
+	}
+	rest := filepath.Join(dir, "rest")
+	if err := os.WriteFile(rest, make([]byte, 64*guesttest.MiB), 0o600); !errors.Is(err, unix.ENOSPC) {
+		t.Fatalf("fill a tmpfs: %v", err)
+	}
+	err := v.stage()
+	csitest.Want(t, err, codes.Internal, csierr.NodeToolFailed, "could not be committed")
+	must(t, os.Remove(rest))
+	must(t, v.stage())
+	holds(t, filepath.Join(v.staging(), "hello"), "rack")
+	var st unix.Statfs_t
+	must(t, unix.Statfs(v.staging(), &st))
+	if got := int64(st.Blocks) * st.Bsize; got != v.disk.SizeBytes {
+		t.Errorf("the filesystem has %d bytes, want %d", got, v.disk.SizeBytes)
+	}
+	must(t, v.unstage())
+}
+
+func TestABigallocIsMountedAsItIsAndABegunGrowthIsGivenUp(t *testing.T) {
+	v := newGuest(t).disk(512, volume.Ext4)
+	guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", "-b", "4096", "-O", "bigalloc", v.disk.Loop, "128M")
+	for _, older := range []bool{false, true} {
+		if older { // an older driver has begun to grow it
+			v.writeGrowthRecord(t, 128*guesttest.MiB, v.filesystems(t)[0].Mounted)
+		}
+		must(t, v.stage())
+		must(t, v.unstage())
+		v.check(t)
+		if hasRecord(t, v.disk, filesystem.GrowthOffsets(v.disk.SizeBytes)[0]) {
+			t.Fatal("a record is left")
+		}
+		if sb := v.filesystems(t)[0]; sb.SizeBytes != 128*guesttest.MiB {
+			t.Fatalf("it has %d bytes", sb.SizeBytes)
+		}
+	}
+}
+
+// beforeGrowth is the size of a filesystem that lies on a disk three times as large.
+const beforeGrowth = 320 * guesttest.MiB
+
+// behind is a volume whose filesystem lies at the start of its disk.
+func behind(t *testing.T, fsType string) testVolume {
+	t.Helper()
+	g := statefulGuest(t)
+	small := g.volume(g.Attach(guesttest.Serial, beforeGrowth), fsType)
+	must(t, small.stage())
+	must(t, small.unstage())
+	g.Unplug(small.disk)
+	file := small.disk.Copy(t)
+	must(t, os.Truncate(file, 3*beforeGrowth))
+	return g.volume(g.AttachFile(guesttest.Serial, file), fsType)
+}
+
+func (v testVolume) health(t *testing.T) healthEntries {
+	t.Helper()
+	r, err := v.guest.node().NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{
+		VolumeId: v.ID, StagingTargetPath: v.staging()})
+	must(t, err)
+	return r.GetVolumeHealth().GetHealthStatuses()
+}
+
+// isGrown reports whether the staged filesystem has grown, and checks that the health agrees.
+func (v testVolume) isGrown(t *testing.T) bool {
+	t.Helper()
+	var st unix.Statfs_t
+	must(t, unix.Statfs(v.staging(), &st))
+	size := int64(st.Blocks) * st.Bsize
+	entries := v.health(t)
+	if grown := size > beforeGrowth; grown != (len(entries) == 0) {
+		t.Fatalf("the filesystem has %d bytes, and its health is %v", size, entries)
+	}
+	if len(entries) > 0 && entries[0].GetReason() != string(csierr.FilesystemNotGrown) {
+		t.Fatalf("the health is %v", entries)
+	}
+	return size > 2*beforeGrowth
+}
+
+// cutOff returns a volume whose filesystem has behind it all that the growth to its disk writes
+// there. An ext has the records of its growth.
+func cutOff(t *testing.T, fsType string) testVolume {
+	t.Helper()
+	v := behind(t, fsType)
+	grown := v
+	grown.disk = v.guest.AttachFile("csi-grown00000000000", v.disk.Copy(t))
+	grown.Name = grown.disk.Serial
+	v.guest.Unplug(v.disk) // a btrfs is on one disk of a machine at a time
+	if fsType == volume.Ext3 || fsType == volume.Ext4 {
+		v.disk = v.guest.AttachFile(guesttest.Serial, v.disk.File)
+		interruptGrowth(t, v)
+		v.guest.Unplug(v.disk)
+	}
+	must(t, grown.stage())
+	if !grown.isGrown(t) {
+		t.Fatal("nothing behind the filesystem keeps it from growing, but it has not grown")
+	}
+	must(t, grown.unstage())
+	guesttest.Run(t, "blockdev", "--flushbufs", grown.disk.Loop)
+	v.guest.Unplug(grown.disk)
+	// The last MiB is the records'.
+	guesttest.Run(t, "dd", "if="+grown.disk.File, "of="+v.disk.File, "bs=1M", "skip=320",
+		"seek=320", "count=639", "conv=notrunc,sparse", "status=none")
+	v.disk = v.guest.AttachFile(guesttest.Serial, v.disk.File)
+	return v
+}
+
+func TestAGrowthThatWasCutOffGoesOnOverNothingButItsOwnTraces(t *testing.T) {
+	foreign := map[string][]byte{"": nil, "foreign data": []byte("what somebody else has written"),
+		// Their blocks have the UUID of their filesystem.
+		"another xfs": append([]byte("XFSB"), make([]byte, 508)...),
+		"another btrfs": slices.Concat(make([]byte, 48), []byte("\x00\x00\x50\x00\x00\x00\x00"+
+			"\x00\x01\x00\x00\x00\x00\x00\x00\x01"))}
+	type kind struct{ fsType, behind string }
+	var kinds []kind
+	for _, fsType := range volume.Filesystems {
+		for _, name := range []string{"", "foreign data", "another " + fsType} {
+			if _, known := foreign[name]; known {
+				kinds = append(kinds, kind{fsType, name})
+			}
+		}
+	}
+	for _, c := range short.Some(t, 3, kinds) {
+		t.Run(fmt.Sprintf("a %s with %q behind it", c.fsType, c.behind), func(t *testing.T) {
+			v := cutOff(t, c.fsType)
+			v.disk.WriteAt(t, 2*beforeGrowth+20480, foreign[c.behind])
+			before := v.disk.DigestFrom(t, beforeGrowth)
+			err := v.stage()
+			if err == nil {
+				if v.isGrown(t) != (c.behind == "") {
+					t.Error("it has grown over it, or has not grown")
+				}
+				must(t, v.unstage())
+			}
+			if c.behind == "" {
+				must(t, err)
+				v.check(t)
+			} else if said := v.guest.log.String(); v.disk.DigestFrom(t, beforeGrowth) != before ||
+				err == nil && !(strings.Contains(said, "not grown") && strings.Contains(said, "offset ")) {
+				t.Errorf("what lies behind it was written, or the log does not say why: %s", said)
+			}
+		})
+	}
+}
+
+func TestARawVolumeIsNotGrownOverBecauseAGrowthHadBegun(t *testing.T) {
+	for _, static := range []bool{false, true} {
+		t.Run(fmt.Sprint("static: ", static), func(t *testing.T) {
+			v := behind(t, volume.Ext4)
+			v.Static, v.Tag = static, map[string]string{volume.CtxUse: volume.UseBoth,
+				volume.CtxOrigin: volume.OriginSnapshot, volume.CtxSourceBytes: fmt.Sprint(beforeGrowth)}
+			interruptGrowth(t, v)
+			raw := v
+			raw.FSType = "block"
+			if static {
+				raw.ID = "the-handle-of-another-cluster"
+			}
+			must(t, raw.stage())
+			must(t, raw.publish("dev"))
+			for _, slot := range filesystem.GrowthOffsets(v.disk.SizeBytes) {
+				if hasRecord(t, v.disk, slot) {
+					t.Errorf("a record is left at %d", slot)
+				}
+			}
+			v.disk.WriteAt(t, 2*beforeGrowth, []byte("what a workload has written"))
+			must(t, raw.unpublish("dev"))
+			must(t, raw.unstage())
+			before := v.disk.DigestFrom(t, beforeGrowth)
+			must(t, v.stage())
+			if v.isGrown(t) {
+				t.Error("it has grown")
+			}
+			must(t, v.unstage())
+			if v.disk.DigestFrom(t, beforeGrowth) != before {
+				t.Error("what the workload wrote is not there any more")
+			}
+		})
+	}
+}
+
+func TestWhatAWorkloadWroteToARawDeviceIsNotErasedAsARecord(t *testing.T) {
+	for _, grow := range []int64{0, 1 << 20} {
+		v := newGuest(t).disk(256, "block")
+		must(t, v.stage())
+		must(t, v.publish("dev"))
+		nv, err := parseVolume(v.ID, v.capability(), v.published(), v.Context)
+		must(t, err)
+		r := filesystem.RecordOf(nv.Volume)
+		r.GrowFrom = grow
+		b, err := r.Encode()
+		must(t, err)
+		// a partition table and, in it, a filesystem with a file that has these bytes
+		v.disk.WriteAt(t, 446, []byte{0, 0, 0, 0, 0x83, 0, 0, 0, 0, 8, 0, 0, 0, 0xF0, 7, 0})
+		v.disk.WriteAt(t, 510, []byte{0x55, 0xAA})
+		v.disk.WriteAt(t, 50*guesttest.MiB, bytes.Repeat([]byte("a guest's filesystem "), 5000))
+		slots := filesystem.RecordOffsets(v.disk.SizeBytes)
+		if grow > 0 {
+			slots = filesystem.GrowthOffsets(v.disk.SizeBytes)
+		}
+		for _, slot := range slots {
+			v.disk.WriteAt(t, slot, b)
+		}
+		must(t, v.unpublish("dev"))
+		must(t, v.unstage())
+		same := v.disk.Same(t)
+		must(t, v.stage())
+		must(t, v.publish("dev"))
+		same()
+		must(t, v.unpublish("dev"))
+		must(t, v.unstage())
+	}
+}
+
+func TestTheRecordsOfAFormatAreGoneBeforeADeviceIsShownAsOne(t *testing.T) {
+	for name, show := range map[string]func(v testVolume) error{
+		"staged":              testVolume.stage,
+		"published":           func(v testVolume) error { return v.publish("dev") },
+		"published read-only": func(v testVolume) error { return v.publishReadOnly("dev") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := newGuest(t).disk(64, volume.Ext4)
+			v.Whole = true
+			interruptFormat(t, `"$real" "$@" && exit 1`, v.stage)
+			raw := v
+			raw.FSType, raw.ID = "block", "the-handle-of-another-cluster"
+			must(t, show(raw))
+			if n := recordsOn(t, v.disk); n != 0 {
+				t.Fatalf("%d records are left", n)
+			}
+		})
+	}
+}
+
+func TestABtrfsIsNotGrownOverWhatFollowsACopyOfItsBlock(t *testing.T) {
+	v := behind(t, volume.Btrfs)
+	v.Tag = map[string]string{volume.CtxUse: volume.UseBoth}
+	v.Whole = true
+	uuid := v.filesystems(t)[0].MetadataUUID
+	head := make([]byte, 64<<10)
+	copy(head[32:], uuid[:])
+	copy(head[20<<10:], bytes.Repeat([]byte("what a raw workload has written. "), 1300))
+	v.disk.WriteAt(t, 2*beforeGrowth, head)
+	must(t, v.stage())
+	if v.isGrown(t) {
+		t.Error("it has grown over data")
+	}
+	must(t, v.unstage())
+}
+
+func TestARecordThatARawWorkloadWroteGrowsNothingOverItsData(t *testing.T) {
+	v := behind(t, volume.Ext4)
+	v.Tag = map[string]string{volume.CtxUse: volume.UseBoth}
+	v.Whole = true
+	v.writeGrowthRecord(t, beforeGrowth, v.filesystems(t)[0].Mounted)
+	v.disk.WriteAt(t, 2*beforeGrowth+4096, []byte("counter=4711\n"))
+	v.disk.WriteAt(t, beforeGrowth, []byte("counter=4711\n"))
+	before := v.disk.DigestFrom(t, beforeGrowth)
+	must(t, v.stage())
+	if v.isGrown(t) {
+		t.Error("it has grown over data")
+	}
+	must(t, v.unstage())
+	if v.disk.DigestFrom(t, beforeGrowth) != before {
+		t.Error("written")
+	}
+}
+
+// writeGrowthRecord writes a record that a growth of the ext on the disk was cut off. mountedAt is
+// the time of the ext's last mount.
+func (v testVolume) writeGrowthRecord(t *testing.T, growFrom int64, mountedAt int64) {
+	t.Helper()
+	nv, err := parseVolume(v.ID, v.capability(), v.published(), v.Context)
+	must(t, err)
+	r := filesystem.RecordOf(nv.Volume)
+	r.GrowFrom, r.Mounted, r.Checked = growFrom, mountedAt, true
+	b, err := r.Encode()
+	must(t, err)
+	v.disk.WriteAt(t, filesystem.GrowthOffsets(v.disk.SizeBytes)[0], b)
+}
