@@ -1,17 +1,17 @@
 // Package csierr defines the driver's errors. Every error that a caller of the CSI services sees is
 // an Error: a Reason and a sentence. One table contains each reason's gRPC code, so that the layers
 // below the RPCs need no gRPC, and what to do, which the doctor says. docs/reasons.md shows both.
-//
-// Files: reasons.go (the table), error.go (making, wrapping, recognizing and formatting errors),
-// plain.go (safe text).
 package csierr
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
+	"syscall"
+	"unicode"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -137,3 +137,56 @@ var retryable = []codes.Code{
 
 // Retryable reports whether a CO repeats the call after the error.
 func Retryable(err error) bool { return slices.Contains(retryable, status.Code(err)) }
+
+// rackToken matches a token of the rack, which is any one word of ASCII characters. In a text that
+// a program has formatted, a quote that is not escaped ends the token.
+var (
+	rackToken       = regexp.MustCompile(`oxide-token-(\\+[!-~]|[!#-\[\]-~])*`)
+	rackTokenAsSent = regexp.MustCompile(`oxide-token-[!-~]*`)
+)
+
+// Plain converts untrusted text to one line of at most about 1000 bytes, valid UTF-8, without
+// tokens, and without marks that change the order of what is shown. The text may come from any
+// server that answered in the rack's place.
+func Plain(text string) string {
+	const most = 1000
+	// What is cut cannot begin a token: the part of one before the cut is replaced, too.
+	text = text[:min(len(text), 2*most)]
+	text = rackTokenAsSent.ReplaceAllString(strings.ToValidUTF8(text, "�"), "***")
+	text = strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) {
+			return ' '
+		}
+		return r
+	}, text)
+	if len(text) > most {
+		text = strings.ToValidUTF8(text[:most], "") + "…"
+	}
+	return strings.TrimSpace(text)
+}
+
+// WithoutTokens replaces what looks like a token of the rack with ***.
+func WithoutTokens(text string) string { return rackToken.ReplaceAllString(text, "***") }
+
+// WithoutPath removes the path from an error of the system, because the path is the operator's
+// value.
+func WithoutPath(err error) error {
+	var errno syscall.Errno
+	if errors.As(err, &errno) {
+		return errno
+	}
+	return err
+}
+
+// OutputTail returns the end of a program's output as one line.
+func OutputTail(output string) string {
+	const most = 300
+	words := strings.Join(strings.Fields(output), " ")
+	if words == "" {
+		return "no output"
+	}
+	if len(words) > most {
+		words = "…" + strings.ToValidUTF8(words[len(words)-most:], "")
+	}
+	return fmt.Sprintf("%q", words)
+}

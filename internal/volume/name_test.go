@@ -3,6 +3,7 @@ package volume
 import (
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"pgregory.net/rapid"
 )
@@ -77,5 +78,106 @@ func TestMessagesShowSizesAndObjectsTwice(t *testing.T) {
 		if test.got != test.want {
 			t.Errorf("got %q, want %q", test.got, test.want)
 		}
+	}
+}
+
+// legalTags draws tags of legal requests. Names of few kinds of characters are long once they are
+// encoded.
+func legalTags(t *rapid.T) (tag Tag, csiName string) {
+	some := rapid.SampledFrom([]rune("\t\n\r\"\\<>&\u2028\u2029ü日😀a"))
+	legal := rapid.OneOf(rapid.StringOfN(some, 1, 128, 128), rapid.StringN(1, 128, 128),
+		rapid.Map(some, func(r rune) string { return strings.Repeat(string(r), 128/utf8.RuneLen(r)) })).
+		Filter(func(name string) bool { return CheckName(name) == nil })
+	cluster := rapid.StringMatching(`([A-Za-z0-9][-A-Za-z0-9._]{61}[A-Za-z0-9])?`)
+	uuid := rapid.SampledFrom([]string{"", someID})
+	tag = Tag{
+		Name: legal.Draw(t, "name"), Cluster: cluster.Draw(t, "cluster"),
+		MkfsOptions: rapid.SampledFrom([]string{"", longestOptions}).Draw(t, "options"),
+		BlockSize:   rapid.SampledFrom(append(BlockSizes, 0)).Draw(t, "block size"),
+		Origin: rapid.SampledFrom([]string{"", OriginBlank, OriginSnapshot,
+			OriginImage}).Draw(t, "origin"),
+		Use: rapid.SampledFrom([]string{"", UseFilesystem, UseBlock, UseBoth}).Draw(t, "use"),
+		SourceBytes: rapid.SampledFrom([]int64{0, GiB, MaxDistributedBytes,
+			1 << 62}).Draw(t, "source"),
+		FilesystemUUID: uuid.Draw(t, "filesystem"),
+		Claim:          rapid.OneOf(rapid.Just(""), rapid.Just(longestClaim), legal).Draw(t, "claim"),
+	}
+	return tag, tag.Name
+}
+
+// longestOptions are all options of mkfs at once, more than any one filesystem has.
+const longestOptions = "bytesPerInode=67108864,fsBlockSize=4096,inodeSize=2048," +
+	"label=abcdefghijkl,nodeSize=65536,reflink=false,reservedPercent=50"
+
+// longestClaim has the longest namespace and name that Kubernetes allows.
+var longestClaim = strings.Repeat("n", 63) + "/" + strings.Repeat("c", 253)
+
+func TestADescriptionFitsIntoTheRacksColumn(t *testing.T) {
+	o, err := ParseMkfsOptions(longestOptions)
+	if err != nil || o.String() != longestOptions || len(o.chosen) != len(mkfsRules) {
+		t.Fatalf("the longest options are %q, %v", o, err)
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		tag, name := legalTags(t)
+		text := tag.Description()
+		got, ok := ParseTag(text)
+		if len(text) > 512 || !utf8.ValidString(text) || !ok {
+			t.Fatalf("%q has %d bytes, %t", text, len(text), ok)
+		}
+		if !got.IsOf(tag.Cluster, name) || !got.Names(DiskName(tag.Cluster, name)) {
+			t.Fatalf("%+v is not of %q", got, name)
+		}
+		for _, other := range []string{name + "x", name[:len(name)-1], got.Name + "…"} {
+			if got.IsOf(tag.Cluster, other) || got.Names(DiskName(tag.Cluster, other)) {
+				t.Fatalf("%+v is of %q", got, other)
+			}
+		}
+		if got.IsOf(tag.Cluster+"x", name) {
+			t.Fatalf("%+v is of another cluster", got)
+		}
+		if beginning, cut := strings.CutSuffix(got.Claim, "…"); got.Claim != tag.Claim &&
+			(len(text) < 512-25 && tag.Claim != "" || got.Claim != "" && !cut ||
+				!strings.HasPrefix(tag.Claim, beginning)) {
+			t.Fatalf("of the claim %q %q is kept, in %d bytes", tag.Claim, got.Claim, len(text))
+		}
+		if got.RackName != "" && got.Claim != "" {
+			t.Fatalf("%q has a label, but not the whole name", text)
+		}
+		got.Claim = tag.Claim
+		if got.RackName == "" && got != tag {
+			t.Fatalf("%+v became %+v", tag, got)
+		}
+		if got.RackName != "" && (len(text) < 512-6 || !strings.HasPrefix(name, got.Name)) {
+			t.Fatalf("of %q only %q is kept, in %d bytes", name, got.Name, len(text))
+		}
+		got.Name, got.RackName = tag.Name, ""
+		if got != tag {
+			t.Fatalf("besides the name, %+v became %+v", tag, got)
+		}
+	})
+}
+
+func TestADescriptionEscapesOnlyWhatJSONDemands(t *testing.T) {
+	want := `csi.oxide.computer {"name":"a<b>&ü\"\\\n","cluster":"blue"}`
+	tag := Tag{Name: "a<b>&ü\"\\\n", Cluster: "blue"}
+	if got := tag.Description(); got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+}
+
+func TestTagsOfEarlierVersionsStillCount(t *testing.T) {
+	for name, c := range map[string]struct{ description, csiName string }{
+		"with everything escaped": {`csi.oxide.computer {"name":"a\u003cb\u003e\u0026",` +
+			`"cluster":"blue","origin":"blank","use":"filesystem"}`, "a<b>&"},
+		"without use and origin": {`csi.oxide.computer {"name":"db","cluster":"blue"}`, "db"},
+	} {
+		tag, ok := ParseTag(c.description)
+		if !ok || !tag.IsOf("blue", c.csiName) || !tag.Names(DiskName("blue", c.csiName)) ||
+			tag.Names(DiskName("red", c.csiName)) || tag.IsOf("red", c.csiName) {
+			t.Errorf("%s: %s is %+v, %t", name, c.description, tag, ok)
+		}
+	}
+	if tag := (Tag{Name: "db", RackName: "csi-0000000000000000"}); tag.Names(DiskName("", "db")) {
+		t.Errorf("a name that was cut is taken for a whole one")
 	}
 }
