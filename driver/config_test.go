@@ -85,8 +85,7 @@ func TestB26MisconfigurationNamesTheVariableAndNeverItsValue(t *testing.T) {
 		{"a second socket beside CSI's", nil, []string{"--endpoint=unix:///csi/csi.sock",
 			"--liveness-endpoint=unix:///csi/liveness.sock"}, "OXIDE_LIVENESS_ENDPOINT"},
 		{"a bad leave socket", set("OXIDE_LEAVE_SOCKET", canary), nil, "OXIDE_LEAVE_SOCKET"},
-		{"a bad metrics address", set("OXIDE_METRICS_ADDRESS", canary), nil,
-			"OXIDE_METRICS_ADDRESS"},
+		{"a bad metrics address", set("OXIDE_METRICS_ADDRESS", canary), nil, "OXIDE_METRICS_ADDRESS"},
 		{"an unknown flag", nil, []string{"--token=" + canary}, "-token"},
 		{"a flag without a name", nil, []string{"--=" + canary}, "--help"},
 		{"a version that is asked for in words", nil, []string{"--version=" + canary}, "--help"},
@@ -100,8 +99,7 @@ func TestB26MisconfigurationNamesTheVariableAndNeverItsValue(t *testing.T) {
 			}
 			if text := err.Error(); !strings.Contains(text, test.want) ||
 				strings.Contains(text, "tweety") || strings.Contains(text, "\n") {
-				t.Errorf("got %q; it has to name %s, in one line, without the value", text,
-					test.want)
+				t.Errorf("got %q; it has to name %s, in one line, without the value", text, test.want)
 			}
 		})
 	}
@@ -110,8 +108,7 @@ func TestB26MisconfigurationNamesTheVariableAndNeverItsValue(t *testing.T) {
 func TestConfigurationHasDefaults(t *testing.T) {
 	c, err := ParseConfig(nil, goodEnv(nil), io.Discard)
 	must(t, err)
-	if c.Mode != ModeController || c.MaxDisks != 12 || c.SysfsRoot != "/sys" ||
-		c.DevRoot != "/dev" ||
+	if c.Mode != ModeController || c.MaxDisks != 12 || c.SysfsRoot != "/sys" || c.DevRoot != "/dev" ||
 		c.DeviceTimeout != 30*time.Second || c.LogLevel != slog.LevelInfo || c.LogJSON ||
 		c.MetricsAddress != "" || c.Topology != nil || c.TopologyInstance || c.declaresTopology() ||
 		c.Host != "https://silo.sys.example.com" {
@@ -178,8 +175,7 @@ func TestAHostIsAnAddress(t *testing.T) {
 
 func TestB23EverySettingHasAVariableAndIsInTheHelp(t *testing.T) {
 	var help bytes.Buffer
-	if _, err := ParseConfig([]string{"--help"}, goodEnv(nil), &help); !errors.Is(err,
-		flag.ErrHelp) {
+	if _, err := ParseConfig([]string{"--help"}, goodEnv(nil), &help); !errors.Is(err, flag.ErrHelp) {
 		t.Fatalf("got %v", err)
 	}
 	for _, s := range settings {
@@ -228,8 +224,7 @@ func TestB26RunFailsFastOnMisconfiguration(t *testing.T) {
 		var log bytes.Buffer
 		err := Run(t.Context(), c, &log)
 		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(),
-			"tweety") ||
-			strings.Contains(err.Error(), "\n") || log.Len() > 0 {
+			"tweety") || strings.Contains(err.Error(), "\n") || log.Len() > 0 {
 			t.Errorf("%s: got %v, and the log %q", want, err, log.String())
 		}
 	}

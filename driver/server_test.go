@@ -252,8 +252,7 @@ func TestB15EveryMessageIsRedacted(t *testing.T) {
 		message := kind.New()
 		plantCanaries(message, 5)
 		messages++
-		if text := (redacted{message.Interface()}).LogValue().String(); strings.Contains(text,
-			canary) {
+		if text := (redacted{message.Interface()}).LogValue().String(); strings.Contains(text, canary) {
 			t.Errorf("%s: %s", name, text)
 		}
 	}
@@ -358,11 +357,9 @@ func TestB1AndB2AndB5FieldLimits(t *testing.T) { // B-2, B-5
 	}{
 		{"a long id", &csi.DeleteVolumeRequest{VolumeId: long}, "volume_id"},
 		{"an id of 128 bytes", &csi.DeleteVolumeRequest{VolumeId: long[1:]}, ""},
-		{"bytes count, not letters", &csi.CreateVolumeRequest{Name: strings.Repeat("é", 65)},
-			"name"},
+		{"bytes count, not letters", &csi.CreateVolumeRequest{Name: strings.Repeat("é", 65)}, "name"},
 		{"a node's 256 bytes", &csi.ControllerPublishVolumeRequest{NodeId: long + long[2:]}, ""},
-		{"a node's 257 bytes", &csi.ControllerPublishVolumeRequest{NodeId: long + long[1:]},
-			"node_id"},
+		{"a node's 257 bytes", &csi.ControllerPublishVolumeRequest{NodeId: long + long[1:]}, "node_id"},
 		{"B-4 a long path", &csi.NodeStageVolumeRequest{StagingTargetPath: strings.Repeat("/abc",
 			300)}, ""},
 		{"large parameters", &csi.CreateVolumeRequest{Parameters: big}, "parameters"},

@@ -46,8 +46,7 @@ func TestD45SurroundingWhitespaceIsTrimmed(t *testing.T) {
 		}
 		if got.Host != want.Host || got.Token != want.Token || got.Project != want.Project ||
 			got.ClusterID != want.ClusterID || !got.LogJSON || got.MaxDisks != want.MaxDisks ||
-			got.InstanceID != want.InstanceID ||
-			got.Topology[0][volume.TopologyPrefix+"rack"] != "a" {
+			got.InstanceID != want.InstanceID || got.Topology[0][volume.TopologyPrefix+"rack"] != "a" {
 			t.Errorf("with %q at the end: got %+v", end, got)
 		}
 		audit, err := ParseAuditConfig([]string{"--kubectl"}, goodEnv(padded), io.Discard)

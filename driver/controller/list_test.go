@@ -350,14 +350,13 @@ func TestLV4AndLS4APageTakesTwoRequestsHoweverLongTheListIs(t *testing.T) {
 	for name, list := range pagedLists {
 		for _, project := range []string{racktest.ProjectID, "p", strings.Repeat("x", 63)} {
 			for _, most := range []int32{1, 7, 100} {
-				t.Run(fmt.Sprintf("%s of %.8s in pages of %d", name, project, most),
-					func(t *testing.T) {
-						rack := &longRack{project: project}
-						for n := range min(20*int(most)+3, 705) {
-							rack.items = append(rack.items, list.item(n))
-						}
-						walkAll(t, rack, list.call, most)
-					})
+				t.Run(fmt.Sprintf("%s of %.8s in pages of %d", name, project, most), func(t *testing.T) {
+					rack := &longRack{project: project}
+					for n := range min(20*int(most)+3, 705) {
+						rack.items = append(rack.items, list.item(n))
+					}
+					walkAll(t, rack, list.call, most)
+				})
 			}
 		}
 	}

@@ -246,7 +246,6 @@ func TestGetSnapshot(t *testing.T) { // LS-7
 		&csi.GetSnapshotRequest{SnapshotId: racktest.Snapshot})
 	must(t, err)
 	csitest.SameMessage(t, answer.GetSnapshot(), wantedSnapshot(false))
-	_, err = rackThat(t, noSnap).GetSnapshot(t.Context(),
-		&csi.GetSnapshotRequest{SnapshotId: racktest.Snapshot})
-	csitest.Want(t, err, codes.NotFound, csierr.SnapshotNotFound)
+	csitest.Want(t, csitest.Call(t.Context(), rackThat(t, noSnap),
+		&csi.GetSnapshotRequest{SnapshotId: racktest.Snapshot}), codes.NotFound, csierr.SnapshotNotFound)
 }

@@ -177,8 +177,7 @@ func TestCV19AnotherVolumeWithTheNameIsReported(t *testing.T) { // CV-19
 			r := createRequest()
 			r.CapacityRange = csitest.Range(10*volume.GiB, 10*volume.GiB)
 			c := rackThat(t, taken.To(postDisk), named("detached", change))
-			_, err := c.CreateVolume(t.Context(), r)
-			csitest.Want(t, err, codes.AlreadyExists, csierr.VolumeExists)
+			csitest.Want(t, csitest.Call(t.Context(), c, r), codes.AlreadyExists, csierr.VolumeExists)
 		})
 	}
 }
@@ -186,12 +185,10 @@ func TestCV19AnotherVolumeWithTheNameIsReported(t *testing.T) { // CV-19
 func TestCV20ADiskBeingCreatedIsAwaited(t *testing.T) {
 	c := rackThat(t, taken.To(postDisk), named("creating"), shown("creating"), free,
 		taken.To(postDisk), named("creating"))
-	_, err := c.CreateVolume(t.Context(), createRequest())
-	must(t, err)
+	must(t, csitest.Call(t.Context(), c, createRequest()))
 	ctx, cancel := context.WithTimeout(t.Context(), answerMargin)
 	defer cancel()
-	_, err = c.CreateVolume(ctx, createRequest())
-	csitest.Want(t, err, codes.Aborted, csierr.DiskBusy)
+	csitest.Want(t, csitest.Call(ctx, c, createRequest()), codes.Aborted, csierr.DiskBusy)
 }
 
 func TestFailedCreations(t *testing.T) {
@@ -296,8 +293,7 @@ func TestParametersReachTheDisk(t *testing.T) {
 					var got struct {
 						Backend map[string]any `json:"disk_backend"`
 					}
-					if err := json.Unmarshal(body, &got); err != nil ||
-						racktest.JSON(got.Backend) != test.want {
+					if err := json.Unmarshal(body, &got); err != nil || racktest.JSON(got.Backend) != test.want {
 						t.Errorf("the body is %s, %v", body, err)
 					}
 				}})...)

@@ -26,8 +26,7 @@ func TestParseBlkid(t *testing.T) {
 	}{
 		{output: "DEVNAME=/proc/self/fd/3\nTYPE=ext4\nUSAGE=filesystem\n", want: "ext4"},
 		{output: "DEVNAME=x\nPTTYPE=gpt\n", want: "a partition table (gpt)"},
-		{output: "LABEL=TYPE=xfs\nTYPE=swap\nPTTYPE=dos\n",
-			want: "swap and a partition table (dos)"},
+		{output: "LABEL=TYPE=xfs\nTYPE=swap\nPTTYPE=dos\n", want: "swap and a partition table (dos)"},
 		{output: "TYPE=\n", fails: true},
 		{output: "", fails: true},
 		{output: "DEVNAME=x\n", fails: true},

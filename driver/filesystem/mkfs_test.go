@@ -55,8 +55,7 @@ func TestMkfsMakesWhatIsAcceptedForTheSize(t *testing.T) {
 		for _, o := range c.options {
 			for _, others := range slices.Clone(combinations) {
 				for value := range strings.FieldsSeq(o.values) {
-					combinations = append(combinations,
-						strings.TrimPrefix(others+","+o.name+"="+value, ","))
+					combinations = append(combinations, strings.TrimPrefix(others+","+o.name+"="+value, ","))
 				}
 			}
 		}
@@ -94,8 +93,7 @@ func TestMkfsMakesWhatIsAcceptedForTheSize(t *testing.T) {
 		case err == nil && made != nil:
 			t.Errorf("%s with %q on %d GiB is accepted: %v: %s", c.fsType, c.options,
 				c.size/guesttest.GiB, made, out)
-		case err != nil && made == nil &&
-			number("bytesPerInode", 16384) >= 2*number("inodeSize", 256):
+		case err != nil && made == nil && number("bytesPerInode", 16384) >= 2*number("inodeSize", 256):
 			t.Errorf("%s with %q on %d GiB is refused, but mkfs makes it: %v", c.fsType, c.options,
 				c.size/guesttest.GiB, err)
 		case err == nil:
@@ -357,8 +355,7 @@ func TestTracesExplainTheGrowthOfExt(t *testing.T) {
 			guesttest.Run(t, "resize2fs", d.Loop, fmt.Sprint(end>>10, "K"))
 			own := expected{Growth: c.fsType, UUID: uuid.MustParse(zeroVolume)}
 			if at := firstUnexplained(t, d, c.from, own); at >= 0 {
-				t.Errorf("the byte at %d is not recognized: %x", at,
-					d.ReadAt(t, at&^(extBytes-1), extBytes))
+				t.Errorf("the byte at %d is not recognized: %x", at, d.ReadAt(t, at&^(extBytes-1), extBytes))
 			}
 			if at := firstUnexplained(t, d, end, expected{}); at >= 0 {
 				t.Errorf("resize2fs wrote at %d, where the records are", at)

@@ -119,8 +119,7 @@ func TestNoJournalIsReplayedToFindAFrozenFilesystem(t *testing.T) {
 				"conv=fsync", "status=none")
 			guesttest.Run(t, "cp", "--sparse=always", d.File, d.File+".cut")
 			csitest.Must(t, unix.Unmount(dir, 0))
-			guesttest.Run(t, "dd", "if="+d.File+".cut", "of="+d.Loop, "bs=1M", "conv=fsync",
-				"status=none")
+			guesttest.Run(t, "dd", "if="+d.File+".cut", "of="+d.Loop, "bs=1M", "conv=fsync", "status=none")
 			same := d.Same(t)
 			device := openLocked(t.Context(), t, g)
 			csitest.Must(t, thawUnmounted(slog.Default(), device))

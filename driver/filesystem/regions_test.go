@@ -121,8 +121,7 @@ func TestEverySuperblockCopyIsInARegion(t *testing.T) {
 		t.Run(fmt.Sprintf("xfs on %d MiB with %q", c.size/guesttest.MiB, c.args), func(t *testing.T) {
 			file := guesttest.New(t).Sparse(c.size)
 			guesttest.Run(t, "mkfs.xfs", append(append([]string{"-q"}, c.args...), file)...)
-			out := guesttest.Run(t, "xfs_db", "-r", "-c", "sb 0", "-c", "p agcount agblocks blocksize",
-				file)
+			out := guesttest.Run(t, "xfs_db", "-r", "-c", "sb 0", "-c", "p agcount agblocks blocksize", file)
 			n := numbers(t, out, ` = (\d+)`)
 			for group := range n[0] {
 				if !covered(markerRegions(c.size), group*n[1]*n[2]) {

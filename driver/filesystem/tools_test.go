@@ -102,16 +102,6 @@ func TestRunToolReturnsOutputAndExitCode(t *testing.T) {
 	}
 }
 
-func TestMissingTools(t *testing.T) {
-	if got := MissingTools(); len(got) != 0 {
-		t.Fatalf("missing here: %q", got)
-	}
-	t.Setenv("PATH", t.TempDir())
-	if got := MissingTools(); !slices.Equal(got, Tools) {
-		t.Fatalf("missing without a PATH: %q", got)
-	}
-}
-
 func TestMain(m *testing.M) { namespace.Main(m) }
 
 // openDisk returns an open blank disk of that size.

@@ -88,8 +88,7 @@ func TestFindUnexpected(t *testing.T) {
 			goleak.VerifyNone(t, before)
 		}()
 		_, err := findUnexpected(t.Context(), openDisk(t, guesttest.GiB), 0, guesttest.GiB,
-			traces{}.check,
-			func(int64) { panic("a bug") })
+			traces{}.check, func(int64) { panic("a bug") })
 		t.Errorf("got %v", err)
 	})
 }

@@ -252,7 +252,7 @@ func cutOff(t *testing.T, fsType string) testVolume {
 	return v
 }
 
-func TestAGrowthThatWasCutOffGoesOnOverNothingButItsOwnTraces(t *testing.T) {
+func TestAGrowthThatWasCutOffGoesOnOverNothingButItsOwnTraces(t *testing.T) { // NS-13
 	foreign := map[string][]byte{"": nil, "foreign data": []byte("what somebody else has written"),
 		// Their blocks have the UUID of their filesystem.
 		"another xfs": append([]byte("XFSB"), make([]byte, 508)...),

@@ -96,9 +96,8 @@ func TestNodeGetInfo(t *testing.T) { // NI-1, D-4, D-28, B-39, B-40
 		}
 	})
 	t.Run("NI-4 without an identity there is no answer", func(t *testing.T) {
-		_, err := (&Service{SysfsRoot: guesttest.Sysfs(t, nil)}).NodeGetInfo(t.Context(),
-			&csi.NodeGetInfoRequest{})
-		csitest.Want(t, err, codes.FailedPrecondition, csierr.InstanceUnknown)
+		csitest.Want(t, csitest.Call(t.Context(), (&Service{SysfsRoot: guesttest.Sysfs(t, nil)}),
+			&csi.NodeGetInfoRequest{}), codes.FailedPrecondition, csierr.InstanceUnknown)
 	})
 }
 
@@ -189,8 +188,7 @@ func TestNodeGetVolumeStats(t *testing.T) {
 					t.Fatalf("usage: %v", usage)
 				}
 				if b := usage[0]; b.GetTotal() < 350*guesttest.MiB || b.GetTotal() > 512*guesttest.MiB ||
-					b.GetUsed() < guesttest.MiB ||
-					b.GetAvailable() <= 0 || b.GetAvailable() > b.GetTotal() {
+					b.GetUsed() < guesttest.MiB || b.GetAvailable() <= 0 || b.GetAvailable() > b.GetTotal() {
 					t.Fatalf("bytes: %v", b)
 				}
 				if i := usage[1]; i.GetTotal() < 0 || i.GetUsed() < 0 || i.GetAvailable() < 0 {
@@ -245,9 +243,8 @@ func TestNodeGetVolumeHealth(t *testing.T) {
 	}
 	t.Run("NH-2 the node has to know the volume", func(t *testing.T) {
 		n := &Service{SysfsRoot: guesttest.Sysfs(t, nil)}
-		_, err := n.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: "v",
-			StagingTargetPath: "/no/such/path"})
-		csitest.Want(t, err, codes.NotFound, csierr.VolumeUnknownToNode)
+		csitest.Want(t, csitest.Call(t.Context(), n, &csi.NodeGetVolumeHealthRequest{VolumeId: "v",
+			StagingTargetPath: "/no/such/path"}), codes.NotFound, csierr.VolumeUnknownToNode)
 	})
 	t.Run("a volume is healthy, then read-only after errors, then without its device",
 		func(t *testing.T) {
@@ -285,10 +282,7 @@ func TestNodeGetVolumeHealth(t *testing.T) {
 }
 
 func TestInstanceID(t *testing.T) { // NI-1, D-28
-	const (
-		one = "5e3a9f62-7c1b-4e0b-9a3d-0f6f0c9b8a01"
-		two = "5e3a9f62-7c1b-4e0b-9a3d-0f6f0c9b8a02"
-	)
+	const one, two = "5e3a9f62-7c1b-4e0b-9a3d-0f6f0c9b8a01", "5e3a9f62-7c1b-4e0b-9a3d-0f6f0c9b8a02"
 	oxide := map[string]string{"sys_vendor": "Oxide\n", "product_name": "OxVM\n",
 		"product_serial": one + "\n", "product_uuid": one + "\n"}
 	for _, c := range []struct {
@@ -376,8 +370,7 @@ func FuzzMetadata(f *testing.F) {
 		if (id == "") == (err == nil) || strings.ContainsAny(id, "\n") {
 			t.Fatalf("parseMetadata(%q) = %q, %v", b, id, err)
 		}
-		if err == nil && (!bytes.Contains(b, []byte(id)) ||
-			!bytes.Contains(b, []byte(InstanceIDKey))) {
+		if err == nil && (!bytes.Contains(b, []byte(id)) || !bytes.Contains(b, []byte(InstanceIDKey))) {
 			t.Fatalf("parseMetadata(%q) = %q", b, id)
 		}
 		more, moreErr := parseMetadata(append(bytes.Clone(b), "\n# a comment\nOTHER=x\n"...))

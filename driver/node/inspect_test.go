@@ -100,103 +100,90 @@ func TestAnInspectionChangesNothingAndWaitsForNothing(t *testing.T) {
 	must(t, err)
 	defer func() { _ = locked.Close() }()
 	must(t, unix.Flock(int(locked.Fd()), unix.LOCK_EX))
-	before, mounts := digest(t, v.guest.state), guesttest.Mounts(t, v.guest.Dir)
+	before, same := digest(t, v.guest.state), v.guest.mounts()
 	r := v.guest.inspect()
 	if len(r.Volumes) != 1 || len(r.Volumes[0].Filesystems) != 1 || r.Volumes[0].Unseen != nil {
 		t.Errorf("got %+v", r.Volumes)
 	}
-	if digest(t, v.guest.state) != before ||
-		strings.Join(guesttest.Mounts(t, v.guest.Dir), "\n") != strings.Join(mounts, "\n") {
+	if same(); digest(t, v.guest.state) != before {
 		t.Error("something has changed")
 	}
 	must(t, locked.Close())
 	must(t, v.unstage())
 	must(t, os.RemoveAll(v.guest.state))
-	disk := v.disk.Digest(t) // the kernel changes that of a mounted filesystem at any time
+	sameBytes := v.disk.Same(t) // the kernel changes that of a mounted filesystem at any time
 	if v.guest.inspect(inspection.Asked{ID: v.ID}); len(v.guest.records()) != 0 {
 		t.Errorf("made %q", v.guest.records())
 	}
-	if v.disk.Digest(t) != disk {
-		t.Error("the disk has changed")
-	}
+	sameBytes()
 	if _, err := os.Stat(v.guest.state); !os.IsNotExist(err) {
 		t.Errorf("the state directory: %v", err)
 	}
 }
 
 func TestAnInspectionFindsWhatIsMissingOrWrong(t *testing.T) {
-	t.Run("a volume that was never here", func(t *testing.T) {
-		g := statefulGuest(t)
-		got := g.inspect(inspection.Asked{ID: "0b54dc0e-93a4-4f5f-8f5d-000000000001"}).Volumes[0]
-		if got.Serial != "" || got.Record != nil || len(got.Devices)+len(got.Mounts) != 0 {
-			t.Errorf("got %+v", got)
-		}
-	})
-	t.Run("a device that became read-only under its mount", func(t *testing.T) {
-		v := statefulGuest(t).disk(16, volume.Ext4)
-		must(t, v.stage())
-		device, err := os.Open(filepath.Join(v.guest.Dir, "dev", v.disk.Name))
-		must(t, err)
-		defer func() { _ = device.Close() }()
-		must(t, unix.IoctlSetPointerInt(int(device.Fd()), unix.BLKROSET, 1))
-		defer func() { _ = unix.IoctlSetPointerInt(int(device.Fd()), unix.BLKROSET, 0) }()
-		got := v.guest.inspect(inspection.Asked{ID: v.ID}).Volumes[0]
-		if !got.Devices[0].ReadOnly || len(got.Mounts) == 0 || !got.Mounts[0].Writable {
-			t.Errorf("got %+v", got)
-		}
-	})
-	t.Run("a disk that the request names", func(t *testing.T) {
-		v := statefulGuest(t).disk(16, volume.Ext4)
-		got := v.guest.inspect(inspection.Asked{ID: v.ID, Disk: v.Name + "-and-more"}).Volumes[0]
-		if got.Serial != v.Name || len(got.Devices) != 1 || len(got.Filesystems) != 0 {
-			t.Errorf("got %+v", got)
-		}
-	})
-	t.Run("two devices with the serial", func(t *testing.T) {
-		v := statefulGuest(t).disk(16, volume.Ext4)
-		must(t, v.stage())
-		v.guest.Attach(guesttest.Serial, 16*guesttest.MiB)
-		got := v.guest.inspect(inspection.Asked{ID: v.ID}).Volumes[0]
-		if len(got.Devices) != 2 || len(got.Filesystems) != 0 || len(got.Mounts) != 0 {
-			t.Errorf("got %+v", got)
-		}
-	})
-	t.Run("a device that is gone", func(t *testing.T) {
-		v := statefulGuest(t).disk(16, volume.Ext4)
-		must(t, v.stage())
-		v.guest.Unplug(v.disk)
-		got := v.guest.inspect(inspection.Asked{ID: v.ID}).Volumes[0]
-		if got.Record == nil || len(got.Devices) != 0 {
-			t.Errorf("got %+v", got)
-		}
-		v.guest.Plug(v.disk)
-	})
-	t.Run("a device without its node", func(t *testing.T) {
-		v := statefulGuest(t).disk(16, volume.Ext4)
-		must(t, os.Remove(v.guest.Dev(v.disk.Name)))
-		got := v.guest.inspect(inspection.Asked{ID: v.ID, Disk: v.Name}).Volumes[0]
-		if len(got.Devices) != 1 || len(got.Problems) != 1 ||
-			got.Problems[0].Reason != csierr.DeviceNotFound ||
-			inspection.WhyUnseen(got.Unseen, inspection.PartFilesystem) == "" {
-			t.Errorf("got %+v", got)
-		}
-	})
-	t.Run("a record that makes no sense", func(t *testing.T) {
-		v := statefulGuest(t).disk(16, volume.Ext4)
-		must(t, os.MkdirAll(v.guest.state, 0o700))
-		must(t, os.WriteFile(filepath.Join(v.guest.state, v.ID+".json"), []byte("{"), 0o600))
-		got := v.guest.inspect(inspection.Asked{ID: v.ID}).Volumes[0]
-		if got.Record != nil || inspection.WhyUnseen(got.Unseen, inspection.PartRecord) == "" {
-			t.Errorf("got %+v", got)
-		}
-	})
-	t.Run("no sysfs", func(t *testing.T) {
-		g := statefulGuest(t)
-		must(t, os.RemoveAll(g.Sys("block")))
-		if r := g.inspect(); inspection.WhyUnseen(r.Unseen, inspection.PartDevices) == "" {
-			t.Errorf("got %+v", r)
-		}
-	})
+	for name, c := range map[string]struct {
+		staged bool
+		disk   string // that the request names
+		act    func(t *testing.T, v testVolume)
+		right  func(v testVolume, got inspection.Volume) bool
+	}{
+		"a volume that was never here": {false, "", func(*testing.T, testVolume) {},
+			func(_ testVolume, got inspection.Volume) bool {
+				return got.Serial == "" && got.Record == nil && len(got.Devices)+len(got.Mounts) == 0
+			}},
+		"a device that became read-only under its mount": {true, "", func(t *testing.T, v testVolume) {
+			guesttest.Run(t, "blockdev", "--setro", v.disk.Loop)
+			t.Cleanup(func() { guesttest.Run(t, "blockdev", "--setrw", v.disk.Loop) })
+		}, func(_ testVolume, got inspection.Volume) bool {
+			return got.Devices[0].ReadOnly && len(got.Mounts) > 0 && got.Mounts[0].Writable
+		}},
+		"a disk that the request names": {false, guesttest.Serial + "-and-more",
+			func(*testing.T, testVolume) {}, func(v testVolume, got inspection.Volume) bool {
+				return got.Serial == v.Name && len(got.Devices) == 1 && len(got.Filesystems) == 0
+			}},
+		"two devices with the serial": {true, "", func(_ *testing.T, v testVolume) {
+			v.guest.Attach(guesttest.Serial, 16*guesttest.MiB)
+		}, func(_ testVolume, got inspection.Volume) bool {
+			return len(got.Devices) == 2 && len(got.Filesystems)+len(got.Mounts) == 0
+		}},
+		"a device that is gone": {true, "", func(t *testing.T, v testVolume) {
+			v.guest.Unplug(v.disk)
+			t.Cleanup(func() { v.guest.Plug(v.disk) })
+		}, func(_ testVolume, got inspection.Volume) bool {
+			return got.Record != nil && len(got.Devices) == 0
+		}},
+		"a device without its node": {false, guesttest.Serial, func(t *testing.T, v testVolume) {
+			must(t, os.Remove(v.guest.Dev(v.disk.Name)))
+		}, func(_ testVolume, got inspection.Volume) bool {
+			return len(got.Devices) == 1 && len(got.Problems) == 1 &&
+				got.Problems[0].Reason == csierr.DeviceNotFound &&
+				inspection.WhyUnseen(got.Unseen, inspection.PartFilesystem) != ""
+		}},
+		"a record that makes no sense": {false, "", func(t *testing.T, v testVolume) {
+			must(t, os.MkdirAll(v.guest.state, 0o700))
+			must(t, os.WriteFile(filepath.Join(v.guest.state, v.ID+".json"), []byte("{"), 0o600))
+		}, func(_ testVolume, got inspection.Volume) bool {
+			return got.Record == nil && inspection.WhyUnseen(got.Unseen, inspection.PartRecord) != ""
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := statefulGuest(t).disk(16, volume.Ext4)
+			if c.staged {
+				must(t, v.stage())
+			}
+			c.act(t, v)
+			r := v.guest.inspect(inspection.Asked{ID: v.ID, Disk: c.disk})
+			if got := r.Volumes[0]; !c.right(v, got) {
+				t.Errorf("got %+v", got)
+			}
+		})
+	}
+	g := statefulGuest(t)
+	must(t, os.RemoveAll(g.Sys("block")))
+	if r := g.inspect(); inspection.WhyUnseen(r.Unseen, inspection.PartDevices) == "" {
+		t.Errorf("without sysfs: got %+v", r)
+	}
 }
 
 func TestAnInspectionShowsWhatWasBegunAndNotEnded(t *testing.T) {

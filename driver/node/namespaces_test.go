@@ -250,8 +250,7 @@ func TestUP6ATargetThatAnotherMountNamespaceHasIsNotRemoved(t *testing.T) {
 			must(t, v.publish("pod"))
 			n := inNamespace(t, "private", "")
 			before := n.mounts(v.guest.Dir)
-			csitest.Want(t, v.unpublishSoon("pod"), codes.Internal, csierr.StillMounted,
-				strconv.Itoa(n.pid))
+			csitest.Want(t, v.unpublishSoon("pod"), codes.Internal, csierr.StillMounted, strconv.Itoa(n.pid))
 			// The same holds when nothing is mounted here: the kernel would unmount it there with the path.
 			guesttest.Run(t, "umount", v.guest.path("pod"))
 			csitest.Want(t, v.unpublishSoon("pod"), codes.Internal, csierr.StillMounted)

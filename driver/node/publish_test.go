@@ -98,12 +98,10 @@ func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) { // D-29
 	}{
 		{"an ext4 that is read-only after errors", volume.Ext4, breakExt},
 		{"an ext4 that was shut down", volume.Ext4, func(t *testing.T, v testVolume) {
-			shutDown(t,
-				v.staging())
+			shutDown(t, v.staging())
 		}},
 		{"an xfs that was shut down", volume.XFS, func(t *testing.T, v testVolume) {
-			shutDown(t,
-				v.staging())
+			shutDown(t, v.staging())
 		}},
 		{"an ext4 whose disk went and came back", volume.Ext4, forceDetach},
 		{"an xfs whose disk went and came back", volume.XFS, forceDetach},

@@ -256,8 +256,7 @@ func TestNU5ACallThatIsRefusedLeavesTheRecordAsItIs(t *testing.T) {
 	}
 	asFilesystem := func(v, _ testVolume) testVolume { v.FSType = volume.Ext4; return v }
 	ofAnother := func(v, other testVolume) testVolume {
-		v.disk, v.Name = other.disk,
-			other.Name
+		v.disk, v.Name = other.disk, other.Name
 		return v
 	}
 	for name, change := range map[string]func(v, other testVolume) testVolume{

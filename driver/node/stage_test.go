@@ -223,8 +223,7 @@ func TestNodeStageVolumeMountsAsAsked(t *testing.T) { // D-30
 		table, err := mount.ReadTable()
 		must(t, err)
 		top := table.Top(v.staging())
-		if got := mount.Flags(top); !slices.Equal(got,
-			[]string{"noatime", "nodev", "nosuid", "sync"}) {
+		if got := mount.Flags(top); !slices.Equal(got, []string{"noatime", "nodev", "nosuid", "sync"}) {
 			t.Fatalf("flags are %q", got)
 		}
 		if !strings.Contains(top.VFSOptions, "data=journal") {
@@ -311,17 +310,6 @@ func TestNodeStageVolumeMountsAsAsked(t *testing.T) { // D-30
 		must(t, csitest.Call(ctx, v.guest.node(), v.stageRequest()))
 		must(t, v.stage())
 	})
-	t.Run("D-2 a static volume with a filesystem needs nothing but the disk's name",
-		func(t *testing.T) {
-			g := newGuest(t)
-			v := g.volume(g.Attach("my-data", 8*guesttest.MiB), "")
-			v.Static = true
-			same := v.disk.Same(t)
-			csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DiskSizeUnknown)
-			same()
-			guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
-			must(t, v.stage())
-		})
 	t.Run("E-6 a read-only disk is mounted read-only and published so only", func(t *testing.T) {
 		for _, fsType := range volume.Filesystems {
 			g := newGuest(t)

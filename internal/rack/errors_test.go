@@ -8,7 +8,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"io"
 	"math/big"
 	"net/http"
 	"net/http/httptest"
@@ -152,14 +151,6 @@ func TestOX9AnErrorNamesTheProxyAndItsVariable(t *testing.T) {
 	}
 }
 
-func TestOX9AnUntrustedCertificateIsUnavailable(t *testing.T) {
-	server := httptest.NewTLSServer(http.NotFoundHandler())
-	server.Config.ErrorLog = nil
-	t.Cleanup(server.Close)
-	csitest.Want(t, viewing(t.Context(), clientFor(t, server.URL)), codes.Unavailable,
-		csierr.RackUnavailable, "certificate")
-}
-
 func TestOX11TheCallersDeadlineLimitsEveryRequest(t *testing.T) { // OX-11
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
 	defer cancel()
@@ -183,17 +174,6 @@ func TestOX11ACallThatEndsAtItsDeadlineIsDeadlineExceeded(t *testing.T) {
 			t.Errorf("canceled %s before the deadline: got %s, want %s", left, got, want)
 		}
 	}
-}
-
-func TestATruncatedErrorMessageIsRetryable(t *testing.T) {
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Length", "500")
-		w.WriteHeader(http.StatusBadRequest)
-		_, _ = io.WriteString(w, `{"request_id":"r-1","error_code":"ObjectAl`)
-	}))
-	t.Cleanup(server.Close)
-	csitest.Want(t, viewing(t.Context(), clientFor(t, server.URL)), codes.Unavailable,
-		csierr.RackUnavailable)
 }
 
 const postDisk = "POST /v1/disks"

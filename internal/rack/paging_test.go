@@ -30,8 +30,7 @@ func TestLV2AStartingTokenContainsTheRacksToken(t *testing.T) {
 			racktest.Disk + `"}}`))
 	token := packToken(racktest.Project, racktest.Disk, page)
 	if after, got, ok := unpackToken(racktest.Project,
-		token); !ok || after != racktest.Disk || got != page ||
-		len(token) > volume.MaxStringBytes {
+		token); !ok || after != racktest.Disk || got != page || len(token) > volume.MaxStringBytes {
 		t.Errorf("%q becomes %q, which is %q, %q, %t", page, token, after, got, ok)
 	}
 	for _, bad := range []string{token + "A", token[:len(token)-4], racktest.Disk + ".",

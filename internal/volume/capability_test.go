@@ -74,8 +74,7 @@ func TestCV4AndCV5Capabilities(t *testing.T) {
 			if p.Malformed != test.malformed || p.Unsupported != test.unsupported {
 				t.Fatalf("got %+v", p)
 			}
-			if (p.Message == "") != (p == CapabilityFault{}) || strings.Contains(p.Message,
-				"tweety") {
+			if (p.Message == "") != (p == CapabilityFault{}) || strings.Contains(p.Message, "tweety") {
 				t.Errorf("the message is %q", p.Message)
 			}
 		})
@@ -128,9 +127,7 @@ func TestCV11AndCV12DiskSize(t *testing.T) {
 		{"negative limit", csitest.Range(0, -1), 0, 0, codes.InvalidArgument},
 		{"CV-17 a source without a range", nil, 4 * GiB, 4, 0},
 		{"CV-17 a source in a larger volume", csitest.Range(6*GiB, 0), 4 * GiB, 6, 0},
-		{"E-25 a source above required and below the limit", csitest.Range(GiB, 9*GiB),
-			4 * GiB,
-			4, 0},
+		{"E-25 a source above required and below the limit", csitest.Range(GiB, 9*GiB), 4 * GiB, 4, 0},
 		{"CV-17 a source above the limit", csitest.Range(0, 3*GiB), 4 * GiB, 0, codes.OutOfRange},
 		{"a source with only a limit", csitest.Range(0, 90*GiB), 4 * GiB, 4, 0},
 		{"an image that is no whole GiB", nil, GiB + 512, 2, 0},

@@ -123,8 +123,7 @@ func FuzzCapacityRange(f *testing.F) {
 		possible := least.Cmp(big.NewInt(most)) <= 0
 		switch {
 		case err != nil && possible:
-			t.Fatalf("from %d to %d on %d bytes: %s would do, but: %v", required, limit, floor,
-				least, err)
+			t.Fatalf("from %d to %d on %d bytes: %s would do, but: %v", required, limit, floor, least, err)
 		case err != nil:
 			csitest.Presentable(t, err, codes.OutOfRange)
 		case !possible, size%GiB != 0, !r.Contains(size), size < floor, size > p.Largest():

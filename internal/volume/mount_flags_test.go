@@ -19,14 +19,11 @@ func TestParseMountFlags(t *testing.T) {
 		want  MountOptions
 		shown []string
 	}{
-		{"noatime", MountOptions{Attr: attrNoAtime, AtimeChosen: true},
-			[]string{"noatime"}},
-		{"noatime|strictatime", MountOptions{Attr: attrStrictAtime, AtimeChosen: true},
-			nil},
+		{"noatime", MountOptions{Attr: attrNoAtime, AtimeChosen: true}, []string{"noatime"}},
+		{"noatime|strictatime", MountOptions{Attr: attrStrictAtime, AtimeChosen: true}, nil},
 		{"noatime|relatime", MountOptions{AtimeChosen: true}, []string{"relatime"}},
-		{"nosuid,nodev|noexec|nosymfollow",
-			MountOptions{Attr: attrNoSUID | attrNoDev | attrNoExec |
-				attrNoSymFollow},
+		{"nosuid,nodev|noexec|nosymfollow", MountOptions{Attr: attrNoSUID | attrNoDev | attrNoExec |
+			attrNoSymFollow},
 			[]string{"nodev", "noexec", "nosuid", "nosymfollow", "relatime"}},
 		{"nosuid|suid", MountOptions{}, []string{"relatime"}},
 		{"ro", MountOptions{Attr: AttrReadOnly, Super: []string{"ro"}}, []string{"relatime",

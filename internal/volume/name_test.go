@@ -55,17 +55,6 @@ func TestANameHasAtMost128Bytes(t *testing.T) { // B-1
 
 const someID = "6a3e0f2c-7e5c-4b7a-9a52-0a4c9a1f0b01"
 
-func TestDiskSerial(t *testing.T) {
-	for in, want := range map[string]string{
-		"db": "db", "csi-0123456789abcdef": "csi-0123456789abcdef",
-		"csi-0123456789abcdef-more": "csi-0123456789abcdef",
-	} {
-		if got := Serial(in); got != want {
-			t.Errorf("Serial(%q) = %q, want %q", in, got, want)
-		}
-	}
-}
-
 func TestMessagesShowSizesAndObjectsTwice(t *testing.T) {
 	for _, test := range []struct{ got, want string }{
 		{SizeText(10 * GiB), "10 GiB (10737418240 bytes)"},

@@ -24,8 +24,7 @@ func TestD17TheExampleOfTheRFD(t *testing.T) {
 	}{
 		{"available in Z3", []string{"region=R1,zone=Z3"}, "Z3"},
 		{"falls back to Z2", []string{"region=R1,zone=Z2"}, "Z2"},
-		{"prefers Z3 where both are reached", []string{"region=R1,zone=Z2", "region=R1,zone=Z3"},
-			"Z3"},
+		{"prefers Z3 where both are reached", []string{"region=R1,zone=Z2", "region=R1,zone=Z3"}, "Z3"},
 		{"never elsewhere", []string{"region=R1,zone=Z4"}, ""},
 		{"another region's Z3 is elsewhere", []string{"region=R2,zone=Z3"}, ""},
 	} {
