@@ -78,7 +78,7 @@ E2E      = $(PLAIN) $(GO) run ./e2e/run $(if $(FOCUS),-focus '$(FOCUS)') $(if $(
 .PHONY: vm vm-image rehearsal check mutants size fmt lint vulncheck manifests schema clients release release-check clean under-test testrun times ci
 
 # The proofs of data safety, each a package below proofs/ and a target here.
-PROOFS   = corpus crash powercut faults model concurrency fuzz nodes
+PROOFS   = corpus crash powercut faults model concurrency nodes
 # A soak also runs the packages whose tests have a long form.
 SOAKED   = $(PROOFS:%=./proofs/%) ./conformance ./conformance/data ./conformance/rules ./driver/filesystem
 # The programs that the suite and the proofs start, built once for all packages: without the race
@@ -103,7 +103,7 @@ WHOLE    = $(or $(ONLY),$(shell grep -rlE 'short\.(Some|Left|Skip)|testing\.Shor
 RACED    = ./driver% ./keeper% ./internal% ./simulator% ./proofs/concurrency ./proofs/model ./sanity ./conformance/rules
 UNITS    = ./driver/... ./keeper/... ./internal/... ./simulator/... ./loopdev/... ./harness/... \
 	./operate/... ./cmd/... ./conformance/guest ./conformance/report
-disks    = ./proofs/corpus ./proofs/powercut ./proofs/fuzz
+disks    = ./proofs/corpus ./proofs/powercut
 calls    = ./proofs/crash ./proofs/faults ./proofs/model ./proofs/concurrency ./proofs/nodes
 others   = $(filter-out $(disks) $(calls),$(WHOLE))
 CHOSEN   = $(if $(PART),$($(PART)),$(WHOLE))
@@ -155,7 +155,10 @@ proofs: testrun ## developer: all that `make test` leaves out: SEED=7, ONLY=./pr
 		$(if $(strip $(ISRACED)),$(BUILDRACE) || exit 1; $(call TESTSUM,raced) $(WITHRACE) -json $(ISRACED) || failed=1;) \
 		$(MAKES) $(SUMMARY); exit $$failed
 
-.PHONY: $(PROOFS)
+.PHONY: $(PROOFS) fuzz
+fuzz: # fuzz what parses foreign bytes; go test runs its seeds: DURATION=10m
+	@$(PLAIN) PROOF_SEED=$(SEED) tools/fuzz $(DURATION)
+
 $(PROOFS): under-test
 	$(if $(RACE)$(filter $(RACED),./proofs/$@),$(BUILDRACE) && $(WITHRACE),$(TESTS)) -v ./proofs/$@
 
@@ -165,8 +168,9 @@ soak: under-test ## CI: the proofs in their long form, in turn: DURATION=2h SEED
 	@rm -f .cache/figures
 	@for proof in $(SOAKED); do \
 		echo "soak: $$proof, its share of $(DURATION)"; \
-		PROOF_FIGURES=$(CURDIR)/.cache/figures PROOF_DURATION=$(DURATION) PROOF_SHARES=$(words $(SOAKED)) $(WITHRACE) -timeout=0 -v $$proof || exit 1; \
+		PROOF_FIGURES=$(CURDIR)/.cache/figures PROOF_DURATION=$(DURATION) PROOF_SHARES=$(words $(SOAKED) fuzz) $(WITHRACE) -timeout=0 -v $$proof || exit 1; \
 	done
+	@$(PLAIN) PROOF_FIGURES=$(CURDIR)/.cache/figures PROOF_SEED=$(SEED) tools/fuzz $(DURATION) $(words $(SOAKED) fuzz)
 	@cat .cache/figures
 
 ci: # what CI runs

@@ -87,9 +87,6 @@ func (p *Proof) Short() bool { return testing.Short() && !p.Long() }
 // limit; the proof does a fixed amount of work.
 func (p *Proof) Over() bool { return p.Long() && time.Since(p.start) >= p.duration }
 
-// Duration returns the time of the long form, or 0 without PROOF_DURATION.
-func (p *Proof) Duration() time.Duration { return p.duration }
-
 // Rand returns the proof's only source of random numbers. It is not safe for use by several
 // goroutines.
 func (p *Proof) Rand() *rand.Rand { return p.rand }

@@ -4,7 +4,6 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
@@ -37,9 +36,9 @@ func TestTheEnvironmentSetsTheSeedAndTheFormOfAProof(t *testing.T) {
 	if p.Seed != 7 || !p.Long() || p.Over() {
 		t.Errorf("seed %d, long %t, over %t; want 7, true, false", p.Seed, p.Long(), p.Over())
 	}
-	t.Setenv("PROOF_SHARES", "6")
-	if got := proof.New(t, "some-proof").Duration(); got != 10*time.Minute {
-		t.Errorf("a sixth of an hour is %s, want 10m", got)
+	t.Setenv("PROOF_SHARES", "3600000000000")
+	if p := proof.New(t, "some-proof"); !p.Long() || !p.Over() {
+		t.Errorf("a nanosecond: long %t, over %t; want true, true", p.Long(), p.Over())
 	}
 	t.Setenv("PROOF_SEED", "")
 	t.Setenv("PROOF_DURATION", "")
