@@ -13,7 +13,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/namespace"
 )
+
+func TestMain(m *testing.M) { namespace.Main(m) }
 
 // The limits of these controllers, which are shorter than the driver's own. A late effect comes
 // within the late limit. Another controller leads after the lease, which is longer than a call may

@@ -14,7 +14,9 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 )
@@ -194,6 +196,9 @@ func (v *life) detachByHand(ctx context.Context) func() {
 	}
 }
 
+// method is a method of one of the driver's clients.
+type method[Req, Resp any] func(context.Context, Req, ...grpc.CallOption) (Resp, error)
+
 // call makes a call until it is OK, as an orchestrator does, or ends with a final code; or only
 // once. If the leader stands still, the other one is asked after the lease.
 func call[Req, Resp any](ctx context.Context, v *life, once bool,
@@ -218,7 +223,7 @@ func call[Req, Resp any](ctx context.Context, v *life, once bool,
 		}
 		cancel()
 		if err == nil || once || !slices.Contains([]codes.Code{codes.Aborted, codes.Unavailable,
-			codes.Canceled, codes.DeadlineExceeded}, codeOf(err)) {
+			codes.Canceled, codes.DeadlineExceeded}, status.Code(err)) {
 			return answer, err
 		}
 		select {

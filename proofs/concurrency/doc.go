@@ -1,5 +1,4 @@
-// Package concurrency proves that any number of callers see one state. Many processes and many
-// callers work at once, on one volume and on many. For each name they leave one disk with one
-// filesystem, and one mount at each path, and when they are done they leave nothing. Three
-// other disks of a node do not change meanwhile.
+// Package concurrency proves what calls may do to each other: nothing that was acknowledged is
+// undone by an answer that is missing, late or wrong, or by another controller, and a disk in
+// trouble holds up only its own volume. Many callers at once are a test of package model.
 package concurrency

@@ -18,6 +18,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
@@ -117,30 +118,95 @@ func TestTheProofNoticesADriverThatWaitsForAnotherVolume(t *testing.T) {
 
 // neighbours are volumes of one node.
 type neighbours struct {
-	*environment
-	node *harness.Plugin
+	*proof.Environment
+	t          *testing.T
+	controller csi.ControllerClient
+	node       *harness.Plugin
 	// limit is how long a call may take if it does not have to wait.
 	limit                 time.Duration
 	lives, stuck, threads int
-	troubled              []*placement
+	troubled              []*neighbour
 	threadsBefore         int
 	end                   []func()
 }
 
+// newNeighbours starts a rack whose disks can hang, with a driver in one of its instances.
 func newNeighbours(t *testing.T, options harness.PluginOptions, limit time.Duration) *neighbours {
 	t.Helper()
-	env := newEnvironment(t, proof.New(t, "neighbours"), options, "--disks=fuse")
-	return &neighbours{environment: env, node: env.nodes[0], limit: limit}
+	env, err := proof.New(t, "neighbours").StartEnvironment(t.Context(), harness.RunFor(t),
+		harness.RackOptions{Args: []string{"--disks=fuse"}}, "", proof.BtrfsMember)
+	csitest.Must(t, err)
+	controller, err := env.StartPlugin(t.Context(),
+		harness.PluginOptions{Mode: harness.ModeController})
+	csitest.Must(t, err)
+	options.Mode = harness.ModeNode
+	node, err := env.StartPlugin(t.Context(), options)
+	csitest.Must(t, err)
+	csitest.Must(t, env.TakeBaseline(t.Context()))
+	return &neighbours{Environment: env, t: t, controller: controller.Controller(), node: node,
+		limit: limit}
+}
+
+// converge repeats a call until it is OK.
+func (n *neighbours) converge(call func(context.Context) error) {
+	n.t.Helper()
+	err := harness.Await(n.t.Context(), 2*time.Minute, func() error { return call(n.t.Context()) })
+	if err != nil {
+		n.t.Errorf("a call does not converge: %v", err)
+	}
+}
+
+// neighbour is a volume on the node.
+type neighbour struct {
+	harness.Placement
+	n *neighbours
+}
+
+func (p *neighbour) stage(ctx context.Context) error   { return p.Stage(ctx, p.n.node.Node()) }
+func (p *neighbour) unstage(ctx context.Context) error { return p.Unstage(ctx, p.n.node.Node()) }
+func (p *neighbour) publish(ctx context.Context) error { return p.Publish(ctx, p.n.node.Node()) }
+func (p *neighbour) unpublish(ctx context.Context) error {
+	return p.Unpublish(ctx, p.n.node.Node())
+}
+
+// data is what the volume's workload writes.
+func (p *neighbour) data() harness.Data {
+	return harness.Data{Rack: p.n.Rack, Target: p.Target, Raw: p.Capability.GetBlock() != nil,
+		Seed: 1, PieceBytes: 4096}
 }
 
 // attach creates a volume and attaches it to the node.
-func (n *neighbours) attach(name, fsType string) *placement {
-	ctx := n.t.Context()
-	capability := harness.InMode(oneWriter, harness.Access(fsType))
-	volume := n.created(ctx, harness.CreateRequest(name, capability))
-	req := harness.PublishRequest(volume, n.node.Instance.ID)
-	req.VolumeCapability = capability
-	return n.newPlacement(n.node, volume, n.attached(ctx, req), capability)
+func (n *neighbours) attach(name, fsType string) *neighbour {
+	capability := harness.Access(fsType)
+	p := &neighbour{n: n, Placement: harness.Placement{Capability: capability,
+		Staging: n.node.Kubelet(name, "globalmount"), Target: n.node.Kubelet(name, "pod", "mount")}}
+	csitest.Must(n.t, p.MakeDirs())
+	n.converge(func(ctx context.Context) error {
+		made, err := n.controller.CreateVolume(ctx, harness.CreateRequest(name, capability))
+		p.Volume = made.GetVolume()
+		return err
+	})
+	n.converge(func(ctx context.Context) error {
+		req := harness.PublishRequest(p.Volume, n.node.Instance.ID)
+		req.VolumeCapability = capability
+		said, err := n.controller.ControllerPublishVolume(ctx, req)
+		p.PublishContext = said.GetPublishContext()
+		return err
+	})
+	return p
+}
+
+// remove detaches and deletes a volume.
+func (p *neighbour) remove() {
+	p.n.converge(func(ctx context.Context) error {
+		_, err := p.n.controller.ControllerUnpublishVolume(ctx, harness.UnpublishRequest(p.Volume, ""))
+		return err
+	})
+	p.n.converge(func(ctx context.Context) error {
+		_, err := p.n.controller.DeleteVolume(ctx,
+			&csi.DeleteVolumeRequest{VolumeId: p.Volume.GetVolumeId()})
+		return err
+	})
 }
 
 // call makes a call that must end within the limit, and reports whether it did.
@@ -162,22 +228,21 @@ var kinds = []string{"ext4", "xfs", "btrfs", "block"}
 // how long the node's calls took. Each life includes an unstage of a volume that the node does
 // not know any more.
 func (n *neighbours) live(name string, kinds ...string) (took time.Duration) {
-	ctx := n.t.Context()
 	for _, fsType := range kinds {
 		p := n.attach(name+"-"+fsType, fsType)
 		n.lives++
 		begun := time.Now()
-		if n.call("stage", p.stage) && n.call("publish", p.publish(0)) {
-			p.write(1)
-			p.verify(1)
+		if n.call("stage", p.stage) && n.call("publish", p.publish) {
+			if err := errors.Join(p.data().Write(0, true), p.data().Verify(0)); err != nil {
+				n.t.Error(err)
+			}
 			n.call("usage", p.usage)
 			n.call("health", p.health)
 		}
-		if n.call("unpublish", p.unpublish(0)) && n.call("unstage", p.unstage) &&
+		if n.call("unpublish", p.unpublish) && n.call("unstage", p.unstage) &&
 			n.call("a repeated unstage", p.unstage) {
 			took += time.Since(begun)
-			n.detached(ctx, p.Volume.GetVolumeId())
-			n.deleted(ctx, p.Volume.GetVolumeId())
+			p.remove()
 			continue
 		}
 		n.troubled = append(n.troubled, p) // removed when all disks work again
@@ -190,7 +255,7 @@ func (n *neighbours) live(name string, kinds ...string) (took time.Duration) {
 // a loop device uses.
 func (n *neighbours) inTrouble() {
 	all := []string{"read", "write", "flush"}
-	var asked []*placement
+	var asked []*neighbour
 	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
 		asked = append(asked, n.trouble("hangs-"+fsType, fsType, true,
 			adminapi.DiskFault{On: all, Hang: true}))
@@ -207,29 +272,30 @@ func (n *neighbours) inTrouble() {
 	n.end = append(n.end, func() {
 		csitest.Must(n.t, exec.Command("losetup", "--detach", strings.TrimSpace(string(loop))).Run())
 	})
-	n.call("unpublish what a loop device uses", held.unpublish(0))
+	n.call("unpublish what a loop device uses", held.unpublish)
 	if n.impatient(held.unstage) == nil {
-		n.fail("a raw device was released although a loop device uses it")
+		n.t.Errorf("a raw device was released although a loop device uses it")
 	}
 	blank := n.trouble("hangs-blank", "ext4", false, adminapi.DiskFault{On: all, Hang: true})
-	if code := codeOf(n.impatient(blank.stage)); code != codes.DeadlineExceeded {
-		n.fail("the stage of a blank disk that hangs ended with %s", code)
+	if code := status.Code(n.impatient(blank.stage)); code != codes.DeadlineExceeded {
+		n.t.Errorf("the stage of a blank disk that hangs ended with %s", code)
 	}
 	n.threadsBefore = n.waiting()
 	n.ask(asked...)
 	// A volume may be published once more and unpublished, even if its own workload has locked it.
-	n.call("publish what its workload has locked", raw.publish(0))
-	n.call("unpublish what its workload has locked", raw.unpublish(0))
+	n.call("publish what its workload has locked", raw.publish)
+	n.call("unpublish what its workload has locked", raw.unpublish)
 }
 
 // trouble makes a volume, uses it if used is true, and then makes its disk fail.
-func (n *neighbours) trouble(name, fsType string, used bool, fault adminapi.DiskFault) *placement {
+func (n *neighbours) trouble(name, fsType string, used bool, fault adminapi.DiskFault) *neighbour {
 	ctx := n.t.Context()
 	p := n.attach(name, fsType)
 	n.troubled = append(n.troubled, p)
 	if used {
-		p.stageAndPublish(ctx)
-		p.write(1)
+		n.converge(p.stage)
+		n.converge(p.publish)
+		csitest.Must(n.t, p.data().Write(0, true))
 	}
 	if len(fault.On) > 0 {
 		csitest.Must(n.t, n.Rack.Admin.FailDisk(ctx, p.Volume.GetVolumeId(), fault))
@@ -241,7 +307,7 @@ func (n *neighbours) trouble(name, fsType string, used bool, fault adminapi.Disk
 }
 
 // ask asks for the health and the usage of volumes repeatedly.
-func (n *neighbours) ask(of ...*placement) {
+func (n *neighbours) ask(of ...*neighbour) {
 	for range asksPerVolume {
 		for _, p := range of {
 			_, _ = n.impatient(p.health), n.impatient(p.usage)
@@ -251,8 +317,8 @@ func (n *neighbours) ask(of ...*placement) {
 
 // commit makes a workload write and sync, and returns when the sync waits for the disk, which
 // hangs.
-func (n *neighbours) commit(p *placement) {
-	f, err := os.Create(filepath.Join(p.target(0), "synced"))
+func (n *neighbours) commit(p *neighbour) {
+	f, err := os.Create(filepath.Join(p.Target, "synced"))
 	csitest.Must(n.t, err)
 	_, err = f.WriteString("the workload's last words")
 	csitest.Must(n.t, err)
@@ -280,7 +346,7 @@ func (n *neighbours) commit(p *placement) {
 // nodeOf opens the node of a published raw device in such a way that NodeUnpublishVolume does
 // not find it in use. A workload does the same through a copy of the mount in its own
 // namespace.
-func (n *neighbours) nodeOf(p *placement) *os.File {
+func (n *neighbours) nodeOf(p *neighbour) *os.File {
 	want, err := os.Stat(p.Target)
 	csitest.Must(n.t, err)
 	all, err := filepath.Glob(filepath.Join(n.node.Instance.Guest, "dev", "nvme*"))
@@ -331,23 +397,22 @@ func (n *neighbours) close() {
 		end()
 	}
 	for _, p := range n.troubled {
-		// The driver reports a failure of the unmount once, as INTERNAL.
-		told := busy.and(answers{codes.Internal: {"NodeToolFailed"}})
-		n.converge(ctx, "NodeUnpublishVolume", told, p.unpublish(0))
-		n.converge(ctx, "NodeUnstageVolume", told, p.unstage)
-		n.detached(ctx, p.Volume.GetVolumeId())
-		n.deleted(ctx, p.Volume.GetVolumeId())
+		n.converge(p.unpublish)
+		n.converge(p.unstage) // the driver reports a failure of the unmount once
+		p.remove()
 	}
-	n.environment.close()
+	if err := errors.Join(n.Balance(ctx), n.Close()); err != nil {
+		n.t.Error(err)
+	}
 }
 
-func (p *placement) usage(ctx context.Context) error {
-	_, err := p.Stats(ctx, p.node.Node())
+func (p *neighbour) usage(ctx context.Context) error {
+	_, err := p.Stats(ctx, p.n.node.Node())
 	return err
 }
 
-func (p *placement) health(ctx context.Context) error {
-	_, err := p.node.Node().NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{
+func (p *neighbour) health(ctx context.Context) error {
+	_, err := p.n.node.Node().NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{
 		VolumeId: p.Volume.GetVolumeId(), StagingTargetPath: p.Staging})
 	return err
 }

@@ -64,15 +64,17 @@ var allFields = func() []field {
 }()
 
 // checkPromises returns an error unless every call that answered OK has its effect. The effect
-// may be missing if another call that ran at the same time, or was abandoned, may have undone
-// it.
+// may be missing if a call of another kind that ran at the same time, or one that was abandoned,
+// may have undone it.
 func (h *history) checkPromises(j *joint, calls []ended) error {
 	for i, c := range calls {
 		if c.how != succeeded {
 			continue
 		}
 		promise, ok := c.promise()
-		others := slices.Concat(calls[:i:i], calls[i+1:])
+		others := slices.DeleteFunc(slices.Concat(calls[:i:i], calls[i+1:]), func(o ended) bool {
+			return o.op == c.op && o.how != openCall
+		})
 		if ok && !h.kept(promise, j.facts) && !h.mayTouch(promise.field, others) {
 			return fmt.Errorf("%s answered OK, but %q is %q", c.brief(), promise.field,
 				j.facts[promise.field])

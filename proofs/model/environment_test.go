@@ -32,6 +32,7 @@ type environment struct {
 	controllers []*harness.Plugin
 	nodes       map[string]*harness.Plugin
 	foreign     []*foreignDisk
+	formats     proof.Formats
 	// stopped contains the nodes whose instance is stopped.
 	stopped map[string]bool
 }
@@ -57,8 +58,13 @@ func newEnvironment(ctx context.Context, run *harness.Run, p *proof.Proof) (*env
 		}
 		env.controllers = append(env.controllers, p)
 	}
+	tools := filepath.Join(env.Rack.Dir, "tools")
+	if env.formats, err = proof.CountFormats(tools); err != nil {
+		return nil, err
+	}
 	env.nodes, err = env.StartNodes(ctx, harness.PluginOptions{
-		Args: []string{"--device-timeout=1s"}})
+		Args: []string{"--device-timeout=1s"},
+		Env:  map[string]string{"PATH": tools + ":" + os.Getenv("PATH")}})
 	if err != nil {
 		return nil, err
 	}

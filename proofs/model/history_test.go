@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -42,6 +43,10 @@ type history struct {
 	value      uint64
 	faultNames map[string]string
 	count      counts
+	// ended are the calls of the last step. calls and aborted count the calls of all steps, and
+	// those that a caller of many repeats.
+	ended          []ended
+	calls, aborted atomic.Int64
 }
 
 // counts contains the numbers of the figure.
@@ -92,6 +97,7 @@ func (h *history) step(ctx context.Context, s step) (err error) {
 		h.log("%s%s", s, said)
 	default:
 		calls, err = h.make(ctx, s)
+		h.ended = calls
 		if err == nil && calls == nil {
 			return nil // the orchestrator cannot make the call now
 		}
@@ -150,11 +156,11 @@ func (h *history) log(format string, args ...any) {
 // make makes the calls of a step, and returns their results. It returns none if the
 // orchestrator cannot make the calls.
 func (h *history) make(ctx context.Context, s step) ([]ended, error) {
-	steps := []*step{&s}
-	if s.with != nil {
-		other := *s.with
-		other.with, s.with = nil, nil
-		steps = append(steps, &other)
+	var steps []*step
+	for one := &s; one != nil; one = one.with {
+		alone := *one
+		alone.with = nil
+		steps = append(steps, &alone)
 	}
 	for _, one := range steps {
 		if !h.orchestrator.identify(one) || one.op.onNode() && h.world.down[one.node] ||
@@ -172,13 +178,10 @@ func (h *history) make(ctx context.Context, s step) ([]ended, error) {
 	errs := []error{h.revive(ctx, s)}
 	words := make([]string, len(steps))
 	for i, one := range steps {
-		states := []facts{before}
-		if len(steps) == 2 {
-			states = append(states, steps[1-i].then(before))
-		}
 		c := ended{step: *one, how: h.outcome(*one, answers[i])}
 		allowed := []codes.Code{}
-		for _, state := range states {
+		for _, state := range reachable(before, *one,
+			slices.Delete(slices.Clone(steps), i, i+1)) {
 			c.effects = append(c.effects, one.effects(state)...)
 			allowed = append(allowed, h.world.codes(*one, state)...)
 		}
@@ -198,6 +201,27 @@ func (h *history) make(ctx context.Context, s step) ([]ended, error) {
 	}
 	h.log("%s", strings.Join(words, " || "))
 	return calls, errors.Join(errs...)
+}
+
+// reachable returns the states in which a call may find the world while others work on the same
+// objects: any of them may have had its effect, and perhaps others after it.
+func reachable(before facts, s step, others []*step) []facts {
+	different := map[string]*step{}
+	for _, other := range others {
+		if slices.ContainsFunc(other.intends(), func(a assign) bool { return about(a.field, s) }) {
+			different[other.brief()+other.id] = other
+		}
+	}
+	states, known := []facts{before}, map[string]bool{fmt.Sprint(before): true}
+	for i := 0; i < len(states); i++ {
+		for _, other := range different {
+			next := other.then(states[i])
+			if text := fmt.Sprint(next); !known[text] {
+				states, known[text] = append(states, next), true
+			}
+		}
+	}
+	return states
 }
 
 // judge compares an answer with the answers that the model allows.
@@ -308,7 +332,16 @@ func (h *history) send(ctx context.Context, steps []*step) []answer {
 			if s.mishap == abandoned {
 				defer time.AfterFunc(s.after, cancel).Stop()
 			}
-			answers[i].reply, answers[i].err = h.tampers.call(ctx, h, *s)
+			backoff := harness.Backoff{Max: 100 * time.Millisecond}
+			for again := true; again; {
+				answers[i].reply, answers[i].err = h.tampers.call(ctx, h, *s)
+				h.calls.Add(1)
+				again = len(steps) > 2 && status.Code(answers[i].err) == codes.Aborted &&
+					backoff.Wait(ctx) == nil
+				if again {
+					h.aborted.Add(1)
+				}
+			}
 		})
 	}
 	if s := *steps[0]; s.mishap == killed || s.mishap == rackDies {

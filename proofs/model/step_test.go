@@ -128,7 +128,7 @@ type step struct {
 	node, fault         string
 	mishap              mishap
 	after               time.Duration
-	with                *step // a call that is made at the same time
+	with                *step // a call that is made at the same time, perhaps with more of them
 	id, source          string
 }
 
@@ -167,7 +167,7 @@ func parseStep(line string) (step, error) {
 	if err != nil || !both {
 		return s, err
 	}
-	other, err := parseOne(rest)
+	other, err := parseStep(rest)
 	s.with = &other
 	return s, err
 }

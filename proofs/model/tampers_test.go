@@ -175,6 +175,15 @@ var tamperCases = []struct {
 			r.volume = &csi.Volume{VolumeId: "00000000-0000-4000-8000-000000000000"}
 			return r, err
 		}}, `CreateVolume v1 answered OK, but "v1 disk" is`},
+	{"one of two callers is given another disk", `
+		controller 1: CreateVolume v1 || controller 2: CreateVolume v1`,
+		tamper{answer: func(_ *history, s step, real func() (reply, error)) (reply, error) {
+			r, err := real()
+			if s.ctl == 2 {
+				r.volume = &csi.Volume{VolumeId: "00000000-0000-4000-8000-000000000000"}
+			}
+			return r, err
+		}}, `CreateVolume v1 answered OK, but "v1 disk" is`},
 	{"an error has the wrong code", `
 		controller 1: CreateVolume v1
 		controller 1: DeleteVolume v1

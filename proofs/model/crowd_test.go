@@ -1,0 +1,274 @@
+//go:build linux
+
+package model
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/harness/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/short"
+)
+
+// callers is the number of callers that call at once.
+const callers = 64
+
+// TestManyCallersAtOnceSeeOneState is the model's proof with many callers. Each step is a crowd:
+// all callers call at once for one volume, or for four, at two controllers or at a node. The long
+// form repeats this until its time is over.
+func TestManyCallersAtOnceSeeOneState(t *testing.T) { // B-13, D-41
+	before := goleak.IgnoreCurrent()
+	r := newRunner(t, "concurrency")
+	if r.proof.Short() {
+		short.Left(t, 1)
+	}
+	var n crowdCounts
+	for round := 0; round == 0 || r.proof.Long() && !r.proof.Over() && !t.Failed(); round++ {
+		random := rand.New(rand.NewPCG(r.proof.Seed+uint64(round), 5))
+		h, err := r.runHistory(t.Context(), fmt.Sprint("crowds ", round), r.proof.Seed, nil,
+			func(h *history) error { return h.crowds(t.Context(), random, round, &n) })
+		if err != nil {
+			n.wrong++
+			t.Error(err)
+		}
+		if h != nil {
+			n.calls, n.aborted = n.calls+h.calls.Load(), n.aborted+h.aborted.Load()
+		}
+		if err := r.formatsAre(&n); err != nil {
+			n.wrong++
+			t.Error(err)
+		}
+		r.proof.Say("round %d: %d calls, %d of them aborted, %d formats", round+1, n.calls, n.aborted,
+			n.formats)
+	}
+	races, leaked := r.close(t)
+	goleak.VerifyNone(t, before)
+	for _, line := range []string{
+		proof.Line("one-name", "creates", n.of[createVolume], "controllers", 2, "names", n.names,
+			"disks", n.disks, "ids", n.ids, "attaches", n.of[attach], "snapshots",
+			n.of[createSnapshot], "deletes", n.of[deleteVolume]),
+		proof.Line("one-volume", "stages", n.of[stage], "publishes", n.of[publish], "formats",
+			n.formats, "mounts", n.mounts),
+	} {
+		if err := proof.Print(line); err != nil {
+			t.Error(err)
+		}
+	}
+	r.proof.Figure("callers", callers, "calls", n.calls, "aborted", n.aborted, "abandoned",
+		n.abandoned, "volumes", n.volumes, "wrong", n.wrong, "races", races, "leaked_goroutines", leaked)
+	r.proof.Bystanders.Report()
+}
+
+// crowdCounts counts what crowds ask for, by the call, and what they get.
+type crowdCounts struct {
+	of                                   [wait]int
+	calls, aborted                       int64
+	abandoned, volumes, wrong            int
+	names, disks, ids, mounts, formatted int
+	// formats is the number of runs of mkfs, and formatted the number of volumes that need one.
+	formats int
+}
+
+// formatsAre returns an error unless every volume with a filesystem was formatted once.
+func (r *runner) formatsAre(n *crowdCounts) (err error) {
+	if r.env == nil {
+		return nil // it ended with a history that failed
+	}
+	if n.formats, err = r.env.formats.Count(); err == nil && n.formats != n.formatted {
+		err = fmt.Errorf("%d volumes got their filesystem by %d formats", n.formatted, n.formats)
+	}
+	return err
+}
+
+// close ends the environment, and returns the numbers of races in the logs and of goroutines that
+// were left.
+func (r *runner) close(t *testing.T) (races, leaked int) {
+	if r.env == nil {
+		return 0, 0
+	}
+	env := r.env
+	r.env = nil
+	if err := env.balance(t.Context()); err != nil {
+		t.Errorf("the ledger does not balance: %v", err)
+		leaked = strings.Count(err.Error(), "goroutine of")
+	}
+	if err := env.Close(); err != nil { // also of a process that the race detector ended
+		t.Error(err)
+	}
+	logs := []string{env.Rack.LogFile()}
+	for _, p := range env.Plugins {
+		logs = append(logs, p.LogFile)
+	}
+	for _, log := range logs {
+		text, err := os.ReadFile(log)
+		if err != nil {
+			t.Error(err)
+		}
+		races += strings.Count(string(text), "WARNING: DATA RACE")
+	}
+	return races, leaked
+}
+
+// A wave is a crowd whose callers make these calls, in turn. disturbed is set if a fault of the
+// rack strikes one of them.
+type wave struct {
+	ops       []op
+	disturbed bool
+}
+
+// The waves of a life. After calls that undo each other, one of them is made by all, so that the
+// state is known again.
+var (
+	waysUp = []wave{
+		{[]op{createVolume}, true}, {[]op{createVolume, deleteVolume}, false},
+		{[]op{createVolume}, false},
+		{[]op{attach}, true}, {[]op{attach, detach}, false}, {[]op{attach}, false},
+		{[]op{createSnapshot}, true}, {[]op{createSnapshot, deleteSnapshot}, false},
+		{[]op{createSnapshot}, false},
+		{[]op{stage}, false}, {[]op{unstage, publish}, false}, {[]op{unpublish}, false},
+		{[]op{stage}, false}, {[]op{publish}, false}, {[]op{stats, publish}, false},
+	}
+	waysDown = []wave{
+		{[]op{unpublish}, false}, {[]op{stage, unstage, publish, unpublish}, false},
+		{[]op{unpublish}, false}, {[]op{unstage}, false},
+		{[]op{stage}, false}, {[]op{publish}, false}, // what was written is read
+		{[]op{unpublish}, false}, {[]op{unstage}, false}, {[]op{detach}, true},
+		{[]op{deleteVolume}, true}, {[]op{deleteSnapshot}, false},
+	}
+)
+
+// crowds takes four volumes through their lives, and before that, unless the form is the short
+// one, one volume with all callers.
+func (h *history) crowds(ctx context.Context, r *rand.Rand, round int, n *crowdCounts) error {
+	lives := [][]int{{1 + round%4}, {1, 2, 3, 4}}
+	if h.env.Proof.Short() {
+		lives = lives[1:]
+	}
+	for _, volumes := range lives {
+		for _, w := range waysUp {
+			if err := h.crowd(ctx, r, volumes, w, n); err != nil {
+				return err
+			}
+		}
+		for _, v := range volumes {
+			n.volumes++
+			if !kinds[v].block() {
+				n.formatted++
+			}
+			for _, p := range pods {
+				if err := h.do(ctx, step{op: writeSynced, vol: v, node: h.goals[v], pod: p,
+					block: r.IntN(blocks)}); err != nil {
+					return err
+				}
+			}
+		}
+		for _, w := range waysDown {
+			if err := h.crowd(ctx, r, volumes, w, n); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// crowd makes the calls of a wave at once. Some callers, but not the first one, do not wait for
+// their answer. No caller abandons a detach: if the rack carried it out late, it would take the
+// disk from the node that has it then.
+func (h *history) crowd(ctx context.Context, r *rand.Rand, volumes []int, w wave,
+	n *crowdCounts) error {
+	var first *step
+	late := false
+	for i := range callers {
+		v := volumes[i%len(volumes)]
+		s := &step{op: w.ops[i/len(volumes)%len(w.ops)], vol: v, ctl: 1 + r.IntN(2),
+			pod: pods[r.IntN(2)], node: h.goals[v], with: first}
+		switch s.op {
+		case createSnapshot, deleteSnapshot:
+			s.vol, s.snap = 0, []int{0, 1, 3, 4, 2}[v]
+		case attach, detach:
+			if s.node = h.world.seen[holderField(v)]; s.node == "" || len(w.ops) > 1 {
+				s.node = nodes[r.IntN(2)]
+			}
+		}
+		if i < callers-1 && s.op != detach && r.IntN(8) == 0 {
+			s.mishap, s.after = abandoned, time.Duration(r.IntN(20))*time.Millisecond
+			n.abandoned++
+			late = true
+		}
+		n.of[s.op]++
+		first = s
+	}
+	if w.disturbed {
+		if err := h.do(ctx, h.faultOf(r, *first)); err != nil {
+			return err
+		}
+	}
+	if err := h.step(ctx, *first); err != nil {
+		return err
+	}
+	if h.ended == nil {
+		return errors.New("the orchestrator cannot make the calls: " + first.brief())
+	}
+	if late {
+		if err := h.step(ctx, step{op: wait}); err != nil {
+			return err
+		}
+	}
+	return h.noteCrowd(volumes, w, n)
+}
+
+// faultOf returns a fault of the rack that strikes such a call.
+func (h *history) faultOf(r *rand.Rand, s step) step {
+	var names []string
+	for _, name := range faultNames() {
+		if f := faults[name]; f.Operation == operations[s.op] && f.Device == nil {
+			names = append(names, name)
+		}
+	}
+	return step{op: fault, fault: names[r.IntN(len(names))]}
+}
+
+// noteCrowd counts what a crowd has made, and finds the nodes that have the volumes. It returns an
+// error if calls that only repeat each other all fail, or if a pod has a filesystem that is not
+// staged.
+func (h *history) noteCrowd(volumes []int, w wave, n *crowdCounts) error {
+	ids, alone := map[string]bool{}, len(w.ops) == 1
+	for _, c := range h.ended {
+		if c.how == succeeded {
+			ids[c.id] = true
+		}
+	}
+	if alone && len(ids) < len(volumes) {
+		return fmt.Errorf("calls for %d volumes succeed for %d", len(volumes), len(ids))
+	}
+	for _, v := range volumes {
+		seen := h.world.seen
+		if holder := seen[holderField(v)]; holder != "" {
+			h.goals[v] = holder
+		}
+		node := h.goals[v]
+		if !kinds[v].block() && seen.published(v, node) && seen[stagedField(v, node)] == "" {
+			return fmt.Errorf("v%d is published on %s and not staged", v, node)
+		}
+		if alone && w.ops[0] == createVolume && seen[diskField(v)] != "" {
+			n.disks++
+		}
+		for _, p := range pods {
+			if alone && w.ops[0] == publish && seen[publishedField(v, node, p)] != "" {
+				n.mounts++
+			}
+		}
+	}
+	if alone && w.ops[0] == createVolume {
+		n.names, n.ids = n.names+len(volumes), n.ids+len(ids)
+	}
+	return nil
+}
