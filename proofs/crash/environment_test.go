@@ -41,8 +41,10 @@ type environment struct {
 	*proof.Environment
 	plugins map[string]*harness.Plugin
 	watcher *trace.Watcher
-	// files contains the files that existed before the first lifecycle.
+	// files contains the files that existed before the first lifecycle, and storage is what the rack
+	// charged then.
 	files      map[string]bool
+	storage    int64
 	lifecycles int
 	// killed contains the processes that were killed in this lifecycle. Each is the leader of a
 	// process group.
@@ -93,7 +95,11 @@ func newEnvironment(ctx context.Context, run *harness.Run, p *proof.Proof) (*env
 	if err := env.TakeBaseline(ctx); err != nil {
 		return env, err
 	}
-	env.files, err = env.filesNow()
+	if env.files, err = env.filesNow(); err != nil {
+		return env, err
+	}
+	state, err := env.Rack.Admin.State(ctx)
+	env.storage = state.StorageBytes
 	return env, err
 }
 
@@ -194,7 +200,12 @@ func (env *environment) checkClean(ctx context.Context) error {
 	if len(more)+len(less) > 0 {
 		return fmt.Errorf("files left behind: %q, files lost: %q", more, less)
 	}
-	return env.consistent(ctx)
+	state, err := env.Rack.Admin.State(ctx)
+	if err == nil && state.StorageBytes != env.storage {
+		err = fmt.Errorf("the rack charges %d bytes, and charged %d before", state.StorageBytes,
+			env.storage)
+	}
+	return err
 }
 
 // filesNow lists the files below the rack's directory: the disks' files, the guest views, the

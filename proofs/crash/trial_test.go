@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/proofs/crash/trace"
 )
 
@@ -176,9 +175,6 @@ func (l *lifecycle) resume(ctx context.Context, t trial) (replies []string, err 
 	}
 	st := l.steps[t.step]
 	replies, err = st.callUntilOK(ctx)
-	if err == nil && st.watched == rackProcess {
-		err = harness.Await(ctx, patience, func() error { return l.consistent(ctx) })
-	}
 	if err != nil {
 		return replies, err
 	}

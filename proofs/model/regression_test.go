@@ -26,13 +26,7 @@ var regressions = []struct{ name, steps string }{
 		node a: NodeUnstage v4
 		pod 1 on a: close v4
 		node a: NodeUnstage v4`},
-	{"a rack is killed, and stopped, under volumes of every kind that are in use", `
-		controller 1: CreateVolume v1
-		controller 1: bring v1 to pod 1 on a
-		pod 1 on a: write and fsync v1 block 1
-		controller 1: CreateVolume v2
-		controller 1: bring v2 to pod 1 on a
-		pod 1 on a: write and fsync v2 block 1
+	{"a rack is killed, and stopped, under volumes that are in use", `
 		controller 1: CreateVolume v3
 		controller 1: bring v3 to pod 1 on a
 		pod 1 on a: write and fsync v3 block 1
@@ -40,25 +34,15 @@ var regressions = []struct{ name, steps string }{
 		controller 1: bring v4 to pod 1 on a
 		pod 1 on a: write and fsync v4 block 1
 		kill -9 the rack's simulator
-		pod 1 on a: write and fsync v1 block 2
-		pod 1 on a: write and fsync v2 block 2
 		pod 1 on a: write and fsync v3 block 2
 		pod 1 on a: write and fsync v4 block 2
-		node a: NodeUnpublish v1 from pod 1
-		node a: NodeUnstage v1
+		node a: NodeUnpublish v3 from pod 1
+		node a: NodeUnstage v3
 		start the rack's simulator
-		node a: NodeStage v1
-		node a: NodePublish v1 to pod 1
-		pod 1 on a: write and fsync v1 block 3
+		node a: NodeStage v3
+		node a: NodePublish v3 to pod 1
+		pod 1 on a: write and fsync v3 block 3
 		terminate and start the rack's simulator
-		node a: NodeUnpublish v1 from pod 1
-		node a: NodeUnstage v1
-		controller 1: bring v1 to pod 1 on a
-		pod 1 on a: write and fsync v1 block 0
-		node a: NodeUnpublish v2 from pod 1
-		node a: NodeUnstage v2
-		controller 1: bring v2 to pod 1 on a
-		pod 1 on a: write and fsync v2 block 0
 		node a: NodeUnpublish v3 from pod 1
 		node a: NodeUnstage v3
 		controller 1: bring v3 to pod 1 on a
@@ -67,25 +51,6 @@ var regressions = []struct{ name, steps string }{
 		node a: NodeUnstage v4
 		controller 1: bring v4 to pod 1 on a
 		pod 1 on a: write and fsync v4 block 0`},
-	{"a format that is cut off is done again", `
-		controller 1: CreateVolume v1
-		controller 1: ControllerPublish v1 → node a
-		node a: NodeStage v1, killed after 12ms
-		node a: NodeStage v1
-		node a: NodePublish v1 to pod 1
-		pod 1 on a: write and fsync v1 block 1`},
-	{"a disk is taken away while it is mounted, and comes back to another node", `
-		controller 1: CreateVolume v1
-		controller 1: bring v1 to pod 1 on a
-		pod 1 on a: write and fsync v1 block 1
-		pod 1 on a: write v1 block 2
-		controller 2: ControllerUnpublish v1 → node a
-		controller 2: bring v1 to pod 2 on b
-		pod 2 on b: write and fsync v1 block 2
-		node a: NodeStage v1
-		node a: NodeUnstage v1
-		node a: NodeUnpublish v1 from pod 1
-		node a: NodeUnstage v1`},
 	{"a disk is taken away while it is mounted, and comes back to the same node", `
 		controller 1: CreateVolume v2
 		controller 1: bring v2 to pod 1 on a
@@ -110,34 +75,6 @@ var regressions = []struct{ name, steps string }{
 		node a: NodeUnstage v4
 		node a: NodeUnpublish v4 from pod 1
 		node a: NodeUnstage v1`},
-	{"a restored volume lives beside its origin, which goes first", `
-		controller 1: CreateVolume v2
-		controller 1: bring v2 to pod 1 on a
-		pod 1 on a: write and fsync v2 block 1
-		controller 2: CreateSnapshot s3
-		pod 1 on a: write and fsync v2 block 1
-		controller 2: CreateVolume v7
-		controller 1: bring v7 to pod 1 on a
-		pod 1 on a: write and fsync v7 block 2
-		controller 1: take v2 from pod 1 on a
-		controller 1: DeleteVolume v2
-		controller 1: CreateSnapshot s3
-		controller 1: CreateVolume v7`},
-	{"what holds something is not formatted", `
-		controller 1: CreateVolume v1
-		controller 1: ControllerPublish v1 → node a
-		node a: NodeStage v1
-		node a: NodeStage v1 as another filesystem
-		node a: NodeUnstage v1
-		node a: NodeStage v1 as another filesystem
-		controller 1: CreateVolume v4
-		controller 1: bring v4 to pod 1 on a
-		pod 1 on a: write and fsync v4 block 0
-		node a: NodeStage v4 as another filesystem
-		node a: NodeUnpublish v4 from pod 1
-		node a: NodeStage v4 as another filesystem
-		controller 1: ControllerUnpublish v4 → node a
-		node a: NodeStage v4 as another filesystem`},
 	{"what was frozen and forgotten is unstaged, and a freeze outlives what others do", `
 		controller 1: CreateVolume v1
 		controller 1: CreateVolume v2
@@ -226,55 +163,6 @@ var regressions = []struct{ name, steps string }{
 		controller 1: take v1 from pod 1 on b
 		administrator: delete the namesake of v1
 		controller 1: bring v1 to pod 1 on a`},
-	{"a blank namesake is not taken for the new disk of a volume", `
-		controller 2: CreateVolume v2
-		controller 2: ControllerPublish v2 → node b
-		controller 2: ControllerUnpublish v2 → node b
-		administrator: attach a namesake of v2 → node b
-		node b: NodeStage v2
-		controller 2: ControllerPublish v2 → node b
-		controller 2: CreateVolume v4
-		controller 2: ControllerPublish v4 → node c
-		controller 2: ControllerUnpublish v4 → node c
-		administrator: attach a namesake of v4 → node c
-		node c: NodeStage v4
-		node c: NodePublish v4 to pod 1`},
-	{"a volume that is attached without a device is found, and healed by a detach or a stop", `
-		controller 1: CreateVolume v1
-		controller 1: bring v1 to pod 1 on a
-		pod 1 on a: write and fsync v1 block 1
-		controller 1: take v1 from pod 1 on a
-		rack: no device
-		controller 1: ControllerPublish v1 → node b
-		controller 2: ControllerPublish v1 → node b
-		node b: NodeStage v1
-		node b: NodePublish v1 to pod 1
-		controller 1: ControllerUnpublish v1 → node b
-		controller 1: bring v1 to pod 1 on b
-		controller 1: take v1 from pod 1 on b
-		rack: no device
-		controller 2: ControllerPublish v1 → node a
-		node a: NodeStage v1
-		stop instance a
-		controller 2: ControllerUnpublish v1 → node a
-		start instance a
-		controller 2: bring v1 to pod 1 on a
-		controller 1: CreateVolume v4
-		rack: no device
-		controller 1: ControllerPublish v4 → node a
-		node a: NodeStage v4
-		node a: NodeUnstage v4
-		stop instance a
-		start instance a
-		controller 1: bring v4 to pod 1 on a
-		pod 1 on a: write and fsync v4 block 1`},
-	{"a create that was given up is found by the next one", `
-		rack: disk_create late
-		controller 1: CreateVolume v1, abandoned after 5ms
-		controller 2: CreateVolume v1
-		controller 1: DeleteVolume v1
-		controller 1: CreateVolume v1
-		wait until all is quiet`},
 }
 
 func TestHistoriesThatOnceFailedDoNotFailAgain(t *testing.T) {
