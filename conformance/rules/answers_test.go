@@ -255,6 +255,7 @@ var irrelevant = []disregard{
 		"the driver makes no instance and asks for no network; A52 and A65 are for the simulator"},
 	{"utilization_view", "*.cpus *.memory", "the driver reports the storage"},
 	{"project_view", "description time_*", "the driver compares the project's name and ID"},
+	{"project_list", "name description time_*", "the driver lists no projects"},
 	{"disk_create snapshot_create instance_create", "time_modified", "nobody reads it"},
 	{"instance_create", "run_state time_run_state_updated",
 		"an instance starts after its creation by itself"},

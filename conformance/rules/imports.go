@@ -195,6 +195,7 @@ func checkImageLife(c *Check) {
 	fromImage.Body.DiskBackend = From(&oxide.DiskSourceImage{ImageId: image.Id})
 	disk := Must[*oxide.Disk](c, "create a disk from it")(c.CreateDisk(fromImage))
 	Equal(c, "the disk's image", disk.ImageId, image.Id)
+	Equal(c, "the disk's image, read again", c.Look(disk.Id).ImageId, image.Id)
 	if c.Arrange("the promotion of an image") {
 		Equal(c, "what is provisioned with an image and its disk, and without its snapshot",
 			c.storageUsed(c.ctx), before)
