@@ -22,11 +22,17 @@ import (
 // answering opens the checks of a rack that gives the same answer to every request.
 func answering(t *testing.T, status int, body string) *TestedRack {
 	t.Helper()
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	return served(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("X-Request-Id", "1")
 		w.WriteHeader(status)
 		_, _ = w.Write([]byte(body))
-	}))
+	})
+}
+
+// served opens the checks of a rack that answers like this.
+func served(t *testing.T, answer http.HandlerFunc) *TestedRack {
+	t.Helper()
+	server := httptest.NewServer(answer)
 	t.Cleanup(server.Close)
 	r, err := Open(Config{Host: server.URL, Token: "oxide-token-secret", Project: "p", Mark: "m"})
 	csitest.Must(t, err)
@@ -101,7 +107,7 @@ func TestACheckSaysWhichSituationItDidNotSee(t *testing.T) {
 func scripted(t *testing.T, script ...int) *TestedRack {
 	t.Helper()
 	var asked atomic.Int64
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	r := served(t, func(w http.ResponseWriter, r *http.Request) {
 		status := script[min(int(asked.Add(1)), len(script))-1]
 		if status == 0 {
 			panic(http.ErrAbortHandler)
@@ -109,10 +115,7 @@ func scripted(t *testing.T, script ...int) *TestedRack {
 		w.Header().Set("Location", "https://elsewhere"+r.URL.Path)
 		w.WriteHeader(status)
 		_, _ = w.Write([]byte(`{"status":"ok","id":"1","request_id":"1"}`))
-	}))
-	t.Cleanup(server.Close)
-	r, err := Open(Config{Host: server.URL, Token: "oxide-token-secret", Project: "p", Mark: "m"})
-	csitest.Must(t, err)
+	})
 	r.recorder.patience = time.Second
 	return r
 }
