@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -127,30 +128,36 @@ type wave struct {
 // The waves of a life. After calls that undo each other, one of them is made by all, so that the
 // state is known again.
 var (
-	waysUp = []wave{
+	waysUp = slices.Concat([]wave{
 		{[]op{createVolume}, true}, {[]op{createVolume, deleteVolume}, false},
 		{[]op{createVolume}, false},
 		{[]op{attach}, true}, {[]op{attach, detach}, false}, {[]op{attach}, false},
 		{[]op{createSnapshot}, true}, {[]op{createSnapshot, deleteSnapshot}, false},
 		{[]op{createSnapshot}, false},
+	}, slices.Repeat([]wave{
 		{[]op{stage}, false}, {[]op{unstage, publish}, false}, {[]op{unpublish}, false},
+	}, contended), []wave{
 		{[]op{stage}, false}, {[]op{publish}, false}, {[]op{stats, publish}, false},
-	}
-	waysDown = []wave{
-		{[]op{unpublish}, false}, {[]op{stage, unstage, publish, unpublish}, false},
+	})
+	waysDown = slices.Concat([]wave{
+		{[]op{unpublish}, false},
+	}, slices.Repeat([]wave{{[]op{stage, unstage, publish, unpublish}, false}}, contended), []wave{
 		{[]op{unpublish}, false}, {[]op{unstage}, false},
 		{[]op{stage}, false}, {[]op{publish}, false}, // what was written is read
 		{[]op{unpublish}, false}, {[]op{unstage}, false}, {[]op{detach}, true},
 		{[]op{deleteVolume}, true}, {[]op{deleteSnapshot}, false},
-	}
+	})
 )
 
-// crowds takes four volumes through their lives, and before that, unless the form is the short
-// one, one volume with all callers.
+// contended is how often a node gets calls that undo each other, because the order is chance.
+const contended = 3
+
+// crowds takes one volume through its life with all callers, and then four, unless the form is the
+// short one.
 func (h *history) crowds(ctx context.Context, r *rand.Rand, round int, n *crowdCounts) error {
 	lives := [][]int{{1 + round%4}, {1, 2, 3, 4}}
 	if h.env.Proof.Short() {
-		lives = lives[1:]
+		lives = lives[:1]
 	}
 	for _, volumes := range lives {
 		for _, w := range waysUp {

@@ -336,8 +336,7 @@ func (h *history) send(ctx context.Context, steps []*step) []answer {
 			for again := true; again; {
 				answers[i].reply, answers[i].err = h.tampers.call(ctx, h, *s)
 				h.calls.Add(1)
-				again = len(steps) > 2 && status.Code(answers[i].err) == codes.Aborted &&
-					backoff.Wait(ctx) == nil
+				again = len(steps) > 2 && busy(*s, answers[i].err) && backoff.Wait(ctx) == nil
 				if again {
 					h.aborted.Add(1)
 				}
@@ -349,6 +348,17 @@ func (h *history) send(ctx context.Context, steps []*step) []answer {
 	}
 	calls.Wait()
 	return answers
+}
+
+// busy reports whether a call has to wait for another one on the same object, by a reason that says
+// so. With another reason many callers must not be told ABORTED.
+func busy(s step, err error) bool {
+	reasons := []string{"OperationPending", "DiskBusy"}
+	if s.op == deleteSnapshot {
+		reasons = append(reasons, "SnapshotNotReady")
+	}
+	return status.Code(err) == codes.Aborted &&
+		slices.Contains(reasons, harness.ReasonOf(status.Convert(err)))
 }
 
 // revive starts the process that a mishap has killed.
