@@ -58,6 +58,8 @@ func TestPublishing(t *testing.T) { // OX-3
 		"starting").To(attach), shown("detached", with("disk_type", "local")), instance("running"), alone}
 	scriptedCalls{
 		{"makes no request to attach an attached disk", script{together()}, codes.OK, "", ""},
+		{"an instance whose disks the rack does not list", script{forbidden.To(beside)},
+			codes.PermissionDenied, csierr.RoleMissing, ""},
 		{"CP-4 an unknown disk is reported before the node", script{noInstance, noDisk}, codes.NotFound,
 			csierr.VolumeNotFound, racktest.Disk},
 		{"CP-4 an unknown disk", script{alone, noDisk}, codes.NotFound, csierr.VolumeNotFound,
