@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"flag"
 	"fmt"
-	"iter"
 	"os"
 	"path/filepath"
 	"slices"
@@ -143,7 +142,6 @@ func TestComponentsInAnyOrderHaveTheEffectOfTheChartsValues(t *testing.T) {
 		t.Errorf("%d subsets, want 12: the generator is wrong, or a component is new", len(subsets))
 	}
 	subsets = short.Some(t, 3, subsets)
-	built := 0
 	for base, snapshots := range map[string]string{"base": "false", "snapshots": "true"} {
 		without := build(t, "kustomize/"+base).lines()
 		for _, subset := range subsets {
@@ -152,11 +150,12 @@ func TestComponentsInAnyOrderHaveTheEffectOfTheChartsValues(t *testing.T) {
 				values = append(values, components[i].values...)
 			}
 			want := objects(t, with(values...)...).lines()
-			for order := range permutations(subset) {
-				var names []string
-				for _, i := range order {
-					names = append(names, "../"+components[i].name)
-				}
+			var names []string
+			for _, i := range subset {
+				names = append(names, "../"+components[i].name)
+			}
+			for range 2 { // each two of them in both orders
+				slices.Reverse(names)
 				t.Run(base+" "+strings.Join(names, " "), func(t *testing.T) {
 					all := buildWith(t, "kustomize/mine", map[string]string{
 						"kustomize/mine/kustomization.yaml": "kind: Kustomization\nresources: [../" +
@@ -175,12 +174,8 @@ func TestComponentsInAnyOrderHaveTheEffectOfTheChartsValues(t *testing.T) {
 						t.Errorf("kustomize and helm differ (-helm +kustomize):\n%s", diff)
 					}
 				})
-				built++
 			}
 		}
-	}
-	if built != 2*27 && !testing.Short() {
-		t.Errorf("%d kustomizations, want 54", built)
 	}
 	entries, err := os.ReadDir("kustomize")
 	if err != nil {
@@ -191,24 +186,6 @@ func TestComponentsInAnyOrderHaveTheEffectOfTheChartsValues(t *testing.T) {
 		if err == nil && strings.Contains(string(text), "\nkind: Component\n") &&
 			!strings.Contains(fmt.Sprint(components), "{"+entry.Name()+" ") {
 			t.Errorf("the component %s is not in the test's list", entry.Name())
-		}
-	}
-}
-
-// permutations returns every order of the items.
-func permutations(items []int) iter.Seq[[]int] {
-	return func(yield func([]int) bool) {
-		if len(items) == 0 {
-			yield(nil)
-			return
-		}
-		for i, first := range items {
-			rest := slices.Delete(slices.Clone(items), i, i+1)
-			for tail := range permutations(rest) {
-				if !yield(append([]int{first}, tail...)) {
-					return
-				}
-			}
 		}
 	}
 }
