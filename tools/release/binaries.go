@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	"debug/buildinfo"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,7 +13,7 @@ import (
 
 // binaries compiles the programs as `make binaries` does, and writes a bill of materials for each.
 func (r *release) binaries(ctx context.Context) error {
-	bin := filepath.Join(r.stage, "bin")
+	bin := filepath.Join(r.stage, "context", "bin")
 	_, err := r.output(ctx, "make", "binaries", "RELEASE="+r.Version, "BIN="+bin,
 		"ARCH="+strings.Join(r.Arch, " "))
 	if err != nil {
@@ -52,25 +51,22 @@ func (r *release) binaries(ctx context.Context) error {
 // sums is the file of the checksums. It marks a folder as a release.
 const sums = "SHA256SUMS"
 
-// checksums lists the checksum of every file, as sha256sum does.
+// checksums lists what is pushed, and the checksum of every file, as sha256sum does.
 func (r *release) checksums(context.Context) error {
+	if err := r.write(digests, []byte(r.pushed.String())); err != nil {
+		return err
+	}
 	files, err := os.ReadDir(r.made)
 	if err != nil {
 		return err
 	}
 	var list bytes.Buffer
 	for _, file := range files {
-		f, err := os.Open(filepath.Join(r.made, file.Name()))
+		content, err := os.ReadFile(filepath.Join(r.made, file.Name()))
 		if err != nil {
 			return err
 		}
-		sum := sha256.New()
-		_, err = io.Copy(sum, f)
-		_ = f.Close()
-		if err != nil {
-			return err
-		}
-		fmt.Fprintf(&list, "%x  %s\n", sum.Sum(nil), file.Name())
+		fmt.Fprintf(&list, "%x  %s\n", sha256.Sum256(content), file.Name())
 	}
 	return r.write(sums, list.Bytes())
 }

@@ -122,19 +122,14 @@ func (r *release) importBase(ctx context.Context) (string, error) {
 	return name, nil
 }
 
-// contextDir creates the directory from which the Dockerfile copies: it contains the binaries of
-// the release.
+// contextDir adds to the binaries of the release what else the Dockerfile copies.
 func (r *release) contextDir() error {
-	dir, bin := filepath.Join(r.stage, "context"), os.DirFS(filepath.Join(r.stage, "bin"))
-	if err := os.CopyFS(filepath.Join(dir, "bin"), bin); err != nil {
-		return err
-	}
 	for _, name := range []string{"Dockerfile", "tools/node-root"} {
 		content, err := os.ReadFile(filepath.Join(r.Root, name))
 		if err != nil {
 			return err
 		}
-		to := filepath.Join(dir, name)
+		to := filepath.Join(r.stage, "context", name)
 		if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
 			return err
 		}
@@ -163,9 +158,7 @@ func (r *release) joinArchitectures(name, dir string) error {
 		if err := r.imageBill(l, name, arch, m); err != nil {
 			return err
 		}
-		if err := r.noteDigest(name, r.Version, "linux/"+arch, m.Digest); err != nil {
-			return err
-		}
+		r.noteDigest(name, r.Version, "linux/"+arch, m.Digest)
 	}
 	root, err := l.addJSON(ocispec.MediaTypeImageIndex, index(all...))
 	if err != nil {

@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -90,12 +89,8 @@ const containerdName = "io.containerd.image.name"
 func (r *release) writeLayout(l layout, name, tag string, root ocispec.Descriptor) error {
 	// When somebody imports an archive into containerd by hand, the image gets the name in the
 	// manifests.
-	full, err := reference.ParseNormalizedNamed("oxidecomputer/" + name + ":" + tag)
-	if err != nil {
-		return fmt.Errorf("%s: %w", name, err)
-	}
 	root.Annotations = map[string]string{ocispec.AnnotationRefName: tag,
-		containerdName: full.String()}
+		containerdName: "docker.io/oxidecomputer/" + name + ":" + tag}
 	if _, err := l.file(ocispec.ImageIndexFile, index(root)); err != nil {
 		return err
 	}
@@ -111,15 +106,10 @@ func (r *release) writeLayout(l layout, name, tag string, root ocispec.Descripto
 	if err := pack(out, files, r.date); err != nil {
 		return err
 	}
-	return r.noteDigest(name, tag, "all", root.Digest)
+	r.noteDigest(name, tag, "all", root.Digest)
+	return nil
 }
 
-func (r *release) noteDigest(name, tag, platform string, d digest.Digest) error {
-	f, err := os.OpenFile(filepath.Join(r.made, digests), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	_, err = fmt.Fprintf(f, "oxidecomputer/%s %s %s %s\n", name, tag, platform, d)
-	return err
+func (r *release) noteDigest(name, tag, platform string, d digest.Digest) {
+	fmt.Fprintf(&r.pushed, "oxidecomputer/%s %s %s %s\n", name, tag, platform, d)
 }

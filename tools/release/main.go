@@ -63,6 +63,7 @@ type release struct {
 	stage    string    // a directory for temporary files
 	made     string    // the directory that becomes Out
 	targets  []target
+	pushed   strings.Builder // the lines of DIGESTS
 }
 
 // run makes the folder. It replaces an older folder only when all of the new one is made.
