@@ -4,7 +4,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -35,32 +34,6 @@ func hashTree(tree fs.FS) (string, error) {
 		return "", fmt.Errorf("hash what an image is made of: %w", err)
 	}
 	return hash(inputs...), nil
-}
-
-// hashFiles returns a name for the contents of files, which may be large.
-func hashFiles(paths ...string) (string, error) {
-	sum := sha256.New()
-	for _, path := range paths {
-		if err := addFile(sum, path); err != nil {
-			return "", fmt.Errorf("hash what an image is made of: %w", err)
-		}
-	}
-	return hex.EncodeToString(sum.Sum(nil))[:12], nil
-}
-
-func addFile(sum io.Writer, path string) error {
-	file, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer file.Close()
-	info, err := file.Stat()
-	if err != nil {
-		return err
-	}
-	fmt.Fprintf(sum, "%d:", info.Size())
-	_, err = io.Copy(sum, file)
-	return err
 }
 
 // keep returns a file or directory of the cache whose name ends in the hash of what it is made of.
@@ -121,23 +94,10 @@ func (b *Builder) Tidy() error {
 	return nil
 }
 
-// place puts a file where a build finds it, without a copy if that is possible.
+// place puts a file of the cache where a build finds it. Both are on one file system.
 func place(from, to string) error {
-	if err := os.Link(from, to); err == nil {
-		return nil
-	}
-	source, err := os.Open(from)
-	if err != nil {
+	if err := os.Link(from, to); err != nil {
 		return fmt.Errorf("place a file for a build: %w", err)
 	}
-	defer source.Close()
-	target, err := os.OpenFile(to, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o755)
-	if err != nil {
-		return fmt.Errorf("place a file for a build: %w", err)
-	}
-	if _, err := io.Copy(target, source); err != nil {
-		_ = target.Close()
-		return fmt.Errorf("place a file for a build: %w", err)
-	}
-	return target.Close()
+	return nil
 }

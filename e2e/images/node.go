@@ -124,17 +124,9 @@ func (b *Builder) nodeKey(ctx context.Context, p parts, restricted bool) (string
 	for _, name := range slices.Sorted(maps.Keys(p.programs)) {
 		inputs = append(inputs, p.programs[name])
 	}
-	ours, err := filepath.Glob(filepath.Join(p.programs[standIns], "*"))
-	if err != nil {
-		return "", err
-	}
-	programs, err := hashFiles(ours...)
-	if err != nil {
-		return "", err
-	}
-	inputs = append(inputs, programs)
-	for _, name := range []string{"node", "workloads"} {
-		tree, err := hashTree(os.DirFS(b.directory(name)))
+	for _, dir := range []string{p.programs[standIns], b.directory("node"),
+		b.directory("workloads")} {
+		tree, err := hashTree(os.DirFS(dir))
 		if err != nil {
 			return "", err
 		}

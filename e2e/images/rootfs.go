@@ -45,13 +45,16 @@ func (b *Builder) makeRootfs(ctx context.Context, r rootfs) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	sources, err := hashFiles(machine.sources...)
-	if err != nil {
-		return "", err
-	}
 	packages := strings.Join(r.packages, ",")
-	image := "oxide-e2e/rootfs-" + r.name + ":" +
-		hash(machine.codename, sources, packages, strings.Join(dpkgOptions, " "))
+	inputs := []string{machine.codename, packages, strings.Join(dpkgOptions, " ")}
+	for _, file := range machine.sources {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return "", fmt.Errorf("hash what an image is made of: %w", err)
+		}
+		inputs = append(inputs, string(text))
+	}
+	image := "oxide-e2e/rootfs-" + r.name + ":" + hash(inputs...)
 	if b.has(ctx, image) {
 		b.say("root file system %s: made before", r.name)
 		return image, nil
