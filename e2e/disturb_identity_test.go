@@ -12,8 +12,6 @@ import (
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/deploy"
 )
 
 var _ = Describe("a node whose SMBIOS is hidden", func() {
@@ -28,7 +26,7 @@ var _ = Describe("a node whose SMBIOS is hidden", func() {
 			}, NodeTimeout(2*rolloutTimeout))
 			for _, via := range []string{"file", "env"} {
 				By("telling it by "+via, func() {
-					objects, err := identified(via)
+					objects, err := kustomized("kustomize/identified", fmt.Sprintf(hideSMBIOS, via))
 					Expect(err).NotTo(HaveOccurred())
 					Expect(applyAll(ctx, objects)).To(Succeed())
 					Expect(rolledOut(ctx, objects)).To(Succeed())
@@ -68,20 +66,6 @@ patches:
                 volumeMounts: [{name: nothing, mountPath: /oxide/sys/class/dmi}]
             volumes: [{name: nothing, emptyDir: {}}]
 `
-
-// identified returns what the suite installs, changed for nodes whose instances must be configured.
-func identified(via string) ([]*unstructured.Unstructured, error) {
-	memory, err := manifests(deploy.Files)
-	if err != nil {
-		return nil, err
-	}
-	const dir = "kustomize/identified"
-	err = memory.WriteFile("/"+dir+"/kustomization.yaml", fmt.Appendf(nil, hideSMBIOS, via))
-	if err != nil {
-		return nil, err
-	}
-	return kustomizedIn(memory, dir)
-}
 
 // rbacObject returns an object that names a ClusterRole or its binding.
 func rbacObject(kind, name string) *unstructured.Unstructured {

@@ -31,7 +31,7 @@ var _ = Describe("a rack", func() {
 		waiting := s.Pod(ctx, Pod{Node: workers[0], Claims: []string{refused}})
 		waiting.Pending(ctx, mustBeStopped...)
 		first.Delete(ctx)
-		Eventually(func() (string, error) { return detachError(ctx, s.volumeOf(ctx, moving)) }).
+		Eventually(func() (string, error) { return detachError(ctx, s.Bound(ctx, moving).Name) }).
 			WithContext(ctx).Should(And(ContainSubstring(mustBeStopped[0]),
 			ContainSubstring(mustBeStopped[1])), "why the volume is not detached")
 		doctor.finds(ctx, "instance", mustBeStopped[1], "pvc", s.path(refused))
@@ -110,12 +110,6 @@ func staysSo(ctx context.Context, lives []string, until time.Time) {
 	Consistently(func() []string { return driverRestarts(ctx) }).WithContext(ctx).
 		WithTimeout(time.Until(until)).WithPolling(time.Second).
 		Should(Equal(lives), "an outage of the rack should restart nothing")
-}
-
-// volumeOf returns the name of a claim's volume.
-func (f *fixture) volumeOf(ctx context.Context, claim string) string {
-	GinkgoHelper()
-	return f.Bound(ctx, claim).Name
 }
 
 // detachError returns the error in a VolumeAttachment that explains why its volume is not detached.

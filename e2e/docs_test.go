@@ -199,16 +199,6 @@ func rackVariables() []string {
 		"OXIDE_PROJECT=" + rackProject, "OXIDE_CLUSTER_ID=e2e"}
 }
 
-// copyKubectl copies kubectl from the control plane, so that it has the cluster's version.
-func copyKubectl(ctx context.Context, path string) {
-	GinkgoHelper()
-	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o755)
-	Expect(err).NotTo(HaveOccurred())
-	Expect(machines[controlPlane].CommandContext(ctx, "sh", "-c", "cat \"$(command -v kubectl)\"").
-		SetStdout(file).Run()).To(Succeed())
-	Expect(file.Close()).To(Succeed())
-}
-
 // follow runs those commands of a page that are for a cluster.
 func (r reader) follow(ctx context.Context, path string) {
 	GinkgoHelper()

@@ -41,22 +41,22 @@ func newDoctor(ctx context.Context) doctor {
 	if doctorDir == "" {
 		dir := filepath.Join(config.work, "doctor")
 		Expect(os.MkdirAll(dir, 0o755)).To(Succeed())
-		copyKubectl(ctx, filepath.Join(dir, "kubectl"))
-		copyProgram(ctx, filepath.Join(dir, "oxide-csi-plugin"))
+		p := installedPod(ctx, ofNode, workers[0])
+		copyFrom(ctx, controlPlane, `cat "$(command -v kubectl)"`, filepath.Join(dir, "kubectl"))
+		copyFrom(ctx, workers[0], "cat /proc/"+processOf(ctx, p, "oxide-plugin")+"/exe",
+			filepath.Join(dir, "oxide-csi-plugin"))
 		doctorDir = dir
 	}
 	return doctor{append(append(harness.Environ(), rackVariables()...), "OXIDE_TOKEN="+rackToken,
 		"PATH="+doctorDir+":"+os.Getenv("PATH"), "KUBECONFIG="+filepath.Join(config.work, "kubeconfig"))}
 }
 
-// copyProgram copies the program that the nodes run.
-func copyProgram(ctx context.Context, path string) {
+// copyFrom copies what a script prints in a node into a program.
+func copyFrom(ctx context.Context, node, script, path string) {
 	GinkgoHelper()
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o755)
 	Expect(err).NotTo(HaveOccurred())
-	p := installedPod(ctx, ofNode, workers[0])
-	Expect(machines[workers[0]].CommandContext(ctx, "cat",
-		"/proc/"+processOf(ctx, p, "oxide-plugin")+"/exe").SetStdout(file).Run()).To(Succeed())
+	Expect(machines[node].CommandContext(ctx, "sh", "-c", script).SetStdout(file).Run()).To(Succeed())
 	Expect(file.Close()).To(Succeed())
 }
 

@@ -16,8 +16,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/deploy"
 )
 
 // The names in the node keeper's manifests, and the names of what it writes.
@@ -73,11 +71,7 @@ patches:
 // both workers. At the end it is removed.
 func installKeeper(ctx context.Context) {
 	GinkgoHelper()
-	memory, err := manifests(deploy.Files)
-	Expect(err).NotTo(HaveOccurred())
-	const dir = "kustomize/keeping"
-	Expect(memory.WriteFile("/"+dir+"/kustomization.yaml", []byte(keeping))).To(Succeed())
-	objects, err := kustomizedIn(memory, dir)
+	objects, err := kustomized("kustomize/keeping", keeping)
 	Expect(err).NotTo(HaveOccurred())
 	before := installed
 	DeferCleanup(func(ctx SpecContext) {

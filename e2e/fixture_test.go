@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -161,7 +162,8 @@ func (f *fixture) Event(ctx context.Context, kind, name string, texts ...string)
 			if e.InvolvedObject.Kind != kind || e.InvolvedObject.Name != name {
 				continue
 			}
-			if containsAll(e.Message, texts) {
+			lacks := func(text string) bool { return !strings.Contains(e.Message, text) }
+			if !slices.ContainsFunc(texts, lacks) {
 				message = e.Message
 				return nil
 			}
@@ -171,15 +173,6 @@ func (f *fixture) Event(ctx context.Context, kind, name string, texts ...string)
 			len(seen), kind, name, texts))
 	}).WithContext(ctx).Should(BeEmpty())
 	return message
-}
-
-func containsAll(text string, parts []string) bool {
-	for _, part := range parts {
-		if !strings.Contains(text, part) {
-			return false
-		}
-	}
-	return true
 }
 
 // stopGrace is how long a pod may take to end; the shell of a workload ends at once.

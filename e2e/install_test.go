@@ -43,9 +43,13 @@ const (
 // there.
 const rolloutTimeout = 3 * time.Minute
 
-// kustomized builds a directory of package deploy, as kubectl apply -k does.
-func kustomized(dir string) ([]*unstructured.Unstructured, error) {
+// kustomized builds a directory of package deploy, as kubectl apply -k does. If there is a text, it
+// is the directory's kustomization.
+func kustomized(dir, text string) ([]*unstructured.Unstructured, error) {
 	memory, err := manifests(deploy.Files)
+	if err == nil && text != "" {
+		err = memory.WriteFile("/"+dir+"/kustomization.yaml", []byte(text))
+	}
 	if err != nil {
 		return nil, fmt.Errorf("read the manifests: %w", err)
 	}

@@ -96,7 +96,7 @@ func create(ctx context.Context, kubeconfig string) {
 func install(ctx context.Context) {
 	GinkgoHelper()
 	var err error
-	installed, err = kustomized(overlay)
+	installed, err = kustomized(overlay, "")
 	Expect(err).NotTo(HaveOccurred())
 	Expect(applyAll(ctx, installed)).To(Succeed())
 	Expect(rolledOut(ctx, installed)).To(Succeed())

@@ -17,7 +17,6 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/deploy"
 	"github.com/oxidecomputer/oxide-csi-plugin/docs"
 )
 
@@ -101,14 +100,11 @@ images:
 `))).To(Succeed())
 	older, err := kustomizedIn(memory, "kustomize/older")
 	Expect(err).NotTo(HaveOccurred())
-	memory, err = manifests(deploy.Files)
-	Expect(err).NotTo(HaveOccurred())
-	Expect(memory.WriteFile("/kustomize/newer/kustomization.yaml", []byte(`
+	newer, err := kustomized("kustomize/newer", `
 resources: [../e2e]
 configMapGenerator: [{name: `+onlyNewer+`, namespace: oxide-csi, literals: [newer=true]}]
 generatorOptions: {disableNameSuffixHash: true}
-`))).To(Succeed())
-	newer, err := kustomizedIn(memory, "kustomize/newer")
+`)
 	Expect(err).NotTo(HaveOccurred())
 	for name, objects := range map[string][]*unstructured.Unstructured{
 		"older": older, "newer": newer} {
