@@ -30,7 +30,7 @@ func goodEnv(more map[string]string) func(string) string {
 	return func(key string) string { return env[key] }
 }
 
-func TestB26MisconfigurationNamesTheVariableAndNeverItsValue(t *testing.T) {
+func TestMisconfigurationNamesTheVariableAndNeverItsValue(t *testing.T) { // B-26
 	const canary = "tweety tweety"
 	set := func(key, value string) map[string]string { return map[string]string{key: value} }
 	for _, test := range []struct {
@@ -128,7 +128,7 @@ func TestAFlagWinsOverItsVariable(t *testing.T) {
 	}
 }
 
-func TestNI3ANodeReportsItsInstanceIfItIsTold(t *testing.T) {
+func TestANodeReportsItsInstanceIfItIsTold(t *testing.T) { // NI-3
 	const rack, id = volume.TopologyPrefix + "rack", racktest.Instance
 	for _, test := range []struct {
 		args     []string
@@ -151,7 +151,7 @@ func TestNI3ANodeReportsItsInstanceIfItIsTold(t *testing.T) {
 	}
 }
 
-func TestD64NodesNeedNoRack(t *testing.T) {
+func TestNodesNeedNoRack(t *testing.T) { // D-64
 	c, err := ParseConfig([]string{"--mode=node"}, goodEnv(map[string]string{
 		"OXIDE_HOST": "", "OXIDE_TOKEN": "", "OXIDE_PROJECT": ""}), io.Discard)
 	if err != nil || c.Mode != ModeNode {
@@ -173,7 +173,7 @@ func TestAHostIsAnAddress(t *testing.T) {
 	}
 }
 
-func TestB23EverySettingHasAVariableAndIsInTheHelp(t *testing.T) {
+func TestEverySettingHasAVariableAndIsInTheHelp(t *testing.T) { // B-23
 	var help bytes.Buffer
 	if _, err := ParseConfig([]string{"--help"}, goodEnv(nil), &help); !errors.Is(err, flag.ErrHelp) {
 		t.Fatalf("got %v", err)
@@ -192,7 +192,7 @@ func TestB23EverySettingHasAVariableAndIsInTheHelp(t *testing.T) {
 	}
 }
 
-func TestB26RunFailsFastOnMisconfiguration(t *testing.T) {
+func TestRunFailsFastOnMisconfiguration(t *testing.T) { // B-26
 	dir := t.TempDir()
 	junk := filepath.Join(dir, "tweety")
 	must(t, os.WriteFile(junk, []byte("no pem, no token"), 0o600))
@@ -236,7 +236,7 @@ var spokenDefaults = map[string]string{
 	"OXIDE_PPROF_ADDRESS": "none", "OXIDE_LIVENESS_ENDPOINT": "none", "OXIDE_LEAVE_SOCKET": "none",
 }
 
-func TestB37TheDocumentationListsEverySetting(t *testing.T) {
+func TestTheDocumentationListsEverySetting(t *testing.T) { // B-37
 	text, err := os.ReadFile("../docs/configuration.md")
 	must(t, err)
 	_, table, _ := strings.Cut(string(text), "| flag | variable | default | meaning |\n")

@@ -17,7 +17,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
-func TestB15ATokenOfAnyFormIsRedacted(t *testing.T) {
+func TestATokenOfAnyFormIsRedacted(t *testing.T) { // B-15
 	for _, token := range []string{"x", "hunter2", "tweetytweety", "tweetytweety-without-a-prefix",
 		`tweety"tweety\tweety`, "tweety<tweety>&tweety", "tweety***tweety", "a.b+c(d)e[f]$tweety",
 		strings.Repeat("tweety", 600), "oxide-token-a/b+tweetytweety==", `oxide-token-a"tweetytweety`,
@@ -41,7 +41,7 @@ func TestB15ATokenOfAnyFormIsRedacted(t *testing.T) {
 	}
 }
 
-func TestB15OldTokensAreRedactedToo(t *testing.T) {
+func TestOldTokensAreRedactedToo(t *testing.T) { // B-15
 	h := &hidden{}
 	for n := range maxTokens {
 		h.add(fmt.Sprintf("tweety-%d", n))
@@ -61,7 +61,7 @@ func TestB15OldTokensAreRedactedToo(t *testing.T) {
 	}
 }
 
-func TestB15NoTokenIsLeftInAnyText(t *testing.T) {
+func TestNoTokenIsLeftInAnyText(t *testing.T) { // B-15
 	rapid.Check(t, func(t *rapid.T) {
 		h := &hidden{}
 		word := rapid.StringOfN(rapid.RuneFrom([]rune("ab\"\\<é")), 1, 30, -1)
@@ -80,7 +80,7 @@ func TestB15NoTokenIsLeftInAnyText(t *testing.T) {
 }
 
 // A server may repeat a token, and another that begins like it, and every text is cut somewhere.
-func TestB15NoPartOfATokenIsLeftWhereverATextIsCut(t *testing.T) {
+func TestNoPartOfATokenIsLeftWhereverATextIsCut(t *testing.T) { // B-15
 	rapid.Check(t, func(t *rapid.T) {
 		h := &hidden{}
 		token := rapid.StringOfN(rapid.RuneFrom([]rune(`ab"\<-0`)), minPrefix, 30, -1).Draw(t, "token")
@@ -100,7 +100,7 @@ func TestB15NoPartOfATokenIsLeftWhereverATextIsCut(t *testing.T) {
 	})
 }
 
-func TestB16AnEchoedTokenIsInNoStatus(t *testing.T) {
+func TestAnEchoedTokenIsInNoStatus(t *testing.T) { // B-16
 	h := &hidden{}
 	h.add("Internal")
 	s := serve(t, &csiServer{hidden: h, Controller: oddController{create: func(context.Context) (
@@ -118,7 +118,7 @@ type showsToken struct{ token string }
 
 func (s showsToken) LogValue() slog.Value { return slog.StringValue("a value with " + s.token) }
 
-func TestB15ATokenIsInNoLogLine(t *testing.T) {
+func TestATokenIsInNoLogLine(t *testing.T) { // B-15
 	const token = "tweetytweety-without-a-prefix"
 	for _, asJSON := range []bool{false, true} {
 		book := &logBook{}

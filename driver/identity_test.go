@@ -70,7 +70,7 @@ func begin(t *testing.T, h *rackHealth) (end func()) {
 	}
 }
 
-func TestPR1ToPR5Probe(t *testing.T) { // PR-3, PR-5
+func TestToPR5Probe(t *testing.T) { // PR-1, PR-3, PR-5
 	rack := &moodyRack{}
 	h := healthOf(t, rack, slog.New(slog.DiscardHandler))
 	identity := &identityService{Health: h.state}
@@ -159,7 +159,7 @@ func TestARefusedTokenCausesACheckAtOnce(t *testing.T) {
 }
 
 // A token or a role that was mended needs no restart.
-func TestD63ARefusedProcessChecksAgainByItself(t *testing.T) { // D-63
+func TestARefusedProcessChecksAgainByItself(t *testing.T) { // D-63
 	rack := &moodyRack{mood: racktest.Error(401, "Unauthorized", "credentials missing or invalid")}
 	h := healthOf(t, rack, slog.New(slog.DiscardHandler))
 	defer begin(t, h)()
@@ -174,7 +174,7 @@ func TestD63ARefusedProcessChecksAgainByItself(t *testing.T) { // D-63
 	})
 }
 
-func TestPR4MissingProgramsAreNamed(t *testing.T) { // PR-4
+func TestMissingProgramsAreNamed(t *testing.T) { // PR-4
 	t.Setenv("PATH", t.TempDir())
 	err := toolsHealth()
 	csitest.Want(t, err, codes.FailedPrecondition, csierr.ToolsMissing, "mkfs.xfs")

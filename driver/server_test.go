@@ -115,7 +115,7 @@ func TestAPanicIsInternalAndTheServerLives(t *testing.T) {
 	}
 }
 
-func TestOX12APlainErrorIsInternal(t *testing.T) {
+func TestAPlainErrorIsInternal(t *testing.T) { // OX-12
 	_, controller := serveCreate(t, func(context.Context) (*csi.CreateVolumeResponse, error) {
 		return nil, errors.New("bare")
 	})
@@ -123,7 +123,7 @@ func TestOX12APlainErrorIsInternal(t *testing.T) {
 	csitest.Want(t, err, codes.Internal, csierr.Internal)
 }
 
-func TestB12TheLockIsHeldAsLongAsTheHandlerRuns(t *testing.T) { // B-11
+func TestTheLockIsHeldAsLongAsTheHandlerRuns(t *testing.T) { // B-12, B-11
 	working, finish := make(chan struct{}, 1), make(chan struct{})
 	_, controller := serveCreate(t, func(context.Context) (*csi.CreateVolumeResponse, error) {
 		working <- struct{}{}
@@ -160,7 +160,7 @@ func TestB12TheLockIsHeldAsLongAsTheHandlerRuns(t *testing.T) { // B-11
 	})
 }
 
-func TestB29TheServerDrainsCallsAndRemovesItsSocket(t *testing.T) {
+func TestTheServerDrainsCallsAndRemovesItsSocket(t *testing.T) { // B-29
 	before := goleak.IgnoreCurrent()
 	working, finish := make(chan struct{}), make(chan struct{})
 	s, controller := serveCreate(t, func(context.Context) (*csi.CreateVolumeResponse, error) {
@@ -194,7 +194,7 @@ func TestB29TheServerDrainsCallsAndRemovesItsSocket(t *testing.T) {
 	goleak.VerifyNone(t, before)
 }
 
-func TestB29ASilentClientDoesNotDelayTheShutdown(t *testing.T) {
+func TestASilentClientDoesNotDelayTheShutdown(t *testing.T) { // B-29
 	s := serve(t, &csiServer{})
 	if _, err := csi.NewIdentityClient(s.conn).Probe(t.Context(), &csi.ProbeRequest{}); err != nil {
 		t.Fatal(err)
@@ -214,7 +214,7 @@ func TestB29ASilentClientDoesNotDelayTheShutdown(t *testing.T) {
 	}
 }
 
-func TestB15NoSecretReachesTheLogAtAnyLevel(t *testing.T) {
+func TestNoSecretReachesTheLogAtAnyLevel(t *testing.T) { // B-15
 	capability := csitest.Filesystem("ext4")
 	capability.GetMount().MountFlags = []string{canary, "context=" + canary}
 	secrets := map[string]string{"key": canary}
@@ -241,9 +241,9 @@ func TestB15NoSecretReachesTheLogAtAnyLevel(t *testing.T) {
 	}
 }
 
-// TestB15EveryMessageIsRedacted fills every field of every message of CSI that could carry a
+// TestEveryMessageIsRedacted fills every field of every message of CSI that could carry a
 // secret or mount flags.
-func TestB15EveryMessageIsRedacted(t *testing.T) {
+func TestEveryMessageIsRedacted(t *testing.T) { // B-15
 	messages := 0
 	for i := range csi.File_csi_proto.Messages().Len() {
 		name := csi.File_csi_proto.Messages().Get(i).FullName()
@@ -345,7 +345,7 @@ func TestControllerCallsHaveADeadlineAndNodeCallsNone(t *testing.T) {
 	}
 }
 
-func TestB1AndB2AndB5FieldLimits(t *testing.T) { // B-2, B-5
+func TestFieldLimits(t *testing.T) { // B-1, B-2, B-5
 	long := strings.Repeat("x", 129)
 	flagged := csitest.Filesystem("ext4")
 	flagged.GetMount().MountFlags = []string{long}
@@ -390,7 +390,7 @@ func TestB1AndB2AndB5FieldLimits(t *testing.T) { // B-2, B-5
 	}
 }
 
-func TestB18OnlyAbsoluteUnixSocketsAreEndpoints(t *testing.T) { // B-17
+func TestOnlyAbsoluteUnixSocketsAreEndpoints(t *testing.T) { // B-18, B-17
 	for _, bad := range []string{
 		"", "unix://csi/csi.sock", "unix:/csi/csi.sock", "unix:csi.sock", "/csi/csi.sock",
 		"csi.sock",
@@ -421,7 +421,7 @@ func names(t *testing.T, dir string) []string {
 	return list
 }
 
-func TestB19NothingButASocketIsRemoved(t *testing.T) {
+func TestNothingButASocketIsRemoved(t *testing.T) { // B-19
 	dir := t.TempDir()
 	path := filepath.Join(dir, "csi.sock")
 	must(t, os.WriteFile(path, []byte("precious"), 0o600))
@@ -438,7 +438,7 @@ func TestB19NothingButASocketIsRemoved(t *testing.T) {
 	}
 }
 
-func TestB19OfManyProcessesThatStartAtOnceOneServes(t *testing.T) {
+func TestOfManyProcessesThatStartAtOnceOneServes(t *testing.T) { // B-19
 	for range 50 {
 		path := filepath.Join(t.TempDir(), "csi.sock")
 		left, err := listenUnix(path)
@@ -492,7 +492,7 @@ func startAtOnce(t *testing.T, path string, many int) []net.Listener {
 	return servers
 }
 
-func TestB19AProcessThatEndsLeavesItsSuccessorsSocket(t *testing.T) {
+func TestAProcessThatEndsLeavesItsSuccessorsSocket(t *testing.T) { // B-19
 	path := filepath.Join(t.TempDir(), "csi.sock")
 	old, err := listenUnix(path)
 	must(t, err)

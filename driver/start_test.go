@@ -26,7 +26,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-func TestD45SurroundingWhitespaceIsTrimmed(t *testing.T) {
+func TestSurroundingWhitespaceIsTrimmed(t *testing.T) { // D-45
 	values := map[string]string{
 		"OXIDE_HOST": "https://silo.sys.example.com", "OXIDE_TOKEN": racktest.Token,
 		"OXIDE_PROJECT": "kittens", "OXIDE_CLUSTER_ID": "e2e", "OXIDE_LOG_FORMAT": "json",
@@ -56,7 +56,7 @@ func TestD45SurroundingWhitespaceIsTrimmed(t *testing.T) {
 	}
 }
 
-func TestD45AnEmptyValueIsNotSet(t *testing.T) {
+func TestAnEmptyValueIsNotSet(t *testing.T) { // D-45
 	for _, value := range []string{"", "\n", "  "} {
 		for _, key := range []string{"OXIDE_HOST", "OXIDE_TOKEN", "OXIDE_PROJECT"} {
 			_, err := ParseConfig(nil, goodEnv(map[string]string{key: value}), io.Discard)
@@ -104,7 +104,7 @@ func (p *running) line(t *testing.T, level string) (found map[string]string) {
 
 // A process that cannot work logs one line that says why, and ready prints the same. Its liveness
 // probe succeeds, so that nothing restarts it.
-func TestD45AControllerWhoseRackRefusesItSaysWhyAndIsAlive(t *testing.T) {
+func TestAControllerWhoseRackRefusesItSaysWhyAndIsAlive(t *testing.T) { // D-45
 	at := func(mood racktest.Exchange) map[string]string {
 		return map[string]string{"OXIDE_HOST": rackAt(t, &moodyRack{mood: mood})}
 	}
@@ -256,7 +256,7 @@ func TestAProblemWithTheRackIsLoggedOnce(t *testing.T) {
 	}
 }
 
-func TestPR4ANodeNamesMissingProgramsAtItsStart(t *testing.T) {
+func TestANodeNamesMissingProgramsAtItsStart(t *testing.T) { // PR-4
 	path := t.TempDir()
 	for _, tool := range filesystem.Tools {
 		if tool != "mkfs.xfs" && tool != "btrfs" {
@@ -302,7 +302,7 @@ func TestAPluginServesShowsItsMetricsAndEndsCleanly(t *testing.T) {
 	goleak.VerifyNone(t, before)
 }
 
-func TestB30AProcessMakesItsSocketAndLogsToItsStandardErrorOnly(t *testing.T) { // B-22, B-29
+func TestAProcessMakesItsSocketAndLogsToItsStandardErrorOnly(t *testing.T) { // B-30, B-22, B-29
 	dir := shortDir(t)
 	endpoint := "unix://" + filepath.Join(dir, "csi.sock")
 	env := goodEnv(map[string]string{"CSI_ENDPOINT": endpoint, "OXIDE_LOG_LEVEL": "debug",
@@ -331,7 +331,7 @@ func TestB30AProcessMakesItsSocketAndLogsToItsStandardErrorOnly(t *testing.T) { 
 	}
 }
 
-func TestB26AMistakeEndsTheProcessWithOneLine(t *testing.T) {
+func TestAMistakeEndsTheProcessWithOneLine(t *testing.T) { // B-26
 	var out, log bytes.Buffer
 	status := Main(t.Context(), nil, goodEnv(map[string]string{"OXIDE_MODE": "tweety"}), &out, &log)
 	said := log.String()

@@ -50,7 +50,7 @@ func echoingRack(t *testing.T) string {
 }
 
 // The doctor's own tests show that no other secret is in the evidence.
-func TestB26TheTokenIsNotInWhatADoctorWrites(t *testing.T) {
+func TestTheTokenIsNotInWhatADoctorWrites(t *testing.T) { // B-26
 	env := func(key string) string {
 		return map[string]string{"OXIDE_HOST": echoingRack(t), "OXIDE_TOKEN": canaryToken,
 			"OXIDE_PROJECT": racktest.Project, "OXIDE_CLUSTER_ID": "blue"}[key]

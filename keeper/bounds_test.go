@@ -76,7 +76,7 @@ func (w *story) stops() map[string]int {
 	return stops
 }
 
-func TestD61AnAttachmentThatFailsOnAStoppedInstanceCausesOnlyAFewStops(t *testing.T) {
+func TestAnAttachmentThatFailsOnAStoppedInstanceCausesOnlyAFewStops(t *testing.T) { // D-61
 	for _, c := range []struct {
 		name, refused string
 		most          int
@@ -114,7 +114,7 @@ func TestD61AnAttachmentThatFailsOnAStoppedInstanceCausesOnlyAFewStops(t *testin
 	}
 }
 
-func TestD61AnAttachmentThatFailedIsTriedAgainWhenSomethingAboutItHasChanged(t *testing.T) {
+func TestAnAttachmentThatFailedIsTriedAgainWhenSomethingAboutItHasChanged(t *testing.T) { // D-61
 	volume := func(change func(*corev1.PersistentVolume)) func(*story) {
 		return func(w *story) { keepertest.Edit(w.api, "", "data", change) }
 	}
@@ -175,7 +175,7 @@ func TestD61AnAttachmentThatFailedIsTriedAgainWhenSomethingAboutItHasChanged(t *
 	}
 }
 
-func TestD61ANodeIsStoppedAtMostMaxStopsPerNodeTimesADay(t *testing.T) {
+func TestANodeIsStoppedAtMostMaxStopsPerNodeTimesADay(t *testing.T) { // D-61
 	w := newStory(t, "a")
 	w.Config.MaxStopsPerNode = 3
 	attach := func(string) string { return "" }
@@ -211,7 +211,7 @@ func TestD61ANodeIsStoppedAtMostMaxStopsPerNodeTimesADay(t *testing.T) {
 	}
 }
 
-func TestD61AnAttachmentThatFailsDelaysNoOther(t *testing.T) {
+func TestAnAttachmentThatFailsDelaysNoOther(t *testing.T) { // D-61
 	w := newStory(t, "a")
 	w.wait("a", "bad")
 	w.wait("a", "good")
@@ -259,7 +259,7 @@ func (w *story) leave(node, volume string) {
 
 // The disk of the claim is replaced while its pod is stopped: the earlier disk is to be detached,
 // and some time later the new one is to be attached.
-func TestD61AClaimThatIsGrownStopsItsNodeOnceIfItsPodComesBackInTime(t *testing.T) {
+func TestAClaimThatIsGrownStopsItsNodeOnceIfItsPodComesBackInTime(t *testing.T) { // D-61
 	for _, c := range []struct {
 		name  string
 		to    string // the node of the pod when it comes back

@@ -18,7 +18,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
 
-func TestD61ANodeIsStoppedOnlyIfNothingForbidsIt(t *testing.T) {
+func TestANodeIsStoppedOnlyIfNothingForbidsIt(t *testing.T) { // D-61
 	ended := func(name string, o outcome) func(*story) {
 		return func(w *story) {
 			o.Instance = instanceOf(name)
@@ -133,7 +133,7 @@ func TestD61ANodeIsStoppedOnlyIfNothingForbidsIt(t *testing.T) {
 	}
 }
 
-func TestD61AVolumeAttachmentThatNoPodNeedsStopsNothing(t *testing.T) {
+func TestAVolumeAttachmentThatNoPodNeedsStopsNothing(t *testing.T) { // D-61
 	volume := func(change func(*corev1.PersistentVolume)) func(*story) {
 		return func(w *story) { keepertest.Edit(w.api, "", "data", change) }
 	}
@@ -216,7 +216,7 @@ func TestTheNextOperationWaitsLongerAfterEachFailure(t *testing.T) {
 	}
 }
 
-func TestD61ANodeWithoutTheLabelHasNoPlanAndIsNotStopped(t *testing.T) {
+func TestANodeWithoutTheLabelHasNoPlanAndIsNotStopped(t *testing.T) { // D-61
 	w := newStory(t, "a")
 	w.wait("a", "data")
 	w.round()
@@ -233,7 +233,7 @@ func TestD61ANodeWithoutTheLabelHasNoPlanAndIsNotStopped(t *testing.T) {
 	}
 }
 
-func TestD61ADryRunReportsItsPlanAndChangesNothing(t *testing.T) {
+func TestADryRunReportsItsPlanAndChangesNothing(t *testing.T) { // D-61
 	w := newStory(t, "a", "b")
 	w.Config.DryRun = true
 	w.wait("a", "data")
@@ -307,7 +307,7 @@ func TestAPlanNamesAtMostThreeVolumes(t *testing.T) {
 	}
 }
 
-func TestD61TheNodeThatHasWaitedLongestIsStoppedFirst(t *testing.T) {
+func TestTheNodeThatHasWaitedLongestIsStoppedFirst(t *testing.T) { // D-61
 	w := newStory(t, "a", "b", "c")
 	w.Config.StatefulSetInterval = 0
 	for _, name := range []string{"c", "a", "b"} {

@@ -60,7 +60,7 @@ func (w *story) await(what string, met func() bool) {
 	csitest.Await(w.t, what, met)
 }
 
-func TestD61AReplicaStepsAsideSoThatAnotherMayStopItsNode(t *testing.T) {
+func TestAReplicaStepsAsideSoThatAnotherMayStopItsNode(t *testing.T) { // D-61
 	w := newStory(t, "a")
 	w.wait("a", "data")
 	w.pass(time.Minute)

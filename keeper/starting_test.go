@@ -14,7 +14,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
 
-func TestD61AnAttachEndsEvenIfTheAttacherDoesNot(t *testing.T) {
+func TestAnAttachEndsEvenIfTheAttacherDoesNot(t *testing.T) { // D-61
 	for _, c := range []struct {
 		name    string
 		given   func(*story)
@@ -135,7 +135,7 @@ func TestARecordWithAnUnknownStepIsReported(t *testing.T) {
 	}
 }
 
-func TestD61ALateStopIsUndoneEvenIfTheKeeperMayStopNoInstances(t *testing.T) {
+func TestALateStopIsUndoneEvenIfTheKeeperMayStopNoInstances(t *testing.T) { // D-61
 	unlabel := func(w *story) {
 		w.edit("a", func(n *corev1.Node) { delete(n.Labels, ColdAttachLabel) })
 	}
@@ -181,7 +181,7 @@ func TestD61ALateStopIsUndoneEvenIfTheKeeperMayStopNoInstances(t *testing.T) {
 }
 
 // An admission webhook that does not answer, for example, prevents every write to a Node.
-func TestD61AnInstanceIsStartedEvenIfNoRecordCanBeWritten(t *testing.T) {
+func TestAnInstanceIsStartedEvenIfNoRecordCanBeWritten(t *testing.T) { // D-61
 	for name, given := range map[string]func(*story){
 		"the attacher is done": func(w *story) { w.attach("data", "") },
 		"the attacher is not":  func(*story) {},
@@ -234,7 +234,7 @@ func TestACordonThatSomebodySetsDuringAnOperationStays(t *testing.T) {
 	}
 }
 
-func TestD61TheInstanceOfANodeThatIsDeletedInAnOperationIsStarted(t *testing.T) {
+func TestTheInstanceOfANodeThatIsDeletedInAnOperationIsStarted(t *testing.T) { // D-61
 	for s, c := range begun {
 		for _, again := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, created again: %v", s, again), func(t *testing.T) {
@@ -263,7 +263,7 @@ func TestD61TheInstanceOfANodeThatIsDeletedInAnOperationIsStarted(t *testing.T) 
 }
 
 // A kubelet may annotate its own Node: these annotations were the records of an earlier keeper.
-func TestD61AnAnnotationOfANodeHasNothingAttachedStoppedStartedOrFenced(t *testing.T) {
+func TestAnAnnotationOfANodeHasNothingAttachedStoppedStartedOrFenced(t *testing.T) { // D-61
 	for _, step := range []step{stopping, attaching, starting, returning} {
 		t.Run(string(step), func(t *testing.T) {
 			w := newStory(t, "a", "b")
@@ -302,7 +302,7 @@ func (w *story) advance(d time.Duration) {
 	w.clock = w.clock.Add(d)
 }
 
-func TestD61AnInstanceThatAnotherKeeperStartedIsNotStartedAgain(t *testing.T) {
+func TestAnInstanceThatAnotherKeeperStartedIsNotStartedAgain(t *testing.T) { // D-61
 	w := newStory(t, "a", "b")
 	w.stopped()
 	w.setRecord("a", record{})
@@ -317,7 +317,7 @@ func TestD61AnInstanceThatAnotherKeeperStartedIsNotStartedAgain(t *testing.T) {
 
 // New volumes begin to wait on one node again and again, while another node waits that has pods of
 // the same StatefulSet.
-func TestD61NoNodeIsStarvedByAnotherNodeWithItsStatefulSet(t *testing.T) {
+func TestNoNodeIsStarvedByAnotherNodeWithItsStatefulSet(t *testing.T) { // D-61
 	w := newStory(t, "a", "b")
 	w.Config.MaxStopsPerNode = 1000
 	attach := func(string) string { return "" }

@@ -13,7 +13,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
 
-func TestD61AColdAttachRecordsEachStepBeforeItTakesIt(t *testing.T) {
+func TestAColdAttachRecordsEachStepBeforeItTakesIt(t *testing.T) { // D-61
 	w := newStory(t, "a", "b")
 	w.pod("a", "web-1", "ReplicaSet")
 	w.stoppedButFor(func() { keepertest.Remove[*corev1.Pod](w.api, "shop", "web-1") })
@@ -112,7 +112,7 @@ type forbids struct {
 	problem string
 }
 
-func TestD61ADrainEndsWithoutAStopWhenSomethingForbidsTheStop(t *testing.T) {
+func TestADrainEndsWithoutAStopWhenSomethingForbidsTheStop(t *testing.T) { // D-61
 	for _, c := range append(slices.Clone(forbidding), []forbids{
 		{"a dry run begins", func(w *story) { w.Config.DryRun = true }, "told to stop no"},
 		{"nothing waits any more", func(w *story) { w.attach("data", "") }, "nothing waits any more"},
@@ -154,7 +154,7 @@ func TestD61ADrainEndsWithoutAStopWhenSomethingForbidsTheStop(t *testing.T) {
 
 // Two keepers may have begun one each while one of them was frozen, or somebody has copied an
 // annotation.
-func TestD61OfTwoOperationsNeitherStopsAnInstance(t *testing.T) {
+func TestOfTwoOperationsNeitherStopsAnInstance(t *testing.T) { // D-61
 	w := newStory(t, "a", "b")
 	for _, name := range []string{"a", "b"} {
 		w.wait(name, "of-"+name)
@@ -211,7 +211,7 @@ func TestARefusedEvictionIsRequestedAgain(t *testing.T) {
 	}
 }
 
-func TestD61AStopEndsWithTheInstanceRunningWhenSomethingForbidsIt(t *testing.T) {
+func TestAStopEndsWithTheInstanceRunningWhenSomethingForbidsIt(t *testing.T) { // D-61
 	for _, c := range append(slices.Clone(forbidding), []forbids{
 		{"the instance failed", func(w *story) { w.rack.set("a", "failed") }, "failed while"},
 		{"the stop takes too long", func(w *story) {
@@ -256,7 +256,7 @@ func TestD61AStopEndsWithTheInstanceRunningWhenSomethingForbidsIt(t *testing.T) 
 	}
 }
 
-func TestD61AStopIsNotSentWhenTheLookThatAllowsItIsOld(t *testing.T) {
+func TestAStopIsNotSentWhenTheLookThatAllowsItIsOld(t *testing.T) { // D-61
 	w := newStory(t, "a")
 	w.wait("a", "data")
 	w.pass(time.Minute)
@@ -277,7 +277,7 @@ func TestD61AStopIsNotSentWhenTheLookThatAllowsItIsOld(t *testing.T) {
 	}
 }
 
-func TestD61AStopKeepsTheEarlierStopsOfOtherStatefulSets(t *testing.T) {
+func TestAStopKeepsTheEarlierStopsOfOtherStatefulSets(t *testing.T) { // D-61
 	w := newStory(t, "a", "b")
 	earlier := begin.Add(-11 * time.Minute)
 	w.setRecord("a", record{Last: &outcome{Ended: earlier, StoppedWith: map[string]time.Time{
@@ -326,7 +326,7 @@ var begun = map[step]struct {
 	}, func(c *Config) time.Duration { return c.ReturnTimeout }},
 }
 
-func TestD61AStepWithAStartInTheFutureStillEndsAtItsLimit(t *testing.T) {
+func TestAStepWithAStartInTheFutureStillEndsAtItsLimit(t *testing.T) { // D-61
 	for s, c := range begun {
 		for _, skew := range []time.Duration{maxSkew, maxSkew + time.Second, 24 * time.Hour} {
 			t.Run(string(s)+", "+skew.String(), func(t *testing.T) {

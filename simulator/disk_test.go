@@ -127,9 +127,9 @@ func TestInstancesHaveTheSameIDsInEveryDirectory(t *testing.T) {
 	}
 }
 
-// TestA68DeletedObjectsAreFreedLater has what the rule A68 cannot see: the files, and each of what
+// TestDeletedObjectsAreFreedLater has what the rule A68 cannot see: the files, and each of what
 // ends the delay.
-func TestA68DeletedObjectsAreFreedLater(t *testing.T) {
+func TestDeletedObjectsAreFreedLater(t *testing.T) { // A68
 	later := func(r *rackServer) *rackServer {
 		simtest.NoError(t, r.RunDeferred(t.Context()))
 		return r

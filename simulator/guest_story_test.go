@@ -84,9 +84,9 @@ func TestDevicesAppearAccordingToFaults(t *testing.T) {
 	}
 }
 
-// TestA27AFullHostRefusesWhatNeedsSpaceAndLosesNothing shows that a host without space refuses
+// TestAFullHostRefusesWhatNeedsSpaceAndLosesNothing shows that a host without space refuses
 // requests that need space, and loses nothing.
-func TestA27AFullHostRefusesWhatNeedsSpaceAndLosesNothing(t *testing.T) {
+func TestAFullHostRefusesWhatNeedsSpaceAndLosesNothing(t *testing.T) { // A27
 	needGuests(t)
 	dir := t.TempDir()
 	simtest.Mount(t, "tmpfs", dir, "-t", "tmpfs", "-o", "size=3m")

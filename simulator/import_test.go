@@ -105,8 +105,8 @@ func (r *rackServer) upload(disk string, content []byte, from, to int) {
 	workers.Wait()
 }
 
-// TestA90AnImportedImageBecomesADiskWithItsBytes restarts the rack in every state of the import.
-func TestA90AnImportedImageBecomesADiskWithItsBytes(t *testing.T) {
+// TestAnImportedImageBecomesADiskWithItsBytes restarts the rack in every state of the import.
+func TestAnImportedImageBecomesADiskWithItsBytes(t *testing.T) { // A90
 	content := make([]byte, 20*chunk+512)
 	random := rand.NewChaCha8([32]byte{1})
 	_, _ = random.Read(content[:3*chunk])
@@ -185,8 +185,8 @@ func TestA90AnImportedImageBecomesADiskWithItsBytes(t *testing.T) {
 	}
 }
 
-// TestA90RefusalsOfImportsAndImages has what the rules A90 and A91 cannot ask of a real rack.
-func TestA90RefusalsOfImportsAndImages(t *testing.T) {
+// TestRefusalsOfImportsAndImages has what the rules A90 and A91 cannot ask of a real rack.
+func TestRefusalsOfImportsAndImages(t *testing.T) { // A90
 	r := serveRack(t, engine.Config{Projects: []string{"default", "other"}, QuotaBytes: 5 << 30,
 		Images: []engine.ImageSpec{{Name: "silos", SizeBytes: 1 << 30},
 			{Name: "twice", SizeBytes: 1 << 30},

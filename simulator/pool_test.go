@@ -21,7 +21,7 @@ func (r *rackServer) become(role string) {
 	}
 }
 
-func TestA21ACollaboratorHasNoOperationOfTheFleetsAdministrator(t *testing.T) {
+func TestACollaboratorHasNoOperationOfTheFleetsAdministrator(t *testing.T) { // A21
 	r := serveRack(t, engine.Config{})
 	for _, request := range []string{"GET /v1/system/ip-pools", "GET /v1/system/subnet-pools",
 		`POST /v1/system/ip-pools {"name":"p","description":""}`,
@@ -260,8 +260,8 @@ func (r *rackServer) fleetLists() {
 	}
 }
 
-// TestA65SourceNATIsOfTheDefaultPool allocates and releases the addresses of a small pool.
-func TestA65SourceNATIsOfTheDefaultPool(t *testing.T) {
+// TestSourceNATIsOfTheDefaultPool allocates and releases the addresses of a small pool.
+func TestSourceNATIsOfTheDefaultPool(t *testing.T) { // A65
 	r := serveRack(t, engine.Config{Role: adminapi.RoleFleetAdmin, Instances: []engine.InstanceSpec{}})
 	const pool, span = "/v1/system/ip-pools/default", `{"first":"198.18.0.0","last":"198.19.255.255"}`
 	create := func(name string) string {
@@ -302,8 +302,8 @@ func TestA65SourceNATIsOfTheDefaultPool(t *testing.T) {
 	r.demand(201, "", nic(64))
 }
 
-// TestA52AnInterfaceHasTheAddressThatItsRequestNames creates instances with an explicit ip_config.
-func TestA52AnInterfaceHasTheAddressThatItsRequestNames(t *testing.T) {
+// TestAnInterfaceHasTheAddressThatItsRequestNames creates instances with an explicit ip_config.
+func TestAnInterfaceHasTheAddressThatItsRequestNames(t *testing.T) { // A52
 	r := serveRack(t, engine.Config{Instances: []engine.InstanceSpec{}})
 	for n, c := range []struct {
 		version, address string

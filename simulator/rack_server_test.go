@@ -187,13 +187,6 @@ func (r *rackServer) doStop(instance string) {
 	r.awaitState(instance, "stopped")
 }
 
-func (r *rackServer) doStart(instance string) {
-	r.t.Helper()
-	must[*oxide.Instance](r.t)(r.InstanceStart(r.t.Context(),
-		oxide.InstanceStartParams{Instance: oxide.NameOrId(instance), Project: "default"}))
-	r.awaitState(instance, "running")
-}
-
 func (r *rackServer) instance(name string) *oxide.Instance {
 	r.t.Helper()
 	return must[*oxide.Instance](r.t)(r.InstanceView(r.t.Context(),

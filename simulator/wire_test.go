@@ -79,9 +79,9 @@ func diskBody(change ...string) string {
 		`"disk_source":{"type":"blank","block_size":512}}}`)
 }
 
-// TestA06BadBodiesAreRefusedWithSerdesMessages compares our guesses of serde's messages. The rule
+// TestBadBodiesAreRefusedWithSerdesMessages compares our guesses of serde's messages. The rule
 // A06 has the messages that are checked on a rack.
-func TestA06BadBodiesAreRefusedWithSerdesMessages(t *testing.T) {
+func TestBadBodiesAreRefusedWithSerdesMessages(t *testing.T) { // A06
 	r := serveRack(t, engine.Config{})
 	const backend = `{"type":"distributed","disk_source":{"type":"blank","block_size":512}}`
 	for _, test := range []struct{ name, body, message string }{

@@ -131,7 +131,7 @@ func environment(key, value string) func(string) string {
 	}
 }
 
-func TestD65TheInstanceComesFromTheProviderID(t *testing.T) {
+func TestTheInstanceComesFromTheProviderID(t *testing.T) { // D-65
 	for _, test := range []struct{ name, providerID string }{
 		{"as the cloud controller manager writes it", "oxide://" + testID},
 		{"in capitals", "oxide://" + strings.ToUpper(testID)},
@@ -152,7 +152,7 @@ func TestD65TheInstanceComesFromTheProviderID(t *testing.T) {
 	}
 }
 
-func TestD65AProviderIDThatNamesNoInstanceIsRefused(t *testing.T) {
+func TestAProviderIDThatNamesNoInstanceIsRefused(t *testing.T) { // D-65
 	for _, test := range []struct{ name, providerID, want string }{
 		{"of another cloud", "aws:///us-east-1a/i-0123456789", `"aws:///us-east-1a/i-0123456789", ` +
 			`of another cloud`},
@@ -188,7 +188,7 @@ func wantRefusal(t *testing.T, got outcome, want string) {
 	}
 }
 
-func TestD66EveryErrorIsOneSentenceWithWhatToDo(t *testing.T) {
+func TestEveryErrorIsOneSentenceWithWhatToDo(t *testing.T) { // D-66
 	status := func(code int, message string) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) { refuse(w, code, message) }
 	}
@@ -232,7 +232,7 @@ func TestD66EveryErrorIsOneSentenceWithWhatToDo(t *testing.T) {
 	}
 }
 
-func TestD66AMissingServiceAccountIsReported(t *testing.T) {
+func TestAMissingServiceAccountIsReported(t *testing.T) { // D-66
 	err := run(t.Context(), nil, environment(nodeNameKey, testNode),
 		func() (*rest.Config, error) { return nil, rest.ErrNotInCluster }, io.Discard, io.Discard)
 	if err == nil || !strings.Contains(err.Error(), "service account's token is mounted") {
@@ -240,7 +240,7 @@ func TestD66AMissingServiceAccountIsReported(t *testing.T) {
 	}
 }
 
-func TestD66AnAPIThatDoesNotRespondIsAwaited(t *testing.T) {
+func TestAnAPIThatDoesNotRespondIsAwaited(t *testing.T) { // D-66
 	gone := httptest.NewServer(http.NotFoundHandler())
 	gone.Close()
 	got := tell(t.Context(), t, &rest.Config{Host: gone.URL}, testNode)
@@ -248,13 +248,13 @@ func TestD66AnAPIThatDoesNotRespondIsAwaited(t *testing.T) {
 	wantRefusal(t, got, "connection refused")
 }
 
-func TestD66AnAPIWithAnotherCertificateGetsNoToken(t *testing.T) {
+func TestAnAPIWithAnotherCertificateGetsNoToken(t *testing.T) { // D-66
 	config := apiServer(t, nodeWith("oxide://"+testID))
 	config.CAData = nil
 	wantRefusal(t, tell(t.Context(), t, config, testNode), "certificate")
 }
 
-func TestD66ANodeWithoutAProviderIDIsAwaited(t *testing.T) {
+func TestANodeWithoutAProviderIDIsAwaited(t *testing.T) { // D-66
 	asked := 0
 	config := apiServer(t, func(w http.ResponseWriter, r *http.Request) {
 		if asked++; asked < 4 {
@@ -279,7 +279,7 @@ func TestD66ANodeWithoutAProviderIDIsAwaited(t *testing.T) {
 	}
 }
 
-func TestD66TheWaitEndsAtTheTimeoutAndNamesItsReason(t *testing.T) {
+func TestTheWaitEndsAtTheTimeoutAndNamesItsReason(t *testing.T) { // D-66
 	n, err := newNode(apiServer(t, nodeWith("")), testNode)
 	if err != nil {
 		t.Fatal(err)
@@ -293,7 +293,7 @@ func TestD66TheWaitEndsAtTheTimeoutAndNamesItsReason(t *testing.T) {
 	}
 }
 
-func TestD67TheFileIsWrittenAtomically(t *testing.T) {
+func TestTheFileIsWrittenAtomically(t *testing.T) { // D-67
 	dir := t.TempDir()
 	path := filepath.Join(dir, "config.env")
 	if err := os.WriteFile(path, []byte("what an earlier container wrote, and longer than that\n"),

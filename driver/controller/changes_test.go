@@ -60,7 +60,7 @@ func take(t *testing.T, lines script, steps []step) {
 	}
 }
 
-func TestCU4NoUnpublishIsOKWhileAnAttachMayStillBeCarriedOut(t *testing.T) {
+func TestNoUnpublishIsOKWhileAnAttachMayStillBeCarriedOut(t *testing.T) { // CU-4
 	leaving := shown(detaching)
 	// asking is a publish whose attach has this answer, and that finds the disk detached.
 	asking := func(answer racktest.Exchange, rest ...racktest.Exchange) script {
@@ -115,7 +115,7 @@ func TestCU4NoUnpublishIsOKWhileAnAttachMayStillBeCarriedOut(t *testing.T) {
 	}
 }
 
-func TestCV18NoCreateAndNoDeleteIsOKWhileAnOpenChangeMayUndoIt(t *testing.T) {
+func TestNoCreateAndNoDeleteIsOKWhileAnOpenChangeMayUndoIt(t *testing.T) { // CV-18
 	snapshot := snap("ready")
 	foundSnapshot := snapNamed("ready")
 	madeLater := []step{createOpen, createOK, deleteOpen}
@@ -169,7 +169,7 @@ func TestACallThatHasTheTimeWaitsForAnOpenChangeAndLooksAgain(t *testing.T) { //
 	}
 }
 
-func TestCV18ACreateBesideADeleteOfTheNameIsRefused(t *testing.T) {
+func TestACreateBesideADeleteOfTheNameIsRefused(t *testing.T) { // CV-18
 	var c *Service
 	var got error
 	during := func(call proto.Message) func(*testing.T, []byte) {

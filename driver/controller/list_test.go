@@ -44,7 +44,7 @@ func volumeIDs(answer *csi.ListVolumesResponse) []string {
 	return ids
 }
 
-func TestD69ListVolumesShowsThisClustersVolumes(t *testing.T) { // LV-5
+func TestListVolumesShowsThisClustersVolumes(t *testing.T) { // D-69, LV-5
 	mine := with("description", "made by hand")
 	red := tagged(volume.Tag{Name: "x", Cluster: "red"})
 	copied := with("name", "by-hand")
@@ -83,7 +83,7 @@ func TestD69ListVolumesShowsThisClustersVolumes(t *testing.T) { // LV-5
 	}
 }
 
-func TestB6EveryCallDescribesAVolumeAlike(t *testing.T) { // GV-3
+func TestEveryCallDescribesAVolumeAlike(t *testing.T) { // B-6, GV-3
 	restored := func(state string) string {
 		return diskOf(state, with("snapshot_id", racktest.Snapshot), tagged(volume.Tag{Name: "pvc-1",
 			Cluster: "blue", MkfsOptions: "reservedPercent=0"}))
@@ -108,7 +108,7 @@ func TestB6EveryCallDescribesAVolumeAlike(t *testing.T) { // GV-3
 		}})
 }
 
-func TestGV2AndVH4UnknownVolumes(t *testing.T) { // GV-2, VH-4
+func TestUnknownVolumes(t *testing.T) { // GV-2, VH-4
 	_, err := rackThat(t, noDisk).ControllerGetVolume(t.Context(),
 		&csi.ControllerGetVolumeRequest{VolumeId: racktest.Disk})
 	csitest.Want(t, err, codes.NotFound, csierr.VolumeNotFound)
@@ -117,7 +117,7 @@ func TestGV2AndVH4UnknownVolumes(t *testing.T) { // GV-2, VH-4
 	csitest.Want(t, err, codes.NotFound, csierr.VolumeNotFound)
 }
 
-func TestLV3AndLV4PagesOfAnySizeGiveEveryVolumeOnce(t *testing.T) { // LV-3, LV-4
+func TestPagesOfAnySizeGiveEveryVolumeOnce(t *testing.T) { // LV-3, LV-4
 	rack := &longRack{project: racktest.Project}
 	var want []string
 	for n := range 57 {
@@ -138,7 +138,7 @@ func TestLV3AndLV4PagesOfAnySizeGiveEveryVolumeOnce(t *testing.T) { // LV-3, LV-
 	}
 }
 
-func TestLV1AndLV2BadPages(t *testing.T) { // LS-1, LS-2, LV-1, VH-2
+func TestBadPages(t *testing.T) { // LV-1, LV-2, LS-1, LS-2, VH-2
 	c := rackThat(t)
 	for _, request := range []proto.Message{&csi.ListVolumesRequest{MaxEntries: -1},
 		&csi.ListSnapshotsRequest{MaxEntries: -1},
@@ -166,7 +166,7 @@ func TestAListIsCompleteOrAnError(t *testing.T) {
 	csitest.Want(t, err, codes.Unavailable, csierr.RackUnavailable)
 }
 
-func TestVH6OnlyFaultedVolumesAreUnhealthy(t *testing.T) { // VH-5, VH-6
+func TestOnlyFaultedVolumesAreUnhealthy(t *testing.T) { // VH-6, VH-5
 	c := rackThat(t, racktest.OK(listDisks, pageOf("", listed(1, "detached"), listed(2, "faulted"),
 		listed(3, "maintenance"), listed(4, "creating"), listed(5, here), listed(6, "import_ready"),
 		listed(7, "faulted"))))
@@ -346,7 +346,7 @@ var pagedLists = map[string]struct {
 		}},
 }
 
-func TestLV4AndLS4APageTakesTwoRequestsHoweverLongTheListIs(t *testing.T) {
+func TestAPageTakesTwoRequestsHoweverLongTheListIs(t *testing.T) { // LV-4, LS-4
 	for name, list := range pagedLists {
 		for _, project := range []string{racktest.ProjectID, "p", strings.Repeat("x", 63)} {
 			for _, most := range []int32{1, 7, 100} {
@@ -396,7 +396,7 @@ func walkAll(t *testing.T, rack *longRack, call listCall, most int32) {
 	}
 }
 
-func TestLV4AListInAnotherOrderIsAnErrorAndNotAShorterList(t *testing.T) {
+func TestAListInAnotherOrderIsAnErrorAndNotAShorterList(t *testing.T) { // LV-4
 	for name, list := range pagedLists {
 		t.Run(name, func(t *testing.T) {
 			rack := &longRack{project: racktest.Project}
@@ -409,7 +409,7 @@ func TestLV4AListInAnotherOrderIsAnErrorAndNotAShorterList(t *testing.T) {
 	}
 }
 
-func TestLV3AResponseThatWouldBeTooLargeIsPaged(t *testing.T) {
+func TestAResponseThatWouldBeTooLargeIsPaged(t *testing.T) { // LV-3
 	rack := &longRack{project: racktest.Project}
 	for n := range 22000 {
 		rack.items = append(rack.items, listed(n, here))
@@ -417,7 +417,7 @@ func TestLV3AResponseThatWouldBeTooLargeIsPaged(t *testing.T) {
 	walkAll(t, rack, pagedLists["volumes"].call, 0)
 }
 
-func TestLV2ATokenThatTheRackRefusesIsInvalid(t *testing.T) {
+func TestATokenThatTheRackRefusesIsInvalid(t *testing.T) { // LV-2
 	const token = racktest.Disk + ".yk9TyM9JAQQAAP__" // for a page that the rack calls "of old"
 	refusal := racktest.Error(400, "", "unable to parse query string: failed to parse pagination "+
 		"token")

@@ -177,7 +177,7 @@ func TestPublishContextHasTheUseAndTheBirthOfEveryDisk(t *testing.T) {
 	}
 }
 
-func TestCP12TwoDisksWithOneSerialAreNeverAttachedTogether(t *testing.T) {
+func TestTwoDisksWithOneSerialAreNeverAttachedTogether(t *testing.T) { // CP-12
 	mine := attachedNow
 	scriptedCalls{
 		{"an attached one prevents the attach", script{listing(serialTwin), free},
@@ -280,7 +280,7 @@ func TestUseDiffersAVolumeIsPublishedOnlyForItsUse(t *testing.T) {
 	}
 }
 
-func TestD2PublishingAStaticVolume(t *testing.T) {
+func TestPublishingAStaticVolume(t *testing.T) { // D-2
 	const name = "made-by-hand-with-a-long-name"
 	r := publishRequest()
 	r.VolumeContext = nil
@@ -478,7 +478,7 @@ func TestUnpublishing(t *testing.T) { // OX-3
 	}.after(held, detachingNow).try(t, unpublishStep, nil)
 }
 
-func TestCU2UnpublishingWithoutANode(t *testing.T) { // CU-2
+func TestUnpublishingWithoutANode(t *testing.T) { // CU-2
 	scriptedCalls{
 		{"it is", script{held, detachedNow}, codes.OK, "", ""},
 		{"it is not", script{free}, codes.OK, "", ""},

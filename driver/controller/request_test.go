@@ -57,9 +57,9 @@ func capable(edit func(*csi.VolumeCapability)) *csi.CreateVolumeRequest {
 	return r
 }
 
-// TestB3EveryRequiredFieldIsRequired blanks the required fields of every controller RPC, one at a
+// TestEveryRequiredFieldIsRequired blanks the required fields of every controller RPC, one at a
 // time. No request may reach the rack.
-func TestB3EveryRequiredFieldIsRequired(t *testing.T) {
+func TestEveryRequiredFieldIsRequired(t *testing.T) { // B-3
 	c := rackThat(t)
 	validation := &csi.ValidateVolumeCapabilitiesRequest{VolumeId: racktest.Disk,
 		VolumeCapabilities: []*csi.VolumeCapability{csitest.Filesystem("")}}
@@ -242,7 +242,7 @@ func TestIDsThatAreNotUUIDsNeverReachTheRack(t *testing.T) {
 	}
 }
 
-func TestEX1AndMV1ExpandAndModifyAreNotSupported(t *testing.T) {
+func TestExpandAndModifyAreNotSupported(t *testing.T) { // EX-1, MV-1
 	c := &Service{}
 	_, err := c.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{})
 	csitest.Want(t, err, codes.Unimplemented, csierr.NotSupported)

@@ -151,7 +151,7 @@ func TestASnapshotRecordsTheUUIDOfItsFilesystem(t *testing.T) {
 	}
 }
 
-func TestOX8AnUnclearSnapshotCreateIsResolvedByTheName(t *testing.T) {
+func TestAnUnclearSnapshotCreateIsResolvedByTheName(t *testing.T) { // OX-8
 	scriptedCalls{
 		{"it is there", script{snapNamed("ready")}, codes.OK, "", ""},
 		{"CS-7 it is being taken", script{snapNamed("creating")}, codes.Aborted, csierr.DiskBusy, ""},

@@ -97,7 +97,7 @@ func TestACreateRecordsWhatTheVolumeIsUsedAs(t *testing.T) {
 	}
 }
 
-func TestD61AVolumeWithThePlacementInstanceIsAnOrdinaryDisk(t *testing.T) { // CV-23
+func TestAVolumeWithThePlacementInstanceIsAnOrdinaryDisk(t *testing.T) { // D-61, CV-23
 	var bodies []string
 	post := created(postDisk, diskOf("creating"))
 	post.Check = func(_ *testing.T, body []byte) { bodies = append(bodies, string(body)) }
@@ -132,7 +132,7 @@ func TestD61AVolumeWithThePlacementInstanceIsAnOrdinaryDisk(t *testing.T) { // C
 	}
 }
 
-func TestCV18ARepeatedCreateFindsTheDisk(t *testing.T) {
+func TestARepeatedCreateFindsTheDisk(t *testing.T) { // CV-18
 	scriptedCalls{
 		{"OX-1 name taken", script{taken.To(postDisk), named("detached")}, codes.OK, "", ""},
 		{"quota full", script{full.To(postDisk), named("detached")}, codes.OK, "", ""},
@@ -142,7 +142,7 @@ func TestCV18ARepeatedCreateFindsTheDisk(t *testing.T) {
 }
 
 // The claim's name may change hands under the same volume name, so it is no reason to refuse.
-func TestCV18TheClaimIsALabelOfTheDisk(t *testing.T) {
+func TestTheClaimIsALabelOfTheDisk(t *testing.T) { // CV-18
 	labelled := racktest.OwnTag
 	labelled.Claim = "shop/data"
 	c := rackThat(t, racktest.Exchange{Want: postDisk, Status: 201, Body: diskOf("creating"),
@@ -158,7 +158,7 @@ func TestCV18TheClaimIsALabelOfTheDisk(t *testing.T) {
 	}
 }
 
-func TestCV19AnotherVolumeWithTheNameIsReported(t *testing.T) { // CV-19
+func TestAnotherVolumeWithTheNameIsReported(t *testing.T) { // CV-19
 	for name, change := range map[string]edit{
 		"another size":       with("size", 20*volume.GiB),
 		"other blocks":       with("block_size", 512),
@@ -182,7 +182,7 @@ func TestCV19AnotherVolumeWithTheNameIsReported(t *testing.T) { // CV-19
 	}
 }
 
-func TestCV20ADiskBeingCreatedIsAwaited(t *testing.T) {
+func TestADiskBeingCreatedIsAwaited(t *testing.T) { // CV-20
 	c := rackThat(t, taken.To(postDisk), named("creating"), shown("creating"), free,
 		taken.To(postDisk), named("creating"))
 	must(t, csitest.Call(t.Context(), c, createRequest()))
@@ -245,7 +245,7 @@ func TestAnInvalidResponseIsRejected(t *testing.T) {
 	}
 }
 
-func TestOX8AnUnclearCreateIsResolvedByTheName(t *testing.T) {
+func TestAnUnclearCreateIsResolvedByTheName(t *testing.T) { // OX-8
 	scriptedCalls{
 		{"the disk is there", script{named("detached")}, codes.OK, "", ""},
 		{"it is being made", script{named("creating"), free}, codes.OK, "", ""},
@@ -310,7 +310,7 @@ func TestParametersReachTheDisk(t *testing.T) {
 	}
 }
 
-func TestCV18ARepeatedCreateAfterItsImageWasDeleted(t *testing.T) {
+func TestARepeatedCreateAfterItsImageWasDeleted(t *testing.T) { // CV-18
 	r := parameter("imageId", racktest.Image)
 	scriptedCalls{
 		{"that was made", script{named("detached", with("image_id", racktest.Image))}, codes.OK, "", ""},
@@ -474,7 +474,7 @@ func TestDeletingVolumes(t *testing.T) {
 	}.after(free, noDelete).try(t, byCapitals, nil)
 }
 
-func TestE17ANameBelongsToOneCluster(t *testing.T) {
+func TestANameBelongsToOneCluster(t *testing.T) { // E-17
 	disk := func(cluster, name string) *oxide.Disk {
 		return &oxide.Disk{Name: oxide.Name(name), Description: volume.Tag{Name: "db",
 			Cluster: cluster}.Description()}

@@ -36,7 +36,7 @@ func opening(t *testing.T, how, path string) *neighbour {
 	return startNeighbour(t, "sh", "-c", script, "sh", path)
 }
 
-func TestNU5WhoHoldsADeviceIsNamed(t *testing.T) {
+func TestWhoHoldsADeviceIsNamed(t *testing.T) { // NU-5
 	v := statefulGuest(t).disk(16, volume.Ext4)
 	must(t, v.stage())
 	must(t, unix.Unmount(v.staging(), 0)) // and there the driver dies
@@ -54,7 +54,7 @@ func TestNU5WhoHoldsADeviceIsNamed(t *testing.T) {
 	}
 }
 
-func TestNU5ARawDeviceThatIsOpenForWritingIsNotReleased(t *testing.T) {
+func TestARawDeviceThatIsOpenForWritingIsNotReleased(t *testing.T) { // NU-5
 	v := statefulGuest(t).disk(8, "block")
 	must(t, v.stage())
 	must(t, v.publish("dev"))
@@ -183,7 +183,7 @@ func partition(t *testing.T, node string) (part string, remove func()) {
 	return loop + "p1", func() { guesttest.Run(t, "delpart", loop, "1") }
 }
 
-func TestNU5WhatTheKernelUsesADeviceForKeepsIt(t *testing.T) {
+func TestWhatTheKernelUsesADeviceForKeepsIt(t *testing.T) { // NU-5
 	names := slices.Sorted(maps.Keys(kernelUsers))
 	for _, name := range short.Some(t, 3, names) {
 		use := kernelUsers[name]
@@ -216,7 +216,7 @@ func TestNU5WhatTheKernelUsesADeviceForKeepsIt(t *testing.T) {
 }
 
 // What cannot be asked may say so with the error of a device that is gone.
-func TestNU5WhatCannotBeAskedIsNotTakenForGone(t *testing.T) {
+func TestWhatCannotBeAskedIsNotTakenForGone(t *testing.T) { // NU-5
 	serve := func(t *testing.T) (*flakydisk.Server, *flakydisk.Disk, string) {
 		t.Helper()
 		dir := t.TempDir()

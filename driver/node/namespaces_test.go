@@ -111,7 +111,7 @@ func (v testVolume) held(names ...string) {
 	same()
 }
 
-func TestNU5AVolumeThatAnotherMountNamespaceHasIsNotTakenDown(t *testing.T) {
+func TestAVolumeThatAnotherMountNamespaceHasIsNotTakenDown(t *testing.T) { // NU-5
 	for _, fsType := range []string{volume.Ext4, volume.XFS, volume.Btrfs} {
 		t.Run(fsType, func(t *testing.T) {
 			v := statefulGuest(t).disk(512, fsType)
@@ -171,7 +171,7 @@ func (g *testGuest) shared() {
 	guesttest.Run(g.t, "mount", "--make-shared", dir)
 }
 
-func TestB32CopiesThatGoWithTheDriversMountAreNoHolders(t *testing.T) {
+func TestCopiesThatGoWithTheDriversMountAreNoHolders(t *testing.T) { // B-32
 	for _, c := range []struct{ name, propagation, script string }{
 		{"a peer", "unchanged", ""},
 		{"a slave", "slave", ""},
@@ -242,7 +242,7 @@ func TestB32CopiesThatGoWithTheDriversMountAreNoHolders(t *testing.T) {
 	})
 }
 
-func TestUP6ATargetThatAnotherMountNamespaceHasIsNotRemoved(t *testing.T) {
+func TestATargetThatAnotherMountNamespaceHasIsNotRemoved(t *testing.T) { // UP-6
 	for _, fsType := range []string{volume.Ext4, "block"} {
 		t.Run(fsType, func(t *testing.T) {
 			v := statefulGuest(t).disk(16, fsType)

@@ -50,7 +50,7 @@ func eachTwoVolumes(t *testing.T, test func(t *testing.T, v, other testVolume)) 
 	}
 }
 
-func TestUP2ATargetThatShowsAnotherVolumeIsNotUnpublished(t *testing.T) {
+func TestATargetThatShowsAnotherVolumeIsNotUnpublished(t *testing.T) { // UP-2
 	eachTwoVolumes(t, func(t *testing.T, v, other testVolume) {
 		same := v.guest.mounts()
 		must(t, other.unpublish("pod"))
@@ -60,7 +60,7 @@ func TestUP2ATargetThatShowsAnotherVolumeIsNotUnpublished(t *testing.T) {
 	})
 }
 
-func TestNU2AStagingPathThatShowsAnotherVolumeIsNotUnstaged(t *testing.T) {
+func TestAStagingPathThatShowsAnotherVolumeIsNotUnstaged(t *testing.T) { // NU-2
 	eachTwoVolumes(t, func(t *testing.T, v, other testVolume) {
 		must(t, v.unpublish("pod"))
 		_, known := other.guest.node().records().of(other.ID).load()
@@ -95,7 +95,7 @@ func TestAVolumeUnderAnotherOneIsNotTakenDown(t *testing.T) {
 	must(t, v.unstage())
 }
 
-func TestVS5AVolumeThatTheNodeDoesNotKnowIsNotAtAnotherOnesPath(t *testing.T) {
+func TestAVolumeThatTheNodeDoesNotKnowIsNotAtAnotherOnesPath(t *testing.T) { // VS-5
 	eachTwoVolumes(t, func(t *testing.T, v, other testVolume) {
 		_, known := v.guest.node().records().of(other.ID).load()
 		paths := []string{v.guest.path("pod")}
@@ -117,7 +117,7 @@ func TestVS5AVolumeThatTheNodeDoesNotKnowIsNotAtAnotherOnesPath(t *testing.T) {
 	})
 }
 
-func TestNU5AFilesystemsUUIDAloneDoesNotHoldUpAnUnstage(t *testing.T) {
+func TestAFilesystemsUUIDAloneDoesNotHoldUpAnUnstage(t *testing.T) { // NU-5
 	// A volume that was restored from another one has the filesystem's UUID of its origin.
 	for _, fsType := range []string{volume.Ext4, volume.XFS} {
 		t.Run(fsType, func(t *testing.T) {
@@ -138,7 +138,7 @@ func TestNU5AFilesystemsUUIDAloneDoesNotHoldUpAnUnstage(t *testing.T) {
 	}
 }
 
-func TestNU5AVolumeWithoutRecordAndStagingMountIsNotLookedForOnOtherDisks(t *testing.T) {
+func TestAVolumeWithoutRecordAndStagingMountIsNotLookedForOnOtherDisks(t *testing.T) { // NU-5
 	v := statefulGuest(t).disk(16, volume.Ext4)
 	other := v.guest.Attach(guesttest.OtherSerial, 16*guesttest.MiB) // which may hang
 	watch, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
@@ -153,7 +153,7 @@ func TestNU5AVolumeWithoutRecordAndStagingMountIsNotLookedForOnOtherDisks(t *tes
 	}
 }
 
-func TestNU5WhatTheDriverMountedIsTakenDownWithoutARecordWhoeversFilesystemItIs(t *testing.T) {
+func TestWhatTheDriverMountedIsTakenDownWithoutARecordWhoeversFilesystemItIs(t *testing.T) { // NU-5
 	for _, fsType := range append([]string{"block"}, volume.Filesystems...) {
 		t.Run(fsType, func(t *testing.T) {
 			g := statefulGuest(t)
@@ -252,7 +252,7 @@ func TestARawTargetWhoseNumberIsAnotherDisksByNow(t *testing.T) {
 	})
 }
 
-func TestNP5TheStagingPathHasToShowThisVolumesDevice(t *testing.T) {
+func TestTheStagingPathHasToShowThisVolumesDevice(t *testing.T) { // NP-5
 	for name, cover := range map[string]func(t *testing.T, v, other testVolume){
 		"a directory of the root disk": func(t *testing.T, v, _ testVolume) {
 			must(t, unix.Unmount(v.staging(), 0))
@@ -301,7 +301,7 @@ func TestNP5TheStagingPathHasToShowThisVolumesDevice(t *testing.T) {
 	})
 }
 
-func TestVS2TheFilesystemBelowAVolumeThatHasJustGoneIsNotCounted(t *testing.T) {
+func TestTheFilesystemBelowAVolumeThatHasJustGoneIsNotCounted(t *testing.T) { // VS-2
 	for _, fsType := range []string{volume.Ext4, volume.Btrfs} {
 		v := newGuest(t).disk(128, fsType)
 		must(t, v.stage())

@@ -65,7 +65,7 @@ func TestWhatIsNoRecordIsNotBelieved(t *testing.T) {
 	}
 }
 
-func TestNU5ARawVolumeThatIsPublishedIsNotReleasedByARestartedDriver(t *testing.T) {
+func TestARawVolumeThatIsPublishedIsNotReleasedByARestartedDriver(t *testing.T) { // NU-5
 	v := statefulGuest(t).disk(8, "block")
 	must(t, v.stage())
 	must(t, v.publish("dev"))
@@ -245,7 +245,7 @@ func (v testVolume) openToWrite() (letGo func()) {
 	return letGo
 }
 
-func TestNU5ACallThatIsRefusedLeavesTheRecordAsItIs(t *testing.T) {
+func TestACallThatIsRefusedLeavesTheRecordAsItIs(t *testing.T) { // NU-5
 	setUp := func(t *testing.T) (v, other testVolume) {
 		g := statefulGuest(t)
 		v = g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), "block")

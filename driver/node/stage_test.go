@@ -337,7 +337,7 @@ func TestNodeStageVolumeMountsAsAsked(t *testing.T) { // D-30
 	})
 }
 
-func TestB15AMountFlagThatTheFilesystemRefusesIsNamedByItsPlace(t *testing.T) {
+func TestAMountFlagThatTheFilesystemRefusesIsNamedByItsPlace(t *testing.T) { // B-15
 	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
 		t.Run(fsType, func(t *testing.T) {
 			v := newGuest(t).disk(512, fsType)
@@ -355,7 +355,7 @@ func TestB15AMountFlagThatTheFilesystemRefusesIsNamedByItsPlace(t *testing.T) {
 	}
 }
 
-func TestNS10AReadOnlySwitchIsLeftAsItIsUntilTheDiskIsProven(t *testing.T) {
+func TestAReadOnlySwitchIsLeftAsItIsUntilTheDiskIsProven(t *testing.T) { // NS-10
 	setUp := func(t *testing.T) testVolume {
 		v := statefulGuest(t).disk(16, volume.Ext4)
 		guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)

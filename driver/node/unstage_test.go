@@ -93,7 +93,7 @@ func TestNodeUnstageVolume(t *testing.T) {
 	})
 }
 
-func TestNU5ADeviceThatCannotBeAskedIsNotTakenForFree(t *testing.T) {
+func TestADeviceThatCannotBeAskedIsNotTakenForFree(t *testing.T) { // NU-5
 	g := newGuest(t)
 	g.Attach(guesttest.Serial, 8*guesttest.MiB)
 	v := heldVolume{node: g.node()}
@@ -170,7 +170,7 @@ func (v testVolume) exclusive() error {
 	return f.Close()
 }
 
-func TestNU4AFrozenFilesystemIsThawedAndReleased(t *testing.T) {
+func TestAFrozenFilesystemIsThawedAndReleased(t *testing.T) { // NU-4
 	setUp := func(t *testing.T, fsType string) testVolume {
 		v := statefulGuest(t).disk(512, fsType)
 		must(t, v.stage())
@@ -254,7 +254,7 @@ func TestNU4AFrozenFilesystemIsThawedAndReleased(t *testing.T) {
 	})
 }
 
-func TestVS3AFrozenFilesystemIsCountedWhileAWriterWaitsForItsThaw(t *testing.T) {
+func TestAFrozenFilesystemIsCountedWhileAWriterWaitsForItsThaw(t *testing.T) { // VS-3
 	for _, fsType := range short.Some(t, 2, volume.Filesystems) {
 		v := newGuest(t).disk(512, fsType)
 		must(t, v.stage())

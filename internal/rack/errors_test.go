@@ -101,7 +101,7 @@ func TestEveryResponseOfTheRackHasItsCode(t *testing.T) { // OX-13
 	}
 }
 
-func TestOX9AnUnreachableRackIsUnavailable(t *testing.T) {
+func TestAnUnreachableRackIsUnavailable(t *testing.T) { // OX-9
 	server := httptest.NewServer(http.NotFoundHandler())
 	server.Close()
 	open, err := create(t.Context(), clientFor(t, server.URL), Looking())
@@ -116,7 +116,7 @@ func TestOX9AnUnreachableRackIsUnavailable(t *testing.T) {
 
 // A proxy that refuses, and one that does not listen, are named with the variable, without their
 // password.
-func TestOX9AnErrorNamesTheProxyAndItsVariable(t *testing.T) {
+func TestAnErrorNamesTheProxyAndItsVariable(t *testing.T) { // OX-9
 	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(http.StatusProxyAuthRequired)
 	}))
@@ -151,7 +151,7 @@ func TestOX9AnErrorNamesTheProxyAndItsVariable(t *testing.T) {
 	}
 }
 
-func TestOX11TheCallersDeadlineLimitsEveryRequest(t *testing.T) { // OX-11
+func TestTheCallersDeadlineLimitsEveryRequest(t *testing.T) { // OX-11
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
 	defer cancel()
 	csitest.Want(t, viewing(ctx, clientFor(t, racktest.Silent(t))), codes.DeadlineExceeded,
@@ -162,7 +162,7 @@ func TestOX11TheCallersDeadlineLimitsEveryRequest(t *testing.T) { // OX-11
 	csitest.Want(t, viewing(ctx, clientFor(t, racktest.Silent(t))), codes.Canceled, csierr.Canceled)
 }
 
-func TestOX11ACallThatEndsAtItsDeadlineIsDeadlineExceeded(t *testing.T) {
+func TestACallThatEndsAtItsDeadlineIsDeadlineExceeded(t *testing.T) { // OX-11
 	// gRPC cancels a call at its deadline, sometimes before the context's own timer fires.
 	for left, want := range map[time.Duration]codes.Code{
 		0: codes.DeadlineExceeded, time.Millisecond: codes.DeadlineExceeded,
@@ -189,7 +189,7 @@ func create(ctx context.Context, c *Client, look Look) (open bool, err error) {
 }
 
 // Any server between driver and rack may answer with any status, before or after the effect.
-func TestOX8OnlyTheRacksOwnRefusalIsDefinite(t *testing.T) {
+func TestOnlyTheRacksOwnRefusalIsDefinite(t *testing.T) { // OX-8
 	refusal := func(status int) exchange {
 		return rackError(status, "InvalidRequest", "no").To(postDisk)
 	}

@@ -24,7 +24,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
-func TestLV2AStartingTokenContainsTheRacksToken(t *testing.T) {
+func TestAStartingTokenContainsTheRacksToken(t *testing.T) { // LV-2
 	page := base64.URLEncoding.EncodeToString([]byte(
 		`{"v":"v1","page_start":{"sort_by":"id_ascending","project":"kittens","last_seen":"` +
 			racktest.Disk + `"}}`))
@@ -81,7 +81,7 @@ func disksOf(ids ...string) []oxide.Disk {
 	return disks
 }
 
-func TestOX9PagesThatRepeatAreAnError(t *testing.T) {
+func TestPagesThatRepeatAreAnError(t *testing.T) { // OX-9
 	for name, pages := range map[string]map[string]page{
 		"a page names itself": {"": {disksOf("1"), "A"}, "A": {disksOf("2"), "A"}},
 		"the third names the first": {"": {disksOf("1"), "A"}, "A": {disksOf("2"), "B"},
@@ -98,7 +98,7 @@ func TestOX9PagesThatRepeatAreAnError(t *testing.T) {
 	}
 }
 
-func TestOX9EmptyPagesAreSkippedUpToALimit(t *testing.T) {
+func TestEmptyPagesAreSkippedUpToALimit(t *testing.T) { // OX-9
 	pages := map[string]page{"": {disksOf("1"), "A"}, "A": {disksOf(), "B"},
 		"B": {disksOf("2"), "C"}, "C": {disksOf(), ""}}
 	ids, err := visited(t, pages, 4)
@@ -113,7 +113,7 @@ func TestOX9EmptyPagesAreSkippedUpToALimit(t *testing.T) {
 	csitest.Want(t, err, codes.Unavailable, csierr.RackResponseInvalid)
 }
 
-func TestOX9APageWithoutAListIsAnError(t *testing.T) {
+func TestAPageWithoutAListIsAnError(t *testing.T) { // OX-9
 	for _, body := range []string{`{}`, `{"items":null,"next_page":null}`, racktest.ProjectOf()} {
 		c := clientThat(t, racktest.OK("GET /v1/disks", body))
 		csitest.Want(t, c.EachDisk(t.Context(), &Pager{}, func(*oxide.Disk) bool { return false }),

@@ -56,7 +56,7 @@ func blocked(t *testing.T) map[string]func(path string) {
 	}
 }
 
-func TestD63ATokenFileThatBlocksDelaysNoCallAndStartsNoProcess(t *testing.T) {
+func TestATokenFileThatBlocksDelaysNoCallAndStartsNoProcess(t *testing.T) { // D-63
 	for name, block := range blocked(t) {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "token")
@@ -96,7 +96,7 @@ func TestD63ATokenFileThatBlocksDelaysNoCallAndStartsNoProcess(t *testing.T) {
 	}
 }
 
-func TestD63ACallerThatIsOutOfTimeDoesNotWaitForTheTokenFile(t *testing.T) {
+func TestACallerThatIsOutOfTimeDoesNotWaitForTheTokenFile(t *testing.T) { // D-63
 	path := filepath.Join(t.TempDir(), "token")
 	hungMount(t, path)
 	s := tokenFile(path)
@@ -111,7 +111,7 @@ func TestD63ACallerThatIsOutOfTimeDoesNotWaitForTheTokenFile(t *testing.T) {
 	}
 }
 
-func TestD63ABlockedTokenFileHasOneReaderAndIsReadAgain(t *testing.T) {
+func TestABlockedTokenFileHasOneReaderAndIsReadAgain(t *testing.T) { // D-63
 	path := filepath.Join(t.TempDir(), "token")
 	writeToken(t, path, "one")
 	s := tokenFile(path)
@@ -136,7 +136,7 @@ func TestD63ABlockedTokenFileHasOneReaderAndIsReadAgain(t *testing.T) {
 	})
 }
 
-func TestD63ATokenFileThatCannotBeReadIsAFault(t *testing.T) {
+func TestATokenFileThatCannotBeReadIsAFault(t *testing.T) { // D-63
 	path := filepath.Join(t.TempDir(), "token")
 	writeToken(t, path, "one")
 	s := tokenFile(path)

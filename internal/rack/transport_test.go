@@ -78,7 +78,7 @@ func writeToken(t *testing.T, path, token string) {
 	must(t, os.Rename(path+".new", path))
 }
 
-func TestD63ATokenFileIsReadAgain(t *testing.T) {
+func TestATokenFileIsReadAgain(t *testing.T) { // D-63
 	rack := &guardedRack{}
 	server := httptest.NewServer(rack)
 	t.Cleanup(server.Close)
@@ -148,7 +148,7 @@ func TestTheTokenGoesToTheRackOnly(t *testing.T) {
 	}
 }
 
-func TestOX9AResponseThatIsTooLargeIsRejected(t *testing.T) {
+func TestAResponseThatIsTooLargeIsRejected(t *testing.T) { // OX-9
 	var sent atomic.Int64
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Query().Get("project") == "told" {
@@ -183,7 +183,7 @@ func tokenFile(path string) *TokenSource {
 
 // When a rack's address moves to another machine, nobody answers on the old connections. Calls must
 // not wait for those any longer than it takes to see that.
-func TestOX9ASilentConnectionIsClosed(t *testing.T) {
+func TestASilentConnectionIsClosed(t *testing.T) { // OX-9
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter,
 		_ *http.Request) {
 		_, _ = io.WriteString(w, racktest.ProjectOf())
@@ -312,7 +312,7 @@ func (s slowRack) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 }
 
-func TestB10TheResponseToAChangeIsAwaitedForAWhileWhenTheCallerHasGone(t *testing.T) {
+func TestTheResponseToAChangeIsAwaitedForAWhileWhenTheCallerHasGone(t *testing.T) { // B-10
 	const leaves = time.Second
 	for _, c := range []struct {
 		what     string

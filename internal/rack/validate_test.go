@@ -21,7 +21,7 @@ import (
 const someID = "5e1a9c0e-0c53-4a1c-8f0e-7a3e8f6f0a11"
 
 // A response about another object, or without what the driver decides from, is no response.
-func TestOX12AResponseThatCannotBeIsRefused(t *testing.T) {
+func TestAResponseThatCannotBeIsRefused(t *testing.T) { // OX-12
 	const largest = 1 << 62
 	image := func(id string, size oxide.ByteCount) error {
 		return ValidateImage(someID, &oxide.Image{Id: id, Size: size})

@@ -14,7 +14,7 @@ import (
 
 var must = csitest.Must
 
-func TestD16AccessModes(t *testing.T) {
+func TestAccessModes(t *testing.T) { // D-16
 	fine := map[csi.VolumeCapability_AccessMode_Mode]bool{
 		csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER:        true,
 		csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER: true,
@@ -38,7 +38,7 @@ func TestD16AccessModes(t *testing.T) {
 	}
 }
 
-func TestCV4AndCV5Capabilities(t *testing.T) {
+func TestCapabilities(t *testing.T) { // CV-4, CV-5
 	block := csitest.Filesystem("")
 	block.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
 	grouped := csitest.Filesystem("xfs")
@@ -99,7 +99,7 @@ func sizeFor(r *csi.CapacityRange, floor, ceiling int64) (int64, error) {
 	return parsed.DiskSize(floor, ceiling)
 }
 
-func TestCV11AndCV12DiskSize(t *testing.T) {
+func TestDiskSize(t *testing.T) { // CV-11, CV-12
 	const bytes, half = 1, int64(GiB / 2)
 	for _, test := range []struct {
 		name  string

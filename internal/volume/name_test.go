@@ -8,7 +8,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-func TestE17TheNameOfADiskIsTheHashOfItsVolume(t *testing.T) {
+func TestTheNameOfADiskIsTheHashOfItsVolume(t *testing.T) { // E-17
 	for csiName, want := range map[string]string{
 		"pvc-6fa1d3ac-1234-4a5b-8c6d-7e8f9a0b1c2d": "csi-hpcv1i4tn2rop6ah",
 		"日本/ü\t": "csi-1gi5nnadptjaev48",
@@ -19,7 +19,7 @@ func TestE17TheNameOfADiskIsTheHashOfItsVolume(t *testing.T) {
 	}
 }
 
-func TestE17EveryNameIsOneTheRackTakes(t *testing.T) {
+func TestEveryNameIsOneTheRackTakes(t *testing.T) { // E-17
 	rapid.Check(t, func(t *rapid.T) {
 		// Short ones, so that some are equal, and ends of one are the beginning of the other.
 		short := rapid.StringOfN(rapid.SampledFrom([]rune("ab-.ü")), 0, 3, -1)

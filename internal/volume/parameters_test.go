@@ -17,7 +17,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
-func TestCV6ParseParameters(t *testing.T) {
+func TestParseParameters(t *testing.T) { // CV-6
 	p, err := ParseParameters(map[string]string{
 		"blockSize": "512", "diskType": "distributed", "imageId": strings.ToUpper(someID),
 		"placement":                   "instance",
@@ -44,7 +44,7 @@ func TestCV6ParseParameters(t *testing.T) {
 	}
 }
 
-func TestCV6BadParametersAreRefusedByName(t *testing.T) {
+func TestBadParametersAreRefusedByName(t *testing.T) { // CV-6
 	for _, test := range []struct {
 		key, value string
 		reason     csierr.Reason

@@ -12,7 +12,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
-func TestD17TheExampleOfTheRFD(t *testing.T) {
+func TestTheExampleOfTheRFD(t *testing.T) { // D-17
 	wish := &csi.TopologyRequirement{
 		Requisite: csitest.Topologies("region=R1,zone=Z2", "region=R1,zone=Z3"),
 		Preferred: csitest.Topologies("region=R1,zone=Z3"),
@@ -95,7 +95,7 @@ func TestTopologyRequirements(t *testing.T) { // D-14
 	}
 }
 
-func TestB27TopologySettings(t *testing.T) { // D-75
+func TestTopologySettings(t *testing.T) { // B-27, D-75
 	for _, bad := range []string{"rack", "rack=", "=a", "rack=a,rack=b", "rack=a,RACK=b", "rack=-a",
 		"rack=a;zone=b", "rack=a;", "a/b=c", "rack=a,instance=b", "Instance=b",
 		"rack=" + strings.Repeat("x", 64)} {

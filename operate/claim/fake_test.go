@@ -159,7 +159,7 @@ func (c *cluster) kubectl(_ context.Context, stdin []byte, args ...string) ([]by
 	if c.before != nil {
 		c.before(operands[0])
 	}
-	verb, resource, namespace, name := operands[0], "", flags["--namespace"], ""
+	verb, namespace := operands[0], flags["--namespace"]
 	if verb == "auth" { // can-i
 		needs := right{operands[2], strings.Split(operands[3], ".")[0]}
 		if c.lacks != nil && c.lacks(needs) {
@@ -167,6 +167,7 @@ func (c *cluster) kubectl(_ context.Context, stdin []byte, args ...string) ([]by
 		}
 		return []byte("yes"), nil
 	}
+	var resource, name string
 	var body object
 	if err := json.Unmarshal(stdin, &body); err != nil && verb != "get" {
 		c.t.Fatal(err)

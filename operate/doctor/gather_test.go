@@ -194,10 +194,10 @@ func leaves(place string, value any, set func(any), visit func(place, text strin
 	}
 }
 
-// TestB26NoSecretIsInWhatADoctorWrites puts a canary into each text that a doctor reads, as a name,
+// TestNoSecretIsInWhatADoctorWrites puts a canary into each text that a doctor reads, as a name,
 // as a text and at the end of what is there, one at a time and then into all at once, and looks for
 // it in everything that a doctor writes.
-func TestB26NoSecretIsInWhatADoctorWrites(t *testing.T) {
+func TestNoSecretIsInWhatADoctorWrites(t *testing.T) { // B-26
 	text, err := os.ReadFile("testdata/cluster.json")
 	csitest.Must(t, err)
 	read := map[string]any{}

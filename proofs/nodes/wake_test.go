@@ -182,7 +182,7 @@ func wake(t *testing.T, r *harness.Rack, others int) time.Duration {
 
 // The keeper attaches nothing itself, so the attacher has to be faster than a program that starts
 // the instance.
-func TestD61TheWokenAttacherIsFasterThanAProgramThatStartsTheInstance(t *testing.T) {
+func TestTheWokenAttacherIsFasterThanAProgramThatStartsTheInstance(t *testing.T) { // D-61
 	rack, _ := startRack(t)
 	many, busyCalls := 20, 10*threads
 	if testing.Short() {

@@ -128,7 +128,7 @@ func TestADiskIsNotTakenForAMountedOneOfAnotherRackWithItsName(t *testing.T) {
 	}
 }
 
-func TestA69ADistributedDiskHasAWriteCacheAndCanKeepWhatIsDiscarded(t *testing.T) {
+func TestADistributedDiskHasAWriteCacheAndCanKeepWhatIsDiscarded(t *testing.T) { // A69
 	for _, test := range []struct {
 		local, noDiscards bool
 		cache             string
