@@ -225,7 +225,7 @@ func TestAuditOptions(t *testing.T) {
 			"OXIDE_CLUSTER_ID"},
 		{"deleting what nobody names", "", []string{"--kubectl", "--delete"}, "needs an argument"},
 		{"what is not made yet", "", []string{"--kubectl", "--min-age=-1s"}, "--min-age"},
-		{"another format", "", []string{"--kubectl", "--output=yaml"}, "table or json"},
+		{"another format", "", []string{"--kubectl", "--output=yaml"}, "table, json or pv"},
 		{"a word too many", "", []string{"--kubectl", "now"}, "flags only"},
 		{"a flag of the plugin's", "", []string{"--kubectl", "--mode=node"}, "mode"},
 	} {
