@@ -258,7 +258,7 @@ func TestAPreflightRefusesASiloWithoutRoomForTheRules(t *testing.T) {
 	}
 }
 
-func TestADeletedObjectLeavesTheBudgetHoweverItWasNamedAndAnswered(t *testing.T) {
+func TestADeletedObjectLeavesTheBudget(t *testing.T) {
 	const id = "9a1c43ee-2c7c-4a4b-8d4d-6f6f1c3d2b10"
 	for name, test := range map[string]struct {
 		path   string

@@ -67,7 +67,7 @@ func TestAProcessThatEndsByItselfIsReportedWithItsLog(t *testing.T) {
 	}
 }
 
-func TestWaitingForTheFirstLineOfASilentProcessEndsWithTheContext(t *testing.T) {
+func TestTheWaitForAFirstLineEndsWithTheContext(t *testing.T) {
 	p := script(t, `exec sleep 60`)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()

@@ -14,7 +14,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 )
 
-func TestMoreListsEverythingThatTheLedgerHasMoreOfThanTheFirstOne(t *testing.T) {
+func TestMoreListsWhatALedgerHasGained(t *testing.T) {
 	start := Ledger{"disk x": 1, "open file of the driver: pipe": 4, "mount /a": 1}
 	now := Ledger{"disk x": 1, "disk y": 1, "open file of the driver: pipe": 6}
 	want := []string{"disk y", "open file of the driver: pipe (4 at the start, 6 now)"}

@@ -76,7 +76,7 @@ func (w *story) stops() map[string]int {
 	return stops
 }
 
-func TestAnAttachmentThatFailsOnAStoppedInstanceCausesOnlyAFewStops(t *testing.T) { // D-61
+func TestAFailingAttachmentCausesFewStops(t *testing.T) { // D-61
 	for _, c := range []struct {
 		name, refused string
 		most          int
@@ -114,7 +114,7 @@ func TestAnAttachmentThatFailsOnAStoppedInstanceCausesOnlyAFewStops(t *testing.T
 	}
 }
 
-func TestAnAttachmentThatFailedIsTriedAgainWhenSomethingAboutItHasChanged(t *testing.T) { // D-61
+func TestAFailedAttachmentIsRepeatedAfterAChange(t *testing.T) { // D-61
 	volume := func(change func(*corev1.PersistentVolume)) func(*story) {
 		return func(w *story) { keepertest.Edit(w.api, "", "data", change) }
 	}
@@ -259,7 +259,7 @@ func (w *story) leave(node, volume string) {
 
 // The disk of the claim is replaced while its pod is stopped: the earlier disk is to be detached,
 // and some time later the new one is to be attached.
-func TestAClaimThatIsGrownStopsItsNodeOnceIfItsPodComesBackInTime(t *testing.T) { // D-61
+func TestGrowingAClaimStopsItsNodeOnce(t *testing.T) { // D-61
 	for _, c := range []struct {
 		name  string
 		to    string // the node of the pod when it comes back

@@ -225,7 +225,7 @@ func TestABudgetForbidsAStopThatWouldViolateIt(t *testing.T) {
 
 // The controller of budgets updates its counts after the API server has answered, and the keeper
 // may read them in between.
-func TestAPodLostElsewhereCountsBeforeTheBudgetsStatusIsUpdated(t *testing.T) {
+func TestALostPodCountsAgainstItsBudgetAtOnce(t *testing.T) {
 	for name, given := range map[string]func(*story){
 		"it is evicted": func(w *story) { // by another program, which the budget allowed
 			p, _ := keepertest.Get[*corev1.Pod](w.api, "shop", "db-b")

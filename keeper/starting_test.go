@@ -263,7 +263,7 @@ func TestTheInstanceOfANodeThatIsDeletedInAnOperationIsStarted(t *testing.T) { /
 }
 
 // A kubelet may annotate its own Node: these annotations were the records of an earlier keeper.
-func TestAnAnnotationOfANodeHasNothingAttachedStoppedStartedOrFenced(t *testing.T) { // D-61
+func TestANodesAnnotationCausesNoAction(t *testing.T) { // D-61
 	for _, step := range []step{stopping, attaching, starting, returning} {
 		t.Run(string(step), func(t *testing.T) {
 			w := newStory(t, "a", "b")

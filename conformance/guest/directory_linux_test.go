@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestADirectoryStaysUntilTheProgramsOfItsKilledAgentHaveEnded(t *testing.T) {
+func TestADirectoryOutlivesTheProgramsOfItsAgent(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	d, err := newDirectory()
 	if err != nil {

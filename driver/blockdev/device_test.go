@@ -124,7 +124,7 @@ func openDisk(t *testing.T, size int64) (*guesttest.Disk, *OpenDevice) {
 }
 
 // A read goes on when its call ends, and the device's path may be another disk's by then.
-func TestAReopenedDeviceNeedsNeitherItsPathNorTheFirst(t *testing.T) {
+func TestReopenSurvivesCloseAndRename(t *testing.T) {
 	d, device := openDisk(t, guesttest.MiB)
 	d.WriteAt(t, 0, []byte("the disk that was opened"))
 	csitest.Must(t, os.Remove(device.Path))
@@ -183,7 +183,7 @@ func TestNoOtherProcessKeepsTheDeviceInUse(t *testing.T) {
 	}
 }
 
-func TestALoopDeviceThatDoesNotAnswerKeepsOnlyDisksThatWorkloadsMayUse(t *testing.T) {
+func TestAHangingLoopDeviceHoldsOnlySharedDisks(t *testing.T) {
 	disk, d := openDisk(t, 8*guesttest.MiB)
 	loop := strings.TrimSpace(guesttest.Run(t, "losetup", "--find", "--show", disk.Copy(t)))
 	defer guesttest.Run(t, "losetup", "--detach", loop)

@@ -346,7 +346,7 @@ var pagedLists = map[string]struct {
 		}},
 }
 
-func TestAPageTakesTwoRequestsHoweverLongTheListIs(t *testing.T) { // LV-4, LS-4
+func TestAPageTakesTwoRequests(t *testing.T) { // LV-4, LS-4
 	for name, list := range pagedLists {
 		for _, project := range []string{racktest.ProjectID, "p", strings.Repeat("x", 63)} {
 			for _, most := range []int32{1, 7, 100} {

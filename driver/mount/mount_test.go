@@ -41,7 +41,7 @@ func opened(t *testing.T, g *guesttest.Guest, serial string) *blockdev.OpenDevic
 	return d
 }
 
-func TestTheOpenDeviceIsMountedWhateverItsPathLeadsToByNow(t *testing.T) {
+func TestTheOpenDeviceIsMountedAndNotItsPath(t *testing.T) {
 	for _, fsType := range volume.Filesystems {
 		t.Run(fsType, func(t *testing.T) {
 			g := guesttest.New(t)
@@ -83,7 +83,7 @@ func TestAMountShowsItsDeviceAndThatTheDriverMadeIt(t *testing.T) {
 	}
 }
 
-func TestABtrfsIsMountedWhileTheKernelIsToldAnotherPathOfIt(t *testing.T) {
+func TestStageABtrfsDuringADeviceScan(t *testing.T) {
 	g := guesttest.New(t)
 	disk := formatted(t, g, guesttest.Serial, volume.Btrfs)
 	device := opened(t, g, guesttest.Serial)
@@ -117,7 +117,7 @@ func TestABtrfsIsMountedWhileTheKernelIsToldAnotherPathOfIt(t *testing.T) {
 	must(t, err)
 }
 
-func TestABtrfsIsMountedWhateverAFailedMountLeftAtItsNumber(t *testing.T) {
+func TestStageBtrfsAfterAFailedMount(t *testing.T) {
 	for _, origin := range []string{"failed", "mounted"} {
 		t.Run("its origin has "+origin, func(t *testing.T) {
 			g := guesttest.New(t)

@@ -103,7 +103,7 @@ func smallest(fsType string) int64 {
 	return 64 * guesttest.MiB
 }
 
-func TestABtrfsOfWhichOnlyTheRecordsAreLeftIsKeptWhateverALaterCheckFinds(t *testing.T) {
+func TestAFinishedBtrfsFormatIsKept(t *testing.T) {
 	g := newGuest(t)
 	v := g.volume(g.Attach(guesttest.Serial, smallest(volume.Btrfs)), volume.Btrfs)
 	interruptFormat(t, `"$real" "$@" && exit 1`, v.stage)
@@ -267,7 +267,7 @@ func TestRestoredVolumes(t *testing.T) {
 	})
 }
 
-func TestABtrfsThatTheKernelTakesForItsTwinIsTakenDownBesideIt(t *testing.T) {
+func TestUnstageABtrfsBesideItsTwin(t *testing.T) {
 	for name, lost := range map[string]func(t *testing.T, g *testGuest, alias string){
 		"the kernel has another path": func(*testing.T, *testGuest, string) {},
 		"the kernel has a path that is gone": func(t *testing.T, _ *testGuest, alias string) {

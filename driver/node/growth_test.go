@@ -252,7 +252,7 @@ func cutOff(t *testing.T, fsType string) testVolume {
 	return v
 }
 
-func TestAGrowthThatWasCutOffGoesOnOverNothingButItsOwnTraces(t *testing.T) { // NS-13
+func TestAGrowthResumesOnlyOverItsOwnTraces(t *testing.T) { // NS-13
 	foreign := map[string][]byte{"": nil, "foreign data": []byte("what somebody else has written"),
 		// Their blocks have the UUID of their filesystem.
 		"another xfs": append([]byte("XFSB"), make([]byte, 508)...),
@@ -325,7 +325,7 @@ func TestARawVolumeIsNotGrownOverBecauseAGrowthHadBegun(t *testing.T) {
 	}
 }
 
-func TestWhatAWorkloadWroteToARawDeviceIsNotErasedAsARecord(t *testing.T) {
+func TestAForgedRecordIsNotErased(t *testing.T) {
 	for _, grow := range []int64{0, 1 << 20} {
 		v := newGuest(t).disk(256, "block")
 		must(t, v.stage())
@@ -358,7 +358,7 @@ func TestWhatAWorkloadWroteToARawDeviceIsNotErasedAsARecord(t *testing.T) {
 	}
 }
 
-func TestTheRecordsOfAFormatAreGoneBeforeADeviceIsShownAsOne(t *testing.T) {
+func TestFormatRecordsAreErasedBeforeARawPublish(t *testing.T) {
 	for name, show := range map[string]func(v testVolume) error{
 		"staged":              testVolume.stage,
 		"published":           func(v testVolume) error { return v.publish("dev") },
@@ -394,7 +394,7 @@ func TestABtrfsIsNotGrownOverWhatFollowsACopyOfItsBlock(t *testing.T) {
 	must(t, v.unstage())
 }
 
-func TestARecordThatARawWorkloadWroteGrowsNothingOverItsData(t *testing.T) {
+func TestAForgedRecordGrowsNothing(t *testing.T) {
 	v := behind(t, volume.Ext4)
 	v.Tag = map[string]string{volume.CtxUse: volume.UseBoth}
 	v.Whole = true

@@ -111,7 +111,7 @@ func (v testVolume) held(names ...string) {
 	same()
 }
 
-func TestAVolumeThatAnotherMountNamespaceHasIsNotTakenDown(t *testing.T) { // NU-5
+func TestUnstageKeepsAVolumeOfAnotherMountNamespace(t *testing.T) { // NU-5
 	for _, fsType := range []string{volume.Ext4, volume.XFS, volume.Btrfs} {
 		t.Run(fsType, func(t *testing.T) {
 			v := statefulGuest(t).disk(512, fsType)
@@ -242,7 +242,7 @@ func TestCopiesThatGoWithTheDriversMountAreNoHolders(t *testing.T) { // B-32
 	})
 }
 
-func TestATargetThatAnotherMountNamespaceHasIsNotRemoved(t *testing.T) { // UP-6
+func TestUnpublishKeepsATargetOfAnotherMountNamespace(t *testing.T) { // UP-6
 	for _, fsType := range []string{volume.Ext4, "block"} {
 		t.Run(fsType, func(t *testing.T) {
 			v := statefulGuest(t).disk(16, fsType)
@@ -336,7 +336,7 @@ func TestAWorkloadsFUSEHoldsUpNoUnstage(t *testing.T) {
 	csitest.Want(t, inTime(t, v.unstageSoon), codes.Internal, csierr.StillMounted)
 }
 
-func TestARefusedStageThawsNothingThatADirectoryNamedLikeADiskShows(t *testing.T) {
+func TestARefusedStageThawsNoOtherFilesystem(t *testing.T) {
 	v := statefulGuest(t).disk(64, volume.Ext4)
 	must(t, v.stage())
 	sub := filepath.Join(v.staging(), "nvme0n1")

@@ -95,7 +95,7 @@ func TestAVolumeUnderAnotherOneIsNotTakenDown(t *testing.T) {
 	must(t, v.unstage())
 }
 
-func TestAVolumeThatTheNodeDoesNotKnowIsNotAtAnotherOnesPath(t *testing.T) { // VS-5
+func TestStatsOfAnUnknownVolumeAreNotAnothers(t *testing.T) { // VS-5
 	eachTwoVolumes(t, func(t *testing.T, v, other testVolume) {
 		_, known := v.guest.node().records().of(other.ID).load()
 		paths := []string{v.guest.path("pod")}
@@ -138,7 +138,7 @@ func TestAFilesystemsUUIDAloneDoesNotHoldUpAnUnstage(t *testing.T) { // NU-5
 	}
 }
 
-func TestAVolumeWithoutRecordAndStagingMountIsNotLookedForOnOtherDisks(t *testing.T) { // NU-5
+func TestUnstageSearchesNoOtherDisks(t *testing.T) { // NU-5
 	v := statefulGuest(t).disk(16, volume.Ext4)
 	other := v.guest.Attach(guesttest.OtherSerial, 16*guesttest.MiB) // which may hang
 	watch, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
@@ -153,7 +153,7 @@ func TestAVolumeWithoutRecordAndStagingMountIsNotLookedForOnOtherDisks(t *testin
 	}
 }
 
-func TestWhatTheDriverMountedIsTakenDownWithoutARecordWhoeversFilesystemItIs(t *testing.T) { // NU-5
+func TestUnstageUnmountsWithoutARecord(t *testing.T) { // NU-5
 	for _, fsType := range append([]string{"block"}, volume.Filesystems...) {
 		t.Run(fsType, func(t *testing.T) {
 			g := statefulGuest(t)
@@ -301,7 +301,7 @@ func TestTheStagingPathHasToShowThisVolumesDevice(t *testing.T) { // NP-5
 	})
 }
 
-func TestTheFilesystemBelowAVolumeThatHasJustGoneIsNotCounted(t *testing.T) { // VS-2
+func TestStatsNeverCountTheFilesystemBelow(t *testing.T) { // VS-2
 	for _, fsType := range []string{volume.Ext4, volume.Btrfs} {
 		v := newGuest(t).disk(128, fsType)
 		must(t, v.stage())
@@ -317,7 +317,7 @@ func TestTheFilesystemBelowAVolumeThatHasJustGoneIsNotCounted(t *testing.T) { //
 }
 
 // The kernel reuses a device's name like its number, and a btrfs shows no number.
-func TestADeadBtrfsIsNotTakenForTheDiskThatHasItsDevicesNameNow(t *testing.T) {
+func TestADeadBtrfsIsNotTheDiskWithItsOldName(t *testing.T) {
 	setUp := func(t *testing.T, serial string) (v, w testVolume) {
 		g := statefulGuest(t)
 		v = g.volume(g.Attach(guesttest.Serial, 128*guesttest.MiB), volume.Btrfs)

@@ -65,7 +65,7 @@ func TestWhatIsNoRecordIsNotBelieved(t *testing.T) {
 	}
 }
 
-func TestARawVolumeThatIsPublishedIsNotReleasedByARestartedDriver(t *testing.T) { // NU-5
+func TestARestartedDriverKeepsAPublishedRawVolume(t *testing.T) { // NU-5
 	v := statefulGuest(t).disk(8, "block")
 	must(t, v.stage())
 	must(t, v.publish("dev"))
@@ -144,7 +144,7 @@ func TestARecordThatMakesNoSenseIsIgnoredAndNamedInTheLog(t *testing.T) {
 	}
 }
 
-func TestTheStateDirectoryIsMadeAtStartAndClearedOfWhatWasBeingWritten(t *testing.T) {
+func TestStartMakesAndCleansTheStateDirectory(t *testing.T) {
 	g := statefulGuest(t)
 	must(t, g.node().OpenState())
 	info, err := os.Stat(g.state)
@@ -162,7 +162,7 @@ func TestTheStateDirectoryIsMadeAtStartAndClearedOfWhatWasBeingWritten(t *testin
 	}
 }
 
-func TestNothingButTheDriversOwnFilesIsClearedFromTheStateDirectory(t *testing.T) {
+func TestOnlyOwnFilesAreRemovedFromTheStateDirectory(t *testing.T) {
 	g := statefulGuest(t)
 	must(t, os.MkdirAll(g.state, 0o700))
 	others := []string{"config.new", "x.json.new", "trial-.new", "trial-1984.new.old", "trial-x.new",
@@ -181,7 +181,7 @@ func TestNothingButTheDriversOwnFilesIsClearedFromTheStateDirectory(t *testing.T
 	}
 }
 
-func TestAVolumeIsNotTouchedWhenItsDiskCannotBeWrittenDown(t *testing.T) {
+func TestStageFailsIfItsRecordCannotBeWritten(t *testing.T) {
 	g := statefulGuest(t)
 	must(t, os.WriteFile(filepath.Dir(g.state), nil, 0o600))
 	if err := g.node().OpenState(); err == nil || strings.Contains(err.Error(), g.Dir) {
@@ -310,7 +310,7 @@ func (v testVolume) record() string {
 	return string(b)
 }
 
-func TestALinkInTheStateDirectoryIsNeitherWrittenThroughNorRead(t *testing.T) {
+func TestALinkInTheStateDirectoryIsNotFollowed(t *testing.T) {
 	v := statefulGuest(t).disk(8, "block")
 	must(t, v.stage())
 	file := filepath.Join(v.guest.state, v.ID+".json")
@@ -427,7 +427,7 @@ func TestAWorkloadsLockOfItsDeviceHoldsUpNoCall(t *testing.T) {
 	must(t, v.unstage())
 }
 
-func TestNothingIsUnstagedWhileAnotherDriverOfTheNodeIsInTheMiddleOfAStage(t *testing.T) {
+func TestUnstageWaitsForAnotherDriversStage(t *testing.T) {
 	v := statefulGuest(t).disk(64, volume.Ext4)
 	v.guest.Unplug(v.disk)
 	other := v.guest.node()

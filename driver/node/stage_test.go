@@ -440,7 +440,7 @@ func TestAFeatureThatTheKernelRefusesIsNamed(t *testing.T) {
 	}
 }
 
-func TestADestroyedFilesystemThatThisNodeHasMountedIsNotTakenForAStrangers(t *testing.T) {
+func TestADestroyedMountedFilesystemIsStillTheVolumes(t *testing.T) {
 	const advice = "do not delete the volume"
 	for name, stageBefore := range map[string]bool{"mounted here before": true, "never": false} {
 		t.Run(name, func(t *testing.T) {

@@ -254,7 +254,7 @@ func TestAFrozenFilesystemIsThawedAndReleased(t *testing.T) { // NU-4
 	})
 }
 
-func TestAFrozenFilesystemIsCountedWhileAWriterWaitsForItsThaw(t *testing.T) { // VS-3
+func TestStatsOfAFrozenFilesystem(t *testing.T) { // VS-3
 	for _, fsType := range short.Some(t, 2, volume.Filesystems) {
 		v := newGuest(t).disk(512, fsType)
 		must(t, v.stage())

@@ -84,7 +84,7 @@ func leaveRack(t *testing.T) {
 	t.Fatalf("the process was to be killed, and its input has ended: %v", err)
 }
 
-func TestAnAbandonedEnvironmentLeavesNoProcessNoMountAndNoDevice(t *testing.T) {
+func TestAnAbandonedEnvironmentLeavesNothing(t *testing.T) {
 	run, ctx := harness.RunFor(t), t.Context()
 	env, err := proof.New(t, "abandoned").StartEnvironment(ctx, run, harness.RackOptions{}, "a",
 		proof.Journal)

@@ -79,7 +79,7 @@ func TestAChangeIsSaidOnceAndOnlyWhenItWasMade(t *testing.T) {
 	}
 }
 
-func TestAChangeWhoseProcessDiesIsClosedByTheCallThatFindsItMade(t *testing.T) {
+func TestTheNextCallClosesTheChangeOfADeadProcess(t *testing.T) {
 	dir := t.TempDir()
 	record(dir).call(t.Context()).Begin(Mounted, Fields{})
 	after := record(dir)
@@ -208,7 +208,7 @@ func TestANodeRemembersSoManyVolumesAndNoMore(t *testing.T) {
 	}
 }
 
-func TestWhateverIsInTheFileACallIsNotHinderedAndSaysWhatItDid(t *testing.T) {
+func TestADamagedFlightRecordHindersNoCall(t *testing.T) {
 	for name, put := range map[string]func(path string) error{
 		"a torn line": func(path string) error {
 			return os.WriteFile(path, []byte(`{"time":"2026-01-01T00:00:00Z","event":"Mou`), 0o600)

@@ -56,7 +56,7 @@ func blocked(t *testing.T) map[string]func(path string) {
 	}
 }
 
-func TestATokenFileThatBlocksDelaysNoCallAndStartsNoProcess(t *testing.T) { // D-63
+func TestATokenFileThatBlocksDelaysNoCall(t *testing.T) { // D-63
 	for name, block := range blocked(t) {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "token")

@@ -312,7 +312,7 @@ func (s slowRack) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 }
 
-func TestTheResponseToAChangeIsAwaitedForAWhileWhenTheCallerHasGone(t *testing.T) { // B-10
+func TestAChangeIsAwaitedAfterItsCallerHasGone(t *testing.T) { // B-10
 	const leaves = time.Second
 	for _, c := range []struct {
 		what     string

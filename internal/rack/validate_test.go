@@ -217,7 +217,7 @@ func reads(t *testing.T, c *Client) []func() error {
 	}
 }
 
-func TestAnotherWorldRefusesEveryCallUntilItIsTheKnownOneAgain(t *testing.T) {
+func TestAnotherRackRefusesEveryCall(t *testing.T) {
 	c := clientThat(t, diskThere, another, user, another, user, another, user, another, user, another,
 		user, project, user, diskThere)
 	_, err := c.Disk(t.Context(), racktest.Disk)

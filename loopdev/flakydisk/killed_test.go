@@ -67,7 +67,7 @@ func waitForItself(dir string) error {
 	return err
 }
 
-func TestAServerThatIsKilledWhileItWaitsForItsOwnDiskLeavesNothingThatHangs(t *testing.T) {
+func TestAKilledServerLeavesNoHangingProcess(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), `it's $(a) "directory"; `)
 	must(t, os.Mkdir(dir, 0o700))
 	server := exec.Command(os.Args[0])

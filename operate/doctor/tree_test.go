@@ -58,7 +58,7 @@ func TestAClusterIsATreeFromTheRackToThePod(t *testing.T) {
 	}
 }
 
-func TestATreeHasColoursWhereTheyAreWantedAndEscapesWhatOthersWrote(t *testing.T) {
+func TestATreeColoursAndEscapesText(t *testing.T) {
 	hostile := disk(func(d *Disk) { d.Name = "<script>\x1b[2J\u202e" })
 	d, text := treeOf(t, true, hostile, faulted)
 	if !strings.Contains(text, "\x1b[1;31mbroken  \x1b[0m") || strings.Contains(text, "\x1b[2J") ||

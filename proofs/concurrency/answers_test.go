@@ -32,11 +32,11 @@ const (
 // lanes is how many volumes are worked on at once, each by two controllers of its own.
 const lanes = 6
 
-// TestNothingAcknowledgedIsUndoneByAnAnswerThatIsMissingLateOrWrong proves the controller's rules
+// TestNoMissingLateOrWrongAnswerUndoesAcknowledgedWork proves the controller's rules
 // in trials with four actors: a proxy that answers in the rack's place, a rack that carries a
 // request out after its answer, a person or another controller that makes the same change, and a
 // leader that stands still between its look and its change while another one leads.
-func TestNothingAcknowledgedIsUndoneByAnAnswerThatIsMissingLateOrWrong(t *testing.T) {
+func TestNoMissingLateOrWrongAnswerUndoesAcknowledgedWork(t *testing.T) {
 	t.Parallel()
 	p := proof.New(t, "answers")
 	n := 240

@@ -67,7 +67,7 @@ type layout struct {
 	groups [][]string
 }
 
-func TestAFilesystemWithAnUnknownFeatureIsRefusedByTheNameOfTheFeature(t *testing.T) {
+func TestAnUnknownFeatureIsRefusedByName(t *testing.T) {
 	p := proof.New(t, "features")
 	run := harness.RunFor(t)
 	bases, err := newBases(run.Dir, p.Rand())

@@ -178,7 +178,7 @@ func TestHistoriesThatOnceFailedDoNotFailAgain(t *testing.T) {
 
 // A device's name does not identify a disk. The mount of a btrfs has no usable number, only
 // the name that the device had at the time of the mount.
-func TestADeadMountIsNotTakenForANewDiskWithTheSameDeviceName(t *testing.T) {
+func TestADeadMountIsNotTheNewDiskWithItsName(t *testing.T) {
 	runner := newRunner(t, "model-regressions")
 	h, err := runner.replay(t, nil, `
 		controller 1: CreateVolume v3

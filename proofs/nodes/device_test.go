@@ -17,7 +17,7 @@ import (
 // A rack that records an attach first may leave a volume attached without a device. To Kubernetes
 // the volume is attached, so the keeper stops no node for it, until somebody deletes the pod: then
 // the detach needs a stop, and the next pod has its device (D-61, docs/hot-plug.md).
-func TestAVolumeThatIsAttachedWithoutADeviceIsHealedByTheStopForItsDetach(t *testing.T) { // D-61
+func TestTheStopForADetachHealsAVolumeWithoutADevice(t *testing.T) { // D-61
 	rack, err := harness.RunFor(t).StartRack(t.Context(),
 		harness.RackOptions{Instances: names, Hotplug: "none"})
 	if err != nil {

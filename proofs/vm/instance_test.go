@@ -270,7 +270,7 @@ func TestAnInstanceRunsAsAVirtualMachine(t *testing.T) {
 	}
 }
 
-func TestTheMachinesOfARackWithoutADirectoryEndWithIt(t *testing.T) {
+func TestTheMachinesOfATemporaryRackEndWithIt(t *testing.T) {
 	image, program := imageDir(t), os.Getenv("OXIDE_SIMULATOR")
 	if program == "" {
 		program = filepath.Join(t.TempDir(), "oxide-simulator")

@@ -114,7 +114,7 @@ func nodeOf(t *testing.T, p *Plane, instanceID string) string {
 	return p.view(instanceID).nodePath(names[0])
 }
 
-func TestADiskIsNotTakenForAMountedOneOfAnotherRackWithItsName(t *testing.T) {
+func TestADiskOfAnotherRackWithTheNameIsNotItsMount(t *testing.T) {
 	for _, mounted := range []bool{true, false} {
 		p := newPlane(t)
 		spec := newDisk(t, p, newGuest(t, p), "same")

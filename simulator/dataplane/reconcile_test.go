@@ -26,7 +26,7 @@ func killed(t *testing.T, p *Plane, guests ...string) *Plane {
 	return after
 }
 
-func TestReconcileAdoptsADeviceThatAnotherMountNamespaceAttached(t *testing.T) {
+func TestReconcileAdoptsADeviceOfAnotherMountNamespace(t *testing.T) {
 	before := newPlane(t)
 	spec := newDisk(t, before, newGuest(t, before), "elsewhere")
 	// The path of the file no longer exists, as that of a file in a removed container.
@@ -49,7 +49,7 @@ func TestReconcileAdoptsADeviceThatAnotherMountNamespaceAttached(t *testing.T) {
 	}
 }
 
-func TestReconcileDoesNotReleaseTheDevicesOfAnotherRackWithTheSamePath(t *testing.T) {
+func TestReconcileKeepsTheDevicesOfAnotherRack(t *testing.T) {
 	for _, name := range []string{"in use", "whose file was removed", "on another filesystem"} {
 		t.Run(name, func(t *testing.T) {
 			theirs := newPlane(t)
