@@ -52,6 +52,8 @@ func New(d *blockdev.OpenDevice, fsType string, o volume.MountOptions) (*Mount, 
 	if err != nil {
 		reason := csierr.NodeToolFailed
 		switch { // so the kernel's filesystems say it
+		case fsType == volume.Btrfs && errors.Is(err, unix.EEXIST):
+			reason = csierr.BtrfsTwin
 		case errors.Is(err, unix.EUCLEAN), errors.Is(err, unix.EBADMSG):
 			reason = csierr.FilesystemDamaged
 		case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENOSYS),

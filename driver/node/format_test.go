@@ -267,6 +267,18 @@ func TestRestoredVolumes(t *testing.T) {
 	})
 }
 
+func TestANodeMountsOneOfTwoBtrfsOfABlankSnapshot(t *testing.T) {
+	g := statefulGuest(t)
+	origin := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), volume.Btrfs)
+	restored := g.volume(g.Attach("csi-restored00000000", 512*guesttest.MiB), volume.Btrfs)
+	restored.Tag = map[string]string{volume.CtxFilesystemUUID: origin.ID}
+	must(t, origin.stage())
+	csitest.Want(t, restored.stage(), codes.FailedPrecondition, csierr.BtrfsTwin)
+	must(t, origin.unstage())
+	must(t, restored.stage())
+	must(t, restored.unstage())
+}
+
 func TestUnstageABtrfsBesideItsTwin(t *testing.T) {
 	for name, lost := range map[string]func(t *testing.T, g *testGuest, alias string){
 		"the kernel has another path": func(*testing.T, *testGuest, string) {},

@@ -147,6 +147,7 @@ const (
 	FilesystemNotGrown   Reason = "FilesystemNotGrown"
 	FilesystemFailed     Reason = "FilesystemFailed"
 	LogNotReplayed       Reason = "LogNotReplayed"
+	BtrfsTwin            Reason = "BtrfsTwin"
 	StagedDifferently    Reason = "StagedDifferently"
 	NotStaged            Reason = "NotStaged"
 	PublishedDifferently Reason = "PublishedDifferently"

@@ -158,6 +158,7 @@ var advices = map[csierr.Reason]advice{
 	csierr.FilesystemFailed: {LinkFilesystem,
 		"Nothing until the volume is unpublished everywhere and staged again.", kernelLog},
 	csierr.LogNotReplayed:    {LinkFilesystem, repeated, showDisk},
+	csierr.BtrfsTwin:         {LinkFilesystem, repeated, showPods},
 	csierr.StagedDifferently: {LinkMounts, repeated, inspectNode},
 	csierr.NotStaged: {LinkMounts,
 		"The orchestrator may stage the volume again.", showPods},
