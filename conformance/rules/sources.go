@@ -1,6 +1,8 @@
 package rules
 
 import (
+	"errors"
+	"slices"
 	"strings"
 
 	"github.com/google/uuid"
@@ -33,20 +35,30 @@ func checkImages(c *Check) {
 		{"the silo's images", "silo-image", "", ""},
 		{"the project's images", "project-image", project.Id, c.project()},
 	} {
-		page := Must[*oxide.ImageResultsPage](c, "list "+list.what)(c.Client.ImageList(c.ctx,
-			oxide.ImageListParams{Project: list.project}))
-		for _, image := range page.Items {
+		images := func() []oxide.Image {
+			return Must[*oxide.ImageResultsPage](c, "list "+list.what)(c.Client.ImageList(c.ctx,
+				oxide.ImageListParams{Project: list.project})).Items
+		}
+		items := images()
+		for _, image := range items {
 			Equal(c, "the project of "+string(image.Name)+" of "+list.what, image.ProjectId, list.owner)
 		}
-		if len(page.Items) > 0 {
-			first := page.Items[0]
-			byName := Must[*oxide.Image](c, "read one of "+list.what+" by name")(c.Client.ImageView(c.ctx,
-				oxide.ImageViewParams{Image: oxide.NameOrId(first.Name), Project: list.project}))
-			byID := Must[*oxide.Image](c, "read one of "+list.what+" by ID")(c.Client.ImageView(c.ctx,
-				oxide.ImageViewParams{Image: oxide.NameOrId(first.Id)}))
-			c.Same("the one of "+list.what+" that was read by name", byName, first)
-			c.Same("the one of "+list.what+" that was read by ID", byID, first)
-		} else {
+		if len(items) > 0 {
+			first := items[0]
+			byName, err := c.Client.ImageView(c.ctx, oxide.ImageViewParams{
+				Image: oxide.NameOrId(first.Name), Project: list.project})
+			byID, err2 := c.Client.ImageView(c.ctx, oxide.ImageViewParams{
+				Image: oxide.NameOrId(first.Id)})
+			if errors.Join(err, err2) != nil && !slices.ContainsFunc(images(),
+				func(i oxide.Image) bool { return i.Id == first.Id }) {
+				items = nil // somebody else has deleted it
+			} else {
+				c.must("read one of "+list.what, errors.Join(err, err2))
+				c.Same("the one of "+list.what+" that was read by name", byName, first)
+				c.Same("the one of "+list.what+" that was read by ID", byID, first)
+			}
+		}
+		if len(items) == 0 {
 			none = append(none, list.what)
 		}
 		nobodys := string(c.Name())
