@@ -56,7 +56,7 @@ LOOP    := $(shell [ -d "$$($(GO) env GOCACHE)/00" ] && echo warm_s || echo cold
 KEPT     = $(CURDIR)/.cache/testrun
 TESTSUM  = PROOF_FIGURES=$(KEPT)/$@.figures tools/tests $(KEPT)/$@-$(1)
 FRESH    = rm -f $(KEPT)/$@-*.json; : >$(KEPT)/$@.figures
-SUMMARY  = cat $(KEPT)/$@.figures; grep -ho '[0-9]* cases are left to make proofs' $(KEPT)/$@-*.json | \
+SUMMARY  = cat $(KEPT)/$@.figures; grep -ho '[0-9]* cases are left to make proofs' $(KEPT)/$@-[!f]*.json | \
 	awk '{n += $$1} END {if (NR) print "left to make proofs: " n " cases of " NR " tests"}'; \
 	echo "the slowest:"; cat $(KEPT)/$@-*.json | $(KEPT)/gotestsum tool slowest --threshold 1s | head -n 5; \
 	echo "evidence: all output is in $(KEPT)/$@-*.json"; \
@@ -97,12 +97,13 @@ BUILD    = $(PLAIN) $(GO) build -o $(PROGRAMS)/ ./cmd/... && \
 	$(PLAIN) $(GO) build -modfile=tools/go.mod -o $(PROGRAMS)/ $(TOOLS)
 BUILDRACE = $(GO) build -race -o $(PROGRAMS)/raced/ ./cmd/...
 # The packages that have more than -short tries. Those of RACED run with the race detector, and so do
-# UNITS: they make many calls at once, or test what many goroutines share.
+# UNITS: they make many calls at once, or test what many goroutines share. FEW have cases that are
+# alike to the race detector, so it sees what -short tries.
 WHOLE    = $(or $(ONLY),$(shell grep -rlE 'short\.(Some|Left|Skip)|testing\.Short|[.]Short\b' \
 	--include='*_test.go' --exclude-dir=tools --exclude-dir=short . | sed 's|/[^/]*$$||' | sort -u))
 RACED    = ./driver% ./keeper% ./internal% ./simulator% ./proofs/concurrency ./proofs/model ./sanity ./conformance/rules
-UNITS    = ./driver/... ./keeper/... ./internal/... ./simulator/... ./loopdev/... ./harness/... \
-	./operate/... ./cmd/... ./conformance/guest ./conformance/report
+UNITS    = ./driver/... ./keeper/... ./internal/... ./simulator/...
+FEW      = ./loopdev/... ./harness/... ./operate/... ./cmd/... ./conformance/guest ./conformance/report
 disks    = ./proofs/corpus ./proofs/powercut
 calls    = ./proofs/crash ./proofs/faults ./proofs/model ./proofs/concurrency ./proofs/nodes
 others   = $(filter-out $(disks) $(calls),$(WHOLE))
@@ -153,6 +154,7 @@ proofs: testrun ## developer: all that `make test` leaves out: SEED=7, ONLY=./pr
 	@$(if $(CHOSEN),,$(error make proofs: there is no PART=$(PART)))$(BUILD)
 	@$(FRESH); failed=0; $(if $(NOTRACED),$(call TESTSUM,plain) $(TESTS) -json $(NOTRACED) || failed=1;) \
 		$(if $(strip $(ISRACED)),$(BUILDRACE) || exit 1; $(call TESTSUM,raced) $(WITHRACE) -json $(ISRACED) || failed=1;) \
+		$(if $(SOME),,$(call TESTSUM,few) $(WITHRACE) -json -short $(FEW) || failed=1;) \
 		$(MAKES) $(SUMMARY); exit $$failed
 
 .PHONY: $(PROOFS) fuzz
