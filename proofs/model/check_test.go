@@ -326,8 +326,6 @@ func (h *history) believe(j *joint) {
 			h.contents[v] = newContent()
 			if s := kinds[v].snap; s != 0 && h.snapshots[j.facts[sourceField(v)]] != nil {
 				h.contents[v] = h.snapshots[j.facts[sourceField(v)]].clone()
-				w.twins = w.twins && kinds[v].fsType != "btrfs" ||
-					kinds[v].fsType == "btrfs" && !h.contents[v].formatted
 			}
 		}
 		for _, n := range nodes {

@@ -190,8 +190,6 @@ func (w *world) stageCodes(s step, f facts, here, lost bool) []codes.Code {
 		return []codes.Code{codes.NotFound} // NS-5
 	case lost && f.published(s.vol, s.node) && !kinds[s.vol].block():
 		return []codes.Code{codes.FailedPrecondition}
-	case w.twins && kinds[s.vol].fsType == "btrfs":
-		return []codes.Code{codes.OK, codes.FailedPrecondition} // BtrfsTwin
 	}
 	return []codes.Code{codes.OK}
 }

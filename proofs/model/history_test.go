@@ -165,6 +165,8 @@ func (h *history) make(ctx context.Context, s step) ([]ended, error) {
 	for _, one := range steps {
 		if !h.orchestrator.identify(one) || one.op.onNode() && h.world.down[one.node] ||
 			one.op == stageOther && (h.contents[one.vol] == nil || !h.contents[one.vol].formatted) ||
+			one.op == createSnapshot && kinds[snapOf[one.snap]].fsType == "btrfs" &&
+				(h.contents[snapOf[one.snap]] == nil || !h.contents[snapOf[one.snap]].formatted) || // BtrfsTwin
 			one.op.astray() && (len(steps) > 1 || !h.sensible(*one)) {
 			return nil, nil
 		}

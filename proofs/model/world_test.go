@@ -177,9 +177,6 @@ type world struct {
 	// recordsFirst reports whether an attach may end like that.
 	bare         map[string]bool
 	recordsFirst bool
-	// twins reports whether the two btrfs were formatted by themselves and have one UUID, because the
-	// snapshot between them was blank. A node mounts only one of them.
-	twins bool
 	// slow contains the volumes whose device may appear late on their node.
 	slow map[string]bool
 	// down contains the instances that are stopped.

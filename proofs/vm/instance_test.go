@@ -311,7 +311,11 @@ func TestTheMachinesOfATemporaryRackEndWithIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	ended := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
-	if n, err := unix.Poll(ended, 10_000); n != 1 || err != nil {
+	n, err := unix.Poll(ended, 10_000)
+	for errors.Is(err, unix.EINTR) { // a signal of the runtime's
+		n, err = unix.Poll(ended, 10_000)
+	}
+	if n != 1 || err != nil {
 		t.Errorf("the machine goes on: %v", err)
 	}
 	_ = rack.Wait() // it was killed
