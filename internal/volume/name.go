@@ -191,8 +191,9 @@ type Tag struct {
 	// filesystem has the disk's id.
 	FilesystemUUID string `json:"filesystemUUID,omitempty"`
 	// Claim is the namespace and name of the claim, or of the VolumeSnapshot, for people who look at
-	// the rack. It is a label and no identity: nothing is decided from it, and nobody updates it. If
-	// the description would be too long, Claim is only a beginning with "…", or empty.
+	// the rack. It is a label and no identity: nothing is decided from it but what a person is
+	// proposed (audit --output pv), and nobody updates it. If the description would be too long,
+	// Claim is only a beginning with "…", or empty.
 	Claim string `json:"claim,omitempty"`
 }
 

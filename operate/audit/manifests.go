@@ -7,7 +7,9 @@ import (
 	"regexp"
 	"strings"
 	"text/template"
+	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/internal/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
 )
 
@@ -17,15 +19,13 @@ var manifests = template.Must(template.New("").Funcs(template.FuncMap{"quote": q
 	`{{range .}}---
 {{if eq .Kind "disk"}}apiVersion: v1
 kind: PersistentVolume
-metadata: {name: {{quote .ObjectName}}}
+metadata: {name: {{quote .ObjectName}}} # {{.Seen}}
 spec:
   capacity: {storage: {{quote .Size}}}
-  accessModes: [ReadWriteOnce]
+  accessModes: [ReadWriteOnce] # as the claim's, or ReadWriteOncePod
   persistentVolumeReclaimPolicy: Retain # Delete, when all is well and its claim shall delete it
   storageClassName: oxide-disk # as the claim's
-  {{- if .ClaimName}}
-  claimRef: {namespace: {{quote .Namespace}}, name: {{quote .ClaimName}}} # when the disk was made
-  {{- end}}
+  claimRef: {namespace: {{quote .Namespace}}, name: {{quote .ClaimName}}} # {{.Because}}
   {{- if eq .Use "block"}}
   volumeMode: Block
   {{- end}}
@@ -37,7 +37,7 @@ spec:
     {{- end}}
 {{else}}apiVersion: snapshot.storage.k8s.io/v1
 kind: VolumeSnapshotContent
-metadata: {name: {{quote .ObjectName}}}
+metadata: {name: {{quote .ObjectName}}} # {{.Seen}}
 spec:
   deletionPolicy: Retain
   driver: {{.Driver}}
@@ -51,36 +51,52 @@ func quote(s string) (string, error) {
 	return string(text), err
 }
 
-// manifest is an orphan as an object of Kubernetes.
+// manifest is an orphan as an object of Kubernetes. Because says how its claim is known.
 type manifest struct {
 	*listed
-	Driver, ObjectName, Size, Namespace, ClaimName string
+	Driver, ObjectName, Size, Seen, Namespace, ClaimName, Because string
 }
 
-// nameOfKubernetes matches names that an object of Kubernetes may have.
-var nameOfKubernetes = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$`)
+var (
+	// nameOfKubernetes matches names that an object of Kubernetes may have.
+	nameOfKubernetes = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$`)
+	// ofAChange matches what a change of a claim adds to its name, until the disk is handed over.
+	ofAChange = regexp.MustCompile(`-(grow|revert)-[0-9a-z]+$`)
+)
 
 // writeManifests writes the orphans as manifests. An object has the CSI name, which is the name
-// that its PersistentVolume had, and belongs to the claim for which it was made, if the rack shows
-// both in full.
+// that its PersistentVolume had, and is reserved for the claim for which it was made. If the rack
+// does not show that claim, or several disks were made for it, it is reserved for a claim that
+// nobody has, so that no other one gets it.
 func (r *report) writeManifests(out io.Writer) error {
 	var all []manifest
+	of := map[string]int{}
 	for _, o := range r.Orphans {
 		if o.Foreign != "" || o.halfDeleted {
 			continue
 		}
 		m := manifest{listed: o, Driver: volume.DriverName, ObjectName: o.CSIName,
-			Size: fmt.Sprint(o.SizeBytes)}
+			Size: fmt.Sprint(o.SizeBytes), Because: "that of its time"}
+		m.Seen = strings.TrimSpace(fmt.Sprintf("made %s, %s %s", o.Created.UTC().Format(time.DateTime),
+			csierr.Plain(o.State), o.AttachedTo))
 		if !nameOfKubernetes.MatchString(o.CSIName) {
 			m.ObjectName = "oxide-" + o.ID
 		}
-		namespace, name, whole := strings.Cut(o.Claim, "/")
-		if whole && nameOfKubernetes.MatchString(namespace) && nameOfKubernetes.MatchString(name) {
-			m.Namespace, m.ClaimName = namespace, name
-		} else if o.Kind == kindSnapshot {
-			m.Namespace, m.ClaimName = "default", m.ObjectName
-		}
+		m.Namespace, m.ClaimName, _ = strings.Cut(ofAChange.ReplaceAllString(o.Claim, ""), "/")
 		all = append(all, m)
+		of[string(o.Kind)+m.Namespace+"/"+m.ClaimName]++
+	}
+	for i, m := range all {
+		switch {
+		case !nameOfKubernetes.MatchString(m.Namespace) || !nameOfKubernetes.MatchString(m.ClaimName):
+			m.Because = "unknown"
+		case of[string(m.Kind)+m.Namespace+"/"+m.ClaimName] > 1:
+			m.Because = "one of those made for " + m.Namespace + "/" + m.ClaimName + "; choose"
+		default:
+			continue
+		}
+		m.Namespace, m.ClaimName = "default", m.ObjectName
+		all[i] = m
 	}
 	return manifests.Execute(out, all)
 }

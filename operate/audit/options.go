@@ -56,6 +56,8 @@ func (o *Options) Check(clusterID string) error {
 	case o.Delete != "" && !o.Kubectl:
 		return errors.New("audit: --delete needs --kubectl: only the exit status of kubectl shows that " +
 			"the list is complete; without Kubernetes delete by hand (oxide disk delete)")
+	case o.Delete != "" && o.Output == "pv":
+		return errors.New("audit: --output pv is for what is kept: leave out --delete")
 	case o.Delete != "" && clusterID == "":
 		// Two clusters without an id look alike on the rack, and the list of one lacks the volumes of the
 		// other.

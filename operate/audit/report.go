@@ -80,6 +80,9 @@ func (r *report) write(output string, out, log io.Writer) error {
 		encoder.SetIndent("", "  ")
 		err = encoder.Encode(r)
 	case "pv":
+		for _, note := range r.Notes {
+			_, _ = fmt.Fprintf(log, "NOTE: %s\n", csierr.Plain(note))
+		}
 		err = r.writeManifests(out)
 	default:
 		figureTo, err = out, r.writeTables(out)

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/racktest"
 	"github.com/oxidecomputer/oxide-csi-plugin/internal/volume"
@@ -154,50 +156,47 @@ func TestAFileIsAsOldAsItsLastWrite(t *testing.T) {
 
 func TestOrphansAreWrittenAsManifests(t *testing.T) {
 	disk, raw, moved, snapshot := testDisk(1), testDisk(2), testDisk(3), testDisk(4)
-	disk.Claim, raw.Use, moved.Foreign = "shop/data", volume.UseBlock, "has another name"
+	disk.Claim, raw.Use, moved.Foreign = "shop/data-grow-1x", volume.UseBlock, "has another name"
 	snapshot.Kind, snapshot.CSIName = kindSnapshot, "Snap_1"
+	earlier, later := testDisk(5), testDisk(6)
+	earlier.Claim, later.Claim, later.AttachedTo = "shop/db", "shop/db-revert-2y", "node-1"
 	var out strings.Builder
-	r := report{Orphans: []*listed{{object: disk}, {object: raw}, {object: moved},
-		{object: snapshot}}}
+	r := report{}
+	for _, o := range []object{disk, raw, moved, snapshot, earlier, later} {
+		r.Orphans = append(r.Orphans, &listed{object: o})
+	}
 	csitest.Must(t, r.write("pv", &out, io.Discard))
-	want := fmt.Sprintf(`---
+	pv := func(o object, claim, rest string) string {
+		return fmt.Sprintf(`---
 apiVersion: v1
 kind: PersistentVolume
-metadata: {name: "pvc-1"}
+metadata: {name: %q} # %s
 spec:
   capacity: {storage: "1073741824"}
-  accessModes: [ReadWriteOnce]
+  accessModes: [ReadWriteOnce] # as the claim's, or ReadWriteOncePod
   persistentVolumeReclaimPolicy: Retain # Delete, when all is well and its claim shall delete it
   storageClassName: oxide-disk # as the claim's
-  claimRef: {namespace: "shop", name: "data"} # when the disk was made
-  csi:
-    driver: csi.oxide.computer
-    volumeHandle: %s
-    fsType: ext4 # what the disk holds; if another, the pod's events name it
----
-apiVersion: v1
-kind: PersistentVolume
-metadata: {name: "pvc-2"}
-spec:
-  capacity: {storage: "1073741824"}
-  accessModes: [ReadWriteOnce]
-  persistentVolumeReclaimPolicy: Retain # Delete, when all is well and its claim shall delete it
-  storageClassName: oxide-disk # as the claim's
-  volumeMode: Block
-  csi:
-    driver: csi.oxide.computer
-    volumeHandle: %s
----
+  claimRef: %s
+%s`, o.CSIName, strings.TrimSpace("made 2026-06-09 12:00:00, detached "+o.AttachedTo), claim,
+			strings.ReplaceAll(rest, "ID", o.ID))
+	}
+	const csi = "  csi:\n    driver: csi.oxide.computer\n    volumeHandle: ID\n"
+	const fs = csi + "    fsType: ext4 # what the disk holds; if another, the pod's events name it\n"
+	choose := ` # one of those made for shop/db; choose`
+	want := pv(disk, `{namespace: "shop", name: "data"} # that of its time`, fs) +
+		pv(raw, `{namespace: "default", name: "pvc-2"} # unknown`, "  volumeMode: Block\n"+csi) +
+		fmt.Sprintf(`---
 apiVersion: snapshot.storage.k8s.io/v1
 kind: VolumeSnapshotContent
-metadata: {name: "oxide-%[3]s"}
+metadata: {name: "oxide-%[1]s"} # made 2026-06-09 12:00:00, detached
 spec:
   deletionPolicy: Retain
   driver: csi.oxide.computer
-  source: {snapshotHandle: %[3]s}
-  volumeSnapshotRef: {namespace: "default", name: "oxide-%[3]s"}
-`, disk.ID, raw.ID, snapshot.ID)
-	if out.String() != want {
-		t.Errorf("got\n%s\nwant\n%s", out.String(), want)
+  source: {snapshotHandle: %[1]s}
+  volumeSnapshotRef: {namespace: "default", name: "oxide-%[1]s"}
+`, snapshot.ID) + pv(earlier, `{namespace: "default", name: "pvc-5"}`+choose, fs) +
+		pv(later, `{namespace: "default", name: "pvc-6"}`+choose, fs)
+	if diff := cmp.Diff(want, out.String()); diff != "" {
+		t.Error(diff)
 	}
 }

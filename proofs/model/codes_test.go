@@ -46,6 +46,9 @@ func (w *world) controllerCodes(s step, f facts) []codes.Code {
 	if w.rackDown {
 		return []codes.Code{codes.Unavailable}
 	}
+	if w.open[s.target()] {
+		list = append(list, codes.Unavailable)
+	}
 	for _, fault := range w.faults {
 		if code, ok := faultCodes[faults[fault].code]; ok {
 			list = append(list, code)

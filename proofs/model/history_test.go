@@ -272,7 +272,8 @@ func (h *history) outcome(s step, a answer) outcome {
 		return succeeded
 	case s.mishap == abandoned, s.mishap == killed && !s.op.onNode():
 		return openCall
-	case s.mishap != none, !s.op.onNode() && (len(h.world.faults) > 0 || h.world.rackDown):
+	case s.mishap != none, !s.op.onNode() && (len(h.world.faults) > 0 || h.world.rackDown ||
+		status.Code(a.err) == codes.Unavailable):
 		return unclear
 	}
 	return refusedCall
@@ -283,6 +284,9 @@ func (h *history) learn(s *step, c *ended, a answer) {
 	key := at(s.vol, s.node)
 	if s.op == attach && slices.Contains(h.world.faults, "slow device") {
 		h.world.slow[key] = true
+	}
+	if !s.op.onNode() {
+		h.world.open[s.target()] = status.Code(a.err) == codes.Unavailable
 	}
 	if a.err != nil {
 		return

@@ -185,13 +185,19 @@ type world struct {
 	rackDown bool
 	// faults contains the fault rules that may still apply.
 	faults []string
+	// open contains the volumes and snapshots of which the last call was not answered by the rack.
+	// Until that change is old enough, others are answered EffectUnknown.
+	open map[string]bool
 }
+
+// target is the key of open.
+func (s step) target() string { return fmt.Sprintf("v%d s%d", s.vol, s.snap) }
 
 func newWorld() *world {
 	return &world{seen: facts{}, lost: map[string]bool{}, half: map[string]bool{},
 		slow: map[string]bool{}, frozen: map[string]bool{}, held: map[string]bool{},
 		down: map[string]bool{}, bare: map[string]bool{}, namesakes: map[string]bool{},
-		shown: map[string]bool{}}
+		shown: map[string]bool{}, open: map[string]bool{}}
 }
 
 func at(v int, n string) string { return fmt.Sprintf("v%d %s", v, n) }
