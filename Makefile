@@ -236,7 +236,7 @@ mutants: # change the driver in small places and see what its tests notice: PACK
 	@.cache/mutants -n $(COUNT) -seed $(SEED) $(if $(TESTS),-tests $(TESTS)) -budget $(BUDGET) $(PACKAGES)
 
 # The tree may shrink: then lower MOST.
-MOST     = 157600
+MOST     = 157650
 size: # lines of Go of each package, and of its tests; fails above MOST
 	@mkdir -p .cache; git ls-files '*.go' | xargs wc -l | awk '$$2 != "total" { package = $$2; \
 		sub("/[^/]*$$", $$2 ~ /_test.go$$/ ? "/tests" : "", package); lines[package] += $$1 } \
