@@ -258,6 +258,11 @@ func (h *history) checkMount(j *joint, v int, n string, infos []*mountinfo.Info)
 	}
 	device, ok := j.device(v, n)
 	if number := harness.MountedNumber(infos[0]); !ok || number != device.Number {
+		// Where an abandoned call has just unmounted, the path shows what was below.
+		now, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(infos[0].Mountpoint))
+		if err != nil || len(now) == 0 || now[0].ID != infos[0].ID {
+			return err
+		}
 		return fmt.Errorf("at %s device %s is mounted, not that of v%d (%v)",
 			infos[0].Mountpoint, number, v, device)
 	}
