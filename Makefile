@@ -236,7 +236,7 @@ mutants: # change the driver in small places and see what its tests notice: PACK
 	@.cache/mutants -n $(COUNT) -seed $(SEED) $(if $(TESTS),-tests $(TESTS)) -budget $(BUDGET) $(PACKAGES)
 
 # The tree may shrink: then lower MOST.
-MOST     = 157650
+MOST     = 157670
 size: # lines of Go of each package, and of its tests; fails above MOST
 	@mkdir -p .cache; git ls-files '*.go' | xargs wc -l | awk '$$2 != "total" { package = $$2; \
 		sub("/[^/]*$$", $$2 ~ /_test.go$$/ ? "/tests" : "", package); lines[package] += $$1 } \
@@ -275,7 +275,7 @@ schema: # check the simulator's answers against a rack's OpenAPI document: SPEC=
 	@test -n "$(SPEC)" || { echo "make schema: name the rack's OpenAPI document: make schema SPEC=FILE" >&2; exit 1; }
 	OXIDE_OPENAPI=$(abspath $(SPEC)) $(GO) test -tags=openapi -count=1 -run Schema ./simulator/
 
-clients: # run Oxide's own clients against a simulated rack: SOURCES=DIR SPEC=FILE (CONTRIBUTING.md)
+clients: # run Oxide's own clients against a simulated rack: SOURCES=DIR SPEC=FILE (docs/howto/simulator-clients.md)
 	@SOURCES='$(SOURCES)' SPEC='$(SPEC)' tools/clients/run
 
 # ARCH=amd64 for one architecture; IMAGES= without images.

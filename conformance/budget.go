@@ -121,13 +121,21 @@ func (b *budget) deleted(idOrName string) {
 	})
 }
 
-// identify sets the ID of the object with this name, unless it is known.
+// identify sets the ID of the object with this name, unless it is known. To learn the ID may take
+// as long as the rack takes to send it.
 func (b *budget) identify(name string, id func() string) {
+	b.mu.Lock()
+	i := slices.IndexFunc(b.objects, func(o *object) bool { return o.id == "" && o.name == name })
+	b.mu.Unlock()
+	if i < 0 {
+		return
+	}
+	known := id()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, o := range b.objects {
 		if o.id == "" && o.name == name {
-			o.id = id()
+			o.id = known
 		}
 	}
 }

@@ -242,7 +242,8 @@ func schemaStory(t *testing.T, r *rackServer) {
 		Instance: oxide.NameOrId(new.Id), Body: &oxide.InstanceUpdate{Ncpus: 4, Memory: 8 << 30,
 			AutoRestartPolicy: &policy, EnableJumboFrames: oxide.NewPointer(false)}}))
 	r.instance("new")
-	r.doStart("new")
+	must[*oxide.Instance](t)(r.change("start", "new"))
+	r.awaitState("new", "running")
 	r.doStop("new")
 	neighbourLists(t, r)
 	r.liveAll(func() *rackServer { return r })

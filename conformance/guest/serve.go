@@ -126,8 +126,7 @@ type service struct {
 	cancels map[uint64]context.CancelFunc
 }
 
-// Do makes a call of the agent, which the other end may cancel, and answers in JSON. The same
-// program is at both ends, so the agent has the method.
+// Do makes a call of the agent, which the other end may cancel, and answers in JSON.
 func (s *service) Do(c Call, out *[]byte) error {
 	ctx, cancel := context.WithCancel(s.ctx)
 	if c.Timeout > 0 {
@@ -143,6 +142,9 @@ func (s *service) Do(c Call, out *[]byte) error {
 		delete(s.cancels, c.ID)
 	}()
 	method := reflect.ValueOf(s.agent).MethodByName(c.Method)
+	if !method.IsValid() {
+		return fmt.Errorf("this agent has no call %s: is it of another release?", c.Method)
+	}
 	args := reflect.New(method.Type().In(1))
 	if err := json.Unmarshal(c.Args, args.Interface()); err != nil {
 		return err
