@@ -183,8 +183,9 @@ func TestAnswersMatchThePublishedSchema(t *testing.T) {
 	})
 	r := &rackServer{t: t, Server: server, Client: newClient(t, listener.URL), url: listener.URL}
 	schemaStory(t, r)
+	switchPorts(t, r)
 	for name, op := range served {
-		if s.seen[name] == 0 {
+		if s.seen[name] == 0 && name != "instance_serial_console" { // it needs an instance that runs
 			t.Errorf("the story has no %s (%s) that succeeds", name, op.method)
 		}
 	}

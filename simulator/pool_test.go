@@ -328,9 +328,12 @@ func TestAnInterfaceHasTheAddressThatItsRequestNames(t *testing.T) { // A52
 	r.demand(200, `"ip":"172.30.0.77"`, "GET /v1/network-interfaces?project=default&instance=named0")
 }
 
-// TestSwitchPortsHaveTheirAddressesFromLots replaces a lot and settings, and deletes both.
 func TestSwitchPortsHaveTheirAddressesFromLots(t *testing.T) {
-	r := serveRack(t, engine.Config{Role: adminapi.RoleFleetAdmin})
+	switchPorts(t, serveRack(t, engine.Config{Role: adminapi.RoleFleetAdmin}))
+}
+
+// switchPorts makes and replaces a lot and the settings of ports, and deletes both.
+func switchPorts(t *testing.T, r *rackServer) {
 	const (
 		lots  = "/v1/system/networking/address-lot"
 		ports = "/v1/system/networking/switch-port-settings"
