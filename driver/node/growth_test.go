@@ -187,6 +187,20 @@ func TestABigallocIsMountedAsItIsAndABegunGrowthIsGivenUp(t *testing.T) {
 // beforeGrowth is the size of a filesystem that lies on a disk three times as large.
 const beforeGrowth = 320 * guesttest.MiB
 
+// growsOverNothing stages a volume whose filesystem must not grow over what is behind it.
+func growsOverNothing(t *testing.T, v testVolume) {
+	t.Helper()
+	before := v.disk.DigestFrom(t, beforeGrowth)
+	must(t, v.stage())
+	if v.isGrown(t) {
+		t.Error("it has grown over data")
+	}
+	must(t, v.unstage())
+	if v.disk.DigestFrom(t, beforeGrowth) != before {
+		t.Error("what was behind it is not there any more")
+	}
+}
+
 // behind is a volume whose filesystem lies at the start of its disk.
 func behind(t *testing.T, fsType string) testVolume {
 	t.Helper()
@@ -312,15 +326,7 @@ func TestARawVolumeIsNotGrownOverBecauseAGrowthHadBegun(t *testing.T) {
 			v.disk.WriteAt(t, 2*beforeGrowth, []byte("what a workload has written"))
 			must(t, raw.unpublish("dev"))
 			must(t, raw.unstage())
-			before := v.disk.DigestFrom(t, beforeGrowth)
-			must(t, v.stage())
-			if v.isGrown(t) {
-				t.Error("it has grown")
-			}
-			must(t, v.unstage())
-			if v.disk.DigestFrom(t, beforeGrowth) != before {
-				t.Error("what the workload wrote is not there any more")
-			}
+			growsOverNothing(t, v)
 		})
 	}
 }
@@ -401,15 +407,7 @@ func TestAForgedRecordGrowsNothing(t *testing.T) {
 	v.writeGrowthRecord(t, beforeGrowth, v.filesystems(t)[0].Mounted)
 	v.disk.WriteAt(t, 2*beforeGrowth+4096, []byte("counter=4711\n"))
 	v.disk.WriteAt(t, beforeGrowth, []byte("counter=4711\n"))
-	before := v.disk.DigestFrom(t, beforeGrowth)
-	must(t, v.stage())
-	if v.isGrown(t) {
-		t.Error("it has grown over data")
-	}
-	must(t, v.unstage())
-	if v.disk.DigestFrom(t, beforeGrowth) != before {
-		t.Error("written")
-	}
+	growsOverNothing(t, v)
 }
 
 // writeGrowthRecord writes a record that a growth of the ext on the disk was cut off. mountedAt is

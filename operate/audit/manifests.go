@@ -61,7 +61,7 @@ var (
 	// nameOfKubernetes matches names that an object of Kubernetes may have.
 	nameOfKubernetes = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$`)
 	// ofAChange matches what a change of a claim adds to its name, until the disk is handed over.
-	ofAChange = regexp.MustCompile(`-(grow|revert)-[0-9a-z]+$`)
+	ofAChange = regexp.MustCompile(`-(grow|revert)-[0-9a-f]{8}$`)
 )
 
 // writeManifests writes the orphans as manifests. An object has the CSI name, which is the name

@@ -156,13 +156,15 @@ func TestAFileIsAsOldAsItsLastWrite(t *testing.T) {
 
 func TestOrphansAreWrittenAsManifests(t *testing.T) {
 	disk, raw, moved, snapshot := testDisk(1), testDisk(2), testDisk(3), testDisk(4)
-	disk.Claim, raw.Use, moved.Foreign = "shop/data-grow-1x", volume.UseBlock, "has another name"
+	disk.Claim, raw.Use, moved.Foreign = "shop/data-grow-0a1b2c3d", volume.UseBlock, "has another name"
 	snapshot.Kind, snapshot.CSIName = kindSnapshot, "Snap_1"
 	earlier, later := testDisk(5), testDisk(6)
-	earlier.Claim, later.Claim, later.AttachedTo = "shop/db", "shop/db-revert-2y", "node-1"
+	earlier.Claim, later.Claim, later.AttachedTo = "shop/db", "shop/db-revert-00000001", "node-1"
+	named := testDisk(7)
+	named.Claim = "shop/cache-grow-big" // by a person, not by a change
 	var out strings.Builder
 	r := report{}
-	for _, o := range []object{disk, raw, moved, snapshot, earlier, later} {
+	for _, o := range []object{disk, raw, moved, snapshot, earlier, later, named} {
 		r.Orphans = append(r.Orphans, &listed{object: o})
 	}
 	csitest.Must(t, r.write("pv", &out, io.Discard))
@@ -195,7 +197,8 @@ spec:
   source: {snapshotHandle: %[1]s}
   volumeSnapshotRef: {namespace: "default", name: "oxide-%[1]s"}
 `, snapshot.ID) + pv(earlier, `{namespace: "default", name: "pvc-5"}`+choose, fs) +
-		pv(later, `{namespace: "default", name: "pvc-6"}`+choose, fs)
+		pv(later, `{namespace: "default", name: "pvc-6"}`+choose, fs) +
+		pv(named, `{namespace: "shop", name: "cache-grow-big"} # that of its time`, fs)
 	if diff := cmp.Diff(want, out.String()); diff != "" {
 		t.Error(diff)
 	}
