@@ -132,12 +132,13 @@ var (
 		{[]op{createVolume}, true}, {[]op{createVolume, deleteVolume}, false},
 		{[]op{createVolume}, false},
 		{[]op{attach}, true}, {[]op{attach, detach}, false}, {[]op{attach}, false},
-		{[]op{createSnapshot}, true}, {[]op{createSnapshot, deleteSnapshot}, false},
-		{[]op{createSnapshot}, false},
 	}, slices.Repeat([]wave{
 		{[]op{stage}, false}, {[]op{unstage, publish}, false}, {[]op{unpublish}, false},
 	}, contended), []wave{
 		{[]op{stage}, false}, {[]op{publish}, false}, {[]op{stats, publish}, false},
+		// The history takes no snapshot of a blank btrfs.
+		{[]op{createSnapshot}, true}, {[]op{createSnapshot, deleteSnapshot}, false},
+		{[]op{createSnapshot}, false},
 	})
 	waysDown = slices.Concat([]wave{
 		{[]op{unpublish}, false},
