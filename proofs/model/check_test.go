@@ -127,8 +127,8 @@ func (h *history) mayTouch(f field, calls []ended) bool {
 		})
 }
 
-// deviceless finds the volumes that the rack has recorded as attached without giving the node a
-// device.
+// deviceless finds the volumes that are attached to a node without a device: the rack has recorded
+// the attach only, or the device was hidden behind a namesake's that has gone (A54).
 func (h *history) deviceless(j *joint, calls []ended) {
 	w := h.world
 	for v := 1; v < len(kinds); v++ {
@@ -136,7 +136,8 @@ func (h *history) deviceless(j *joint, calls []ended) {
 			_, seen := j.device(v, n)
 			before := w.bare[at(v, n)]
 			w.bare[at(v, n)] = !seen && j.facts[holderField(v)] == n && !w.down[n] &&
-				(before || w.recordsFirst && h.mayTouch(holderField(v), calls))
+				(before || w.shown[at(v, n)] && !j.shown[at(v, n)] ||
+					w.recordsFirst && h.mayTouch(holderField(v), calls))
 			if w.bare[at(v, n)] && !before {
 				h.count.bare++
 			}

@@ -162,7 +162,12 @@ var regressions = []struct{ name, steps string }{
 		pod 1 on b: write and fsync v1 block 1
 		controller 1: take v1 from pod 1 on b
 		administrator: delete the namesake of v1
-		controller 1: bring v1 to pod 1 on a`},
+		controller 1: bring v1 to pod 1 on a
+		administrator: attach a namesake of v1 → node a
+		stop instance a
+		start instance a
+		administrator: delete the namesake of v1
+		node a: NodeStage v1`},
 }
 
 func TestHistoriesThatOnceFailedDoNotFailAgain(t *testing.T) {
